@@ -170,7 +170,10 @@ def test_verdict_and_reason_agree() -> None:
     plans += [FA4Config(**MHA | {"BM": BM, "qk_depth": d}) for BM in (32, 64) for d in (128, 192)]
     for plan in plans:
         assert plan.supported() == (plan.why_unsupported() == "")
-        assert all(isinstance(line, str) and line for line in plan.explain())
+        lines = plan.explain()
+        assert all(isinstance(line, str) and line for line in lines)
+        assert plan.supported() != lines[-1].startswith("not supported: ")
+        assert not any(line.startswith("not supported: ") for line in lines[:-1])
 
 
 def test_two_accumulators_of_v_256_leave_glm5_one() -> None:

@@ -25,6 +25,7 @@ from openmla.plan.blackwell_units import (
     all_hold,
     ceildiv,
     first_broken,
+    verdict_lines,
 )
 
 MIN_BN = 64
@@ -178,13 +179,16 @@ class FA4Config(FA4Shape):
 
     def explain(self) -> list[str]:
         """How each number came about, one line each."""
+        return self.number_lines() + verdict_lines(self.why_unsupported())
+
+    def number_lines(self) -> list[str]:
+        """The explanation without the verdict, for a plan that has its own limits."""
         kind = "one query tile (1Q)" if self.num_qo == 1 else "two query tiles (2Q)"
-        lines = [f"BM = {self.BM}: {kind}, MMA of {self.MMA_M} rows"]
-        lines += explain_tile(self, self.tile)
-        lines += explain_ring(self, self.BN, self.ring)
-        if reason := self.why_unsupported():
-            lines.append(f"not supported: {reason}")
-        return lines
+        return [
+            f"BM = {self.BM}: {kind}, MMA of {self.MMA_M} rows",
+            *explain_tile(self, self.tile),
+            *explain_ring(self, self.BN, self.ring),
+        ]
 
     def description(self) -> str:
         """``name = value`` lines for a log."""

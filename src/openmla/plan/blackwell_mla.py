@@ -29,6 +29,7 @@ from openmla.plan.blackwell_units import (
     require_dtype,
     require_int,
     require_page_size,
+    verdict_lines,
 )
 
 ROPE_DEPTH = 64
@@ -234,11 +235,11 @@ class MLAConfig:
         rope = f"rope {ROPE_DEPTH} ({self.rope_gmem_dtype} stored, {self.rope_mma_dtype} used)"
         lines = [
             f"MLA: Q {self.depth} = nope {self.nope_depth} + {rope}, V {self.v_depth}",
-            *self.fa4_config.explain(),
+            *self.fa4_config.number_lines(),
         ]
         if self.supported():
-            lines += [*self._variant_lines(), self._launch_line()]
-        return lines
+            return [*lines, *self._variant_lines(), self._launch_line()]
+        return lines + verdict_lines(self.why_unsupported())
 
     def _variant_lines(self) -> list[str]:
         """Why this is not the plan one would try first."""

@@ -17,6 +17,7 @@ from openmla.plan.blackwell_units import (
     all_hold,
     dtype_size,
     first_broken,
+    verdict_lines,
 )
 
 GATHER_BYTES = 8  # fp8 rows travel as 8-byte words
@@ -102,9 +103,7 @@ class MLASparseConfig(SparseShape):
             f"statistics {smem.size_of - smem.offsets['prologue_q']}",
             f"used: {smem.size_of} of {SMEM_CARVEOUT}",
         ]
-        if reason := self.why_unsupported():
-            lines.append(f"not supported: {reason}")
-        return lines
+        return lines + verdict_lines(self.why_unsupported())
 
     def _heads_line(self) -> str:
         if self.cta_group == 2:

@@ -177,3 +177,8 @@ def all_hold(limits: tuple[Limit[P], ...], plan: P) -> bool:
 def first_broken(limits: tuple[Limit[P], ...], plan: P) -> str:
     """The reason of the first limit that the plan breaks; empty when it keeps them all."""
     return next((limit.why(plan) for limit in limits if not limit.holds(plan)), "")
+
+
+def verdict_lines(reason: str) -> list[str]:
+    """The last line of an explanation: nothing when there is no reason against the plan."""
+    return [f"not supported: {reason}"] if reason else []

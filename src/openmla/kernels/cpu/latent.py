@@ -1,0 +1,66 @@
+"""Dense MLA prefill on the CPU, latent form over a paged cache.
+
+Called by kernels/launch.py only. All heads of a token read the same rows, so a tile is tokens ×
+heads rows of one matrix product, and a cache row is fetched (and dequantized) once per tile.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from openmla.kernels.cpu.dense import clear_results, mask_causal
+from openmla.kernels.cpu.online_softmax import OnlineSoftmax
+from openmla.kernels.cpu.workspace import Workspace
+from openmla.operands import LatentOperands, Results
+from openmla.plan.cpu import CpuConfig
+from openmla.sequences import Span, page_rows, paged_spans, visible_keys
+
+
+def latent(config: CpuConfig, op: LatentOperands, results: Results) -> None:
+    """Fill `results`; rows that belong to no sequence become empty rows."""
+    clear_results(results)
+    work = Workspace()
+    tokens = config.tokens_per_tile(op.q.shape[1])
+    for span in paged_spans(op.cu_seqlens_q, op.cache_lengths):
+        for start in range(0, span.q_len, tokens):
+            _tile(config, op, results, work, span, start, min(start + tokens, span.q_len))
+
+
+def _tile(
+    config: CpuConfig,
+    op: LatentOperands,
+    results: Results,
+    work: Workspace,
+    span: Span,
+    start: int,
+    stop: int,
+) -> None:
+    """Tokens start … stop-1 of one sequence, all heads."""
+    heads = op.q.shape[1]
+    tokens = slice(span.q_start + start, span.q_start + stop)
+    q = work.pack("q", op.q[tokens]).mul_(op.weights.scale)
+    if op.weights.q_scale is not None:
+        q.mul_(op.weights.q_scale[tokens, None, None])
+    q = q.flatten(0, 1)
+
+    state = OnlineSoftmax(1, q.shape[0], op.d_v)
+    seen_by_last = visible_keys(stop - 1, span.q_len, span.k_len, op.causal)
+    for first in range(0, seen_by_last, config.BN):
+        last = min(first + config.BN, seen_by_last)
+        slots = page_rows(op.block_table[span.index], op.cache.page_size, first, last)
+        rows = work.pack("rows", op.cache.read(slots))
+        scores = work.take("scores", 1, q.shape[0], last - first)
+        torch.mm(q, rows.T, out=scores[0])
+        if op.weights.k_scale is not None:
+            scores.mul_(op.weights.k_scale[slots])
+        if op.causal:
+            mask_causal(scores, span, start, stop, first, last, repeat=heads)
+        state.add_block(scores, rows[None, :, : op.d_v])
+
+    sink = None if op.weights.sink is None else op.weights.sink.repeat(stop - start)
+    out, lse, max_logits = state.finish(sink)
+    results.out[tokens] = out.view(stop - start, heads, op.d_v).to(results.out.dtype)
+    if results.lse is not None:
+        results.lse[tokens] = lse.view(stop - start, heads)
+    if results.max_logits is not None:
+        results.max_logits[tokens] = max_logits.view(stop - start, heads)

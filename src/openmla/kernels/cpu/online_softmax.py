@@ -1,0 +1,51 @@
+"""The running state of blocked attention: maximum, sum and unnormalized output of each row.
+
+Scores arrive block by block in natural-log units, fp32. With m the largest score so far,
+
+    l = sum(exp(s - m))        o = sum(exp(s - m) * v)
+
+and when a block raises m, both are multiplied by exp(m_old - m_new). The exponential is taken as
+exp2((s - m) * log2 e): the difference is formed first, so scores near the fp32 limit cannot
+overflow, and torch's exp2 is about twice as fast as its exp.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+LOG2_E = math.log2(math.e)
+
+
+class OnlineSoftmax:
+    """State for a batch of row groups: m, l [groups, rows], o [groups, rows, d_v]."""
+
+    def __init__(self, groups: int, rows: int, d_v: int) -> None:
+        self.m = torch.full((groups, rows), -torch.inf)
+        self.l = torch.zeros(groups, rows)
+        self.o = torch.zeros(groups, rows, d_v)
+
+    def add_block(self, scores: Tensor, values: Tensor) -> None:
+        """Take in scores [groups, rows, n] (overwritten) and values [groups, n, d_v]."""
+        m_new = torch.maximum(self.m, scores.amax(dim=-1))
+        # A row that has seen no key yet has m = -inf; shifting by 0 avoids -inf - -inf = NaN.
+        shift = torch.where(m_new == -torch.inf, 0.0, m_new)
+        p = scores.sub_(shift.unsqueeze(-1)).mul_(LOG2_E).exp2_()
+        correction = torch.exp2((self.m - shift) * LOG2_E)
+        self.l.mul_(correction).add_(p.sum(dim=-1))
+        self.o.mul_(correction.unsqueeze(-1)).baddbmm_(p, values)
+        self.m = m_new
+
+    def finish(self, sink: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        """(out, lse, max_logits); sink broadcasts to [groups, rows] and stays out of lse."""
+        empty = self.m == -torch.inf
+        denominator = self.l
+        if sink is not None:
+            denominator = denominator + torch.exp2((sink - self.m) * LOG2_E)
+        denominator = torch.where(empty, 1.0, denominator)
+        out = self.o.div_(denominator.unsqueeze(-1))
+        out.masked_fill_(empty.unsqueeze(-1), 0.0)
+        lse = torch.where(empty, self.m, self.m + torch.log(torch.where(empty, 1.0, self.l)))
+        return out, lse, self.m

@@ -1,0 +1,59 @@
+"""Token-sparse MLA prefill on the CPU, latent form.
+
+Called by kernels/launch.py only. One query token at a time: drop the indices that do not count,
+fetch the rows in blocks of BN, and multiply them with all heads at once. Scratch memory is one
+block of rows, whatever topk and total_q are.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from openmla.kernels.cpu.dense import clear_results
+from openmla.kernels.cpu.online_softmax import OnlineSoftmax
+from openmla.kernels.cpu.workspace import Workspace
+from openmla.operands import Results, SparseOperands
+from openmla.plan.cpu import CpuConfig
+
+
+def sparse(config: CpuConfig, op: SparseOperands, results: Results) -> None:
+    """Fill `results`, token by token."""
+    clear_results(results)
+    work = Workspace()
+    lengths = None if op.topk_lengths is None else op.topk_lengths.tolist()
+    for token in range(op.q.shape[0]):
+        listed = op.indices[token]
+        if lengths is not None:
+            listed = listed[: max(lengths[token], 0)]
+        rows = listed[(listed >= 0) & (listed < op.rows)].long()
+        if rows.numel():
+            _token(config, op, results, work, token, rows)
+
+
+def _token(
+    config: CpuConfig,
+    op: SparseOperands,
+    results: Results,
+    work: Workspace,
+    token: int,
+    slots: Tensor,
+) -> None:
+    """One query token over the physical rows `slots`."""
+    q = work.pack("q", op.q[token]).mul_(op.weights.scale)
+    if op.weights.q_scale is not None:
+        q.mul_(op.weights.q_scale[token])
+    state = OnlineSoftmax(1, q.shape[0], op.d_v)
+    for block in slots.split(config.BN):
+        rows = work.pack("rows", op.read(block))
+        scores = work.take("scores", 1, q.shape[0], block.numel())
+        torch.mm(q, rows.T, out=scores[0])
+        if op.weights.k_scale is not None:
+            scores.mul_(op.weights.k_scale[block])
+        state.add_block(scores, rows[None, :, : op.d_v])
+    out, lse, max_logits = state.finish(op.weights.sink)
+    results.out[token] = out[0].to(results.out.dtype)
+    if results.lse is not None:
+        results.lse[token] = lse[0]
+    if results.max_logits is not None:
+        results.max_logits[token] = max_logits[0]

@@ -1,0 +1,123 @@
+"""`Problem`: what is to be computed, as plain data.
+
+A frozen, hashable record of everything that can change which kernel runs or how: dimensions,
+dtypes, mask, where the keys live. No tensors, no devices, so a problem can be planned on a machine
+that has neither torch nor a GPU. The hash is the key of every plan and kernel cache.
+
+>>> deepseek_v3 = Problem(form="dense", heads=128, d_nope=128, d_rope=64, d_v=128,
+...                       total_q=4096, total_k=4096)
+>>> deepseek_v3.d_qk
+192
+>>> print(deepseek_v3)
+dense bf16, 128 heads, d_nope 128 + d_rope 64 -> d_v 128, 4096 queries x 4096 keys, 1 sequence, causal
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from openmla.errors import InvalidArgument
+
+Form = Literal["dense", "latent", "sparse"]
+RopeSource = Literal["none", "shared", "per_head", "cache"]
+
+FORMS = ("dense", "latent", "sparse")
+ROPE_SOURCES = ("none", "shared", "per_head", "cache")
+# Element types by the short names used everywhere in openmla, with their size in bytes.
+DTYPE_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4, "e4m3": 1}
+# Cache formats: a row is one token's latent and rope. See openmla.cache for their layouts.
+CACHE_FORMATS = ("bf16", "fp8_656", "fp8_block32", "fp8_block64", "fp8_block128", "fp8_token")
+MAX_HEADS = 128
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One attention call without its tensors.
+
+    In the latent and sparse forms `d_nope` is the latent width (512 for DeepSeek-V3) and `d_v`
+    equals it: V is the first `d_v` columns of the row that K is.
+    """
+
+    form: Form
+    heads: int
+    d_nope: int
+    d_rope: int
+    d_v: int
+    q_dtype: str = "bf16"
+    kv_dtype: str = "bf16"
+    """Element type of the keys and values, or a cache format when they come from a cache."""
+    v_dtype: str = "bf16"
+    rope: RopeSource = "shared"
+    rope_dtype: str = "bf16"
+    """Element type of `k_rope`, or the cache format it is read from."""
+    page_size: int = 0
+    """Rows per page of the cache; 0 when nothing is paged."""
+    causal: bool = True
+    topk: int = 0
+    has_topk_lengths: bool = False
+    has_sink: bool = False
+    has_q_scale: bool = False
+    has_k_scale: bool = False
+    wants_lse: bool = False
+    batch: int = 1
+    total_q: int = 0
+    total_k: int = 0
+    """Rows of keys that exist: ragged keys, rows of a plain tensor, or capacity of the cache."""
+    aligned_16: bool = True
+    """Every pointer and every stride is a multiple of 16 bytes, as bulk copies demand."""
+
+    def __post_init__(self) -> None:
+        _check_choice("form", self.form, FORMS)
+        _check_choice("rope", self.rope, ROPE_SOURCES)
+        _check_choice("q_dtype", self.q_dtype, tuple(DTYPE_BYTES))
+        for name in ("kv_dtype", "v_dtype", "rope_dtype"):
+            _check_choice(name, getattr(self, name), (*DTYPE_BYTES, *CACHE_FORMATS))
+        if not 1 <= self.heads <= MAX_HEADS:
+            raise InvalidArgument("heads", f"1 to {MAX_HEADS}", self.heads)
+        for name in ("d_nope", "d_v"):
+            if getattr(self, name) <= 0:
+                raise InvalidArgument(name, "a positive width", getattr(self, name))
+        for name in ("d_rope", "page_size", "topk", "batch", "total_q", "total_k"):
+            if getattr(self, name) < 0:
+                raise InvalidArgument(name, "a count of 0 or more", getattr(self, name))
+        if self.form != "dense" and self.d_v > self.d_nope:
+            raise InvalidArgument("d_v", f"at most the latent width {self.d_nope}", self.d_v)
+
+    @property
+    def d_qk(self) -> int:
+        """Width of a query: d_nope + d_rope."""
+        return self.d_nope + self.d_rope
+
+    @property
+    def out_dtype(self) -> str:
+        """Outputs have the dtype of the queries; FP8 queries give bf16."""
+        return "bf16" if self.q_dtype == "e4m3" else self.q_dtype
+
+    @property
+    def flops(self) -> int:
+        """Upper bound of the multiply-add work, 2 flops each, when every query sees every key."""
+        keys = self.topk if self.form == "sparse" else self.total_k
+        return 2 * self.heads * self.total_q * keys * (self.d_qk + self.d_v)
+
+    def to_json(self) -> dict[str, Any]:
+        """All fields as plain values; `Problem(**d)` is the way back."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        dtype = self.q_dtype if self.kv_dtype == self.q_dtype else f"{self.q_dtype}/{self.kv_dtype}"
+        widths = f"d_nope {self.d_nope} + d_rope {self.d_rope} -> d_v {self.d_v}"
+        keys = f"top-{self.topk} of {self.total_k} rows" if self.form == "sparse" else f"{self.total_k} keys"
+        parts = [f"{self.form} {dtype}", f"{self.heads} heads", widths, f"{self.total_q} queries x {keys}"]
+        if self.form != "sparse":
+            parts += [f"{self.batch} sequence{'s' * (self.batch != 1)}"]
+            parts += ["causal" if self.causal else "full"]
+        if self.page_size:
+            parts += [f"pages of {self.page_size}"]
+        parts += [label for label, on in (("sink", self.has_sink), ("lse", self.wants_lse)) if on]
+        return ", ".join(parts)
+
+
+def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise InvalidArgument(name, "one of " + ", ".join(choices), repr(value))

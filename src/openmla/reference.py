@@ -1,0 +1,140 @@
+"""The definition of right: float64, one query row at a time, no tiling, no masks.
+
+Every other path is judged against this file, so it is written to be read. A query row sees a list
+of keys; `attend_row` is all of attention for it:
+
+    scores = scale * q_scale * k_scale * (q . k)           [H, n]
+    lse    = log(sum(exp(scores)))                          -inf when n == 0
+    out    = sum(exp(scores - lse) * v) / (1 + exp(sink - lse))      +0 when n == 0
+
+The three forms differ only in which keys a row sees. Nothing outside those keys is ever touched, so
+NaN in unused memory cannot matter here. Besides out and lse, a `Truth` holds what an error bound
+needs: sum(p * |v|), and how large the scores were before cancellation.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from openmla.operands import DenseOperands, LatentOperands, SparseOperands, Weights
+from openmla.sequences import page_rows, paged_spans, ragged_spans, visible_keys
+
+
+@dataclass(frozen=True, eq=False)
+class Truth:
+    """Exact results (float64): out [T, H, d_v], the rest [T, H] or [T, H, d_v]."""
+
+    out: Tensor
+    lse: Tensor
+    max_logits: Tensor
+    magnitude: Tensor
+    """sum(p * |v|) per output element: what rounding errors of P and V scale with."""
+    score_magnitude: Tensor
+    """Largest scale * sum(|q| * |k|) of the row: what rounding errors of scores scale with."""
+    keys: Tensor
+    """Keys the row sees, int64 [T]."""
+
+    @staticmethod
+    def empty(total_q: int, heads: int, d_v: int) -> Truth:
+        """Rows that see no key: zeros and -inf."""
+        wide = (total_q, heads, d_v)
+        return Truth(
+            out=torch.zeros(wide, dtype=torch.float64),
+            lse=torch.full(wide[:2], -torch.inf, dtype=torch.float64),
+            max_logits=torch.full(wide[:2], -torch.inf, dtype=torch.float64),
+            magnitude=torch.zeros(wide, dtype=torch.float64),
+            score_magnitude=torch.zeros(wide[:2], dtype=torch.float64),
+            keys=torch.zeros(total_q, dtype=torch.int64),
+        )
+
+    def attend_row(self, row: int, q: Tensor, k: Tensor, v: Tensor, w: Weights, k_ids: Tensor) -> None:
+        """Fill one row from q [H, D], k [n, H or 1, D], v [n, H or 1, d_v]; k_ids index k_scale."""
+        if not k.shape[0]:
+            return
+        factor = torch.tensor(w.scale, dtype=torch.float64)
+        if w.q_scale is not None:
+            factor = factor * w.q_scale[row].double()
+        if w.k_scale is not None:
+            factor = factor * w.k_scale[k_ids].double()
+        scores = (q * k).sum(-1).T * factor
+        lse = torch.logsumexp(scores, dim=-1)
+        p = torch.exp(scores - lse[:, None])
+        if w.sink is not None:
+            p = p / (1 + torch.exp(w.sink.double() - lse))[:, None]
+        self.out[row] = torch.einsum("hn,nhv->hv", p, v.expand(-1, q.shape[0], -1))
+        self.lse[row] = lse
+        self.max_logits[row] = scores.amax(-1)
+        self.magnitude[row] = torch.einsum("hn,nhv->hv", p, v.abs().expand(-1, q.shape[0], -1))
+        self.score_magnitude[row] = ((q * k).abs().sum(-1).T * factor.abs()).amax(-1)
+        self.keys[row] = k.shape[0]
+
+
+def dense(op: DenseOperands) -> Truth:
+    """MHA form: query i of a sequence sees its first visible_keys(i) keys."""
+    total_q, heads, d_qk = op.q.shape
+    truth = Truth.empty(total_q, heads, op.v.shape[-1])
+    for span in ragged_spans(op.cu_seqlens_q, op.cu_seqlens_k):
+        rows = slice(span.k_start, span.k_start + span.k_len)
+        k, v = op.k_nope[rows].double(), op.v[rows].double()
+        if op.rope_cache is not None and op.block_table is not None:
+            slots = page_rows(op.block_table[span.index], op.rope_cache.page_size, 0, span.k_len)
+            rope = op.rope_cache.read(slots)[:, None, op.rope_cache.latent :]
+            k = torch.cat([k, rope.double().expand(-1, heads, -1)], dim=-1)
+        elif op.k_rope is not None:
+            rope = op.k_rope[rows] if op.k_rope.dim() == 3 else op.k_rope[rows][:, None]
+            k = torch.cat([k, rope.double().expand(-1, heads, -1)], dim=-1)
+        k_ids = torch.arange(span.k_start, span.k_start + span.k_len)
+        for i in range(span.q_len):
+            n = visible_keys(i, span.q_len, span.k_len, op.causal)
+            row = span.q_start + i
+            truth.attend_row(row, op.q[row].double(), k[:n], v[:n], op.weights, k_ids[:n])
+    return truth
+
+
+def latent(op: LatentOperands) -> Truth:
+    """Latent form: all heads see the same rows of the paged cache."""
+    total_q, heads, _ = op.q.shape
+    truth = Truth.empty(total_q, heads, op.d_v)
+    for span in paged_spans(op.cu_seqlens_q, op.cache_lengths):
+        slots = page_rows(op.block_table[span.index], op.cache.page_size, 0, span.k_len)
+        k = op.cache.read(slots).double()[:, None]
+        for i in range(span.q_len):
+            n = visible_keys(i, span.q_len, span.k_len, op.causal)
+            row = span.q_start + i
+            v = k[:n, :, : op.d_v]
+            truth.attend_row(row, op.q[row].double(), k[:n], v, op.weights, slots[:n])
+    return truth
+
+
+def sparse(op: SparseOperands) -> Truth:
+    """Sparse form: a row sees the rows its indices name; a duplicate counts twice."""
+    total_q, heads, _ = op.q.shape
+    truth = Truth.empty(total_q, heads, op.d_v)
+    for row in range(total_q):
+        slots = valid_indices(op, row)
+        k = op.read(slots).double()[:, None]
+        v = k[:, :, : op.d_v]
+        truth.attend_row(row, op.q[row].double(), k, v, op.weights, slots)
+    return truth
+
+
+def valid_indices(op: SparseOperands, row: int) -> Tensor:
+    """The indices of a row that count: before topk_lengths, not negative, inside the pool."""
+    listed = op.indices[row].long()
+    if op.topk_lengths is not None:
+        listed = listed[: max(int(op.topk_lengths[row]), 0)]
+    return listed[(listed >= 0) & (listed < op.rows)]
+
+
+def merge(out_a: Tensor, lse_a: Tensor, out_b: Tensor, lse_b: Tensor) -> tuple[Tensor, Tensor]:
+    """Two partial results over disjoint keys -> the result over all of them, float64."""
+    lse = torch.logaddexp(lse_a.double(), lse_b.double())
+    out = torch.zeros_like(out_a, dtype=torch.float64)
+    for part, part_lse in ((out_a, lse_a), (out_b, lse_b)):
+        weight = torch.exp(part_lse.double() - lse)[..., None]
+        empty = (part_lse == -torch.inf)[..., None]
+        out = out + torch.where(empty, 0.0, weight * part.double())
+    return out, lse

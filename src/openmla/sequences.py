@@ -1,0 +1,68 @@
+"""Ragged and paged sequences: how positions of a request map to rows of tensors.
+
+Ragged. A batch of sequences lies end to end in one tensor; `cu_seqlens` holds where each begins.
+Three requests of 2, 0 and 3 tokens:
+
+    cu_seqlens = [0, 2, 2, 5]      row:       0  1 | 2  3  4
+                                   sequence:  0  0 | 2  2  2
+
+Bottom-right causal. The last query always sees the last key. With q_len 2 and k_len 5, query i sits
+at position k_len - q_len + i:
+
+    keys        0 1 2 3 4
+    query 0     x x x x .      visible_keys(0, q_len=2, k_len=5) == 4
+    query 1     x x x x x      visible_keys(1, q_len=2, k_len=5) == 5
+
+and with q_len 3, k_len 1 the first two queries see nothing at all.
+
+Paged. `block_table[b, p]` is the page that holds keys p*page_size … of sequence b. With page_size 4
+and block_table[b] = [7, 2], key 5 of the sequence is physical row 2*4 + 1 = 9. Table entries past a
+sequence's last page may hold anything; they are never read.
+
+Everything here reads values of CPU tensors; on a GPU the kernels do the same arithmetic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Span(NamedTuple):
+    """One sequence of a ragged batch: its rows of queries and, for ragged keys, of keys."""
+
+    index: int
+    q_start: int
+    q_len: int
+    k_start: int
+    k_len: int
+
+
+def ragged_spans(cu_seqlens_q: Tensor, cu_seqlens_k: Tensor) -> Iterator[Span]:
+    """Walk a batch whose keys are ragged too."""
+    q, k = cu_seqlens_q.tolist(), cu_seqlens_k.tolist()
+    for i in range(len(q) - 1):
+        yield Span(i, q[i], q[i + 1] - q[i], k[i], k[i + 1] - k[i])
+
+
+def paged_spans(cu_seqlens_q: Tensor, cache_lengths: Tensor) -> Iterator[Span]:
+    """Walk a batch whose keys are in a cache; key rows come from `page_rows`."""
+    q, k = cu_seqlens_q.tolist(), cache_lengths.tolist()
+    for i in range(len(q) - 1):
+        yield Span(i, q[i], q[i + 1] - q[i], 0, k[i])
+
+
+def visible_keys(query: int, q_len: int, k_len: int, causal: bool = True) -> int:
+    """How many keys, counted from the first, query number `query` of a sequence sees."""
+    if not causal:
+        return k_len
+    return min(max(k_len - q_len + query + 1, 0), k_len)
+
+
+def page_rows(pages: Tensor, page_size: int, start: int, stop: int) -> Tensor:
+    """Physical rows of keys start … stop-1 of a sequence whose pages are `pages`."""
+    keys = torch.arange(start, stop, dtype=torch.int64, device=pages.device)
+    return pages[keys // page_size].to(torch.int64) * page_size + keys % page_size

@@ -91,6 +91,7 @@ class FA4Config(FA4Shape):
         return self.BM // self.group if self.fuse_gqa else self.BM
 
     def cta_group(self) -> int:
+        """CTAs that share one MMA."""
         return 2 if self.pair_cta else 1
 
     def PairBM_eff(self) -> int:
@@ -98,12 +99,15 @@ class FA4Config(FA4Shape):
         return self.BM_eff() * self.cta_group()
 
     def v_cols_per_cta(self) -> int:
+        """V columns one CTA holds; a pair splits them."""
         return self.padded_ov_depth // self.cta_group()
 
     def nope_cols_per_cta(self) -> int:
+        """K columns without rope that one CTA's slot holds; a pair halves them."""
         return self.padded_nope_depth // self.cta_group()
 
     def k_rows_per_cta(self) -> int:
+        """Keys of K one CTA loads; a pair splits the tile."""
         return rows_per_cta(self, self.BN)
 
     def v_box_cols(self) -> int:
@@ -118,6 +122,7 @@ class FA4Config(FA4Shape):
     # Bytes and buffers.
 
     def q_nope_bytes(self) -> int:
+        """Bytes of Q without its rope columns."""
         return self.BM * self.padded_nope_depth * self.qkv_dtype_size
 
     def q_rope_bytes(self) -> int:
@@ -137,12 +142,15 @@ class FA4Config(FA4Shape):
         return ceildiv(self.num_kv_stages, 2) if self.use_fused_kv else self.num_kv_stages
 
     def correction_smem_elements(self) -> int:
+        """Correction factors in use, one per query row."""
         return self.BM
 
     def num_active_warps_per_group(self) -> int:
+        """Warps of a warp group that work: all four."""
         return 4
 
     def num_active_threads_per_group(self) -> int:
+        """Threads of a warp group that work: all 128."""
         return WARPGROUP
 
     # Variants.
@@ -156,6 +164,7 @@ class FA4Config(FA4Shape):
         return replace(self.with_num_qo(1), pinned_qk_stages=self.num_qk_stages)
 
     def can_switch_to_1q(self) -> bool:
+        """Whether a running 2Q kernel may turn to the 1Q variant."""
         if self.num_qo != 2 or self.pair_cta:
             return False
         variant = self.switch_1q_config()

@@ -133,26 +133,32 @@ class MLAConfig:
 
     @property
     def nope_depth(self) -> int:
+        """Q and K columns without rope."""
         return self.depth - ROPE_DEPTH
 
     @property
     def rope_gmem_dtype_size(self) -> int:
+        """Bytes of a stored rope value."""
         return dtype_size(self.rope_gmem_dtype)
 
     @property
     def rope_mma_dtype_size(self) -> int:
+        """Bytes of a rope value as the MMA reads it."""
         return dtype_size(self.rope_mma_dtype)
 
     @property
     def qkv_swizzle_mode(self) -> Swizzle:
+        """Swizzle of Q, K and V tiles."""
         return operand_swizzle(self.qkv_dtype)
 
     @property
     def rope_mma_swizzle_mode(self) -> Swizzle:
+        """Swizzle of rope tiles as the MMA reads them."""
         return operand_swizzle(self.rope_mma_dtype)
 
     @property
     def rope_gmem_swizzle_mode(self) -> Swizzle:
+        """Swizzle of rope tiles as they are loaded."""
         return operand_swizzle(self.rope_gmem_dtype)
 
     def q_tile_rows(self) -> int:
@@ -160,15 +166,19 @@ class MLAConfig:
         return self.BM // self.num_qo
 
     def num_rope_buffers(self) -> int:
+        """Rope buffers beside a shared ring; 0 beside separate ones."""
         return self.fa4_config.num_rope_buffers()
 
     def correction_smem_elements(self) -> int:
+        """Correction factors in use, one per query row."""
         return self.BM
 
     def num_active_warps_per_group(self) -> int:
+        """Warps of a warp group that work: all four."""
         return 4
 
     def num_active_threads_per_group(self) -> int:
+        """Threads of a warp group that work: all 128."""
         return WARPGROUP
 
     # Variants.
@@ -196,6 +206,7 @@ class MLAConfig:
         return max(self.smem_used, self.switch_1q_config().smem_used)
 
     def launch_num_threads(self) -> int:
+        """Threads per block: one output tile needs only one softmax group."""
         return SINGLE_O_THREADS if self.single_o else NUM_THREADS
 
     def prefer_1q(

@@ -89,6 +89,7 @@ def q_bytes(shape: FA4Shape) -> int:
 
 
 def q_scale_bytes(shape: FA4Shape) -> int:
+    """One scale per query row, when there are scales."""
     return shape.BM * shape.scale_dtype_size
 
 

@@ -1,4 +1,4 @@
-"""The byte map of a dense block's shared memory, and its barriers.
+"""The byte map of a dense block's shared memory.
 
 From low to high: Q nope, Q rope, K and V, correction, Q scales, K scales, barriers, the
 tensor-memory address. The output tile reuses Q's bytes.
@@ -11,122 +11,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar
 
+from openmla.plan.blackwell_barriers import Barriers, plan_barriers
 from openmla.plan.blackwell_fa4 import FA4Config
 from openmla.plan.blackwell_mla import MLAConfig
 from openmla.plan.blackwell_ring import (
     CORRECTION_BYTES,
-    CROSS_P_BARRIERS,
-    RING_BARRIERS,
     packed_slot_bytes,
     q_scale_bytes,
 )
 from openmla.plan.blackwell_units import (
     MBAR_BYTES,
     TMEM_ADDR_BYTES,
-    WARPGROUP,
     operand_swizzle,
 )
-
-
-@dataclass(frozen=True)
-class Barriers:
-    """The barriers in order: index of the first of each kind, and the arrivals each expects.
-
-    S0 and S1 are the two score tiles, C0 and C1 their correction factors. A consumer barrier of
-    a score tile is arrived at by its softmax group, and the first of each by the correction
-    group too, 256 threads; in a CTA pair by both CTAs. TMA and MMA arrive once.
-    """
-
-    num_pv_stages: int
-    Q1Sync_count: int
-    K_barriers: int
-    V_barriers: int
-    CrossP_count: int
-    pair_cta: bool
-
-    num_order_barriers: ClassVar[int] = 0  # forced ordering between the softmax groups is not built
-    Publish_count: ClassVar[int] = 0  # only a split-key kernel publishes partial results
-
-    @property
-    def S0_consumer_offset(self) -> int:
-        return 0
-
-    @property
-    def S1_consumer_offset(self) -> int:
-        return self.num_pv_stages
-
-    @property
-    def C0_offset(self) -> int:
-        return self.S1_consumer_offset + self.num_pv_stages
-
-    @property
-    def C1_offset(self) -> int:
-        return self.C0_offset + 2
-
-    @property
-    def order_offset(self) -> int:
-        return self.C1_offset + 2
-
-    @property
-    def S0_producer_offset(self) -> int:
-        return self.order_offset + self.num_order_barriers
-
-    @property
-    def S1_producer_offset(self) -> int:
-        return self.S0_producer_offset + 1
-
-    @property
-    def Q1SyncIdx(self) -> int:
-        return self.S1_producer_offset + 1
-
-    @property
-    def K_offset(self) -> int:
-        return self.Q1SyncIdx + self.Q1Sync_count
-
-    @property
-    def V_offset(self) -> int:
-        return self.K_offset + self.K_barriers
-
-    @property
-    def O_producer_offset(self) -> int:
-        return self.V_offset + self.V_barriers
-
-    @property
-    def Publish_offset(self) -> int:
-        return self.O_producer_offset + 2
-
-    @property
-    def CrossP_offset(self) -> int:
-        return self.Publish_offset + self.Publish_count
-
-    @property
-    def size(self) -> int:
-        return self.CrossP_offset + self.CrossP_count
-
-    @property
-    def init_counts(self) -> list[int]:
-        """Arrivals that complete each barrier, in order."""
-        ctas = 2 if self.pair_cta else 1
-        score = [2 * WARPGROUP * ctas] + [WARPGROUP * ctas] * (self.num_pv_stages - 1)
-        correction = [WARPGROUP] * 4
-        single = [1] * (self.Publish_offset - self.S0_producer_offset)
-        return score + score + correction + single + [WARPGROUP] * self.CrossP_count
-
-
-def plan_barriers(config: FA4Config) -> Barriers:
-    """The barriers of a plan; the K ring signals each piece, a ring of pieces has one pair each."""
-    pieces = 1 if config.packs_rows else config.num_qk_stages
-    ring = RING_BARRIERS * config.num_kv_stages
-    return Barriers(
-        num_pv_stages=config.num_pv_stages,
-        Q1Sync_count=config.num_qk_stages if config.num_qo == 2 else 0,
-        K_barriers=ring * pieces,
-        V_barriers=0 if config.use_fused_kv else ring,
-        CrossP_count=CROSS_P_BARRIERS if config.ring.cross_p else 0,
-        pair_cta=config.pair_cta,
-    )
 
 
 @dataclass(frozen=True)
@@ -202,38 +100,46 @@ class SM100AttentionSMem:
 
     @cached_property
     def mbars(self) -> Barriers:
+        """The barriers, by index within their region."""
         return plan_barriers(self.config)
 
     # Q.
 
     @property
     def q_byte_offset(self) -> int:
+        """Q comes first; the output tile takes its place at the end."""
         return 0
 
     @property
     def q_nope_bytes(self) -> int:
+        """Q without its rope columns."""
         return self.config.q_nope_bytes()
 
     @property
     def q_rope_byte_offset(self) -> int:
+        """Q's rope columns follow."""
         return self.q_byte_offset + self.q_nope_bytes
 
     @property
     def q_rope_bytes(self) -> int:
+        """Q's rope columns."""
         return self.config.q_rope_bytes()
 
     @property
     def q_bytes(self) -> int:
+        """The whole of Q."""
         return self.q_nope_bytes + self.q_rope_bytes
 
     # K, V and, for a shared ring, K's rope columns.
 
     @property
     def kv_byte_offset(self) -> int:
+        """The first K tile."""
         return self.q_byte_offset + self.q_bytes
 
     @property
     def k_stage_bytes(self) -> int:
+        """From one K tile to the next; in a shared ring, from slot to slot."""
         config = self.config
         if config.packs_rows:
             return packed_slot_bytes(config, config.BN)
@@ -244,6 +150,7 @@ class SM100AttentionSMem:
 
     @property
     def v_stage_bytes(self) -> int:
+        """One V tile, or one piece of it."""
         return self._tile_bytes(self.config.v_box_cols())
 
     def _tile_bytes(self, cols: int) -> int:
@@ -251,35 +158,43 @@ class SM100AttentionSMem:
 
     @property
     def k_total_bytes(self) -> int:
+        """All K tiles; in a shared ring, all slots."""
         return self.config.num_kv_stages * self.k_stage_bytes
 
     @property
     def v_byte_offset(self) -> int:
+        """The first V tile: behind K, or the same bytes in a shared ring."""
         shared = self.config.use_fused_kv
         return self.kv_byte_offset + (0 if shared else self.k_total_bytes)
 
     @property
     def rope_depth(self) -> int:
+        """Rope columns of Q and K."""
         return self.config.rope_depth()
 
     @property
     def rope_stage_elems(self) -> int:
+        """Values of one rope buffer."""
         return self.config.BN * self.rope_depth
 
     @property
     def num_rope_bufs(self) -> int:
+        """Rope buffers beside a shared ring."""
         return self.config.num_rope_buffers()
 
     @property
     def rope_byte_offset(self) -> int:
+        """The first rope buffer, behind the slots."""
         return self.kv_byte_offset + self.k_total_bytes
 
     @property
     def rope_bytes(self) -> int:
+        """All rope buffers."""
         return self.num_rope_bufs * self.rope_stage_elems * self.config.rope_dtype_size
 
     @property
     def kv_bytes(self) -> int:
+        """K, V and the rope buffers together."""
         if self.config.use_fused_kv:
             return self.k_total_bytes + self.rope_bytes
         return self.k_total_bytes + self.config.num_kv_stages * self.v_stage_bytes
@@ -288,49 +203,61 @@ class SM100AttentionSMem:
 
     @property
     def correction_byte_offset(self) -> int:
+        """The correction factors."""
         return self.kv_byte_offset + self.kv_bytes
 
     @property
     def correction_bytes(self) -> int:
+        """One fp32 per softmax thread."""
         return CORRECTION_BYTES
 
     @property
     def q_scale_byte_offset(self) -> int:
+        """The scales of the query rows."""
         return self.correction_byte_offset + self.correction_bytes
 
     @property
     def q_scale_bytes(self) -> int:
+        """One scale per query row, when there are scales."""
         return q_scale_bytes(self.config)
 
     @property
     def k_scale_byte_offset(self) -> int:
+        """The scales of the keys."""
         return self.q_scale_byte_offset + self.q_scale_bytes
 
     @property
     def num_k_scale_bufs(self) -> int:
+        """Buffers of K scales, one per K tile in flight."""
         return self.config.num_k_scale_bufs()
 
     @property
     def k_scale_stride_bytes(self) -> int:
+        """From one buffer of K scales to the next."""
         return self.config.BN * self.config.scale_dtype_size
 
     @property
     def k_scale_bytes(self) -> int:
+        """All buffers of K scales."""
         return self.num_k_scale_bufs * self.k_scale_stride_bytes
 
     @property
     def mbar_byte_offset(self) -> int:
+        """The first barrier."""
         return self.k_scale_byte_offset + self.k_scale_bytes
 
     @property
     def mbar_bytes(self) -> int:
+        """All barriers."""
         return self.mbars.size * MBAR_BYTES
 
     @property
     def tmem_addr_byte_offset(self) -> int:
+        """Where the tensor-memory allocator writes its address."""
         return self.mbar_byte_offset + self.mbar_bytes
 
     def smem_size(self) -> int:
+        """Bytes the map takes."""
         return self.tmem_addr_byte_offset + TMEM_ADDR_BYTES
 
     @property

@@ -59,10 +59,12 @@ class MLASparseConfig(SparseShape):
 
     @cached_property
     def smem(self) -> MLASparseSharedMemory:
+        """The byte map of shared memory."""
         return MLASparseSharedMemory(**self.arguments())
 
     @property
     def smem_used(self) -> int:
+        """Bytes of shared memory per CTA."""
         return self.smem.size_of
 
     @property
@@ -162,6 +164,7 @@ class MLAPrefillSparse(MLASparseConfig):
 
     @property
     def O_TMEM_ADDR_ATOM2(self) -> int:
+        """Tensor-memory column of the second output atom."""
         return self.O_TMEM_ADDR + self.O_ATOM_PHYS_COLS
 
     @property
@@ -171,34 +174,41 @@ class MLAPrefillSparse(MLASparseConfig):
 
     @property
     def QK_SS(self) -> MmaShape:
+        """The product of Q's columns in shared memory with K."""
         return MmaShape(self.padded_num_q_heads, self.B_TOPK)
 
     # K.
 
     @property
     def k_tile_width(self) -> int:
+        """Columns of a K tile."""
         return self.qk_depth
 
     @property
     def k_tile_height(self) -> int:
+        """Keys of K that one CTA gathers."""
         return self.B_TOPK_PER_CTA
 
     @property
     def k_gather_box(self) -> int:
+        """Columns of K per gather."""
         return gather_box(self.k_tile_width, self.k_swizzle_mode, self.qkv_dtype_size)
 
     @property
     def k_tile_shape(self) -> list[int]:
+        """Keys and columns of one column group of K."""
         return [self.k_tile_height, self.k_gather_box]
 
     @property
     def k_desc_shape(self) -> list[int]:
+        """The box of K's descriptor, one of four gathered rows."""
         return [1, self.k_gather_box]
 
     # V.
 
     @property
     def v_tile_width(self) -> int:
+        """Columns of V that one CTA holds."""
         return self.V_SMEM_COLS_PER_CTA
 
     @property
@@ -208,33 +218,40 @@ class MLAPrefillSparse(MLASparseConfig):
 
     @property
     def v_gather_box(self) -> int:
+        """Columns of V per gather."""
         return gather_box(self.v_tile_width, self.v_swizzle_mode, self.qkv_dtype_size)
 
     @property
     def v_tile_shape(self) -> list[int]:
+        """Keys and columns of one column group of V."""
         return [self.v_tile_height, self.v_gather_box]
 
     @property
     def v_desc_shape(self) -> list[int]:
+        """The box of V's descriptor, one of four gathered rows."""
         return [1, self.v_gather_box]
 
     # Q and the output.
 
     @property
     def q_tile_shape(self) -> list[int]:
+        """One token, its heads on this CTA, all columns."""
         return [1, self.NUM_Q_HEADS_PER_CTA, self.qk_depth]
 
     @property
     def q_desc_shape(self) -> list[int]:
+        """The box of Q's descriptor: one swizzle span of columns."""
         span = self.q_swizzle_mode // self.qkv_dtype_size
         return [1, self.NUM_Q_HEADS_PER_CTA, span]
 
     @property
     def o_tile_shape(self) -> list[int]:
+        """Heads on this CTA and all output columns."""
         return [self.NUM_Q_HEADS_PER_CTA, self.v_depth]
 
     @property
     def o_desc_shape(self) -> list[int]:
+        """The box of the output's descriptor: one swizzle span of columns."""
         span = self.output_swizzle_mode // dtype_size("bfloat16")
         return [self.NUM_Q_HEADS_PER_CTA, span]
 
@@ -242,38 +259,47 @@ class MLAPrefillSparse(MLASparseConfig):
 
     @property
     def k_tma_tile_width_fp8(self) -> int:
+        """8-byte words of a row of K."""
         return self.qk_depth // GATHER_BYTES
 
     @property
     def k_tma_gather_box_fp8(self) -> int:
+        """Words of K per gather."""
         return gather_box(self.k_tma_tile_width_fp8, self.k_tma_swizzle_fp8, GATHER_BYTES)
 
     @property
     def k_tma_tile_shape_fp8(self) -> list[int]:
+        """Keys and words of K that one CTA gathers."""
         return [self.k_tile_height, self.k_tma_gather_box_fp8]
 
     @property
     def k_tma_desc_shape_fp8(self) -> list[int]:
+        """The box of K's descriptor, one of four gathered rows."""
         return [1, self.k_tma_gather_box_fp8]
 
     @property
     def v_tma_tile_width_fp8(self) -> int:
+        """8-byte words of one atom's columns on this CTA."""
         return self.V_BMN_PER_ATOM // GATHER_BYTES
 
     @property
     def v_tma_tile_height_fp8(self) -> int:
+        """Keys of V, all of a step: they are widened together."""
         return self.B_TOPK
 
     @property
     def v_tma_gather_box_fp8(self) -> int:
+        """Words of V per gather."""
         return gather_box(self.v_tma_tile_width_fp8, self.v_tma_swizzle_fp8, GATHER_BYTES)
 
     @property
     def v_tma_tile_shape_fp8(self) -> list[int]:
+        """Keys and words of V that one CTA gathers per atom."""
         return [self.v_tma_tile_height_fp8, self.v_tma_gather_box_fp8]
 
     @property
     def v_tma_desc_shape_fp8(self) -> list[int]:
+        """The box of V's descriptor, one of four gathered rows."""
         return [1, self.v_tma_gather_box_fp8]
 
 

@@ -51,6 +51,7 @@ class _FP8Shape(SparseShape):
 
     @property
     def PADDED_HEADS(self) -> int:
+        """Rows of the MMA."""
         return self.padded_num_q_heads
 
     @property
@@ -67,35 +68,43 @@ class MLASparseSharedMemoryQKVFP8(ByteMap, _FP8Shape):
 
     @property
     def NUM_Q_HEADS(self) -> int:
+        """Heads before padding."""
         return self.num_q_heads
 
     @property
     def Q_SIZE(self) -> int:
+        """Values of Q, which stays for the whole block."""
         return self.PADDED_HEADS_PER_CTA * self.qk_depth
 
     @property
     def KV_STAGE_SIZE(self) -> int:
+        """Values of one step of K."""
         return self.B_TOPK_PER_CTA * self.qk_depth
 
     @property
     def V_STAGE_SIZE(self) -> int:
+        """Values of one step of V; a single CTA reads V from K's rows."""
         pair = self.cta_group == 2
         return self.B_TOPK * self.V_SMEM_COLS_PER_CTA if pair else PLACEHOLDER_BYTES
 
     @property
     def P_STAGE_SIZE(self) -> int:
+        """Values of one step of P."""
         return self.PADDED_HEADS_PER_CTA * self.B_TOPK
 
     @property
     def O_SIZE(self) -> int:
+        """Values of the output tile."""
         return self.PADDED_HEADS_PER_CTA * self.v_depth
 
     @property
     def MASK_BYTES_PER_BUF(self) -> int:
+        """One bit per key: does its index count?"""
         return self.B_TOPK // MASK_BITS_PER_BYTE
 
     @property
     def NUM_KV_VALID_LANES(self) -> int:
+        """Lanes that write the mask, a byte each."""
         return self.MASK_BYTES_PER_BUF
 
     @property
@@ -141,6 +150,7 @@ class MLAPrefillSparseQKVFP8(_FP8Shape):
 
     @cached_property
     def smem(self) -> MLASparseSharedMemoryQKVFP8:
+        """The byte map of shared memory."""
         return MLASparseSharedMemoryQKVFP8(**self.arguments())
 
     def supported(self) -> bool:
@@ -163,58 +173,71 @@ class MLAPrefillSparseQKVFP8(_FP8Shape):
 
     @property
     def NUM_PV_KHALVES(self) -> int:
+        """Products that P times V takes per step and atom."""
         return self.B_TOPK // self.PV_BK
 
     @property
     def O_TMEM_ADDR_ATOM2(self) -> int:
+        """Tensor-memory column of the second output atom."""
         return self.O_TMEM_ADDR + self.O_ATOM_PHYS_COLS
 
     # Bytes between parts of an operand, one byte an element.
 
     @property
     def V_ATOM_BYTE_OFFSET(self) -> int:
+        """From the first output atom's V columns to the second's."""
         return self.PV_BK * self.V_BMN_PER_ATOM
 
     @property
     def P_KHALF_STRIDE(self) -> int:
+        """From the P of one product to the next."""
         return self.PADDED_HEADS_PER_CTA * self.PV_BK
 
     @property
     def V_KHALF_STRIDE(self) -> int:
+        """From the V of one product to the next."""
         return self.PV_BK * self.V_SMEM_COLS_PER_CTA
 
     # Boxes.
 
     @property
     def Q_SWIZZLE_COLS(self) -> int:
+        """Columns of Q per swizzle span."""
         return Swizzle.B64 // self.qkv_dtype_size
 
     @property
     def kv_gather_box(self) -> int:
+        """Columns of a row per gather."""
         return gather_box(self.qk_depth, Swizzle.B64, self.qkv_dtype_size)
 
     @property
     def q_tile_shape(self) -> list[int]:
+        """One token, its heads on this CTA, all columns."""
         return [1, self.NUM_Q_HEADS_PER_CTA, self.qk_depth]
 
     @property
     def q_desc_shape(self) -> list[int]:
+        """The box of Q's descriptor: one swizzle span of columns."""
         return [1, self.NUM_Q_HEADS_PER_CTA, self.Q_SWIZZLE_COLS]
 
     @property
     def kv_tile_shape(self) -> list[int]:
+        """Keys and columns of one column group."""
         return [self.B_TOPK, self.kv_gather_box]
 
     @property
     def kv_desc_shape(self) -> list[int]:
+        """The box of the rows' descriptor, one of four gathered rows."""
         return [1, self.kv_gather_box]
 
     @property
     def o_tile_shape(self) -> list[int]:
+        """Heads on this CTA and all output columns."""
         return [self.NUM_Q_HEADS_PER_CTA, self.v_depth]
 
     @property
     def o_desc_shape(self) -> list[int]:
+        """The box of the output's descriptor; the output is bf16."""
         return [self.NUM_Q_HEADS_PER_CTA, Swizzle.B128 // dtype_size("bfloat16")]
 
 

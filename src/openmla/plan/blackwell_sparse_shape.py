@@ -136,10 +136,12 @@ class SparseShape:
 
     @property
     def group(self) -> int:
+        """Query heads per latent head."""
         return self.num_q_heads // self.num_kv_heads
 
     @property
     def B_TOPK(self) -> int:
+        """Keys per step, under the name the kernels use."""
         return self.b_topk
 
     @property
@@ -166,10 +168,12 @@ class SparseShape:
 
     @property
     def SV_ATOM_MMA_N(self) -> int:
+        """Output columns of one atom."""
         return self.v_depth // self.NUM_SV_ATOMS
 
     @property
     def V_DEPTH_PER_CTA(self) -> int:
+        """Output columns a CTA computes at a time: one atom."""
         return self.SV_ATOM_MMA_N
 
     @property
@@ -179,6 +183,7 @@ class SparseShape:
 
     @property
     def V_SMEM_COLS_PER_CTA(self) -> int:
+        """Columns of V that one CTA holds in shared memory."""
         return self.V_BMN_PER_ATOM * self.NUM_SV_ATOMS
 
     @property
@@ -188,6 +193,7 @@ class SparseShape:
 
     @property
     def qkv_dtype_size(self) -> int:
+        """Bytes of a value."""
         return dtype_size(self.qkv_dtype)
 
 

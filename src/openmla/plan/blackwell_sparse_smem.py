@@ -81,6 +81,7 @@ class ByteMap:
 
     @property
     def size_of(self) -> int:
+        """Bytes of the whole."""
         return self.offsets["_end"]
 
     def supported(self) -> bool:
@@ -117,38 +118,47 @@ class MLASparseSharedMemory(ByteMap, SparseShape):
 
     @property
     def BH(self) -> int:
+        """Rows one CTA computes."""
         return self.PADDED_HEADS_PER_CTA
 
     @property
     def TOPK_PER_CTA(self) -> int:
+        """Keys of K that one CTA gathers."""
         return self.B_TOPK_PER_CTA
 
     @property
     def FULL_Q_SIZE(self) -> int:
+        """The whole of Q, until its last columns moved to tensor memory."""
         return self.BH * self.qk_depth
 
     @property
     def SHARED_Q_SIZE(self) -> int:
+        """The columns of Q that stay."""
         return self.BH * self.q_smem_depth
 
     @property
     def K_SIZE(self) -> int:
+        """One K tile."""
         return self.TOPK_PER_CTA * self.qk_depth
 
     @property
     def V_SIZE(self) -> int:
+        """One V tile: all keys of a step, this CTA's columns."""
         return self.B_TOPK * self.V_SMEM_COLS_PER_CTA
 
     @property
     def SHARED_QKV_SIZE(self) -> int:
+        """What is in use during the steps."""
         return self.SHARED_Q_SIZE + self.K_SIZE + self.V_SIZE
 
     @property
     def S_SIZE(self) -> int:
+        """One tile of scores."""
         return self.BH * self.B_TOPK
 
     @property
     def O_SIZE(self) -> int:
+        """The output tile."""
         return self.BH * self.v_depth
 
     @property
@@ -212,14 +222,17 @@ class MLASparseSharedMemoryFP8(ByteMap):
 
     @property
     def TOPK_PER_CTA(self) -> int:
+        """Keys of K that one CTA gathers."""
         return self.base.TOPK_PER_CTA
 
     @property
     def K_scales_per_token(self) -> int:
+        """Scales of a row of K."""
         return self._blocks(self.base.qk_depth)
 
     @property
     def V_scales_per_token(self) -> int:
+        """Scales of the part of a row that is V."""
         return self._blocks(self.base.v_depth)
 
     def _blocks(self, depth: int) -> int:
@@ -227,6 +240,7 @@ class MLASparseSharedMemoryFP8(ByteMap):
 
     @property
     def K_SCALES_SIZE(self) -> int:
+        """Scales of the keys that one CTA gathers."""
         return self.TOPK_PER_CTA * self.K_scales_per_token
 
     @property

@@ -110,18 +110,22 @@ class FA4Shape:
 
     @property
     def num_kv_heads(self) -> int:
+        """Heads of K and V."""
         return self.num_q_heads // self.group
 
     @cached_property
     def qkv_dtype_size(self) -> int:
+        """Bytes of a Q, K or V value."""
         return dtype_size(self.qkv_dtype)
 
     @cached_property
     def rope_dtype_size(self) -> int:
+        """Bytes of a rope value; 0 when rope has no dtype of its own."""
         return dtype_size(self.rope_dtype)
 
     @property
     def scale_dtype_size(self) -> int:
+        """Bytes of a scale; 0 without scales."""
         return dtype_size(self.scale_dtype)
 
     @property
@@ -156,14 +160,17 @@ class FA4Shape:
 
     @cached_property
     def padded_qk_depth(self) -> int:
+        """Columns of Q and K in shared memory."""
         return self._pad(self.qk_depth)
 
     @cached_property
     def padded_ov_depth(self) -> int:
+        """Columns of V and of an output accumulator."""
         return self._pad(self.ov_depth)
 
     @cached_property
     def padded_nope_depth(self) -> int:
+        """Columns of Q and K in shared memory, without rope."""
         return self._pad(self.nope_depth)
 
     def _pad(self, depth: int) -> int:
@@ -196,18 +203,22 @@ class Tile:
 
     @property
     def TMEM_P0(self) -> int:
+        """P overwrites S0."""
         return 0
 
     @property
     def TMEM_P1(self) -> int:
+        """P overwrites S1."""
         return self.TMEM_S1
 
     @property
     def TMEM_C0(self) -> int:
+        """The correction column behind P0."""
         return self.TMEM_P0 + self.BN // 2
 
     @property
     def TMEM_C1(self) -> int:
+        """The correction column behind P1."""
         return self.TMEM_P1 + self.BN // 2
 
 

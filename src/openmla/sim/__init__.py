@@ -1,1 +1,40 @@
-""""""
+"""A CPU simulator for the Gluon kernels of this package: values, synchronization, races, deadlocks.
+
+>>> from openmla import sim                                                # doctest: +SKIP
+>>> report = sim.simulate(kernel, grid, args, kwargs, seed=1)              # doctest: +SKIP
+>>> report.raise_if_bad()                                                  # doctest: +SKIP
+
+The kernel file is not changed and not copied: the code object that Triton would compile is executed
+on NumPy arrays. Partitions are scheduled one at a time by a seeded generator; TMA, cp.async, wgmma,
+tcgen05 and LDS copies finish as early or as late as the rules allow.
+
+What is checked: see `Kind`. What is not modelled, and therefore not checked here:
+
+- layouts: swizzles, register distribution, bank conflicts, alignment, padding. Compiling the same
+  kernel (`openmla.aot`) checks that they are legal, not that they are fast;
+- the warps of a partition are one thread: a race between two warps of the same partition is seen
+  only where a wgmma operand is overwritten without a barrier. The barriers that the compiler adds
+  by itself inside a partition are taken for granted;
+- reuse of shared memory of dead allocations by the compiler;
+- global memory has bounds and write counts, but no race check: two CTAs that exchange data through
+  global memory are only checked by their results;
+- proxy fences are required for an ordinary shared-memory write that TMA, wgmma or tcgen05 reads
+  afterwards, not for writes that follow writes;
+- rounding inside the tensor cores: products are accumulated in float32;
+- inline assembly outside the known strings (`register_asm` adds more), PDL, cluster launch control;
+- time: "timed" uses nominal rates, see `openmla.sim.timeline`.
+"""
+
+from __future__ import annotations
+
+try:
+    import numpy as _numpy  # noqa: F401
+except ImportError as error:  # numpy is not a dependency of openmla itself
+    raise ImportError("openmla.sim needs numpy: pip install numpy") from error
+
+from openmla.sim.findings import Finding, Kind, Report
+from openmla.sim.language.asm import register as register_asm
+from openmla.sim.launch import simulate
+from openmla.sim.timeline import Timeline
+
+__all__ = ["Finding", "Kind", "Report", "Timeline", "register_asm", "simulate"]

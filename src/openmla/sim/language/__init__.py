@@ -1,0 +1,51 @@
+"""The simulator's side of the Gluon language: one namespace per module that kernels import.
+
+`NAMESPACES` maps the name of a Triton module to the substitutes for what it defines. The loader
+puts them in place of the originals when it runs a kernel.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+from openmla.sim.language import amd, blackwell, core, hopper, shapes
+
+_GLUON = "triton.experimental.gluon"
+_LANG = f"{_GLUON}.language"
+
+gl = SimpleNamespace(**shapes.NAMES, **core.NAMES)
+gl.nvidia = SimpleNamespace(
+    ampere=hopper.AMPERE, hopper=hopper.HOPPER, blackwell=blackwell.BLACKWELL
+)
+gl.amd = amd.AMD
+
+NAMESPACES: dict[str, SimpleNamespace] = {
+    _LANG: gl,
+    f"{_LANG}._core": gl,
+    f"{_LANG}._standard": gl,
+    f"{_LANG}._math": gl,
+    f"{_LANG}._layouts": gl,
+    "triton.language": gl,
+    "triton.language.core": gl,
+    "triton.language.math": gl,
+    "triton.language.standard": gl,
+    f"{_LANG}.nvidia": gl.nvidia,
+    f"{_LANG}.nvidia.ampere": hopper.AMPERE,
+    f"{_LANG}.nvidia.ampere.async_copy": hopper.ASYNC_COPY,
+    f"{_LANG}.nvidia.ampere.mbarrier": hopper.MBARRIER,
+    f"{_LANG}.nvidia.hopper": hopper.HOPPER,
+    f"{_LANG}.nvidia.hopper.tma": hopper.TMA,
+    f"{_LANG}.nvidia.hopper.mbarrier": hopper.MBARRIER,
+    f"{_LANG}.nvidia.hopper.cluster": hopper.CLUSTER,
+    f"{_LANG}.nvidia.blackwell": blackwell.BLACKWELL,
+    f"{_LANG}.nvidia.blackwell.tma": blackwell.TMA,
+    f"{_LANG}.amd": amd.AMD,
+    f"{_LANG}.amd._layouts": amd.AMD,
+    f"{_LANG}.amd.hint": amd.HINT,
+    f"{_LANG}.amd.warp_pipeline": amd.AMD,
+    f"{_LANG}.amd.cdna3": amd.CDNA4,
+    f"{_LANG}.amd.cdna4": amd.CDNA4,
+    f"{_LANG}.amd.cdna4.async_copy": amd.ASYNC_COPY,
+}
+
+__all__ = ["NAMESPACES", "gl"]

@@ -1,0 +1,145 @@
+"""Runs the very source that compiles: rebinds the names a `@gluon.jit` function uses.
+
+A jitted function keeps its plain Python function. The loader makes a copy of that function (same
+code object, so the same file and lines) whose globals lead to the simulator's language instead of
+Triton's: modules and builtins by the module that defines them, other jitted functions by
+translating them the same way, constexprs by their value. Everything else (numbers, strings,
+layouts) stays as it is.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable
+from typing import Any
+
+from openmla.errors import Unsupported
+from openmla.sim import dtypes
+from openmla.sim.language import NAMESPACES, gl
+
+_GLUON = "triton.experimental.gluon"
+
+
+class Loader:
+    """Translates functions; every object is translated once."""
+
+    def __init__(self) -> None:
+        self._functions: dict[int, Callable[..., Any]] = {}
+        self._globals: dict[int, dict[str, Any]] = {}
+        self._keep: list[Any] = []  # ids above stay valid while these live
+
+    def function(self, source: Any) -> Callable[..., Any]:
+        """The simulated form of a jitted (or plain) function."""
+        plain = getattr(source, "fn", source)
+        if id(plain) in self._functions:
+            return self._functions[id(plain)]
+        module = self._globals.setdefault(id(plain.__globals__), {"range": gl.range})
+        self._keep.append(plain)
+        closure = plain.__closure__
+        cells = tuple(types.CellType() for _ in closure) if closure else None
+        copy = types.FunctionType(plain.__code__, module, plain.__name__, None, cells)
+        copy.__kwdefaults__ = self._defaults(plain.__kwdefaults__)
+        copy.__defaults__ = tuple(self.value(v) for v in plain.__defaults__ or ()) or None
+        self._functions[id(plain)] = copy
+        for cell, original in zip(cells or (), closure or (), strict=True):
+            cell.cell_contents = self.value(original.cell_contents)
+        for name in _names(plain.__code__):
+            if name not in module and name in plain.__globals__:
+                module[name] = self.value(plain.__globals__[name])
+        return copy
+
+    def _defaults(self, values: dict[str, Any] | None) -> dict[str, Any] | None:
+        return {k: self.value(v) for k, v in values.items()} if values else None
+
+    def value(self, x: Any) -> Any:
+        """The simulated form of anything a kernel can name."""
+        if isinstance(x, types.ModuleType):
+            return self._module(x)
+        if isinstance(x, tuple):
+            return tuple(self.value(v) for v in x)
+        if isinstance(x, list):
+            return [self.value(v) for v in x]
+        kind = type(x)
+        if kind.__module__ == "triton.language.core":
+            if kind.__name__ == "constexpr":
+                return self.value(x.value)
+            if kind.__name__ == "dtype":
+                return self._dtype(x)
+        if isinstance(x, type):
+            return self._class(x)
+        if hasattr(x, "fn") and kind.__module__.startswith("triton"):
+            return self._named(x.fn) or self.function(x)
+        if isinstance(x, types.FunctionType):
+            return self._named(x) or x
+        return x
+
+    def _module(self, module: types.ModuleType) -> Any:
+        if module.__name__ in NAMESPACES:
+            return NAMESPACES[module.__name__]
+        if module.__name__.split(".")[0] == "triton":
+            return _Missing(module.__name__)
+        return _Module(self, module)
+
+    def _named(self, function: Any) -> Any:
+        """The substitute for a function that Triton defines, or None for a kernel's own."""
+        module, name = function.__module__ or "", function.__name__
+        if not module.startswith("triton"):
+            return None
+        found = getattr(NAMESPACES.get(module), name, None)
+        if found is None:
+            raise Unsupported(f"the simulator does not model {module}.{name}")
+        return found
+
+    def _class(self, cls: type) -> Any:
+        if not cls.__module__.startswith("triton"):
+            return self._aggregate(cls) if hasattr(cls, "__aggregate_fields__") else cls
+        found = getattr(NAMESPACES.get(cls.__module__, gl), cls.__name__, None)
+        return cls if found is None else found
+
+    def _aggregate(self, cls: type) -> type:
+        """A record type of the kernel: the same fields, its methods translated."""
+        original = getattr(cls, "__wrapped__", cls)
+        body = {
+            name: self.function(member) if hasattr(member, "fn") else member
+            for name, member in vars(original).items()
+            if name not in ("__dict__", "__weakref__")
+        }
+        return type(cls.__name__, (), body)
+
+    @staticmethod
+    def _dtype(x: Any) -> Any:
+        name = str(x)
+        if name not in dtypes.BY_NAME:
+            raise Unsupported(f"the simulator has no element type {name}")
+        return dtypes.BY_NAME[name]
+
+
+class _Module:
+    """A kernel's own module, imported as a name: its members are translated when used."""
+
+    def __init__(self, loader: Loader, module: types.ModuleType) -> None:
+        self._loader, self._module = loader, module
+
+    def __getattr__(self, name: str) -> Any:
+        member = self._loader.value(getattr(self._module, name))
+        setattr(self, name, member)
+        return member
+
+
+class _Missing:
+    """A Triton module without a substitute: naming it is fine, using it is not."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __getattr__(self, name: str) -> Any:
+        raise Unsupported(f"the simulator does not model {self._name}.{name}")
+
+
+def _names(code: types.CodeType) -> set[str]:
+    """Global names a code object and its nested ones may load."""
+    found = set(code.co_names)
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            found |= _names(constant)
+    return found

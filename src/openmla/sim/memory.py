@@ -1,0 +1,276 @@
+"""On-chip memories: shared and tensor memory as allocations with views.
+
+An allocation is a run of bytes with a `written` mark per byte and a `Shadow` for races. A view is a
+strided window with an element type; `index`, `slice`, `permute`, `reshape` and `_reinterpret` make
+new views of the same bytes. Addresses are logical: swizzles, padding and bank placement belong to
+the layout, which the compiler checks and the simulator does not model. Tensor memory keeps one row
+per lane, so that a bf16 view may overlay the columns of an fp32 one, as on the hardware.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from openmla.sim.clocks import Shadow
+from openmla.sim.context import current
+from openmla.sim.dtypes import Array, DType
+from openmla.sim.layouts import split_axis
+from openmla.sim.values import Tensor
+
+
+class Allocation:
+    """Bytes in shared or tensor memory of one CTA (or, split in two, of a cluster)."""
+
+    def __init__(self, name: str, space: str, nbytes: int, cell: int) -> None:
+        self.name = name
+        self.space = space  # "shared" or "tensor"
+        self.bytes = np.zeros(nbytes, np.uint8)
+        self.written = np.zeros(nbytes, np.uint8)
+        self.shadow = Shadow()
+        self.cell = cell
+        self._cells: dict[tuple[Any, ...], int] = {}
+
+    def cells(self, view: MemoryView) -> int:
+        """The bytes of a view as a bit mask over cells of `cell` bytes."""
+        key = (view.offset, view.shape, view.strides, view.dtype.itemsize)
+        if key not in self._cells:
+            marks = np.zeros(len(self.bytes), np.uint8)
+            unsigned = np.dtype(f"u{view.dtype.itemsize}")
+            np.ndarray(view.shape, unsigned, marks, view.offset, view.strides)[...] = 1
+            per_cell = np.pad(marks, (0, -len(marks) % self.cell)).reshape(-1, self.cell)
+            packed = np.packbits(per_cell.any(1), bitorder="little")
+            self._cells[key] = int.from_bytes(packed.tobytes(), "little")
+        return self._cells[key]
+
+
+class MemoryView:
+    """A window on an allocation: what a kernel holds as a shared or tensor memory descriptor."""
+
+    def __init__(
+        self,
+        alloc: Allocation,
+        dtype: DType,
+        shape: Sequence[int],
+        strides: Sequence[int],
+        offset: int = 0,
+        layout: Any = None,
+        stage: int | None = None,
+    ) -> None:
+        self.alloc = alloc
+        self.dtype = dtype
+        self._shape = tuple(shape)
+        self.strides = tuple(strides)
+        self.offset = offset
+        self.layout = layout
+        self.stage = stage
+
+    # -- what kernels read
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Extents."""
+        return self._shape
+
+    @property
+    def rank(self) -> int:
+        """Number of axes."""
+        return len(self._shape)
+
+    @property
+    def numel(self) -> int:
+        """Number of elements."""
+        return math.prod(self._shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the whole view, over all CTAs of a cluster."""
+        return self.numel * self.dtype.itemsize
+
+    @property
+    def nbytes_per_cta(self) -> int:
+        """Bytes of one CTA's part."""
+        return self.nbytes // (2 if self.split is not None else 1)
+
+    @property
+    def type(self) -> MemoryView:
+        """Kernels write `view.type.layout`; the view itself carries it."""
+        return self
+
+    @property
+    def split(self) -> int | None:
+        """The axis (from the end) that a cluster divides, or None."""
+        axis = split_axis(self.layout)
+        return axis if axis is not None and current().cta.cluster.size > 1 else None
+
+    @property
+    def label(self) -> str:
+        """Name as findings print it."""
+        return self.alloc.name if self.stage is None else f"{self.alloc.name}[{self.stage}]"
+
+    # -- sub-views
+    def _derive(self, **changes: Any) -> MemoryView:
+        fields: dict[str, Any] = {
+            "dtype": self.dtype,
+            "shape": self._shape,
+            "strides": self.strides,
+            "offset": self.offset,
+            "layout": self.layout,
+            "stage": self.stage,
+        }
+        return type(self)(self.alloc, **{**fields, **changes})
+
+    def index(self, i: Any) -> MemoryView:
+        """The i-th part along the first axis (a pipeline stage)."""
+        i = int(i)
+        if not 0 <= i < self._shape[0]:
+            raise IndexError(f"index {i} of {self.label}, which has {self._shape[0]} stages")
+        return self._derive(
+            shape=self._shape[1:],
+            strides=self.strides[1:],
+            offset=self.offset + i * self.strides[0],
+            stage=i,
+        )
+
+    def slice(self, start: Any, length: int, dim: int | None = None) -> MemoryView:
+        """`length` elements from `start` along `dim` (tensor memory: the last axis)."""
+        if dim is None:
+            dim = self.rank - 1 if self.alloc.space == "tensor" else 0
+        start, length = int(start), int(length)
+        if start < 0 or start + length > self._shape[dim]:
+            raise IndexError(f"slice {start}+{length} of axis {dim} of {self.label} {self._shape}")
+        shape = (*self._shape[:dim], length, *self._shape[dim + 1 :])
+        return self._derive(shape=shape, offset=self.offset + start * self.strides[dim])
+
+    def permute(self, order: Sequence[int]) -> MemoryView:
+        """The same bytes with the axes in another order."""
+        axes = [int(i) for i in order]
+        view = self._derive(
+            shape=[self._shape[i] for i in axes], strides=[self.strides[i] for i in axes]
+        )
+        view.layout = PermutedLayout(self.layout, axes)
+        return view
+
+    def reshape(self, shape: Sequence[int]) -> MemoryView:
+        """A row-major reshape of a contiguous view."""
+        return self._reinterpret(self.dtype, shape, self.layout)
+
+    def _reinterpret(self, dtype: DType, shape: Sequence[int], layout: Any) -> MemoryView:
+        """The same bytes as another type and shape (tensor memory: same lanes, own columns)."""
+        shape = [int(x) for x in shape]
+        strides = _row_major(shape, dtype.itemsize)
+        if self.alloc.space == "tensor" and self.rank >= 2 and len(shape) >= 2:
+            lane = self.strides[-2]
+            if shape[-1] * dtype.itemsize > lane:
+                raise ValueError(f"{self.label}: {shape[-1]} columns of {dtype} do not fit")
+            strides = [lane * x for x in _row_major(shape[:-1], 1)] + [dtype.itemsize]
+        last = self.offset + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
+        if last + dtype.itemsize > len(self.alloc.bytes):
+            raise ValueError(f"{self.label}: a view of {shape} {dtype} is larger than the buffer")
+        return self._derive(dtype=dtype, shape=shape, strides=strides, layout=layout)
+
+    def get_reg_layout(self, **_: Any) -> None:
+        """Register layouts are not modelled."""
+        return
+
+    def _keep_alive(self) -> None:
+        """Lifetimes are not modelled: every allocation lives as long as its CTA."""
+
+    # -- the bytes
+    def part(self) -> MemoryView:
+        """The part of a cluster's view that lies in the running CTA."""
+        axis = self.split
+        if axis is None:
+            return self
+        dim = self.rank + axis
+        half = self._shape[dim] // 2
+        return self.slice(half * current().cta.rank, half, dim)
+
+    def half(self, rank: int) -> MemoryView:
+        """The part of a cluster's view that lies in CTA `rank`."""
+        axis = self.split
+        if axis is None:
+            return self
+        dim = self.rank + axis
+        return self.slice(self._shape[dim] // 2 * rank, self._shape[dim] // 2, dim)
+
+    def array(self) -> Array:
+        """The bits, as a writable NumPy view."""
+        return np.ndarray(
+            self._shape, self.dtype.storage, self.alloc.bytes, self.offset, self.strides
+        )
+
+    def _marks(self) -> Array:
+        unsigned = np.dtype(f"u{self.dtype.itemsize}")
+        return np.ndarray(self._shape, unsigned, self.alloc.written, self.offset, self.strides)
+
+    def read_values(self) -> Array:
+        """Decoded values."""
+        return self.dtype.decode(self.array())
+
+    def write_bits(self, bits: Array | int) -> None:
+        """Store bits and mark them written."""
+        self.array()[...] = bits
+        self._marks()[...] = 1
+
+    @property
+    def fully_written(self) -> bool:
+        """Whether every element was written at least once."""
+        return bool(self._marks().all())
+
+    def cells(self) -> int:
+        """Bit mask of the bytes this view covers."""
+        return self.alloc.cells(self)
+
+    # -- what kernels call
+    def load(self, layout: Any = None) -> Tensor:
+        """Read into registers (an ordinary, synchronous access)."""
+        agent = current()
+        agent.access(self.part(), write=False, what=f"load of {self.label}")
+        agent.charge(self.numel, "memory")
+        return Tensor(self.read_values(), self.dtype, split_axis(layout), layout)
+
+    def store(self, value: Any, pred: Any = True) -> None:
+        """Write from registers (an ordinary, synchronous access)."""
+        if not bool(pred):
+            return
+        agent = current()
+        bits = self.dtype.encode(value.value)
+        if tuple(bits.shape) != self._shape:
+            raise ValueError(f"store of shape {bits.shape} to {self.label} of shape {self._shape}")
+        mine = self.part()
+        agent.access(mine, write=True, what=f"store to {self.label}")
+        agent.charge(self.numel, "memory")
+        if mine is not self:
+            dim = self.rank + (self.split or 0)
+            half = self._shape[dim] // 2
+            bits = np.take(bits, range(half * agent.cta.rank, half * (agent.cta.rank + 1)), dim)
+        mine.write_bits(bits)
+
+
+class PermutedLayout:
+    """Layout of a permuted view: only its cluster split matters here."""
+
+    def __init__(self, parent: Any, order: Sequence[int]) -> None:
+        axis = split_axis(parent)
+        rank = len(order)
+        self.sim_split = None if axis is None else list(order).index(rank + axis) - rank
+
+
+def _row_major(shape: Sequence[int], itemsize: int) -> list[int]:
+    strides, step = [], itemsize
+    for extent in reversed(shape):
+        strides.append(step)
+        step *= extent
+    return strides[::-1]
+
+
+def allocate(name: str, space: str, dtype: DType, shape: Sequence[int], layout: Any) -> MemoryView:
+    """A new allocation and the view of all of it."""
+    shape = [int(x) for x in shape]
+    strides = _row_major(shape, dtype.itemsize)
+    nbytes = strides[0] * shape[0] if shape else dtype.itemsize
+    alloc = Allocation(name, space, nbytes, min(4, dtype.itemsize))
+    return MemoryView(alloc, dtype, shape, strides, 0, layout)

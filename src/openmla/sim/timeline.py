@@ -1,0 +1,146 @@
+"""The simulated timeline of a run, and its picture.
+
+With `schedule="timed"` a nominal clock runs: every unit has a rate (below), every asynchronous
+operation a latency. The rates are round numbers per SM, good for seeing who waits for whom; they
+are not a performance model.
+"""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+# Work per nominal clock: elements for the register units, bytes for copies, multiply-adds for MMA.
+COST = {
+    "vector": 512.0,
+    "exp": 64.0,
+    "memory": 128.0,
+    "global": 64.0,
+    "copy": 48.0,
+    "mma": 2048.0,
+}
+LATENCY = {"copy": 500.0, "mma": 60.0}
+
+_COLOR = {
+    "wait": "#d9d9d9",
+    "vector": "#7fb3d5",
+    "exp": "#2e86c1",
+    "memory": "#a9cce3",
+    "global": "#5d6d7e",
+    "copy": "#f5b041",
+    "mma": "#58a55c",
+}
+
+
+class Event(NamedTuple):
+    """One bar: `lane` did `label` from `start` to `end`."""
+
+    lane: str
+    kind: str
+    label: str
+    start: float
+    end: float
+
+
+class Timeline:
+    """Bars by lane; adjacent bars of the same kind are merged."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+        self._last: dict[str, int] = {}
+
+    def add(self, lane: str, kind: str, label: str, start: float, end: float) -> None:
+        """Append a bar."""
+        if end <= start:
+            return
+        at = self._last.get(lane)
+        if at is not None and kind in ("vector", "exp", "memory"):
+            old = self.events[at]
+            if old.kind == kind and abs(old.end - start) < 1e-6:
+                self.events[at] = old._replace(end=end)
+                return
+        self._last[lane] = len(self.events)
+        self.events.append(Event(lane, kind, label, start, end))
+
+    def lanes(self) -> list[str]:
+        """Lane names in order of first use."""
+        return list(dict.fromkeys(e.lane for e in self.events))
+
+    def busy(self, lane: str) -> float:
+        """Share of the whole run in which `lane` did something other than wait."""
+        total = max((e.end for e in self.events), default=0.0)
+        work = sum(e.end - e.start for e in self.events if e.lane == lane and e.kind != "wait")
+        return work / total if total else 0.0
+
+    def svg(self, width: int = 1400, start: float = 0.0, end: float | None = None) -> str:
+        """The picture between two times, one row per partition and unit."""
+        last = max((e.end for e in self.events), default=1.0)
+        stop = min(end if end is not None else last, last)
+        shown = [e for e in self.events if e.end > start and e.start < stop]
+        lanes = list(dict.fromkeys(e.lane for e in shown))
+        row, left, top = 26, 230, 40
+        scale = (width - left - 10) / max(stop - start, 1e-9)
+        height = top + row * len(lanes) + 40
+        parts = [_head(width, height, f"nominal clocks {start:.0f} to {stop:.0f}")]
+        for i, lane in enumerate(lanes):
+            y = top + i * row
+            busy = f"{100 * self.busy(lane):.0f} %"
+            parts.append(f'<text x="8" y="{y + 16}">{html.escape(lane)}</text>')
+            parts.append(f'<text x="{left - 8}" y="{y + 16}" text-anchor="end">{busy}</text>')
+            parts += _bars((e for e in shown if e.lane == lane), y, row, left, scale, start, stop)
+        parts += _legend(height - 14)
+        return "\n".join([*parts, "</svg>"])
+
+    def write(self, path: str | Path, **window: float) -> Path:
+        """Write the picture; `.html` wraps the SVG in a page, anything else is the bare SVG."""
+        target = Path(path)
+        picture = self.svg(**window)  # type: ignore[arg-type]
+        if target.suffix == ".html":
+            picture = (
+                "<!doctype html><meta charset='utf-8'><title>openmla timeline</title>"
+                f"<body style='margin:16px;background:#fff'>{picture}</body>"
+            )
+        target.write_text(picture)
+        return target
+
+
+def _head(width: int, height: int, title: str) -> str:
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" '
+        f'width="{width}" font-family="sans-serif" font-size="12">'
+        f'<rect width="100%" height="100%" fill="#fff"/>'
+        f'<text x="8" y="22" font-size="14">{html.escape(title)}</text>'
+    )
+
+
+def _bars(
+    events: Iterable[Event],
+    y: int,
+    row: int,
+    left: int,
+    scale: float,
+    start: float,
+    stop: float,
+) -> list[str]:
+    out = []
+    for e in events:
+        low, high = max(e.start, start), min(e.end, stop)
+        color = _COLOR.get(e.kind, "#999")
+        tip = f"{e.label}: {e.start:.0f} to {e.end:.0f}"
+        out.append(
+            f'<rect x="{left + (low - start) * scale:.2f}" y="{y + 4}" '
+            f'width="{max((high - low) * scale, 0.4):.2f}" height="{row - 8}" fill="{color}">'
+            f"<title>{html.escape(tip)}</title></rect>"
+        )
+    return out
+
+
+def _legend(y: int) -> list[str]:
+    out, x = [], 230
+    for kind, color in _COLOR.items():
+        out.append(f'<rect x="{x}" y="{y - 10}" width="12" height="12" fill="{color}"/>')
+        out.append(f'<text x="{x + 16}" y="{y}">{kind}</text>')
+        x += 90
+    return out

@@ -1,6 +1,29 @@
-"""openmla: Multi-head Latent Attention prefill for Python."""
+"""openmla: Multi-head Latent Attention prefill for Python.
 
+out = openmla.mla_prefill(q, k_nope, k_rope, v, cu_seqlens_q=cu)          dense, MHA form
+out = openmla.mla_prefill_latent(q, cache, block_table, cache_lengths, cu_seqlens_q=cu, scale=s)
+out = openmla.mla_prefill_sparse(q, kv, indices, scale=s)                 sparse, latent form
+out, lse = openmla.merge_states(out_a, lse_a, out_b, lse_b)
+"""
+
+from openmla.api import merge_states, mla_prefill, mla_prefill_latent, mla_prefill_sparse
+from openmla.cache import LatentCache
 from openmla.errors import InvalidArgument, OpenMLAError, Unsupported
+from openmla.plan import Plan, plan
+from openmla.problem import Problem
 from openmla.version import VERSION as __version__
 
-__all__ = ["InvalidArgument", "OpenMLAError", "Unsupported", "__version__"]
+__all__ = [
+    "InvalidArgument",
+    "LatentCache",
+    "OpenMLAError",
+    "Plan",
+    "Problem",
+    "Unsupported",
+    "__version__",
+    "merge_states",
+    "mla_prefill",
+    "mla_prefill_latent",
+    "mla_prefill_sparse",
+    "plan",
+]

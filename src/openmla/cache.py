@@ -1,12 +1,13 @@
 """`LatentCache`: the paged key/value cache of MLA, one latent row per token, in six formats.
 
-A row is the token's latent (which is K without rope, and V) followed by its rope part.
+A row is the token's latent (which is K without rope, and V) followed by its rope part. P pages of
+S rows each:
 
 | format | data | scales | bytes per token at 512 + 64 |
 |---|---|---|---|
-| bf16 | bf16 [pages, page_size, latent+rope] | - | 1152 |
-| fp8_656 | uint8 [pages, page_size, 656]: 512 e4m3, 4 fp32 scales, 64 bf16 rope | in the row | 656 |
-| fp8_block32 | e4m3 [pages, page_size, latent+rope] | fp32 [pages, page_size, ceil(width/32)] | 648 |
+| bf16 | bf16 [P, S, latent+rope] | - | 1152 |
+| fp8_656 | uint8 [P, S, 656]: 512 e4m3, 4 fp32 scales, 64 bf16 rope | in the row | 656 |
+| fp8_block32 | e4m3 [P, S, latent+rope] | fp32 [P, S, ceil(width/32)] | 648 |
 | fp8_block64 | likewise | one per 64 columns | 612 |
 | fp8_block128 | likewise | one per 128 columns | 596 |
 | fp8_token | likewise | one per token | 580 |
@@ -211,7 +212,9 @@ def check_rows(name: str, rows: Tensor, limit: int) -> None:
         low, high = int(rows.min()), int(rows.max())
         if low < 0 or high >= limit:
             bad = low if low < 0 else high
-            raise InvalidArgument(name, f"rows 0 to {limit - 1} (the pool has {limit})", f"row {bad}")
+            raise InvalidArgument(
+                name, f"rows 0 to {limit - 1} (the pool has {limit})", f"row {bad}"
+            )
 
 
 def _check_append(
@@ -248,7 +251,9 @@ def _check_layout(cache: LatentCache) -> None:
     if cache.format == "fp8_656":
         if (cache.latent, cache.rope) != (V32_LATENT, V32_ROPE):
             got = f"latent {cache.latent}, rope {cache.rope}"
-            raise InvalidArgument("format", f"latent {V32_LATENT}, rope {V32_ROPE} for fp8_656", got)
+            raise InvalidArgument(
+                "format", f"latent {V32_LATENT}, rope {V32_ROPE} for fp8_656", got
+            )
         width, row_dtype = V32_BYTES, torch.uint8
     elif cache.format == "bf16":
         row_dtype = torch.bfloat16
@@ -265,5 +270,5 @@ def _check_layout(cache: LatentCache) -> None:
     expected = (data.shape[0], data.shape[1], blocks)
     scales = cache.scales
     if scales is None or scales.dtype != torch.float32 or tuple(scales.shape) != expected:
-        got = None if scales is None else f"{scales.dtype} of shape {tuple(scales.shape)}"
+        got = "None" if scales is None else f"{scales.dtype} of shape {tuple(scales.shape)}"
         raise InvalidArgument("scales", f"float32 {list(expected)}", got)

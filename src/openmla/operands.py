@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from openmla.cache import LatentCache
@@ -15,11 +16,18 @@ from openmla.cache import LatentCache
 
 @dataclass(frozen=True, eq=False)
 class Results:
-    """Where a kernel writes: out [total_q, H, d_v]; lse and max_logits fp32 [total_q, H] or None."""
+    """Where a kernel writes: out [total_q, H, d_v]; lse, max_logits fp32 [total_q, H] or None."""
 
     out: Tensor
     lse: Tensor | None = None
     max_logits: Tensor | None = None
+
+    def clear(self) -> None:
+        """Make every row an empty row: zeros, -inf."""
+        self.out.zero_()
+        for rows in (self.lse, self.max_logits):
+            if rows is not None:
+                rows.fill_(-torch.inf)
 
 
 @dataclass(frozen=True, eq=False)

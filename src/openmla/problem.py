@@ -5,11 +5,11 @@ dtypes, mask, where the keys live. No tensors, no devices, so a problem can be p
 that has neither torch nor a GPU. The hash is the key of every plan and kernel cache.
 
 >>> deepseek_v3 = Problem(form="dense", heads=128, d_nope=128, d_rope=64, d_v=128,
-...                       total_q=4096, total_k=4096)
+...                       total_q=512, total_k=512)
 >>> deepseek_v3.d_qk
 192
 >>> print(deepseek_v3)
-dense bf16, 128 heads, d_nope 128 + d_rope 64 -> d_v 128, 4096 queries x 4096 keys, 1 sequence, causal
+dense bf16, 128 heads, d_nope 128 + d_rope 64 -> d_v 128, 512 queries x 512 keys, 1 sequence, causal
 """
 
 from __future__ import annotations
@@ -107,8 +107,17 @@ class Problem:
     def __str__(self) -> str:
         dtype = self.q_dtype if self.kv_dtype == self.q_dtype else f"{self.q_dtype}/{self.kv_dtype}"
         widths = f"d_nope {self.d_nope} + d_rope {self.d_rope} -> d_v {self.d_v}"
-        keys = f"top-{self.topk} of {self.total_k} rows" if self.form == "sparse" else f"{self.total_k} keys"
-        parts = [f"{self.form} {dtype}", f"{self.heads} heads", widths, f"{self.total_q} queries x {keys}"]
+        keys = (
+            f"top-{self.topk} of {self.total_k} rows"
+            if self.form == "sparse"
+            else f"{self.total_k} keys"
+        )
+        parts = [
+            f"{self.form} {dtype}",
+            f"{self.heads} heads",
+            widths,
+            f"{self.total_q} queries x {keys}",
+        ]
         if self.form != "sparse":
             parts += [f"{self.batch} sequence{'s' * (self.batch != 1)}"]
             parts += ["causal" if self.causal else "full"]

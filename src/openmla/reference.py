@@ -50,7 +50,9 @@ class Truth:
             keys=torch.zeros(total_q, dtype=torch.int64),
         )
 
-    def attend_row(self, row: int, q: Tensor, k: Tensor, v: Tensor, w: Weights, k_ids: Tensor) -> None:
+    def attend_row(
+        self, row: int, q: Tensor, k: Tensor, v: Tensor, w: Weights, k_ids: Tensor
+    ) -> None:
         """Fill one row from q [H, D], k [n, H or 1, D], v [n, H or 1, d_v]; k_ids index k_scale."""
         if not k.shape[0]:
             return
@@ -74,13 +76,13 @@ class Truth:
 
 def dense(op: DenseOperands) -> Truth:
     """MHA form: query i of a sequence sees its first visible_keys(i) keys."""
-    total_q, heads, d_qk = op.q.shape
+    total_q, heads, _ = op.q.shape
     truth = Truth.empty(total_q, heads, op.v.shape[-1])
     for span in ragged_spans(op.cu_seqlens_q, op.cu_seqlens_k):
         rows = slice(span.k_start, span.k_start + span.k_len)
         k, v = op.k_nope[rows].double(), op.v[rows].double()
         if op.rope_cache is not None and op.block_table is not None:
-            slots = page_rows(op.block_table[span.index], op.rope_cache.page_size, 0, span.k_len)
+            slots = page_rows(op.block_table[span.number], op.rope_cache.page_size, 0, span.k_len)
             rope = op.rope_cache.read(slots)[:, None, op.rope_cache.latent :]
             k = torch.cat([k, rope.double().expand(-1, heads, -1)], dim=-1)
         elif op.k_rope is not None:
@@ -99,7 +101,7 @@ def latent(op: LatentOperands) -> Truth:
     total_q, heads, _ = op.q.shape
     truth = Truth.empty(total_q, heads, op.d_v)
     for span in paged_spans(op.cu_seqlens_q, op.cache_lengths):
-        slots = page_rows(op.block_table[span.index], op.cache.page_size, 0, span.k_len)
+        slots = page_rows(op.block_table[span.number], op.cache.page_size, 0, span.k_len)
         k = op.cache.read(slots).double()[:, None]
         for i in range(span.q_len):
             n = visible_keys(i, span.q_len, span.k_len, op.causal)

@@ -34,7 +34,7 @@ from torch import Tensor
 class Span(NamedTuple):
     """One sequence of a ragged batch: its rows of queries and, for ragged keys, of keys."""
 
-    index: int
+    number: int
     q_start: int
     q_len: int
     k_start: int

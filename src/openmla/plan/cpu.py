@@ -13,12 +13,14 @@ class CpuConfig:
     """How the CPU kernels cut a problem.
 
     BM: query rows per tile (dense form). BN: keys per block. rows_per_step: rows of scores computed
-    at a time, over all heads of a group; with BN it bounds the scratch memory.
+    at a time, over all heads of a group. panel_rows: queries that share one packed block of keys.
+    Together they bound the scratch memory, whatever the lengths.
     """
 
     BM: int
     BN: int
     rows_per_step: int
+    panel_rows: int = 2048
 
     def head_groups(self, heads: int, q_len: int) -> Iterator[slice]:
         """Heads that are computed together, so that short sequences still fill a step.

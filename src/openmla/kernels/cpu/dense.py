@@ -1,12 +1,15 @@
 """Dense MLA prefill on the CPU, MHA form.
 
-Called by kernels/launch.py only. For each sequence, group of heads and tile of BM queries it walks
-the keys in blocks of BN: pack to fp32, multiply, online softmax, multiply. Matrix products are
-batched over the heads of a group, which is what keeps all cores busy. The rope product is one
-matrix product for all heads of the group: shared rope rows are never copied per head.
+Called by kernels/launch.py only. A panel is up to `panel_rows` queries of one sequence and one
+group of heads. It walks the keys in blocks of BN, packs each block to fp32 once, and shows it to every
+tile of BM queries in the panel:
 
-fp32 arithmetic throughout: torch's CPU matrix products round bf16 scores to bf16, which would cost
-more accuracy than the output rounding itself.
+    panel   for block in keys: pack K, V; for tile in tiles: tile.add_block
+    tile    scores = q_nope . k_nope (batched over heads) + q_rope . k_rope; mask; online softmax
+
+The rope product is one matrix product for all heads of the group: shared rope rows are never copied
+per head. All arithmetic is fp32: torch's CPU products of bf16 matrices return bf16 scores, and that
+rounding would cost more accuracy than the rounding of the output itself.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from openmla.kernels.cpu.online_softmax import OnlineSoftmax
+from openmla.kernels.cpu.online_softmax import OnlineSoftmax, hide_future_keys
 from openmla.kernels.cpu.workspace import Workspace
 from openmla.operands import DenseOperands, Results
 from openmla.plan.cpu import CpuConfig
@@ -22,106 +25,99 @@ from openmla.sequences import Span, page_rows, ragged_spans, visible_keys
 
 
 def dense(config: CpuConfig, op: DenseOperands, results: Results) -> None:
-    """Fill `results`; rows that belong to no sequence become empty rows."""
-    clear_results(results)
+    """Fill `results`; rows that belong to no sequence stay empty rows."""
     work = Workspace()
     for span in ragged_spans(op.cu_seqlens_q, op.cu_seqlens_k):
         for heads in config.head_groups(op.q.shape[1], span.q_len):
-            for start in range(0, span.q_len, config.BM):
-                stop = min(start + config.BM, span.q_len)
-                _tile(config, op, results, work, span, heads, start, stop)
+            for start in range(0, span.q_len, config.panel_rows):
+                stop = min(start + config.panel_rows, span.q_len)
+                _panel(config, op, results, work, span, heads, range(start, stop, config.BM))
 
 
-def clear_results(results: Results) -> None:
-    """Make every row an empty row: zeros, -inf."""
-    results.out.zero_()
-    for rows in (results.lse, results.max_logits):
-        if rows is not None:
-            rows.fill_(-torch.inf)
-
-
-def _tile(
+def _panel(
     config: CpuConfig,
     op: DenseOperands,
     results: Results,
     work: Workspace,
     span: Span,
     heads: slice,
-    start: int,
-    stop: int,
+    starts: range,
 ) -> None:
-    """Queries start … stop-1 of one sequence, one group of heads."""
-    d_nope = op.k_nope.shape[-1]
-    tokens = slice(span.q_start + start, span.q_start + stop)
-    q = op.q[tokens, heads].transpose(0, 1)
-    q_nope = work.pack("q_nope", q[..., :d_nope])
-    q_rope = work.pack("q_rope", q[..., d_nope:])
-    for part in (q_nope, q_rope):
-        part.mul_(op.weights.scale)
-        if op.weights.q_scale is not None:
-            part.mul_(op.weights.q_scale[tokens, None])
-
-    state = OnlineSoftmax(q.shape[0], stop - start, op.v.shape[-1])
-    seen_by_last = visible_keys(stop - 1, span.q_len, span.k_len, op.causal)
-    for first in range(0, seen_by_last, config.BN):
-        last = min(first + config.BN, seen_by_last)
+    """All tiles that begin at `starts`, block of keys by block of keys."""
+    stops = [min(start + config.BM, starts.stop) for start in starts]
+    tiles = [_Tile(op, span, heads, *ends) for ends in zip(starts, stops, strict=True)]
+    for first in range(0, tiles[-1].key_limit, config.BN):
+        last = min(first + config.BN, tiles[-1].key_limit)
         keys = slice(span.k_start + first, span.k_start + last)
-        scores = work.take("scores", q.shape[0], stop - start, last - first)
         k_nope = work.pack("k_nope", op.k_nope[keys, heads].transpose(0, 1))
-        torch.bmm(q_nope, k_nope.transpose(1, 2), out=scores)
-        _add_rope_scores(op, work, span, heads, (first, last), q_rope, scores)
-        if op.weights.k_scale is not None:
-            scores.mul_(op.weights.k_scale[keys])
-        if op.causal:
-            mask_causal(scores, span, start, stop, first, last)
-        state.add_block(scores, work.pack("v", op.v[keys, heads].transpose(0, 1)))
-
-    sink = None if op.weights.sink is None else op.weights.sink[heads, None]
-    out, lse, max_logits = state.finish(sink)
-    results.out[tokens, heads] = out.transpose(0, 1).to(results.out.dtype)
-    if results.lse is not None:
-        results.lse[tokens, heads] = lse.T
-    if results.max_logits is not None:
-        results.max_logits[tokens, heads] = max_logits.T
+        k_rope = _pack_rope(op, work, span, heads, first, last)
+        v = work.pack("v", op.v[keys, heads].transpose(0, 1))
+        for tile in tiles:
+            tile.add_block(work, first, last, k_nope, k_rope, v)
+    for tile in tiles:
+        tile.store(results)
 
 
-def _add_rope_scores(
-    op: DenseOperands,
-    work: Workspace,
-    span: Span,
-    heads: slice,
-    block: tuple[int, int],
-    q_rope: Tensor,
-    scores: Tensor,
-) -> None:
-    """scores += q_rope . k_rope for keys block[0] … block[1]-1 of the sequence."""
-    if not q_rope.shape[-1]:
-        return
-    keys = slice(span.k_start + block[0], span.k_start + block[1])
-    if op.k_rope is not None and op.k_rope.dim() == 3:
-        k_rope = work.pack("k_rope", op.k_rope[keys, heads].transpose(0, 1))
-        scores.baddbmm_(q_rope, k_rope.transpose(1, 2))
-        return
-    if op.k_rope is not None:
-        rows = op.k_rope[keys]
-    else:
-        cache, table = op.rope_cache, op.block_table
-        assert cache is not None and table is not None
-        slots = page_rows(table[span.index], cache.page_size, *block)
-        rows = cache.read(slots, slice(cache.latent, None))
-    k_rope = work.pack("k_rope", rows)
-    scores.flatten(0, 1).addmm_(q_rope.flatten(0, 1), k_rope.T)
+def _pack_rope(
+    op: DenseOperands, work: Workspace, span: Span, heads: slice, first: int, last: int
+) -> Tensor | None:
+    """Rope of keys first … last-1: [n, d_rope] if shared, [group, n, d_rope] if per head."""
+    if op.rope_cache is not None and op.block_table is not None:
+        slots = page_rows(op.block_table[span.number], op.rope_cache.page_size, first, last)
+        return work.pack("k_rope", op.rope_cache.read(slots, slice(op.rope_cache.latent, None)))
+    if op.k_rope is None:
+        return None
+    rows = op.k_rope[span.k_start + first : span.k_start + last]
+    return work.pack("k_rope", rows if rows.dim() == 2 else rows[:, heads].transpose(0, 1))
 
 
-def mask_causal(
-    scores: Tensor, span: Span, start: int, stop: int, first: int, last: int, repeat: int = 1
-) -> None:
-    """-inf where a key comes after its query; nothing to do left of the diagonal.
+class _Tile:
+    """Queries start … stop-1 of a sequence, one group of heads, and their running softmax."""
 
-    Row r of `scores` belongs to query start + r // repeat.
-    """
-    if visible_keys(start, span.q_len, span.k_len) >= last:
-        return
-    seen = torch.arange(start, stop) + (span.k_len - span.q_len + 1)
-    hidden = torch.arange(first, last) >= seen[:, None]
-    scores.masked_fill_(hidden.repeat_interleave(repeat, dim=0), -torch.inf)
+    def __init__(self, op: DenseOperands, span: Span, heads: slice, start: int, stop: int) -> None:
+        self.op, self.span, self.heads, self.start = op, span, heads, start
+        self.tokens = slice(span.q_start + start, span.q_start + stop)
+        self.key_limit = visible_keys(stop - 1, span.q_len, span.k_len, op.causal)
+        q = op.q[self.tokens, heads].transpose(0, 1).float() * op.weights.scale
+        if op.weights.q_scale is not None:
+            q = q * op.weights.q_scale[self.tokens, None]
+        d_nope = op.k_nope.shape[-1]
+        self.q_nope, self.q_rope = q[..., :d_nope].contiguous(), q[..., d_nope:].contiguous()
+        self.state = OnlineSoftmax(q.shape[0], stop - start, op.v.shape[-1])
+
+    def add_block(
+        self,
+        work: Workspace,
+        first: int,
+        last: int,
+        k_nope: Tensor,
+        k_rope: Tensor | None,
+        v: Tensor,
+    ) -> None:
+        """Take in the keys first … last-1, or those of them that this tile sees."""
+        n = min(last, self.key_limit) - first
+        if n <= 0:
+            return
+        groups, rows, _ = self.q_nope.shape
+        scores = work.take("scores", groups, rows, n)
+        torch.bmm(self.q_nope, k_nope[:, :n].transpose(1, 2), out=scores)
+        if k_rope is not None and k_rope.dim() == 2:
+            scores.view(groups * rows, n).addmm_(self.q_rope.flatten(0, 1), k_rope[:n].T)
+        elif k_rope is not None:
+            scores.baddbmm_(self.q_rope, k_rope[:, :n].transpose(1, 2))
+        if self.op.weights.k_scale is not None:
+            key = self.span.k_start + first
+            scores.mul_(self.op.weights.k_scale[key : key + n])
+        if self.op.causal:
+            hide_future_keys(scores, self.span, self.start, first)
+        self.state.add_block(scores, v[:, :n])
+
+    def store(self, results: Results) -> None:
+        """Normalize and write this tile's rows."""
+        sink = self.op.weights.sink
+        out, lse, max_logits = self.state.finish(None if sink is None else sink[self.heads, None])
+        results.out[self.tokens, self.heads] = out.transpose(0, 1).to(results.out.dtype)
+        if results.lse is not None:
+            results.lse[self.tokens, self.heads] = lse.T
+        if results.max_logits is not None:
+            results.max_logits[self.tokens, self.heads] = max_logits.T

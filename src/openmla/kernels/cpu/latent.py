@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from openmla.kernels.cpu.dense import clear_results, mask_causal
-from openmla.kernels.cpu.online_softmax import OnlineSoftmax
+from openmla.kernels.cpu.online_softmax import OnlineSoftmax, hide_future_keys
 from openmla.kernels.cpu.workspace import Workspace
 from openmla.operands import LatentOperands, Results
 from openmla.plan.cpu import CpuConfig
@@ -17,8 +16,7 @@ from openmla.sequences import Span, page_rows, paged_spans, visible_keys
 
 
 def latent(config: CpuConfig, op: LatentOperands, results: Results) -> None:
-    """Fill `results`; rows that belong to no sequence become empty rows."""
-    clear_results(results)
+    """Fill `results`; rows that belong to no sequence stay empty rows."""
     work = Workspace()
     tokens = config.tokens_per_tile(op.q.shape[1])
     for span in paged_spans(op.cu_seqlens_q, op.cache_lengths):
@@ -47,14 +45,14 @@ def _tile(
     seen_by_last = visible_keys(stop - 1, span.q_len, span.k_len, op.causal)
     for first in range(0, seen_by_last, config.BN):
         last = min(first + config.BN, seen_by_last)
-        slots = page_rows(op.block_table[span.index], op.cache.page_size, first, last)
+        slots = page_rows(op.block_table[span.number], op.cache.page_size, first, last)
         rows = work.pack("rows", op.cache.read(slots))
         scores = work.take("scores", 1, q.shape[0], last - first)
         torch.mm(q, rows.T, out=scores[0])
         if op.weights.k_scale is not None:
             scores.mul_(op.weights.k_scale[slots])
         if op.causal:
-            mask_causal(scores, span, start, stop, first, last, repeat=heads)
+            hide_future_keys(scores, span, start, first, rows_per_query=heads)
         state.add_block(scores, rows[None, :, : op.d_v])
 
     sink = None if op.weights.sink is None else op.weights.sink.repeat(stop - start)

@@ -16,6 +16,8 @@ import math
 import torch
 from torch import Tensor
 
+from openmla.sequences import Span
+
 LOG2_E = math.log2(math.e)
 
 
@@ -49,3 +51,21 @@ class OnlineSoftmax:
         out.masked_fill_(empty.unsqueeze(-1), 0.0)
         lse = torch.where(empty, self.m, self.m + torch.log(torch.where(empty, 1.0, self.l)))
         return out, lse, self.m
+
+
+def hide_future_keys(
+    scores: Tensor, span: Span, start: int, first: int, rows_per_query: int = 1
+) -> None:
+    """-inf where a key comes after its query (bottom-right causal).
+
+    Row r of `scores` belongs to query start + r // rows_per_query of the sequence, column c to key
+    first + c. Columns that the first query of the tile sees are seen by all: they are not touched.
+    """
+    seen_by_first = span.k_len - span.q_len + start + 1
+    column = max(seen_by_first - first, 0)
+    if column >= scores.shape[-1]:
+        return
+    queries = scores.shape[-2] // rows_per_query
+    key = torch.arange(first + column, first + scores.shape[-1])
+    hidden = key >= (torch.arange(queries) + seen_by_first)[:, None]
+    scores[..., column:].masked_fill_(hidden.repeat_interleave(rows_per_query, dim=0), -torch.inf)

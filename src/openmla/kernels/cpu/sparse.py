@@ -10,7 +10,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from openmla.kernels.cpu.dense import clear_results
 from openmla.kernels.cpu.online_softmax import OnlineSoftmax
 from openmla.kernels.cpu.workspace import Workspace
 from openmla.operands import Results, SparseOperands
@@ -18,8 +17,7 @@ from openmla.plan.cpu import CpuConfig
 
 
 def sparse(config: CpuConfig, op: SparseOperands, results: Results) -> None:
-    """Fill `results`, token by token."""
-    clear_results(results)
+    """Fill `results`, token by token; a token without a key stays an empty row."""
     work = Workspace()
     lengths = None if op.topk_lengths is None else op.topk_lengths.tolist()
     for token in range(op.q.shape[0]):
@@ -44,7 +42,8 @@ def _token(
     if op.weights.q_scale is not None:
         q.mul_(op.weights.q_scale[token])
     state = OnlineSoftmax(1, q.shape[0], op.d_v)
-    for block in slots.split(config.BN):
+    for first in range(0, slots.numel(), config.BN):
+        block = slots[first : first + config.BN]
         rows = work.pack("rows", op.read(block))
         scores = work.take("scores", 1, q.shape[0], block.numel())
         torch.mm(q, rows.T, out=scores[0])

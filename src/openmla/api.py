@@ -1,0 +1,236 @@
+"""The public calls: check, allocate, hand over. Nothing else happens here.
+
+Every call accepts the same options:
+
+    scale        multiplies the scores; default 1/sqrt(d_nope + d_rope) in the dense form
+    sink         float32 [heads], one extra term exp(sink) in the softmax denominator
+    q_scale      float32 [total_q], k_scale float32 [keys]: scores are multiplied by both
+    out          where to write; allocated otherwise
+    return_lse   also return the natural-log lse, float32 [total_q, heads]; the sink is not in it
+    backend      "auto", or one kernel family, which is then never replaced by another
+
+A query that sees no key gets zeros, and -inf in lse.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from openmla import checks, ops
+from openmla.cache import LatentCache
+from openmla.errors import InvalidArgument
+from openmla.plan import BACKENDS
+
+__all__ = ["merge_states", "mla_prefill", "mla_prefill_latent", "mla_prefill_sparse"]
+
+assert ops.SCHEMAS  # importing ops registers torch.ops.openmla.*
+
+
+def mla_prefill(
+    q: Tensor,
+    k_nope: Tensor,
+    k_rope: Tensor | LatentCache | None,
+    v: Tensor,
+    *,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor | None = None,
+    block_table: Tensor | None = None,
+    cache_lengths: Tensor | None = None,
+    scale: float | None = None,
+    causal: bool = True,
+    sink: Tensor | None = None,
+    q_scale: Tensor | None = None,
+    k_scale: Tensor | None = None,
+    out: Tensor | None = None,
+    return_lse: bool = False,
+    backend: str = "auto",
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Dense prefill in MHA form over ragged sequences.
+
+    q [total_q, H, d_nope+d_rope]; k_nope [total_k, H, d_nope]; v [total_k, H, d_v], often a strided
+    view of a projection; k_rope [total_k, d_rope] or [total_k, 1, d_rope] shared by all heads, or
+    [total_k, H, d_rope], or a LatentCache whose rope columns are read through block_table
+    [batch, max_pages] and cache_lengths [batch]. cu_seqlens_k defaults to cu_seqlens_q. Causal is
+    aligned bottom-right: the last query of a sequence sees its last key.
+    """
+    q = checks.queries(q)
+    k_nope, v = checks.keys_and_values(q, k_nope, v)
+    cu_q = checks.cu_seqlens("cu_seqlens_q", cu_seqlens_q, q.device)
+    cu_k = cu_q
+    if cu_seqlens_k is not None:
+        cu_k = checks.cu_seqlens("cu_seqlens_k", cu_seqlens_k, q.device)
+    if cu_k.shape[0] != cu_q.shape[0]:
+        expected = f"{cu_q.shape[0]} entries, as cu_seqlens_q has"
+        raise InvalidArgument("cu_seqlens_k", expected, cu_k.shape[0])
+    cache = k_rope if isinstance(k_rope, LatentCache) else None
+    rope = None
+    if cache is not None:
+        checks.rope_cache(cache, q, k_nope.shape[2])
+        checks.paging(block_table, cache_lengths, cu_q.shape[0] - 1, q.device)
+    else:
+        rope = checks.rope_tensor(k_rope, q, k_nope)
+        for name, value in (("block_table", block_table), ("cache_lengths", cache_lengths)):
+            if value is not None:
+                raise InvalidArgument(name, "None, unless k_rope is a LatentCache", "a tensor")
+    factor = checks.scale(scale)
+    checks.flag("causal", causal)
+    checks.no_gradients(q=q, k_nope=k_nope, k_rope=rope, v=v, sink=sink)
+    out, lse = _outputs(q, v.shape[2], out, return_lse)
+    torch.ops.openmla.dense(
+        q, k_nope, rope, v,
+        *_cache_parts(cache),
+        block_table, cache_lengths, cu_q, cu_k,
+        checks.sink(sink, q.shape[1], q.device),
+        checks.per_token_scale("q_scale", q_scale, q.shape[0], q.device),
+        checks.per_token_scale("k_scale", k_scale, k_nope.shape[0], q.device),
+        q.shape[2] ** -0.5 if factor is None else factor,
+        causal, checks.backend(backend, BACKENDS), out, lse,
+    )  # fmt: skip
+    return out if lse is None else (out, lse)
+
+
+def mla_prefill_latent(
+    q: Tensor,
+    cache: LatentCache | Tensor,
+    block_table: Tensor,
+    cache_lengths: Tensor,
+    *,
+    cu_seqlens_q: Tensor,
+    scale: float | None = None,
+    causal: bool = True,
+    d_v: int | None = None,
+    sink: Tensor | None = None,
+    q_scale: Tensor | None = None,
+    k_scale: Tensor | None = None,
+    out: Tensor | None = None,
+    return_lse: bool = False,
+    backend: str = "auto",
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Dense prefill in latent form: absorbed queries over a paged cache.
+
+    q [total_q, H, latent+rope]; cache a LatentCache, or bf16 rows [pages, page_size, width] with
+    d_v (512 unless given) leading columns as V. block_table int32 [batch, max_pages],
+    cache_lengths int32 [batch], counting the new tokens. `scale` is required. k_scale, if given, is
+    indexed by physical row.
+    """
+    q = checks.queries(q)
+    rows, width = checks.latent_rows("cache", cache, d_v, dims=3)
+    pool = rows if isinstance(rows, LatentCache) else _bf16_pool(rows, width)
+    _check_row_width("cache", pool.width, q)
+    checks.on_device("cache", pool, q.device)
+    cu_q = checks.cu_seqlens("cu_seqlens_q", cu_seqlens_q, q.device)
+    checks.paging(block_table, cache_lengths, cu_q.shape[0] - 1, q.device)
+    factor = checks.scale(scale, required_for="mla_prefill_latent")
+    checks.flag("causal", causal)
+    checks.no_gradients(q=q, sink=sink)
+    out, lse = _outputs(q, width, out, return_lse)
+    torch.ops.openmla.latent(
+        q, *_cache_parts(pool), block_table, cache_lengths, cu_q,
+        checks.sink(sink, q.shape[1], q.device),
+        checks.per_token_scale("q_scale", q_scale, q.shape[0], q.device),
+        checks.per_token_scale("k_scale", k_scale, pool.rows, q.device),
+        factor, causal, width, checks.backend(backend, BACKENDS), out, lse,
+    )  # fmt: skip
+    return out if lse is None else (out, lse)
+
+
+def mla_prefill_sparse(
+    q: Tensor,
+    kv: LatentCache | Tensor,
+    indices: Tensor,
+    *,
+    scale: float | None = None,
+    topk_lengths: Tensor | None = None,
+    d_v: int | None = None,
+    sink: Tensor | None = None,
+    q_scale: Tensor | None = None,
+    k_scale: Tensor | None = None,
+    out: Tensor | None = None,
+    return_lse: bool = False,
+    return_max_logits: bool = False,
+    backend: str = "auto",
+) -> Tensor | tuple[Tensor, ...]:
+    """Sparse prefill in latent form: each query attends to the rows its indices name.
+
+    q [total_q, H, latent+rope]; kv [rows, latent+rope] or a LatentCache; indices int32
+    [total_q, topk], physical rows (page * page_size + offset for a cache); topk_lengths int32
+    [total_q]. An index is ignored when it is negative, past the rows, or at or past topk_lengths; a
+    duplicate counts twice. `scale` is required. V is the first d_v columns: the latent width of a
+    cache, 512 for a plain tensor, unless given. Results come in the order out, lse, max_logits.
+    """
+    q = checks.queries(q)
+    rows, width = checks.latent_rows("kv", kv, d_v, dims=2)
+    plain = None
+    if isinstance(rows, LatentCache):
+        checks.on_device("kv", rows, q.device)
+        _check_row_width("kv", rows.width, q)
+        total_rows, kv_parts = rows.rows, _cache_parts(rows)
+    else:
+        plain = checks.tensor("kv", rows, ("rows", q.shape[2]), (q.dtype,), q.device)
+        total_rows, kv_parts = plain.shape[0], (plain, None, "", 0)
+    indices, lengths = checks.index_lists(indices, topk_lengths, q.shape[0], q.device)
+    factor = checks.scale(scale, required_for="mla_prefill_sparse")
+    checks.no_gradients(q=q, kv=plain, sink=sink)
+    out, lse = _outputs(q, width, out, return_lse)
+    max_logits = None
+    if checks.flag("return_max_logits", return_max_logits):
+        max_logits = q.new_empty(q.shape[:2], dtype=torch.float32)
+    torch.ops.openmla.sparse(
+        q, *kv_parts, indices, lengths,
+        checks.sink(sink, q.shape[1], q.device),
+        checks.per_token_scale("q_scale", q_scale, q.shape[0], q.device),
+        checks.per_token_scale("k_scale", k_scale, total_rows, q.device),
+        factor, width, checks.backend(backend, BACKENDS), out, lse, max_logits,
+    )  # fmt: skip
+    extras = tuple(x for x in (lse, max_logits) if x is not None)
+    return (out, *extras) if extras else out
+
+
+def merge_states(
+    out_a: Tensor, lse_a: Tensor, out_b: Tensor, lse_b: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Combine results over two disjoint sets of keys: chunked prefill, context parallelism.
+
+    out [total_q, H, d_v], lse float32 [total_q, H], natural log. A part with lse -inf (or +inf, as
+    some libraries mark it) saw no key and is ignored, whatever its out holds.
+    """
+    a = checks.tensor("out_a", out_a, ("total_q", "heads", "d_v"), checks.Q_DTYPES[:3])
+    b = checks.tensor("out_b", out_b, tuple(a.shape), (a.dtype,), a.device)
+    for name, value in (("lse_a", lse_a), ("lse_b", lse_b)):
+        checks.tensor(name, value, tuple(a.shape[:2]), (torch.float32,), a.device)
+    checks.no_gradients(out_a=a, lse_a=lse_a, out_b=b, lse_b=lse_b)
+    out = torch.empty_like(a, memory_format=torch.contiguous_format)
+    lse = torch.empty_like(lse_a, memory_format=torch.contiguous_format)
+    torch.ops.openmla.merge_states(a, lse_a, b, lse_b, out, lse)
+    return out, lse
+
+
+def _outputs(
+    q: Tensor, d_v: int, out: Tensor | None, return_lse: bool
+) -> tuple[Tensor, Tensor | None]:
+    checked = checks.output(out, q, d_v)
+    if checked is None:
+        checked = q.new_empty((*q.shape[:2], d_v), dtype=checks.out_dtype(q.dtype))
+    lse = None
+    if checks.flag("return_lse", return_lse):
+        lse = q.new_empty(q.shape[:2], dtype=torch.float32)
+    return checked, lse
+
+
+def _cache_parts(cache: LatentCache | None) -> tuple[Tensor | None, Tensor | None, str, int]:
+    if cache is None:
+        return None, None, "", 0
+    return cache.data, cache.scales, cache.format, cache.latent
+
+
+def _bf16_pool(rows: object, latent: int) -> LatentCache:
+    """Plain rows [pages, page_size, width] as a cache."""
+    pages = checks.tensor("cache", rows, ("pages", "page_size", "width"), (torch.bfloat16,))
+    return LatentCache(pages, None, latent, pages.shape[2] - latent, "bf16")
+
+
+def _check_row_width(name: str, width: int, q: Tensor) -> None:
+    if width != q.shape[2]:
+        expected = f"rows of {q.shape[2]} values, as q has"
+        raise InvalidArgument(name, expected, f"{width}")

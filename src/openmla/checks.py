@@ -1,0 +1,274 @@
+"""Argument checks. They look at metadata only: no values of device tensors, so no host sync.
+
+`check_*_call` run on every call, also under torch.compile, before anything is launched. The
+`check_*_values` functions read values and are called for CPU tensors only, where that is free.
+Every failure is an InvalidArgument that names the argument, what was expected and what came.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from openmla.cache import LatentCache
+from openmla.errors import InvalidArgument, Unsupported
+from openmla.problem import MAX_HEADS
+
+INF = float("inf")
+Q_DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float8_e4m3fn)
+# With FP8 queries, rope and V may stay in a wider type (rope is then stored divided by the scales).
+WIDE_BESIDE_FP8 = (torch.float8_e4m3fn, torch.bfloat16, torch.float16)
+
+
+def out_dtype(q_dtype: torch.dtype) -> torch.dtype:
+    """Outputs have the dtype of the queries; FP8 queries give bf16."""
+    return torch.bfloat16 if q_dtype == torch.float8_e4m3fn else q_dtype
+
+
+def describe(value: object) -> str:
+    """A tensor as "dtype [shape] on device", anything else by its type and value."""
+    if isinstance(value, Tensor):
+        return f"{value.dtype} {list(value.shape)} on {value.device}"
+    return "None" if value is None else f"{type(value).__name__} {value!r:.60}"
+
+
+def tensor(
+    name: str,
+    value: object,
+    shape: Sequence[int | str],
+    dtypes: Sequence[torch.dtype],
+    device: torch.device | None = None,
+) -> Tensor:
+    """`value` must be a tensor of that shape (a name in it is a free size), dtype and device."""
+    # The message is put together only on failure: torch.compile traces this function.
+    if not isinstance(value, Tensor):
+        raise InvalidArgument(name, f"a tensor, {_spelled(shape, dtypes)}", describe(value))
+    if value.dim() != len(shape) or value.dtype not in dtypes:
+        raise InvalidArgument(name, _spelled(shape, dtypes), describe(value))
+    for got, size in zip(value.shape, shape, strict=True):
+        if not isinstance(size, str) and got != size:
+            raise InvalidArgument(name, _spelled(shape, dtypes), describe(value))
+    if device is not None and value.device != device:
+        raise InvalidArgument(name, f"a tensor on {device}, where q is", describe(value))
+    return value
+
+
+def _spelled(shape: Sequence[int | str], dtypes: Sequence[torch.dtype]) -> str:
+    return f"{' or '.join(str(d) for d in dtypes)} [{', '.join(str(s) for s in shape)}]"
+
+
+def last_dim_contiguous(name: str, value: Tensor) -> None:
+    """Rows may be strided, elements of a row may not."""
+    if value.shape[-1] > 1 and value.stride(-1) != 1:
+        got = f"stride {value.stride(-1)} there"
+        raise InvalidArgument(name, "a contiguous last dimension", got)
+
+
+def queries(q: object) -> Tensor:
+    """q: [total_q, heads, width], a supported dtype, 1 to 128 heads, rows contiguous."""
+    checked = tensor("q", q, ("total_q", "heads", "d_qk"), Q_DTYPES)
+    if not 1 <= checked.shape[1] <= MAX_HEADS:
+        raise InvalidArgument("q", f"1 to {MAX_HEADS} heads in dimension 1", checked.shape[1])
+    if checked.shape[2] == 0:
+        raise InvalidArgument("q", "a width above 0 in dimension 2", checked.shape[2])
+    last_dim_contiguous("q", checked)
+    return checked
+
+
+def scale(value: object, required_for: str = "") -> float | None:
+    """A finite number. `required_for` names the call that has no default."""
+    if value is None:
+        if required_for:
+            reason = f"a number ({required_for} has no default: the latent width says nothing)"
+            raise InvalidArgument("scale", reason, "None")
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float | torch.SymFloat):
+        raise InvalidArgument("scale", "a finite number", describe(value))
+    if value != value or value == INF or value == -INF:
+        raise InvalidArgument("scale", "a finite number", value)
+    return value  # type: ignore[return-value]  # an int or a traced float will do
+
+
+def flag(name: str, value: object) -> bool:
+    """True or False, nothing that merely counts as one."""
+    if not isinstance(value, bool):
+        raise InvalidArgument(name, "True or False", describe(value))
+    return value
+
+
+def backend(value: object, known: Sequence[str]) -> str:
+    """One of the known backends."""
+    if not isinstance(value, str) or value not in known:
+        raise InvalidArgument("backend", "one of " + ", ".join(known), repr(value))
+    return value
+
+
+def cu_seqlens(name: str, value: object, device: torch.device) -> Tensor:
+    """int32 [batch+1] with at least one entry."""
+    checked = tensor(name, value, ("batch+1",), (torch.int32,), device)
+    if checked.shape[0] < 1:
+        raise InvalidArgument(name, "at least one entry (batch+1)", describe(checked))
+    return checked
+
+
+def per_token_scale(name: str, value: object, tokens: int, device: torch.device) -> Tensor | None:
+    """float32 [tokens] or [tokens, 1] -> [tokens]."""
+    if value is None:
+        return None
+    if isinstance(value, Tensor) and value.dim() == 2 and value.shape[1] == 1:
+        value = value[:, 0]
+    return tensor(name, value, (tokens,), (torch.float32,), device)
+
+
+def sink(value: object, heads: int, device: torch.device) -> Tensor | None:
+    """float32 [heads] or nothing."""
+    return None if value is None else tensor("sink", value, (heads,), (torch.float32,), device)
+
+
+def output(value: object, q: Tensor, d_v: int) -> Tensor | None:
+    """`out=`: [total_q, heads, d_v] in the output dtype, rows contiguous."""
+    if value is None:
+        return None
+    shape = (q.shape[0], q.shape[1], d_v)
+    checked = tensor("out", value, shape, (out_dtype(q.dtype),), q.device)
+    last_dim_contiguous("out", checked)
+    return checked
+
+
+def no_gradients(**tensors: Tensor | None) -> None:
+    """openmla is forward only; saying so beats silently returning a result without a gradient."""
+    if not torch.is_grad_enabled():
+        return
+    for name, value in tensors.items():
+        if value is not None and value.requires_grad:
+            raise Unsupported(
+                f"{name} requires a gradient, and openmla computes the forward pass only",
+                nearest="the same call under torch.no_grad(), or with detached tensors",
+            )
+
+
+def keys_and_values(q: Tensor, k_nope: object, v: object) -> tuple[Tensor, Tensor]:
+    """k_nope [total_k, H, d_nope] in q's dtype; v [total_k, H, d_v]."""
+    heads = q.shape[1]
+    k = tensor("k_nope", k_nope, ("total_k", heads, "d_nope"), (q.dtype,), q.device)
+    v_dtypes = WIDE_BESIDE_FP8 if q.dtype == torch.float8_e4m3fn else (q.dtype,)
+    values = tensor("v", v, (k.shape[0], heads, "d_v"), v_dtypes, q.device)
+    for name, value in (("k_nope", k), ("v", values)):
+        if value.shape[2] == 0:
+            raise InvalidArgument(name, "a width above 0 in dimension 2", describe(value))
+        last_dim_contiguous(name, value)
+    if k.shape[2] > q.shape[2]:
+        raise InvalidArgument(
+            "k_nope", f"d_nope of at most q's width {q.shape[2]}", f"d_nope {k.shape[2]}"
+        )
+    return k, values
+
+
+def rope_tensor(value: object, q: Tensor, k_nope: Tensor) -> Tensor | None:
+    """k_rope as [total_k, d_rope] (shared) or [total_k, H, d_rope]; None when there is no rope."""
+    total_k, heads, d_nope = k_nope.shape
+    d_rope = q.shape[2] - d_nope
+    if value is None:
+        if d_rope:
+            expected = f"{d_rope} columns (q has {q.shape[2]}, k_nope {d_nope})"
+            raise InvalidArgument("k_rope", expected, "None")
+        return None
+    dtypes = WIDE_BESIDE_FP8 if q.dtype == torch.float8_e4m3fn else (q.dtype,)
+    if isinstance(value, Tensor) and value.dim() == 3:
+        if value.shape[1] == 1 and heads != 1:
+            value = value[:, 0]
+        else:
+            checked = tensor("k_rope", value, (total_k, heads, d_rope), dtypes, q.device)
+            last_dim_contiguous("k_rope", checked)
+            return checked if d_rope else None
+    checked = tensor("k_rope", value, (total_k, d_rope), dtypes, q.device)
+    last_dim_contiguous("k_rope", checked)
+    return checked if d_rope else None
+
+
+def rope_cache(cache: LatentCache, q: Tensor, d_nope: int) -> None:
+    """A cache given as k_rope must hold rope columns of the width that q leaves for them."""
+    d_rope = q.shape[2] - d_nope
+    if cache.rope != d_rope:
+        expected = f"a cache with {d_rope} rope columns (q has {q.shape[2]}, k_nope {d_nope})"
+        raise InvalidArgument("k_rope", expected, f"{cache.rope}")
+    on_device("k_rope", cache, q.device)
+
+
+def on_device(name: str, cache: LatentCache, device: torch.device) -> None:
+    """A cache must live where q does."""
+    if cache.device != device:
+        raise InvalidArgument(name, f"a cache on {device}, where q is", f"one on {cache.device}")
+
+
+def paging(block_table: object, cache_lengths: object, batch: int, device: torch.device) -> None:
+    """block_table int32 [batch, max_pages], cache_lengths int32 [batch]; both are needed."""
+    tensor("block_table", block_table, (batch, "max_pages"), (torch.int32,), device)
+    tensor("cache_lengths", cache_lengths, (batch,), (torch.int32,), device)
+
+
+def latent_rows(name: str, value: object, d_v: object, dims: int) -> tuple[object, int]:
+    """Rows in latent form: a cache (which knows its latent width) or a plain tensor and d_v."""
+    if d_v is not None and (isinstance(d_v, bool) or not isinstance(d_v, int) or d_v < 1):
+        raise InvalidArgument("d_v", "a positive int", describe(d_v))
+    if isinstance(value, LatentCache):
+        if d_v is not None and d_v > value.latent:
+            raise InvalidArgument("d_v", f"at most the latent width {value.latent}", d_v)
+        return value, value.latent if d_v is None else d_v
+    shape = ("rows", "width") if dims == 2 else ("pages", "page_size", "width")
+    rows = tensor(name, value, shape, (*Q_DTYPES,))
+    last_dim_contiguous(name, rows)
+    width = 512 if d_v is None else d_v
+    if width > rows.shape[-1]:
+        raise InvalidArgument("d_v", f"at most the row width {rows.shape[-1]}", width)
+    return rows, width
+
+
+def index_lists(
+    indices: object, topk_lengths: object, total_q: int, device: torch.device
+) -> tuple[Tensor, Tensor | None]:
+    """indices int32 [total_q, topk]; topk_lengths int32 [total_q] or nothing."""
+    checked = tensor("indices", indices, (total_q, "topk"), (torch.int32,), device)
+    if topk_lengths is None:
+        return checked, None
+    return checked, tensor("topk_lengths", topk_lengths, (total_q,), (torch.int32,), device)
+
+
+def ragged_values(name: str, offsets: Tensor, total: int, rows_of: str) -> None:
+    """CPU only: offsets start at 0, never fall, and end inside the tensor."""
+    values = offsets.tolist()
+    if values[0] != 0:
+        raise InvalidArgument(name, "0 as its first entry", values[0])
+    for i in range(1, len(values)):
+        if values[i] < values[i - 1]:
+            got = f"{values[i - 1]} then {values[i]} at entry {i}"
+            raise InvalidArgument(name, "offsets that never fall", got)
+    if values[-1] > total:
+        expected = f"a last entry of at most {total} (rows of {rows_of})"
+        raise InvalidArgument(name, expected, values[-1])
+
+
+def paged_values(cache: LatentCache, block_table: Tensor, cache_lengths: Tensor) -> None:
+    """CPU only: every key of every sequence must have a page inside the pool."""
+    page_size, max_pages = cache.page_size, block_table.shape[1]
+    for b, length in enumerate(cache_lengths.tolist()):
+        if not 0 <= length <= max_pages * page_size:
+            limit = f"{max_pages} pages x {page_size} rows = {max_pages * page_size}"
+            raise InvalidArgument("cache_lengths", f"0 to {limit}", f"{length} for sequence {b}")
+        used = block_table[b, : -(-length // page_size)]
+        wrong = (used < 0) | (used >= cache.num_pages)
+        if bool(wrong.any()):
+            p = int(wrong.nonzero()[0])
+            got = f"page {int(used[p])} for sequence {b}, entry {p}"
+            raise InvalidArgument("block_table", f"pages 0 to {cache.num_pages - 1}", got)
+
+
+def equal_lengths(cache_lengths: Tensor, cu_seqlens_k: Tensor) -> None:
+    """CPU only: with rope in a cache, both descriptions of the key counts must agree."""
+    ragged = (cu_seqlens_k[1:] - cu_seqlens_k[:-1]).tolist()
+    for b, (length, rows) in enumerate(zip(cache_lengths.tolist(), ragged, strict=True)):
+        if length != rows:
+            expected = f"{rows} keys for sequence {b}, as cu_seqlens_k says"
+            raise InvalidArgument("cache_lengths", expected, length)

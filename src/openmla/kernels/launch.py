@@ -1,0 +1,37 @@
+"""The only launcher: takes a Plan and the operands, runs the kernel that the Plan names.
+
+Called by openmla.ops. Nothing here chooses: the Plan did.
+"""
+
+from __future__ import annotations
+
+from openmla.errors import Unsupported
+from openmla.operands import DenseOperands, LatentOperands, Results, SparseOperands
+from openmla.plan import Plan
+
+Operands = DenseOperands | LatentOperands | SparseOperands
+
+
+def launch(plan: Plan, operands: Operands, results: Results) -> None:
+    """Fill every row of `results`."""
+    if plan.backend == "cpu":
+        _launch_cpu(plan, operands, results)
+    else:
+        raise Unsupported(
+            f"backend {plan.backend!r} is planned for {plan.target} but has no kernel yet",
+            nearest="CPU tensors with backend='cpu'",
+        )
+
+
+def _launch_cpu(plan: Plan, operands: Operands, results: Results) -> None:
+    from openmla.kernels.cpu.dense import dense
+    from openmla.kernels.cpu.latent import latent
+    from openmla.kernels.cpu.sparse import sparse
+
+    results.clear()  # the CPU kernels write only rows that see a key
+    if isinstance(operands, DenseOperands):
+        dense(plan.config, operands, results)
+    elif isinstance(operands, LatentOperands):
+        latent(plan.config, operands, results)
+    else:
+        sparse(plan.config, operands, results)

@@ -249,7 +249,12 @@ def _run(
 
 @lru_cache(maxsize=4096)
 def _plan_for_device(problem: Problem, device: torch.device, backend: str) -> Plan:
-    return plan(problem, "cpu" if device.type == "cpu" else device.type, backend)
+    return plan(problem, target_name(device), backend)
+
+
+def target_name(device: torch.device) -> str:
+    """The planning target that a device is."""
+    return device.type
 
 
 def _run_reference(

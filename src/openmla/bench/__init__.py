@@ -1,1 +1,1 @@
-""""""
+"""Benchmarks: speed claims are ratios against named peers, measured in the same run."""

@@ -1,8 +1,8 @@
 """Dense MLA prefill on the CPU, MHA form.
 
 Called by kernels/launch.py only. A panel is up to `panel_rows` queries of one sequence and one
-group of heads. It walks the keys in blocks of BN, packs each block to fp32 once, and shows it to every
-tile of BM queries in the panel:
+group of heads. It walks the keys in blocks of BN, packs each block to fp32 once, and shows it to
+every tile of BM queries in the panel:
 
     panel   for block in keys: pack K, V; for tile in tiles: tile.add_block
     tile    scores = q_nope . k_nope (batched over heads) + q_rope . k_rope; mask; online softmax

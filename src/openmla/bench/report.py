@@ -1,0 +1,82 @@
+"""Benchmark results as a table for people and as JSON for the record, with provenance."""
+
+from __future__ import annotations
+
+import json
+import platform
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.table import Table
+
+from openmla.bench.cpu import Row
+from openmla.version import VERSION
+
+
+def provenance(command: str) -> dict[str, Any]:
+    """What a figure needs so that it can be trusted later: date, machine, versions, command."""
+    return {
+        "date": datetime.now(UTC).strftime("%Y-%m-%d"),
+        "command": command,
+        "processor": _processor(),
+        "threads": torch.get_num_threads(),
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        "openmla": VERSION,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+    }
+
+
+def write_json(path: Path, rows: list[Row], command: str) -> None:
+    """One file per run."""
+    record = provenance(command) | {
+        "rows": [asdict(row) | {"mm_share": row.mm_share} for row in rows]
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(record, indent=1) + "\n")
+
+
+def table(rows: list[Row]) -> Table:
+    """One line per contestant, ours first."""
+    result = Table(title="openmla bench cpu", title_justify="left")
+    for column in ("case", "dtype", "who", "time", "GFLOP/s", "openmla is", "note"):
+        right = column in ("time", "GFLOP/s", "openmla is")
+        result.add_column(column, justify="right" if right else "left")
+    for row in rows:
+        share = f"{row.mm_share:.2f} of torch.mm"
+        rate = f"{row.gflops:.1f}"
+        result.add_row(
+            row.case, row.dtype, "openmla", duration(row.seconds), rate, share, _memory(row)
+        )
+        for peer in row.peers:
+            rate = f"{row.gflops * row.seconds / peer.seconds:.1f}"
+            times = f"{peer.times_faster:.2f}x"
+            result.add_row("", "", peer.name, duration(peer.seconds), rate, times, peer.note)
+        result.add_section()
+    return result
+
+
+def duration(seconds: float) -> str:
+    """Milliseconds below one second, seconds above.
+
+    >>> duration(0.0123), duration(2.5)
+    ('12.3 ms', '2.50 s')
+    """
+    return f"{seconds * 1e3:.1f} ms" if seconds < 1 else f"{seconds:.2f} s"
+
+
+def _memory(row: Row) -> str:
+    if row.extra_bytes is None or not row.peer_extra_bytes:
+        return ""
+    part = row.extra_bytes / row.peer_extra_bytes
+    return f"peak +{row.extra_bytes / 2**20:.0f} MiB, {part:.1%} of the first peer's"
+
+
+def _processor() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.split(":", 1)[1].strip()
+    return platform.processor()

@@ -1,0 +1,33 @@
+"""The `openmla` command. One file per subcommand; this one only puts them together."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+# Subcommand -> (module, function). Imported when the command runs, so `--help` stays quick.
+COMMANDS = {
+    "demo": ("openmla.cli.demo", "demo_command"),
+    "plan": ("openmla.cli.plan", "plan_command"),
+    "check": ("openmla.cli.check", "check_command"),
+    "bench": ("openmla.cli.bench", "bench_command"),
+    "doctor": ("openmla.cli.doctor", "doctor_command"),
+}
+
+
+def main() -> None:
+    """Entry point of the `openmla` script."""
+    try:
+        import typer
+    except ModuleNotFoundError:
+        sys.exit("openmla: the command line needs extra packages: pip install 'openmla[cli]'")
+    app = typer.Typer(
+        name="openmla",
+        help="Multi-head Latent Attention prefill: try it, plan it, check it, time it.",
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+    )
+    for name, (module, function) in COMMANDS.items():
+        app.command(name)(getattr(importlib.import_module(module), function))
+    app()

@@ -1,0 +1,79 @@
+"""`openmla doctor`: versions, devices, and what would run where."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from openmla.errors import OpenMLAError
+from openmla.ops import target_name
+from openmla.plan import plan
+from openmla.problem import Problem
+from openmla.version import VERSION
+
+# One problem per form, at DeepSeek-V3 sizes.
+EXAMPLES = {
+    "mla_prefill": Problem(
+        form="dense", heads=128, d_nope=128, d_rope=64, d_v=128, total_q=4096, total_k=4096
+    ),
+    "mla_prefill_latent": Problem(
+        form="latent", heads=128, d_nope=512, d_rope=64, d_v=512, page_size=64, total_q=512,
+        total_k=65536,
+    ),
+    "mla_prefill_sparse": Problem(
+        form="sparse", heads=128, d_nope=512, d_rope=64, d_v=512, topk=2048, total_q=4096,
+        total_k=65536,
+    ),
+}  # fmt: skip
+
+
+def doctor_command() -> None:
+    """Show what openmla found on this machine and which kernel each call would use."""
+    console = Console()
+    console.print(versions())
+    console.print(devices())
+
+
+def versions() -> Table:
+    """The packages that matter, and whether they are here."""
+    table = Table("package", "version", title="versions", title_justify="left")
+    table.add_row("openmla", VERSION)
+    table.add_row("python", platform.python_version())
+    for name in ("torch", "triton", "numpy", "tensor-layouts"):
+        try:
+            table.add_row(name, importlib.metadata.version(name))
+        except importlib.metadata.PackageNotFoundError:
+            table.add_row(name, "not installed")
+    return table
+
+
+def devices() -> Table:
+    """Each device with the kernel family of each call, or the reason why there is none."""
+    table = Table("device", "call", "runs on", title="devices", title_justify="left")
+    found = [torch.device("cpu")]
+    found += [torch.device("cuda", i) for i in range(torch.cuda.device_count())]
+    for device in found:
+        label = _label(device)
+        for call, problem in EXAMPLES.items():
+            table.add_row(label, call, _what_runs(problem, device))
+            label = ""
+    return table
+
+
+def _label(device: torch.device) -> str:
+    if device.type == "cpu":
+        capability = torch.backends.cpu.get_cpu_capability()
+        return f"cpu ({torch.get_num_threads()} threads, {capability})"
+    return f"{device} ({torch.cuda.get_device_name(device)})"
+
+
+def _what_runs(problem: Problem, device: torch.device) -> str:
+    try:
+        chosen = plan(problem, target_name(device))
+    except OpenMLAError as reason:
+        return f"nothing: {reason}"
+    return chosen.backend

@@ -3,7 +3,7 @@
 import pytest
 
 from openmla import sim
-from sim.cases import hopper_dense
+from sim.cases_hopper import hopper_dense
 
 
 @pytest.mark.parametrize("schedule", ["early", "late", "random", "timed"])

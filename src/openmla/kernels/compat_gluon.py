@@ -7,6 +7,7 @@
 | `cp_async` | `async_copy.async_copy_global_to_shared` | `async_copy.async_load` |
 | `thread_barrier` | `gl.thread_barrier` | `gl.barrier` |
 | `tmem_reg_layout` | `get_tmem_reg_layout` | `tensor_memory_descriptor_type.get_reg_layout` |
+| `reinterpret` | `view._reinterpret` | `view.reinterpret` |
 | `pair_tmem_layout` | `cta_split_num=[2, 1]` | `cga_layout=[[1, 0]]` |
 | `cluster_barrier_shape` | one barrier view for both CTAs | one per CTA |
 
@@ -24,6 +25,7 @@ from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
 RENAMED = hasattr(tma, "async_load")
+_RENAMED = gl.constexpr(RENAMED)  # the same for device code
 
 if RENAMED:
     tma_load, tma_store, cp_async = tma.async_load, tma.async_store, async_copy.async_load
@@ -32,6 +34,15 @@ else:
     tma_load, tma_store = tma.async_copy_global_to_shared, tma.async_copy_shared_to_global
     cp_async = async_copy.async_copy_global_to_shared
     thread_barrier = gl.thread_barrier
+
+
+@gluon.jit  # type: ignore[untyped-decorator]
+def reinterpret(view, dtype: gl.constexpr, shape: gl.constexpr, layout: gl.constexpr):  # type: ignore[no-untyped-def]
+    """The same shared or tensor memory as another type and shape."""
+    if _RENAMED:
+        return view.reinterpret(dtype, shape, layout)
+    else:
+        return view._reinterpret(dtype, shape, layout)
 
 
 def pair_tmem_layout(rows: int, columns: int) -> Any:

@@ -1,9 +1,10 @@
 """Asynchronous units: operations that are issued now and finish when the scheduler says so.
 
 An operation reads and writes memory at some moment between its issue and its end; the simulator
-moves the data at the end, and the race check treats the whole span as the access. Operations on one
-channel (`after`) finish in order. What an operation publishes to a barrier is its own completion
-only, never what its issuer knew: that takes an arrive of the issuer.
+moves the data at the end, and the race check treats the whole span as the access. Operations on
+one channel (`after`) finish in order. What an operation publishes to a barrier is its own
+completion and what its issuer had waited for before the issue, but not the issuer's own reads and
+writes: those take an arrive of the issuer.
 """
 
 from __future__ import annotations
@@ -48,10 +49,12 @@ class AsyncOp:
         reads: Sequence[MemoryView] = (),
         writes: Sequence[MemoryView] = (),
         in_order: bool = True,
+        generic: bool = False,
     ) -> None:
         """Check the accesses against everything before, and take off.
 
         `in_order`: operations of this channel follow one another without synchronization.
+        `generic`: it goes through the ordinary proxy, so wgmma and TMA must be fenced from it.
         """
         agent = self.agent
         time = agent.scheduler.next_time(channel)
@@ -59,12 +62,16 @@ class AsyncOp:
         if in_order:
             known.seen[channel] = time
         for view, write in [(v, False) for v in reads] + [(v, True) for v in writes]:
-            made = Access(view.cells(), write, channel, time, self.what, self.where, generic=False)
+            made = Access(view.cells(), write, channel, time, self.what, self.where, generic)
             if not write and not view.fully_written:
                 self._report_unwritten(view)
             agent.check(view, made, known)
             self.accesses.append(made)
-        self.completion.seen[channel] = self.completion.fenced[channel] = time
+        self.completion = agent.clock.copy()
+        self.completion.forget(agent.component)
+        self.completion.seen[channel] = time
+        if not generic:
+            self.completion.fenced[channel] = time
         if self.accesses:
             agent.cta.issued[channel] = (time, self)
         agent.clock.tick(agent.component)

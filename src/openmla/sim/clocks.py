@@ -47,6 +47,11 @@ class Clock:
         self.seen[component] = value
         return value
 
+    def forget(self, component: Component) -> None:
+        """Drop one component."""
+        self.seen.pop(component, None)
+        self.fenced.pop(component, None)
+
     def fence(self) -> None:
         """Publish everything seen so far to the asynchronous proxy."""
         self.fenced = dict(self.seen)

@@ -30,6 +30,7 @@ class Cluster:
         self.ctas = [Cta(self, rank) for rank in range(self.size)]
         self._views: dict[tuple[str, int, int], MemoryView] = {}
         self._barriers: dict[tuple[int, int, int], MBarrier] = {}
+        self._initialized: dict[tuple[int, int], set[int]] = {}
         self._waiting = 0
         self._generation = 0
         self._arriving = Clock()
@@ -41,7 +42,7 @@ class Cluster:
         """The allocation a line makes; in a cluster both CTAs share it, split by its layout."""
         count = agent.queues.setdefault("allocations", [])
         count.append(None)
-        shared = split_axis(layout) is not None or self.shared_by_layout(layout)
+        shared = split_axis(layout) is not None or is_barrier_layout(layout)
         key = (agent.name, len(count), -1 if shared else agent.cta.rank)
         if key not in self._views:
             view = allocate(_variable(space), space, dtype, shape, layout)
@@ -68,23 +69,25 @@ class Cluster:
         return self._barriers[key]
 
     def initialize(self, view: MemoryView, rank: int, count: int) -> None:
-        """mbarrier.init by CTA `rank`; of a pair barrier the first one counts."""
-        key = self._key(view, rank)
-        fresh = self._barriers.get(key)
-        if self.shared_by_pair(view) and fresh is not None and fresh.generation == 0:
-            return
-        stage = view.stage
-        self._barriers[key] = MBarrier(view.alloc.name, count, stage)
+        """mbarrier.init by CTA `rank`.
+
+        The compiler makes the CTAs meet after it, so the first one to come initializes for both. A
+        pair barrier takes the arrivals of both CTAs, hence twice the count.
+        """
+        pair = self.shared_by_pair(view)
+        again = rank in self._initialized.setdefault((id(view.alloc), view.offset), set())
+        self._initialized[id(view.alloc), view.offset].add(rank)
+        for other in range(self.size):
+            key = self._key(view, other)
+            if key not in self._barriers or (again and other == rank):
+                total = count * (self.size if pair else 1)
+                self._barriers[key] = MBarrier(view.alloc.name, total, view.stage)
 
     def shared_by_pair(self, view: MemoryView) -> bool:
         """Whether both CTAs use the same mbarrier: its layout gives the second CTA no step."""
-        return self.shared_by_layout(view.layout)
-
-    def shared_by_layout(self, layout: Any) -> bool:
-        """The same question for a layout that is not yet a barrier's view."""
-        if self.size == 1 or not self.machine.pair_barriers or not is_barrier_layout(layout):
+        if self.size == 1 or not self.machine.pair_barriers:
             return False
-        basis = cta_basis(layout)
+        basis = cta_basis(view.layout)
         return basis is not None and not any(basis)
 
     def _key(self, view: MemoryView, rank: int) -> tuple[int, int, int]:

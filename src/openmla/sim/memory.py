@@ -171,6 +171,12 @@ class MemoryView:
             raise ValueError(f"{self.label}: a view of {shape} {dtype} is larger than the buffer")
         return self._derive(dtype=dtype, shape=shape, strides=strides, layout=layout)
 
+    def reinterpret(
+        self, dtype: DType | None = None, shape: Any = None, layout: Any = None
+    ) -> MemoryView:
+        """`_reinterpret` under its later name."""
+        return self._reinterpret(dtype or self.dtype, shape or self._shape, layout or self.layout)
+
     def get_reg_layout(self, **_: Any) -> None:
         """Register layouts are not modelled."""
         return

@@ -35,8 +35,9 @@ LN2 = gl.constexpr(0.6931471805599453)
 
 
 @gluon.jit
-def tile_of(tile, cu_q, cu_k, heads, row_tiles, BM: gl.constexpr, BN: gl.constexpr):
+def tile_of(tile, shape, BM: gl.constexpr, BN: gl.constexpr):
     """Head, first query row, rows left, first key row, keys, last key of row 0, key blocks."""
+    cu_q, cu_k, heads, row_tiles, _ = shape
     head = tile % heads
     rest = tile // heads
     first = (rest % row_tiles) * BM
@@ -53,16 +54,14 @@ def tile_of(tile, cu_q, cu_k, heads, row_tiles, BM: gl.constexpr, BN: gl.constex
 
 
 @gluon.jit
-def producer(
-    descs, smem, bars, cu_q, cu_k, heads, row_tiles, tiles, BN: gl.constexpr, ST: gl.constexpr
-):
+def producer(descs, smem, bars, shape, BN: gl.constexpr, ST: gl.constexpr):
     qn_desc, qr_desc, kn_desc, kr_desc, v_desc = descs
     q_nope, q_rope, k_nope, k_rope, v = smem
     q_full, q_empty, k_full, k_empty, v_full, v_empty = bars
     it = 0
     visit = 0
-    for tile in range(gl.program_id(0), tiles, gl.num_programs(0)):
-        head, q0, _, k0, _, _, blocks = tile_of(tile, cu_q, cu_k, heads, row_tiles, 128, BN)
+    for tile in range(gl.program_id(0), shape[4], gl.num_programs(0)):
+        head, q0, _, k0, _, _, blocks = tile_of(tile, shape, 128, BN)
         if blocks > 0:
             for w in gl.static_range(2):
                 mbarrier.wait(q_empty.index(w), (visit & 1) ^ 1)
@@ -100,14 +99,15 @@ def softmax(S, m, denom, block, diagonal, k_len, qk_scale, WHO: gl.constexpr, BN
 
 
 @gluon.jit
-def epilogue(acc, m, denom, head, q0, rows_left, o_ptr, lse_ptr, heads, total_q, WHO: gl.constexpr):
+def epilogue(acc, m, denom, head, q0, rows_left, out, WHO: gl.constexpr):
+    o_ptr, lse_ptr, heads, total_q = out
     OL: gl.constexpr = acc.type.layout
     inverse = 1.0 / gl.where(denom == 0.0, 1.0, denom)
-    out = (acc * gl.convert_layout(inverse, gl.SliceLayout(1, OL))[:, None]).to(gl.bfloat16)
+    result = (acc * gl.convert_layout(inverse, gl.SliceLayout(1, OL))[:, None]).to(gl.bfloat16)
     rows = gl.arange(0, 64, gl.SliceLayout(1, OL)) + WHO * 64
     columns = gl.arange(0, 128, gl.SliceLayout(0, OL))
     at = (q0 + rows).to(gl.int64) * heads * 128 + head * 128
-    gl.store(o_ptr + at[:, None] + columns[None, :], out, mask=(rows < rows_left)[:, None])
+    gl.store(o_ptr + at[:, None] + columns[None, :], result, mask=(rows < rows_left)[:, None])
     lse = gl.where(
         denom == 0.0, float("-inf"), (m + gl.log2(gl.where(denom == 0.0, 1.0, denom))) * LN2
     )
@@ -116,21 +116,8 @@ def epilogue(acc, m, denom, head, q0, rows_left, o_ptr, lse_ptr, heads, total_q,
 
 
 @gluon.jit
-def consumer(  # noqa: PLR0913
-    smem,
-    bars,
-    o_ptr,
-    lse_ptr,
-    cu_q,
-    cu_k,
-    heads,
-    row_tiles,
-    tiles,
-    total_q,
-    qk_scale,
-    WHO: gl.constexpr,
-    BN: gl.constexpr,
-    ST: gl.constexpr,
+def consumer(
+    smem, bars, out, shape, qk_scale, WHO: gl.constexpr, BN: gl.constexpr, ST: gl.constexpr
 ):
     SL: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BN, 16])
     OL: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 128, 16])
@@ -139,10 +126,8 @@ def consumer(  # noqa: PLR0913
     q_full, q_empty, k_full, k_empty, v_full, v_empty = bars
     it = 0
     visit = 0
-    for tile in range(gl.program_id(0), tiles, gl.num_programs(0)):
-        head, q0, rows_left, _, k_len, diagonal, blocks = tile_of(
-            tile, cu_q, cu_k, heads, row_tiles, 128, BN
-        )
+    for tile in range(gl.program_id(0), shape[4], gl.num_programs(0)):
+        head, q0, rows_left, _, k_len, diagonal, blocks = tile_of(tile, shape, 128, BN)
         if blocks > 0:
             m = gl.full([64], float("-inf"), gl.float32, gl.SliceLayout(1, SL))
             denom = gl.zeros([64], gl.float32, gl.SliceLayout(1, SL))
@@ -169,7 +154,7 @@ def consumer(  # noqa: PLR0913
                 it += 1
             mbarrier.arrive(q_empty.index(WHO), count=1)
             visit += 1
-            epilogue(acc, m, denom, head, q0, rows_left, o_ptr, lse_ptr, heads, total_q, WHO)
+            epilogue(acc, m, denom, head, q0, rows_left, out, WHO)
 
 
 @gluon.jit(do_not_specialize=["heads", "row_tiles", "tiles", "total_q"])
@@ -215,12 +200,12 @@ def dense(  # noqa: PLR0913
     smem = (q_nope, q_rope, k_nope, k_rope, v)
     bars = (q_full, q_empty, k_full, k_empty, v_full, v_empty)
     shape = (cu_q, cu_k, heads, row_tiles, tiles)
-    common = (smem, bars, o_ptr, lse_ptr, *shape, total_q, qk_scale)
+    out = (o_ptr, lse_ptr, heads, total_q)
     gl.warp_specialize(
         [
-            (consumer, (*common, 0, BN, ST)),
-            (consumer, (*common, 1, BN, ST)),
-            (producer, (descs, smem, bars, *shape, BN, ST)),
+            (consumer, (smem, bars, out, shape, qk_scale, 0, BN, ST)),
+            (consumer, (smem, bars, out, shape, qk_scale, 1, BN, ST)),
+            (producer, (descs, smem, bars, shape, BN, ST)),
         ],
         [4, 1],
         [240, 24],

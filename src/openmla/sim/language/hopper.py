@@ -50,6 +50,8 @@ def wait(mbarrier: MemoryView, phase: Any, pred: Any = True, deps: Sequence[Any]
         return
     agent = current()
     agent.barriers += 1
+    if agent.cta.cluster.shared_by_pair(mbarrier) and agent.cta.rank:
+        return  # only CTA 0 waits on a pair barrier: it is the one that issues
     barrier, parity = _barrier(mbarrier), int(phase)
     agent.wait(
         lambda: barrier.passes(parity),
@@ -79,16 +81,12 @@ def expect(
     bytes_per_cta: Any = None,
     **_: Any,
 ) -> None:
-    """Arrive once and announce bytes (per CTA; on a pair barrier both CTAs announce theirs)."""
+    """Arrive once and announce bytes; on a pair barrier each CTA announces its own."""
     if not bool(pred):
         return
     agent = current()
     count = int(bytes if bytes is not None else bytes_per_cta)
     barrier = _barrier(mbarrier)
-    if agent.cta.cluster.shared_by_pair(mbarrier):
-        if agent.cta.rank:
-            return
-        count *= agent.cta.cluster.size
     barrier.expect(count)
     clock = agent.clock.copy()
     agent.clock.tick(agent.component)
@@ -207,17 +205,9 @@ def cp_async(smem: MemoryView, pointer: Pointer, mask: Any = None, **_: Any) -> 
         smem.write_bits(bits if where is None else np.where(where, bits, 0))
 
     op.run = run
-    op.issue(_channel(smem), writes=[smem], in_order=False)
-    _mark_generic(op)
+    op.issue(_channel(smem), writes=[smem], in_order=False, generic=True)
     queue("cp.async").open.append(op)
     agent.yield_()
-
-
-def _mark_generic(op: AsyncOp) -> None:
-    """cp.async writes through the ordinary proxy: wgmma must be fenced from it."""
-    for access in op.accesses:
-        access.generic = True
-    op.completion.fenced.clear()
 
 
 def cp_async_arrive(mbarrier: MemoryView, increment_count: Any = True) -> None:

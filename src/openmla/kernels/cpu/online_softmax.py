@@ -27,7 +27,8 @@ class OnlineSoftmax:
     def __init__(self, groups: int, rows: int, d_v: int) -> None:
         self.m = torch.full((groups, rows), -torch.inf)
         self.l = torch.zeros(groups, rows)
-        self.o = torch.zeros(groups, rows, d_v)
+        self.o = torch.empty(groups, rows, d_v)
+        self.blocks = 0
 
     def add_block(self, scores: Tensor, values: Tensor) -> None:
         """Take in scores [groups, rows, n] (overwritten) and values [groups, n, d_v]."""
@@ -35,10 +36,15 @@ class OnlineSoftmax:
         # A row that has seen no key yet has m = -inf; shifting by 0 avoids -inf - -inf = NaN.
         shift = torch.where(m_new == -torch.inf, 0.0, m_new)
         p = scores.sub_(shift.unsqueeze(-1)).mul_(LOG2_E).exp2_()
-        correction = torch.exp2((self.m - shift) * LOG2_E)
-        self.l.mul_(correction).add_(p.sum(dim=-1))
-        self.o.mul_(correction.unsqueeze(-1)).baddbmm_(p, values)
+        if self.blocks == 0:
+            self.l = p.sum(dim=-1)
+            torch.bmm(p, values, out=self.o)
+        else:
+            correction = torch.exp2((self.m - shift) * LOG2_E)
+            self.l.mul_(correction).add_(p.sum(dim=-1))
+            self.o.mul_(correction.unsqueeze(-1)).baddbmm_(p, values)
         self.m = m_new
+        self.blocks += 1
 
     def finish(self, sink: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """(out, lse, max_logits); sink broadcasts to [groups, rows] and stays out of lse."""
@@ -46,8 +52,7 @@ class OnlineSoftmax:
         denominator = self.l
         if sink is not None:
             denominator = denominator + torch.exp2((sink - self.m) * LOG2_E)
-        denominator = torch.where(empty, 1.0, denominator)
-        out = self.o.div_(denominator.unsqueeze(-1))
+        out = self.o.div_(torch.where(empty, 1.0, denominator).unsqueeze(-1))
         out.masked_fill_(empty.unsqueeze(-1), 0.0)
         lse = torch.where(empty, self.m, self.m + torch.log(torch.where(empty, 1.0, self.l)))
         return out, lse, self.m
@@ -68,4 +73,6 @@ def hide_future_keys(
     queries = scores.shape[-2] // rows_per_query
     key = torch.arange(first + column, first + scores.shape[-1])
     hidden = key >= (torch.arange(queries) + seen_by_first)[:, None]
-    scores[..., column:].masked_fill_(hidden.repeat_interleave(rows_per_query, dim=0), -torch.inf)
+    if rows_per_query > 1:
+        hidden = hidden.repeat_interleave(rows_per_query, dim=0)
+    scores[..., column:].masked_fill_(hidden, -torch.inf)

@@ -75,7 +75,8 @@ def mla_prefill(
                 raise InvalidArgument(name, "None, unless k_rope is a LatentCache", "a tensor")
     factor = checks.scale(scale)
     checks.flag("causal", causal)
-    checks.no_gradients(q=q, k_nope=k_nope, k_rope=rope, v=v, sink=sink)
+    rope_rows = rope if cache is None else cache.data
+    checks.no_gradients(q=q, k_nope=k_nope, k_rope=rope_rows, v=v, sink=sink)
     out, lse = _outputs(q, v.shape[2], out, return_lse)
     torch.ops.openmla.dense(
         q, k_nope, rope, v,
@@ -123,7 +124,7 @@ def mla_prefill_latent(
     checks.paging(block_table, cache_lengths, cu_q.shape[0] - 1, q.device)
     factor = checks.scale(scale, required_for="mla_prefill_latent")
     checks.flag("causal", causal)
-    checks.no_gradients(q=q, sink=sink)
+    checks.no_gradients(q=q, cache=pool.data, sink=sink)
     out, lse = _outputs(q, width, out, return_lse)
     torch.ops.openmla.latent(
         q, *_cache_parts(pool), block_table, cache_lengths, cu_q,
@@ -161,17 +162,16 @@ def mla_prefill_sparse(
     """
     q = checks.queries(q)
     rows, width = checks.latent_rows("kv", kv, d_v, dims=2)
-    plain = None
     if isinstance(rows, LatentCache):
         checks.on_device("kv", rows, q.device)
         _check_row_width("kv", rows.width, q)
-        total_rows, kv_parts = rows.rows, _cache_parts(rows)
+        total_rows, kv_parts, stored = rows.rows, _cache_parts(rows), rows.data
     else:
-        plain = checks.tensor("kv", rows, ("rows", q.shape[2]), (q.dtype,), q.device)
-        total_rows, kv_parts = plain.shape[0], (plain, None, "", 0)
+        stored = checks.tensor("kv", rows, ("rows", q.shape[2]), (q.dtype,), q.device)
+        total_rows, kv_parts = stored.shape[0], (stored, None, "", 0)
     indices, lengths = checks.index_lists(indices, topk_lengths, q.shape[0], q.device)
     factor = checks.scale(scale, required_for="mla_prefill_sparse")
-    checks.no_gradients(q=q, kv=plain, sink=sink)
+    checks.no_gradients(q=q, kv=stored, sink=sink)
     out, lse = _outputs(q, width, out, return_lse)
     max_logits = None
     if checks.flag("return_max_logits", return_max_logits):

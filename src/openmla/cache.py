@@ -31,10 +31,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from openmla.errors import InvalidArgument
+from openmla.errors import InvalidArgument, Unsupported
 from openmla.problem import CACHE_FORMATS
 
 E4M3_MAX = 448.0
+APPEND_DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 # The DeepSeek-V3.2 row: 512 e4m3 | 4 fp32 scales, one per 128 | 64 bf16 rope.
 V32_LATENT, V32_ROPE, V32_BLOCK, V32_BYTES = 512, 64, 128, 656
 _V32_SCALES = slice(V32_LATENT, V32_LATENT + 4 * (V32_LATENT // V32_BLOCK))
@@ -65,16 +66,10 @@ class LatentCache:
         device: torch.device | str = "cpu",
     ) -> LatentCache:
         """A zeroed cache of num_pages * page_size rows."""
-        for name, value, least in (
-            ("num_pages", num_pages, 0),
-            ("page_size", page_size, 1),
-            ("latent", latent, 1),
-            ("rope", rope, 0),
-        ):
-            if not isinstance(value, int) or value < least:
-                raise InvalidArgument(name, f"an int of at least {least}", value)
-        if format not in CACHE_FORMATS:
-            raise InvalidArgument("format", "one of " + ", ".join(CACHE_FORMATS), repr(format))
+        _check_count("num_pages", num_pages, least=0)
+        _check_count("page_size", page_size, least=1)
+        _check_format_and_widths(format, latent, rope)
+        device = _check_device(device)
         pages = (num_pages, page_size)
         scales = None
         if format == "bf16":
@@ -122,6 +117,7 @@ class LatentCache:
         """Write token i's latent[i] and rope[i] to row slot_mapping[i]; quantizes as needed.
 
         A wrong width, dtype or (on the CPU) a slot outside the pool raises and writes nothing.
+        Slots must differ: which of two tokens a repeated slot keeps is not defined.
         """
         rope = _check_append(self, latent, rope, slot_mapping)
         slots = slot_mapping.to(self.device)
@@ -144,6 +140,8 @@ class LatentCache:
     def gather(self, rows: Tensor) -> Tensor:
         """The bf16 values of physical rows: [len(rows), latent+rope]."""
         check_rows("rows", rows, self.rows)
+        if rows.device != self.device:
+            raise InvalidArgument("rows", f"a tensor on {self.device}", f"one on {rows.device}")
         return self.read(rows)
 
     def read(self, rows: Tensor, columns: slice = slice(None)) -> Tensor:
@@ -188,7 +186,9 @@ def quantize(values: Tensor, block: int) -> tuple[Tensor, Tensor]:
     padded = torch.nn.functional.pad(values.float(), (0, blocks * block - width))
     grouped = padded.view(n, blocks, block)
     amax = grouped.abs().amax(dim=-1)
-    scales = torch.where(amax > 0, amax / E4M3_MAX, torch.ones_like(amax))
+    # amax/448 of a tiny block would round to 0 and turn its zeros into 0/0: keep scales normal.
+    tiny = torch.finfo(torch.float32).tiny
+    scales = torch.where(amax > 0, (amax / E4M3_MAX).clamp_min(tiny), torch.ones_like(amax))
     # Dividing by a scale rounded down could land just above 448, which e4m3 turns into NaN.
     scaled = (grouped / scales.unsqueeze(-1)).clamp(-E4M3_MAX, E4M3_MAX)
     flat = scaled.view(n, blocks * block)[:, :width]
@@ -227,10 +227,16 @@ def _check_append(
             raise InvalidArgument(name, f"a tensor [tokens, {width}]", type(value).__name__)
         if value.dim() != 2 or value.shape[1] != width:
             raise InvalidArgument(name, f"[tokens, {width}]", f"shape {tuple(value.shape)}")
-        if not value.dtype.is_floating_point:
-            raise InvalidArgument(name, "a floating-point dtype", value.dtype)
+        if value.dtype not in APPEND_DTYPES:
+            expected = "one of " + ", ".join(str(dtype) for dtype in APPEND_DTYPES)
+            raise InvalidArgument(name, expected, value.dtype)
         if value.device != cache.device:
-            raise InvalidArgument(name, f"a tensor on {cache.device}", value.device)
+            raise InvalidArgument(name, f"a tensor on {cache.device}", f"one on {value.device}")
+        if value.requires_grad and torch.is_grad_enabled():
+            raise Unsupported(
+                f"{name} requires a gradient, and a cache does not carry one",
+                nearest="the same call under torch.no_grad(), or with detached tensors",
+            )
     assert rope is not None
     check_rows("slot_mapping", slot_mapping, cache.rows)
     tokens = latent.shape[0]
@@ -245,23 +251,22 @@ def _check_append(
 
 def _check_layout(cache: LatentCache) -> None:
     """The tensors must be what the format says."""
-    if cache.format not in CACHE_FORMATS:
-        raise InvalidArgument("format", "one of " + ", ".join(CACHE_FORMATS), repr(cache.format))
+    _check_format_and_widths(cache.format, cache.latent, cache.rope)
     data, width, row_dtype = cache.data, cache.latent + cache.rope, torch.float8_e4m3fn
     if cache.format == "fp8_656":
-        if (cache.latent, cache.rope) != (V32_LATENT, V32_ROPE):
-            got = f"latent {cache.latent}, rope {cache.rope}"
-            raise InvalidArgument(
-                "format", f"latent {V32_LATENT}, rope {V32_ROPE} for fp8_656", got
-            )
         width, row_dtype = V32_BYTES, torch.uint8
     elif cache.format == "bf16":
         row_dtype = torch.bfloat16
+    if not isinstance(data, Tensor):
+        expected = f"a tensor, {row_dtype} [pages, page_size, {width}]"
+        raise InvalidArgument("data", expected, type(data).__name__)
     if data.dim() != 3 or data.shape[2] != width or data.dtype != row_dtype:
         got = f"{data.dtype} of shape {tuple(data.shape)}"
         raise InvalidArgument("data", f"{row_dtype} [pages, page_size, {width}]", got)
     if data.shape[2] > 1 and data.stride(2) != 1:
         raise InvalidArgument("data", "a contiguous last dimension", f"stride {data.stride(2)}")
+    if data.shape[1] == 0:
+        raise InvalidArgument("data", "at least 1 row per page", f"shape {tuple(data.shape)}")
     if cache.format in ("bf16", "fp8_656"):
         if cache.scales is not None:
             raise InvalidArgument("scales", f"None for {cache.format}", "a tensor")
@@ -269,6 +274,35 @@ def _check_layout(cache: LatentCache) -> None:
     blocks = -(-width // block_width(cache.format, width))
     expected = (data.shape[0], data.shape[1], blocks)
     scales = cache.scales
-    if scales is None or scales.dtype != torch.float32 or tuple(scales.shape) != expected:
-        got = "None" if scales is None else f"{scales.dtype} of shape {tuple(scales.shape)}"
+    if not isinstance(scales, Tensor):
+        raise InvalidArgument("scales", f"float32 {list(expected)}", type(scales).__name__)
+    if scales.dtype != torch.float32 or tuple(scales.shape) != expected:
+        got = f"{scales.dtype} of shape {tuple(scales.shape)}"
         raise InvalidArgument("scales", f"float32 {list(expected)}", got)
+    if scales.device != data.device:
+        raise InvalidArgument("scales", f"a tensor on {data.device}", f"one on {scales.device}")
+    if blocks > 1 and scales.stride(2) != 1:
+        got = f"stride {scales.stride(2)}"
+        raise InvalidArgument("scales", "a contiguous last dimension", got)
+
+
+def _check_format_and_widths(format: object, latent: object, rope: object) -> None:
+    if format not in CACHE_FORMATS:
+        raise InvalidArgument("format", "one of " + ", ".join(CACHE_FORMATS), repr(format))
+    _check_count("latent", latent, least=1)
+    _check_count("rope", rope, least=0)
+    if format == "fp8_656" and (latent, rope) != (V32_LATENT, V32_ROPE):
+        expected = f"latent {V32_LATENT}, rope {V32_ROPE} for fp8_656"
+        raise InvalidArgument("format", expected, f"latent {latent}, rope {rope}")
+
+
+def _check_count(name: str, value: object, least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise InvalidArgument(name, f"an int of at least {least}", repr(value))
+
+
+def _check_device(value: object) -> torch.device:
+    try:
+        return torch.device(value)  # type: ignore[call-overload, no-any-return]
+    except (RuntimeError, TypeError):
+        raise InvalidArgument("device", "a torch device such as 'cpu'", repr(value)) from None

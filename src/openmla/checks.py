@@ -1,8 +1,8 @@
 """Argument checks. They look at metadata only: no values of device tensors, so no host sync.
 
-`check_*_call` run on every call, also under torch.compile, before anything is launched. The
-`check_*_values` functions read values and are called for CPU tensors only, where that is free.
-Every failure is an InvalidArgument that names the argument, what was expected and what came.
+They run on every call, also under torch.compile, before anything is launched. The three functions
+that read values say "CPU only" and are called for CPU tensors alone, where that is free. Every
+failure is an InvalidArgument that names the argument, what was expected and what came.
 """
 
 from __future__ import annotations
@@ -14,9 +14,11 @@ from torch import Tensor
 
 from openmla.cache import LatentCache
 from openmla.errors import InvalidArgument, Unsupported
+from openmla.operands import DenseOperands, LatentOperands, Results, SparseOperands
 from openmla.problem import MAX_HEADS
 
-INF = float("inf")
+# Kernels multiply by the scale in float32: a larger number would be infinite there.
+LARGEST_SCALE = torch.finfo(torch.float32).max
 Q_DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float8_e4m3fn)
 # With FP8 queries, rope and V may stay in a wider type (rope is then stored divided by the scales).
 WIDE_BESIDE_FP8 = (torch.float8_e4m3fn, torch.bfloat16, torch.float16)
@@ -77,17 +79,18 @@ def queries(q: object) -> Tensor:
     return checked
 
 
-def scale(value: object, required_for: str = "") -> float | None:
+def scale(value: object, required_for: str = "", name: str = "scale") -> float | None:
     """A finite number. `required_for` names the call that has no default."""
     if value is None:
         if required_for:
             reason = f"a number ({required_for} has no default: the latent width says nothing)"
-            raise InvalidArgument("scale", reason, "None")
+            raise InvalidArgument(name, reason, "None")
         return None
     if isinstance(value, bool) or not isinstance(value, int | float | torch.SymFloat):
-        raise InvalidArgument("scale", "a finite number", describe(value))
-    if value != value or value == INF or value == -INF:
-        raise InvalidArgument("scale", "a finite number", value)
+        raise InvalidArgument(name, "a finite number", describe(value))
+    # Written so that NaN, which compares false with everything, fails too.
+    if not -LARGEST_SCALE <= value <= LARGEST_SCALE:
+        raise InvalidArgument(name, "a finite number that float32 can hold", describe(value))
     return value  # type: ignore[return-value]  # an int or a traced float will do
 
 
@@ -122,9 +125,9 @@ def per_token_scale(name: str, value: object, tokens: int, device: torch.device)
     return tensor(name, value, (tokens,), (torch.float32,), device)
 
 
-def sink(value: object, heads: int, device: torch.device) -> Tensor | None:
+def sink(value: object, heads: int, device: torch.device, name: str = "sink") -> Tensor | None:
     """float32 [heads] or nothing."""
-    return None if value is None else tensor("sink", value, (heads,), (torch.float32,), device)
+    return None if value is None else tensor(name, value, (heads,), (torch.float32,), device)
 
 
 def output(value: object, q: Tensor, d_v: int) -> Tensor | None:
@@ -272,3 +275,59 @@ def equal_lengths(cache_lengths: Tensor, cu_seqlens_k: Tensor) -> None:
         if length != rows:
             expected = f"{rows} keys for sequence {b}, as cu_seqlens_k says"
             raise InvalidArgument("cache_lengths", expected, length)
+
+
+def separate_outputs(
+    operands: DenseOperands | LatentOperands | SparseOperands, results: Results
+) -> None:
+    """Writing `out` while reading an input in the same memory would give a wrong result.
+
+    Host pointers only, no sync. The ranges from first to last byte must be apart; an `out` that is
+    interleaved with an input is refused too, even where no byte is shared.
+    """
+    out = results.out
+    if not out.numel():
+        return
+    if not _elements_apart(out):
+        got = f"strides {list(out.stride())} for shape {list(out.shape)}"
+        raise InvalidArgument("out", "memory of its own for every element", got)
+    first = out.data_ptr()
+    last = first + _extent(out)
+    for name, value in _inputs(operands):
+        start = value.data_ptr()
+        if start < last and value.numel() and first < start + _extent(value):
+            raise InvalidArgument("out", f"memory of its own, apart from {name}", "an overlap")
+
+
+def _inputs(
+    operands: DenseOperands | LatentOperands | SparseOperands,
+) -> list[tuple[str, Tensor]]:
+    """Every tensor a kernel reads, under the name its caller knows it by."""
+    named = {**vars(operands), **vars(operands.weights)}
+    if isinstance(operands, SparseOperands):
+        named["kv"] = named.pop("cache")
+    inputs = []
+    for name, value in named.items():
+        if isinstance(value, LatentCache):
+            inputs.append((name, value.data))
+            value = value.scales
+        if isinstance(value, Tensor):
+            inputs.append((name, value))
+    return inputs
+
+
+def _extent(t: Tensor) -> int:
+    """Bytes from a tensor's first element to just past its last."""
+    reach = sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True))
+    return (reach + 1) * t.element_size()
+
+
+def _elements_apart(t: Tensor) -> bool:
+    """Whether no two elements share memory: each stride steps over all that lies inside it."""
+    reach = 0
+    for stride, size in sorted(zip(t.stride(), t.shape, strict=True)):
+        if size > 1:
+            if stride <= reach:
+                return False
+            reach += (size - 1) * stride
+    return True

@@ -16,7 +16,6 @@ from torch import Tensor
 
 from openmla import checks, reference
 from openmla.cache import LatentCache
-from openmla.errors import InvalidArgument
 from openmla.kernels.launch import launch
 from openmla.kernels.merge import merge
 from openmla.operands import DenseOperands, LatentOperands, Results, SparseOperands, Weights
@@ -86,7 +85,7 @@ def _dense(
         source = "cache"
     if q.device.type == "cpu":
         checks.ragged_values("cu_seqlens_q", cu_seqlens_q, q.shape[0], "q")
-        checks.ragged_values("cu_seqlens_k", cu_seqlens_k, k_nope.shape[0], "k_nope")
+        checks.ragged_values("cu_seqlens_k", cu_seqlens_k, k_nope.shape[0], "the keys")
         if cache is not None and block_table is not None and cache_lengths is not None:
             checks.paged_values(cache, block_table, cache_lengths)
             checks.equal_lengths(cache_lengths, cu_seqlens_k)
@@ -104,7 +103,7 @@ def _dense(
         kv_dtype=_DTYPE_NAMES[k_nope.dtype],
         v_dtype=_DTYPE_NAMES[v.dtype],
         rope=source,
-        rope_dtype=cache_format if k_rope is None else _DTYPE_NAMES[k_rope.dtype],
+        rope_dtype=cache_format or _DTYPE_NAMES[(k_nope if k_rope is None else k_rope).dtype],
         page_size=0 if cache is None else cache.page_size,
         causal=causal,
         has_sink=sink is not None,
@@ -239,7 +238,7 @@ def _run(
     operands: DenseOperands | LatentOperands | SparseOperands,
     results: Results,
 ) -> None:
-    _no_overlap(results.out, q=operands.q)
+    checks.separate_outputs(operands, results)
     chosen = _plan_for_device(problem, operands.q.device, backend)
     if chosen.backend == "reference":
         _run_reference(operands, results)
@@ -271,22 +270,6 @@ def _run_reference(
         results.lse.copy_(truth.lse)
     if results.max_logits is not None:
         results.max_logits.copy_(truth.max_logits)
-
-
-def _no_overlap(out: Tensor, **inputs: Tensor) -> None:
-    """Writing `out` while reading an input in the same memory would give a wrong result."""
-    for name, value in inputs.items():
-        if not out.numel() or not value.numel():
-            continue
-        first, last = out.data_ptr(), value.data_ptr()
-        if first < last + _extent(value) and last < first + _extent(out):
-            raise InvalidArgument("out", f"memory of its own, apart from {name}", "an overlap")
-
-
-def _extent(t: Tensor) -> int:
-    """Bytes from a tensor's first element to just past its last."""
-    reach = sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True))
-    return (reach + 1) * t.element_size()
 
 
 def _register() -> None:

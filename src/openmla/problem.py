@@ -14,7 +14,7 @@ dense bf16, 128 heads, d_nope 128 + d_rope 64 -> d_v 128, 512 queries x 512 keys
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal
 
 from openmla.errors import InvalidArgument
@@ -73,6 +73,13 @@ class Problem:
         _check_choice("q_dtype", self.q_dtype, tuple(DTYPE_BYTES))
         for name in ("kv_dtype", "v_dtype", "rope_dtype"):
             _check_choice(name, getattr(self, name), (*DTYPE_BYTES, *CACHE_FORMATS))
+        for name in _COUNTS:
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool):
+                raise InvalidArgument(name, "an int", repr(value))
+        for name in _FLAGS:
+            if not isinstance(getattr(self, name), bool):
+                raise InvalidArgument(name, "True or False", repr(getattr(self, name)))
         if not 1 <= self.heads <= MAX_HEADS:
             raise InvalidArgument("heads", f"1 to {MAX_HEADS}", self.heads)
         for name in ("d_nope", "d_v"):
@@ -125,6 +132,10 @@ class Problem:
             parts += [f"pages of {self.page_size}"]
         parts += [label for label, on in (("sink", self.has_sink), ("lse", self.wants_lse)) if on]
         return ", ".join(parts)
+
+
+_COUNTS = tuple(f.name for f in fields(Problem) if f.type == "int")
+_FLAGS = tuple(f.name for f in fields(Problem) if f.type == "bool")
 
 
 def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:

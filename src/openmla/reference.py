@@ -133,6 +133,7 @@ def valid_indices(op: SparseOperands, row: int) -> Tensor:
 
 def merge(out_a: Tensor, lse_a: Tensor, out_b: Tensor, lse_b: Tensor) -> tuple[Tensor, Tensor]:
     """Two partial results over disjoint keys -> the result over all of them, float64."""
+    lse_a, lse_b = (torch.where(x == torch.inf, -torch.inf, x) for x in (lse_a, lse_b))
     lse = torch.logaddexp(lse_a.double(), lse_b.double())
     out = torch.zeros_like(out_a, dtype=torch.float64)
     for part, part_lse in ((out_a, lse_a), (out_b, lse_b)):

@@ -1,0 +1,164 @@
+"""FlashAttention-3's ragged call, served by openmla's dense form.
+
+Same signature, shapes and conventions as `flash_attn_interface.flash_attn_varlen_func`: v may be
+narrower than q and k (192/128), causal is aligned bottom-right, and a query that sees no key gets
+zeros and an lse of -inf. Hints about speed (num_splits, pack_gqa, sm_margin) change nothing, and
+results are always deterministic. What openmla has no kernel for raises `Unsupported`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from openmla import checks
+from openmla.api import mla_prefill
+from openmla.errors import InvalidArgument, Unsupported
+
+__all__ = ["flash_attn_varlen_func"]
+
+EVERYTHING, UP_TO_ITSELF = (-1, -1), (-1, 0)
+
+
+def flash_attn_varlen_func(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    seqused_q: Tensor | None = None,
+    seqused_k: Tensor | None = None,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    qv: Tensor | None = None,
+    q_descale: Tensor | None = None,
+    k_descale: Tensor | None = None,
+    v_descale: Tensor | None = None,
+    window_size: Sequence[int] = (-1, -1),
+    attention_chunk: int = 0,
+    softcap: float = 0.0,
+    num_splits: int = 1,
+    pack_gqa: bool | None = None,
+    deterministic: bool = False,
+    sm_margin: int = 0,
+    return_attn_probs: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """out [total_q, H, d_v], or (out, lse [H, total_q], natural log) with return_attn_probs.
+
+    q [total_q, H, d]; k [total_k, H_k, d]; v [total_k, H_k, d_v]; H a multiple of H_k, and query
+    head h reads key head h // (H / H_k). cu_seqlens_q, cu_seqlens_k int32 [batch+1].
+    softmax_scale defaults to 1/sqrt(d). max_seqlen_q and max_seqlen_k size FlashAttention's grid;
+    openmla does not need them.
+    """
+    _refuse_what_has_no_kernel(
+        seqused_q=seqused_q, seqused_k=seqused_k, qv=qv,
+        q_descale=q_descale, k_descale=k_descale, v_descale=v_descale,
+    )  # fmt: skip
+    _refuse_other_scores(attention_chunk, softcap)
+    _check_hints(max_seqlen_q, max_seqlen_k, num_splits, sm_margin)
+    checks.flag("deterministic", deterministic)
+    if pack_gqa is not None:
+        checks.flag("pack_gqa", pack_gqa)
+    q = checks.queries(q)
+    k, v = _check_keys_and_values(q, k, v)
+    checks.no_gradients(q=q, k=k, v=v)
+    wants_lse = checks.flag("return_attn_probs", return_attn_probs)
+    scale = checks.scale(softmax_scale, name="softmax_scale")
+    visible = _mask(checks.flag("causal", causal), window_size)
+
+    out = q.new_empty((*q.shape[:2], v.shape[2]), dtype=checks.out_dtype(q.dtype))
+    lse = q.new_empty((q.shape[1], q.shape[0]), dtype=torch.float32) if wants_lse else None
+    # Several query heads per key head: one call for each key head, which its query heads all see
+    # through a stride of 0. Nothing is copied.
+    calls = 1 if k.shape[1] == q.shape[1] else k.shape[1]
+    per_call, key_heads = q.shape[1] // calls, k.shape[1] // calls
+    for call in range(calls):
+        heads = slice(call * per_call, (call + 1) * per_call)
+        shared = slice(call * key_heads, (call + 1) * key_heads)
+        result = mla_prefill(
+            q[:, heads],
+            k[:, shared].expand(-1, per_call, -1),
+            None,
+            v[:, shared].expand(-1, per_call, -1),
+            cu_seqlens_q=checks.cu_seqlens("cu_seqlens_q", cu_seqlens_q, q.device),
+            cu_seqlens_k=checks.cu_seqlens("cu_seqlens_k", cu_seqlens_k, q.device),
+            scale=scale,
+            causal=visible,
+            out=out[:, heads],
+            return_lse=wants_lse,
+        )
+        if lse is not None:
+            lse[heads] = result[1].T
+    return out if lse is None else (out, lse)
+
+
+def _mask(causal: bool, window_size: object) -> bool:
+    """Whether the mask is causal; (-1, 0) is another way to say so."""
+    if not isinstance(window_size, tuple | list) or len(window_size) != 2:
+        raise InvalidArgument("window_size", "(left, right)", checks.describe(window_size))
+    for size in window_size:
+        if isinstance(size, bool) or not isinstance(size, int):
+            raise InvalidArgument("window_size", "two ints", checks.describe(window_size))
+    if tuple(window_size) not in (EVERYTHING, UP_TO_ITSELF):
+        raise Unsupported(
+            f"window_size: expected (-1, -1) or (-1, 0), got {tuple(window_size)}",
+            nearest="window_size=(-1, -1), with causal=True for a causal mask",
+        )
+    return causal or tuple(window_size) == UP_TO_ITSELF
+
+
+def _check_keys_and_values(q: Tensor, k: object, v: object) -> tuple[Tensor, Tensor]:
+    keys = checks.tensor("k", k, ("total_k", "heads_k", q.shape[2]), (q.dtype,), q.device)
+    heads, key_heads = q.shape[1], keys.shape[1]
+    if key_heads == 0 or heads % key_heads:
+        expected = f"a number of heads that divides q's {heads}"
+        raise InvalidArgument("k", expected, f"{key_heads} heads")
+    wanted = (keys.shape[0], key_heads, "d_v")
+    values = checks.tensor("v", v, wanted, (q.dtype,), q.device)
+    if values.shape[2] == 0:
+        raise InvalidArgument("v", "a width above 0 in dimension 2", checks.describe(values))
+    checks.last_dim_contiguous("k", keys)
+    checks.last_dim_contiguous("v", values)
+    return keys, values
+
+
+def _refuse_what_has_no_kernel(**given: object) -> None:
+    reasons = {
+        "seqused": ("sequences with unused rows", "cu_seqlens of exactly the rows in use"),
+        "qv": ("absorbed queries beside rope queries", "openmla.mla_prefill_latent"),
+        "descale": (
+            "scales per sequence and head",
+            "openmla.mla_prefill with q_scale and k_scale, one per token",
+        ),
+    }
+    for name, value in given.items():
+        if value is not None:
+            what, nearest = next(reasons[kind] for kind in reasons if kind in name)
+            got = checks.describe(value)
+            raise Unsupported(f"{name} ({what}): expected None, got {got}", nearest=nearest)
+
+
+def _refuse_other_scores(attention_chunk: object, softcap: object) -> None:
+    for name, value in (("attention_chunk", attention_chunk), ("softcap", softcap)):
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise InvalidArgument(name, "0", checks.describe(value))
+        if value != 0:
+            raise Unsupported(f"{name}: expected 0, got {value}", nearest=f"{name}=0")
+
+
+def _check_hints(
+    max_seqlen_q: object, max_seqlen_k: object, splits: object, margin: object
+) -> None:
+    hints = (
+        ("max_seqlen_q", max_seqlen_q),
+        ("max_seqlen_k", max_seqlen_k),
+        ("num_splits", splits),
+        ("sm_margin", margin),
+    )
+    for name, value in hints:
+        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+            raise InvalidArgument(name, "an int of 0 or more", checks.describe(value))

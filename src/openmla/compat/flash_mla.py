@@ -1,0 +1,62 @@
+"""FlashMLA's sparse prefill call, served by openmla.
+
+Same signature, shapes and conventions as `flash_mla.flash_mla_sparse_fwd`; any head count, any
+topk, and CPU tensors work too. What differs from openmla's own call:
+
+| | FlashMLA, here | openmla.mla_prefill_sparse |
+|---|---|---|
+| kv | [s_kv, 1, d_qk] | [rows, d_qk] |
+| indices | [s_q, 1, topk] | [total_q, topk] |
+| a row that sees no key | lse +inf, max_logits -inf | lse -inf, max_logits -inf |
+| results | (out, max_logits, lse) | out, then what was asked for |
+
+In both, lse is the natural log, does not contain the sink, and the sink scales only `out`.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from openmla import checks
+from openmla.api import mla_prefill_sparse
+
+__all__ = ["flash_mla_sparse_fwd"]
+
+
+def flash_mla_sparse_fwd(
+    q: Tensor,
+    kv: Tensor,
+    indices: Tensor,
+    sm_scale: float,
+    d_v: int = 512,
+    attn_sink: Tensor | None = None,
+    topk_length: Tensor | None = None,
+    out: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(out [s_q, h_q, d_v], max_logits [s_q, h_q], lse [s_q, h_q]).
+
+    q [s_q, h_q, d_qk]; kv [s_kv, 1, d_qk], V is its first d_v columns; indices int32
+    [s_q, 1, topk], a negative one or one of s_kv or more is ignored; attn_sink float32 [h_q];
+    topk_length int32 [s_q], entries at or past it are ignored; out is where to write, if given.
+    """
+    q = checks.queries(q)
+    s_q, heads, d_qk = q.shape
+    kv = checks.tensor("kv", kv, ("s_kv", 1, d_qk), (q.dtype,), q.device)
+    indices = checks.tensor("indices", indices, (s_q, 1, "topk"), (torch.int32,), q.device)
+    if topk_length is not None:
+        checks.tensor("topk_length", topk_length, (s_q,), (torch.int32,), q.device)
+    checks.no_gradients(q=q, kv=kv, attn_sink=checks.sink(attn_sink, heads, q.device, "attn_sink"))
+    result, lse, max_logits = mla_prefill_sparse(
+        q,
+        kv[:, 0],
+        indices[:, 0],
+        scale=checks.scale(sm_scale, "flash_mla_sparse_fwd", name="sm_scale"),
+        topk_lengths=topk_length,
+        d_v=d_v,
+        sink=attn_sink,
+        out=out,
+        return_lse=True,
+        return_max_logits=True,
+    )
+    return result, max_logits, lse.masked_fill_(lse == -torch.inf, torch.inf)

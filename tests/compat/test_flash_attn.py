@@ -1,0 +1,85 @@
+"""The FlashAttention-3 shim against the formula, in FlashAttention's own conventions."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+import torch
+
+import calls
+import formula
+from openmla.compat.flash_attn import flash_attn_varlen_func
+
+FA3_PARAMETERS = (
+    "q k v cu_seqlens_q cu_seqlens_k max_seqlen_q max_seqlen_k seqused_q seqused_k softmax_scale "
+    "causal qv q_descale k_descale v_descale window_size attention_chunk softcap num_splits "
+    "pack_gqa deterministic sm_margin return_attn_probs"
+)
+Q_LENS, K_LENS = [2, 0, 4, 3, 1], [5, 3, 4, 1, 0]
+
+
+def per_query_head(t: torch.Tensor, heads: int) -> torch.Tensor:
+    return t.repeat_interleave(heads // t.shape[1], dim=1)
+
+
+def test_signature_is_flash_attention_3s():
+    parameters = inspect.signature(flash_attn_varlen_func).parameters
+    assert " ".join(parameters) == FA3_PARAMETERS
+    defaults = {n: p.default for n, p in parameters.items() if p.default is not p.empty}
+    given = {n: d for n, d in defaults.items() if d is not None}
+    assert given == {
+        "causal": False, "window_size": (-1, -1), "attention_chunk": 0, "softcap": 0.0,
+        "num_splits": 1, "deterministic": False, "sm_margin": 0, "return_attn_probs": False,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+@pytest.mark.parametrize("key_heads", [4, 2, 1], ids="key_heads={}".format)
+def test_values_match_the_formula(causal: bool, key_heads: int):
+    call = calls.flash_attn(Q_LENS, K_LENS, heads=4, key_heads=key_heads)
+    out, lse = flash_attn_varlen_func(**call, causal=causal, return_attn_probs=True)
+    k, v = (per_query_head(call[name], 4) for name in ("k", "v"))
+    want = formula.ragged(call["q"], k, v, Q_LENS, K_LENS, 12**-0.5, causal)
+    formula.assert_close(out, want.out)
+    formula.assert_close(lse, want.lse.T)
+    assert lse.is_contiguous()
+
+
+def test_empty_row_is_plus_zero_and_minus_infinity():
+    call = calls.flash_attn([3], [1])
+    out, lse = flash_attn_varlen_func(**call, causal=True, return_attn_probs=True)
+    assert formula.same_bits(out[:2], torch.zeros(2, 4, 6))
+    assert formula.same_bits(lse[:, :2], torch.full((4, 2), -torch.inf))
+    assert formula.same_bits(out[2], call["v"][0])
+
+
+def test_only_out_is_returned_by_default_and_a_scale_is_used():
+    call = calls.flash_attn()
+    out = flash_attn_varlen_func(**call, softmax_scale=0.7)
+    want = formula.ragged(call["q"], call["k"], call["v"], [2, 3], [4, 3], 0.7, causal=False)
+    assert isinstance(out, torch.Tensor)
+    formula.assert_close(out, want.out)
+
+
+def test_window_of_minus_one_and_zero_is_causal():
+    call = calls.flash_attn()
+    causal = flash_attn_varlen_func(**call, causal=True)
+    assert formula.same_bits(flash_attn_varlen_func(**call, window_size=(-1, 0)), causal)
+    assert formula.same_bits(flash_attn_varlen_func(**call, window_size=[-1, 0]), causal)
+
+
+def test_hints_about_speed_change_nothing():
+    call = calls.flash_attn(heads=4, key_heads=2)
+    hinted = flash_attn_varlen_func(
+        **call, num_splits=0, pack_gqa=True, deterministic=True, sm_margin=8
+    )
+    assert formula.same_bits(hinted, flash_attn_varlen_func(**call))
+
+
+def test_v_may_be_a_strided_view_of_a_projection():
+    call = calls.flash_attn()
+    wide = torch.full((7, 4, 20), torch.nan)
+    wide[..., 12:18] = call["v"]
+    got = flash_attn_varlen_func(**{**call, "v": wide[..., 12:18]})
+    assert formula.same_bits(got, flash_attn_varlen_func(**call))

@@ -1,0 +1,73 @@
+"""Problem: what it derives, that it is a value, and how it prints."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+
+from openmla import Problem
+
+DEEPSEEK_V3 = Problem(
+    form="dense", heads=128, d_nope=128, d_rope=64, d_v=128, total_q=512, total_k=640
+)
+SPARSE = Problem(
+    form="sparse", heads=64, d_nope=512, d_rope=64, d_v=512, q_dtype="e4m3", kv_dtype="fp8_656",
+    page_size=64, causal=False, topk=2048, has_sink=True, wants_lse=True, total_q=7, total_k=4096,
+)  # fmt: skip
+
+
+def test_equal_fields_make_equal_problems_with_equal_hashes():
+    again = dataclasses.replace(DEEPSEEK_V3)
+    assert again == DEEPSEEK_V3 and hash(again) == hash(DEEPSEEK_V3)
+
+
+@pytest.mark.parametrize("field", [f.name for f in dataclasses.fields(Problem)])
+def test_every_field_counts_in_equality(field: str):
+    changed = {
+        "form": "latent", "rope": "per_head", "q_dtype": "fp16", "kv_dtype": "fp16",
+        "v_dtype": "fp16", "rope_dtype": "fp16",
+    }  # fmt: skip
+    old = getattr(DEEPSEEK_V3, field)
+    new = changed.get(field, not old if isinstance(old, bool) else old)
+    if isinstance(old, int) and not isinstance(old, bool):
+        new = old - 1 if field == "heads" else old + 1
+    assert dataclasses.replace(DEEPSEEK_V3, **{field: new}) != DEEPSEEK_V3
+
+
+def test_a_problem_cannot_be_changed():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        DEEPSEEK_V3.heads = 1  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("problem", [DEEPSEEK_V3, SPARSE], ids=["dense", "sparse"])
+def test_json_leads_back_to_the_same_problem(problem: Problem):
+    assert Problem(**json.loads(json.dumps(problem.to_json()))) == problem
+
+
+def test_widths_and_work():
+    assert DEEPSEEK_V3.d_qk == 192
+    assert DEEPSEEK_V3.flops == 2 * 128 * 512 * 640 * (192 + 128)
+    assert SPARSE.flops == 2 * 64 * 7 * 2048 * (576 + 512)
+
+
+@pytest.mark.parametrize(
+    ("q_dtype", "out_dtype"),
+    [("bf16", "bf16"), ("fp16", "fp16"), ("fp32", "fp32"), ("e4m3", "bf16")],
+)
+def test_outputs_have_the_dtype_of_the_queries_but_never_fp8(q_dtype: str, out_dtype: str):
+    assert dataclasses.replace(DEEPSEEK_V3, q_dtype=q_dtype).out_dtype == out_dtype
+
+
+def test_a_problem_prints_itself():
+    assert str(DEEPSEEK_V3) == (
+        "dense bf16, 128 heads, d_nope 128 + d_rope 64 -> d_v 128, 512 queries x 640 keys, "
+        "1 sequence, causal"
+    )
+    assert str(SPARSE) == (
+        "sparse e4m3/fp8_656, 64 heads, d_nope 512 + d_rope 64 -> d_v 512, "
+        "7 queries x top-2048 of 4096 rows, pages of 64, sink, lse"
+    )
+    several = dataclasses.replace(DEEPSEEK_V3, batch=3, causal=False)
+    assert str(several).endswith("3 sequences, full")

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -164,7 +165,8 @@ def simulate(
 
     scheduler.on_idle = _refill(machine, body, resident)
     if machine.programs():
-        scheduler.run()
+        with _one_thread():
+            scheduler.run()
     _explain(scheduler, log)
     if not log.findings:
         _check_outputs(arguments, outputs, log)
@@ -179,6 +181,17 @@ def simulate(
         machine.tmem_columns,
         scheduler.timeline,
     )
+
+
+@contextlib.contextmanager
+def _one_thread() -> Iterator[None]:
+    """Tiles are small: splitting their arithmetic over threads costs more than it saves."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _pair_barriers() -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from openmla.sim import layouts
+from openmla.sim import dtypes, layouts
 from openmla.sim.async_units import AsyncOp, queue, wait_for_all
 from openmla.sim.context import current
 from openmla.sim.language.blackwell import _expand
@@ -97,7 +97,7 @@ def load_shared_relaxed(smem: MemoryView, layout: Any = None) -> Tensor:
 def mfma(a: Tensor, b: Tensor, acc: Tensor, **_: Any) -> Tensor:
     """acc + a @ b, in registers."""
     current().charge(a.numel * b.shape[1], "mma")
-    data = np.matmul(a.value.astype(np.float32), b.value.astype(np.float32)) + acc.value
+    data = dtypes.matmul(a.value, b.value) + acc.value
     return Tensor(acc.dtype.round(data), acc.dtype, acc.split, acc.layout)
 
 
@@ -120,7 +120,7 @@ def mfma_scaled(
     if b_scale is not None:
         rhs = rhs * _expand(b_scale.value, depth).T
     current().charge(a.numel * b.shape[1] / 2, "mma")
-    data = np.matmul(lhs, rhs) + acc.value
+    data = dtypes.matmul(lhs, rhs) + acc.value
     return Tensor(acc.dtype.round(data), acc.dtype, acc.split, acc.layout)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from openmla.sim import layouts
+from openmla.sim import dtypes, layouts
 from openmla.sim.async_units import AsyncOp, queue
 from openmla.sim.clocks import Clock
 from openmla.sim.context import current
@@ -102,7 +102,7 @@ def _issue_mma(
         if scales is not None:
             lhs = lhs * _expand(scales[0].read_values(), depth)
             rhs = rhs * _expand(scales[1].read_values(), depth).T
-        product = np.matmul(lhs, rhs)
+        product = dtypes.matmul(lhs, rhs)
         out.write_bits(out.dtype.encode(product + out.read_values() if keep else product))
 
     op.run = run

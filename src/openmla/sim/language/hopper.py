@@ -272,7 +272,7 @@ def warpgroup_mma(
 
     def run() -> None:
         lhs = left if left is not None else a.read_values()
-        out.data = np.matmul(lhs, b.read_values()) + (acc.data if keep else np.float32(0))
+        out.data = dtypes.matmul(lhs, b.read_values()) + (acc.data if keep else np.float32(0))
 
     op.run = run
     out.pending = op

@@ -1,0 +1,203 @@
+"""LatentCache: what is written comes back, in every format; wrong writes change nothing.
+
+The bound of a round trip. e4m3 keeps 3 bits after the leading one, so a value of 2^-6 or more in
+units of the scale moves by at most 2^-4 of itself, a smaller one by at most 2^-10 of the scale.
+With scale = amax/448, and bf16's own 2^-9 on top (2^-8 is generous):
+
+    |back - x| <= max(|x| * 2^-4, amax/448 * 2^-10) + |x| * 2^-8
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+import calls
+import formula
+from openmla import InvalidArgument, LatentCache, Unsupported
+from openmla.problem import CACHE_FORMATS
+
+FP8_FORMATS = [name for name in CACHE_FORMATS if name != "bf16"]
+BLOCKS = {"fp8_656": 128, "fp8_block32": 32, "fp8_block64": 64, "fp8_block128": 128}
+LATENT, ROPE = 512, 64
+
+
+def allocate(format: str, pages: int = 3, page_size: int = 4) -> LatentCache:
+    return LatentCache.allocate(num_pages=pages, page_size=page_size, format=format)
+
+
+def write(cache: LatentCache, values: Tensor, slots: Tensor) -> None:
+    cache.append(values[:, : cache.latent], values[:, cache.latent :], slots)
+
+
+def raw(cache: LatentCache) -> list[Tensor]:
+    tensors = [cache.data] if cache.scales is None else [cache.data, cache.scales]
+    return [formula.bits(t).clone() for t in tensors]
+
+
+def round_trip_bound(values: Tensor, block: int) -> Tensor:
+    bound = torch.empty_like(values)
+    for first in range(0, values.shape[1], block):
+        part = values[:, first : first + block].abs()
+        scale = part.amax(1, keepdim=True) / 448
+        bound[:, first : first + block] = torch.maximum(part * 2**-4, scale * 2**-10) + part * 2**-8
+    return bound
+
+
+@pytest.mark.parametrize("spread", [1.0, 1e-30, 1e30], ids=["unit", "tiny", "huge"])
+@pytest.mark.parametrize("format", FP8_FORMATS)
+def test_fp8_round_trip_stays_within_the_error_of_the_format(format: str, spread: float):
+    values = calls.numbers(6, LATENT + ROPE) * spread
+    values[:, ::7] *= 1e-3  # a wide range inside every block
+    slots = torch.tensor([11, 0, 5, 3, 7, 8])
+    cache = allocate(format)
+    write(cache, values, slots)
+    back = cache.gather(slots)
+    bound = round_trip_bound(values, BLOCKS.get(format, LATENT + ROPE))
+    if format == "fp8_656":  # its rope is plain bf16
+        assert formula.same_bits(back[:, LATENT:], values[:, LATENT:].to(torch.bfloat16))
+    assert ((back.double() - values.double()).abs() <= bound.double()).all()
+
+
+def test_bf16_round_trip_is_one_rounding():
+    values, slots = calls.numbers(6, LATENT + ROPE), torch.tensor([11, 0, 5, 3, 7, 8])
+    cache = allocate("bf16")
+    write(cache, values, slots)
+    assert formula.same_bits(cache.gather(slots), values.to(torch.bfloat16))
+
+
+@pytest.mark.parametrize("format", CACHE_FORMATS)
+def test_only_the_named_rows_change(format: str):
+    cache = allocate(format)
+    write(cache, calls.numbers(12, LATENT + ROPE), torch.arange(12))
+    before = cache.gather(torch.arange(12))
+    write(cache, calls.numbers(2, LATENT + ROPE, seed=1), torch.tensor([9, 2]))
+    after = cache.gather(torch.arange(12))
+    changed = [i for i in range(12) if not formula.same_bits(before[i], after[i])]
+    assert changed == [2, 9]
+
+
+@pytest.mark.parametrize("format", FP8_FORMATS)
+def test_largest_element_of_a_block_comes_back_exactly_and_zeros_stay_zero(format: str):
+    values = torch.zeros(1, LATENT + ROPE)
+    values[0, 5] = -448 * 0.25
+    values[0, 6] = 1.0
+    cache = allocate(format)
+    write(cache, values, torch.tensor([6]))
+    assert formula.same_bits(cache.gather(torch.tensor([6])), values.to(torch.bfloat16))
+
+
+@pytest.mark.parametrize("amax", [1e-45, 1e-43, 1e-40, 1e-38], ids=str)
+def test_a_block_of_denormals_gives_no_nan(amax: float):
+    values = torch.zeros(1, 12)
+    values[0, 3] = amax
+    cache = LatentCache.allocate(
+        num_pages=1, page_size=1, latent=8, rope=4, format="fp8_token"
+    )  # fmt: skip
+    write(cache, values, torch.tensor([0]))
+    back = cache.gather(torch.tensor([0])).float()
+    assert (back >= 0).all() and (back <= 2 * amax + 1e-40).all()
+
+
+@pytest.mark.parametrize("format", CACHE_FORMATS)
+def test_a_pool_with_gaps_works_and_the_gaps_stay_untouched(format: str):
+    plain = allocate(format)
+    wide = torch.full((3, 4, 2, plain.data.shape[2]), 7.0).to(plain.data.dtype)
+    scales = None
+    if plain.scales is not None:
+        scales = torch.full((3, 6, plain.scales.shape[2]), 5.0)[:, 1:5]
+    gapped = LatentCache(wide[:, :, 0], scales, LATENT, ROPE, format)
+    values, slots = calls.numbers(12, LATENT + ROPE), torch.randperm(12)
+    write(plain, values, slots)
+    write(gapped, values, slots)
+    assert not gapped.data.is_contiguous()
+    assert formula.same_bits(gapped.gather(slots), plain.gather(slots))
+    assert (wide[:, :, 1].float() == 7).all()
+
+
+def test_wrapped_tensors_are_used_where_they_are():
+    data = calls.numbers(2, 3, 12, dtype=torch.bfloat16)
+    cache = LatentCache(data, None, 8, 4, "bf16")
+    assert (cache.num_pages, cache.page_size, cache.rows, cache.width) == (2, 3, 6, 12)
+    assert cache.nbytes == 2 * 3 * 12 * 2
+    assert formula.same_bits(cache.gather(torch.tensor([4])), data[1, 1][None])
+    cache.append(torch.ones(1, 8), torch.zeros(1, 4), torch.tensor([0]))
+    assert data[0, 0].tolist() == [1.0] * 8 + [0.0] * 4
+
+
+@pytest.mark.parametrize(
+    ("format", "bytes_per_token"),
+    [("bf16", 1152), ("fp8_656", 656), ("fp8_block32", 648), ("fp8_block64", 612),
+     ("fp8_block128", 596), ("fp8_token", 580)],
+)  # fmt: skip
+def test_bytes_per_token(format: str, bytes_per_token: int):
+    assert allocate(format, pages=5, page_size=64).nbytes == 5 * 64 * bytes_per_token
+
+
+def test_the_656_byte_row_has_the_layout_that_other_readers_expect():
+    cache = allocate("fp8_656")
+    values = calls.numbers(1, LATENT + ROPE)
+    write(cache, values, torch.tensor([6]))
+    row = cache.data[1, 2]
+    scales = row[512:528].clone().view(torch.float32)
+    expected = values[0, :512].view(4, 128).abs().amax(1) / 448
+    assert torch.equal(scales, expected)
+    stored = row[:512].clone().view(torch.float8_e4m3fn)
+    wanted = (values[0, :512].view(4, 128) / expected[:, None]).clamp(-448, 448).flatten()
+    assert formula.same_bits(stored, wanted.to(torch.float8_e4m3fn))
+    assert formula.same_bits(
+        row[528:].clone().view(torch.bfloat16), values[0, 512:].to(torch.bfloat16)
+    )
+
+
+def test_a_cache_without_rope_takes_none():
+    cache = LatentCache.allocate(num_pages=1, page_size=2, latent=8, rope=0)
+    cache.append(torch.ones(1, 8), None, torch.tensor([1]))
+    assert cache.gather(torch.tensor([0, 1])).tolist() == [[0.0] * 8, [1.0] * 8]
+
+
+@pytest.mark.parametrize("format", CACHE_FORMATS)
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("latent", {"latent": torch.ones(2, LATENT + 1)}),
+        ("latent", {"latent": torch.ones(2, LATENT, dtype=torch.int32)}),
+        ("rope", {"rope": None}),
+        ("rope", {"rope": torch.ones(1, ROPE)}),
+        ("slot_mapping", {"slot_mapping": torch.tensor([0, 12])}),
+        ("slot_mapping", {"slot_mapping": torch.tensor([-1, 0])}),
+        ("slot_mapping", {"slot_mapping": torch.tensor([0])}),
+        ("slot_mapping", {"slot_mapping": torch.tensor([0.0, 1.0])}),
+    ],
+    ids=["width", "dtype", "no-rope", "rope-tokens", "past-end", "negative", "count", "float"],
+)
+def test_a_wrong_append_writes_nothing(format: str, name: str, change: dict[str, object]):
+    cache = allocate(format)
+    write(cache, calls.numbers(12, LATENT + ROPE), torch.arange(12))
+    before = raw(cache)
+    good = {
+        "latent": torch.ones(2, LATENT),
+        "rope": torch.ones(2, ROPE),
+        "slot_mapping": torch.tensor([1, 0]),
+    }
+    with pytest.raises(InvalidArgument) as caught:
+        cache.append(**{**good, **change})
+    assert caught.value.name == name
+    assert all(torch.equal(a, b) for a, b in zip(before, raw(cache), strict=True))
+
+
+def test_an_append_that_would_need_a_gradient_is_refused():
+    cache = allocate("bf16")
+    before = raw(cache)
+    with pytest.raises(Unsupported, match="latent requires a gradient"):
+        cache.append(
+            torch.ones(1, LATENT, requires_grad=True), torch.ones(1, ROPE), torch.tensor([0])
+        )
+    assert torch.equal(before[0], raw(cache)[0]) and not cache.data.requires_grad
+
+
+@pytest.mark.parametrize("rows", [[12], [-1, 0]], ids=["past-end", "negative"])
+def test_gather_checks_its_rows(rows: list[int]):
+    with pytest.raises(InvalidArgument, match="rows: expected rows 0 to 11"):
+        allocate("bf16").gather(torch.tensor(rows))

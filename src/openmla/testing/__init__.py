@@ -1,1 +1,8 @@
-""""""
+"""What openmla is tested with, for its own tests and for yours.
+
+    cases.py     one seeded generator of calls          compare.py   the acceptance rule
+    poison.py    NaN in everything that is not used     guard.py     tensors against unmapped pages
+    defects.py   broken implementations to be caught    fuzz.py      all of it, at random
+
+Imports only torch and openmla; nothing in openmla imports it but the command line.
+"""

@@ -1,0 +1,351 @@
+"""From a Case to tensors: `build(case)`.
+
+Only what the problem addresses is written: tokens of sequences, the slots of their keys, rows that
+a valid index names, table entries of pages in use. All other memory keeps the background of the
+`Memory` it came from, so building the same case with another background poisons it.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import openmla
+from openmla import reference
+from openmla.cache import V32_BYTES, LatentCache, block_width
+from openmla.checks import out_dtype
+from openmla.operands import DenseOperands, LatentOperands, SparseOperands, Weights
+from openmla.sequences import page_rows, visible_keys
+from openmla.testing.case import Case
+from openmla.testing.memory import INT_FILL, Memory
+from openmla.testing.values import DTYPES, Draw, to_dtype
+
+Operands = DenseOperands | LatentOperands | SparseOperands
+
+
+@dataclass(frozen=True, eq=False)
+class Outcome:
+    """What an implementation returned."""
+
+    out: Tensor
+    lse: Tensor | None = None
+    max_logits: Tensor | None = None
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Those that exist, by name."""
+        named = {"out": self.out, "lse": self.lse, "max_logits": self.max_logits}
+        return {name: t for name, t in named.items() if t is not None}
+
+
+@dataclass(frozen=True, eq=False)
+class BuiltCase:
+    """A case with its tensors, ready to be called."""
+
+    case: Case
+    memory: Memory
+    operands: Operands
+    arguments: dict[str, Any]
+    """Keyword arguments of the public call, without out, return_* and backend."""
+
+    def run(self, backend: str = "auto") -> Outcome:
+        """The public call. A given `out` starts full of NaN."""
+        case = self.case
+        options: dict[str, Any] = {"return_lse": case.return_lse, "backend": backend}
+        if case.out != "fresh":
+            shape = (*self.operands.q.shape[:2], case.d_v)
+            dtype = out_dtype(self.operands.q.dtype)
+            options["out"] = self.memory.new(shape, dtype, strided=case.out == "strided")
+            options["out"].fill_(torch.nan)
+        if case.form == "sparse":
+            options["return_max_logits"] = case.return_max_logits
+        call = {
+            "dense": openmla.mla_prefill,
+            "latent": openmla.mla_prefill_latent,
+            "sparse": openmla.mla_prefill_sparse,
+        }[case.form]
+        returned = call(**self.arguments, **options)  # type: ignore[operator]
+        results = list(returned) if isinstance(returned, tuple) else [returned]
+        return Outcome(
+            out=results.pop(0),
+            lse=results.pop(0) if case.return_lse else None,
+            max_logits=results.pop(0) if case.return_max_logits else None,
+        )
+
+    def truth(self) -> reference.Truth:
+        """The float64 definition, on the CPU, computed once."""
+        return self._truth
+
+    @cached_property
+    def _truth(self) -> reference.Truth:
+        if self.memory.device.type != "cpu":
+            return build(self.case).truth()
+        if isinstance(self.operands, DenseOperands):
+            return reference.dense(self.operands)
+        if isinstance(self.operands, LatentOperands):
+            return reference.latent(self.operands)
+        return reference.sparse(self.operands)
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether rows that see 2^n keys have no rounding error in any sane implementation."""
+        case = self.case
+        power_of_two = case.factor == 0 or math.frexp(abs(case.factor))[0] == 0.5
+        quantized = case.kv.startswith("fp8")  # then V is no longer made of integers
+        plain_sink = case.sink in ("none", "low")
+        return case.values == "exact" and plain_sink and power_of_two and not quantized
+
+    @property
+    def largest_v(self) -> float:
+        """No element of V is larger, roughly: what a flushed weight can cost is measured by it."""
+        if isinstance(self.operands, DenseOperands) and self.case.total_k:
+            return float(self.operands.v[: self.case.total_k].float().abs().max())
+        return 1024.0
+
+    def describe_row(self, row: int) -> str:
+        """Where a query row sits: its sequence, its place there, what it may see."""
+        case = self.case
+        ends = list(accumulate(case.q_lens))
+        number = next((b for b, end in enumerate(ends) if row < end), None)
+        if number is None:
+            return "after the last sequence"
+        q_len, k_len = case.q_lens[number], case.k_lens[number]
+        query = row - (ends[number] - q_len)
+        place = f"sequence {number}, query {query} of {q_len}"
+        if case.form == "sparse":
+            return f"{place}, its own list of {case.topk} indices"
+        seen = visible_keys(query, q_len, k_len, case.causal)
+        return f"{place}, sees {seen} of {k_len} keys"
+
+
+def build(
+    case: Case, device: torch.device | str = "cpu", memory: Memory | None = None
+) -> BuiltCase:
+    """The tensors of a case, in plain memory of `device` unless another memory is given."""
+    builder = _Builder(case, Memory(device) if memory is None else memory)
+    operands, arguments = getattr(builder, case.form)()
+    return BuiltCase(case, builder.memory, operands, arguments)
+
+
+class _Builder:
+    def __init__(self, case: Case, memory: Memory) -> None:
+        self.case, self.memory, self.draw = case, memory, Draw(case)
+        self.strided = case.layout == "strided"
+        self.dtype = DTYPES[case.dtype]
+        self.side_dtype = DTYPES[case.side_dtype or case.dtype]
+        self.positions = torch.cat([torch.arange(0), *(torch.arange(k) for k in case.k_lens)])
+
+    def dense(self) -> tuple[Operands, dict[str, Any]]:
+        case, draw = self.case, self.draw
+        q, tokens = self._queries(), case.total_k
+        k_nope = self._rows(draw.keys(self.positions, case.heads, case.d_nope), self.dtype)
+        v = self._rows(draw.values(tokens, case.heads, case.d_v), self.side_dtype)
+        cu_q, cu_k = self._offsets(case.q_lens), self._offsets(case.k_lens)
+        weights = self._weights(tokens + case.spare, torch.arange(tokens))
+        k_rope, cache, paging = None, None, {}
+        if case.rope == "cache":
+            latent = 512 if case.kv == "fp8_656" else 32
+            cache, table = self._paged_cache(latent)
+            paging = {"block_table": table, "cache_lengths": self._ints(case.k_lens)}
+        elif case.rope != "none":
+            row = {"shared": (), "shared_3d": (1,), "per_head": (case.heads,)}[case.rope]
+            keys = draw.keys(self.positions, *row, case.d_rope)
+            k_rope = self._rows(keys, self.side_dtype)
+        arguments: dict[str, Any] = {
+            "q": q, "k_nope": k_nope, "k_rope": k_rope if cache is None else cache, "v": v,
+            "cu_seqlens_q": cu_q, "causal": case.causal, **paging, **self._options(weights),
+        }  # fmt: skip
+        if case.k_lens != case.q_lens:
+            arguments["cu_seqlens_k"] = cu_k
+        if case.scale is None:
+            del arguments["scale"]
+        if k_rope is not None and case.rope == "shared_3d":
+            k_rope = k_rope[:, 0]
+        table_or_none = paging.get("block_table")
+        operands = DenseOperands(
+            q, k_nope, k_rope, v, cu_q, cu_k, case.causal, weights, cache, table_or_none
+        )
+        return operands, arguments
+
+    def latent(self) -> tuple[Operands, dict[str, Any]]:
+        case = self.case
+        q = self._queries()
+        cache, table = self._paged_cache(case.d_nope)
+        slots = self._slots(table, cache.page_size)
+        weights = self._weights(cache.rows, slots)
+        lengths, cu_q = self._ints(case.k_lens), self._offsets(case.q_lens)
+        pool: LatentCache | Tensor = cache
+        if case.kv == "plain":
+            pool = cache.data
+            cache = LatentCache(cache.data, None, case.d_v, case.d_qk - case.d_v, "bf16")
+        arguments: dict[str, Any] = {
+            "q": q, "cache": pool, "block_table": table, "cache_lengths": lengths,
+            "cu_seqlens_q": cu_q, "causal": case.causal, **self._options(weights),
+        }  # fmt: skip
+        if case.kv == "plain" or case.d_v != case.d_nope:
+            arguments["d_v"] = case.d_v
+        operands = LatentOperands(q, cache, table, lengths, cu_q, case.causal, case.d_v, weights)
+        return operands, arguments
+
+    def sparse(self) -> tuple[Operands, dict[str, Any]]:
+        case = self.case
+        q = self._queries()
+        pages = -(-case.total_k // case.page_size) + case.spare
+        rows = pages * case.page_size if case.is_paged else case.total_k + case.spare
+        listed, lengths = self._index_lists(q.shape[0], rows)
+        used = torch.unique(listed[(listed >= 0) & (listed < rows)])
+        self._fill_unused(listed, lengths, used, rows)
+        kv: LatentCache | Tensor
+        if case.is_paged:
+            kv = self._cache(pages, case.d_nope)
+            self._append(kv, used, used)
+        else:
+            kv = self.memory.new((rows, case.d_qk), self.dtype, self.strided)
+            values = to_dtype(self._latent_rows(used), self.dtype)
+            # Plain bytes: indexed writes of float8 tensors are not implemented everywhere.
+            raw = kv.view(torch.uint8) if self.dtype.itemsize == 1 else kv
+            raw[used.to(raw.device)] = values.view(raw.dtype).to(raw.device)
+        weights = self._weights(rows, used)
+        indices = self.memory.new(tuple(listed.shape), torch.int32, self.strided)
+        indices.copy_(listed)
+        on_device = None if lengths is None else self.memory.of(lengths.to(torch.int32))
+        arguments: dict[str, Any] = {
+            "q": q, "kv": kv, "indices": indices, "topk_lengths": on_device,
+            **self._options(weights),
+        }  # fmt: skip
+        if not case.is_paged or case.d_v != case.d_nope:
+            arguments["d_v"] = case.d_v
+        return SparseOperands(q, kv, indices, on_device, case.d_v, weights), arguments
+
+    def _queries(self) -> Tensor:
+        values = self.draw.queries(self.case.total_q)
+        if self.case.form == "sparse":  # every row of q is a query: there is no cu_seqlens
+            return self._rows(values, self.dtype, spare=0)
+        return self._rows(values, self.dtype)
+
+    def _rows(self, values: Tensor, dtype: torch.dtype, spare: int | None = None) -> Tensor:
+        """`values`, followed by spare rows of background."""
+        spare = self.case.spare if spare is None else spare
+        shape = (values.shape[0] + spare, *values.shape[1:])
+        rows = self.memory.new(shape, dtype, self.strided)
+        rows[: values.shape[0]].copy_(to_dtype(values, dtype))
+        return rows
+
+    def _ints(self, values: tuple[int, ...]) -> Tensor:
+        return self.memory.of(torch.tensor(values, dtype=torch.int32))
+
+    def _offsets(self, lengths: tuple[int, ...]) -> Tensor:
+        return self._ints((0, *accumulate(lengths)))
+
+    def _weights(self, keys: int, used: Tensor) -> Weights:
+        """k_scale has one entry per key row; only those of `used` rows are written."""
+        case, draw = self.case, self.draw
+        sink = draw.sink()
+        q_scale = k_scale = None
+        if case.q_scale:
+            spare = 0 if case.form == "sparse" else case.spare
+            q_scale = self._rows(draw.per_token_scale(case.total_q), torch.float32, spare)
+        if case.k_scale:
+            k_scale = self.memory.new((keys,), torch.float32)
+            values = draw.per_token_scale(used.shape[0])
+            k_scale[used.to(k_scale.device)] = values.to(k_scale.device)
+        return Weights(case.factor, None if sink is None else self.memory.of(sink),
+                       q_scale, k_scale)  # fmt: skip
+
+    def _options(self, weights: Weights) -> dict[str, Any]:
+        q_scale = weights.q_scale
+        if q_scale is not None and self.case.seed % 2:
+            q_scale = q_scale[:, None]  # the call takes [tokens] and [tokens, 1] alike
+        return {"scale": weights.scale, "sink": weights.sink, "q_scale": q_scale,
+                "k_scale": weights.k_scale}  # fmt: skip
+
+    def _cache(self, pages: int, latent: int) -> LatentCache:
+        case, format = self.case, self.case.kv if self.case.kv != "plain" else "bf16"
+        width, scales = latent + case.d_rope, None
+        dtype = {"bf16": torch.bfloat16, "fp8_656": torch.uint8}.get(format, torch.float8_e4m3fn)
+        columns = V32_BYTES if format == "fp8_656" else width
+        data = self.memory.new((pages, case.page_size, columns), dtype, self.strided)
+        if dtype == torch.float8_e4m3fn:
+            blocks = -(-width // block_width(format, width))
+            shape = (pages, case.page_size, blocks)
+            scales = self.memory.new(shape, torch.float32, self.strided)
+        return LatentCache(data, scales, latent, case.d_rope, format)
+
+    def _paged_cache(self, latent: int) -> tuple[LatentCache, Tensor]:
+        """A pool in random page order, its keys written, and the table that finds them."""
+        case = self.case
+        counts = [-(-k // case.page_size) for k in case.k_lens]
+        cache = self._cache(sum(counts) + case.spare, latent)
+        order = self.draw.permutation(cache.num_pages).to(torch.int32)
+        shape = (len(counts), max(counts, default=0) + case.spare)
+        table = self.memory.new(shape, torch.int32, self.strided)
+        start = 0
+        for b, count in enumerate(counts):
+            table[b, :count] = order[start : start + count].to(table.device)
+            start += count
+        self._append(cache, self._slots(table, case.page_size), self.positions)
+        return cache, table
+
+    def _slots(self, table: Tensor, page_size: int) -> Tensor:
+        """Physical rows of all keys, sequence by sequence, on the CPU."""
+        host = table.cpu()
+        rows = [page_rows(host[b], page_size, 0, k) for b, k in enumerate(self.case.k_lens)]
+        return torch.cat([torch.arange(0), *rows])
+
+    def _append(self, cache: LatentCache, slots: Tensor, positions: Tensor) -> None:
+        case, device = self.case, self.memory.device
+        rope = self.draw.keys(positions, case.d_rope).to(device)
+        slots = slots.to(device)
+        if case.form == "dense" and cache.format == "bf16":
+            # Only the rope columns are addressed; the latent ones stay background.
+            page, offset = slots // cache.page_size, slots % cache.page_size
+            cache.data[page, offset, cache.latent :] = to_dtype(rope, torch.bfloat16)
+            return
+        if case.form == "dense":
+            latent = self.draw.keys(positions, cache.latent)
+        else:
+            latent = self.draw.latent(positions)
+        limit = torch.finfo(torch.bfloat16).max
+        cache.append(latent.clamp(-limit, limit).to(device), rope, slots)
+
+    def _latent_rows(self, positions: Tensor) -> Tensor:
+        rope = self.draw.keys(positions, self.case.d_rope)
+        return torch.cat([self.draw.latent(positions), rope], dim=1)
+
+    def _index_lists(self, tokens: int, rows: int) -> tuple[Tensor, Tensor | None]:
+        """int64 lists [tokens, topk]; entries at or past a token's length are -1 for now."""
+        case, draw, topk = self.case, self.draw, self.case.topk
+        bad = torch.tensor([-1, -(2**31), 2**31 - 1, rows, rows + 1])
+        listed = bad[draw.integers(0, len(bad), tokens, topk)]
+        if rows and case.index_kind != "invalid":
+            named = draw.integers(0, rows, tokens, topk)
+            if case.index_kind == "distinct":
+                named = torch.full((tokens, topk), -1)
+                for token in range(tokens):
+                    order = draw.permutation(rows)[:topk]
+                    named[token, : order.shape[0]] = order
+            keep = draw.integers(0, 10, tokens, topk) < (7 if case.index_kind == "mixed" else 10)
+            listed = torch.where(keep, named, listed)
+        if case.topk_lengths == "none":
+            return listed, None
+        low, high = {"full": (topk, topk), "ragged": (0, topk), "wild": (-2, topk + 3)}[
+            case.topk_lengths
+        ]
+        lengths = draw.integers(low, high + 1, tokens)
+        listed[torch.arange(topk) >= lengths[:, None]] = -1
+        return listed, lengths
+
+    def _fill_unused(self, listed: Tensor, lengths: Tensor | None, used: Tensor, rows: int) -> None:
+        """Entries at or past topk_lengths: background, and best a real row that nobody names."""
+        if lengths is None:
+            return
+        filler = INT_FILL[self.memory.background]
+        unnamed = sorted(set(range(rows)) - set(used.tolist()))
+        if self.memory.background == "nan" and unnamed:
+            filler = unnamed[0]
+        listed[torch.arange(listed.shape[1]) >= lengths[:, None]] = filler

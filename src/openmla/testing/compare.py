@@ -1,0 +1,282 @@
+"""The acceptance rule: is a result as accurate as its dtype allows?
+
+Judged against the float64 reference. With u the unit roundoff of the output dtype, n the keys of a
+row and eps = 2^-23, every element must satisfy
+
+    |out - truth| <= u |truth| + (u + n eps + score) * sum(p |v|) + floor
+
+where `score` = expm1(2 delta), delta = 8 eps * (largest scale * sum|q||k| of the row): what fp32
+arithmetic of scores may legally cost, negligible until scores reach hundreds. `floor` is what
+flushing denormals may cost, in the output and in P (a weight below 2^-126 may become 0, so it grows
+with n and the largest |v|). That is an upper bound, and an upper bound alone misses small errors in
+every element, so three norms are bounded as well (limits in `Rule`), relative to the truth and
+beyond what `score` and `floor` allow:
+
+    all elements together, the worst row of one head, and lse within 4e-6 * max(1, |lse|) + delta
+
+A norm over few values is noisy: its limit is widened by 1 + 2/sqrt(values that carry it), up to 2u.
+Rows without a key must be exactly +0 and -inf; nothing else may be NaN or Inf. Where every number
+is exactly representable (`exact`), rows of 2^n keys must match bit for bit. Where an eager result
+of the same dtype is given, the error may be at most 1.1 times its error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from openmla.reference import Truth
+from openmla.testing.build import BuiltCase, Outcome
+
+EPS32 = 2.0**-23
+SCORE_ROUNDING = 8 * EPS32
+SMALLEST_P = 2.0**-126
+EAGER_LIMIT = 1.1
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """Limits for one output dtype."""
+
+    u: float
+    """Unit roundoff: bf16 keeps 8 bits, so 2^-8."""
+    frobenius: float
+    row: float
+    floor: float
+    """Absolute error that flushed or rounded denormals may cost."""
+    lse: float = 4e-6
+
+
+# bf16 and fp16: the limits were set against simulated kernels that round P to the same dtype (worst
+# correct bf16 figures 2.3e-3 and 3.6e-3); fp16 rows scale with u. fp32: u is 8 roundoffs, for exp2
+# and the products that rescale. Measured 2026-11-15, CPU path, random_case(0 … 2999): at most 0.50
+# of the bound in bf16 and fp16, 0.14 in fp32; rows 3.8e-3, 4.6e-4, 7.1e-7; lse 0.07 of its limit.
+RULES = {
+    torch.bfloat16: Rule(u=2.0**-8, frobenius=3.0e-3, row=6.0e-3, floor=2.0**-124),
+    torch.float16: Rule(u=2.0**-11, frobenius=4.0e-4, row=7.5e-4, floor=2.0**-24),
+    torch.float32: Rule(u=2.0**-21, frobenius=5.0e-7, row=9.0e-7, floor=2.0**-124),
+}
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What was measured, and what was wrong, worst first."""
+
+    ok: bool
+    bound: float
+    """Largest error as a share of its componentwise bound: at most 1."""
+    frobenius: float
+    worst_row: float
+    lse: float
+    """Largest lse error as a share of its limit."""
+    eager: float | None = None
+    """Error over eager's error, where one was given."""
+    problems: tuple[str, ...] = field(default=())
+
+    def report(self) -> str:
+        """Readable: the verdict, the figures, and where it went wrong."""
+        figures = (
+            f"bound {self.bound:.3g}, frobenius {self.frobenius:.3g}, "
+            f"worst row {self.worst_row:.3g}, lse {self.lse:.3g} of its limit"
+        )
+        if self.eager is not None:
+            figures += f", {self.eager:.3g} x eager error"
+        lines = ["accepted" if self.ok else "REJECTED", f"  figures: {figures}"]
+        return "\n".join(lines + [f"  {problem}" for problem in self.problems])
+
+
+def judge(built: BuiltCase, outcome: Outcome, eager: Tensor | None = None) -> Verdict:
+    """`compare` for a built case and what an implementation returned for it."""
+    return compare(
+        outcome,
+        built.truth(),
+        exact=built.is_exact,
+        eager=eager,
+        largest_v=built.largest_v,
+        describe_row=built.describe_row,
+    )
+
+
+def compare(
+    outcome: Outcome,
+    truth: Truth,
+    *,
+    exact: bool = False,
+    eager: Tensor | None = None,
+    rule: Rule | None = None,
+    largest_v: float = 1.0,
+    describe_row: Callable[[int], str] = lambda row: "",
+) -> Verdict:
+    """Judge a result. `rule` defaults to that of the output dtype."""
+    out = outcome.out.detach().cpu()
+    judgement = _Judgement(out, truth, rule or RULES[out.dtype], describe_row, largest_v)
+    if out.shape != truth.out.shape:
+        problem = f"out has shape {list(out.shape)}, expected {list(truth.out.shape)}"
+        return Verdict(False, torch.inf, torch.inf, torch.inf, torch.inf, None, (problem,))
+    judgement.anomalies()
+    bound = judgement.elements()
+    frobenius, worst_row = judgement.whole(), judgement.rows()
+    if exact:
+        judgement.exact()
+    lse = 0.0
+    if outcome.lse is not None:
+        lse = judgement.per_row("lse", outcome.lse, truth.lse)
+    if outcome.max_logits is not None:
+        lse = max(lse, judgement.per_row("max_logits", outcome.max_logits, truth.max_logits))
+    ratio = None if eager is None else judgement.against(eager)
+    problems = tuple(judgement.problems)
+    return Verdict(not problems, bound, frobenius, worst_row, lse, ratio, problems)
+
+
+class _Judgement:
+    """One comparison under way: error, slack and the problems found so far."""
+
+    def __init__(
+        self,
+        out: Tensor,
+        truth: Truth,
+        rule: Rule,
+        describe_row: Callable[[int], str],
+        largest_v: float,
+    ) -> None:
+        self.raw, self.truth, self.rule, self.describe_row = out, truth, rule, describe_row
+        self.problems: list[str] = []
+        if out.shape != truth.out.shape:
+            return
+        self.out = out.double()
+        self.error = (self.out - truth.out).abs().nan_to_num(nan=torch.inf)
+        self.delta = SCORE_ROUNDING * truth.score_magnitude
+        score = torch.expm1((2 * self.delta).clamp(max=50.0))
+        flushed = truth.keys.double()[:, None, None] * (SMALLEST_P * largest_v)
+        self.slack = score[..., None] * truth.magnitude + rule.floor + flushed
+
+    def anomalies(self) -> None:
+        """Empty rows exactly +0, no NaN or Inf anywhere."""
+        wrong = ~torch.isfinite(self.out)
+        if bool(wrong.any()):
+            self._blame("not finite", wrong, wrong)
+        empty = (self.truth.keys == 0)[:, None, None].expand_as(self.out)
+        marked = empty & ((self.out != 0) | torch.signbit(self.out))
+        if bool(marked.any()):
+            self._blame("row sees no key, must be exactly +0", marked, marked)
+
+    def elements(self) -> float:
+        """The componentwise bound."""
+        rule, truth = self.rule, self.truth
+        rounding = rule.u + truth.keys.double()[:, None, None] * EPS32
+        bound = rule.u * truth.out.abs() + rounding * truth.magnitude + self.slack
+        share = self.error / bound
+        if not share.numel():
+            return 0.0
+        if float(share.max()) > 1:
+            self._blame("beyond the componentwise bound", share > 1, share, bound)
+        return float(share.max())
+
+    def whole(self) -> float:
+        """Relative Frobenius error."""
+        norm, slack = self.truth.out.norm(), self.slack.norm()
+        if not self.out.numel() or float(norm) == 0:
+            return 0.0
+        share = max(float((self.error.norm() - slack) / norm), 0.0)
+        limit = float(self._widened(self.rule.frobenius, _carriers(self.truth.out.flatten())))
+        if share > limit:
+            self.problems.append(f"relative Frobenius error {share:.3g}, limit {limit:.3g}")
+        return share
+
+    def rows(self) -> float:
+        """Worst relative error of a row of one head, against what rounding can do to it."""
+        if not self.out.numel():
+            return 0.0
+        keys = self.truth.keys.clamp(min=1).double()[:, None]
+        # A row whose values happen to cancel is not held to relative accuracy of what is left.
+        typical = self.truth.magnitude.norm(dim=-1) / keys.sqrt()
+        norm = torch.maximum(self.truth.out.norm(dim=-1), typical)
+        error, slack = self.error.norm(dim=-1), self.slack.norm(dim=-1)
+        limit = self._widened(self.rule.row, _carriers(self.truth.out))
+        share = (error - slack).clamp(min=0) / norm.clamp(min=1e-300)
+        if bool((share > limit).any()):
+            self._blame("row error too large", share > limit, share)
+        return float(share.max())
+
+    def exact(self) -> None:
+        """Rows over 2^n keys, where nothing can round: bit for bit."""
+        keys = self.truth.keys
+        rows = (keys > 0) & ((keys & (keys - 1)) == 0)
+        # The sum of a row is a multiple of 2^-12; the reference is off it by float64 rounding.
+        count = keys.clamp(min=1).double()[:, None, None] * 2.0**12
+        expected = ((self.truth.out * count).round() / count).to(self.raw.dtype)
+        wrong = (self.raw != expected) & rows[:, None, None]
+        if bool(wrong.any()):
+            self._blame("must be exact: every number is representable", wrong, self.error)
+
+    def per_row(self, name: str, got: Tensor, expected: Tensor) -> float:
+        """lse or max_logits: -inf exactly where the truth says so, close elsewhere."""
+        got = got.detach().cpu().double()
+        if got.shape != expected.shape or not got.numel():
+            if got.shape != expected.shape:
+                self.problems.append(f"{name} has shape {list(got.shape)}")
+            return 0.0
+        empty = expected == -torch.inf
+        error = torch.where(empty, (got != expected).double() * torch.inf, (got - expected).abs())
+        error = error.nan_to_num(nan=0.0 if bool(empty.all()) else torch.inf)
+        error = torch.where(empty & (got == -torch.inf), 0.0, error)
+        limit = self.rule.lse * expected.abs().nan_to_num(posinf=1.0).clamp(min=1) + self.delta
+        share = error / limit
+        if float(share.max()) > 1:
+            row, head = _argmax(share)
+            want, came, most = (float(t[row, head]) for t in (expected, got, limit))
+            self.problems.append(
+                f"{name}: {int((share > 1).sum())} of {share.numel()} wrong; worst at row {row} "
+                f"({self.describe_row(row)}), head {head}: expected {want:.9g}, got {came:.9g}, "
+                f"limit {most:.3g}"
+            )
+        return float(share.max())
+
+    def against(self, eager: Tensor) -> float:
+        """Our error over eager's, both against the truth."""
+        theirs = float((eager.detach().cpu().double() - self.truth.out).norm())
+        ratio = float(self.error.norm()) / max(theirs, 1e-300)
+        if float(self.error.norm()) > EAGER_LIMIT * theirs + float(self.slack.norm()):
+            self.problems.append(f"error {ratio:.3g} x that of eager, limit {EAGER_LIMIT}")
+        return ratio
+
+    def _widened(self, limit: float, carriers: Tensor) -> Tensor:
+        return (limit * (1 + 2 / carriers.sqrt())).clamp(max=2 * self.rule.u)
+
+    def _blame(
+        self, what: str, wrong: Tensor, badness: Tensor, bound: Tensor | None = None
+    ) -> None:
+        """Name the worst of the wrong elements (or rows)."""
+        place = _argmax(torch.where(wrong, badness.double().nan_to_num(posinf=1e300), -1.0))
+        row, head = place[:2]
+        column = place[2] if len(place) == 3 else int(self.error[row, head].argmax())
+        text = (
+            f"{what}: {int(wrong.sum())} of {wrong.numel()}; worst at row {row} "
+            f"({self.describe_row(row)}), head {head}, column {column}: "
+            f"expected {float(self.truth.out[row, head, column]):.6g}, "
+            f"got {float(self.out[row, head, column]):.6g}"
+        )
+        if bound is not None:
+            text += f", bound {float(bound[row, head, column]):.3g}"
+        self.problems.append(text)
+
+
+def _carriers(values: Tensor) -> Tensor:
+    """How many values carry the norm along the last dim: (sum x^2)^2 / sum x^4, at least 1.
+
+    >>> _carriers(torch.tensor([1.0, 1.0, 1.0, 0.0]).double()), _carriers(torch.zeros(4).double())
+    (tensor(3., dtype=torch.float64), tensor(1., dtype=torch.float64))
+    """
+    # Scaled to 1 first: squares of the smallest and largest numbers leave even float64's range.
+    scaled = values / values.abs().amax(dim=-1, keepdim=True).clamp(min=1e-300)
+    squares = scaled**2
+    spread = squares.sum(-1) ** 2 / (squares**2).sum(-1).clamp(min=1e-300)
+    return spread.clamp(min=1)
+
+
+def _argmax(values: Tensor) -> tuple[int, ...]:
+    flat = int(values.flatten().argmax())
+    return tuple(int(i) for i in torch.unravel_index(torch.tensor(flat), values.shape))

@@ -1,33 +1,58 @@
 """Planning: `plan(problem, target)` says what will run, or why nothing can.
 
-Pure and deterministic: integers in, a frozen `Plan` out; no torch, no GPU, no environment.
+Pure and deterministic: integers in, a frozen `Plan` out; no torch, no GPU, no environment. A plan
+says what the planner would run; whether that kernel exists already is in `openmla.plan.support`.
 """
 
 from __future__ import annotations
 
 from functools import lru_cache
 
-from openmla.errors import Unsupported
+from openmla.errors import InvalidArgument, Unsupported
 from openmla.plan.config import Plan
-from openmla.plan.cpu import plan_cpu
-from openmla.plan.target import Target, target_by_name
+from openmla.plan.families import choose
+from openmla.plan.target import TARGETS, Target, target_by_name
 from openmla.problem import Problem
 
-__all__ = ["Plan", "Target", "plan"]
+__all__ = ["BACKENDS", "TARGETS", "Plan", "Target", "plan", "target_by_name"]
 
 BACKENDS = ("auto", "reference", "cpu", "portable", "hopper", "blackwell", "cdna4")
 
 
 @lru_cache(maxsize=4096)
-def plan(problem: Problem, target: str = "cpu", backend: str = "auto") -> Plan:
-    """The plan for a problem on a target; `backend` other than "auto" is never replaced."""
-    chip = target_by_name(target)
-    family = chip.backend if backend == "auto" else backend
-    if family == "reference":
-        return Plan(problem, target, family, None)
-    if family == "cpu" and chip.name == "cpu":
-        return Plan(problem, target, family, plan_cpu(problem))
-    raise Unsupported(
-        f"backend {family!r} has no {problem.form} kernel for target {target!r}",
-        nearest="CPU tensors with backend='auto'",
-    )
+def plan(problem: Problem, target: str | Target = "cpu", backend: str = "auto") -> Plan:
+    """The plan for a problem on a target; `backend` other than "auto" is never replaced.
+
+    Raises `Unsupported` with the reason and the nearest form that would work.
+    """
+    return make_plan(problem, target, backend)
+
+
+def make_plan(problem: Problem, target: str | Target = "cpu", backend: str = "auto") -> Plan:
+    """`plan` without its cache."""
+    chip = target if isinstance(target, Target) else target_by_name(target)
+    if backend not in BACKENDS:
+        raise InvalidArgument("backend", "one of " + ", ".join(BACKENDS), repr(backend))
+    if backend not in ("auto", "reference", *chip.families):
+        others = ", ".join(chip.families)
+        raise Unsupported(
+            f"backend {backend!r} has no {problem.form} kernel for target {chip.name!r}",
+            nearest=f"backend 'auto' (there: {others})",
+        )
+    passed_over: list[str] = []
+    for family in chip.families if backend == "auto" else (backend,):
+        config, reason = choose(family, problem, chip)
+        if not reason:
+            return Plan(problem, chip.name, family, config, tuple(passed_over))
+        passed_over.append(f"{family}: {reason}")
+    raise Unsupported("; ".join(passed_over), nearest=_nearest(problem, chip, backend))
+
+
+def _nearest(problem: Problem, chip: Target, backend: str) -> str:
+    """What to change so that something would serve the problem."""
+    if backend != "auto" and len(chip.families) > 1:
+        return "backend='auto', which may take another kernel family"
+    dtypes = {problem.q_dtype, problem.kv_dtype, problem.v_dtype, problem.rope_dtype}
+    if dtypes != {"bf16"}:
+        return "bf16 tensors and a bf16 cache, or backend='reference'"
+    return "the dims of a known model (openmla.plan.models), or backend='reference'"

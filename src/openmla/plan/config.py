@@ -2,15 +2,55 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
+from openmla.errors import InvalidArgument
+from openmla.plan.blackwell_fa4 import FA4Config
+from openmla.plan.blackwell_mla import MLAConfig
+from openmla.plan.blackwell_sparse_prefill import MLAPrefillSparse, MLAPrefillSparseFP8
+from openmla.plan.blackwell_sparse_qkv_fp8 import MLAPrefillSparseQKVFP8
+from openmla.plan.cdna4_config import MlaConfigV2
+from openmla.plan.cdna4_prefill import MlaPrefillV2
+from openmla.plan.cpu import CpuConfig
+from openmla.plan.hopper_cache import CacheRead
+from openmla.plan.hopper_dense import HopperDenseConfig
+from openmla.plan.hopper_sparse import HopperSparseConfig
+from openmla.plan.portable import PortableConfig
+from openmla.plan.target import target_by_name
 from openmla.problem import Problem
+
+_CONFIG_CLASSES: dict[str, type[Any]] = {
+    cls.__name__: cls
+    for cls in (
+        CacheRead,
+        CpuConfig,
+        FA4Config,
+        HopperDenseConfig,
+        HopperSparseConfig,
+        MLAConfig,
+        MLAPrefillSparse,
+        MLAPrefillSparseFP8,
+        MLAPrefillSparseQKVFP8,
+        MlaConfigV2,
+        MlaPrefillV2,
+        PortableConfig,
+    )
+}
+_KEYS = ("problem", "target", "backend", "config", "passed_over")
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The kernel that serves a problem on a target, and its numbers."""
+    """The kernel that serves a problem on a target, and its numbers.
+
+    >>> from openmla.plan import plan
+    >>> p = plan(Problem(form="dense", heads=16, d_nope=128, d_rope=64, d_v=128,
+    ...                  total_q=4096, total_k=4096), "h200")
+    >>> p.backend, p.config.BM, p.config.BN, Plan.from_json(p.to_json()) == p
+    ('hopper', 128, 128, True)
+    """
 
     problem: Problem
     target: str
@@ -18,3 +58,84 @@ class Plan:
     """Kernel family: reference, cpu, portable, hopper, blackwell, cdna4."""
     config: Any
     """The family's own frozen config (CpuConfig, MLAConfig, …); None for the reference."""
+    passed_over: tuple[str, ...] = ()
+    """Families that would have come first, each with the reason it cannot serve the problem."""
+
+    @property
+    def runs_today(self) -> bool:
+        """Whether the kernel exists already; a plan may be ahead of it."""
+        from openmla.plan.support import is_implemented
+
+        return is_implemented(self.backend, self.problem.form)
+
+    def explain(self) -> str:
+        """What would run and why, as text."""
+        status = "runs today" if self.runs_today else "planned, its kernel is not implemented yet"
+        lines = [
+            str(self.problem),
+            f"on {target_by_name(self.target)}",
+            f"kernel: {self.backend} {self.problem.form} ({status})",
+            *(f"passed over: {reason}" for reason in self.passed_over),
+            *(f"  {line}" for line in self.config_lines()),
+        ]
+        return "\n".join(lines)
+
+    def config_lines(self) -> list[str]:
+        """How the config's numbers came about, one line each."""
+        if self.config is None:
+            return ["the definition in float64, no tiling"]
+        if isinstance(self.config, MLAPrefillSparseQKVFP8):
+            return self.config.smem.explain()
+        if isinstance(self.config, CpuConfig):
+            return [f"{f.name} = {getattr(self.config, f.name)}" for f in fields(self.config)]
+        lines = list(self.config.explain())
+        split = getattr(self.config, "split", None)
+        if split is not None:
+            problem = self.problem
+            requests = max(problem.batch, 1)
+            q_len, k_len = -(-problem.total_q // requests), -(-problem.total_k // requests)
+            lines.append(split.explain(q_len, k_len, requests))
+        return lines
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values only; `Plan.from_json` is the way back."""
+        return {
+            "problem": self.problem.to_json(),
+            "target": self.target,
+            "backend": self.backend,
+            "config": _encode(self.config),
+            "passed_over": list(self.passed_over),
+        }
+
+    @classmethod
+    def from_json(cls, data: str | dict[str, Any]) -> Plan:
+        """The plan that `to_json` wrote, from its values or from their JSON text."""
+        values = json.loads(data) if isinstance(data, str) else data
+        if not isinstance(values, dict) or set(values) != set(_KEYS):
+            got = sorted(values) if isinstance(values, dict) else type(values).__name__
+            raise InvalidArgument("plan", f"an object with {', '.join(_KEYS)}", got)
+        return cls(
+            problem=Problem(**values["problem"]),
+            target=values["target"],
+            backend=values["backend"],
+            config=_decode(values["config"]),
+            passed_over=tuple(values["passed_over"]),
+        )
+
+
+def _encode(value: Any) -> Any:
+    """A config as plain values, each record with the name of its class."""
+    if not is_dataclass(value) or isinstance(value, type):
+        return value
+    record = {f.name: _encode(getattr(value, f.name)) for f in fields(value)}
+    return {"class": type(value).__name__, **record}
+
+
+def _decode(value: Any) -> Any:
+    if not isinstance(value, dict):
+        return value
+    record = dict(value)
+    name = record.pop("class", None)
+    if name not in _CONFIG_CLASSES:
+        raise InvalidArgument("config", "one of " + ", ".join(_CONFIG_CLASSES), repr(name))
+    return _CONFIG_CLASSES[name](**{key: _decode(item) for key, item in record.items()})

@@ -1,0 +1,128 @@
+"""What runs where: every feature on every target, found by really planning it.
+
+>>> is_implemented("cpu", "dense"), is_implemented("hopper", "dense")
+(True, False)
+
+`python -m openmla.plan.support` prints the table of the README.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from openmla.errors import Unsupported
+from openmla.plan import plan
+from openmla.plan.target import TARGETS
+from openmla.problem import FORMS, Problem
+
+# Kernel families whose kernels exist, by form. Nothing else may be launched: dispatch asks here.
+IMPLEMENTED = frozenset((family, form) for family in ("reference", "cpu") for form in FORMS)
+
+TABLE_TARGETS = ("cpu", "h200", "b200", "mi355x", "mi300x", "a100", "l40s", "rtx5090")
+BEGIN, END = "<!-- support table: begin -->", "<!-- support table: end -->"
+
+_DENSE = Problem(
+    form="dense", heads=128, d_nope=128, d_rope=64, d_v=128, total_q=4096, total_k=4096
+)
+_GLM5 = replace(_DENSE, heads=64, d_nope=192, d_v=256)
+_DENSE_FP8 = replace(_DENSE, q_dtype="e4m3", kv_dtype="e4m3", v_dtype="e4m3", rope_dtype="e4m3")
+_LATENT = replace(_DENSE, form="latent", d_nope=512, d_v=512, page_size=64)
+_SPARSE = replace(_LATENT, form="sparse", topk=2048)
+FEATURES = {
+    "dense 128+64 → 128, bf16": _DENSE,
+    "dense 128+64 → 128, rope from a paged cache": replace(_DENSE, rope="cache", page_size=64),
+    "dense 128+64 → 128, fp8": _DENSE_FP8,
+    "dense 192+64 → 256, bf16 (GLM-5)": _GLM5,
+    "dense 64+64 → 128, bf16": replace(_DENSE, d_nope=64),
+    "dense 64+32 → 64, bf16 (MiniCPM3)": replace(_DENSE, heads=40, d_nope=64, d_rope=32, d_v=64),
+    "dense 128+0 → 128, bf16": replace(_DENSE, d_rope=0, rope="none"),
+    "dense 256+0 → 256, bf16": replace(_DENSE, d_nope=256, d_rope=0, d_v=256, rope="none"),
+    "latent 512+64, bf16 pages": _LATENT,
+    "latent 512+64, fp8 pages": replace(_LATENT, kv_dtype="fp8_block128"),
+    "latent 256+64, bf16 pages": replace(_LATENT, d_nope=256, d_v=256),
+    "sparse 512+64, 128 heads, bf16": _SPARSE,
+    "sparse 512+64, 16 heads, bf16": replace(_SPARSE, heads=16),
+    "sparse 512+64, 20 heads, bf16": replace(_SPARSE, heads=20),
+    "sparse 512+64, fp8_656 cache": replace(_SPARSE, kv_dtype="fp8_656"),
+    "sparse 512+64, fp8_block64 cache": replace(_SPARSE, kv_dtype="fp8_block64"),
+    "sparse 512+64, fp8 throughout": replace(
+        _SPARSE, q_dtype="e4m3", kv_dtype="e4m3", rope_dtype="e4m3", v_dtype="e4m3"
+    ),
+    "sparse 512+0, bf16": replace(_SPARSE, d_rope=0, rope="none"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Support:
+    """One cell: the kernel family and whether it runs today, or the reason for none."""
+
+    family: str
+    reason: str
+    runs_today: bool
+
+    def __str__(self) -> str:
+        if not self.family:
+            return "–"
+        return f"**{self.family}**" if self.runs_today else f"{self.family} (planned)"
+
+
+def is_implemented(family: str, form: str) -> bool:
+    """Whether the family has a kernel for the form today."""
+    return (family, form) in IMPLEMENTED
+
+
+def support_of(problem: Problem, target: str) -> Support:
+    """What serves a problem on a target, by asking the planner."""
+    try:
+        chosen = plan(problem, target)
+    except Unsupported as error:
+        return Support("", error.reason, False)
+    return Support(chosen.backend, "; ".join(chosen.passed_over), chosen.runs_today)
+
+
+def support_table() -> dict[str, dict[str, Support]]:
+    """Feature -> target -> what serves it."""
+    return {
+        feature: {target: support_of(problem, target) for target in TABLE_TARGETS}
+        for feature, problem in FEATURES.items()
+    }
+
+
+def support_table_markdown() -> str:
+    """The README's table, between its markers."""
+    table = support_table()
+    arch = [TARGETS[name].arch for name in TABLE_TARGETS]
+    heads = [n if n == a else f"{n} ({a})" for n, a in zip(TABLE_TARGETS, arch, strict=True)]
+    lines = [
+        BEGIN,
+        '**Bold** runs today. "planned" means that `openmla.plan` has worked out tiles, memory and'
+        ' pipeline, and the kernel is not in this version. "–" has no plan; see below.',
+        "",
+        "| | " + " | ".join(heads) + " |",
+        "|---" * (len(heads) + 1) + "|",
+    ]
+    for feature, row in table.items():
+        lines.append(f"| {feature} | " + " | ".join(str(cell) for cell in row.values()) + " |")
+    gaps = _gaps(table)
+    if gaps:
+        lines += ["", *gaps]
+    return "\n".join([*lines, END])
+
+
+def _gaps(table: dict[str, dict[str, Support]]) -> list[str]:
+    """One line per reason for a cell without any plan."""
+    where: dict[str, list[str]] = {}
+    for feature, row in table.items():
+        for target, cell in row.items():
+            if not cell.family:
+                where.setdefault(cell.reason, []).append(f"{feature} on {target}")
+    return [f"- {reason}: {', '.join(places)}." for reason, places in where.items()]
+
+
+def readme_has_table(readme: str) -> bool:
+    """Whether a README's text holds the table as it would be generated now."""
+    return support_table_markdown() in readme
+
+
+if __name__ == "__main__":
+    print(support_table_markdown())

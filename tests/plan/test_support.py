@@ -1,0 +1,61 @@
+"""The support table says what the planner says, and what runs today."""
+
+from __future__ import annotations
+
+import doctest
+
+import pytest
+
+from openmla.errors import Unsupported
+from openmla.plan import plan, support
+from openmla.plan.support import (
+    FEATURES,
+    IMPLEMENTED,
+    TABLE_TARGETS,
+    readme_has_table,
+    support_table,
+    support_table_markdown,
+)
+from openmla.problem import FORMS
+
+
+def test_examples() -> None:
+    assert doctest.testmod(support).failed == 0
+
+
+def test_cpu_and_reference_run_every_form() -> None:
+    assert {(family, form) for family in ("cpu", "reference") for form in FORMS} <= IMPLEMENTED
+
+
+@pytest.mark.parametrize("feature", FEATURES)
+def test_cells_are_what_the_planner_says(feature: str) -> None:
+    for target, cell in support_table()[feature].items():
+        try:
+            chosen = plan(FEATURES[feature], target)
+        except Unsupported as error:
+            assert (cell.family, cell.reason) == ("", error.reason) and str(cell) == "–"
+        else:
+            assert cell.family == chosen.backend
+            assert ("planned" in str(cell)) == (
+                (chosen.backend, chosen.problem.form) not in IMPLEMENTED
+            )
+
+
+def test_markdown_has_a_row_per_feature_and_a_column_per_target() -> None:
+    rows = [line for line in support_table_markdown().splitlines() if line.startswith("| ")]
+    assert len(rows) == len(FEATURES) + 1
+    assert all(line.count("|") == len(TABLE_TARGETS) + 2 for line in rows)
+
+
+def test_every_gap_has_a_reason() -> None:
+    text = support_table_markdown()
+    for feature, row in support_table().items():
+        for target, cell in row.items():
+            if not cell.family:
+                assert f"{feature} on {target}" in text and cell.reason in text
+
+
+def test_a_readme_is_checked_word_by_word() -> None:
+    table = support_table_markdown()
+    assert readme_has_table(f"# openmla\n\n{table}\n\nMore text.\n")
+    assert not readme_has_table(table.replace("hopper", "magic", 1))

@@ -141,7 +141,7 @@ HOPPER_DENSE = _of(
     ),
     (
         "three consumers are counted for V",
-        Kind.DEADLOCK,
+        Kind.ARRIVE,
         "mbarrier.init(v_empty.index(i), count=2)",
         "mbarrier.init(v_empty.index(i), count=3)",
     ),
@@ -159,19 +159,19 @@ HOPPER_DENSE = _of(
     ),
     (
         "more of V is expected than comes",
-        Kind.DEADLOCK,
+        Kind.BYTES,
         "v_full.index(stage), BN * 128 * 2",
         "v_full.index(stage), BN * 192 * 2",
     ),
     (
         "more of Q is expected than comes",
-        Kind.DEADLOCK,
+        Kind.BYTES,
         "q_full.index(w), 64 * 192 * 2",
         "q_full.index(w), 64 * 256 * 2",
     ),
     (
         "V is loaded and never expected",
-        Kind.DEADLOCK,
+        Kind.BYTES,
         "mbarrier.expect(v_full.index(stage), BN * 128 * 2)",
         NOTHING,
     ),
@@ -432,7 +432,7 @@ BLACKWELL = [
         ),
         (
             "the bytes of Q are doubled",
-            Kind.DEADLOCK,
+            Kind.BYTES,
             "mbarrier.expect(q_full.index(0), 128 * 64 * 2)",
             "mbarrier.expect(q_full.index(0), 128 * 64 * 4)",
         ),

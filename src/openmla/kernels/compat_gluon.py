@@ -7,6 +7,7 @@
 | `cp_async` | `async_copy.async_copy_global_to_shared` | `async_copy.async_load` |
 | `thread_barrier` | `gl.thread_barrier` | `gl.barrier` |
 | `tmem_reg_layout` | `get_tmem_reg_layout` | `tensor_memory_descriptor_type.get_reg_layout` |
+| `aggregate` | `triton.language.core._aggregate` | the same |
 | `reinterpret` | `view._reinterpret` | `view.reinterpret` |
 | `pair_tmem_layout` | `cta_split_num=[2, 1]` | `cga_layout=[[1, 0]]` |
 | `cluster_barrier_shape` | one barrier view for both CTAs | one per CTA |
@@ -23,6 +24,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia import blackwell
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
+from triton.language.core import _aggregate as aggregate  # noqa: F401 - for kernels
 
 RENAMED = hasattr(tma, "async_load")
 _RENAMED = gl.constexpr(RENAMED)  # the same for device code

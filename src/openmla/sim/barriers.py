@@ -107,6 +107,17 @@ class MBarrier:
         """Whether `wait(phase)` returns now."""
         return self.phase != phase
 
+    def stuck(self) -> list[tuple[Kind, str]]:
+        """What is wrong with a barrier that nothing will complete any more."""
+        if self.bytes > 0 and self.pending == 0:
+            return [(Kind.BYTES, f"{self.label} expects {self.bytes} bytes that no copy brings")]
+        if self.bytes < 0:
+            return [(Kind.BYTES, f"{self.label} received {-self.bytes} bytes nobody expected")]
+        if 0 < self.pending < self.count:
+            came = self.count - self.pending
+            return [(Kind.ARRIVE, f"{came} of {self.count} arrivals came on {self.label}")]
+        return []
+
     def describe(self) -> str:
         """State, for a deadlock report."""
         got = f", arrived: {', '.join(self.arrived)}" if self.arrived else ""

@@ -81,9 +81,9 @@ class Log:
 class Report:
     """The result of one simulation.
 
-    `reason` says why the run ended: "finished", "deadlock", "step limit", "kernel error" or
-    "too many findings". `shared_bytes` and `tmem_columns` are the largest per-CTA allocations seen
-    (logical bytes: no padding, no reuse of dead buffers).
+    `reason` says why the run ended: "finished", "deadlock", "step limit", "time limit",
+    "kernel error" or "too many findings". `shared_bytes` and `tmem_columns` are the largest
+    per-CTA allocations seen (logical bytes: no padding, no reuse of dead buffers).
     """
 
     findings: tuple[Finding, ...]

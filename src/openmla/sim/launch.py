@@ -132,6 +132,7 @@ def simulate(
     ignore: Iterable[Kind] = (),
     resident: int = 2,
     step_limit: int = 2_000_000,
+    time_limit: float = 600.0,
     max_findings: int = 20,
 ) -> Report:
     """Run `kernel` over `grid` on the CPU and report what went wrong.
@@ -141,7 +142,8 @@ def simulate(
     `schedule`: "random" (by `seed`), "early", "late", or "timed" (records a timeline).
     `outputs`: names of arguments every element of which must be written exactly once; a mapping
     gives a mask of the elements that must be (all others must not).
-    `resident` clusters run side by side. The run ends at `step_limit` at the latest.
+    `resident` clusters run side by side. The run ends after `step_limit` steps or `time_limit`
+    seconds at the latest.
     """
     options = dict(kwargs or {})
     num_warps, num_ctas = options.pop("num_warps", 4), options.pop("num_ctas", 1)
@@ -166,7 +168,7 @@ def simulate(
     scheduler.on_idle = _refill(machine, body, resident)
     if machine.programs():
         with _one_thread():
-            scheduler.run()
+            scheduler.run(time_limit)
     _explain(scheduler, log)
     if not log.findings:
         _check_outputs(arguments, outputs, log)

@@ -25,6 +25,7 @@ class Loader:
 
     def __init__(self) -> None:
         self._functions: dict[int, Callable[..., Any]] = {}
+        self._classes: dict[int, type] = {}
         self._globals: dict[int, dict[str, Any]] = {}
         self._keep: list[Any] = []  # ids above stay valid while these live
 
@@ -91,20 +92,25 @@ class Loader:
         return found
 
     def _class(self, cls: type) -> Any:
+        if getattr(cls, "__triton_aggregate__", False):
+            return self._aggregate(cls)
         if not cls.__module__.startswith("triton"):
-            return self._aggregate(cls) if hasattr(cls, "__aggregate_fields__") else cls
+            return cls
         found = getattr(NAMESPACES.get(cls.__module__, gl), cls.__name__, None)
         return cls if found is None else found
 
     def _aggregate(self, cls: type) -> type:
-        """A record type of the kernel: the same fields, its methods translated."""
-        original = getattr(cls, "__wrapped__", cls)
-        body = {
-            name: self.function(member) if hasattr(member, "fn") else member
-            for name, member in vars(original).items()
-            if name not in ("__dict__", "__weakref__")
-        }
-        return type(cls.__name__, (), body)
+        """A record type of the kernel: its own constructor and methods, translated."""
+        if id(cls) not in self._classes:
+            made = type(cls.__name__, (), {})
+            self._classes[id(cls)] = made
+            self._keep.append(cls)
+            constructor = cls.hash_attrs[0]  # type: ignore[attr-defined]
+            made.__init__ = self.function(constructor)  # type: ignore[misc]
+            for name, member in vars(cls).items():
+                if hasattr(member, "fn") and type(member).__module__.startswith("triton"):
+                    setattr(made, name, self.function(member))
+        return self._classes[id(cls)]
 
     @staticmethod
     def _dtype(x: Any) -> Any:

@@ -9,6 +9,7 @@ else can run, "random" mixes, "timed" advances a nominal clock and gives the pip
 
 from __future__ import annotations
 
+import ctypes
 import random
 import threading
 from collections.abc import Callable
@@ -24,6 +25,7 @@ from openmla.sim.timeline import COST, Timeline
 
 if TYPE_CHECKING:
     from openmla.sim.async_units import AsyncOp
+    from openmla.sim.barriers import MBarrier
     from openmla.sim.machine import Cta
     from openmla.sim.memory import MemoryView
 
@@ -54,7 +56,8 @@ class Agent:
         self.condition: Callable[[], bool] | None = None
         self.reason: Callable[[], str] = str
         self.waits_at: Location | None = None
-        self.woken_at: Callable[[], float] = float
+        self.waits_on: MBarrier | None = None
+        self.phase: int | None = None  # parity of the last mbarrier phase waited for
         self._go = threading.Semaphore(0)
         self._thread: threading.Thread | None = None
 
@@ -88,6 +91,13 @@ class Agent:
         if self.scheduler.ended:
             raise Aborted
 
+    def interrupt(self) -> None:
+        """Raise `Aborted` in this partition's thread at its next bytecode."""
+        if self._thread is not None and self._thread.ident is not None and not self.done:
+            raise_in = ctypes.pythonapi.PyThreadState_SetAsyncExc
+            raise_in(ctypes.c_ulong(self._thread.ident), ctypes.py_object(Aborted))
+            self.resume()
+
     def join_thread(self) -> None:
         """Wait until the thread is gone."""
         if self._thread is not None:
@@ -106,9 +116,10 @@ class Agent:
         condition: Callable[[], bool] | None,
         reason: Callable[[], str],
         woken_at: Callable[[], float] = float,
+        barrier: MBarrier | None = None,
     ) -> None:
-        """Give up the baton until `condition` holds."""
-        self.condition, self.reason, self.woken_at = condition, reason, woken_at
+        """Give up the baton until `condition` holds; `barrier` is named if it never does."""
+        self.condition, self.reason, self.waits_on = condition, reason, barrier
         started = self.time
         if condition is not None:
             self.waits_at = here()
@@ -143,6 +154,7 @@ class Agent:
     ) -> None:
         """Record a finding at the kernel line that is executing."""
         at = where or here()
+        phase = self.phase if phase is None else phase
         finding = Finding(
             kind, message, at.file, at.line, self.name, self.cta.program, buffer, stage, phase
         )
@@ -280,16 +292,25 @@ class Scheduler:
         else:
             self._over.release()
 
-    def run(self) -> None:
+    def run(self, seconds: float) -> None:
         """Drive the run from the caller's thread until it ends, then unwind what is left."""
         self.on_idle()
         self.agents[0].resume()
-        self._over.acquire()
+        if not self._over.acquire(timeout=seconds):
+            self._interrupt(seconds)
         self.ended = self.ended or "finished"
         for agent in self.agents:
             if not agent.done:
                 agent.resume()
             agent.join_thread()
+
+    def _interrupt(self, seconds: float) -> None:
+        """The kernel loops without a step the simulator could count: stop its thread."""
+        self.log.add(Finding(Kind.LIMIT, f"the run was stopped after {seconds:g} seconds"))
+        self.ended = "time limit"
+        for agent in self.agents:
+            agent.interrupt()
+        self._over.acquire()
 
     # -- choosing
     def choose(self) -> Agent | None:
@@ -331,8 +352,15 @@ class Scheduler:
         return able[self.random.randrange(len(able))]
 
     def _deadlock(self) -> None:
-        """Nobody can run and nothing is in flight: say who waits for what."""
+        """Nobody can run and nothing is in flight: say who waits for what, and why it stays."""
         for agent in self.agents:
-            if not agent.done and agent.condition is not None:
-                agent.report(Kind.DEADLOCK, f"waits for {agent.reason()}", where=agent.waits_at)
+            if agent.done or agent.condition is None:
+                continue
+            details: dict[str, Any] = {"where": agent.waits_at}
+            barrier = agent.waits_on
+            if barrier is not None:
+                details |= {"buffer": barrier.name, "stage": barrier.stage}
+                for kind, message in barrier.stuck():
+                    agent.report(kind, message, **details)
+            agent.report(Kind.DEADLOCK, f"waits for {agent.reason()}", **details)
         self.end("deadlock")

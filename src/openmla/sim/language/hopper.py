@@ -53,10 +53,12 @@ def wait(mbarrier: MemoryView, phase: Any, pred: Any = True, deps: Sequence[Any]
     if agent.cta.cluster.shared_by_pair(mbarrier) and agent.cta.rank:
         return  # only CTA 0 waits on a pair barrier: it is the one that issues
     barrier, parity = _barrier(mbarrier), int(phase)
+    agent.phase = parity
     agent.wait(
         lambda: barrier.passes(parity),
         lambda: f"phase {parity} of {barrier.describe()}",
         lambda: barrier.completed_at,
+        barrier,
     )
     agent.clock.join(barrier.published)
 

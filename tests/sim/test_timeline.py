@@ -1,0 +1,59 @@
+"""The pipeline picture of a timed run."""
+
+from itertools import pairwise
+from xml.etree import ElementTree
+
+import pytest
+
+from openmla.sim.timeline import Timeline
+from sim.cases import CASES
+from sim.cases_hopper import hopper_dense
+
+
+@pytest.fixture(scope="module")
+def timeline():
+    report = hopper_dense([128], [256], 1, grid=1).run(schedule="timed")
+    report.raise_if_bad()
+    return report.timeline
+
+
+def test_every_partition_and_unit_has_a_lane(timeline):
+    lanes = timeline.lanes()
+    for name in ("consumer#0", "consumer#1", "producer", "mma", "copy"):
+        assert any(name in lane for lane in lanes), (name, lanes)
+
+
+def test_bars_of_a_lane_do_not_overlap(timeline):
+    for lane in timeline.lanes():
+        bars = sorted((e.start, e.end) for e in timeline.events if e.lane == lane)
+        assert all(a[1] <= b[0] + 1e-6 for a, b in pairwise(bars)), lane
+
+
+def test_waits_say_what_for(timeline):
+    waits = [e.label for e in timeline.events if e.kind == "wait"]
+    assert any("k_full" in label for label in waits)
+
+
+@pytest.mark.parametrize("suffix", ["svg", "html"])
+def test_picture_is_written(timeline, tmp_path, suffix):
+    path = timeline.write(tmp_path / f"tile.{suffix}")
+    text = path.read_text()
+    assert text.count("<rect") > 50
+    if suffix == "svg":
+        ElementTree.fromstring(text)
+
+
+def test_only_timed_runs_record():
+    assert CASES["pipeline"]().run(schedule="random").timeline is None
+
+
+def test_merging_of_adjacent_bars():
+    t = Timeline()
+    t.add("a", "vector", "vector", 0.0, 1.0)
+    t.add("a", "vector", "vector", 1.0, 2.0)
+    t.add("a", "wait", "x", 2.0, 3.0)
+    assert [(e.kind, e.start, e.end) for e in t.events] == [
+        ("vector", 0.0, 2.0),
+        ("wait", 2.0, 3.0),
+    ]
+    assert t.busy("a") == pytest.approx(2 / 3)

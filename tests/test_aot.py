@@ -1,0 +1,114 @@
+"""Compiling without a GPU: reports, predictions, the cache, and the command."""
+
+import dataclasses
+import json
+
+import pytest
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+from openmla import aot, aot_cli
+from openmla.aot import CompileJob, CompileReport, Predicted, compile_job
+
+
+@gluon.jit
+def scale(o_ptr, n, FACTOR: gl.constexpr):
+    i = gl.arange(0, 128, gl.BlockedLayout([1], [32], [4], [0]))
+    gl.store(o_ptr + i, i * FACTOR, mask=i < n)
+
+
+@gluon.jit
+def broken(o_ptr, n, FACTOR: gl.constexpr):
+    gl.store(o_ptr + gl.arange(0, 100, gl.BlockedLayout([1], [32], [4], [0])), n)
+
+
+def job(**changes) -> CompileJob:
+    made = CompileJob("scale", scale, {"o_ptr": "*i32:16", "n": "i32"}, {"FACTOR": 3}, "sm90")
+    return dataclasses.replace(made, **changes)
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+
+@pytest.mark.parametrize("target", ["sm90", "sm100"])
+def test_nvidia_targets(target):
+    report = compile_job(job(target=target))
+    assert not report.error
+    assert 0 < report.registers < 64
+    assert (report.spills, report.shared, report.tmem, report.warps) == (0, 0, 0, 4)
+
+
+def test_amd_target():
+    @gluon.jit
+    def wide(o_ptr, n):
+        gl.store(o_ptr + gl.arange(0, 256, gl.BlockedLayout([1], [64], [4], [0])), n)
+
+    made = CompileJob("wide", wide, {"o_ptr": "*i32:16", "n": "i32"}, {}, "gfx950")
+    report = compile_job(made)
+    assert not report.error
+    assert report.registers > 0
+    assert report.occupancy is not None
+
+
+def test_second_call_is_free_and_equal():
+    first, second = compile_job(job()), compile_job(job())
+    assert not first.cached
+    assert second.cached
+    assert dataclasses.replace(second, cached=False) == first
+
+
+def test_key_follows_constexprs_target_options_and_source():
+    keys = {
+        aot.job_key(j)
+        for j in (
+            job(),
+            job(constexprs={"FACTOR": 4}),
+            job(target="sm100"),
+            job(options={"num_warps": 8}),
+            job(kernel=broken),
+            job(signature={"o_ptr": "*i32", "n": "i32"}),
+        )
+    }
+    assert len(keys) == 6
+
+
+def test_a_kernel_that_does_not_compile_is_a_report_and_is_not_cached(tmp_path):
+    report = compile_job(job(kernel=broken))
+    assert "arange" in report.error or "power of" in report.error
+    assert report.differences(Predicted())[0].startswith("does not compile")
+    assert not list(tmp_path.rglob("*.json"))
+
+
+def test_differences_spell_out_both_numbers():
+    report = CompileReport(
+        "k", "sm90", "3.6.0", 1.0, shared=1024, tmem=128, registers=200, spills=8
+    )
+    assert report.differences(Predicted(1024, 128, 200, 8)) == []
+    assert report.differences(Predicted(1000, 256, 168, 0)) == [
+        "shared: planned 1000, compiled 1024",
+        "tmem: planned 256, compiled 128",
+        "registers: planned at most 168, compiled 200",
+        "spills: planned at most 0, compiled 8",
+    ]
+
+
+def test_compile_all_prints_a_table_and_filters_targets(capsys):
+    rich = pytest.importorskip("rich.console")
+    console = rich.Console(width=120)
+    jobs = [job(), job(name="other", target="sm100", predicted=Predicted(shared=5))]
+    rows = aot_cli.compile_all(jobs, console=console)
+    assert [r.name for _, r in rows] == ["scale", "other"]
+    assert aot_cli.failures(rows) == ["other for sm100: shared: planned 5, compiled 0"]
+    assert len(aot_cli.compile_all(jobs, targets=["sm90"], console=console)) == 1
+    assert "2 kernel configurations" in capsys.readouterr().out
+
+
+def test_command_line_returns_1_for_a_failure(capsys, monkeypatch):
+    monkeypatch.setattr(aot_cli, "discover", lambda modules: [job()])
+    assert aot_cli.main(["--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["name"] == "scale"
+    monkeypatch.setattr(aot_cli, "discover", lambda modules: [job(kernel=broken)])
+    assert aot_cli.main(["--json", "--no-cache"]) == 1
+    assert "does not compile" in capsys.readouterr().err

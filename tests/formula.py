@@ -99,7 +99,7 @@ def assert_close(got: Tensor, want: Tensor, bound: float = 2e-5) -> None:
 
 def bits(t: Tensor) -> Tensor:
     """The bytes of a tensor, so that NaNs and the sign of zero count in comparisons."""
-    return t.contiguous().view(torch.uint8)
+    return t.contiguous().flatten().view(torch.uint8)
 
 
 def same_bits(a: Tensor, b: Tensor) -> bool:

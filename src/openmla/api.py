@@ -76,13 +76,14 @@ def mla_prefill(
     factor = checks.scale(scale)
     checks.flag("causal", causal)
     rope_rows = rope if cache is None else cache.data
+    sink = checks.sink(sink, q.shape[1], q.device)
     checks.no_gradients(q=q, k_nope=k_nope, k_rope=rope_rows, v=v, sink=sink)
     out, lse = _outputs(q, v.shape[2], out, return_lse)
     torch.ops.openmla.dense(
         q, k_nope, rope, v,
         *_cache_parts(cache),
         block_table, cache_lengths, cu_q, cu_k,
-        checks.sink(sink, q.shape[1], q.device),
+        sink,
         checks.per_token_scale("q_scale", q_scale, q.shape[0], q.device),
         checks.per_token_scale("k_scale", k_scale, k_nope.shape[0], q.device),
         q.shape[2] ** -0.5 if factor is None else factor,
@@ -124,11 +125,12 @@ def mla_prefill_latent(
     checks.paging(block_table, cache_lengths, cu_q.shape[0] - 1, q.device)
     factor = checks.scale(scale, required_for="mla_prefill_latent")
     checks.flag("causal", causal)
+    sink = checks.sink(sink, q.shape[1], q.device)
     checks.no_gradients(q=q, cache=pool.data, sink=sink)
     out, lse = _outputs(q, width, out, return_lse)
     torch.ops.openmla.latent(
         q, *_cache_parts(pool), block_table, cache_lengths, cu_q,
-        checks.sink(sink, q.shape[1], q.device),
+        sink,
         checks.per_token_scale("q_scale", q_scale, q.shape[0], q.device),
         checks.per_token_scale("k_scale", k_scale, pool.rows, q.device),
         factor, causal, width, checks.backend(backend, BACKENDS), out, lse,
@@ -171,6 +173,7 @@ def mla_prefill_sparse(
         total_rows, kv_parts = stored.shape[0], (stored, None, "", 0)
     indices, lengths = checks.index_lists(indices, topk_lengths, q.shape[0], q.device)
     factor = checks.scale(scale, required_for="mla_prefill_sparse")
+    sink = checks.sink(sink, q.shape[1], q.device)
     checks.no_gradients(q=q, kv=stored, sink=sink)
     out, lse = _outputs(q, width, out, return_lse)
     max_logits = None
@@ -178,7 +181,7 @@ def mla_prefill_sparse(
         max_logits = q.new_empty(q.shape[:2], dtype=torch.float32)
     torch.ops.openmla.sparse(
         q, *kv_parts, indices, lengths,
-        checks.sink(sink, q.shape[1], q.device),
+        sink,
         checks.per_token_scale("q_scale", q_scale, q.shape[0], q.device),
         checks.per_token_scale("k_scale", k_scale, total_rows, q.device),
         factor, width, checks.backend(backend, BACKENDS), out, lse, max_logits,

@@ -1,0 +1,26 @@
+"""The malformed calls, all of them: see malformed.py for what an entry means.
+
+`python -O tests/malformed_table.py` judges every entry without pytest and prints the failures.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from malformed import Malformed, judge
+from malformed_attention import ATTENTION
+from malformed_others import OTHERS
+
+ENTRIES: list[Malformed] = [*ATTENTION, *OTHERS]
+
+
+def main() -> int:
+    """Judge every entry; one line per failure, and a count."""
+    failures = [f"{entry}: {problem}" for entry in ENTRIES if (problem := judge(entry))]
+    print(*failures, sep="\n")
+    print(f"{len(ENTRIES) - len(failures)} of {len(ENTRIES)} refused as they should be")
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -53,9 +53,9 @@ def test_records_with_methods():
     assert torch.equal(out, torch.arange(5, 133).int())
 
 
-@pytest.mark.parametrize("name", ["record", "halves"])
+@pytest.mark.parametrize("name", ["record", "halves", "carried"])
 def test_the_same_source_compiles(name):
-    signature = {"o_ptr": "*i32:16", "start": "i32"}
+    signature = {"o_ptr": "*i32:16", "start": "i32", "n": "i32"}
     kernel = getattr(language, name)
     used = {k: v for k, v in signature.items() if k in kernel.arg_names}
     assert not compile_job(CompileJob(name, kernel, used, {}, "sm90")).error
@@ -133,3 +133,16 @@ def test_numpy_errors_do_not_leak_into_the_caller():
     before = np.geterr()
     simulate(language.halves, 1, (torch.zeros(32, dtype=torch.int32),))
     assert np.geterr() == before
+
+
+def test_a_number_that_a_loop_carries_is_a_register():
+    out = torch.zeros(1, dtype=torch.int32)
+    simulate(language.carried, 1, (out, 7)).raise_if_bad()
+    assert out.item() == sum(
+        int(i / 2) + int(i % 2 * (1 if i >= 0 else -1)) + i for i in range(-3, 4)
+    )
+
+
+def test_what_is_not_modelled_raises():
+    with pytest.raises(Unsupported, match="histogram"):
+        simulate(language.unmodelled, 1, (torch.zeros(1, dtype=torch.int32),))

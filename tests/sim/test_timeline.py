@@ -41,6 +41,8 @@ def test_picture_is_written(timeline, tmp_path, suffix):
     assert text.count("<rect") > 50
     if suffix == "svg":
         ElementTree.fromstring(text)
+    else:
+        assert "waited for" in text
 
 
 def test_only_timed_runs_record():

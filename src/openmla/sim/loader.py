@@ -1,10 +1,10 @@
 """Runs the very source that compiles: rebinds the names a `@gluon.jit` function uses.
 
 A jitted function keeps its plain Python function. The loader makes a copy of that function (same
-code object, so the same file and lines) whose globals lead to the simulator's language instead of
-Triton's: modules and builtins by the module that defines them, other jitted functions by
-translating them the same way, constexprs by their value. Everything else (numbers, strings,
-layouts) stays as it is.
+source, so the same file and lines; see `carried` for the one change) whose globals lead to the
+simulator's language instead of Triton's: modules and builtins by the module that defines them,
+other jitted functions by translating them the same way, constexprs by their value. Everything else
+(numbers, strings, layouts) stays as it is.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ from typing import Any
 
 from openmla.errors import Unsupported
 from openmla.sim import dtypes
+from openmla.sim.carried import WRAP, recompile
 from openmla.sim.language import NAMESPACES, gl
+from openmla.sim.values import scalar
 
 _GLUON = "triton.experimental.gluon"
 
@@ -34,11 +36,12 @@ class Loader:
         plain = getattr(source, "fn", source)
         if id(plain) in self._functions:
             return self._functions[id(plain)]
-        module = self._globals.setdefault(id(plain.__globals__), {"range": gl.range})
+        module = self._globals.setdefault(id(plain.__globals__), {"range": gl.range, WRAP: scalar})
         self._keep.append(plain)
         closure = plain.__closure__
         cells = tuple(types.CellType() for _ in closure) if closure else None
-        copy = types.FunctionType(plain.__code__, module, plain.__name__, None, cells)
+        code = recompile(plain) or plain.__code__
+        copy = types.FunctionType(code, module, plain.__name__, None, cells)
         copy.__kwdefaults__ = self._defaults(plain.__kwdefaults__)
         copy.__defaults__ = tuple(self.value(v) for v in plain.__defaults__ or ()) or None
         self._functions[id(plain)] = copy
@@ -86,7 +89,7 @@ class Loader:
         module, name = function.__module__ or "", function.__name__
         if not module.startswith("triton"):
             return None
-        found = getattr(NAMESPACES.get(module), name, None)
+        found = vars(NAMESPACES[module]).get(name) if module in NAMESPACES else None
         if found is None:
             raise Unsupported(f"the simulator does not model {module}.{name}")
         return found
@@ -96,8 +99,7 @@ class Loader:
             return self._aggregate(cls)
         if not cls.__module__.startswith("triton"):
             return cls
-        found = getattr(NAMESPACES.get(cls.__module__, gl), cls.__name__, None)
-        return cls if found is None else found
+        return vars(NAMESPACES.get(cls.__module__, gl)).get(cls.__name__, cls)
 
     def _aggregate(self, cls: type) -> type:
         """A record type of the kernel: its own constructor and methods, translated."""

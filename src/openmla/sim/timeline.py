@@ -14,9 +14,9 @@ from typing import NamedTuple
 
 # Work per nominal clock: elements for the register units, bytes for copies, multiply-adds for MMA.
 COST = {
-    "vector": 512.0,
-    "exp": 64.0,
-    "memory": 128.0,
+    "vector": 128.0,
+    "exp": 16.0,
+    "memory": 64.0,
     "global": 64.0,
     "copy": 48.0,
     "mma": 2048.0,
@@ -93,6 +93,26 @@ class Timeline:
         parts += _legend(height - 14)
         return "\n".join([*parts, "</svg>"])
 
+    def waits(self, lane: str) -> list[tuple[str, float]]:
+        """What a lane waited for and for how long, longest first."""
+        total: dict[str, float] = {}
+        for e in self.events:
+            if e.lane == lane and e.kind == "wait":
+                name = e.label.split(" (")[0]
+                total[name] = total.get(name, 0.0) + e.end - e.start
+        return sorted(total.items(), key=lambda item: -item[1])
+
+    def _waits(self) -> str:
+        rows = []
+        for lane in self.lanes():
+            longest = [
+                f"{html.escape(name)}: {clocks:.0f}" for name, clocks in self.waits(lane)[:4]
+            ]
+            if longest:
+                rows.append(f"<tr><td>{html.escape(lane)}</td><td>{', '.join(longest)}</td></tr>")
+        head = "<tr><th>partition</th><th>waited for (nominal clocks)</th></tr>"
+        return f"<table cellpadding='6'>{head}{''.join(rows)}</table>"
+
     def write(self, path: str | Path, **window: float) -> Path:
         """Write the picture; `.html` wraps the SVG in a page, anything else is the bare SVG."""
         target = Path(path)
@@ -100,7 +120,8 @@ class Timeline:
         if target.suffix == ".html":
             picture = (
                 "<!doctype html><meta charset='utf-8'><title>openmla timeline</title>"
-                f"<body style='margin:16px;background:#fff'>{picture}</body>"
+                "<body style='margin:16px;background:#fff;font-family:sans-serif'>"
+                f"{picture}{self._waits()}</body>"
             )
         target.write_text(picture)
         return target

@@ -116,3 +116,20 @@ def mismatch(o_ptr):
 def unwritten(o_ptr):
     box = gl.allocate_shared_memory(gl.int32, [128], gl.SwizzledSharedLayout(1, 1, 1, [0]))
     gl.store(o_ptr + gl.arange(0, 128, L1), box.load(L1))
+
+
+@gluon.jit
+def carried(o_ptr, n):
+    """`i` starts as a constant and becomes a register: C division of negatives, `.to`."""
+    i = -3
+    total = 0
+    for _ in range(0, n):
+        total += i // 2 + i % 2 + i.to(gl.int64).to(gl.int32)
+        i += 1
+    gl.store(o_ptr, total)
+
+
+@gluon.jit
+def unmodelled(o_ptr):
+    x = gl.histogram(gl.arange(0, 128, L1), 128, layout=L1)
+    gl.store(o_ptr + gl.arange(0, 128, L1), x)

@@ -6,20 +6,17 @@ puts them in place of the originals when it runs a kernel.
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 from openmla.sim.language import amd, blackwell, core, hopper, shapes
+from openmla.sim.language.namespace import Namespace
 
 _GLUON = "triton.experimental.gluon"
 _LANG = f"{_GLUON}.language"
 
-gl = SimpleNamespace(**shapes.NAMES, **core.NAMES)
-gl.nvidia = SimpleNamespace(
-    ampere=hopper.AMPERE, hopper=hopper.HOPPER, blackwell=blackwell.BLACKWELL
-)
+gl = Namespace(**shapes.NAMES, **core.NAMES)
+gl.nvidia = Namespace(ampere=hopper.AMPERE, hopper=hopper.HOPPER, blackwell=blackwell.BLACKWELL)
 gl.amd = amd.AMD
 
-NAMESPACES: dict[str, SimpleNamespace] = {
+NAMESPACES: dict[str, Namespace] = {
     _LANG: gl,
     f"{_LANG}._core": gl,
     f"{_LANG}._standard": gl,

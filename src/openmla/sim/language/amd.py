@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from types import SimpleNamespace, TracebackType
+from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ from openmla.sim.context import current
 from openmla.sim.language.blackwell import _expand
 from openmla.sim.language.core import load, store
 from openmla.sim.language.hopper import _channel
+from openmla.sim.language.namespace import Namespace
 from openmla.sim.memory import MemoryView
 from openmla.sim.values import Pointer, Tensor, raw
 
@@ -150,14 +151,14 @@ def sched_barrier(*_: Any, **__: Any) -> None:
     """A scheduling hint."""
 
 
-ASYNC_COPY = SimpleNamespace(
+ASYNC_COPY = Namespace(
     global_load_to_shared=global_load_to_shared,
     buffer_load_to_shared=buffer_load_to_shared,
     commit_group=commit_group,
     wait_group=wait_group,
     load_shared_relaxed=load_shared_relaxed,
 )
-CDNA4 = SimpleNamespace(
+CDNA4 = Namespace(
     async_copy=ASYNC_COPY,
     buffer_load=buffer_load,
     buffer_store=buffer_store,
@@ -165,8 +166,8 @@ CDNA4 = SimpleNamespace(
     mfma_scaled=mfma_scaled,
     get_mfma_scale_layout=get_mfma_scale_layout,
 )
-HINT = SimpleNamespace(sched_barrier=sched_barrier)
-AMD = SimpleNamespace(
+HINT = Namespace(sched_barrier=sched_barrier)
+AMD = Namespace(
     cdna3=CDNA4,
     cdna4=CDNA4,
     hint=HINT,

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
+from openmla.errors import Unsupported
 from openmla.sim import dtypes, layouts
 from openmla.sim.async_units import AsyncOp, queue
 from openmla.sim.clocks import Clock
@@ -15,6 +15,7 @@ from openmla.sim.context import current
 from openmla.sim.dtypes import Array, DType
 from openmla.sim.global_memory import Descriptor
 from openmla.sim.language import hopper
+from openmla.sim.language.namespace import Namespace, require_default
 from openmla.sim.memory import MemoryView
 from openmla.sim.values import Tensor, raw
 
@@ -126,9 +127,10 @@ def tcgen05_mma(
     pred: Any = True,
     mbarriers: Sequence[MemoryView] | None = None,
     mbarrier_preds: Sequence[Any] | None = None,
-    **_: Any,
+    multicast: Any = False,
 ) -> None:
     """acc = a @ b + acc in tensor memory; each barrier gets a commit."""
+    require_default("multicast", multicast, False)
     if not bool(raw(pred)) or not _leads(_pair(acc)):
         return
     _issue_mma(a, b, acc, bool(raw(use_acc)))
@@ -148,9 +150,12 @@ def tcgen05_mma_scaled(
     pred: Any = True,
     mbarriers: Sequence[MemoryView] | None = None,
     mbarrier_preds: Sequence[Any] | None = None,
-    **_: Any,
+    multicast: Any = False,
 ) -> None:
     """The same with one E8M0 scale per 32 elements of the depth."""
+    require_default("multicast", multicast, False)
+    if "e2m1" in (a_type, b_type):
+        raise Unsupported("the simulator does not model fp4 operands")
     if not bool(raw(pred)) or not _leads(_pair(acc)):
         return
     _issue_mma(a, b, acc, bool(raw(use_acc)), (a_scale, b_scale))
@@ -181,6 +186,7 @@ def tcgen05_copy(src: MemoryView, dst: MemoryView) -> None:
 
 def tcgen05_commit(barrier: MemoryView, pred: Any = True, descs: Sequence[Any] = ()) -> None:
     """Arrive on `barrier` when all earlier tcgen05 operations of this partition have finished."""
+    require_default("descs", tuple(descs), ())
     if not bool(raw(pred)):
         return
     pipe = queue("tcgen05")
@@ -198,9 +204,11 @@ def async_gather(
     barrier: MemoryView,
     result: MemoryView,
     pred: Any = True,
+    multicast: Any = False,
     **_: Any,
 ) -> None:
     """Copy rows `x_offsets`, columns from `y_offset`; rows outside the tensor become zero."""
+    require_default("multicast", multicast, False)
     if not bool(pred):
         return
     agent = current()
@@ -249,8 +257,8 @@ def _check_gather(desc: Descriptor, rows: Array, view: MemoryView) -> None:
         raise ValueError(f"gather4 needs a block of [1, {view.shape[1]}], got {desc.block_shape}")
 
 
-TMA = SimpleNamespace(**vars(hopper.TMA), async_gather=async_gather, async_scatter=async_scatter)
-BLACKWELL = SimpleNamespace(
+TMA = Namespace(**vars(hopper.TMA), async_gather=async_gather, async_scatter=async_scatter)
+BLACKWELL = Namespace(
     async_copy=hopper.ASYNC_COPY,
     mbarrier=hopper.MBARRIER,
     cluster=hopper.CLUSTER,

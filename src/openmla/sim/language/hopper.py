@@ -15,6 +15,7 @@ from openmla.sim.clocks import Clock
 from openmla.sim.context import current
 from openmla.sim.global_memory import Descriptor
 from openmla.sim.language.core import allocate_shared_memory
+from openmla.sim.language.namespace import Namespace, require_default
 from openmla.sim.memory import MemoryView
 from openmla.sim.values import Pointer, Tensor, raw
 
@@ -63,8 +64,9 @@ def wait(mbarrier: MemoryView, phase: Any, pred: Any = True, deps: Sequence[Any]
     agent.clock.join(barrier.published)
 
 
-def arrive(mbarrier: MemoryView, *, count: Any = 1, pred: Any = True, **_: Any) -> None:
+def arrive(mbarrier: MemoryView, *, count: Any = 1, pred: Any = True, from_cta: Any = None) -> None:
     """Publish what this partition knows, and count `count` arrivals."""
+    require_default("from_cta", from_cta, None)
     if not bool(pred):
         return
     agent = current()
@@ -81,9 +83,10 @@ def expect(
     pred: Any = True,
     *,
     bytes_per_cta: Any = None,
-    **_: Any,
+    from_cta: Any = None,
 ) -> None:
     """Arrive once and announce bytes; on a pair barrier each CTA announces its own."""
+    require_default("from_cta", from_cta, None)
     if not bool(pred):
         return
     agent = current()
@@ -127,9 +130,11 @@ def tma_load(
     barrier: MemoryView,
     result: MemoryView,
     pred: Any = True,
+    multicast: Any = False,
     **_: Any,
 ) -> None:
     """Copy a block to shared memory; outside the tensor it is filled with zeros."""
+    require_default("multicast", multicast, False)
     if not bool(pred):
         return
     agent = current()
@@ -312,7 +317,7 @@ def cluster_barrier(relaxed: Any = False) -> None:
     agent.cta.cluster.sync(agent)
 
 
-MBARRIER = SimpleNamespace(
+MBARRIER = Namespace(
     init=init,
     invalidate=invalidate,
     wait=wait,
@@ -321,7 +326,7 @@ MBARRIER = SimpleNamespace(
     allocate_mbarrier=allocate_mbarrier,
     MBarrierLayout=layouts.MBarrierLayout,
 )
-TMA = SimpleNamespace(
+TMA = Namespace(
     async_copy_global_to_shared=tma_load,
     async_load=tma_load,
     async_copy_shared_to_global=tma_store,
@@ -330,16 +335,16 @@ TMA = SimpleNamespace(
     make_tensor_descriptor=make_tensor_descriptor,
     tensor_descriptor=Descriptor,
 )
-ASYNC_COPY = SimpleNamespace(
+ASYNC_COPY = Namespace(
     async_copy_global_to_shared=cp_async,
     async_load=cp_async,
     mbarrier_arrive=cp_async_arrive,
     commit_group=commit_group,
     wait_group=wait_group,
 )
-CLUSTER = SimpleNamespace(barrier=cluster_barrier)
-AMPERE = SimpleNamespace(async_copy=ASYNC_COPY, mbarrier=MBARRIER)
-HOPPER = SimpleNamespace(
+CLUSTER = Namespace(barrier=cluster_barrier)
+AMPERE = Namespace(async_copy=ASYNC_COPY, mbarrier=MBARRIER)
+HOPPER = Namespace(
     async_copy=ASYNC_COPY,
     mbarrier=MBARRIER,
     tma=TMA,

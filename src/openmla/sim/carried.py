@@ -1,0 +1,103 @@
+"""Numbers that a loop carries become registers, as in the compiler.
+
+`it = 0` before a loop that changes `it` is a constant to Python and a 32-bit register to Triton: it
+wraps around, divides to zero and has `.to()`. The function is compiled again from its own file with
+such constants wrapped, so files and lines stay what they are.
+"""
+
+from __future__ import annotations
+
+import ast
+import copy
+import functools
+import inspect
+import types
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+WRAP = "__sim_register__"
+
+
+def recompile(function: Callable[..., Any]) -> types.CodeType | None:
+    """The code of `function` with loop-carried constants wrapped; None when there are none."""
+    return _recompile(function.__code__)
+
+
+@functools.cache
+def _parse(path: str, changed: int) -> ast.Module:
+    return ast.parse(Path(path).read_text())
+
+
+@functools.cache
+def _recompile(code: types.CodeType) -> types.CodeType | None:
+    path = Path(code.co_filename)
+    if code.co_freevars or not path.is_file():
+        return None
+    tree = _parse(str(path), path.stat().st_mtime_ns)
+    node = next((n for n in ast.walk(tree) if _starts_at(n, code)), None)
+    if not isinstance(node, ast.FunctionDef):
+        return None
+    node = copy.deepcopy(node)  # the tree is kept
+    names = _carried(node)
+    wrapper = _Wrap(names)
+    wrapper.visit(node)
+    if not wrapper.changed:
+        return None
+    node.decorator_list = []
+    node.args.defaults = []
+    node.args.kw_defaults = [None for _ in node.args.kwonlyargs]
+    for argument in ast.walk(node.args):
+        if isinstance(argument, ast.arg):
+            argument.annotation = None
+    node.returns = None
+    module = ast.fix_missing_locations(ast.Module([node], []))
+    made = compile(module, code.co_filename, "exec")
+    found = (c for c in made.co_consts if inspect.iscode(c) and c.co_name == code.co_name)
+    return next(found, None)
+
+
+def _starts_at(node: ast.AST, code: types.CodeType) -> bool:
+    if not isinstance(node, ast.FunctionDef) or node.name != code.co_name:
+        return False
+    first = min([node.lineno, *(d.lineno for d in node.decorator_list)])
+    return first == code.co_firstlineno
+
+
+def _carried(function: ast.FunctionDef) -> set[str]:
+    """Names that a runtime loop of the function assigns."""
+    names: set[str] = set()
+    for loop in ast.walk(function):
+        if isinstance(loop, ast.For) and _is_static(loop.iter):
+            continue
+        if isinstance(loop, ast.For | ast.While):
+            for inner in loop.body:
+                for node in ast.walk(inner):
+                    if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+                        names.add(node.id)
+    return names
+
+
+def _is_static(iterator: ast.expr) -> bool:
+    called = iterator.func if isinstance(iterator, ast.Call) else iterator
+    return getattr(called, "attr", getattr(called, "id", "")) == "static_range"
+
+
+class _Wrap(ast.NodeTransformer):
+    def __init__(self, names: set[str]) -> None:
+        self.names = names
+        self.changed = False
+
+    def visit_Assign(self, node: ast.Assign) -> ast.Assign:
+        (target, *others) = node.targets
+        simple = isinstance(target, ast.Name) and not others and target.id in self.names
+        if simple and _is_number(node.value):
+            node.value = ast.Call(ast.Name(WRAP, ast.Load()), [node.value], [])
+            self.changed = True
+        return node
+
+
+def _is_number(value: ast.expr) -> bool:
+    if isinstance(value, ast.UnaryOp) and isinstance(value.op, ast.USub):
+        value = value.operand
+    return isinstance(value, ast.Constant) and type(value.value) in (int, float)

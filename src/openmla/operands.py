@@ -1,17 +1,27 @@
 """The tensors of one call, checked and bundled, as kernels receive them.
 
-One record per form. `out` and `lse` are always given: the caller allocated them, a kernel only
-writes into them. `max_logits` is the largest scaled score of a row, -inf where it sees no key.
+One record per form; `problem(results)` is the same call as plain data, for the planner. Results are
+allocated by the caller; a kernel only writes into them. `max_logits` is the largest scaled score of
+a row, -inf where it sees no key.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from openmla.cache import LatentCache
+from openmla.problem import Problem, RopeSource
+
+DTYPE_NAMES = {
+    torch.bfloat16: "bf16",
+    torch.float16: "fp16",
+    torch.float32: "fp32",
+    torch.float8_e4m3fn: "e4m3",
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,6 +69,41 @@ class DenseOperands:
     rope_cache: LatentCache | None = None
     block_table: Tensor | None = None
 
+    def problem(self, results: Results) -> Problem:
+        """This call without its tensors."""
+        _, heads, d_qk = self.q.shape
+        d_nope, cache = self.k_nope.shape[2], self.rope_cache
+        rope = self.k_nope if self.k_rope is None else self.k_rope
+        return Problem(
+            form="dense",
+            heads=heads,
+            d_nope=d_nope,
+            d_rope=d_qk - d_nope,
+            d_v=self.v.shape[2],
+            q_dtype=DTYPE_NAMES[self.q.dtype],
+            kv_dtype=DTYPE_NAMES[self.k_nope.dtype],
+            v_dtype=DTYPE_NAMES[self.v.dtype],
+            rope=self._rope_source(),
+            rope_dtype=DTYPE_NAMES[rope.dtype] if cache is None else cache.format,
+            page_size=0 if cache is None else cache.page_size,
+            causal=self.causal,
+            has_sink=self.weights.sink is not None,
+            has_q_scale=self.weights.q_scale is not None,
+            has_k_scale=self.weights.k_scale is not None,
+            wants_lse=results.lse is not None,
+            batch=self.cu_seqlens_q.shape[0] - 1,
+            total_q=self.q.shape[0],
+            total_k=self.k_nope.shape[0],
+            aligned_16=aligned_16(self.q, self.k_nope, rope, self.v, results.out),
+        )
+
+    def _rope_source(self) -> RopeSource:
+        if self.rope_cache is not None:
+            return "cache"
+        if self.k_rope is None:
+            return "none"
+        return "shared" if self.k_rope.dim() == 2 else "per_head"
+
 
 @dataclass(frozen=True, eq=False)
 class LatentOperands:
@@ -72,6 +117,21 @@ class LatentOperands:
     causal: bool
     d_v: int
     weights: Weights
+
+    def problem(self, results: Results) -> Problem:
+        """This call without its tensors."""
+        return _latent_problem(
+            self.q,
+            self.cache,
+            self.d_v,
+            self.weights,
+            results,
+            form="latent",
+            page_size=self.cache.page_size,
+            causal=self.causal,
+            batch=self.cu_seqlens_q.shape[0] - 1,
+            total_k=self.cache.rows,
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,3 +155,64 @@ class SparseOperands:
         if isinstance(self.cache, LatentCache):
             return self.cache.read(rows)
         return self.cache.index_select(0, rows)
+
+    def problem(self, results: Results) -> Problem:
+        """This call without its tensors."""
+        return _latent_problem(
+            self.q,
+            self.cache,
+            self.d_v,
+            self.weights,
+            results,
+            form="sparse",
+            page_size=self.cache.page_size if isinstance(self.cache, LatentCache) else 0,
+            causal=False,
+            topk=self.indices.shape[1],
+            has_topk_lengths=self.topk_lengths is not None,
+            total_k=self.rows,
+        )
+
+
+Operands = DenseOperands | LatentOperands | SparseOperands
+
+
+def _latent_problem(
+    q: Tensor,
+    rows: LatentCache | Tensor,
+    d_v: int,
+    weights: Weights,
+    results: Results,
+    **rest: Any,
+) -> Problem:
+    """What the latent and the sparse form have in common."""
+    if isinstance(rows, LatentCache):
+        latent, kv_dtype, data = rows.latent, rows.format, rows.data
+    else:
+        latent, kv_dtype, data = d_v, DTYPE_NAMES[rows.dtype], rows
+    return Problem(
+        heads=q.shape[1],
+        d_nope=latent,
+        d_rope=q.shape[2] - latent,
+        d_v=d_v,
+        q_dtype=DTYPE_NAMES[q.dtype],
+        kv_dtype=kv_dtype,
+        v_dtype=kv_dtype,
+        rope="shared" if q.shape[2] > latent else "none",
+        rope_dtype=kv_dtype,
+        has_sink=weights.sink is not None,
+        has_q_scale=weights.q_scale is not None,
+        has_k_scale=weights.k_scale is not None,
+        wants_lse=results.lse is not None,
+        total_q=q.shape[0],
+        aligned_16=aligned_16(q, data, results.out),
+        **rest,
+    )
+
+
+def aligned_16(*tensors: Tensor) -> bool:
+    """Whether every pointer and every row stride is a multiple of 16 bytes."""
+    return all(
+        t.data_ptr() % 16 == 0
+        and all(t.stride(i) * t.element_size() % 16 == 0 for i in range(t.dim() - 1))
+        for t in tensors
+    )

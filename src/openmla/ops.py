@@ -1,26 +1,30 @@
 """The calls as torch operators, so that torch.compile and torch.export see one opaque op each.
 
 Called by openmla.api, which has checked the arguments and allocated the outputs. Each operator
-writes into its outputs: Problem -> plan -> launch. The fake implementations do nothing, because the
-outputs already have their shapes.
+writes into its outputs: operands -> Problem -> Plan -> launch. The fake implementations do
+nothing, because the outputs already have their shapes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from openmla import checks, reference
 from openmla.cache import LatentCache
+from openmla.dispatch import plan_call
 from openmla.kernels.launch import launch
 from openmla.kernels.merge import merge
-from openmla.operands import DenseOperands, LatentOperands, Results, SparseOperands, Weights
-from openmla.plan import Plan, plan
-from openmla.problem import Problem, RopeSource
+from openmla.operands import (
+    DenseOperands,
+    LatentOperands,
+    Operands,
+    Results,
+    SparseOperands,
+    Weights,
+)
 
 # `str` arguments: formats and backends. `*_latent` is the latent width of a cache (0: no cache).
 SCHEMAS = {
@@ -48,12 +52,6 @@ SCHEMAS = {
         "Tensor(a!) out, Tensor(b!) lse) -> ()"
     ),
 }
-_DTYPE_NAMES = {
-    torch.bfloat16: "bf16",
-    torch.float16: "fp16",
-    torch.float32: "fp32",
-    torch.float8_e4m3fn: "e4m3",
-}
 
 
 def _dense(
@@ -78,11 +76,10 @@ def _dense(
     out: Tensor,
     lse: Tensor | None,
 ) -> None:
-    cache, source = None, _rope_source(k_rope)
+    cache = None
     if cache_data is not None:
         d_rope = q.shape[2] - k_nope.shape[2]
         cache = LatentCache(cache_data, cache_scales, cache_latent, d_rope, cache_format)
-        source = "cache"
     if q.device.type == "cpu":
         checks.ragged_values("cu_seqlens_q", cu_seqlens_q, q.shape[0], "q")
         checks.ragged_values("cu_seqlens_k", cu_seqlens_k, k_nope.shape[0], "the keys")
@@ -93,29 +90,7 @@ def _dense(
     operands = DenseOperands(
         q, k_nope, k_rope, v, cu_seqlens_q, cu_seqlens_k, causal, weights, cache, block_table
     )
-    problem = Problem(
-        form="dense",
-        heads=q.shape[1],
-        d_nope=k_nope.shape[2],
-        d_rope=q.shape[2] - k_nope.shape[2],
-        d_v=v.shape[2],
-        q_dtype=_DTYPE_NAMES[q.dtype],
-        kv_dtype=_DTYPE_NAMES[k_nope.dtype],
-        v_dtype=_DTYPE_NAMES[v.dtype],
-        rope=source,
-        rope_dtype=cache_format or _DTYPE_NAMES[(k_nope if k_rope is None else k_rope).dtype],
-        page_size=0 if cache is None else cache.page_size,
-        causal=causal,
-        has_sink=sink is not None,
-        has_q_scale=q_scale is not None,
-        has_k_scale=k_scale is not None,
-        wants_lse=lse is not None,
-        batch=cu_seqlens_q.shape[0] - 1,
-        total_q=q.shape[0],
-        total_k=k_nope.shape[0],
-        aligned_16=_aligned_16(q, k_nope, v, out, *([] if k_rope is None else [k_rope])),
-    )
-    _run(problem, backend, operands, Results(out, lse))
+    _run(backend, operands, Results(out, lse))
 
 
 def _latent(
@@ -146,12 +121,7 @@ def _latent(
     operands = LatentOperands(
         q, cache, block_table, cache_lengths, cu_seqlens_q, causal, d_v, weights
     )
-    problem = _latent_problem(
-        "latent", q, cache_format, cache_latent, d_v, weights, lse is not None,
-        page_size=cache.page_size, causal=causal, batch=cu_seqlens_q.shape[0] - 1,
-        total_k=cache.rows, aligned_16=_aligned_16(q, cache_data, out),
-    )  # fmt: skip
-    _run(problem, backend, operands, Results(out, lse))
+    _run(backend, operands, Results(out, lse))
 
 
 def _sparse(
@@ -178,87 +148,19 @@ def _sparse(
         rows = LatentCache(kv, cache_scales, cache_latent, d_rope, cache_format)
     weights = Weights(scale, sink, q_scale, k_scale)
     operands = SparseOperands(q, rows, indices, topk_lengths, d_v, weights)
-    problem = _latent_problem(
-        "sparse", q, cache_format or _DTYPE_NAMES[kv.dtype], cache_latent or d_v, d_v, weights,
-        lse is not None, page_size=kv.shape[1] if cache_format else 0, causal=False,
-        topk=indices.shape[1], has_topk_lengths=topk_lengths is not None, total_k=operands.rows,
-        aligned_16=_aligned_16(q, kv, out),
-    )  # fmt: skip
-    _run(problem, backend, operands, Results(out, lse, max_logits))
+    _run(backend, operands, Results(out, lse, max_logits))
 
 
-def _latent_problem(
-    form: str,
-    q: Tensor,
-    kv_dtype: str,
-    latent: int,
-    d_v: int,
-    weights: Weights,
-    wants_lse: bool,
-    **rest: Any,
-) -> Problem:
-    """What the latent and the sparse form have in common."""
-    return Problem(
-        form=form,  # type: ignore[arg-type]
-        heads=q.shape[1],
-        d_nope=latent,
-        d_rope=q.shape[2] - latent,
-        d_v=d_v,
-        q_dtype=_DTYPE_NAMES[q.dtype],
-        kv_dtype=kv_dtype,
-        v_dtype=kv_dtype,
-        rope="shared" if q.shape[2] > latent else "none",
-        rope_dtype=kv_dtype,
-        has_sink=weights.sink is not None,
-        has_q_scale=weights.q_scale is not None,
-        has_k_scale=weights.k_scale is not None,
-        wants_lse=wants_lse,
-        total_q=q.shape[0],
-        **rest,
-    )
-
-
-def _rope_source(k_rope: Tensor | None) -> RopeSource:
-    if k_rope is None:
-        return "none"
-    return "shared" if k_rope.dim() == 2 else "per_head"
-
-
-def _aligned_16(*tensors: Tensor) -> bool:
-    return all(
-        t.data_ptr() % 16 == 0
-        and all(t.stride(i) * t.element_size() % 16 == 0 for i in range(t.dim() - 1))
-        for t in tensors
-    )
-
-
-def _run(
-    problem: Problem,
-    backend: str,
-    operands: DenseOperands | LatentOperands | SparseOperands,
-    results: Results,
-) -> None:
+def _run(backend: str, operands: Operands, results: Results) -> None:
     checks.separate_outputs(operands, results)
-    chosen = _plan_for_device(problem, operands.q.device, backend)
-    if chosen.backend == "reference":
+    plan = plan_call(operands, results, backend)
+    if plan.backend == "reference":
         _run_reference(operands, results)
     else:
-        launch(chosen, operands, results)
+        launch(plan, operands, results)
 
 
-@lru_cache(maxsize=4096)
-def _plan_for_device(problem: Problem, device: torch.device, backend: str) -> Plan:
-    return plan(problem, target_name(device), backend)
-
-
-def target_name(device: torch.device) -> str:
-    """The planning target that a device is."""
-    return device.type
-
-
-def _run_reference(
-    operands: DenseOperands | LatentOperands | SparseOperands, results: Results
-) -> None:
+def _run_reference(operands: Operands, results: Results) -> None:
     if isinstance(operands, DenseOperands):
         truth = reference.dense(operands)
     elif isinstance(operands, LatentOperands):

@@ -61,16 +61,19 @@ class Truth:
             factor = factor * w.q_scale[row].double()
         if w.k_scale is not None:
             factor = factor * w.k_scale[k_ids].double()
-        scores = (q * k).sum(-1).T * factor
+        k, v = (x.expand(-1, q.shape[0], -1) for x in (k, v))
+        scores = torch.einsum("hd,nhd->hn", q, k) * factor
         lse = torch.logsumexp(scores, dim=-1)
         p = torch.exp(scores - lse[:, None])
         if w.sink is not None:
             p = p / (1 + torch.exp(w.sink.double() - lse))[:, None]
-        self.out[row] = torch.einsum("hn,nhv->hv", p, v.expand(-1, q.shape[0], -1))
+        self.out[row] = torch.einsum("hn,nhv->hv", p, v)
         self.lse[row] = lse
         self.max_logits[row] = scores.amax(-1)
-        self.magnitude[row] = torch.einsum("hn,nhv->hv", p, v.abs().expand(-1, q.shape[0], -1))
-        self.score_magnitude[row] = ((q * k).abs().sum(-1).T * factor.abs()).amax(-1)
+        self.magnitude[row] = torch.einsum("hn,nhv->hv", p, v.abs())
+        self.score_magnitude[row] = (
+            torch.einsum("hd,nhd->hn", q.abs(), k.abs()) * factor.abs()
+        ).amax(-1)
         self.keys[row] = k.shape[0]
 
 

@@ -9,9 +9,8 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from openmla.dispatch import device_target, runnable_plan
 from openmla.errors import OpenMLAError
-from openmla.ops import target_name
-from openmla.plan import plan
 from openmla.problem import Problem
 from openmla.version import VERSION
 
@@ -73,7 +72,7 @@ def _label(device: torch.device) -> str:
 
 def _what_runs(problem: Problem, device: torch.device) -> str:
     try:
-        chosen = plan(problem, target_name(device))
+        chosen = runnable_plan(problem, device_target(device))
     except OpenMLAError as reason:
         return f"nothing: {reason}"
     return chosen.backend

@@ -6,10 +6,8 @@ Called by openmla.ops. Nothing here chooses: the Plan did.
 from __future__ import annotations
 
 from openmla.errors import Unsupported
-from openmla.operands import DenseOperands, LatentOperands, Results, SparseOperands
+from openmla.operands import DenseOperands, LatentOperands, Operands, Results
 from openmla.plan import Plan
-
-Operands = DenseOperands | LatentOperands | SparseOperands
 
 
 def launch(plan: Plan, operands: Operands, results: Results) -> None:

@@ -1,0 +1,149 @@
+"""`openmla demo`: every kind of call on this machine, timed and checked against the reference."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Annotated
+
+import torch
+import typer
+from rich.console import Console
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+import openmla
+from openmla.bench.report import duration
+from openmla.dispatch import plan_call
+from openmla.operands import DenseOperands, Results
+from openmla.testing.cases import BuiltCase, Case, Outcome, build
+from openmla.testing.compare import Verdict, judge
+
+V3 = Case("dense", heads=16, d_nope=128, d_rope=64, d_v=128)
+LATENT = replace(V3, form="latent", d_nope=512, d_v=512, kv="bf16", page_size=64, scale=192**-0.5)
+SPARSE = replace(LATENT, form="sparse", topk=256, topk_lengths="ragged", index_kind="mixed")
+# What it shows, and the case: DeepSeek-V3 widths, 16 heads, small enough for the float64 reference.
+CASES = {
+    "dense, ragged": replace(V3, q_lens=(190, 33, 0, 65), k_lens=(190, 33, 5, 260)),
+    "dense, rope in pages": replace(
+        V3, q_lens=(96,), k_lens=(224,), rope="cache", kv="bf16", page_size=64
+    ),
+    "dense, fp8": replace(
+        V3, q_lens=(128,), k_lens=(128,), dtype="e4m3", side_dtype="bf16", q_scale=True,
+        k_scale=True,
+    ),
+    "latent, paged": replace(LATENT, q_lens=(48, 16), k_lens=(300, 16)),
+    "latent, fp8 pages": replace(LATENT, q_lens=(48,), k_lens=(300,), kv="fp8_block64"),
+    "sparse, plain rows": replace(SPARSE, q_lens=(64,), k_lens=(1024,), kv="plain"),
+    "sparse, fp8_656, sink": replace(
+        SPARSE, q_lens=(64,), k_lens=(1024,), kv="fp8_656", sink="normal"
+    ),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Line:
+    """One row of the table."""
+
+    what: str
+    built: BuiltCase
+    out: torch.Tensor
+    seconds: float
+    verdict: Verdict
+
+
+def demo_command(
+    device: Annotated[str, typer.Option(help="Where to run: cpu, cuda, cuda:1 …")] = "cpu",
+) -> None:
+    """Run every kind of MLA prefill here and check each against the float64 reference."""
+    try:
+        where = torch.device(device)
+        torch.empty(0, device=where)
+    except (RuntimeError, AssertionError) as error:
+        raise typer.BadParameter(f"no such device here: {device} ({str(error)[:80]})") from None
+    console = Console()
+    lines: list[Line] = []
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        step = progress.add_task("")
+        for what, case in CASES.items():
+            progress.update(step, description=what)
+            built = build(case, device=where)
+            lines.append(_line(what, built, built.run))
+        progress.update(step, description="chunked prefill")
+        lines.append(_chunked(build(replace(V3, q_lens=(64,), k_lens=(512,)), device=where)))
+    console.print(_table(lines))
+    if not all(line.verdict.ok for line in lines):
+        for line in lines:
+            if not line.verdict.ok:
+                console.print(f"{line.what}: {line.verdict.report()}", style="red", markup=False)
+        raise typer.Exit(1)
+    console.print(
+        "All right: every result is as close to the float64 reference as its dtype allows\n"
+        "(error: relative, of all elements together; bound: the worst element's share of its own)."
+    )
+
+
+def _line(what: str, built: BuiltCase, run: Callable[[], Outcome]) -> Line:
+    run()  # warm up: the first call allocates, and on a GPU it compiles
+    start = time.perf_counter()
+    outcome = run()
+    if built.operands.q.is_cuda:
+        torch.cuda.synchronize()
+    seconds = time.perf_counter() - start
+    return Line(what, built, outcome.out, seconds, judge(built, outcome))
+
+
+def _chunked(built: BuiltCase) -> Line:
+    """New tokens see a long context in two chunks and themselves causally; three states merged."""
+    op = built.operands
+    if not isinstance(op, DenseOperands) or op.k_rope is None:
+        raise TypeError("the chunked demo needs a dense case with a rope tensor")
+    k_rope = op.k_rope
+    new = op.q.shape[0]
+    context = op.k_nope.shape[0] - new
+    cu = torch.tensor([0, new], dtype=torch.int32, device=op.q.device)
+
+    def attend(first: int, last: int, causal: bool) -> tuple[torch.Tensor, torch.Tensor]:
+        keys = slice(first, last)
+        cu_k = torch.tensor([0, last - first], dtype=torch.int32, device=op.q.device)
+        state = openmla.mla_prefill(
+            op.q, op.k_nope[keys], k_rope[keys], op.v[keys], cu_seqlens_q=cu,
+            cu_seqlens_k=cu_k, causal=causal, return_lse=True,
+        )  # fmt: skip
+        return state[0], state[1]
+
+    def run() -> Outcome:
+        state = attend(context, context + new, causal=True)
+        for first, last in ((0, context // 2), (context // 2, context)):
+            state = openmla.merge_states(*state, *attend(first, last, causal=False))
+        return Outcome(*state)
+
+    return _line("dense, 3 chunks merged", built, run)
+
+
+def _table(lines: list[Line]) -> Table:
+    table = Table(title="openmla demo", title_justify="left")
+    table.add_column("call")
+    for column in ("queries", "keys", "heads"):
+        table.add_column(column, justify="right")
+    table.add_column("backend")
+    for column in ("time", "error", "bound"):
+        table.add_column(column, justify="right")
+    table.add_column("verdict")
+    for line in lines:
+        case, verdict = line.built.case, line.verdict
+        keys = case.topk if case.form == "sparse" else case.total_k
+        table.add_row(
+            line.what,
+            str(case.total_q),
+            str(keys),
+            str(case.heads),
+            plan_call(line.built.operands, Results(line.out)).backend,
+            duration(line.seconds),
+            f"{verdict.frobenius:.1e}",
+            f"{verdict.bound:.0%}",
+            "[green]right[/]" if verdict.ok else "[red]WRONG[/]",
+        )
+    return table

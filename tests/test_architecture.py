@@ -1,0 +1,147 @@
+"""Imports point one way only: from the public calls down to the errors.
+
+    errors < problem < layout < sequences < plan < operands < kernels < ... < cli
+
+A module may import from its own group and from lower ones, inside functions too.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterable
+
+import package_source
+from package_source import imports, modules
+
+# Bottom to top. A name stands for a module or for a whole package.
+LAYERS: list[set[str]] = [
+    {"errors"},
+    {"problem", "version"},
+    {"layout"},
+    {"sequences", "cache"},
+    {"plan"},
+    {"operands"},
+    {"kernels"},
+    {"reference"},
+    {"checks"},
+    {"dispatch"},
+    {"ops"},
+    {"api"},
+    {""},  # openmla/__init__.py: the public names
+    {"compat"},
+    {"sim", "aot", "aot_cli"},
+    {"explain"},
+    {"testing"},
+    {"bench"},
+    {"cli"},
+]
+LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
+PURE = {"plan", "layout", "problem", "errors"}
+HEAVY = ("triton", "typer", "rich", "numpy", "matplotlib")
+
+
+def group(module: str) -> str:
+    return module.split(".")[0]
+
+
+def below_openmla(imported: str) -> str | None:
+    """ "openmla.plan.target" -> "plan.target"; None for other packages."""
+    if imported == "openmla":
+        return ""
+    return imported.removeprefix("openmla.") if imported.startswith("openmla.") else None
+
+
+def upward(module: str, imported: Iterable[tuple[str, int]]) -> list[str]:
+    """Those of the imports that a module of this name must not have."""
+    wrong = []
+    for name, line in imported:
+        target = below_openmla(name)
+        if target is not None and LEVEL[group(target)] > LEVEL[group(module)]:
+            wrong.append(f"openmla.{module}, line {line}: {name}")
+    return wrong
+
+
+def foreign_kernels(module: str, imported: Iterable[tuple[str, int]]) -> list[str]:
+    """Imports of the reference or of another target's kernels by a kernel module."""
+    families = {m.split(".")[1] for m in modules() if m.startswith("kernels.") and m.count(".") > 1}
+    wrong = []
+    for name, line in imported:
+        package, _, rest = (below_openmla(name) or "").partition(".")
+        family = rest.split(".")[0]
+        foreign = package == "kernels" and family in families - {module.split(".")[1]}
+        if package == "reference" or (foreign and module != "kernels.launch"):
+            wrong.append(f"openmla.{module}, line {line}: {name}")
+    return wrong
+
+
+def test_every_module_has_a_place():
+    unplaced = sorted({group(name) for name in modules()} - set(LEVEL))
+    assert unplaced == [], "say in LAYERS where these belong"
+
+
+def test_imports_point_downwards():
+    assert [wrong for module in modules() for wrong in upward(module, imports(module))] == []
+
+
+def test_kernels_know_neither_the_reference_nor_each_other():
+    kernels = [module for module in modules() if module.startswith("kernels.")]
+    assert [wrong for m in kernels for wrong in foreign_kernels(m, imports(m))] == []
+
+
+def test_planning_needs_neither_torch_nor_triton():
+    found = [
+        f"openmla.{module}, line {line}: {name}"
+        for module in modules()
+        if group(module) in PURE
+        for name, line in imports(module, module_level_only=True)
+        if name.split(".")[0] in ("torch", "triton")
+    ]
+    assert found == []
+
+
+def test_importing_openmla_imports_nothing_heavy_besides_torch():
+    program = (
+        "import sys, torch; before = set(sys.modules); import openmla; "
+        "print(*sorted({m.split('.')[0] for m in set(sys.modules) - before}))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert set(done.stdout.split()) & set(HEAVY) == set()
+
+
+def test_importing_the_planner_does_not_import_torch():
+    """`openmla/__init__.py` offers the calls, so the pure modules are loaded by themselves."""
+    pure = [m for m in modules() if group(m) in PURE]
+    names = ", ".join(repr(f"openmla.{m}") for m in pure)
+    program = (
+        "import importlib, sys, types; package = types.ModuleType('openmla'); "
+        f"package.__path__ = [{str(package_source.PACKAGE)!r}]; sys.modules['openmla'] = package; "
+        f"[importlib.import_module(m) for m in ({names},)]; "
+        "print('torch' in sys.modules, 'triton' in sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == ["False", "False"]
+
+
+def test_the_reader_of_imports_sees_every_kind():
+    """A check of the checker: one import of each kind that the package has."""
+    launch = {name for name, _ in imports("kernels.launch")}
+    assert "openmla.kernels.cpu.dense" in launch  # inside a function
+    assert "openmla.plan" in launch
+    outside = {name for name, _ in imports("kernels.launch", module_level_only=True)}
+    assert "openmla.kernels.cpu.dense" not in outside
+    assert {"openmla.checks", "openmla.ops"} <= {name for name, _ in imports("api")}
+
+
+def test_planted_imports_are_caught():
+    """Another check of the checker."""
+    assert upward("plan.target", [("openmla.api", 3)]) != []
+    assert upward("checks", [("openmla", 3)]) != []
+    assert upward("api", [("openmla.checks", 3), ("torch", 4), ("openmla.api", 5)]) == []
+    assert foreign_kernels("kernels.hopper.dense", [("openmla.kernels.cpu.dense", 3)]) != []
+    assert foreign_kernels("kernels.cpu.dense", [("openmla.reference", 3)]) != []
+    assert foreign_kernels("kernels.cpu.dense", [("openmla.kernels.cpu.workspace", 3)]) == []

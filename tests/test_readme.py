@@ -1,0 +1,38 @@
+"""README.md: its Python blocks run, in order, in one namespace.
+
+A block opened with "```python no-run" is shown to readers only.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+README = Path(__file__).resolve().parents[1] / "README.md"
+FENCE = re.compile(r"^```python([^\n]*)\n(.*?)^```\s*$", re.MULTILINE | re.DOTALL)
+
+
+def python_blocks(text: str) -> list[tuple[int, str]]:
+    """(line of its first statement, source) of every block that is to run."""
+    return [
+        (text[: match.start(2)].count("\n") + 1, match[2])
+        for match in FENCE.finditer(text)
+        if match[1].strip() != "no-run"
+    ]
+
+
+def test_readme_blocks_run_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    namespace: dict[str, object] = {"__name__": "readme"}
+    for line, source in python_blocks(README.read_text()):
+        # Leading empty lines make a traceback point at the line in README.md.
+        exec(compile("\n" * (line - 1) + source, str(README), "exec"), namespace)
+
+
+def test_blocks_are_found_and_no_run_is_respected():
+    text = (
+        "a\n```python\nx = 1\n```\n```python no-run\nboom()\n```\n```\ny\n```\n```python\nx\n```\n"
+    )
+    assert python_blocks(text) == [(3, "x = 1\n"), (12, "x\n")]

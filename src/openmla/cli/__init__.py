@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 
-# Subcommand -> (module, function). Imported when the command runs, so `--help` stays quick.
+# Subcommand -> (module, function).
 COMMANDS = {
     "demo": ("openmla.cli.demo", "demo_command"),
     "plan": ("openmla.cli.plan", "plan_command"),
@@ -28,6 +28,10 @@ def main() -> None:
         add_completion=False,
         pretty_exceptions_enable=False,
     )
+    asked = sys.argv[1] if len(sys.argv) > 1 else ""
     for name, (module, function) in COMMANDS.items():
-        app.command(name)(getattr(importlib.import_module(module), function))
+        # A known command needs its own module only; anything else shows the list of them all.
+        if asked not in COMMANDS or asked == name:
+            app.command(name)(getattr(importlib.import_module(module), function))
+    app.callback()(lambda: None)  # keeps `openmla demo` a subcommand when it is the only one
     app()

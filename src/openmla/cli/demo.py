@@ -9,6 +9,7 @@ from typing import Annotated
 
 import torch
 import typer
+from rich import box
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
@@ -124,14 +125,19 @@ def _chunked(built: BuiltCase) -> Line:
 
 
 def _table(lines: list[Line]) -> Table:
-    table = Table(title="openmla demo", title_justify="left")
-    table.add_column("call")
-    for column in ("queries", "keys", "heads"):
-        table.add_column(column, justify="right")
-    table.add_column("backend")
+    table = Table(
+        title="openmla demo: DeepSeek-V3 widths, 16 heads",
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+    )
+    table.add_column("call", no_wrap=True)
+    for column in ("queries", "keys"):
+        table.add_column(column, justify="right", no_wrap=True)
+    table.add_column("backend", no_wrap=True)
     for column in ("time", "error", "bound"):
-        table.add_column(column, justify="right")
-    table.add_column("verdict")
+        table.add_column(column, justify="right", no_wrap=True)
+    table.add_column("verdict", no_wrap=True)
     for line in lines:
         case, verdict = line.built.case, line.verdict
         keys = case.topk if case.form == "sparse" else case.total_k
@@ -139,7 +145,6 @@ def _table(lines: list[Line]) -> Table:
             line.what,
             str(case.total_q),
             str(keys),
-            str(case.heads),
             plan_call(line.built.operands, Results(line.out)).backend,
             duration(line.seconds),
             f"{verdict.frobenius:.1e}",

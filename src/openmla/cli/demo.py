@@ -9,7 +9,6 @@ from typing import Annotated
 
 import torch
 import typer
-from rich import box
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
@@ -125,12 +124,8 @@ def _chunked(built: BuiltCase) -> Line:
 
 
 def _table(lines: list[Line]) -> Table:
-    table = Table(
-        title="openmla demo: DeepSeek-V3 widths, 16 heads",
-        title_justify="left",
-        box=box.SIMPLE_HEAD,
-        padding=(0, 1, 0, 0),
-    )
+    title = "openmla demo: DeepSeek-V3 widths, 16 heads"
+    table = Table(title=title, title_justify="left", box=None, padding=(0, 1), pad_edge=False)
     table.add_column("call", no_wrap=True)
     for column in ("queries", "keys"):
         table.add_column(column, justify="right", no_wrap=True)

@@ -120,7 +120,7 @@ def _chunked(built: BuiltCase) -> Line:
             state = openmla.merge_states(*state, *attend(first, last, causal=False))
         return Outcome(*state)
 
-    return _line("dense, 3 chunks merged", built, run)
+    return _line("dense, chunks merged", built, run)
 
 
 def _table(lines: list[Line]) -> Table:

@@ -2,6 +2,7 @@
 
 import pytest
 
+from openmla.sim import Limits
 from sim.cases import CASES
 from sim.defects import DEFECTS, load_mutant
 
@@ -20,7 +21,7 @@ def test_defect_is_found(defect, tmp_path):
     for schedule, seed in RUNS:
         launch = CASES[defect.case]()
         launch.module = mutant
-        report = launch.run(seed=seed, schedule=schedule, step_limit=50_000)
+        report = launch.run(seed=seed, schedule=schedule, limits=Limits(steps=50_000))
         kinds |= report.kinds()
         for finding in report.findings:
             assert finding.file or finding.buffer

@@ -8,7 +8,7 @@ import torch
 
 from openmla.aot import CompileJob, compile_job
 from openmla.errors import Unsupported
-from openmla.sim import Kind, register_asm, simulate
+from openmla.sim import Kind, Limits, register_asm, simulate
 from openmla.sim.values import scalar
 from sim.kernels import language
 
@@ -62,8 +62,16 @@ def test_the_same_source_compiles(name):
 
 
 def test_a_loop_without_end_is_stopped():
-    report = simulate(language.endless, 1, (torch.ones(1, dtype=torch.int32),), step_limit=2000)
+    one = torch.ones(1, dtype=torch.int32)
+    report = simulate(language.endless, 1, (one,), limits=Limits(steps=2000))
     assert report.reason == "step limit"
+    assert report.kinds() == {Kind.LIMIT}
+
+
+def test_a_loop_the_simulator_cannot_count_is_stopped_by_the_clock():
+    one = torch.ones(1, dtype=torch.int32)
+    report = simulate(language.constant_loop, 1, (one,), limits=Limits(seconds=0.2))
+    assert report.reason == "time limit"
     assert report.kinds() == {Kind.LIMIT}
 
 
@@ -146,3 +154,10 @@ def test_a_number_that_a_loop_carries_is_a_register():
 def test_what_is_not_modelled_raises():
     with pytest.raises(Unsupported, match="histogram"):
         simulate(language.unmodelled, 1, (torch.zeros(1, dtype=torch.int32),))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_programs_can_wait_for_each_other(seed):
+    flag, out = torch.zeros(1, dtype=torch.int32), torch.zeros(2, dtype=torch.int32)
+    simulate(language.relay, 2, (flag, out), seed=seed, outputs=("o_ptr",)).raise_if_bad()
+    assert out.tolist() == [42, 43]

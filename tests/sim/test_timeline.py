@@ -5,6 +5,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+from openmla.errors import InvalidArgument
 from openmla.sim.timeline import Timeline
 from sim.cases import CASES
 from sim.cases_hopper import hopper_dense
@@ -43,6 +44,13 @@ def test_picture_is_written(timeline, tmp_path, suffix):
         ElementTree.fromstring(text)
     else:
         assert "waited for" in text
+
+
+def test_an_option_of_simulate_writes_it(tmp_path):
+    CASES["pipeline"]().run(schedule="timed", picture=tmp_path / "pipeline.html")
+    assert "ring" in (tmp_path / "pipeline.html").read_text()
+    with pytest.raises(InvalidArgument, match="picture"):
+        CASES["pipeline"]().run(picture=tmp_path / "x.svg")
 
 
 def test_only_timed_runs_record():

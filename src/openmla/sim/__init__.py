@@ -4,6 +4,8 @@
 >>> report = sim.simulate(kernel, grid, args, kwargs, seed=1)              # doctest: +SKIP
 >>> report.raise_if_bad()                                                  # doctest: +SKIP
 
+`intercept` does the same for host code that launches kernels itself.
+
 The kernel file is not changed and not copied: the code object that Triton would compile is executed
 on NumPy arrays. Partitions are scheduled one at a time by a seeded generator; TMA, cp.async, wgmma,
 tcgen05 and LDS copies finish as early or as late as the rules allow.
@@ -33,8 +35,18 @@ except ImportError as error:  # numpy is not a dependency of openmla itself
     raise ImportError("openmla.sim needs numpy: pip install numpy") from error
 
 from openmla.sim.findings import Finding, Kind, Report
+from openmla.sim.intercept import intercept
 from openmla.sim.language.asm import register as register_asm
-from openmla.sim.launch import simulate
+from openmla.sim.launch import Limits, simulate
 from openmla.sim.timeline import Timeline
 
-__all__ = ["Finding", "Kind", "Report", "Timeline", "register_asm", "simulate"]
+__all__ = [
+    "Finding",
+    "Kind",
+    "Limits",
+    "Report",
+    "Timeline",
+    "intercept",
+    "register_asm",
+    "simulate",
+]

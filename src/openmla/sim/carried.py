@@ -21,7 +21,8 @@ WRAP = "__sim_register__"
 
 def recompile(function: Callable[..., Any]) -> types.CodeType | None:
     """The code of `function` with loop-carried constants wrapped; None when there are none."""
-    return _recompile(function.__code__)
+    code = function.__code__
+    return _recompile(code.co_filename, code.co_firstlineno, code)
 
 
 @functools.cache
@@ -30,8 +31,9 @@ def _parse(path: str, changed: int) -> ast.Module:
 
 
 @functools.cache
-def _recompile(code: types.CodeType) -> types.CodeType | None:
-    path = Path(code.co_filename)
+def _recompile(file: str, line: int, code: types.CodeType) -> types.CodeType | None:
+    # Code objects of two files compare equal when their instructions do, hence file and line.
+    path = Path(file)
     if code.co_freevars or not path.is_file():
         return None
     tree = _parse(str(path), path.stat().st_mtime_ns)

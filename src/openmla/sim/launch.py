@@ -7,6 +7,8 @@ import inspect
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,7 +26,28 @@ from openmla.sim.scheduler import Scheduler
 from openmla.sim.values import Pointer, scalar
 
 Outputs = Sequence[str] | Mapping[str, torch.Tensor]
-_LAUNCH_OPTIONS = ("num_stages", "maxnreg", "waves_per_eu", "launch_pdl", "enable_fp_fusion")
+# Options of a launch that change how code is generated, not what it does.
+_LAUNCH_OPTIONS = (
+    "num_stages",
+    "maxnreg",
+    "waves_per_eu",
+    "matrix_instr_nonkdim",
+    "launch_pdl",
+    "launch_cooperative_grid",
+    "enable_fp_fusion",
+)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """When a run ends at the latest: steps of the scheduler, seconds, distinct findings."""
+
+    steps: int = 2_000_000
+    seconds: float = 600.0
+    findings: int = 20
+
+
+DEFAULT_LIMITS = Limits()
 
 
 class _Arguments:
@@ -131,9 +154,8 @@ def simulate(
     outputs: Outputs = (),
     ignore: Iterable[Kind] = (),
     resident: int = 2,
-    step_limit: int = 2_000_000,
-    time_limit: float = 600.0,
-    max_findings: int = 20,
+    limits: Limits = DEFAULT_LIMITS,
+    picture: str | Path | None = None,
 ) -> Report:
     """Run `kernel` over `grid` on the CPU and report what went wrong.
 
@@ -142,8 +164,7 @@ def simulate(
     `schedule`: "random" (by `seed`), "early", "late", or "timed" (records a timeline).
     `outputs`: names of arguments every element of which must be written exactly once; a mapping
     gives a mask of the elements that must be (all others must not).
-    `resident` clusters run side by side. The run ends after `step_limit` steps or `time_limit`
-    seconds at the latest.
+    `resident` clusters run side by side. `limits` end every run. `picture` writes the timeline of a "timed" run (.svg or .html).
     """
     options = dict(kwargs or {})
     num_warps, num_ctas = options.pop("num_warps", 4), options.pop("num_ctas", 1)
@@ -156,8 +177,8 @@ def simulate(
     arguments = _Arguments(kernel, loader)
     bound = arguments.bind(args, options)
     entry = loader.function(kernel)
-    log = Log(max_findings, ignore)
-    scheduler = Scheduler(schedule, seed, step_limit, log, record=schedule == "timed")
+    log = Log(limits.findings, ignore)
+    scheduler = Scheduler(schedule, seed, limits.steps, log, record=schedule == "timed")
     machine = Machine(scheduler, _grid(grid), num_warps, num_ctas, _pair_barriers())
 
     def body() -> None:
@@ -168,10 +189,14 @@ def simulate(
     scheduler.on_idle = _refill(machine, body, resident)
     if machine.programs():
         with _one_thread():
-            scheduler.run(time_limit)
+            scheduler.run(limits.seconds)
     _explain(scheduler, log)
     if not log.findings:
         _check_outputs(arguments, outputs, log)
+    if picture is not None:
+        if scheduler.timeline is None:
+            raise InvalidArgument("picture", 'None unless schedule="timed"', schedule)
+        scheduler.timeline.write(picture)
     return Report(
         tuple(log.findings),
         scheduler.ended or "finished",

@@ -49,6 +49,7 @@ class Agent:
         self.clock = Clock()
         self.clock.tick(self.component)
         self.time = 0.0
+        self.branches = 0
         self.barriers = 0  # partition-wide barriers passed, see Access.epoch
         self.queues: dict[str, list[Any]] = {}  # asynchronous operations by unit, in issue order
         self.done = False
@@ -104,8 +105,14 @@ class Agent:
             self._thread.join()
 
     def count_step(self) -> None:
-        """A branch of the kernel: bounds loops that never synchronize."""
+        """A branch of the kernel: bounds loops that never synchronize.
+
+        A loop may also poll global memory, so now and then somebody else gets to run.
+        """
         self.scheduler.step()
+        self.branches += 1
+        if self.branches % 16 == 0:
+            self.yield_()
 
     def yield_(self) -> None:
         """A point where another partition or an asynchronous operation may go first."""

@@ -133,3 +133,23 @@ def carried(o_ptr, n):
 def unmodelled(o_ptr):
     x = gl.histogram(gl.arange(0, 128, L1), 128, layout=L1)
     gl.store(o_ptr + gl.arange(0, 128, L1), x)
+
+
+@gluon.jit
+def relay(flag_ptr, o_ptr):
+    """Program 1 polls a flag in global memory that program 0 raises."""
+    if gl.program_id(0) == 0:
+        gl.store(o_ptr, 42)
+        gl.store(flag_ptr, 1)
+    else:
+        while gl.load(flag_ptr, volatile=True) == 0:
+            gl.device_print("waiting")
+        gl.store(o_ptr + 1, gl.load(o_ptr) + 1)
+
+
+@gluon.jit
+def constant_loop(o_ptr, N: gl.constexpr = 4):
+    """Only constants decide this loop, so no register is ever read."""
+    while N > 3:
+        pass
+    gl.store(o_ptr, 1)

@@ -16,6 +16,8 @@ gl = Namespace(**shapes.NAMES, **core.NAMES)
 gl.nvidia = Namespace(ampere=hopper.AMPERE, hopper=hopper.HOPPER, blackwell=blackwell.BLACKWELL)
 gl.amd = amd.AMD
 
+_PDL = Namespace(gdc_wait=core.nothing, gdc_launch_dependents=core.nothing)
+
 NAMESPACES: dict[str, Namespace] = {
     _LANG: gl,
     f"{_LANG}._core": gl,
@@ -26,6 +28,8 @@ NAMESPACES: dict[str, Namespace] = {
     "triton.language.core": gl,
     "triton.language.math": gl,
     "triton.language.standard": gl,
+    "triton.language.extra.cuda": _PDL,
+    "triton.language.extra.cuda.gdc": _PDL,
     f"{_LANG}.nvidia": gl.nvidia,
     f"{_LANG}.nvidia.ampere": hopper.AMPERE,
     f"{_LANG}.nvidia.ampere.async_copy": hopper.ASYNC_COPY,

@@ -27,7 +27,7 @@ def attend(
     scores = scores.masked_fill(~visible[:, None, :], -torch.inf)
     nothing = torch.full(q.shape[:2], -torch.inf, dtype=torch.float64)
     lse = torch.logsumexp(scores, dim=-1) if k.shape[0] else nothing
-    p = torch.where(visible[:, None, :], torch.exp(scores - lse[..., None]), 0.0)
+    p = torch.where(visible[:, None, :], torch.softmax(scores, dim=-1), 0.0)
     if sink is not None:
         denominator = torch.logaddexp(lse, sink.double().expand_as(lse))
         p = p * torch.where(lse == -torch.inf, 0.0, torch.exp(lse - denominator))[..., None]

@@ -61,6 +61,18 @@ def test_1_latent_forms_have_no_default_scale(form: str):
         run(form, call)
 
 
+@every_backend
+@pytest.mark.parametrize("size", [1e4, 1e18, 1e19], ids=str)
+def test_1_equal_scores_of_any_size_give_the_mean(backend: str, size: float):
+    call = calls.dense([1], [2], heads=1)
+    call["q"].fill_(size)
+    call["k_nope"].fill_(1e18)
+    call["k_rope"].zero_()
+    out, lse = openmla.mla_prefill(**call, scale=1.0, return_lse=True, backend=backend)
+    formula.assert_close(out[0, 0], call["v"].double().mean(0)[0], bound=1e-6)
+    assert math.isclose(float(lse), 8e18 * size, rel_tol=1e-6)
+
+
 # 2. Causal
 
 

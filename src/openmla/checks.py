@@ -288,7 +288,7 @@ def separate_outputs(
     out = results.out
     if not out.numel():
         return
-    if not _elements_apart(out):
+    if not (out.is_contiguous() or _elements_apart(out)):
         got = f"strides {list(out.stride())} for shape {list(out.shape)}"
         raise InvalidArgument("out", "memory of its own for every element", got)
     first = out.data_ptr()
@@ -318,6 +318,8 @@ def _inputs(
 
 def _extent(t: Tensor) -> int:
     """Bytes from a tensor's first element to just past its last."""
+    if t.is_contiguous():
+        return int(t.nbytes)
     reach = sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True))
     return (reach + 1) * t.element_size()
 

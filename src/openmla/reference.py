@@ -64,7 +64,7 @@ class Truth:
         k, v = (x.expand(-1, q.shape[0], -1) for x in (k, v))
         scores = torch.einsum("hd,nhd->hn", q, k) * factor
         lse = torch.logsumexp(scores, dim=-1)
-        p = torch.exp(scores - lse[:, None])
+        p = torch.softmax(scores, dim=-1)  # exp(scores - lse) loses log n beside scores of 1e16
         if w.sink is not None:
             p = p / (1 + torch.exp(w.sink.double() - lse))[:, None]
         self.out[row] = torch.einsum("hn,nhv->hv", p, v)

@@ -164,7 +164,8 @@ def simulate(
     `schedule`: "random" (by `seed`), "early", "late", or "timed" (records a timeline).
     `outputs`: names of arguments every element of which must be written exactly once; a mapping
     gives a mask of the elements that must be (all others must not).
-    `resident` clusters run side by side. `limits` end every run. `picture` writes the timeline of a "timed" run (.svg or .html).
+    `resident` clusters run side by side. `limits` end every run. `picture` writes the timeline
+    of a "timed" run (.svg or .html).
     """
     options = dict(kwargs or {})
     num_warps, num_ctas = options.pop("num_warps", 4), options.pop("num_ctas", 1)

@@ -14,6 +14,7 @@ from openmla.plan.blackwell_sparse_qkv_fp8 import MLAPrefillSparseQKVFP8
 from openmla.plan.cdna4_config import MlaConfigV2
 from openmla.plan.cdna4_prefill import MlaPrefillV2
 from openmla.plan.cpu import CpuConfig
+from openmla.plan.families import fp8_cache_smem
 from openmla.plan.hopper_cache import CacheRead
 from openmla.plan.hopper_dense import HopperDenseConfig
 from openmla.plan.hopper_sparse import HopperSparseConfig
@@ -88,7 +89,11 @@ class Plan:
             return self.config.smem.explain()
         if isinstance(self.config, CpuConfig):
             return [f"{f.name} = {getattr(self.config, f.name)}" for f in fields(self.config)]
-        lines = list(self.config.explain())
+        lines = [*self.config.explain(), *self._query_tile_lines()]
+        if isinstance(self.config, MLAPrefillSparseFP8):
+            smem = fp8_cache_smem(self.config, self.problem)
+            scales = f"{smem.size_of - self.config.smem_used} bytes of scales and their barriers"
+            lines.append(f"FP8 cache: {scales} more, {smem.size_of} in all")
         split = getattr(self.config, "split", None)
         if split is not None:
             problem = self.problem
@@ -96,6 +101,22 @@ class Plan:
             q_len, k_len = -(-problem.total_q // requests), -(-problem.total_k // requests)
             lines.append(split.explain(q_len, k_len, requests))
         return lines
+
+    def _query_tile_lines(self) -> list[str]:
+        """Why one query tile was preferred to two, where both would fit."""
+        config, problem = self.config, self.problem
+        both_fit = isinstance(config, HopperDenseConfig) or (
+            isinstance(config, MLAConfig) and not config.single_o
+        )
+        if not both_fit or config.num_qo != 1:
+            return []
+        requests = max(problem.batch, 1)
+        mean = -(-problem.total_q // requests)
+        if mean <= config.BM:
+            return [f"1Q: {mean} queries a request fit one tile of {config.BM} rows"]
+        blocks = (-(-problem.total_q // (2 * config.BM)) + requests - 1) * problem.heads
+        sm_count = target_by_name(self.target).sm_count
+        return [f"1Q: two tiles a block would make {blocks} blocks for {sm_count} SMs"]
 
     def to_json(self) -> dict[str, Any]:
         """Plain values only; `Plan.from_json` is the way back."""

@@ -1,0 +1,58 @@
+"""`openmla plan`: what would run for a model on a chip, and why."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from openmla.errors import InvalidArgument, Unsupported
+from openmla.explain.html import explain_html
+from openmla.explain.text import explain_text
+from openmla.plan import plan
+from openmla.plan.models import problem_for_model
+
+
+def plan_command(
+    model: Annotated[str, typer.Option(help="a model, such as deepseek-v3")] = "deepseek-v3",
+    target: Annotated[str, typer.Option(help="a chip, such as h200, b200, mi355x")] = "h200",
+    tokens: Annotated[int, typer.Option(help="new tokens")] = 4096,
+    context: Annotated[int, typer.Option(help="all keys, new ones included; 0: as tokens")] = 0,
+    tp: Annotated[int, typer.Option(help="ranks that share the heads")] = 1,
+    page_size: Annotated[int, typer.Option(help="rows per cache page; 0: not paged")] = 0,
+    dtype: Annotated[str, typer.Option(help="bf16, fp16, e4m3 or an FP8 cache format")] = "bf16",
+    form: Annotated[str, typer.Option(help="dense, latent or sparse; default: the model's")] = "",
+    backend: Annotated[str, typer.Option(help="one kernel family, never replaced")] = "auto",
+    html: Annotated[Path | None, typer.Option(help="write a page with pictures")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="print the plan as JSON")] = False,
+) -> None:
+    """Say what would run for a model on a chip, with the arithmetic that led to it."""
+    try:
+        problem = problem_for_model(
+            model,
+            tokens=tokens,
+            context=context,
+            tp=tp,
+            page_size=page_size,
+            dtype=dtype,
+            form=form,
+        )
+        chosen = plan(problem, target, backend)
+    except InvalidArgument as error:
+        raise typer.BadParameter(str(error)) from None
+    except Unsupported as error:
+        typer.echo(f"no plan: {error}", err=True)
+        raise typer.Exit(1) from None
+    typer.echo(json.dumps(chosen.to_json(), indent=2) if as_json else explain_text(chosen))
+    if html is not None:
+        _write(html, explain_html(chosen, f"{model} on {chosen.target}"))
+
+
+def _write(path: Path, page: str) -> None:
+    try:
+        path.write_text(page, encoding="utf-8")
+    except OSError as error:
+        raise typer.BadParameter(f"html: cannot write {path}: {error.strerror}") from None
+    typer.echo(f"wrote {path}", err=True)

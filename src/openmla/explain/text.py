@@ -1,0 +1,88 @@
+"""A plan in words, with the arithmetic that led to it: what `openmla plan` prints."""
+
+from __future__ import annotations
+
+from openmla.errors import Unsupported
+from openmla.plan import plan
+from openmla.plan.budget import memory_map, uses
+from openmla.plan.config import Plan
+from openmla.plan.target import TARGETS, Target, target_by_name
+
+SIDE_BY_SIDE = ("cpu", "h200", "b200", "mi355x", "mi300x", "a100", "rtx4090")
+
+
+def explain_text(chosen: Plan) -> str:
+    """The plan, its work, its budget, its memory, and the same problem elsewhere."""
+    parts = [chosen.explain(), "", *work_lines(chosen)]
+    taken = uses(chosen)
+    if taken:
+        parts += ["", "budget", *(f"  {use}" for use in taken)]
+    smem = memory_map(chosen)
+    if smem is not None:
+        parts += ["", "shared memory, by byte offset", *smem.explain()]
+    parts += ["", "the same problem elsewhere"]
+    parts += [f"  {name:8} {summary}" for name, summary in elsewhere(chosen).items()]
+    return "\n".join(parts)
+
+
+def work_lines(chosen: Plan) -> list[str]:
+    """How much there is to compute, and the least time it can take."""
+    problem, target = chosen.problem, target_by_name(chosen.target)
+    keys = f"{problem.topk} rows each" if problem.form == "sparse" else f"{problem.total_k} keys"
+    widths = f"({problem.d_qk} + {problem.d_v})"
+    lines = [
+        f"work: 2 x {problem.heads} heads x {problem.total_q} queries x {keys} x {widths} = "
+        f"{problem.flops / 1e12:.3g} TFLOP at most"
+    ]
+    if problem.causal and problem.form != "sparse" and problem.total_q == problem.total_k:
+        lines.append(f"  the causal mask leaves about half: {problem.flops / 2e12:.3g} TFLOP")
+    return lines + _floor(chosen, target)
+
+
+def _floor(chosen: Plan, target: Target) -> list[str]:
+    fp8 = chosen.problem.q_dtype == "e4m3"
+    peak = target.fp8_tflops if fp8 else target.bf16_tflops
+    if not peak:
+        return []
+    problem = chosen.problem
+    whole = not problem.causal or problem.form == "sparse" or problem.total_q != problem.total_k
+    flops = problem.flops if whole else problem.flops // 2
+    lines = [f"  at the datasheet's {peak:g} TFLOP/s: {1e3 * flops / (peak * 1e12):.3g} ms or more"]
+    measured = target.measured_bf16_tflops
+    if measured and not fp8:
+        took = 1e3 * flops / (measured * 1e12)
+        lines.append(f"  at a measured matrix product's {measured:g} TFLOP/s: {took:.3g} ms")
+    return lines
+
+
+def elsewhere(chosen: Plan) -> dict[str, str]:
+    """One line per target for the same problem."""
+    return {name: _summary(chosen, name) for name in SIDE_BY_SIDE if name in TARGETS}
+
+
+def _summary(chosen: Plan, target: str) -> str:
+    try:
+        other = plan(chosen.problem, target)
+    except Unsupported as error:
+        return f"no plan: {error.reason}"
+    status = "runs today" if other.runs_today else "planned"
+    smem = memory_map(other)
+    size = f", {smem.used} of {smem.limit} bytes" if smem else ""
+    return f"{other.backend} ({status}), {tile_words(other)}{size}"
+
+
+def tile_words(chosen: Plan) -> str:
+    """The tile in a few words: "128 x 128, 2 stages"."""
+    config = chosen.config
+    if config is None:
+        return "no tiling"
+    rows = _first(config, "BM", "padded_num_q_heads")
+    keys = _first(config, "BN", "KV_BLOCK", "B_TOPK")
+    stages = _first(config, "num_kv_stages", "num_stages", "num_mbars", "_RING_DEPTH")
+    tail = f", {stages} stage{'s' * (stages != 1)}" if stages else ""
+    return f"{rows} rows x {keys} keys{tail}"
+
+
+def _first(config: object, *names: str) -> int:
+    """The first of these numbers that the config has: families name the same thing differently."""
+    return next((int(getattr(config, name)) for name in names if hasattr(config, name)), 0)

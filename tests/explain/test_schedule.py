@@ -1,0 +1,67 @@
+"""The pipeline model keeps its own rules on every kind of plan."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+
+from openmla.explain.schedule import BLOCKS, Step, busy_share, pipeline_of, schedule
+from openmla.plan import Plan, plan
+from openmla.plan.support import FEATURES, TABLE_TARGETS, support_of
+
+PLANS = [
+    plan(problem, target)
+    for problem in FEATURES.values()
+    for target in TABLE_TARGETS
+    if target != "cpu" and support_of(problem, target).family
+]
+
+
+def find(steps: list[Step], kind: str, block: int) -> list[Step]:
+    return [step for step in steps if step.kind == kind and step.block == block]
+
+
+@pytest.mark.parametrize("chosen", PLANS, ids=lambda p: f"{p.target}-{p.problem}")
+def test_rules(chosen: Plan) -> None:
+    steps, pipeline = schedule(chosen), pipeline_of(chosen)
+    assert pipeline is not None
+    per_block = pipeline.groups if pipeline.shares_keys else 1
+    for block in range(BLOCKS):
+        loaded = max(step.end for step in find(steps, "load K", block))
+        qk, softmax, pv = (find(steps, kind, block) for kind in ("qk", "softmax", "pv"))
+        assert len(qk) == len(softmax) == len(pv) == per_block
+        assert min(step.start for step in qk) >= loaded
+        assert min(step.start for step in softmax) >= min(step.end for step in qk)
+        assert min(step.start for step in pv) >= min(step.end for step in softmax)
+        if pipeline.v_slots:
+            assert min(step.start for step in pv) >= find(steps, "load V", block)[0].end
+    for worker in {step.worker for step in steps}:
+        mine = sorted((s for s in steps if s.worker == worker), key=lambda s: s.start)
+        assert all(a.end <= b.start for a, b in pairwise(mine)), worker
+        assert 0 < busy_share(steps, worker) <= 1
+
+
+def test_a_slot_is_not_overwritten_before_its_use() -> None:
+    chosen = plan(FEATURES["dense 128+64 → 128, bf16"], "h200")
+    steps, stages = schedule(chosen), chosen.config.num_kv_stages
+    for block in range(stages, BLOCKS):
+        reader = max(step.end for step in find(steps, "qk", block - stages))
+        assert find(steps, "load K", block)[0].start >= reader
+        reader = max(step.end for step in find(steps, "pv", block - stages))
+        assert find(steps, "load V", block)[0].start >= reader
+
+
+def test_a_deeper_ring_never_waits_longer() -> None:
+    chosen = plan(FEATURES["dense 64+32 → 64, bf16 (MiniCPM3)"], "h200")
+    ends = []
+    for stages in (1, 2, 3, 4):
+        config = replace(chosen.config, num_kv_stages=stages)
+        ends.append(max(step.end for step in schedule(replace(chosen, config=config))))
+    assert ends == sorted(ends, reverse=True) and ends[0] > ends[-1]
+
+
+def test_nothing_to_show_on_a_cpu() -> None:
+    chosen = plan(FEATURES["dense 128+64 → 128, bf16"], "cpu")
+    assert schedule(chosen) == [] and busy_share([], "load") == 0.0

@@ -1,0 +1,113 @@
+"""What `openmla plan` prints, and how it refuses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from openmla.cli.plan import plan_command
+from openmla.explain.text import SIDE_BY_SIDE, elsewhere, explain_text, work_lines
+from openmla.plan import Plan, plan
+from openmla.plan.models import problem_for_model
+
+app = typer.Typer()
+app.command()(plan_command)
+runner = CliRunner()
+
+
+def test_why_the_ring_is_shared_and_what_bound_the_tile() -> None:
+    text = explain_text(plan(problem_for_model("deepseek-v3"), "b200"))
+    assert "BN = 128: bound by tensor memory" in text
+    assert "3 slots, an odd number: K and V share one ring" in text
+    assert "230556  end, of 232448" in text
+    assert "planned, its kernel is not implemented yet" in text
+
+
+@pytest.mark.parametrize(("target", "rows"), [("h200", 64), ("b200", 128)])
+def test_why_one_query_tile(target: str, rows: int) -> None:
+    short = plan(problem_for_model("deepseek-v3", tokens=40), target)
+    assert f"1Q: 40 queries a request fit one tile of {rows} rows" in short.explain()
+    few = plan(problem_for_model("deepseek-v3", tokens=512, tp=8), target)
+    assert "1Q: two tiles a block would make" in few.explain()
+    assert "1Q:" not in plan(problem_for_model("deepseek-v3"), target).explain()
+
+
+def test_scales_of_an_fp8_cache_are_counted() -> None:
+    chosen = plan(problem_for_model("deepseek-v3.2", dtype="fp8_block64"), "b200")
+    assert "6432 bytes of scales and their barriers more, 220696 in all" in chosen.explain()
+
+
+def test_work() -> None:
+    lines = work_lines(plan(problem_for_model("deepseek-v3"), "h200"))
+    assert lines[0].endswith("= 1.37 TFLOP at most")
+    assert "about half: 0.687 TFLOP" in lines[1]
+    assert "989 TFLOP/s: 0.695 ms or more" in lines[2]
+    assert "791 TFLOP/s: 0.869 ms" in lines[3]
+    sparse = work_lines(plan(problem_for_model("deepseek-v3.2"), "cpu"))
+    assert len(sparse) == 1 and "2048 rows each" in sparse[0]
+
+
+def test_every_target_appears() -> None:
+    chosen = plan(problem_for_model("deepseek-v3", dtype="e4m3"), "mi355x")
+    lines = elsewhere(chosen)
+    assert set(lines) == set(SIDE_BY_SIDE)
+    assert lines["a100"].startswith("no plan: ") and "runs today" in lines["cpu"]
+    assert (
+        lines["mi355x"] == "cdna4 (planned), 256 rows x 128 keys, 2 stages, 148224 of 163840 bytes"
+    )
+
+
+def test_command() -> None:
+    result = runner.invoke(app, ["--model", "glm-5", "--target", "h200", "--form", "dense"])
+    assert result.exit_code == 0
+    assert "192 in 128 + 64" in result.output and "BN = 64: 128 keys are too many" in result.output
+
+
+def test_command_json() -> None:
+    result = runner.invoke(app, ["--target", "b200", "--page-size", "128", "--json"])
+    chosen = Plan.from_json(json.loads(result.output))
+    assert chosen == plan(problem_for_model("deepseek-v3", page_size=128), "b200")
+
+
+def test_command_html(tmp_path: Path) -> None:
+    page = tmp_path / "plan.html"
+    result = runner.invoke(app, ["--target", "b200", "--html", str(page)])
+    assert result.exit_code == 0 and page.read_text().startswith("<!doctype html>")
+    missing = tmp_path / "missing" / "plan.html"
+    assert runner.invoke(app, ["--html", str(missing)]).exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--model", "gpt-2"], "model: expected one of deepseek-v2"),
+        (["--target", "h9000"], "target: expected one of cpu, h100"),
+        (["--tokens", "-1"], "tokens: expected an integer of at least 0, got -1"),
+        (["--tp", "3"], "128 = 42 x 3 + 2"),
+        (["--dtype", "int4"], "dtype: expected one of bf16"),
+        (["--form", "sparse"], "deepseek-v3 selects no rows"),
+        (["--backend", "magic"], "backend: expected one of auto"),
+    ],
+)
+def test_bad_values(arguments: list[str], words: str) -> None:
+    result = runner.invoke(app, arguments, env={"COLUMNS": "1000"})
+    assert result.exit_code == 2
+    assert words in result.output and "Traceback" not in result.output
+
+
+def test_no_plan_is_no_crash() -> None:
+    result = runner.invoke(app, ["--target", "a100", "--dtype", "e4m3"])
+    assert result.exit_code == 1
+    assert "no plan: portable: sm_80" in result.output
+    assert "nearest supported form: bf16" in result.output
+
+
+def test_odd_pages_go_to_the_portable_kernel() -> None:
+    result = runner.invoke(app, ["--target", "b200", "--page-size", "7"])
+    assert result.exit_code == 0 and "7 (= 0 x 8 + 7)" in result.output
+    alone = runner.invoke(app, ["--target", "b200", "--page-size", "7", "--backend", "blackwell"])
+    assert alone.exit_code == 1

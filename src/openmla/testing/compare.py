@@ -9,10 +9,13 @@ where `score` = expm1(2 delta), delta = 8 eps * (largest scale * sum|q||k| of th
 arithmetic of scores may legally cost, negligible until scores reach hundreds. `floor` is what
 flushing denormals may cost, in the output and in P (a weight below 2^-126 may become 0, so it grows
 with n and the largest |v|). That is an upper bound, and an upper bound alone misses small errors in
-every element, so three norms are bounded as well (limits in `Rule`), relative to the truth and
-beyond what `score` and `floor` allow:
+every element, so more is bounded as well (limits in `Rule`), relative to the truth and beyond what
+`score` and `floor` allow:
 
-    all elements together, the worst row of one head, and lse within 4e-6 * max(1, |lse|) + delta
+    all elements together, in the Frobenius norm
+    the worst row of one head
+    the bias: how much larger or smaller than the truth all rows are, which rounding is not
+    lse, within 4e-6 * max(1, |lse|) + delta
 
 A norm over few values is noisy: its limit is widened by 1 + 2/sqrt(values that carry it), up to 2u.
 Rows without a key must be exactly +0 and -inf; nothing else may be NaN or Inf. Where every number
@@ -45,6 +48,8 @@ class Rule:
     """Unit roundoff: bf16 keeps 8 bits, so 2^-8."""
     frobenius: float
     row: float
+    bias: float
+    """For infinitely many rows; for R rows, 2.6 u / sqrt(R) more (6 standard deviations)."""
     floor: float
     """Absolute error that flushed or rounded denormals may cost."""
     lse: float = 4e-6
@@ -55,9 +60,9 @@ class Rule:
 # and the products that rescale. Measured 2026-11-15, CPU path, random_case(0 … 2999): at most 0.50
 # of the bound in bf16 and fp16, 0.14 in fp32; rows 3.8e-3, 4.6e-4, 7.1e-7; lse 0.07 of its limit.
 RULES = {
-    torch.bfloat16: Rule(u=2.0**-8, frobenius=3.0e-3, row=6.0e-3, floor=2.0**-124),
-    torch.float16: Rule(u=2.0**-11, frobenius=4.0e-4, row=7.5e-4, floor=2.0**-24),
-    torch.float32: Rule(u=2.0**-21, frobenius=5.0e-7, row=9.0e-7, floor=2.0**-124),
+    torch.bfloat16: Rule(u=2.0**-8, frobenius=3.0e-3, row=6.0e-3, bias=4.0e-4, floor=2.0**-124),
+    torch.float16: Rule(u=2.0**-11, frobenius=4.0e-4, row=7.5e-4, bias=5.0e-5, floor=2.0**-24),
+    torch.float32: Rule(u=2.0**-21, frobenius=5.0e-7, row=9.0e-7, bias=5.0e-7, floor=2.0**-124),
 }
 
 
@@ -70,6 +75,7 @@ class Verdict:
     """Largest error as a share of its componentwise bound: at most 1."""
     frobenius: float
     worst_row: float
+    bias: float
     lse: float
     """Largest lse error as a share of its limit."""
     eager: float | None = None
@@ -80,7 +86,8 @@ class Verdict:
         """Readable: the verdict, the figures, and where it went wrong."""
         figures = (
             f"bound {self.bound:.3g}, frobenius {self.frobenius:.3g}, "
-            f"worst row {self.worst_row:.3g}, lse {self.lse:.3g} of its limit"
+            f"worst row {self.worst_row:.3g}, bias {self.bias:.3g}, "
+            f"lse {self.lse:.3g} of its limit"
         )
         if self.eager is not None:
             figures += f", {self.eager:.3g} x eager error"
@@ -115,10 +122,11 @@ def compare(
     judgement = _Judgement(out, truth, rule or RULES[out.dtype], describe_row, largest_v)
     if out.shape != truth.out.shape:
         problem = f"out has shape {list(out.shape)}, expected {list(truth.out.shape)}"
-        return Verdict(False, torch.inf, torch.inf, torch.inf, torch.inf, None, (problem,))
+        inf = torch.inf
+        return Verdict(False, inf, inf, inf, inf, inf, None, (problem,))
     judgement.anomalies()
     bound = judgement.elements()
-    frobenius, worst_row = judgement.whole(), judgement.rows()
+    frobenius, worst_row, bias = judgement.whole(), judgement.rows(), judgement.bias()
     if exact:
         judgement.exact()
     lse = 0.0
@@ -128,7 +136,7 @@ def compare(
         lse = max(lse, judgement.per_row("max_logits", outcome.max_logits, truth.max_logits))
     ratio = None if eager is None else judgement.against(eager)
     problems = tuple(judgement.problems)
-    return Verdict(not problems, bound, frobenius, worst_row, lse, ratio, problems)
+    return Verdict(not problems, bound, frobenius, worst_row, bias, lse, ratio, problems)
 
 
 class _Judgement:
@@ -200,6 +208,22 @@ class _Judgement:
         if bool((share > limit).any()):
             self._blame("row error too large", share > limit, share)
         return float(share.max())
+
+    def bias(self) -> float:
+        """The factor b that explains out = (1 + b) truth best; rounding to nearest has none."""
+        truth = self.truth.out
+        scale = truth.abs().amax().clamp(min=1e-300) if truth.numel() else truth.new_ones(())
+        scaled = truth / scale  # squares must stay inside float64's range
+        energy = (scaled**2).sum(dim=-1)
+        if not truth.numel() or float(energy.sum()) == 0 or not bool(self.error.isfinite().all()):
+            return 0.0
+        share = float((scaled * ((self.out - truth) / scale)).sum() / energy.sum())
+        rows = float(_carriers(energy.sqrt().flatten()))
+        allowed = self.rule.bias + 2.6 * self.rule.u / rows**0.5
+        limit = allowed + float(self.slack.norm() / truth.norm())
+        if abs(share) > limit:
+            self.problems.append(f"all rows off by a factor of {1 + share:.6f}, limit {limit:.3g}")
+        return abs(share)
 
     def exact(self) -> None:
         """Rows over 2^n keys, where nothing can round: bit for bit."""

@@ -308,6 +308,8 @@ def _inputs(
         named["kv"] = named.pop("cache")
     inputs = []
     for name, value in named.items():
+        if value is None:
+            continue
         if isinstance(value, LatentCache):
             inputs.append((name, value.data))
             value = value.scales

@@ -152,7 +152,10 @@ def _bytes(arguments: Arguments) -> dict[str, bytes]:
     return {
         name: bits(value.detach()).numpy().tobytes()
         for name, value in tensors.items()
-        if isinstance(value, Tensor) and value.device.type == "cpu" and value.numel() < 10**6
+        if isinstance(value, Tensor)
+        and value.device.type == "cpu"
+        and not value.is_nested
+        and value.layout == torch.strided
     }
 
 

@@ -60,7 +60,11 @@ PROBLEMS = [
     to(PROBLEM, "has_sink", None, "True or False", "None"),
     Malformed(PROBLEM, "d_v", "at most the latent width 8", "9", {"form": "latent", "d_v": 9}),
     to(PLAN, "target", "h900", "one of cpu", "'h900'"),
-]
+    to(PLAN, "target", None, "the name of a target", "None"),
+    to(PLAN, "backend", "sm90", "one of auto, reference, cpu", "'sm90'"),
+    Malformed(PLAN, "hopper", "nearest supported form", "target 'cpu'",
+              {"backend": "hopper"}, Unsupported),
+]  # fmt: skip
 
 CACHES = [
     to(ALLOCATE, "num_pages", -1, "an int of at least 0", "-1"),

@@ -47,6 +47,9 @@ def tensor(
     # The message is put together only on failure: torch.compile traces this function.
     if not isinstance(value, Tensor):
         raise InvalidArgument(name, f"a tensor, {_spelled(shape, dtypes)}", describe(value))
+    if value.is_nested or value.layout != torch.strided:
+        kind = "a nested tensor" if value.is_nested else f"layout {value.layout}"
+        raise InvalidArgument(name, f"a strided tensor, {_spelled(shape, dtypes)}", kind)
     if value.dim() != len(shape) or value.dtype not in dtypes:
         raise InvalidArgument(name, _spelled(shape, dtypes), describe(value))
     for got, size in zip(value.shape, shape, strict=True):

@@ -49,6 +49,7 @@ EVERY_MODEL = [
         (replace(DENSE, d_rope=32), "b200", "portable", PortableConfig),
         (DENSE, "mi355x", "portable", PortableConfig),
         (DENSE, "a100", "portable", PortableConfig),
+        (FP8, "a100", "portable", PortableConfig),
         (DENSE, "sm_86:84x101376", "portable", PortableConfig),
     ],
 )
@@ -111,7 +112,7 @@ def test_json_of_an_unknown_config() -> None:
         (replace(DENSE, rope="cache", page_size=7), "h200", "hopper", "7 % 8 = 7"),
         (replace(DENSE, aligned_16=False), "h200", "hopper", "multiple of 16 bytes"),
         (replace(DENSE, q_dtype="fp32"), "h200", "auto", "fp32 operands"),
-        (FP8, "a100", "auto", "sm_80: Triton's conversions of e4m3 need sm_89"),
+        (FP8, "sm_75:40x65536", "auto", "sm_75: Triton's products of bf16 and fp16 need sm_80"),
         (DENSE, "sm_75:40x65536", "auto", "need sm_80"),
         (replace(DENSE, d_nope=4096, d_v=4096), "h200", "auto", "4096 of O"),
     ],

@@ -97,6 +97,8 @@ def test_fp8_throughout_halves_the_bytes() -> None:
     fp8 = replace(DENSE, q_dtype="e4m3", kv_dtype="e4m3", v_dtype="e4m3")
     wide, narrow = (next(portable_candidates(p, TARGETS["h200"])) for p in (DENSE, fp8))
     assert wide.smem_used == 2 * narrow.smem_used
+    widened = next(portable_candidates(fp8, TARGETS["a100"]))  # it has no e4m3 of its own
+    assert widened.smem_used == wide.smem_used
 
 
 def test_split_counts_the_tiles_of_the_form() -> None:

@@ -76,8 +76,6 @@ def _portable(problem: Problem, target: Target) -> Choice:
         return Choice(None, "fp32 operands: the GPU kernels multiply bf16, fp16 and e4m3")
     if not target.has_bf16:
         return Choice(None, f"{target.arch}: Triton's products of bf16 and fp16 need sm_80")
-    if not target.has_e4m3 and dtypes - {"bf16", "fp16"}:
-        return Choice(None, f"{target.arch}: Triton's conversions of e4m3 need sm_89")
     config = select_portable_config(problem, target)
     return Choice(config, config.why_unsupported())
 

@@ -13,11 +13,11 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from openmla.errors import InvalidArgument
-from openmla.plan.blackwell_tile import divides_either_way
 from openmla.plan.blackwell_units import ceildiv, require_int, verdict_lines
 from openmla.plan.hopper_split import SplitRule, least_keys_per_split
 from openmla.plan.hopper_units import (
     SMEM_PER_BLOCK,
+    SWIZZLE_BYTES,
     SWIZZLE_ROWS,
     WGMMA_K_BYTES,
     WGMMA_M,
@@ -38,7 +38,7 @@ ELEMENT = 2  # bf16 and fp16
 KEY_TILES = (128, 64, 32)
 # One tile to work on while the next arrives; more than 4 buys nothing.
 MIN_STAGES, MAX_STAGES = 2, 4
-TILE_SLOTS, TILE_INFO_BYTES = 2, 64  # the scheduler's ring: two tiles of eight ints
+TILE_SLOTS, TILE_INFO_BYTES = 2, 128  # the scheduler's ring: two pieces of work, 16 ints each
 # Heads whose tiles run next to each other, so that their K and V stay in L2. Prototype, H200, 128
 # and 16 heads, s 4096 to 16384, interleaved with FA3: 4 was best in five shapes of six.
 L2_HEADS = 4
@@ -94,6 +94,11 @@ class HopperDenseConfig(HopperBlock):
     def nope_parts(self) -> tuple[int, ...]:
         """Column ranges of the part without rope, each its own product."""
         return column_parts(self.d_nope)
+
+    @property
+    def page_box(self) -> int:
+        """Rows of a page that one copy takes: a power of two that divides page and key tile."""
+        return min(self.BN, self.page_size & -self.page_size)
 
     @property
     def heads_per_l2_group(self) -> int:
@@ -204,8 +209,8 @@ class HopperDenseConfig(HopperBlock):
                 f"pages of {page} rows: {page} % {SWIZZLE_ROWS} = {page % SWIZZLE_ROWS}, a bulk "
                 "copy would cut the swizzle pattern"
             )
-        elif page and not divides_either_way(self.BN, page):
-            yield f"pages of {page} and tiles of {self.BN} keys: neither divides the other"
+        if page and self.d_rope * ELEMENT > SWIZZLE_BYTES:
+            yield f"d_rope {self.d_rope} from pages: {SWIZZLE_BYTES // ELEMENT} columns at most"
 
     def _ring_sum(self) -> str:
         q = self.BM * self.d_qk * ELEMENT
@@ -247,7 +252,9 @@ class HopperDenseConfig(HopperBlock):
 
 def deepest_ring(config: HopperDenseConfig) -> HopperDenseConfig:
     """The config with as many K/V stages as shared memory holds, from 1 to 4."""
-    for stages in range(MAX_STAGES, 1, -1):
+    room = SMEM_PER_BLOCK - config.BM * config.d_qk * ELEMENT
+    most = min(MAX_STAGES, room // config.stage_bytes)  # before barriers and scratch
+    for stages in range(most, 1, -1):
         deeper = replace(config, num_kv_stages=stages)
         if deeper.smem_used <= SMEM_PER_BLOCK:
             return deeper

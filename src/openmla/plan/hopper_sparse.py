@@ -249,7 +249,9 @@ def select_hopper_sparse_config(
         cache_read=cache_read,
         sm_count=sm_count,
     )
-    deeper = (replace(config, num_kv_stages=stages) for stages in range(MAX_STAGES, 1, -1))
+    room = SMEM_PER_BLOCK - config.BM * config.width * ELEMENT
+    most = min(MAX_STAGES, room // config.step_bytes)  # before statistics, barriers and scratch
+    deeper = (replace(config, num_kv_stages=stages) for stages in range(most, 1, -1))
     return next((c for c in deeper if c.smem_used <= SMEM_PER_BLOCK), config)
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 
-@dataclass(frozen=True, slots=True)
-class Region:
+class Region(NamedTuple):
     """Bytes `offset` to `offset + size - 1`. `kind` groups regions for a picture's colors."""
 
     name: str
@@ -16,8 +16,7 @@ class Region:
     size: int
 
 
-@dataclass(frozen=True, slots=True)
-class Wanted:
+class Wanted(NamedTuple):
     """A region before it has a place: its size, and the multiple its start must be."""
 
     name: str
@@ -36,7 +35,7 @@ class MemoryMap:
     @property
     def used(self) -> int:
         """Bytes up to the end of the last region."""
-        return max((r.offset + r.size for r in self.regions), default=0)
+        return self.regions[-1].offset + self.regions[-1].size if self.regions else 0
 
     def explain(self) -> list[str]:
         """One line per region: where it starts and how many bytes it takes."""

@@ -186,8 +186,8 @@ def portable_candidates(problem: Problem, target: Target) -> Iterator[PortableCo
     """All blocks for a problem, best first, whether they fit or not."""
     dense = problem.form == "dense"
     nope_cols, tail_cols = split_columns(problem.d_nope)
-    # FP8 rows are widened before they are multiplied, unless Q is FP8 too.
-    both_fp8 = problem.q_dtype == "e4m3" == problem.kv_dtype
+    # FP8 rows are widened before they are multiplied, unless Q is FP8 too and the chip takes it.
+    both_fp8 = problem.q_dtype == "e4m3" == problem.kv_dtype and target.has_e4m3
     # A token's list is its own, so no block of the sparse form holds more rows than heads.
     most_rows = padded(problem.heads) if problem.form == "sparse" else DENSE_TILES[0].BM
     tiles = DENSE_TILES if dense else LATENT_TILES

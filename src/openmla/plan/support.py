@@ -96,7 +96,7 @@ def support_table_markdown() -> str:
     lines = [
         BEGIN,
         '**Bold** runs today. "planned" means that `openmla.plan` has worked out tiles, memory and'
-        ' pipeline, and the kernel is not in this version. "–" has no plan; see below.',
+        " pipeline, and the kernel is not in this version.",
         "",
         "| | " + " | ".join(heads) + " |",
         "|---" * (len(heads) + 1) + "|",

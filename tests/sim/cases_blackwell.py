@@ -15,6 +15,7 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from openmla.aot import Predicted
 from openmla.kernels.compat_gluon import (
+    RENAMED,
     cluster_barrier_layout,
     cluster_barrier_shape,
     pair_tmem_layout,
@@ -62,6 +63,34 @@ def pair_constexprs() -> dict[str, Any]:
         "DONE": cluster_barrier_layout(),
         "DONE_SHAPE": cluster_barrier_shape(2),
     }
+
+
+def pair_copy() -> Launch:
+    out = unwritten(256, 32)
+
+    def check() -> None:
+        assert torch.equal(out, torch.arange(256 * 32).view(256, 32).float())
+
+    layout = pair_tmem_layout(128, 32)
+    constexprs = {
+        "BOX": shared_layout(32, cga_layout=[[1, 0]]),
+        "T": layout,
+        "REGS": tmem_reg_layout(gl.float32, [256, 32], layout, 4),
+        "DONE": cluster_barrier_layout(),
+        "DONE_SHAPE": cluster_barrier_shape(1),
+        "num_ctas": 2,
+    }
+    return Launch(
+        pair_kernels,
+        "pair_copy",
+        "sm100",
+        (1,),
+        (out,),
+        check,
+        constexprs,
+        ("o_ptr",),
+        compiles=RENAMED,  # older compilers copy for one CTA only
+    )
 
 
 def multiply(dtype: torch.dtype) -> Launch:
@@ -190,6 +219,7 @@ def attention(keys: int = 300, tiles: int = 1) -> Launch:
 CASES: dict[str, Any] = {
     "blackwell_attention": attention,
     "blackwell_pair": blackwell_pair,
+    "blackwell_pair_copy": pair_copy,
     "tcgen05_bf16": partial(multiply, torch.bfloat16),
     "tcgen05_fp8": partial(multiply, torch.float8_e4m3fn),
     "tcgen05_from_tmem": from_tmem,

@@ -30,6 +30,7 @@ class Launch:
     kwargs: dict[str, Any] = field(default_factory=dict)
     outputs: tuple[str, ...] = ()
     predicted: Predicted = NO_PLAN
+    compiles: bool = True  # with the Triton at hand
 
     def run(self, seed: int = 0, schedule: str = "random", **options: Any) -> sim.Report:
         kernel = getattr(self.module, self.kernel)

@@ -4,7 +4,8 @@ import pytest
 
 from openmla.sim import Limits
 from sim.cases import CASES
-from sim.defects import DEFECTS, load_mutant
+from sim.defect import load_mutant
+from sim.defects import DEFECTS
 
 RUNS = [("random", 1), ("late", 0), ("early", 0), ("random", 2), ("random", 3)]
 
@@ -40,6 +41,18 @@ def _is_wrong(launch):
     except AssertionError:
         return True
     return False
+
+
+def test_one_seed_gives_the_same_findings(tmp_path):
+    defect = next(d for d in DEFECTS if d.case == "hopper_dense")
+    mutant = load_mutant(defect, CASES[defect.case]().module, tmp_path)
+    reports = []
+    for _ in range(3):
+        launch = CASES[defect.case]()
+        launch.module = mutant
+        reports.append(launch.run(seed=11))
+    assert reports[0].findings
+    assert len({(r.findings, r.steps, r.reason) for r in reports}) == 1
 
 
 @pytest.mark.slow

@@ -126,8 +126,8 @@ class Shadow:
             return False
         if new.write:
             return True
-        same_kind = old.generic == new.generic and old.epoch == -1
-        return not old.write and same_kind and old.component == new.component
+        same_kind = old.generic == new.generic and old.component == new.component
+        return not old.write and same_kind
 
     def accesses(self) -> list[Access]:
         """The live accesses (for checks that need more than ordering)."""

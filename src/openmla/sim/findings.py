@@ -32,7 +32,11 @@ class Kind(Enum):
 
 @dataclass(frozen=True)
 class Finding:
-    """One defect: what, where in the kernel, who, and on which buffer, stage and phase."""
+    """One defect: what, where in the kernel, who, and on which buffer, stage and phase.
+
+    `phase` is that of the barrier named in `buffer`; for an access to memory it is the phase the
+    partition last waited for.
+    """
 
     kind: Kind
     message: str

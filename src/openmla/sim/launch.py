@@ -127,7 +127,7 @@ def _refill(machine: Machine, body: Any, resident: int) -> Any:
 
     def start() -> bool:
         scheduler = machine.scheduler
-        scheduler.agents[:] = [a for a in scheduler.agents if not a.done or _retire(machine, a)]
+        scheduler.agents[:] = [a for a in scheduler.agents if not a.done]
         running = len({a.cta.cluster.program for a in scheduler.agents})
         if not waiting or running >= resident:
             scheduler.changed = False
@@ -136,11 +136,6 @@ def _refill(machine: Machine, body: Any, resident: int) -> Any:
         return True
 
     return start
-
-
-def _retire(machine: Machine, agent: Any) -> bool:
-    machine.finished.append(agent)
-    return False
 
 
 def simulate(

@@ -30,6 +30,7 @@ class Cluster:
         self.ctas = [Cta(self, rank) for rank in range(self.size)]
         self._views: dict[tuple[str, int, int], MemoryView] = {}
         self._barriers: dict[tuple[int, int, int], MBarrier] = {}
+        self.paired_products = False
         self._initialized: dict[tuple[int, int], set[int]] = {}
         self._waiting = 0
         self._generation = 0
@@ -94,9 +95,15 @@ class Cluster:
         return id(view.alloc), view.offset, 0 if self.shared_by_pair(view) else rank
 
     def sync(self, agent: Agent) -> None:
-        """A barrier of all threads of all CTAs that run this partition."""
+        """A barrier of all threads of all CTAs; it never completes for a part of the threads."""
         if self.size == 1:
             return
+        if agent.name != "main":
+            agent.report(
+                Kind.BARRIER,
+                "a cluster barrier (of its own, or in front of a two-CTA product) inside a "
+                "partition: the hardware waits for all threads of the cluster",
+            )
         generation = self._generation
         self._arriving.join(agent.clock)
         agent.clock.tick(agent.component)
@@ -158,7 +165,6 @@ class Machine:
         self.pair_barriers = pair_barriers
         self.shared_bytes = 0
         self.tmem_columns = 0
-        self.finished: list[Agent] = []
 
     def programs(self) -> list[tuple[int, int, int]]:
         """All program ids, x fastest."""

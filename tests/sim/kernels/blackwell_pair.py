@@ -1,4 +1,4 @@
-"""A matmul by two CTAs of a cluster: one tcgen05 MMA reads the shared memory of both.
+"""Two CTAs of a cluster: a matmul whose MMA reads the shared memory of both, and a copy.
 
 A [256, K] is split by rows, B [K, 128] by columns, the accumulator [256, 128] by rows.
 
@@ -12,11 +12,14 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.blackwell import (
     allocate_tensor_memory,
+    fence_async_shared,
     mbarrier,
+    tcgen05_commit,
+    tcgen05_copy,
     tcgen05_mma,
 )
 
-from openmla.kernels.compat_gluon import tma_load
+from openmla.kernels.compat_gluon import thread_barrier, tma_load
 
 
 @gluon.jit
@@ -55,3 +58,28 @@ def pair_matmul(
     rows = gl.arange(0, 256, gl.SliceLayout(1, REGS))
     columns = gl.arange(0, 128, gl.SliceLayout(0, REGS))
     gl.store(o_ptr + rows[:, None] * 128 + columns[None, :], value)
+
+
+@gluon.jit
+def pair_copy(
+    o_ptr,
+    BOX: gl.constexpr,
+    T: gl.constexpr,
+    REGS: gl.constexpr,
+    DONE: gl.constexpr,
+    DONE_SHAPE: gl.constexpr,
+):
+    """Each CTA copies its 128 of 256 rows to its tensor memory and commits to its own barrier."""
+    box = gl.allocate_shared_memory(gl.float32, [256, 32], BOX)
+    done = gl.allocate_shared_memory(gl.int64, DONE_SHAPE, DONE)
+    mbarrier.init(done.index(0), count=1)
+    t = allocate_tensor_memory(gl.float32, [256, 32], T)
+    rows = gl.arange(0, 256, gl.SliceLayout(1, REGS))
+    columns = gl.arange(0, 32, gl.SliceLayout(0, REGS))
+    box.store((rows[:, None] * 32 + columns[None, :]).to(gl.float32))
+    fence_async_shared()
+    thread_barrier()
+    tcgen05_copy(box, t)
+    tcgen05_commit(done.index(0))
+    mbarrier.wait(done.index(0), 0)
+    gl.store(o_ptr + rows[:, None] * 32 + columns[None, :], t.load(REGS))

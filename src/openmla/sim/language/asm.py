@@ -1,8 +1,10 @@
 """Inline assembly: the meaning of the strings kernels use.
 
 The simulator does not interpret assembly. Each entry pairs a pattern with a Python function that
-does what the assembly does to whole tensors; `register` adds more. An unknown string raises, so a
-kernel never runs with an instruction silently dropped.
+does what the assembly does to whole tensors; `register` adds more. A kernel's file may bring its
+own: `ASM_MEANINGS = {"RESCALE_DONE": lambda out, factor: out * factor}` maps a pattern found in the
+string to a function of the operands. An unknown string raises, so a kernel never runs with an
+instruction silently dropped.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ def register(pattern: str, meaning: Meaning) -> None:
 
     The pattern is searched in the string with its whitespace squeezed; the latest entry wins.
     """
+    _MEANINGS[:] = [entry for entry in _MEANINGS if entry[0].pattern != pattern]
     _MEANINGS.insert(0, (re.compile(pattern), meaning))
 
 

@@ -108,6 +108,7 @@ def _issue_mma(
 
     op.run = run
     op.paired = paired
+    agent.cta.cluster.paired_products |= paired
     reads = [left, right, *(scales or ()), *([out] if keep else [])]
     queue("tcgen05").issue(op, reads=reads, writes=[out])
 
@@ -175,8 +176,13 @@ def _signal(
 
 
 def tcgen05_copy(src: MemoryView, dst: MemoryView) -> None:
-    """Copy shared memory to tensor memory, in order with the MMAs of this partition."""
+    """Copy shared memory to tensor memory, in order with the MMAs of this partition.
+
+    In a cluster every CTA copies its own part.
+    """
     agent = current()
+    if agent.cta.cluster.paired_products:
+        raise Unsupported("the simulator does not model tcgen05_copy beside two-CTA products")
     source, target = src.part(), dst.part()
     op = AsyncOp(agent, "mma", f"tcgen05 copy to {dst.label}", source.nbytes)
     op.run = lambda: target.write_bits(source.array().reshape(target.shape))

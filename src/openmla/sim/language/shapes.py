@@ -279,8 +279,8 @@ NAMES: dict[str, Any] = {
     "fdiv": fdiv,
     "div_rn": fdiv,
     "cdiv": cdiv,
-    "max": _reduce(np.max),
-    "min": _reduce(np.min),
+    "max": _reduce(np.fmax.reduce),  # the number wins over NaN
+    "min": _reduce(np.fmin.reduce),
     "sum": _reduce(_sum, unit_dtype=True),
     "xor_sum": _reduce(np.bitwise_xor.reduce),
     "reduce_or": _reduce(np.bitwise_or.reduce),

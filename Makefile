@@ -1,34 +1,45 @@
 # `make demo` and `make test` are all a newcomer needs: both create .venv and install what they use.
 PYTHON ?= python3
 VENV := .venv
-BIN := $(VENV)/bin
-STAMP := $(VENV)/.installed
+# Kernels must compile with two versions of Triton; the second has an environment of its own.
+VENV39 := .venv-triton39
+PIP_INSTALL = bin/pip install --quiet --disable-pip-version-check
 
-.PHONY: help demo test lint clean
+.PHONY: help demo test lint compile clean
 
 help:
 	@echo "make demo   run every kind of MLA prefill on this machine and check it"
 	@echo "make test   lint, type-check and run the whole test suite"
-	@echo "make clean  remove .venv and caches"
+	@echo "make clean  remove the environments and caches"
 
 # A plain "torch" would pull gigabytes of CUDA packages onto a machine without a GPU, so the
-# pinned build of constraints.txt goes in first.
-$(STAMP): pyproject.toml constraints.txt
+# pinned build of the constraints goes in first.
+$(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt torch
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(VENV)/$(PIP_INSTALL) -c constraints.txt torch
+	$(VENV)/$(PIP_INSTALL) -c constraints.txt -e '.[dev]'
 	@touch $@
 
-demo: $(STAMP)
-	$(BIN)/openmla demo
+$(VENV39)/.installed: pyproject.toml constraints-triton39.txt
+	$(PYTHON) -m venv $(VENV39)
+	$(VENV39)/$(PIP_INSTALL) -c constraints-triton39.txt torch
+	$(VENV39)/$(PIP_INSTALL) -c constraints-triton39.txt -e . numpy pytest pytest-xdist rich
+	@touch $@
 
-lint: $(STAMP)
-	$(BIN)/ruff check src tests
-	$(BIN)/ruff format --check src tests
-	$(BIN)/mypy
+demo: $(VENV)/.installed
+	$(VENV)/bin/openmla demo
 
-test: lint
-	$(BIN)/pytest -n 2
+lint: $(VENV)/.installed
+	$(VENV)/bin/ruff check src tests
+	$(VENV)/bin/ruff format --check src tests
+	$(VENV)/bin/mypy
+
+# Compile every kernel config with the second Triton; an unchanged kernel comes from the cache.
+compile: $(VENV39)/.installed
+	$(VENV39)/bin/pytest -n 2 -m compile tests
+
+test: lint compile
+	$(VENV)/bin/pytest -n 2
 
 clean:
-	rm -rf $(VENV) .venv-* build *.egg-info src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV39) build src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -14,10 +14,12 @@ rounding would cost more accuracy than the rounding of the output itself.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
-from openmla.kernels.cpu.online_softmax import OnlineSoftmax, hide_future_keys
+from openmla.kernels.cpu.online_softmax import OnlineSoftmax, all_finite, hide_future_keys
 from openmla.kernels.cpu.workspace import Workspace
 from openmla.operands import DenseOperands, Results
 from openmla.plan.cpu import CpuConfig
@@ -52,8 +54,9 @@ def _panel(
         k_nope = work.pack("k_nope", op.k_nope[keys, heads].transpose(0, 1))
         k_rope = _pack_rope(op, work, span, heads, first, last)
         v = work.pack("v", op.v[keys, heads].transpose(0, 1))
+        block = _Block(first, last, k_nope, k_rope, v, all_finite(v))
         for tile in tiles:
-            tile.add_block(work, first, last, k_nope, k_rope, v)
+            tile.add_block(work, block)
     for tile in tiles:
         tile.store(results)
 
@@ -71,6 +74,17 @@ def _pack_rope(
     return work.pack("k_rope", rows if rows.dim() == 2 else rows[:, heads].transpose(0, 1))
 
 
+class _Block(NamedTuple):
+    """Keys first … last-1 of a sequence, packed for one group of heads."""
+
+    first: int
+    last: int
+    k_nope: Tensor
+    k_rope: Tensor | None
+    v: Tensor
+    finite: bool
+
+
 class _Tile:
     """Queries start … stop-1 of a sequence, one group of heads, and their running softmax."""
 
@@ -85,32 +99,24 @@ class _Tile:
         self.q_nope, self.q_rope = q[..., :d_nope].contiguous(), q[..., d_nope:].contiguous()
         self.state = OnlineSoftmax(q.shape[0], stop - start, op.v.shape[-1])
 
-    def add_block(
-        self,
-        work: Workspace,
-        first: int,
-        last: int,
-        k_nope: Tensor,
-        k_rope: Tensor | None,
-        v: Tensor,
-    ) -> None:
-        """Take in the keys first … last-1, or those of them that this tile sees."""
-        n = min(last, self.key_limit) - first
+    def add_block(self, work: Workspace, block: _Block) -> None:
+        """Take in the keys of a block, or those of them that this tile sees."""
+        n = min(block.last, self.key_limit) - block.first
         if n <= 0:
             return
         groups, rows, _ = self.q_nope.shape
         scores = work.take("scores", groups, rows, n)
-        torch.bmm(self.q_nope, k_nope[:, :n].transpose(1, 2), out=scores)
-        if k_rope is not None and k_rope.dim() == 2:
-            scores.view(groups * rows, n).addmm_(self.q_rope.flatten(0, 1), k_rope[:n].T)
-        elif k_rope is not None:
-            scores.baddbmm_(self.q_rope, k_rope[:, :n].transpose(1, 2))
+        torch.bmm(self.q_nope, block.k_nope[:, :n].transpose(1, 2), out=scores)
+        if block.k_rope is not None and block.k_rope.dim() == 2:
+            scores.view(groups * rows, n).addmm_(self.q_rope.flatten(0, 1), block.k_rope[:n].T)
+        elif block.k_rope is not None:
+            scores.baddbmm_(self.q_rope, block.k_rope[:, :n].transpose(1, 2))
         if self.op.weights.k_scale is not None:
-            key = self.span.k_start + first
+            key = self.span.k_start + block.first
             scores.mul_(self.op.weights.k_scale[key : key + n])
         if self.op.causal:
-            hide_future_keys(scores, self.span, self.start, first)
-        self.state.add_block(scores, v[:, :n])
+            hide_future_keys(scores, self.span, self.start, block.first)
+        self.state.add_block(scores, block.v[:, :n], block.finite)
 
     def store(self, results: Results) -> None:
         """Normalize and write this tile's rows."""

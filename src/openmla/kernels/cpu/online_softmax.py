@@ -30,12 +30,18 @@ class OnlineSoftmax:
         self.o = torch.empty(groups, rows, d_v)
         self.blocks = 0
 
-    def add_block(self, scores: Tensor, values: Tensor) -> None:
-        """Take in scores [groups, rows, n] (overwritten) and values [groups, n, d_v]."""
+    def add_block(self, scores: Tensor, values: Tensor, finite: bool = True) -> None:
+        """Take in scores [groups, rows, n] (overwritten) and values [groups, n, d_v].
+
+        `finite=False` says that values may hold NaN or Inf: a row must not meet those of a key
+        that it does not see (0 * NaN is NaN).
+        """
         m_new = torch.maximum(self.m, scores.amax(dim=-1))
         # A row that has seen no key yet has m = -inf; shifting by 0 avoids -inf - -inf = NaN.
         shift = torch.where(m_new == -torch.inf, 0.0, m_new)
         p = scores.sub_(shift.unsqueeze(-1)).mul_(LOG2_E).exp2_()
+        if not finite:
+            values, spoiled = _set_aside(p, values)
         if self.blocks == 0:
             self.l = p.sum(dim=-1)
             torch.bmm(p, values, out=self.o)
@@ -43,6 +49,8 @@ class OnlineSoftmax:
             correction = torch.exp2((self.m - shift) * LOG2_E)
             self.l.mul_(correction).add_(p.sum(dim=-1))
             self.o.mul_(correction.unsqueeze(-1)).baddbmm_(p, values)
+        if not finite:
+            self.o.add_(spoiled)
         self.m = m_new
         self.blocks += 1
 
@@ -56,6 +64,22 @@ class OnlineSoftmax:
         out.masked_fill_(empty.unsqueeze(-1), 0.0)
         lse = torch.where(empty, self.m, self.m + torch.log(torch.where(empty, 1.0, self.l)))
         return out, lse, self.m
+
+
+def all_finite(values: Tensor) -> bool:
+    """Whether values hold no NaN or Inf. One sum tells; should it overflow, care does no harm."""
+    return bool(torch.isfinite(values.sum()))
+
+
+def _set_aside(p: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+    """Values with the rows of NaN or Inf zeroed, and what those rows add where p is not 0."""
+    broken = ~torch.isfinite(values).all(dim=-1)
+    clean = values.masked_fill(broken.unsqueeze(-1), 0.0)
+    spoiled = torch.zeros(*p.shape[:2], values.shape[-1])
+    for group, key in broken.nonzero().tolist():
+        weight = p[group, :, key, None]
+        spoiled[group] += torch.where(weight > 0, weight * values[group, key], 0.0)
+    return clean, spoiled
 
 
 def hide_future_keys(

@@ -204,13 +204,13 @@ def test_blackwell_maps_match_their_configs(problem: Problem) -> None:
     assert {use.name for use in uses(chosen)} >= {"shared memory bytes", "tensor-memory columns"}
 
 
-def test_planning_imports_neither_torch_nor_triton() -> None:
+def test_planning_imports_no_heavy_package() -> None:
     code = (
         "import sys, types; package = types.ModuleType('openmla');"
         "package.__path__ = [sys.argv[1]]; sys.modules['openmla'] = package;"
         "from openmla.plan.models import problem_for_model; from openmla.plan import plan;"
         "[plan(problem_for_model('glm-5'), t) for t in ('h200', 'b200', 'mi355x', 'cpu')];"
-        "print('torch' in sys.modules, 'triton' in sys.modules)"
+        "print([name for name in ('torch', 'triton', 'tensor_layouts') if name in sys.modules])"
     )
     import openmla
 
@@ -220,4 +220,4 @@ def test_planning_imports_neither_torch_nor_triton() -> None:
         text=True,
         check=True,
     )
-    assert done.stdout.strip() == "False False"
+    assert done.stdout.strip() == "[]"

@@ -91,6 +91,7 @@ def properties(name: str, arch: str, sm_count: int, smem: int) -> SimpleNamespac
         )
     return SimpleNamespace(
         name=name,
+        gcnArchName=name,  # what torch 2.11 reports on CUDA
         major=int(arch[3:-1]),
         minor=int(arch[-1]),
         multi_processor_count=sm_count,

@@ -4,40 +4,33 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, fields, is_dataclass
+from importlib import import_module
 from typing import Any
 
 from openmla.errors import InvalidArgument
-from openmla.plan.blackwell_fa4 import FA4Config
 from openmla.plan.blackwell_mla import MLAConfig
-from openmla.plan.blackwell_sparse_prefill import MLAPrefillSparse, MLAPrefillSparseFP8
+from openmla.plan.blackwell_sparse_prefill import MLAPrefillSparseFP8
 from openmla.plan.blackwell_sparse_qkv_fp8 import MLAPrefillSparseQKVFP8
-from openmla.plan.cdna4_config import MlaConfigV2
-from openmla.plan.cdna4_prefill import MlaPrefillV2
 from openmla.plan.cpu import CpuConfig
 from openmla.plan.families import fp8_cache_smem
-from openmla.plan.hopper_cache import CacheRead
 from openmla.plan.hopper_dense import HopperDenseConfig
-from openmla.plan.hopper_sparse import HopperSparseConfig
-from openmla.plan.portable import PortableConfig
 from openmla.plan.target import target_by_name
 from openmla.problem import Problem
 
-_CONFIG_CLASSES: dict[str, type[Any]] = {
-    cls.__name__: cls
-    for cls in (
-        CacheRead,
-        CpuConfig,
-        FA4Config,
-        HopperDenseConfig,
-        HopperSparseConfig,
-        MLAConfig,
-        MLAPrefillSparse,
-        MLAPrefillSparseFP8,
-        MLAPrefillSparseQKVFP8,
-        MlaConfigV2,
-        MlaPrefillV2,
-        PortableConfig,
-    )
+# Where each config class lives. Names only, so that no family is imported before it is needed.
+_CONFIG_MODULES = {
+    "CacheRead": "hopper_cache",
+    "CpuConfig": "cpu",
+    "FA4Config": "blackwell_fa4",
+    "HopperDenseConfig": "hopper_dense",
+    "HopperSparseConfig": "hopper_sparse",
+    "MLAConfig": "blackwell_mla",
+    "MLAPrefillSparse": "blackwell_sparse_prefill",
+    "MLAPrefillSparseFP8": "blackwell_sparse_prefill",
+    "MLAPrefillSparseQKVFP8": "blackwell_sparse_qkv_fp8",
+    "MlaConfigV2": "cdna4_config",
+    "MlaPrefillV2": "cdna4_prefill",
+    "PortableConfig": "portable",
 }
 _KEYS = ("problem", "target", "backend", "config", "passed_over")
 
@@ -157,6 +150,7 @@ def _decode(value: Any) -> Any:
         return value
     record = dict(value)
     name = record.pop("class", None)
-    if name not in _CONFIG_CLASSES:
-        raise InvalidArgument("config", "one of " + ", ".join(_CONFIG_CLASSES), repr(name))
-    return _CONFIG_CLASSES[name](**{key: _decode(item) for key, item in record.items()})
+    if name not in _CONFIG_MODULES:
+        raise InvalidArgument("config", "one of " + ", ".join(_CONFIG_MODULES), repr(name))
+    config_class = getattr(import_module(f"openmla.plan.{_CONFIG_MODULES[name]}"), name)
+    return config_class(**{key: _decode(item) for key, item in record.items()})

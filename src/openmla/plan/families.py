@@ -21,8 +21,6 @@ from openmla.plan.blackwell_sparse_prefill import (
 from openmla.plan.blackwell_sparse_qkv_fp8 import MLAPrefillSparseQKVFP8
 from openmla.plan.blackwell_sparse_smem import MLASparseSharedMemoryFP8
 from openmla.plan.blackwell_units import operand_swizzle
-from openmla.plan.cdna4_config import MlaConfigV2
-from openmla.plan.cdna4_prefill import MlaPrefillV2
 from openmla.plan.cpu import plan_cpu
 from openmla.plan.hopper_cache import PLAIN, CacheRead, mean_length, paged_cache_read
 from openmla.plan.hopper_cache import sparse_cache_read as read_token_lists
@@ -272,6 +270,10 @@ def _cdna4(problem: Problem, target: Target) -> Choice:
         return Choice(None, f"d_nope {problem.d_nope} != d_v {problem.d_v}: one depth serves both")
     if problem.d_rope == 0:
         return Choice(None, "no rope: the K slot is laid out with a rope part")
+    # Imported here: its LDS maps need a layout library that no other target does.
+    from openmla.plan.cdna4_config import MlaConfigV2
+    from openmla.plan.cdna4_prefill import MlaPrefillV2
+
     config = MlaConfigV2(
         q_block_size=32,
         kv_block=128,

@@ -51,7 +51,7 @@ class HopperDenseConfig(HopperBlock):
 
     >>> deepseek_v3 = select_hopper_dense_config(heads=128, d_nope=128, d_rope=64, d_v=128)
     >>> deepseek_v3.BM, deepseek_v3.BN, deepseek_v3.num_kv_stages, deepseek_v3.smem_used
-    (128, 128, 2, 221392)
+    (128, 128, 2, 221456)
     """
 
     heads: int

@@ -16,6 +16,7 @@ WARPGROUP = 128  # threads; wgmma is issued by a whole warp-group
 WGMMA_M = 64  # rows of one wgmma
 WGMMA_N_STEP, WGMMA_MAX_N = 8, 256
 WGMMA_K_BYTES = 32  # columns of one step: 16 two-byte values
+SWIZZLE_BYTES = 128  # widest row of a swizzle pattern; wider tiles are cut into panels
 SWIZZLE_ROWS = 8  # a swizzle pattern repeats every 8 rows, so no copied box may cut it
 MBAR_BYTES = 8
 FP32 = 4

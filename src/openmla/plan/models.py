@@ -25,7 +25,7 @@ class Model:
     """One model's attention. `evidence` says how the numbers are known.
 
     "config class": defaults of its configuration class in transformers, tilelang or SGLang, which
-    a released checkpoint may override. "reported": quoted in public issues. The rest is
+    a released checkpoint may override. "reported": quoted in public discussions. The rest is
     unverified.
     """
 

@@ -182,12 +182,22 @@ def _check(
     return True
 
 
-def replay(path: str | Path, backend: str = "auto", device: str = "cpu") -> Failure | None:
-    """Run a saved case again with every check; None when nothing is wrong any more."""
-    case = Case.from_json(json.loads(Path(path).read_text())["case"])
+def load(path: str | Path) -> Case:
+    """The case of a saved failure, as small as it was made."""
+    return Case.from_json(json.loads(Path(path).read_text())["case"])
+
+
+def replay(
+    path: str | Path, backend: str = "auto", device: str = "cpu", guards: bool = True
+) -> Failure | None:
+    """Run a saved case again with every check; None when nothing is wrong any more.
+
+    Guard pages need a process of their own, which takes a second or two to start.
+    """
+    case = load(path)
     with one_thread():
         found = Checker(backend, device).finding(case, deep=True)
-    if not found.kind and _can_guard(backend, device):
+    if not found.kind and guards and _can_guard(backend, device):
         problems = [problem for _, problem in run_guarded([case]) if problem]
         found = Finding("guard", problems[0]) if problems else found
     return Failure(found.kind, case, case, found.message, Path(path)) if found.kind else None

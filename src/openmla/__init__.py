@@ -6,12 +6,17 @@ out = openmla.mla_prefill_sparse(q, kv, indices, scale=s)                 sparse
 out, lse = openmla.merge_states(out_a, lse_a, out_b, lse_b)
 """
 
+from typing import TYPE_CHECKING
+
 from openmla.api import merge_states, mla_prefill, mla_prefill_latent, mla_prefill_sparse
 from openmla.cache import LatentCache
 from openmla.errors import InvalidArgument, OpenMLAError, Unsupported
-from openmla.plan import Plan, plan
+from openmla.plan import Plan
 from openmla.problem import Problem
 from openmla.version import VERSION as __version__
+
+if TYPE_CHECKING:  # at run time `openmla.plan` is the package itself, which can be called
+    from openmla.plan import plan
 
 __all__ = [
     "InvalidArgument",

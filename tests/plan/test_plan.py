@@ -221,3 +221,22 @@ def test_planning_imports_no_heavy_package() -> None:
         check=True,
     )
     assert done.stdout.strip() == "[]"
+
+
+def test_the_package_is_the_call_and_still_a_package():
+    import openmla
+    import openmla.plan.blackwell
+
+    problem = Problem(form="dense", heads=8, d_nope=128, d_rope=64, d_v=128)
+    assert openmla.plan(problem, target="b200") == plan(problem, "b200")
+    assert openmla.plan.blackwell.FA4Config.__name__ == "FA4Config"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "name"),
+    [(("dense",), "problem"), ((None, ["h200"]), "target"), ((None, "cpu", ["cpu"]), "backend")],
+)
+def test_arguments_of_the_wrong_kind_are_named(arguments, name):
+    problem = Problem(form="dense", heads=8, d_nope=128, d_rope=64, d_v=128)
+    with pytest.raises(InvalidArgument, match=name):
+        plan(arguments[0] or problem, *arguments[1:])

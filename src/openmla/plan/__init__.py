@@ -6,7 +6,9 @@ says what the planner would run; whether that kernel exists already is in `openm
 
 from __future__ import annotations
 
+import sys
 from functools import lru_cache
+from types import ModuleType
 
 from openmla.errors import InvalidArgument, Unsupported
 from openmla.plan.config import Plan
@@ -19,20 +21,28 @@ __all__ = ["BACKENDS", "TARGETS", "Plan", "Target", "plan", "target_by_name"]
 BACKENDS = ("auto", "reference", "cpu", "portable", "hopper", "blackwell", "cdna4")
 
 
-@lru_cache(maxsize=4096)
 def plan(problem: Problem, target: str | Target = "cpu", backend: str = "auto") -> Plan:
     """The plan for a problem on a target; `backend` other than "auto" is never replaced.
 
     Raises `Unsupported` with the reason and the nearest form that would work.
     """
+    if not isinstance(problem, Problem):
+        raise InvalidArgument("problem", "a Problem", repr(problem))
+    if not isinstance(target, str | Target):
+        raise InvalidArgument("target", "a name or a Target", repr(target))
+    if not isinstance(backend, str) or backend not in BACKENDS:
+        raise InvalidArgument("backend", "one of " + ", ".join(BACKENDS), repr(backend))
+    return _cached_plan(problem, target, backend)
+
+
+@lru_cache(maxsize=4096)
+def _cached_plan(problem: Problem, target: str | Target, backend: str) -> Plan:
     return make_plan(problem, target, backend)
 
 
 def make_plan(problem: Problem, target: str | Target = "cpu", backend: str = "auto") -> Plan:
-    """`plan` without its cache."""
+    """`plan` without its cache and its argument checks."""
     chip = target if isinstance(target, Target) else target_by_name(target)
-    if backend not in BACKENDS:
-        raise InvalidArgument("backend", "one of " + ", ".join(BACKENDS), repr(backend))
     if backend not in ("auto", "reference", *chip.families):
         others = ", ".join(chip.families)
         raise Unsupported(
@@ -56,3 +66,15 @@ def _nearest(problem: Problem, chip: Target, backend: str) -> str:
     if dtypes != {"bf16"}:
         return "bf16 tensors and a bf16 cache, or backend='reference'"
     return "the dims of a known model (openmla.plan.models), or backend='reference'"
+
+
+class _CallablePackage(ModuleType):
+    """Lets `openmla.plan(problem, target)` and `openmla.plan.blackwell` both be what they say."""
+
+    def __call__(
+        self, problem: Problem, target: str | Target = "cpu", backend: str = "auto"
+    ) -> Plan:
+        return plan(problem, target, backend)
+
+
+sys.modules[__name__].__class__ = _CallablePackage

@@ -1,0 +1,245 @@
+"""LatentCache.append (quantize and scatter) and gather (dequantize) on a GPU, plain Triton.
+
+| kernel | a program computes | reads | writes |
+|---|---|---|---|
+| append_kernel | one token | its latent and rope, its slot | one cache row and its scales |
+| gather_kernel | ROWS rows | row numbers, cache rows, scales | bf16 [rows, width] |
+
+Bit-equal to openmla.cache on the CPU: IEEE division, round to nearest even, e4m3 made from the bits
+of the fp32. A slot outside the pool is skipped, a row outside it reads as zeros.
+"""
+
+# Device code: Triton gives its values their types.
+# mypy: disable-error-code="no-untyped-def,untyped-decorator,no-untyped-call"
+# ruff: noqa: PLR0913
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from openmla.cache import LatentCache
+from openmla.kernels.portable.formats import (
+    next_power_of_2,
+    padded,
+    row_format,
+    row_strides,
+    row_tensors,
+)
+from openmla.kernels.portable.rows import V32_ROPE_AT, V32_SCALES_AT, read_columns
+
+E4M3_MAX = tl.constexpr(448.0)
+GATHER_ROWS = 16
+
+
+@triton.jit
+def e4m3_bits(x):
+    """fp32 in ±448 (or NaN) -> e4m3 bits, uint8, rounded to nearest even."""
+    bits = x.to(tl.uint32, bitcast=True)
+    magnitude = bits & 0x7FFFFFFF
+    # Normal: keep 3 of 23 mantissa bits, move the exponent's bias from 127 to 7.
+    normal = ((magnitude + 0x7FFFF + ((magnitude >> 20) & 1)) >> 20) - (120 << 3)
+    # Below 2^-6 the step is 2^-9, which is the step of an fp32 at 2^14.
+    shifted = magnitude.to(tl.float32, bitcast=True) + 16384.0
+    small = shifted.to(tl.uint32, bitcast=True) - 0x46800000
+    code = tl.where(magnitude < 0x3C800000, small, normal)
+    code = tl.where(magnitude > 0x7F800000, 0x7F, code)
+    return (code | ((bits >> 24) & 0x80)).to(tl.uint8)
+
+
+@triton.jit
+def _quantize(x, inside):
+    """Blocks [blocks, columns] -> e4m3 bits and one scale per block; `inside`: columns that exist.
+
+    A block's scale is amax/448, or 1 where amax is 0 or NaN.
+    """
+    magnitude = tl.where(inside, tl.abs(x), 0.0)
+    amax = tl.max(magnitude, 1)
+    has_nan = tl.max((magnitude != magnitude).to(tl.int32), 1) > 0
+    even = tl.math.div_rn(amax, tl.full(amax.shape, E4M3_MAX, tl.float32))
+    scale = tl.where((amax > 0.0) & (has_nan == 0), even, 1.0)
+    scaled = tl.math.div_rn(x, scale[:, None] + tl.zeros_like(x))
+    clamped = tl.minimum(tl.maximum(scaled, -E4M3_MAX), E4M3_MAX)
+    return e4m3_bits(tl.where(scaled != scaled, scaled, clamped)), scale
+
+
+@triton.jit(do_not_specialize=["rows"])
+def append_kernel(
+    latent_ptr,
+    rope_ptr,
+    slots_ptr,
+    data_ptr,
+    scale_ptr,
+    rows,
+    latent_stride,
+    rope_stride,
+    slots_stride,
+    data_stride_page,
+    data_stride_t,
+    scale_stride_page,
+    scale_stride_t,
+    D_LATENT: tl.constexpr,
+    D_ROPE: tl.constexpr,
+    ROPE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    USED: tl.constexpr,
+    BLOCKS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    FORMAT: tl.constexpr,
+    PAGE: tl.constexpr,
+):
+    """USED blocks of BLOCK columns, as a tile [BLOCKS, COLUMNS] of powers of two."""
+    token = tl.program_id(0).to(tl.int64)
+    slot = tl.load(slots_ptr + token * slots_stride).to(tl.int64)
+    if (slot < 0) | (slot >= rows):
+        return
+    data_row = data_ptr + slot // PAGE * data_stride_page + slot % PAGE * data_stride_t
+    block = tl.arange(0, BLOCKS)
+    place = tl.arange(0, COLUMNS)
+    column = block[:, None] * BLOCK + place[None, :]
+    in_block = (block < USED)[:, None] & (place < BLOCK)[None, :]
+    in_latent = in_block & (column < D_LATENT)
+    inside = in_latent
+    x = tl.load(latent_ptr + token * latent_stride + column, mask=in_latent, other=0.0)
+    x = x.to(tl.float32)
+    if D_ROPE > 0 and FORMAT != "v32":
+        inside = in_block & (column < D_LATENT + D_ROPE)
+        in_rope = inside & (column >= D_LATENT)
+        rope = rope_ptr + token * rope_stride + (column - D_LATENT)
+        x = tl.where(in_rope, tl.load(rope, mask=in_rope, other=0.0).to(tl.float32), x)
+    if FORMAT == "plain":
+        tl.store(data_row + column, x.to(tl.bfloat16), mask=inside)
+    else:
+        code, scale = _quantize(x, inside)
+        tl.store(data_row + column, code, mask=inside)
+        if FORMAT == "scaled":
+            scales = scale_ptr + slot // PAGE * scale_stride_page + slot % PAGE * scale_stride_t
+            tl.store(scales + block, scale, mask=block < USED)
+        else:
+            # Rows of 656 bytes may begin anywhere, so their words are written byte by byte.
+            words = scale.to(tl.uint32, bitcast=True)
+            for i in tl.static_range(4):
+                tl.store(data_row + V32_SCALES_AT + block * 4 + i, (words >> (8 * i)).to(tl.uint8))
+            place = tl.arange(0, ROPE)
+            rope = tl.load(rope_ptr + token * rope_stride + place).to(tl.float32)
+            words = rope.to(tl.bfloat16).to(tl.uint16, bitcast=True)
+            for i in tl.static_range(2):
+                tl.store(data_row + V32_ROPE_AT + place * 2 + i, (words >> (8 * i)).to(tl.uint8))
+
+
+@triton.jit(do_not_specialize=["rows", "count"])
+def gather_kernel(
+    data_ptr,
+    scale_ptr,
+    rows_ptr,
+    out_ptr,
+    rows,
+    count,
+    data_stride_page,
+    data_stride_t,
+    scale_stride_page,
+    scale_stride_t,
+    rows_stride,
+    out_stride,
+    D_LATENT: tl.constexpr,
+    D_ROPE: tl.constexpr,
+    LATENT: tl.constexpr,
+    ROPE: tl.constexpr,
+    FORMAT: tl.constexpr,
+    SCALE_BLOCK: tl.constexpr,
+    PAGE: tl.constexpr,
+    ROWS: tl.constexpr,
+):
+    at = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    listed = at < count
+    row = tl.load(rows_ptr + at * rows_stride, mask=listed, other=-1).to(tl.int64)
+    ok = (row >= 0) & (row < rows)
+    row = tl.where(ok, row, 0)
+    data_row = row // PAGE * data_stride_page + row % PAGE * data_stride_t
+    scale_row = row // PAGE * scale_stride_page + row % PAGE * scale_stride_t
+    out_row = out_ptr + (at * out_stride)[:, None]
+    column = tl.arange(0, LATENT)
+    latent = read_columns(
+        data_ptr, scale_ptr, data_row, scale_row, ok,
+        0, D_LATENT, LATENT, FORMAT, SCALE_BLOCK, tl.bfloat16, True,
+    )  # fmt: skip
+    tl.store(out_row + column[None, :], latent, mask=listed[:, None] & (column < D_LATENT)[None, :])
+    if D_ROPE > 0:
+        column = tl.arange(0, ROPE)
+        rope = read_columns(
+            data_ptr, scale_ptr, data_row, scale_row, ok,
+            D_LATENT, D_ROPE, ROPE, FORMAT, SCALE_BLOCK, tl.bfloat16, True,
+        )  # fmt: skip
+        inside = listed[:, None] & (column < D_ROPE)[None, :]
+        tl.store(out_row + D_LATENT + column[None, :], rope, mask=inside)
+
+
+def append(cache: LatentCache, latent: Tensor, rope: Tensor | None, slot_mapping: Tensor) -> None:
+    """`LatentCache.append` for checked arguments on the cache's own device."""
+    tokens = latent.shape[0]
+    if not tokens:
+        return
+    name, block = row_format(cache)
+    name = name.removesuffix("_bytes")
+    width = cache.latent if name == "v32" else cache.width
+    block = width if name == "plain" else block
+    used = -(-width // block)
+    data, scales = row_tensors(cache, native_e4m3=False)
+    latent = _rows_contiguous(latent)
+    rope = _rows_contiguous(rope) if rope is not None and cache.rope else None
+    append_kernel[(tokens,)](
+        latent_ptr=latent,
+        rope_ptr=rope,
+        slots_ptr=slot_mapping,
+        data_ptr=data,
+        scale_ptr=scales,
+        rows=cache.rows,
+        latent_stride=latent.stride(0),
+        rope_stride=0 if rope is None else rope.stride(0),
+        slots_stride=slot_mapping.stride(0),
+        **row_strides(data, scales),
+        D_LATENT=cache.latent,
+        D_ROPE=cache.rope,
+        ROPE=padded(cache.rope),
+        BLOCK=block,
+        USED=used,
+        BLOCKS=next_power_of_2(used),
+        COLUMNS=next_power_of_2(block),
+        FORMAT=name,
+        PAGE=cache.page_size,
+    )
+
+
+def gather(cache: LatentCache, rows: Tensor) -> Tensor:
+    """`LatentCache.gather` for checked row numbers on the cache's own device."""
+    out = torch.empty(rows.shape[0], cache.width, dtype=torch.bfloat16, device=cache.device)
+    if not rows.shape[0]:
+        return out
+    name, block = row_format(cache)
+    data, scales = row_tensors(cache, native_e4m3=False)
+    gather_kernel[(-(-rows.shape[0] // GATHER_ROWS),)](
+        data_ptr=data,
+        scale_ptr=scales,
+        rows_ptr=rows,
+        out_ptr=out,
+        rows=cache.rows,
+        count=rows.shape[0],
+        **row_strides(data, scales),
+        rows_stride=rows.stride(0),
+        out_stride=out.stride(0),
+        D_LATENT=cache.latent,
+        D_ROPE=cache.rope,
+        LATENT=padded(cache.latent),
+        ROPE=padded(cache.rope),
+        FORMAT=name,
+        SCALE_BLOCK=block,
+        PAGE=cache.page_size,
+        ROWS=GATHER_ROWS,
+    )
+    return out
+
+
+def _rows_contiguous(x: Tensor) -> Tensor:
+    return x if x.stride(-1) == 1 else x.contiguous()

@@ -1,0 +1,309 @@
+"""Dense MLA prefill in MHA form, plain Triton.
+
+| | |
+|---|---|
+| a program computes | BM queries of one sequence, one head; with SPLIT, for one range of keys |
+| programs run | by groups of GROUP heads (they share L2), longest causal tiles first |
+| Q tile | [BM, NOPE] + [BM, TAIL] + [BM, ROPE], read once |
+| a step reads | K [BN, NOPE] + [BN, TAIL], rope [BN, ROPE], V [BN, VALUE] |
+| rope from | a tensor [T, D] (stride_h 0) or [T, H, D], or the rope columns of a paged cache |
+| k_desc, rope_desc, v_desc | bulk copies of [1, BN, columns] in unmasked steps; None: pointers |
+| writes | out, lse; with SPLIT the unnormalized tile, top and total, for split.py |
+
+d_nope 192 is NOPE 128 + TAIL 64; other widths are padded to a power of two with masked columns.
+Keys that every row of the tile sees are multiplied without a mask, the rest in a second loop.
+"""
+
+# Device code: Triton gives its values their types.
+# mypy: disable-error-code="no-untyped-def,untyped-decorator,no-untyped-call"
+# ruff: noqa: PLR0913
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from openmla.kernels.portable.rows import load_tile, page_of, read_columns, two_terms, widen
+from openmla.kernels.portable.softmax import MINUS_INF, normalize, softmax_step
+from openmla.kernels.portable.tiles import (
+    first_tile,
+    key_range,
+    sequence_of,
+    span,
+    split_count,
+)
+
+
+@triton.jit
+def head_and_tile(program, tiles, heads, GROUP: tl.constexpr):
+    """Groups of GROUP heads one after another; in a group all heads of the longest tile first."""
+    group = program // (tiles * GROUP)
+    rank = program - group * tiles * GROUP
+    members = tl.minimum(heads - group * GROUP, GROUP)
+    return group * GROUP + rank % members, tiles - 1 - rank // members
+
+
+COUNTS = ["factor", "total_q", "total_k", "batch", "tiles", "heads", "first_sequence"]
+
+
+@triton.jit(do_not_specialize=COUNTS)
+def dense_kernel(
+    q_ptr,
+    k_ptr,
+    rope_ptr,
+    v_ptr,
+    out_ptr,
+    lse_ptr,
+    sink_ptr,
+    q_scale_ptr,
+    k_scale_ptr,
+    cu_q_ptr,
+    cu_k_ptr,
+    table_ptr,
+    rope_scale_ptr,
+    part_out_ptr,
+    part_state_ptr,
+    k_desc,
+    rope_desc,
+    v_desc,
+    factor,
+    total_q,
+    total_k,
+    batch,
+    tiles,
+    heads,
+    first_sequence,
+    q_stride_t,
+    q_stride_h,
+    k_stride_t,
+    k_stride_h,
+    rope_stride_t,
+    rope_stride_h,
+    rope_stride_page,
+    rope_scale_stride_t,
+    rope_scale_stride_page,
+    v_stride_t,
+    v_stride_h,
+    out_stride_t,
+    out_stride_h,
+    lse_stride_t,
+    lse_stride_h,
+    table_stride,
+    CAUSAL: tl.constexpr,
+    Q_SIGN: tl.constexpr,
+    D_NOPE: tl.constexpr,
+    D_ROPE: tl.constexpr,
+    D_V: tl.constexpr,
+    NOPE: tl.constexpr,
+    TAIL: tl.constexpr,
+    ROPE: tl.constexpr,
+    VALUE: tl.constexpr,
+    K_TYPE: tl.constexpr,
+    ROPE_TYPE: tl.constexpr,
+    V_TYPE: tl.constexpr,
+    ROPE_FORMAT: tl.constexpr,
+    ROPE_FIRST: tl.constexpr,
+    ROPE_PER_HEAD: tl.constexpr,
+    SCALE_BLOCK: tl.constexpr,
+    PAGE: tl.constexpr,
+    TWO_TERMS: tl.constexpr,
+    SPLIT: tl.constexpr,
+    PROGRAMS: tl.constexpr,
+    MIN_KEYS: tl.constexpr,
+    MOST_SPLITS: tl.constexpr,
+    GROUP: tl.constexpr,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+):
+    # Whose rows.
+    program = tl.program_id(0)
+    if SPLIT:
+        sequence = first_sequence + program // PROGRAMS
+        tile = 0
+        head = 0
+    else:
+        head, tile = head_and_tile(program, tiles, heads, GROUP)
+        sequence = sequence_of(tile, cu_q_ptr, batch, 1, BM)
+    q_start, q_len = span(sequence, cu_q_ptr, batch, total_q)
+    k_start, k_len = span(sequence, cu_k_ptr, batch, total_k)
+    k_len = tl.where(sequence < batch, k_len, 0)
+    own_tiles = (q_len + BM - 1) // BM
+    parts = split_count(own_tiles * heads, k_len, PROGRAMS, MIN_KEYS, MOST_SPLITS)
+    if SPLIT:
+        slot = program % PROGRAMS
+        unit = slot // parts
+        head = unit % heads
+        row_start = unit // heads * BM
+        if (parts == 1) | (row_start >= q_len):
+            return
+        k_first, k_stop = key_range(slot % parts, parts, k_len, BN)
+    else:
+        row_start = (tile - first_tile(sequence, cu_q_ptr, 1, BM)) * BM
+        if (parts > 1) | (row_start >= q_len):
+            return
+        k_first = 0
+        k_stop = k_len
+    row = row_start + tl.arange(0, BM)
+    row_ok = row < q_len
+    token = (q_start + row).to(tl.int64)
+
+    # Which keys: all rows see those before `middle`; `stop` is past the last that any row sees.
+    offset = k_len - q_len + 1
+    if CAUSAL:
+        seen = tl.minimum(row + offset, k_len)
+        middle = tl.minimum(row_start + offset, k_stop)
+        stop = tl.minimum(tl.minimum(row_start + BM, q_len) - 1 + offset, k_stop)
+    else:
+        seen = tl.zeros([BM], tl.int32) + k_len
+        middle = k_stop
+        stop = k_stop
+    middle = tl.maximum(middle // BN * BN, k_first)
+
+    # The query tile.
+    nope = tl.arange(0, NOPE)
+    q_row = q_ptr + head * tl.cast(q_stride_h, tl.int64) + token[:, None] * q_stride_t
+    q = load_tile(q_row + nope[None, :], row_ok, nope < D_NOPE, True, NOPE != D_NOPE)
+    q = widen(q, K_TYPE)
+    if Q_SIGN != 1:
+        q = (q.to(tl.float32) * Q_SIGN).to(K_TYPE)
+    if TAIL > 0:
+        tail = NOPE + tl.arange(0, TAIL)
+        q_tail = load_tile(
+            q_row + tail[None, :], row_ok, tail < D_NOPE, True, NOPE + TAIL != D_NOPE
+        )
+        q_tail = widen(q_tail, K_TYPE)
+        if Q_SIGN != 1:
+            q_tail = (q_tail.to(tl.float32) * Q_SIGN).to(K_TYPE)
+    if ROPE > 0:
+        rope = tl.arange(0, ROPE)
+        q_rope = load_tile(
+            q_row + D_NOPE + rope[None, :], row_ok, rope < D_ROPE, True, ROPE != D_ROPE
+        )
+        if Q_SIGN != 1:
+            q_rope = widen(q_rope, tl.float32) * Q_SIGN
+        if TWO_TERMS:
+            q_rope, q_rope_rest = two_terms(q_rope, ROPE_TYPE)
+        else:
+            q_rope = widen(q_rope, ROPE_TYPE)
+    if q_scale_ptr is not None:
+        row_factor = tl.load(q_scale_ptr + token, mask=row_ok, other=0.0)
+
+    # Where key 0 of the sequence lies; a step adds its first key times the stride.
+    key = tl.arange(0, BN)
+    k_token = (k_start + key).to(tl.int64)
+    k_step = tl.cast(k_stride_t, tl.int64)
+    v_step = tl.cast(v_stride_t, tl.int64)
+    k_row = k_ptr + head * tl.cast(k_stride_h, tl.int64) + k_token[:, None] * k_step
+    k_pointers = k_row + nope[None, :]
+    value = tl.arange(0, VALUE)
+    v_row = v_ptr + head * tl.cast(v_stride_h, tl.int64) + k_token[:, None] * v_step
+    v_pointers = v_row + value[None, :]
+    if ROPE > 0:
+        rope_step = tl.cast(rope_stride_t, tl.int64)
+        if PAGE > 0:
+            table = table_ptr + tl.cast(sequence, tl.int64) * table_stride
+        else:
+            rope_row = rope_ptr + head * tl.cast(rope_stride_h, tl.int64)
+            rope_pointers = rope_row + k_token[:, None] * rope_step + rope[None, :]
+
+    acc = tl.zeros([BM, VALUE], tl.float32)
+    top = tl.full([BM], MINUS_INF, tl.float32)
+    total = tl.zeros([BM], tl.float32)
+    for masked in tl.static_range(2):
+        if masked == 0:
+            begin = k_first
+            end = middle
+        else:
+            begin = middle
+            end = stop
+        for start in tl.range(begin, end, BN):
+            here = start + key
+            here_ok = here < stop
+            skip = tl.cast(start, tl.int64)
+            if k_desc is not None and masked == 0:
+                k = k_desc.load([head, k_start + start, 0]).reshape(BN, NOPE)
+            else:
+                k = load_tile(
+                    k_pointers + skip * k_step, here_ok, nope < D_NOPE, masked == 1, NOPE != D_NOPE
+                )
+            s = tl.dot(q, tl.trans(widen(k, K_TYPE)))
+            if TAIL > 0:
+                k_tail = load_tile(
+                    k_row + skip * k_step + tail[None, :],
+                    here_ok,
+                    tail < D_NOPE,
+                    masked == 1,
+                    NOPE + TAIL != D_NOPE,
+                )
+                s = tl.dot(q_tail, tl.trans(widen(k_tail, K_TYPE)), s)
+            if ROPE > 0:
+                if PAGE > 0:
+                    page, place = page_of(table, here, here_ok, PAGE, masked == 1)
+                    k_rope = read_columns(
+                        rope_ptr,
+                        rope_scale_ptr,
+                        page * rope_stride_page + place * rope_stride_t,
+                        page * rope_scale_stride_page + place * rope_scale_stride_t,
+                        here_ok,
+                        ROPE_FIRST,
+                        D_ROPE,
+                        ROPE,
+                        ROPE_FORMAT,
+                        SCALE_BLOCK,
+                        ROPE_TYPE,
+                        masked == 1,
+                    )
+                elif rope_desc is not None and masked == 0:
+                    k_rope = rope_desc.load([head * ROPE_PER_HEAD, k_start + start, 0])
+                    k_rope = k_rope.reshape(BN, ROPE)
+                else:
+                    k_rope = load_tile(
+                        rope_pointers + skip * rope_step,
+                        here_ok,
+                        rope < D_ROPE,
+                        masked == 1,
+                        ROPE != D_ROPE,
+                    )
+                    k_rope = widen(k_rope, ROPE_TYPE)
+                s = tl.dot(q_rope, tl.trans(k_rope), s)
+                if TWO_TERMS:
+                    s = tl.dot(q_rope_rest, tl.trans(k_rope), s)
+            step_factor = factor
+            if k_scale_ptr is not None:
+                k_scale = tl.load(
+                    k_scale_ptr + k_start + here.to(tl.int64), mask=here_ok, other=0.0
+                )
+                s = s * (k_scale * factor)[None, :]
+                step_factor = 1.0
+            if q_scale_ptr is not None:
+                s = s * (row_factor * step_factor)[:, None]
+                step_factor = 1.0
+            if masked == 1:
+                s = tl.where(here[None, :] < seen[:, None], s, MINUS_INF)
+            p, top, total, shrink = softmax_step(s, top, total, step_factor, masked == 1)
+            if v_desc is not None and masked == 0:
+                v = v_desc.load([head, k_start + start, 0]).reshape(BN, VALUE)
+            else:
+                v = load_tile(
+                    v_pointers + skip * v_step, here_ok, value < D_V, masked == 1, VALUE != D_V
+                )
+            acc = tl.dot(p.to(V_TYPE), widen(v, V_TYPE), acc * shrink[:, None])
+
+    if SPLIT:
+        at = tl.cast(program, tl.int64) * BM + tl.arange(0, BM)
+        tl.store(part_out_ptr + at[:, None] * VALUE + value[None, :], acc)
+        tl.store(part_state_ptr + at * 2, top)
+        tl.store(part_state_ptr + at * 2 + 1, total)
+    else:
+        sink = None
+        if sink_ptr is not None:
+            sink = tl.load(sink_ptr + head) + tl.zeros([BM], tl.float32)
+        out, lse = normalize(acc, top, total, sink)
+        out_row = out_ptr + head * tl.cast(out_stride_h, tl.int64) + token[:, None] * out_stride_t
+        tl.store(
+            out_row + value[None, :],
+            out.to(out_ptr.dtype.element_ty),
+            mask=row_ok[:, None] & (value < D_V)[None, :],
+        )
+        if lse_ptr is not None:
+            tl.store(lse_ptr + token * lse_stride_t + head * lse_stride_h, lse, mask=row_ok)

@@ -1,0 +1,99 @@
+"""How operands look to the portable kernels: padded widths, cache formats, tensors and strides."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+import triton.language as tl
+from torch import Tensor
+
+from openmla.cache import V32_BLOCK, LatentCache, block_width
+
+MIN_COLUMNS = 16  # the narrowest operand of tl.dot
+_WIDE = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
+
+
+class RowFormat(NamedTuple):
+    """A cache row to a kernel; see rows.py for the names."""
+
+    name: str
+    scale_block: int
+
+
+def next_power_of_2(n: int) -> int:
+    """The least power of two not below n.
+
+    >>> next_power_of_2(18), next_power_of_2(64)
+    (32, 64)
+    """
+    return 1 << max(n - 1, 0).bit_length()
+
+
+def padded(width: int) -> int:
+    """Columns of an operand tile that holds `width` columns; 0 for none."""
+    return max(MIN_COLUMNS, next_power_of_2(width)) if width else 0
+
+
+def two_parts(width: int) -> tuple[int, int]:
+    """A width as two tiles of powers of two, or as one padded tile where that is no wider.
+
+    >>> two_parts(192), two_parts(128), two_parts(96), two_parts(120), two_parts(5)
+    ((128, 64), (128, 0), (64, 32), (128, 0), (16, 0))
+    """
+    whole = padded(width)
+    main = whole // 2
+    tail = padded(width - main) if main >= MIN_COLUMNS else whole
+    return (main, tail) if main + tail < whole else (whole, 0)
+
+
+def row_format(cache: LatentCache | Tensor) -> RowFormat:
+    """What read_columns needs to know about rows."""
+    if isinstance(cache, Tensor) or cache.format == "bf16":
+        return RowFormat("plain", 1)
+    if cache.format == "fp8_656":
+        data = cache.data
+        apart = (data.data_ptr(), data.stride(0), data.stride(1))
+        return RowFormat("v32_bytes" if any(n % 4 for n in apart) else "v32", V32_BLOCK)
+    return RowFormat("scaled", block_width(cache.format, cache.width))
+
+
+def row_tensors(cache: LatentCache | Tensor, native_e4m3: bool) -> tuple[Tensor, Tensor | None]:
+    """(data, scales); FP8 data as e4m3, or as its bits where Triton does not convert e4m3."""
+    if isinstance(cache, Tensor):
+        return as_operand(cache, native_e4m3), None
+    if cache.format == "bf16":
+        return cache.data, None
+    kind = torch.float8_e4m3fn if native_e4m3 else torch.uint8
+    return cache.data if cache.data.dtype == kind else cache.data.view(kind), cache.scales
+
+
+def as_operand(x: Tensor, native_e4m3: bool) -> Tensor:
+    """x, or the bits of an e4m3 tensor."""
+    return x if native_e4m3 or x.dtype != torch.float8_e4m3fn else x.view(torch.uint8)
+
+
+def row_strides(data: Tensor, scales: Tensor | None) -> dict[str, int]:
+    """Strides of [pages, page_size, …] tensors, or of plain rows, by the kernels' names."""
+    paged = data.dim() == 3
+    return {
+        "data_stride_page": data.stride(0) if paged else 0,
+        "data_stride_t": data.stride(1) if paged else data.stride(0),
+        "scale_stride_page": 0 if scales is None else scales.stride(0),
+        "scale_stride_t": 0 if scales is None else scales.stride(1),
+    }
+
+
+def operand_type(dtype: torch.dtype) -> Any:
+    """The type tl.dot multiplies: e4m3 numbers are fp16 numbers, exactly."""
+    return _WIDE.get(dtype, tl.float16)
+
+
+def row_type(cache: LatentCache | Tensor) -> Any:
+    """Likewise for rows; those of a cache are bf16 by definition."""
+    return operand_type(cache.dtype) if isinstance(cache, Tensor) else tl.bfloat16
+
+
+def vector(x: Tensor | None) -> Tensor | None:
+    """A small operand with contiguous elements."""
+    return x if x is None or x.is_contiguous() else x.contiguous()

@@ -1,0 +1,219 @@
+"""Dense MLA prefill in latent form over a paged cache, plain Triton.
+
+| | |
+|---|---|
+| a program computes | BM rows of one sequence; with SPLIT, for one range of keys |
+| a row | one head of one token, heads fastest: 8 or 16 heads fill a tile with several tokens |
+| programs run | longest causal tiles first |
+| Q tile | [BM, LATENT] + [BM, ROPE], read once |
+| a step reads | BN entries of the block table, then those cache rows (row_block.py) |
+| writes | out, lse; with SPLIT the unnormalized tile, top and total, for split.py |
+"""
+
+# Device code: Triton gives its values their types.
+# mypy: disable-error-code="no-untyped-def,untyped-decorator,no-untyped-call"
+# ruff: noqa: PLR0913
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from openmla.kernels.portable.row_block import load_query, row_step
+from openmla.kernels.portable.rows import page_of
+from openmla.kernels.portable.softmax import MINUS_INF, normalize
+from openmla.kernels.portable.tiles import (
+    first_tile,
+    key_range,
+    sequence_of,
+    span,
+    split_count,
+)
+
+COUNTS = ["factor", "total_q", "most_keys", "batch", "tiles", "heads", "first_sequence"]
+
+
+@triton.jit(do_not_specialize=COUNTS)
+def latent_kernel(
+    q_ptr,
+    data_ptr,
+    scale_ptr,
+    table_ptr,
+    lengths_ptr,
+    cu_q_ptr,
+    out_ptr,
+    lse_ptr,
+    sink_ptr,
+    q_scale_ptr,
+    k_scale_ptr,
+    part_out_ptr,
+    part_state_ptr,
+    factor,
+    total_q,
+    most_keys,
+    batch,
+    tiles,
+    heads,
+    first_sequence,
+    q_stride_t,
+    q_stride_h,
+    data_stride_page,
+    data_stride_t,
+    scale_stride_page,
+    scale_stride_t,
+    table_stride,
+    out_stride_t,
+    out_stride_h,
+    lse_stride_t,
+    lse_stride_h,
+    CAUSAL: tl.constexpr,
+    Q_SIGN: tl.constexpr,
+    D_LATENT: tl.constexpr,
+    D_ROPE: tl.constexpr,
+    D_V: tl.constexpr,
+    LATENT: tl.constexpr,
+    ROPE: tl.constexpr,
+    TYPE: tl.constexpr,
+    FORMAT: tl.constexpr,
+    SCALE_BLOCK: tl.constexpr,
+    PAGE: tl.constexpr,
+    TWO_TERMS: tl.constexpr,
+    KEYS_FIRST: tl.constexpr,
+    SPLIT: tl.constexpr,
+    PROGRAMS: tl.constexpr,
+    MIN_KEYS: tl.constexpr,
+    MOST_SPLITS: tl.constexpr,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+):
+    # Whose rows.
+    program = tl.program_id(0)
+    if SPLIT:
+        sequence = first_sequence + program // PROGRAMS
+        tile = 0
+    else:
+        tile = tiles - 1 - program
+        sequence = sequence_of(tile, cu_q_ptr, batch, heads, BM)
+    q_start, q_len = span(sequence, cu_q_ptr, batch, total_q)
+    k_len = tl.load(lengths_ptr + sequence, mask=sequence < batch, other=0)
+    k_len = tl.maximum(tl.minimum(k_len, most_keys), 0)
+    rows = q_len * heads
+    parts = split_count((rows + BM - 1) // BM, k_len, PROGRAMS, MIN_KEYS, MOST_SPLITS)
+    if SPLIT:
+        slot = program % PROGRAMS
+        row_start = slot // parts * BM
+        if (parts == 1) | (row_start >= rows):
+            return
+        k_first, k_stop = key_range(slot % parts, parts, k_len, BN)
+    else:
+        row_start = (tile - first_tile(sequence, cu_q_ptr, heads, BM)) * BM
+        if (parts > 1) | (row_start >= rows):
+            return
+        k_first = 0
+        k_stop = k_len
+    row = row_start + tl.arange(0, BM)
+    row_ok = row < rows
+    query = row // heads
+    head = row % heads
+    token = (q_start + query).to(tl.int64)
+
+    # Which keys: all rows see those before `middle`; `stop` is past the last that any row sees.
+    offset = k_len - q_len + 1
+    if CAUSAL:
+        seen = tl.minimum(query + offset, k_len)
+        middle = tl.minimum(row_start // heads + offset, k_stop)
+        last = (tl.minimum(row_start + BM, rows) - 1) // heads
+        stop = tl.minimum(last + offset, k_stop)
+    else:
+        seen = tl.zeros([BM], tl.int32) + k_len
+        middle = k_stop
+        stop = k_stop
+    middle = tl.maximum(middle // BN * BN, k_first)
+
+    column = tl.arange(0, LATENT)
+    q_row = q_ptr + (token * q_stride_t + head * tl.cast(q_stride_h, tl.int64))[:, None]
+    q, q_rest = load_query(
+        q_row + column[None, :], row_ok, D_LATENT, LATENT, TYPE, Q_SIGN, TWO_TERMS
+    )
+    q_rope = q
+    q_rope_rest = q
+    if ROPE > 0:
+        q_rope, q_rope_rest = load_query(
+            q_row + D_LATENT + tl.arange(0, ROPE)[None, :],
+            row_ok,
+            D_ROPE,
+            ROPE,
+            TYPE,
+            Q_SIGN,
+            TWO_TERMS,
+        )
+    row_factor = None
+    if q_scale_ptr is not None:
+        row_factor = tl.load(q_scale_ptr + token, mask=row_ok, other=0.0)
+
+    table = table_ptr + tl.cast(sequence, tl.int64) * table_stride
+    key = tl.arange(0, BN)
+    acc = tl.zeros([BM, LATENT], tl.float32)
+    top = tl.full([BM], MINUS_INF, tl.float32)
+    total = tl.zeros([BM], tl.float32)
+    for masked in tl.static_range(2):
+        if masked == 0:
+            begin = k_first
+            end = middle
+        else:
+            begin = middle
+            end = stop
+        for start in tl.range(begin, end, BN):
+            here = start + key
+            here_ok = here < stop
+            page, place = page_of(table, here, here_ok, PAGE, masked == 1)
+            key_factor = None
+            if k_scale_ptr is not None:
+                key_factor = tl.load(k_scale_ptr + page * PAGE + place, mask=here_ok, other=0.0)
+            acc, top, total = row_step(
+                acc,
+                top,
+                total,
+                q,
+                q_rest,
+                q_rope,
+                q_rope_rest,
+                data_ptr,
+                scale_ptr,
+                page * data_stride_page + place * data_stride_t,
+                page * scale_stride_page + place * scale_stride_t,
+                here_ok,
+                here[None, :] < seen[:, None],
+                key_factor,
+                row_factor,
+                factor,
+                D_LATENT,
+                D_ROPE,
+                LATENT,
+                ROPE,
+                TYPE,
+                FORMAT,
+                SCALE_BLOCK,
+                TWO_TERMS,
+                KEYS_FIRST,
+                masked == 1,
+            )
+
+    if SPLIT:
+        at = tl.cast(program, tl.int64) * BM + tl.arange(0, BM)
+        tl.store(part_out_ptr + at[:, None] * LATENT + column[None, :], acc)
+        tl.store(part_state_ptr + at * 2, top)
+        tl.store(part_state_ptr + at * 2 + 1, total)
+    else:
+        sink = None
+        if sink_ptr is not None:
+            sink = tl.load(sink_ptr + head)
+        out, lse = normalize(acc, top, total, sink)
+        out_row = out_ptr + (token * out_stride_t + head * tl.cast(out_stride_h, tl.int64))[:, None]
+        tl.store(
+            out_row + column[None, :],
+            out.to(out_ptr.dtype.element_ty),
+            mask=row_ok[:, None] & (column < D_V)[None, :],
+        )
+        if lse_ptr is not None:
+            tl.store(lse_ptr + token * lse_stride_t + head * lse_stride_h, lse, mask=row_ok)

@@ -1,0 +1,358 @@
+"""Host side of the portable kernels: from a Plan and its operands to kernel calls.
+
+`calls` lists what a launch would run, as data; `launch` runs it. Nothing here reads a device
+tensor, so nothing waits for the GPU. A split request (see tiles.py) is computed in ranges of keys by
+the same kernel and merged; partial results of a group of sequences share one bounded workspace.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton.language as tl
+from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from openmla.cache import LatentCache
+from openmla.kernels.portable.dense import dense_kernel
+from openmla.kernels.portable.formats import (
+    as_operand,
+    operand_type,
+    padded,
+    row_format,
+    row_strides,
+    row_tensors,
+    row_type,
+    two_parts,
+    vector,
+)
+from openmla.kernels.portable.latent import latent_kernel
+from openmla.kernels.portable.sparse import sparse_kernel
+from openmla.kernels.portable.split import merge_kernel
+from openmla.operands import DenseOperands, LatentOperands, Results, SparseOperands, Weights
+from openmla.plan import Plan
+from openmla.plan.target import target_by_name
+
+GROUP_HEADS = 4  # heads that run side by side in the dense form, so that L2 holds their K and V
+MIN_KEYS = 1024  # no range of a split request is shorter, or merging would cost too much
+MOST_SPLITS = 64
+WORKSPACE_CAP = 256 * 1024 * 1024
+MERGE_ROWS = 16
+
+
+@dataclass(frozen=True, eq=False)
+class Call:
+    """One kernel launch: `programs` programs on grid axis 0, which has no limit at 65535."""
+
+    kernel: Any
+    programs: int
+    arguments: dict[str, Any]
+
+    def run(self) -> None:
+        """Launch it."""
+        self.kernel[(self.programs,)](**self.arguments)
+
+
+def launch(
+    plan: Plan, operands: DenseOperands | LatentOperands | SparseOperands, results: Results
+) -> None:
+    """Fill every row of `results`."""
+    for call in calls(plan, operands, results):
+        call.run()
+
+
+def calls(
+    plan: Plan, operands: DenseOperands | LatentOperands | SparseOperands, results: Results
+) -> Iterator[Call]:
+    """What `launch` runs, in order; nothing for an empty output."""
+    if not results.out.numel():
+        return
+    if isinstance(operands, SparseOperands):
+        yield _sparse(plan, operands, results)
+    elif isinstance(operands, LatentOperands):
+        yield from _with_splits(plan, _latent(plan, operands, results), operands, results)
+    else:
+        yield from _with_splits(plan, _dense(plan, operands, results), operands, results)
+
+
+def _dense(plan: Plan, op: DenseOperands, results: Results) -> Call:
+    native = target_by_name(plan.target).has_e4m3
+    total_q, heads, _ = op.q.shape
+    d_nope, d_v = op.k_nope.shape[2], op.v.shape[2]
+    d_rope = op.q.shape[2] - d_nope
+    nope, tail = two_parts(d_nope)
+    tiles = total_q // plan.config.BM + op.cu_seqlens_q.shape[0]
+    arguments = {
+        "q_ptr": as_operand(op.q, native),
+        "k_ptr": as_operand(op.k_nope, native),
+        "v_ptr": as_operand(op.v, native),
+        "cu_k_ptr": vector(op.cu_seqlens_k),
+        "total_k": op.k_nope.shape[0],
+        "tiles": tiles,
+        "k_stride_t": op.k_nope.stride(0),
+        "k_stride_h": op.k_nope.stride(1),
+        "v_stride_t": op.v.stride(0),
+        "v_stride_h": op.v.stride(1),
+        "D_NOPE": d_nope,
+        "NOPE": nope,
+        "TAIL": tail,
+        "VALUE": padded(d_v),
+        "K_TYPE": operand_type(op.k_nope.dtype),
+        "V_TYPE": operand_type(op.v.dtype),
+        "GROUP": getattr(plan.config, "group_heads", GROUP_HEADS),
+        **_bulk_copies(plan, op, nope, tail),
+        **_rope(op, d_rope, native),
+        **_queries(op, results, op.weights),
+        **_common(plan, results, op.weights, d_rope, d_v, heads),
+    }
+    return Call(dense_kernel, tiles * heads, arguments)
+
+
+def _rope(op: DenseOperands, d_rope: int, native: bool) -> dict[str, Any]:
+    """Where rope comes from: nowhere, a tensor (shared by stride 0, or per head), a cache."""
+    found: dict[str, Any] = {
+        "rope_ptr": None, "rope_scale_ptr": None, "table_ptr": None, "rope_stride_t": 0,
+        "rope_stride_h": 0, "rope_stride_page": 0, "rope_scale_stride_t": 0,
+        "rope_scale_stride_page": 0, "table_stride": 0, "ROPE": padded(d_rope),
+        "ROPE_PER_HEAD": 0, "ROPE_TYPE": tl.bfloat16, "ROPE_FORMAT": "plain", "ROPE_FIRST": 0,
+        "SCALE_BLOCK": 1, "PAGE": 0, "TWO_TERMS": False,
+    }  # fmt: skip
+    if op.rope_cache is not None and op.block_table is not None and d_rope:
+        data, scales = row_tensors(op.rope_cache, native)
+        table = vector(op.block_table)
+        strides = row_strides(data, scales)
+        name, block = row_format(op.rope_cache)
+        found |= {
+            "rope_ptr": data, "rope_scale_ptr": scales, "table_ptr": table,
+            "rope_stride_t": strides["data_stride_t"],
+            "rope_stride_page": strides["data_stride_page"],
+            "rope_scale_stride_t": strides["scale_stride_t"],
+            "rope_scale_stride_page": strides["scale_stride_page"],
+            "table_stride": op.block_table.shape[1], "ROPE_FORMAT": name,
+            "ROPE_FIRST": op.rope_cache.latent, "SCALE_BLOCK": block,
+            "PAGE": op.rope_cache.page_size, "TWO_TERMS": op.q.dtype == torch.float16,
+        }  # fmt: skip
+    elif op.k_rope is not None:
+        shared = op.k_rope.dim() == 2
+        found |= {
+            "rope_ptr": as_operand(op.k_rope, native),
+            "rope_stride_t": op.k_rope.stride(0),
+            "rope_stride_h": 0 if shared else op.k_rope.stride(1),
+            "ROPE_PER_HEAD": 0 if shared else 1,
+            "ROPE_TYPE": operand_type(op.k_rope.dtype),
+        }
+    return found
+
+
+def _bulk_copies(plan: Plan, op: DenseOperands, nope: int, tail: int) -> dict[str, Any]:
+    """Descriptors of K, rope and V where the plan wants them and the tensors allow them."""
+    tensors = {"k_desc": op.k_nope, "v_desc": op.v}
+    if op.k_rope is not None:
+        tensors["rope_desc"] = op.k_rope if op.k_rope.dim() == 3 else op.k_rope[:, None]
+    wanted = getattr(plan.config, "bulk_copies", False) and not tail
+    found: dict[str, Any] = dict.fromkeys(("k_desc", "rope_desc", "v_desc"))
+    if wanted and all(_bulk_copied(x) for x in tensors.values()):
+        for name, x in tensors.items():
+            by_head = x.transpose(0, 1)
+            block = [1, plan.config.BN, x.shape[2]]
+            found[name] = TensorDescriptor(
+                by_head, list(by_head.shape), list(by_head.stride()), block
+            )
+    return found
+
+
+def _bulk_copied(x: Tensor) -> bool:
+    """16-bit elements, a power of two of columns, everything at multiples of 16 bytes."""
+    return (
+        x.numel() > 0
+        and x.element_size() == 2
+        and x.shape[2] == padded(x.shape[2])
+        and x.data_ptr() % 16 == 0
+        and all(n * 2 % 16 == 0 and n > 0 for n in x.stride()[:2])
+    )
+
+
+def _latent(plan: Plan, op: LatentOperands, results: Results) -> Call:
+    total_q, heads, _ = op.q.shape
+    native = target_by_name(plan.target).has_e4m3
+    table = vector(op.block_table)
+    tiles = total_q * heads // plan.config.BM + op.cu_seqlens_q.shape[0]
+    arguments = {
+        "q_ptr": as_operand(op.q, native),
+        "table_ptr": table,
+        "lengths_ptr": vector(op.cache_lengths),
+        "most_keys": op.block_table.shape[1] * op.cache.page_size,
+        "tiles": tiles,
+        "table_stride": op.block_table.shape[1],
+        **_rows(plan, op.q, op.cache, op.cache.latent, native),
+        "PAGE": op.cache.page_size,
+        **_queries(op, results, op.weights),
+        **_common(plan, results, op.weights, op.q.shape[2] - op.cache.latent, op.d_v, heads),
+    }
+    return Call(latent_kernel, tiles, arguments)
+
+
+def _sparse(plan: Plan, op: SparseOperands, results: Results) -> Call:
+    total_q, heads, width = op.q.shape
+    native = target_by_name(plan.target).has_e4m3
+    latent = op.cache.latent if isinstance(op.cache, LatentCache) else op.d_v
+    blocks = -(-heads // plan.config.BM)
+    indices = op.indices if op.indices.stride(1) == 1 else op.indices.contiguous()
+    logits = results.max_logits
+    arguments = {
+        "q_ptr": as_operand(op.q, native),
+        "indices_ptr": indices,
+        "lengths_ptr": vector(op.topk_lengths),
+        "max_logits_ptr": logits,
+        "rows": op.rows,
+        "topk": indices.shape[1],
+        "head_blocks": blocks,
+        "indices_stride": indices.stride(0),
+        "logits_stride_t": 0 if logits is None else logits.stride(0),
+        "logits_stride_h": 0 if logits is None else logits.stride(1),
+        **_rows(plan, op.q, op.cache, latent, native),
+        **_common(plan, results, op.weights, width - latent, op.d_v, heads),
+        "q_stride_t": op.q.stride(0),
+        "q_stride_h": op.q.stride(1),
+    }
+    return Call(sparse_kernel, total_q * blocks, arguments)
+
+
+def _rows(
+    plan: Plan, q: Tensor, cache: LatentCache | Tensor, latent: int, native: bool
+) -> dict[str, Any]:
+    """The rows of the latent and sparse forms. PAGE 0: pages lie end to end, rows are enough."""
+    data, scales = row_tensors(cache, native)
+    name, block = row_format(cache)
+    kind = row_type(cache)
+    end_to_end = data.dim() == 2 or all(
+        x is None or x.stride(0) == x.shape[1] * x.stride(1) for x in (data, scales)
+    )
+    return {
+        "data_ptr": data,
+        "scale_ptr": scales,
+        **row_strides(data, scales),
+        "D_LATENT": latent,
+        "LATENT": padded(latent),
+        "ROPE": padded(q.shape[2] - latent),
+        "TYPE": kind,
+        "FORMAT": name,
+        "SCALE_BLOCK": block,
+        "PAGE": 0 if end_to_end else data.shape[1],
+        "TWO_TERMS": q.dtype == torch.float16 and kind == tl.bfloat16,
+        "KEYS_FIRST": getattr(plan.config, "keys_first", False),
+    }
+
+
+def _queries(op: DenseOperands | LatentOperands, results: Results, w: Weights) -> dict[str, Any]:
+    """What the two forms with sequences share."""
+    return {
+        "cu_q_ptr": vector(op.cu_seqlens_q),
+        "total_q": op.q.shape[0],
+        "batch": op.cu_seqlens_q.shape[0] - 1,
+        "first_sequence": 0,
+        "part_out_ptr": None,
+        "part_state_ptr": None,
+        "q_stride_t": op.q.stride(0),
+        "q_stride_h": op.q.stride(1),
+        "CAUSAL": op.causal,
+        "SPLIT": False,
+        "PROGRAMS": 0,
+        "MIN_KEYS": MIN_KEYS,
+        "MOST_SPLITS": MOST_SPLITS,
+    }
+
+
+def _common(
+    plan: Plan, results: Results, w: Weights, d_rope: int, d_v: int, heads: int
+) -> dict[str, Any]:
+    """What all three kernels share: outputs, weights, tile."""
+    out, lse, config = results.out, results.lse, plan.config
+    factor = abs(w.scale) * math.log2(math.e)
+    # A factor of 0, also after rounding to fp32, would turn a masked score into 0 * inf.
+    vanishes = factor < 2.0**-149
+    return {
+        "out_ptr": out,
+        "lse_ptr": lse,
+        "sink_ptr": vector(w.sink),
+        "q_scale_ptr": vector(w.q_scale),
+        "k_scale_ptr": vector(w.k_scale),
+        "factor": 1.0 if vanishes else factor,
+        "heads": heads,
+        "out_stride_t": out.stride(0),
+        "out_stride_h": out.stride(1),
+        "lse_stride_t": 0 if lse is None else lse.stride(0),
+        "lse_stride_h": 0 if lse is None else lse.stride(1),
+        "Q_SIGN": 0 if vanishes else 1 if w.scale > 0 else -1,
+        "D_ROPE": d_rope,
+        "D_V": d_v,
+        "BM": config.BM,
+        "BN": config.BN,
+        "num_warps": config.num_warps,
+        "num_stages": config.num_stages,
+    }
+
+
+def _with_splits(
+    plan: Plan, whole: Call, op: DenseOperands | LatentOperands, results: Results
+) -> Iterator[Call]:
+    """The call itself, then the ranges of requests that are split, group of sequences by group."""
+    programs = _programs(plan, whole, op)
+    if not programs:
+        yield whole
+        return
+    whole.arguments["PROGRAMS"] = programs
+    yield whole
+    arguments, BM = whole.arguments, plan.config.BM
+    value = arguments["VALUE"] if isinstance(op, DenseOperands) else arguments["LATENT"]
+    batch = arguments["batch"]
+    per_sequence = programs * BM * (value + 2) * 4
+    group = min(batch, max(1, WORKSPACE_CAP // per_sequence))
+    part_out = op.q.new_empty(group * programs, BM, value, dtype=torch.float32)
+    part_state = op.q.new_empty(group * programs, BM, 2, dtype=torch.float32)
+    for first in range(0, batch, group):
+        here = min(group, batch - first)
+        place = {
+            "part_out_ptr": part_out,
+            "part_state_ptr": part_state,
+            "first_sequence": first,
+        }
+        yield Call(whole.kernel, here * programs, {**arguments, **place, "SPLIT": True})
+        blocks = programs // 2 * (BM // MERGE_ROWS)
+        yield Call(merge_kernel, here * blocks, {**_merge_arguments(arguments, op), **place})
+
+
+def _programs(plan: Plan, whole: Call, op: DenseOperands | LatentOperands) -> int:
+    """Programs that fill the GPU, or 0 when no request of this call can be split."""
+    programs = target_by_name(plan.target).sm_count
+    if isinstance(op, DenseOperands):
+        most_keys, least_tiles = whole.arguments["total_k"], op.q.shape[1]
+    else:
+        most_keys, least_tiles = whole.arguments["most_keys"], 1
+    if not whole.arguments["batch"] or most_keys < 2 * MIN_KEYS or programs // least_tiles < 2:
+        return 0
+    return programs
+
+
+def _merge_arguments(
+    arguments: dict[str, Any], op: DenseOperands | LatentOperands
+) -> dict[str, Any]:
+    packed = isinstance(op, LatentOperands)
+    shared = (
+        "out_ptr", "lse_ptr", "sink_ptr", "cu_q_ptr", "total_q", "batch", "heads", "out_stride_t",
+        "out_stride_h", "lse_stride_t", "lse_stride_h", "D_V", "PROGRAMS", "MIN_KEYS",
+        "MOST_SPLITS", "BM",
+    )  # fmt: skip
+    return {
+        **{name: arguments[name] for name in shared},
+        "cu_k_ptr": None if packed else arguments["cu_k_ptr"],
+        "lengths_ptr": arguments["lengths_ptr"] if packed else None,
+        "most_keys": arguments["most_keys"] if packed else arguments["total_k"],
+        "VALUE": arguments["LATENT"] if packed else arguments["VALUE"],
+        "PACKED": packed,
+        "ROWS": MERGE_ROWS,
+    }

@@ -1,0 +1,181 @@
+"""Reading tiles of keys, values and cache rows, shared by all portable kernels.
+
+| function | reads |
+|---|---|
+| load_tile | any tile, with or without masks; masked elements are 0 |
+| widen | an e4m3 tile as a wider type, by the hardware or, for uint8 tiles, by its bits |
+| page_of, table_rows | where the rows of a paged cache lie |
+| read_columns | columns of cache rows in any cache format, dequantized |
+
+Cache formats (FORMAT): "plain" holds values as they are; "scaled" is e4m3 with one fp32 scale per
+SCALE_BLOCK columns in a second tensor; "v32" is 512 e4m3, 4 fp32 scales and 64 bf16 in one row of
+656 bytes, and "v32_bytes" the same where rows do not begin at multiples of 4 bytes. The value of a
+scaled element is bf16(fp32(e4m3) * scale).
+"""
+
+# Device code: Triton gives its values their types.
+# mypy: disable-error-code="no-untyped-def,untyped-decorator,no-untyped-call"
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+V32_SCALES_AT = tl.constexpr(512)
+V32_ROPE_AT = tl.constexpr(528)
+V32_BLOCK = tl.constexpr(128)
+
+
+@triton.jit
+def load_tile(pointers, row_ok, column_ok, MASK_ROWS: tl.constexpr, MASK_COLUMNS: tl.constexpr):
+    """A 2-d tile; what the masks exclude is never read and becomes 0."""
+    if MASK_ROWS and MASK_COLUMNS:
+        tile = tl.load(pointers, mask=row_ok[:, None] & column_ok[None, :], other=0.0)
+    elif MASK_ROWS:
+        tile = tl.load(pointers, mask=row_ok[:, None], other=0.0)
+    elif MASK_COLUMNS:
+        tile = tl.load(pointers, mask=column_ok[None, :], other=0.0)
+    else:
+        tile = tl.load(pointers)
+    return tile
+
+
+@triton.jit
+def widen(x, TYPE: tl.constexpr):
+    """x as TYPE. A uint8 tile holds e4m3 bits, for GPUs whose Triton does not convert them.
+
+    An e4m3 number, moved to the bits of an fp16, is 256 times too small, subnormals included.
+    """
+    if x.dtype == tl.uint8:
+        bits = x.to(tl.uint16)
+        half = ((bits & 0x80) << 8) | ((bits & 0x7F) << 7)
+        value = half.to(tl.float16, bitcast=True).to(tl.float32) * 256.0
+        x = tl.where((bits & 0x7F) == 0x7F, float("nan"), value)
+    return x.to(TYPE)
+
+
+@triton.jit
+def two_terms(x, TYPE: tl.constexpr):
+    """x as the sum of two TYPE values: an fp16 is exactly two bf16, an fp32 within 2^-17."""
+    first = x.to(TYPE)
+    rest = (x.to(tl.float32) - first.to(tl.float32)).to(TYPE)
+    return first, rest
+
+
+@triton.jit
+def page_of(table, keys, key_ok, PAGE: tl.constexpr, MASKED: tl.constexpr):
+    """(page, row in the page) of a sequence's keys; `table` points at its line of the block table.
+
+    Entries of keys that are not ok are never read.
+    """
+    if MASKED:
+        page = tl.load(table + keys // PAGE, mask=key_ok, other=0)
+    else:
+        page = tl.load(table + keys // PAGE)
+    return page.to(tl.int64), (keys % PAGE).to(tl.int64)
+
+
+@triton.jit
+def _load_bytes(pointers, row_ok, column_ok, BYTES: tl.constexpr, MASK_COLUMNS: tl.constexpr):
+    """Little-endian words of BYTES bytes at any address, as uint32."""
+    words = tl.zeros(pointers.shape, tl.uint32)
+    for i in tl.static_range(BYTES):
+        byte = load_tile(pointers + i, row_ok, column_ok, True, MASK_COLUMNS)
+        words |= byte.to(tl.uint8, bitcast=True).to(tl.uint32) << (8 * i)
+    return words
+
+
+@triton.jit
+def _v32_rope(
+    data_ptr, data_row, row_ok, FORMAT: tl.constexpr, COLUMNS: tl.constexpr, MASKED: tl.constexpr
+):
+    """The rope columns of rows of 656 bytes, bf16."""
+    column = tl.arange(0, COLUMNS)
+    if FORMAT == "v32_bytes":
+        pointers = data_ptr + V32_ROPE_AT + data_row[:, None] + (column * 2)[None, :]
+        words = _load_bytes(pointers, row_ok, column < COLUMNS, 2, False)
+        rope = words.to(tl.uint16).to(tl.bfloat16, bitcast=True)
+    else:
+        start = (data_ptr + V32_ROPE_AT).to(tl.pointer_type(tl.bfloat16), bitcast=True)
+        pointers = start + (data_row // 2)[:, None] + column[None, :]
+        rope = load_tile(pointers, row_ok, column < COLUMNS, MASKED, False)
+    return rope
+
+
+@triton.jit
+def _v32_latent(
+    data_ptr, data_row, row_ok, FORMAT: tl.constexpr, COLUMNS: tl.constexpr, MASKED: tl.constexpr
+):
+    """The latent columns of rows of 656 bytes, fp32, scaled."""
+    column = tl.arange(0, COLUMNS)
+    BLOCKS: tl.constexpr = COLUMNS // V32_BLOCK
+    block = tl.arange(0, BLOCKS)
+    pointers = data_ptr + data_row[:, None] + column[None, :]
+    x = widen(load_tile(pointers, row_ok, column < COLUMNS, MASKED, False), tl.float32)
+    if FORMAT == "v32_bytes":
+        pointers = data_ptr + V32_SCALES_AT + data_row[:, None] + (block * 4)[None, :]
+        words = _load_bytes(pointers, row_ok, block < BLOCKS, 4, False)
+        scales = words.to(tl.float32, bitcast=True)
+    else:
+        start = (data_ptr + V32_SCALES_AT).to(tl.pointer_type(tl.float32), bitcast=True)
+        pointers = start + (data_row // 4)[:, None] + block[None, :]
+        scales = load_tile(pointers, row_ok, block < BLOCKS, MASKED, False)
+    return _scaled(x, scales)
+
+
+@triton.jit
+def _scaled(x, scales):
+    """x [rows, columns] times one scale per block of columns, scales [rows, blocks]."""
+    ROWS: tl.constexpr = x.shape[0]
+    COLUMNS: tl.constexpr = x.shape[1]
+    BLOCKS: tl.constexpr = scales.shape[1]
+    grouped = x.reshape(ROWS, BLOCKS, COLUMNS // BLOCKS) * scales[:, :, None]
+    return grouped.reshape(ROWS, COLUMNS)
+
+
+@triton.jit
+def read_columns(
+    data_ptr,
+    scale_ptr,
+    data_row,
+    scale_row,
+    row_ok,
+    FIRST: tl.constexpr,
+    WIDTH: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    FORMAT: tl.constexpr,
+    SCALE_BLOCK: tl.constexpr,
+    TYPE: tl.constexpr,
+    MASKED: tl.constexpr,
+):
+    """Columns FIRST … FIRST+WIDTH-1 of rows, padded to COLUMNS; int64 offsets data_row, scale_row.
+
+    Offsets count elements of data_ptr (bytes in "v32") and of scale_ptr.
+    """
+    column = tl.arange(0, COLUMNS)
+    column_ok = column < WIDTH
+    if (FORMAT == "v32" or FORMAT == "v32_bytes") and FIRST != 0:
+        tile = _v32_rope(data_ptr, data_row, row_ok, FORMAT, COLUMNS, MASKED)
+    elif FORMAT == "v32" or FORMAT == "v32_bytes":
+        tile = _v32_latent(data_ptr, data_row, row_ok, FORMAT, COLUMNS, MASKED).to(tl.bfloat16)
+    else:
+        pointers = data_ptr + data_row[:, None] + (FIRST + column)[None, :]
+        tile = load_tile(pointers, row_ok, column_ok, MASKED, COLUMNS != WIDTH)
+        if FORMAT == "scaled":
+            tile = widen(tile, tl.float32)
+            scales = scale_ptr + scale_row[:, None]
+            if SCALE_BLOCK >= FIRST + WIDTH:
+                tile = _scaled(tile, load_tile(scales, row_ok, column_ok, MASKED, False))
+            elif FIRST % SCALE_BLOCK == 0 and SCALE_BLOCK & (SCALE_BLOCK - 1) == 0:
+                BLOCKS: tl.constexpr = COLUMNS // SCALE_BLOCK if COLUMNS > SCALE_BLOCK else 1
+                USED: tl.constexpr = (WIDTH + SCALE_BLOCK - 1) // SCALE_BLOCK
+                block = tl.arange(0, BLOCKS)
+                pointers = scales + (FIRST // SCALE_BLOCK + block)[None, :]
+                tile = _scaled(
+                    tile, load_tile(pointers, row_ok, block < USED, MASKED, BLOCKS != USED)
+                )
+            else:
+                pointers = scales + ((FIRST + column) // SCALE_BLOCK)[None, :]
+                tile *= load_tile(pointers, row_ok, column_ok, MASKED, COLUMNS != WIDTH)
+            tile = tile.to(tl.bfloat16)
+    return widen(tile, TYPE)

@@ -1,0 +1,164 @@
+"""Token-sparse MLA prefill in latent form, plain Triton.
+
+| | |
+|---|---|
+| a program computes | one token, BM of its heads, all the rows its indices name |
+| programs run | all head blocks of a token side by side: they gather the same rows through L2 |
+| Q tile | [BM, LATENT] + [BM, ROPE], read once |
+| a step reads | BN indices, then those rows (row_block.py); nothing where an index does not count |
+| writes | out, lse, max_logits |
+"""
+
+# Device code: Triton gives its values their types.
+# mypy: disable-error-code="no-untyped-def,untyped-decorator,no-untyped-call"
+# ruff: noqa: PLR0913
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from openmla.kernels.portable.row_block import load_query, row_step
+from openmla.kernels.portable.softmax import LN_2, MINUS_INF, normalize
+
+COUNTS = ["factor", "rows", "topk", "heads", "head_blocks"]
+
+
+@triton.jit(do_not_specialize=COUNTS)
+def sparse_kernel(
+    q_ptr,
+    data_ptr,
+    scale_ptr,
+    indices_ptr,
+    lengths_ptr,
+    out_ptr,
+    lse_ptr,
+    max_logits_ptr,
+    sink_ptr,
+    q_scale_ptr,
+    k_scale_ptr,
+    factor,
+    rows,
+    topk,
+    heads,
+    head_blocks,
+    q_stride_t,
+    q_stride_h,
+    data_stride_page,
+    data_stride_t,
+    scale_stride_page,
+    scale_stride_t,
+    indices_stride,
+    out_stride_t,
+    out_stride_h,
+    lse_stride_t,
+    lse_stride_h,
+    logits_stride_t,
+    logits_stride_h,
+    Q_SIGN: tl.constexpr,
+    D_LATENT: tl.constexpr,
+    D_ROPE: tl.constexpr,
+    D_V: tl.constexpr,
+    LATENT: tl.constexpr,
+    ROPE: tl.constexpr,
+    TYPE: tl.constexpr,
+    FORMAT: tl.constexpr,
+    SCALE_BLOCK: tl.constexpr,
+    PAGE: tl.constexpr,
+    TWO_TERMS: tl.constexpr,
+    KEYS_FIRST: tl.constexpr,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+):
+    program = tl.program_id(0)
+    token = (program // head_blocks).to(tl.int64)
+    head = program % head_blocks * BM + tl.arange(0, BM)
+    head_ok = head < heads
+    count = topk
+    if lengths_ptr is not None:
+        count = tl.minimum(tl.load(lengths_ptr + token), topk)
+
+    column = tl.arange(0, LATENT)
+    q_row = q_ptr + token * q_stride_t + (head * tl.cast(q_stride_h, tl.int64))[:, None]
+    q, q_rest = load_query(
+        q_row + column[None, :], head_ok, D_LATENT, LATENT, TYPE, Q_SIGN, TWO_TERMS
+    )
+    q_rope = q
+    q_rope_rest = q
+    if ROPE > 0:
+        q_rope, q_rope_rest = load_query(
+            q_row + D_LATENT + tl.arange(0, ROPE)[None, :],
+            head_ok,
+            D_ROPE,
+            ROPE,
+            TYPE,
+            Q_SIGN,
+            TWO_TERMS,
+        )
+    row_factor = None
+    if q_scale_ptr is not None:
+        row_factor = tl.load(q_scale_ptr + token) + tl.zeros([BM], tl.float32)
+
+    indices = indices_ptr + token * indices_stride
+    place = tl.arange(0, BN)
+    acc = tl.zeros([BM, LATENT], tl.float32)
+    top = tl.full([BM], MINUS_INF, tl.float32)
+    total = tl.zeros([BM], tl.float32)
+    for start in tl.range(0, count, BN):
+        at = start + place
+        index = tl.load(indices + at, mask=at < count, other=-1)
+        ok = (index >= 0) & (index < rows)
+        index = tl.where(ok, index, 0).to(tl.int64)
+        if PAGE > 0:
+            data_row = index // PAGE * data_stride_page + index % PAGE * data_stride_t
+            scale_row = index // PAGE * scale_stride_page + index % PAGE * scale_stride_t
+        else:
+            data_row = index * data_stride_t
+            scale_row = index * scale_stride_t
+        key_factor = None
+        if k_scale_ptr is not None:
+            key_factor = tl.load(k_scale_ptr + index, mask=ok, other=0.0)
+        acc, top, total = row_step(
+            acc,
+            top,
+            total,
+            q,
+            q_rest,
+            q_rope,
+            q_rope_rest,
+            data_ptr,
+            scale_ptr,
+            data_row,
+            scale_row,
+            ok,
+            ok[None, :],
+            key_factor,
+            row_factor,
+            factor,
+            D_LATENT,
+            D_ROPE,
+            LATENT,
+            ROPE,
+            TYPE,
+            FORMAT,
+            SCALE_BLOCK,
+            TWO_TERMS,
+            KEYS_FIRST,
+            True,
+        )
+
+    sink = None
+    if sink_ptr is not None:
+        sink = tl.load(sink_ptr + head, mask=head_ok, other=0.0)
+    out, lse = normalize(acc, top, total, sink)
+    out_row = out_ptr + token * out_stride_t + (head * tl.cast(out_stride_h, tl.int64))[:, None]
+    tl.store(
+        out_row + column[None, :],
+        out.to(out_ptr.dtype.element_ty),
+        mask=head_ok[:, None] & (column < D_V)[None, :],
+    )
+    if lse_ptr is not None:
+        tl.store(lse_ptr + token * lse_stride_t + head * lse_stride_h, lse, mask=head_ok)
+    if max_logits_ptr is not None:
+        at = token * logits_stride_t + head * logits_stride_h
+        tl.store(max_logits_ptr + at, top * LN_2, mask=head_ok)

@@ -1,0 +1,117 @@
+"""Merging the ranges of keys of a split request, plain Triton.
+
+| | |
+|---|---|
+| a program computes | ROWS rows of a tile from the partial tiles of dense.py or latent.py |
+| reads | part_out [slot, BM, VALUE] fp32, part_state [slot, BM, 2] (top, total) |
+| slot | (sequence in the group) * PROGRAMS + unit * parts + part |
+| unit | dense: tile * heads + head; latent (PACKED): tile |
+| writes | out, lse, for split requests only |
+
+Parts are added in their order, in fp32, so the bits are the same in every run.
+"""
+
+# Device code: Triton gives its values their types.
+# mypy: disable-error-code="no-untyped-def,untyped-decorator,no-untyped-call"
+# ruff: noqa: PLR0913
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from openmla.kernels.portable.softmax import MINUS_INF, normalize
+from openmla.kernels.portable.tiles import span, split_count
+
+COUNTS = ["total_q", "most_keys", "batch", "heads", "first_sequence"]
+
+
+@triton.jit(do_not_specialize=COUNTS)
+def merge_kernel(
+    part_out_ptr,
+    part_state_ptr,
+    out_ptr,
+    lse_ptr,
+    sink_ptr,
+    cu_q_ptr,
+    cu_k_ptr,
+    lengths_ptr,
+    total_q,
+    most_keys,
+    batch,
+    heads,
+    first_sequence,
+    out_stride_t,
+    out_stride_h,
+    lse_stride_t,
+    lse_stride_h,
+    D_V: tl.constexpr,
+    VALUE: tl.constexpr,
+    PACKED: tl.constexpr,
+    PROGRAMS: tl.constexpr,
+    MIN_KEYS: tl.constexpr,
+    MOST_SPLITS: tl.constexpr,
+    BM: tl.constexpr,
+    ROWS: tl.constexpr,
+):
+    blocks: tl.constexpr = BM // ROWS
+    program = tl.program_id(0)
+    local = program // (PROGRAMS // 2 * blocks)
+    unit = program // blocks % (PROGRAMS // 2)
+    sequence = first_sequence + local
+    q_start, q_len = span(sequence, cu_q_ptr, batch, total_q)
+    if lengths_ptr is not None:
+        k_len = tl.maximum(tl.minimum(tl.load(lengths_ptr + sequence), most_keys), 0)
+    else:
+        _, k_len = span(sequence, cu_k_ptr, batch, most_keys)
+    if PACKED:
+        rows = q_len * heads
+        units = (rows + BM - 1) // BM
+        row_start = unit * BM
+    else:
+        rows = q_len
+        units = (q_len + BM - 1) // BM * heads
+        row_start = unit // heads * BM
+    parts = split_count(units, k_len, PROGRAMS, MIN_KEYS, MOST_SPLITS)
+    if (parts == 1) | (unit >= units):
+        return
+
+    place = program % blocks * ROWS + tl.arange(0, ROWS)
+    row = row_start + place
+    row_ok = row < rows
+    value = tl.arange(0, VALUE)
+    first = (tl.cast(local, tl.int64) * PROGRAMS + unit * parts) * BM + place
+    acc = tl.zeros([ROWS, VALUE], tl.float32)
+    top = tl.full([ROWS], MINUS_INF, tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
+    for part in tl.range(0, parts):
+        at = first + tl.cast(part, tl.int64) * BM
+        part_top = tl.load(part_state_ptr + at * 2)
+        part_total = tl.load(part_state_ptr + at * 2 + 1)
+        part_acc = tl.load(part_out_ptr + at[:, None] * VALUE + value[None, :])
+        new_top = tl.maximum(top, part_top)
+        shift = tl.where(new_top == MINUS_INF, 0.0, new_top)
+        mine = tl.exp2(top - shift)
+        theirs = tl.exp2(part_top - shift)
+        acc = acc * mine[:, None] + part_acc * theirs[:, None]
+        total = total * mine + part_total * theirs
+        top = new_top
+
+    if PACKED:
+        token = (q_start + row // heads).to(tl.int64)
+        head = row % heads
+    else:
+        token = (q_start + row).to(tl.int64)
+        head = unit % heads + tl.zeros([ROWS], tl.int32)
+    sink = None
+    if sink_ptr is not None:
+        sink = tl.load(sink_ptr + head)
+    out, lse = normalize(acc, top, total, sink)
+    out_row = out_ptr + (token * out_stride_t + head * tl.cast(out_stride_h, tl.int64))[:, None]
+    tl.store(
+        out_row + value[None, :],
+        out.to(out_ptr.dtype.element_ty),
+        mask=row_ok[:, None] & (value < D_V)[None, :],
+    )
+    if lse_ptr is not None:
+        tl.store(lse_ptr + token * lse_stride_t + head * lse_stride_h, lse, mask=row_ok)

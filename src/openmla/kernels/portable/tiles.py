@@ -1,0 +1,67 @@
+"""Which rows of which sequence a program owns, and into how many ranges its keys are split.
+
+Sequence b owns the tile numbers from first_tile(b) to first_tile(b+1)-1: enough for its rows, at
+least one, found without knowing the lengths on the host. Tokens after the last sequence belong to
+one more, number `batch`, that has no keys, so every row of the outputs is written.
+
+BM 4, one row per token, cu_seqlens [0, 5, 5, 7], 8 tokens:
+
+| tile | 0 | 1 | 2 | 3 | 4 |
+|---|---|---|---|---|---|
+| sequence | 0 | 0 | 1 | 2 | 3 (no keys) |
+| rows of it | 0-3 | 4 | none | 0-1 | 0 |
+"""
+
+# Device code: Triton gives its values their types.
+# mypy: disable-error-code="no-untyped-def,untyped-decorator,no-untyped-call"
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def first_tile(sequence, cu_ptr, rows_per_token, BM: tl.constexpr):
+    """Number of a sequence's first tile."""
+    rows = tl.load(cu_ptr + sequence).to(tl.int64) * rows_per_token
+    return (rows // BM).to(tl.int32) + sequence
+
+
+@triton.jit
+def sequence_of(tile, cu_ptr, batch, rows_per_token, BM: tl.constexpr):
+    """The last sequence whose first tile is not after `tile`, by bisection."""
+    low = tl.cast(0, tl.int32)
+    high = tl.cast(batch, tl.int32)
+    while low < high:
+        middle = (low + high + 1) // 2
+        before = first_tile(middle, cu_ptr, rows_per_token, BM) <= tile
+        low = tl.where(before, middle, low)
+        high = tl.where(before, high, middle - 1)
+    return low
+
+
+@triton.jit
+def span(sequence, cu_ptr, batch, total):
+    """(start, length) of a sequence's tokens; number `batch` owns what is left of `total`."""
+    start = tl.load(cu_ptr + sequence)
+    stop = tl.load(cu_ptr + tl.minimum(sequence + 1, batch))
+    stop = tl.where(sequence < batch, stop, total)
+    return start, tl.maximum(tl.minimum(stop, total) - start, 0)
+
+
+@triton.jit
+def split_count(tiles, k_len, PROGRAMS: tl.constexpr, MIN_KEYS: tl.constexpr, MOST: tl.constexpr):
+    """Ranges of keys of a request with `tiles` tiles: 1 unless it leaves half the GPU idle.
+
+    Depends on the request alone: its bits must not depend on its neighbors.
+    """
+    fill = tl.minimum(PROGRAMS // tl.maximum(tiles, 1), MOST)
+    return tl.maximum(tl.minimum(fill, k_len // MIN_KEYS), 1)
+
+
+@triton.jit
+def key_range(part, parts, k_len, BN: tl.constexpr):
+    """(first, last+1) key of a part; all parts but the last are equal multiples of BN."""
+    keys = ((k_len + parts - 1) // parts + BN - 1) // BN * BN
+    return tl.minimum(part * keys, k_len), tl.minimum((part + 1) * keys, k_len)

@@ -1,0 +1,216 @@
+"""Runs portable kernels in Triton's interpreter: `TRITON_INTERPRET=1 python interpreted.py PART …`.
+
+A process of its own, because triton must be imported with that variable set. Prints one JSON line
+per problem, and a last line with the counts.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import count
+
+import torch
+
+from openmla.cache import LatentCache
+from openmla.kernels.portable import cache_ops, interpreter, launch
+from openmla.operands import Results
+from openmla.plan import Plan
+from openmla.problem import CACHE_FORMATS, Problem
+from openmla.testing.build import BuiltCase, Outcome, build
+from openmla.testing.case import Case
+from openmla.testing.compare import judge
+from openmla.testing.draw import random_case
+from openmla.testing.poison import differences, poison_problems
+
+MOST_WORK = 2_000_000  # multiply-adds of a case; larger ones take minutes here
+# One or two columns of values that nearly cancel: P in bf16 costs more than the rule grants a row.
+LEAST_COLUMNS = 4
+
+
+@dataclass(frozen=True)
+class Tile:
+    """The fields of a config that the launcher reads, and how small a split range may be."""
+
+    BM: int
+    BN: int
+    target: str = "h200"
+    bulk_copies: bool = False
+    keys_first: bool = False
+    min_keys: int = 1024
+    num_stages: int = 2
+    num_warps: int = 4
+    group_heads: int = 4
+
+
+# a100 reads e4m3 by its bits; 32 keys make a range, so that short requests are split as well.
+TILES = (
+    Tile(16, 16),
+    Tile(32, 16, "a100", bulk_copies=True),
+    Tile(16, 32, keys_first=True),
+    Tile(16, 16, "a100", min_keys=32),
+    Tile(32, 32, bulk_copies=True, min_keys=32, group_heads=2),
+)
+
+
+def run(built: BuiltCase, tile: Tile) -> Outcome:
+    """Launch a built case on outputs full of NaN."""
+    case, q = built.case, built.operands.q
+    dtype = torch.bfloat16 if q.dtype == torch.float8_e4m3fn else q.dtype
+    shape = (*q.shape[:2], case.d_v)
+    out = built.memory.new(shape, dtype, strided=case.out == "strided")
+    lse = torch.empty(q.shape[:2]) if case.return_lse else None
+    logits = torch.empty(q.shape[:2]) if case.return_max_logits else None
+    results = Results(out, lse, logits)
+    for rows in (out, lse, logits):
+        if rows is not None:
+            rows.fill_(torch.nan)
+    problem = Problem(
+        form=case.form, heads=case.heads, d_nope=case.d_nope, d_rope=case.d_rope, d_v=case.d_v
+    )
+    launch.MIN_KEYS = tile.min_keys
+    launch.launch(Plan(problem, tile.target, "portable", tile), built.operands, results)
+    return Outcome(out, lse, logits)
+
+
+def cases(first: int, number: int, most_work: int) -> Iterator[tuple[int, Case, Tile]]:
+    """Usable random cases from seed `first` on, with the tiles taking turns."""
+    found = 0
+    for seed in count(first):
+        case = random_case(seed)
+        if case.dtype != "fp32" and case.d_v >= LEAST_COLUMNS and case.cost < most_work:
+            yield seed, case, TILES[found % len(TILES)]
+            found += 1
+        if found == number:
+            return
+
+
+def fuzz(first: int, number: int) -> Iterator[list[str]]:
+    """The acceptance rule."""
+    for seed, case, tile in cases(first, number, MOST_WORK):
+        built = build(case)
+        problems = judge(built, run(built, tile)).problems
+        yield [f"seed {seed}, {case}, {tile}: {problem}" for problem in problems]
+
+
+def poison(first: int, number: int) -> Iterator[list[str]]:
+    """NaN, Inf and 0xFF in memory that a problem does not address change nothing."""
+    for seed, case, tile in cases(first, number, MOST_WORK // 20):
+        problems = poison_problems(case, partial(run, tile=tile))
+        yield [f"seed {seed}, {case}, {tile}: {problem}" for problem in problems]
+
+
+def neighbors(first: int, number: int) -> Iterator[list[str]]:
+    """A request alone has the bits it has in a batch, split or not."""
+    tile = Tile(16, 16, min_keys=16)
+    for form in ("dense", "latent"):
+        for seed in range(first, first + number // 2):
+            lens = {"q_lens": (seed % 7 + 1,), "k_lens": (50 + 30 * (seed % 3),)}
+            alone = Case(form, 2, 32, 16, 32, **lens, kv="bf16", page_size=16, scale=0.2, seed=seed)
+            yield _beside_others(alone, tile)
+
+
+def _beside_others(alone: Case, tile: Tile) -> list[str]:
+    """Put the same tensors between two other requests by giving them as part of a batch."""
+    more = replace(
+        alone, q_lens=(9, *alone.q_lens, 3), k_lens=(40, *alone.k_lens, 20), seed=alone.seed + 1
+    )
+    single, batch = build(alone), build(more)
+    a, b = single.operands, batch.operands
+    q_len, k_len = alone.q_lens[0], alone.k_lens[0]
+    b.q[9 : 9 + q_len] = a.q
+    if alone.form == "dense":
+        for name in ("k_nope", "k_rope", "v"):
+            getattr(b, name)[40 : 40 + k_len] = getattr(a, name)
+    else:
+        for key in range(k_len):
+            page, place = divmod(key, 16)
+            source = a.cache.data[a.block_table[0, page], place]
+            b.cache.data[b.block_table[1, page], place] = source
+    got = run(batch, tile)
+    mine = Outcome(got.out[9 : 9 + q_len], got.lse[9 : 9 + q_len])
+    return [f"{alone}: {problem}" for problem in differences(mine, run(single, tile))]
+
+
+def cache(first: int, number: int) -> Iterator[list[str]]:
+    """append and gather have the bits of the CPU path, in every format."""
+    for seed in range(first, first + number):
+        torch.manual_seed(seed)
+        for format in CACHE_FORMATS:
+            latent, rope = ((512, 64), (40, 8), (24, 0))[0 if format == "fp8_656" else seed % 3]
+            x = torch.randn(9, latent + rope) * torch.logspace(-9, 4, 9)[:, None]
+            x[2], x[3, :6] = 0, torch.tensor([1e-9, 1e-3, 0.0, -0.0, 448.0, 449.0])
+            x[4, 5] = torch.nan if seed % 2 else torch.inf
+            x = x.to((torch.float32, torch.bfloat16, torch.float16)[seed // 3 % 3])
+            slots = torch.randperm(21)[:9]
+            pools = [
+                LatentCache.allocate(
+                    num_pages=3, page_size=7, latent=latent, rope=rope, format=format
+                )
+                for _ in range(2)
+            ]
+            parts = (x[:, :latent], x[:, latent:])
+            pools[0].append(*parts, slots)
+            cache_ops.append(pools[1], *parts, slots)
+            yield _different_pools(format, *pools, slots)
+
+
+def _different_pools(
+    format: str, host: LatentCache, device: LatentCache, slots: torch.Tensor
+) -> list[str]:
+    problems = []
+    if not torch.equal(host.gather(slots).nan_to_num(7), device.gather(slots).nan_to_num(7)):
+        problems.append(f"{format}: append differs")
+    scales = [torch.ones(1) if c.scales is None else c.scales for c in (host, device)]
+    if not torch.equal(*scales):
+        problems.append(f"{format}: scales differ")
+    rows = cache_ops.gather(host, slots)
+    if not torch.equal(host.gather(slots).nan_to_num(7), rows.nan_to_num(7)):
+        problems.append(f"{format}: gather differs")
+    return problems
+
+
+def e4m3(first: int, number: int) -> Iterator[list[str]]:
+    """Every fp32 near an e4m3 number or a tie rounds as torch rounds it."""
+    codes = torch.arange(127, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
+    ties = (codes[1:] + codes[:-1]) / 2
+    points = torch.cat([codes, ties])
+    up, down = (torch.nextafter(points, torch.full_like(points, x)) for x in (1e9, -1e9))
+    values = torch.cat([points, up, down, -points, -up, -down, torch.tensor([1e-30, 2.0**-10])])
+    values = values.clamp(-448, 448)
+    pool = LatentCache.allocate(num_pages=1, page_size=1, latent=2048, rope=0, format="fp8_token")
+    row = torch.zeros(1, 2048)
+    row[0, : values.numel()], row[0, -1] = values, 448.0
+    cache_ops.append(pool, row, None, torch.tensor([0]))
+    want = row.to(torch.float8_e4m3fn).view(torch.uint8)
+    wrong = (pool.data[0].view(torch.uint8) != want).sum()
+    yield [f"{int(wrong)} codes differ"] if int(wrong) else []
+
+
+PARTS: dict[str, Callable[[int, int], Iterator[list[str]]]] = {
+    "fuzz": fuzz,
+    "poison": poison,
+    "neighbors": neighbors,
+    "cache": cache,
+    "e4m3": e4m3,
+}
+
+
+def main(part: str, first: int, number: int) -> None:
+    """Run one part and print what it found."""
+    interpreter.repair()
+    torch.set_num_threads(1)
+    done = rejected = 0
+    for problems in PARTS[part](first, number):
+        done += 1
+        rejected += bool(problems)
+        for problem in problems:
+            print(json.dumps({"problem": problem}), flush=True)
+    print(json.dumps({"done": done, "rejected": rejected}))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))

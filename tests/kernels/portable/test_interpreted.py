@@ -1,0 +1,46 @@
+"""The portable kernels in Triton's interpreter, on a CPU: the acceptance rule, poisons, bits."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("triton")
+SCRIPT = Path(__file__).with_name("interpreted.py")
+
+
+def interpreted(part: str, first: int, number: int) -> list[dict[str, Any]]:
+    """What a part printed, line by line; triton must start with TRITON_INTERPRET set."""
+    run = subprocess.run(
+        [sys.executable, "-W", "ignore", str(SCRIPT), part, str(first), str(number)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "TRITON_INTERPRET": "1"},
+    )
+    assert run.returncode == 0, run.stderr[-3000:]
+    return [json.loads(line) for line in run.stdout.splitlines()]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("part", "first", "number", "done"),
+    [
+        ("fuzz", 1000, 60, 60),
+        ("fuzz", 2000, 60, 60),
+        ("poison", 3000, 8, 8),
+        ("neighbors", 0, 8, 8),
+        ("cache", 0, 9, 54),
+        ("e4m3", 0, 1, 1),
+    ],
+)
+def test_interpreted(part: str, first: int, number: int, done: int) -> None:
+    *problems, counts = interpreted(part, first, number)
+    assert not problems
+    assert counts == {"done": done, "rejected": 0}

@@ -1,0 +1,72 @@
+"""TMA descriptors of the dense operands.
+
+Tensors are [rows, heads, columns] with any strides, so that no copy is ever made of a strided V or
+of a rope part that all heads share (one "head"). A box is [rows, 1, columns] and fills a tile of
+[rows, columns].
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+from torch import Tensor
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+SWIZZLE_BYTES = 128
+# A ragged descriptor (below) claims so many rows, and its outermost stride times that is 2^64 bytes
+# or a multiple, which is nothing to a 64-bit address.
+RAGGED_ROWS = 1 << 30
+RAGGED_STRIDE = 1 << 34
+UNBOUNDED = 0x7FFF0000
+
+
+@lru_cache
+def tile_layout(columns: int, rank: int = 2) -> Any:
+    """How a 16-bit tile lies in shared memory: rows of at most 128 bytes, swizzled."""
+    swizzle = min(SWIZZLE_BYTES, 2 * columns)
+    return gl.NVMMASharedLayout(swizzle_byte_width=swizzle, element_bitwidth=16, rank=rank)
+
+
+def rows_of_heads(x: Tensor, rows: int, columns: int) -> Any:
+    """Boxes of `rows` rows and `columns` columns of one head of x [rows, heads, columns]."""
+    box = [rows, 1, columns]
+    return TensorDescriptor(x, list(x.shape), _strides(x), box, tile_layout(columns, 3))
+
+
+def shared_rows(x: Tensor, rows: int) -> Any:
+    """Likewise for x [rows, columns], which all heads share."""
+    shape, strides = [x.shape[0], 1, x.shape[1]], [x.stride(0), x.stride(0), 1]
+    box = [rows, 1, x.shape[1]]
+    return TensorDescriptor(x, shape, strides, box, tile_layout(x.shape[1], 3))
+
+
+def ragged(x: Tensor, rows: int) -> Any:
+    """Boxes that end where a sequence ends, wherever that is; the rest is filled with zeros.
+
+    With R = RAGGED_ROWS, row r of a sequence of n rows that starts at row s has the coordinates
+    (R, s + n, R - n + r): inside while r < n. Its address, in elements from the tensor's start, is
+
+        R * (RAGGED_STRIDE - stride) + (s + n) * stride + (R - n + r) * stride
+        = R * RAGGED_STRIDE + (s + r) * stride = (s + r) * stride   modulo 2^64 bytes.
+    """
+    stride_t, stride_h, _ = _strides(x)
+    shape = [UNBOUNDED, UNBOUNDED, RAGGED_ROWS, x.shape[1], x.shape[2]]
+    strides = [RAGGED_STRIDE - stride_t, stride_t, stride_t, stride_h, 1]
+    box = [1, 1, rows, 1, x.shape[2]]
+    return TensorDescriptor(x, shape, strides, box, tile_layout(x.shape[2], 5))
+
+
+def pages(x: Tensor, rows: int) -> Any:
+    """Boxes of `rows` rows of one page of x [pages, page_size, columns]."""
+    box = [1, rows, x.shape[2]]
+    return TensorDescriptor(x, list(x.shape), _strides(x), box, tile_layout(x.shape[2], 3))
+
+
+def _strides(x: Tensor) -> list[int]:
+    """Strides; where there is one head only, its stride may be anything and is never used."""
+    strides = list(x.stride())
+    if x.shape[1] == 1:
+        strides[1] = strides[0]
+    return strides

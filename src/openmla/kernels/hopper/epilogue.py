@@ -1,0 +1,88 @@
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+# ruff: noqa: E741  (O is the output accumulator, as everywhere in attention)
+"""From the sums of a finished tile to rows of out and lse, or to a split request's workspace."""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+from openmla.kernels.hopper.softmax import MINUS_INF, opaque_zero
+
+LOG2_E = gl.constexpr(1.4426950408889634)
+LN_2 = gl.constexpr(0.6931471805599453)
+# Out's head and token strides come in units of 8 elements: the compiler then knows that rows begin
+# at multiples of 16 bytes, whatever the strides are.
+VECTOR = gl.constexpr(8)
+
+
+@gluon.jit
+def normalize(top, total, sink_ptr, head):
+    """(1 / denominator, lse, whether the row saw no key) per row. The sink is not in the lse."""
+    empty = total == 0.0
+    sum_or_one = gl.where(empty, 1.0, total)
+    lse = gl.where(empty, MINUS_INF, (top + gl.log2(sum_or_one)) * LN_2)
+    denominator = sum_or_one
+    if sink_ptr is not None:
+        shift = gl.where(empty, 0.0, top)
+        denominator = sum_or_one + gl.exp2(gl.load(sink_ptr + head) * LOG2_E - shift)
+    return 1.0 / denominator, lse, empty
+
+
+@gluon.jit
+def write_rows(O, inverse, empty, out, token, head, rows, WHO: gl.constexpr, whole):
+    """Normalize, round, and store with 16 bytes per thread: a change of layout inside each warp."""
+    out_ptr, stride_t, stride_h = out
+    OL: gl.constexpr = O.type.layout
+    BL: gl.constexpr = gl.BlockedLayout([2, 8], [8, 4], [4, 1], [1, 0])
+    scaled = O * gl.convert_layout(inverse, gl.SliceLayout(1, OL))[:, None]
+    nothing = gl.convert_layout(empty, gl.SliceLayout(1, OL))[:, None]
+    result = gl.where(nothing, 0.0, scaled).to(out_ptr.dtype.element_ty)
+    result = gl.convert_layout(result, BL)
+    row = gl.arange(0, 64, gl.SliceLayout(1, BL)) + (opaque_zero() + WHO * 64)
+    column = gl.arange(0, O.shape[1], gl.SliceLayout(0, BL))
+    step = stride_t.to(gl.int64) * VECTOR
+    first = out_ptr + (token * step + head * (stride_h.to(gl.int64) * VECTOR))
+    here = (first + row * step)[:, None] + column[None, :]
+    gl.store(here, result, mask=((row < rows) & whole)[:, None])
+
+
+@gluon.jit
+def write_lse(lse, lse_out, token, head, rows, WHO: gl.constexpr, whole):
+    """One value per row."""
+    lse_ptr, stride_t, stride_h = lse_out
+    row = gl.arange(0, 64, lse.type.layout) + (opaque_zero() + WHO * 64)
+    step = stride_t.to(gl.int64)
+    here = lse_ptr + (token * step + head * stride_h.to(gl.int64)) + row * step
+    gl.store(here, lse, mask=(row < rows) & whole)
+
+
+@gluon.jit
+def write_part(O, top, total, parts, slot, rows, WHO: gl.constexpr, NC: gl.constexpr):
+    """The bare sums of a range, for merge.py: [slot, 64, d_v], and top and total [slot, 2, 64]."""
+    sums_ptr, state_ptr = parts
+    OL: gl.constexpr = O.type.layout
+    D_V: gl.constexpr = O.shape[1]
+    row = gl.arange(0, 64, gl.SliceLayout(1, OL)) + opaque_zero()
+    column = gl.arange(0, D_V, gl.SliceLayout(0, OL))
+    number = slot.to(gl.int64) * NC + WHO
+    here = (sums_ptr + number * (64 * D_V)) + (row[:, None] * D_V + column[None, :])
+    gl.store(here, O, mask=((row + WHO * 64 < rows) & (slot >= 0))[:, None])
+    row1 = gl.arange(0, 64, top.type.layout) + opaque_zero()
+    ok = (row1 + WHO * 64 < rows) & (slot >= 0)
+    gl.store(state_ptr + number * 128 + row1, top, mask=ok)
+    gl.store(state_ptr + number * 128 + 64 + row1, total, mask=ok)
+
+
+@gluon.jit
+def finish(O, top, quads, piece, results, WHO: gl.constexpr, NC: gl.constexpr, SPLIT: gl.constexpr):
+    """Write a tile. No branches: a product of the next tile is in flight meanwhile."""
+    head, token, rows, slot = piece
+    out, lse_out, sink_ptr, parts = results
+    total = gl.convert_layout(gl.sum(quads, 1), top.type.layout)
+    inverse, lse, empty = normalize(top, total, sink_ptr, head)
+    whole = True
+    if SPLIT > 0:
+        write_part(O, top, total, parts, slot, rows, WHO, NC)
+        whole = slot < 0
+    write_rows(O, inverse, empty, out, token, head, rows, WHO, whole)
+    if lse_out[0] is not None:
+        write_lse(lse, lse_out, token, head, rows, WHO, whole)

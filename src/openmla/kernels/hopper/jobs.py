@@ -1,0 +1,105 @@
+"""Compile jobs: every configuration of the Hopper kernels, for compilation without a GPU."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from openmla.aot import CompileJob, Predicted, tensor_desc
+from openmla.cache import LatentCache
+from openmla.kernels.hopper.dense import dense_kernel
+from openmla.kernels.hopper.launch import calls
+from openmla.kernels.portable.launch import Call
+from openmla.operands import DenseOperands, Results, Weights
+from openmla.plan import Plan, plan
+from openmla.problem import Problem
+
+_TYPES = {
+    torch.bfloat16: "bf16",
+    torch.float16: "fp16",
+    torch.float32: "fp32",
+    torch.int32: "i32",
+}
+_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+_V3 = Problem(
+    form="dense", heads=128, d_nope=128, d_rope=64, d_v=128, total_q=4096, total_k=4096,
+    wants_lse=True,
+)  # fmt: skip
+_SHORT = replace(_V3, heads=16, total_q=64, total_k=131072)
+PROBLEMS = {
+    "128+64→128": _V3,
+    "128+64→128 full sink": replace(_V3, causal=False, has_sink=True, wants_lse=False),
+    "128+64→128 fp16": replace(
+        _V3, q_dtype="fp16", kv_dtype="fp16", v_dtype="fp16", rope_dtype="fp16"
+    ),
+    "128+64→128 rope per head": replace(_V3, rope="per_head"),
+    "128+64→128 pages of 64": replace(_V3, rope="cache", page_size=64),
+    "128+64→128 pages of 16": replace(_V3, rope="cache", page_size=16),
+    "128+64→128 1Q": replace(_V3, heads=16, total_q=64, total_k=64),
+    "128+64→128 1Q split": _SHORT,
+    "128+64→128 2Q split": replace(_SHORT, total_q=4096),
+    "192+64→256": replace(_V3, d_nope=192, d_v=256),
+    "192+64→256 1Q split": replace(_SHORT, d_nope=192, d_v=256),
+    "64+64→128": replace(_V3, d_nope=64),
+    "128+0→128": replace(_V3, d_rope=0, rope="none"),
+    "256+0→256": replace(_V3, d_nope=256, d_rope=0, d_v=256, rope="none"),
+    "64+32→64": replace(_V3, d_nope=64, d_rope=32, d_v=64),
+}
+
+
+def COMPILE_JOBS() -> list[CompileJob]:
+    """One job per problem and kernel."""
+    jobs: list[CompileJob] = []
+    for name, problem in PROBLEMS.items():
+        chosen = plan(problem, "h200", "hopper")
+        for call in calls(chosen, *_stand_ins(problem)):
+            jobs.append(_job(name, chosen, call))
+    return jobs
+
+
+def _stand_ins(problem: Problem) -> tuple[DenseOperands, Results]:
+    """Operands of the problem's types, with one token: only types and widths matter."""
+    heads, dtype = problem.heads, _DTYPES[problem.q_dtype]
+
+    def rows(*shape: int) -> torch.Tensor:
+        return torch.zeros(8, *shape, dtype=dtype)
+
+    cache = table = rope = None
+    if problem.rope == "cache":
+        cache = LatentCache.allocate(num_pages=1, page_size=problem.page_size, rope=problem.d_rope)
+        table = torch.zeros(1, 1, dtype=torch.int32)
+    elif problem.rope != "none":
+        per_head = (heads,) if problem.rope == "per_head" else ()
+        rope = rows(*per_head, problem.d_rope)
+    cu = torch.tensor([0, 1], dtype=torch.int32)
+    sink = torch.zeros(heads) if problem.has_sink else None
+    operands = DenseOperands(
+        rows(heads, problem.d_qk), rows(heads, problem.d_nope), rope, rows(heads, problem.d_v),
+        cu, cu, problem.causal, Weights(problem.d_qk**-0.5, sink), cache, table,
+    )  # fmt: skip
+    lse = torch.zeros(8, heads) if problem.wants_lse else None
+    return operands, Results(rows(heads, problem.d_v), lse)
+
+
+def _job(name: str, chosen: Plan, call: Call) -> CompileJob:
+    config, main = chosen.config, call.kernel is dense_kernel
+    given = dict(call.arguments)
+    options = {"num_warps": given.pop("num_warps")}
+    signature = {n: _type_of(v) for n, v in given.items() if n.islower() and v is not None}
+    constexprs = {n: v for n, v in given.items() if n not in signature}
+    predicted = Predicted(shared=config.smem_used, registers=config.registers.at_launch)
+    label = f"hopper dense {name}" if main else f"hopper merge {name}"
+    return CompileJob(
+        label, call.kernel, signature, constexprs, "sm90", options,
+        predicted if main else Predicted(),
+    )  # fmt: skip
+
+
+def _type_of(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return f"*{_TYPES[value.dtype]}:16"
+    if hasattr(value, "block_shape"):
+        return tensor_desc(_TYPES[value.base.dtype], value.block_shape, value.layout)
+    return "fp32" if isinstance(value, float) else "i32"

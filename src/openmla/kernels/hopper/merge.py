@@ -1,0 +1,124 @@
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+
+"""Merge the ranges of keys of split requests.
+
+| | |
+|---|---|
+| a program computes | BLOCK_ROWS of the 64 rows of one consumer of one tile and head |
+| reads | part_sums [slot, 64, d_v], part_state [slot, 2, 64] (top, total), fp32, from dense.py |
+| writes | out, lse, for split requests only; programs left over do nothing |
+
+Ranges are added in their order, in fp32, so the bits are the same in every run.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+from openmla.kernels.hopper.epilogue import VECTOR, normalize
+from openmla.kernels.hopper.softmax import MINUS_INF
+from openmla.kernels.hopper.tiles import CHUNK, owner, pieces, ranges, span, sum_before
+
+WARPS = gl.constexpr(4)
+
+
+@gluon.jit
+def split_tile(x, shape, BM: gl.constexpr, SPLIT: gl.constexpr, SMS: gl.constexpr):
+    """(request, number of the tile in it, first slot) of tile x of the split requests.
+
+    A tile here is one head and BM queries, all its ranges. The request is batch + 1 past the end.
+    """
+    batch = shape[2]
+    first = x * 0
+    slots = x * 0
+    base = x * 0
+    split, whole = tiles_of_split(first, shape, BM, SPLIT, SMS)
+    size = gl.sum(whole, 0)
+    while (x >= base + size) & (first + CHUNK <= batch):
+        base += size
+        slots += gl.sum(split, 0)
+        first += CHUNK
+        split, whole = tiles_of_split(first, shape, BM, SPLIT, SMS)
+        size = gl.sum(whole, 0)
+    lane = owner(x - base, whole, WARPS)
+    before = slots + sum_before(lane, split, WARPS)
+    request = gl.where(x < base + size, first + lane, batch + 1)
+    return request, x - base - sum_before(lane, whole, WARPS), before
+
+
+@gluon.jit
+def tiles_of_split(first, shape, BM: gl.constexpr, SPLIT: gl.constexpr, SMS: gl.constexpr):
+    """Pieces of split requests, one request per lane, and their tiles."""
+    _, split = pieces(first, shape, BM, SPLIT, SMS, WARPS)
+    alone, _ = pieces(first, shape, BM, 0, SMS, WARPS)
+    return split, gl.where(split > 0, alone, 0)
+
+
+@gluon.jit(do_not_specialize=["batch", "total_q", "total_k", "heads"])
+def merge_kernel(  # noqa: PLR0913
+    part_sums_ptr,
+    part_state_ptr,
+    out_ptr,
+    lse_ptr,
+    sink_ptr,
+    cu_q_ptr,
+    cu_k_ptr,
+    batch,
+    total_q,
+    total_k,
+    heads,
+    out_stride_t,
+    out_stride_h,
+    lse_stride_t,
+    lse_stride_h,
+    D_V: gl.constexpr,
+    NC: gl.constexpr,
+    HG: gl.constexpr,
+    SPLIT: gl.constexpr,
+    SM_COUNT: gl.constexpr,
+    BLOCK_ROWS: gl.constexpr,
+):
+    BM: gl.constexpr = 64 * NC
+    STEPS: gl.constexpr = BM // BLOCK_ROWS
+    L: gl.constexpr = gl.BlockedLayout([1, 4], [1, 32], [4, 1], [1, 0])
+    program = gl.program_id(0)
+    shape = (cu_q_ptr, cu_k_ptr, batch, total_q, 0, total_k, heads)
+    request, tile, before = split_tile(program // STEPS, shape, BM, SPLIT, SM_COUNT)
+    if request < batch:
+        q_start, q_len = span(request, cu_q_ptr, batch, total_q, 0)
+        _, k_len = span(request, cu_k_ptr, batch, total_k, 0)
+        parts, _ = ranges(q_len, k_len, heads, SPLIT, SM_COUNT)
+        tiles = (q_len + BM - 1) // BM
+        head = tile // tiles
+        number = tile % tiles
+        step = program % STEPS * BLOCK_ROWS
+        row = gl.arange(0, BLOCK_ROWS, gl.SliceLayout(1, L)) + step % 64
+        column = gl.arange(0, D_V, gl.SliceLayout(0, L))
+        acc = gl.zeros([BLOCK_ROWS, D_V], gl.float32, L)
+        top = gl.full([BLOCK_ROWS], MINUS_INF, gl.float32, gl.SliceLayout(1, L))
+        total = gl.zeros([BLOCK_ROWS], gl.float32, gl.SliceLayout(1, L))
+        place = number * BM + step + (row - step % 64)
+        ok = place < q_len
+        # The piece numbers of tiles.place, the other way round.
+        piece = head // HG * (tiles * parts * HG) + (tiles - 1 - number) * HG + head % HG
+        for part in range(0, parts):
+            slot = (before + piece + part * (tiles * HG)).to(gl.int64) * NC + step // 64
+            part_top = gl.load(part_state_ptr + slot * 128 + row, mask=ok, other=MINUS_INF)
+            part_total = gl.load(part_state_ptr + slot * 128 + 64 + row, mask=ok, other=0.0)
+            here = (part_sums_ptr + slot * (64 * D_V)) + (row[:, None] * D_V + column[None, :])
+            sums = gl.load(here, mask=ok[:, None], other=0.0)
+            new_top = gl.maximum(top, part_top)
+            shift = gl.where(new_top == MINUS_INF, 0.0, new_top)
+            mine = gl.exp2(top - shift)
+            theirs = gl.exp2(part_top - shift)
+            acc = acc * mine[:, None] + sums * theirs[:, None]
+            total = total * mine + part_total * theirs
+            top = new_top
+        inverse, lse, empty = normalize(top, total, sink_ptr, head)
+        result = gl.where(empty[:, None], 0.0, acc * inverse[:, None])
+        token = (q_start + place).to(gl.int64)
+        first = out_ptr + head * (out_stride_h.to(gl.int64) * VECTOR)
+        at = (first + token * (out_stride_t.to(gl.int64) * VECTOR))[:, None] + column[None, :]
+        gl.store(at, result.to(out_ptr.dtype.element_ty), mask=ok[:, None])
+        if lse_ptr is not None:
+            at_lse = lse_ptr + token * lse_stride_t.to(gl.int64) + head * lse_stride_h.to(gl.int64)
+            gl.store(at_lse, lse, mask=ok)

@@ -17,6 +17,9 @@ from openmla.sim.findings import Kind
 from openmla.sim.layouts import split_axis
 from openmla.sim.values import Pointer
 
+# A descriptor that claims so many rows relies on addresses that wrap around 2^64.
+CLAIMED_ROWS = 1 << 30
+
 
 class GlobalBuffer:
     """One tensor argument: the bits of its storage, its bounds, and how often each was stored."""
@@ -100,7 +103,10 @@ class Descriptor:
         self.block_shape = [int(n) for n in source.block_shape]
         self.layout = source.layout
         self.padding = getattr(source, "padding", "zero")
+        self.wraps = max(self.shape) >= CLAIMED_ROWS
         reach = sum((n - 1) * s for n, s in zip(self.shape, self.strides, strict=True)) + 1
+        if self.wraps:
+            return
         if reach > buffer.span:
             raise ValueError(
                 f"{buffer.name}: the descriptor reaches element {reach - 1}, "
@@ -113,6 +119,27 @@ class Descriptor:
         )
         steps = [4 * s for s in self.strides]
         self.counts = np.ndarray(self.shape, np.int32, buffer.counts, buffer.base * 4, steps)
+
+    def read(self, start: Sequence[int], extent: Sequence[int]) -> Array:
+        """The bits of a block; outside the tensor they are the padding."""
+        fill = float("nan") if self.padding == "nan" else 0.0
+        block = np.full(extent, self.dtype.encode(np.asarray(fill)), self.buffer.flat.dtype)
+        if not self.wraps:
+            outer, inner = self.window(start, extent)
+            block[inner] = self.array[outer]
+            return block
+        # The corner in exact arithmetic, wrapped; the rest of the block is near it.
+        corner = sum(first * stride for first, stride in zip(start, self.strides, strict=True))
+        around = 2**64 // self.dtype.itemsize
+        offset = np.full(extent, (corner + around // 2) % around - around // 2, np.int64)
+        where = np.ones(extent, bool)
+        for axis, index in enumerate(np.indices(extent, sparse=True)):
+            offset += index * self.strides[axis] if extent[axis] > 1 else 0
+            where &= (index + start[axis] >= 0) & (index + start[axis] < self.shape[axis])
+        pointer = Pointer(self.buffer, offset[where])
+        position, _ = self.buffer.resolve(pointer, None, "TMA load")
+        block[where] = self.buffer.flat[position]
+        return block
 
     @property
     def type(self) -> Descriptor:

@@ -96,6 +96,19 @@ def _unpack_bf16(match: re.Match[str], args: Sequence[Any]) -> tuple[Tensor, Ten
     return Tensor(low, dtypes.bfloat16), Tensor(high, dtypes.bfloat16)
 
 
+def _pack_fp16(match: re.Match[str], args: Sequence[Any]) -> Tensor:
+    low, high = (dtypes.float16.encode(a.value).view(np.uint16).astype(np.uint32) for a in args)
+    return Tensor((low | (high << np.uint32(16))).view(np.int32), dtypes.int32)
+
+
+def _unpack_fp16(match: re.Match[str], args: Sequence[Any]) -> tuple[Tensor, Tensor]:
+    """The same string as for bf16; a comment at its end tells them apart."""
+    word = np.ascontiguousarray(args[0].value).view(np.uint32)
+    halves = [(word >> np.uint32(shift)).astype(np.uint16).view(np.float16) for shift in (0, 16)]
+    low, high = (Tensor(dtypes.float16.decode(half), dtypes.float16) for half in halves)
+    return low, high
+
+
 def _unary(function: Callable[[Any], Any], unit: str) -> Meaning:
     def apply(match: re.Match[str], args: Sequence[Any]) -> Tensor:
         x: Tensor = args[0]
@@ -117,6 +130,8 @@ def _builtin() -> None:
     register(r"^(prefetch|griddepcontrol)\.", lambda m, _: scalar(0))
     register(r"^cvt\.rn\.bf16x2\.f32 \$0, \$2, \$1;$", _pack_bf16)
     register(r"^mov\.b32 \{\$0, \$1\}, \$2;$", _unpack_bf16)
+    register(r"^cvt\.rn\.f16x2\.f32 \$0, \$2, \$1;$", _pack_fp16)
+    register(r"^mov\.b32 \{\$0, \$1\}, \$2; // f16$", _unpack_fp16)
     register(rf"^ex2{flags}\.f32 \$0, \$1;$", _unary(np.exp2, "exp"))
     register(rf"^lg2{flags}\.f32 \$0, \$1;$", _unary(np.log2, "exp"))
     register(rf"^rcp{flags}\.f32 \$0, \$1;$", _unary(lambda v: np.float32(1) / v, "exp"))

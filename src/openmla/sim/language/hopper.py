@@ -143,18 +143,12 @@ def tma_load(
     op = AsyncOp(agent, "copy", f"TMA load to {result.label}", part.nbytes)
 
     def run() -> None:
-        outer, inner = tensor_desc.window(start, part.shape)
-        part.write_bits(tensor_desc.dtype.encode(np.asarray(_padding(tensor_desc))))
-        part.array()[inner] = tensor_desc.array[outer]
+        part.write_bits(tensor_desc.read(start, part.shape))
 
     op.run = run
     _deliver(op, barrier, part.nbytes)
     op.issue(_channel(part), writes=[part], in_order=False)
     agent.yield_()
-
-
-def _padding(desc: Descriptor) -> float:
-    return float("nan") if desc.padding == "nan" else 0.0
 
 
 def tma_store(tensor_desc: Descriptor, coord: Sequence[Any], src: MemoryView, **_: Any) -> None:

@@ -75,7 +75,6 @@ def pair_copy() -> Launch:
     constexprs = {
         "BOX": shared_layout(32, cga_layout=[[1, 0]]),
         "T": layout,
-        "REGS": tmem_reg_layout(gl.float32, [256, 32], layout, 4),
         "DONE": cluster_barrier_layout(),
         "DONE_SHAPE": cluster_barrier_shape(1),
         "num_ctas": 2,

@@ -21,7 +21,9 @@ What is checked: see `Kind`. What is not modelled, and therefore not checked her
 - global memory has bounds and write counts, but no race check: two CTAs that exchange data through
   global memory are only checked by their results;
 - proxy fences are required for an ordinary shared-memory write that TMA, wgmma or tcgen05 reads
-  afterwards, not for writes that follow writes;
+  afterwards, not for writes that follow writes; fences that the compiler may add do not count;
+- in a cluster, data that registers exchange between CTAs (it raises), TMA multicast (it raises),
+  and shared memory of a CTA that has already ended;
 - rounding inside the tensor cores: products are accumulated in float32 (fp8 products of an H200
   keep fewer bits: 9e-3 apart on a 64 x 64 x 128 product of unit normals, 2026-11-15);
 - inline assembly outside the known strings (`register_asm` adds more), PDL, cluster launch control;

@@ -93,10 +93,8 @@ class Loader:
     def _named(self, function: Any) -> Any:
         """The substitute for a function that Triton defines, or None for a kernel's own."""
         module, name = function.__module__ or "", function.__name__
-        if not module.startswith("triton"):
-            return None
         found = vars(NAMESPACES[module]).get(name) if module in NAMESPACES else None
-        if found is None:
+        if found is None and module.startswith("triton"):
             raise Unsupported(f"the simulator does not model {module}.{name}")
         return found
 

@@ -150,7 +150,7 @@ class MemoryView:
         view = self._derive(
             shape=[self._shape[i] for i in axes], strides=[self.strides[i] for i in axes]
         )
-        view.layout = PermutedLayout(self.layout, axes)
+        view.layout = _permuted(self.layout, axes)
         return view
 
     def reshape(self, shape: Sequence[int]) -> MemoryView:
@@ -177,9 +177,9 @@ class MemoryView:
         """`_reinterpret` under its later name."""
         return self._reinterpret(dtype or self.dtype, shape or self._shape, layout or self.layout)
 
-    def get_reg_layout(self, **_: Any) -> None:
-        """Register layouts are not modelled."""
-        return
+    def get_reg_layout(self, **_: Any) -> SplitLayout:
+        """Register layouts are not modelled; the cluster split is kept."""
+        return SplitLayout(self.split)
 
     def _keep_alive(self) -> None:
         """Lifetimes are not modelled: every allocation lives as long as its CTA."""
@@ -256,13 +256,16 @@ class MemoryView:
         mine.write_bits(bits)
 
 
-class PermutedLayout:
-    """Layout of a permuted view: only its cluster split matters here."""
+class SplitLayout:
+    """A layout of which only the cluster split is known."""
 
-    def __init__(self, parent: Any, order: Sequence[int]) -> None:
-        axis = split_axis(parent)
-        rank = len(order)
-        self.sim_split = None if axis is None else list(order).index(rank + axis) - rank
+    def __init__(self, axis: int | None) -> None:
+        self.sim_split = axis
+
+
+def _permuted(layout: Any, order: Sequence[int]) -> SplitLayout:
+    axis, rank = split_axis(layout), len(order)
+    return SplitLayout(None if axis is None else list(order).index(rank + axis) - rank)
 
 
 def _row_major(shape: Sequence[int], itemsize: int) -> list[int]:

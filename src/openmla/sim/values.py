@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from openmla.errors import Unsupported
 from openmla.sim import dtypes
 from openmla.sim.context import current
 from openmla.sim.dtypes import DType
@@ -237,9 +238,15 @@ class Tensor:
     def __ne__(self, other: Any) -> Any:
         return self._compare(other, np.not_equal)
 
+    def require_whole(self, what: str) -> None:
+        """Refuse an operation that would move data between the CTAs of a cluster."""
+        if self.split is not None:
+            raise Unsupported(f"{what} of a value that a cluster splits is not modelled")
+
     # -- methods that mirror functions of the language
     def reshape(self, *shape: Any) -> Tensor:
-        """Row-major reshape; not defined for a value that is split over a cluster."""
+        """Row-major reshape."""
+        self.require_whole("a reshape")
         extents = shape[0] if len(shape) == 1 and isinstance(shape[0], Sequence) else shape
         return Tensor(self.value.reshape([int(x) for x in extents]), self.dtype)
 

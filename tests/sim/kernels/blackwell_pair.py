@@ -19,7 +19,7 @@ from triton.experimental.gluon.language.nvidia.blackwell import (
     tcgen05_mma,
 )
 
-from openmla.kernels.compat_gluon import thread_barrier, tma_load
+from openmla.kernels.compat_gluon import thread_barrier, tma_load, tmem_reg_layout
 
 
 @gluon.jit
@@ -65,11 +65,11 @@ def pair_copy(
     o_ptr,
     BOX: gl.constexpr,
     T: gl.constexpr,
-    REGS: gl.constexpr,
     DONE: gl.constexpr,
     DONE_SHAPE: gl.constexpr,
 ):
     """Each CTA copies its 128 of 256 rows to its tensor memory and commits to its own barrier."""
+    REGS: gl.constexpr = tmem_reg_layout(gl.float32, [256, 32], T, 4)
     box = gl.allocate_shared_memory(gl.float32, [256, 32], BOX)
     done = gl.allocate_shared_memory(gl.int64, DONE_SHAPE, DONE)
     mbarrier.init(done.index(0), count=1)

@@ -40,6 +40,7 @@ NAMESPACES: dict[str, Namespace] = {
     f"{_LANG}.nvidia.hopper.cluster": hopper.CLUSTER,
     f"{_LANG}.nvidia.blackwell": blackwell.BLACKWELL,
     f"{_LANG}.nvidia.blackwell.tma": blackwell.TMA,
+    "openmla.kernels.compat_gluon": Namespace(tmem_reg_layout=blackwell.tmem_reg_layout),
     f"{_LANG}.amd": amd.AMD,
     f"{_LANG}.amd._layouts": amd.AMD,
     f"{_LANG}.amd.hint": amd.HINT,

@@ -16,7 +16,7 @@ from openmla.sim.dtypes import Array, DType
 from openmla.sim.global_memory import Descriptor
 from openmla.sim.language import hopper
 from openmla.sim.language.namespace import Namespace, require_default
-from openmla.sim.memory import MemoryView
+from openmla.sim.memory import MemoryView, SplitLayout
 from openmla.sim.values import Tensor, raw
 
 
@@ -35,6 +35,11 @@ def get_tmem_reg_layout(*args: Any, cga_layout: Any = (), **_: Any) -> Any:
     """Register layouts are not modelled; the cluster split is kept."""
     bases = [list(basis) for basis in cga_layout]
     return layouts.DistributedLinearLayout([], [], [], bases, args[1] if len(args) > 1 else None)
+
+
+def tmem_reg_layout(element_ty: DType, shape: Any, layout: Any, num_warps: Any) -> SplitLayout:
+    """The same under the package's own name."""
+    return SplitLayout(layouts.split_axis(layout))
 
 
 # -- the tcgen05 pipe: operations of one partition run in issue order

@@ -64,8 +64,9 @@ def range(*bounds: Any, **_: Any) -> Iterator[Tensor]:
 
 def convert_layout(x: Tensor, layout: Any = None, **_: Any) -> Tensor:
     """Layouts carry no values; only the cluster split of the new one is kept."""
-    value = x.value
-    return Tensor(value, x.dtype, _split(layout) if x.split is not None else None, layout)
+    if x.split is not None and _split(layout) != x.split:
+        x.require_whole("a layout conversion")
+    return Tensor(x.value, x.dtype, x.split, layout)
 
 
 def expand_dims(x: Tensor, axis: int) -> Tensor:
@@ -95,12 +96,14 @@ def permute(x: Tensor, order: Sequence[int]) -> Tensor:
 
 def split(x: Tensor) -> tuple[Tensor, Tensor]:
     """The two halves of a last axis of extent 2."""
+    x.require_whole("a split")
     value = x.value
     return Tensor(value[..., 0], x.dtype), Tensor(value[..., 1], x.dtype)
 
 
 def join(x: Tensor, y: Tensor) -> Tensor:
     """The inverse of `split`."""
+    x.require_whole("a join")
     return Tensor(np.stack([x.value, y.value], -1), dtypes.promote(x.dtype, y.dtype))
 
 
@@ -180,7 +183,7 @@ def _reduce(function: Callable[..., Any], unit_dtype: bool = False) -> Callable[
         if x.split is not None and axis is not None:
             rank, position = len(x.shape), len(x.shape) + x.split
             if int(axis) % rank == position:
-                raise NotImplementedError("a reduction over the axis that a cluster splits")
+                x.require_whole("a reduction along the axis")
             after = position > int(axis) % rank
             kept = position - (after and not keep_dims) - (rank - (not keep_dims))
         layout = layouts.SliceLayout(axis, x.layout) if axis is not None else None
@@ -207,6 +210,7 @@ def reduce(x: Tensor, axis: int, combine: Callable[..., Any], **_: Any) -> Any:
 
 def gather(x: Tensor, index: Tensor, axis: int) -> Tensor:
     """Elements of `x` picked along `axis`."""
+    x.require_whole("a gather")
     return Tensor(np.take_along_axis(x.value, index.value, axis), x.dtype)
 
 

@@ -42,7 +42,8 @@ TILE_SLOTS, TILE_INFO_BYTES = 2, 128  # the scheduler's ring: two pieces of work
 # Heads whose tiles run next to each other, so that their K and V stay in L2. Prototype, H200, 128
 # and 16 heads, s 4096 to 16384, interleaved with FA3: 4 was best in five shapes of six.
 L2_HEADS = 4
-_REGISTERS = {1: (240, 24), 2: (240, 24), 3: (160, 32)}
+# Consumer and producer. One consumer leaves plenty for the warps that load and schedule.
+_REGISTERS = {1: (240, 64), 2: (240, 24), 3: (160, 32)}
 
 
 @dataclass(frozen=True, kw_only=True)

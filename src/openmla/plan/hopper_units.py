@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar
 
-from openmla.plan.blackwell_units import ceildiv, round_up
+from openmla.plan.blackwell_units import ceildiv
 from openmla.plan.memory import MemoryMap, Wanted, lay_out
 
 SMEM_PER_BLOCK = 227 * 1024
 REGISTERS_PER_SM = 65536
+MOST_REGISTERS = 255  # of a thread
 WARPGROUP = 128  # threads; wgmma is issued by a whole warp-group
 WGMMA_M = 64  # rows of one wgmma
 WGMMA_N_STEP, WGMMA_MAX_N = 8, 256
@@ -66,8 +67,8 @@ class Registers:
 
     @property
     def at_launch(self) -> int:
-        """Registers per thread the kernel must be launched with; a multiple of 8."""
-        return round_up(ceildiv(self.total, self.threads), 8)
+        """Registers per thread at launch, as the compiler sets them: all of the SM, evenly."""
+        return min(REGISTERS_PER_SM // self.threads // 8 * 8, MOST_REGISTERS)
 
     @property
     def worker_warps(self) -> int:

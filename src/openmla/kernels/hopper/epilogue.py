@@ -15,6 +15,12 @@ VECTOR = gl.constexpr(8)
 
 
 @gluon.jit
+def wide(stride):
+    """A stride as int64, made where it is used: kept over the key loop it would be spilled."""
+    return (stride + opaque_zero()).to(gl.int64)
+
+
+@gluon.jit
 def normalize(top, total, sink_ptr, head):
     """(1 / denominator, lse, whether the row saw no key) per row. The sink is not in the lse."""
     empty = total == 0.0
@@ -39,8 +45,8 @@ def write_rows(O, inverse, empty, out, token, head, rows, WHO: gl.constexpr, who
     result = gl.convert_layout(result, BL)
     row = gl.arange(0, 64, gl.SliceLayout(1, BL)) + (opaque_zero() + WHO * 64)
     column = gl.arange(0, O.shape[1], gl.SliceLayout(0, BL))
-    step = stride_t.to(gl.int64) * VECTOR
-    first = out_ptr + (token * step + head * (stride_h.to(gl.int64) * VECTOR))
+    step = wide(stride_t) * VECTOR
+    first = out_ptr + (token * step + head * (wide(stride_h) * VECTOR))
     here = (first + row * step)[:, None] + column[None, :]
     gl.store(here, result, mask=((row < rows) & whole)[:, None])
 
@@ -50,8 +56,8 @@ def write_lse(lse, lse_out, token, head, rows, WHO: gl.constexpr, whole):
     """One value per row."""
     lse_ptr, stride_t, stride_h = lse_out
     row = gl.arange(0, 64, lse.type.layout) + (opaque_zero() + WHO * 64)
-    step = stride_t.to(gl.int64)
-    here = lse_ptr + (token * step + head * stride_h.to(gl.int64)) + row * step
+    step = wide(stride_t)
+    here = lse_ptr + (token * step + head * wide(stride_h)) + row * step
     gl.store(here, lse, mask=(row < rows) & whole)
 
 

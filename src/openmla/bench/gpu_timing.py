@@ -1,0 +1,65 @@
+"""Timing GPU contestants fairly, in one process, with CUDA events.
+
+Contestants take turns (A, B, C, B, C, A, …), because a GPU's clock follows its power: whoever runs
+alone, or first, looks better. The L2 cache is overwritten before each timed call. What is reported
+is the median; `back_to_back` is the mean of calls in a row without that, at sustained power.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+
+FLUSH_BYTES = 512 * 1024 * 1024
+WARM_UPS = 3
+IN_A_ROW = 10
+
+
+@dataclass(frozen=True)
+class GpuTiming:
+    """Milliseconds of one contestant."""
+
+    median: float
+    least: float
+    back_to_back: float
+
+
+def race(contestants: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, GpuTiming]:
+    """Time every contestant `rounds` times, interleaved, after the same warm-up."""
+    flush = torch.empty(FLUSH_BYTES // 4, dtype=torch.int32, device="cuda")
+    names = list(contestants)
+    for name in names:
+        for _ in range(WARM_UPS):
+            contestants[name]()
+    samples: dict[str, list[tuple[torch.cuda.Event, torch.cuda.Event]]] = {n: [] for n in names}
+    for number in range(rounds):
+        torch.cuda.synchronize()
+        for _ in range(3):  # the host gets ahead of the device, so no launch is waited for
+            flush.zero_()
+        for name in names[number % len(names) :] + names[: number % len(names)]:
+            flush.zero_()
+            samples[name].append(_timed(contestants[name], 1))
+    torch.cuda.synchronize()
+    medians = {n: [a.elapsed_time(b) for a, b in samples[n]] for n in names}
+    rows = {n: _timed(contestants[n], IN_A_ROW) for n in names}
+    torch.cuda.synchronize()
+    return {
+        n: GpuTiming(
+            statistics.median(medians[n]),
+            min(medians[n]),
+            rows[n][0].elapsed_time(rows[n][1]) / IN_A_ROW,
+        )
+        for n in names
+    }
+
+
+def _timed(function: Callable[[], object], times: int) -> tuple[torch.cuda.Event, torch.cuda.Event]:
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    start.record()
+    for _ in range(times):
+        function()
+    end.record()
+    return start, end

@@ -21,7 +21,7 @@ from openmla import reference
 from openmla.cache import V32_BYTES, LatentCache, block_width
 from openmla.checks import out_dtype
 from openmla.operands import DenseOperands, LatentOperands, SparseOperands, Weights
-from openmla.sequences import page_rows, visible_keys
+from openmla.sequences import visible_keys
 from openmla.testing.case import Case
 from openmla.testing.memory import INT_FILL, Memory
 from openmla.testing.values import DTYPES, Draw, to_dtype
@@ -292,10 +292,18 @@ class _Builder:
         return cache, table
 
     def _slots(self, table: Tensor, page_size: int) -> Tensor:
-        """Physical rows of all keys, sequence by sequence, on the CPU."""
-        host = table.cpu()
-        rows = [page_rows(host[b], page_size, 0, k) for b, k in enumerate(self.case.k_lens)]
-        return torch.cat([torch.arange(0), *rows])
+        """Physical rows of all keys, sequence by sequence, on the CPU.
+
+        Spelled out rather than shared with openmla.sequences: a mistake there then reads rows that
+        were never written, which poisons show.
+        """
+        pages = table.tolist()
+        rows = [
+            pages[b][key // page_size] * page_size + key % page_size
+            for b, keys in enumerate(self.case.k_lens)
+            for key in range(keys)
+        ]
+        return torch.tensor(rows, dtype=torch.int64)
 
     def _append(self, cache: LatentCache, slots: Tensor, positions: Tensor) -> None:
         case, device = self.case, self.memory.device

@@ -14,6 +14,14 @@ def launch(plan: Plan, operands: Operands, results: Results) -> None:
     """Fill every row of `results`."""
     if plan.backend == "cpu":
         _launch_cpu(plan, operands, results)
+    elif plan.backend == "portable":
+        from openmla.kernels.portable.launch import launch as launch_portable
+
+        launch_portable(plan, operands, results)
+    elif plan.backend == "hopper" and isinstance(operands, DenseOperands):
+        from openmla.kernels.hopper.launch import launch as launch_hopper
+
+        launch_hopper(plan, operands, results)
     else:
         raise Unsupported(
             f"backend {plan.backend!r} is planned for {plan.target} but has no kernel yet",

@@ -71,7 +71,7 @@ def run(built: BuiltCase, tile: Tile) -> Outcome:
     problem = Problem(
         form=case.form, heads=case.heads, d_nope=case.d_nope, d_rope=case.d_rope, d_v=case.d_v
     )
-    launch.MIN_KEYS = tile.min_keys
+    launch.MIN_KEYS, launch.KEY_STEP = tile.min_keys, min(tile.min_keys, 128)
     launch.launch(Plan(problem, tile.target, "portable", tile), built.operands, results)
     return Outcome(out, lse, logits)
 

@@ -110,7 +110,7 @@ def dense_kernel(
     SPLIT: tl.constexpr,
     PROGRAMS: tl.constexpr,
     MIN_KEYS: tl.constexpr,
-    MOST_SPLITS: tl.constexpr,
+    KEY_STEP: tl.constexpr,
     GROUP: tl.constexpr,
     BM: tl.constexpr,
     BN: tl.constexpr,
@@ -128,7 +128,7 @@ def dense_kernel(
     k_start, k_len = span(sequence, cu_k_ptr, batch, total_k)
     k_len = tl.where(sequence < batch, k_len, 0)
     own_tiles = (q_len + BM - 1) // BM
-    parts = split_count(own_tiles * heads, k_len, PROGRAMS, MIN_KEYS, MOST_SPLITS)
+    parts = split_count(own_tiles * heads, k_len, PROGRAMS, MIN_KEYS)
     if SPLIT:
         slot = program % PROGRAMS
         unit = slot // parts
@@ -136,7 +136,7 @@ def dense_kernel(
         row_start = unit // heads * BM
         if (parts == 1) | (row_start >= q_len):
             return
-        k_first, k_stop = key_range(slot % parts, parts, k_len, BN)
+        k_first, k_stop = key_range(slot % parts, parts, k_len, KEY_STEP)
     else:
         row_start = (tile - first_tile(sequence, cu_q_ptr, 1, BM)) * BM
         if (parts > 1) | (row_start >= q_len):

@@ -82,7 +82,7 @@ def latent_kernel(
     SPLIT: tl.constexpr,
     PROGRAMS: tl.constexpr,
     MIN_KEYS: tl.constexpr,
-    MOST_SPLITS: tl.constexpr,
+    KEY_STEP: tl.constexpr,
     BM: tl.constexpr,
     BN: tl.constexpr,
 ):
@@ -98,13 +98,13 @@ def latent_kernel(
     k_len = tl.load(lengths_ptr + sequence, mask=sequence < batch, other=0)
     k_len = tl.maximum(tl.minimum(k_len, most_keys), 0)
     rows = q_len * heads
-    parts = split_count((rows + BM - 1) // BM, k_len, PROGRAMS, MIN_KEYS, MOST_SPLITS)
+    parts = split_count((rows + BM - 1) // BM, k_len, PROGRAMS, MIN_KEYS)
     if SPLIT:
         slot = program % PROGRAMS
         row_start = slot // parts * BM
         if (parts == 1) | (row_start >= rows):
             return
-        k_first, k_stop = key_range(slot % parts, parts, k_len, BN)
+        k_first, k_stop = key_range(slot % parts, parts, k_len, KEY_STEP)
     else:
         row_start = (tile - first_tile(sequence, cu_q_ptr, heads, BM)) * BM
         if (parts > 1) | (row_start >= rows):

@@ -1,8 +1,9 @@
 """Host side of the portable kernels: from a Plan and its operands to kernel calls.
 
 `calls` lists what a launch would run, as data; `launch` runs it. Nothing here reads a device
-tensor, so nothing waits for the GPU. A split request (see tiles.py) is computed in ranges of keys by
-the same kernel and merged; partial results of a group of sequences share one bounded workspace.
+tensor, so nothing waits for the GPU. A split request (see tiles.py) is computed in ranges of keys
+by the same kernel and merged; the partial results of a group of sequences share one bounded
+workspace.
 """
 
 from __future__ import annotations
@@ -33,13 +34,20 @@ from openmla.kernels.portable.formats import (
 from openmla.kernels.portable.latent import latent_kernel
 from openmla.kernels.portable.sparse import sparse_kernel
 from openmla.kernels.portable.split import merge_kernel
-from openmla.operands import DenseOperands, LatentOperands, Results, SparseOperands, Weights
+from openmla.operands import (
+    DenseOperands,
+    LatentOperands,
+    Operands,
+    Results,
+    SparseOperands,
+    Weights,
+)
 from openmla.plan import Plan
 from openmla.plan.target import target_by_name
 
 GROUP_HEADS = 4  # heads that run side by side in the dense form, so that L2 holds their K and V
-MIN_KEYS = 1024  # no range of a split request is shorter, or merging would cost too much
-MOST_SPLITS = 64
+MIN_KEYS = 1024  # no range of a split request is shorter, unless the plan says otherwise
+KEY_STEP = 128  # ranges are multiples of it, so no block of keys is cut
 WORKSPACE_CAP = 256 * 1024 * 1024
 MERGE_ROWS = 16
 
@@ -56,18 +64,18 @@ class Call:
         """Launch it."""
         self.kernel[(self.programs,)](**self.arguments)
 
+    def compile(self) -> Any:
+        """Compile it for the current GPU, or take it from Triton's cache, without launching."""
+        return self.kernel.warmup(grid=(self.programs,), **self.arguments)
 
-def launch(
-    plan: Plan, operands: DenseOperands | LatentOperands | SparseOperands, results: Results
-) -> None:
+
+def launch(plan: Plan, operands: Operands, results: Results) -> None:
     """Fill every row of `results`."""
     for call in calls(plan, operands, results):
         call.run()
 
 
-def calls(
-    plan: Plan, operands: DenseOperands | LatentOperands | SparseOperands, results: Results
-) -> Iterator[Call]:
+def calls(plan: Plan, operands: Operands, results: Results) -> Iterator[Call]:
     """What `launch` runs, in order; nothing for an empty output."""
     if not results.out.numel():
         return
@@ -263,7 +271,7 @@ def _queries(op: DenseOperands | LatentOperands, results: Results, w: Weights) -
         "SPLIT": False,
         "PROGRAMS": 0,
         "MIN_KEYS": MIN_KEYS,
-        "MOST_SPLITS": MOST_SPLITS,
+        "KEY_STEP": KEY_STEP,
     }
 
 
@@ -305,7 +313,7 @@ def _with_splits(
     if not programs:
         yield whole
         return
-    whole.arguments["PROGRAMS"] = programs
+    whole.arguments.update(PROGRAMS=programs, MIN_KEYS=_min_keys(plan))
     yield whole
     arguments, BM = whole.arguments, plan.config.BM
     value = arguments["VALUE"] if isinstance(op, DenseOperands) else arguments["LATENT"]
@@ -322,20 +330,24 @@ def _with_splits(
             "first_sequence": first,
         }
         yield Call(whole.kernel, here * programs, {**arguments, **place, "SPLIT": True})
-        blocks = programs // 2 * (BM // MERGE_ROWS)
+        blocks = programs // 4 * (BM // MERGE_ROWS)
         yield Call(merge_kernel, here * blocks, {**_merge_arguments(arguments, op), **place})
 
 
 def _programs(plan: Plan, whole: Call, op: DenseOperands | LatentOperands) -> int:
-    """Programs that fill the GPU, or 0 when no request of this call can be split."""
-    programs = target_by_name(plan.target).sm_count
+    """Two programs per SM, or 0 when no request of this call can be split."""
+    programs = 2 * target_by_name(plan.target).sm_count
     if isinstance(op, DenseOperands):
         most_keys, least_tiles = whole.arguments["total_k"], op.q.shape[1]
     else:
         most_keys, least_tiles = whole.arguments["most_keys"], 1
-    if not whole.arguments["batch"] or most_keys < 2 * MIN_KEYS or programs // least_tiles < 2:
-        return 0
-    return programs
+    can_split = most_keys >= 2 * _min_keys(plan) and 4 * least_tiles <= programs
+    return programs if whole.arguments["batch"] and can_split else 0
+
+
+def _min_keys(plan: Plan) -> int:
+    rule = getattr(plan.config, "split", None)
+    return MIN_KEYS if rule is None else int(rule.min_keys)
 
 
 def _merge_arguments(
@@ -345,7 +357,7 @@ def _merge_arguments(
     shared = (
         "out_ptr", "lse_ptr", "sink_ptr", "cu_q_ptr", "total_q", "batch", "heads", "out_stride_t",
         "out_stride_h", "lse_stride_t", "lse_stride_h", "D_V", "PROGRAMS", "MIN_KEYS",
-        "MOST_SPLITS", "BM",
+        "BM",
     )  # fmt: skip
     return {
         **{name: arguments[name] for name in shared},

@@ -50,14 +50,13 @@ def merge_kernel(
     PACKED: tl.constexpr,
     PROGRAMS: tl.constexpr,
     MIN_KEYS: tl.constexpr,
-    MOST_SPLITS: tl.constexpr,
     BM: tl.constexpr,
     ROWS: tl.constexpr,
 ):
     blocks: tl.constexpr = BM // ROWS
     program = tl.program_id(0)
-    local = program // (PROGRAMS // 2 * blocks)
-    unit = program // blocks % (PROGRAMS // 2)
+    local = program // (PROGRAMS // 4 * blocks)
+    unit = program // blocks % (PROGRAMS // 4)
     sequence = first_sequence + local
     q_start, q_len = span(sequence, cu_q_ptr, batch, total_q)
     if lengths_ptr is not None:
@@ -72,7 +71,7 @@ def merge_kernel(
         rows = q_len
         units = (q_len + BM - 1) // BM * heads
         row_start = unit // heads * BM
-    parts = split_count(units, k_len, PROGRAMS, MIN_KEYS, MOST_SPLITS)
+    parts = split_count(units, k_len, PROGRAMS, MIN_KEYS)
     if (parts == 1) | (unit >= units):
         return
 

@@ -51,17 +51,18 @@ def span(sequence, cu_ptr, batch, total):
 
 
 @triton.jit
-def split_count(tiles, k_len, PROGRAMS: tl.constexpr, MIN_KEYS: tl.constexpr, MOST: tl.constexpr):
-    """Ranges of keys of a request with `tiles` tiles: 1 unless it leaves half the GPU idle.
+def split_count(tiles, k_len, PROGRAMS: tl.constexpr, MIN_KEYS: tl.constexpr):
+    """Ranges of keys of a request with `tiles` tiles: 1 unless it leaves half of the GPU idle.
 
-    Depends on the request alone: its bits must not depend on its neighbors.
+    PROGRAMS, two per SM, is the most that a request is split into; 0 splits nothing. Depends on the
+    request alone, as openmla.plan's SplitRule does: its bits must not depend on its neighbors.
     """
-    fill = tl.minimum(PROGRAMS // tl.maximum(tiles, 1), MOST)
+    fill = tl.where(4 * tiles > PROGRAMS, 1, PROGRAMS // tl.maximum(tiles, 1))
     return tl.maximum(tl.minimum(fill, k_len // MIN_KEYS), 1)
 
 
 @triton.jit
-def key_range(part, parts, k_len, BN: tl.constexpr):
-    """(first, last+1) key of a part; all parts but the last are equal multiples of BN."""
-    keys = ((k_len + parts - 1) // parts + BN - 1) // BN * BN
+def key_range(part, parts, k_len, STEP: tl.constexpr):
+    """(first, last+1) key of a part; all parts but the last are equal multiples of STEP."""
+    keys = ((k_len + parts - 1) // parts + STEP - 1) // STEP * STEP
     return tl.minimum(part * keys, k_len), tl.minimum((part + 1) * keys, k_len)

@@ -1,0 +1,74 @@
+"""The portable kernels compile for every kind of GPU, and their shared memory fits the chip."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from openmla.cache import LatentCache
+from openmla.operands import (
+    DenseOperands,
+    LatentOperands,
+    Operands,
+    Results,
+    SparseOperands,
+    Weights,
+)
+from openmla.plan import TARGETS, plan
+from openmla.problem import Problem
+
+pytest.importorskip("triton")
+CHIPS = ("a100", "l40s", "h200", "rtx5090", "mi300x", "mi355x")
+PROBLEMS = {
+    "dense": Problem(form="dense", heads=16, d_nope=128, d_rope=64, d_v=128),
+    "latent": Problem(form="latent", heads=16, d_nope=512, d_rope=64, d_v=512, page_size=64),
+    "sparse": Problem(form="sparse", heads=128, d_nope=512, d_rope=64, d_v=512, topk=64),
+    "sparse fp8": Problem(
+        form="sparse", heads=16, d_nope=512, d_rope=64, d_v=512, topk=64, page_size=64,
+        kv_dtype="fp8_656", v_dtype="fp8_656", rope_dtype="fp8_656",
+    ),
+}  # fmt: skip
+
+
+def operands_of(problem: Problem) -> tuple[Operands, Results]:
+    """Small CPU tensors that compile the kernels of a problem."""
+    bf16, heads = torch.bfloat16, problem.heads
+    q = torch.zeros(64, heads, problem.d_qk, dtype=bf16)
+    out = torch.zeros(64, heads, problem.d_v, dtype=bf16)
+    results, weights = Results(out, torch.zeros(64, heads)), Weights(0.1)
+    cu = torch.tensor([0, 64], dtype=torch.int32)
+    if problem.form == "dense":
+        k, v = (torch.zeros(64, heads, n, dtype=bf16) for n in (problem.d_nope, problem.d_v))
+        rope = torch.zeros(64, problem.d_rope, dtype=bf16)
+        return DenseOperands(q, k, rope, v, cu, cu, True, weights), results
+    cache = LatentCache.allocate(
+        num_pages=2, page_size=64, latent=problem.d_nope, rope=problem.d_rope,
+        format=problem.kv_dtype,
+    )  # fmt: skip
+    if problem.form == "latent":
+        table, lengths = torch.zeros(1, 2, dtype=torch.int32), cu[1:]
+        return LatentOperands(q, cache, table, lengths, cu, True, problem.d_v, weights), results
+    indices = torch.zeros(64, problem.topk, dtype=torch.int32)
+    return SparseOperands(q, cache, indices, None, problem.d_v, weights), results
+
+
+def compiled(problem: Problem, chip: str) -> Iterator[int]:
+    """Shared memory of every kernel that a launch would run there."""
+    from openmla.kernels.portable.ahead import compiling_for
+    from openmla.kernels.portable.launch import calls
+
+    chosen = plan(problem, chip, "portable")
+    with compiling_for(TARGETS[chip].arch):
+        for call in calls(chosen, *operands_of(problem)):
+            yield call.compile().metadata.shared
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("chip", CHIPS)
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_compiles_and_fits(name: str, chip: str) -> None:
+    problem = PROBLEMS[name]
+    for shared in compiled(problem, chip):
+        assert 0 < shared <= TARGETS[chip].smem_per_block

@@ -262,7 +262,11 @@ COUNTS = ["batch", "total_q", "rest_q", "total_k", "heads", "table_stride", "fac
 STRIDES = ["out_stride_t", "out_stride_h", "lse_stride_t", "lse_stride_h"]
 
 
-@gluon.jit(do_not_specialize=COUNTS + STRIDES)
+# Vectors of 4-byte elements, read and written one by one: a slice of a tensor is as good as all.
+VECTORS = ["lse_ptr", "sink_ptr", "cu_q_ptr", "cu_k_ptr", "table_ptr", "counter_ptr"]
+
+
+@gluon.jit(do_not_specialize=COUNTS + STRIDES, do_not_specialize_on_alignment=VECTORS)
 def dense_kernel(  # noqa: PLR0913
     q_main_desc,
     q_tail_desc,

@@ -9,7 +9,7 @@ import torch
 
 from openmla.aot import CompileJob, Predicted, tensor_desc
 from openmla.cache import LatentCache
-from openmla.kernels.hopper.dense import dense_kernel
+from openmla.kernels.hopper.dense import VECTORS, dense_kernel
 from openmla.kernels.hopper.launch import calls
 from openmla.kernels.portable.launch import Call
 from openmla.operands import DenseOperands, Results, Weights
@@ -87,7 +87,8 @@ def _job(name: str, chosen: Plan, call: Call) -> CompileJob:
     config, main = chosen.config, call.kernel is dense_kernel
     given = dict(call.arguments)
     options = {"num_warps": given.pop("num_warps")}
-    signature = {n: _type_of(v) for n, v in given.items() if n.islower() and v is not None}
+    tensors = {n: v for n, v in given.items() if n.islower() and v is not None}
+    signature = {n: _type_of(v, n in VECTORS) for n, v in tensors.items()}
     constexprs = {n: v for n, v in given.items() if n not in signature}
     predicted = Predicted(shared=config.smem_used, registers=config.registers.at_launch)
     label = f"hopper dense {name}" if main else f"hopper merge {name}"
@@ -97,9 +98,9 @@ def _job(name: str, chosen: Plan, call: Call) -> CompileJob:
     )  # fmt: skip
 
 
-def _type_of(value: Any) -> str:
+def _type_of(value: Any, any_alignment: bool) -> str:
     if isinstance(value, torch.Tensor):
-        return f"*{_TYPES[value.dtype]}:16"
+        return f"*{_TYPES[value.dtype]}" + ("" if any_alignment else ":16")
     if hasattr(value, "block_shape"):
         return tensor_desc(_TYPES[value.base.dtype], value.block_shape, value.layout)
     return "fp32" if isinstance(value, float) else "i32"

@@ -53,7 +53,12 @@ def tiles_of_split(first, shape, BM: gl.constexpr, SPLIT: gl.constexpr, SMS: gl.
     return split, gl.where(split > 0, alone, 0)
 
 
-@gluon.jit(do_not_specialize=["batch", "total_q", "total_k", "heads"])
+COUNTS = ["batch", "total_q", "total_k", "heads"]
+STRIDES = ["out_stride_t", "out_stride_h", "lse_stride_t", "lse_stride_h"]
+VECTORS = ["lse_ptr", "sink_ptr", "cu_q_ptr", "cu_k_ptr"]
+
+
+@gluon.jit(do_not_specialize=COUNTS + STRIDES, do_not_specialize_on_alignment=VECTORS)
 def merge_kernel(  # noqa: PLR0913
     part_sums_ptr,
     part_state_ptr,

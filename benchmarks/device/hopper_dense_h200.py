@@ -1,0 +1,450 @@
+"""Check and time the dense Hopper kernel on an H200.
+
+    PYTHONPATH=src python benchmarks/device/hopper_dense_h200.py --out DIR [--section NAME ...]
+
+Sections: correctness, robustness, speed, sanitize. Every group of cases runs in a process of its
+own with a time limit, so that a hang costs seconds; one JSON file with provenance is written.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+
+import openmla
+from openmla.bench.dense import SHAPES, Inputs, Shape, matmul_tflops, run_dense
+from openmla.operands import DenseOperands
+from openmla.plan import support
+from openmla.reference import dense as reference_dense
+from openmla.testing.build import BuiltCase, build
+from openmla.testing.case import Case
+from openmla.testing.compare import compare
+from openmla.testing.memory import Memory
+from openmla.testing.poison import differences
+
+# The kernel under test may not be announced as running yet.
+support.IMPLEMENTED = frozenset(support.IMPLEMENTED | {("hopper", "dense")})
+
+DIMS = ((128, 64, 128), (192, 64, 256), (64, 64, 128), (128, 0, 128), (256, 0, 256), (64, 32, 64))
+EDGES = (1, 2, 63, 64, 65, 127, 128, 129, 191, 255, 256, 257, 300, 511, 640)
+SECONDS = {"correctness": 100, "robustness": 100, "speed": 150, "sanitize": 120}
+
+
+# Cases.
+
+
+def covering_cases(dims: tuple[int, int, int], count: int, seed: int) -> list[Case]:
+    """Random combinations of everything the kernel serves, at tile edges; always the same."""
+    rng = random.Random(seed)
+    d_nope, d_rope, d_v = dims
+    cases = []
+    for number in range(count):
+        batch = rng.choice((1, 1, 2, 3, 5))
+        q_lens = tuple(rng.choice((0, *EDGES)) for _ in range(batch))
+        k_lens = tuple(
+            q + rng.choice((0, 0, 1, 64, 300, -q // 2)) if rng.random() < 0.9 else 0 for q in q_lens
+        )
+        rope = rng.choice(("shared", "shared", "per_head", "cache")) if d_rope else "none"
+        dtype = "bf16" if rope == "cache" else rng.choice(("bf16", "bf16", "fp16"))
+        cases.append(
+            Case(
+                "dense", rng.choice((1, 2, 3, 5, 8)), d_nope, d_rope, d_v, q_lens, k_lens,
+                dtype=dtype, rope=rope, kv="bf16" if rope == "cache" else "plain",
+                page_size=rng.choice((16, 48, 64, 128, 256)), spare=rng.choice((0, 0, 1, 7)),
+                causal=rng.random() < 0.7, sink=rng.choice(("none", "none", "normal", "mixed")),
+                return_lse=rng.random() < 0.8,
+                values=rng.choice(("normal", "normal", "peaky", "rising", "large", "exact")),
+                scale=rng.choice((None, None, 0.125, -0.1)),
+                out=rng.choice(("fresh", "given")), seed=seed * 1000 + number,
+            )
+        )  # fmt: skip
+    return [
+        replace(c, scale=0.25) if c.values == "exact" else c for c in cases if sum(c.q_lens) > 0
+    ]
+
+
+def split_cases() -> list[Case]:
+    """Short chunks on long contexts: these go through partial sums and a merge."""
+    base = Case("dense", 2, 128, 64, 128, q_lens=(64,), k_lens=(9000,))
+    return [
+        base,
+        replace(base, q_lens=(1,), k_lens=(16384,), heads=1, sink="normal"),
+        replace(base, q_lens=(200, 64, 300), k_lens=(8200, 300, 300), spare=3),
+        replace(base, q_lens=(130,), k_lens=(5000,), causal=False, dtype="fp16"),
+        replace(base, q_lens=(33,), k_lens=(6000,), rope="cache", kv="bf16", page_size=64),
+        replace(base, d_nope=192, d_v=256, q_lens=(64,), k_lens=(4700,)),
+        replace(base, d_nope=64, d_rope=32, d_v=64, q_lens=(64,), k_lens=(4200,), values="rising"),
+        replace(base, heads=8, q_lens=(512,), k_lens=(4096,)),
+    ]
+
+
+def groups() -> dict[str, list[Case]]:
+    """Cases by the process they run in."""
+    found = {
+        f"{n}+{r}-{v}": covering_cases((n, r, v), 12, seed)
+        for seed, (n, r, v) in enumerate(DIMS, start=1)
+    }
+    first = found["128+64-128"][:0] + covering_cases(DIMS[0], 14, 77)
+    return {**found, "128+64-128 more": first, "split": split_cases()}
+
+
+def strided(built: BuiltCase) -> BuiltCase:
+    """K and V as views of one projection's output, as in a model; Q and rope with row gaps."""
+    op = built.operands
+    assert isinstance(op, DenseOperands)
+    tokens, heads, d_nope = op.k_nope.shape
+    both = torch.full((tokens, heads, d_nope + op.v.shape[2]), torch.nan).to(op.q)
+    both[..., :d_nope] = op.k_nope
+    both[..., d_nope:] = op.v
+    wide = torch.full((*op.q.shape[:2], op.q.shape[2] + 8), torch.nan).to(op.q)
+    wide[..., : op.q.shape[2]] = op.q
+    changed = {"q": wide[..., : op.q.shape[2]], "k_nope": both[..., :d_nope]}
+    changed["v"] = both[..., d_nope:]
+    operands = replace(op, **changed)
+    return replace(built, operands=operands, arguments={**built.arguments, **changed})
+
+
+# Correctness, in a child process.
+
+
+def check_group(name: str) -> Iterator[dict[str, Any]]:
+    """Every case of a group against float64; every third also strided and poisoned."""
+    for number, case in enumerate(groups()[name]):
+        built = build(case, "cuda")
+        outcome = built.run("hopper")
+        torch.cuda.synchronize()
+        truth = reference_dense(build(case).operands)
+        verdict = compare(outcome, truth, largest_v=built.largest_v)
+        problems = list(verdict.problems)
+        if number % 3 == 0 and case.rope != "cache":
+            problems += differences(strided(built).run("hopper"), outcome)
+        if number % 3 == 1:
+            poisoned = build(case, memory=Memory("cuda", "nan")).run("hopper")
+            problems += [f"poisoned: {p}" for p in differences(poisoned, outcome)]
+        again = built.run("hopper")
+        problems += [f"second run: {p}" for p in differences(again, outcome)]
+        yield {"case": str(case), "bound": verdict.bound, "row": verdict.worst_row,
+               "lse": verdict.lse, "problems": problems}  # fmt: skip
+
+
+# Robustness, in a child process.
+
+
+def robustness() -> Iterator[dict[str, Any]]:
+    """Many launches, graphs, neighbors, large offsets, host time."""
+    for check in (many_launches, neighbors, graph, streams, host_time, large_offsets):
+        started = time.perf_counter()
+        yield {"check": check.__name__, **check(), "seconds": time.perf_counter() - started}
+
+
+def many_launches() -> dict[str, Any]:
+    """1,000 launches, the same bits."""
+    shapes = (Shape(16, 512, 512, batch=3), Shape(4, 64, 16384), Shape(8, 1000, 1000))
+    different = 0
+    for shape in shapes:
+        inputs = Inputs(shape)
+        first = inputs.openmla().clone()
+        for _ in range(1000):
+            different += int(not torch.equal(inputs.openmla(), first))
+    return {"launches": 1000 * len(shapes), "different": different, "ok": different == 0}
+
+
+def neighbors() -> dict[str, Any]:
+    """A request alone gives the bits it gives in any batch."""
+    generator = torch.Generator().manual_seed(5)
+    lens_q, lens_k = [64, 300, 1, 700, 128, 40], [9000, 300, 513, 1400, 128, 5000]
+    heads = 8
+    wrong = 0
+    q, k, rope, v = (
+        torch.randn(n, *rest, generator=generator).bfloat16().cuda()
+        for n, rest in (
+            (sum(lens_q), (heads, 192)), (sum(lens_k), (heads, 128)), (sum(lens_k), (64,)),
+            (sum(lens_k), (heads, 128)),
+        )
+    )  # fmt: skip
+    cu = [torch.tensor([0, *torch.tensor(x).cumsum(0)]).int().cuda() for x in (lens_q, lens_k)]
+    whole, lse = openmla.mla_prefill(
+        q, k, rope, v, cu_seqlens_q=cu[0], cu_seqlens_k=cu[1], return_lse=True, backend="hopper"
+    )
+    for b in range(len(lens_q)):
+        rows = slice(int(cu[0][b]), int(cu[0][b + 1]))
+        keys = slice(int(cu[1][b]), int(cu[1][b + 1]))
+        alone = [torch.tensor([0, n]).int().cuda() for n in (lens_q[b], lens_k[b])]
+        out, own = openmla.mla_prefill(
+            q[rows], k[keys], rope[keys], v[keys], cu_seqlens_q=alone[0], cu_seqlens_k=alone[1],
+            return_lse=True, backend="hopper",
+        )  # fmt: skip
+        wrong += int(not torch.equal(out, whole[rows])) + int(not torch.equal(own, lse[rows]))
+    return {"different": wrong, "ok": wrong == 0}
+
+
+def graph() -> dict[str, Any]:
+    """Capture, change the inputs, replay."""
+    wrong = 0
+    for shape in (Shape(16, 512, 512, batch=2), Shape(4, 64, 16384)):
+        inputs = Inputs(shape)
+        inputs.openmla()
+        torch.cuda.synchronize()
+        captured = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(captured):
+            inputs.openmla()
+        for seed in range(3):
+            fresh = Inputs(shape, seed + 10)
+            inputs.q.copy_(fresh.q)
+            inputs.v.copy_(fresh.v)
+            captured.replay()
+            got = inputs.out.clone()
+            wrong += int(not torch.equal(got, inputs.openmla()))
+    return {"different": wrong, "ok": wrong == 0}
+
+
+def streams() -> dict[str, Any]:
+    """Two streams at once do not share a counter."""
+    inputs = [Inputs(Shape(16, 1024, 1024), seed) for seed in range(2)]
+    expected = [x.openmla().clone() for x in inputs]
+    lanes = [torch.cuda.Stream() for _ in inputs]
+    wrong = 0
+    torch.cuda.synchronize()
+    for _ in range(50):
+        for x, lane in zip(inputs, lanes, strict=True):
+            with torch.cuda.stream(lane):
+                x.openmla()
+        torch.cuda.synchronize()
+        pairs = zip(inputs, expected, strict=True)
+        wrong += sum(int(not torch.equal(x.out, y)) for x, y in pairs)
+    return {"different": wrong, "ok": wrong == 0}
+
+
+def host_time() -> dict[str, Any]:
+    """Microseconds of the public call before it returns, without waiting for the GPU."""
+    found = {}
+    for name, shape in {"plain": Shape(16, 256, 256), "split": Shape(4, 64, 16384)}.items():
+        inputs = Inputs(shape)
+        for _ in range(20):
+            inputs.openmla()
+        torch.cuda.synchronize()
+        samples = []
+        for _ in range(300):
+            start = time.perf_counter()
+            inputs.openmla()
+            samples.append((time.perf_counter() - start) * 1e6)
+            if len(samples) % 50 == 0:
+                torch.cuda.synchronize()
+        found[name] = statistics.median(samples)
+    return {"microseconds": found, "ok": found["plain"] < 50}
+
+
+def large_offsets() -> dict[str, Any]:
+    """More than 2^31 elements in q, k, v and out: the last request has the bits it has alone."""
+    heads, length, count = 128, 1025, 129
+    shape = Shape(heads, length, length, batch=count)
+    tokens = length * count
+    make = {"device": "cuda", "dtype": torch.bfloat16}
+    q = torch.empty(tokens, heads, 192, **make).normal_()
+    k, v = (torch.empty(tokens, heads, 128, **make).normal_() for _ in range(2))
+    rope = torch.empty(tokens, 64, **make).normal_()
+    cu = torch.arange(0, tokens + 1, length, device="cuda", dtype=torch.int32)
+    out, lse = openmla.mla_prefill(
+        q, k, rope, v, cu_seqlens_q=cu, return_lse=True, backend="hopper"
+    )
+    smallest = min(q.numel(), k.numel(), v.numel(), out.numel())
+    last = slice(tokens - length, tokens)
+    alone, own = openmla.mla_prefill(
+        q[last].clone(), k[last].clone(), rope[last].clone(), v[last].clone(),
+        cu_seqlens_q=cu[:2], return_lse=True, backend="hopper",
+    )  # fmt: skip
+    same = torch.equal(alone, out[last]) and torch.equal(own, lse[last])
+    # And with heads far apart: [heads, tokens, d] seen as [tokens, heads, d].
+    apart = v.transpose(0, 1).contiguous().transpose(0, 1)
+    again = openmla.mla_prefill(q, k, rope, apart, cu_seqlens_q=cu, backend="hopper")
+    same = same and torch.equal(again, out)
+    return {"shape": str(shape), "elements": smallest, "ok": same and smallest > 2**31}
+
+
+# Speed, in a child process.
+
+
+def speed(rounds: int) -> Iterator[dict[str, Any]]:
+    yield {"matmul_tflops": matmul_tflops(rounds)}
+    for row in run_dense(rounds, SHAPES):
+        yield row.to_json()
+    yield {"matmul_tflops": matmul_tflops(rounds)}
+
+
+# Sanitizers, in children of their own.
+
+
+def sanitize_cases() -> None:
+    """What runs under compute-sanitizer and ConSan: 24 small covering cases."""
+    for dims, count in zip(DIMS, (8, 3, 3, 3, 3, 4), strict=True):
+        for case in covering_cases(dims, count, 900):
+            small = tuple(min(q, 130) for q in case.q_lens)
+            keys = tuple(min(k, 260) for k in case.k_lens)
+            build(replace(case, q_lens=small, k_lens=keys), "cuda").run("hopper")
+    torch.cuda.synchronize()
+    print("sanitize cases done")
+
+
+def run_sanitizers(limit: float) -> Iterator[dict[str, Any]]:
+    me = [sys.executable, os.path.abspath(__file__), "--child", "sanitize"]
+    tool = shutil.which("compute-sanitizer") or "/usr/local/cuda/bin/compute-sanitizer"
+    plain = {**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
+    yield _tool("memcheck", [tool, "--tool", "memcheck", *me], plain, limit)
+    consan = {**os.environ, "TRITON_INSTRUMENTATION_MODE": "consan"}
+    yield _tool("consan", me, consan, limit)
+
+
+def _tool(name: str, command: list[str], env: dict[str, str], limit: float) -> dict[str, Any]:
+    print("  " + " ".join(command), flush=True)
+    try:
+        run = subprocess.run(
+            command, env=env, capture_output=True, text=True, timeout=limit, check=False
+        )
+    except (subprocess.TimeoutExpired, FileNotFoundError) as error:
+        return {"tool": name, "ok": False, "tail": f"{type(error).__name__}: {error}"}
+    text = run.stdout + run.stderr
+    clean = run.returncode == 0 and "done" in text
+    if name == "memcheck":
+        clean = clean and "ERROR SUMMARY: 0 errors" in text
+    return {"tool": name, "ok": clean, "returncode": run.returncode, "tail": text[-1500:]}
+
+
+# The parent.
+
+
+def child(argument: str, rounds: int) -> None:
+    """Print one JSON line per result."""
+    kind, _, name = argument.partition(":")
+    if kind == "sanitize":
+        # ConSan keeps its state in memory that Triton asks the program for.
+        def allocate(size: int, alignment: int, stream: int | None) -> torch.Tensor:
+            return torch.empty(size, dtype=torch.int8, device="cuda")
+
+        triton.set_allocator(allocate)
+        sanitize_cases()
+        return
+    sources: dict[str, Callable[[], Iterator[dict[str, Any]]]] = {
+        "correctness": lambda: check_group(name),
+        "robustness": robustness,
+        "speed": lambda: speed(rounds),
+    }
+    for result in sources[kind]():
+        print("RESULT " + json.dumps(result), flush=True)
+
+
+def run_children(arguments: list[str], limit: float, rounds: int) -> dict[str, dict[str, Any]]:
+    """Run children side by side; what each printed, and how it ended."""
+    base = [sys.executable, os.path.abspath(__file__), "--rounds", str(rounds), "--child"]
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    started = [(a, subprocess.Popen([*base, a], text=True, **pipes)) for a in arguments]
+    end = time.time() + limit
+    found = {}
+    for argument, process in started:
+        ended = "finished"
+        try:
+            text, _ = process.communicate(timeout=max(1.0, end - time.time()))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            text, ended = process.communicate()[0], f"no end within {limit:.0f} s"
+        if ended == "finished" and process.returncode:
+            ended = f"status {process.returncode}"
+        lines = [json.loads(x[7:]) for x in text.splitlines() if x.startswith("RESULT ")]
+        tail = "" if ended == "finished" else text[-2500:]
+        found[argument] = {"ended": ended, "results": lines, "tail": tail}
+    return found
+
+
+def report_correctness(found: dict[str, dict[str, Any]]) -> None:
+    for name, group in found.items():
+        bad = [r for r in group["results"] if r["problems"]]
+        worst = max((r["bound"] for r in group["results"]), default=0.0)
+        expected = len(groups()[name.partition(":")[2]])
+        print(f"{name:30s} {len(group['results'])}/{expected} cases, {len(bad)} wrong, "
+              f"bound {worst:.2f}, {group['ended']}")  # fmt: skip
+        for r in bad[:4]:
+            print(f"    {r['case']}\n      " + "\n      ".join(r["problems"][:3]))
+        if group["tail"]:
+            print(group["tail"])
+
+
+def report_speed(results: list[dict[str, Any]]) -> None:
+    for r in results:
+        if "matmul_tflops" in r:
+            print(f"matmul {r['matmul_tflops']:.0f} TFLOP/s")
+            continue
+        ours = r["timings"]["openmla"]
+        bars = f"bars {r['bar_kernel']:.2f}/{r['bar_layer']:.2f}" if r["bar_kernel"] else ""
+        peer = f"{r['tflops']['cudnn']:5.0f}" if "cudnn" in r["tflops"] else "    -"
+        print(f"{r['shape']:38s} {ours['median']:8.3f} ms {r['tflops']['openmla']:5.0f} "
+              f"cudnn {peer} kernel {r['kernel']:.3f} (row {r['kernel_back_to_back']:.3f}) "
+              f"layer {r['layer']:.3f} (row {r['layer_back_to_back']:.3f}) {bars}")  # fmt: skip
+
+
+def provenance() -> dict[str, Any]:
+    query = ["nvidia-smi", "--query-gpu=name,driver_version,power.limit", "--format=csv,noheader"]
+    smi = subprocess.run(query, capture_output=True, text=True, check=False).stdout.strip()
+    return {
+        "date": datetime.now(UTC).strftime("%Y-%m-%d"), "gpu": smi, "torch": torch.__version__,
+        "triton": triton.__version__, "python": sys.version.split()[0],
+        "openmla": openmla.__version__, "command": "python " + " ".join(sys.argv),
+    }  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--section", action="append", choices=sorted(SECONDS))
+    parser.add_argument("--rounds", type=int, default=12)
+    parser.add_argument("--child")
+    options = parser.parse_args()
+    if options.child:
+        child(options.child, options.rounds)
+        return
+    record: dict[str, Any] = provenance()
+    for section in options.section or ["correctness", "robustness", "speed", "sanitize"]:
+        started = time.time()
+        print(f"== {section}", flush=True)
+        if section == "sanitize":
+            record[section] = list(run_sanitizers(SECONDS[section] / 2))
+            for r in record[section]:
+                print(f"{r['tool']}: {'ok' if r['ok'] else 'BAD'}\n{'' if r['ok'] else r['tail']}")
+        else:
+            names = [section]
+            if section == "correctness":
+                names = [f"correctness:{g}" for g in groups()]
+            found = run_children(names, SECONDS[section], options.rounds)
+            record[section] = found
+            if section == "correctness":
+                report_correctness(found)
+            elif section == "speed":
+                report_speed(found["speed"]["results"])
+            else:
+                for r in found["robustness"]["results"]:
+                    print(json.dumps(r))
+            for group in found.values():
+                if section != "correctness" and group["tail"]:
+                    print(group["ended"], group["tail"])
+        print(f"   {time.time() - started:.0f} s", flush=True)
+        if options.out:
+            options.out.mkdir(parents=True, exist_ok=True)
+            path = options.out / "hopper_dense_h200.json"
+            path.write_text(json.dumps(record, indent=1, default=str) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,186 @@
+"""The dense Hopper kernel on the simulator: right, clean under every schedule, deaf to poison."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from kernels.hopper.ranges_kernel import ranges_kernel
+from kernels.hopper.simulated import plan_of, run
+from openmla.kernels.hopper.launch import _tensors, calls
+from openmla.kernels.hopper.repeat import Repeat
+from openmla.operands import DenseOperands, Results
+from openmla.plan.hopper_split import SplitRule
+from openmla.sim import simulate
+from openmla.testing.build import BuiltCase, build
+from openmla.testing.case import Case
+from openmla.testing.compare import judge
+from openmla.testing.memory import Memory
+from openmla.testing.poison import differences
+
+V3 = Case("dense", 2, 128, 64, 128, q_lens=(70, 33, 5), k_lens=(70, 300, 2), spare=3)
+PAGED = replace(V3, rope="cache", kv="bf16")
+SPLIT = Case(
+    "dense", 2, 64, 32, 64, q_lens=(50, 20), k_lens=(4500, 300), spare=3, sink="normal"
+)  # fmt: skip
+CASES = {
+    "causal": V3,
+    "full": replace(V3, causal=False),
+    "sink": replace(V3, sink="mixed"),
+    "fp16, no lse": replace(V3, dtype="fp16", return_lse=False),
+    "rope per head": replace(V3, rope="per_head"),
+    "more queries than keys": replace(V3, q_lens=(200, 0, 3, 64), k_lens=(50, 10, 0, 64)),
+    "no sequences": replace(V3, q_lens=(), k_lens=(), spare=4),
+    "negative scale": replace(V3, scale=-0.1),
+    "scale 0": replace(V3, scale=0.0),
+    "rising": replace(V3, values="rising", q_lens=(140,), k_lens=(520,)),
+    "exact": replace(V3, values="exact", scale=0.125),
+    "pages of 64": replace(PAGED, page_size=64),
+    "pages of 16": replace(PAGED, page_size=16),
+    "pages of 48": replace(PAGED, page_size=48),
+    "pages of 256": replace(PAGED, page_size=256),
+    "192+64": replace(V3, d_nope=192, d_v=256),
+    "64+64": replace(V3, d_nope=64),
+    "128+0": replace(V3, d_rope=0, rope="none"),
+    "256+0": replace(V3, d_nope=256, d_rope=0, d_v=256, rope="none"),
+    "64+32, 5 heads": replace(V3, d_nope=64, d_rope=32, d_v=64, heads=5),
+    "40 requests": replace(V3, heads=1, q_lens=(1,) * 40, k_lens=(3,) * 40),
+    "split": SPLIT,
+    "split, pages": replace(
+        SPLIT, q_lens=(20, 50), k_lens=(300, 4500), rope="cache", kv="bf16", page_size=64
+    ),
+}
+SEEDS = 50
+PARTS = ("part_sums_ptr", "part_state_ptr")
+
+
+def on(case: Case, background: str = "zero") -> BuiltCase:
+    return build(case, memory=Memory("cpu", background))
+
+
+def chip(case: Case) -> int:
+    return 6 if "4500" in str(case) else 2
+
+
+@pytest.mark.parametrize("num_qo", [1, 2])
+@pytest.mark.parametrize("name", CASES)
+def test_right_clean_and_deaf_to_poison(name: str, num_qo: int) -> None:
+    case = CASES[name]
+    outcomes = []
+    for background in ("zero", "nan"):
+        built = on(case, background)
+        outcome, reports = run(built, plan_of(built, chip(case), num_qo), seed=num_qo)
+        assert [str(f) for report in reports for f in report.findings] == []
+        outcomes.append(outcome)
+    assert not differences(outcomes[1], outcomes[0])
+    verdict = judge(on(case), outcomes[0])
+    assert verdict.ok, verdict.report()
+
+
+@pytest.mark.parametrize("name", ["causal", "pages of 16", "192+64", "split"])
+def test_one_and_two_query_tiles_give_the_same_bits(name: str) -> None:
+    case = CASES[name]
+    built = on(case)
+    one, two = (run(built, plan_of(built, chip(case), n))[0] for n in (1, 2))
+    assert not differences(one, two)
+
+
+@pytest.mark.parametrize("case", [V3, SPLIT], ids=["whole", "split"])
+def test_a_request_does_not_see_its_neighbors(case: Case) -> None:
+    built = on(case)
+    chosen = plan_of(built, chip(case), 2)
+    together = run(built, chosen)[0]
+    op = built.operands
+    assert isinstance(op, DenseOperands)
+    q_first = k_first = 0
+    for q_len, k_len in zip(case.q_lens, case.k_lens, strict=True):
+        rows, keys = slice(q_first, q_first + q_len), slice(k_first, k_first + k_len)
+        assert op.k_rope is not None
+        alone = replace(
+            op, q=op.q[rows], k_nope=op.k_nope[keys], v=op.v[keys], k_rope=op.k_rope[keys],
+            cu_seqlens_q=torch.tensor([0, q_len]).int(),
+            cu_seqlens_k=torch.tensor([0, k_len]).int(),
+        )  # fmt: skip
+        single = replace(
+            built, operands=alone, case=replace(case, q_lens=(q_len,), k_lens=(k_len,))
+        )
+        out = run(single, plan_of(single, chip(case), 1))[0].out
+        assert torch.equal(out, together.out[rows])
+        q_first, k_first = q_first + q_len, k_first + k_len
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
+def test_every_schedule_is_clean(name: str) -> None:
+    case = CASES[name]
+    first = None
+    for seed in range(SEEDS):
+        built = on(case)
+        schedule = {0: "early", 1: "late"}.get(seed, "random")
+        outcome, reports = run(
+            built, plan_of(built, chip(case)), seed=seed, schedule=schedule, resident=3
+        )
+        assert [str(f) for report in reports for f in report.findings] == []
+        assert first is None or not differences(outcome, first)
+        first = outcome
+
+
+def test_the_device_splits_as_the_plan_says() -> None:
+    """tiles.keys_of_range and SplitRule.keys_per_split are the same function."""
+    rule = SplitRule(heads_tiles=16, tokens_per_tile=64, min_keys=2048, sm_count=132, d_v=128)
+    got = torch.zeros(1, dtype=torch.int32)
+    for q_len in (1, 64, 65, 256, 300):
+        for k_len in (0, 1, 2047, 4096, 5000, 131072, 131073):
+            report = simulate(ranges_kernel, 1, (got, q_len, k_len, 16, 132, 2048))
+            assert report.ok and int(got) == rule.keys_per_split(q_len, k_len)
+
+
+class Compiled:
+    """Stands for a compiled kernel: remembers what it was launched with."""
+
+    def __init__(self) -> None:
+        self.launches: list[tuple[object, ...]] = []
+
+    def __getitem__(self, grid: tuple[int, ...]):
+        return lambda *arguments: self.launches.append((grid, *arguments))
+
+
+@pytest.mark.parametrize("case", [V3, PAGED, SPLIT], ids=["shared", "paged", "split"])
+def test_a_repeated_launch_has_the_arguments_of_a_first_one(case: Case) -> None:
+    first, second = on(case), on(replace(case, seed=1))
+    chosen = plan_of(first, chip(case), 1)
+    results = [Results(b.operands.q.new_zeros(*b.operands.q.shape[:2], case.d_v),
+                       torch.zeros(b.operands.q.shape[:2])) for b in (first, second)]  # fmt: skip
+    for made, wanted in zip(
+        calls(chosen, first.operands, results[0]), calls(chosen, second.operands, results[1]),
+        strict=True,
+    ):  # fmt: skip
+        compiled = Compiled()
+        counter = torch.zeros(1, dtype=torch.int32)
+        Repeat(made, compiled).run(_tensors(chosen, second.operands, results[1], counter))
+        (grid, *arguments), names = compiled.launches[0], made.kernel.arg_names
+        assert grid == (wanted.programs, 1, 1)
+        for name, value in zip(names, arguments, strict=True):
+            expected = wanted.arguments[name]
+            if name.endswith("_ptr") and name not in ("counter_ptr", *PARTS):
+                assert (value is None) == (expected is None), name
+                assert value is None or value.data_ptr() == expected.data_ptr(), name
+            elif hasattr(expected, "block_shape"):
+                assert value.base.data_ptr() == expected.base.data_ptr(), name
+                assert (value.shape, value.strides) == (expected.shape, expected.strides)
+            elif not name.endswith("_ptr"):
+                assert value == expected, name
+
+
+def test_an_empty_tensor_of_keys_needs_no_kernel() -> None:
+    built = on(replace(V3, q_lens=(3,), k_lens=(0,), spare=0))
+    outcome, reports = run(built)
+    assert not reports and judge(built, outcome).ok
+
+
+def test_results_without_rows() -> None:
+    built = on(replace(V3, q_lens=(0,), k_lens=(4,), spare=0))
+    outcome, reports = run(built)
+    assert not reports and outcome.out.shape[0] == 0

@@ -2,7 +2,7 @@
 
 Two ratios per shape, both of medians:
 
-    kernel   cuDNN's K is assembled beforehand ([b, h, s, d_qk], contiguous); only attention is timed
+    kernel   cuDNN's K is assembled beforehand ([b, h, s, d_qk], contiguous) and not timed
     layer    from k_nope, k_rope and v, as an MLA layer has them: cuDNN also pays for assembling K
 
 and torch's 8192^3 bf16 matmul in the same run, as the chip's ceiling that day.

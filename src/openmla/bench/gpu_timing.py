@@ -16,6 +16,7 @@ import torch
 FLUSH_BYTES = 512 * 1024 * 1024
 WARM_UPS = 3
 IN_A_ROW = 10
+Span = tuple[torch.cuda.Event, torch.cuda.Event]
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ def race(contestants: Mapping[str, Callable[[], object]], rounds: int) -> dict[s
     for name in names:
         for _ in range(WARM_UPS):
             contestants[name]()
-    samples: dict[str, list[tuple[torch.cuda.Event, torch.cuda.Event]]] = {n: [] for n in names}
+    samples: dict[str, list[Span]] = {n: [] for n in names}
     for number in range(rounds):
         torch.cuda.synchronize()
         for _ in range(3):  # the host gets ahead of the device, so no launch is waited for
@@ -42,22 +43,19 @@ def race(contestants: Mapping[str, Callable[[], object]], rounds: int) -> dict[s
         for name in names[number % len(names) :] + names[: number % len(names)]:
             flush.zero_()
             samples[name].append(_timed(contestants[name], 1))
-    torch.cuda.synchronize()
-    medians = {n: [a.elapsed_time(b) for a, b in samples[n]] for n in names}
     rows = {n: _timed(contestants[n], IN_A_ROW) for n in names}
     torch.cuda.synchronize()
-    return {
-        n: GpuTiming(
-            statistics.median(medians[n]),
-            min(medians[n]),
-            rows[n][0].elapsed_time(rows[n][1]) / IN_A_ROW,
-        )
-        for n in names
-    }
+    return {n: _summary(samples[n], rows[n]) for n in names}
 
 
-def _timed(function: Callable[[], object], times: int) -> tuple[torch.cuda.Event, torch.cuda.Event]:
-    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+def _summary(samples: list[Span], row: Span) -> GpuTiming:
+    times = [start.elapsed_time(end) for start, end in samples]
+    in_a_row = row[0].elapsed_time(row[1]) / IN_A_ROW
+    return GpuTiming(statistics.median(times), min(times), in_a_row)
+
+
+def _timed(function: Callable[[], object], times: int) -> Span:
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
     start.record()
     for _ in range(times):
         function()

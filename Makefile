@@ -23,7 +23,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 $(VENV39)/.installed: pyproject.toml constraints-triton39.txt
 	$(PYTHON) -m venv $(VENV39)
 	$(VENV39)/$(PIP_INSTALL) -c constraints-triton39.txt torch
-	$(VENV39)/$(PIP_INSTALL) -c constraints-triton39.txt -e . numpy pytest pytest-xdist rich
+	$(VENV39)/$(PIP_INSTALL) -c constraints-triton39.txt -e '.[cli]' numpy pytest pytest-xdist
 	@touch $@
 
 demo: $(VENV)/.installed
@@ -36,7 +36,7 @@ lint: $(VENV)/.installed
 
 # Compile every kernel config with the second Triton; an unchanged kernel comes from the cache.
 compile: $(VENV39)/.installed
-	$(VENV39)/bin/pytest -n 2 -m compile tests
+	$(VENV39)/bin/pytest -n 2 -m compile tests/sim tests/kernels
 
 test: lint compile
 	$(VENV)/bin/pytest -n 2

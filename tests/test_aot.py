@@ -29,6 +29,7 @@ def job(**changes) -> CompileJob:
 
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path, monkeypatch):
+    monkeypatch.delenv("OPENMLA_COMPILE_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
 
 

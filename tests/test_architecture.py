@@ -21,7 +21,7 @@ LAYERS: list[set[str]] = [
     {"layout"},
     {"sequences", "cache"},
     {"plan"},
-    {"operands"},
+    {"operands", "aot"},
     {"kernels"},
     {"reference"},
     {"checks"},
@@ -30,7 +30,7 @@ LAYERS: list[set[str]] = [
     {"api"},
     {""},  # openmla/__init__.py: the public names
     {"compat"},
-    {"sim", "aot", "aot_cli"},
+    {"sim", "aot_cli"},
     {"explain"},
     {"testing"},
     {"bench"},

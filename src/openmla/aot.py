@@ -118,7 +118,9 @@ def tensor_desc(dtype: str, block: Iterable[int], layout: Any) -> str:
 
 
 def cache_directory() -> Path:
-    """Where reports are kept."""
+    """Where reports are kept: $OPENMLA_COMPILE_CACHE, or the user's cache."""
+    if chosen := os.environ.get("OPENMLA_COMPILE_CACHE"):
+        return Path(chosen)
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(base) / "openmla" / "compile"
 

@@ -11,6 +11,7 @@ COMMANDS = {
     "plan": ("openmla.cli.plan", "plan_command"),
     "check": ("openmla.cli.check", "check_command"),
     "bench": ("openmla.cli.bench", "bench_command"),
+    "compile": ("openmla.cli.compile", "compile_command"),
     "doctor": ("openmla.cli.doctor", "doctor_command"),
 }
 

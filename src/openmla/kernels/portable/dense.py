@@ -23,7 +23,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from openmla.kernels.portable.rows import load_tile, page_of, read_columns, two_terms, widen
+from openmla.kernels.portable.rows import load_query, load_tile, page_of, read_columns, widen
 from openmla.kernels.portable.softmax import MINUS_INF, normalize, softmax_step
 from openmla.kernels.portable.tiles import (
     first_tile,
@@ -162,29 +162,17 @@ def dense_kernel(
     # The query tile.
     nope = tl.arange(0, NOPE)
     q_row = q_ptr + head * tl.cast(q_stride_h, tl.int64) + token[:, None] * q_stride_t
-    q = load_tile(q_row + nope[None, :], row_ok, nope < D_NOPE, True, NOPE != D_NOPE)
-    q = widen(q, K_TYPE)
-    if Q_SIGN != 1:
-        q = (q.to(tl.float32) * Q_SIGN).to(K_TYPE)
+    q, _ = load_query(q_row + nope[None, :], row_ok, D_NOPE, NOPE, K_TYPE, Q_SIGN, False)
     if TAIL > 0:
         tail = NOPE + tl.arange(0, TAIL)
-        q_tail = load_tile(
-            q_row + tail[None, :], row_ok, tail < D_NOPE, True, NOPE + TAIL != D_NOPE
+        q_tail, _ = load_query(
+            q_row + tail[None, :], row_ok, D_NOPE - NOPE, TAIL, K_TYPE, Q_SIGN, False
         )
-        q_tail = widen(q_tail, K_TYPE)
-        if Q_SIGN != 1:
-            q_tail = (q_tail.to(tl.float32) * Q_SIGN).to(K_TYPE)
     if ROPE > 0:
         rope = tl.arange(0, ROPE)
-        q_rope = load_tile(
-            q_row + D_NOPE + rope[None, :], row_ok, rope < D_ROPE, True, ROPE != D_ROPE
+        q_rope, q_rope_rest = load_query(
+            q_row + D_NOPE + rope[None, :], row_ok, D_ROPE, ROPE, ROPE_TYPE, Q_SIGN, TWO_TERMS
         )
-        if Q_SIGN != 1:
-            q_rope = widen(q_rope, tl.float32) * Q_SIGN
-        if TWO_TERMS:
-            q_rope, q_rope_rest = two_terms(q_rope, ROPE_TYPE)
-        else:
-            q_rope = widen(q_rope, ROPE_TYPE)
     if q_scale_ptr is not None:
         row_factor = tl.load(q_scale_ptr + token, mask=row_ok, other=0.0)
 

@@ -19,8 +19,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from openmla.kernels.portable.row_block import load_query, row_step
-from openmla.kernels.portable.rows import page_of
+from openmla.kernels.portable.row_block import row_step
+from openmla.kernels.portable.rows import load_query, page_of
 from openmla.kernels.portable.softmax import MINUS_INF, normalize
 from openmla.kernels.portable.tiles import (
     first_tile,

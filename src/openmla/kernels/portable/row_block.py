@@ -16,30 +16,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from openmla.kernels.portable.rows import load_tile, read_columns, two_terms, widen
+from openmla.kernels.portable.rows import read_columns, two_terms
 from openmla.kernels.portable.softmax import MINUS_INF, softmax_step
-
-
-@triton.jit
-def load_query(
-    pointers,
-    row_ok,
-    WIDTH: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    TYPE: tl.constexpr,
-    Q_SIGN: tl.constexpr,
-    TWO_TERMS: tl.constexpr,
-):
-    """A tile of queries [BM, COLUMNS] as TYPE, and its second term (without one, itself)."""
-    tile = load_tile(pointers, row_ok, tl.arange(0, COLUMNS) < WIDTH, True, COLUMNS != WIDTH)
-    if Q_SIGN != 1:
-        tile = widen(tile, tl.float32) * Q_SIGN
-    if TWO_TERMS:
-        first, rest = two_terms(tile, TYPE)
-    else:
-        first = widen(tile, TYPE)
-        rest = first
-    return first, rest
 
 
 @triton.jit

@@ -4,7 +4,8 @@
 |---|---|
 | load_tile | any tile, with or without masks; masked elements are 0 |
 | widen | an e4m3 tile as a wider type, by the hardware or, for uint8 tiles, by its bits |
-| page_of, table_rows | where the rows of a paged cache lie |
+| load_query | a tile of queries, ready to be multiplied |
+| page_of | where the rows of a paged cache lie |
 | read_columns | columns of cache rows in any cache format, dequantized |
 
 Cache formats (FORMAT): "plain" holds values as they are; "scaled" is e4m3 with one fp32 scale per
@@ -59,6 +60,28 @@ def two_terms(x, TYPE: tl.constexpr):
     """x as the sum of two TYPE values: an fp16 is exactly two bf16, an fp32 within 2^-17."""
     first = x.to(TYPE)
     rest = (x.to(tl.float32) - first.to(tl.float32)).to(TYPE)
+    return first, rest
+
+
+@triton.jit
+def load_query(
+    pointers,
+    row_ok,
+    WIDTH: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    TYPE: tl.constexpr,
+    Q_SIGN: tl.constexpr,
+    TWO_TERMS: tl.constexpr,
+):
+    """A tile of queries [BM, COLUMNS] as TYPE, and its second term (without one, itself)."""
+    tile = load_tile(pointers, row_ok, tl.arange(0, COLUMNS) < WIDTH, True, COLUMNS != WIDTH)
+    if Q_SIGN != 1:
+        tile = widen(tile, tl.float32) * Q_SIGN
+    if TWO_TERMS:
+        first, rest = two_terms(tile, TYPE)
+    else:
+        first = widen(tile, TYPE)
+        rest = first
     return first, rest
 
 

@@ -18,7 +18,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from openmla.kernels.portable.row_block import load_query, row_step
+from openmla.kernels.portable.row_block import row_step
+from openmla.kernels.portable.rows import load_query
 from openmla.kernels.portable.softmax import LN_2, MINUS_INF, normalize
 
 COUNTS = ["factor", "rows", "topk", "heads", "head_blocks"]

@@ -152,6 +152,7 @@ def gather_kernel(
     PAGE: tl.constexpr,
     ROWS: tl.constexpr,
 ):
+    """ROWS rows of the pool as bf16, into consecutive rows of out."""
     at = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     listed = at < count
     row = tl.load(rows_ptr + at * rows_stride, mask=listed, other=-1).to(tl.int64)

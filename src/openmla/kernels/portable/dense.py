@@ -115,6 +115,7 @@ def dense_kernel(
     BM: tl.constexpr,
     BN: tl.constexpr,
 ):
+    """One tile of queries and one head; see the top of the file."""
     # Whose rows.
     program = tl.program_id(0)
     if SPLIT:

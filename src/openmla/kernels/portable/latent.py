@@ -86,6 +86,7 @@ def latent_kernel(
     BM: tl.constexpr,
     BN: tl.constexpr,
 ):
+    """One tile of packed rows; see the top of the file."""
     # Whose rows.
     program = tl.program_id(0)
     if SPLIT:

@@ -71,6 +71,7 @@ def sparse_kernel(
     BM: tl.constexpr,
     BN: tl.constexpr,
 ):
+    """One token and BM of its heads; see the top of the file."""
     program = tl.program_id(0)
     token = (program // head_blocks).to(tl.int64)
     head = program % head_blocks * BM + tl.arange(0, BM)

@@ -53,6 +53,7 @@ def merge_kernel(
     BM: tl.constexpr,
     ROWS: tl.constexpr,
 ):
+    """ROWS rows of one split tile; see the top of the file."""
     blocks: tl.constexpr = BM // ROWS
     program = tl.program_id(0)
     local = program // (PROGRAMS // 4 * blocks)

@@ -21,17 +21,19 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
 
 import openmla
 from openmla.bench.dense import SHAPES, Inputs, Shape, matmul_tflops, run_dense
-from openmla.operands import DenseOperands
-from openmla.plan import support
+from openmla.dispatch import device_target
+from openmla.kernels.hopper.launch import launch
+from openmla.operands import DenseOperands, Results
+from openmla.plan import plan, support
 from openmla.reference import dense as reference_dense
-from openmla.testing.build import BuiltCase, build
+from openmla.testing.build import BuiltCase, Outcome, build
 from openmla.testing.case import Case
 from openmla.testing.compare import compare
 from openmla.testing.memory import Memory
@@ -42,40 +44,63 @@ support.IMPLEMENTED = frozenset(support.IMPLEMENTED | {("hopper", "dense")})
 
 DIMS = ((128, 64, 128), (192, 64, 256), (64, 64, 128), (128, 0, 128), (256, 0, 256), (64, 32, 64))
 EDGES = (1, 2, 63, 64, 65, 127, 128, 129, 191, 255, 256, 257, 300, 511, 640)
-SECONDS = {"correctness": 100, "robustness": 100, "speed": 150, "sanitize": 120}
+SECONDS = {"correctness": 90, "robustness": 90, "speed": 120, "sanitize": 120}
 
 
-# Cases.
+# Cases. One profile is one compiled kernel; its cases differ in lengths, heads and numbers.
 
 
-def covering_cases(dims: tuple[int, int, int], count: int, seed: int) -> list[Case]:
-    """Random combinations of everything the kernel serves, at tile edges; always the same."""
+class Profile(NamedTuple):
+    """Options that are compiled in: fields of a Case, and the number of query tiles."""
+
+    dims: tuple[int, int, int]
+    num_qo: int
+    options: dict[str, Any]
+
+
+def profiles() -> dict[str, Profile]:
+    """What is compiled, by name."""
+    v3, found = DIMS[0], {}
+    pages = {"rope": "cache", "kv": "bf16"}
+    found["V3 causal 2Q"] = Profile(v3, 2, {})
+    found["V3 causal 1Q"] = Profile(v3, 1, {"return_lse": False})
+    found["V3 full fp16 sink 2Q"] = Profile(
+        v3, 2, {"causal": False, "dtype": "fp16", "sink": "mixed"}
+    )
+    found["V3 per head, negative scale"] = Profile(v3, 2, {"rope": "per_head", "scale": -0.1})
+    found["V3 pages of 64"] = Profile(v3, 2, {**pages, "page_size": 64, "sink": "normal"})
+    found["V3 pages of 16"] = Profile(v3, 1, {**pages, "page_size": 16})
+    found["V3 pages of 256"] = Profile(v3, 2, {**pages, "page_size": 256})
+    for dims in DIMS[1:]:
+        name = "+".join(map(str, dims[:2])) + f"-{dims[2]}"
+        none: dict[str, Any] = {} if dims[1] else {"rope": "none"}
+        found[f"{name} causal 2Q"] = Profile(dims, 2, none)
+        other = {**pages, "page_size": 48} if dims[1] else {**none, "dtype": "fp16"}
+        found[f"{name} full 1Q"] = Profile(dims, 1, {**other, "causal": False, "sink": "normal"})
+    return found
+
+
+def covering_cases(profile: Profile, count: int, seed: int) -> list[Case]:
+    """Lengths at tile edges, any head count, every kind of numbers; always the same."""
     rng = random.Random(seed)
-    d_nope, d_rope, d_v = dims
     cases = []
     for number in range(count):
-        batch = rng.choice((1, 1, 2, 3, 5))
+        batch = rng.choice((1, 2, 3, 5))
         q_lens = tuple(rng.choice((0, *EDGES)) for _ in range(batch))
         k_lens = tuple(
-            q + rng.choice((0, 0, 1, 64, 300, -q // 2)) if rng.random() < 0.9 else 0 for q in q_lens
+            max(q + rng.choice((0, 0, 1, 64, 300, -q // 2)), 0) if rng.random() < 0.9 else 0
+            for q in q_lens
         )
-        rope = rng.choice(("shared", "shared", "per_head", "cache")) if d_rope else "none"
-        dtype = "bf16" if rope == "cache" else rng.choice(("bf16", "bf16", "fp16"))
-        cases.append(
-            Case(
-                "dense", rng.choice((1, 2, 3, 5, 8)), d_nope, d_rope, d_v, q_lens, k_lens,
-                dtype=dtype, rope=rope, kv="bf16" if rope == "cache" else "plain",
-                page_size=rng.choice((16, 48, 64, 128, 256)), spare=rng.choice((0, 0, 1, 7)),
-                causal=rng.random() < 0.7, sink=rng.choice(("none", "none", "normal", "mixed")),
-                return_lse=rng.random() < 0.8,
-                values=rng.choice(("normal", "normal", "peaky", "rising", "large", "exact")),
-                scale=rng.choice((None, None, 0.125, -0.1)),
-                out=rng.choice(("fresh", "given")), seed=seed * 1000 + number,
-            )
+        if not sum(q_lens) or not sum(k_lens):
+            q_lens, k_lens = (129,), (257,)
+        values = rng.choice(("normal", "normal", "peaky", "rising", "large"))
+        case = Case(
+            "dense", rng.choice((1, 2, 3, 5, 8)), *profile.dims, q_lens, k_lens, values=values,
+            spare=rng.choice((0, 0, 1, 7)), seed=seed * 1000 + number,
+            rope="shared" if profile.dims[1] else "none",
         )  # fmt: skip
-    return [
-        replace(c, scale=0.25) if c.values == "exact" else c for c in cases if sum(c.q_lens) > 0
-    ]
+        cases.append(replace(case, **profile.options))
+    return cases
 
 
 def split_cases() -> list[Case]:
@@ -83,24 +108,42 @@ def split_cases() -> list[Case]:
     base = Case("dense", 2, 128, 64, 128, q_lens=(64,), k_lens=(9000,))
     return [
         base,
-        replace(base, q_lens=(1,), k_lens=(16384,), heads=1, sink="normal"),
+        replace(base, q_lens=(1,), k_lens=(16384,), heads=1),
         replace(base, q_lens=(200, 64, 300), k_lens=(8200, 300, 300), spare=3),
-        replace(base, q_lens=(130,), k_lens=(5000,), causal=False, dtype="fp16"),
+        replace(base, heads=8, q_lens=(512,), k_lens=(4096,)),
+        replace(base, q_lens=(130,), k_lens=(5000,), causal=False, dtype="fp16", sink="normal"),
         replace(base, q_lens=(33,), k_lens=(6000,), rope="cache", kv="bf16", page_size=64),
         replace(base, d_nope=192, d_v=256, q_lens=(64,), k_lens=(4700,)),
         replace(base, d_nope=64, d_rope=32, d_v=64, q_lens=(64,), k_lens=(4200,), values="rising"),
-        replace(base, heads=8, q_lens=(512,), k_lens=(4096,)),
     ]
 
 
-def groups() -> dict[str, list[Case]]:
-    """Cases by the process they run in."""
+CASES_EACH = 5
+
+
+def groups() -> dict[str, list[tuple[Case, int]]]:
+    """Cases with their number of query tiles (0: the plan's choice), by the process they run in."""
     found = {
-        f"{n}+{r}-{v}": covering_cases((n, r, v), 12, seed)
-        for seed, (n, r, v) in enumerate(DIMS, start=1)
+        name: [(case, p.num_qo) for case in covering_cases(p, CASES_EACH, seed)]
+        for seed, (name, p) in enumerate(profiles().items(), start=1)
     }
-    first = found["128+64-128"][:0] + covering_cases(DIMS[0], 14, 77)
-    return {**found, "128+64-128 more": first, "split": split_cases()}
+    split = [(case, 0) for case in split_cases()]
+    found |= {"split same kernel": split[:4], "split a": split[4:6], "split b": split[6:]}
+    return {**found, "split 2Q": [(case, 2) for case in split_cases()[:3]]}
+
+
+def attend(built: BuiltCase, num_qo: int = 0) -> Outcome:
+    """The kernel with a given number of query tiles; out starts full of NaN."""
+    op, case = built.operands, built.case
+    assert isinstance(op, DenseOperands)
+    out = torch.full((*op.q.shape[:2], case.d_v), torch.nan, dtype=op.q.dtype, device="cuda")
+    lse = torch.full(op.q.shape[:2], torch.nan, device="cuda") if case.return_lse else None
+    results = Results(out, lse)
+    chosen = plan(op.problem(results), device_target(op.q.device), "hopper")
+    if num_qo:
+        chosen = replace(chosen, config=chosen.config.with_num_qo(num_qo))
+    launch(chosen, op, results)
+    return Outcome(out, lse)
 
 
 def strided(built: BuiltCase) -> BuiltCase:
@@ -123,23 +166,22 @@ def strided(built: BuiltCase) -> BuiltCase:
 
 
 def check_group(name: str) -> Iterator[dict[str, Any]]:
-    """Every case of a group against float64; every third also strided and poisoned."""
-    for number, case in enumerate(groups()[name]):
+    """Every case of a group against float64, twice, with NaN in all other memory, and strided."""
+    for number, (case, num_qo) in enumerate(groups()[name]):
         built = build(case, "cuda")
-        outcome = built.run("hopper")
-        torch.cuda.synchronize()
+        outcome = attend(built, num_qo)
         truth = reference_dense(build(case).operands)
         verdict = compare(outcome, truth, largest_v=built.largest_v)
         problems = list(verdict.problems)
-        if number % 3 == 0 and case.rope != "cache":
-            problems += differences(strided(built).run("hopper"), outcome)
-        if number % 3 == 1:
-            poisoned = build(case, memory=Memory("cuda", "nan")).run("hopper")
-            problems += [f"poisoned: {p}" for p in differences(poisoned, outcome)]
-        again = built.run("hopper")
-        problems += [f"second run: {p}" for p in differences(again, outcome)]
-        yield {"case": str(case), "bound": verdict.bound, "row": verdict.worst_row,
-               "lse": verdict.lse, "problems": problems}  # fmt: skip
+        if number % 2 == 0 and case.rope != "cache":
+            problems += [
+                f"strided: {p}" for p in differences(attend(strided(built), num_qo), outcome)
+            ]
+        poisoned = attend(build(case, memory=Memory("cuda", "nan")), num_qo)
+        problems += [f"poisoned: {p}" for p in differences(poisoned, outcome)]
+        problems += [f"second run: {p}" for p in differences(attend(built, num_qo), outcome)]
+        yield {"case": str(case), "num_qo": num_qo, "bound": verdict.bound,
+               "row": verdict.worst_row, "lse": verdict.lse, "problems": problems}  # fmt: skip
 
 
 # Robustness, in a child process.
@@ -289,24 +331,29 @@ def speed(rounds: int) -> Iterator[dict[str, Any]]:
 # Sanitizers, in children of their own.
 
 
-def sanitize_cases() -> None:
-    """What runs under compute-sanitizer and ConSan: 24 small covering cases."""
-    for dims, count in zip(DIMS, (8, 3, 3, 3, 3, 4), strict=True):
-        for case in covering_cases(dims, count, 900):
-            small = tuple(min(q, 130) for q in case.q_lens)
-            keys = tuple(min(k, 260) for k in case.k_lens)
-            build(replace(case, q_lens=small, k_lens=keys), "cuda").run("hopper")
+def sanitize_cases(least: int) -> None:
+    """What runs under a sanitizer: at least `least` small covering cases."""
+    done = 0
+    for seed, profile in enumerate(profiles().values(), start=300):
+        for case in covering_cases(profile, 2, seed):
+            q_lens = tuple(min(q, 130) for q in case.q_lens)
+            k_lens = tuple(min(k, 260) for k in case.k_lens)
+            attend(build(replace(case, q_lens=q_lens, k_lens=k_lens), "cuda"), profile.num_qo)
+            done += 1
+        if done >= least:
+            break
+    attend(build(split_cases()[0], "cuda"))
     torch.cuda.synchronize()
-    print("sanitize cases done")
+    print(f"{done + 1} sanitize cases done")
 
 
 def run_sanitizers(limit: float) -> Iterator[dict[str, Any]]:
-    me = [sys.executable, os.path.abspath(__file__), "--child", "sanitize"]
+    me = [sys.executable, os.path.abspath(__file__), "--child"]
     tool = shutil.which("compute-sanitizer") or "/usr/local/cuda/bin/compute-sanitizer"
     plain = {**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
-    yield _tool("memcheck", [tool, "--tool", "memcheck", *me], plain, limit)
+    yield _tool("memcheck", [tool, "--tool", "memcheck", *me, "sanitize:24"], plain, limit)
     consan = {**os.environ, "TRITON_INSTRUMENTATION_MODE": "consan"}
-    yield _tool("consan", me, consan, limit)
+    yield _tool("consan", [*me, "sanitize:4"], consan, limit)
 
 
 def _tool(name: str, command: list[str], env: dict[str, str], limit: float) -> dict[str, Any]:
@@ -329,6 +376,7 @@ def _tool(name: str, command: list[str], env: dict[str, str], limit: float) -> d
 
 def child(argument: str, rounds: int) -> None:
     """Print one JSON line per result."""
+    torch.set_num_threads(2)  # the children share the processor
     kind, _, name = argument.partition(":")
     if kind == "sanitize":
         # ConSan keeps its state in memory that Triton asks the program for.
@@ -336,7 +384,7 @@ def child(argument: str, rounds: int) -> None:
             return torch.empty(size, dtype=torch.int8, device="cuda")
 
         triton.set_allocator(allocate)
-        sanitize_cases()
+        sanitize_cases(int(name))
         return
     sources: dict[str, Callable[[], Iterator[dict[str, Any]]]] = {
         "correctness": lambda: check_group(name),

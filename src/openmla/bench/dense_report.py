@@ -1,0 +1,78 @@
+"""The dense GPU benchmark as a table, as JSON with provenance, and as a picture."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.table import Table
+
+from openmla.bench.dense import Row
+from openmla.version import VERSION
+
+
+def table(rows: list[Row], matmul: float) -> Table:
+    """One line per shape."""
+    title = f"openmla bench dense, matmul {matmul:.0f} TFLOP/s in the same run"
+    result = Table(title=title, title_justify="left")
+    for column in ("shape", "ms", "TFLOP/s", "cuDNN", "kernel", "layer", "bars"):
+        result.add_column(column, justify="left" if column == "shape" else "right")
+    for row in rows:
+        peer = f"{row.tflops('cudnn'):.0f}" if "cudnn" in row.timings else "–"
+        shape = row.shape
+        bars = f"{shape.bar_kernel:.2f} / {shape.bar_layer:.2f}" if shape.bar_kernel else ""
+        result.add_row(
+            str(shape), f"{row.timings['openmla'].median:.3f}", f"{row.tflops('openmla'):.0f}",
+            peer, _ratio(row.over("cudnn")), _ratio(row.over("cudnn layer")), bars,
+        )  # fmt: skip
+    return result
+
+
+def write_json(path: Path, rows: list[Row], matmul: float, command: str) -> None:
+    """One file per run."""
+    import triton
+
+    record: dict[str, Any] = {
+        "date": datetime.now(UTC).strftime("%Y-%m-%d"),
+        "command": command,
+        "gpu": torch.cuda.get_device_name(),
+        "cuda": torch.version.cuda,
+        "openmla": VERSION,
+        "torch": torch.__version__,
+        "triton": triton.__version__,
+        "matmul_tflops": matmul,
+        "rows": [row.to_json() for row in rows],
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(record, indent=1) + "\n")
+
+
+def plot(path: Path, rows: list[Row], matmul: float) -> None:
+    """Bars of TFLOP/s: openmla and cuDNN, with and without assembling K; the matmul as a line."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    names = {"openmla": "openmla", "cudnn": "cuDNN", "cudnn layer": "cuDNN + assembling K"}
+    figure, axes = pyplot.subplots(figsize=(10, 0.45 * len(rows) + 1.5))
+    for number, (name, label) in enumerate(names.items()):
+        places = [i + 0.27 * (number - 1) for i in range(len(rows))]
+        rates = [row.tflops(name) if name in row.timings else 0.0 for row in rows]
+        axes.barh(places, rates, height=0.25, label=label)
+    axes.axvline(matmul, color="gray", linestyle=":", label="8192³ matmul")
+    axes.set_yticks(range(len(rows)), [str(row.shape) for row in rows])
+    axes.invert_yaxis()
+    axes.set_xlabel("TFLOP/s")
+    axes.legend(loc="lower right")
+    figure.tight_layout()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path)
+    pyplot.close(figure)
+
+
+def _ratio(value: float) -> str:
+    return f"{value:.3f}" if value else "–"

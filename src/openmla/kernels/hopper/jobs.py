@@ -9,9 +9,9 @@ import torch
 
 from openmla.aot import CompileJob, Predicted, tensor_desc
 from openmla.cache import LatentCache
+from openmla.kernels.call import Call
 from openmla.kernels.hopper.dense import VECTORS, dense_kernel
 from openmla.kernels.hopper.launch import calls
-from openmla.kernels.portable.launch import Call
 from openmla.operands import DenseOperands, Results, Weights
 from openmla.plan import Plan, plan
 from openmla.problem import Problem

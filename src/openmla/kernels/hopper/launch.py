@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from openmla.kernels.call import Call, vector
 from openmla.kernels.hopper.dense import dense_kernel
 from openmla.kernels.hopper.descriptors import (
     pages,
@@ -24,8 +25,6 @@ from openmla.kernels.hopper.descriptors import (
 )
 from openmla.kernels.hopper.merge import merge_kernel
 from openmla.kernels.hopper.repeat import Repeat
-from openmla.kernels.portable.formats import vector
-from openmla.kernels.portable.launch import Call
 from openmla.operands import DenseOperands, Results
 from openmla.plan import Plan
 from openmla.plan.hopper import HopperDenseConfig
@@ -70,7 +69,7 @@ def launch(plan: Plan, operands: DenseOperands, results: Results) -> None:
             repeat.run(tensors)
         return
     made = list(calls(plan, operands, results))
-    compiled = [call.kernel[(call.programs,)](**call.arguments) for call in made]
+    compiled = [call.run() for call in made]
     groups = sum(call.kernel is dense_kernel for call in made)
     # Several groups slice their tensors; and a simulated launch compiles nothing.
     if groups == 1 and all(kernel is not None for kernel in compiled):

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
-from openmla.kernels.portable.launch import Call
+from openmla.kernels.call import Call
 
 
 class Repeat:

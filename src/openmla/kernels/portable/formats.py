@@ -92,8 +92,3 @@ def operand_type(dtype: torch.dtype) -> Any:
 def row_type(cache: LatentCache | Tensor) -> Any:
     """Likewise for rows; those of a cache are bf16 by definition."""
     return operand_type(cache.dtype) if isinstance(cache, Tensor) else tl.bfloat16
-
-
-def vector(x: Tensor | None) -> Tensor | None:
-    """A small operand with contiguous elements."""
-    return x if x is None or x.is_contiguous() else x.contiguous()

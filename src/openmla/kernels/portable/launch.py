@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,6 +18,7 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from openmla.cache import LatentCache
+from openmla.kernels.call import Call, vector
 from openmla.kernels.portable.dense import dense_kernel
 from openmla.kernels.portable.formats import (
     as_operand,
@@ -29,7 +29,6 @@ from openmla.kernels.portable.formats import (
     row_tensors,
     row_type,
     two_parts,
-    vector,
 )
 from openmla.kernels.portable.latent import latent_kernel
 from openmla.kernels.portable.sparse import sparse_kernel
@@ -50,23 +49,6 @@ MIN_KEYS = 1024  # no range of a split request is shorter, unless the plan says 
 KEY_STEP = 128  # ranges are multiples of it, so no block of keys is cut
 WORKSPACE_CAP = 256 * 1024 * 1024
 MERGE_ROWS = 16
-
-
-@dataclass(frozen=True, eq=False)
-class Call:
-    """One kernel launch: `programs` programs on grid axis 0, which has no limit at 65535."""
-
-    kernel: Any
-    programs: int
-    arguments: dict[str, Any]
-
-    def run(self) -> None:
-        """Launch it."""
-        self.kernel[(self.programs,)](**self.arguments)
-
-    def compile(self) -> Any:
-        """Compile it for the current GPU, or take it from Triton's cache, without launching."""
-        return self.kernel.warmup(grid=(self.programs,), **self.arguments)
 
 
 def launch(plan: Plan, operands: Operands, results: Results) -> None:

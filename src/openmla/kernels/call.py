@@ -1,0 +1,30 @@
+"""One kernel launch as data, shared by all kernel families that Triton compiles."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Call:
+    """One kernel launch: `programs` programs on grid axis 0, which has no limit at 65535."""
+
+    kernel: Any
+    programs: int
+    arguments: dict[str, Any]
+
+    def run(self) -> None:
+        """Launch it."""
+        self.kernel[(self.programs,)](**self.arguments)
+
+    def compile(self) -> Any:
+        """Compile it for the current GPU, or take it from Triton's cache, without launching."""
+        return self.kernel.warmup(grid=(self.programs,), **self.arguments)
+
+
+def vector(x: Tensor | None) -> Tensor | None:
+    """A small operand with contiguous elements."""
+    return x if x is None or x.is_contiguous() else x.contiguous()

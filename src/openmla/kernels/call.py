@@ -16,9 +16,9 @@ class Call:
     programs: int
     arguments: dict[str, Any]
 
-    def run(self) -> None:
-        """Launch it."""
-        self.kernel[(self.programs,)](**self.arguments)
+    def run(self) -> Any:
+        """Launch it; returns the compiled kernel."""
+        return self.kernel[(self.programs,)](**self.arguments)
 
     def compile(self) -> Any:
         """Compile it for the current GPU, or take it from Triton's cache, without launching."""

@@ -82,6 +82,7 @@ def merge_kernel(  # noqa: PLR0913
     SM_COUNT: gl.constexpr,
     BLOCK_ROWS: gl.constexpr,
 ):
+    """Add up the ranges of split requests and normalize; see the head of this file."""
     BM: gl.constexpr = 64 * NC
     STEPS: gl.constexpr = BM // BLOCK_ROWS
     L: gl.constexpr = gl.BlockedLayout([1, 4], [1, 32], [4, 1], [1, 0])

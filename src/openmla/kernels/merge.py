@@ -21,9 +21,11 @@ def merge(
     shift = torch.where(empty, 0.0, top)
     w_a, w_b = torch.exp(lse_a - shift), torch.exp(lse_b - shift)
     total = torch.where(empty, 1.0, w_a + w_b)
+    # Shares, not weights: the sum of two large outputs could overflow before it is divided.
+    share_a, share_b = w_a / total, w_b / total
     # An ignored part adds -0.0, the one number that leaves every other one as it was, -0.0 too.
-    part_a = torch.where((w_a == 0).unsqueeze(-1), -0.0, out_a.float() * w_a.unsqueeze(-1))
-    part_b = torch.where((w_b == 0).unsqueeze(-1), -0.0, out_b.float() * w_b.unsqueeze(-1))
-    merged = (part_a + part_b) / total.unsqueeze(-1)
+    part_a = torch.where((w_a == 0).unsqueeze(-1), -0.0, out_a.float() * share_a.unsqueeze(-1))
+    part_b = torch.where((w_b == 0).unsqueeze(-1), -0.0, out_b.float() * share_b.unsqueeze(-1))
+    merged = part_a + part_b
     out.copy_(torch.where(empty.unsqueeze(-1), 0.0, merged))
     lse.copy_(torch.where(empty, -torch.inf, shift + torch.log(total)))

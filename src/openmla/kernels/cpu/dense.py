@@ -19,7 +19,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from openmla.kernels.cpu.online_softmax import OnlineSoftmax, all_finite, hide_future_keys
+from openmla.kernels.cpu.online_softmax import OnlineSoftmax, hide_future_keys, is_tame
 from openmla.kernels.cpu.workspace import Workspace
 from openmla.operands import DenseOperands, Results
 from openmla.plan.cpu import CpuConfig
@@ -54,7 +54,7 @@ def _panel(
         k_nope = work.pack("k_nope", op.k_nope[keys, heads].transpose(0, 1))
         k_rope = _pack_rope(op, work, span, heads, first, last)
         v = work.pack("v", op.v[keys, heads].transpose(0, 1))
-        block = _Block(first, last, k_nope, k_rope, v, all_finite(v))
+        block = _Block(first, last, k_nope, k_rope, v, is_tame(v))
         for tile in tiles:
             tile.add_block(work, block)
     for tile in tiles:
@@ -82,7 +82,8 @@ class _Block(NamedTuple):
     k_nope: Tensor
     k_rope: Tensor | None
     v: Tensor
-    finite: bool
+    tame: bool
+    """Whether sums of v cannot overflow or be NaN."""
 
 
 class _Tile:
@@ -116,7 +117,7 @@ class _Tile:
             scores.mul_(self.op.weights.k_scale[key : key + n])
         if self.op.causal:
             hide_future_keys(scores, self.span, self.start, block.first)
-        self.state.add_block(scores, block.v[:, :n], block.finite)
+        self.state.add_block(scores, block.v[:, :n], block.tame)
 
     def store(self, results: Results) -> None:
         """Normalize and write this tile's rows."""

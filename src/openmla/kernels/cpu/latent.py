@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from openmla.kernels.cpu.online_softmax import OnlineSoftmax, all_finite, hide_future_keys
+from openmla.kernels.cpu.online_softmax import OnlineSoftmax, hide_future_keys, is_tame
 from openmla.kernels.cpu.workspace import Workspace
 from openmla.operands import LatentOperands, Results
 from openmla.plan.cpu import CpuConfig
@@ -53,8 +53,7 @@ def _tile(
             scores.mul_(op.weights.k_scale[slots])
         if op.causal:
             hide_future_keys(scores, span, start, first, rows_per_query=heads)
-        values = rows[None, :, : op.d_v]
-        state.add_block(scores, values, all_finite(values))
+        state.add_block(scores, rows[None, :, : op.d_v], is_tame(rows))
 
     sink = None if op.weights.sink is None else op.weights.sink.repeat(stop - start)
     out, lse, max_logits = state.finish(sink)

@@ -19,38 +19,49 @@ from torch import Tensor
 from openmla.sequences import Span
 
 LOG2_E = math.log2(math.e)
+LARGEST = torch.finfo(torch.float32).max
+# A sum of 2**32 values below this is finite.
+HUGE = LARGEST * 2.0**-33
 
 
 class OnlineSoftmax:
-    """State for a batch of row groups: m, l [groups, rows], o [groups, rows, d_v]."""
+    """State for a batch of row groups: m, l [groups, rows], o [groups, rows, d_v].
+
+    Values near the fp32 limit would overflow o before it is divided by l. From the first block that
+    holds such values on, o is the running average sum(p * v) / l instead.
+    """
 
     def __init__(self, groups: int, rows: int, d_v: int) -> None:
         self.m = torch.full((groups, rows), -torch.inf)
         self.l = torch.zeros(groups, rows)
         self.o = torch.empty(groups, rows, d_v)
         self.blocks = 0
+        self.averages = False
+        self.spoiled: Tensor | None = None  # NaN and Inf that rows have seen, 0 elsewhere
 
-    def add_block(self, scores: Tensor, values: Tensor, finite: bool = True) -> None:
+    def add_block(self, scores: Tensor, values: Tensor, tame: bool = True) -> None:
         """Take in scores [groups, rows, n] (overwritten) and values [groups, n, d_v].
 
-        `finite=False` says that values may hold NaN or Inf: a row must not meet those of a key
+        `tame=False` says that values may be huge, or NaN or Inf: a row must not meet those of a key
         that it does not see (0 * NaN is NaN).
         """
         m_new = torch.maximum(self.m, scores.amax(dim=-1))
         # A row that has seen no key yet has m = -inf; shifting by 0 avoids -inf - -inf = NaN.
         shift = torch.where(m_new == -torch.inf, 0.0, m_new)
         p = scores.sub_(shift.unsqueeze(-1)).mul_(LOG2_E).exp2_()
-        if not finite:
-            values, spoiled = _set_aside(p, values)
-        if self.blocks == 0:
+        if not tame:
+            values = self._set_aside(p, values)
+            if not self.averages and not is_tame(values):
+                self._start_averages()
+        if self.averages:
+            self._average(p, values, torch.exp2((self.m - shift) * LOG2_E))
+        elif self.blocks == 0:
             self.l = p.sum(dim=-1)
             torch.bmm(p, values, out=self.o)
         else:
             correction = torch.exp2((self.m - shift) * LOG2_E)
             self.l.mul_(correction).add_(p.sum(dim=-1))
             self.o.mul_(correction.unsqueeze(-1)).baddbmm_(p, values)
-        if not finite:
-            self.o.add_(spoiled)
         self.m = m_new
         self.blocks += 1
 
@@ -60,26 +71,51 @@ class OnlineSoftmax:
         denominator = self.l
         if sink is not None:
             denominator = denominator + torch.exp2((sink - self.m) * LOG2_E)
+        if self.averages:
+            denominator = denominator / self.l
         out = self.o.div_(torch.where(empty, 1.0, denominator).unsqueeze(-1))
+        if self.spoiled is not None:
+            out.add_(self.spoiled)
         out.masked_fill_(empty.unsqueeze(-1), 0.0)
         lse = torch.where(empty, self.m, self.m + torch.log(torch.where(empty, 1.0, self.l)))
         return out, lse, self.m
 
+    def _start_averages(self) -> None:
+        self.averages = True
+        if self.blocks == 0:
+            self.o.zero_()
+        else:
+            self.o.div_(torch.where(self.l > 0, self.l, 1.0).unsqueeze(-1))
 
-def all_finite(values: Tensor) -> bool:
-    """Whether values hold no NaN or Inf. One sum tells; should it overflow, care does no harm."""
-    return bool(torch.isfinite(values.sum()))
+    def _average(self, p: Tensor, values: Tensor, correction: Tensor) -> None:
+        """The average of what came before and of `values`, by their shares of the new l."""
+        before = self.l * correction
+        self.l = before + p.sum(dim=-1)
+        share = 1 / torch.where(self.l > 0, self.l, 1.0)
+        self.o.mul_((before * share).unsqueeze(-1))
+        self.o.baddbmm_(p.mul_(share.unsqueeze(-1)), values)
+        # Shares may add up to a little more than 1: an average of finite numbers stays finite.
+        self.o.clamp_(-LARGEST, LARGEST)
+
+    def _set_aside(self, p: Tensor, values: Tensor) -> Tensor:
+        """Values with NaN and Inf zeroed; what those give to rows that see them is kept apart."""
+        broken = ~torch.isfinite(values)
+        if not broken.any():
+            return values
+        if self.spoiled is None:
+            self.spoiled = torch.zeros_like(self.o)
+        for group, key in broken.any(dim=-1).nonzero().tolist():
+            seen = (p[group, :, key, None] > 0) & broken[group, key]
+            self.spoiled[group] += torch.where(seen, values[group, key], 0.0)
+        return values.masked_fill(broken, 0.0)
 
 
-def _set_aside(p: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-    """Values with the rows of NaN or Inf zeroed, and what those rows add where p is not 0."""
-    broken = ~torch.isfinite(values).all(dim=-1)
-    clean = values.masked_fill(broken.unsqueeze(-1), 0.0)
-    spoiled = torch.zeros(*p.shape[:2], values.shape[-1])
-    for group, key in broken.nonzero().tolist():
-        weight = p[group, :, key, None]
-        spoiled[group] += torch.where(weight > 0, weight * values[group, key], 0.0)
-    return clean, spoiled
+def is_tame(values: Tensor) -> bool:
+    """Whether sums of values cannot overflow: no NaN, no Inf, nothing huge."""
+    if not values.numel():
+        return True
+    low, high = torch.aminmax(values)
+    return bool((low > -HUGE) & (high < HUGE))  # NaN compares false
 
 
 def hide_future_keys(

@@ -38,6 +38,21 @@ def _token(
     slots: Tensor,
 ) -> None:
     """One query token over the physical rows `slots`."""
+    out, lse, max_logits = _attend(config, op, work, token, slots, tame=True)
+    if not torch.isfinite(out).all():
+        # Huge values overflowed, or a row holds Inf or NaN: rare enough to look only afterwards.
+        out, lse, max_logits = _attend(config, op, work, token, slots, tame=False)
+    results.out[token] = out[0].to(results.out.dtype)
+    if results.lse is not None:
+        results.lse[token] = lse[0]
+    if results.max_logits is not None:
+        results.max_logits[token] = max_logits[0]
+
+
+def _attend(
+    config: CpuConfig, op: SparseOperands, work: Workspace, token: int, slots: Tensor, tame: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(out, lse, max_logits) of one token; `tame` as in `OnlineSoftmax.add_block`."""
     q = work.pack("q", op.q[token]).mul_(op.weights.scale)
     if op.weights.q_scale is not None:
         q.mul_(op.weights.q_scale[token])
@@ -49,10 +64,5 @@ def _token(
         torch.mm(q, rows.T, out=scores[0])
         if op.weights.k_scale is not None:
             scores.mul_(op.weights.k_scale[block])
-        state.add_block(scores, rows[None, :, : op.d_v])
-    out, lse, max_logits = state.finish(op.weights.sink)
-    results.out[token] = out[0].to(results.out.dtype)
-    if results.lse is not None:
-        results.lse[token] = lse[0]
-    if results.max_logits is not None:
-        results.max_logits[token] = max_logits[0]
+        state.add_block(scores, rows[None, :, : op.d_v], tame)
+    return state.finish(op.weights.sink)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import doctest
+import json
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from openmla.errors import InvalidArgument
-from openmla.plan import portable
+from openmla.plan import portable, tuned
 from openmla.plan.portable import PortableConfig, portable_candidates, select_portable_config
 from openmla.plan.target import TARGETS
 from openmla.problem import Form, Problem
@@ -93,12 +96,81 @@ def test_a_tail_instead_of_padding() -> None:
     assert (config.nope_cols, config.tail_cols, config.qk_cols) == (128, 64, 256)
 
 
-def test_fp8_throughout_halves_the_bytes() -> None:
-    fp8 = replace(DENSE, q_dtype="e4m3", kv_dtype="e4m3", v_dtype="e4m3")
-    wide, narrow = (next(portable_candidates(p, TARGETS["h200"])) for p in (DENSE, fp8))
-    assert wide.smem_used == 2 * narrow.smem_used
-    widened = next(portable_candidates(fp8, TARGETS["a100"]))  # it has no e4m3 of its own
-    assert widened.smem_used == wide.smem_used
+@pytest.mark.parametrize("name", GPUS)
+def test_fp8_operands_are_planned_as_wide_as_they_are_multiplied(name: str) -> None:
+    fp8 = replace(DENSE, q_dtype="e4m3", kv_dtype="e4m3", v_dtype="e4m3", rope_dtype="e4m3")
+    wide, narrow = (select_portable_config(p, TARGETS[name]) for p in (DENSE, fp8))
+    assert narrow.supported() and wide.smem_used == narrow.smem_used
+    assert not narrow.bulk_copies
+
+
+def test_measured_tiles_come_first_and_say_so() -> None:
+    few = select_portable_config(replace(LATENT, form="sparse"), TARGETS["h200"])
+    assert (few.BM, few.BN, few.num_stages, few.num_warps) == (16, 64, 2, 4)
+    assert "16 heads" in few.explain()[0] and "measured" in few.explain()[0]
+    many = select_portable_config(replace(LATENT, form="sparse", heads=128), TARGETS["h200"])
+    assert tile(many)[:2] == (64, 64) and "128 heads" in many.measured
+    elsewhere = select_portable_config(LATENT, TARGETS["h100"])
+    assert elsewhere.measured == "" and "first candidate" in elsewhere.explain()[0]
+
+
+def test_a_measured_tile_that_does_not_fit_is_passed_over() -> None:
+    wide = select_portable_config(replace(DENSE, d_nope=512, d_v=512), TARGETS["h200"])
+    assert wide.supported() and wide.measured == ""
+
+
+def test_tuned_files_say_where_they_come_from() -> None:
+    for path in Path(tuned.__file__).parent.glob("*.json"):
+        record = json.loads(path.read_text())
+        assert path.stem in TARGETS
+        assert set(record["provenance"]) >= {"date", "gpu", "torch", "triton", "command"}
+        assert all(entry["measured"] for entry in record["tiles"])
+    assert doctest.testmod(tuned).failed == 0
+
+
+@pytest.mark.parametrize(
+    ("change", "target", "expected"),
+    [
+        ({}, "h200", True),
+        ({}, "a100", False),
+        ({}, "mi300x", False),
+        ({"d_v": 96}, "h200", False),
+        ({"d_nope": 192}, "h200", False),
+        ({"rope_dtype": "e4m3"}, "h200", False),
+        ({"rope": "cache", "rope_dtype": "fp8_656"}, "h200", True),
+        ({"aligned_16": False}, "h200", False),
+    ],
+)
+def test_bulk_copies_need_a_chip_and_tensors_that_have_them(
+    change: dict[str, Any], target: str, expected: bool
+) -> None:
+    config = select_portable_config(replace(DENSE, **change), TARGETS[target])
+    assert config.bulk_copies == expected
+
+
+def test_an_fp8_cache_is_widened_once_when_that_pays() -> None:
+    busy = replace(
+        LATENT, form="sparse", heads=128, kv_dtype="fp8_656", topk=2048, total_q=4096, total_k=8192
+    )
+    modes = [
+        select_portable_config(problem, TARGETS["h200"]).cache_read
+        for problem in (busy, replace(busy, total_q=2), replace(busy, total_k=2**20), LATENT)
+    ]
+    assert [read.mode for read in modes] == ["workspace", "in_kernel", "in_kernel", "plain"]
+    assert modes[0].workspace_bytes == 8192 * 576 * 2
+    assert any(
+        "workspace" in line for line in select_portable_config(busy, TARGETS["h200"]).explain()
+    )
+
+
+def test_the_tile_does_not_depend_on_how_the_cache_is_read() -> None:
+    """Or the bits of a request would depend on the others in its call."""
+    base = replace(LATENT, form="sparse", heads=128, kv_dtype="fp8_656", topk=64, total_k=8192)
+    for name in GPUS:
+        tiles = {
+            tile(select_portable_config(replace(base, total_q=n), TARGETS[name])) for n in (1, 4096)
+        }
+        assert len(tiles) == 1
 
 
 def test_split_counts_the_tiles_of_the_form() -> None:

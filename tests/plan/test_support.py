@@ -24,8 +24,9 @@ def test_examples() -> None:
     assert doctest.testmod(support).failed == 0
 
 
-def test_cpu_and_reference_run_every_form() -> None:
-    assert {(family, form) for family in ("cpu", "reference") for form in FORMS} <= IMPLEMENTED
+def test_cpu_reference_and_portable_run_every_form() -> None:
+    families = ("cpu", "reference", "portable")
+    assert {(family, form) for family in families for form in FORMS} <= IMPLEMENTED
 
 
 @pytest.mark.parametrize("feature", FEATURES)

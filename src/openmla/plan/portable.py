@@ -1,37 +1,36 @@
 """PortableConfig: tiles of the plain Triton kernels, for any CUDA or ROCm GPU.
 
-Nothing here is specific to a chip but its shared memory and warp size: candidates are listed best
-first, and the first that fits is taken. Widths are padded to powers of two, as tl.dot demands, and
-the padding is masked. `smem_used` is an estimate: Triton's compiler has the last word.
+A tile that won a measurement on the chip (plan/tuned) comes first; after it, nothing is specific to
+a chip but its shared memory and warp size: candidates are listed best first, and the first that
+fits is taken. Widths are padded to powers of two, as tl.dot demands, and the padding is masked.
+`smem_used` is an estimate: Triton's compiler has the last word.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from openmla.errors import InvalidArgument
 from openmla.plan.blackwell_units import ceildiv, require_int, verdict_lines
+from openmla.plan.hopper_cache import (
+    PLAIN,
+    CacheRead,
+    mean_length,
+    paged_cache_read,
+    sparse_cache_read,
+)
 from openmla.plan.hopper_split import SplitRule, least_keys_per_split
 from openmla.plan.target import Target
+from openmla.plan.tuned import Tile, tuned_tile
 from openmla.problem import DTYPE_BYTES, FORMS, Form, Problem
 
 MIN_DOT = 16  # tl.dot's least rows and columns
+FIRST_BULK_COPIES = 90  # NVIDIA's first architecture with them
 SPARE_REGISTERS = 63  # kept from 255 for addresses and statistics
+GROUP_HEADS = 4  # heads of the dense form side by side: 1, 2, 8 and 16 are slower on an H200
 
-
-class Tile(NamedTuple):
-    """Rows, keys per step, pipeline stages and warps of a candidate."""
-
-    BM: int
-    BN: int
-    num_stages: int
-    num_warps: int
-
-
-# Best first. (128, 64, 3, 8): 467 to 502 TFLOP/s, prototype, H200, 128 heads, 192/128, causal,
-# s 4096 to 16384. The rest are the next smaller ones, not measured.
+# Best first, for chips without measured tiles: the winners of the H200, then the next smaller ones.
 DENSE_TILES = (
     Tile(128, 64, 3, 8),
     Tile(128, 64, 2, 8),
@@ -51,6 +50,7 @@ LATENT_TILES = (
     Tile(64, 16, 2, 8),
     Tile(32, 32, 2, 4),
     Tile(32, 16, 2, 4),
+    Tile(16, 64, 2, 4),
     Tile(16, 32, 2, 4),
     Tile(16, 16, 2, 4),
     Tile(16, 16, 1, 4),
@@ -87,6 +87,16 @@ class PortableConfig:
     sm_count: int
     smem_limit: int
     max_registers: int
+    bulk_copies: bool = False
+    """Whether K, rope and V of the dense form are read through tensor descriptors."""
+    keys_first: bool = False
+    """Whether scores are computed as [keys, rows]."""
+    group_heads: int = GROUP_HEADS
+    """Heads of the dense form that run side by side and share L2."""
+    cache_read: CacheRead = PLAIN
+    """How an FP8 cache is widened."""
+    measured: str = ""
+    """The measurement that chose the tile; empty when it is the first candidate that fits."""
 
     def __post_init__(self) -> None:
         if self.form not in FORMS:
@@ -174,11 +184,16 @@ class PortableConfig:
         columns = f"nope {nope}, rope {self.rope_cols}, V {self.v_cols or 'from K'}"
         lines = [
             f"BM = {self.BM}, BN = {self.BN}, {self.num_stages} stages, {self.num_warps} warps: "
-            "the first candidate that fits",
+            + (f"measured, {self.measured}" if self.measured else "the first candidate that fits"),
             f"columns, padded to powers of two: {columns}",
             f"registers: {self.accumulators} of {self.max_registers} per thread for O, scores, P",
             f"shared memory (estimate): {self._smem_sum()} = {self.smem_used} of {self.smem_limit}",
         ]
+        if self.form == "dense":
+            how = "bulk copies" if self.bulk_copies else "pointers"
+            lines.append(f"K and V through {how}; {self.group_heads} heads side by side share L2")
+        if self.cache_read != PLAIN:
+            lines.append(self.cache_read.explain())
         return lines + verdict_lines(self.why_unsupported())
 
 
@@ -186,12 +201,7 @@ def portable_candidates(problem: Problem, target: Target) -> Iterator[PortableCo
     """All blocks for a problem, best first, whether they fit or not."""
     dense = problem.form == "dense"
     nope_cols, tail_cols = split_columns(problem.d_nope)
-    # FP8 rows are widened before they are multiplied, unless Q is FP8 too and the chip takes it.
-    both_fp8 = problem.q_dtype == "e4m3" == problem.kv_dtype and target.has_e4m3
-    # A token's list is its own, so no block of the sparse form holds more rows than heads.
-    most_rows = padded(problem.heads) if problem.form == "sparse" else DENSE_TILES[0].BM
-    tiles = DENSE_TILES if dense else LATENT_TILES
-    for tile in (tile for tile in tiles if most_rows >= tile.BM):
+    for tile, measured in _tiles(problem, target):
         yield PortableConfig(
             form=problem.form,
             heads=problem.heads,
@@ -204,12 +214,57 @@ def portable_candidates(problem: Problem, target: Target) -> Iterator[PortableCo
             rope_cols=padded(problem.d_rope) if problem.d_rope else 0,
             v_cols=padded(problem.d_v) if dense else 0,
             out_cols=padded(problem.d_v),
-            element=DTYPE_BYTES["e4m3"] if both_fp8 else DTYPE_BYTES["bf16"],
+            # FP8 operands are widened before they are multiplied, so all tiles are 16 bits wide.
+            element=DTYPE_BYTES["bf16"],
             warp=target.warp,
             sm_count=target.sm_count,
             smem_limit=target.smem_per_block,
             max_registers=target.max_registers_per_thread,
+            bulk_copies=_bulk_copies(problem, target),
+            cache_read=_cache_read(problem, tile),
+            measured=measured,
         )
+
+
+def _tiles(problem: Problem, target: Target) -> Iterator[tuple[Tile, str]]:
+    """Tiles in the order they are tried, the measured one first."""
+    tuned = tuned_tile(target.name, problem.form, problem.heads)
+    if tuned is not None:
+        yield tuned.tile, tuned.measured
+    # A token's list is its own, so no block of the sparse form holds more rows than heads.
+    most_rows = padded(problem.heads) if problem.form == "sparse" else DENSE_TILES[0].BM
+    for tile in DENSE_TILES if problem.form == "dense" else LATENT_TILES:
+        if most_rows >= tile.BM:
+            yield tile, ""
+
+
+def _bulk_copies(problem: Problem, target: Target) -> bool:
+    """Whether the chip has bulk copies and the operands of the dense form allow them."""
+    dtypes, widths = {problem.kv_dtype, problem.v_dtype}, {problem.d_nope, problem.d_v}
+    if problem.rope in ("shared", "per_head") and problem.d_rope:
+        dtypes |= {problem.rope_dtype}
+        widths |= {problem.d_rope}
+    return (
+        problem.form == "dense"
+        and target.vendor == "nvidia"
+        and int(target.arch.removeprefix("sm_")) >= FIRST_BULK_COPIES
+        and problem.aligned_16
+        and dtypes <= {"bf16", "fp16"}
+        and all(width == padded(width) for width in widths)
+    )
+
+
+def _cache_read(problem: Problem, tile: Tile) -> CacheRead:
+    """Widen an FP8 cache once where its rows are visited often enough, else in the kernel."""
+    rows, width = problem.total_k, problem.d_qk
+    if problem.form == "dense" or problem.kv_dtype in DTYPE_BYTES:
+        return PLAIN
+    row_blocks = ceildiv(problem.heads, tile.BM)
+    if problem.form == "sparse":
+        return sparse_cache_read(problem.total_q, problem.topk, rows, row_blocks, width)
+    queries = mean_length(problem.total_q, problem.batch)
+    tiles = ceildiv(queries, max(1, tile.BM // problem.heads)) * row_blocks
+    return paged_cache_read(tiles, rows, width)
 
 
 def select_portable_config(problem: Problem, target: Target) -> PortableConfig:

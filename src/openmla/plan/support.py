@@ -16,7 +16,9 @@ from openmla.plan.target import TARGETS
 from openmla.problem import FORMS, Problem
 
 # Kernel families whose kernels exist, by form. Nothing else may be launched: dispatch asks here.
-IMPLEMENTED = frozenset((family, form) for family in ("reference", "cpu") for form in FORMS)
+IMPLEMENTED = frozenset(
+    (family, form) for family in ("reference", "cpu", "portable") for form in FORMS
+)
 
 TABLE_TARGETS = ("cpu", "h200", "b200", "mi355x", "mi300x", "a100", "l40s", "rtx5090")
 BEGIN, END = "<!-- support table: begin -->", "<!-- support table: end -->"

@@ -7,6 +7,7 @@ per problem, and a last line with the counts.
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -19,6 +20,8 @@ from openmla.cache import LatentCache
 from openmla.kernels.portable import cache_ops, interpreter, launch
 from openmla.operands import Results
 from openmla.plan import Plan
+from openmla.plan.hopper_cache import PLAIN, CacheRead
+from openmla.plan.hopper_split import SplitRule
 from openmla.problem import CACHE_FORMATS, Problem
 from openmla.testing.build import BuiltCase, Outcome, build
 from openmla.testing.case import Case
@@ -44,6 +47,9 @@ class Tile:
     num_stages: int = 2
     num_warps: int = 4
     group_heads: int = 4
+    widens: bool = False
+    cache_read: CacheRead = PLAIN
+    split: SplitRule | None = None
 
 
 # a100 reads e4m3 by its bits; 32 keys make a range, so that short requests are split as well.
@@ -51,7 +57,7 @@ TILES = (
     Tile(16, 16),
     Tile(32, 16, "a100", bulk_copies=True),
     Tile(16, 32, keys_first=True),
-    Tile(16, 16, "a100", min_keys=32),
+    Tile(16, 16, "a100", min_keys=32, widens=True),
     Tile(32, 32, bulk_copies=True, min_keys=32, group_heads=2),
 )
 
@@ -72,8 +78,17 @@ def run(built: BuiltCase, tile: Tile) -> Outcome:
         form=case.form, heads=case.heads, d_nope=case.d_nope, d_rope=case.d_rope, d_v=case.d_v
     )
     launch.MIN_KEYS, launch.KEY_STEP = tile.min_keys, min(tile.min_keys, 128)
+    if tile.widens and getattr(built.operands, "cache", None) is not None:
+        tile = replace(tile, cache_read=_workspace(built))
     launch.launch(Plan(problem, tile.target, "portable", tile), built.operands, results)
     return Outcome(out, lse, logits)
+
+
+def _workspace(built: BuiltCase) -> CacheRead:
+    """Widen every FP8 cache, however small."""
+    cache = built.operands.cache
+    fp8 = isinstance(cache, LatentCache) and cache.format != "bf16"
+    return CacheRead("workspace", cache.rows, 2 * cache.width, 0) if fp8 else PLAIN
 
 
 def cases(first: int, number: int, most_work: int) -> Iterator[tuple[int, Case, Tile]]:
@@ -190,12 +205,38 @@ def e4m3(first: int, number: int) -> Iterator[list[str]]:
     yield [f"{int(wrong)} codes differ"] if int(wrong) else []
 
 
+def light(first: int, number: int) -> Iterator[list[str]]:
+    """A weight of exp(-24) counts where the heavy key's value is 0: FP8 is not widened to fp16."""
+    for form in ("dense", "sparse"):
+        lens = {"q_lens": (1,), "k_lens": (2,)}
+        case = Case(
+            form, 1, 16, 0, 16, dtype="e4m3", rope="none", causal=False, **lens, topk=2, scale=1.0,
+            seed=first,
+        )  # fmt: skip
+        built = build(case)
+        op = built.operands
+        op.q.fill_(0.0)
+        op.q[..., 0] = 24.0
+        if form == "dense":
+            op.k_nope.fill_(0.0)
+            op.v.fill_(0.0)
+            op.k_nope[0, :, 0], op.v[1] = 1.0, 1.0
+        else:
+            op.cache.fill_(0.0)
+            op.cache[0, 0], op.cache[1, 1:] = 1.0, 1.0
+            op.indices.copy_(torch.tensor([[0, 1]]))
+        last = float(run(built, TILES[0]).out[0, 0, -1])
+        right = abs(last / math.exp(-24) - 1) < 0.01
+        yield [] if right else [f"{form}: got {last}"]
+
+
 PARTS: dict[str, Callable[[int, int], Iterator[list[str]]]] = {
     "fuzz": fuzz,
     "poison": poison,
     "neighbors": neighbors,
     "cache": cache,
     "e4m3": e4m3,
+    "light": light,
 }
 
 

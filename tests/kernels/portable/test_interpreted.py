@@ -38,6 +38,7 @@ def interpreted(part: str, first: int, number: int) -> list[dict[str, Any]]:
         ("neighbors", 0, 8, 8),
         ("cache", 0, 9, 54),
         ("e4m3", 0, 1, 1),
+        ("light", 0, 1, 2),
     ],
 )
 def test_interpreted(part: str, first: int, number: int, done: int) -> None:

@@ -21,6 +21,7 @@ import triton.language as tl
 from torch import Tensor
 
 from openmla.cache import LatentCache
+from openmla.kernels.call import Call
 from openmla.kernels.portable.formats import (
     next_power_of_2,
     padded,
@@ -152,10 +153,13 @@ def gather_kernel(
     PAGE: tl.constexpr,
     ROWS: tl.constexpr,
 ):
-    """ROWS rows of the pool as bf16, into consecutive rows of out."""
+    """ROWS pool rows as bf16, into consecutive rows of out; without rows_ptr, all in order."""
     at = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     listed = at < count
-    row = tl.load(rows_ptr + at * rows_stride, mask=listed, other=-1).to(tl.int64)
+    if rows_ptr is None:
+        row = tl.where(listed, at, -1)
+    else:
+        row = tl.load(rows_ptr + at * rows_stride, mask=listed, other=-1).to(tl.int64)
     ok = (row >= 0) & (row < rows)
     row = tl.where(ok, row, 0)
     data_row = row // PAGE * data_stride_page + row % PAGE * data_stride_t
@@ -218,28 +222,41 @@ def gather(cache: LatentCache, rows: Tensor) -> Tensor:
     out = torch.empty(rows.shape[0], cache.width, dtype=torch.bfloat16, device=cache.device)
     if not rows.shape[0]:
         return out
+    _gathering(cache, rows, out).run()
+    return out
+
+
+def widened(cache: LatentCache) -> tuple[LatentCache, Call]:
+    """A bf16 cache with the same pages, and the launch that fills it with every row of `cache`."""
+    shape = (cache.num_pages, cache.page_size, cache.width)
+    out = torch.empty(shape, dtype=torch.bfloat16, device=cache.device)
+    call = _gathering(cache, None, out.view(cache.rows, cache.width))
+    return LatentCache(out, None, cache.latent, cache.rope, "bf16"), call
+
+
+def _gathering(cache: LatentCache, rows: Tensor | None, out: Tensor) -> Call:
     name, block = row_format(cache)
     data, scales = row_tensors(cache, native_e4m3=False)
-    gather_kernel[(-(-rows.shape[0] // GATHER_ROWS),)](
-        data_ptr=data,
-        scale_ptr=scales,
-        rows_ptr=rows,
-        out_ptr=out,
-        rows=cache.rows,
-        count=rows.shape[0],
+    arguments = {
+        "data_ptr": data,
+        "scale_ptr": scales,
+        "rows_ptr": rows,
+        "out_ptr": out,
+        "rows": cache.rows,
+        "count": out.shape[0],
         **row_strides(data, scales),
-        rows_stride=rows.stride(0),
-        out_stride=out.stride(0),
-        D_LATENT=cache.latent,
-        D_ROPE=cache.rope,
-        LATENT=padded(cache.latent),
-        ROPE=padded(cache.rope),
-        FORMAT=name,
-        SCALE_BLOCK=block,
-        PAGE=cache.page_size,
-        ROWS=GATHER_ROWS,
-    )
-    return out
+        "rows_stride": 0 if rows is None else rows.stride(0),
+        "out_stride": out.stride(0),
+        "D_LATENT": cache.latent,
+        "D_ROPE": cache.rope,
+        "LATENT": padded(cache.latent),
+        "ROPE": padded(cache.rope),
+        "FORMAT": name,
+        "SCALE_BLOCK": block,
+        "PAGE": cache.page_size,
+        "ROWS": GATHER_ROWS,
+    }
+    return Call(gather_kernel, -(-out.shape[0] // GATHER_ROWS), arguments)
 
 
 def _rows_contiguous(x: Tensor) -> Tensor:

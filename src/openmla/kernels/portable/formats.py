@@ -85,8 +85,12 @@ def row_strides(data: Tensor, scales: Tensor | None) -> dict[str, int]:
 
 
 def operand_type(dtype: torch.dtype) -> Any:
-    """The type tl.dot multiplies: e4m3 numbers are fp16 numbers, exactly."""
-    return _WIDE.get(dtype, tl.float16)
+    """The type tl.dot multiplies. e4m3 numbers are bf16 numbers, exactly.
+
+    They are fp16 numbers too, but P has the type of V, and fp16 flushes weights below 2^-25 to 0:
+    all that a column holds when the heavy keys have zeros there.
+    """
+    return _WIDE.get(dtype, tl.bfloat16)
 
 
 def row_type(cache: LatentCache | Tensor) -> Any:

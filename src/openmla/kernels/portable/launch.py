@@ -3,13 +3,15 @@
 `calls` lists what a launch would run, as data; `launch` runs it. Nothing here reads a device
 tensor, so nothing waits for the GPU. A split request (see tiles.py) is computed in ranges of keys
 by the same kernel and merged; the partial results of a group of sequences share one bounded
-workspace.
+workspace. An FP8 cache whose rows are visited often is widened to bf16 first, where the plan says
+so: its rows have the same values either way.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -19,6 +21,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from openmla.cache import LatentCache
 from openmla.kernels.call import Call, vector
+from openmla.kernels.portable.cache_ops import widened
 from openmla.kernels.portable.dense import dense_kernel
 from openmla.kernels.portable.formats import (
     as_operand,
@@ -44,7 +47,6 @@ from openmla.operands import (
 from openmla.plan import Plan
 from openmla.plan.target import target_by_name
 
-GROUP_HEADS = 4  # heads that run side by side in the dense form, so that L2 holds their K and V
 MIN_KEYS = 1024  # no range of a split request is shorter, unless the plan says otherwise
 KEY_STEP = 128  # ranges are multiples of it, so no block of keys is cut
 WORKSPACE_CAP = 256 * 1024 * 1024
@@ -61,6 +63,11 @@ def calls(plan: Plan, operands: Operands, results: Results) -> Iterator[Call]:
     """What `launch` runs, in order; nothing for an empty output."""
     if not results.out.numel():
         return
+    if plan.config.cache_read.mode == "workspace" and not isinstance(operands, DenseOperands):
+        assert isinstance(operands.cache, LatentCache)
+        wide, widening = widened(operands.cache)
+        yield widening
+        operands = replace(operands, cache=wide)
     if isinstance(operands, SparseOperands):
         yield _sparse(plan, operands, results)
     elif isinstance(operands, LatentOperands):
@@ -93,7 +100,7 @@ def _dense(plan: Plan, op: DenseOperands, results: Results) -> Call:
         "VALUE": padded(d_v),
         "K_TYPE": operand_type(op.k_nope.dtype),
         "V_TYPE": operand_type(op.v.dtype),
-        "GROUP": getattr(plan.config, "group_heads", GROUP_HEADS),
+        "GROUP": plan.config.group_heads,
         **_bulk_copies(plan, op, nope, tail),
         **_rope(op, d_rope, native),
         **_queries(op, results, op.weights),
@@ -143,7 +150,7 @@ def _bulk_copies(plan: Plan, op: DenseOperands, nope: int, tail: int) -> dict[st
     tensors = {"k_desc": op.k_nope, "v_desc": op.v}
     if op.k_rope is not None:
         tensors["rope_desc"] = op.k_rope if op.k_rope.dim() == 3 else op.k_rope[:, None]
-    wanted = getattr(plan.config, "bulk_copies", False) and not tail
+    wanted = plan.config.bulk_copies and not tail
     found: dict[str, Any] = dict.fromkeys(("k_desc", "rope_desc", "v_desc"))
     if wanted and all(_bulk_copied(x) for x in tensors.values()):
         for name, x in tensors.items():
@@ -234,7 +241,7 @@ def _rows(
         "SCALE_BLOCK": block,
         "PAGE": 0 if end_to_end else data.shape[1],
         "TWO_TERMS": q.dtype == torch.float16 and kind == tl.bfloat16,
-        "KEYS_FIRST": getattr(plan.config, "keys_first", False),
+        "KEYS_FIRST": plan.config.keys_first,
     }
 
 

@@ -108,6 +108,12 @@ def common(call: str) -> list[Malformed]:
                   lambda a: {"out": a["q"][..., :width]}),
         Malformed(call, "q", "the forward pass", "requires a gradient",
                   lambda a: {"q": a["q"].requires_grad_()}, Unsupported),
+        Malformed(call, "out", "the forward pass", "requires a gradient",
+                  lambda a: {"out": a["out"].requires_grad_()}, Unsupported),
+        Malformed(call, "q_scale", "the forward pass", "requires a gradient",
+                  {"q_scale": torch.ones(5, requires_grad=True)}, Unsupported),
+        Malformed(call, "sink", "the forward pass", "requires a gradient",
+                  {"sink": torch.zeros(2, requires_grad=True)}, Unsupported),
         Malformed(call, "hopper", "nearest supported form", "backend 'hopper'",
                   {"backend": "hopper"}, Unsupported),
     ]  # fmt: skip

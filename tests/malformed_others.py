@@ -78,6 +78,7 @@ CACHES = [
     to(ALLOCATE, "format", None, "one of bf16, fp8_656", "None"),
     to(ALLOCATE, "device", "gpu", "a torch device", "'gpu'"),
     to(ALLOCATE, "device", 1.5, "a torch device", "1.5"),
+    to(ALLOCATE, "device", "cuda:99", "a torch device of this machine", "'cuda:99'"),
     Malformed(ALLOCATE, "format", "latent 512, rope 64 for fp8_656", "latent 256, rope 64",
               {"format": "fp8_656", "latent": 256}),
     to(CACHE, "data", None, "a tensor, torch.float8_e4m3fn", "NoneType"),

@@ -76,16 +76,14 @@ def mla_prefill(
     factor = checks.scale(scale)
     checks.flag("causal", causal)
     rope_rows = rope if cache is None else cache.data
-    sink = checks.sink(sink, q.shape[1], q.device)
-    checks.no_gradients(q=q, k_nope=k_nope, k_rope=rope_rows, v=v, sink=sink)
+    weights = _weights(q, sink, q_scale, k_scale, k_nope.shape[0])
+    checks.no_gradients(q=q, k_nope=k_nope, k_rope=rope_rows, v=v)
     out, lse = _outputs(q, v.shape[2], out, return_lse)
     torch.ops.openmla.dense(
         q, k_nope, rope, v,
         *_cache_parts(cache),
         block_table, cache_lengths, cu_q, cu_k,
-        sink,
-        checks.per_token_scale("q_scale", q_scale, q.shape[0], q.device),
-        checks.per_token_scale("k_scale", k_scale, k_nope.shape[0], q.device),
+        *weights,
         q.shape[2] ** -0.5 if factor is None else factor,
         causal, checks.backend(backend, BACKENDS), out, lse,
     )  # fmt: skip
@@ -125,14 +123,12 @@ def mla_prefill_latent(
     checks.paging(block_table, cache_lengths, cu_q.shape[0] - 1, q.device)
     factor = checks.scale(scale, required_for="mla_prefill_latent")
     checks.flag("causal", causal)
-    sink = checks.sink(sink, q.shape[1], q.device)
-    checks.no_gradients(q=q, cache=pool.data, sink=sink)
+    weights = _weights(q, sink, q_scale, k_scale, pool.rows)
+    checks.no_gradients(q=q, cache=pool.data)
     out, lse = _outputs(q, width, out, return_lse)
     torch.ops.openmla.latent(
         q, *_cache_parts(pool), block_table, cache_lengths, cu_q,
-        sink,
-        checks.per_token_scale("q_scale", q_scale, q.shape[0], q.device),
-        checks.per_token_scale("k_scale", k_scale, pool.rows, q.device),
+        *weights,
         factor, causal, width, checks.backend(backend, BACKENDS), out, lse,
     )  # fmt: skip
     return out if lse is None else (out, lse)
@@ -173,17 +169,15 @@ def mla_prefill_sparse(
         total_rows, kv_parts = stored.shape[0], (stored, None, "", 0)
     indices, lengths = checks.index_lists(indices, topk_lengths, q.shape[0], q.device)
     factor = checks.scale(scale, required_for="mla_prefill_sparse")
-    sink = checks.sink(sink, q.shape[1], q.device)
-    checks.no_gradients(q=q, kv=stored, sink=sink)
+    weights = _weights(q, sink, q_scale, k_scale, total_rows)
+    checks.no_gradients(q=q, kv=stored)
     out, lse = _outputs(q, width, out, return_lse)
     max_logits = None
     if checks.flag("return_max_logits", return_max_logits):
         max_logits = q.new_empty(q.shape[:2], dtype=torch.float32)
     torch.ops.openmla.sparse(
         q, *kv_parts, indices, lengths,
-        sink,
-        checks.per_token_scale("q_scale", q_scale, q.shape[0], q.device),
-        checks.per_token_scale("k_scale", k_scale, total_rows, q.device),
+        *weights,
         factor, width, checks.backend(backend, BACKENDS), out, lse, max_logits,
     )  # fmt: skip
     extras = tuple(x for x in (lse, max_logits) if x is not None)
@@ -209,10 +203,22 @@ def merge_states(
     return out, lse
 
 
+def _weights(
+    q: Tensor, sink: object, q_scale: object, k_scale: object, keys: int
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """sink, q_scale and k_scale, checked."""
+    sink = checks.sink(sink, q.shape[1], q.device)
+    q_scale = checks.per_token_scale("q_scale", q_scale, q.shape[0], q.device)
+    k_scale = checks.per_token_scale("k_scale", k_scale, keys, q.device)
+    checks.no_gradients(sink=sink, q_scale=q_scale, k_scale=k_scale)
+    return sink, q_scale, k_scale
+
+
 def _outputs(
     q: Tensor, d_v: int, out: Tensor | None, return_lse: bool
 ) -> tuple[Tensor, Tensor | None]:
     checked = checks.output(out, q, d_v)
+    checks.no_gradients(out=checked)
     if checked is None:
         checked = q.new_empty((*q.shape[:2], d_v), dtype=checks.out_dtype(q.dtype))
     lse = None

@@ -303,6 +303,9 @@ def _check_count(name: str, value: object, least: int) -> None:
 
 def _check_device(value: object) -> torch.device:
     try:
-        return torch.device(value)  # type: ignore[call-overload, no-any-return]
-    except (RuntimeError, TypeError):
-        raise InvalidArgument("device", "a torch device such as 'cpu'", repr(value)) from None
+        device: torch.device = torch.device(value)  # type: ignore[call-overload]
+        torch.empty(0, device=device)  # "cuda" is a device everywhere, but not one that is here
+    except (RuntimeError, TypeError, AssertionError, NotImplementedError):
+        expected = "a torch device of this machine, such as 'cpu'"
+        raise InvalidArgument("device", expected, repr(value)) from None
+    return device

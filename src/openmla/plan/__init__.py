@@ -29,7 +29,7 @@ def plan(problem: Problem, target: str | Target = "cpu", backend: str = "auto") 
     if not isinstance(problem, Problem):
         raise InvalidArgument("problem", "a Problem", repr(problem))
     if not isinstance(target, str | Target):
-        raise InvalidArgument("target", "a name or a Target", repr(target))
+        raise InvalidArgument("target", "the name of a target, or a Target", repr(target))
     if not isinstance(backend, str) or backend not in BACKENDS:
         raise InvalidArgument("backend", "one of " + ", ".join(BACKENDS), repr(backend))
     return _cached_plan(problem, target, backend)

@@ -6,12 +6,10 @@ from functools import lru_cache
 
 import torch
 
-from openmla.errors import Unsupported
 from openmla.operands import Operands, Results
-from openmla.plan import Plan, plan
-from openmla.plan.support import is_implemented
+from openmla.plan import Plan
+from openmla.plan.support import runnable_plan
 from openmla.plan.target import Target, target_of_device
-from openmla.problem import Problem
 
 
 def plan_call(operands: Operands, results: Results, backend: str = "auto") -> Plan:
@@ -23,20 +21,3 @@ def plan_call(operands: Operands, results: Results, backend: str = "auto") -> Pl
 def device_target(device: torch.device) -> Target:
     """The planning target that a device is, asked for once."""
     return target_of_device(device)
-
-
-@lru_cache(maxsize=4096)
-def runnable_plan(problem: Problem, target: Target, backend: str = "auto") -> Plan:
-    """The first plan, in the planner's order, whose kernel exists. An explicit backend stays."""
-    chosen = plan(problem, target, backend)
-    if chosen.runs_today:
-        return chosen
-    if backend == "auto":
-        for family in target.families:
-            if is_implemented(family, problem.form):
-                return plan(problem, target, family)
-    raise Unsupported(
-        f"{chosen.backend} is planned for {target.name}, but its {problem.form} kernel is not "
-        "implemented yet",
-        nearest="the same call on CPU tensors",
-    )

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import doctest
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from openmla.errors import Unsupported
 from openmla.plan import plan, support
 from openmla.plan.support import (
+    BEGIN,
+    END,
     FEATURES,
     IMPLEMENTED,
     TABLE_TARGETS,
     readme_has_table,
+    runnable_plan,
+    support_of,
     support_table,
     support_table_markdown,
 )
@@ -38,6 +43,7 @@ def test_cells_are_what_the_planner_says(feature: str) -> None:
             assert (cell.family, cell.reason) == ("", error.reason) and str(cell) == "–"
         else:
             assert cell.family == chosen.backend
+            assert (cell.runs, chosen.problem.form) in IMPLEMENTED or not cell.runs
             assert ("planned" in str(cell)) == (
                 (chosen.backend, chosen.problem.form) not in IMPLEMENTED
             )
@@ -61,3 +67,21 @@ def test_a_readme_is_checked_word_by_word() -> None:
     table = support_table_markdown()
     assert readme_has_table(f"# openmla\n\n{table}\n\nMore text.\n")
     assert not readme_has_table(table.replace("hopper", "magic", 1))
+
+
+def test_the_readme_has_the_table_of_today() -> None:
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    assert readme_has_table(readme), "run `openmla doctor --table` and paste it into README.md"
+    assert readme.count(BEGIN) == readme.count(END) == 1
+
+
+def test_a_cell_names_what_runs_until_the_planned_kernel_exists(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    runnable_plan.cache_clear()
+    monkeypatch.setattr(support, "IMPLEMENTED", frozenset({("portable", "dense")}))
+    dense = next(iter(FEATURES.values()))
+    assert str(support_of(dense, "h200")) == "**portable**, hopper planned"
+    assert str(support_of(dense, "a100")) == "**portable**"
+    assert str(support_of(replace(dense, form="latent"), "h200")) == "hopper planned"
+    runnable_plan.cache_clear()

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import importlib.metadata
 import platform
+from typing import Annotated
 
 import torch
+import typer
 from rich.console import Console
 from rich.table import Table
 
-from openmla.dispatch import device_target, runnable_plan
+from openmla.dispatch import device_target
 from openmla.errors import OpenMLAError
+from openmla.plan.support import runnable_plan, support_table_markdown
 from openmla.problem import Problem
 from openmla.version import VERSION
 
@@ -30,8 +33,15 @@ EXAMPLES = {
 }  # fmt: skip
 
 
-def doctor_command() -> None:
+def doctor_command(
+    table: Annotated[
+        bool, typer.Option("--table", help="Print what runs on which chip instead, as Markdown")
+    ] = False,
+) -> None:
     """Show what openmla found on this machine and which kernel each call would use."""
+    if table:
+        typer.echo(support_table_markdown())
+        return
     console = Console()
     console.print(versions())
     console.print(devices())

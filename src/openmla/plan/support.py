@@ -3,16 +3,17 @@
 >>> is_implemented("cpu", "dense"), is_implemented("hopper", "dense")
 (True, False)
 
-`python -m openmla.plan.support` prints the table of the README.
+`openmla doctor --table` prints the table of the README.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from openmla.errors import Unsupported
-from openmla.plan import plan
-from openmla.plan.target import TARGETS
+from openmla.plan import Plan, plan
+from openmla.plan.target import TARGETS, Target, target_by_name
 from openmla.problem import FORMS, Problem
 
 # Kernel families whose kernels exist, by form. Nothing else may be launched: dispatch asks here.
@@ -56,16 +57,18 @@ FEATURES = {
 
 @dataclass(frozen=True, slots=True)
 class Support:
-    """One cell: the kernel family and whether it runs today, or the reason for none."""
+    """One cell: the family that is planned, the one that runs today, or the reason for none."""
 
     family: str
+    runs: str
     reason: str
-    runs_today: bool
 
     def __str__(self) -> str:
         if not self.family:
             return "–"
-        return f"**{self.family}**" if self.runs_today else f"{self.family} (planned)"
+        if self.family == self.runs:
+            return f"**{self.runs}**"
+        return f"**{self.runs}**, {self.family} planned" if self.runs else f"{self.family} planned"
 
 
 def is_implemented(family: str, form: str) -> bool:
@@ -73,13 +76,34 @@ def is_implemented(family: str, form: str) -> bool:
     return (family, form) in IMPLEMENTED
 
 
+@lru_cache(maxsize=4096)
+def runnable_plan(problem: Problem, target: Target, backend: str = "auto") -> Plan:
+    """The first plan, in the planner's order, whose kernel exists. An explicit backend stays."""
+    chosen = plan(problem, target, backend)
+    if chosen.runs_today:
+        return chosen
+    if backend == "auto":
+        for family in target.families:
+            if is_implemented(family, problem.form):
+                return plan(problem, target, family)
+    raise Unsupported(
+        f"{chosen.backend} is planned for {target.name}, but its {problem.form} kernel is not "
+        "implemented yet",
+        nearest="the same call on CPU tensors",
+    )
+
+
 def support_of(problem: Problem, target: str) -> Support:
     """What serves a problem on a target, by asking the planner."""
     try:
         chosen = plan(problem, target)
     except Unsupported as error:
-        return Support("", error.reason, False)
-    return Support(chosen.backend, "; ".join(chosen.passed_over), chosen.runs_today)
+        return Support("", "", error.reason)
+    try:
+        runs = runnable_plan(problem, target_by_name(target)).backend
+    except Unsupported:
+        runs = ""
+    return Support(chosen.backend, runs, "; ".join(chosen.passed_over))
 
 
 def support_table() -> dict[str, dict[str, Support]]:
@@ -97,8 +121,8 @@ def support_table_markdown() -> str:
     heads = [n if n == a else f"{n} ({a})" for n, a in zip(TABLE_TARGETS, arch, strict=True)]
     lines = [
         BEGIN,
-        '**Bold** runs today. "planned" means that `openmla.plan` has worked out tiles, memory and'
-        " pipeline, and the kernel is not in this version.",
+        "**Bold** runs today. Planned: `openmla.plan` has worked out tiles, memory and pipeline,"
+        " but the kernel is not in this version. Printed by `openmla doctor --table`.",
         "",
         "| | " + " | ".join(heads) + " |",
         "|---" * (len(heads) + 1) + "|",
@@ -124,7 +148,3 @@ def _gaps(table: dict[str, dict[str, Support]]) -> list[str]:
 def readme_has_table(readme: str) -> bool:
     """Whether a README's text holds the table as it would be generated now."""
     return support_table_markdown() in readme
-
-
-if __name__ == "__main__":
-    print(support_table_markdown())

@@ -278,15 +278,15 @@ def part_cache(_: int) -> None:
         slots = torch.randperm(host.rows)[:4096]
         host.append(x[:, :512], x[:, 512:], slots)
         on_gpu, slots_gpu = x.cuda(), slots.cuda()
-        cache_ops.append(device, on_gpu[:, :512], on_gpu[:, 512:], slots_gpu)
+        device.append(on_gpu[:, :512], on_gpu[:, 512:], slots_gpu)
         same = torch.equal(host.data.view(torch.uint8), device.data.cpu().view(torch.uint8))
         if host.scales is not None and device.scales is not None:
             same = same and torch.equal(host.scales, device.scales.cpu())
-        rows = cache_ops.gather(device, slots_gpu)
+        rows = device.gather(slots_gpu)
         read = torch.equal(host.gather(slots).view(torch.int16), rows.cpu().view(torch.int16))
         latent, rope = on_gpu[:, :512].bfloat16(), on_gpu[:, 512:].bfloat16()
         append_ms = do_bench(partial(cache_ops.append, device, latent, rope, slots_gpu))
-        gather_ms = do_bench(partial(cache_ops.gather, device, slots_gpu))
+        gather_ms = do_bench(partial(cache_ops.gather, device, slots_gpu, rows))
         say(format=format, append_equal=same, gather_equal=read, append_us=append_ms * 1e3,
             gather_us=gather_ms * 1e3)  # fmt: skip
 

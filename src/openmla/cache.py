@@ -116,11 +116,22 @@ class LatentCache:
     def append(self, latent: Tensor, rope: Tensor | None, slot_mapping: Tensor) -> None:
         """Write token i's latent[i] and rope[i] to row slot_mapping[i]; quantizes as needed.
 
-        A wrong width, dtype or (on the CPU) a slot outside the pool raises and writes nothing.
+        A wrong width, dtype or (on the CPU) a slot outside the pool raises and writes nothing. On a
+        GPU a token with such a slot is skipped, because looking would mean waiting for the GPU.
         Slots must differ: which of two tokens a repeated slot keeps is not defined.
         """
         rope = _check_append(self, latent, rope, slot_mapping)
         slots = slot_mapping.to(self.device)
+        if self.device.type == "cuda":
+            # Registered by openmla.ops, which knows the kernels; this module must not.
+            torch.ops.openmla.cache_append(
+                self.data, self.scales, self.format, self.latent, latent, rope, slots
+            )
+        else:
+            self.write(latent, rope, slots)
+
+    def write(self, latent: Tensor, rope: Tensor, slots: Tensor) -> None:
+        """`append` without checks, in torch."""
         page, offset = slots // self.page_size, slots % self.page_size
         if self.format == "bf16":
             row = torch.cat([latent, rope], dim=-1) if self.rope else latent
@@ -138,11 +149,18 @@ class LatentCache:
             self.scales[page, offset] = scales
 
     def gather(self, rows: Tensor) -> Tensor:
-        """The bf16 values of physical rows: [len(rows), latent+rope]."""
+        """The bf16 values of physical rows: [len(rows), latent+rope].
+
+        A row outside the pool raises on the CPU and reads as zeros on a GPU.
+        """
         check_rows("rows", rows, self.rows)
         if rows.device != self.device:
             raise InvalidArgument("rows", f"a tensor on {self.device}", f"one on {rows.device}")
-        return self.read(rows)
+        if self.device.type != "cuda":
+            return self.read(rows)
+        out = torch.empty(rows.shape[0], self.width, dtype=torch.bfloat16, device=self.device)
+        torch.ops.openmla.cache_gather(self.data, self.scales, self.format, self.latent, rows, out)
+        return out
 
     def read(self, rows: Tensor, columns: slice = slice(None)) -> Tensor:
         """`gather` without checks, for kernels; `columns` picks a part of each row."""

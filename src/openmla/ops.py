@@ -15,7 +15,7 @@ from torch import Tensor
 from openmla import checks, reference
 from openmla.cache import LatentCache
 from openmla.dispatch import plan_call
-from openmla.kernels.launch import launch
+from openmla.kernels.launch import append_rows, gather_rows, launch
 from openmla.kernels.merge import merge
 from openmla.operands import (
     DenseOperands,
@@ -46,6 +46,14 @@ SCHEMAS = {
         "Tensor indices, Tensor? topk_lengths, Tensor? sink, Tensor? q_scale, Tensor? k_scale, "
         "float scale, int d_v, str backend, "
         "Tensor(a!) out, Tensor(b!)? lse, Tensor(c!)? max_logits) -> ()"
+    ),
+    "cache_append": (
+        "(Tensor(a!) data, Tensor(b!)? scales, str format, int latent_width, Tensor latent, "
+        "Tensor rope, Tensor slots) -> ()"
+    ),
+    "cache_gather": (
+        "(Tensor data, Tensor? scales, str format, int latent_width, Tensor rows, "
+        "Tensor(a!) out) -> ()"
     ),
     "merge_states": (
         "(Tensor out_a, Tensor lse_a, Tensor out_b, Tensor lse_b, "
@@ -151,6 +159,26 @@ def _sparse(
     _run(backend, operands, Results(out, lse, max_logits))
 
 
+def _cache_append(
+    data: Tensor,
+    scales: Tensor | None,
+    format: str,
+    latent_width: int,
+    latent: Tensor,
+    rope: Tensor,
+    slots: Tensor,
+) -> None:
+    cache = LatentCache(data, scales, latent_width, rope.shape[1], format)
+    append_rows(cache, latent, rope, slots)
+
+
+def _cache_gather(
+    data: Tensor, scales: Tensor | None, format: str, latent_width: int, rows: Tensor, out: Tensor
+) -> None:
+    cache = LatentCache(data, scales, latent_width, out.shape[1] - latent_width, format)
+    gather_rows(cache, rows, out)
+
+
 def _run(backend: str, operands: Operands, results: Results) -> None:
     checks.separate_outputs(operands, results)
     plan = plan_call(operands, results, backend)
@@ -176,7 +204,8 @@ def _run_reference(operands: Operands, results: Results) -> None:
 
 def _register() -> None:
     implementations: dict[str, Callable[..., None]] = {
-        "dense": _dense, "latent": _latent, "sparse": _sparse, "merge_states": merge
+        "dense": _dense, "latent": _latent, "sparse": _sparse, "merge_states": merge,
+        "cache_append": _cache_append, "cache_gather": _cache_gather,
     }  # fmt: skip
     for name, function in implementations.items():
         torch.library.define(f"openmla::{name}", SCHEMAS[name])

@@ -1,10 +1,14 @@
 """The only launcher: takes a Plan and the operands, runs the kernel that the Plan names.
 
-Called by openmla.ops. Nothing here chooses: the Plan did.
+Called by openmla.ops. Nothing here chooses: the Plan did. Cache rows need no plan: their kernels
+are the same on every GPU.
 """
 
 from __future__ import annotations
 
+from torch import Tensor
+
+from openmla.cache import LatentCache
 from openmla.errors import Unsupported
 from openmla.operands import DenseOperands, LatentOperands, Operands, Results
 from openmla.plan import Plan
@@ -27,6 +31,26 @@ def launch(plan: Plan, operands: Operands, results: Results) -> None:
             f"backend {plan.backend!r} is planned for {plan.target} but has no kernel yet",
             nearest="CPU tensors with backend='cpu'",
         )
+
+
+def append_rows(cache: LatentCache, latent: Tensor, rope: Tensor, slots: Tensor) -> None:
+    """`LatentCache.append` for checked arguments; on a GPU, slots outside the pool are skipped."""
+    if cache.device.type == "cpu":
+        cache.write(latent, rope, slots)
+        return
+    from openmla.kernels.portable.cache_ops import append
+
+    append(cache, latent, rope, slots)
+
+
+def gather_rows(cache: LatentCache, rows: Tensor, out: Tensor) -> None:
+    """`LatentCache.gather` for checked arguments; on a GPU, rows outside the pool become zeros."""
+    if cache.device.type == "cpu":
+        out.copy_(cache.read(rows))
+        return
+    from openmla.kernels.portable.cache_ops import gather
+
+    gather(cache, rows, out)
 
 
 def _launch_cpu(plan: Plan, operands: Operands, results: Results) -> None:

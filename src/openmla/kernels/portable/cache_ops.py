@@ -32,6 +32,7 @@ from openmla.kernels.portable.formats import (
 from openmla.kernels.portable.rows import V32_ROPE_AT, V32_SCALES_AT, read_columns
 
 E4M3_MAX = tl.constexpr(448.0)
+FP32_TINY = tl.constexpr(2.0**-126)
 GATHER_ROWS = 16
 
 
@@ -54,13 +55,13 @@ def e4m3_bits(x):
 def _quantize(x, inside):
     """Blocks [blocks, columns] -> e4m3 bits and one scale per block; `inside`: columns that exist.
 
-    A block's scale is amax/448, or 1 where amax is 0 or NaN.
+    A block's scale is amax/448, but a normal number, or 1 where amax is 0 or NaN.
     """
     magnitude = tl.where(inside, tl.abs(x), 0.0)
     amax = tl.max(magnitude, 1)
     has_nan = tl.max((magnitude != magnitude).to(tl.int32), 1) > 0
     even = tl.math.div_rn(amax, tl.full(amax.shape, E4M3_MAX, tl.float32))
-    scale = tl.where((amax > 0.0) & (has_nan == 0), even, 1.0)
+    scale = tl.where((amax > 0.0) & (has_nan == 0), tl.maximum(even, FP32_TINY), 1.0)
     scaled = tl.math.div_rn(x, scale[:, None] + tl.zeros_like(x))
     clamped = tl.minimum(tl.maximum(scaled, -E4M3_MAX), E4M3_MAX)
     return e4m3_bits(tl.where(scaled != scaled, scaled, clamped)), scale
@@ -217,13 +218,10 @@ def append(cache: LatentCache, latent: Tensor, rope: Tensor | None, slot_mapping
     )
 
 
-def gather(cache: LatentCache, rows: Tensor) -> Tensor:
-    """`LatentCache.gather` for checked row numbers on the cache's own device."""
-    out = torch.empty(rows.shape[0], cache.width, dtype=torch.bfloat16, device=cache.device)
-    if not rows.shape[0]:
-        return out
-    _gathering(cache, rows, out).run()
-    return out
+def gather(cache: LatentCache, rows: Tensor, out: Tensor) -> None:
+    """`LatentCache.gather` into out, for checked row numbers on the cache's own device."""
+    if rows.shape[0]:
+        _gathering(cache, rows, out).run()
 
 
 def widened(cache: LatentCache) -> tuple[LatentCache, Call]:

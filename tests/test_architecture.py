@@ -35,6 +35,7 @@ LAYERS: list[set[str]] = [
     {"testing"},
     {"bench"},
     {"cli"},
+    {"__main__"},
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 PURE = {"plan", "layout", "problem", "errors"}

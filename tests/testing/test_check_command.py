@@ -47,9 +47,32 @@ def test_a_backend_without_kernels_fails():
     assert result.exit_code == 1 and "nothing ran" in result.output
 
 
-@pytest.mark.parametrize("arguments", [["--cases", "0"], ["--cases", "x"]])
-def test_bad_options_are_refused(arguments):
-    assert invoke(*arguments).exit_code == 2
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["--cases", "0"], "--cases"),
+        (["--cases", "x"], "--cases"),
+        (["--backend", "magic"], "expected one of auto, reference"),
+        (["--device", "magic"], "no such device here: magic"),
+        (["--device", "cuda:99"], "no such device here: cuda:99"),
+        (["--replay", "missing.json"], "missing.json is not a saved case"),
+        (["--replay", __file__], "is not a saved case"),
+    ],
+)
+def test_bad_options_are_refused(arguments, named, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "400")
+    result = invoke(*arguments)
+    assert result.exit_code == 2
+    assert named in result.output
+    assert not list(tmp_path.iterdir())  # nothing ran, so nothing was saved
+
+
+@pytest.mark.parametrize("values", ["[]", "{}", '{"case": {"form": 1}}', '{"case": 3}'])
+def test_json_that_is_no_case_is_refused(values, tmp_path):
+    (tmp_path / "x.json").write_text(values)
+    result = invoke("--replay", str(tmp_path / "x.json"))
+    assert result.exit_code == 2 and "Traceback" not in result.output
 
 
 def test_the_defect_table(monkeypatch):

@@ -40,5 +40,8 @@ def bench_command(
     console.print(table(rows))
     if json is not None:
         options = f"--rounds {rounds} --threads {threads}" + " --quick" * quick
-        write_json(json, rows, command=f"openmla bench {target} {options}")
+        try:
+            write_json(json, rows, command=f"openmla bench {target} {options}")
+        except OSError as error:
+            raise typer.BadParameter(f"json: cannot write {json}: {error.strerror}") from None
         console.print(f"written to {json}")

@@ -11,8 +11,10 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from openmla.cli.options import device_here
+from openmla.plan import BACKENDS
 from openmla.testing.defects import catalog, judge_correct, judge_defect
-from openmla.testing.fuzz import Failure, FuzzReport, one_thread, replay, run_fuzz
+from openmla.testing.fuzz import Failure, FuzzReport, load, one_thread, replay, run_fuzz
 
 REQUIRED_SHARE = 0.95
 
@@ -34,6 +36,9 @@ def check_command(
 ) -> None:
     """Check openmla on this machine: accuracy, unused memory, memory bounds."""
     console = Console()
+    device_here(device)
+    if backend not in BACKENDS:
+        raise typer.BadParameter(f"backend: expected one of {', '.join(BACKENDS)}, got {backend!r}")
     if defects:
         ok = _judge_defects(console)
     elif replay_file is not None:
@@ -92,6 +97,10 @@ def _show(console: Console, failure: Failure) -> None:
 
 
 def _replay(console: Console, path: Path, backend: str, device: str) -> bool:
+    try:
+        load(path)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise typer.BadParameter(f"replay: {path} is not a saved case ({error!r:.100})") from None
     failure = replay(path, backend, device)
     if failure is None:
         console.print(f"[green]{path}: nothing wrong[/green]")

@@ -15,6 +15,7 @@ from rich.table import Table
 
 import openmla
 from openmla.bench.report import duration
+from openmla.cli.options import device_here
 from openmla.dispatch import plan_call
 from openmla.operands import DenseOperands, Results
 from openmla.testing.cases import BuiltCase, Case, Outcome, build
@@ -57,11 +58,7 @@ def demo_command(
     device: Annotated[str, typer.Option(help="Where to run: cpu, cuda, cuda:1 …")] = "cpu",
 ) -> None:
     """Run every kind of MLA prefill here and check each against the float64 reference."""
-    try:
-        where = torch.device(device)
-        torch.empty(0, device=where)
-    except (RuntimeError, AssertionError) as error:
-        raise typer.BadParameter(f"no such device here: {device} ({str(error)[:80]})") from None
+    where = device_here(device)
     console = Console()
     lines: list[Line] = []
     columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())

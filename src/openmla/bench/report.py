@@ -40,22 +40,19 @@ def write_json(path: Path, rows: list[Row], command: str) -> None:
 
 
 def table(rows: list[Row]) -> Table:
-    """One line per contestant, ours first."""
-    result = Table(title="openmla bench cpu", title_justify="left")
-    for column in ("case", "dtype", "who", "time", "GFLOP/s", "openmla is", "note"):
-        right = column in ("time", "GFLOP/s", "openmla is")
-        result.add_column(column, justify="right" if right else "left")
+    """A line per case with our result, then one per peer."""
+    result = Table(title="openmla bench cpu", title_justify="left", box=None, pad_edge=False)
+    result.add_column("case and contestants")
+    for column in ("time", "GFLOP/s", "openmla is"):
+        result.add_column(column, justify="right", no_wrap=True)
     for row in rows:
+        result.add_row(f"[bold]{row.case}, {row.dtype}[/]{_memory(row)}")
         share = f"{row.mm_share:.2f} of torch.mm"
-        rate = f"{row.gflops:.1f}"
-        result.add_row(
-            row.case, row.dtype, "openmla", duration(row.seconds), rate, share, _memory(row)
-        )
+        result.add_row("  openmla", duration(row.seconds), f"{row.gflops:.1f}", share)
         for peer in row.peers:
+            name = f"  {peer.name}" + (f" ({peer.note})" if peer.note else "")
             rate = f"{row.gflops * row.seconds / peer.seconds:.1f}"
-            times = f"{peer.times_faster:.2f}x"
-            result.add_row("", "", peer.name, duration(peer.seconds), rate, times, peer.note)
-        result.add_section()
+            result.add_row(name, duration(peer.seconds), rate, f"{peer.times_faster:.2f}x")
     return result
 
 
@@ -72,7 +69,7 @@ def _memory(row: Row) -> str:
     if row.extra_bytes is None or not row.peer_extra_bytes:
         return ""
     part = row.extra_bytes / row.peer_extra_bytes
-    return f"peak +{row.extra_bytes / 2**20:.0f} MiB, {part:.1%} of the first peer's"
+    return f"; peak memory +{row.extra_bytes / 2**20:.0f} MiB, {part:.1%} of the first peer's"
 
 
 def _processor() -> str:

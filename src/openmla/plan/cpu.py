@@ -52,4 +52,4 @@ def plan_cpu(problem: Problem) -> CpuConfig:
         return CpuConfig(BM=128, BN=512, rows_per_step=1024)
     if problem.form == "latent":
         return CpuConfig(BM=128, BN=512, rows_per_step=512)
-    return CpuConfig(BM=128, BN=1024, rows_per_step=512)
+    return CpuConfig(BM=128, BN=2048, rows_per_step=512)

@@ -4,12 +4,12 @@ Called by kernels/launch.py only. A panel is up to `panel_rows` queries of one s
 group of heads. It walks the keys in blocks of BN, packs each block to fp32 once, and shows it to
 every tile of BM queries in the panel:
 
-    panel   for block in keys: pack K, V; for tile in tiles: tile.add_block
-    tile    scores = q_nope . k_nope (batched over heads) + q_rope . k_rope; mask; online softmax
+    panel   for block in keys: pack K (nope and rope) and V; for tile in tiles: tile.add_block
+    tile    scores = q . k, batched over the heads; mask; online softmax
 
-The rope product is one matrix product for all heads of the group: shared rope rows are never copied
-per head. All arithmetic is fp32: torch's CPU products of bf16 matrices return bf16 scores, and that
-rounding would cost more accuracy than the rounding of the output itself.
+Rope rows that all heads share are spread over the group in that scratch block only. All arithmetic
+is fp32: torch's CPU products of bf16 matrices return bf16 scores, and that rounding would cost more
+accuracy than the rounding of the output itself.
 """
 
 from __future__ import annotations
@@ -51,27 +51,31 @@ def _panel(
     for first in range(0, tiles[-1].key_limit, config.BN):
         last = min(first + config.BN, tiles[-1].key_limit)
         keys = slice(span.k_start + first, span.k_start + last)
-        k_nope = work.pack("k_nope", op.k_nope[keys, heads].transpose(0, 1))
-        k_rope = _pack_rope(op, work, span, heads, first, last)
+        k = _pack_keys(op, work, span, heads, first, last)
         v = work.pack("v", op.v[keys, heads].transpose(0, 1))
-        block = _Block(first, last, k_nope, k_rope, v, is_tame(v))
+        block = _Block(first, last, k, v, is_tame(v))
         for tile in tiles:
             tile.add_block(work, block)
     for tile in tiles:
         tile.store(results)
 
 
-def _pack_rope(
+def _pack_keys(
     op: DenseOperands, work: Workspace, span: Span, heads: slice, first: int, last: int
-) -> Tensor | None:
-    """Rope of keys first … last-1: [n, d_rope] if shared, [group, n, d_rope] if per head."""
+) -> Tensor:
+    """Keys first … last-1 of a sequence, nope and rope side by side: [group, n, d_qk]."""
+    rows = slice(span.k_start + first, span.k_start + last)
+    nope = op.k_nope[rows, heads].transpose(0, 1)
+    d_nope = nope.shape[-1]
+    k = work.take("k", *nope.shape[:2], op.q.shape[-1])
+    k[..., :d_nope] = nope
     if op.rope_cache is not None and op.block_table is not None:
         slots = page_rows(op.block_table[span.number], op.rope_cache.page_size, first, last)
-        return work.pack("k_rope", op.rope_cache.read(slots, slice(op.rope_cache.latent, None)))
-    if op.k_rope is None:
-        return None
-    rows = op.k_rope[span.k_start + first : span.k_start + last]
-    return work.pack("k_rope", rows if rows.dim() == 2 else rows[:, heads].transpose(0, 1))
+        k[..., d_nope:] = op.rope_cache.read(slots, slice(op.rope_cache.latent, None))
+    elif op.k_rope is not None:
+        rope = op.k_rope[rows]
+        k[..., d_nope:] = rope if rope.dim() == 2 else rope[:, heads].transpose(0, 1)
+    return k
 
 
 class _Block(NamedTuple):
@@ -79,8 +83,7 @@ class _Block(NamedTuple):
 
     first: int
     last: int
-    k_nope: Tensor
-    k_rope: Tensor | None
+    k: Tensor
     v: Tensor
     tame: bool
     """Whether sums of v cannot overflow or be NaN."""
@@ -96,8 +99,7 @@ class _Tile:
         q = op.q[self.tokens, heads].transpose(0, 1).float() * op.weights.scale
         if op.weights.q_scale is not None:
             q = q * op.weights.q_scale[self.tokens, None]
-        d_nope = op.k_nope.shape[-1]
-        self.q_nope, self.q_rope = q[..., :d_nope].contiguous(), q[..., d_nope:].contiguous()
+        self.q = q.contiguous()
         self.state = OnlineSoftmax(q.shape[0], stop - start, op.v.shape[-1])
 
     def add_block(self, work: Workspace, block: _Block) -> None:
@@ -105,13 +107,8 @@ class _Tile:
         n = min(block.last, self.key_limit) - block.first
         if n <= 0:
             return
-        groups, rows, _ = self.q_nope.shape
-        scores = work.take("scores", groups, rows, n)
-        torch.bmm(self.q_nope, block.k_nope[:, :n].transpose(1, 2), out=scores)
-        if block.k_rope is not None and block.k_rope.dim() == 2:
-            scores.view(groups * rows, n).addmm_(self.q_rope.flatten(0, 1), block.k_rope[:n].T)
-        elif block.k_rope is not None:
-            scores.baddbmm_(self.q_rope, block.k_rope[:, :n].transpose(1, 2))
+        scores = work.take("scores", *self.q.shape[:2], n)
+        torch.bmm(self.q, block.k[:, :n].transpose(1, 2), out=scores)
         if self.op.weights.k_scale is not None:
             key = self.span.k_start + block.first
             scores.mul_(self.op.weights.k_scale[key : key + n])

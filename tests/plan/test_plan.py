@@ -93,6 +93,33 @@ def test_json_of_something_else(data: object) -> None:
         Plan.from_json(data)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "complaint"),
+    [
+        ("problem", 3, "problem: expected an object with the fields of Problem"),
+        ("problem", {"form": "dense"}, "problem: expected the fields of Problem.*missing"),
+        ("problem", {"magic": 1}, "problem: expected the fields of Problem.*magic"),
+        ("target", "magic", "target: expected one of cpu, h100"),
+        ("target", 7, "target: expected a string"),
+        ("backend", "magic", "backend: expected one of reference, hopper, portable, got magic"),
+        ("backend", "cdna4", "backend: expected one of reference, hopper, portable, got cdna4"),
+        ("config", {"class": ["CpuConfig"]}, "config: expected one of CacheRead"),
+        ("config", {"class": "CpuConfig"}, "config: expected the fields of CpuConfig.*missing"),
+        ("passed_over", "abc", "passed_over: expected a list of strings"),
+        ("passed_over", 5, "passed_over: expected a list of strings"),
+    ],
+)
+def test_json_with_a_wrong_part(name: str, value: object, complaint: str) -> None:
+    values = plan(DENSE, "h200").to_json() | {name: value}
+    with pytest.raises(InvalidArgument, match=complaint):
+        Plan.from_json(values)
+
+
+def test_text_that_is_not_json() -> None:
+    with pytest.raises(InvalidArgument, match="plan: expected JSON"):
+        Plan.from_json("{")
+
+
 def test_json_of_an_unknown_config() -> None:
     values = plan(DENSE, "h200").to_json()
     values["config"]["class"] = "Problem"

@@ -124,17 +124,43 @@ class Plan:
     @classmethod
     def from_json(cls, data: str | dict[str, Any]) -> Plan:
         """The plan that `to_json` wrote, from its values or from their JSON text."""
-        values = json.loads(data) if isinstance(data, str) else data
+        values = _parse(data) if isinstance(data, str) else data
         if not isinstance(values, dict) or set(values) != set(_KEYS):
             got = sorted(values) if isinstance(values, dict) else type(values).__name__
             raise InvalidArgument("plan", f"an object with {', '.join(_KEYS)}", got)
+        for name in ("target", "backend"):
+            if not isinstance(values[name], str):
+                raise InvalidArgument(name, "a string", repr(values[name]))
+        passed_over = values["passed_over"]
+        if not isinstance(passed_over, list) or not all(isinstance(x, str) for x in passed_over):
+            raise InvalidArgument("passed_over", "a list of strings", repr(passed_over))
+        families = ("reference", *target_by_name(values["target"]).families)
+        if values["backend"] not in families:
+            raise InvalidArgument("backend", "one of " + ", ".join(families), values["backend"])
         return cls(
-            problem=Problem(**values["problem"]),
+            problem=_record("problem", Problem, values["problem"]),
             target=values["target"],
             backend=values["backend"],
             config=_decode(values["config"]),
-            passed_over=tuple(values["passed_over"]),
+            passed_over=tuple(passed_over),
         )
+
+
+def _parse(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise InvalidArgument("plan", "JSON", str(error)) from None
+
+
+def _record(name: str, record_class: type, values: Any) -> Any:
+    """An instance from its fields; missing and unknown ones are a wrong argument, not a bug."""
+    if not isinstance(values, dict):
+        raise InvalidArgument(name, f"an object with the fields of {record_class.__name__}", values)
+    try:
+        return record_class(**values)
+    except TypeError as error:
+        raise InvalidArgument(name, f"the fields of {record_class.__name__}", str(error)) from None
 
 
 def _encode(value: Any) -> Any:
@@ -150,7 +176,7 @@ def _decode(value: Any) -> Any:
         return value
     record = dict(value)
     name = record.pop("class", None)
-    if name not in _CONFIG_MODULES:
+    if not isinstance(name, str) or name not in _CONFIG_MODULES:
         raise InvalidArgument("config", "one of " + ", ".join(_CONFIG_MODULES), repr(name))
     config_class = getattr(import_module(f"openmla.plan.{_CONFIG_MODULES[name]}"), name)
-    return config_class(**{key: _decode(item) for key, item in record.items()})
+    return _record("config", config_class, {key: _decode(item) for key, item in record.items()})

@@ -14,6 +14,7 @@ import pytest
 from openmla.errors import InvalidArgument, Unsupported
 from openmla.layout.cdna4_k import KSlot
 from openmla.layout.cdna4_lds import v_map
+from openmla.plan import cdna4
 from openmla.plan.cdna4 import (
     LDS_BYTES,
     MhaMmaOp,
@@ -65,6 +66,19 @@ def value(plan: Any, name: str) -> Any:
 def test_every_value_of_the_original(kind: str, row: dict[str, Any]) -> None:
     plan = BUILDERS[kind](MlaConfigV2(**row["in"]))
     assert {name: value(plan, name) for name in row["out"]} == row["out"]
+
+
+@pytest.mark.parametrize(("kind", "row"), ROWS)
+def test_fields_build_what_a_config_builds(kind: str, row: dict[str, Any]) -> None:
+    assert getattr(cdna4, kind)(**row["in"]) == BUILDERS[kind](MlaConfigV2(**row["in"]))
+
+
+@pytest.mark.parametrize("make", [MhaMmaOp, MlaMmaOp, MlaPrefillV2Core, MlaPrefillV2])
+def test_a_config_and_fields_do_not_mix(make: Any) -> None:
+    with pytest.raises(InvalidArgument, match=r"config: expected alone, .* got depth"):
+        make(dsv3(), depth=64)
+    with pytest.raises(InvalidArgument, match="config: expected an MhaConfigV2"):
+        make("deepseek-v3")
 
 
 def test_the_oracle_has_rows_of_every_kind() -> None:

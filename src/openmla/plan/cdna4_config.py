@@ -7,6 +7,7 @@ block and its LDS.
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from typing import Any
 
 from openmla.errors import InvalidArgument
 
@@ -104,3 +105,14 @@ class MlaConfigV2(MhaConfigV2):
         """The part that MLA shares with plain attention; depth stays V's."""
         shared = {field.name: getattr(self, field.name) for field in fields(MhaConfigV2)}
         return MhaConfigV2(**shared)
+
+
+def given_or_made(config: MhaConfigV2 | None, shape: dict[str, Any]) -> Any:
+    """The config, or an `MlaConfigV2` of these fields: whichever a caller has at hand."""
+    if config is None:
+        return MlaConfigV2(**shape)
+    if not isinstance(config, MhaConfigV2):
+        raise InvalidArgument("config", "an MhaConfigV2 or MlaConfigV2", repr(config))
+    if shape:
+        raise InvalidArgument("config", "alone, or else the fields of one", ", ".join(shape))
+    return config

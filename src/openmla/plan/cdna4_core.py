@@ -7,13 +7,14 @@ the part that follows from the shape alone; `cdna4_prefill` adds the rings in LD
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from openmla.layout.dma import WAVE
-from openmla.plan.cdna4_config import MlaConfigV2
+from openmla.plan.cdna4_config import MlaConfigV2, given_or_made
 from openmla.plan.cdna4_mma import MlaMmaOp, RegisterTile
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False)
 class MlaPrefillV2Core:
     """Counts and strides of one MLA block.
 
@@ -25,6 +26,10 @@ class MlaPrefillV2Core:
     """
 
     config: MlaConfigV2
+
+    def __init__(self, config: MlaConfigV2 | None = None, **shape: Any) -> None:
+        """From a config, or from the fields of one."""
+        object.__setattr__(self, "config", given_or_made(config, shape))
 
     @property
     def mma(self) -> MlaMmaOp:

@@ -14,19 +14,20 @@ row maximum needs no more than one exchange between lanes 32 apart.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from openmla.errors import Unsupported
 from openmla.layout.cdna4_k import K_SUB_ROWS, SUB_ROW_BYTES, load_K_frag_addr
 from openmla.layout.cdna4_lds import v_map
 from openmla.layout.cdna4_v import READS, V_SUB_ROWS
 from openmla.layout.dma import WAVE
-from openmla.plan.cdna4_config import MhaConfigV2
+from openmla.plan.cdna4_config import MhaConfigV2, given_or_made
 
 #: (row tiles, column tiles, values per lane of each tile)
 RegisterTile = tuple[int, int, int]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False)
 class MhaMmaOp:
     """Shape constants of the products of one block.
 
@@ -39,6 +40,11 @@ class MhaMmaOp:
     """
 
     config: MhaConfigV2
+
+    def __init__(self, config: MhaConfigV2 | None = None, **shape: Any) -> None:
+        """From a config, or from the fields of an MlaConfigV2."""
+        made = given_or_made(config, shape)
+        object.__setattr__(self, "config", made if config is not None else made.mha())
 
     @property
     def Q_BLOCK_SIZE(self) -> int:
@@ -167,7 +173,7 @@ class MhaMmaOp:
         return self.Q_BLOCK_SIZE // self.MMA_M, self.DEPTH // self.MMA_N, self._acc_elts
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False)
 class MlaMmaOp(MhaMmaOp):
     """MhaMmaOp with the fragment loaders of MLA: same constants, plus addresses.
 

@@ -12,11 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 from openmla.errors import InvalidArgument
 from openmla.layout.cdna4_k import SUB_ROW_BYTES
 from openmla.layout.cdna4_v227 import CHUNK_PAD, CHUNKS, V227
 from openmla.layout.dma import DMA_BYTES, WAVE
+from openmla.plan.cdna4_config import MlaConfigV2
 from openmla.plan.cdna4_core import MlaPrefillV2Core
 
 #: LDS that one workgroup may use on gfx950: 160 KB.
@@ -26,7 +28,7 @@ LDS_BYTES = 160 * 1024
 K_RING_DEPTH = 2
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False)
 class MlaPrefillV2(MlaPrefillV2Core):
     """The block with its LDS: a resident Q slab, a ring of K slots, a ring of V slots.
 
@@ -47,10 +49,19 @@ class MlaPrefillV2(MlaPrefillV2Core):
     v227_layout: bool = False
     """Spell the v227 maps as layouts. The addresses are the same."""
 
-    def __post_init__(self) -> None:
-        for name in ("v_full_v227", "v227_layout"):
-            if not isinstance(getattr(self, name), bool):
-                raise InvalidArgument(name, "True or False", repr(getattr(self, name)))
+    def __init__(
+        self,
+        config: MlaConfigV2 | None = None,
+        *,
+        v_full_v227: bool = True,
+        v227_layout: bool = False,
+        **shape: Any,
+    ) -> None:
+        super().__init__(config, **shape)
+        for name, value in (("v_full_v227", v_full_v227), ("v227_layout", v227_layout)):
+            if not isinstance(value, bool):
+                raise InvalidArgument(name, "True or False", repr(value))
+            object.__setattr__(self, name, value)
 
     @property
     def BM(self) -> int:

@@ -54,12 +54,12 @@ def test_examples(module: object) -> None:
 
 
 def test_shared_memory_is_what_the_compiler_reports() -> None:
-    """metadata.shared of the two prototypes, compiled by triton 3.6.0 for sm_90.
+    """metadata.shared of the first dense and sparse kernels, compiled by triton 3.6.0 for sm_90.
 
     The dense one kept 64 bytes of tile info where the plan has TILE_INFO_BYTES.
     """
-    prototype = 221392 - 64
-    assert dense((128, 64, 128)).smem_used == prototype + hopper_dense.TILE_INFO_BYTES
+    rest = 221392 - 64
+    assert dense((128, 64, 128)).smem_used == rest + hopper_dense.TILE_INFO_BYTES
     assert latent((512, 64)).smem_used == 231072
 
 
@@ -128,7 +128,7 @@ def test_p_overlays_rope_only_where_it_fits() -> None:
     assert p_regions((512, 0)) == [8192, 8192]
 
 
-def test_three_query_tiles_of_the_prototype() -> None:
+def test_three_query_tiles_fit_too() -> None:
     config = replace(dense((128, 64, 128)), num_qo=3, BN=64, num_kv_stages=3)
     assert config.supported(), config.why_unsupported()
     assert (config.BM, config.registers.at_launch, config.registers.total) == (192, 128, 65536)

@@ -151,9 +151,9 @@ def test_a_number_that_a_loop_carries_is_a_register():
     )
 
 
-def test_what_is_not_modelled_raises():
+def test_what_is_not_modeled_raises():
     with pytest.raises(Unsupported, match="histogram"):
-        simulate(language.unmodelled, 1, (torch.zeros(1, dtype=torch.int32),))
+        simulate(language.unmodeled, 1, (torch.zeros(1, dtype=torch.int32),))
 
 
 @pytest.mark.parametrize("seed", range(5))

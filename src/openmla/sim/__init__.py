@@ -10,7 +10,7 @@ The kernel file is not changed and not copied: the code object that Triton would
 on NumPy arrays. Partitions are scheduled one at a time by a seeded generator; TMA, cp.async, wgmma,
 tcgen05 and LDS copies finish as early or as late as the rules allow.
 
-What is checked: see `Kind`. What is not modelled, and therefore not checked here:
+What is checked: see `Kind`. What is not modeled, and therefore not checked here:
 
 - layouts: swizzles, register distribution, bank conflicts, alignment, padding. Compiling the same
   kernel (`openmla.aot`) checks that they are legal, not that they are fast;

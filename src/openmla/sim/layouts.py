@@ -36,7 +36,7 @@ class Layout:
 
     @classmethod
     def with_identity_for(cls, *_: Any, **kwargs: Any) -> Layout:
-        """Padded layouts are not modelled."""
+        """Padded layouts are not modeled."""
         return cls(**kwargs)
 
     @classmethod

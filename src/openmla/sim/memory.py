@@ -178,11 +178,11 @@ class MemoryView:
         return self._reinterpret(dtype or self.dtype, shape or self._shape, layout or self.layout)
 
     def get_reg_layout(self, **_: Any) -> SplitLayout:
-        """Register layouts are not modelled; the cluster split is kept."""
+        """Register layouts are not modeled; the cluster split is kept."""
         return SplitLayout(self.split)
 
     def _keep_alive(self) -> None:
-        """Lifetimes are not modelled: every allocation lives as long as its CTA."""
+        """Lifetimes are not modeled: every allocation lives as long as its CTA."""
 
     # -- the bytes
     def part(self) -> MemoryView:

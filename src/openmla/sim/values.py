@@ -241,7 +241,7 @@ class Tensor:
     def require_whole(self, what: str) -> None:
         """Refuse an operation that would move data between the CTAs of a cluster."""
         if self.split is not None:
-            raise Unsupported(f"{what} of a value that a cluster splits is not modelled")
+            raise Unsupported(f"{what} of a value that a cluster splits is not modeled")
 
     # -- methods that mirror functions of the language
     def reshape(self, *shape: Any) -> Tensor:

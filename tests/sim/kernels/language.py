@@ -130,7 +130,7 @@ def carried(o_ptr, n):
 
 
 @gluon.jit
-def unmodelled(o_ptr):
+def unmodeled(o_ptr):
     x = gl.histogram(gl.arange(0, 128, L1), 128, layout=L1)
     gl.store(o_ptr + gl.arange(0, 128, L1), x)
 

@@ -1,1 +1,1 @@
-""""""
+"""CPU kernels: plain torch, blocked, fp32 arithmetic."""

@@ -114,7 +114,7 @@ def mfma_scaled(
 ) -> Tensor:
     """`mfma` with one E8M0 scale per 32 elements of the depth of each operand."""
     if "e2m1" in (a_format, b_format):
-        raise NotImplementedError("fp4 operands are not modelled")
+        raise NotImplementedError("fp4 operands are not modeled")
     lhs, rhs, depth = a.value, b.value, a.shape[1]
     if a_scale is not None:
         lhs = lhs * _expand(a_scale.value, depth)
@@ -126,7 +126,7 @@ def mfma_scaled(
 
 
 def get_mfma_scale_layout(*_: Any, **__: Any) -> None:
-    """Layouts are not modelled."""
+    """Layouts are not modeled."""
 
 
 class warp_pipeline_stage:  # noqa: N801 - the language's own spelling

@@ -32,7 +32,7 @@ def allocate_tensor_memory(
 
 
 def get_tmem_reg_layout(*args: Any, cga_layout: Any = (), **_: Any) -> Any:
-    """Register layouts are not modelled; the cluster split is kept."""
+    """Register layouts are not modeled; the cluster split is kept."""
     bases = [list(basis) for basis in cga_layout]
     return layouts.DistributedLinearLayout([], [], [], bases, args[1] if len(args) > 1 else None)
 

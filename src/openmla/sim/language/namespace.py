@@ -1,4 +1,4 @@
-"""Namespaces that stand for Triton's modules: what is not modelled raises when it is named."""
+"""Namespaces that stand for Triton's modules: what is not modeled raises when it is named."""
 
 from __future__ import annotations
 
@@ -18,6 +18,6 @@ class Namespace(SimpleNamespace):
 
 
 def require_default(name: str, value: Any, default: Any) -> None:
-    """Refuse an option that changes what happens and is not modelled."""
+    """Refuse an option that changes what happens and is not modeled."""
     if value is not None and value != default:
         raise Unsupported(f"the simulator does not model {name}={value!r}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -10,38 +11,77 @@ import typer
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-TARGETS = ("cpu",)
+TARGETS = ("cpu", "dense")
 
 
 def bench_command(
-    target: Annotated[str, typer.Argument(help="What to measure: " + ", ".join(TARGETS))] = "cpu",
+    target: Annotated[
+        str, typer.Argument(help="cpu: every form here; dense: the dense form on a GPU")
+    ] = "cpu",
     rounds: Annotated[int, typer.Option(min=1, help="Timed runs of each contestant")] = 5,
     threads: Annotated[int, typer.Option(min=0, help="CPU threads; 0 keeps torch's choice")] = 0,
-    quick: Annotated[bool, typer.Option("--quick", help="Small shapes, a few seconds")] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="cpu: small shapes, a few seconds")
+    ] = False,
     json: Annotated[Path | None, typer.Option(help="Also write the results here")] = None,
 ) -> None:
-    """Time openmla against plain torch on this machine: medians, interleaved, one process."""
-    from openmla.bench.cpu import Row, run_cpu
-    from openmla.bench.report import table, write_json
-
+    """Time openmla and its peers on this machine: medians, interleaved, one process."""
     if target not in TARGETS:
         raise typer.BadParameter(f"expected one of {', '.join(TARGETS)}, got {target!r}")
+    if target == "dense" and not torch.cuda.is_available():
+        raise typer.BadParameter("dense needs a CUDA GPU, and torch sees none here")
     if threads:
         torch.set_num_threads(threads)
     torch.manual_seed(0)
+    options = f"--rounds {rounds} --threads {threads}" + " --quick" * quick
+    command = f"openmla bench {target} {options}"
+    if target == "cpu":
+        _cpu(rounds, quick, json, command)
+    else:
+        _dense(rounds, json, command)
+
+
+def _cpu(rounds: int, quick: bool, json: Path | None, command: str) -> None:
+    from openmla.bench.cpu import Row, run_cpu
+    from openmla.bench.report import table, write_json
+
     console = Console()
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
     rows: list[Row] = []
-    with Progress(*columns, console=console, transient=True) as progress:
+    with _progress(console) as progress:
         step = progress.add_task("first case (slow peers take a while)")
         for row in run_cpu(rounds, quick):
             rows.append(row)
             progress.update(step, description=f"done: {row.case} {row.dtype}")
     console.print(table(rows))
     if json is not None:
-        options = f"--rounds {rounds} --threads {threads}" + " --quick" * quick
-        try:
-            write_json(json, rows, command=f"openmla bench {target} {options}")
-        except OSError as error:
-            raise typer.BadParameter(f"json: cannot write {json}: {error.strerror}") from None
-        console.print(f"written to {json}")
+        _save(json, lambda path: write_json(path, rows, command))
+
+
+def _dense(rounds: int, json: Path | None, command: str) -> None:
+    from openmla.bench.dense import Row, matmul_tflops, run_dense
+    from openmla.bench.dense_report import table, write_json
+
+    console = Console()
+    rows: list[Row] = []
+    with _progress(console) as progress:
+        step = progress.add_task("first shape (kernels are compiled)")
+        matmul = matmul_tflops(rounds)
+        for row in run_dense(rounds):
+            rows.append(row)
+            progress.update(step, description=f"done: {row.shape}")
+    console.print(table(rows, matmul))
+    if json is not None:
+        _save(json, lambda path: write_json(path, rows, matmul, command))
+
+
+def _save(path: Path, write: Callable[[Path], None]) -> None:
+    try:
+        write(path)
+    except OSError as error:
+        raise typer.BadParameter(f"json: cannot write {path}: {error.strerror}") from None
+    typer.echo(f"written to {path}")
+
+
+def _progress(console: Console) -> Progress:
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    return Progress(*columns, console=console, transient=True)

@@ -1,0 +1,62 @@
+"""`openmla bench`: what it refuses, and what it prints and writes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import typer
+from typer.testing import CliRunner, Result
+
+from openmla.bench import dense
+from openmla.bench.gpu_timing import GpuTiming
+from openmla.cli.bench import bench_command
+
+app = typer.Typer()
+app.command()(bench_command)
+
+
+def invoke(*arguments: str) -> Result:
+    return CliRunner().invoke(app, [*arguments], env={"COLUMNS": "200"})
+
+
+def test_unknown_targets_are_refused():
+    result = invoke("tpu")
+    assert result.exit_code == 2 and "expected one of cpu, dense, got 'tpu'" in result.output
+
+
+def test_dense_needs_a_gpu(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    result = invoke("dense")
+    assert result.exit_code == 2 and "dense needs a CUDA GPU" in result.output
+
+
+@pytest.fixture
+def fake_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Timings as if measured: cuDNN takes 1.5 times as long, and twice with assembling K."""
+    times = {"openmla": 2.0, "cudnn": 3.0, "cudnn layer": 4.0}
+    timings = {name: GpuTiming(ms, ms, ms) for name, ms in times.items()}
+    row = dense.Row(dense.Shape(heads=16, q_len=4096, k_len=4096), timings)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
+    monkeypatch.setattr(dense, "run_dense", lambda rounds: iter([row]))
+    monkeypatch.setattr(dense, "matmul_tflops", lambda rounds: 700.0)
+
+
+@pytest.mark.usefixtures("fake_gpu")
+def test_dense_prints_ratios_and_writes_them(tmp_path: Path):
+    result = invoke("dense", "--rounds", "3", "--json", str(tmp_path / "new" / "dense.json"))
+    assert result.exit_code == 0, result.output
+    assert "1.500" in result.output and "2.000" in result.output
+    record = json.loads((tmp_path / "new" / "dense.json").read_text())
+    assert record["command"] == "openmla bench dense --rounds 3 --threads 0"
+    assert (record["rows"][0]["kernel"], record["rows"][0]["layer"]) == (1.5, 2.0)
+
+
+@pytest.mark.usefixtures("fake_gpu")
+def test_a_file_that_cannot_be_written_is_one_line(tmp_path: Path):
+    (tmp_path / "file").write_text("")
+    result = invoke("dense", "--json", str(tmp_path / "file" / "dense.json"))
+    assert result.exit_code == 2 and "json: cannot write" in result.output

@@ -15,13 +15,14 @@ import json
 import math
 import os
 import platform
+import re
 import shutil
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ from typing import Any
 WORKERS = 7  # of each kind, compiling and fuzzing at the same time
 FUZZ_CASES = 140
 MATMUL = 8192
+ONLY = "PORTABLE_H200_ONLY"
 
 
 @dataclass(frozen=True)
@@ -40,8 +42,22 @@ class Tile:
     num_stages: int
     num_warps: int
     bulk_copies: bool = False
-    keys_first: bool = False
     group_heads: int = 4
+    widen: bool = False
+    """Widen an FP8 cache into a workspace first."""
+    split: None = None
+
+    @property
+    def branches(self) -> bool:
+        """As the planner decides on this chip."""
+        return self.BM >= 64
+
+    @property
+    def cache_read(self) -> Any:
+        """As the planner writes it."""
+        from openmla.plan.hopper_cache import PLAIN, CacheRead
+
+        return CacheRead("workspace") if self.widen else PLAIN
 
 
 def _dense_tiles() -> list[Tile]:
@@ -56,19 +72,16 @@ ROW_TILES = [
     Tile(64, 64, 3, 8),
     Tile(64, 32, 2, 8),
     Tile(64, 32, 3, 8),
-    Tile(64, 32, 4, 8),
-    Tile(64, 128, 1, 8, keys_first=True),
-    Tile(64, 64, 2, 8, keys_first=True),
-    Tile(64, 64, 3, 8, keys_first=True),
 ]
-FP8_TILES = [*ROW_TILES[:5], Tile(64, 64, 2, 8, keys_first=True), Tile(64, 16, 3, 8)]
+FP8_TILES = [Tile(64, 64, 2, 8, widen=True), *ROW_TILES]
 FEW_HEADS_TILES = [
-    *(Tile(16, 64, stages, warps) for stages in (2, 3, 4) for warps in (4, 8)),
-    *(Tile(16, 32, stages, 4) for stages in (2, 3, 4, 5)),
-    Tile(16, 128, 3, 8),
-    Tile(16, 64, 3, 4, keys_first=True),
-    Tile(16, 128, 2, 8, keys_first=True),
+    Tile(16, 64, 2, 4),
+    Tile(16, 64, 2, 8),
+    Tile(16, 64, 3, 4),
+    Tile(16, 32, 2, 4),
+    Tile(16, 32, 3, 4),
 ]
+MORE_HEADS_TILES = [Tile(16, 64, 2, 4), Tile(32, 64, 2, 8), Tile(32, 64, 2, 4), Tile(32, 32, 2, 4)]
 
 
 @dataclass(frozen=True)
@@ -111,7 +124,11 @@ SHAPES: dict[str, tuple[Shape, list[Tile]]] = {
         FP8_TILES[:4],
     ),
     "sparse h16 bf16": (Shape("sparse", 16, 4096, 8192, 2048), FEW_HEADS_TILES),
-    "sparse h16 fp8_656": (Shape("sparse", 16, 4096, 8192, 2048, "fp8_656"), FEW_HEADS_TILES[:4]),
+    "sparse h32 bf16": (Shape("sparse", 32, 4096, 8192, 2048), MORE_HEADS_TILES),
+    "sparse h16 fp8_656": (
+        Shape("sparse", 16, 4096, 8192, 2048, "fp8_656"),
+        [Tile(16, 64, 2, 4, widen=True), Tile(16, 64, 2, 4)],
+    ),
     "latent h16": (Shape("latent", 16, 2048, 8192, 0, "bf16"), ROW_TILES),
     "latent h128": (Shape("latent", 128, 512, 8192, 0, "bf16"), ROW_TILES),
 }
@@ -158,6 +175,11 @@ def plan_for(tile: Tile) -> Any:
     return Plan(problem, "h200", "portable", tile)
 
 
+def chosen() -> list[str]:
+    """Names of the shapes asked for."""
+    return [name for name in SHAPES if re.search(os.environ.get(ONLY, ""), name)]
+
+
 def say(**fields: Any) -> None:
     """One JSON line for the main process."""
     print(json.dumps(fields), flush=True)
@@ -167,7 +189,7 @@ def part_compile(first: int) -> None:
     """Compile every WORKERS-th candidate, so that timing finds it in Triton's disk cache."""
     from openmla.kernels.portable import launch
 
-    jobs = [(name, tile) for name, (_, tiles) in SHAPES.items() for tile in tiles]
+    jobs = [(name, tile) for name in chosen() for tile in SHAPES[name][1]]
     for name, tile in jobs[first::WORKERS]:
         op, results = operands(SHAPES[name][0], small=True)
         started = time.perf_counter()
@@ -191,14 +213,18 @@ def part_fuzz(first: int) -> None:
     from openmla.testing.draw import random_case
 
     narrow = (Tile(64, 32, 2, 4, True), Tile(64, 64, 2, 8), Tile(128, 32, 2, 8, True))
-    wide = (Tile(16, 16, 2, 4), Tile(32, 32, 2, 8), Tile(16, 64, 2, 4, keys_first=True))
+    wide = (Tile(16, 16, 2, 4), Tile(32, 32, 2, 8), Tile(16, 64, 2, 4, widen=True))
     seed, done = 10_000 + first, 0
     while done < FUZZ_CASES // WORKERS:
         case = random_case(seed)
         seed += WORKERS
         if case.dtype == "fp32" or case.cost > 30_000_000 or case.d_nope > 512:
             continue
+        if not any(case.form in name for name in chosen()):
+            continue
         tile = (narrow if case.d_nope <= 256 else wide)[done % 3]
+        if tile.widen and case.kv in ("plain", "bf16"):
+            tile = replace(tile, widen=False)
         done += 1
         try:
             built = build(case, device="cuda")
@@ -469,7 +495,7 @@ def table(report: dict[str, Any]) -> str:
             text.append(f"{name}  (matmul {statistics.median(x['matmul'] for x in good):.0f})")
         for x in good:
             t = x["tile"]
-            extras = [k for k in ("bulk_copies", "keys_first") if t[k]] + [f"g{t['group_heads']}"]
+            extras = [k for k in ("bulk_copies", "widen") if t[k]] + [f"g{t['group_heads']}"]
             text.append(
                 f"  {t['BM']:>3}x{t['BN']:<3} s{t['num_stages']} w{t['num_warps']} "
                 f"{' '.join(extras):<22} {x['ms']:8.3f} ms {x['tflops']:6.1f} TF "
@@ -490,8 +516,9 @@ def main() -> None:
     parser.add_argument("--out", default=".")
     parser.add_argument("--part", choices=sorted(PARTS))
     parser.add_argument("--argument", default="0")
-    parser.add_argument("--only", default="", help="time only shapes whose name contains this")
+    parser.add_argument("--only", default="", help="only shapes whose name matches; no sizes")
     options = parser.parse_args()
+    os.environ[ONLY] = options.only or os.environ.get(ONLY, "")
     if options.part:
         named = options.argument if options.part == "time" else int(options.argument)
         PARTS[options.part](named)
@@ -504,13 +531,16 @@ def main() -> None:
     report["fuzz"] = run_all(fuzzing, failures)
     report["compile_seconds"] = math.fsum(x.get("seconds", 0) for x in compiled)
     report["times"] = []
-    for name in SHAPES:
-        if options.only in name:
-            report["times"] += run_all([Job("time", name, 60)], failures)
-    report["sizes"] = run_all([Job("sizes", "0", 90)], failures)
+    for name in chosen():
+        report["times"] += run_all([Job("time", name, 60)], failures)
+    report["sizes"] = [] if options.only else run_all([Job("sizes", "0", 90)], failures)
     report["cache"] = run_all([Job("cache", "0", 40)], failures)
     left = 290 - (time.monotonic() - started)
-    report["memcheck"] = memcheck(failures) if left > 40 else {"ran": False, "reason": "no time"}
+    report["memcheck"] = (
+        memcheck(failures)
+        if left > 40 and not options.only
+        else {"ran": False, "reason": "no time"}
+    )
     report["seconds"] = time.monotonic() - started
     Path(options.out).mkdir(parents=True, exist_ok=True)
     path = Path(options.out) / "portable_h200.json"

@@ -9,7 +9,7 @@ fits is taken. Widths are padded to powers of two, as tl.dot demands, and the pa
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from openmla.errors import InvalidArgument
 from openmla.plan.blackwell_units import ceildiv, require_int, verdict_lines
@@ -27,6 +27,8 @@ from openmla.problem import DTYPE_BYTES, FORMS, Form, Problem
 
 MIN_DOT = 16  # tl.dot's least rows and columns
 FIRST_BULK_COPIES = 90  # NVIDIA's first architecture with them
+ALWAYS_WIDEN = 128 * 1024 * 1024  # bytes that are widened in some 60 us
+MIN_WGMMA = 64  # rows of Hopper's asynchronous products
 SPARE_REGISTERS = 63  # kept from 255 for addresses and statistics
 GROUP_HEADS = 4  # heads of the dense form side by side: 1, 2, 8 and 16 are slower on an H200
 
@@ -89,8 +91,8 @@ class PortableConfig:
     max_registers: int
     bulk_copies: bool = False
     """Whether K, rope and V of the dense form are read through tensor descriptors."""
-    keys_first: bool = False
-    """Whether scores are computed as [keys, rows]."""
+    branches: bool = False
+    """Whether the arithmetic of rows is wrapped in branches, which helps Triton on Hopper."""
     group_heads: int = GROUP_HEADS
     """Heads of the dense form that run side by side and share L2."""
     cache_read: CacheRead = PLAIN
@@ -221,7 +223,8 @@ def portable_candidates(problem: Problem, target: Target) -> Iterator[PortableCo
             smem_limit=target.smem_per_block,
             max_registers=target.max_registers_per_thread,
             bulk_copies=_bulk_copies(problem, target),
-            cache_read=_cache_read(problem, tile),
+            branches=_branches(problem, target, tile),
+            cache_read=_cache_read(problem, tile, _branches(problem, target, tile)),
             measured=measured,
         )
 
@@ -236,6 +239,11 @@ def _tiles(problem: Problem, target: Target) -> Iterator[tuple[Tile, str]]:
     for tile in DENSE_TILES if problem.form == "dense" else LATENT_TILES:
         if most_rows >= tile.BM:
             yield tile, ""
+
+
+def _branches(problem: Problem, target: Target, tile: Tile) -> bool:
+    """Whether rows are multiplied by Hopper's asynchronous products."""
+    return problem.form != "dense" and target.arch == "sm_90" and tile.BM >= MIN_WGMMA
 
 
 def _bulk_copies(problem: Problem, target: Target) -> bool:
@@ -254,17 +262,26 @@ def _bulk_copies(problem: Problem, target: Target) -> bool:
     )
 
 
-def _cache_read(problem: Problem, tile: Tile) -> CacheRead:
-    """Widen an FP8 cache once where its rows are visited often enough, else in the kernel."""
-    rows, width = problem.total_k, problem.d_qk
+def _cache_read(problem: Problem, tile: Tile, same_bits: bool) -> CacheRead:
+    """Widen an FP8 cache once where its rows are visited often enough, else in the kernel.
+
+    Only Hopper's products of 64 rows were seen to give the same bits both ways. Elsewhere the pool
+    alone decides, or a request's bits would depend on how many others are in its call.
+    """
+    rows, row_bytes = problem.total_k, DTYPE_BYTES["bf16"] * problem.d_qk
     if problem.form == "dense" or problem.kv_dtype in DTYPE_BYTES:
         return PLAIN
     row_blocks = ceildiv(problem.heads, tile.BM)
     if problem.form == "sparse":
-        return sparse_cache_read(problem.total_q, problem.topk, rows, row_blocks, width)
-    queries = mean_length(problem.total_q, problem.batch)
-    tiles = ceildiv(queries, max(1, tile.BM // problem.heads)) * row_blocks
-    return paged_cache_read(tiles, rows, width)
+        read = sparse_cache_read(problem.total_q, problem.topk, rows, row_blocks, problem.d_qk)
+    else:
+        queries = mean_length(problem.total_q, problem.batch)
+        tiles = ceildiv(queries, max(1, tile.BM // problem.heads)) * row_blocks
+        read = paged_cache_read(tiles, rows, problem.d_qk)
+    if same_bits:
+        return read
+    small = 0 < rows * row_bytes <= ALWAYS_WIDEN
+    return replace(read, mode="workspace" if small else "in_kernel")
 
 
 def select_portable_config(problem: Problem, target: Target) -> PortableConfig:

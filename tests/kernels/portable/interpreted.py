@@ -42,7 +42,7 @@ class Tile:
     BN: int
     target: str = "h200"
     bulk_copies: bool = False
-    keys_first: bool = False
+    branches: bool = False
     min_keys: int = 1024
     num_stages: int = 2
     num_warps: int = 4
@@ -56,7 +56,7 @@ class Tile:
 TILES = (
     Tile(16, 16),
     Tile(32, 16, "a100", bulk_copies=True),
-    Tile(16, 32, keys_first=True),
+    Tile(16, 32, branches=True),
     Tile(16, 16, "a100", min_keys=32, widens=True),
     Tile(32, 32, bulk_copies=True, min_keys=32, group_heads=2),
 )

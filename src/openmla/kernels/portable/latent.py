@@ -78,11 +78,12 @@ def latent_kernel(
     SCALE_BLOCK: tl.constexpr,
     PAGE: tl.constexpr,
     TWO_TERMS: tl.constexpr,
-    KEYS_FIRST: tl.constexpr,
     SPLIT: tl.constexpr,
     PROGRAMS: tl.constexpr,
     MIN_KEYS: tl.constexpr,
     KEY_STEP: tl.constexpr,
+    STAGES: tl.constexpr,
+    BRANCH: tl.constexpr,
     BM: tl.constexpr,
     BN: tl.constexpr,
 ):
@@ -164,7 +165,7 @@ def latent_kernel(
         else:
             begin = middle
             end = stop
-        for start in tl.range(begin, end, BN):
+        for start in tl.range(begin, end, BN, num_stages=STAGES):
             here = start + key
             here_ok = here < stop
             page, place = page_of(table, here, here_ok, PAGE, masked == 1)
@@ -188,6 +189,8 @@ def latent_kernel(
                 key_factor,
                 row_factor,
                 factor,
+                start < end,
+                heads > 0,
                 D_LATENT,
                 D_ROPE,
                 LATENT,
@@ -196,7 +199,8 @@ def latent_kernel(
                 FORMAT,
                 SCALE_BLOCK,
                 TWO_TERMS,
-                KEYS_FIRST,
+                BN,
+                BRANCH,
                 masked == 1,
             )
 

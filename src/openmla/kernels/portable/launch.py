@@ -241,7 +241,9 @@ def _rows(
         "SCALE_BLOCK": block,
         "PAGE": 0 if end_to_end else data.shape[1],
         "TWO_TERMS": q.dtype == torch.float16 and kind == tl.bfloat16,
-        "KEYS_FIRST": plan.config.keys_first,
+        # A loop that names its stages has all of its loads pipelined, not only those of products.
+        "STAGES": plan.config.num_stages if plan.config.branches else None,
+        "BRANCH": plan.config.branches,
     }
 
 

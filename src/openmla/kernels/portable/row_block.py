@@ -5,6 +5,14 @@
 | scores | q_latent · latent + q_rope · rope, in two products |
 | FP8 rows | dequantized to bf16 on the way, as LatentCache defines it |
 | fp16 queries, bf16 rows | every left operand as two bf16 terms (TWO_TERMS) |
+
+BRANCH wraps the arithmetic in branches that are always taken (`go`, `some`). They steer Triton's
+compiler on Hopper, where it otherwise
+
+- starts copying the next rows after the last product of a step; before a branch it starts them as
+  soon as these rows are there, so that the whole step hides them;
+- makes both warp groups compute all scores of 64 rows, because it sees another product use them; it
+  does not look past the end of a branch, and then each group computes half of the keys.
 """
 
 # Device code: Triton gives its values their types.
@@ -21,17 +29,9 @@ from openmla.kernels.portable.softmax import MINUS_INF, softmax_step
 
 
 @triton.jit
-def scores(q, k, s, KEYS_FIRST: tl.constexpr):
-    """s + q · k, as [rows, keys] or, with KEYS_FIRST, as [keys, rows].
-
-    Warps share out the rows of a product: 64 rows leave half of 8 warps to repeat the work of the
-    others, 128 keys do not.
-    """
-    if KEYS_FIRST:
-        s = tl.dot(k, tl.trans(q), s)
-    else:
-        s = tl.dot(q, tl.trans(k), s)
-    return s
+def scores(q, k, s):
+    """s + q · k, as [rows, keys]."""
+    return tl.dot(q, tl.trans(k), s)
 
 
 @triton.jit
@@ -52,6 +52,8 @@ def row_step(
     key_factor,
     row_factor,
     factor,
+    go,
+    some,
     D_LATENT: tl.constexpr,
     D_ROPE: tl.constexpr,
     LATENT: tl.constexpr,
@@ -60,40 +62,75 @@ def row_step(
     FORMAT: tl.constexpr,
     SCALE_BLOCK: tl.constexpr,
     TWO_TERMS: tl.constexpr,
-    KEYS_FIRST: tl.constexpr,
+    BN: tl.constexpr,
+    BRANCH: tl.constexpr,
     MASKED: tl.constexpr,
 ):
     """Take in the rows at data_row (int64 offsets); returns acc, top, total.
 
     visible: [BM or 1, BN], used when MASKED. key_factor and row_factor: per key, per row, or None.
+    go, some: runtime conditions that hold and differ; used when BRANCH.
     """
     k = read_columns(
         data_ptr, scale_ptr, data_row, scale_row, row_ok,
         0, D_LATENT, LATENT, FORMAT, SCALE_BLOCK, TYPE, MASKED,
     )  # fmt: skip
-    s = scores(q, k, None, KEYS_FIRST)
-    if TWO_TERMS:
-        s = scores(q_rest, k, s, KEYS_FIRST)
+    s_rope = tl.zeros([q.shape[0], BN], tl.float32)
     if ROPE > 0:
         k_rope = read_columns(
             data_ptr, scale_ptr, data_row, scale_row, row_ok,
             D_LATENT, D_ROPE, ROPE, FORMAT, SCALE_BLOCK, TYPE, MASKED,
         )  # fmt: skip
-        s = scores(q_rope, k_rope, s, KEYS_FIRST)
+        s_rope = scores(q_rope, k_rope, None)
         if TWO_TERMS:
-            s = scores(q_rope_rest, k_rope, s, KEYS_FIRST)
-    if KEYS_FIRST:
-        s = tl.trans(s)
-    step_factor = factor
+            s_rope = scores(q_rope_rest, k_rope, s_rope)
+    if BRANCH:
+        s_rope *= factor
+        if go:
+            s = s_rope
+            if some:
+                s_latent = scores(q, k, None)
+                if TWO_TERMS:
+                    s_latent = scores(q_rest, k, s_latent)
+                s = s_latent * factor + s_rope
+            acc, top, total = _weigh(
+                acc, top, total, s, k, visible, key_factor, row_factor, 1.0, TYPE, TWO_TERMS, MASKED
+            )
+    else:
+        s = scores(q, k, s_rope)
+        if TWO_TERMS:
+            s = scores(q_rest, k, s)
+        acc, top, total = _weigh(
+            acc, top, total, s, k, visible, key_factor, row_factor, factor, TYPE, TWO_TERMS, MASKED
+        )
+    return acc, top, total
+
+
+@triton.jit
+def _weigh(
+    acc,
+    top,
+    total,
+    s,
+    k,
+    visible,
+    key_factor,
+    row_factor,
+    factor,
+    TYPE: tl.constexpr,
+    TWO_TERMS: tl.constexpr,
+    MASKED: tl.constexpr,
+):
+    """Softmax over scores s, and its product with the rows k."""
     if key_factor is not None:
         s = s * (key_factor * factor)[None, :]
-        step_factor = 1.0
+        factor = 1.0
     if row_factor is not None:
-        s = s * (row_factor * step_factor)[:, None]
-        step_factor = 1.0
+        s = s * (row_factor * factor)[:, None]
+        factor = 1.0
     if MASKED:
         s = tl.where(visible, s, MINUS_INF)
-    p, top, total, shrink = softmax_step(s, top, total, step_factor, MASKED)
+    p, top, total, shrink = softmax_step(s, top, total, factor, MASKED)
     acc = acc * shrink[:, None]
     if TWO_TERMS:
         p_first, p_rest = two_terms(p, TYPE)

@@ -67,7 +67,8 @@ def sparse_kernel(
     SCALE_BLOCK: tl.constexpr,
     PAGE: tl.constexpr,
     TWO_TERMS: tl.constexpr,
-    KEYS_FIRST: tl.constexpr,
+    STAGES: tl.constexpr,
+    BRANCH: tl.constexpr,
     BM: tl.constexpr,
     BN: tl.constexpr,
 ):
@@ -106,7 +107,7 @@ def sparse_kernel(
     acc = tl.zeros([BM, LATENT], tl.float32)
     top = tl.full([BM], MINUS_INF, tl.float32)
     total = tl.zeros([BM], tl.float32)
-    for start in tl.range(0, count, BN):
+    for start in tl.range(0, count, BN, num_stages=STAGES):
         at = start + place
         index = tl.load(indices + at, mask=at < count, other=-1)
         ok = (index >= 0) & (index < rows)
@@ -137,6 +138,8 @@ def sparse_kernel(
             key_factor,
             row_factor,
             factor,
+            start < count,
+            rows > 0,
             D_LATENT,
             D_ROPE,
             LATENT,
@@ -145,7 +148,8 @@ def sparse_kernel(
             FORMAT,
             SCALE_BLOCK,
             TWO_TERMS,
-            KEYS_FIRST,
+            BN,
+            BRANCH,
             True,
         )
 

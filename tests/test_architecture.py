@@ -26,11 +26,12 @@ LAYERS: list[set[str]] = [
     {"reference"},
     {"checks"},
     {"dispatch"},
+    {"fastpath"},
     {"ops"},
     {"api"},
     {""},  # openmla/__init__.py: the public names
     {"compat"},
-    {"sim", "aot_cli"},
+    {"sim", "aot_cli", "warmup"},
     {"explain"},
     {"testing"},
     {"bench"},

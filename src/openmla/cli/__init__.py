@@ -12,6 +12,7 @@ COMMANDS = {
     "check": ("openmla.cli.check", "check_command"),
     "bench": ("openmla.cli.bench", "bench_command"),
     "compile": ("openmla.cli.compile", "compile_command"),
+    "warmup": ("openmla.cli.warmup", "warmup_command"),
     "doctor": ("openmla.cli.doctor", "doctor_command"),
 }
 

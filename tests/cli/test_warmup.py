@@ -1,0 +1,50 @@
+"""Compiling ahead: what would be compiled, and what happens without a GPU."""
+
+from __future__ import annotations
+
+import doctest
+
+import pytest
+import torch
+import typer
+
+from openmla import warmup
+from openmla.cli.warmup import warmup_command
+from openmla.errors import InvalidArgument, Unsupported
+from openmla.plan import plan
+from openmla.plan.models import MODELS
+
+
+def test_examples():
+    assert doctest.testmod(warmup).failed == 0
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_every_model_has_problems_whose_operands_say_the_same(model: str):
+    problems = warmup.problems_of(model)
+    assert problems
+    for problem in problems:
+        operands, results = warmup.operands_of(problem, torch.device("cpu"))
+        again = operands.problem(results)
+        chosen, asked = (plan(p, "a100", "portable").config for p in (again, problem))
+        assert (chosen.BM, chosen.BN, chosen.num_stages) == (asked.BM, asked.BN, asked.num_stages)
+
+
+def test_fp8_caches_are_compiled_where_a_form_reads_one():
+    forms = {p.form for p in warmup.problems_of("deepseek-v3", dtypes=("fp8_656",))}
+    assert forms == {"latent"}
+
+
+def test_an_unknown_model_and_a_cpu_are_refused():
+    with pytest.raises(InvalidArgument):
+        warmup.problems_of("no-such-model")
+    with pytest.raises(Unsupported, match="nothing to compile"):
+        next(warmup.compile_model("deepseek-v3", torch.device("cpu")))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_the_command_says_that_there_is_no_gpu():
+    with pytest.raises(typer.BadParameter, match="no GPU"):
+        warmup_command("deepseek-v3", "cuda", 1, None)
+    with pytest.raises(typer.BadParameter, match="nothing to compile"):
+        warmup_command("deepseek-v3", "cpu", 1, None)

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from openmla import checks, reference
+from openmla import checks, fastpath, reference
 from openmla.cache import LatentCache
 from openmla.dispatch import plan_call
 from openmla.kernels.launch import append_rows, gather_rows, launch
@@ -98,7 +98,12 @@ def _dense(
     operands = DenseOperands(
         q, k_nope, k_rope, v, cu_seqlens_q, cu_seqlens_k, causal, weights, cache, block_table
     )
-    _run(backend, operands, Results(out, lse))
+    results = Results(out, lse)
+    if q.device.type != "cuda":
+        _run(backend, operands, results)
+    elif not fastpath.run_dense(operands, results, backend):
+        _run(backend, operands, results)
+        fastpath.learn_dense(operands, results, backend)
 
 
 def _latent(

@@ -107,7 +107,7 @@ def _hopper_dense(problem: Problem, target: Target) -> Choice:
         sm_count=target.sm_count,
     )
     reason = config.why_unsupported()
-    if not reason and config.prefer_1q(problem.total_q, problem.batch):
+    if not reason and config.num_qo_for(problem.total_q, problem.batch) == 1:
         config = config.with_num_qo(1)
     return Choice(config, reason)
 

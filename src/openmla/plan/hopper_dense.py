@@ -175,6 +175,10 @@ class HopperDenseConfig(HopperBlock):
         blocks = (ceildiv(total_q, 2 * WGMMA_M) + max(batch, 1) - 1) * self.heads
         return blocks <= self.sm_count // 2
 
+    def num_qo_for(self, total_q: int, batch: int) -> int:
+        """Query tiles per block for so many prompts with so many tokens in all."""
+        return 1 if self.prefer_1q(total_q, batch) else 2
+
     def with_num_qo(self, num_qo: int) -> HopperDenseConfig:
         """The same key tile with another number of query tiles, its ring as deep as then fits."""
         return deepest_ring(replace(self, num_qo=num_qo))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 
 import pytest
@@ -9,9 +10,7 @@ import torch
 
 from kernels.hopper.ranges_kernel import ranges_kernel
 from kernels.hopper.simulated import plan_of, run
-from openmla.kernels.hopper.launch import _tensors, calls
-from openmla.kernels.hopper.repeat import Repeat
-from openmla.operands import DenseOperands, Results
+from openmla.operands import DenseOperands
 from openmla.plan.hopper_split import SplitRule
 from openmla.sim import simulate
 from openmla.testing.build import BuiltCase, build
@@ -52,8 +51,8 @@ CASES = {
         SPLIT, q_lens=(20, 50), k_lens=(300, 4500), rope="cache", kv="bf16", page_size=64
     ),
 }
-SEEDS = 50
-PARTS = ("part_sums_ptr", "part_state_ptr")
+# CI looks at a few schedules per case; OPENMLA_SIM_SEEDS=50 is what a change of the kernel needs.
+SEEDS = int(os.environ.get("OPENMLA_SIM_SEEDS", "3"))
 
 
 def on(case: Case, background: str = "zero") -> BuiltCase:
@@ -135,43 +134,6 @@ def test_the_device_splits_as_the_plan_says() -> None:
         for k_len in (0, 1, 2047, 4096, 5000, 131072, 131073):
             report = simulate(ranges_kernel, 1, (got, q_len, k_len, 16, 132, 2048))
             assert report.ok and int(got) == rule.keys_per_split(q_len, k_len)
-
-
-class Compiled:
-    """Stands for a compiled kernel: remembers what it was launched with."""
-
-    def __init__(self) -> None:
-        self.launches: list[tuple[object, ...]] = []
-
-    def __getitem__(self, grid: tuple[int, ...]):
-        return lambda *arguments: self.launches.append((grid, *arguments))
-
-
-@pytest.mark.parametrize("case", [V3, PAGED, SPLIT], ids=["shared", "paged", "split"])
-def test_a_repeated_launch_has_the_arguments_of_a_first_one(case: Case) -> None:
-    first, second = on(case), on(replace(case, seed=1))
-    chosen = plan_of(first, chip(case), 1)
-    results = [Results(b.operands.q.new_zeros(*b.operands.q.shape[:2], case.d_v),
-                       torch.zeros(b.operands.q.shape[:2])) for b in (first, second)]  # fmt: skip
-    for made, wanted in zip(
-        calls(chosen, first.operands, results[0]), calls(chosen, second.operands, results[1]),
-        strict=True,
-    ):  # fmt: skip
-        compiled = Compiled()
-        counter = torch.zeros(1, dtype=torch.int32)
-        Repeat(made, compiled).run(_tensors(chosen, second.operands, results[1], counter))
-        (grid, *arguments), names = compiled.launches[0], made.kernel.arg_names
-        assert grid == (wanted.programs, 1, 1)
-        for name, value in zip(names, arguments, strict=True):
-            expected = wanted.arguments[name]
-            if name.endswith("_ptr") and name not in ("counter_ptr", *PARTS):
-                assert (value is None) == (expected is None), name
-                assert value is None or value.data_ptr() == expected.data_ptr(), name
-            elif hasattr(expected, "block_shape"):
-                assert value.base.data_ptr() == expected.base.data_ptr(), name
-                assert (value.shape, value.strides) == (expected.shape, expected.strides)
-            elif not name.endswith("_ptr"):
-                assert value == expected, name
 
 
 def test_an_empty_tensor_of_keys_needs_no_kernel() -> None:

@@ -60,11 +60,12 @@ def COMPILE_JOBS() -> list[CompileJob]:
 
 
 def _stand_ins(problem: Problem) -> tuple[DenseOperands, Results]:
-    """Operands of the problem's types, with one token: only types and widths matter."""
+    """Operands of the problem's shape, all rows of a tensor in one place: nobody reads them."""
     heads, dtype = problem.heads, _DTYPES[problem.q_dtype]
+    total_q, total_k = problem.total_q, problem.total_k
 
-    def rows(*shape: int) -> torch.Tensor:
-        return torch.zeros(8, *shape, dtype=dtype)
+    def rows(count: int, *shape: int) -> torch.Tensor:
+        return torch.zeros(1, *shape, dtype=dtype).expand(count, *shape)
 
     cache = table = rope = None
     if problem.rope == "cache":
@@ -72,15 +73,16 @@ def _stand_ins(problem: Problem) -> tuple[DenseOperands, Results]:
         table = torch.zeros(1, 1, dtype=torch.int32)
     elif problem.rope != "none":
         per_head = (heads,) if problem.rope == "per_head" else ()
-        rope = rows(*per_head, problem.d_rope)
-    cu = torch.tensor([0, 1], dtype=torch.int32)
+        rope = rows(total_k, *per_head, problem.d_rope)
+    cu_q, cu_k = (torch.tensor([0, n], dtype=torch.int32) for n in (total_q, total_k))
     sink = torch.zeros(heads) if problem.has_sink else None
     operands = DenseOperands(
-        rows(heads, problem.d_qk), rows(heads, problem.d_nope), rope, rows(heads, problem.d_v),
-        cu, cu, problem.causal, Weights(problem.d_qk**-0.5, sink), cache, table,
+        rows(total_q, heads, problem.d_qk), rows(total_k, heads, problem.d_nope), rope,
+        rows(total_k, heads, problem.d_v), cu_q, cu_k, problem.causal,
+        Weights(problem.d_qk**-0.5, sink), cache, table,
     )  # fmt: skip
-    lse = torch.zeros(8, heads) if problem.wants_lse else None
-    return operands, Results(rows(heads, problem.d_v), lse)
+    lse = torch.zeros(total_q, heads) if problem.wants_lse else None
+    return operands, Results(rows(total_q, heads, problem.d_v), lse)
 
 
 def _job(name: str, chosen: Plan, call: Call) -> CompileJob:

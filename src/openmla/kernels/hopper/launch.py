@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from contextlib import nullcontext
 from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from triton.runtime import driver
 
 from openmla.kernels.call import Call, vector
 from openmla.kernels.hopper.dense import dense_kernel
@@ -24,7 +26,6 @@ from openmla.kernels.hopper.descriptors import (
     tile_layout,
 )
 from openmla.kernels.hopper.merge import merge_kernel
-from openmla.kernels.hopper.repeat import Repeat
 from openmla.operands import DenseOperands, Results
 from openmla.plan import Plan
 from openmla.plan.hopper import HopperDenseConfig
@@ -35,25 +36,39 @@ LOG2_E = math.log2(math.e)
 WGMMA_ROWS = 64
 MERGE_ROWS = 16
 VECTOR = 8  # elements in 16 bytes
-MOST_KNOWN = 4096
 _counters: dict[tuple[torch.device, int], Tensor] = {}
-_known: dict[tuple[Any, ...], list[Repeat]] = {}
 
 
 class Fixed(NamedTuple):
-    """What a Problem alone determines."""
+    """What follows from a Problem without its token counts."""
 
     constexprs: dict[str, Any]
     parts: tuple[int, int, int]
     """Columns of the main, tail and rope tiles of Q and K."""
     page_box: int
     """Rows of a page copied at once."""
-    split_keys: int
+    min_keys: int
     """Fewest keys of a range; 0 where no request can be split."""
+    longest_chunk: int
+    """Most queries of a request that can be split."""
     slots: int
     """Workspace slots (64 rows of partial sums) a split request may need."""
-    split_requests: int
-    """Most requests of the problem that can be split."""
+
+
+class SplitSpace(NamedTuple):
+    """Room for the partial sums of split requests."""
+
+    requests: int
+    """Most requests of the call that can be split."""
+    group: int
+    """Most of them in one launch."""
+    rows: int
+    d_v: int
+
+    def allocate(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        """The sums [rows, d_v], and behind them top and total of each row."""
+        space = torch.empty(self.rows * (self.d_v + 2), dtype=torch.float32, device=device)
+        return space, space[self.rows * self.d_v :]
 
 
 def launch(plan: Plan, operands: DenseOperands, results: Results) -> None:
@@ -61,56 +76,18 @@ def launch(plan: Plan, operands: DenseOperands, results: Results) -> None:
     if not operands.k_nope.shape[0]:
         results.clear()  # nobody sees a key, and a descriptor cannot describe an empty tensor
         return
-    key = _key(plan, operands, results)
-    known = _known.get(key)
-    if known is not None:
-        tensors = _tensors(plan, operands, results, _counter(operands.q.device))
-        for repeat in known:
-            repeat.run(tensors)
-        return
-    made = list(calls(plan, operands, results))
-    compiled = [call.run() for call in made]
-    groups = sum(call.kernel is dense_kernel for call in made)
-    # Several groups slice their tensors; and a simulated launch compiles nothing.
-    if groups == 1 and all(kernel is not None for kernel in compiled):
-        if len(_known) >= MOST_KNOWN:
-            _known.clear()
-        _known[key] = [Repeat(*pair) for pair in zip(made, compiled, strict=True)]
-
-
-def _key(plan: Plan, op: DenseOperands, results: Results) -> tuple[Any, ...]:
-    """Everything a launch depends on besides the addresses of its tensors."""
-    rope = op.k_rope if op.rope_cache is None else op.rope_cache.data
-    table, lse = op.block_table, results.lse
-    return (
-        plan.problem, plan.config, op.weights.scale, op.q.device, op.q.stride(), op.k_nope.stride(),
-        op.v.stride(), results.out.stride(), None if rope is None else (rope.stride(), rope.shape),
-        None if lse is None else lse.stride(), None if table is None else table.shape,
-    )  # fmt: skip
-
-
-def _tensors(
-    plan: Plan, op: DenseOperands, results: Results, counter: Tensor
-) -> dict[str, Tensor | None]:
-    """The tensors of a call by the names of the kernels' arguments, for one group."""
-    sums, state = _workspace(_fixed(plan.problem, plan.config), plan.config, op)
-    cache = op.rope_cache
-    return {
-        "q_main_desc": op.q, "q_tail_desc": op.q, "q_rope_desc": op.q,
-        "k_main_desc": op.k_nope, "k_tail_desc": op.k_nope, "v_desc": op.v,
-        "k_rope_desc": op.k_rope if cache is None else cache.data[..., cache.latent :],
-        "out_ptr": results.out, "lse_ptr": results.lse, "sink_ptr": vector(op.weights.sink),
-        "cu_q_ptr": vector(op.cu_seqlens_q), "cu_k_ptr": vector(op.cu_seqlens_k),
-        "table_ptr": vector(op.block_table), "counter_ptr": counter,
-        "part_sums_ptr": sums, "part_state_ptr": state,
-    }  # fmt: skip
+    # Triton launches on the current GPU, wherever the tensors are.
+    here = torch.cuda.device(operands.q.device) if operands.q.is_cuda else nullcontext()
+    with here:
+        for call in calls(plan, operands, results):
+            call.run()
 
 
 def calls(plan: Plan, op: DenseOperands, results: Results) -> Iterator[Call]:
     """What `launch` runs, in order; nothing for an empty output."""
     if not results.out.numel():
         return
-    fixed = _fixed(plan.problem, plan.config)
+    fixed = fixed_of(plan.problem, plan.config)
     arguments = {
         **fixed.constexprs,
         **_descriptors(fixed, plan.config, op),
@@ -120,8 +97,9 @@ def calls(plan: Plan, op: DenseOperands, results: Results) -> Iterator[Call]:
         "total_k": op.k_nope.shape[0],
         "heads": op.q.shape[1],
     }
-    if fixed.split_keys and op.cu_seqlens_q.shape[0] > 1:
-        yield from _in_groups(plan, fixed, op, arguments)
+    space = split_space(fixed, plan.config, op)
+    if space is not None:
+        yield from _in_groups(plan, fixed, space, op, arguments)
     else:
         first = {"part_sums_ptr": None, "part_state_ptr": None, "SPLIT": 0}
         batch = op.cu_seqlens_q.shape[0] - 1
@@ -129,13 +107,13 @@ def calls(plan: Plan, op: DenseOperands, results: Results) -> Iterator[Call]:
 
 
 @lru_cache(maxsize=4096)
-def _fixed(problem: Problem, config: HopperDenseConfig) -> Fixed:
+def fixed_of(problem: Problem, config: HopperDenseConfig) -> Fixed:
+    """Worked out once per Problem."""
     main, *rest = config.nope_parts
     tail = rest[0] if rest else 0
     parts = (main, tail, config.d_rope)
     rule = config.split
     paged = problem.rope == "cache" and config.d_rope > 0
-    possible = rule.longest_split_chunk and problem.total_k >= 2 * rule.min_keys
     widths = (main, tail or 16, config.d_rope or 16, config.d_v)
     constexprs = {
         "NC": config.num_qo,
@@ -154,9 +132,9 @@ def _fixed(problem: Problem, config: HopperDenseConfig) -> Fixed:
         constexprs,
         parts,
         config.page_box,
-        rule.min_keys if possible else 0,
+        rule.min_keys if rule.longest_split_chunk else 0,
+        rule.longest_split_chunk,
         2 * config.sm_count * config.num_qo,
-        min(problem.batch, problem.total_k // (2 * rule.min_keys)),
     )
 
 
@@ -226,49 +204,57 @@ def _group(plan: Plan, op: DenseOperands, arguments: dict[str, Any], first: int,
         "batch": stop - first,
         "rest_q": op.q.shape[0] if stop == batch else 0,
     }
-    tiles = (op.q.shape[0] // config.BM + stop - first + 1) * op.q.shape[1]
-    if arguments["SPLIT"]:
-        tiles = config.sm_count
-    return Call(dense_kernel, min(tiles, config.sm_count), {**arguments, **here})
+    split = bool(arguments["SPLIT"])
+    programs = programs_of(config, op.q.shape[0], stop - first, split)
+    return Call(dense_kernel, programs, {**arguments, **here})
+
+
+def programs_of(config: HopperDenseConfig, total_q: int, batch: int, split: bool) -> int:
+    """One per SM, or one per tile if that is fewer; split requests make any number of pieces."""
+    tiles = (total_q // config.BM + batch + 1) * config.heads
+    return config.sm_count if split else min(tiles, config.sm_count)
+
+
+def merge_programs(config: HopperDenseConfig, space: SplitSpace) -> int:
+    """Enough for the tiles of all requests of a launch that can be split."""
+    tiles = min(space.requests, space.group) * (config.sm_count // 2)
+    return tiles * (config.BM // MERGE_ROWS)
 
 
 def _in_groups(
-    plan: Plan, fixed: Fixed, op: DenseOperands, arguments: dict[str, Any]
+    plan: Plan, fixed: Fixed, space: SplitSpace, op: DenseOperands, arguments: dict[str, Any]
 ) -> Iterator[Call]:
     """Launches whose partial sums fit the workspace, each followed by its merge."""
     config, batch = plan.config, op.cu_seqlens_q.shape[0] - 1
-    sums, state = _workspace(fixed, config, op)
-    parts = {"part_sums_ptr": sums, "part_state_ptr": state, "SPLIT": fixed.split_keys}
-    group = _group_size(fixed, config, batch)
-    tiles = min(fixed.split_requests, group) * (config.sm_count // 2)
+    sums, state = space.allocate(op.q.device)
+    parts = {"part_sums_ptr": sums, "part_state_ptr": state, "SPLIT": fixed.min_keys}
+    group = batch if space.requests <= space.group else space.group
     for first in range(0, batch, group):
         call = _group(plan, op, {**arguments, **parts}, first, min(first + group, batch))
         yield call
         shared = {name: call.arguments[name] for name in _MERGED}
-        programs = tiles * (config.BM // MERGE_ROWS)
         rest = {"D_V": config.d_v, "BLOCK_ROWS": MERGE_ROWS, "num_warps": 4}
-        yield Call(merge_kernel, programs, shared | rest)
+        yield Call(merge_kernel, merge_programs(config, space), shared | rest)
 
 
-def _group_size(fixed: Fixed, config: HopperDenseConfig, batch: int) -> int:
-    """Requests per launch: all, unless too many of them may be split for the workspace."""
-    slot_bytes = 4 * WGMMA_ROWS * (config.d_v + 2)
-    most = max(1, WORKSPACE_CAP // (slot_bytes * fixed.slots))
-    return batch if fixed.split_requests <= most else most
+def split_space(fixed: Fixed, config: HopperDenseConfig, op: DenseOperands) -> SplitSpace | None:
+    """Room for the requests that can be split; None when by their lengths none can.
 
-
-def _workspace(
-    fixed: Fixed, config: HopperDenseConfig, op: DenseOperands
-) -> tuple[Tensor | None, Tensor | None]:
-    """Room for the partial sums of a group, and for their top and total; None without splits."""
+    Lengths are on the device, but a few things are known here: a split needs 2 x min_keys keys, and
+    where queries and keys have the same offsets a request has as few keys as queries.
+    """
     batch = op.cu_seqlens_q.shape[0] - 1
-    if not fixed.split_keys or not batch:
-        return None, None
-    requests = min(fixed.split_requests, _group_size(fixed, config, batch))
-    sums = requests * fixed.slots * WGMMA_ROWS * config.d_v
-    size = sums + requests * fixed.slots * WGMMA_ROWS * 2
-    space = torch.empty(size, dtype=torch.float32, device=op.q.device)
-    return space, space[sums:]
+    least = 2 * fixed.min_keys
+    if not least or not batch or op.k_nope.shape[0] < least:
+        return None
+    same = op.cu_seqlens_q.data_ptr() == op.cu_seqlens_k.data_ptr()
+    if same and fixed.longest_chunk < least:
+        return None
+    requests = min(batch, op.k_nope.shape[0] // least)
+    slot_bytes = 4 * WGMMA_ROWS * (config.d_v + 2)
+    group = max(1, WORKSPACE_CAP // (slot_bytes * fixed.slots))
+    rows = min(requests, group) * fixed.slots * WGMMA_ROWS
+    return SplitSpace(requests, group, rows, config.d_v)
 
 
 _MERGED = (
@@ -286,7 +272,13 @@ def _counter(device: torch.device) -> Tensor:
     """
     if device.type != "cuda" or torch.cuda.is_current_stream_capturing():
         return torch.zeros(1, dtype=torch.int32, device=device)
-    key = (device, torch.cuda.current_stream(device).cuda_stream)
-    if key not in _counters:
-        _counters[key] = torch.zeros(1, dtype=torch.int32, device=device)
-    return _counters[key]
+    return counter_of_stream(device)[1]
+
+
+def counter_of_stream(device: torch.device) -> tuple[int, Tensor]:
+    """The current stream of a GPU, and its counter; not while capturing."""
+    stream: int = driver.active.get_current_stream(device.index)
+    counter = _counters.get((device, stream))
+    if counter is None:
+        counter = _counters[device, stream] = torch.zeros(1, dtype=torch.int32, device=device)
+    return stream, counter

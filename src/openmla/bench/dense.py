@@ -149,7 +149,7 @@ class Inputs:
         """The public call."""
         result = openmla.mla_prefill(
             self.q, self.k_nope, self.k_rope, self.v, cu_seqlens_q=self.cu_q,
-            cu_seqlens_k=self.cu_k, causal=self.shape.causal, out=self.out, backend="hopper",
+            cu_seqlens_k=self.cu_k if self.shape.q_len != self.shape.k_len else None, causal=self.shape.causal, out=self.out, backend="hopper",
         )  # fmt: skip
         assert isinstance(result, Tensor)
         return result

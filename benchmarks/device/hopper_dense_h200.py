@@ -32,16 +32,13 @@ from openmla.bench.dense import SHAPES, Inputs, Shape, matmul_tflops, run_dense
 from openmla.dispatch import device_target
 from openmla.kernels.hopper.launch import launch
 from openmla.operands import DenseOperands, Results
-from openmla.plan import plan, support
+from openmla.plan import plan
 from openmla.reference import dense as reference_dense
 from openmla.testing.build import BuiltCase, Outcome, build
 from openmla.testing.case import Case
 from openmla.testing.compare import compare
 from openmla.testing.memory import Memory
 from openmla.testing.poison import differences
-
-# The kernel under test may not be announced as running yet.
-support.IMPLEMENTED = frozenset(support.IMPLEMENTED | {("hopper", "dense")})
 
 DIMS = ((128, 64, 128), (192, 64, 256), (64, 64, 128), (128, 0, 128), (256, 0, 256), (64, 32, 64))
 EDGES = (1, 2, 63, 64, 65, 127, 128, 129, 191, 255, 256, 257, 300, 511, 640)

@@ -116,7 +116,7 @@ def test_sections_follow_the_kernel() -> None:
 
 
 def test_page_tells_planned_from_running() -> None:
-    planned = explain_html(page_plan("deepseek-v3", "h200", "bf16"))
+    planned = explain_html(page_plan("deepseek-v3", "b200", "bf16"))
     assert "planned: its kernel is not implemented yet" in planned
     running = explain_html(page_plan("deepseek-v3", "cpu", "bf16"))
     assert '<span class="badge today">runs today</span>' in running

@@ -1,6 +1,6 @@
 """What runs where: every feature on every target, found by really planning it.
 
->>> is_implemented("cpu", "dense"), is_implemented("hopper", "dense")
+>>> is_implemented("hopper", "dense"), is_implemented("hopper", "sparse")
 (True, False)
 
 `openmla doctor --table` prints the table of the README.
@@ -18,7 +18,8 @@ from openmla.problem import FORMS, Problem
 
 # Kernel families whose kernels exist, by form. Nothing else may be launched: dispatch asks here.
 IMPLEMENTED = frozenset(
-    (family, form) for family in ("reference", "cpu", "portable") for form in FORMS
+    {(family, form) for family in ("reference", "cpu", "portable") for form in FORMS}
+    | {("hopper", "dense")}
 )
 
 TABLE_TARGETS = ("cpu", "h200", "b200", "mi355x", "mi300x", "a100", "l40s", "rtx5090")

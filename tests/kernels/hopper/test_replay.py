@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -14,20 +13,16 @@ from openmla import dispatch, fastpath
 from openmla.kernels.call import Call
 from openmla.kernels.hopper import launch, repeat, replay
 from openmla.operands import DenseOperands, Results, Weights
-from openmla.plan import support, target_by_name
-from openmla.plan.support import runnable_plan
+from openmla.plan import target_by_name
 
 HEADS = 16
 Launches = list[tuple[int, list[Any]]]
 
 
 @pytest.fixture
-def launches(monkeypatch: pytest.MonkeyPatch) -> Iterator[Launches]:
+def launches(monkeypatch: pytest.MonkeyPatch) -> Launches:
     """CPU tensors treated as if on an H200, and a launcher that only takes notes."""
     made: Launches = []
-    announced = support.IMPLEMENTED | {("hopper", "dense")}
-    monkeypatch.setattr(support, "IMPLEMENTED", frozenset(announced))
-    runnable_plan.cache_clear()
     monkeypatch.setattr(dispatch, "device_target", lambda device: target_by_name("h200"))
     monkeypatch.setattr(torch.cuda, "current_device", lambda: None)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
@@ -44,8 +39,7 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> Iterator[Launches]:
 
     monkeypatch.setattr(replay, "launcher", noting)
     monkeypatch.setattr(fastpath, "_known", {})
-    yield made
-    runnable_plan.cache_clear()
+    return made
 
 
 def _encode(address: int, *rest: Any) -> tuple[Any, ...]:

@@ -13,6 +13,7 @@ from typer.testing import CliRunner, Result
 from openmla.bench import dense
 from openmla.bench.gpu_timing import GpuTiming
 from openmla.cli.bench import bench_command
+from openmla.plan import target
 
 app = typer.Typer()
 app.command()(bench_command)
@@ -59,4 +60,24 @@ def test_dense_prints_ratios_and_writes_them(tmp_path: Path):
 def test_a_file_that_cannot_be_written_is_one_line(tmp_path: Path):
     (tmp_path / "file").write_text("")
     result = invoke("dense", "--json", str(tmp_path / "file" / "dense.json"))
-    assert result.exit_code == 2 and "json: cannot write" in result.output
+    assert result.exit_code == 2 and "cannot write" in result.output
+
+
+@pytest.mark.usefixtures("fake_gpu")
+def test_dense_draws_a_picture_and_says_which_gpu_it_wants(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    h200 = target.target_by_name("h200")
+    monkeypatch.setattr(target, "target_of_device", lambda device: h200)
+    picture = tmp_path / "dense.svg"
+    result = invoke("dense", "--target", "h200", "--plot", str(picture))
+    assert result.exit_code == 0 and picture.read_text().count("<svg") == 1
+    result = invoke("dense", "--target", "b200")
+    assert result.exit_code == 2 and "target b200, but this GPU is h200" in result.output
+    assert invoke("dense", "--target", "tpu").exit_code == 2
+
+
+def test_a_target_goes_with_dense_only():
+    result = invoke("cpu", "--target", "h200")
+    assert result.exit_code == 2 and "target and plot go with dense" in result.output

@@ -11,34 +11,59 @@ import typer
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-TARGETS = ("cpu", "dense")
+BENCHMARKS = ("cpu", "dense")
 
 
 def bench_command(
-    target: Annotated[
+    what: Annotated[
         str, typer.Argument(help="cpu: every form here; dense: the dense form on a GPU")
     ] = "cpu",
+    target: Annotated[
+        str, typer.Option(help="dense: the GPU that this must be, such as h200")
+    ] = "",
     rounds: Annotated[int, typer.Option(min=1, help="Timed runs of each contestant")] = 5,
     threads: Annotated[int, typer.Option(min=0, help="CPU threads; 0 keeps torch's choice")] = 0,
     quick: Annotated[
         bool, typer.Option("--quick", help="cpu: small shapes, a few seconds")
     ] = False,
     json: Annotated[Path | None, typer.Option(help="Also write the results here")] = None,
+    plot: Annotated[
+        Path | None, typer.Option(help="dense: also draw them here (.svg, .png)")
+    ] = None,
 ) -> None:
     """Time openmla and its peers on this machine: medians, interleaved, one process."""
-    if target not in TARGETS:
-        raise typer.BadParameter(f"expected one of {', '.join(TARGETS)}, got {target!r}")
-    if target == "dense" and not torch.cuda.is_available():
-        raise typer.BadParameter("dense needs a CUDA GPU, and torch sees none here")
+    if what not in BENCHMARKS:
+        raise typer.BadParameter(f"expected one of {', '.join(BENCHMARKS)}, got {what!r}")
+    if what == "dense":
+        _check_gpu(target)
+    elif target or plot is not None:
+        raise typer.BadParameter(f"target and plot go with dense, not with {what}")
     if threads:
         torch.set_num_threads(threads)
     torch.manual_seed(0)
     options = f"--rounds {rounds} --threads {threads}" + " --quick" * quick
-    command = f"openmla bench {target} {options}"
-    if target == "cpu":
+    command = f"openmla bench {what}" + f" --target {target}" * bool(target) + f" {options}"
+    if what == "cpu":
         _cpu(rounds, quick, json, command)
     else:
-        _dense(rounds, json, command)
+        _dense(rounds, json, plot, command)
+
+
+def _check_gpu(target: str) -> None:
+    """There must be a GPU, and the one that was asked for."""
+    if not torch.cuda.is_available():
+        raise typer.BadParameter("dense needs a CUDA GPU, and torch sees none here")
+    if target:
+        from openmla.errors import InvalidArgument
+        from openmla.plan.target import target_by_name, target_of_device
+
+        try:
+            wanted = target_by_name(target)
+        except InvalidArgument as error:
+            raise typer.BadParameter(str(error)) from None
+        found = target_of_device(torch.device("cuda", torch.cuda.current_device()))
+        if found.name != wanted.name:
+            raise typer.BadParameter(f"target {wanted.name}, but this GPU is {found.name}")
 
 
 def _cpu(rounds: int, quick: bool, json: Path | None, command: str) -> None:
@@ -57,9 +82,9 @@ def _cpu(rounds: int, quick: bool, json: Path | None, command: str) -> None:
         _save(json, lambda path: write_json(path, rows, command))
 
 
-def _dense(rounds: int, json: Path | None, command: str) -> None:
+def _dense(rounds: int, json: Path | None, picture: Path | None, command: str) -> None:
     from openmla.bench.dense import Row, matmul_tflops, run_dense
-    from openmla.bench.dense_report import table, write_json
+    from openmla.bench.dense_report import plot, table, write_json
 
     console = Console()
     rows: list[Row] = []
@@ -72,13 +97,15 @@ def _dense(rounds: int, json: Path | None, command: str) -> None:
     console.print(table(rows, matmul))
     if json is not None:
         _save(json, lambda path: write_json(path, rows, matmul, command))
+    if picture is not None:
+        _save(picture, lambda path: plot(path, rows, matmul))
 
 
 def _save(path: Path, write: Callable[[Path], None]) -> None:
     try:
         write(path)
     except OSError as error:
-        raise typer.BadParameter(f"json: cannot write {path}: {error.strerror}") from None
+        raise typer.BadParameter(f"cannot write {path}: {error.strerror}") from None
     typer.echo(f"written to {path}")
 
 

@@ -51,8 +51,8 @@ CASES = {
         SPLIT, q_lens=(20, 50), k_lens=(300, 4500), rope="cache", kv="bf16", page_size=64
     ),
 }
-# CI looks at a few schedules per case; OPENMLA_SIM_SEEDS=50 is what a change of the kernel needs.
-SEEDS = int(os.environ.get("OPENMLA_SIM_SEEDS", "3"))
+# CI looks at the earliest and the latest schedule; a changed kernel needs OPENMLA_SIM_SEEDS=50.
+SEEDS = int(os.environ.get("OPENMLA_SIM_SEEDS", "2"))
 
 
 def on(case: Case, background: str = "zero") -> BuiltCase:

@@ -147,9 +147,12 @@ class Inputs:
 
     def openmla(self) -> Tensor:
         """The public call."""
+        # One tensor of offsets where queries and keys are the same tokens, as a model would call it.
+        square = self.shape.q_len == self.shape.k_len
         result = openmla.mla_prefill(
             self.q, self.k_nope, self.k_rope, self.v, cu_seqlens_q=self.cu_q,
-            cu_seqlens_k=self.cu_k if self.shape.q_len != self.shape.k_len else None, causal=self.shape.causal, out=self.out, backend="hopper",
+            cu_seqlens_k=None if square else self.cu_k, causal=self.shape.causal,
+            out=self.out, backend="hopper",
         )  # fmt: skip
         assert isinstance(result, Tensor)
         return result

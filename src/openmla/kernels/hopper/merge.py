@@ -39,7 +39,7 @@ def split_tile(x, shape, BM: gl.constexpr, SPLIT: gl.constexpr, SMS: gl.constexp
         first += CHUNK
         split, whole = tiles_of_split(first, shape, BM, SPLIT, SMS)
         size = gl.sum(whole, 0)
-    lane = owner(x - base, whole, None, WARPS)
+    lane = owner(x - base, whole, WARPS)
     before = slots + sum_before(lane, split, WARPS)
     request = gl.where(x < base + size, first + lane, batch + 1)
     return request, x - base - sum_before(lane, whole, WARPS), before

@@ -120,7 +120,7 @@ def scheduler(info, bars, counter, shape, TILE: gl.constexpr):
         slot = turn & 1
         mbarrier.wait(t_empty.index(slot), ((turn >> 1) & 1) ^ 1)
         if x < base + size:
-            lane = owner(x - base, every, None if SPLIT > 0 else batch - first, 1)
+            lane = owner(x - base, every, 1)
             start = sum_before(lane, every, 1)
             before = slots
             if SPLIT > 0:

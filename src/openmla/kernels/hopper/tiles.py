@@ -87,20 +87,12 @@ def sum_before(lane, counts, NW: gl.constexpr):
 
 
 @gluon.jit
-def owner(x, counts, last, NW: gl.constexpr):
-    """The lane whose pieces include number x of the chunk: the last that begins at or before x.
-
-    Lanes after `last` have none, so that few requests need few sums: the first tile of a launch
-    waits for this. None: not said (it takes a register that a split launch does not have).
-    """
+def owner(x, counts, NW: gl.constexpr):
+    """The lane whose pieces include number x of the chunk: the last that begins at or before x."""
     lane = x * 0
     for bit in gl.static_range(5):
         tried = lane + (16 >> bit)
-        if last is None:
-            lane = gl.where(sum_before(tried, counts, NW) <= x, tried, lane)
-        else:
-            if tried <= last:
-                lane = gl.where(sum_before(tried, counts, NW) <= x, tried, lane)
+        lane = gl.where(sum_before(tried, counts, NW) <= x, tried, lane)
     return lane
 
 

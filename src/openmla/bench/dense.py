@@ -147,7 +147,7 @@ class Inputs:
 
     def openmla(self) -> Tensor:
         """The public call."""
-        # One tensor of offsets where queries and keys are the same tokens, as a model would call it.
+        # One tensor of offsets where queries and keys are the same tokens, as a model calls it.
         square = self.shape.q_len == self.shape.k_len
         result = openmla.mla_prefill(
             self.q, self.k_nope, self.k_rope, self.v, cu_seqlens_q=self.cu_q,

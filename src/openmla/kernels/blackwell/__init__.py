@@ -1,0 +1,1 @@
+"""Kernels for Blackwell (B200): Gluon, TMA, tcgen05, tensor memory, warp specialization."""

@@ -5,10 +5,8 @@
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from openmla.kernels.hopper.softmax import MINUS_INF, opaque_zero
+from openmla.kernels.scores import normalize, opaque_zero
 
-LOG2_E = gl.constexpr(1.4426950408889634)
-LN_2 = gl.constexpr(0.6931471805599453)
 # Out's head and token strides come in units of 8 elements: the compiler then knows that rows begin
 # at multiples of 16 bytes, whatever the strides are.
 VECTOR = gl.constexpr(8)
@@ -18,19 +16,6 @@ VECTOR = gl.constexpr(8)
 def wide(stride):
     """A stride as int64, made where it is used: kept over the key loop it would be spilled."""
     return (stride + opaque_zero()).to(gl.int64)
-
-
-@gluon.jit
-def normalize(top, total, sink_ptr, head):
-    """(1 / denominator, lse, whether the row saw no key) per row. The sink is not in the lse."""
-    empty = total == 0.0
-    sum_or_one = gl.where(empty, 1.0, total)
-    lse = gl.where(empty, MINUS_INF, (top + gl.log2(sum_or_one)) * LN_2)
-    denominator = sum_or_one
-    if sink_ptr is not None:
-        shift = gl.where(empty, 0.0, top)
-        denominator = sum_or_one + gl.exp2(gl.load(sink_ptr + head) * LOG2_E - shift)
-    return 1.0 / denominator, lse, empty
 
 
 @gluon.jit

@@ -17,14 +17,14 @@ from torch import Tensor
 from triton.runtime import driver
 
 from openmla.kernels.call import Call, vector
-from openmla.kernels.hopper.dense import dense_kernel
-from openmla.kernels.hopper.descriptors import (
+from openmla.kernels.descriptors import (
     pages,
     ragged,
     rows_of_heads,
     shared_rows,
     tile_layout,
 )
+from openmla.kernels.hopper.dense import dense_kernel
 from openmla.kernels.hopper.merge import merge_kernel
 from openmla.operands import DenseOperands, Results
 from openmla.plan import Plan

@@ -19,7 +19,8 @@ every dtype holds, and the sums are the same up to rounding.
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-MINUS_INF = gl.constexpr(float("-inf"))
+from openmla.kernels.scores import MINUS_INF
+
 THRESHOLD = gl.constexpr(8.0)
 
 
@@ -28,41 +29,6 @@ ASM_MEANINGS = {
     r"vote\.sync\.any": lambda O, factors: O * factors,
     r"@p st\.shared\.f32 \[a\]": lambda total: total,
 }
-
-
-@gluon.jit
-def opaque_zero():
-    """A zero the compiler cannot see through.
-
-    Indices made of it are computed where they are used, instead of being hoisted out of the loop
-    into registers that are not there.
-    """
-    return gl.inline_asm_elementwise(
-        "mov.b32 $0, 0;", "=r", [], dtype=gl.int32, is_pure=False, pack=1
-    )
-
-
-@gluon.jit
-def signed(S, SIGN: gl.constexpr):
-    """Scores as if scale were positive: negated for a negative scale, 0 for a vanishing one."""
-    if SIGN < 0:
-        S = -S
-    elif SIGN == 0:
-        S = gl.zeros(S.shape, gl.float32, S.type.layout)
-    return S
-
-
-@gluon.jit
-def mask(S, seen, keys, CAUSAL: gl.constexpr):
-    """Row r sees columns below min(seen + r, keys) if causal, else below keys."""
-    SL: gl.constexpr = S.type.layout
-    columns = gl.arange(0, S.shape[1], gl.SliceLayout(0, SL)) + opaque_zero()
-    if CAUSAL:
-        rows = gl.arange(0, S.shape[0], gl.SliceLayout(1, SL))
-        last = gl.minimum(rows + seen, keys)
-        return gl.where(columns[None, :] < last[:, None], S, MINUS_INF)
-    else:
-        return gl.where((columns < keys)[None, :], S, MINUS_INF)
 
 
 @gluon.jit

@@ -23,23 +23,29 @@ UNBOUNDED = 0x7FFF0000
 
 
 @lru_cache
-def tile_layout(columns: int, rank: int = 2) -> Any:
-    """How a 16-bit tile lies in shared memory: rows of at most 128 bytes, swizzled."""
-    swizzle = min(SWIZZLE_BYTES, 2 * columns)
-    return gl.NVMMASharedLayout(swizzle_byte_width=swizzle, element_bitwidth=16, rank=rank)
+def tile_layout(columns: int, rank: int = 2, element: int = 2, span: int = SWIZZLE_BYTES) -> Any:
+    """How a tile of `element`-byte values lies in shared memory: swizzled rows of `span` bytes."""
+    swizzle = min(span, element * columns)
+    return gl.NVMMASharedLayout(swizzle_byte_width=swizzle, element_bitwidth=8 * element, rank=rank)
+
+
+def _layout_of(x: Tensor, columns: int, rank: int) -> Any:
+    """Rows of 128 bytes; of 64 bytes for one-byte values."""
+    element = x.element_size()
+    return tile_layout(columns, rank, element, SWIZZLE_BYTES if element > 1 else SWIZZLE_BYTES // 2)
 
 
 def rows_of_heads(x: Tensor, rows: int, columns: int) -> Any:
     """Boxes of `rows` rows and `columns` columns of one head of x [rows, heads, columns]."""
     box = [rows, 1, columns]
-    return TensorDescriptor(x, list(x.shape), _strides(x), box, tile_layout(columns, 3))
+    return TensorDescriptor(x, list(x.shape), _strides(x), box, _layout_of(x, columns, 3))
 
 
 def shared_rows(x: Tensor, rows: int) -> Any:
     """Likewise for x [rows, columns], which all heads share."""
     shape, strides = [x.shape[0], 1, x.shape[1]], [x.stride(0), x.stride(0), 1]
     box = [rows, 1, x.shape[1]]
-    return TensorDescriptor(x, shape, strides, box, tile_layout(x.shape[1], 3))
+    return TensorDescriptor(x, shape, strides, box, _layout_of(x, x.shape[1], 3))
 
 
 def ragged(x: Tensor, rows: int) -> Any:
@@ -55,13 +61,13 @@ def ragged(x: Tensor, rows: int) -> Any:
     shape = [UNBOUNDED, UNBOUNDED, RAGGED_ROWS, x.shape[1], x.shape[2]]
     strides = [RAGGED_STRIDE - stride_t, stride_t, stride_t, stride_h, 1]
     box = [1, 1, rows, 1, x.shape[2]]
-    return TensorDescriptor(x, shape, strides, box, tile_layout(x.shape[2], 5))
+    return TensorDescriptor(x, shape, strides, box, _layout_of(x, x.shape[2], 5))
 
 
 def pages(x: Tensor, rows: int) -> Any:
     """Boxes of `rows` rows of one page of x [pages, page_size, columns]."""
     box = [1, rows, x.shape[2]]
-    return TensorDescriptor(x, list(x.shape), _strides(x), box, tile_layout(x.shape[2], 3))
+    return TensorDescriptor(x, list(x.shape), _strides(x), box, _layout_of(x, x.shape[2], 3))
 
 
 def _strides(x: Tensor) -> list[int]:

@@ -47,13 +47,21 @@ def test_shapes_and_reductions():
     assert torch.equal(out, (x[..., 0].sum(1) - x[..., 1].amax(1)).int())
 
 
+def test_running_sums():
+    out = torch.zeros(256, dtype=torch.int32)
+    simulate(language.sums, 1, (out, 5)).raise_if_bad()
+    x = torch.arange(5, 133)
+    both = torch.cat([x.cumsum(0), x.flip(0).cumsum(0).flip(0)])
+    assert torch.equal(out, both.int())
+
+
 def test_records_with_methods():
     out = torch.zeros(128, dtype=torch.int32)
     simulate(language.record, 1, (out, 5)).raise_if_bad()
     assert torch.equal(out, torch.arange(5, 133).int())
 
 
-@pytest.mark.parametrize("name", ["record", "halves", "carried"])
+@pytest.mark.parametrize("name", ["record", "halves", "sums", "carried"])
 def test_the_same_source_compiles(name):
     signature = {"o_ptr": "*i32:16", "start": "i32", "n": "i32"}
     kernel = getattr(language, name)

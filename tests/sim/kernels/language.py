@@ -63,6 +63,20 @@ def record(o_ptr, start):
 
 
 @gluon.jit
+def plus(a, b):
+    """For `sums`."""
+    return a + b
+
+
+@gluon.jit
+def sums(o_ptr, n):
+    """Running sums of n + 0, n + 1, … from the front, then from the back."""
+    i = gl.arange(0, 128, L1)
+    gl.store(o_ptr + i, gl.associative_scan(n + i, 0, plus))
+    gl.store(o_ptr + 128 + i, gl.associative_scan(n + i, 0, plus, reverse=True))
+
+
+@gluon.jit
 def halves(o_ptr):
     """reshape, split, join, permute, reduce along both axes."""
     L2: gl.constexpr = gl.BlockedLayout([1, 2], [8, 4], [4, 1], [1, 0])

@@ -208,6 +208,20 @@ def reduce(x: Tensor, axis: int, combine: Callable[..., Any], **_: Any) -> Any:
     return total
 
 
+def associative_scan(
+    x: Tensor, axis: int, combine: Callable[..., Any], reverse: bool = False, **_: Any
+) -> Tensor:
+    """Running totals with the kernel's own combine function."""
+    x.require_whole("a scan")
+    value = x.value
+    parts = [Tensor(np.take(value, i, axis), x.dtype) for i in static_range(value.shape[axis])]
+    totals = parts[-1:] if reverse else parts[:1]
+    for part in reversed(parts[:-1]) if reverse else parts[1:]:
+        totals.append(combine(totals[-1], part))
+    ordered = reversed(totals) if reverse else totals
+    return Tensor(np.stack([t.value for t in ordered], axis), x.dtype, x.split, x.layout)
+
+
 def gather(x: Tensor, index: Tensor, axis: int) -> Tensor:
     """Elements of `x` picked along `axis`."""
     x.require_whole("a gather")
@@ -289,6 +303,7 @@ NAMES: dict[str, Any] = {
     "xor_sum": _reduce(np.bitwise_xor.reduce),
     "reduce_or": _reduce(np.bitwise_or.reduce),
     "reduce": reduce,
+    "associative_scan": associative_scan,
     "gather": gather,
     "to_tensor": to_tensor,
     "cast": cast,

@@ -13,7 +13,8 @@ tcgen05 and LDS copies finish as early or as late as the rules allow.
 What is checked: see `Kind`. What is not modeled, and therefore not checked here:
 
 - layouts: swizzles, register distribution, bank conflicts, alignment, padding. Compiling the same
-  kernel (`openmla.aot`) checks that they are legal, not that they are fast;
+  kernel (`openmla.aot`) checks that they are legal, not that they are fast. Only shared layouts
+  given by bases are modeled byte by byte (`placement`), since views of one buffer may disagree;
 - the warps of a partition are one thread: a race between two warps of the same partition is seen
   only where a wgmma operand is overwritten without a barrier. The barriers that the compiler adds
   by itself inside a partition are taken for granted;

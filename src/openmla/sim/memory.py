@@ -2,9 +2,10 @@
 
 An allocation is a run of bytes with a `written` mark per byte and a `Shadow` for races. A view is a
 strided window with an element type; `index`, `slice`, `permute`, `reshape` and `_reinterpret` make
-new views of the same bytes. Addresses are logical: swizzles, padding and bank placement belong to
-the layout, which the compiler checks and the simulator does not model. Tensor memory keeps one row
-per lane, so that a bf16 view may overlay the columns of an fp32 one, as on the hardware.
+new views of the same bytes. Addresses are row-major unless the layout is given by bases: those
+views carry the place of every element (see `placement`). Other swizzles and padding belong to the
+compiler and are not modeled. Tensor memory keeps one row per lane, so that a bf16 view may overlay
+the columns of an fp32 one, as on the hardware.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ import numpy as np
 from openmla.sim.clocks import Shadow
 from openmla.sim.context import current
 from openmla.sim.dtypes import Array, DType
+from openmla.sim.lanes import half_lane_width, half_lanes
 from openmla.sim.layouts import split_axis
+from openmla.sim.placement import placement
 from openmla.sim.values import Tensor
 
 
@@ -36,11 +39,15 @@ class Allocation:
 
     def cells(self, view: MemoryView) -> int:
         """The bytes of a view as a bit mask over cells of `cell` bytes."""
-        key = (view.offset, view.shape, view.strides, view.dtype.itemsize)
+        inside = view.strides if view.place is None else view.place.tobytes()
+        key = (view.offset, view.shape, inside, view.dtype.itemsize)
         if key not in self._cells:
             marks = np.zeros(len(self.bytes), np.uint8)
-            unsigned = np.dtype(f"u{view.dtype.itemsize}")
-            np.ndarray(view.shape, unsigned, marks, view.offset, view.strides)[...] = 1
+            if view.place is not None:
+                marks[view.byte_positions()] = 1
+            else:
+                unsigned = np.dtype(f"u{view.dtype.itemsize}")
+                np.ndarray(view.shape, unsigned, marks, view.offset, view.strides)[...] = 1
             per_cell = np.pad(marks, (0, -len(marks) % self.cell)).reshape(-1, self.cell)
             packed = np.packbits(per_cell.any(1), bitorder="little")
             self._cells[key] = int.from_bytes(packed.tobytes(), "little")
@@ -59,6 +66,7 @@ class MemoryView:
         offset: int = 0,
         layout: Any = None,
         stage: int | None = None,
+        place: Array | None = None,
     ) -> None:
         self.alloc = alloc
         self.dtype = dtype
@@ -67,6 +75,7 @@ class MemoryView:
         self.offset = offset
         self.layout = layout
         self.stage = stage
+        self.place = place  # bytes from `offset` to every element; None: strided
 
     # -- what kernels read
     @property
@@ -95,6 +104,15 @@ class MemoryView:
         return self.nbytes // (2 if self.split is not None else 1)
 
     @property
+    def end(self) -> int:
+        """Where the last byte of the view ends."""
+        axes = list(zip(self._shape, self.strides, strict=True))
+        if self.place is not None:
+            axes = axes[: self.rank - self.place.ndim]
+        inside = 0 if self.place is None else int(self.place.max())
+        return self.offset + sum((n - 1) * s for n, s in axes) + inside + self.dtype.itemsize
+
+    @property
     def type(self) -> MemoryView:
         """Kernels write `view.type.layout`; the view itself carries it."""
         return self
@@ -119,6 +137,7 @@ class MemoryView:
             "offset": self.offset,
             "layout": self.layout,
             "stage": self.stage,
+            "place": self.place,
         }
         return type(self)(self.alloc, **{**fields, **changes})
 
@@ -127,6 +146,8 @@ class MemoryView:
         i = int(i)
         if not 0 <= i < self._shape[0]:
             raise IndexError(f"index {i} of {self.label}, which has {self._shape[0]} stages")
+        if self.place is not None and self.rank == self.place.ndim:
+            raise ValueError(f"index of {self.label} cuts a tile whose layout is given by bases")
         return self._derive(
             shape=self._shape[1:],
             strides=self.strides[1:],
@@ -142,6 +163,9 @@ class MemoryView:
         if start < 0 or start + length > self._shape[dim]:
             raise IndexError(f"slice {start}+{length} of axis {dim} of {self.label} {self._shape}")
         shape = (*self._shape[:dim], length, *self._shape[dim + 1 :])
+        if self.place is not None and dim >= self.rank - self.place.ndim:
+            kept = self.place.take(range(start, start + length), dim - self.rank)
+            return self._derive(shape=shape, place=kept)
         return self._derive(shape=shape, offset=self.offset + start * self.strides[dim])
 
     def permute(self, order: Sequence[int]) -> MemoryView:
@@ -151,6 +175,10 @@ class MemoryView:
             shape=[self._shape[i] for i in axes], strides=[self.strides[i] for i in axes]
         )
         view.layout = _permuted(self.layout, axes)
+        if self.place is not None:
+            if self.rank > self.place.ndim:
+                raise ValueError(f"permute of {self.label}: pick a stage first")
+            view.place = self.place.transpose(axes)
         return view
 
     def reshape(self, shape: Sequence[int]) -> MemoryView:
@@ -160,16 +188,21 @@ class MemoryView:
     def _reinterpret(self, dtype: DType, shape: Sequence[int], layout: Any) -> MemoryView:
         """The same bytes as another type and shape (tensor memory: same lanes, own columns)."""
         shape = [int(x) for x in shape]
-        strides = _row_major(shape, dtype.itemsize)
+        strides, place = _strides(shape, dtype, layout)
         if self.alloc.space == "tensor" and self.rank >= 2 and len(shape) >= 2:
             lane = self.strides[-2]
-            if shape[-1] * dtype.itemsize > lane:
+            width = half_lane_width(self._shape, shape, layout)
+            if width:
+                place = half_lanes(shape, width, lane, dtype.itemsize)
+            elif shape[-1] * dtype.itemsize > lane:
                 raise ValueError(f"{self.label}: {shape[-1]} columns of {dtype} do not fit")
             strides = [lane * x for x in _row_major(shape[:-1], 1)] + [dtype.itemsize]
-        last = self.offset + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
-        if last + dtype.itemsize > len(self.alloc.bytes):
+        if self.place is not None and self.place.flat[0]:
+            raise ValueError(f"{self.label}: only a whole tile can be seen as another one")
+        view = self._derive(dtype=dtype, shape=shape, strides=strides, layout=layout, place=place)
+        if view.end > len(self.alloc.bytes):
             raise ValueError(f"{self.label}: a view of {shape} {dtype} is larger than the buffer")
-        return self._derive(dtype=dtype, shape=shape, strides=strides, layout=layout)
+        return view
 
     def reinterpret(
         self, dtype: DType | None = None, shape: Any = None, layout: Any = None
@@ -202,13 +235,29 @@ class MemoryView:
         dim = self.rank + axis
         return self.slice(self._shape[dim] // 2 * rank, self._shape[dim] // 2, dim)
 
+    def byte_positions(self) -> Array:
+        """Of a placed view: the position of every byte, element by element."""
+        assert self.place is not None
+        first = np.full((1,) * self.place.ndim, self.offset)
+        for n, step in zip(self._shape, self.strides[: self.rank - self.place.ndim], strict=False):
+            first = first[..., None] + np.arange(n).reshape(-1, *(1,) * first.ndim) * step
+        positions: Array = (first + self.place)[..., None] + np.arange(self.dtype.itemsize)
+        return positions
+
     def array(self) -> Array:
-        """The bits, as a writable NumPy view."""
+        """The bits, as a writable NumPy view (of a placed view: a copy that cannot be written)."""
+        if self.place is not None:
+            bits: Array = self.alloc.bytes[self.byte_positions()].view(self.dtype.storage)[..., 0]
+            bits.flags.writeable = False
+            return bits
         return np.ndarray(
             self._shape, self.dtype.storage, self.alloc.bytes, self.offset, self.strides
         )
 
     def _marks(self) -> Array:
+        if self.place is not None:
+            marks: Array = self.alloc.written[self.byte_positions()]
+            return marks
         unsigned = np.dtype(f"u{self.dtype.itemsize}")
         return np.ndarray(self._shape, unsigned, self.alloc.written, self.offset, self.strides)
 
@@ -218,6 +267,12 @@ class MemoryView:
 
     def write_bits(self, bits: Array | int) -> None:
         """Store bits and mark them written."""
+        if self.place is not None:
+            whole = np.broadcast_to(np.asarray(bits, self.dtype.storage), self._shape)
+            at = self.byte_positions()
+            self.alloc.bytes[at] = np.ascontiguousarray(whole)[..., None].view(np.uint8)
+            self.alloc.written[at] = 1
+            return
         self.array()[...] = bits
         self._marks()[...] = 1
 
@@ -268,6 +323,18 @@ def _permuted(layout: Any, order: Sequence[int]) -> SplitLayout:
     return SplitLayout(None if axis is None else list(order).index(rank + axis) - rank)
 
 
+def _strides(shape: Sequence[int], dtype: DType, layout: Any) -> tuple[list[int], Array | None]:
+    """Bytes from one index to the next along each axis, and the places inside a tile."""
+    tile = placement(layout, shape)
+    if tile is None:
+        return _row_major(shape, dtype.itemsize), None
+    rank = tile.offsets.ndim
+    stages = _row_major(shape[: len(shape) - rank], tile.extent * dtype.itemsize)
+    return stages + _row_major(shape[len(shape) - rank :], dtype.itemsize), (
+        tile.offsets * dtype.itemsize
+    )
+
+
 def _row_major(shape: Sequence[int], itemsize: int) -> list[int]:
     strides, step = [], itemsize
     for extent in reversed(shape):
@@ -279,7 +346,9 @@ def _row_major(shape: Sequence[int], itemsize: int) -> list[int]:
 def allocate(name: str, space: str, dtype: DType, shape: Sequence[int], layout: Any) -> MemoryView:
     """A new allocation and the view of all of it."""
     shape = [int(x) for x in shape]
-    strides = _row_major(shape, dtype.itemsize)
+    strides, place = _strides(shape, dtype, layout)
     nbytes = strides[0] * shape[0] if shape else dtype.itemsize
+    if place is not None and place.ndim == len(shape):
+        nbytes = int(place.max()) + dtype.itemsize
     alloc = Allocation(name, space, nbytes, min(4, dtype.itemsize))
-    return MemoryView(alloc, dtype, shape, strides, 0, layout)
+    return MemoryView(alloc, dtype, shape, strides, 0, layout, place=place)

@@ -239,8 +239,9 @@ class MemoryView:
         """Of a placed view: the position of every byte, element by element."""
         assert self.place is not None
         first = np.full((1,) * self.place.ndim, self.offset)
-        for n, step in zip(self._shape, self.strides[: self.rank - self.place.ndim], strict=False):
-            first = first[..., None] + np.arange(n).reshape(-1, *(1,) * first.ndim) * step
+        for axis in reversed(range(self.rank - self.place.ndim)):
+            steps = np.arange(self._shape[axis]) * self.strides[axis]
+            first = first[None] + steps.reshape(-1, *(1,) * first.ndim)
         positions: Array = (first + self.place)[..., None] + np.arange(self.dtype.itemsize)
         return positions
 
@@ -274,7 +275,8 @@ class MemoryView:
             self.alloc.written[at] = 1
             return
         self.array()[...] = bits
-        self._marks()[...] = 1
+        marks = self._marks()
+        marks[...] = np.iinfo(marks.dtype).max  # every byte: another view may be narrower
 
     @property
     def fully_written(self) -> bool:

@@ -57,19 +57,20 @@ from openmla.kernels.hopper.scheduler import (
     SLOT,
     TOKEN,
     WHOLE,
-    fetch_early,
     get,
     scheduler,
 )
 from openmla.kernels.hopper.softmax import (
     keep_before,
+    mask,
+    opaque_zero,
     pack,
     rescale,
+    signed,
     softmax_first,
     softmax_step,
     unpack,
 )
-from openmla.kernels.scores import mask, opaque_zero, signed
 
 WARPS = gl.constexpr(4)  # of a consumer
 
@@ -309,9 +310,6 @@ def dense_kernel(  # noqa: PLR0913
 ):
     """DIMS: columns of main, tail, rope, V. ROPE: source and page size. SPLIT: fewest keys of a
     range (0: never). REGISTERS: consumer, producer. LAYOUTS: of [rows, columns] tiles, as DIMS."""
-    # The first piece waits for the offsets: let them travel while the block is being set up.
-    fetch_early(cu_q_ptr)
-    fetch_early(cu_k_ptr)
     DTYPE: gl.constexpr = v_desc.dtype
     HOW: gl.constexpr = (CAUSAL, SIGN, SPLIT)
     TILE: gl.constexpr = (64 * NC, BN, CAUSAL, HG, SPLIT, SM_COUNT)

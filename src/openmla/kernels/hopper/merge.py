@@ -14,9 +14,9 @@ Ranges are added in their order, in fp32, so the bits are the same in every run.
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from openmla.kernels.hopper.epilogue import VECTOR
-from openmla.kernels.hopper.tiles import CHUNK, before_owner, owner, pieces, ranges, running, span
-from openmla.kernels.scores import MINUS_INF, normalize
+from openmla.kernels.hopper.epilogue import VECTOR, normalize
+from openmla.kernels.hopper.softmax import MINUS_INF
+from openmla.kernels.hopper.tiles import CHUNK, owner, pieces, ranges, span, sum_before
 
 WARPS = gl.constexpr(4)
 
@@ -32,25 +32,25 @@ def split_tile(x, shape, BM: gl.constexpr, SPLIT: gl.constexpr, SMS: gl.constexp
     slots = x * 0
     base = x * 0
     split, whole = tiles_of_split(first, shape, BM, SPLIT, SMS)
-    size = gl.max(whole, 0)
+    size = gl.sum(whole, 0)
     while (x >= base + size) & (first + CHUNK <= batch):
         base += size
-        slots += gl.max(split, 0)
+        slots += gl.sum(split, 0)
         first += CHUNK
         split, whole = tiles_of_split(first, shape, BM, SPLIT, SMS)
-        size = gl.max(whole, 0)
-    here = x - base
-    request = gl.where(here < size, first + owner(here, whole), batch + 1)
-    slot = slots + before_owner(here, whole, split)
-    return request, here - before_owner(here, whole, whole), slot
+        size = gl.sum(whole, 0)
+    lane = owner(x - base, whole, WARPS)
+    before = slots + sum_before(lane, split, WARPS)
+    request = gl.where(x < base + size, first + lane, batch + 1)
+    return request, x - base - sum_before(lane, whole, WARPS), before
 
 
 @gluon.jit
 def tiles_of_split(first, shape, BM: gl.constexpr, SPLIT: gl.constexpr, SMS: gl.constexpr):
-    """Running sums, one request per lane, of the pieces of split requests and of their tiles."""
+    """Pieces of split requests, one request per lane, and their tiles."""
     _, split = pieces(first, shape, BM, SPLIT, SMS, WARPS)
     alone, _ = pieces(first, shape, BM, 0, SMS, WARPS)
-    return running(split), running(gl.where(split > 0, alone, 0))
+    return split, gl.where(split > 0, alone, 0)
 
 
 COUNTS = ["batch", "total_q", "total_k", "heads"]

@@ -25,15 +25,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
-from openmla.kernels.hopper.tiles import (
-    CHUNK,
-    before_owner,
-    key_blocks,
-    owner,
-    pieces,
-    place,
-    running,
-)
+from openmla.kernels.hopper.tiles import CHUNK, key_blocks, owner, pieces, place, sum_before
 
 FIELDS = gl.constexpr(16)
 HEAD = gl.constexpr(0)
@@ -60,19 +52,6 @@ def draw(counter):
     """The next number of the launch."""
     return gl.inline_asm_elementwise(
         DRAW, "=r,l,~{memory}", [counter], dtype=gl.int32, is_pure=False, pack=1
-    )
-
-
-@gluon.jit
-def fetch_early(pointer):
-    """Bring what a pointer names into the caches, waiting for nothing."""
-    return gl.inline_asm_elementwise(
-        "prefetch.global.L1 [$1]; mov.b32 $0, 0;",
-        "=r,l",
-        [pointer],
-        dtype=gl.int32,
-        is_pure=False,
-        pack=1,
     )
 
 
@@ -114,17 +93,6 @@ def put_piece(info, slot, request, x, before, shape, TILE: gl.constexpr):
 
 
 @gluon.jit
-def chunk(first, shape, BM: gl.constexpr, SPLIT: gl.constexpr, SMS: gl.constexpr):
-    """Running sums of the pieces of CHUNK requests, and of those of split requests."""
-    every, split = pieces(first, shape, BM, SPLIT, SMS, 1)
-    stops = running(every)
-    split_stops = stops
-    if SPLIT > 0:
-        split_stops = running(split)
-    return stops, split_stops
-
-
-@gluon.jit
 def scheduler(info, bars, counter, shape, TILE: gl.constexpr):
     """Announce pieces until there are none, then announce the end. TILE as in dense.py."""
     t_ready, t_empty, t_request = bars
@@ -138,27 +106,26 @@ def scheduler(info, bars, counter, shape, TILE: gl.constexpr):
     first = x * 0
     base = x * 0
     slots = x * 0
-    stops, split_stops = chunk(first, shape, BM, SPLIT, SMS)
-    size = gl.max(stops, 0)
+    every, split = pieces(first, shape, BM, SPLIT, SMS, 1)
+    size = gl.sum(every, 0)
     turn = x * 0
     live = x * 0 + 1
     while live > 0:
         while (x >= base + size) & (first + CHUNK <= batch):
             base += size
-            slots += gl.max(split_stops, 0)
+            slots += gl.sum(split, 0)
             first += CHUNK
-            stops, split_stops = chunk(first, shape, BM, SPLIT, SMS)
-            size = gl.max(stops, 0)
+            every, split = pieces(first, shape, BM, SPLIT, SMS, 1)
+            size = gl.sum(every, 0)
         slot = turn & 1
         mbarrier.wait(t_empty.index(slot), ((turn >> 1) & 1) ^ 1)
         if x < base + size:
-            here = x - base
+            lane = owner(x - base, every, 1)
+            start = sum_before(lane, every, 1)
             before = slots
             if SPLIT > 0:
-                before = slots + before_owner(here, stops, split_stops)
-            request = first + owner(here, stops)
-            here -= before_owner(here, stops, stops)
-            put_piece(info, slot, request, here, before, shape, TILE)
+                before = slots + sum_before(lane, split, 1)
+            put_piece(info, slot, first + lane, x - base - start, before, shape, TILE)
             mbarrier.arrive(t_ready.index(slot), count=1)
             mbarrier.wait(t_request.index(0), turn & 1)
             x = draw(counter) + programs

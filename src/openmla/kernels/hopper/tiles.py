@@ -16,7 +16,7 @@ BM 128, 1 head, cu_seqlens_q [0, 300, 310], 320 tokens, nothing split:
 | rows of it | 256-299 | 128-255 | 0-127 | 0-9 | 0-9 |
 
 Lengths are only known on the device. Whoever needs piece x looks at 32 requests at a time, one per
-lane, and counts those that end before x: no table is built and nothing is read back.
+lane, and bisects: no table is built and nothing is read back.
 """
 
 from triton.experimental import gluon
@@ -80,27 +80,20 @@ def pieces(
 
 
 @gluon.jit
-def add(a, b):
-    """For running sums."""
-    return a + b
+def sum_before(lane, counts, NW: gl.constexpr):
+    """Sum of the counts of the lanes before `lane`."""
+    LANES: gl.constexpr = gl.BlockedLayout([1], [32], [NW], [0])
+    return gl.sum(gl.where(gl.arange(0, CHUNK, LANES) < lane, counts, 0), 0)
 
 
 @gluon.jit
-def running(counts):
-    """Each lane's count and all before it."""
-    return gl.associative_scan(counts, 0, add)
-
-
-@gluon.jit
-def owner(x, stops):
-    """The lane whose pieces include number x of the chunk, given the running sums of all lanes."""
-    return gl.sum((stops <= x).to(gl.int32), 0)
-
-
-@gluon.jit
-def before_owner(x, stops, sums):
-    """The last of the running sums `sums` before the lane that owns number x."""
-    return gl.max(gl.where(stops <= x, sums, 0), 0)
+def owner(x, counts, NW: gl.constexpr):
+    """The lane whose pieces include number x of the chunk: the last that begins at or before x."""
+    lane = x * 0
+    for bit in gl.static_range(5):
+        tried = lane + (16 >> bit)
+        lane = gl.where(sum_before(tried, counts, NW) <= x, tried, lane)
+    return lane
 
 
 @gluon.jit

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,3 +29,13 @@ class Call:
 def vector(x: Tensor | None) -> Tensor | None:
     """A small operand with contiguous elements."""
     return x if x is None or x.is_contiguous() else x.contiguous()
+
+
+def scale_arguments(scale: float) -> dict[str, Any]:
+    """The kernel multiplies by a positive factor; a scale that vanishes in fp32 makes scores 0."""
+    factor = abs(scale) * math.log2(math.e)
+    vanishes = factor < 2.0**-149
+    return {
+        "factor": 1.0 if vanishes else factor,
+        "SIGN": 0 if vanishes else 1 if scale > 0 else -1,
+    }

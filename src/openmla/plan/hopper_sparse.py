@@ -23,6 +23,7 @@ from openmla.plan.hopper_units import (
     HopperBlock,
     Registers,
     accumulator_registers,
+    barriers,
     launch_tail,
     register_reason,
     smem_reason,
@@ -35,9 +36,7 @@ BLOCKS = 2  # of a step, one per math warp-group
 MAX_STAGES = 4
 LATENT_WIDTHS = (128, 256, 512)
 ROPE_WIDTHS = (0, 32, 64)
-# What the compiler adds for the producer's reductions. Prototype, triton 3.6.0, compiled for sm_90:
-# metadata.shared is 231072 for 512 + 64.
-REDUCTION_SCRATCH = 48
+PIECE_FIELDS = 4  # what the warp-groups are told of a piece
 Gather = Literal["indices", "pages"]
 
 
@@ -47,7 +46,7 @@ class HopperSparseConfig(HopperBlock):
 
     >>> deepseek_v32 = select_hopper_sparse_config(heads=128, latent=512, rope=64)
     >>> deepseek_v32.row_blocks, deepseek_v32.num_kv_stages, deepseek_v32.smem_used
-    (2, 1, 231072)
+    (2, 1, 231376)
     """
 
     heads: int
@@ -144,6 +143,11 @@ class HopperSparseConfig(HopperBlock):
         """Rows of one step."""
         return BLOCKS * B_TOPK * self.width * ELEMENT
 
+    @property
+    def copy_lanes(self) -> int:
+        """Threads that copy neighboring 16 bytes of a row: no tile is narrower than they are."""
+        return 4 if self.rope == 32 else 8
+
     def _buffers(self) -> Iterator[Wanted]:
         half = self.latent // 2
         for name, columns in (("left", half), ("right", half), ("rope", self.rope)):
@@ -155,16 +159,19 @@ class HopperSparseConfig(HopperBlock):
             p = ", then P" if self.p_overlays_rope else ""
             yield Wanted(f"K{block} rope{p}", "rope", B_TOPK * self.rope * ELEMENT)
         if not self.p_overlays_rope:
-            for group in range(BLOCKS):
-                yield Wanted(f"P{group}", "p", self.BM * B_TOPK * ELEMENT)
+            for block in range(blocks):
+                yield Wanted(f"P{block}", "p", self.BM * B_TOPK * ELEMENT)
+        yield Wanted("row sums, largest scores", "stats", 3 * self.BM * FP32)
         yield Wanted("key validity", "stats", blocks * B_TOPK * FP32)
-        yield Wanted("validity flags", "stats", blocks * FP32)
-        yield Wanted("row maxima", "stats", BLOCKS * self.BM * FP32, align=8)
-        yield Wanted("row sums", "stats", BLOCKS * self.BM * FP32, align=8)
-        pair = [(f"{name}", blocks) for name in ("left_ready", "left_free", "right_ready")]
-        pair += [("right_free", blocks), ("valid_ready", blocks), ("q_ready", 1), ("q_free", 1)]
-        yield Wanted("mbarriers", "barriers", sum(n for _, n in pair) * 8, align=8)
-        yield from launch_tail(self.registers, REDUCTION_SCRATCH)
+        yield Wanted("row maxima", "stats", BLOCKS * self.BM * FP32)
+        yield Wanted("pieces", "stats", 2 * PIECE_FIELDS * FP32)
+        yield from barriers(
+            ("ready", 2 * blocks), ("free", 2 * blocks), ("valid", blocks), ("t_ready", 2),
+            ("t_empty", 2),
+        )  # fmt: skip
+        yield Wanted("validity flags", "stats", 4 * blocks * FP32)
+        yield from barriers(("q_ready", 1), ("q_free", 1))
+        yield from launch_tail(self.registers)
 
     # Splitting.
 
@@ -194,6 +201,7 @@ class HopperSparseConfig(HopperBlock):
     def _smem_sum(self) -> str:
         q = self.BM * self.width * ELEMENT
         p = 0 if self.p_overlays_rope else BLOCKS * self.BM * B_TOPK * ELEMENT
+        p *= self.num_kv_stages
         rest = self.smem_used - q - p - self.num_kv_stages * self.step_bytes
         return (
             f"Q {q} + {self.num_kv_stages} x ({self.keys_per_step} keys x {self.width} x {ELEMENT} "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -86,18 +87,21 @@ def _stand_ins(problem: Problem) -> tuple[DenseOperands, Results]:
 
 
 def _job(name: str, chosen: Plan, call: Call) -> CompileJob:
-    config, main = chosen.config, call.kernel is dense_kernel
+    if call.kernel is not dense_kernel:
+        return job_of(f"hopper merge {name}", call, VECTORS, Predicted())
+    config = chosen.config
+    predicted = Predicted(shared=config.smem_used, registers=config.registers.at_launch)
+    return job_of(f"hopper dense {name}", call, VECTORS, predicted)
+
+
+def job_of(label: str, call: Call, vectors: Sequence[str], predicted: Predicted) -> CompileJob:
+    """The compilation that a call would start; `vectors` are pointers of any alignment."""
     given = dict(call.arguments)
     options = {"num_warps": given.pop("num_warps")}
     tensors = {n: v for n, v in given.items() if n.islower() and v is not None}
-    signature = {n: _type_of(v, n in VECTORS) for n, v in tensors.items()}
+    signature = {n: _type_of(v, n in vectors) for n, v in tensors.items()}
     constexprs = {n: v for n, v in given.items() if n not in signature}
-    predicted = Predicted(shared=config.smem_used, registers=config.registers.at_launch)
-    label = f"hopper dense {name}" if main else f"hopper merge {name}"
-    return CompileJob(
-        label, call.kernel, signature, constexprs, "sm90", options,
-        predicted if main else Predicted(),
-    )  # fmt: skip
+    return CompileJob(label, call.kernel, signature, constexprs, "sm90", options, predicted)
 
 
 def _type_of(value: Any, any_alignment: bool) -> str:

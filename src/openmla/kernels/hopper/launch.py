@@ -6,7 +6,6 @@ tensor, so nothing waits for the GPU. The rest is worked out once per Problem.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from contextlib import nullcontext
 from functools import lru_cache
@@ -16,7 +15,7 @@ import torch
 from torch import Tensor
 from triton.runtime import driver
 
-from openmla.kernels.call import Call, vector
+from openmla.kernels.call import Call, scale_arguments, vector
 from openmla.kernels.descriptors import (
     pages,
     ragged,
@@ -32,7 +31,6 @@ from openmla.plan.hopper import HopperDenseConfig
 from openmla.plan.hopper_split import WORKSPACE_CAP
 from openmla.problem import Problem
 
-LOG2_E = math.log2(math.e)
 WGMMA_ROWS = 64
 MERGE_ROWS = 16
 VECTOR = 8  # elements in 16 bytes
@@ -92,7 +90,7 @@ def calls(plan: Plan, op: DenseOperands, results: Results) -> Iterator[Call]:
         **fixed.constexprs,
         **_descriptors(fixed, plan.config, op),
         **_outputs(op, results),
-        **_scale(op.weights.scale),
+        **scale_arguments(op.weights.scale),
         "total_q": op.q.shape[0],
         "total_k": op.k_nope.shape[0],
         "heads": op.q.shape[1],
@@ -177,16 +175,6 @@ def _outputs(op: DenseOperands, results: Results) -> dict[str, Any]:
         "out_stride_h": out.stride(1) // VECTOR,
         "lse_stride_t": 0 if lse is None else lse.stride(0),
         "lse_stride_h": 0 if lse is None else lse.stride(1),
-    }
-
-
-def _scale(scale: float) -> dict[str, Any]:
-    """The kernel multiplies by a positive factor; a scale that vanishes in fp32 makes scores 0."""
-    factor = abs(scale) * LOG2_E
-    vanishes = factor < 2.0**-149
-    return {
-        "factor": 1.0 if vanishes else factor,
-        "SIGN": 0 if vanishes else 1 if scale > 0 else -1,
     }
 
 

@@ -1,0 +1,448 @@
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+# ruff: noqa: E741  (O is the output accumulator, as everywhere in attention)
+"""MLA prefill in latent form on Hopper: every head reads the same gathered rows. bf16 or fp16.
+
+A program works on 64 rows of scores at a time (heads of one token) and walks their keys in steps of
+two blocks of 64. V is the first columns of K. The output columns are split between two
+warp-groups, because 64 x 512 fp32 sums fill half of an SM's registers.
+
+| partition | warps | registers | does |
+|---|---|---|---|
+| left (default) | 4 | 216 | scores of block 0; P0 · V0 and P1 · V1 for the left output columns |
+| right | 4 | 216 | scores of block 1; the same for the right output columns |
+| producer | 4 | 72 | loads Q, gathers rows (sparse_rows.py, sparse_source.py) |
+
+| barrier | number | completed by (count) | waited for by |
+|---|---|---|---|
+| q_ready | 1 | TMA bytes of Q (1) | left, right |
+| q_free | 1 | left, right, after the last scores of a piece (2) | producer |
+| ready | 4 ST | cp.async of a tile: block 0 left, right, block 1 left, right (128) | left, right |
+| free | 4 ST | the only warp-group that multiplies V with it: left, right (1) | producer |
+| valid | 2 ST | producer: validity of a block is written (1) | left, right |
+| t_ready | 2 | producer: a piece is described in `info` (1) | left, right |
+| t_empty | 2 | left, right: it is read (2) | producer |
+| bar 8 (named) | | left, step by step: P0 and its reference are written | right |
+| bar 9 (named) | | right, step by step: P1 and its reference are written | left |
+
+| shared memory | bytes (512 + 64, ST 1) |
+|---|---|
+| q_left, q_right, q_rope | 64 x (256 + 256 + 64) x 2 = 73728 |
+| k_left, k_right, k_rope | 2 ST x 64 x (256 + 256 + 64) x 2 = 147456 |
+| p | k_rope: scores are done with it. Narrower rope: 2 ST x 64 x 64 x 2 of its own |
+| bias, flags | 2 ST x 64 x 4, 2 ST x 4 x 4 |
+| tops, sums (and largest scores) | 2 x 64 x 4, 3 x 64 x 4 |
+| info, barriers | 32 + 8 x (2 + 10 ST + 4) |
+| epilogue's change of layout, warp states | 8192 + 8 |
+
+A step, in time (see sparse_softmax.py for what the maxima mean):
+
+    left   softmax 0 | P0 V0      | wait P1  | P1 V1 | scores 0 of the next step
+    right  scores 1  | P0 V0, softmax 1 under it | P1 V1 | scores 1 of the next step
+
+At the end of a piece the left warp-group starts the scores of the next piece and stores its half of
+the output under them; the right one stores its half while the next block 1 is being gathered.
+Nothing is in flight on a loop's back edge, or ptxas would put waits between all wgmma. All buffers
+are indexed by numbers made of `opaque_zero`, or their descriptors would be kept in registers that
+are not there.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+from openmla.kernels.barriers import barriers
+from openmla.kernels.compat_gluon import thread_barrier
+from openmla.kernels.hopper.softmax import rescale
+from openmla.kernels.hopper.sparse_epilogue import finish
+from openmla.kernels.hopper.sparse_rows import FIELDS, HEAD, STEPS, TOKEN, get, producer
+from openmla.kernels.hopper.sparse_softmax import first_sums, follow, row_sums, shrunk, softmax
+from openmla.kernels.scores import MINUS_INF, opaque_zero, signed
+
+WARPS = gl.constexpr(4)
+
+
+@gluon.jit
+def named(asm: gl.constexpr):
+    """One instruction on a named barrier of both math warp-groups."""
+    gl.inline_asm_elementwise(asm, "=r,~{memory}", [], dtype=gl.int32, is_pure=False, pack=1)
+
+
+@gluon.jit
+def wait_tile(barrier, phase):
+    """Wait for copies; wgmma reads what they wrote through another proxy."""
+    mbarrier.wait(barrier, phase)
+    fence_async_shared()
+
+
+@gluon.jit
+def rope_of(q_rope, SL: gl.constexpr, DIMS: gl.constexpr):
+    """The rope columns of Q in registers: read once per piece instead of once per block."""
+    if DIMS[1] > 0:
+        AL: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=SL, k_width=2)
+        return q_rope.index(opaque_zero()).load(AL)
+    else:
+        return q_rope
+
+
+@gluon.jit
+def issue_scores(
+    q_smem, rope_q, k_smem, ready, b, phase, BLOCK: gl.constexpr, SL: gl.constexpr,
+    DIMS: gl.constexpr,
+):  # fmt: skip
+    """Start the scores of a block, part by part as its tiles arrive: 2 groups, 3 with rope."""
+    q_left, q_right, _ = q_smem
+    left, right, rope = k_smem
+    z = opaque_zero()
+    S = gl.zeros([64, 64], gl.float32, SL)
+    wait_tile(ready.index(2 * b + 2 * BLOCK), phase)
+    k = left.index(z + b + BLOCK).permute((1, 0))
+    S = warpgroup_mma(q_left.index(z), k, S, use_acc=False, is_async=True)
+    if BLOCK == 1 and DIMS[1] > 0:
+        S = warpgroup_mma(rope_q, rope.index(z + b + 1).permute((1, 0)), S, is_async=True)
+    wait_tile(ready.index(2 * b + 2 * BLOCK + 1), phase)
+    k = right.index(z + b + BLOCK).permute((1, 0))
+    S = warpgroup_mma(q_right.index(z), k, S, is_async=True)
+    if BLOCK == 0 and DIMS[1] > 0:
+        S = warpgroup_mma(rope_q, rope.index(z + b).permute((1, 0)), S, is_async=True)
+    return S
+
+
+@gluon.jit
+def hide_invalid(S, validity, valid, b, phase):
+    """-inf for keys that are not there; nothing to do in a block without such keys."""
+    bias, flags = validity
+    SL: gl.constexpr = S.type.layout
+    ALL: gl.constexpr = gl.BlockedLayout([WARPS], [32], [WARPS], [0])  # every thread has all
+    mbarrier.wait(valid.index(b), phase)
+    if gl.max(flags.index(b).load(ALL), 0) != 0:
+        S = S + bias.index(b).load(gl.SliceLayout(0, SL))[None, :]
+    return S
+
+
+@gluon.jit
+def read_piece(info, t_bars, turn):
+    """(token, first head), and the steps, of piece number `turn`."""
+    t_ready, t_empty = t_bars
+    slot = turn & 1
+    mbarrier.wait(t_ready.index(slot), (turn >> 1) & 1)
+    token = get(info, slot, TOKEN)
+    head = get(info, slot, HEAD)
+    steps = get(info, slot, STEPS)
+    mbarrier.arrive(t_empty.index(slot), count=1)
+    return (token, head), steps
+
+
+@gluon.jit
+def higher(highest, S, factor, LOGITS: gl.constexpr):
+    """The largest score so far, where somebody wants it."""
+    if LOGITS:
+        highest = gl.maximum(highest, gl.max(S, 1) * factor)
+    return highest
+
+
+@gluon.jit
+def left_step(
+    S, state, it, factor, smem, bars, SIGN: gl.constexpr, LAST: gl.constexpr, OVERLAY: gl.constexpr,
+    LOGITS: gl.constexpr, PL: gl.constexpr,
+):  # fmt: skip
+    """From the scores of block 0 to the left columns after the step."""
+    O, top, total, highest = state
+    k_smem, p_smem, validity, stats = smem
+    k_left, _, _ = k_smem
+    tops, sums = stats
+    free, valid = bars
+    RL: gl.constexpr = top.type.layout
+    ST: gl.constexpr = k_left.shape[0] // 2
+    b = it % ST * 2
+    z = opaque_zero()
+    S = hide_invalid(signed(S, SIGN), validity, valid, b, (it // ST) & 1)
+    highest = higher(highest, S, factor, LOGITS)
+    weights, top0, total, shrink = softmax(S, top, total, factor)
+    P = weights.to(k_left.dtype)
+    if OVERLAY:
+        thread_barrier()  # every warp has finished the scores, which read the rope tile
+    p_smem.index(z + b).store(P)
+    tops.index(0).store(top0)
+    if LAST:
+        sums.index(0).store(row_sums(total, top))
+        if LOGITS:
+            sums.index(2).store(highest)
+    fence_async_shared()
+    named("bar.arrive 8, 256; mov.b32 $0, 0;")
+    O = rescale(O, shrink)
+    A = gl.convert_layout(P, PL)
+    O_next = warpgroup_mma(A, k_left.index(z + b), O, is_async=True)
+    O, A = warpgroup_mma_wait(0, deps=(O_next, A))
+    mbarrier.arrive(free.index(2 * b), count=1)
+    named("bar.sync 9, 256; mov.b32 $0, 0;")
+    top = tops.index(1).load(RL)
+    shrink = follow(top0, top)
+    total = shrunk(total, shrink)
+    O = rescale(O, shrink)
+    O_next = warpgroup_mma(p_smem.index(z + b + 1), k_left.index(z + b + 1), O, is_async=True)
+    O = warpgroup_mma_wait(0, deps=(O_next,))
+    mbarrier.arrive(free.index(2 * b + 2), count=1)
+    return O, top, total, highest
+
+
+@gluon.jit
+def left(
+    info, q_smem, smem, bars, results, factor, heads, SIGN: gl.constexpr, OVERLAY: gl.constexpr,
+    DIMS: gl.constexpr,
+):  # fmt: skip
+    """Block 0 of every step, and the left output columns."""
+    k_smem, _p, _validity, stats = smem
+    q_bars, ready, free, valid, t_bars = bars
+    q_ready, q_free = q_bars
+    LOGITS: gl.constexpr = results[2][0] is not None
+    ST: gl.constexpr = k_smem[0].shape[0] // 2
+    HALF: gl.constexpr = DIMS[0]
+    SL: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16])
+    OL: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HALF, 16])
+    PL: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=OL, k_width=2)
+    RL: gl.constexpr = gl.SliceLayout(1, SL)
+    step_bars = (free, valid)
+    turn = gl.program_id(0) * 0
+    it = turn
+    # Every program has a first piece.
+    tile, steps = read_piece(info, t_bars, turn)
+    mbarrier.wait(q_ready, 0)
+    rope_q = rope_of(q_smem[2], SL, DIMS)
+    S_next = issue_scores(q_smem, rope_q, k_smem, ready, it, 0, 0, SL, DIMS)
+    S = warpgroup_mma_wait(0, deps=(S_next,))
+    while steps > 0:
+        # S holds the scores of block 0 of step `it`. Q's rope is read again rather than carried
+        # here: the compiler would carry it with a register per element.
+        rope_q = rope_of(q_smem[2], SL, DIMS)
+        top = gl.full([64], MINUS_INF, gl.float32, RL)
+        total = first_sums(S)
+        O = gl.zeros([64, HALF], gl.float32, OL)
+        state = (O, top, total, top)
+        for _ in range(0, steps - 1):
+            state = left_step(
+                S, state, it, factor, smem, step_bars, SIGN, False, OVERLAY, LOGITS, PL
+            )
+            it += 1
+            b = it % ST * 2
+            S_next = issue_scores(q_smem, rope_q, k_smem, ready, b, (it // ST) & 1, 0, SL, DIMS)
+            S = warpgroup_mma_wait(0, deps=(S_next,))
+        mbarrier.arrive(q_free, count=1)
+        O, top, total, highest = left_step(
+            S, state, it, factor, smem, step_bars, SIGN, True, OVERLAY, LOGITS, PL
+        )
+        total = stats[1].index(1).load(RL)
+        it += 1
+        turn += 1
+        next_tile, steps = read_piece(info, t_bars, turn)
+        S = gl.zeros([64, 64], gl.float32, SL)
+        if steps > 0:
+            b = it % ST * 2
+            mbarrier.wait(q_ready, turn & 1)
+            next_q = rope_of(q_smem[2], SL, DIMS)
+            S_next = issue_scores(q_smem, next_q, k_smem, ready, b, (it // ST) & 1, 0, SL, DIMS)
+            finish(O, top, total, highest, tile, heads, results, False)
+            S = warpgroup_mma_wait(0, deps=(S_next,))
+        else:
+            finish(O, top, total, highest, tile, heads, results, False)
+        tile = next_tile
+
+
+@gluon.jit
+def right_step(  # noqa: PLR0913
+    O, top, total, highest, it, factor, q_smem, rope_q, smem, bars, SIGN: gl.constexpr,
+    LAST: gl.constexpr, OVERLAY: gl.constexpr, LOGITS: gl.constexpr, LAYOUTS: gl.constexpr,
+    DIMS: gl.constexpr,
+):  # fmt: skip
+    """A whole step for the right columns."""
+    k_smem, p_smem, validity, stats = smem
+    _, k_right, _ = k_smem
+    tops, sums = stats
+    q_free, ready, free, valid = bars
+    SL: gl.constexpr = LAYOUTS[0]
+    RL: gl.constexpr = gl.SliceLayout(1, SL)
+    ST: gl.constexpr = k_right.shape[0] // 2
+    b = it % ST * 2
+    phase = (it // ST) & 1
+    z = opaque_zero()
+    S_next = issue_scores(q_smem, rope_q, k_smem, ready, b, phase, 1, SL, DIMS)
+    named("bar.sync 8, 256; mov.b32 $0, 0;")
+    top0 = tops.index(0).load(RL)
+    shrink = follow(top, top0)
+    total = shrunk(total, shrink)
+    O = rescale(O, shrink)
+    O_next = warpgroup_mma(p_smem.index(z + b), k_right.index(z + b), O, is_async=True)
+    S = warpgroup_mma_wait(1, deps=(S_next,))
+    if LAST:
+        mbarrier.arrive(q_free, count=1)
+    S = hide_invalid(signed(S, SIGN), validity, valid, b + 1, phase)
+    highest = higher(highest, S, factor, LOGITS)
+    weights, top, total, shrink = softmax(S, top0, total, factor)
+    P = weights.to(k_right.dtype)
+    if OVERLAY:
+        thread_barrier()  # every warp has finished the scores, which read the rope tile
+    p_smem.index(z + b + 1).store(P)
+    tops.index(1).store(top)
+    every = top
+    if LAST:
+        every = row_sums(total, top) + sums.index(0).load(RL) * follow(top0, top)
+        sums.index(1).store(every)
+        if LOGITS:
+            highest = gl.maximum(highest, sums.index(2).load(RL))
+    fence_async_shared()
+    named("bar.arrive 9, 256; mov.b32 $0, 0;")
+    O = warpgroup_mma_wait(0, deps=(O_next,))
+    mbarrier.arrive(free.index(2 * b + 1), count=1)
+    O = rescale(O, shrink)
+    A = gl.convert_layout(P, LAYOUTS[1])
+    O_next = warpgroup_mma(A, k_right.index(z + b + 1), O, is_async=True)
+    O, A = warpgroup_mma_wait(0, deps=(O_next, A))
+    mbarrier.arrive(free.index(2 * b + 3), count=1)
+    return O, top, total, highest, every
+
+
+@gluon.jit
+def right(
+    info, q_smem, smem, bars, results, factor, heads, SIGN: gl.constexpr, OVERLAY: gl.constexpr,
+    DIMS: gl.constexpr,
+):  # fmt: skip
+    """Block 1 of every step, the right output columns, and lse."""
+    q_bars, ready, free, valid, t_bars = bars
+    q_ready, q_free = q_bars
+    LOGITS: gl.constexpr = results[2][0] is not None
+    HALF: gl.constexpr = DIMS[0]
+    SL: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16])
+    OL: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HALF, 16])
+    PL: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=OL, k_width=2)
+    LAYOUTS: gl.constexpr = (SL, PL)
+    RL: gl.constexpr = gl.SliceLayout(1, SL)
+    step_bars = (q_free, ready, free, valid)
+    turn = gl.program_id(0) * 0
+    it = turn
+    tile, steps = read_piece(info, t_bars, turn)
+    while steps > 0:
+        top = gl.full([64], MINUS_INF, gl.float32, RL)
+        highest = top
+        total = first_sums(gl.zeros([64, 64], gl.float32, SL))
+        O = gl.zeros([64, HALF], gl.float32, OL)
+        mbarrier.wait(q_ready, turn & 1)
+        rope_q = rope_of(q_smem[2], SL, DIMS)
+        for _ in range(0, steps - 1):
+            O, top, total, highest, _every = right_step(
+                O, top, total, highest, it, factor, q_smem, rope_q, smem, step_bars, SIGN, False,
+                OVERLAY, LOGITS, LAYOUTS, DIMS,
+            )  # fmt: skip
+            it += 1
+        O, top, total, highest, every = right_step(
+            O, top, total, highest, it, factor, q_smem, rope_q, smem, step_bars, SIGN, True,
+            OVERLAY, LOGITS, LAYOUTS, DIMS,
+        )  # fmt: skip
+        it += 1
+        finish(O, top, every, highest, tile, heads, results, True)
+        turn += 1
+        tile, steps = read_piece(info, t_bars, turn)
+
+
+@gluon.jit
+def column_tiles(
+    NUMBER: gl.constexpr, DIMS: gl.constexpr, LAYOUTS: gl.constexpr, DTYPE: gl.constexpr
+):
+    """NUMBER tiles of 64 rows: left, right and rope columns. A missing rope stands for left."""
+    left = gl.allocate_shared_memory(DTYPE, [NUMBER, 64, DIMS[0]], LAYOUTS[0])
+    right = gl.allocate_shared_memory(DTYPE, [NUMBER, 64, DIMS[0]], LAYOUTS[0])
+    rope = left
+    if DIMS[1] > 0:
+        rope = gl.allocate_shared_memory(DTYPE, [NUMBER, 64, DIMS[1]], LAYOUTS[1])
+    return left, right, rope
+
+
+COUNTS = ["topk", "rows", "tiles", "head_blocks", "heads", "factor"]
+STRIDES = [
+    "indices_stride", "stride_page", "stride_row", "out_stride_t", "out_stride_h", "lse_stride_t",
+    "lse_stride_h", "logits_stride_t", "logits_stride_h",
+]  # fmt: skip
+# Vectors of 4-byte elements, read and written one by one: a slice of a tensor is as good as all.
+VECTORS = ["indices_ptr", "lengths_ptr", "lse_ptr", "logits_ptr", "sink_ptr"]
+
+
+@gluon.jit(do_not_specialize=COUNTS + STRIDES, do_not_specialize_on_alignment=VECTORS)
+def sparse_kernel(  # noqa: PLR0913
+    q_half_desc,
+    q_rope_desc,
+    data_ptr,
+    indices_ptr,
+    lengths_ptr,
+    out_ptr,
+    lse_ptr,
+    logits_ptr,
+    sink_ptr,
+    factor,
+    topk,
+    rows,
+    tiles,
+    head_blocks,
+    heads,
+    indices_stride,
+    stride_page,
+    stride_row,
+    out_stride_t,
+    out_stride_h,
+    lse_stride_t,
+    lse_stride_h,
+    logits_stride_t,
+    logits_stride_h,
+    ST: gl.constexpr,
+    DIMS: gl.constexpr,
+    PAGE: gl.constexpr,
+    SIGN: gl.constexpr,
+    OVERLAY: gl.constexpr,
+    LANES: gl.constexpr,
+    REGISTERS: gl.constexpr,
+    LAYOUTS: gl.constexpr,
+):
+    """DIMS: columns of half a latent, of rope. PAGE: rows of a page, 0 where pages lie end to end.
+    OVERLAY: whether P takes the place of rope. REGISTERS: math, producer. LAYOUTS: of tiles of half
+    a latent, of rope, of P."""
+    DTYPE: gl.constexpr = data_ptr.dtype.element_ty
+    VECTOR_LAYOUT: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, order=[0])
+    k_smem = column_tiles(2 * ST, DIMS, LAYOUTS, DTYPE)
+    q_smem = column_tiles(1, DIMS, LAYOUTS, DTYPE)
+    p_smem = k_smem[2]
+    if not OVERLAY:
+        p_smem = gl.allocate_shared_memory(DTYPE, [2 * ST, 64, 64], LAYOUTS[2])
+    bias = gl.allocate_shared_memory(gl.float32, [2 * ST, 64], VECTOR_LAYOUT)
+    flags = gl.allocate_shared_memory(gl.int32, [2 * ST, WARPS], VECTOR_LAYOUT)
+    tops = gl.allocate_shared_memory(gl.float32, [2, 64], VECTOR_LAYOUT)
+    sums = gl.allocate_shared_memory(gl.float32, [3, 64], VECTOR_LAYOUT)
+    info = gl.allocate_shared_memory(gl.int32, [2 * FIELDS, 1], VECTOR_LAYOUT)
+    q_ready = barriers(1, 1)
+    q_free = barriers(1, 2)
+    ready = barriers(4 * ST, 128)
+    free = barriers(4 * ST, 1)
+    valid = barriers(2 * ST, 1)
+    t_bars = (barriers(2, 1), barriers(2, 2))
+    smem = (k_smem, p_smem, (bias, flags), (tops, sums))
+    q_bars = (q_ready.index(0), q_free.index(0))
+    bars = (q_bars, ready, free, valid, t_bars)
+    out = (out_ptr, out_stride_t, out_stride_h)
+    lse = (lse_ptr, lse_stride_t, lse_stride_h)
+    max_logits = (logits_ptr, logits_stride_t, logits_stride_h)
+    results = (out, lse, max_logits, sink_ptr)
+    source = (indices_ptr, lengths_ptr, topk, indices_stride, rows)
+    data = (data_ptr, stride_page, stride_row)
+    load_smem = (q_smem, k_smem, (bias, flags))
+    descs = (q_half_desc, q_rope_desc)
+    shape = (tiles, head_blocks)
+    gl.warp_specialize(
+        [
+            (left, (info, q_smem, smem, bars, results, factor, heads, SIGN, OVERLAY, DIMS)),
+            (right, (info, q_smem, smem, bars, results, factor, heads, SIGN, OVERLAY, DIMS)),
+            (producer, (info, source, data, shape, descs, load_smem, bars, ST, DIMS, PAGE, LANES)),
+        ],
+        [4, 4],
+        [REGISTERS[0], REGISTERS[1]],
+    )

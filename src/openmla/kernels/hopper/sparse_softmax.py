@@ -1,0 +1,66 @@
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+
+"""Online softmax of the latent kernel: one reference maximum, two warp-groups that move it in turn.
+
+Scores are in log2 units (times factor = scale * log2 e). In every step of two key blocks
+
+| | sees | moves the reference | tells the other |
+|---|---|---|---|
+| left warp-group | block 0 | from `top` to `top0` | P0, top0 |
+| right warp-group | block 1 | from `top0` to `top1` | P1, top1 |
+
+so both multiply P0 · V0 with O relative to top0, and P1 · V1 with O relative to top1; no weight is
+ever rescaled. The reference moves only when a score exceeds it by more than THRESHOLD (see
+openmla.kernels.hopper.softmax): weights then reach 2^6.
+
+Each warp-group keeps the sums of its own block's weights; they meet at the end of a tile.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+from openmla.kernels.hopper.softmax import quad_sums
+from openmla.kernels.scores import MINUS_INF
+
+THRESHOLD = gl.constexpr(6.0)
+KEYS = gl.constexpr(64)  # of a block
+
+
+@gluon.jit
+def finite(top):
+    """What to subtract for a reference: that of a row that saw nothing is -inf, and becomes 0."""
+    return gl.where(top == MINUS_INF, 0.0, top)
+
+
+@gluon.jit
+def follow(top, new_top):
+    """The factor for everything relative to `top` when the reference becomes `new_top`."""
+    return gl.exp2(top - finite(new_top))
+
+
+@gluon.jit
+def shrunk(total, factor):
+    """Partial sums [64, 4] times a factor per row."""
+    return total * gl.convert_layout(factor, gl.SliceLayout(1, total.type.layout))[:, None]
+
+
+@gluon.jit
+def first_sums(S):
+    """Partial sums of no keys, in the layout of `quad_sums`."""
+    return quad_sums(gl.zeros_like(S), KEYS)
+
+
+@gluon.jit
+def softmax(S, top, total, factor):
+    """(P, new reference, sums, factor for what is relative to the old one) after a block."""
+    highest = gl.max(S, 1) * factor
+    new_top = gl.where(highest > top + THRESHOLD, highest, top)
+    shrink = follow(top, new_top)
+    P = gl.exp2(S * factor - finite(new_top)[:, None])
+    return P, new_top, shrunk(total, shrink) + quad_sums(P, KEYS), shrink
+
+
+@gluon.jit
+def row_sums(total, top):
+    """One sum per row of partial sums, in the layout of `top`."""
+    return gl.convert_layout(gl.sum(total, 1), top.type.layout)

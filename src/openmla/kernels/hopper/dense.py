@@ -62,15 +62,13 @@ from openmla.kernels.hopper.scheduler import (
 )
 from openmla.kernels.hopper.softmax import (
     keep_before,
-    mask,
-    opaque_zero,
     pack,
     rescale,
-    signed,
     softmax_first,
     softmax_step,
     unpack,
 )
+from openmla.kernels.scores import mask, opaque_zero, signed
 
 WARPS = gl.constexpr(4)  # of a consumer
 

@@ -14,9 +14,9 @@ Ranges are added in their order, in fp32, so the bits are the same in every run.
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from openmla.kernels.hopper.epilogue import VECTOR, normalize
-from openmla.kernels.hopper.softmax import MINUS_INF
+from openmla.kernels.hopper.epilogue import VECTOR
 from openmla.kernels.hopper.tiles import CHUNK, owner, pieces, ranges, span, sum_before
+from openmla.kernels.scores import MINUS_INF, normalize
 
 WARPS = gl.constexpr(4)
 

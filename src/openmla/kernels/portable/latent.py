@@ -21,7 +21,7 @@ import triton.language as tl
 
 from openmla.kernels.portable.row_block import row_step
 from openmla.kernels.portable.rows import load_query, page_of
-from openmla.kernels.portable.softmax import MINUS_INF, normalize
+from openmla.kernels.portable.softmax import MINUS_INF, PARTS, normalize
 from openmla.kernels.portable.tiles import (
     first_tile,
     key_range,
@@ -157,7 +157,7 @@ def latent_kernel(
     key = tl.arange(0, BN)
     acc = tl.zeros([BM, LATENT], tl.float32)
     top = tl.full([BM], MINUS_INF, tl.float32)
-    total = tl.zeros([BM], tl.float32)
+    total = tl.zeros([BM, PARTS], tl.float32)
     for masked in tl.static_range(2):
         if masked == 0:
             begin = k_first
@@ -202,8 +202,10 @@ def latent_kernel(
                 BN,
                 BRANCH,
                 masked == 1,
+                masked == 1,
             )
 
+    total = tl.sum(total, 1)
     if SPLIT:
         at = tl.cast(program, tl.int64) * BM + tl.arange(0, BM)
         tl.store(part_out_ptr + at[:, None] * LATENT + column[None, :], acc)

@@ -64,22 +64,24 @@ def row_step(
     TWO_TERMS: tl.constexpr,
     BN: tl.constexpr,
     BRANCH: tl.constexpr,
+    MASK_ROWS: tl.constexpr,
     MASKED: tl.constexpr,
 ):
     """Take in the rows at data_row (int64 offsets); returns acc, top, total.
 
+    row_ok: [BN], rows that may be read, used when MASK_ROWS.
     visible: [BM or 1, BN], used when MASKED. key_factor and row_factor: per key, per row, or None.
     go, some: runtime conditions that hold and differ; used when BRANCH.
     """
     k = read_columns(
         data_ptr, scale_ptr, data_row, scale_row, row_ok,
-        0, D_LATENT, LATENT, FORMAT, SCALE_BLOCK, TYPE, MASKED,
+        0, D_LATENT, LATENT, FORMAT, SCALE_BLOCK, TYPE, MASK_ROWS,
     )  # fmt: skip
     s_rope = tl.zeros([q.shape[0], BN], tl.float32)
     if ROPE > 0:
         k_rope = read_columns(
             data_ptr, scale_ptr, data_row, scale_row, row_ok,
-            D_LATENT, D_ROPE, ROPE, FORMAT, SCALE_BLOCK, TYPE, MASKED,
+            D_LATENT, D_ROPE, ROPE, FORMAT, SCALE_BLOCK, TYPE, MASK_ROWS,
         )  # fmt: skip
         s_rope = scores(q_rope, k_rope, None)
         if TWO_TERMS:

@@ -1,0 +1,235 @@
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+"""The producer of the latent kernel over an FP8 cache: rows are widened to bf16 on their way.
+
+Takes the place of sparse_rows.producer: the same tiles, barriers and orders. Rows pass through
+registers, 64 columns (a chunk) of 64 keys at a time, two chunks loaded ahead of the one that is
+being widened, also across blocks, steps and pieces. A chunk takes 8 registers a thread, its scales
+4; chunks of one block of scales share them.
+
+| block | tiles that a barrier covers, in chunks (512 + 64) |
+|---|---|
+| 0 | left 0 1 2 3; right 4 5 6 7, rope 8 |
+| 1 | left 0 1 2 3, rope 8; right 4 5 6 7 |
+
+Rope that is stored as bf16 (fp8_656) is copied as in sparse_rows, from its barrier's first chunk to
+the last; rope of 32 columns follows the last.
+
+Ordinary stores wrote the tiles that wgmma will read, so a fence for the asynchronous proxy and one
+arrival for all 128 threads end each of them.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.ampere import async_copy
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
+
+from openmla.kernels.hopper.fp8_rows import (
+    BF16S,
+    key_layout,
+    load_raw,
+    load_scales,
+    offsets,
+    widened,
+)
+from openmla.kernels.hopper.sparse_rows import announce, copy, load_queries, put_validity
+from openmla.kernels.hopper.sparse_source import KEYS, STEP, entries, locate, piece
+
+CHUNK = gl.constexpr(64)
+THREADS = gl.constexpr(128)
+
+
+@gluon.constexpr_function
+def chunk_order(dims, block, with_rope):
+    """Chunks of a block as (tile, column in the tile, column of the row, barrier): see above.
+
+    Tile 0 is left, 1 right, 2 rope; barrier 0 that of left, 1 that of right.
+    """
+    half = dims[0]
+    order = [(tile, c, tile * half + c, tile) for tile in (0, 1) for c in range(0, half, 64)]
+    if with_rope:
+        rope = (2, 0, 2 * half, 1 - block)
+        order.insert(len(order) if block == 0 else half // 64, rope)
+    return tuple(order)
+
+
+@gluon.constexpr_function
+def rope_in_order(is_e4m3, dims):
+    """Whether rope is one chunk more; else it is copied, or stored on its own."""
+    return is_e4m3 and dims[1] == 64
+
+
+@gluon.jit
+def next_chunk(
+    rows, at, ok, previous, BEFORE: gl.constexpr, FIRST: gl.constexpr, BLOCK: gl.constexpr,
+    LANES: gl.constexpr,
+):  # fmt: skip
+    """Start loading a chunk; `previous` holds the scales of column BEFORE of the same rows."""
+    raw = load_raw(rows, at, ok, FIRST, CHUNK, BLOCK, LANES)
+    scales = previous
+    if BEFORE < 0 or BEFORE // BLOCK != FIRST // BLOCK:
+        scales = load_scales(rows, at, ok, FIRST, CHUNK, BLOCK, LANES)
+    return raw, scales
+
+
+@gluon.jit
+def open_tile(
+    rows, at, ok, rope, free, phase, COPIED: gl.constexpr, LANES: gl.constexpr
+):  # fmt: skip
+    """Wait until the tiles of a barrier may be overwritten; start copying rope that is bf16."""
+    mbarrier.wait(free, phase)
+    if COPIED:
+        L: gl.constexpr = gl.BlockedLayout([1, 8], [32 // LANES, LANES], [4, 1], [1, 0])
+        RL: gl.constexpr = gl.SliceLayout(1, L)
+        start = rows[6] + gl.convert_layout(at[0], RL) * BF16S
+        copy(rope, start, gl.convert_layout(ok, RL), 0, L)
+        async_copy.commit_group()
+
+
+@gluon.jit
+def close_tile(
+    rows, at, ok, rope, ready, COPIED: gl.constexpr, ALONE: gl.constexpr, FIRST: gl.constexpr,
+    SCALED: gl.constexpr, LANES: gl.constexpr,
+):  # fmt: skip
+    """Finish the rope columns, and hand the tiles of a barrier to wgmma."""
+    if COPIED:
+        async_copy.wait_group(0)
+    if ALONE:
+        WIDTH: gl.constexpr = rope.shape[1]
+        raw = load_raw(rows, at, ok, FIRST, WIDTH, SCALED, LANES)
+        rope.store(widened(raw, load_scales(rows, at, ok, FIRST, WIDTH, SCALED, LANES)))
+    fence_async_shared()
+    mbarrier.arrive(ready, count=THREADS)
+
+
+@gluon.jit
+def chunk_after(
+    rows, here, there, scales, I: gl.constexpr, ORDER: gl.constexpr, AFTER: gl.constexpr,
+    SCALED: gl.constexpr, LANES: gl.constexpr,
+):  # fmt: skip
+    """Start loading the chunk two after number I: of this block, or of the next."""
+    if I + 2 < len(ORDER):
+        return next_chunk(
+            rows, here[0], here[1], scales, ORDER[I + 1][2], ORDER[I + 2][2], SCALED, LANES
+        )
+    else:
+        NEXT: gl.constexpr = I + 2 - len(ORDER)
+        BEFORE: gl.constexpr = AFTER[0][2] if NEXT > 0 else -1
+        return next_chunk(
+            rows, there[0], there[1], scales, BEFORE, AFTER[NEXT][2], SCALED, LANES
+        )  # fmt: skip
+
+
+@gluon.jit
+def fill_chunk(
+    rows, here, there, chunks, tiles, b, phase, bars, I: gl.constexpr, BLOCK: gl.constexpr,
+    SCALED: gl.constexpr, DIMS: gl.constexpr, LANES: gl.constexpr,
+):  # fmt: skip
+    """Widen chunk number I of block BLOCK, and start loading the one two after it."""
+    ready, free = bars
+    at, ok = here
+    raw, scales, raw_next, scales_next = chunks
+    ROPE_IN: gl.constexpr = rope_in_order(rows[6] is None, DIMS)
+    ORDER: gl.constexpr = chunk_order(DIMS, BLOCK, ROPE_IN)
+    AFTER: gl.constexpr = chunk_order(DIMS, 1 - BLOCK, ROPE_IN)
+    BARRIER: gl.constexpr = ORDER[I][3]
+    ROPE_HERE: gl.constexpr = DIMS[1] > 0 and not ROPE_IN and BARRIER == 1 - BLOCK
+    COPIED: gl.constexpr = ROPE_HERE and rows[6] is not None
+    ALONE: gl.constexpr = ROPE_HERE and rows[6] is None
+    place = 2 * b + 2 * BLOCK + BARRIER
+    rope = tiles[2].index(b + BLOCK)
+    if I == 0 or ORDER[I - 1][3] != BARRIER:
+        open_tile(rows, at, ok, rope, free.index(place), phase, COPIED, LANES)
+    target = tiles[ORDER[I][0]].index(b + BLOCK)
+    target.slice(ORDER[I][1], CHUNK, dim=1).store(widened(raw, scales))
+    more, scales = chunk_after(rows, here, there, scales_next, I, ORDER, AFTER, SCALED, LANES)
+    if I == len(ORDER) - 1 or ORDER[I + 1][3] != BARRIER:
+        ROPE_AT: gl.constexpr = 2 * DIMS[0]
+        close_tile(
+            rows, at, ok, rope, ready.index(place), COPIED, ALONE, ROPE_AT, SCALED, LANES
+        )  # fmt: skip
+    return raw_next, scales_next, more, scales
+
+
+@gluon.jit
+def fill(
+    rows, here, there, chunks, tiles, b, phase, bars, BLOCK: gl.constexpr, SCALED: gl.constexpr,
+    DIMS: gl.constexpr, LANES: gl.constexpr,
+):  # fmt: skip
+    """Widen block BLOCK of a step; returns the first two chunks of the block after it.
+
+    `here`, `there`: (offsets, validity) of the keys of this block and the next.
+    """
+    COUNT: gl.constexpr = len(chunk_order(DIMS, BLOCK, rope_in_order(rows[6] is None, DIMS)))
+    for i in gl.static_range(COUNT):
+        chunks = fill_chunk(
+            rows, here, there, chunks, tiles, b, phase, bars, i, BLOCK, SCALED, DIMS, LANES
+        )
+    return chunks
+
+
+@gluon.jit
+def located(source, rows, entry, PAGE: gl.constexpr):
+    """(offsets, validity) of 64 keys."""
+    page, place, ok = locate(source, entry, PAGE)
+    return offsets(rows, page, place, PAGE), ok
+
+
+@gluon.jit
+def fp8_producer(
+    info, source, rows, shape, q_descs, smem, bars, ST: gl.constexpr, DIMS: gl.constexpr,
+    PAGE: gl.constexpr, LANES: gl.constexpr, SCALED: gl.constexpr,
+):  # fmt: skip
+    """Every piece of this program. SCALED: columns that share a scale."""
+    q_smem, k_smem, validity = smem
+    bias, flags = validity
+    q_bars, ready, free, valid, t_bars = bars
+    q_ready, q_free = q_bars
+    tile_bars = (ready, free)
+    KL: gl.constexpr = key_layout(CHUNK, SCALED, LANES)
+    ORDER: gl.constexpr = chunk_order(DIMS, 0, rope_in_order(rows[6] is None, DIMS))
+    programs = gl.num_programs(0)
+    x = gl.program_id(0)
+    turn = x * 0
+    it = x * 0  # steps so far, over all pieces
+    token, head, first, count, steps = piece(x, source, shape)
+    announce(info, t_bars, turn, token, head, steps)
+    keys0 = located(source, rows, entries(source, first, count, 0, KL), PAGE)
+    entry1 = entries(source, first, count, KEYS, KL)
+    scales = load_scales(rows, keys0[0], keys0[1], 0, CHUNK, SCALED, LANES)
+    raw = load_raw(rows, keys0[0], keys0[1], 0, CHUNK, SCALED, LANES)
+    raw_next, scales_next = next_chunk(
+        rows, keys0[0], keys0[1], scales, 0, ORDER[1][2], SCALED, LANES
+    )
+    chunks = (raw, scales, raw_next, scales_next)
+    while steps > 0:
+        x += programs
+        next_token, next_head, next_first, next_count, next_steps = piece(x, source, shape)
+        announce(info, t_bars, turn + 1, next_token, next_head, next_steps)
+        mbarrier.wait(q_free, (turn & 1) ^ 1)
+        load_queries(q_descs, q_smem, q_ready, token, head, DIMS)
+        for j in range(0, steps):
+            b = it % ST * 2
+            phase = ((it // ST) & 1) ^ 1
+            last = j == steps - 1
+            ahead = gl.where(last, 0, (j + 1) * STEP)
+            ahead_first = gl.where(last, next_first, first)
+            ahead_count = gl.where(last, next_count, count)
+            keys1 = located(source, rows, entry1, PAGE)
+            entry0 = entries(source, ahead_first, ahead_count, ahead, KL)
+            entry1 = entries(source, ahead_first, ahead_count, ahead + KEYS, KL)
+            chunks = fill(
+                rows, keys0, keys1, chunks, k_smem, b, phase, tile_bars, 0, SCALED, DIMS, LANES
+            )
+            put_validity(bias.index(b), flags.index(b), keys0[1], valid.index(b), LANES)
+            keys0 = located(source, rows, entry0, PAGE)
+            chunks = fill(
+                rows, keys1, keys0, chunks, k_smem, b, phase, tile_bars, 1, SCALED, DIMS, LANES
+            )
+            put_validity(bias.index(b + 1), flags.index(b + 1), keys1[1], valid.index(b + 1), LANES)
+            it += 1
+        turn += 1
+        token = next_token
+        head = next_head
+        first = next_first
+        count = next_count
+        steps = next_steps

@@ -30,7 +30,7 @@ import triton
 import openmla
 from openmla.bench.dense import SHAPES, Inputs, Shape, matmul_tflops, run_dense
 from openmla.dispatch import device_target
-from openmla.kernels.hopper.launch import launch
+from openmla.kernels.launch import launch
 from openmla.operands import DenseOperands, Results
 from openmla.plan import plan
 from openmla.reference import dense as reference_dense

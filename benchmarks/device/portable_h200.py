@@ -179,6 +179,14 @@ def plan_for(tile: Tile) -> Any:
     return Plan(problem, "h200", "portable", tile)
 
 
+def run(tile: Tile, operands: Any, results: Any) -> None:
+    """Launch a candidate."""
+    from openmla.kernels.portable.launch import calls
+
+    for call in calls(plan_for(tile), operands, results):
+        call.run()
+
+
 def chosen() -> list[str]:
     """Names of the shapes asked for."""
     return [name for name in SHAPES if re.search(os.environ.get(ONLY, ""), name)]
@@ -210,7 +218,6 @@ def part_fuzz(first: int) -> None:
     """Judge random cases on the GPU against the float64 reference on the CPU."""
     import torch
 
-    from openmla.kernels.portable import launch
     from openmla.operands import Results
     from openmla.testing.build import Outcome, build
     from openmla.testing.compare import judge
@@ -242,7 +249,7 @@ def part_fuzz(first: int) -> None:
             logits = rows[1] if case.return_max_logits else None
             for x in (out, *rows):
                 x.fill_(torch.nan)
-            launch.launch(plan_for(tile), built.operands, Results(out, lse, logits))
+            run(tile, built.operands, Results(out, lse, logits))
             torch.cuda.synchronize()
             verdict = judge(built, Outcome(out, lse, logits))
             problems = list(verdict.problems)
@@ -361,7 +368,7 @@ def _sizes() -> Iterator[tuple[str, Callable[[], dict[str, Any]]]]:
         cu = torch.arange(0, T + 1, length, dtype=torch.int32, device="cuda")
         op = DenseOperands(q, k, rope, v, cu, cu, True, Weights(192**-0.5))
         results = Results(torch.full((T, H, 128), torch.nan, **bf16))
-        launch.launch(plan_for(Tile(128, 64, 2, 8, bulk_copies=True)), op, results)
+        run(Tile(128, 64, 2, 8, bulk_copies=True), op, results)
         worst = 0.0
         for start in (0, T // length // 2 * length, T - length):
             part = slice(start, start + length)
@@ -382,7 +389,7 @@ def _sizes() -> Iterator[tuple[str, Callable[[], dict[str, Any]]]]:
         indices = torch.randint(rows // 2, rows, (T, topk), dtype=torch.int32, device="cuda")
         results = Results(torch.full((T, 16, 512), torch.nan, **bf16))
         op = SparseOperands(q, kv, indices, None, 512, Weights(192**-0.5))
-        launch.launch(plan_for(Tile(16, 32, 2, 4)), op, results)
+        run(Tile(16, 32, 2, 4), op, results)
         worst = 0.0
         for t in (0, T // 2, T - 1):
             k = kv[indices[t].long()].float()

@@ -11,8 +11,11 @@ import typer
 from openmla import warmup
 from openmla.cli.warmup import warmup_command
 from openmla.errors import InvalidArgument, Unsupported
+from openmla.kernels.launch import calls
 from openmla.plan import plan
 from openmla.plan.models import MODELS
+from openmla.plan.support import runnable_plan
+from openmla.plan.target import target_by_name
 
 
 def test_examples():
@@ -28,6 +31,23 @@ def test_every_model_has_problems_whose_operands_say_the_same(model: str):
         again = operands.problem(results)
         chosen, asked = (plan(p, "a100", "portable").config for p in (again, problem))
         assert (chosen.BM, chosen.BN, chosen.num_stages) == (asked.BM, asked.BN, asked.num_stages)
+
+
+def test_what_is_compiled_is_what_runs():
+    """On an H200: Hopper's dense kernel for tiles of one and of two, and for split keys."""
+    target, compiled = target_by_name("h200"), set()
+    for problem in warmup.problems_of("deepseek-v3", tp=8):
+        if problem.form == "dense":
+            chosen = runnable_plan(problem, target)
+            for call in calls(chosen, *warmup.operands_of(problem, torch.device("cpu"))):
+                split = bool(call.arguments["SPLIT"])
+                compiled.add((chosen.backend, call.kernel.__name__, call.arguments["NC"], split))
+    assert compiled == {
+        ("hopper", "dense_kernel", 2, False),
+        ("hopper", "dense_kernel", 1, False),
+        ("hopper", "dense_kernel", 1, True),
+        ("hopper", "merge_kernel", 1, True),
+    }
 
 
 def test_fp8_caches_are_compiled_where_a_form_reads_one():

@@ -6,6 +6,12 @@ are the same on every GPU.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import nullcontext
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+import torch
 from torch import Tensor
 
 from openmla.cache import LatentCache
@@ -13,24 +19,43 @@ from openmla.errors import Unsupported
 from openmla.operands import DenseOperands, LatentOperands, Operands, Results
 from openmla.plan import Plan
 
+if TYPE_CHECKING:
+    from openmla.kernels.call import Call
+
+# Which module lists the kernel calls of a plan, by family and form: its `calls` yields them in
+# order. They are imported when they are needed: a CPU has no Triton.
+MODULES = {
+    ("portable", "dense"): "openmla.kernels.portable.launch",
+    ("portable", "latent"): "openmla.kernels.portable.launch",
+    ("portable", "sparse"): "openmla.kernels.portable.launch",
+    ("hopper", "dense"): "openmla.kernels.hopper.launch",
+}
+
 
 def launch(plan: Plan, operands: Operands, results: Results) -> None:
     """Fill every row of `results`."""
     if plan.backend == "cpu":
         _launch_cpu(plan, operands, results)
-    elif plan.backend == "portable":
-        from openmla.kernels.portable.launch import launch as launch_portable
+        return
+    # Triton launches on the current GPU, wherever the tensors are.
+    with torch.cuda.device(operands.q.device) if operands.q.is_cuda else nullcontext():
+        for call in calls(plan, operands, results):
+            call.run()
 
-        launch_portable(plan, operands, results)
-    elif plan.backend == "hopper" and isinstance(operands, DenseOperands):
-        from openmla.kernels.hopper.launch import launch as launch_hopper
 
-        launch_hopper(plan, operands, results)
-    else:
+def calls(plan: Plan, operands: Operands, results: Results) -> Iterator[Call]:
+    """The kernel calls of a plan, in order; none for an empty output.
+
+    A module may fill `results` itself where there is nothing to compute, and then yields none.
+    """
+    name = MODULES.get((plan.backend, plan.problem.form))
+    if name is None:
         raise Unsupported(
             f"backend {plan.backend!r} is planned for {plan.target} but has no kernel yet",
             nearest="CPU tensors with backend='cpu'",
         )
+    module: Any = import_module(name)
+    yield from module.calls(plan, operands, results)
 
 
 def append_rows(cache: LatentCache, latent: Tensor, rope: Tensor, slots: Tensor) -> None:

@@ -80,7 +80,8 @@ def run(built: BuiltCase, tile: Tile) -> Outcome:
     launch.MIN_KEYS, launch.KEY_STEP = tile.min_keys, min(tile.min_keys, 128)
     if tile.widens and getattr(built.operands, "cache", None) is not None:
         tile = replace(tile, cache_read=_workspace(built))
-    launch.launch(Plan(problem, tile.target, "portable", tile), built.operands, results)
+    for call in launch.calls(Plan(problem, tile.target, "portable", tile), built.operands, results):
+        call.run()
     return Outcome(out, lse, logits)
 
 

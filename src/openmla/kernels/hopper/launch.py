@@ -1,13 +1,12 @@
 """Host side of the dense Hopper kernel: from a Plan and its operands to kernel calls.
 
-`calls` lists what a launch would run, as data; `launch` runs it. Nothing here reads a device
-tensor, so nothing waits for the GPU. The rest is worked out once per Problem.
+`calls` lists what a launch runs, as data. Nothing here reads a device tensor, so nothing waits for
+the GPU. The rest is worked out once per Problem.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import nullcontext
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -69,21 +68,12 @@ class SplitSpace(NamedTuple):
         return space, space[self.rows * self.d_v :]
 
 
-def launch(plan: Plan, operands: DenseOperands, results: Results) -> None:
-    """Fill every row of `results`."""
-    if not operands.k_nope.shape[0]:
-        results.clear()  # nobody sees a key, and a descriptor cannot describe an empty tensor
-        return
-    # Triton launches on the current GPU, wherever the tensors are.
-    here = torch.cuda.device(operands.q.device) if operands.q.is_cuda else nullcontext()
-    with here:
-        for call in calls(plan, operands, results):
-            call.run()
-
-
 def calls(plan: Plan, op: DenseOperands, results: Results) -> Iterator[Call]:
-    """What `launch` runs, in order; nothing for an empty output."""
+    """What a launch runs, in order; nothing for an empty output."""
     if not results.out.numel():
+        return
+    if not op.k_nope.shape[0]:
+        results.clear()  # nobody sees a key, and a descriptor cannot describe an empty tensor
         return
     fixed = fixed_of(plan.problem, plan.config)
     arguments = {

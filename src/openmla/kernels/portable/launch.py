@@ -1,10 +1,10 @@
 """Host side of the portable kernels: from a Plan and its operands to kernel calls.
 
-`calls` lists what a launch would run, as data; `launch` runs it. Nothing here reads a device
-tensor, so nothing waits for the GPU. A split request (see tiles.py) is computed in ranges of keys
-by the same kernel and merged; the partial results of a group of sequences share one bounded
-workspace. An FP8 cache whose rows are visited often is widened to bf16 first, where the plan says
-so: its rows have the same values either way.
+`calls` lists what a launch runs, as data. Nothing here reads a device tensor, so nothing waits for
+the GPU. A split request (see tiles.py) is computed in ranges of keys by the same kernel and merged;
+the partial results of a group of sequences share one bounded workspace. An FP8 cache whose rows are
+visited often is widened to bf16 first, where the plan says so: its rows have the same values either
+way.
 """
 
 from __future__ import annotations
@@ -53,14 +53,8 @@ WORKSPACE_CAP = 256 * 1024 * 1024
 MERGE_ROWS = 16
 
 
-def launch(plan: Plan, operands: Operands, results: Results) -> None:
-    """Fill every row of `results`."""
-    for call in calls(plan, operands, results):
-        call.run()
-
-
 def calls(plan: Plan, operands: Operands, results: Results) -> Iterator[Call]:
-    """What `launch` runs, in order; nothing for an empty output."""
+    """What a launch runs, in order; nothing for an empty output."""
     if not results.out.numel():
         return
     if plan.config.cache_read.mode == "workspace" and not isinstance(operands, DenseOperands):

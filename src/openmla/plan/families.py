@@ -33,6 +33,7 @@ from openmla.problem import DTYPE_BYTES, Problem
 _LONG_NAMES = {"bf16": "bfloat16", "fp16": "float16", "e4m3": "float8_e4m3fn"}
 # A latent cache row on CDNA4: rope begins at column 512, whatever the width before it.
 CDNA4_ROPE_OFFSET = 512
+V32_SCALE_BLOCK = 128  # of the 512 latent columns of a row of 656 bytes; its rope is bf16
 UNALIGNED = "a pointer or stride is no multiple of 16 bytes, as asynchronous copies demand"
 
 
@@ -226,14 +227,14 @@ def _blackwell_rows(problem: Problem) -> Choice:
         shape = base.arguments() | {"qkv_dtype": _LONG_NAMES["e4m3"]}
         fp8 = MLAPrefillSparseQKVFP8(**shape)
         return Choice(fp8, fp8.why_unsupported())
-    if problem.kv_dtype == "fp8_656":
-        reason = "rows of 656 bytes mix e4m3 and bf16; the kernel gathers 576 one-byte values"
-        return Choice(None, reason)
-    kv_dtype = "bf16" if is_fp8_cache(problem.kv_dtype) else problem.kv_dtype
+    if problem.has_q_scale or problem.has_k_scale:
+        return Choice(None, "per-token scales: the sparse Blackwell kernels have no place for them")
+    widened = is_fp8_cache(problem.kv_dtype) or problem.kv_dtype == "e4m3"
+    kv_dtype = "bf16" if widened else problem.kv_dtype
     if problem.q_dtype != kv_dtype or kv_dtype not in ("bf16", "fp16"):
         return Choice(None, _mixed_rows(problem))
     shape = base.arguments() | {"qkv_dtype": _LONG_NAMES[kv_dtype]}
-    if not is_fp8_cache(problem.kv_dtype):
+    if not widened:
         config = MLAPrefillSparse(**shape)
         return Choice(config, config.why_unsupported())
     widening = MLAPrefillSparseFP8(**shape)
@@ -248,8 +249,10 @@ def fp8_cache_smem(config: MLAPrefillSparseFP8, problem: Problem) -> MLASparseSh
 
 
 def scale_block(cache_format: str, width: int) -> int:
-    """Columns that share a scale: 64 for fp8_block64, the whole row for fp8_token."""
-    return width if cache_format == "fp8_token" else int(cache_format.removeprefix("fp8_block"))
+    """Columns that share a scale: 64 for fp8_block64, the whole row for fp8_token, 0 for none."""
+    special = {"fp8_token": width, "fp8_656": V32_SCALE_BLOCK, "e4m3": 0}
+    found = special.get(cache_format)
+    return int(cache_format.removeprefix("fp8_block")) if found is None else found
 
 
 # CDNA4.

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple, Self
 
 from openmla.plan.blackwell_sparse_shape import PAIR_HEADS, SHAPE_LIMITS, SparseShape
 from openmla.plan.blackwell_sparse_smem import MLASparseSharedMemory
@@ -76,6 +76,18 @@ class MLASparseConfig(SparseShape):
     def Q_TMEM_ADDR(self) -> int:
         """Q sits at the very end; a column holds two bf16 values."""
         return TMEM_COLS - self.q_tmem_depth // 2
+
+    def one_cta(self) -> Self:
+        """The block of each CTA of a pair, if it works alone: half the heads, all the keys.
+
+        >>> pair = select_mla_sparse_config(num_q_heads=128, indices_stride=2048)
+        >>> pair.one_cta() == select_mla_sparse_config(num_q_heads=64, indices_stride=2048)
+        True
+        """
+        if self.cta_group == 1:
+            return self
+        heads, keys = self.NUM_Q_HEADS_PER_CTA, self.B_TOPK_PER_CTA
+        return replace(self, num_q_heads=heads, cta_group=1, b_topk=keys)
 
     def supported(self) -> bool:
         """Whether the plan keeps every limit of the hardware and the kernel."""

@@ -1,0 +1,134 @@
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+# ruff: noqa: E741  (O is the output accumulator, as everywhere in attention)
+"""Online softmax of the sparse kernel: 64 rows of scores in tensor memory, in log2 units.
+
+| state per row | meaning | before the first step |
+|---|---|---|
+| top | reference maximum: at most THRESHOLD below the true one | -inf |
+| total | sum(exp2(s - top)) | 0 |
+| highest | the true maximum, which only max_logits needs | -inf |
+| O, in tensor memory | sum(exp2(s - top) * v) | not yet written |
+
+References move, and O is multiplied, only in a step where the maximum of some row grew by more than
+THRESHOLD: O is 64 x 512 values in tensor memory. Weights then reach 2^6 instead of 1.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.blackwell import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+)
+
+from openmla.kernels.blackwell.sparse_load import GATHERED, HEADS
+from openmla.kernels.blackwell.sparse_mma import output, scores
+from openmla.kernels.blackwell.sparse_rows import wait_for_step
+from openmla.kernels.compat_gluon import reinterpret, thread_barrier, tma_store
+from openmla.kernels.scores import LN_2, MINUS_INF, normalize
+
+THRESHOLD = gl.constexpr(6.0)
+
+
+@gluon.jit
+def hide_invalid(s, bits, B_TOPK: gl.constexpr):
+    """Scores of keys that do not count become -inf; `bits` holds one bit per key."""
+    L: gl.constexpr = s.type.layout
+    by_byte = gl.reshape(s, [HEADS, B_TOPK // 8, 8])
+    L3: gl.constexpr = by_byte.type.layout
+    valid = bits.load(gl.SliceLayout(0, gl.SliceLayout(2, L3))).to(gl.int32)
+    bit = gl.arange(0, 8, gl.SliceLayout(0, gl.SliceLayout(1, L3)))
+    counts = (valid[None, :][:, :, None] >> bit[None, :][:, None, :]) & 1
+    by_byte = gl.where(counts != 0, by_byte, MINUS_INF)
+    return gl.convert_layout(gl.reshape(by_byte, [HEADS, B_TOPK]), L)
+
+
+@gluon.jit
+def rescale(O, shrink, REGS: gl.constexpr):
+    """O times shrink, row by row, 64 columns at a time."""
+    COLUMNS: gl.constexpr = REGS[1]
+    factor = gl.convert_layout(shrink, gl.SliceLayout(1, COLUMNS))[:, None]
+    GROUPS: gl.constexpr = O.shape[1] // GATHERED
+    for i in gl.static_range(GROUPS):
+        part = O.slice(i * GATHERED, GATHERED)
+        part.store(part.load(COLUMNS) * factor)
+
+
+@gluon.jit
+def softmax(
+    tmem, p_smem, is_k_valid, bars, steps, factor, B_TOPK: gl.constexpr, NB: gl.constexpr,
+    MAP: gl.constexpr, TMEM: gl.constexpr, REGS: gl.constexpr,
+):  # fmt: skip
+    """Weights of every step; returns top, total and the true maximum of the rows."""
+    qk_ts_done, p_free, k_valid_ready, k_valid_free, sv_p1_done, so_ready = bars
+    S = scores(tmem, MAP, TMEM, B_TOPK)
+    O = output(tmem, MAP, TMEM)
+    ROWS: gl.constexpr = gl.SliceLayout(1, REGS[0])
+    top = gl.full([HEADS], MINUS_INF, gl.float32, ROWS)
+    highest = top
+    total = gl.zeros([HEADS], gl.float32, ROWS)
+    for k in range(0, steps):
+        slot = k % NB
+        wait_for_step(qk_ts_done, k, NB)
+        s = S.load(REGS[0]) * factor
+        mbarrier.arrive(p_free.index(slot), count=1)
+        wait_for_step(k_valid_ready, k, NB)
+        s = hide_invalid(s, is_k_valid.index(slot), B_TOPK)
+        mbarrier.arrive(k_valid_free.index(slot), count=1)
+        here = gl.max(s, 1)
+        highest = gl.maximum(highest, here)
+        grew = gl.max(gl.where(here > top + THRESHOLD, 1, 0), 0)
+        new_top = gl.where(grew > 0, gl.maximum(top, here), top)
+        shift = gl.where(new_top == MINUS_INF, 0.0, new_top)
+        weights = gl.exp2(s - shift[:, None])
+        shrink = gl.exp2(top - shift)
+        total = total * shrink + gl.sum(weights, 1)
+        top = new_top
+        wait_for_step(sv_p1_done, k - 1, NB)  # both the weights before and O are free now
+        p_smem.store(weights.to(p_smem.dtype))
+        if (k > 0) & (grew > 0):
+            rescale(O, shrink, REGS)
+        fence_async_shared()
+        mbarrier.arrive(so_ready.index(slot), count=1)
+    wait_for_step(sv_p1_done, steps - 1, NB)
+    return top, total, highest
+
+
+@gluon.jit
+def write_row_values(values, out, token, head, heads):
+    """One fp32 per head of a token."""
+    ptr, stride_t, stride_h = out
+    here = ptr + token.to(gl.int64) * stride_t + head.to(gl.int64) * stride_h
+    gl.store(here, values, mask=head < heads)
+
+
+@gluon.jit
+def finish(
+    tmem, v_smem, state, results, sink_ptr, token, first_head, heads, MAP: gl.constexpr,
+    TMEM: gl.constexpr, REGS: gl.constexpr, TILE: gl.constexpr,
+):  # fmt: skip
+    """Normalize and store; rows past the last head are dropped. V's buffer takes the output."""
+    top, total, highest = state
+    out_desc, lse, max_logits = results
+    O = output(tmem, MAP, TMEM)
+    head = first_head + gl.arange(0, HEADS, top.type.layout)
+    inverse, row_lse, empty = normalize(top, total, sink_ptr, gl.minimum(head, heads - 1))
+    if lse[0] is not None:
+        write_row_values(row_lse, lse, token, head, heads)
+    if max_logits[0] is not None:
+        write_row_values(highest * LN_2, max_logits, token, head, heads)
+    scale = gl.convert_layout(inverse, gl.SliceLayout(1, REGS[1]))[:, None]
+    nothing = gl.convert_layout(empty, gl.SliceLayout(1, REGS[1]))[:, None]
+    GROUPS: gl.constexpr = O.shape[1] // GATHERED
+    tiles = reinterpret(v_smem, out_desc.dtype, [GROUPS, HEADS, GATHERED], TILE)
+    for i in gl.static_range(GROUPS):
+        part = O.slice(i * GATHERED, GATHERED).load(REGS[1])
+        tiles.index(i).store(gl.where(nothing, 0.0, part * scale).to(out_desc.dtype))
+    fence_async_shared()
+    thread_barrier()
+    BOX: gl.constexpr = out_desc.block_shape
+    LAYOUT: gl.constexpr = out_desc.layout
+    for i in gl.static_range(GROUPS):
+        box = reinterpret(tiles.index(i), out_desc.dtype, BOX, LAYOUT)
+        tma_store(out_desc, [token, first_head, i * GATHERED], box)
+    tma.store_wait(0)

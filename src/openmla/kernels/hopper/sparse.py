@@ -59,6 +59,7 @@ from openmla.kernels.barriers import barriers
 from openmla.kernels.compat_gluon import thread_barrier
 from openmla.kernels.hopper.softmax import rescale
 from openmla.kernels.hopper.sparse_epilogue import finish
+from openmla.kernels.hopper.sparse_fp8 import fp8_producer
 from openmla.kernels.hopper.sparse_rows import FIELDS, HEAD, STEPS, TOKEN, get, producer
 from openmla.kernels.hopper.sparse_softmax import first_sums, follow, row_sums, shrunk, softmax
 from openmla.kernels.scores import MINUS_INF, opaque_zero, signed
@@ -360,13 +361,26 @@ def column_tiles(
     return left, right, rope
 
 
+@gluon.jit
+def load(
+    info, source, rows, shape, descs, smem, bars, ST: gl.constexpr, DIMS: gl.constexpr,
+    PAGE: gl.constexpr, LANES: gl.constexpr, SCALED: gl.constexpr,
+):  # fmt: skip
+    """The producer for plain rows, or for rows of an FP8 cache."""
+    if SCALED > 0:
+        CACHE: gl.constexpr = (PAGE, SCALED)
+        fp8_producer(info, source, rows, shape, descs, smem, bars, ST, DIMS, CACHE, LANES)
+    else:
+        producer(info, source, rows[:3], shape, descs, smem, bars, ST, DIMS, PAGE, LANES)
+
+
 COUNTS = ["topk", "rows", "tiles", "head_blocks", "heads", "factor"]
 STRIDES = [
-    "indices_stride", "stride_page", "stride_row", "out_stride_t", "out_stride_h", "lse_stride_t",
-    "lse_stride_h", "logits_stride_t", "logits_stride_h",
+    "indices_stride", "stride_page", "stride_row", "scale_page", "scale_row", "out_stride_t",
+    "out_stride_h", "lse_stride_t", "lse_stride_h", "logits_stride_t", "logits_stride_h",
 ]  # fmt: skip
 # Vectors of 4-byte elements, read and written one by one: a slice of a tensor is as good as all.
-VECTORS = ["indices_ptr", "lengths_ptr", "lse_ptr", "logits_ptr", "sink_ptr"]
+VECTORS = ["indices_ptr", "lengths_ptr", "lse_ptr", "logits_ptr", "sink_ptr", "scale_ptr"]
 
 
 @gluon.jit(do_not_specialize=COUNTS + STRIDES, do_not_specialize_on_alignment=VECTORS)
@@ -374,6 +388,8 @@ def sparse_kernel(  # noqa: PLR0913
     q_half_desc,
     q_rope_desc,
     data_ptr,
+    scale_ptr,
+    rope_ptr,
     indices_ptr,
     lengths_ptr,
     out_ptr,
@@ -389,6 +405,8 @@ def sparse_kernel(  # noqa: PLR0913
     indices_stride,
     stride_page,
     stride_row,
+    scale_page,
+    scale_row,
     out_stride_t,
     out_stride_h,
     lse_stride_t,
@@ -401,13 +419,15 @@ def sparse_kernel(  # noqa: PLR0913
     SIGN: gl.constexpr,
     OVERLAY: gl.constexpr,
     LANES: gl.constexpr,
+    SCALED: gl.constexpr,
     REGISTERS: gl.constexpr,
     LAYOUTS: gl.constexpr,
 ):
     """DIMS: columns of half a latent, of rope. PAGE: rows of a page, 0 where pages lie end to end.
-    OVERLAY: whether P takes the place of rope. REGISTERS: math, producer. LAYOUTS: of tiles of half
-    a latent, of rope, of P."""
-    DTYPE: gl.constexpr = data_ptr.dtype.element_ty
+    OVERLAY: whether P takes the place of rope. SCALED: columns that share a scale, 0 for plain rows
+    (see fp8_rows.py). REGISTERS: math, producer. LAYOUTS: of tiles of half a latent, of rope, of P.
+    """
+    DTYPE: gl.constexpr = q_half_desc.dtype
     VECTOR_LAYOUT: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, order=[0])
     k_smem = column_tiles(2 * ST, DIMS, LAYOUTS, DTYPE)
     q_smem = column_tiles(1, DIMS, LAYOUTS, DTYPE)
@@ -433,7 +453,7 @@ def sparse_kernel(  # noqa: PLR0913
     max_logits = (logits_ptr, logits_stride_t, logits_stride_h)
     results = (out, lse, max_logits, sink_ptr)
     source = (indices_ptr, lengths_ptr, topk, indices_stride, rows)
-    data = (data_ptr, stride_page, stride_row)
+    data = (data_ptr, stride_page, stride_row, scale_ptr, scale_page, scale_row, rope_ptr)
     load_smem = (q_smem, k_smem, (bias, flags))
     descs = (q_half_desc, q_rope_desc)
     shape = (tiles, head_blocks)
@@ -441,7 +461,13 @@ def sparse_kernel(  # noqa: PLR0913
         [
             (left, (info, q_smem, smem, bars, results, factor, heads, SIGN, OVERLAY, DIMS)),
             (right, (info, q_smem, smem, bars, results, factor, heads, SIGN, OVERLAY, DIMS)),
-            (producer, (info, source, data, shape, descs, load_smem, bars, ST, DIMS, PAGE, LANES)),
+            (
+                load,
+                (
+                    info, source, data, shape, descs, load_smem, bars, ST, DIMS, PAGE, LANES,
+                    SCALED,
+                ),
+            ),
         ],
         [4, 4],
         [REGISTERS[0], REGISTERS[1]],

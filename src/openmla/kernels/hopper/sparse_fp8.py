@@ -24,17 +24,16 @@ from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
 
 from openmla.kernels.hopper.fp8_rows import (
-    BF16S,
+    CHUNK,
     key_layout,
     load_raw,
     load_scales,
-    offsets,
+    rope_start,
     widened,
 )
 from openmla.kernels.hopper.sparse_rows import announce, copy, load_queries, put_validity
 from openmla.kernels.hopper.sparse_source import KEYS, STEP, entries, locate, piece
 
-CHUNK = gl.constexpr(64)
 THREADS = gl.constexpr(128)
 
 
@@ -60,132 +59,126 @@ def rope_in_order(is_e4m3, dims):
 
 @gluon.jit
 def next_chunk(
-    rows, at, ok, previous, BEFORE: gl.constexpr, FIRST: gl.constexpr, BLOCK: gl.constexpr,
+    rows, keys, previous, BEFORE: gl.constexpr, FIRST: gl.constexpr, CACHE: gl.constexpr,
     LANES: gl.constexpr,
 ):  # fmt: skip
-    """Start loading a chunk; `previous` holds the scales of column BEFORE of the same rows."""
-    raw = load_raw(rows, at, ok, FIRST, CHUNK, BLOCK, LANES)
+    """Start loading a chunk; `previous` holds the scales of column BEFORE of the same keys."""
+    raw = load_raw(rows, keys, FIRST, CHUNK, CACHE, LANES)
     scales = previous
-    if BEFORE < 0 or BEFORE // BLOCK != FIRST // BLOCK:
-        scales = load_scales(rows, at, ok, FIRST, CHUNK, BLOCK, LANES)
+    if BEFORE < 0 or BEFORE // CACHE[1] != FIRST // CACHE[1]:
+        scales = load_scales(rows, keys, FIRST, CHUNK, CACHE, LANES)
     return raw, scales
 
 
 @gluon.jit
 def open_tile(
-    rows, at, ok, rope, free, phase, COPIED: gl.constexpr, LANES: gl.constexpr
-):  # fmt: skip
+    rows, keys, rope, free, phase, COPIED: gl.constexpr, CACHE: gl.constexpr, LANES: gl.constexpr
+):
     """Wait until the tiles of a barrier may be overwritten; start copying rope that is bf16."""
     mbarrier.wait(free, phase)
     if COPIED:
         L: gl.constexpr = gl.BlockedLayout([1, 8], [32 // LANES, LANES], [4, 1], [1, 0])
-        RL: gl.constexpr = gl.SliceLayout(1, L)
-        start = rows[6] + gl.convert_layout(at[0], RL) * BF16S
-        copy(rope, start, gl.convert_layout(ok, RL), 0, L)
+        keys = gl.convert_layout(keys, gl.SliceLayout(1, L))
+        copy(rope, rope_start(rows, keys, CACHE), keys >= 0, 0, L)
         async_copy.commit_group()
 
 
 @gluon.jit
 def close_tile(
-    rows, at, ok, rope, ready, COPIED: gl.constexpr, ALONE: gl.constexpr, FIRST: gl.constexpr,
-    SCALED: gl.constexpr, LANES: gl.constexpr,
+    rows, keys, rope, ready, COPIED: gl.constexpr, ALONE: gl.constexpr, FIRST: gl.constexpr,
+    CACHE: gl.constexpr, LANES: gl.constexpr,
 ):  # fmt: skip
     """Finish the rope columns, and hand the tiles of a barrier to wgmma."""
     if COPIED:
         async_copy.wait_group(0)
     if ALONE:
         WIDTH: gl.constexpr = rope.shape[1]
-        raw = load_raw(rows, at, ok, FIRST, WIDTH, SCALED, LANES)
-        rope.store(widened(raw, load_scales(rows, at, ok, FIRST, WIDTH, SCALED, LANES)))
+        raw = load_raw(rows, keys, FIRST, WIDTH, CACHE, LANES)
+        rope.store(widened(raw, load_scales(rows, keys, FIRST, WIDTH, CACHE, LANES)))
     fence_async_shared()
     mbarrier.arrive(ready, count=THREADS)
 
 
 @gluon.jit
 def chunk_after(
-    rows, here, there, scales, I: gl.constexpr, ORDER: gl.constexpr, AFTER: gl.constexpr,
-    SCALED: gl.constexpr, LANES: gl.constexpr,
+    rows, keys, next_keys, scales, N: gl.constexpr, ORDER: gl.constexpr, AFTER: gl.constexpr,
+    CACHE: gl.constexpr, LANES: gl.constexpr,
 ):  # fmt: skip
-    """Start loading the chunk two after number I: of this block, or of the next."""
-    if I + 2 < len(ORDER):
-        return next_chunk(
-            rows, here[0], here[1], scales, ORDER[I + 1][2], ORDER[I + 2][2], SCALED, LANES
-        )
+    """Start loading the chunk two after number N: of this block, or of the next."""
+    COUNT: gl.constexpr = len(ORDER)
+    if N + 2 < COUNT:
+        return next_chunk(rows, keys, scales, ORDER[N + 1][2], ORDER[N + 2][2], CACHE, LANES)
     else:
-        NEXT: gl.constexpr = I + 2 - len(ORDER)
+        NEXT: gl.constexpr = N + 2 - COUNT
         BEFORE: gl.constexpr = AFTER[0][2] if NEXT > 0 else -1
-        return next_chunk(
-            rows, there[0], there[1], scales, BEFORE, AFTER[NEXT][2], SCALED, LANES
-        )  # fmt: skip
+        return next_chunk(rows, next_keys, scales, BEFORE, AFTER[NEXT][2], CACHE, LANES)
 
 
 @gluon.jit
-def fill_chunk(
-    rows, here, there, chunks, tiles, b, phase, bars, I: gl.constexpr, BLOCK: gl.constexpr,
-    SCALED: gl.constexpr, DIMS: gl.constexpr, LANES: gl.constexpr,
+def fill_chunk(  # noqa: PLR0913
+    rows, keys, next_keys, chunks, tiles, b, phase, bars, N: gl.constexpr, BLOCK: gl.constexpr,
+    CACHE: gl.constexpr, DIMS: gl.constexpr, LANES: gl.constexpr,
 ):  # fmt: skip
-    """Widen chunk number I of block BLOCK, and start loading the one two after it."""
+    """Widen chunk number N of block BLOCK, and start loading the one two after it."""
     ready, free = bars
-    at, ok = here
     raw, scales, raw_next, scales_next = chunks
     ROPE_IN: gl.constexpr = rope_in_order(rows[6] is None, DIMS)
     ORDER: gl.constexpr = chunk_order(DIMS, BLOCK, ROPE_IN)
     AFTER: gl.constexpr = chunk_order(DIMS, 1 - BLOCK, ROPE_IN)
-    BARRIER: gl.constexpr = ORDER[I][3]
+    COUNT: gl.constexpr = len(ORDER)
+    BARRIER: gl.constexpr = ORDER[N][3]
     ROPE_HERE: gl.constexpr = DIMS[1] > 0 and not ROPE_IN and BARRIER == 1 - BLOCK
     COPIED: gl.constexpr = ROPE_HERE and rows[6] is not None
     ALONE: gl.constexpr = ROPE_HERE and rows[6] is None
     place = 2 * b + 2 * BLOCK + BARRIER
     rope = tiles[2].index(b + BLOCK)
-    if I == 0 or ORDER[I - 1][3] != BARRIER:
-        open_tile(rows, at, ok, rope, free.index(place), phase, COPIED, LANES)
-    target = tiles[ORDER[I][0]].index(b + BLOCK)
-    target.slice(ORDER[I][1], CHUNK, dim=1).store(widened(raw, scales))
-    more, scales = chunk_after(rows, here, there, scales_next, I, ORDER, AFTER, SCALED, LANES)
-    if I == len(ORDER) - 1 or ORDER[I + 1][3] != BARRIER:
+    if N == 0 or ORDER[N - 1][3] != BARRIER:
+        open_tile(rows, keys, rope, free.index(place), phase, COPIED, CACHE, LANES)
+    target = tiles[ORDER[N][0]].index(b + BLOCK)
+    target.slice(ORDER[N][1], CHUNK, dim=1).store(widened(raw, scales))
+    more, scales = chunk_after(rows, keys, next_keys, scales_next, N, ORDER, AFTER, CACHE, LANES)
+    if N == COUNT - 1 or ORDER[N + 1][3] != BARRIER:
         ROPE_AT: gl.constexpr = 2 * DIMS[0]
-        close_tile(
-            rows, at, ok, rope, ready.index(place), COPIED, ALONE, ROPE_AT, SCALED, LANES
-        )  # fmt: skip
+        close_tile(rows, keys, rope, ready.index(place), COPIED, ALONE, ROPE_AT, CACHE, LANES)
     return raw_next, scales_next, more, scales
 
 
 @gluon.jit
 def fill(
-    rows, here, there, chunks, tiles, b, phase, bars, BLOCK: gl.constexpr, SCALED: gl.constexpr,
-    DIMS: gl.constexpr, LANES: gl.constexpr,
+    rows, keys, next_keys, chunks, tiles, b, phase, bars, BLOCK: gl.constexpr,
+    CACHE: gl.constexpr, DIMS: gl.constexpr, LANES: gl.constexpr,
 ):  # fmt: skip
-    """Widen block BLOCK of a step; returns the first two chunks of the block after it.
-
-    `here`, `there`: (offsets, validity) of the keys of this block and the next.
-    """
+    """Widen block BLOCK of a step; returns the first two chunks of the block after it."""
     COUNT: gl.constexpr = len(chunk_order(DIMS, BLOCK, rope_in_order(rows[6] is None, DIMS)))
     for i in gl.static_range(COUNT):
         chunks = fill_chunk(
-            rows, here, there, chunks, tiles, b, phase, bars, i, BLOCK, SCALED, DIMS, LANES
+            rows, keys, next_keys, chunks, tiles, b, phase, bars, i, BLOCK, CACHE, DIMS, LANES
         )
     return chunks
 
 
 @gluon.jit
-def located(source, rows, entry, PAGE: gl.constexpr):
-    """(offsets, validity) of 64 keys."""
+def physical(source, entry, PAGE: gl.constexpr):
+    """Physical rows of 64 keys, -1 where there is none."""
     page, place, ok = locate(source, entry, PAGE)
-    return offsets(rows, page, place, PAGE), ok
+    if PAGE > 0:
+        place += page * PAGE
+    return gl.where(ok, place, -1)
 
 
 @gluon.jit
 def fp8_producer(
     info, source, rows, shape, q_descs, smem, bars, ST: gl.constexpr, DIMS: gl.constexpr,
-    PAGE: gl.constexpr, LANES: gl.constexpr, SCALED: gl.constexpr,
+    CACHE: gl.constexpr, LANES: gl.constexpr,
 ):  # fmt: skip
-    """Every piece of this program. SCALED: columns that share a scale."""
+    """Every piece of this program."""
     q_smem, k_smem, validity = smem
     bias, flags = validity
     q_bars, ready, free, valid, t_bars = bars
     q_ready, q_free = q_bars
     tile_bars = (ready, free)
-    KL: gl.constexpr = key_layout(CHUNK, SCALED, LANES)
+    PAGE: gl.constexpr = CACHE[0]
+    KL: gl.constexpr = key_layout(CHUNK, CACHE[1], LANES)
     ORDER: gl.constexpr = chunk_order(DIMS, 0, rope_in_order(rows[6] is None, DIMS))
     programs = gl.num_programs(0)
     x = gl.program_id(0)
@@ -193,13 +186,11 @@ def fp8_producer(
     it = x * 0  # steps so far, over all pieces
     token, head, first, count, steps = piece(x, source, shape)
     announce(info, t_bars, turn, token, head, steps)
-    keys0 = located(source, rows, entries(source, first, count, 0, KL), PAGE)
-    entry1 = entries(source, first, count, KEYS, KL)
-    scales = load_scales(rows, keys0[0], keys0[1], 0, CHUNK, SCALED, LANES)
-    raw = load_raw(rows, keys0[0], keys0[1], 0, CHUNK, SCALED, LANES)
-    raw_next, scales_next = next_chunk(
-        rows, keys0[0], keys0[1], scales, 0, ORDER[1][2], SCALED, LANES
-    )
+    keys0 = physical(source, entries(source, first, count, 0, KL), PAGE)
+    entry = entries(source, first, count, KEYS, KL)
+    scales = load_scales(rows, keys0, 0, CHUNK, CACHE, LANES)
+    raw = load_raw(rows, keys0, 0, CHUNK, CACHE, LANES)
+    raw_next, scales_next = next_chunk(rows, keys0, scales, 0, ORDER[1][2], CACHE, LANES)
     chunks = (raw, scales, raw_next, scales_next)
     while steps > 0:
         x += programs
@@ -214,18 +205,19 @@ def fp8_producer(
             ahead = gl.where(last, 0, (j + 1) * STEP)
             ahead_first = gl.where(last, next_first, first)
             ahead_count = gl.where(last, next_count, count)
-            keys1 = located(source, rows, entry1, PAGE)
-            entry0 = entries(source, ahead_first, ahead_count, ahead, KL)
-            entry1 = entries(source, ahead_first, ahead_count, ahead + KEYS, KL)
+            keys1 = physical(source, entry, PAGE)
+            entry = entries(source, ahead_first, ahead_count, ahead, KL)
             chunks = fill(
-                rows, keys0, keys1, chunks, k_smem, b, phase, tile_bars, 0, SCALED, DIMS, LANES
+                rows, keys0, keys1, chunks, k_smem, b, phase, tile_bars, 0, CACHE, DIMS, LANES
             )
-            put_validity(bias.index(b), flags.index(b), keys0[1], valid.index(b), LANES)
-            keys0 = located(source, rows, entry0, PAGE)
+            put_validity(bias.index(b), flags.index(b), keys0 >= 0, valid.index(b), LANES)
+            keys0 = physical(source, entry, PAGE)
+            entry = entries(source, ahead_first, ahead_count, ahead + KEYS, KL)
             chunks = fill(
-                rows, keys1, keys0, chunks, k_smem, b, phase, tile_bars, 1, SCALED, DIMS, LANES
+                rows, keys1, keys0, chunks, k_smem, b, phase, tile_bars, 1, CACHE, DIMS, LANES
             )
-            put_validity(bias.index(b + 1), flags.index(b + 1), keys1[1], valid.index(b + 1), LANES)
+            b += 1
+            put_validity(bias.index(b), flags.index(b), keys1 >= 0, valid.index(b), LANES)
             it += 1
         turn += 1
         token = next_token

@@ -18,6 +18,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from openmla.cache import LatentCache
 from openmla.kernels.call import Call, scale_arguments, vector
 from openmla.kernels.descriptors import tile_layout
+from openmla.kernels.hopper.fp8_launch import fp8_rows
 from openmla.kernels.hopper.sparse import sparse_kernel
 from openmla.operands import Results, SparseOperands
 from openmla.plan import Plan
@@ -100,15 +101,22 @@ def heads_of_tokens(q: Tensor, columns: int) -> Any:
 
 
 def _rows(cache: LatentCache | Tensor) -> dict[str, Any]:
-    """Where rows lie. Strides are in units of 16 bytes."""
+    """Where rows lie. Strides of data are in units of 16 bytes."""
+    if isinstance(cache, LatentCache) and cache.format != "bf16":
+        return fp8_rows(cache)
     data = cache.data if isinstance(cache, LatentCache) else cache
     page, row = (0, data.stride(0)) if data.dim() == 2 else data.stride()[:2]
     end_to_end = data.dim() == 2 or data.shape[0] == 1 or page == data.shape[1] * row
     return {
         "data_ptr": data,
+        "scale_ptr": None,
+        "rope_ptr": None,
         "stride_page": 0 if end_to_end else page // VECTOR,
         "stride_row": row // VECTOR,
+        "scale_page": 0,
+        "scale_row": 0,
         "PAGE": 0 if end_to_end else data.shape[1],
+        "SCALED": 0,
     }
 
 

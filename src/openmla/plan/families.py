@@ -22,8 +22,13 @@ from openmla.plan.blackwell_sparse_qkv_fp8 import MLAPrefillSparseQKVFP8
 from openmla.plan.blackwell_sparse_smem import MLASparseSharedMemoryFP8
 from openmla.plan.blackwell_units import operand_swizzle
 from openmla.plan.cpu import plan_cpu
-from openmla.plan.hopper_cache import PLAIN, CacheRead, mean_length, paged_cache_read
-from openmla.plan.hopper_cache import sparse_cache_read as read_token_lists
+from openmla.plan.hopper_cache import (
+    PLAIN,
+    CacheRead,
+    listed_cache_read,
+    mean_length,
+    paged_cache_read,
+)
 from openmla.plan.hopper_dense import select_hopper_dense_config
 from openmla.plan.hopper_sparse import HopperSparseConfig, select_hopper_sparse_config
 from openmla.plan.portable import select_portable_config
@@ -135,7 +140,7 @@ def _hopper_rows(problem: Problem, target: Target) -> Choice:
 def _cache_read(problem: Problem, config: HopperSparseConfig) -> CacheRead:
     rows, width = problem.total_k, problem.d_qk
     if config.gather == "indices":
-        return read_token_lists(problem.total_q, problem.topk, rows, config.row_blocks, width)
+        return listed_cache_read(problem.total_q, problem.topk, rows, config.row_blocks, width)
     queries = mean_length(problem.total_q, problem.batch)
     tiles = mean_length(queries, config.tokens_per_tile) * config.row_blocks
     return paged_cache_read(tiles, rows, width) if rows else PLAIN

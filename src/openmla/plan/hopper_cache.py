@@ -3,6 +3,10 @@
 Both ways give the same bits, because an element's value is bf16(fp32(e4m3) * scale) everywhere. So
 the choice is one of speed alone and may look at the whole batch. The thresholds are estimates, not
 measurements.
+
+A workspace holds either every row of the pool (`sparse_cache_read`, `paged_cache_read`), or the
+rows that token lists name (`listed_cache_read`): how many those are is known on the device alone,
+so its size is a bound, and past it the rows are widened in the kernel after all.
 """
 
 from __future__ import annotations
@@ -17,6 +21,8 @@ CacheMode = Literal["plain", "in_kernel", "workspace"]
 # Widening a row once also writes and reads it back; it pays from about this many visits on.
 VISITS_TO_PAY = 4
 WORKSPACE_CAP = 512 * 1024 * 1024
+MAP_CAP = 256 * 1024 * 1024  # 4 bytes for every row of the pool
+MAP_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,11 +33,25 @@ class CacheRead:
     rows: int = 0
     row_bytes: int = 0
     visits: int = 0
+    pool: int = 0
+    """Rows of the pool, where `rows` counts those that may be named; 0 where all are read."""
+
+    @property
+    def capacity(self) -> int:
+        """Rows that a workspace holds."""
+        return min(self.rows, WORKSPACE_CAP // max(self.row_bytes, 1))
+
+    @property
+    def may_overflow(self) -> bool:
+        """Whether more rows may be named than a workspace holds."""
+        return self.rows > self.capacity
 
     @property
     def workspace_bytes(self) -> int:
-        """Bytes of widened rows; 0 unless they go through a workspace."""
-        return self.rows * self.row_bytes if self.mode == "workspace" else 0
+        """Bytes of widened rows and of the map of the pool; 0 unless there is a workspace."""
+        if self.mode != "workspace":
+            return 0
+        return self.capacity * self.row_bytes + self.pool * MAP_BYTES
 
     def explain(self) -> str:
         """One line of arithmetic."""
@@ -39,16 +59,29 @@ class CacheRead:
             return "cache: rows are multiplied as they are stored"
         per_row = f"{self.visits} visits of {self.rows} rows"
         size = f"{self.rows} x {self.row_bytes} = {self.rows * self.row_bytes} bytes"
+        if self.mode == "workspace" and self.pool:
+            return self._explain_named(per_row)
         if self.mode == "workspace":
             return (
                 f"FP8 cache: widened once into a workspace of {size}: {per_row}, at least "
                 f"{VISITS_TO_PAY} each"
             )
+        if self.visits >= VISITS_TO_PAY * self.rows and self.pool:
+            size = f"{self.pool} x {MAP_BYTES} bytes"
+            return f"FP8 cache: widened in the kernel; a map of {size} would exceed {MAP_CAP}"
         if self.visits >= VISITS_TO_PAY * self.rows:
             return f"FP8 cache: widened in the kernel; {size} would exceed {WORKSPACE_CAP}"
         return (
             f"FP8 cache: widened in the kernel: {per_row}, fewer than {VISITS_TO_PAY} each, do "
             f"not repay a workspace of {size}"
+        )
+
+    def _explain_named(self, per_row: str) -> str:
+        held = f"{self.capacity} x {self.row_bytes} = {self.capacity * self.row_bytes} bytes"
+        more = "; if more are named, in the kernel" if self.may_overflow else ""
+        return (
+            f"FP8 cache: rows that lists name, of a pool of {self.pool}, are widened once into a "
+            f"workspace of {held}: {per_row}, at least {VISITS_TO_PAY} each{more}"
         )
 
 
@@ -66,6 +99,22 @@ def sparse_cache_read(total_q: int, topk: int, rows: int, row_blocks: int, width
     'in_kernel'
     """
     return _decide(rows, 2 * width, total_q * topk * row_blocks)
+
+
+def listed_cache_read(total_q: int, topk: int, pool: int, row_blocks: int, width: int) -> CacheRead:
+    """Likewise where only rows that a list names are widened: at most total_q x topk, or the pool.
+
+    4096 queries name at most 1,000,000 rows of such a pool, in 16.8 million visits.
+
+    >>> many = listed_cache_read(4096, 2048, 1_000_000, row_blocks=2, width=576)
+    >>> many.mode, many.rows, many.capacity, many.may_overflow
+    ('workspace', 1000000, 466033, True)
+    >>> listed_cache_read(64, 2048, 1_000_000, row_blocks=2, width=576).mode
+    'in_kernel'
+    """
+    rows, visits = min(pool, total_q * topk), total_q * topk * row_blocks
+    pays = rows > 0 and visits >= VISITS_TO_PAY * rows and pool * MAP_BYTES <= MAP_CAP
+    return CacheRead("workspace" if pays else "in_kernel", rows, 2 * width, visits, pool)
 
 
 def paged_cache_read(tiles_per_request: int, rows: int, width: int) -> CacheRead:

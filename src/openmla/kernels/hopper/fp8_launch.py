@@ -1,16 +1,36 @@
-"""Host side of FP8 caches on Hopper: their tensors as the kernels take them."""
+"""Host side of FP8 caches on Hopper: their tensors as the kernels take them, and a workspace.
+
+`addressed_once` lists the kernels that widen each row that a token list names once, and gives the
+same problem over the widened rows. How many rows are named is known on the device alone, so a
+workspace that might be too small is used and not used by kernels that look (`Addressed.gate`).
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from openmla.cache import V32_BLOCK, LatentCache, block_width
+from openmla.kernels.call import Call, vector
+from openmla.kernels.hopper.addressed import (
+    MAP_ROWS,
+    count_kernel,
+    mark_kernel,
+    place_kernel,
+    remap_kernel,
+    widen_kernel,
+)
+from openmla.operands import SparseOperands
+from openmla.plan.hopper import HopperSparseConfig
 
 VECTOR_BYTES = 16
 V32_SCALES = slice(128, 132)  # of a row as fp32
 V32_ROPE = slice(264, 328)  # of a row as bf16
+WIDEN_ROWS = 16
+WIDEN_PROGRAMS = 8  # per SM
 
 
 def fp8_rows(cache: LatentCache) -> dict[str, Any]:
@@ -34,3 +54,56 @@ def fp8_rows(cache: LatentCache) -> dict[str, Any]:
         "PAGE": 0 if end_to_end else data.shape[1],
         "SCALED": V32_BLOCK if rope is not None else block_width(cache.format, cache.width),
     }
+
+
+class Addressed(NamedTuple):
+    """Operands over a workspace of rows, the launches that fill it, and how many rows there are."""
+
+    operands: SparseOperands
+    calls: tuple[Call, ...]
+    total: Tensor
+    capacity: int
+    may_overflow: bool
+
+    def gate(self, fits: bool) -> dict[str, Any]:
+        """Arguments of an attention kernel that runs if the workspace holds all rows, or if not."""
+        total = self.total if self.may_overflow else None
+        return {"total_ptr": total, "capacity": self.capacity, "FITS": fits}
+
+
+def addressed_once(config: HopperSparseConfig, op: SparseOperands) -> Addressed:
+    """See addressed.py. Allocates; launches nothing."""
+    assert isinstance(op.cache, LatentCache)
+    read, pool = config.cache_read, op.rows
+    tokens, topk = op.indices.shape
+    blocks = -(-pool // MAP_ROWS.value)
+
+    def ints(*shape: int) -> Tensor:
+        return torch.empty(shape, dtype=torch.int32, device=op.q.device)
+
+    found = torch.zeros(pool, dtype=torch.int32, device=op.q.device)
+    counts, total, places, lists = ints(blocks), ints(1), ints(read.capacity), ints(tokens, topk)
+    wide = torch.empty(read.capacity, op.cache.width, dtype=torch.bfloat16, device=op.q.device)
+    indices = op.indices if op.indices.stride(1) == 1 else op.indices.contiguous()
+    named = {
+        "indices_ptr": indices, "lengths_ptr": vector(op.topk_lengths), "map_ptr": found,
+        "topk": topk, "stride": indices.stride(0), "rows": pool, "num_warps": 4,
+    }  # fmt: skip
+    mapped = {"map_ptr": found, "counts_ptr": counts, "rows": pool, "num_warps": 4}
+    placed = {"places_ptr": places, "total_ptr": total, "capacity": read.capacity}
+    source = fp8_rows(op.cache)
+    widening = {
+        **placed, **{n: x for n, x in source.items() if n.islower()}, "out_ptr": wide,
+        "DIMS": (config.latent, config.rope), "CACHE": (source["PAGE"], source["SCALED"]),
+        "LANES": config.copy_lanes, "ROWS": WIDEN_ROWS, "num_warps": 4,
+    }  # fmt: skip
+    programs = min(-(-read.capacity // WIDEN_ROWS), WIDEN_PROGRAMS * config.sm_count)
+    calls = (
+        Call(mark_kernel, tokens, named),
+        Call(count_kernel, blocks, mapped),
+        Call(place_kernel, blocks, {**mapped, **placed}),
+        Call(widen_kernel, programs, widening),
+        Call(remap_kernel, tokens, {**named, "out_ptr": lists}),
+    )
+    over_wide = replace(op, cache=wide, indices=lists)
+    return Addressed(over_wide, calls, total, read.capacity, read.may_overflow)

@@ -374,13 +374,15 @@ def load(
         producer(info, source, rows[:3], shape, descs, smem, bars, ST, DIMS, PAGE, LANES)
 
 
-COUNTS = ["topk", "rows", "tiles", "head_blocks", "heads", "factor"]
+COUNTS = ["capacity", "topk", "rows", "tiles", "head_blocks", "heads", "factor"]
 STRIDES = [
     "indices_stride", "stride_page", "stride_row", "scale_page", "scale_row", "out_stride_t",
     "out_stride_h", "lse_stride_t", "lse_stride_h", "logits_stride_t", "logits_stride_h",
 ]  # fmt: skip
 # Vectors of 4-byte elements, read and written one by one: a slice of a tensor is as good as all.
-VECTORS = ["indices_ptr", "lengths_ptr", "lse_ptr", "logits_ptr", "sink_ptr", "scale_ptr"]
+VECTORS = [
+    "indices_ptr", "lengths_ptr", "lse_ptr", "logits_ptr", "sink_ptr", "scale_ptr", "total_ptr",
+]  # fmt: skip
 
 
 @gluon.jit(do_not_specialize=COUNTS + STRIDES, do_not_specialize_on_alignment=VECTORS)
@@ -396,6 +398,8 @@ def sparse_kernel(  # noqa: PLR0913
     lse_ptr,
     logits_ptr,
     sink_ptr,
+    total_ptr,
+    capacity,
     factor,
     topk,
     rows,
@@ -420,13 +424,19 @@ def sparse_kernel(  # noqa: PLR0913
     OVERLAY: gl.constexpr,
     LANES: gl.constexpr,
     SCALED: gl.constexpr,
+    FITS: gl.constexpr,
     REGISTERS: gl.constexpr,
     LAYOUTS: gl.constexpr,
 ):
     """DIMS: columns of half a latent, of rope. PAGE: rows of a page, 0 where pages lie end to end.
     OVERLAY: whether P takes the place of rope. SCALED: columns that share a scale, 0 for plain rows
-    (see fp8_rows.py). REGISTERS: math, producer. LAYOUTS: of tiles of half a latent, of rope, of P.
+    (see fp8_rows.py). FITS: with `total_ptr` (see addressed.py), run only if the rows counted there
+    fit the capacity of a workspace, or only if they do not. REGISTERS: math, producer. LAYOUTS: of
+    tiles of half a latent, of rope, of P.
     """
+    if total_ptr is not None:  # noqa: SIM102 - decided when compiled
+        if (gl.load(total_ptr) <= capacity) != FITS:
+            return
     DTYPE: gl.constexpr = q_half_desc.dtype
     VECTOR_LAYOUT: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, order=[0])
     k_smem = column_tiles(2 * ST, DIMS, LAYOUTS, DTYPE)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -18,11 +19,12 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from openmla.cache import LatentCache
 from openmla.kernels.call import Call, scale_arguments, vector
 from openmla.kernels.descriptors import tile_layout
-from openmla.kernels.hopper.fp8_launch import fp8_rows
+from openmla.kernels.hopper.fp8_launch import addressed_once, fp8_rows
 from openmla.kernels.hopper.sparse import sparse_kernel
 from openmla.operands import Results, SparseOperands
 from openmla.plan import Plan
 from openmla.plan.hopper import HopperSparseConfig
+from openmla.plan.hopper_cache import PLAIN
 
 WGMMA_ROWS = 64
 VECTOR = 8  # elements in 16 bytes
@@ -46,6 +48,25 @@ def calls(plan: Plan, op: SparseOperands, results: Results) -> Iterator[Call]:
     if not results.out.numel():
         return
     config: HopperSparseConfig = plan.config
+    if config.cache_read.mode != "workspace":
+        yield _attention(config, op, results)
+        return
+    space = addressed_once(config, op)
+    yield from space.calls
+    plain = replace(config, cache_read=PLAIN)
+    yield _attention(plain, space.operands, results, space.gate(fits=True))
+    if config.cache_read.may_overflow:
+        widening = replace(config, cache_read=replace(config.cache_read, mode="in_kernel"))
+        yield _attention(widening, op, results, space.gate(fits=False))
+
+
+NO_GATE: dict[str, Any] = {"total_ptr": None, "capacity": 0, "FITS": True}
+
+
+def _attention(
+    config: HopperSparseConfig, op: SparseOperands, results: Results, gate: dict[str, Any] = NO_GATE
+) -> Call:
+    """The attention kernel over the rows of `op` as they are stored."""
     total_q, heads, _ = op.q.shape
     tiles = total_q * config.row_blocks
     indices = op.indices if op.indices.stride(1) == 1 else op.indices.contiguous()
@@ -55,6 +76,7 @@ def calls(plan: Plan, op: SparseOperands, results: Results) -> Iterator[Call]:
         **_rows(op.cache),
         **_outputs(results),
         **scale_arguments(op.weights.scale),
+        **gate,
         "indices_ptr": indices,
         "lengths_ptr": vector(op.topk_lengths),
         "sink_ptr": vector(op.weights.sink),
@@ -65,7 +87,7 @@ def calls(plan: Plan, op: SparseOperands, results: Results) -> Iterator[Call]:
         "heads": heads,
         "indices_stride": indices.stride(0),
     }
-    yield Call(sparse_kernel, min(tiles, config.sm_count), arguments)
+    return Call(sparse_kernel, min(tiles, config.sm_count), arguments)
 
 
 @lru_cache(maxsize=4096)

@@ -22,6 +22,7 @@ _TYPES = {
     torch.float16: "fp16",
     torch.float32: "fp32",
     torch.int32: "i32",
+    torch.float8_e4m3fn: "fp8e4nv",
 }
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 _V3 = Problem(

@@ -1,0 +1,81 @@
+"""Compile jobs of the latent Hopper kernel over FP8 caches, for compilation without a GPU."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from openmla.aot import CompileJob, Predicted
+from openmla.cache import LatentCache
+from openmla.kernels.call import Call
+from openmla.kernels.hopper.jobs import job_of
+from openmla.kernels.hopper.sparse import VECTORS, sparse_kernel
+from openmla.kernels.hopper.sparse_launch import calls
+from openmla.operands import Results, SparseOperands, Weights
+from openmla.plan import Plan, plan
+from openmla.problem import Problem
+
+# Bytes that the producer of widened rows may spill; the math partitions spill nothing (SASS of
+# triton 3.6.0: no STL or LDL between the wgmma of either). Widening takes thousands of clocks.
+PRODUCER_SPILLS = 512
+_V32 = Problem(
+    form="sparse", heads=128, d_nope=512, d_rope=64, d_v=512, kv_dtype="fp8_656",
+    v_dtype="fp8_656", rope_dtype="fp8_656", page_size=64, topk=2048, total_q=64,
+    total_k=1_000_000, wants_lse=True,
+)  # fmt: skip
+
+
+def _stored(problem: Problem, cache_format: str) -> Problem:
+    dtypes = {"kv_dtype": cache_format, "v_dtype": cache_format, "rope_dtype": cache_format}
+    return replace(problem, **dtypes)  # type: ignore[arg-type]
+
+
+PROBLEMS = {
+    "fp8_656": _V32,
+    "fp8_656 workspace": replace(_V32, total_q=4096),
+    "fp8_block32": _stored(_V32, "fp8_block32"),
+    "fp8_token 512+0": replace(_stored(_V32, "fp8_token"), d_rope=0, rope="none"),
+    "fp8_block64 256+32 workspace": replace(
+        _stored(_V32, "fp8_block64"), d_nope=256, d_v=256, d_rope=32, total_q=4096, total_k=8192
+    ),
+    "fp8_block128 128+32": replace(
+        _stored(_V32, "fp8_block128"), d_nope=128, d_v=128, d_rope=32
+    ),
+}  # fmt: skip
+
+
+def COMPILE_JOBS() -> list[CompileJob]:
+    """One job per problem and kernel."""
+    jobs: list[CompileJob] = []
+    for name, problem in PROBLEMS.items():
+        chosen = plan(problem, "h200", "hopper")
+        for call in calls(chosen, *_stand_ins(problem)):
+            jobs.append(_job(name, chosen, call))
+    return jobs
+
+
+def _job(name: str, chosen: Plan, call: Call) -> CompileJob:
+    what = call.kernel.fn.__name__.removesuffix("_kernel")
+    if call.kernel is not sparse_kernel:
+        return job_of(f"hopper {what} {name}", call, VECTORS, Predicted())
+    widens = call.arguments["SCALED"] > 0
+    predicted = Predicted(
+        shared=chosen.config.smem_used,
+        registers=chosen.config.registers.at_launch,
+        spills=PRODUCER_SPILLS if widens else 0,
+    )
+    return job_of(f"hopper {what} {name}{', widening' * widens}", call, VECTORS, predicted)
+
+
+def _stand_ins(problem: Problem) -> tuple[SparseOperands, Results]:
+    """Small operands: nobody reads them."""
+    heads, latent, rope = problem.heads, problem.d_nope, problem.d_rope
+    cache = LatentCache.allocate(
+        num_pages=2, page_size=problem.page_size, latent=latent, rope=rope, format=problem.kv_dtype
+    )
+    q = torch.zeros(2, heads, problem.d_qk, dtype=torch.bfloat16)
+    indices = torch.zeros(2, 128, dtype=torch.int32)
+    operands = SparseOperands(q, cache, indices, None, problem.d_v, Weights(0.1))
+    out = torch.zeros(2, heads, problem.d_v, dtype=torch.bfloat16)
+    return operands, Results(out, torch.zeros(2, heads))

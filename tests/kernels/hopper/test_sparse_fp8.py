@@ -1,0 +1,176 @@
+"""The sparse Hopper kernel over FP8 caches, on the simulator: in the kernel and by a workspace."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+
+import pytest
+import torch
+
+from kernels.hopper.simulated_rows import plan_of, run
+from openmla.aot import compile_job
+from openmla.cache import LatentCache
+from openmla.kernels.hopper import fp8_jobs
+from openmla.kernels.hopper.fp8_launch import addressed_once
+from openmla.operands import SparseOperands
+from openmla.plan import Plan, hopper_cache, plan
+from openmla.problem import Problem
+from openmla.sim import Report, intercept
+from openmla.testing.build import BuiltCase, Outcome, build
+from openmla.testing.case import Case
+from openmla.testing.compare import judge
+from openmla.testing.memory import Memory
+from openmla.testing.poison import differences
+
+V32 = Case(
+    "sparse", 12, 512, 64, 512, q_lens=(2,), k_lens=(200,), topk=133, scale=0.05, spare=2,
+    kv="fp8_656", page_size=16, index_kind="mixed",
+)  # fmt: skip
+SMALL = replace(V32, d_nope=128, d_rope=32, d_v=128, kv="fp8_token")
+CASES = {
+    "fp8_656, sink": replace(V32, sink="mixed", return_max_logits=True),
+    "fp8_656, wild lengths, 70 heads": replace(
+        V32, heads=70, topk_lengths="wild", index_kind="duplicates", q_lens=(3,)
+    ),
+    "fp8_656, all invalid": replace(V32, index_kind="invalid", sink="high", topk=70),
+    "fp8_656, topk 1": replace(V32, topk=1, heads=1, q_lens=(5,)),
+    "fp8_block32": replace(V32, kv="fp8_block32"),
+    "fp8_block64, long": replace(V32, kv="fp8_block64", q_lens=(1,), topk=300, values="rising"),
+    "fp8_block128": replace(V32, kv="fp8_block128"),
+    "fp8_token": replace(V32, kv="fp8_token", values="peaky"),
+    "512+0": replace(V32, kv="fp8_block64", d_rope=0, rope="none"),
+    "256+64": replace(V32, kv="fp8_block128", d_nope=256, d_v=256, topk=300),
+    "256+32": replace(V32, kv="fp8_block32", d_nope=256, d_rope=32, d_v=256, topk=300),
+    "128+32, short pieces": replace(SMALL, q_lens=(5,), topk=40, topk_lengths="ragged"),
+    "128+32, long": replace(SMALL, kv="fp8_block128", topk=700, sink="low"),
+}
+SEEDS = int(os.environ.get("OPENMLA_SIM_SEEDS", "2"))
+MODES = ("in_kernel", "workspace")
+
+
+def on(case: Case, background: str = "zero") -> BuiltCase:
+    return build(case, memory=Memory("cpu", background))
+
+
+def plan_with(built: BuiltCase, mode: str) -> Plan:
+    """The plan of a case with the cache read in a given way."""
+    chosen = plan_of(built)
+    read = replace(chosen.config.cache_read, mode=mode)
+    return replace(chosen, config=replace(chosen.config, cache_read=read))
+
+
+def findings(reports: list[Report]) -> list[str]:
+    return [str(f) for report in reports for f in report.findings]
+
+
+def attend(built: BuiltCase, mode: str, **options: object) -> Outcome:
+    outcome, reports = run(built, plan_with(built, mode), **options)
+    assert findings(reports) == []
+    return outcome
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_right_clean_and_the_same_bits_both_ways(name: str) -> None:
+    case = CASES[name]
+    # The second run has NaN in rows that no list names, and in their scales.
+    fused = attend(on(case), "in_kernel", seed=1)
+    verdict = judge(on(case), fused)
+    assert verdict.ok, verdict.report()
+    assert not differences(attend(on(case, "nan"), "workspace", seed=1), fused)
+
+
+@pytest.mark.parametrize("name", ["fp8_656, sink", "256+32"])
+def test_deaf_to_poison_in_the_kernel(name: str) -> None:
+    case = CASES[name]
+    poisoned = attend(on(case, "nan"), "in_kernel", seed=2)
+    assert not differences(poisoned, attend(on(case), "in_kernel", seed=2))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", CASES)
+def test_every_schedule_is_clean(name: str, mode: str) -> None:
+    first = None
+    for seed in range(SEEDS):
+        schedule = {0: "early", 1: "late"}.get(seed, "random")
+        outcome = attend(on(CASES[name]), mode, seed=seed, schedule=schedule, resident=3)
+        assert first is None or not differences(outcome, first)
+        first = outcome
+
+
+def test_a_workspace_that_is_too_small_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = replace(V32, q_lens=(2,), topk=70)
+    expected = attend(on(case), "in_kernel")
+    for rows, kernels in ((1000, 6), (130, 7), (20, 7)):
+        monkeypatch.setattr(hopper_cache, "WORKSPACE_CAP", rows * 1152)
+        built = on(case, "nan")
+        outcome, reports = run(built, plan_with(built, "workspace"))
+        assert findings(reports) == [] and len(reports) == kernels
+        assert not differences(outcome, expected)
+
+
+def test_pages_with_gaps() -> None:
+    built = on(replace(V32, kv="fp8_block64", topk=70))
+    op = built.operands
+    assert isinstance(op, SparseOperands) and isinstance(op.cache, LatentCache)
+    whole = attend(built, "in_kernel").out
+
+    def apart(x: torch.Tensor | None) -> torch.Tensor:
+        assert x is not None
+        wide = torch.full((x.shape[0], x.shape[1] + 3, x.shape[2]), torch.nan).to(x.dtype)
+        wide[:, : x.shape[1]] = x
+        return wide[:, : x.shape[1]]
+
+    cache = replace(op.cache, data=apart(op.cache.data), scales=apart(op.cache.scales))
+    gapped = replace(built, operands=replace(op, cache=cache))
+    for mode in MODES:
+        assert torch.equal(attend(gapped, mode).out, whole)
+
+
+def test_only_named_rows_get_a_place_in_the_order_of_the_pool() -> None:
+    cache = LatentCache.allocate(num_pages=300, page_size=16, format="fp8_656")
+    lists = torch.full((3, 600), -1, dtype=torch.int32)
+    lists[0, :4] = torch.tensor([4799, 7, 3000, 7])
+    lists[1, 590:593] = torch.tensor([3000, 4800, 2048])
+    lists[2, :2] = torch.tensor([7, 5])  # the second lies past its length
+    lengths = torch.tensor([600, 600, 1], dtype=torch.int32)
+    built = on(V32)
+    op = replace(built.operands, cache=cache, indices=lists, topk_lengths=lengths)
+    assert isinstance(op, SparseOperands)
+    config = plan_with(built, "workspace").config
+    space = addressed_once(config, op)
+    with intercept() as reports:
+        for call in space.calls:
+            call.run()
+    assert findings(reports) == []
+    assert space.total.tolist() == [4]  # rows 7, 2048, 3000, 4799
+    remapped = space.operands.indices
+    assert remapped[0, :5].tolist() == [3, 0, 2, 0, -1]
+    assert remapped[1, 589:594].tolist() == [-1, 2, -1, 1, -1]
+    assert remapped[2, :2].tolist() == [0, -1]
+
+
+def test_the_plan_explains_its_choice() -> None:
+    problem = Problem(
+        form="sparse", heads=128, d_nope=512, d_rope=64, d_v=512, kv_dtype="fp8_656",
+        v_dtype="fp8_656", rope_dtype="fp8_656", page_size=64, topk=2048, total_q=4096,
+        total_k=1_000_000,
+    )  # fmt: skip
+    many = plan(problem, "h200", "hopper").config
+    assert many.cache_read.mode == "workspace" and many.registers.producer == 72
+    assert "of a pool of 1000000, are widened once into a workspace of 466033 x 1152" in str(
+        many.explain()
+    )
+    few = plan(replace(problem, total_q=64), "h200", "hopper").config
+    assert few.cache_read.mode == "in_kernel" and few.registers.producer == 88
+    assert "262144 visits of 131072 rows, fewer than 4 each" in str(few.explain())
+    huge = plan(replace(problem, total_k=2**27), "h200", "hopper").config
+    assert huge.cache_read.mode == "in_kernel"
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize("job", fp8_jobs.COMPILE_JOBS(), ids=lambda job: job.name)
+def test_compiles_as_planned(job: fp8_jobs.CompileJob) -> None:
+    report = compile_job(job)
+    assert report.differences(job.predicted) == []

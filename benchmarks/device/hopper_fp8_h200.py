@@ -1,0 +1,426 @@
+"""Check and time the sparse Hopper kernel over FP8 caches on an H200.
+
+    PYTHONPATH=src python benchmarks/device/hopper_fp8_h200.py --out DIR [--section NAME ...]
+
+Sections: correctness, robustness, speed, sanitize. Every group of cases runs in a process of its
+own with a time limit, so that a hang costs seconds; one JSON file with provenance is written.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+
+import openmla
+from openmla.bench.gpu_timing import race
+from openmla.cache import LatentCache
+from openmla.dispatch import device_target
+from openmla.kernels.hopper.sparse_launch import calls
+from openmla.operands import Results, SparseOperands, Weights
+from openmla.plan import Plan, hopper_cache, plan
+from openmla.reference import sparse as reference_sparse
+from openmla.testing.build import Outcome, build
+from openmla.testing.case import Case
+from openmla.testing.compare import compare
+from openmla.testing.memory import Memory
+from openmla.testing.poison import differences
+
+SECONDS = {"correctness": 75, "robustness": 60, "speed": 75, "sanitize": 100}
+MATMUL = 8192
+MODES = ("in_kernel", "workspace")
+
+BASE = Case(
+    "sparse", 20, 512, 64, 512, q_lens=(70,), k_lens=(3000,), topk=389, scale=0.05, spare=3,
+    kv="fp8_656", page_size=64, index_kind="mixed",
+)  # fmt: skip
+FORMATS = ("fp8_656", "fp8_block32", "fp8_block64", "fp8_block128", "fp8_token")
+NARROW = {
+    "512+0": replace(BASE, kv="fp8_block64", d_rope=0, rope="none"),
+    "256+64": replace(BASE, kv="fp8_block128", d_nope=256, d_v=256),
+    "256+32": replace(BASE, kv="fp8_block32", d_nope=256, d_rope=32, d_v=256),
+    "128+32": replace(BASE, kv="fp8_token", d_nope=128, d_rope=32, d_v=128),
+}
+
+
+def groups() -> dict[str, list[Case]]:
+    """Cases by the process they run in; those of a group share a compiled kernel."""
+    found = {
+        name: [
+            replace(BASE, kv=name),
+            replace(BASE, kv=name, heads=128, topk=1001, values="peaky", q_lens=(200,)),
+            replace(BASE, kv=name, heads=1, topk=1, index_kind="distinct"),
+            replace(BASE, kv=name, heads=96, topk=64, index_kind="invalid"),
+        ]
+        for name in FORMATS
+    }
+    found |= {name: [case, replace(case, heads=65, topk=700)] for name, case in NARROW.items()}
+    return found
+
+
+def launch(chosen: Plan, op: SparseOperands, results: Results) -> None:
+    """Run what a plan lists."""
+    for call in calls(chosen, op, results):
+        call.run()
+
+
+def with_mode(chosen: Plan, mode: str) -> Plan:
+    read = replace(chosen.config.cache_read, mode=mode)
+    return replace(chosen, config=replace(chosen.config, cache_read=read))
+
+
+def attend(op: SparseOperands, mode: str) -> Outcome:
+    """One way of reading the cache; out starts full of NaN."""
+    out = torch.full((*op.q.shape[:2], op.d_v), torch.nan, dtype=op.q.dtype, device="cuda")
+    rows = torch.full(op.q.shape[:2], torch.nan, device="cuda")
+    results = Results(out, rows)
+    chosen = plan(op.problem(results), device_target(op.q.device), "hopper")
+    launch(with_mode(chosen, mode), op, results)
+    return Outcome(out, rows)
+
+
+# Correctness, in a child process.
+
+
+def check_group(name: str) -> Iterator[dict[str, Any]]:
+    """Every case both ways: against float64, with NaN elsewhere, twice, and past a full space."""
+    cap = hopper_cache.WORKSPACE_CAP
+    for case in groups()[name]:
+        op = build(case, "cuda").operands
+        assert isinstance(op, SparseOperands)
+        fused = attend(op, "in_kernel")
+        verdict = compare(fused, reference_sparse(build(case).operands), largest_v=1024.0)
+        problems = list(verdict.problems)
+        poisoned = build(case, memory=Memory("cuda", "nan")).operands
+        assert isinstance(poisoned, SparseOperands)
+        for mode in MODES:
+            problems += [f"{mode}: {p}" for p in differences(attend(poisoned, mode), fused)]
+        for rows in (40, 2500):
+            hopper_cache.WORKSPACE_CAP = rows * 2 * op.q.shape[2]
+            small = attend(op, "workspace")
+            problems += [f"room for {rows}: {p}" for p in differences(small, fused)]
+        hopper_cache.WORKSPACE_CAP = cap
+        problems += [f"second run: {p}" for p in differences(attend(op, "in_kernel"), fused)]
+        yield {"case": str(case), "bound": verdict.bound, "row": verdict.worst_row,
+               "problems": problems}  # fmt: skip
+
+
+# Speed, in a child process.
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Queries over lists of rows from a region of `region` rows of a pool."""
+
+    queries: int
+    region: int = 8192
+    pool: int = 1_000_000
+    topk: int = 2048
+    heads: int = 128
+    cache_format: str = "fp8_656"
+
+    @property
+    def flops(self) -> float:
+        return 2.0 * self.queries * self.heads * self.topk * (576 + 512)
+
+    def operands(self) -> SparseOperands:
+        """Rows outside the region, and their scales, are NaN."""
+        generator = torch.Generator("cuda").manual_seed(1)
+        pages = self.pool // 64
+        cache = LatentCache.allocate(
+            num_pages=pages, page_size=64, format=self.cache_format, device="cuda"
+        )
+        cache.data.view(torch.uint8).fill_(255)
+        if cache.scales is not None:
+            cache.scales.fill_(torch.nan)
+        rows = torch.randperm(cache.rows, generator=generator, device="cuda")[: self.region]
+        latent, rope = (
+            torch.randn(self.region, width, generator=generator, device="cuda").bfloat16()
+            for width in (512, 64)
+        )
+        cache.append(latent, rope, rows.sort().values)
+        chance = torch.rand(self.queries, self.region, generator=generator, device="cuda")
+        indices = rows.sort().values[chance.topk(self.topk).indices].int()
+        q = torch.randn(self.queries, self.heads, 576, generator=generator, device="cuda")
+        return SparseOperands(q.bfloat16(), cache, indices, None, 512, Weights(576**-0.5))
+
+
+class Inputs:
+    """A shape's tensors, and ways to compute it."""
+
+    def __init__(self, shape: Shape) -> None:
+        self.shape, self.op = shape, shape.operands()
+        self.out = torch.empty(shape.queries, shape.heads, 512, device="cuda").bfloat16()
+        self.results = Results(self.out, torch.empty(shape.queries, shape.heads, device="cuda"))
+        problem = self.op.problem(self.results)
+        self.chosen = plan(problem, device_target(self.out.device), "hopper")
+
+    def run(self, mode: str = "") -> torch.Tensor:
+        """The plan's way, or a given one."""
+        launch(with_mode(self.chosen, mode) if mode else self.chosen, self.op, self.results)
+        return self.out
+
+    def bf16(self) -> Callable[[], None]:
+        """The same attention over rows that are bf16 already, named by the same lists."""
+        space = self.op.cache
+        assert isinstance(space, LatentCache)
+        named, lists = torch.unique(self.op.indices.long(), return_inverse=True)
+        rows = space.gather(named)
+        op = replace(self.op, cache=rows, indices=lists.int())
+        results = Results(torch.empty_like(self.out), torch.empty_like(self.results.lse))
+        chosen = plan(op.problem(results), device_target(self.out.device), "hopper")
+        return lambda: launch(chosen, op, results)
+
+    def stages(self) -> dict[str, float]:
+        """Milliseconds of each kernel of the workspace, in a row."""
+        launches = list(calls(with_mode(self.chosen, "workspace"), self.op, self.results))
+        found = {}
+        for number, call in enumerate(launches):
+            call.run()
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            torch.cuda.synchronize()
+            start.record()
+            for _ in range(5):
+                call.run()
+            end.record()
+            torch.cuda.synchronize()
+            name = call.kernel.fn.__name__
+            found[f"{number} {name}"] = start.elapsed_time(end) / 5
+        return found
+
+
+def speed(rounds: int) -> Iterator[dict[str, Any]]:
+    a, b = (torch.randn(MATMUL, MATMUL, device="cuda").bfloat16() for _ in range(2))
+    shapes = {
+        "many, pool of 1000000": (Shape(4096), ("", "workspace"), 0.80),
+        "64 queries": (Shape(64, pool=8192), ("in_kernel", "workspace"), 0.40),
+        "256 queries": (Shape(256), MODES, 0.0),
+        "1024 queries": (Shape(1024, region=65536), MODES, 0.0),
+        "64 queries, fp8_block64": (Shape(64, pool=8192, cache_format="fp8_block64"), MODES, 0.0),
+    }
+    for name, (shape, modes, bar) in shapes.items():
+        inputs = Inputs(shape)
+        contestants: dict[str, Callable[[], object]] = {"matmul": lambda: torch.mm(a, b)}
+        for mode in modes:
+            contestants[mode or "plan"] = lambda x=inputs, m=mode: x.run(m)
+        contestants["bf16 rows"] = inputs.bf16()
+        timings = race(contestants, rounds)
+        ceiling = 2.0 * MATMUL**3 / timings["matmul"].median
+        in_a_row = 2.0 * MATMUL**3 / timings["matmul"].back_to_back
+        row: dict[str, Any] = {
+            "shape": f"{name}: {shape}", "bar": bar, "plan": inputs.chosen.config.cache_read.mode,
+            "matmul_tflops": ceiling * 1e-9,
+        }  # fmt: skip
+        for contestant, t in timings.items():
+            row[contestant] = {
+                "ms": t.median, "share": shape.flops / t.median / ceiling,
+                "share_in_a_row": shape.flops / t.back_to_back / in_a_row,
+            }  # fmt: skip
+        same = torch.equal(inputs.run("in_kernel").clone(), inputs.run("workspace"))
+        row |= {"same_bits": same and not bool(inputs.out.isnan().any())}
+        yield {**row, "stages": inputs.stages()}
+        del inputs, contestants
+
+
+# Robustness, in a child process.
+
+
+def robustness() -> Iterator[dict[str, Any]]:
+    for check in (many_launches, graph, host_time, large_offsets):
+        started = time.perf_counter()
+        yield {"check": check.__name__, **check(), "seconds": time.perf_counter() - started}
+
+
+def many_launches() -> dict[str, Any]:
+    """1,000 launches either way, the same bits."""
+    different = 0
+    inputs = Inputs(Shape(300, region=4096, pool=64 * 100, heads=64, topk=400))
+    first = inputs.run("in_kernel").clone()
+    for _ in range(1000):
+        for mode in MODES:
+            different += int(not torch.equal(inputs.run(mode), first))
+    return {"launches": 2000, "different": different, "ok": different == 0}
+
+
+def graph() -> dict[str, Any]:
+    """Capture, change lists and queries, replay."""
+    wrong = 0
+    inputs = Inputs(Shape(300, region=4096, pool=64 * 2000, heads=64, topk=400))
+    for mode in MODES:
+        inputs.run(mode)
+        torch.cuda.synchronize()
+        captured = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(captured):
+            inputs.run(mode)
+        for seed in range(3):
+            inputs.op.q.normal_()
+            inputs.op.indices.copy_(inputs.op.indices.roll(seed + 1, 0))
+            inputs.op.indices[:, seed] = -1
+            captured.replay()
+            got = inputs.out.clone()
+            wrong += int(not torch.equal(got, inputs.run(mode)))
+    return {"different": wrong, "ok": wrong == 0}
+
+
+def host_time() -> dict[str, Any]:
+    """Microseconds before a call returns, without waiting for the GPU."""
+    inputs = Inputs(Shape(64, region=4096, pool=64 * 100, topk=128, heads=64))
+    found = {}
+    for mode in MODES:
+        for _ in range(20):
+            inputs.run(mode)
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        for _ in range(100):
+            inputs.run(mode)
+        found[mode] = (time.perf_counter() - start) * 1e4
+        torch.cuda.synchronize()
+    return {"microseconds": found, "ok": True}
+
+
+def large_offsets() -> dict[str, Any]:
+    """A cache of more than 2^31 bytes: lists name its last rows."""
+    shape = Shape(64, region=8192, pool=64 * 60000, heads=16, topk=300)
+    inputs = Inputs(shape)
+    cache = inputs.op.cache
+    assert isinstance(cache, LatentCache)
+    outs = [inputs.run(mode).clone() for mode in MODES]
+    named, lists = torch.unique(inputs.op.indices.long(), return_inverse=True)
+    op = replace(inputs.op, cache=cache.gather(named), indices=lists.int())
+    results = Results(torch.empty_like(inputs.out), torch.empty_like(inputs.results.lse))
+    launch(plan(op.problem(results), device_target(inputs.out.device), "hopper"), op, results)
+    same = all(torch.equal(out, results.out) for out in outs)
+    return {"bytes": cache.data.numel(), "ok": same and cache.data.numel() > 2**31}
+
+
+def sanitize_cases() -> None:
+    """What runs under memcheck."""
+    for case in (BASE, NARROW["256+32"]):
+        small = replace(case, q_lens=(9,), topk=150, heads=12)
+        op = build(small, "cuda").operands
+        assert isinstance(op, SparseOperands)
+        for mode in MODES:
+            attend(op, mode)
+    torch.cuda.synchronize()
+    print("sanitize cases done")
+
+
+# The parent.
+
+
+def child(argument: str, rounds: int) -> None:
+    """Print one JSON line per result."""
+    torch.set_num_threads(2)
+    kind, _, name = argument.partition(":")
+    if kind == "sanitize":
+        sanitize_cases()
+        return
+    sources: dict[str, Callable[[], Iterator[dict[str, Any]]]] = {
+        "correctness": lambda: check_group(name),
+        "robustness": robustness,
+        "speed": lambda: speed(rounds),
+    }
+    for result in sources[kind]():
+        print("RESULT " + json.dumps(result), flush=True)
+
+
+def run_children(arguments: list[str], limit: float, rounds: int) -> dict[str, dict[str, Any]]:
+    """Run children side by side; what each printed, and how it ended."""
+    base = [sys.executable, os.path.abspath(__file__), "--rounds", str(rounds), "--child"]
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    started = [(a, subprocess.Popen([*base, a], text=True, **pipes)) for a in arguments]
+    end = time.time() + limit
+    found = {}
+    for argument, process in started:
+        ended = "finished"
+        try:
+            text, _ = process.communicate(timeout=max(1.0, end - time.time()))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            text, ended = process.communicate()[0], f"no end within {limit:.0f} s"
+        if ended == "finished" and process.returncode:
+            ended = f"status {process.returncode}"
+        lines = [json.loads(x[7:]) for x in text.splitlines() if x.startswith("RESULT ")]
+        tail = "" if ended == "finished" else text[-1500:]
+        found[argument] = {"ended": ended, "results": lines, "tail": tail}
+    return found
+
+
+def report(found: dict[str, dict[str, Any]]) -> None:
+    for name, group in found.items():
+        print(f"{name}: {group['ended']}, {len(group['results'])} results {group['tail']}")
+        for r in group["results"]:
+            if "problems" not in r:
+                print("   " + json.dumps(r))
+            elif r["problems"]:
+                print(f"   {r['case']}\n      " + "\n      ".join(r["problems"][:4]))
+        bounds = [r["bound"] for r in group["results"] if "bound" in r]
+        if bounds:
+            bad = sum(bool(r["problems"]) for r in group["results"])
+            print(f"   {len(bounds)} cases, {bad} wrong, bound {max(bounds):.2f}")
+
+
+def sanitize(limit: float) -> dict[str, Any]:
+    tool = shutil.which("compute-sanitizer") or "/usr/local/cuda/bin/compute-sanitizer"
+    me = [sys.executable, os.path.abspath(__file__), "--child", "sanitize"]
+    env = {**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
+    command = [tool, "--tool", "memcheck", *me]
+    try:
+        run = subprocess.run(
+            command, env=env, capture_output=True, text=True, timeout=limit, check=False
+        )
+    except (subprocess.TimeoutExpired, FileNotFoundError) as error:
+        return {"ok": False, "tail": f"{type(error).__name__}: {error}"}
+    text = run.stdout + run.stderr
+    clean = run.returncode == 0 and "done" in text and "ERROR SUMMARY: 0 errors" in text
+    return {"ok": clean, "tail": text[-600:]}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--section", action="append", choices=sorted(SECONDS))
+    parser.add_argument("--rounds", type=int, default=12)
+    parser.add_argument("--child")
+    options = parser.parse_args()
+    if options.child:
+        child(options.child, options.rounds)
+        return
+    record: dict[str, Any] = {
+        "date": datetime.now(UTC).strftime("%Y-%m-%d"), "gpu": torch.cuda.get_device_name(),
+        "torch": torch.__version__, "triton": triton.__version__, "openmla": openmla.__version__,
+        "command": "python benchmarks/device/hopper_fp8_h200.py " + " ".join(sys.argv[3:]),
+    }  # fmt: skip
+    for section in options.section or sorted(SECONDS):
+        started = time.time()
+        print(f"== {section}", flush=True)
+        if section == "sanitize":
+            record[section] = sanitize(SECONDS[section])
+            print(json.dumps(record[section]))
+        else:
+            names = (
+                [f"correctness:{g}" for g in groups()] if section == "correctness" else [section]
+            )
+            record[section] = run_children(names, SECONDS[section], options.rounds)
+            report(record[section])
+        print(f"   {time.time() - started:.0f} s", flush=True)
+        if options.out:
+            options.out.mkdir(parents=True, exist_ok=True)
+            text = json.dumps(record, indent=1, default=str)
+            (options.out / "hopper_fp8_h200.json").write_text(text + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from openmla.errors import Unsupported
-from openmla.plan import plan, support
+from openmla.plan import plan, support, target_by_name
 from openmla.plan.support import (
     BEGIN,
     END,
@@ -44,9 +44,7 @@ def test_cells_are_what_the_planner_says(feature: str) -> None:
         else:
             assert cell.family == chosen.backend
             assert (cell.runs, chosen.problem.form) in IMPLEMENTED or not cell.runs
-            assert ("planned" in str(cell)) == (
-                (chosen.backend, chosen.problem.form) not in IMPLEMENTED
-            )
+            assert ("planned" in str(cell)) == (not chosen.runs_today)
 
 
 def test_markdown_has_a_row_per_feature_and_a_column_per_target() -> None:
@@ -85,3 +83,17 @@ def test_a_cell_names_what_runs_until_the_planned_kernel_exists(
     assert str(support_of(dense, "a100")) == "**portable**"
     assert str(support_of(replace(dense, form="latent"), "h200")) == "hopper planned"
     runnable_plan.cache_clear()
+
+
+def test_a_plan_without_its_kernel_names_itself_in_the_plan_that_runs() -> None:
+    fp8 = FEATURES["sparse 512+64, fp8 throughout"]
+    assert plan(fp8, "b200").backend == "blackwell" and not plan(fp8, "b200").runs_today
+    instead = runnable_plan(fp8, target_by_name("b200"))
+    assert instead.backend == "portable" and instead.runs_today
+    assert instead.passed_over == ("blackwell: planned, its kernel is not implemented yet",)
+
+
+def test_heads_without_a_plan_say_why() -> None:
+    twenty = replace(FEATURES["sparse 512+64, 16 heads, bf16"], heads=20)
+    instead = runnable_plan(twenty, target_by_name("b200"))
+    assert instead.backend == "portable" and "multiple of 8" in instead.passed_over[0]

@@ -85,4 +85,5 @@ def _what_runs(problem: Problem, device: torch.device) -> str:
         chosen = runnable_plan(problem, device_target(device))
     except OpenMLAError as reason:
         return f"nothing: {reason}"
-    return chosen.backend
+    reasons = "".join(f"\n  not {reason}" for reason in chosen.passed_over)
+    return f"{chosen.backend}{reasons}"

@@ -29,6 +29,7 @@ MODULES = {
     ("portable", "latent"): "openmla.kernels.portable.launch",
     ("portable", "sparse"): "openmla.kernels.portable.launch",
     ("hopper", "dense"): "openmla.kernels.hopper.launch",
+    ("blackwell", "sparse"): "openmla.kernels.blackwell.sparse_launch",
 }
 
 

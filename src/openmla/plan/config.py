@@ -58,9 +58,9 @@ class Plan:
     @property
     def runs_today(self) -> bool:
         """Whether the kernel exists already; a plan may be ahead of it."""
-        from openmla.plan.support import is_implemented
+        from openmla.plan.support import has_kernel
 
-        return is_implemented(self.backend, self.problem.form)
+        return has_kernel(self)
 
     def explain(self) -> str:
         """What would run and why, as text."""

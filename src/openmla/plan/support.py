@@ -19,8 +19,10 @@ from openmla.problem import FORMS, Problem
 # Kernel families whose kernels exist, by form. Nothing else may be launched: dispatch asks here.
 IMPLEMENTED = frozenset(
     {(family, form) for family in ("reference", "cpu", "portable") for form in FORMS}
-    | {("hopper", "dense")}
+    | {("hopper", "dense"), ("blackwell", "sparse")}
 )
+# Plans of those families that still have no kernel, by the class of their config.
+WITHOUT_KERNEL = frozenset({"MLAPrefillSparseQKVFP8"})
 
 TABLE_TARGETS = ("cpu", "h200", "b200", "mi355x", "mi300x", "a100", "l40s", "rtx5090")
 BEGIN, END = "<!-- support table: begin -->", "<!-- support table: end -->"
@@ -77,6 +79,12 @@ def is_implemented(family: str, form: str) -> bool:
     return (family, form) in IMPLEMENTED
 
 
+def has_kernel(chosen: Plan) -> bool:
+    """Whether the kernel of a plan exists today."""
+    known = is_implemented(chosen.backend, chosen.problem.form)
+    return known and type(chosen.config).__name__ not in WITHOUT_KERNEL
+
+
 @lru_cache(maxsize=4096)
 def runnable_plan(problem: Problem, target: Target, backend: str = "auto") -> Plan:
     """The first plan, in the planner's order, whose kernel exists. An explicit backend stays."""
@@ -84,9 +92,13 @@ def runnable_plan(problem: Problem, target: Target, backend: str = "auto") -> Pl
     if chosen.runs_today:
         return chosen
     if backend == "auto":
+        missing = f"{chosen.backend}: planned, its kernel is not implemented yet"
         for family in target.families:
-            if is_implemented(family, problem.form):
-                return plan(problem, target, family)
+            if family == chosen.backend or not is_implemented(family, problem.form):
+                continue
+            other = plan(problem, target, family)
+            if other.runs_today:
+                return replace(other, passed_over=(*chosen.passed_over, missing))
     raise Unsupported(
         f"{chosen.backend} is planned for {target.name}, but its {problem.form} kernel is not "
         "implemented yet",

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from openmla.kernels.blackwell.sparse_launch import launch
+from openmla.kernels.launch import launch
 from openmla.operands import Results, SparseOperands
 from openmla.plan import Plan, plan
 from openmla.sim import Report, intercept

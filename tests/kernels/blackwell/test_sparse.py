@@ -10,7 +10,7 @@ import torch
 
 from kernels.blackwell.simulated_sparse import plan_of, results_of, run
 from openmla.cache import LatentCache
-from openmla.kernels.blackwell.sparse_launch import launch
+from openmla.kernels.launch import launch
 from openmla.operands import SparseOperands
 from openmla.sim import intercept
 from openmla.testing.build import BuiltCase, Outcome, build

@@ -166,10 +166,10 @@ def sparse_kernel(  # noqa: PLR0913
     REGISTERS: gl.constexpr,
 ):
     """HOW: B_TOPK, barriers of a kind, page sizes of rows and of scales (0: rows lie evenly).
-    SPLIT: columns of Q in shared and in tensor memory. CACHE: None, or see sparse_fp8.py. MAP: first
-    columns of O, S and Q in tensor memory. TMEM: layouts of O, S, Q, Q's copy, and of all. REGS:
-    registers for S and for 64 columns of O. TILE, WORDS, BYTES: shared layouts of tiles of 16, 32
-    and 8 bits."""
+    SPLIT: columns of Q in shared and in tensor memory. CACHE: None, or see sparse_fp8.py. MAP:
+    first columns of O, S and Q in tensor memory. TMEM: layouts of O, S, Q, Q's copy, and of all.
+    REGS: registers for S and for 64 columns of O. TILE, WORDS, BYTES: shared layouts of tiles of
+    16, 32 and 8 bits."""
     DTYPE: gl.constexpr = q_desc.dtype
     B_TOPK: gl.constexpr = HOW[0]
     NB: gl.constexpr = HOW[1]

@@ -1,14 +1,12 @@
 """Host side of the sparse Blackwell kernel: from a Plan and its operands to a kernel call.
 
-`calls` lists what a launch would run, as data; `launch` runs it. Nothing here reads a device
-tensor, so nothing waits for the GPU.
+Nothing here reads a device tensor, so nothing waits for the GPU.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from contextlib import nullcontext
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -30,7 +28,12 @@ from openmla.plan.blackwell_sparse import MLAPrefillSparse
 LOG2_E = math.log2(math.e)
 WARP_LANES = 32
 GATHERED = 64  # columns of a tile
-PARTITION_REGISTERS = [96, 96, 128, 128]  # load_k, load_v, mma, kv_valid_producer; softmax: 192
+PARTITION_REGISTERS = [
+    96,
+    96,
+    48,
+    48,
+]  # load_k, load_v, mma, kv_valid_producer; softmax gets the rest
 
 
 class Rows(NamedTuple):
@@ -57,21 +60,12 @@ class Source(NamedTuple):
     """None for rows without widening, else columns that share a scale, and 64-column tiles."""
 
 
-def launch(plan: Plan, operands: SparseOperands, results: Results) -> None:
-    """Fill every row of `results`."""
-    if not operands.rows:
-        results.clear()  # no index counts, and a descriptor cannot describe an empty tensor
-        return
-    # Triton launches on the current GPU, wherever the tensors are.
-    here = torch.cuda.device(operands.q.device) if operands.q.is_cuda else nullcontext()
-    with here:
-        for call in calls(plan, operands, results):
-            call.run()
-
-
 def calls(plan: Plan, op: SparseOperands, results: Results) -> Iterator[Call]:
-    """What `launch` runs; nothing for an empty output."""
+    """What a launch runs; nothing for an empty output."""
     if not results.out.numel():
+        return
+    if not op.rows:
+        results.clear()  # no index counts, and a descriptor cannot describe an empty tensor
         return
     # A pair's product of 64 rows a CTA cannot take Q from tensor memory: the compiler refuses it.
     config: MLAPrefillSparse = plan.config.one_cta()

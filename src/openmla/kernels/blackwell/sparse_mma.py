@@ -18,6 +18,7 @@ from triton.experimental.gluon.language.nvidia.blackwell import (
 from openmla.kernels.blackwell.sparse_load import GATHERED, HEADS, q_staging
 from openmla.kernels.blackwell.sparse_rows import wait_for_step
 from openmla.kernels.compat_gluon import reinterpret
+from openmla.kernels.scores import opaque_zero
 
 WORDS_PER_TILE = gl.constexpr(32)  # tensor-memory columns of 64 columns of Q, two to a cell
 
@@ -69,13 +70,15 @@ def multiply_qk(
     S = scores(tmem, MAP, TMEM, B_TOPK)
     wait_for_step(k_p0_ready, k, NB)
     wait_for_step(p_free, k - 1, NB)
+    # Opaque: else the descriptors of all tiles would be kept in registers over the steps.
     for g in gl.static_range(EARLY):
-        tcgen05_mma(q_smem.index(g), k_smem.index(g).permute((1, 0)), S, use_acc=g > 0)
+        here = opaque_zero() + g
+        tcgen05_mma(q_smem.index(here), k_smem.index(here).permute((1, 0)), S, use_acc=g > 0)
     tcgen05_commit(qk_ss_done.index(k % NB))
     wait_for_step(k_p1_ready, k, NB)
     for g in gl.static_range(EARLY, TILES):
         q = query(tmem, g - EARLY, q_smem.dtype, MAP, TMEM)
-        tcgen05_mma(q, k_smem.index(g).permute((1, 0)), S)
+        tcgen05_mma(q, k_smem.index(opaque_zero() + g).permute((1, 0)), S)
     tcgen05_commit(qk_ts_done.index(k % NB))
 
 
@@ -87,7 +90,7 @@ def multiply_sv_half(p_smem, v_smem, O, ready, done, k, HALF: gl.constexpr, NB: 
     weights = p_smem.slice(HALF * KEYS, KEYS, dim=1)
     wait_for_step(ready, k, NB)
     for atom in gl.static_range(2):
-        tile = v_smem.index(2 * HALF + atom)
+        tile = v_smem.index(opaque_zero() + (2 * HALF + atom))
         tcgen05_mma(weights, tile, O.slice(atom * ATOM, ATOM), use_acc=(k > 0) | (HALF > 0))
     tcgen05_commit(done.index(k % NB))
 

@@ -92,6 +92,7 @@ class CompileReport:
     accumulators: int | None = None  # AGPRs
     occupancy: int | None = None
     spills: int | None = None  # bytes stored on NVIDIA, registers on AMD
+    spilling: tuple[int, ...] = ()  # registers of the partitions that store to local memory
     serialized: bool = False  # ptxas put waits between wgmma instructions
     warnings: tuple[str, ...] = ()
     cached: bool = False
@@ -152,8 +153,8 @@ def compile_job(job: CompileJob, *, use_cache: bool = True) -> CompileReport:
     path = cache_directory() / f"{job_key(job)}.json"
     if use_cache and path.exists():
         stored = json.loads(path.read_text())
-        for name in ("warnings", "partition_registers"):
-            stored[name] = tuple(stored[name])
+        for name in ("warnings", "partition_registers", "spilling"):
+            stored[name] = tuple(stored.get(name, ()))
         return CompileReport(**{**stored, "cached": True})
     report = _compile(job)
     if use_cache and not report.error:
@@ -213,6 +214,7 @@ def _read_cuda(compiled: Any, job: CompileJob) -> dict[str, Any]:
         run = subprocess.run(
             [*command, "-o", f"{source}.cubin"], capture_output=True, text=True, check=False
         )
+        spilling = _spilling(Path(command[0]).with_name("nvdisasm"), Path(f"{source}.cubin"))
     log = run.stdout + run.stderr
     used = re.search(r"Used (\d+) registers", log)
     spill = re.search(r"(\d+) bytes spill stores", log)
@@ -224,9 +226,30 @@ def _read_cuda(compiled: Any, job: CompileJob) -> dict[str, Any]:
         "registers": int(used.group(1)) if used else None,
         "partition_registers": tuple(int(n) for n in dict.fromkeys(partitions)),
         "spills": int(spill.group(1)) if spill else None,
+        "spilling": spilling,
         "serialized": "serialized" in log,
         "warnings": tuple(line.strip() for line in log.splitlines() if "warning" in line.lower()),
     }
+
+
+def _spilling(disassembler: Path, cubin: Path) -> tuple[int, ...]:
+    """The partitions, by their registers, whose code stores to local memory.
+
+    A partition's code begins where it sets its registers. Empty without a disassembler.
+    """
+    if not disassembler.exists() or not cubin.exists():
+        return ()
+    command = [str(disassembler), "-c", str(cubin)]
+    code = subprocess.run(command, capture_output=True, text=True, check=False).stdout
+    found: set[int] = set()
+    registers = 0
+    for line in code.splitlines():
+        if "USETMAXREG" in line:
+            numbers = re.findall(r"0x[0-9a-f]+", line.split("USETMAXREG")[1].split(";")[0])
+            registers = int(numbers[-1], 16) if numbers else registers
+        elif re.search(r"\bSTL\b", line):
+            found.add(registers)
+    return tuple(sorted(found))
 
 
 def _read_hip(compiled: Any, job: CompileJob) -> dict[str, Any]:

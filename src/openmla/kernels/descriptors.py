@@ -10,7 +10,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, contiguous_format
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
@@ -68,6 +68,18 @@ def pages(x: Tensor, rows: int) -> Any:
     """Boxes of `rows` rows of one page of x [pages, page_size, columns]."""
     box = [1, rows, x.shape[2]]
     return TensorDescriptor(x, list(x.shape), _strides(x), box, _layout_of(x, x.shape[2], 3))
+
+
+def line(x: Tensor, columns: int) -> Any:
+    """Boxes [1, columns] of a vector of fp32, from any element on."""
+    x = (
+        x
+        if x.is_contiguous() and x.data_ptr() % 16 == 0
+        else x.clone(memory_format=contiguous_format)
+    )
+    layout = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=2)
+    stride = -(-x.shape[0] // 4) * 4  # there is one row only, but strides are multiples of 16 bytes
+    return TensorDescriptor(x, [1, x.shape[0]], [stride, 1], [1, columns], layout)
 
 
 def _strides(x: Tensor) -> list[int]:

@@ -29,7 +29,9 @@ MODULES = {
     ("portable", "latent"): "openmla.kernels.portable.launch",
     ("portable", "sparse"): "openmla.kernels.portable.launch",
     ("hopper", "dense"): "openmla.kernels.hopper.launch",
+    ("blackwell", "dense"): "openmla.kernels.blackwell.launch",
     ("blackwell", "sparse"): "openmla.kernels.blackwell.sparse_launch",
+    ("cdna4", "dense"): "openmla.kernels.cdna4.launch",
 }
 
 

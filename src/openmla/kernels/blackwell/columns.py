@@ -10,6 +10,7 @@ correction group: C0, C1 of the two tiles, in the plan's words.
 |---|---|---|
 | scores, fp32 | 0-127 | until the softmax group has them in registers |
 | weights, 16 bits | 0-63 | until their product is done |
+| weights, 8 bits, two parts | 0-31, 32-63 | likewise |
 | reference of a block | 64 | until the MMA warp may multiply the weights |
 | total of all blocks | 65 | until the end |
 
@@ -56,12 +57,26 @@ def scores(tmem, tile: gl.constexpr, TMEM: gl.constexpr):
 
 
 @gluon.jit
-def weights(tmem, tile: gl.constexpr, dtype: gl.constexpr, TMEM: gl.constexpr):
-    """The weights over score tile 0 or 1."""
+def weights(tmem, tile: gl.constexpr, part: gl.constexpr, dtype: gl.constexpr, TMEM: gl.constexpr):
+    """The weights over score tile 0 or 1; of 8 bits there are two parts."""
     WIDTH: gl.constexpr = TMEM[4] * dtype.primitive_bitwidth // 32
-    raw = tmem.slice(TMEM[tile], WIDTH)
+    raw = tmem.slice(TMEM[tile] + part * WIDTH, WIDTH)
     LAYOUT: gl.constexpr = columns_layout(TMEM[4])
     SHAPE: gl.constexpr = (128, TMEM[4])
+    return reinterpret(raw, dtype, SHAPE, LAYOUT)
+
+
+@gluon.jit
+def half_weights(
+    tmem, tile: gl.constexpr, part: gl.constexpr, half: gl.constexpr, dtype: gl.constexpr,
+    TMEM: gl.constexpr,
+):  # fmt: skip
+    """Half of the columns of `weights`."""
+    KEYS: gl.constexpr = TMEM[4] // 2
+    WIDTH: gl.constexpr = KEYS * dtype.primitive_bitwidth // 32
+    raw = tmem.slice(TMEM[tile] + (2 * part + half) * WIDTH, WIDTH)
+    LAYOUT: gl.constexpr = columns_layout(KEYS)
+    SHAPE: gl.constexpr = (128, KEYS)
     return reinterpret(raw, dtype, SHAPE, LAYOUT)
 
 

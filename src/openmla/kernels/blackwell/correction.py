@@ -19,7 +19,7 @@ from openmla.kernels.scores import MINUS_INF, normalize
 
 Q_ROWS = gl.constexpr(128)
 STEP = gl.constexpr(32)  # columns of the accumulator in registers at a time
-STORED = gl.constexpr(64)  # columns that go through shared memory at a time
+STORED = gl.constexpr(32)  # columns that go through shared memory at a time
 VECTOR = gl.constexpr(8)  # out's strides come in units of 16 bytes
 
 
@@ -59,8 +59,8 @@ def write_rows(tmem, stage, out: gl.constexpr, inverse, empty, piece, results, T
     out_ptr, stride_t, stride_h = results
     DTYPE: gl.constexpr = out_ptr.dtype.element_ty
     REGS: gl.constexpr = row_registers(gl.float32, STORED)
-    BL: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
-    TILE: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
+    BL: gl.constexpr = gl.BlockedLayout([1, 8], [8, 4], [4, 1], [1, 0])
+    TILE: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=64, element_bitwidth=16, rank=2)
     SHAPE: gl.constexpr = (Q_ROWS, STORED)
     box = reinterpret(stage, DTYPE, SHAPE, TILE)
     row = gl.arange(0, Q_ROWS, gl.SliceLayout(1, BL))
@@ -80,7 +80,7 @@ def write_rows(tmem, stage, out: gl.constexpr, inverse, empty, piece, results, T
 @gluon.jit
 def finish(
     tmem, stage, bars, top, out: gl.constexpr, piece, results, sink_ptr,
-    TMEM: gl.constexpr,
+    BIAS: gl.constexpr, TMEM: gl.constexpr,
 ):  # fmt: skip
     """Rows of out and lse from accumulator `out`, once the last product is in it."""
     _p_full, o_full, _c_full, t_full = bars
@@ -89,7 +89,7 @@ def finish(
     ROW: gl.constexpr = top.type.layout
     mbarrier.wait(t_full.index(out), 0)
     total = told(tmem, out, TOTAL, ROW, TMEM)
-    inverse, lse, empty = normalize(top, total, sink_ptr, head)
+    inverse, lse, empty = normalize(top - BIAS, total, sink_ptr, head)
     lse_ptr, stride_t, stride_h = lse_rows
     if lse_ptr is not None:
         row = gl.arange(0, Q_ROWS, ROW) + out * Q_ROWS
@@ -101,7 +101,9 @@ def finish(
 
 
 @gluon.jit
-def correct_two(tmem, q_smem, bars, piece, results, sink_ptr, TMEM: gl.constexpr):
+def correct_two(
+    tmem, q_smem, bars, piece, results, sink_ptr, BIAS: gl.constexpr, TMEM: gl.constexpr
+):
     """Both query tiles."""
     blocks = piece[6]
     ROW: gl.constexpr = gl.SliceLayout(1, row_registers(gl.float32, STEP))
@@ -111,13 +113,15 @@ def correct_two(tmem, q_smem, bars, piece, results, sink_ptr, TMEM: gl.constexpr
         top0 = correct(tmem, bars, top0, 0, 0, j, j, TMEM)
         top1 = correct(tmem, bars, top1, 1, 1, j, j, TMEM)
     if blocks > 0:
-        finish(tmem, q_smem.index(0), bars, top0, 0, piece, results, sink_ptr, TMEM)
-        finish(tmem, q_smem.index(1), bars, top1, 1, piece, results, sink_ptr, TMEM)
+        finish(tmem, q_smem.index(0), bars, top0, 0, piece, results, sink_ptr, BIAS, TMEM)
+        finish(tmem, q_smem.index(1), bars, top1, 1, piece, results, sink_ptr, BIAS, TMEM)
 
 
 @gluon.jit
-def correct_one(tmem, q_smem, bars, piece, results, sink_ptr, TMEM: gl.constexpr):
-    """One query tile, one accumulator; block j speaks through slot j % 2 of the strip."""
+def correct_one(
+    tmem, q_smem, bars, piece, results, sink_ptr, BIAS: gl.constexpr, TMEM: gl.constexpr
+):
+    """One query tile, one accumulator; block j speaks through score tile j % 2."""
     blocks = piece[6]
     ROW: gl.constexpr = gl.SliceLayout(1, row_registers(gl.float32, STEP))
     top = gl.full([Q_ROWS], MINUS_INF, gl.float32, ROW)
@@ -126,20 +130,19 @@ def correct_one(tmem, q_smem, bars, piece, results, sink_ptr, TMEM: gl.constexpr
             if 2 * pair + tile < blocks:
                 top = correct(tmem, bars, top, tile, 0, pair, 2 * pair + tile, TMEM)
     if blocks > 0:
-        finish(tmem, q_smem.index(0), bars, top, 0, piece, results, sink_ptr, TMEM)
+        finish(tmem, q_smem.index(0), bars, top, 0, piece, results, sink_ptr, BIAS, TMEM)
 
 
 @gluon.jit
-def correction(
-    tmem, q_smem, bars, piece, results, sink_ptr, QUERIES: gl.constexpr, TMEM: gl.constexpr
-):
+def correction(given, QUERIES: gl.constexpr, BIAS: gl.constexpr, TMEM: gl.constexpr):
     """QUERIES as in multiply.py; q_smem: main columns of Q, reused to change the layout of out."""
+    tmem, q_smem, bars, piece, results, sink_ptr = given
     if QUERIES == 1:
-        correct_one(tmem, q_smem, bars, piece, results, sink_ptr, TMEM)
+        correct_one(tmem, q_smem, bars, piece, results, sink_ptr, BIAS, TMEM)
     elif QUERIES == 2:
-        correct_two(tmem, q_smem, bars, piece, results, sink_ptr, TMEM)
+        correct_two(tmem, q_smem, bars, piece, results, sink_ptr, BIAS, TMEM)
     else:
         if piece[2] > Q_ROWS:
-            correct_two(tmem, q_smem, bars, piece, results, sink_ptr, TMEM)
+            correct_two(tmem, q_smem, bars, piece, results, sink_ptr, BIAS, TMEM)
         else:
-            correct_one(tmem, q_smem, bars, piece, results, sink_ptr, TMEM)
+            correct_one(tmem, q_smem, bars, piece, results, sink_ptr, BIAS, TMEM)

@@ -12,30 +12,56 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.blackwell import mbarrier
 
 from openmla.kernels.blackwell.ring import k_place, tile_of, v_place
+from openmla.kernels.blackwell.widen import raw_of
 from openmla.kernels.boxes import load_pages, load_ragged, load_rows
+from openmla.kernels.compat_gluon import tma_load
 
 Q_ROWS = gl.constexpr(128)
 
 
 @gluon.jit
-def load_queries(descs, smem, bar, half: gl.constexpr, token, head, DIMS: gl.constexpr):
-    """128 rows of Q; their bytes are announced by the caller."""
+def load_queries(
+    descs, smem, bar, raw_bars, half: gl.constexpr, token, head, DIMS: gl.constexpr,
+    RAW: gl.constexpr,
+):  # fmt: skip
+    """128 rows of Q. Bytes on `bar` are announced by the caller; raw rope has its own barrier."""
     q_main, q_tail, q_rope = descs
     main, tail, rope = smem
     row = token + half * Q_ROWS
     load_rows(q_main, row, head, 0, bar, main.index(half))
     if DIMS[1] > 0:
         load_rows(q_tail, row, head, DIMS[0], bar, tail.index(half))
-    load_rows(q_rope, row, head, DIMS[0] + DIMS[1], bar, rope.index(half))
+    column: gl.constexpr = DIMS[0] + DIMS[1]
+    if RAW[0]:
+        raw_bar = raw_bars.index(half)
+        mbarrier.expect(raw_bar, Q_ROWS * DIMS[2])
+        load_rows(q_rope, row, head, column, raw_bar, raw_of(rope.index(half), RAW))
+    else:
+        load_rows(q_rope, row, head, column, bar, rope.index(half))
+
+
+@gluon.jit
+def load_scales(desc, smem, bars, piece, j, RING: gl.constexpr):
+    """The scales of the keys of the j-th block; the softmax groups read and release them."""
+    key, blocks = piece[3], piece[6]
+    full, empty = bars
+    place = j % RING[2]
+    BN: gl.constexpr = smem.shape[2]
+    mbarrier.wait(empty.index(place), ((j // RING[2]) & 1) ^ 1)
+    mbarrier.expect(full.index(place), BN * 4)
+    column = key + (blocks - 1 - j) * BN
+    tma_load(desc, [0, column], full.index(place), smem.index(place))
 
 
 @gluon.jit
 def load_keys(
-    descs, smem, bars, table, piece, j, ONE: gl.constexpr, RING: gl.constexpr,
-    DIMS: gl.constexpr, ROPE: gl.constexpr, BYTES: gl.constexpr,
+    descs, smem, bars, raw_bars, table, piece, j, ONE: gl.constexpr, RING: gl.constexpr,
+    DIMS: gl.constexpr, ROPE: gl.constexpr, HOW: gl.constexpr,
 ):  # fmt: skip
     """K of the j-th block, counted from the last; Q comes on the same barrier as the first."""
     head, _token, _rows, key, keys, _seen, blocks, _whole, request = piece
+    BYTES: gl.constexpr = HOW[0]
+    RAW: gl.constexpr = HOW[1]
     k_main, k_tail, k_rope = descs
     main, tail, rope = smem
     full, empty = bars
@@ -49,16 +75,22 @@ def load_keys(
         mbarrier.expect(bar, BYTES[0] + BYTES[1])
     else:
         mbarrier.expect(bar, BYTES[1])
+    rope_bar = bar
+    rope_tile = rope.index(place)
+    if RAW[1]:
+        rope_bar = raw_bars.index(place)
+        mbarrier.expect(rope_bar, BN * DIMS[2])
+        rope_tile = raw_of(rope_tile, RAW)
     load_rows(k_main, key + row, head, 0, bar, tile_of(main, slot, DIMS[0]))
     if DIMS[1] > 0:
         load_rows(k_tail, key + row, head, DIMS[0], bar, tail.index(slot))
     if ROPE[0] == "cache":
         line = table_ptr + request.to(gl.int64) * table_stride
-        load_pages(k_rope, line, row, keys, bar, rope.index(place), ROPE[1], BN)
+        load_pages(k_rope, line, row, keys, rope_bar, rope_tile, ROPE[1], BN)
     elif ROPE[0] == "per_head":
-        load_rows(k_rope, key + row, head, 0, bar, rope.index(place))
+        load_rows(k_rope, key + row, head, 0, rope_bar, rope_tile)
     else:
-        load_rows(k_rope, key + row, 0, 0, bar, rope.index(place))
+        load_rows(k_rope, key + row, 0, 0, rope_bar, rope_tile)
     return bar
 
 
@@ -80,55 +112,62 @@ def load_values(
 @gluon.jit
 def load_two(
     descs, smem, bars, table, piece, RING: gl.constexpr, DIMS: gl.constexpr, ROPE: gl.constexpr,
-    BYTES: gl.constexpr,
+    HOW: gl.constexpr,
 ):  # fmt: skip
     """Two query tiles: Q0 K0, Q1, V0, K1, V1, …"""
-    q_descs, k_descs, v_desc = descs
-    q_smem, k_smem, v_smem = smem
-    ring, second = bars
-    head, token = piece[0], piece[1]
-    blocks = piece[6]
+    q_descs, k_descs, v_desc, scale_desc = descs
+    q_smem, k_smem, v_smem, scale_smem = smem
+    ring, second, scale_bars, q_raw, k_raw = bars
+    BYTES: gl.constexpr = HOW[0]
+    RAW: gl.constexpr = HOW[1]
+    head, token, blocks = piece[0], piece[1], piece[6]
     for j in range(0, blocks):
-        bar = load_keys(k_descs, k_smem, ring, table, piece, j, False, RING, DIMS, ROPE, BYTES)
+        bar = load_keys(k_descs, k_smem, ring, k_raw, table, piece, j, False, RING, DIMS, ROPE, HOW)
+        if scale_desc is not None:
+            load_scales(scale_desc, scale_smem, scale_bars, piece, j, RING)
         if j == 0:
-            load_queries(q_descs, q_smem, bar, 0, token, head, DIMS)
+            load_queries(q_descs, q_smem, bar, q_raw, 0, token, head, DIMS, RAW)
             mbarrier.expect(second.index(0), BYTES[0])
-            load_queries(q_descs, q_smem, second.index(0), 1, token, head, DIMS)
+            load_queries(q_descs, q_smem, second.index(0), q_raw, 1, token, head, DIMS, RAW)
         load_values(v_desc, v_smem, ring, piece, j, False, RING, DIMS[3])
 
 
 @gluon.jit
 def load_one(
     descs, smem, bars, table, piece, RING: gl.constexpr, DIMS: gl.constexpr, ROPE: gl.constexpr,
-    BYTES: gl.constexpr,
+    HOW: gl.constexpr,
 ):  # fmt: skip
     """One query tile: Q K0, K1, V0, K2, V1, K3, …"""
-    q_descs, k_descs, v_desc = descs
-    q_smem, k_smem, v_smem = smem
-    ring = bars[0]
-    head, token = piece[0], piece[1]
-    blocks = piece[6]
+    q_descs, k_descs, v_desc, scale_desc = descs
+    q_smem, k_smem, v_smem, scale_smem = smem
+    ring, _second, scale_bars, q_raw, k_raw = bars
+    head, token, blocks = piece[0], piece[1], piece[6]
     for j in range(0, blocks + 1):
         if j < blocks:
-            bar = load_keys(k_descs, k_smem, ring, table, piece, j, True, RING, DIMS, ROPE, BYTES)
+            bar = load_keys(
+                k_descs, k_smem, ring, k_raw, table, piece, j, True, RING, DIMS, ROPE, HOW
+            )
             if j == 0:
-                load_queries(q_descs, q_smem, bar, 0, token, head, DIMS)
+                load_queries(q_descs, q_smem, bar, q_raw, 0, token, head, DIMS, HOW[1])
+            if scale_desc is not None:
+                load_scales(scale_desc, scale_smem, scale_bars, piece, j, RING)
         if j > 0:
             load_values(v_desc, v_smem, ring, piece, j - 1, True, RING, DIMS[3])
 
 
 @gluon.jit
 def load(
-    descs, smem, bars, table, piece, QUERIES: gl.constexpr, RING: gl.constexpr,
-    DIMS: gl.constexpr, ROPE: gl.constexpr, BYTES: gl.constexpr,
+    given, QUERIES: gl.constexpr, RING: gl.constexpr, DIMS: gl.constexpr, ROPE: gl.constexpr,
+    HOW: gl.constexpr,
 ):  # fmt: skip
-    """BYTES: of one Q tile, of one K tile."""
+    """HOW: bytes on the barriers of a Q and of a K tile; what arrives raw, as in widen.py."""
+    descs, smem, bars, table, piece = given
     if QUERIES == 1:
-        load_one(descs, smem, bars, table, piece, RING, DIMS, ROPE, BYTES)
+        load_one(descs, smem, bars, table, piece, RING, DIMS, ROPE, HOW)
     elif QUERIES == 2:
-        load_two(descs, smem, bars, table, piece, RING, DIMS, ROPE, BYTES)
+        load_two(descs, smem, bars, table, piece, RING, DIMS, ROPE, HOW)
     else:
         if piece[2] > Q_ROWS:
-            load_two(descs, smem, bars, table, piece, RING, DIMS, ROPE, BYTES)
+            load_two(descs, smem, bars, table, piece, RING, DIMS, ROPE, HOW)
         else:
-            load_one(descs, smem, bars, table, piece, RING, DIMS, ROPE, BYTES)
+            load_one(descs, smem, bars, table, piece, RING, DIMS, ROPE, HOW)

@@ -20,44 +20,70 @@ from triton.experimental.gluon.language.nvidia.blackwell import (
 
 from openmla.kernels.blackwell.columns import output, scores, weights
 from openmla.kernels.blackwell.ring import k_place, tile_of, v_place
+from openmla.kernels.scores import opaque_zero
 
 Q_ROWS = gl.constexpr(128)
 
 
 @gluon.jit
-def score(smem, tile, half: gl.constexpr, slot, place, DIMS: gl.constexpr):
-    """Scores of 128 queries and a block of keys: one product per part of the columns."""
+def score(
+    smem, tile, wide, half: gl.constexpr, j, slot, place, DIMS: gl.constexpr, RAW: gl.constexpr
+):
+    """Scores of 128 queries and block j of keys: one product per part of the columns.
+
+    wide: barriers of widened rope of Q and of K, waited for where RAW says so.
+    """
     q_smem, k_smem, _v_smem = smem
     q_main, q_tail, q_rope = q_smem
     k_main, k_tail, k_rope = k_smem
+    here = opaque_zero() + half  # or descriptors of Q are kept in registers that are not there
     k = tile_of(k_main, slot, DIMS[0]).permute((1, 0))
-    tcgen05_mma(q_main.index(half), k, tile, use_acc=False)
+    tcgen05_mma(q_main.index(here), k, tile, use_acc=False)
     if DIMS[1] > 0:
-        tcgen05_mma(q_tail.index(half), k_tail.index(slot).permute((1, 0)), tile)
-    tcgen05_mma(q_rope.index(half), k_rope.index(place).permute((1, 0)), tile)
+        tcgen05_mma(q_tail.index(here), k_tail.index(slot).permute((1, 0)), tile)
+    q_wide, k_wide = wide
+    if RAW[0]:
+        mbarrier.wait(q_wide.index(half), 0, pred=j == 0)
+    if RAW[1]:
+        mbarrier.wait(k_wide.index(place), (j // k_rope.shape[0]) & 1)
+    tcgen05_mma(q_rope.index(here), k_rope.index(place).permute((1, 0)), tile)
 
 
 @gluon.jit
 def accumulate(tmem, v, tile: gl.constexpr, out: gl.constexpr, first, TMEM: gl.constexpr):
-    """Add the weights over score tile `tile`, times V, to output `out`."""
-    tcgen05_mma(weights(tmem, tile, v.dtype, TMEM), v, output(tmem, out, TMEM), use_acc=first == 0)
+    """Add the weights over score tile `tile`, times V, to output `out`.
+
+    Weights of 8 bits come in two parts, each with a product of its own.
+    """
+    total = output(tmem, out, TMEM)
+    tcgen05_mma(weights(tmem, tile, 0, v.dtype, TMEM), v, total, use_acc=first == 0)
+    if v.dtype.primitive_bitwidth == 8:
+        tcgen05_mma(weights(tmem, tile, 1, v.dtype, TMEM), v, total)
 
 
 @gluon.jit
 def multiply_two(
-    smem, tmem, bars, blocks, RING: gl.constexpr, DIMS: gl.constexpr, TMEM: gl.constexpr
+    smem,
+    tmem,
+    bars,
+    blocks,
+    RING: gl.constexpr,
+    DIMS: gl.constexpr,
+    RAW: gl.constexpr,
+    TMEM: gl.constexpr,
 ):
     """Both query tiles over every block."""
-    ring, second, s_full, p_full, o_full = bars
+    ring, second, s_full, p_full, o_full, wide = bars
     full, empty = ring
     v_smem = smem[2]
     if blocks > 0:
-        slot, phase, place = k_place(blocks * 0, False, RING)
+        zero = blocks * 0
+        slot, phase, place = k_place(zero, False, RING)
         mbarrier.wait(full.index(slot), phase)
-        score(smem, scores(tmem, 0, TMEM), 0, slot, place, DIMS)
+        score(smem, scores(tmem, 0, TMEM), wide, 0, zero, slot, place, DIMS, RAW)
         tcgen05_commit(s_full.index(0))
         mbarrier.wait(second.index(0), 0)
-        score(smem, scores(tmem, 1, TMEM), 1, slot, place, DIMS)
+        score(smem, scores(tmem, 1, TMEM), wide, 1, zero, slot, place, DIMS, RAW)
         tcgen05_commit(s_full.index(1))
         tcgen05_commit(empty.index(slot))
     for j in range(0, blocks):
@@ -70,14 +96,14 @@ def multiply_two(
         slot, phase, place = k_place(j + 1, False, RING)
         if j + 1 < blocks:
             mbarrier.wait(full.index(slot), phase)
-            score(smem, scores(tmem, 0, TMEM), 0, slot, place, DIMS)
+            score(smem, scores(tmem, 0, TMEM), wide, 0, j + 1, slot, place, DIMS, RAW)
             tcgen05_commit(s_full.index(0))
         mbarrier.wait(p_full.index(1), j & 1)
         accumulate(tmem, tile_of(v_smem, v_slot, DIMS[3]), 1, 1, first, TMEM)
         tcgen05_commit(o_full.index(1))
         tcgen05_commit(empty.index(at))
         if j + 1 < blocks:
-            score(smem, scores(tmem, 1, TMEM), 1, slot, place, DIMS)
+            score(smem, scores(tmem, 1, TMEM), wide, 1, j + 1, slot, place, DIMS, RAW)
             tcgen05_commit(s_full.index(1))
             tcgen05_commit(empty.index(slot))
 
@@ -85,14 +111,14 @@ def multiply_two(
 @gluon.jit
 def score_block(
     smem, tmem, bars, j, tile: gl.constexpr, RING: gl.constexpr, DIMS: gl.constexpr,
-    TMEM: gl.constexpr,
+    RAW: gl.constexpr, TMEM: gl.constexpr,
 ):  # fmt: skip
     """Scores of block j of one query tile, in score tile j % 2."""
-    ring, _second, s_full, _p_full, _o_full = bars
+    ring, _second, s_full, _p_full, _o_full, wide = bars
     full, empty = ring
     slot, phase, place = k_place(j, True, RING)
     mbarrier.wait(full.index(slot), phase)
-    score(smem, scores(tmem, tile, TMEM), 0, slot, place, DIMS)
+    score(smem, scores(tmem, tile, TMEM), wide, 0, j, slot, place, DIMS, RAW)
     tcgen05_commit(s_full.index(tile))
     tcgen05_commit(empty.index(slot))
 
@@ -100,7 +126,7 @@ def score_block(
 @gluon.jit
 def add_block(smem, tmem, bars, j, tile: gl.constexpr, RING: gl.constexpr, TMEM: gl.constexpr):
     """PV of block j of one query tile."""
-    ring, _second, _s_full, p_full, o_full = bars
+    ring, _second, _s_full, p_full, o_full, _wide = bars
     full, empty = ring
     slot, phase, at = v_place(j, True, RING)
     mbarrier.wait(full.index(at), phase)
@@ -112,33 +138,42 @@ def add_block(smem, tmem, bars, j, tile: gl.constexpr, RING: gl.constexpr, TMEM:
 
 @gluon.jit
 def multiply_one(
-    smem, tmem, bars, blocks, RING: gl.constexpr, DIMS: gl.constexpr, TMEM: gl.constexpr
+    smem,
+    tmem,
+    bars,
+    blocks,
+    RING: gl.constexpr,
+    DIMS: gl.constexpr,
+    RAW: gl.constexpr,
+    TMEM: gl.constexpr,
 ):
     """One query tile; block j's scores are in score tile j % 2, one accumulator takes all."""
     for tile in gl.static_range(2):
         if tile < blocks:
-            score_block(smem, tmem, bars, blocks * 0 + tile, tile, RING, DIMS, TMEM)
+            score_block(smem, tmem, bars, blocks * 0 + tile, tile, RING, DIMS, RAW, TMEM)
     for pair in range(0, (blocks + 1) // 2):
         for tile in gl.static_range(2):
             j = 2 * pair + tile
             if j < blocks:
                 add_block(smem, tmem, bars, j, tile, RING, TMEM)
             if j + 2 < blocks:
-                score_block(smem, tmem, bars, j + 2, tile, RING, DIMS, TMEM)
+                score_block(smem, tmem, bars, j + 2, tile, RING, DIMS, RAW, TMEM)
 
 
 @gluon.jit
 def multiply(
-    smem, tmem, bars, rows, blocks, QUERIES: gl.constexpr, RING: gl.constexpr,
-    DIMS: gl.constexpr, TMEM: gl.constexpr,
+    given, QUERIES: gl.constexpr, RING: gl.constexpr, DIMS: gl.constexpr, RAW: gl.constexpr,
+    TMEM: gl.constexpr,
 ):  # fmt: skip
     """QUERIES: 1 or 2 query tiles; 0: one where the piece has at most 128 rows, else two."""
+    smem, tmem, bars, piece = given
+    rows, blocks = piece[2], piece[6]
     if QUERIES == 1:
-        multiply_one(smem, tmem, bars, blocks, RING, DIMS, TMEM)
+        multiply_one(smem, tmem, bars, blocks, RING, DIMS, RAW, TMEM)
     elif QUERIES == 2:
-        multiply_two(smem, tmem, bars, blocks, RING, DIMS, TMEM)
+        multiply_two(smem, tmem, bars, blocks, RING, DIMS, RAW, TMEM)
     else:
         if rows > Q_ROWS:
-            multiply_two(smem, tmem, bars, blocks, RING, DIMS, TMEM)
+            multiply_two(smem, tmem, bars, blocks, RING, DIMS, RAW, TMEM)
         else:
-            multiply_one(smem, tmem, bars, blocks, RING, DIMS, TMEM)
+            multiply_one(smem, tmem, bars, blocks, RING, DIMS, RAW, TMEM)

@@ -8,6 +8,12 @@ Per row, with s the scores times factor (= scale * log2 e):
 | top | reference maximum: at most THRESHOLD below the true one | -inf |
 | total | sum(exp2(s - top)) | 0 |
 
+Weights of 8 bits would be too coarse alone: their rounding error, in 8 bits as well, is a second
+part, and together they keep as many bits as bf16. They are multiplied by 2^BIAS, which cancels in
+the end, so that small ones are not lost.
+
+Per-token scales multiply the scores first, since they are part of the scores.
+
 The reference moves only when the maximum grew by more than THRESHOLD, because then the correction
 group has to multiply the accumulator. Weights reach 2^THRESHOLD instead of 1, which every dtype
 holds. The new reference goes to the correction group as soon as it is known; the total follows
@@ -21,11 +27,11 @@ from triton.experimental.gluon.language.nvidia.blackwell import mbarrier
 from openmla.kernels.blackwell.columns import (
     REFERENCE,
     TOTAL,
+    half_weights,
     row_registers,
-    scores,
     tell,
-    weights,
 )
+from openmla.kernels.compat_gluon import reinterpret
 from openmla.kernels.scores import MINUS_INF, mask, signed
 
 Q_ROWS = gl.constexpr(128)
@@ -38,98 +44,170 @@ def shrink_of(old, new):
 
 
 @gluon.jit
-def weigh(
-    tmem, bars, top, total, tile: gl.constexpr, turn, seen, keys, factor,
-    MASKED: gl.constexpr, HOW: gl.constexpr, TMEM: gl.constexpr,
+def half_of(
+    tmem, tile: gl.constexpr, half: gl.constexpr, limits, scales, place, MASKED: gl.constexpr,
+    HOW: gl.constexpr, TMEM: gl.constexpr,
 ):  # fmt: skip
-    """Score tile `tile` to weights; `turn` counts the blocks that were in this tile."""
-    s_full, p_full, c_full, _t_full = bars
-    CAUSAL: gl.constexpr = HOW[0]
-    SIGN: gl.constexpr = HOW[1]
-    THRESHOLD: gl.constexpr = HOW[2]
-    DTYPE: gl.constexpr = HOW[3]
-    S_REGS: gl.constexpr = row_registers(gl.float32, TMEM[4])
-    P_REGS: gl.constexpr = row_registers(DTYPE, TMEM[4])
-    mbarrier.wait(s_full.index(tile), turn & 1)
-    S = signed(scores(tmem, tile, TMEM).load(S_REGS), SIGN)
+    """Half of the columns of a score tile, times scales where there are any, and masked."""
+    WIDTH: gl.constexpr = TMEM[4] // 2
+    REGS: gl.constexpr = row_registers(gl.float32, WIDTH)
+    key_scales, q_scale_ptr, row_scale = scales
+    seen, keys = limits
+    first: gl.constexpr = half * WIDTH
+    S = signed(tmem.slice(TMEM[tile] + first, WIDTH).load(REGS), HOW[1])
+    if HOW[5]:
+        SHAPE: gl.constexpr = (2 * WIDTH,)
+        FLAT: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, order=[0])
+        line = reinterpret(key_scales.index(place), gl.float32, SHAPE, FLAT)
+        S = S * line.slice(first, WIDTH).load(gl.SliceLayout(0, REGS))[None, :]
+    if q_scale_ptr is not None:
+        S = S * row_scale[:, None]
     if MASKED:
-        S = mask(S, seen, keys, CAUSAL)
-    highest = gl.max(S, 1) * factor
+        S = mask(S, seen - first, keys - first, HOW[0])
+    return S
+
+
+@gluon.jit
+def store_weights(
+    tmem, P, tile: gl.constexpr, half: gl.constexpr, DTYPE: gl.constexpr, TMEM: gl.constexpr
+):
+    """Half of the weights of a tile, over its scores; 8-bit ones in two parts."""
+    REGS: gl.constexpr = row_registers(DTYPE, TMEM[4] // 2)
+    rounded = P.to(DTYPE)
+    half_weights(tmem, tile, 0, half, DTYPE, TMEM).store(gl.convert_layout(rounded, REGS))
+    if DTYPE.primitive_bitwidth == 8:
+        rest = (P - rounded.to(gl.float32)).to(DTYPE)
+        half_weights(tmem, tile, 1, half, DTYPE, TMEM).store(gl.convert_layout(rest, REGS))
+
+
+@gluon.jit
+def weigh(  # noqa: PLR0913
+    tmem, bars, state, tile: gl.constexpr, j, turn, limits, factor, scales,
+    READERS: gl.constexpr, MASKED: gl.constexpr, HOW: gl.constexpr, TMEM: gl.constexpr,
+):  # fmt: skip
+    """Scores of block j, the turn-th in score tile `tile`, to weights.
+
+    Half a row at a time: less is alive at once, so it stays in registers.
+    """
+    s_full, p_full, c_full, _t_full, scale_bars = bars
+    top, total = state
+    THRESHOLD: gl.constexpr = HOW[2]
+    BIAS: gl.constexpr = HOW[3]
+    DTYPE: gl.constexpr = HOW[4]
+    place = j % scales[0].shape[0]
+    mbarrier.wait(s_full.index(tile), turn & 1)
+    if HOW[5]:
+        mbarrier.wait(scale_bars[0].index(place), (j // scales[0].shape[0]) & 1)
+    left = half_of(tmem, tile, 0, limits, scales, place, MASKED, HOW, TMEM)
+    right = half_of(tmem, tile, 1, limits, scales, place, MASKED, HOW, TMEM)
+    if HOW[5]:
+        mbarrier.arrive(scale_bars[1].index(place), count=2 // READERS)
+    highest = gl.maximum(gl.max(left, 1), gl.max(right, 1)) * factor
     new_top = gl.where(highest > top + THRESHOLD, highest, top)
     tell(tmem, tile, REFERENCE, new_top, TMEM)
     mbarrier.arrive(c_full.index(tile), count=1)
-    shift = gl.where(new_top == MINUS_INF, 0.0, new_top)
-    P = gl.exp2(S * factor - shift[:, None])
-    total = total * shrink_of(top, new_top) + gl.sum(P, 1)
-    weights(tmem, tile, DTYPE, TMEM).store(gl.convert_layout(P.to(DTYPE), P_REGS))
+    shift = (gl.where(new_top == MINUS_INF, 0.0, new_top) - BIAS)[:, None]
+    left = gl.exp2(left * factor - shift)
+    total = total * shrink_of(top, new_top) + gl.sum(left, 1)
+    store_weights(tmem, left, tile, 0, DTYPE, TMEM)
+    right = gl.exp2(right * factor - shift)
+    total += gl.sum(right, 1)
+    store_weights(tmem, right, tile, 1, DTYPE, TMEM)
     mbarrier.arrive(p_full.index(tile), count=1)
     return new_top, total
 
 
 @gluon.jit
+def start(piece, q_scale_ptr, half: gl.constexpr, TMEM: gl.constexpr):
+    """(top, total) before the first key, and the scales of the rows, if they have any."""
+    token, rows = piece[1], piece[2]
+    VECTOR: gl.constexpr = gl.SliceLayout(1, row_registers(gl.float32, TMEM[4] // 2))
+    top = gl.full([Q_ROWS], MINUS_INF, gl.float32, VECTOR)
+    total = gl.zeros([Q_ROWS], gl.float32, VECTOR)
+    row_scale = total
+    if q_scale_ptr is not None:
+        row = gl.arange(0, Q_ROWS, VECTOR) + half * Q_ROWS
+        row_scale = gl.load(q_scale_ptr + (token + row), mask=row < rows, other=0.0)
+    return (top, total), row_scale
+
+
+@gluon.jit
 def softmax_two(
-    tmem, bars, piece, factor, WHO: gl.constexpr, HOW: gl.constexpr, TMEM: gl.constexpr
+    tmem, bars, piece, factor, scales, WHO: gl.constexpr, HOW: gl.constexpr, TMEM: gl.constexpr
 ):
     """Query tile WHO over every block."""
     _head, _token, _rows, _key, keys, seen, blocks, whole, _request = piece
-    VECTOR: gl.constexpr = gl.SliceLayout(1, row_registers(gl.float32, TMEM[4]))
+    key_scales, q_scale_ptr = scales
     BN: gl.constexpr = TMEM[4]
     seen += WHO * Q_ROWS
-    top = gl.full([Q_ROWS], MINUS_INF, gl.float32, VECTOR)
-    total = gl.zeros([Q_ROWS], gl.float32, VECTOR)
+    state, row_scale = start(piece, q_scale_ptr, WHO, TMEM)
+    by = (key_scales, q_scale_ptr, row_scale)
     for j in range(0, blocks - whole):
         skip = (blocks - 1 - j) * BN
-        top, total = weigh(
-            tmem, bars, top, total, WHO, j, seen - skip, keys - skip, factor, True, HOW,
+        state = weigh(
+            tmem,
+            bars,
+            state,
+            WHO,
+            j,
+            j,
+            (seen - skip, keys - skip),
+            factor,
+            by,
+            2,
+            True,
+            HOW,
             TMEM,
-        )  # fmt: skip
+        )
     for j in range(blocks - whole, blocks):
-        top, total = weigh(tmem, bars, top, total, WHO, j, seen, keys, factor, False, HOW, TMEM)
+        state = weigh(tmem, bars, state, WHO, j, j, (seen, keys), factor, by, 2, False, HOW, TMEM)
     if blocks > 0:
-        tell(tmem, WHO, TOTAL, total, TMEM)
+        tell(tmem, WHO, TOTAL, state[1], TMEM)
         mbarrier.arrive(bars[3].index(WHO), count=1)
 
 
 @gluon.jit
-def softmax_one(tmem, bars, piece, factor, HOW: gl.constexpr, TMEM: gl.constexpr):
+def softmax_one(tmem, bars, piece, factor, scales, HOW: gl.constexpr, TMEM: gl.constexpr):
     """One query tile, the scores of block j in score tile j % 2."""
     _head, _token, _rows, _key, keys, seen, blocks, whole, _request = piece
-    VECTOR: gl.constexpr = gl.SliceLayout(1, row_registers(gl.float32, TMEM[4]))
+    key_scales, q_scale_ptr = scales
     BN: gl.constexpr = TMEM[4]
-    top = gl.full([Q_ROWS], MINUS_INF, gl.float32, VECTOR)
-    total = gl.zeros([Q_ROWS], gl.float32, VECTOR)
+    state, row_scale = start(piece, q_scale_ptr, 0, TMEM)
+    by = (key_scales, q_scale_ptr, row_scale)
     for pair in range(0, (blocks + 1) // 2):
         for tile in gl.static_range(2):
             j = 2 * pair + tile
             skip = (blocks - 1 - j) * BN
             if j < blocks - whole:
-                top, total = weigh(
-                    tmem, bars, top, total, tile, pair, seen - skip, keys - skip, factor,
+                state = weigh(
+                    tmem, bars, state, tile, j, pair, (seen - skip, keys - skip), factor, by, 1,
                     True, HOW, TMEM,
                 )  # fmt: skip
             elif j < blocks:
-                top, total = weigh(
-                    tmem, bars, top, total, tile, pair, seen, keys, factor, False, HOW,
+                state = weigh(
+                    tmem, bars, state, tile, j, pair, (seen, keys), factor, by, 1, False, HOW,
                     TMEM,
                 )  # fmt: skip
     if blocks > 0:
-        tell(tmem, 0, TOTAL, total, TMEM)
+        tell(tmem, 0, TOTAL, state[1], TMEM)
         mbarrier.arrive(bars[3].index(0), count=1)
 
 
 @gluon.jit
-def softmax(
-    tmem, bars, piece, factor, WHO: gl.constexpr, QUERIES: gl.constexpr,
-    HOW: gl.constexpr, TMEM: gl.constexpr,
-):  # fmt: skip
-    """Softmax group WHO. HOW: causal, sign of the scale, threshold, type of the weights."""
+def softmax(given, WHO: gl.constexpr, QUERIES: gl.constexpr, HOW: gl.constexpr, TMEM: gl.constexpr):
+    """Softmax group WHO.
+
+    HOW: causal, sign of the scale; threshold, bias and type of the weights; whether keys have
+    scales. scales: the buffers of those of the keys, pointer to those of the queries or None.
+    """
+    tmem, bars, piece, factor, scales = given
     if QUERIES == 2:
-        softmax_two(tmem, bars, piece, factor, WHO, HOW, TMEM)
+        softmax_two(tmem, bars, piece, factor, scales, WHO, HOW, TMEM)
     elif QUERIES == 1:
         if WHO == 0:
-            softmax_one(tmem, bars, piece, factor, HOW, TMEM)
+            softmax_one(tmem, bars, piece, factor, scales, HOW, TMEM)
     else:
         if piece[2] > Q_ROWS:
-            softmax_two(tmem, bars, piece, factor, WHO, HOW, TMEM)
+            softmax_two(tmem, bars, piece, factor, scales, WHO, HOW, TMEM)
         elif WHO == 0:
-            softmax_one(tmem, bars, piece, factor, HOW, TMEM)
+            softmax_one(tmem, bars, piece, factor, scales, HOW, TMEM)

@@ -14,6 +14,7 @@ from openmla.errors import InvalidArgument, Unsupported
 from openmla.plan import TARGETS, Plan, make_plan, plan
 from openmla.plan.blackwell import FA4Config, MLAConfig
 from openmla.plan.budget import memory_map, over_budget, tmem_columns, uses
+from openmla.plan.cdna4 import MlaPrefill16, MlaPrefillV2
 from openmla.plan.cpu import CpuConfig
 from openmla.plan.hopper import HopperDenseConfig, HopperSparseConfig
 from openmla.plan.models import MODELS, problem_for_model
@@ -48,7 +49,9 @@ EVERY_MODEL = [
         (NO_ROPE, "b200", "blackwell", FA4Config),
         (LATENT, "b200", "portable", PortableConfig),
         (replace(DENSE, d_rope=32), "b200", "portable", PortableConfig),
-        (DENSE, "mi355x", "portable", PortableConfig),
+        (DENSE, "mi355x", "cdna4", MlaPrefill16),
+        (FP8, "mi355x", "cdna4", MlaPrefillV2),
+        (NO_ROPE, "mi355x", "portable", PortableConfig),
         (DENSE, "a100", "portable", PortableConfig),
         (FP8, "a100", "portable", PortableConfig),
         (DENSE, "sm_86:84x101376", "portable", PortableConfig),
@@ -134,7 +137,8 @@ def test_json_of_an_unknown_config() -> None:
         (DENSE, "b200", "hopper", "backend 'hopper' has no dense kernel for target 'b200'"),
         (replace(DENSE, d_rope=32), "b200", "blackwell", "rope of 32 columns"),
         (FP8, "h200", "hopper", "operands of e4m3"),
-        (DENSE, "mi355x", "cdna4", "operands of bf16"),
+        (NO_ROPE, "mi355x", "cdna4", "no rope"),
+        (replace(FP8, v_dtype="bf16"), "mi355x", "cdna4", "operands of bf16 and e4m3"),
         (replace(SPARSE, heads=20), "b200", "blackwell", "20 heads on 1 CTA"),
         (replace(DENSE, rope="cache", page_size=7), "b200", "blackwell", "7 (= 0 x 8 + 7)"),
         (replace(DENSE, rope="cache", page_size=7), "h200", "hopper", "7 % 8 = 7"),

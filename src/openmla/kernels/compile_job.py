@@ -18,7 +18,7 @@ _TYPES = {
     torch.uint8: "u8",
     torch.float8_e4m3fn: "fp8e4nv",
 }
-OPTIONS = ("num_warps", "num_ctas")
+OPTIONS = ("num_warps", "num_ctas", "llvm_fn_attrs")
 
 
 def compile_job_of(

@@ -18,9 +18,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from openmla.errors import InvalidArgument
-from openmla.layout.cdna4_k import KSlot
-from openmla.layout.cdna4_v import DefaultV
+from openmla.layout.cdna4_k import K_SUB_ROWS, KSlot
+from openmla.layout.cdna4_v import DefaultV, VMap
 from openmla.layout.cdna4_v227 import CHUNK_BYTES, CHUNK_PAD, CHUNK_STRIDE, V227
+from openmla.layout.dma import DMA_BYTES, WAVE, Dma
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,68 @@ class SharedBases:
     def padded(self, offset: int) -> int:
         """The offset in memory: padding follows every full interval."""
         return offset + sum(offset // every * pad for every, pad in self.interval_padding_pairs)
+
+    def unpadded(self, padded: int) -> int:
+        """The way back from `padded`, for one interval at most.
+
+        >>> v227_bases().unpadded(1040 + 5)
+        1029
+        """
+        for every, pad in self.interval_padding_pairs:
+            chunk, inside = divmod(padded, every + pad)
+            padded = chunk * every + inside
+        return padded
+
+    @property
+    def plain(self) -> SharedBases:
+        """The same memory without swizzle: every offset bit moves along one dimension only.
+
+        >>> k_nope_bases().plain.offset_bases[8:10]
+        [[4, 0], [8, 0]]
+        """
+        bases = [[row, 0 if row else column] for row, column in self.offset_bases]
+        return SharedBases(self.interval_padding_pairs, bases, self.shape)
+
+
+@dataclass(frozen=True)
+class CopyBases:
+    """Which element of a tile each lane of the copying waves holds, as a compiler's register
+    layout: bases of the register number, the lane and the wave."""
+
+    registers: list[list[int]]
+    lanes: list[list[int]]
+    warps: list[list[int]]
+    shape: list[int]
+
+
+def copy_bases(
+    memory: SharedBases, write: Callable[[int, int, int], Dma], passes: int, warps: int, size: int
+) -> CopyBases:
+    """The distribution under which `write(warp, lane, pass)` is a copy to `memory`, unswizzled.
+
+    A lane's copy is 16 bytes; more passes are more registers. `size` is that of an element.
+
+    >>> slot = V227()
+    >>> made = copy_bases(v227_bases(), slot.write, slot.passes, slot.num_warps, 1)
+    >>> made.lanes, made.warps                       # eight lanes along a key; 2 chunks per wave
+    ([[0, 16], [0, 32], [0, 64], [1, 0], [16, 0], [32, 0]], [[2, 0], [8, 0], [64, 0]])
+    """
+    first = memory.unpadded(write(0, 0, 0).lds // size)
+
+    def at(warp: int, lane: int, step: int) -> list[int]:
+        offset = memory.unpadded(write(warp, lane, step).lds // size) - first
+        return list(memory.plain.coordinate(offset))
+
+    def powers(stop: int) -> list[int]:
+        return [1 << n for n in range(stop.bit_length() - 1)]
+
+    inside = [list(memory.plain.coordinate(n)) for n in powers(DMA_BYTES // size)]
+    return CopyBases(
+        registers=inside + [at(0, 0, n) for n in powers(passes)],
+        lanes=[at(0, n, 0) for n in powers(WAVE)],
+        warps=[at(n, 0, 0) for n in powers(warps)],
+        shape=memory.shape,
+    )
 
 
 def bases_of(place: Callable[[int, int], int], rows: int, columns: int) -> list[list[int]]:
@@ -106,6 +169,23 @@ def k_rope_bases(slot: KSlot | None = None) -> SharedBases:
     """The rope part of a K slot, counted from the start of the rope sub-blocks."""
     slot = slot or KSlot()
     return _k_bases(slot, first=slot.depth, columns=slot.d_rope)
+
+
+def k_sub_bases(slot: KSlot | None = None) -> SharedBases:
+    """One K sub-block, swizzled: what a fragment of K is read from.
+
+    >>> k_sub_bases().shape, k_sub_bases().offset_bases[8:]
+    ([32, 64], [[4, 16], [8, 32], [16, 0]])
+    """
+    slot = slot or KSlot()
+    shape = [K_SUB_ROWS, slot.sub_cols]
+    size = slot.element_bytes
+    return SharedBases([], bases_of(lambda k, c: slot.byte(k, c) // size, *shape), shape)
+
+
+def v_bases(slot: VMap) -> SharedBases:
+    """A V slot of either kind."""
+    return v_default_bases(slot) if isinstance(slot, DefaultV) else v227_bases()
 
 
 def _k_bases(slot: KSlot, first: int, columns: int) -> SharedBases:

@@ -5,11 +5,13 @@ Start at `MlaConfigV2`, then ask `MlaPrefillV2(config)`. The rules live beside w
     cdna4_config    MhaConfigV2, MlaConfigV2: what a caller chooses
     cdna4_mma       MhaMmaOp, MlaMmaOp: products, sub-blocks, register tiles, fragment addresses
     cdna4_core      MlaPrefillV2Core: counts and strides of a block
-    cdna4_prefill   MlaPrefillV2: rings, LDS budget, limits
+    cdna4_prefill   MlaPrefillV2: rings, LDS budget, limits (FP8)
+    cdna4_16bit     MlaPrefill16: the same for bf16 and fp16
 
 Where bytes lie inside a slot is the business of `openmla.layout.cdna4_lds`.
 """
 
+from openmla.plan.cdna4_16bit import MlaPrefill16
 from openmla.plan.cdna4_config import MhaConfigV2, MlaConfigV2
 from openmla.plan.cdna4_core import MlaPrefillV2Core
 from openmla.plan.cdna4_mma import MhaMmaOp, MlaMmaOp, RegisterTile
@@ -21,6 +23,7 @@ __all__ = [
     "MhaMmaOp",
     "MlaConfigV2",
     "MlaMmaOp",
+    "MlaPrefill16",
     "MlaPrefillV2",
     "MlaPrefillV2Core",
     "RegisterTile",

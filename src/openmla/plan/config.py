@@ -29,6 +29,7 @@ _CONFIG_MODULES = {
     "MLAPrefillSparseFP8": "blackwell_sparse_prefill",
     "MLAPrefillSparseQKVFP8": "blackwell_sparse_qkv_fp8",
     "MlaConfigV2": "cdna4_config",
+    "MlaPrefill16": "cdna4_16bit",
     "MlaPrefillV2": "cdna4_prefill",
     "PortableConfig": "portable",
 }

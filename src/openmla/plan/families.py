@@ -269,9 +269,8 @@ def _cdna4(problem: Problem, target: Target) -> Choice:
     if not problem.aligned_16:
         return Choice(None, UNALIGNED)
     dtypes = _operand_dtypes(problem)
-    if dtypes != {"e4m3"}:
-        reason = f"operands of {_listed(dtypes)}: V is transposed byte by byte, so all must be e4m3"
-        return Choice(None, reason)
+    if len(dtypes) > 1 or not dtypes <= set(_LONG_NAMES):
+        return Choice(None, f"operands of {_listed(dtypes)}: all must be of one type")
     if problem.has_q_scale or problem.has_k_scale:
         return Choice(None, "the CDNA4 kernel multiplies without per-token scales")
     if problem.d_nope != problem.d_v:
@@ -279,12 +278,12 @@ def _cdna4(problem: Problem, target: Target) -> Choice:
     if problem.d_rope == 0:
         return Choice(None, "no rope: the K slot is laid out with a rope part")
     # Imported here: its LDS maps need a layout library that no other target does.
-    from openmla.plan.cdna4_config import MlaConfigV2
-    from openmla.plan.cdna4_prefill import MlaPrefillV2
+    from openmla.plan.cdna4 import MlaConfigV2, MlaPrefill16, MlaPrefillV2
 
+    fp8 = dtypes == {"e4m3"}
     config = MlaConfigV2(
         q_block_size=32,
-        kv_block=128,
+        kv_block=128 if fp8 else 64,
         depth=problem.d_v,
         num_heads=problem.heads,
         num_kv_heads=problem.heads,
@@ -292,10 +291,14 @@ def _cdna4(problem: Problem, target: Target) -> Choice:
         d_rope=problem.d_rope,
         cache_depth=CDNA4_ROPE_OFFSET + problem.d_rope,
         rope_cache_offset=CDNA4_ROPE_OFFSET,
-        dtype=_LONG_NAMES["e4m3"],
+        dtype=_LONG_NAMES[problem.q_dtype],
         output_dtype=_LONG_NAMES[problem.out_dtype],
     )
-    blocks = (MlaPrefillV2(config), MlaPrefillV2(config, v_full_v227=False))
+    if not fp8:
+        wide = MlaPrefill16(config)
+        return Choice(wide, wide.why_unsupported())
+    # FP8 weights would be too coarse for the accuracy that every path promises.
+    blocks = [MlaPrefillV2(config, v_full_v227=v227, p_dtype="bfloat16") for v227 in (True, False)]
     block = next((b for b in blocks if b.supported()), blocks[0])
     return Choice(block, block.why_unsupported())
 

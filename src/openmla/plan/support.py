@@ -19,7 +19,7 @@ from openmla.problem import FORMS, Problem
 # Kernel families whose kernels exist, by form. Nothing else may be launched: dispatch asks here.
 IMPLEMENTED = frozenset(
     {(family, form) for family in ("reference", "cpu", "portable") for form in FORMS}
-    | {("hopper", "dense"), ("blackwell", "sparse")}
+    | {("hopper", "dense"), ("blackwell", "sparse"), ("cdna4", "dense")}
 )
 # Plans of those families that still have no kernel, by the class of their config.
 WITHOUT_KERNEL = frozenset({"MLAPrefillSparseQKVFP8"})

@@ -29,6 +29,7 @@ Outputs = Sequence[str] | Mapping[str, torch.Tensor]
 # Options of a launch that change how code is generated, not what it does.
 _LAUNCH_OPTIONS = (
     "num_stages",
+    "llvm_fn_attrs",
     "maxnreg",
     "waves_per_eu",
     "matrix_instr_nonkdim",

@@ -135,6 +135,7 @@ def _builtin() -> None:
     register(rf"^ex2{flags}\.f32 \$0, \$1;$", _unary(np.exp2, "exp"))
     register(rf"^lg2{flags}\.f32 \$0, \$1;$", _unary(np.log2, "exp"))
     register(rf"^rcp{flags}\.f32 \$0, \$1;$", _unary(lambda v: np.float32(1) / v, "exp"))
+    register(r"^s_mov_b32 \$0, (?P<n>-?\d+)$", lambda m, _: scalar(int(m["n"])))
     register(r"^(s_setprio|s_sched_barrier|s_barrier|s_nop|s_waitcnt)\b", lambda m, _: scalar(0))
 
 

@@ -1,0 +1,55 @@
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+"""Copies from global memory to LDS, 16 bytes per lane, without a detour through registers.
+
+A copy is finished when a later `wait_group` covers its group. Rows at or past `limit` are not read;
+they become zeros. Strides count pieces of 16 bytes, so that the compiler knows rows are aligned.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.amd.cdna4 import async_copy
+
+# Where the layouts of a TileLayouts record are when a kernel gets it as a tuple.
+WRITE, READ, COPY = (gl.constexpr(n) for n in range(3))
+
+
+@gluon.jit
+def swizzled_source(rows, columns, PIECE: gl.constexpr):
+    """The column whose value belongs at (row, column) of the unswizzled memory.
+
+    The K swizzle moves pieces of 16 bytes by two bits of the row. It is its own inverse.
+    """
+    piece = (columns // PIECE)[None, :] ^ ((rows // 4) % 4)[:, None]
+    return piece * PIECE + (columns % PIECE)[None, :]
+
+
+@gluon.jit
+def copy_rows(slot, ptr, stride, first, limit, COPY_LAYOUT: gl.constexpr, SWIZZLE: gl.constexpr):
+    """Rows first, first + 1, … to a slot [rows, columns]; ptr points at row `first`."""
+    PIECE: gl.constexpr = 128 // slot.dtype.primitive_bitwidth
+    rows = gl.arange(0, slot.shape[0], gl.SliceLayout(1, COPY_LAYOUT))
+    columns = gl.arange(0, slot.shape[1], gl.SliceLayout(0, COPY_LAYOUT))
+    if SWIZZLE:
+        source = swizzled_source(rows, columns, PIECE)
+    else:
+        source = columns[None, :]
+    offsets = (rows * (stride * PIECE))[:, None] + source
+    async_copy.buffer_load_to_shared(slot, ptr, offsets, mask=(rows + first < limit)[:, None])
+
+
+@gluon.jit
+def copy_paged_rows(
+    slot, ptr, page_stride, stride, table_ptr, first, limit, COPY_LAYOUT: gl.constexpr,
+    PAGE: gl.constexpr,
+):  # fmt: skip
+    """Rows first, first + 1, … of a paged cache to a swizzled slot; ptr points at the columns."""
+    PIECE: gl.constexpr = 128 // slot.dtype.primitive_bitwidth
+    rows = gl.arange(0, slot.shape[0], gl.SliceLayout(1, COPY_LAYOUT))
+    columns = gl.arange(0, slot.shape[1], gl.SliceLayout(0, COPY_LAYOUT))
+    keys = rows + first
+    inside = keys < limit
+    page = gl.load(table_ptr + keys // PAGE, mask=inside, other=0).to(gl.int64)
+    # Pages may be anywhere in a cache of any size: 64-bit addresses.
+    row = page * page_stride + (keys % PAGE).to(gl.int64) * stride
+    pointers = (ptr + row * PIECE)[:, None] + swizzled_source(rows, columns, PIECE)
+    async_copy.global_load_to_shared(slot, pointers, mask=inside[:, None], other=0.0)

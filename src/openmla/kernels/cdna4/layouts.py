@@ -1,0 +1,119 @@
+"""Layouts of the CDNA4 kernels, built from the address maps of openmla.layout.
+
+Nothing is written down twice: the compiler is given the bases of the very maps that the proofs and
+pictures use. Memory that is filled with a swizzle has two layouts, because a copy to LDS writes
+lane after lane and cannot swizzle: `write` is the same memory unswizzled (the kernel permutes the
+source instead), `read` has the swizzle.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.amd import AMDMFMALayout
+
+from openmla.layout.cdna4_k import KSlot
+from openmla.layout.cdna4_v import VMap
+from openmla.layout.dma import Dma
+from openmla.layout.shared_bases import (
+    CopyBases,
+    SharedBases,
+    copy_bases,
+    k_nope_bases,
+    k_rope_bases,
+    k_sub_bases,
+    v_bases,
+)
+
+CDNA4_MFMA = 4
+#: Keys of the second product are taken four at a time, as a lane holds the scores of the first.
+ACCUMULATOR_RUN = 4
+
+
+class TileLayouts(NamedTuple):
+    """A tile in LDS: how it is filled, how it is read, and which lane copies what."""
+
+    write: Any
+    read: Any
+    copy: Any
+
+
+class MatrixLayouts(NamedTuple):
+    """Registers of the two products; the order is that of mma_op.SCORES … V_OPERAND."""
+
+    scores: Any
+    output: Any
+    q: Any
+    k: Any
+    p: Any
+    v: Any
+
+
+def shared_layout(bases: SharedBases) -> Any:
+    """The compiler's layout of shared memory with these bases."""
+    if bases.interval_padding_pairs:
+        return gl.PaddedSharedLayout(
+            bases.interval_padding_pairs, bases.offset_bases, [], bases.shape
+        )
+    return gl.SharedLinearLayout(bases.offset_bases)
+
+
+def register_layout(copy: CopyBases) -> Any:
+    """The compiler's layout of the addresses that waves copy from."""
+    return gl.DistributedLinearLayout(copy.registers, copy.lanes, copy.warps, [], copy.shape)
+
+
+def k_layouts(slot: KSlot) -> tuple[TileLayouts, TileLayouts]:
+    """The nope and the rope part of a K slot; fragments are read from sub-blocks."""
+    nope_passes = slot.passes * slot.depth // (slot.depth + slot.d_rope)
+    nope = _k_part(slot, k_nope_bases(slot), 0, nope_passes)
+    return nope, _k_part(slot, k_rope_bases(slot), nope_passes, slot.passes - nope_passes)
+
+
+def _k_part(slot: KSlot, bases: SharedBases, first: int, passes: int) -> TileLayouts:
+    def write(warp: int, lane: int, step: int) -> Dma:
+        return slot.write(warp, lane, first + step)
+
+    copy = copy_bases(bases, write, passes, slot.num_warps, slot.element_bytes)
+    sub_block = shared_layout(k_sub_bases(slot))
+    return TileLayouts(shared_layout(bases.plain), sub_block, register_layout(copy))
+
+
+def q_layouts(rows: int, num_warps: int) -> TileLayouts:
+    """A tile of 64 FP8 columns of the Q slab: the same sub-blocks as K, read as one tile."""
+    slot = KSlot(kv_block=rows, depth=64, d_rope=64, num_warps=num_warps)
+    write, _, copy = k_layouts(slot)[0]
+    return TileLayouts(write, shared_layout(k_nope_bases(slot)), copy)
+
+
+def v_layouts(slot: VMap, element_bytes: int) -> TileLayouts:
+    """A V slot: no swizzle, so it is filled and read through one map."""
+    bases = v_bases(slot)
+    copy = copy_bases(bases, slot.write, slot.passes, slot.num_warps, element_bytes)
+    layout = shared_layout(bases)
+    return TileLayouts(layout, layout, register_layout(copy))
+
+
+def matrix_layouts(num_warps: int, qk_depth: int, pv_depth: int, k_width: int) -> MatrixLayouts:
+    """Products of 32 x 32 x depth, one row block of 32 queries per wave.
+
+    `k_width`: consecutive columns of Q and K that one lane holds.
+    """
+    scores, output = (
+        AMDMFMALayout(
+            version=CDNA4_MFMA,
+            instr_shape=[32, 32, depth],
+            transposed=True,
+            warps_per_cta=[num_warps, 1],
+        )
+        for depth in (qk_depth, pv_depth)
+    )
+    return MatrixLayouts(
+        scores,
+        output,
+        gl.DotOperandLayout(0, scores, k_width),
+        gl.DotOperandLayout(1, scores, k_width),
+        gl.DotOperandLayout(0, output, ACCUMULATOR_RUN),
+        gl.DotOperandLayout(1, output, ACCUMULATOR_RUN),
+    )

@@ -1,0 +1,78 @@
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+"""Which queries of which sequence a block owns, and which keys they see.
+
+Sequence b owns tile numbers cu_seqlens_q[b] // BM + b and up: enough for its rows, at least one,
+known without reading a length on the host. Tokens after the last sequence belong to one more,
+number `batch`, that has no keys, so every row of the outputs is written.
+
+BM 256, cu_seqlens_q [0, 300, 310], 320 tokens:
+
+| tile | 0 | 1 | 2 | 3 |
+|---|---|---|---|---|
+| sequence | 0 | 0 | 1 | 2 (no keys) |
+| rows of it | 0-255 | 256-299 | 0-9 | 0-9 |
+
+Heads run fastest: neighbors in the grid differ in the head, and with 8 dies taking blocks in turn
+all tiles of a head run on one die and share its L2. Longer causal tiles run first.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+
+@gluon.jit
+def first_tile(sequence, cu_ptr, BM: gl.constexpr):
+    """Number of a sequence's first tile."""
+    return gl.load(cu_ptr + sequence) // BM + sequence
+
+
+@gluon.jit
+def sequence_of(tile, cu_ptr, batch, BM: gl.constexpr):
+    """The last sequence whose first tile is not after `tile`, by bisection."""
+    low = tile * 0
+    high = tile * 0 + batch
+    while low < high:
+        middle = (low + high + 1) // 2
+        before = first_tile(middle, cu_ptr, BM) <= tile
+        low = gl.where(before, middle, low)
+        high = gl.where(before, high, middle - 1)
+    return low
+
+
+@gluon.jit
+def span(sequence, cu_ptr, batch, total, rest):
+    """(start, length) of a sequence's tokens; number `batch` owns those up to `rest`."""
+    start = gl.load(cu_ptr + sequence)
+    stop = gl.minimum(gl.load(cu_ptr + gl.minimum(sequence + 1, batch)), total)
+    return start, gl.maximum(gl.where(sequence < batch, stop, rest) - start, 0)
+
+
+@gluon.jit
+def piece_of(program, tiles, shape, BM: gl.constexpr):
+    """What program `program` works on.
+
+    Returns head; sequence; first query of the tile and queries from there to the sequence's end (0
+    or less: nothing to do); first key row of the sequence and its keys; keys that the tile's first
+    query sees, if causal (may be negative).
+    """
+    cu_q_ptr, cu_k_ptr, batch, total_q, total_k, heads = shape
+    head = program % heads
+    tile = tiles - 1 - program // heads
+    sequence = sequence_of(tile, cu_q_ptr, batch, BM)
+    q_start, q_len = span(sequence, cu_q_ptr, batch, total_q, total_q)
+    k_start, k_len = span(sequence, cu_k_ptr, batch, total_k, 0)
+    row = (tile - first_tile(sequence, cu_q_ptr, BM)) * BM
+    return head, sequence, q_start + row, q_len - row, k_start, k_len, k_len - q_len + row + 1
+
+
+@gluon.jit
+def key_blocks(rows, keys, seen, BM: gl.constexpr, KV: gl.constexpr, CAUSAL: gl.constexpr):
+    """(blocks of KV keys that the tile visits, those of them that all its rows see whole)."""
+    if CAUSAL:
+        stop = gl.minimum(keys, seen + gl.minimum(rows, BM) - 1)
+        whole = gl.maximum(gl.minimum(seen, keys), 0) // KV
+    else:
+        stop = keys
+        whole = keys // KV
+    blocks = (gl.maximum(stop, 0) + KV - 1) // KV
+    return blocks, gl.minimum(whole, blocks)

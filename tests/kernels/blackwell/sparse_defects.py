@@ -1,0 +1,168 @@
+"""Seeded defects of the sparse Blackwell kernel: a text change to one of its files.
+
+The kernel is spread over several files that import one another, so a mutant is a copy of them all.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+
+import openmla.kernels.blackwell
+from openmla.sim import Kind
+
+FOLDER = Path(str(openmla.kernels.blackwell.__file__)).parent
+PACKAGE = "openmla.kernels.blackwell.sparse"
+
+
+@dataclass(frozen=True)
+class SparseDefect:
+    """Replace `old` by `new` in sparse_`file`.py; `kind` None: only the numbers are wrong."""
+
+    name: str
+    kind: Kind | None
+    file: str
+    old: str
+    new: str
+    case: str = "bf16"
+
+
+def load_mutant(defect: SparseDefect, folder: Path) -> ModuleType:
+    """The launch module of a copy of the kernel with the defect."""
+    package = f"mutant_{abs(hash(defect.name))}"
+    copies = folder / package
+    copies.mkdir()
+    (copies / "__init__.py").write_text("")
+    for path in FOLDER.glob("sparse*.py"):
+        source = path.read_text()
+        if path.stem == f"sparse_{defect.file}":
+            assert source.count(defect.old) == 1, f"{defect.name}: {source.count(defect.old)}"
+            source = source.replace(defect.old, defect.new)
+        (copies / path.name).write_text(source.replace(f"from {PACKAGE}", f"from {package}.sparse"))
+    sys.path.insert(0, str(folder))
+    try:
+        return importlib.import_module(f"{package}.sparse_launch")
+    finally:
+        sys.path.remove(str(folder))
+
+
+DEFECTS = [
+    SparseDefect(
+        "Q is copied to the wrong column of tensor memory", Kind.UNWRITTEN, "mma",
+        "lanes = reinterpret(place, gl.float32, [128, WORDS_PER_TILE], LAYOUT)",
+        "lanes = reinterpret(tmem.slice(MAP[2] + (GROUPS - 1) * WORDS_PER_TILE, WORDS_PER_TILE),"
+        " gl.float32, [128, WORDS_PER_TILE], LAYOUT)",
+    ),
+    SparseDefect(
+        "the scores lie over the output", Kind.RACE, "mma",
+        "tmem.slice(MAP[1], B_TOPK), gl.float32", "tmem.slice(MAP[1] - 64, B_TOPK), gl.float32",
+    ),
+    SparseDefect(
+        "Q's groups are multiplied one tile off", None, "mma",
+        "q = query(tmem, g - EARLY,", "q = query(tmem, (g - EARLY + 1) % 6,",
+    ),
+    SparseDefect(
+        "the copy of Q is not committed", Kind.DEADLOCK, "mma",
+        "    tcgen05_commit(q_copied.index(0))\n", "",
+    ),
+    SparseDefect(
+        "the commit of S V signals the other slot", Kind.DEADLOCK, "mma",
+        "tcgen05_commit(done.index(k % NB))", "tcgen05_commit(done.index((k + 1) % NB))",
+    ),
+    SparseDefect(
+        "V's halves are swapped", None, "mma",
+        "weights = p_smem.slice(HALF * KEYS, KEYS, dim=1)",
+        "weights = p_smem.slice((1 - HALF) * KEYS, KEYS, dim=1)",
+    ),
+    SparseDefect(
+        "V's atoms are swapped", None, "load",
+        "tma.async_gather(v_desc, rows, atom * ATOM,",
+        "tma.async_gather(v_desc, rows, (1 - atom) * ATOM,",
+    ),
+    SparseDefect(
+        "the wait for a step has its phase off by one", Kind.RACE, "rows",
+        "mbarrier.wait(barrier.index(step % NB), (step // NB) & 1)",
+        "mbarrier.wait(barrier.index(step % NB), ((step // NB) & 1) ^ 1)",
+    ),
+    SparseDefect(
+        "V is loaded over Q before Q was copied", Kind.RACE, "load",
+        "    mbarrier.wait(q_copied.index(0), 0)\n    for k in range(0, steps):\n        load_v_half",
+        "    for k in range(0, steps):\n        load_v_half",
+    ),
+    SparseDefect(
+        "K's later columns are loaded over Q before Q was copied", Kind.RACE, "load",
+        "        if k == 0:\n            mbarrier.wait(q_copied.index(0), 0)\n", "",
+    ),
+    SparseDefect(
+        "K is loaded before the products before have read it", Kind.RACE, "load",
+        "        wait_for_step(qk_ts_done, k - 1, NB)\n", "",
+    ),
+    SparseDefect(
+        "half the bytes of V are announced", Kind.BYTES, "load",
+        "2 * KEYS * ATOM * 2", "KEYS * ATOM * 2",
+    ),
+    SparseDefect(
+        "scores are released before they are read", Kind.RACE, "softmax",
+        "        s = S.load(REGS[0]) * factor\n"
+        "        mbarrier.arrive(p_free.index(slot), count=1)\n",
+        "        mbarrier.arrive(p_free.index(slot), count=1)\n"
+        "        s = S.load(REGS[0]) * factor\n",
+    ),
+    SparseDefect(
+        "validity is ignored", None, "softmax",
+        "by_byte = gl.where(counts != 0, by_byte, MINUS_INF)",
+        "by_byte = gl.where(counts >= 0, by_byte, MINUS_INF)",
+    ),
+    SparseDefect(
+        "the validity bits of the step before are read", Kind.RACE, "softmax",
+        "hide_invalid(s, is_k_valid.index(slot), B_TOPK)",
+        "hide_invalid(s, is_k_valid.index((k + 1) % NB), B_TOPK)",
+    ),
+    SparseDefect(
+        "weights are overwritten while they are multiplied", Kind.RACE, "softmax",
+        "        wait_for_step(sv_p1_done, k - 1, NB)  # both the weights before and O are free",
+        "        # both the weights before and O are free",
+    ),
+    SparseDefect(
+        "weights are not fenced", Kind.FENCE, "softmax",
+        "        fence_async_shared()\n        mbarrier.arrive(so_ready",
+        "        mbarrier.arrive(so_ready",
+    ),
+    SparseDefect(
+        "O is not multiplied when the reference moves", None, "softmax",
+        "            rescale(O, shrink, REGS)\n", "            pass\n", "rising",
+    ),
+    SparseDefect(
+        "the output is stored before it is fenced", Kind.FENCE, "softmax",
+        "    fence_async_shared()\n    thread_barrier()\n", "    thread_barrier()\n",
+    ),
+    SparseDefect(
+        "an index past the pool counts", None, "rows",
+        "return index, (index >= 0) & (index < rows)", "return index, index >= 0",
+    ),
+    SparseDefect(
+        "scales of an earlier step are used", None, "fp8",
+        "load_scales_to_smem(scales, keys, k * HOW[0], k_scales, HOW[0], HOW[3])",
+        "load_scales_to_smem(scales, keys, (k // 2) * HOW[0], k_scales, HOW[0], HOW[3])",
+        "fp8",
+    ),
+    SparseDefect(
+        "V's second half has the scales of the first", None, "fp8",
+        "widen(tiles[g], v_scales, HALF * KEYS,", "widen(tiles[g], v_scales, 0,", "fp8",
+    ),
+    SparseDefect(
+        "the second scale of 64 columns is the first", None, "fp8",
+        "line = scales.index(COLUMN // BLOCK + 1)", "line = scales.index(COLUMN // BLOCK)", "fp8",
+    ),
+    SparseDefect(
+        "raw rows of K are gathered over tiles in use", Kind.RACE, "fp8",
+        "        wait_for_step(qk_ts_done, k - 1, NB)\n", "", "fp8",
+    ),
+    SparseDefect(
+        "raw rows are widened before they are there", Kind.RACE, "fp8",
+        "        wait_for_step(v_fp8_tma_done, k, NB)\n", "", "fp8",
+    ),
+]  # fmt: skip

@@ -1,0 +1,68 @@
+"""Every seeded defect of the sparse Blackwell kernel is found in a few runs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from kernels.blackwell.simulated_sparse import plan_of, results_of
+from kernels.blackwell.sparse_defects import DEFECTS, SparseDefect, load_mutant
+from openmla.operands import SparseOperands
+from openmla.sim import Kind, Limits, intercept
+from openmla.testing.build import Outcome, build
+from openmla.testing.case import Case
+from openmla.testing.compare import judge
+from openmla.testing.memory import Memory
+
+BF16 = Case(
+    "sparse", 8, 512, 64, 512, q_lens=(1,), k_lens=(300,), topk=150, scale=0.07,
+    index_kind="mixed", seed=1,
+)  # fmt: skip
+CASES = {
+    "bf16": BF16,
+    "rising": replace(BF16, values="rising", scale=1.0, index_kind="distinct", topk=200),
+    "fp8": replace(BF16, kv="fp8_block32"),
+}
+RUNS = [("late", 0), ("early", 0), ("random", 1), ("random", 2), ("random", 3)]
+
+
+def test_there_are_enough() -> None:
+    assert len({d.name for d in DEFECTS}) == len(DEFECTS) >= 16
+
+
+@pytest.mark.parametrize("defect", DEFECTS, ids=lambda d: d.name)
+def test_defect_is_found(defect: SparseDefect, tmp_path: Path) -> None:
+    mutant = load_mutant(defect, tmp_path)
+    kinds: set[Kind] = set()
+    wrong = False
+    for schedule, seed in RUNS:
+        found, ok = _run(mutant, CASES[defect.case], schedule, seed)
+        kinds |= found
+        wrong |= not ok
+        if defect.kind in kinds or (wrong and defect.kind is None):
+            return
+    pytest.fail(f"not found; wrong numbers: {wrong}, findings: {kinds}")
+
+
+def _run(mutant: ModuleType, case: Case, schedule: str, seed: int) -> tuple[set[Kind], bool]:
+    """What the simulator found, and whether the numbers are right."""
+    built = build(case, memory=Memory("cpu", "nan"))
+    results = results_of(built)
+    assert isinstance(built.operands, SparseOperands)
+    chosen = plan_of(built, results)
+    limits = Limits(steps=20_000)
+    with intercept(schedule=schedule, seed=seed, limits=limits) as reports:
+        for call in mutant.calls(chosen, built.operands, results):
+            call.run()
+    kinds = {kind for report in reports for kind in report.kinds()}
+    return kinds, judge(build(case), Outcome(results.out, results.lse)).ok
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_kernel_itself_is_clean_and_right(name: str) -> None:
+    import openmla.kernels.blackwell.sparse_launch as kernel
+
+    assert _run(kernel, CASES[name], "random", 1) == (set(), True)

@@ -179,3 +179,15 @@ def test_split_counts_the_tiles_of_the_form() -> None:
     assert dense is not None and dense.tiles(128) == 16
     assert rows is not None and rows.tiles(4) == 1
     assert select_portable_config(replace(LATENT, form="sparse"), TARGETS["h200"]).split is None
+
+
+@pytest.mark.parametrize("form", ["dense", "latent", "sparse"])
+@pytest.mark.parametrize("width", [16, 32, 64, 128, 256, 512])
+def test_warps_beside_each_other_have_whole_lines_of_v(form: str, width: int) -> None:
+    """64 rows and 8 warps over 64 columns made Triton read past the end of shared memory."""
+    base = DENSE if form == "dense" else LATENT
+    problem = replace(base, form=form, heads=128, d_nope=width, d_v=width)  # type: ignore[arg-type]
+    for name in GPUS:
+        config = select_portable_config(problem, TARGETS[name])
+        if config.BM >= 64 and config.num_warps > config.BM // 16:
+            assert config.out_cols * (config.BM // 16) >= 64 * config.num_warps

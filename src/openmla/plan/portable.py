@@ -29,6 +29,9 @@ MIN_DOT = 16  # tl.dot's least rows and columns
 FIRST_BULK_COPIES = 90  # NVIDIA's first architecture with them
 ALWAYS_WIDEN = 128 * 1024 * 1024  # bytes that are widened in some 60 us
 MIN_WGMMA = 64  # rows of Hopper's asynchronous products
+# Columns of V that warps beside each other must have for themselves in such a product. With fewer,
+# Triton 3.6.0 reads past the end of shared memory: 64 rows, 8 warps, 64 columns; H200, 2026-11-15.
+LEAST_COLUMNS = 64
 SPARE_REGISTERS = 63  # kept from 255 for addresses and statistics
 GROUP_HEADS = 4  # heads of the dense form side by side: 1, 2, 8 and 16 are slower on an H200
 
@@ -165,7 +168,17 @@ class PortableConfig:
         """The first limit the block breaks, with its arithmetic; empty when it fits."""
         return next(self._broken_limits(), "")
 
+    @property
+    def warps_beside(self) -> int:
+        """Warps that share rows of an asynchronous product, and so divide its columns."""
+        return 1 if self.BM < MIN_WGMMA else max(1, 16 * self.num_warps // self.BM)
+
     def _broken_limits(self) -> Iterator[str]:
+        if self.warps_beside > 1 and self.out_cols // self.warps_beside < LEAST_COLUMNS:
+            yield (
+                f"columns: {self.out_cols} of V over {self.warps_beside} warps beside each other "
+                f"= {self.out_cols // self.warps_beside} < {LEAST_COLUMNS}"
+            )
         most = self.max_registers - SPARE_REGISTERS
         if self.accumulators > most:
             yield (

@@ -89,8 +89,8 @@ DEFECTS = [
     ),
     SparseDefect(
         "V is loaded over Q before Q was copied", Kind.RACE, "load",
-        "    mbarrier.wait(q_copied.index(0), 0)\n    for k in range(0, steps):\n        load_v_half",
-        "    for k in range(0, steps):\n        load_v_half",
+        "    mbarrier.wait(q_copied.index(0), 0)\n    for k in range(0, steps):\n        load_v_",
+        "    for k in range(0, steps):\n        load_v_",
     ),
     SparseDefect(
         "K's later columns are loaded over Q before Q was copied", Kind.RACE, "load",

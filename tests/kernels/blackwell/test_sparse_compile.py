@@ -1,0 +1,29 @@
+"""The sparse Blackwell kernel compiles for sm_100 within its plan, with both versions of Triton."""
+
+from __future__ import annotations
+
+import pytest
+
+from openmla.aot import compile_job
+from openmla.kernels.blackwell.sparse_jobs import COMPILE_JOBS, PROBLEMS
+from openmla.plan import plan
+from openmla.plan.families import fp8_cache_smem, is_fp8_cache
+
+
+def planned_bytes(name: str) -> int:
+    """Shared memory that the plan of a job's problem allows."""
+    problem = PROBLEMS[name]
+    config = plan(problem, "b200", "blackwell").config
+    if is_fp8_cache(problem.kv_dtype) or problem.kv_dtype == "e4m3":
+        return fp8_cache_smem(config.one_cta(), problem).size_of
+    bytes_used: int = config.one_cta().smem_used
+    return bytes_used
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize("job", COMPILE_JOBS(), ids=lambda job: job.name)
+def test_compiles_within_its_plan(job) -> None:  # type: ignore[no-untyped-def]
+    report = compile_job(job)
+    assert report.differences(job.predicted) == []  # tensor memory, no spills at all
+    assert report.shared is not None
+    assert report.shared <= planned_bytes(job.name.removeprefix("blackwell sparse "))

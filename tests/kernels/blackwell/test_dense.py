@@ -1,4 +1,4 @@
-"""The dense Blackwell kernel on the simulator: right, clean under every schedule, deaf to poison."""
+"""The dense Blackwell kernel on the simulator: right, clean in every schedule, deaf to poison."""
 
 from __future__ import annotations
 
@@ -22,6 +22,8 @@ PAGED = replace(V3, rope="cache", kv="bf16")
 FP8 = replace(V3, dtype="e4m3", q_lens=(140, 20), k_lens=(140, 300))
 FP8_PAGED = replace(FP8, rope="cache", kv="bf16", page_size=64)
 LONG = replace(V3, q_lens=(150,), k_lens=(1030,), spare=0)
+# Blocks come from the last to the first, so here every block raises the maximum.
+FALLING = replace(V3, values="rising", scale=-0.07, q_lens=(140,), k_lens=(520,))
 GLM = replace(V3, d_nope=192, d_v=256, q_lens=(130, 20), k_lens=(130, 300))
 CASES = {
     "causal": V3,
@@ -37,7 +39,8 @@ CASES = {
     "no sequences": replace(V3, q_lens=(), k_lens=(), spare=4),
     "negative scale": replace(V3, scale=-0.1),
     "scale 0": replace(V3, scale=0.0),
-    "rising": replace(V3, values="rising", q_lens=(140,), k_lens=(520,)),
+    "rising": replace(V3, values="rising", q_lens=(140,), k_lens=(300,)),
+    "falling": FALLING,
     "exact": replace(V3, values="exact", scale=0.125),
     "34 requests": replace(V3, q_lens=(1,) * 34, k_lens=(3,) * 34),
     "pages of 16": replace(PAGED, page_size=16),
@@ -50,7 +53,7 @@ CASES = {
     "scales": replace(V3, q_scale=True, k_scale=True),
     "fp8": FP8,
     "fp8, ring turns": replace(LONG, dtype="e4m3"),
-    "fp8, rising": replace(FP8, values="rising", q_lens=(140,), k_lens=(520,)),
+    "fp8, falling": replace(FALLING, dtype="e4m3"),
     "fp8, sink": replace(FP8, sink="mixed"),
     "fp8, scales": replace(FP8, q_scale=True, k_scale=True),
     "fp8, bf16 pages": FP8_PAGED,
@@ -64,7 +67,7 @@ CASES = {
 # Plans with one accumulator, which have no second query tile.
 SINGLE_O = {
     "192+64": GLM,
-    "192+64, rising": replace(GLM, values="rising", q_lens=(30,), k_lens=(400,)),
+    "192+64, falling": replace(FALLING, d_nope=192, d_v=256, scale=-0.06),
     "192+64, pages of 64": replace(GLM, rope="cache", kv="bf16", page_size=64),
     "192+64, fp8": replace(GLM, dtype="e4m3"),
     "192+64, fp8_block64 rope": replace(GLM, rope="cache", kv="fp8_block64", page_size=16),

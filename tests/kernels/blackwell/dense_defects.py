@@ -1,0 +1,164 @@
+"""Seeded defects of the dense Blackwell kernel: a text change to one of its files.
+
+The kernel is spread over several files that import one another, so a mutant is a copy of them all.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+
+import openmla.kernels.blackwell
+from openmla.sim import Kind
+
+FOLDER = Path(str(openmla.kernels.blackwell.__file__)).parent
+PACKAGE = "openmla.kernels.blackwell."
+NOTHING = "pass"
+
+
+@dataclass(frozen=True)
+class DenseDefect:
+    """Replace the first `old` after `after` by `new` in `file`.py, and run `case` with `num_qo`.
+
+    `kind` None: only the numbers are wrong.
+    """
+
+    name: str
+    kind: Kind | None
+    file: str
+    old: str
+    new: str
+    case: str = "two blocks"
+    num_qo: int = 2
+    after: str = ""
+
+    def apply(self, source: str) -> str:
+        at = source.index(self.old, source.index(self.after))
+        return source[:at] + self.new + source[at + len(self.old) :]
+
+
+def load_mutant(defect: DenseDefect, folder: Path) -> ModuleType:
+    """The launch module of a copy of the kernel with the defect."""
+    package = f"dense_mutant_{abs(hash(defect.name))}"
+    copies = folder / package
+    copies.mkdir()
+    (copies / "__init__.py").write_text("")
+    for path in FOLDER.glob("*.py"):
+        if path.stem.startswith(("sparse", "__init__", "jobs")):
+            continue
+        source = path.read_text()
+        if path.stem == defect.file:
+            source = defect.apply(source)
+        (copies / path.name).write_text(source.replace(PACKAGE, f"{package}."))
+    sys.path.insert(0, str(folder))
+    try:
+        return importlib.import_module(f"{package}.launch")
+    finally:
+        sys.path.remove(str(folder))
+
+
+DEFECTS = [
+    DenseDefect(
+        "the second query tile is not waited for", Kind.RACE, "multiply",
+        "mbarrier.wait(second.index(0), 0)", NOTHING,
+    ),
+    DenseDefect(
+        "V is not waited for", Kind.RACE, "multiply",
+        "mbarrier.wait(full.index(at), v_phase)", NOTHING,
+    ),
+    DenseDefect(
+        "missing commit of a score tile", Kind.DEADLOCK, "multiply",
+        "tcgen05_commit(s_full.index(1))", NOTHING,
+    ),
+    DenseDefect(
+        "missing commit of a slot of V", Kind.DEADLOCK, "multiply",
+        "tcgen05_commit(empty.index(at))", NOTHING, "ring turns",
+    ),
+    DenseDefect(
+        "weights are waited for in the wrong phase", Kind.RACE, "multiply",
+        "mbarrier.wait(p_full.index(0), j & 1)", "mbarrier.wait(p_full.index(0), (j & 1) ^ 1)",
+    ),
+    DenseDefect(
+        "one query tile: weights are waited for a phase too early", Kind.RACE, "multiply",
+        "(j // 2) & 1)", "((j // 2) & 1) ^ 1)", "two blocks", 1,
+    ),
+    DenseDefect(
+        "both outputs in the columns of the first", Kind.RACE, "columns",
+        "tmem.slice(TMEM[2 + out], TMEM[5])", "tmem.slice(TMEM[2], TMEM[5])",
+    ),
+    DenseDefect(
+        "weights 16 columns off", None, "columns",
+        "tmem.slice(TMEM[tile] + part * WIDTH, WIDTH)",
+        "tmem.slice(TMEM[tile] + part * WIDTH + 16, WIDTH)",
+    ),
+    DenseDefect(
+        "halves of the weights swapped", None, "columns",
+        "(2 * part + half) * WIDTH", "(2 * part + 1 - half) * WIDTH",
+    ),
+    DenseDefect(
+        "the total is told over the reference", Kind.RACE, "columns",
+        "TOTAL = gl.constexpr(1)", "TOTAL = gl.constexpr(0)",
+    ),
+    DenseDefect(
+        "the accumulator is released before it is rescaled", Kind.RACE, "correction",
+        "    if j > 0:\n", "    mbarrier.arrive(p_full.index(tile), count=1)\n    if j > 0:\n",
+        "falling",
+    ),
+    DenseDefect(
+        "the accumulator is rescaled under a product", Kind.RACE, "correction",
+        "mbarrier.wait(o_full.index(out), (j - 1) & 1)", NOTHING, "falling", 1,
+    ),
+    DenseDefect(
+        "the accumulator is read before the last product", Kind.RACE, "correction",
+        "mbarrier.wait(o_full.index(out), (blocks - 1) & 1)", NOTHING,
+    ),
+    DenseDefect(
+        "totals are not waited for", Kind.RACE, "correction",
+        "mbarrier.wait(t_full.index(out), 0)", NOTHING,
+    ),
+    DenseDefect(
+        "a stale total: not brought to the new reference", None, "softmax",
+        "total * shrink_of(top, new_top)", "total", "falling",
+    ),
+    DenseDefect(
+        "the second query tile is masked as the first", None, "softmax",
+        "seen += WHO * Q_ROWS", NOTHING,
+    ),
+    DenseDefect(
+        "scales of keys are not waited for", Kind.RACE, "softmax",
+        "mbarrier.wait(scale_bars[0].index(place), (j // scales[0].shape[0]) & 1)", NOTHING,
+        "scales",
+    ),
+    DenseDefect(
+        "stale scales: those of the block before", None, "softmax",
+        "key_scales.index(place)", "key_scales.index((place + 2) % 3)", "scales",
+    ),
+    DenseDefect(
+        "a slot is filled before it is free", Kind.RACE, "load",
+        "mbarrier.wait(empty.index(slot), phase ^ 1)", NOTHING, "ring turns",
+    ),
+    DenseDefect(
+        "scales of keys are overwritten too early", Kind.RACE, "load",
+        "mbarrier.wait(empty.index(place), ((j // RING[2]) & 1) ^ 1)", NOTHING, "scales",
+    ),
+    DenseDefect(
+        "one rope buffer for all", Kind.RACE, "ring",
+        "j % RING[2]", "j % 1", "ring turns",
+    ),
+    DenseDefect(
+        "missing fence after widening", Kind.FENCE, "widen",
+        "    fence_async_shared()\n", "", "fp8 rope",
+    ),
+    DenseDefect(
+        "widened rope is not waited for", Kind.RACE, "multiply",
+        "mbarrier.wait(k_wide.index(place), (j // k_rope.shape[0]) & 1)", NOTHING, "fp8 rope",
+    ),
+    DenseDefect(
+        "the scale of the wrong block of columns", None, "widen",
+        "row_scales(source, row, keys, i, PAGE)", "row_scales(source, row, keys, 0, PAGE)",
+        "fp8 rope",
+    ),
+]  # fmt: skip

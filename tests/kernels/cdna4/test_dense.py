@@ -19,11 +19,11 @@ from openmla.testing.poison import differences
 FP8 = Case("dense", 2, 128, 64, 128, q_lens=(70, 33, 5), k_lens=(70, 300, 2), spare=3, dtype="e4m3")
 BF16 = replace(FP8, dtype="bf16")
 CASES = {
-    "fp8 causal": FP8,
+    "fp8 causal": replace(FP8, heads=2, q_lens=(70, 33, 5), k_lens=(70, 300, 2)),
     "fp8 full": replace(FP8, causal=False),
     "fp8 sink": replace(FP8, sink="mixed"),
     "fp8 no lse": replace(FP8, return_lse=False),
-    "fp8 rope per head": replace(FP8, rope="per_head", heads=3),
+    "fp8 rope per head": replace(FP8, rope="per_head", heads=3, q_lens=(33,), k_lens=(200,)),
     "fp8 more queries than keys": replace(FP8, q_lens=(300, 0, 3, 64), k_lens=(50, 10, 0, 64)),
     "fp8 no sequences": replace(FP8, q_lens=(), k_lens=(), spare=4),
     "fp8 negative scale": replace(FP8, scale=-0.1),
@@ -31,19 +31,17 @@ CASES = {
     "fp8 peaky": replace(FP8, values="peaky", heads=1),
     "fp8 exact": replace(FP8, values="exact", scale=0.125),
     "fp8 64+64": replace(FP8, d_nope=64, d_v=64),
-    "bf16 causal": BF16,
+    "bf16 causal": replace(BF16, heads=2, q_lens=(70, 33, 5), k_lens=(70, 300, 2)),
     "bf16 full, sink": replace(BF16, causal=False, sink="normal"),
     "fp16, no lse": replace(BF16, dtype="fp16", return_lse=False),
     "bf16 rope per head": replace(BF16, rope="per_head"),
     "bf16 scale 0": replace(BF16, scale=0.0),
     "bf16 peaky": replace(BF16, values="peaky"),
     "bf16 pages of 64": replace(BF16, rope="cache", kv="bf16", page_size=64),
-    "bf16 pages of 16, sink": replace(
-        BF16, rope="cache", kv="bf16", page_size=16, sink="normal", heads=3
-    ),
+    "bf16 pages of 16, sink": replace(BF16, rope="cache", kv="bf16", page_size=16, sink="normal"),
     "bf16 pages of 48": replace(BF16, rope="cache", kv="bf16", page_size=48, causal=False),
-    "bf16 64+64, 5 heads": replace(BF16, d_nope=64, d_v=64, heads=5),
-    "bf16 40 requests": replace(BF16, heads=1, q_lens=(1,) * 40, k_lens=(3,) * 40),
+    "bf16 64+64, 5 heads": replace(BF16, d_nope=64, d_v=64, heads=5, q_lens=(9,), k_lens=(70,)),
+    "bf16 20 requests": replace(BF16, heads=1, q_lens=(1,) * 20, k_lens=(3,) * 20),
     "bf16 two tiles": replace(BF16, heads=1, q_lens=(300,), k_lens=(300,)),
 }
 # CI looks at the earliest and the latest schedule; a changed kernel needs OPENMLA_SIM_SEEDS=20.

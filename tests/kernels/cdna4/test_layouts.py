@@ -1,5 +1,5 @@
 """The layout objects that the CDNA4 kernels give the compiler, byte by byte against the original
-kernels' addresses; bank conflicts counted from those objects; and what the compiler made of them."""
+kernels' addresses; bank conflicts counted from those objects; what the compiler made of them."""
 
 from __future__ import annotations
 

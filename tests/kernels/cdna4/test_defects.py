@@ -1,0 +1,147 @@
+"""Every seeded defect of the CDNA4 kernels is found, by the simulator or by the acceptance rule."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from kernels.cdna4.mutants import Defect, load_mutant
+from kernels.cdna4.simulated import new_results, plan_of
+from openmla.operands import DenseOperands
+from openmla.sim import Limits, intercept
+from openmla.testing.build import BuiltCase, Outcome, build
+from openmla.testing.case import Case
+from openmla.testing.compare import judge
+from openmla.testing.memory import Memory
+
+FP8 = Case("dense", 1, 128, 64, 128, q_lens=(40,), k_lens=(300,), spare=3, dtype="e4m3")
+CASES = {
+    "fp8": FP8,
+    "heads": replace(FP8, heads=2),
+    "bf16": replace(FP8, dtype="bf16"),
+    "pages": replace(FP8, dtype="bf16", rope="cache", kv="bf16", page_size=16),
+}
+DEFECTS = [
+    Defect(
+        "W of v227 without R", "layouts", "return TileLayouts(layout, layout,",
+        "return TileLayouts(layout, gl.SharedLinearLayout("
+        "[[0, 1 << n] for n in range(7)] + [[1 << n, 0] for n in range(7)]),",
+    ),
+    Defect(
+        "R of v227 without W", "layouts", "return TileLayouts(layout, layout,",
+        "return TileLayouts(gl.SharedLinearLayout("
+        "[[0, 1 << n] for n in range(7)] + [[1 << n, 0] for n in range(7)]), layout,",
+    ),
+    Defect(
+        "K is read without its swizzle", "layouts",
+        "    sub_block = shared_layout(k_sub_bases(slot))",
+        "    sub_block = shared_layout(k_sub_bases(slot).plain)",
+    ),
+    Defect(
+        "K is written without its swizzle", "dense",
+        "copy_rows(nope_slot, at, k_stride, first, limit, NOPE[COPY], True)",
+        "copy_rows(nope_slot, at, k_stride, first, limit, NOPE[COPY], False)",
+    ),
+    Defect(
+        "the swizzle takes other bits of the row", "copies",
+        "((rows // 4) % 4)", "((rows // 2) % 4)",
+    ),
+    Defect(
+        "the wait for K leaves one group too many", "dense",
+        "async_copy.wait_group(2)\n        slot = j", "async_copy.wait_group(3)\n        slot = j",
+    ),
+    Defect(
+        "the wait for V leaves one group too many", "dense",
+        "async_copy.wait_group(2)\n        v_lane", "async_copy.wait_group(3)\n        v_lane",
+    ),
+    Defect(
+        "Q is not waited for", "dense",
+        "async_copy.wait_group(2)\n        q_frags", "async_copy.wait_group(3)\n        q_frags",
+    ),
+    Defect("the last copies stay in flight", "dense", "    async_copy.wait_group(0)\n", ""),
+    Defect(
+        "K of the next tile goes to the slot in use", "dense",
+        "slot = (j + 1) % K_RING", "slot = j % K_RING + 0",
+    ),
+    Defect(
+        "V of the next tile goes to the slot in use", "dense",
+        "dma_V(v_ring.index((j + 1) % V_RING)", "dma_V(v_ring.index(j % V_RING)",
+    ),
+    Defect(
+        "copies of V are never committed", "dense",
+        "limit, LAYOUT[COPY], False)\n    async_copy.commit_group()",
+        "limit, LAYOUT[COPY], False)",
+    ),
+    Defect(
+        "strips of V are swapped", "dense", "load_V_from_lane_base(v_lane_base, i,",
+        "load_V_from_lane_base(v_lane_base, STRIPS - 1 - i,",
+    ),
+    Defect(
+        "two score tiles are joined in the wrong order", "mma_op",
+        "gl.join(low, high)", "gl.join(high, low)", config={"p_dtype": "float8_e4m3fn"},
+    ),
+    Defect("rope is read at column 0 of a row", "dense", "(rope_ptr + ROPE_AT, rope_stride_t,",
+           "(rope_ptr, rope_stride_t,", "pages"),
+    Defect("a page is read from its first row", "copies", "(keys % PAGE)", "(keys * 0)", "pages"),
+    Defect("rope fragments are numbered like nope", "dense", "i * PER_ROPE + c",
+           "i * PER_NOPE + c"),
+    Defect("rope meets the wrong part of Q", "dense", "q_frags[PER_NOPE + c]", "q_frags[c]"),
+    Defect("O is not rescaled", "dense", "(O[d] * shrinks,)", "(O[d],)"),
+    Defect("the row sum is not rescaled", "dense", "total * shrink + ", "total + "),
+    Defect("a query sees one key too many", "dense", "row + seen, keys", "row + seen + 1, keys"),
+    Defect("keys past the end are copied", "copies", "rows + first < limit",
+           "rows + first < limit + 9"),
+    Defect("causal rows start at the top left", "tiles", "k_len - q_len + row + 1", "row + 1"),
+    Defect("K heads are not grouped", "dense", "kv_head = (head // GROUPS[0])",
+           "kv_head = (head * 0)", "heads"),
+    Defect("unmasked tiles reach too far", "tiles", "gl.minimum(seen, keys), 0) // KV",
+           "gl.minimum(seen, keys), 0) // KV + 1", "bf16"),
+]  # fmt: skip
+RUNS = [("random", 1, "zero"), ("late", 0, "nan"), ("early", 0, "zero")]
+
+
+def wrong(built: BuiltCase, launch: Any, defect: Defect, schedule: str, seed: int) -> str:
+    """What gives the defect away in one run; empty if nothing does."""
+    results = new_results(built)
+    chosen = plan_of(built, results, **defect.config)
+    with intercept(seed=seed, schedule=schedule, limits=Limits(steps=50_000)) as reports:
+        for call in launch.calls(chosen, built.operands, results):
+            call.run()
+    for report in reports:
+        for finding in report.findings:
+            return str(finding)
+    outcome = Outcome(results.out, results.lse)
+    if defect.config.get("p_dtype") == "float8_e4m3fn":
+        truth = built.truth().out
+        error = (outcome.out.double() - truth).norm() / truth.norm()
+        return "" if bool(error < 0.05) else f"relative error {float(error):.3g}"
+    verdict = judge(built, outcome)
+    return "" if verdict.ok else verdict.report()
+
+
+@pytest.mark.parametrize("defect", DEFECTS, ids=lambda d: d.name)
+def test_defect_is_found(defect: Defect, tmp_path: Path) -> None:
+    launch = load_mutant(defect, tmp_path)
+    found = ""
+    for schedule, seed, background in RUNS:
+        built = build(CASES[defect.case], memory=Memory("cpu", background=background))
+        found = wrong(built, launch, defect, schedule, seed)
+        if found:
+            break
+    assert found
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_copy_without_a_defect_is_clean(name: str, tmp_path: Path) -> None:
+    same = Defect(f"none of {name}", "tiles", "BM 256, cu_seqlens_q", "BM 256, cu_seqlens_q", name)
+    built = build(CASES[name])
+    assert wrong(built, load_mutant(same, tmp_path), same, "random", 1) == ""
+    assert isinstance(built.operands, DenseOperands) and built.operands.q.dtype != torch.float32
+
+
+def test_there_are_enough() -> None:
+    assert len(DEFECTS) >= 12 and len({d.name for d in DEFECTS}) == len(DEFECTS)

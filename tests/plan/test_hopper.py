@@ -20,7 +20,6 @@ from openmla.plan.fuzz import DENSE_DIMS, LATENT_DIMS
 from openmla.plan.hopper import (
     HopperDenseConfig,
     HopperSparseConfig,
-    SplitRule,
     select_hopper_dense_config,
     select_hopper_sparse_config,
 )
@@ -60,7 +59,7 @@ def test_shared_memory_is_what_the_compiler_reports() -> None:
     """
     rest = 221392 - 64
     assert dense((128, 64, 128)).smem_used == rest + hopper_dense.TILE_INFO_BYTES
-    assert latent((512, 64)).smem_used == 231376
+    assert latent((512, 64)).smem_used == 231408
 
 
 @pytest.mark.parametrize(
@@ -108,15 +107,15 @@ def test_sparse_budget(dims: tuple[int, int], heads: int, gather: str) -> None:
     assert config.supported(), config.why_unsupported()
     check_map(config.smem_map(), config.smem_used)
     assert config.registers.total <= 65536
-    assert config.rows_used <= config.rows_padded < config.rows_used + 64
+    assert config.tiles(64) == (heads if gather == "pages" else 64 * -(-heads // 64))
     assert config.accumulators + 40 <= config.registers.consumer
 
 
 def test_heads_are_packed_over_pages_and_padded_over_lists() -> None:
-    assert latent((512, 64), 20, "pages").tokens_per_tile == 3
-    assert latent((512, 64), 20, "indices").tokens_per_tile == 1
-    assert latent((512, 64), 96).rows_padded == 128
-    assert "60 of 64 rows" in "\n".join(latent((512, 64), 20, "pages").explain())
+    assert latent((512, 64), 20, "pages").tiles(16) == 5
+    assert latent((512, 64), 20, "indices").tiles(16) == 16
+    assert "96 of 128 rows in 2 block(s)" in "\n".join(latent((512, 64), 96).explain())
+    assert "20 heads of consecutive tokens" in "\n".join(latent((512, 64), 20, "pages").explain())
 
 
 def test_p_overlays_rope_only_where_it_fits() -> None:
@@ -203,24 +202,19 @@ def test_split_fills_the_chip() -> None:
 
 @pytest.mark.parametrize("heads", HEADS)
 def test_split_covers_every_key_once(heads: int) -> None:
-    for rule in (dense((128, 64, 128), heads).split, latent((512, 64), heads, "pages").split):
-        assert isinstance(rule, SplitRule)
-        for q_len in (0, 1, 64, 200):
-            for k_len in (0, 1, 2047, 2048, 4097, 131072, 2**33):
-                count, keys = rule.splits(q_len, k_len), rule.keys_per_split(q_len, k_len)
-                assert count * keys >= k_len and keys % 128 == 0
-                assert count == 1 or k_len // count >= rule.min_keys
-                assert rule.tiles(q_len) * (count - 1) < 264
+    rule = dense((128, 64, 128), heads).split
+    for q_len in (0, 1, 64, 200):
+        for k_len in (0, 1, 2047, 2048, 4097, 131072, 2**33):
+            count, keys = rule.splits(q_len, k_len), rule.keys_per_split(q_len, k_len)
+            assert count * keys >= k_len and keys % 128 == 0
+            assert count == 1 or k_len // count >= rule.min_keys
+            assert rule.tiles(q_len) * (count - 1) < 264
 
 
 def test_split_workspace_is_bounded() -> None:
     rule = dense((128, 64, 128), heads=16).split
     assert rule.workspace_bytes(1) == 264 * 64 * 129 * 4
     assert rule.workspace_bytes(10**6) == hopper_split.WORKSPACE_CAP
-
-
-def test_no_split_for_token_lists() -> None:
-    assert latent((512, 64)).split is None
 
 
 def test_fp8_cache_choice() -> None:

@@ -142,7 +142,7 @@ def _cache_read(problem: Problem, config: HopperSparseConfig) -> CacheRead:
     if config.gather == "indices":
         return listed_cache_read(problem.total_q, problem.topk, rows, config.row_blocks, width)
     queries = mean_length(problem.total_q, problem.batch)
-    tiles = mean_length(queries, config.tokens_per_tile) * config.row_blocks
+    tiles = config.tiles(queries)
     return paged_cache_read(tiles, rows, width) if rows else PLAIN
 
 

@@ -13,9 +13,8 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 from openmla.errors import InvalidArgument
-from openmla.plan.blackwell_units import ceildiv, require_int, round_up, verdict_lines
+from openmla.plan.blackwell_units import ceildiv, require_int, verdict_lines
 from openmla.plan.hopper_cache import PLAIN, CacheRead
-from openmla.plan.hopper_split import SplitRule, least_keys_per_split
 from openmla.plan.hopper_units import (
     FP32,
     SMEM_PER_BLOCK,
@@ -36,7 +35,7 @@ BLOCKS = 2  # of a step, one per math warp-group
 MAX_STAGES = 4
 LATENT_WIDTHS = (128, 256, 512)
 ROPE_WIDTHS = (0, 32, 64)
-PIECE_FIELDS = 4  # what the warp-groups are told of a piece
+PIECE_FIELDS = 8  # what the warp-groups are told of a piece
 Gather = Literal["indices", "pages"]
 
 
@@ -46,7 +45,7 @@ class HopperSparseConfig(HopperBlock):
 
     >>> deepseek_v32 = select_hopper_sparse_config(heads=128, latent=512, rope=64)
     >>> deepseek_v32.row_blocks, deepseek_v32.num_kv_stages, deepseek_v32.smem_used
-    (2, 1, 231376)
+    (2, 1, 231408)
     """
 
     heads: int
@@ -87,24 +86,20 @@ class HopperSparseConfig(HopperBlock):
         return ceildiv(self.heads, WGMMA_M)
 
     @property
-    def tokens_per_tile(self) -> int:
-        """Tokens whose heads share a block: several when their keys are the same pages.
+    def is_packed(self) -> bool:
+        """Whether blocks hold heads of several tokens: those of a sequence see the same pages."""
+        return self.gather == "pages"
 
-        20 heads over pages: 64 // 20 = 3 tokens, 60 of 64 rows in use.
+    def tiles(self, tokens: int) -> int:
+        """Blocks of rows for so many tokens of one sequence.
+
+        >>> lists = select_hopper_sparse_config(heads=20, latent=512, rope=64)
+        >>> lists.tiles(16), replace(lists, gather="pages").tiles(16)
+        (16, 5)
         """
-        if self.gather == "indices" or self.heads > WGMMA_M // 2:
-            return 1
-        return WGMMA_M // self.heads
-
-    @property
-    def rows_used(self) -> int:
-        """Rows with work in them, of all blocks of a tile."""
-        return self.heads * self.tokens_per_tile
-
-    @property
-    def rows_padded(self) -> int:
-        """Rows that are multiplied."""
-        return round_up(self.rows_used, WGMMA_M)
+        if self.is_packed:
+            return ceildiv(tokens * self.heads, WGMMA_M)
+        return tokens * self.row_blocks
 
     @property
     def width(self) -> int:
@@ -181,17 +176,6 @@ class HopperSparseConfig(HopperBlock):
         yield from barriers(("q_ready", 1), ("q_free", 1))
         yield from launch_tail(self.registers)
 
-    # Splitting.
-
-    @property
-    def split(self) -> SplitRule | None:
-        """When a sequence's keys are split; None for token lists: each token is alone."""
-        if self.gather == "indices":
-            return None
-        least = least_keys_per_split(self.width * ELEMENT, self.latent)
-        tokens = self.tokens_per_tile
-        return SplitRule(self.row_blocks, tokens, least, self.sm_count, self.latent)
-
     # Verdict and words.
 
     def _broken_limits(self) -> Iterator[str]:
@@ -232,12 +216,12 @@ class HopperSparseConfig(HopperBlock):
         return lines + verdict_lines(self.why_unsupported())
 
     def _rows_line(self) -> str:
-        heads = f"{self.heads} heads"
-        if self.tokens_per_tile > 1:
-            heads += f" x {self.tokens_per_tile} tokens that share their keys"
+        if self.is_packed:
+            return f"{self.heads} heads of consecutive tokens fill blocks of {WGMMA_M} rows"
+        padded = self.row_blocks * WGMMA_M
         return (
-            f"{heads}: {self.rows_used} of {self.rows_padded} rows in "
-            f"{self.rows_padded // WGMMA_M} block(s) of {WGMMA_M}"
+            f"{self.heads} heads: {self.heads} of {padded} rows in {self.row_blocks} block(s) of "
+            f"{WGMMA_M}"
         )
 
     def _stage_bound(self) -> str:

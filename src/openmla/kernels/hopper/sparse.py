@@ -2,9 +2,10 @@
 # ruff: noqa: E741  (O is the output accumulator, as everywhere in attention)
 """MLA prefill in latent form on Hopper: every head reads the same gathered rows. bf16 or fp16.
 
-A program works on 64 rows of scores at a time (heads of one token) and walks their keys in steps of
-two blocks of 64. V is the first columns of K. The output columns are split between two
-warp-groups, because 64 x 512 fp32 sums fill half of an SM's registers.
+A program works on 64 rows of scores at a time and walks their keys in steps of two blocks of 64.
+The rows are heads of one token that has its own list of keys, or heads of several tokens of a
+sequence. V is the first columns of K. The output columns are split between two warp-groups, because
+64 x 512 fp32 sums fill half of an SM's registers.
 
 | partition | warps | registers | does |
 |---|---|---|---|
@@ -31,7 +32,7 @@ warp-groups, because 64 x 512 fp32 sums fill half of an SM's registers.
 | p | k_rope: scores are done with it. Narrower rope: 2 ST x 64 x 64 x 2 of its own |
 | bias, flags | 2 ST x 64 x 4, 2 ST x 4 x 4 |
 | tops, sums (and largest scores) | 2 x 64 x 4, 3 x 64 x 4 |
-| info, barriers | 32 + 8 x (2 + 10 ST + 4) |
+| info, barriers | 64 + 8 x (2 + 10 ST + 4) |
 | epilogue's change of layout, warp states | 8192 + 8 |
 
 A step, in time (see sparse_softmax.py for what the maxima mean):
@@ -57,10 +58,11 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from openmla.kernels.barriers import barriers
 from openmla.kernels.compat_gluon import thread_barrier
+from openmla.kernels.hopper.latent_source import hide_unseen
 from openmla.kernels.hopper.softmax import rescale
 from openmla.kernels.hopper.sparse_epilogue import finish
 from openmla.kernels.hopper.sparse_fp8 import fp8_producer
-from openmla.kernels.hopper.sparse_rows import FIELDS, HEAD, STEPS, TOKEN, get, producer
+from openmla.kernels.hopper.sparse_rows import FIELDS, STEPS, TILE, get, producer
 from openmla.kernels.hopper.sparse_softmax import first_sums, follow, row_sums, shrunk, softmax
 from openmla.kernels.scores import MINUS_INF, opaque_zero, signed
 
@@ -114,28 +116,39 @@ def issue_scores(
 
 
 @gluon.jit
-def hide_invalid(S, validity, valid, b, phase):
-    """-inf for keys that are not there; nothing to do in a block without such keys."""
-    bias, flags = validity
-    SL: gl.constexpr = S.type.layout
-    ALL: gl.constexpr = gl.BlockedLayout([WARPS], [32], [WARPS], [0])  # every thread has all
-    mbarrier.wait(valid.index(b), phase)
-    if gl.max(flags.index(b).load(ALL), 0) != 0:
-        S = S + bias.index(b).load(gl.SliceLayout(0, SL))[None, :]
-    return S
+def masked(S, validity, valid, b, phase, tile, first, heads, MASK: gl.constexpr):
+    """-inf for keys that are not there or not seen; nothing to do in a block without such keys.
+
+    S holds the scores of block b, which are keys `first` … of the tile. MASK 0: keys of a list; 1:
+    of a sequence, all of them seen; 2: causal.
+    """
+    if MASK == 0:
+        bias, flags = validity
+        SL: gl.constexpr = S.type.layout
+        ALL: gl.constexpr = gl.BlockedLayout([WARPS], [32], [WARPS], [0])  # every thread has all
+        mbarrier.wait(valid.index(b), phase)
+        if gl.max(flags.index(b).load(ALL), 0) != 0:
+            S = S + bias.index(b).load(gl.SliceLayout(0, SL))[None, :]
+        return S
+    else:
+        return hide_unseen(S, tile, first, heads, MASK == 2)
 
 
 @gluon.jit
-def read_piece(info, t_bars, turn):
-    """(token, first head), and the steps, of piece number `turn`."""
+def read_piece(info, t_bars, turn, MASK: gl.constexpr):
+    """The tile of piece number `turn`, and its steps."""
     t_ready, t_empty = t_bars
     slot = turn & 1
     mbarrier.wait(t_ready.index(slot), (turn >> 1) & 1)
-    token = get(info, slot, TOKEN)
-    head = get(info, slot, HEAD)
     steps = get(info, slot, STEPS)
+    tile = (get(info, slot, TILE), get(info, slot, TILE + 1))
+    if MASK > 0:
+        rows = get(info, slot, TILE + 2)
+        seen = get(info, slot, TILE + 3)
+        whole = get(info, slot, TILE + 4)
+        tile = (tile[0], tile[1], rows, seen, whole, get(info, slot, TILE + 5))
     mbarrier.arrive(t_empty.index(slot), count=1)
-    return (token, head), steps
+    return tile, steps
 
 
 @gluon.jit
@@ -148,11 +161,13 @@ def higher(highest, S, factor, LOGITS: gl.constexpr):
 
 @gluon.jit
 def left_step(
-    S, state, it, factor, smem, bars, SIGN: gl.constexpr, LAST: gl.constexpr, OVERLAY: gl.constexpr,
-    LOGITS: gl.constexpr, PL: gl.constexpr,
+    S, state, it, first, tile, smem, bars, scale, HOW: gl.constexpr, LAST: gl.constexpr,
+    PL: gl.constexpr,
 ):  # fmt: skip
-    """From the scores of block 0 to the left columns after the step."""
+    """From the scores of block 0 to the left columns after the step. HOW: SIGN, OVERLAY, LOGITS,
+    MASK."""
     O, top, total, highest = state
+    factor, heads = scale
     k_smem, p_smem, validity, stats = smem
     k_left, _, _ = k_smem
     tops, sums = stats
@@ -161,17 +176,18 @@ def left_step(
     ST: gl.constexpr = k_left.shape[0] // 2
     b = it % ST * 2
     z = opaque_zero()
-    S = hide_invalid(signed(S, SIGN), validity, valid, b, (it // ST) & 1)
-    highest = higher(highest, S, factor, LOGITS)
+    phase = (it // ST) & 1
+    S = masked(signed(S, HOW[0]), validity, valid, b, phase, tile, first, heads, HOW[3])
+    highest = higher(highest, S, factor, HOW[2])
     weights, top0, total, shrink = softmax(S, top, total, factor)
     P = weights.to(k_left.dtype)
-    if OVERLAY:
+    if HOW[1]:
         thread_barrier()  # every warp has finished the scores, which read the rope tile
     p_smem.index(z + b).store(P)
     tops.index(0).store(top0)
     if LAST:
         sums.index(0).store(row_sums(total, top))
-        if LOGITS:
+        if HOW[2]:
             sums.index(2).store(highest)
     fence_async_shared()
     named("bar.arrive 8, 256; mov.b32 $0, 0;")
@@ -192,30 +208,28 @@ def left_step(
 
 
 @gluon.jit
-def left(
-    info, q_smem, smem, bars, results, factor, heads, SIGN: gl.constexpr, OVERLAY: gl.constexpr,
-    DIMS: gl.constexpr,
-):  # fmt: skip
+def left(info, q_smem, smem, bars, results, scale, HOW: gl.constexpr, DIMS: gl.constexpr):
     """Block 0 of every step, and the left output columns."""
     k_smem, _p, _validity, stats = smem
     q_bars, ready, free, valid, t_bars = bars
+    step_bars = (free, valid)
     q_ready, q_free = q_bars
-    LOGITS: gl.constexpr = results[2][0] is not None
     ST: gl.constexpr = k_smem[0].shape[0] // 2
     HALF: gl.constexpr = DIMS[0]
+    MASK: gl.constexpr = HOW[3]
     SL: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16])
     OL: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HALF, 16])
     PL: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=OL, k_width=2)
     RL: gl.constexpr = gl.SliceLayout(1, SL)
-    step_bars = (free, valid)
     turn = gl.program_id(0) * 0
     it = turn
-    # Every program has a first piece.
-    tile, steps = read_piece(info, t_bars, turn)
-    mbarrier.wait(q_ready, 0)
-    rope_q = rope_of(q_smem[2], SL, DIMS)
-    S_next = issue_scores(q_smem, rope_q, k_smem, ready, it, 0, 0, SL, DIMS)
-    S = warpgroup_mma_wait(0, deps=(S_next,))
+    tile, steps = read_piece(info, t_bars, turn, MASK)
+    S = gl.zeros([64, 64], gl.float32, SL)
+    if steps > 0:
+        mbarrier.wait(q_ready, 0)
+        first_q = rope_of(q_smem[2], SL, DIMS)
+        S_next = issue_scores(q_smem, first_q, k_smem, ready, it, 0, 0, SL, DIMS)
+        S = warpgroup_mma_wait(0, deps=(S_next,))
     while steps > 0:
         # S holds the scores of block 0 of step `it`. Q's rope is read again rather than carried
         # here: the compiler would carry it with a register per element.
@@ -224,42 +238,43 @@ def left(
         total = first_sums(S)
         O = gl.zeros([64, HALF], gl.float32, OL)
         state = (O, top, total, top)
-        for _ in range(0, steps - 1):
-            state = left_step(
-                S, state, it, factor, smem, step_bars, SIGN, False, OVERLAY, LOGITS, PL
-            )
+        for j in range(0, steps - 1):
+            state = left_step(S, state, it, j * 128, tile, smem, step_bars, scale, HOW, False, PL)
             it += 1
             b = it % ST * 2
-            S_next = issue_scores(q_smem, rope_q, k_smem, ready, b, (it // ST) & 1, 0, SL, DIMS)
+            phase = (it // ST) & 1
+            S_next = issue_scores(q_smem, rope_q, k_smem, ready, b, phase, 0, SL, DIMS)
             S = warpgroup_mma_wait(0, deps=(S_next,))
         mbarrier.arrive(q_free, count=1)
         O, top, total, highest = left_step(
-            S, state, it, factor, smem, step_bars, SIGN, True, OVERLAY, LOGITS, PL
+            S, state, it, (steps - 1) * 128, tile, smem, step_bars, scale, HOW, True, PL
         )
         total = stats[1].index(1).load(RL)
         it += 1
         turn += 1
-        next_tile, steps = read_piece(info, t_bars, turn)
+        next_tile, steps = read_piece(info, t_bars, turn, MASK)
         S = gl.zeros([64, 64], gl.float32, SL)
         if steps > 0:
             b = it % ST * 2
+            phase = (it // ST) & 1
             mbarrier.wait(q_ready, turn & 1)
             next_q = rope_of(q_smem[2], SL, DIMS)
-            S_next = issue_scores(q_smem, next_q, k_smem, ready, b, (it // ST) & 1, 0, SL, DIMS)
-            finish(O, top, total, highest, tile, heads, results, False)
+            S_next = issue_scores(q_smem, next_q, k_smem, ready, b, phase, 0, SL, DIMS)
+            finish(O, top, total, highest, tile, scale[1], results, False, MASK)
             S = warpgroup_mma_wait(0, deps=(S_next,))
         else:
-            finish(O, top, total, highest, tile, heads, results, False)
+            finish(O, top, total, highest, tile, scale[1], results, False, MASK)
         tile = next_tile
 
 
 @gluon.jit
 def right_step(  # noqa: PLR0913
-    O, top, total, highest, it, factor, q_smem, rope_q, smem, bars, SIGN: gl.constexpr,
-    LAST: gl.constexpr, OVERLAY: gl.constexpr, LOGITS: gl.constexpr, LAYOUTS: gl.constexpr,
-    DIMS: gl.constexpr,
+    state, it, first, tile, q_smem, rope_q, smem, bars, scale, HOW: gl.constexpr,
+    LAST: gl.constexpr, LAYOUTS: gl.constexpr, DIMS: gl.constexpr,
 ):  # fmt: skip
-    """A whole step for the right columns."""
+    """A whole step for the right columns; also returns the row sums of both blocks, at the end."""
+    O, top, total, highest = state
+    factor, heads = scale
     k_smem, p_smem, validity, stats = smem
     _, k_right, _ = k_smem
     tops, sums = stats
@@ -280,11 +295,11 @@ def right_step(  # noqa: PLR0913
     S = warpgroup_mma_wait(1, deps=(S_next,))
     if LAST:
         mbarrier.arrive(q_free, count=1)
-    S = hide_invalid(signed(S, SIGN), validity, valid, b + 1, phase)
-    highest = higher(highest, S, factor, LOGITS)
+    S = masked(signed(S, HOW[0]), validity, valid, b + 1, phase, tile, first + 64, heads, HOW[3])
+    highest = higher(highest, S, factor, HOW[2])
     weights, top, total, shrink = softmax(S, top0, total, factor)
     P = weights.to(k_right.dtype)
-    if OVERLAY:
+    if HOW[1]:
         thread_barrier()  # every warp has finished the scores, which read the rope tile
     p_smem.index(z + b + 1).store(P)
     tops.index(1).store(top)
@@ -292,7 +307,7 @@ def right_step(  # noqa: PLR0913
     if LAST:
         every = row_sums(total, top) + sums.index(0).load(RL) * follow(top0, top)
         sums.index(1).store(every)
-        if LOGITS:
+        if HOW[2]:
             highest = gl.maximum(highest, sums.index(2).load(RL))
     fence_async_shared()
     named("bar.arrive 9, 256; mov.b32 $0, 0;")
@@ -303,19 +318,16 @@ def right_step(  # noqa: PLR0913
     O_next = warpgroup_mma(A, k_right.index(z + b + 1), O, is_async=True)
     O, A = warpgroup_mma_wait(0, deps=(O_next, A))
     mbarrier.arrive(free.index(2 * b + 3), count=1)
-    return O, top, total, highest, every
+    return (O, top, total, highest), every
 
 
 @gluon.jit
-def right(
-    info, q_smem, smem, bars, results, factor, heads, SIGN: gl.constexpr, OVERLAY: gl.constexpr,
-    DIMS: gl.constexpr,
-):  # fmt: skip
+def right(info, q_smem, smem, bars, results, scale, HOW: gl.constexpr, DIMS: gl.constexpr):
     """Block 1 of every step, the right output columns, and lse."""
     q_bars, ready, free, valid, t_bars = bars
     q_ready, q_free = q_bars
-    LOGITS: gl.constexpr = results[2][0] is not None
     HALF: gl.constexpr = DIMS[0]
+    MASK: gl.constexpr = HOW[3]
     SL: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16])
     OL: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HALF, 16])
     PL: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=OL, k_width=2)
@@ -324,28 +336,29 @@ def right(
     step_bars = (q_free, ready, free, valid)
     turn = gl.program_id(0) * 0
     it = turn
-    tile, steps = read_piece(info, t_bars, turn)
+    tile, steps = read_piece(info, t_bars, turn, MASK)
     while steps > 0:
         top = gl.full([64], MINUS_INF, gl.float32, RL)
-        highest = top
         total = first_sums(gl.zeros([64, 64], gl.float32, SL))
         O = gl.zeros([64, HALF], gl.float32, OL)
+        state = (O, top, total, top)
         mbarrier.wait(q_ready, turn & 1)
         rope_q = rope_of(q_smem[2], SL, DIMS)
-        for _ in range(0, steps - 1):
-            O, top, total, highest, _every = right_step(
-                O, top, total, highest, it, factor, q_smem, rope_q, smem, step_bars, SIGN, False,
-                OVERLAY, LOGITS, LAYOUTS, DIMS,
+        for j in range(0, steps - 1):
+            state, _every = right_step(
+                state, it, j * 128, tile, q_smem, rope_q, smem, step_bars, scale, HOW, False,
+                LAYOUTS, DIMS,
             )  # fmt: skip
             it += 1
-        O, top, total, highest, every = right_step(
-            O, top, total, highest, it, factor, q_smem, rope_q, smem, step_bars, SIGN, True,
-            OVERLAY, LOGITS, LAYOUTS, DIMS,
+        state, every = right_step(
+            state, it, (steps - 1) * 128, tile, q_smem, rope_q, smem, step_bars, scale, HOW, True,
+            LAYOUTS, DIMS,
         )  # fmt: skip
         it += 1
-        finish(O, top, every, highest, tile, heads, results, True)
+        O, top, total, highest = state
+        finish(O, top, every, highest, tile, scale[1], results, True, MASK)
         turn += 1
-        tile, steps = read_piece(info, t_bars, turn)
+        tile, steps = read_piece(info, t_bars, turn, MASK)
 
 
 @gluon.jit
@@ -374,14 +387,15 @@ def load(
         producer(info, source, rows[:3], shape, descs, smem, bars, ST, DIMS, PAGE, LANES)
 
 
-COUNTS = ["capacity", "topk", "rows", "tiles", "head_blocks", "heads", "factor"]
+COUNTS = ["capacity", "topk", "rows", "tiles", "head_blocks", "heads", "batch", "total_q", "factor"]
 STRIDES = [
     "indices_stride", "stride_page", "stride_row", "scale_page", "scale_row", "out_stride_t",
     "out_stride_h", "lse_stride_t", "lse_stride_h", "logits_stride_t", "logits_stride_h",
 ]  # fmt: skip
 # Vectors of 4-byte elements, read and written one by one: a slice of a tensor is as good as all.
 VECTORS = [
-    "indices_ptr", "lengths_ptr", "lse_ptr", "logits_ptr", "sink_ptr", "scale_ptr", "total_ptr",
+    "indices_ptr", "lengths_ptr", "cu_ptr", "lse_ptr", "logits_ptr", "sink_ptr", "scale_ptr",
+    "total_ptr",
 ]  # fmt: skip
 
 
@@ -394,6 +408,7 @@ def sparse_kernel(  # noqa: PLR0913
     rope_ptr,
     indices_ptr,
     lengths_ptr,
+    cu_ptr,
     out_ptr,
     lse_ptr,
     logits_ptr,
@@ -406,6 +421,8 @@ def sparse_kernel(  # noqa: PLR0913
     tiles,
     head_blocks,
     heads,
+    batch,
+    total_q,
     indices_stride,
     stride_page,
     stride_row,
@@ -420,6 +437,8 @@ def sparse_kernel(  # noqa: PLR0913
     ST: gl.constexpr,
     DIMS: gl.constexpr,
     PAGE: gl.constexpr,
+    PAGE_SIZE: gl.constexpr,
+    MASK: gl.constexpr,
     SIGN: gl.constexpr,
     OVERLAY: gl.constexpr,
     LANES: gl.constexpr,
@@ -429,6 +448,8 @@ def sparse_kernel(  # noqa: PLR0913
     LAYOUTS: gl.constexpr,
 ):
     """DIMS: columns of half a latent, of rope. PAGE: rows of a page, 0 where pages lie end to end.
+    MASK: 0: `indices` are lists of rows, one per token; 1, 2: they are a block table of sequences
+    (topk: most keys), full or causal, and PAGE_SIZE is what its entries count in.
     OVERLAY: whether P takes the place of rope. SCALED: columns that share a scale, 0 for plain rows
     (see fp8_rows.py). FITS: with `total_ptr` (see addressed.py), run only if the rows counted there
     fit the capacity of a workspace, or only if they do not. REGISTERS: math, producer. LAYOUTS: of
@@ -438,6 +459,7 @@ def sparse_kernel(  # noqa: PLR0913
         if (gl.load(total_ptr) <= capacity) != FITS:
             return
     DTYPE: gl.constexpr = q_half_desc.dtype
+    HOW: gl.constexpr = (SIGN, OVERLAY, logits_ptr is not None, MASK)
     VECTOR_LAYOUT: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, order=[0])
     k_smem = column_tiles(2 * ST, DIMS, LAYOUTS, DTYPE)
     q_smem = column_tiles(1, DIMS, LAYOUTS, DTYPE)
@@ -462,19 +484,32 @@ def sparse_kernel(  # noqa: PLR0913
     lse = (lse_ptr, lse_stride_t, lse_stride_h)
     max_logits = (logits_ptr, logits_stride_t, logits_stride_h)
     results = (out, lse, max_logits, sink_ptr)
-    source = (indices_ptr, lengths_ptr, topk, indices_stride, rows)
+    source = (
+        indices_ptr, lengths_ptr, topk, indices_stride, rows, cu_ptr, batch, total_q, heads,
+        PAGE_SIZE, MASK,
+    )  # fmt: skip
     data = (data_ptr, stride_page, stride_row, scale_ptr, scale_page, scale_row, rope_ptr)
     load_smem = (q_smem, k_smem, (bias, flags))
     descs = (q_half_desc, q_rope_desc)
     shape = (tiles, head_blocks)
     gl.warp_specialize(
         [
-            (left, (info, q_smem, smem, bars, results, factor, heads, SIGN, OVERLAY, DIMS)),
-            (right, (info, q_smem, smem, bars, results, factor, heads, SIGN, OVERLAY, DIMS)),
+            (left, (info, q_smem, smem, bars, results, (factor, heads), HOW, DIMS)),
+            (right, (info, q_smem, smem, bars, results, (factor, heads), HOW, DIMS)),
             (
                 load,
                 (
-                    info, source, data, shape, descs, load_smem, bars, ST, DIMS, PAGE, LANES,
+                    info,
+                    source,
+                    data,
+                    shape,
+                    descs,
+                    load_smem,
+                    bars,
+                    ST,
+                    DIMS,
+                    PAGE,
+                    LANES,
                     SCALED,
                 ),
             ),

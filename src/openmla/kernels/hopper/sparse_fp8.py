@@ -184,8 +184,8 @@ def fp8_producer(
     x = gl.program_id(0)
     turn = x * 0
     it = x * 0  # steps so far, over all pieces
-    token, head, first, count, steps = piece(x, source, shape)
-    announce(info, t_bars, turn, token, head, steps)
+    x, tile, box, first, count, steps = piece(x, source, shape)
+    announce(info, t_bars, turn, tile, steps, source)
     keys0 = physical(source, entries(source, first, count, 0, KL), PAGE)
     entry = entries(source, first, count, KEYS, KL)
     scales = load_scales(rows, keys0, 0, CHUNK, CACHE, LANES)
@@ -194,10 +194,10 @@ def fp8_producer(
     chunks = (raw, scales, raw_next, scales_next)
     while steps > 0:
         x += programs
-        next_token, next_head, next_first, next_count, next_steps = piece(x, source, shape)
-        announce(info, t_bars, turn + 1, next_token, next_head, next_steps)
+        x, tile, next_box, next_first, next_count, next_steps = piece(x, source, shape)
+        announce(info, t_bars, turn + 1, tile, next_steps, source)
         mbarrier.wait(q_free, (turn & 1) ^ 1)
-        load_queries(q_descs, q_smem, q_ready, token, head, DIMS)
+        load_queries(q_descs, q_smem, q_ready, box, DIMS)
         for j in range(0, steps):
             b = it % ST * 2
             phase = ((it // ST) & 1) ^ 1
@@ -220,8 +220,7 @@ def fp8_producer(
             put_validity(bias.index(b), flags.index(b), keys1 >= 0, valid.index(b), LANES)
             it += 1
         turn += 1
-        token = next_token
-        head = next_head
+        box = next_box
         first = next_first
         count = next_count
         steps = next_steps

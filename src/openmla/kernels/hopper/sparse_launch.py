@@ -21,7 +21,7 @@ from openmla.kernels.call import Call, scale_arguments, vector
 from openmla.kernels.descriptors import tile_layout
 from openmla.kernels.hopper.fp8_launch import addressed_once, fp8_rows
 from openmla.kernels.hopper.sparse import sparse_kernel
-from openmla.operands import Results, SparseOperands
+from openmla.operands import LatentOperands, Results, SparseOperands
 from openmla.plan import Plan
 from openmla.plan.hopper import HopperSparseConfig
 from openmla.plan.hopper_cache import PLAIN
@@ -29,13 +29,11 @@ from openmla.plan.hopper_cache import PLAIN
 WGMMA_ROWS = 64
 VECTOR = 8  # elements in 16 bytes
 MOST_ROWS = 2**31 - 1  # no index names more
+Operands = SparseOperands | LatentOperands
 
 
-def launch(plan: Plan, operands: SparseOperands, results: Results) -> None:
+def launch(plan: Plan, operands: Operands, results: Results) -> None:
     """Fill every row of `results`."""
-    if not operands.rows or not operands.indices.shape[1]:
-        results.clear()  # nobody sees a key
-        return
     # Triton launches on the current GPU, wherever the tensors are.
     here = torch.cuda.device(operands.q.device) if operands.q.is_cuda else nullcontext()
     with here:
@@ -43,11 +41,19 @@ def launch(plan: Plan, operands: SparseOperands, results: Results) -> None:
             call.run()
 
 
-def calls(plan: Plan, op: SparseOperands, results: Results) -> Iterator[Call]:
-    """What `launch` runs, in order; nothing for an empty output."""
+def calls(plan: Plan, op: Operands, results: Results) -> Iterator[Call]:
+    """What `launch` runs, in order; nothing where nobody sees a key, and results are cleared."""
     if not results.out.numel():
         return
+    if not _has_keys(op):
+        results.clear()
+        return
     config: HopperSparseConfig = plan.config
+    if isinstance(op, LatentOperands):
+        if config.cache_read.mode == "workspace":
+            config = replace(config, cache_read=replace(config.cache_read, mode="in_kernel"))
+        yield _attention(config, op, results)
+        return
     if config.cache_read.mode != "workspace":
         yield _attention(config, op, results)
         return
@@ -60,34 +66,70 @@ def calls(plan: Plan, op: SparseOperands, results: Results) -> Iterator[Call]:
         yield _attention(widening, op, results, space.gate(fits=False))
 
 
+def _has_keys(op: Operands) -> bool:
+    if isinstance(op, LatentOperands):
+        return bool(op.cache.rows and op.block_table.numel())
+    return bool(op.rows and op.indices.shape[1])
+
+
 NO_GATE: dict[str, Any] = {"total_ptr": None, "capacity": 0, "FITS": True}
 
 
 def _attention(
-    config: HopperSparseConfig, op: SparseOperands, results: Results, gate: dict[str, Any] = NO_GATE
+    config: HopperSparseConfig, op: Operands, results: Results, gate: dict[str, Any] = NO_GATE
 ) -> Call:
     """The attention kernel over the rows of `op` as they are stored."""
-    total_q, heads, _ = op.q.shape
-    tiles = total_q * config.row_blocks
-    indices = op.indices if op.indices.stride(1) == 1 else op.indices.contiguous()
+    places = _sequences(op) if isinstance(op, LatentOperands) else _lists(config, op)
     arguments = {
         **constexprs(config),
-        **_queries(config, op.q),
+        **places,
         **_rows(op.cache),
         **_outputs(results),
         **scale_arguments(op.weights.scale),
         **gate,
+        **_queries(config, op.q, packed=isinstance(op, LatentOperands)),
+        "sink_ptr": vector(op.weights.sink),
+        "heads": op.q.shape[1],
+        "total_q": op.q.shape[0],
+    }
+    return Call(sparse_kernel, min(arguments["tiles"], config.sm_count), arguments)
+
+
+def _lists(config: HopperSparseConfig, op: SparseOperands) -> dict[str, Any]:
+    """Every token with its own list of rows: a tile is 64 of its heads."""
+    indices = op.indices if op.indices.stride(1) == 1 else op.indices.contiguous()
+    return {
         "indices_ptr": indices,
         "lengths_ptr": vector(op.topk_lengths),
-        "sink_ptr": vector(op.weights.sink),
+        "cu_ptr": None,
         "topk": indices.shape[1],
         "rows": min(op.rows, MOST_ROWS),
-        "tiles": tiles,
+        "tiles": op.q.shape[0] * config.row_blocks,
         "head_blocks": config.row_blocks,
-        "heads": heads,
+        "batch": 0,
         "indices_stride": indices.stride(0),
+        "PAGE_SIZE": 0,
+        "MASK": 0,
     }
-    return Call(sparse_kernel, min(tiles, config.sm_count), arguments)
+
+
+def _sequences(op: LatentOperands) -> dict[str, Any]:
+    """Sequences over pages: a tile is 64 rows, heads of tokens (see latent_source.py)."""
+    table = op.block_table if op.block_table.stride(1) == 1 else op.block_table.contiguous()
+    batch, size = op.cu_seqlens_q.shape[0] - 1, op.cache.page_size
+    return {
+        "indices_ptr": table,
+        "lengths_ptr": vector(op.cache_lengths),
+        "cu_ptr": vector(op.cu_seqlens_q),
+        "topk": min(table.shape[1] * size, MOST_ROWS),
+        "rows": min(op.cache.rows, MOST_ROWS),
+        "tiles": op.q.shape[0] * op.q.shape[1] // WGMMA_ROWS + batch + 1,
+        "head_blocks": 1,
+        "batch": batch,
+        "indices_stride": table.stride(0),
+        "PAGE_SIZE": size,
+        "MASK": 2 if op.causal else 1,
+    }
 
 
 @lru_cache(maxsize=4096)
@@ -105,8 +147,12 @@ def constexprs(config: HopperSparseConfig) -> dict[str, Any]:
     }
 
 
-def _queries(config: HopperSparseConfig, q: Tensor) -> dict[str, Any]:
+def _queries(config: HopperSparseConfig, q: Tensor, packed: bool) -> dict[str, Any]:
+    """Descriptors of Q. `packed`: tiles hold heads of several tokens, so these must follow one
+    another as the heads of one do."""
     rope = config.rope
+    if packed:
+        q = q.reshape(1, -1, q.shape[2])  # a copy only where heads and tokens have gaps
     return {
         "q_half_desc": heads_of_tokens(q, config.latent // 2),
         "q_rope_desc": heads_of_tokens(q, rope) if rope else None,

@@ -27,10 +27,10 @@ from openmla.kernels.scores import MINUS_INF
 
 WARPS = gl.constexpr(4)
 VECTOR = gl.constexpr(8)  # elements of 16 bytes; strides come in this unit
-FIELDS = gl.constexpr(4)
-TOKEN = gl.constexpr(0)
-HEAD = gl.constexpr(1)
-STEPS = gl.constexpr(2)
+# What the warp-groups are told of a piece: its steps, and its tile (see sparse_source.piece).
+FIELDS = gl.constexpr(8)
+STEPS = gl.constexpr(0)
+TILE = gl.constexpr(1)
 
 
 @gluon.jit
@@ -48,36 +48,37 @@ def get(info, slot, FIELD: gl.constexpr):
 
 
 @gluon.jit
-def announce(info, bars, turn, token, head, steps):
+def announce(info, bars, turn, tile, steps, source):
     """Tell both warp-groups piece number `turn`; 0 steps: there are no more."""
+    SIZE: gl.constexpr = 2 if source[5] is None else 6
     t_ready, t_empty = bars
     slot = turn & 1
     mbarrier.wait(t_empty.index(slot), ((turn >> 1) & 1) ^ 1)
-    put(info, slot, TOKEN, token)
-    put(info, slot, HEAD, head)
     put(info, slot, STEPS, steps)
+    for i in gl.static_range(SIZE):
+        put(info, slot, TILE + i, tile[i])
     mbarrier.arrive(t_ready.index(slot), count=1)
 
 
 @gluon.jit
-def load_box(desc, token, head, column: gl.constexpr, barrier, tile):
-    """64 heads of one token, zeros past the last head."""
+def load_box(desc, place, column: gl.constexpr, barrier, tile):
+    """64 rows of Q: heads of one token, zeros past the last head; or heads of several tokens."""
     BOX: gl.constexpr = desc.block_shape
     LAYOUT: gl.constexpr = desc.layout
     box = reinterpret(tile, desc.dtype, BOX, LAYOUT)
-    tma_load(desc, [token, head, column], barrier, box)
+    tma_load(desc, [place[0], place[1], column], barrier, box)
 
 
 @gluon.jit
-def load_queries(descs, smem, barrier, token, head, DIMS: gl.constexpr):
+def load_queries(descs, smem, barrier, place, DIMS: gl.constexpr):
     """Q of a tile: left, right and rope columns."""
     half_desc, rope_desc = descs
     left, right, rope = smem
     mbarrier.expect(barrier, 64 * (2 * DIMS[0] + DIMS[1]) * 2)
-    load_box(half_desc, token, head, 0, barrier, left.index(0))
-    load_box(half_desc, token, head, DIMS[0], barrier, right.index(0))
+    load_box(half_desc, place, 0, barrier, left.index(0))
+    load_box(half_desc, place, DIMS[0], barrier, right.index(0))
     if DIMS[1] > 0:
-        load_box(rope_desc, token, head, 2 * DIMS[0], barrier, rope.index(0))
+        load_box(rope_desc, place, 2 * DIMS[0], barrier, rope.index(0))
 
 
 @gluon.jit
@@ -132,16 +133,16 @@ def producer(
     x = gl.program_id(0)
     turn = x * 0
     it = x * 0  # steps so far, over all pieces
-    token, head, first, count, steps = piece(x, source, shape)
-    announce(info, t_bars, turn, token, head, steps)
+    x, tile, box, first, count, steps = piece(x, source, shape)
+    announce(info, t_bars, turn, tile, steps, source)
     entry0 = entries(source, first, count, 0, RL)
     entry1 = entries(source, first, count, KEYS, RL)
     while steps > 0:
         x += programs
-        next_token, next_head, next_first, next_count, next_steps = piece(x, source, shape)
-        announce(info, t_bars, turn + 1, next_token, next_head, next_steps)
+        x, tile, next_box, next_first, next_count, next_steps = piece(x, source, shape)
+        announce(info, t_bars, turn + 1, tile, next_steps, source)
         mbarrier.wait(q_free, (turn & 1) ^ 1)
-        load_queries(q_descs, q_smem, q_ready, token, head, DIMS)
+        load_queries(q_descs, q_smem, q_ready, box, DIMS)
         for j in range(0, steps):
             b = it % ST * 2
             phase = ((it // ST) & 1) ^ 1
@@ -175,8 +176,7 @@ def producer(
             put_validity(bias.index(b + 1), flags.index(b + 1), ok, valid.index(b + 1), LANES)
             it += 1
         turn += 1
-        token = next_token
-        head = next_head
+        box = next_box
         first = next_first
         count = next_count
         steps = next_steps

@@ -1,0 +1,97 @@
+"""Dense latent prefill over pages on Hopper, on the simulator: the kernel of test_sparse.py."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+
+import pytest
+import torch
+
+from kernels.hopper.simulated_rows import run
+from openmla.operands import LatentOperands
+from openmla.testing.build import BuiltCase, build
+from openmla.testing.case import Case
+from openmla.testing.compare import judge
+from openmla.testing.memory import Memory
+from openmla.testing.poison import differences
+
+V3 = Case(
+    "latent", 20, 512, 64, 512, q_lens=(7, 2, 3), k_lens=(7, 150, 2), scale=0.05, kv="bf16",
+    page_size=16, spare=2,
+)  # fmt: skip
+SMALL = replace(V3, d_nope=128, d_rope=32, d_v=128)
+CASES = {
+    "causal": V3,
+    "full, sink": replace(V3, causal=False, sink="mixed"),
+    "96 heads": replace(V3, heads=96, q_lens=(3, 1), k_lens=(130, 1)),
+    "1 head, pages of 64": replace(
+        V3, heads=1, q_lens=(70, 0, 5), k_lens=(70, 3, 200), page_size=64
+    ),
+    "128 heads, no lse": replace(V3, heads=128, q_lens=(2,), k_lens=(140,), return_lse=False),
+    "more queries than keys": replace(V3, q_lens=(9, 4), k_lens=(3, 0)),
+    "no sequences": replace(V3, q_lens=(), k_lens=(), spare=3),
+    "long": replace(SMALL, q_lens=(5,), k_lens=(700,), page_size=24, values="rising"),
+    "many short": replace(SMALL, heads=4, q_lens=(1,) * 9, k_lens=(5, 1, 0, 64, 65, 3, 2, 9, 128)),
+    "256+64, negative scale": replace(
+        V3, d_nope=256, d_v=256, scale=-0.1, q_lens=(8,), k_lens=(300,)
+    ),
+    "512+0": replace(V3, d_rope=0, rope="none", q_lens=(4,), k_lens=(129,)),
+}
+SEEDS = int(os.environ.get("OPENMLA_SIM_SEEDS", "2"))
+
+
+def on(case: Case, background: str = "zero") -> BuiltCase:
+    return build(case, memory=Memory("cpu", background))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_right_clean_and_deaf_to_poison(name: str) -> None:
+    case = CASES[name]
+    outcomes = []
+    for background in ("zero", "nan"):
+        outcome, reports = run(on(case, background), seed=1)
+        assert [str(f) for report in reports for f in report.findings] == []
+        outcomes.append(outcome)
+    assert not differences(outcomes[1], outcomes[0])
+    verdict = judge(on(case), outcomes[0])
+    assert verdict.ok, verdict.report()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
+def test_every_schedule_is_clean(name: str) -> None:
+    first = None
+    for seed in range(SEEDS):
+        schedule = {0: "early", 1: "late"}.get(seed, "random")
+        outcome, reports = run(on(CASES[name]), seed=seed, schedule=schedule, resident=3)
+        assert [str(f) for report in reports for f in report.findings] == []
+        assert first is None or not differences(outcome, first)
+        first = outcome
+
+
+def test_a_request_does_not_see_its_neighbors() -> None:
+    built = on(V3)
+    together = run(built)[0].out
+    op = built.operands
+    assert isinstance(op, LatentOperands)
+    start = 0
+    for number, length in enumerate(V3.q_lens):
+        rows = slice(start, start + length)
+        alone = replace(
+            op, q=op.q[rows], block_table=op.block_table[number : number + 1],
+            cache_lengths=op.cache_lengths[number : number + 1],
+            cu_seqlens_q=torch.tensor([0, length]).int(),
+        )  # fmt: skip
+        assert torch.equal(run(replace(built, operands=alone))[0].out, together[rows])
+        start += length
+
+
+def test_queries_with_gaps() -> None:
+    built = on(V3)
+    op = built.operands
+    assert isinstance(op, LatentOperands)
+    wide = torch.full((op.q.shape[0], 24, op.q.shape[2] + 8), torch.nan, dtype=op.q.dtype)
+    wide[:, :20, :-8] = op.q
+    gapped = replace(built, operands=replace(op, q=wide[:, :20, :-8]))
+    assert torch.equal(run(gapped)[0].out, run(built)[0].out)

@@ -89,6 +89,18 @@ class MLASparseConfig(SparseShape):
         heads, keys = self.NUM_Q_HEADS_PER_CTA, self.B_TOPK_PER_CTA
         return replace(self, num_q_heads=heads, cta_group=1, b_topk=keys)
 
+    @property
+    def smem_with_whole_q(self) -> int:
+        """Bytes of shared memory per CTA if all of Q stays there, and P never exists as fp32.
+
+        >>> pair = select_mla_sparse_config(num_q_heads=128, indices_stride=2048)
+        >>> pair.smem_used, pair.smem_with_whole_q  # 64 x 384 x 2 more, 64 x 128 x 4 less
+        (214264, 230648)
+        """
+        smem = self.smem
+        more = (smem.FULL_Q_SIZE - smem.SHARED_Q_SIZE) * self.qkv_dtype_size
+        return smem.size_of + more - smem.S_SIZE * 4
+
     def supported(self) -> bool:
         """Whether the plan keeps every limit of the hardware and the kernel."""
         return all_hold(SPARSE_LIMITS, self)

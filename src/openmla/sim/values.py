@@ -245,10 +245,15 @@ class Tensor:
 
     # -- methods that mirror functions of the language
     def reshape(self, *shape: Any) -> Tensor:
-        """Row-major reshape."""
-        self.require_whole("a reshape")
-        extents = shape[0] if len(shape) == 1 and isinstance(shape[0], Sequence) else shape
-        return Tensor(self.value.reshape([int(x) for x in extents]), self.dtype)
+        """Row-major reshape. A split first axis may stay as it is."""
+        given = shape[0] if len(shape) == 1 and isinstance(shape[0], Sequence) else shape
+        extents = [int(x) for x in given]
+        split = None
+        if self.split == -len(self.shape) and extents[0] == self.shape[0]:
+            split = -len(extents)
+        else:
+            self.require_whole("a reshape")
+        return Tensor(self.value.reshape(extents), self.dtype, split)
 
     def trans(self, *order: int) -> Tensor:
         """Permute axes (reverse them by default)."""

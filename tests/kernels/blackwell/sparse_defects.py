@@ -20,7 +20,10 @@ PACKAGE = "openmla.kernels.blackwell.sparse"
 
 @dataclass(frozen=True)
 class SparseDefect:
-    """Replace `old` by `new` in sparse_`file`.py; `kind` None: only the numbers are wrong."""
+    """Replace `old` by `new` in sparse_`file`.py (sparse.py if empty).
+
+    `kind` None: only the numbers are wrong.
+    """
 
     name: str
     kind: Kind | None
@@ -38,7 +41,7 @@ def load_mutant(defect: SparseDefect, folder: Path) -> ModuleType:
     (copies / "__init__.py").write_text("")
     for path in FOLDER.glob("sparse*.py"):
         source = path.read_text()
-        if path.stem == f"sparse_{defect.file}":
+        if path.stem == f"sparse_{defect.file}".rstrip("_"):
             assert source.count(defect.old) == 1, f"{defect.name}: {source.count(defect.old)}"
             source = source.replace(defect.old, defect.new)
         (copies / path.name).write_text(source.replace(f"from {PACKAGE}", f"from {package}.sparse"))
@@ -66,7 +69,7 @@ DEFECTS = [
     ),
     SparseDefect(
         "the copy of Q is not committed", Kind.DEADLOCK, "mma",
-        "    tcgen05_commit(q_copied.index(0))\n", "",
+        "        tcgen05_commit(q_copied.index(0))\n", "",
     ),
     SparseDefect(
         "the commit of S V signals the other slot", Kind.DEADLOCK, "mma",
@@ -89,20 +92,19 @@ DEFECTS = [
     ),
     SparseDefect(
         "V is loaded over Q before Q was copied", Kind.RACE, "load",
-        "    mbarrier.wait(q_copied.index(0), 0)\n    for k in range(0, steps):\n        load_v_",
-        "    for k in range(0, steps):\n        load_v_",
+        "    if COPIED > 0:\n        mbarrier.wait(q_copied.index(0), 0)\n", "",
     ),
     SparseDefect(
         "K's later columns are loaded over Q before Q was copied", Kind.RACE, "load",
-        "        if k == 0:\n            mbarrier.wait(q_copied.index(0), 0)\n", "",
+        "            if k == 0:\n                mbarrier.wait(q_copied.index(0), 0)\n", "",
     ),
     SparseDefect(
         "K is loaded before the products before have read it", Kind.RACE, "load",
-        "        wait_for_step(qk_ts_done, k - 1, NB)\n", "",
+        "            wait_for_step(qk_ts_done, k - 1, NB)\n", "",
     ),
     SparseDefect(
         "half the bytes of V are announced", Kind.BYTES, "load",
-        "2 * KEYS * ATOM * 2", "KEYS * ATOM * 2",
+        "2 * KEYS * (ATOM // HOW[4]) * 2", "KEYS * (ATOM // HOW[4]) * 2",
     ),
     SparseDefect(
         "scores are released before they are read", Kind.RACE, "softmax",
@@ -164,5 +166,25 @@ DEFECTS = [
     SparseDefect(
         "raw rows are widened before they are there", Kind.RACE, "fp8",
         "        wait_for_step(v_fp8_tma_done, k, NB)\n", "", "fp8",
+    ),
+    SparseDefect(
+        "every CTA of a pair announces the bytes of both", Kind.DEADLOCK, "load",
+        "TILE_BYTES: gl.constexpr = B_TOPK // HOW[4] *", "TILE_BYTES: gl.constexpr = B_TOPK *",
+        "pair",
+    ),
+    SparseDefect(
+        "the first CTA of a pair does not wait for the weights of the second", Kind.RACE, "",
+        "so_ready = barriers(NB, CTAS, True)", "so_ready = barriers(NB, CTAS, False)", "pair",
+    ),
+    SparseDefect(
+        "the second CTA of a pair does not hear of finished products", Kind.DEADLOCK, "",
+        "sv_done = (barriers(NB, CTAS, False), barriers(NB, CTAS, False))",
+        "sv_done = (barriers(NB, CTAS, True), barriers(NB, CTAS, True))", "pair",
+    ),
+    SparseDefect(
+        "only one atom of a pair's output is multiplied", None, "softmax",
+        "    for i in gl.static_range(512 // WIDTH):\n        part = columns_of(O, i, WIDTH)\n",
+        "    for i in gl.static_range(256 // WIDTH):\n        part = columns_of(O, i, WIDTH)\n",
+        "pair rising",
     ),
 ]  # fmt: skip

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import doctest
 import os
 from dataclasses import replace
+from types import ModuleType
 
 import pytest
 import torch
 
 from kernels.blackwell.simulated_sparse import plan_of, results_of, run
 from openmla.cache import LatentCache
+from openmla.kernels.blackwell import sparse_launch
 from openmla.kernels.launch import launch
 from openmla.operands import SparseOperands
-from openmla.sim import intercept
+from openmla.sim import intercept, lanes
 from openmla.testing.build import BuiltCase, Outcome, build
 from openmla.testing.case import Case
 from openmla.testing.compare import judge
@@ -25,7 +28,7 @@ CASES = {
     "16 heads": V32,
     "8 heads, top-64, no lse": replace(V32, heads=8, topk=64, return_lse=False),
     "64 heads, top-65, sinks": replace(ONE, heads=64, topk=65, sink="mixed"),
-    "128 heads, two blocks of heads": replace(ONE, heads=128, sink="normal"),
+    "128 heads": replace(ONE, heads=128, sink="normal"),
     "lengths and wild indices": replace(
         V32, q_lens=(4,), topk=100, topk_lengths="wild", index_kind="mixed", return_max_logits=True
     ),
@@ -45,6 +48,11 @@ CASES = {
 }
 # CI looks at the earliest and the latest schedule; a changed kernel needs OPENMLA_SIM_SEEDS=20.
 SEEDS = int(os.environ.get("OPENMLA_SIM_SEEDS", "0"))
+
+
+@pytest.mark.parametrize("module", [lanes, sparse_launch], ids=lambda m: m.__name__)
+def test_examples(module: ModuleType) -> None:
+    assert doctest.testmod(module).failed == 0
 
 
 def on(case: Case, background: str = "zero") -> BuiltCase:
@@ -73,6 +81,36 @@ def test_every_schedule_is_clean(name: str) -> None:
         outcome, reports = run(built, seed=seed, resident=3)
         assert [str(f) for report in reports for f in report.findings] == []
         assert not differences(outcome, first)
+
+
+PAIR = replace(V32, heads=128, q_lens=(1,), topk=300)
+PAIR_CASES = {
+    "three steps": PAIR,
+    "lengths and wild indices": replace(
+        PAIR, q_lens=(2,), topk_lengths="wild", index_kind="mixed", sink="mixed",
+        return_max_logits=True,
+    ),
+    "no index counts": replace(PAIR, index_kind="invalid", sink="normal", topk=129),
+    "rising": replace(PAIR, values="rising", scale=1.0),
+    "fp16, uneven tail": replace(PAIR, dtype="fp16", topk=133, return_lse=False),
+    "bf16 pages": replace(PAIR, kv="bf16", page_size=16, index_kind="duplicates"),
+}  # fmt: skip
+
+
+@pytest.mark.compile  # these run with the second version of Triton too, which pairs CTAs
+@pytest.mark.parametrize("name", PAIR_CASES)
+def test_a_pair_of_ctas(name: str) -> None:
+    case = PAIR_CASES[name]
+    outcomes = []
+    runs = [("zero", "early"), ("nan", "late"), *[("zero", "random")] * SEEDS]
+    for seed, (background, schedule) in enumerate(runs):
+        built = on(case, background)
+        outcome, reports = run(built, schedule=schedule, seed=seed)
+        assert [str(f) for report in reports for f in report.findings] == []
+        outcomes.append(outcome)
+        assert not differences(outcome, outcomes[0])
+    verdict = judge(on(case), outcomes[0])
+    assert verdict.ok, verdict.report()
 
 
 def spread(pages: torch.Tensor, gap: int) -> torch.Tensor:

@@ -6,7 +6,9 @@ import pytest
 
 from openmla.aot import compile_job
 from openmla.kernels.blackwell.sparse_jobs import COMPILE_JOBS, PROBLEMS
+from openmla.kernels.compat_gluon import RENAMED
 from openmla.plan import plan
+from openmla.plan.blackwell_units import SMEM_CARVEOUT
 from openmla.plan.families import fp8_cache_smem, is_fp8_cache
 
 
@@ -16,14 +18,17 @@ def planned_bytes(name: str) -> int:
     config = plan(problem, "b200", "blackwell").config
     if is_fp8_cache(problem.kv_dtype) or problem.kv_dtype == "e4m3":
         return fp8_cache_smem(config.one_cta(), problem).size_of
-    bytes_used: int = config.one_cta().smem_used
-    return bytes_used
+    pair = config.cta_group == 2 and RENAMED
+    planned: int = config.smem_with_whole_q if pair else config.one_cta().smem_used
+    assert planned <= SMEM_CARVEOUT
+    return planned
 
 
 @pytest.mark.compile
 @pytest.mark.parametrize("job", COMPILE_JOBS(), ids=lambda job: job.name)
 def test_compiles_within_its_plan(job) -> None:  # type: ignore[no-untyped-def]
     report = compile_job(job)
-    assert report.differences(job.predicted) == []  # tensor memory, no spills at all
+    assert report.differences(job.predicted) == []  # tensor memory, spills
+    assert not set(report.spilling) - {0}  # none in a partition
     assert report.shared is not None
     assert report.shared <= planned_bytes(job.name.removeprefix("blackwell sparse "))

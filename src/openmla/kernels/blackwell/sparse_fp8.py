@@ -17,9 +17,9 @@ for the others. V's first half overwrites nothing, of the second all is read fir
 Rows of 656 bytes hold their rope part as bf16, which is gathered straight to its tile, and their
 scales, one per 128 columns.
 
-HOW is (B_TOPK, barriers of a kind, page size or 0 for rows, the same for scales). CACHE is (columns
-that share a scale, widened tiles of K): (64, 9) for fp8_block64, (128, 8) for fp8_656, (576, 9) for
-fp8_token, (0, 9) for rows without scales.
+HOW is (B_TOPK, barriers of a kind, page size or 0 for rows, the same for scales, CTAs: 1). CACHE is
+(columns that share a scale, widened tiles of K): (64, 9) for fp8_block64, (128, 8) for fp8_656,
+(576, 9) for fp8_token, (0, 9) for rows without scales.
 """
 
 from triton.experimental import gluon

@@ -19,7 +19,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from openmla.cache import V32_BLOCK, LatentCache, block_width
 from openmla.kernels.blackwell.sparse import sparse_kernel
 from openmla.kernels.call import Call, vector
-from openmla.kernels.compat_gluon import tmem_reg_layout
+from openmla.kernels.compat_gluon import RENAMED, pair_tmem_layout, tmem_reg_layout
 from openmla.kernels.descriptors import tile_layout
 from openmla.operands import Results, SparseOperands
 from openmla.plan import Plan
@@ -67,11 +67,10 @@ def calls(plan: Plan, op: SparseOperands, results: Results) -> Iterator[Call]:
     if not op.rows:
         results.clear()  # no index counts, and a descriptor cannot describe an empty tensor
         return
-    # A pair's product of 64 rows a CTA cannot take Q from tensor memory: the compiler refuses it.
-    config: MLAPrefillSparse = plan.config.one_cta()
+    source = source_of(op.cache, plan.config.qk_depth)
+    config = runs_as(plan.config, source)
     tokens, heads, _ = op.q.shape
-    blocks = -(-heads // config.PADDED_HEADS_PER_CTA)
-    source = source_of(op.cache, config.qk_depth)
+    blocks = -(-heads // config.padded_num_q_heads)
     arguments = {
         **constexprs_of(config, source.cache, source.data.page_size, source.scales.page_size),
         **_descriptors(config, op, source, results),
@@ -90,37 +89,68 @@ def calls(plan: Plan, op: SparseOperands, results: Results) -> Iterator[Call]:
     yield Call(sparse_kernel, tokens * blocks, arguments)
 
 
+def runs_as(config: MLAPrefillSparse, source: Source) -> MLAPrefillSparse:
+    """The config itself, or that of one CTA where the kernel has no pair of them.
+
+    Two-CTA products inside a partition need barriers that a pair shares, which came after Triton
+    3.6. Over fp8 rows each CTA would widen half of K and of V; that is not written.
+    """
+    return config if RENAMED and source.cache is None else config.one_cta()
+
+
 @lru_cache(maxsize=64)
 def constexprs_of(
     config: MLAPrefillSparse, cache: tuple[int, int] | None, page: int, scale_page: int
 ) -> dict[str, Any]:
     """What follows from the config and from how the cache is laid out."""
-    rows, keys = config.PADDED_HEADS_PER_CTA, config.B_TOPK
-    span = config.k_gather_box
-
-    def tmem(*block: int) -> Any:
-        return TensorMemoryLayout(block, col_stride=1)
-
-    output, scores = tmem(rows, config.SV_ATOM_MMA_N), tmem(rows, keys)
+    keys, span, ctas = config.B_TOPK, config.k_gather_box, config.cta_group
+    rows, columns = config.padded_num_q_heads, config.SV_ATOM_MMA_N if ctas == 2 else span
+    if ctas == 2:
+        # Q stays in shared memory: a product of 64 rows a CTA cannot take it from tensor memory.
+        split, places = (config.qk_depth, 0), None
+        output, scores = (pair_tmem_layout(rows // 2, n) for n in (columns, keys))
+        tmem: tuple[Any, ...] = (output, scores)
+        part = output
+    else:
+        split = (config.q_smem_depth, config.q_tmem_depth)
+        places = (config.O_TMEM_ADDR, config.P_TMEM_ADDR, config.Q_TMEM_ADDR)
+        output, scores, part, copy, whole = (
+            TensorMemoryLayout(block, col_stride=1)
+            for block in (
+                (rows, config.SV_ATOM_MMA_N), (rows, keys), (rows, span), (128, span // 2),
+                (128, config.sm100_tmem_cols),
+            )
+        )  # fmt: skip
+        tmem = (output, scores, part, copy, whole)
     return {
-        "HOW": (keys, config.num_mbars, page, scale_page),
-        "SPLIT": (config.q_smem_depth, config.q_tmem_depth),
+        "HOW": (keys, config.num_mbars, page, scale_page, ctas),
+        "SPLIT": split,
         "CACHE": cache,
-        "MAP": (config.O_TMEM_ADDR, config.P_TMEM_ADDR, config.Q_TMEM_ADDR),
-        "TMEM": (
-            output, scores, tmem(rows, span), tmem(128, span // 2),
-            tmem(128, config.sm100_tmem_cols),
+        "MAP": places,
+        "TMEM": tmem,
+        "REGS": (
+            tmem_reg_layout(gl.float32, (rows, keys), scores, 4),
+            tmem_reg_layout(gl.float32, (rows, columns), part, 4),
+            columns,
         ),
-        "REGS": tuple(
-            tmem_reg_layout(gl.float32, (rows, columns), tmem(rows, columns), 4)
-            for columns in (keys, span)
-        ),
-        "TILE": tile_layout(span),
+        "TILE": tile(span, ctas, 0),
+        "V_TILE": tile(config.SV_ATOM_MMA_N, ctas, 1),
         "WORDS": tile_layout(span // 2, element=4),
         "BYTES": tile_layout(span, element=1),
         "REGISTERS": PARTITION_REGISTERS,
         "num_warps": 4,
-    }  # fmt: skip
+        **({"num_ctas": 2} if ctas == 2 else {}),
+    }
+
+
+def tile(columns: int, ctas: int, axis: int, rank: int = 2) -> Any:
+    """The layout of a 16-bit tile, of which a pair's CTAs hold halves along `axis`."""
+    if ctas == 1:
+        return tile_layout(columns, rank)
+    cluster = [[int(i == axis) for i in range(rank)]]
+    return gl.NVMMASharedLayout(
+        swizzle_byte_width=128, element_bitwidth=16, rank=rank, cga_layout=cluster
+    )
 
 
 def source_of(rows: LatentCache | Tensor, width: int) -> Source:
@@ -169,32 +199,36 @@ def scales_of(scales: Tensor) -> Rows:
     return Rows(scales, 0 if even else page_size, page_step, row_step)
 
 
-def gather_box(rows: Rows, columns: int, swizzle: int = 128) -> Any:
+def gather_box(rows: Rows, columns: int, layout: Any = None) -> Any:
     """A descriptor of single rows, for gather4."""
     assert rows.tensor is not None
     shape = [rows.number, rows.tensor.shape[-1]]
-    layout = tile_layout(columns, 2, rows.tensor.element_size(), swizzle)
+    layout = layout or tile_layout(columns, 2, rows.tensor.element_size())
     return TensorDescriptor(rows.tensor, shape, [rows.stride, 1], [1, columns], layout)
 
 
-def head_box(x: Tensor, heads: int, columns: int) -> Any:
+def head_box(x: Tensor, heads: int, columns: int, ctas: int = 1) -> Any:
     """Boxes of `heads` heads and `columns` columns of one token of x [tokens, heads, columns]."""
-    box = [1, heads, columns]
-    return TensorDescriptor(x, list(x.shape), list(x.stride()), box, tile_layout(columns, 3))
+    box, layout = [1, heads, columns], tile(columns, ctas, 1, 3)
+    return TensorDescriptor(x, list(x.shape), list(x.stride()), box, layout)
 
 
 def _descriptors(
     config: MLAPrefillSparse, op: SparseOperands, source: Source, results: Results
 ) -> dict[str, Any]:
-    span, padded, rows = config.k_gather_box, config.PADDED_HEADS_PER_CTA, source.data
+    span, atom, rows = config.k_gather_box, config.SV_ATOM_MMA_N, source.data
+    padded, ctas = config.padded_num_q_heads, config.cta_group
     found = {
-        "q_desc": head_box(op.q, padded, span),
-        "q_warp_desc": head_box(op.q, WARP_LANES, span),
+        "q_desc": head_box(op.q, padded, span, ctas),
+        "q_warp_desc": head_box(op.q, WARP_LANES, span) if ctas == 1 else None,
         "k_desc": gather_box(rows, span),
         "rope_desc": None if source.rope is None else gather_box(rows_of(source.rope), span),
-        "v_desc": gather_box(rows, span if source.cache else config.SV_ATOM_MMA_N),
-        "out_desc": head_box(results.out, padded, span),
+        "v_desc": gather_box(rows, span if source.cache else atom),
+        "out_desc": head_box(results.out, padded, span if ctas == 1 else atom, ctas),
     }
+    if ctas == 2:
+        found["k_desc"] = gather_box(rows, span, tile(span, ctas, 0))
+        found["v_desc"] = gather_box(rows, atom, tile(atom, ctas, 1))
     return found
 
 

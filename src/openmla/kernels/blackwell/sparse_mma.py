@@ -24,17 +24,25 @@ WORDS_PER_TILE = gl.constexpr(32)  # tensor-memory columns of 64 columns of Q, t
 
 
 @gluon.jit
-def output(tmem, MAP: gl.constexpr, TMEM: gl.constexpr):
-    """O [64, 512]: its two atoms share columns, each in half of the lanes."""
-    LAYOUT: gl.constexpr = TMEM[0]
-    return reinterpret(tmem.slice(MAP[0], MAP[1] - MAP[0]), gl.float32, [HEADS, 512], LAYOUT)
+def output(tmem, ATOM: gl.constexpr, MAP: gl.constexpr, TMEM: gl.constexpr):
+    """256 columns of O. One CTA's two atoms share columns, each in half of the lanes."""
+    if MAP is None:
+        return tmem[ATOM]
+    else:
+        LAYOUT: gl.constexpr = TMEM[0]
+        COLUMNS: gl.constexpr = MAP[1] - MAP[0]
+        both = reinterpret(tmem.slice(MAP[0], COLUMNS), gl.float32, [HEADS, 512], LAYOUT)
+        return both.slice(ATOM * 256, 256)
 
 
 @gluon.jit
 def scores(tmem, MAP: gl.constexpr, TMEM: gl.constexpr, B_TOPK: gl.constexpr):
-    """S [64, B_TOPK]."""
-    LAYOUT: gl.constexpr = TMEM[1]
-    return reinterpret(tmem.slice(MAP[1], B_TOPK), gl.float32, [HEADS, B_TOPK], LAYOUT)
+    """S: a row per head, a column per key of a step."""
+    if MAP is None:
+        return tmem[2]
+    else:
+        LAYOUT: gl.constexpr = TMEM[1]
+        return reinterpret(tmem.slice(MAP[1], B_TOPK), gl.float32, [HEADS, B_TOPK], LAYOUT)
 
 
 @gluon.jit
@@ -75,23 +83,23 @@ def multiply_qk(
         here = opaque_zero() + g
         tcgen05_mma(q_smem.index(here), k_smem.index(here).permute((1, 0)), S, use_acc=g > 0)
     tcgen05_commit(qk_ss_done.index(k % NB))
-    wait_for_step(k_p1_ready, k, NB)
-    for g in gl.static_range(EARLY, TILES):
-        q = query(tmem, g - EARLY, q_smem.dtype, MAP, TMEM)
-        tcgen05_mma(q, k_smem.index(opaque_zero() + g).permute((1, 0)), S)
-    tcgen05_commit(qk_ts_done.index(k % NB))
+    if TILES > EARLY:
+        wait_for_step(k_p1_ready, k, NB)
+        for g in gl.static_range(EARLY, TILES):
+            q = query(tmem, g - EARLY, q_smem.dtype, MAP, TMEM)
+            tcgen05_mma(q, k_smem.index(opaque_zero() + g).permute((1, 0)), S)
+        tcgen05_commit(qk_ts_done.index(k % NB))
 
 
 @gluon.jit
 def multiply_sv_half(p_smem, v_smem, O, ready, done, k, HALF: gl.constexpr, NB: gl.constexpr):
     """Half the keys of step k: both atoms of columns."""
     KEYS: gl.constexpr = v_smem.shape[1]
-    ATOM: gl.constexpr = v_smem.shape[2]
     weights = p_smem.slice(HALF * KEYS, KEYS, dim=1)
     wait_for_step(ready, k, NB)
     for atom in gl.static_range(2):
         tile = v_smem.index(opaque_zero() + (2 * HALF + atom))
-        tcgen05_mma(weights, tile, O.slice(atom * ATOM, ATOM), use_acc=(k > 0) | (HALF > 0))
+        tcgen05_mma(weights, tile, O[atom], use_acc=(k > 0) | (HALF > 0))
     tcgen05_commit(done.index(k % NB))
 
 
@@ -106,9 +114,10 @@ def mma(
     q_ready, q_copied = q_bars
     GROUPS: gl.constexpr = k_smem.shape[0] - q_smem.shape[0]
     mbarrier.wait(q_ready.index(0), 0)
-    cp_q_from_smem_to_tmem(k_smem, v_smem, tmem, GROUPS, WORDS, MAP, TMEM)
-    tcgen05_commit(q_copied.index(0))
-    O = output(tmem, MAP, TMEM)
+    if GROUPS > 0:
+        cp_q_from_smem_to_tmem(k_smem, v_smem, tmem, GROUPS, WORDS, MAP, TMEM)
+        tcgen05_commit(q_copied.index(0))
+    O = (output(tmem, 0, MAP, TMEM), output(tmem, 1, MAP, TMEM))
     for k in range(0, steps + 1):
         if k < steps:
             multiply_qk(q_smem, k_smem, tmem, qk_bars, k, B_TOPK, NB, MAP, TMEM)

@@ -13,6 +13,24 @@ from triton.experimental.gluon.language.nvidia.blackwell import mbarrier
 NOWHERE = gl.constexpr(-1)  # a row outside the tensor: TMA fills it with zeros
 
 
+@gluon.constexpr_function
+def bits_layout(ctas):
+    """[bytes, 8 bits] in a warp, the same in every CTA."""
+    return gl.BlockedLayout([1, 8], [32, 1], [1, 1], [1, 0], [[0, 0]] if ctas > 1 else [])
+
+
+@gluon.constexpr_function
+def list_layout(ctas):
+    """Listed keys in a warp, the same in every CTA."""
+    return gl.BlockedLayout([8], [32], [1], [0], [[0]] if ctas > 1 else [])
+
+
+@gluon.constexpr_function
+def vector_layout(ctas):
+    """A vector in the shared memory of every CTA."""
+    return gl.SwizzledSharedLayout(1, 1, 1, [0], [[0]] if ctas > 1 else [])
+
+
 @gluon.jit
 def count_of(lengths_ptr, token, topk):
     """How many indices of a token count."""
@@ -56,13 +74,13 @@ def wait_for_step(barrier, step, NB: gl.constexpr):
 
 
 @gluon.jit
-def kv_valid_producer(
-    keys, is_k_valid, k_valid_ready, k_valid_free, steps, B_TOPK: gl.constexpr, NB: gl.constexpr
-):
+def kv_valid_producer(keys, is_k_valid, k_valid_ready, k_valid_free, steps, HOW: gl.constexpr):
     """One bit per key of a step, eight to a byte: does its index count?"""
+    B_TOPK: gl.constexpr = HOW[0]
+    NB: gl.constexpr = HOW[1]
     BYTES: gl.constexpr = B_TOPK // 8
-    L: gl.constexpr = gl.BlockedLayout([1, 8], [32, 1], [1, 1], [1, 0])
-    FLAT: gl.constexpr = gl.BlockedLayout([8], [32], [1], [0])
+    L: gl.constexpr = bits_layout(HOW[4])
+    FLAT: gl.constexpr = list_layout(HOW[4])
     bit = gl.arange(0, 8, gl.SliceLayout(0, L))[None, :]
     for k in range(0, steps):
         _, ok = listed(keys, k * B_TOPK, B_TOPK, FLAT)

@@ -10,7 +10,8 @@
 | O, in tensor memory | sum(exp2(s - top) * v) | not yet written |
 
 References move, and O is multiplied, only in a step where the maximum of some row grew by more than
-THRESHOLD: O is 64 x 512 values in tensor memory. Weights then reach 2^6 instead of 1.
+THRESHOLD: O is 64 x 512 values in tensor memory. Weights then reach 2^6 instead of 1. The CTAs of a
+pair have no branch that they take together: there O is always multiplied, mostly by 1.
 """
 
 from triton.experimental import gluon
@@ -34,24 +35,37 @@ THRESHOLD = gl.constexpr(6.0)
 def hide_invalid(s, bits, B_TOPK: gl.constexpr):
     """Scores of keys that do not count become -inf; `bits` holds one bit per key."""
     L: gl.constexpr = s.type.layout
-    by_byte = gl.reshape(s, [HEADS, B_TOPK // 8, 8])
+    ROWS: gl.constexpr = s.shape[0]
+    by_byte = gl.reshape(s, [ROWS, B_TOPK // 8, 8])
     L3: gl.constexpr = by_byte.type.layout
     valid = bits.load(gl.SliceLayout(0, gl.SliceLayout(2, L3))).to(gl.int32)
     bit = gl.arange(0, 8, gl.SliceLayout(0, gl.SliceLayout(1, L3)))
     counts = (valid[None, :][:, :, None] >> bit[None, :][:, None, :]) & 1
     by_byte = gl.where(counts != 0, by_byte, MINUS_INF)
-    return gl.convert_layout(gl.reshape(by_byte, [HEADS, B_TOPK]), L)
+    return gl.convert_layout(gl.reshape(by_byte, [ROWS, B_TOPK]), L)
 
 
 @gluon.jit
 def rescale(O, shrink, REGS: gl.constexpr):
-    """O times shrink, row by row, 64 columns at a time."""
+    """O times shrink, row by row, REGS[2] columns at a time."""
     COLUMNS: gl.constexpr = REGS[1]
+    WIDTH: gl.constexpr = REGS[2]
     factor = gl.convert_layout(shrink, gl.SliceLayout(1, COLUMNS))[:, None]
-    GROUPS: gl.constexpr = O.shape[1] // GATHERED
-    for i in gl.static_range(GROUPS):
-        part = O.slice(i * GATHERED, GATHERED)
+    for i in gl.static_range(512 // WIDTH):
+        part = columns_of(O, i, WIDTH)
         part.store(part.load(COLUMNS) * factor)
+        if WIDTH > GATHERED:
+            thread_barrier()  # or the next columns would be loaded too early, into no registers
+
+
+@gluon.jit
+def columns_of(O, PART: gl.constexpr, WIDTH: gl.constexpr):
+    """Columns PART * WIDTH … of O, which is two atoms of 256."""
+    ATOM: gl.constexpr = PART * WIDTH // 256
+    if WIDTH == 256:
+        return O[ATOM]
+    else:
+        return O[ATOM].slice(PART * WIDTH % 256, WIDTH)
 
 
 @gluon.jit
@@ -62,11 +76,12 @@ def softmax(
     """Weights of every step; returns top, total and the true maximum of the rows."""
     qk_ts_done, p_free, k_valid_ready, k_valid_free, sv_p1_done, so_ready = bars
     S = scores(tmem, MAP, TMEM, B_TOPK)
-    O = output(tmem, MAP, TMEM)
-    ROWS: gl.constexpr = gl.SliceLayout(1, REGS[0])
-    top = gl.full([HEADS], MINUS_INF, gl.float32, ROWS)
+    O = (output(tmem, 0, MAP, TMEM), output(tmem, 1, MAP, TMEM))
+    BY_ROW: gl.constexpr = gl.SliceLayout(1, REGS[0])
+    ROWS: gl.constexpr = p_smem.shape[0]
+    top = gl.full([ROWS], MINUS_INF, gl.float32, BY_ROW)
     highest = top
-    total = gl.zeros([HEADS], gl.float32, ROWS)
+    total = gl.zeros([ROWS], gl.float32, BY_ROW)
     for k in range(0, steps):
         slot = k % NB
         wait_for_step(qk_ts_done, k, NB)
@@ -77,8 +92,11 @@ def softmax(
         mbarrier.arrive(k_valid_free.index(slot), count=1)
         here = gl.max(s, 1)
         highest = gl.maximum(highest, here)
-        grew = gl.max(gl.where(here > top + THRESHOLD, 1, 0), 0)
-        new_top = gl.where(grew > 0, gl.maximum(top, here), top)
+        grew = 1
+        new_top = gl.where(here > top + THRESHOLD, here, top)
+        if ROWS == HEADS:  # the rows of a pair cannot decide together
+            grew = gl.max(gl.where(here > top + THRESHOLD, 1, 0), 0)
+            new_top = gl.where(grew > 0, gl.maximum(top, here), top)
         shift = gl.where(new_top == MINUS_INF, 0.0, new_top)
         weights = gl.exp2(s - shift[:, None])
         shrink = gl.exp2(top - shift)
@@ -110,8 +128,10 @@ def finish(
     """Normalize and store; rows past the last head are dropped. V's buffer takes the output."""
     top, total, highest = state
     out_desc, lse, max_logits = results
-    O = output(tmem, MAP, TMEM)
-    head = first_head + gl.arange(0, HEADS, top.type.layout)
+    O = (output(tmem, 0, MAP, TMEM), output(tmem, 1, MAP, TMEM))
+    ROWS: gl.constexpr = top.shape[0]
+    WIDTH: gl.constexpr = REGS[2]
+    head = first_head + gl.arange(0, ROWS, top.type.layout)
     inverse, row_lse, empty = normalize(top, total, sink_ptr, gl.minimum(head, heads - 1))
     if lse[0] is not None:
         write_row_values(row_lse, lse, token, head, heads)
@@ -119,16 +139,18 @@ def finish(
         write_row_values(highest * LN_2, max_logits, token, head, heads)
     scale = gl.convert_layout(inverse, gl.SliceLayout(1, REGS[1]))[:, None]
     nothing = gl.convert_layout(empty, gl.SliceLayout(1, REGS[1]))[:, None]
-    GROUPS: gl.constexpr = O.shape[1] // GATHERED
-    tiles = reinterpret(v_smem, out_desc.dtype, [GROUPS, HEADS, GATHERED], TILE)
+    GROUPS: gl.constexpr = 512 // WIDTH
+    tiles = reinterpret(v_smem, out_desc.dtype, [GROUPS, ROWS, WIDTH], TILE)
     for i in gl.static_range(GROUPS):
-        part = O.slice(i * GATHERED, GATHERED).load(REGS[1])
+        part = columns_of(O, i, WIDTH).load(REGS[1])
         tiles.index(i).store(gl.where(nothing, 0.0, part * scale).to(out_desc.dtype))
+        if WIDTH > GATHERED:
+            thread_barrier()
     fence_async_shared()
     thread_barrier()
     BOX: gl.constexpr = out_desc.block_shape
     LAYOUT: gl.constexpr = out_desc.layout
     for i in gl.static_range(GROUPS):
         box = reinterpret(tiles.index(i), out_desc.dtype, BOX, LAYOUT)
-        tma_store(out_desc, [token, first_head, i * GATHERED], box)
+        tma_store(out_desc, [token, first_head, i * WIDTH], box)
     tma.store_wait(0)

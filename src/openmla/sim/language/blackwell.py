@@ -218,25 +218,33 @@ def async_gather(
     multicast: Any = False,
     **_: Any,
 ) -> None:
-    """Copy rows `x_offsets`, columns from `y_offset`; rows outside the tensor become zero."""
+    """Copy rows `x_offsets`, columns from `y_offset`; rows outside the tensor become zero.
+
+    In a cluster every CTA copies its part of `result`: some of the rows, or some of the columns.
+    """
     require_default("multicast", multicast, False)
     if not bool(pred):
         return
     agent = current()
     rows, first = np.asarray(x_offsets.value), int(y_offset)
     _check_gather(tensor_desc, rows, result)
-    op = AsyncOp(agent, "copy", f"TMA gather to {result.label}", result.nbytes)
+    part, rank = result.part(), agent.cta.rank
+    if result.split == -2:
+        rows = rows[part.shape[0] * rank :][: part.shape[0]]
+    elif result.split == -1:
+        first += part.shape[1] * rank
+    op = AsyncOp(agent, "copy", f"TMA gather to {result.label}", part.nbytes)
 
     def run() -> None:
-        result.write_bits(0)
+        part.write_bits(0)
         array = tensor_desc.array
         good = (rows >= 0) & (rows < array.shape[0])
-        last = min(first + result.shape[1], array.shape[1])
-        result.array()[good, : last - first] = array[rows[good], first:last]
+        last = min(first + part.shape[1], array.shape[1])
+        part.array()[good, : last - first] = array[rows[good], first:last]
 
     op.run = run
-    hopper._deliver(op, barrier, result.nbytes)
-    op.issue(hopper._channel(result), writes=[result], in_order=False)
+    hopper._deliver(op, barrier, part.nbytes)
+    op.issue(hopper._channel(part), writes=[part], in_order=False)
     agent.yield_()
 
 

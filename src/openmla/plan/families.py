@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from openmla.errors import InvalidArgument
+from openmla.plan.blackwell_dense import why_no_kernel
 from openmla.plan.blackwell_fa4 import FA4Config
 from openmla.plan.blackwell_mla import ROPE_DEPTH, MLAConfig, select_mla_prefill_config
 from openmla.plan.blackwell_sparse_prefill import (
@@ -185,7 +186,7 @@ def _blackwell_dense(problem: Problem, target: Target) -> Choice:
         page_size=problem.page_size if problem.rope == "cache" else 0,
         v_depth=problem.d_v,
     )
-    reason = config.why_unsupported()
+    reason = config.why_unsupported() or why_no_kernel(problem, config)
     return Choice(config if reason else _fewer_query_tiles(config, problem, target), reason)
 
 
@@ -264,15 +265,38 @@ def scale_block(cache_format: str, width: int) -> int:
 
 
 def _cdna4(problem: Problem, target: Target) -> Choice:
-    if problem.form != "dense":
-        return Choice(None, f"the {problem.form} form has no CDNA4 plan")
+    if problem.form == "latent":
+        return Choice(None, "the latent form over whole pages has no CDNA4 plan")
     if not problem.aligned_16:
         return Choice(None, UNALIGNED)
+    if problem.has_q_scale or problem.has_k_scale:
+        return Choice(None, "the CDNA4 kernels multiply without per-token scales")
+    return _cdna4_dense(problem) if problem.form == "dense" else _cdna4_sparse(problem)
+
+
+def _cdna4_sparse(problem: Problem) -> Choice:
+    from openmla.plan.cdna4 import MlaSparse16
+
+    widened = problem.kv_dtype == "e4m3" or is_fp8_cache(problem.kv_dtype)
+    rows_dtype = "bf16" if is_fp8_cache(problem.kv_dtype) else problem.kv_dtype
+    if problem.q_dtype != rows_dtype or rows_dtype not in _LONG_NAMES:
+        return Choice(None, _mixed_rows(problem))
+    if problem.d_v != problem.d_nope:
+        return Choice(None, f"d_v {problem.d_v}: V must be all {problem.d_nope} latent columns")
+    config = MlaSparse16(
+        num_heads=problem.heads,
+        latent=problem.d_nope,
+        rope=problem.d_rope,
+        dtype=_LONG_NAMES[problem.out_dtype],
+        widened=widened,
+    )
+    return Choice(config, config.why_unsupported())
+
+
+def _cdna4_dense(problem: Problem) -> Choice:
     dtypes = _operand_dtypes(problem)
     if len(dtypes) > 1 or not dtypes <= set(_LONG_NAMES):
         return Choice(None, f"operands of {_listed(dtypes)}: all must be of one type")
-    if problem.has_q_scale or problem.has_k_scale:
-        return Choice(None, "the CDNA4 kernel multiplies without per-token scales")
     if problem.d_nope != problem.d_v:
         return Choice(None, f"d_nope {problem.d_nope} != d_v {problem.d_v}: one depth serves both")
     if problem.d_rope == 0:

@@ -19,10 +19,10 @@ from openmla.problem import FORMS, Problem
 # Kernel families whose kernels exist, by form. Nothing else may be launched: dispatch asks here.
 IMPLEMENTED = frozenset(
     {(family, form) for family in ("reference", "cpu", "portable") for form in FORMS}
-    | {("hopper", "dense"), ("blackwell", "sparse"), ("cdna4", "dense")}
+    | {("hopper", "dense"), ("blackwell", "dense"), ("blackwell", "sparse"), ("cdna4", "dense"), ("cdna4", "sparse")}
 )
 # Plans of those families that still have no kernel, by the class of their config.
-WITHOUT_KERNEL = frozenset({"MLAPrefillSparseQKVFP8"})
+WITHOUT_KERNEL = frozenset({"FA4Config", "MLAPrefillSparseQKVFP8"})
 
 TABLE_TARGETS = ("cpu", "h200", "b200", "mi355x", "mi300x", "a100", "l40s", "rtx5090")
 BEGIN, END = "<!-- support table: begin -->", "<!-- support table: end -->"

@@ -144,7 +144,7 @@ def test_three_query_tiles_fit_too() -> None:
         ({"num_kv_stages": 3}, "bytes of shared memory, 70992 more than 232448"),
         (
             {"d_v": 256, "num_kv_stages": 2},
-            "O 128 + S 64 + packed P 32 = 224 per thread > 240 - 32",
+            "O 128 + S 64 + packed P 32 = 224 per thread > 240 - 40",
         ),
         ({"page_size": 20}, "20 % 8 = 4"),
         ({"page_size": 64, "d_rope": 128}, "d_rope 128 from pages: 64 columns at most"),

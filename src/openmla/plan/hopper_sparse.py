@@ -62,9 +62,7 @@ class HopperSparseConfig(HopperBlock):
     rescale_threshold: ClassVar[float] = 6.0
     """log2 units the row maximum may grow before O is rescaled. Prototype, H200: worth 3-5 %."""
     B_TOPK: ClassVar[int] = B_TOPK
-    PLAIN_REGISTERS: ClassVar[Registers] = Registers(consumer_groups=2, consumer=216, producer=72)
-    # Rows on their way through the producer's registers.
-    WIDENING_REGISTERS: ClassVar[Registers] = Registers(2, consumer=208, producer=88)
+    registers: ClassVar[Registers] = Registers(consumer_groups=2, consumer=216, producer=72)
 
     def __post_init__(self) -> None:
         for name in ("heads", "latent", "num_kv_stages", "sm_count"):
@@ -112,12 +110,6 @@ class HopperSparseConfig(HopperBlock):
         return B_TOPK * BLOCKS
 
     # Threads and registers.
-
-    @property
-    def registers(self) -> Registers:
-        """A producer that widens rows needs more of them."""
-        widens = self.cache_read.mode == "in_kernel"
-        return self.WIDENING_REGISTERS if widens else self.PLAIN_REGISTERS
 
     @property
     def num_threads(self) -> int:

@@ -9,12 +9,13 @@ import pytest
 import torch
 
 from kernels.hopper.simulated_rows import plan_of, run
-from openmla.aot import compile_job
+from openmla.aot import CompileJob, compile_job
 from openmla.cache import LatentCache
 from openmla.kernels.hopper import fp8_jobs
 from openmla.kernels.hopper.fp8_launch import addressed_once
 from openmla.operands import SparseOperands
 from openmla.plan import Plan, hopper_cache, plan
+from openmla.plan.hopper import HopperSparseConfig
 from openmla.problem import Problem
 from openmla.sim import Report, intercept
 from openmla.testing.build import BuiltCase, Outcome, build
@@ -128,8 +129,11 @@ def test_pages_with_gaps() -> None:
         assert torch.equal(attend(gapped, mode).out, whole)
 
 
-def test_only_named_rows_get_a_place_in_the_order_of_the_pool() -> None:
-    cache = LatentCache.allocate(num_pages=300, page_size=16, format="fp8_656")
+@pytest.mark.parametrize("cache_format", ["fp8_656", "fp8_block32", "fp8_token"])
+def test_named_rows_get_a_place_each_in_the_order_of_the_pool(cache_format: str) -> None:
+    cache = LatentCache.allocate(num_pages=300, page_size=16, format=cache_format)
+    named = torch.tensor([7, 2048, 3000, 4799])
+    cache.append(torch.randn(4, 512), 1e-3 * torch.randn(4, 64), named)
     lists = torch.full((3, 600), -1, dtype=torch.int32)
     lists[0, :4] = torch.tensor([4799, 7, 3000, 7])
     lists[1, 590:593] = torch.tensor([3000, 4800, 2048])
@@ -138,17 +142,17 @@ def test_only_named_rows_get_a_place_in_the_order_of_the_pool() -> None:
     built = on(V32)
     op = replace(built.operands, cache=cache, indices=lists, topk_lengths=lengths)
     assert isinstance(op, SparseOperands)
-    config = plan_with(built, "workspace").config
-    space = addressed_once(config, op)
+    space = addressed_once(plan_with(built, "workspace").config, op)
     with intercept() as reports:
         for call in space.calls:
             call.run()
     assert findings(reports) == []
-    assert space.total.tolist() == [4]  # rows 7, 2048, 3000, 4799
-    remapped = space.operands.indices
+    assert space.total.tolist() == [4]
+    remapped, rows = space.operands.indices, space.operands.cache
     assert remapped[0, :5].tolist() == [3, 0, 2, 0, -1]
     assert remapped[1, 589:594].tolist() == [-1, 2, -1, 1, -1]
     assert remapped[2, :2].tolist() == [0, -1]
+    assert isinstance(rows, torch.Tensor) and torch.equal(rows[:4], cache.gather(named))
 
 
 def test_the_plan_explains_its_choice() -> None:
@@ -158,12 +162,12 @@ def test_the_plan_explains_its_choice() -> None:
         total_k=1_000_000,
     )  # fmt: skip
     many = plan(problem, "h200", "hopper").config
-    assert many.cache_read.mode == "workspace" and many.registers.producer == 72
+    assert many.cache_read.mode == "workspace"
     assert "of a pool of 1000000, are widened once into a workspace of 466033 x 1152" in str(
         many.explain()
     )
     few = plan(replace(problem, total_q=64), "h200", "hopper").config
-    assert few.cache_read.mode == "in_kernel" and few.registers.producer == 88
+    assert few.cache_read.mode == "in_kernel"
     assert "262144 visits of 131072 rows, fewer than 4 each" in str(few.explain())
     huge = plan(replace(problem, total_k=2**27), "h200", "hopper").config
     assert huge.cache_read.mode == "in_kernel"
@@ -171,6 +175,8 @@ def test_the_plan_explains_its_choice() -> None:
 
 @pytest.mark.compile
 @pytest.mark.parametrize("job", fp8_jobs.COMPILE_JOBS(), ids=lambda job: job.name)
-def test_compiles_as_planned(job: fp8_jobs.CompileJob) -> None:
+def test_compiles_as_planned(job: CompileJob) -> None:
     report = compile_job(job)
     assert report.differences(job.predicted) == []
+    if report.triton.startswith("3.6"):
+        assert set(report.spilling) <= {HopperSparseConfig.registers.producer}

@@ -26,7 +26,7 @@ from openmla.kernels.hopper.addressed import (
 from openmla.operands import SparseOperands
 from openmla.plan.hopper import HopperSparseConfig
 
-VECTOR_BYTES = 16
+VECTOR_WORDS = 4  # in 16 bytes
 V32_SCALES = slice(128, 132)  # of a row as fp32
 V32_ROPE = slice(264, 328)  # of a row as bf16
 WIDEN_ROWS = 16
@@ -35,7 +35,7 @@ WIDEN_PROGRAMS = 8  # per SM
 
 def fp8_rows(cache: LatentCache) -> dict[str, Any]:
     """Where rows and scales lie; see fp8_rows.py for the names. No bytes are copied."""
-    data, scales, rope = cache.data.view(torch.float8_e4m3fn), cache.scales, None
+    data, scales, rope = cache.data.view(torch.int32), cache.scales, None
     if cache.format == "fp8_656":
         scales = cache.data.view(torch.float32)[..., V32_SCALES]
         rope = cache.data.view(torch.bfloat16)[..., V32_ROPE]
@@ -47,8 +47,8 @@ def fp8_rows(cache: LatentCache) -> dict[str, Any]:
         "data_ptr": data,
         "scale_ptr": scales,
         "rope_ptr": rope,
-        "stride_page": 0 if end_to_end else data.stride(0) // VECTOR_BYTES,
-        "stride_row": data.stride(1) // VECTOR_BYTES,
+        "stride_page": 0 if end_to_end else data.stride(0) // VECTOR_WORDS,
+        "stride_row": data.stride(1) // VECTOR_WORDS,
         "scale_page": 0 if end_to_end else scales.stride(0),
         "scale_row": scales.stride(1),
         "PAGE": 0 if end_to_end else data.shape[1],

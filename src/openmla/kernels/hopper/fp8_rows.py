@@ -3,14 +3,15 @@
 
 | format | `data_ptr` | `scale_ptr` | `rope_ptr` |
 |---|---|---|---|
-| fp8_656 | e4m3, 512 of a row's 656 bytes | fp32, 4 scales in the row | bf16, 64 in the row |
-| fp8_block32/64/128, fp8_token | e4m3, latent and rope | fp32, a tensor of its own | None |
+| fp8_656 | words, 512 of a row's 656 bytes | fp32, 4 scales in the row | bf16, 64 in the row |
+| fp8_block32/64/128, fp8_token | words, latent and rope | fp32, a tensor of its own | None |
 
 The value of an element is bf16(fp32(e4m3) * scale), rounded once, whoever reads it.
 
-Registers hold a chunk of columns as [keys, blocks of columns that share a scale, columns of a
-block], so that a scale is one value per thread and block: 64 columns with scales of 32 are
-[64, 2, 32]. Eight neighboring columns belong to a thread, which stores them with 16 bytes.
+A word is four e4m3 columns: a loop would carry one-byte values with a register for each. Registers
+hold a chunk of columns as [keys, blocks of columns that share a scale, words of a block], so that a
+scale is one value per thread and block: 64 columns with scales of 32 are [64, 2, 8]. Eight
+neighboring columns belong to a thread, which stores them with 16 bytes.
 
 CACHE is (rows of a page, or 0 where pages lie end to end; columns that share a scale). A row is its
 number in the pool, or -1 where there is no key.
@@ -21,10 +22,21 @@ from triton.experimental.gluon import language as gl
 
 from openmla.kernels.scores import opaque_zero
 
-BYTES = gl.constexpr(16)  # of a vector; strides come in this unit
+WORDS = gl.constexpr(4)  # in 16 bytes; strides come in this unit
 FP32S = gl.constexpr(4)
 BF16S = gl.constexpr(8)
 CHUNK = gl.constexpr(64)  # columns that are read at a time
+# Four values of a word times a scale. The simulator knows this string.
+WIDEN = gl.constexpr(
+    "{ .reg .b16 a, b, h<4>; .reg .b32 p, q; .reg .f32 f<4>; mov.b32 {a, b}, $4; "
+    "cvt.rn.f16x2.e4m3x2 p, a; cvt.rn.f16x2.e4m3x2 q, b; "
+    "mov.b32 {h0, h1}, p; mov.b32 {h2, h3}, q; "
+    "cvt.f32.f16 f0, h0; cvt.f32.f16 f1, h1; cvt.f32.f16 f2, h2; cvt.f32.f16 f3, h3; "
+    "mul.f32 f0, f0, $5; mul.f32 f1, f1, $5; mul.f32 f2, f2, $5; mul.f32 f3, f3, $5; "
+    "cvt.rn.bf16x2.f32 p, f1, f0; cvt.rn.bf16x2.f32 q, f3, f2; "
+    "mov.b32 {$0, $1}, p; mov.b32 {$2, $3}, q; }"
+)
+FOUR = gl.constexpr((gl.bfloat16, gl.bfloat16, gl.bfloat16, gl.bfloat16))
 
 
 @gluon.constexpr_function
@@ -35,9 +47,9 @@ def blocks_of(width, block):
 
 @gluon.constexpr_function
 def chunk_layout(width, block, lanes):
-    """`lanes` threads hold neighboring columns of a row, 8 each."""
+    """`lanes` threads hold neighboring columns of a row, 8 in 2 words each."""
     across = max(1, lanes * 8 * blocks_of(width, block) // width)
-    return gl.BlockedLayout([1, 1, 8], [32 // lanes, across, lanes // across], [4, 1, 1], [2, 1, 0])
+    return gl.BlockedLayout([1, 1, 2], [32 // lanes, across, lanes // across], [4, 1, 1], [2, 1, 0])
 
 
 @gluon.constexpr_function
@@ -79,16 +91,16 @@ def load_scales(
 def load_raw(
     rows, row, FIRST: gl.constexpr, WIDTH: gl.constexpr, CACHE: gl.constexpr, LANES: gl.constexpr
 ):
-    """e4m3 columns FIRST … FIRST + WIDTH - 1, [keys, blocks, columns]; 0 where there is no key."""
+    """Words of columns FIRST … of a chunk, [keys, blocks, words]; 0 where there is no key."""
     L: gl.constexpr = chunk_layout(WIDTH, CACHE[1], LANES)
     BLOCKS: gl.constexpr = blocks_of(WIDTH, CACHE[1])
-    IN: gl.constexpr = WIDTH // BLOCKS
+    IN: gl.constexpr = WIDTH // BLOCKS // 4
     row = gl.convert_layout(row, gl.SliceLayout(1, gl.SliceLayout(2, L)))
-    block = gl.arange(0, BLOCKS, gl.SliceLayout(0, gl.SliceLayout(2, L))) * IN + FIRST
+    block = gl.arange(0, BLOCKS, gl.SliceLayout(0, gl.SliceLayout(2, L))) * IN + FIRST // 4
     inside = gl.arange(0, IN, gl.SliceLayout(0, gl.SliceLayout(1, L)))
-    start = rows[0] + start_of_row(row, rows[1], rows[2], CACHE[0]) * BYTES
-    column = block[None, :, None] + inside[None, None, :]
-    return gl.load(start[:, None, None] + column, mask=(row >= 0)[:, None, None], other=0.0)
+    start = rows[0] + start_of_row(row, rows[1], rows[2], CACHE[0]) * WORDS
+    word = block[None, :, None] + inside[None, None, :]
+    return gl.load(start[:, None, None] + word, mask=(row >= 0)[:, None, None], other=0)
 
 
 @gluon.jit
@@ -98,7 +110,11 @@ def rope_start(rows, row, CACHE: gl.constexpr):
 
 
 @gluon.jit
-def widened(raw, scales):
+def widened(words, scales):
     """bf16 [keys, columns] of a chunk and its scales."""
-    value = (raw.to(gl.float32) * scales[:, :, None]).to(gl.bfloat16)
-    return value.reshape([raw.shape[0], raw.shape[1] * raw.shape[2]])
+    words, factors = gl.broadcast(words, scales[:, :, None])
+    a, b, c, d = gl.inline_asm_elementwise(
+        WIDEN, "=h,=h,=h,=h,r,f", [words, factors], dtype=FOUR, is_pure=True, pack=1
+    )
+    fours = gl.join(gl.join(a, c), gl.join(b, d))  # [..., 2, 2]: a b, c d
+    return fours.reshape([words.shape[0], words.shape[1] * words.shape[2] * 4])

@@ -109,6 +109,15 @@ def _unpack_fp16(match: re.Match[str], args: Sequence[Any]) -> tuple[Tensor, Ten
     return low, high
 
 
+def _widen_e4m3(match: re.Match[str], args: Sequence[Any]) -> tuple[Tensor, ...]:
+    """Four e4m3 values of a word, lowest byte first, times an fp32 each, rounded to bf16."""
+    word = np.ascontiguousarray(args[0].value).view(np.uint32)
+    shifts = (np.uint32(8 * i) for i in range(4))
+    values = [dtypes.float8e4nv.decode((word >> shift).astype(np.uint8)) for shift in shifts]
+    scale = np.asarray(args[1].value, np.float32)
+    return tuple(Tensor(dtypes.bfloat16.round(v * scale), dtypes.bfloat16) for v in values)
+
+
 def _unary(function: Callable[[Any], Any], unit: str) -> Meaning:
     def apply(match: re.Match[str], args: Sequence[Any]) -> Tensor:
         x: Tensor = args[0]
@@ -132,6 +141,7 @@ def _builtin() -> None:
     register(r"^mov\.b32 \{\$0, \$1\}, \$2;$", _unpack_bf16)
     register(r"^cvt\.rn\.f16x2\.f32 \$0, \$2, \$1;$", _pack_fp16)
     register(r"^mov\.b32 \{\$0, \$1\}, \$2; // f16$", _unpack_fp16)
+    register(r"cvt\.rn\.f16x2\.e4m3x2 .* mul\.f32 .* cvt\.rn\.bf16x2\.f32 ", _widen_e4m3)
     register(rf"^ex2{flags}\.f32 \$0, \$1;$", _unary(np.exp2, "exp"))
     register(rf"^lg2{flags}\.f32 \$0, \$1;$", _unary(np.log2, "exp"))
     register(rf"^rcp{flags}\.f32 \$0, \$1;$", _unary(lambda v: np.float32(1) / v, "exp"))

@@ -10,7 +10,7 @@ import torch
 import typer
 from typer.testing import CliRunner, Result
 
-from openmla.bench import dense
+from openmla.bench import dense, sparse
 from openmla.bench.gpu_timing import GpuTiming
 from openmla.cli.bench import bench_command
 from openmla.plan import target
@@ -25,13 +25,16 @@ def invoke(*arguments: str) -> Result:
 
 def test_unknown_targets_are_refused():
     result = invoke("tpu")
-    assert result.exit_code == 2 and "expected one of cpu, dense, got 'tpu'" in result.output
+    assert (
+        result.exit_code == 2 and "expected one of cpu, dense, sparse, got 'tpu'" in result.output
+    )
 
 
-def test_dense_needs_a_gpu(monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize("what", ["dense", "sparse"])
+def test_kernels_need_a_gpu(monkeypatch: pytest.MonkeyPatch, what: str):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    result = invoke("dense")
-    assert result.exit_code == 2 and "dense needs a CUDA GPU" in result.output
+    result = invoke(what)
+    assert result.exit_code == 2 and f"{what} needs a CUDA GPU" in result.output
 
 
 @pytest.fixture
@@ -54,6 +57,26 @@ def test_dense_prints_ratios_and_writes_them(tmp_path: Path):
     record = json.loads((tmp_path / "new" / "dense.json").read_text())
     assert record["command"] == "openmla bench dense --rounds 3 --threads 0"
     assert (record["rows"][0]["kernel"], record["rows"][0]["layer"]) == (1.5, 2.0)
+
+
+def test_sparse_prints_shares_and_writes_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    shape = sparse.Shape(heads=128, q_len=4096, rows=8192, topk=2048, bar=0.88)
+    # As fast as the matmul for every operation: a share of 1, half of it in a row.
+    ms = shape.flops / (2.0 * sparse.MATMUL**3)
+    row = sparse.Row(
+        shape, {"openmla": GpuTiming(ms, ms, 2 * ms), "matmul": GpuTiming(1.0, 1.0, 1.0)}
+    )
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
+    monkeypatch.setattr(sparse, "run_sparse", lambda rounds: iter([row]))
+    paths = [tmp_path / "new" / name for name in ("sparse.json", "sparse.svg")]
+    result = invoke("sparse", "--json", str(paths[0]), "--plot", str(paths[1]))
+    assert result.exit_code == 0, result.output
+    assert "1.000" in result.output and "0.500" in result.output and "0.88" in result.output
+    written = json.loads(paths[0].read_text())["rows"][0]
+    assert written["share"] == pytest.approx(1.0)
+    assert written["gather_tb_per_s"] == pytest.approx(4096 * 2 * 2048 * 1152 / ms * 1e-9)
+    assert paths[1].read_text().count("<svg") == 1
 
 
 @pytest.mark.usefixtures("fake_gpu")

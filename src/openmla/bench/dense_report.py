@@ -33,9 +33,15 @@ def table(rows: list[Row], matmul: float) -> Table:
 
 def write_json(path: Path, rows: list[Row], matmul: float, command: str) -> None:
     """One file per run."""
+    found = {"matmul_tflops": matmul, "rows": [row.to_json() for row in rows]}
+    save_record(path, {**provenance(command), **found})
+
+
+def provenance(command: str) -> dict[str, Any]:
+    """When, with what and on what a GPU benchmark ran."""
     import triton
 
-    record: dict[str, Any] = {
+    return {
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
         "command": command,
         "gpu": torch.cuda.get_device_name(),
@@ -43,9 +49,11 @@ def write_json(path: Path, rows: list[Row], matmul: float, command: str) -> None
         "openmla": VERSION,
         "torch": torch.__version__,
         "triton": triton.__version__,
-        "matmul_tflops": matmul,
-        "rows": [row.to_json() for row in rows],
     }
+
+
+def save_record(path: Path, record: dict[str, Any]) -> None:
+    """As JSON, in a folder that may have to be made."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(record, indent=1) + "\n")
 

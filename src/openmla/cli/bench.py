@@ -11,15 +11,15 @@ import typer
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-BENCHMARKS = ("cpu", "dense")
+BENCHMARKS = ("cpu", "dense", "sparse")
 
 
 def bench_command(
     what: Annotated[
-        str, typer.Argument(help="cpu: every form here; dense: the dense form on a GPU")
+        str, typer.Argument(help="cpu: every form here; dense, sparse: that form on a GPU")
     ] = "cpu",
     target: Annotated[
-        str, typer.Option(help="dense: the GPU that this must be, such as h200")
+        str, typer.Option(help="dense, sparse: the GPU that this must be, such as h200")
     ] = "",
     rounds: Annotated[int, typer.Option(min=1, help="Timed runs of each contestant")] = 5,
     threads: Annotated[int, typer.Option(min=0, help="CPU threads; 0 keeps torch's choice")] = 0,
@@ -28,16 +28,16 @@ def bench_command(
     ] = False,
     json: Annotated[Path | None, typer.Option(help="Also write the results here")] = None,
     plot: Annotated[
-        Path | None, typer.Option(help="dense: also draw them here (.svg, .png)")
+        Path | None, typer.Option(help="dense, sparse: also draw them here (.svg, .png)")
     ] = None,
 ) -> None:
     """Time openmla and its peers on this machine: medians, interleaved, one process."""
     if what not in BENCHMARKS:
         raise typer.BadParameter(f"expected one of {', '.join(BENCHMARKS)}, got {what!r}")
-    if what == "dense":
-        _check_gpu(target)
+    if what != "cpu":
+        _check_gpu(what, target)
     elif target or plot is not None:
-        raise typer.BadParameter(f"target and plot go with dense, not with {what}")
+        raise typer.BadParameter(f"target and plot go with dense and sparse, not with {what}")
     if threads:
         torch.set_num_threads(threads)
     torch.manual_seed(0)
@@ -45,14 +45,16 @@ def bench_command(
     command = f"openmla bench {what}" + f" --target {target}" * bool(target) + f" {options}"
     if what == "cpu":
         _cpu(rounds, quick, json, command)
-    else:
+    elif what == "dense":
         _dense(rounds, json, plot, command)
+    else:
+        _sparse(rounds, json, plot, command)
 
 
-def _check_gpu(target: str) -> None:
+def _check_gpu(what: str, target: str) -> None:
     """There must be a GPU, and the one that was asked for."""
     if not torch.cuda.is_available():
-        raise typer.BadParameter("dense needs a CUDA GPU, and torch sees none here")
+        raise typer.BadParameter(f"{what} needs a CUDA GPU, and torch sees none here")
     if target:
         from openmla.errors import InvalidArgument
         from openmla.plan.target import target_by_name, target_of_device
@@ -99,6 +101,24 @@ def _dense(rounds: int, json: Path | None, picture: Path | None, command: str) -
         _save(json, lambda path: write_json(path, rows, matmul, command))
     if picture is not None:
         _save(picture, lambda path: plot(path, rows, matmul))
+
+
+def _sparse(rounds: int, json: Path | None, picture: Path | None, command: str) -> None:
+    from openmla.bench.sparse import Row, run_sparse
+    from openmla.bench.sparse_report import plot, table, write_json
+
+    console = Console()
+    rows: list[Row] = []
+    with _progress(console) as progress:
+        step = progress.add_task("first shape (kernels are compiled)")
+        for row in run_sparse(rounds):
+            rows.append(row)
+            progress.update(step, description=f"done: {row.shape}")
+    console.print(table(rows))
+    if json is not None:
+        _save(json, lambda path: write_json(path, rows, command))
+    if picture is not None:
+        _save(picture, lambda path: plot(path, rows))
 
 
 def _save(path: Path, write: Callable[[Path], None]) -> None:

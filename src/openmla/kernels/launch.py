@@ -32,7 +32,7 @@ MODULES = {
     ("blackwell", "dense"): "openmla.kernels.blackwell.launch",
     ("blackwell", "sparse"): "openmla.kernels.blackwell.sparse_launch",
     ("cdna4", "dense"): "openmla.kernels.cdna4.launch",
-    ("cdna4", "dense"): "openmla.kernels.cdna4.launch",
+    ("cdna4", "sparse"): "openmla.kernels.cdna4.sparse_launch",
 }
 
 

@@ -18,9 +18,8 @@ base and cell have to be switched together: one side alone scrambles V.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
-
-from tensor_layouts import Layout
+from functools import lru_cache
+from typing import Any, ClassVar
 
 from openmla.layout.cdna4_v import check_cell
 from openmla.layout.dma import DMA_BYTES, WAVE, Dma, check_index
@@ -33,18 +32,25 @@ CHUNKS = 16
 #: Bytes between key 0 and key 1: whole rows of 128 fp8.
 ROW_BYTES = 128
 
-#: The read base by lane bit: 8 columns, key +1, key +2, key +8, 16 columns, key +4.
-_BASE = Layout(
-    (2,) * 6, (8, ROW_BYTES, 2 * CHUNK_STRIDE, 4 * CHUNK_STRIDE, DMA_BYTES, CHUNK_STRIDE)
-)
 
-#: The cell by (i_strip, j_depth, r): 64 keys, 32 columns, 16 keys.
-_CELL = Layout((2, 4, 4), (8 * CHUNK_STRIDE, 32, 2 * ROW_BYTES))
+@lru_cache(maxsize=1)
+def _spelled() -> dict[str, Any]:
+    """The layout spelling, made when it is first asked for: nothing else needs the library."""
+    from tensor_layouts import Layout
 
-#: The producer's source key by (chunk bits, lane bits); lane bits 0..2 choose columns, not keys.
-_KEY = Layout(((2,) * 4, (2,) * 6), ((4, 2, 8, 64), (0, 0, 0, 1, 16, 32)))
-_COLUMN = Layout(((2,) * 4, (2,) * 6), ((0,) * 4, (16, 32, 64, 0, 0, 0)))
-_LDS = Layout((CHUNKS, WAVE), (CHUNK_STRIDE, DMA_BYTES))
+    chunk_and_lane = ((2,) * 4, (2,) * 6)
+    return {
+        # The read base by lane bit: 8 columns, key +1, key +2, key +8, 16 columns, key +4.
+        "base": Layout(
+            (2,) * 6, (8, ROW_BYTES, 2 * CHUNK_STRIDE, 4 * CHUNK_STRIDE, DMA_BYTES, CHUNK_STRIDE)
+        ),
+        # The cell by (i_strip, j_depth, r): 64 keys, 32 columns, 16 keys.
+        "cell": Layout((2, 4, 4), (8 * CHUNK_STRIDE, 32, 2 * ROW_BYTES)),
+        # The producer's source by (chunk bits, lane bits); lane bits 0..2 choose columns, not keys.
+        "key": Layout(chunk_and_lane, ((4, 2, 8, 64), (0, 0, 0, 1, 16, 32))),
+        "column": Layout(chunk_and_lane, ((0,) * 4, (16, 32, 64, 0, 0, 0))),
+        "lds": Layout((CHUNKS, WAVE), (CHUNK_STRIDE, DMA_BYTES)),
+    }
 
 
 def _bit(value: int, n: int) -> int:
@@ -93,9 +99,9 @@ class V227:
         chunk = warp * self.passes + step
         if self.v227_layout:
             return Dma(
-                key=int(_KEY(chunk, lane)),
-                column=int(_COLUMN(chunk, lane)),
-                lds=int(_LDS(chunk, lane)),
+                key=int(_spelled()["key"](chunk, lane)),
+                column=int(_spelled()["column"](chunk, lane)),
+                lds=int(_spelled()["lds"](chunk, lane)),
             )
         row, piece = divmod(lane, ROW_BYTES // DMA_BYTES)
         key_of_chunk = (
@@ -117,7 +123,7 @@ class V227:
         """
         check_index("lane", lane, WAVE)
         if self.v227_layout:
-            return int(_BASE(lane))
+            return int(_spelled()["base"](lane))
         chunk = _bit(lane, 5) + 2 * _bit(lane, 2) + 4 * _bit(lane, 3)
         return (
             chunk * CHUNK_STRIDE
@@ -130,5 +136,5 @@ class V227:
         """The constant share: 64 keys are 8 chunks, 16 keys are two rows of a chunk."""
         check_cell(self, i_strip, j_depth, r)
         if self.v227_layout:
-            return int(_CELL(i_strip, j_depth, r))
+            return int(_spelled()["cell"](i_strip, j_depth, r))
         return i_strip * 8 * CHUNK_STRIDE + j_depth * 32 + r * 2 * ROW_BYTES

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 
 from openmla.errors import InvalidArgument
 from openmla.layout.cdna4_k import K_SUB_ROWS, KSlot
+from openmla.layout.cdna4_latent import ROW_PAD, LatentSlot
 from openmla.layout.cdna4_v import DefaultV, VMap
 from openmla.layout.cdna4_v227 import CHUNK_BYTES, CHUNK_PAD, CHUNK_STRIDE, V227
 from openmla.layout.dma import DMA_BYTES, WAVE, Dma
@@ -186,6 +187,18 @@ def k_sub_bases(slot: KSlot | None = None) -> SharedBases:
 def v_bases(slot: VMap) -> SharedBases:
     """A V slot of either kind."""
     return v_default_bases(slot) if isinstance(slot, DefaultV) else v227_bases()
+
+
+def latent_bases(slot: LatentSlot | None = None) -> SharedBases:
+    """Latent rows of 512 16-bit columns, padded after every row.
+
+    >>> latent_bases().interval_padding_pairs, latent_bases().offset_bases[8:11]
+    ([[512, 8]], [[0, 256], [1, 0], [2, 0]])
+    """
+    slot = slot or LatentSlot()
+    shape = [slot.rows, slot.columns]
+    bases = bases_of(lambda row, column: row * slot.columns + column, *shape)
+    return SharedBases([[slot.columns, ROW_PAD // slot.element_bytes]], bases, shape)
 
 
 def _k_bases(slot: KSlot, first: int, columns: int) -> SharedBases:

@@ -7,6 +7,7 @@ Start at `MlaConfigV2`, then ask `MlaPrefillV2(config)`. The rules live beside w
     cdna4_core      MlaPrefillV2Core: counts and strides of a block
     cdna4_prefill   MlaPrefillV2: rings, LDS budget, limits (FP8)
     cdna4_16bit     MlaPrefill16: the same for bf16 and fp16
+    cdna4_sparse    MlaSparse16: the sparse latent prefill
 
 Where bytes lie inside a slot is the business of `openmla.layout.cdna4_lds`.
 """
@@ -16,6 +17,7 @@ from openmla.plan.cdna4_config import MhaConfigV2, MlaConfigV2
 from openmla.plan.cdna4_core import MlaPrefillV2Core
 from openmla.plan.cdna4_mma import MhaMmaOp, MlaMmaOp, RegisterTile
 from openmla.plan.cdna4_prefill import LDS_BYTES, MlaPrefillV2
+from openmla.plan.cdna4_sparse import MlaSparse16
 
 __all__ = [
     "LDS_BYTES",
@@ -26,5 +28,6 @@ __all__ = [
     "MlaPrefill16",
     "MlaPrefillV2",
     "MlaPrefillV2Core",
+    "MlaSparse16",
     "RegisterTile",
 ]

@@ -31,6 +31,7 @@ _CONFIG_MODULES = {
     "MlaConfigV2": "cdna4_config",
     "MlaPrefill16": "cdna4_16bit",
     "MlaPrefillV2": "cdna4_prefill",
+    "MlaSparse16": "cdna4_sparse",
     "PortableConfig": "portable",
 }
 _KEYS = ("problem", "target", "backend", "config", "passed_over")

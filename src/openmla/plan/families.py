@@ -24,11 +24,10 @@ from openmla.plan.blackwell_sparse_smem import MLASparseSharedMemoryFP8
 from openmla.plan.blackwell_units import operand_swizzle
 from openmla.plan.cpu import plan_cpu
 from openmla.plan.hopper_cache import (
-    PLAIN,
     CacheRead,
     listed_cache_read,
     mean_length,
-    paged_cache_read,
+    named_pages_read,
 )
 from openmla.plan.hopper_dense import select_hopper_dense_config
 from openmla.plan.hopper_sparse import HopperSparseConfig, select_hopper_sparse_config
@@ -142,9 +141,8 @@ def _cache_read(problem: Problem, config: HopperSparseConfig) -> CacheRead:
     rows, width = problem.total_k, problem.d_qk
     if config.gather == "indices":
         return listed_cache_read(problem.total_q, problem.topk, rows, config.row_blocks, width)
-    queries = mean_length(problem.total_q, problem.batch)
-    tiles = config.tiles(queries)
-    return paged_cache_read(tiles, rows, width) if rows else PLAIN
+    tiles = config.tiles(mean_length(problem.total_q, problem.batch))
+    return named_pages_read(tiles, rows, width, problem.page_size)
 
 
 # Blackwell.
@@ -301,7 +299,6 @@ def _cdna4_dense(problem: Problem) -> Choice:
         return Choice(None, f"d_nope {problem.d_nope} != d_v {problem.d_v}: one depth serves both")
     if problem.d_rope == 0:
         return Choice(None, "no rope: the K slot is laid out with a rope part")
-    # Imported here: its LDS maps need a layout library that no other target does.
     from openmla.plan.cdna4 import MlaConfigV2, MlaPrefill16, MlaPrefillV2
 
     fp8 = dtypes == {"e4m3"}

@@ -19,7 +19,8 @@ from openmla.problem import FORMS, Problem
 # Kernel families whose kernels exist, by form. Nothing else may be launched: dispatch asks here.
 IMPLEMENTED = frozenset(
     {(family, form) for family in ("reference", "cpu", "portable") for form in FORMS}
-    | {("hopper", "dense"), ("blackwell", "dense"), ("blackwell", "sparse"), ("cdna4", "dense"), ("cdna4", "sparse")}
+    | {(family, form) for family in ("blackwell", "cdna4") for form in ("dense", "sparse")}
+    | {("hopper", "dense")}
 )
 # Plans of those families that still have no kernel, by the class of their config.
 WITHOUT_KERNEL = frozenset({"FA4Config", "MLAPrefillSparseQKVFP8"})

@@ -21,7 +21,9 @@ def new_results(built: BuiltCase) -> Results:
     dtype = torch.bfloat16 if op.q.dtype == torch.float8_e4m3fn else op.q.dtype
     out = built.memory.new(shape, dtype, strided=case.layout == "strided")
     out.fill_(torch.nan)
-    return Results(out, torch.full(shape[:2], torch.nan) if case.return_lse else None)
+    lse = torch.full(shape[:2], torch.nan) if case.return_lse else None
+    logits = torch.full(shape[:2], torch.nan) if case.return_max_logits else None
+    return Results(out, lse, logits)
 
 
 def plan_of(built: BuiltCase, results: Results, **config: Any) -> Plan:
@@ -38,4 +40,4 @@ def run(
     chosen = plan_of(built, results, **(config or {}))
     with intercept(**options) as reports:
         launch(chosen, built.operands, results)
-    return Outcome(results.out, results.lse), reports
+    return Outcome(results.out, results.lse, results.max_logits), reports

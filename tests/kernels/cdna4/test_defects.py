@@ -91,7 +91,7 @@ DEFECTS = [
            "i * PER_NOPE + c"),
     Defect("rope meets the wrong part of Q", "dense", "q_frags[PER_NOPE + c]", "q_frags[c]"),
     Defect("O is not rescaled", "dense", "(O[d] * shrinks,)", "(O[d],)"),
-    Defect("the row sum is not rescaled", "dense", "total * shrink + ", "total + "),
+    Defect("the row sum is not rescaled", "softmax", "total * shrink + ", "total + "),
     Defect("a query sees one key too many", "dense", "row + seen, keys", "row + seen + 1, keys"),
     Defect("keys past the end are copied", "copies", "rows + first < limit",
            "rows + first < limit + 9"),

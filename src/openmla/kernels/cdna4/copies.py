@@ -14,13 +14,18 @@ WRITE, READ, COPY = (gl.constexpr(n) for n in range(3))
 
 
 @gluon.jit
-def swizzled_source(rows, columns, PIECE: gl.constexpr):
-    """The column whose value belongs at (row, column) of the unswizzled memory.
+def swizzled_pieces(rows, pieces):
+    """The piece of 16 bytes that belongs at (row, piece) of the unswizzled memory.
 
-    The K swizzle moves pieces of 16 bytes by two bits of the row. It is its own inverse.
+    The K swizzle moves pieces by two bits of the row. It is its own inverse.
     """
-    piece = (columns // PIECE)[None, :] ^ ((rows // 4) % 4)[:, None]
-    return piece * PIECE + (columns % PIECE)[None, :]
+    return pieces[None, :] ^ ((rows // 4) % 4)[:, None]
+
+
+@gluon.jit
+def swizzled_source(rows, columns, PIECE: gl.constexpr):
+    """The column whose value belongs at (row, column) of the unswizzled memory."""
+    return swizzled_pieces(rows, columns // PIECE) * PIECE + (columns % PIECE)[None, :]
 
 
 @gluon.jit

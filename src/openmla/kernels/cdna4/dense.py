@@ -36,7 +36,6 @@ they should be, which keeps small ones out of the denormals and cancels in the d
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.amd import cdna4
 from triton.experimental.gluon.language.amd.cdna4 import async_copy
 
 from openmla.kernels.cdna4.copies import COPY, READ, WRITE, copy_paged_rows, copy_rows
@@ -46,7 +45,6 @@ from openmla.kernels.cdna4.mma_op import (
     OUTPUT,
     Q_OPERAND,
     SCORES,
-    exp2_inplace_range,
     load_K_frag,
     load_V_from_lane_base,
     mma_PV,
@@ -54,9 +52,10 @@ from openmla.kernels.cdna4.mma_op import (
     pack_P,
     precompute_v_lane_base,
 )
+from openmla.kernels.cdna4.softmax import finish, opaque_zero, signed_tiles, softmax
 from openmla.kernels.cdna4.tiles import key_blocks, piece_of
 from openmla.kernels.compat_gluon import reinterpret
-from openmla.kernels.scores import MINUS_INF, normalize, signed
+from openmla.kernels.scores import MINUS_INF
 
 
 @gluon.jit
@@ -95,10 +94,10 @@ def Q_frags_from_memory(
     at = q_ptr + (token.to(gl.int64) * stride_t + head.to(gl.int64) * stride_h) * PIECE
     row = gl.arange(0, BM, gl.SliceLayout(1, MMA[Q_OPERAND]))
     column = gl.arange(0, COLUMNS, gl.SliceLayout(0, MMA[Q_OPERAND]))
-    offsets = (row * (stride_t * PIECE))[:, None] + column[None, :]
+    pointers = (at + row.to(gl.int64) * stride_t * PIECE)[:, None] + column[None, :]
     frags = ()
     for c in gl.static_range(TILES):
-        frag = cdna4.buffer_load(at + c * COLUMNS, offsets, mask=(row < rows)[:, None], other=0.0)
+        frag = gl.load(pointers + c * COLUMNS, mask=(row < rows)[:, None], other=0.0)
         frags = frags + (frag,)  # noqa: RUF005
     return frags
 
@@ -165,14 +164,6 @@ def scores(
 
 
 @gluon.jit
-def opaque_zero():
-    """A zero the compiler cannot see through: indices made of it are not kept in registers."""
-    return gl.inline_asm_elementwise(
-        "s_mov_b32 $0, 0", "=s", [], dtype=gl.int32, is_pure=False, pack=1
-    )
-
-
-@gluon.jit
 def mask_tiles(tiles, seen, keys, TILES: gl.constexpr, CAUSAL: gl.constexpr):
     """-inf where row r does not see a key: it sees those below min(seen + r, keys) if causal."""
     SL: gl.constexpr = tiles[0].type.layout
@@ -187,32 +178,6 @@ def mask_tiles(tiles, seen, keys, TILES: gl.constexpr, CAUSAL: gl.constexpr):
         here = (key + KEYS_PER_TILE * i)[None, :] < last[:, None]
         done = done + (gl.where(here, tiles[i], MINUS_INF),)  # noqa: RUF005
     return done
-
-
-@gluon.jit
-def signed_tiles(tiles, TILES: gl.constexpr, SIGN: gl.constexpr):
-    """Scores as if the scale were positive."""
-    done = ()
-    for i in gl.static_range(TILES):
-        done = done + (signed(tiles[i], SIGN),)  # noqa: RUF005
-    return done
-
-
-@gluon.jit
-def softmax(tiles, shift, total, factor, TILES: gl.constexpr, BIAS: gl.constexpr):
-    """Weights, the new shift and total, and by how much O shrinks. A row that has seen no key yet
-    is shifted by 0, not by -inf."""
-    highest = tiles[0]
-    for i in gl.static_range(1, TILES):
-        highest = gl.maximum(highest, tiles[i])
-    new_shift = gl.maximum(shift, gl.max(highest, 1) * factor - BIAS)
-    safe = gl.where(new_shift == MINUS_INF, 0.0, new_shift)
-    shrink = gl.exp2(shift - safe)
-    weights = exp2_inplace_range(tiles, safe, factor, 0, TILES, TILES)
-    sums = weights[0]
-    for i in gl.static_range(1, TILES):
-        sums = sums + weights[i]
-    return weights, new_shift, total * shrink + gl.sum(sums, 1), shrink
 
 
 @gluon.jit
@@ -275,30 +240,6 @@ def walk(
         O = sums
     async_copy.wait_group(0)
     return O, shift, total
-
-
-@gluon.jit
-def finish(O, shift, total, out, lse, sink_ptr, token, head, rows, DEPTHS: gl.constexpr):
-    """Normalize, round and store the rows that exist."""
-    out_ptr, out_stride_t, out_stride_h = out
-    lse_ptr, lse_stride_t, lse_stride_h = lse
-    OL: gl.constexpr = O[0].type.layout
-    BM: gl.constexpr = O[0].shape[0]
-    PIECE: gl.constexpr = 128 // out_ptr.dtype.element_ty.primitive_bitwidth
-    inverse, row_lse, empty = normalize(shift, total, sink_ptr, head)
-    inverse = gl.convert_layout(inverse, gl.SliceLayout(1, OL))[:, None]
-    nothing = gl.convert_layout(empty, gl.SliceLayout(1, OL))[:, None]
-    row = gl.arange(0, BM, gl.SliceLayout(1, OL))
-    column = gl.arange(0, COLUMNS_PER_TILE, gl.SliceLayout(0, OL))
-    at = out_ptr + (token.to(gl.int64) * out_stride_t + head.to(gl.int64) * out_stride_h) * PIECE
-    offsets = (row * (out_stride_t * PIECE))[:, None] + column[None, :]
-    for d in gl.static_range(DEPTHS):
-        values = gl.where(nothing, 0.0, O[d] * inverse).to(out_ptr.dtype.element_ty)
-        cdna4.buffer_store(values, at + d * COLUMNS_PER_TILE, offsets, mask=(row < rows)[:, None])
-    if lse_ptr is not None:
-        row = gl.arange(0, BM, shift.type.layout)
-        at = lse_ptr + (token.to(gl.int64) * lse_stride_t + head.to(gl.int64) * lse_stride_h)
-        cdna4.buffer_store(row_lse, at, row * lse_stride_t, mask=row < rows)
 
 
 COUNTS = ["batch", "total_q", "total_k", "heads", "tiles", "table_stride", "factor"]
@@ -403,6 +344,12 @@ def dense_kernel(  # noqa: PLR0913
     O, shift, total = walk(
         blocks, whole, limit, q_frags, rings, sources, view, factor, HOW, LAYOUTS
     )
-    out = (out_ptr, out_stride_t, out_stride_h)
-    lse = (lse_ptr, lse_stride_t, lse_stride_h)
-    finish(O, shift, total, out, lse, sink_ptr, token, head, rows, DEPTHS)
+    first = token.to(gl.int64)
+    OUT_PIECE: gl.constexpr = 128 // out_ptr.dtype.element_ty.primitive_bitwidth
+    at = out_ptr + (first * out_stride_t + head.to(gl.int64) * out_stride_h) * OUT_PIECE
+    lse_at = lse_ptr
+    if lse_ptr is not None:
+        lse_at = lse_ptr + (first * lse_stride_t + head.to(gl.int64) * lse_stride_h)
+    finish(
+        O, shift, total, (at, out_stride_t), (lse_at, lse_stride_t), sink_ptr, head, rows, DEPTHS
+    )

@@ -48,7 +48,7 @@ def calls(plan: Plan, op: DenseOperands, results: Results) -> Iterator[Call]:
     arguments = {
         **dense_constexprs(block),
         **_rope(op, block.KV_BLOCK),
-        **_outputs(results),
+        **outputs(results),
         **scale_arguments(op.weights.scale),
         "q_ptr": op.q,
         "k_ptr": op.k_nope,
@@ -64,7 +64,7 @@ def calls(plan: Plan, op: DenseOperands, results: Results) -> Iterator[Call]:
         **strides("q", op.q, block.BM),
         **strides("k", op.k_nope, block.KV_BLOCK),
         **strides("v", op.v, block.KV_BLOCK),
-        **strides("out", results.out, block.BM),
+        **strides("out", results.out),
         "CAUSAL": op.causal,
     }
     rope_heads = 1 if op.k_rope is None or op.k_rope.dim() == 2 else op.k_rope.shape[1]
@@ -95,8 +95,8 @@ def dense_constexprs(block: MlaPrefillV2 | MlaPrefill16) -> dict[str, Any]:
     }
 
 
-def strides(name: str, x: Tensor, rows: int) -> dict[str, int]:
-    """Token and head strides in pieces of 16 bytes."""
+def strides(name: str, x: Tensor, rows: int = 0) -> dict[str, int]:
+    """Token and head strides in pieces of 16 bytes; tiles of so many rows are copied to LDS."""
     piece = PIECE_BYTES // x.element_size()
     if rows * x.stride(0) * x.element_size() >= OFFSET_LIMIT:
         raise Unsupported(
@@ -130,7 +130,8 @@ def _rope(op: DenseOperands, keys: int) -> dict[str, Any]:
     return found | {"rope_ptr": rope} | strides("rope", rope, keys)
 
 
-def _outputs(results: Results) -> dict[str, Any]:
+def outputs(results: Results) -> dict[str, Any]:
+    """Where rows and their lse go."""
     lse = results.lse
     return {
         "out_ptr": results.out,

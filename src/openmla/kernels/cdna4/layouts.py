@@ -14,6 +14,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.amd import AMDMFMALayout
 
 from openmla.layout.cdna4_k import KSlot
+from openmla.layout.cdna4_latent import LatentSlot
 from openmla.layout.cdna4_v import VMap
 from openmla.layout.dma import Dma
 from openmla.layout.shared_bases import (
@@ -23,6 +24,7 @@ from openmla.layout.shared_bases import (
     k_nope_bases,
     k_rope_bases,
     k_sub_bases,
+    latent_bases,
     v_bases,
 )
 
@@ -116,4 +118,39 @@ def matrix_layouts(num_warps: int, qk_depth: int, pv_depth: int, k_width: int) -
         gl.DotOperandLayout(1, scores, k_width),
         gl.DotOperandLayout(0, output, ACCUMULATOR_RUN),
         gl.DotOperandLayout(1, output, ACCUMULATOR_RUN),
+    )
+
+
+def latent_layouts(slot: LatentSlot) -> TileLayouts:
+    """A slot of latent rows: padded, not swizzled, so it is filled and read through one map."""
+    bases = latent_bases(slot)
+    copy = copy_bases(bases, slot.write, slot.passes, slot.num_warps, slot.element_bytes)
+    layout = shared_layout(bases)
+    return TileLayouts(layout, layout, register_layout(copy))
+
+
+def rope_layouts(rows: int, num_warps: int) -> TileLayouts:
+    """The 64 rope columns of latent rows, 16 bits each: swizzled sub-blocks, read by 32 rows."""
+    slot = KSlot(rows, 64, 64, 2, num_warps)
+    write, _, copy = k_layouts(slot)[0]
+    strip = KSlot(32, 64, 64, 2, num_warps // 2)
+    return TileLayouts(write, shared_layout(k_nope_bases(strip)), copy)
+
+
+def sparse_matrix_layouts() -> MatrixLayouts:
+    """Products of 64 heads by 8 waves: scores 16 x 16 x 32 by 4 x 2 waves, output 32 x 32 x 16 by
+    2 x 4 waves, so that a lane holds 64 values of the output and 16 rows of Q."""
+    scores = AMDMFMALayout(
+        version=CDNA4_MFMA, instr_shape=[16, 16, 32], transposed=True, warps_per_cta=[4, 2]
+    )
+    output = AMDMFMALayout(
+        version=CDNA4_MFMA, instr_shape=[32, 32, 16], transposed=True, warps_per_cta=[2, 4]
+    )
+    return MatrixLayouts(
+        scores,
+        output,
+        gl.DotOperandLayout(0, scores, 8),
+        gl.DotOperandLayout(1, scores, 8),
+        gl.DotOperandLayout(0, output, 8),
+        gl.DotOperandLayout(1, output, 8),
     )

@@ -1,0 +1,77 @@
+"""Compile jobs: every configuration of the sparse CDNA4 kernel, for compilation without a GPU."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from openmla.aot import CompileJob, Predicted
+from openmla.cache import LatentCache
+from openmla.kernels.cdna4.jobs import MOST_REGISTERS
+from openmla.kernels.cdna4.launch import COMPILER_OPTIONS
+from openmla.kernels.cdna4.sparse import VECTORS
+from openmla.kernels.cdna4.sparse_launch import calls
+from openmla.kernels.compile_job import compile_job_of
+from openmla.operands import Results, SparseOperands, Weights
+from openmla.plan import plan
+from openmla.problem import Problem
+
+_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "e4m3": torch.float8_e4m3fn}
+_V32 = Problem(
+    form="sparse", heads=128, d_nope=512, d_rope=64, d_v=512, topk=2048, total_q=4096,
+    total_k=65536, wants_lse=True, has_sink=True, has_topk_lengths=True, page_size=64,
+)  # fmt: skip
+PROBLEMS = {
+    "bf16 pages": _V32,
+    "fp16 rows": replace(
+        _V32, q_dtype="fp16", kv_dtype="fp16", v_dtype="fp16", rope_dtype="fp16", page_size=0
+    ),
+    "bf16 without rope": replace(_V32, d_rope=0, rope="none", page_size=0),
+    "fp8_656 pages": replace(_V32, kv_dtype="fp8_656", v_dtype="fp8_656", rope_dtype="fp8_656"),
+    "fp8_block64 pages": replace(
+        _V32, kv_dtype="fp8_block64", v_dtype="fp8_block64", rope_dtype="fp8_block64"
+    ),
+    "e4m3 rows": replace(
+        _V32, q_dtype="e4m3", kv_dtype="e4m3", v_dtype="e4m3", rope_dtype="e4m3", page_size=0
+    ),
+}
+
+
+def COMPILE_JOBS() -> list[CompileJob]:
+    """One job per problem."""
+    jobs: list[CompileJob] = []
+    for name, problem in PROBLEMS.items():
+        chosen = plan(problem, "mi355x", "cdna4")
+        predicted = Predicted(registers=MOST_REGISTERS, spills=0 if COMPILER_OPTIONS else None)
+        for call in calls(chosen, *_stand_ins(problem)):
+            label = f"cdna4 sparse {name}"
+            jobs.append(compile_job_of(label, call, VECTORS, "gfx950", predicted))
+    return jobs
+
+
+def _stand_ins(problem: Problem) -> tuple[SparseOperands, Results]:
+    """Operands of the problem's shape, all rows of a tensor in one place: nobody reads them."""
+    heads, total_q = problem.heads, problem.total_q
+
+    def rows(count: int, *shape: int, dtype: torch.dtype) -> torch.Tensor:
+        return torch.zeros(1, *shape, dtype=dtype).expand(count, *shape)
+
+    cache: LatentCache | torch.Tensor
+    if problem.page_size:
+        cache = LatentCache.allocate(
+            num_pages=2, page_size=problem.page_size, latent=problem.d_nope, rope=problem.d_rope,
+            format=problem.kv_dtype,
+        )  # fmt: skip
+    else:
+        cache = rows(problem.total_k, problem.d_qk, dtype=_DTYPES[problem.kv_dtype])
+    operands = SparseOperands(
+        rows(total_q, heads, problem.d_qk, dtype=_DTYPES[problem.q_dtype]),
+        cache,
+        rows(total_q, problem.topk, dtype=torch.int32),
+        torch.zeros(1, dtype=torch.int32),
+        problem.d_v,
+        Weights(192**-0.5, torch.zeros(heads)),
+    )
+    out = rows(total_q, heads, problem.d_v, dtype=_DTYPES[problem.out_dtype])
+    return operands, Results(out, torch.zeros(1, heads).expand(total_q, heads))

@@ -127,9 +127,18 @@ class MLASparseConfig(SparseShape):
             f"({smem.O_SIZE * element}) use the same bytes",
             f"scores {smem.S_SIZE * element}, fp32 P {smem.S_SIZE * 4}, barriers, masks and row "
             f"statistics {smem.size_of - smem.offsets['prologue_q']}",
+            *self._whole_q_lines(),
             f"used: {smem.size_of} of {SMEM_CARVEOUT}",
         ]
         return lines + verdict_lines(self.why_unsupported())
+
+    def _whole_q_lines(self) -> list[str]:
+        if self.cta_group == 1:
+            return []
+        return [
+            "in Gluon a pair's product cannot take Q from tensor memory: all of Q stays, fp32 P "
+            f"goes, {self.smem_with_whole_q} bytes"
+        ]
 
     def _heads_line(self) -> str:
         if self.cta_group == 2:

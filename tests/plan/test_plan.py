@@ -273,3 +273,10 @@ def test_arguments_of_the_wrong_kind_are_named(arguments, name):
     problem = Problem(form="dense", heads=8, d_nope=128, d_rope=64, d_v=128)
     with pytest.raises(InvalidArgument, match=name):
         plan(arguments[0] or problem, *arguments[1:])
+
+
+def test_a_near_miss_is_explained() -> None:
+    chosen = plan(DENSE, "mi300x")
+    assert chosen.backend == "portable"
+    assert "transposing LDS reads" in chosen.passed_over[0]
+    assert "passed over: cdna4: gfx942" in chosen.explain()

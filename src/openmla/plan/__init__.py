@@ -12,7 +12,7 @@ from types import ModuleType
 
 from openmla.errors import InvalidArgument, Unsupported
 from openmla.plan.config import Plan
-from openmla.plan.families import choose
+from openmla.plan.families import NEAR_MISSES, choose
 from openmla.plan.target import TARGETS, Target, target_by_name
 from openmla.problem import Problem
 
@@ -49,7 +49,7 @@ def make_plan(problem: Problem, target: str | Target = "cpu", backend: str = "au
             f"backend {backend!r} has no {problem.form} kernel for target {chip.name!r}",
             nearest=f"backend 'auto' (there: {others})",
         )
-    passed_over: list[str] = []
+    passed_over = [NEAR_MISSES[chip.arch]] if chip.arch in NEAR_MISSES else []
     for family in chip.families if backend == "auto" else (backend,):
         config, reason = choose(family, problem, chip)
         if not reason:

@@ -39,6 +39,11 @@ _LONG_NAMES = {"bf16": "bfloat16", "fp16": "float16", "e4m3": "float8_e4m3fn"}
 # A latent cache row on CDNA4: rope begins at column 512, whatever the width before it.
 CDNA4_ROPE_OFFSET = 512
 V32_SCALE_BLOCK = 128  # of the 512 latent columns of a row of 656 bytes; its rope is bf16
+# Chips for which another chip's kernels were considered, and why they cannot run there.
+NEAR_MISSES = {
+    "gfx942": "cdna4: gfx942 has neither transposing LDS reads nor 16-byte copies to LDS nor FP8 "
+    "products of depth 64, and 64 KB of LDS where the blocks need 56 KB to 160 KB",
+}
 UNALIGNED = "a pointer or stride is no multiple of 16 bytes, as asynchronous copies demand"
 
 

@@ -39,7 +39,10 @@ def buffer_store(
 def global_load_to_shared(
     dest: MemoryView, ptr: Pointer, mask: Any = None, other: Any = None, **_: Any
 ) -> None:
-    """Copy elements to LDS; finished only after a `wait_group` that covers it."""
+    """Copy elements to LDS; finished only after a `wait_group` that covers it.
+
+    Masked elements become `other`, or stay as they were where there is none.
+    """
     agent = current()
     if list(dest.shape) != list(np.broadcast_shapes(np.shape(ptr.offset), np.shape(raw(mask)))):
         raise ValueError(f"{dest.label} {dest.shape} does not match the offsets {ptr.shape}")
@@ -49,7 +52,12 @@ def global_load_to_shared(
 
     def run() -> None:
         bits = ptr.buffer.flat[position]
-        dest.write_bits(bits if where is None else np.where(where, bits, fill))
+        if where is None:
+            dest.write_bits(bits)
+        elif other is None:
+            dest.write_bits(bits, where)
+        else:
+            dest.write_bits(np.where(where, bits, fill))
 
     op.run = run
     pending = queue("lds")
@@ -63,8 +71,9 @@ def global_load_to_shared(
 def buffer_load_to_shared(
     dest: MemoryView, ptr: Pointer, offsets: Tensor, mask: Any = None, other: Any = None, **_: Any
 ) -> None:
-    """`global_load_to_shared` through a scalar base and 32-bit offsets."""
-    global_load_to_shared(dest, ptr + offsets, mask, other)
+    """`global_load_to_shared` through a scalar base and 32-bit offsets; masked elements become
+    zeros where there is no `other`, as loads past the end of a buffer do."""
+    global_load_to_shared(dest, ptr + offsets, mask, 0.0 if other is None else other)
 
 
 def commit_group() -> None:

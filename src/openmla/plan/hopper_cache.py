@@ -5,13 +5,14 @@ the choice is one of speed alone and may look at the whole batch. The thresholds
 measurements.
 
 A workspace holds either every row of the pool (`sparse_cache_read`, `paged_cache_read`), or the
-rows that token lists name (`listed_cache_read`): how many those are is known on the device alone,
-so its size is a bound, and past it the rows are widened in the kernel after all.
+rows that lists of rows or pages name (`listed_cache_read`, `named_pages_read`): how many those are
+is known on the device alone, so its size is a bound, and past it the rows are widened in the kernel
+after all.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from openmla.plan.blackwell_units import ceildiv
@@ -23,6 +24,8 @@ VISITS_TO_PAY = 4
 WORKSPACE_CAP = 512 * 1024 * 1024
 MAP_CAP = 256 * 1024 * 1024  # 4 bytes for every row of the pool
 MAP_BYTES = 4
+# The map is cleared, read and written once; a visit reads a row of about a hundred times its size.
+MAPPED_PER_VISIT = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +36,8 @@ class CacheRead:
     rows: int = 0
     row_bytes: int = 0
     visits: int = 0
-    pool: int = 0
-    """Rows of the pool, where `rows` counts those that may be named; 0 where all are read."""
+    mapped: int = 0
+    """Rows or pages of the pool, where only those that are named are read; 0 where all rows are."""
 
     @property
     def capacity(self) -> int:
@@ -42,33 +45,35 @@ class CacheRead:
         return min(self.rows, WORKSPACE_CAP // max(self.row_bytes, 1))
 
     @property
-    def may_overflow(self) -> bool:
-        """Whether more rows may be named than a workspace holds."""
-        return self.rows > self.capacity
-
-    @property
     def workspace_bytes(self) -> int:
         """Bytes of widened rows and of the map of the pool; 0 unless there is a workspace."""
         if self.mode != "workspace":
             return 0
-        return self.capacity * self.row_bytes + self.pool * MAP_BYTES
+        return self.capacity * self.row_bytes + self.mapped * MAP_BYTES
+
+    def against(self) -> str:
+        """What speaks against a workspace for rows that are named; empty if nothing does."""
+        held, per_row = self._held(), f"{self.visits} visits of {self.capacity} rows"
+        if not self.rows or self.visits < VISITS_TO_PAY * self.capacity:
+            return f"{per_row}, fewer than {VISITS_TO_PAY} each, do not repay a workspace of {held}"
+        size = f"a map of {self.mapped} x {MAP_BYTES} bytes"
+        if self.mapped > MAPPED_PER_VISIT * self.visits:
+            return f"{self.visits} visits do not repay {size}"
+        return f"{size} would exceed {MAP_CAP}" if self.mapped * MAP_BYTES > MAP_CAP else ""
 
     def explain(self) -> str:
         """One line of arithmetic."""
         if self.mode == "plain":
             return "cache: rows are multiplied as they are stored"
+        if self.mapped:
+            return self._explain_named()
         per_row = f"{self.visits} visits of {self.rows} rows"
         size = f"{self.rows} x {self.row_bytes} = {self.rows * self.row_bytes} bytes"
-        if self.mode == "workspace" and self.pool:
-            return self._explain_named(per_row)
         if self.mode == "workspace":
             return (
                 f"FP8 cache: widened once into a workspace of {size}: {per_row}, at least "
                 f"{VISITS_TO_PAY} each"
             )
-        if self.visits >= VISITS_TO_PAY * self.rows and self.pool:
-            size = f"{self.pool} x {MAP_BYTES} bytes"
-            return f"FP8 cache: widened in the kernel; a map of {size} would exceed {MAP_CAP}"
         if self.visits >= VISITS_TO_PAY * self.rows:
             return f"FP8 cache: widened in the kernel; {size} would exceed {WORKSPACE_CAP}"
         return (
@@ -76,13 +81,18 @@ class CacheRead:
             f"not repay a workspace of {size}"
         )
 
-    def _explain_named(self, per_row: str) -> str:
-        held = f"{self.capacity} x {self.row_bytes} = {self.capacity * self.row_bytes} bytes"
-        more = "; if more are named, in the kernel" if self.may_overflow else ""
+    def _explain_named(self) -> str:
+        if self.mode == "in_kernel":
+            return f"FP8 cache: widened in the kernel: {self.against()}"
+        more = "; if more are named, in the kernel" if self.rows > self.capacity else ""
         return (
-            f"FP8 cache: rows that lists name, of a pool of {self.pool}, are widened once into a "
-            f"workspace of {held}: {per_row}, at least {VISITS_TO_PAY} each{more}"
+            f"FP8 cache: rows that are named are widened once, found by a map of {self.mapped} "
+            f"entries, into a workspace of {self._held()}: {self.visits} visits, at least "
+            f"{VISITS_TO_PAY} each{more}"
         )
+
+    def _held(self) -> str:
+        return f"{self.capacity} x {self.row_bytes} = {self.capacity * self.row_bytes} bytes"
 
 
 PLAIN = CacheRead("plain")
@@ -104,17 +114,32 @@ def sparse_cache_read(total_q: int, topk: int, rows: int, row_blocks: int, width
 def listed_cache_read(total_q: int, topk: int, pool: int, row_blocks: int, width: int) -> CacheRead:
     """Likewise where only rows that a list names are widened: at most total_q x topk, or the pool.
 
-    4096 queries name at most 1,000,000 rows of such a pool, in 16.8 million visits.
+    4096 queries name at most 1,000,000 rows of such a pool, in 16.8 million visits. A workspace
+    holds 466033; widening so many costs less than the visits save.
 
     >>> many = listed_cache_read(4096, 2048, 1_000_000, row_blocks=2, width=576)
-    >>> many.mode, many.rows, many.capacity, many.may_overflow
-    ('workspace', 1000000, 466033, True)
+    >>> many.mode, many.rows, many.capacity
+    ('workspace', 1000000, 466033)
     >>> listed_cache_read(64, 2048, 1_000_000, row_blocks=2, width=576).mode
     'in_kernel'
     """
     rows, visits = min(pool, total_q * topk), total_q * topk * row_blocks
-    pays = rows > 0 and visits >= VISITS_TO_PAY * rows and pool * MAP_BYTES <= MAP_CAP
-    return CacheRead("workspace" if pays else "in_kernel", rows, 2 * width, visits, pool)
+    return _decide_named(CacheRead("workspace", rows, 2 * width, visits, pool))
+
+
+def named_pages_read(tiles_per_request: int, pool: int, width: int, page_size: int) -> CacheRead:
+    """Likewise for whole sequences: every tile of a request visits every row of its pages.
+
+    >>> named_pages_read(16, 1_000_000, 576, 64).mode, named_pages_read(2, 10**6, 576, 64).mode
+    ('workspace', 'in_kernel')
+    """
+    read = CacheRead("workspace", pool, 2 * width, 0, ceildiv(pool, page_size))
+    read = _decide_named(replace(read, visits=read.capacity * tiles_per_request))
+    return replace(read, mode="in_kernel") if read.capacity < page_size else read
+
+
+def _decide_named(read: CacheRead) -> CacheRead:
+    return replace(read, mode="in_kernel") if read.against() else read
 
 
 def paged_cache_read(tiles_per_request: int, rows: int, width: int) -> CacheRead:

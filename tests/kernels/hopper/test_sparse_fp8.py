@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -28,6 +29,10 @@ V32 = Case(
     "sparse", 12, 512, 64, 512, q_lens=(2,), k_lens=(200,), topk=133, scale=0.05, spare=2,
     kv="fp8_656", page_size=16, index_kind="mixed",
 )  # fmt: skip
+PAGES = Case(
+    "latent", 20, 512, 64, 512, q_lens=(7, 2, 3), k_lens=(7, 150, 2), scale=0.05, kv="fp8_656",
+    page_size=16, spare=2,
+)  # fmt: skip
 SMALL = replace(V32, d_nope=128, d_rope=32, d_v=128, kv="fp8_token")
 CASES = {
     "fp8_656, sink": replace(V32, sink="mixed", return_max_logits=True),
@@ -45,6 +50,13 @@ CASES = {
     "256+32": replace(V32, kv="fp8_block32", d_nope=256, d_rope=32, d_v=256, topk=300),
     "128+32, short pieces": replace(SMALL, q_lens=(5,), topk=40, topk_lengths="ragged"),
     "128+32, long": replace(SMALL, kv="fp8_block128", topk=700, sink="low"),
+}
+CASES |= {
+    "pages, fp8_656": PAGES,
+    "pages, fp8_block32 256+32, full": replace(
+        PAGES, kv="fp8_block32", d_nope=256, d_rope=32, d_v=256, causal=False, page_size=24
+    ),
+    "pages, no sequences": replace(PAGES, q_lens=(), k_lens=(), spare=3),
 }
 SEEDS = int(os.environ.get("OPENMLA_SIM_SEEDS", "2"))
 MODES = ("in_kernel", "workspace")
@@ -100,10 +112,19 @@ def test_every_schedule_is_clean(name: str, mode: str) -> None:
         first = outcome
 
 
-def test_a_workspace_that_is_too_small_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    case = replace(V32, q_lens=(2,), topk=70)
+@pytest.mark.parametrize(
+    ("case", "sizes"),
+    [
+        (replace(V32, q_lens=(2,), topk=70), ((1000, 6), (130, 7), (20, 7))),
+        (PAGES, ((1000, 6), (200, 7), (40, 7))),
+    ],
+    ids=["lists", "pages"],
+)
+def test_a_workspace_that_is_too_small_is_not_used(
+    case: Case, sizes: tuple[tuple[int, int], ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
     expected = attend(on(case), "in_kernel")
-    for rows, kernels in ((1000, 6), (130, 7), (20, 7)):
+    for rows, kernels in sizes:
         monkeypatch.setattr(hopper_cache, "WORKSPACE_CAP", rows * 1152)
         built = on(case, "nan")
         outcome, reports = run(built, plan_with(built, "workspace"))
@@ -161,16 +182,27 @@ def test_the_plan_explains_its_choice() -> None:
         v_dtype="fp8_656", rope_dtype="fp8_656", page_size=64, topk=2048, total_q=4096,
         total_k=1_000_000,
     )  # fmt: skip
-    many = plan(problem, "h200", "hopper").config
-    assert many.cache_read.mode == "workspace"
-    assert "of a pool of 1000000, are widened once into a workspace of 466033 x 1152" in str(
-        many.explain()
+
+    def read(**changes: Any) -> tuple[str, str]:
+        config = plan(replace(problem, **changes), "h200", "hopper").config
+        line = next(x for x in config.explain() if x.startswith("FP8 cache"))
+        return config.cache_read.mode, line
+
+    assert read() == (
+        "workspace",
+        "FP8 cache: rows that are named are widened once, found by a map of 1000000 entries, into "
+        "a workspace of 466033 x 1152 = 536870016 bytes: 16777216 visits, at least 4 each; if more "
+        "are named, in the kernel",
     )
-    few = plan(replace(problem, total_q=64), "h200", "hopper").config
-    assert few.cache_read.mode == "in_kernel"
-    assert "262144 visits of 131072 rows, fewer than 4 each" in str(few.explain())
-    huge = plan(replace(problem, total_k=2**27), "h200", "hopper").config
-    assert huge.cache_read.mode == "in_kernel"
+    mode, line = read(total_q=64)
+    assert mode == "in_kernel" and "262144 visits of 131072 rows, fewer than 4 each" in line
+    mode, line = read(total_q=500, total_k=2**23)
+    assert mode == "in_kernel" and "2048000 visits do not repay a map of 8388608" in line
+    mode, line = read(total_q=10**6, total_k=2**27)
+    assert mode == "in_kernel" and "a map of 134217728 x 4 bytes would exceed" in line
+    pages = {"form": "latent", "topk": 0}
+    assert read(**pages, total_q=1)[0] == "in_kernel"  # 2 tiles visit every row
+    assert read(**pages, total_q=2)[0] == "workspace"
 
 
 @pytest.mark.compile

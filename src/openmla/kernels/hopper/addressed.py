@@ -1,17 +1,20 @@
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
-"""Rows of an FP8 cache that token lists name, each widened to bf16 once.
+"""Rows of an FP8 cache that lists name, each widened to bf16 once.
+
+A list is a token's rows (topk_lengths of them), or a sequence's pages (those of its cache_lengths);
+what it names, a row or a page of SIZE rows, is called a unit.
 
 | kernel | a program takes | reads | writes |
 |---|---|---|---|
-| mark_kernel | a token | its list | 1 in `map` for every row it names |
-| count_kernel | MAP_ROWS rows of the pool | map | how many of them are named |
-| place_kernel | the same rows | map, counts | in map, the place of a named row; places; total |
-| widen_kernel | ROWS places at a time | places, cache | rows of the workspace |
-| remap_kernel | a token | its list, map | its list in terms of places |
+| mark_kernel | a list | it | 1 in `map` for every unit it names |
+| count_kernel | MAP_UNITS units of the pool | map | how many of them are named |
+| place_kernel | the same units | map, counts | in map, the place of a named unit; places; total |
+| widen_kernel | ROWS rows at a time | places, cache | rows of the workspace |
+| remap_kernel | a list | it, map | the list in terms of places |
 
-A row's place is the number of named rows before it, so places keep the order of rows and nothing
-depends on who comes first. Rows past `capacity` have no place in the workspace: then `total` tells
-the attention kernels that the workspace must not be used.
+A unit's place is the number of named units before it, so places keep the order of the pool and
+nothing depends on who comes first. Units past `capacity` have no place in the workspace: then
+`total` tells the attention kernels that the workspace must not be used.
 
 Lists [[7, 3], [3, -1]] over a pool of 9 rows: map 0 0 0 1 0 0 0 1 0 -> places 3 at 0, 7 at 1, total
 2, lists [[1, 0], [0, -1]].
@@ -32,61 +35,64 @@ from openmla.kernels.hopper.fp8_rows import (
 NOWHERE = gl.constexpr(-1)
 LIST_COLUMNS = gl.constexpr(512)
 LIST_LAYOUT = gl.constexpr(gl.BlockedLayout([4], [32], [4], [0]))
-MAP_ROWS = gl.constexpr(2048)
+MAP_UNITS = gl.constexpr(2048)
 MAP_LAYOUT = gl.constexpr(gl.BlockedLayout([16], [32], [4], [0]))
 
 
 @gluon.jit
-def named_rows(lists, token, start):
-    """(column, row, whether it counts) of LIST_COLUMNS entries of a token's list."""
-    indices_ptr, lengths_ptr, topk, stride, rows = lists
-    count = topk
+def named_units(lists, number, start, SIZE: gl.constexpr):
+    """(column, unit, whether it counts) of LIST_COLUMNS entries of a list."""
+    lists_ptr, lengths_ptr, columns, stride, units = lists
+    count = columns
     if lengths_ptr is not None:
-        count = gl.minimum(gl.load(lengths_ptr + token), topk)
+        count = gl.minimum((gl.load(lengths_ptr + number) + (SIZE - 1)) // SIZE, columns)
     column = gl.arange(0, LIST_COLUMNS, LIST_LAYOUT) + start
-    row = gl.load(indices_ptr + token.to(gl.int64) * stride + column, mask=column < count, other=-1)
-    ok = (row >= 0) & (row < rows)
-    return column, gl.where(ok, row, 0), ok
+    line = lists_ptr + number.to(gl.int64) * stride
+    unit = gl.load(line + column, mask=column < count, other=-1)
+    ok = (unit >= 0) & (unit < units)
+    return column, gl.where(ok, unit, 0), ok
 
 
-LISTS = ["indices_ptr", "lengths_ptr"]
-LIST_COUNTS = ["topk", "stride", "rows"]
-
-
-@gluon.jit(do_not_specialize=LIST_COUNTS, do_not_specialize_on_alignment=LISTS)
-def mark_kernel(indices_ptr, lengths_ptr, map_ptr, topk, stride, rows):
-    """Most rows are named many times: a look is cheaper than another store."""
-    token = gl.program_id(0)
-    lists = (indices_ptr, lengths_ptr, topk, stride, rows)
-    for start in range(0, topk, LIST_COLUMNS):
-        _column, row, ok = named_rows(lists, token, start)
-        known = gl.load(map_ptr + row, mask=ok, other=1)
-        gl.store(map_ptr + row, 1, mask=ok & (known == 0))
+LISTS = ["lists_ptr", "lengths_ptr"]
+LIST_COUNTS = ["columns", "stride", "units"]
 
 
 @gluon.jit(do_not_specialize=LIST_COUNTS, do_not_specialize_on_alignment=LISTS)
-def remap_kernel(indices_ptr, lengths_ptr, map_ptr, out_ptr, topk, stride, rows):
+def mark_kernel(lists_ptr, lengths_ptr, map_ptr, columns, stride, units, SIZE: gl.constexpr):
+    """Most units are named many times: a look is cheaper than another store."""
+    number = gl.program_id(0)
+    lists = (lists_ptr, lengths_ptr, columns, stride, units)
+    for start in range(0, columns, LIST_COLUMNS):
+        _column, unit, ok = named_units(lists, number, start, SIZE)
+        known = gl.load(map_ptr + unit, mask=ok, other=1)
+        gl.store(map_ptr + unit, 1, mask=ok & (known == 0))
+
+
+@gluon.jit(do_not_specialize=LIST_COUNTS, do_not_specialize_on_alignment=LISTS)
+def remap_kernel(
+    lists_ptr, lengths_ptr, map_ptr, out_ptr, columns, stride, units, SIZE: gl.constexpr
+):
     """Entries that do not count become -1."""
-    token = gl.program_id(0)
-    lists = (indices_ptr, lengths_ptr, topk, stride, rows)
-    out_row = out_ptr + token.to(gl.int64) * topk
-    for start in range(0, topk, LIST_COLUMNS):
-        column, row, ok = named_rows(lists, token, start)
-        place = gl.load(map_ptr + row, mask=ok, other=NOWHERE)
-        gl.store(out_row + column, place, mask=column < topk)
+    number = gl.program_id(0)
+    lists = (lists_ptr, lengths_ptr, columns, stride, units)
+    line = out_ptr + number.to(gl.int64) * columns
+    for start in range(0, columns, LIST_COLUMNS):
+        column, unit, ok = named_units(lists, number, start, SIZE)
+        place = gl.load(map_ptr + unit, mask=ok, other=NOWHERE)
+        gl.store(line + column, place, mask=column < columns)
 
 
 @gluon.jit
-def named_here(map_ptr, rows):
-    """(row, 1 where it is named) of the rows of this program."""
-    row = gl.program_id(0) * MAP_ROWS + gl.arange(0, MAP_ROWS, MAP_LAYOUT)
-    return row, gl.load(map_ptr + row, mask=row < rows, other=0)
+def named_here(map_ptr, units):
+    """(unit, 1 where it is named) of the units of this program."""
+    unit = gl.program_id(0) * MAP_UNITS + gl.arange(0, MAP_UNITS, MAP_LAYOUT)
+    return unit, gl.load(map_ptr + unit, mask=unit < units, other=0)
 
 
-@gluon.jit(do_not_specialize=["rows"])
-def count_kernel(map_ptr, counts_ptr, rows):
+@gluon.jit(do_not_specialize=["units"])
+def count_kernel(map_ptr, counts_ptr, units):
     """One number per program."""
-    _row, named = named_here(map_ptr, rows)
+    _unit, named = named_here(map_ptr, units)
     gl.store(counts_ptr + gl.program_id(0), gl.sum(named, 0))
 
 
@@ -96,19 +102,19 @@ def add(a, b):
     return a + b
 
 
-@gluon.jit(do_not_specialize=["rows", "capacity"])
-def place_kernel(map_ptr, counts_ptr, places_ptr, total_ptr, rows, capacity):
-    """Where named rows go. Sums the counts of all programs before it: a few loads."""
+@gluon.jit(do_not_specialize=["units", "capacity"])
+def place_kernel(map_ptr, counts_ptr, places_ptr, total_ptr, units, capacity):
+    """Where named units go. Sums the counts of all programs before it: a few loads."""
     block = gl.program_id(0)
     before = block * 0
-    for start in range(0, block, MAP_ROWS):
-        at = start + gl.arange(0, MAP_ROWS, MAP_LAYOUT)
+    for start in range(0, block, MAP_UNITS):
+        at = start + gl.arange(0, MAP_UNITS, MAP_LAYOUT)
         before += gl.sum(gl.load(counts_ptr + at, mask=at < block, other=0), 0)
-    row, named = named_here(map_ptr, rows)
+    unit, named = named_here(map_ptr, units)
     place = before + gl.associative_scan(named, 0, add) - named
     here = named > 0
-    gl.store(map_ptr + row, place, mask=here)
-    gl.store(places_ptr + place, row, mask=here & (place < capacity))
+    gl.store(map_ptr + unit, place, mask=here)
+    gl.store(places_ptr + place, unit, mask=here & (place < capacity))
     if block == gl.num_programs(0) - 1:
         gl.store(total_ptr, before + gl.sum(named, 0))
 
@@ -155,16 +161,18 @@ def widen_kernel(  # noqa: PLR0913
     DIMS: gl.constexpr,
     CACHE: gl.constexpr,
     LANES: gl.constexpr,
+    SIZE: gl.constexpr,
     ROWS: gl.constexpr,
 ):
     """DIMS: latent and rope columns. CACHE: see fp8_rows.py. A grid of any size."""
     KL: gl.constexpr = key_layout(CHUNK, CACHE[1], LANES)
     WIDTH: gl.constexpr = DIMS[0] + DIMS[1]
     rows = (data_ptr, stride_page, stride_row, scale_ptr, scale_page, scale_row, rope_ptr)
-    count = gl.minimum(gl.load(total_ptr), capacity)
+    count = gl.minimum(gl.load(total_ptr), capacity) * SIZE
     for first in range(gl.program_id(0) * ROWS, count, gl.num_programs(0) * ROWS):
         place = first + gl.arange(0, ROWS, KL)
-        row = gl.load(places_ptr + place, mask=place < count, other=-1)
+        unit = gl.load(places_ptr + place // SIZE, mask=place < count, other=-1)
+        row = gl.where(place < count, unit * SIZE + place % SIZE, -1)
         out = (out_ptr, place.to(gl.int64) * WIDTH)
         for c in gl.static_range(DIMS[0] // CHUNK):
             widen_chunk(rows, row, out, c * CHUNK, CHUNK, CACHE, LANES)

@@ -1,8 +1,8 @@
 """Host side of FP8 caches on Hopper: their tensors as the kernels take them, and a workspace.
 
-`addressed_once` lists the kernels that widen each row that a token list names once, and gives the
-same problem over the widened rows. How many rows are named is known on the device alone, so a
-workspace that might be too small is used and not used by kernels that look (`Addressed.gate`).
+`addressed_once` lists the kernels that widen every row that is named, once, and gives the same
+problem over the widened rows. How many rows are named is known on the device alone, so a workspace
+that might be too small is used and not used by kernels that look (`Addressed.gate`).
 """
 
 from __future__ import annotations
@@ -16,16 +16,17 @@ from torch import Tensor
 from openmla.cache import V32_BLOCK, LatentCache, block_width
 from openmla.kernels.call import Call, vector
 from openmla.kernels.hopper.addressed import (
-    MAP_ROWS,
+    MAP_UNITS,
     count_kernel,
     mark_kernel,
     place_kernel,
     remap_kernel,
     widen_kernel,
 )
-from openmla.operands import SparseOperands
+from openmla.operands import LatentOperands, SparseOperands
 from openmla.plan.hopper import HopperSparseConfig
 
+Operands = SparseOperands | LatentOperands
 VECTOR_WORDS = 4  # in 16 bytes
 V32_SCALES = slice(128, 132)  # of a row as fp32
 V32_ROPE = slice(264, 328)  # of a row as bf16
@@ -57,53 +58,79 @@ def fp8_rows(cache: LatentCache) -> dict[str, Any]:
 
 
 class Addressed(NamedTuple):
-    """Operands over a workspace of rows, the launches that fill it, and how many rows there are."""
+    """Operands over a workspace, the launches that fill it, and how many units are named."""
 
-    operands: SparseOperands
+    operands: Operands
     calls: tuple[Call, ...]
     total: Tensor
     capacity: int
     may_overflow: bool
 
     def gate(self, fits: bool) -> dict[str, Any]:
-        """Arguments of an attention kernel that runs if the workspace holds all rows, or if not."""
+        """Arguments of an attention kernel that runs if the workspace holds all, or if not."""
         total = self.total if self.may_overflow else None
         return {"total_ptr": total, "capacity": self.capacity, "FITS": fits}
 
 
-def addressed_once(config: HopperSparseConfig, op: SparseOperands) -> Addressed:
+class Lists(NamedTuple):
+    """What names units of the pool: see addressed.py."""
+
+    entries: Tensor
+    lengths: Tensor | None
+    size: int
+    units: int
+
+
+def lists_of(op: Operands) -> Lists:
+    """Rows by token, or pages by sequence."""
+    if isinstance(op, SparseOperands):
+        return Lists(op.indices, op.topk_lengths, 1, op.rows)
+    return Lists(op.block_table, op.cache_lengths, op.cache.page_size, op.cache.num_pages)
+
+
+def addressed_once(config: HopperSparseConfig, op: Operands) -> Addressed:
     """See addressed.py. Allocates; launches nothing."""
     assert isinstance(op.cache, LatentCache)
-    read, pool = config.cache_read, op.rows
-    tokens, topk = op.indices.shape
-    blocks = -(-pool // MAP_ROWS.value)
+    entries, lengths, size, units = lists_of(op)
+    number, columns = entries.shape
+    capacity = min(config.cache_read.capacity // size, units)
+    blocks = -(-units // MAP_UNITS.value)
 
     def ints(*shape: int) -> Tensor:
         return torch.empty(shape, dtype=torch.int32, device=op.q.device)
 
-    found = torch.zeros(pool, dtype=torch.int32, device=op.q.device)
-    counts, total, places, lists = ints(blocks), ints(1), ints(read.capacity), ints(tokens, topk)
-    wide = torch.empty(read.capacity, op.cache.width, dtype=torch.bfloat16, device=op.q.device)
-    indices = op.indices if op.indices.stride(1) == 1 else op.indices.contiguous()
+    found = torch.zeros(units, dtype=torch.int32, device=op.q.device)
+    counts, total, places, lists = ints(blocks), ints(1), ints(capacity), ints(number, columns)
+    shape = (capacity, size, op.cache.width)
+    wide = torch.empty(shape, dtype=torch.bfloat16, device=op.q.device)
+    entries = entries if entries.stride(1) == 1 else entries.contiguous()
     named = {
-        "indices_ptr": indices, "lengths_ptr": vector(op.topk_lengths), "map_ptr": found,
-        "topk": topk, "stride": indices.stride(0), "rows": pool, "num_warps": 4,
+        "lists_ptr": entries, "lengths_ptr": vector(lengths), "map_ptr": found, "columns": columns,
+        "stride": entries.stride(0), "units": units, "SIZE": size, "num_warps": 4,
     }  # fmt: skip
-    mapped = {"map_ptr": found, "counts_ptr": counts, "rows": pool, "num_warps": 4}
-    placed = {"places_ptr": places, "total_ptr": total, "capacity": read.capacity}
+    mapped = {"map_ptr": found, "counts_ptr": counts, "units": units, "num_warps": 4}
+    placed = {"places_ptr": places, "total_ptr": total, "capacity": capacity}
     source = fp8_rows(op.cache)
     widening = {
         **placed, **{n: x for n, x in source.items() if n.islower()}, "out_ptr": wide,
         "DIMS": (config.latent, config.rope), "CACHE": (source["PAGE"], source["SCALED"]),
-        "LANES": config.copy_lanes, "ROWS": WIDEN_ROWS, "num_warps": 4,
+        "LANES": config.copy_lanes, "SIZE": size, "ROWS": WIDEN_ROWS, "num_warps": 4,
     }  # fmt: skip
-    programs = min(-(-read.capacity // WIDEN_ROWS), WIDEN_PROGRAMS * config.sm_count)
+    programs = min(-(-capacity * size // WIDEN_ROWS), WIDEN_PROGRAMS * config.sm_count)
     calls = (
-        Call(mark_kernel, tokens, named),
+        Call(mark_kernel, number, named),
         Call(count_kernel, blocks, mapped),
         Call(place_kernel, blocks, {**mapped, **placed}),
         Call(widen_kernel, programs, widening),
-        Call(remap_kernel, tokens, {**named, "out_ptr": lists}),
+        Call(remap_kernel, number, {**named, "out_ptr": lists}),
     )
-    over_wide = replace(op, cache=wide, indices=lists)
-    return Addressed(over_wide, calls, total, read.capacity, read.may_overflow)
+    most = config.cache_read.rows if size == 1 else units
+    return Addressed(_over(op, wide, lists), calls, total, capacity, most > capacity)
+
+
+def _over(op: Operands, wide: Tensor, lists: Tensor) -> Operands:
+    """The same problem over widened rows."""
+    if isinstance(op, SparseOperands):
+        return replace(op, cache=wide[:, 0], indices=lists)
+    cache = LatentCache(wide, None, op.cache.latent, op.cache.rope, "bf16")
+    return replace(op, cache=cache, block_table=lists)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import nullcontext
-from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -24,7 +23,6 @@ from openmla.kernels.hopper.sparse import sparse_kernel
 from openmla.operands import LatentOperands, Results, SparseOperands
 from openmla.plan import Plan
 from openmla.plan.hopper import HopperSparseConfig
-from openmla.plan.hopper_cache import PLAIN
 
 WGMMA_ROWS = 64
 VECTOR = 8  # elements in 16 bytes
@@ -49,21 +47,14 @@ def calls(plan: Plan, op: Operands, results: Results) -> Iterator[Call]:
         results.clear()
         return
     config: HopperSparseConfig = plan.config
-    if isinstance(op, LatentOperands):
-        if config.cache_read.mode == "workspace":
-            config = replace(config, cache_read=replace(config.cache_read, mode="in_kernel"))
-        yield _attention(config, op, results)
-        return
     if config.cache_read.mode != "workspace":
         yield _attention(config, op, results)
         return
     space = addressed_once(config, op)
     yield from space.calls
-    plain = replace(config, cache_read=PLAIN)
-    yield _attention(plain, space.operands, results, space.gate(fits=True))
-    if config.cache_read.may_overflow:
-        widening = replace(config, cache_read=replace(config.cache_read, mode="in_kernel"))
-        yield _attention(widening, op, results, space.gate(fits=False))
+    yield _attention(config, space.operands, results, space.gate(fits=True))
+    if space.may_overflow:
+        yield _attention(config, op, results, space.gate(fits=False))
 
 
 def _has_keys(op: Operands) -> bool:

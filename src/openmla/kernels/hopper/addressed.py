@@ -34,7 +34,7 @@ from openmla.kernels.hopper.fp8_rows import (
 
 NOWHERE = gl.constexpr(-1)
 LIST_COLUMNS = gl.constexpr(512)
-LIST_LAYOUT = gl.constexpr(gl.BlockedLayout([4], [32], [4], [0]))
+LIST_LAYOUT = gl.constexpr(gl.BlockedLayout([1], [32], [4], [0]))  # lists begin at any address
 MAP_UNITS = gl.constexpr(2048)
 MAP_LAYOUT = gl.constexpr(gl.BlockedLayout([16], [32], [4], [0]))
 

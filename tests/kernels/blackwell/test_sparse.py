@@ -12,6 +12,7 @@ import torch
 
 from kernels.blackwell.simulated_sparse import plan_of, results_of, run
 from openmla.cache import LatentCache
+from openmla.errors import Unsupported
 from openmla.kernels.blackwell import sparse_launch
 from openmla.kernels.compat_gluon import RENAMED
 from openmla.kernels.launch import launch
@@ -192,3 +193,9 @@ def test_an_empty_pool_needs_no_kernel() -> None:
 def test_results_without_rows() -> None:
     outcome, reports = run(on(replace(V32, q_lens=(0,))))
     assert not reports and outcome.out.shape[0] == 0
+
+
+def test_more_rows_than_gather4_counts_are_refused() -> None:
+    apart = torch.empty_strided((3, 2, 576), (2**35 + 8, 576, 1), device="meta")
+    with pytest.raises(Unsupported, match="descriptor rows of 8 elements"):
+        sparse_launch.rows_of(apart)

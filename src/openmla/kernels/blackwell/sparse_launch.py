@@ -17,6 +17,7 @@ from triton.experimental.gluon.language.nvidia.blackwell import TensorMemoryLayo
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from openmla.cache import V32_BLOCK, LatentCache, block_width
+from openmla.errors import Unsupported
 from openmla.kernels.blackwell.sparse import sparse_kernel
 from openmla.kernels.call import Call, vector
 from openmla.kernels.compat_gluon import RENAMED, pair_tmem_layout, tmem_reg_layout
@@ -187,6 +188,11 @@ def rows_of(data: Tensor) -> Rows:
     stride = math.gcd(data.stride(0), data.stride(1)) if pages > 1 else data.stride(1)
     page_step, row_step = data.stride(0) // stride, data.stride(1) // stride
     number = (pages - 1) * page_step + (page_size - 1) * row_step + 1
+    if number >= 1 << 31:
+        raise Unsupported(
+            f"{number} descriptor rows of {stride} elements: gather4 counts up to 2^31",
+            nearest="pages whose rows lie evenly",
+        )
     even = pages == 1 or page_step == page_size * row_step
     return Rows(data, 0 if even else page_size, page_step, row_step, number, stride)
 

@@ -1,0 +1,177 @@
+"""Seeded defects of the FP8 paths of the latent Hopper kernel: each is found in a few runs.
+
+A mutant is a copy of all files of the kernel with a text change in one of them.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import openmla.kernels.hopper
+from kernels.hopper.simulated_rows import plan_of, results_of
+from openmla.operands import SparseOperands
+from openmla.plan import hopper_cache
+from openmla.sim import Kind, Limits, intercept
+from openmla.testing.build import Outcome, build
+from openmla.testing.case import Case
+from openmla.testing.compare import judge
+from openmla.testing.memory import Memory
+
+FOLDER = Path(str(openmla.kernels.hopper.__file__)).parent
+PACKAGE = "openmla.kernels.hopper"
+RUNS = [("late", 0), ("early", 0), ("random", 1), ("random", 2)]
+V32 = Case(
+    "sparse", 4, 512, 64, 512, q_lens=(1,), k_lens=(400,), topk=300, scale=0.07, seed=1,
+    kv="fp8_656", page_size=16, index_kind="mixed", spare=2,
+)  # fmt: skip
+CASES = {
+    "fp8_656": V32,
+    "fp8_block32": replace(V32, kv="fp8_block32"),
+    "256+32": replace(V32, kv="fp8_token", d_nope=256, d_rope=32, d_v=256),
+    "wide pool": replace(V32, k_lens=(2500,), topk=140),
+}
+
+
+@dataclass(frozen=True)
+class Fp8Defect:
+    """Replace `old` by `new` in `file`. `kind` None: only the numbers are wrong.
+
+    `held`: rows of the workspace; 0: rows are widened in the kernel.
+    """
+
+    name: str
+    kind: Kind | None
+    file: str
+    old: str
+    new: str
+    case: str = "fp8_656"
+    held: int = 0
+
+
+DEFECTS = [
+    Fp8Defect(
+        "tiles are overwritten while they are read", Kind.RACE, "sparse_fp8",
+        "    mbarrier.wait(free, phase)\n", "",
+    ),
+    Fp8Defect(
+        "rope is handed over before it has arrived", Kind.RACE, "sparse_fp8",
+        "        async_copy.wait_group(0)\n", "        pass\n",
+    ),
+    Fp8Defect(
+        "one thread's arrival for all", Kind.DEADLOCK, "sparse_fp8",
+        "mbarrier.arrive(ready, count=THREADS)", "mbarrier.arrive(ready, count=1)",
+    ),
+    Fp8Defect(
+        "a chunk lands in the first columns of its tile", Kind.UNWRITTEN, "sparse_fp8",
+        "target.slice(ORDER[N][1], CHUNK, dim=1)", "target.slice(0, CHUNK, dim=1)",
+    ),
+    Fp8Defect(
+        "scales of the block before", None, "sparse_fp8",
+        "if BEFORE < 0 or BEFORE // CACHE[1] != FIRST // CACHE[1]:", "if BEFORE < 0:",
+    ),
+    Fp8Defect(
+        "the first chunks of the next block come from this one", None, "sparse_fp8",
+        "return next_chunk(rows, next_keys, ", "return next_chunk(rows, keys, ", "fp8_block32",
+    ),
+    Fp8Defect(
+        "validity of the other block", None, "sparse_fp8", "flags.index(b), keys1 >= 0",
+        "flags.index(b), keys0 >= 0",
+    ),
+    Fp8Defect(
+        "narrow rope is read from the latent columns", None, "sparse_fp8",
+        "ROPE_AT: gl.constexpr = 2 * DIMS[0]", "ROPE_AT: gl.constexpr = DIMS[0]", "256+32",
+    ),
+    Fp8Defect(
+        "rows that are not there are read", None, "fp8_rows",
+        "mask=(row >= 0)[:, None, None], other=0)", "mask=(row >= -1)[:, None, None], other=0)",
+    ),
+    Fp8Defect(
+        "two columns of a word change places", None, "fp8_rows",
+        "gl.join(gl.join(a, c), gl.join(b, d))", "gl.join(gl.join(a, b), gl.join(c, d))",
+    ),
+    Fp8Defect(
+        "one scale for two blocks of 32", None, "fp8_rows",
+        "return max(1, width // block)", "return 1", "fp8_block32",
+    ),
+    Fp8Defect(
+        "a place counts its own row", None, "addressed",
+        "gl.associative_scan(named, 0, add) - named", "gl.associative_scan(named, 0, add)",
+        held=1000,
+    ),
+    Fp8Defect(
+        "rows before a block of the pool are not counted", None, "addressed",
+        "before += gl.sum(", "before += 0 * gl.sum(", "wide pool", held=3000,
+    ),
+    Fp8Defect(
+        "places past the workspace", Kind.BOUNDS, "addressed",
+        "mask=here & (place < capacity)", "mask=here", held=50,
+    ),
+    Fp8Defect(
+        "a workspace that is too small is used", None, "fp8_launch",
+        "calls, total, capacity, most > capacity)", "calls, total, capacity, False)", held=50,
+    ),
+    Fp8Defect(
+        "neither kernel runs", None, "sparse", "<= capacity) != FITS:", "> capacity) != FITS:",
+        held=50,
+    ),
+]  # fmt: skip
+
+
+def load_mutant(defect: Fp8Defect, folder: Path) -> ModuleType:
+    """The launch module of a copy of the kernel with the defect."""
+    package = f"mutant_{abs(hash(defect.name))}"
+    copies = folder / package
+    copies.mkdir()
+    for path in FOLDER.glob("*.py"):
+        source = path.read_text()
+        if path.stem == defect.file:
+            assert source.count(defect.old) == 1, f"{defect.name}: {source.count(defect.old)}"
+            source = source.replace(defect.old, defect.new)
+        (copies / path.name).write_text(source.replace(f"from {PACKAGE}.", f"from {package}."))
+    sys.path.insert(0, str(folder))
+    try:
+        return importlib.import_module(f"{package}.sparse_launch")
+    finally:
+        sys.path.remove(str(folder))
+
+
+@pytest.mark.parametrize("defect", DEFECTS, ids=lambda d: d.name)
+def test_defect_is_found(
+    defect: Fp8Defect, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = CASES[defect.case]
+    if defect.held:
+        monkeypatch.setattr(hopper_cache, "WORKSPACE_CAP", defect.held * 2 * case.d_qk)
+    mutant = load_mutant(defect, tmp_path)
+    kinds: set[Kind] = set()
+    wrong = False
+    for schedule, seed in RUNS:
+        found, ok = _run(mutant, case, "workspace" if defect.held else "in_kernel", schedule, seed)
+        kinds |= found
+        wrong |= not ok
+        if defect.kind in kinds or (wrong and defect.kind is None):
+            return
+    pytest.fail(f"not found; wrong numbers: {wrong}, findings: {kinds}")
+
+
+def _run(
+    mutant: ModuleType, case: Case, mode: str, schedule: str, seed: int
+) -> tuple[set[Kind], bool]:
+    """What the simulator found, and whether the numbers are right."""
+    built = build(case, memory=Memory("cpu", "nan"))
+    op, results = built.operands, results_of(built)
+    assert isinstance(op, SparseOperands)
+    chosen = plan_of(built)
+    read = replace(chosen.config.cache_read, mode=mode)
+    chosen = replace(chosen, config=replace(chosen.config, cache_read=read))
+    with intercept(schedule=schedule, seed=seed, limits=Limits(steps=20_000)) as reports:
+        for call in mutant.calls(chosen, op, results):
+            call.run()
+    kinds = {kind for report in reports for kind in report.kinds()}
+    return kinds, judge(build(case), Outcome(results.out, results.lse)).ok

@@ -77,3 +77,14 @@ def test_views_that_are_not_modeled_are_refused():
         ring().index(2).reinterpret(FP8, [2, 128, 128], DEFAULT)
     with pytest.raises(ValueError, match="do not reach"):
         placement.placement(SharedLinearLayout([[0, 1], [0, 1]]), [2, 2])
+
+
+@pytest.mark.parametrize("layout", [V227_LAYOUT, None], ids=["placed", "strided"])
+def test_masked_elements_keep_what_they_had(layout):
+    view = allocate("v", "shared", FP8, [128, 128], layout)
+    where = np.arange(128)[:, None] < 64
+    view.write_bits(7, where)
+    assert not view.fully_written and view.slice(0, 64, 0).fully_written
+    view.write_bits(bits(), ~where)
+    assert view.fully_written and (view.array()[:64] == 7).all()
+    assert np.array_equal(view.array()[64:], bits()[64:])

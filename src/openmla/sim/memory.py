@@ -266,17 +266,19 @@ class MemoryView:
         """Decoded values."""
         return self.dtype.decode(self.array())
 
-    def write_bits(self, bits: Array | int) -> None:
-        """Store bits and mark them written."""
+    def write_bits(self, bits: Array | int, where: Array | bool = True) -> None:
+        """Store bits and mark them written; elements where `where` is false keep what they had."""
+        on = np.broadcast_to(where, self._shape)
         if self.place is not None:
             whole = np.broadcast_to(np.asarray(bits, self.dtype.storage), self._shape)
-            at = self.byte_positions()
-            self.alloc.bytes[at] = np.ascontiguousarray(whole)[..., None].view(np.uint8)
+            at = self.byte_positions()[on]
+            self.alloc.bytes[at] = np.ascontiguousarray(whole[on])[..., None].view(np.uint8)
             self.alloc.written[at] = 1
             return
-        self.array()[...] = bits
+        np.copyto(self.array(), bits, where=on, casting="unsafe")
         marks = self._marks()
-        marks[...] = np.iinfo(marks.dtype).max  # every byte: another view may be narrower
+        # Every byte: another view may be narrower.
+        np.copyto(marks, np.iinfo(marks.dtype).max, where=on)
 
     @property
     def fully_written(self) -> bool:

@@ -347,9 +347,5 @@ def dense_kernel(  # noqa: PLR0913
     first = token.to(gl.int64)
     OUT_PIECE: gl.constexpr = 128 // out_ptr.dtype.element_ty.primitive_bitwidth
     at = out_ptr + (first * out_stride_t + head.to(gl.int64) * out_stride_h) * OUT_PIECE
-    lse_at = lse_ptr
-    if lse_ptr is not None:
-        lse_at = lse_ptr + (first * lse_stride_t + head.to(gl.int64) * lse_stride_h)
-    finish(
-        O, shift, total, (at, out_stride_t), (lse_at, lse_stride_t), sink_ptr, head, rows, DEPTHS
-    )
+    lse = (lse_ptr, first * lse_stride_t + head.to(gl.int64) * lse_stride_h, lse_stride_t)
+    finish(O, shift, total, (at, out_stride_t), lse, sink_ptr, head, rows, DEPTHS)

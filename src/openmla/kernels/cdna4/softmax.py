@@ -56,11 +56,12 @@ def softmax(tiles, shift, total, factor, TILES: gl.constexpr, BIAS: gl.constexpr
 def finish(O, shift, total, out, lse, sink_ptr, head, rows, PARTS: gl.constexpr):
     """Normalize, round and store the rows that exist: PARTS tiles of columns side by side.
 
-    `out` and `lse` point at row 0 and know how far the next row is, `out` in pieces of 16 bytes;
-    `head` is that of the block, or one per row.
+    `out` points at row 0 and says how many pieces of 16 bytes the next row is away; `lse` is a
+    pointer or None, the number of row 0, and how far the next is; `head` is that of the block, or
+    one per row.
     """
     out_ptr, out_stride = out
-    lse_ptr, lse_stride = lse
+    lse_ptr, lse_first, lse_stride = lse
     OL: gl.constexpr = O[0].type.layout
     COLUMNS: gl.constexpr = O[0].shape[1]
     PIECE: gl.constexpr = 128 // out_ptr.dtype.element_ty.primitive_bitwidth
@@ -75,4 +76,4 @@ def finish(O, shift, total, out, lse, sink_ptr, head, rows, PARTS: gl.constexpr)
         gl.store(pointers + d * COLUMNS, values, mask=(row < rows)[:, None])
     if lse_ptr is not None:
         row = gl.arange(0, O[0].shape[0], shift.type.layout)
-        gl.store(lse_ptr + row.to(gl.int64) * lse_stride, row_lse, mask=row < rows)
+        gl.store(lse_ptr + lse_first + row.to(gl.int64) * lse_stride, row_lse, mask=row < rows)

@@ -344,10 +344,8 @@ def sparse_kernel(  # noqa: PLR0913
 
     head = gl.minimum(first_head + gl.arange(0, BM, shift.type.layout), heads - 1)
     at = out_ptr + (token * out_stride_t + head64 * out_stride_h) * OUT_PIECE
-    lse_at = lse_ptr
-    if lse_ptr is not None:
-        lse_at = lse_ptr + (token * lse_stride_t + head64 * lse_stride_h)
-    finish((O,), shift, total, (at, out_stride_h), (lse_at, lse_stride_h), sink_ptr, head, here, 1)
+    lse = (lse_ptr, token * lse_stride_t + head64 * lse_stride_h, lse_stride_h)
+    finish((O,), shift, total, (at, out_stride_h), lse, sink_ptr, head, here, 1)
     if logits_ptr is not None:
         row = gl.arange(0, BM, shift.type.layout)
         at = logits_ptr + (token * logits_stride_t + head64 * logits_stride_h)

@@ -27,7 +27,9 @@ PROBLEMS = {
     "fp16 rows": replace(
         _V32, q_dtype="fp16", kv_dtype="fp16", v_dtype="fp16", rope_dtype="fp16", page_size=0
     ),
-    "bf16 without rope": replace(_V32, d_rope=0, rope="none", page_size=0),
+    "bf16 without rope, lse, sink": replace(
+        _V32, d_rope=0, rope="none", page_size=0, wants_lse=False, has_sink=False
+    ),
     "fp8_656 pages": replace(_V32, kv_dtype="fp8_656", v_dtype="fp8_656", rope_dtype="fp8_656"),
     "fp8_block64 pages": replace(
         _V32, kv_dtype="fp8_block64", v_dtype="fp8_block64", rope_dtype="fp8_block64"
@@ -71,7 +73,8 @@ def _stand_ins(problem: Problem) -> tuple[SparseOperands, Results]:
         rows(total_q, problem.topk, dtype=torch.int32),
         torch.zeros(1, dtype=torch.int32),
         problem.d_v,
-        Weights(192**-0.5, torch.zeros(heads)),
+        Weights(192**-0.5, torch.zeros(heads) if problem.has_sink else None),
     )
     out = rows(total_q, heads, problem.d_v, dtype=_DTYPES[problem.out_dtype])
-    return operands, Results(out, torch.zeros(1, heads).expand(total_q, heads))
+    lse = torch.zeros(1, heads).expand(total_q, heads) if problem.wants_lse else None
+    return operands, Results(out, lse)

@@ -24,7 +24,7 @@ def test_why_the_ring_is_shared_and_what_bound_the_tile() -> None:
     assert "BN = 128: bound by tensor memory" in text
     assert "3 slots, an odd number: K and V share one ring" in text
     assert "230556  end, of 232448" in text
-    assert "planned, its kernel is not implemented yet" in text
+    assert "kernel: blackwell dense (runs today)" in text
 
 
 @pytest.mark.parametrize(("target", "rows"), [("h200", 64), ("b200", 128)])

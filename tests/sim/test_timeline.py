@@ -6,7 +6,7 @@ from xml.etree import ElementTree
 import pytest
 
 from openmla.errors import InvalidArgument
-from openmla.sim.timeline import Timeline
+from openmla.sim.timeline import COST, LATENCY, NOMINAL, Rates, SharedUnit, Timeline
 from sim.cases import CASES
 from sim.cases_hopper import hopper_dense
 
@@ -67,3 +67,23 @@ def test_merging_of_adjacent_bars():
         ("wait", 2.0, 3.0),
     ]
     assert t.busy("a") == pytest.approx(2 / 3)
+
+
+def test_idle_times_of_a_shared_unit_are_filled():
+    unit = SharedUnit()
+    assert unit.take(10, 5) == [(10, 15)]
+    assert unit.take(20, 5) == [(20, 25)]
+    assert unit.take(12, 7) == [(15, 20), (25, 27)]
+    assert unit.take(0, 4) == [(0, 4)]
+    assert unit.take(0, 0) == []
+
+
+def test_rates_are_obeyed():
+    """Products at half the rate take twice as long; nothing else changes."""
+    slow = Rates({**COST, "mma": COST["mma"] / 2}, LATENCY)
+    totals = []
+    for rates in (NOMINAL, slow):
+        report = CASES["blackwell_attention"]().run(schedule="timed", rates=rates)
+        bars = [e for e in report.timeline.events if e.kind == "mma"]
+        totals.append(sum(e.end - e.start for e in bars))
+    assert totals[1] == pytest.approx(2 * totals[0])

@@ -9,6 +9,7 @@ import sys
 COMMANDS = {
     "demo": ("openmla.cli.demo", "demo_command"),
     "plan": ("openmla.cli.plan", "plan_command"),
+    "explain": ("openmla.cli.explain", "explain_command"),
     "check": ("openmla.cli.check", "check_command"),
     "bench": ("openmla.cli.bench", "bench_command"),
     "compile": ("openmla.cli.compile", "compile_command"),

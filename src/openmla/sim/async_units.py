@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 from openmla.sim.clocks import Access, Clock, Component
 from openmla.sim.context import current, here
 from openmla.sim.findings import Kind
-from openmla.sim.timeline import COST, LATENCY
 
 if TYPE_CHECKING:
     from openmla.sim.memory import MemoryView
@@ -42,6 +41,7 @@ class AsyncOp:
         self.start_time = 0.0
         self.finish_time = 0.0
         self._work = work
+        self._smem = 0
 
     def issue(
         self,
@@ -75,6 +75,7 @@ class AsyncOp:
         if self.accesses:
             agent.cta.issued[channel] = (time, self)
         agent.clock.tick(agent.component)
+        self._smem = sum(v.nbytes for v in (*reads, *writes) if v.alloc.space == "shared")
         self._schedule()
         agent.scheduler.flying.append(self)
 
@@ -104,15 +105,19 @@ class AsyncOp:
         scheduler = self.agent.scheduler
         if not scheduler.timed:
             return
-        lane = f"{self.agent.cta.name} {self.unit}"
+        rates, cta = scheduler.rates, self.agent.cta.name
+        lane = f"{cta} {self.unit}"
         self.start_time = max(self.agent.time, scheduler.unit_free.get(lane, 0.0))
-        busy = self._work / COST[self.unit]
-        scheduler.unit_free[lane] = self.start_time + busy
-        latency = LATENCY[self.unit]
+        end = self.start_time + self._work / rates.cost[self.unit]
+        if rates.smem_bytes and self._smem:
+            served = self.start_time + self._smem / rates.smem_bytes
+            scheduler.note(f"{cta} smem", "smem", self.what, self.start_time, served)
+            end = max(end, served)
+        scheduler.unit_free[lane] = end
         earlier = max((op.finish_time for op in self.after), default=0.0)
-        self.finish_time = max(self.start_time + busy + latency, earlier)
+        self.finish_time = max(end + rates.latency[self.unit], earlier)
         if self._work:
-            scheduler.note(lane, self.unit, self.what, self.start_time, self.start_time + busy)
+            scheduler.note(lane, self.unit, self.what, self.start_time, end)
 
     def may_finish(self) -> bool:
         """Whether everything ahead on its channel has finished."""

@@ -23,6 +23,7 @@ from openmla.sim.global_memory import Descriptor, GlobalBuffer
 from openmla.sim.loader import Loader
 from openmla.sim.machine import Machine
 from openmla.sim.scheduler import Scheduler
+from openmla.sim.timeline import NOMINAL, Rates
 from openmla.sim.values import Pointer, scalar
 
 Outputs = Sequence[str] | Mapping[str, torch.Tensor]
@@ -152,6 +153,7 @@ def simulate(
     resident: int = 2,
     limits: Limits = DEFAULT_LIMITS,
     picture: str | Path | None = None,
+    rates: Rates = NOMINAL,
 ) -> Report:
     """Run `kernel` over `grid` on the CPU and report what went wrong.
 
@@ -161,7 +163,7 @@ def simulate(
     `outputs`: names of arguments every element of which must be written exactly once; a mapping
     gives a mask of the elements that must be (all others must not).
     `resident` clusters run side by side. `limits` end every run. `picture` writes the timeline
-    of a "timed" run (.svg or .html).
+    of a "timed" run (.svg or .html), whose units work at `rates`.
     """
     options = dict(kwargs or {})
     num_warps, num_ctas = options.pop("num_warps", 4), options.pop("num_ctas", 1)
@@ -176,6 +178,7 @@ def simulate(
     entry = loader.function(kernel)
     log = Log(limits.findings, ignore)
     scheduler = Scheduler(schedule, seed, limits.steps, log, record=schedule == "timed")
+    scheduler.rates = rates
     machine = Machine(scheduler, _grid(grid), num_warps, num_ctas, _pair_barriers())
 
     def body() -> None:

@@ -21,7 +21,7 @@ from openmla.sim import context
 from openmla.sim.clocks import Access, Clock, Component
 from openmla.sim.context import Location, here
 from openmla.sim.findings import Finding, Kind, Log
-from openmla.sim.timeline import COST, Timeline
+from openmla.sim.timeline import NOMINAL, SharedUnit, Timeline
 
 if TYPE_CHECKING:
     from openmla.sim.async_units import AsyncOp
@@ -145,9 +145,14 @@ class Agent:
     def charge(self, amount: Any, unit: str = "vector") -> None:
         """Advance the nominal clock by the cost of `amount` elements on `unit`."""
         if self.scheduler.timed:
-            cost = float(amount) / COST[unit] * 4 / self.num_warps
-            self.scheduler.note(self.lane, unit, unit, self.time, self.time + cost)
-            self.time += cost
+            rates = self.scheduler.rates
+            work = float(amount) / rates.cost[unit]
+            end = self.time + work * 4 / self.num_warps
+            if rates.shared:
+                lane = f"{self.cta.name} {unit}"
+                end = max(end, self.scheduler.take(lane, unit, self.time, work))
+            self.scheduler.note(self.lane, unit, unit, self.time, end)
+            self.time = end
 
     def report(
         self,
@@ -233,6 +238,7 @@ class Scheduler:
             raise ValueError(f"schedule: expected one of {', '.join(POLICIES)}, got {policy!r}")
         self.policy = policy
         self.timed = policy == "timed"
+        self.rates = NOMINAL
         self.random = random.Random(seed)
         self.log = log
         self.steps = 0
@@ -243,6 +249,7 @@ class Scheduler:
         self.error: BaseException | None = None
         self.timeline = Timeline() if record else None
         self.unit_free: dict[str, float] = {}  # when each asynchronous unit can take more work
+        self.shared_units: dict[str, SharedUnit] = {}
         self._channel_time: dict[Component, int] = {}
         self.on_idle: Callable[[], bool] = bool  # starts more CTAs; false when there are none
         self.last_end = 0.0  # nominal time at which the latest partition ended
@@ -250,6 +257,13 @@ class Scheduler:
         self._over = threading.Semaphore(0)
 
     # -- picture
+    def take(self, lane: str, unit: str, ready: float, clocks: float) -> float:
+        """Use a unit that others use too, whenever it is free from `ready` on; returns the end."""
+        spans = self.shared_units.setdefault(lane, SharedUnit()).take(ready, clocks)
+        for start, end in spans:
+            self.note(lane, unit, unit, start, end)
+        return spans[-1][1] if spans else ready
+
     def note(self, lane: str, kind: str, label: str, start: float, end: float) -> None:
         """Add a bar to the picture."""
         if self.timeline is not None:

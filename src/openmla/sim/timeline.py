@@ -1,14 +1,18 @@
 """The simulated timeline of a run, and its picture.
 
-With `schedule="timed"` a nominal clock runs: every unit has a rate (below), every asynchronous
-operation a latency. The rates are round numbers per SM, good for seeing who waits for whom; they
-are not a performance model.
+With `schedule="timed"` a nominal clock runs: every unit has a rate, every asynchronous operation a
+latency. `NOMINAL` rates are round numbers per SM, good for seeing who waits for whom; they are not
+a performance model. Other `Rates` may say that partitions share the units of their SM, and how fast
+shared memory is: then no operation is faster than its bytes there. Operations do not wait for one
+another there, so the bars of that lane may overlap.
 """
 
 from __future__ import annotations
 
+import bisect
 import html
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,6 +27,52 @@ COST = {
 }
 LATENCY = {"copy": 500.0, "mma": 60.0}
 
+
+@dataclass(frozen=True)
+class Rates:
+    """What the units of one SM do per clock."""
+
+    cost: Mapping[str, float]
+    """Work per clock and unit, in the units of COST."""
+    latency: Mapping[str, float]
+    """Clocks from the end of an operation's work to its completion."""
+    shared: bool = False
+    """Whether the partitions of a block take turns at the units, or have each to themselves."""
+    smem_bytes: float = 0.0
+    """Bytes per clock of shared memory; 0: not modeled."""
+
+
+NOMINAL = Rates(COST, LATENCY)
+
+
+class SharedUnit:
+    """A unit that several partitions use: when it is taken, in order.
+
+    A partition runs far ahead of the others before they get their turn, so idle times of the unit
+    are filled, not only what comes after its last use.
+    """
+
+    def __init__(self) -> None:
+        self._taken: list[tuple[float, float]] = []
+
+    def take(self, ready: float, clocks: float) -> list[tuple[float, float]]:
+        """The first free times from `ready` on that make up `clocks`."""
+        taken, now, left = self._taken, ready, clocks
+        at = bisect.bisect_right(taken, (ready, float("inf")))
+        if at:
+            now = max(now, taken[at - 1][1])
+        spans = []
+        while left > 0:
+            step = min(left, taken[at][0] - now) if at < len(taken) else left
+            if step > 0:
+                spans.append((now, now + step))
+                taken.insert(at, spans[-1])
+                left, at = left - step, at + 1
+            if left > 0:
+                now, at = taken[at][1], at + 1
+        return spans
+
+
 _COLOR = {
     "wait": "#d9d9d9",
     "vector": "#7fb3d5",
@@ -31,6 +81,7 @@ _COLOR = {
     "global": "#5d6d7e",
     "copy": "#f5b041",
     "mma": "#58a55c",
+    "smem": "#af7ac5",
 }
 
 

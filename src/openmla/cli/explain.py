@@ -1,0 +1,41 @@
+"""`openmla explain`: what would run for a model on a chip, and how fast it should be."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from openmla.errors import InvalidArgument, Unsupported
+from openmla.explain.prediction import predict
+from openmla.explain.text import explain_text
+from openmla.plan import plan
+from openmla.plan.models import problem_for_model
+
+
+def explain_command(
+    model: Annotated[str, typer.Option(help="a model, such as deepseek-v3")] = "deepseek-v3",
+    target: Annotated[str, typer.Option(help="a chip, such as b200")] = "b200",
+    tokens: Annotated[int, typer.Option(help="new tokens")] = 8192,
+    context: Annotated[int, typer.Option(help="all keys, new ones included; 0: as tokens")] = 0,
+    tp: Annotated[int, typer.Option(help="ranks that share the heads")] = 1,
+    dtype: Annotated[str, typer.Option(help="bf16, fp16, e4m3 or an FP8 cache format")] = "bf16",
+    form: Annotated[str, typer.Option(help="dense, latent or sparse; default: the model's")] = "",
+) -> None:
+    """Say what `openmla plan` says, and predict the share of peak where the model can."""
+    try:
+        problem = problem_for_model(
+            model, tokens=tokens, context=context, tp=tp, dtype=dtype, form=form
+        )
+        chosen = plan(problem, target)
+    except InvalidArgument as error:
+        raise typer.BadParameter(str(error)) from None
+    except Unsupported as error:
+        typer.echo(f"no plan: {error}", err=True)
+        raise typer.Exit(1) from None
+    typer.echo(explain_text(chosen))
+    predicted = predict(chosen)
+    lines = (
+        predicted.lines() if predicted else ["no prediction: only Blackwell kernels are modeled"]
+    )
+    typer.echo("\n" + "\n".join(lines))

@@ -1,0 +1,71 @@
+"""The prediction is made of the kernel's own timeline, and says that it is one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from openmla.cli.explain import explain_command
+from openmla.explain.prediction import Prediction, predict, useful_flops
+from openmla.plan import plan
+from openmla.plan.models import problem_for_model
+from openmla.problem import Problem
+
+V3 = problem_for_model("deepseek-v3", tokens=8192)
+
+
+@pytest.fixture(scope="module")
+def dense() -> Prediction:
+    found = predict(plan(V3, "b200"))
+    assert found is not None
+    return found
+
+
+def test_dense_is_no_faster_than_its_units(dense: Prediction) -> None:
+    """A block of 256 x 128 scores: 192 + 128 columns of products, an exponential per score."""
+    products = 256 * 128 * (192 + 128) / 4096
+    operands = 2 * (2 * 128 * 192 + 128 * 128) * 2 / 128
+    exponentials = 256 * 128 / 16
+    assert dense.block_clocks >= max(products, operands, exponentials)
+    assert max(dense.busy.values()) <= 1.0 + 1e-9
+    assert dense.busy["exp"] == pytest.approx(exponentials / dense.block_clocks, rel=0.02)
+
+
+def test_share_of_peak_counts_what_the_mask_leaves(dense: Prediction) -> None:
+    assert 0.6 < dense.share_of_peak < 1.0
+    ideal = 256 * 128 * (192 + 128) / 4096 / dense.block_clocks
+    assert dense.share_of_peak < ideal
+
+
+def test_sparse() -> None:
+    chosen = plan(problem_for_model("deepseek-v3.2", tokens=4096, context=65536), "b200")
+    found = predict(chosen)
+    assert found is not None and 0.2 < found.share_of_peak < 1.0
+    assert found.bound_by in found.busy
+
+
+def test_it_says_that_it_is_a_prediction(dense: Prediction) -> None:
+    text = "\n".join(dense.lines())
+    assert "not measured" in text and "% of the datasheet's peak" in text and "bound by" in text
+
+
+def test_other_chips_have_none() -> None:
+    assert predict(plan(V3, "h200")) is None
+    assert predict(plan(replace(V3, d_rope=0, rope="none"), "b200")) is None
+
+
+def test_useful_flops() -> None:
+    small = Problem(form="dense", heads=1, d_nope=64, d_rope=64, d_v=128, total_q=2, total_k=3)
+    assert useful_flops(small) == 2 * (2 + 3) * 256
+    assert useful_flops(replace(small, causal=False)) == 2 * 6 * 256
+
+
+def test_command() -> None:
+    app = typer.Typer()
+    app.command()(explain_command)
+    done = CliRunner().invoke(app, ["--model", "deepseek-v3", "--target", "h200"])
+    assert done.exit_code == 0 and "no prediction" in done.output
+    assert CliRunner().invoke(app, ["--model", "no-such-model"]).exit_code == 2

@@ -9,6 +9,8 @@ import pytest
 import torch
 
 from kernels.hopper.simulated_rows import run
+from openmla.aot import CompileJob, compile_job
+from openmla.kernels.hopper.sparse_jobs import COMPILE_JOBS
 from openmla.operands import SparseOperands
 from openmla.testing.build import BuiltCase, build
 from openmla.testing.case import Case
@@ -103,6 +105,15 @@ def test_pages_with_gaps() -> None:
     cache = replace(op.cache, data=wide[:, :24])  # type: ignore[arg-type]
     gapped = replace(built, operands=replace(op, cache=cache))
     assert torch.equal(run(gapped)[0].out, whole)
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize("job", COMPILE_JOBS(), ids=lambda job: job.name)
+def test_compiles_as_planned(job: CompileJob) -> None:
+    report = compile_job(job)
+    assert report.differences(job.predicted) == []
+    if report.triton.startswith("3.6"):
+        assert report.spills == 0
 
 
 def test_results_without_rows() -> None:

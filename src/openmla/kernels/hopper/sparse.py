@@ -141,12 +141,15 @@ def read_piece(info, t_bars, turn, MASK: gl.constexpr):
     slot = turn & 1
     mbarrier.wait(t_ready.index(slot), (turn >> 1) & 1)
     steps = get(info, slot, STEPS)
-    tile = (get(info, slot, TILE), get(info, slot, TILE + 1))
-    if MASK > 0:
+    token = get(info, slot, TILE)
+    row = get(info, slot, TILE + 1)
+    if MASK == 0:
+        tile = (token, row)
+    else:
         rows = get(info, slot, TILE + 2)
         seen = get(info, slot, TILE + 3)
         whole = get(info, slot, TILE + 4)
-        tile = (tile[0], tile[1], rows, seen, whole, get(info, slot, TILE + 5))
+        tile = (token, row, rows, seen, whole, get(info, slot, TILE + 5))  # type: ignore[assignment]
     mbarrier.arrive(t_empty.index(slot), count=1)
     return tile, steps
 
@@ -157,6 +160,12 @@ def higher(highest, S, factor, LOGITS: gl.constexpr):
     if LOGITS:
         highest = gl.maximum(highest, gl.max(S, 1) * factor)
     return highest
+
+
+@gluon.jit
+def block_of(it, ST: gl.constexpr):
+    """(block 0 of step number `it`, parity of its barriers)."""
+    return it % ST * 2, (it // ST) & 1
 
 
 @gluon.jit
@@ -173,10 +182,8 @@ def left_step(
     tops, sums = stats
     free, valid = bars
     RL: gl.constexpr = top.type.layout
-    ST: gl.constexpr = k_left.shape[0] // 2
-    b = it % ST * 2
+    b, phase = block_of(it, k_left.shape[0] // 2)
     z = opaque_zero()
-    phase = (it // ST) & 1
     S = masked(signed(S, HOW[0]), validity, valid, b, phase, tile, first, heads, HOW[3])
     highest = higher(highest, S, factor, HOW[2])
     weights, top0, total, shrink = softmax(S, top, total, factor)
@@ -221,17 +228,17 @@ def left(info, q_smem, smem, bars, results, scale, HOW: gl.constexpr, DIMS: gl.c
     OL: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HALF, 16])
     PL: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=OL, k_width=2)
     RL: gl.constexpr = gl.SliceLayout(1, SL)
-    turn = gl.program_id(0) * 0
-    it = turn
-    tile, steps = read_piece(info, t_bars, turn, MASK)
+    # 4 x steps so far + pieces so far modulo 4: in two registers, Triton 3.9 would spill one.
+    count = gl.program_id(0) * 0
+    tile, steps = read_piece(info, t_bars, count, MASK)
     S = gl.zeros([64, 64], gl.float32, SL)
     if steps > 0:
         mbarrier.wait(q_ready, 0)
         first_q = rope_of(q_smem[2], SL, DIMS)
-        S_next = issue_scores(q_smem, first_q, k_smem, ready, it, 0, 0, SL, DIMS)
+        S_next = issue_scores(q_smem, first_q, k_smem, ready, count, 0, 0, SL, DIMS)
         S = warpgroup_mma_wait(0, deps=(S_next,))
     while steps > 0:
-        # S holds the scores of block 0 of step `it`. Q's rope is read again rather than carried
+        # S holds the scores of block 0 of the step. Q's rope is read again rather than carried
         # here: the compiler would carry it with a register per element.
         rope_q = rope_of(q_smem[2], SL, DIMS)
         top = gl.full([64], MINUS_INF, gl.float32, RL)
@@ -239,25 +246,24 @@ def left(info, q_smem, smem, bars, results, scale, HOW: gl.constexpr, DIMS: gl.c
         O = gl.zeros([64, HALF], gl.float32, OL)
         state = (O, top, total, top)
         for j in range(0, steps - 1):
-            state = left_step(S, state, it, j * 128, tile, smem, step_bars, scale, HOW, False, PL)
-            it += 1
-            b = it % ST * 2
-            phase = (it // ST) & 1
+            state = left_step(
+                S, state, count >> 2, j * 128, tile, smem, step_bars, scale, HOW, False, PL
+            )
+            count += 4
+            b, phase = block_of(count >> 2, ST)
             S_next = issue_scores(q_smem, rope_q, k_smem, ready, b, phase, 0, SL, DIMS)
             S = warpgroup_mma_wait(0, deps=(S_next,))
         mbarrier.arrive(q_free, count=1)
         O, top, total, highest = left_step(
-            S, state, it, (steps - 1) * 128, tile, smem, step_bars, scale, HOW, True, PL
+            S, state, count >> 2, (steps - 1) * 128, tile, smem, step_bars, scale, HOW, True, PL
         )
         total = stats[1].index(1).load(RL)
-        it += 1
-        turn += 1
-        next_tile, steps = read_piece(info, t_bars, turn, MASK)
+        count = (count + 4) & -4 | (count + 1) & 3
+        next_tile, steps = read_piece(info, t_bars, count & 3, MASK)
         S = gl.zeros([64, 64], gl.float32, SL)
         if steps > 0:
-            b = it % ST * 2
-            phase = (it // ST) & 1
-            mbarrier.wait(q_ready, turn & 1)
+            b, phase = block_of(count >> 2, ST)
+            mbarrier.wait(q_ready, count & 1)
             next_q = rope_of(q_smem[2], SL, DIMS)
             S_next = issue_scores(q_smem, next_q, k_smem, ready, b, phase, 0, SL, DIMS)
             finish(O, top, total, highest, tile, scale[1], results, False, MASK)
@@ -281,9 +287,7 @@ def right_step(  # noqa: PLR0913
     q_free, ready, free, valid = bars
     SL: gl.constexpr = LAYOUTS[0]
     RL: gl.constexpr = gl.SliceLayout(1, SL)
-    ST: gl.constexpr = k_right.shape[0] // 2
-    b = it % ST * 2
-    phase = (it // ST) & 1
+    b, phase = block_of(it, k_right.shape[0] // 2)
     z = opaque_zero()
     S_next = issue_scores(q_smem, rope_q, k_smem, ready, b, phase, 1, SL, DIMS)
     named("bar.sync 8, 256; mov.b32 $0, 0;")

@@ -133,7 +133,7 @@ def named_pages_read(tiles_per_request: int, pool: int, width: int, page_size: i
     >>> named_pages_read(16, 1_000_000, 576, 64).mode, named_pages_read(2, 10**6, 576, 64).mode
     ('workspace', 'in_kernel')
     """
-    read = CacheRead("workspace", pool, 2 * width, 0, ceildiv(pool, page_size))
+    read = CacheRead("workspace", pool, 2 * width, 0, ceildiv(pool, max(page_size, 1)))
     read = _decide_named(replace(read, visits=read.capacity * tiles_per_request))
     return replace(read, mode="in_kernel") if read.capacity < page_size else read
 

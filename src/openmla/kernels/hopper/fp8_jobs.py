@@ -11,8 +11,8 @@ from openmla.cache import LatentCache
 from openmla.kernels.call import Call
 from openmla.kernels.hopper.jobs import job_of
 from openmla.kernels.hopper.sparse import VECTORS, sparse_kernel
-from openmla.kernels.hopper.sparse_launch import calls
-from openmla.operands import Results, SparseOperands, Weights
+from openmla.kernels.hopper.sparse_launch import Operands, calls
+from openmla.operands import LatentOperands, Results, SparseOperands, Weights
 from openmla.plan import Plan, plan
 from openmla.problem import Problem
 
@@ -39,6 +39,7 @@ PROBLEMS = {
     "fp8_block64 256+32 workspace": replace(
         _stored(_V32, "fp8_block64"), d_nope=256, d_v=256, d_rope=32, total_q=4096, total_k=8192
     ),
+    "fp8_656 sequences": replace(_V32, form="latent", topk=0, total_q=1),
     "fp8_block128 128+32": replace(
         _stored(_V32, "fp8_block128"), d_nope=128, d_v=128, d_rope=32
     ),
@@ -68,14 +69,18 @@ def _job(name: str, chosen: Plan, call: Call) -> CompileJob:
     return job_of(f"hopper {what} {name}{', widening' * widens}", call, VECTORS, predicted)
 
 
-def _stand_ins(problem: Problem) -> tuple[SparseOperands, Results]:
+def _stand_ins(problem: Problem) -> tuple[Operands, Results]:
     """Small operands: nobody reads them."""
     heads, latent, rope = problem.heads, problem.d_nope, problem.d_rope
     cache = LatentCache.allocate(
         num_pages=2, page_size=problem.page_size, latent=latent, rope=rope, format=problem.kv_dtype
     )
     q = torch.zeros(2, heads, problem.d_qk, dtype=torch.bfloat16)
-    indices = torch.zeros(2, 128, dtype=torch.int32)
-    operands = SparseOperands(q, cache, indices, None, problem.d_v, Weights(0.1))
+    lists, lengths = (torch.zeros(*shape, dtype=torch.int32) for shape in ((2, 128), (2,)))
+    operands: Operands = SparseOperands(q, cache, lists, None, problem.d_v, Weights(0.1))
+    if problem.form == "latent":
+        operands = LatentOperands(
+            q, cache, lists[:1], lengths[:1], lengths, problem.causal, problem.d_v, Weights(0.1)
+        )
     out = torch.zeros(2, heads, problem.d_v, dtype=torch.bfloat16)
     return operands, Results(out, torch.zeros(2, heads))

@@ -29,6 +29,8 @@ MODULES = {
     ("portable", "latent"): "openmla.kernels.portable.launch",
     ("portable", "sparse"): "openmla.kernels.portable.launch",
     ("hopper", "dense"): "openmla.kernels.hopper.launch",
+    ("hopper", "latent"): "openmla.kernels.hopper.sparse_launch",
+    ("hopper", "sparse"): "openmla.kernels.hopper.sparse_launch",
     ("blackwell", "dense"): "openmla.kernels.blackwell.launch",
     ("blackwell", "sparse"): "openmla.kernels.blackwell.sparse_launch",
     ("cdna4", "dense"): "openmla.kernels.cdna4.launch",

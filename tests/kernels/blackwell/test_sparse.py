@@ -11,12 +11,14 @@ import pytest
 import torch
 
 from kernels.blackwell.simulated_sparse import plan_of, results_of, run
+from openmla import dispatch
 from openmla.cache import LatentCache
 from openmla.errors import Unsupported
 from openmla.kernels.blackwell import sparse_launch
 from openmla.kernels.compat_gluon import RENAMED
 from openmla.kernels.launch import launch
 from openmla.operands import SparseOperands
+from openmla.plan import target_by_name
 from openmla.sim import intercept, lanes
 from openmla.testing.build import BuiltCase, Outcome, build
 from openmla.testing.case import Case
@@ -199,3 +201,22 @@ def test_more_rows_than_gather4_counts_are_refused() -> None:
     apart = torch.empty_strided((3, 2, 576), (2**35 + 8, 576, 1), device="meta")
     with pytest.raises(Unsupported, match="descriptor rows of 8 elements"):
         sparse_launch.rows_of(apart)
+
+
+@pytest.fixture
+def b200(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CPU tensors are planned for as if they were on a B200."""
+    monkeypatch.setattr(dispatch, "device_target", lambda device: target_by_name("b200"))
+
+
+def test_the_public_call_on_a_b200_runs_this_kernel(b200: None) -> None:
+    built = on(replace(ONE, heads=8))
+    with intercept() as reports:
+        assert judge(built, built.run()).ok
+    assert len(reports) == 1 and reports[0].ok
+
+
+def test_heads_without_a_plan_run_the_portable_kernel(b200: None) -> None:
+    built = on(replace(ONE, heads=20))
+    chosen = dispatch.plan_call(built.operands, results_of(built))
+    assert chosen.backend == "portable" and "multiple of 8" in chosen.passed_over[0]

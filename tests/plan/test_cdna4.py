@@ -7,7 +7,7 @@ import doctest
 import importlib
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -20,8 +20,10 @@ from openmla.plan.cdna4 import (
     MhaMmaOp,
     MlaConfigV2,
     MlaMmaOp,
+    MlaPrefill16,
     MlaPrefillV2,
     MlaPrefillV2Core,
+    MlaSparse16,
 )
 
 ORACLE = json.loads((Path(__file__).parents[1] / "oracle" / "cdna4.json").read_text())
@@ -85,7 +87,7 @@ def test_the_oracle_has_rows_of_every_kind() -> None:
     assert all(len(ORACLE[kind]) >= 6 for kind in BUILDERS)
 
 
-@pytest.mark.parametrize("module", ["config", "mma", "core", "prefill"])
+@pytest.mark.parametrize("module", ["config", "mma", "core", "prefill", "16bit", "sparse"])
 def test_worked_examples(module: str) -> None:
     result = doctest.testmod(importlib.import_module(f"openmla.plan.cdna4_{module}"))
     assert result.attempted and not result.failed
@@ -213,7 +215,62 @@ class TestLimits:
         assert MlaPrefillV2(dsv3(num_kv_heads=8)).supported()
 
 
+class Test16Bits:
+    def test_deepseek_is_supported(self) -> None:
+        for dtype in ("bfloat16", "float16"):
+            block = MlaPrefill16(dsv3(dtype=dtype, kv_block=64))
+            assert block.supported() and block.smem_used == 98304 <= LDS_BYTES
+            assert block.k_slot.slot_bytes * 2 == block.k_ring_bytes
+            assert block.v_slot.slot_bytes * 3 == block.v_ring_bytes
+            assert "LDS: 49152 + 49152 = 98304 of 163840" in block.explain()
+
+    @pytest.mark.parametrize(
+        ("changes", "reason"),
+        [
+            ({"dtype": "float8_e4m3fn"}, "dtype float8_e4m3fn"),
+            ({"d_qk": 200}, "d_qk 200 != depth 128 + d_rope 64 = 192"),
+            ({"depth": 256, "d_qk": 320}, "depth 256 > 128"),
+            ({"d_rope": 32, "d_qk": 160}, "4 copies of 1024 bytes"),
+            ({"kv_block": 256}, "LDS: 393216 > 163840"),
+        ],
+    )
+    def test_reasons_spell_the_arithmetic_out(self, changes: dict[str, Any], reason: str) -> None:
+        block = MlaPrefill16(dsv3(**{"dtype": "bfloat16", "kv_block": 64, **changes}))
+        assert reason in block.why_unsupported()
+        assert block.explain()[-1] == f"unsupported: {block.why_unsupported()}"
+
+
+class TestSparse:
+    SHAPE: ClassVar[dict[str, Any]] = {
+        "num_heads": 128, "latent": 512, "rope": 64, "dtype": "bfloat16",
+    }  # fmt: skip
+
+    @pytest.mark.parametrize(("heads", "blocks"), [(1, 1), (64, 1), (65, 2), (128, 2)])
+    def test_heads_fill_blocks(self, heads: int, blocks: int) -> None:
+        block = MlaSparse16(**{**self.SHAPE, "num_heads": heads})
+        assert block.supported() and block.row_blocks == blocks
+        assert block.launch_smem_used == 153600 <= LDS_BYTES
+
+    @pytest.mark.parametrize(
+        ("changes", "reason"),
+        [
+            ({"dtype": "float32"}, "dtype float32"),
+            ({"latent": 256}, "latent 256"),
+            ({"rope": 32}, "rope of 32 columns"),
+            ({"num_kv_stages": 3}, "LDS: 228352 > 163840"),
+        ],
+    )
+    def test_reasons(self, changes: dict[str, Any], reason: str) -> None:
+        block = MlaSparse16(**{**self.SHAPE, **changes})
+        assert reason in block.why_unsupported()
+        assert block.explain()[-1] == f"unsupported: {block.why_unsupported()}"
+
+
 class TestArguments:
+    def test_weights_are_fp8_or_bf16(self) -> None:
+        with pytest.raises(InvalidArgument, match="p_dtype"):
+            MlaPrefillV2(dsv3(), p_dtype="float16")
+
     @pytest.mark.parametrize(
         ("name", "bad"),
         [

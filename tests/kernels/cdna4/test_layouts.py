@@ -16,9 +16,10 @@ import pytest
 from openmla.aot import TARGETS, CompileJob, _build, _captured_output
 from openmla.kernels.cdna4.jobs import COMPILE_JOBS
 from openmla.kernels.cdna4.launch import COMPILER_OPTIONS, dense_constexprs
+from openmla.kernels.cdna4.sparse_launch import sparse_constexprs
 from openmla.layout.banks import group_uses
 from openmla.layout.cdna4_v import read_cell
-from openmla.plan.cdna4 import LDS_BYTES, MlaConfigV2, MlaPrefill16, MlaPrefillV2
+from openmla.plan.cdna4 import LDS_BYTES, MlaConfigV2, MlaPrefill16, MlaPrefillV2, MlaSparse16
 
 MAPS = json.loads((Path(__file__).parents[2] / "oracle" / "cdna4.json").read_text())["lane_maps"]
 DSV3 = MlaConfigV2(
@@ -156,6 +157,20 @@ def test_k_reads_have_no_bank_conflicts() -> None:
     places = bytes_of(tiles(BLOCKS["float8_e4m3fn", True])["nope"][1], 1)
     for half in (0, 16):
         lanes = [places[lane % 32, 32 * (lane // 32) + half] for lane in range(64)]
+        assert {use.ways for use in group_uses(lanes, 16)} == {1}
+
+
+def test_latent_rows_of_the_sparse_kernel() -> None:
+    """A wave's copy is one row; 16 rows read side by side meet in no bank."""
+    block = MlaSparse16(num_heads=64, latent=512, rope=64, dtype="bfloat16")
+    write, read, copy = sparse_constexprs(block)["LAYOUTS"][1]
+    places = bytes_of(read, 2)
+    slot = block.latent_slot
+    assert write == read
+    assert places == {at: slot.byte(*at) for at in product(range(64), range(512))}
+    assert copy.lane_bases == [[0, 8 << n] for n in range(6)]
+    for column in range(0, 512, 8):
+        lanes = [places[lane % 16, column ^ 8 * (lane // 16)] for lane in range(64)]
         assert {use.ways for use in group_uses(lanes, 16)} == {1}
 
 

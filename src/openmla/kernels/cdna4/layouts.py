@@ -90,8 +90,17 @@ def q_layouts(rows: int, num_warps: int) -> TileLayouts:
 
 
 def v_layouts(slot: VMap, element_bytes: int) -> TileLayouts:
-    """A V slot: no swizzle, so it is filled and read through one map."""
-    bases = v_bases(slot)
+    """A V slot of either kind."""
+    return _one_map(v_bases(slot), slot, element_bytes)
+
+
+def latent_layouts(slot: LatentSlot) -> TileLayouts:
+    """A slot of latent rows."""
+    return _one_map(latent_bases(slot), slot, slot.element_bytes)
+
+
+def _one_map(bases: SharedBases, slot: VMap | LatentSlot, element_bytes: int) -> TileLayouts:
+    """Padded, not swizzled: filled and read through one map."""
     copy = copy_bases(bases, slot.write, slot.passes, slot.num_warps, element_bytes)
     layout = shared_layout(bases)
     return TileLayouts(layout, layout, register_layout(copy))
@@ -119,14 +128,6 @@ def matrix_layouts(num_warps: int, qk_depth: int, pv_depth: int, k_width: int) -
         gl.DotOperandLayout(0, output, ACCUMULATOR_RUN),
         gl.DotOperandLayout(1, output, ACCUMULATOR_RUN),
     )
-
-
-def latent_layouts(slot: LatentSlot) -> TileLayouts:
-    """A slot of latent rows: padded, not swizzled, so it is filled and read through one map."""
-    bases = latent_bases(slot)
-    copy = copy_bases(bases, slot.write, slot.passes, slot.num_warps, slot.element_bytes)
-    layout = shared_layout(bases)
-    return TileLayouts(layout, layout, register_layout(copy))
 
 
 def rope_layouts(rows: int, num_warps: int) -> TileLayouts:

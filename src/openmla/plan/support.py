@@ -14,7 +14,7 @@ from functools import lru_cache
 from openmla.errors import Unsupported
 from openmla.plan import Plan, plan
 from openmla.plan.target import TARGETS, Target, target_by_name
-from openmla.problem import DTYPE_BYTES, FORMS, Problem
+from openmla.problem import FORMS, Problem
 
 # Kernel families whose kernels exist, by form. Nothing else may be launched: dispatch asks here.
 IMPLEMENTED = frozenset(
@@ -24,8 +24,6 @@ IMPLEMENTED = frozenset(
 )
 # Plans of those families that still have no kernel, by the class of their config.
 WITHOUT_KERNEL = frozenset({"FA4Config", "MLAPrefillSparseQKVFP8"})
-# Kernels whose way of reading FP8 caches is not released yet.
-PLAIN_ROWS_ONLY = frozenset({("hopper", "sparse")})
 
 TABLE_TARGETS = ("cpu", "h200", "b200", "mi355x", "mi300x", "a100", "l40s", "rtx5090")
 BEGIN, END = "<!-- support table: begin -->", "<!-- support table: end -->"
@@ -84,10 +82,8 @@ def is_implemented(family: str, form: str) -> bool:
 
 def has_kernel(chosen: Plan) -> bool:
     """Whether the kernel of a plan exists today."""
-    kind = (chosen.backend, chosen.problem.form)
-    if kind in PLAIN_ROWS_ONLY and chosen.problem.kv_dtype not in DTYPE_BYTES:
-        return False
-    return is_implemented(*kind) and type(chosen.config).__name__ not in WITHOUT_KERNEL
+    known = is_implemented(chosen.backend, chosen.problem.form)
+    return known and type(chosen.config).__name__ not in WITHOUT_KERNEL
 
 
 @lru_cache(maxsize=4096)

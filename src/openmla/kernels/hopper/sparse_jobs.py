@@ -15,8 +15,7 @@ from openmla.operands import LatentOperands, Results, SparseOperands, Weights
 from openmla.plan import plan
 from openmla.problem import Problem
 
-# Bytes: triton 3.9.0 keeps addresses and counts of the epilogue in memory, read once per tile; 3.6.0
-# nothing.
+# Bytes: triton 3.9.0 keeps addresses of the epilogue in memory, read once per tile; 3.6.0 nothing.
 SPILLS = 16
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 _V32 = Problem(

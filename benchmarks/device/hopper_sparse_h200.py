@@ -1,0 +1,350 @@
+"""Check and time the sparse and latent Hopper kernel over bf16 and fp16 rows on an H200.
+
+    PYTHONPATH=src python benchmarks/device/hopper_sparse_h200.py --out DIR [--section NAME ...]
+
+Sections: correctness, flash_mla, robustness, speed, memcheck; and consan, which runs only when it
+is named: compiling the instrumented kernel takes minutes. Every group of cases runs in a process of
+its own with a time limit, so that a hang costs seconds; one JSON file with provenance is written.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+
+import openmla
+from openmla.bench.sparse import SHAPES, Inputs, Shape, run_sparse
+from openmla.dispatch import device_target
+from openmla.kernels.hopper.sparse_launch import launch
+from openmla.operands import LatentOperands, Results, SparseOperands
+from openmla.plan import plan
+from openmla.testing import flash_mla
+from openmla.testing.build import BuiltCase, Outcome, build
+from openmla.testing.case import Case
+from openmla.testing.compare import judge
+from openmla.testing.memory import Memory
+from openmla.testing.poison import differences
+
+SECONDS = {
+    "correctness": 90, "flash_mla": 60, "robustness": 80, "speed": 90, "memcheck": 90,
+    "consan": 300,
+}  # fmt: skip
+HEADS = (1, 8, 12, 16, 20, 40, 64, 96, 128)
+DIMS = ((512, 64), (512, 0), (256, 64), (256, 32), (128, 32))
+TOPK = (1, 63, 64, 65, 127, 128, 129, 300, 512, 1000)
+LISTS = Case("sparse", 12, 512, 64, 512, q_lens=(40,), k_lens=(3000,), topk=200, scale=0.05)
+PAGES = Case(
+    "latent", 20, 512, 64, 512, q_lens=(70, 33, 5), k_lens=(70, 900, 2), scale=0.05, kv="bf16",
+    page_size=64, spare=3,
+)  # fmt: skip
+CASES_EACH = 6
+
+
+# Cases. Those of a group share a compiled kernel.
+
+
+def groups() -> dict[str, list[Case]]:
+    """Cases by the process they run in."""
+    kinds: dict[str, Case] = {
+        "lists": replace(LISTS, index_kind="mixed", spare=5),
+        "lists lengths sink": replace(
+            LISTS, topk_lengths="wild", sink="mixed", index_kind="duplicates"
+        ),
+        "lists fp16 max logits": replace(LISTS, dtype="fp16", return_max_logits=True),
+        "lists pages": replace(LISTS, kv="bf16", page_size=24, index_kind="mixed"),
+        "pages causal": PAGES,
+        "pages full sink": replace(PAGES, causal=False, sink="normal", page_size=16),
+    }
+    for latent, rope in DIMS[1:]:
+        dims: dict[str, Any] = {"d_nope": latent, "d_rope": rope, "d_v": latent}
+        kinds[f"lists {latent}+{rope}"] = replace(LISTS, **dims, index_kind="mixed", sink="normal")
+        kinds[f"pages {latent}+{rope}"] = replace(PAGES, **dims)
+    return {
+        name: [varied(case, 100 * seed + i) for i in range(CASES_EACH)]
+        for seed, (name, case) in enumerate(kinds.items())
+    }
+
+
+def varied(case: Case, seed: int) -> Case:
+    """Any head count, lengths at the edges of blocks, every kind of numbers; always the same."""
+    rng = random.Random(seed)
+    values = rng.choice(("normal", "normal", "peaky", "rising", "large"))
+    case = replace(case, heads=rng.choice(HEADS), values=values, seed=seed)
+    if case.form == "sparse":
+        return replace(case, topk=rng.choice(TOPK), q_lens=(rng.choice((1, 40, 300)),))
+    batch = rng.choice((1, 2, 5))
+    q_lens = tuple(rng.choice((0, 1, 3, 64, 130)) for _ in range(batch))
+    k_lens = tuple(max(q + rng.choice((0, 1, 64, 300, -q // 2)), 0) for q in q_lens)
+    return replace(case, q_lens=q_lens, k_lens=k_lens)
+
+
+def attend(built: BuiltCase) -> Outcome:
+    """The kernel itself; outputs start full of NaN."""
+    op, case = built.operands, built.case
+    assert isinstance(op, SparseOperands | LatentOperands)
+    out = torch.full((*op.q.shape[:2], case.d_v), torch.nan, dtype=op.q.dtype, device="cuda")
+    lse = torch.full(op.q.shape[:2], torch.nan, device="cuda")
+    logits = lse.clone() if case.return_max_logits else None
+    results = Results(out, lse, logits)
+    launch(plan(op.problem(results), device_target(op.q.device), "hopper"), op, results)
+    return Outcome(out, lse, logits)
+
+
+# Sections, each in child processes.
+
+
+def check_group(name: str) -> Iterator[dict[str, Any]]:
+    """Every case against float64, with NaN in all other memory, and twice."""
+    for case in groups()[name]:
+        built = build(case, "cuda")
+        outcome = attend(built)
+        verdict = judge(built, outcome)
+        problems = list(verdict.problems)
+        poisoned = attend(build(case, memory=Memory("cuda", "nan")))
+        problems += [f"poisoned: {p}" for p in differences(poisoned, outcome)]
+        problems += [f"second run: {p}" for p in differences(attend(built), outcome)]
+        yield {"case": str(case), "bound": verdict.bound, "row": verdict.worst_row,
+               "lse": verdict.lse, "problems": problems}  # fmt: skip
+
+
+def check_flash_mla(part: str) -> Iterator[dict[str, Any]]:
+    """Every fourth case of FlashMLA's conventions."""
+    for case in list(flash_mla.cases())[int(part) :: 4]:
+        yield {"case": str(case), "problems": flash_mla.problems(case, "cuda")}
+
+
+def robustness() -> Iterator[dict[str, Any]]:
+    """Many launches, graphs, neighbors, large offsets."""
+    for check in (many_launches, neighbors, graph, large_offsets):
+        started = time.perf_counter()
+        yield {"check": check.__name__, **check(), "seconds": time.perf_counter() - started}
+
+
+def many_launches() -> dict[str, Any]:
+    """1,000 launches, the same bits."""
+    different = 0
+    for shape in (Shape(128, 300, 4096, 512), Shape(20, 1000, 2048, 130)):
+        inputs = Inputs(shape)
+        first = inputs.openmla().clone()
+        for _ in range(1000):
+            different += int(not torch.equal(inputs.openmla(), first))
+    return {"launches": 2000, "different": different, "ok": different == 0}
+
+
+def neighbors() -> dict[str, Any]:
+    """A token alone gives the bits it gives among others."""
+    inputs = Inputs(Shape(96, 50, 2000, 300))
+    whole, wrong = inputs.openmla().clone(), 0
+    for token in range(50):
+        rows = slice(token, token + 1)
+        alone = openmla.mla_prefill_sparse(
+            inputs.q[rows], inputs.kv, inputs.indices[rows], scale=576**-0.5, backend="hopper"
+        )
+        wrong += int(not torch.equal(alone, whole[rows]))  # type: ignore[arg-type]
+    return {"different": wrong, "ok": wrong == 0}
+
+
+def graph() -> dict[str, Any]:
+    """Capture, change the inputs, replay."""
+    shape = Shape(64, 300, 4096, 512)
+    inputs, wrong = Inputs(shape), 0
+    inputs.openmla()
+    torch.cuda.synchronize()
+    captured = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(captured):
+        inputs.openmla()
+    for seed in range(3):
+        fresh = Inputs(shape, seed + 10)
+        inputs.q.copy_(fresh.q)
+        inputs.indices.copy_(fresh.indices)
+        captured.replay()
+        got = inputs.out.clone()
+        wrong += int(not torch.equal(got, inputs.openmla()))
+    return {"different": wrong, "ok": wrong == 0}
+
+
+def large_offsets() -> dict[str, Any]:
+    """More than 2^31 elements of rows, queries and outputs, more than 65535 tokens."""
+    tokens, heads, rows, topk = 70_000, 64, 2**22, 64
+    make: dict[str, Any] = {"device": "cuda", "dtype": torch.bfloat16}
+    kv = torch.empty(rows, 576, **make).normal_()
+    q = torch.empty(tokens, heads, 576, **make).normal_()
+    indices = torch.randint(0, rows, (tokens, topk), device="cuda", dtype=torch.int32)
+    indices[:, 0] = rows - 1
+    out = openmla.mla_prefill_sparse(q, kv, indices, scale=0.04, backend="hopper")
+    assert isinstance(out, torch.Tensor)
+    named = indices[-64:].long()
+    own = torch.arange(64 * topk, device="cuda", dtype=torch.int32).view(64, topk)
+    alone = openmla.mla_prefill_sparse(
+        q[-64:].clone(), kv[named.flatten()], own, scale=0.04, backend="hopper"
+    )
+    smallest = min(kv.numel(), q.numel(), out.numel())
+    same = torch.equal(out[-64:], alone)  # type: ignore[arg-type]
+    return {"elements": smallest, "ok": same and smallest > 2**31}
+
+
+def speed(rounds: int) -> Iterator[dict[str, Any]]:
+    for row in run_sparse(rounds, SHAPES):
+        yield row.to_json()
+
+
+def sanitize(count: int) -> None:
+    """What runs under a sanitizer: so many small cases, one of each group in turn."""
+
+    def allocate(size: int, alignment: int, stream: int | None) -> torch.Tensor:
+        return torch.empty(size, dtype=torch.int8, device="cuda")
+
+    triton.set_allocator(allocate)  # ConSan keeps its state in memory that Triton asks for
+    listed = [case for group in zip(*groups().values(), strict=True) for case in group]
+    for case in listed[:count]:
+        small = {"q_lens": tuple(min(q, 9) for q in case.q_lens), "topk": min(case.topk, 300)}
+        attend(build(replace(case, **small), "cuda"))  # type: ignore[arg-type]
+    torch.cuda.synchronize()
+    print(f"{count} sanitize cases done")
+
+
+# The parent.
+
+
+def child(argument: str, rounds: int) -> None:
+    """Print one JSON line per result."""
+    torch.set_num_threads(2)  # the children share the processor
+    kind, _, name = argument.partition(":")
+    if kind == "sanitize":
+        sanitize(int(name))
+        return
+    sources: dict[str, Callable[[], Iterator[dict[str, Any]]]] = {
+        "correctness": lambda: check_group(name),
+        "flash_mla": lambda: check_flash_mla(name),
+        "robustness": robustness,
+        "speed": lambda: speed(rounds),
+    }
+    for result in sources[kind]():
+        print("RESULT " + json.dumps(result), flush=True)
+
+
+def children_of(section: str) -> list[str]:
+    """The processes of a section."""
+    if section == "correctness":
+        return [f"correctness:{name}" for name in groups()]
+    return [f"flash_mla:{part}" for part in range(4)] if section == "flash_mla" else [section]
+
+
+def run_children(arguments: list[str], limit: float, rounds: int) -> dict[str, dict[str, Any]]:
+    """Run children side by side; what each printed, and how it ended."""
+    base = [sys.executable, os.path.abspath(__file__), "--rounds", str(rounds), "--child"]
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    started = [(a, subprocess.Popen([*base, a], text=True, **pipes)) for a in arguments]
+    end = time.time() + limit
+    found = {}
+    for argument, process in started:
+        ended = "finished"
+        try:
+            text, _ = process.communicate(timeout=max(1.0, end - time.time()))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            text, ended = process.communicate()[0], f"no end within {limit:.0f} s"
+        if ended == "finished" and process.returncode:
+            ended = f"status {process.returncode}"
+        lines = [json.loads(x[7:]) for x in text.splitlines() if x.startswith("RESULT ")]
+        tail = "" if ended == "finished" else text[-2500:]
+        found[argument] = {"ended": ended, "results": lines, "tail": tail}
+    return found
+
+
+def run_tool(section: str) -> dict[str, Any]:
+    """A sanitizer around a child."""
+    me = [sys.executable, os.path.abspath(__file__), "--child"]
+    tool = shutil.which("compute-sanitizer") or "/usr/local/cuda/bin/compute-sanitizer"
+    if section == "memcheck":
+        command = [tool, "--tool", "memcheck", *me, "sanitize:28"]
+        env = {**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
+    else:
+        command, env = [*me, "sanitize:1"], {**os.environ, "TRITON_INSTRUMENTATION_MODE": "consan"}
+    try:
+        run = subprocess.run(
+            command, env=env, capture_output=True, text=True, timeout=SECONDS[section], check=False
+        )
+    except (subprocess.TimeoutExpired, FileNotFoundError) as error:
+        return {"tool": section, "ok": False, "tail": f"{type(error).__name__}: {error}"}
+    text = run.stdout + run.stderr
+    clean = run.returncode == 0 and "done" in text
+    if section == "memcheck":
+        clean = clean and "ERROR SUMMARY: 0 errors" in text
+    return {"tool": section, "ok": clean, "returncode": run.returncode, "tail": text[-1500:]}
+
+
+def report(section: str, found: dict[str, dict[str, Any]]) -> None:
+    """What a person wants to see."""
+    for name, group in found.items():
+        results = group["results"]
+        bad = [r for r in results if r.get("problems") or not r.get("ok", True)]
+        print(f"{name:32s} {len(results)} results, {len(bad)} wrong, {group['ended']}")
+        for r in bad[:4]:
+            print("    " + json.dumps(r)[:600])
+        if section == "speed":
+            for r in results:
+                print(f"  {r['shape']:40s} {r['timings']['openmla']['median']:.3f} ms "
+                      f"{r['tflops']:.0f} of {r['matmul_tflops']:.0f} = {r['share']:.3f} (in a row "
+                      f"{r['share_back_to_back']:.3f}, bar {r['bar']}) "
+                      f"{r['gather_tb_per_s']:.2f} TB/s")  # fmt: skip
+        if group["tail"]:
+            print(group["tail"])
+
+
+def provenance() -> dict[str, Any]:
+    query = ["nvidia-smi", "--query-gpu=name,driver_version,power.limit", "--format=csv,noheader"]
+    smi = subprocess.run(query, capture_output=True, text=True, check=False).stdout.strip()
+    return {
+        "date": datetime.now(UTC).strftime("%Y-%m-%d"), "gpu": smi, "torch": torch.__version__,
+        "triton": triton.__version__, "python": sys.version.split()[0],
+        "openmla": openmla.__version__,
+        "command": "python benchmarks/device/hopper_sparse_h200.py " + " ".join(sys.argv[1:]),
+    }  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--section", action="append", choices=sorted(SECONDS))
+    parser.add_argument("--rounds", type=int, default=12)
+    parser.add_argument("--child")
+    options = parser.parse_args()
+    if options.child:
+        child(options.child, options.rounds)
+        return
+    record: dict[str, Any] = provenance()
+    for section in options.section or [s for s in SECONDS if s != "consan"]:
+        started = time.time()
+        print(f"== {section}", flush=True)
+        if section in ("memcheck", "consan"):
+            record[section] = run_tool(section)
+            done = record[section]["ok"]
+            print("ok" if done else f"BAD\n{record[section]['tail']}")
+        else:
+            found = run_children(children_of(section), SECONDS[section], options.rounds)
+            record[section] = found
+            report(section, found)
+        print(f"   {time.time() - started:.0f} s", flush=True)
+        if options.out:
+            options.out.mkdir(parents=True, exist_ok=True)
+            path = options.out / "hopper_sparse_h200.json"
+            path.write_text(json.dumps(record, indent=1, default=str) + "\n")
+
+
+if __name__ == "__main__":
+    main()

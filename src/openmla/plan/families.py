@@ -197,6 +197,8 @@ def _fewer_query_tiles(config: MLAConfig, problem: Problem, target: Target) -> M
     """1Q for short prompts, if its key tile is the same: a request's bits must not depend on it."""
     if config.num_qo == 1 or not config.can_switch_to_1q():
         return config
+    if config.rope_gmem_dtype_size < config.rope_mma_dtype_size:
+        return config  # waiting for widened rope takes more registers than 1Q's MMA warp has
     one_q = config.switch_1q_config()
     longest = problem.total_q if problem.batch <= 1 else mean_length(problem.total_q, problem.batch)
     short = config.prefer_1q(longest, 1, problem.batch, target.sm_count)

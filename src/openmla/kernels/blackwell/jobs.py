@@ -61,7 +61,6 @@ PROBLEMS = {
     "128+64→128 2Q pages of 256": _cached(_V3, 256),
     "128+64→128 2Q fp8_block64 rope": _cached(_V3, 64, "fp8_block64"),
     "128+64→128 2Q fp8_block32 rope": _cached(_V3, 16, "fp8_block32"),
-    "128+64→128 1Q fp8_token rope": _cached(_short(_V3), 128, "fp8_token"),
     "128+64→128 2Q fp8": replace(_FP8, rope_dtype="e4m3"),
     "128+64→128 1Q fp8": _short(replace(_FP8, rope_dtype="e4m3")),
     "128+64→128 2Q fp8 bf16 rope": _cached(_FP8, 64),

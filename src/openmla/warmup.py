@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from openmla.cache import LatentCache
-from openmla.dispatch import device_target
+from openmla.dispatch import device_target, plan_here
 from openmla.errors import InvalidArgument, Unsupported
 from openmla.kernels.launch import calls
 from openmla.operands import (
@@ -28,7 +28,6 @@ from openmla.operands import (
     Weights,
 )
 from openmla.plan.models import problem_for_model
-from openmla.plan.support import runnable_plan
 from openmla.problem import FORMS, Problem
 
 log = logging.getLogger("openmla.warmup")
@@ -75,7 +74,7 @@ def compile_model(
         )
     target = device_target(device)
     for problem in problems_of(model, tp, dtypes):
-        chosen = runnable_plan(problem, target)
+        chosen = plan_here(problem, target)
         started = time.perf_counter()
         for call in calls(chosen, *operands_of(problem, device)):
             before = time.perf_counter()

@@ -11,7 +11,8 @@ from openmla.aot import CompileJob, Predicted
 from openmla.cache import LatentCache
 from openmla.kernels.call import Call
 from openmla.kernels.cdna4.dense import VECTORS
-from openmla.kernels.cdna4.launch import COMPILER_OPTIONS, calls
+from openmla.kernels.cdna4.launch import calls
+from openmla.kernels.compat_gluon import RENAMED
 from openmla.kernels.compile_job import compile_job_of
 from openmla.operands import DenseOperands, Results, Weights
 from openmla.plan import Plan, plan
@@ -48,8 +49,10 @@ PROBLEMS: dict[str, tuple[Problem, dict[str, Any]]] = {
 
 
 def COMPILE_JOBS() -> list[CompileJob]:
-    """One job per problem and kernel."""
+    """One job per problem and kernel; none for a Triton that is too old (see openmla.dispatch)."""
     jobs: list[CompileJob] = []
+    if not RENAMED:
+        return jobs
     for name, (problem, config) in PROBLEMS.items():
         chosen = plan(problem, "mi355x", "cdna4")
         chosen = replace(chosen, config=replace(chosen.config, **config))
@@ -86,7 +89,6 @@ def _job(name: str, chosen: Plan, call: Call) -> CompileJob:
     predicted = Predicted(
         shared=chosen.config.launch_smem_used,
         registers=MOST_REGISTERS,
-        spills=0 if COMPILER_OPTIONS else None,
     )
     label = f"cdna4 {chosen.problem.form} {name}"
     return compile_job_of(label, call, VECTORS, "gfx950", predicted)

@@ -28,7 +28,8 @@ PIECE_BYTES = 16
 #: Offsets inside a tile are 32-bit byte offsets from its first row.
 OFFSET_LIMIT = 2**31
 #: All 256 registers of a lane as ordinary ones. Left alone, the compiler sets half aside for
-#: accumulators, and softmax, which cannot work on those, spills. Triton 3.6 has no such option.
+#: accumulators, and softmax, which cannot work on those, spills. Triton 3.6 has no such option;
+#: it does not compile these kernels either (see openmla.dispatch), but the simulator runs them.
 COMPILER_OPTIONS = {"llvm_fn_attrs": "amdgpu-agpr-alloc=0"} if RENAMED else {}
 _TYPES = {
     "float8_e4m3fn": gl.float8e4nv,

@@ -9,9 +9,9 @@ import torch
 from openmla.aot import CompileJob, Predicted
 from openmla.cache import LatentCache
 from openmla.kernels.cdna4.jobs import MOST_REGISTERS
-from openmla.kernels.cdna4.launch import COMPILER_OPTIONS
 from openmla.kernels.cdna4.sparse import VECTORS
 from openmla.kernels.cdna4.sparse_launch import calls
+from openmla.kernels.compat_gluon import RENAMED
 from openmla.kernels.compile_job import compile_job_of
 from openmla.operands import Results, SparseOperands, Weights
 from openmla.plan import plan
@@ -41,11 +41,13 @@ PROBLEMS = {
 
 
 def COMPILE_JOBS() -> list[CompileJob]:
-    """One job per problem."""
+    """One job per problem; none for a Triton that is too old (see openmla.dispatch)."""
     jobs: list[CompileJob] = []
+    if not RENAMED:
+        return jobs
     for name, problem in PROBLEMS.items():
         chosen = plan(problem, "mi355x", "cdna4")
-        predicted = Predicted(registers=MOST_REGISTERS, spills=0 if COMPILER_OPTIONS else None)
+        predicted = Predicted(shared=chosen.config.launch_smem_used, registers=MOST_REGISTERS)
         for call in calls(chosen, *_stand_ins(problem)):
             label = f"cdna4 sparse {name}"
             jobs.append(compile_job_of(label, call, VECTORS, "gfx950", predicted))

@@ -1,0 +1,39 @@
+"""Which plan a call gets, given the Triton that is installed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from openmla import dispatch
+from openmla.errors import Unsupported
+from openmla.plan.target import TARGETS
+from openmla.problem import Problem
+
+DENSE = Problem(form="dense", heads=16, d_nope=128, d_rope=64, d_v=128, total_q=64, total_k=64)
+SPARSE = replace(DENSE, form="sparse", d_nope=512, d_v=512, topk=64)
+
+
+@pytest.mark.parametrize("problem", [DENSE, SPARSE], ids=["dense", "sparse"])
+@pytest.mark.parametrize(("version", "backend"), [((3, 6), "portable"), ((3, 10), "cdna4")])
+def test_an_old_triton_runs_the_portable_kernels(
+    monkeypatch: pytest.MonkeyPatch, problem: Problem, version: tuple[int, ...], backend: str
+) -> None:
+    monkeypatch.setattr(dispatch, "triton_version", lambda: version)
+    dispatch.plan_here.cache_clear()
+    chosen = dispatch.plan_here(problem, TARGETS["mi355x"])
+    dispatch.plan_here.cache_clear()
+    assert chosen.backend == backend
+    assert any("Triton 3.9" in reason for reason in chosen.passed_over) == (version < (3, 9))
+
+
+def test_an_explicit_backend_does_not_fall_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dispatch, "triton_version", lambda: (3, 6))
+    dispatch.plan_here.cache_clear()
+    with pytest.raises(Unsupported, match=r"need Triton 3\.9 or later"):
+        dispatch.plan_here(DENSE, TARGETS["mi355x"], "cdna4")
+
+
+def test_the_version_is_two_numbers() -> None:
+    assert len(dispatch.triton_version()) == 2 and dispatch.triton_version() >= (3, 6)

@@ -8,10 +8,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from kernels.hopper.simulated_rows import run
+from kernels.hopper.simulated_rows import results_of, run
+from openmla import dispatch
 from openmla.aot import CompileJob, compile_job
 from openmla.kernels.hopper.sparse_jobs import COMPILE_JOBS
 from openmla.operands import SparseOperands
+from openmla.plan import target_by_name
+from openmla.sim import intercept
 from openmla.testing.build import BuiltCase, build
 from openmla.testing.case import Case
 from openmla.testing.compare import judge
@@ -120,3 +123,33 @@ def test_results_without_rows() -> None:
     built = on(replace(V32, q_lens=(0,)))
     outcome, reports = run(built)
     assert not reports and outcome.out.shape[0] == 0
+
+
+@pytest.fixture
+def h200(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CPU tensors are planned for as if they were on an H200."""
+    monkeypatch.setattr(dispatch, "device_target", lambda device: target_by_name("h200"))
+
+
+def test_the_public_call_on_an_h200_runs_this_kernel(h200: None) -> None:
+    built = on(replace(V32, q_lens=(2,), topk=70, return_max_logits=True))
+    with intercept() as reports:
+        assert judge(built, built.run()).ok
+    assert len(reports) == 1 and reports[0].ok
+
+
+@pytest.mark.parametrize(
+    ("case", "reason"),
+    [
+        (replace(V32, kv="bf16", d_v=256), "d_v 256"),
+        (replace(V32, d_rope=48), "rope width 48"),
+        (replace(V32, layout="strided"), "16 bytes"),
+    ],
+    ids=["narrow V", "odd rope", "unaligned"],
+)
+def test_what_it_does_not_serve_runs_on_the_portable_kernel(
+    h200: None, case: Case, reason: str
+) -> None:
+    built = on(case)
+    chosen = dispatch.plan_call(built.operands, results_of(built))
+    assert chosen.backend == "portable" and reason in chosen.passed_over[0]

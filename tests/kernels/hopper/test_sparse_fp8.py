@@ -10,12 +10,13 @@ import pytest
 import torch
 
 from kernels.hopper.simulated_rows import plan_of, run
+from openmla import dispatch
 from openmla.aot import CompileJob, compile_job
 from openmla.cache import LatentCache
 from openmla.kernels.hopper import fp8_jobs
 from openmla.kernels.hopper.fp8_launch import addressed_once
 from openmla.operands import SparseOperands
-from openmla.plan import Plan, hopper_cache, plan
+from openmla.plan import Plan, hopper_cache, plan, target_by_name
 from openmla.plan.hopper import HopperSparseConfig
 from openmla.problem import Problem
 from openmla.sim import Report, intercept
@@ -203,6 +204,19 @@ def test_the_plan_explains_its_choice() -> None:
     pages = {"form": "latent", "topk": 0}
     assert read(**pages, total_q=1)[0] == "in_kernel"  # 2 tiles visit every row
     assert read(**pages, total_q=2)[0] == "workspace"
+
+
+@pytest.mark.parametrize(
+    ("queries", "topk", "kernels"), [(1, 40, 1), (12, 40, 6)], ids=["in the kernel", "workspace"]
+)
+def test_the_public_call_on_an_h200(
+    queries: int, topk: int, kernels: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dispatch, "device_target", lambda device: target_by_name("h200"))
+    built = on(replace(V32, q_lens=(queries,), topk=topk, k_lens=(100,), spare=0))
+    with intercept(resident=2) as reports:
+        assert judge(built, built.run()).ok
+    assert len(reports) == kernels and findings(reports) == []
 
 
 @pytest.mark.compile

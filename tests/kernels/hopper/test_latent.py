@@ -8,8 +8,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from kernels.hopper.simulated_rows import run
+from kernels.hopper.simulated_rows import results_of, run
+from openmla import dispatch
 from openmla.operands import LatentOperands
+from openmla.plan import target_by_name
+from openmla.sim import intercept
 from openmla.testing.build import BuiltCase, build
 from openmla.testing.case import Case
 from openmla.testing.compare import judge
@@ -95,3 +98,12 @@ def test_queries_with_gaps() -> None:
     wide[:, :20, :-8] = op.q
     gapped = replace(built, operands=replace(op, q=wide[:, :20, :-8]))
     assert torch.equal(run(gapped)[0].out, run(built)[0].out)
+
+
+def test_the_public_call_runs_this_kernel_when_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dispatch, "device_target", lambda device: target_by_name("h200"))
+    built = on(replace(V3, q_lens=(2,), k_lens=(9,)))
+    with intercept() as reports:
+        assert judge(built, built.run(backend="hopper")).ok
+    assert len(reports) == 1 and reports[0].ok
+    assert dispatch.plan_call(built.operands, results_of(built)).backend == "portable"

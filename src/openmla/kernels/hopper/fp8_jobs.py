@@ -9,7 +9,7 @@ import torch
 from openmla.aot import CompileJob, Predicted
 from openmla.cache import LatentCache
 from openmla.kernels.call import Call
-from openmla.kernels.hopper.jobs import job_of
+from openmla.kernels.compile_job import compile_job_of
 from openmla.kernels.hopper.sparse import VECTORS, sparse_kernel
 from openmla.kernels.hopper.sparse_launch import Operands, calls
 from openmla.operands import LatentOperands, Results, SparseOperands, Weights
@@ -59,14 +59,16 @@ def COMPILE_JOBS() -> list[CompileJob]:
 def _job(name: str, chosen: Plan, call: Call) -> CompileJob:
     what = call.kernel.fn.__name__.removesuffix("_kernel")
     if call.kernel is not sparse_kernel:
-        return job_of(f"hopper {what} {name}", call, VECTORS, Predicted())
+        return compile_job_of(f"hopper {what} {name}", call, VECTORS, "sm90", Predicted())
     widens = call.arguments["SCALED"] > 0
     predicted = Predicted(
         shared=chosen.config.smem_used,
         registers=chosen.config.registers.at_launch,
         spills=WIDENING_SPILLS if widens else PLAIN_SPILLS,
     )
-    return job_of(f"hopper {what} {name}{', widening' * widens}", call, VECTORS, predicted)
+    return compile_job_of(
+        f"hopper {what} {name}{', widening' * widens}", call, VECTORS, "sm90", predicted
+    )
 
 
 def _stand_ins(problem: Problem) -> tuple[Operands, Results]:

@@ -2,28 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 
-from openmla.aot import CompileJob, Predicted, tensor_desc
+from openmla.aot import CompileJob, Predicted
 from openmla.cache import LatentCache
 from openmla.kernels.call import Call
+from openmla.kernels.compile_job import compile_job_of
 from openmla.kernels.hopper.dense import VECTORS, dense_kernel
 from openmla.kernels.hopper.launch import calls
 from openmla.operands import DenseOperands, Results, Weights
 from openmla.plan import Plan, plan
 from openmla.problem import Problem
 
-_TYPES = {
-    torch.bfloat16: "bf16",
-    torch.float16: "fp16",
-    torch.float32: "fp32",
-    torch.int32: "i32",
-    torch.float8_e4m3fn: "fp8e4nv",
-}
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 _V3 = Problem(
     form="dense", heads=128, d_nope=128, d_rope=64, d_v=128, total_q=4096, total_k=4096,
@@ -89,25 +81,7 @@ def _stand_ins(problem: Problem) -> tuple[DenseOperands, Results]:
 
 def _job(name: str, chosen: Plan, call: Call) -> CompileJob:
     if call.kernel is not dense_kernel:
-        return job_of(f"hopper merge {name}", call, VECTORS, Predicted())
+        return compile_job_of(f"hopper merge {name}", call, VECTORS, "sm90", Predicted())
     config = chosen.config
     predicted = Predicted(shared=config.smem_used, registers=config.registers.at_launch)
-    return job_of(f"hopper dense {name}", call, VECTORS, predicted)
-
-
-def job_of(label: str, call: Call, vectors: Sequence[str], predicted: Predicted) -> CompileJob:
-    """The compilation that a call would start; `vectors` are pointers of any alignment."""
-    given = dict(call.arguments)
-    options = {"num_warps": given.pop("num_warps")}
-    tensors = {n: v for n, v in given.items() if n.islower() and v is not None}
-    signature = {n: _type_of(v, n in vectors) for n, v in tensors.items()}
-    constexprs = {n: v for n, v in given.items() if n not in signature}
-    return CompileJob(label, call.kernel, signature, constexprs, "sm90", options, predicted)
-
-
-def _type_of(value: Any, any_alignment: bool) -> str:
-    if isinstance(value, torch.Tensor):
-        return f"*{_TYPES[value.dtype]}" + ("" if any_alignment else ":16")
-    if hasattr(value, "block_shape"):
-        return tensor_desc(_TYPES[value.base.dtype], value.block_shape, value.layout)
-    return "fp32" if isinstance(value, float) else "i32"
+    return compile_job_of(f"hopper dense {name}", call, VECTORS, "sm90", predicted)

@@ -8,7 +8,7 @@ import torch
 
 from openmla.aot import CompileJob, Predicted
 from openmla.cache import LatentCache
-from openmla.kernels.hopper.jobs import job_of
+from openmla.kernels.compile_job import compile_job_of
 from openmla.kernels.hopper.sparse import VECTORS
 from openmla.kernels.hopper.sparse_launch import Operands, calls
 from openmla.operands import LatentOperands, Results, SparseOperands, Weights
@@ -50,7 +50,7 @@ def _job(name: str, problem: Problem) -> CompileJob:
     predicted = Predicted(
         shared=config.smem_used, registers=config.registers.at_launch, spills=SPILLS
     )
-    return job_of(f"hopper sparse {name}", call, VECTORS, predicted)
+    return compile_job_of(f"hopper sparse {name}", call, VECTORS, "sm90", predicted)
 
 
 def _stand_ins(problem: Problem) -> tuple[Operands, Results]:

@@ -41,11 +41,11 @@ CASES = {
     "bf16 pages of 16, sink": replace(BF16, rope="cache", kv="bf16", page_size=16, sink="normal"),
     "bf16 pages of 48": replace(BF16, rope="cache", kv="bf16", page_size=48, causal=False),
     "bf16 64+64, 5 heads": replace(BF16, d_nope=64, d_v=64, heads=5, q_lens=(9,), k_lens=(70,)),
-    "bf16 20 requests": replace(BF16, heads=1, q_lens=(1,) * 20, k_lens=(3,) * 20),
+    "bf16 9 requests": replace(BF16, heads=1, q_lens=(1,) * 9, k_lens=(3,) * 9),
     "bf16 two tiles": replace(BF16, heads=1, q_lens=(300,), k_lens=(300,)),
 }
-# CI looks at the earliest and the latest schedule; a changed kernel needs OPENMLA_SIM_SEEDS=20.
-SEEDS = int(os.environ.get("OPENMLA_SIM_SEEDS", "2"))
+# CI looks at the latest schedule; a changed kernel needs OPENMLA_SIM_SEEDS=20.
+SEEDS = int(os.environ.get("OPENMLA_SIM_SEEDS", "1"))
 # Weights of four bits: errors of 2^-4 each, less in a sum.
 FP8_WEIGHTS = Rule(u=2.0**-4, frobenius=2.5e-2, row=6.0e-2, bias=2.0e-3, floor=2.0**-20)
 
@@ -130,7 +130,7 @@ def test_rope_at_its_offset_of_latent_rows_and_grouped_heads(kv_heads: int, dtyp
 def test_every_schedule_is_clean(name: str) -> None:
     first = None
     for seed in range(SEEDS):
-        schedule = {0: "early", 1: "late"}.get(seed, "random")
+        schedule = {0: "late", 1: "early"}.get(seed, "random")
         outcome, reports = run(on(CASES[name]), seed=seed, schedule=schedule, resident=3)
         assert findings(reports) == []
         assert first is None or not differences(outcome, first)

@@ -131,9 +131,14 @@ def test_copies_of_k_and_q_fill_memory_lane_after_lane(block: Any, part: str) ->
     assert sorted(starts) == list(range(0, len(places) * size, 1024))
 
 
+@lru_cache
+def v_bytes(block: MlaPrefillV2) -> dict[tuple[int, int], int]:
+    return bytes_of(tiles(block)["v"][1], 1)
+
+
 def read_addresses(block: MlaPrefillV2, i_strip: int, j_depth: int, r: int) -> list[int]:
     """Where all lanes begin one transposing read, looked up in the kernel's own layout."""
-    places = bytes_of(tiles(block)["v"][1], 1)
+    places = v_bytes(block)
     cells = [read_cell(lane) for lane in range(64)]
     return [places[64 * i_strip + 16 * r + key, 32 * j_depth + column] for key, column in cells]
 

@@ -39,8 +39,8 @@ CASES = {
     "fp8_token": replace(PAGES, kv="fp8_token", topk=70, sink="normal"),
     "e4m3": replace(ROWS, dtype="e4m3"),
 }
-# CI looks at the earliest and the latest schedule; a changed kernel needs OPENMLA_SIM_SEEDS=20.
-SEEDS = int(os.environ.get("OPENMLA_SIM_SEEDS", "2"))
+# CI looks at the latest schedule; a changed kernel needs OPENMLA_SIM_SEEDS=20.
+SEEDS = int(os.environ.get("OPENMLA_SIM_SEEDS", "1"))
 
 
 def on(case: Case, background: str = "zero") -> BuiltCase:
@@ -64,11 +64,11 @@ def test_accepted_clean_and_deaf_to_poison(name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["rows", "pages", "fp8_656", "e4m3"])
+@pytest.mark.parametrize("name", CASES)
 def test_every_schedule_is_clean(name: str) -> None:
     first = None
     for seed in range(SEEDS):
-        schedule = {0: "early", 1: "late"}.get(seed, "random")
+        schedule = {0: "late", 1: "early"}.get(seed, "random")
         outcome, reports = run(on(CASES[name]), seed=seed, schedule=schedule, resident=3)
         assert findings(reports) == []
         assert first is None or not differences(outcome, first)

@@ -20,6 +20,8 @@ then per tile K(j + 1), V(j + 1), so what a wait leaves in flight tells what has
 
 The compiler puts a workgroup barrier behind each wait. The one before PV of tile j - 1 also lies
 between the last read of a K slot and its next copy, the one before QK of tile j does so for V.
+Waves run in step: a wait covers a wave's own copies only, so if half of the waves ran a stage ahead
+(warp_pipeline_stage), they would read what the others have not waited for.
 
 | LDS | FP8 128 + 64 -> 128, v227 | bf16 |
 |---|---|---|

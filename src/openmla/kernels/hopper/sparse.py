@@ -11,13 +11,13 @@ sequence. V is the first columns of K. The output columns are split between two 
 |---|---|---|---|
 | left (default) | 4 | 216 | scores of block 0; P0 · V0 and P1 · V1 for the left output columns |
 | right | 4 | 216 | scores of block 1; the same for the right output columns |
-| producer | 4 | 72 | loads Q, gathers rows (sparse_rows.py, sparse_source.py) |
+| producer | 4 | 72 | loads Q, gathers rows (sparse_rows.py), or widens FP8 rows (sparse_fp8.py) |
 
 | barrier | number | completed by (count) | waited for by |
 |---|---|---|---|
 | q_ready | 1 | TMA bytes of Q (1) | left, right |
 | q_free | 1 | left, right, after the last scores of a piece (2) | producer |
-| ready | 4 ST | cp.async of a tile: block 0 left, right, block 1 left, right (128) | left, right |
+| ready | 4 ST | all threads of the producer: block 0 left, right, block 1 left, right (128) | both |
 | free | 4 ST | the only warp-group that multiplies V with it: left, right (1) | producer |
 | valid | 2 ST | producer: validity of a block is written (1) | left, right |
 | t_ready | 2 | producer: a piece is described in `info` (1) | left, right |

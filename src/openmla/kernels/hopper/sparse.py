@@ -17,7 +17,7 @@ sequence. V is the first columns of K. The output columns are split between two 
 |---|---|---|---|
 | q_ready | 1 | TMA bytes of Q (1) | left, right |
 | q_free | 1 | left, right, after the last scores of a piece (2) | producer |
-| ready | 4 ST | all threads of the producer: block 0 left, right, block 1 left, right (128) | both |
+| ready | 4 ST | threads of the producer: block 0 left, right, block 1 left, right (128) | both |
 | free | 4 ST | the only warp-group that multiplies V with it: left, right (1) | producer |
 | valid | 2 ST | producer: validity of a block is written (1) | left, right |
 | t_ready | 2 | producer: a piece is described in `info` (1) | left, right |

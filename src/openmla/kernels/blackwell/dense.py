@@ -13,7 +13,7 @@ are the plan's (MLAConfig).
 | load | 1 | 48 | all TMA loads (load.py) |
 | widen, only for rope stored in FP8 | 2 | 48 | rope to 16 bits (widen.py) |
 
-(Without softmax 1: 232, 112 and 160 registers.)
+(With one query tile 224, 128 and 112 registers; without softmax 1 216, 144 and 144.)
 
 With two query tiles, softmax group i and accumulator i belong to query tile i. With one, blocks
 take turns in the two score tiles and all go through softmax group 0 and accumulator 0, in order: a

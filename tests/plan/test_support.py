@@ -97,3 +97,17 @@ def test_heads_without_a_plan_say_why() -> None:
     twenty = replace(FEATURES["sparse 512+64, 16 heads, bf16"], heads=20)
     instead = runnable_plan(twenty, target_by_name("b200"))
     assert instead.backend == "portable" and "multiple of 8" in instead.passed_over[0]
+
+
+@pytest.mark.parametrize(
+    ("feature", "why"),
+    [
+        ("sparse 512+64, fp8_656 cache", "has not been measured on a GPU yet"),
+        ("latent 512+64, bf16 pages", "does not split the keys of short chunks yet"),
+    ],
+)
+def test_some_kernels_run_only_when_they_are_named(feature: str, why: str) -> None:
+    problem, h200 = FEATURES[feature], target_by_name("h200")
+    instead = runnable_plan(problem, h200)
+    assert instead.backend == "portable" and instead.passed_over[-1].endswith(why)
+    assert runnable_plan(problem, h200, "hopper").backend == "hopper"

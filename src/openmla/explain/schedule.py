@@ -15,7 +15,9 @@ from typing import Any
 from openmla.plan.blackwell_fa4 import FA4Config
 from openmla.plan.blackwell_mla import MLAConfig
 from openmla.plan.blackwell_sparse_shape import SparseShape
+from openmla.plan.cdna4_16bit import V_RING_DEPTH, MlaPrefill16
 from openmla.plan.cdna4_prefill import K_RING_DEPTH, MlaPrefillV2
+from openmla.plan.cdna4_sparse import MlaSparse16
 from openmla.plan.config import Plan
 from openmla.plan.hopper_dense import HopperDenseConfig
 from openmla.plan.hopper_sparse import HopperSparseConfig
@@ -95,11 +97,15 @@ def _other_pipeline(config: Any) -> Pipeline | None:
         groups = 1 if config.single_o else 2
         rows = config.BM // config.num_qo
         return Pipeline(groups, rows, config.BN, *widths, ring, v_slots, config.num_qo == 2)
-    if isinstance(config, MlaPrefillV2):
-        depth = config.v_ring_bytes // config.v_slot_bytes
-        size = config.config.element_bytes
-        widths = config.D_QK, config.DEPTH, size
-        return Pipeline(2, config.BM // 2, config.KV_BLOCK, *widths, K_RING_DEPTH, depth)
+    if isinstance(config, MlaPrefillV2 | MlaPrefill16):
+        deep = V_RING_DEPTH
+        if isinstance(config, MlaPrefillV2):
+            deep = config.v_ring_bytes // config.v_slot_bytes
+        widths = config.D_QK, config.DEPTH, config.config.element_bytes
+        return Pipeline(2, config.BM // 2, config.KV_BLOCK, *widths, K_RING_DEPTH, deep)
+    if isinstance(config, MlaSparse16):
+        widths = config.latent + config.rope, config.latent, 2
+        return Pipeline(1, config.BM, config.B_TOPK, *widths, config.num_kv_stages, 0)
     if isinstance(config, SparseShape):
         rows, keys = config.PADDED_HEADS_PER_CTA, config.B_TOPK
         widths = config.qk_depth, config.v_depth, config.qkv_dtype_size

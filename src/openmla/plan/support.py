@@ -14,7 +14,7 @@ from functools import lru_cache
 from openmla.errors import Unsupported
 from openmla.plan import Plan, plan
 from openmla.plan.target import TARGETS, Target, target_by_name
-from openmla.problem import FORMS, Problem
+from openmla.problem import DTYPE_BYTES, FORMS, Problem
 
 # Kernel families whose kernels exist, by form. Nothing else may be launched: dispatch asks here.
 IMPLEMENTED = frozenset(
@@ -25,10 +25,12 @@ IMPLEMENTED = frozenset(
 # Plans of those families that still have no kernel, by the class of their config.
 WITHOUT_KERNEL = frozenset({"FA4Config", "MLAPrefillSparseQKVFP8"})
 
-# Kernels that run only when their backend is named. Hopper's latent form does not split the keys of
-# short chunks yet, and where that costs more than it wins depends on lengths that only the device
-# knows.
-ON_REQUEST = frozenset({("hopper", "latent")})
+# Kernels that run only when their backend is named, and why.
+ON_REQUEST = {
+    # Where that costs more than it wins depends on lengths that only the device knows.
+    ("hopper", "latent"): "it does not split the keys of short chunks yet",
+    ("hopper", "sparse fp8"): "the way it reads FP8 caches has not been measured on a GPU yet",
+}
 
 TABLE_TARGETS = ("cpu", "h200", "b200", "mi355x", "mi300x", "a100", "l40s", "rtx5090")
 BEGIN, END = "<!-- support table: begin -->", "<!-- support table: end -->"
@@ -85,21 +87,31 @@ def is_implemented(family: str, form: str) -> bool:
     return (family, form) in IMPLEMENTED
 
 
+def on_request(chosen: Plan) -> str:
+    """Why the kernel of a plan runs only when its backend is named; empty when it need not be."""
+    form, rows = chosen.problem.form, chosen.problem.kv_dtype
+    kind = f"{form} fp8" if form == "sparse" and rows not in DTYPE_BYTES else form
+    return ON_REQUEST.get((chosen.backend, kind), "")
+
+
 def has_kernel(chosen: Plan) -> bool:
-    """Whether the kernel of a plan exists today."""
+    """Whether the kernel of a plan exists today and runs without being asked for."""
     known = is_implemented(chosen.backend, chosen.problem.form)
-    return known and type(chosen.config).__name__ not in WITHOUT_KERNEL
+    return known and type(chosen.config).__name__ not in WITHOUT_KERNEL and not on_request(chosen)
 
 
 @lru_cache(maxsize=4096)
 def runnable_plan(problem: Problem, target: Target, backend: str = "auto") -> Plan:
     """The first plan, in the planner's order, whose kernel exists. An explicit backend stays."""
     chosen = plan(problem, target, backend)
-    named = backend != "auto" and (backend, problem.form) in ON_REQUEST
-    if chosen.runs_today or named:
+    reason = on_request(chosen)
+    if chosen.runs_today or (reason and backend != "auto"):
         return chosen
     if backend == "auto":
-        missing = f"{chosen.backend}: planned, its kernel is not implemented yet"
+        why = (
+            f"runs when named, {reason}" if reason else "planned, its kernel is not implemented yet"
+        )
+        missing = f"{chosen.backend}: {why}"
         for family in target.families:
             if family == chosen.backend or not is_implemented(family, problem.form):
                 continue

@@ -2,32 +2,22 @@
 
     PYTHONPATH=src python benchmarks/device/hopper_dense_h200.py --out DIR [--section NAME ...]
 
-Sections: correctness, robustness, speed, memcheck; and consan, only when it is asked for: the
-instrumented kernel is some 20 MB of PTX, which ptxas does not finish in ten minutes. Every group
-of cases runs in a process of its own with a time limit, so that a hang costs seconds; one JSON file
-with provenance is written.
+Sections: correctness, robustness, speed, memcheck; and consan, only when it is named (sections.py).
 """
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import json
-import os
 import random
-import shutil
 import statistics
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
-from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-import triton
+from sections import Found, Script, run
 
 import openmla
 from openmla.bench.dense import SHAPES, Inputs, Shape, matmul_tflops, run_dense
@@ -349,82 +339,9 @@ def sanitize_cases(count: int) -> None:
         attend(build(case, "cuda"), num_qo)
     if count > 1:
         attend(build(split_cases()[0], "cuda"))
-    torch.cuda.synchronize()
-    print(f"{count + (count > 1)} sanitize cases done")
 
 
-def run_sanitizer(name: str, limit: float) -> dict[str, Any]:
-    me = [sys.executable, os.path.abspath(__file__), "--child"]
-    if name == "memcheck":
-        tool = shutil.which("compute-sanitizer") or "/usr/local/cuda/bin/compute-sanitizer"
-        env = {**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
-        return _tool(name, [tool, "--tool", "memcheck", *me, "sanitize:24"], env, limit)
-    env = {**os.environ, "TRITON_INSTRUMENTATION_MODE": "consan"}
-    return _tool(name, [*me, "sanitize:1"], env, limit)
-
-
-def _tool(name: str, command: list[str], env: dict[str, str], limit: float) -> dict[str, Any]:
-    print("  " + " ".join(command), flush=True)
-    try:
-        run = subprocess.run(
-            command, env=env, capture_output=True, text=True, timeout=limit, check=False
-        )
-    except (subprocess.TimeoutExpired, FileNotFoundError) as error:
-        return {"tool": name, "ok": False, "tail": f"{type(error).__name__}: {error}"}
-    text = run.stdout + run.stderr
-    clean = run.returncode == 0 and "done" in text
-    if name == "memcheck":
-        clean = clean and "ERROR SUMMARY: 0 errors" in text
-    return {"tool": name, "ok": clean, "returncode": run.returncode, "tail": text[-1500:]}
-
-
-# The parent.
-
-
-def child(argument: str, rounds: int) -> None:
-    """Print one JSON line per result."""
-    torch.set_num_threads(2)  # the children share the processor
-    kind, _, name = argument.partition(":")
-    if kind == "sanitize":
-        # ConSan keeps its state in memory that Triton asks the program for.
-        def allocate(size: int, alignment: int, stream: int | None) -> torch.Tensor:
-            return torch.empty(size, dtype=torch.int8, device="cuda")
-
-        triton.set_allocator(allocate)
-        sanitize_cases(int(name))
-        return
-    sources: dict[str, Callable[[], Iterator[dict[str, Any]]]] = {
-        "correctness": lambda: check_group(name),
-        "robustness": robustness,
-        "speed": lambda: speed(rounds),
-    }
-    for result in sources[kind]():
-        print("RESULT " + json.dumps(result), flush=True)
-
-
-def run_children(arguments: list[str], limit: float, rounds: int) -> dict[str, dict[str, Any]]:
-    """Run children side by side; what each printed, and how it ended."""
-    base = [sys.executable, os.path.abspath(__file__), "--rounds", str(rounds), "--child"]
-    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    started = [(a, subprocess.Popen([*base, a], text=True, **pipes)) for a in arguments]
-    end = time.time() + limit
-    found = {}
-    for argument, process in started:
-        ended = "finished"
-        try:
-            text, _ = process.communicate(timeout=max(1.0, end - time.time()))
-        except subprocess.TimeoutExpired:
-            process.kill()
-            text, ended = process.communicate()[0], f"no end within {limit:.0f} s"
-        if ended == "finished" and process.returncode:
-            ended = f"status {process.returncode}"
-        lines = [json.loads(x[7:]) for x in text.splitlines() if x.startswith("RESULT ")]
-        tail = "" if ended == "finished" else text[-2500:]
-        found[argument] = {"ended": ended, "results": lines, "tail": tail}
-    return found
-
-
-def report_correctness(found: dict[str, dict[str, Any]]) -> None:
+def report_correctness(found: Found) -> None:
     for name, group in found.items():
         bad = [r for r in group["results"] if r["problems"]]
         worst = max((r["bound"] for r in group["results"]), default=0.0)
@@ -450,56 +367,34 @@ def report_speed(results: list[dict[str, Any]]) -> None:
               f"layer {r['layer']:.3f} (row {r['layer_back_to_back']:.3f}) {bars}")  # fmt: skip
 
 
-def provenance() -> dict[str, Any]:
-    query = ["nvidia-smi", "--query-gpu=name,driver_version,power.limit", "--format=csv,noheader"]
-    smi = subprocess.run(query, capture_output=True, text=True, check=False).stdout.strip()
-    return {
-        "date": datetime.now(UTC).strftime("%Y-%m-%d"), "gpu": smi, "torch": torch.__version__,
-        "triton": triton.__version__, "python": sys.version.split()[0],
-        "openmla": openmla.__version__,
-        "command": "python benchmarks/device/hopper_dense_h200.py " + " ".join(sys.argv[3:]),
-    }  # fmt: skip
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path)
-    parser.add_argument("--section", action="append", choices=sorted(SECONDS))
-    parser.add_argument("--rounds", type=int, default=12)
-    parser.add_argument("--child")
-    options = parser.parse_args()
-    if options.child:
-        child(options.child, options.rounds)
+def report(section: str, found: Found) -> None:
+    """What a person wants to see."""
+    if section == "correctness":
+        report_correctness(found)
         return
-    record: dict[str, Any] = provenance()
-    for section in options.section or ["correctness", "robustness", "speed", "memcheck"]:
-        started = time.time()
-        print(f"== {section}", flush=True)
-        if section in ("memcheck", "consan"):
-            r = record[section] = run_sanitizer(section, SECONDS[section])
-            print(f"{section}: {'ok' if r['ok'] else 'BAD'}\n{'' if r['ok'] else r['tail']}")
-        else:
-            names = [section]
-            if section == "correctness":
-                names = [f"correctness:{g}" for g in groups()]
-            found = run_children(names, SECONDS[section], options.rounds)
-            record[section] = found
-            if section == "correctness":
-                report_correctness(found)
-            elif section == "speed":
-                report_speed(found["speed"]["results"])
-            else:
-                for r in found["robustness"]["results"]:
-                    print(json.dumps(r))
-            for group in found.values():
-                if section != "correctness" and group["tail"]:
-                    print(group["ended"], group["tail"])
-        print(f"   {time.time() - started:.0f} s", flush=True)
-        if options.out:
-            options.out.mkdir(parents=True, exist_ok=True)
-            path = options.out / "hopper_dense_h200.json"
-            path.write_text(json.dumps(record, indent=1, default=str) + "\n")
+    group = found[section]
+    if section == "speed":
+        report_speed(group["results"])
+    else:
+        for result in group["results"]:
+            print(json.dumps(result))
+    if group["tail"]:
+        print(group["ended"], group["tail"])
 
 
 if __name__ == "__main__":
-    main()
+    run(
+        Script(
+            __file__,
+            SECONDS,
+            groups=lambda section: list(groups()) if section == "correctness" else [""],
+            sources={
+                "correctness": lambda name, _: check_group(name),
+                "robustness": lambda *_: robustness(),
+                "speed": lambda _, rounds: speed(rounds),
+            },
+            sanitize=sanitize_cases,
+            sanitized=24,
+            report=report,
+        )
+    )

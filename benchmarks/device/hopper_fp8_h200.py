@@ -2,29 +2,20 @@
 
     PYTHONPATH=src python benchmarks/device/hopper_fp8_h200.py --out DIR [--section NAME ...]
 
-Sections: correctness, robustness, speed, sanitize. Every group of cases runs in a process of its
-own with a time limit, so that a hang costs seconds; one JSON file with provenance is written.
+Sections: correctness, robustness, speed, memcheck; and consan, only when it is named (sections.py).
 """
 
 from __future__ import annotations
 
-import argparse
 import json
-import os
-import shutil
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import torch
-import triton
+from sections import Found, Script, run
 
-import openmla
 from openmla.bench.gpu_timing import race
 from openmla.cache import LatentCache
 from openmla.dispatch import device_target
@@ -38,7 +29,7 @@ from openmla.testing.compare import compare
 from openmla.testing.memory import Memory
 from openmla.testing.poison import differences
 
-SECONDS = {"correctness": 75, "robustness": 60, "speed": 75, "sanitize": 100}
+SECONDS = {"speed": 75, "correctness": 75, "robustness": 60, "memcheck": 100, "consan": 580}
 MATMUL = 8192
 FUSED_BAR = 0.40
 MODES = ("in_kernel", "workspace")
@@ -315,60 +306,17 @@ def large_offsets() -> dict[str, Any]:
     return {"bytes": cache.data.numel(), "ok": same and cache.data.numel() > 2**31}
 
 
-def sanitize_cases() -> None:
-    """What runs under memcheck."""
-    for case in (BASE, NARROW["256+32"]):
+def sanitize_cases(count: int) -> None:
+    """What runs under a sanitizer: so many small cases, in each way."""
+    for case in (BASE, NARROW["256+32"])[:count]:
         small = replace(case, q_lens=(9,), topk=150, heads=12)
         op = build(small, "cuda").operands
         assert isinstance(op, SparseOperands)
         for mode in MODES:
             attend(op, mode)
-    torch.cuda.synchronize()
-    print("sanitize cases done")
 
 
-# The parent.
-
-
-def child(argument: str, rounds: int) -> None:
-    """Print one JSON line per result."""
-    torch.set_num_threads(2)
-    kind, _, name = argument.partition(":")
-    if kind == "sanitize":
-        sanitize_cases()
-        return
-    sources: dict[str, Callable[[], Iterator[dict[str, Any]]]] = {
-        "correctness": lambda: check_group(name),
-        "robustness": robustness,
-        "speed": lambda: speed(rounds),
-    }
-    for result in sources[kind]():
-        print("RESULT " + json.dumps(result), flush=True)
-
-
-def run_children(arguments: list[str], limit: float, rounds: int) -> dict[str, dict[str, Any]]:
-    """Run children side by side; what each printed, and how it ended."""
-    base = [sys.executable, os.path.abspath(__file__), "--rounds", str(rounds), "--child"]
-    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    started = [(a, subprocess.Popen([*base, a], text=True, **pipes)) for a in arguments]
-    end = time.time() + limit
-    found = {}
-    for argument, process in started:
-        ended = "finished"
-        try:
-            text, _ = process.communicate(timeout=max(1.0, end - time.time()))
-        except subprocess.TimeoutExpired:
-            process.kill()
-            text, ended = process.communicate()[0], f"no end within {limit:.0f} s"
-        if ended == "finished" and process.returncode:
-            ended = f"status {process.returncode}"
-        lines = [json.loads(x[7:]) for x in text.splitlines() if x.startswith("RESULT ")]
-        tail = "" if ended == "finished" else text[-1500:]
-        found[argument] = {"ended": ended, "results": lines, "tail": tail}
-    return found
-
-
-def report(found: dict[str, dict[str, Any]]) -> None:
+def report(_section: str, found: Found) -> None:
     for name, group in found.items():
         print(f"{name}: {group['ended']}, {len(group['results'])} results {group['tail']}")
         for r in group["results"]:
@@ -382,55 +330,19 @@ def report(found: dict[str, dict[str, Any]]) -> None:
             print(f"   {len(bounds)} cases, {bad} wrong, bound {max(bounds):.2f}")
 
 
-def sanitize(limit: float) -> dict[str, Any]:
-    tool = shutil.which("compute-sanitizer") or "/usr/local/cuda/bin/compute-sanitizer"
-    me = [sys.executable, os.path.abspath(__file__), "--child", "sanitize"]
-    env = {**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
-    command = [tool, "--tool", "memcheck", *me]
-    try:
-        run = subprocess.run(
-            command, env=env, capture_output=True, text=True, timeout=limit, check=False
-        )
-    except (subprocess.TimeoutExpired, FileNotFoundError) as error:
-        return {"ok": False, "tail": f"{type(error).__name__}: {error}"}
-    text = run.stdout + run.stderr
-    clean = run.returncode == 0 and "done" in text and "ERROR SUMMARY: 0 errors" in text
-    return {"ok": clean, "tail": text[-600:]}
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path)
-    parser.add_argument("--section", action="append", choices=sorted(SECONDS))
-    parser.add_argument("--rounds", type=int, default=12)
-    parser.add_argument("--child")
-    options = parser.parse_args()
-    if options.child:
-        child(options.child, options.rounds)
-        return
-    record: dict[str, Any] = {
-        "date": datetime.now(UTC).strftime("%Y-%m-%d"), "gpu": torch.cuda.get_device_name(),
-        "torch": torch.__version__, "triton": triton.__version__, "openmla": openmla.__version__,
-        "command": "python benchmarks/device/hopper_fp8_h200.py " + " ".join(sys.argv[3:]),
-    }  # fmt: skip
-    for section in options.section or sorted(SECONDS):
-        started = time.time()
-        print(f"== {section}", flush=True)
-        if section == "sanitize":
-            record[section] = sanitize(SECONDS[section])
-            print(json.dumps(record[section]))
-        else:
-            names = (
-                [f"correctness:{g}" for g in groups()] if section == "correctness" else [section]
-            )
-            record[section] = run_children(names, SECONDS[section], options.rounds)
-            report(record[section])
-        print(f"   {time.time() - started:.0f} s", flush=True)
-        if options.out:
-            options.out.mkdir(parents=True, exist_ok=True)
-            text = json.dumps(record, indent=1, default=str)
-            (options.out / "hopper_fp8_h200.json").write_text(text + "\n")
-
-
 if __name__ == "__main__":
-    main()
+    run(
+        Script(
+            __file__,
+            SECONDS,
+            groups=lambda section: list(groups()) if section == "correctness" else [""],
+            sources={
+                "correctness": lambda name, _: check_group(name),
+                "robustness": lambda *_: robustness(),
+                "speed": lambda _, rounds: speed(rounds),
+            },
+            sanitize=sanitize_cases,
+            sanitized=2,
+            report=report,
+        )
+    )

@@ -2,34 +2,26 @@
 
     PYTHONPATH=src python benchmarks/device/hopper_sparse_h200.py --out DIR [--section NAME ...]
 
-Sections: correctness, flash_mla, robustness, speed, memcheck; and consan, which runs only when it
-is named: compiling the instrumented kernel takes minutes. Every group of cases runs in a process of
-its own with a time limit, so that a hang costs seconds; one JSON file with provenance is written.
+Sections: correctness, flash_mla, robustness, speed, memcheck; and consan, only when it is named
+(sections.py).
 """
 
 from __future__ import annotations
 
-import argparse
 import json
-import os
 import random
-import shutil
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
-from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import torch
-import triton
+from sections import Found, Script, run
 
 import openmla
 from openmla.bench.sparse import SHAPES, Inputs, Shape, run_sparse
 from openmla.dispatch import device_target
-from openmla.kernels.hopper.sparse_launch import launch
+from openmla.kernels.launch import launch
 from openmla.operands import LatentOperands, Results, SparseOperands
 from openmla.plan import plan
 from openmla.testing import flash_mla
@@ -204,91 +196,19 @@ def speed(rounds: int) -> Iterator[dict[str, Any]]:
 
 def sanitize(count: int) -> None:
     """What runs under a sanitizer: so many small cases, one of each group in turn."""
-
-    def allocate(size: int, alignment: int, stream: int | None) -> torch.Tensor:
-        return torch.empty(size, dtype=torch.int8, device="cuda")
-
-    triton.set_allocator(allocate)  # ConSan keeps its state in memory that Triton asks for
     listed = [case for group in zip(*groups().values(), strict=True) for case in group]
     for case in listed[:count]:
         small = {"q_lens": tuple(min(q, 9) for q in case.q_lens), "topk": min(case.topk, 300)}
         attend(build(replace(case, **small), "cuda"))  # type: ignore[arg-type]
-    torch.cuda.synchronize()
-    print(f"{count} sanitize cases done")
 
 
-# The parent.
-
-
-def child(argument: str, rounds: int) -> None:
-    """Print one JSON line per result."""
-    torch.set_num_threads(2)  # the children share the processor
-    kind, _, name = argument.partition(":")
-    if kind == "sanitize":
-        sanitize(int(name))
-        return
-    sources: dict[str, Callable[[], Iterator[dict[str, Any]]]] = {
-        "correctness": lambda: check_group(name),
-        "flash_mla": lambda: check_flash_mla(name),
-        "robustness": robustness,
-        "speed": lambda: speed(rounds),
-    }
-    for result in sources[kind]():
-        print("RESULT " + json.dumps(result), flush=True)
-
-
-def children_of(section: str) -> list[str]:
+def groups_of(section: str) -> list[str]:
     """The processes of a section."""
-    if section == "correctness":
-        return [f"correctness:{name}" for name in groups()]
-    return [f"flash_mla:{part}" for part in range(4)] if section == "flash_mla" else [section]
+    many = {"correctness": list(groups()), "flash_mla": [str(part) for part in range(4)]}
+    return many.get(section, [""])
 
 
-def run_children(arguments: list[str], limit: float, rounds: int) -> dict[str, dict[str, Any]]:
-    """Run children side by side; what each printed, and how it ended."""
-    base = [sys.executable, os.path.abspath(__file__), "--rounds", str(rounds), "--child"]
-    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    started = [(a, subprocess.Popen([*base, a], text=True, **pipes)) for a in arguments]
-    end = time.time() + limit
-    found = {}
-    for argument, process in started:
-        ended = "finished"
-        try:
-            text, _ = process.communicate(timeout=max(1.0, end - time.time()))
-        except subprocess.TimeoutExpired:
-            process.kill()
-            text, ended = process.communicate()[0], f"no end within {limit:.0f} s"
-        if ended == "finished" and process.returncode:
-            ended = f"status {process.returncode}"
-        lines = [json.loads(x[7:]) for x in text.splitlines() if x.startswith("RESULT ")]
-        tail = "" if ended == "finished" else text[-2500:]
-        found[argument] = {"ended": ended, "results": lines, "tail": tail}
-    return found
-
-
-def run_tool(section: str) -> dict[str, Any]:
-    """A sanitizer around a child."""
-    me = [sys.executable, os.path.abspath(__file__), "--child"]
-    tool = shutil.which("compute-sanitizer") or "/usr/local/cuda/bin/compute-sanitizer"
-    if section == "memcheck":
-        command = [tool, "--tool", "memcheck", *me, "sanitize:28"]
-        env = {**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
-    else:
-        command, env = [*me, "sanitize:1"], {**os.environ, "TRITON_INSTRUMENTATION_MODE": "consan"}
-    try:
-        run = subprocess.run(
-            command, env=env, capture_output=True, text=True, timeout=SECONDS[section], check=False
-        )
-    except (subprocess.TimeoutExpired, FileNotFoundError) as error:
-        return {"tool": section, "ok": False, "tail": f"{type(error).__name__}: {error}"}
-    text = run.stdout + run.stderr
-    clean = run.returncode == 0 and "done" in text
-    if section == "memcheck":
-        clean = clean and "ERROR SUMMARY: 0 errors" in text
-    return {"tool": section, "ok": clean, "returncode": run.returncode, "tail": text[-1500:]}
-
-
-def report(section: str, found: dict[str, dict[str, Any]]) -> None:
+def report(section: str, found: Found) -> None:
     """What a person wants to see."""
     for name, group in found.items():
         results = group["results"]
@@ -306,45 +226,20 @@ def report(section: str, found: dict[str, dict[str, Any]]) -> None:
             print(group["tail"])
 
 
-def provenance() -> dict[str, Any]:
-    query = ["nvidia-smi", "--query-gpu=name,driver_version,power.limit", "--format=csv,noheader"]
-    smi = subprocess.run(query, capture_output=True, text=True, check=False).stdout.strip()
-    return {
-        "date": datetime.now(UTC).strftime("%Y-%m-%d"), "gpu": smi, "torch": torch.__version__,
-        "triton": triton.__version__, "python": sys.version.split()[0],
-        "openmla": openmla.__version__,
-        "command": "python benchmarks/device/hopper_sparse_h200.py " + " ".join(sys.argv[1:]),
-    }  # fmt: skip
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path)
-    parser.add_argument("--section", action="append", choices=sorted(SECONDS))
-    parser.add_argument("--rounds", type=int, default=12)
-    parser.add_argument("--child")
-    options = parser.parse_args()
-    if options.child:
-        child(options.child, options.rounds)
-        return
-    record: dict[str, Any] = provenance()
-    for section in options.section or [s for s in SECONDS if s != "consan"]:
-        started = time.time()
-        print(f"== {section}", flush=True)
-        if section in ("memcheck", "consan"):
-            record[section] = run_tool(section)
-            done = record[section]["ok"]
-            print("ok" if done else f"BAD\n{record[section]['tail']}")
-        else:
-            found = run_children(children_of(section), SECONDS[section], options.rounds)
-            record[section] = found
-            report(section, found)
-        print(f"   {time.time() - started:.0f} s", flush=True)
-        if options.out:
-            options.out.mkdir(parents=True, exist_ok=True)
-            path = options.out / "hopper_sparse_h200.json"
-            path.write_text(json.dumps(record, indent=1, default=str) + "\n")
-
-
 if __name__ == "__main__":
-    main()
+    run(
+        Script(
+            __file__,
+            SECONDS,
+            groups=groups_of,
+            sources={
+                "correctness": lambda name, _: check_group(name),
+                "flash_mla": lambda name, _: check_flash_mla(name),
+                "robustness": lambda *_: robustness(),
+                "speed": lambda _, rounds: speed(rounds),
+            },
+            sanitize=sanitize,
+            sanitized=28,
+            report=report,
+        )
+    )

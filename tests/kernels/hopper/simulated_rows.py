@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from openmla.kernels.hopper.sparse_launch import launch
+from openmla.kernels.launch import launch
 from openmla.operands import LatentOperands, Results, SparseOperands
 from openmla.plan import Plan, plan
 from openmla.sim import Report, intercept

@@ -1,17 +1,15 @@
 """Host side of the latent Hopper kernel: from a Plan and its operands to a kernel call.
 
-`calls` lists what a launch would run, as data; `launch` runs it. Nothing here reads a device
-tensor, so nothing waits for the GPU.
+`calls` lists what a launch runs, as data. Nothing here reads a device tensor, so nothing waits for
+the GPU.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import nullcontext
 from functools import lru_cache
 from typing import Any
 
-import torch
 from torch import Tensor
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
@@ -30,17 +28,8 @@ MOST_ROWS = 2**31 - 1  # no index names more
 Operands = SparseOperands | LatentOperands
 
 
-def launch(plan: Plan, operands: Operands, results: Results) -> None:
-    """Fill every row of `results`."""
-    # Triton launches on the current GPU, wherever the tensors are.
-    here = torch.cuda.device(operands.q.device) if operands.q.is_cuda else nullcontext()
-    with here:
-        for call in calls(plan, operands, results):
-            call.run()
-
-
 def calls(plan: Plan, op: Operands, results: Results) -> Iterator[Call]:
-    """What `launch` runs, in order; nothing where nobody sees a key, and results are cleared."""
+    """What a launch runs, in order; nothing where nobody sees a key, and results are cleared."""
     if not results.out.numel():
         return
     if not _has_keys(op):

@@ -154,7 +154,8 @@ def support_table_markdown() -> str:
     lines = [
         BEGIN,
         "**Bold** runs today. Planned: `openmla.plan` has worked out tiles, memory and pipeline,"
-        " but the kernel is not in this version. Printed by `openmla doctor --table`.",
+        " but the kernel is not in this version, or runs only when its backend is named. Printed by"
+        " `openmla doctor --table`.",
         "",
         "| | " + " | ".join(heads) + " |",
         "|---" * (len(heads) + 1) + "|",

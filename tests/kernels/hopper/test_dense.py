@@ -35,6 +35,8 @@ CASES = {
     "negative scale": replace(V3, scale=-0.1),
     "scale 0": replace(V3, scale=0.0),
     "rising": replace(V3, values="rising", q_lens=(140,), k_lens=(520,)),
+    # Blocks are walked from the last key to the first: with this sign every one raises the maximum.
+    "falling": replace(V3, values="rising", q_lens=(140,), k_lens=(520,), scale=-0.07),
     "exact": replace(V3, values="exact", scale=0.125),
     "pages of 64": replace(PAGED, page_size=64),
     "pages of 16": replace(PAGED, page_size=16),

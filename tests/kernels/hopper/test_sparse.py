@@ -97,6 +97,18 @@ def test_a_token_does_not_see_its_neighbors() -> None:
         assert torch.equal(run(single)[0].out, together[rows])
 
 
+def test_a_maximum_that_every_block_raises() -> None:
+    """Lists in the order of their scores: O is rescaled in every step."""
+    built = on(replace(SMALL, q_lens=(2,), topk=520, k_lens=(600,), values="rising", scale=0.2))
+    op = built.operands
+    assert isinstance(op, SparseOperands)
+    built = replace(built, operands=replace(op, indices=op.indices.sort(1).values))
+    outcome, reports = run(built)
+    assert [str(f) for report in reports for f in report.findings] == []
+    verdict = judge(built, outcome)
+    assert verdict.ok, verdict.report()
+
+
 def test_pages_with_gaps() -> None:
     built = on(replace(V32, kv="bf16", page_size=24, index_kind="mixed"))
     op = built.operands

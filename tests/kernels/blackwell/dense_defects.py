@@ -1,21 +1,15 @@
-"""Seeded defects of the dense Blackwell kernel: a text change to one of its files.
-
-The kernel is spread over several files that import one another, so a mutant is a copy of them all.
-"""
+"""Seeded defects of the dense Blackwell kernel: a text change to one of its files."""
 
 from __future__ import annotations
 
-import importlib
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
-import openmla.kernels.blackwell
+import openmla.kernels.blackwell as package
+from kernels.mutants import load_mutant
 from openmla.sim import Kind
 
-FOLDER = Path(str(openmla.kernels.blackwell.__file__)).parent
-PACKAGE = "openmla.kernels.blackwell."
 NOTHING = "pass"
 
 
@@ -40,24 +34,9 @@ class DenseDefect:
         return source[:at] + self.new + source[at + len(self.old) :]
 
 
-def load_mutant(defect: DenseDefect, folder: Path) -> ModuleType:
+def load_defect(defect: DenseDefect, folder: Path) -> ModuleType:
     """The launch module of a copy of the kernel with the defect."""
-    package = f"dense_mutant_{abs(hash(defect.name))}"
-    copies = folder / package
-    copies.mkdir()
-    (copies / "__init__.py").write_text("")
-    for path in FOLDER.glob("*.py"):
-        if path.stem.startswith(("sparse", "__init__", "jobs")):
-            continue
-        source = path.read_text()
-        if path.stem == defect.file:
-            source = defect.apply(source)
-        (copies / path.name).write_text(source.replace(PACKAGE, f"{package}."))
-    sys.path.insert(0, str(folder))
-    try:
-        return importlib.import_module(f"{package}.launch")
-    finally:
-        sys.path.remove(str(folder))
+    return load_mutant(package, defect.file, defect.apply, "launch", folder)
 
 
 DEFECTS = [

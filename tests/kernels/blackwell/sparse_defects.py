@@ -1,21 +1,14 @@
-"""Seeded defects of the sparse Blackwell kernel: a text change to one of its files.
-
-The kernel is spread over several files that import one another, so a mutant is a copy of them all.
-"""
+"""Seeded defects of the sparse Blackwell kernel: a text change to one of its files."""
 
 from __future__ import annotations
 
-import importlib
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
-import openmla.kernels.blackwell
+import openmla.kernels.blackwell as package
+from kernels.mutants import load_mutant, once
 from openmla.sim import Kind
-
-FOLDER = Path(str(openmla.kernels.blackwell.__file__)).parent
-PACKAGE = "openmla.kernels.blackwell.sparse"
 
 
 @dataclass(frozen=True)
@@ -33,23 +26,10 @@ class SparseDefect:
     case: str = "bf16"
 
 
-def load_mutant(defect: SparseDefect, folder: Path) -> ModuleType:
+def load_defect(defect: SparseDefect, folder: Path) -> ModuleType:
     """The launch module of a copy of the kernel with the defect."""
-    package = f"mutant_{abs(hash(defect.name))}"
-    copies = folder / package
-    copies.mkdir()
-    (copies / "__init__.py").write_text("")
-    for path in FOLDER.glob("sparse*.py"):
-        source = path.read_text()
-        if path.stem == f"sparse_{defect.file}".rstrip("_"):
-            assert source.count(defect.old) == 1, f"{defect.name}: {source.count(defect.old)}"
-            source = source.replace(defect.old, defect.new)
-        (copies / path.name).write_text(source.replace(f"from {PACKAGE}", f"from {package}.sparse"))
-    sys.path.insert(0, str(folder))
-    try:
-        return importlib.import_module(f"{package}.sparse_launch")
-    finally:
-        sys.path.remove(str(folder))
+    file = f"sparse_{defect.file}".rstrip("_")
+    return load_mutant(package, file, once(defect.old, defect.new), "sparse_launch", folder)
 
 
 DEFECTS = [

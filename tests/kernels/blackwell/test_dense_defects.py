@@ -8,7 +8,7 @@ from types import ModuleType
 
 import pytest
 
-from kernels.blackwell.dense_defects import DEFECTS, DenseDefect, load_mutant
+from kernels.blackwell.dense_defects import DEFECTS, DenseDefect, load_defect
 from kernels.blackwell.simulated import plan_of, results_for
 from openmla.operands import DenseOperands
 from openmla.sim import Kind, Limits, intercept
@@ -34,7 +34,7 @@ def test_there_are_enough() -> None:
 
 @pytest.mark.parametrize("defect", DEFECTS, ids=lambda d: d.name)
 def test_defect_is_found(defect: DenseDefect, tmp_path: Path) -> None:
-    mutant = load_mutant(defect, tmp_path)
+    mutant = load_defect(defect, tmp_path)
     kinds: set[Kind] = set()
     wrong = False
     for schedule, seed in RUNS:

@@ -9,7 +9,7 @@ from types import ModuleType
 import pytest
 
 from kernels.blackwell.simulated_sparse import plan_of, results_of
-from kernels.blackwell.sparse_defects import DEFECTS, SparseDefect, load_mutant
+from kernels.blackwell.sparse_defects import DEFECTS, SparseDefect, load_defect
 from openmla.kernels.compat_gluon import RENAMED
 from openmla.operands import SparseOperands
 from openmla.sim import Kind, Limits, intercept
@@ -54,7 +54,7 @@ def test_defect_of_a_pair_is_found(defect: SparseDefect, tmp_path: Path) -> None
 
 def look_for(defect: SparseDefect, tmp_path: Path) -> None:
     """A few schedules must show what the defect breaks."""
-    mutant = load_mutant(defect, tmp_path)
+    mutant = load_defect(defect, tmp_path)
     kinds: set[Kind] = set()
     wrong = False
     for schedule, seed in RUNS:

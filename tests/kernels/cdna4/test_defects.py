@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from kernels.cdna4.mutants import Defect, load_mutant
+from kernels.cdna4.defect import Defect, load_defect
 from kernels.cdna4.simulated import new_results, plan_of
 from openmla.sim import Limits, intercept
 from openmla.testing.build import BuiltCase, Outcome, build
@@ -145,7 +145,7 @@ def wrong(built: BuiltCase, launch: Any, defect: Defect, schedule: str, seed: in
 
 @pytest.mark.parametrize("defect", DEFECTS, ids=lambda d: d.name)
 def test_defect_is_found(defect: Defect, tmp_path: Path) -> None:
-    launch = load_mutant(defect, tmp_path)
+    launch = load_defect(defect, tmp_path)
     found = ""
     for schedule, seed, background in RUNS:
         built = build(CASES[defect.case], memory=Memory("cpu", background=background))
@@ -159,7 +159,7 @@ def test_defect_is_found(defect: Defect, tmp_path: Path) -> None:
 def test_a_copy_without_a_defect_is_clean(name: str, tmp_path: Path) -> None:
     same = Defect(f"none of {name}", "tiles", "BM 256, cu_seqlens_q", "BM 256, cu_seqlens_q", name)
     built = build(CASES[name])
-    assert wrong(built, load_mutant(same, tmp_path), same, "random", 1) == ""
+    assert wrong(built, load_defect(same, tmp_path), same, "random", 1) == ""
 
 
 def test_there_are_enough() -> None:

@@ -5,16 +5,15 @@ A mutant is a copy of all files of the kernel with a text change in one of them.
 
 from __future__ import annotations
 
-import importlib
-import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
-import openmla.kernels.hopper
+import openmla.kernels.hopper as package
 from kernels.hopper.simulated_rows import plan_of, results_of
+from kernels.mutants import load_mutant, once
 from openmla.operands import SparseOperands
 from openmla.plan import hopper_cache
 from openmla.sim import Kind, Limits, intercept
@@ -23,8 +22,6 @@ from openmla.testing.case import Case
 from openmla.testing.compare import judge
 from openmla.testing.memory import Memory
 
-FOLDER = Path(str(openmla.kernels.hopper.__file__)).parent
-PACKAGE = "openmla.kernels.hopper"
 RUNS = [("late", 0), ("early", 0), ("random", 1), ("random", 2)]
 V32 = Case(
     "sparse", 4, 512, 64, 512, q_lens=(1,), k_lens=(400,), topk=300, scale=0.07, seed=1,
@@ -123,24 +120,6 @@ DEFECTS = [
 ]  # fmt: skip
 
 
-def load_mutant(defect: Fp8Defect, folder: Path) -> ModuleType:
-    """The launch module of a copy of the kernel with the defect."""
-    package = f"mutant_{abs(hash(defect.name))}"
-    copies = folder / package
-    copies.mkdir()
-    for path in FOLDER.glob("*.py"):
-        source = path.read_text()
-        if path.stem == defect.file:
-            assert source.count(defect.old) == 1, f"{defect.name}: {source.count(defect.old)}"
-            source = source.replace(defect.old, defect.new)
-        (copies / path.name).write_text(source.replace(f"from {PACKAGE}.", f"from {package}."))
-    sys.path.insert(0, str(folder))
-    try:
-        return importlib.import_module(f"{package}.sparse_launch")
-    finally:
-        sys.path.remove(str(folder))
-
-
 @pytest.mark.parametrize("defect", DEFECTS, ids=lambda d: d.name)
 def test_defect_is_found(
     defect: Fp8Defect, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -148,7 +127,8 @@ def test_defect_is_found(
     case = CASES[defect.case]
     if defect.held:
         monkeypatch.setattr(hopper_cache, "WORKSPACE_CAP", defect.held * 2 * case.d_qk)
-    mutant = load_mutant(defect, tmp_path)
+    edit = once(defect.old, defect.new)
+    mutant = load_mutant(package, defect.file, edit, "sparse_launch", tmp_path)
     kinds: set[Kind] = set()
     wrong = False
     for schedule, seed in RUNS:

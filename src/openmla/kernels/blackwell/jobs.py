@@ -3,27 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
-import torch
-
-from openmla.aot import CompileJob, Predicted, tensor_desc
-from openmla.cache import LatentCache
+from openmla.aot import CompileJob, Predicted
 from openmla.kernels.blackwell.dense import VECTORS
 from openmla.kernels.blackwell.launch import calls
 from openmla.kernels.call import Call
-from openmla.operands import DenseOperands, Results, Weights
+from openmla.kernels.compile_job import compile_job_of, dense_stand_ins
 from openmla.plan import plan
 from openmla.problem import Problem
 
-_TYPES = {
-    torch.bfloat16: "bf16",
-    torch.float16: "fp16",
-    torch.float32: "fp32",
-    torch.int32: "i32",
-    torch.float8_e4m3fn: "fp8e4nv",
-}
-_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "e4m3": torch.float8_e4m3fn}
 REGISTERS = 168  # at launch, of 12 warps; 128 of 16
 # Bytes. In the softmax and correction groups, as `CompileReport.spilling` shows.
 SPILLS = 96
@@ -81,58 +69,11 @@ def COMPILE_JOBS() -> list[CompileJob]:
     jobs: list[CompileJob] = []
     for name, problem in PROBLEMS.items():
         chosen = plan(problem, "b200", "blackwell")
-        jobs += [_job(name, call) for call in calls(chosen, *_stand_ins(problem))]
+        jobs += [_job(name, call) for call in calls(chosen, *dense_stand_ins(problem))]
     return jobs
 
 
-def _stand_ins(problem: Problem) -> tuple[DenseOperands, Results]:
-    """Operands of the problem's shape, all rows of a tensor in one place: nobody reads them."""
-    heads, dtype = problem.heads, _DTYPES[problem.q_dtype]
-    total_q, total_k = problem.total_q, problem.total_k
-
-    def rows(count: int, *shape: int, of: torch.dtype = dtype) -> torch.Tensor:
-        return torch.zeros(1, *shape, dtype=of).expand(count, *shape)
-
-    cache = table = rope = None
-    if problem.rope == "cache":
-        cache = LatentCache.allocate(
-            num_pages=1, page_size=problem.page_size, format=problem.rope_dtype
-        )
-        table = torch.zeros(1, 1, dtype=torch.int32)
-    else:
-        per_head = (heads,) if problem.rope == "per_head" else ()
-        rope = rows(total_k, *per_head, problem.d_rope, of=_DTYPES[problem.rope_dtype])
-    cu_q, cu_k = (torch.tensor([0, n], dtype=torch.int32) for n in (total_q, total_k))
-    weights = Weights(
-        problem.d_qk**-0.5,
-        torch.zeros(heads) if problem.has_sink else None,
-        torch.zeros(total_q) if problem.has_q_scale else None,
-        torch.zeros(total_k) if problem.has_k_scale else None,
-    )
-    operands = DenseOperands(
-        rows(total_q, heads, problem.d_qk), rows(total_k, heads, problem.d_nope), rope,
-        rows(total_k, heads, problem.d_v), cu_q, cu_k, problem.causal, weights, cache, table,
-    )  # fmt: skip
-    lse = torch.zeros(total_q, heads) if problem.wants_lse else None
-    out = rows(total_q, heads, problem.d_v, of=_DTYPES[problem.out_dtype])
-    return operands, Results(out, lse)
-
-
 def _job(name: str, call: Call) -> CompileJob:
-    given = dict(call.arguments)
-    options = {"num_warps": given.pop("num_warps")}
-    tensors = {n: v for n, v in given.items() if n.islower() and v is not None}
-    signature = {n: _type_of(v, n in VECTORS) for n, v in tensors.items()}
-    constexprs = {n: v for n, v in given.items() if n not in signature}
-    predicted = Predicted(tmem=given["TMEM_COLUMNS"], registers=REGISTERS, spills=SPILLS)
-    return CompileJob(
-        f"blackwell dense {name}", call.kernel, signature, constexprs, "sm100", options, predicted
-    )
-
-
-def _type_of(value: Any, any_alignment: bool) -> str:
-    if isinstance(value, torch.Tensor):
-        return f"*{_TYPES[value.dtype]}" + ("" if any_alignment else ":16")
-    if hasattr(value, "block_shape"):
-        return tensor_desc(_TYPES[value.base.dtype], value.block_shape, value.layout)
-    return "fp32" if isinstance(value, float) else "i32"
+    tmem = call.arguments["TMEM_COLUMNS"]
+    predicted = Predicted(tmem=tmem, registers=REGISTERS, spills=SPILLS)
+    return compile_job_of(f"blackwell dense {name}", call, VECTORS, "sm100", predicted)

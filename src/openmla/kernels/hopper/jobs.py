@@ -4,19 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import torch
-
 from openmla.aot import CompileJob, Predicted
-from openmla.cache import LatentCache
 from openmla.kernels.call import Call
-from openmla.kernels.compile_job import compile_job_of
+from openmla.kernels.compile_job import compile_job_of, dense_stand_ins
 from openmla.kernels.hopper.dense import VECTORS, dense_kernel
 from openmla.kernels.hopper.launch import calls
-from openmla.operands import DenseOperands, Results, Weights
 from openmla.plan import Plan, plan
 from openmla.problem import Problem
 
-_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 _V3 = Problem(
     form="dense", heads=128, d_nope=128, d_rope=64, d_v=128, total_q=4096, total_k=4096,
     wants_lse=True,
@@ -48,35 +43,9 @@ def COMPILE_JOBS() -> list[CompileJob]:
     jobs: list[CompileJob] = []
     for name, problem in PROBLEMS.items():
         chosen = plan(problem, "h200", "hopper")
-        for call in calls(chosen, *_stand_ins(problem)):
+        for call in calls(chosen, *dense_stand_ins(problem)):
             jobs.append(_job(name, chosen, call))
     return jobs
-
-
-def _stand_ins(problem: Problem) -> tuple[DenseOperands, Results]:
-    """Operands of the problem's shape, all rows of a tensor in one place: nobody reads them."""
-    heads, dtype = problem.heads, _DTYPES[problem.q_dtype]
-    total_q, total_k = problem.total_q, problem.total_k
-
-    def rows(count: int, *shape: int) -> torch.Tensor:
-        return torch.zeros(1, *shape, dtype=dtype).expand(count, *shape)
-
-    cache = table = rope = None
-    if problem.rope == "cache":
-        cache = LatentCache.allocate(num_pages=1, page_size=problem.page_size, rope=problem.d_rope)
-        table = torch.zeros(1, 1, dtype=torch.int32)
-    elif problem.rope != "none":
-        per_head = (heads,) if problem.rope == "per_head" else ()
-        rope = rows(total_k, *per_head, problem.d_rope)
-    cu_q, cu_k = (torch.tensor([0, n], dtype=torch.int32) for n in (total_q, total_k))
-    sink = torch.zeros(heads) if problem.has_sink else None
-    operands = DenseOperands(
-        rows(total_q, heads, problem.d_qk), rows(total_k, heads, problem.d_nope), rope,
-        rows(total_k, heads, problem.d_v), cu_q, cu_k, problem.causal,
-        Weights(problem.d_qk**-0.5, sink), cache, table,
-    )  # fmt: skip
-    lse = torch.zeros(total_q, heads) if problem.wants_lse else None
-    return operands, Results(rows(total_q, heads, problem.d_v), lse)
 
 
 def _job(name: str, chosen: Plan, call: Call) -> CompileJob:

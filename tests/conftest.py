@@ -3,7 +3,11 @@
 import os
 from pathlib import Path
 
+import pytest
 import torch
+
+# So that its failures say what was compared.
+pytest.register_assert_rewrite("kernels.judging")
 
 # pytest-xdist runs one worker per core; more threads than that only wait for each other.
 torch.set_num_threads(1)

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 
 from kernels.hopper.ranges_kernel import ranges_kernel
 from kernels.hopper.simulated import plan_of, run
+from kernels.judging import (
+    assert_every_schedule_is_clean,
+    assert_right_clean_and_deaf_to_poison,
+    on,
+)
 from openmla.operands import DenseOperands
 from openmla.plan.hopper_split import SplitRule
-from openmla.sim import simulate
-from openmla.testing.build import BuiltCase, build
+from openmla.sim import Report, simulate
+from openmla.testing.build import BuiltCase, Outcome
 from openmla.testing.case import Case
 from openmla.testing.compare import judge
-from openmla.testing.memory import Memory
 from openmla.testing.poison import differences
 
 V3 = Case("dense", 2, 128, 64, 128, q_lens=(70, 33, 5), k_lens=(70, 300, 2), spare=3)
@@ -53,12 +57,6 @@ CASES = {
         SPLIT, q_lens=(20, 50), k_lens=(300, 4500), rope="cache", kv="bf16", page_size=64
     ),
 }
-# CI looks at the earliest and the latest schedule; a changed kernel needs OPENMLA_SIM_SEEDS=50.
-SEEDS = int(os.environ.get("OPENMLA_SIM_SEEDS", "2"))
-
-
-def on(case: Case, background: str = "zero") -> BuiltCase:
-    return build(case, memory=Memory("cpu", background))
 
 
 def chip(case: Case) -> int:
@@ -69,15 +67,11 @@ def chip(case: Case) -> int:
 @pytest.mark.parametrize("name", CASES)
 def test_right_clean_and_deaf_to_poison(name: str, num_qo: int) -> None:
     case = CASES[name]
-    outcomes = []
-    for background in ("zero", "nan"):
-        built = on(case, background)
-        outcome, reports = run(built, plan_of(built, chip(case), num_qo), seed=num_qo)
-        assert [str(f) for report in reports for f in report.findings] == []
-        outcomes.append(outcome)
-    assert not differences(outcomes[1], outcomes[0])
-    verdict = judge(on(case), outcomes[0])
-    assert verdict.ok, verdict.report()
+
+    def planned(built: BuiltCase, **options: Any) -> tuple[Outcome, list[Report]]:
+        return run(built, plan_of(built, chip(case), num_qo), **options)
+
+    assert_right_clean_and_deaf_to_poison(case, planned, seed=num_qo)
 
 
 @pytest.mark.parametrize("name", ["causal", "pages of 16", "192+64", "split"])
@@ -116,16 +110,11 @@ def test_a_request_does_not_see_its_neighbors(case: Case) -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_every_schedule_is_clean(name: str) -> None:
     case = CASES[name]
-    first = None
-    for seed in range(SEEDS):
-        built = on(case)
-        schedule = {0: "early", 1: "late"}.get(seed, "random")
-        outcome, reports = run(
-            built, plan_of(built, chip(case)), seed=seed, schedule=schedule, resident=3
-        )
-        assert [str(f) for report in reports for f in report.findings] == []
-        assert first is None or not differences(outcome, first)
-        first = outcome
+
+    def planned(built: BuiltCase, **options: Any) -> tuple[Outcome, list[Report]]:
+        return run(built, plan_of(built, chip(case)), **options)
+
+    assert_every_schedule_is_clean(case, planned)
 
 
 def test_the_device_splits_as_the_plan_says() -> None:

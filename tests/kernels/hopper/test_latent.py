@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 
 import pytest
 import torch
 
 from kernels.hopper.simulated_rows import results_of, run
+from kernels.judging import (
+    assert_every_schedule_is_clean,
+    assert_right_clean_and_deaf_to_poison,
+    on,
+)
 from openmla import dispatch
 from openmla.operands import LatentOperands
 from openmla.plan import target_by_name
 from openmla.sim import intercept
-from openmla.testing.build import BuiltCase, build
 from openmla.testing.case import Case
 from openmla.testing.compare import judge
-from openmla.testing.memory import Memory
-from openmla.testing.poison import differences
 
 V3 = Case(
     "latent", 20, 512, 64, 512, q_lens=(7, 2, 3), k_lens=(7, 150, 2), scale=0.05, kv="bf16",
@@ -41,36 +42,17 @@ CASES = {
     ),
     "512+0": replace(V3, d_rope=0, rope="none", q_lens=(4,), k_lens=(129,)),
 }
-SEEDS = int(os.environ.get("OPENMLA_SIM_SEEDS", "2"))
-
-
-def on(case: Case, background: str = "zero") -> BuiltCase:
-    return build(case, memory=Memory("cpu", background))
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_right_clean_and_deaf_to_poison(name: str) -> None:
-    case = CASES[name]
-    outcomes = []
-    for background in ("zero", "nan"):
-        outcome, reports = run(on(case, background), seed=1)
-        assert [str(f) for report in reports for f in report.findings] == []
-        outcomes.append(outcome)
-    assert not differences(outcomes[1], outcomes[0])
-    verdict = judge(on(case), outcomes[0])
-    assert verdict.ok, verdict.report()
+    assert_right_clean_and_deaf_to_poison(CASES[name], run)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_every_schedule_is_clean(name: str) -> None:
-    first = None
-    for seed in range(SEEDS):
-        schedule = {0: "early", 1: "late"}.get(seed, "random")
-        outcome, reports = run(on(CASES[name]), seed=seed, schedule=schedule, resident=3)
-        assert [str(f) for report in reports for f in report.findings] == []
-        assert first is None or not differences(outcome, first)
-        first = outcome
+    assert_every_schedule_is_clean(CASES[name], run)
 
 
 def test_a_request_does_not_see_its_neighbors() -> None:

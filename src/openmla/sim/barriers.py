@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from openmla.sim.clocks import Clock
+from openmla.sim.clocks import Clock, Component
 from openmla.sim.findings import Kind
 
 Reporter = Callable[..., None]  # Agent.report, or the same bound to the line of an operation
@@ -139,10 +139,20 @@ class NamedBarrier:
     completed_at: float = 0.0
     arriving: Clock = field(default_factory=Clock)
     published: Clock = field(default_factory=Clock)
+    came: set[Component] = field(default_factory=set)
 
-    def arrive(self, clock: Clock, threads: int, at: float, report: Reporter) -> int:
-        """Count `threads` arrivals; returns the generation they belong to."""
+    def arrive(
+        self, clock: Clock, threads: int, at: float, report: Reporter, who: Component
+    ) -> int:
+        """Count `threads` arrivals of `who`; returns the generation they belong to."""
         generation = self.generation
+        if who in self.came:
+            report(
+                Kind.ARRIVE,
+                f"named barrier {self.number}: the same warps arrive twice in one generation",
+                buffer=f"barrier {self.number}",
+            )
+        self.came.add(who)
         self.arriving.join(clock)
         self.arrived += threads
         if self.arrived > self.threads:
@@ -155,6 +165,7 @@ class NamedBarrier:
             self.published = self.arriving
             self.arriving = Clock()
             self.arrived = 0
+            self.came = set()
             self.generation += 1
             self.completed_at = at
         return generation

@@ -63,7 +63,14 @@ from openmla.kernels.hopper.softmax import rescale
 from openmla.kernels.hopper.sparse_epilogue import finish
 from openmla.kernels.hopper.sparse_fp8 import fp8_producer
 from openmla.kernels.hopper.sparse_rows import FIELDS, STEPS, TILE, get, producer
-from openmla.kernels.hopper.sparse_softmax import first_sums, follow, row_sums, shrunk, softmax
+from openmla.kernels.hopper.sparse_softmax import (
+    first_sums,
+    follow,
+    moved,
+    row_sums,
+    shrunk,
+    weigh,
+)
 from openmla.kernels.scores import MINUS_INF, opaque_zero, signed
 
 WARPS = gl.constexpr(4)
@@ -76,10 +83,35 @@ def named(asm: gl.constexpr):
 
 
 @gluon.jit
-def wait_tile(barrier, phase):
-    """Wait for copies; wgmma reads what they wrote through another proxy."""
+def tell(it):
+    """P0 of step number `it` is written. Two barriers in turn: left may be a step ahead."""
+    gl.inline_asm_elementwise(
+        "bar.arrive $1, 256; mov.b32 $0, 0;", "=r,r,~{memory}", [11 + (it & 1)], dtype=gl.int32,
+        is_pure=False, pack=1,
+    )  # fmt: skip
+
+
+@gluon.jit
+def hear(it):
+    """Wait for `tell`."""
+    gl.inline_asm_elementwise(
+        "bar.sync $1, 256; mov.b32 $0, 0;", "=r,r,~{memory}", [11 + (it & 1)], dtype=gl.int32,
+        is_pure=False, pack=1,
+    )  # fmt: skip
+
+
+@gluon.jit
+def wait_tile(barrier, phase, COPIED: gl.constexpr):
+    """Wait for a tile. COPIED: by cp.async, whose arrival comes after its bytes are in place.
+
+    PTX asks for a proxy fence between such a copy and wgmma, and here it would stand in every
+    score's way (4 to 5 % of the kernel). Like CUTLASS's cp.async main loop for Hopper, this kernel
+    relies on the arrival instead; the line of assembly says so to the simulator, which knows only
+    the letter of PTX.
+    """
     mbarrier.wait(barrier, phase)
-    fence_async_shared()
+    if COPIED:
+        named("mov.b32 $0, 0; // copies that have arrived are seen by wgmma")
 
 
 @gluon.jit
@@ -95,19 +127,19 @@ def rope_of(q_rope, SL: gl.constexpr, DIMS: gl.constexpr):
 @gluon.jit
 def issue_scores(
     q_smem, rope_q, k_smem, ready, b, phase, BLOCK: gl.constexpr, SL: gl.constexpr,
-    DIMS: gl.constexpr,
+    DIMS: gl.constexpr, COPIED: gl.constexpr,
 ):  # fmt: skip
     """Start the scores of a block, part by part as its tiles arrive: 2 groups, 3 with rope."""
     q_left, q_right, _ = q_smem
     left, right, rope = k_smem
     z = opaque_zero()
     S = gl.zeros([64, 64], gl.float32, SL)
-    wait_tile(ready.index(2 * b + 2 * BLOCK), phase)
+    wait_tile(ready.index(2 * b + 2 * BLOCK), phase, COPIED)
     k = left.index(z + b + BLOCK).permute((1, 0))
     S = warpgroup_mma(q_left.index(z), k, S, use_acc=False, is_async=True)
     if BLOCK == 1 and DIMS[1] > 0:
         S = warpgroup_mma(rope_q, rope.index(z + b + 1).permute((1, 0)), S, is_async=True)
-    wait_tile(ready.index(2 * b + 2 * BLOCK + 1), phase)
+    wait_tile(ready.index(2 * b + 2 * BLOCK + 1), phase, COPIED)
     k = right.index(z + b + BLOCK).permute((1, 0))
     S = warpgroup_mma(q_right.index(z), k, S, is_async=True)
     if BLOCK == 0 and DIMS[1] > 0:
@@ -116,19 +148,27 @@ def issue_scores(
 
 
 @gluon.jit
-def masked(S, validity, valid, b, phase, tile, first, heads, MASK: gl.constexpr):
+def any_missing(validity, valid, b, phase, MASK: gl.constexpr):
+    """Whether block b of a list has a key that is not there. Asked while its scores are made."""
+    if MASK == 0:
+        ALL: gl.constexpr = gl.BlockedLayout([WARPS], [32], [WARPS], [0])  # every thread has all
+        mbarrier.wait(valid.index(b), phase)
+        return gl.max(validity[1].index(b).load(ALL), 0)
+    else:
+        return 0
+
+
+@gluon.jit
+def masked(S, missing, validity, b, tile, first, heads, MASK: gl.constexpr):
     """-inf for keys that are not there or not seen; nothing to do in a block without such keys.
 
     S holds the scores of block b, which are keys `first` … of the tile. MASK 0: keys of a list; 1:
     of a sequence, all of them seen; 2: causal.
     """
     if MASK == 0:
-        bias, flags = validity
         SL: gl.constexpr = S.type.layout
-        ALL: gl.constexpr = gl.BlockedLayout([WARPS], [32], [WARPS], [0])  # every thread has all
-        mbarrier.wait(valid.index(b), phase)
-        if gl.max(flags.index(b).load(ALL), 0) != 0:
-            S = S + bias.index(b).load(gl.SliceLayout(0, SL))[None, :]
+        if missing != 0:
+            S = S + validity[0].index(b).load(gl.SliceLayout(0, SL))[None, :]
         return S
     else:
         return hide_unseen(S, tile, first, heads, MASK == 2)
@@ -163,6 +203,19 @@ def higher(highest, S, factor, LOGITS: gl.constexpr):
 
 
 @gluon.jit
+def both_blocks(total, top, highest, sums, SIDE: gl.constexpr, LOGITS: gl.constexpr):
+    """Row sums over block 0 and block 1 of all steps, and for the right the largest scores."""
+    own = row_sums(total, top)
+    sums.index(SIDE).store(own)
+    if LOGITS and SIDE == 0:
+        sums.index(2).store(highest)
+    named("bar.sync 13, 256; mov.b32 $0, 0;")
+    if LOGITS and SIDE == 1:
+        highest = gl.maximum(highest, sums.index(2).load(top.type.layout))
+    return own + sums.index(1 - SIDE).load(top.type.layout), highest
+
+
+@gluon.jit
 def block_of(it, ST: gl.constexpr):
     """(block 0 of step number `it`, parity of its barriers)."""
     return it % ST * 2, (it // ST) & 1
@@ -170,34 +223,32 @@ def block_of(it, ST: gl.constexpr):
 
 @gluon.jit
 def left_step(
-    S, state, it, first, tile, smem, bars, scale, HOW: gl.constexpr, LAST: gl.constexpr,
+    S, missing, state, it, first, tile, smem, free, scale, HOW: gl.constexpr,
     PL: gl.constexpr,
 ):  # fmt: skip
-    """From the scores of block 0 to the left columns after the step. HOW: SIGN, OVERLAY, LOGITS,
-    MASK."""
+    """From the scores of block 0 to the left columns, with P1 · V1 still in flight. HOW: SIGN,
+    OVERLAY, LOGITS, MASK."""
     O, top, total, highest = state
     factor, heads = scale
     k_smem, p_smem, validity, stats = smem
     k_left, _, _ = k_smem
-    tops, sums = stats
-    free, valid = bars
+    tops, _sums = stats
     RL: gl.constexpr = top.type.layout
-    b, phase = block_of(it, k_left.shape[0] // 2)
+    b, _phase = block_of(it, k_left.shape[0] // 2)
     z = opaque_zero()
-    S = masked(signed(S, HOW[0]), validity, valid, b, phase, tile, first, heads, HOW[3])
+    S = masked(signed(S, HOW[0]), missing, validity, b, tile, first, heads, HOW[3])
     highest = higher(highest, S, factor, HOW[2])
-    weights, top0, total, shrink = softmax(S, top, total, factor)
+    top0 = moved(S, top, factor)
+    tops.index(0).store(top0)
+    named("bar.arrive 10, 256; mov.b32 $0, 0;")
+    shrink = follow(top, top0)
+    weights, total = weigh(S, top0, shrunk(total, shrink), factor)
     P = weights.to(k_left.dtype)
     if HOW[1]:
         thread_barrier()  # every warp has finished the scores, which read the rope tile
     p_smem.index(z + b).store(P)
-    tops.index(0).store(top0)
-    if LAST:
-        sums.index(0).store(row_sums(total, top))
-        if HOW[2]:
-            sums.index(2).store(highest)
     fence_async_shared()
-    named("bar.arrive 8, 256; mov.b32 $0, 0;")
+    tell(it)
     O = rescale(O, shrink)
     A = gl.convert_layout(P, PL)
     O_next = warpgroup_mma(A, k_left.index(z + b), O, is_async=True)
@@ -209,17 +260,14 @@ def left_step(
     total = shrunk(total, shrink)
     O = rescale(O, shrink)
     O_next = warpgroup_mma(p_smem.index(z + b + 1), k_left.index(z + b + 1), O, is_async=True)
-    O = warpgroup_mma_wait(0, deps=(O_next,))
-    mbarrier.arrive(free.index(2 * b + 2), count=1)
-    return O, top, total, highest
+    return O_next, top, total, highest
 
 
 @gluon.jit
 def left(info, q_smem, smem, bars, results, scale, HOW: gl.constexpr, DIMS: gl.constexpr):
     """Block 0 of every step, and the left output columns."""
-    k_smem, _p, _validity, stats = smem
+    k_smem, _p, validity, stats = smem
     q_bars, ready, free, valid, t_bars = bars
-    step_bars = (free, valid)
     q_ready, q_free = q_bars
     ST: gl.constexpr = k_smem[0].shape[0] // 2
     HALF: gl.constexpr = DIMS[0]
@@ -232,40 +280,54 @@ def left(info, q_smem, smem, bars, results, scale, HOW: gl.constexpr, DIMS: gl.c
     count = gl.program_id(0) * 0
     tile, steps = read_piece(info, t_bars, count, MASK)
     S = gl.zeros([64, 64], gl.float32, SL)
+    missing = count * 0
     if steps > 0:
         mbarrier.wait(q_ready, 0)
         first_q = rope_of(q_smem[2], SL, DIMS)
-        S_next = issue_scores(q_smem, first_q, k_smem, ready, count, 0, 0, SL, DIMS)
+        S_next = issue_scores(q_smem, first_q, k_smem, ready, count, 0, 0, SL, DIMS, HOW[4])
+        missing += any_missing(validity, valid, 0, 0, MASK)
         S = warpgroup_mma_wait(0, deps=(S_next,))
     while steps > 0:
-        # S holds the scores of block 0 of the step. Q's rope is read again rather than carried
-        # here: the compiler would carry it with a register per element.
-        rope_q = rope_of(q_smem[2], SL, DIMS)
+        # S holds the scores of block 0 of the step.
         top = gl.full([64], MINUS_INF, gl.float32, RL)
         total = first_sums(S)
         O = gl.zeros([64, HALF], gl.float32, OL)
         state = (O, top, total, top)
         for j in range(0, steps - 1):
-            state = left_step(
-                S, state, count >> 2, j * 128, tile, smem, step_bars, scale, HOW, False, PL
+            O_next, top, total, highest = left_step(
+                S, missing, state, count >> 2, j * 128, tile, smem, free, scale, HOW, PL
             )
+            b, phase = block_of(count >> 2, ST)
+            O = warpgroup_mma_wait(0, deps=(O_next,))
+            mbarrier.arrive(free.index(2 * b + 2), count=1)
+            state = (O, top, total, highest)
             count += 4
             b, phase = block_of(count >> 2, ST)
-            S_next = issue_scores(q_smem, rope_q, k_smem, ready, b, phase, 0, SL, DIMS)
+            rope_q = rope_of(q_smem[2], SL, DIMS)
+            S_next = issue_scores(
+                q_smem, rope_q, k_smem, ready, b, phase, 0, SL, DIMS, HOW[4]
+            )
+            missing = count * 0 + any_missing(validity, valid, b, phase, MASK)
             S = warpgroup_mma_wait(0, deps=(S_next,))
         mbarrier.arrive(q_free, count=1)
-        O, top, total, highest = left_step(
-            S, state, count >> 2, (steps - 1) * 128, tile, smem, step_bars, scale, HOW, True, PL
+        O_next, top, total, highest = left_step(
+            S, missing, state, count >> 2, (steps - 1) * 128, tile, smem, free, scale, HOW, PL
         )
-        total = stats[1].index(1).load(RL)
+        b, phase = block_of(count >> 2, ST)
+        total, highest = both_blocks(total, top, highest, stats[1], 0, HOW[2])
         count = (count + 4) & -4 | (count + 1) & 3
         next_tile, steps = read_piece(info, t_bars, count & 3, MASK)
+        O = warpgroup_mma_wait(0, deps=(O_next,))
+        mbarrier.arrive(free.index(2 * b + 2), count=1)
         S = gl.zeros([64, 64], gl.float32, SL)
         if steps > 0:
             b, phase = block_of(count >> 2, ST)
             mbarrier.wait(q_ready, count & 1)
             next_q = rope_of(q_smem[2], SL, DIMS)
-            S_next = issue_scores(q_smem, next_q, k_smem, ready, b, phase, 0, SL, DIMS)
+            S_next = issue_scores(
+                q_smem, next_q, k_smem, ready, b, phase, 0, SL, DIMS, HOW[4]
+            )
+            missing = count * 0 + any_missing(validity, valid, b, phase, MASK)
             finish(O, top, total, highest, tile, scale[1], results, False, MASK)
             S = warpgroup_mma_wait(0, deps=(S_next,))
         else:
@@ -275,54 +337,50 @@ def left(info, q_smem, smem, bars, results, scale, HOW: gl.constexpr, DIMS: gl.c
 
 @gluon.jit
 def right_step(  # noqa: PLR0913
-    state, it, first, tile, q_smem, rope_q, smem, bars, scale, HOW: gl.constexpr,
+    state, it, first, tile, q_smem, smem, bars, scale, HOW: gl.constexpr,
     LAST: gl.constexpr, LAYOUTS: gl.constexpr, DIMS: gl.constexpr,
 ):  # fmt: skip
-    """A whole step for the right columns; also returns the row sums of both blocks, at the end."""
+    """A whole step for the right columns, with P1 · V1 (and P1, which it reads) still in flight."""
     O, top, total, highest = state
     factor, heads = scale
     k_smem, p_smem, validity, stats = smem
     _, k_right, _ = k_smem
-    tops, sums = stats
+    tops, _sums = stats
     q_free, ready, free, valid = bars
     SL: gl.constexpr = LAYOUTS[0]
     RL: gl.constexpr = gl.SliceLayout(1, SL)
     b, phase = block_of(it, k_right.shape[0] // 2)
     z = opaque_zero()
-    S_next = issue_scores(q_smem, rope_q, k_smem, ready, b, phase, 1, SL, DIMS)
-    named("bar.sync 8, 256; mov.b32 $0, 0;")
+    rope_q = rope_of(q_smem[2], SL, DIMS)
+    S_next = issue_scores(q_smem, rope_q, k_smem, ready, b, phase, 1, SL, DIMS, HOW[4])
+    missing = any_missing(validity, valid, b + 1, phase, HOW[3])
+    named("bar.sync 10, 256; mov.b32 $0, 0;")
     top0 = tops.index(0).load(RL)
     shrink = follow(top, top0)
-    total = shrunk(total, shrink)
-    O = rescale(O, shrink)
-    O_next = warpgroup_mma(p_smem.index(z + b), k_right.index(z + b), O, is_async=True)
-    S = warpgroup_mma_wait(1, deps=(S_next,))
+    S = warpgroup_mma_wait(0, deps=(S_next,))
     if LAST:
         mbarrier.arrive(q_free, count=1)
-    S = masked(signed(S, HOW[0]), validity, valid, b + 1, phase, tile, first + 64, heads, HOW[3])
+    S = masked(signed(S, HOW[0]), missing, validity, b + 1, tile, first + 64, heads, HOW[3])
     highest = higher(highest, S, factor, HOW[2])
-    weights, top, total, shrink = softmax(S, top0, total, factor)
+    top = moved(S, top0, factor)
+    tops.index(1).store(top)
+    last_shrink = follow(top0, top)
+    weights, total = weigh(S, top, shrunk(total, shrink * last_shrink), factor)
     P = weights.to(k_right.dtype)
     if HOW[1]:
         thread_barrier()  # every warp has finished the scores, which read the rope tile
     p_smem.index(z + b + 1).store(P)
-    tops.index(1).store(top)
-    every = top
-    if LAST:
-        every = row_sums(total, top) + sums.index(0).load(RL) * follow(top0, top)
-        sums.index(1).store(every)
-        if HOW[2]:
-            highest = gl.maximum(highest, sums.index(2).load(RL))
     fence_async_shared()
     named("bar.arrive 9, 256; mov.b32 $0, 0;")
+    hear(it)
+    O = rescale(O, shrink)
+    O_next = warpgroup_mma(p_smem.index(z + b), k_right.index(z + b), O, is_async=True)
     O = warpgroup_mma_wait(0, deps=(O_next,))
     mbarrier.arrive(free.index(2 * b + 1), count=1)
-    O = rescale(O, shrink)
+    O = rescale(O, last_shrink)
     A = gl.convert_layout(P, LAYOUTS[1])
     O_next = warpgroup_mma(A, k_right.index(z + b + 1), O, is_async=True)
-    O, A = warpgroup_mma_wait(0, deps=(O_next, A))
-    mbarrier.arrive(free.index(2 * b + 3), count=1)
-    return (O, top, total, highest), every
+    return O_next, A, top, total, highest
 
 
 @gluon.jit
@@ -338,6 +396,7 @@ def right(info, q_smem, smem, bars, results, scale, HOW: gl.constexpr, DIMS: gl.
     LAYOUTS: gl.constexpr = (SL, PL)
     RL: gl.constexpr = gl.SliceLayout(1, SL)
     step_bars = (q_free, ready, free, valid)
+    ST: gl.constexpr = smem[0][1].shape[0] // 2
     turn = gl.program_id(0) * 0
     it = turn
     tile, steps = read_piece(info, t_bars, turn, MASK)
@@ -347,22 +406,29 @@ def right(info, q_smem, smem, bars, results, scale, HOW: gl.constexpr, DIMS: gl.
         O = gl.zeros([64, HALF], gl.float32, OL)
         state = (O, top, total, top)
         mbarrier.wait(q_ready, turn & 1)
-        rope_q = rope_of(q_smem[2], SL, DIMS)
         for j in range(0, steps - 1):
-            state, _every = right_step(
-                state, it, j * 128, tile, q_smem, rope_q, smem, step_bars, scale, HOW, False,
-                LAYOUTS, DIMS,
+            O_next, A, top, total, highest = right_step(
+                state, it, j * 128, tile, q_smem, smem, step_bars, scale, HOW, False, LAYOUTS,
+                DIMS,
             )  # fmt: skip
+            b, _phase = block_of(it, ST)
+            O, A = warpgroup_mma_wait(0, deps=(O_next, A))
+            mbarrier.arrive(free.index(2 * b + 3), count=1)
+            state = (O, top, total, highest)
             it += 1
-        state, every = right_step(
-            state, it, (steps - 1) * 128, tile, q_smem, rope_q, smem, step_bars, scale, HOW, True,
-            LAYOUTS, DIMS,
+        O_next, A, top, total, highest = right_step(
+            state, it, (steps - 1) * 128, tile, q_smem, smem, step_bars, scale, HOW, True, LAYOUTS,
+            DIMS,
         )  # fmt: skip
+        b, _phase = block_of(it, ST)
         it += 1
-        O, top, total, highest = state
-        finish(O, top, every, highest, tile, scale[1], results, True, MASK)
+        total, highest = both_blocks(total, top, highest, smem[3][1], 1, HOW[2])
         turn += 1
-        tile, steps = read_piece(info, t_bars, turn, MASK)
+        next_tile, steps = read_piece(info, t_bars, turn, MASK)
+        O, A = warpgroup_mma_wait(0, deps=(O_next, A))
+        mbarrier.arrive(free.index(2 * b + 3), count=1)
+        finish(O, top, total, highest, tile, scale[1], results, True, MASK)
+        tile = next_tile
 
 
 @gluon.jit
@@ -463,7 +529,7 @@ def sparse_kernel(  # noqa: PLR0913
         if (gl.load(total_ptr) <= capacity) != FITS:
             return
     DTYPE: gl.constexpr = q_half_desc.dtype
-    HOW: gl.constexpr = (SIGN, OVERLAY, logits_ptr is not None, MASK)
+    HOW: gl.constexpr = (SIGN, OVERLAY, logits_ptr is not None, MASK, SCALED == 0)
     VECTOR_LAYOUT: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, order=[0])
     k_smem = column_tiles(2 * ST, DIMS, LAYOUTS, DTYPE)
     q_smem = column_tiles(1, DIMS, LAYOUTS, DTYPE)

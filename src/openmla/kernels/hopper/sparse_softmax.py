@@ -51,13 +51,17 @@ def first_sums(S):
 
 
 @gluon.jit
-def softmax(S, top, total, factor):
-    """(P, new reference, sums, factor for what is relative to the old one) after a block."""
+def moved(S, top, factor):
+    """The reference after a block: it moves only to a score that exceeds it by much."""
     highest = gl.max(S, 1) * factor
-    new_top = gl.where(highest > top + THRESHOLD, highest, top)
-    shrink = follow(top, new_top)
-    P = gl.exp2(S * factor - finite(new_top)[:, None])
-    return P, new_top, shrunk(total, shrink) + quad_sums(P, KEYS), shrink
+    return gl.where(highest > top + THRESHOLD, highest, top)
+
+
+@gluon.jit
+def weigh(S, top, total, factor):
+    """(weights of a block, partial sums with them), relative to `top`."""
+    P = gl.exp2(S * factor - finite(top)[:, None])
+    return P, total + quad_sums(P, KEYS)
 
 
 @gluon.jit

@@ -53,11 +53,14 @@ def inline_asm_elementwise(
 def _named_barrier(match: re.Match[str], args: Sequence[Any]) -> Tensor:
     """bar.sync waits for its generation; bar.arrive does not."""
     agent = current()
-    barrier = agent.cta.named_barrier(int(match["id"]), int(match["threads"]))
+    number = int(args[0]) if match["id"] == "$1" else int(match["id"])
+    barrier = agent.cta.named_barrier(number, int(match["threads"]))
     agent.barriers += 1
     clock = agent.clock.copy()
     agent.clock.tick(agent.component)
-    generation = barrier.arrive(clock, agent.num_warps * 32, agent.time, agent.report)
+    generation = barrier.arrive(
+        clock, agent.num_warps * 32, agent.time, agent.report, agent.component
+    )
     if match["kind"] == "arrive":
         agent.yield_()
         return scalar(0)
@@ -68,6 +71,12 @@ def _named_barrier(match: re.Match[str], args: Sequence[Any]) -> Tensor:
     )
     published: Clock = barrier.published
     agent.clock.join(published)
+    return scalar(0)
+
+
+def _trusted(match: re.Match[str], args: Sequence[Any]) -> Tensor:
+    """A kernel says that it relies on the hardware here, not on a proxy fence."""
+    current().clock.fence()
     return scalar(0)
 
 
@@ -134,7 +143,10 @@ def _builtin() -> None:
     register(
         r"^mov\.u32 \$0, %nctaid\.x;$", lambda m, _: scalar(current().cta.cluster.machine.grid[0])
     )
-    register(r"^bar(rier)?\.(?P<kind>sync|arrive) (?P<id>\d+), (?P<threads>\d+);", _named_barrier)
+    register(
+        r"^bar(rier)?\.(?P<kind>sync|arrive) (?P<id>\d+|\$1), (?P<threads>\d+);", _named_barrier
+    )
+    register(r"// copies that have arrived are seen by wgmma$", _trusted)
     register(r"atom\.global\.add\.u32 \w+, \[\$1\], (?P<amount>\d+);", _atomic_add)
     register(r"^(prefetch|griddepcontrol)\.", lambda m, _: scalar(0))
     register(r"^cvt\.rn\.bf16x2\.f32 \$0, \$2, \$1;$", _pack_bf16)

@@ -117,11 +117,7 @@ def wait_tile(barrier, phase, COPIED: gl.constexpr):
 @gluon.jit
 def rope_of(q_rope, SL: gl.constexpr, DIMS: gl.constexpr):
     """The rope columns of Q in registers: read once per piece instead of once per block."""
-    if DIMS[1] > 0:
-        AL: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=SL, k_width=2)
-        return q_rope.index(opaque_zero()).load(AL)
-    else:
-        return q_rope
+    return q_rope.index(opaque_zero())
 
 
 @gluon.jit

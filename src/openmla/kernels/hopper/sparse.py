@@ -22,8 +22,7 @@ sequence. V is the first columns of K. The output columns are split between two 
 | valid | 2 ST | producer: validity of a block is written (1) | left, right |
 | t_ready | 2 | producer: a piece is described in `info` (1) | left, right |
 | t_empty | 2 | left, right: it is read (2) | producer |
-| bar 8 (named) | | left, step by step: P0 and its reference are written | right |
-| bar 9 (named) | | right, step by step: P1 and its reference are written | left |
+| bar 8 – 12 (named) | | see sparse_signals.py | left, right |
 
 | shared memory | bytes (512 + 64, ST 1) |
 |---|---|
@@ -37,11 +36,16 @@ sequence. V is the first columns of K. The output columns are split between two 
 
 A step, in time (see sparse_softmax.py for what the maxima mean):
 
-    left   softmax 0 | P0 V0      | wait P1  | P1 V1 | scores 0 of the next step
-    right  scores 1  | P0 V0, softmax 1 under it | P1 V1 | scores 1 of the next step
+    left   softmax 0 | P0 V0     | P1 V1         | scores 0 of the next step
+    right  scores 1  | softmax 1 | P0 V0 | P1 V1 | wait for rows | scores 1 of the next step
 
-At the end of a piece the left warp-group starts the scores of the next piece and stores its half of
-the output under them; the right one stores its half while the next block 1 is being gathered.
+A warp that issues wgmma is held up until the tensor core takes the instruction. So whatever the
+other warp-group waits for is told first and multiplied after: the reference of block 0 as soon as
+it is known, P0 and P1 as soon as they are written.
+
+At the end of a piece the sums of both blocks meet under the last product; then the left warp-group
+starts the scores of the next piece and stores its half of the output under them, and the right one
+stores its half while the next block 1 is being gathered.
 Nothing is in flight on a loop's back edge, or ptxas would put waits between all wgmma. All buffers
 are indexed by numbers made of `opaque_zero`, or their descriptors would be kept in registers that
 are not there.
@@ -63,6 +67,16 @@ from openmla.kernels.hopper.softmax import rescale
 from openmla.kernels.hopper.sparse_epilogue import finish
 from openmla.kernels.hopper.sparse_fp8 import fp8_producer
 from openmla.kernels.hopper.sparse_rows import FIELDS, STEPS, TILE, get, producer
+from openmla.kernels.hopper.sparse_signals import (
+    hear_p0,
+    hear_p1,
+    hear_reference,
+    meet,
+    tell_p0,
+    tell_p1,
+    tell_reference,
+    trust_arrived_copies,
+)
 from openmla.kernels.hopper.sparse_softmax import (
     first_sums,
     follow,
@@ -77,56 +91,25 @@ WARPS = gl.constexpr(4)
 
 
 @gluon.jit
-def named(asm: gl.constexpr):
-    """One instruction on a named barrier of both math warp-groups."""
-    gl.inline_asm_elementwise(asm, "=r,~{memory}", [], dtype=gl.int32, is_pure=False, pack=1)
-
-
-@gluon.jit
-def tell(it):
-    """P0 of step number `it` is written. Two barriers in turn: left may be a step ahead."""
-    gl.inline_asm_elementwise(
-        "bar.arrive $1, 256; mov.b32 $0, 0;", "=r,r,~{memory}", [11 + (it & 1)], dtype=gl.int32,
-        is_pure=False, pack=1,
-    )  # fmt: skip
-
-
-@gluon.jit
-def hear(it):
-    """Wait for `tell`."""
-    gl.inline_asm_elementwise(
-        "bar.sync $1, 256; mov.b32 $0, 0;", "=r,r,~{memory}", [11 + (it & 1)], dtype=gl.int32,
-        is_pure=False, pack=1,
-    )  # fmt: skip
-
-
-@gluon.jit
 def wait_tile(barrier, phase, COPIED: gl.constexpr):
     """Wait for a tile. COPIED: by cp.async, whose arrival comes after its bytes are in place.
 
-    PTX asks for a proxy fence between such a copy and wgmma, and here it would stand in every
-    score's way (4 to 5 % of the kernel). Like CUTLASS's cp.async main loop for Hopper, this kernel
-    relies on the arrival instead; the line of assembly says so to the simulator, which knows only
-    the letter of PTX.
+    PTX asks for a proxy fence between such a copy and wgmma, and here it would delay every score
+    (4 to 5 % of the kernel). Like CUTLASS's cp.async main loop for Hopper, this kernel relies on
+    the arrival instead.
     """
     mbarrier.wait(barrier, phase)
     if COPIED:
-        named("mov.b32 $0, 0; // copies that have arrived are seen by wgmma")
-
-
-@gluon.jit
-def rope_of(q_rope, SL: gl.constexpr, DIMS: gl.constexpr):
-    """The rope columns of Q in registers: read once per piece instead of once per block."""
-    return q_rope.index(opaque_zero())
+        trust_arrived_copies()
 
 
 @gluon.jit
 def issue_scores(
-    q_smem, rope_q, k_smem, ready, b, phase, BLOCK: gl.constexpr, SL: gl.constexpr,
-    DIMS: gl.constexpr, COPIED: gl.constexpr,
+    q_smem, k_smem, ready, b, phase, BLOCK: gl.constexpr, SL: gl.constexpr, DIMS: gl.constexpr,
+    COPIED: gl.constexpr,
 ):  # fmt: skip
     """Start the scores of a block, part by part as its tiles arrive: 2 groups, 3 with rope."""
-    q_left, q_right, _ = q_smem
+    q_left, q_right, q_rope = q_smem
     left, right, rope = k_smem
     z = opaque_zero()
     S = gl.zeros([64, 64], gl.float32, SL)
@@ -134,12 +117,13 @@ def issue_scores(
     k = left.index(z + b + BLOCK).permute((1, 0))
     S = warpgroup_mma(q_left.index(z), k, S, use_acc=False, is_async=True)
     if BLOCK == 1 and DIMS[1] > 0:
-        S = warpgroup_mma(rope_q, rope.index(z + b + 1).permute((1, 0)), S, is_async=True)
+        k = rope.index(z + b + 1).permute((1, 0))
+        S = warpgroup_mma(q_rope.index(z), k, S, is_async=True)
     wait_tile(ready.index(2 * b + 2 * BLOCK + 1), phase, COPIED)
     k = right.index(z + b + BLOCK).permute((1, 0))
     S = warpgroup_mma(q_right.index(z), k, S, is_async=True)
     if BLOCK == 0 and DIMS[1] > 0:
-        S = warpgroup_mma(rope_q, rope.index(z + b).permute((1, 0)), S, is_async=True)
+        S = warpgroup_mma(q_rope.index(z), rope.index(z + b).permute((1, 0)), S, is_async=True)
     return S
 
 
@@ -205,7 +189,7 @@ def both_blocks(total, top, highest, sums, SIDE: gl.constexpr, LOGITS: gl.conste
     sums.index(SIDE).store(own)
     if LOGITS and SIDE == 0:
         sums.index(2).store(highest)
-    named("bar.sync 13, 256; mov.b32 $0, 0;")
+    meet()
     if LOGITS and SIDE == 1:
         highest = gl.maximum(highest, sums.index(2).load(top.type.layout))
     return own + sums.index(1 - SIDE).load(top.type.layout), highest
@@ -219,11 +203,10 @@ def block_of(it, ST: gl.constexpr):
 
 @gluon.jit
 def left_step(
-    S, missing, state, it, first, tile, smem, free, scale, HOW: gl.constexpr,
-    PL: gl.constexpr,
-):  # fmt: skip
+    S, missing, state, it, first, tile, smem, free, scale, HOW: gl.constexpr, PL: gl.constexpr
+):
     """From the scores of block 0 to the left columns, with P1 · V1 still in flight. HOW: SIGN,
-    OVERLAY, LOGITS, MASK."""
+    OVERLAY, LOGITS, MASK, COPIED."""
     O, top, total, highest = state
     factor, heads = scale
     k_smem, p_smem, validity, stats = smem
@@ -236,7 +219,7 @@ def left_step(
     highest = higher(highest, S, factor, HOW[2])
     top0 = moved(S, top, factor)
     tops.index(0).store(top0)
-    named("bar.arrive 10, 256; mov.b32 $0, 0;")
+    tell_reference()
     shrink = follow(top, top0)
     weights, total = weigh(S, top0, shrunk(total, shrink), factor)
     P = weights.to(k_left.dtype)
@@ -244,13 +227,13 @@ def left_step(
         thread_barrier()  # every warp has finished the scores, which read the rope tile
     p_smem.index(z + b).store(P)
     fence_async_shared()
-    tell(it)
+    tell_p0(it)
     O = rescale(O, shrink)
     A = gl.convert_layout(P, PL)
     O_next = warpgroup_mma(A, k_left.index(z + b), O, is_async=True)
     O, A = warpgroup_mma_wait(0, deps=(O_next, A))
     mbarrier.arrive(free.index(2 * b), count=1)
-    named("bar.sync 9, 256; mov.b32 $0, 0;")
+    hear_p1()
     top = tops.index(1).load(RL)
     shrink = follow(top0, top)
     total = shrunk(total, shrink)
@@ -279,8 +262,7 @@ def left(info, q_smem, smem, bars, results, scale, HOW: gl.constexpr, DIMS: gl.c
     missing = count * 0
     if steps > 0:
         mbarrier.wait(q_ready, 0)
-        first_q = rope_of(q_smem[2], SL, DIMS)
-        S_next = issue_scores(q_smem, first_q, k_smem, ready, count, 0, 0, SL, DIMS, HOW[4])
+        S_next = issue_scores(q_smem, k_smem, ready, count, 0, 0, SL, DIMS, HOW[4])
         missing += any_missing(validity, valid, 0, 0, MASK)
         S = warpgroup_mma_wait(0, deps=(S_next,))
     while steps > 0:
@@ -299,10 +281,7 @@ def left(info, q_smem, smem, bars, results, scale, HOW: gl.constexpr, DIMS: gl.c
             state = (O, top, total, highest)
             count += 4
             b, phase = block_of(count >> 2, ST)
-            rope_q = rope_of(q_smem[2], SL, DIMS)
-            S_next = issue_scores(
-                q_smem, rope_q, k_smem, ready, b, phase, 0, SL, DIMS, HOW[4]
-            )
+            S_next = issue_scores(q_smem, k_smem, ready, b, phase, 0, SL, DIMS, HOW[4])
             missing = count * 0 + any_missing(validity, valid, b, phase, MASK)
             S = warpgroup_mma_wait(0, deps=(S_next,))
         mbarrier.arrive(q_free, count=1)
@@ -319,10 +298,7 @@ def left(info, q_smem, smem, bars, results, scale, HOW: gl.constexpr, DIMS: gl.c
         if steps > 0:
             b, phase = block_of(count >> 2, ST)
             mbarrier.wait(q_ready, count & 1)
-            next_q = rope_of(q_smem[2], SL, DIMS)
-            S_next = issue_scores(
-                q_smem, next_q, k_smem, ready, b, phase, 0, SL, DIMS, HOW[4]
-            )
+            S_next = issue_scores(q_smem, k_smem, ready, b, phase, 0, SL, DIMS, HOW[4])
             missing = count * 0 + any_missing(validity, valid, b, phase, MASK)
             finish(O, top, total, highest, tile, scale[1], results, False, MASK)
             S = warpgroup_mma_wait(0, deps=(S_next,))
@@ -332,7 +308,7 @@ def left(info, q_smem, smem, bars, results, scale, HOW: gl.constexpr, DIMS: gl.c
 
 
 @gluon.jit
-def right_step(  # noqa: PLR0913
+def right_step(
     state, it, first, tile, q_smem, smem, bars, scale, HOW: gl.constexpr,
     LAST: gl.constexpr, LAYOUTS: gl.constexpr, DIMS: gl.constexpr,
 ):  # fmt: skip
@@ -347,10 +323,9 @@ def right_step(  # noqa: PLR0913
     RL: gl.constexpr = gl.SliceLayout(1, SL)
     b, phase = block_of(it, k_right.shape[0] // 2)
     z = opaque_zero()
-    rope_q = rope_of(q_smem[2], SL, DIMS)
-    S_next = issue_scores(q_smem, rope_q, k_smem, ready, b, phase, 1, SL, DIMS, HOW[4])
+    S_next = issue_scores(q_smem, k_smem, ready, b, phase, 1, SL, DIMS, HOW[4])
     missing = any_missing(validity, valid, b + 1, phase, HOW[3])
-    named("bar.sync 10, 256; mov.b32 $0, 0;")
+    hear_reference()
     top0 = tops.index(0).load(RL)
     shrink = follow(top, top0)
     S = warpgroup_mma_wait(0, deps=(S_next,))
@@ -367,8 +342,8 @@ def right_step(  # noqa: PLR0913
         thread_barrier()  # every warp has finished the scores, which read the rope tile
     p_smem.index(z + b + 1).store(P)
     fence_async_shared()
-    named("bar.arrive 9, 256; mov.b32 $0, 0;")
-    hear(it)
+    tell_p1()
+    hear_p0(it)
     O = rescale(O, shrink)
     O_next = warpgroup_mma(p_smem.index(z + b), k_right.index(z + b), O, is_async=True)
     O = warpgroup_mma_wait(0, deps=(O_next,))

@@ -11,6 +11,7 @@ import torch
 from openmla.aot import Predicted
 from sim.kernels import hopper_dense as dense_kernels
 from sim.kernels import hopper_features as features
+from sim.kernels import hopper_handover as handover
 from sim.launches import Launch, descriptor, randn, shared_layout, unwritten
 
 
@@ -169,6 +170,28 @@ def counter(tiles: int = 11) -> Launch:
     return Launch(features, "counter", "sm90", (3,), (count, out, tiles), check, {}, ("o_ptr",))
 
 
+def in_turn(rounds: int = 5) -> Launch:
+    out = torch.zeros(128, dtype=torch.int32)
+
+    def check() -> None:
+        steps = sum(range(rounds))
+        expected = torch.arange(128) * (rounds + steps) + steps
+        assert torch.equal(out, expected.int())
+
+    return Launch(handover, "in_turn", "sm90", (1,), (out, rounds), check, {}, ("o_ptr",))
+
+
+def trusted_copies() -> Launch:
+    src, out = randn(64, 64, seed=1), unwritten(64, 64)
+
+    def check() -> None:
+        box = torch.arange(64.0)[:, None] - torch.arange(64.0)[None]
+        torch.testing.assert_close(out, src.float() @ box.T, atol=1e-2, rtol=1e-5)
+
+    layout = {"LAYOUT": shared_layout(16)}
+    return Launch(handover, "trusted_copies", "sm90", (1,), (src, out), check, layout, ("o_ptr",))
+
+
 CASES: dict[str, Any] = {
     "hopper_dense": partial(hopper_dense, [70, 33, 5], [70, 130, 2], 1),
     "tma_copy": tma_copy,
@@ -182,4 +205,6 @@ CASES: dict[str, Any] = {
     "pipeline": pipeline,
     "publish": publish,
     "counter": counter,
+    "in_turn": in_turn,
+    "trusted_copies": trusted_copies,
 }

@@ -270,6 +270,14 @@ HOPPER_FEATURES = [
             "def fill",
         ),
         (
+            "the box is fenced before it is written",
+            Kind.FENCE,
+            "    box.store((rows[:, None] * 2 + columns[None, :]).to(gl.bfloat16))\n"
+            "    fence_async_shared()\n",
+            "    fence_async_shared()\n"
+            "    box.store((rows[:, None] * 2 + columns[None, :]).to(gl.bfloat16))\n",
+        ),
+        (
             "the box is announced before it is written",
             Kind.RACE,
             "    box.store(",
@@ -315,6 +323,75 @@ HOPPER_FEATURES = [
             "mbarrier.init(empty.index(i), count=1)",
             NOTHING,
             "def pipeline",
+        ),
+    ),
+    *of(
+        "in_turn",
+        (
+            "the reader listens at the barrier of the other turn",
+            Kind.DEADLOCK,
+            "turn(i)",
+            "turn(i + 1)",
+            "def read",
+        ),
+        (
+            "the number of a turn is that of another barrier",
+            Kind.ARRIVE,
+            "return 11 + (i & 1)",
+            "return 10 + (i & 1)",
+        ),
+        (
+            "one barrier for all turns: the writer arrives at it twice",
+            Kind.ARRIVE,
+            "return 11 + (i & 1)",
+            "return 11",
+        ),
+        (
+            "one barrier for all turns: nobody comes while the reader listens",
+            Kind.DEADLOCK,
+            "return 11 + (i & 1)",
+            "return 11",
+        ),
+        (
+            "the reader does not wait for its turn",
+            Kind.RACE,
+            'numbered("bar.sync $1, 256; mov.b32 $0, 0;", turn(i))',
+            NOTHING,
+        ),
+    ),
+    *of(
+        "trusted_copies",
+        (
+            "nobody says that copies are trusted",
+            Kind.FENCE,
+            'fixed("mov.b32 $0, 0; // copies that have arrived are seen by wgmma")',
+            NOTHING,
+        ),
+        (
+            "copies are trusted before they have arrived",
+            Kind.FENCE,
+            "    mbarrier.wait(landed, 0)\n"
+            '    fixed("mov.b32 $0, 0; // copies that have arrived are seen by wgmma")\n',
+            '    fixed("mov.b32 $0, 0; // copies that have arrived are seen by wgmma")\n'
+            "    mbarrier.wait(landed, 0)\n",
+        ),
+        (
+            "an ordinary write before the trusted copies is not fenced",
+            Kind.FENCE,
+            "    fence_async_shared()\n",
+            "",
+        ),
+        (
+            "an ordinary write after the trusted copies is not fenced",
+            Kind.FENCE,
+            'are seen by wgmma")\n',
+            'are seen by wgmma")\n    box.store(value)\n',
+        ),
+        (
+            "copies are trusted and not waited for",
+            Kind.RACE,
+            "    mbarrier.wait(landed, 0)\n",
+            "",
         ),
     ),
 ]

@@ -23,6 +23,10 @@ What is checked: see `Kind`. What is not modeled, and therefore not checked here
   global memory are only checked by their results;
 - proxy fences are required for an ordinary shared-memory write that TMA, wgmma or tcgen05 reads
   afterwards, not for writes that follow writes; fences that the compiler may add do not count;
+- a kernel may say that wgmma sees its cp.async copies without such a fence, by the line of assembly
+  `// copies that have arrived are seen by wgmma`. It stands for the copies that its partition has
+  waited for at that point and excuses nothing else: no copy that arrives later, no ordinary write
+  before or after it, no missing wait. Whether the hardware keeps that promise is not checked;
 - in a cluster, data that registers exchange between CTAs (it raises), TMA multicast (it raises),
   and shared memory of a CTA that has already ended;
 - rounding inside the tensor cores: products are accumulated in float32 (fp8 products of an H200

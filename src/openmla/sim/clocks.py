@@ -14,10 +14,20 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from openmla.sim.context import Location
 
 Component = Hashable
+
+
+class CopyChannel(NamedTuple):
+    """The copies (TMA, cp.async) of one CTA into one piece of one allocation."""
+
+    cta: str
+    alloc: int
+    offset: int
+    shape: tuple[int, ...]
 
 
 class Clock:
@@ -52,9 +62,17 @@ class Clock:
         self.seen.pop(component, None)
         self.fenced.pop(component, None)
 
-    def fence(self) -> None:
-        """Publish everything seen so far to the asynchronous proxy."""
+    def fence(self, component: Component) -> None:
+        """Publish everything seen so far to the asynchronous proxy.
+
+        What `component`, whose fence it is, does from now on is not fenced.
+        """
         self.fenced = dict(self.seen)
+        self.tick(component)
+
+    def trust_copies(self) -> None:
+        """Publish the copies seen so far, and no ordinary writes."""
+        self.fenced.update((c, t) for c, t in self.seen.items() if isinstance(c, CopyChannel))
 
 
 def _join(into: dict[Component, int], other: dict[Component, int]) -> None:

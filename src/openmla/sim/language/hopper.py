@@ -11,7 +11,7 @@ import numpy as np
 from openmla.sim import dtypes, layouts
 from openmla.sim.async_units import AsyncOp, queue, wait_for_all
 from openmla.sim.barriers import MBarrier
-from openmla.sim.clocks import Clock
+from openmla.sim.clocks import Clock, CopyChannel
 from openmla.sim.context import current
 from openmla.sim.global_memory import Descriptor
 from openmla.sim.language.core import allocate_shared_memory
@@ -120,8 +120,8 @@ def _deliver(op: AsyncOp, mbarrier: MemoryView, nbytes: int) -> None:
     )
 
 
-def _channel(view: MemoryView) -> tuple[Any, ...]:
-    return ("copy", current().cta.name, id(view.alloc), view.offset, view.shape)
+def _channel(view: MemoryView) -> CopyChannel:
+    return CopyChannel(current().cta.name, id(view.alloc), view.offset, view.shape)
 
 
 def tma_load(
@@ -301,7 +301,8 @@ def warpgroup_mma_init(value: Tensor) -> Tensor:
 
 def fence_async_shared(cluster: Any = False) -> None:
     """Make ordinary writes visible to the asynchronous proxy."""
-    current().clock.fence()
+    agent = current()
+    agent.clock.fence(agent.component)
 
 
 def cluster_barrier(relaxed: Any = False) -> None:

@@ -100,14 +100,31 @@ def test_heads_without_a_plan_say_why() -> None:
 
 
 @pytest.mark.parametrize(
-    ("feature", "why"),
+    ("feature", "tokens", "why"),
     [
-        ("sparse 512+64, fp8_656 cache", "has not been measured on a GPU yet"),
-        ("latent 512+64, bf16 pages", "does not split the keys of short chunks yet"),
+        ("latent 512+64, fp8 pages", 4096, "has not been measured on a GPU yet"),
+        ("latent 512+64, bf16 pages", 65, "its 130 tiles do not fill 132 SMs, and it does not "
+         "split keys"),
     ],
-)
-def test_some_kernels_run_only_when_they_are_named(feature: str, why: str) -> None:
-    problem, h200 = FEATURES[feature], target_by_name("h200")
+)  # fmt: skip
+def test_some_kernels_run_only_when_they_are_named(feature: str, tokens: int, why: str) -> None:
+    problem, h200 = replace(FEATURES[feature], total_q=tokens), target_by_name("h200")
     instead = runnable_plan(problem, h200)
     assert instead.backend == "portable" and instead.passed_over[-1].endswith(why)
     assert runnable_plan(problem, h200, "hopper").backend == "hopper"
+
+
+def test_a_chunk_that_fills_the_gpu_runs_on_the_latent_hopper_kernel() -> None:
+    problem = replace(FEATURES["latent 512+64, bf16 pages"], total_q=66)
+    assert runnable_plan(problem, target_by_name("h200")).backend == "hopper"
+
+
+@pytest.mark.parametrize(
+    ("queries", "mode"), [(64, "in_kernel"), (256, "workspace"), (1024, "workspace")]
+)
+def test_fp8_rows_are_read_the_way_that_measured_faster(queries: int, mode: str) -> None:
+    """128 heads, lists of 2048 into a pool of a million rows: see plan/hopper_cache.py."""
+    problem = FEATURES["sparse 512+64, fp8_656 cache"]
+    problem = replace(problem, total_q=queries, total_k=1_000_000)
+    chosen = runnable_plan(problem, target_by_name("h200"))
+    assert chosen.backend == "hopper" and chosen.config.cache_read.mode == mode

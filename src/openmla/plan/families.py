@@ -145,7 +145,9 @@ def _hopper_rows(problem: Problem, target: Target) -> Choice:
 def _cache_read(problem: Problem, config: HopperSparseConfig) -> CacheRead:
     rows, width = problem.total_k, problem.d_qk
     if config.gather == "indices":
-        return listed_cache_read(problem.total_q, problem.topk, rows, config.row_blocks, width)
+        return listed_cache_read(
+            problem.total_q, problem.topk, rows, config.row_blocks, width, config.sm_count
+        )
     tiles = config.tiles(mean_length(problem.total_q, problem.batch))
     return named_pages_read(tiles, rows, width, problem.page_size)
 

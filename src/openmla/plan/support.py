@@ -1,6 +1,6 @@
 """What runs where: every feature on every target, found by really planning it.
 
->>> is_implemented("hopper", "sparse"), is_implemented("hopper", "latent")
+>>> is_implemented("hopper", "latent"), is_implemented("blackwell", "latent")
 (True, False)
 
 `openmla doctor --table` prints the table of the README.
@@ -20,17 +20,10 @@ from openmla.problem import DTYPE_BYTES, FORMS, Problem
 IMPLEMENTED = frozenset(
     {(family, form) for family in ("reference", "cpu", "portable") for form in FORMS}
     | {(family, form) for family in ("blackwell", "cdna4") for form in ("dense", "sparse")}
-    | {("hopper", "dense"), ("hopper", "sparse")}
+    | {("hopper", form) for form in FORMS}
 )
 # Plans of those families that still have no kernel, by the class of their config.
 WITHOUT_KERNEL = frozenset({"FA4Config", "MLAPrefillSparseQKVFP8"})
-
-# Kernels that run only when their backend is named, and why.
-ON_REQUEST = {
-    # Where that costs more than it wins depends on lengths that only the device knows.
-    ("hopper", "latent"): "it does not split the keys of short chunks yet",
-    ("hopper", "sparse fp8"): "the way it reads FP8 caches has not been measured on a GPU yet",
-}
 
 TABLE_TARGETS = ("cpu", "h200", "b200", "mi355x", "mi300x", "a100", "l40s", "rtx5090")
 BEGIN, END = "<!-- support table: begin -->", "<!-- support table: end -->"
@@ -88,10 +81,19 @@ def is_implemented(family: str, form: str) -> bool:
 
 
 def on_request(chosen: Plan) -> str:
-    """Why the kernel of a plan runs only when its backend is named; empty when it need not be."""
-    form, rows = chosen.problem.form, chosen.problem.kv_dtype
-    kind = f"{form} fp8" if form == "sparse" and rows not in DTYPE_BYTES else form
-    return ON_REQUEST.get((chosen.backend, kind), "")
+    """Why the kernel of a plan runs only when its backend is named; empty when it need not be.
+
+    The portable kernel splits the keys of a chunk that is too short to fill the GPU; Hopper's does
+    not.
+    """
+    if (chosen.backend, chosen.problem.form) != ("hopper", "latent"):
+        return ""
+    if chosen.problem.kv_dtype not in DTYPE_BYTES:
+        return "the way it reads pages of an FP8 cache has not been measured on a GPU yet"
+    tiles, programs = chosen.config.tiles(chosen.problem.total_q), chosen.config.sm_count
+    if tiles >= programs:
+        return ""
+    return f"its {tiles} tiles do not fill {programs} SMs, and it does not split keys"
 
 
 def has_kernel(chosen: Plan) -> bool:

@@ -60,10 +60,13 @@ def _attention(
 ) -> Call:
     """The attention kernel over the rows of `op` as they are stored."""
     places = _sequences(op) if isinstance(op, LatentOperands) else _lists(config, op)
+    rows = _rows(op.cache)
+    registers = config.registers_of(widens=rows["SCALED"] > 0)
     arguments = {
         **constexprs(config),
         **places,
-        **_rows(op.cache),
+        **rows,
+        "REGISTERS": (registers.consumer, registers.producer),
         **_outputs(results),
         **scale_arguments(op.weights.scale),
         **gate,
@@ -121,7 +124,6 @@ def constexprs(config: HopperSparseConfig) -> dict[str, Any]:
         "DIMS": (half, config.rope),
         "OVERLAY": config.p_overlays_rope,
         "LANES": config.copy_lanes,
-        "REGISTERS": (config.registers.consumer, config.registers.producer),
         "LAYOUTS": tuple(tile_layout(width) for width in (half, config.rope or 16, 64)),
         "num_warps": 4,
     }

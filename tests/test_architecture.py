@@ -21,7 +21,7 @@ LAYERS: list[set[str]] = [
     {"layout"},
     {"sequences", "cache"},
     {"plan"},
-    {"operands", "aot"},
+    {"operands", "aot", "aot_key"},
     {"kernels"},
     {"reference"},
     {"checks"},

@@ -27,6 +27,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from openmla.aot_key import stable_key
+
 SCHEMA = 1  # raise it when a report changes meaning: old cache entries are then ignored
 
 # backend, architecture and warp size, as Triton's GPUTarget takes them
@@ -130,13 +132,12 @@ def job_key(job: CompileJob) -> str:
     """The hash under which a job's report is cached."""
     import triton
 
-    kernel = job.kernel
     parts = [
         str(SCHEMA),
         triton.__version__,
-        kernel.cache_key,  # source of the kernel and, recursively, of what it calls
+        stable_key(job.kernel),  # with the source of what it calls and the constants it names
         repr(sorted(job.signature.items())),
-        repr(sorted((k, repr(_plain(v))) for k, v in job.constexprs.items())),
+        stable_key({name: _plain(value) for name, value in job.constexprs.items()}),
         repr(sorted(job.options.items())),
         job.name,
         job.target,

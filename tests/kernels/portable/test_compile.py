@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from openmla.aot import cache_directory
+from openmla.aot_key import stable_key
 from openmla.cache import LatentCache
 from openmla.kernels.call import Call
 from openmla.operands import (
@@ -82,7 +83,7 @@ def call_key(call: Call, chip: str) -> str:
         name: str(value.dtype) if isinstance(value, torch.Tensor) else _text(value)
         for name, value in call.arguments.items()
     }
-    parts = [triton.__version__, call.kernel.cache_key, TARGETS[chip].arch, str(arguments)]
+    parts = [triton.__version__, stable_key(call.kernel), TARGETS[chip].arch, str(arguments)]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 

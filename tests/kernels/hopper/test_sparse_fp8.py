@@ -193,11 +193,11 @@ def test_the_plan_explains_its_choice() -> None:
     assert read() == (
         "workspace",
         "FP8 cache: rows that are named are widened once, found by a map of 1000000 entries, into "
-        "a workspace of 466033 x 1152 = 536870016 bytes: 16777216 visits, at least 4 each; if more "
-        "are named, in the kernel",
+        "a workspace of 466033 x 1152 = 536870016 bytes: 16777216 visits, 1008 steps of a program, "
+        "more than 24; if more are named, in the kernel",
     )
     mode, line = read(total_q=64)
-    assert mode == "in_kernel" and "262144 visits of 131072 rows, fewer than 4 each" in line
+    assert mode == "in_kernel" and "16 steps of a program, at most 24, do not repay" in line
     mode, line = read(total_q=500, total_k=2**23)
     assert mode == "in_kernel" and "2048000 visits do not repay a map of 8388608" in line
     mode, line = read(total_q=10**6, total_k=2**27)
@@ -208,15 +208,17 @@ def test_the_plan_explains_its_choice() -> None:
 
 
 @pytest.mark.parametrize(
-    ("queries", "topk", "kernels"), [(1, 40, 1), (12, 40, 6)], ids=["in the kernel", "workspace"]
-)
+    ("queries", "steps_to_pay", "kernels"), [(1, 24, 1), (12, 0, 6)],
+    ids=["in the kernel", "workspace"],
+)  # fmt: skip
 def test_the_public_call_on_an_h200(
-    queries: int, topk: int, kernels: int, monkeypatch: pytest.MonkeyPatch
+    queries: int, steps_to_pay: int, kernels: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(dispatch, "device_target", lambda device: target_by_name("h200"))
-    built = on(replace(V32, q_lens=(queries,), topk=topk, k_lens=(100,), spare=0))
+    monkeypatch.setattr(hopper_cache, "STEPS_TO_PAY", steps_to_pay)
+    built = on(replace(V32, q_lens=(queries,), topk=40, k_lens=(100,), spare=0))
     with intercept(resident=2) as reports:
-        assert judge(built, built.run("hopper")).ok
+        assert judge(built, built.run()).ok
     assert len(reports) == kernels and findings(reports) == []
 
 

@@ -139,33 +139,38 @@ class NamedBarrier:
     completed_at: float = 0.0
     arriving: Clock = field(default_factory=Clock)
     published: Clock = field(default_factory=Clock)
-    came: set[Component] = field(default_factory=set)
+    came: dict[Component, int] = field(default_factory=dict)  # and when
+    before: dict[Component, int] = field(default_factory=dict)  # the same of the last generation
 
     def arrive(
         self, clock: Clock, threads: int, at: float, report: Reporter, who: Component
     ) -> int:
-        """Count `threads` arrivals of `who`; returns the generation they belong to."""
+        """Count `threads` arrivals of `who`; returns the generation they belong to.
+
+        Who arrives must know that all have arrived in the generation before. Otherwise it could
+        have come before them, and counted in their place.
+        """
         generation = self.generation
+        unknown = [str(c) for c, time in self.before.items() if clock.seen.get(c, 0) < time]
         if who in self.came:
-            report(
-                Kind.ARRIVE,
-                f"named barrier {self.number}: the same warps arrive twice in one generation",
-                buffer=f"barrier {self.number}",
-            )
-        self.came.add(who)
+            self._misused("the same warps arrive twice in one generation", report)
+        elif unknown:
+            others = " and ".join(unknown)
+            self._misused(f"these warps could have arrived twice before {others} came", report)
+        self.came[who] = clock.seen[who]
         self.arriving.join(clock)
         self.arrived += threads
         if self.arrived > self.threads:
-            report(
-                Kind.ARRIVE,
-                f"named barrier {self.number} expects {self.threads} threads, {self.arrived} came",
-                buffer=f"barrier {self.number}",
-            )
+            self._misused(f"it expects {self.threads} threads, {self.arrived} came", report)
         if self.arrived >= self.threads:
             self.published = self.arriving
             self.arriving = Clock()
             self.arrived = 0
-            self.came = set()
+            self.before, self.came = self.came, {}
             self.generation += 1
             self.completed_at = at
         return generation
+
+    def _misused(self, message: str, report: Reporter) -> None:
+        text = f"named barrier {self.number}: {message}"
+        report(Kind.ARRIVE, text, buffer=f"barrier {self.number}")

@@ -1,28 +1,17 @@
-"""Seeded defects of the FP8 paths of the latent Hopper kernel: each is found in a few runs.
-
-A mutant is a copy of all files of the kernel with a text change in one of them.
-"""
+"""Seeded defects of the FP8 paths of the latent Hopper kernel: each is found in a few runs."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
-import openmla.kernels.hopper as package
-from kernels.hopper.simulated_rows import plan_of, results_of
-from kernels.mutants import load_mutant, once
-from openmla.operands import SparseOperands
-from openmla.plan import hopper_cache
-from openmla.sim import Kind, Limits, intercept
-from openmla.testing.build import Outcome, build
+from kernels.hopper.sparse_defect import SparseDefect, assert_found
+from openmla.plan import Plan, hopper_cache
+from openmla.sim import Kind
 from openmla.testing.case import Case
-from openmla.testing.compare import judge
-from openmla.testing.memory import Memory
 
-RUNS = [("late", 0), ("early", 0), ("random", 1), ("random", 2)]
 V32 = Case(
     "sparse", 4, 512, 64, 512, q_lens=(1,), k_lens=(400,), topk=300, scale=0.07, seed=1,
     kv="fp8_656", page_size=16, index_kind="mixed", spare=2,
@@ -36,17 +25,9 @@ CASES = {
 
 
 @dataclass(frozen=True)
-class Fp8Defect:
-    """Replace `old` by `new` in `file`. `kind` None: only the numbers are wrong.
+class Fp8Defect(SparseDefect):
+    """`held`: rows of the workspace; 0: rows are widened in the kernel."""
 
-    `held`: rows of the workspace; 0: rows are widened in the kernel.
-    """
-
-    name: str
-    kind: Kind | None
-    file: str
-    old: str
-    new: str
     case: str = "fp8_656"
     held: int = 0
 
@@ -127,31 +108,10 @@ def test_defect_is_found(
     case = CASES[defect.case]
     if defect.held:
         monkeypatch.setattr(hopper_cache, "WORKSPACE_CAP", defect.held * 2 * case.d_qk)
-    edit = once(defect.old, defect.new)
-    mutant = load_mutant(package, defect.file, edit, "sparse_launch", tmp_path)
-    kinds: set[Kind] = set()
-    wrong = False
-    for schedule, seed in RUNS:
-        found, ok = _run(mutant, case, "workspace" if defect.held else "in_kernel", schedule, seed)
-        kinds |= found
-        wrong |= not ok
-        if defect.kind in kinds or (wrong and defect.kind is None):
-            return
-    pytest.fail(f"not found; wrong numbers: {wrong}, findings: {kinds}")
 
+    def adjust(chosen: Plan) -> Plan:
+        mode = "workspace" if defect.held else "in_kernel"
+        read = replace(chosen.config.cache_read, mode=mode)
+        return replace(chosen, config=replace(chosen.config, cache_read=read))
 
-def _run(
-    mutant: ModuleType, case: Case, mode: str, schedule: str, seed: int
-) -> tuple[set[Kind], bool]:
-    """What the simulator found, and whether the numbers are right."""
-    built = build(case, memory=Memory("cpu", "nan"))
-    op, results = built.operands, results_of(built)
-    assert isinstance(op, SparseOperands)
-    chosen = plan_of(built)
-    read = replace(chosen.config.cache_read, mode=mode)
-    chosen = replace(chosen, config=replace(chosen.config, cache_read=read))
-    with intercept(schedule=schedule, seed=seed, limits=Limits(steps=20_000)) as reports:
-        for call in mutant.calls(chosen, op, results):
-            call.run()
-    kinds = {kind for report in reports for kind in report.kinds()}
-    return kinds, judge(build(case), Outcome(results.out, results.lse)).ok
+    assert_found(defect, case, tmp_path, adjust)

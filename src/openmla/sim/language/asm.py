@@ -55,7 +55,6 @@ def _named_barrier(match: re.Match[str], args: Sequence[Any]) -> Tensor:
     agent = current()
     number = int(args[0]) if match["id"] == "$1" else int(match["id"])
     barrier = agent.cta.named_barrier(number, int(match["threads"]))
-    agent.barriers += 1
     clock = agent.clock.copy()
     agent.clock.tick(agent.component)
     generation = barrier.arrive(
@@ -69,6 +68,7 @@ def _named_barrier(match: re.Match[str], args: Sequence[Any]) -> Tensor:
         lambda: f"named barrier {barrier.number}: {barrier.arrived} of {barrier.threads} threads",
         lambda: barrier.completed_at,
     )
+    agent.barriers += 1  # not by bar.arrive: its warps go on without one another
     published: Clock = barrier.published
     agent.clock.join(published)
     return scalar(0)

@@ -1,0 +1,127 @@
+"""Seeded defects of what the warp-groups of the latent Hopper kernel tell each other."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from kernels.hopper.sparse_defect import SparseDefect, assert_found
+from openmla.sim import Kind
+from openmla.testing.case import Case
+
+# One stage of keys, so every tile is loaded again in the next step; and three, so the left
+# warp-group can be a step ahead. P takes the place of rope in both.
+V32 = Case("sparse", 4, 512, 64, 512, q_lens=(1,), k_lens=(300,), topk=260, scale=0.05)
+CASES = {
+    "one stage": V32,
+    "three stages": replace(V32, d_nope=128, d_v=128),
+    "two pieces": replace(V32, q_lens=(3,), topk=70),
+}
+
+
+def sparse(
+    name: str, kind: Kind, old: str, new: str, case: str = "one stage", file: str = "sparse"
+) -> SparseDefect:
+    return SparseDefect(name, kind, file, old, new, case)
+
+
+STORE_P0 = "    p_smem.index(z + b).store(P)\n"
+STORE_P1 = "    p_smem.index(z + b + 1).store(P)\n"
+FENCE = "    fence_async_shared()\n"
+OWN_WARPS = (
+    "        thread_barrier()  # every warp has finished the scores, which read the rope tile\n"
+)
+SUMS = (
+    "    sums.index(SIDE).store(own)\n    if LOGITS and SIDE == 0:\n"
+    "        sums.index(2).store(highest)\n"
+)
+WAIT = "    O = warpgroup_mma_wait(0, deps=(O_next,))\n"
+WAIT_A = "    O, A = warpgroup_mma_wait(0, deps=(O_next, A))\n"
+RELEASE = "    mbarrier.arrive(free.index(2 * b{}), count=1)\n"
+SCORES = "    S = warpgroup_mma_wait(0, deps=(S_next,))\n"
+RELEASE_Q = "    if LAST:\n        mbarrier.arrive(q_free, count=1)\n"
+
+DEFECTS = [
+    sparse("the reference is not waited for", Kind.RACE, "    hear_reference()\n", ""),
+    sparse(
+        "the reference is told and then written", Kind.RACE,
+        "    tops.index(0).store(top0)\n    tell_reference()\n",
+        "    tell_reference()\n    tops.index(0).store(top0)\n",
+    ),
+    sparse("the reference is not told", Kind.DEADLOCK, "    tell_reference()\n", ""),
+    sparse("P0 is not waited for", Kind.RACE, "    hear_p0(it)\n", ""),
+    sparse(
+        "P0 is told and then fenced", Kind.FENCE,
+        FENCE + "    tell_p0(it)\n", "    tell_p0(it)\n" + FENCE,
+    ),
+    sparse(
+        "P0 is fenced and then written", Kind.FENCE, STORE_P0 + FENCE, FENCE + STORE_P0,
+    ),
+    sparse(
+        "P0 is told and then written", Kind.RACE,
+        STORE_P0 + FENCE + "    tell_p0(it)\n", "    tell_p0(it)\n" + STORE_P0 + FENCE,
+    ),
+    sparse(
+        "P0 is told at the barrier of the step before", Kind.DEADLOCK,
+        "    tell_p0(it)\n", "    tell_p0(it + 1)\n",
+    ),
+    # With one stage the scores of the next step wait for keys that the right warp-group releases
+    # after it has heard P0: there, one barrier would do.
+    sparse(
+        "one barrier for P0 of all steps", Kind.ARRIVE,
+        "[number], dtype", "[number * 0 + 10], dtype", "three stages", "sparse_signals",
+    ),
+    sparse("P1 is not waited for", Kind.RACE, "    hear_p1()\n", ""),
+    sparse(
+        "P1 is told and then fenced", Kind.FENCE,
+        FENCE + "    tell_p1()\n", "    tell_p1()\n" + FENCE,
+    ),
+    sparse(
+        "P1 is told and then written", Kind.RACE,
+        STORE_P1 + FENCE + "    tell_p1()\n", "    tell_p1()\n" + STORE_P1 + FENCE,
+    ),
+    sparse(
+        "P0 is stored over rope that other warps read", Kind.RACE,
+        OWN_WARPS + STORE_P0, "        pass\n" + STORE_P0,
+    ),
+    sparse(
+        "P1 is stored over rope that other warps read", Kind.RACE,
+        OWN_WARPS + STORE_P1, "        pass\n" + STORE_P1,
+    ),
+    sparse("the sums do not meet", Kind.RACE, "    meet()\n", ""),
+    sparse(
+        "the sums meet and are then written", Kind.RACE,
+        SUMS + "    meet()\n", "    meet()\n" + SUMS,
+    ),
+    sparse(
+        "the sums meet at the barrier of P1", Kind.ARRIVE,
+        "bar.sync 12, 256", "bar.sync 9, 256", file="sparse_signals",
+    ),
+    sparse(
+        "block 0's left half is released under its product", Kind.RACE,
+        WAIT_A + RELEASE.format(""), RELEASE.format("") + WAIT_A,
+    ),
+    sparse(
+        "block 0's right half is released under its product", Kind.RACE,
+        WAIT + RELEASE.format(" + 1"), RELEASE.format(" + 1") + WAIT,
+    ),
+    sparse(
+        "Q is released under the last scores", Kind.RACE,
+        SCORES + RELEASE_Q, RELEASE_Q + SCORES, "two pieces",
+    ),
+    sparse(
+        "nobody says that copies are trusted", Kind.FENCE,
+        "        trust_arrived_copies()\n", "        pass\n",
+    ),
+    sparse(
+        "a tile is trusted and not waited for", Kind.RACE,
+        "    mbarrier.wait(barrier, phase)\n", "",
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("defect", DEFECTS, ids=lambda d: d.name)
+def test_defect_is_found(defect: SparseDefect, tmp_path: Path) -> None:
+    assert_found(defect, CASES[defect.case], tmp_path)

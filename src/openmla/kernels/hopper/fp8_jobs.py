@@ -16,9 +16,6 @@ from openmla.operands import LatentOperands, Results, SparseOperands, Weights
 from openmla.plan import Plan, plan
 from openmla.problem import Problem
 
-# Bytes: a producer that widens rows has thousands of clocks per step to read 100 bytes (triton
-# 3.6.0) or 152 (3.9.0) again. For the 4 bytes of 3.9.0 without widening see sparse_jobs.py.
-WIDENING_SPILLS, PLAIN_SPILLS = 160, 4
 _V32 = Problem(
     form="sparse", heads=128, d_nope=512, d_rope=64, d_v=512, kv_dtype="fp8_656",
     v_dtype="fp8_656", rope_dtype="fp8_656", page_size=64, topk=2048, total_q=64,
@@ -64,7 +61,6 @@ def _job(name: str, chosen: Plan, call: Call) -> CompileJob:
     predicted = Predicted(
         shared=chosen.config.smem_used,
         registers=chosen.config.registers.at_launch,
-        spills=WIDENING_SPILLS if widens else PLAIN_SPILLS,
     )
     return compile_job_of(
         f"hopper {what} {name}{', widening' * widens}", call, VECTORS, "sm90", predicted

@@ -15,8 +15,6 @@ from openmla.operands import LatentOperands, Results, SparseOperands, Weights
 from openmla.plan import plan
 from openmla.problem import Problem
 
-# Bytes: triton 3.9.0 keeps addresses of the epilogue in memory, read once per tile; 3.6.0 nothing.
-SPILLS = 16
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 _V32 = Problem(
     form="sparse", heads=128, d_nope=512, d_rope=64, d_v=512, total_q=4096, total_k=8192, topk=2048,
@@ -47,9 +45,7 @@ def _job(name: str, problem: Problem) -> CompileJob:
     chosen = plan(problem, "h200", "hopper")
     call = next(calls(chosen, *_stand_ins(problem)))
     config = chosen.config
-    predicted = Predicted(
-        shared=config.smem_used, registers=config.registers.at_launch, spills=SPILLS
-    )
+    predicted = Predicted(shared=config.smem_used, registers=config.registers.at_launch)
     return compile_job_of(f"hopper sparse {name}", call, VECTORS, "sm90", predicted)
 
 

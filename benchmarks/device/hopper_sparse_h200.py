@@ -19,6 +19,7 @@ import torch
 from sections import Found, Script, run
 
 import openmla
+from openmla import fastpath
 from openmla.bench.sparse import SHAPES, Inputs, Shape, run_sparse
 from openmla.dispatch import device_target
 from openmla.kernels.launch import launch
@@ -121,7 +122,7 @@ def check_flash_mla(part: str) -> Iterator[dict[str, Any]]:
 
 def robustness() -> Iterator[dict[str, Any]]:
     """Many launches, graphs, neighbors, large offsets."""
-    for check in (many_launches, neighbors, graph, large_offsets):
+    for check in (many_launches, neighbors, graph, host_time, large_offsets):
         started = time.perf_counter()
         yield {"check": check.__name__, **check(), "seconds": time.perf_counter() - started}
 
@@ -167,6 +168,22 @@ def graph() -> dict[str, Any]:
         got = inputs.out.clone()
         wrong += int(not torch.equal(got, inputs.openmla()))
     return {"different": wrong, "ok": wrong == 0}
+
+
+def host_time() -> dict[str, Any]:
+    """Microseconds before a call returns, without waiting for the GPU: known, and planned anew."""
+    inputs, found = Inputs(Shape(128, 64, 8192, 128)), {}
+    for name, forget in (("known", False), ("new", True)):
+        inputs.openmla()
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        for _ in range(200):
+            if forget:
+                fastpath._known_sparse.clear()
+            inputs.openmla()
+        found[name] = (time.perf_counter() - start) / 200 * 1e6
+        torch.cuda.synchronize()
+    return {"microseconds": found, "ok": found["known"] < found["new"]}
 
 
 def large_offsets() -> dict[str, Any]:

@@ -20,7 +20,7 @@ from torch import Tensor
 from openmla import checks, fastpath, ops
 from openmla.cache import LatentCache
 from openmla.errors import InvalidArgument
-from openmla.operands import DenseOperands, Results, Weights
+from openmla.operands import DenseOperands, Results, SparseOperands, Weights
 from openmla.plan import BACKENDS
 
 __all__ = ["merge_states", "mla_prefill", "mla_prefill_latent", "mla_prefill_sparse"]
@@ -167,6 +167,13 @@ def mla_prefill_sparse(
     duplicate counts twice. `scale` is required. V is the first d_v columns: the latent width of a
     cache, 512 for a plain tensor, unless given. Results come in the order out, lse, max_logits.
     """
+    if not torch.compiler.is_compiling() and q_scale is None and k_scale is None:
+        done = _known_sparse(
+            q, kv, indices, scale, topk_lengths, d_v, sink, out,
+            (return_lse, return_max_logits), backend,
+        )  # fmt: skip
+        if done is not None:
+            return done
     q = checks.queries(q)
     rows, width = checks.latent_rows("kv", kv, d_v, dims=2)
     if isinstance(rows, LatentCache):
@@ -229,7 +236,7 @@ def _known_dense(
     """The result of a call like one that was made before; None for any other, checked or not."""
     if (
         isinstance(k_rope, LatentCache)
-        or not fastpath.plain(q, k_nope, k_rope, v, cu_q, cu_k, sink, out)
+        or not fastpath.plain((q, k_nope, v, cu_q, cu_k), k_rope, sink, out)
         or not (scale is None or type(scale) is float)
         or type(causal) is not bool
         or type(return_lse) is not bool
@@ -250,6 +257,45 @@ def _known_dense(
     if not fastpath.run_dense(operands, Results(out, lse), backend):
         return None
     return out if lse is None else (out, lse)
+
+
+def _known_sparse(
+    q: Tensor,
+    kv: LatentCache | Tensor,
+    indices: Tensor,
+    scale: float | None,
+    topk_lengths: Tensor | None,
+    d_v: int | None,
+    sink: Tensor | None,
+    out: Tensor | None,
+    returns: tuple[bool, bool],
+    backend: str,
+) -> Tensor | tuple[Tensor, ...] | None:
+    """The result of a call like one that was made before; None for any other, checked or not."""
+    rows = kv.data if isinstance(kv, LatentCache) else kv
+    if (
+        not fastpath.plain((q, rows, indices), topk_lengths, sink, out)
+        or type(scale) is not float
+        or not (d_v is None or type(d_v) is int)
+        or any(type(flag) is not bool for flag in returns)
+        or type(backend) is not str
+        or q.dim() != 3
+        or indices.dim() != 2
+    ):
+        return None
+    if d_v is None:
+        d_v = kv.latent if isinstance(kv, LatentCache) else 512
+    total, heads, _ = q.shape
+    if out is None:
+        out = torch.empty((total, heads, d_v), dtype=q.dtype, device=q.device)
+    lse, logits = (
+        torch.empty((total, heads), device=q.device) if wanted else None for wanted in returns
+    )
+    operands = SparseOperands(q, kv, indices, topk_lengths, d_v, Weights(scale, sink))
+    if not fastpath.run_sparse(operands, Results(out, lse, logits), backend):
+        return None
+    extras = tuple(x for x in (lse, logits) if x is not None)
+    return (out, *extras) if extras else out
 
 
 def _weights(

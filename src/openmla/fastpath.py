@@ -1,8 +1,9 @@
 """Calls that were made before skip checking and planning.
 
-A dense call on a GPU is checked and planned once; what came of it is kept under everything that the
-checks and the plan depend on, except addresses and token counts, which the kept launch looks at by
-itself. Whatever is not plain and known goes the long way, which also has all the error messages.
+A dense call on a GPU, or a sparse one over bf16 or fp16 rows, is checked and planned once; what
+came of it is kept under everything that the checks and the plan depend on, except addresses and
+token counts, which the kept launch looks at by itself. Whatever is not plain and known goes the
+long way, which also has all the error messages.
 """
 
 from __future__ import annotations
@@ -12,14 +13,18 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from openmla.cache import LatentCache
 from openmla.dispatch import plan_call
-from openmla.operands import DenseOperands, Results
+from openmla.operands import DenseOperands, Results, SparseOperands
+from openmla.plan import Plan
 
 if TYPE_CHECKING:
     from openmla.kernels.hopper.replay import DenseReplay
+    from openmla.kernels.hopper.sparse_replay import SparseReplay
 
 MOST_KNOWN = 1024
 _known: dict[tuple[Any, ...], DenseReplay] = {}
+_known_sparse: dict[tuple[Any, ...], SparseReplay] = {}
 
 
 def dense_key(op: DenseOperands, results: Results, backend: str) -> tuple[Any, ...] | None:
@@ -61,12 +66,7 @@ def learn_dense(op: DenseOperands, results: Results, backend: str) -> None:
     plan = plan_call(op, results, backend)
     key = dense_key(op, results, backend)
     vectors = (op.cu_seqlens_q, op.cu_seqlens_k, op.weights.sink)
-    if (
-        plan.backend != "hopper" or key is None or not results.out.numel()
-        or not op.k_nope.shape[0] or torch.cuda.current_device() != op.q.device.index
-        or torch.cuda.is_current_stream_capturing()
-        or not all(x is None or x.is_contiguous() for x in vectors)
-    ):  # fmt: skip
+    if key is None or not op.k_nope.shape[0] or not _repeatable(plan, op.q, results, *vectors):
         return
     from openmla.kernels.hopper.replay import DenseReplay
 
@@ -77,14 +77,73 @@ def learn_dense(op: DenseOperands, results: Results, backend: str) -> None:
     _known[key].add(plan, op, results)
 
 
-def plain(*tensors: Tensor | None) -> bool:
+def sparse_key(op: SparseOperands, results: Results, backend: str) -> tuple[Any, ...] | None:
+    """The same for a sparse launch. The pool is part of it: it stays while a model is served."""
+    q, cache, lists, lengths, weights = op.q, op.cache, op.indices, op.topk_lengths, op.weights
+    latent = 0
+    if isinstance(cache, LatentCache):
+        if cache.format != "bf16":
+            return None
+        latent, cache = cache.latent, cache.data
+    if weights.q_scale is not None or weights.k_scale is not None:
+        return None
+    out, lse, logits, sink = results.out, results.lse, results.max_logits, weights.sink
+    return (
+        q.device, q.dtype, q.shape[1:], q.stride(),
+        latent, cache.device, cache.dtype, cache.shape, cache.stride(),
+        lists.device, lists.dtype, lists.shape[1:], lists.stride(),
+        None if lengths is None else (lengths.device, lengths.dtype, lengths.stride()),
+        out.device, out.dtype, out.shape[1:], out.stride(),
+        # Rows of an output with gaps might overlap if there were more of them.
+        None if out.is_contiguous() else out.shape[0],
+        None if lse is None else lse.stride(), None if logits is None else logits.stride(),
+        None if sink is None else (sink.device, sink.dtype, sink.shape, sink.stride()),
+        weights.scale, op.d_v, backend,
+    )  # fmt: skip
+
+
+def run_sparse(op: SparseOperands, results: Results, backend: str) -> bool:
+    """Launch a call that is known; False if it is not, and then nothing has happened."""
+    if not _known_sparse:
+        return False
+    replay = _known_sparse.get(sparse_key(op, results, backend))  # type: ignore[arg-type]
+    return replay is not None and replay.run(op, results)
+
+
+def learn_sparse(op: SparseOperands, results: Results, backend: str) -> None:
+    """Keep what a checked call, just launched, came to."""
+    plan = plan_call(op, results, backend)
+    key = sparse_key(op, results, backend)
+    vectors = (op.topk_lengths, op.weights.sink)
+    if (
+        key is None or key in _known_sparse or not op.rows or not op.indices.shape[1]
+        or op.indices.stride(1) != 1 or not _repeatable(plan, op.q, results, *vectors)
+    ):  # fmt: skip
+        return
+    from openmla.kernels.hopper.sparse_replay import SparseReplay
+
+    if len(_known_sparse) >= MOST_KNOWN:
+        _known_sparse.clear()
+    _known_sparse[key] = SparseReplay(plan, op, results)
+    _known_sparse[key].add(plan, op, results)
+
+
+def _repeatable(plan: Plan, q: Tensor, results: Results, *vectors: Tensor | None) -> bool:
+    """Whether a launch can be kept at all. Vectors that are not contiguous would be copied."""
+    return bool(
+        plan.backend == "hopper" and results.out.numel()
+        and torch.cuda.current_device() == q.device.index
+        and not torch.cuda.is_current_stream_capturing()
+        and all(x is None or x.is_contiguous() for x in vectors)
+    )  # fmt: skip
+
+
+def plain(needed: tuple[object, ...], *optional: object) -> bool:
     """Whether these are ordinary CUDA tensors in ordinary eager execution without gradients."""
     if torch._C._len_torch_dispatch_stack() or torch._C._len_torch_function_stack():
         return False
     gradients = torch.is_grad_enabled()
-    for x in tensors:
-        if x is None:
-            continue
+    for x in (*needed, *(x for x in optional if x is not None)):
         if type(x) is not Tensor or not x.is_cuda or (gradients and x.requires_grad):
             return False
     return True

@@ -161,7 +161,12 @@ def _sparse(
         rows = LatentCache(kv, cache_scales, cache_latent, d_rope, cache_format)
     weights = Weights(scale, sink, q_scale, k_scale)
     operands = SparseOperands(q, rows, indices, topk_lengths, d_v, weights)
-    _run(backend, operands, Results(out, lse, max_logits))
+    results = Results(out, lse, max_logits)
+    if q.device.type != "cuda":
+        _run(backend, operands, results)
+    elif not fastpath.run_sparse(operands, results, backend):
+        _run(backend, operands, results)
+        fastpath.learn_sparse(operands, results, backend)
 
 
 def _cache_append(

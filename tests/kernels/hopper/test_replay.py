@@ -184,6 +184,6 @@ def test_launches_that_a_profiler_watches_go_through_triton(
 
 
 def test_only_plain_tensors_on_a_gpu_are_looked_up() -> None:
-    assert not fastpath.plain(torch.zeros(1))
-    assert not fastpath.plain(torch.nn.Parameter(torch.zeros(1)))
-    assert fastpath.plain(None)
+    assert not fastpath.plain((torch.zeros(1),))
+    assert not fastpath.plain((torch.nn.Parameter(torch.zeros(1)),))
+    assert fastpath.plain((), None) and not fastpath.plain((None,))

@@ -9,8 +9,8 @@ as Triton's launcher in C takes it, and only those are exchanged.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from torch import Tensor
 from triton import knobs
@@ -21,23 +21,29 @@ from openmla.kernels.call import Call
 
 MOST_ENCODED = 256
 NO_NAN = 0  # what a bulk copy fills in outside the tensor: zeros
-# What differs between launches, in the order in which `Repeat.run` takes it.
-CHANGING = (
-    "out_ptr", "lse_ptr", "sink_ptr", "cu_q_ptr", "cu_k_ptr", "counter_ptr", "part_sums_ptr",
-    "part_state_ptr", "batch", "total_q", "rest_q", "total_k",
-)  # fmt: skip
-# The tensors that descriptors describe, likewise: q, k_nope, k_rope, v.
-DESCRIBED = {
-    "q_main_desc": 0, "q_tail_desc": 0, "q_rope_desc": 0, "k_main_desc": 1, "k_tail_desc": 1,
-    "k_rope_desc": 2, "v_desc": 3,
-}  # fmt: skip
 Launch = Callable[[int, int, list[Any]], None]
+
+
+class Names(NamedTuple):
+    """Which arguments of a kernel differ between launches, in the order in which `run` takes them.
+
+    `described`: descriptors, and which of the tensors given to `run` each describes.
+    """
+
+    changing: tuple[str, ...]
+    described: Mapping[str, int]
 
 
 def hooked() -> bool:
     """Whether somebody, a profiler for one, wants to see every launch of Triton's."""
     runtime = knobs.runtime
     return bool(runtime.launch_enter_hook.calls or runtime.launch_exit_hook.calls)
+
+
+def row_step(x: Tensor) -> tuple[int, int]:
+    """(elements from a row to the next, elements from a row's first to just past its last)."""
+    reach = sum((n - 1) * s for n, s in zip(x.shape[1:], x.stride()[1:], strict=True))
+    return x.stride(0), reach + 1
 
 
 def launcher(compiled: Any) -> Launch | None:
@@ -82,8 +88,8 @@ class Descriptor:
     An encoding is a function of these two alone, so what is kept never goes stale.
     """
 
-    def __init__(self, place: int, name: str, value: Any, meta: Any) -> None:
-        self.place, self.tensor = place, DESCRIBED[name]
+    def __init__(self, place: int, tensor: int, value: Any, meta: Any) -> None:
+        self.place, self.tensor = place, tensor
         self.stop = place + 1 + 2 * len(value.shape)
         kind = TMA_DTYPE_DEVICE_TO_HOST[meta["elem_type"]]
         self._format = (meta["swizzle"], meta["elem_size"], kind, meta["block_size"])
@@ -109,7 +115,7 @@ class Descriptor:
 class Repeat:
     """One compiled kernel, ready for other addresses and token counts."""
 
-    def __init__(self, call: Call, compiled: Any, launch: Launch) -> None:
+    def __init__(self, call: Call, compiled: Any, launch: Launch, names: Names) -> None:
         self._launch = launch
         self._flat: list[Any] = []
         self._changing: list[tuple[int, int]] = []
@@ -119,11 +125,12 @@ class Repeat:
             value = call.arguments.get(name)
             place = len(self._flat)
             if hasattr(value, "block_shape"):
-                self._descriptors.append(Descriptor(place, name, value, next(metas)))
+                tensor = names.described[name]
+                self._descriptors.append(Descriptor(place, tensor, value, next(metas)))
                 self._flat += [None] * (self._descriptors[-1].stop - place)
                 continue
-            if name in CHANGING and value is not None:
-                self._changing.append((place, CHANGING.index(name)))
+            if name in names.changing and value is not None:
+                self._changing.append((place, names.changing.index(name)))
                 value = None
             # Only what is compiled in may be left: a tensor here would keep its memory alive.
             assert not isinstance(value, Tensor), name
@@ -136,7 +143,7 @@ class Repeat:
         changing: Sequence[int | None],
         bases: Sequence[tuple[int, int]],
     ) -> None:
-        """Launch; `changing` as CHANGING, `bases`: (address, rows) as DESCRIBED."""
+        """Launch; `changing` and `bases`, (address, rows), in the order of the Names."""
         flat = self._flat.copy()
         for place, index in self._changing:
             flat[place] = changing[index]

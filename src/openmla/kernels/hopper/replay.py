@@ -11,7 +11,6 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
 
 from openmla.kernels.hopper.launch import (
     Fixed,
@@ -23,11 +22,22 @@ from openmla.kernels.hopper.launch import (
     programs_of,
     split_space,
 )
-from openmla.kernels.hopper.repeat import Repeat, hooked, launcher
+from openmla.kernels.hopper.repeat import Names, Repeat, hooked, launcher, row_step
 from openmla.operands import DenseOperands, Results
 from openmla.plan import Plan
 from openmla.plan.hopper import HopperDenseConfig
 
+NAMES = Names(
+    changing=(
+        "out_ptr", "lse_ptr", "sink_ptr", "cu_q_ptr", "cu_k_ptr", "counter_ptr", "part_sums_ptr",
+        "part_state_ptr", "batch", "total_q", "rest_q", "total_k",
+    ),
+    # The tensors are q, k_nope, k_rope, v.
+    described={
+        "q_main_desc": 0, "q_tail_desc": 0, "q_rope_desc": 0, "k_main_desc": 1, "k_tail_desc": 1,
+        "k_rope_desc": 2, "v_desc": 3,
+    },
+)  # fmt: skip
 ELEMENT = 2  # bytes of bf16 and fp16
 MOST_COUNTS = 4096
 
@@ -60,7 +70,7 @@ class DenseReplay:
         self._device = op.q.device.index
         # How far a row of each tensor reaches, in elements, for the check of overlaps.
         rope = op.k_nope if op.k_rope is None else op.k_rope
-        self._steps = [_row_step(x) for x in (results.out, op.q, op.k_nope, op.v, rope)]
+        self._steps = [row_step(x) for x in (results.out, op.q, op.k_nope, op.v, rope)]
 
     def add(self, plan: Plan, op: DenseOperands, results: Results) -> None:
         """Compile what a call needs, if it needs one group only; it was launched before."""
@@ -74,7 +84,7 @@ class DenseReplay:
             launch = launcher(compiled)
             if launch is None:
                 return
-            repeats.append(Repeat(call, compiled, launch))
+            repeats.append(Repeat(call, compiled, launch, NAMES))
         merge = repeats[1] if space is not None else None
         key = (plan.config.num_qo, space is not None)
         self._variants[key] = Variant(plan.config, fixed, repeats[0], merge)
@@ -172,9 +182,3 @@ class DenseReplay:
         variant.dense.run(choice.programs, stream, changing, bases)
         if variant.merge is not None:
             variant.merge.run(choice.merge_programs, stream, changing, bases)
-
-
-def _row_step(x: Tensor) -> tuple[int, int]:
-    """(elements from a row to the next, elements from a row's first to just past its last)."""
-    reach = sum((n - 1) * s for n, s in zip(x.shape[1:], x.stride()[1:], strict=True))
-    return x.stride(0), reach + 1

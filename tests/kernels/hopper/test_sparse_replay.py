@@ -1,0 +1,179 @@
+"""Sparse calls made again: the arguments of a launch that was planned, or no launch at all."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from openmla import dispatch, fastpath
+from openmla.cache import LatentCache
+from openmla.kernels.call import Call
+from openmla.kernels.hopper import repeat, sparse_launch, sparse_replay
+from openmla.operands import Results, SparseOperands, Weights
+from openmla.plan import target_by_name
+
+HEADS, TOPK, ROWS = 20, 130, 300
+Launches = list[tuple[int, list[Any]]]
+
+
+@pytest.fixture
+def launches(monkeypatch: pytest.MonkeyPatch) -> Launches:
+    """CPU tensors treated as if on an H200, and a launcher that only takes notes."""
+    made: Launches = []
+    monkeypatch.setattr(dispatch, "device_target", lambda device: target_by_name("h200"))
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: None)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    monkeypatch.setattr(repeat, "encoder", lambda: _encode)
+    stream = SimpleNamespace(active=SimpleNamespace(get_current_stream=lambda device: 7))
+    monkeypatch.setattr(sparse_replay, "driver", stream)
+    meta = {"swizzle": 3, "elem_size": 2, "elem_type": 10, "block_size": [1, 64, 64]}
+    compiled = SimpleNamespace(metadata=SimpleNamespace(tensordesc_meta=[meta] * 2))
+    monkeypatch.setattr(Call, "compile", lambda self: compiled)
+
+    def noting(compiled: Any) -> Any:
+        return lambda programs, stream, flat: made.append((programs, flat))
+
+    monkeypatch.setattr(sparse_replay, "launcher", noting)
+    monkeypatch.setattr(fastpath, "_known_sparse", {})
+    return made
+
+
+def _encode(address: int, *rest: Any) -> tuple[Any, ...]:
+    *_format, shape, strides, _padding = rest
+    return address, tuple(shape), tuple(strides)
+
+
+def make(
+    tokens: int = 9, heads: int = HEADS, topk: int = TOPK, rows: int = ROWS, rope: int = 64,
+    dtype: torch.dtype = torch.bfloat16, lengths: bool = False, gap: int = 0, lse: bool = True,
+    logits: bool = False, page: int = 0, **changed: Any,
+) -> tuple[SparseOperands, Results]:  # fmt: skip
+    width = 512 + rope
+    q = torch.zeros(tokens, heads, width + gap, dtype=dtype)[..., :width]
+    pool: Any = torch.zeros(rows, width, dtype=dtype)
+    if page:
+        shape = {"num_pages": rows // page, "page_size": page, "latent": 512, "rope": rope}
+        pool = LatentCache.allocate(**shape, format="bf16")
+    lists = torch.zeros(tokens, topk, dtype=torch.int32)
+    counts = torch.zeros(tokens, dtype=torch.int32) if lengths else None
+    op = SparseOperands(q, pool, lists, counts, 512, Weights(0.1))
+    per_head = torch.zeros(tokens, heads)
+    out = torch.zeros(tokens, heads, 512, dtype=dtype)
+    results = Results(out, per_head if lse else None, per_head.clone() if logits else None)
+    return replace(op, **changed), results
+
+
+def expected(op: SparseOperands, results: Results) -> Launches:
+    """What Triton's launcher would get for the planned call."""
+    found = []
+    for call in sparse_launch.calls(dispatch.plan_call(op, results, "hopper"), op, results):
+        flat: list[Any] = []
+        for name in call.kernel.arg_names:
+            value = call.arguments.get(name)
+            if hasattr(value, "block_shape"):
+                shape, strides = tuple(value.shape), tuple(value.strides)
+                flat += [(value.base.data_ptr(), shape, strides), *shape, *strides]
+            else:
+                flat.append(value.data_ptr() if isinstance(value, torch.Tensor) else value)
+        found.append((call.programs, flat))
+    return found
+
+
+KINDS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "two blocks of heads": {"heads": 70},
+    "lengths, max logits": {"lengths": True, "logits": True},
+    "no lse, no rope": {"lse": False, "rope": 0},
+    "fp16, gaps": {"dtype": torch.float16, "gap": 8},
+    "pages": {"page": 20},
+    "sink": {"weights": Weights(0.1, torch.zeros(HEADS))},
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("tokens", [1, 9, 200])
+def test_a_known_call_has_the_arguments_of_a_planned_one(
+    kind: str, tokens: int, launches: Launches
+) -> None:
+    fastpath.learn_sparse(*make(**KINDS[kind]), "hopper")
+    op, results = make(tokens=tokens, **KINDS[kind])
+    assert fastpath.run_sparse(op, results, "hopper")
+    assert launches == expected(op, results) and len(launches) == 1
+
+
+CHANGES: dict[str, dict[str, Any]] = {
+    "dtype": {"dtype": torch.float16},
+    "strides": {"gap": 8},
+    "heads": {"heads": 8},
+    "length of lists": {"topk": 128},
+    "pool": {"rows": 301},
+    "pages": {"page": 20},
+    "lengths": {"lengths": True},
+    "no rope": {"rope": 0},
+    "no lse": {"lse": False},
+    "max logits": {"logits": True},
+    "scale": {"weights": Weights(0.2)},
+    "sink": {"weights": Weights(0.1, torch.zeros(HEADS))},
+    "scales of tokens": {"weights": Weights(0.1, None, torch.ones(9), None)},
+    "int64 lists": {"indices": torch.zeros(9, TOPK, dtype=torch.int64)},
+    "more lists than queries": {"indices": torch.zeros(10, TOPK, dtype=torch.int32)},
+    "lists with gaps": {"indices": torch.zeros(9, 2 * TOPK, dtype=torch.int32)[:, ::2]},
+    "no queries": {"tokens": 0},
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_whatever_differs_is_not_taken_for_known(name: str, launches: Launches) -> None:
+    fastpath.learn_sparse(*make(), "hopper")
+    assert not fastpath.run_sparse(*make(**CHANGES[name]), "hopper") and not launches
+
+
+def test_an_fp8_cache_is_planned_anew(launches: Launches) -> None:
+    shape = {"num_pages": 5, "page_size": 64, "latent": 512, "rope": 64}
+    cache = LatentCache.allocate(**shape, format="fp8_656")  # type: ignore[arg-type]
+    fastpath.learn_sparse(*make(cache=cache), "hopper")
+    assert not fastpath.run_sparse(*make(cache=cache), "hopper") and not launches
+
+
+def test_another_backend_is_not_known(launches: Launches) -> None:
+    fastpath.learn_sparse(*make(), "hopper")
+    assert not fastpath.run_sparse(*make(), "auto") and not launches
+
+
+def test_lists_with_gaps_are_not_learned(launches: Launches) -> None:
+    wide = make(indices=torch.zeros(9, 2 * TOPK, dtype=torch.int32)[:, ::2])
+    fastpath.learn_sparse(*wide, "hopper")
+    assert not fastpath.run_sparse(*wide, "hopper") and not launches
+
+
+def test_out_in_the_memory_of_an_input_is_not_known(launches: Launches) -> None:
+    op, results = make(heads=64, rope=0, rows=9 * 64)
+    fastpath.learn_sparse(op, results, "hopper")
+    flat = results.out.view(9 * 64, 512)
+    assert not fastpath.run_sparse(replace(op, q=results.out), results, "hopper")
+    assert not fastpath.run_sparse(replace(op, cache=flat), results, "hopper")
+    lists = flat.view(torch.int32).flatten()[8 : 8 + 9 * TOPK].view(9, TOPK)
+    assert not fastpath.run_sparse(replace(op, indices=lists), results, "hopper")
+    assert not launches and fastpath.run_sparse(op, results, "hopper")
+
+
+def test_a_pointer_between_two_times_16_bytes_is_not_known(launches: Launches) -> None:
+    op, results = make()
+    fastpath.learn_sparse(op, results, "hopper")
+    for name in ("q", "cache"):
+        given = getattr(op, name)
+        moved = torch.zeros(given.numel() + 4, dtype=given.dtype)[4:].view(given.shape)
+        assert not fastpath.run_sparse(replace(op, **{name: moved}), results, "hopper")
+    assert not launches
+
+
+def test_launches_that_a_profiler_watches_go_through_triton(
+    launches: Launches, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fastpath.learn_sparse(*make(), "hopper")
+    monkeypatch.setattr(sparse_replay, "hooked", lambda: True)
+    assert not fastpath.run_sparse(*make(), "hopper") and not launches

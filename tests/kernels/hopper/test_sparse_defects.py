@@ -90,14 +90,14 @@ DEFECTS = [
         "P1 is stored over rope that other warps read", Kind.RACE,
         OWN_WARPS + STORE_P1, "        pass\n" + STORE_P1,
     ),
-    sparse("the sums do not meet", Kind.RACE, "    meet()\n", ""),
+    sparse("the sums are not waited for", Kind.RACE, "    hear_sums(SIDE)\n", ""),
     sparse(
-        "the sums meet and are then written", Kind.RACE,
-        SUMS + "    meet()\n", "    meet()\n" + SUMS,
+        "the sums are told and then written", Kind.RACE,
+        SUMS + "    tell_sums(SIDE)\n", "    tell_sums(SIDE)\n" + SUMS,
     ),
     sparse(
-        "the sums meet at the barrier of P1", Kind.ARRIVE,
-        "bar.sync 12, 256", "bar.sync 9, 256", file="sparse_signals",
+        "left waits for its own sums", Kind.DEADLOCK,
+        "bar.sync 13, 256", "bar.sync 12, 256", file="sparse_signals",
     ),
     sparse(
         "block 0's left half is released under its product", Kind.RACE,

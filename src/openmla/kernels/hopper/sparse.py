@@ -22,7 +22,7 @@ sequence. V is the first columns of K. The output columns are split between two 
 | valid | 2 ST | producer: validity of a block is written (1) | left, right |
 | t_ready | 2 | producer: a piece is described in `info` (1) | left, right |
 | t_empty | 2 | left, right: it is read (2) | producer |
-| bar 8 – 12 (named) | | see sparse_signals.py | left, right |
+| bar 8 – 13 (named) | | see sparse_signals.py | left, right |
 
 | shared memory | bytes (512 + 64, ST 1) |
 |---|---|
@@ -43,8 +43,8 @@ A warp that issues wgmma is held up until the tensor core takes the instruction.
 other warp-group waits for is told first and multiplied after: the reference of block 0 as soon as
 it is known, P0 and P1 as soon as they are written.
 
-At the end of a piece the sums of both blocks meet under the last product; then the left warp-group
-starts the scores of the next piece and stores its half of the output under them, and the right one
+At the end of a piece each warp-group tells its sums under the last product. Then the left one
+starts the scores of the next piece and stores its half of the output under them; the right one
 stores its half while the next block 1 is being gathered.
 Nothing is in flight on a loop's back edge, or ptxas would put waits between all wgmma. All buffers
 are indexed by numbers made of `opaque_zero`, or their descriptors would be kept in registers that
@@ -71,10 +71,11 @@ from openmla.kernels.hopper.sparse_signals import (
     hear_p0,
     hear_p1,
     hear_reference,
-    meet,
+    hear_sums,
     tell_p0,
     tell_p1,
     tell_reference,
+    tell_sums,
     trust_arrived_copies,
 )
 from openmla.kernels.hopper.sparse_softmax import (
@@ -183,16 +184,24 @@ def higher(highest, S, factor, LOGITS: gl.constexpr):
 
 
 @gluon.jit
-def both_blocks(total, top, highest, sums, SIDE: gl.constexpr, LOGITS: gl.constexpr):
-    """Row sums over block 0 and block 1 of all steps, and for the right the largest scores."""
+def own_sums(total, top, highest, sums, SIDE: gl.constexpr, LOGITS: gl.constexpr):
+    """Row sums over a warp-group's own block of all steps, which the other one is told."""
     own = row_sums(total, top)
     sums.index(SIDE).store(own)
     if LOGITS and SIDE == 0:
         sums.index(2).store(highest)
-    meet()
+    tell_sums(SIDE)
+    return own
+
+
+@gluon.jit
+def both_sums(own, highest, sums, SIDE: gl.constexpr, LOGITS: gl.constexpr):
+    """Row sums over both blocks, and for the right the largest scores of both."""
+    RL: gl.constexpr = own.type.layout
+    hear_sums(SIDE)
     if LOGITS and SIDE == 1:
-        highest = gl.maximum(highest, sums.index(2).load(top.type.layout))
-    return own + sums.index(1 - SIDE).load(top.type.layout), highest
+        highest = gl.maximum(highest, sums.index(2).load(RL))
+    return own + sums.index(1 - SIDE).load(RL), highest
 
 
 @gluon.jit
@@ -289,7 +298,7 @@ def left(info, q_smem, smem, bars, results, scale, HOW: gl.constexpr, DIMS: gl.c
             S, missing, state, count >> 2, (steps - 1) * 128, tile, smem, free, scale, HOW, PL
         )
         b, phase = block_of(count >> 2, ST)
-        total, highest = both_blocks(total, top, highest, stats[1], 0, HOW[2])
+        own = own_sums(total, top, highest, stats[1], 0, HOW[2])
         count = (count + 4) & -4 | (count + 1) & 3
         next_tile, steps = read_piece(info, t_bars, count & 3, MASK)
         O = warpgroup_mma_wait(0, deps=(O_next,))
@@ -300,10 +309,12 @@ def left(info, q_smem, smem, bars, results, scale, HOW: gl.constexpr, DIMS: gl.c
             mbarrier.wait(q_ready, count & 1)
             S_next = issue_scores(q_smem, k_smem, ready, b, phase, 0, SL, DIMS, HOW[4])
             missing = count * 0 + any_missing(validity, valid, b, phase, MASK)
-            finish(O, top, total, highest, tile, scale[1], results, False, MASK)
+            every, most = both_sums(own, highest, stats[1], 0, HOW[2])
+            finish(O, top, every, most, tile, scale[1], results, False, MASK)
             S = warpgroup_mma_wait(0, deps=(S_next,))
         else:
-            finish(O, top, total, highest, tile, scale[1], results, False, MASK)
+            every, most = both_sums(own, highest, stats[1], 0, HOW[2])
+            finish(O, top, every, most, tile, scale[1], results, False, MASK)
         tile = next_tile
 
 
@@ -393,12 +404,13 @@ def right(info, q_smem, smem, bars, results, scale, HOW: gl.constexpr, DIMS: gl.
         )  # fmt: skip
         b, _phase = block_of(it, ST)
         it += 1
-        total, highest = both_blocks(total, top, highest, smem[3][1], 1, HOW[2])
+        own = own_sums(total, top, highest, smem[3][1], 1, HOW[2])
         turn += 1
         next_tile, steps = read_piece(info, t_bars, turn, MASK)
         O, A = warpgroup_mma_wait(0, deps=(O_next, A))
         mbarrier.arrive(free.index(2 * b + 3), count=1)
-        finish(O, top, total, highest, tile, scale[1], results, True, MASK)
+        every, most = both_sums(own, highest, smem[3][1], 1, HOW[2])
+        finish(O, top, every, most, tile, scale[1], results, True, MASK)
         tile = next_tile
 
 

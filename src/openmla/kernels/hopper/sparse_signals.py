@@ -6,7 +6,8 @@
 | 8 | `tell_reference` | `hear_reference` | the reference after block 0 is in `tops` |
 | 9 | `hear_p1` | `tell_p1` | P1 and the reference after block 1 are written |
 | 10, 11 in turn | `tell_p0` | `hear_p0` | P0 is written |
-| 12 | `meet` | `meet` | the sums of both blocks are written |
+| 12 | `tell_sums(0)` | `hear_sums(1)` | the left sums of a piece are written |
+| 13 | `hear_sums(0)` | `tell_sums(1)` | the right sums of a piece are written |
 
 Who tells does not wait: `bar.arrive` counts 128 threads, `bar.sync` the other 128. Nothing may be
 told again before it was heard. The left warp-group hears P1 of a step before it tells of the next,
@@ -68,9 +69,21 @@ def hear_p0(it):
 
 
 @gluon.jit
-def meet():
-    """Both, once per piece."""
-    signal("bar.sync 12, 256; mov.b32 $0, 0;")
+def tell_sums(SIDE: gl.constexpr):
+    """Left (SIDE 0) or right (1), at the end of a piece."""
+    if SIDE == 0:
+        signal("bar.arrive 12, 256; mov.b32 $0, 0;")
+    else:
+        signal("bar.arrive 13, 256; mov.b32 $0, 0;")
+
+
+@gluon.jit
+def hear_sums(SIDE: gl.constexpr):
+    """Left or right, before it divides by the sums of both."""
+    if SIDE == 0:
+        signal("bar.sync 13, 256; mov.b32 $0, 0;")
+    else:
+        signal("bar.sync 12, 256; mov.b32 $0, 0;")
 
 
 @gluon.jit

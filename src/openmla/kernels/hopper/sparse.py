@@ -13,6 +13,8 @@ sequence. V is the first columns of K. The output columns are split between two 
 | right | 4 | 216 | scores of block 1; the same for the right output columns |
 | producer | 4 | 72 | loads Q, gathers rows (sparse_rows.py), or widens FP8 rows (sparse_fp8.py) |
 
+Where FP8 rows are widened the registers are 200, 200 and 104.
+
 | barrier | number | completed by (count) | waited for by |
 |---|---|---|---|
 | q_ready | 1 | TMA bytes of Q (1) | left, right |
@@ -46,6 +48,7 @@ it is known, P0 and P1 as soon as they are written.
 At the end of a piece each warp-group tells its sums under the last product. Then the left one
 starts the scores of the next piece and stores its half of the output under them; the right one
 stores its half while the next block 1 is being gathered.
+
 Nothing is in flight on a loop's back edge, or ptxas would put waits between all wgmma. All buffers
 are indexed by numbers made of `opaque_zero`, or their descriptors would be kept in registers that
 are not there.

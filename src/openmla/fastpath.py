@@ -8,7 +8,8 @@ long way, which also has all the error messages.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -18,16 +19,24 @@ from openmla.dispatch import plan_call
 from openmla.operands import DenseOperands, Results, SparseOperands
 from openmla.plan import Plan
 
-if TYPE_CHECKING:
-    from openmla.kernels.hopper.replay import DenseReplay
-    from openmla.kernels.hopper.sparse_replay import SparseReplay
-
 MOST_KNOWN = 1024
-_known: dict[tuple[Any, ...], DenseReplay] = {}
-_known_sparse: dict[tuple[Any, ...], SparseReplay] = {}
+Key = tuple[Any, ...] | None
 
 
-def dense_key(op: DenseOperands, results: Results, backend: str) -> tuple[Any, ...] | None:
+class Replay(Protocol):
+    """A kept launch."""
+
+    def add(self, plan: Plan, op: Any, results: Results) -> None:
+        """Keep the kernels of a call that was launched before."""
+
+    def run(self, op: Any, results: Results) -> bool:
+        """Launch, or return False: then the call must be checked and planned like a new one."""
+
+
+_known: dict[Key, Replay] = {}
+
+
+def dense_key(op: DenseOperands, results: Results, backend: str) -> Key:
     """Everything a dense launch depends on besides addresses and token counts; None: no fast way.
 
     Nothing is assumed of the operands but their types here, so that unchecked ones may be asked
@@ -39,7 +48,7 @@ def dense_key(op: DenseOperands, results: Results, backend: str) -> tuple[Any, .
         return None
     sink = weights.sink
     return (
-        q.device, q.dtype, q.shape[1:], q.stride(),
+        "dense", q.device, q.dtype, q.shape[1:], q.stride(),
         k.device, k.dtype, k.shape[1:], k.stride(),
         v.device, v.dtype, v.shape[1:], v.stride(),
         None if rope is None else (rope.device, rope.dtype, rope.shape[1:], rope.stride()),
@@ -55,10 +64,7 @@ def dense_key(op: DenseOperands, results: Results, backend: str) -> tuple[Any, .
 
 def run_dense(op: DenseOperands, results: Results, backend: str) -> bool:
     """Launch a call that is known; False if it is not, and then nothing has happened."""
-    if not _known:
-        return False
-    replay = _known.get(dense_key(op, results, backend))  # type: ignore[arg-type]
-    return replay is not None and replay.run(op, results)
+    return bool(_known) and _run(dense_key(op, results, backend), op, results)
 
 
 def learn_dense(op: DenseOperands, results: Results, backend: str) -> None:
@@ -70,14 +76,10 @@ def learn_dense(op: DenseOperands, results: Results, backend: str) -> None:
         return
     from openmla.kernels.hopper.replay import DenseReplay
 
-    if key not in _known:
-        if len(_known) >= MOST_KNOWN:
-            _known.clear()
-        _known[key] = DenseReplay(plan, op, results)
-    _known[key].add(plan, op, results)
+    _replay(key, lambda: DenseReplay(plan, op, results)).add(plan, op, results)
 
 
-def sparse_key(op: SparseOperands, results: Results, backend: str) -> tuple[Any, ...] | None:
+def sparse_key(op: SparseOperands, results: Results, backend: str) -> Key:
     """The same for a sparse launch. The pool is part of it: it stays while a model is served."""
     q, cache, lists, lengths, weights = op.q, op.cache, op.indices, op.topk_lengths, op.weights
     latent = 0
@@ -89,7 +91,7 @@ def sparse_key(op: SparseOperands, results: Results, backend: str) -> tuple[Any,
         return None
     out, lse, logits, sink = results.out, results.lse, results.max_logits, weights.sink
     return (
-        q.device, q.dtype, q.shape[1:], q.stride(),
+        "sparse", q.device, q.dtype, q.shape[1:], q.stride(),
         latent, cache.device, cache.dtype, cache.shape, cache.stride(),
         lists.device, lists.dtype, lists.shape[1:], lists.stride(),
         None if lengths is None else (lengths.device, lengths.dtype, lengths.stride()),
@@ -104,10 +106,7 @@ def sparse_key(op: SparseOperands, results: Results, backend: str) -> tuple[Any,
 
 def run_sparse(op: SparseOperands, results: Results, backend: str) -> bool:
     """Launch a call that is known; False if it is not, and then nothing has happened."""
-    if not _known_sparse:
-        return False
-    replay = _known_sparse.get(sparse_key(op, results, backend))  # type: ignore[arg-type]
-    return replay is not None and replay.run(op, results)
+    return bool(_known) and _run(sparse_key(op, results, backend), op, results)
 
 
 def learn_sparse(op: SparseOperands, results: Results, backend: str) -> None:
@@ -116,16 +115,27 @@ def learn_sparse(op: SparseOperands, results: Results, backend: str) -> None:
     key = sparse_key(op, results, backend)
     vectors = (op.topk_lengths, op.weights.sink)
     if (
-        key is None or key in _known_sparse or not op.rows or not op.indices.shape[1]
+        key is None or key in _known or not op.rows or not op.indices.shape[1]
         or op.indices.stride(1) != 1 or not _repeatable(plan, op.q, results, *vectors)
     ):  # fmt: skip
         return
     from openmla.kernels.hopper.sparse_replay import SparseReplay
 
-    if len(_known_sparse) >= MOST_KNOWN:
-        _known_sparse.clear()
-    _known_sparse[key] = SparseReplay(plan, op, results)
-    _known_sparse[key].add(plan, op, results)
+    _replay(key, lambda: SparseReplay(plan, op, results)).add(plan, op, results)
+
+
+def _run(key: Key, op: DenseOperands | SparseOperands, results: Results) -> bool:
+    replay = _known.get(key)
+    return replay is not None and replay.run(op, results)
+
+
+def _replay(key: Key, make: Callable[[], Replay]) -> Replay:
+    """What is kept under a key, made if there is nothing."""
+    if key not in _known:
+        if len(_known) >= MOST_KNOWN:
+            _known.clear()
+        _known[key] = make()
+    return _known[key]
 
 
 def _repeatable(plan: Plan, q: Tensor, results: Results, *vectors: Tensor | None) -> bool:

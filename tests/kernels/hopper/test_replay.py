@@ -3,53 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from kernels.hopper.replayed import Launches, arguments_of, note_launches
 from openmla import dispatch, fastpath
-from openmla.kernels.call import Call
-from openmla.kernels.hopper import launch, repeat, replay
+from openmla.kernels.hopper import launch, replay
 from openmla.operands import DenseOperands, Results, Weights
-from openmla.plan import target_by_name
 
 HEADS = 16
-Launches = list[tuple[int, list[Any]]]
 
 
 @pytest.fixture
 def launches(monkeypatch: pytest.MonkeyPatch) -> Launches:
-    """CPU tensors treated as if on an H200, and a launcher that only takes notes."""
-    made: Launches = []
-    monkeypatch.setattr(dispatch, "device_target", lambda device: target_by_name("h200"))
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: None)
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    """Filled instead of launching."""
     counter = torch.zeros(1, dtype=torch.int32)
     monkeypatch.setattr(launch, "_counter", lambda device: counter)
     monkeypatch.setattr(replay, "counter_of_stream", lambda device: (7, counter))
-    monkeypatch.setattr(repeat, "encoder", lambda: _encode)
-    meta = {"swizzle": 3, "elem_size": 2, "elem_type": 10, "block_size": [64, 1, 64]}
-    compiled = SimpleNamespace(metadata=SimpleNamespace(tensordesc_meta=[meta] * 7))
-    monkeypatch.setattr(Call, "compile", lambda self: compiled)
-
-    def noting(compiled: Any) -> Any:
-        return lambda programs, stream, flat: made.append((programs, flat))
-
-    monkeypatch.setattr(replay, "launcher", noting)
-    monkeypatch.setattr(fastpath, "_known", {})
-    return made
-
-
-def _encode(address: int, *rest: Any) -> tuple[Any, ...]:
-    *_format, shape, strides, _padding = rest
-    return address, tuple(shape), tuple(strides)
-
-
-def _encoded(value: Any) -> list[Any]:
-    shape, strides = tuple(value.shape), tuple(value.strides)
-    return [(value.base.data_ptr(), shape, strides), *shape, *strides]
+    return note_launches(monkeypatch, replay)
 
 
 def make(
@@ -72,17 +45,7 @@ def make(
 def expected(op: DenseOperands, results: Results) -> Launches:
     """What Triton's launcher would get for the planned calls."""
     plan = dispatch.plan_call(op, results, "hopper")
-    found = []
-    for call in launch.calls(plan, op, results):
-        flat: list[Any] = []
-        for name in call.kernel.arg_names:
-            value = call.arguments.get(name)
-            if hasattr(value, "block_shape"):
-                flat += _encoded(value)
-            else:
-                flat.append(value.data_ptr() if isinstance(value, torch.Tensor) else value)
-        found.append((call.programs, flat))
-    return found
+    return [(call.programs, arguments_of(call)) for call in launch.calls(plan, op, results)]
 
 
 def same(got: Launches, wanted: Launches) -> bool:

@@ -9,42 +9,21 @@ from typing import Any
 import pytest
 import torch
 
+from kernels.hopper.replayed import Launches, arguments_of, note_launches
 from openmla import dispatch, fastpath
 from openmla.cache import LatentCache
-from openmla.kernels.call import Call
-from openmla.kernels.hopper import repeat, sparse_launch, sparse_replay
+from openmla.kernels.hopper import sparse_launch, sparse_replay
 from openmla.operands import Results, SparseOperands, Weights
-from openmla.plan import target_by_name
 
 HEADS, TOPK, ROWS = 20, 130, 300
-Launches = list[tuple[int, list[Any]]]
 
 
 @pytest.fixture
 def launches(monkeypatch: pytest.MonkeyPatch) -> Launches:
-    """CPU tensors treated as if on an H200, and a launcher that only takes notes."""
-    made: Launches = []
-    monkeypatch.setattr(dispatch, "device_target", lambda device: target_by_name("h200"))
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: None)
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
-    monkeypatch.setattr(repeat, "encoder", lambda: _encode)
+    """Filled instead of launching."""
     stream = SimpleNamespace(active=SimpleNamespace(get_current_stream=lambda device: 7))
     monkeypatch.setattr(sparse_replay, "driver", stream)
-    meta = {"swizzle": 3, "elem_size": 2, "elem_type": 10, "block_size": [1, 64, 64]}
-    compiled = SimpleNamespace(metadata=SimpleNamespace(tensordesc_meta=[meta] * 2))
-    monkeypatch.setattr(Call, "compile", lambda self: compiled)
-
-    def noting(compiled: Any) -> Any:
-        return lambda programs, stream, flat: made.append((programs, flat))
-
-    monkeypatch.setattr(sparse_replay, "launcher", noting)
-    monkeypatch.setattr(fastpath, "_known_sparse", {})
-    return made
-
-
-def _encode(address: int, *rest: Any) -> tuple[Any, ...]:
-    *_format, shape, strides, _padding = rest
-    return address, tuple(shape), tuple(strides)
+    return note_launches(monkeypatch, sparse_replay)
 
 
 def make(
@@ -69,18 +48,8 @@ def make(
 
 def expected(op: SparseOperands, results: Results) -> Launches:
     """What Triton's launcher would get for the planned call."""
-    found = []
-    for call in sparse_launch.calls(dispatch.plan_call(op, results, "hopper"), op, results):
-        flat: list[Any] = []
-        for name in call.kernel.arg_names:
-            value = call.arguments.get(name)
-            if hasattr(value, "block_shape"):
-                shape, strides = tuple(value.shape), tuple(value.strides)
-                flat += [(value.base.data_ptr(), shape, strides), *shape, *strides]
-            else:
-                flat.append(value.data_ptr() if isinstance(value, torch.Tensor) else value)
-        found.append((call.programs, flat))
-    return found
+    plan = dispatch.plan_call(op, results, "hopper")
+    return [(c.programs, arguments_of(c)) for c in sparse_launch.calls(plan, op, results)]
 
 
 KINDS: dict[str, dict[str, Any]] = {

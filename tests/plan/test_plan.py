@@ -11,7 +11,7 @@ from itertools import pairwise
 import pytest
 
 from openmla.errors import InvalidArgument, Unsupported
-from openmla.plan import TARGETS, Plan, make_plan, plan
+from openmla.plan import TARGETS, Plan, make_plan, plan, target_by_name
 from openmla.plan.blackwell import FA4Config, MLAConfig
 from openmla.plan.budget import memory_map, over_budget, tmem_columns, uses
 from openmla.plan.cdna4 import MlaPrefill16, MlaPrefillV2
@@ -19,7 +19,7 @@ from openmla.plan.cpu import CpuConfig
 from openmla.plan.hopper import HopperDenseConfig, HopperSparseConfig
 from openmla.plan.models import MODELS, problem_for_model
 from openmla.plan.portable import PortableConfig
-from openmla.plan.support import is_implemented
+from openmla.plan.support import FEATURES, TABLE_TARGETS, is_implemented
 from openmla.problem import FORMS, Problem
 
 DENSE = Problem(form="dense", heads=128, d_nope=128, d_rope=64, d_v=128, total_q=4096, total_k=4096)
@@ -116,6 +116,35 @@ def test_json_with_a_wrong_part(name: str, value: object, complaint: str) -> Non
     values = plan(DENSE, "h200").to_json() | {name: value}
     with pytest.raises(InvalidArgument, match=complaint):
         Plan.from_json(values)
+
+
+@pytest.mark.parametrize(
+    ("problem", "target", "other"),
+    [(DENSE, "h200", "b200"), (DENSE, "b200", "mi355x"), (SPARSE, "h200", "cpu")],
+)
+def test_json_with_the_config_of_another_family(problem: Problem, target: str, other: str) -> None:
+    values = plan(problem, target).to_json()
+    with pytest.raises(InvalidArgument, match=f"config: expected .* for {values['backend']} and"):
+        Plan.from_json(values | {"config": plan(problem, other).to_json()["config"]})
+    with pytest.raises(InvalidArgument, match=r"config: expected .*, got NoneType"):
+        Plan.from_json(values | {"config": None})
+
+
+def test_json_with_the_config_of_another_form() -> None:
+    dense, sparse = (plan(p, "h200").to_json() for p in (DENSE, SPARSE))
+    with pytest.raises(InvalidArgument, match="HopperDenseConfig for hopper and form dense"):
+        Plan.from_json(dense | {"config": sparse["config"]})
+
+
+def test_every_plan_comes_back_from_its_json() -> None:
+    for problem in FEATURES.values():
+        for target in TABLE_TARGETS:
+            for backend in ("reference", *target_by_name(target).families):
+                try:
+                    chosen = plan(problem, target, backend)
+                except Unsupported:
+                    continue
+                assert Plan.from_json(json.dumps(chosen.to_json())) == chosen
 
 
 def test_text_that_is_not_json() -> None:

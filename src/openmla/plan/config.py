@@ -15,7 +15,7 @@ from openmla.plan.cpu import CpuConfig
 from openmla.plan.families import fp8_cache_smem
 from openmla.plan.hopper_dense import HopperDenseConfig
 from openmla.plan.target import target_by_name
-from openmla.problem import Problem
+from openmla.problem import FORMS, Problem
 
 # Where each config class lives. Names only, so that no family is imported before it is needed.
 _CONFIG_MODULES = {
@@ -34,6 +34,20 @@ _CONFIG_MODULES = {
     "MlaSparse16": "cdna4_sparse",
     "PortableConfig": "portable",
 }
+# Which of them a family plans a form with; the reference has none.
+_CONFIGS: dict[tuple[str, str], tuple[str, ...]] = {
+    **{("cpu", form): ("CpuConfig",) for form in FORMS},
+    **{("portable", form): ("PortableConfig",) for form in FORMS},
+    ("hopper", "dense"): ("HopperDenseConfig",),
+    ("hopper", "latent"): ("HopperSparseConfig",),
+    ("hopper", "sparse"): ("HopperSparseConfig",),
+    ("blackwell", "dense"): ("MLAConfig", "FA4Config"),
+    ("blackwell", "sparse"): (
+        "MLAPrefillSparse", "MLAPrefillSparseFP8", "MLAPrefillSparseQKVFP8",
+    ),
+    ("cdna4", "dense"): ("MlaPrefillV2", "MlaPrefill16"),
+    ("cdna4", "sparse"): ("MlaSparse16",),
+}  # fmt: skip
 _KEYS = ("problem", "target", "backend", "config", "passed_over")
 
 
@@ -139,11 +153,12 @@ class Plan:
         families = ("reference", *target_by_name(values["target"]).families)
         if values["backend"] not in families:
             raise InvalidArgument("backend", "one of " + ", ".join(families), values["backend"])
+        problem = _record("problem", Problem, values["problem"])
         return cls(
-            problem=_record("problem", Problem, values["problem"]),
+            problem=problem,
             target=values["target"],
             backend=values["backend"],
-            config=_decode(values["config"]),
+            config=_config(values["config"], values["backend"], problem.form),
             passed_over=tuple(passed_over),
         )
 
@@ -171,6 +186,16 @@ def _encode(value: Any) -> Any:
         return value
     record = {f.name: _encode(getattr(value, f.name)) for f in fields(value)}
     return {"class": type(value).__name__, **record}
+
+
+def _config(value: Any, backend: str, form: str) -> Any:
+    """The config of a plan: kernels read it without asking whose it is."""
+    config = _decode(value)
+    known = _CONFIGS.get((backend, form), ("NoneType",))
+    if type(config).__name__ not in known:
+        expected = f"{' or '.join(known)} for {backend} and form {form}"
+        raise InvalidArgument("config", expected, type(config).__name__)
+    return config
 
 
 def _decode(value: Any) -> Any:

@@ -4,11 +4,14 @@ import dataclasses
 import json
 
 import pytest
+import typer
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
+from typer.testing import CliRunner
 
-from openmla import aot, aot_cli
+from openmla import aot, aot_table
 from openmla.aot import CompileJob, CompileReport, Predicted, compile_job
+from openmla.cli.compile import compile_command
 
 
 @gluon.jit
@@ -99,17 +102,19 @@ def test_compile_all_prints_a_table_and_filters_targets(capsys):
     rich = pytest.importorskip("rich.console")
     console = rich.Console(width=120)
     jobs = [job(), job(name="other", target="sm100", predicted=Predicted(shared=5))]
-    rows = aot_cli.compile_all(jobs, console=console)
+    rows = aot_table.compile_all(jobs, console=console)
     assert [r.name for _, r in rows] == ["scale", "other"]
-    assert aot_cli.failures(rows) == ["other for sm100: shared: planned 5, compiled 0"]
-    assert len(aot_cli.compile_all(jobs, targets=["sm90"], console=console)) == 1
+    assert aot_table.failures(rows) == ["other for sm100: shared: planned 5, compiled 0"]
+    assert len(aot_table.compile_all(jobs, targets=["sm90"], console=console)) == 1
     assert "2 kernel configurations" in capsys.readouterr().out
 
 
-def test_command_line_returns_1_for_a_failure(capsys, monkeypatch):
-    monkeypatch.setattr(aot_cli, "discover", lambda modules: [job()])
-    assert aot_cli.main(["--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["name"] == "scale"
-    monkeypatch.setattr(aot_cli, "discover", lambda modules: [job(kernel=broken)])
-    assert aot_cli.main(["--json", "--no-cache"]) == 1
-    assert "does not compile" in capsys.readouterr().err
+def test_command_line_returns_1_for_a_failure(monkeypatch):
+    app = typer.Typer()
+    app.command()(compile_command)
+    monkeypatch.setattr(aot_table, "discover", lambda: [job()])
+    result = CliRunner().invoke(app, ["--json"])
+    assert result.exit_code == 0 and json.loads(result.stdout)["name"] == "scale"
+    monkeypatch.setattr(aot_table, "discover", lambda: [job(kernel=broken)])
+    result = CliRunner().invoke(app, ["--json", "--no-cache"])
+    assert result.exit_code == 1 and "does not compile" in result.stderr

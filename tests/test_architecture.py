@@ -31,7 +31,7 @@ LAYERS: list[set[str]] = [
     {"api"},
     {""},  # openmla/__init__.py: the public names
     {"compat"},
-    {"sim", "aot_cli", "warmup"},
+    {"sim", "aot_table", "warmup"},
     {"explain"},
     {"testing"},
     {"bench"},

@@ -2,7 +2,7 @@
 
 import pytest
 
-from openmla import aot_cli
+from openmla import aot_table
 from openmla.aot import compile_job
 from sim.cases import CASES
 
@@ -35,7 +35,7 @@ def test_compiles_as_planned_and_as_simulated(name):
 def registered():
     """The package's own jobs; a kernel module that cannot be imported fails its test, not all."""
     try:
-        return aot_cli.discover()
+        return aot_table.discover()
     except Exception as error:
         return [error]
 

@@ -1,10 +1,7 @@
 """Compile every registered kernel configuration and print a table: what `openmla compile` runs.
 
 A module that owns kernels lists its configurations in `COMPILE_JOBS` (a sequence of `CompileJob`,
-or a function that returns one). All modules under `openmla.kernels` are looked at; more can be
-named:
-
-    python -m openmla.aot_cli [--target sm90] [--no-cache] [module ...]
+or a function that returns one). All modules under `openmla.kernels` are looked at.
 
 It compiles with the Triton of the interpreter that runs it, so a second environment with another
 Triton checks the same kernels against that version.
@@ -12,17 +9,13 @@ Triton checks the same kernels against that version.
 
 from __future__ import annotations
 
-import argparse
 import importlib
-import json
 import pkgutil
-import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from openmla.aot import TARGETS, CompileJob, CompileReport, compile_job
+from openmla.aot import CompileJob, CompileReport, compile_job
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -30,15 +23,13 @@ if TYPE_CHECKING:
 Row = tuple[CompileJob, CompileReport]
 
 
-def discover(modules: Iterable[str] = ()) -> list[CompileJob]:
-    """The jobs of every kernel module of the package, and of the modules named."""
+def discover() -> list[CompileJob]:
+    """The jobs of every kernel module of the package."""
     import openmla.kernels as package
 
-    found = pkgutil.walk_packages(package.__path__, f"{package.__name__}.")
-    names = [*(m.name for m in found), *modules]
     jobs: list[CompileJob] = []
-    for name in names:
-        jobs += jobs_of(importlib.import_module(name))
+    for found in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+        jobs += jobs_of(importlib.import_module(found.name))
     return jobs
 
 
@@ -117,29 +108,3 @@ def _registers(report: CompileReport) -> str:
 
 def _number(value: int | None) -> str:
     return "-" if value is None else str(value)
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Command line of this module; exit status 1 when a job fails."""
-    parser = argparse.ArgumentParser(prog="python -m openmla.aot_cli", description=__doc__)
-    parser.add_argument("modules", nargs="*", help="further modules with COMPILE_JOBS")
-    parser.add_argument("--target", action="append", choices=sorted(TARGETS), default=[])
-    parser.add_argument("--no-cache", action="store_true", help="compile even what is cached")
-    parser.add_argument("--json", action="store_true", help="print reports as JSON lines")
-    options = parser.parse_args(argv)
-    jobs = discover(options.modules)
-    if options.json:
-        chosen = [j for j in jobs if not options.target or j.target in options.target]
-        rows = [(job, compile_job(job, use_cache=not options.no_cache)) for job in chosen]
-        for _, report in rows:
-            print(json.dumps(asdict(report)))
-    else:
-        rows = compile_all(jobs, targets=options.target, use_cache=not options.no_cache)
-    bad = failures(rows)
-    for line in bad:
-        print(line, file=sys.stderr)
-    return 1 if bad else 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

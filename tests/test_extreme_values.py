@@ -20,9 +20,10 @@ def large(*shape: int, dtype: torch.dtype) -> Tensor:
 
 
 def assert_all_are(out: Tensor, value: Tensor) -> None:
-    """An average of equal numbers is that number, but for the last bits of the weights."""
+    """An average of equal numbers is that number, but for the last bits of the weights: sums of up
+    to 1300 of them, in two orders, each addition off by up to 2^-24."""
     assert torch.isfinite(out).all()
-    torch.testing.assert_close(out, value.expand_as(out), rtol=1e-6, atol=0.0)
+    torch.testing.assert_close(out, value.expand_as(out), rtol=1e-5, atol=0.0)
 
 
 def dense(v: Tensor, **options: object) -> Tensor:

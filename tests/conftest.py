@@ -5,19 +5,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import HealthCheck, settings
 
 # So that its failures say what was compared.
 pytest.register_assert_rewrite("kernels.judging")
 
 # pytest-xdist runs one worker per core; more threads than that only wait for each other.
 torch.set_num_threads(1)
-
-# How fast examples are drawn says something about the machine only, which may be busy.
-settings.register_profile(
-    "any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow]
-)
-settings.load_profile("any machine")
 
 # Compile reports travel with the repository, keyed by a hash of the source: an unchanged kernel
 # costs nothing, a changed one is compiled and leaves its new report here to be committed.

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tensor_layouts import Layout
 from tensor_layouts.analysis import bank_conflicts
 
 from openmla.errors import InvalidArgument
 from openmla.layout.banks import CDNA4_LDS, Banks, bank_use, group_uses, words_of
+
+# How fast examples are drawn says something about the machine only, which may be busy.
+at_leisure = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 @pytest.mark.parametrize(
@@ -32,6 +35,7 @@ def test_unaligned_reads_touch_every_word_they_cross() -> None:
     assert bank_use([254], 4).words[0] == bank_use([254], 4).words[63] == 1
 
 
+@at_leisure
 @given(st.lists(st.integers(0, 1 << 16), min_size=1, max_size=64), st.sampled_from([1, 4, 8, 16]))
 def test_counts_are_those_of_the_definition(addresses: list[int], size: int) -> None:
     """Byte by byte: the words of bank b are the distinct byte addresses // 4 that are b mod 64."""
@@ -42,6 +46,7 @@ def test_counts_are_those_of_the_definition(addresses: list[int], size: int) -> 
     assert all(use.words[b] == sum(1 for w in words if w % 64 == b) for b in range(64))
 
 
+@at_leisure
 @given(st.lists(st.integers(0, 512), min_size=4, max_size=4))
 def test_agrees_with_the_layout_algebra(strides: list[int]) -> None:
     aligned = [4 * stride for stride in strides]

@@ -69,10 +69,12 @@ def run_dense(op: DenseOperands, results: Results, backend: str) -> bool:
 
 def learn_dense(op: DenseOperands, results: Results, backend: str) -> None:
     """Keep what a checked call, just launched, came to."""
-    plan = plan_call(op, results, backend)
     key = dense_key(op, results, backend)
+    if key is None or not op.k_nope.shape[0]:
+        return
+    plan = plan_call(op, results, backend)
     vectors = (op.cu_seqlens_q, op.cu_seqlens_k, op.weights.sink)
-    if key is None or not op.k_nope.shape[0] or not _repeatable(plan, op.q, results, *vectors):
+    if not _repeatable(plan, op.q, results, *vectors):
         return
     from openmla.kernels.hopper.replay import DenseReplay
 
@@ -111,13 +113,12 @@ def run_sparse(op: SparseOperands, results: Results, backend: str) -> bool:
 
 def learn_sparse(op: SparseOperands, results: Results, backend: str) -> None:
     """Keep what a checked call, just launched, came to."""
-    plan = plan_call(op, results, backend)
     key = sparse_key(op, results, backend)
+    if key is None or key in _known or not op.rows or not op.indices.shape[1]:
+        return
+    plan = plan_call(op, results, backend)
     vectors = (op.topk_lengths, op.weights.sink)
-    if (
-        key is None or key in _known or not op.rows or not op.indices.shape[1]
-        or op.indices.stride(1) != 1 or not _repeatable(plan, op.q, results, *vectors)
-    ):  # fmt: skip
+    if op.indices.stride(1) != 1 or not _repeatable(plan, op.q, results, *vectors):
         return
     from openmla.kernels.hopper.sparse_replay import SparseReplay
 

@@ -38,8 +38,8 @@ ROPE_WIDTHS = (0, 32, 64)
 PIECE_FIELDS = 8  # what the warp-groups are told of a piece
 Gather = Literal["indices", "pages"]
 # A producer that widens FP8 rows needs more registers than one that copies: with 72 it spills 100
-# bytes and reaches 0.29 of the matmul's rate, with 88 it spills 8 and reaches 0.40 (H200, 64
-# queries, 128 heads); with 104 it spills none.
+# bytes and reaches 0.29 of the matmul's rate, with 88 it spills 8 and reaches 0.397 (H200,
+# 64 queries, 128 heads); with 104 it spills none, which has not been timed.
 COPYING = Registers(consumer_groups=2, consumer=216, producer=72)
 WIDENING = Registers(consumer_groups=2, consumer=200, producer=104)
 

@@ -36,10 +36,11 @@ MAX_STAGES = 4
 LATENT_WIDTHS = (128, 256, 512)
 ROPE_WIDTHS = (0, 32, 64)
 PIECE_FIELDS = 8  # what the warp-groups are told of a piece
+EPILOGUE_SCRATCH = 2048  # the output's change of layout, 64 columns at a time
 Gather = Literal["indices", "pages"]
 # A producer that widens FP8 rows needs more registers than one that copies: with 72 it spills 100
-# bytes and reaches 0.29 of the matmul's rate, with 88 it spills 8 and reaches 0.397 (H200,
-# 64 queries, 128 heads); with 104 it spills none, which has not been timed.
+# bytes and reaches 0.29 of the matmul's rate, with 88 it spills 8 and reaches 0.400, with 104 it
+# spills none and reaches 0.421 (H200, 64 queries, 128 heads).
 COPYING = Registers(consumer_groups=2, consumer=216, producer=72)
 WIDENING = Registers(consumer_groups=2, consumer=200, producer=104)
 
@@ -50,7 +51,7 @@ class HopperSparseConfig(HopperBlock):
 
     >>> deepseek_v32 = select_hopper_sparse_config(heads=128, latent=512, rope=64)
     >>> deepseek_v32.row_blocks, deepseek_v32.num_kv_stages, deepseek_v32.smem_used
-    (2, 1, 231408)
+    (2, 1, 227304)
     """
 
     heads: int
@@ -178,8 +179,8 @@ class HopperSparseConfig(HopperBlock):
             ("t_empty", 2),
         )  # fmt: skip
         yield Wanted("validity flags", "stats", 4 * blocks * FP32)
-        yield from barriers(("q_ready", 1), ("q_free", 1))
-        yield from launch_tail(self.registers)
+        yield from barriers(("q_ready, q_free", 2))
+        yield from launch_tail(self.registers, epilogue=EPILOGUE_SCRATCH)
 
     # Verdict and words.
 

@@ -34,7 +34,7 @@ Where FP8 rows are widened the registers are 200, 200 and 104.
 | bias, flags | 2 ST x 64 x 4, 2 ST x 4 x 4 |
 | tops, sums (and largest scores) | 2 x 64 x 4, 3 x 64 x 4 |
 | info, barriers | 64 + 8 x (2 + 10 ST + 4) |
-| epilogue's change of layout, warp states | 8192 + 8 |
+| epilogue's change of layout, warp states | 4096 + 8 |
 
 A step, in time (see sparse_softmax.py for what the maxima mean):
 
@@ -45,9 +45,9 @@ A warp that issues wgmma is held up until the tensor core takes the instruction.
 other warp-group waits for is told first and multiplied after: the reference of block 0 as soon as
 it is known, P0 and P1 as soon as they are written.
 
-At the end of a piece each warp-group tells its sums under the last product. Then the left one
-starts the scores of the next piece and stores its half of the output under them; the right one
-stores its half while the next block 1 is being gathered.
+At the end of a piece each warp-group tells its sums under the last product. The right one then
+stores its half of the output, while the next block 1 is being gathered. The left one first makes P0
+of the next piece, which the right one will wait for; it stores its half while that makes P1.
 
 Nothing is in flight on a loop's back edge, or ptxas would put waits between all wgmma. All buffers
 are indexed by numbers made of `opaque_zero`, or their descriptors would be kept in registers that
@@ -63,13 +63,20 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from openmla.kernels.barriers import barriers
+from openmla.kernels.barriers import barrier_pair, barriers
 from openmla.kernels.compat_gluon import thread_barrier
 from openmla.kernels.hopper.latent_source import hide_unseen
 from openmla.kernels.hopper.softmax import rescale
-from openmla.kernels.hopper.sparse_epilogue import finish
+from openmla.kernels.hopper.sparse_epilogue import (
+    divisors,
+    finish_right,
+    nowhere,
+    place_of,
+    write_half,
+)
 from openmla.kernels.hopper.sparse_fp8 import fp8_producer
-from openmla.kernels.hopper.sparse_rows import FIELDS, STEPS, TILE, get, producer
+from openmla.kernels.hopper.sparse_pieces import FIELDS, read_piece
+from openmla.kernels.hopper.sparse_rows import producer
 from openmla.kernels.hopper.sparse_signals import (
     hear_p0,
     hear_p1,
@@ -85,6 +92,7 @@ from openmla.kernels.hopper.sparse_softmax import (
     first_sums,
     follow,
     moved,
+    row_max,
     row_sums,
     shrunk,
     weigh,
@@ -159,30 +167,10 @@ def masked(S, missing, validity, b, tile, first, heads, MASK: gl.constexpr):
 
 
 @gluon.jit
-def read_piece(info, t_bars, turn, MASK: gl.constexpr):
-    """The tile of piece number `turn`, and its steps."""
-    t_ready, t_empty = t_bars
-    slot = turn & 1
-    mbarrier.wait(t_ready.index(slot), (turn >> 1) & 1)
-    steps = get(info, slot, STEPS)
-    token = get(info, slot, TILE)
-    row = get(info, slot, TILE + 1)
-    if MASK == 0:
-        tile = (token, row)
-    else:
-        rows = get(info, slot, TILE + 2)
-        seen = get(info, slot, TILE + 3)
-        whole = get(info, slot, TILE + 4)
-        tile = (token, row, rows, seen, whole, get(info, slot, TILE + 5))  # type: ignore[assignment]
-    mbarrier.arrive(t_empty.index(slot), count=1)
-    return tile, steps
-
-
-@gluon.jit
 def higher(highest, S, factor, LOGITS: gl.constexpr):
     """The largest score so far, where somebody wants it."""
     if LOGITS:
-        highest = gl.maximum(highest, gl.max(S, 1) * factor)
+        highest = gl.maximum(highest, row_max(S) * factor)
     return highest
 
 
@@ -215,10 +203,15 @@ def block_of(it, ST: gl.constexpr):
 
 @gluon.jit
 def left_step(
-    S, missing, state, it, first, tile, smem, free, scale, HOW: gl.constexpr, PL: gl.constexpr
-):
+    S, missing, state, ended, it, first, tile, smem, free, scale, HOW: gl.constexpr,
+    PL: gl.constexpr,
+):  # fmt: skip
     """From the scores of block 0 to the left columns, with P1 · V1 still in flight. HOW: SIGN,
-    OVERLAY, LOGITS, MASK, COPIED."""
+    OVERLAY, LOGITS, MASK, COPIED.
+
+    In the first step of a piece O still holds the piece that ended before. It is stored when the
+    right warp-group has got all that it waits for.
+    """
     O, top, total, highest = state
     factor, heads = scale
     k_smem, p_smem, validity, stats = smem
@@ -240,6 +233,10 @@ def left_step(
     p_smem.index(z + b).store(P)
     fence_async_shared()
     tell_p0(it)
+    inverse, place, out = ended
+    if (first == 0) & (place[0] >= 0):
+        write_half(O, inverse, out, place, heads, 0, HOW[3])
+        O = gl.zeros_like(O)
     O = rescale(O, shrink)
     A = gl.convert_layout(P, PL)
     O_next = warpgroup_mma(A, k_left.index(z + b), O, is_async=True)
@@ -260,6 +257,7 @@ def left(info, q_smem, smem, bars, results, scale, HOW: gl.constexpr, DIMS: gl.c
     k_smem, _p, validity, stats = smem
     q_bars, ready, free, valid, t_bars = bars
     q_ready, q_free = q_bars
+    out, sink_ptr = results[0], results[3]
     ST: gl.constexpr = k_smem[0].shape[0] // 2
     HALF: gl.constexpr = DIMS[0]
     MASK: gl.constexpr = HOW[3]
@@ -277,15 +275,19 @@ def left(info, q_smem, smem, bars, results, scale, HOW: gl.constexpr, DIMS: gl.c
         S_next = issue_scores(q_smem, k_smem, ready, count, 0, 0, SL, DIMS, HOW[4])
         missing += any_missing(validity, valid, 0, 0, MASK)
         S = warpgroup_mma_wait(0, deps=(S_next,))
+    # A piece that has ended, and whose O is still to be divided and stored.
+    O = gl.zeros([64, HALF], gl.float32, OL)
+    inverse = gl.zeros([64], gl.float32, RL)
+    place = nowhere(tile)
     while steps > 0:
         # S holds the scores of block 0 of the step.
         top = gl.full([64], MINUS_INF, gl.float32, RL)
         total = first_sums(S)
-        O = gl.zeros([64, HALF], gl.float32, OL)
         state = (O, top, total, top)
+        ended = (inverse, place, out)
         for j in range(0, steps - 1):
             O_next, top, total, highest = left_step(
-                S, missing, state, count >> 2, j * 128, tile, smem, free, scale, HOW, PL
+                S, missing, state, ended, count >> 2, j * 128, tile, smem, free, scale, HOW, PL
             )
             b, phase = block_of(count >> 2, ST)
             O = warpgroup_mma_wait(0, deps=(O_next,))
@@ -298,8 +300,9 @@ def left(info, q_smem, smem, bars, results, scale, HOW: gl.constexpr, DIMS: gl.c
             S = warpgroup_mma_wait(0, deps=(S_next,))
         mbarrier.arrive(q_free, count=1)
         O_next, top, total, highest = left_step(
-            S, missing, state, count >> 2, (steps - 1) * 128, tile, smem, free, scale, HOW, PL
-        )
+            S, missing, state, ended, count >> 2, (steps - 1) * 128, tile, smem, free, scale, HOW,
+            PL,
+        )  # fmt: skip
         b, phase = block_of(count >> 2, ST)
         own = own_sums(total, top, highest, stats[1], 0, HOW[2])
         count = (count + 4) & -4 | (count + 1) & 3
@@ -307,18 +310,21 @@ def left(info, q_smem, smem, bars, results, scale, HOW: gl.constexpr, DIMS: gl.c
         O = warpgroup_mma_wait(0, deps=(O_next,))
         mbarrier.arrive(free.index(2 * b + 2), count=1)
         S = gl.zeros([64, 64], gl.float32, SL)
+        place = place_of(tile, scale[1], MASK)
         if steps > 0:
             b, phase = block_of(count >> 2, ST)
             mbarrier.wait(q_ready, count & 1)
             S_next = issue_scores(q_smem, k_smem, ready, b, phase, 0, SL, DIMS, HOW[4])
             missing = count * 0 + any_missing(validity, valid, b, phase, MASK)
-            every, most = both_sums(own, highest, stats[1], 0, HOW[2])
-            finish(O, top, every, most, tile, scale[1], results, False, MASK)
+            every, _most = both_sums(own, highest, stats[1], 0, HOW[2])
+            inverse, _lse = divisors(top, every, place, scale[1], sink_ptr, MASK)
             S = warpgroup_mma_wait(0, deps=(S_next,))
         else:
-            every, most = both_sums(own, highest, stats[1], 0, HOW[2])
-            finish(O, top, every, most, tile, scale[1], results, False, MASK)
+            every, _most = both_sums(own, highest, stats[1], 0, HOW[2])
+            inverse, _lse = divisors(top, every, place, scale[1], sink_ptr, MASK)
         tile = next_tile
+    if place[0] >= 0:
+        write_half(O, inverse, out, place, scale[1], 0, MASK)
 
 
 @gluon.jit
@@ -413,7 +419,7 @@ def right(info, q_smem, smem, bars, results, scale, HOW: gl.constexpr, DIMS: gl.
         O, A = warpgroup_mma_wait(0, deps=(O_next, A))
         mbarrier.arrive(free.index(2 * b + 3), count=1)
         every, most = both_sums(own, highest, smem[3][1], 1, HOW[2])
-        finish(O, top, every, most, tile, scale[1], results, True, MASK)
+        finish_right(O, top, every, most, place_of(tile, scale[1], MASK), scale[1], results, MASK)
         tile = next_tile
 
 
@@ -527,14 +533,12 @@ def sparse_kernel(  # noqa: PLR0913
     tops = gl.allocate_shared_memory(gl.float32, [2, 64], VECTOR_LAYOUT)
     sums = gl.allocate_shared_memory(gl.float32, [3, 64], VECTOR_LAYOUT)
     info = gl.allocate_shared_memory(gl.int32, [2 * FIELDS, 1], VECTOR_LAYOUT)
-    q_ready = barriers(1, 1)
-    q_free = barriers(1, 2)
+    q_bars = barrier_pair(1, 2)
     ready = barriers(4 * ST, 128)
     free = barriers(4 * ST, 1)
     valid = barriers(2 * ST, 1)
     t_bars = (barriers(2, 1), barriers(2, 2))
     smem = (k_smem, p_smem, (bias, flags), (tops, sums))
-    q_bars = (q_ready.index(0), q_free.index(0))
     bars = (q_bars, ready, free, valid, t_bars)
     out = (out_ptr, out_stride_t, out_stride_h)
     lse = (lse_ptr, lse_stride_t, lse_stride_h)

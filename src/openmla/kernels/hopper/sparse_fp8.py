@@ -31,7 +31,8 @@ from openmla.kernels.hopper.fp8_rows import (
     rope_start,
     widened,
 )
-from openmla.kernels.hopper.sparse_rows import announce, copy, load_queries, put_validity
+from openmla.kernels.hopper.sparse_pieces import announce
+from openmla.kernels.hopper.sparse_rows import copy, load_queries, put_validity
 from openmla.kernels.hopper.sparse_source import KEYS, STEP, entries, locate, piece
 
 THREADS = gl.constexpr(128)

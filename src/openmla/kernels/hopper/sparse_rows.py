@@ -8,8 +8,8 @@ soon as its last reader is done with it:
 | order | tile | with it | last reader of the step before |
 |---|---|---|---|
 | 0 | Q, once per piece | | right, after its last scores |
-| 1 | block 0 left | | left, after P0 · V0 |
-| 2 | block 0 right | rope 0, validity 0 | right, after P0 · V0 |
+| 1 | block 0 left | validity 0 | left, after P0 · V0 |
+| 2 | block 0 right | rope 0 | right, after P0 · V0 |
 | 3 | block 1 left | rope 1 | left, after P1 · V1 |
 | 4 | block 1 right | validity 1 | right, after P1 · V1 |
 
@@ -22,42 +22,12 @@ from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from openmla.kernels.compat_gluon import cp_async, reinterpret, tma_load
+from openmla.kernels.hopper.sparse_pieces import announce
 from openmla.kernels.hopper.sparse_source import KEYS, STEP, entries, locate, piece
 from openmla.kernels.scores import MINUS_INF
 
 WARPS = gl.constexpr(4)
 VECTOR = gl.constexpr(8)  # elements of 16 bytes; strides come in this unit
-# What the warp-groups are told of a piece: its steps, and its tile (see sparse_source.piece).
-FIELDS = gl.constexpr(8)
-STEPS = gl.constexpr(0)
-TILE = gl.constexpr(1)
-
-
-@gluon.jit
-def put(info, slot, FIELD: gl.constexpr, value):
-    """Write one field of a piece."""
-    ONE: gl.constexpr = gl.BlockedLayout([1], [32], [WARPS], [0])
-    info.index(slot * FIELDS + FIELD).store(gl.full([1], 0, gl.int32, ONE) + value)
-
-
-@gluon.jit
-def get(info, slot, FIELD: gl.constexpr):
-    """Read one field."""
-    ONE: gl.constexpr = gl.BlockedLayout([1], [32], [WARPS], [0])
-    return gl.max(info.index(slot * FIELDS + FIELD).load(ONE), 0)
-
-
-@gluon.jit
-def announce(info, bars, turn, tile, steps, source):
-    """Tell both warp-groups piece number `turn`; 0 steps: there are no more."""
-    SIZE: gl.constexpr = 2 if source[5] is None else 6
-    t_ready, t_empty = bars
-    slot = turn & 1
-    mbarrier.wait(t_empty.index(slot), ((turn >> 1) & 1) ^ 1)
-    put(info, slot, STEPS, steps)
-    for i in gl.static_range(SIZE):
-        put(info, slot, TILE + i, tile[i])
-    mbarrier.arrive(t_ready.index(slot), count=1)
 
 
 @gluon.jit
@@ -156,12 +126,12 @@ def producer(
             mbarrier.wait(free.index(2 * b), phase)
             copy(left.index(b), start, ok, 0, BL)
             arrive_copied(ready.index(2 * b))
+            put_validity(bias.index(b), flags.index(b), ok, valid.index(b), LANES)
             mbarrier.wait(free.index(2 * b + 1), phase)
             copy(right.index(b), start, ok, HALF, BL)
             if DIMS[1] > 0:
                 copy(rope.index(b), start, ok, 2 * HALF, BL)
             arrive_copied(ready.index(2 * b + 1))
-            put_validity(bias.index(b), flags.index(b), ok, valid.index(b), LANES)
             page, place, ok = locate(source, entry1, PAGE)
             entry1 = entries(source, ahead_first, ahead_count, ahead + KEYS, RL)
             start = start_of(rows, page, place, PAGE)

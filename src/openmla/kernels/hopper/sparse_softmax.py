@@ -34,8 +34,11 @@ def finite(top):
 
 @gluon.jit
 def follow(top, new_top):
-    """The factor for everything relative to `top` when the reference becomes `new_top`."""
-    return gl.exp2(top - finite(new_top))
+    """The factor for everything relative to `top` when the reference becomes `new_top`.
+
+    1 for a row that has seen nothing: its sums are zeros, and O need not be multiplied for it.
+    """
+    return gl.where(top == MINUS_INF, 1.0, gl.exp2(top - finite(new_top)))
 
 
 @gluon.jit
@@ -51,9 +54,21 @@ def first_sums(S):
 
 
 @gluon.jit
+def row_max(S):
+    """The largest score of each row of [64, 64].
+
+    Halves against halves: a plain reduction compares a thread's 16 scores one after the other, and
+    the other warp-group waits for the result.
+    """
+    parts = gl.reshape(S, [64, 2, 2, 2, 4, 2])
+    parts = gl.max(gl.max(gl.max(gl.max(parts, 5), 3), 2), 1)
+    return gl.convert_layout(gl.max(parts, 1), gl.SliceLayout(1, S.type.layout))
+
+
+@gluon.jit
 def moved(S, top, factor):
     """The reference after a block: it moves only to a score that exceeds it by much."""
-    highest = gl.max(S, 1) * factor
+    highest = row_max(S) * factor
     return gl.where(highest > top + THRESHOLD, highest, top)
 
 

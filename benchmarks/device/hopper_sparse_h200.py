@@ -1,4 +1,5 @@
-"""Check and time the sparse and latent Hopper kernel over bf16 and fp16 rows on an H200.
+"""Check and time the sparse and latent Hopper kernel on an H200: over bf16 and fp16 rows, and whole
+sequences over FP8 pages (hopper_fp8_h200.py has lists of FP8 rows).
 
     PYTHONPATH=src python benchmarks/device/hopper_sparse_h200.py --out DIR [--section NAME ...]
 
@@ -65,6 +66,8 @@ def groups() -> dict[str, list[Case]]:
         "pages causal": PAGES,
         "pages full sink": replace(PAGES, causal=False, sink="normal", page_size=16),
     }
+    for kv in ("fp8_656", "fp8_block64", "fp8_token"):
+        kinds[f"pages {kv}"] = replace(PAGES, kv=kv)
     for latent, rope in DIMS[1:]:
         dims: dict[str, Any] = {"d_nope": latent, "d_rope": rope, "d_v": latent}
         kinds[f"lists {latent}+{rope}"] = replace(LISTS, **dims, index_kind="mixed", sink="normal")

@@ -52,11 +52,11 @@ columns.py, where its map is), and the compiler's own bytes fit in their place.
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from openmla.kernels.barriers import barriers
 from openmla.kernels.blackwell.columns import allocate
 from openmla.kernels.blackwell.correction import correction
 from openmla.kernels.blackwell.load import load
 from openmla.kernels.blackwell.multiply import multiply
-from openmla.kernels.blackwell.ring import barriers
 from openmla.kernels.blackwell.softmax import softmax
 from openmla.kernels.blackwell.tiles import piece_of
 from openmla.kernels.blackwell.widen import widen

@@ -17,18 +17,8 @@ that V of block j (one query tile: of block j - 1) was in, and that product foll
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.blackwell import mbarrier
 
 from openmla.kernels.compat_gluon import reinterpret
-
-
-@gluon.jit
-def barriers(NUMBER: gl.constexpr, COUNT: gl.constexpr):
-    """NUMBER mbarriers, each completed by COUNT arrivals."""
-    made = gl.allocate_shared_memory(gl.int64, [NUMBER, 1], mbarrier.MBarrierLayout())
-    for i in gl.static_range(NUMBER):
-        mbarrier.init(made.index(i), count=COUNT)
-    return made
 
 
 @gluon.jit

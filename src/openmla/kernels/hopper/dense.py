@@ -45,6 +45,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from openmla.kernels.barriers import barriers
 from openmla.kernels.hopper.epilogue import finish
 from openmla.kernels.hopper.producer import producer
 from openmla.kernels.hopper.scheduler import (
@@ -229,15 +230,6 @@ def read_piece(info, slot, SPLIT: gl.constexpr):
     if SPLIT > 0:
         part = get(info, slot, SLOT, WARPS)
     return head, token, rows, part
-
-
-@gluon.jit
-def barriers(NUMBER: gl.constexpr, COUNT: gl.constexpr):
-    """NUMBER mbarriers, each completed by COUNT arrivals."""
-    made = gl.allocate_shared_memory(gl.int64, [NUMBER, 1], mbarrier.MBarrierLayout())
-    for i in gl.static_range(NUMBER):
-        mbarrier.init(made.index(i), count=COUNT)
-    return made
 
 
 @gluon.jit

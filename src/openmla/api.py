@@ -56,7 +56,7 @@ def mla_prefill(
     aligned bottom-right: the last query of a sequence sees its last key.
     """
     given = (block_table, cache_lengths, q_scale, k_scale)
-    if not torch.compiler.is_compiling() and all(x is None for x in given):
+    if fastpath.may_repeat() and all(x is None for x in given):
         cu_k = cu_seqlens_q if cu_seqlens_k is None else cu_seqlens_k
         done = _known_dense(
             q, k_nope, k_rope, v, cu_seqlens_q, cu_k, scale, causal, sink, out, return_lse, backend
@@ -167,7 +167,7 @@ def mla_prefill_sparse(
     duplicate counts twice. `scale` is required. V is the first d_v columns: the latent width of a
     cache, 512 for a plain tensor, unless given. Results come in the order out, lse, max_logits.
     """
-    if not torch.compiler.is_compiling() and q_scale is None and k_scale is None:
+    if fastpath.may_repeat() and q_scale is None and k_scale is None:
         done = _known_sparse(
             q, kv, indices, scale, topk_lengths, d_v, sink, out,
             (return_lse, return_max_logits), backend,
@@ -254,7 +254,7 @@ def _known_dense(
     lse = torch.empty((total, heads), device=q.device) if return_lse else None
     weights = Weights(width**-0.5 if scale is None else scale, sink)
     operands = DenseOperands(q, k_nope, k_rope, v, cu_q, cu_k, causal, weights)
-    if not fastpath.run_dense(operands, Results(out, lse), backend):
+    if not fastpath.run(operands, Results(out, lse), backend):
         return None
     return out if lse is None else (out, lse)
 
@@ -292,7 +292,7 @@ def _known_sparse(
         torch.empty((total, heads), device=q.device) if wanted else None for wanted in returns
     )
     operands = SparseOperands(q, kv, indices, topk_lengths, d_v, Weights(scale, sink))
-    if not fastpath.run_sparse(operands, Results(out, lse, logits), backend):
+    if not fastpath.run(operands, Results(out, lse, logits), backend):
         return None
     extras = tuple(x for x in (lse, logits) if x is not None)
     return (out, *extras) if extras else out

@@ -8,19 +8,18 @@ long way, which also has all the error messages.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from openmla.cache import LatentCache
-from openmla.dispatch import plan_call
 from openmla.operands import DenseOperands, Results, SparseOperands
 from openmla.plan import Plan
 
 MOST_KNOWN = 1024
 Key = tuple[Any, ...] | None
+Repeated = DenseOperands | SparseOperands
 
 
 class Replay(Protocol):
@@ -62,25 +61,6 @@ def dense_key(op: DenseOperands, results: Results, backend: str) -> Key:
     )  # fmt: skip
 
 
-def run_dense(op: DenseOperands, results: Results, backend: str) -> bool:
-    """Launch a call that is known; False if it is not, and then nothing has happened."""
-    return bool(_known) and _run(dense_key(op, results, backend), op, results)
-
-
-def learn_dense(op: DenseOperands, results: Results, backend: str) -> None:
-    """Keep what a checked call, just launched, came to."""
-    key = dense_key(op, results, backend)
-    if key is None or not op.k_nope.shape[0]:
-        return
-    plan = plan_call(op, results, backend)
-    vectors = (op.cu_seqlens_q, op.cu_seqlens_k, op.weights.sink)
-    if not _repeatable(plan, op.q, results, *vectors):
-        return
-    from openmla.kernels.hopper.replay import DenseReplay
-
-    _replay(key, lambda: DenseReplay(plan, op, results)).add(plan, op, results)
-
-
 def sparse_key(op: SparseOperands, results: Results, backend: str) -> Key:
     """The same for a sparse launch. The pool is part of it: it stays while a model is served."""
     q, cache, lists, lengths, weights = op.q, op.cache, op.indices, op.topk_lengths, op.weights
@@ -106,44 +86,59 @@ def sparse_key(op: SparseOperands, results: Results, backend: str) -> Key:
     )  # fmt: skip
 
 
-def run_sparse(op: SparseOperands, results: Results, backend: str) -> bool:
+def may_repeat() -> bool:
+    """Whether any call is known: if not, outputs need not be made to ask about one."""
+    return not torch.compiler.is_compiling() and bool(_known)
+
+
+def run(op: Repeated, results: Results, backend: str) -> bool:
     """Launch a call that is known; False if it is not, and then nothing has happened."""
-    return bool(_known) and _run(sparse_key(op, results, backend), op, results)
-
-
-def learn_sparse(op: SparseOperands, results: Results, backend: str) -> None:
-    """Keep what a checked call, just launched, came to."""
-    key = sparse_key(op, results, backend)
-    if key is None or key in _known or not op.rows or not op.indices.shape[1]:
-        return
-    plan = plan_call(op, results, backend)
-    vectors = (op.topk_lengths, op.weights.sink)
-    if op.indices.stride(1) != 1 or not _repeatable(plan, op.q, results, *vectors):
-        return
-    from openmla.kernels.hopper.sparse_replay import SparseReplay
-
-    _replay(key, lambda: SparseReplay(plan, op, results)).add(plan, op, results)
-
-
-def _run(key: Key, op: DenseOperands | SparseOperands, results: Results) -> bool:
-    replay = _known.get(key)
+    if not _known:
+        return False
+    replay = _known.get(_key(op, results, backend))
     return replay is not None and replay.run(op, results)
 
 
-def _replay(key: Key, make: Callable[[], Replay]) -> Replay:
-    """What is kept under a key, made if there is nothing."""
+def learn(plan: Plan, op: Repeated, results: Results, backend: str) -> None:
+    """Keep what a checked call, just launched with this plan, came to."""
+    key = _key(op, results, backend) if _repeatable(plan, op, results) else None
+    if key is None:
+        return
     if key not in _known:
         if len(_known) >= MOST_KNOWN:
             _known.clear()
-        _known[key] = make()
-    return _known[key]
+        _known[key] = _replay(plan, op, results)
+    _known[key].add(plan, op, results)
 
 
-def _repeatable(plan: Plan, q: Tensor, results: Results, *vectors: Tensor | None) -> bool:
-    """Whether a launch can be kept at all. Vectors that are not contiguous would be copied."""
+def _key(op: Repeated, results: Results, backend: str) -> Key:
+    if isinstance(op, DenseOperands):
+        return dense_key(op, results, backend)
+    return sparse_key(op, results, backend)
+
+
+def _replay(plan: Plan, op: Repeated, results: Results) -> Replay:
+    from openmla.kernels.hopper.replay import DenseReplay
+    from openmla.kernels.hopper.sparse_replay import SparseReplay
+
+    if isinstance(op, DenseOperands):
+        return DenseReplay(plan, op, results)
+    return SparseReplay(plan, op, results)
+
+
+def _repeatable(plan: Plan, op: Repeated, results: Results) -> bool:
+    """Whether a launch can be kept at all. What is not contiguous would be copied."""
+    if plan.backend != "hopper":
+        return False
+    if isinstance(op, DenseOperands):
+        keys, vectors = op.k_nope.shape[0], [op.cu_seqlens_q, op.cu_seqlens_k, op.weights.sink]
+    else:
+        keys, vectors = op.rows * op.indices.shape[1], [op.topk_lengths, op.weights.sink]
+        if op.indices.stride(1) != 1:
+            return False
     return bool(
-        plan.backend == "hopper" and results.out.numel()
-        and torch.cuda.current_device() == q.device.index
+        keys and results.out.numel()
+        and torch.cuda.current_device() == op.q.device.index
         and not torch.cuda.is_current_stream_capturing()
         and all(x is None or x.is_contiguous() for x in vectors)
     )  # fmt: skip

@@ -25,6 +25,7 @@ from openmla.operands import (
     SparseOperands,
     Weights,
 )
+from openmla.plan import Plan
 
 # `str` arguments: formats and backends. `*_latent` is the latent width of a cache (0: no cache).
 SCHEMAS = {
@@ -98,12 +99,7 @@ def _dense(
     operands = DenseOperands(
         q, k_nope, k_rope, v, cu_seqlens_q, cu_seqlens_k, causal, weights, cache, block_table
     )
-    results = Results(out, lse)
-    if q.device.type != "cuda":
-        _run(backend, operands, results)
-    elif not fastpath.run_dense(operands, results, backend):
-        _run(backend, operands, results)
-        fastpath.learn_dense(operands, results, backend)
+    _run_or_repeat(backend, operands, Results(out, lse))
 
 
 def _latent(
@@ -161,12 +157,7 @@ def _sparse(
         rows = LatentCache(kv, cache_scales, cache_latent, d_rope, cache_format)
     weights = Weights(scale, sink, q_scale, k_scale)
     operands = SparseOperands(q, rows, indices, topk_lengths, d_v, weights)
-    results = Results(out, lse, max_logits)
-    if q.device.type != "cuda":
-        _run(backend, operands, results)
-    elif not fastpath.run_sparse(operands, results, backend):
-        _run(backend, operands, results)
-        fastpath.learn_sparse(operands, results, backend)
+    _run_or_repeat(backend, operands, Results(out, lse, max_logits))
 
 
 def _cache_append(
@@ -189,13 +180,24 @@ def _cache_gather(
     gather_rows(cache, rows, out)
 
 
-def _run(backend: str, operands: Operands, results: Results) -> None:
+def _run_or_repeat(
+    backend: str, operands: DenseOperands | SparseOperands, results: Results
+) -> None:
+    """A call on a GPU like one that was made before is launched as that was."""
+    if operands.q.device.type != "cuda":
+        _run(backend, operands, results)
+    elif not fastpath.run(operands, results, backend):
+        fastpath.learn(_run(backend, operands, results), operands, results, backend)
+
+
+def _run(backend: str, operands: Operands, results: Results) -> Plan:
     checks.separate_outputs(operands, results)
     plan = plan_call(operands, results, backend)
     if plan.backend == "reference":
         _run_reference(operands, results)
     else:
         launch(plan, operands, results)
+    return plan
 
 
 def _run_reference(operands: Operands, results: Results) -> None:

@@ -11,6 +11,7 @@ import torch
 from openmla import dispatch, fastpath
 from openmla.kernels.call import Call
 from openmla.kernels.hopper import repeat
+from openmla.operands import DenseOperands, Results, SparseOperands
 from openmla.plan import target_by_name
 
 Launches = list[tuple[int, list[Any]]]
@@ -34,6 +35,11 @@ def note_launches(monkeypatch: pytest.MonkeyPatch, replay: ModuleType) -> Launch
     monkeypatch.setattr(replay, "launcher", noting)
     monkeypatch.setattr(fastpath, "_known", {})
     return made
+
+
+def learn(op: DenseOperands | SparseOperands, results: Results, backend: str) -> None:
+    """As after a launch."""
+    fastpath.learn(dispatch.plan_call(op, results, backend), op, results, backend)
 
 
 def arguments_of(call: Call) -> list[Any]:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from kernels.hopper.replayed import Launches, arguments_of, note_launches
+from kernels.hopper.replayed import Launches, arguments_of, learn, note_launches
 from openmla import dispatch, fastpath
 from openmla.kernels.hopper import launch, replay
 from openmla.operands import DenseOperands, Results, Weights
@@ -72,9 +72,9 @@ SHAPES = {
 @pytest.mark.parametrize("name", SHAPES)
 def test_a_known_call_has_the_arguments_of_a_planned_one(name: str, launches: Launches) -> None:
     for known in ({}, {"q_len": 2000, "k_len": 2000}, {"q_len": 64, "k_len": 8192}):
-        fastpath.learn_dense(*make(**known), "hopper")
+        learn(*make(**known), "hopper")
     op, results = make(**SHAPES[name])
-    assert fastpath.run_dense(op, results, "hopper")
+    assert fastpath.run(op, results, "hopper")
     wanted = expected(op, results)
     assert len(launches) == len(wanted) and same(launches, wanted)
     assert len(wanted) == (2 if "split" in name else 1)
@@ -85,8 +85,8 @@ def test_equal_offsets_are_never_split(launches: Launches) -> None:
     assert len(expected(op, results)) == 2  # by its counts alone one request might have 8192 keys
     op = replace(op, cu_seqlens_k=op.cu_seqlens_q)
     assert len(expected(op, results)) == 1
-    fastpath.learn_dense(op, results, "hopper")
-    assert fastpath.run_dense(op, results, "hopper")
+    learn(op, results, "hopper")
+    assert fastpath.run(op, results, "hopper")
     assert same(launches, expected(op, results))
 
 
@@ -110,40 +110,47 @@ CHANGES: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("name", CHANGES)
 def test_whatever_differs_is_not_taken_for_known(name: str, launches: Launches) -> None:
-    fastpath.learn_dense(*make(), "hopper")
-    assert not fastpath.run_dense(*make(**CHANGES[name]), "hopper") and not launches
+    learn(*make(), "hopper")
+    assert not fastpath.run(*make(**CHANGES[name]), "hopper") and not launches
 
 
 def test_another_backend_is_not_known(launches: Launches) -> None:
-    fastpath.learn_dense(*make(), "hopper")
-    assert not fastpath.run_dense(*make(), "auto") and not launches
+    learn(*make(), "hopper")
+    assert not fastpath.run(*make(), "auto") and not launches
+
+
+def test_nothing_is_kept_of_other_kernels(launches: Launches) -> None:
+    learn(*make(), "portable")
+    assert not fastpath.may_repeat()
+    learn(*make(), "hopper")
+    assert fastpath.may_repeat() and not launches
 
 
 def test_out_in_the_memory_of_an_input_is_not_known(launches: Launches) -> None:
     op, results = make(q_len=100, k_len=100)
-    fastpath.learn_dense(op, results, "hopper")
+    learn(op, results, "hopper")
     for inputs in ({"v": results.out}, {"k_nope": results.out}):
-        assert not fastpath.run_dense(replace(op, **inputs), results, "hopper")
+        assert not fastpath.run(replace(op, **inputs), results, "hopper")
     joint = torch.zeros(101, HEADS, 128, dtype=torch.bfloat16)
     shifted = replace(op, v=joint[1:]), replace(results, out=joint[:-1])
-    assert not fastpath.run_dense(*shifted, "hopper") and not launches
+    assert not fastpath.run(*shifted, "hopper") and not launches
     inside = results.out.view(torch.int32).flatten()[8:10]
-    assert not fastpath.run_dense(replace(op, cu_seqlens_k=inside), results, "hopper")
+    assert not fastpath.run(replace(op, cu_seqlens_k=inside), results, "hopper")
 
 
 def test_a_pointer_between_two_times_16_bytes_is_not_known(launches: Launches) -> None:
     op, results = make()
-    fastpath.learn_dense(op, results, "hopper")
+    learn(op, results, "hopper")
     moved = torch.zeros(op.q.numel() + 4, dtype=op.q.dtype)[4:].view(op.q.shape)
-    assert not fastpath.run_dense(replace(op, q=moved), results, "hopper") and not launches
+    assert not fastpath.run(replace(op, q=moved), results, "hopper") and not launches
 
 
 def test_launches_that_a_profiler_watches_go_through_triton(
     launches: Launches, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fastpath.learn_dense(*make(), "hopper")
+    learn(*make(), "hopper")
     monkeypatch.setattr(replay, "hooked", lambda: True)
-    assert not fastpath.run_dense(*make(), "hopper") and not launches
+    assert not fastpath.run(*make(), "hopper") and not launches
 
 
 def test_only_plain_tensors_on_a_gpu_are_looked_up() -> None:

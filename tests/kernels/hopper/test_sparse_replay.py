@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from kernels.hopper.replayed import Launches, arguments_of, note_launches
+from kernels.hopper.replayed import Launches, arguments_of, learn, note_launches
 from openmla import dispatch, fastpath
 from openmla.cache import LatentCache
 from openmla.kernels.hopper import sparse_launch, sparse_replay
@@ -68,9 +68,9 @@ KINDS: dict[str, dict[str, Any]] = {
 def test_a_known_call_has_the_arguments_of_a_planned_one(
     kind: str, tokens: int, launches: Launches
 ) -> None:
-    fastpath.learn_sparse(*make(**KINDS[kind]), "hopper")
+    learn(*make(**KINDS[kind]), "hopper")
     op, results = make(tokens=tokens, **KINDS[kind])
-    assert fastpath.run_sparse(op, results, "hopper")
+    assert fastpath.run(op, results, "hopper")
     assert launches == expected(op, results) and len(launches) == 1
 
 
@@ -97,52 +97,52 @@ CHANGES: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("name", CHANGES)
 def test_whatever_differs_is_not_taken_for_known(name: str, launches: Launches) -> None:
-    fastpath.learn_sparse(*make(), "hopper")
-    assert not fastpath.run_sparse(*make(**CHANGES[name]), "hopper") and not launches
+    learn(*make(), "hopper")
+    assert not fastpath.run(*make(**CHANGES[name]), "hopper") and not launches
 
 
 def test_an_fp8_cache_is_planned_anew(launches: Launches) -> None:
     shape = {"num_pages": 5, "page_size": 64, "latent": 512, "rope": 64}
     cache = LatentCache.allocate(**shape, format="fp8_656")  # type: ignore[arg-type]
-    fastpath.learn_sparse(*make(cache=cache), "hopper")
-    assert not fastpath.run_sparse(*make(cache=cache), "hopper") and not launches
+    learn(*make(cache=cache), "hopper")
+    assert not fastpath.run(*make(cache=cache), "hopper") and not launches
 
 
 def test_another_backend_is_not_known(launches: Launches) -> None:
-    fastpath.learn_sparse(*make(), "hopper")
-    assert not fastpath.run_sparse(*make(), "auto") and not launches
+    learn(*make(), "hopper")
+    assert not fastpath.run(*make(), "auto") and not launches
 
 
 def test_lists_with_gaps_are_not_learned(launches: Launches) -> None:
     wide = make(indices=torch.zeros(9, 2 * TOPK, dtype=torch.int32)[:, ::2])
-    fastpath.learn_sparse(*wide, "hopper")
-    assert not fastpath.run_sparse(*wide, "hopper") and not launches
+    learn(*wide, "hopper")
+    assert not fastpath.run(*wide, "hopper") and not launches
 
 
 def test_out_in_the_memory_of_an_input_is_not_known(launches: Launches) -> None:
     op, results = make(heads=64, rope=0, rows=9 * 64)
-    fastpath.learn_sparse(op, results, "hopper")
+    learn(op, results, "hopper")
     flat = results.out.view(9 * 64, 512)
-    assert not fastpath.run_sparse(replace(op, q=results.out), results, "hopper")
-    assert not fastpath.run_sparse(replace(op, cache=flat), results, "hopper")
+    assert not fastpath.run(replace(op, q=results.out), results, "hopper")
+    assert not fastpath.run(replace(op, cache=flat), results, "hopper")
     lists = flat.view(torch.int32).flatten()[8 : 8 + 9 * TOPK].view(9, TOPK)
-    assert not fastpath.run_sparse(replace(op, indices=lists), results, "hopper")
-    assert not launches and fastpath.run_sparse(op, results, "hopper")
+    assert not fastpath.run(replace(op, indices=lists), results, "hopper")
+    assert not launches and fastpath.run(op, results, "hopper")
 
 
 def test_a_pointer_between_two_times_16_bytes_is_not_known(launches: Launches) -> None:
     op, results = make()
-    fastpath.learn_sparse(op, results, "hopper")
+    learn(op, results, "hopper")
     for name in ("q", "cache"):
         given = getattr(op, name)
         moved = torch.zeros(given.numel() + 4, dtype=given.dtype)[4:].view(given.shape)
-        assert not fastpath.run_sparse(replace(op, **{name: moved}), results, "hopper")
+        assert not fastpath.run(replace(op, **{name: moved}), results, "hopper")
     assert not launches
 
 
 def test_launches_that_a_profiler_watches_go_through_triton(
     launches: Launches, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fastpath.learn_sparse(*make(), "hopper")
+    learn(*make(), "hopper")
     monkeypatch.setattr(sparse_replay, "hooked", lambda: True)
-    assert not fastpath.run_sparse(*make(), "hopper") and not launches
+    assert not fastpath.run(*make(), "hopper") and not launches

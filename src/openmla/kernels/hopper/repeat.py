@@ -46,6 +46,11 @@ def row_step(x: Tensor) -> tuple[int, int]:
     return x.stride(0), reach + 1
 
 
+def address(x: Tensor | None) -> int | None:
+    """Where a tensor lies, if there is one."""
+    return None if x is None else x.data_ptr()
+
+
 def launcher(compiled: Any) -> Launch | None:
     """(programs, stream, flat arguments) -> a launch; None where this Triton has no such way."""
     outer = compiled.run

@@ -22,7 +22,7 @@ from openmla.kernels.hopper.launch import (
     programs_of,
     split_space,
 )
-from openmla.kernels.hopper.repeat import Names, Repeat, hooked, launcher, row_step
+from openmla.kernels.hopper.repeat import Names, Repeat, address, hooked, launcher, row_step
 from openmla.operands import DenseOperands, Results
 from openmla.plan import Plan
 from openmla.plan.hopper import HopperDenseConfig
@@ -169,12 +169,9 @@ class DenseReplay:
             # Freed when this returns, and given away by torch only behind these launches.
             sums, state = choice.space.allocate(op.q.device)
         changing = (
-            out,
-            None if lse is None else lse.data_ptr(),
-            None if sink is None else sink.data_ptr(),
+            out, address(lse), address(sink),
             op.cu_seqlens_q.data_ptr(), op.cu_seqlens_k.data_ptr(), counter.data_ptr(),
-            None if sums is None else sums.data_ptr(),
-            None if state is None else state.data_ptr(),
+            address(sums), address(state),
             batch, total_q, total_q, total_k,
         )  # fmt: skip
         bases = ((q, total_q), (k, total_k), (rope, total_k), (v, 0))

@@ -12,7 +12,7 @@ from torch import Tensor
 from triton.runtime import driver
 
 from openmla.cache import LatentCache
-from openmla.kernels.hopper.repeat import Names, Repeat, hooked, launcher, row_step
+from openmla.kernels.hopper.repeat import Names, Repeat, address, hooked, launcher, row_step
 from openmla.kernels.hopper.sparse_launch import calls
 from openmla.operands import Results, SparseOperands
 from openmla.plan import Plan
@@ -34,21 +34,20 @@ class SparseReplay:
     """Launches for one key of openmla.fastpath."""
 
     def __init__(self, plan: Plan, op: SparseOperands, results: Results) -> None:
+        """Take what Triton compiled for a call; it was launched before."""
         self._config: HopperSparseConfig = plan.config
         self._device = op.q.device.index
-        self._repeat: Repeat | None = None
         # How far rows reach, in elements, for the check of overlaps.
         self._out, self._q, self._lists = (row_step(x) for x in (results.out, op.q, op.indices))
         data = stored(op)
         self._pool_bytes = _reach(row_step(data), data.shape[0] - 1, ELEMENT)
-
-    def add(self, plan: Plan, op: SparseOperands, results: Results) -> None:
-        """Take what Triton compiled for a call; it was launched before."""
         (call,) = calls(plan, op, results)
         compiled = call.compile()
         launch = launcher(compiled)
-        if launch is not None:
-            self._repeat = Repeat(call, compiled, launch, NAMES)
+        self._repeat = None if launch is None else Repeat(call, compiled, launch, NAMES)
+
+    def add(self, plan: Plan, op: SparseOperands, results: Results) -> None:
+        """Nothing: one kernel serves every call of a key."""
 
     def run(self, op: SparseOperands, results: Results) -> bool:
         """Launch, or return False: then the call must be checked and planned like a new one."""
@@ -90,11 +89,6 @@ class SparseReplay:
 def stored(op: SparseOperands) -> Tensor:
     """The tensor of the rows."""
     return op.cache.data if isinstance(op.cache, LatentCache) else op.cache
-
-
-def address(x: Tensor | None) -> int | None:
-    """Where a tensor lies, if there is one."""
-    return None if x is None else x.data_ptr()
 
 
 def _reach(step: tuple[int, int], more: int, size: int) -> int:

@@ -22,9 +22,9 @@ CacheMode = Literal["plain", "in_kernel", "workspace"]
 # Widening a row once also writes and reads it back; it pays from about this many visits on.
 VISITS_TO_PAY = 4
 # A step of 128 rows takes about 11,000 clocks when they are widened in it and 5,300 when they are
-# not; finding, widening and remapping rows takes about 0.1 ms. Measured with 128 heads and lists of
-# 2048: 16 steps of a program are faster in the kernel (0.12 ms against 0.21), 64 are not (0.59
-# against 0.28).
+# not; finding, widening and remapping rows takes up to 0.1 ms. Measured with 128 heads and lists of
+# 2048: 16 steps of a program take as long either way (0.11 ms) if nothing has to be waited for, 64
+# take 0.41 ms in the kernel and 0.28 with a workspace.
 STEPS_TO_PAY = 24
 STEP = 128  # keys
 WORKSPACE_CAP = 512 * 1024 * 1024

@@ -180,7 +180,7 @@ class HopperSparseConfig(HopperBlock):
         )  # fmt: skip
         yield Wanted("validity flags", "stats", 4 * blocks * FP32)
         yield from barriers(("q_ready, q_free", 2))
-        yield from launch_tail(self.registers, epilogue=EPILOGUE_SCRATCH)
+        yield from launch_tail(self.registers, EPILOGUE_SCRATCH)
 
     # Verdict and words.
 

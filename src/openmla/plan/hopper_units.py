@@ -123,14 +123,11 @@ def barriers(*named_counts: tuple[str, int]) -> list[Wanted]:
     return [Wanted(name, "barriers", count * MBAR_BYTES) for name, count in named_counts]
 
 
-def launch_tail(
-    registers: Registers, reductions: int = 0, epilogue: int = EPILOGUE_SCRATCH
-) -> list[Wanted]:
+def launch_tail(registers: Registers, epilogue: int = EPILOGUE_SCRATCH) -> list[Wanted]:
     """What the compiler adds to a warp-specialized kernel's own buffers."""
     scratch = epilogue * registers.consumer_groups
     return [
         Wanted("epilogue scratch", "scratch", scratch, align=8),
-        Wanted("reduction scratch", "scratch", reductions, align=8),
         Wanted("warp states", "scratch", registers.worker_warps, align=1),
     ]
 

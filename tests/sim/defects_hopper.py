@@ -290,14 +290,14 @@ HOPPER_FEATURES = [
         (
             "the server does not wait for the reply",
             Kind.RACE,
-            'asm_barrier("bar.sync 9, 256; mov.b32 $0, 0;")',
-            'asm_barrier("bar.arrive 9, 256; mov.b32 $0, 0;")',
+            'signal("bar.sync 9, 256; mov.b32 $0, 0;")',
+            'signal("bar.arrive 9, 256; mov.b32 $0, 0;")',
         ),
         (
             "the reader does not wait for the box",
             Kind.RACE,
-            'asm_barrier("bar.sync 8, 256; mov.b32 $0, 0;")',
-            'asm_barrier("bar.arrive 8, 256; mov.b32 $0, 0;")',
+            'signal("bar.sync 8, 256; mov.b32 $0, 0;")',
+            'signal("bar.arrive 8, 256; mov.b32 $0, 0;")',
         ),
         (
             "the thread counts of a named barrier differ",
@@ -355,7 +355,7 @@ HOPPER_FEATURES = [
         (
             "the reader does not wait for its turn",
             Kind.RACE,
-            'numbered("bar.sync $1, 256; mov.b32 $0, 0;", turn(i))',
+            'signal_at("bar.sync $1, 256; mov.b32 $0, 0;", turn(i))',
             NOTHING,
         ),
     ),
@@ -364,15 +364,15 @@ HOPPER_FEATURES = [
         (
             "nobody says that copies are trusted",
             Kind.FENCE,
-            'fixed("mov.b32 $0, 0; // copies that have arrived are seen by wgmma")',
+            'signal("mov.b32 $0, 0; // copies that have arrived are seen by wgmma")',
             NOTHING,
         ),
         (
             "copies are trusted before they have arrived",
             Kind.FENCE,
             "    mbarrier.wait(landed, 0)\n"
-            '    fixed("mov.b32 $0, 0; // copies that have arrived are seen by wgmma")\n',
-            '    fixed("mov.b32 $0, 0; // copies that have arrived are seen by wgmma")\n'
+            '    signal("mov.b32 $0, 0; // copies that have arrived are seen by wgmma")\n',
+            '    signal("mov.b32 $0, 0; // copies that have arrived are seen by wgmma")\n'
             "    mbarrier.wait(landed, 0)\n",
         ),
         (

@@ -24,6 +24,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from openmla.kernels.compat_gluon import cp_async, thread_barrier, tma_load, tma_store
+from openmla.kernels.hopper.sparse_signals import signal
 
 
 @gluon.jit
@@ -124,17 +125,12 @@ def grouped_cp_async(src_ptr, o_ptr, blocks):
 
 
 @gluon.jit
-def asm_barrier(text: gl.constexpr):
-    gl.inline_asm_elementwise(text, "=r,~{memory}", [], dtype=gl.int32, is_pure=False, pack=1)
-
-
-@gluon.jit
 def serve(box, n):
     L: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
     for i in range(0, n):
         box.store(gl.arange(0, 128, L) + i)
-        asm_barrier("bar.arrive 8, 256; mov.b32 $0, 0;")
-        asm_barrier("bar.sync 9, 256; mov.b32 $0, 0;")
+        signal("bar.arrive 8, 256; mov.b32 $0, 0;")
+        signal("bar.sync 9, 256; mov.b32 $0, 0;")
 
 
 @gluon.jit
@@ -142,9 +138,9 @@ def reply(box, o_ptr, n):
     L: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
     total = gl.zeros([128], gl.int32, L)
     for _ in range(0, n):
-        asm_barrier("bar.sync 8, 256; mov.b32 $0, 0;")
+        signal("bar.sync 8, 256; mov.b32 $0, 0;")
         total += box.load(L)
-        asm_barrier("bar.arrive 9, 256; mov.b32 $0, 0;")
+        signal("bar.arrive 9, 256; mov.b32 $0, 0;")
     gl.store(o_ptr + gl.arange(0, 128, L), total)
 
 

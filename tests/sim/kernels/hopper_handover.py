@@ -17,18 +17,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from openmla.kernels.compat_gluon import cp_async
-
-
-@gluon.jit
-def fixed(text: gl.constexpr):
-    gl.inline_asm_elementwise(text, "=r,~{memory}", [], dtype=gl.int32, is_pure=False, pack=1)
-
-
-@gluon.jit
-def numbered(text: gl.constexpr, number):
-    gl.inline_asm_elementwise(
-        text, "=r,r,~{memory}", [number], dtype=gl.int32, is_pure=False, pack=1
-    )
+from openmla.kernels.hopper.sparse_signals import signal, signal_at
 
 
 @gluon.jit
@@ -41,10 +30,10 @@ def write(note, ring, n):
     L: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
     for i in range(0, n):
         note.store(gl.arange(0, 128, L) + i)
-        fixed("bar.arrive 10, 256; mov.b32 $0, 0;")
+        signal("bar.arrive 10, 256; mov.b32 $0, 0;")
         ring.index(i & 1).store(gl.arange(0, 128, L) * i)
-        numbered("bar.arrive $1, 256; mov.b32 $0, 0;", turn(i))
-        fixed("bar.sync 9, 256; mov.b32 $0, 0;")
+        signal_at("bar.arrive $1, 256; mov.b32 $0, 0;", turn(i))
+        signal("bar.sync 9, 256; mov.b32 $0, 0;")
 
 
 @gluon.jit
@@ -53,10 +42,10 @@ def read(note, ring, o_ptr, n):
     L: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
     total = gl.zeros([128], gl.int32, L)
     for i in range(0, n):
-        fixed("bar.sync 10, 256; mov.b32 $0, 0;")
+        signal("bar.sync 10, 256; mov.b32 $0, 0;")
         total += note.load(L)
-        fixed("bar.arrive 9, 256; mov.b32 $0, 0;")
-        numbered("bar.sync $1, 256; mov.b32 $0, 0;", turn(i))
+        signal("bar.arrive 9, 256; mov.b32 $0, 0;")
+        signal_at("bar.sync $1, 256; mov.b32 $0, 0;", turn(i))
         total += ring.index(i & 1).load(L)
     gl.store(o_ptr + gl.arange(0, 128, L), total)
 
@@ -84,7 +73,7 @@ def trusted_copies(src_ptr, o_ptr, LAYOUT: gl.constexpr):
     box.store(value)
     fence_async_shared()
     mbarrier.wait(landed, 0)
-    fixed("mov.b32 $0, 0; // copies that have arrived are seen by wgmma")
+    signal("mov.b32 $0, 0; // copies that have arrived are seen by wgmma")
     L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16])
     acc = gl.zeros([64, 64], gl.float32, L)
     acc = warpgroup_mma(rows, box.permute((1, 0)), acc, is_async=True)

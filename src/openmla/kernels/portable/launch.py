@@ -9,7 +9,6 @@ way.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -20,7 +19,7 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from openmla.cache import LatentCache
-from openmla.kernels.call import Call, vector
+from openmla.kernels.call import Call, scale_arguments, vector
 from openmla.kernels.portable.cache_ops import widened
 from openmla.kernels.portable.dense import dense_kernel
 from openmla.kernels.portable.formats import (
@@ -265,22 +264,18 @@ def _common(
 ) -> dict[str, Any]:
     """What all three kernels share: outputs, weights, tile."""
     out, lse, config = results.out, results.lse, plan.config
-    factor = abs(w.scale) * math.log2(math.e)
-    # A factor of 0, also after rounding to fp32, would turn a masked score into 0 * inf.
-    vanishes = factor < 2.0**-149
     return {
         "out_ptr": out,
         "lse_ptr": lse,
         "sink_ptr": vector(w.sink),
         "q_scale_ptr": vector(w.q_scale),
         "k_scale_ptr": vector(w.k_scale),
-        "factor": 1.0 if vanishes else factor,
         "heads": heads,
         "out_stride_t": out.stride(0),
         "out_stride_h": out.stride(1),
         "lse_stride_t": 0 if lse is None else lse.stride(0),
         "lse_stride_h": 0 if lse is None else lse.stride(1),
-        "Q_SIGN": 0 if vanishes else 1 if w.scale > 0 else -1,
+        **scale_arguments(w.scale),
         "D_ROPE": d_rope,
         "D_V": d_v,
         "BM": config.BM,

@@ -30,6 +30,7 @@ def _block(config: PortableConfig, problem: Problem) -> Block:
         for i in range(config.buffers)
     ]
     q, p = Wanted("Q", "q", config.q_bytes, align=1), Wanted("P", "p", config.p_bytes, align=1)
+    scratch = Wanted("scratch", "scratch", config.scratch_bytes, align=1)
     widths = config.qk_cols, config.out_cols, config.element
     v_slots = config.buffers if config.v_cols else 0
     return Block(
@@ -37,7 +38,7 @@ def _block(config: PortableConfig, problem: Problem) -> Block:
         tile_keys=config.BN,
         stages=config.num_stages,
         threads=config.num_threads,
-        memory=lay_out([q, *stages, p], config.smem_limit),
+        memory=lay_out([q, *stages, p, scratch], config.smem_limit),
         pipeline=Pipeline(1, config.BM, config.BN, *widths, config.buffers, v_slots),
     )
 

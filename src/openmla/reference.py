@@ -9,7 +9,8 @@ of keys; `attend_row` is all of attention for it:
 
 The three forms differ only in which keys a row sees. Nothing outside those keys is ever touched, so
 NaN in unused memory cannot matter here. Besides out and lse, a `Truth` holds what an error bound
-needs: sum(p * |v|), and how large the scores were before cancellation.
+needs: sums over p and v that rounding errors scale with, and how large the scores were before
+cancellation.
 """
 
 from __future__ import annotations
@@ -32,7 +33,11 @@ class Truth:
     lse: Tensor
     max_logits: Tensor
     magnitude: Tensor
-    """sum(p * |v|) per output element: what rounding errors of P and V scale with."""
+    """sum(p * |v|) per output element: what rounding errors of P and V cannot exceed, times u."""
+    deviation: Tensor
+    """sqrt(sum((p * v)**2)): what independent rounding errors of P add up to, times u."""
+    total_v: Tensor
+    """sum(|v|): what an absolute error of every P costs, before it is divided by the row sum."""
     score_magnitude: Tensor
     """Largest scale * sum(|q| * |k|) of the row: what rounding errors of scores scale with."""
     keys: Tensor
@@ -48,6 +53,8 @@ class Truth:
             lse=torch.full(wide[:2], -torch.inf, **make),
             max_logits=torch.full(wide[:2], -torch.inf, **make),
             magnitude=torch.zeros(wide, **make),
+            deviation=torch.zeros(wide, **make),
+            total_v=torch.zeros(wide, **make),
             score_magnitude=torch.zeros(wide[:2], **make),
             keys=torch.zeros(total_q, dtype=torch.int64, device="cpu"),
         )
@@ -73,6 +80,8 @@ class Truth:
         self.lse[row] = lse
         self.max_logits[row] = scores.amax(-1)
         self.magnitude[row] = torch.einsum("hn,nhv->hv", p, v.abs())
+        self.deviation[row] = torch.einsum("hn,nhv->hv", p**2, v**2).sqrt()
+        self.total_v[row] = v.abs().sum(dim=0)
         self.score_magnitude[row] = (
             torch.einsum("hd,nhd->hn", q.abs(), k.abs()) * factor.abs()
         ).amax(-1)

@@ -35,7 +35,8 @@ class Truth:
     magnitude: Tensor
     """sum(p * |v|) per output element: what rounding errors of P and V cannot exceed, times u."""
     deviation: Tensor
-    """sqrt(sum((p * v)**2)): what independent rounding errors of P add up to, times u."""
+    """sqrt(sum((p * v)**2)): what independent rounding errors of P add up to, times u. The p of a
+    row that is listed several times round alike; here they count as one, their sum."""
     total_v: Tensor
     """sum(|v|): what an absolute error of every P costs, before it is divided by the row sum."""
     score_magnitude: Tensor
@@ -80,12 +81,24 @@ class Truth:
         self.lse[row] = lse
         self.max_logits[row] = scores.amax(-1)
         self.magnitude[row] = torch.einsum("hn,nhv->hv", p, v.abs())
-        self.deviation[row] = torch.einsum("hn,nhv->hv", p**2, v**2).sqrt()
+        together = p * _weight_of_row(p, k_ids)
+        self.deviation[row] = torch.einsum("hn,nhv->hv", together, v**2).sqrt()
         self.total_v[row] = v.abs().sum(dim=0)
         self.score_magnitude[row] = (
             torch.einsum("hd,nhd->hn", q.abs(), k.abs()) * factor.abs()
         ).amax(-1)
         self.keys[row] = k.shape[0]
+
+
+def _weight_of_row(p: Tensor, k_ids: Tensor) -> Tensor:
+    """For every key, the sum of p [H, n] over all places that list the same row.
+
+    >>> _weight_of_row(torch.tensor([[0.5, 0.25, 0.25]]), torch.tensor([7, 3, 7]))
+    tensor([[0.7500, 0.2500, 0.7500]])
+    """
+    rows, place = torch.unique(k_ids, return_inverse=True)
+    sums = p.new_zeros(p.shape[0], rows.shape[0]).index_add_(1, place, p)
+    return sums[:, place]
 
 
 def dense(op: DenseOperands) -> Truth:

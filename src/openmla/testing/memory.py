@@ -3,7 +3,7 @@
 Every tensor of a built case comes from `Memory.new`, which first fills all its bytes with a
 background and hands out a (possibly strided) view; the builder then writes only what the problem
 addresses. With another background the same case is poisoned, with another `_bytes` it lies against
-a guard page: see openmla.testing.poison and openmla.testing.guard.
+a guard page or between margins: see openmla.testing.poison, guard and margin.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Memory:
             strides = gapped_strides(shape, aligned)
         reach = sum((n - 1) * s for n, s in zip(shape, strides, strict=True)) + 1
         size = 0 if 0 in shape else reach
-        raw = self._bytes(size * dtype.itemsize)
+        raw = self._bytes(size * dtype.itemsize, dtype)
         self.buffers.append(raw)
         fill(raw, dtype, self.background)
         return raw.view(dtype).as_strided(tuple(shape), strides)
@@ -54,7 +54,8 @@ class Memory:
         copy.copy_(values)
         return copy
 
-    def _bytes(self, size: int) -> Tensor:
+    def _bytes(self, size: int, dtype: torch.dtype) -> Tensor:
+        """Memory for elements of `dtype`, which fills it next."""
         return torch.empty(size, dtype=torch.uint8, device=self.device)
 
 

@@ -25,9 +25,7 @@ def invoke(*arguments: str) -> Result:
 
 def test_unknown_targets_are_refused():
     result = invoke("tpu")
-    assert (
-        result.exit_code == 2 and "expected one of cpu, dense, sparse, got 'tpu'" in result.output
-    )
+    assert result.exit_code == 2 and "expected auto, cpu, dense, sparse, got 'tpu'" in result.output
 
 
 @pytest.mark.parametrize("what", ["dense", "sparse"])
@@ -35,6 +33,12 @@ def test_kernels_need_a_gpu(monkeypatch: pytest.MonkeyPatch, what: str):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     result = invoke(what)
     assert result.exit_code == 2 and f"{what} needs a CUDA GPU" in result.output
+
+
+def test_auto_is_the_cpu_where_there_is_no_gpu(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    result = invoke("--plot", "x.svg")
+    assert result.exit_code == 2 and "not with cpu" in result.output
 
 
 @pytest.fixture
@@ -50,8 +54,9 @@ def fake_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("fake_gpu")
-def test_dense_prints_ratios_and_writes_them(tmp_path: Path):
-    result = invoke("dense", "--rounds", "3", "--json", str(tmp_path / "new" / "dense.json"))
+@pytest.mark.parametrize("what", [["dense"], []], ids=["dense", "auto"])
+def test_dense_prints_ratios_and_writes_them(tmp_path: Path, what: list[str]):
+    result = invoke(*what, "--rounds", "3", "--json", str(tmp_path / "new" / "dense.json"))
     assert result.exit_code == 0, result.output
     assert "1.500" in result.output and "2.000" in result.output
     record = json.loads((tmp_path / "new" / "dense.json").read_text())

@@ -1,12 +1,18 @@
 """`openmla check`: seeds, summary, exit codes."""
 
+import inspect
+import json
+
 import pytest
+import torch
 import typer
 from typer.testing import CliRunner
 
 from openmla.cli.check import check_command
+from openmla.cli.demo import demo_command
+from openmla.cli.options import device_here
 from openmla.testing import showcases
-from openmla.testing.fuzz import Checker
+from openmla.testing.checker import Checker
 
 app = typer.Typer()
 app.command()(check_command)
@@ -20,7 +26,7 @@ def test_a_clean_run_says_so(tmp_path):
     result = invoke("--cases", "11", "--seed", "40", "--save-dir", str(tmp_path / "failures"))
     assert result.exit_code == 0, result.output
     assert "11 random cases, seeds 40 to 50, backend auto, on cpu" in result.output
-    assert "all accepted" in result.output and "failures" in result.output
+    assert "every case is right or refused" in result.output and "failures" in result.output
     assert not (tmp_path / "failures").exists()
 
 
@@ -42,6 +48,34 @@ def test_a_failure_is_shown_saved_and_replayed(monkeypatch, tmp_path):
     assert again.exit_code == 0 and "nothing wrong" in again.output
 
 
+def test_children_and_a_record(tmp_path):
+    record = tmp_path / "report.json"
+    result = invoke("--cases", "4", "--seed", "9", "--jobs", "1", "--json", str(record))
+    assert result.exit_code == 0, result.output
+    written = json.loads(record.read_text())
+    assert written["ok"] and (written["cases"], written["right"]) == (4, 4)
+    assert written["guarded"] == 1 and sum(written["served"].values()) == 4
+
+
+def test_a_run_stops_after_the_failures_it_may_have(monkeypatch, tmp_path):
+    def raises(self, built):
+        raise RuntimeError("boom")
+
+    monkeypatch.setattr(Checker, "run", raises)
+    result = invoke("--cases", "9", "--max-failures", "2", "--save-dir", str(tmp_path))
+    assert result.exit_code == 1 and len(list(tmp_path.iterdir())) == 2
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_a_gpu_is_used_when_there_is_one(monkeypatch, there):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: there)
+    monkeypatch.setattr(torch, "empty", lambda *size, device: None)  # as if it could be used
+    assert device_here("auto") == torch.device("cuda" if there else "cpu")
+    assert device_here("cpu") == torch.device("cpu")
+    for command in (check_command, demo_command):
+        assert inspect.signature(command).parameters["device"].default == "auto"
+
+
 def test_a_backend_without_kernels_fails():
     result = invoke("--cases", "2", "--backend", "cdna4")
     assert result.exit_code == 1 and "nothing ran" in result.output
@@ -55,6 +89,8 @@ def test_a_backend_without_kernels_fails():
         (["--backend", "magic"], "expected one of auto, reference"),
         (["--device", "magic"], "no such device here: magic"),
         (["--device", "cuda:99"], "no such device here: cuda:99"),
+        (["--json", "no/such/folder.json"], "there is no folder no/such"),
+        (["--jobs", "-1"], "--jobs"),
         (["--replay", "missing.json"], "missing.json is not a saved case"),
         (["--replay", __file__], "is not a saved case"),
     ],

@@ -4,8 +4,9 @@ import json
 
 import pytest
 
-from openmla.testing.cases import Case
-from openmla.testing.fuzz import Checker, Failure, replay, run_fuzz, save
+from openmla.testing.cases import Case, random_case
+from openmla.testing.checker import Checker, Result
+from openmla.testing.fuzz import Failure, FuzzReport, replay, run_fuzz, save
 
 
 @pytest.mark.parametrize("chunk", range(5))
@@ -13,7 +14,7 @@ def test_random_cases_are_accepted(chunk, tmp_path):
     report = run_fuzz(cases=30, seed=1000 + 30 * chunk, save_dir=tmp_path)
     assert report.ok, [(f.message, str(f.shrunk)) for f in report.failures]
     assert (report.cases, report.poisoned, report.guarded) == (30, 3, 3)
-    assert not report.unsupported
+    assert report.right == 30 and not report.refused
     assert list(tmp_path.iterdir()) == []
 
 
@@ -23,9 +24,27 @@ def test_progress_reaches_its_total():
     assert seen[0][:2] == (1, 4) and seen[-1] == (4, 4, "done")
 
 
+def test_a_report_is_ok_only_if_every_case_is_right_or_refused():
+    case = random_case(0)
+    right, refused = Result("right", family="cpu"), Result("refused", message="no kernel")
+
+    def report(*results, failures=()):
+        counted = FuzzReport(0, "auto", "cpu", asked=2, failures=list(failures))
+        for result in results:
+            counted.add(case, result)
+        return counted
+
+    assert report(right, right).ok and report(right, refused).ok
+    assert not report(refused, refused).ok  # nothing ran
+    assert not report(right).ok  # one case is missing
+    assert not report(right, Result("failed", "accuracy")).ok
+    assert not report(right, right, failures=[Failure("guard", case, case, "")]).ok
+    assert report(right, refused).to_json()["served"] == {f"{case.form}, cpu": 1}
+
+
 def test_a_backend_that_serves_nothing_is_counted_not_skipped():
     report = run_fuzz(cases=3, seed=0, backend="cdna4")
-    assert sum(report.unsupported.values()) == 3 and not report.ok
+    assert report.refused.total() == 3 and report.right == 0 and not report.ok
 
 
 def broken_run(self, built):

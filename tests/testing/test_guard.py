@@ -1,6 +1,7 @@
 """Guard pages: one element too far is a fault, and a case that faults is named."""
 
 import ctypes
+import os
 from pathlib import Path
 
 import pytest
@@ -64,7 +65,7 @@ def test_the_public_calls_stay_inside_their_tensors():
 
 @pytest.mark.parametrize("function", ["reads_past_the_end", "reads_before_the_start"])
 def test_a_fault_is_blamed_on_its_case_and_the_rest_goes_on(function, monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
     problems = [p for _, p in run_guarded([CASE, CASE], f"test_guard:{function}")]
     assert len(problems) == 2
     assert all("SIGSEGV" in p or "SIGBUS" in p for p in problems)

@@ -16,8 +16,12 @@ BENCHMARKS = ("cpu", "dense", "sparse")
 
 def bench_command(
     what: Annotated[
-        str, typer.Argument(help="cpu: every form here; dense, sparse: that form on a GPU")
-    ] = "cpu",
+        str,
+        typer.Argument(
+            help="cpu: every form on the CPU; dense, sparse: that form on a GPU; "
+            "auto: dense if there is a GPU, cpu otherwise"
+        ),
+    ] = "auto",
     target: Annotated[
         str, typer.Option(help="dense, sparse: the GPU that this must be, such as h200")
     ] = "",
@@ -32,8 +36,10 @@ def bench_command(
     ] = None,
 ) -> None:
     """Time openmla and its peers on this machine: medians, interleaved, one process."""
+    if what == "auto":
+        what = "dense" if torch.cuda.is_available() else "cpu"
     if what not in BENCHMARKS:
-        raise typer.BadParameter(f"expected one of {', '.join(BENCHMARKS)}, got {what!r}")
+        raise typer.BadParameter(f"expected auto, {', '.join(BENCHMARKS)}, got {what!r}")
     if what != "cpu":
         _check_gpu(what, target)
     elif target or plot is not None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -11,22 +14,30 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from openmla.cli.options import device_here
+from openmla.cli.options import DEVICE_HELP, device_here
 from openmla.plan import BACKENDS
 from openmla.testing.defects import catalog, judge_correct, judge_defect
 from openmla.testing.fuzz import Failure, FuzzReport, load, one_thread, replay, run_fuzz
 
 REQUIRED_SHARE = 0.95
+MOST_REASONS = 20  # shown; the JSON has all
 
 
 def check_command(
     cases: Annotated[int, typer.Option(min=1, help="How many random cases.")] = 500,
     seed: Annotated[int, typer.Option(help="Case i is made from seed + i.")] = 0,
     backend: Annotated[str, typer.Option(help="auto, or one kernel family.")] = "auto",
-    device: Annotated[str, typer.Option(help="Where the tensors live: cpu, cuda …")] = "cpu",
+    device: Annotated[str, typer.Option(help=DEVICE_HELP)] = "auto",
+    jobs: Annotated[
+        int, typer.Option(min=0, help="Child processes; 0: none on the CPU, one on a GPU.")
+    ] = 0,
+    max_failures: Annotated[int, typer.Option(min=1, help="Stop after this many failures.")] = 20,
     save_dir: Annotated[
         Path, typer.Option(help="Failing cases are saved here, shrunk, as JSON.")
     ] = Path("openmla-failures"),
+    json_file: Annotated[
+        Path | None, typer.Option("--json", help="Also write the report here.")
+    ] = None,
     replay_file: Annotated[
         Path | None, typer.Option("--replay", help="Run one saved case again instead.")
     ] = None,
@@ -36,37 +47,47 @@ def check_command(
 ) -> None:
     """Check openmla on this machine: accuracy, unused memory, memory bounds."""
     console = Console()
-    device_here(device)
+    device = str(device_here(device))
     if backend not in BACKENDS:
         raise typer.BadParameter(f"backend: expected one of {', '.join(BACKENDS)}, got {backend!r}")
+    if json_file is not None and not json_file.parent.is_dir():
+        raise typer.BadParameter(f"json: there is no folder {json_file.parent}")
     if defects:
         ok = _judge_defects(console)
     elif replay_file is not None:
         ok = _replay(console, replay_file, backend, device)
     else:
-        ok = _fuzz(console, cases, seed, backend, device, save_dir)
+        run = partial(
+            run_fuzz, cases, seed, backend, device, save_dir=save_dir, jobs=jobs,
+            max_failures=max_failures,
+        )  # fmt: skip
+        console.print(
+            f"{cases} random cases, seeds {seed} to {seed + cases - 1}, backend {backend}, "
+            f"on {device}"
+        )
+        ok = _fuzz(console, cases, run, json_file)
     raise typer.Exit(0 if ok else 1)
 
 
 def _fuzz(
-    console: Console, cases: int, seed: int, backend: str, device: str, save_dir: Path
+    console: Console, cases: int, run: Callable[..., FuzzReport], json_file: Path | None
 ) -> bool:
-    console.print(
-        f"{cases} random cases, seeds {seed} to {seed + cases - 1}, backend {backend}, on {device}"
-    )
     with _progress(console) as bar:
         task = bar.add_task("cases", total=cases)
-        report = run_fuzz(
-            cases, seed, backend, device, save_dir=save_dir,
-            progress=lambda done, total, note: bar.update(task, completed=done, total=total),
-        )  # fmt: skip
+        report = run(
+            progress=lambda done, total, note: bar.update(task, completed=done, total=total)
+        )
     console.print(_summary(report))
+    if json_file is not None:
+        json_file.write_text(json.dumps(report.to_json(), indent=1) + "\n")
     for failure in report.failures:
         _show(console, failure)
     if report.ok:
-        console.print("[green]all accepted[/green]")
-    elif not report.failures:
-        console.print("[red]nothing ran: every case is unsupported there[/red]")
+        console.print("[green]every case is right or refused[/green]")
+    elif not report.right:
+        console.print("[red]nothing ran: no case is right there[/red]")
+    elif report.cases < report.asked:
+        console.print(f"[red]stopped after {len(report.failures)} failures[/red]")
     return report.ok
 
 
@@ -74,14 +95,20 @@ def _summary(report: FuzzReport) -> Table:
     table = Table(box=box.SIMPLE, show_header=False)
     rows = [
         ("cases", f"{report.cases}"),
-        ("with poisoned memory", f"{report.poisoned}"),
-        ("against guard pages", f"{report.guarded}" if report.guarded else "0 (CPU only)"),
+        ("right", f"{report.right}"),
+        ("refused", f"{report.refused.total()}"),
         ("failures", f"{len(report.failures)}"),
+        ("with random widths", f"{report.random_widths}"),
+        ("with poisoned memory", f"{report.poisoned}"),
+        ("with guarded memory", f"{report.guarded}"),
         ("largest share of the error bound", f"{report.worst.get('bound', 0):.2f}"),
         ("largest share of the lse limit", f"{report.worst.get('lse', 0):.2f}"),
         ("seconds", f"{report.seconds:.1f}"),
     ]
-    rows += [(f"unsupported: {why}", f"{n}") for why, n in report.unsupported.most_common()]
+    rows += [
+        (f"right: {form}, {name}", f"{n}") for (form, name), n in sorted(report.served.items())
+    ]
+    rows += [(f"refused: {why}", f"{n}") for why, n in report.refused.most_common(MOST_REASONS)]
     for name, value in rows:
         table.add_row(name, value)
     return table

@@ -15,7 +15,7 @@ from rich.table import Table
 
 import openmla
 from openmla.bench.report import duration
-from openmla.cli.options import device_here
+from openmla.cli.options import DEVICE_HELP, device_here
 from openmla.dispatch import plan_call
 from openmla.operands import DenseOperands, Results
 from openmla.testing.cases import BuiltCase, Case, Outcome, build
@@ -55,7 +55,7 @@ class Line:
 
 
 def demo_command(
-    device: Annotated[str, typer.Option(help="Where to run: cpu, cuda, cuda:1 …")] = "cpu",
+    device: Annotated[str, typer.Option(help=DEVICE_HELP)] = "auto",
 ) -> None:
     """Run every kind of MLA prefill here and check each against the float64 reference."""
     where = device_here(device)

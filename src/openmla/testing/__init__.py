@@ -2,6 +2,7 @@
 
     cases.py     one seeded generator of calls          compare.py   the acceptance rule
     poison.py    NaN in everything that is not used     guard.py     tensors against unmapped pages
+    margin.py    tensors between strips of poison       isolate.py   cases in child processes
     defects.py   broken implementations to be caught    fuzz.py      all of it, at random
 
 Imports only torch and openmla; nothing in openmla imports it but the command line.

@@ -1,47 +1,46 @@
-"""Random cases through everything: accuracy, and for every tenth, poisons and guard pages.
+"""Random cases through everything: accuracy, and for every tenth, poisons and guarded memory.
 
 Case i of a run is `random_case(seed + i)`, so any failure can be named by one number. Failures are
 shrunk and saved as JSON, which `replay` runs again with every check.
 
     report = run_fuzz(cases=500, seed=0, save_dir="failures")
     report.ok, report.summary()
+
+With `jobs`, and always on a GPU, cases run in that many child processes (openmla.testing.isolate):
+what crashes or hangs one of them is one failure, and the others go on. Failures of children are
+shrunk in children, for a minute at most; crashes and hangs are not shrunk at all, because every
+attempt would cost a process, or its time limit.
 """
 
 from __future__ import annotations
 
 import json
+import queue
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from openmla.errors import Unsupported
-from openmla.testing.build import BuiltCase, Outcome, build
 from openmla.testing.case import Case
-from openmla.testing.compare import Verdict, judge
-from openmla.testing.draw import random_case
-from openmla.testing.isolate import run_guarded
-from openmla.testing.poison import poison_problems
+from openmla.testing.checker import DEEP_EVERY, Checker, Result
+from openmla.testing.draw import has_listed_widths, random_case
+from openmla.testing.isolate import SECONDS_PER_CASE, Child, Death, run_guarded
 from openmla.testing.shrink import shrink
 
-DEEP_EVERY = 10
-"""Every tenth case is also poisoned and guarded."""
+MAX_FAILURES = 20
+SECONDS_ON_GPU = 120.0
+"""Of one case in a child: the first use of a kernel compiles it."""
+SHRINK_SECONDS = 60.0
+Answered = tuple[Case, Result, Case]
+"""A case, what was found, and the case shrunk."""
 Progress = Callable[[int, int, str], None]
 """Called with (done, total, what is going on)."""
-
-
-@dataclass(frozen=True)
-class Finding:
-    """What checking one case found; an empty kind means nothing is wrong."""
-
-    kind: str = ""
-    """accuracy, error, poison or guard."""
-    message: str = ""
-    verdict: Verdict | None = None
 
 
 @dataclass(frozen=True)
@@ -49,6 +48,7 @@ class Failure:
     """One finding: the case as drawn, as small as it stays failing, and what is wrong."""
 
     kind: str
+    """accuracy, error, poison, guard, crash or hang."""
     case: Case
     shrunk: Case
     message: str
@@ -57,75 +57,102 @@ class Failure:
 
 @dataclass
 class FuzzReport:
-    """What a run did. Nothing is skipped silently: unsupported cases are counted by reason."""
+    """What a run did. Every case is right, refused or a failure, and is counted as such."""
 
     seed: int
     backend: str
     device: str
+    asked: int = 0
+    """Cases that were to run; a run with too many failures stops before."""
     cases: int = 0
+    right: int = 0
+    random_widths: int = 0
+    """Cases with widths from no table."""
     poisoned: int = 0
     guarded: int = 0
     seconds: float = 0.0
     failures: list[Failure] = field(default_factory=list)
-    unsupported: Counter[str] = field(default_factory=Counter)
+    refused: Counter[str] = field(default_factory=Counter)
+    """By reason."""
+    served: Counter[tuple[str, str]] = field(default_factory=Counter)
+    """Right cases by (form, family)."""
     worst: dict[str, float] = field(default_factory=dict)
     """Largest share of the componentwise bound and of the lse limit among accepted results."""
 
     @property
     def ok(self) -> bool:
-        """No failure, and at least one case ran."""
-        return not self.failures and self.cases > sum(self.unsupported.values())
+        """Every case that was asked for is right or refused, and at least one is right."""
+        answered = self.right + self.refused.total()
+        return not self.failures and self.right > 0 and answered == self.asked
+
+    def add(self, case: Case, result: Result) -> None:
+        """Count a case; the caller keeps the failures."""
+        self.cases += 1
+        self.random_widths += not has_listed_widths(case)
+        self.poisoned += result.poisoned
+        self.guarded += result.guarded
+        if result.status == "refused":
+            self.refused[result.message] += 1
+        elif result.status == "right":
+            self.right += 1
+            self.served[case.form, result.family] += 1
+            for name in ("bound", "lse"):
+                self.worst[name] = max(self.worst.get(name, 0.0), getattr(result, name))
 
     def summary(self) -> str:
         """One line."""
-        last = self.seed + max(self.cases - 1, 0)
+        last = self.seed + max(self.asked - 1, 0)
         return (
-            f"{self.cases} cases (seeds {self.seed} to {last}), {self.poisoned} poisoned, "
-            f"{self.guarded} guarded, {sum(self.unsupported.values())} unsupported, "
-            f"{len(self.failures)} failures, {self.seconds:.1f} s"
+            f"{self.cases} cases (seeds {self.seed} to {last}), {self.right} right, "
+            f"{self.refused.total()} refused, {len(self.failures)} failures, "
+            f"{self.random_widths} with random widths, {self.poisoned} poisoned, "
+            f"{self.guarded} guarded, {self.seconds:.1f} s"
         )
 
+    def to_json(self) -> dict[str, Any]:
+        """Everything, as plain values."""
+        plain = ("seed", "backend", "device", "asked", "cases", "right", "random_widths",
+                 "poisoned", "guarded", "seconds", "worst")  # fmt: skip
+        return {
+            "ok": self.ok,
+            **{name: getattr(self, name) for name in plain},
+            "refused": dict(self.refused.most_common()),
+            "served": {f"{form}, {family}": n for (form, family), n in sorted(self.served.items())},
+            "failures": [_failure_json(failure) for failure in self.failures],
+        }
 
-@dataclass(frozen=True)
-class Checker:
-    """How a case is run and judged."""
 
-    backend: str = "auto"
-    device: str = "cpu"
+def _here(checker: Checker, case: Case) -> Answered:
+    """Check a case in this process."""
+    result = checker.result(case, deep=case.seed % DEEP_EVERY == 0)
+    if result.status != "failed":
+        return case, result, case
+    deep = result.kind == "poison"
+    return case, result, shrink(case, lambda c: checker.result(c, deep).kind == result.kind)
 
-    def run(self, built: BuiltCase) -> Outcome:
-        """The public call."""
-        return built.run(backend=self.backend)
 
-    def verdict(self, case: Case) -> Verdict:
-        """Accuracy of one case; raises what the call raises."""
-        built = build(case, device=self.device)
-        return judge(built, self.run(built))
+def _in_child(child: Child, case: Case) -> Answered:
+    """Check a case in a child process."""
+    result = Result(**child.ask_or_blame(case))
+    if result.status != "failed" or result.kind in ("crash", "hang"):
+        return case, result, case
+    deadline = time.monotonic() + SHRINK_SECONDS
 
-    def finding(self, case: Case, deep: bool) -> Finding:
-        """What is wrong with a case; guard pages are checked elsewhere."""
+    def fails(smaller: Case) -> bool:
+        if time.monotonic() > deadline:
+            return False
         try:
-            verdict = self.verdict(case)
-            if not verdict.ok:
-                return Finding("accuracy", verdict.report(), verdict)
-            if deep and (problems := poison_problems(case, self.run, self.device)):
-                return Finding("poison", "\n".join(problems), verdict)
-        except Unsupported:
-            raise
-        except Exception as error:
-            return Finding("error", f"{type(error).__name__}: {error}")
-        return Finding(verdict=verdict)
+            return bool(child.ask(smaller)["kind"] == result.kind)  # the seed, and depth, is kept
+        except Death:
+            return False
 
-    def shrunk(self, case: Case, kind: str) -> Case:
-        """The smallest case that fails in the same way."""
+    return case, result, shrink(case, fails)
 
-        def fails(candidate: Case) -> bool:
-            try:
-                return self.finding(candidate, deep=kind == "poison").kind == kind
-            except Unsupported:
-                return False
 
-        return shrink(case, fails)
+def child_for(checker: Checker, seconds: float, deep_every: int = DEEP_EVERY) -> Child:
+    """A child process that checks cases."""
+    options = {"checker": asdict(checker), "deep_every": deep_every}
+    return Child("openmla.testing.checker:check", options, seconds)
 
 
 def run_fuzz(
@@ -135,51 +162,76 @@ def run_fuzz(
     device: str = "cpu",
     progress: Progress | None = None,
     save_dir: str | Path | None = None,
+    jobs: int = 0,
+    max_failures: int = MAX_FAILURES,
+    implementation: str = "",
+    seconds_per_case: float | None = None,
 ) -> FuzzReport:
-    """Run `cases` random cases from `seed` on. Guard pages exist on the CPU only."""
+    """Run `cases` random cases from `seed` on, in `jobs` child processes (0: in this one)."""
     started = time.perf_counter()
-    report = FuzzReport(seed, backend, device)
-    checker = Checker(backend, device)
-    deep_cases = []
+    report = FuzzReport(seed, backend, device, asked=cases)
+    on_cpu = torch.device(device).type == "cpu"
+    jobs = jobs or (0 if on_cpu else 1)
+    checker = Checker(backend, device, implementation, guard_pages=jobs > 0)
+    seconds = seconds_per_case or (SECONDS_PER_CASE if on_cpu else SECONDS_ON_GPU)
+    drawn = (random_case(seed + number) for number in range(cases))
+    # In this process a fault would be the end: guard pages come afterwards, in a child.
+    guard_later = jobs == 0 and backend in ("auto", "cpu") and not implementation
+    deep = [n for n in range(seed, seed + cases) if n % DEEP_EVERY == 0]
+    total = cases + (len(deep) if guard_later else 0)
     tell = progress or (lambda done, total, note: None)
-    guards = len(range(0, cases, DEEP_EVERY)) if _can_guard(backend, device) else 0
+    passed = []
     with one_thread():
-        for number in range(cases):
-            case = random_case(seed + number)
-            deep = number % DEEP_EVERY == 0
-            if _check(checker, case, deep, report, save_dir) and deep:
-                deep_cases.append(case)
-            tell(number + 1, cases + guards, str(case))
-    if guards:
-        for case, problem in run_guarded(deep_cases):
+        for case, result, shrunk in _answers(checker, seconds, drawn, jobs):
+            report.add(case, result)
+            tell(report.cases, total, str(case))
+            if result.status == "failed":
+                failure = Failure(result.kind, case, shrunk, result.message)
+                report.failures.append(_saved(failure, save_dir))
+                if len(report.failures) >= max_failures:
+                    break
+            elif result.poisoned:
+                passed.append((case, result.family))
+    if guard_later and len(report.failures) < max_failures:
+        problems = run_guarded([case for case, _ in passed])
+        for (case, family), (_, problem) in zip(passed, problems, strict=True):
             report.guarded += 1
-            if problem:
+            tell(cases + report.guarded, total, f"guard pages: {case}")
+            if problem:  # counted as right before
+                report.right -= 1
+                report.served[case.form, family] -= 1
                 report.failures.append(_saved(Failure("guard", case, case, problem), save_dir))
-            tell(cases + report.guarded, cases + guards, f"guard pages: {case}")
-    tell(cases + guards, cases + guards, "done")
+    report.failures.sort(key=lambda failure: failure.case.seed)
+    tell(total, total, "done")
     report.seconds = time.perf_counter() - started
     return report
 
 
-def _check(
-    checker: Checker, case: Case, deep: bool, report: FuzzReport, save_dir: str | Path | None
-) -> bool:
-    """One case into the report; whether it passed."""
-    report.cases += 1
-    report.poisoned += deep
+def _answers(
+    checker: Checker, seconds: float, cases: Iterator[Case], jobs: int
+) -> Iterator[Answered]:
+    """Every case with its result, in order."""
+    if not jobs:
+        yield from (_here(checker, case) for case in cases)
+        return
+    idle: queue.SimpleQueue[Child] = queue.SimpleQueue()
+    for _ in range(jobs):
+        idle.put(child_for(checker, seconds))
+
+    def examined(case: Case) -> Answered:
+        child = idle.get()
+        try:
+            return _in_child(child, case)
+        finally:
+            idle.put(child)
+
+    pool = ThreadPoolExecutor(jobs)
     try:
-        found = checker.finding(case, deep)
-    except Unsupported as error:
-        report.unsupported[error.reason] += 1
-        return False
-    if found.kind:
-        failure = Failure(found.kind, case, checker.shrunk(case, found.kind), found.message)
-        report.failures.append(_saved(failure, save_dir))
-        return False
-    if found.verdict is not None:
-        for name in ("bound", "lse"):
-            report.worst[name] = max(report.worst.get(name, 0.0), getattr(found.verdict, name))
-    return True
+        yield from pool.map(examined, cases)
+    finally:
+        pool.shutdown(cancel_futures=True)
+        for _ in range(jobs):
+            idle.get().end()
 
 
 def load(path: str | Path) -> Case:
@@ -190,22 +242,24 @@ def load(path: str | Path) -> Case:
 def replay(
     path: str | Path, backend: str = "auto", device: str = "cpu", guards: bool = True
 ) -> Failure | None:
-    """Run a saved case again with every check; None when nothing is wrong any more.
+    """Run a saved case again with every check; None when nothing is wrong (or it is refused).
 
-    Guard pages need a process of their own, which takes a second or two to start.
+    On a GPU in a child process. So are guard pages on the CPU, which takes a second or two.
     """
     case = load(path)
-    with one_thread():
-        found = Checker(backend, device).finding(case, deep=True)
-    if not found.kind and guards and _can_guard(backend, device):
-        problems = [problem for _, problem in run_guarded([case]) if problem]
-        found = Finding("guard", problems[0]) if problems else found
-    return Failure(found.kind, case, case, found.message, Path(path)) if found.kind else None
-
-
-def _can_guard(backend: str, device: str) -> bool:
-    """Guard pages are CPU memory, and the child that uses them calls the default backend."""
-    return device == "cpu" and backend in ("auto", "cpu")
+    if torch.device(device).type != "cpu":
+        child = child_for(Checker(backend, device), SECONDS_ON_GPU, deep_every=1)
+        result = Result(**child.ask_or_blame(case))
+        child.end()
+    else:
+        with one_thread():
+            result = Checker(backend, device).result(case, deep=True)
+        if result.status == "right" and guards and backend in ("auto", "cpu"):
+            problems = [problem for _, problem in run_guarded([case]) if problem]
+            result = Result("failed", "guard", problems[0]) if problems else result
+    if result.status != "failed":
+        return None
+    return Failure(result.kind, case, case, result.message, Path(path))
 
 
 def save(failure: Failure, save_dir: str | Path) -> Path:
@@ -213,22 +267,22 @@ def save(failure: Failure, save_dir: str | Path) -> Path:
     folder = Path(save_dir)
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{failure.kind}-{failure.case.form}-seed{failure.case.seed}.json"
-    content = {
+    path.write_text(json.dumps(_failure_json(failure), indent=1) + "\n")
+    return path
+
+
+def _failure_json(failure: Failure) -> dict[str, Any]:
+    return {
         "kind": failure.kind,
         "case": failure.shrunk.to_json(),
         "found_as": failure.case.to_json(),
         "message": failure.message,
         "torch": torch.__version__,
     }
-    path.write_text(json.dumps(content, indent=1) + "\n")
-    return path
 
 
 def _saved(failure: Failure, save_dir: str | Path | None) -> Failure:
-    if save_dir is None:
-        return failure
-    path = save(failure, save_dir)
-    return Failure(failure.kind, failure.case, failure.shrunk, failure.message, path)
+    return failure if save_dir is None else replace(failure, path=save(failure, save_dir))
 
 
 @contextmanager

@@ -20,12 +20,16 @@ import os
 import signal
 import subprocess
 import sys
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
+from openmla.testing.build import build
+from openmla.testing.case import Case
+from openmla.testing.isolate import named
 from openmla.testing.memory import Memory
+from openmla.testing.poison import Implementation, differences, run_watched
 
 Edge = Literal["end", "start"]
 EDGES: tuple[Edge, ...] = ("end", "start")
@@ -40,9 +44,9 @@ class GuardedMemory(Memory):
         super().__init__("cpu", background)
         self.edge = edge
 
-    def _bytes(self, size: int) -> Tensor:
+    def _bytes(self, size: int, dtype: torch.dtype) -> Tensor:
         if size == 0:
-            return torch.empty(0, dtype=torch.uint8)
+            return torch.empty(0, dtype=torch.uint8, device="cpu")
         return guarded_bytes(size, self.edge)
 
 
@@ -64,6 +68,22 @@ def _protect(address: int, size: int) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.mprotect(ctypes.c_void_p(address), ctypes.c_size_t(size), _PROT_NONE) != 0:
         raise OSError(ctypes.get_errno(), "mprotect failed")
+
+
+def guard_problems(case: Case, run: Implementation) -> list[str]:
+    """Compare guarded runs with a plain one; a fault ends this process."""
+    clean = run(build(case))
+    problems = []
+    for edge in EDGES:
+        outcome, written = run_watched(build(case, memory=GuardedMemory(edge)), run)
+        problems += [f"guard at the {edge}: {p}" for p in written + differences(outcome, clean)]
+    return problems
+
+
+def check(case: Case, options: dict[str, Any]) -> dict[str, Any]:
+    """`guard_problems` as an answer of a child process; see openmla.testing.isolate."""
+    problems = "; ".join(guard_problems(case, named(options["implementation"])))
+    return {"status": "failed" if problems else "right", "kind": "guard", "message": problems}
 
 
 def read_beside(edge: Edge, elements_beyond: int) -> float:

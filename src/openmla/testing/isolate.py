@@ -1,111 +1,191 @@
-"""Run guarded cases in a child process, so that a crash or a hang is a finding, not the end.
+"""Ask about cases in a child process, so that a crash or a hang is a finding, not the end.
 
-The parent sends cases and reads one line per case. When the child dies or falls silent, the case it
-had begun is to blame, and a fresh child goes on with the next.
+The parent sends one JSON line per case and reads one JSON line per case. When the child dies or
+falls silent, the case it had begun is to blame. To be sure, that case is asked again, alone in a
+fresh child; another fresh child goes on with the next.
 
-An implementation is named "module:function" and takes a BuiltCase; the default is the public call.
+    parent -> child    {"check": "module:function", "options": {…}}      once
+    child -> parent    {"ready": true}
+    parent -> child    the fields of a case                              for each case
+    child -> parent    {"status": "right", "kind": "", "message": "", …}
+
+A check is a function that takes a case and the options and returns such an answer: right, refused
+or failed. One that says `fatal` (a CUDA context that no longer works) ends its child.
 """
 
 from __future__ import annotations
 
 import importlib
 import json
+import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import IO, Any
 
 import torch
 
-from openmla.testing.build import build
 from openmla.testing.case import Case
-from openmla.testing.guard import EDGES, GuardedMemory
-from openmla.testing.poison import Implementation, differences, run_watched
 
+Answer = dict[str, Any]
+Check = Callable[[Case, dict[str, Any]], Answer]
 PUBLIC_CALL = "openmla.testing.poison:run_public"
 SECONDS_PER_CASE = 60.0
+SECONDS_TO_START = 300.0
+"""Importing torch and triton takes seconds, on a busy machine many."""
+REMEMBERED = 10
+"""Cases before a crash that are named beside it."""
+
+
+class Death(Exception):
+    """A child ended, or had to be ended, before it answered; `kind` is crash or hang."""
+
+    def __init__(self, kind: str, message: str) -> None:
+        super().__init__(message)
+        self.kind = kind
+
+
+class Child:
+    """A process that answers cases with one check; it starts when it is first asked."""
+
+    def __init__(
+        self, check: str, options: dict[str, Any], seconds: float = SECONDS_PER_CASE
+    ) -> None:
+        self.check, self.options, self.seconds = check, options, seconds
+        self.answered: deque[Case] = deque(maxlen=REMEMBERED)
+        """The last cases that the living child answered."""
+        self._process: subprocess.Popen[str] | None = None
+        self._stderr: IO[str] | None = None
+
+    def ask(self, case: Case) -> Answer:
+        """The answer; raises Death, after which the next case gets a fresh child."""
+        self._start()
+        answer = self._exchange(case.to_json(), self.seconds)
+        if answer.get("fatal"):
+            self.end()
+            raise Death("crash", answer["message"])
+        self.answered.append(case)
+        return answer
+
+    def ask_or_blame(self, case: Case) -> Answer:
+        """The answer; a death is one too, after the case was asked again alone."""
+        try:
+            return self.ask(case)
+        except Death as death:
+            before = [str(other.seed) for other in self.answered]
+            kind, message = death.kind, str(death)
+        alone = Child(self.check, self.options, self.seconds)
+        try:
+            answer = alone.ask(case)
+            if answer["status"] == "failed":
+                return answer
+            seeds = ", ".join(before) or "none"
+            message += f"; not reproduced alone (seeds before it in that process: {seeds})"
+        except Death as again:
+            kind, message = again.kind, str(again)
+        finally:
+            alone.end()
+        return {"status": "failed", "kind": kind, "message": message}
+
+    def end(self) -> None:
+        """Kill the process, if there is one."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            for stream in (self._process.stdin, self._process.stdout, self._stderr):
+                if stream is not None:
+                    stream.close()
+        self._process = self._stderr = None
+
+    def _start(self) -> None:
+        if self._process is not None:
+            return
+        self.answered.clear()
+        # A file, not a pipe: nobody reads it before the child is dead, and a full pipe stops it.
+        self._stderr = tempfile.TemporaryFile("w+")  # noqa: SIM115  closed by end()
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "openmla.testing.isolate"],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._stderr, text=True,
+        )  # fmt: skip
+        self._exchange({"check": self.check, "options": self.options}, SECONDS_TO_START)
+
+    def _exchange(self, question: dict[str, Any], seconds: float) -> Answer:
+        process = self._process
+        assert process is not None and process.stdin is not None and process.stdout is not None
+        hung = threading.Event()
+
+        def give_up() -> None:
+            hung.set()
+            process.kill()
+
+        timer = threading.Timer(seconds, give_up)
+        timer.start()
+        try:
+            process.stdin.write(json.dumps(question) + "\n")
+            process.stdin.flush()
+            line = process.stdout.readline()
+        except BrokenPipeError:
+            line = ""
+        finally:
+            timer.cancel()
+        if line:
+            answer: Answer = json.loads(line)
+            return answer
+        death = Death("hang", f"no answer within {seconds:.0f} s") if hung.is_set() else None
+        death = death or self._crash(process.wait())
+        self.end()
+        raise death
+
+    def _crash(self, code: int) -> Death:
+        assert self._stderr is not None
+        self._stderr.seek(0)
+        last_words = " ".join(self._stderr.read().strip().splitlines()[-1:])
+        if code >= 0:
+            return Death("crash", f"ended with status {code}: {last_words}")
+        name = signal.Signals(-code).name
+        outside = ": memory outside a tensor was touched" * (name in ("SIGSEGV", "SIGBUS"))
+        return Death("crash", f"killed by {name}{outside or f': {last_words}'}")
 
 
 def run_guarded(
     cases: Sequence[Case], implementation: str = PUBLIC_CALL
 ) -> Iterator[tuple[Case, str]]:
-    """Every case with what went wrong, empty if nothing, in order."""
-    position = 0
-    while position < len(cases):
-        for problem in _one_child(cases[position:], implementation):
-            yield cases[position], problem
-            position += 1
-
-
-def _one_child(cases: Sequence[Case], implementation: str) -> Iterator[str]:
-    """Verdicts until the child ends; the last one tells of its death, if it died."""
-    command = [sys.executable, "-m", "openmla.testing.isolate"]
-    child = subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-    assert child.stdin is not None and child.stdout is not None and child.stderr is not None
-    request = {"implementation": implementation, "cases": [case.to_json() for case in cases]}
-    done = 0
-    hung = threading.Event()
-
-    def give_up() -> None:
-        hung.set()
-        child.kill()
-
+    """Every case against guard pages, with what went wrong, empty if nothing, in order."""
+    child = Child("openmla.testing.guard:check", {"implementation": implementation})
     try:
-        child.stdin.write(json.dumps(request))
-        child.stdin.close()
-        for _ in cases:
-            timer = threading.Timer(SECONDS_PER_CASE, give_up)
-            timer.start()
-            line = child.stdout.readline()
-            timer.cancel()
-            if not line:
-                break
-            done += 1
-            yield json.loads(line)["problem"]
-        if done < len(cases):
-            yield _death(child, hung.is_set())
+        for case in cases:
+            yield case, child.ask_or_blame(case)["message"]
     finally:
-        child.kill()
-        child.wait()
+        child.end()
 
 
-def _death(child: subprocess.Popen[str], hung: bool) -> str:
-    if hung:
-        return f"no answer within {SECONDS_PER_CASE:.0f} s"
-    assert child.stderr is not None
-    last_words = child.stderr.read().strip().splitlines()[-1:]
-    code = child.wait()
-    if code < 0:
-        return f"killed by {signal.Signals(-code).name}: memory outside a tensor was touched"
-    return f"ended with status {code}: {' '.join(last_words)}"
+def named(function: str) -> Any:
+    """The function called "module:function"."""
+    module, _, name = function.partition(":")
+    return getattr(importlib.import_module(module), name)
 
 
-def guard_problems(case: Case, run: Implementation) -> list[str]:
-    """Compare guarded runs with a plain one; a fault ends this process."""
-    clean = run(build(case))
-    problems = []
-    for edge in EDGES:
-        outcome, written = run_watched(build(case, memory=GuardedMemory(edge)), run)
-        problems += [f"guard at the {edge}: {p}" for p in written + differences(outcome, clean)]
-    return problems
-
-
-def _child(request: dict[str, Any]) -> None:
-    """Answer each case with one line of JSON."""
+def _child() -> None:
+    """Answer each case with one line of JSON until there are no more."""
+    # Whatever prints (a compiler, an autotuner) must not print between the answers.
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
     torch.set_num_threads(1)  # the cases are tiny
-    module, _, name = request["implementation"].partition(":")
-    run: Implementation = getattr(importlib.import_module(module), name)
-    for fields in request["cases"]:
+    request = json.loads(sys.stdin.readline())
+    check: Check = named(request["check"])
+    print(json.dumps({"ready": True}), file=answers, flush=True)
+    for line in sys.stdin:
         try:
-            problem = "; ".join(guard_problems(Case.from_json(fields), run))
+            answer = check(Case.from_json(json.loads(line)), request["options"])
         except Exception as error:
-            problem = f"{type(error).__name__}: {error}"
-        print(json.dumps({"problem": problem}), flush=True)
+            message = f"{type(error).__name__}: {error}"
+            answer = {"status": "failed", "kind": "error", "message": message}
+        print(json.dumps(answer), file=answers, flush=True)
 
 
 if __name__ == "__main__":
-    _child(json.load(sys.stdin))
+    _child()

@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ import openmla
 from openmla.problem import CACHE_FORMATS
 from openmla.testing.cases import HEADS, Case, build, named_cases, random_case, shrink
 from openmla.testing.compare import judge
-from openmla.testing.draw import has_listed_widths
+from openmla.testing.draw import COST_LIMIT, has_listed_widths, varied
 from openmla.testing.memory import Memory
 
 DRAWN = [random_case(seed) for seed in range(2000)]
@@ -184,3 +184,19 @@ def test_shrinking_only_builds_what_can_be_built():
         return True
 
     assert shrink(case, fails).heads == 1
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_variants_share_what_a_kernel_is_compiled_for(seed: int) -> None:
+    case = random_case(seed)
+    varying = {"q_lens", "k_lens", "topk", "seed", "spare", "values", "sink", "topk_lengths",
+               "index_kind", "heads"}  # fmt: skip
+    for number in range(1, 4):
+        other = varied(case, number)
+        fixed = {f.name for f in fields(Case)} - varying
+        assert {name: getattr(other, name) for name in fixed} == {
+            name: getattr(case, name) for name in fixed
+        }
+        assert (other.sink == "none") == (case.sink == "none")
+        assert (other.topk_lengths == "none") == (case.topk_lengths == "none")
+        assert other.seed != case.seed and other.cost <= COST_LIMIT

@@ -32,6 +32,9 @@ def check_command(
         int, typer.Option(min=0, help="Child processes; 0: none on the CPU, one on a GPU.")
     ] = 0,
     max_failures: Annotated[int, typer.Option(min=1, help="Stop after this many failures.")] = 20,
+    variants: Annotated[
+        int, typer.Option(min=1, help="Cases per compiled kernel: other lengths and numbers.")
+    ] = 1,
     save_dir: Annotated[
         Path, typer.Option(help="Failing cases are saved here, shrunk, as JSON.")
     ] = Path("openmla-failures"),
@@ -59,7 +62,7 @@ def check_command(
     else:
         run = partial(
             run_fuzz, cases, seed, backend, device, save_dir=save_dir, jobs=jobs,
-            max_failures=max_failures,
+            max_failures=max_failures, variants=variants,
         )  # fmt: skip
         console.print(
             f"{cases} random cases, seeds {seed} to {seed + cases - 1}, backend {backend}, "

@@ -39,11 +39,12 @@ MODEL_WIDTHS = (32, 64, 128, 192, 256, 448, 512)
 KEY_EDGES = tuple(n + d for n in (16, 64, 128, 256, 512, 512, 1024, 1024) for d in (-1, 0, 1))
 """The CPU kernels cut keys at 512, so that an online softmax of two blocks starts at 513."""
 QUERY_EDGES = tuple(n + d for n in (16, 32, 64, 128, 256) for d in (-1, 0, 1))
-PAGE_SIZES = (1, 2, 3, 7, 16, 32, 48, 64)
+PAGE_SIZES = (1, 2, 3, 7, 16, 32, 48, 64, 64, 128, 1024)
 SMALL_LENGTHS = (0, 1, 1, 2, 3, 4, 5, 7, 8, 13)
 TILE_LENGTHS = (1, 1, 2, 3, 5, 7, 15, 16, 17, 33, 64, 65, 128, 129, 257, 513)
 """What of them fits is drawn beside random widths; many are one more than a tile has."""
 TOPKS = (0, 1, 2, 5, 16, 31, 63, 64, 65, 100, 127, 128, 129)
+VARIANT_STEP = 1_000_003
 COST_LIMIT = 1_500_000
 """Multiply-adds of a case: about 10 ms of float64 reference on one core."""
 PROFILES = {"widths": 45, "ragged": 26, "long_k": 12, "long_q": 6, "model": 11}
@@ -72,6 +73,34 @@ def random_case(seed: int) -> Case:
     if fields["values"] == "exact":
         fields["scale"] = 0.25  # products of small integers and this are exact
     return fit(Case(**fields), COST_LIMIT)
+
+
+def varied(case: Case, number: int) -> Case:
+    """Variant `number` of a case: other lengths and numbers for the same compiled kernels.
+
+    On a GPU most of the time goes into compiling, which variants share. Variant 0 is the case.
+
+    >>> case = random_case(4)
+    >>> again = varied(case, 1)
+    >>> (again.d_nope, again.d_v, again.kv) == (case.d_nope, case.d_v, case.kv), again == case
+    (True, False)
+    """
+    if number == 0:
+        return case
+    rng = random.Random(f"{case.seed} {number}")
+    shape = {name: getattr(case, name) for name in ("form", "heads", "d_nope", "d_rope", "d_v")}
+    fields = _lengths_within(rng, shape)
+    fields |= {"seed": case.seed + number * VARIANT_STEP, "spare": rng.choice((0, 0, 1, 3))}
+    if case.values != "exact":  # which needs a scale of its own
+        fields["values"] = rng.choice(("normal", "peaky", "rising", "tiny", "large", "equal"))
+    if case.sink != "none":
+        fields["sink"] = rng.choice(("normal", "low", "high", "mixed"))
+    if case.topk_lengths != "none":
+        fields["topk_lengths"] = rng.choice(("full", "ragged", "wild"))
+    if case.form == "sparse":
+        kinds = ("distinct", "duplicates", "mixed") if sum(fields["k_lens"]) else ("invalid",)
+        fields["index_kind"] = rng.choice(kinds)
+    return fit(replace(case, **fields), COST_LIMIT)
 
 
 def fit(case: Case, limit: int) -> Case:

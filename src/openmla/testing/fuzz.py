@@ -1,7 +1,8 @@
 """Random cases through everything: accuracy, and for every tenth, poisons and guarded memory.
 
-Case i of a run is `random_case(seed + i)`, so any failure can be named by one number. Failures are
-shrunk and saved as JSON, which `replay` runs again with every check.
+Case i of a run is `random_case(seed + i)`, so any failure can be named by one number. With
+`variants` V it is variant i % V of case seed + i // V. Failures are shrunk and saved as JSON, which
+`replay` runs again with every check.
 
     report = run_fuzz(cases=500, seed=0, save_dir="failures")
     report.ok, report.summary()
@@ -29,7 +30,7 @@ import torch
 
 from openmla.testing.case import Case
 from openmla.testing.checker import DEEP_EVERY, Checker, Result
-from openmla.testing.draw import has_listed_widths, random_case
+from openmla.testing.draw import has_listed_widths, random_case, varied
 from openmla.testing.isolate import SECONDS_PER_CASE, Child, Death, run_guarded
 from openmla.testing.shrink import shrink
 
@@ -164,6 +165,7 @@ def run_fuzz(
     save_dir: str | Path | None = None,
     jobs: int = 0,
     max_failures: int = MAX_FAILURES,
+    variants: int = 1,
     implementation: str = "",
     seconds_per_case: float | None = None,
 ) -> FuzzReport:
@@ -174,11 +176,10 @@ def run_fuzz(
     jobs = jobs or (0 if on_cpu else 1)
     checker = Checker(backend, device, implementation, guard_pages=jobs > 0)
     seconds = seconds_per_case or (SECONDS_PER_CASE if on_cpu else SECONDS_ON_GPU)
-    drawn = (random_case(seed + number) for number in range(cases))
+    drawn = (varied(random_case(seed + i // variants), i % variants) for i in range(cases))
     # In this process a fault would be the end: guard pages come afterwards, in a child.
     guard_later = jobs == 0 and backend in ("auto", "cpu") and not implementation
-    deep = [n for n in range(seed, seed + cases) if n % DEEP_EVERY == 0]
-    total = cases + (len(deep) if guard_later else 0)
+    total = cases + (-(-cases // DEEP_EVERY) if guard_later else 0)
     tell = progress or (lambda done, total, note: None)
     passed = []
     with one_thread():

@@ -31,8 +31,8 @@ demo: $(VENV)/.installed
 	$(VENV)/bin/openmla demo
 
 lint: $(VENV)/.installed
-	$(VENV)/bin/ruff check src tests
-	$(VENV)/bin/ruff format --check src tests
+	$(VENV)/bin/ruff check src tests benchmarks
+	$(VENV)/bin/ruff format --check src tests benchmarks
 	$(VENV)/bin/mypy
 
 # Compile every kernel config with the second Triton; an unchanged kernel comes from the cache.

@@ -34,10 +34,10 @@ FORMATS: dict[str, Case] = {
 }
 BATCHES: tuple[dict[str, Any], ...] = (
     {},
-    {"heads": 128, "topk": 1001, "values": "peaky", "q_lens": (16,)},
+    {"heads": 128, "topk": 1001, "values": "peaky", "q_lens": (8,)},
     {"heads": 1, "topk": 1, "index_kind": "distinct"},
     {"heads": 96, "topk": 64, "index_kind": "invalid"},
-    {"heads": 65, "topk": 700, "seed": 1},
+    {"heads": 65, "topk": 700, "q_lens": (20,), "seed": 1},
 )
 
 

@@ -8,6 +8,7 @@ long way, which also has all the error messages.
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Any, Protocol
 
 import torch
@@ -16,8 +17,16 @@ from torch import Tensor
 from openmla.cache import LatentCache
 from openmla.operands import DenseOperands, Results, SparseOperands
 from openmla.plan import Plan
+from openmla.problem import Problem
 
 MOST_KNOWN = 1024
+# Fields of a Problem that the keys below hold, or that a kept launch looks at by itself. A call
+# with anything else in its Problem is never kept.
+KEYED = frozenset({
+    "form", "heads", "d_nope", "d_rope", "d_v", "q_dtype", "kv_dtype", "v_dtype", "rope",
+    "rope_dtype", "page_size", "causal", "topk", "has_topk_lengths", "has_sink", "has_q_scale",
+    "has_k_scale", "wants_lse", "wants_max_logits", "batch", "total_q", "total_k", "aligned_16",
+})  # fmt: skip
 Key = tuple[Any, ...] | None
 Repeated = DenseOperands | SparseOperands
 
@@ -128,7 +137,7 @@ def _replay(plan: Plan, op: Repeated, results: Results) -> Replay:
 
 def _repeatable(plan: Plan, op: Repeated, results: Results) -> bool:
     """Whether a launch can be kept at all. What is not contiguous would be copied."""
-    if plan.backend != "hopper":
+    if plan.backend != "hopper" or not keyed(plan.problem):
         return False
     if isinstance(op, DenseOperands):
         keys, vectors = op.k_nope.shape[0], [op.cu_seqlens_q, op.cu_seqlens_k, op.weights.sink]
@@ -142,6 +151,11 @@ def _repeatable(plan: Plan, op: Repeated, results: Results) -> bool:
         and not torch.cuda.is_current_stream_capturing()
         and all(x is None or x.is_contiguous() for x in vectors)
     )  # fmt: skip
+
+
+def keyed(problem: Problem) -> bool:
+    """Whether all that sets a problem apart is in the keys."""
+    return all(f.name in KEYED or getattr(problem, f.name) == f.default for f in fields(problem))
 
 
 def plain(needed: tuple[object, ...], *optional: object) -> bool:

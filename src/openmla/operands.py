@@ -170,6 +170,7 @@ class SparseOperands:
             causal=False,
             topk=self.indices.shape[1],
             has_topk_lengths=self.topk_lengths is not None,
+            wants_max_logits=results.max_logits is not None,
             total_k=self.rows,
         )
 

@@ -60,6 +60,7 @@ class Problem:
     has_q_scale: bool = False
     has_k_scale: bool = False
     wants_lse: bool = False
+    wants_max_logits: bool = False
     batch: int = 1
     total_q: int = 0
     total_k: int = 0
@@ -90,6 +91,20 @@ class Problem:
                 raise InvalidArgument(name, "a count of 0 or more", getattr(self, name))
         if self.form != "dense" and self.d_v > self.d_nope:
             raise InvalidArgument("d_v", f"at most the latent width {self.d_nope}", self.d_v)
+        self._settle()
+
+    def _settle(self) -> None:
+        """Give fields that say nothing new the one value they can have, so that equals are equal.
+
+        V and rope of the latent and sparse forms are columns of the row that K is.
+        """
+        if self.form != "dense":
+            object.__setattr__(self, "rope", "shared")
+            object.__setattr__(self, "v_dtype", self.kv_dtype)
+            object.__setattr__(self, "rope_dtype", self.kv_dtype)
+        if not self.d_rope:
+            object.__setattr__(self, "rope", "none")
+            object.__setattr__(self, "rope_dtype", self.kv_dtype)
 
     @property
     def d_qk(self) -> int:

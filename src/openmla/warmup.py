@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from openmla.cache import LatentCache
-from openmla.dispatch import device_target, plan_here
+from openmla.dispatch import device_target, plan_for
 from openmla.errors import InvalidArgument, Unsupported
 from openmla.kernels.launch import calls
 from openmla.operands import (
@@ -74,7 +74,7 @@ def compile_model(
         )
     target = device_target(device)
     for problem in problems_of(model, tp, dtypes):
-        chosen = plan_here(problem, target)
+        chosen = plan_for(problem, target)
         started = time.perf_counter()
         for call in calls(chosen, *operands_of(problem, device)):
             before = time.perf_counter()

@@ -10,11 +10,11 @@ import typer
 
 from openmla import warmup
 from openmla.cli.warmup import warmup_command
+from openmla.dispatch import plan_for
 from openmla.errors import InvalidArgument, Unsupported
 from openmla.kernels.launch import calls
 from openmla.plan import plan
 from openmla.plan.models import MODELS
-from openmla.plan.support import runnable_plan
 from openmla.plan.target import target_by_name
 
 
@@ -38,7 +38,7 @@ def test_what_is_compiled_is_what_runs():
     target, compiled = target_by_name("h200"), set()
     for problem in warmup.problems_of("deepseek-v3", tp=8):
         if problem.form == "dense":
-            chosen = runnable_plan(problem, target)
+            chosen = plan_for(problem, target)
             for call in calls(chosen, *warmup.operands_of(problem, torch.device("cpu"))):
                 split = bool(call.arguments["SPLIT"])
                 compiled.add((chosen.backend, call.kernel.__name__, call.arguments["NC"], split))

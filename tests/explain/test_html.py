@@ -15,8 +15,8 @@ from openmla.explain.html import explain_html
 from openmla.explain.memory_picture import smem_picture, tmem_picture
 from openmla.explain.pipeline_picture import pipeline_picture
 from openmla.explain.schedule import schedule
-from openmla.plan import Plan, plan, support
-from openmla.plan.budget import memory_map, tmem_columns
+from openmla.plan import Plan, plan
+from openmla.plan.families import family_named
 from openmla.plan.models import problem_for_model
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -118,15 +118,17 @@ def test_sections_follow_the_kernel() -> None:
 def test_page_tells_planned_from_running(monkeypatch: pytest.MonkeyPatch) -> None:
     running = explain_html(page_plan("deepseek-v3", "b200", "bf16"))
     assert '<span class="badge today">runs today</span>' in running
-    monkeypatch.setattr(support, "IMPLEMENTED", frozenset())
+    for kernel in family_named("blackwell").kernels:
+        monkeypatch.setitem(kernel.__dict__, "launcher", "")
     planned = explain_html(page_plan("deepseek-v3", "b200", "bf16"))
     assert "planned: its kernel is not implemented yet" in planned
 
 
 @pytest.mark.parametrize("case", CASES[:-1], ids="-".join)
 def test_memory_is_drawn_to_scale(case: tuple[str, str, str]) -> None:
-    smem = memory_map(page_plan(*case))
-    assert smem is not None
+    block = page_plan(*case).block
+    assert block is not None
+    smem = block.memory
     root = ElementTree.fromstring(smem_picture(smem))
     boxes = [box for box in root.iter(f"{SVG}rect") if "edge" in str(box.get("class"))]
     empty = next(box for box in root.iter(f"{SVG}rect") if box.get("class") == "empty")
@@ -139,7 +141,9 @@ def test_memory_is_drawn_to_scale(case: tuple[str, str, str]) -> None:
 
 
 def test_tensor_memory_names_every_range() -> None:
-    columns = tmem_columns(page_plan("deepseek-v3", "b200", "bf16"))
+    block = page_plan("deepseek-v3", "b200", "bf16").block
+    assert block is not None
+    columns = block.tensor_memory
     picture = tmem_picture(columns, 512)
     assert "512 of 512 columns, 0 free" in picture
     assert all(f"{c.name}: {c.count} from {c.first}" in picture for c in columns)

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from openmla.explain.schedule import BLOCKS, Step, busy_share, pipeline_of, schedule
+from openmla.explain.schedule import BLOCKS, Step, busy_share, schedule
 from openmla.plan import Plan, plan
 from openmla.plan.support import FEATURES, TABLE_TARGETS, support_of
 
@@ -25,8 +25,8 @@ def find(steps: list[Step], kind: str, block: int) -> list[Step]:
 
 @pytest.mark.parametrize("chosen", PLANS, ids=lambda p: f"{p.target}-{p.problem}")
 def test_rules(chosen: Plan) -> None:
-    steps, pipeline = schedule(chosen), pipeline_of(chosen)
-    assert pipeline is not None
+    assert chosen.block is not None
+    steps, pipeline = schedule(chosen), chosen.block.pipeline
     per_block = pipeline.groups if pipeline.shares_keys else 1
     for block in range(BLOCKS):
         loaded = max(step.end for step in find(steps, "load K", block))

@@ -7,9 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from openmla.plan import blackwell_dense, plan, target_by_name
+from openmla.plan import NEWEST_TRITON, blackwell_dense, cached_plan, plan, target_by_name
 from openmla.plan.models import MODELS, problem_for_model
-from openmla.plan.support import runnable_plan
 from openmla.problem import Problem
 
 V3 = Problem(form="dense", heads=16, d_nope=128, d_rope=64, d_v=128, total_q=4096, total_k=4096)
@@ -22,17 +21,17 @@ def cached(problem: Problem, rope_dtype: str, page_size: int = 64) -> Problem:
 
 
 REFUSED = {
-    "V of 192 columns": replace(V3, d_nope=192, d_v=192),
+    "d_v 192: 64, 128 or 256 are served": replace(V3, d_nope=192, d_v=192),
     "multiple of 8 rows": cached(V3, "bf16", 4),
-    "rope from an FP8 cache beside e4m3": cached(FP8, "fp8_block64"),
-    "rope from an FP8 cache beside fp16": cached(
+    "rope_dtype fp8_block64": cached(FP8, "fp8_block64"),
+    "rope_dtype fp8_token": cached(
         replace(V3, q_dtype="fp16", kv_dtype="fp16", v_dtype="fp16"), "fp8_token"
     ),
-    "rope stored as bfloat16 and multiplied as float16": cached(
+    "q_dtype fp16, kv_dtype fp16, v_dtype fp16, rope_dtype bf16": cached(
         replace(V3, q_dtype="fp16", kv_dtype="fp16", v_dtype="fp16"), "bf16"
     ),
-    "rope stored as float16 and multiplied as bfloat16": replace(V3, rope_dtype="fp16"),
-    "rope of 32 columns": replace(V3, d_nope=64, d_rope=32, d_v=64),
+    "rope_dtype fp16": replace(V3, rope_dtype="fp16"),
+    "d_rope 32: 64 is served": replace(V3, d_nope=64, d_rope=32, d_v=64),
 }
 
 
@@ -42,7 +41,7 @@ def test_examples() -> None:
 
 @pytest.mark.parametrize("reason", REFUSED)
 def test_the_portable_kernel_takes_over_and_says_why(reason: str) -> None:
-    instead = runnable_plan(REFUSED[reason], B200)
+    instead = cached_plan(REFUSED[reason], B200, "auto", NEWEST_TRITON)
     assert instead.backend == "portable"
     assert any(reason in line for line in instead.passed_over)
 

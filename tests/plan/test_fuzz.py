@@ -11,6 +11,7 @@ from openmla.errors import InvalidArgument
 from openmla.plan import fuzz
 from openmla.plan.config import Plan
 from openmla.plan.fuzz import check_one, main, random_problem, run
+from openmla.plan.target import Target
 
 
 def test_twenty_thousand_problems() -> None:
@@ -41,11 +42,11 @@ def test_a_plan_over_budget_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_wavering_planner_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[object] = []
 
-    def wavering(problem: object, target: str, backend: str) -> Plan:
+    def wavering(problem: object, target: Target, backend: str, triton: object) -> Plan:
         asked.append(problem)
-        return Plan(random_problem(random.Random(0)), target, "cpu", len(asked))
+        return Plan(random_problem(random.Random(0)), target.name, "cpu", len(asked))
 
-    monkeypatch.setattr(fuzz, "make_plan", wavering)
+    monkeypatch.setattr(fuzz, "choose_plan", wavering)
     assert (
         check_one(random_problem(random.Random(0)), "cpu", "cpu")[1]
         == "two answers to one question"
@@ -53,10 +54,10 @@ def test_a_wavering_planner_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_another_exception_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refusing(problem: object, target: str, backend: str) -> Plan:
+    def refusing(problem: object, target: Target, backend: str, triton: object) -> Plan:
         raise InvalidArgument("heads", "fewer", 7)
 
-    monkeypatch.setattr(fuzz, "make_plan", refusing)
+    monkeypatch.setattr(fuzz, "choose_plan", refusing)
     assert run(3, seed=0).answers == {"finding": 3}
 
 

@@ -138,7 +138,7 @@ def test_three_query_tiles_fit_too() -> None:
     [
         ({"BN": 256}, "1 K/V stages < 2"),
         ({"BN": 96}, "BN 96 is not a power of two"),
-        ({"d_v": 512}, "d_v 512 is not a power of two from 8 to 256"),
+        ({"d_v": 512}, "d_v 512 is not a power of two from 16 to 256"),
         ({"d_nope": 136}, "d_nope 136 % 16 = 8"),
         ({"d_rope": 48}, "d_rope 48 is not a power of two"),
         ({"num_kv_stages": 3}, "bytes of shared memory, 70992 more than 232448"),

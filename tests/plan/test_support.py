@@ -9,29 +9,33 @@ from pathlib import Path
 import pytest
 
 from openmla.errors import Unsupported
-from openmla.plan import plan, support, target_by_name
+from openmla.plan import NEWEST_TRITON, Plan, cached_plan, plan, support, target_by_name
+from openmla.plan.families import family_named
 from openmla.plan.support import (
     BEGIN,
     END,
     FEATURES,
-    IMPLEMENTED,
     TABLE_TARGETS,
     readme_has_table,
-    runnable_plan,
     support_of,
     support_table,
     support_table_markdown,
 )
-from openmla.problem import FORMS
+from openmla.problem import FORMS, Problem
 
 
 def test_examples() -> None:
     assert doctest.testmod(support).failed == 0
 
 
-def test_cpu_reference_and_portable_run_every_form() -> None:
-    families = ("cpu", "reference", "portable")
-    assert {(family, form) for family in families for form in FORMS} <= IMPLEMENTED
+def runnable(problem: Problem, target: str, backend: str = "auto") -> Plan:
+    return cached_plan(problem, target_by_name(target), backend, NEWEST_TRITON)
+
+
+@pytest.mark.parametrize("family", ["cpu", "reference", "portable"])
+def test_cpu_reference_and_portable_have_a_kernel_for_every_form(family: str) -> None:
+    for form in FORMS:
+        assert all(kernel.launcher for kernel in family_named(family).of_form(form))
 
 
 @pytest.mark.parametrize("feature", FEATURES)
@@ -43,7 +47,7 @@ def test_cells_are_what_the_planner_says(feature: str) -> None:
             assert (cell.family, cell.reason) == ("", error.reason) and str(cell) == "–"
         else:
             assert cell.family == chosen.backend
-            assert (cell.runs, chosen.problem.form) in IMPLEMENTED or not cell.runs
+            assert not cell.runs or runnable(FEATURES[feature], target).backend == cell.runs
             assert ("planned" in str(cell)) == (not chosen.runs_today)
 
 
@@ -58,7 +62,7 @@ def test_a_gap_has_a_dash_and_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(FEATURES, feature, replace(problem, q_dtype="fp32"))
     text = support_table_markdown()
     assert f"| {feature} | **cpu** | – |" in text
-    assert f"fp32 operands: the GPU kernels multiply bf16, fp16 and e4m3: {feature} on" in text
+    assert f"portable: q_dtype fp32: bf16, fp16 or e4m3 are served: {feature} on" in text
 
 
 def test_a_readme_is_checked_word_by_word() -> None:
@@ -76,27 +80,32 @@ def test_the_readme_has_the_table_of_today() -> None:
 def test_a_cell_names_what_runs_until_the_planned_kernel_exists(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    runnable_plan.cache_clear()
-    monkeypatch.setattr(support, "IMPLEMENTED", frozenset({("portable", "dense")}))
     dense = next(iter(FEATURES.values()))
+    for kernel in family_named("hopper").kernels:
+        monkeypatch.setitem(kernel.__dict__, "launcher", "")
+    cached_plan.cache_clear()
     assert str(support_of(dense, "h200")) == "**portable**, hopper planned"
     assert str(support_of(dense, "a100")) == "**portable**"
-    assert str(support_of(replace(dense, form="latent"), "h200")) == "hopper planned"
-    runnable_plan.cache_clear()
+    for kernel in family_named("portable").kernels:
+        monkeypatch.setitem(kernel.__dict__, "launcher", "")
+    cached_plan.cache_clear()
+    assert str(support_of(dense, "h200")) == "hopper planned"
+    monkeypatch.undo()
+    cached_plan.cache_clear()
 
 
 def test_a_plan_without_its_kernel_names_itself_in_the_plan_that_runs() -> None:
     fp8 = FEATURES["sparse 512+64, fp8 throughout"]
     assert plan(fp8, "b200").backend == "blackwell" and not plan(fp8, "b200").runs_today
-    instead = runnable_plan(fp8, target_by_name("b200"))
+    instead = runnable(fp8, "b200")
     assert instead.backend == "portable" and instead.runs_today
     assert instead.passed_over == ("blackwell: planned, its kernel is not implemented yet",)
 
 
 def test_heads_without_a_plan_say_why() -> None:
     twenty = replace(FEATURES["sparse 512+64, 16 heads, bf16"], heads=20)
-    instead = runnable_plan(twenty, target_by_name("b200"))
-    assert instead.backend == "portable" and "multiple of 8" in instead.passed_over[0]
+    instead = runnable(twenty, "b200")
+    assert instead.backend == "portable" and "heads 20: 8, 16, 24" in instead.passed_over[0]
 
 
 @pytest.mark.parametrize(
@@ -111,16 +120,15 @@ def test_some_kernels_run_only_when_they_are_named(
     feature: str, tokens: int, batch: int, why: str
 ) -> None:
     problem = replace(FEATURES[feature], total_q=tokens, batch=batch)
-    h200 = target_by_name("h200")
-    instead = runnable_plan(problem, h200)
+    instead = runnable(problem, "h200")
     assert instead.backend == "portable" and instead.passed_over[-1].endswith(why)
-    assert runnable_plan(problem, h200, "hopper").backend == "hopper"
+    assert runnable(problem, "h200", "hopper").backend == "hopper"
 
 
 @pytest.mark.parametrize("pages", ["bf16", "fp8"])
 def test_a_chunk_that_fills_the_gpu_runs_on_the_latent_hopper_kernel(pages: str) -> None:
     problem = replace(FEATURES[f"latent 512+64, {pages} pages"], total_q=66, batch=1)
-    assert runnable_plan(problem, target_by_name("h200")).backend == "hopper"
+    assert runnable(problem, "h200").backend == "hopper"
 
 
 @pytest.mark.parametrize(
@@ -130,5 +138,5 @@ def test_fp8_rows_are_read_the_way_that_measured_faster(queries: int, mode: str)
     """128 heads, lists of 2048 into a pool of a million rows: see plan/hopper_cache.py."""
     problem = FEATURES["sparse 512+64, fp8_656 cache"]
     problem = replace(problem, total_q=queries, total_k=1_000_000)
-    chosen = runnable_plan(problem, target_by_name("h200"))
+    chosen = runnable(problem, "h200")
     assert chosen.backend == "hopper" and chosen.config.cache_read.mode == mode

@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from openmla.dispatch import device_target, plan_here
+from openmla.dispatch import device_target, plan_for
 from openmla.errors import OpenMLAError
 from openmla.plan.support import support_table_markdown
 from openmla.problem import Problem
@@ -82,7 +82,7 @@ def _label(device: torch.device) -> str:
 
 def _what_runs(problem: Problem, device: torch.device) -> str:
     try:
-        chosen = plan_here(problem, device_target(device))
+        chosen = plan_for(problem, device_target(device))
     except OpenMLAError as reason:
         return f"nothing: {reason}"
     reasons = "".join(f"\n  not {reason}" for reason in chosen.passed_over)

@@ -15,7 +15,7 @@ from openmla.explain.style import CSS
 from openmla.explain.text import SIDE_BY_SIDE, tile_words, work_lines
 from openmla.layout.bank_picture import v227_picture
 from openmla.plan import plan
-from openmla.plan.budget import memory_map, tmem_columns, uses
+from openmla.plan.budget import uses
 from openmla.plan.config import Plan
 from openmla.plan.target import TARGETS, target_by_name
 from openmla.problem import Problem
@@ -73,7 +73,7 @@ def _figure(svg: str) -> str:
 
 
 def _memory(chosen: Plan) -> str:
-    smem = memory_map(chosen)
+    smem = chosen.block.memory if chosen.block else None
     if smem is None:
         return ""
     amd = target_by_name(chosen.target).vendor == "amd"
@@ -84,7 +84,7 @@ def _memory(chosen: Plan) -> str:
 
 
 def _tensor_memory(chosen: Plan) -> str:
-    columns = tmem_columns(chosen)
+    columns = chosen.block.tensor_memory if chosen.block else ()
     if not columns:
         return ""
     limit = target_by_name(chosen.target).tmem_cols
@@ -151,7 +151,7 @@ def _target_row(problem: Problem, name: str, here: bool) -> str:
 
 def _meter(other: Plan) -> str:
     """A bar on one scale for all targets, so that the room they offer can be compared."""
-    smem = memory_map(other)
+    smem = other.block.memory if other.block else None
     if smem is None:
         return "–"
     most = max(target.smem_per_block for target in TARGETS.values())

@@ -38,8 +38,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from openmla.plan.blackwell import MLAConfig
-from openmla.plan.blackwell_sparse import MLAPrefillSparse
 from openmla.plan.config import Plan
 from openmla.plan.target import target_by_name
 from openmla.problem import Problem
@@ -94,9 +92,7 @@ class Prediction:
 def predict(chosen: Plan) -> Prediction | None:
     """The prediction for a Blackwell plan; None for others, and where nothing can be simulated."""
     config = chosen.config
-    if target_by_name(chosen.target).arch != "sm_100" or not chosen.runs_today:
-        return None
-    if not isinstance(config, MLAConfig | MLAPrefillSparse):
+    if chosen.backend != "blackwell" or not chosen.runs_today:
         return None
     try:
         runs = [_timed(chosen, blocks) for blocks in BLOCKS]
@@ -201,7 +197,7 @@ def _one_piece(chosen: Plan, blocks: int) -> tuple[Plan, Any, Any]:
         indices = torch.arange(keys, dtype=torch.int32)[None]
         sparse = SparseOperands(q, rows, indices, None, problem.d_v, Weights(1.0))
         out = zeros(1, heads, problem.d_v, dtype=problem.out_dtype)
-        shape = replace(config, num_q_heads=heads, indices_stride=keys)
+        shape = replace(_as_it_runs(config), num_q_heads=heads, indices_stride=keys)
         return replace(chosen, problem=small, config=shape), sparse, Results(out)
     rows_q, keys = config.BM, blocks * config.BN
     rope_dtype = problem.rope_dtype if problem.rope_dtype in dtypes else "bf16"

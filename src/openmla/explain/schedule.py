@@ -10,18 +10,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any
 
-from openmla.plan.blackwell_fa4 import FA4Config
-from openmla.plan.blackwell_mla import MLAConfig
-from openmla.plan.blackwell_sparse_shape import SparseShape
-from openmla.plan.cdna4_16bit import V_RING_DEPTH, MlaPrefill16
-from openmla.plan.cdna4_prefill import K_RING_DEPTH, MlaPrefillV2
-from openmla.plan.cdna4_sparse import MlaSparse16
 from openmla.plan.config import Plan
-from openmla.plan.hopper_dense import HopperDenseConfig
-from openmla.plan.hopper_sparse import HopperSparseConfig
-from openmla.plan.portable import PortableConfig
+from openmla.plan.family import Pipeline
 from openmla.plan.target import target_by_name
 
 # Multiply-adds count as two. bf16 flops per clock and SM: datasheet peak / SMs / boost clock.
@@ -41,26 +32,6 @@ BLOCKS = 6  # key blocks that are modeled
 
 
 @dataclass(frozen=True, slots=True)
-class Pipeline:
-    """What the model needs of a config."""
-
-    groups: int
-    """Softmax groups."""
-    rows: int
-    """Query rows of one group."""
-    keys: int
-    """Keys of one block."""
-    d_qk: int
-    d_v: int
-    element: int
-    k_slots: int
-    v_slots: int
-    """0 when V is part of the row that K is; -1 when K and V take turns in k_slots slots."""
-    shares_keys: bool = True
-    """Whether all groups work on every block, or take turns."""
-
-
-@dataclass(frozen=True, slots=True)
 class Step:
     """One worker's doing, in clocks of the model. `kind`: load, qk, softmax, pv."""
 
@@ -69,48 +40,6 @@ class Step:
     block: int
     start: int
     end: int
-
-
-def pipeline_of(plan: Plan) -> Pipeline | None:
-    """The pipeline of a plan; None where there is none to show (CPU, reference)."""
-    config = plan.config
-    if isinstance(config, MLAConfig):
-        config = config.fa4_config
-    if isinstance(config, HopperDenseConfig):
-        ring = config.num_kv_stages
-        return Pipeline(config.num_qo, 64, config.BN, config.d_qk, config.d_v, 2, ring, ring)
-    if isinstance(config, HopperSparseConfig):
-        slots = 2 * config.num_kv_stages
-        return Pipeline(2, 64, 64, config.width, config.latent, 2, slots, 0, shares_keys=False)
-    if isinstance(config, PortableConfig):
-        widths = config.qk_cols, config.out_cols, config.element
-        v_slots = config.buffers if config.v_cols else 0
-        return Pipeline(1, config.BM, config.BN, *widths, config.buffers, v_slots)
-    return _other_pipeline(config)
-
-
-def _other_pipeline(config: Any) -> Pipeline | None:
-    if isinstance(config, FA4Config):
-        widths = config.qk_depth, config.ov_depth, config.qkv_dtype_size
-        ring = config.num_kv_stages
-        v_slots = -1 if config.use_fused_kv else ring
-        groups = 1 if config.single_o else 2
-        rows = config.BM // config.num_qo
-        return Pipeline(groups, rows, config.BN, *widths, ring, v_slots, config.num_qo == 2)
-    if isinstance(config, MlaPrefillV2 | MlaPrefill16):
-        deep = V_RING_DEPTH
-        if isinstance(config, MlaPrefillV2):
-            deep = config.v_ring_bytes // config.v_slot_bytes
-        widths = config.D_QK, config.DEPTH, config.config.element_bytes
-        return Pipeline(2, config.BM // 2, config.KV_BLOCK, *widths, K_RING_DEPTH, deep)
-    if isinstance(config, MlaSparse16):
-        widths = config.latent + config.rope, config.latent, 2
-        return Pipeline(1, config.BM, config.B_TOPK, *widths, config.num_kv_stages, 0)
-    if isinstance(config, SparseShape):
-        rows, keys = config.PADDED_HEADS_PER_CTA, config.B_TOPK
-        widths = config.qk_depth, config.v_depth, config.qkv_dtype_size
-        return Pipeline(1, rows, keys, *widths, config.num_mbars, 0)
-    return None
 
 
 @dataclass
@@ -137,7 +66,7 @@ class _Clockwork:
 
 def schedule(plan: Plan) -> list[Step]:
     """The first key blocks of one tile, by worker: "load", "matrix", "softmax 0", ..."""
-    pipeline = pipeline_of(plan)
+    pipeline = plan.block.pipeline if plan.block else None
     if pipeline is None:
         return []
     arch = target_by_name(plan.target).arch

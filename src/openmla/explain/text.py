@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from openmla.errors import Unsupported
 from openmla.plan import plan
-from openmla.plan.budget import memory_map, uses
+from openmla.plan.budget import uses
 from openmla.plan.config import Plan
 from openmla.plan.target import TARGETS, Target, target_by_name
 
@@ -17,7 +17,7 @@ def explain_text(chosen: Plan) -> str:
     taken = uses(chosen)
     if taken:
         parts += ["", "budget", *(f"  {use}" for use in taken)]
-    smem = memory_map(chosen)
+    smem = chosen.block.memory if chosen.block else None
     if smem is not None:
         parts += ["", "shared memory, by byte offset", *smem.explain()]
     parts += ["", "the same problem elsewhere"]
@@ -66,23 +66,15 @@ def _summary(chosen: Plan, target: str) -> str:
     except Unsupported as error:
         return f"no plan: {error.reason}"
     status = "runs today" if other.runs_today else "planned"
-    smem = memory_map(other)
+    smem = other.block.memory if other.block else None
     size = f", {smem.used} of {smem.limit} bytes" if smem else ""
     return f"{other.backend} ({status}), {tile_words(other)}{size}"
 
 
 def tile_words(chosen: Plan) -> str:
-    """The tile in a few words: "128 x 128, 2 stages"."""
-    config = chosen.config
-    if config is None:
-        return "no tiling"
-    rows = _first(config, "BM", "padded_num_q_heads")
-    keys = _first(config, "BN", "KV_BLOCK", "B_TOPK")
-    stages = _first(config, "num_kv_stages", "num_stages", "num_mbars", "_RING_DEPTH")
-    tail = f", {stages} stage{'s' * (stages != 1)}" if stages else ""
-    return f"{rows} rows x {keys} keys{tail}"
-
-
-def _first(config: object, *names: str) -> int:
-    """The first of these numbers that the config has: families name the same thing differently."""
-    return next((int(getattr(config, name)) for name in names if hasattr(config, name)), 0)
+    """The tile in a few words: "128 rows x 128 keys, 2 stages"."""
+    block = chosen.block
+    if block is None:
+        return "no tiles of a GPU"
+    tail = f", {block.stages} stage{'s' * (block.stages != 1)}"
+    return f"{block.tile_rows} rows x {block.tile_keys} keys{tail}"

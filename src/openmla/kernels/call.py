@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
+from triton.runtime.errors import OutOfResources
+
+from openmla.errors import Unsupported
 
 
 @dataclass(frozen=True, eq=False)
@@ -18,8 +21,14 @@ class Call:
     arguments: dict[str, Any]
 
     def run(self) -> Any:
-        """Launch it; returns the compiled kernel."""
-        return self.kernel[(self.programs,)](**self.arguments)
+        """Launch it; returns the compiled kernel.
+
+        Where the compiler needs more of the chip than the plan estimated, nothing was launched.
+        """
+        try:
+            return self.kernel[(self.programs,)](**self.arguments)
+        except OutOfResources as error:
+            raise Unsupported(f"{self.kernel.__name__}: {error}") from error
 
     def compile(self) -> Any:
         """Compile it for the current GPU, or take it from Triton's cache, without launching."""
@@ -32,7 +41,10 @@ def vector(x: Tensor | None) -> Tensor | None:
 
 
 def scale_arguments(scale: float) -> dict[str, Any]:
-    """The kernel multiplies by a positive factor; a scale that vanishes in fp32 makes scores 0."""
+    """The kernel multiplies by a positive factor; a scale that vanishes in fp32 makes scores 0.
+
+    A factor of 0, also after rounding to fp32, would turn a masked score into 0 * inf.
+    """
     factor = abs(scale) * math.log2(math.e)
     vanishes = factor < 2.0**-149
     return {

@@ -27,6 +27,7 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 from triton.language.core import _aggregate as aggregate  # noqa: F401 - for kernels
 
 RENAMED = hasattr(tma, "async_load")
+TRITON = (3, 9) if RENAMED else (3, 6)
 _RENAMED = gl.constexpr(RENAMED)  # the same for device code
 
 if RENAMED:

@@ -31,7 +31,7 @@ def signed(S, SIGN: gl.constexpr):
     if SIGN < 0:
         S = -S
     elif SIGN == 0:
-        S = gl.zeros(S.shape, gl.float32, S.type.layout)
+        S = gl.zeros_like(S)
     return S
 
 

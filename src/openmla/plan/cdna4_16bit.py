@@ -73,6 +73,16 @@ class MlaPrefill16(MlaPrefillV2Core):
         return V_RING_DEPTH
 
     @property
+    def k_slots(self) -> int:
+        """Tiles of K in flight."""
+        return self._RING_DEPTH
+
+    @property
+    def v_slots(self) -> int:
+        """Tiles of V in flight."""
+        return self._V_RING_DEPTH
+
+    @property
     def k_ring_bytes(self) -> int:
         """LDS of all K slots."""
         return self._RING_DEPTH * self.KV_BLOCK * self.D_QK * self.config.element_bytes

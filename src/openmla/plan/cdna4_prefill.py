@@ -157,6 +157,16 @@ class MlaPrefillV2(MlaPrefillV2Core):
         return self._V_SLOT_ROWS * SUB_ROW_BYTES
 
     @property
+    def k_slots(self) -> int:
+        """Tiles of K in flight."""
+        return self._RING_DEPTH
+
+    @property
+    def v_slots(self) -> int:
+        """Tiles of V in flight."""
+        return self._V_RING_DEPTH
+
+    @property
     def k_ring_bytes(self) -> int:
         """LDS of all K slots."""
         return self._RING_DEPTH * self.k_slot_bytes

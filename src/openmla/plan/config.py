@@ -4,50 +4,15 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, fields, is_dataclass
-from importlib import import_module
-from typing import Any
+from functools import lru_cache
+from typing import Any, get_type_hints
 
 from openmla.errors import InvalidArgument
-from openmla.plan.blackwell_mla import MLAConfig
-from openmla.plan.blackwell_sparse_prefill import MLAPrefillSparseFP8
-from openmla.plan.blackwell_sparse_qkv_fp8 import MLAPrefillSparseQKVFP8
-from openmla.plan.cpu import CpuConfig
-from openmla.plan.families import fp8_cache_smem
-from openmla.plan.hopper_dense import HopperDenseConfig
+from openmla.plan.families import FAMILIES, families_of, kernel_of
+from openmla.plan.family import Block, Kernel
 from openmla.plan.target import target_by_name
-from openmla.problem import FORMS, Problem
+from openmla.problem import Problem
 
-# Where each config class lives. Names only, so that no family is imported before it is needed.
-_CONFIG_MODULES = {
-    "CacheRead": "hopper_cache",
-    "CpuConfig": "cpu",
-    "FA4Config": "blackwell_fa4",
-    "HopperDenseConfig": "hopper_dense",
-    "HopperSparseConfig": "hopper_sparse",
-    "MLAConfig": "blackwell_mla",
-    "MLAPrefillSparse": "blackwell_sparse_prefill",
-    "MLAPrefillSparseFP8": "blackwell_sparse_prefill",
-    "MLAPrefillSparseQKVFP8": "blackwell_sparse_qkv_fp8",
-    "MlaConfigV2": "cdna4_config",
-    "MlaPrefill16": "cdna4_16bit",
-    "MlaPrefillV2": "cdna4_prefill",
-    "MlaSparse16": "cdna4_sparse",
-    "PortableConfig": "portable",
-}
-# Which of them a family plans a form with; the reference has none.
-_CONFIGS: dict[tuple[str, str], tuple[str, ...]] = {
-    **{("cpu", form): ("CpuConfig",) for form in FORMS},
-    **{("portable", form): ("PortableConfig",) for form in FORMS},
-    ("hopper", "dense"): ("HopperDenseConfig",),
-    ("hopper", "latent"): ("HopperSparseConfig",),
-    ("hopper", "sparse"): ("HopperSparseConfig",),
-    ("blackwell", "dense"): ("MLAConfig", "FA4Config"),
-    ("blackwell", "sparse"): (
-        "MLAPrefillSparse", "MLAPrefillSparseFP8", "MLAPrefillSparseQKVFP8",
-    ),
-    ("cdna4", "dense"): ("MlaPrefillV2", "MlaPrefill16"),
-    ("cdna4", "sparse"): ("MlaSparse16",),
-}  # fmt: skip
 _KEYS = ("problem", "target", "backend", "config", "passed_over")
 
 
@@ -72,11 +37,24 @@ class Plan:
     """Families that would have come first, each with the reason it cannot serve the problem."""
 
     @property
-    def runs_today(self) -> bool:
-        """Whether the kernel exists already; a plan may be ahead of it."""
-        from openmla.plan.support import has_kernel
+    def kernel(self) -> Kernel:
+        """The declaration of the kernel that this is a plan of."""
+        kernel = kernel_of(self.backend, self.problem.form, self.config)
+        if kernel is None:
+            raise InvalidArgument("config", self._expected(), type(self.config).__name__)
+        return kernel
 
-        return has_kernel(self)
+    @property
+    def block(self) -> Block | None:
+        """What one block takes of the chip; None on a CPU."""
+        block = self.kernel.block
+        return None if block is None else block(self.config, self.problem)
+
+    @property
+    def runs_today(self) -> bool:
+        """Whether the kernel exists and runs without being asked for; a plan may be ahead of it."""
+        kernel = self.kernel
+        return bool(kernel.launcher) and not kernel.on_request(self.config, self.problem)
 
     def explain(self) -> str:
         """What would run and why, as text."""
@@ -92,40 +70,19 @@ class Plan:
 
     def config_lines(self) -> list[str]:
         """How the config's numbers came about, one line each."""
-        if self.config is None:
-            return ["the definition in float64, no tiling"]
-        if isinstance(self.config, MLAPrefillSparseQKVFP8):
-            return self.config.smem.explain()
-        if isinstance(self.config, CpuConfig):
-            return [f"{f.name} = {getattr(self.config, f.name)}" for f in fields(self.config)]
-        lines = [*self.config.explain(), *self._query_tile_lines()]
-        if isinstance(self.config, MLAPrefillSparseFP8):
-            smem = fp8_cache_smem(self.config, self.problem)
-            scales = f"{smem.size_of - self.config.smem_used} bytes of scales and their barriers"
-            lines.append(f"FP8 cache: {scales} more, {smem.size_of} in all")
-        split = getattr(self.config, "split", None)
-        if split is not None:
-            problem = self.problem
-            requests = max(problem.batch, 1)
-            q_len, k_len = -(-problem.total_q // requests), -(-problem.total_k // requests)
-            lines.append(split.explain(q_len, k_len, requests))
-        return lines
+        return self.kernel.explain(self.config, self.problem)
 
-    def _query_tile_lines(self) -> list[str]:
-        """Why one query tile was preferred to two, where both would fit."""
-        config, problem = self.config, self.problem
-        both_fit = isinstance(config, HopperDenseConfig) or (
-            isinstance(config, MLAConfig) and not config.single_o
+    def _expected(self) -> str:
+        """Classes of config that the family plans the form with."""
+        forms = [
+            kernel.config.__name__
+            for family in FAMILIES
+            if family.name == self.backend
+            for kernel in family.of_form(self.problem.form)
+        ]
+        return (
+            f"{' or '.join(dict.fromkeys(forms))} for {self.backend} and form {self.problem.form}"
         )
-        if not both_fit or config.num_qo != 1:
-            return []
-        requests = max(problem.batch, 1)
-        mean = -(-problem.total_q // requests)
-        if mean <= config.BM:
-            return [f"1Q: {mean} queries a request fit one tile of {config.BM} rows"]
-        blocks = (-(-problem.total_q // (2 * config.BM)) + requests - 1) * problem.heads
-        sm_count = target_by_name(self.target).sm_count
-        return [f"1Q: two tiles a block would make {blocks} blocks for {sm_count} SMs"]
 
     def to_json(self) -> dict[str, Any]:
         """Plain values only; `Plan.from_json` is the way back."""
@@ -150,17 +107,19 @@ class Plan:
         passed_over = values["passed_over"]
         if not isinstance(passed_over, list) or not all(isinstance(x, str) for x in passed_over):
             raise InvalidArgument("passed_over", "a list of strings", repr(passed_over))
-        families = ("reference", *target_by_name(values["target"]).families)
+        chip = target_by_name(values["target"])
+        families = ("reference", *(family.name for family in families_of(chip)))
         if values["backend"] not in families:
             raise InvalidArgument("backend", "one of " + ", ".join(families), values["backend"])
-        problem = _record("problem", Problem, values["problem"])
-        return cls(
-            problem=problem,
+        plan = cls(
+            problem=_record("problem", Problem, values["problem"]),
             target=values["target"],
             backend=values["backend"],
-            config=_config(values["config"], values["backend"], problem.form),
+            config=_decode(values["config"]),
             passed_over=tuple(passed_over),
         )
+        _ = plan.kernel  # raises for the config of another family or form
+        return plan
 
 
 def _parse(text: str) -> Any:
@@ -188,14 +147,16 @@ def _encode(value: Any) -> Any:
     return {"class": type(value).__name__, **record}
 
 
-def _config(value: Any, backend: str, form: str) -> Any:
-    """The config of a plan: kernels read it without asking whose it is."""
-    config = _decode(value)
-    known = _CONFIGS.get((backend, form), ("NoneType",))
-    if type(config).__name__ not in known:
-        expected = f"{' or '.join(known)} for {backend} and form {form}"
-        raise InvalidArgument("config", expected, type(config).__name__)
-    return config
+@lru_cache(maxsize=1)
+def _records() -> dict[str, type]:
+    """Config classes and the records inside them, by name."""
+    configs = [kernel.config for family in FAMILIES for kernel in family.kernels]
+    found: dict[str, type] = {}
+    for config in (kind for kind in configs if is_dataclass(kind)):
+        hints = get_type_hints(config)
+        inner: list[type] = [hints[f.name] for f in fields(config)]
+        found |= {kind.__name__: kind for kind in (config, *inner) if is_dataclass(kind)}
+    return found
 
 
 def _decode(value: Any) -> Any:
@@ -203,7 +164,7 @@ def _decode(value: Any) -> Any:
         return value
     record = dict(value)
     name = record.pop("class", None)
-    if not isinstance(name, str) or name not in _CONFIG_MODULES:
-        raise InvalidArgument("config", "one of " + ", ".join(_CONFIG_MODULES), repr(name))
-    config_class = getattr(import_module(f"openmla.plan.{_CONFIG_MODULES[name]}"), name)
-    return _record("config", config_class, {key: _decode(item) for key, item in record.items()})
+    known = _records()
+    if not isinstance(name, str) or name not in known:
+        raise InvalidArgument("config", "one of " + ", ".join(sorted(known)), repr(name))
+    return _record("config", known[name], {key: _decode(item) for key, item in record.items()})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from openmla.problem import Problem
 
@@ -33,6 +33,14 @@ class CpuConfig:
         together = max(self.rows_per_step // max(min(q_len, self.BM), 1), 1)
         for first in range(0, heads, together):
             yield slice(first, min(first + together, heads))
+
+    def why_unsupported(self) -> str:
+        """Nothing: tiles only set the pace."""
+        return ""
+
+    def explain(self) -> list[str]:
+        """Each number with its name."""
+        return [f"{f.name} = {getattr(self, f.name)}" for f in fields(self)]
 
     def tokens_per_tile(self, heads: int) -> int:
         """Tokens of a latent-form tile: as many as fill rows_per_step rows with their heads."""

@@ -16,10 +16,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from openmla.errors import InvalidArgument, Unsupported
-from openmla.plan import BACKENDS, make_plan
+from openmla.plan import BACKENDS, choose_plan
 from openmla.plan.budget import over_budget
 from openmla.plan.config import Plan
-from openmla.plan.target import TARGETS
+from openmla.plan.target import TARGETS, target_by_name
 from openmla.problem import CACHE_FORMATS, Problem
 
 _TARGETS = (*TARGETS, "sm_86:84x101376", "sm_100:152x232448", "sm_75:40x65536", "gfx90a:104x65536")
@@ -124,7 +124,7 @@ def check_one(problem: Problem, target: str, backend: str) -> tuple[str, str]:
 
 def _answer(problem: Problem, target: str, backend: str) -> Plan | str:
     try:
-        return make_plan(problem, target, backend)
+        return choose_plan(problem, target_by_name(target), backend, None)
     except Unsupported as error:
         return error.reason
 

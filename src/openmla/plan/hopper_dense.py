@@ -22,7 +22,6 @@ from openmla.plan.hopper_units import (
     WGMMA_K_BYTES,
     WGMMA_M,
     WGMMA_MAX_N,
-    WGMMA_N_STEP,
     HopperBlock,
     Registers,
     accumulator_registers,
@@ -35,6 +34,8 @@ from openmla.plan.hopper_units import (
 from openmla.plan.memory import Wanted
 
 ELEMENT = 2  # bf16 and fp16
+MOST_NOPE_TILES = 2  # the kernel has a main and a tail product of Q and K besides that of rope
+LEAST_V = 16  # columns: a row of 32 bytes is the narrowest that is swizzled
 KEY_TILES = (128, 64, 32)
 # One tile to work on while the next arrives; more than 4 buys nothing.
 MIN_STAGES, MAX_STAGES = 2, 4
@@ -95,6 +96,12 @@ class HopperDenseConfig(HopperBlock):
     def nope_parts(self) -> tuple[int, ...]:
         """Column ranges of the part without rope, each its own product."""
         return column_parts(self.d_nope)
+
+    @property
+    def nope_tiles(self) -> tuple[int, int]:
+        """Columns of the two tiles that K has besides rope; 0 where one is enough."""
+        main, tail = (*self.nope_parts, 0) if len(self.nope_parts) == 1 else self.nope_parts
+        return main, tail
 
     @property
     def page_box(self) -> int:
@@ -191,10 +198,13 @@ class HopperDenseConfig(HopperBlock):
             width = getattr(self, name)
             if width % step:
                 yield f"{name} {width} % {step} = {width % step}: one wgmma takes {step} columns"
+        if len(self.nope_parts) > MOST_NOPE_TILES:
+            parts = " + ".join(map(str, self.nope_parts))
+            yield f"d_nope {self.d_nope} = {parts}: {MOST_NOPE_TILES} tiles at most"
         if len(column_parts(self.d_rope)) > 1:
             yield f"d_rope {self.d_rope} is not a power of two"
-        if len(column_parts(self.d_v)) != 1 or not WGMMA_N_STEP <= self.d_v <= WGMMA_MAX_N:
-            yield f"d_v {self.d_v} is not a power of two from {WGMMA_N_STEP} to {WGMMA_MAX_N}"
+        if len(column_parts(self.d_v)) != 1 or not LEAST_V <= self.d_v <= WGMMA_MAX_N:
+            yield f"d_v {self.d_v} is not a power of two from {LEAST_V} to {WGMMA_MAX_N}"
         if len(column_parts(self.BN)) != 1 or not 16 <= self.BN <= WGMMA_MAX_N:
             yield f"BN {self.BN} is not a power of two from 16 to {WGMMA_MAX_N}"
         if self.num_kv_stages < MIN_STAGES:

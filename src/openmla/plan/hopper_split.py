@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from openmla.plan.blackwell_units import ceildiv, round_up
 from openmla.plan.hopper_units import FP32, WGMMA_M
+from openmla.problem import Problem
 
 # A partial result is written and read once more. It may cost this fraction of the K and V traffic.
 MERGE_SHARE = 16
@@ -97,3 +98,22 @@ def least_keys_per_split(row_bytes: int, d_v: int) -> int:
     merge_bytes = 2 * WGMMA_M * d_v * FP32
     keys = ceildiv(MERGE_SHARE * merge_bytes, row_bytes)
     return max(MIN_KEYS, 1 << (keys - 1).bit_length())
+
+
+def split_lines(rule: SplitRule | None, problem: Problem) -> list[str]:
+    """The rule for requests of mean length; nothing where there is none."""
+    if rule is None:
+        return []
+    requests = max(problem.batch, 1)
+    return [rule.explain(ceildiv(problem.total_q, requests), ceildiv(problem.total_k, requests),
+                         requests)]  # fmt: skip
+
+
+def query_tile_lines(problem: Problem, rows: int) -> list[str]:
+    """Why blocks of one query tile of `rows` rows were preferred to blocks of two."""
+    requests = max(problem.batch, 1)
+    mean = ceildiv(problem.total_q, requests)
+    if mean <= rows:
+        return [f"1Q: {mean} queries a request fit one tile of {rows} rows"]
+    blocks = (ceildiv(problem.total_q, 2 * rows) + requests - 1) * problem.heads
+    return [f"1Q: two tiles a block would make {blocks} blocks, too few"]

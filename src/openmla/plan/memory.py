@@ -26,6 +26,15 @@ class Wanted(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class Columns:
+    """A range of tensor-memory columns."""
+
+    name: str
+    first: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
 class MemoryMap:
     """Regions in order, and the most that one block may use."""
 

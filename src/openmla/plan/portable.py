@@ -29,9 +29,13 @@ MIN_DOT = 16  # tl.dot's least rows and columns
 FIRST_BULK_COPIES = 90  # NVIDIA's first architecture with them
 ALWAYS_WIDEN = 128 * 1024 * 1024  # bytes that are widened in some 60 us
 MIN_WGMMA = 64  # rows of Hopper's asynchronous products
-# Columns of V that warps beside each other must have for themselves in such a product. With fewer,
-# Triton 3.6.0 reads past the end of shared memory: 64 rows, 8 warps, 64 columns; H200, 2026-11-15.
+# Columns of V that each of the warps beside each other must have in such a product. With fewer,
+# Triton 3.6.0 reads past the end of shared memory (64 rows, 8 warps, 64 columns; 128 rows, 8 warps,
+# 16 or 32 columns beside wider keys), or gives wrong sums; H200, 2026-11-15.
 LEAST_COLUMNS = 64
+# What the compiler adds: barriers and padding, and more of it where operands come in two terms.
+# Triton 3.6.0, sm_90, latent 512 + 64: 230400 bytes for an estimate of 229376; fp16: 315648.
+SCRATCH, SCRATCH_OF_TERMS = 1024, 4352
 SPARE_REGISTERS = 63  # kept from 255 for addresses and statistics
 GROUP_HEADS = 4  # heads of the dense form side by side: 1, 2, 8 and 16 are slower on an H200
 
@@ -70,7 +74,7 @@ class PortableConfig:
     >>> problem = Problem(form="latent", heads=16, d_nope=512, d_rope=64, d_v=512)
     >>> config = select_portable_config(problem, target_by_name("rtx4090"))
     >>> config.BM, config.BN, config.num_stages, config.smem_used
-    (32, 16, 2, 74752)
+    (32, 16, 2, 75776)
     """
 
     form: Form
@@ -98,6 +102,8 @@ class PortableConfig:
     """Whether the arithmetic of rows is wrapped in branches, which helps Triton on Hopper."""
     group_heads: int = GROUP_HEADS
     """Heads of the dense form that run side by side and share L2."""
+    terms: int = 1
+    """bf16 terms that an operand is the sum of: 2 where fp16 queries meet rows that are bf16."""
     cache_read: CacheRead = PLAIN
     """How an FP8 cache is widened."""
     measured: str = ""
@@ -151,9 +157,18 @@ class PortableConfig:
         return self.BM * self.BN * self.element
 
     @property
+    def scratch_bytes(self) -> int:
+        """Second terms of Q and P (of Q's rope columns in the dense form), and the compiler's."""
+        if self.terms == 1:
+            return SCRATCH
+        if self.form == "dense":
+            return SCRATCH_OF_TERMS + self.BM * self.rope_cols * self.element
+        return SCRATCH_OF_TERMS + self.q_bytes + self.p_bytes
+
+    @property
     def smem_used(self) -> int:
         """Shared memory of the block, estimated."""
-        return self.q_bytes + self.buffers * self.stage_bytes + self.p_bytes
+        return self.q_bytes + self.buffers * self.stage_bytes + self.p_bytes + self.scratch_bytes
 
     @property
     def accumulators(self) -> int:
@@ -174,9 +189,9 @@ class PortableConfig:
         return 1 if self.BM < MIN_WGMMA else max(1, 16 * self.num_warps // self.BM)
 
     def _broken_limits(self) -> Iterator[str]:
-        if self.warps_beside > 1 and self.out_cols // self.warps_beside < LEAST_COLUMNS:
+        if self.BM >= MIN_WGMMA and self.out_cols // self.warps_beside < LEAST_COLUMNS:
             yield (
-                f"columns: {self.out_cols} of V over {self.warps_beside} warps beside each other "
+                f"columns: {self.out_cols} of V over {self.warps_beside} warp(s) beside each other "
                 f"= {self.out_cols // self.warps_beside} < {LEAST_COLUMNS}"
             )
         most = self.max_registers - SPARE_REGISTERS
@@ -190,7 +205,8 @@ class PortableConfig:
 
     def _smem_sum(self) -> str:
         return (
-            f"Q {self.q_bytes} + {self.buffers} x {self.stage_bytes} of K and V + P {self.p_bytes}"
+            f"Q {self.q_bytes} + {self.buffers} x {self.stage_bytes} of K and V + P {self.p_bytes} "
+            f"+ {self.scratch_bytes} of scratch"
         )
 
     def explain(self) -> list[str]:
@@ -215,7 +231,8 @@ class PortableConfig:
 def portable_candidates(problem: Problem, target: Target) -> Iterator[PortableConfig]:
     """All blocks for a problem, best first, whether they fit or not."""
     dense = problem.form == "dense"
-    nope_cols, tail_cols = split_columns(problem.d_nope)
+    # Of a latent row one tile is V too.
+    nope_cols, tail_cols = split_columns(problem.d_nope) if dense else (padded(problem.d_nope), 0)
     for tile, measured in _tiles(problem, target):
         yield PortableConfig(
             form=problem.form,
@@ -228,7 +245,7 @@ def portable_candidates(problem: Problem, target: Target) -> Iterator[PortableCo
             tail_cols=tail_cols,
             rope_cols=padded(problem.d_rope) if problem.d_rope else 0,
             v_cols=padded(problem.d_v) if dense else 0,
-            out_cols=padded(problem.d_v),
+            out_cols=padded(problem.d_v) if dense else nope_cols,
             # FP8 operands are widened before they are multiplied, so all tiles are 16 bits wide.
             element=DTYPE_BYTES["bf16"],
             warp=target.warp,
@@ -237,6 +254,7 @@ def portable_candidates(problem: Problem, target: Target) -> Iterator[PortableCo
             max_registers=target.max_registers_per_thread,
             bulk_copies=_bulk_copies(problem, target),
             branches=_branches(problem, target, tile),
+            terms=_terms(problem),
             cache_read=_cache_read(problem, tile, _branches(problem, target, tile)),
             measured=measured,
         )
@@ -252,6 +270,13 @@ def _tiles(problem: Problem, target: Target) -> Iterator[tuple[Tile, str]]:
     for tile in DENSE_TILES if problem.form == "dense" else LATENT_TILES:
         if most_rows >= tile.BM:
             yield tile, ""
+
+
+def _terms(problem: Problem) -> int:
+    """fp16 is exactly two bf16; rows of a cache are bf16, whatever they are stored as."""
+    from_cache = problem.form != "dense" or problem.rope == "cache"
+    stored = problem.rope_dtype if problem.form == "dense" else problem.kv_dtype
+    return 2 if problem.q_dtype == "fp16" and from_cache and stored != "fp16" else 1
 
 
 def _branches(problem: Problem, target: Target, tile: Tile) -> bool:

@@ -1,29 +1,16 @@
 """What runs where: every feature on every target, found by really planning it.
 
->>> is_implemented("hopper", "latent"), is_implemented("blackwell", "latent")
-(True, False)
-
 `openmla doctor --table` prints the table of the README.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import lru_cache
 
 from openmla.errors import Unsupported
-from openmla.plan import Plan, plan
-from openmla.plan.target import TARGETS, Target, target_by_name
-from openmla.problem import FORMS, Problem
-
-# Kernel families whose kernels exist, by form. Nothing else may be launched: dispatch asks here.
-IMPLEMENTED = frozenset(
-    {(family, form) for family in ("reference", "cpu", "portable") for form in FORMS}
-    | {(family, form) for family in ("blackwell", "cdna4") for form in ("dense", "sparse")}
-    | {("hopper", form) for form in FORMS}
-)
-# Plans of those families that still have no kernel, by the class of their config.
-WITHOUT_KERNEL = frozenset({"FA4Config", "MLAPrefillSparseQKVFP8"})
+from openmla.plan import NEWEST_TRITON, cached_plan, plan
+from openmla.plan.target import TARGETS, target_by_name
+from openmla.problem import Problem
 
 TABLE_TARGETS = ("cpu", "h200", "b200", "mi355x", "mi300x", "a100", "l40s", "rtx5090")
 BEGIN, END = "<!-- support table: begin -->", "<!-- support table: end -->"
@@ -75,59 +62,6 @@ class Support:
         return f"**{self.runs}**, {self.family} planned" if self.runs else f"{self.family} planned"
 
 
-def is_implemented(family: str, form: str) -> bool:
-    """Whether the family has a kernel for the form today."""
-    return (family, form) in IMPLEMENTED
-
-
-def on_request(chosen: Plan) -> str:
-    """Why the kernel of a plan runs only when its backend is named; empty when it need not be.
-
-    The portable kernel splits the keys of a chunk that is too short to fill the GPU; Hopper's does
-    not. Otherwise Hopper's is 1.8 to 1.9 times as fast on an H200, over FP8 pages too if their rows
-    are widened once.
-    """
-    if (chosen.backend, chosen.problem.form) != ("hopper", "latent"):
-        return ""
-    if chosen.config.cache_read.mode == "in_kernel":
-        return "it would widen rows of FP8 pages at every visit, which has not been timed on a GPU"
-    tiles, programs = chosen.config.tiles(chosen.problem.total_q), chosen.config.sm_count
-    if tiles >= programs:
-        return ""
-    return f"its {tiles} tiles do not fill {programs} SMs, and it does not split keys"
-
-
-def has_kernel(chosen: Plan) -> bool:
-    """Whether the kernel of a plan exists today and runs without being asked for."""
-    known = is_implemented(chosen.backend, chosen.problem.form)
-    return known and type(chosen.config).__name__ not in WITHOUT_KERNEL and not on_request(chosen)
-
-
-@lru_cache(maxsize=4096)
-def runnable_plan(problem: Problem, target: Target, backend: str = "auto") -> Plan:
-    """The first plan, in the planner's order, whose kernel exists. An explicit backend stays."""
-    chosen = plan(problem, target, backend)
-    reason = on_request(chosen)
-    if chosen.runs_today or (reason and backend != "auto"):
-        return chosen
-    if backend == "auto":
-        why = (
-            f"runs when named, {reason}" if reason else "planned, its kernel is not implemented yet"
-        )
-        missing = f"{chosen.backend}: {why}"
-        for family in target.families:
-            if family == chosen.backend or not is_implemented(family, problem.form):
-                continue
-            other = plan(problem, target, family)
-            if other.runs_today:
-                return replace(other, passed_over=(*chosen.passed_over, missing))
-    raise Unsupported(
-        f"{chosen.backend} is planned for {target.name}, but its {problem.form} kernel is not "
-        "implemented yet",
-        nearest="the same call on CPU tensors",
-    )
-
-
 def support_of(problem: Problem, target: str) -> Support:
     """What serves a problem on a target, by asking the planner."""
     try:
@@ -135,7 +69,7 @@ def support_of(problem: Problem, target: str) -> Support:
     except Unsupported as error:
         return Support("", "", error.reason)
     try:
-        runs = runnable_plan(problem, target_by_name(target)).backend
+        runs = cached_plan(problem, target_by_name(target), "auto", NEWEST_TRITON).backend
     except Unsupported:
         runs = ""
     return Support(chosen.backend, runs, "; ".join(chosen.passed_over))

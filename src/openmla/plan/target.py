@@ -2,8 +2,8 @@
 
 >>> target_by_name("H200").sm_count, target_by_name("rtx 4090").smem_per_block
 (132, 101376)
->>> target_by_name("sm_86:84x101376").families        # any GPU: architecture, SMs, shared memory
-('portable',)
+>>> target_by_name("sm_86:84x101376").sm_count        # any GPU: architecture, SMs, shared memory
+84
 
 Figures are the vendors' datasheets (dense, not sparse), except the fields named `measured_…`.
 """
@@ -20,14 +20,6 @@ if TYPE_CHECKING:
     import torch
 
 KB, MB = 1024, 1024 * 1024
-# Which kernels serve an architecture, best first; any other GPU gets the portable ones alone.
-_FAMILIES = {
-    "cpu": ("cpu",),
-    "sm_90": ("hopper", "portable"),
-    "sm_100": ("blackwell", "portable"),
-    "sm_103": ("blackwell", "portable"),
-    "gfx950": ("cdna4", "portable"),
-}
 # The first NVIDIA architectures with bf16 products and with e4m3 conversions in Triton.
 _FIRST_BF16, _FIRST_E4M3 = 80, 89
 
@@ -63,16 +55,6 @@ class Target:
         if self.arch == "cpu":
             return "cpu"
         return "nvidia" if self.arch.startswith("sm_") else "amd"
-
-    @property
-    def families(self) -> tuple[str, ...]:
-        """Kernel families to try, best first."""
-        return _FAMILIES.get(self.arch, ("portable",))
-
-    @property
-    def backend(self) -> str:
-        """The kernel family that serves this chip first."""
-        return self.families[0]
 
     @property
     def warp(self) -> int:

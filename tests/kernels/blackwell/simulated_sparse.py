@@ -6,9 +6,10 @@ from typing import Any
 
 import torch
 
+from openmla.dispatch import plan_for
 from openmla.kernels.launch import launch
 from openmla.operands import Results, SparseOperands
-from openmla.plan import Plan, plan
+from openmla.plan import TARGETS, Plan
 from openmla.sim import Report, intercept
 from openmla.testing.build import BuiltCase, Outcome
 
@@ -26,7 +27,7 @@ def results_of(built: BuiltCase) -> Results:
 
 def plan_of(built: BuiltCase, results: Results) -> Plan:
     """The planner's choice for a B200."""
-    return plan(built.operands.problem(results), "b200", "blackwell")
+    return plan_for(built.operands.problem(results), TARGETS["b200"], "blackwell")
 
 
 def run(built: BuiltCase, **options: Any) -> tuple[Outcome, list[Report]]:

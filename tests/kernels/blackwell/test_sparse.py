@@ -219,4 +219,4 @@ def test_the_public_call_on_a_b200_runs_this_kernel(b200: None) -> None:
 def test_heads_without_a_plan_run_the_portable_kernel(b200: None) -> None:
     built = on(replace(ONE, heads=20))
     chosen = dispatch.plan_call(built.operands, results_of(built))
-    assert chosen.backend == "portable" and "multiple of 8" in chosen.passed_over[0]
+    assert chosen.backend == "portable" and "heads 20: 8, 16" in chosen.passed_over[0]

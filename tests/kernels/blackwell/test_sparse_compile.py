@@ -9,14 +9,15 @@ from openmla.kernels.blackwell.sparse_jobs import COMPILE_JOBS, PROBLEMS
 from openmla.kernels.compat_gluon import RENAMED
 from openmla.plan import plan
 from openmla.plan.blackwell_units import SMEM_CARVEOUT
-from openmla.plan.families import fp8_cache_smem, is_fp8_cache
+from openmla.plan.families.blackwell_sparse import fp8_cache_smem
+from openmla.plan.serves import FP8_CACHES
 
 
 def planned_bytes(name: str) -> int:
     """Shared memory that the plan of a job's problem allows."""
     problem = PROBLEMS[name]
     config = plan(problem, "b200", "blackwell").config
-    if is_fp8_cache(problem.kv_dtype) or problem.kv_dtype == "e4m3":
+    if problem.kv_dtype in ("e4m3", *FP8_CACHES):
         return fp8_cache_smem(config.one_cta(), problem).size_of
     pair = config.cta_group == 2 and RENAMED
     planned: int = config.smem_with_whole_q if pair else config.one_cta().smem_used

@@ -134,7 +134,7 @@ def test_the_public_call_on_an_h200_runs_this_kernel(h200: None) -> None:
     ("case", "reason"),
     [
         (replace(V32, kv="bf16", d_v=256), "d_v 256"),
-        (replace(V32, d_rope=48), "rope width 48"),
+        (replace(V32, d_rope=48), "d_rope 48"),
         (replace(V32, layout="strided"), "16 bytes"),
     ],
     ids=["narrow V", "odd rope", "unaligned"],

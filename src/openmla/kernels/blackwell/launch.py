@@ -16,7 +16,7 @@ from triton.experimental.gluon import language as gl
 
 from openmla.cache import LatentCache, block_width
 from openmla.kernels.blackwell.dense import dense_kernel
-from openmla.kernels.call import Call, vector
+from openmla.kernels.call import Call, scale_arguments, vector
 from openmla.kernels.descriptors import (
     line,
     pages,
@@ -30,7 +30,6 @@ from openmla.plan import Plan
 from openmla.plan.blackwell import MLAConfig
 from openmla.problem import Problem
 
-LOG2_E = math.log2(math.e)
 VECTOR = 8  # elements in 16 bytes
 # How far a maximum may grow before the reference follows, and the exponent weights are lifted by,
 # in log2 units: e4m3 reaches 448, so 2^(2 + 6) fits and small weights keep their bits.
@@ -59,7 +58,7 @@ def calls(plan: Plan, op: DenseOperands, results: Results) -> Iterator[Call]:
     arguments = {
         **constexprs_of(plan.problem, config),
         **_descriptors(config, op),
-        **_scale(op.weights.scale),
+        **scale_arguments(op.weights.scale),
         "out_ptr": out,
         "lse_ptr": lse,
         "sink_ptr": vector(op.weights.sink),
@@ -195,13 +194,3 @@ def rope_rows(cache: LatentCache) -> Tensor:
     if cache.format == "fp8_656":
         return cache.data.view(torch.bfloat16)[..., -cache.rope :]
     return cache.data[..., cache.latent :]
-
-
-def _scale(scale: float) -> dict[str, Any]:
-    """The kernel multiplies by a positive factor; a scale that vanishes in fp32 makes scores 0."""
-    factor = abs(scale) * LOG2_E
-    vanishes = factor < 2.0**-149
-    return {
-        "factor": 1.0 if vanishes else factor,
-        "SIGN": 0 if vanishes else 1 if scale > 0 else -1,
-    }

@@ -10,9 +10,10 @@ from openmla.aot import CompileJob, Predicted
 from openmla.cache import LatentCache
 from openmla.kernels.blackwell.sparse import VECTORS
 from openmla.kernels.blackwell.sparse_launch import calls
+from openmla.kernels.compat_gluon import TRITON
 from openmla.kernels.compile_job import compile_job_of
 from openmla.operands import Results, SparseOperands, Weights
-from openmla.plan import plan
+from openmla.plan import TARGETS, cached_plan
 from openmla.problem import Problem
 
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -56,7 +57,7 @@ def COMPILE_JOBS() -> list[CompileJob]:
     """One job per problem."""
     jobs: list[CompileJob] = []
     for label, problem in PROBLEMS.items():
-        chosen = plan(problem, "b200", "blackwell")
+        chosen = cached_plan(problem, TARGETS["b200"], "blackwell", TRITON)
         for call in calls(chosen, *_stand_ins(problem)):
             spills = PAIR_SPILLS if "num_ctas" in call.arguments else 0
             predicted = Predicted(tmem=chosen.config.sm100_tmem_cols, spills=spills)

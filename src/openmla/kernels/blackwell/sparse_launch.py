@@ -20,7 +20,7 @@ from openmla.cache import V32_BLOCK, LatentCache, block_width
 from openmla.errors import Unsupported
 from openmla.kernels.blackwell.sparse import sparse_kernel
 from openmla.kernels.call import Call, vector
-from openmla.kernels.compat_gluon import RENAMED, pair_tmem_layout, tmem_reg_layout
+from openmla.kernels.compat_gluon import pair_tmem_layout, tmem_reg_layout
 from openmla.kernels.descriptors import tile_layout
 from openmla.operands import Results, SparseOperands
 from openmla.plan import Plan
@@ -69,7 +69,7 @@ def calls(plan: Plan, op: SparseOperands, results: Results) -> Iterator[Call]:
         results.clear()  # no index counts, and a descriptor cannot describe an empty tensor
         return
     source = source_of(op.cache, plan.config.qk_depth)
-    config = runs_as(plan.config, source)
+    config = plan.config
     tokens, heads, _ = op.q.shape
     blocks = -(-heads // config.padded_num_q_heads)
     arguments = {
@@ -88,15 +88,6 @@ def calls(plan: Plan, op: SparseOperands, results: Results) -> Iterator[Call]:
         "scale_stride_row": source.scales.row_step,
     }
     yield Call(sparse_kernel, tokens * blocks, arguments)
-
-
-def runs_as(config: MLAPrefillSparse, source: Source) -> MLAPrefillSparse:
-    """The config itself, or that of one CTA where the kernel has no pair of them.
-
-    Two-CTA products inside a partition need barriers that a pair shares, which came after Triton
-    3.6. Over fp8 rows each CTA would widen half of K and of V; that is not written.
-    """
-    return config if RENAMED and source.cache is None else config.one_cta()
 
 
 @lru_cache(maxsize=64)

@@ -6,7 +6,6 @@ the GPU. The layouts are worked out once per config.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any
@@ -15,7 +14,7 @@ from torch import Tensor
 from triton.experimental.gluon import language as gl
 
 from openmla.errors import Unsupported
-from openmla.kernels.call import Call, vector
+from openmla.kernels.call import Call, scale_arguments, vector
 from openmla.kernels.cdna4.dense import dense_kernel
 from openmla.kernels.cdna4.layouts import k_layouts, matrix_layouts, q_layouts, v_layouts
 from openmla.kernels.compat_gluon import RENAMED
@@ -23,7 +22,6 @@ from openmla.operands import DenseOperands, Results
 from openmla.plan import Plan
 from openmla.plan.cdna4 import MlaPrefill16, MlaPrefillV2
 
-LOG2_E = math.log2(math.e)
 PIECE_BYTES = 16
 #: Offsets inside a tile are 32-bit byte offsets from its first row.
 OFFSET_LIMIT = 2**31
@@ -76,8 +74,8 @@ def calls(plan: Plan, op: DenseOperands, results: Results) -> Iterator[Call]:
 @lru_cache(maxsize=256)
 def dense_constexprs(block: MlaPrefillV2 | MlaPrefill16) -> dict[str, Any]:
     """What follows from the config alone."""
-    fp8 = isinstance(block, MlaPrefillV2)
     size = block.config.element_bytes
+    fp8 = size == 1
     pv_depth = 64 if block.p_dtype == "float8_e4m3fn" else 16
     matrices = matrix_layouts(block.NUM_WARPS, block.mma.MMA_K, pv_depth, block.mma.ROWL_STRIDE)
     nope, rope = k_layouts(block.k_slot)
@@ -139,14 +137,4 @@ def outputs(results: Results) -> dict[str, Any]:
         "lse_ptr": lse,
         "lse_stride_t": 0 if lse is None else lse.stride(0),
         "lse_stride_h": 0 if lse is None else lse.stride(1),
-    }
-
-
-def scale_arguments(scale: float) -> dict[str, Any]:
-    """The kernels multiply by a positive factor; a scale that vanishes in fp32 makes scores 0."""
-    factor = abs(scale) * LOG2_E
-    vanishes = factor < 2.0**-149
-    return {
-        "factor": 1.0 if vanishes else factor,
-        "SIGN": 0 if vanishes else 1 if scale > 0 else -1,
     }

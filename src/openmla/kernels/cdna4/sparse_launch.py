@@ -11,12 +11,11 @@ from torch import Tensor
 from triton.experimental.gluon import language as gl
 
 from openmla.cache import V32_BLOCK, LatentCache, block_width
-from openmla.kernels.call import Call, vector
+from openmla.kernels.call import Call, scale_arguments, vector
 from openmla.kernels.cdna4.launch import (
     COMPILER_OPTIONS,
     PIECE_BYTES,
     outputs,
-    scale_arguments,
     strides,
 )
 from openmla.kernels.cdna4.layouts import latent_layouts, rope_layouts, sparse_matrix_layouts

@@ -97,8 +97,7 @@ def calls(plan: Plan, op: DenseOperands, results: Results) -> Iterator[Call]:
 @lru_cache(maxsize=4096)
 def fixed_of(problem: Problem, config: HopperDenseConfig) -> Fixed:
     """Worked out once per Problem."""
-    main, *rest = config.nope_parts
-    tail = rest[0] if rest else 0
+    main, tail = config.nope_tiles
     parts = (main, tail, config.d_rope)
     rule = config.split
     paged = problem.rope == "cache" and config.d_rope > 0

@@ -90,7 +90,7 @@ def dense_kernel(
     lse_stride_h,
     table_stride,
     CAUSAL: tl.constexpr,
-    Q_SIGN: tl.constexpr,
+    SIGN: tl.constexpr,
     D_NOPE: tl.constexpr,
     D_ROPE: tl.constexpr,
     D_V: tl.constexpr,
@@ -163,16 +163,16 @@ def dense_kernel(
     # The query tile.
     nope = tl.arange(0, NOPE)
     q_row = q_ptr + head * tl.cast(q_stride_h, tl.int64) + token[:, None] * q_stride_t
-    q, _ = load_query(q_row + nope[None, :], row_ok, D_NOPE, NOPE, K_TYPE, Q_SIGN, False)
+    q, _ = load_query(q_row + nope[None, :], row_ok, D_NOPE, NOPE, K_TYPE, SIGN, False)
     if TAIL > 0:
         tail = NOPE + tl.arange(0, TAIL)
         q_tail, _ = load_query(
-            q_row + tail[None, :], row_ok, D_NOPE - NOPE, TAIL, K_TYPE, Q_SIGN, False
+            q_row + tail[None, :], row_ok, D_NOPE - NOPE, TAIL, K_TYPE, SIGN, False
         )
     if ROPE > 0:
         rope = tl.arange(0, ROPE)
         q_rope, q_rope_rest = load_query(
-            q_row + D_NOPE + rope[None, :], row_ok, D_ROPE, ROPE, ROPE_TYPE, Q_SIGN, TWO_TERMS
+            q_row + D_NOPE + rope[None, :], row_ok, D_ROPE, ROPE, ROPE_TYPE, SIGN, TWO_TERMS
         )
     if q_scale_ptr is not None:
         row_factor = tl.load(q_scale_ptr + token, mask=row_ok, other=0.0)

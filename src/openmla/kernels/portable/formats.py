@@ -35,18 +35,6 @@ def padded(width: int) -> int:
     return max(MIN_COLUMNS, next_power_of_2(width)) if width else 0
 
 
-def two_parts(width: int) -> tuple[int, int]:
-    """A width as two tiles of powers of two, or as one padded tile where that is no wider.
-
-    >>> two_parts(192), two_parts(128), two_parts(96), two_parts(120), two_parts(5)
-    ((128, 64), (128, 0), (64, 32), (128, 0), (16, 0))
-    """
-    whole = padded(width)
-    main = whole // 2
-    tail = padded(width - main) if main >= MIN_COLUMNS else whole
-    return (main, tail) if main + tail < whole else (whole, 0)
-
-
 def row_format(cache: LatentCache | Tensor) -> RowFormat:
     """What read_columns needs to know about rows."""
     if isinstance(cache, Tensor) or cache.format == "bf16":

@@ -67,7 +67,7 @@ def latent_kernel(
     lse_stride_t,
     lse_stride_h,
     CAUSAL: tl.constexpr,
-    Q_SIGN: tl.constexpr,
+    SIGN: tl.constexpr,
     D_LATENT: tl.constexpr,
     D_ROPE: tl.constexpr,
     D_V: tl.constexpr,
@@ -134,9 +134,7 @@ def latent_kernel(
 
     column = tl.arange(0, LATENT)
     q_row = q_ptr + (token * q_stride_t + head * tl.cast(q_stride_h, tl.int64))[:, None]
-    q, q_rest = load_query(
-        q_row + column[None, :], row_ok, D_LATENT, LATENT, TYPE, Q_SIGN, TWO_TERMS
-    )
+    q, q_rest = load_query(q_row + column[None, :], row_ok, D_LATENT, LATENT, TYPE, SIGN, TWO_TERMS)
     q_rope = q
     q_rope_rest = q
     if ROPE > 0:
@@ -146,7 +144,7 @@ def latent_kernel(
             D_ROPE,
             ROPE,
             TYPE,
-            Q_SIGN,
+            SIGN,
             TWO_TERMS,
         )
     row_factor = None

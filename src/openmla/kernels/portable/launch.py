@@ -9,7 +9,6 @@ way.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -20,7 +19,7 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from openmla.cache import LatentCache
-from openmla.kernels.call import Call, vector
+from openmla.kernels.call import Call, scale_arguments, vector
 from openmla.kernels.portable.cache_ops import widened
 from openmla.kernels.portable.dense import dense_kernel
 from openmla.kernels.portable.formats import (
@@ -31,7 +30,6 @@ from openmla.kernels.portable.formats import (
     row_strides,
     row_tensors,
     row_type,
-    two_parts,
 )
 from openmla.kernels.portable.latent import latent_kernel
 from openmla.kernels.portable.sparse import sparse_kernel
@@ -75,8 +73,8 @@ def _dense(plan: Plan, op: DenseOperands, results: Results) -> Call:
     total_q, heads, _ = op.q.shape
     d_nope, d_v = op.k_nope.shape[2], op.v.shape[2]
     d_rope = op.q.shape[2] - d_nope
-    nope, tail = two_parts(d_nope)
-    tiles = total_q // plan.config.BM + op.cu_seqlens_q.shape[0]
+    config = plan.config
+    tiles = total_q // config.BM + op.cu_seqlens_q.shape[0]
     arguments = {
         "q_ptr": as_operand(op.q, native),
         "k_ptr": as_operand(op.k_nope, native),
@@ -89,26 +87,26 @@ def _dense(plan: Plan, op: DenseOperands, results: Results) -> Call:
         "v_stride_t": op.v.stride(0),
         "v_stride_h": op.v.stride(1),
         "D_NOPE": d_nope,
-        "NOPE": nope,
-        "TAIL": tail,
-        "VALUE": padded(d_v),
+        "NOPE": config.nope_cols,
+        "TAIL": config.tail_cols,
+        "VALUE": config.v_cols,
         "K_TYPE": operand_type(op.k_nope.dtype),
         "V_TYPE": operand_type(op.v.dtype),
-        "GROUP": plan.config.group_heads,
-        **_bulk_copies(plan, op, nope, tail),
-        **_rope(op, d_rope, native),
+        "GROUP": config.group_heads,
+        **_bulk_copies(plan, op),
+        **_rope(plan, op, d_rope, native),
         **_queries(op, results, op.weights),
         **_common(plan, results, op.weights, d_rope, d_v, heads),
     }
     return Call(dense_kernel, tiles * heads, arguments)
 
 
-def _rope(op: DenseOperands, d_rope: int, native: bool) -> dict[str, Any]:
+def _rope(plan: Plan, op: DenseOperands, d_rope: int, native: bool) -> dict[str, Any]:
     """Where rope comes from: nowhere, a tensor (shared by stride 0, or per head), a cache."""
     found: dict[str, Any] = {
         "rope_ptr": None, "rope_scale_ptr": None, "table_ptr": None, "rope_stride_t": 0,
         "rope_stride_h": 0, "rope_stride_page": 0, "rope_scale_stride_t": 0,
-        "rope_scale_stride_page": 0, "table_stride": 0, "ROPE": padded(d_rope),
+        "rope_scale_stride_page": 0, "table_stride": 0, "ROPE": plan.config.rope_cols,
         "ROPE_PER_HEAD": 0, "ROPE_TYPE": tl.bfloat16, "ROPE_FORMAT": "plain", "ROPE_FIRST": 0,
         "SCALE_BLOCK": 1, "PAGE": 0, "TWO_TERMS": False,
     }  # fmt: skip
@@ -125,7 +123,7 @@ def _rope(op: DenseOperands, d_rope: int, native: bool) -> dict[str, Any]:
             "rope_scale_stride_page": strides["scale_stride_page"],
             "table_stride": op.block_table.shape[1], "ROPE_FORMAT": name,
             "ROPE_FIRST": op.rope_cache.latent, "SCALE_BLOCK": block,
-            "PAGE": op.rope_cache.page_size, "TWO_TERMS": op.q.dtype == torch.float16,
+            "PAGE": op.rope_cache.page_size, "TWO_TERMS": plan.config.terms == 2,
         }  # fmt: skip
     elif op.k_rope is not None:
         shared = op.k_rope.dim() == 2
@@ -139,14 +137,13 @@ def _rope(op: DenseOperands, d_rope: int, native: bool) -> dict[str, Any]:
     return found
 
 
-def _bulk_copies(plan: Plan, op: DenseOperands, nope: int, tail: int) -> dict[str, Any]:
+def _bulk_copies(plan: Plan, op: DenseOperands) -> dict[str, Any]:
     """Descriptors of K, rope and V where the plan wants them and the tensors allow them."""
     tensors = {"k_desc": op.k_nope, "v_desc": op.v}
     if op.k_rope is not None:
         tensors["rope_desc"] = op.k_rope if op.k_rope.dim() == 3 else op.k_rope[:, None]
-    wanted = plan.config.bulk_copies and not tail
     found: dict[str, Any] = dict.fromkeys(("k_desc", "rope_desc", "v_desc"))
-    if wanted and all(_bulk_copied(x) for x in tensors.values()):
+    if plan.config.bulk_copies and all(_bulk_copied(x) for x in tensors.values()):
         for name, x in tensors.items():
             by_head = x.transpose(0, 1)
             block = [1, plan.config.BN, x.shape[2]]
@@ -228,13 +225,13 @@ def _rows(
         "scale_ptr": scales,
         **row_strides(data, scales),
         "D_LATENT": latent,
-        "LATENT": padded(latent),
-        "ROPE": padded(q.shape[2] - latent),
+        "LATENT": plan.config.nope_cols,
+        "ROPE": plan.config.rope_cols,
         "TYPE": kind,
         "FORMAT": name,
         "SCALE_BLOCK": block,
         "PAGE": 0 if end_to_end else data.shape[1],
-        "TWO_TERMS": q.dtype == torch.float16 and kind == tl.bfloat16,
+        "TWO_TERMS": plan.config.terms == 2,
         # A loop that names its stages has all of its loads pipelined, not only those of products.
         "STAGES": plan.config.num_stages if plan.config.branches else None,
         "BRANCH": plan.config.branches,
@@ -265,22 +262,18 @@ def _common(
 ) -> dict[str, Any]:
     """What all three kernels share: outputs, weights, tile."""
     out, lse, config = results.out, results.lse, plan.config
-    factor = abs(w.scale) * math.log2(math.e)
-    # A factor of 0, also after rounding to fp32, would turn a masked score into 0 * inf.
-    vanishes = factor < 2.0**-149
     return {
         "out_ptr": out,
         "lse_ptr": lse,
         "sink_ptr": vector(w.sink),
         "q_scale_ptr": vector(w.q_scale),
         "k_scale_ptr": vector(w.k_scale),
-        "factor": 1.0 if vanishes else factor,
         "heads": heads,
         "out_stride_t": out.stride(0),
         "out_stride_h": out.stride(1),
         "lse_stride_t": 0 if lse is None else lse.stride(0),
         "lse_stride_h": 0 if lse is None else lse.stride(1),
-        "Q_SIGN": 0 if vanishes else 1 if w.scale > 0 else -1,
+        **scale_arguments(w.scale),
         "D_ROPE": d_rope,
         "D_V": d_v,
         "BM": config.BM,

@@ -70,13 +70,13 @@ def load_query(
     WIDTH: tl.constexpr,
     COLUMNS: tl.constexpr,
     TYPE: tl.constexpr,
-    Q_SIGN: tl.constexpr,
+    SIGN: tl.constexpr,
     TWO_TERMS: tl.constexpr,
 ):
     """A tile of queries [BM, COLUMNS] as TYPE, and its second term (without one, itself)."""
     tile = load_tile(pointers, row_ok, tl.arange(0, COLUMNS) < WIDTH, True, COLUMNS != WIDTH)
-    if Q_SIGN != 1:
-        tile = widen(tile, tl.float32) * Q_SIGN
+    if SIGN != 1:
+        tile = widen(tile, tl.float32) * SIGN
     if TWO_TERMS:
         first, rest = two_terms(tile, TYPE)
     else:

@@ -76,7 +76,7 @@ def sparse_kernel(
     lse_stride_h,
     logits_stride_t,
     logits_stride_h,
-    Q_SIGN: tl.constexpr,
+    SIGN: tl.constexpr,
     D_LATENT: tl.constexpr,
     D_ROPE: tl.constexpr,
     D_V: tl.constexpr,
@@ -104,7 +104,7 @@ def sparse_kernel(
     column = tl.arange(0, LATENT)
     q_row = q_ptr + token * q_stride_t + (head * tl.cast(q_stride_h, tl.int64))[:, None]
     q, q_rest = load_query(
-        q_row + column[None, :], head_ok, D_LATENT, LATENT, TYPE, Q_SIGN, TWO_TERMS
+        q_row + column[None, :], head_ok, D_LATENT, LATENT, TYPE, SIGN, TWO_TERMS
     )
     q_rope = q
     q_rope_rest = q
@@ -115,7 +115,7 @@ def sparse_kernel(
             D_ROPE,
             ROPE,
             TYPE,
-            Q_SIGN,
+            SIGN,
             TWO_TERMS,
         )
     row_factor = None

@@ -1,0 +1,40 @@
+"""All kernel families, in one table: everything that depends on a family is derived from it.
+
+>>> [family.name for family in families_of(target_by_name("h200"))]
+['hopper', 'portable']
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from openmla.plan.families.blackwell import BLACKWELL
+from openmla.plan.families.cdna4 import CDNA4
+from openmla.plan.families.hopper import HOPPER
+from openmla.plan.families.host import CPU, REFERENCE
+from openmla.plan.families.portable import PORTABLE
+from openmla.plan.family import Family, Kernel
+from openmla.plan.target import Target, target_by_name
+
+__all__ = ["BACKENDS", "FAMILIES", "families_of", "family_named", "kernel_of", "target_by_name"]
+
+FAMILIES = (REFERENCE, CPU, HOPPER, BLACKWELL, CDNA4, PORTABLE)
+"""Best first: a chip's own family before the portable one."""
+BACKENDS = ("auto", *(family.name for family in FAMILIES))
+_BY_NAME = {family.name: family for family in FAMILIES}
+
+
+def family_named(name: str) -> Family:
+    """The family of a backend that is not "auto"."""
+    return _BY_NAME[name]
+
+
+def families_of(target: Target) -> tuple[Family, ...]:
+    """Families that "auto" tries on a chip, best first; the reference is never among them."""
+    return tuple(f for f in FAMILIES if f is not REFERENCE and f.runs_on(target))
+
+
+def kernel_of(backend: str, form: str, config: Any) -> Kernel | None:
+    """The kernel that a plan's config is for; None for a config of another family or form."""
+    family = _BY_NAME.get(backend)
+    return None if family is None else family.kernel_of(form, config)

@@ -1,0 +1,135 @@
+"""What a kernel serves, declared as data: the values of every field of a Problem that it takes.
+
+A declaration is an allow-list. A field that it does not mention is served at its default value
+alone, so an option that is added to `Problem` is refused by every kernel until the kernel says
+otherwise.
+
+>>> toy = Serves({
+...     "form": OneOf("dense"), "heads": Range(1, 128), "d_nope": OneOf(64, 128),
+...     "d_rope": OneOf(0, 64), "d_v": OneOf(64, 128),
+...     ("q_dtype", "kv_dtype"): OneOf(("bf16", "bf16"), ("fp16", "fp16")),
+...     "total_q": ANY, "total_k": ANY,
+... })
+>>> toy.why_not(Problem(form="dense", heads=16, d_nope=112, d_rope=64, d_v=128))
+'d_nope 112: 64 or 128 are served'
+>>> toy.why_not(Problem(form="dense", heads=16, d_nope=128, d_rope=64, d_v=128, has_sink=True))
+'has_sink True: not served'
+>>> toy.why_not(Problem(form="dense", heads=16, d_nope=128, d_rope=64, d_v=128))
+''
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, fields
+from functools import lru_cache
+from typing import Any
+
+from openmla.problem import CACHE_FORMATS, DTYPE_BYTES, Problem
+
+Field = str | tuple[str, ...]
+"""One field of a Problem, or several whose values go together."""
+
+
+class OneOf:
+    """These values and no others; tuples of values for fields that go together."""
+
+    def __init__(self, *values: Any, why: str = "") -> None:
+        self.values, self.why = values, why
+
+    def __contains__(self, value: Any) -> bool:
+        return value in self.values
+
+    def __str__(self) -> str:
+        words = [_spelled(value) for value in self.values]
+        listed = words[0] if len(words) == 1 else f"{', '.join(words[:-1])} or {words[-1]}"
+        return self.why or f"{listed} {'is' if len(words) == 1 else 'are'} served"
+
+
+class Range:
+    """Integers from `low` to `high` in steps; without a `high`, from `low` on."""
+
+    def __init__(self, low: int, high: int | None = None, step: int = 1) -> None:
+        self.low, self.high, self.step = low, high, step
+
+    def __contains__(self, value: Any) -> bool:
+        inside = self.low <= value and (self.high is None or value <= self.high)
+        return bool(inside and (value - self.low) % self.step == 0)
+
+    def __str__(self) -> str:
+        span = f"{self.low} and more" if self.high is None else f"{self.low} to {self.high}"
+        steps = "" if self.step == 1 else f" in steps of {self.step}"
+        return f"{span}{steps} are served"
+
+
+Allowed = OneOf | Range
+ANY = Range(0)
+YES_OR_NO = OneOf(False, True)
+ALIGNED = OneOf(
+    True, why="a pointer or stride is no multiple of 16 bytes, as asynchronous copies demand"
+)
+FP8_CACHES = tuple(name for name in CACHE_FORMATS if name not in DTYPE_BYTES)
+
+
+def alike(*dtypes: str) -> tuple[tuple[str, ...], ...]:
+    """Q, K, V and rope of one element type: rows of the `DTYPES` group."""
+    return tuple((dtype,) * 4 for dtype in dtypes)
+
+
+DTYPES = ("q_dtype", "kv_dtype", "v_dtype", "rope_dtype")
+LENGTHS: Mapping[Field, Allowed] = {"batch": ANY, "total_q": ANY, "total_k": ANY}
+"""No kernel has a limit on tokens, keys or sequences."""
+
+
+@dataclass(frozen=True, eq=False)
+class Serves:
+    """The values that one kernel takes, by field or by group of fields that go together."""
+
+    allowed: Mapping[Field, Allowed]
+
+    def why_not(self, problem: Problem) -> str:
+        """The first field whose value is not served, with those that are; empty if all are."""
+        return self.misfit(problem)[1]
+
+    def misfit(self, problem: Problem) -> tuple[int, str]:
+        """How many fields fit before the first that does not, and why that one does not."""
+        complete = _complete(self, type(problem))  # type: ignore[arg-type]  # hashed by identity
+        for place, (names, allowed) in enumerate(complete):
+            got = _value(problem, names)
+            if got not in allowed:
+                served = allowed if names in self.allowed else "not served"
+                return place, f"{_label(names, got)}: {served}"
+        return len(complete), ""
+
+    def mentions(self, name: str) -> bool:
+        """Whether a field of Problem is declared, alone or in a group."""
+        return any(name in (key if isinstance(key, tuple) else (key,)) for key in self.allowed)
+
+
+@lru_cache(maxsize=256)
+def _complete(serves: Serves, kind: type[Problem]) -> tuple[tuple[Field, Allowed], ...]:
+    """A declaration, and the defaults of the fields that it does not mention."""
+    rest = [
+        (f.name, OneOf() if f.default is MISSING else OneOf(f.default))
+        for f in fields(kind)
+        if not serves.mentions(f.name)
+    ]
+    return (*serves.allowed.items(), *rest)
+
+
+def _value(problem: Problem, names: Field) -> Any:
+    if isinstance(names, tuple):
+        return tuple(_value(problem, name) for name in names)
+    return getattr(problem, names)
+
+
+def _label(names: Field, value: Any) -> str:
+    if not isinstance(names, tuple):
+        return f"{names} {value}"
+    return ", ".join(f"{name} {item}" for name, item in zip(names, value, strict=True))
+
+
+def _spelled(value: Any) -> str:
+    if not isinstance(value, tuple):
+        return str(value)
+    return f"all {value[0]}" if len(set(value)) == 1 else "/".join(map(str, value))

@@ -7,9 +7,11 @@ from dataclasses import replace
 import pytest
 import torch
 
+import openmla
 from openmla.problem import CACHE_FORMATS
 from openmla.testing.cases import HEADS, Case, build, named_cases, random_case, shrink
 from openmla.testing.compare import judge
+from openmla.testing.draw import has_listed_widths
 from openmla.testing.memory import Memory
 
 DRAWN = [random_case(seed) for seed in range(2000)]
@@ -52,8 +54,35 @@ def test_every_choice_is_drawn():
         "topk_lengths": ("none", "full", "ragged", "wild"),
         "values": ("normal", "peaky", "rising", "tiny", "large", "equal", "exact"),
         "topk": (0, 1, 63, 64, 65, 128),
+        "layout": ("contiguous", "strided", "aligned", "values"),
+        "out": ("fresh", "given", "strided", "aligned"),
+        "default_dtype": ("fp32", "bf16", "fp16"),
+        "default_device": ("", "meta", "same"),
     }.items():
         assert set(values) <= set(seen[name]), name
+
+
+def test_widths_that_nobody_listed_are_drawn_in_all_combinations():
+    wide = [case for case in DRAWN if not has_listed_widths(case)]
+    assert len(wide) > 0.35 * len(DRAWN)
+    for name in ("d_nope", "d_rope", "d_v"):
+        seen = {getattr(case, name) for case in wide}
+        assert min(seen - {0}) <= 2 and max(seen) >= 575 and len(seen) > 150, name
+        assert len({n % 8 for n in seen}) == 8, name
+    assert {case.form for case in wide if case.d_rope == 0} == {"dense", "latent", "sparse"}
+    narrow = [case for case in wide if case.d_v <= 32 < 128 < case.d_nope]
+    assert len(narrow) > 0.1 * len(wide)
+    assert len({case.heads for case in DRAWN}) > 100 and max(case.heads for case in DRAWN) == 128
+
+
+@pytest.mark.parametrize("form", ["dense", "latent", "sparse"])
+def test_every_form_meets_every_dtype_and_odd_scales(form):
+    mine = [case for case in DRAWN if case.form == form]
+    assert {case.dtype for case in mine} == {"bf16", "fp16", "fp32", "e4m3"}
+    assert any(case.scale == 0 for case in mine) and any((case.scale or 1) < 0 for case in mine)
+    if form != "dense":
+        kinds = {case.kv for case in mine if case.dtype == "fp16"}
+        assert kinds >= {*CACHE_FORMATS, "plain"}
 
 
 def test_boundaries_are_drawn():
@@ -61,10 +90,16 @@ def test_boundaries_are_drawn():
     assert any(0 in case.q_lens and max(case.k_lens) > 0 for case in DRAWN)
     assert any(0 in case.k_lens and max(case.q_lens) > 0 for case in DRAWN)
     assert any(q > k > 0 for case in DRAWN for q, k in zip(case.q_lens, case.k_lens, strict=True))
-    for edge in (63, 64, 65, 127, 128, 129, 511, 512, 513, 1025):
-        assert any(edge in case.k_lens for case in DRAWN), edge
-    for edge in (15, 16, 17, 63, 64, 65, 127, 128, 255, 256, 257):
+    for edge in (17, 63, 64, 65, 127, 128, 129, 257, 511, 512, 513, 1025):
+        assert any(edge in case.k_lens and case.causal for case in DRAWN), edge
+    for edge in (15, 16, 17, 63, 64, 65, 127, 128, 129, 255, 256, 257):
         assert any(edge in case.q_lens for case in DRAWN), edge
+
+
+def test_block_tables_that_are_exactly_full_are_drawn():
+    full = [c for c in DRAWN if c.form == "latent" and c.spare == 0 and max(c.k_lens, default=0)]
+    assert any(max(c.k_lens) % c.page_size == 0 and max(c.k_lens) > c.page_size for c in full)
+    assert any(max(c.k_lens) % c.page_size == 1 for c in full)
 
 
 def test_the_indices_of_sparse_cases_cover_what_the_contract_ignores():
@@ -98,7 +133,36 @@ def test_background_stays_where_nothing_is_addressed():
 
 def test_cost_stays_small():
     assert max(case.cost for case in DRAWN) <= 1_500_000
-    assert max(case.total_q for case in DRAWN) <= 300
+    assert max(case.total_q for case in DRAWN) <= 520
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "strided", "aligned", "values"])
+def test_layouts_are_what_they_say(layout):
+    case = Case("dense", 2, 32, 16, 24, (3,), (5,), layout=layout, out="aligned")
+    op = build(case).operands
+    assert op.q.is_contiguous() == (layout in ("contiguous", "values"))
+    assert op.v.is_contiguous() == (layout == "contiguous")
+    aligned = all(s % 8 == 0 for t in (op.q, op.k_nope, op.v) for s in t.stride()[:-1])
+    assert aligned == (layout != "strided")
+
+
+@pytest.mark.parametrize(
+    ("dtype", "device"), [("fp32", ""), ("bf16", ""), ("fp16", "meta"), ("bf16", "same")]
+)
+def test_the_defaults_of_a_case_hold_during_the_call_and_only_then(dtype, device, monkeypatch):
+    seen = {}
+
+    def call(**arguments):
+        made = torch.empty(0)
+        seen.update(dtype=made.dtype, device=made.device.type)
+        return torch.zeros(4, 1, 8, dtype=torch.bfloat16, device="cpu")
+
+    monkeypatch.setattr(openmla, "mla_prefill", call)
+    case = Case("dense", 1, 8, 4, 8, return_lse=False, default_dtype=dtype, default_device=device)
+    build(case).run()
+    names = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+    assert seen == {"dtype": names[dtype], "device": "meta" if device == "meta" else "cpu"}
+    assert torch.empty(0).dtype == torch.float32 and torch.empty(0).device.type == "cpu"
 
 
 def test_shrinking_keeps_failing_and_ends_small():

@@ -8,6 +8,8 @@ a valid index names, table entries of pages in use. All other memory keeps the b
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
@@ -60,8 +62,8 @@ class BuiltCase:
         if case.out != "fresh":
             shape = (*self.operands.q.shape[:2], case.d_v)
             dtype = out_dtype(self.operands.q.dtype)
-            options["out"] = self.memory.new(shape, dtype, strided=case.out == "strided")
-            options["out"].fill_(torch.nan)
+            gaps = {"strided": case.out == "strided", "aligned": case.out == "aligned"}
+            options["out"] = self.memory.new(shape, dtype, **gaps).fill_(torch.nan)
         if case.form == "sparse":
             options["return_max_logits"] = case.return_max_logits
         call = {
@@ -69,13 +71,29 @@ class BuiltCase:
             "latent": openmla.mla_prefill_latent,
             "sparse": openmla.mla_prefill_sparse,
         }[case.form]
-        returned = call(**self.arguments, **options)  # type: ignore[operator]
+        with self._defaults():
+            returned = call(**self.arguments, **options)  # type: ignore[operator]
         results = list(returned) if isinstance(returned, tuple) else [returned]
         return Outcome(
             out=results.pop(0),
             lse=results.pop(0) if case.return_lse else None,
             max_logits=results.pop(0) if case.return_max_logits else None,
         )
+
+    @contextmanager
+    def _defaults(self) -> Iterator[None]:
+        """torch's defaults as the case wants them, for the call alone."""
+        dtype, device = torch.get_default_dtype(), self.case.default_device
+        torch.set_default_dtype(DTYPES[self.case.default_dtype])
+        if not device:
+            device_context: Any = nullcontext()
+        else:
+            device_context = torch.device(self.memory.device if device == "same" else device)
+        try:
+            with device_context:
+                yield
+        finally:
+            torch.set_default_dtype(dtype)
 
     def truth(self) -> reference.Truth:
         """The float64 definition, on the CPU, computed once."""
@@ -99,13 +117,6 @@ class BuiltCase:
         quantized = case.kv.startswith("fp8")  # then V is no longer made of integers
         plain_sink = case.sink in ("none", "low")
         return case.values == "exact" and plain_sink and power_of_two and not quantized
-
-    @property
-    def largest_v(self) -> float:
-        """No element of V is larger, roughly: what a flushed weight can cost is measured by it."""
-        if isinstance(self.operands, DenseOperands) and self.case.total_k:
-            return float(self.operands.v[: self.case.total_k].float().abs().max())
-        return 1024.0
 
     def describe_row(self, row: int) -> str:
         """Where a query row sits: its sequence, its place there, what it may see."""
@@ -135,7 +146,7 @@ def build(
 class _Builder:
     def __init__(self, case: Case, memory: Memory) -> None:
         self.case, self.memory, self.draw = case, memory, Draw(case)
-        self.strided = case.layout == "strided"
+        self.gaps = {"strided": case.layout == "strided", "aligned": case.layout == "aligned"}
         self.dtype = DTYPES[case.dtype]
         self.side_dtype = DTYPES[case.side_dtype or case.dtype]
         self.positions = torch.cat([torch.arange(0), *(torch.arange(k) for k in case.k_lens)])
@@ -144,7 +155,8 @@ class _Builder:
         case, draw = self.case, self.draw
         q, tokens = self._queries(), case.total_k
         k_nope = self._rows(draw.keys(self.positions, case.heads, case.d_nope), self.dtype)
-        v = self._rows(draw.values(tokens, case.heads, case.d_v), self.side_dtype)
+        gaps = {"aligned": True} if case.layout == "values" else self.gaps
+        v = self._rows(draw.values(tokens, case.heads, case.d_v), self.side_dtype, gaps=gaps)
         cu_q, cu_k = self._offsets(case.q_lens), self._offsets(case.k_lens)
         weights = self._weights(tokens + case.spare, torch.arange(tokens))
         k_rope, cache, paging = None, None, {}
@@ -205,13 +217,13 @@ class _Builder:
             kv = self._cache(pages, case.d_nope)
             self._append(kv, used, used)
         else:
-            kv = self.memory.new((rows, case.d_qk), self.dtype, self.strided)
+            kv = self.memory.new((rows, case.d_qk), self.dtype, **self.gaps)
             values = to_dtype(self._latent_rows(used), self.dtype)
             # Plain bytes: indexed writes of float8 tensors are not implemented everywhere.
             raw = kv.view(torch.uint8) if self.dtype.itemsize == 1 else kv
             raw[used.to(raw.device)] = values.view(raw.dtype).to(raw.device)
         weights = self._weights(rows, used)
-        indices = self.memory.new(tuple(listed.shape), torch.int32, self.strided)
+        indices = self.memory.new(tuple(listed.shape), torch.int32, **self.gaps)
         indices.copy_(listed)
         on_device = None if lengths is None else self.memory.of(lengths.to(torch.int32))
         arguments: dict[str, Any] = {
@@ -228,11 +240,17 @@ class _Builder:
             return self._rows(values, self.dtype, spare=0)
         return self._rows(values, self.dtype)
 
-    def _rows(self, values: Tensor, dtype: torch.dtype, spare: int | None = None) -> Tensor:
+    def _rows(
+        self,
+        values: Tensor,
+        dtype: torch.dtype,
+        spare: int | None = None,
+        gaps: dict[str, bool] | None = None,
+    ) -> Tensor:
         """`values`, followed by spare rows of background."""
         spare = self.case.spare if spare is None else spare
         shape = (values.shape[0] + spare, *values.shape[1:])
-        rows = self.memory.new(shape, dtype, self.strided)
+        rows = self.memory.new(shape, dtype, **(self.gaps if gaps is None else gaps))
         rows[: values.shape[0]].copy_(to_dtype(values, dtype))
         return rows
 
@@ -269,11 +287,11 @@ class _Builder:
         width, scales = latent + case.d_rope, None
         dtype = {"bf16": torch.bfloat16, "fp8_656": torch.uint8}.get(format, torch.float8_e4m3fn)
         columns = V32_BYTES if format == "fp8_656" else width
-        data = self.memory.new((pages, case.page_size, columns), dtype, self.strided)
+        data = self.memory.new((pages, case.page_size, columns), dtype, **self.gaps)
         if dtype == torch.float8_e4m3fn:
             blocks = -(-width // block_width(format, width))
             shape = (pages, case.page_size, blocks)
-            scales = self.memory.new(shape, torch.float32, self.strided)
+            scales = self.memory.new(shape, torch.float32, **self.gaps)
         return LatentCache(data, scales, latent, case.d_rope, format)
 
     def _paged_cache(self, latent: int) -> tuple[LatentCache, Tensor]:
@@ -283,7 +301,7 @@ class _Builder:
         cache = self._cache(sum(counts) + case.spare, latent)
         order = self.draw.permutation(cache.num_pages).to(torch.int32)
         shape = (len(counts), max(counts, default=0) + case.spare)
-        table = self.memory.new(shape, torch.int32, self.strided)
+        table = self.memory.new(shape, torch.int32, **self.gaps)
         start = 0
         for b, count in enumerate(counts):
             table[b, :count] = order[start : start + count].to(table.device)

@@ -29,9 +29,14 @@ SINKS = ("none", "normal", "low", "high", "mixed")
 """low: -inf everywhere; high: +inf everywhere; mixed: both among ordinary ones."""
 VALUES = ("normal", "peaky", "rising", "tiny", "large", "equal", "exact")
 """What the numbers look like; see openmla.testing.values."""
-LAYOUTS = ("contiguous", "strided")
-OUTS = ("fresh", "given", "strided")
-"""fresh: the call allocates out; given, strided: the caller passes one, full of NaN."""
+LAYOUTS = ("contiguous", "strided", "aligned", "values")
+"""strided: rows with odd gaps between them; aligned: gaps that keep rows at multiples of 16 bytes,
+as hardware copies need them; values: V alone, aligned, as a view of a projection's output is."""
+OUTS = ("fresh", "given", "strided", "aligned")
+"""fresh: the call allocates out; otherwise the caller passes one, full of NaN."""
+DEFAULT_DTYPES = ("fp32", "bf16", "fp16")
+DEFAULT_DEVICES = ("", "meta", "same")
+"""same: the device that the tensors are on. An empty string leaves torch's own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +75,10 @@ class Case:
     values: str = "normal"
     layout: str = "contiguous"
     out: str = "fresh"
+    default_dtype: str = "fp32"
+    """torch's default dtype during the call, which must not matter."""
+    default_device: str = ""
+    """torch's default device during the call, likewise."""
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -77,7 +86,7 @@ class Case:
             "form": FORMS, "dtype": tuple(DTYPE_BYTES), "side_dtype": ("", *DTYPE_BYTES),
             "rope": ROPES, "kv": KV_KINDS, "index_kind": INDEX_KINDS,
             "topk_lengths": TOPK_LENGTHS, "sink": SINKS, "values": VALUES, "layout": LAYOUTS,
-            "out": OUTS,
+            "out": OUTS, "default_dtype": DEFAULT_DTYPES, "default_device": DEFAULT_DEVICES,
         }  # fmt: skip
         for name, allowed in choices.items():
             if getattr(self, name) not in allowed:
@@ -161,4 +170,6 @@ class Case:
         parts += [name for name in ("q_scale", "k_scale") if getattr(self, name)]
         parts += [self.layout] * (self.layout != "contiguous")
         parts += [f"out {self.out}"] * (self.out != "fresh")
+        parts += [f"default {self.default_dtype}"] * (self.default_dtype != "fp32")
+        parts += [f"default {self.default_device} device"] * bool(self.default_device)
         return " ".join([*parts, self.values, f"seed {self.seed}"])

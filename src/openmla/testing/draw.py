@@ -1,8 +1,9 @@
 """Random cases, biased to boundaries: lengths at tile edges, odd widths, empty everything.
 
-`random_case(seed)` always gives the same case for the same seed. A case is drawn in one of four
-profiles, because one distribution for all would be either too slow or too tame:
+`random_case(seed)` always gives the same case for the same seed, on every device. A case is drawn
+in one of five profiles, because one distribution for all would be either too slow or too tame:
 
+    widths    any width from 1 to 576, each drawn by itself, any head count from 1 to 128
     ragged    batches of very short sequences, every option mixed in
     long_k    few queries, keys around the edges of key tiles (63 … 1025)
     long_q    queries around the edges of query tiles (15 … 257), few keys or few heads
@@ -33,13 +34,20 @@ SMALL_DIMS: Dims = (
     (33, 2, 17),
     (32, 0, 32),
 )
-KEY_EDGES = tuple(n + d for n in (64, 128, 256, 512, 512, 1024, 1024) for d in (-1, 0, 1))
+MOST_WIDTH, NARROW, MOST_HEADS = 576, 32, 128
+MODEL_WIDTHS = (32, 64, 128, 192, 256, 448, 512)
+KEY_EDGES = tuple(n + d for n in (16, 64, 128, 256, 512, 512, 1024, 1024) for d in (-1, 0, 1))
 """The CPU kernels cut keys at 512, so that an online softmax of two blocks starts at 513."""
 QUERY_EDGES = tuple(n + d for n in (16, 32, 64, 128, 256) for d in (-1, 0, 1))
 PAGE_SIZES = (1, 2, 3, 7, 16, 32, 48, 64)
 SMALL_LENGTHS = (0, 1, 1, 2, 3, 4, 5, 7, 8, 13)
+TILE_LENGTHS = (1, 1, 2, 3, 5, 7, 15, 16, 17, 33, 64, 65, 128, 129, 257, 513)
+"""What of them fits is drawn beside random widths; many are one more than a tile has."""
+TOPKS = (0, 1, 2, 5, 16, 31, 63, 64, 65, 100, 127, 128, 129)
 COST_LIMIT = 1_500_000
 """Multiply-adds of a case: about 10 ms of float64 reference on one core."""
+PROFILES = {"widths": 45, "ragged": 26, "long_k": 12, "long_q": 6, "model": 11}
+"""How often each is drawn, in percent."""
 
 
 def random_case(seed: int) -> Case:
@@ -50,10 +58,14 @@ def random_case(seed: int) -> Case:
     """
     rng = random.Random(seed)
     form = rng.choice(("dense", "dense", "latent", "sparse"))
-    profile = rng.choices(("ragged", "long_k", "long_q", "model"), weights=(46, 22, 10, 22))[0]
+    profile = rng.choices(tuple(PROFILES), weights=tuple(PROFILES.values()))[0]
     fields: dict[str, Any] = {"form": form, "seed": seed}
-    fields |= _dims(rng, form, profile)
-    fields |= _lengths(rng, profile)
+    if profile == "widths":
+        fields |= _any_dims(rng, form)
+        fields |= _lengths_within(rng, fields)
+    else:
+        fields |= _dims(rng, form, profile)
+        fields |= _lengths(rng, profile)
     fields |= _numbers(rng, form)
     fields |= {"dense": _dense, "latent": _latent, "sparse": _sparse}[form](rng, fields)
     fields |= _options(rng)
@@ -85,6 +97,62 @@ def fit(case: Case, limit: int) -> Case:
         else:
             case = replace(case, k_lens=tuple(k // 2 for k in case.k_lens))
     return case
+
+
+def has_listed_widths(case: Case) -> bool:
+    """Whether the widths are from a table above; all others are random.
+
+    >>> has_listed_widths(Case("dense", 1, 128, 64, 128)), has_listed_widths(random_case(4))
+    (True, False)
+    """
+    table = (*(DENSE_DIMS if case.form == "dense" else LATENT_DIMS), *SMALL_DIMS)
+    listed = {(nope, rope): v for nope, rope, v in table}.get((case.d_nope, case.d_rope))
+    if listed is None or case.form == "dense":
+        return listed == case.d_v
+    return case.d_v in (min(listed, case.d_nope), max(min(listed, case.d_nope) // 2, 1))
+
+
+def _any_dims(rng: random.Random, form: str) -> dict[str, Any]:
+    """Widths that nobody listed, each drawn by itself; narrow V beside anything is drawn often."""
+    d_nope = _width(rng)
+    d_rope = rng.choice((0, 32, 64, 64, _width(rng), _width(rng), _width(rng)))
+    d_v = rng.randint(1, NARROW) if rng.random() < 0.35 else _width(rng)
+    if form != "dense":
+        d_v = min(d_nope, rng.choice((d_v, MOST_WIDTH)))
+    heads = rng.choice((rng.randint(1, 4), rng.randint(1, MOST_HEADS), rng.choice(HEADS)))
+    return {"heads": heads, "d_nope": d_nope, "d_rope": d_rope, "d_v": d_v}
+
+
+def _width(rng: random.Random) -> int:
+    """1 to 576: any, or with weight on what hardware and models like."""
+    unit = rng.choice((1, 1, 8, 16, 32, 0))
+    return unit * rng.randint(1, MOST_WIDTH // unit) if unit else rng.choice(MODEL_WIDTHS)
+
+
+def _lengths_within(rng: random.Random, fields: dict[str, Any]) -> dict[str, Any]:
+    """Lengths that cost no more than allowed, so that heads need not be cut afterwards."""
+    width = fields["d_nope"] + fields["d_rope"] + fields["d_v"]
+    pairs = max(COST_LIMIT // (fields["heads"] * width), 1)
+    if fields["form"] == "sparse":
+        q_len, topk = _factors(rng, pairs, TOPKS)
+        pool = rng.choice((1, topk // 2, topk + 1, topk + 1, 3 * topk, rng.choice(KEY_EDGES)))
+        return {"q_lens": (q_len,), "k_lens": (pool,), "topk": topk}
+    batch = rng.choice((1, 1, 2))
+    lens = [_factors(rng, pairs // batch, TILE_LENGTHS) for _ in range(batch)]
+    return {"q_lens": tuple(q for q, _ in lens), "k_lens": tuple(k for _, k in lens)}
+
+
+def _factors(rng: random.Random, most: int, lengths: tuple[int, ...]) -> tuple[int, int]:
+    """Two numbers with a product of at most `most`; the second, from `lengths`, is often larger."""
+    if rng.random() < 0.2 and most >= 4:
+        side = rng.choice([n for n in TILE_LENGTHS if n * (n + 1) <= most])
+        return side, side + rng.randint(0, 1)
+    first, second = lengths, TILE_LENGTHS
+    if rng.random() < 0.3:
+        first, second = second, first
+    large = max(rng.choice([n for n in first if n <= max(most, 1)]) for _ in range(2))
+    small = rng.choice([n for n in second if n * large <= max(most, 1)])
+    return (small, large) if first is lengths else (large, small)
 
 
 def _dims(rng: random.Random, form: str, profile: str) -> dict[str, Any]:
@@ -129,7 +197,7 @@ def _key_length(rng: random.Random, q_len: int) -> int:
 
 
 def _numbers(rng: random.Random, form: str) -> dict[str, Any]:
-    dtype = rng.choices(("bf16", "fp16", "fp32", "e4m3"), weights=(5, 2, 2, 2))[0]
+    dtype = rng.choices(("bf16", "fp16", "fp32", "e4m3"), weights=(5, 3, 1, 2))[0]
     side = rng.choice(("", "bf16", "fp16")) if dtype == "e4m3" and form == "dense" else ""
     kinds = ("normal", "peaky", "rising", "tiny", "large", "equal", "exact")
     return {
@@ -161,14 +229,14 @@ def _latent(rng: random.Random, fields: dict[str, Any]) -> dict[str, Any]:
 
 def _sparse(rng: random.Random, fields: dict[str, Any]) -> dict[str, Any]:
     pool = sum(fields["k_lens"])
-    topk = rng.choice((0, 1, 2, 5, 16, 31, 63, 64, 65, 100, 127, 128, 129))
+    topk = rng.choice(TOPKS)
     if rng.random() < 0.15:
         topk = rng.choice((511, 512, 513, 1023, 1025, 1100))
     return {
         "kv": _row_format(rng, fields) if rng.random() < 0.6 else "plain",
         "page_size": rng.choice(PAGE_SIZES),
         "scale": _latent_scale(rng, fields),
-        "topk": topk,
+        "topk": fields.get("topk", topk),
         "index_kind": rng.choices(
             ("distinct", "duplicates", "mixed", "invalid"), weights=(4, 3, 5, 1)
         )[0] if pool else "invalid",
@@ -186,7 +254,7 @@ def _row_format(rng: random.Random, fields: dict[str, Any]) -> str:
 
 def _latent_scale(rng: random.Random, fields: dict[str, Any]) -> float:
     natural = round(float((fields["d_nope"] + fields["d_rope"]) ** -0.5), 4)
-    return rng.choice((natural, natural, natural, 0.1, 0.02, -0.05))
+    return rng.choice((natural, natural, natural, 0.1, 0.02, -0.05, 0.0))
 
 
 def _options(rng: random.Random) -> dict[str, Any]:
@@ -197,6 +265,8 @@ def _options(rng: random.Random) -> dict[str, Any]:
         "q_scale": rng.random() < 0.25,
         "k_scale": rng.random() < 0.25,
         "return_lse": rng.random() < 0.8,
-        "layout": rng.choice(("contiguous", "strided", "strided")),
-        "out": rng.choice(("fresh", "given", "strided")),
+        "layout": rng.choice(("contiguous", "strided", "aligned", "aligned", "values")),
+        "out": rng.choice(("fresh", "given", "strided", "aligned")),
+        "default_dtype": rng.choice(("fp32", "fp32", "fp32", "bf16", "fp16")),
+        "default_device": rng.choice(("", "", "", "", "", "meta", "same")),
     }

@@ -20,6 +20,7 @@ INT_FILL = {"zero": 0, "nan": 2147480000, "inf": -(2**31), "ff": -1}
 # 0x7F is NaN in e4m3, which has no Inf; raw cache rows (uint8) read it as 3.4e38 in their scales.
 _BYTE_FILL = {"zero": 0, "nan": 0x7F, "inf": 0x7F, "ff": 0xFF}
 _ROW_GAP, _OUTER_GAP = 3, 5
+_ALIGNED = 16  # elements: 16 bytes or more in every dtype
 
 
 class Memory:
@@ -33,9 +34,13 @@ class Memory:
         self.buffers: list[Tensor] = []
         """The bytes of every tensor handed out, in order, gaps included."""
 
-    def new(self, shape: Sequence[int], dtype: torch.dtype, strided: bool = False) -> Tensor:
-        """A tensor full of background; `strided` leaves gaps between its rows."""
-        strides = gapped_strides(shape) if strided else dense_strides(shape)
+    def new(
+        self, shape: Sequence[int], dtype: torch.dtype, strided: bool = False, aligned: bool = False
+    ) -> Tensor:
+        """A tensor full of background; `strided` and `aligned` leave gaps between its rows."""
+        strides = dense_strides(shape)
+        if strided or aligned:
+            strides = gapped_strides(shape, aligned)
         reach = sum((n - 1) * s for n, s in zip(shape, strides, strict=True)) + 1
         size = 0 if 0 in shape else reach
         raw = self._bytes(size * dtype.itemsize)
@@ -76,14 +81,16 @@ def dense_strides(shape: Sequence[int]) -> tuple[int, ...]:
     return tuple(reversed(strides))
 
 
-def gapped_strides(shape: Sequence[int]) -> tuple[int, ...]:
+def gapped_strides(shape: Sequence[int], aligned: bool = False) -> tuple[int, ...]:
     """Strides with a gap after every row and after every outer slice; the last dim stays dense.
 
-    >>> gapped_strides((2, 3, 4))
-    (26, 7, 1)
+    >>> gapped_strides((2, 3, 4)), gapped_strides((2, 3, 4), aligned=True)
+    ((26, 7, 1), (64, 16, 1))
     """
     strides, step = [], 1
     for depth, size in enumerate(reversed(shape)):
         strides.append(step)
         step = step * max(size, 1) + (_ROW_GAP if depth == 0 else _OUTER_GAP)
+        if aligned:
+            step = -(-step // _ALIGNED) * _ALIGNED
     return tuple(reversed(strides))

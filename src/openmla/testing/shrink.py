@@ -15,7 +15,8 @@ from openmla.testing.case import Case
 SIMPLEST: dict[str, Any] = {
     "layout": "contiguous", "out": "fresh", "spare": 0, "sink": "none", "q_scale": False,
     "k_scale": False, "return_max_logits": False, "causal": False, "values": "normal",
-    "side_dtype": "", "topk_lengths": "none", "index_kind": "distinct", "kv": "plain",
+    "default_dtype": "fp32", "default_device": "", "side_dtype": "", "topk_lengths": "none",
+    "index_kind": "distinct", "kv": "plain",
 }  # fmt: skip
 """The plain choice of each option."""
 SIZES = ("heads", "d_nope", "d_rope", "d_v", "topk", "page_size")

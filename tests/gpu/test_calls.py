@@ -7,7 +7,7 @@ with other lengths, not at other addresses, not under another default dtype.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -16,7 +16,7 @@ import torch
 
 import openmla
 from gpu.on_device import DEVICE, offsets, on, on_gpu
-from openmla import LatentCache, reference
+from openmla import LatentCache, fastpath, reference
 from openmla.testing.build import BuiltCase, Outcome
 from openmla.testing.case import Case
 from openmla.testing.compare import judge
@@ -60,24 +60,6 @@ def fewer_tokens(case: Case) -> Case:
 
 
 @contextmanager
-def default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    torch.set_default_dtype(dtype)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(torch.float32)
-
-
-@contextmanager
-def default_device(device: str) -> Iterator[None]:
-    torch.set_default_device(device)
-    try:
-        yield
-    finally:
-        torch.set_default_device(None)
-
-
-@contextmanager
 def no_waiting() -> Iterator[None]:
     """Any torch operation that waits for the GPU raises."""
     torch.cuda.synchronize()
@@ -112,23 +94,27 @@ def test_a_repeated_call_gives_what_the_first_gave(name: str):
 
 
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-def test_another_default_dtype_changes_nothing(name: str, dtype: torch.dtype):
-    built, unseen = on(CASES[name]), on(fewer_tokens(CASES[name]))
-    with default_dtype(dtype):
-        outcomes = [built.run(), built.run(), unseen.run(), unseen.run()]
-    for outcome, case in zip(outcomes, (built, built, unseen, unseen), strict=True):
-        assert all(x.dtype == torch.float32 for n, x in outcome.tensors().items() if n != "out")
-        assert differences(outcome, case.run()) == []
-
-
-@pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_another_default_device_changes_nothing(name: str, device: str):
-    built = on(CASES[name])
-    want = built.run()
-    with default_device(device):
-        assert differences(built.run(), want) == []
+@pytest.mark.parametrize(
+    "defaults",
+    [
+        {"default_dtype": "bf16"},
+        {"default_dtype": "fp16", "default_device": "same"},
+        {"default_device": "meta"},
+    ],
+    ids=str,
+)
+def test_other_defaults_of_torch_change_nothing(
+    name: str, defaults: dict[str, str], monkeypatch: pytest.MonkeyPatch
+):
+    """Neither those of a first call, nor those of a repeated one, with either defaults before."""
+    case = CASES[name]
+    monkeypatch.setattr(fastpath, "_known", {})
+    for plain in (case, fewer_tokens(case)):
+        changed, usual = on(replace(plain, **defaults)), on(plain)
+        outcomes = [changed.run(), changed.run(), usual.run(), usual.run(), changed.run()]
+        for outcome in outcomes:
+            assert all(x.dtype == torch.float32 for n, x in outcome.tensors().items() if n != "out")
+            assert differences(outcome, outcomes[2]) == []
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -151,8 +137,8 @@ def test_no_append_gather_or_merge_waits_for_the_gpu():
     rows, slots = torch.randn(40, 576, device=DEVICE), torch.randperm(128, device=DEVICE)[:40]
     outs = torch.randn(3, 5, 2, 6, device=DEVICE).bfloat16()
     lses = torch.randn(3, 5, 2, device=DEVICE)
-    for waiting in (False, True):  # the first time compiles
-        with no_waiting() if waiting else default_dtype(torch.float32):
+    for context in (nullcontext(), no_waiting()):  # the first time compiles
+        with context:
             cache.append(rows[:, :512], rows[:, 512:], slots)
             read = cache.gather(slots)
             openmla.merge_many(outs, lses)

@@ -13,7 +13,6 @@ from gpu.on_device import (
     attend,
     different,
     drawn_problems,
-    from_projection,
     normal,
     offsets,
     on,
@@ -107,16 +106,21 @@ def test_one_and_two_query_tiles_give_the_same_bits(batch: int):
     assert differences(two, one) == []
 
 
-@pytest.mark.parametrize("name", ["V3", "V3 full fp16 sink", "64+32-64", "256+0-256"])
-def test_views_of_a_projection(name: str):
-    case, _ = PROFILES[name]
+@pytest.mark.parametrize("name", ["V3", "V3 full fp16 sink", "V3 pages of 64", "64+32-64"])
+@pytest.mark.parametrize("layout", ["values", "aligned"])
+def test_rows_with_gaps_give_the_same_bits(name: str, layout: str):
+    """V alone as a view of a projection's output, or every tensor and out with gaps."""
     for batch in BATCHES:
-        built = on(replace(case, **batch))
-        assert differences(attend(from_projection(built), "hopper"), attend(built, "hopper")) == []
+        case = replace(PROFILES[name][0], **batch)
+        out = "aligned" if layout == "aligned" else "fresh"
+        gapped = attend(on(replace(case, layout=layout, out=out), "nan"), "hopper")
+        assert differences(gapped, attend(on(case), "hopper")) == []
 
 
 def test_drawn_cases():
-    assert drawn_problems("dense", "hopper", count=12, first=0) == []
+    plain = {"layout": "aligned", "q_scale": False, "k_scale": False, "out": "aligned"}
+    v3 = {"d_nope": 128, "d_rope": 64, "d_v": 128, "rope": "shared", "kv": "plain"}
+    assert drawn_problems("dense", "hopper", 24, **v3, **plain) == []
 
 
 @pytest.mark.parametrize(

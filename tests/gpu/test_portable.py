@@ -50,7 +50,7 @@ def test_right_repeatable_and_deaf_to_poison(name: str):
 
 @pytest.mark.parametrize("form", ["dense", "latent", "sparse"])
 def test_drawn_cases(form: str):
-    assert drawn_problems(form, "portable", count=16, first=0) == []
+    assert drawn_problems(form, "portable", count=16) == []
 
 
 @pytest.mark.parametrize("chip", CHIPS)

@@ -5,11 +5,12 @@ VENV := .venv
 VENV39 := .venv-triton39
 PIP_INSTALL = bin/pip install --quiet --disable-pip-version-check
 
-.PHONY: help demo test lint compile clean
+.PHONY: help demo test test-gpu lint compile clean
 
 help:
 	@echo "make demo   run every kind of MLA prefill on this machine and check it"
 	@echo "make test   lint, type-check and run the whole test suite"
+	@echo "make test-gpu  run the tests that need a GPU, with this machine's own torch"
 	@echo "make clean  remove the environments and caches"
 
 # A plain "torch" would pull gigabytes of CUDA packages onto a machine without a GPU, so the
@@ -30,8 +31,8 @@ demo: $(VENV)/.installed
 	$(VENV)/bin/openmla demo
 
 lint: $(VENV)/.installed
-	$(VENV)/bin/ruff check src tests
-	$(VENV)/bin/ruff format --check src tests
+	$(VENV)/bin/ruff check src tests benchmarks
+	$(VENV)/bin/ruff format --check src tests benchmarks
 	$(VENV)/bin/mypy
 
 # Compile every kernel config with the second Triton; an unchanged kernel comes from the cache.
@@ -40,6 +41,13 @@ compile: $(VENV39)/.installed
 
 test: lint compile
 	$(VENV)/bin/pytest -n 2
+
+# The environments above have no CUDA; these tests need pytest beside a torch that has. Compiling
+# kernels takes most of their time, so the files run side by side.
+JOBS ?= 6
+test-gpu:
+	PYTHONPATH=src $(PYTHON) tests/gpu/run.py --jobs $(JOBS)
+	PYTHONPATH=src $(PYTHON) tests/gpu/memcheck.py --jobs $(JOBS)
 
 clean:
 	rm -rf $(VENV) $(VENV39) build src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,7 +1,7 @@
 """One small valid set of arguments per public call, built afresh each time.
 
 dense(q_lens=[2, 3])        keyword arguments for openmla.mla_prefill
-latent(...), sparse(...)    likewise; merge(), flash_mla(), flash_attn() for the others
+latent(...), sparse(...)    likewise; merge(), merge_many(), flash_mla() and flash_attn() too
 """
 
 from __future__ import annotations
@@ -113,6 +113,14 @@ def merge(queries: int = 5, heads: int = HEADS, seed: int = 0) -> dict[str, Any]
         "lse_a": numbers(queries, heads, seed=seed + 1),
         "out_b": numbers(queries, heads, D_V, seed=seed + 2),
         "lse_b": numbers(queries, heads, seed=seed + 3),
+    }
+
+
+def merge_many(queries: int = 5, heads: int = HEADS, seed: int = 0) -> dict[str, Any]:
+    """merge_many of three parts: outs as a list, lses stacked."""
+    return {
+        "outs": list(numbers(3, queries, heads, D_V, seed=seed)),
+        "lses": numbers(3, queries, heads, seed=seed + 1),
     }
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 # So that its failures say what was compared.
-pytest.register_assert_rewrite("kernels.judging")
+pytest.register_assert_rewrite("kernels.judging", "gpu.on_device")
 
 # pytest-xdist runs one worker per core; more threads than that only wait for each other.
 torch.set_num_threads(1)

@@ -98,6 +98,7 @@ CALLS: dict[str, tuple[Callable[..., Any], Callable[[], Arguments], int]] = {
     "mla_prefill_sparse": (openmla.mla_prefill_sparse, calls.sparse, calls.LATENT),
     "mla_prefill_sparse+cache": (openmla.mla_prefill_sparse, sparse_cache, calls.LATENT),
     "merge_states": (openmla.merge_states, calls.merge, 0),
+    "merge_many": (openmla.merge_many, calls.merge_many, 0),
     "plan": (openmla.plan, lambda: {"problem": Problem(**problem())}, 0),
     "Problem": (Problem, problem, 0),
     "LatentCache": (LatentCache, latent_cache, 0),

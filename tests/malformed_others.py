@@ -1,15 +1,29 @@
-"""Malformed calls of merge_states, plan, Problem, LatentCache and the shims."""
+"""Malformed calls of merge_states, merge_many, plan, Problem, LatentCache and the shims."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
+from torch import Tensor
 
 from malformed import Malformed, Unsupported
 from malformed_attention import INT32, NAN, int32, last_dim_strided, of, on_meta, to
 
-MERGE, PLAN, PROBLEM = "merge_states", "plan", "Problem"
+MERGE, MANY, PLAN, PROBLEM = "merge_states", "merge_many", "plan", "Problem"
 CACHE, ALLOCATE, APPEND, GATHER = "LatentCache", "allocate", "append", "gather"
 FLASH_MLA, FLASH_ATTN = "flash_mla", "flash_attn"
+
+
+def second(name: str, change: Callable[[Tensor], object], expected: str, got: str) -> Malformed:
+    """merge_many with another second part in a list."""
+
+    def changed(arguments: dict[str, Any]) -> dict[str, Any]:
+        parts = list(arguments[name])
+        return {name: [parts[0], change(parts[1]), parts[2]]}
+
+    return Malformed(MANY, f"{name}[1]", expected, got, changed)
 
 
 def unsupported(call: str, argument: str, value: object, expected: str, got: str) -> Malformed:
@@ -32,6 +46,24 @@ MERGES = [
     of(MERGE, "lse_b", on_meta, "a tensor on cpu", "on meta"),
     Malformed(MERGE, "lse_a", "the forward pass", "requires a gradient",
               lambda a: {"lse_a": a["lse_a"].requires_grad_()}, Unsupported),
+    to(MANY, "outs", None, "a list of tensors or a tensor", "None"),
+    to(MANY, "outs", [], "at least one part", "list []"),
+    to(MANY, "outs", torch.ones(0, 5, 2, 6), "at least one part", "[0, 5, 2, 6]"),
+    to(MANY, "outs", torch.ones(5, 2, 6), "[parts, total_q, heads, d_v]", "[5, 2, 6]"),
+    to(MANY, "outs", torch.ones(3, 5, 2, 6).double(), "torch.bfloat16 or", "torch.float64"),
+    second("outs", lambda t: t[:4], "torch.float32 [5, 2, 6]", "[4, 2, 6]"),
+    second("outs", lambda t: t.half(), "torch.float32 [5, 2, 6]", "torch.float16"),
+    second("outs", on_meta, "a tensor on cpu", "on meta"),
+    second("outs", lambda t: None, "a tensor", "None"),
+    to(MANY, "lses", 0.0, "a list of tensors or a tensor", "float 0.0"),
+    to(MANY, "lses", (), "at least one part", "tuple ()"),
+    of(MANY, "lses", lambda t: t[:2], "3 parts, as outs has", "2"),
+    of(MANY, "lses", lambda t: t.transpose(1, 2), "torch.float32 [parts, 5, 2]", "[3, 2, 5]"),
+    of(MANY, "lses", lambda t: t.bfloat16(), "torch.float32 [parts, 5, 2]", "torch.bfloat16"),
+    of(MANY, "lses", on_meta, "a tensor on cpu", "on meta"),
+    second("lses", lambda t: t[..., None], "torch.float32 [5, 2]", "[5, 2, 1]"),
+    Malformed(MANY, "lses", "the forward pass", "requires a gradient",
+              lambda a: {"lses": a["lses"].requires_grad_()}, Unsupported),
 ]  # fmt: skip
 
 PROBLEMS = [

@@ -103,3 +103,11 @@ def test_merge(dtype: torch.dtype):
     merged, lse = openmla.merge_states(out, torch.zeros(1, 2), out, torch.zeros(1, 2))
     assert_all_are(merged, out[0, 0])
     assert torch.allclose(lse, torch.tensor(2.0).log())
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_merge_of_unequal_parts(dtype: torch.dtype):
+    """Shares that are rounded may sum to a little more than 1."""
+    out = large(200, 2, 4, dtype=dtype)
+    merged, _ = openmla.merge_many([out] * 3, list(torch.randn(3, 200, 2)))
+    assert_all_are(merged, out[0, 0])

@@ -1,4 +1,7 @@
-"""merge_states: parts over disjoint keys make the whole; empty parts leave no trace."""
+"""merge_states and merge_many: parts over disjoint keys make the whole, empty parts leave no trace.
+
+merge_many rounds once, however many parts there are; a chain of merge_states rounds at every link.
+"""
 
 from __future__ import annotations
 
@@ -109,7 +112,99 @@ def test_the_reference_follows_the_same_rules(marker: float):
     call = calls.merge()
     call["lse_a"][0], call["out_a"][0] = marker, torch.nan
     call["lse_b"][:2] = marker
-    want_out, want_lse = reference.merge(**call)
+    want_out, want_lse = reference.merge(
+        [call["out_a"], call["out_b"]], [call["lse_a"], call["lse_b"]]
+    )
     out, lse = merged(call)
     formula.assert_close(out, want_out)
     formula.assert_close(lse, want_lse)
+
+
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+# Half a unit in the last place of a stored result, as a share of it.
+HALF_UNIT = {torch.float32: 2**-24, torch.bfloat16: 2**-8 / 2, torch.float16: 2**-11 / 2}
+
+
+def parts(count: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
+    """outs [count, 5, 2, 6] and lses [count, 5, 2]; some parts weigh far more than others."""
+    return calls.numbers(count, 5, 2, 6, dtype=dtype), 3 * calls.numbers(count, 5, 2, seed=1)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("count", [1, 2, 3, 16])
+def test_many_parts_are_rounded_once(count: int, dtype: torch.dtype):
+    outs, lses = parts(count, dtype)
+    out, lse = openmla.merge_many(outs, lses)
+    want_out, want_lse = reference.merge(list(outs), list(lses))
+    assert out.dtype == dtype
+    # A wider type than float32 adds float32 parts; float32 adds the others, each sum with its own
+    # rounding, which may tip a result that lies between two stored numbers.
+    sums = 0 if dtype == torch.float32 else count * 2**-24 * outs.double().abs().amax()
+    error = (out.double() - want_out).abs()
+    assert bool((error <= HALF_UNIT[dtype] * 2 * want_out.abs() + sums).all())
+    formula.assert_close(lse, want_lse, bound=2**-23)
+
+
+def test_a_chain_of_merges_rounds_at_every_link():
+    outs, lses = parts(16, torch.bfloat16)
+    lses.zero_()
+    want, _ = reference.merge(list(outs), list(lses))
+    chained = (outs[0], lses[0])
+    for out, lse in zip(outs[1:], lses[1:], strict=True):
+        chained = openmla.merge_states(*chained, out, lse)
+    errors = [float((x.double() - want).square().mean().sqrt())
+              for x in (chained[0], openmla.merge_many(outs, lses)[0])]  # fmt: skip
+    assert errors[0] > 2 * errors[1]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_two_parts_are_merge_states(dtype: torch.dtype):
+    outs, lses = parts(2, dtype)
+    got = openmla.merge_many(outs, lses)
+    want = openmla.merge_states(outs[0], lses[0], outs[1], lses[1])
+    assert all(formula.same_bits(a, b) for a, b in zip(got, want, strict=True))
+
+
+@pytest.mark.parametrize("kind", [list, tuple])
+def test_parts_need_not_lie_together(kind: type):
+    outs, lses = parts(3)
+    apart = kind(x.transpose(0, 1).contiguous().transpose(0, 1) for x in outs)
+    want = openmla.merge_many(outs, lses)
+    for got in (openmla.merge_many(apart, kind(lses)), openmla.merge_many(apart, lses)):
+        assert all(formula.same_bits(a, b) for a, b in zip(got, want, strict=True))
+
+
+def test_one_part_is_returned_as_it_is():
+    outs, lses = parts(1)
+    outs[0, 0, 0] = torch.tensor([-0.0, 0.0, 1e-45, -3e38, 1.1, -1.1])
+    out, lse = openmla.merge_many(outs, lses)
+    assert formula.same_bits(out, outs[0]) and formula.same_bits(lse, lses[0])
+    assert out.data_ptr() != outs.data_ptr()
+
+
+@pytest.mark.parametrize("marker", [-INF, INF], ids=["-inf", "+inf"])
+@pytest.mark.parametrize("rubbish", [3.5, torch.nan, INF], ids=str)
+def test_empty_parts_among_many_are_ignored_bit_for_bit(marker: float, rubbish: float):
+    outs, lses = parts(5)
+    want = openmla.merge_many(outs[[1, 4]], lses[[1, 4]])
+    for empty in (0, 2, 3):
+        outs[empty], lses[empty] = rubbish, marker
+    got = openmla.merge_many(outs, lses)
+    assert all(formula.same_bits(a, b) for a, b in zip(got, want, strict=True))
+    outs[:, 2], lses[:, 2] = rubbish, marker
+    out, lse = openmla.merge_many(outs, lses)
+    assert formula.same_bits(out[2], torch.zeros(2, 6))
+    assert formula.same_bits(lse[2], torch.full((2,), -INF))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_another_default_dtype_changes_nothing(dtype: torch.dtype):
+    outs, lses = parts(4, dtype)
+    lses[0, 0] = -INF
+    want = openmla.merge_many(outs, lses)
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        got = openmla.merge_many(outs, lses)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert all(formula.same_bits(a, b) for a, b in zip(got, want, strict=True))

@@ -44,7 +44,8 @@ def sparse_arguments(lse: bool) -> tuple[Any, ...]:
 
 
 def merge_arguments(lse: bool) -> tuple[Any, ...]:
-    return (*calls.merge().values(), torch.empty(5, 2, 6), torch.empty(5, 2))
+    call = calls.merge_many()
+    return (call["outs"], list(call["lses"]), torch.empty(5, 2, 6), torch.empty(5, 2))
 
 
 @pytest.mark.parametrize("lse", [True, False], ids=["lse", "out-only"])
@@ -54,7 +55,7 @@ def merge_arguments(lse: bool) -> tuple[Any, ...]:
         ("dense", dense_arguments),
         ("latent", latent_arguments),
         ("sparse", sparse_arguments),
-        ("merge_states", merge_arguments),
+        ("merge_many", merge_arguments),
     ],
 )
 def test_operators_are_well_formed(name: str, arguments: Callable[[bool], tuple[Any, ...]], lse):
@@ -92,6 +93,7 @@ COMPILED: dict[str, tuple[Callable[..., Any], Callable[[int], dict[str, Any]]]] 
         lambda i: calls.sparse(queries=4 + i, rows=7 + i, topk=3 + i, seed=i),
     ),
     "merge": (openmla.merge_states, lambda i: calls.merge(queries=4 + i, seed=i)),
+    "merge-many": (openmla.merge_many, lambda i: calls.merge_many(queries=4 + i, seed=i)),
     "flash_mla": (flash_mla_sparse_fwd, lambda i: calls.flash_mla(seed=i)),
     "flash_attn": (
         lambda **call: flash_attn_varlen_func(**call, causal=True, return_attn_probs=True),

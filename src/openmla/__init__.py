@@ -3,12 +3,19 @@
 out = openmla.mla_prefill(q, k_nope, k_rope, v, cu_seqlens_q=cu)          dense, MHA form
 out = openmla.mla_prefill_latent(q, cache, block_table, cache_lengths, cu_seqlens_q=cu, scale=s)
 out = openmla.mla_prefill_sparse(q, kv, indices, scale=s)                 sparse, latent form
-out, lse = openmla.merge_states(out_a, lse_a, out_b, lse_b)
+out, lse = openmla.merge_states(out_a, lse_a, out_b, lse_b)               two parts
+out, lse = openmla.merge_many(outs, lses)                                 any number of parts
 """
 
 from typing import TYPE_CHECKING
 
-from openmla.api import merge_states, mla_prefill, mla_prefill_latent, mla_prefill_sparse
+from openmla.api import (
+    merge_many,
+    merge_states,
+    mla_prefill,
+    mla_prefill_latent,
+    mla_prefill_sparse,
+)
 from openmla.cache import LatentCache
 from openmla.errors import InvalidArgument, OpenMLAError, Unsupported
 from openmla.plan import Plan
@@ -26,6 +33,7 @@ __all__ = [
     "Problem",
     "Unsupported",
     "__version__",
+    "merge_many",
     "merge_states",
     "mla_prefill",
     "mla_prefill_latent",

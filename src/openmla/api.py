@@ -14,6 +14,8 @@ A query that sees no key gets zeros, and -inf in lse.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -23,7 +25,13 @@ from openmla.errors import InvalidArgument
 from openmla.operands import DenseOperands, Results, SparseOperands, Weights
 from openmla.plan import BACKENDS
 
-__all__ = ["merge_states", "mla_prefill", "mla_prefill_latent", "mla_prefill_sparse"]
+__all__ = [
+    "merge_many",
+    "merge_states",
+    "mla_prefill",
+    "mla_prefill_latent",
+    "mla_prefill_sparse",
+]
 
 assert ops.SCHEMAS  # importing ops registers torch.ops.openmla.*
 
@@ -205,17 +213,41 @@ def merge_states(
 ) -> tuple[Tensor, Tensor]:
     """Combine results over two disjoint sets of keys: chunked prefill, context parallelism.
 
-    out [total_q, H, d_v], lse float32 [total_q, H], natural log. A part with lse -inf (or +inf, as
-    some libraries mark it) saw no key and is ignored, whatever its out holds.
+    out [total_q, H, d_v], lse float32 [total_q, H], natural log, as merge_many takes them. More
+    than two parts belong into one merge_many: each call rounds its out to the dtype of the parts.
     """
     a = checks.tensor("out_a", out_a, ("total_q", "heads", "d_v"), checks.Q_DTYPES[:3])
     b = checks.tensor("out_b", out_b, tuple(a.shape), (a.dtype,), a.device)
     for name, value in (("lse_a", lse_a), ("lse_b", lse_b)):
         checks.tensor(name, value, tuple(a.shape[:2]), (torch.float32,), a.device)
     checks.no_gradients(out_a=a, lse_a=lse_a, out_b=b, lse_b=lse_b)
-    out = torch.empty_like(a, memory_format=torch.contiguous_format)
-    lse = torch.empty_like(lse_a, memory_format=torch.contiguous_format)
-    torch.ops.openmla.merge_states(a, lse_a, b, lse_b, out, lse)
+    return _merged([a, b], [lse_a, lse_b])
+
+
+def merge_many(
+    outs: Tensor | Sequence[Tensor], lses: Tensor | Sequence[Tensor]
+) -> tuple[Tensor, Tensor]:
+    """Combine results over any number of disjoint sets of keys, and round once, at the end.
+
+    outs [n, total_q, H, d_v], or n tensors [total_q, H, d_v] that need not lie together; lses
+    float32 [n, total_q, H] likewise, natural log. A part with lse -inf (or +inf, as some libraries
+    mark it) saw no key and is ignored, whatever its out holds; where no part saw a key, out is 0
+    and lse -inf. Parts are added in the order they come, on every device.
+    """
+    parts = checks.parts("outs", outs, ("total_q", "heads", "d_v"), checks.Q_DTYPES[:3])
+    rows = tuple(parts[0].shape[:2])
+    states = checks.parts("lses", lses, rows, (torch.float32,), parts[0].device)
+    if len(states) != len(parts):
+        raise InvalidArgument("lses", f"{len(parts)} parts, as outs has", len(states))
+    for part, state in zip(parts, states, strict=True):
+        checks.no_gradients(outs=part, lses=state)
+    return _merged(parts, states)
+
+
+def _merged(outs: list[Tensor], lses: list[Tensor]) -> tuple[Tensor, Tensor]:
+    out = torch.empty_like(outs[0], memory_format=torch.contiguous_format)
+    lse = torch.empty_like(lses[0], memory_format=torch.contiguous_format)
+    torch.ops.openmla.merge_many(outs, lses, out, lse)
     return out, lse
 
 

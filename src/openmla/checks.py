@@ -60,6 +60,29 @@ def tensor(
     return value
 
 
+def parts(
+    name: str,
+    value: object,
+    shape: Sequence[int | str],
+    dtypes: Sequence[torch.dtype],
+    device: torch.device | None = None,
+) -> list[Tensor]:
+    """One or more tensors of one shape, dtype and device: stacked in one, or a list or tuple."""
+    if isinstance(value, Tensor):
+        found = list(tensor(name, value, ("parts", *shape), dtypes, device).unbind(0))
+    elif isinstance(value, list | tuple):
+        found = []
+        for i, part in enumerate(value):
+            found.append(tensor(f"{name}[{i}]", part, shape, dtypes, device))
+            shape, dtypes, device = found[0].shape, (found[0].dtype,), found[0].device
+    else:
+        expected = f"a list of tensors or a tensor, {_spelled(('parts', *shape), dtypes)}"
+        raise InvalidArgument(name, expected, describe(value))
+    if not found:
+        raise InvalidArgument(name, "at least one part", describe(value))
+    return found
+
+
 def _spelled(shape: Sequence[int | str], dtypes: Sequence[torch.dtype]) -> str:
     return f"{' or '.join(str(d) for d in dtypes)} [{', '.join(str(s) for s in shape)}]"
 

@@ -56,10 +56,7 @@ SCHEMAS = {
         "(Tensor data, Tensor? scales, str format, int latent_width, Tensor rows, "
         "Tensor(a!) out) -> ()"
     ),
-    "merge_states": (
-        "(Tensor out_a, Tensor lse_a, Tensor out_b, Tensor lse_b, "
-        "Tensor(a!) out, Tensor(b!) lse) -> ()"
-    ),
+    "merge_many": "(Tensor[] outs, Tensor[] lses, Tensor(a!) out, Tensor(b!) lse) -> ()",
 }
 
 
@@ -216,7 +213,7 @@ def _run_reference(operands: Operands, results: Results) -> None:
 
 def _register() -> None:
     implementations: dict[str, Callable[..., None]] = {
-        "dense": _dense, "latent": _latent, "sparse": _sparse, "merge_states": merge,
+        "dense": _dense, "latent": _latent, "sparse": _sparse, "merge_many": merge,
         "cache_append": _cache_append, "cache_gather": _cache_gather,
     }  # fmt: skip
     for name, function in implementations.items():

@@ -158,13 +158,13 @@ def valid_indices(op: SparseOperands, row: int) -> Tensor:
     return listed[(listed >= 0) & (listed < op.rows)]
 
 
-def merge(out_a: Tensor, lse_a: Tensor, out_b: Tensor, lse_b: Tensor) -> tuple[Tensor, Tensor]:
-    """Two partial results over disjoint keys -> the result over all of them, float64."""
-    lse_a, lse_b = (torch.where(x == torch.inf, -torch.inf, x) for x in (lse_a, lse_b))
-    lse = torch.logaddexp(lse_a.double(), lse_b.double())
-    out = torch.zeros_like(out_a, dtype=torch.float64)
-    for part, part_lse in ((out_a, lse_a), (out_b, lse_b)):
-        weight = torch.exp(part_lse.double() - lse)[..., None]
+def merge(outs: list[Tensor], lses: list[Tensor]) -> tuple[Tensor, Tensor]:
+    """Partial results over disjoint keys -> the result over all of them, float64."""
+    seen = torch.stack([torch.where(x == torch.inf, -torch.inf, x.double()) for x in lses])
+    lse = torch.logsumexp(seen, 0)
+    out = torch.zeros_like(outs[0], dtype=torch.float64)
+    for part, part_lse in zip(outs, seen, strict=True):
+        weight = torch.exp(part_lse - lse)[..., None]
         empty = (part_lse == -torch.inf)[..., None]
         out = out + torch.where(empty, 0.0, weight * part.double())
     return out, lse

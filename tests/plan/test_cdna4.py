@@ -130,6 +130,19 @@ class TestProducts:
         assert core._SOFTMAX_DTYPE == "float16"
         assert core._NUM_K_ROPE_TILES == 0
 
+    @pytest.mark.parametrize(("kv_block", "strips"), [(64, 1), (128, 2), (256, 4)])
+    @pytest.mark.parametrize("k_128", [False, True])
+    def test_fp8_strips_have_64_keys_in_either_product(
+        self, kv_block: int, strips: int, k_128: bool
+    ) -> None:
+        counted = {
+            dtype: MlaPrefillV2Core(
+                dsv3(kv_block=kv_block, fp8_mma_k_128=k_128, dtype=dtype)
+            )._NUM_PV_SUBTILES
+            for dtype in ("float8_e4m3fn", "bfloat16")
+        }
+        assert counted == {"float8_e4m3fn": strips, "bfloat16": kv_block // 16}
+
     def test_fragment_addresses_follow_the_lds_maps(self) -> None:
         op = MlaMmaOp(dsv3().mha())
         v = v_map(v_full_v227=True)

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import torch
 from rich.table import Table
 
 from openmla.bench.dense import Row
-from openmla.version import VERSION
+from openmla.bench.provenance import gpu_provenance
 
 
 def table(rows: list[Row], matmul: float) -> Table:
@@ -34,22 +32,7 @@ def table(rows: list[Row], matmul: float) -> Table:
 def write_json(path: Path, rows: list[Row], matmul: float, command: str) -> None:
     """One file per run."""
     found = {"matmul_tflops": matmul, "rows": [row.to_json() for row in rows]}
-    save_record(path, {**provenance(command), **found})
-
-
-def provenance(command: str) -> dict[str, Any]:
-    """When, with what and on what a GPU benchmark ran."""
-    import triton
-
-    return {
-        "date": datetime.now(UTC).strftime("%Y-%m-%d"),
-        "command": command,
-        "gpu": torch.cuda.get_device_name(),
-        "cuda": torch.version.cuda,
-        "openmla": VERSION,
-        "torch": torch.__version__,
-        "triton": triton.__version__,
-    }
+    save_record(path, {**gpu_provenance(command), **found})
 
 
 def save_record(path: Path, record: dict[str, Any]) -> None:

@@ -3,36 +3,18 @@
 from __future__ import annotations
 
 import json
-import platform
 from dataclasses import asdict
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
-import torch
 from rich.table import Table
 
 from openmla.bench.cpu import Row
-from openmla.version import VERSION
-
-
-def provenance(command: str) -> dict[str, Any]:
-    """What a figure needs so that it can be trusted later: date, machine, versions, command."""
-    return {
-        "date": datetime.now(UTC).strftime("%Y-%m-%d"),
-        "command": command,
-        "processor": _processor(),
-        "threads": torch.get_num_threads(),
-        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
-        "openmla": VERSION,
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-    }
+from openmla.bench.provenance import cpu_provenance
 
 
 def write_json(path: Path, rows: list[Row], command: str) -> None:
     """One file per run."""
-    record = provenance(command) | {
+    record = cpu_provenance(command) | {
         "rows": [asdict(row) | {"mm_share": row.mm_share} for row in rows]
     }
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -70,10 +52,3 @@ def _memory(row: Row) -> str:
         return ""
     part = row.extra_bytes / row.peer_extra_bytes
     return f"; peak memory +{row.extra_bytes / 2**20:.0f} MiB, {part:.1%} of the first peer's"
-
-
-def _processor() -> str:
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.split(":", 1)[1].strip()
-    return platform.processor()

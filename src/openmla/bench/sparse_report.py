@@ -6,7 +6,8 @@ from pathlib import Path
 
 from rich.table import Table
 
-from openmla.bench.dense_report import provenance, save_record
+from openmla.bench.dense_report import save_record
+from openmla.bench.provenance import gpu_provenance
 from openmla.bench.sparse import Row
 
 
@@ -30,7 +31,7 @@ def table(rows: list[Row]) -> Table:
 
 def write_json(path: Path, rows: list[Row], command: str) -> None:
     """One file per run."""
-    save_record(path, {**provenance(command), "rows": [row.to_json() for row in rows]})
+    save_record(path, {**gpu_provenance(command), "rows": [row.to_json() for row in rows]})
 
 
 def plot(path: Path, rows: list[Row]) -> None:

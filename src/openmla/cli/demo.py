@@ -112,10 +112,12 @@ def _chunked(built: BuiltCase) -> Line:
         return state[0], state[1]
 
     def run() -> Outcome:
-        state = attend(context, context + new, causal=True)
-        for first, last in ((0, context // 2), (context // 2, context)):
-            state = openmla.merge_states(*state, *attend(first, last, causal=False))
-        return Outcome(*state)
+        states = [
+            attend(0, context // 2, causal=False),
+            attend(context // 2, context, causal=False),
+            attend(context, context + new, causal=True),
+        ]
+        return Outcome(*openmla.merge_many(*zip(*states, strict=True)))
 
     return _line("dense, chunks merged", built, run)
 

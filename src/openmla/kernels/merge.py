@@ -1,31 +1,38 @@
-"""Merging two partial attention results, on any device: plain torch, no sync.
+"""Merging partial attention results, on any device: plain torch, no sync.
 
-With both lse finite: out = (w_a * out_a + w_b * out_b) / (w_a + w_b), w = exp(lse - max). A part
-whose lse is -inf saw no key; its rows are ignored whatever they hold. Libraries that mark such rows
-with +inf (FlashMLA, FlashAttention-2) are understood too.
+    lse = log(sum_i exp(lse_i)),  out = sum_i share_i * out_i  with  share_i = exp(lse_i - lse)
+
+A part whose lse is -inf saw no key; its rows are ignored whatever they hold. Libraries that mark
+such rows with +inf (FlashMLA, FlashAttention-2) are understood too. Parts are added in the order
+they are given, in a type wider than theirs, and rounded once. One row of two parts in bf16:
+
+    lse_i  0.0, -0.6931     share_i  0.6667, 0.3333     (lse 0.4055)
+    out_i  1.0, 0.5         out      0.6667 + 0.1667 = 0.8333, stored as 0.8320
 """
 
 from __future__ import annotations
+
+from functools import reduce
 
 import torch
 from torch import Tensor
 
 
-def merge(
-    out_a: Tensor, lse_a: Tensor, out_b: Tensor, lse_b: Tensor, out: Tensor, lse: Tensor
-) -> None:
-    """Write the merged result into out and lse; all inputs are as merge_states documents."""
-    lse_a, lse_b = (torch.where(x == torch.inf, -torch.inf, x) for x in (lse_a, lse_b))
-    top = torch.maximum(lse_a, lse_b)
+def merge(outs: list[Tensor], lses: list[Tensor], out: Tensor, lse: Tensor) -> None:
+    """Write the merged result into out and lse; all inputs are as merge_many documents."""
+    # Rows of lse are narrow beside rows of out, so float64 costs little and keeps shares exact.
+    seen = [torch.where(x == torch.inf, -torch.inf, x.double()) for x in lses]
+    top = reduce(torch.maximum, seen)
     empty = top == -torch.inf
     shift = torch.where(empty, 0.0, top)
-    w_a, w_b = torch.exp(lse_a - shift), torch.exp(lse_b - shift)
-    total = torch.where(empty, 1.0, w_a + w_b)
-    # Shares, not weights: the sum of two large outputs could overflow before it is divided.
-    share_a, share_b = w_a / total, w_b / total
-    # An ignored part adds -0.0, the one number that leaves every other one as it was, -0.0 too.
-    part_a = torch.where((w_a == 0).unsqueeze(-1), -0.0, out_a.float() * share_a.unsqueeze(-1))
-    part_b = torch.where((w_b == 0).unsqueeze(-1), -0.0, out_b.float() * share_b.unsqueeze(-1))
-    merged = part_a + part_b
+    weights = [torch.exp(x - shift) for x in seen]
+    total = torch.where(empty, 1.0, reduce(torch.add, weights))
+    # float32 parts need more than float32: shares that sum to 1 + 1e-7 overflow its largest values.
+    wide = torch.float64 if out.dtype == torch.float32 else torch.float32
+    # -0.0 is the one number that leaves every other one as it was, -0.0 too.
+    merged = torch.full(out.shape, -0.0, dtype=wide, device=out.device)
+    for part, weight in zip(outs, weights, strict=True):
+        share = (weight / total).to(wide).unsqueeze(-1)
+        merged += torch.where(share == 0, -0.0, part.to(wide) * share)
     out.copy_(torch.where(empty.unsqueeze(-1), 0.0, merged))
     lse.copy_(torch.where(empty, -torch.inf, shift + torch.log(total)))

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from openmla.layout.cdna4_v import STRIP_KEYS
 from openmla.layout.dma import WAVE
 from openmla.plan.cdna4_config import MlaConfigV2, given_or_made
 from openmla.plan.cdna4_mma import MlaMmaOp, RegisterTile
@@ -168,8 +169,9 @@ class MlaPrefillV2Core:
 
     @property
     def _NUM_PV_SUBTILES(self) -> int:
-        """Strips of MMA_K keys in the second product."""
-        return self.KV_BLOCK // self.mma.MMA_K
+        """Strips of keys in the second product, as V is read from LDS: 64 keys in fp8, whatever
+        the depth of the product; MMA_K = 16 keys in 16 bits."""
+        return self.KV_BLOCK // (STRIP_KEYS if self.config.is_fp8 else self.mma.MMA_K)
 
     @property
     def _FP8_KV128_32x64(self) -> bool:

@@ -1,0 +1,110 @@
+"""Run the tests that need a GPU: every file in a process of its own.
+
+    python tests/gpu/run.py [--jobs 6] [--seconds 900] [FILE ...]
+
+An illegal memory access ends every later CUDA call of its process, and a hang ends nothing at all:
+so a file that dies, or takes longer than it may, is counted as failed, and the others run on. Files
+run side by side (`--jobs`): most of their time is spent compiling kernels on the CPU. A file whose
+tests were all skipped counts as failed too: here, unlike in `make test`, a GPU is the point.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+TAIL = 6000  # characters of a failed file's output that are shown
+
+
+@dataclass(frozen=True)
+class Ran:
+    """How one file ended; no problem means that all its tests passed."""
+
+    path: Path
+    summary: str
+    problem: str
+    output: str
+    seconds: float
+
+    def __str__(self) -> str:
+        verdict = f"FAILED, {self.problem}" if self.problem else "passed"
+        return f"{self.path.name}: {verdict}: {self.summary} ({self.seconds:.0f} s)"
+
+
+def run_file(path: Path, seconds: float) -> Ran:
+    """pytest on one file, for at most so long."""
+    command = [sys.executable, "-m", "pytest", "-m", "gpu", "-p", "no:cacheprovider", "-rfE",
+               "--color=no", str(path)]  # fmt: skip
+    started = time.monotonic()
+    status, output = run_limited(command, seconds)
+    summary = summary_of(output)
+    return Ran(path, summary, problem_of(status, summary), output, time.monotonic() - started)
+
+
+def run_limited(
+    command: list[str], seconds: float, environment: dict[str, str] | None = None
+) -> tuple[int | None, str]:
+    """Status and output of a process; the status is None if it had to be ended at its limit."""
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    with subprocess.Popen(command, text=True, env=environment, **pipes) as child:
+        try:
+            output, _ = child.communicate(timeout=seconds)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            return None, child.communicate()[0]
+    return child.returncode, output
+
+
+def summary_of(output: str) -> str:
+    """pytest's last line of counts, without its frame.
+
+    >>> summary_of("...\\n2 failed, 3 passed in 1.20s\\n")
+    '2 failed, 3 passed in 1.20s'
+    """
+    counts = re.findall(r"^=* ?(\d+ \w+.* in [\d.]+s.*?)=*$", output, re.MULTILINE)
+    return counts[-1].strip() if counts else "no summary"
+
+
+def problem_of(status: int | None, summary: str) -> str:
+    """What a file's end means; empty when tests ran and all passed.
+
+    >>> problem_of(0, "3 passed in 1.20s"), problem_of(-11, "no summary")
+    ('', 'died of signal 11')
+    """
+    if status is None:
+        return "no end within its limit"
+    if status:
+        return f"status {status}" if status > 0 else f"died of signal {-status}"
+    return "" if re.search(r"\d+ passed", summary) else "nothing ran"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """The command line; the number of files that failed."""
+    parser = argparse.ArgumentParser(description="Run every file of GPU tests in its own process.")
+    parser.add_argument("files", nargs="*", type=Path, help="default: all beside this script")
+    parser.add_argument("--jobs", type=int, default=1, help="files side by side")
+    parser.add_argument("--seconds", type=float, default=900, help="limit of one file")
+    options = parser.parse_args(arguments)
+    files = options.files or sorted(HERE.glob("test_*.py"))
+    failed = 0
+    with ThreadPoolExecutor(options.jobs) as pool:
+        for ran in pool.map(partial(run_file, seconds=options.seconds), files):
+            print(ran, flush=True)
+            if ran.problem:
+                failed += 1
+                print(ran.output[-TAIL:], flush=True)
+    print(f"{len(files) - failed} of {len(files)} files passed")
+    return failed
+
+
+if __name__ == "__main__":
+    sys.exit(main())

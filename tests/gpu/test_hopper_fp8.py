@@ -1,0 +1,102 @@
+"""The latent kernel over lists of FP8 rows: widened in the kernel or in a workspace, same bits."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from gpu.on_device import DEVICE, attend, different, on, on_hopper, problems
+from openmla import LatentCache
+from openmla.operands import SparseOperands
+from openmla.plan import hopper_cache
+from openmla.testing.build import BuiltCase, Outcome
+from openmla.testing.case import Case
+from openmla.testing.poison import differences
+
+pytestmark = on_hopper
+
+MODES = ("in_kernel", "workspace")
+BASE = Case(
+    "sparse", 20, 512, 64, 512, q_lens=(70,), k_lens=(3000,), topk=389, scale=0.05, spare=3,
+    kv="fp8_656", page_size=64, index_kind="mixed",
+)  # fmt: skip
+# What is compiled in; one kernel each way.
+FORMATS: dict[str, Case] = {
+    **{kv: replace(BASE, kv=kv) for kv in ("fp8_656", "fp8_block32", "fp8_block64")},
+    **{kv: replace(BASE, kv=kv) for kv in ("fp8_block128", "fp8_token")},
+    "512+0": replace(BASE, kv="fp8_block64", d_rope=0, rope="none"),
+    "256+64": replace(BASE, kv="fp8_block128", d_nope=256, d_v=256),
+    "256+32": replace(BASE, kv="fp8_block32", d_nope=256, d_rope=32, d_v=256),
+    "128+32": replace(BASE, kv="fp8_token", d_nope=128, d_rope=32, d_v=128),
+}
+BATCHES: tuple[dict[str, Any], ...] = (
+    {},
+    {"heads": 128, "topk": 1001, "values": "peaky", "q_lens": (8,)},
+    {"heads": 1, "topk": 1, "index_kind": "distinct"},
+    {"heads": 96, "topk": 64, "index_kind": "invalid"},
+    {"heads": 65, "topk": 700, "q_lens": (20,), "seed": 1},
+)
+
+
+def attend_by(built: BuiltCase, mode: str) -> Outcome:
+    """With FP8 rows widened in one way."""
+    return attend(
+        built, "hopper", lambda c: replace(c, cache_read=replace(c.cache_read, mode=mode))
+    )
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_right_repeatable_and_deaf_to_poison(name: str):
+    cases = [replace(FORMATS[name], **batch) for batch in BATCHES]
+    assert [p for case in cases for p in problems(case, "hopper")] == []
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_both_ways_give_the_same_bits(name: str):
+    for batch in BATCHES:
+        case = replace(FORMATS[name], **batch)
+        want = attend_by(on(case), "in_kernel")
+        for mode in MODES:
+            assert differences(attend_by(on(case, "nan"), mode), want) == [], (mode, case)
+
+
+@pytest.mark.parametrize("name", ["fp8_656", "fp8_block64", "256+32"])
+@pytest.mark.parametrize("rows", [40, 2500])
+def test_a_workspace_that_is_too_small_is_not_used(
+    name: str, rows: int, monkeypatch: pytest.MonkeyPatch
+):
+    built = on(FORMATS[name])
+    want = attend_by(built, "in_kernel")
+    monkeypatch.setattr(hopper_cache, "WORKSPACE_CAP", rows * 2 * built.operands.q.shape[2])
+    assert differences(attend_by(built, "workspace"), want) == []
+
+
+def test_a_thousand_launches_of_either_way_give_the_same_bits():
+    built = on(replace(BASE, heads=64, q_lens=(300,), k_lens=(4096,), topk=400))
+    want = attend_by(built, "in_kernel")
+    for mode in MODES:
+        assert different(lambda mode=mode: attend_by(built, mode).out, 1000) == 0
+        assert differences(attend_by(built, mode), want) == []
+
+
+def test_a_pool_of_more_than_2_to_the_31_bytes():
+    """Lists that name rows anywhere in it: the bits of the same rows, gathered into bf16."""
+    cache = LatentCache.allocate(num_pages=60_000, page_size=64, format="fp8_656", device=DEVICE)
+    assert cache.data.numel() > 2**31
+    cache.data.fill_(255)  # rows that nobody names are NaN
+    rows = torch.randperm(cache.rows, device=DEVICE)[:8192].sort().values
+    rows[-1] = cache.rows - 1
+    cache.append(torch.randn(8192, 512, device=DEVICE), torch.randn(8192, 64, device=DEVICE), rows)
+    lists = torch.randint(0, 8192, (64, 300), device=DEVICE)
+    built = on(replace(BASE, heads=16, q_lens=(64,), topk=300))
+    op = built.operands
+    assert isinstance(op, SparseOperands)
+    far = replace(built, operands=replace(op, cache=cache, indices=rows[lists].int()))
+    near = replace(built, operands=replace(op, cache=cache.gather(rows), indices=lists.int()))
+    want = attend(near, "hopper")
+    assert bool(want.out.isfinite().all())
+    for mode in MODES:
+        assert differences(attend_by(far, mode), want) == [], mode

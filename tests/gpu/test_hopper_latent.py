@@ -1,0 +1,144 @@
+"""The latent kernel on a Hopper GPU: lists of rows, sequences over pages, FlashMLA's calls."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+import openmla
+from gpu.on_device import DEVICE, different, drawn_problems, normal, on, on_hopper, problems
+from openmla.testing import flash_mla
+from openmla.testing.case import Case
+
+pytestmark = on_hopper
+
+LISTS = Case("sparse", 12, 512, 64, 512, q_lens=(40,), k_lens=(3000,), topk=200, scale=0.05)
+PAGES = Case(
+    "latent", 20, 512, 64, 512, q_lens=(70, 33, 5), k_lens=(70, 900, 2), scale=0.05, kv="bf16",
+    page_size=64, spare=3,
+)  # fmt: skip
+NARROW: dict[str, dict[str, Any]] = {
+    f"{latent}+{rope}": {"d_nope": latent, "d_rope": rope, "d_v": latent}
+    for latent, rope in ((512, 0), (256, 64), (256, 32), (128, 32))
+}
+# What is compiled in; one kernel each.
+OF_LISTS: dict[str, Case] = {
+    "mixed": replace(LISTS, index_kind="mixed", spare=5),
+    "lengths sink": replace(LISTS, topk_lengths="wild", sink="mixed", index_kind="duplicates"),
+    "fp16 max logits": replace(LISTS, dtype="fp16", return_max_logits=True),
+    "pages": replace(LISTS, kv="bf16", page_size=24, index_kind="mixed"),
+    **{n: replace(LISTS, **d, index_kind="mixed", sink="normal") for n, d in NARROW.items()},
+}
+OF_PAGES: dict[str, Case] = {
+    "causal": PAGES,
+    "full sink": replace(PAGES, causal=False, sink="normal", page_size=16),
+    **{kv: replace(PAGES, kv=kv) for kv in ("fp8_656", "fp8_block64", "fp8_token")},
+    **{name: replace(PAGES, **dims) for name, dims in NARROW.items()},
+}
+# Any head count, list lengths at the edges of blocks, every kind of numbers.
+LIST_BATCHES: tuple[dict[str, Any], ...] = (
+    {"heads": 128, "topk": 128},
+    {"heads": 1, "topk": 1, "q_lens": (300,), "values": "peaky"},
+    {"heads": 20, "topk": 65, "values": "rising", "seed": 1},
+    {"heads": 64, "topk": 1000, "q_lens": (1,), "values": "large"},
+    {"heads": 12, "topk": 300, "q_lens": (140,), "seed": 2},
+    {"heads": 96, "topk": 63, "values": "peaky", "seed": 3},
+)
+PAGE_BATCHES: tuple[dict[str, Any], ...] = (
+    {"heads": 20},
+    {"heads": 128, "q_lens": (3,), "k_lens": (303,), "values": "peaky"},
+    {"heads": 1, "q_lens": (130, 0, 1), "k_lens": (130, 64, 301), "values": "rising"},
+    {"heads": 16, "q_lens": (64, 64), "k_lens": (32, 65), "values": "large", "seed": 1},
+    {"heads": 40, "q_lens": (1, 3, 64, 0), "k_lens": (2, 3, 129, 0), "seed": 2},
+    {"heads": 96, "q_lens": (17,), "k_lens": (129,), "seed": 3},
+)
+
+
+def all_problems(case: Case, batches: tuple[dict[str, Any], ...]) -> list[str]:
+    return [p for batch in batches for p in problems(replace(case, **batch), "hopper")]
+
+
+@pytest.mark.parametrize("name", OF_LISTS)
+def test_lists_of_rows(name: str):
+    assert all_problems(OF_LISTS[name], LIST_BATCHES) == []
+
+
+@pytest.mark.parametrize("name", OF_PAGES)
+def test_sequences_over_pages(name: str):
+    assert all_problems(OF_PAGES[name], PAGE_BATCHES) == []
+
+
+@pytest.mark.parametrize("form", ["sparse", "latent"])
+def test_drawn_cases(form: str):
+    plain = {"layout": "aligned", "q_scale": False, "k_scale": False, "out": "aligned"}
+    v3 = {"d_nope": 512, "d_rope": 64, "d_v": 512, "dtype": "bf16"}
+    assert drawn_problems(form, "hopper", 24, **v3, **plain) == []
+
+
+@pytest.mark.parametrize("case", list(flash_mla.cases()), ids=str)
+def test_flash_mla_conventions(case: flash_mla.FlashCase):
+    assert flash_mla.problems(case, DEVICE) == []
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        replace(LISTS, heads=128, q_lens=(300,), k_lens=(4096,), topk=512),
+        replace(LISTS, heads=20, q_lens=(1000,), k_lens=(2048,), topk=130),
+        replace(PAGES, heads=16, q_lens=(200, 100), k_lens=(900, 3000)),
+    ],
+    ids=str,
+)
+def test_a_thousand_launches_give_the_same_bits(case: Case):
+    built = on(case)
+    assert different(lambda: built.run("hopper").out, 1000) == 0
+
+
+def test_a_token_alone_has_the_bits_it_has_among_others():
+    built = on(replace(LISTS, heads=96, q_lens=(50,), k_lens=(2000,), topk=300))
+    whole = built.run("hopper").out
+    arguments = dict(built.arguments)
+    q, indices = arguments.pop("q"), arguments.pop("indices")
+    for token in range(50):
+        rows = slice(token, token + 1)
+        alone = openmla.mla_prefill_sparse(
+            q[rows], indices=indices[rows], backend="hopper", **arguments
+        )
+        assert torch.equal(alone, whole[rows]), token
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        replace(PAGES, heads=128, q_lens=(512,), k_lens=(4096,)),
+        replace(PAGES, heads=16, q_lens=(1024,), k_lens=(8192,)),
+        replace(PAGES, heads=128, q_lens=(256,), k_lens=(4096,), kv="fp8_656"),
+    ],
+    ids=str,
+)
+def test_long_sequences_agree_with_the_portable_kernel(case: Case):
+    """Too long for the float64 reference."""
+    built = on(case)
+    ours, other = (built.run(backend) for backend in ("hopper", "portable"))
+    assert float((ours.out.float() - other.out.float()).norm() / other.out.float().norm()) < 0.01
+    assert ours.lse is not None and other.lse is not None
+    assert torch.allclose(ours.lse, other.lse, rtol=1e-4, atol=1e-3)
+
+
+def test_more_than_2_to_the_31_elements_and_65535_tokens():
+    tokens, heads, rows, topk = 70_000, 64, 2**22, 64
+    kv, q = normal(rows, 576), normal(tokens, heads, 576)
+    indices = torch.randint(0, rows, (tokens, topk), device=DEVICE, dtype=torch.int32)
+    indices[:, 0] = rows - 1
+    options: dict[str, Any] = {"scale": 0.04, "backend": "hopper"}
+    out = openmla.mla_prefill_sparse(q, kv, indices, **options)
+    assert isinstance(out, torch.Tensor)
+    assert min(kv.numel(), q.numel(), out.numel()) > 2**31
+    named = kv[indices[-64:].long().flatten()]
+    own = torch.arange(64 * topk, device=DEVICE, dtype=torch.int32).view(64, topk)
+    assert torch.equal(
+        openmla.mla_prefill_sparse(q[-64:].clone(), named, own, **options), out[-64:]
+    )

@@ -1,0 +1,139 @@
+"""The portable kernels and the cache's own kernels on a GPU."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import openmla
+from gpu.on_device import DEVICE, different, drawn_problems, normal, offsets, on, on_gpu, problems
+from openmla import LatentCache
+from openmla.problem import CACHE_FORMATS
+from openmla.testing.case import Case
+from openmla.testing.cases import named_cases
+
+pytestmark = on_gpu
+
+DENSE = Case("dense", 3, 128, 64, 128, q_lens=(129, 0, 65), k_lens=(129, 5, 301), spare=3)
+LATENT = Case(
+    "latent", 20, 512, 64, 512, q_lens=(33, 5), k_lens=(300, 2), scale=0.05, kv="bf16",
+    page_size=64, spare=3,
+)  # fmt: skip
+SPARSE = Case(
+    "sparse", 20, 512, 64, 512, q_lens=(40,), k_lens=(900,), topk=200, scale=0.05,
+    index_kind="mixed",
+)  # fmt: skip
+CASES: dict[str, Case] = {
+    **named_cases(),
+    "dense odd widths": replace(DENSE, d_nope=33, d_rope=2, d_v=17, layout="strided"),
+    "dense rope from fp8 pages": replace(DENSE, rope="cache", kv="fp8_block32", page_size=7),
+    "dense fp8 with scales": replace(DENSE, dtype="e4m3", q_scale=True, k_scale=True),
+    "dense split": replace(DENSE, heads=2, q_lens=(40,), k_lens=(5000,), causal=False),
+    "latent fp16": replace(LATENT, dtype="fp16", d_nope=256, d_v=256),
+    "latent split": replace(LATENT, heads=4, q_lens=(3,), k_lens=(6000,)),
+    "sparse lengths sink": replace(SPARSE, topk_lengths="wild", sink="mixed"),
+    **{f"latent {kv}": replace(LATENT, kv=kv) for kv in CACHE_FORMATS},
+    **{f"sparse {kv}": replace(SPARSE, kv=kv, page_size=24) for kv in CACHE_FORMATS},
+}
+# Other chips get other tiles; where this GPU can run them, they must be right here too.
+CHIPS = ("a100", "l40s", "rtx5090", "mi300x")
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_right_repeatable_and_deaf_to_poison(name: str):
+    assert problems(CASES[name], "portable") == []
+
+
+@pytest.mark.parametrize("form", ["dense", "latent", "sparse"])
+def test_drawn_cases(form: str):
+    assert drawn_problems(form, "portable", count=16) == []
+
+
+@pytest.mark.parametrize("chip", CHIPS)
+@pytest.mark.parametrize("case", [DENSE, LATENT, replace(SPARSE, kv="fp8_656")], ids=str)
+def test_tiles_of_other_chips(case: Case, chip: str):
+    assert problems(case, "portable", target=chip) == []
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        replace(DENSE, heads=16, q_lens=(64,), k_lens=(4096,)),
+        replace(LATENT, heads=16, q_lens=(64,), k_lens=(4096,)),
+        replace(SPARSE, heads=16, q_lens=(64,), k_lens=(4096,), topk=256, index_kind="distinct"),
+        replace(SPARSE, heads=16, q_lens=(64,), k_lens=(4096,), topk=256, kv="fp8_656"),
+    ],
+    ids=str,
+)
+def test_a_thousand_launches_give_the_same_bits(case: Case):
+    built = on(case)
+    assert different(lambda: built.run("portable").out, 1000) == 0
+
+
+@pytest.mark.parametrize("format", CACHE_FORMATS)
+def test_the_cache_has_the_bytes_it_has_on_the_cpu(format: str):
+    """append and gather, values of every size, zeros among them."""
+    host = LatentCache.allocate(num_pages=128, page_size=64, format=format)
+    device = LatentCache.allocate(num_pages=128, page_size=64, format=format, device=DEVICE)
+    for cache in (host, device):  # rows that nobody appends
+        cache.data.view(torch.uint8).zero_()
+        if cache.scales is not None:
+            cache.scales.zero_()
+    x = torch.randn(4096, 576) * torch.logspace(-8, 4, 4096)[:, None]
+    x[7], x[8, ::3] = 0, 0
+    slots = torch.randperm(host.rows)[:4096]
+    host.append(x[:, :512], x[:, 512:], slots)
+    device.append(x[:, :512].to(DEVICE), x[:, 512:].to(DEVICE), slots.to(DEVICE))
+    assert torch.equal(host.data.view(torch.uint8), device.data.cpu().view(torch.uint8))
+    if host.scales is not None and device.scales is not None:
+        assert torch.equal(host.scales, device.scales.cpu())
+    rows = device.gather(slots.to(DEVICE)).cpu()
+    assert torch.equal(host.gather(slots).view(torch.int16), rows.view(torch.int16))
+
+
+def relative_error(got: Tensor, want: Tensor) -> float:
+    return float((got.float() - want).norm() / want.norm())
+
+
+@pytest.mark.parametrize(
+    ("tokens", "heads", "length"), [(70_000, 2, 500), (90_000, 128, 1000)],
+    ids=["more than 65535 tokens", "more than 2^31 elements"],
+)  # fmt: skip
+def test_many_dense_tokens(tokens: int, heads: int, length: int):
+    """The first sequence, one in the middle and the last against fp32."""
+    q, k, v = (normal(tokens, heads, width) for width in (192, 128, 128))
+    rope, cu = normal(tokens, 64), offsets(*[length] * (tokens // length))
+    assert tokens > 65535 and (heads == 2 or q.numel() > 2**31)
+    out = openmla.mla_prefill(q, k, rope, v, cu_seqlens_q=cu, backend="portable")
+    assert isinstance(out, Tensor) and bool(out.isfinite().all())
+    future = torch.ones(length, length, dtype=torch.bool, device=DEVICE).triu(1)
+    for start in (0, tokens // length // 2 * length, tokens - length):
+        part = slice(start, start + length)
+        keys = torch.cat([k[part], rope[part, None].expand(-1, heads, -1)], -1).float()
+        scores = torch.einsum("qhd,khd->hqk", q[part].float(), keys) * 192**-0.5
+        weights = scores.masked_fill(future, -torch.inf).softmax(-1)
+        want = torch.einsum("hqk,khv->qhv", weights, v[part].float())
+        assert relative_error(out[part], want) < 0.01, start
+
+
+@pytest.mark.parametrize(
+    ("tokens", "rows", "topk"), [(70_000, 8192, 64), (2048, 4_200_000, 128)],
+    ids=["more than 65535 tokens", "more than 2^31 elements"],
+)  # fmt: skip
+def test_many_sparse_tokens_and_rows(tokens: int, rows: int, topk: int):
+    """Lists of rows in the upper half of the pool; three tokens against fp32."""
+    q, kv = normal(tokens, 16, 576) / 10, normal(rows, 576)
+    assert tokens > 65535 or kv.numel() > 2**31
+    make: dict[str, Any] = {"dtype": torch.int32, "device": DEVICE}
+    indices = torch.randint(rows // 2, rows, (tokens, topk), **make)
+    scale = 192**-0.5
+    out = openmla.mla_prefill_sparse(q, kv, indices, scale=scale, backend="portable")
+    assert isinstance(out, Tensor) and bool(out.isfinite().all())
+    for token in (0, tokens // 2, tokens - 1):
+        keys = kv[indices[token].long()].float()
+        want = (q[token].float() @ keys.T * scale).softmax(-1) @ keys[:, :512]
+        assert relative_error(out[token], want) < 0.01, token

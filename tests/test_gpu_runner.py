@@ -1,0 +1,74 @@
+"""The scripts that run GPU tests: what dies, hangs or never runs is a failure, the rest runs on."""
+
+from __future__ import annotations
+
+import doctest
+import os
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(__file__).parent / "gpu"
+MARKED = "import os, time, pytest\npytestmark = pytest.mark.gpu\n"
+PASSES = "def test_fine(): assert 1 + 1 == 2\n"
+FILES = {
+    "test_passes.py": MARKED + PASSES,
+    "test_dies.py": MARKED + "def test_dies(): os.abort()\n" + PASSES,
+    "test_fails.py": MARKED + "def test_wrong(): assert 1 + 1 == 3\n" + PASSES,
+    "test_hangs.py": MARKED + PASSES + "def test_hangs(): time.sleep(600)\n",
+    "test_skipped.py": MARKED + "@pytest.mark.skip\n" + PASSES,
+    "test_unmarked.py": PASSES,
+}
+SANITIZER = """#!{python}
+print("RAN {ran}")
+print("========= ERROR SUMMARY: {errors} errors")
+"""
+
+
+def script(name: str, *arguments: str, path: str = "") -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PATH": f"{path}{os.pathsep}{os.environ['PATH']}"}
+    return subprocess.run(
+        [sys.executable, str(FOLDER / name), *arguments],
+        capture_output=True, text=True, env=environment, timeout=300, check=False,
+    )  # fmt: skip
+
+
+def test_a_file_that_dies_or_hangs_does_not_take_the_others_along(tmp_path: Path):
+    for name, text in FILES.items():
+        (tmp_path / name).write_text(text)
+    files = [str(tmp_path / name) for name in FILES]
+    done = script("run.py", "--jobs", "2", "--seconds", "20", *files)
+    verdicts = dict(line.split(": ", 1) for line in done.stdout.splitlines() if ".py: " in line)
+    assert done.returncode == 5
+    assert verdicts["test_passes.py"].startswith("passed: 1 passed")
+    for name, reason in {
+        "test_dies.py": "died of signal 6",
+        "test_fails.py": "status 1: 1 failed, 1 passed",
+        "test_hangs.py": "no end within its limit",
+        "test_skipped.py": "nothing ran: 1 skipped",
+        "test_unmarked.py": "status 5",
+    }.items():
+        assert verdicts[name].startswith(f"FAILED, {reason}"), verdicts[name]
+    assert "1 of 6 files passed" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("ran", "errors", "bad"), [(5, 0, 0), (5, 2, 2), (4, 0, 2)], ids=["clean", "errors", "too few"]
+)
+def test_memcheck_believes_what_the_sanitizer_says(tmp_path: Path, ran: int, errors: int, bad: int):
+    tool = tmp_path / "compute-sanitizer"
+    tool.write_text(SANITIZER.format(python=sys.executable, ran=ran, errors=errors))
+    tool.chmod(0o755)
+    done = script("memcheck.py", "--cases", "10", "--jobs", "2", path=str(tmp_path))
+    assert done.returncode == bad, done.stdout
+    assert f"10 cases in 2 processes, {bad} not clean" in done.stdout
+
+
+@pytest.mark.parametrize("name", ["run", "memcheck"])
+def test_worked_examples(name: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.syspath_prepend(str(FOLDER))
+    result = doctest.testmod(import_module(name))
+    assert result.attempted and not result.failed

@@ -7,31 +7,15 @@ from pathlib import Path
 from types import ModuleType
 
 import openmla.kernels.blackwell as package
-from kernels.mutants import load_mutant
+from kernels.mutants import NOTHING, Defect, load_mutant
 from openmla.sim import Kind
-
-NOTHING = "pass"
 
 
 @dataclass(frozen=True)
-class DenseDefect:
-    """Replace the first `old` after `after` by `new` in `file`.py, and run `case` with `num_qo`.
+class DenseDefect(Defect):
+    """With a case that most of them show in."""
 
-    `kind` None: only the numbers are wrong.
-    """
-
-    name: str
-    kind: Kind | None
-    file: str
-    old: str
-    new: str
     case: str = "two blocks"
-    num_qo: int = 2
-    after: str = ""
-
-    def apply(self, source: str) -> str:
-        at = source.index(self.old, source.index(self.after))
-        return source[:at] + self.new + source[at + len(self.old) :]
 
 
 def load_defect(defect: DenseDefect, folder: Path) -> ModuleType:

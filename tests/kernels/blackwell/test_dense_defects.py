@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 
@@ -10,6 +11,7 @@ import pytest
 
 from kernels.blackwell.dense_defects import DEFECTS, DenseDefect, load_defect
 from kernels.blackwell.simulated import plan_of, results_for
+from kernels.mutants import assert_found
 from openmla.operands import DenseOperands
 from openmla.sim import Kind, Limits, intercept
 from openmla.testing.build import Outcome, build
@@ -25,7 +27,6 @@ CASES = {
     "scales": replace(TWO, dtype="e4m3", q_scale=True, k_scale=True, k_lens=(700,)),
     "fp8 rope": replace(TWO, rope="cache", kv="fp8_block32", page_size=64),
 }
-RUNS = [("late", 0), ("early", 0), ("random", 1), ("random", 2), ("random", 3)]
 
 
 def test_there_are_enough() -> None:
@@ -34,16 +35,8 @@ def test_there_are_enough() -> None:
 
 @pytest.mark.parametrize("defect", DEFECTS, ids=lambda d: d.name)
 def test_defect_is_found(defect: DenseDefect, tmp_path: Path) -> None:
-    mutant = load_defect(defect, tmp_path)
-    kinds: set[Kind] = set()
-    wrong = False
-    for schedule, seed in RUNS:
-        found, ok = _run(mutant, CASES[defect.case], defect.num_qo, schedule, seed)
-        kinds |= found
-        wrong |= not ok
-        if defect.kind in kinds or (wrong and defect.kind is None):
-            return
-    pytest.fail(f"not found; wrong numbers: {wrong}, findings: {kinds}")
+    run = partial(_run, load_defect(defect, tmp_path), CASES[defect.case], defect.num_qo)
+    assert_found(defect.kind, run)
 
 
 def _run(

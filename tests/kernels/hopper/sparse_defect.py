@@ -6,9 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import pytest
-
 import openmla.kernels.hopper as package
+from kernels import mutants
 from kernels.hopper.simulated_rows import plan_of, results_of
 from kernels.mutants import load_mutant, once
 from openmla.operands import LatentOperands, SparseOperands
@@ -18,8 +17,6 @@ from openmla.testing.build import Outcome, build
 from openmla.testing.case import Case
 from openmla.testing.compare import judge
 from openmla.testing.memory import Memory
-
-RUNS = [("late", 0), ("early", 0), ("random", 1), ("random", 2)]
 
 
 @dataclass(frozen=True)
@@ -40,20 +37,17 @@ def assert_found(
     """A handful of runs, of the plan of a case as `adjust` changes it, show the defect."""
     edit = once(defect.old, defect.new)
     mutant = load_mutant(package, defect.file, edit, "sparse_launch", folder)
-    kinds: set[Kind] = set()
-    wrong = False
-    for schedule, seed in RUNS:
+
+    def run(schedule: str, seed: int) -> tuple[set[Kind], bool]:
         built = build(case, memory=Memory("cpu", "nan"))
         op, results = built.operands, results_of(built)
         assert isinstance(op, SparseOperands | LatentOperands)
-        chosen = adjust(plan_of(built))
         outcome = Outcome(results.out, results.lse, results.max_logits)
         options = {"schedule": schedule, "seed": seed, "limits": Limits(steps=20_000)}
         with intercept(outputs=outcome.tensors(), **options) as reports:
-            for call in mutant.calls(chosen, op, results):
+            for call in mutant.calls(adjust(plan_of(built)), op, results):
                 call.run()
-        kinds |= {kind for report in reports for kind in report.kinds()}
-        wrong |= not judge(build(case), outcome).ok
-        if defect.kind in kinds or (wrong and defect.kind is None):
-            return
-    pytest.fail(f"not found; wrong numbers: {wrong}, findings: {kinds}")
+        kinds = {kind for report in reports for kind in report.kinds()}
+        return kinds, judge(build(case), outcome).ok
+
+    mutants.assert_found(defect.kind, run)

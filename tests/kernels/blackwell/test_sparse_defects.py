@@ -30,6 +30,7 @@ CASES = {
     "pair rising": replace(BF16, heads=128, topk=300, values="rising", scale=1.0),
     "rising": replace(BF16, values="rising", scale=1.0, index_kind="distinct", topk=200),
     "fp8": replace(BF16, kv="fp8_block32"),
+    "top-129": replace(BF16, topk=129, index_kind="distinct"),
 }
 
 

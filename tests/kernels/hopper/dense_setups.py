@@ -1,4 +1,4 @@
-"""Ways to run the dense Hopper kernel that its planner and its builder of cases do not come up with.
+"""Ways to run the dense Hopper kernel that neither its planner nor a Case comes up with.
 
 | setup | what is special |
 |---|---|

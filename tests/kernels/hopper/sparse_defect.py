@@ -9,14 +9,14 @@ from pathlib import Path
 import openmla.kernels.hopper as package
 from kernels import mutants
 from kernels.hopper.simulated_rows import plan_of, results_of
+from kernels.judging import Change, as_built, on
 from kernels.mutants import load_mutant, once
 from openmla.operands import LatentOperands, SparseOperands
 from openmla.plan import Plan
 from openmla.sim import Kind, Limits, intercept
-from openmla.testing.build import Outcome, build
+from openmla.testing.build import Outcome
 from openmla.testing.case import Case
 from openmla.testing.compare import judge
-from openmla.testing.memory import Memory
 
 
 @dataclass(frozen=True)
@@ -32,14 +32,15 @@ class SparseDefect:
 
 
 def assert_found(
-    defect: SparseDefect, case: Case, folder: Path, adjust: Callable[[Plan], Plan] = lambda p: p
-) -> None:
+    defect: SparseDefect, case: Case, folder: Path, adjust: Callable[[Plan], Plan] = lambda p: p,
+    change: Change = as_built,
+) -> None:  # fmt: skip
     """A handful of runs, of the plan of a case as `adjust` changes it, show the defect."""
     edit = once(defect.old, defect.new)
     mutant = load_mutant(package, defect.file, edit, "sparse_launch", folder)
 
     def run(schedule: str, seed: int) -> tuple[set[Kind], bool]:
-        built = build(case, memory=Memory("cpu", "nan"))
+        built = change(on(case, "nan"))
         op, results = built.operands, results_of(built)
         assert isinstance(op, SparseOperands | LatentOperands)
         outcome = Outcome(results.out, results.lse, results.max_logits)
@@ -48,6 +49,6 @@ def assert_found(
             for call in mutant.calls(adjust(plan_of(built)), op, results):
                 call.run()
         kinds = {kind for report in reports for kind in report.kinds()}
-        return kinds, judge(build(case), outcome).ok
+        return kinds, judge(change(on(case)), outcome).ok
 
     mutants.assert_found(defect.kind, run)

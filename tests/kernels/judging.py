@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
+from openmla.operands import DenseOperands, SparseOperands
 from openmla.sim import Report
 from openmla.testing.build import BuiltCase, Outcome, build
 from openmla.testing.case import Case
@@ -19,6 +20,7 @@ from openmla.testing.poison import differences
 # CI looks at the earliest and the latest schedule; a changed kernel needs OPENMLA_SIM_SEEDS=50.
 SEEDS = int(os.environ.get("OPENMLA_SIM_SEEDS", "2"))
 Run = Callable[..., tuple[Outcome, list[Report]]]
+Change = Callable[[BuiltCase], BuiltCase]
 
 
 def on(case: Case, background: str = "zero") -> BuiltCase:
@@ -31,15 +33,45 @@ def assert_clean(reports: list[Report]) -> None:
     assert [str(f) for report in reports for f in report.findings] == []
 
 
-def assert_right_clean_and_deaf_to_poison(case: Case, run: Run, seed: int = 1) -> None:
+def as_built(built: BuiltCase) -> BuiltCase:
+    """A case as it is."""
+    return built
+
+
+def ends_with_invalid(built: BuiltCase, block: int = 64) -> BuiltCase:
+    """A sparse case whose token t has its first index that does not count in the last place of
+    block t: -1, or one past the pool."""
+    op = built.operands
+    assert isinstance(op, SparseOperands)
+    for token in range(op.q.shape[0]):
+        op.indices[token, (token + 1) * block - 1] = 2**31 - 1 if token % 2 else -1
+    return built
+
+
+def light_keys(built: BuiltCase) -> BuiltCase:
+    """A dense case of one sequence and scale 1 with scores of 8 for its first key, whose value is
+    0, and of 0 for the others: a weight of exp(-8) = 2^-11.5 each is all that the outputs show."""
+    op = built.operands
+    assert isinstance(op, DenseOperands) and op.k_rope is not None and op.weights.scale == 1.0
+    for x in (op.q, op.k_nope, op.k_rope):
+        x.fill_(0.0)
+    op.q[..., 0] = 1.0
+    op.k_nope[0, :, 0] = 8.0
+    op.v[0] = 0.0
+    return built
+
+
+def assert_right_clean_and_deaf_to_poison(
+    case: Case, run: Run, seed: int = 1, change: Change = as_built
+) -> None:
     """By the acceptance rule, and with the same bits when all around the operands is NaN."""
     outcomes = []
     for background in ("zero", "nan"):
-        outcome, reports = run(on(case, background), seed=seed)
+        outcome, reports = run(change(on(case, background)), seed=seed)
         assert_clean(reports)
         outcomes.append(outcome)
     assert not differences(outcomes[1], outcomes[0])
-    verdict = judge(on(case), outcomes[0])
+    verdict = judge(change(on(case)), outcomes[0])
     assert verdict.ok, verdict.report()
 
 

@@ -1,7 +1,8 @@
 """Kernels with a seeded defect: copies of a whole kernel folder with one file changed.
 
 A kernel is spread over several files that import one another, so a mutant is a copy of them all
-under a name of its own.
+under a name of its own. A file that all families share (boxes.py, descriptors.py …) is copied
+beside them when it is the one that changes.
 """
 
 from __future__ import annotations
@@ -9,8 +10,38 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
+
+import pytest
+
+from openmla.sim import Kind
+
+RUNS = [("late", 0), ("early", 0), ("random", 1), ("random", 2), ("random", 3)]
+NOTHING = "pass"  # takes the place of a removed statement
+SHARED = "openmla.kernels"
+
+
+@dataclass(frozen=True)
+class Defect:
+    """Replace the first `old` after `after` by `new` in `file`.py, and run `case` with `num_qo`.
+
+    `kind` is what the simulator must find. None: it need not, the numbers are wrong.
+    """
+
+    name: str
+    kind: Kind | None
+    file: str
+    old: str
+    new: str
+    case: str = ""
+    num_qo: int = 2
+    after: str = ""
+
+    def apply(self, source: str) -> str:
+        at = source.index(self.old, source.index(self.after))
+        return source[:at] + self.new + source[at + len(self.old) :]
 
 
 def once(old: str, new: str) -> Callable[[str], str]:
@@ -30,13 +61,36 @@ def load_mutant(
     name = f"mutant_{folder.name}_{abs(hash(str(folder)))}"
     made = folder / name
     made.mkdir()
-    for path in Path(package.__path__[0]).glob("*.py"):
+    own = Path(package.__path__[0])
+    shared = own.parent / f"{file}.py"
+    changed = own / f"{file}.py" if (own / f"{file}.py").exists() else shared
+    for path in {*own.glob("*.py"), changed}:
         source = path.read_text()
-        if path.stem == file:
+        if path == changed:
             source = edit(source)
-        (made / path.name).write_text(source.replace(f"{package.__name__}.", f"{name}."))
+        source = source.replace(f"{package.__name__}.", f"{name}.")
+        if changed == shared:
+            source = source.replace(f"from {SHARED}.{file} import", f"from {name}.{file} import")
+        (made / path.name).write_text(source)
     sys.path.insert(0, str(folder))
     try:
         return importlib.import_module(f"{name}.{launch}")
     finally:
         sys.path.remove(str(folder))
+
+
+def assert_found(kind: Kind | None, run: Callable[[str, int], tuple[set[Kind], bool]]) -> None:
+    """A handful of runs show a defect.
+
+    `run` takes a schedule and a seed, and says what the simulator found and whether the numbers
+    are right.
+    """
+    kinds: set[Kind] = set()
+    wrong = False
+    for schedule, seed in RUNS:
+        found, ok = run(schedule, seed)
+        kinds |= found
+        wrong |= not ok
+        if kind in kinds or (wrong and kind is None):
+            return
+    pytest.fail(f"not found; wrong numbers: {wrong}, findings: {kinds}")

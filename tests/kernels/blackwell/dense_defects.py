@@ -7,31 +7,15 @@ from pathlib import Path
 from types import ModuleType
 
 import openmla.kernels.blackwell as package
-from kernels.mutants import load_mutant
+from kernels.mutants import NOTHING, Defect, load_mutant
 from openmla.sim import Kind
-
-NOTHING = "pass"
 
 
 @dataclass(frozen=True)
-class DenseDefect:
-    """Replace the first `old` after `after` by `new` in `file`.py, and run `case` with `num_qo`.
+class DenseDefect(Defect):
+    """With a case that most of them show in."""
 
-    `kind` None: only the numbers are wrong.
-    """
-
-    name: str
-    kind: Kind | None
-    file: str
-    old: str
-    new: str
     case: str = "two blocks"
-    num_qo: int = 2
-    after: str = ""
-
-    def apply(self, source: str) -> str:
-        at = source.index(self.old, source.index(self.after))
-        return source[:at] + self.new + source[at + len(self.old) :]
 
 
 def load_defect(defect: DenseDefect, folder: Path) -> ModuleType:
@@ -139,5 +123,43 @@ DEFECTS = [
         "the scale of the wrong block of columns", None, "widen",
         "row_scales(source, row, keys, i, PAGE)", "row_scales(source, row, keys, 0, PAGE)",
         "fp8 rope",
+    ),
+    DenseDefect(
+        "the accumulator is not rescaled", None, "correction",
+        "rescale(tmem, out, top, new_top, TMEM)", NOTHING, "peaky", after="if j > 0:",
+    ),
+    DenseDefect(
+        "one key into a block is not a block", None, "tiles",
+        "(stop + BN - 1) // BN", "(stop + BN - 2) // BN", "edges",
+    ),
+    DenseDefect(
+        "the last row's last key is not visited", None, "tiles",
+        "gl.minimum(q_len - row, BM) - 1)", "gl.minimum(q_len - row, BM) - 2)", "edges",
+    ),
+    DenseDefect(
+        "a block but for one key needs no mask", None, "tiles",
+        "gl.maximum(gl.minimum(seen, k_len), 0) // BN",
+        "(gl.maximum(gl.minimum(seen, k_len), 0) + 1) // BN", "edges",
+    ),
+    DenseDefect(
+        "one query into a tile is not a tile", Kind.OUTPUT, "tiles",
+        "heads * ((length + BM - 1) // BM)", "heads * ((length + BM - 2) // BM)", "edges",
+    ),
+    DenseDefect(
+        "likewise, for one query tile", Kind.OUTPUT, "tiles",
+        "heads * ((length + BM - 1) // BM)", "heads * ((length + BM - 2) // BM)", "edges", 1,
+    ),
+    DenseDefect(
+        "one query into the second query tile is served as none", Kind.DEADLOCK, "correction",
+        "piece[2] > Q_ROWS", "piece[2] > Q_ROWS + 1", "edges",
+    ),
+    DenseDefect(
+        "FP8 weights without their 2^6", None, "launch",
+        "FP8_WEIGHTS = (2.0, 6.0)", "FP8_WEIGHTS = (2.0, 0.0)", "light keys",
+    ),
+    DenseDefect(
+        "one table entry after the last page is read", Kind.BOUNDS, "boxes",
+        "gl.minimum(key + i * ROWS, keys - 1)", "gl.minimum(key + i * ROWS, keys + PAGE - 1)",
+        "full table",
     ),
 ]  # fmt: skip

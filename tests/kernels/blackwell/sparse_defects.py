@@ -167,4 +167,8 @@ DEFECTS = [
         "    for i in gl.static_range(256 // WIDTH):\n        part = columns_of(O, i, WIDTH)\n",
         "pair rising",
     ),
+    SparseDefect(
+        "one index into a step is not a step", None, "rows",
+        "(count + (B_TOPK - 1)) // B_TOPK", "(count + (B_TOPK - 2)) // B_TOPK", "top-129",
+    ),
 ]  # fmt: skip

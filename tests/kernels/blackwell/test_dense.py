@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from kernels.blackwell.simulated import plan_of, run
+from kernels.judging import assert_right_clean_and_deaf_to_poison, light_keys
 from openmla.operands import DenseOperands
 from openmla.testing.build import BuiltCase, build
 from openmla.testing.case import Case
@@ -25,8 +26,22 @@ LONG = replace(V3, q_lens=(150,), k_lens=(1030,), spare=0)
 # Blocks come from the last to the first, so here every block raises the maximum.
 FALLING = replace(V3, values="rising", scale=-0.07, q_lens=(140,), k_lens=(520,))
 GLM = replace(V3, d_nope=192, d_v=256, q_lens=(130, 20), k_lens=(130, 300))
+# One key into a block, one query into a tile (of 128 and of 256 rows), and a first row that sees
+# one key less than a block (3 queries, 129 keys: 127).
+EDGES = replace(V3, q_lens=(3, 129, 257), k_lens=(129, 257, 129), spare=0)
+# Nothing follows the entries of the last request, the longest.
+FULL_TABLE = replace(PAGED, page_size=16, q_lens=(33, 5), k_lens=(70, 300), spare=0)
+# The first block has few keys: the second raises the maximum by much, and the others do not.
+PEAKY = replace(V3, values="peaky", q_lens=(140,), k_lens=(410,))
+LIGHT = replace(V3, dtype="e4m3", q_lens=(40,), k_lens=(300,), scale=1.0)
 CASES = {
     "causal": V3,
+    "edges": EDGES,
+    "edges, full": replace(EDGES, causal=False),
+    "edges, fp8, scales": replace(EDGES, dtype="e4m3", k_scale=True, q_scale=True),
+    "full table": FULL_TABLE,
+    "full table, fp8_block32": replace(FULL_TABLE, kv="fp8_block32"),
+    "peaky": PEAKY,
     "full": replace(V3, causal=False),
     "two heads": replace(V3, heads=2, q_lens=(33, 300), k_lens=(40, 310)),
     "ring turns": LONG,
@@ -67,6 +82,7 @@ CASES = {
 # Plans with one accumulator, which have no second query tile.
 SINGLE_O = {
     "192+64": GLM,
+    "192+64, edges": replace(GLM, q_lens=(3, 129), k_lens=(65, 66), spare=0),
     "192+64, falling": replace(FALLING, d_nope=192, d_v=256, scale=-0.06),
     "192+64, pages of 64": replace(GLM, rope="cache", kv="bf16", page_size=64),
     "192+64, fp8": replace(GLM, dtype="e4m3"),
@@ -89,7 +105,7 @@ def num_qos(name: str) -> list[int]:
 
 # A plan for two query tiles also runs the body for one; CI plans for one only where rings differ.
 ONE_TOO = (
-    "causal", "ring turns", "empty rows", "falling", "pages of 64", "fp8", "fp8, falling",
+    "causal", "edges", "ring turns", "empty rows", "falling", "pages of 64", "fp8", "fp8, falling",
     "fp8, bf16 pages, scales",
 )  # fmt: skip
 RUNS = [
@@ -108,6 +124,10 @@ def test_right_clean_and_deaf_to_poison(name: str, num_qo: int) -> None:
     assert [str(f) for report in reports for f in report.findings] == []
     verdict = judge(on(ALL[name]), outcome)
     assert verdict.ok, verdict.report()
+
+
+def test_small_fp8_weights_are_not_lost() -> None:
+    assert_right_clean_and_deaf_to_poison(LIGHT, run, change=light_keys)
 
 
 @pytest.mark.parametrize("name", ["causal", "ring turns", "fp8", "fp8_block32 rope"])

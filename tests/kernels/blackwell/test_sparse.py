@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from kernels.blackwell.simulated_sparse import plan_of, results_of, run
+from kernels.judging import assert_right_clean_and_deaf_to_poison, ends_with_invalid
 from openmla import dispatch
 from openmla.cache import LatentCache
 from openmla.errors import Unsupported
@@ -74,6 +75,11 @@ def test_right_clean_and_deaf_to_poison(name: str) -> None:
     assert not differences(outcomes[1], outcomes[0])
     verdict = judge(on(case), outcomes[0])
     assert verdict.ok, verdict.report()
+
+
+def test_the_first_index_that_does_not_count_ends_a_block() -> None:
+    case = replace(V32, heads=8, topk=129)
+    assert_right_clean_and_deaf_to_poison(case, run, change=ends_with_invalid)
 
 
 @pytest.mark.skipif(not SEEDS, reason="OPENMLA_SIM_SEEDS is not set")
@@ -179,10 +185,11 @@ def test_any_number_of_heads_up_to_64(heads: int) -> None:
     like = on(replace(ONE, heads=8))
     chosen = plan_of(like, results_of(like))
     chosen = replace(chosen, config=replace(chosen.config, num_q_heads=heads))
-    with intercept() as reports:
+    outcome = Outcome(results.out, results.lse)
+    with intercept(outputs=outcome.tensors()) as reports:
         launch(chosen, op, results)
     assert [str(f) for report in reports for f in report.findings] == []
-    verdict = judge(built, Outcome(results.out, results.lse))
+    verdict = judge(built, outcome)
     assert verdict.ok, verdict.report()
 
 

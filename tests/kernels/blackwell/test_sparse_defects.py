@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 
@@ -10,6 +11,7 @@ import pytest
 
 from kernels.blackwell.simulated_sparse import plan_of, results_of
 from kernels.blackwell.sparse_defects import DEFECTS, SparseDefect, load_defect
+from kernels.mutants import assert_found
 from openmla.kernels.compat_gluon import RENAMED
 from openmla.operands import SparseOperands
 from openmla.sim import Kind, Limits, intercept
@@ -28,8 +30,8 @@ CASES = {
     "pair rising": replace(BF16, heads=128, topk=300, values="rising", scale=1.0),
     "rising": replace(BF16, values="rising", scale=1.0, index_kind="distinct", topk=200),
     "fp8": replace(BF16, kv="fp8_block32"),
+    "top-129": replace(BF16, topk=129, index_kind="distinct"),
 }
-RUNS = [("late", 0), ("early", 0), ("random", 1), ("random", 2), ("random", 3)]
 
 
 def test_there_are_enough() -> None:
@@ -54,16 +56,7 @@ def test_defect_of_a_pair_is_found(defect: SparseDefect, tmp_path: Path) -> None
 
 def look_for(defect: SparseDefect, tmp_path: Path) -> None:
     """A few schedules must show what the defect breaks."""
-    mutant = load_defect(defect, tmp_path)
-    kinds: set[Kind] = set()
-    wrong = False
-    for schedule, seed in RUNS:
-        found, ok = _run(mutant, CASES[defect.case], schedule, seed)
-        kinds |= found
-        wrong |= not ok
-        if defect.kind in kinds or (wrong and defect.kind is None):
-            return
-    pytest.fail(f"not found; wrong numbers: {wrong}, findings: {kinds}")
+    assert_found(defect.kind, partial(_run, load_defect(defect, tmp_path), CASES[defect.case]))
 
 
 def _run(mutant: ModuleType, case: Case, schedule: str, seed: int) -> tuple[set[Kind], bool]:
@@ -72,12 +65,13 @@ def _run(mutant: ModuleType, case: Case, schedule: str, seed: int) -> tuple[set[
     results = results_of(built)
     assert isinstance(built.operands, SparseOperands)
     chosen = plan_of(built, results)
-    limits = Limits(steps=20_000)
-    with intercept(schedule=schedule, seed=seed, limits=limits) as reports:
+    outcome = Outcome(results.out, results.lse)
+    options = {"schedule": schedule, "seed": seed, "limits": Limits(steps=20_000)}
+    with intercept(outputs=outcome.tensors(), **options) as reports:
         for call in mutant.calls(chosen, built.operands, results):
             call.run()
     kinds = {kind for report in reports for kind in report.kinds()}
-    return kinds, judge(build(case), Outcome(results.out, results.lse)).ok
+    return kinds, judge(build(case), outcome).ok
 
 
 @pytest.mark.compile

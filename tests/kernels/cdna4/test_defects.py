@@ -10,11 +10,12 @@ import pytest
 
 from kernels.cdna4.defect import Defect, load_defect
 from kernels.cdna4.simulated import new_results, plan_of
+from kernels.cdna4.test_dense import BF16_EDGES, FP8_EDGES, FULL_TABLE, LIGHT
+from kernels.judging import as_built, light_keys, on
 from openmla.sim import Limits, intercept
-from openmla.testing.build import BuiltCase, Outcome, build
+from openmla.testing.build import BuiltCase, Outcome
 from openmla.testing.case import Case
 from openmla.testing.compare import judge
-from openmla.testing.memory import Memory
 
 FP8 = Case("dense", 1, 128, 64, 128, q_lens=(40,), k_lens=(300,), spare=3, dtype="e4m3")
 SPARSE = Case(
@@ -27,6 +28,11 @@ CASES = {
     "bf16": replace(FP8, dtype="bf16"),
     "pages": replace(FP8, dtype="bf16", rope="cache", kv="bf16", page_size=16),
     "sparse": SPARSE,
+    "fp8 edges": FP8_EDGES,
+    "bf16 edges": BF16_EDGES,
+    "full table": FULL_TABLE,
+    "light keys": LIGHT,
+    "sparse top-65": replace(SPARSE, topk=65, index_kind="distinct"),
     "sparse fp8": replace(SPARSE, kv="fp8_block64", page_size=16),
 }
 DEFECTS = [
@@ -120,21 +126,44 @@ DEFECTS = [
            "        source = column[None, :]\n    else", "sparse fp8"),
     Defect("unmasked tiles reach too far", "tiles", "gl.minimum(seen, keys), 0) // KV",
            "gl.minimum(seen, keys), 0) // KV + 1", "bf16"),
+    Defect("a tile but for one key needs no mask", "tiles",
+           "gl.maximum(gl.minimum(seen, keys), 0) // KV",
+           "(gl.maximum(gl.minimum(seen, keys), 0) + 1) // KV", "fp8 edges"),
+    Defect("one key into a tile is not a tile", "tiles", "gl.maximum(stop, 0) + KV - 1",
+           "gl.maximum(stop, 0) + KV - 2", "bf16 edges"),
+    Defect("the last row's last key is not visited", "tiles", "gl.minimum(rows, BM) - 1)",
+           "gl.minimum(rows, BM) - 2)", "bf16 edges"),
+    Defect("one query into a tile is not a tile", "dense", "if rows <= 0:", "if rows <= 1:",
+           "bf16 edges"),
+    Defect("the table entry after the last page is read", "copies", "inside = keys < limit",
+           "inside = keys < limit + 1", "full table"),
+    Defect("FP8 weights without their 2^8", "dense", "8.0 if FP8_P else 0.0", "0.0", "light keys",
+           {"p_dtype": "float8_e4m3fn"}),
+    Defect("FP8 weights are shifted by their maximum alone", "softmax", "* factor - BIAS)",
+           "* factor)", "light keys", {"p_dtype": "float8_e4m3fn"}),
+    Defect("one index into a block is not a block", "sparse", "(gl.maximum(count, 0) + KV - 1)",
+           "(gl.maximum(count, 0) + KV - 2)", "sparse top-65"),
 ]  # fmt: skip
 RUNS = [("random", 1, "zero"), ("late", 0, "nan"), ("early", 0, "zero")]
+
+
+def built_case(name: str, background: str = "zero") -> BuiltCase:
+    change = light_keys if name == "light keys" else as_built
+    return change(on(CASES[name], background))
 
 
 def wrong(built: BuiltCase, launch: Any, defect: Defect, schedule: str, seed: int) -> str:
     """What gives the defect away in one run; empty if nothing does."""
     results = new_results(built)
     chosen = plan_of(built, results, **defect.config)
-    with intercept(seed=seed, schedule=schedule, limits=Limits(steps=50_000)) as reports:
+    outcome = Outcome(results.out, results.lse, results.max_logits)
+    options = {"seed": seed, "schedule": schedule, "limits": Limits(steps=50_000)}
+    with intercept(outputs=outcome.tensors(), **options) as reports:
         for call in launch.calls(chosen, built.operands, results):
             call.run()
     for report in reports:
         for finding in report.findings:
             return str(finding)
-    outcome = Outcome(results.out, results.lse, results.max_logits)
     if defect.config.get("p_dtype") == "float8_e4m3fn":
         truth = built.truth().out
         error = (outcome.out.double() - truth).norm() / truth.norm()
@@ -148,7 +177,7 @@ def test_defect_is_found(defect: Defect, tmp_path: Path) -> None:
     launch = load_defect(defect, tmp_path)
     found = ""
     for schedule, seed, background in RUNS:
-        built = build(CASES[defect.case], memory=Memory("cpu", background=background))
+        built = built_case(defect.case, background)
         found = wrong(built, launch, defect, schedule, seed)
         if found:
             break
@@ -158,7 +187,7 @@ def test_defect_is_found(defect: Defect, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_a_copy_without_a_defect_is_clean(name: str, tmp_path: Path) -> None:
     same = Defect(f"none of {name}", "tiles", "BM 256, cu_seqlens_q", "BM 256, cu_seqlens_q", name)
-    built = build(CASES[name])
+    built = built_case(name)
     assert wrong(built, load_defect(same, tmp_path), same, "random", 1) == ""
 
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from kernels.cdna4.simulated import run
+from kernels.judging import light_keys
 from openmla.operands import DenseOperands
 from openmla.testing.build import BuiltCase, build
 from openmla.testing.case import Case
@@ -18,7 +19,19 @@ from openmla.testing.poison import differences
 
 FP8 = Case("dense", 2, 128, 64, 128, q_lens=(70, 33, 5), k_lens=(70, 300, 2), spare=3, dtype="e4m3")
 BF16 = replace(FP8, dtype="bf16")
+# One key into a block (of 128 keys in fp8, of 64 in bf16), one query into a tile of 256, and a
+# first row that sees one key less than a block (3 queries, 129 keys: 127).
+FP8_EDGES = replace(FP8, heads=1, q_lens=(3, 257), k_lens=(129, 129), spare=0)
+BF16_EDGES = replace(FP8_EDGES, dtype="bf16", k_lens=(65, 129))
+# Nothing follows the entries of the last request, the longest, and its last page is full.
+FULL_TABLE = replace(
+    BF16, heads=1, q_lens=(33, 5), k_lens=(70, 144), rope="cache", kv="bf16", page_size=16, spare=0
+)
 CASES = {
+    "fp8 edges": FP8_EDGES,
+    "bf16 edges": BF16_EDGES,
+    "bf16 edges, full": replace(BF16_EDGES, causal=False),
+    "bf16 full table": FULL_TABLE,
     "fp8 causal": replace(FP8, heads=2, q_lens=(70, 33, 5), k_lens=(70, 300, 2)),
     "fp8 full": replace(FP8, causal=False),
     "fp8 sink": replace(FP8, sink="mixed"),
@@ -44,6 +57,7 @@ CASES = {
     "bf16 9 requests": replace(BF16, heads=1, q_lens=(1,) * 9, k_lens=(3,) * 9),
     "bf16 two tiles": replace(BF16, heads=1, q_lens=(300,), k_lens=(300,)),
 }
+LIGHT = replace(FP8, heads=1, q_lens=(40,), k_lens=(300,), scale=1.0)
 # CI looks at the latest schedule; a changed kernel needs OPENMLA_SIM_SEEDS=20.
 SEEDS = int(os.environ.get("OPENMLA_SIM_SEEDS", "1"))
 # Weights of four bits: errors of 2^-4 each, less in a sum.
@@ -74,6 +88,15 @@ def test_accepted_clean_and_deaf_to_poison(name: str) -> None:
 @pytest.mark.parametrize("name", ["fp8 causal", "fp8 full"])
 def test_fp8_weights_are_as_good_as_four_bits_allow(name: str) -> None:
     built = on(CASES[name])
+    outcome, reports = run(built, {"p_dtype": "float8_e4m3fn"})
+    assert findings(reports) == []
+    verdict = compare(outcome, built.truth(), rule=FP8_WEIGHTS)
+    assert verdict.ok, verdict.report()
+
+
+def test_small_fp8_weights_are_not_lost() -> None:
+    """2^-11.5 is nothing to e4m3, whose smallest number is 2^-9, unless it is multiplied by 2^8."""
+    built = light_keys(on(LIGHT))
     outcome, reports = run(built, {"p_dtype": "float8_e4m3fn"})
     assert findings(reports) == []
     verdict = compare(outcome, built.truth(), rule=FP8_WEIGHTS)

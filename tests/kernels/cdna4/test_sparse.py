@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from kernels.cdna4.simulated import run
+from kernels.judging import assert_right_clean_and_deaf_to_poison, ends_with_invalid
 from openmla.testing.build import BuiltCase, build
 from openmla.testing.case import Case
 from openmla.testing.compare import judge
@@ -26,6 +27,7 @@ CASES = {
     "all invalid": replace(ROWS, index_kind="invalid", topk=5),
     "duplicates": replace(ROWS, index_kind="duplicates", return_lse=False),
     "no list": replace(ROWS, topk=0),
+    "top-65": replace(ROWS, topk=65, index_kind="distinct"),
     "fp16": replace(ROWS, dtype="fp16"),
     "without rope": replace(ROWS, d_rope=0, rope="none"),
     "70 heads": replace(ROWS, heads=70, q_lens=(1,), topk=70),
@@ -61,6 +63,11 @@ def test_accepted_clean_and_deaf_to_poison(name: str) -> None:
     assert not differences(outcomes[1], outcomes[0])
     verdict = judge(on(CASES[name]), outcomes[0])
     assert verdict.ok, verdict.report()
+
+
+def test_the_first_index_that_does_not_count_ends_a_block() -> None:
+    case = replace(ROWS, topk=129, index_kind="distinct")
+    assert_right_clean_and_deaf_to_poison(case, run, change=ends_with_invalid)
 
 
 @pytest.mark.slow

@@ -6,20 +6,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import pytest
-
 import openmla.kernels.hopper as package
+from kernels import mutants
 from kernels.hopper.simulated_rows import plan_of, results_of
+from kernels.judging import Change, as_built, on
 from kernels.mutants import load_mutant, once
 from openmla.operands import LatentOperands, SparseOperands
 from openmla.plan import Plan
 from openmla.sim import Kind, Limits, intercept
-from openmla.testing.build import Outcome, build
+from openmla.testing.build import Outcome
 from openmla.testing.case import Case
 from openmla.testing.compare import judge
-from openmla.testing.memory import Memory
-
-RUNS = [("late", 0), ("early", 0), ("random", 1), ("random", 2)]
 
 
 @dataclass(frozen=True)
@@ -35,24 +32,23 @@ class SparseDefect:
 
 
 def assert_found(
-    defect: SparseDefect, case: Case, folder: Path, adjust: Callable[[Plan], Plan] = lambda p: p
-) -> None:
+    defect: SparseDefect, case: Case, folder: Path, adjust: Callable[[Plan], Plan] = lambda p: p,
+    change: Change = as_built,
+) -> None:  # fmt: skip
     """A handful of runs, of the plan of a case as `adjust` changes it, show the defect."""
     edit = once(defect.old, defect.new)
     mutant = load_mutant(package, defect.file, edit, "sparse_launch", folder)
-    kinds: set[Kind] = set()
-    wrong = False
-    for schedule, seed in RUNS:
-        built = build(case, memory=Memory("cpu", "nan"))
+
+    def run(schedule: str, seed: int) -> tuple[set[Kind], bool]:
+        built = change(on(case, "nan"))
         op, results = built.operands, results_of(built)
         assert isinstance(op, SparseOperands | LatentOperands)
-        chosen = adjust(plan_of(built))
-        with intercept(schedule=schedule, seed=seed, limits=Limits(steps=20_000)) as reports:
-            for call in mutant.calls(chosen, op, results):
-                call.run()
-        kinds |= {kind for report in reports for kind in report.kinds()}
         outcome = Outcome(results.out, results.lse, results.max_logits)
-        wrong |= not judge(build(case), outcome).ok
-        if defect.kind in kinds or (wrong and defect.kind is None):
-            return
-    pytest.fail(f"not found; wrong numbers: {wrong}, findings: {kinds}")
+        options = {"schedule": schedule, "seed": seed, "limits": Limits(steps=20_000)}
+        with intercept(outputs=outcome.tensors(), **options) as reports:
+            for call in mutant.calls(adjust(plan_of(built)), op, results):
+                call.run()
+        kinds = {kind for report in reports for kind in report.kinds()}
+        return kinds, judge(change(on(case)), outcome).ok
+
+    mutants.assert_found(defect.kind, run)

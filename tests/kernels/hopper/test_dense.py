@@ -28,8 +28,21 @@ PAGED = replace(V3, rope="cache", kv="bf16")
 SPLIT = Case(
     "dense", 2, 64, 32, 64, q_lens=(50, 20), k_lens=(4500, 300), spare=3, sink="normal"
 )  # fmt: skip
+# Block edges: one key into a block, one query into a tile (of 64 and of 128 rows), and a first row
+# that sees one key less than a block (3 queries, 129 keys: 127).
+EDGES = replace(V3, heads=1, q_lens=(3, 65, 129), k_lens=(129, 65, 257), spare=0)
+# The first block has few keys: the second raises the maximum by much, and the others do not.
+PEAKY = replace(V3, values="peaky", q_lens=(20,), k_lens=(410,))
+# Nothing follows the entries of the last request, the longest.
+FULL_TABLE = replace(PAGED, q_lens=(33, 5), k_lens=(70, 300), spare=0)
 CASES = {
     "causal": V3,
+    "edges": EDGES,
+    "edges, full": replace(EDGES, causal=False, sink="normal"),
+    "edges, 192+64": replace(EDGES, d_nope=192, d_v=256, q_lens=(3, 129), k_lens=(65, 66)),
+    "full table, pages of 16": FULL_TABLE,
+    "full table, pages of 64": replace(FULL_TABLE, page_size=64),
+    "32 requests": replace(V3, heads=1, q_lens=(1,) * 32, k_lens=(3,) * 32),
     "full": replace(V3, causal=False),
     "sink": replace(V3, sink="mixed"),
     "fp16, no lse": replace(V3, dtype="fp16", return_lse=False),
@@ -41,6 +54,7 @@ CASES = {
     "rising": replace(V3, values="rising", q_lens=(140,), k_lens=(520,)),
     # Blocks are walked from the last key to the first: with this sign every one raises the maximum.
     "falling": replace(V3, values="rising", q_lens=(140,), k_lens=(520,), scale=-0.07),
+    "peaky": PEAKY,
     "exact": replace(V3, values="exact", scale=0.125),
     "pages of 64": replace(PAGED, page_size=64),
     "pages of 16": replace(PAGED, page_size=16),

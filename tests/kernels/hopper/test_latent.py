@@ -25,8 +25,15 @@ V3 = Case(
     page_size=16, spare=2,
 )  # fmt: skip
 SMALL = replace(V3, d_nope=128, d_rope=32, d_v=128)
+# Of 64 rows and 128 keys: one row into a tile, one key into a step, and a first row that sees one
+# key less than a step (3 queries, 129 keys: 127).
+EDGES = replace(SMALL, heads=1, q_lens=(3, 65, 5), k_lens=(129, 65, 257), spare=0)
 CASES = {
     "causal": V3,
+    "edges": EDGES,
+    "edges, full, 13 heads": replace(EDGES, heads=13, causal=False, q_lens=(3, 5, 1)),
+    # Pages are full, and so is the table's last line.
+    "full table": replace(EDGES, q_lens=(3, 5), k_lens=(70, 144)),
     "full, sink": replace(V3, causal=False, sink="mixed"),
     "96 heads": replace(V3, heads=96, q_lens=(3, 1), k_lens=(130, 1)),
     "1 head, pages of 64": replace(

@@ -12,6 +12,7 @@ from kernels.judging import (
     assert_clean,
     assert_every_schedule_is_clean,
     assert_right_clean_and_deaf_to_poison,
+    ends_with_invalid,
     on,
 )
 from openmla import dispatch
@@ -36,6 +37,8 @@ CASES = {
     "all invalid": replace(V32, index_kind="invalid", sink="high", return_max_logits=True),
     "topk 0": replace(V32, topk=0, return_lse=False),
     "topk 1": replace(V32, topk=1, heads=1, q_lens=(5,)),
+    "topk 65": replace(SMALL, topk=65),
+    "topk 129": replace(SMALL, topk=129),
     "no rows": replace(V32, k_lens=(0,), spare=0, topk=3),
     "fp16": replace(V32, dtype="fp16", index_kind="mixed", sink="normal"),
     "negative scale": replace(V32, scale=-0.1, topk=70, return_max_logits=True),
@@ -55,6 +58,11 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_right_clean_and_deaf_to_poison(name: str) -> None:
     assert_right_clean_and_deaf_to_poison(CASES[name], run)
+
+
+def test_the_first_index_that_does_not_count_ends_a_block() -> None:
+    case = replace(SMALL, topk=200)
+    assert_right_clean_and_deaf_to_poison(case, run, change=ends_with_invalid)
 
 
 @pytest.mark.slow

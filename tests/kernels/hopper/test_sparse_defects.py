@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from kernels.hopper.sparse_defect import SparseDefect, assert_found
+from kernels.hopper.test_latent import EDGES
+from kernels.judging import as_built, ends_with_invalid
 from openmla.sim import Kind
 from openmla.testing.case import Case
 
@@ -18,11 +20,15 @@ CASES = {
     "one stage": V32,
     "three stages": replace(V32, d_nope=128, d_v=128),
     "two pieces": replace(V32, q_lens=(3,), topk=70),
+    "topk 129": replace(V32, d_nope=128, d_v=128, topk=129),
+    "ends": replace(V32, d_nope=128, d_v=128, q_lens=(2,), topk=200),
+    "edges": EDGES,
+    "full table": replace(EDGES, q_lens=(3, 5), k_lens=(70, 144)),
 }
 
 
 def sparse(
-    name: str, kind: Kind, old: str, new: str, case: str = "one stage", file: str = "sparse"
+    name: str, kind: Kind | None, old: str, new: str, case: str = "one stage", file: str = "sparse"
 ) -> SparseDefect:
     return SparseDefect(name, kind, file, old, new, case)
 
@@ -119,9 +125,36 @@ DEFECTS = [
         "a tile is trusted and not waited for", Kind.RACE,
         "    mbarrier.wait(barrier, phase)\n", "",
     ),
+    sparse(
+        "one index into a step is not a step", None,
+        "(count + (STEP - 1)) // STEP", "(count + (STEP - 2)) // STEP", "topk 129", "sparse_source",
+    ),
+    sparse(
+        "the last index of a block is taken to count", None,
+        "gl.where(ok, 0, 1)",
+        "gl.where(ok | (gl.arange(0, KEYS, ok.type.layout) == KEYS - 1), 0, 1)",
+        "ends", "sparse_rows",
+    ),
+    sparse(
+        "one key into a step is not a step", None,
+        "(count + (STEP - 1)) // STEP", "(count + (STEP - 2)) // STEP", "edges", "latent_source",
+    ),
+    sparse(
+        "a block but for one key needs no mask", None,
+        "first + S.shape[1] > whole", "first + S.shape[1] > whole + 1", "edges", "latent_source",
+    ),
+    sparse(
+        "one row into a tile is not a tile", Kind.OUTPUT,
+        "& (row >= q_len * heads)", "& (row + 1 >= q_len * heads)", "edges", "latent_source",
+    ),
+    sparse(
+        "the table entry after the last is read", Kind.BOUNDS,
+        "mask=at < count, other=0)", "mask=at < count + 1, other=0)", "full table", "latent_source",
+    ),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize("defect", DEFECTS, ids=lambda d: d.name)
 def test_defect_is_found(defect: SparseDefect, tmp_path: Path) -> None:
-    assert_found(defect, CASES[defect.case], tmp_path)
+    change = ends_with_invalid if defect.case == "ends" else as_built
+    assert_found(defect, CASES[defect.case], tmp_path, change=change)

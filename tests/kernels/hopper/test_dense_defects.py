@@ -1,0 +1,30 @@
+"""Every seeded defect of the dense Hopper kernel is found in a few runs."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+import openmla.kernels.hopper as package
+from kernels.hopper.dense_defects import DEFECTS, SETUPS, DenseDefect
+from kernels.hopper.dense_setups import run
+from kernels.mutants import assert_found, load_mutant
+from openmla.kernels.hopper import launch
+
+
+def test_there_are_enough() -> None:
+    assert len({defect.name for defect in DEFECTS}) == len(DEFECTS) >= 20
+
+
+@pytest.mark.parametrize("defect", DEFECTS, ids=lambda defect: defect.name)
+def test_defect_is_found(defect: DenseDefect, tmp_path: Path) -> None:
+    mutant = load_mutant(package, defect.file, defect.apply, "launch", tmp_path)
+    assert_found(defect.kind, partial(run, mutant, SETUPS[defect.case], defect.num_qo))
+
+
+@pytest.mark.parametrize("num_qo", [1, 2])
+@pytest.mark.parametrize("name", SETUPS)
+def test_the_kernel_itself_is_clean_and_right(name: str, num_qo: int) -> None:
+    assert run(launch, SETUPS[name], num_qo, "random", 1) == (set(), True)

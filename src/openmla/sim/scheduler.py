@@ -51,7 +51,7 @@ class Agent:
         self.time = 0.0
         self.branches = 0
         self.barriers = 0  # barriers of its own warps passed, see Access.epoch
-        self.met = self.clock.copy()  # what all its warps had done at the last of them
+        self.met = Clock()  # what all its warps had done at the last of them
         self.touched = False  # shared memory since then, as far as the compiler sees
         self.unmet = False  # what the compiler does not see as shared memory
         self.queues: dict[str, list[Any]] = {}  # asynchronous operations by unit, in issue order

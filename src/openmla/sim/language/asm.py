@@ -98,7 +98,7 @@ def _one_by_one(
         shape = (current().num_warps, ptx.WARP)
     first = len(types)
     inputs = {
-        f"${first + i}": a if isinstance(a, Pointer) else np.broadcast_to(_bits(a), shape)
+        f"${first + i}": a if isinstance(a, Pointer) else np.array(np.broadcast_to(_bits(a), shape))
         for i, a in enumerate(tensors)
     }
     threads = ptx.Threads(shape, lanes, inputs)

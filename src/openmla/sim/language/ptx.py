@@ -227,7 +227,7 @@ class Threads:
             if operand not in self.registers:
                 raise ValueError(f"only some threads write {operand}, which has no value before")
             bits = np.where(on, bits, self.registers[operand])
-        self.registers[operand] = np.broadcast_to(bits, self.shape)
+        self.registers[operand] = np.array(np.broadcast_to(bits, self.shape))
 
     def result(self, name: str) -> Array:
         """The bits of an output, which every thread must have written."""

@@ -32,7 +32,8 @@ What is checked: see `Kind`. What is not modeled, and therefore not checked here
   and shared memory of a CTA that has already ended;
 - rounding inside the tensor cores: products are accumulated in float32 (fp8 products of an H200
   keep fewer bits: 9e-3 apart on a 64 x 64 x 128 product of unit normals, 2026-11-15);
-- inline assembly beyond the PTX of `openmla.sim.language.ptx`: it raises (`register_asm` adds texts);
+- inline assembly beyond the PTX that `openmla.sim.language.ptx` knows (it raises; `register_asm`
+  adds texts);
 - PDL, cluster launch control;
 - time: "timed" uses nominal rates, see `openmla.sim.timeline`.
 """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import mmap
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,6 +20,19 @@ from openmla.sim.values import Pointer
 
 # A descriptor that claims so many rows relies on addresses that wrap around 2^64.
 CLAIMED_ROWS = 1 << 30
+_MANY = 1 << 30
+_NO_RESERVE = 0x4000  # MAP_NORESERVE of Linux, which the mmap module does not name
+
+
+def _zeros(number: int) -> Array:
+    """Zeros that take memory only where they are touched: a tensor may span far more than it has.
+
+    Of that many the operating system would want to reserve memory, unless it is told otherwise.
+    """
+    if number < _MANY:
+        return np.zeros(number, np.int32)
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE
+    return np.frombuffer(mmap.mmap(-1, 4 * number, flags=flags), np.int32)
 
 
 class GlobalBuffer:
@@ -38,7 +52,9 @@ class GlobalBuffer:
         extents = zip(tensor.shape, tensor.stride(), strict=True)
         self.span = sum((n - 1) * s for n, s in extents) + 1 if tensor.numel() else 0
         key = (tensor.untyped_storage().data_ptr(), tensor.element_size())
-        self.counts = counts.setdefault(key, np.zeros(len(self.flat), np.int32))
+        if key not in counts:
+            counts[key] = _zeros(len(self.flat))
+        self.counts = counts[key]
 
     def shifted(self, offset: int) -> GlobalBuffer:
         """The same buffer from a later element on."""

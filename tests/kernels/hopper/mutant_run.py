@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import torch
 
 import openmla.kernels.hopper as package
 from kernels.hopper import simulated, simulated_rows
 from kernels.mutants import load_mutant, once
-from openmla.operands import DenseOperands, Results
+from openmla.operands import Results
 from openmla.plan import Plan
 from openmla.sim import Kind, Limits, intercept
 from openmla.testing.build import BuiltCase, Outcome
@@ -25,10 +27,15 @@ def mutant(form: str, file: str, old: str, new: str, folder: Path) -> ModuleType
     return load_mutant(package, file, once(old, new), launcher, folder)
 
 
-def plan_of(built: BuiltCase) -> Plan:
+def plan_of(built: BuiltCase, sm_count: int = 2) -> Plan:
+    """For a small chip, and with FP8 rows widened in the kernel."""
     if built.case.form == "dense":
-        return simulated.plan_of(built)
-    return simulated_rows.plan_of(built)
+        return simulated.plan_of(built, sm_count)
+    chosen = simulated_rows.plan_of(built, sm_count)
+    if not built.case.kv.startswith("fp8"):
+        return chosen
+    read = replace(chosen.config.cache_read, mode="in_kernel")
+    return replace(chosen, config=replace(chosen.config, cache_read=read))
 
 
 def results_of(built: BuiltCase) -> Results:
@@ -48,14 +55,12 @@ def results_of(built: BuiltCase) -> Results:
 
 
 def run_on(
-    launcher: ModuleType, built: BuiltCase, schedule: str = "random", seed: int = 1
+    launcher: ModuleType, built: BuiltCase, chosen: Plan | None = None, **options: Any
 ) -> tuple[set[Kind], bool]:
     """What the simulator found, and whether the numbers are right."""
-    results, chosen = results_of(built), plan_of(built)
-    operands = built.operands
-    assert isinstance(operands, DenseOperands) == (built.case.form == "dense")
-    with intercept(schedule=schedule, seed=seed, limits=LIMITS) as reports:
-        for call in launcher.calls(chosen, operands, results):
+    results = results_of(built)
+    with intercept(limits=LIMITS, **options) as reports:
+        for call in launcher.calls(chosen or plan_of(built), built.operands, results):
             call.run()
     kinds = {kind for report in reports for kind in report.kinds()}
     return kinds, judge(built, Outcome(results.out, results.lse, results.max_logits)).ok

@@ -115,7 +115,7 @@ SIGNALS = [
 def test_defect_is_found(defect: TextDefect, tmp_path: Path) -> None:
     case = CASES[defect.case]
     changed = mutant(case.form, defect.file, defect.old, defect.new, tmp_path)
-    kinds, right = run_on(changed, on(case, "nan"))
+    kinds, right = run_on(changed, on(case, "nan"), seed=1)
     assert defect.kind in kinds if defect.kind is not None else not right, kinds
 
 
@@ -123,7 +123,7 @@ def test_defect_is_found(defect: TextDefect, tmp_path: Path) -> None:
 def test_the_kernels_themselves_are_clean_and_right(name: str) -> None:
     case = CASES[name]
     launcher = launch if case.form == "dense" else sparse_launch
-    assert run_on(launcher, on(case, "nan")) == (set(), True)
+    assert run_on(launcher, on(case, "nan"), seed=1) == (set(), True)
 
 
 REFUSED = [
@@ -131,7 +131,7 @@ REFUSED = [
     TextDefect("saturation", "softmax", "cvt.rn.f16x2.f32", "cvt.rn.sat.f16x2.f32", "dense fp16"),
     TextDefect("a sum for a product", "softmax", 'f"mul.f32', 'f"add.f32'),
     TextDefect("another vote", "softmax", "vote.sync.any", "vote.sync.all"),
-    TextDefect("a store that happens", "softmax", "setp.lt.f32 p, $1, 0f00000000", "setp.neu.f32 p, $1, 0f00000000"),
+    TextDefect("a store that happens", "softmax", "setp.lt.f32 p, $1", "setp.neu.f32 p, $1"),
     TextDefect("another format", "fp8_rows", "e4m3x2 p, a;", "e5m2x2 p, a;", "fp8 rows"),
     TextDefect("another way to draw", "scheduler", "atom.global.add", "atom.global.max"),
 ]  # fmt: skip
@@ -142,4 +142,4 @@ def test_what_is_not_modeled_is_refused(defect: TextDefect, tmp_path: Path) -> N
     case = CASES[defect.case]
     changed = mutant(case.form, defect.file, defect.old, defect.new, tmp_path)
     with pytest.raises(Unsupported):
-        run_on(changed, on(case, "nan"))
+        run_on(changed, on(case, "nan"), seed=1)

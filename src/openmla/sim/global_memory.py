@@ -18,7 +18,7 @@ from openmla.sim.findings import Kind
 from openmla.sim.layouts import split_axis
 from openmla.sim.values import Pointer
 
-# A descriptor that claims so many rows relies on addresses that wrap around 2^64.
+# A descriptor that claims so many rows and has fewer relies on addresses that wrap around 2^64.
 CLAIMED_ROWS = 1 << 30
 _MANY = 1 << 30
 _NO_RESERVE = 0x4000  # MAP_NORESERVE of Linux, which the mmap module does not name
@@ -119,8 +119,8 @@ class Descriptor:
         self.block_shape = [int(n) for n in source.block_shape]
         self.layout = source.layout
         self.padding = getattr(source, "padding", "zero")
-        self.wraps = max(self.shape) >= CLAIMED_ROWS
         reach = sum((n - 1) * s for n, s in zip(self.shape, self.strides, strict=True)) + 1
+        self.wraps = max(self.shape) >= CLAIMED_ROWS and reach > buffer.span
         if self.wraps:
             return
         if reach > buffer.span:

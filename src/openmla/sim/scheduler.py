@@ -22,6 +22,7 @@ from openmla.sim.clocks import Access, Clock, Component
 from openmla.sim.context import Location, here
 from openmla.sim.findings import Finding, Kind, Log
 from openmla.sim.timeline import NOMINAL, SharedUnit, Timeline
+from openmla.sim.warps import Warps
 
 if TYPE_CHECKING:
     from openmla.sim.async_units import AsyncOp
@@ -50,10 +51,7 @@ class Agent:
         self.clock.tick(self.component)
         self.time = 0.0
         self.branches = 0
-        self.barriers = 0  # barriers of its own warps passed, see Access.epoch
-        self.met = Clock()  # what all its warps had done at the last of them
-        self.touched = False  # shared memory since then, as far as the compiler sees
-        self.unmet = False  # what the compiler does not see as shared memory
+        self.warps = Warps(self.clock, self.component)
         self.queues: dict[str, list[Any]] = {}  # asynchronous operations by unit, in issue order
         self.done = False
         self.result: Any = None
@@ -145,27 +143,6 @@ class Agent:
                 self.scheduler.note(self.lane, "wait", reason(), started, self.time)
 
     # -- effects
-    def meet(self) -> None:
-        """A barrier of this partition's own warps: what one of them did, all of them now know."""
-        self.barriers += 1
-        self.met = self.clock.copy()
-        self.clock.tick(self.component)
-        self.touched = self.unmet = False
-
-    def known_to_one_warp(self) -> Clock:
-        """What one thread may tell others: what it knows, but of its own partition only what was
-        done before its warps last met."""
-        clock = self.clock.copy()
-        for part, before in ((clock.seen, self.met.seen), (clock.fenced, self.met.fenced)):
-            for component in [c for c in part if self._is_mine(c)]:
-                part[component] = before.get(component, 0)
-        return clock
-
-    def _is_mine(self, component: Component) -> bool:
-        """Its own accesses, or a queue of operations that its warps issue together."""
-        owner = component[0] if isinstance(component, tuple) else component
-        return bool(owner == self.component)
-
     def charge(self, amount: Any, unit: str = "vector") -> None:
         """Advance the nominal clock by the cost of `amount` elements on `unit`."""
         if self.scheduler.timed:
@@ -209,8 +186,8 @@ class Agent:
             here(),
             generic=view.alloc.space == "shared",
         )
-        self.touched |= view.alloc.space == "shared"
-        self.unmet |= view.alloc.space == "tensor"
+        self.warps.touched |= view.alloc.space == "shared"
+        self.warps.unmet |= view.alloc.space == "tensor"
         if write and view.alloc.space == "shared":
             self._check_own_wgmma(view, made)
         elif not write and not view.fully_written:
@@ -226,7 +203,7 @@ class Agent:
         """A warp that waited for its wgmma says nothing about the other warps of the group."""
         for old in view.alloc.shadow.accesses():
             mine = old.component == (self.component, "wgmma")
-            if mine and old.epoch == self.barriers and old.cells & made.cells:
+            if mine and old.epoch == self.warps.barriers and old.cells & made.cells:
                 self.report(
                     Kind.RACE,
                     f"{made.what} with no barrier since the wait for {old.what} ({old.where}): "

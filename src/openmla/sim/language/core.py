@@ -131,7 +131,7 @@ def nothing(*_: Any, **__: Any) -> None:
 def thread_barrier(*, cluster: bool = False) -> None:
     """A barrier of the partition's own threads (or, with `cluster`, of all CTAs)."""
     agent = current()
-    agent.meet()
+    agent.warps.meet()
     if cluster:
         agent.cta.cluster.sync(agent)
 

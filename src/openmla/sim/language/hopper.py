@@ -55,7 +55,7 @@ def wait(mbarrier: MemoryView, phase: Any, pred: Any = True, deps: Sequence[Any]
     if not bool(pred):
         return
     agent = current()
-    agent.touched = True
+    agent.warps.touched = True
     if agent.cta.cluster.shared_by_pair(mbarrier) and agent.cta.rank:
         return  # only CTA 0 waits on a pair barrier: it is the one that issues
     barrier, parity = _barrier(mbarrier), int(phase)
@@ -80,7 +80,7 @@ def arrive(mbarrier: MemoryView, *, count: Any = 1, pred: Any = True, from_cta: 
     if not bool(pred):
         return
     agent = current()
-    if agent.unmet and not agent.touched:
+    if agent.warps.unmet and not agent.warps.touched:
         agent.report(
             Kind.RACE,
             f"one thread arrives on {mbarrier.label} for the whole partition, and Triton 3.6 puts "
@@ -89,8 +89,8 @@ def arrive(mbarrier: MemoryView, *, count: Any = 1, pred: Any = True, from_cta: 
             stage=mbarrier.stage,
         )
     clock = agent.clock.copy()
-    agent.meet()
-    agent.touched = True
+    agent.warps.meet()
+    agent.warps.touched = True
     _barrier(mbarrier).arrive(clock, int(count), agent.name, agent.time, agent.report)
     agent.yield_()
 
@@ -115,9 +115,9 @@ def expect(
     count = int(bytes if bytes is not None else bytes_per_cta)
     barrier = _barrier(mbarrier)
     barrier.expect(count)
-    clock = agent.known_to_one_warp()
+    clock = agent.warps.known_to_one()
     agent.clock.tick(agent.component)
-    agent.touched = True
+    agent.warps.touched = True
     barrier.arrive(clock, 1, agent.name, agent.time, agent.report)
     agent.yield_()
 
@@ -273,7 +273,7 @@ def wait_group(num_outstanding: Any = 0) -> None:
     wait_for_all(agent, finished, "cp.async groups")
     copies = queue("cp.async")
     copies.open = [op for op in copies.open if op not in finished]
-    agent.meet()
+    agent.warps.meet()
 
 
 # -- wgmma
@@ -316,8 +316,8 @@ def warpgroup_mma_wait(num_outstanding: Any = 0, deps: Sequence[Any] | None = No
     agent = current()
     for op in queue("wgmma").wait(int(num_outstanding), "wgmma"):
         for access in op.accesses:
-            access.epoch = agent.barriers
-        agent.unmet = True
+            access.epoch = agent.warps.barriers
+        agent.warps.unmet = True
     kept = tuple(deps or ())
     return kept[0] if len(kept) == 1 else kept
 
@@ -336,7 +336,7 @@ def fence_async_shared(cluster: Any = False) -> None:
 def cluster_barrier(relaxed: Any = False) -> None:
     """All threads of the cluster meet."""
     agent = current()
-    agent.meet()
+    agent.warps.meet()
     agent.cta.cluster.sync(agent)
 
 

@@ -301,9 +301,9 @@ def meet(number: int, threads: int, wait: bool) -> None:
         lambda: f"named barrier {barrier.number}: {barrier.arrived} of {barrier.threads} threads",
         lambda: barrier.completed_at,
     )
-    touched = agent.touched  # the compiler does not look into inline assembly
-    agent.meet()
-    agent.touched = touched
+    touched = agent.warps.touched  # the compiler does not look into inline assembly
+    agent.warps.meet()
+    agent.warps.touched = touched
     agent.clock.join(barrier.published)
 
 

@@ -97,6 +97,7 @@ class CompileReport:
     spilling: tuple[int, ...] = ()  # registers of the partitions that store to local memory
     serialized: bool = False  # ptxas put waits between wgmma instructions
     warnings: tuple[str, ...] = ()
+    barriers: int | None = None  # None in reports from before they were counted
     cached: bool = False
 
     def differences(self, predicted: Predicted) -> list[str]:
@@ -230,7 +231,23 @@ def _read_cuda(compiled: Any, job: CompileJob) -> dict[str, Any]:
         "spilling": spilling,
         "serialized": "serialized" in log,
         "warnings": tuple(line.strip() for line in log.splitlines() if "warning" in line.lower()),
+        "barriers": count_barriers(ptx),
     }
+
+
+def count_barriers(assembly: str) -> int:
+    """Barriers that warps meet at in PTX or AMD assembly, but for those in inline assembly.
+
+    A kernel asks for a few of them (`thread_barrier`); the others the compiler adds where it sees
+    that warps would otherwise race for shared memory.
+
+    >>> own = "// begin inline asm\\nbar.sync 8, 256;\\n// end inline asm\\n"
+    >>> count_barriers("bar.sync 0, 128;\\n" + own + "barrier.sync 1;")
+    2
+    """
+    inline = r"(?s)(// begin inline asm|;;#ASMSTART).*?(// end inline asm|;;#ASMEND)"
+    kinds = r"(?m)^\s*(?:bar\.sync|barrier(?:\.cta)?\.sync|s_barrier)\b"
+    return len(re.findall(kinds, re.sub(inline, "", assembly)))
 
 
 def _spilling(disassembler: Path, cubin: Path) -> tuple[int, ...]:
@@ -268,6 +285,7 @@ def _read_hip(compiled: Any, job: CompileJob) -> dict[str, Any]:
         "accumulators": last(r"\.agpr_count:\s+(\d+)"),
         "occupancy": last(r";\s*Occupancy:\s*(\d+)"),
         "spills": last(r"\.vgpr_spill_count:\s+(\d+)"),
+        "barriers": count_barriers(text),
     }
 
 

@@ -192,6 +192,27 @@ def trusted_copies() -> Launch:
     return Launch(handover, "trusted_copies", "sm90", (1,), (src, out), check, layout, ("o_ptr",))
 
 
+def reused_operand() -> Launch:
+    src, out = randn(64, 64, seed=1), unwritten(64, 64)
+
+    def check() -> None:
+        x = (src.float() @ src.float().T).bfloat16().float()
+        torch.testing.assert_close(out, x @ x.T, atol=1e-1, rtol=1e-4)
+
+    args = (descriptor(src, [64, 64]), out)
+    return Launch(handover, "reused_operand", "sm90", (1,), args, check, {}, ("o_ptr",))
+
+
+def two_notices() -> Launch:
+    src, out = randn(64, 64, seed=1), unwritten(64, 64)
+
+    def check() -> None:
+        assert torch.equal(out, src.float() + torch.arange(64.0))
+
+    args = (descriptor(src, [64, 64]), out)
+    return Launch(handover, "two_notices", "sm90", (1,), args, check, {}, ("o_ptr",))
+
+
 CASES: dict[str, Any] = {
     "hopper_dense": partial(hopper_dense, [70, 33, 5], [70, 130, 2], 1),
     "tma_copy": tma_copy,
@@ -207,4 +228,6 @@ CASES: dict[str, Any] = {
     "counter": counter,
     "in_turn": in_turn,
     "trusted_copies": trusted_copies,
+    "reused_operand": reused_operand,
+    "two_notices": two_notices,
 }

@@ -187,10 +187,3 @@ def test_programs_can_wait_for_each_other(seed):
     flag, out = torch.zeros(1, dtype=torch.int32), torch.zeros(2, dtype=torch.int32)
     simulate(language.relay, 2, (flag, out), seed=seed, outputs=("o_ptr",)).raise_if_bad()
     assert out.tolist() == [42, 43]
-
-
-def test_a_kernel_file_brings_the_meaning_of_its_assembly():
-    x = torch.randint(-(2**31), 2**31, (128,), generator=torch.Generator().manual_seed(1)).int()
-    out = torch.zeros(128, dtype=torch.int32)
-    simulate(language.high_product, 1, (x, out), outputs=("o_ptr",)).raise_if_bad()
-    assert torch.equal(out, ((x.long() * x.long()) >> 32).int())

@@ -16,8 +16,9 @@ What is checked: see `Kind`. What is not modeled, and therefore not checked here
   kernel (`openmla.aot`) checks that they are legal, not that they are fast. Only shared layouts
   given by bases are modeled byte by byte (`placement`), since views of one buffer may disagree;
 - the warps of a partition are one thread: a race between two warps of the same partition is seen
-  only where a wgmma operand is overwritten without a barrier. The barriers that the compiler adds
-  by itself inside a partition are taken for granted;
+  only where a wgmma operand is overwritten, or one thread signals for all, before they met. They
+  meet at a thread barrier, at bar.sync and after a wait for cp.async, not at an mbarrier. Other
+  barriers that the compiler adds by itself are taken for granted, and counted when it compiles;
 - reuse of shared memory of dead allocations by the compiler;
 - global memory has bounds and write counts, but no race check: two CTAs that exchange data through
   global memory are only checked by their results;
@@ -31,7 +32,9 @@ What is checked: see `Kind`. What is not modeled, and therefore not checked here
   and shared memory of a CTA that has already ended;
 - rounding inside the tensor cores: products are accumulated in float32 (fp8 products of an H200
   keep fewer bits: 9e-3 apart on a 64 x 64 x 128 product of unit normals, 2026-11-15);
-- inline assembly outside the known strings (`register_asm` adds more), PDL, cluster launch control;
+- inline assembly beyond the PTX that `openmla.sim.language.ptx` knows (it raises; `register_asm`
+  adds texts);
+- PDL, cluster launch control;
 - time: "timed" uses nominal rates, see `openmla.sim.timeline`.
 """
 

@@ -72,6 +72,7 @@ class AsyncOp:
         self.completion.seen[channel] = time
         if not generic:
             self.completion.fenced[channel] = time
+        agent.warps.touched |= any(v.alloc.space == "shared" for v in (*reads, *writes))
         if self.accesses:
             agent.cta.issued[channel] = (time, self)
         agent.clock.tick(agent.component)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import mmap
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,8 +19,21 @@ from openmla.sim.layouts import split_axis
 from openmla.sim.outputs import storage_of
 from openmla.sim.values import Pointer
 
-# A descriptor that claims so many rows relies on addresses that wrap around 2^64.
+# A descriptor that claims so many rows and has fewer relies on addresses that wrap around 2^64.
 CLAIMED_ROWS = 1 << 30
+_MANY = 1 << 30
+_NO_RESERVE = 0x4000  # MAP_NORESERVE of Linux, which the mmap module does not name
+
+
+def _zeros(number: int) -> Array:
+    """Zeros that take memory only where they are touched: a tensor may span far more than it has.
+
+    Of that many the operating system would want to reserve memory, unless it is told otherwise.
+    """
+    if number < _MANY:
+        return np.zeros(number, np.int32)
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE
+    return np.frombuffer(mmap.mmap(-1, 4 * number, flags=flags), np.int32)
 
 
 class GlobalBuffer:
@@ -40,7 +54,10 @@ class GlobalBuffer:
         self.base = int(tensor.storage_offset())
         extents = zip(tensor.shape, tensor.stride(), strict=True)
         self.span = sum((n - 1) * s for n, s in extents) + 1 if tensor.numel() else 0
-        self.counts = counts.setdefault(storage_of(tensor), np.zeros(len(self.flat), np.int32))
+        key = storage_of(tensor)
+        if key not in counts:
+            counts[key] = _zeros(len(self.flat))
+        self.counts = counts[key]
 
     def shifted(self, offset: int) -> GlobalBuffer:
         """The same buffer from a later element on."""
@@ -105,8 +122,8 @@ class Descriptor:
         self.block_shape = [int(n) for n in source.block_shape]
         self.layout = source.layout
         self.padding = getattr(source, "padding", "zero")
-        self.wraps = max(self.shape) >= CLAIMED_ROWS
         reach = sum((n - 1) * s for n, s in zip(self.shape, self.strides, strict=True)) + 1
+        self.wraps = max(self.shape) >= CLAIMED_ROWS and reach > buffer.span
         if self.wraps:
             return
         if reach > buffer.span:

@@ -17,7 +17,6 @@ from openmla.errors import Unsupported
 from openmla.sim import dtypes
 from openmla.sim.carried import WRAP, recompile
 from openmla.sim.language import NAMESPACES, gl
-from openmla.sim.language.asm import Meaning, register
 from openmla.sim.values import scalar
 
 _GLUON = "triton.experimental.gluon"
@@ -30,7 +29,6 @@ class Loader:
         self._functions: dict[int, Callable[..., Any]] = {}
         self._classes: dict[int, type] = {}
         self._globals: dict[int, dict[str, Any]] = {}
-        self._assembly: set[int] = set()  # modules whose ASM_MEANINGS are registered
         self._keep: list[Any] = []  # ids above stay valid while these live
 
     def function(self, source: Any) -> Callable[..., Any]:
@@ -47,10 +45,6 @@ class Loader:
         copy.__kwdefaults__ = self._defaults(plain.__kwdefaults__)
         copy.__defaults__ = tuple(self.value(v) for v in plain.__defaults__ or ()) or None
         self._functions[id(plain)] = copy
-        if id(plain.__globals__) not in self._assembly:
-            self._assembly.add(id(plain.__globals__))
-            for pattern, meaning in plain.__globals__.get("ASM_MEANINGS", {}).items():
-                register(pattern, _on_arguments(self.function(meaning)))
         for cell, original in zip(cells or (), closure or (), strict=True):
             cell.cell_contents = self.value(original.cell_contents)
         for name in _names(plain.__code__):
@@ -124,10 +118,6 @@ class Loader:
         if name not in dtypes.BY_NAME:
             raise Unsupported(f"the simulator has no element type {name}")
         return dtypes.BY_NAME[name]
-
-
-def _on_arguments(meaning: Callable[..., Any]) -> Meaning:
-    return lambda match, args: meaning(*args)
 
 
 class _Module:

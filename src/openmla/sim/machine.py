@@ -17,6 +17,7 @@ from openmla.sim.layouts import cta_basis, is_barrier_layout, split_axis
 from openmla.sim.memory import MemoryView, allocate
 from openmla.sim.scheduler import Agent, Scheduler
 
+NAMED_BARRIERS = 16  # of a CTA
 _ASSIGNED = re.compile(r"^\s*([A-Za-z_][\w.]*)\s*(?::[^=]+)?=[^=]")
 
 
@@ -127,6 +128,7 @@ class Cta:
         suffix = f".{rank}" if cluster.size > 1 else ""
         self.name = f"cta{self.program}{suffix}"
         self._named: dict[int, NamedBarrier] = {}
+        self._workers: int | None = None
         self.issued: dict[Component, tuple[int, AsyncOp]] = {}  # the last operation per channel
 
     def check_exit(self, clock: Clock) -> None:
@@ -137,6 +139,9 @@ class Cta:
 
     def named_barrier(self, number: int, threads: int) -> NamedBarrier:
         """Named barrier `number`; every use must agree on its thread count."""
+        self._check_free(number)
+        if not 0 <= number < NAMED_BARRIERS or threads % 32 or not threads:
+            _misused(number, f"there is none for {threads} threads, which must be whole warps")
         barrier = self._named.setdefault(number, NamedBarrier(number, threads))
         if barrier.threads != threads:
             current().report(
@@ -145,6 +150,18 @@ class Cta:
                 buffer=f"barrier {number}",
             )
         return barrier
+
+    def specialize(self, workers: int) -> None:
+        """The kernel splits its warps into the default partition and `workers` others."""
+        self._workers = workers
+        for number in self._named:
+            self._check_free(number)
+
+    def _check_free(self, number: int) -> None:
+        """The compiler's own barriers (Triton 3.6 and 3.9): 0 for the default partition's warps;
+        in a kernel with other partitions 1 to start and end them, 2, 3 … for the warps of each."""
+        if number < (1 if self._workers is None else 2 + self._workers):
+            _misused(number, "the compiler uses it for the barriers that it adds")
 
 
 class Machine:
@@ -196,6 +213,11 @@ class Machine:
                 columns += stages * -(-row // 4)
         self.shared_bytes = max(self.shared_bytes, shared)
         self.tmem_columns = max(self.tmem_columns, columns)
+
+
+def _misused(number: int, message: str) -> None:
+    text = f"named barrier {number}: {message}"
+    current().report(Kind.BARRIER, text, buffer=f"barrier {number}")
 
 
 def _variable(fallback: str) -> str:

@@ -22,6 +22,7 @@ from openmla.sim.clocks import Access, Clock, Component
 from openmla.sim.context import Location, here
 from openmla.sim.findings import Finding, Kind, Log
 from openmla.sim.timeline import NOMINAL, SharedUnit, Timeline
+from openmla.sim.warps import Warps
 
 if TYPE_CHECKING:
     from openmla.sim.async_units import AsyncOp
@@ -50,7 +51,7 @@ class Agent:
         self.clock.tick(self.component)
         self.time = 0.0
         self.branches = 0
-        self.barriers = 0  # partition-wide barriers passed, see Access.epoch
+        self.warps = Warps(self.clock, self.component)
         self.queues: dict[str, list[Any]] = {}  # asynchronous operations by unit, in issue order
         self.done = False
         self.result: Any = None
@@ -185,6 +186,8 @@ class Agent:
             here(),
             generic=view.alloc.space == "shared",
         )
+        self.warps.touched |= view.alloc.space == "shared"
+        self.warps.unmet |= view.alloc.space == "tensor"
         if write and view.alloc.space == "shared":
             self._check_own_wgmma(view, made)
         elif not write and not view.fully_written:
@@ -200,7 +203,7 @@ class Agent:
         """A warp that waited for its wgmma says nothing about the other warps of the group."""
         for old in view.alloc.shadow.accesses():
             mine = old.component == (self.component, "wgmma")
-            if mine and old.epoch == self.barriers and old.cells & made.cells:
+            if mine and old.epoch == self.warps.barriers and old.cells & made.cells:
                 self.report(
                     Kind.RACE,
                     f"{made.what} with no barrier since the wait for {old.what} ({old.where}): "

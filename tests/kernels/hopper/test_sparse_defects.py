@@ -96,6 +96,11 @@ DEFECTS = [
         "P1 is stored over rope that other warps read", Kind.RACE,
         OWN_WARPS + STORE_P1, "        pass\n" + STORE_P1,
     ),
+    sparse(
+        "a wait that passes at once takes the place of the warps' barrier", Kind.RACE,
+        OWN_WARPS + STORE_P1,
+        "        mbarrier.wait(ready.index(2 * b + 2), phase)\n" + STORE_P1,
+    ),
     sparse("the sums are not waited for", Kind.RACE, "    hear_sums(SIDE)\n", ""),
     sparse(
         "the sums are told and then written", Kind.RACE,

@@ -27,6 +27,7 @@ from openmla.testing.build import BuiltCase, Outcome, build
 from openmla.testing.case import Case
 from openmla.testing.compare import judge
 from openmla.testing.draw import random_case
+from openmla.testing.far import FarMemory
 from openmla.testing.poison import differences, poison_problems
 
 MOST_WORK = 2_000_000  # multiply-adds of a case; larger ones take minutes here
@@ -116,6 +117,14 @@ def poison(first: int, number: int) -> Iterator[list[str]]:
     """NaN, Inf and 0xFF in memory that a problem does not address change nothing."""
     for seed, case, tile in cases(first, number, MOST_WORK // 20):
         problems = poison_problems(case, partial(run, tile=tile))
+        yield [f"seed {seed}, {case}, {tile}: {problem}" for problem in problems]
+
+
+def far(first: int, number: int) -> Iterator[list[str]]:
+    """Rows past element 2^31. A 32-bit offset ends the process, or reads other rows."""
+    for seed, case, tile in cases(first, number, MOST_WORK // 20):
+        built = build(case, memory=FarMemory(seed % 2))
+        problems = judge(build(case), run(built, tile)).problems
         yield [f"seed {seed}, {case}, {tile}: {problem}" for problem in problems]
 
 
@@ -238,6 +247,7 @@ def light(first: int, number: int) -> Iterator[list[str]]:
 PARTS: dict[str, Callable[[int, int], Iterator[list[str]]]] = {
     "fuzz": fuzz,
     "poison": poison,
+    "far": far,
     "neighbors": neighbors,
     "cache": cache,
     "e4m3": e4m3,

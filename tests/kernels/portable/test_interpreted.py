@@ -36,6 +36,7 @@ def interpreted(part: str, first: int, number: int) -> list[dict[str, Any]]:
         ("fuzz", 1000, 20, 20),
         ("fuzz", 2000, 20, 20),
         ("poison", 3000, 4, 4),
+        ("far", 4000, 8, 8),
         ("neighbors", 0, 4, 4),
         ("cache", 0, 3, 18),
         ("e4m3", 0, 1, 1),

@@ -4,6 +4,8 @@
 |---|---|---|---|---|
 | in_turn | named barriers by number in a register | 4 + 4 | bar 9, 10, 11, 12 | note, ring[2] |
 | trusted_copies | cp.async and wgmma without a proxy fence | 4 | landed (128) | rows, box |
+| reused_operand | a tile that wgmma has read is overwritten | 4 | loaded (1) | tile |
+| two_notices | one thread announces a copy, all a note | 4 + 4 | noted, full (1) | note, tile |
 """
 
 from triton.experimental import gluon
@@ -16,7 +18,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from openmla.kernels.compat_gluon import cp_async
+from openmla.kernels.compat_gluon import cp_async, thread_barrier, tma_load
 from openmla.kernels.hopper.sparse_signals import signal, signal_at
 
 
@@ -81,3 +83,62 @@ def trusted_copies(src_ptr, o_ptr, LAYOUT: gl.constexpr):
     row = gl.arange(0, 64, gl.SliceLayout(1, L))
     column = gl.arange(0, 64, gl.SliceLayout(0, L))
     gl.store(o_ptr + row[:, None] * 64 + column[None, :], acc)
+
+
+@gluon.jit
+def reused_operand(src, o_ptr):
+    """x = src @ src^T, then x @ x^T from the same tile."""
+    L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16])
+    tile = gl.allocate_shared_memory(gl.bfloat16, [64, 64], src.layout)
+    loaded = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+    mbarrier.init(loaded, count=1)
+    mbarrier.expect(loaded, 64 * 64 * 2)
+    tma_load(src, [0, 0], loaded, tile)
+    mbarrier.wait(loaded, 0)
+    acc = gl.zeros([64, 64], gl.float32, L)
+    x = warpgroup_mma(tile, tile.permute((1, 0)), acc, is_async=True)
+    x = warpgroup_mma_wait(0, deps=(x,))
+    thread_barrier()  # every warp's product has read the tile
+    tile.store(x.to(gl.bfloat16))
+    fence_async_shared()
+    x = warpgroup_mma(tile, tile.permute((1, 0)), acc, is_async=True)
+    x = warpgroup_mma_wait(0, deps=(x,))
+    row = gl.arange(0, 64, gl.SliceLayout(1, L))
+    column = gl.arange(0, 64, gl.SliceLayout(0, L))
+    gl.store(o_ptr + row[:, None] * 64 + column[None, :], x)
+
+
+@gluon.jit
+def notify(src, note, tile, noted, full):
+    L: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
+    note.store(gl.arange(0, 64, L).to(gl.float32))
+    mbarrier.expect(full, 64 * 64 * 2)
+    tma_load(src, [0, 0], full, tile)
+    mbarrier.arrive(noted, count=1)
+
+
+@gluon.jit
+def heed(note, tile, noted, full, o_ptr):
+    L: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
+    mbarrier.wait(full, 0)
+    mbarrier.wait(noted, 0)
+    row = gl.arange(0, 64, gl.SliceLayout(1, L))
+    column = gl.arange(0, 64, gl.SliceLayout(0, L))
+    total = tile.load(L).to(gl.float32) + note.load(gl.SliceLayout(0, L))[None, :]
+    gl.store(o_ptr + row[:, None] * 64 + column[None, :], total)
+
+
+@gluon.jit
+def two_notices(src, o_ptr):
+    """src[r, c] + c: the note is written by all warps, the copy is announced by one thread."""
+    note = gl.allocate_shared_memory(gl.float32, [64], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    tile = gl.allocate_shared_memory(gl.bfloat16, [64, 64], src.layout)
+    noted = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+    full = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+    mbarrier.init(noted, count=1)
+    mbarrier.init(full, count=1)
+    gl.warp_specialize(
+        [(notify, (src, note, tile, noted, full)), (heed, (note, tile, noted, full, o_ptr))],
+        [4],
+        [64],
+    )

@@ -167,18 +167,3 @@ def constant_loop(o_ptr, N: gl.constexpr = 4):
     while N > 3:
         pass
     gl.store(o_ptr, 1)
-
-
-# What the assembly below does, for a simulator that cannot read it.
-ASM_MEANINGS = {
-    r"^mul\.hi\.s32 \$0, \$1, \$2;$": lambda x, y: (x.to(gl.int64) * y >> 32).to(gl.int32)
-}
-
-
-@gluon.jit
-def high_product(x_ptr, o_ptr):
-    i = gl.arange(0, 128, L1)
-    x = gl.load(x_ptr + i)
-    text: gl.constexpr = "mul.hi.s32 $0, $1, $2;"
-    y = gl.inline_asm_elementwise(text, "=r,r,r", [x, x], dtype=gl.int32, is_pure=True, pack=1)
-    gl.store(o_ptr + i, y)

@@ -24,13 +24,6 @@ from openmla.kernels.scores import MINUS_INF
 THRESHOLD = gl.constexpr(8.0)
 
 
-# What the assembly below means, for the simulator.
-ASM_MEANINGS = {
-    r"vote\.sync\.any": lambda O, factors: O * factors,
-    r"@p st\.shared\.f32 \[a\]": lambda total: total,
-}
-
-
 @gluon.jit
 def quad_sums(P, BN: gl.constexpr):
     """Row sums without shuffles: [64, BN] to [64, 4], one per thread of a quad."""

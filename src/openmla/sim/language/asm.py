@@ -1,10 +1,10 @@
-"""Inline assembly: the meaning of the strings kernels use.
+"""Inline assembly: from tensors to the registers of a text and back.
 
-The simulator does not interpret assembly. Each entry pairs a pattern with a Python function that
-does what the assembly does to whole tensors; `register` adds more. A kernel's file may bring its
-own: `ASM_MEANINGS = {"RESCALE_DONE": lambda out, factor: out * factor}` maps a pattern found in the
-string to a function of the operands. An unknown string raises, so a kernel never runs with an
-instruction silently dropped.
+PTX is run by `ptx`. A text that it cannot read needs a meaning in Python (`register`); a text with
+neither raises, so a kernel never runs with an instruction silently dropped.
+
+With `pack` n a text gets n registers of a thread at a time. Which elements those are follows from
+the layout; the only one modeled is that of wgmma's accumulators.
 """
 
 from __future__ import annotations
@@ -16,149 +16,138 @@ from typing import Any
 import numpy as np
 
 from openmla.errors import Unsupported
-from openmla.sim import dtypes
-from openmla.sim.clocks import Clock
 from openmla.sim.context import current
+from openmla.sim.dtypes import Array, DType
+from openmla.sim.language import ptx
 from openmla.sim.values import Pointer, Tensor, scalar
 
 Meaning = Callable[[re.Match[str], Sequence[Any]], Any]
 
-_MEANINGS: list[tuple[re.Pattern[str], Meaning]] = []
+_MEANINGS: dict[re.Pattern[str], Meaning] = {}
+_WIDTHS = {"h": 2, "r": 4, "f": 4, "l": 8}  # bytes of a register, by its constraint
+# A kernel says that wgmma sees the copies it waited for, by the hardware and not by a fence.
+_TRUSTED = "copies that have arrived are seen by wgmma"
 
 
 def register(pattern: str, meaning: Meaning) -> None:
-    """Teach the simulator an assembly string: `meaning(match, args)` returns the outputs.
+    """Teach the simulator a text: `meaning(match, args)` returns the outputs.
 
-    The pattern is searched in the string with its whitespace squeezed; the latest entry wins.
+    The pattern must match all of the text, with its whitespace squeezed.
     """
-    _MEANINGS[:] = [entry for entry in _MEANINGS if entry[0].pattern != pattern]
-    _MEANINGS.insert(0, (re.compile(pattern), meaning))
+    _MEANINGS[re.compile(pattern)] = meaning
 
 
 def inline_asm_elementwise(
-    asm: str, constraints: str = "", args: Sequence[Any] = (), *_: Any, **__: Any
+    asm: str,
+    constraints: str,
+    args: Sequence[Any],
+    dtype: DType | Sequence[DType],
+    is_pure: bool,
+    pack: Any,
 ) -> Any:
-    """Look the string up and do what it means."""
+    """What the text does to the operands: a tensor per type in `dtype`."""
     text = " ".join(asm.split())
-    for pattern, meaning in _MEANINGS:
-        match = pattern.search(text)
-        if match:
+    for pattern, meaning in _MEANINGS.items():
+        if match := pattern.fullmatch(text):
             return meaning(match, args)
-    raise Unsupported(
-        f"the simulator does not know the inline assembly {text[:120]!r}",
-        "openmla.sim.register_asm(pattern, meaning)",
-    )
+    if _TRUSTED in [comment.strip() for comment in re.findall("//(.*)", asm)]:
+        current().clock.trust_copies()
+    types = list(dtype) if isinstance(dtype, Sequence) else [dtype]
+    program = ptx.parse(re.sub("//.*", "", asm))
+    _check_constraints(constraints, args, types, int(pack))
+    made = (_packed if pack > 1 else _one_by_one)(program, list(args), types, int(pack))
+    return made[0] if isinstance(dtype, DType) else tuple(made)
 
 
-def _named_barrier(match: re.Match[str], args: Sequence[Any]) -> Tensor:
-    """bar.sync waits for its generation; bar.arrive does not."""
-    agent = current()
-    number = int(args[0]) if match["id"] == "$1" else int(match["id"])
-    barrier = agent.cta.named_barrier(number, int(match["threads"]))
-    clock = agent.clock.copy()
-    agent.clock.tick(agent.component)
-    generation = barrier.arrive(
-        clock, agent.num_warps * 32, agent.time, agent.report, agent.component
-    )
-    if match["kind"] == "arrive":
-        agent.yield_()
-        return scalar(0)
-    agent.wait(
-        lambda: barrier.generation != generation,
-        lambda: f"named barrier {barrier.number}: {barrier.arrived} of {barrier.threads} threads",
-        lambda: barrier.completed_at,
-    )
-    agent.barriers += 1  # not by bar.arrive: its warps go on without one another
-    published: Clock = barrier.published
-    agent.clock.join(published)
-    return scalar(0)
+def _check_constraints(
+    constraints: str, args: Sequence[Any], types: Sequence[DType], pack: int
+) -> None:
+    """One register per value, as wide as the value: results first, then operands."""
+    sizes = [t.itemsize for t in types]
+    sizes += [8 if isinstance(a, Pointer) else scalar(a).dtype.itemsize for a in args]
+    wanted = [size for size in sizes for _ in range(pack)]
+    given = [c.strip() for c in constraints.split(",") if not c.strip().startswith("~")]
+    widths = [_WIDTHS.get(c.lstrip("=")) for c in given]
+    outputs = [c.startswith("=") for c in given]
+    if widths != wanted or outputs != [i < len(types) * pack for i in range(len(given))]:
+        raise ValueError(f"constraints {constraints!r} do not fit values of {sizes} bytes")
 
 
-def _trusted(match: re.Match[str], args: Sequence[Any]) -> Tensor:
-    """A kernel says that wgmma sees the copies it waited for, by the hardware and not a fence."""
-    current().clock.trust_copies()
-    return scalar(0)
+def _bits(x: Tensor) -> Array:
+    raw = np.ascontiguousarray(x.dtype.encode(np.asarray(x.value)))
+    return raw.view(f"u{x.dtype.itemsize}").reshape(np.shape(x.value))
 
 
-def _atomic_add(match: re.Match[str], args: Sequence[Any]) -> Tensor:
-    """One atomic add of 1 per warp, broadcast to its lanes. One warp is assumed."""
-    pointer: Pointer = args[0]
-    current().yield_()
-    buffer = pointer.buffer
-    position, _ = buffer.resolve(pointer, None, "atomic")
-    at = int(position)
-    old = int(buffer.flat[at])
-    buffer.flat[at] = old + int(match["amount"])
-    return scalar(old)
+def _tensor(bits: Array, dtype: DType, like: Tensor | None) -> Tensor:
+    if bits.itemsize != dtype.itemsize:
+        raise ValueError(f"inline assembly leaves {8 * bits.itemsize} bits for a result of {dtype}")
+    values = dtype.decode(np.ascontiguousarray(bits).reshape(bits.shape).view(dtype.storage))
+    split, layout = (like.split, like.layout) if like is not None else (None, None)
+    return Tensor(values if np.ndim(values) else values[()], dtype, split, layout)
 
 
-def _pack_bf16(match: re.Match[str], args: Sequence[Any]) -> Tensor:
-    """cvt.rn.bf16x2.f32 $0, $2, $1: the first operand goes to the low half."""
-    low, high = (dtypes.bfloat16.encode(a.value).astype(np.uint32) for a in args)
-    return Tensor((low | (high << np.uint32(16))).view(np.int32), dtypes.int32)
+def _one_by_one(
+    program: ptx.Program, args: list[Any], types: list[DType], pack: int
+) -> list[Tensor]:
+    """Every element by itself; numbers, which all threads have alike, by every lane."""
+    tensors = [a if isinstance(a, Pointer) else scalar(a) for a in args]
+    like = next((a for a in tensors if isinstance(a, Tensor) and a.shape), None)
+    shape = np.broadcast_shapes(*(np.shape(a.data) for a in tensors if isinstance(a, Tensor)))
+    lanes = program.across_lanes and not shape
+    if lanes:
+        shape = (current().num_warps, ptx.WARP)
+    first = len(types)
+    inputs = {
+        f"${first + i}": a if isinstance(a, Pointer) else np.array(np.broadcast_to(_bits(a), shape))
+        for i, a in enumerate(tensors)
+    }
+    threads = ptx.Threads(shape, lanes, inputs)
+    threads.run(program)
+    results = [threads.result(f"${i}") for i in range(first)]
+    if lanes:
+        if any((r != r.flat[0]).any() for r in results):
+            raise ValueError("inline assembly gives the threads of a partition different numbers")
+        results = [r[0, 0] for r in results]
+    return [_tensor(np.asarray(r), t, like) for r, t in zip(results, types, strict=True)]
 
 
-def _unpack_bf16(match: re.Match[str], args: Sequence[Any]) -> tuple[Tensor, Tensor]:
-    word = np.ascontiguousarray(args[0].value).view(np.uint32)
-    low = dtypes.bfloat16.decode((word & np.uint32(0xFFFF)).astype(np.uint16))
-    high = dtypes.bfloat16.decode((word >> np.uint32(16)).astype(np.uint16))
-    return Tensor(low, dtypes.bfloat16), Tensor(high, dtypes.bfloat16)
+def _packed(program: ptx.Program, args: list[Any], types: list[DType], pack: int) -> list[Tensor]:
+    """`pack` registers of a thread at a time, 32 bits each."""
+    first: Tensor = args[0]
+    if any(t.itemsize != 4 for t in [*types, *(a.dtype for a in args)]):
+        raise Unsupported("the simulator packs values of 32 bits only")
+    places = accumulator_registers(first.layout, first.shape)
+    groups = [p.reshape(*p.shape[:2], -1, pack).transpose(2, 3, 0, 1) for p in places]
+    rows, columns = groups  # [groups, pack, warps, lanes]
+    inputs = {}
+    for i, x in enumerate(args):
+        held = _bits(x)[rows, columns]
+        for j in range(pack):
+            inputs[f"${(len(types) + i) * pack + j}"] = held[:, j]
+    threads = ptx.Threads((rows.shape[0], *rows.shape[2:]), True, inputs)
+    threads.run(program)
+    made = []
+    for i, dtype in enumerate(types):
+        out = np.empty(first.shape, np.uint32)
+        for j in range(pack):
+            out[rows[:, j], columns[:, j]] = threads.result(f"${i * pack + j}")
+        made.append(_tensor(out, dtype, first))
+    return made
 
 
-def _pack_fp16(match: re.Match[str], args: Sequence[Any]) -> Tensor:
-    low, high = (dtypes.float16.encode(a.value).view(np.uint16).astype(np.uint32) for a in args)
-    return Tensor((low | (high << np.uint32(16))).view(np.int32), dtypes.int32)
+def accumulator_registers(layout: Any, shape: Sequence[int]) -> tuple[Array, Array]:
+    """Row and column of every register of wgmma's accumulator, [warps, lanes, registers].
+
+    A warp holds 16 rows, a quad of lanes two of them: registers 0, 1 are neighbors in the upper
+    row, 2, 3 in the lower, 4 … continue 8 columns further.
+    """
+    known = getattr(layout, "version", None) is not None and list(layout.version) == [3, 0]
+    if not known or list(layout.warps_per_cta) != [4, 1] or len(shape) != 2 or shape[0] != 64:
+        raise Unsupported("packed inline assembly on a layout other than 64 rows of wgmma's")
+    warp, lane, register = np.ogrid[:4, : ptx.WARP, : shape[1] // 2]
+    rows = 16 * warp + lane // 4 + 8 * (register >> 1 & 1)
+    columns = 0 * warp + 2 * (lane % 4) + (register & 1) + 8 * (register >> 2)
+    return np.broadcast_arrays(rows, columns)  # type: ignore[return-value]
 
 
-def _unpack_fp16(match: re.Match[str], args: Sequence[Any]) -> tuple[Tensor, Tensor]:
-    """The same string as for bf16; a comment at its end tells them apart."""
-    word = np.ascontiguousarray(args[0].value).view(np.uint32)
-    halves = [(word >> np.uint32(shift)).astype(np.uint16).view(np.float16) for shift in (0, 16)]
-    low, high = (Tensor(dtypes.float16.decode(half), dtypes.float16) for half in halves)
-    return low, high
-
-
-def _widen_e4m3(match: re.Match[str], args: Sequence[Any]) -> tuple[Tensor, ...]:
-    """Four e4m3 values of a word, lowest byte first, times an fp32 each, rounded to bf16."""
-    word = np.ascontiguousarray(args[0].value).view(np.uint32)
-    shifts = (np.uint32(8 * i) for i in range(4))
-    values = [dtypes.float8e4nv.decode((word >> shift).astype(np.uint8)) for shift in shifts]
-    scale = np.asarray(args[1].value, np.float32)
-    return tuple(Tensor(dtypes.bfloat16.round(v * scale), dtypes.bfloat16) for v in values)
-
-
-def _unary(function: Callable[[Any], Any], unit: str) -> Meaning:
-    def apply(match: re.Match[str], args: Sequence[Any]) -> Tensor:
-        x: Tensor = args[0]
-        current().charge(np.size(x.data), unit)
-        return Tensor(x.dtype.round(function(x.value)), x.dtype, x.split, x.layout)
-
-    return apply
-
-
-def _builtin() -> None:
-    flags = r"(\.(approx|ftz|rn))*"
-    register(r"^mov\.(b32|u32|s32) \$0, (?P<n>-?\d+);$", lambda m, _: scalar(int(m["n"])))
-    register(r"^mov\.u32 \$0, %ctaid\.x;$", lambda m, _: scalar(current().cta.cluster.program[0]))
-    register(
-        r"^mov\.u32 \$0, %nctaid\.x;$", lambda m, _: scalar(current().cta.cluster.machine.grid[0])
-    )
-    register(
-        r"^bar(rier)?\.(?P<kind>sync|arrive) (?P<id>\d+|\$1), (?P<threads>\d+);", _named_barrier
-    )
-    register(r"// copies that have arrived are seen by wgmma$", _trusted)
-    register(r"atom\.global\.add\.u32 \w+, \[\$1\], (?P<amount>\d+);", _atomic_add)
-    register(r"^(prefetch|griddepcontrol)\.", lambda m, _: scalar(0))
-    register(r"^cvt\.rn\.bf16x2\.f32 \$0, \$2, \$1;$", _pack_bf16)
-    register(r"^mov\.b32 \{\$0, \$1\}, \$2;$", _unpack_bf16)
-    register(r"^cvt\.rn\.f16x2\.f32 \$0, \$2, \$1;$", _pack_fp16)
-    register(r"^mov\.b32 \{\$0, \$1\}, \$2; // f16$", _unpack_fp16)
-    register(r"cvt\.rn\.f16x2\.e4m3x2 .* mul\.f32 .* cvt\.rn\.bf16x2\.f32 ", _widen_e4m3)
-    register(rf"^ex2{flags}\.f32 \$0, \$1;$", _unary(np.exp2, "exp"))
-    register(rf"^lg2{flags}\.f32 \$0, \$1;$", _unary(np.log2, "exp"))
-    register(rf"^rcp{flags}\.f32 \$0, \$1;$", _unary(lambda v: np.float32(1) / v, "exp"))
-    register(r"^s_mov_b32 \$0, (?P<n>-?\d+)$", lambda m, _: scalar(int(m["n"])))
-    register(r"^(s_setprio|s_sched_barrier|s_barrier|s_nop|s_waitcnt)\b", lambda m, _: scalar(0))
-
-
-_builtin()
+register(r"s_mov_b32 \$0, (?P<n>-?\d+)", lambda match, _: scalar(int(match["n"])))  # CDNA4

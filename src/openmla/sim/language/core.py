@@ -131,7 +131,7 @@ def nothing(*_: Any, **__: Any) -> None:
 def thread_barrier(*, cluster: bool = False) -> None:
     """A barrier of the partition's own threads (or, with `cluster`, of all CTAs)."""
     agent = current()
-    agent.barriers += 1
+    agent.warps.meet()
     if cluster:
         agent.cta.cluster.sync(agent)
 
@@ -146,6 +146,7 @@ def warp_specialize(
     warps = [parent.num_warps, *(int(w) for w in worker_num_warps)]
     if len(warps) != len(functions_and_args):
         raise ValueError(f"{len(functions_and_args)} partitions, {len(warps)} warp counts")
+    parent.cta.specialize(len(worker_num_warps))
     parent.clock.tick(parent.component)
     names = [f.__name__ for f, _ in functions_and_args]
     children = []

@@ -13,6 +13,7 @@ from openmla.sim.async_units import AsyncOp, queue, wait_for_all
 from openmla.sim.barriers import MBarrier
 from openmla.sim.clocks import Clock, CopyChannel
 from openmla.sim.context import current
+from openmla.sim.findings import Kind
 from openmla.sim.global_memory import Descriptor
 from openmla.sim.language.core import allocate_shared_memory
 from openmla.sim.language.namespace import Namespace, require_default
@@ -46,11 +47,15 @@ def allocate_mbarrier(batch: int | None = None, two_ctas: bool = False) -> Memor
 
 
 def wait(mbarrier: MemoryView, phase: Any, pred: Any = True, deps: Sequence[Any] = ()) -> None:
-    """Block while the phase with this parity is in progress."""
+    """Block while the phase with this parity is in progress.
+
+    Every thread polls for itself (`mbarrier.try_wait`, both in Triton 3.6 and 3.9) and passes when
+    it sees the phase complete: after what arrived, but not after the other warps of its partition.
+    """
     if not bool(pred):
         return
     agent = current()
-    agent.barriers += 1
+    agent.warps.touched = True
     if agent.cta.cluster.shared_by_pair(mbarrier) and agent.cta.rank:
         return  # only CTA 0 waits on a pair barrier: it is the one that issues
     barrier, parity = _barrier(mbarrier), int(phase)
@@ -65,14 +70,27 @@ def wait(mbarrier: MemoryView, phase: Any, pred: Any = True, deps: Sequence[Any]
 
 
 def arrive(mbarrier: MemoryView, *, count: Any = 1, pred: Any = True, from_cta: Any = None) -> None:
-    """Publish what this partition knows, and count `count` arrivals."""
+    """Publish what this partition knows, and count `count` arrivals.
+
+    One thread arrives for all. Before it the compiler puts a barrier of the partition: Triton 3.9
+    always, 3.6 when the partition has used shared memory (data or an mbarrier) since the last one.
+    Without one, nobody waited for the wgmma or the tensor memory accesses of the other warps.
+    """
     require_default("from_cta", from_cta, None)
     if not bool(pred):
         return
     agent = current()
-    agent.barriers += 1
+    if agent.warps.unmet and not agent.warps.touched:
+        agent.report(
+            Kind.RACE,
+            f"one thread arrives on {mbarrier.label} for the whole partition, and Triton 3.6 puts "
+            "no barrier before it: other warps may not be done",
+            buffer=mbarrier.alloc.name,
+            stage=mbarrier.stage,
+        )
     clock = agent.clock.copy()
-    agent.clock.tick(agent.component)
+    agent.warps.meet()
+    agent.warps.touched = True
     _barrier(mbarrier).arrive(clock, int(count), agent.name, agent.time, agent.report)
     agent.yield_()
 
@@ -85,7 +103,11 @@ def expect(
     bytes_per_cta: Any = None,
     from_cta: Any = None,
 ) -> None:
-    """Arrive once and announce bytes; on a pair barrier each CTA announces its own."""
+    """Arrive once and announce bytes; on a pair barrier each CTA announces its own.
+
+    One thread arrives. Triton 3.6 puts no barrier before it for the sake of other memory, so it
+    tells nothing of what other warps have done since they last met.
+    """
     require_default("from_cta", from_cta, None)
     if not bool(pred):
         return
@@ -93,8 +115,9 @@ def expect(
     count = int(bytes if bytes is not None else bytes_per_cta)
     barrier = _barrier(mbarrier)
     barrier.expect(count)
-    clock = agent.clock.copy()
+    clock = agent.warps.known_to_one()
     agent.clock.tick(agent.component)
+    agent.warps.touched = True
     barrier.arrive(clock, 1, agent.name, agent.time, agent.report)
     agent.yield_()
 
@@ -238,7 +261,10 @@ def commit_group() -> None:
 
 
 def wait_group(num_outstanding: Any = 0) -> None:
-    """Wait until at most `num_outstanding` committed groups are in flight."""
+    """Wait until at most `num_outstanding` committed groups are in flight.
+
+    A thread waits for its own copies; the compiler lets the partition's warps meet after it.
+    """
     agent = current()
     groups = agent.queues.setdefault("groups", [])
     keep = max(len(groups) - int(num_outstanding), 0)
@@ -247,6 +273,7 @@ def wait_group(num_outstanding: Any = 0) -> None:
     wait_for_all(agent, finished, "cp.async groups")
     copies = queue("cp.async")
     copies.open = [op for op in copies.open if op not in finished]
+    agent.warps.meet()
 
 
 # -- wgmma
@@ -289,7 +316,8 @@ def warpgroup_mma_wait(num_outstanding: Any = 0, deps: Sequence[Any] | None = No
     agent = current()
     for op in queue("wgmma").wait(int(num_outstanding), "wgmma"):
         for access in op.accesses:
-            access.epoch = agent.barriers
+            access.epoch = agent.warps.barriers
+        agent.warps.unmet = True
     kept = tuple(deps or ())
     return kept[0] if len(kept) == 1 else kept
 
@@ -308,7 +336,7 @@ def fence_async_shared(cluster: Any = False) -> None:
 def cluster_barrier(relaxed: Any = False) -> None:
     """All threads of the cluster meet."""
     agent = current()
-    agent.barriers += 1
+    agent.warps.meet()
     agent.cta.cluster.sync(agent)
 
 

@@ -1,0 +1,60 @@
+"""Far memory: small tensors whose rows lie past element 2^31, where 32-bit offsets wrap around.
+
+Steps along one axis are so long that the tensor spans 2^32 elements: half of its rows, and half of
+the distances between them, are past 2^31. Only the pages that are touched take memory:
+
+    FarMemory(0).new((5, 2, 8), bf16)    strides (2^30, 8, 1): 8 GiB of addresses, a few pages
+
+Rows of single bytes are addressed in pieces of 16, so tensors of bytes span 2^32 of those.
+
+CPU only, for kernels that run in the simulator.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from openmla.testing.memory import Memory, dense_strides
+
+FAR = 2**32
+_PIECE = 16  # bytes; rows of single bytes are addressed in pieces of so many
+_ALIGNED = 64  # elements; rows stay aligned for wide copies
+_NO_RESERVE = 0x4000  # MAP_NORESERVE of Linux, which the mmap module does not name
+
+
+class FarMemory(Memory):
+    """CPU memory full of zeros in which tensors are stretched along `axis`."""
+
+    def __init__(self, axis: int = 0) -> None:
+        super().__init__("cpu", "zero")
+        self.axis = axis
+
+    def new(self, shape: Sequence[int], dtype: torch.dtype, strided: bool = False) -> Tensor:
+        """A stretched tensor, or a dense one where the axis is the last or shorter than 4."""
+        far = FAR if dtype.itemsize > 1 else FAR * _PIECE
+        strides = far_strides(shape, self.axis, far)
+        if 0 in shape or strides == dense_strides(shape):
+            return super().new(shape, dtype)
+        reach = sum((n - 1) * s for n, s in zip(shape, strides, strict=True)) + 1
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE
+        raw = torch.frombuffer(mmap.mmap(-1, reach * dtype.itemsize, flags=flags), dtype=dtype)
+        return raw.as_strided(tuple(shape), strides)
+
+
+def far_strides(shape: Sequence[int], axis: int, far: int = FAR) -> tuple[int, ...]:
+    """Strides whose `axis` reaches `far`: 2^32, in steps that a signed 32-bit number holds.
+
+    >>> far_strides((5, 2, 8), 0), far_strides((2, 5, 8), 1), far_strides((3, 8), 0)
+    ((1073741824, 8, 1), (8, 1073741824, 1), (8, 1))
+    """
+    if axis >= len(shape) - 1 or shape[axis] < 4:
+        return dense_strides(shape)
+    others = [n for i, n in enumerate(shape) if i != axis]
+    strides = list(dense_strides(others))
+    step = -(-far // (shape[axis] - 1))
+    strides.insert(axis, -(-max(step, others[0] * strides[0]) // _ALIGNED) * _ALIGNED)
+    return tuple(strides)

@@ -1,0 +1,110 @@
+"""Rows past element 2^31 on the Hopper kernels: right, and a 32-bit offset is found."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from kernels.hopper.mutant_run import mutant, plan_of, run_on
+from openmla.kernels.hopper import launch, sparse_launch
+from openmla.sim import Kind
+from openmla.testing.build import build
+from openmla.testing.case import Case
+from openmla.testing.far import FarMemory
+
+SM_COUNT = 12  # enough to split long requests
+DENSE = Case("dense", 4, 128, 64, 128, q_lens=(9, 7, 3), k_lens=(9, 70, 3))
+ROWS = Case(
+    "sparse",
+    4,
+    128,
+    64,
+    128,
+    q_lens=(5,),
+    k_lens=(150,),
+    topk=70,
+    scale=0.1,
+    return_max_logits=True,
+)
+PAGED = replace(ROWS, kv="bf16", page_size=16)
+CASES = {
+    "dense": DENSE,
+    "dense, pages": replace(DENSE, rope="cache", kv="bf16", page_size=16),
+    "dense, split": replace(DENSE, d_nope=64, d_rope=32, d_v=64, q_lens=(5,), k_lens=(4500,)),
+    "rows": ROWS,
+    "rows, pages": PAGED,
+    "rows, fp8": replace(PAGED, kv="fp8_656", d_nope=512, d_v=512),
+    "rows, fp8 and scales": replace(PAGED, kv="fp8_block32"),
+    "sequences": replace(
+        PAGED,
+        form="latent",
+        topk=0,
+        q_lens=(3, 2, 4, 1),
+        k_lens=(20, 40, 33, 9),
+        return_max_logits=False,
+    ),
+}
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize("name", CASES)
+def test_right_and_clean(name: str, axis: int) -> None:
+    case = CASES[name]
+    launcher = launch if case.form == "dense" else sparse_launch
+    built = build(case, memory=FarMemory(axis))
+    assert run_on(launcher, built, plan_of(built, SM_COUNT)) == (set(), True)
+
+
+@dataclass(frozen=True)
+class Narrow:
+    """An offset of 32 bits: `old` becomes `new` in `file`."""
+
+    name: str
+    file: str
+    old: str
+    new: str
+    case: str
+    axis: int = 0
+
+
+PLACE = (
+    "place.to(gl.int64) * (stride_row.to(gl.int64) * VECTOR)",
+    "place * (stride_row * VECTOR)",
+)
+PAGE = "page.to(gl.int64) * (stride_page.to(gl.int64) * VECTOR)"
+WIDE = ("(stride + opaque_zero()).to(gl.int64)", "(stride + opaque_zero())")
+FP8_PAGE = "(row // PAGE).to(gl.int64) * stride_page.to(gl.int64)"
+FP8_PLACE = "(row % PAGE).to(gl.int64) * stride_row.to(gl.int64)"
+DEFECTS = [
+    Narrow("out, by token", "epilogue", *WIDE, "dense"),
+    Narrow("out, by head", "epilogue", *WIDE, "dense", 1),
+    Narrow(
+        "merged out, by head", "merge", "head * (out_stride_h.to(gl.int64) * VECTOR)",
+        "head * (out_stride_h * VECTOR)", "dense, split", 1,
+    ),
+    Narrow(
+        "merged out, by token", "merge", "token * (out_stride_t.to(gl.int64) * VECTOR)",
+        "token.to(gl.int32) * (out_stride_t * VECTOR)", "dense, split",
+    ),
+    Narrow("rows' out", "epilogue", *WIDE, "rows"),
+    Narrow("rows", "sparse_rows", *PLACE, "rows"),
+    Narrow("rows of a page", "sparse_rows", *PLACE, "rows, pages", 1),
+    Narrow("pages", "sparse_rows", PAGE, "page * (stride_page * VECTOR)", "rows, pages"),
+    Narrow("lists", "sparse_source", "token.to(gl.int64)", "token", "rows"),
+    Narrow("block table", "latent_source", "sequence.to(gl.int64) *", "sequence *", "sequences"),
+    Narrow("pages of an FP8 cache", "fp8_rows", FP8_PAGE, "row // PAGE * stride_page", "rows, fp8"),
+    Narrow(
+        "rows of an FP8 page", "fp8_rows", FP8_PLACE, "row % PAGE * stride_row", "rows, fp8", 1
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("defect", DEFECTS, ids=lambda d: d.name)
+def test_an_offset_of_32_bits_is_found(defect: Narrow, tmp_path: Path) -> None:
+    case = CASES[defect.case]
+    changed = mutant(case.form, defect.file, defect.old, defect.new, tmp_path)
+    built = build(case, memory=FarMemory(defect.axis))
+    kinds, right = run_on(changed, built, plan_of(built, SM_COUNT))
+    assert Kind.BOUNDS in kinds or not right

@@ -1,0 +1,62 @@
+"""Rows past element 2^31 on the simulated Blackwell and CDNA4 kernels: right, or refused.
+
+The Hopper kernels have theirs, and seeded 32-bit offsets, in hopper/test_far_rows.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+import kernels.blackwell.simulated as blackwell_dense
+import kernels.blackwell.simulated_sparse as blackwell_rows
+import kernels.cdna4.simulated as cdna4
+from kernels.judging import Run, assert_clean, on
+from openmla.errors import Unsupported
+from openmla.testing.build import build
+from openmla.testing.case import Case
+from openmla.testing.compare import judge
+from openmla.testing.far import FarMemory
+
+DENSE = Case("dense", 4, 128, 64, 128, q_lens=(9, 7, 3), k_lens=(9, 70, 3))
+PAGES = replace(DENSE, rope="cache", kv="bf16", page_size=64)
+ROWS = Case("sparse", 8, 512, 64, 512, q_lens=(5,), k_lens=(150,), topk=70, scale=0.1)
+PAGED = replace(ROWS, kv="bf16", page_size=16)
+RUNS: dict[str, tuple[Run, Case]] = {
+    "blackwell dense": (blackwell_dense.run, DENSE),
+    "blackwell dense, pages": (blackwell_dense.run, PAGES),
+    "blackwell dense, fp8 pages": (blackwell_dense.run, replace(PAGES, kv="fp8_block32")),
+    "blackwell rows": (blackwell_rows.run, ROWS),
+    "blackwell rows, pages": (blackwell_rows.run, PAGED),
+    "blackwell rows, fp8": (blackwell_rows.run, replace(PAGED, kv="fp8_656")),
+    "blackwell rows, fp8 and scales": (blackwell_rows.run, replace(PAGED, kv="fp8_block32")),
+    "cdna4 dense": (cdna4.run, DENSE),
+    "cdna4 dense, pages": (cdna4.run, PAGES),
+    "cdna4 rows": (cdna4.run, ROWS),
+    "cdna4 rows, pages": (cdna4.run, PAGED),
+}
+
+# Rows that lie too far apart for the instructions that copy them.
+REFUSED = [
+    ("blackwell rows, fp8", 0),
+    ("blackwell rows, fp8", 1),
+    ("cdna4 dense", 0),
+    ("cdna4 dense, pages", 0),
+]
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize("name", RUNS)
+def test_right_and_clean_or_refused(name: str, axis: int) -> None:
+    run, case = RUNS[name]
+    built = build(case, memory=FarMemory(axis))
+    if (name, axis) in REFUSED:
+        with pytest.raises(Unsupported):
+            run(built, seed=1)
+        return
+    outcome, reports = run(built, seed=1)
+    assert reports
+    assert_clean(reports)
+    verdict = judge(on(case), outcome)
+    assert verdict.ok, verdict.report()

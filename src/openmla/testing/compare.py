@@ -5,10 +5,11 @@ row and eps = 2^-23, every element must satisfy
 
     |out - truth| <= u |truth| + (u + n eps + score) * sum(p |v|) + floor + p_floor * sum|v| / l
 
-where `score` = expm1(2 delta), delta = 8 eps * (largest scale * sum|q||k| of the row): what fp32
-arithmetic of scores may legally cost, negligible until scores reach hundreds. `floor` is what
-denormals of the output may cost. The last term is what small weights may: a kernel holds them as
-P = exp(s - m), 1 for the largest score m, and divides by their sum l. Rounded to fp16 a P has a
+where `score` = expm1(2 delta), delta = max(8, d_qk / 16) eps * (largest scale * sum|q||k| of the
+row): what fp32 arithmetic of scores may legally cost, negligible until scores reach hundreds.
+Tensor cores add 16 columns at a time and cut off what does not fit: on an H200 scores of 500 over
+896 columns, all of one sign, are 46 eps too small. `floor` is what denormals of the output may
+cost. The last term is what small weights may: a kernel holds them as P = exp(s - m), 1 for the largest score m, and divides by their sum l. Rounded to fp16 a P has a
 relative error u down to 2^-14; below, the error is 2^-25 whatever P is, and below 2^-25 P becomes 0
 (`p_floor`; in bf16 and fp32 that happens at 2^-126). Four keys with P = 1, 2^-20, 2^-21, 2^-26 and
 v = 2^-14, 1, 1, 1: out is 6.2e-5, for which the terms with u allow 6.1e-8, and the rounding of the
@@ -46,7 +47,7 @@ from openmla.reference import Truth
 from openmla.testing.build import BuiltCase, Outcome
 
 EPS32 = 2.0**-23
-SCORE_ROUNDING = 8 * EPS32
+SCORE_STEPS, COLUMNS_PER_STEP = 8, 16
 EAGER_LIMIT = 1.1
 
 
@@ -117,6 +118,7 @@ def judge(built: BuiltCase, outcome: Outcome, eager: Tensor | None = None) -> Ve
         built.truth(),
         exact=built.is_exact,
         eager=eager,
+        columns=built.case.d_qk,
         describe_row=built.describe_row,
     )
 
@@ -128,11 +130,12 @@ def compare(
     exact: bool = False,
     eager: Tensor | None = None,
     rule: Rule | None = None,
+    columns: int = 0,
     describe_row: Callable[[int], str] = lambda row: "",
 ) -> Verdict:
-    """Judge a result. `rule` defaults to that of the output dtype."""
+    """Judge a result. `rule` defaults to that of the output dtype; `columns` are those of Q."""
     out = outcome.out.detach().cpu()
-    judgement = _Judgement(out, truth, rule or RULES[out.dtype], describe_row)
+    judgement = _Judgement(out, truth, rule or RULES[out.dtype], describe_row, columns)
     if out.shape != truth.out.shape:
         problem = f"out has shape {list(out.shape)}, expected {list(truth.out.shape)}"
         inf = torch.inf
@@ -161,6 +164,7 @@ class _Judgement:
         truth: Truth,
         rule: Rule,
         describe_row: Callable[[int], str],
+        columns: int,
     ) -> None:
         self.raw, self.truth, self.rule, self.describe_row = out, truth, rule, describe_row
         self.problems: list[str] = []
@@ -168,7 +172,8 @@ class _Judgement:
             return
         self.out = out.double()
         self.error = (self.out - truth.out).abs().nan_to_num(nan=torch.inf)
-        self.delta = SCORE_ROUNDING * truth.score_magnitude
+        steps = max(SCORE_STEPS, columns / COLUMNS_PER_STEP)
+        self.delta = steps * EPS32 * truth.score_magnitude
         score = torch.expm1((2 * self.delta).clamp(max=50.0))
         self.distinct = _distinct(truth.out, rule.u)
         # The row sum in units of the largest weight: at least 1, and n where all weights are equal.

@@ -33,7 +33,9 @@ class FarMemory(Memory):
         super().__init__("cpu", "zero")
         self.axis = axis
 
-    def new(self, shape: Sequence[int], dtype: torch.dtype, strided: bool = False) -> Tensor:
+    def new(
+        self, shape: Sequence[int], dtype: torch.dtype, strided: bool = False, aligned: bool = False
+    ) -> Tensor:
         """A stretched tensor, or a dense one where the axis is the last or shorter than 4."""
         far = FAR if dtype.itemsize > 1 else FAR * _PIECE
         strides = far_strides(shape, self.axis, far)

@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -176,14 +177,15 @@ def run_fuzz(
     jobs = jobs or (0 if on_cpu else 1)
     checker = Checker(backend, device, implementation, guard_pages=jobs > 0)
     seconds = seconds_per_case or (SECONDS_PER_CASE if on_cpu else SECONDS_ON_GPU)
-    drawn = (varied(random_case(seed + i // variants), i % variants) for i in range(cases))
+    drawn = [varied(random_case(seed + i // variants), i % variants) for i in range(cases)]
+    groups = [drawn[first : first + variants] for first in range(0, cases, variants)]
     # In this process a fault would be the end: guard pages come afterwards, in a child.
     guard_later = jobs == 0 and backend in ("auto", "cpu") and not implementation
     total = cases + (-(-cases // DEEP_EVERY) if guard_later else 0)
     tell = progress or (lambda done, total, note: None)
     passed = []
     with one_thread():
-        for case, result, shrunk in _answers(checker, seconds, drawn, jobs):
+        for case, result, shrunk in _answers(checker, seconds, groups, jobs):
             report.add(case, result)
             tell(report.cases, total, str(case))
             if result.status == "failed":
@@ -209,26 +211,26 @@ def run_fuzz(
 
 
 def _answers(
-    checker: Checker, seconds: float, cases: Iterator[Case], jobs: int
+    checker: Checker, seconds: float, groups: list[list[Case]], jobs: int
 ) -> Iterator[Answered]:
-    """Every case with its result, in order."""
+    """Every case with its result, in order; a group in one process, which compiles for it once."""
     if not jobs:
-        yield from (_here(checker, case) for case in cases)
+        yield from (_here(checker, case) for case in chain(*groups))
         return
     idle: queue.SimpleQueue[Child] = queue.SimpleQueue()
     for _ in range(jobs):
         idle.put(child_for(checker, seconds))
 
-    def examined(case: Case) -> Answered:
+    def examined(group: list[Case]) -> list[Answered]:
         child = idle.get()
         try:
-            return _in_child(child, case)
+            return [_in_child(child, case) for case in group]
         finally:
             idle.put(child)
 
     pool = ThreadPoolExecutor(jobs)
     try:
-        yield from pool.map(examined, cases)
+        yield from chain.from_iterable(pool.map(examined, groups))
     finally:
         pool.shutdown(cancel_futures=True)
         for _ in range(jobs):

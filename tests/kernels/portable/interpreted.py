@@ -10,9 +10,10 @@ import json
 import math
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from itertools import count
+from types import SimpleNamespace
 
 import torch
 
@@ -21,8 +22,9 @@ from openmla.kernels.portable import cache_ops, interpreter, launch
 from openmla.operands import Results
 from openmla.plan import Plan
 from openmla.plan.hopper_cache import PLAIN, CacheRead
-from openmla.plan.hopper_split import SplitRule
-from openmla.problem import CACHE_FORMATS, Problem
+from openmla.plan.portable import select_portable_config
+from openmla.plan.target import target_by_name
+from openmla.problem import CACHE_FORMATS
 from openmla.testing.build import BuiltCase, Outcome, build
 from openmla.testing.case import Case
 from openmla.testing.compare import judge
@@ -37,7 +39,7 @@ LEAST_COLUMNS = 4
 
 @dataclass(frozen=True)
 class Tile:
-    """The fields of a config that the launcher reads, and how small a split range may be."""
+    """What is other than planned, and how small a split range may be."""
 
     BM: int
     BN: int
@@ -45,12 +47,8 @@ class Tile:
     bulk_copies: bool = False
     branches: bool = False
     min_keys: int = 1024
-    num_stages: int = 2
-    num_warps: int = 4
     group_heads: int = 4
     widens: bool = False
-    cache_read: CacheRead = PLAIN
-    split: SplitRule | None = None
 
 
 # a100 reads e4m3 by its bits; 32 keys make a range, so that short requests are split as well.
@@ -75,15 +73,28 @@ def run(built: BuiltCase, tile: Tile) -> Outcome:
     for rows in (out, lse, logits):
         if rows is not None:
             rows.fill_(torch.nan)
-    problem = Problem(
-        form=case.form, heads=case.heads, d_nope=case.d_nope, d_rope=case.d_rope, d_v=case.d_v
-    )
     launch.MIN_KEYS, launch.KEY_STEP = tile.min_keys, min(tile.min_keys, 128)
-    if tile.widens and getattr(built.operands, "cache", None) is not None:
-        tile = replace(tile, cache_read=_workspace(built))
-    for call in launch.calls(Plan(problem, tile.target, "portable", tile), built.operands, results):
+    for call in launch.calls(_plan(built, results, tile), built.operands, results):
         call.run()
     return Outcome(out, lse, logits)
+
+
+def _plan(built: BuiltCase, results: Results, tile: Tile) -> Plan:
+    """The planner's widths with the tile of a test; ranges are as short as MIN_KEYS says."""
+    problem = built.operands.problem(results)
+    config = select_portable_config(problem, target_by_name(tile.target))
+    has_cache = getattr(built.operands, "cache", None) is not None
+    changed = replace(
+        config,
+        BM=tile.BM,
+        BN=tile.BN,
+        bulk_copies=tile.bulk_copies,
+        branches=tile.branches,
+        group_heads=tile.group_heads,
+        cache_read=_workspace(built) if tile.widens and has_cache else PLAIN,
+    )
+    read = {f.name: getattr(changed, f.name) for f in fields(changed)}
+    return Plan(problem, tile.target, "portable", SimpleNamespace(**read, split=None))
 
 
 def _workspace(built: BuiltCase) -> CacheRead:

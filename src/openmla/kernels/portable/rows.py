@@ -189,16 +189,13 @@ def read_columns(
             scales = scale_ptr + scale_row[:, None]
             if SCALE_BLOCK >= FIRST + WIDTH:
                 tile = _scaled(tile, load_tile(scales, row_ok, column_ok, MASKED, False))
-            elif FIRST % SCALE_BLOCK == 0 and SCALE_BLOCK & (SCALE_BLOCK - 1) == 0:
-                BLOCKS: tl.constexpr = COLUMNS // SCALE_BLOCK if COLUMNS > SCALE_BLOCK else 1
-                USED: tl.constexpr = (WIDTH + SCALE_BLOCK - 1) // SCALE_BLOCK
-                block = tl.arange(0, BLOCKS)
-                pointers = scales + (FIRST // SCALE_BLOCK + block)[None, :]
-                tile = _scaled(
-                    tile, load_tile(pointers, row_ok, block < USED, MASKED, BLOCKS != USED)
-                )
             else:
-                pointers = scales + ((FIRST + column) // SCALE_BLOCK)[None, :]
-                tile *= load_tile(pointers, row_ok, column_ok, MASKED, COLUMNS != WIDTH)
+                # The widest runs of columns that share a scale, wherever FIRST lies in its block.
+                RUN: tl.constexpr = SCALE_BLOCK if FIRST % SCALE_BLOCK == 0 else FIRST & -FIRST
+                RUNS: tl.constexpr = COLUMNS // RUN if COLUMNS > RUN else 1
+                USED: tl.constexpr = (WIDTH + RUN - 1) // RUN
+                run = tl.arange(0, RUNS)
+                pointers = scales + ((FIRST + run * RUN) // SCALE_BLOCK)[None, :]
+                tile = _scaled(tile, load_tile(pointers, row_ok, run < USED, MASKED, RUNS != USED))
             tile = tile.to(tl.bfloat16)
     return widen(tile, TYPE)

@@ -9,8 +9,9 @@ where `score` = expm1(2 delta), delta = max(8, d_qk / 16) eps * (largest scale *
 row): what fp32 arithmetic of scores may legally cost, negligible until scores reach hundreds.
 Tensor cores add 16 columns at a time and cut off what does not fit: on an H200 scores of 500 over
 896 columns, all of one sign, are 46 eps too small. `floor` is what denormals of the output may
-cost. The last term is what small weights may: a kernel holds them as P = exp(s - m), 1 for the largest score m, and divides by their sum l. Rounded to fp16 a P has a
-relative error u down to 2^-14; below, the error is 2^-25 whatever P is, and below 2^-25 P becomes 0
+cost. The last term is what small weights may: a kernel holds them as P = exp(s - m), 1 for the
+largest score m, and divides by their sum l. Rounded to fp16 a P has a relative error u down to
+2^-14; below, the error is 2^-25 whatever P is, and below 2^-25 P becomes 0
 (`p_floor`; in bf16 and fp32 that happens at 2^-126). Four keys with P = 1, 2^-20, 2^-21, 2^-26 and
 v = 2^-14, 1, 1, 1: out is 6.2e-5, for which the terms with u allow 6.1e-8, and the rounding of the
 three small weights may cost 3 * 2^-25 = 8.9e-8.

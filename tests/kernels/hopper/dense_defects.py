@@ -311,7 +311,8 @@ HOST = [
     ),
     DenseDefect(
         "V's rows lie end to end", None, "descriptors",
-        "    shape = [UNBOUNDED,", "    stride_t = stride_h * x.shape[1]\n    shape = [UNBOUNDED,",
+        "    shape = [UNBOUNDED,",
+        "    stride_t = x.shape[1] * x.shape[2]\n    shape = [UNBOUNDED,",
         "strided",
     ),
     DenseDefect(

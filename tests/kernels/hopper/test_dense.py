@@ -42,7 +42,6 @@ CASES = {
     "edges, 192+64": replace(EDGES, d_nope=192, d_v=256, q_lens=(3, 129), k_lens=(65, 66)),
     "full table, pages of 16": FULL_TABLE,
     "full table, pages of 64": replace(FULL_TABLE, page_size=64),
-    "32 requests": replace(V3, heads=1, q_lens=(1,) * 32, k_lens=(3,) * 32),
     "full": replace(V3, causal=False),
     "sink": replace(V3, sink="mixed"),
     "fp16, no lse": replace(V3, dtype="fp16", return_lse=False),

@@ -24,7 +24,11 @@ def test_defect_is_found(defect: DenseDefect, tmp_path: Path) -> None:
     assert_found(defect.kind, partial(run, mutant, SETUPS[defect.case], defect.num_qo))
 
 
-@pytest.mark.parametrize("num_qo", [1, 2])
-@pytest.mark.parametrize("name", SETUPS)
+ONE_QUERY_TILE = ("two launches", "split", "groups", "strided, split")
+
+
+@pytest.mark.parametrize(
+    ("name", "num_qo"), [*((name, 2) for name in SETUPS), *((name, 1) for name in ONE_QUERY_TILE)]
+)
 def test_the_kernel_itself_is_clean_and_right(name: str, num_qo: int) -> None:
     assert run(launch, SETUPS[name], num_qo, "random", 1) == (set(), True)

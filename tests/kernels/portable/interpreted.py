@@ -13,10 +13,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from itertools import count
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
 import torch
 
+from kernels.portable import edges
 from openmla.cache import LatentCache
 from openmla.kernels.portable import cache_ops, interpreter, launch
 from openmla.operands import Results
@@ -61,7 +62,7 @@ TILES = (
 )
 
 
-def run(built: BuiltCase, tile: Tile) -> Outcome:
+def run(built: BuiltCase, tile: Tile, launch: ModuleType = launch) -> Outcome:
     """Launch a built case on outputs full of NaN."""
     case, q = built.case, built.operands.q
     dtype = torch.bfloat16 if q.dtype == torch.float8_e4m3fn else q.dtype
@@ -255,6 +256,20 @@ def light(first: int, number: int) -> Iterator[list[str]]:
         yield [] if right else [f"{form}: got {last}"]
 
 
+def at_edges(first: int, number: int) -> Iterator[list[str]]:
+    """Cases at the edges of blocks of 16 and 32 keys and of ranges."""
+    for name in list(edges.CASES)[first : first + number]:
+        for tile in TILES[1:4]:
+            yield edges.problems_of(name, tile.BN, partial(run, tile=tile))
+
+
+def defects(first: int, number: int) -> Iterator[list[str]]:
+    """Every seeded defect is found."""
+    for defect in edges.DEFECTS[first : first + number]:
+        tile = TILES[defect.tile]
+        yield edges.unfound(defect, tile.BN, partial(run, tile=tile))
+
+
 PARTS: dict[str, Callable[[int, int], Iterator[list[str]]]] = {
     "fuzz": fuzz,
     "poison": poison,
@@ -263,6 +278,8 @@ PARTS: dict[str, Callable[[int, int], Iterator[list[str]]]] = {
     "cache": cache,
     "e4m3": e4m3,
     "light": light,
+    "edges": at_edges,
+    "defects": defects,
 }
 
 

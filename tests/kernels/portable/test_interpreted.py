@@ -11,18 +11,22 @@ from typing import Any
 
 import pytest
 
+from kernels.portable.edges import CASES, DEFECTS
+
 pytest.importorskip("triton")
+TESTS = Path(__file__).parents[2]
 SCRIPT = Path(__file__).with_name("interpreted.py")
 
 
 def interpreted(part: str, first: int, number: int) -> list[dict[str, Any]]:
     """What a part printed, line by line; triton must start with TRITON_INTERPRET set."""
+    path = [str(TESTS), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
     run = subprocess.run(
         [sys.executable, "-W", "ignore", str(SCRIPT), part, str(first), str(number)],
         capture_output=True,
         text=True,
         check=False,
-        env={**os.environ, "TRITON_INTERPRET": "1"},
+        env={**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(path)},
     )
     assert run.returncode == 0, run.stderr[-3000:]
     return [json.loads(line) for line in run.stdout.splitlines()]
@@ -41,6 +45,8 @@ def interpreted(part: str, first: int, number: int) -> list[dict[str, Any]]:
         ("cache", 0, 3, 18),
         ("e4m3", 0, 1, 1),
         ("light", 0, 1, 2),
+        ("edges", 0, len(CASES), 3 * len(CASES)),
+        ("defects", 0, len(DEFECTS), len(DEFECTS)),
     ],
 )
 def test_interpreted(part: str, first: int, number: int, done: int) -> None:

@@ -1,0 +1,114 @@
+"""Cases of the portable kernels at the edges of their blocks, and seeded defects that show there.
+
+Tiles are 16 or 32 rows by 16 or 32 keys. 3 queries on 33 keys: the last block has one key, and the
+first row sees 31, one less than a block. 33 queries: one row into a tile. 65 keys in ranges of at
+least 32: the last range has one. The longest request is the last, so its line of the block table
+ends where the table's memory does.
+
+All tensors lie against an inaccessible page: reading past one ends the process. A defect is
+therefore looked for in a child.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import openmla.kernels.portable as package
+from kernels.judging import as_built, ends_with_invalid
+from kernels.mutants import load_mutant, once
+from openmla.testing.build import BuiltCase, Outcome, build
+from openmla.testing.case import Case
+from openmla.testing.compare import judge
+from openmla.testing.guard import GuardedMemory
+
+LENS = {"q_lens": (3, 33), "k_lens": (33, 65)}
+DENSE = Case("dense", 1, 32, 16, 32, **LENS)
+LATENT = Case("latent", 1, 32, 16, 32, **LENS, kv="bf16", page_size=16, scale=0.2)
+SPARSE = Case("sparse", 3, 32, 16, 32, q_lens=(2,), k_lens=(80,), topk=33, scale=0.2)
+CASES = {
+    "dense": DENSE,
+    "dense, pages": replace(DENSE, rope="cache", kv="bf16", page_size=16),
+    "latent": LATENT,
+    "latent, 3 heads": replace(LATENT, heads=3, q_lens=(3, 11)),
+    "sparse": SPARSE,
+    # The first index that does not count is the last of a block of 16 or of 32.
+    "sparse, ends": replace(SPARSE, topk=70),
+}
+Run = Callable[..., Outcome]  # of a built case, on the kernels of a launch module
+WRONG = 3  # how a child says so; an exception is another matter
+
+
+@dataclass(frozen=True)
+class Defect:
+    """In `file`.py, `old` becomes `new`; shown by `case` on tile number `tile`."""
+
+    name: str
+    file: str
+    old: str
+    new: str
+    case: str
+    tile: int = 0
+
+
+SECOND = "if (parts > 1) | (row_start >= {0}):"
+DEFECTS = [
+    Defect("a block but for one key needs no mask", "dense", "middle // BN * BN",
+           "(middle + 1) // BN * BN", "dense"),
+    Defect("the last row's last key is not visited", "dense", "q_len) - 1 + offset",
+           "q_len) - 2 + offset", "dense"),
+    Defect("one query into a tile is not a tile", "dense", SECOND.format("q_len"),
+           SECOND.format("q_len - 1"), "dense"),
+    Defect("one key into a range is not a range", "tiles", "tl.minimum((part + 1) * keys, k_len)",
+           "tl.minimum((part + 1) * keys, k_len - 1)", "dense", 3),
+    Defect("a block of latent rows but for one needs no mask", "latent", "middle // BN * BN",
+           "(middle + 1) // BN * BN", "latent", 2),
+    Defect("the last head's last key is not visited", "latent", "rows) - 1) // heads",
+           "rows) - 2) // heads", "latent"),
+    Defect("one row into a tile is not a tile", "latent", SECOND.format("rows"),
+           SECOND.format("rows - 1"), "latent, 3 heads"),
+    Defect("table entries after the last page are read", "rows",
+           "tl.load(table + keys // PAGE, mask=key_ok, other=0)", "tl.load(table + keys // PAGE)",
+           "latent", 2),
+    Defect("likewise, of pages with rope columns", "rows",
+           "tl.load(table + keys // PAGE, mask=key_ok, other=0)", "tl.load(table + keys // PAGE)",
+           "dense, pages", 2),
+    Defect("an index that does not count is taken for one that does", "sparse",
+           "tl.where(ok, count, at)", "tl.where(ok, count, at + 1)", "sparse, ends"),
+    Defect("likewise, in a block of 32", "sparse", "middle = good // BN * BN",
+           "middle = (good + 1) // BN * BN", "sparse, ends", 2),
+    Defect("one index into a block is not a block", "sparse", "            end = count\n",
+           "            end = count - 1\n", "sparse"),
+]  # fmt: skip
+
+
+def built_case(name: str, block: int) -> BuiltCase:
+    """Every tensor ends where its memory does, and is NaN where the case does not address it."""
+    change = partial(ends_with_invalid, block=block) if name == "sparse, ends" else as_built
+    return change(build(CASES[name], memory=GuardedMemory("end")))
+
+
+def problems_of(name: str, block: int, run: Run) -> list[str]:
+    """What is wrong with a case at an edge."""
+    outcome = run(built_case(name, block))
+    return [f"{name}: {problem}" for problem in judge(built_case(name, block), outcome).problems]
+
+
+def unfound(defect: Defect, block: int, run: Run) -> list[str]:
+    """The defect's name, unless a child that runs its case gets wrong numbers or is killed."""
+    folder = Path(tempfile.mkdtemp())
+    mutant = load_mutant(package, defect.file, once(defect.old, defect.new), "launch", folder)
+    child = os.fork()
+    if child == 0:
+        status = 0
+        try:
+            status = WRONG if problems_of(defect.case, block, partial(run, launch=mutant)) else 0
+        finally:
+            os._exit(status)
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    return [] if status in (WRONG, -signal.SIGSEGV) else [f"{defect.name}: not found"]

@@ -38,7 +38,7 @@ def row_scales(source, row, keys, first: gl.constexpr, PAGE: gl.constexpr):
     scales_ptr, page_stride, row_stride, line = source
     exists = (row >= 0) & (row < keys)
     page = gl.load(line + gl.where(exists, row, 0) // PAGE, mask=exists, other=0)
-    here = page.to(gl.int64) * page_stride + row % PAGE * row_stride + first
+    here = page.to(gl.int64) * page_stride + (row % PAGE).to(gl.int64) * row_stride + first
     return gl.load(scales_ptr + here, mask=exists, other=0.0)
 
 

@@ -23,6 +23,8 @@ from openmla.compat.flash_attn import flash_attn_varlen_func
 from openmla.compat.flash_mla import flash_mla_sparse_fwd
 from openmla.operands import Results
 from openmla.problem import CACHE_FORMATS, Problem
+from openmla.testing.cases import random_case
+from openmla.testing.checker import Checker
 
 DEFAULTS: dict[str, tuple[torch.dtype, str | None]] = {
     "bf16": (torch.bfloat16, None),
@@ -147,3 +149,13 @@ def test_13_warm_up_compiles_for_the_types_of_a_call(default: str):
     for rows in (results.lse, operands.weights.sink):
         assert rows is not None
         assert (rows.dtype, rows.device.type) == (torch.float32, "cpu")
+
+
+@every_default
+@pytest.mark.parametrize("seed", [10, 20, 30, 50])
+def test_13_the_checks_themselves(seed: int, default: str):
+    """Cases are built, judged and poisoned alike, so that a failure can be replayed anywhere."""
+    want = Checker().result(random_case(seed), deep=True)
+    with defaults(default):
+        assert Checker().result(random_case(seed), deep=True) == want
+    assert want.status == "right"

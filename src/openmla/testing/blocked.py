@@ -18,6 +18,7 @@ from openmla.checks import out_dtype
 from openmla.operands import DenseOperands, LatentOperands, SparseOperands
 from openmla.sequences import Span, page_rows, paged_spans, ragged_spans
 from openmla.testing.build import BuiltCase, Outcome
+from openmla.testing.values import FLOAT
 
 
 @dataclass(eq=False)
@@ -59,9 +60,9 @@ class Blocked:
         self.heads, self.d_v = self.op.q.shape[1], built.case.d_v
         self.dtype = out_dtype(self.op.q.dtype)
         shape = self.op.q.shape[:2]
-        self.out = torch.zeros(*shape, self.d_v, dtype=self.dtype)
-        self.lse = torch.full(shape, -torch.inf)
-        self.max_logits = torch.full(shape, -torch.inf)
+        self.out = torch.zeros(*shape, self.d_v, dtype=self.dtype, device="cpu")
+        self.lse = torch.full(shape, -torch.inf, **FLOAT)
+        self.max_logits = torch.full(shape, -torch.inf, **FLOAT)
 
     def run(self) -> Outcome:
         """All tiles, one after another."""
@@ -103,7 +104,7 @@ class Blocked:
                 keys = self.key_range(span)
                 parts = [op.k_nope[keys].float(), self.rope(op, span, keys)]
                 k = torch.cat([p for p in parts if p is not None], dim=-1)
-                ids = torch.arange(keys.start, keys.stop)
+                ids = torch.arange(keys.start, keys.stop, device="cpu")
                 yield span, k, self.values(op, keys), self.k_scale(ids)
         elif isinstance(op, LatentOperands):
             for span in paged_spans(op.cu_seqlens_q, op.cache_lengths):
@@ -173,7 +174,9 @@ class Blocked:
         q = self.queries(tile)
         shape = (len(tile.tokens), self.heads)
         state = State(
-            torch.full(shape, -torch.inf), torch.zeros(shape), torch.zeros(*shape, self.d_v)
+            torch.full(shape, -torch.inf, **FLOAT),
+            torch.zeros(shape, **FLOAT),
+            torch.zeros(*shape, self.d_v, **FLOAT),
         )
         for block in self.blocks(tile):
             self.step(state, self.mask(self.scores(q, tile, block), tile, block), tile, block)
@@ -200,7 +203,8 @@ class Blocked:
 
     def mask(self, scores: Tensor, tile: Tile, block: slice) -> Tensor:
         """-inf where a query does not see a key."""
-        hidden = torch.arange(block.start, block.stop) >= torch.tensor(tile.seen)[:, None]
+        keys = torch.arange(block.start, block.stop, device="cpu")
+        hidden = keys >= torch.tensor(tile.seen, device="cpu")[:, None]
         return scores.masked_fill(hidden[:, None], -torch.inf)
 
     def step(self, state: State, scores: Tensor, tile: Tile, block: slice) -> None:

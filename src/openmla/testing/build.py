@@ -143,13 +143,18 @@ def build(
     return BuiltCase(case, builder.memory, operands, arguments)
 
 
+def _count(n: int) -> Tensor:
+    """0 … n-1, int64."""
+    return torch.arange(n, device="cpu")
+
+
 class _Builder:
     def __init__(self, case: Case, memory: Memory) -> None:
         self.case, self.memory, self.draw = case, memory, Draw(case)
         self.gaps = {"strided": case.layout == "strided", "aligned": case.layout == "aligned"}
         self.dtype = DTYPES[case.dtype]
         self.side_dtype = DTYPES[case.side_dtype or case.dtype]
-        self.positions = torch.cat([torch.arange(0), *(torch.arange(k) for k in case.k_lens)])
+        self.positions = torch.cat([_count(0), *(_count(k) for k in case.k_lens)])
 
     def dense(self) -> tuple[Operands, dict[str, Any]]:
         case, draw = self.case, self.draw
@@ -158,7 +163,7 @@ class _Builder:
         gaps = {"aligned": True} if case.layout == "values" else self.gaps
         v = self._rows(draw.values(tokens, case.heads, case.d_v), self.side_dtype, gaps=gaps)
         cu_q, cu_k = self._offsets(case.q_lens), self._offsets(case.k_lens)
-        weights = self._weights(tokens + case.spare, torch.arange(tokens))
+        weights = self._weights(tokens + case.spare, _count(tokens))
         k_rope, cache, paging = None, None, {}
         if case.rope == "cache":
             latent = 512 if case.kv == "fp8_656" else 32
@@ -255,7 +260,7 @@ class _Builder:
         return rows
 
     def _ints(self, values: tuple[int, ...]) -> Tensor:
-        return self.memory.of(torch.tensor(values, dtype=torch.int32))
+        return self.memory.of(torch.tensor(values, dtype=torch.int32, device="cpu"))
 
     def _offsets(self, lengths: tuple[int, ...]) -> Tensor:
         return self._ints((0, *accumulate(lengths)))
@@ -321,7 +326,7 @@ class _Builder:
             for b, keys in enumerate(self.case.k_lens)
             for key in range(keys)
         ]
-        return torch.tensor(rows, dtype=torch.int64)
+        return torch.tensor(rows, dtype=torch.int64, device="cpu")
 
     def _append(self, cache: LatentCache, slots: Tensor, positions: Tensor) -> None:
         case, device = self.case, self.memory.device
@@ -346,12 +351,12 @@ class _Builder:
     def _index_lists(self, tokens: int, rows: int) -> tuple[Tensor, Tensor | None]:
         """int64 lists [tokens, topk]; entries at or past a token's length are -1 for now."""
         case, draw, topk = self.case, self.draw, self.case.topk
-        bad = torch.tensor([-1, -(2**31), 2**31 - 1, rows, rows + 1])
+        bad = torch.tensor([-1, -(2**31), 2**31 - 1, rows, rows + 1], device="cpu")
         listed = bad[draw.integers(0, len(bad), tokens, topk)]
         if rows and case.index_kind != "invalid":
             named = draw.integers(0, rows, tokens, topk)
             if case.index_kind == "distinct":
-                named = torch.full((tokens, topk), -1)
+                named = torch.full((tokens, topk), -1, device="cpu")
                 for token in range(tokens):
                     order = draw.permutation(rows)[:topk]
                     named[token, : order.shape[0]] = order
@@ -363,7 +368,7 @@ class _Builder:
             case.topk_lengths
         ]
         lengths = draw.integers(low, high + 1, tokens)
-        listed[torch.arange(topk) >= lengths[:, None]] = -1
+        listed[_count(topk) >= lengths[:, None]] = -1
         return listed, lengths
 
     def _fill_unused(self, listed: Tensor, lengths: Tensor | None, used: Tensor, rows: int) -> None:
@@ -374,4 +379,4 @@ class _Builder:
         unnamed = sorted(set(range(rows)) - set(used.tolist()))
         if self.memory.background == "nan" and unnamed:
             filler = unnamed[0]
-        listed[torch.arange(listed.shape[1]) >= lengths[:, None]] = filler
+        listed[_count(listed.shape[1]) >= lengths[:, None]] = filler

@@ -77,7 +77,7 @@ class PaddedZeroKey(Blocked):
             tile.k = torch.cat([tile.k, torch.zeros_like(tile.k[:1])])
             tile.v = torch.cat([tile.v, torch.zeros_like(tile.v[:1])])
             if tile.k_scale is not None:
-                tile.k_scale = torch.cat([tile.k_scale, torch.ones(1)])
+                tile.k_scale = torch.cat([tile.k_scale, tile.k_scale.new_ones(1)])
             tile.seen = [n + (n == tile.n - 1) for n in tile.seen]
         super().attend(tile)
 
@@ -123,7 +123,7 @@ class TableOfTheNeighbor(Blocked):
 class PageOffsetOffByOne(Blocked):
     def slots(self, table: Tensor, cache: LatentCache, span: Span) -> Tensor:
         slots = super().slots(table, cache, span)
-        later = torch.arange(slots.shape[0]) >= cache.page_size
+        later = torch.arange(slots.shape[0], device="cpu") >= cache.page_size
         return torch.where(later, (slots + 1) % cache.rows, slots)
 
 

@@ -110,7 +110,7 @@ class KScaleOffByOne(Blocked):
 @defect("k_scale found by position in the sequence, not by physical row", "paged_scaled")
 class KScaleByPosition(Blocked):
     def k_scale(self, ids: Tensor) -> Tensor | None:
-        return super().k_scale(torch.arange(ids.shape[0]))
+        return super().k_scale(torch.arange(ids.shape[0], device="cpu"))
 
 
 @defect("the last column of a width that is no multiple of 16 is dropped", "odd_width")

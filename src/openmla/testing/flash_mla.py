@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from openmla.compat.flash_mla import flash_mla_sparse_fwd
+from openmla.testing.values import FLOAT
 
 INT32 = torch.iinfo(torch.int32)
 OUT_LIMIT = 8e-3  # relative to the norm of a row of the result: bf16 rounds weights and output
@@ -71,13 +72,13 @@ def problems(case: FlashCase, device: torch.device | str) -> list[str]:
 def _draw(
     case: FlashCase, device: torch.device | str
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
-    generator = torch.Generator().manual_seed(case.seed)
+    generator = torch.Generator("cpu").manual_seed(case.seed)
 
     def normal(*shape: int) -> Tensor:
-        return torch.randn(*shape, generator=generator)
+        return torch.randn(*shape, generator=generator, **FLOAT)
 
     def integers(low: int, high: int, *shape: int) -> Tensor:
-        return torch.randint(low, high, shape, generator=generator)
+        return torch.randint(low, high, shape, generator=generator, device="cpu")
 
     q = (normal(case.s_q, case.heads, case.d_qk) / 2).bfloat16().to(device)
     kv = (normal(case.s_kv, 1, case.d_qk) / 2).bfloat16().to(device)
@@ -85,7 +86,7 @@ def _draw(
     # A fifth of them anywhere in int32, of which hardly any names a row.
     anywhere = integers(INT32.min, INT32.max + 1, *indices.shape)
     indices = torch.where(integers(0, 5, *indices.shape) == 0, anywhere, indices)
-    edges = torch.tensor([INT32.min, -1, case.s_kv, INT32.max])
+    edges = torch.tensor([INT32.min, -1, case.s_kv, INT32.max], device="cpu")
     count = min(len(edges), case.topk)
     indices[..., :count] = edges[:count]
     if case.empty_rows:

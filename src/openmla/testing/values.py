@@ -17,6 +17,7 @@ there.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,6 +30,7 @@ DTYPES = {
     "fp32": torch.float32,
     "e4m3": torch.float8_e4m3fn,
 }
+FLOAT: dict[str, Any] = {"dtype": torch.float32, "device": "cpu"}
 
 
 class Draw:
@@ -36,19 +38,19 @@ class Draw:
 
     def __init__(self, case: Case) -> None:
         self.case = case
-        self._generator = torch.Generator().manual_seed(case.seed)
+        self._generator = torch.Generator("cpu").manual_seed(case.seed)
 
     def normal(self, *shape: int) -> Tensor:
         """Unit normal."""
-        return torch.randn(shape, generator=self._generator)
+        return torch.randn(shape, generator=self._generator, **FLOAT)
 
     def integers(self, low: int, high: int, *shape: int) -> Tensor:
         """int64 from low to high-1."""
-        return torch.randint(low, high, shape, generator=self._generator)
+        return torch.randint(low, high, shape, generator=self._generator, device="cpu")
 
     def permutation(self, n: int) -> Tensor:
         """0 … n-1 in random order."""
-        return torch.randperm(n, generator=self._generator)
+        return torch.randperm(n, generator=self._generator, device="cpu")
 
     def queries(self, tokens: int) -> Tensor:
         """[tokens, heads, d_qk]"""
@@ -107,8 +109,8 @@ class Draw:
     def per_token_scale(self, tokens: int) -> Tensor:
         """Positive factors around 1; exactly 1 where scores must stay equal."""
         if self.case.values in ("equal", "exact"):
-            return torch.ones(tokens)
-        return 0.5 + torch.rand(tokens, generator=self._generator)
+            return torch.ones(tokens, **FLOAT)
+        return 0.5 + torch.rand(tokens, generator=self._generator, **FLOAT)
 
     def sink(self) -> Tensor | None:
         """float32 [heads]"""
@@ -116,7 +118,7 @@ class Draw:
         if kind == "none":
             return None
         if kind in ("low", "high"):
-            return torch.full((heads,), -torch.inf if kind == "low" else torch.inf)
+            return torch.full((heads,), -torch.inf if kind == "low" else torch.inf, **FLOAT)
         sink = self.normal(heads) * 2
         if kind == "mixed":
             sink[self.integers(0, heads, 1)] = torch.inf

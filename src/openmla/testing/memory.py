@@ -35,7 +35,7 @@ class Memory:
 
     def new(self, shape: Sequence[int], dtype: torch.dtype, strided: bool = False) -> Tensor:
         """A tensor full of background; `strided` leaves gaps between its rows."""
-        strides = gapped_strides(shape) if strided else dense_strides(shape)
+        strides = self._gapped(shape, dtype) if strided else dense_strides(shape)
         reach = sum((n - 1) * s for n, s in zip(shape, strides, strict=True)) + 1
         size = 0 if 0 in shape else reach
         raw = self._bytes(size * dtype.itemsize)
@@ -51,6 +51,21 @@ class Memory:
 
     def _bytes(self, size: int) -> Tensor:
         return torch.empty(size, dtype=torch.uint8, device=self.device)
+
+    def _gapped(self, shape: Sequence[int], dtype: torch.dtype) -> tuple[int, ...]:
+        return gapped_strides(shape)
+
+
+class AlignedMemory(Memory):
+    """Memory whose gaps leave every row at a multiple of 16 bytes, as bulk copies demand.
+
+    >>> AlignedMemory().new((2, 3, 4), torch.bfloat16, strided=True).stride()
+    (64, 16, 1)
+    """
+
+    def _gapped(self, shape: Sequence[int], dtype: torch.dtype) -> tuple[int, ...]:
+        unit = 16 // dtype.itemsize
+        return gapped_strides(shape, unit + -shape[-1] % unit, 2 * unit)
 
 
 def fill(raw: Tensor, dtype: torch.dtype, background: str) -> None:
@@ -76,7 +91,9 @@ def dense_strides(shape: Sequence[int]) -> tuple[int, ...]:
     return tuple(reversed(strides))
 
 
-def gapped_strides(shape: Sequence[int]) -> tuple[int, ...]:
+def gapped_strides(
+    shape: Sequence[int], row_gap: int = _ROW_GAP, outer_gap: int = _OUTER_GAP
+) -> tuple[int, ...]:
     """Strides with a gap after every row and after every outer slice; the last dim stays dense.
 
     >>> gapped_strides((2, 3, 4))
@@ -85,5 +102,5 @@ def gapped_strides(shape: Sequence[int]) -> tuple[int, ...]:
     strides, step = [], 1
     for depth, size in enumerate(reversed(shape)):
         strides.append(step)
-        step = step * max(size, 1) + (_ROW_GAP if depth == 0 else _OUTER_GAP)
+        step = step * max(size, 1) + (row_gap if depth == 0 else outer_gap)
     return tuple(reversed(strides))

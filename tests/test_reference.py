@@ -94,5 +94,8 @@ def test_magnitudes_are_what_the_error_bound_needs():
     p = torch.softmax(scores, dim=-1)
     magnitude = torch.einsum("hs,shv->hv", p, op.v[:5].double().abs())
     largest = torch.einsum("hd,shd->hs", op.q[0].double().abs(), k.abs()).amax(-1) * 0.3
+    deviation = torch.einsum("hs,shv->hv", p**2, op.v[:5].double() ** 2).sqrt()
     formula.assert_close(truth.magnitude[0], magnitude, bound=EXACT)
+    formula.assert_close(truth.deviation[0], deviation, bound=EXACT)
+    formula.assert_close(truth.total_v[0], op.v[:5].double().abs().sum(0), bound=EXACT)
     formula.assert_close(truth.score_magnitude[0], largest, bound=EXACT)

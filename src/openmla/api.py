@@ -251,7 +251,9 @@ def _known_dense(
     total, heads, width = q.shape
     if out is None:
         out = torch.empty((total, heads, v.shape[2]), dtype=q.dtype, device=q.device)
-    lse = torch.empty((total, heads), device=q.device) if return_lse else None
+    lse = None
+    if return_lse:
+        lse = torch.empty((total, heads), dtype=torch.float32, device=q.device)
     weights = Weights(width**-0.5 if scale is None else scale, sink)
     operands = DenseOperands(q, k_nope, k_rope, v, cu_q, cu_k, causal, weights)
     if not fastpath.run(operands, Results(out, lse), backend):
@@ -289,7 +291,8 @@ def _known_sparse(
     if out is None:
         out = torch.empty((total, heads, d_v), dtype=q.dtype, device=q.device)
     lse, logits = (
-        torch.empty((total, heads), device=q.device) if wanted else None for wanted in returns
+        torch.empty((total, heads), dtype=torch.float32, device=q.device) if wanted else None
+        for wanted in returns
     )
     operands = SparseOperands(q, kv, indices, topk_lengths, d_v, Weights(scale, sink))
     if not fastpath.run(operands, Results(out, lse, logits), backend):

@@ -9,12 +9,14 @@ of keys; `attend_row` is all of attention for it:
 
 The three forms differ only in which keys a row sees. Nothing outside those keys is ever touched, so
 NaN in unused memory cannot matter here. Besides out and lse, a `Truth` holds what an error bound
-needs: sum(p * |v|), and how large the scores were before cancellation.
+needs: sums over p and v that rounding errors scale with, and how large the scores were before
+cancellation.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,7 +33,11 @@ class Truth:
     lse: Tensor
     max_logits: Tensor
     magnitude: Tensor
-    """sum(p * |v|) per output element: what rounding errors of P and V scale with."""
+    """sum(p * |v|) per output element: what rounding errors of P and V cannot exceed, times u."""
+    deviation: Tensor
+    """sqrt(sum((p * v)**2)): what independent rounding errors of P add up to, times u."""
+    total_v: Tensor
+    """sum(|v|): what an absolute error of every P costs, before it is divided by the row sum."""
     score_magnitude: Tensor
     """Largest scale * sum(|q| * |k|) of the row: what rounding errors of scores scale with."""
     keys: Tensor
@@ -41,13 +47,16 @@ class Truth:
     def empty(total_q: int, heads: int, d_v: int) -> Truth:
         """Rows that see no key: zeros and -inf."""
         wide = (total_q, heads, d_v)
+        make: dict[str, Any] = {"dtype": torch.float64, "device": "cpu"}
         return Truth(
-            out=torch.zeros(wide, dtype=torch.float64),
-            lse=torch.full(wide[:2], -torch.inf, dtype=torch.float64),
-            max_logits=torch.full(wide[:2], -torch.inf, dtype=torch.float64),
-            magnitude=torch.zeros(wide, dtype=torch.float64),
-            score_magnitude=torch.zeros(wide[:2], dtype=torch.float64),
-            keys=torch.zeros(total_q, dtype=torch.int64),
+            out=torch.zeros(wide, **make),
+            lse=torch.full(wide[:2], -torch.inf, **make),
+            max_logits=torch.full(wide[:2], -torch.inf, **make),
+            magnitude=torch.zeros(wide, **make),
+            deviation=torch.zeros(wide, **make),
+            total_v=torch.zeros(wide, **make),
+            score_magnitude=torch.zeros(wide[:2], **make),
+            keys=torch.zeros(total_q, dtype=torch.int64, device="cpu"),
         )
 
     def attend_row(
@@ -56,7 +65,7 @@ class Truth:
         """Fill one row from q [H, D], k [n, H or 1, D], v [n, H or 1, d_v]; k_ids index k_scale."""
         if not k.shape[0]:
             return
-        factor = torch.tensor(w.scale, dtype=torch.float64)
+        factor = torch.tensor(w.scale, dtype=torch.float64, device=q.device)
         if w.q_scale is not None:
             factor = factor * w.q_scale[row].double()
         if w.k_scale is not None:
@@ -71,6 +80,8 @@ class Truth:
         self.lse[row] = lse
         self.max_logits[row] = scores.amax(-1)
         self.magnitude[row] = torch.einsum("hn,nhv->hv", p, v.abs())
+        self.deviation[row] = torch.einsum("hn,nhv->hv", p**2, v**2).sqrt()
+        self.total_v[row] = v.abs().sum(dim=0)
         self.score_magnitude[row] = (
             torch.einsum("hd,nhd->hn", q.abs(), k.abs()) * factor.abs()
         ).amax(-1)
@@ -91,7 +102,7 @@ def dense(op: DenseOperands) -> Truth:
         elif op.k_rope is not None:
             rope = op.k_rope[rows] if op.k_rope.dim() == 3 else op.k_rope[rows][:, None]
             k = torch.cat([k, rope.double().expand(-1, heads, -1)], dim=-1)
-        k_ids = torch.arange(span.k_start, span.k_start + span.k_len)
+        k_ids = torch.arange(span.k_start, span.k_start + span.k_len, device=k.device)
         for i in range(span.q_len):
             n = visible_keys(i, span.q_len, span.k_len, op.causal)
             row = span.q_start + i

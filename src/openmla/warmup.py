@@ -91,13 +91,14 @@ def compile_model(
 def operands_of(problem: Problem, device: torch.device) -> tuple[Operands, Results]:
     """Zeros in the shapes of a problem that compile its kernels."""
     make: dict[str, Any] = {"dtype": torch.bfloat16, "device": device}
+    stats: dict[str, Any] = {"dtype": torch.float32, "device": device}
     T, H = min(problem.total_q, MOST_TOKENS), problem.heads
     square = problem.total_q == problem.total_k
     N = T if square else problem.total_k
     q = torch.zeros(T, H, problem.d_qk, **make)
-    lse = torch.zeros(T, H, device=device) if problem.wants_lse else None
+    lse = torch.zeros(T, H, **stats) if problem.wants_lse else None
     results = Results(torch.zeros(T, H, problem.d_v, **make), lse)
-    sink = torch.zeros(H, device=device) if problem.has_sink else None
+    sink = torch.zeros(H, **stats) if problem.has_sink else None
     weights = Weights(problem.d_qk**-0.5, sink)
     cu, cu_k = (torch.tensor([0, n], dtype=torch.int32, device=device) for n in (T, N))
     cu_k = cu if square else cu_k

@@ -8,7 +8,7 @@ import torch
 
 from openmla.aot import CompileJob, compile_job
 from openmla.errors import Unsupported
-from openmla.sim import Kind, Limits, register_asm, simulate
+from openmla.sim import Kind, Limits, intercept, register_asm, simulate
 from openmla.sim.values import scalar
 from sim.kernels import language
 
@@ -138,6 +138,24 @@ def test_outputs_must_be_written_exactly_once():
         language.record, 1, (torch.zeros(130, dtype=torch.int32), 5), outputs={"o_ptr": mask}
     )
     assert exact.ok
+
+
+def test_several_launches_write_their_outputs_together():
+    memory = torch.zeros(300, dtype=torch.int32)
+    out, gap, rest = memory[:128], memory[128:140], memory[140:268]
+
+    def found(outputs, *targets):
+        with intercept(outputs=outputs) as reports:
+            for target in targets:
+                language.record[(1,)](target, 5)
+        return [str(f) for report in reports for f in report.findings]
+
+    assert found({"out": out, "rest": rest}, out, rest) == []
+    assert "rest[0] is never written (128 elements)" in found({"out": out, "rest": rest}, out)[0]
+    assert "out[0] is written more than once (128" in found({"out": out}, out, out)[0]
+    assert "around out[140] is written (128 elements)" in found({"out": out}, out, rest)[0]
+    assert "gap[0] is never written (12" in found({"out": out, "gap": gap}, out)[0]
+    assert found({"out": out}) == []  # nothing was launched
 
 
 def test_findings_can_be_ignored_by_kind():

@@ -190,7 +190,7 @@ def _one_piece(chosen: Plan, blocks: int) -> tuple[Plan, Any, Any]:
     dtypes = {"bf16": torch.bfloat16, "fp16": torch.float16, "e4m3": torch.float8_e4m3fn}
 
     def zeros(*shape: int, dtype: str) -> torch.Tensor:
-        return torch.zeros(*shape, dtype=dtypes[dtype])
+        return torch.zeros(*shape, dtype=dtypes[dtype], device="cpu")
 
     if problem.form == "sparse":
         keys = blocks * _as_it_runs(config).B_TOPK
@@ -198,7 +198,7 @@ def _one_piece(chosen: Plan, blocks: int) -> tuple[Plan, Any, Any]:
         small = replace(problem, heads=heads, topk=keys, total_q=1, total_k=keys)
         q = zeros(1, heads, problem.d_qk, dtype=problem.q_dtype)
         rows = zeros(keys, problem.d_qk, dtype=problem.q_dtype)
-        indices = torch.arange(keys, dtype=torch.int32)[None]
+        indices = torch.arange(keys, dtype=torch.int32, device="cpu")[None]
         sparse = SparseOperands(q, rows, indices, None, problem.d_v, Weights(1.0))
         out = zeros(1, heads, problem.d_v, dtype=problem.out_dtype)
         shape = replace(config, num_q_heads=heads, indices_stride=keys)
@@ -209,7 +209,7 @@ def _one_piece(chosen: Plan, blocks: int) -> tuple[Plan, Any, Any]:
         problem, heads=1, total_q=rows_q, total_k=keys, batch=1, causal=False, rope="shared",
         rope_dtype=rope_dtype, page_size=0, has_sink=False, has_q_scale=False, has_k_scale=False,
     )  # fmt: skip
-    cu_q, cu_k = (torch.tensor([0, n], dtype=torch.int32) for n in (rows_q, keys))
+    cu_q, cu_k = (torch.tensor([0, n], dtype=torch.int32, device="cpu") for n in (rows_q, keys))
     dense = DenseOperands(
         zeros(rows_q, 1, problem.d_qk, dtype=problem.q_dtype),
         zeros(keys, 1, problem.d_nope, dtype=problem.kv_dtype),

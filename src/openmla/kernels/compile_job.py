@@ -71,13 +71,13 @@ def dense_stand_ins(problem: Problem) -> tuple[DenseOperands, Results]:
     cu_q, cu_k = (torch.tensor([0, n], dtype=torch.int32) for n in (total_q, total_k))
     weights = Weights(
         problem.d_qk**-0.5,
-        torch.zeros(heads) if problem.has_sink else None,
-        torch.zeros(total_q) if problem.has_q_scale else None,
-        torch.zeros(total_k) if problem.has_k_scale else None,
+        torch.zeros(heads, dtype=torch.float32) if problem.has_sink else None,
+        torch.zeros(total_q, dtype=torch.float32) if problem.has_q_scale else None,
+        torch.zeros(total_k, dtype=torch.float32) if problem.has_k_scale else None,
     )
     operands = DenseOperands(
         rows(total_q, heads, problem.d_qk), rows(total_k, heads, problem.d_nope), rope,
         rows(total_k, heads, problem.d_v), cu_q, cu_k, problem.causal, weights, cache, table,
     )  # fmt: skip
-    lse = torch.zeros(total_q, heads) if problem.wants_lse else None
+    lse = torch.zeros(total_q, heads, dtype=torch.float32) if problem.wants_lse else None
     return operands, Results(rows(total_q, heads, problem.d_v, dtype=problem.out_dtype), lse)

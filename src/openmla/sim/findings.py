@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from openmla.sim.outputs import Stores
     from openmla.sim.timeline import Timeline
 
 
@@ -87,7 +88,8 @@ class Report:
 
     `reason` says why the run ended: "finished", "deadlock", "step limit", "time limit",
     "kernel error" or "too many findings". `shared_bytes` and `tmem_columns` are the largest
-    per-CTA allocations seen (logical bytes: no padding, no reuse of dead buffers).
+    per-CTA allocations seen (logical bytes: no padding, no reuse of dead buffers). `stores` says
+    how often each element of global memory was stored.
     """
 
     findings: tuple[Finding, ...]
@@ -99,6 +101,7 @@ class Report:
     shared_bytes: int = 0
     tmem_columns: int = 0
     timeline: Timeline | None = field(default=None, repr=False, compare=False)
+    stores: Stores = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def ok(self) -> bool:

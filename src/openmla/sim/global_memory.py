@@ -15,6 +15,7 @@ from openmla.sim.context import current
 from openmla.sim.dtypes import Array
 from openmla.sim.findings import Kind
 from openmla.sim.layouts import split_axis
+from openmla.sim.outputs import storage_of
 from openmla.sim.values import Pointer
 
 # A descriptor that claims so many rows relies on addresses that wrap around 2^64.
@@ -24,7 +25,9 @@ CLAIMED_ROWS = 1 << 30
 class GlobalBuffer:
     """One tensor argument: the bits of its storage, its bounds, and how often each was stored."""
 
-    def __init__(self, tensor: torch.Tensor, name: str, counts: dict[Any, Array]) -> None:
+    def __init__(
+        self, tensor: torch.Tensor, name: str, counts: dict[tuple[int, int], Array]
+    ) -> None:
         if tensor.device.type != "cpu":
             raise TypeError(f"{name}: the simulator takes CPU tensors, got one on {tensor.device}")
         self.name = name
@@ -37,8 +40,7 @@ class GlobalBuffer:
         self.base = int(tensor.storage_offset())
         extents = zip(tensor.shape, tensor.stride(), strict=True)
         self.span = sum((n - 1) * s for n, s in extents) + 1 if tensor.numel() else 0
-        key = (tensor.untyped_storage().data_ptr(), tensor.element_size())
-        self.counts = counts.setdefault(key, np.zeros(len(self.flat), np.int32))
+        self.counts = counts.setdefault(storage_of(tensor), np.zeros(len(self.flat), np.int32))
 
     def shifted(self, offset: int) -> GlobalBuffer:
         """The same buffer from a later element on."""

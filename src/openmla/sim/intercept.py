@@ -8,18 +8,27 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
+
+import torch
 
 from openmla.sim.findings import Report
 from openmla.sim.launch import simulate
+from openmla.sim.outputs import faults_of_all
 
 
 @contextlib.contextmanager
-def intercept(**options: Any) -> Iterator[list[Report]]:
+def intercept(
+    *, outputs: Mapping[str, torch.Tensor] | None = None, **options: Any
+) -> Iterator[list[Report]]:
     """Within the block, launches of Gluon kernels run on the simulator; yields their reports.
 
-    `options` are those of `simulate`. Not thread-safe: it replaces the launch method itself.
+    `outputs` are tensors by name: all launches of the block together write every element of them
+    exactly once, and nothing else of their memory. What is wrong with them is added to the last
+    report when the block ends, unless something else was found before.
+    Other `options` are those of `simulate`. Not thread-safe: it replaces the launch method itself.
     """
     from triton.experimental.gluon._runtime import GluonJITFunction
 
@@ -34,3 +43,6 @@ def intercept(**options: Any) -> Iterator[list[Report]]:
         yield reports
     finally:
         del GluonJITFunction.run  # the inherited method is visible again
+    if outputs and reports and all(report.ok for report in reports):
+        found = faults_of_all(outputs, [report.stores for report in reports])
+        reports[-1] = replace(reports[-1], findings=tuple(found))

@@ -22,6 +22,7 @@ from openmla.sim.findings import Finding, Kind, Log, Report
 from openmla.sim.global_memory import Descriptor, GlobalBuffer
 from openmla.sim.loader import Loader
 from openmla.sim.machine import Machine
+from openmla.sim.outputs import output_faults
 from openmla.sim.scheduler import Scheduler
 from openmla.sim.timeline import NOMINAL, Rates
 from openmla.sim.values import Pointer, scalar
@@ -53,7 +54,7 @@ DEFAULT_LIMITS = Limits()
 
 
 class _Arguments:
-    """Kernel arguments as the simulator sees them, and the buffers behind them."""
+    """Kernel arguments as the simulator sees them, and the memory behind them."""
 
     def __init__(self, kernel: Any, loader: Loader) -> None:
         plain = kernel.fn
@@ -63,8 +64,8 @@ class _Arguments:
             for name, p in self.signature.parameters.items()
             if "constexpr" in getattr(p.annotation, "__name__", str(p.annotation))
         }
-        self.buffers: dict[str, tuple[torch.Tensor, GlobalBuffer]] = {}
-        self._counts: dict[Any, Array] = {}
+        self.tensors: dict[str, torch.Tensor] = {}
+        self.counts: dict[tuple[int, int], Array] = {}
         self._loader = loader
 
     def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
@@ -77,9 +78,8 @@ class _Arguments:
         }
 
     def _buffer(self, name: str, tensor: torch.Tensor) -> GlobalBuffer:
-        made = GlobalBuffer(tensor, name, self._counts)
-        self.buffers[name] = (tensor, made)
-        return made
+        self.tensors[name] = tensor
+        return GlobalBuffer(tensor, name, self.counts)
 
     def _runtime(self, name: str, x: Any) -> Any:
         if isinstance(x, torch.Tensor):
@@ -99,22 +99,10 @@ def _check_outputs(arguments: _Arguments, outputs: Outputs, log: Log) -> None:
     """Every element of an output is written exactly once (or, off its mask, never)."""
     masks = outputs if isinstance(outputs, Mapping) else dict.fromkeys(outputs)
     for name, mask in masks.items():
-        if name not in arguments.buffers:
-            raise InvalidArgument("outputs", f"names of {sorted(arguments.buffers)}", name)
-        tensor, buffer = arguments.buffers[name]
-        shape, strides = list(tensor.shape), [4 * s for s in tensor.stride()]
-        counts = np.ndarray(shape, np.int32, buffer.counts, 4 * buffer.base, strides)
-        wanted = np.ones(shape, bool) if mask is None else np.broadcast_to(mask.numpy(), shape)
-        faults = {
-            "never written": (counts == 0) & wanted,
-            "written more than once": counts > 1,
-            "written although it must not be": (counts > 0) & ~wanted,
-        }
-        for what, where in faults.items():
-            if where.any():
-                first = tuple(int(i) for i in np.argwhere(where)[0])
-                message = f"{name}{list(first)} is {what} ({int(where.sum())} elements)"
-                log.add(Finding(Kind.OUTPUT, message, buffer=name, partition=what))
+        if name not in arguments.tensors:
+            raise InvalidArgument("outputs", f"names of {sorted(arguments.tensors)}", name)
+        for finding in output_faults(name, arguments.tensors[name], arguments.counts, mask):
+            log.add(finding)
 
 
 def _grid(grid: int | Sequence[int]) -> tuple[int, int, int]:
@@ -207,6 +195,7 @@ def simulate(
         machine.shared_bytes,
         machine.tmem_columns,
         scheduler.timeline,
+        arguments.counts,
     )
 
 

@@ -100,13 +100,6 @@ class BuiltCase:
         plain_sink = case.sink in ("none", "low")
         return case.values == "exact" and plain_sink and power_of_two and not quantized
 
-    @property
-    def largest_v(self) -> float:
-        """No element of V is larger, roughly: what a flushed weight can cost is measured by it."""
-        if isinstance(self.operands, DenseOperands) and self.case.total_k:
-            return float(self.operands.v[: self.case.total_k].float().abs().max())
-        return 1024.0
-
     def describe_row(self, row: int) -> str:
         """Where a query row sits: its sequence, its place there, what it may see."""
         case = self.case

@@ -3,22 +3,32 @@
 Judged against the float64 reference. With u the unit roundoff of the output dtype, n the keys of a
 row and eps = 2^-23, every element must satisfy
 
-    |out - truth| <= u |truth| + (u + n eps + score) * sum(p |v|) + floor
+    |out - truth| <= u |truth| + (u + n eps + score) * sum(p |v|) + floor + p_floor * sum|v| / l
 
 where `score` = expm1(2 delta), delta = 8 eps * (largest scale * sum|q||k| of the row): what fp32
 arithmetic of scores may legally cost, negligible until scores reach hundreds. `floor` is what
-flushing denormals may cost, in the output and in P (a weight below 2^-126 may become 0, so it grows
-with n and the largest |v|). That is an upper bound, and an upper bound alone misses small errors in
-every element, so more is bounded as well (limits in `Rule`), relative to the truth and beyond what
-`score` and `floor` allow:
+denormals of the output may cost. The last term is what small weights may: a kernel holds them as
+P = exp(s - m), 1 for the largest score m, and divides by their sum l. Rounded to fp16 a P has a
+relative error u down to 2^-14; below, the error is 2^-25 whatever P is, and below 2^-25 P becomes 0
+(`p_floor`; in bf16 and fp32 that happens at 2^-126). Four keys with P = 1, 2^-20, 2^-21, 2^-26 and
+v = 2^-14, 1, 1, 1: out is 6.2e-5, for which the terms with u allow 6.1e-8, and the rounding of the
+three small weights may cost 3 * 2^-25 = 8.9e-8.
+
+That is an upper bound, and an upper bound alone misses small errors in every element, so more is
+bounded as well (limits in `Rule`), beyond what `score` and the floors allow:
 
     all elements together, in the Frobenius norm
     the worst row of one head
     the bias: how much larger or smaller than the truth all rows are, which rounding is not
     lse, within 4e-6 * max(1, |lse|) + delta
 
-A norm over few values is noisy: its limit is widened by 1 + 2/sqrt(values that carry it), up to 2u;
-equal values and nearly equal ones, which round alike, count as one.
+Norms are relative to the truth, or to its deviation sqrt(sum((p v)^2)) where that is larger: the
+errors of P are independent, about 0.41 u p each, so they add up to 0.41 u times the deviation,
+however small the sum of p v is that cancelling values leave. A row of many columns has a norm of
+about its deviation; one of a single column (d_v = 1) may be anything below it. A norm over few
+values is noisy: its limit is widened by 1 + 2/sqrt(values that carry it), up to 2u (for a single
+value 2u of truth and deviation together: 5 standard deviations); equal values and nearly equal
+ones, which round alike, count as one.
 Rows without a key must be exactly +0 and -inf; nothing else may be NaN or Inf. Where every number
 is exactly representable (`exact`), rows of 2^n keys must match bit for bit. Where an eager result
 of the same dtype is given, the error may be at most 1.1 times its error.
@@ -37,7 +47,6 @@ from openmla.testing.build import BuiltCase, Outcome
 
 EPS32 = 2.0**-23
 SCORE_ROUNDING = 8 * EPS32
-SMALLEST_P = 2.0**-126
 EAGER_LIMIT = 1.1
 
 
@@ -52,7 +61,9 @@ class Rule:
     bias: float
     """For infinitely many rows; for R rows, 2.6 u / sqrt(R) more (6 standard deviations)."""
     floor: float
-    """Absolute error that flushed or rounded denormals may cost."""
+    """Absolute error that flushed or rounded denormals of the output may cost."""
+    p_floor: float = 2.0**-126
+    """Absolute error of a weight (the largest is 1): it may be flushed below 2^-126."""
     lse: float = 4e-6
 
 
@@ -63,7 +74,9 @@ class Rule:
 # bf16 and fp16; worst row 3.9e-3 (bf16), 4.9e-4 (fp16), 9.3e-7 (fp32); lse 0.08 of its limit.
 RULES = {
     torch.bfloat16: Rule(u=2.0**-8, frobenius=3.0e-3, row=6.0e-3, bias=4.0e-4, floor=2.0**-124),
-    torch.float16: Rule(u=2.0**-11, frobenius=4.0e-4, row=7.5e-4, bias=5.0e-5, floor=2.0**-24),
+    torch.float16: Rule(
+        u=2.0**-11, frobenius=4.0e-4, row=7.5e-4, bias=5.0e-5, floor=2.0**-24, p_floor=2.0**-25
+    ),
     torch.float32: Rule(u=2.0**-20, frobenius=1.0e-6, row=1.8e-6, bias=1.0e-6, floor=2.0**-124),
 }
 
@@ -104,7 +117,6 @@ def judge(built: BuiltCase, outcome: Outcome, eager: Tensor | None = None) -> Ve
         built.truth(),
         exact=built.is_exact,
         eager=eager,
-        largest_v=built.largest_v,
         describe_row=built.describe_row,
     )
 
@@ -116,12 +128,11 @@ def compare(
     exact: bool = False,
     eager: Tensor | None = None,
     rule: Rule | None = None,
-    largest_v: float = 1.0,
     describe_row: Callable[[int], str] = lambda row: "",
 ) -> Verdict:
     """Judge a result. `rule` defaults to that of the output dtype."""
     out = outcome.out.detach().cpu()
-    judgement = _Judgement(out, truth, rule or RULES[out.dtype], describe_row, largest_v)
+    judgement = _Judgement(out, truth, rule or RULES[out.dtype], describe_row)
     if out.shape != truth.out.shape:
         problem = f"out has shape {list(out.shape)}, expected {list(truth.out.shape)}"
         inf = torch.inf
@@ -150,7 +161,6 @@ class _Judgement:
         truth: Truth,
         rule: Rule,
         describe_row: Callable[[int], str],
-        largest_v: float,
     ) -> None:
         self.raw, self.truth, self.rule, self.describe_row = out, truth, rule, describe_row
         self.problems: list[str] = []
@@ -161,8 +171,10 @@ class _Judgement:
         self.delta = SCORE_ROUNDING * truth.score_magnitude
         score = torch.expm1((2 * self.delta).clamp(max=50.0))
         self.distinct = _distinct(truth.out, rule.u)
-        flushed = truth.keys.double()[:, None, None] * (SMALLEST_P * largest_v)
-        self.slack = score[..., None] * truth.magnitude + rule.floor + flushed
+        # The row sum in units of the largest weight: at least 1, and n where all weights are equal.
+        row_sum = torch.exp(truth.lse - truth.max_logits).nan_to_num(nan=1.0).clamp(min=1)
+        small = rule.p_floor * truth.total_v / row_sum[..., None]
+        self.slack = score[..., None] * truth.magnitude + rule.floor + small
 
     def anomalies(self) -> None:
         """Empty rows exactly +0, no NaN or Inf anywhere."""
@@ -188,12 +200,14 @@ class _Judgement:
 
     def whole(self) -> float:
         """Relative Frobenius error."""
-        norm, slack = self.truth.out.norm(), self.slack.norm()
-        if not self.out.numel() or float(norm) == 0:
+        truth = self.truth
+        if not self.out.numel() or float(truth.magnitude.norm()) == 0:
             return 0.0
-        share = max(float((self.error.norm() - slack) / norm), 0.0)
-        carriers = _carriers(self.truth.out.flatten()).clamp(max=self.distinct)
-        limit = float(self._widened(self.rule.frobenius, carriers))
+        carriers = _carriers(truth.out.flatten()).clamp(max=self.distinct)
+        norm, most = self._scale(
+            self.rule.frobenius, carriers, truth.out.flatten(), truth.deviation.flatten()
+        )
+        share, limit = max(float((self.error.norm() - self.slack.norm()) / norm), 0.0), float(most)
         if share > limit:
             self.problems.append(f"relative Frobenius error {share:.3g}, limit {limit:.3g}")
         return share
@@ -202,13 +216,10 @@ class _Judgement:
         """Worst relative error of a row of one head, against what rounding can do to it."""
         if not self.out.numel():
             return 0.0
-        keys = self.truth.keys.clamp(min=1).double()[:, None]
-        # A row whose values happen to cancel is not held to relative accuracy of what is left.
-        typical = self.truth.magnitude.norm(dim=-1) / keys.sqrt()
-        norm = torch.maximum(self.truth.out.norm(dim=-1), typical)
+        truth, carriers = self.truth, _carriers(self.truth.out)
+        norm, limit = self._scale(self.rule.row, carriers, truth.out, truth.deviation)
         error, slack = self.error.norm(dim=-1), self.slack.norm(dim=-1)
-        limit = self._widened(self.rule.row, _carriers(self.truth.out))
-        share = (error - slack).clamp(min=0) / norm.clamp(min=1e-300)
+        share = (error - slack).clamp(min=0) / norm
         if bool((share > limit).any()):
             self._blame("row error too large", share > limit, share)
         return float(share.max())
@@ -226,7 +237,9 @@ class _Judgement:
         rows = max(float(_carriers(energy.sqrt().flatten())) * alike, 1.0)
         # However many rows, over a handful of keys they are all made of the same few values.
         rows = min(rows, max(int(self.truth.keys.max()), 1) * truth.shape[1])
-        allowed = self.rule.bias + 2.6 * self.rule.u / rows**0.5
+        # Where values cancel, what is left is small beside the rounding errors of P.
+        cancelled = (scaled * self.truth.deviation / scale).norm() ** 2 / (energy**2).sum()
+        allowed = self.rule.bias + 2.6 * self.rule.u * (max(1.0, float(cancelled)) / rows) ** 0.5
         limit = allowed + float(self.slack.norm() / truth.norm())
         if abs(share) > limit:
             self.problems.append(f"all rows off by a factor of {1 + share:.6f}, limit {limit:.3g}")
@@ -274,8 +287,15 @@ class _Judgement:
             self.problems.append(f"error {ratio:.3g} x that of eager, limit {EAGER_LIMIT}")
         return ratio
 
-    def _widened(self, limit: float, carriers: Tensor) -> Tensor:
-        return (limit * (1 + 2 / carriers.sqrt())).clamp(max=2 * self.rule.u)
+    def _scale(
+        self, limit: float, carriers: Tensor, out: Tensor, deviation: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """What an error norm along the last dim is relative to, and how large it may be so."""
+        sizes = out.norm(dim=-1), deviation.norm(dim=-1)
+        norm = torch.maximum(*sizes).clamp(min=1e-300)
+        # Of one value, the rounding of the output and that of P may be at their worst together.
+        both = 1 + (torch.hypot(*sizes) / norm - 1).clamp(min=0) / carriers
+        return norm, torch.minimum(limit * (1 + 2 / carriers.sqrt()), 2 * self.rule.u * both)
 
     def _blame(
         self, what: str, wrong: Tensor, badness: Tensor, bound: Tensor | None = None

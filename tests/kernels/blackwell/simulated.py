@@ -43,6 +43,7 @@ def run(
     op = built.operands
     assert isinstance(op, DenseOperands)
     results = results_for(built)
-    with intercept(**options) as reports:
+    outcome = Outcome(results.out, results.lse)
+    with intercept(outputs=outcome.tensors(), **options) as reports:
         launch(chosen or plan_of(built), op, results)
-    return Outcome(results.out, results.lse), reports
+    return outcome, reports

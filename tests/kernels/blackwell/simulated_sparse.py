@@ -33,6 +33,7 @@ def run(built: BuiltCase, **options: Any) -> tuple[Outcome, list[Report]]:
     """What the kernel makes of a case, and what the simulator found."""
     op, results = built.operands, results_of(built)
     assert isinstance(op, SparseOperands)
-    with intercept(**options) as reports:
+    outcome = Outcome(results.out, results.lse, results.max_logits)
+    with intercept(outputs=outcome.tensors(), **options) as reports:
         launch(plan_of(built, results), op, results)
-    return Outcome(results.out, results.lse, results.max_logits), reports
+    return outcome, reports

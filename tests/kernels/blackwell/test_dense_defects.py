@@ -53,12 +53,13 @@ def _run(
     built = build(case, memory=Memory("cpu", "nan"))
     results = results_for(built)
     assert isinstance(built.operands, DenseOperands)
-    limits = Limits(steps=20_000)
-    with intercept(schedule=schedule, seed=seed, limits=limits) as reports:
+    outcome = Outcome(results.out, results.lse)
+    options = {"schedule": schedule, "seed": seed, "limits": Limits(steps=20_000)}
+    with intercept(outputs=outcome.tensors(), **options) as reports:
         for call in mutant.calls(plan_of(built, num_qo), built.operands, results):
             call.run()
     kinds = {kind for report in reports for kind in report.kinds()}
-    return kinds, judge(build(case), Outcome(results.out, results.lse)).ok
+    return kinds, judge(build(case), outcome).ok
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -72,12 +72,13 @@ def _run(mutant: ModuleType, case: Case, schedule: str, seed: int) -> tuple[set[
     results = results_of(built)
     assert isinstance(built.operands, SparseOperands)
     chosen = plan_of(built, results)
-    limits = Limits(steps=20_000)
-    with intercept(schedule=schedule, seed=seed, limits=limits) as reports:
+    outcome = Outcome(results.out, results.lse)
+    options = {"schedule": schedule, "seed": seed, "limits": Limits(steps=20_000)}
+    with intercept(outputs=outcome.tensors(), **options) as reports:
         for call in mutant.calls(chosen, built.operands, results):
             call.run()
     kinds = {kind for report in reports for kind in report.kinds()}
-    return kinds, judge(build(case), Outcome(results.out, results.lse)).ok
+    return kinds, judge(build(case), outcome).ok
 
 
 @pytest.mark.compile

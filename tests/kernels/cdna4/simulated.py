@@ -38,6 +38,7 @@ def run(
     """What the kernels make of a case, and what the simulator found."""
     results = new_results(built)
     chosen = plan_of(built, results, **(config or {}))
-    with intercept(**options) as reports:
+    outcome = Outcome(results.out, results.lse, results.max_logits)
+    with intercept(outputs=outcome.tensors(), **options) as reports:
         launch(chosen, built.operands, results)
-    return Outcome(results.out, results.lse, results.max_logits), reports
+    return outcome, reports

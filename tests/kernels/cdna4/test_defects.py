@@ -128,13 +128,14 @@ def wrong(built: BuiltCase, launch: Any, defect: Defect, schedule: str, seed: in
     """What gives the defect away in one run; empty if nothing does."""
     results = new_results(built)
     chosen = plan_of(built, results, **defect.config)
-    with intercept(seed=seed, schedule=schedule, limits=Limits(steps=50_000)) as reports:
+    outcome = Outcome(results.out, results.lse, results.max_logits)
+    options = {"seed": seed, "schedule": schedule, "limits": Limits(steps=50_000)}
+    with intercept(outputs=outcome.tensors(), **options) as reports:
         for call in launch.calls(chosen, built.operands, results):
             call.run()
     for report in reports:
         for finding in report.findings:
             return str(finding)
-    outcome = Outcome(results.out, results.lse, results.max_logits)
     if defect.config.get("p_dtype") == "float8_e4m3fn":
         truth = built.truth().out
         error = (outcome.out.double() - truth).norm() / truth.norm()

@@ -45,6 +45,7 @@ def run(
     out = built.memory.new(shape, op.q.dtype, strided=False)
     out.fill_(torch.nan)
     lse = torch.full(shape[:2], torch.nan) if built.case.return_lse else None
-    with intercept(**options) as reports:
+    outcome = Outcome(out, lse)
+    with intercept(outputs=outcome.tensors(), **options) as reports:
         launch(chosen or plan_of(built), op, Results(out, lse))
-    return Outcome(out, lse), reports
+    return outcome, reports

@@ -38,6 +38,7 @@ def run(
     """What the kernel makes of a case, and what the simulator found."""
     op, results = built.operands, results_of(built)
     assert isinstance(op, SparseOperands | LatentOperands)
-    with intercept(**options) as reports:
+    outcome = Outcome(results.out, results.lse, results.max_logits)
+    with intercept(outputs=outcome.tensors(), **options) as reports:
         launch(chosen or plan_of(built), op, results)
-    return Outcome(results.out, results.lse, results.max_logits), reports
+    return outcome, reports

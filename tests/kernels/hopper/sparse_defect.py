@@ -47,11 +47,12 @@ def assert_found(
         op, results = built.operands, results_of(built)
         assert isinstance(op, SparseOperands | LatentOperands)
         chosen = adjust(plan_of(built))
-        with intercept(schedule=schedule, seed=seed, limits=Limits(steps=20_000)) as reports:
+        outcome = Outcome(results.out, results.lse, results.max_logits)
+        options = {"schedule": schedule, "seed": seed, "limits": Limits(steps=20_000)}
+        with intercept(outputs=outcome.tensors(), **options) as reports:
             for call in mutant.calls(chosen, op, results):
                 call.run()
         kinds |= {kind for report in reports for kind in report.kinds()}
-        outcome = Outcome(results.out, results.lse, results.max_logits)
         wrong |= not judge(build(case), outcome).ok
         if defect.kind in kinds or (wrong and defect.kind is None):
             return

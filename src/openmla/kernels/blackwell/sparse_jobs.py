@@ -74,7 +74,7 @@ def _stand_ins(problem: Problem) -> tuple[SparseOperands, Results]:
 
     cache: LatentCache | torch.Tensor = torch.zeros(1, problem.d_qk, dtype=dtype)
     if problem.kv_dtype == "e4m3":
-        cache = torch.zeros(1, problem.d_qk).to(torch.float8_e4m3fn)
+        cache = torch.zeros(1, problem.d_qk, dtype=torch.float32).to(torch.float8_e4m3fn)
     elif problem.page_size:
         pages = torch.zeros(1 << 17, dtype=dtype).as_strided((2, 64, 576), (1 << 16, 576, 1))
         cache = LatentCache(pages, None, problem.d_nope, problem.d_rope, problem.kv_dtype)
@@ -86,7 +86,7 @@ def _stand_ins(problem: Problem) -> tuple[SparseOperands, Results]:
         torch.zeros(1, problem.topk, dtype=torch.int32).expand(tokens, -1),
         torch.zeros(tokens, dtype=torch.int32) if problem.has_topk_lengths else None,
         problem.d_v,
-        Weights(0.1, torch.zeros(heads) if problem.has_sink else None),
+        Weights(0.1, torch.zeros(heads, dtype=torch.float32) if problem.has_sink else None),
     )
-    lse = torch.zeros(tokens, heads) if problem.wants_lse else None
+    lse = torch.zeros(tokens, heads, dtype=torch.float32) if problem.wants_lse else None
     return operands, Results(rows(tokens, heads, problem.d_v), lse)

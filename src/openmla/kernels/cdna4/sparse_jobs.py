@@ -75,8 +75,12 @@ def _stand_ins(problem: Problem) -> tuple[SparseOperands, Results]:
         rows(total_q, problem.topk, dtype=torch.int32),
         torch.zeros(1, dtype=torch.int32),
         problem.d_v,
-        Weights(192**-0.5, torch.zeros(heads) if problem.has_sink else None),
+        Weights(192**-0.5, torch.zeros(heads, dtype=torch.float32) if problem.has_sink else None),
     )
     out = rows(total_q, heads, problem.d_v, dtype=_DTYPES[problem.out_dtype])
-    lse = torch.zeros(1, heads).expand(total_q, heads) if problem.wants_lse else None
+    lse = (
+        torch.zeros(1, heads, dtype=torch.float32).expand(total_q, heads)
+        if problem.wants_lse
+        else None
+    )
     return operands, Results(out, lse)

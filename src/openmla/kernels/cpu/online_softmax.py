@@ -12,6 +12,7 @@ overflow, and torch's exp2 is about twice as fast as its exp.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -32,9 +33,10 @@ class OnlineSoftmax:
     """
 
     def __init__(self, groups: int, rows: int, d_v: int) -> None:
-        self.m = torch.full((groups, rows), -torch.inf)
-        self.l = torch.zeros(groups, rows)
-        self.o = torch.empty(groups, rows, d_v)
+        make: dict[str, Any] = {"dtype": torch.float32, "device": "cpu"}
+        self.m = torch.full((groups, rows), -torch.inf, **make)
+        self.l = torch.zeros(groups, rows, **make)
+        self.o = torch.empty(groups, rows, d_v, **make)
         self.blocks = 0
         self.averages = False
         self.spoiled: Tensor | None = None  # NaN and Inf that rows have seen, 0 elsewhere
@@ -131,8 +133,9 @@ def hide_future_keys(
     if column >= scores.shape[-1]:
         return
     queries = scores.shape[-2] // rows_per_query
-    key = torch.arange(first + column, first + scores.shape[-1])
-    hidden = key >= (torch.arange(queries) + seen_by_first)[:, None]
+    key = torch.arange(first + column, first + scores.shape[-1], device=scores.device)
+    query = torch.arange(queries, device=scores.device)
+    hidden = key >= (query + seen_by_first)[:, None]
     if rows_per_query > 1:
         hidden = hidden.repeat_interleave(rows_per_query, dim=0)
     scores[..., column:].masked_fill_(hidden, -torch.inf)

@@ -24,7 +24,7 @@ class Workspace:
         size = math.prod(shape)
         buffer = self._buffers.get(name)
         if buffer is None or buffer.numel() < size:
-            buffer = self._buffers[name] = torch.empty(size)
+            buffer = self._buffers[name] = torch.empty(size, dtype=torch.float32, device="cpu")
         return buffer[:size].view(shape)
 
     def pack(self, name: str, source: Tensor) -> Tensor:

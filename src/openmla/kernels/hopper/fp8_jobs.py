@@ -81,4 +81,4 @@ def _stand_ins(problem: Problem) -> tuple[Operands, Results]:
             q, cache, lists[:1], lengths[:1], lengths, problem.causal, problem.d_v, Weights(0.1)
         )
     out = torch.zeros(2, heads, problem.d_v, dtype=torch.bfloat16)
-    return operands, Results(out, torch.zeros(2, heads))
+    return operands, Results(out, torch.zeros(2, heads, dtype=torch.float32))

@@ -53,8 +53,11 @@ def _stand_ins(problem: Problem) -> tuple[Operands, Results]:
     """Small operands: nobody reads them. Pages have gaps, and lists over them want max_logits."""
     heads, dtype, paged = problem.heads, _DTYPES[problem.q_dtype], problem.page_size > 0
     q = torch.zeros(2, heads, problem.d_qk, dtype=dtype)
-    out, lse = torch.zeros(2, heads, problem.d_v, dtype=dtype), torch.zeros(2, heads)
-    weights = Weights(0.1, torch.zeros(heads) if problem.has_sink else None)
+    out, lse = (
+        torch.zeros(2, heads, problem.d_v, dtype=dtype),
+        torch.zeros(2, heads, dtype=torch.float32),
+    )
+    weights = Weights(0.1, torch.zeros(heads, dtype=torch.float32) if problem.has_sink else None)
     pages = torch.zeros(2, 80, problem.d_qk, dtype=torch.bfloat16)[:, :64]
     cache = LatentCache(pages, None, problem.d_nope, problem.d_rope, "bf16") if paged else None
     listed = torch.zeros(2, 128, dtype=torch.int32)
@@ -67,4 +70,6 @@ def _stand_ins(problem: Problem) -> tuple[Operands, Results]:
     rows = torch.zeros(64, problem.d_qk, dtype=dtype) if cache is None else cache
     some = listed[:, 0].contiguous() if problem.has_topk_lengths else None
     operands = SparseOperands(q, rows, listed, some, problem.d_v, weights)
-    return operands, Results(out, lse, torch.zeros(2, heads) if paged else None)
+    return operands, Results(
+        out, lse, torch.zeros(2, heads, dtype=torch.float32) if paged else None
+    )

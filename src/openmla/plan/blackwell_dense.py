@@ -32,6 +32,8 @@ def _widths(config: MLAConfig) -> str:
     for name, width in (("V", v), ("K", main), ("K's second part", tail)):
         if width & (width - 1) or 0 < width < LEAST_COLUMNS:
             return f"{name} of {width} columns: the width of a tile is a power of two"
+    if config.BN & (config.BN - 1):
+        return f"tiles of {config.BN} keys: their number is a power of two"
     if tail and config.use_fused_kv:
         return f"K of {main} + {tail} columns: in a ring that V shares, K is one tile"
     return ""

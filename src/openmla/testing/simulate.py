@@ -65,16 +65,18 @@ def simulated(
 ) -> tuple[Outcome, list[Report]]:
     """What the kernels of a plan make of these operands, and what the simulator found.
 
-    `options` are those of `openmla.sim.simulate`. Raises Unsupported where the launcher refuses.
+    Every element of every output must be written exactly once. `options` are those of
+    `openmla.sim.simulate`. Raises Unsupported where the launcher refuses.
     """
+    outcome = Outcome(results.out, results.lse, results.max_logits)
     prepared = list(calls(plan, operands, results))
-    with intercept(**options) as reports:
+    with intercept(outputs=outcome.tensors(), **options) as reports:
         for call in prepared:
             try:
                 call.run()
             except (InvalidArgument, Unsupported) as error:
                 raise NotSimulated(str(error)) from error
-    return Outcome(results.out, results.lse, results.max_logits), reports
+    return outcome, reports
 
 
 @dataclass(frozen=True)

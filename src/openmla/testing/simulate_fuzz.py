@@ -104,7 +104,7 @@ def _check(case: Case, report: SimulatedReport, save_dir: str | Path | None) -> 
     if found.kind:
         small = _shrunk(case, report.target, found.kind)
         failure = Failure(found.kind, case, small, found.message)
-        path = None if save_dir is None else save(failure, save_dir)
+        path = None if save_dir is None else save(failure, Path(save_dir) / report.target)
         report.failures.append(replace(failure, path=path))
     elif found.verdict is not None:
         report.worst = max(report.worst, found.verdict.bound)

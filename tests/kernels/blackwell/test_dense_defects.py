@@ -9,13 +9,14 @@ from types import ModuleType
 import pytest
 
 from kernels.blackwell.dense_defects import DEFECTS, DenseDefect, load_defect
-from kernels.blackwell.simulated import plan_of, results_for
+from kernels.blackwell.simulated import plan_of
 from openmla.operands import DenseOperands
 from openmla.sim import Kind, Limits, intercept
 from openmla.testing.build import Outcome, build
 from openmla.testing.case import Case
 from openmla.testing.compare import judge
 from openmla.testing.memory import Memory
+from openmla.testing.simulate import new_results
 
 TWO = Case("dense", 1, 128, 64, 128, q_lens=(140,), k_lens=(200,))
 CASES = {
@@ -51,7 +52,7 @@ def _run(
 ) -> tuple[set[Kind], bool]:
     """What the simulator found, and whether the numbers are right."""
     built = build(case, memory=Memory("cpu", "nan"))
-    results = results_for(built)
+    results = new_results(built)
     assert isinstance(built.operands, DenseOperands)
     outcome = Outcome(results.out, results.lse)
     options = {"schedule": schedule, "seed": seed, "limits": Limits(steps=20_000)}

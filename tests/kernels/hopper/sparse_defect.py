@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import openmla.kernels.hopper as package
-from kernels.hopper.simulated_rows import plan_of, results_of
+from kernels.hopper.simulated import plan_of
 from kernels.mutants import load_mutant, once
 from openmla.operands import LatentOperands, SparseOperands
 from openmla.plan import Plan
@@ -18,6 +18,7 @@ from openmla.testing.build import Outcome, build
 from openmla.testing.case import Case
 from openmla.testing.compare import judge
 from openmla.testing.memory import Memory
+from openmla.testing.simulate import new_results
 
 RUNS = [("late", 0), ("early", 0), ("random", 1), ("random", 2)]
 
@@ -44,7 +45,7 @@ def assert_found(
     wrong = False
     for schedule, seed in RUNS:
         built = build(case, memory=Memory("cpu", "nan"))
-        op, results = built.operands, results_of(built)
+        op, results = built.operands, new_results(built)
         assert isinstance(op, SparseOperands | LatentOperands)
         chosen = adjust(plan_of(built))
         outcome = Outcome(results.out, results.lse, results.max_logits)

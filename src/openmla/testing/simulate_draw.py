@@ -31,7 +31,7 @@ class Menu:
     d_nope: tuple[int, ...]
     d_rope: tuple[int, ...]
     d_v: tuple[int, ...]
-    """Empty: all latent columns."""
+    """Empty: as many as d_nope."""
     dtypes: tuple[str, ...]
     heads: tuple[int, ...]
     kv: tuple[str, ...]
@@ -76,7 +76,7 @@ MENUS: dict[str, dict[str, Menu]] = {
     },
     "mi355x": {
         "dense": Menu(
-            (64, 128, 128), (64, 64, 128), (64, 128, 128), ("bf16", "fp16", "e4m3"), _FEW_HEADS,
+            (64, 128, 128), (64, 64, 128), (), ("bf16", "fp16", "e4m3"), _FEW_HEADS,
             ("bf16",), _ANY_PAGES, (32, 128, 256), (16, 64, 64, 128),
         ),
         "sparse": Menu(
@@ -145,15 +145,15 @@ def _cut(case: Case) -> Case:
 def _widths(rng: random.Random, form: str, menu: Menu) -> dict[str, Any]:
     d_nope, d_rope = rng.choice(menu.d_nope), rng.choice(menu.d_rope)
     d_v = rng.choice(menu.d_v) if menu.d_v else d_nope
-    if form == "dense" and rng.random() < 0.3:
-        d_v = d_nope  # all that some kernels serve
     if rng.random() < ARBITRARY:
         which = rng.choices(("d_nope", "d_rope", "d_v", "all"), weights=(6, 2, 3, 1))[0]
         d_nope = _width(rng) if which in ("d_nope", "all") else d_nope
         d_rope = _width(rng) if which in ("d_rope", "all") else d_rope
         d_v = _width(rng) if which in ("d_v", "all") else d_v
+        if not menu.d_v and which in ("d_nope", "d_rope"):
+            d_v = d_nope
         if form != "dense":
-            d_v = d_nope if which == "d_nope" else min(d_v, d_nope)
+            d_v = min(d_v, d_nope)
     return {"d_nope": d_nope, "d_rope": d_rope, "d_v": d_v}
 
 
@@ -175,8 +175,9 @@ def _dense(rng: random.Random, menu: Menu, fields: dict[str, Any]) -> dict[str, 
     rope = rng.choice(("shared", "shared", "shared_3d", "per_head", "cache", "cache", "cache"))
     if rope == "cache":
         found["kv"] = _fitting(rng.choice(menu.kv), fields["d_rope"] == 64)
-        if "e4m3" not in menu.dtypes and rng.random() < 0.9:
-            found["dtype"] = "bf16"  # that of a cache
+        one_type = set(menu.kv) == {"bf16"} or found["kv"] != "bf16"
+        if one_type and rng.random() >= UNSERVED:
+            found["dtype"] = "bf16"  # what rows of a cache are, or are widened to
     return found | {"rope": rope, "page_size": rng.choice(menu.pages)}
 
 

@@ -9,8 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-import kernels.blackwell.simulated as blackwell_dense
-import kernels.blackwell.simulated_sparse as blackwell_rows
+import kernels.blackwell.simulated as blackwell
 import kernels.cdna4.simulated as cdna4
 from kernels.judging import Run, assert_clean, on
 from openmla.errors import Unsupported
@@ -24,13 +23,13 @@ PAGES = replace(DENSE, rope="cache", kv="bf16", page_size=64)
 ROWS = Case("sparse", 8, 512, 64, 512, q_lens=(5,), k_lens=(150,), topk=70, scale=0.1)
 PAGED = replace(ROWS, kv="bf16", page_size=16)
 RUNS: dict[str, tuple[Run, Case]] = {
-    "blackwell dense": (blackwell_dense.run, DENSE),
-    "blackwell dense, pages": (blackwell_dense.run, PAGES),
-    "blackwell dense, fp8 pages": (blackwell_dense.run, replace(PAGES, kv="fp8_block32")),
-    "blackwell rows": (blackwell_rows.run, ROWS),
-    "blackwell rows, pages": (blackwell_rows.run, PAGED),
-    "blackwell rows, fp8": (blackwell_rows.run, replace(PAGED, kv="fp8_656")),
-    "blackwell rows, fp8 and scales": (blackwell_rows.run, replace(PAGED, kv="fp8_block32")),
+    "blackwell dense": (blackwell.run, DENSE),
+    "blackwell dense, pages": (blackwell.run, PAGES),
+    "blackwell dense, fp8 pages": (blackwell.run, replace(PAGES, kv="fp8_block32")),
+    "blackwell rows": (blackwell.run, ROWS),
+    "blackwell rows, pages": (blackwell.run, PAGED),
+    "blackwell rows, fp8": (blackwell.run, replace(PAGED, kv="fp8_656")),
+    "blackwell rows, fp8 and scales": (blackwell.run, replace(PAGED, kv="fp8_block32")),
     "cdna4 dense": (cdna4.run, DENSE),
     "cdna4 dense, pages": (cdna4.run, PAGES),
     "cdna4 rows": (cdna4.run, ROWS),

@@ -116,6 +116,16 @@ def test_the_indices_of_sparse_cases_cover_what_the_contract_ignores():
     assert min(negative, past, beyond_length, negative_length) > 0
 
 
+@pytest.mark.parametrize("topk", [5, 16, 40, 200])
+def test_a_list_is_broken_in_the_last_place_of_a_block(topk):
+    case = Case("sparse", 1, 8, 0, 8, (9,), (30,), topk=topk, index_kind="block_end", scale=1.0)
+    op = build(case).operands
+    wrong = (op.indices < 0) | (op.indices >= op.rows)
+    assert wrong.sum(dim=1).tolist() == [1] * 9
+    places = set(wrong.int().argmax(dim=1).tolist())
+    assert places <= ({4} if topk == 5 else {15, 31, 63, 127})
+
+
 @pytest.mark.parametrize("name", named_cases())
 def test_model_sized_cases_are_accepted(name):
     built = build(named_cases()[name])

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from openmla.cli.check_simulated import check_simulated_command
 from openmla.cli.options import DEVICE_HELP, device_here
 from openmla.plan import BACKENDS
 from openmla.testing.defects import catalog, judge_correct, judge_defect
@@ -47,6 +48,10 @@ def check_command(
     defects: Annotated[
         bool, typer.Option(help="Judge the acceptance rule on seeded defects instead.")
     ] = False,
+    simulate: Annotated[
+        bool, typer.Option(help="Run the Gluon kernels of --target in the simulator instead.")
+    ] = False,
+    target: Annotated[str, typer.Option(help="With --simulate: h200, b200 or mi355x.")] = "",
 ) -> None:
     """Check openmla on this machine: accuracy, unused memory, memory bounds."""
     console = Console()
@@ -55,7 +60,9 @@ def check_command(
         raise typer.BadParameter(f"backend: expected one of {', '.join(BACKENDS)}, got {backend!r}")
     if json_file is not None and not json_file.parent.is_dir():
         raise typer.BadParameter(f"json: there is no folder {json_file.parent}")
-    if defects:
+    if simulate:
+        ok = check_simulated_command(console, target, cases, seed, save_dir, replay_file)
+    elif defects:
         ok = _judge_defects(console)
     elif replay_file is not None:
         ok = _replay(console, replay_file, backend, device)

@@ -26,6 +26,8 @@ def why_no_kernel(config: MLAConfig) -> str:
     for name, width in (("V", v), ("K", main), ("K's second part", tail)):
         if width & (width - 1) or 0 < width < LEAST_COLUMNS:
             return f"{name} of {width} columns: a tile has a power of two of them, 64 or more"
+    if config.BN & (config.BN - 1):
+        return f"tiles of {config.BN} keys: their number is a power of two"
     if tail and config.use_fused_kv:
         return f"K of {main} + {tail} columns: in a ring that V shares, K is one tile"
     return ""

@@ -361,6 +361,10 @@ class _Builder:
                     order = draw.permutation(rows)[:topk]
                     named[token, : order.shape[0]] = order
             keep = draw.integers(0, 10, tokens, topk) < (7 if case.index_kind == "mixed" else 10)
+            if case.index_kind == "block_end":
+                ends = [end for end in (15, 31, 63, 127) if end < topk] or [max(topk - 1, 0)]
+                first_bad = torch.tensor(ends)[draw.integers(0, len(ends), tokens, 1)]
+                keep = torch.arange(topk) != first_bad
             listed = torch.where(keep, named, listed)
         if case.topk_lengths == "none":
             return listed, None

@@ -21,8 +21,9 @@ ROPES = ("none", "shared", "shared_3d", "per_head", "cache")
 """Where dense rope comes from; shared_3d is [T, 1, d_rope]."""
 KV_KINDS = ("plain", *CACHE_FORMATS)
 """plain: rows in an ordinary tensor, not a LatentCache."""
-INDEX_KINDS = ("distinct", "duplicates", "mixed", "invalid")
-"""mixed: some indices negative or past the pool; invalid: all of them."""
+INDEX_KINDS = ("distinct", "duplicates", "mixed", "invalid", "block_end")
+"""mixed: some indices negative or past the pool; invalid: all of them; block_end: one of a token's,
+in the last place of a block of 16, 32, 64 or 128."""
 TOPK_LENGTHS = ("none", "full", "ragged", "wild")
 """ragged: 0 to topk; wild: also negative and past topk."""
 SINKS = ("none", "normal", "low", "high", "mixed")

@@ -10,6 +10,7 @@ import torch
 
 from kernels.blackwell.simulated import plan_of, run
 from kernels.judging import assert_right_clean_and_deaf_to_poison, light_keys
+from openmla.errors import Unsupported
 from openmla.operands import DenseOperands
 from openmla.testing.build import BuiltCase, build
 from openmla.testing.case import Case
@@ -169,6 +170,22 @@ def test_every_schedule_is_clean(name: str) -> None:
         assert [str(f) for report in reports for f in report.findings] == []
         assert first is None or not differences(outcome, first)
         first = outcome
+
+
+@pytest.mark.parametrize(("d_nope", "dtype"), [(64, "bf16"), (64, "e4m3"), (320, "e4m3")])
+def test_a_tile_whose_keys_are_no_power_of_two_is_refused(d_nope: int, dtype: str) -> None:
+    with pytest.raises(Unsupported, match=r"tiles of (192|96) keys"):
+        plan_of(on(replace(V3, d_nope=d_nope, d_v=64, dtype=dtype)))
+
+
+def test_short_prompts_keep_two_query_tiles_where_one_has_no_kernel() -> None:
+    """With one query tile 192 + 64 columns in FP8 would share a ring with V, K in two tiles."""
+    case = replace(FP8_PAGED, d_nope=192, q_lens=(5,), k_lens=(70,))
+    built = on(case)
+    assert plan_of(built).config.num_qo == 2
+    outcome, reports = run(built)
+    assert [str(f) for report in reports for f in report.findings] == []
+    assert judge(built, outcome).ok
 
 
 def test_there_are_enough_cases() -> None:

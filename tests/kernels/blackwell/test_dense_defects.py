@@ -10,7 +10,7 @@ from types import ModuleType
 import pytest
 
 from kernels.blackwell.dense_defects import DEFECTS, DenseDefect, load_defect
-from kernels.blackwell.simulated import plan_of, results_for
+from kernels.blackwell.simulated import plan_of
 from kernels.blackwell.test_dense import EDGES, FULL_TABLE, LIGHT, PEAKY
 from kernels.judging import as_built, light_keys, on
 from kernels.mutants import assert_found
@@ -19,6 +19,7 @@ from openmla.sim import Kind, Limits, intercept
 from openmla.testing.build import Outcome
 from openmla.testing.case import Case
 from openmla.testing.compare import judge
+from openmla.testing.simulate import new_results
 
 TWO = Case("dense", 1, 128, 64, 128, q_lens=(140,), k_lens=(200,))
 CASES = {
@@ -50,7 +51,7 @@ def _run(
     """What the simulator found, and whether the numbers are right."""
     change = light_keys if name == "light keys" else as_built
     built = change(on(CASES[name], "nan"))
-    results = results_for(built)
+    results = new_results(built)
     assert isinstance(built.operands, DenseOperands)
     outcome = Outcome(results.out, results.lse)
     options = {"schedule": schedule, "seed": seed, "limits": Limits(steps=20_000)}

@@ -10,7 +10,7 @@ from types import ModuleType
 import pytest
 import torch
 
-from kernels.blackwell.simulated_sparse import plan_of, results_of, run
+from kernels.blackwell.simulated import plan_of, run
 from kernels.judging import assert_right_clean_and_deaf_to_poison, ends_with_invalid
 from openmla import dispatch
 from openmla.cache import LatentCache
@@ -26,6 +26,7 @@ from openmla.testing.case import Case
 from openmla.testing.compare import judge
 from openmla.testing.memory import Memory
 from openmla.testing.poison import differences
+from openmla.testing.simulate import new_results
 
 V32 = Case("sparse", 16, 512, 64, 512, q_lens=(2,), k_lens=(300,), topk=150, scale=0.07, spare=2)
 ONE = replace(V32, q_lens=(1,), topk=70)
@@ -179,11 +180,11 @@ def test_a_token_does_not_see_its_neighbors() -> None:
 def test_any_number_of_heads_up_to_64(heads: int) -> None:
     """The planner asks for multiples of 8, the kernel does not."""
     built = on(replace(ONE, heads=heads))
-    results = results_of(built)
+    results = new_results(built)
     op = built.operands
     assert isinstance(op, SparseOperands)
     like = on(replace(ONE, heads=8))
-    chosen = plan_of(like, results_of(like))
+    chosen = plan_of(like)
     chosen = replace(chosen, config=replace(chosen.config, num_q_heads=heads))
     outcome = Outcome(results.out, results.lse)
     with intercept(outputs=outcome.tensors()) as reports:
@@ -225,5 +226,5 @@ def test_the_public_call_on_a_b200_runs_this_kernel(b200: None) -> None:
 
 def test_heads_without_a_plan_run_the_portable_kernel(b200: None) -> None:
     built = on(replace(ONE, heads=20))
-    chosen = dispatch.plan_call(built.operands, results_of(built))
+    chosen = dispatch.plan_call(built.operands, new_results(built))
     assert chosen.backend == "portable" and "heads 20: 8, 16" in chosen.passed_over[0]

@@ -9,7 +9,7 @@ from types import ModuleType
 
 import pytest
 
-from kernels.blackwell.simulated_sparse import plan_of, results_of
+from kernels.blackwell.simulated import plan_of
 from kernels.blackwell.sparse_defects import DEFECTS, SparseDefect, load_defect
 from kernels.mutants import assert_found
 from openmla.kernels.compat_gluon import RENAMED
@@ -19,6 +19,7 @@ from openmla.testing.build import Outcome, build
 from openmla.testing.case import Case
 from openmla.testing.compare import judge
 from openmla.testing.memory import Memory
+from openmla.testing.simulate import new_results
 
 BF16 = Case(
     "sparse", 8, 512, 64, 512, q_lens=(1,), k_lens=(300,), topk=150, scale=0.07,
@@ -62,9 +63,9 @@ def look_for(defect: SparseDefect, tmp_path: Path) -> None:
 def _run(mutant: ModuleType, case: Case, schedule: str, seed: int) -> tuple[set[Kind], bool]:
     """What the simulator found, and whether the numbers are right."""
     built = build(case, memory=Memory("cpu", "nan"))
-    results = results_of(built)
+    results = new_results(built)
     assert isinstance(built.operands, SparseOperands)
-    chosen = plan_of(built, results)
+    chosen = plan_of(built)
     outcome = Outcome(results.out, results.lse)
     options = {"schedule": schedule, "seed": seed, "limits": Limits(steps=20_000)}
     with intercept(outputs=outcome.tensors(), **options) as reports:

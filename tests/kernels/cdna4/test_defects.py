@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 
 from kernels.cdna4.defect import Defect, load_defect
-from kernels.cdna4.simulated import new_results, plan_of
+from kernels.cdna4.simulated import plan_of
 from kernels.cdna4.test_dense import BF16_EDGES, FP8_EDGES, FULL_TABLE, LIGHT
 from kernels.judging import as_built, light_keys, on
 from openmla.sim import Limits, intercept
 from openmla.testing.build import BuiltCase, Outcome
 from openmla.testing.case import Case
 from openmla.testing.compare import judge
+from openmla.testing.simulate import new_results
 
 FP8 = Case("dense", 1, 128, 64, 128, q_lens=(40,), k_lens=(300,), spare=3, dtype="e4m3")
 SPARSE = Case(
@@ -155,7 +156,7 @@ def built_case(name: str, background: str = "zero") -> BuiltCase:
 def wrong(built: BuiltCase, launch: Any, defect: Defect, schedule: str, seed: int) -> str:
     """What gives the defect away in one run; empty if nothing does."""
     results = new_results(built)
-    chosen = plan_of(built, results, **defect.config)
+    chosen = plan_of(built, **defect.config)
     outcome = Outcome(results.out, results.lse, results.max_logits)
     options = {"seed": seed, "schedule": schedule, "limits": Limits(steps=50_000)}
     with intercept(outputs=outcome.tensors(), **options) as reports:

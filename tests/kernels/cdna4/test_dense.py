@@ -130,6 +130,14 @@ def test_a_request_does_not_see_its_neighbors(case: Case) -> None:
         q_first, k_first = q_first + q_len, k_first + k_len
 
 
+@pytest.mark.parametrize("rope", ["shared", "cache"])
+def test_an_empty_tensor_of_keys_needs_no_kernel(rope: str) -> None:
+    kv = "bf16" if rope == "cache" else "plain"
+    case = Case("dense", 1, 128, 64, 128, q_lens=(3,), k_lens=(0,), rope=rope, kv=kv)
+    outcome, reports = run(on(case))
+    assert not reports and judge(on(case), outcome).ok
+
+
 @pytest.mark.parametrize(("kv_heads", "dtype"), [(1, "e4m3"), (2, "e4m3"), (2, "bf16")])
 def test_rope_at_its_offset_of_latent_rows_and_grouped_heads(kv_heads: int, dtype: str) -> None:
     """Rows of 576: nope and V in columns 0 … 127, rope from 512 on, one row per K head."""

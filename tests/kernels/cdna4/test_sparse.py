@@ -70,6 +70,13 @@ def test_the_first_index_that_does_not_count_ends_a_block() -> None:
     assert_right_clean_and_deaf_to_poison(case, run, change=ends_with_invalid)
 
 
+@pytest.mark.parametrize("kv", ["plain", "bf16", "fp8_656"])
+def test_an_empty_pool_needs_no_kernel(kv: str) -> None:
+    case = replace(ROWS, kv=kv, k_lens=(0,), spare=0, index_kind="invalid", sink="normal")
+    outcome, reports = run(on(case))
+    assert not reports and judge(on(case), outcome).ok
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_every_schedule_is_clean(name: str) -> None:

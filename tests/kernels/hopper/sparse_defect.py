@@ -8,7 +8,7 @@ from pathlib import Path
 
 import openmla.kernels.hopper as package
 from kernels import mutants
-from kernels.hopper.simulated_rows import plan_of, results_of
+from kernels.hopper.simulated import plan_of
 from kernels.judging import Change, as_built, on
 from kernels.mutants import load_mutant, once
 from openmla.operands import LatentOperands, SparseOperands
@@ -17,6 +17,7 @@ from openmla.sim import Kind, Limits, intercept
 from openmla.testing.build import Outcome
 from openmla.testing.case import Case
 from openmla.testing.compare import judge
+from openmla.testing.simulate import new_results
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ def assert_found(
 
     def run(schedule: str, seed: int) -> tuple[set[Kind], bool]:
         built = change(on(case, "nan"))
-        op, results = built.operands, results_of(built)
+        op, results = built.operands, new_results(built)
         assert isinstance(op, SparseOperands | LatentOperands)
         outcome = Outcome(results.out, results.lse, results.max_logits)
         options = {"schedule": schedule, "seed": seed, "limits": Limits(steps=20_000)}

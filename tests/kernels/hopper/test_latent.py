@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from kernels.hopper.simulated_rows import results_of, run
+from kernels.hopper.simulated import run
 from kernels.judging import (
     assert_every_schedule_is_clean,
     assert_right_clean_and_deaf_to_poison,
@@ -19,6 +19,7 @@ from openmla.plan import target_by_name
 from openmla.sim import intercept
 from openmla.testing.case import Case
 from openmla.testing.compare import judge
+from openmla.testing.simulate import new_results
 
 V3 = Case(
     "latent", 20, 512, 64, 512, q_lens=(7, 2, 3), k_lens=(7, 150, 2), scale=0.05, kv="bf16",
@@ -95,4 +96,4 @@ def test_the_public_call_runs_this_kernel_when_it_is_named(monkeypatch: pytest.M
     with intercept() as reports:
         assert judge(built, built.run(backend="hopper")).ok
     assert len(reports) == 1 and reports[0].ok
-    assert dispatch.plan_call(built.operands, results_of(built)).backend == "portable"
+    assert dispatch.plan_call(built.operands, new_results(built)).backend == "portable"

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from kernels.hopper.simulated_rows import results_of, run
+from kernels.hopper.simulated import run
 from kernels.judging import (
     assert_clean,
     assert_every_schedule_is_clean,
@@ -23,6 +23,7 @@ from openmla.plan import target_by_name
 from openmla.sim import intercept
 from openmla.testing.case import Case
 from openmla.testing.compare import judge
+from openmla.testing.simulate import new_results
 
 V32 = Case("sparse", 12, 512, 64, 512, q_lens=(3,), k_lens=(300,), topk=200, scale=0.05, spare=5)
 SMALL = replace(V32, d_nope=128, d_rope=32, d_v=128)
@@ -151,5 +152,5 @@ def test_what_it_does_not_serve_runs_on_the_portable_kernel(
     h200: None, case: Case, reason: str
 ) -> None:
     built = on(case)
-    chosen = dispatch.plan_call(built.operands, results_of(built))
+    chosen = dispatch.plan_call(built.operands, new_results(built))
     assert chosen.backend == "portable" and reason in chosen.passed_over[0]

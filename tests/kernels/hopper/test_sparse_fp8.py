@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from kernels.hopper.simulated_rows import plan_of, run
+from kernels.hopper.simulated import plan_of, run
 from openmla import dispatch
 from openmla.aot import CompileJob, compile_job
 from openmla.cache import LatentCache

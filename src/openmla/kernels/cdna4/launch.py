@@ -40,6 +40,9 @@ def calls(plan: Plan, op: DenseOperands, results: Results) -> Iterator[Call]:
     """The kernel calls of a plan; none for an empty output."""
     if not results.out.numel():
         return
+    if not op.k_nope.shape[0]:
+        results.clear()  # nobody sees a key, and an empty tensor has no address to copy from
+        return
     block = plan.config
     heads = op.q.shape[1]
     batch = op.cu_seqlens_q.shape[0] - 1

@@ -43,6 +43,9 @@ def calls(plan: Plan, op: SparseOperands, results: Results) -> Iterator[Call]:
     """The kernel calls of a plan; none for an empty output."""
     if not results.out.numel():
         return
+    if not op.rows:
+        results.clear()  # no index counts, and an empty tensor has no address to copy from
+        return
     block = plan.config
     total_q, heads, _ = op.q.shape
     indices = op.indices if op.indices.stride(1) == 1 else op.indices.contiguous()

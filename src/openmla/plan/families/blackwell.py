@@ -73,7 +73,8 @@ def _fewer_query_tiles(config: MLAConfig, problem: Problem, target: Target) -> M
     one_q = config.switch_1q_config()
     longest = problem.total_q if problem.batch <= 1 else mean_length(problem.total_q, problem.batch)
     short = config.prefer_1q(longest, 1, problem.batch, target.sm_count)
-    return one_q if short and one_q.BN == config.BN else config
+    alike = one_q.BN == config.BN and not why_no_kernel(one_q)
+    return one_q if short and alike else config
 
 
 def _mla_block(config: MLAConfig, problem: Problem) -> Block:

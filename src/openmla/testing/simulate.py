@@ -1,0 +1,137 @@
+"""One case on a target's Gluon kernels by way of the simulator, judged by the acceptance rule.
+
+The kernel that a call on the target would run is planned, its launches are prepared by the same
+host code, and the simulator (openmla.sim) runs them on the CPU.
+
+>>> from openmla.testing.case import Case
+from openmla.testing.checker import Result
+>>> case = Case("dense", 1, 64, 32, 64, q_lens=(5,), k_lens=(65,))
+>>> check_simulated(case, "h200").kind                                     # doctest: +SKIP
+''
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from openmla.checks import out_dtype
+from openmla.dispatch import plan_for
+from openmla.errors import InvalidArgument, Unsupported
+from openmla.kernels.launch import calls
+from openmla.operands import Operands, Results
+from openmla.plan import Plan, target_by_name
+from openmla.sim import Report, intercept
+from openmla.testing.build import BuiltCase, Outcome, build
+from openmla.testing.case import Case
+from openmla.testing.checker import Result
+from openmla.testing.compare import judge
+from openmla.testing.memory import Memory
+from openmla.testing.poison import differences, run_watched
+
+FAMILIES = {"h200": "hopper", "b200": "blackwell", "mi355x": "cdna4"}
+"""The targets that have Gluon kernels, and whose they are."""
+# Few enough SMs that a program does several work items, and enough that short chunks are split.
+SM_COUNTS = (1, 2, 3, 6)
+SCHEDULES = ("random", "early", "random", "late", "random")
+
+
+class NotSimulated(Exception):
+    """A kernel does what the simulator does not model: not the kernel's refusal, but a failure."""
+
+
+def new_results(built: BuiltCase) -> Results:
+    """Outputs of a case, full of NaN; `out` lies as the case says."""
+    case, q = built.case, built.operands.q
+    shape = (*q.shape[:2], case.d_v)
+    gaps = {"strided": case.out == "strided", "aligned": case.out == "aligned"}
+    out = built.memory.new(shape, out_dtype(q.dtype), **gaps)
+    out.fill_(torch.nan)
+    rows = torch.full(shape[:2], torch.nan, dtype=torch.float32)
+    return Results(
+        out, rows if case.return_lse else None, rows.clone() if case.return_max_logits else None
+    )
+
+
+def plan_on(target: str, operands: Operands, results: Results, sm_count: int = 0) -> Plan:
+    """The plan of the target's Gluon kernels, on a chip cut down to `sm_count` SMs (0: all)."""
+    chip = target_by_name(target)
+    chip = replace(chip, sm_count=sm_count) if sm_count else chip
+    return plan_for(operands.problem(results), chip, FAMILIES[target])
+
+
+def simulated(
+    plan: Plan, operands: Operands, results: Results, **options: Any
+) -> tuple[Outcome, list[Report]]:
+    """What the kernels of a plan make of these operands, and what the simulator found.
+
+    Every element of every output must be written exactly once. `options` are those of
+    `openmla.sim.simulate`. Raises Unsupported where the launcher refuses.
+    """
+    outcome = Outcome(results.out, results.lse, results.max_logits)
+    prepared = list(calls(plan, operands, results))
+    with intercept(outputs=outcome.tensors(), **options) as reports:
+        for call in prepared:
+            try:
+                call.run()
+            except (InvalidArgument, Unsupported) as error:
+                raise NotSimulated(str(error)) from error
+    return outcome, reports
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """A case simulated once: its tensors, what came out, and what is wrong besides the numbers."""
+
+    built: BuiltCase
+    outcome: Outcome
+    problems: list[str]
+
+
+def simulate_case(case: Case, target: str, background: str = "zero") -> Simulation:
+    """Run a case; the size of the chip and the schedule of the simulator follow from its seed."""
+    seed = case.seed
+    options = {
+        "seed": seed,
+        "schedule": SCHEDULES[seed % len(SCHEDULES)],
+        "resident": 1 + seed % 3,
+    }
+    found: list[str] = []
+
+    def run(built: BuiltCase) -> Outcome:
+        results = new_results(built)
+        sm_count = SM_COUNTS[seed // 2 % len(SM_COUNTS)]
+        plan = plan_on(target, built.operands, results, sm_count)
+        outcome, reports = simulated(plan, built.operands, results, **options)
+        found.extend(str(report) for report in reports if not report.ok)
+        return outcome
+
+    built = build(case, memory=Memory("cpu", background))
+    outcome, written = run_watched(built, run)
+    return Simulation(built, outcome, found + written)
+
+
+def check_simulated(case: Case, target: str, deep: bool = True) -> Result:
+    """What is wrong with a case on the target's kernels. A refusal is raised.
+
+    `deep`: also whether unused memory full of NaN changes any bit.
+    """
+    try:
+        clean = simulate_case(case, target)
+        if clean.problems:
+            return Result("failed", "simulator", "\n".join(clean.problems))
+        verdict = judge(clean.built, clean.outcome)
+        if not verdict.ok:
+            return Result("failed", "accuracy", verdict.report())
+        if deep:
+            poisoned = simulate_case(case, target, "nan")
+            problems = poisoned.problems + differences(poisoned.outcome, clean.outcome)
+            if problems:
+                return Result("failed", "poison", "\n".join(problems))
+    except (InvalidArgument, Unsupported):
+        raise
+    except Exception as error:
+        return Result("failed", "error", f"{type(error).__name__}: {error}")
+    return Result("right", bound=verdict.bound)

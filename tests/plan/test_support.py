@@ -48,7 +48,8 @@ def test_cells_are_what_the_planner_says(feature: str) -> None:
         else:
             assert cell.family == chosen.backend
             assert not cell.runs or runnable(FEATURES[feature], target).backend == cell.runs
-            assert ("planned" in str(cell)) == (not chosen.runs_today)
+            assert ("planned" in str(cell)) == (not chosen.kernel.launcher)
+            assert str(cell).startswith(f"**{chosen.backend}**") == chosen.runs_today
 
 
 def test_markdown_has_a_row_per_feature_and_a_column_per_target() -> None:

@@ -20,12 +20,10 @@ from openmla.testing.simulate_fuzz import replay_simulated, run_simulated
 SMALL = Case("dense", 1, 64, 32, 64, q_lens=(5,), k_lens=(33,), seed=1)
 
 
-# From 900 on the b200's 60 do not include a case that shows how coarse its FP8 weights are: about
-# one FP8 case in ten does, see docs/reliability.md.
 @pytest.mark.slow
-@pytest.mark.parametrize(("target", "seed"), [("h200", 0), ("b200", 900), ("mi355x", 0)])
-def test_random_cases_are_right_and_clean(target: str, seed: int, tmp_path: Path) -> None:
-    report = run_simulated(60, seed, target, save_dir=tmp_path)
+@pytest.mark.parametrize("target", ["h200", "b200", "mi355x"])
+def test_random_cases_are_right_and_clean(target: str, tmp_path: Path) -> None:
+    report = run_simulated(60, 0, target, save_dir=tmp_path)
     assert report.ok(60), [(f.kind, str(f.shrunk), f.message) for f in report.failures]
     assert report.poisoned == 12 and set(report.ran) == set(MENUS[target])
     assert report.draws == 60 + report.refused.total()
@@ -133,7 +131,7 @@ def test_a_refusal_is_counted_and_the_next_case_drawn() -> None:
     refused = next(s for s in seeds if simulated_case("mi355x", s).q_scale)
     report = run_simulated(1, refused, "mi355x")
     assert report.cases == 1 and report.refused.total() >= 1
-    assert any("per-token scales" in reason for reason in report.refused)
+    assert any("has_q_scale" in reason for reason in report.refused)
 
 
 def test_a_run_that_only_meets_refusals_is_not_ok(monkeypatch: pytest.MonkeyPatch) -> None:

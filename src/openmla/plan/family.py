@@ -92,8 +92,10 @@ class Kernel:
     block: Callable[[Any, Problem], Block] | None = None
     """What one block takes of a GPU; None on a CPU."""
     explain: Callable[[Any, Problem], list[str]] = own_lines
-    on_request: Callable[[Any, Problem], str] = no_reason
-    """Why the kernel runs only when its backend is named; empty when it need not be."""
+    slower: Callable[[Any, Problem], str] = no_reason
+    """Why another kernel is faster, so that this one runs only when its backend is named."""
+    coarse: str = ""
+    """Why results are less accurate than the contract asks: likewise only when it is named."""
 
     def plan(self, problem: Problem, target: Target) -> Choice:
         """The config for a problem, or the reason that there is none."""
@@ -108,6 +110,10 @@ class Kernel:
             # A config refuses what it cannot even describe, such as pages that cut a swizzle.
             return Choice(None, str(error))
         return Choice(config, "" if config is None else config.why_unsupported())
+
+    def on_request(self, config: Any, problem: Problem) -> str:
+        """Why the kernel runs only when its backend is named; empty when it need not be."""
+        return self.coarse or self.slower(config, problem)
 
     def why_not_run(self, triton: tuple[int, ...]) -> str:
         """Why a plan of this kernel does not run with a version of Triton; empty when it does."""

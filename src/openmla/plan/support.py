@@ -53,13 +53,16 @@ class Support:
     family: str
     runs: str
     reason: str
+    exists: bool = True
+    """Whether the planned kernel is there; it may still run only when its backend is named."""
 
     def __str__(self) -> str:
         if not self.family:
             return "–"
         if self.family == self.runs:
             return f"**{self.runs}**"
-        return f"**{self.runs}**, {self.family} planned" if self.runs else f"{self.family} planned"
+        other = f"{self.family} {'when named' if self.exists else 'planned'}"
+        return f"**{self.runs}**, {other}" if self.runs else other
 
 
 def support_of(problem: Problem, target: str) -> Support:
@@ -72,7 +75,8 @@ def support_of(problem: Problem, target: str) -> Support:
         runs = cached_plan(problem, target_by_name(target), "auto", NEWEST_TRITON).backend
     except Unsupported:
         runs = ""
-    return Support(chosen.backend, runs, "; ".join(chosen.passed_over))
+    exists = bool(chosen.kernel.launcher)
+    return Support(chosen.backend, runs, "; ".join(chosen.passed_over), exists)
 
 
 def support_table() -> dict[str, dict[str, Support]]:
@@ -91,8 +95,8 @@ def support_table_markdown() -> str:
     lines = [
         BEGIN,
         "**Bold** runs today. Planned: `openmla.plan` has worked out tiles, memory and pipeline,"
-        " but the kernel is not in this version, or runs only when its backend is named. Printed by"
-        " `openmla doctor --table`.",
+        " but the kernel is not in this version. When named: it is, and runs only with its"
+        " `backend=`. Printed by `openmla doctor --table`.",
         "",
         "| | " + " | ".join(heads) + " |",
         "|---" * (len(heads) + 1) + "|",

@@ -104,6 +104,8 @@ def simulate_case(case: Case, target: str, background: str = "zero") -> Simulati
         results = new_results(built)
         sm_count = SM_COUNTS[seed // 2 % len(SM_COUNTS)]
         plan = plan_on(target, built.operands, results, sm_count)
+        if plan.kernel.coarse:
+            raise Unsupported(plan.kernel.coarse)  # what the rule below would only confirm
         outcome, reports = simulated(plan, built.operands, results, **options)
         found.extend(str(report) for report in reports if not report.ok)
         return outcome

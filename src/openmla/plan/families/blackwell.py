@@ -176,8 +176,7 @@ _EVERY_DENSE = {
     "aligned_16": ALIGNED,
 }
 _WITH_ROPE = (
-    *alike("bf16", "fp16", "e4m3"),
-    ("e4m3", "e4m3", "e4m3", "bf16"),
+    *alike("bf16", "fp16"),
     # The rope of an FP8 cache is dequantized to bf16; that of a 656-byte row is bf16 already.
     *(("bf16", "bf16", "bf16", name) for name in FP8_CACHES),
 )
@@ -202,6 +201,25 @@ BLACKWELL = Family(
             launcher="openmla.kernels.blackwell.launch",
             block=_mla_block,
             explain=_mla_lines,
+        ),
+        Kernel(
+            serves=Serves(
+                {
+                    **_EVERY_DENSE,
+                    "d_nope": OneOf(64, 128, 192, 256, 320, 384),
+                    "d_rope": OneOf(ROPE_DEPTH),
+                    "d_v": OneOf(64, 128, 256),
+                    DTYPES: OneOf(*alike("e4m3"), ("e4m3", "e4m3", "e4m3", "bf16")),
+                    "rope": OneOf("shared", "per_head", "cache"),
+                    "page_size": Range(0, MOST_PAGE_ROWS),
+                }
+            ),
+            config=MLAConfig,
+            choose=_mla,
+            launcher="openmla.kernels.blackwell.launch",
+            block=_mla_block,
+            explain=_mla_lines,
+            coarse="its weights are FP8 too: those below 2^-17 of a row's largest are lost",
         ),
         Kernel(
             serves=Serves(

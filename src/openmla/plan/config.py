@@ -39,7 +39,7 @@ class Plan:
     @property
     def kernel(self) -> Kernel:
         """The declaration of the kernel that this is a plan of."""
-        kernel = kernel_of(self.backend, self.problem.form, self.config)
+        kernel = kernel_of(self.backend, self.problem, self.config)
         if kernel is None:
             raise InvalidArgument("config", self._expected(), type(self.config).__name__)
         return kernel

@@ -172,6 +172,8 @@ class Family:
         # and of those the one that came nearest.
         return Choice(None, "; ".join(waiting) or f"{self.name}: {nearest[1]}")
 
-    def kernel_of(self, form: str, config: Any) -> Kernel | None:
-        """The kernel that a config of this family is for."""
-        return next((k for k in self.of_form(form) if type(config) is k.config), None)
+    def kernel_of(self, problem: Problem, config: Any) -> Kernel | None:
+        """The kernel that a config of this family is for; several may share a class of configs."""
+        kernels = [k for k in self.of_form(problem.form) if type(config) is k.config]
+        first = kernels[0] if kernels else None
+        return next((k for k in kernels if not k.serves.why_not(problem)), first)

@@ -150,3 +150,10 @@ def test_results_without_rows() -> None:
     built = on(replace(V3, q_lens=(0,), k_lens=(4,), spare=0))
     outcome, reports = run(built)
     assert not reports and outcome.out.shape[0] == 0
+
+
+@pytest.mark.parametrize("d_v", [16, 32])
+def test_narrow_values_rescale_fewer_registers_than_the_text_takes(d_v: int) -> None:
+    """A thread holds d_v / 2 registers of O; the text that rescales them takes 64."""
+    case = Case("dense", 1, 48, 32, d_v, q_lens=(70,), k_lens=(300,), values="rising")
+    assert_right_clean_and_deaf_to_poison(case, run)

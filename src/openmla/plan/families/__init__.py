@@ -15,6 +15,7 @@ from openmla.plan.families.host import CPU, REFERENCE
 from openmla.plan.families.portable import PORTABLE
 from openmla.plan.family import Family, Kernel
 from openmla.plan.target import Target, target_by_name
+from openmla.problem import Problem
 
 __all__ = ["BACKENDS", "FAMILIES", "families_of", "family_named", "kernel_of", "target_by_name"]
 
@@ -34,7 +35,7 @@ def families_of(target: Target) -> tuple[Family, ...]:
     return tuple(f for f in FAMILIES if f is not REFERENCE and f.runs_on(target))
 
 
-def kernel_of(backend: str, form: str, config: Any) -> Kernel | None:
+def kernel_of(backend: str, problem: Problem, config: Any) -> Kernel | None:
     """The kernel that a plan's config is for; None for a config of another family or form."""
     family = _BY_NAME.get(backend)
-    return None if family is None else family.kernel_of(form, config)
+    return None if family is None else family.kernel_of(problem, config)

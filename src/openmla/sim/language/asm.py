@@ -28,6 +28,8 @@ _WIDTHS = {"h": 2, "r": 4, "f": 4, "l": 8}  # bytes of a register, by its constr
 # A kernel says that wgmma sees the copies it waited for, by the hardware and not by a fence.
 _TRUSTED = "copies that have arrived are seen by wgmma"
 
+QUIET_NAN = 0x7FC00000
+
 
 def register(pattern: str, meaning: Meaning) -> None:
     """Teach the simulator a text: `meaning(match, args)` returns the outputs.
@@ -112,24 +114,30 @@ def _one_by_one(
 
 
 def _packed(program: ptx.Program, args: list[Any], types: list[DType], pack: int) -> list[Tensor]:
-    """`pack` registers of a thread at a time, 32 bits each."""
+    """`pack` registers of a thread at a time, 32 bits each.
+
+    A thread that holds fewer gives the text registers with no meaning, which NaN stands for, and
+    what the text makes of them is dropped.
+    """
     first: Tensor = args[0]
     if any(t.itemsize != 4 for t in [*types, *(a.dtype for a in args)]):
         raise Unsupported("the simulator packs values of 32 bits only")
     places = accumulator_registers(first.layout, first.shape)
-    groups = [p.reshape(*p.shape[:2], -1, pack).transpose(2, 3, 0, 1) for p in places]
-    rows, columns = groups  # [groups, pack, warps, lanes]
+    used = min(pack, places[0].shape[2])
+    groups = [p.reshape(*p.shape[:2], -1, used).transpose(2, 3, 0, 1) for p in places]
+    rows, columns = groups  # [groups, used, warps, lanes]
     inputs = {}
     for i, x in enumerate(args):
         held = _bits(x)[rows, columns]
         for j in range(pack):
-            inputs[f"${(len(types) + i) * pack + j}"] = held[:, j]
+            real = held[:, j] if j < used else np.full_like(held[:, 0], QUIET_NAN)
+            inputs[f"${(len(types) + i) * pack + j}"] = real
     threads = ptx.Threads((rows.shape[0], *rows.shape[2:]), True, inputs)
     threads.run(program)
     made = []
     for i, dtype in enumerate(types):
         out = np.empty(first.shape, np.uint32)
-        for j in range(pack):
+        for j in range(used):
             out[rows[:, j], columns[:, j]] = threads.result(f"${i * pack + j}")
         made.append(_tensor(out, dtype, first))
     return made

@@ -52,7 +52,7 @@ def test_a_file_that_dies_or_hangs_does_not_take_the_others_along(tmp_path: Path
         "test_unmarked.py": "status 5",
     }.items():
         assert verdicts[name].startswith(f"FAILED, {reason}"), verdicts[name]
-    assert "1 of 6 files passed" in done.stdout
+    assert "1 of 6 processes passed" in done.stdout
 
 
 @pytest.mark.parametrize(

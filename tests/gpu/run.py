@@ -1,16 +1,18 @@
 """Run the tests that need a GPU: every file in a process of its own.
 
-    python tests/gpu/run.py [--jobs 6] [--seconds 900] [FILE ...]
+    python tests/gpu/run.py [--jobs 6] [--shards 1] [--seconds 900] [FILE ...]
 
 An illegal memory access ends every later CUDA call of its process, and a hang ends nothing at all:
 so a file that dies, or takes longer than it may, is counted as failed, and the others run on. Files
-run side by side (`--jobs`): most of their time is spent compiling kernels on the CPU. A file whose
+run side by side (`--jobs`): most of their time is spent compiling kernels on the CPU. With
+`--shards 4` a file is four processes, each with every fourth of its tests. A file whose
 tests were all skipped counts as failed too: here, unlike in `make test`, a GPU is the point.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import subprocess
 import sys
@@ -23,13 +25,14 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parent
 TAIL = 6000  # characters of a failed file's output that are shown
+SHARD = "OPENMLA_TEST_SHARD"
 
 
 @dataclass(frozen=True)
 class Ran:
     """How one file ended; no problem means that all its tests passed."""
 
-    path: Path
+    name: str
     summary: str
     problem: str
     output: str
@@ -37,17 +40,19 @@ class Ran:
 
     def __str__(self) -> str:
         verdict = f"FAILED, {self.problem}" if self.problem else "passed"
-        return f"{self.path.name}: {verdict}: {self.summary} ({self.seconds:.0f} s)"
+        return f"{self.name}: {verdict}: {self.summary} ({self.seconds:.0f} s)"
 
 
-def run_file(path: Path, seconds: float) -> Ran:
-    """pytest on one file, for at most so long."""
+def run_file(path: Path, shard: int, shards: int, seconds: float) -> Ran:
+    """pytest on one file, or on one shard of it (see conftest.py), for at most so long."""
     command = [sys.executable, "-m", "pytest", "-m", "gpu", "-p", "no:cacheprovider", "-rfE",
                "--color=no", str(path)]  # fmt: skip
     started = time.monotonic()
-    status, output = run_limited(command, seconds)
+    environment = {**os.environ, SHARD: f"{shard}/{shards}"}
+    status, output = run_limited(command, seconds, environment)
     summary = summary_of(output)
-    return Ran(path, summary, problem_of(status, summary), output, time.monotonic() - started)
+    name = path.name if shards == 1 else f"{path.name} {shard + 1}/{shards}"
+    return Ran(name, summary, problem_of(status, summary), output, time.monotonic() - started)
 
 
 def run_limited(
@@ -92,17 +97,20 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Run every file of GPU tests in its own process.")
     parser.add_argument("files", nargs="*", type=Path, help="default: all beside this script")
     parser.add_argument("--jobs", type=int, default=1, help="files side by side")
-    parser.add_argument("--seconds", type=float, default=900, help="limit of one file")
+    parser.add_argument("--shards", type=int, default=1, help="processes of one file")
+    parser.add_argument("--seconds", type=float, default=900, help="limit of one process")
     options = parser.parse_args(arguments)
     files = options.files or sorted(HERE.glob("test_*.py"))
     failed = 0
     with ThreadPoolExecutor(options.jobs) as pool:
-        for ran in pool.map(partial(run_file, seconds=options.seconds), files):
+        parts = [(file, shard) for file in files for shard in range(options.shards)]
+        run = partial(run_file, shards=options.shards, seconds=options.seconds)
+        for ran in pool.map(lambda part: run(*part), parts):
             print(ran, flush=True)
             if ran.problem:
                 failed += 1
                 print(ran.output[-TAIL:], flush=True)
-    print(f"{len(files) - failed} of {len(files)} files passed")
+    print(f"{len(parts) - failed} of {len(parts)} processes passed")
     return failed
 
 

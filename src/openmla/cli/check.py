@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -33,6 +34,9 @@ def check_command(
         int, typer.Option(min=0, help="Child processes; 0: none on the CPU, one on a GPU.")
     ] = 0,
     max_failures: Annotated[int, typer.Option(min=1, help="Stop after this many failures.")] = 20,
+    minutes: Annotated[
+        float, typer.Option(help="Begin no more cases after this time; 0: all of them.")
+    ] = 0,
     variants: Annotated[
         int, typer.Option(min=1, help="Cases per compiled kernel: other lengths and numbers.")
     ] = 1,
@@ -70,6 +74,7 @@ def check_command(
         run = partial(
             run_fuzz, cases, seed, backend, device, save_dir=save_dir, jobs=jobs,
             max_failures=max_failures, variants=variants,
+            most_seconds=60 * minutes or math.inf,
         )  # fmt: skip
         console.print(
             f"{cases} random cases, seeds {seed} to {seed + cases - 1}, backend {backend}, "

@@ -16,6 +16,7 @@ attempt would cost a process, or its time limit.
 from __future__ import annotations
 
 import json
+import math
 import queue
 import time
 from collections import Counter
@@ -23,7 +24,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
-from itertools import chain
+from itertools import chain, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -167,10 +168,14 @@ def run_fuzz(
     jobs: int = 0,
     max_failures: int = MAX_FAILURES,
     variants: int = 1,
+    most_seconds: float = math.inf,
     implementation: str = "",
     seconds_per_case: float | None = None,
 ) -> FuzzReport:
-    """Run `cases` random cases from `seed` on, in `jobs` child processes (0: in this one)."""
+    """Run `cases` random cases from `seed` on, in `jobs` child processes (0: in this one).
+
+    After `most_seconds` no more are begun, and the report is about those that were.
+    """
     started = time.perf_counter()
     report = FuzzReport(seed, backend, device, asked=cases)
     on_cpu = torch.device(device).type == "cpu"
@@ -185,7 +190,9 @@ def run_fuzz(
     tell = progress or (lambda done, total, note: None)
     passed = []
     with one_thread():
-        for case, result, shrunk in _answers(checker, seconds, groups, jobs):
+        for case, result, shrunk in _answers(
+            checker, seconds, groups, jobs, started + most_seconds
+        ):
             report.add(case, result)
             tell(report.cases, total, str(case))
             if result.status == "failed":
@@ -204,6 +211,8 @@ def run_fuzz(
                 report.right -= 1
                 report.served[case.form, family] -= 1
                 report.failures.append(_saved(Failure("guard", case, case, problem), save_dir))
+    if time.perf_counter() - started >= most_seconds:
+        report.asked = report.cases
     report.failures.sort(key=lambda failure: failure.case.seed)
     tell(total, total, "done")
     report.seconds = time.perf_counter() - started
@@ -211,17 +220,20 @@ def run_fuzz(
 
 
 def _answers(
-    checker: Checker, seconds: float, groups: list[list[Case]], jobs: int
+    checker: Checker, seconds: float, groups: list[list[Case]], jobs: int, deadline: float
 ) -> Iterator[Answered]:
     """Every case with its result, in order; a group in one process, which compiles for it once."""
     if not jobs:
-        yield from (_here(checker, case) for case in chain(*groups))
+        in_time = takewhile(lambda _: time.perf_counter() < deadline, chain(*groups))
+        yield from (_here(checker, case) for case in in_time)
         return
     idle: queue.SimpleQueue[Child] = queue.SimpleQueue()
     for _ in range(jobs):
         idle.put(child_for(checker, seconds))
 
     def examined(group: list[Case]) -> list[Answered]:
+        if time.perf_counter() >= deadline:
+            return []
         child = idle.get()
         try:
             return [_in_child(child, case) for case in group]

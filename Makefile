@@ -5,11 +5,12 @@ VENV := .venv
 VENV39 := .venv-triton39
 PIP_INSTALL = bin/pip install --quiet --disable-pip-version-check
 
-.PHONY: help demo test test-gpu lint compile clean
+.PHONY: help demo test test-all test-gpu lint compile clean
 
 help:
 	@echo "make demo   run every kind of MLA prefill on this machine and check it"
 	@echo "make test   lint, type-check and run the whole test suite"
+	@echo "make test-all  the same, then longer fuzz: CPU kernels, and Gluon kernels in the simulator"
 	@echo "make test-gpu  run the tests that need a GPU, with this machine's own torch"
 	@echo "make clean  remove the environments and caches"
 
@@ -41,6 +42,12 @@ compile: $(VENV39)/.installed
 
 test: lint compile
 	$(VENV)/bin/pytest -n 2
+
+test-all: test
+	$(VENV)/bin/openmla check --cases 3000 --seed 100000 --jobs 2 --device cpu
+	for target in h200 b200 mi355x; do \
+		$(VENV)/bin/openmla check --simulate --target $$target --cases 300 --seed 1000 || exit 1; \
+	done
 
 # The environments above have no CUDA; these tests need pytest beside a torch that has. Compiling
 # kernels takes most of their time, so the files run side by side.

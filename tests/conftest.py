@@ -12,9 +12,9 @@ pytest.register_assert_rewrite("kernels.judging", "gpu.on_device")
 # pytest-xdist runs one worker per core; more threads than that only wait for each other.
 torch.set_num_threads(1)
 
-# Compile reports travel with the repository, keyed by a hash of the source: an unchanged kernel
-# costs nothing, a changed one is compiled and leaves its new report here to be committed.
-os.environ["OPENMLA_COMPILE_CACHE"] = str(Path(__file__).parent / "compile_reports")
+# Compile reports travel with the repository, with a hash of the source: an unchanged kernel costs
+# nothing, a changed one is compiled and leaves its new report here to be read and committed.
+os.environ["OPENMLA_COMPILE_CACHE"] = str(Path(__file__).parent / "compiled")
 
 
 @pytest.fixture(autouse=True)

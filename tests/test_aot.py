@@ -60,7 +60,7 @@ def test_second_call_is_free_and_equal():
     first, second = compile_job(job()), compile_job(job())
     assert not first.cached
     assert second.cached
-    assert dataclasses.replace(second, cached=False) == first
+    assert dataclasses.replace(second, cached=False, seconds=first.seconds) == first
 
 
 def test_key_follows_constexprs_target_options_and_source():
@@ -118,3 +118,11 @@ def test_command_line_returns_1_for_a_failure(monkeypatch):
     monkeypatch.setattr(aot_table, "discover", lambda: [job(kernel=broken)])
     result = CliRunner().invoke(app, ["--json", "--no-cache"])
     assert result.exit_code == 1 and "does not compile" in result.stderr
+
+
+def test_barriers_of_inline_assembly_do_not_count():
+    own = "\t// begin inline asm\n\tbar.sync 8, 256;\n\t// end inline asm\n"
+    warp = "\tbar.warp.sync \t-1;\n"
+    assert aot.count_barriers(f"\tbar.sync \t0, 128;\n{own}\tbarrier.sync \t1;\n{warp}") == 2
+    assert aot.count_barriers("\tbar.sync \t%r1, 128;\n") == 1
+    assert aot.count_barriers("\ts_barrier\n\t;;#ASMSTART\n\ts_barrier\n\t;;#ASMEND\n") == 1

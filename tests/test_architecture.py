@@ -21,6 +21,7 @@ LAYERS: list[set[str]] = [
     {"layout"},
     {"sequences", "cache"},
     {"plan"},
+    {"aot_store"},
     {"operands", "aot", "aot_key"},
     {"kernels"},
     {"reference"},

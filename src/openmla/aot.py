@@ -6,9 +6,9 @@
 
 Registers, spills, shared memory, tensor memory, VGPRs and the compiler's warnings end up in a
 frozen `CompileReport`; a job may carry a plan's prediction, which `CompileReport.differences`
-compares. Reports are cached on disk by a hash of the kernel's source, of every device function it
-calls, of its constexprs and signature, the target, the options and Triton's version: an unchanged
-kernel costs nothing. The cache is in `$XDG_CACHE_HOME/openmla` (default `~/.cache/openmla`).
+compares. Reports are kept under a hash of the kernel's source, of every device function it calls,
+of its constexprs and signature, the target, the options and Triton's version: an unchanged kernel
+costs nothing. Where they are kept: openmla.aot_store.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
-import json
 import os
 import re
 import subprocess
@@ -27,8 +26,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from openmla import aot_store
 from openmla.aot_key import stable_key
 
+# What a job says itself, and what differs from run to run.
+_NOT_KEPT = ("name", "target", "triton", "seconds", "error", "cached")
 SCHEMA = 1  # raise it when a report changes meaning: old cache entries are then ignored
 
 # backend, architecture and warp size, as Triton's GPUTarget takes them
@@ -121,14 +123,6 @@ def tensor_desc(dtype: str, block: Iterable[int], layout: Any) -> str:
     return f"tensordesc<{dtype}{list(block)},{layout!r}>"
 
 
-def cache_directory() -> Path:
-    """Where reports are kept: $OPENMLA_COMPILE_CACHE, or the user's cache."""
-    if chosen := os.environ.get("OPENMLA_COMPILE_CACHE"):
-        return Path(chosen)
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "openmla" / "compile"
-
-
 def job_key(job: CompileJob) -> str:
     """The hash under which a job's report is cached."""
     import triton
@@ -143,7 +137,7 @@ def job_key(job: CompileJob) -> str:
         job.name,
         job.target,
     ]
-    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
 
 def _plain(value: Any) -> Any:
@@ -151,19 +145,20 @@ def _plain(value: Any) -> Any:
 
 
 def compile_job(job: CompileJob, *, use_cache: bool = True) -> CompileReport:
-    """The report of a job, from the cache or from the compiler. Never raises for a bad kernel."""
-    path = cache_directory() / f"{job_key(job)}.json"
-    if use_cache and path.exists():
-        stored = json.loads(path.read_text())
+    """The report of a job, kept or from the compiler. Never raises for a bad kernel."""
+    import triton
+
+    key, version = job_key(job), triton.__version__
+    kept = aot_store.stored(job.label, version, key) if use_cache else None
+    if kept is not None:
         for name in ("warnings", "partition_registers", "spilling"):
-            stored[name] = tuple(stored.get(name, ()))
-        return CompileReport(**{**stored, "cached": True})
+            kept[name] = tuple(kept.get(name, ()))
+        return CompileReport(job.name, job.target, version, 0.0, cached=True, **kept)
     report = _compile(job)
-    if use_cache and not report.error:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        fresh = path.with_suffix(f".{os.getpid()}")
-        fresh.write_text(json.dumps(dataclasses.asdict(report)))
-        fresh.replace(path)  # atomic: another process may compile the same job
+    if not report.error:
+        values = dataclasses.asdict(report)
+        kept = {name: values[name] for name in values if name not in _NOT_KEPT}
+        aot_store.keep(job.label, version, key, kept)
     return report
 
 

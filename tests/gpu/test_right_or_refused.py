@@ -48,11 +48,17 @@ FP16_ROWS = [
     for kv in ("plain", "bf16", "fp8_block64")
     for width, rope in ((512, 64), (512, 0), (448, 64), (256, 64), (96, 16))
 ]
+# Rope of more than 256 columns, whose FP8 scales are of blocks that begin before it.
+WIDE_ROPE = [
+    replace(dense(61, rope, 112), rope="cache", kv=kv, page_size=3)
+    for rope in (288, 400)
+    for kv in ("fp8_block64", "fp8_block128")
+]
 SCALES = [replace(DENSE, scale=scale) for scale in (0.0, -0.0, 1e-46, -0.5)]
 
 
 @pytest.mark.parametrize("backend", ["auto", "hopper", "portable"])
-@pytest.mark.parametrize("case", [*PARTS, *NARROW, *FP16_ROWS, *SCALES], ids=str)
+@pytest.mark.parametrize("case", [*PARTS, *NARROW, *FP16_ROWS, *WIDE_ROPE, *SCALES], ids=str)
 def test_right_or_refused(case: Case, backend: str):
     built = on(case)
     try:

@@ -12,8 +12,14 @@ import pytest
 
 from openmla.errors import InvalidArgument
 from openmla.plan import portable, tuned
-from openmla.plan.portable import PortableConfig, portable_candidates, select_portable_config
-from openmla.plan.target import TARGETS
+from openmla.plan.portable import (
+    MIN_WGMMA,
+    PortableConfig,
+    padded,
+    portable_candidates,
+    select_portable_config,
+)
+from openmla.plan.target import TARGETS, target_by_name
 from openmla.problem import Form, Problem
 
 GPUS = [name for name in TARGETS if name != "cpu"]
@@ -191,3 +197,32 @@ def test_warps_beside_each_other_have_whole_lines_of_v(form: str, width: int) ->
         config = select_portable_config(problem, TARGETS[name])
         if config.BM >= 64 and config.num_warps > config.BM // 16:
             assert config.out_cols * (config.BM // 16) >= 64 * config.num_warps
+
+
+@pytest.mark.parametrize("d_v", [1, 7, 10, 24, 32])
+@pytest.mark.parametrize("d_nope", [17, 52, 136, 220])
+def test_narrow_values_stay_out_of_asynchronous_products(d_nope: int, d_v: int) -> None:
+    """With 128 rows they read past shared memory or gave wrong sums on an H200."""
+    problem = Problem(form="dense", heads=4, d_nope=d_nope, d_rope=8, d_v=d_v)
+    config = select_portable_config(problem, target_by_name("h200"))
+    assert config.supported() and config.BM < MIN_WGMMA
+
+
+@pytest.mark.parametrize("kv", ["bf16", "fp8_block64"])
+@pytest.mark.parametrize("d_nope", [256, 448, 512])
+def test_second_terms_of_fp16_queries_are_counted(d_nope: int, kv: str) -> None:
+    """Triton asked for 315648 bytes at 512 + 64, where the plan had counted 229376."""
+    wide = Problem(form="latent", heads=16, d_nope=d_nope, d_rope=64, d_v=d_nope, kv_dtype=kv)
+    h200 = target_by_name("h200")
+    one, two = (select_portable_config(replace(wide, q_dtype=q), h200) for q in ("bf16", "fp16"))
+    assert (one.terms, two.terms) == (1, 2) and two.supported()
+    same = replace(one, terms=2)
+    assert same.smem_used >= one.smem_used + one.q_bytes + one.p_bytes
+
+
+@pytest.mark.parametrize("d_nope", [96, 192, 320])
+def test_latent_rows_are_one_tile_as_wide_as_the_kernel_makes_it(d_nope: int) -> None:
+    problem = Problem(form="latent", heads=16, d_nope=d_nope, d_rope=64, d_v=d_nope // 2)
+    config = select_portable_config(problem, target_by_name("h200"))
+    assert (config.nope_cols, config.tail_cols) == (padded(d_nope), 0)
+    assert config.out_cols == config.nope_cols

@@ -46,7 +46,10 @@ class Launch:
         constexprs = {k: v for k, v in self.kwargs.items() if k not in options}
         names = [n for n in kernel.arg_names if n not in constexprs]
         signature = {n: _type_of(v) for n, v in zip(names, self.args, strict=True)}
-        return CompileJob(name, kernel, signature, constexprs, self.target, options, self.predicted)
+        label = f"sim {name}"
+        return CompileJob(
+            label, kernel, signature, constexprs, self.target, options, self.predicted
+        )
 
 
 _NAMES = {

@@ -157,3 +157,14 @@ def test_a_wrong_shape_is_a_verdict_not_a_crash(built):
 def test_nothing_to_compare_is_fine():
     built = build(replace(CASE, q_lens=(), k_lens=()))
     assert judge(built, built.run()).ok
+
+
+def test_wide_scores_get_what_tensor_cores_cut_off():
+    """Scores of one sign over 896 columns came out 46 eps too small on an H200."""
+    case = Case("dense", 2, 640, 256, 16, q_lens=(3,), k_lens=(5,), values="rising", scale=-0.5)
+    built = build(case)
+    truth = built.truth()
+    for eps, accepted in ((50, True), (100, False)):
+        lse = truth.lse - eps * 2.0**-23 * truth.score_magnitude
+        verdict = judge(built, Outcome(truth.out.to(torch.bfloat16), lse.float()))
+        assert verdict.ok == accepted, (eps, verdict.report())

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import asdict
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -16,6 +18,10 @@ def compile_command(
     no_cache: Annotated[
         bool, typer.Option("--no-cache", help="Compile what is cached too")
     ] = False,
+    update: Annotated[
+        Path | None,
+        typer.Option(help="Write the golden files of this folder (tests/compiled)."),
+    ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the reports as JSON lines, and no table")
     ] = False,
@@ -23,16 +29,23 @@ def compile_command(
     """Compile all kernel configurations and compare registers and memory with the plans."""
     from rich.console import Console
 
+    from openmla import aot_store
     from openmla.aot import TARGETS
     from openmla.aot_table import compile_all, failures
 
     for name in target or ():
         if name not in TARGETS:
             raise typer.BadParameter(f"expected one of {', '.join(TARGETS)}, got {name!r}")
+    if update is not None:
+        os.environ["OPENMLA_COMPILE_CACHE"] = str(update)
     rows = compile_all(targets=target or (), use_cache=not no_cache, console=Console(quiet=as_json))
     if as_json:
         for _, report in rows:
             typer.echo(json.dumps(asdict(report)))
+    if update is not None and not target:
+        labels = [job.label for job, _ in rows]
+        for label in aot_store.prune(labels, rows[0][1].triton):
+            typer.echo(f"no such job any more: {label}", err=True)
     wrong = failures(rows)
     for line in wrong:
         typer.echo(line, err=True)

@@ -21,7 +21,7 @@ import queue
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from itertools import chain, takewhile
@@ -222,7 +222,10 @@ def run_fuzz(
 def _answers(
     checker: Checker, seconds: float, groups: list[list[Case]], jobs: int, deadline: float
 ) -> Iterator[Answered]:
-    """Every case with its result, in order; a group in one process, which compiles for it once."""
+    """Every case with its result, as they come; a group in one process, which compiles once for it.
+
+    A group ends with the first failure: other variants would fail likewise, and take their time.
+    """
     if not jobs:
         in_time = takewhile(lambda _: time.perf_counter() < deadline, chain(*groups))
         yield from (_here(checker, case) for case in in_time)
@@ -232,17 +235,22 @@ def _answers(
         idle.put(child_for(checker, seconds))
 
     def examined(group: list[Case]) -> list[Answered]:
-        if time.perf_counter() >= deadline:
-            return []
         child = idle.get()
+        answers: list[Answered] = []
         try:
-            return [_in_child(child, case) for case in group]
+            for case in group:
+                failed = bool(answers) and answers[-1][1].status == "failed"
+                if failed or time.perf_counter() >= deadline:
+                    break
+                answers.append(_in_child(child, case))
+            return answers
         finally:
             idle.put(child)
 
     pool = ThreadPoolExecutor(jobs)
     try:
-        yield from chain.from_iterable(pool.map(examined, groups))
+        for done in as_completed([pool.submit(examined, group) for group in groups]):
+            yield from done.result()
     finally:
         pool.shutdown(cancel_futures=True)
         for _ in range(jobs):

@@ -21,7 +21,8 @@ from openmla.dispatch import triton_version
 from openmla.errors import InvalidArgument, Unsupported
 from openmla.kernels.launch import calls
 from openmla.operands import Operands, Results
-from openmla.plan import NEWEST_TRITON, Plan, cached_plan, target_by_name
+from openmla.plan import NEWEST_TRITON, TARGETS, Plan, cached_plan, target_by_name
+from openmla.plan.families import families_of
 from openmla.sim import Report, intercept
 from openmla.testing.build import BuiltCase, Outcome, build
 from openmla.testing.case import Case
@@ -30,7 +31,7 @@ from openmla.testing.compare import judge
 from openmla.testing.memory import Memory
 from openmla.testing.poison import differences, run_watched
 
-FAMILIES = {"h200": "hopper", "b200": "blackwell", "mi355x": "cdna4"}
+FAMILIES = {name: families_of(TARGETS[name])[0].name for name in ("h200", "b200", "mi355x")}
 """The targets that have Gluon kernels, and whose they are."""
 # Few enough SMs that a program does several work items, and enough that short chunks are split.
 SM_COUNTS = (1, 2, 3, 6)

@@ -15,6 +15,8 @@ from kernels.judging import (
     assert_right_clean_and_deaf_to_poison,
     on,
 )
+from openmla.kernels.launch import calls
+from openmla.kernels.portable.ahead import compiling_for
 from openmla.operands import DenseOperands
 from openmla.plan.hopper_split import SplitRule
 from openmla.sim import Report, simulate
@@ -22,6 +24,7 @@ from openmla.testing.build import BuiltCase, Outcome
 from openmla.testing.case import Case
 from openmla.testing.compare import judge
 from openmla.testing.poison import differences
+from openmla.testing.simulate import new_results
 
 V3 = Case("dense", 2, 128, 64, 128, q_lens=(70, 33, 5), k_lens=(70, 300, 2), spare=3)
 PAGED = replace(V3, rope="cache", kv="bf16")
@@ -157,3 +160,12 @@ def test_narrow_values_rescale_fewer_registers_than_the_text_takes(d_v: int) -> 
     """A thread holds d_v / 2 registers of O; the text that rescales them takes 64."""
     case = Case("dense", 1, 48, 32, d_v, q_lens=(70,), k_lens=(300,), values="rising")
     assert_right_clean_and_deaf_to_poison(case, run)
+
+
+@pytest.mark.compile
+def test_a_scale_that_vanishes_compiles() -> None:
+    """The kernel then has scores of zeros, in the layout that the products have."""
+    built = on(Case("dense", 1, 64, 0, 64, q_lens=(5,), k_lens=(5,), rope="none", scale=0.0))
+    with compiling_for("sm_90"):
+        (call,) = calls(plan_of(built), built.operands, new_results(built))
+        assert call.arguments["SIGN"] == 0 and call.compile().metadata.shared > 0

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import json
-import os
 from collections.abc import Iterator
 
 import pytest
 import torch
 
-from openmla.aot import cache_directory
+from openmla import aot_store
 from openmla.aot_key import stable_key
 from openmla.cache import LatentCache
 from openmla.kernels.call import Call
@@ -60,21 +58,26 @@ def operands_of(problem: Problem) -> tuple[Operands, Results]:
     return SparseOperands(q, cache, indices, None, problem.d_v, weights), results
 
 
-def compiled(problem: Problem, chip: str) -> Iterator[int]:
+def compiled(name: str, chip: str) -> Iterator[int]:
     """Shared memory of every kernel that a launch would run there."""
+    problem = PROBLEMS[name]
     from openmla.kernels.portable.ahead import compiling_for
     from openmla.kernels.portable.launch import calls
 
     chosen = plan(problem, chip, "portable")
     with compiling_for(TARGETS[chip].arch):
-        for call in calls(chosen, *operands_of(problem)):
-            path = cache_directory() / f"portable-{call_key(call, chip)}.json"
-            if not path.exists():
-                path.parent.mkdir(parents=True, exist_ok=True)
-                fresh = path.with_suffix(f".{os.getpid()}")
-                fresh.write_text(json.dumps({"shared": call.compile().metadata.shared}))
-                fresh.replace(path)  # atomic: another process may compile the same kernel
-            yield json.loads(path.read_text())["shared"]
+        for number, call in enumerate(calls(chosen, *operands_of(problem))):
+            label, key = label_of(name, chip, number), call_key(call, chip)
+            kept = aot_store.stored(label, triton.__version__, key)
+            if kept is None:
+                kept = {"shared": call.compile().metadata.shared}
+                aot_store.keep(label, triton.__version__, key, kept)
+            yield kept["shared"]
+
+
+def label_of(name: str, chip: str, number: int) -> str:
+    """The name of a report: the first kernel of a launch is number 0."""
+    return f"portable {name} on {chip}, kernel {number}"
 
 
 def call_key(call: Call, chip: str) -> str:
@@ -84,7 +87,7 @@ def call_key(call: Call, chip: str) -> str:
         for name, value in call.arguments.items()
     }
     parts = [triton.__version__, stable_key(call.kernel), TARGETS[chip].arch, str(arguments)]
-    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
 
 def _text(value: object) -> str:
@@ -97,6 +100,5 @@ def _text(value: object) -> str:
 @pytest.mark.parametrize("chip", CHIPS)
 @pytest.mark.parametrize("name", PROBLEMS)
 def test_compiles_and_fits(name: str, chip: str) -> None:
-    problem = PROBLEMS[name]
-    for shared in compiled(problem, chip):
+    for shared in compiled(name, chip):
         assert 0 < shared <= TARGETS[chip].smem_per_block

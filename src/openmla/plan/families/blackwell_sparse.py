@@ -83,14 +83,22 @@ def scale_block(cache_format: str, width: int) -> int:
     return int(cache_format.removeprefix("fp8_block")) if block is None else block
 
 
-def _sparse_block(config: MLAPrefillSparse | MLAPrefillSparseQKVFP8, problem: Problem) -> Block:
+def _sparse_block(config: MLAPrefillSparse, problem: Problem) -> Block:
+    return _block(config, config.smem.offsets, _columns(config))
+
+
+def _all_fp8_block(config: MLAPrefillSparseQKVFP8, problem: Problem) -> Block:
+    return _block(config, config.smem.offsets, _all_fp8_columns(config))
+
+
+def _block(config: SparseShape, offsets: Offsets, columns: tuple[Columns, ...]) -> Block:
     return Block(
         tile_rows=config.PADDED_HEADS_PER_CTA,
         tile_keys=config.B_TOPK,
         stages=config.num_mbars,
         threads=NUM_THREADS,
-        memory=_sparse_map(config.smem.offsets),
-        tensor_memory=_columns(config),
+        memory=_sparse_map(offsets),
+        tensor_memory=columns,
         pipeline=_sparse_pipeline(config),
     )
 
@@ -133,16 +141,21 @@ def _sparse_pipeline(config: SparseShape) -> Pipeline:
     return Pipeline(1, rows, keys, *widths, config.num_mbars, 0)
 
 
-def _columns(config: MLAPrefillSparse | MLAPrefillSparseQKVFP8) -> tuple[Columns, ...]:
+def _output_columns(config: SparseShape) -> tuple[Columns, ...]:
     atom = config.O_ATOM_PHYS_COLS
-    output = Columns("O left", 0, atom), Columns("O right", atom, atom)
-    if isinstance(config, MLAPrefillSparse):
-        q = config.Q_TMEM_ADDR
-        scores = Columns("scores", P_TMEM_ADDR, config.score_cols)
-        return (*output, scores, Columns("Q", q, TMEM_COLS - q))
-    stride = config.S_SLOT_STRIDE
-    slots = range(config.NUM_S_SLOTS)
-    return (*output, *(Columns(f"S{i}", config.S_TMEM_BASE + i * stride, stride) for i in slots))
+    return Columns("O left", 0, atom), Columns("O right", atom, atom)
+
+
+def _columns(config: MLAPrefillSparse) -> tuple[Columns, ...]:
+    q = config.Q_TMEM_ADDR
+    scores = Columns("scores", P_TMEM_ADDR, config.score_cols)
+    return (*_output_columns(config), scores, Columns("Q", q, TMEM_COLS - q))
+
+
+def _all_fp8_columns(config: MLAPrefillSparseQKVFP8) -> tuple[Columns, ...]:
+    base, stride = config.S_TMEM_BASE, config.S_SLOT_STRIDE
+    scores = (Columns(f"S{i}", base + i * stride, stride) for i in range(config.NUM_S_SLOTS))
+    return (*_output_columns(config), *scores)
 
 
 _EVERY_SPARSE = {
@@ -215,7 +228,7 @@ SPARSE_KERNELS = (
         ),
         config=MLAPrefillSparseQKVFP8,
         choose=_all_fp8,
-        block=_sparse_block,
+        block=_all_fp8_block,
         explain=_all_fp8_lines,
     ),
 )

@@ -38,7 +38,7 @@ lint: $(VENV)/.installed
 
 # Compile every kernel config with the second Triton; an unchanged kernel comes from the cache.
 compile: $(VENV39)/.installed
-	$(VENV39)/bin/pytest -n 2 -m compile tests/sim tests/kernels
+	$(VENV39)/bin/pytest -n 2 -m compile tests/sim tests/kernels tests/test_compiled.py
 
 test: lint compile
 	$(VENV)/bin/pytest -n 2

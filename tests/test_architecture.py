@@ -1,6 +1,6 @@
 """Imports point one way only: from the public calls down to the errors.
 
-    errors < problem < layout < sequences < plan < operands < kernels < ... < cli
+    errors < problem < sequences < planning < operands < kernels < ... < cli
 
 A module may import from its own group and from lower ones, inside functions too.
 """
@@ -18,9 +18,8 @@ from package_source import imports, modules
 LAYERS: list[set[str]] = [
     {"errors"},
     {"problem", "version"},
-    {"layout"},
     {"sequences", "cache"},
-    {"plan"},
+    {"planning"},
     {"aot_store"},
     {"operands", "aot", "aot_key"},
     {"kernels"},
@@ -40,7 +39,7 @@ LAYERS: list[set[str]] = [
     {"__main__"},
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
-PURE = {"plan", "layout", "problem", "errors"}
+PURE = {"planning", "problem", "errors"}
 HEAVY = ("triton", "typer", "rich", "numpy", "matplotlib")
 
 
@@ -49,7 +48,7 @@ def group(module: str) -> str:
 
 
 def below_openmla(imported: str) -> str | None:
-    """ "openmla.plan.target" -> "plan.target"; None for other packages."""
+    """ "openmla.planning.target" -> "planning.target"; None for other packages."""
     if imported == "openmla":
         return ""
     return imported.removeprefix("openmla.") if imported.startswith("openmla.") else None
@@ -134,7 +133,7 @@ def test_the_reader_of_imports_sees_every_kind():
     """A check of the checker: one import of each kind that the package has."""
     launch = {name for name, _ in imports("kernels.launch")}
     assert "openmla.kernels.portable.cache_ops" in launch  # inside a function
-    assert "openmla.plan" in launch
+    assert "openmla.planning" in launch
     outside = {name for name, _ in imports("kernels.launch", module_level_only=True)}
     assert "openmla.kernels.cpu.dense" not in outside
     assert {"openmla.checks", "openmla.ops"} <= {name for name, _ in imports("api")}
@@ -142,7 +141,7 @@ def test_the_reader_of_imports_sees_every_kind():
 
 def test_planted_imports_are_caught():
     """Another check of the checker."""
-    assert upward("plan.target", [("openmla.api", 3)]) != []
+    assert upward("planning.target", [("openmla.api", 3)]) != []
     assert upward("checks", [("openmla", 3)]) != []
     assert upward("api", [("openmla.checks", 3), ("torch", 4), ("openmla.api", 5)]) == []
     assert foreign_kernels("kernels.hopper.dense", [("openmla.kernels.cpu.dense", 3)]) != []

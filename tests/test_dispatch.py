@@ -8,7 +8,7 @@ import pytest
 
 from openmla import dispatch
 from openmla.errors import Unsupported
-from openmla.plan.target import TARGETS
+from openmla.planning.target import TARGETS
 from openmla.problem import Problem
 
 DENSE = Problem(form="dense", heads=16, d_nope=128, d_rope=64, d_v=128, total_q=64, total_k=64)

@@ -18,7 +18,7 @@ from openmla.cache import LatentCache
 from openmla.dispatch import plan_call
 from openmla.kernels.hopper.sparse_launch import calls
 from openmla.operands import Results, SparseOperands, Weights
-from openmla.plan import Plan
+from openmla.planning import Plan
 
 MATMUL = 8192
 FUSED_BAR = 0.40

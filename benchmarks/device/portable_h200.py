@@ -4,7 +4,7 @@
 
 Sections: compile (all candidates, side by side, into Triton's cache on disk), time (one group per
 shape; `--only h16` times those whose name has it), cache. The winners go to
-src/openmla/plan/tuned/h200.json.
+src/openmla/planning/portable/tuned/h200.json.
 """
 
 from __future__ import annotations

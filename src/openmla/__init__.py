@@ -7,8 +7,6 @@ out, lse = openmla.merge_states(out_a, lse_a, out_b, lse_b)               two pa
 out, lse = openmla.merge_many(outs, lses)                                 any number of parts
 """
 
-from typing import TYPE_CHECKING
-
 from openmla.api import (
     merge_many,
     merge_states,
@@ -18,12 +16,9 @@ from openmla.api import (
 )
 from openmla.cache import LatentCache
 from openmla.errors import InvalidArgument, OpenMLAError, Unsupported
-from openmla.plan import Plan
+from openmla.planning import Plan, plan
 from openmla.problem import Problem
 from openmla.version import VERSION as __version__
-
-if TYPE_CHECKING:  # at run time `openmla.plan` is the package itself, which can be called
-    from openmla.plan import plan
 
 __all__ = [
     "InvalidArgument",

@@ -23,7 +23,7 @@ from openmla import checks, fastpath, ops
 from openmla.cache import LatentCache
 from openmla.errors import InvalidArgument
 from openmla.operands import DenseOperands, Results, SparseOperands, Weights
-from openmla.plan import BACKENDS
+from openmla.planning import BACKENDS
 
 __all__ = [
     "merge_many",

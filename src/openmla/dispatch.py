@@ -7,8 +7,8 @@ from functools import lru_cache
 import torch
 
 from openmla.operands import Operands, Results
-from openmla.plan import NEWEST_TRITON, Plan, cached_plan
-from openmla.plan.target import Target, target_of_device
+from openmla.planning import NEWEST_TRITON, Plan, cached_plan
+from openmla.planning.target import Target, target_of_device
 from openmla.problem import Problem
 
 

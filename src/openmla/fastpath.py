@@ -16,7 +16,7 @@ from torch import Tensor
 
 from openmla.cache import LatentCache
 from openmla.operands import DenseOperands, Results, SparseOperands
-from openmla.plan import Plan
+from openmla.planning import Plan
 from openmla.problem import Problem
 
 MOST_KNOWN = 1024

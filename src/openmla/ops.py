@@ -25,7 +25,7 @@ from openmla.operands import (
     SparseOperands,
     Weights,
 )
-from openmla.plan import Plan
+from openmla.planning import Plan
 
 # `str` arguments: formats and backends. `*_latent` is the latent width of a cache (0: no cache).
 SCHEMAS = {

@@ -27,7 +27,7 @@ from openmla.operands import (
     SparseOperands,
     Weights,
 )
-from openmla.plan.models import problem_for_model
+from openmla.planning.models import problem_for_model
 from openmla.problem import FORMS, Problem
 
 log = logging.getLogger("openmla.warmup")

@@ -13,7 +13,7 @@ from typer.testing import CliRunner, Result
 from openmla.bench import dense, sparse
 from openmla.bench.gpu_timing import GpuTiming
 from openmla.cli.bench import bench_command
-from openmla.plan import target
+from openmla.planning import target
 
 app = typer.Typer()
 app.command()(bench_command)

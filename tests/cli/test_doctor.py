@@ -6,7 +6,7 @@ import typer
 from typer.testing import CliRunner
 
 from openmla.cli.doctor import doctor_command
-from openmla.plan.support import support_table_markdown
+from openmla.planning.support import support_table_markdown
 from openmla.version import VERSION
 
 app = typer.Typer()

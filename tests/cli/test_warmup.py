@@ -13,9 +13,9 @@ from openmla.cli.warmup import warmup_command
 from openmla.dispatch import plan_for
 from openmla.errors import InvalidArgument, Unsupported
 from openmla.kernels.launch import calls
-from openmla.plan import plan
-from openmla.plan.models import MODELS
-from openmla.plan.target import target_by_name
+from openmla.planning import plan
+from openmla.planning.models import MODELS
+from openmla.planning.target import target_by_name
 
 
 def test_examples():

@@ -15,9 +15,9 @@ from openmla.explain.html import explain_html
 from openmla.explain.memory_picture import smem_picture, tmem_picture
 from openmla.explain.pipeline_picture import pipeline_picture
 from openmla.explain.schedule import schedule
-from openmla.plan import Plan, plan
-from openmla.plan.families import family_named
-from openmla.plan.models import problem_for_model
+from openmla.planning import Plan, plan
+from openmla.planning.models import problem_for_model
+from openmla.planning.registry import family_named
 
 SVG = "{http://www.w3.org/2000/svg}"
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")

@@ -10,8 +10,8 @@ from typer.testing import CliRunner
 
 from openmla.cli.explain import explain_command
 from openmla.explain.prediction import Prediction, predict, useful_flops
-from openmla.plan import plan
-from openmla.plan.models import problem_for_model
+from openmla.planning import plan
+from openmla.planning.models import problem_for_model
 from openmla.problem import Problem
 
 V3 = problem_for_model("deepseek-v3", tokens=8192)

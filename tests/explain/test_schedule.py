@@ -8,8 +8,8 @@ from itertools import pairwise
 import pytest
 
 from openmla.explain.schedule import BLOCKS, Step, busy_share, schedule
-from openmla.plan import Plan, plan
-from openmla.plan.support import FEATURES, TABLE_TARGETS, support_of
+from openmla.planning import Plan, plan
+from openmla.planning.support import FEATURES, TABLE_TARGETS, support_of
 
 PLANS = [
     plan(problem, target)

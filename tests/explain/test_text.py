@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 
 from openmla.cli.plan import plan_command
 from openmla.explain.text import SIDE_BY_SIDE, elsewhere, explain_text, work_lines
-from openmla.plan import Plan, plan
-from openmla.plan.models import problem_for_model
+from openmla.planning import Plan, plan
+from openmla.planning.models import problem_for_model
 
 app = typer.Typer()
 app.command()(plan_command)

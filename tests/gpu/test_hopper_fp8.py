@@ -11,7 +11,7 @@ import torch
 from gpu.on_device import DEVICE, attend, different, on, on_hopper, problems
 from openmla import LatentCache
 from openmla.operands import SparseOperands
-from openmla.plan import hopper_cache
+from openmla.planning import dequantize
 from openmla.testing.build import BuiltCase, Outcome
 from openmla.testing.case import Case
 from openmla.testing.poison import differences
@@ -70,7 +70,7 @@ def test_a_workspace_that_is_too_small_is_not_used(
 ):
     built = on(FORMATS[name])
     want = attend_by(built, "in_kernel")
-    monkeypatch.setattr(hopper_cache, "WORKSPACE_CAP", rows * 2 * built.operands.q.shape[2])
+    monkeypatch.setattr(dequantize, "WORKSPACE_CAP", rows * 2 * built.operands.q.shape[2])
     assert differences(attend_by(built, "workspace"), want) == []
 
 

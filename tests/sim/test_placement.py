@@ -7,8 +7,8 @@ import doctest
 import numpy as np
 import pytest
 
-from openmla.layout.cdna4_v227 import V227
-from openmla.layout.shared_bases import v227_bases, v_default_bases
+from openmla.planning.cdna4.layout.shared_bases import v227_bases, v_default_bases
+from openmla.planning.cdna4.layout.v227 import V227
 from openmla.sim import dtypes, placement
 from openmla.sim.layouts import PaddedSharedLayout, SharedLinearLayout
 from openmla.sim.memory import MemoryView, allocate

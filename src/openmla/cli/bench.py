@@ -63,7 +63,7 @@ def _check_gpu(what: str, target: str) -> None:
         raise typer.BadParameter(f"{what} needs a CUDA GPU, and torch sees none here")
     if target:
         from openmla.errors import InvalidArgument
-        from openmla.plan.target import target_by_name, target_of_device
+        from openmla.planning.target import target_by_name, target_of_device
 
         try:
             wanted = target_by_name(target)

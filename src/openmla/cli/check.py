@@ -17,7 +17,7 @@ from rich.table import Table
 
 from openmla.cli.check_simulated import check_simulated_command
 from openmla.cli.options import DEVICE_HELP, device_here
-from openmla.plan import BACKENDS
+from openmla.planning import BACKENDS
 from openmla.testing.defects import catalog, judge_correct, judge_defect
 from openmla.testing.fuzz import Failure, FuzzReport, load, one_thread, replay, run_fuzz
 

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from openmla.dispatch import device_target, plan_for
 from openmla.errors import OpenMLAError
-from openmla.plan.support import support_table_markdown
+from openmla.planning.support import support_table_markdown
 from openmla.problem import Problem
 from openmla.version import VERSION
 

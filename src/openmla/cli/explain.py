@@ -9,8 +9,8 @@ import typer
 from openmla.errors import InvalidArgument, Unsupported
 from openmla.explain.prediction import predict
 from openmla.explain.text import explain_text
-from openmla.plan import plan
-from openmla.plan.models import problem_for_model
+from openmla.planning import plan
+from openmla.planning.models import problem_for_model
 
 
 def explain_command(

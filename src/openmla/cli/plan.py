@@ -11,8 +11,8 @@ import typer
 from openmla.errors import InvalidArgument, Unsupported
 from openmla.explain.html import explain_html
 from openmla.explain.text import explain_text
-from openmla.plan import plan
-from openmla.plan.models import problem_for_model
+from openmla.planning import plan
+from openmla.planning.models import problem_for_model
 
 
 def plan_command(

@@ -8,16 +8,16 @@ from __future__ import annotations
 from html import escape
 
 from openmla.errors import Unsupported
+from openmla.explain.bank_picture import v227_picture
 from openmla.explain.memory_picture import smem_picture, tmem_picture
 from openmla.explain.pipeline_picture import pipeline_picture
 from openmla.explain.schedule import schedule
 from openmla.explain.style import CSS
 from openmla.explain.text import SIDE_BY_SIDE, tile_words, work_lines
-from openmla.layout.bank_picture import v227_picture
-from openmla.plan import plan
-from openmla.plan.budget import uses
-from openmla.plan.config import Plan
-from openmla.plan.target import TARGETS, target_by_name
+from openmla.planning import plan
+from openmla.planning.budget import uses
+from openmla.planning.config import Plan
+from openmla.planning.target import TARGETS, target_by_name
 from openmla.problem import Problem
 
 

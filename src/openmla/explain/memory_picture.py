@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from openmla.explain.svg import line, picture, rect, text, text_width
-from openmla.plan.memory import Columns, MemoryMap
+from openmla.planning.memory import Columns, MemoryMap
 
 WIDTH, MARGIN, BAR, ROW = 960, 12, 46, 20
 COLUMNS = 3  # of the list under the bar

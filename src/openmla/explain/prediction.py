@@ -38,8 +38,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from openmla.plan.config import Plan
-from openmla.plan.target import target_by_name
+from openmla.planning.config import Plan
+from openmla.planning.target import target_by_name
 from openmla.problem import Problem
 
 FLOPS_PER_CLOCK = {2: 8192, 1: 16384}  # of one SM, by bytes of an operand

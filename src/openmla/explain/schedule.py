@@ -11,9 +11,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from openmla.plan.config import Plan
-from openmla.plan.family import Pipeline
-from openmla.plan.target import target_by_name
+from openmla.planning.config import Plan
+from openmla.planning.family import Pipeline
+from openmla.planning.target import target_by_name
 
 # Multiply-adds count as two. bf16 flops per clock and SM: datasheet peak / SMs / boost clock.
 _FLOPS_PER_CLOCK = {

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from openmla.errors import Unsupported
-from openmla.plan import plan
-from openmla.plan.budget import uses
-from openmla.plan.config import Plan
-from openmla.plan.target import TARGETS, Target, target_by_name
+from openmla.planning import plan
+from openmla.planning.budget import uses
+from openmla.planning.config import Plan
+from openmla.planning.target import TARGETS, Target, target_by_name
 
 SIDE_BY_SIDE = ("cpu", "h200", "b200", "mi355x", "mi300x", "a100", "rtx4090")
 

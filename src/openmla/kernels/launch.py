@@ -17,7 +17,7 @@ from torch import Tensor
 from openmla.cache import LatentCache
 from openmla.errors import Unsupported
 from openmla.operands import Operands, Results
-from openmla.plan import Plan
+from openmla.planning import Plan
 
 if TYPE_CHECKING:
     from openmla.kernels.call import Call

@@ -16,6 +16,9 @@ Stores = Mapping[Storage, Array]
 """How often each element of a storage was stored."""
 
 
+MOST_ELEMENTS = 1 << 28
+
+
 def storage_of(tensor: torch.Tensor) -> Storage:
     """The storage that a tensor lies in."""
     return tensor.untyped_storage().data_ptr(), tensor.element_size()
@@ -25,7 +28,10 @@ def output_faults(
     name: str, tensor: torch.Tensor, stores: Stores, mask: torch.Tensor | None = None
 ) -> list[Finding]:
     """What is wrong with an output; off `mask` it must not be written."""
-    counts = _inside(tensor, stores[storage_of(tensor)])
+    return _count_faults(name, _inside(tensor, stores[storage_of(tensor)]), mask)
+
+
+def _count_faults(name: str, counts: Array, mask: torch.Tensor | None = None) -> list[Finding]:
     wanted = np.ones(counts.shape, bool)
     if mask is not None:
         wanted = np.broadcast_to(mask.numpy(), counts.shape)
@@ -38,20 +44,27 @@ def output_faults(
 
 
 def faults_of_all(outputs: Mapping[str, torch.Tensor], stores: Sequence[Stores]) -> list[Finding]:
-    """What is wrong with outputs that several launches wrote together, and with their gaps."""
-    sums: dict[Storage, Array] = {}
-    for tensor in outputs.values():
+    """What is wrong with outputs that several launches wrote together, and with their gaps.
+
+    Gaps of a storage that spans more than memory holds are not looked at: that would touch them.
+    """
+    found: list[Finding] = []
+    near: dict[Storage, tuple[str, int]] = {}
+    for name, tensor in outputs.items():
         key, size = storage_of(tensor), tensor.untyped_storage().nbytes() // tensor.element_size()
-        sums[key] = sum((one[key] for one in stores if key in one), np.zeros(size, np.int32))
-    found = [
-        fault for name, tensor in outputs.items() for fault in output_faults(name, tensor, sums)
-    ]
-    for tensor in outputs.values():
-        _inside(tensor, sums[storage_of(tensor)])[...] = 0
-    names = {storage_of(tensor): name for name, tensor in outputs.items()}
-    for key, left in sums.items():
+        counts = np.zeros(tuple(tensor.shape), np.int32)
+        for one in stores:
+            counts += _inside(tensor, one[key]) if key in one else 0
+        found += _count_faults(name, counts)
+        if size < MOST_ELEMENTS:
+            near[key] = name, size
+    for key, (name, size) in near.items():
+        left = sum((one[key] for one in stores if key in one), np.zeros(size, np.int32))
+        for tensor in outputs.values():
+            if storage_of(tensor) == key:
+                _inside(tensor, left)[...] = 0
         if left.any():
-            found.append(_finding(f"the memory around {names[key]}", "written", left > 0))
+            found.append(_finding(f"the memory around {name}", "written", left > 0))
     return found
 
 

@@ -21,8 +21,8 @@ from openmla.dispatch import triton_version
 from openmla.errors import InvalidArgument, Unsupported
 from openmla.kernels.launch import calls
 from openmla.operands import Operands, Results
-from openmla.plan import NEWEST_TRITON, TARGETS, Plan, cached_plan, target_by_name
-from openmla.plan.families import families_of
+from openmla.planning import NEWEST_TRITON, TARGETS, Plan, cached_plan, target_by_name
+from openmla.planning.registry import families_of
 from openmla.sim import Report, intercept
 from openmla.testing.build import BuiltCase, Outcome, build
 from openmla.testing.case import Case

@@ -7,8 +7,8 @@ import pytest
 from openmla.aot import CompileJob, compile_job
 from openmla.kernels.blackwell.jobs import COMPILE_JOBS, PROBLEMS
 from openmla.kernels.blackwell.launch import TMEM_ALLOCATIONS
-from openmla.plan import plan
-from openmla.plan.blackwell import MLAConfig
+from openmla.planning import plan
+from openmla.planning.blackwell import MLAConfig
 
 # Bytes that the MMA warp spills in spite of registers to spare, by Triton's version and job.
 KNOWN = {("3.9.0", "128+64→128 1Q"): 12}

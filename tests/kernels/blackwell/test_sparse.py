@@ -19,7 +19,7 @@ from openmla.kernels.blackwell import sparse_launch
 from openmla.kernels.compat_gluon import RENAMED
 from openmla.kernels.launch import launch
 from openmla.operands import SparseOperands
-from openmla.plan import target_by_name
+from openmla.planning import target_by_name
 from openmla.sim import intercept, lanes
 from openmla.testing.build import BuiltCase, Outcome, build
 from openmla.testing.case import Case

@@ -7,10 +7,10 @@ import pytest
 from openmla.aot import compile_job
 from openmla.kernels.blackwell.sparse_jobs import COMPILE_JOBS, PROBLEMS
 from openmla.kernels.compat_gluon import RENAMED
-from openmla.plan import plan
-from openmla.plan.blackwell_units import SMEM_CARVEOUT
-from openmla.plan.families.blackwell_sparse import fp8_cache_smem
-from openmla.plan.serves import FP8_CACHES
+from openmla.planning import plan
+from openmla.planning.blackwell.sparse.family import fp8_cache_smem
+from openmla.planning.blackwell.units import SMEM_CARVEOUT
+from openmla.planning.serves import FP8_CACHES
 
 
 def planned_bytes(name: str) -> int:

@@ -17,9 +17,9 @@ from openmla.aot import TARGETS, CompileJob, _build, _captured_output
 from openmla.kernels.cdna4.jobs import COMPILE_JOBS
 from openmla.kernels.cdna4.launch import COMPILER_OPTIONS, dense_constexprs
 from openmla.kernels.cdna4.sparse_launch import sparse_constexprs
-from openmla.layout.banks import group_uses
-from openmla.layout.cdna4_v import read_cell
-from openmla.plan.cdna4 import LDS_BYTES, MlaConfigV2, MlaPrefill16, MlaPrefillV2, MlaSparse16
+from openmla.planning.cdna4 import LDS_BYTES, MlaConfigV2, MlaPrefill16, MlaPrefillV2, MlaSparse16
+from openmla.planning.cdna4.layout.banks import group_uses
+from openmla.planning.cdna4.layout.v import read_cell
 
 MAPS = json.loads((Path(__file__).parents[2] / "oracle" / "cdna4.json").read_text())["lane_maps"]
 DSV3 = MlaConfigV2(

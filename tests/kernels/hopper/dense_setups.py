@@ -21,8 +21,8 @@ from torch import Tensor
 
 from kernels.hopper.simulated import plan_of
 from openmla.operands import DenseOperands, Results
-from openmla.plan import Plan
-from openmla.plan.hopper import HopperDenseConfig, SplitRule
+from openmla.planning import Plan
+from openmla.planning.hopper import HopperDenseConfig, SplitRule
 from openmla.sim import Kind, Limits, intercept
 from openmla.testing.build import BuiltCase, Outcome, build
 from openmla.testing.case import Case

@@ -10,7 +10,7 @@ from typing import Any
 import openmla.kernels.hopper as package
 from kernels.hopper import simulated
 from kernels.mutants import load_mutant, once
-from openmla.plan import Plan
+from openmla.planning import Plan
 from openmla.sim import Kind, Limits, intercept
 from openmla.testing.build import BuiltCase, Outcome
 from openmla.testing.compare import judge

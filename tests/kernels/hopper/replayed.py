@@ -12,7 +12,7 @@ from openmla import dispatch, fastpath
 from openmla.kernels.call import Call
 from openmla.kernels.hopper import repeat
 from openmla.operands import DenseOperands, Results, SparseOperands
-from openmla.plan import target_by_name
+from openmla.planning import target_by_name
 
 Launches = list[tuple[int, list[Any]]]
 META = {"swizzle": 3, "elem_size": 2, "elem_type": 10, "block_size": [64, 1, 64]}

@@ -12,7 +12,7 @@ from kernels.hopper.simulated import plan_of
 from kernels.judging import Change, as_built, on
 from kernels.mutants import load_mutant, once
 from openmla.operands import LatentOperands, SparseOperands
-from openmla.plan import Plan
+from openmla.planning import Plan
 from openmla.sim import Kind, Limits, intercept
 from openmla.testing.build import Outcome
 from openmla.testing.case import Case

@@ -18,7 +18,7 @@ from kernels.judging import (
 from openmla.kernels.launch import calls
 from openmla.kernels.portable.ahead import compiling_for
 from openmla.operands import DenseOperands
-from openmla.plan.hopper_split import SplitRule
+from openmla.planning.split import SplitRule
 from openmla.sim import Report, simulate
 from openmla.testing.build import BuiltCase, Outcome
 from openmla.testing.case import Case

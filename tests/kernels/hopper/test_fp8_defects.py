@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from kernels.hopper.sparse_defect import SparseDefect, assert_found
-from openmla.plan import Plan, hopper_cache
+from openmla.planning import Plan, dequantize
 from openmla.sim import Kind
 from openmla.testing.case import Case
 
@@ -107,7 +107,7 @@ def test_defect_is_found(
 ) -> None:
     case = CASES[defect.case]
     if defect.held:
-        monkeypatch.setattr(hopper_cache, "WORKSPACE_CAP", defect.held * 2 * case.d_qk)
+        monkeypatch.setattr(dequantize, "WORKSPACE_CAP", defect.held * 2 * case.d_qk)
 
     def adjust(chosen: Plan) -> Plan:
         mode = "workspace" if defect.held else "in_kernel"

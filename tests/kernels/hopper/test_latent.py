@@ -15,7 +15,7 @@ from kernels.judging import (
 )
 from openmla import dispatch
 from openmla.operands import LatentOperands
-from openmla.plan import target_by_name
+from openmla.planning import target_by_name
 from openmla.sim import intercept
 from openmla.testing.case import Case
 from openmla.testing.compare import judge

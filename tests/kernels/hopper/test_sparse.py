@@ -19,7 +19,7 @@ from openmla import dispatch
 from openmla.aot import CompileJob, compile_job
 from openmla.kernels.hopper.sparse_jobs import COMPILE_JOBS
 from openmla.operands import SparseOperands
-from openmla.plan import target_by_name
+from openmla.planning import target_by_name
 from openmla.sim import intercept
 from openmla.testing.case import Case
 from openmla.testing.compare import judge

@@ -16,7 +16,7 @@ from openmla.cache import LatentCache
 from openmla.kernels.hopper import fp8_jobs
 from openmla.kernels.hopper.fp8_launch import addressed_once
 from openmla.operands import SparseOperands
-from openmla.plan import Plan, hopper_cache, plan, target_by_name
+from openmla.planning import Plan, dequantize, plan, target_by_name
 from openmla.problem import Problem
 from openmla.sim import Report, intercept
 from openmla.testing.build import BuiltCase, Outcome, build
@@ -126,7 +126,7 @@ def test_a_workspace_that_is_too_small_is_not_used(
 ) -> None:
     expected = attend(on(case), "in_kernel")
     for rows, kernels in sizes:
-        monkeypatch.setattr(hopper_cache, "WORKSPACE_CAP", rows * 1152)
+        monkeypatch.setattr(dequantize, "WORKSPACE_CAP", rows * 1152)
         built = on(case, "nan")
         outcome, reports = run(built, plan_with(built, "workspace"))
         assert findings(reports) == [] and len(reports) == kernels
@@ -214,7 +214,7 @@ def test_the_public_call_on_an_h200(
     queries: int, steps_to_pay: int, kernels: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(dispatch, "device_target", lambda device: target_by_name("h200"))
-    monkeypatch.setattr(hopper_cache, "STEPS_TO_PAY", steps_to_pay)
+    monkeypatch.setattr(dequantize, "STEPS_TO_PAY", steps_to_pay)
     built = on(replace(V32, q_lens=(queries,), topk=40, k_lens=(100,), spare=0))
     with intercept(resident=2) as reports:
         assert judge(built, built.run()).ok

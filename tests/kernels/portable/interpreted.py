@@ -21,10 +21,10 @@ from kernels.portable import edges
 from openmla.cache import LatentCache
 from openmla.kernels.portable import cache_ops, interpreter, launch
 from openmla.operands import Results
-from openmla.plan import Plan
-from openmla.plan.hopper_cache import PLAIN, CacheRead
-from openmla.plan.portable import select_portable_config
-from openmla.plan.target import target_by_name
+from openmla.planning import Plan
+from openmla.planning.dequantize import PLAIN, CacheRead
+from openmla.planning.portable.tiles import select_portable_config
+from openmla.planning.target import target_by_name
 from openmla.problem import CACHE_FORMATS
 from openmla.testing.build import BuiltCase, Outcome, build
 from openmla.testing.case import Case

@@ -20,7 +20,7 @@ from openmla.operands import (
     SparseOperands,
     Weights,
 )
-from openmla.plan import TARGETS, plan
+from openmla.planning import TARGETS, plan
 from openmla.problem import Problem
 
 triton = pytest.importorskip("triton")

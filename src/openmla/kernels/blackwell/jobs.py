@@ -9,7 +9,7 @@ from openmla.kernels.blackwell.dense import VECTORS
 from openmla.kernels.blackwell.launch import calls
 from openmla.kernels.call import Call
 from openmla.kernels.compile_job import compile_job_of, dense_stand_ins
-from openmla.plan import plan
+from openmla.planning import plan
 from openmla.problem import Problem
 
 REGISTERS = 168  # at launch, of 12 warps; 128 of 16

@@ -26,8 +26,8 @@ from openmla.kernels.descriptors import (
     tile_layout,
 )
 from openmla.operands import DenseOperands, Results
-from openmla.plan import Plan
-from openmla.plan.blackwell import MLAConfig
+from openmla.planning import Plan
+from openmla.planning.blackwell import MLAConfig
 from openmla.problem import Problem
 
 VECTOR = 8  # elements in 16 bytes

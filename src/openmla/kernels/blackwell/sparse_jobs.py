@@ -13,7 +13,7 @@ from openmla.kernels.blackwell.sparse_launch import calls
 from openmla.kernels.compat_gluon import TRITON
 from openmla.kernels.compile_job import compile_job_of
 from openmla.operands import Results, SparseOperands, Weights
-from openmla.plan import TARGETS, cached_plan
+from openmla.planning import TARGETS, cached_plan
 from openmla.problem import Problem
 
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}

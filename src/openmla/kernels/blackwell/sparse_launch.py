@@ -23,8 +23,8 @@ from openmla.kernels.call import Call, vector
 from openmla.kernels.compat_gluon import pair_tmem_layout, tmem_reg_layout
 from openmla.kernels.descriptors import tile_layout
 from openmla.operands import Results, SparseOperands
-from openmla.plan import Plan
-from openmla.plan.blackwell_sparse import MLAPrefillSparse
+from openmla.planning import Plan
+from openmla.planning.blackwell.sparse import MLAPrefillSparse
 
 LOG2_E = math.log2(math.e)
 WARP_LANES = 32

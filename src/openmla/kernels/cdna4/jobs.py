@@ -11,7 +11,7 @@ from openmla.kernels.cdna4.dense import VECTORS
 from openmla.kernels.cdna4.launch import calls
 from openmla.kernels.compat_gluon import RENAMED
 from openmla.kernels.compile_job import compile_job_of, dense_stand_ins
-from openmla.plan import Plan, plan
+from openmla.planning import Plan, plan
 from openmla.problem import Problem
 
 #: 512 threads of a workgroup share the 512 registers of each SIMD's lanes two by two.

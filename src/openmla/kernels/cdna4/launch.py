@@ -19,8 +19,8 @@ from openmla.kernels.cdna4.dense import dense_kernel
 from openmla.kernels.cdna4.layouts import k_layouts, matrix_layouts, q_layouts, v_layouts
 from openmla.kernels.compat_gluon import RENAMED
 from openmla.operands import DenseOperands, Results
-from openmla.plan import Plan
-from openmla.plan.cdna4 import MlaPrefill16, MlaPrefillV2
+from openmla.planning import Plan
+from openmla.planning.cdna4 import MlaPrefill16, MlaPrefillV2
 
 PIECE_BYTES = 16
 #: Offsets inside a tile are 32-bit byte offsets from its first row.

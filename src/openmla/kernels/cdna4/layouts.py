@@ -1,4 +1,4 @@
-"""Layouts of the CDNA4 kernels, built from the address maps of openmla.layout.
+"""Layouts of the CDNA4 kernels, built from the maps of planning.cdna4.layout.
 
 Nothing is written down twice: the compiler is given the bases of the very maps that the proofs and
 pictures use. Memory that is filled with a swizzle has two layouts, because a copy to LDS writes
@@ -13,11 +13,10 @@ from typing import Any, NamedTuple
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.amd import AMDMFMALayout
 
-from openmla.layout.cdna4_k import KSlot
-from openmla.layout.cdna4_latent import LatentSlot
-from openmla.layout.cdna4_v import VMap
-from openmla.layout.dma import Dma
-from openmla.layout.shared_bases import (
+from openmla.planning.cdna4.layout.dma import Dma
+from openmla.planning.cdna4.layout.k import KSlot
+from openmla.planning.cdna4.layout.latent import LatentSlot
+from openmla.planning.cdna4.layout.shared_bases import (
     CopyBases,
     SharedBases,
     copy_bases,
@@ -27,6 +26,7 @@ from openmla.layout.shared_bases import (
     latent_bases,
     v_bases,
 )
+from openmla.planning.cdna4.layout.v import VMap
 
 CDNA4_MFMA = 4
 #: Keys of the second product are taken four at a time, as a lane holds the scores of the first.

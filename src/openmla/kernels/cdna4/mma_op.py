@@ -1,8 +1,8 @@
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, assignment"
 """The products of a CDNA4 prefill block and the fragments they are fed with.
 
-The names are those of MlaMmaOp (see openmla.plan.cdna4_mma). K and V are never held in registers as
-whole tiles: a fragment is loaded, multiplied, and its registers serve the next one.
+The names are those of MlaMmaOp (openmla.planning.cdna4.mma). K and V are never held in registers
+as whole tiles: a fragment is loaded, multiplied, and its registers serve the next one.
 
 | function | gives | LDS reads of a wave, FP8 |
 |---|---|---|

@@ -14,7 +14,7 @@ from openmla.kernels.cdna4.sparse_launch import calls
 from openmla.kernels.compat_gluon import RENAMED
 from openmla.kernels.compile_job import compile_job_of
 from openmla.operands import Results, SparseOperands, Weights
-from openmla.plan import plan
+from openmla.planning import plan
 from openmla.problem import Problem
 
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "e4m3": torch.float8_e4m3fn}

@@ -21,8 +21,8 @@ from openmla.kernels.cdna4.launch import (
 from openmla.kernels.cdna4.layouts import latent_layouts, rope_layouts, sparse_matrix_layouts
 from openmla.kernels.cdna4.sparse import sparse_kernel
 from openmla.operands import Results, SparseOperands
-from openmla.plan import Plan
-from openmla.plan.cdna4 import MlaSparse16
+from openmla.planning import Plan
+from openmla.planning.cdna4 import MlaSparse16
 
 _TYPES = {"bfloat16": gl.bfloat16, "float16": gl.float16}
 # A row of 656 bytes: 512 e4m3, 4 fp32 scales, 64 bf16.

@@ -22,7 +22,7 @@ from torch import Tensor
 from openmla.kernels.cpu.online_softmax import OnlineSoftmax, hide_future_keys, is_tame
 from openmla.kernels.cpu.workspace import Workspace
 from openmla.operands import DenseOperands, Results
-from openmla.plan.cpu import CpuConfig
+from openmla.planning.host.tiles import CpuConfig
 from openmla.sequences import Span, page_rows, ragged_spans, visible_keys
 
 

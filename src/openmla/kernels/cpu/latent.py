@@ -11,7 +11,7 @@ import torch
 from openmla.kernels.cpu.online_softmax import OnlineSoftmax, hide_future_keys, is_tame
 from openmla.kernels.cpu.workspace import Workspace
 from openmla.operands import LatentOperands, Results
-from openmla.plan.cpu import CpuConfig
+from openmla.planning.host.tiles import CpuConfig
 from openmla.sequences import Span, page_rows, paged_spans, visible_keys
 
 

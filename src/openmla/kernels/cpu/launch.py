@@ -10,7 +10,7 @@ from openmla.kernels.cpu.dense import dense
 from openmla.kernels.cpu.latent import latent
 from openmla.kernels.cpu.sparse import sparse
 from openmla.operands import Operands, Results
-from openmla.plan import Plan
+from openmla.planning import Plan
 
 KERNELS: dict[str, Callable[[Any, Any, Results], None]] = {
     "dense": dense,

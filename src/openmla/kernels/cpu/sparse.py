@@ -13,7 +13,7 @@ from torch import Tensor
 from openmla.kernels.cpu.online_softmax import OnlineSoftmax
 from openmla.kernels.cpu.workspace import Workspace
 from openmla.operands import Results, SparseOperands
-from openmla.plan.cpu import CpuConfig
+from openmla.planning.host.tiles import CpuConfig
 
 
 def sparse(config: CpuConfig, op: SparseOperands, results: Results) -> None:

@@ -13,7 +13,7 @@ from openmla.kernels.compile_job import compile_job_of
 from openmla.kernels.hopper.sparse import VECTORS, sparse_kernel
 from openmla.kernels.hopper.sparse_launch import Operands, calls
 from openmla.operands import LatentOperands, Results, SparseOperands, Weights
-from openmla.plan import Plan, plan
+from openmla.planning import Plan, plan
 from openmla.problem import Problem
 
 _V32 = Problem(

@@ -24,7 +24,7 @@ from openmla.kernels.hopper.addressed import (
     widen_kernel,
 )
 from openmla.operands import LatentOperands, SparseOperands
-from openmla.plan.hopper import HopperSparseConfig
+from openmla.planning.hopper import HopperSparseConfig
 
 Operands = SparseOperands | LatentOperands
 VECTOR_WORDS = 4  # in 16 bytes

@@ -9,7 +9,7 @@ from openmla.kernels.call import Call
 from openmla.kernels.compile_job import compile_job_of, dense_stand_ins
 from openmla.kernels.hopper.dense import VECTORS, dense_kernel
 from openmla.kernels.hopper.launch import calls
-from openmla.plan import Plan, plan
+from openmla.planning import Plan, plan
 from openmla.problem import Problem
 
 _V3 = Problem(

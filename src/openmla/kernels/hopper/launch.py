@@ -25,9 +25,9 @@ from openmla.kernels.descriptors import (
 from openmla.kernels.hopper.dense import dense_kernel
 from openmla.kernels.hopper.merge import merge_kernel
 from openmla.operands import DenseOperands, Results
-from openmla.plan import Plan
-from openmla.plan.hopper import HopperDenseConfig
-from openmla.plan.hopper_split import WORKSPACE_CAP
+from openmla.planning import Plan
+from openmla.planning.hopper import HopperDenseConfig
+from openmla.planning.split import WORKSPACE_CAP
 from openmla.problem import Problem
 
 WGMMA_ROWS = 64

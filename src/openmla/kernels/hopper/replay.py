@@ -24,8 +24,8 @@ from openmla.kernels.hopper.launch import (
 )
 from openmla.kernels.hopper.repeat import Names, Repeat, address, hooked, launcher, row_step
 from openmla.operands import DenseOperands, Results
-from openmla.plan import Plan
-from openmla.plan.hopper import HopperDenseConfig
+from openmla.planning import Plan
+from openmla.planning.hopper import HopperDenseConfig
 
 NAMES = Names(
     changing=(

@@ -12,7 +12,7 @@ from openmla.kernels.compile_job import compile_job_of
 from openmla.kernels.hopper.sparse import VECTORS
 from openmla.kernels.hopper.sparse_launch import Operands, calls
 from openmla.operands import LatentOperands, Results, SparseOperands, Weights
-from openmla.plan import plan
+from openmla.planning import plan
 from openmla.problem import Problem
 
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}

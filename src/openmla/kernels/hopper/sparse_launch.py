@@ -19,8 +19,8 @@ from openmla.kernels.descriptors import tile_layout
 from openmla.kernels.hopper.fp8_launch import addressed_once, fp8_rows
 from openmla.kernels.hopper.sparse import sparse_kernel
 from openmla.operands import LatentOperands, Results, SparseOperands
-from openmla.plan import Plan
-from openmla.plan.hopper import HopperSparseConfig
+from openmla.planning import Plan
+from openmla.planning.hopper import HopperSparseConfig
 
 WGMMA_ROWS = 64
 VECTOR = 8  # elements in 16 bytes

@@ -15,8 +15,8 @@ from openmla.cache import LatentCache
 from openmla.kernels.hopper.repeat import Names, Repeat, address, hooked, launcher, row_step
 from openmla.kernels.hopper.sparse_launch import calls
 from openmla.operands import Results, SparseOperands
-from openmla.plan import Plan
-from openmla.plan.hopper import HopperSparseConfig
+from openmla.planning import Plan
+from openmla.planning.hopper import HopperSparseConfig
 
 NAMES = Names(
     changing=(

@@ -2,7 +2,7 @@
 """Which rows of which request a block works on, and over which keys.
 
 A request makes heads x tiles x parts pieces of work: `tiles` of BM queries, `parts` ranges of keys
-(1 unless the request alone leaves half the SMs idle, see openmla.plan.hopper_split). Pieces are
+(1 unless the request alone leaves half the SMs idle, see openmla.planning.split). Pieces are
 numbered request by request; inside a request by groups of HG heads (they share L2), then ranges,
 then tiles, the longest first, heads fastest. Rows after the last sequence belong to one more
 request, number `batch`, that has no keys, so every row of the outputs is written (only in the last

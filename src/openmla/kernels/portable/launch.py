@@ -42,8 +42,8 @@ from openmla.operands import (
     SparseOperands,
     Weights,
 )
-from openmla.plan import Plan
-from openmla.plan.target import target_by_name
+from openmla.planning import Plan
+from openmla.planning.target import target_by_name
 
 MIN_KEYS = 1024  # no range of a split request is shorter, unless the plan says otherwise
 KEY_STEP = 128  # ranges are multiples of it, so no block of keys is cut

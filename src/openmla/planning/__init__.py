@@ -1,0 +1,42 @@
+"""Planning: `plan(problem, target)` says what will run, or why nothing can.
+
+Pure and deterministic: integers in, a frozen `Plan` out; no torch, no GPU, no environment. A plan
+says what the planner would run; `openmla.dispatch.plan_for` says what runs with the Triton that is
+installed.
+"""
+
+from __future__ import annotations
+
+from openmla.errors import InvalidArgument
+from openmla.planning.choice import NEWEST_TRITON, cached_plan, choose_plan
+from openmla.planning.config import Plan
+from openmla.planning.registry import BACKENDS
+from openmla.planning.target import TARGETS, Target, target_by_name
+from openmla.problem import Problem
+
+__all__ = [
+    "BACKENDS",
+    "NEWEST_TRITON",
+    "TARGETS",
+    "Plan",
+    "Target",
+    "cached_plan",
+    "choose_plan",
+    "plan",
+    "target_by_name",
+]
+
+
+def plan(problem: Problem, target: str | Target = "cpu", backend: str = "auto") -> Plan:
+    """The plan for a problem on a target; `backend` other than "auto" is never replaced.
+
+    Raises `Unsupported` with the reason and the nearest form that would work.
+    """
+    if not isinstance(problem, Problem):
+        raise InvalidArgument("problem", "a Problem", repr(problem))
+    if not isinstance(target, str | Target):
+        raise InvalidArgument("target", "the name of a target, or a Target", repr(target))
+    if not isinstance(backend, str) or backend not in BACKENDS:
+        raise InvalidArgument("backend", "one of " + ", ".join(BACKENDS), repr(backend))
+    chip = target if isinstance(target, Target) else target_by_name(target)
+    return cached_plan(problem, chip, backend, None)

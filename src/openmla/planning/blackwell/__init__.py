@@ -1,0 +1,35 @@
+"""Plans for dense attention on Blackwell: every number a kernel needs, before any GPU is touched.
+
+Start at `select_mla_prefill_config`. The rules live beside what they decide:
+
+    units       what a B200 offers
+    tile        BN and the tensor-memory columns
+    ring        how many K/V tiles shared memory holds
+    fa4         FA4Config: one attention block
+    mla         MLAConfig: one MLA prefill block, 1Q or 2Q, and the choice between variants
+    barriers    the barriers and their arrivals
+    smem        the byte map of shared memory
+    masks       which key tiles a query tile visits
+    kernel      what our kernel asks for besides
+    family      what the kernels serve
+    sparse/     the same for token lists
+"""
+
+from openmla.planning.blackwell.barriers import Barriers
+from openmla.planning.blackwell.fa4 import FA4Config
+from openmla.planning.blackwell.masks import CausalMask, KeyTiles, NullMask
+from openmla.planning.blackwell.mla import MLAConfig, select_mla_prefill_config
+from openmla.planning.blackwell.smem import SM100AttentionSMem
+from openmla.planning.blackwell.units import Swizzle
+
+__all__ = [
+    "Barriers",
+    "CausalMask",
+    "FA4Config",
+    "KeyTiles",
+    "MLAConfig",
+    "NullMask",
+    "SM100AttentionSMem",
+    "Swizzle",
+    "select_mla_prefill_config",
+]

@@ -1,0 +1,330 @@
+"""MLAConfig: the plan of a dense MLA prefill block, and the choice between its variants."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from typing import ClassVar
+
+from openmla.errors import InvalidArgument
+from openmla.planning.arithmetic import (
+    Part,
+    all_hold,
+    ceildiv,
+    first_broken,
+    require_divisor,
+    require_int,
+    verdict_lines,
+)
+from openmla.planning.blackwell.fa4 import BLOCK_LIMITS, FA4Config
+from openmla.planning.blackwell.units import (
+    MBAR_BYTES,
+    NUM_THREADS,
+    OPERAND_DTYPES,
+    SCALE_DTYPES,
+    SMEM_CARVEOUT,
+    TMEM_COLS,
+    WARPGROUP,
+    Swizzle,
+    dtype_size,
+    operand_swizzle,
+    optional_dtype,
+    require_dtype,
+    require_page_size,
+)
+
+ROPE_DEPTH = 64
+CACHE_DEPTH = 576  # a latent cache row: 512 latent columns, then 64 of rope
+SINGLE_O_THREADS = 384  # one softmax group less
+
+
+@dataclass(frozen=True, kw_only=True)
+class MLAConfig:
+    """The plan of one block of dense MLA prefill: per-head K and V, one rope row for all heads.
+
+    >>> config = MLAConfig(
+    ...     qkv_dtype="bfloat16", rope_gmem_dtype="bfloat16", rope_mma_dtype="bfloat16",
+    ...     num_q_heads=128, group=128, depth=192, page_size=128,
+    ... )
+    >>> config.nope_depth, config.num_qo, config.BN, config.launch_smem_used()
+    (128, 2, 128, 230556)
+
+    ``depth`` is Q's width, nope plus 64 of rope. ``v_depth`` defaults to nope's width. The rope
+    part may be stored in another dtype (``rope_gmem_dtype``) than the one it is multiplied in.
+    """
+
+    qkv_dtype: str
+    rope_gmem_dtype: str
+    rope_mma_dtype: str
+    scale_dtype: str | None = None
+    num_q_heads: int
+    group: int
+    depth: int
+    page_size: int
+    num_qo: int = 2
+    v_depth: int = -1
+    single_o: bool = False
+    bn_cap: int = 0
+
+    mbar_size: ClassVar[int] = MBAR_BYTES
+    num_correction_cols: ClassVar[int] = 1
+    num_threads: ClassVar[int] = NUM_THREADS
+    sm100_smem_carveout: ClassVar[int] = SMEM_CARVEOUT
+    sm100_tmem_cols: ClassVar[int] = TMEM_COLS
+    TMEM_S0: ClassVar[int] = 0
+    rope_depth: ClassVar[int] = ROPE_DEPTH
+    cache_depth: ClassVar[int] = CACHE_DEPTH
+    output_swizzle_mode: ClassVar[Swizzle] = Swizzle.NONE
+
+    MMA_M = Part[int]("fa4_config")
+    BM = Part[int]("fa4_config")
+    BN = Part[int]("fa4_config")
+    BK0 = Part[int]("fa4_config")
+    BK1 = Part[int]("fa4_config")
+    qk_depth = Part[int]("fa4_config")
+    padded_qk_depth = Part[int]("fa4_config")
+    num_kv_heads = Part[int]("fa4_config")
+    qkv_dtype_size = Part[int]("fa4_config")
+    TMEM_S1 = Part[int]("fa4_config")
+    TMEM_O0 = Part[int]("fa4_config")
+    TMEM_O1 = Part[int]("fa4_config")
+    TMEM_P0 = Part[int]("fa4_config")
+    TMEM_P1 = Part[int]("fa4_config")
+    tmem_used = Part[int]("fa4_config")
+    use_fused_kv = Part[bool]("fa4_config")
+    num_kv_stages = Part[int]("fa4_config")
+    num_qk_stages = Part[int]("fa4_config")
+    num_pv_stages = Part[int]("fa4_config")
+    smem_used = Part[int]("fa4_config")
+
+    def __post_init__(self) -> None:
+        require_dtype("qkv_dtype", self.qkv_dtype, OPERAND_DTYPES)
+        require_dtype("rope_gmem_dtype", self.rope_gmem_dtype, OPERAND_DTYPES)
+        require_dtype("rope_mma_dtype", self.rope_mma_dtype, OPERAND_DTYPES)
+        require_divisor("group", self.group, "num_q_heads", self.num_q_heads)
+        require_page_size(self.page_size)
+        _require_depths(self.depth, self.v_depth)
+        require_int("bn_cap", self.bn_cap, 0)
+        if self.num_qo not in (1, 2):
+            raise InvalidArgument("num_qo", "1 or 2 query tiles", repr(self.num_qo))
+        put = partial(object.__setattr__, self)
+        put("scale_dtype", optional_dtype("scale_dtype", self.scale_dtype, SCALE_DTYPES))
+        put("v_depth", self.nope_depth if self.v_depth == -1 else self.v_depth)
+        put("single_o", self.single_o and self.num_qo == 1)
+
+    @cached_property
+    def fa4_config(self) -> FA4Config:
+        """The attention plan underneath; every shared number lives there."""
+        return FA4Config(
+            qkv_dtype=self.qkv_dtype,
+            rope_dtype=self.rope_mma_dtype,
+            scale_dtype=self.scale_dtype,
+            num_q_heads=self.num_q_heads,
+            group=self.group,
+            qk_depth=self.depth,
+            ov_depth=self.v_depth,
+            swizzle_mode=self.qkv_swizzle_mode,
+            page_size=self.page_size,
+            is_mla=True,
+            BM=256 if self.num_qo == 2 else 128,
+            nope_depth=self.nope_depth,
+            single_o=self.single_o,
+            bn_cap=self.bn_cap,
+        )
+
+    @property
+    def nope_depth(self) -> int:
+        """Q and K columns without rope."""
+        return self.depth - ROPE_DEPTH
+
+    @property
+    def rope_gmem_dtype_size(self) -> int:
+        """Bytes of a stored rope value."""
+        return dtype_size(self.rope_gmem_dtype)
+
+    @property
+    def rope_mma_dtype_size(self) -> int:
+        """Bytes of a rope value as the MMA reads it."""
+        return dtype_size(self.rope_mma_dtype)
+
+    @property
+    def qkv_swizzle_mode(self) -> Swizzle:
+        """Swizzle of Q, K and V tiles."""
+        return operand_swizzle(self.qkv_dtype)
+
+    @property
+    def rope_mma_swizzle_mode(self) -> Swizzle:
+        """Swizzle of rope tiles as the MMA reads them."""
+        return operand_swizzle(self.rope_mma_dtype)
+
+    @property
+    def rope_gmem_swizzle_mode(self) -> Swizzle:
+        """Swizzle of rope tiles as they are loaded."""
+        return operand_swizzle(self.rope_gmem_dtype)
+
+    def q_tile_rows(self) -> int:
+        """Rows of one query tile: 128 in 1Q and 2Q, so both launch with the same Q descriptor."""
+        return self.BM // self.num_qo
+
+    def num_rope_buffers(self) -> int:
+        """Rope buffers beside a shared ring; 0 beside separate ones."""
+        return self.fa4_config.num_rope_buffers()
+
+    def correction_smem_elements(self) -> int:
+        """Correction factors in use, one per query row."""
+        return self.BM
+
+    def num_active_warps_per_group(self) -> int:
+        """Warps of a warp group that work: all four."""
+        return 4
+
+    def num_active_threads_per_group(self) -> int:
+        """Threads of a warp group that work: all 128."""
+        return WARPGROUP
+
+    # Variants.
+
+    def with_num_qo(self, num_qo: int) -> MLAConfig:
+        """This plan with one or two query tiles, its key tile as wide as that variant allows."""
+        return replace(self, num_qo=num_qo, bn_cap=0)
+
+    def switch_1q_config(self) -> MLAConfig:
+        """The 1Q variant that a 2Q kernel turns to for a short last tile."""
+        return self._one_q
+
+    @cached_property
+    def _one_q(self) -> MLAConfig:
+        return self.with_num_qo(1)
+
+    def can_switch_to_1q(self) -> bool:
+        """Whether a 2Q launch may run the 1Q body: K, V and Q boxes are the same in both."""
+        return self.num_qo == 2 and self.switch_1q_config().fa4_config.supported()
+
+    def launch_smem_used(self) -> int:
+        """Bytes to reserve at launch: enough for either variant when the kernel may switch."""
+        if not self.can_switch_to_1q():
+            return self.smem_used
+        return max(self.smem_used, self.switch_1q_config().smem_used)
+
+    def launch_num_threads(self) -> int:
+        """Threads per block: one output tile needs only one softmax group."""
+        return SINGLE_O_THREADS if self.single_o else NUM_THREADS
+
+    def prefer_1q(
+        self, max_prompt_len: int, num_partitions: int, batch_size: int, sm_count: int
+    ) -> bool:
+        """Whether one query tile per block would serve this batch better than two.
+
+        Yes when no prompt exceeds one tile of 128, since the second would stand idle; and yes
+        when the grid of this plan covers at most half the SMs, since 1Q doubles it. On a B200
+        (148 SMs) with 16 heads: a 1024-token prompt makes ceil(1024 / 256) x 16 = 64 blocks,
+        at most 74, so 1Q; 2048 tokens make 128, so 2Q.
+        """
+        require_int("max_prompt_len", max_prompt_len, 0)
+        require_int("num_partitions", num_partitions, 1)
+        require_int("batch_size", batch_size, 0)
+        require_int("sm_count", sm_count, 1)
+        if max_prompt_len <= self.q_tile_rows():
+            return True
+        return self._blocks(max_prompt_len, num_partitions, batch_size) <= sm_count // 2
+
+    def _blocks(self, max_prompt_len: int, num_partitions: int, batch_size: int) -> int:
+        tiles = ceildiv(max_prompt_len, self.BM)
+        return tiles * num_partitions * self.num_q_heads * batch_size
+
+    # Verdict and words.
+
+    def supported(self) -> bool:
+        """Whether the plan keeps every limit of the hardware and the kernels."""
+        return all_hold(BLOCK_LIMITS, self.fa4_config)
+
+    def why_unsupported(self) -> str:
+        """The first limit the plan breaks, with its arithmetic; empty when supported."""
+        return first_broken(BLOCK_LIMITS, self.fa4_config)
+
+    def explain(self) -> list[str]:
+        """How each number came about, one line each."""
+        rope = f"rope {ROPE_DEPTH} ({self.rope_gmem_dtype} stored, {self.rope_mma_dtype} used)"
+        lines = [
+            f"MLA: Q {self.depth} = nope {self.nope_depth} + {rope}, V {self.v_depth}",
+            *self.fa4_config.number_lines(),
+        ]
+        if self.supported():
+            return [*lines, *self._variant_lines(), self._launch_line()]
+        return lines + verdict_lines(self.why_unsupported())
+
+    def _variant_lines(self) -> list[str]:
+        """Why this is not the plan one would try first."""
+        lines = []
+        if self.single_o:
+            why_not = self.with_num_qo(2).why_unsupported() or "it would fit"
+            lines.append(f"1Q with one accumulator, {self.launch_num_threads()} threads")
+            lines.append(f"not 2Q: {why_not}")
+        if self.bn_cap:
+            why_not = replace(self, bn_cap=0).why_unsupported() or "it would fit"
+            lines.append(f"not wider than bn_cap {self.bn_cap}: {why_not}")
+        return lines
+
+    def _launch_line(self) -> str:
+        if not self.can_switch_to_1q():
+            return f"launch: {self.launch_smem_used()} bytes"
+        other = self.switch_1q_config().smem_used
+        return (
+            f"launch: {self.launch_smem_used()} bytes, the larger of 2Q {self.smem_used} and "
+            f"1Q {other}; a last tile of at most {self.q_tile_rows()} rows runs 1Q"
+        )
+
+
+def _require_depths(depth: int, v_depth: int) -> None:
+    require_int("depth", depth, 1)
+    if depth <= ROPE_DEPTH:
+        raise InvalidArgument(
+            "depth",
+            f"more than the {ROPE_DEPTH} columns of rope",
+            f"{depth} (nope = {depth} - {ROPE_DEPTH} = {depth - ROPE_DEPTH})",
+        )
+    if v_depth != -1:
+        require_int("v_depth", v_depth, 1)
+
+
+def _variants(two_q: MLAConfig) -> Iterator[MLAConfig]:
+    """The ways to run a problem, best first, built only when asked for."""
+    yield two_q
+    single_o = replace(two_q, num_qo=1, single_o=True)
+    yield single_o
+    # A tile at the tensor-memory limit can be too wide for two stages of shared memory.
+    yield replace(single_o, bn_cap=64)
+
+
+def select_mla_prefill_config(
+    *,
+    qkv_dtype: str,
+    rope_gmem_dtype: str,
+    rope_mma_dtype: str,
+    scale_dtype: str | None = None,
+    num_q_heads: int,
+    group: int,
+    depth: int,
+    page_size: int,
+    v_depth: int = -1,
+) -> MLAConfig:
+    """The first supported variant: 2Q, else 1Q with one accumulator, else that with BN 64.
+
+    When none is supported the 2Q plan comes back, and its ``why_unsupported()`` says why.
+
+    GLM-5 (Q 256, V 256) in bf16: two accumulators of 256 columns fill tensor memory, and with
+    one of them a 128-key tile leaves shared memory for a single stage, so the third is chosen.
+    """
+    two_q = MLAConfig(
+        qkv_dtype=qkv_dtype,
+        rope_gmem_dtype=rope_gmem_dtype,
+        rope_mma_dtype=rope_mma_dtype,
+        scale_dtype=scale_dtype,
+        num_q_heads=num_q_heads,
+        group=group,
+        depth=depth,
+        page_size=page_size,
+        v_depth=v_depth,
+    )
+    return next((config for config in _variants(two_q) if config.supported()), two_q)

@@ -1,0 +1,204 @@
+"""The CDNA4 family: Gluon kernels for gfx950, dense and sparse."""
+
+from __future__ import annotations
+
+from openmla.planning.cdna4.config import MlaConfigV2
+from openmla.planning.cdna4.prefill import LDS_BYTES, MlaPrefillV2
+from openmla.planning.cdna4.prefill16 import MlaPrefill16
+from openmla.planning.cdna4.sparse import ROPE_COLUMNS, STRIP_ROWS, MlaSparse16
+from openmla.planning.family import Block, Family, Kernel, Pipeline
+from openmla.planning.memory import MemoryMap, Wanted, lay_out
+from openmla.planning.serves import (
+    ALIGNED,
+    ANY,
+    DTYPES,
+    FP8_CACHES,
+    LENGTHS,
+    YES_OR_NO,
+    OneOf,
+    Range,
+    Serves,
+    alike,
+)
+from openmla.planning.target import Target
+from openmla.problem import MAX_HEADS, Problem
+
+_LONG_NAMES = {"bf16": "bfloat16", "fp16": "float16", "e4m3": "float8_e4m3fn"}
+# A latent cache row on CDNA4: rope begins at column 512, whatever the width before it.
+ROPE_OFFSET = 512
+MOST_PAGE_ROWS = 4096
+WAVE = 64
+# In 3.6 copies to LDS take their addresses only in layouts that cannot describe the slots of K, V.
+FIRST_TRITON = (3, 9)
+
+# Dense.
+
+
+def _shape(problem: Problem, kv_block: int) -> MlaConfigV2:
+    return MlaConfigV2(
+        q_block_size=32,
+        kv_block=kv_block,
+        depth=problem.d_v,
+        num_heads=problem.heads,
+        num_kv_heads=problem.heads,
+        d_qk=problem.d_qk,
+        d_rope=problem.d_rope,
+        cache_depth=ROPE_OFFSET + problem.d_rope,
+        rope_cache_offset=ROPE_OFFSET,
+        dtype=_LONG_NAMES[problem.q_dtype],
+        output_dtype=_LONG_NAMES[problem.out_dtype],
+    )
+
+
+def _dense_16(problem: Problem, target: Target) -> MlaPrefill16:
+    return MlaPrefill16(_shape(problem, kv_block=64))
+
+
+def _dense_fp8(problem: Problem, target: Target) -> MlaPrefillV2:
+    """With bf16 weights: FP8 ones would be too coarse for the accuracy that every path promises."""
+    config = _shape(problem, kv_block=128)
+    blocks = [MlaPrefillV2(config, v_full_v227=v227, p_dtype="bfloat16") for v227 in (True, False)]
+    return next((block for block in blocks if block.supported()), blocks[0])
+
+
+def _dense_16_block(block: MlaPrefill16, problem: Problem) -> Block:
+    k_slot, v_slot = block.k_ring_bytes // block.k_slots, block.v_ring_bytes // block.v_slots
+    rings = _rings(block.k_slots, k_slot, block.v_slots, v_slot)
+    return _dense_block(block, lay_out(rings, LDS_BYTES))
+
+
+def _dense_fp8_block(block: MlaPrefillV2, problem: Problem) -> Block:
+    rings = _rings(block.k_slots, block.k_slot_bytes, block.v_slots, block.v_slot_bytes)
+    memory = lay_out([Wanted("Q", "q", block.q_bytes), *rings], LDS_BYTES)
+    return _dense_block(block, memory)
+
+
+def _dense_block(block: MlaPrefill16 | MlaPrefillV2, memory: MemoryMap) -> Block:
+    widths = block.D_QK, block.DEPTH, block.config.element_bytes
+    slots = block.k_slots, block.v_slots
+    return Block(
+        tile_rows=block.BM,
+        tile_keys=block.KV_BLOCK,
+        stages=block.k_slots,
+        threads=block.NUM_THREADS,
+        memory=memory,
+        pipeline=Pipeline(2, block.BM // 2, block.KV_BLOCK, *widths, *slots),
+    )
+
+
+def _rings(k_slots: int, k_bytes: int, v_slots: int, v_bytes: int) -> list[Wanted]:
+    keys = [Wanted(f"K{i}", "k", k_bytes) for i in range(k_slots)]
+    return keys + [Wanted(f"V{i}", "v", v_bytes) for i in range(v_slots)]
+
+
+# Sparse.
+
+
+def _sparse(problem: Problem, target: Target) -> MlaSparse16:
+    return MlaSparse16(
+        num_heads=problem.heads,
+        latent=problem.d_nope,
+        rope=problem.d_rope,
+        dtype=_LONG_NAMES[problem.out_dtype],
+        widened=problem.kv_dtype == "e4m3" or problem.kv_dtype in FP8_CACHES,
+    )
+
+
+def _sparse_block(block: MlaSparse16, problem: Problem) -> Block:
+    stages = range(block.num_kv_stages)
+    rope = block.B_TOPK * ROPE_COLUMNS * 2 if block.rope else 0
+    wanted = [Wanted(f"rows {i}", "k", block.latent_slot.slot_bytes) for i in stages]
+    wanted += [Wanted(f"rope {i}", "rope", rope) for i in stages]
+    wanted.append(Wanted("P between waves", "p", block.BM * STRIP_ROWS * 2))
+    widths = block.latent + block.rope, block.latent, 2
+    return Block(
+        tile_rows=block.BM,
+        tile_keys=block.B_TOPK,
+        stages=block.num_kv_stages,
+        threads=block.num_warps * WAVE,
+        memory=lay_out(wanted, LDS_BYTES),
+        pipeline=Pipeline(1, block.BM, block.B_TOPK, *widths, block.num_kv_stages, 0),
+    )
+
+
+_EVERY_DENSE = {
+    "form": OneOf("dense"),
+    "heads": Range(1, MAX_HEADS),
+    "rope": OneOf("shared", "per_head", "cache"),
+    "page_size": Range(0, MOST_PAGE_ROWS),
+    "causal": YES_OR_NO,
+    "has_sink": YES_OR_NO,
+    "wants_lse": YES_OR_NO,
+    **LENGTHS,
+    "aligned_16": ALIGNED,
+}
+CDNA4 = Family(
+    name="cdna4",
+    archs=("gfx950",),
+    near_misses={
+        "gfx942": "gfx942 has neither transposing LDS reads nor 16-byte copies to LDS nor FP8 "
+        "products of depth 64, and 64 KB of LDS where the blocks need 56 KB to 160 KB"
+    },
+    kernels=(
+        Kernel(
+            serves=Serves(
+                {
+                    **_EVERY_DENSE,
+                    # One depth serves K and V.
+                    ("d_nope", "d_v"): OneOf((64, 64), (128, 128)),
+                    "d_rope": OneOf(64, 128),
+                    DTYPES: OneOf(*alike("bf16", "fp16")),
+                }
+            ),
+            config=MlaPrefill16,
+            choose=_dense_16,
+            launcher="openmla.kernels.cdna4.launch",
+            block=_dense_16_block,
+            first_triton=FIRST_TRITON,
+        ),
+        Kernel(
+            serves=Serves(
+                {
+                    **_EVERY_DENSE,
+                    ("d_nope", "d_v"): OneOf((64, 64), (128, 128)),
+                    "d_rope": OneOf(64, 128),
+                    DTYPES: OneOf(*alike("e4m3")),
+                }
+            ),
+            config=MlaPrefillV2,
+            choose=_dense_fp8,
+            launcher="openmla.kernels.cdna4.launch",
+            block=_dense_fp8_block,
+            first_triton=FIRST_TRITON,
+        ),
+        Kernel(
+            serves=Serves(
+                {
+                    "form": OneOf("sparse"),
+                    "heads": Range(1, MAX_HEADS),
+                    ("d_nope", "d_v"): OneOf((512, 512)),
+                    "d_rope": OneOf(0, ROPE_COLUMNS),
+                    DTYPES: OneOf(
+                        *alike("bf16", "fp16", "e4m3"),
+                        *(("bf16", name, name, name) for name in FP8_CACHES),
+                    ),
+                    "rope": OneOf("none", "shared"),
+                    "page_size": Range(0, MOST_PAGE_ROWS),
+                    "causal": YES_OR_NO,
+                    "topk": ANY,
+                    "has_topk_lengths": YES_OR_NO,
+                    "has_sink": YES_OR_NO,
+                    "wants_lse": YES_OR_NO,
+                    "wants_max_logits": YES_OR_NO,
+                    **LENGTHS,
+                    "aligned_16": ALIGNED,
+                }
+            ),
+            config=MlaSparse16,
+            choose=_sparse,
+            launcher="openmla.kernels.cdna4.sparse_launch",
+            block=_sparse_block,
+            first_triton=FIRST_TRITON,
+        ),
+    ),
+)

@@ -1,0 +1,103 @@
+"""MlaSparse16: a block of the sparse latent prefill on CDNA4. Our own design: the pages end before.
+
+One query token, 64 of its heads, 64 gathered rows at a time. The queries stay in registers (72 of a
+lane's 256), the rows in LDS serve both products:
+
+    latent ring   2 × 66560   = 133120     64 rows × 512 columns × 2 B, 16 B of padding per row
+    rope ring     2 ×  8192   =  16384     64 rows × 64 columns × 2 B
+                                149504     of 163840; the rest is the compiler's for exchanging P
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from openmla.planning.cdna4.layout.latent import LatentSlot
+from openmla.planning.cdna4.prefill import LDS_BYTES
+
+ROPE_COLUMNS = 64
+#: Rows whose weights pass from the waves of the scores to those of the output at once.
+STRIP_ROWS = 32
+_DTYPES = ("bfloat16", "float16")
+
+
+@dataclass(frozen=True, kw_only=True)
+class MlaSparse16:
+    """The block. Rows that are stored as FP8 are widened to 16 bits on their way to LDS.
+
+    >>> block = MlaSparse16(num_heads=128, latent=512, rope=64, dtype="bfloat16")
+    >>> block.row_blocks, block.smem_used, block.supported()
+    (2, 149504, True)
+    """
+
+    num_heads: int
+    latent: int
+    rope: int
+    dtype: str
+    """What is multiplied: bfloat16 or float16."""
+    widened: bool = False
+    """Whether rows are widened from FP8."""
+    BM: int = 64
+    """Heads of one block."""
+    B_TOPK: int = 64
+    """Rows gathered at a time."""
+    num_kv_stages: int = 2
+    num_warps: int = 8
+
+    @property
+    def row_blocks(self) -> int:
+        """Blocks per token."""
+        return -(-self.num_heads // self.BM)
+
+    @property
+    def latent_slot(self) -> LatentSlot:
+        """Where the bytes of a slot of latent rows lie."""
+        return LatentSlot(self.B_TOPK, self.num_warps)
+
+    @property
+    def smem_used(self) -> int:
+        """LDS of the rings."""
+        rope = self.B_TOPK * ROPE_COLUMNS * 2 if self.rope else 0
+        return self.num_kv_stages * (self.latent_slot.slot_bytes + rope)
+
+    @property
+    def launch_smem_used(self) -> int:
+        """LDS that the compiler asks for: the rings, and one strip of P on its way between waves.
+
+        >>> MlaSparse16(num_heads=16, latent=512, rope=64, dtype="bfloat16").launch_smem_used
+        153600
+        """
+        return self.smem_used + self.BM * STRIP_ROWS * 2
+
+    def supported(self) -> bool:
+        """Whether the kernel can run this block."""
+        return not self.why_unsupported()
+
+    def why_unsupported(self) -> str:
+        """The first limit the block breaks; empty when supported."""
+        return next(self._broken_limits(), "")
+
+    def explain(self) -> list[str]:
+        """How the LDS is filled, and whether the block can run."""
+        slot = self.latent_slot
+        lines = [
+            f"block: 1 token × {self.BM} heads ({self.row_blocks} blocks per token), "
+            f"{self.B_TOPK} rows at a time, {self.num_warps} waves, {self.dtype}",
+            "Q: in registers",
+            f"rows: {self.num_kv_stages} slots × ({slot.rows} × {slot.slot_bytes // slot.rows} B "
+            f"+ rope {ROPE_COLUMNS * 2 if self.rope else 0} B) = {self.smem_used} of {LDS_BYTES}",
+            "rows: widened from FP8 on their way to LDS" if self.widened else "rows: as stored",
+        ]
+        verdict = self.why_unsupported()
+        return [*lines, f"unsupported: {verdict}"] if verdict else lines
+
+    def _broken_limits(self) -> Iterator[str]:
+        if self.dtype not in _DTYPES:
+            yield f"dtype {self.dtype}: this block multiplies {' and '.join(_DTYPES)}"
+        if self.latent != LatentSlot.columns:
+            yield f"latent {self.latent}: a wave copies rows of {LatentSlot.columns} columns"
+        if self.rope not in (0, ROPE_COLUMNS):
+            yield f"rope of {self.rope} columns: the block multiplies 0 or {ROPE_COLUMNS}"
+        if self.launch_smem_used > LDS_BYTES:
+            yield f"LDS: {self.launch_smem_used} > {LDS_BYTES}"

@@ -1,0 +1,183 @@
+"""How an FP8 cache is read: widened in the kernel at every visit, or once into a workspace.
+
+Both ways give the same bits, because an element's value is bf16(fp32(e4m3) * scale) everywhere. So
+the choice is one of speed alone and may look at the whole batch. `STEPS_TO_PAY` comes from an H200;
+the other thresholds are estimates.
+
+A workspace holds either every row of the pool (`sparse_cache_read`, `paged_cache_read`), or the
+rows that lists of rows or pages name (`listed_cache_read`, `named_pages_read`): how many those are
+is known on the device alone, so its size is a bound, and past it the rows are widened in the kernel
+after all.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from openmla.planning.arithmetic import ceildiv
+
+CacheMode = Literal["plain", "in_kernel", "workspace"]
+
+# Widening a row once also writes and reads it back; it pays from about this many visits on.
+VISITS_TO_PAY = 4
+# A step of 128 rows takes about 11,000 clocks when they are widened in it and 5,300 when they are
+# not; finding, widening and remapping rows takes up to 0.1 ms. Measured with 128 heads and lists of
+# 2048: 16 steps of a program take as long either way (0.11 ms) if nothing has to be waited for, 64
+# take 0.41 ms in the kernel and 0.28 with a workspace.
+STEPS_TO_PAY = 24
+STEP = 128  # keys
+WORKSPACE_CAP = 512 * 1024 * 1024
+MAP_CAP = 256 * 1024 * 1024  # 4 bytes for every row of the pool
+MAP_BYTES = 4
+# The map is cleared, read and written once; a visit reads a row of about a hundred times its size.
+MAPPED_PER_VISIT = 4
+
+
+@dataclass(frozen=True, slots=True)
+class CacheRead:
+    """The decision, with the numbers behind it. `visits`: times that rows are read, in all."""
+
+    mode: CacheMode
+    rows: int = 0
+    row_bytes: int = 0
+    visits: int = 0
+    mapped: int = 0
+    """Rows or pages of the pool, where only those that are named are read; 0 where all rows are."""
+    steps: int = 0
+    """Steps of a program, where rows are named by lists. How often each is named is not known."""
+
+    @property
+    def capacity(self) -> int:
+        """Rows that a workspace holds."""
+        return min(self.rows, WORKSPACE_CAP // max(self.row_bytes, 1))
+
+    @property
+    def workspace_bytes(self) -> int:
+        """Bytes of widened rows and of the map of the pool; 0 unless there is a workspace."""
+        if self.mode != "workspace":
+            return 0
+        return self.capacity * self.row_bytes + self.mapped * MAP_BYTES
+
+    def against(self) -> str:
+        """What speaks against a workspace for rows that are named; empty if nothing does."""
+        reason = self._too_few_visits()
+        if reason:
+            return f"{reason} do not repay a workspace of {self._held()}"
+        size = f"a map of {self.mapped} x {MAP_BYTES} bytes"
+        if self.mapped > MAPPED_PER_VISIT * self.visits:
+            return f"{self.visits} visits do not repay {size}"
+        return f"{size} would exceed {MAP_CAP}" if self.mapped * MAP_BYTES > MAP_CAP else ""
+
+    def _too_few_visits(self) -> str:
+        if self.steps and self.rows:
+            few = self.steps <= STEPS_TO_PAY
+            return f"{self.steps} steps of a program, at most {STEPS_TO_PAY}," if few else ""
+        if not self.rows or self.visits < VISITS_TO_PAY * self.capacity:
+            per_row = f"{self.visits} visits of {self.capacity} rows"
+            return f"{per_row}, fewer than {VISITS_TO_PAY} each,"
+        return ""
+
+    def explain(self) -> str:
+        """One line of arithmetic."""
+        if self.mode == "plain":
+            return "cache: rows are multiplied as they are stored"
+        if self.mapped:
+            return self._explain_named()
+        per_row = f"{self.visits} visits of {self.rows} rows"
+        size = f"{self.rows} x {self.row_bytes} = {self.rows * self.row_bytes} bytes"
+        if self.mode == "workspace":
+            return (
+                f"FP8 cache: widened once into a workspace of {size}: {per_row}, at least "
+                f"{VISITS_TO_PAY} each"
+            )
+        if self.visits >= VISITS_TO_PAY * self.rows:
+            return f"FP8 cache: widened in the kernel; {size} would exceed {WORKSPACE_CAP}"
+        return (
+            f"FP8 cache: widened in the kernel: {per_row}, fewer than {VISITS_TO_PAY} each, do "
+            f"not repay a workspace of {size}"
+        )
+
+    def _explain_named(self) -> str:
+        if self.mode == "in_kernel":
+            return f"FP8 cache: widened in the kernel: {self.against()}"
+        more = "; if more are named, in the kernel" if self.rows > self.capacity else ""
+        enough = f"at least {VISITS_TO_PAY} each"
+        if self.steps:
+            enough = f"{self.steps} steps of a program, more than {STEPS_TO_PAY}"
+        return (
+            f"FP8 cache: rows that are named are widened once, found by a map of {self.mapped} "
+            f"entries, into a workspace of {self._held()}: {self.visits} visits, {enough}{more}"
+        )
+
+    def _held(self) -> str:
+        return f"{self.capacity} x {self.row_bytes} = {self.capacity * self.row_bytes} bytes"
+
+
+PLAIN = CacheRead("plain")
+
+
+def sparse_cache_read(total_q: int, topk: int, rows: int, row_blocks: int, width: int) -> CacheRead:
+    """For token lists: every query visits topk rows, once per block of 64 heads.
+
+    4096 queries x 2048 rows x 2 blocks are 16.8 million visits of 32768 rows: once is enough.
+
+    >>> sparse_cache_read(4096, 2048, 32768, row_blocks=2, width=576).mode
+    'workspace'
+    >>> sparse_cache_read(4, 2048, 32768, row_blocks=2, width=576).mode
+    'in_kernel'
+    """
+    return _decide(rows, 2 * width, total_q * topk * row_blocks)
+
+
+def listed_cache_read(
+    total_q: int, topk: int, pool: int, row_blocks: int, width: int, programs: int
+) -> CacheRead:
+    """Likewise where only rows that a list names are widened: at most total_q x topk, or the pool.
+
+    4096 queries name at most 1,000,000 rows of such a pool, in 16.8 million visits. A workspace
+    holds 466033; widening so many costs less than the visits save. 64 queries of 128 heads are one
+    tile, 16 steps, for each of 132 programs: that is not worth five more kernels.
+
+    >>> v32 = {"topk": 2048, "pool": 1_000_000, "row_blocks": 2, "width": 576, "programs": 132}
+    >>> many = listed_cache_read(4096, **v32)
+    >>> many.mode, many.rows, many.capacity, many.steps
+    ('workspace', 1000000, 466033, 1008)
+    >>> few = listed_cache_read(64, **v32)
+    >>> few.mode, few.steps
+    ('in_kernel', 16)
+    """
+    rows, visits = min(pool, total_q * topk), total_q * topk * row_blocks
+    steps = ceildiv(total_q * row_blocks, programs) * ceildiv(topk, STEP)
+    return _decide_named(CacheRead("workspace", rows, 2 * width, visits, pool, steps))
+
+
+def named_pages_read(tiles_per_request: int, pool: int, width: int, page_size: int) -> CacheRead:
+    """Likewise for whole sequences: every tile of a request visits every row of its pages.
+
+    >>> named_pages_read(16, 1_000_000, 576, 64).mode, named_pages_read(2, 10**6, 576, 64).mode
+    ('workspace', 'in_kernel')
+    """
+    read = CacheRead("workspace", pool, 2 * width, 0, ceildiv(pool, max(page_size, 1)))
+    read = _decide_named(replace(read, visits=read.capacity * tiles_per_request))
+    return replace(read, mode="in_kernel") if read.capacity < page_size else read
+
+
+def _decide_named(read: CacheRead) -> CacheRead:
+    return replace(read, mode="in_kernel") if read.against() else read
+
+
+def paged_cache_read(tiles_per_request: int, rows: int, width: int) -> CacheRead:
+    """For whole sequences: every tile of a request visits every row of it."""
+    return _decide(rows, 2 * width, rows * tiles_per_request)
+
+
+def mean_length(total: int, requests: int) -> int:
+    """Tokens of a request when they are spread evenly, rounded up."""
+    return ceildiv(total, max(requests, 1))
+
+
+def _decide(rows: int, row_bytes: int, visits: int) -> CacheRead:
+    pays = rows > 0 and visits >= VISITS_TO_PAY * rows
+    fits = rows * row_bytes <= WORKSPACE_CAP
+    return CacheRead("workspace" if pays and fits else "in_kernel", rows, row_bytes, visits)

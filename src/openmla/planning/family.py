@@ -1,0 +1,179 @@
+"""The interface of a kernel family: what it serves, how it plans, what a block takes of the chip.
+
+A `Family` is a list of `Kernel` declarations; `openmla.planning.registry` holds all of them in one
+table, and everything that depends on a family is asked of its declaration.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from openmla.errors import InvalidArgument, Unsupported
+from openmla.planning.memory import Columns, MemoryMap
+from openmla.planning.serves import Serves
+from openmla.planning.target import Target
+from openmla.problem import Problem
+
+
+@dataclass(frozen=True, slots=True)
+class Pipeline:
+    """What overlaps in a block: groups of rows, and the slots that their keys and values take."""
+
+    groups: int
+    """Softmax groups."""
+    rows: int
+    """Query rows of one group."""
+    keys: int
+    """Keys of one block."""
+    d_qk: int
+    d_v: int
+    element: int
+    k_slots: int
+    v_slots: int
+    """0 when V is part of the row that K is; -1 when K and V take turns in k_slots slots."""
+    shares_keys: bool = True
+    """Whether all groups work on every block, or take turns."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Block:
+    """One block of a kernel: the same questions for every family."""
+
+    tile_rows: int
+    """Query rows of the block: tokens, or heads of tokens."""
+    tile_keys: int
+    """Keys of one step."""
+    stages: int
+    """Steps whose keys are in flight."""
+    threads: int
+    memory: MemoryMap
+    """Shared memory (LDS), region by region."""
+    pipeline: Pipeline
+    tensor_memory: tuple[Columns, ...] = ()
+    registers: int = 0
+    """Registers of the block that the plan fixes; 0 where the compiler decides."""
+
+
+class Choice(NamedTuple):
+    """A family's answer to a problem: a config, or why there is none."""
+
+    config: Any
+    reason: str
+    passed_over: tuple[str, ...] = ()
+    """Kernels that would have come first, each with the reason that it does not run."""
+
+
+def no_reason(config: Any, problem: Problem) -> str:
+    """For kernels that run whenever they are planned."""
+    return ""
+
+
+def own_lines(config: Any, problem: Problem) -> list[str]:
+    """What a config says of itself."""
+    lines: list[str] = config.explain()
+    return lines
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Kernel:
+    """One kernel of a family."""
+
+    serves: Serves
+    config: type
+    """Class of its configs: frozen, with `explain()` and `why_unsupported()`."""
+    choose: Callable[[Problem, Target], Any]
+    """The config for a problem that `serves` lets through."""
+    launcher: str = ""
+    """Module whose `calls` lists the launches of a plan; empty while there is no kernel."""
+    first_triton: tuple[int, int] = (0, 0)
+    """The first version that compiles it."""
+    block: Callable[[Any, Problem], Block] | None = None
+    """What one block takes of a GPU; None on a CPU."""
+    explain: Callable[[Any, Problem], list[str]] = own_lines
+    slower: Callable[[Any, Problem], str] = no_reason
+    """Why another kernel is faster, so that this one runs only when its backend is named."""
+    coarse: str = ""
+    """Why results are less accurate than the contract asks: likewise only when it is named."""
+
+    def plan(self, problem: Problem, target: Target) -> Choice:
+        """The config for a problem, or the reason that there is none."""
+        reason = self.serves.why_not(problem)
+        if reason:
+            return Choice(None, reason)
+        try:
+            config = self.choose(problem, target)
+        except Unsupported as error:
+            return Choice(None, error.reason)
+        except InvalidArgument as error:
+            # A config refuses what it cannot even describe, such as pages that cut a swizzle.
+            return Choice(None, str(error))
+        return Choice(config, "" if config is None else config.why_unsupported())
+
+    def on_request(self, config: Any, problem: Problem) -> str:
+        """Why the kernel runs only when its backend is named; empty when it need not be."""
+        return self.coarse or self.slower(config, problem)
+
+    def why_not_run(self, triton: tuple[int, ...]) -> str:
+        """Why a plan of this kernel does not run with a version of Triton; empty when it does."""
+        if not self.launcher:
+            return "planned, its kernel is not implemented yet"
+        major, minor = self.first_triton
+        return "" if triton >= self.first_triton else f"needs Triton {major}.{minor} or later"
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Family:
+    """Kernels for one kind of chip."""
+
+    name: str
+    archs: tuple[str, ...]
+    """Architectures they run on; "gpu" stands for every GPU that Triton reaches."""
+    kernels: tuple[Kernel, ...]
+    """In the order they are tried."""
+    near_misses: dict[str, str] = field(default_factory=dict)
+    """Architectures one might expect to be served, with the reason they are not."""
+
+    def runs_on(self, target: Target) -> bool:
+        """Whether the family has kernels for a chip."""
+        return target.arch in self.archs or ("gpu" in self.archs and target.vendor != "cpu")
+
+    def of_form(self, form: str) -> tuple[Kernel, ...]:
+        """Kernels that serve a form."""
+        return tuple(k for k in self.kernels if form in k.serves.allowed["form"])
+
+    def choose(
+        self, problem: Problem, target: Target, triton: tuple[int, ...] | None, named: bool
+    ) -> Choice:
+        """The config of the first kernel that serves the problem, or why none does.
+
+        With a `triton` version, of the first that runs with it; `named` says that the caller asked
+        for this family and no other.
+        """
+        kernels = self.of_form(problem.form)
+        if not kernels:
+            return Choice(None, f"{self.name}: the {problem.form} form has no {self.name} kernel")
+        waiting: list[str] = []
+        nearest = (-1, "")
+        for kernel in kernels:
+            config, reason, _ = kernel.plan(problem, target)
+            if reason:
+                nearest = max(nearest, (kernel.serves.misfit(problem)[0], reason))
+                continue
+            why = "" if triton is None else kernel.why_not_run(triton)
+            if triton is not None and not why and not named:
+                asked_for = kernel.on_request(config, problem)
+                why = f"runs when named, {asked_for}" if asked_for else ""
+            if not why:
+                return Choice(config, "", tuple(waiting))
+            waiting.append(f"{self.name}: {why}")
+        # Kernels that serve the problem and do not run say more than those that do not serve it,
+        # and of those the one that came nearest.
+        return Choice(None, "; ".join(waiting) or f"{self.name}: {nearest[1]}")
+
+    def kernel_of(self, problem: Problem, config: Any) -> Kernel | None:
+        """The kernel that a config of this family is for; several may share a class of configs."""
+        kernels = [k for k in self.of_form(problem.form) if type(config) is k.config]
+        first = kernels[0] if kernels else None
+        return next((k for k in kernels if not k.serves.why_not(problem)), first)

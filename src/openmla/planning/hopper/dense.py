@@ -1,0 +1,291 @@
+"""HopperDenseConfig: one block of dense MLA prefill on Hopper.
+
+A block is `num_qo` consumer warp-groups with 64 query rows each, a producer warp that fills the K/V
+ring by TMA, and a scheduler warp that takes the next tile from a counter. The rope part lies in
+buffers of its own, because its row is shared by all heads and tile widths are powers of two:
+192 = 128 + 64.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from openmla.errors import InvalidArgument
+from openmla.planning.arithmetic import ceildiv, require_int, verdict_lines
+from openmla.planning.hopper.chip import (
+    SMEM_PER_BLOCK,
+    SWIZZLE_BYTES,
+    SWIZZLE_ROWS,
+    WGMMA_K_BYTES,
+    WGMMA_M,
+    WGMMA_MAX_N,
+    HopperBlock,
+    Registers,
+    accumulator_registers,
+    barriers,
+    column_parts,
+    launch_tail,
+    register_reason,
+    smem_reason,
+)
+from openmla.planning.memory import Wanted
+from openmla.planning.split import SplitRule, least_keys_per_split
+
+ELEMENT = 2  # bf16 and fp16
+MOST_NOPE_TILES = 2  # the kernel has a main and a tail product of Q and K besides that of rope
+LEAST_V = 16  # columns: a row of 32 bytes is the narrowest that is swizzled
+KEY_TILES = (128, 64, 32)
+# One tile to work on while the next arrives; more than 4 buys nothing.
+MIN_STAGES, MAX_STAGES = 2, 4
+TILE_SLOTS, TILE_INFO_BYTES = 2, 128  # the scheduler's ring: two pieces of work, 16 ints each
+# Heads whose tiles run next to each other, so that their K and V stay in L2. Prototype, H200, 128
+# and 16 heads, s 4096 to 16384, interleaved with FA3: 4 was best in five shapes of six.
+L2_HEADS = 4
+# Consumer and producer. One consumer leaves plenty for the warps that load and schedule.
+_REGISTERS = {1: (240, 64), 2: (240, 24), 3: (160, 32)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class HopperDenseConfig(HopperBlock):
+    """The plan of one dense block.
+
+    >>> deepseek_v3 = select_hopper_dense_config(heads=128, d_nope=128, d_rope=64, d_v=128)
+    >>> deepseek_v3.BM, deepseek_v3.BN, deepseek_v3.num_kv_stages, deepseek_v3.smem_used
+    (128, 128, 2, 221456)
+    """
+
+    heads: int
+    d_nope: int
+    d_rope: int
+    d_v: int
+    num_qo: int = 2
+    """Query tiles of 64 rows, one consumer warp-group each."""
+    BN: int = 128
+    """Keys per step."""
+    num_kv_stages: int = 2
+    page_size: int = 0
+    """Rows per page of the cache that the rope part comes from; 0 when it is a plain tensor."""
+    sm_count: int = 132
+
+    rescale_threshold: ClassVar[float] = 8.0
+    """log2 units the row maximum may grow before O is rescaled. Prototype, H200: worth 3-5 %."""
+
+    def __post_init__(self) -> None:
+        for name in ("heads", "d_nope", "d_v", "BN", "num_kv_stages", "sm_count"):
+            require_int(name, getattr(self, name), 1)
+        require_int("d_rope", self.d_rope, 0)
+        require_int("page_size", self.page_size, 0)
+        if self.num_qo not in _REGISTERS:
+            raise InvalidArgument("num_qo", "1, 2 or 3 query tiles", repr(self.num_qo))
+
+    # The tile.
+
+    @property
+    def BM(self) -> int:
+        """Query rows of the block."""
+        return WGMMA_M * self.num_qo
+
+    @property
+    def d_qk(self) -> int:
+        """Width of Q and K."""
+        return self.d_nope + self.d_rope
+
+    @property
+    def nope_parts(self) -> tuple[int, ...]:
+        """Column ranges of the part without rope, each its own product."""
+        return column_parts(self.d_nope)
+
+    @property
+    def nope_tiles(self) -> tuple[int, int]:
+        """Columns of the two tiles that K has besides rope; 0 where one is enough."""
+        main, tail = (*self.nope_parts, 0) if len(self.nope_parts) == 1 else self.nope_parts
+        return main, tail
+
+    @property
+    def page_box(self) -> int:
+        """Rows of a page that one copy takes: a power of two that divides page and key tile."""
+        return min(self.BN, self.page_size & -self.page_size)
+
+    @property
+    def heads_per_l2_group(self) -> int:
+        """Heads whose tiles are neighbors in the tile order: a divisor of heads, at most 4."""
+        return next(n for n in range(L2_HEADS, 0, -1) if self.heads % n == 0)
+
+    # Threads and registers.
+
+    @property
+    def registers(self) -> Registers:
+        """The setmaxnreg split."""
+        return Registers(self.num_qo, *_REGISTERS[self.num_qo])
+
+    @property
+    def num_threads(self) -> int:
+        """Threads per block."""
+        return self.registers.threads
+
+    @property
+    def accumulators(self) -> int:
+        """Registers of O, the scores, and the packed P of the step before, all live at once."""
+        scores = accumulator_registers(self.BN)
+        return accumulator_registers(self.d_v) + scores + scores // 2
+
+    def _accumulator_sum(self) -> str:
+        scores = accumulator_registers(self.BN)
+        return f"O {accumulator_registers(self.d_v)} + S {scores} + packed P {scores // 2}"
+
+    # Shared memory.
+
+    def _buffers(self) -> Iterator[Wanted]:
+        for part in self.nope_parts:
+            yield Wanted(f"Q nope {part}", "q", self.BM * part * ELEMENT)
+        yield Wanted("Q rope", "q", self.BM * self.d_rope * ELEMENT)
+        for stage in range(self.num_kv_stages):
+            for part in self.nope_parts:
+                yield Wanted(f"K{stage} nope {part}", "k", self.BN * part * ELEMENT)
+        for stage in range(self.num_kv_stages):
+            yield Wanted(f"K{stage} rope", "rope", self.BN * self.d_rope * ELEMENT)
+        for stage in range(self.num_kv_stages):
+            yield Wanted(f"V{stage}", "v", self.BN * self.d_v * ELEMENT)
+        yield Wanted("tile info", "barriers", TILE_INFO_BYTES)
+        ring = self.num_kv_stages
+        yield from barriers(("q_ready", self.num_qo), ("q_empty", self.num_qo))
+        yield from barriers(("k_ready", ring), ("k_empty", ring), ("v_ready", ring))
+        yield from barriers(("v_empty", ring), ("t_ready", TILE_SLOTS), ("t_empty", TILE_SLOTS))
+        yield from barriers(("t_req", 1))
+        yield from launch_tail(self.registers)
+
+    @property
+    def stage_bytes(self) -> int:
+        """One K tile with its rope part, and one V tile."""
+        return self.BN * (self.d_qk + self.d_v) * ELEMENT
+
+    # Splitting and short prompts.
+
+    @property
+    def split(self) -> SplitRule:
+        """When a request's keys are split; counted in 64-row tiles, so 1Q and 2Q agree."""
+        row = (self.d_qk + self.d_v) * ELEMENT
+        least = least_keys_per_split(row, self.d_v)
+        return SplitRule(self.heads, WGMMA_M, least, self.sm_count, self.d_v)
+
+    def prefer_1q(self, total_q: int, batch: int) -> bool:
+        """Whether one query tile per block serves these prompts better than two.
+
+        Yes when a prompt of mean length fits one tile, and when the grid of two tiles covers at
+        most half the SMs. Both give the same bits: a warp-group works on its 64 rows alone.
+        16 heads, 512 queries: ceil(512 / 128) x 16 = 64 blocks of at most 66, so 1Q.
+        """
+        if total_q <= WGMMA_M * batch:
+            return True
+        blocks = (ceildiv(total_q, 2 * WGMMA_M) + max(batch, 1) - 1) * self.heads
+        return blocks <= self.sm_count // 2
+
+    def num_qo_for(self, total_q: int, batch: int) -> int:
+        """Query tiles per block for so many prompts with so many tokens in all."""
+        return 1 if self.prefer_1q(total_q, batch) else 2
+
+    def with_num_qo(self, num_qo: int) -> HopperDenseConfig:
+        """The same key tile with another number of query tiles, its ring as deep as then fits."""
+        return deepest_ring(replace(self, num_qo=num_qo))
+
+    # Verdict and words.
+
+    def _broken_limits(self) -> Iterator[str]:
+        step = WGMMA_K_BYTES // ELEMENT
+        for name in ("d_nope", "d_rope"):
+            width = getattr(self, name)
+            if width % step:
+                yield f"{name} {width} % {step} = {width % step}: one wgmma takes {step} columns"
+        if len(self.nope_parts) > MOST_NOPE_TILES:
+            parts = " + ".join(map(str, self.nope_parts))
+            yield f"d_nope {self.d_nope} = {parts}: {MOST_NOPE_TILES} tiles at most"
+        if len(column_parts(self.d_rope)) > 1:
+            yield f"d_rope {self.d_rope} is not a power of two"
+        if len(column_parts(self.d_v)) != 1 or not LEAST_V <= self.d_v <= WGMMA_MAX_N:
+            yield f"d_v {self.d_v} is not a power of two from {LEAST_V} to {WGMMA_MAX_N}"
+        if len(column_parts(self.BN)) != 1 or not 16 <= self.BN <= WGMMA_MAX_N:
+            yield f"BN {self.BN} is not a power of two from 16 to {WGMMA_MAX_N}"
+        if self.num_kv_stages < MIN_STAGES:
+            yield f"{self.num_kv_stages} K/V stages < {MIN_STAGES}: {self._ring_sum()}"
+        reason = register_reason(self.registers, self.accumulators, self._accumulator_sum())
+        if reason:
+            yield reason
+        yield from self._broken_by_pages()
+        reason = smem_reason(self.smem_used, self._ring_sum())
+        if reason:
+            yield reason
+
+    def _broken_by_pages(self) -> Iterator[str]:
+        page = self.page_size
+        if page % SWIZZLE_ROWS:
+            yield (
+                f"pages of {page} rows: {page} % {SWIZZLE_ROWS} = {page % SWIZZLE_ROWS}, a bulk "
+                "copy would cut the swizzle pattern"
+            )
+        if page and self.d_rope * ELEMENT > SWIZZLE_BYTES:
+            yield f"d_rope {self.d_rope} from pages: {SWIZZLE_BYTES // ELEMENT} columns at most"
+
+    def _ring_sum(self) -> str:
+        q = self.BM * self.d_qk * ELEMENT
+        rest = self.smem_used - q - self.num_kv_stages * self.stage_bytes
+        return (
+            f"Q {q} + {self.num_kv_stages} x ({self.BN} keys x {self.d_qk + self.d_v} x {ELEMENT} "
+            f"= {self.stage_bytes}) + {rest} of barriers and scratch"
+        )
+
+    def explain(self) -> list[str]:
+        """How each number came about, one line each."""
+        parts = " + ".join(map(str, self.nope_parts))
+        lines = [
+            f"BM = {self.BM}: {self.num_qo} query tile(s) of {WGMMA_M} rows, a warp-group each",
+            f"columns: nope {self.d_nope} in {parts}, rope {self.d_rope} in a buffer of its own, "
+            f"V {self.d_v}",
+            f"BN = {self.BN}: {self._bn_bound()}",
+            self.registers.explain(self._accumulator_sum(), self.accumulators),
+            f"shared memory: {self._ring_sum()} = {self.smem_used} of {self.smem_limit}",
+            f"ring of {self.num_kv_stages}: {self._stage_bound()}",
+            f"tiles from a counter, longest first, {self.heads_per_l2_group} heads per L2 group",
+            f"O is rescaled when a row's maximum grew by more than 2^{self.rescale_threshold:g}",
+        ]
+        return lines + verdict_lines(self.why_unsupported())
+
+    def _bn_bound(self) -> str:
+        if 2 * self.BN not in KEY_TILES:
+            return "the widest key tile tried"
+        wider = deepest_ring(replace(self, BN=2 * self.BN))
+        why = wider.why_unsupported()
+        return f"{2 * self.BN} keys are too many ({why})" if why else "narrower than it could be"
+
+    def _stage_bound(self) -> str:
+        if self.num_kv_stages == MAX_STAGES:
+            return f"{MAX_STAGES} are enough to hide a load"
+        more = self.smem_used + self.stage_bytes
+        return f"one stage more would take at least {more} > {self.smem_limit}"
+
+
+def deepest_ring(config: HopperDenseConfig) -> HopperDenseConfig:
+    """The config with as many K/V stages as shared memory holds, from 1 to 4."""
+    room = SMEM_PER_BLOCK - config.BM * config.d_qk * ELEMENT
+    most = min(MAX_STAGES, room // config.stage_bytes)  # before barriers and scratch
+    for stages in range(most, 1, -1):
+        deeper = replace(config, num_kv_stages=stages)
+        if deeper.smem_used <= SMEM_PER_BLOCK:
+            return deeper
+    return replace(config, num_kv_stages=1)
+
+
+def select_hopper_dense_config(
+    *, heads: int, d_nope: int, d_rope: int, d_v: int, page_size: int = 0, sm_count: int = 132
+) -> HopperDenseConfig:
+    """Two query tiles and the widest key tile that fits with at least two stages.
+
+    Three query tiles also fit some widths, but at BN 64: on an H200 an earlier kernel reached
+    0.88 to 0.92 of FA3's speed with them, 1.02 to 1.06 with two. They are never chosen here.
+    """
+    widest = HopperDenseConfig(
+        heads=heads, d_nope=d_nope, d_rope=d_rope, d_v=d_v, page_size=page_size, sm_count=sm_count
+    )
+    tried = (deepest_ring(replace(widest, BN=BN)) for BN in KEY_TILES)
+    return next((config for config in tried if config.supported()), deepest_ring(widest))

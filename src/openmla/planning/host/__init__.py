@@ -1,0 +1,1 @@
+"""Plans that need no GPU: the float64 reference and the CPU kernels."""

@@ -1,0 +1,124 @@
+"""What runs where: every feature on every target, found by really planning it.
+
+`openmla doctor --table` prints the table of the README.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from openmla.errors import Unsupported
+from openmla.planning import NEWEST_TRITON, cached_plan, plan
+from openmla.planning.target import TARGETS, target_by_name
+from openmla.problem import Problem
+
+TABLE_TARGETS = ("cpu", "h200", "b200", "mi355x", "mi300x", "a100", "l40s", "rtx5090")
+BEGIN, END = "<!-- support table: begin -->", "<!-- support table: end -->"
+
+_DENSE = Problem(
+    form="dense", heads=128, d_nope=128, d_rope=64, d_v=128, total_q=4096, total_k=4096
+)
+_GLM5 = replace(_DENSE, heads=64, d_nope=192, d_v=256)
+_DENSE_FP8 = replace(_DENSE, q_dtype="e4m3", kv_dtype="e4m3", v_dtype="e4m3", rope_dtype="e4m3")
+_LATENT = replace(_DENSE, form="latent", d_nope=512, d_v=512, page_size=64)
+_SPARSE = replace(_LATENT, form="sparse", topk=2048)
+FEATURES = {
+    "dense 128+64 → 128, bf16": _DENSE,
+    "dense 128+64 → 128, rope from a paged cache": replace(_DENSE, rope="cache", page_size=64),
+    "dense 128+64 → 128, fp8": _DENSE_FP8,
+    "dense 192+64 → 256, bf16 (GLM-5)": _GLM5,
+    "dense 64+64 → 128, bf16": replace(_DENSE, d_nope=64),
+    "dense 64+32 → 64, bf16 (MiniCPM3)": replace(_DENSE, heads=40, d_nope=64, d_rope=32, d_v=64),
+    "dense 128+0 → 128, bf16": replace(_DENSE, d_rope=0, rope="none"),
+    "dense 256+0 → 256, bf16": replace(_DENSE, d_nope=256, d_rope=0, d_v=256, rope="none"),
+    "latent 512+64, bf16 pages": _LATENT,
+    "latent 512+64, fp8 pages": replace(_LATENT, kv_dtype="fp8_block128"),
+    "latent 256+64, bf16 pages": replace(_LATENT, d_nope=256, d_v=256),
+    "sparse 512+64, 128 heads, bf16": _SPARSE,
+    "sparse 512+64, 16 heads, bf16": replace(_SPARSE, heads=16),
+    "sparse 512+64, 20 heads, bf16": replace(_SPARSE, heads=20),
+    "sparse 512+64, fp8_656 cache": replace(_SPARSE, kv_dtype="fp8_656"),
+    "sparse 512+64, fp8_block64 cache": replace(_SPARSE, kv_dtype="fp8_block64"),
+    "sparse 512+64, fp8 throughout": replace(
+        _SPARSE, q_dtype="e4m3", kv_dtype="e4m3", rope_dtype="e4m3", v_dtype="e4m3"
+    ),
+    "sparse 512+0, bf16": replace(_SPARSE, d_rope=0, rope="none"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Support:
+    """One cell: the family that is planned, the one that runs today, or the reason for none."""
+
+    family: str
+    runs: str
+    reason: str
+    exists: bool = True
+    """Whether the planned kernel is there; it may still run only when its backend is named."""
+
+    def __str__(self) -> str:
+        if not self.family:
+            return "–"
+        if self.family == self.runs:
+            return f"**{self.runs}**"
+        other = f"{self.family} {'when named' if self.exists else 'planned'}"
+        return f"**{self.runs}**, {other}" if self.runs else other
+
+
+def support_of(problem: Problem, target: str) -> Support:
+    """What serves a problem on a target, by asking the planner."""
+    try:
+        chosen = plan(problem, target)
+    except Unsupported as error:
+        return Support("", "", error.reason)
+    try:
+        runs = cached_plan(problem, target_by_name(target), "auto", NEWEST_TRITON).backend
+    except Unsupported:
+        runs = ""
+    exists = bool(chosen.kernel.launcher)
+    return Support(chosen.backend, runs, "; ".join(chosen.passed_over), exists)
+
+
+def support_table() -> dict[str, dict[str, Support]]:
+    """Feature -> target -> what serves it."""
+    return {
+        feature: {target: support_of(problem, target) for target in TABLE_TARGETS}
+        for feature, problem in FEATURES.items()
+    }
+
+
+def support_table_markdown() -> str:
+    """The README's table, between its markers."""
+    table = support_table()
+    arch = [TARGETS[name].arch for name in TABLE_TARGETS]
+    heads = [n if n == a else f"{n} ({a})" for n, a in zip(TABLE_TARGETS, arch, strict=True)]
+    lines = [
+        BEGIN,
+        "**Bold** runs today. Planned: `openmla.plan` has worked out tiles, memory and pipeline,"
+        " but the kernel is not in this version. When named: it is, and runs only with its"
+        " `backend=`. Printed by `openmla doctor --table`.",
+        "",
+        "| | " + " | ".join(heads) + " |",
+        "|---" * (len(heads) + 1) + "|",
+    ]
+    for feature, row in table.items():
+        lines.append(f"| {feature} | " + " | ".join(str(cell) for cell in row.values()) + " |")
+    gaps = _gaps(table)
+    if gaps:
+        lines += ["", *gaps]
+    return "\n".join([*lines, END])
+
+
+def _gaps(table: dict[str, dict[str, Support]]) -> list[str]:
+    """One line per reason for a cell without any plan."""
+    where: dict[str, list[str]] = {}
+    for feature, row in table.items():
+        for target, cell in row.items():
+            if not cell.family:
+                where.setdefault(cell.reason, []).append(f"{feature} on {target}")
+    return [f"- {reason}: {', '.join(places)}." for reason, places in where.items()]
+
+
+def readme_has_table(readme: str) -> bool:
+    """Whether a README's text holds the table as it would be generated now."""
+    return support_table_markdown() in readme

@@ -1,0 +1,84 @@
+"""The models and the problems they pose."""
+
+from __future__ import annotations
+
+import doctest
+from typing import Any
+
+import pytest
+
+from openmla.errors import InvalidArgument
+from openmla.planning import models
+from openmla.planning.models import EVIDENCE, MODELS, model_by_name, problem_for_model
+
+
+def test_examples() -> None:
+    assert doctest.testmod(models).failed == 0
+
+
+def test_widths_are_those_the_kernels_are_made_for() -> None:
+    dense = {(m.nope, m.rope, m.v) for m in MODELS.values() if not m.one_row}
+    assert dense == {
+        (128, 64, 128),
+        (192, 64, 256),
+        (64, 64, 128),
+        (256, 0, 256),
+        (64, 32, 64),
+    }
+    assert {m.kv_lora for m in MODELS.values()} == {128, 256, 512}
+    assert all(m.evidence in EVIDENCE and 1 <= m.heads <= 128 for m in MODELS.values())
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_own_form(name: str) -> None:
+    model, problem = MODELS[name], problem_for_model(name, tokens=512, context=4096)
+    assert problem.form == model.form
+    assert (problem.total_q, problem.total_k) == (512, 4096)
+    assert problem.topk == (model.topk + model.window if model.topk else 0)
+
+
+def test_latent_form() -> None:
+    problem = problem_for_model("minicpm3-4b", form="latent", tokens=100, page_size=16)
+    assert (problem.d_nope, problem.d_rope, problem.d_v, problem.heads) == (256, 32, 256, 40)
+    assert (problem.page_size, problem.total_k) == (16, 112)
+
+
+def test_one_row_models_have_no_separate_rope() -> None:
+    problem = problem_for_model("deepseek-v4-flash")
+    assert (problem.d_nope, problem.d_rope, problem.d_v) == (512, 0, 512)
+    assert problem.topk == 640 and problem.has_sink
+    with pytest.raises(InvalidArgument, match="form: expected latent or sparse"):
+        problem_for_model("deepseek-v4-flash", form="dense")
+
+
+def test_dtypes() -> None:
+    fp8 = problem_for_model("deepseek-v3", dtype="e4m3")
+    assert (fp8.q_dtype, fp8.kv_dtype, fp8.rope_dtype) == ("e4m3", "e4m3", "e4m3")
+    cached = problem_for_model("deepseek-v3", dtype="fp8_block64", page_size=64)
+    assert (cached.q_dtype, cached.rope, cached.rope_dtype) == ("bf16", "cache", "fp8_block64")
+    sparse = problem_for_model("deepseek-v3.2", dtype="fp8_656")
+    assert (sparse.q_dtype, sparse.kv_dtype, sparse.page_size) == ("bf16", "fp8_656", 64)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"name": "gpt-2"}, r"model: expected one of deepseek-v2, .*got 'gpt-2'"),
+        ({"tp": 3}, r"tp: expected a divisor of the 128 heads, got 3 \(128 = 42 x 3 \+ 2\)"),
+        ({"tp": 0}, "tp: expected an integer of at least 1"),
+        ({"tokens": -1}, "tokens: expected an integer of at least 0, got -1"),
+        ({"tokens": 100, "context": 99}, "context: expected at least the 100 new tokens, got 99"),
+        ({"page_size": -8}, "page_size"),
+        ({"dtype": "int4"}, "dtype: expected one of bf16, fp16, e4m3"),
+        ({"dtype": "fp8_block64"}, "unless page_size names a cache"),
+        ({"form": "square"}, "form: expected one of dense, latent, sparse"),
+        ({"form": "sparse"}, "deepseek-v3 selects no rows"),
+    ],
+)
+def test_wrong_arguments(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidArgument, match=message):
+        problem_for_model(**{"name": "deepseek-v3", **arguments})
+
+
+def test_names_ignore_case() -> None:
+    assert model_by_name(" DeepSeek-V3 ") is MODELS["deepseek-v3"]

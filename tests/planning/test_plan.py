@@ -1,0 +1,318 @@
+"""The planner as a whole: dispatch, JSON, purity, words."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+
+from openmla.errors import InvalidArgument, Unsupported
+from openmla.planning import TARGETS, Plan, plan, target_by_name
+from openmla.planning.blackwell import FA4Config, MLAConfig
+from openmla.planning.budget import over_budget, uses
+from openmla.planning.cdna4 import MlaPrefill16, MlaPrefillV2
+from openmla.planning.hopper import HopperDenseConfig, HopperSparseConfig
+from openmla.planning.host.tiles import CpuConfig
+from openmla.planning.models import MODELS, problem_for_model
+from openmla.planning.portable.tiles import PortableConfig
+from openmla.planning.registry import families_of
+from openmla.planning.support import FEATURES, TABLE_TARGETS
+from openmla.problem import FORMS, Problem
+
+DENSE = Problem(form="dense", heads=128, d_nope=128, d_rope=64, d_v=128, total_q=4096, total_k=4096)
+FP8 = replace(DENSE, q_dtype="e4m3", kv_dtype="e4m3", v_dtype="e4m3", rope_dtype="e4m3")
+LATENT = replace(DENSE, form="latent", d_nope=512, d_v=512, page_size=64)
+SPARSE = replace(LATENT, form="sparse", topk=2048)
+NO_ROPE = replace(DENSE, d_rope=0, rope="none")
+
+EVERY_MODEL = [
+    problem_for_model(name, tokens=1024, context=65536, tp=tp, form=form)
+    for name, model in MODELS.items()
+    for tp in (1, 4)
+    for form in FORMS
+    if (form != "dense" or not model.one_row) and (form != "sparse" or model.topk)
+]
+
+
+@pytest.mark.parametrize(
+    ("problem", "target", "backend", "config"),
+    [
+        (DENSE, "cpu", "cpu", CpuConfig),
+        (DENSE, "h200", "hopper", HopperDenseConfig),
+        (LATENT, "h200", "hopper", HopperSparseConfig),
+        (SPARSE, "h100", "hopper", HopperSparseConfig),
+        (FP8, "h200", "portable", PortableConfig),
+        (DENSE, "b200", "blackwell", MLAConfig),
+        (NO_ROPE, "b200", "blackwell", FA4Config),
+        (LATENT, "b200", "portable", PortableConfig),
+        (replace(DENSE, d_rope=32), "b200", "portable", PortableConfig),
+        (DENSE, "mi355x", "cdna4", MlaPrefill16),
+        (FP8, "mi355x", "cdna4", MlaPrefillV2),
+        (NO_ROPE, "mi355x", "portable", PortableConfig),
+        (DENSE, "a100", "portable", PortableConfig),
+        (FP8, "a100", "portable", PortableConfig),
+        (DENSE, "sm_86:84x101376", "portable", PortableConfig),
+    ],
+)
+def test_dispatch(problem: Problem, target: str, backend: str, config: type) -> None:
+    chosen = plan(problem, target)
+    assert chosen.backend == backend
+    assert type(chosen.config) is config
+    assert len(chosen.passed_over) == (backend == "portable" and len(_families(target)) > 1)
+
+
+def _families(target: str) -> tuple[str, ...]:
+    return tuple(family.name for family in families_of(target_by_name(target)))
+
+
+def test_fp8_on_cdna4() -> None:
+    chosen = plan(FP8, "mi355x")
+    assert chosen.backend == "cdna4"
+    assert chosen.config.v_full_v227 and chosen.config.smem_used == 148224
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_every_model_has_a_plan_everywhere(target: str) -> None:
+    for problem in EVERY_MODEL:
+        chosen = plan(problem, target)
+        assert over_budget(chosen) == "", problem
+        assert Plan.from_json(json.dumps(chosen.to_json())) == chosen, problem
+
+
+def test_json_keeps_nested_configs() -> None:
+    for problem, target in ((FP8, "mi355x"), (replace(SPARSE, kv_dtype="fp8_656"), "h200")):
+        chosen = plan(problem, target)
+        again = Plan.from_json(json.loads(json.dumps(chosen.to_json())))
+        assert again == chosen and hash(again) == hash(chosen)
+        assert again.config == chosen.config
+
+
+@pytest.mark.parametrize("data", ["[]", "{}", {"problem": {}}])
+def test_json_of_something_else(data: object) -> None:
+    with pytest.raises(InvalidArgument, match="plan: expected an object with problem, target"):
+        Plan.from_json(data)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "complaint"),
+    [
+        ("problem", 3, "problem: expected an object with the fields of Problem"),
+        ("problem", {"form": "dense"}, "problem: expected the fields of Problem.*missing"),
+        ("problem", {"magic": 1}, "problem: expected the fields of Problem.*magic"),
+        ("target", "magic", "target: expected one of cpu, h100"),
+        ("target", 7, "target: expected a string"),
+        ("backend", "magic", "backend: expected one of reference, hopper, portable, got magic"),
+        ("backend", "cdna4", "backend: expected one of reference, hopper, portable, got cdna4"),
+        ("config", {"class": ["CpuConfig"]}, "config: expected one of CacheRead"),
+        ("config", {"class": "CpuConfig"}, "config: expected the fields of CpuConfig.*missing"),
+        ("passed_over", "abc", "passed_over: expected a list of strings"),
+        ("passed_over", 5, "passed_over: expected a list of strings"),
+    ],
+)
+def test_json_with_a_wrong_part(name: str, value: object, complaint: str) -> None:
+    values = plan(DENSE, "h200").to_json() | {name: value}
+    with pytest.raises(InvalidArgument, match=complaint):
+        Plan.from_json(values)
+
+
+@pytest.mark.parametrize(
+    ("problem", "target", "other"),
+    [(DENSE, "h200", "b200"), (DENSE, "b200", "mi355x"), (SPARSE, "h200", "cpu")],
+)
+def test_json_with_the_config_of_another_family(problem: Problem, target: str, other: str) -> None:
+    values = plan(problem, target).to_json()
+    with pytest.raises(InvalidArgument, match=f"config: expected .* for {values['backend']} and"):
+        Plan.from_json(values | {"config": plan(problem, other).to_json()["config"]})
+    with pytest.raises(InvalidArgument, match=r"config: expected .*, got NoneType"):
+        Plan.from_json(values | {"config": None})
+
+
+def test_json_with_the_config_of_another_form() -> None:
+    dense, sparse = (plan(p, "h200").to_json() for p in (DENSE, SPARSE))
+    with pytest.raises(InvalidArgument, match="HopperDenseConfig for hopper and form dense"):
+        Plan.from_json(dense | {"config": sparse["config"]})
+
+
+def test_every_plan_comes_back_from_its_json() -> None:
+    for problem in FEATURES.values():
+        for target in TABLE_TARGETS:
+            for backend in ("reference", *_families(target)):
+                try:
+                    chosen = plan(problem, target, backend)
+                except Unsupported:
+                    continue
+                assert Plan.from_json(json.dumps(chosen.to_json())) == chosen
+
+
+def test_text_that_is_not_json() -> None:
+    with pytest.raises(InvalidArgument, match="plan: expected JSON"):
+        Plan.from_json("{")
+
+
+def test_json_of_an_unknown_config() -> None:
+    values = plan(DENSE, "h200").to_json()
+    values["config"]["class"] = "Problem"
+    with pytest.raises(InvalidArgument, match="config: expected one of CacheRead, CpuConfig"):
+        Plan.from_json(values)
+
+
+@pytest.mark.parametrize(
+    ("problem", "target", "backend", "reason"),
+    [
+        (DENSE, "cpu", "portable", "backend 'portable' has no dense kernel for target 'cpu'"),
+        (DENSE, "b200", "hopper", "backend 'hopper' has no dense kernel for target 'b200'"),
+        (replace(DENSE, d_rope=32), "b200", "blackwell", "d_rope 32: 64 is served"),
+        (FP8, "h200", "hopper", "q_dtype e4m3"),
+        (NO_ROPE, "mi355x", "cdna4", "rope none: shared"),
+        (replace(FP8, v_dtype="bf16"), "mi355x", "cdna4", "v_dtype bf16"),
+        (replace(SPARSE, heads=20), "b200", "blackwell", "heads 20: 8, 16"),
+        (replace(DENSE, rope="cache", page_size=7), "b200", "blackwell", "7 (= 0 x 8 + 7)"),
+        (
+            replace(DENSE, rope="cache", page_size=7),
+            "h200",
+            "hopper",
+            "page_size 7: 0 to 4096 in",
+        ),
+        (replace(DENSE, aligned_16=False), "h200", "hopper", "multiple of 16 bytes"),
+        (replace(DENSE, q_dtype="fp32"), "h200", "auto", "q_dtype fp32"),
+        (FP8, "sm_75:40x65536", "auto", "sm_75: Triton's products of bf16 and fp16 need sm_80"),
+        (DENSE, "sm_75:40x65536", "auto", "need sm_80"),
+        (replace(DENSE, d_nope=4096, d_v=4096), "h200", "auto", "d_nope 4096: 1 to 576"),
+    ],
+)
+def test_refusals(problem: Problem, target: str, backend: str, reason: str) -> None:
+    """An explicit backend never falls back, and a refusal says why and what would work."""
+    with pytest.raises(Unsupported) as caught:
+        plan(problem, target, backend)
+    assert reason in caught.value.reason
+    assert caught.value.nearest
+
+
+@pytest.mark.parametrize(("target", "backend"), [("h9000", "auto"), ("h200", "magic"), (7, "auto")])
+def test_wrong_names(target: str, backend: str) -> None:
+    with pytest.raises(InvalidArgument, match=r"target|backend"):
+        plan(DENSE, target, backend)
+
+
+@pytest.mark.parametrize(
+    "change", [{"heads": -1}, {"heads": 129}, {"d_nope": 0}, {"page_size": -2}]
+)
+def test_wrong_problems(change: dict[str, int]) -> None:
+    with pytest.raises(InvalidArgument, match=next(iter(change))):
+        replace(DENSE, **change)  # type: ignore[arg-type]
+
+
+def test_reference_anywhere() -> None:
+    for target in TARGETS:
+        chosen = plan(DENSE, target, "reference")
+        assert (chosen.backend, chosen.config) == ("reference", None)
+        assert "float64" in chosen.explain() and chosen.runs_today
+
+
+def test_target_objects_and_names_agree() -> None:
+    assert plan(DENSE, TARGETS["h200"]) == plan(DENSE, "H200") == plan(DENSE, "sm_90")
+
+
+@pytest.mark.parametrize(
+    ("heads", "tokens", "num_qo"), [(128, 4096, 2), (16, 128, 1), (128, 60, 1)]
+)
+@pytest.mark.parametrize("target", ["h200", "b200"])
+def test_short_prompts_take_one_query_tile(
+    target: str, heads: int, tokens: int, num_qo: int
+) -> None:
+    chosen = plan(replace(DENSE, heads=heads, total_q=tokens), target)
+    assert chosen.config.num_qo == num_qo
+    assert chosen.config.BN == plan(DENSE, target).config.BN
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_explanations_tell_the_status(target: str) -> None:
+    text = plan(DENSE, target).explain()
+    runs = bool(plan(DENSE, target).kernel.launcher)
+    assert ("runs today" in text) == runs
+    assert ("planned" in text) != runs
+    assert str(DENSE) in text
+
+
+def test_explanation_of_a_fallback() -> None:
+    text = plan(LATENT, "b200").explain()
+    assert "passed over: blackwell: the latent form" in text
+
+
+def test_explanation_of_a_split() -> None:
+    text = plan(replace(DENSE, heads=16, total_q=64, total_k=131072), "h200").explain()
+    assert "16 tiles on 132 SMs, 16 ranges of 8192 keys" in text
+    assert "BM = 64: 1 query tile(s)" in text
+
+
+def test_fp8_cache_changes_the_plan_by_the_work() -> None:
+    few = plan(replace(SPARSE, kv_dtype="fp8_656", total_q=1, total_k=65536), "h200")
+    many = plan(replace(SPARSE, kv_dtype="fp8_656", total_q=4096, total_k=65536), "h200")
+    modes = few.config.cache_read.mode, many.config.cache_read.mode
+    assert modes == ("in_kernel", "workspace")
+    assert "65536 x 1152 = 75497472 bytes" in many.explain()
+
+
+@pytest.mark.parametrize(
+    "problem", [DENSE, NO_ROPE, FP8, SPARSE, replace(SPARSE, kv_dtype="fp8_block64")], ids=str
+)
+def test_blackwell_maps_match_their_configs(problem: Problem) -> None:
+    chosen = plan(problem, "b200")
+    block = chosen.block
+    assert chosen.backend == "blackwell" and block is not None
+    smem = block.memory
+    assert smem.used >= chosen.config.smem_used
+    regions = sorted(smem.regions, key=lambda r: r.offset)
+    assert all(a.offset + a.size <= b.offset for a, b in pairwise(regions))
+    columns = block.tensor_memory
+    assert columns and all(a.first + a.count <= b.first for a, b in pairwise(columns))
+    assert {use.name for use in uses(chosen)} >= {"shared memory bytes", "tensor-memory columns"}
+
+
+def test_planning_imports_no_heavy_package() -> None:
+    code = (
+        "import sys, types; package = types.ModuleType('openmla');"
+        "package.__path__ = [sys.argv[1]]; sys.modules['openmla'] = package;"
+        "from openmla.planning.models import problem_for_model; from openmla.planning import plan;"
+        "[plan(problem_for_model('glm-5'), t) for t in ('h200', 'b200', 'mi355x', 'cpu')];"
+        "print([name for name in ('torch', 'triton', 'tensor_layouts') if name in sys.modules])"
+    )
+    import openmla
+
+    done = subprocess.run(
+        [sys.executable, "-c", code, openmla.__path__[0]],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.strip() == "[]"
+
+
+def test_the_package_is_the_call_and_still_a_package():
+    import openmla
+    import openmla.planning.blackwell
+
+    problem = Problem(form="dense", heads=8, d_nope=128, d_rope=64, d_v=128)
+    assert openmla.plan(problem, target="b200") == plan(problem, "b200")
+    assert openmla.planning.blackwell.FA4Config.__name__ == "FA4Config"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "name"),
+    [(("dense",), "problem"), ((None, ["h200"]), "target"), ((None, "cpu", ["cpu"]), "backend")],
+)
+def test_arguments_of_the_wrong_kind_are_named(arguments, name):
+    problem = Problem(form="dense", heads=8, d_nope=128, d_rope=64, d_v=128)
+    with pytest.raises(InvalidArgument, match=name):
+        plan(arguments[0] or problem, *arguments[1:])
+
+
+def test_a_near_miss_is_explained() -> None:
+    chosen = plan(DENSE, "mi300x")
+    assert chosen.backend == "portable"
+    assert "transposing LDS reads" in chosen.passed_over[0]
+    assert "passed over: cdna4: gfx942" in chosen.explain()

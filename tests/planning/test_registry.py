@@ -1,0 +1,123 @@
+"""What families declare: allow-lists over every field of a Problem, in one table."""
+
+from __future__ import annotations
+
+import doctest
+from dataclasses import dataclass, fields, replace
+
+import pytest
+
+from openmla import fastpath
+from openmla.errors import Unsupported
+from openmla.planning import TARGETS, plan, registry, serves
+from openmla.planning.budget import over_budget, uses
+from openmla.planning.config import Plan
+from openmla.planning.family import Kernel
+from openmla.planning.registry import FAMILIES, families_of, family_named
+from openmla.planning.support import FEATURES
+from openmla.planning.target import generic_target
+from openmla.problem import Problem
+
+DENSE = Problem(form="dense", heads=16, d_nope=128, d_rope=64, d_v=128, total_q=64, total_k=64)
+LATENT = replace(DENSE, form="latent", d_nope=512, d_v=512, page_size=64)
+SPARSE = replace(LATENT, form="sparse", topk=64)
+KERNELS = [(family, kernel) for family in FAMILIES for kernel in family.kernels]
+PROBLEM_FIELDS = {f.name for f in fields(Problem)}
+
+
+@dataclass(frozen=True, slots=True)
+class WithWindow(Problem):
+    """A Problem of tomorrow: one option more than any kernel has heard of."""
+
+    window: int = 0
+
+
+def id_of(value: object) -> str:
+    return value.config.__name__ if isinstance(value, Kernel) else getattr(value, "name", "")
+
+
+def test_examples() -> None:
+    assert doctest.testmod(serves).failed == doctest.testmod(registry).failed == 0
+
+
+@pytest.mark.parametrize(("family", "kernel"), KERNELS, ids=id_of)
+def test_a_declaration_names_fields_of_a_problem_once(family: object, kernel: Kernel) -> None:
+    names = [
+        name
+        for key in kernel.serves.allowed
+        for name in (key if isinstance(key, tuple) else (key,))
+    ]
+    assert set(names) <= PROBLEM_FIELDS and len(set(names)) == len(names)
+    assert {"form", "heads", "d_nope", "d_rope", "d_v"} <= set(names)  # fields without a default
+
+
+@pytest.mark.parametrize("problem", [DENSE, LATENT, SPARSE], ids=lambda p: p.form)
+@pytest.mark.parametrize("target", ["cpu", "h200", "b200", "mi355x", "a100"])
+def test_an_option_that_nobody_declares_is_refused_everywhere(
+    problem: Problem, target: str
+) -> None:
+    values = problem.to_json()
+    assert plan(WithWindow(**values), target).backend == plan(problem, target).backend
+    with pytest.raises(Unsupported, match="window 7: not served"):
+        plan(WithWindow(**values, window=7), target)
+
+
+def test_an_option_that_no_key_holds_is_never_kept() -> None:
+    assert fastpath.KEYED == PROBLEM_FIELDS
+    assert fastpath.keyed(DENSE) and fastpath.keyed(WithWindow(**DENSE.to_json()))
+    assert not fastpath.keyed(WithWindow(**DENSE.to_json(), window=7))
+
+
+@pytest.mark.parametrize("d_nope", [112, 176, 208, 224, 240])
+@pytest.mark.parametrize(("d_rope", "d_v"), [(64, 128), (0, 64)])
+def test_widths_of_three_tiles_are_not_hoppers(d_nope: int, d_rope: int, d_v: int) -> None:
+    """The kernel has two tiles of K besides rope; it once took the first two of three."""
+    problem = replace(DENSE, d_nope=d_nope, d_rope=d_rope, d_v=d_v)
+    assert plan(problem, "h200").backend == "portable"
+    with pytest.raises(Unsupported, match=f"d_nope {d_nope}: 16, 32"):
+        plan(problem, "h200", "hopper")
+
+
+@pytest.mark.parametrize("d_v", [1, 7, 8, 24])
+def test_narrow_values_are_not_hoppers(d_v: int) -> None:
+    assert plan(replace(DENSE, d_v=d_v), "h200").backend == "portable"
+
+
+def plans_of(family: str, kernel: Kernel) -> list[Plan]:
+    """A plan of every feature of the support table that this kernel serves."""
+    target = next((t for t in TARGETS.values() if family_named(family) in families_of(t)), None)
+    target = target or TARGETS["cpu"]
+    made = []
+    for problem in FEATURES.values():
+        choice = (
+            kernel.plan(problem, target) if problem.form in kernel.serves.allowed["form"] else None
+        )
+        if choice is not None and not choice.reason:
+            made.append(Plan(problem, target.name, family, choice.config))
+    return made
+
+
+@pytest.mark.parametrize(("family", "kernel"), KERNELS, ids=id_of)
+def test_every_config_answers_the_same_questions(family: object, kernel: Kernel) -> None:
+    plans = plans_of(id_of(family), kernel)
+    assert plans, "no feature of the support table runs this kernel"
+    for chosen in plans:
+        assert chosen.config_lines()
+        if kernel.block is None:
+            assert uses(chosen) == []
+            continue
+        block = chosen.block
+        assert block is not None and chosen.config.why_unsupported() == ""
+        assert min(block.tile_rows, block.tile_keys, block.stages, block.threads) > 0
+        assert block.memory.used > 0 and over_budget(chosen) == ""
+
+
+@pytest.mark.parametrize(("family", "kernel"), KERNELS, ids=id_of)
+def test_a_smaller_chip_is_over_budget(family: object, kernel: Kernel) -> None:
+    """The check can fail for every kernel: on a chip with a byte less than the block takes."""
+    for chosen in plans_of(id_of(family), kernel):
+        if chosen.block is None:
+            continue
+        whole = TARGETS[chosen.target]
+        less = generic_target(whole.arch, whole.sm_count, chosen.block.memory.used - 1)
+        assert "shared memory" in over_budget(replace(chosen, target=less.name))

@@ -1,0 +1,143 @@
+"""The support table says what the planner says, and what runs today."""
+
+from __future__ import annotations
+
+import doctest
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from openmla.errors import Unsupported
+from openmla.planning import NEWEST_TRITON, Plan, cached_plan, plan, support, target_by_name
+from openmla.planning.registry import family_named
+from openmla.planning.support import (
+    BEGIN,
+    END,
+    FEATURES,
+    TABLE_TARGETS,
+    readme_has_table,
+    support_of,
+    support_table,
+    support_table_markdown,
+)
+from openmla.problem import FORMS, Problem
+
+
+def test_examples() -> None:
+    assert doctest.testmod(support).failed == 0
+
+
+def runnable(problem: Problem, target: str, backend: str = "auto") -> Plan:
+    return cached_plan(problem, target_by_name(target), backend, NEWEST_TRITON)
+
+
+@pytest.mark.parametrize("family", ["cpu", "reference", "portable"])
+def test_cpu_reference_and_portable_have_a_kernel_for_every_form(family: str) -> None:
+    for form in FORMS:
+        assert all(kernel.launcher for kernel in family_named(family).of_form(form))
+
+
+@pytest.mark.parametrize("feature", FEATURES)
+def test_cells_are_what_the_planner_says(feature: str) -> None:
+    for target, cell in support_table()[feature].items():
+        try:
+            chosen = plan(FEATURES[feature], target)
+        except Unsupported as error:
+            assert (cell.family, cell.reason) == ("", error.reason) and str(cell) == "–"
+        else:
+            assert cell.family == chosen.backend
+            assert not cell.runs or runnable(FEATURES[feature], target).backend == cell.runs
+            assert ("planned" in str(cell)) == (not chosen.kernel.launcher)
+            assert str(cell).startswith(f"**{chosen.backend}**") == chosen.runs_today
+
+
+def test_markdown_has_a_row_per_feature_and_a_column_per_target() -> None:
+    rows = [line for line in support_table_markdown().splitlines() if line.startswith("| ")]
+    assert len(rows) == len(FEATURES) + 1
+    assert all(line.count("|") == len(TABLE_TARGETS) + 2 for line in rows)
+
+
+def test_a_gap_has_a_dash_and_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    feature, problem = next(iter(FEATURES.items()))
+    monkeypatch.setitem(FEATURES, feature, replace(problem, q_dtype="fp32"))
+    text = support_table_markdown()
+    assert f"| {feature} | **cpu** | – |" in text
+    assert f"portable: q_dtype fp32: bf16, fp16 or e4m3 are served: {feature} on" in text
+
+
+def test_a_readme_is_checked_word_by_word() -> None:
+    table = support_table_markdown()
+    assert readme_has_table(f"# openmla\n\n{table}\n\nMore text.\n")
+    assert not readme_has_table(table.replace("hopper", "magic", 1))
+
+
+def test_the_readme_has_the_table_of_today() -> None:
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    assert readme_has_table(readme), "run `openmla doctor --table` and paste it into README.md"
+    assert readme.count(BEGIN) == readme.count(END) == 1
+
+
+def test_a_cell_names_what_runs_until_the_planned_kernel_exists(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    dense = next(iter(FEATURES.values()))
+    for kernel in family_named("hopper").kernels:
+        monkeypatch.setitem(kernel.__dict__, "launcher", "")
+    cached_plan.cache_clear()
+    assert str(support_of(dense, "h200")) == "**portable**, hopper planned"
+    assert str(support_of(dense, "a100")) == "**portable**"
+    for kernel in family_named("portable").kernels:
+        monkeypatch.setitem(kernel.__dict__, "launcher", "")
+    cached_plan.cache_clear()
+    assert str(support_of(dense, "h200")) == "hopper planned"
+    monkeypatch.undo()
+    cached_plan.cache_clear()
+
+
+def test_a_plan_without_its_kernel_names_itself_in_the_plan_that_runs() -> None:
+    fp8 = FEATURES["sparse 512+64, fp8 throughout"]
+    assert plan(fp8, "b200").backend == "blackwell" and not plan(fp8, "b200").runs_today
+    instead = runnable(fp8, "b200")
+    assert instead.backend == "portable" and instead.runs_today
+    assert instead.passed_over == ("blackwell: planned, its kernel is not implemented yet",)
+
+
+def test_heads_without_a_plan_say_why() -> None:
+    twenty = replace(FEATURES["sparse 512+64, 16 heads, bf16"], heads=20)
+    instead = runnable(twenty, "b200")
+    assert instead.backend == "portable" and "heads 20: 8, 16, 24" in instead.passed_over[0]
+
+
+@pytest.mark.parametrize(
+    ("feature", "tokens", "batch", "why"),
+    [
+        ("latent 512+64, fp8 pages", 66, 66, "has not been timed on a GPU"),
+        ("latent 512+64, bf16 pages", 65, 1, "its 130 tiles do not fill 132 SMs, and it does not "
+         "split keys"),
+    ],
+)  # fmt: skip
+def test_some_kernels_run_only_when_they_are_named(
+    feature: str, tokens: int, batch: int, why: str
+) -> None:
+    problem = replace(FEATURES[feature], total_q=tokens, batch=batch)
+    instead = runnable(problem, "h200")
+    assert instead.backend == "portable" and instead.passed_over[-1].endswith(why)
+    assert runnable(problem, "h200", "hopper").backend == "hopper"
+
+
+@pytest.mark.parametrize("pages", ["bf16", "fp8"])
+def test_a_chunk_that_fills_the_gpu_runs_on_the_latent_hopper_kernel(pages: str) -> None:
+    problem = replace(FEATURES[f"latent 512+64, {pages} pages"], total_q=66, batch=1)
+    assert runnable(problem, "h200").backend == "hopper"
+
+
+@pytest.mark.parametrize(
+    ("queries", "mode"), [(64, "in_kernel"), (256, "workspace"), (1024, "workspace")]
+)
+def test_fp8_rows_are_read_the_way_that_measured_faster(queries: int, mode: str) -> None:
+    """128 heads, lists of 2048 into a pool of a million rows: see planning/dequantize.py."""
+    problem = FEATURES["sparse 512+64, fp8_656 cache"]
+    problem = replace(problem, total_q=queries, total_k=1_000_000)
+    chosen = runnable(problem, "h200")
+    assert chosen.backend == "hopper" and chosen.config.cache_read.mode == mode

@@ -175,7 +175,7 @@ def test_json_of_an_unknown_config() -> None:
             replace(DENSE, rope="cache", page_size=7),
             "h200",
             "hopper",
-            "page_size 7: 0 to 4096 in",
+            "page_size 7: 0 to 1024 in",
         ),
         (replace(DENSE, aligned_16=False), "h200", "hopper", "multiple of 16 bytes"),
         (replace(DENSE, q_dtype="fp32"), "h200", "auto", "q_dtype fp32"),

@@ -30,7 +30,7 @@ from openmla.planning.target import Target
 from openmla.problem import MAX_HEADS, ROPE_SOURCES, Problem
 
 _LONG_NAMES = {"bf16": "bfloat16", "fp16": "float16", "e4m3": "float8_e4m3fn"}
-MOST_PAGE_ROWS = 4096
+MOST_PAGE_ROWS = 1024
 
 # Dense, with rope.
 

@@ -26,7 +26,7 @@ from openmla.problem import MAX_HEADS, Problem
 _LONG_NAMES = {"bf16": "bfloat16", "fp16": "float16", "e4m3": "float8_e4m3fn"}
 # A latent cache row on CDNA4: rope begins at column 512, whatever the width before it.
 ROPE_OFFSET = 512
-MOST_PAGE_ROWS = 4096
+MOST_PAGE_ROWS = 1024
 WAVE = 64
 # In 3.6 copies to LDS take their addresses only in layouts that cannot describe the slots of K, V.
 FIRST_TRITON = (3, 9)

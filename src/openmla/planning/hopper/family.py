@@ -25,7 +25,7 @@ from openmla.planning.split import query_tile_lines, split_lines
 from openmla.planning.target import Target
 from openmla.problem import MAX_HEADS, ROPE_SOURCES, Problem
 
-MOST_PAGE_ROWS = 4096
+MOST_PAGE_ROWS = 1024
 
 # Dense.
 

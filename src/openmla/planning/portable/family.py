@@ -13,7 +13,7 @@ from openmla.problem import FORMS, MAX_HEADS, ROPE_SOURCES, Problem
 
 WIDEST = 576
 """Columns of the widest row that was run: 512 + 64."""
-MOST_PAGE_ROWS = 4096
+MOST_PAGE_ROWS = 1024
 _ELEMENTS = ("bf16", "fp16", "e4m3")
 _STORED = OneOf(*_ELEMENTS, *FP8_CACHES)
 

@@ -33,7 +33,7 @@ from openmla.planning.target import Target
 from openmla.problem import Problem
 
 _LONG_NAMES = {"bf16": "bfloat16", "fp16": "float16", "e4m3": "float8_e4m3fn"}
-MOST_PAGE_ROWS = 4096
+MOST_PAGE_ROWS = 1024
 V32_SCALE_BLOCK = 128  # of the 512 latent columns of a row of 656 bytes; its rope is bf16
 # A pair's products inside a partition need barriers that both CTAs share.
 FIRST_PAIR_TRITON = (3, 9)

@@ -12,14 +12,14 @@ from typing import Annotated
 import typer
 from rich import box
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from openmla.cli.check_simulated import check_simulated_command
+from openmla.cli.failures import progress_bar, require_saved_case, show
 from openmla.cli.options import DEVICE_HELP, device_here
 from openmla.planning import BACKENDS
 from openmla.testing.defects import catalog, judge_correct, judge_defect
-from openmla.testing.fuzz import Failure, FuzzReport, load, one_thread, replay, run_fuzz
+from openmla.testing.fuzz import FuzzReport, one_thread, replay, run_fuzz
 
 REQUIRED_SHARE = 0.95
 MOST_REASONS = 20  # shown; the JSON has all
@@ -87,7 +87,7 @@ def check_command(
 def _fuzz(
     console: Console, cases: int, run: Callable[..., FuzzReport], json_file: Path | None
 ) -> bool:
-    with _progress(console) as bar:
+    with progress_bar(console) as bar:
         task = bar.add_task("cases", total=cases)
         report = run(
             progress=lambda done, total, note: bar.update(task, completed=done, total=total)
@@ -96,7 +96,7 @@ def _fuzz(
     if json_file is not None:
         json_file.write_text(json.dumps(report.to_json(), indent=1) + "\n")
     for failure in report.failures:
-        _show(console, failure)
+        show(console, failure)
     if report.ok:
         console.print("[green]every case is right or refused[/green]")
     elif not report.right:
@@ -129,25 +129,13 @@ def _summary(report: FuzzReport) -> Table:
     return table
 
 
-def _show(console: Console, failure: Failure) -> None:
-    console.print(f"[red]{failure.kind}[/red] {failure.case}")
-    if failure.shrunk != failure.case:
-        console.print(f"  shrunk to: {failure.shrunk}")
-    console.print(f"  {failure.message}", markup=False)
-    if failure.path is not None:
-        console.print(f"  again: openmla check --replay {failure.path}", soft_wrap=True)
-
-
 def _replay(console: Console, path: Path, backend: str, device: str) -> bool:
-    try:
-        load(path)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise typer.BadParameter(f"replay: {path} is not a saved case ({error!r:.100})") from None
+    require_saved_case(path)
     failure = replay(path, backend, device)
     if failure is None:
         console.print(f"[green]{path}: nothing wrong[/green]")
         return True
-    _show(console, failure)
+    show(console, failure)
     return False
 
 
@@ -156,7 +144,7 @@ def _judge_defects(console: Console) -> bool:
     table = Table("defect", "what it breaks", "rejected", box=box.SIMPLE)
     judged = rejected = unseen = 0
     defects = catalog()
-    with _progress(console) as bar, one_thread():
+    with progress_bar(console) as bar, one_thread():
         for defect in bar.track(defects, description="defects"):
             verdict = judge_defect(defect)
             judged, rejected = judged + verdict.judged, rejected + verdict.rejected
@@ -173,8 +161,3 @@ def _judge_defects(console: Console) -> bool:
         f"{accepted} of {len(correct)} correct results accepted"
     )
     return rejected >= REQUIRED_SHARE * judged and not unseen and accepted == len(correct)
-
-
-def _progress(console: Console) -> Progress:
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    return Progress(*columns, TimeElapsedColumn(), console=console, transient=True)

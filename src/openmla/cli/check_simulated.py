@@ -7,11 +7,10 @@ from pathlib import Path
 import typer
 from rich import box
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from openmla.cli.failures import progress_bar, require_saved_case, show
 from openmla.errors import InvalidArgument, Unsupported
-from openmla.testing.fuzz import Failure, load
 
 
 def check_simulated_command(
@@ -40,8 +39,7 @@ def _run(console: Console, target: str, cases: int, seed: int, save_dir: Path) -
         f"{cases} random cases from seed {seed} on, {FAMILIES[target]} kernels for {target}, "
         "simulated on the CPU"
     )
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    with Progress(*columns, TimeElapsedColumn(), console=console, transient=True) as bar:
+    with progress_bar(console) as bar:
         task = bar.add_task("cases", total=cases)
         report = run_simulated(
             cases, seed, target, save_dir=save_dir,
@@ -61,7 +59,7 @@ def _run(console: Console, target: str, cases: int, seed: int, save_dir: Path) -
         table.add_row(name, value)
     console.print(table)
     for failure in report.failures:
-        _show(console, failure, target)
+        show(console, failure, _command(target))
     ok = report.ok(cases)
     if ok:
         console.print("[green]all right, and nothing found[/green]")
@@ -73,10 +71,7 @@ def _run(console: Console, target: str, cases: int, seed: int, save_dir: Path) -
 def _replay(console: Console, path: Path, target: str) -> bool:
     from openmla.testing.simulate_fuzz import replay_simulated
 
-    try:
-        load(path)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise typer.BadParameter(f"replay: {path} is not a saved case ({error!r:.100})") from None
+    require_saved_case(path)
     try:
         failure = replay_simulated(path, target)
     except (InvalidArgument, Unsupported) as error:
@@ -85,15 +80,9 @@ def _replay(console: Console, path: Path, target: str) -> bool:
     if failure is None:
         console.print(f"[green]{path}: nothing wrong[/green]")
         return True
-    _show(console, failure, target)
+    show(console, failure, _command(target))
     return False
 
 
-def _show(console: Console, failure: Failure, target: str) -> None:
-    console.print(f"[red]{failure.kind}[/red] {failure.case}")
-    if failure.shrunk != failure.case:
-        console.print(f"  shrunk to: {failure.shrunk}")
-    console.print(f"  {failure.message}", markup=False)
-    if failure.path is not None:
-        again = f"openmla check --simulate --target {target} --replay {failure.path}"
-        console.print(f"  again: {again}", soft_wrap=True)
+def _command(target: str) -> str:
+    return f"openmla check --simulate --target {target}"

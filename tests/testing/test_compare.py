@@ -168,3 +168,26 @@ def test_wide_scores_get_what_tensor_cores_cut_off():
         lse = truth.lse - eps * 2.0**-23 * truth.score_magnitude
         verdict = judge(built, Outcome(truth.out.to(torch.bfloat16), lse.float()))
         assert verdict.ok == accepted, (eps, verdict.report())
+
+
+def with_fp16_weights(built):
+    """The result of a dense case whose weights are rounded to fp16 before they meet V."""
+    op, causal = built.operands, torch.ones(built.case.total_k, built.case.total_k).tril().bool()
+    k = torch.cat([op.k_nope.double(), op.k_rope.double()[:, None].expand_as(op.k_nope)], -1)
+    s = torch.einsum("qhd,khd->hqk", op.q.double(), k) * op.weights.scale
+    p = (s.masked_fill(~causal, -torch.inf) - built.truth().max_logits.T[..., None]).exp()
+    out = torch.einsum("hqk,khd->qhd", p.half().double(), op.v.double())
+    return Outcome((out / p.sum(-1).T[..., None]).bfloat16())
+
+
+def test_weights_have_the_dtype_of_v():
+    """e4m3 queries over fp16 values: small weights have an absolute error, the result is bf16."""
+    case = Case("dense", 5, 1, 1, 1, q_lens=(128,), k_lens=(128,), dtype="e4m3", side_dtype="fp16",
+                rope="shared", scale=-0.5, values="tiny")  # fmt: skip
+    beyond = []
+    for seed in range(8):
+        built = build(replace(case, seed=seed))
+        outcome = with_fp16_weights(built)
+        assert judge(built, outcome).ok
+        beyond.append(not compare(outcome, built.truth(), columns=2).ok)
+    assert any(beyond)  # by the rule for bf16 weights

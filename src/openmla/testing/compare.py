@@ -14,7 +14,8 @@ largest score m, and divides by their sum l. Rounded to fp16 a P has a relative 
 2^-14; below, the error is 2^-25 whatever P is, and below 2^-25 P becomes 0
 (`p_floor`; in bf16 and fp32 that happens at 2^-126). Four keys with P = 1, 2^-20, 2^-21, 2^-26 and
 v = 2^-14, 1, 1, 1: out is 6.2e-5, for which the terms with u allow 6.1e-8, and the rounding of the
-three small weights may cost 3 * 2^-25 = 8.9e-8.
+three small weights may cost 3 * 2^-25 = 8.9e-8. P has the dtype of V, which may be fp16 where the
+output is bf16: beside e4m3 queries.
 
 That is an upper bound, and an upper bound alone misses small errors in every element, so more is
 bounded as well (limits in `Rule`), beyond what `score` and the floors allow:
@@ -39,11 +40,12 @@ of the same dtype is given, the error may be at most 1.1 times its error.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
+from openmla.operands import DenseOperands
 from openmla.reference import Truth
 from openmla.testing.build import BuiltCase, Outcome
 
@@ -114,11 +116,15 @@ class Verdict:
 
 def judge(built: BuiltCase, outcome: Outcome, eager: Tensor | None = None) -> Verdict:
     """`compare` for a built case and what an implementation returned for it."""
+    rule = RULES[outcome.out.dtype]
+    if isinstance(built.operands, DenseOperands) and built.operands.v.dtype == torch.float16:
+        rule = replace(rule, p_floor=RULES[torch.float16].p_floor)
     return compare(
         outcome,
         built.truth(),
         exact=built.is_exact,
         eager=eager,
+        rule=rule,
         columns=built.case.d_qk,
         describe_row=built.describe_row,
     )

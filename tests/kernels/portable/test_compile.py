@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
@@ -102,3 +104,27 @@ def _text(value: object) -> str:
 def test_compiles_and_fits(name: str, chip: str) -> None:
     for shared in compiled(name, chip):
         assert 0 < shared <= TARGETS[chip].smem_per_block
+
+
+@pytest.mark.slow
+@pytest.mark.compile
+def test_rope_bytes_at_odd_addresses_are_multiplied_row_by_row() -> None:
+    """Stored column by column, blocks of 32 keys were multiplied wrongly (Triton 3.6.0, H200)."""
+    from openmla.kernels.portable.ahead import compiling_for
+    from openmla.kernels.portable.launch import calls
+
+    problem = Problem(form="dense", heads=1, d_nope=448, d_rope=64, d_v=64, rope="cache",
+                      rope_dtype="fp8_656", page_size=32)  # fmt: skip
+    (op, results), pool = operands_of(problem), torch.zeros(2 * 32 * 656 + 1, dtype=torch.uint8)
+    pages = pool[1:].view(2, 32, 656)
+    cache = replace(LatentCache.allocate(num_pages=2, page_size=32, format="fp8_656"), data=pages)
+    table = torch.zeros(1, 2, dtype=torch.int32)
+    op = replace(op, k_rope=None, rope_cache=cache, block_table=table)
+    chosen = plan(problem, "h200", "portable")
+    with compiling_for("sm_90"):
+        text = next(calls(chosen, op, results)).compile().asm["ttgir"]
+    assert "dense_kernel" in text and chosen.config.BN == 32
+    # The layouts of both: keys lie in shared memory by rows, so the compiler transposes a view.
+    lying = {name: line for line in text.splitlines() if (name := line.split(" ", 1)[0])[:1] == "#"}
+    keys = re.findall(r"warp_group_dot .*memdesc<\d+x32xbf16, (#\w+)", text)
+    assert len(keys) >= 4 and all("transposed = true" in lying[name] for name in keys)

@@ -115,9 +115,14 @@ def _v32_rope(
     """The rope columns of rows of 656 bytes, bf16."""
     column = tl.arange(0, COLUMNS)
     if FORMAT == "v32_bytes":
-        pointers = data_ptr + V32_ROPE_AT + data_row[:, None] + (column * 2)[None, :]
-        words = _load_bytes(pointers, row_ok, column < COLUMNS, 2, False)
-        rope = words.to(tl.uint16).to(tl.bfloat16, bitcast=True)
+        # Bytes side by side: read two apart, Triton 3.6.0 stores the tile transposed for wgmma, and
+        # with fewer than 64 rows multiplies it wrongly (H200).
+        byte = tl.arange(0, 2 * COLUMNS)
+        pointers = data_ptr + V32_ROPE_AT + data_row[:, None] + byte[None, :]
+        tile = load_tile(pointers, row_ok, byte < 2 * COLUMNS, True, False)
+        words = tile.to(tl.uint8, bitcast=True).to(tl.uint16)
+        low, high = tl.split(words.reshape(tile.shape[0], COLUMNS, 2))
+        rope = (low | high << 8).to(tl.bfloat16, bitcast=True)
     else:
         start = (data_ptr + V32_ROPE_AT).to(tl.pointer_type(tl.bfloat16), bitcast=True)
         pointers = start + (data_row // 2)[:, None] + column[None, :]

@@ -16,29 +16,29 @@ help:
 
 # A plain "torch" would pull gigabytes of CUDA packages onto a machine without a GPU, so the
 # pinned build of the constraints goes in first.
-$(VENV)/.installed: pyproject.toml constraints.txt
+$(VENV)/.installed: pyproject.toml gluon-sim/pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(VENV)/$(PIP_INSTALL) -c constraints.txt torch
-	$(VENV)/$(PIP_INSTALL) -c constraints.txt -e '.[dev]'
+	$(VENV)/$(PIP_INSTALL) -c constraints.txt -e gluon-sim -e '.[dev]'
 	@touch $@
 
-$(VENV39)/.installed: pyproject.toml constraints-triton39.txt
+$(VENV39)/.installed: pyproject.toml gluon-sim/pyproject.toml constraints-triton39.txt
 	$(PYTHON) -m venv $(VENV39)
 	$(VENV39)/$(PIP_INSTALL) -c constraints-triton39.txt torch
-	$(VENV39)/$(PIP_INSTALL) -c constraints-triton39.txt -e '.[cli]' numpy pytest pytest-xdist
+	$(VENV39)/$(PIP_INSTALL) -c constraints-triton39.txt -e gluon-sim -e '.[cli]' pytest pytest-xdist
 	@touch $@
 
 demo: $(VENV)/.installed
 	$(VENV)/bin/openmla demo
 
 lint: $(VENV)/.installed
-	$(VENV)/bin/ruff check src tests benchmarks
-	$(VENV)/bin/ruff format --check src tests benchmarks
+	$(VENV)/bin/ruff check src tests benchmarks gluon-sim
+	$(VENV)/bin/ruff format --check src tests benchmarks gluon-sim
 	$(VENV)/bin/mypy
 
 # Compile every kernel config with the second Triton; an unchanged kernel comes from the cache.
 compile: $(VENV39)/.installed
-	$(VENV39)/bin/pytest -n 2 -m compile tests/sim tests/kernels tests/test_compiled.py
+	$(VENV39)/bin/pytest -n 2 -m compile gluon-sim/tests tests/kernels tests/test_compiled.py
 
 test: lint compile
 	$(VENV)/bin/pytest -n 2

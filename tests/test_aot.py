@@ -9,8 +9,9 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from typer.testing import CliRunner
 
-from openmla import aot, aot_table
-from openmla.aot import CompileJob, CompileReport, Predicted, compile_job
+from openmla.aot import jobs as aot
+from openmla.aot import table as aot_table
+from openmla.aot.jobs import CompileJob, CompileReport, Predicted, compile_job
 from openmla.cli.compile import compile_command
 
 

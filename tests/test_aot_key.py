@@ -9,8 +9,8 @@ import textwrap
 import pytest
 import triton
 
-from openmla.aot import CompileJob, job_key
-from openmla.aot_key import stable_key
+from openmla.aot.jobs import CompileJob, job_key
+from openmla.aot.key import stable_key
 
 CONSTANTS = """
 from triton.experimental.gluon import language as gl
@@ -143,7 +143,7 @@ def in_a_process(statements: str, folder) -> tuple[str, str]:
     """Our key and Triton's after these statements."""
     program = """
         import sys
-        from openmla.aot import CompileJob, job_key
+        from openmla.aot.jobs import CompileJob, job_key
         {statements}
         from key_kernel import kernel
         signature = dict(o_ptr="*i32:16", n="i32")
@@ -162,7 +162,7 @@ def test_history_and_imports_do_not_matter(tmp_path):
     (tmp_path / "key_kernel.py").write_text(KERNEL)
     fresh = in_a_process("", tmp_path)
     hashed = in_a_process(
-        "import key_kernel, openmla.kernels.scores; key_kernel.scaled.cache_key; "
+        "import key_kernel, openmla.kernels.gluon.scores; key_kernel.scaled.cache_key; "
         "key_kernel.shifted.cache_key",
         tmp_path,
     )

@@ -12,10 +12,11 @@ from __future__ import annotations
 import pytest
 import triton
 
-from openmla import aot_store, aot_table
-from openmla.aot import job_key
-from sim.cases import CASES
-from sim.test_language import COMPILED_TOO
+from cases import CASES
+from openmla.aot import store as aot_store
+from openmla.aot import table as aot_table
+from openmla.aot.jobs import job_key
+from test_language import COMPILED_TOO
 
 HERE = aot_store.folder()
 MOST_FILES = 12

@@ -18,7 +18,8 @@ from torch import Tensor
 import calls
 import formula
 import openmla
-from openmla import LatentCache, fastpath, warmup
+from openmla import LatentCache, fastpath
+from openmla.aot import warmup
 from openmla.compat.flash_attn import flash_attn_varlen_func
 from openmla.compat.flash_mla import flash_mla_sparse_fwd
 from openmla.operands import Results

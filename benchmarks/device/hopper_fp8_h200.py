@@ -16,7 +16,7 @@ from sections import Section, host_microseconds, run
 from openmla.bench.gpu_timing import race
 from openmla.cache import LatentCache
 from openmla.dispatch import plan_call
-from openmla.kernels.hopper.sparse_launch import calls
+from openmla.kernels.hopper.latent.launch import calls
 from openmla.operands import Results, SparseOperands, Weights
 from openmla.planning import Plan
 
@@ -99,7 +99,7 @@ class Inputs:
         return lambda: launch(chosen, op, results)
 
     def fused(self, registers: tuple[int, int]) -> Callable[[], object]:
-        """Widening in the kernel, with registers divided otherwise."""
+        """Dequantizing in the kernel, with registers divided otherwise."""
         (call,) = calls(with_mode(self.chosen, "in_kernel"), self.op, self.results)
         call.arguments["REGISTERS"] = registers
         return call.run
@@ -117,7 +117,7 @@ class Inputs:
                 marks.append((call.kernel.fn.__name__, call.arguments.get("SCALED", 0), start, end))
             torch.cuda.synchronize()
             for name, scaled, start, end in marks if number else ():
-                key = f"{name}{' widening' if scaled else ''}"
+                key = f"{name}{' dequantizing' if scaled else ''}"
                 sums[key] = sums.get(key, 0.0) + start.elapsed_time(end) / 5
         return sums
 

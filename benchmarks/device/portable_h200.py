@@ -42,8 +42,8 @@ class Tile:
     num_warps: int
     bulk_copies: bool = False
     group_heads: int = 4
-    widen: bool = False
-    """Widen an FP8 cache into a workspace first."""
+    dequantize: bool = False
+    """Dequantize an FP8 cache into a workspace first."""
 
 
 def _dense_tiles() -> list[Tile]:
@@ -59,7 +59,7 @@ ROW_TILES = [
     Tile(64, 32, 2, 8),
     Tile(64, 32, 3, 8),
 ]
-FP8_TILES = [Tile(64, 64, 2, 8, widen=True), *ROW_TILES]
+FP8_TILES = [Tile(64, 64, 2, 8, dequantize=True), *ROW_TILES]
 FEW_HEADS_TILES = [
     Tile(16, 64, 2, 4),
     Tile(16, 64, 2, 8),
@@ -113,7 +113,7 @@ SHAPES: dict[str, tuple[Shape, list[Tile]]] = {
     "sparse h32 bf16": (Shape("sparse", 32, 4096, 8192, 2048), MORE_HEADS_TILES),
     "sparse h16 fp8_656": (
         Shape("sparse", 16, 4096, 8192, 2048, "fp8_656"),
-        [Tile(16, 64, 2, 4, widen=True), Tile(16, 64, 2, 4)],
+        [Tile(16, 64, 2, 4, dequantize=True), Tile(16, 64, 2, 4)],
     ),
     "latent h16": (Shape("latent", 16, 2048, 8192, 0, "bf16"), ROW_TILES),
     "latent h128": (Shape("latent", 128, 512, 8192, 0, "bf16"), ROW_TILES),
@@ -151,7 +151,7 @@ def candidate(tile: Tile, op: Any, results: Results) -> list[Call]:
     """The calls of the plan for these operands, with this tile in place of its own."""
     chosen = plan_call(op, results, "portable")
     fields = asdict(tile)
-    mode = "workspace" if fields.pop("widen") else "plain"
+    mode = "workspace" if fields.pop("dequantize") else "plain"
     read = replace(chosen.config.cache_read, mode=mode)
     # Branches around the arithmetic of rows help from 64 rows on, as the planner says.
     config = replace(chosen.config, **fields, cache_read=read, branches=tile.BM >= 64)
@@ -224,7 +224,7 @@ def line(r: dict[str, Any]) -> str:
     if "ms" not in r:
         return json.dumps(r)
     t = r["tile"]
-    extras = [k for k in ("bulk_copies", "widen") if t[k]] + [f"g{t['group_heads']}"]
+    extras = [k for k in ("bulk_copies", "dequantize") if t[k]] + [f"g{t['group_heads']}"]
     return (
         f"  {r['shape']:24s} {t['BM']:>3}x{t['BN']:<3} s{t['num_stages']} w{t['num_warps']} "
         f"{' '.join(extras):<22} {r['ms']:8.3f} ms {r['tflops']:6.1f} TF share {r['share']:.3f} "

@@ -127,8 +127,8 @@ def _key(op: Repeated, results: Results, backend: str) -> Key:
 
 
 def _replay(plan: Plan, op: Repeated, results: Results) -> Replay:
-    from openmla.kernels.hopper.replay import DenseReplay
-    from openmla.kernels.hopper.sparse_replay import SparseReplay
+    from openmla.kernels.hopper.dense.replay import DenseReplay
+    from openmla.kernels.hopper.latent.replay import SparseReplay
 
     if isinstance(op, DenseOperands):
         return DenseReplay(plan, op, results)

@@ -8,7 +8,7 @@ import pytest
 import torch
 import typer
 
-from openmla import warmup
+from openmla.aot import warmup
 from openmla.cli.warmup import warmup_command
 from openmla.dispatch import plan_for
 from openmla.errors import InvalidArgument, Unsupported

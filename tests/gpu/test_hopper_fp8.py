@@ -1,4 +1,4 @@
-"""The latent kernel over lists of FP8 rows: widened in the kernel or in a workspace, same bits."""
+"""The latent kernel over listed FP8 rows: dequantized in the kernel or a workspace, same bits."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ BATCHES: tuple[dict[str, Any], ...] = (
 
 
 def attend_by(built: BuiltCase, mode: str) -> Outcome:
-    """With FP8 rows widened in one way."""
+    """With FP8 rows dequantized in one way."""
     return attend(
         built, "hopper", lambda c: replace(c, cache_read=replace(c.cache_read, mode=mode))
     )

@@ -1,6 +1,6 @@
 """What every simulated kernel must show, whatever it computes.
 
-`run` takes a built case and the options of `openmla.sim.intercept`, and returns the outcome and the
+`run` takes a built case and the options of `gluon_sim.intercept`, and returns the outcome and the
 simulator's reports.
 """
 
@@ -9,8 +9,8 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
+from gluon_sim import Report
 from openmla.operands import DenseOperands, SparseOperands
-from openmla.sim import Report
 from openmla.testing.build import BuiltCase, Outcome, build
 from openmla.testing.case import Case
 from openmla.testing.compare import judge

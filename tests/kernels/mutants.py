@@ -1,8 +1,8 @@
 """Kernels with a seeded defect: copies of a whole kernel folder with one file changed.
 
 A kernel is spread over several files that import one another, so a mutant is a copy of them all
-under a name of its own. A file that all families share (boxes.py, descriptors.py …) is copied
-beside them when it is the one that changes.
+under a name of its own. A file of kernels/gluon, which all families share, is copied beside them
+when it is the one that changes.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from types import ModuleType
 
 import pytest
 
-from openmla.sim import Kind
+from gluon_sim import Kind
 
 RUNS = [("late", 0), ("early", 0), ("random", 1), ("random", 2), ("random", 3)]
 NOTHING = "pass"  # takes the place of a removed statement
-SHARED = "openmla.kernels"
+SHARED = "gluon"
 
 
 @dataclass(frozen=True)
@@ -57,26 +57,35 @@ def once(old: str, new: str) -> Callable[[str], str]:
 def load_mutant(
     package: ModuleType, file: str, edit: Callable[[str], str], launch: str, folder: Path
 ) -> ModuleType:
-    """Module `launch` of a copy of `package` in `folder` whose `file`.py went through `edit`."""
+    """Module `launch` of a copy of `package` in `folder` whose `file` went through `edit`."""
     name = f"mutant_{folder.name}_{abs(hash(str(folder)))}"
-    made = folder / name
-    made.mkdir()
     own = Path(package.__path__[0])
-    shared = own.parent / f"{file}.py"
-    changed = own / f"{file}.py" if (own / f"{file}.py").exists() else shared
-    for path in {*own.glob("*.py"), changed}:
+    changed = path_of(own, file)
+    shared = changed.parent == own.parent / SHARED
+    for path in {*own.rglob("*.py"), changed}:
         source = path.read_text()
         if path == changed:
             source = edit(source)
         source = source.replace(f"{package.__name__}.", f"{name}.")
-        if changed == shared:
-            source = source.replace(f"from {SHARED}.{file} import", f"from {name}.{file} import")
-        (made / path.name).write_text(source)
+        if shared:
+            there, here = f"openmla.kernels.{SHARED}.{file}", f"{name}.{file}"
+            source = source.replace(f"from {there} import", f"from {here} import")
+        made = folder / name / (path.name if path == changed and shared else path.relative_to(own))
+        made.parent.mkdir(parents=True, exist_ok=True)
+        made.write_text(source)
     sys.path.insert(0, str(folder))
     try:
         return importlib.import_module(f"{name}.{launch}")
     finally:
         sys.path.remove(str(folder))
+
+
+def path_of(own: Path, file: str) -> Path:
+    """ "latent.rows", "scheduler" (of the dense kernel), "dense" (its kernel.py), a shared one."""
+    if "." in file:
+        return own / f"{file.replace('.', '/')}.py"
+    places = (own / "dense" / f"{file}.py", own / f"{file}.py", own / file / "kernel.py")
+    return next((p for p in places if p.exists()), own.parent / SHARED / f"{file}.py")
 
 
 def assert_found(kind: Kind | None, run: Callable[[str, int], tuple[set[Kind], bool]]) -> None:

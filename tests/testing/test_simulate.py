@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from openmla.errors import Unsupported
+import gluon_sim.errors
 from openmla.testing import memory, simulate, simulate_draw, simulate_fuzz
 from openmla.testing.build import build
 from openmla.testing.case import Case
@@ -153,10 +153,10 @@ def test_a_crash_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_the_simulator_cannot_do_is_no_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
     class Beyond:
         def run(self) -> None:
-            raise Unsupported("clusters of 4 CTAs", "1 or 2")
+            raise gluon_sim.errors.Unsupported("clusters of 4 CTAs")
 
     monkeypatch.setattr(simulate, "calls", lambda *arguments: [Beyond()])
-    assert check_simulated(SMALL, "h200").message.startswith("NotSimulated: clusters of 4")
+    assert check_simulated(SMALL, "h200").message.startswith("Unsupported: clusters of 4")
 
 
 def test_memory_that_is_read_without_being_addressed_is_found(

@@ -29,9 +29,9 @@ def compile_command(
     """Compile all kernel configurations and compare registers and memory with the plans."""
     from rich.console import Console
 
-    from openmla import aot_store
-    from openmla.aot import TARGETS
-    from openmla.aot_table import compile_all, failures
+    from openmla.aot import store
+    from openmla.aot.jobs import TARGETS
+    from openmla.aot.table import compile_all, failures
 
     for name in target or ():
         if name not in TARGETS:
@@ -44,7 +44,7 @@ def compile_command(
             typer.echo(json.dumps(asdict(report)))
     if update is not None and not target:
         labels = [job.label for job, _ in rows]
-        for label in aot_store.prune(labels, rows[0][1].triton):
+        for label in store.prune(labels, rows[0][1].triton):
             typer.echo(f"no such job any more: {label}", err=True)
     wrong = failures(rows)
     for line in wrong:

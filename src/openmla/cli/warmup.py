@@ -9,8 +9,8 @@ import typer
 from rich.console import Console
 from rich.progress import Progress
 
+from openmla.aot.warmup import compile_model, problems_of
 from openmla.errors import OpenMLAError
-from openmla.warmup import compile_model, problems_of
 
 
 def warmup_command(

@@ -149,8 +149,8 @@ def _as_it_runs(config: Any) -> Any:
 
 def _timed(chosen: Plan, blocks: int) -> tuple[float, dict[str, float]]:
     """Clocks of one piece of `blocks` blocks, and how many each unit was busy."""
+    from gluon_sim import intercept
     from openmla.kernels.launch import launch
-    from openmla.sim import intercept
 
     plan, operands, results = _one_piece(chosen, blocks)
     with intercept(schedule="timed", resident=1, rates=b200_rates()) as reports:
@@ -168,7 +168,7 @@ def _timed(chosen: Plan, blocks: int) -> tuple[float, dict[str, float]]:
 
 def b200_rates() -> Any:
     """The table above, in the simulator's units: its product is two multiply-adds."""
-    from openmla.sim.timeline import Rates
+    from gluon_sim.timeline import Rates
 
     cost = {
         "mma": 2048.0, "exp": 16.0, "vector": 128.0, "memory": 128.0, "global": 64.0, "copy": 64.0,

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from openmla.aot import NO_PLAN, CompileJob, Predicted, tensor_desc
+from openmla.aot.jobs import NO_PLAN, CompileJob, Predicted, tensor_desc
 from openmla.cache import LatentCache
 from openmla.kernels.call import Call
 from openmla.operands import DenseOperands, Results, Weights

@@ -22,17 +22,17 @@ def merge(outs: list[Tensor], lses: list[Tensor], out: Tensor, lse: Tensor) -> N
     """Write the merged result into out and lse; all inputs are as merge_many documents."""
     # Rows of lse are narrow beside rows of out, so float64 costs little and keeps shares exact.
     seen = [torch.where(x == torch.inf, -torch.inf, x.double()) for x in lses]
-    top = reduce(torch.maximum, seen)
-    empty = top == -torch.inf
-    shift = torch.where(empty, 0.0, top)
+    row_max = reduce(torch.maximum, seen)
+    empty = row_max == -torch.inf
+    shift = torch.where(empty, 0.0, row_max)
     weights = [torch.exp(x - shift) for x in seen]
-    total = torch.where(empty, 1.0, reduce(torch.add, weights))
+    row_sum = torch.where(empty, 1.0, reduce(torch.add, weights))
     # float32 parts need more than float32: shares that sum to 1 + 1e-7 overflow its largest values.
     wide = torch.float64 if out.dtype == torch.float32 else torch.float32
     # -0.0 is the one number that leaves every other one as it was, -0.0 too.
     merged = torch.full(out.shape, -0.0, dtype=wide, device=out.device)
     for part, weight in zip(outs, weights, strict=True):
-        share = (weight / total).to(wide).unsqueeze(-1)
+        share = (weight / row_sum).to(wide).unsqueeze(-1)
         merged += torch.where(share == 0, -0.0, part.to(wide) * share)
     out.copy_(torch.where(empty.unsqueeze(-1), 0.0, merged))
-    lse.copy_(torch.where(empty, -torch.inf, shift + torch.log(total)))
+    lse.copy_(torch.where(empty, -torch.inf, shift + torch.log(row_sum)))

@@ -1,4 +1,4 @@
-"""How an FP8 cache is read: widened in the kernel at every visit, or once into a workspace.
+"""How an FP8 cache is read: dequantized in the kernel at every visit, or once into a workspace.
 
 Both ways give the same bits, because an element's value is bf16(fp32(e4m3) * scale) everywhere. So
 the choice is one of speed alone and may look at the whole batch. `STEPS_TO_PAY` comes from an H200;
@@ -6,8 +6,8 @@ the other thresholds are estimates.
 
 A workspace holds either every row of the pool (`sparse_cache_read`, `paged_cache_read`), or the
 rows that lists of rows or pages name (`listed_cache_read`, `named_pages_read`): how many those are
-is known on the device alone, so its size is a bound, and past it the rows are widened in the kernel
-after all.
+is known on the device alone, so its size is a bound, and past it the rows are dequantized in the
+kernel after all.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from openmla.planning.arithmetic import ceildiv
 
 CacheMode = Literal["plain", "in_kernel", "workspace"]
 
-# Widening a row once also writes and reads it back; it pays from about this many visits on.
+# Dequantizing a row once also writes and reads it back; it pays from about this many visits on.
 VISITS_TO_PAY = 4
-# A step of 128 rows takes about 11,000 clocks when they are widened in it and 5,300 when they are
-# not; finding, widening and remapping rows takes up to 0.1 ms. Measured with 128 heads and lists of
-# 2048: 16 steps of a program take as long either way (0.11 ms) if nothing has to be waited for, 64
-# take 0.41 ms in the kernel and 0.28 with a workspace.
+# A step of 128 rows takes about 11,000 clocks when they are dequantized in it and 5,300 when they
+# are not; finding, dequantizing and remapping rows takes up to 0.1 ms. Measured with 128 heads and
+# lists of 2048: 16 steps of a program take as long either way (0.11 ms) if nothing has to be waited
+# for, 64 take 0.41 ms in the kernel and 0.28 with a workspace.
 STEPS_TO_PAY = 24
 STEP = 128  # keys
 WORKSPACE_CAP = 512 * 1024 * 1024
@@ -54,7 +54,7 @@ class CacheRead:
 
     @property
     def workspace_bytes(self) -> int:
-        """Bytes of widened rows and of the map of the pool; 0 unless there is a workspace."""
+        """Bytes of dequantized rows and of the map of the pool; 0 unless there is a workspace."""
         if self.mode != "workspace":
             return 0
         return self.capacity * self.row_bytes + self.mapped * MAP_BYTES
@@ -88,25 +88,25 @@ class CacheRead:
         size = f"{self.rows} x {self.row_bytes} = {self.rows * self.row_bytes} bytes"
         if self.mode == "workspace":
             return (
-                f"FP8 cache: widened once into a workspace of {size}: {per_row}, at least "
+                f"FP8 cache: dequantized once into a workspace of {size}: {per_row}, at least "
                 f"{VISITS_TO_PAY} each"
             )
         if self.visits >= VISITS_TO_PAY * self.rows:
-            return f"FP8 cache: widened in the kernel; {size} would exceed {WORKSPACE_CAP}"
+            return f"FP8 cache: dequantized in the kernel; {size} would exceed {WORKSPACE_CAP}"
         return (
-            f"FP8 cache: widened in the kernel: {per_row}, fewer than {VISITS_TO_PAY} each, do "
+            f"FP8 cache: dequantized in the kernel: {per_row}, fewer than {VISITS_TO_PAY} each, do "
             f"not repay a workspace of {size}"
         )
 
     def _explain_named(self) -> str:
         if self.mode == "in_kernel":
-            return f"FP8 cache: widened in the kernel: {self.against()}"
+            return f"FP8 cache: dequantized in the kernel: {self.against()}"
         more = "; if more are named, in the kernel" if self.rows > self.capacity else ""
         enough = f"at least {VISITS_TO_PAY} each"
         if self.steps:
             enough = f"{self.steps} steps of a program, more than {STEPS_TO_PAY}"
         return (
-            f"FP8 cache: rows that are named are widened once, found by a map of {self.mapped} "
+            f"FP8 cache: rows that are named are dequantized once, found by a map of {self.mapped} "
             f"entries, into a workspace of {self._held()}: {self.visits} visits, {enough}{more}"
         )
 
@@ -133,11 +133,12 @@ def sparse_cache_read(total_q: int, topk: int, rows: int, row_blocks: int, width
 def listed_cache_read(
     total_q: int, topk: int, pool: int, row_blocks: int, width: int, programs: int
 ) -> CacheRead:
-    """Likewise where only rows that a list names are widened: at most total_q x topk, or the pool.
+    """Likewise where only rows that a list names are dequantized: at most total_q x topk, or the
+    pool.
 
     4096 queries name at most 1,000,000 rows of such a pool, in 16.8 million visits. A workspace
-    holds 466033; widening so many costs less than the visits save. 64 queries of 128 heads are one
-    tile, 16 steps, for each of 132 programs: that is not worth five more kernels.
+    holds 466033; dequantizing so many costs less than the visits save. 64 queries of 128 heads are
+    one tile, 16 steps, for each of 132 programs: that is not worth five more kernels.
 
     >>> v32 = {"topk": 2048, "pool": 1_000_000, "row_blocks": 2, "width": 576, "programs": 132}
     >>> many = listed_cache_read(4096, **v32)

@@ -78,7 +78,7 @@ class Target:
 
     @property
     def has_e4m3(self) -> bool:
-        """Whether Triton converts e4m3 here; elsewhere kernels widen it from its bits."""
+        """Whether Triton converts e4m3 here; elsewhere kernels dequantize it from its bits."""
         return self.vendor != "nvidia" or _capability(self.arch) >= _FIRST_E4M3
 
     def __str__(self) -> str:

@@ -177,7 +177,7 @@ def _dense(rng: random.Random, menu: Menu, fields: dict[str, Any]) -> dict[str, 
         found["kv"] = _fitting(rng.choice(menu.kv), fields["d_rope"] == 64)
         one_type = set(menu.kv) == {"bf16"} or found["kv"] != "bf16"
         if one_type and rng.random() >= UNSERVED:
-            found["dtype"] = "bf16"  # what rows of a cache are, or are widened to
+            found["dtype"] = "bf16"  # what rows of a cache are, or are dequantized to
     return found | {"rope": rope, "page_size": rng.choice(menu.pages)}
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 from types import ModuleType
 
 import openmla.kernels.blackwell as package
+from gluon_sim import Kind
 from kernels.mutants import NOTHING, Defect, load_mutant
-from openmla.sim import Kind
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class DenseDefect(Defect):
 
 def load_defect(defect: DenseDefect, folder: Path) -> ModuleType:
     """The launch module of a copy of the kernel with the defect."""
-    return load_mutant(package, defect.file, defect.apply, "launch", folder)
+    return load_mutant(package, defect.file, defect.apply, "dense.launch", folder)
 
 
 DEFECTS = [
@@ -62,7 +62,7 @@ DEFECTS = [
         "(2 * part + half) * WIDTH", "(2 * part + 1 - half) * WIDTH",
     ),
     DenseDefect(
-        "the total is told over the reference", Kind.RACE, "columns",
+        "the row_sum is told over the reference", Kind.RACE, "columns",
         "TOTAL = gl.constexpr(1)", "TOTAL = gl.constexpr(0)",
     ),
     DenseDefect(
@@ -79,12 +79,12 @@ DEFECTS = [
         "mbarrier.wait(o_full.index(out), (blocks - 1) & 1)", NOTHING,
     ),
     DenseDefect(
-        "totals are not waited for", Kind.RACE, "correction",
+        "row_sums are not waited for", Kind.RACE, "correction",
         "mbarrier.wait(t_full.index(out), 0)", NOTHING,
     ),
     DenseDefect(
-        "a stale total: not brought to the new reference", None, "softmax",
-        "total * shrink_of(top, new_top)", "total", "falling",
+        "a stale row_sum: not brought to the new reference", None, "softmax",
+        "row_sum * rescale_of(row_max, new_max)", "row_sum", "falling",
     ),
     DenseDefect(
         "the second query tile is masked as the first", None, "softmax",
@@ -112,21 +112,21 @@ DEFECTS = [
         "j % RING[2]", "j % 1", "ring turns",
     ),
     DenseDefect(
-        "missing fence after widening", Kind.FENCE, "widen",
+        "missing fence after dequantizing", Kind.FENCE, "dequantize",
         "    fence_async_shared()\n", "", "fp8 rope",
     ),
     DenseDefect(
-        "widened rope is not waited for", Kind.RACE, "multiply",
+        "dequantized rope is not waited for", Kind.RACE, "multiply",
         "mbarrier.wait(k_wide.index(place), (j // k_rope.shape[0]) & 1)", NOTHING, "fp8 rope",
     ),
     DenseDefect(
-        "the scale of the wrong block of columns", None, "widen",
+        "the scale of the wrong block of columns", None, "dequantize",
         "row_scales(source, row, keys, i, PAGE)", "row_scales(source, row, keys, 0, PAGE)",
         "fp8 rope",
     ),
     DenseDefect(
         "the accumulator is not rescaled", None, "correction",
-        "rescale(tmem, out, top, new_top, TMEM)", NOTHING, "peaky", after="if j > 0:",
+        "rescale(tmem, out, row_max, new_max, TMEM)", NOTHING, "peaky", after="if j > 0:",
     ),
     DenseDefect(
         "one key into a block is not a block", None, "tiles",
@@ -151,7 +151,7 @@ DEFECTS = [
     ),
     DenseDefect(
         "one query into the second query tile is served as none", Kind.DEADLOCK, "correction",
-        "piece[2] > Q_ROWS", "piece[2] > Q_ROWS + 1", "edges",
+        "work[2] > Q_ROWS", "work[2] > Q_ROWS + 1", "edges",
     ),
     DenseDefect(
         "FP8 weights without their 2^6", None, "launch",

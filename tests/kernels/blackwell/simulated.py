@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from gluon_sim import Report
 from openmla.planning import Plan
-from openmla.sim import Report
 from openmla.testing.build import BuiltCase, Outcome
 from openmla.testing.simulate import new_results, plan_on, simulated
 

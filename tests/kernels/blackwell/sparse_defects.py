@@ -7,13 +7,13 @@ from pathlib import Path
 from types import ModuleType
 
 import openmla.kernels.blackwell as package
+from gluon_sim import Kind
 from kernels.mutants import load_mutant, once
-from openmla.sim import Kind
 
 
 @dataclass(frozen=True)
 class SparseDefect:
-    """Replace `old` by `new` in sparse_`file`.py (sparse.py if empty).
+    """Replace `old` by `new` in sparse/`file`.py.
 
     `kind` None: only the numbers are wrong.
     """
@@ -28,8 +28,8 @@ class SparseDefect:
 
 def load_defect(defect: SparseDefect, folder: Path) -> ModuleType:
     """The launch module of a copy of the kernel with the defect."""
-    file = f"sparse_{defect.file}".rstrip("_")
-    return load_mutant(package, file, once(defect.old, defect.new), "sparse_launch", folder)
+    file, edit = f"sparse.{defect.file}", once(defect.old, defect.new)
+    return load_mutant(package, file, edit, "sparse.launch", folder)
 
 
 DEFECTS = [
@@ -115,7 +115,7 @@ DEFECTS = [
     ),
     SparseDefect(
         "O is not multiplied when the reference moves", None, "softmax",
-        "            rescale(O, shrink, REGS)\n", "            pass\n", "rising",
+        "            rescale_rows(O, rescale, REGS)\n", "            pass\n", "rising",
     ),
     SparseDefect(
         "the output is stored before it is fenced", Kind.FENCE, "softmax",
@@ -126,25 +126,25 @@ DEFECTS = [
         "return index, (index >= 0) & (index < rows)", "return index, index >= 0",
     ),
     SparseDefect(
-        "scales of an earlier step are used", None, "fp8",
+        "scales of an earlier step are used", None, "rows_fp8",
         "load_scales_to_smem(scales, keys, k * HOW[0], k_scales, HOW[0], HOW[3])",
         "load_scales_to_smem(scales, keys, (k // 2) * HOW[0], k_scales, HOW[0], HOW[3])",
         "fp8",
     ),
     SparseDefect(
-        "V's second half has the scales of the first", None, "fp8",
-        "widen(tiles[g], v_scales, HALF * KEYS,", "widen(tiles[g], v_scales, 0,", "fp8",
+        "V's second half has the scales of the first", None, "rows_fp8",
+        "dequantize(tiles[g], v_scales, HALF * KEYS,", "dequantize(tiles[g], v_scales, 0,", "fp8",
     ),
     SparseDefect(
-        "the second scale of 64 columns is the first", None, "fp8",
+        "the second scale of 64 columns is the first", None, "rows_fp8",
         "line = scales.index(COLUMN // BLOCK + 1)", "line = scales.index(COLUMN // BLOCK)", "fp8",
     ),
     SparseDefect(
-        "raw rows of K are gathered over tiles in use", Kind.RACE, "fp8",
+        "raw rows of K are gathered over tiles in use", Kind.RACE, "rows_fp8",
         "        wait_for_step(qk_ts_done, k - 1, NB)\n", "", "fp8",
     ),
     SparseDefect(
-        "raw rows are widened before they are there", Kind.RACE, "fp8",
+        "raw rows are dequantized before they are there", Kind.RACE, "rows_fp8",
         "        wait_for_step(v_fp8_tma_done, k, NB)\n", "", "fp8",
     ),
     SparseDefect(
@@ -153,11 +153,11 @@ DEFECTS = [
         "pair",
     ),
     SparseDefect(
-        "the first CTA of a pair does not wait for the weights of the second", Kind.RACE, "",
+        "the first CTA of a pair does not wait for the weights of the second", Kind.RACE, "kernel",
         "so_ready = barriers(NB, CTAS, True)", "so_ready = barriers(NB, CTAS, False)", "pair",
     ),
     SparseDefect(
-        "the second CTA of a pair does not hear of finished products", Kind.DEADLOCK, "",
+        "the second CTA of a pair does not hear of finished products", Kind.DEADLOCK, "kernel",
         "sv_done = (barriers(NB, CTAS, False), barriers(NB, CTAS, False))",
         "sv_done = (barriers(NB, CTAS, True), barriers(NB, CTAS, True))", "pair",
     ),
@@ -169,6 +169,6 @@ DEFECTS = [
     ),
     SparseDefect(
         "one index into a step is not a step", None, "rows",
-        "(count + (B_TOPK - 1)) // B_TOPK", "(count + (B_TOPK - 2)) // B_TOPK", "top-129",
+        "(count + (B_TOPK - 1)) // B_TOPK", "(count + (B_TOPK - 2)) // B_TOPK", "row_max-129",
     ),
 ]  # fmt: skip

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from openmla.aot import CompileJob, compile_job
-from openmla.kernels.blackwell.jobs import COMPILE_JOBS, PROBLEMS
-from openmla.kernels.blackwell.launch import TMEM_ALLOCATIONS
+from openmla.aot.jobs import CompileJob, compile_job
+from openmla.kernels.blackwell.dense.jobs import COMPILE_JOBS, PROBLEMS
+from openmla.kernels.blackwell.dense.launch import TMEM_ALLOCATIONS
 from openmla.planning import plan
 from openmla.planning.blackwell import MLAConfig
 

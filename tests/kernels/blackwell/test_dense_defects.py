@@ -9,13 +9,13 @@ from types import ModuleType
 
 import pytest
 
+from gluon_sim import Kind, Limits, intercept
 from kernels.blackwell.dense_defects import DEFECTS, DenseDefect, load_defect
 from kernels.blackwell.simulated import plan_of
 from kernels.blackwell.test_dense import EDGES, FULL_TABLE, LIGHT, PEAKY
 from kernels.judging import as_built, light_keys, on
 from kernels.mutants import assert_found
 from openmla.operands import DenseOperands
-from openmla.sim import Kind, Limits, intercept
 from openmla.testing.build import Outcome
 from openmla.testing.case import Case
 from openmla.testing.compare import judge
@@ -64,6 +64,6 @@ def _run(
 
 @pytest.mark.parametrize("name", CASES)
 def test_the_kernel_itself_is_clean_and_right(name: str) -> None:
-    import openmla.kernels.blackwell.launch as kernel
+    import openmla.kernels.blackwell.dense.launch as kernel
 
     assert _run(kernel, name, 2, "random", 1) == (set(), True)

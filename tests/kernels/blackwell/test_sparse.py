@@ -10,17 +10,17 @@ from types import ModuleType
 import pytest
 import torch
 
+from gluon_sim import intercept, lanes
 from kernels.blackwell.simulated import plan_of, run
 from kernels.judging import assert_right_clean_and_deaf_to_poison, ends_with_invalid
 from openmla import dispatch
 from openmla.cache import LatentCache
 from openmla.errors import Unsupported
-from openmla.kernels.blackwell import sparse_launch
-from openmla.kernels.compat_gluon import RENAMED
+from openmla.kernels.blackwell.sparse import launch as sparse_launch
+from openmla.kernels.gluon.compat import RENAMED
 from openmla.kernels.launch import launch
 from openmla.operands import SparseOperands
 from openmla.planning import target_by_name
-from openmla.sim import intercept, lanes
 from openmla.testing.build import BuiltCase, Outcome, build
 from openmla.testing.case import Case
 from openmla.testing.compare import judge

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from openmla.aot import compile_job
-from openmla.kernels.blackwell.sparse_jobs import COMPILE_JOBS, PROBLEMS
-from openmla.kernels.compat_gluon import RENAMED
+from openmla.aot.jobs import compile_job
+from openmla.kernels.blackwell.sparse.jobs import COMPILE_JOBS, PROBLEMS
+from openmla.kernels.gluon.compat import RENAMED
 from openmla.planning import plan
 from openmla.planning.blackwell.sparse.family import fp8_cache_smem
 from openmla.planning.blackwell.units import SMEM_CARVEOUT

@@ -9,12 +9,12 @@ from types import ModuleType
 
 import pytest
 
+from gluon_sim import Kind, Limits, intercept
 from kernels.blackwell.simulated import plan_of
 from kernels.blackwell.sparse_defects import DEFECTS, SparseDefect, load_defect
 from kernels.mutants import assert_found
-from openmla.kernels.compat_gluon import RENAMED
+from openmla.kernels.gluon.compat import RENAMED
 from openmla.operands import SparseOperands
-from openmla.sim import Kind, Limits, intercept
 from openmla.testing.build import Outcome, build
 from openmla.testing.case import Case
 from openmla.testing.compare import judge
@@ -31,7 +31,7 @@ CASES = {
     "pair rising": replace(BF16, heads=128, topk=300, values="rising", scale=1.0),
     "rising": replace(BF16, values="rising", scale=1.0, index_kind="distinct", topk=200),
     "fp8": replace(BF16, kv="fp8_block32"),
-    "top-129": replace(BF16, topk=129, index_kind="distinct"),
+    "row_max-129": replace(BF16, topk=129, index_kind="distinct"),
 }
 
 
@@ -78,6 +78,6 @@ def _run(mutant: ModuleType, case: Case, schedule: str, seed: int) -> tuple[set[
 @pytest.mark.compile
 @pytest.mark.parametrize("name", CASES)
 def test_the_kernel_itself_is_clean_and_right(name: str) -> None:
-    import openmla.kernels.blackwell.sparse_launch as kernel
+    import openmla.kernels.blackwell.sparse.launch as kernel
 
     assert _run(kernel, CASES[name], "random", 1) == (set(), True)

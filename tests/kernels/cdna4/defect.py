@@ -25,5 +25,5 @@ class Defect:
 
 def load_defect(defect: Defect, folder: Path) -> ModuleType:
     """The launch module of a copy of the kernels with the defect."""
-    launch = "sparse_launch" if defect.case.startswith("sparse") else "launch"
+    launch = "sparse.launch" if defect.case.startswith("sparse") else "dense.launch"
     return load_mutant(package, defect.file, once(defect.old, defect.new), launch, folder)

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from gluon_sim import Limits, intercept
 from kernels.cdna4.defect import Defect, load_defect
 from kernels.cdna4.simulated import plan_of
 from kernels.cdna4.test_dense import BF16_EDGES, FP8_EDGES, FULL_TABLE, LIGHT
 from kernels.judging import as_built, light_keys, on
-from openmla.sim import Limits, intercept
 from openmla.testing.build import BuiltCase, Outcome
 from openmla.testing.case import Case
 from openmla.testing.compare import judge
@@ -33,7 +33,7 @@ CASES = {
     "bf16 edges": BF16_EDGES,
     "full table": FULL_TABLE,
     "light keys": LIGHT,
-    "sparse top-65": replace(SPARSE, topk=65, index_kind="distinct"),
+    "sparse row_max-65": replace(SPARSE, topk=65, index_kind="distinct"),
     "sparse fp8": replace(SPARSE, kv="fp8_block64", page_size=16),
 }
 DEFECTS = [
@@ -101,12 +101,12 @@ DEFECTS = [
     Defect("rope fragments are numbered like nope", "dense", "i * PER_ROPE + c",
            "i * PER_NOPE + c"),
     Defect("rope meets the wrong part of Q", "dense", "q_frags[PER_NOPE + c]", "q_frags[c]"),
-    Defect("O is not rescaled", "dense", "(O[d] * shrinks,)", "(O[d],)"),
-    Defect("the row sum is not rescaled", "softmax", "total * shrink + ", "total + "),
+    Defect("O is not rescaled", "dense", "(O[d] * rescales,)", "(O[d],)"),
+    Defect("the row sum is not rescaled", "softmax", "row_sum * rescale + ", "row_sum + "),
     Defect("a query sees one key too many", "dense", "row + seen, keys", "row + seen + 1, keys"),
     Defect("keys past the end are copied", "copies", "rows + first < limit",
            "rows + first < limit + 9"),
-    Defect("causal rows start at the top left", "tiles", "k_len - q_len + row + 1", "row + 1"),
+    Defect("causal rows start at the row_max left", "tiles", "k_len - q_len + row + 1", "row + 1"),
     Defect("K heads are not grouped", "dense", "kv_head = (head // GROUPS[0])",
            "kv_head = (head * 0)", "heads"),
     Defect("rows that do not count keep what was there", "sparse",
@@ -120,9 +120,9 @@ DEFECTS = [
            "tiles[i]", "sparse"),
     Defect("scales of the next block", "sparse", "(source * GROUP + FIRST) // HOW[3]",
            "(source * GROUP + FIRST + 8) // HOW[3]", "sparse fp8"),
-    Defect("widened rows go to the slot in use", "sparse", "slot = (j + 1) % SLOTS",
+    Defect("dequantized rows go to the slot in use", "sparse", "slot = (j + 1) % SLOTS",
            "slot = j % SLOTS + 0", "sparse fp8"),
-    Defect("rope of widened rows is not swizzled", "sparse",
+    Defect("rope of dequantized rows is not swizzled", "sparse",
            "        source = swizzled_source(place, column, GROUP)\n    else",
            "        source = column[None, :]\n    else", "sparse fp8"),
     Defect("unmasked tiles reach too far", "tiles", "gl.minimum(seen, keys), 0) // KV",
@@ -143,7 +143,7 @@ DEFECTS = [
     Defect("FP8 weights are shifted by their maximum alone", "softmax", "* factor - BIAS)",
            "* factor)", "light keys", {"p_dtype": "float8_e4m3fn"}),
     Defect("one index into a block is not a block", "sparse", "(gl.maximum(count, 0) + KV - 1)",
-           "(gl.maximum(count, 0) + KV - 2)", "sparse top-65"),
+           "(gl.maximum(count, 0) + KV - 2)", "sparse row_max-65"),
 ]  # fmt: skip
 RUNS = [("random", 1, "zero"), ("late", 0, "nan"), ("early", 0, "zero")]
 

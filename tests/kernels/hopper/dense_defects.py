@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from gluon_sim import Kind
 from kernels.hopper.dense_setups import Setup
 from kernels.hopper.test_dense import EDGES, FULL_TABLE, PAGED, PEAKY, V3
 from kernels.mutants import NOTHING, Defect
-from openmla.sim import Kind
 
 # Every block of keys raises the maximum: they are walked from the last to the first.
 FALLING = replace(V3, heads=3, values="rising", scale=-0.2, q_lens=(70,), k_lens=(390,), spare=0)
@@ -18,7 +18,7 @@ SPLIT = replace(
 )
 GROUPS = replace(SPLIT, rope="cache", kv="bf16", page_size=64)
 SETUPS = {
-    "pieces": Setup(V3),
+    "work items": Setup(V3),
     "edges": Setup(EDGES),
     "empty rows": Setup(replace(V3, d_nope=192, d_v=256, q_lens=(129,), k_lens=(66,))),
     "one block": Setup(replace(V3, heads=1, q_lens=(5,), k_lens=(20,), spare=0)),
@@ -39,7 +39,7 @@ SETUPS = {
 class DenseDefect(Defect):
     """With a setup that most of them show in."""
 
-    case: str = "pieces"
+    case: str = "work items"
 
 
 SCHEDULER = [
@@ -52,13 +52,13 @@ SCHEDULER = [
         "base + size - 1", "base + size - 2", "two launches",
     ),
     DenseDefect(
-        "a piece is overwritten while it is read", Kind.RACE, "scheduler",
+        "a work item is overwritten while it is read", Kind.RACE, "scheduler",
         "mbarrier.wait(t_empty.index(slot), ((turn >> 1) & 1) ^ 1)", NOTHING,
     ),
     DenseDefect(
-        "a piece is told and then written", Kind.RACE, "scheduler",
-        "            put_piece(", "            mbarrier.arrive(t_ready.index(slot), count=1)\n"
-        "            put_piece(",
+        "a work item is told and then written", Kind.RACE, "scheduler",
+        "            put_work_item(", "            mbarrier.arrive(t_ready.index(slot), count=1)\n"
+        "            put_work_item(",
     ),
     DenseDefect(
         "the end is not told", Kind.DEADLOCK, "scheduler",
@@ -109,7 +109,7 @@ TILES = [
         "keys = gl.minimum(keys, k_len - skipped)", NOTHING, "split",
     ),
     DenseDefect(
-        "causal rows start at the top left", None, "tiles", "seen = k_len - q_len", "seen = 0",
+        "causal rows start at the row_max left", None, "tiles", "seen = k_len - q_len", "seen = 0",
     ),
 ]  # fmt: skip
 PRODUCER = [
@@ -143,7 +143,7 @@ PRODUCER = [
         "phase = ((it // ST) & 1) ^ 1", "phase = (it // ST) & 1",
     ),
     DenseDefect(
-        "pieces of one block do not ask for the next", Kind.DEADLOCK, "producer",
+        "work items of one block do not ask for the next", Kind.DEADLOCK, "producer",
         "gl.maximum(blocks - 2, 0)", "(blocks - 2)",
     ),
     DenseDefect(
@@ -159,7 +159,7 @@ PRODUCER = [
         "row = token + w * WGMMA_ROWS", "row = token + 0 * w",
     ),
     DenseDefect(
-        "a piece is released before it is read", Kind.RACE, "producer",
+        "a work item is released before it is read", Kind.RACE, "producer",
         "        head = get(info, slot, HEAD, 1)\n",
         "        mbarrier.arrive(t_empty.index(slot), count=1)\n"
         "        head = get(info, slot, HEAD, 1)\n",
@@ -179,7 +179,7 @@ CONSUMER = [
         "((it - 1) // ST) & 1", "(it // ST) & 1", after="The last PV",
     ),
     DenseDefect(
-        "Q of the next piece is not waited for", Kind.RACE, "dense",
+        "Q of the next work item is not waited for", Kind.RACE, "dense",
         "mbarrier.wait(q_ready.index(WHO), turn & 1, pred=blocks > 0)", NOTHING,
     ),
     DenseDefect(
@@ -202,7 +202,7 @@ CONSUMER = [
         "if c == blocks - 1:", "if c == blocks - 2:", "falling", 1,
     ),
     DenseDefect(
-        "Q is not released by a piece of one block", Kind.DEADLOCK, "dense",
+        "Q is not released by a work item of one block", Kind.DEADLOCK, "dense",
         "mbarrier.arrive(q_empty.index(WHO), count=1, pred=blocks == 1)", NOTHING,
     ),
     DenseDefect(
@@ -210,11 +210,11 @@ CONSUMER = [
         "k_empty = barriers(ST, NC)", "k_empty = barriers(ST, 1)",
     ),
     DenseDefect(
-        "a piece is free when one reader is missing", Kind.DEADLOCK, "dense",
+        "a work item is free when one reader is missing", Kind.DEADLOCK, "dense",
         "t_empty = barriers(2, NC + 1)", "t_empty = barriers(2, NC)",
     ),
     DenseDefect(
-        "the product after the last piece reads a stage nobody filled", Kind.UNWRITTEN, "dense",
+        "the product after the last work item reads a stage nobody filled", Kind.UNWRITTEN, "dense",
         "gl.where(blocks > 0, it % ST, before)", "it % ST", "one block",
     ),
     DenseDefect(
@@ -226,14 +226,14 @@ CONSUMER = [
     ),
     DenseDefect(
         "O is not rescaled inside the walk", None, "dense",
-        "        O = rescale(O, shrink)\n", "", "peaky",
+        "        O = rescale_rows(O, rescale)\n", "", "peaky",
     ),
     DenseDefect(
         "O is not rescaled before its last product", None, "dense",
-        "        O = rescale(O, shrink)\n", "", "falling", after="The last PV",
+        "        O = rescale_rows(O, rescale)\n", "", "falling", after="The last PV",
     ),
     DenseDefect(
-        "the row sum is not rescaled", None, "softmax", "total * old + ", "total + ", "falling",
+        "the row sum is not rescaled", None, "softmax", "row_sum * old + ", "row_sum + ", "falling",
     ),
     DenseDefect(
         "the reference does not move", None, "softmax",
@@ -241,7 +241,7 @@ CONSUMER = [
     ),
     DenseDefect(
         "a row that sees nothing is shifted by -inf", None, "softmax",
-        "gl.where(new_top == MINUS_INF, 0.0, new_top)", "new_top", "empty rows",
+        "gl.where(new_max == MINUS_INF, 0.0, new_max)", "new_max", "empty rows",
     ),
 ]  # fmt: skip
 RESULTS = [

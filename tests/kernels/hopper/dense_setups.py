@@ -19,11 +19,11 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
+from gluon_sim import Kind, Limits, intercept
 from kernels.hopper.simulated import plan_of
 from openmla.operands import DenseOperands, Results
 from openmla.planning import Plan
 from openmla.planning.hopper import HopperDenseConfig, SplitRule
-from openmla.sim import Kind, Limits, intercept
 from openmla.testing.build import BuiltCase, Outcome, build
 from openmla.testing.case import Case
 from openmla.testing.compare import judge
@@ -59,7 +59,7 @@ class ShortRanges(HopperDenseConfig):
 
 
 def planned(setup: Setup, built: BuiltCase, num_qo: int) -> Plan:
-    """For a chip of 2 SMs, so that blocks do several pieces of work; of 6, to split requests."""
+    """For a chip of 2 SMs, so that blocks do several work items; of 6, to split requests."""
     if not setup.short_ranges:
         return plan_of(built, 2, num_qo)
     chosen = plan_of(built, SPLITTING_SMS, num_qo)

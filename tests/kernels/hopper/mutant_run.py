@@ -8,10 +8,10 @@ from types import ModuleType
 from typing import Any
 
 import openmla.kernels.hopper as package
+from gluon_sim import Kind, Limits, intercept
 from kernels.hopper import simulated
 from kernels.mutants import load_mutant, once
 from openmla.planning import Plan
-from openmla.sim import Kind, Limits, intercept
 from openmla.testing.build import BuiltCase, Outcome
 from openmla.testing.compare import judge
 from openmla.testing.simulate import new_results
@@ -21,12 +21,12 @@ LIMITS = Limits(steps=20_000)
 
 def mutant(form: str, file: str, old: str, new: str, folder: Path) -> ModuleType:
     """The launcher of a form in a copy of the package in which `old` became `new`."""
-    launcher = "launch" if form == "dense" else "sparse_launch"
+    launcher = "dense.launch" if form == "dense" else "latent.launch"
     return load_mutant(package, file, once(old, new), launcher, folder)
 
 
 def plan_of(built: BuiltCase, sm_count: int = 2) -> Plan:
-    """For a small chip, and with FP8 rows widened in the kernel."""
+    """For a small chip, and with FP8 rows dequantized in the kernel."""
     if built.case.form == "dense":
         return simulated.plan_of(built, sm_count)
     chosen = simulated.plan_of(built, sm_count)

@@ -3,7 +3,7 @@
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from openmla.kernels.hopper.tiles import keys_of_range
+from openmla.kernels.hopper.dense.tiles import keys_of_range
 
 
 @gluon.jit

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from gluon_sim import Report
 from openmla.planning import Plan
-from openmla.sim import Report
 from openmla.testing.build import BuiltCase, Outcome
 from openmla.testing.simulate import new_results, plan_on, simulated
 
 
 def plan_of(built: BuiltCase, sm_count: int = 2, num_qo: int = 0) -> Plan:
-    """The plan of a case, for a small chip so that blocks do several pieces of work."""
+    """The plan of a case, for a small chip so that blocks do several work items of work."""
     chosen = plan_on("h200", built.operands, new_results(built))
     config = replace(chosen.config, sm_count=sm_count)
     return replace(chosen, config=config.with_num_qo(num_qo) if num_qo else config)

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import openmla.kernels.hopper as package
+from gluon_sim import Kind, Limits, intercept
 from kernels import mutants
 from kernels.hopper.simulated import plan_of
 from kernels.judging import Change, as_built, on
 from kernels.mutants import load_mutant, once
 from openmla.operands import LatentOperands, SparseOperands
 from openmla.planning import Plan
-from openmla.sim import Kind, Limits, intercept
 from openmla.testing.build import Outcome
 from openmla.testing.case import Case
 from openmla.testing.compare import judge
@@ -38,7 +38,7 @@ def assert_found(
 ) -> None:  # fmt: skip
     """A handful of runs, of the plan of a case as `adjust` changes it, show the defect."""
     edit = once(defect.old, defect.new)
-    mutant = load_mutant(package, defect.file, edit, "sparse_launch", folder)
+    mutant = load_mutant(package, defect.file, edit, "latent.launch", folder)
 
     def run(schedule: str, seed: int) -> tuple[set[Kind], bool]:
         built = change(on(case, "nan"))

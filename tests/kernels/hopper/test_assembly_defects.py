@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from gluon_sim import Kind
+from gluon_sim.errors import Unsupported
 from kernels.hopper.mutant_run import mutant, run_on
 from kernels.judging import on
-from openmla.errors import Unsupported
-from openmla.kernels.hopper import launch, sparse_launch
-from openmla.sim import Kind
+from openmla.kernels.hopper.dense import launch
+from openmla.kernels.hopper.latent import launch as sparse_launch
 from openmla.testing.case import Case
 
 # Keys are walked from the last to the first in the dense kernel: with this sign each block raises
@@ -23,7 +24,7 @@ RISING = Case(
 CASES = {
     "dense": FALLING,
     "dense fp16": replace(FALLING, dtype="fp16"),
-    "many pieces": replace(FALLING, heads=3, q_lens=(70, 70), k_lens=(70, 90)),
+    "many work items": replace(FALLING, heads=3, q_lens=(70, 70), k_lens=(70, 90)),
     # Here and there a row's maximum moves, and that of no other row of its warp.
     "rare": replace(FALLING, values="normal", k_lens=(1000,), scale=1.0),
     "rows": RISING,
@@ -84,28 +85,34 @@ HALVES = [
         "dense fp16",
     ),
     TextDefect("sums are lost", "softmax", "mov.b32 $0, $1; }", "mov.b32 $0, a; }"),
-    TextDefect("every lane draws a number", "scheduler", "@p atom", "atom", "many pieces"),
+    TextDefect("every lane draws a number", "scheduler", "@p atom", "atom", "many work items"),
     TextDefect(
         "a lane that drew nothing tells the number", "scheduler", "t, 0, 31, -1", "t, 1, 31, -1",
-        "many pieces",
+        "many work items",
     ),
 ]  # fmt: skip
 WIDEN = [
-    TextDefect("columns 0 and 1 change places", "fp8_rows", "p, f1, f0;", "p, f0, f1;", "fp8 rows"),
-    TextDefect("columns 2, 3 for 0, 1", "fp8_rows", "{h0, h1}, p;", "{h0, h1}, q;", "fp8 rows"),
-    TextDefect("the low bytes twice", "fp8_rows", "e4m3x2 q, b;", "e4m3x2 q, a;", "fp8 rows"),
-    TextDefect("one column unscaled", "fp8_rows", "mul.f32 f2, f2, $5; ", "", "fp8 rows"),
-    TextDefect("one column squared", "fp8_rows", "f3, f3, $5;", "f3, f3, f3;", "fp8 rows"),
+    TextDefect(
+        "columns 0 and 1 change places", "dequantize.rows", "p, f1, f0;", "p, f0, f1;", "fp8 rows"
+    ),
+    TextDefect(
+        "columns 2, 3 for 0, 1", "dequantize.rows", "{h0, h1}, p;", "{h0, h1}, q;", "fp8 rows"
+    ),
+    TextDefect(
+        "the low bytes twice", "dequantize.rows", "e4m3x2 q, b;", "e4m3x2 q, a;", "fp8 rows"
+    ),
+    TextDefect("one column unscaled", "dequantize.rows", "mul.f32 f2, f2, $5; ", "", "fp8 rows"),
+    TextDefect("one column squared", "dequantize.rows", "f3, f3, $5;", "f3, f3, f3;", "fp8 rows"),
 ]
 SIGNALS = [
     TextDefect(
-        f"the compiler's barrier {number}", "sparse_signals", "bar.sync 8, 256",
+        f"the compiler's barrier {number}", "latent.signals", "bar.sync 8, 256",
         f"bar.sync {number}, 256", "rows", Kind.BARRIER,
     )
     for number in range(4)
 ] + [
     TextDefect(
-        "half the threads are counted", "sparse_signals", "bar.arrive 8, 256", "bar.arrive 8, 128",
+        "half the threads are counted", "latent.signals", "bar.arrive 8, 256", "bar.arrive 8, 128",
         "rows", Kind.ARRIVE,
     ),
 ]  # fmt: skip
@@ -132,7 +139,7 @@ REFUSED = [
     TextDefect("a sum for a product", "softmax", 'f"mul.f32', 'f"add.f32'),
     TextDefect("another vote", "softmax", "vote.sync.any", "vote.sync.all"),
     TextDefect("a store that happens", "softmax", "setp.lt.f32 p, $1", "setp.neu.f32 p, $1"),
-    TextDefect("another format", "fp8_rows", "e4m3x2 p, a;", "e5m2x2 p, a;", "fp8 rows"),
+    TextDefect("another format", "dequantize.rows", "e4m3x2 p, a;", "e5m2x2 p, a;", "fp8 rows"),
     TextDefect("another way to draw", "scheduler", "atom.global.add", "atom.global.max"),
 ]  # fmt: skip
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from gluon_sim import Report, simulate
 from kernels.hopper.ranges_kernel import ranges_kernel
 from kernels.hopper.simulated import plan_of, run
 from kernels.judging import (
@@ -19,7 +20,6 @@ from openmla.kernels.launch import calls
 from openmla.kernels.portable.ahead import compiling_for
 from openmla.operands import DenseOperands
 from openmla.planning.split import SplitRule
-from openmla.sim import Report, simulate
 from openmla.testing.build import BuiltCase, Outcome
 from openmla.testing.case import Case
 from openmla.testing.compare import judge

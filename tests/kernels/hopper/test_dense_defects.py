@@ -11,7 +11,7 @@ import openmla.kernels.hopper as package
 from kernels.hopper.dense_defects import DEFECTS, SETUPS, DenseDefect
 from kernels.hopper.dense_setups import run
 from kernels.mutants import assert_found, load_mutant
-from openmla.kernels.hopper import launch
+from openmla.kernels.hopper.dense import launch
 
 
 def test_there_are_enough() -> None:
@@ -20,7 +20,7 @@ def test_there_are_enough() -> None:
 
 @pytest.mark.parametrize("defect", DEFECTS, ids=lambda defect: defect.name)
 def test_defect_is_found(defect: DenseDefect, tmp_path: Path) -> None:
-    mutant = load_mutant(package, defect.file, defect.apply, "launch", tmp_path)
+    mutant = load_mutant(package, defect.file, defect.apply, "dense.launch", tmp_path)
     assert_found(defect.kind, partial(run, mutant, SETUPS[defect.case], defect.num_qo))
 
 

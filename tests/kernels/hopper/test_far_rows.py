@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from gluon_sim import Kind
 from kernels.hopper.mutant_run import mutant, plan_of, run_on
-from openmla.kernels.hopper import launch, sparse_launch
-from openmla.sim import Kind
+from openmla.kernels.hopper.dense import launch
+from openmla.kernels.hopper.latent import launch as sparse_launch
 from openmla.testing.build import build
 from openmla.testing.case import Case
 from openmla.testing.far import FarMemory
@@ -89,14 +90,15 @@ DEFECTS = [
         "token.to(gl.int32) * (out_stride_t * VECTOR)", "dense, split",
     ),
     Narrow("rows' out", "epilogue", *WIDE, "rows"),
-    Narrow("rows", "sparse_rows", *PLACE, "rows"),
-    Narrow("rows of a page", "sparse_rows", *PLACE, "rows, pages", 1),
-    Narrow("pages", "sparse_rows", PAGE, "page * (stride_page * VECTOR)", "rows, pages"),
-    Narrow("lists", "sparse_source", "token.to(gl.int64)", "token", "rows"),
-    Narrow("block table", "latent_source", "sequence.to(gl.int64) *", "sequence *", "sequences"),
-    Narrow("pages of an FP8 cache", "fp8_rows", FP8_PAGE, "row // PAGE * stride_page", "rows, fp8"),
+    Narrow("rows", "latent.rows", *PLACE, "rows"),
+    Narrow("rows of a page", "latent.rows", *PLACE, "rows, pages", 1),
+    Narrow("pages", "latent.rows", PAGE, "page * (stride_page * VECTOR)", "rows, pages"),
+    Narrow("lists", "latent.source", "token.to(gl.int64)", "token", "rows"),
+    Narrow("block table", "latent.pages", "sequence.to(gl.int64) *", "sequence *", "sequences"),
+    Narrow("pages of FP8", "dequantize.rows", FP8_PAGE, "row // PAGE * stride_page", "rows, fp8"),
     Narrow(
-        "rows of an FP8 page", "fp8_rows", FP8_PLACE, "row % PAGE * stride_row", "rows, fp8", 1
+        "rows of an FP8 page", "dequantize.rows", FP8_PLACE, "row % PAGE * stride_row", "rows, fp8",
+        1
     ),
 ]  # fmt: skip
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from gluon_sim import Kind
 from kernels.hopper.sparse_defect import SparseDefect, assert_found
 from openmla.planning import Plan, dequantize
-from openmla.sim import Kind
 from openmla.testing.case import Case
 
 V32 = Case(
@@ -26,7 +26,7 @@ CASES = {
 
 @dataclass(frozen=True)
 class Fp8Defect(SparseDefect):
-    """`held`: rows of the workspace; 0: rows are widened in the kernel."""
+    """`held`: rows of the workspace; 0: rows are dequantized in the kernel."""
 
     case: str = "fp8_656"
     held: int = 0
@@ -34,69 +34,69 @@ class Fp8Defect(SparseDefect):
 
 DEFECTS = [
     Fp8Defect(
-        "tiles are overwritten while they are read", Kind.RACE, "sparse_fp8",
+        "tiles are overwritten while they are read", Kind.RACE, "latent.rows_fp8",
         "    mbarrier.wait(free, phase)\n", "",
     ),
     Fp8Defect(
-        "rope is handed over before it has arrived", Kind.RACE, "sparse_fp8",
+        "rope is handed over before it has arrived", Kind.RACE, "latent.rows_fp8",
         "        async_copy.wait_group(0)\n", "        pass\n",
     ),
     Fp8Defect(
-        "one thread's arrival for all", Kind.DEADLOCK, "sparse_fp8",
+        "one thread's arrival for all", Kind.DEADLOCK, "latent.rows_fp8",
         "mbarrier.arrive(ready, count=THREADS)", "mbarrier.arrive(ready, count=1)",
     ),
     Fp8Defect(
-        "a chunk lands in the first columns of its tile", Kind.UNWRITTEN, "sparse_fp8",
+        "a chunk lands in the first columns of its tile", Kind.UNWRITTEN, "latent.rows_fp8",
         "target.slice(ORDER[N][1], CHUNK, dim=1)", "target.slice(0, CHUNK, dim=1)",
     ),
     Fp8Defect(
-        "scales of the block before", None, "sparse_fp8",
+        "scales of the block before", None, "latent.rows_fp8",
         "if BEFORE < 0 or BEFORE // CACHE[1] != FIRST // CACHE[1]:", "if BEFORE < 0:",
     ),
     Fp8Defect(
-        "the first chunks of the next block come from this one", None, "sparse_fp8",
+        "the first chunks of the next block come from this one", None, "latent.rows_fp8",
         "return next_chunk(rows, next_keys, ", "return next_chunk(rows, keys, ", "fp8_block32",
     ),
     Fp8Defect(
-        "validity of the other block", None, "sparse_fp8", "flags.index(b), keys1 >= 0",
+        "validity of the other block", None, "latent.rows_fp8", "flags.index(b), keys1 >= 0",
         "flags.index(b), keys0 >= 0",
     ),
     Fp8Defect(
-        "narrow rope is read from the latent columns", None, "sparse_fp8",
+        "narrow rope is read from the latent columns", None, "latent.rows_fp8",
         "ROPE_AT: gl.constexpr = 2 * DIMS[0]", "ROPE_AT: gl.constexpr = DIMS[0]", "256+32",
     ),
     Fp8Defect(
-        "rows that are not there are read", None, "fp8_rows",
+        "rows that are not there are read", None, "dequantize.rows",
         "mask=(row >= 0)[:, None, None], other=0)", "mask=(row >= -1)[:, None, None], other=0)",
     ),
     Fp8Defect(
-        "two columns of a word change places", None, "fp8_rows",
+        "two columns of a word change places", None, "dequantize.rows",
         "gl.join(gl.join(a, c), gl.join(b, d))", "gl.join(gl.join(a, b), gl.join(c, d))",
     ),
     Fp8Defect(
-        "one scale for two blocks of 32", None, "fp8_rows",
+        "one scale for two blocks of 32", None, "dequantize.rows",
         "return max(1, width // block)", "return 1", "fp8_block32",
     ),
     Fp8Defect(
-        "a place counts its own row", None, "addressed",
+        "a place counts its own row", None, "dequantize.kernels",
         "gl.associative_scan(named, 0, add) - named", "gl.associative_scan(named, 0, add)",
         held=1000,
     ),
     Fp8Defect(
-        "rows before a block of the pool are not counted", None, "addressed",
+        "rows before a block of the pool are not counted", None, "dequantize.kernels",
         "before += gl.sum(", "before += 0 * gl.sum(", "wide pool", held=3000,
     ),
     Fp8Defect(
-        "places past the workspace", Kind.BOUNDS, "addressed",
+        "places past the workspace", Kind.BOUNDS, "dequantize.kernels",
         "mask=here & (place < capacity)", "mask=here", held=50,
     ),
     Fp8Defect(
-        "a workspace that is too small is used", None, "fp8_launch",
+        "a workspace that is too small is used", None, "dequantize.launch",
         "calls, total, capacity, most > capacity)", "calls, total, capacity, False)", held=50,
     ),
     Fp8Defect(
-        "neither kernel runs", None, "sparse", "<= capacity) != FITS:", "> capacity) != FITS:",
-        held=50,
+        "neither kernel runs", None, "latent.kernel", "<= capacity) != FITS:",
+        "> capacity) != FITS:", held=50,
     ),
 ]  # fmt: skip
 

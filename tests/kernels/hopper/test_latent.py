@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from gluon_sim import intercept
 from kernels.hopper.simulated import run
 from kernels.judging import (
     assert_every_schedule_is_clean,
@@ -16,7 +17,6 @@ from kernels.judging import (
 from openmla import dispatch
 from openmla.operands import LatentOperands
 from openmla.planning import target_by_name
-from openmla.sim import intercept
 from openmla.testing.case import Case
 from openmla.testing.compare import judge
 from openmla.testing.simulate import new_results

@@ -10,7 +10,7 @@ import torch
 
 from kernels.hopper.replayed import Launches, arguments_of, learn, note_launches
 from openmla import dispatch, fastpath
-from openmla.kernels.hopper import launch, replay
+from openmla.kernels.hopper.dense import launch, replay
 from openmla.operands import DenseOperands, Results, Weights
 
 HEADS = 16

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from gluon_sim import intercept
 from kernels.hopper.simulated import run
 from kernels.judging import (
     assert_clean,
@@ -16,11 +17,10 @@ from kernels.judging import (
     on,
 )
 from openmla import dispatch
-from openmla.aot import CompileJob, compile_job
-from openmla.kernels.hopper.sparse_jobs import COMPILE_JOBS
+from openmla.aot.jobs import CompileJob, compile_job
+from openmla.kernels.hopper.latent.jobs import COMPILE_JOBS
 from openmla.operands import SparseOperands
 from openmla.planning import target_by_name
-from openmla.sim import intercept
 from openmla.testing.case import Case
 from openmla.testing.compare import judge
 from openmla.testing.simulate import new_results
@@ -51,7 +51,7 @@ CASES = {
     "512+0": replace(V32, d_rope=0, rope="none", index_kind="mixed"),
     "256+64": replace(V32, d_nope=256, d_v=256, topk=400, index_kind="mixed"),
     "256+32": replace(V32, d_nope=256, d_rope=32, d_v=256, topk=400, q_lens=(2,)),
-    "128+32, 7 short pieces": replace(SMALL, q_lens=(7,), topk=40, topk_lengths="ragged"),
+    "128+32, 7 short work items": replace(SMALL, q_lens=(7,), topk=40, topk_lengths="ragged"),
     "128+32, long": replace(SMALL, topk=1100, k_lens=(700,), index_kind="mixed", sink="low"),
 }
 

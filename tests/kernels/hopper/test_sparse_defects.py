@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from gluon_sim import Kind
 from kernels.hopper.sparse_defect import SparseDefect, assert_found
 from kernels.hopper.test_latent import EDGES
 from kernels.judging import as_built, ends_with_invalid
-from openmla.sim import Kind
 from openmla.testing.case import Case
 
 # One stage of keys, so every tile is loaded again in the next step; and three, so the left
@@ -19,7 +19,7 @@ V32 = Case("sparse", 4, 512, 64, 512, q_lens=(1,), k_lens=(300,), topk=260, scal
 CASES = {
     "one stage": V32,
     "three stages": replace(V32, d_nope=128, d_v=128),
-    "two pieces": replace(V32, q_lens=(3,), topk=70),
+    "two work items": replace(V32, q_lens=(3,), topk=70),
     "topk 129": replace(V32, d_nope=128, d_v=128, topk=129),
     "ends": replace(V32, d_nope=128, d_v=128, q_lens=(2,), topk=200),
     "edges": EDGES,
@@ -28,7 +28,12 @@ CASES = {
 
 
 def sparse(
-    name: str, kind: Kind | None, old: str, new: str, case: str = "one stage", file: str = "sparse"
+    name: str,
+    kind: Kind | None,
+    old: str,
+    new: str,
+    case: str = "one stage",
+    file: str = "latent.kernel",
 ) -> SparseDefect:
     return SparseDefect(name, kind, file, old, new, case)
 
@@ -50,43 +55,43 @@ SCORES = "    S = warpgroup_mma_wait(0, deps=(S_next,))\n"
 RELEASE_Q = "    if LAST:\n        mbarrier.arrive(q_free, count=1)\n"
 
 DEFECTS = [
-    sparse("the reference is not waited for", Kind.RACE, "    hear_reference()\n", ""),
+    sparse("the reference is not waited for", Kind.RACE, "    wait_reference()\n", ""),
     sparse(
         "the reference is told and then written", Kind.RACE,
-        "    tops.index(0).store(top0)\n    tell_reference()\n",
-        "    tell_reference()\n    tops.index(0).store(top0)\n",
+        "    row_maxes.index(0).store(row_max0)\n    signal_reference()\n",
+        "    signal_reference()\n    row_maxes.index(0).store(row_max0)\n",
     ),
-    sparse("the reference is not told", Kind.DEADLOCK, "    tell_reference()\n", ""),
-    sparse("P0 is not waited for", Kind.RACE, "    hear_p0(it)\n", ""),
+    sparse("the reference is not told", Kind.DEADLOCK, "    signal_reference()\n", ""),
+    sparse("P0 is not waited for", Kind.RACE, "    wait_p0(it)\n", ""),
     sparse(
         "P0 is told and then fenced", Kind.FENCE,
-        FENCE + "    tell_p0(it)\n", "    tell_p0(it)\n" + FENCE,
+        FENCE + "    signal_p0(it)\n", "    signal_p0(it)\n" + FENCE,
     ),
     sparse(
         "P0 is fenced and then written", Kind.FENCE, STORE_P0 + FENCE, FENCE + STORE_P0,
     ),
     sparse(
         "P0 is told and then written", Kind.RACE,
-        STORE_P0 + FENCE + "    tell_p0(it)\n", "    tell_p0(it)\n" + STORE_P0 + FENCE,
+        STORE_P0 + FENCE + "    signal_p0(it)\n", "    signal_p0(it)\n" + STORE_P0 + FENCE,
     ),
     sparse(
         "P0 is told at the barrier of the step before", Kind.DEADLOCK,
-        "    tell_p0(it)\n", "    tell_p0(it + 1)\n",
+        "    signal_p0(it)\n", "    signal_p0(it + 1)\n",
     ),
     # With one stage the scores of the next step wait for keys that the right warp-group releases
     # after it has heard P0: there, one barrier would do.
     sparse(
         "one barrier for P0 of all steps", Kind.ARRIVE,
-        "[number], dtype", "[number * 0 + 10], dtype", "three stages", "sparse_signals",
+        "[number], dtype", "[number * 0 + 10], dtype", "three stages", "latent.signals",
     ),
-    sparse("P1 is not waited for", Kind.RACE, "    hear_p1()\n", ""),
+    sparse("P1 is not waited for", Kind.RACE, "    wait_p1()\n", ""),
     sparse(
         "P1 is told and then fenced", Kind.FENCE,
-        FENCE + "    tell_p1()\n", "    tell_p1()\n" + FENCE,
+        FENCE + "    signal_p1()\n", "    signal_p1()\n" + FENCE,
     ),
     sparse(
         "P1 is told and then written", Kind.RACE,
-        STORE_P1 + FENCE + "    tell_p1()\n", "    tell_p1()\n" + STORE_P1 + FENCE,
+        STORE_P1 + FENCE + "    signal_p1()\n", "    signal_p1()\n" + STORE_P1 + FENCE,
     ),
     sparse(
         "P0 is stored over rope that other warps read", Kind.RACE,
@@ -101,14 +106,14 @@ DEFECTS = [
         OWN_WARPS + STORE_P1,
         "        mbarrier.wait(ready.index(2 * b + 2), phase)\n" + STORE_P1,
     ),
-    sparse("the sums are not waited for", Kind.RACE, "    hear_sums(SIDE)\n", ""),
+    sparse("the sums are not waited for", Kind.RACE, "    wait_sums(SIDE)\n", ""),
     sparse(
         "the sums are told and then written", Kind.RACE,
-        SUMS + "    tell_sums(SIDE)\n", "    tell_sums(SIDE)\n" + SUMS,
+        SUMS + "    signal_sums(SIDE)\n", "    signal_sums(SIDE)\n" + SUMS,
     ),
     sparse(
         "left waits for its own sums", Kind.DEADLOCK,
-        "bar.sync 13, 256", "bar.sync 12, 256", file="sparse_signals",
+        "bar.sync 13, 256", "bar.sync 12, 256", file="latent.signals",
     ),
     sparse(
         "block 0's left half is released under its product", Kind.RACE,
@@ -120,7 +125,7 @@ DEFECTS = [
     ),
     sparse(
         "Q is released under the last scores", Kind.RACE,
-        SCORES + RELEASE_Q, RELEASE_Q + SCORES, "two pieces",
+        SCORES + RELEASE_Q, RELEASE_Q + SCORES, "two work items",
     ),
     sparse(
         "nobody says that copies are trusted", Kind.FENCE,
@@ -132,29 +137,29 @@ DEFECTS = [
     ),
     sparse(
         "one index into a step is not a step", None,
-        "(count + (STEP - 1)) // STEP", "(count + (STEP - 2)) // STEP", "topk 129", "sparse_source",
+        "(count + (STEP - 1)) // STEP", "(count + (STEP - 2)) // STEP", "topk 129", "latent.source",
     ),
     sparse(
         "the last index of a block is taken to count", None,
         "gl.where(ok, 0, 1)",
         "gl.where(ok | (gl.arange(0, KEYS, ok.type.layout) == KEYS - 1), 0, 1)",
-        "ends", "sparse_rows",
+        "ends", "latent.rows",
     ),
     sparse(
         "one key into a step is not a step", None,
-        "(count + (STEP - 1)) // STEP", "(count + (STEP - 2)) // STEP", "edges", "latent_source",
+        "(count + (STEP - 1)) // STEP", "(count + (STEP - 2)) // STEP", "edges", "latent.pages",
     ),
     sparse(
         "a block but for one key needs no mask", None,
-        "first + S.shape[1] > whole", "first + S.shape[1] > whole + 1", "edges", "latent_source",
+        "first + S.shape[1] > whole", "first + S.shape[1] > whole + 1", "edges", "latent.pages",
     ),
     sparse(
         "one row into a tile is not a tile", Kind.OUTPUT,
-        "& (row >= q_len * heads)", "& (row + 1 >= q_len * heads)", "edges", "latent_source",
+        "& (row >= q_len * heads)", "& (row + 1 >= q_len * heads)", "edges", "latent.pages",
     ),
     sparse(
         "the table entry after the last is read", Kind.BOUNDS,
-        "mask=at < count, other=0)", "mask=at < count + 1, other=0)", "full table", "latent_source",
+        "mask=at < count, other=0)", "mask=at < count + 1, other=0)", "full table", "latent.pages",
     ),
 ]  # fmt: skip
 

@@ -9,16 +9,16 @@ from typing import Any
 import pytest
 import torch
 
+from gluon_sim import Report, intercept
 from kernels.hopper.simulated import plan_of, run
 from openmla import dispatch
-from openmla.aot import CompileJob, compile_job
+from openmla.aot.jobs import CompileJob, compile_job
 from openmla.cache import LatentCache
-from openmla.kernels.hopper import fp8_jobs
-from openmla.kernels.hopper.fp8_launch import addressed_once
+from openmla.kernels.hopper.dequantize.launch import addressed_once
+from openmla.kernels.hopper.latent import jobs_fp8 as fp8_jobs
 from openmla.operands import SparseOperands
 from openmla.planning import Plan, dequantize, plan, target_by_name
 from openmla.problem import Problem
-from openmla.sim import Report, intercept
 from openmla.testing.build import BuiltCase, Outcome, build
 from openmla.testing.case import Case
 from openmla.testing.compare import judge
@@ -48,7 +48,7 @@ CASES = {
     "512+0": replace(V32, kv="fp8_block64", d_rope=0, rope="none"),
     "256+64": replace(V32, kv="fp8_block128", d_nope=256, d_v=256, topk=300),
     "256+32": replace(V32, kv="fp8_block32", d_nope=256, d_rope=32, d_v=256, topk=300),
-    "128+32, short pieces": replace(SMALL, q_lens=(5,), topk=40, topk_lengths="ragged"),
+    "128+32, short work items": replace(SMALL, q_lens=(5,), topk=40, topk_lengths="ragged"),
     "128+32, long": replace(SMALL, kv="fp8_block128", topk=700, sink="low"),
 }
 CASES |= {
@@ -191,9 +191,9 @@ def test_the_plan_explains_its_choice() -> None:
 
     assert read() == (
         "workspace",
-        "FP8 cache: rows that are named are widened once, found by a map of 1000000 entries, into "
-        "a workspace of 466033 x 1152 = 536870016 bytes: 16777216 visits, 1008 steps of a program, "
-        "more than 24; if more are named, in the kernel",
+        "FP8 cache: rows that are named are dequantized once, found by a map of 1000000 entries, "
+        "into a workspace of 466033 x 1152 = 536870016 bytes: 16777216 visits, 1008 steps of a "
+        "program, more than 24; if more are named, in the kernel",
     )
     mode, line = read(total_q=64)
     assert mode == "in_kernel" and "16 steps of a program, at most 24, do not repay" in line

@@ -12,7 +12,8 @@ import torch
 from kernels.hopper.replayed import Launches, arguments_of, learn, note_launches
 from openmla import dispatch, fastpath
 from openmla.cache import LatentCache
-from openmla.kernels.hopper import sparse_launch, sparse_replay
+from openmla.kernels.hopper.latent import launch as sparse_launch
+from openmla.kernels.hopper.latent import replay as sparse_replay
 from openmla.operands import Results, SparseOperands, Weights
 
 HEADS, TOPK, ROWS = 20, 130, 300

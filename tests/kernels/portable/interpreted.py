@@ -47,7 +47,7 @@ class Tile:
     branches: bool = False
     min_keys: int = 1024
     group_heads: int = 4
-    widens: bool = False
+    dequantizes: bool = False
 
 
 # a100 reads e4m3 by its bits; 32 keys make a range, so that short requests are split as well.
@@ -55,7 +55,7 @@ TILES = (
     Tile(16, 16),
     Tile(32, 16, "a100", bulk_copies=True),
     Tile(16, 32, branches=True),
-    Tile(16, 16, "a100", min_keys=32, widens=True),
+    Tile(16, 16, "a100", min_keys=32, dequantizes=True),
     Tile(32, 32, bulk_copies=True, min_keys=32, group_heads=2),
 )
 
@@ -91,14 +91,14 @@ def _plan(built: BuiltCase, results: Results, tile: Tile) -> Plan:
         bulk_copies=tile.bulk_copies,
         branches=tile.branches,
         group_heads=tile.group_heads,
-        cache_read=_workspace(built) if tile.widens and has_cache else PLAIN,
+        cache_read=_workspace(built) if tile.dequantizes and has_cache else PLAIN,
     )
     read = {f.name: getattr(changed, f.name) for f in fields(changed)}
     return Plan(problem, tile.target, "portable", SimpleNamespace(**read, split=None))
 
 
 def _workspace(built: BuiltCase) -> CacheRead:
-    """Widen every FP8 cache, however small."""
+    """Dequantize every FP8 cache, however small."""
     cache = built.operands.cache
     fp8 = isinstance(cache, LatentCache) and cache.format != "bf16"
     return CacheRead("workspace", cache.rows, 2 * cache.width, 0) if fp8 else PLAIN
@@ -231,7 +231,7 @@ def e4m3(first: int, number: int) -> Iterator[list[str]]:
 
 
 def light(first: int, number: int) -> Iterator[list[str]]:
-    """A weight of exp(-24) counts where the heavy key's value is 0: FP8 is not widened to fp16."""
+    """A weight of exp(-24) counts where the heavy key's value is 0: FP8 never becomes fp16."""
     for form in ("dense", "sparse"):
         lens = {"q_lens": (1,), "k_lens": (2,)}
         case = Case(

@@ -10,8 +10,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from openmla import aot_store
-from openmla.aot_key import stable_key
+from openmla.aot import store as aot_store
+from openmla.aot.key import stable_key
 from openmla.cache import LatentCache
 from openmla.kernels.call import Call
 from openmla.operands import (

@@ -1,4 +1,3 @@
-# mypy: disable-error-code="no-untyped-def, untyped-decorator"
 """Copies from global memory to LDS, 16 bytes per lane, without a detour through registers.
 
 A copy is finished when a later `wait_group` covers its group. Rows at or past `limit` are not read;

@@ -1,4 +1,3 @@
-# mypy: disable-error-code="no-untyped-def, untyped-decorator, assignment"
 """The products of a CDNA4 prefill block and the fragments they are fed with.
 
 The names are those of MlaMmaOp (openmla.planning.cdna4.mma). K and V are never held in registers
@@ -20,14 +19,14 @@ and, of each tile of 32 keys, {0-3, 8-11, 16-19, 24-27} + 4 * (l // 32). OPERAND
 in that very order (k_width 4), so P needs no exchange between lanes.
 
 A strip is what one PV product reduces over: two tiles of keys for FP8 weights (MMA_K 64), one for
-16-bit weights (two products of MMA_K 16). FP8 V with 16-bit weights is widened in registers.
+16-bit weights (two products of MMA_K 16). FP8 V with 16-bit weights is dequantized in registers.
 """
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.amd import cdna4
 
-from openmla.kernels.compat_gluon import reinterpret
+from openmla.kernels.gluon.compat import reinterpret
 
 KEYS_PER_TILE = gl.constexpr(32)
 COLUMNS_PER_TILE = gl.constexpr(32)

@@ -1,4 +1,3 @@
-# mypy: disable-error-code="no-untyped-def, untyped-decorator, assignment"
 # ruff: noqa: E741  (O is the output accumulator, as everywhere in attention)
 """Online softmax over tiles of scores, in log2 units, and the rows it ends in.
 
@@ -7,7 +6,7 @@ Per row, with s the scores times factor (= scale * log2 e):
 | state | meaning | before the first key |
 |---|---|---|
 | shift | max(s) - BIAS | -inf |
-| total | sum(exp2(s - shift)) | 0 |
+| row_sum | sum(exp2(s - shift)) | 0 |
 | O | sum(exp2(s - shift) * v) | 0 |
 """
 
@@ -15,7 +14,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from openmla.kernels.cdna4.mma_op import exp2_inplace_range
-from openmla.kernels.scores import MINUS_INF, normalize, signed
+from openmla.kernels.gluon.scores import MINUS_INF, normalize, signed
 
 
 @gluon.jit
@@ -36,24 +35,24 @@ def signed_tiles(tiles, TILES: gl.constexpr, SIGN: gl.constexpr):
 
 
 @gluon.jit
-def softmax(tiles, shift, total, factor, TILES: gl.constexpr, BIAS: gl.constexpr):
-    """Weights, the new shift and total, and by how much O shrinks. A row that has seen no key yet
-    is shifted by 0, not by -inf."""
+def softmax(tiles, shift, row_sum, factor, TILES: gl.constexpr, BIAS: gl.constexpr):
+    """Weights, the new shift and row_sum, and by how much O rescales. A row that has seen no key
+    yet is shifted by 0, not by -inf."""
     highest = tiles[0]
     for i in gl.static_range(1, TILES):
         highest = gl.maximum(highest, tiles[i])
     new_shift = gl.maximum(shift, gl.max(highest, 1) * factor - BIAS)
     safe = gl.where(new_shift == MINUS_INF, 0.0, new_shift)
-    shrink = gl.exp2(shift - safe)
+    rescale = gl.exp2(shift - safe)
     weights = exp2_inplace_range(tiles, safe, factor, 0, TILES, TILES)
     sums = weights[0]
     for i in gl.static_range(1, TILES):
         sums = sums + weights[i]
-    return weights, new_shift, total * shrink + gl.sum(sums, 1), shrink
+    return weights, new_shift, row_sum * rescale + gl.sum(sums, 1), rescale
 
 
 @gluon.jit
-def finish(O, shift, total, out, lse, sink_ptr, head, rows, PARTS: gl.constexpr):
+def finish(O, shift, row_sum, out, lse, sink_ptr, head, rows, PARTS: gl.constexpr):
     """Normalize, round and store the rows that exist: PARTS tiles of columns side by side.
 
     `out` points at row 0 and says how many pieces of 16 bytes the next row is away; `lse` is a
@@ -65,7 +64,7 @@ def finish(O, shift, total, out, lse, sink_ptr, head, rows, PARTS: gl.constexpr)
     OL: gl.constexpr = O[0].type.layout
     COLUMNS: gl.constexpr = O[0].shape[1]
     PIECE: gl.constexpr = 128 // out_ptr.dtype.element_ty.primitive_bitwidth
-    inverse, row_lse, empty = normalize(shift, total, sink_ptr, head)
+    inverse, row_lse, empty = normalize(shift, row_sum, sink_ptr, head)
     inverse = gl.convert_layout(inverse, gl.SliceLayout(1, OL))[:, None]
     nothing = gl.convert_layout(empty, gl.SliceLayout(1, OL))[:, None]
     row = gl.arange(0, O[0].shape[0], gl.SliceLayout(1, OL))

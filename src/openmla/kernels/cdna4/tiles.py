@@ -1,4 +1,3 @@
-# mypy: disable-error-code="no-untyped-def, untyped-decorator"
 """Which queries of which sequence a block owns, and which keys they see.
 
 Sequence b owns tile numbers cu_seqlens_q[b] // BM + b and up: enough for its rows, at least one,
@@ -48,7 +47,7 @@ def span(sequence, cu_ptr, batch, total, rest):
 
 
 @gluon.jit
-def piece_of(program, tiles, shape, BM: gl.constexpr):
+def work_item_of(program, tiles, shape, BM: gl.constexpr):
     """What program `program` works on.
 
     Returns head; sequence; first query of the tile and queries from there to the sequence's end (0

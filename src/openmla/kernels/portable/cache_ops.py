@@ -9,8 +9,6 @@ Bit-equal to openmla.cache on the CPU: IEEE division, round to nearest even, e4m
 of the fp32. A slot outside the pool is skipped, a row outside it reads as zeros.
 """
 
-# Device code: Triton gives its values their types.
-# mypy: disable-error-code="no-untyped-def,untyped-decorator,no-untyped-call"
 # ruff: noqa: PLR0913
 
 from __future__ import annotations
@@ -224,7 +222,7 @@ def gather(cache: LatentCache, rows: Tensor, out: Tensor) -> None:
         _gathering(cache, rows, out).run()
 
 
-def widened(cache: LatentCache) -> tuple[LatentCache, Call]:
+def dequantized(cache: LatentCache) -> tuple[LatentCache, Call]:
     """A bf16 cache with the same pages, and the launch that fills it with every row of `cache`."""
     shape = (cache.num_pages, cache.page_size, cache.width)
     out = torch.empty(shape, dtype=torch.bfloat16, device=cache.device)

@@ -8,14 +8,12 @@
 | a step reads | K [BN, NOPE] + [BN, TAIL], rope [BN, ROPE], V [BN, VALUE] |
 | rope from | a tensor [T, D] (stride_h 0) or [T, H, D], or the rope columns of a paged cache |
 | k_desc, rope_desc, v_desc | bulk copies of [1, BN, columns] in unmasked steps; None: pointers |
-| writes | out, lse; with SPLIT the unnormalized tile, top and total, for split.py |
+| writes | out, lse; with SPLIT the unnormalized tile, row_max and row_sum, for split.py |
 
 d_nope 192 is NOPE 128 + TAIL 64; other widths are padded to a power of two with masked columns.
 Keys that every row of the tile sees are multiplied without a mask, the rest in a second loop.
 """
 
-# Device code: Triton gives its values their types.
-# mypy: disable-error-code="no-untyped-def,untyped-decorator,no-untyped-call"
 # ruff: noqa: PLR0913
 
 from __future__ import annotations
@@ -23,7 +21,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from openmla.kernels.portable.rows import load_query, load_tile, page_of, read_columns, widen
+from openmla.kernels.portable.rows import load_query, load_tile, page_of, read_columns, upcast
 from openmla.kernels.portable.softmax import MINUS_INF, normalize, softmax_step
 from openmla.kernels.portable.tiles import (
     first_tile,
@@ -194,10 +192,9 @@ def dense_kernel(
         else:
             rope_row = rope_ptr + head * tl.cast(rope_stride_h, tl.int64)
             rope_pointers = rope_row + k_token[:, None] * rope_step + rope[None, :]
-
     acc = tl.zeros([BM, VALUE], tl.float32)
-    top = tl.full([BM], MINUS_INF, tl.float32)
-    total = tl.zeros([BM], tl.float32)
+    row_max = tl.full([BM], MINUS_INF, tl.float32)
+    row_sum = tl.zeros([BM], tl.float32)
     for masked in tl.static_range(2):
         if masked == 0:
             begin = k_first
@@ -215,7 +212,7 @@ def dense_kernel(
                 k = load_tile(
                     k_pointers + skip * k_step, here_ok, nope < D_NOPE, masked == 1, NOPE != D_NOPE
                 )
-            s = tl.dot(q, tl.trans(widen(k, K_TYPE)))
+            s = tl.dot(q, tl.trans(upcast(k, K_TYPE)))
             if TAIL > 0:
                 k_tail = load_tile(
                     k_row + skip * k_step + tail[None, :],
@@ -224,7 +221,7 @@ def dense_kernel(
                     masked == 1,
                     NOPE + TAIL != D_NOPE,
                 )
-                s = tl.dot(q_tail, tl.trans(widen(k_tail, K_TYPE)), s)
+                s = tl.dot(q_tail, tl.trans(upcast(k_tail, K_TYPE)), s)
             if ROPE > 0:
                 if PAGE > 0:
                     page, place = page_of(table, here, here_ok, PAGE, masked == 1)
@@ -253,7 +250,7 @@ def dense_kernel(
                         masked == 1,
                         ROPE != D_ROPE,
                     )
-                    k_rope = widen(k_rope, ROPE_TYPE)
+                    k_rope = upcast(k_rope, ROPE_TYPE)
                 s = tl.dot(q_rope, tl.trans(k_rope), s)
                 if TWO_TERMS:
                     s = tl.dot(q_rope_rest, tl.trans(k_rope), s)
@@ -269,25 +266,27 @@ def dense_kernel(
                 step_factor = 1.0
             if masked == 1:
                 s = tl.where(here[None, :] < seen[:, None], s, MINUS_INF)
-            p, top, total, shrink = softmax_step(s, top, total, step_factor, masked == 1)
+            p, row_max, row_sum, rescale = softmax_step(
+                s, row_max, row_sum, step_factor, masked == 1
+            )
             if v_desc is not None and masked == 0:
                 v = v_desc.load([head, k_start + start, 0]).reshape(BN, VALUE)
             else:
                 v = load_tile(
                     v_pointers + skip * v_step, here_ok, value < D_V, masked == 1, VALUE != D_V
                 )
-            acc = tl.dot(p.to(V_TYPE), widen(v, V_TYPE), acc * shrink[:, None])
+            acc = tl.dot(p.to(V_TYPE), upcast(v, V_TYPE), acc * rescale[:, None])
 
     if SPLIT:
         at = tl.cast(program, tl.int64) * BM + tl.arange(0, BM)
         tl.store(part_out_ptr + at[:, None] * VALUE + value[None, :], acc)
-        tl.store(part_state_ptr + at * 2, top)
-        tl.store(part_state_ptr + at * 2 + 1, total)
+        tl.store(part_state_ptr + at * 2, row_max)
+        tl.store(part_state_ptr + at * 2 + 1, row_sum)
     else:
         sink = None
         if sink_ptr is not None:
             sink = tl.load(sink_ptr + head) + tl.zeros([BM], tl.float32)
-        out, lse = normalize(acc, top, total, sink)
+        out, lse = normalize(acc, row_max, row_sum, sink)
         out_row = out_ptr + head * tl.cast(out_stride_h, tl.int64) + token[:, None] * out_stride_t
         tl.store(
             out_row + value[None, :],

@@ -7,11 +7,9 @@
 | programs run | longest causal tiles first |
 | Q tile | [BM, LATENT] + [BM, ROPE], read once |
 | a step reads | BN entries of the block table, then those cache rows (row_block.py) |
-| writes | out, lse; with SPLIT the unnormalized tile, top and total, for split.py |
+| writes | out, lse; with SPLIT the unnormalized tile, row_max and row_sum, for split.py |
 """
 
-# Device code: Triton gives its values their types.
-# mypy: disable-error-code="no-untyped-def,untyped-decorator,no-untyped-call"
 # ruff: noqa: PLR0913
 
 from __future__ import annotations
@@ -154,8 +152,8 @@ def latent_kernel(
     table = table_ptr + tl.cast(sequence, tl.int64) * table_stride
     key = tl.arange(0, BN)
     acc = tl.zeros([BM, LATENT], tl.float32)
-    top = tl.full([BM], MINUS_INF, tl.float32)
-    total = tl.zeros([BM, PARTS], tl.float32)
+    row_max = tl.full([BM], MINUS_INF, tl.float32)
+    row_sum = tl.zeros([BM, PARTS], tl.float32)
     for masked in tl.static_range(2):
         if masked == 0:
             begin = k_first
@@ -170,10 +168,10 @@ def latent_kernel(
             key_factor = None
             if k_scale_ptr is not None:
                 key_factor = tl.load(k_scale_ptr + page * PAGE + place, mask=here_ok, other=0.0)
-            acc, top, total = row_step(
+            acc, row_max, row_sum = row_step(
                 acc,
-                top,
-                total,
+                row_max,
+                row_sum,
                 q,
                 q_rest,
                 q_rope,
@@ -203,17 +201,17 @@ def latent_kernel(
                 masked == 1,
             )
 
-    total = tl.sum(total, 1)
+    row_sum = tl.sum(row_sum, 1)
     if SPLIT:
         at = tl.cast(program, tl.int64) * BM + tl.arange(0, BM)
         tl.store(part_out_ptr + at[:, None] * LATENT + column[None, :], acc)
-        tl.store(part_state_ptr + at * 2, top)
-        tl.store(part_state_ptr + at * 2 + 1, total)
+        tl.store(part_state_ptr + at * 2, row_max)
+        tl.store(part_state_ptr + at * 2 + 1, row_sum)
     else:
         sink = None
         if sink_ptr is not None:
             sink = tl.load(sink_ptr + head)
-        out, lse = normalize(acc, top, total, sink)
+        out, lse = normalize(acc, row_max, row_sum, sink)
         out_row = out_ptr + (token * out_stride_t + head * tl.cast(out_stride_h, tl.int64))[:, None]
         tl.store(
             out_row + column[None, :],

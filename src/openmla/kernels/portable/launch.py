@@ -3,8 +3,8 @@
 `calls` lists what a launch runs, as data. Nothing here reads a device tensor, so nothing waits for
 the GPU. A split request (see tiles.py) is computed in ranges of keys by the same kernel and merged;
 the partial results of a group of sequences share one bounded workspace. An FP8 cache whose rows are
-visited often is widened to bf16 first, where the plan says so: its rows have the same values either
-way.
+visited often is dequantized to bf16 first, where the plan says so: its rows have the same values
+either way.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from openmla.cache import LatentCache
 from openmla.kernels.call import Call, scale_arguments, vector
-from openmla.kernels.portable.cache_ops import widened
+from openmla.kernels.portable.cache_ops import dequantized
 from openmla.kernels.portable.dense import dense_kernel
 from openmla.kernels.portable.formats import (
     as_operand,
@@ -57,8 +57,8 @@ def calls(plan: Plan, operands: Operands, results: Results) -> Iterator[Call]:
         return
     if plan.config.cache_read.mode == "workspace" and not isinstance(operands, DenseOperands):
         assert isinstance(operands.cache, LatentCache)
-        wide, widening = widened(operands.cache)
-        yield widening
+        wide, dequantizing = dequantized(operands.cache)
+        yield dequantizing
         operands = replace(operands, cache=wide)
     if isinstance(operands, SparseOperands):
         yield _sparse(plan, operands, results)

@@ -15,8 +15,6 @@ compiler on Hopper, where it otherwise
   does not look past the end of a branch, and then each group computes half of the keys.
 """
 
-# Device code: Triton gives its values their types.
-# mypy: disable-error-code="no-untyped-def,untyped-decorator,no-untyped-call"
 # ruff: noqa: PLR0913
 
 from __future__ import annotations
@@ -37,8 +35,8 @@ def scores(q, k, s):
 @triton.jit
 def row_step(
     acc,
-    top,
-    total,
+    row_max,
+    row_sum,
     q,
     q_rest,
     q_rope,
@@ -67,7 +65,7 @@ def row_step(
     MASK_ROWS: tl.constexpr,
     MASKED: tl.constexpr,
 ):
-    """Take in the rows at data_row (int64 offsets); returns acc, top, total.
+    """Take in the rows at data_row (int64 offsets); returns acc, row_max, row_sum.
 
     row_ok: [BN], rows that may be read, used when MASK_ROWS.
     visible: [BM or 1, BN], used when MASKED. key_factor and row_factor: per key, per row, or None.
@@ -95,24 +93,46 @@ def row_step(
                 if TWO_TERMS:
                     s_latent = scores(q_rest, k, s_latent)
                 s = s_latent * factor + s_rope
-            acc, top, total = _weigh(
-                acc, top, total, s, k, visible, key_factor, row_factor, 1.0, TYPE, TWO_TERMS, MASKED
+            acc, row_max, row_sum = _weigh(
+                acc,
+                row_max,
+                row_sum,
+                s,
+                k,
+                visible,
+                key_factor,
+                row_factor,
+                1.0,
+                TYPE,
+                TWO_TERMS,
+                MASKED,
             )
     else:
         s = scores(q, k, s_rope)
         if TWO_TERMS:
             s = scores(q_rest, k, s)
-        acc, top, total = _weigh(
-            acc, top, total, s, k, visible, key_factor, row_factor, factor, TYPE, TWO_TERMS, MASKED
+        acc, row_max, row_sum = _weigh(
+            acc,
+            row_max,
+            row_sum,
+            s,
+            k,
+            visible,
+            key_factor,
+            row_factor,
+            factor,
+            TYPE,
+            TWO_TERMS,
+            MASKED,
         )
-    return acc, top, total
+    return acc, row_max, row_sum
 
 
 @triton.jit
 def _weigh(
     acc,
-    top,
-    total,
+    row_max,
+    row_sum,
     s,
     k,
     visible,
@@ -132,11 +152,11 @@ def _weigh(
         factor = 1.0
     if MASKED:
         s = tl.where(visible, s, MINUS_INF)
-    p, top, total, shrink = softmax_step(s, top, total, factor, MASKED)
-    acc = acc * shrink[:, None]
+    p, row_max, row_sum, rescale = softmax_step(s, row_max, row_sum, factor, MASKED)
+    acc = acc * rescale[:, None]
     if TWO_TERMS:
         p_first, p_rest = two_terms(p, TYPE)
         acc = tl.dot(p_rest, k, tl.dot(p_first, k, acc))
     else:
         acc = tl.dot(p.to(TYPE), k, acc)
-    return acc, top, total
+    return acc, row_max, row_sum

@@ -3,7 +3,7 @@
 | function | reads |
 |---|---|
 | load_tile | any tile, with or without masks; masked elements are 0 |
-| widen | an e4m3 tile as a wider type, by the hardware or, for uint8 tiles, by its bits |
+| upcast | an e4m3 tile as a wider type, by the hardware or, for uint8 tiles, by its bits |
 | load_query | a tile of queries, ready to be multiplied |
 | page_of | where the rows of a paged cache lie |
 | read_columns | columns of cache rows in any cache format, dequantized |
@@ -13,9 +13,6 @@ SCALE_BLOCK columns in a second tensor; "v32" is 512 e4m3, 4 fp32 scales and 64 
 656 bytes, and "v32_bytes" the same where rows do not begin at multiples of 4 bytes. The value of a
 scaled element is bf16(fp32(e4m3) * scale).
 """
-
-# Device code: Triton gives its values their types.
-# mypy: disable-error-code="no-untyped-def,untyped-decorator,no-untyped-call"
 
 from __future__ import annotations
 
@@ -42,7 +39,7 @@ def load_tile(pointers, row_ok, column_ok, MASK_ROWS: tl.constexpr, MASK_COLUMNS
 
 
 @triton.jit
-def widen(x, TYPE: tl.constexpr):
+def upcast(x, TYPE: tl.constexpr):
     """x as TYPE. A uint8 tile holds e4m3 bits, for GPUs whose Triton does not convert them.
 
     An e4m3 number, moved to the bits of an fp16, is 256 times too small, subnormals included.
@@ -76,11 +73,11 @@ def load_query(
     """A tile of queries [BM, COLUMNS] as TYPE, and its second term (without one, itself)."""
     tile = load_tile(pointers, row_ok, tl.arange(0, COLUMNS) < WIDTH, True, COLUMNS != WIDTH)
     if SIGN != 1:
-        tile = widen(tile, tl.float32) * SIGN
+        tile = upcast(tile, tl.float32) * SIGN
     if TWO_TERMS:
         first, rest = two_terms(tile, TYPE)
     else:
-        first = widen(tile, TYPE)
+        first = upcast(tile, TYPE)
         rest = first
     return first, rest
 
@@ -139,7 +136,7 @@ def _v32_latent(
     BLOCKS: tl.constexpr = COLUMNS // V32_BLOCK
     block = tl.arange(0, BLOCKS)
     pointers = data_ptr + data_row[:, None] + column[None, :]
-    x = widen(load_tile(pointers, row_ok, column < COLUMNS, MASKED, False), tl.float32)
+    x = upcast(load_tile(pointers, row_ok, column < COLUMNS, MASKED, False), tl.float32)
     if FORMAT == "v32_bytes":
         pointers = data_ptr + V32_SCALES_AT + data_row[:, None] + (block * 4)[None, :]
         words = _load_bytes(pointers, row_ok, block < BLOCKS, 4, False)
@@ -190,7 +187,7 @@ def read_columns(
         pointers = data_ptr + data_row[:, None] + (FIRST + column)[None, :]
         tile = load_tile(pointers, row_ok, column_ok, MASKED, COLUMNS != WIDTH)
         if FORMAT == "scaled":
-            tile = widen(tile, tl.float32)
+            tile = upcast(tile, tl.float32)
             scales = scale_ptr + scale_row[:, None]
             if SCALE_BLOCK >= FIRST + WIDTH:
                 tile = _scaled(tile, load_tile(scales, row_ok, column_ok, MASKED, False))
@@ -203,4 +200,4 @@ def read_columns(
                 pointers = scales + ((FIRST + run * RUN) // SCALE_BLOCK)[None, :]
                 tile = _scaled(tile, load_tile(pointers, row_ok, run < USED, MASKED, RUNS != USED))
             tile = tile.to(tl.bfloat16)
-    return widen(tile, TYPE)
+    return upcast(tile, TYPE)

@@ -1,16 +1,13 @@
 """Online softmax in log2 units, shared by all portable kernels.
 
-Per row, with s the scores in log2 units (natural score * log2 e) and top the largest so far:
+Per row, with s the scores in log2 units (natural score * log2 e) and row_max the largest so far:
 
 | state | meaning | before the first key |
 |---|---|---|
-| top | max(s) | -inf |
-| total | sum(exp2(s - top)), or PARTS sums of parts of it | 0 |
-| acc | sum(exp2(s - top) * v) | 0 |
+| row_max | max(s) | -inf |
+| row_sum | sum(exp2(s - row_max)), or PARTS sums of parts of it | 0 |
+| acc | sum(exp2(s - row_max) * v) | 0 |
 """
-
-# Device code: Triton gives its values their types.
-# mypy: disable-error-code="no-untyped-def,untyped-decorator,no-untyped-call"
 
 from __future__ import annotations
 
@@ -24,25 +21,26 @@ PARTS = tl.constexpr(8)
 
 
 @triton.jit
-def softmax_step(s, top, total, factor, MASKED: tl.constexpr):
+def softmax_step(s, row_max, row_sum, factor, MASKED: tl.constexpr):
     """Take in scores s [rows, keys]; `factor` > 0 turns them into log2 units.
 
-    total is [rows], or [rows, PARTS] where threads that share a row should not meet in every step.
+    row_sum is [rows], or [rows, PARTS] where threads that share a row should not meet in every
+    step.
 
-    Returns p (fp32), the new top and total, and by how much acc shrinks. Only a masked block can
-    hold a row without a key; shifting it by 0 avoids -inf - -inf = NaN.
+    Returns p (fp32), the new row_max and row_sum, and by how much acc rescales. Only a masked block
+    can hold a row without a key; shifting it by 0 avoids -inf - -inf = NaN.
     """
-    new_top = tl.maximum(top, tl.max(s, 1) * factor)
-    shift = new_top
+    new_max = tl.maximum(row_max, tl.max(s, 1) * factor)
+    shift = new_max
     if MASKED:
-        shift = tl.where(new_top == MINUS_INF, 0.0, new_top)
+        shift = tl.where(new_max == MINUS_INF, 0.0, new_max)
     p = tl.exp2(s * factor - shift[:, None])
-    shrink = tl.exp2(top - shift)
-    if len(total.shape) == 1:
-        total = total * shrink + tl.sum(p, 1)
+    rescale = tl.exp2(row_max - shift)
+    if len(row_sum.shape) == 1:
+        row_sum = row_sum * rescale + tl.sum(p, 1)
     else:
-        total = total * shrink[:, None] + sums_of_threads(p)
-    return p, new_top, total, shrink
+        row_sum = row_sum * rescale[:, None] + sums_of_threads(p)
+    return p, new_max, row_sum, rescale
 
 
 @triton.jit
@@ -59,16 +57,16 @@ def sums_of_threads(p):
 
 
 @triton.jit
-def normalize(acc, top, total, sink):
+def normalize(acc, row_max, row_sum, sink):
     """(out, lse) of finished rows; `sink` is None or one natural-log value per row.
 
     A row without a key gives +0 and -inf, whatever acc holds.
     """
-    empty = top == MINUS_INF
-    safe_top = tl.where(empty, 0.0, top)
-    denominator = tl.where(empty, 1.0, total)
-    lse = tl.where(empty, MINUS_INF, safe_top * LN_2 + tl.log(denominator))
+    empty = row_max == MINUS_INF
+    safe_max = tl.where(empty, 0.0, row_max)
+    denominator = tl.where(empty, 1.0, row_sum)
+    lse = tl.where(empty, MINUS_INF, safe_max * LN_2 + tl.log(denominator))
     if sink is not None:
-        denominator += tl.exp2(sink * LOG2_E - safe_top)
+        denominator += tl.exp2(sink * LOG2_E - safe_max)
     out = tl.where(empty[:, None], 0.0, acc * (1.0 / denominator)[:, None])
     return out, lse

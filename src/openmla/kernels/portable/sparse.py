@@ -14,8 +14,6 @@ first index that does not count need no mask. After it such an index reads `lead
 list names elsewhere and that may therefore be read, with a weight of 0.
 """
 
-# Device code: Triton gives its values their types.
-# mypy: disable-error-code="no-untyped-def,untyped-decorator,no-untyped-call"
 # ruff: noqa: PLR0913
 
 from __future__ import annotations
@@ -128,8 +126,8 @@ def sparse_kernel(
     middle = good // BN * BN
     place = tl.arange(0, BN)
     acc = tl.zeros([BM, LATENT], tl.float32)
-    top = tl.full([BM], MINUS_INF, tl.float32)
-    total = tl.zeros([BM, PARTS], tl.float32)
+    row_max = tl.full([BM], MINUS_INF, tl.float32)
+    row_sum = tl.zeros([BM, PARTS], tl.float32)
     for masked in tl.static_range(2):
         if masked == 0:
             begin = 0
@@ -156,10 +154,10 @@ def sparse_kernel(
             key_factor = None
             if k_scale_ptr is not None:
                 key_factor = tl.load(k_scale_ptr + index)
-            acc, top, total = row_step(
+            acc, row_max, row_sum = row_step(
                 acc,
-                top,
-                total,
+                row_max,
+                row_sum,
                 q,
                 q_rest,
                 q_rope,
@@ -192,7 +190,7 @@ def sparse_kernel(
     sink = None
     if sink_ptr is not None:
         sink = tl.load(sink_ptr + head, mask=head_ok, other=0.0)
-    out, lse = normalize(acc, top, tl.sum(total, 1), sink)
+    out, lse = normalize(acc, row_max, tl.sum(row_sum, 1), sink)
     out_row = out_ptr + token * out_stride_t + (head * tl.cast(out_stride_h, tl.int64))[:, None]
     tl.store(
         out_row + column[None, :],
@@ -203,4 +201,4 @@ def sparse_kernel(
         tl.store(lse_ptr + token * lse_stride_t + head * lse_stride_h, lse, mask=head_ok)
     if max_logits_ptr is not None:
         at = token * logits_stride_t + head * logits_stride_h
-        tl.store(max_logits_ptr + at, top * LN_2, mask=head_ok)
+        tl.store(max_logits_ptr + at, row_max * LN_2, mask=head_ok)

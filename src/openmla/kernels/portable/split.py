@@ -3,7 +3,7 @@
 | | |
 |---|---|
 | a program computes | ROWS rows of a tile from the partial tiles of dense.py or latent.py |
-| reads | part_out [slot, BM, VALUE] fp32, part_state [slot, BM, 2] (top, total) |
+| reads | part_out [slot, BM, VALUE] fp32, part_state [slot, BM, 2] (row_max, row_sum) |
 | slot | (sequence in the group) * PROGRAMS + unit * parts + part |
 | unit | dense: tile * heads + head; latent (PACKED): tile |
 | writes | out, lse, for split requests only |
@@ -11,8 +11,6 @@
 Parts are added in their order, in fp32, so the bits are the same in every run.
 """
 
-# Device code: Triton gives its values their types.
-# mypy: disable-error-code="no-untyped-def,untyped-decorator,no-untyped-call"
 # ruff: noqa: PLR0913
 
 from __future__ import annotations
@@ -82,20 +80,20 @@ def merge_kernel(
     value = tl.arange(0, VALUE)
     first = (tl.cast(local, tl.int64) * PROGRAMS + unit * parts) * BM + place
     acc = tl.zeros([ROWS, VALUE], tl.float32)
-    top = tl.full([ROWS], MINUS_INF, tl.float32)
-    total = tl.zeros([ROWS], tl.float32)
+    row_max = tl.full([ROWS], MINUS_INF, tl.float32)
+    row_sum = tl.zeros([ROWS], tl.float32)
     for part in tl.range(0, parts):
         at = first + tl.cast(part, tl.int64) * BM
-        part_top = tl.load(part_state_ptr + at * 2)
-        part_total = tl.load(part_state_ptr + at * 2 + 1)
+        part_max = tl.load(part_state_ptr + at * 2)
+        part_sum = tl.load(part_state_ptr + at * 2 + 1)
         part_acc = tl.load(part_out_ptr + at[:, None] * VALUE + value[None, :])
-        new_top = tl.maximum(top, part_top)
-        shift = tl.where(new_top == MINUS_INF, 0.0, new_top)
-        mine = tl.exp2(top - shift)
-        theirs = tl.exp2(part_top - shift)
+        new_max = tl.maximum(row_max, part_max)
+        shift = tl.where(new_max == MINUS_INF, 0.0, new_max)
+        mine = tl.exp2(row_max - shift)
+        theirs = tl.exp2(part_max - shift)
         acc = acc * mine[:, None] + part_acc * theirs[:, None]
-        total = total * mine + part_total * theirs
-        top = new_top
+        row_sum = row_sum * mine + part_sum * theirs
+        row_max = new_max
 
     if PACKED:
         token = (q_start + row // heads).to(tl.int64)
@@ -106,7 +104,7 @@ def merge_kernel(
     sink = None
     if sink_ptr is not None:
         sink = tl.load(sink_ptr + head)
-    out, lse = normalize(acc, top, total, sink)
+    out, lse = normalize(acc, row_max, row_sum, sink)
     out_row = out_ptr + (token * out_stride_t + head * tl.cast(out_stride_h, tl.int64))[:, None]
     tl.store(
         out_row + value[None, :],

@@ -12,9 +12,6 @@ BM 4, one row per token, cu_seqlens [0, 5, 5, 7], 8 tokens:
 | rows of it | 0-3 | 4 | none | 0-1 | 0 |
 """
 
-# Device code: Triton gives its values their types.
-# mypy: disable-error-code="no-untyped-def,untyped-decorator,no-untyped-call"
-
 from __future__ import annotations
 
 import triton

@@ -65,7 +65,7 @@ def _fewer_query_tiles(config: MLAConfig, problem: Problem, target: Target) -> M
     if config.num_qo == 1 or not config.can_switch_to_1q():
         return config
     if config.rope_gmem_dtype_size < config.rope_mma_dtype_size:
-        return config  # waiting for widened rope takes more registers than 1Q's MMA warp has
+        return config  # waiting for dequantized rope takes more registers than 1Q's MMA warp has
     one_q = config.switch_1q_config()
     longest = problem.total_q if problem.batch <= 1 else mean_length(problem.total_q, problem.batch)
     short = config.prefer_1q(longest, 1, problem.batch, target.sm_count)
@@ -194,7 +194,7 @@ BLACKWELL = Family(
             ),
             config=MLAConfig,
             choose=_mla,
-            launcher="openmla.kernels.blackwell.launch",
+            launcher="openmla.kernels.blackwell.dense.launch",
             block=_mla_block,
             explain=_mla_lines,
         ),
@@ -212,7 +212,7 @@ BLACKWELL = Family(
             ),
             config=MLAConfig,
             choose=_mla,
-            launcher="openmla.kernels.blackwell.launch",
+            launcher="openmla.kernels.blackwell.dense.launch",
             block=_mla_block,
             explain=_mla_lines,
             coarse="its weights are FP8 too: those below 2^-17 of a row's largest are lost",

@@ -100,7 +100,7 @@ def _sparse(problem: Problem, target: Target) -> MlaSparse16:
         latent=problem.d_nope,
         rope=problem.d_rope,
         dtype=_LONG_NAMES[problem.out_dtype],
-        widened=problem.kv_dtype == "e4m3" or problem.kv_dtype in FP8_CACHES,
+        dequantized=problem.kv_dtype == "e4m3" or problem.kv_dtype in FP8_CACHES,
     )
 
 
@@ -152,7 +152,7 @@ CDNA4 = Family(
             ),
             config=MlaPrefill16,
             choose=_dense_16,
-            launcher="openmla.kernels.cdna4.launch",
+            launcher="openmla.kernels.cdna4.dense.launch",
             block=_dense_16_block,
             first_triton=FIRST_TRITON,
         ),
@@ -167,7 +167,7 @@ CDNA4 = Family(
             ),
             config=MlaPrefillV2,
             choose=_dense_fp8,
-            launcher="openmla.kernels.cdna4.launch",
+            launcher="openmla.kernels.cdna4.dense.launch",
             block=_dense_fp8_block,
             first_triton=FIRST_TRITON,
         ),
@@ -196,7 +196,7 @@ CDNA4 = Family(
             ),
             config=MlaSparse16,
             choose=_sparse,
-            launcher="openmla.kernels.cdna4.sparse_launch",
+            launcher="openmla.kernels.cdna4.sparse.launch",
             block=_sparse_block,
             first_triton=FIRST_TRITON,
         ),

@@ -55,7 +55,7 @@ class MlaPrefillV2(MlaPrefillV2Core):
     """Spell the v227 maps as layouts. The addresses are the same."""
     p_dtype: str = "float8_e4m3fn"
     """Type of the weights in the second product. FP8 weights carry 4 bits, so results are off by
-    about 2 percent; with bfloat16 V is widened in registers and results are as good as bf16."""
+    about 2 percent; with bfloat16 V is dequantized in registers and results are as good as bf16."""
 
     def __init__(
         self,

@@ -24,7 +24,7 @@ _DTYPES = ("bfloat16", "float16")
 
 @dataclass(frozen=True, kw_only=True)
 class MlaSparse16:
-    """The block. Rows that are stored as FP8 are widened to 16 bits on their way to LDS.
+    """The block. Rows that are stored as FP8 are dequantized to 16 bits on their way to LDS.
 
     >>> block = MlaSparse16(num_heads=128, latent=512, rope=64, dtype="bfloat16")
     >>> block.row_blocks, block.smem_used, block.supported()
@@ -36,8 +36,8 @@ class MlaSparse16:
     rope: int
     dtype: str
     """What is multiplied: bfloat16 or float16."""
-    widened: bool = False
-    """Whether rows are widened from FP8."""
+    dequantized: bool = False
+    """Whether rows are dequantized from FP8."""
     BM: int = 64
     """Heads of one block."""
     B_TOPK: int = 64
@@ -87,7 +87,9 @@ class MlaSparse16:
             "Q: in registers",
             f"rows: {self.num_kv_stages} slots × ({slot.rows} × {slot.slot_bytes // slot.rows} B "
             f"+ rope {ROPE_COLUMNS * 2 if self.rope else 0} B) = {self.smem_used} of {LDS_BYTES}",
-            "rows: widened from FP8 on their way to LDS" if self.widened else "rows: as stored",
+            "rows: dequantized from FP8 on their way to LDS"
+            if self.dequantized
+            else "rows: as stored",
         ]
         verdict = self.why_unsupported()
         return [*lines, f"unsupported: {verdict}"] if verdict else lines

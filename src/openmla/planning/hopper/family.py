@@ -109,7 +109,7 @@ def _pages_slower(config: HopperSparseConfig, problem: Problem) -> str:
     does not. Otherwise it is 1.8 to 1.9 times as fast on an H200, over FP8 pages too if their rows
     are dequantized once."""
     if config.cache_read.mode == "in_kernel":
-        return "it would widen rows of FP8 pages at every visit, which has not been timed on a GPU"
+        return "it would dequantize FP8 pages at every visit, which has not been timed on a GPU"
     tiles, programs = config.tiles(problem.total_q), config.sm_count
     if tiles >= programs:
         return ""
@@ -154,7 +154,7 @@ HOPPER = Family(
             ),
             config=HopperDenseConfig,
             choose=_dense,
-            launcher="openmla.kernels.hopper.launch",
+            launcher="openmla.kernels.hopper.dense.launch",
             block=_dense_block,
             explain=_dense_lines,
         ),
@@ -170,7 +170,7 @@ HOPPER = Family(
             ),
             config=HopperSparseConfig,
             choose=_latent,
-            launcher="openmla.kernels.hopper.sparse_launch",
+            launcher="openmla.kernels.hopper.latent.launch",
             block=_latent_block,
             slower=_pages_slower,
         ),
@@ -189,7 +189,7 @@ HOPPER = Family(
             ),
             config=HopperSparseConfig,
             choose=_latent,
-            launcher="openmla.kernels.hopper.sparse_launch",
+            launcher="openmla.kernels.hopper.latent.launch",
             block=_latent_block,
         ),
     ),

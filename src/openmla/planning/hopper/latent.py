@@ -38,9 +38,9 @@ ROPE_WIDTHS = (0, 32, 64)
 PIECE_FIELDS = 8  # what the warp-groups are told of a piece
 EPILOGUE_SCRATCH = 2048  # the output's change of layout, 64 columns at a time
 Gather = Literal["indices", "pages"]
-# A producer that widens FP8 rows needs more registers than one that copies: with 72 it spills 100
-# bytes and reaches 0.29 of the matmul's rate, with 88 it spills 8 and reaches 0.400, with 104 it
-# spills none and reaches 0.421 (H200, 64 queries, 128 heads).
+# A producer that dequantizes FP8 rows needs more registers than one that copies: with 72 it spills
+# 100 bytes and reaches 0.29 of the matmul's rate, with 88 it spills 8 and reaches 0.400, with 104
+# it spills none and reaches 0.421 (H200, 64 queries, 128 heads).
 COPYING = Registers(consumer_groups=2, consumer=216, producer=72)
 WIDENING = Registers(consumer_groups=2, consumer=200, producer=104)
 
@@ -119,12 +119,12 @@ class HopperSparseConfig(HopperBlock):
     @property
     def registers(self) -> Registers:
         """Of the kernel that this plan is about."""
-        return self.registers_of(widens=self.cache_read.mode == "in_kernel")
+        return self.registers_of(dequantizes=self.cache_read.mode == "in_kernel")
 
     @staticmethod
-    def registers_of(widens: bool) -> Registers:
-        """Of a kernel that widens FP8 rows, or copies rows as they are."""
-        return WIDENING if widens else COPYING
+    def registers_of(dequantizes: bool) -> Registers:
+        """Of a kernel that dequantizes FP8 rows, or copies rows as they are."""
+        return WIDENING if dequantizes else COPYING
 
     @property
     def num_threads(self) -> int:

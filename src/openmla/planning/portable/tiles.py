@@ -27,7 +27,7 @@ from openmla.problem import DTYPE_BYTES, FORMS, Form, Problem
 
 MIN_DOT = 16  # tl.dot's least rows and columns
 FIRST_BULK_COPIES = 90  # NVIDIA's first architecture with them
-ALWAYS_WIDEN = 128 * 1024 * 1024  # bytes that are widened in some 60 us
+ALWAYS_WIDEN = 128 * 1024 * 1024  # bytes that are dequantized in some 60 us
 MIN_WGMMA = 64  # rows of Hopper's asynchronous products
 # Columns of V that each of the warps beside each other must have in such a product. With fewer,
 # Triton 3.6.0 reads past the end of shared memory (64 rows, 8 warps, 64 columns; 128 rows, 8 warps,
@@ -105,7 +105,7 @@ class PortableConfig:
     terms: int = 1
     """bf16 terms that an operand is the sum of: 2 where fp16 queries meet rows that are bf16."""
     cache_read: CacheRead = PLAIN
-    """How an FP8 cache is widened."""
+    """How an FP8 cache is dequantized."""
     measured: str = ""
     """The measurement that chose the tile; empty when it is the first candidate that fits."""
 
@@ -246,7 +246,8 @@ def portable_candidates(problem: Problem, target: Target) -> Iterator[PortableCo
             rope_cols=padded(problem.d_rope) if problem.d_rope else 0,
             v_cols=padded(problem.d_v) if dense else 0,
             out_cols=padded(problem.d_v) if dense else nope_cols,
-            # FP8 operands are widened before they are multiplied, so all tiles are 16 bits wide.
+            # FP8 operands are dequantized before they are multiplied, so all tiles are 16 bits
+            # wide.
             element=DTYPE_BYTES["bf16"],
             warp=target.warp,
             sm_count=target.sm_count,
@@ -301,7 +302,7 @@ def _bulk_copies(problem: Problem, target: Target) -> bool:
 
 
 def _cache_read(problem: Problem, tile: Tile, same_bits: bool) -> CacheRead:
-    """Widen an FP8 cache once where its rows are visited often enough, else in the kernel.
+    """Dequantize an FP8 cache once where its rows are visited often enough, else in the kernel.
 
     Only Hopper's products of 64 rows were seen to give the same bits both ways. Elsewhere the pool
     alone decides, or a request's bits would depend on how many others are in its call.

@@ -184,7 +184,7 @@ class MLAPrefillSparse(MLASparseConfig):
     P_TMEM_ADDR: ClassVar[int] = P_TMEM_ADDR
     QK_TS_stages: ClassVar[int] = TS_SLICES
 
-    # An fp8 cache is gathered as int64 words, unswizzled, and widened afterwards.
+    # An fp8 cache is gathered as int64 words, unswizzled, and dequantized afterwards.
     FP8_K_SWIZZLE: ClassVar[Swizzle] = Swizzle.NONE
     FP8_V_SWIZZLE: ClassVar[Swizzle] = Swizzle.NONE
     k_tma_swizzle_fp8: ClassVar[Swizzle] = Swizzle.NONE
@@ -314,7 +314,7 @@ class MLAPrefillSparse(MLASparseConfig):
 
     @property
     def v_tma_tile_height_fp8(self) -> int:
-        """Keys of V, all of a step: they are widened together."""
+        """Keys of V, all of a step: they are dequantized together."""
         return self.B_TOPK
 
     @property

@@ -198,7 +198,7 @@ class MLASparseSharedMemory(ByteMap, SparseShape):
 class MLASparseSharedMemoryFP8(ByteMap):
     """Shared memory of the kernel that reads an fp8 cache: the bf16 one, then scales.
 
-    Rows arrive as fp8 in the upper half of their own K or V region and are widened in place, so
+    Rows arrive as fp8 in the upper half of their own K or V region and are dequantized in place, so
     only the scales and the barriers of the fp8 loads are new. ``scale_block_size`` columns share
     a scale; 0 means no scales, and a block as wide as the row one scale per token. A kernel
     without scales still lays out one per token.
@@ -251,7 +251,7 @@ class MLASparseSharedMemoryFP8(ByteMap):
         ]
 
     def arrivals(self) -> dict[str, int]:
-        """As in bf16, but K and V are ready when each CTA has widened its rows."""
-        widened = ("k_p0_ready", "k_p1_ready", "v_p0_ready", "v_p1_ready")
+        """As in bf16, but K and V are ready when each CTA has dequantized its rows."""
+        dequantized = ("k_p0_ready", "k_p1_ready", "v_p0_ready", "v_p1_ready")
         loads = {"k_fp8_tma_done": 1, "v_fp8_tma_done": 1}
-        return self.base.arrivals() | dict.fromkeys(widened, self.base.cta_group) | loads
+        return self.base.arrivals() | dict.fromkeys(dequantized, self.base.cta_group) | loads

@@ -1,0 +1,78 @@
+"""PTX texts by themselves: what they compute, and what is refused."""
+
+import numpy as np
+import pytest
+import torch
+
+from gluon_sim import Kind, simulate
+from gluon_sim.errors import Unsupported
+from gluon_sim.language.asm import accumulator_registers
+from gluon_sim.layouts import NVMMADistributedLayout
+from toys import assembly
+
+
+def run(text: str, constraints: str = "=r,r,r") -> tuple[torch.Tensor, torch.Tensor, set[Kind]]:
+    x = torch.randint(-(2**31), 2**31, (2, 128), generator=torch.Generator().manual_seed(1)).int()
+    out = torch.zeros(128, dtype=torch.int32)
+    kwargs = {"TEXT": text, "CONSTRAINTS": constraints}
+    report = simulate(assembly.two_operands, 1, (x, out), kwargs, outputs=("o_ptr",))
+    return x, out, set(report.kinds())
+
+
+def test_halves_of_a_register():
+    text = "{ .reg .b16 a, b, c, d; mov.b32 {a, b}, $1; mov.b32 {c, d}, $2; mov.b32 $0, {b, c}; }"
+    x, out, kinds = run(text)
+    assert not kinds
+    wanted = (x[0].long() >> 16 & 0xFFFF) | (x[1].long() & 0xFFFF) << 16
+    assert torch.equal(out, ((wanted + 2**31) % 2**32 - 2**31).int())
+
+
+def test_a_guard_keeps_what_was_there():
+    text = "{ .reg .pred p; mov.b32 $0, $1; setp.lt.f32 p, $1, $2; @!p mov.b32 $0, $2; }"
+    x, out, kinds = run(text)
+    assert not kinds
+    a, b = x.view(torch.float32)
+    assert torch.equal(out, torch.where(a < b, x[0], x[1]))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "mov.b32 $1, $2;",  # the output is never written
+        "{ .reg .b32 t; mov.b32 $0, t; }",
+        "mov.b32 $0, $1 $2;",
+        "{ .reg .pred p; setp.lt.f32 p, $1, $2; @p mov.b32 $0, $1; }",
+        "{ .reg .b16 a, b; mov.b32 {a, b}, $1; mov.b32 $0, a; }",
+        "{ .reg .pred p; mov.b32 $0, $1; setp.lt.f32 p, $1, $2; @p bra.uni END; END: }",
+    ],
+)
+def test_an_error_of_the_text_is_a_finding(text: str):
+    assert run(text)[2] == {Kind.ERROR}
+
+
+@pytest.mark.parametrize("constraints", ["=h,r,r", "=r,r", "=r,l,r", "r,=r,r"])
+def test_constraints_must_fit(constraints: str):
+    assert run("mov.b32 $0, $1;", constraints)[2] == {Kind.ERROR}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "mul.rz.f32 $0, $1, $2;",
+        "ld.global.b32 $0, [$1];",
+        "AGAIN: mov.b32 $0, $1; bra.uni AGAIN;",
+        "{ .reg .pred p; setp.neu.f32 p, $1, $2; vote.sync.any.pred p, p, -1; mov.b32 $0, $1; }",
+    ],
+)
+def test_what_is_not_known_is_refused(text: str):
+    with pytest.raises(Unsupported):
+        run(text)
+
+
+def test_registers_of_an_accumulator_cover_it_once():
+    layout = NVMMADistributedLayout([3, 0], [4, 1], [16, 128, 16])
+    rows, columns = accumulator_registers(layout, [64, 128])
+    assert rows.shape == (4, 32, 64)
+    assert len(np.unique(rows * 128 + columns)) == 64 * 128
+    thread = [(int(r), int(c)) for r, c in zip(rows[1, 5, :6], columns[1, 5, :6], strict=True)]
+    assert thread == [(17, 2), (17, 3), (25, 2), (25, 3), (17, 10), (17, 11)]

@@ -1,0 +1,13 @@
+"""Every feature kernel matches PyTorch and is clean under every schedule."""
+
+import pytest
+
+from cases import CASES
+
+
+@pytest.mark.parametrize("schedule", ["early", "late", "random", "timed"])
+@pytest.mark.parametrize("name", CASES)
+def test_result_and_no_findings(name, schedule):
+    launch = CASES[name]()
+    launch.run(seed=5, schedule=schedule).raise_if_bad()
+    launch.check()

@@ -1,0 +1,1 @@
+"""Compiling ahead of time, without a GPU, and what the compiler said."""

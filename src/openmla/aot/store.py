@@ -1,0 +1,96 @@
+"""Where compile reports are kept: one JSON file per family and version of Triton, sorted by job.
+
+    hopper-triton3.6.json   {"hopper dense 128+64→128 for sm90": {"key": "3f…", "shared": 221456, …
+
+The family is the first word of a job's name. A report counts only for the key it was made under (a
+hash of the kernel's source and constants, signature, target, options and Triton's version), so a
+changed kernel is compiled again and replaces its entry. In this repository the files are in
+tests/compiled, where a reviewer reads what a change did to registers and memory; for everybody else
+they are in the user's cache.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+Entries = dict[str, dict[str, Any]]
+
+
+def folder() -> Path:
+    """$OPENMLA_COMPILE_CACHE, or the user's cache."""
+    if chosen := os.environ.get("OPENMLA_COMPILE_CACHE"):
+        return Path(chosen)
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "openmla" / "compile"
+
+
+def file_of(label: str, triton: str) -> Path:
+    """The file of a job.
+
+    >>> file_of("hopper dense 128+64→128 for sm90", "3.6.0").name
+    'hopper-triton3.6.json'
+    """
+    family = label.split()[0]
+    return folder() / f"{family}-triton{'.'.join(triton.split('.')[:2])}.json"
+
+
+def stored(label: str, triton: str, key: str) -> dict[str, Any] | None:
+    """What is kept for a job under this key."""
+    entry = read(file_of(label, triton)).get(label, {})
+    return {k: v for k, v in entry.items() if k != "key"} if entry.get("key") == key else None
+
+
+def keep(label: str, triton: str, key: str, values: Mapping[str, Any]) -> None:
+    """Replace what is kept for a job; empty values are left out."""
+    told = {name: value for name, value in sorted(values.items()) if value not in (None, "", [], ())}
+
+    def replace(entries: Entries) -> Entries:
+        return {**entries, label: {"key": key, **told}}
+
+    _change(file_of(label, triton), replace)
+
+
+def prune(labels: Collection[str], triton: str) -> list[str]:
+    """Forget jobs that are not among these, in the files that these are in; which they were."""
+    gone: list[str] = []
+
+    def without(entries: Entries) -> Entries:
+        gone.extend(label for label in entries if label not in labels)
+        return {label: entry for label, entry in entries.items() if label in labels}
+
+    for path in sorted({file_of(label, triton) for label in labels}):
+        _change(path, without)
+    return gone
+
+
+def read(path: Path) -> Entries:
+    """All entries of a file; none if there is no such file."""
+    entries: Entries = json.loads(path.read_text()) if path.exists() else {}
+    return entries
+
+
+def _change(path: Path, change: Callable[[Entries], Entries]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with _alone(path):
+        entries = change(read(path))
+        lines = [
+            f"{json.dumps(label, ensure_ascii=False)}: {json.dumps(entries[label])}"
+            for label in sorted(entries)
+        ]
+        fresh = path.with_suffix(".new")
+        fresh.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+        fresh.replace(path)
+
+
+@contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    """No other process changes the file meanwhile."""
+    with path.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield

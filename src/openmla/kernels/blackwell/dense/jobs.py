@@ -1,0 +1,79 @@
+"""Compile jobs: every configuration of the dense Blackwell kernel, compiled without a GPU."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from openmla.aot.jobs import CompileJob, Predicted
+from openmla.kernels.blackwell.dense.kernel import VECTORS
+from openmla.kernels.blackwell.dense.launch import calls
+from openmla.kernels.call import Call
+from openmla.kernels.compile_job import compile_job_of, dense_stand_ins
+from openmla.planning import plan
+from openmla.problem import Problem
+
+REGISTERS = 168  # at launch, of 12 warps; 128 of 16
+# Bytes. In the softmax and correction groups, as `CompileReport.spilling` shows.
+SPILLS = 96
+_V3 = Problem(
+    form="dense", heads=128, d_nope=128, d_rope=64, d_v=128, total_q=8192, total_k=8192,
+    wants_lse=True,
+)  # fmt: skip
+_FP8 = replace(_V3, q_dtype="e4m3", kv_dtype="e4m3", v_dtype="e4m3")
+_GLM = replace(_V3, heads=64, d_nope=192, d_v=256)
+
+
+def _short(problem: Problem) -> Problem:
+    return replace(problem, heads=16, total_q=64, total_k=64)
+
+
+def _scaled(problem: Problem) -> Problem:
+    return replace(problem, has_q_scale=True, has_k_scale=True)
+
+
+def _cached(problem: Problem, page_size: int, rope_dtype: str = "bf16") -> Problem:
+    return replace(problem, rope="cache", page_size=page_size, rope_dtype=rope_dtype)
+
+
+# DeepSeek and Kimi: 128 + 64 -> 128 with 16 to 128 heads, GLM: 192 + 64 -> 256, Mistral: 64 + 64.
+PROBLEMS = {
+    "128+64→128 2Q": _V3,
+    "128+64→128 2Q full sink": replace(_V3, causal=False, has_sink=True, wants_lse=False),
+    "128+64→128 1Q": _short(_V3),
+    "128+64→128 2Q fp16": replace(
+        _V3, q_dtype="fp16", kv_dtype="fp16", v_dtype="fp16", rope_dtype="fp16"
+    ),
+    "128+64→128 2Q rope per head": replace(_V3, rope="per_head"),
+    "128+64→128 2Q pages of 16": _cached(_V3, 16),
+    "128+64→128 2Q pages of 64": _cached(_V3, 64),
+    "128+64→128 2Q pages of 256": _cached(_V3, 256),
+    "128+64→128 2Q fp8_block64 rope": _cached(_V3, 64, "fp8_block64"),
+    "128+64→128 2Q fp8_block32 rope": _cached(_V3, 16, "fp8_block32"),
+    "128+64→128 2Q fp8": replace(_FP8, rope_dtype="e4m3"),
+    "128+64→128 1Q fp8": _short(replace(_FP8, rope_dtype="e4m3")),
+    "128+64→128 2Q fp8 bf16 rope": _cached(_FP8, 64),
+    "128+64→128 1Q fp8 bf16 rope": _short(_FP8),
+    "128+64→128 2Q fp8 bf16 rope scales": _scaled(_FP8),
+    "128+64→128 1Q fp8 bf16 rope scales": _scaled(_short(_cached(_FP8, 128))),
+    "192+64→256": _GLM,
+    "192+64→256 pages of 64": _cached(_GLM, 64),
+    "192+64→256 fp8": replace(_FP8, d_nope=192, d_v=256, rope_dtype="e4m3"),
+    "192+64→256 fp8_block64 rope": _cached(_GLM, 64, "fp8_block64"),
+    "64+64→128 2Q": replace(_V3, d_nope=64),
+    "128+64→64 2Q": replace(_V3, d_v=64),
+}
+
+
+def COMPILE_JOBS() -> list[CompileJob]:
+    """One job per problem."""
+    jobs: list[CompileJob] = []
+    for name, problem in PROBLEMS.items():
+        chosen = plan(problem, "b200", "blackwell")
+        jobs += [_job(name, call) for call in calls(chosen, *dense_stand_ins(problem))]
+    return jobs
+
+
+def _job(name: str, call: Call) -> CompileJob:
+    tmem = call.arguments["TMEM_COLUMNS"]
+    predicted = Predicted(tmem=tmem, registers=REGISTERS, spills=SPILLS)
+    return compile_job_of(f"blackwell dense {name}", call, VECTORS, "sm100", predicted)

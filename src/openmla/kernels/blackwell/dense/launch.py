@@ -1,0 +1,196 @@
+"""Host side of the dense Blackwell kernel: from a Plan and its operands to a kernel call.
+
+Nothing here reads a device tensor, so nothing waits for the GPU.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from triton.experimental.gluon import language as gl
+
+from openmla.cache import LatentCache, block_width
+from openmla.kernels.blackwell.dense.kernel import dense_kernel
+from openmla.kernels.call import Call, scale_arguments, vector
+from openmla.kernels.gluon.descriptors import (
+    line,
+    pages,
+    ragged,
+    rows_of_heads,
+    shared_rows,
+    tile_layout,
+)
+from openmla.operands import DenseOperands, Results
+from openmla.planning import Plan
+from openmla.planning.blackwell import MLAConfig
+from openmla.problem import Problem
+
+VECTOR = 8  # elements in 16 bytes
+# How far a maximum may grow before the reference follows, and the exponent weights are lifted by,
+# in log2 units: e4m3 reaches 448, so 2^(2 + 6) fits and small weights keep their bits.
+WEIGHTS = (8.0, 0.0)
+FP8_WEIGHTS = (2.0, 6.0)
+# Of the second softmax group, the correction group and single warps; the first softmax group has
+# what is left of 512 per lane: 184, 216 and 224. With one query tile the second group is idle.
+REGISTERS = (184, 96, 48)
+ONE_Q_REGISTERS = (48, 128, 112)
+SINGLE_O_REGISTERS = (0, 144, 144)
+TMEM_ALLOCATIONS = (32, 64, 128, 256, 512)
+_DTYPES = {"bfloat16": gl.bfloat16, "float16": gl.float16, "float8_e4m3fn": gl.float8e4nv}
+
+
+def calls(plan: Plan, op: DenseOperands, results: Results) -> Iterator[Call]:
+    """What a launch runs; nothing for an empty output."""
+    if not op.k_nope.shape[0]:
+        results.clear()  # nobody sees a key, and a descriptor cannot describe an empty tensor
+        return
+    if not results.out.numel():
+        return
+    config: MLAConfig = plan.config
+    total_q, heads, _ = op.q.shape
+    batch = op.cu_seqlens_q.shape[0] - 1
+    out, lse = results.out, results.lse
+    arguments = {
+        **constexprs_of(plan.problem, config),
+        **_descriptors(config, op),
+        **scale_arguments(op.weights.scale),
+        "out_ptr": out,
+        "lse_ptr": lse,
+        "sink_ptr": vector(op.weights.sink),
+        "cu_q_ptr": vector(op.cu_seqlens_q),
+        "cu_k_ptr": vector(op.cu_seqlens_k),
+        "table_ptr": vector(op.block_table),
+        "q_scale_ptr": vector(op.weights.q_scale),
+        "batch": batch,
+        "total_q": total_q,
+        "total_k": op.k_nope.shape[0],
+        "heads": heads,
+        "table_stride": 0 if op.block_table is None else op.block_table.shape[1],
+        "out_stride_t": out.stride(0) // VECTOR,
+        "out_stride_h": out.stride(1) // VECTOR,
+        "lse_stride_t": 0 if lse is None else lse.stride(0),
+        "lse_stride_h": 0 if lse is None else lse.stride(1),
+    }
+    blocks = (total_q // config.BM + batch + 1) * heads
+    yield Call(dense_kernel, blocks, arguments)
+
+
+def parts_of(config: MLAConfig) -> tuple[int, int]:
+    """Columns of the main and the tail tile of Q and K: tile widths are powers of two."""
+    main = 1 << (config.nope_depth.bit_length() - 1)
+    return main, config.nope_depth - main
+
+
+@lru_cache(maxsize=4096)
+def constexprs_of(problem: Problem, config: MLAConfig) -> dict[str, Any]:
+    """What the kernel is compiled for."""
+    main, tail = parts_of(config)
+    size, rope_size = config.qkv_dtype_size, config.rope_mma_dtype_size
+    raw = raw_rope(problem, config)
+    rope_bytes = config.rope_depth * rope_size
+    row = config.nope_depth * size
+    ropes = config.num_rope_buffers() or config.num_kv_stages
+    switches = config.num_qo == 2 and config.can_switch_to_1q()
+    columns = (main, tail or 64, config.rope_depth, config.v_depth, max(main, config.v_depth))
+    sizes = (size, size, rope_size, size, size)
+    layouts = tuple(
+        tile_layout(n, 2, e, 128 if e > 1 else 64) for n, e in zip(columns, sizes, strict=True)
+    )
+    raw_layout = tile_layout(config.rope_depth, 2, 1, 64)
+    return {
+        "QUERIES": 0 if switches else config.num_qo,
+        "GROUPS": 1 if config.single_o else 2,
+        "BN": config.BN,
+        "RING": (config.use_fused_kv, config.num_kv_stages, ropes),
+        "DIMS": (main, tail, config.rope_depth, config.v_depth),
+        "ROPE": (problem.rope, config.page_size),
+        "ROPE_DTYPE": _DTYPES[config.rope_mma_dtype],
+        "RAW": (*raw, raw_layout, any(raw)),
+        "CAUSAL": problem.causal,
+        "WEIGHTS": FP8_WEIGHTS if size == 1 else WEIGHTS,
+        "TMEM": (
+            config.TMEM_S0, config.TMEM_S1, config.TMEM_O0, config.TMEM_O1, config.BN,
+            config.v_depth,
+        ),
+        "TMEM_COLUMNS": next(n for n in TMEM_ALLOCATIONS if n >= config.tmem_used),
+        "BYTES": (
+            config.q_tile_rows() * (row + (0 if raw[0] else rope_bytes)),
+            config.BN * (row + (0 if raw[1] else rope_bytes)),
+        ),
+        "REGISTERS": registers_of(config),
+        "LAYOUTS": layouts,
+        "num_warps": 4,
+    }  # fmt: skip
+
+
+def registers_of(config: MLAConfig) -> tuple[int, int, int]:
+    """Of the second softmax group, the correction group, and each single warp."""
+    if config.single_o:
+        return SINGLE_O_REGISTERS
+    return REGISTERS if config.num_qo == 2 else ONE_Q_REGISTERS
+
+
+def raw_rope(problem: Problem, config: MLAConfig) -> tuple[bool, bool]:
+    """Whether Q's rope and K's rope are stored narrower than they are multiplied."""
+    wide = config.rope_mma_dtype_size
+    q_raw = config.qkv_dtype_size < wide
+    # A row of 656 bytes holds its rope in bf16, whatever its latent part is.
+    k_raw = config.rope_gmem_dtype_size < wide and problem.rope_dtype != "fp8_656"
+    return q_raw, k_raw
+
+
+def rope_scales(cache: LatentCache | None) -> tuple[int, int, int]:
+    """Scales of a row's rope, the first rope column of the second, columns per scale.
+
+    512 + 64 columns, a scale per 32: (2, 32, 32). A scale per 128: (1, 128, 128), since the last
+    64 columns are one block, if half a one.
+    """
+    if cache is None or cache.scales is None:
+        return 0, 0, 0
+    width = block_width(cache.format, cache.width)
+    first = cache.latent // width
+    return cache.scales.shape[2] - first, (first + 1) * width - cache.latent, width
+
+
+def _descriptors(config: MLAConfig, op: DenseOperands) -> dict[str, Any]:
+    main, tail = parts_of(config)
+    rows, BN, rope = config.q_tile_rows(), config.BN, config.rope_depth
+    k_scale = op.weights.k_scale
+    found: dict[str, Any] = {
+        "q_main_desc": rows_of_heads(op.q, rows, main),
+        "q_tail_desc": rows_of_heads(op.q, rows, tail) if tail else None,
+        "q_rope_desc": rows_of_heads(op.q, rows, rope),
+        "k_main_desc": rows_of_heads(op.k_nope, BN, main),
+        "k_tail_desc": rows_of_heads(op.k_nope, BN, tail) if tail else None,
+        "v_desc": ragged(op.v, BN),
+        "k_scale_desc": None if k_scale is None else line(k_scale, BN),
+        "rope_scales_ptr": None,
+        "scales_stride_p": 0,
+        "scales_stride_r": 0,
+        "ROPE_SCALES": rope_scales(op.rope_cache),
+    }
+    cache = op.rope_cache
+    if cache is not None:
+        box = math.gcd(cache.page_size, BN)
+        found["k_rope_desc"] = pages(rope_rows(cache), box)
+        if cache.scales is not None:
+            first = cache.latent // block_width(cache.format, cache.width)
+            found["rope_scales_ptr"] = cache.scales[..., first:]
+            found["scales_stride_p"], found["scales_stride_r"], _ = cache.scales.stride()
+    elif op.k_rope is not None and op.k_rope.dim() == 2:
+        found["k_rope_desc"] = shared_rows(op.k_rope, BN)
+    elif op.k_rope is not None:
+        found["k_rope_desc"] = rows_of_heads(op.k_rope, BN, rope)
+    return found
+
+
+def rope_rows(cache: LatentCache) -> Tensor:
+    """The rope columns of a cache as they are stored, [pages, page_size, rope]."""
+    if cache.format == "fp8_656":
+        return cache.data.view(torch.bfloat16)[..., -cache.rope :]
+    return cache.data[..., cache.latent :]

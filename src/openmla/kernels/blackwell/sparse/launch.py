@@ -1,0 +1,246 @@
+"""Host side of the sparse Blackwell kernel: from a Plan and its operands to a kernel call.
+
+Nothing here reads a device tensor, so nothing waits for the GPU.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.blackwell import TensorMemoryLayout
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+from openmla.cache import V32_BLOCK, LatentCache, block_width
+from openmla.errors import Unsupported
+from openmla.kernels.blackwell.sparse.kernel import sparse_kernel
+from openmla.kernels.call import Call, vector
+from openmla.kernels.gluon.compat import pair_tmem_layout, tmem_reg_layout
+from openmla.kernels.gluon.descriptors import tile_layout
+from openmla.operands import Results, SparseOperands
+from openmla.planning import Plan
+from openmla.planning.blackwell.sparse import MLAPrefillSparse
+
+LOG2_E = math.log2(math.e)
+WARP_LANES = 32
+GATHERED = 64  # columns of a tile
+PARTITION_REGISTERS = [
+    96,
+    96,
+    48,
+    48,
+]  # load_k, load_v, mma, kv_valid_producer; softmax gets the rest
+
+
+class Rows(NamedTuple):
+    """Cache rows as the kernel counts them: `page_step` and `row_step` apart."""
+
+    tensor: Tensor | None
+    page_size: int
+    """0 where rows lie evenly, page after page."""
+    page_step: int
+    row_step: int
+    number: int = 0
+    """Of a descriptor: its rows, and the elements from one to the next."""
+    stride: int = 0
+
+
+class Source(NamedTuple):
+    """Where the rows come from."""
+
+    data: Rows
+    rope: Tensor | None
+    """The rows as 16-bit values, where a part of them is."""
+    scales: Rows
+    cache: tuple[int, int] | None
+    """None for rows without dequantizing, else columns that share a scale, and 64-column tiles."""
+
+
+def calls(plan: Plan, op: SparseOperands, results: Results) -> Iterator[Call]:
+    """What a launch runs; nothing for an empty output."""
+    if not results.out.numel():
+        return
+    if not op.rows:
+        results.clear()  # no index counts, and a descriptor cannot describe an empty tensor
+        return
+    source = source_of(op.cache, plan.config.qk_depth)
+    config = plan.config
+    tokens, heads, _ = op.q.shape
+    blocks = -(-heads // config.padded_num_q_heads)
+    arguments = {
+        **constexprs_of(config, source.cache, source.data.page_size, source.scales.page_size),
+        **_descriptors(config, op, source, results),
+        **_vectors(op, results),
+        "factor": op.weights.scale * LOG2_E,
+        "rows": op.rows,
+        "topk": op.indices.shape[1],
+        "heads": heads,
+        "head_blocks": blocks,
+        "page_step": source.data.page_step,
+        "row_step": source.data.row_step,
+        "scale_ptr": source.scales.tensor,
+        "scale_stride_page": source.scales.page_step,
+        "scale_stride_row": source.scales.row_step,
+    }
+    yield Call(sparse_kernel, tokens * blocks, arguments)
+
+
+@lru_cache(maxsize=64)
+def constexprs_of(
+    config: MLAPrefillSparse, cache: tuple[int, int] | None, page: int, scale_page: int
+) -> dict[str, Any]:
+    """What follows from the config and from how the cache is laid out."""
+    keys, span, ctas = config.B_TOPK, config.k_gather_box, config.cta_group
+    rows, columns = config.padded_num_q_heads, config.SV_ATOM_MMA_N if ctas == 2 else span
+    if ctas == 2:
+        # Q stays in shared memory: a product of 64 rows a CTA cannot take it from tensor memory.
+        split, places = (config.qk_depth, 0), None
+        output, scores = (pair_tmem_layout(rows // 2, n) for n in (columns, keys))
+        tmem: tuple[Any, ...] = (output, scores)
+        part = output
+    else:
+        split = (config.q_smem_depth, config.q_tmem_depth)
+        places = (config.O_TMEM_ADDR, config.P_TMEM_ADDR, config.Q_TMEM_ADDR)
+        output, scores, part, copy, whole = (
+            TensorMemoryLayout(block, col_stride=1)
+            for block in (
+                (rows, config.SV_ATOM_MMA_N), (rows, keys), (rows, span), (128, span // 2),
+                (128, config.sm100_tmem_cols),
+            )
+        )  # fmt: skip
+        tmem = (output, scores, part, copy, whole)
+    return {
+        "HOW": (keys, config.num_mbars, page, scale_page, ctas),
+        "SPLIT": split,
+        "CACHE": cache,
+        "MAP": places,
+        "TMEM": tmem,
+        "REGS": (
+            tmem_reg_layout(gl.float32, (rows, keys), scores, 4),
+            tmem_reg_layout(gl.float32, (rows, columns), part, 4),
+            columns,
+        ),
+        "TILE": tile(span, ctas, 0),
+        "V_TILE": tile(config.SV_ATOM_MMA_N, ctas, 1),
+        "WORDS": tile_layout(span // 2, element=4),
+        "BYTES": tile_layout(span, element=1),
+        "REGISTERS": PARTITION_REGISTERS,
+        "num_warps": 4,
+        **({"num_ctas": 2} if ctas == 2 else {}),
+    }
+
+
+def tile(columns: int, ctas: int, axis: int, rank: int = 2) -> Any:
+    """The layout of a 16-bit tile, of which a pair's CTAs hold halves along `axis`."""
+    if ctas == 1:
+        return tile_layout(columns, rank)
+    cluster = [[int(i == axis) for i in range(rank)]]
+    return gl.NVMMASharedLayout(
+        swizzle_byte_width=128, element_bitwidth=16, rank=rank, cga_layout=cluster
+    )
+
+
+def source_of(rows: LatentCache | Tensor, width: int) -> Source:
+    """The tensors behind a cache format; see rows_fp8.py for `cache`."""
+    tiles = width // GATHERED
+    data = rows.data if isinstance(rows, LatentCache) else rows
+    none = Rows(None, 0, 0, 0)
+    if data.element_size() == 2:
+        return Source(rows_of(data), None, none, None)
+    if not isinstance(rows, LatentCache):
+        return Source(rows_of(data), None, none, (0, tiles))
+    if rows.scales is not None:
+        block = block_width(rows.format, rows.width)
+        return Source(rows_of(data), None, scales_of(rows.scales), (block, tiles))
+    scales = scales_of(data.view(torch.float32)[..., rows.latent // 4 :])
+    latent = rows_of(data.view(torch.float8_e4m3fn))
+    return Source(latent, data.view(torch.bfloat16), scales, (V32_BLOCK, rows.latent // GATHERED))
+
+
+def rows_of(data: Tensor) -> Rows:
+    """Rows of a tensor [rows, columns] or of pages [pages, page_size, columns], for gather4.
+
+    gather4 counts rows of one stride. Pages that do not follow one another at a whole number of
+    rows need a stride that divides both steps: with 200 elements from page to page and 80 from row
+    to row it is 40, and five pages of two rows end at descriptor row 4 * 5 + 2.
+
+    >>> pages = torch.zeros(1000).as_strided((5, 2, 80), (200, 80, 1))
+    >>> rows_of(pages)[1:]
+    (2, 5, 2, 23, 40)
+    """
+    if data.dim() == 2:
+        return Rows(data, 0, 0, 1, data.shape[0], data.stride(0))
+    pages, page_size, _ = data.shape
+    stride = math.gcd(data.stride(0), data.stride(1)) if pages > 1 else data.stride(1)
+    page_step, row_step = data.stride(0) // stride, data.stride(1) // stride
+    number = (pages - 1) * page_step + (page_size - 1) * row_step + 1
+    if number >= 1 << 31:
+        raise Unsupported(
+            f"{number} descriptor rows of {stride} elements: gather4 counts up to 2^31",
+            nearest="pages whose rows lie evenly",
+        )
+    even = pages == 1 or page_step == page_size * row_step
+    return Rows(data, 0 if even else page_size, page_step, row_step, number, stride)
+
+
+def scales_of(scales: Tensor) -> Rows:
+    """Scales [pages, page_size, blocks], in elements from the first."""
+    pages, page_size, _ = scales.shape
+    page_step, row_step = scales.stride(0), scales.stride(1)
+    even = pages == 1 or page_step == page_size * row_step
+    return Rows(scales, 0 if even else page_size, page_step, row_step)
+
+
+def gather_box(rows: Rows, columns: int, layout: Any = None) -> Any:
+    """A descriptor of single rows, for gather4."""
+    assert rows.tensor is not None
+    shape = [rows.number, rows.tensor.shape[-1]]
+    layout = layout or tile_layout(columns, 2, rows.tensor.element_size())
+    return TensorDescriptor(rows.tensor, shape, [rows.stride, 1], [1, columns], layout)
+
+
+def head_box(x: Tensor, heads: int, columns: int, ctas: int = 1) -> Any:
+    """Boxes of `heads` heads and `columns` columns of one token of x [tokens, heads, columns]."""
+    box, layout = [1, heads, columns], tile(columns, ctas, 1, 3)
+    return TensorDescriptor(x, list(x.shape), list(x.stride()), box, layout)
+
+
+def _descriptors(
+    config: MLAPrefillSparse, op: SparseOperands, source: Source, results: Results
+) -> dict[str, Any]:
+    span, atom, rows = config.k_gather_box, config.SV_ATOM_MMA_N, source.data
+    padded, ctas = config.padded_num_q_heads, config.cta_group
+    found = {
+        "q_desc": head_box(op.q, padded, span, ctas),
+        "q_warp_desc": head_box(op.q, WARP_LANES, span) if ctas == 1 else None,
+        "k_desc": gather_box(rows, span),
+        "rope_desc": None if source.rope is None else gather_box(rows_of(source.rope), span),
+        "v_desc": gather_box(rows, span if source.cache else atom),
+        "out_desc": head_box(results.out, padded, span if ctas == 1 else atom, ctas),
+    }
+    if ctas == 2:
+        found["k_desc"] = gather_box(rows, span, tile(span, ctas, 0))
+        found["v_desc"] = gather_box(rows, atom, tile(atom, ctas, 1))
+    return found
+
+
+def _vectors(op: SparseOperands, results: Results) -> dict[str, Any]:
+    lse, logits = results.lse, results.max_logits
+    indices = op.indices if op.indices.stride(1) == 1 else op.indices.contiguous()
+    return {
+        "indices_ptr": indices,
+        "lengths_ptr": vector(op.topk_lengths),
+        "lse_ptr": lse,
+        "max_logits_ptr": logits,
+        "sink_ptr": vector(op.weights.sink),
+        "indices_stride": indices.stride(0),
+        "lse_stride_t": 0 if lse is None else lse.stride(0),
+        "lse_stride_h": 0 if lse is None else lse.stride(1),
+        "logits_stride_t": 0 if logits is None else logits.stride(0),
+        "logits_stride_h": 0 if logits is None else logits.stride(1),
+    }

@@ -1,0 +1,138 @@
+"""Producers of the sparse kernel over bf16 (or fp16) rows: Q by TMA boxes, K and V by gather4.
+
+K of a step is 9 tiles of [B_TOPK, 64]; the first three (which meet Q's columns in shared memory)
+and the others have a barrier each. V is two halves of the keys, each with two atoms of 256 columns.
+HOW is (B_TOPK, barriers of a kind, page size or 0, the same for scales, CTAs). Of a pair each CTA
+gathers half the keys of K, and half the columns of each atom of V.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.blackwell import mbarrier, tma
+
+from openmla.kernels.blackwell.sparse.rows import descriptor_rows, wait_for_step
+from openmla.kernels.gluon.boxes import load_rows
+from openmla.kernels.gluon.compat import reinterpret
+
+GATHERED = gl.constexpr(64)  # columns of one gather of K: a swizzle span
+HEADS = gl.constexpr(64)  # rows of the products
+WARP_HEADS = gl.constexpr(16)  # heads in the 32 lanes of a warp
+LANES = gl.constexpr(32)
+
+
+@gluon.constexpr_function
+def offsets_layout(warps, ctas=1, divided=False):
+    """Row numbers for gather4: four to a message, the messages dealt to the warps.
+
+    Of a pair every CTA gathers all rows, or (`divided`) the second half of them.
+    """
+    cluster = [[0, int(divided)]] if ctas > 1 else []
+    return gl.SliceLayout(0, gl.BlockedLayout([1, 4], [32, 1], [1, warps], [1, 0], cluster))
+
+
+@gluon.jit
+def q_staging(k_smem, v_smem, GROUP: gl.constexpr, WORDS: gl.constexpr):
+    """Where columns GROUP x 64 … of Q wait to be copied: 128 rows of 128 bytes, as fp32 words.
+
+    The first four groups are in V's buffer, the others from the fifth tile of K on.
+    """
+    if GROUP < 4:
+        return reinterpret(v_smem, gl.float32, [4, 128, 32], WORDS).index(GROUP)
+    else:
+        return reinterpret(k_smem, gl.float32, [4, 128, 32], WORDS).index(GROUP - 2)
+
+
+@gluon.jit
+def load_q(
+    q_desc, q_warp_desc, q_smem, k_smem, v_smem, ready, token, head, SPLIT: gl.constexpr,
+    TILE: gl.constexpr,
+):  # fmt: skip
+    """The token's heads: the first SPLIT[0] columns to stay, the other SPLIT[1] to be copied.
+
+    Heads past the last are zeros.
+    """
+    KEPT: gl.constexpr = SPLIT[0] // GATHERED
+    COPIED: gl.constexpr = SPLIT[1] // GATHERED
+    mbarrier.expect(ready, HEADS * (SPLIT[0] + 2 * SPLIT[1]) * 2)
+    for g in gl.static_range(KEPT):
+        load_rows(q_desc, token, head, g * GATHERED, ready, q_smem.index(g))
+    if COPIED > 0:
+        stage_q(q_warp_desc, k_smem, v_smem, ready, token, head, SPLIT, TILE)
+
+
+@gluon.jit
+def stage_q(
+    q_warp_desc, k_smem, v_smem, ready, token, head, SPLIT: gl.constexpr, TILE: gl.constexpr
+):
+    """The columns to be copied. A copy moves 128 rows to the 128 lanes of tensor memory, but the
+    products read 64 rows, 16 from each warp's 32 lanes. So 32 heads are loaded for every warp, and
+    the next starts 16 heads further on.
+    """
+    COPIED: gl.constexpr = SPLIT[1] // GATHERED
+    low = reinterpret(v_smem, q_warp_desc.dtype, [16, LANES, GATHERED], TILE)
+    high = reinterpret(k_smem, q_warp_desc.dtype, [16, LANES, GATHERED], TILE)
+    for g in gl.static_range(COPIED):
+        for w in gl.static_range(HEADS // WARP_HEADS):
+            tile = low.index(4 * g + w) if g < 4 else high.index(4 * (g - 2) + w)
+            load_rows(
+                q_warp_desc, token, head + w * WARP_HEADS, SPLIT[0] + g * GATHERED, ready, tile
+            )  # fmt: skip
+
+
+@gluon.jit
+def load_k(k_desc, keys, k_smem, bars, steps, EARLY: gl.constexpr, HOW: gl.constexpr):
+    """K of every step, as soon as the products of the step before have read their columns."""
+    q_copied, qk_ss_done, qk_ts_done, k_p0_ready, k_p1_ready, _ = bars
+    B_TOPK: gl.constexpr = HOW[0]
+    NB: gl.constexpr = HOW[1]
+    PAGE: gl.constexpr = HOW[2]
+    OFFSETS: gl.constexpr = offsets_layout(gl.num_warps(), HOW[4], True)
+    TILES: gl.constexpr = k_smem.shape[0]
+    TILE_BYTES: gl.constexpr = B_TOPK // HOW[4] * GATHERED * 2
+    for k in range(0, steps):
+        rows = descriptor_rows(keys, k * B_TOPK, B_TOPK, OFFSETS, PAGE)
+        ready = k_p0_ready.index(k % NB)
+        wait_for_step(qk_ss_done, k - 1, NB)
+        mbarrier.expect(ready, EARLY * TILE_BYTES)
+        for g in gl.static_range(EARLY):
+            tma.async_gather(k_desc, rows, g * GATHERED, ready, k_smem.index(g))
+        if TILES > EARLY:
+            ready = k_p1_ready.index(k % NB)
+            if k == 0:
+                mbarrier.wait(q_copied.index(0), 0)
+            wait_for_step(qk_ts_done, k - 1, NB)
+            mbarrier.expect(ready, (TILES - EARLY) * TILE_BYTES)
+            for g in gl.static_range(EARLY, TILES):
+                tma.async_gather(k_desc, rows, g * GATHERED, ready, k_smem.index(g))
+
+
+@gluon.jit
+def load_v_half(
+    v_desc, keys, v_smem, done, ready, k, HALF: gl.constexpr, HOW: gl.constexpr
+):  # fmt: skip
+    """Half the keys of step k, both atoms of columns."""
+    B_TOPK: gl.constexpr = HOW[0]
+    NB: gl.constexpr = HOW[1]
+    PAGE: gl.constexpr = HOW[2]
+    OFFSETS: gl.constexpr = offsets_layout(gl.num_warps(), HOW[4])
+    KEYS: gl.constexpr = B_TOPK // 2
+    ATOM: gl.constexpr = v_smem.shape[2]
+    rows = descriptor_rows(keys, k * B_TOPK + HALF * KEYS, KEYS, OFFSETS, PAGE)
+    wait_for_step(done, k - 1, NB)
+    mbarrier.expect(ready.index(k % NB), 2 * KEYS * (ATOM // HOW[4]) * 2)
+    for atom in gl.static_range(2):
+        tile = v_smem.index(2 * HALF + atom)
+        tma.async_gather(v_desc, rows, atom * ATOM, ready.index(k % NB), tile)
+
+
+@gluon.jit
+def load_v(
+    v_desc, keys, v_smem, bars, steps, COPIED: gl.constexpr, HOW: gl.constexpr
+):  # fmt: skip
+    """V of every step; the first has to wait until Q has left the buffer, if it was there."""
+    q_copied, sv_p0_done, sv_p1_done, v_p0_ready, v_p1_ready, _ = bars
+    if COPIED > 0:
+        mbarrier.wait(q_copied.index(0), 0)
+    for k in range(0, steps):
+        load_v_half(v_desc, keys, v_smem, sv_p0_done, v_p0_ready, k, 0, HOW)
+        load_v_half(v_desc, keys, v_smem, sv_p1_done, v_p1_ready, k, 1, HOW)

@@ -1,0 +1,155 @@
+# ruff: noqa: E741  (O is the output accumulator, as everywhere in attention)
+"""Online softmax of the sparse kernel: 64 rows of scores in tensor memory, in log2 units.
+
+| state per row | meaning | before the first step |
+|---|---|---|
+| row_max | reference maximum: at most THRESHOLD below the true one | -inf |
+| row_sum | sum(exp2(s - row_max)) | 0 |
+| highest | the true maximum, which only max_logits needs | -inf |
+| O, in tensor memory | sum(exp2(s - row_max) * v) | not yet written |
+
+References move, and O is multiplied, only in a step where the maximum of some row grew by more than
+THRESHOLD: O is 64 x 512 values in tensor memory. Weights then reach 2^6 instead of 1. The CTAs of a
+pair have no branch that they take together: there O is always multiplied, mostly by 1.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.blackwell import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+)
+
+from openmla.kernels.blackwell.sparse.load import GATHERED, HEADS
+from openmla.kernels.blackwell.sparse.mma import output, scores
+from openmla.kernels.blackwell.sparse.rows import wait_for_step
+from openmla.kernels.gluon.compat import reinterpret, thread_barrier, tma_store
+from openmla.kernels.gluon.scores import LN_2, MINUS_INF, normalize
+
+THRESHOLD = gl.constexpr(6.0)
+
+
+@gluon.jit
+def hide_invalid(s, bits, B_TOPK: gl.constexpr):
+    """Scores of keys that do not count become -inf; `bits` holds one bit per key."""
+    L: gl.constexpr = s.type.layout
+    ROWS: gl.constexpr = s.shape[0]
+    by_byte = gl.reshape(s, [ROWS, B_TOPK // 8, 8])
+    L3: gl.constexpr = by_byte.type.layout
+    valid = bits.load(gl.SliceLayout(0, gl.SliceLayout(2, L3))).to(gl.int32)
+    bit = gl.arange(0, 8, gl.SliceLayout(0, gl.SliceLayout(1, L3)))
+    counts = (valid[None, :][:, :, None] >> bit[None, :][:, None, :]) & 1
+    by_byte = gl.where(counts != 0, by_byte, MINUS_INF)
+    return gl.convert_layout(gl.reshape(by_byte, [ROWS, B_TOPK]), L)
+
+
+@gluon.jit
+def rescale_rows(O, rescale, REGS: gl.constexpr):
+    """O times rescale, row by row, REGS[2] columns at a time."""
+    COLUMNS: gl.constexpr = REGS[1]
+    WIDTH: gl.constexpr = REGS[2]
+    factor = gl.convert_layout(rescale, gl.SliceLayout(1, COLUMNS))[:, None]
+    for i in gl.static_range(512 // WIDTH):
+        part = columns_of(O, i, WIDTH)
+        part.store(part.load(COLUMNS) * factor)
+        if WIDTH > GATHERED:
+            thread_barrier()  # or the next columns would be loaded too early, into no registers
+
+
+@gluon.jit
+def columns_of(O, PART: gl.constexpr, WIDTH: gl.constexpr):
+    """Columns PART * WIDTH … of O, which is two atoms of 256."""
+    ATOM: gl.constexpr = PART * WIDTH // 256
+    if WIDTH == 256:
+        return O[ATOM]
+    else:
+        return O[ATOM].slice(PART * WIDTH % 256, WIDTH)
+
+
+@gluon.jit
+def softmax(
+    tmem, p_smem, is_k_valid, bars, steps, factor, B_TOPK: gl.constexpr, NB: gl.constexpr,
+    MAP: gl.constexpr, TMEM: gl.constexpr, REGS: gl.constexpr,
+):  # fmt: skip
+    """Weights of every step; returns row_max, row_sum and the true maximum of the rows."""
+    qk_ts_done, p_free, k_valid_ready, k_valid_free, sv_p1_done, so_ready = bars
+    S = scores(tmem, MAP, TMEM, B_TOPK)
+    O = (output(tmem, 0, MAP, TMEM), output(tmem, 1, MAP, TMEM))
+    BY_ROW: gl.constexpr = gl.SliceLayout(1, REGS[0])
+    ROWS: gl.constexpr = p_smem.shape[0]
+    row_max = gl.full([ROWS], MINUS_INF, gl.float32, BY_ROW)
+    highest = row_max
+    row_sum = gl.zeros([ROWS], gl.float32, BY_ROW)
+    for k in range(0, steps):
+        slot = k % NB
+        wait_for_step(qk_ts_done, k, NB)
+        s = S.load(REGS[0]) * factor
+        mbarrier.arrive(p_free.index(slot), count=1)
+        wait_for_step(k_valid_ready, k, NB)
+        s = hide_invalid(s, is_k_valid.index(slot), B_TOPK)
+        mbarrier.arrive(k_valid_free.index(slot), count=1)
+        here = gl.max(s, 1)
+        highest = gl.maximum(highest, here)
+        grew = 1
+        new_max = gl.where(here > row_max + THRESHOLD, here, row_max)
+        if ROWS == HEADS:  # the rows of a pair cannot decide together
+            grew = gl.max(gl.where(here > row_max + THRESHOLD, 1, 0), 0)
+            new_max = gl.where(grew > 0, gl.maximum(row_max, here), row_max)
+        shift = gl.where(new_max == MINUS_INF, 0.0, new_max)
+        weights = gl.exp2(s - shift[:, None])
+        rescale = gl.exp2(row_max - shift)
+        row_sum = row_sum * rescale + gl.sum(weights, 1)
+        row_max = new_max
+        wait_for_step(sv_p1_done, k - 1, NB)  # both the weights before and O are free now
+        p_smem.store(weights.to(p_smem.dtype))
+        if (k > 0) & (grew > 0):
+            rescale_rows(O, rescale, REGS)
+        fence_async_shared()
+        mbarrier.arrive(so_ready.index(slot), count=1)
+    wait_for_step(sv_p1_done, steps - 1, NB)
+    return row_max, row_sum, highest
+
+
+@gluon.jit
+def write_row_values(values, out, token, head, heads):
+    """One fp32 per head of a token."""
+    ptr, stride_t, stride_h = out
+    here = ptr + token.to(gl.int64) * stride_t + head.to(gl.int64) * stride_h
+    gl.store(here, values, mask=head < heads)
+
+
+@gluon.jit
+def finish(
+    tmem, v_smem, state, results, sink_ptr, token, first_head, heads, MAP: gl.constexpr,
+    TMEM: gl.constexpr, REGS: gl.constexpr, TILE: gl.constexpr,
+):  # fmt: skip
+    """Normalize and store; rows past the last head are dropped. V's buffer takes the output."""
+    row_max, row_sum, highest = state
+    out_desc, lse, max_logits = results
+    O = (output(tmem, 0, MAP, TMEM), output(tmem, 1, MAP, TMEM))
+    ROWS: gl.constexpr = row_max.shape[0]
+    WIDTH: gl.constexpr = REGS[2]
+    head = first_head + gl.arange(0, ROWS, row_max.type.layout)
+    inverse, row_lse, empty = normalize(row_max, row_sum, sink_ptr, gl.minimum(head, heads - 1))
+    if lse[0] is not None:
+        write_row_values(row_lse, lse, token, head, heads)
+    if max_logits[0] is not None:
+        write_row_values(highest * LN_2, max_logits, token, head, heads)
+    scale = gl.convert_layout(inverse, gl.SliceLayout(1, REGS[1]))[:, None]
+    nothing = gl.convert_layout(empty, gl.SliceLayout(1, REGS[1]))[:, None]
+    GROUPS: gl.constexpr = 512 // WIDTH
+    tiles = reinterpret(v_smem, out_desc.dtype, [GROUPS, ROWS, WIDTH], TILE)
+    for i in gl.static_range(GROUPS):
+        part = columns_of(O, i, WIDTH).load(REGS[1])
+        tiles.index(i).store(gl.where(nothing, 0.0, part * scale).to(out_desc.dtype))
+        if WIDTH > GATHERED:
+            thread_barrier()
+    fence_async_shared()
+    thread_barrier()
+    BOX: gl.constexpr = out_desc.block_shape
+    LAYOUT: gl.constexpr = out_desc.layout
+    for i in gl.static_range(GROUPS):
+        box = reinterpret(tiles.index(i), out_desc.dtype, BOX, LAYOUT)
+        tma_store(out_desc, [token, first_head, i * WIDTH], box)
+    tma.store_wait(0)

@@ -1,0 +1,1 @@
+"""The dense CDNA4 kernel."""

@@ -1,0 +1,143 @@
+"""Host side of the CDNA4 kernels: from a Plan and its operands to kernel calls.
+
+`calls` lists what a launch runs, as data. Nothing here reads a device tensor, so nothing waits for
+the GPU. The layouts are worked out once per config.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import Any
+
+from torch import Tensor
+from triton.experimental.gluon import language as gl
+
+from openmla.errors import Unsupported
+from openmla.kernels.call import Call, scale_arguments, vector
+from openmla.kernels.cdna4.dense.kernel import dense_kernel
+from openmla.kernels.cdna4.layouts import k_layouts, matrix_layouts, q_layouts, v_layouts
+from openmla.kernels.gluon.compat import RENAMED
+from openmla.operands import DenseOperands, Results
+from openmla.planning import Plan
+from openmla.planning.cdna4 import MlaPrefill16, MlaPrefillV2
+
+PIECE_BYTES = 16
+#: Offsets inside a tile are 32-bit byte offsets from its first row.
+OFFSET_LIMIT = 2**31
+#: All 256 registers of a lane as ordinary ones. Left alone, the compiler sets half aside for
+#: accumulators, and softmax, which cannot work on those, spills. Triton 3.6 has no such option;
+#: it does not compile these kernels either (see openmla.dispatch), but the simulator runs them.
+COMPILER_OPTIONS = {"llvm_fn_attrs": "amdgpu-agpr-alloc=0"} if RENAMED else {}
+_TYPES = {
+    "float8_e4m3fn": gl.float8e4nv,
+    "bfloat16": gl.bfloat16,
+    "float16": gl.float16,
+}
+
+
+def calls(plan: Plan, op: DenseOperands, results: Results) -> Iterator[Call]:
+    """The kernel calls of a plan; none for an empty output."""
+    if not results.out.numel():
+        return
+    if not op.k_nope.shape[0]:
+        results.clear()  # nobody sees a key, and an empty tensor has no address to copy from
+        return
+    block = plan.config
+    heads = op.q.shape[1]
+    batch = op.cu_seqlens_q.shape[0] - 1
+    tiles = op.q.shape[0] // block.BM + batch + 1
+    arguments = {
+        **dense_constexprs(block),
+        **_rope(op, block.KV_BLOCK),
+        **outputs(results),
+        **scale_arguments(op.weights.scale),
+        "q_ptr": op.q,
+        "k_ptr": op.k_nope,
+        "v_ptr": op.v,
+        "sink_ptr": vector(op.weights.sink),
+        "cu_q_ptr": vector(op.cu_seqlens_q),
+        "cu_k_ptr": vector(op.cu_seqlens_k),
+        "batch": batch,
+        "total_q": op.q.shape[0],
+        "total_k": op.k_nope.shape[0],
+        "heads": heads,
+        "tiles": tiles,
+        **strides("q", op.q, block.BM),
+        **strides("k", op.k_nope, block.KV_BLOCK),
+        **strides("v", op.v, block.KV_BLOCK),
+        **strides("out", results.out),
+        "CAUSAL": op.causal,
+    }
+    rope_heads = 1 if op.k_rope is None or op.k_rope.dim() == 2 else op.k_rope.shape[1]
+    arguments["GROUPS"] = (heads // op.k_nope.shape[1], heads // rope_heads)
+    yield Call(dense_kernel, tiles * heads, arguments)
+
+
+@lru_cache(maxsize=256)
+def dense_constexprs(block: MlaPrefillV2 | MlaPrefill16) -> dict[str, Any]:
+    """What follows from the config alone."""
+    size = block.config.element_bytes
+    fp8 = size == 1
+    pv_depth = 64 if block.p_dtype == "float8_e4m3fn" else 16
+    matrices = matrix_layouts(block.NUM_WARPS, block.mma.MMA_K, pv_depth, block.mma.ROWL_STRIDE)
+    nope, rope = k_layouts(block.k_slot)
+    q = q_layouts(block.BM, block.NUM_WARPS) if fp8 else None
+    rings = (block._RING_DEPTH, block._V_RING_DEPTH)
+    return {
+        "BLOCK": (block.BM, block.KV_BLOCK, block.D_NOPE, block.D_ROPE, block.DEPTH, *rings),
+        "P_DTYPE": _TYPES[block.p_dtype],
+        "Q_IN_LDS": fp8,
+        "LAYOUTS": tuple(
+            x if x is None else tuple(x)
+            for x in (matrices, q, nope, rope, v_layouts(block.v_slot, size))
+        ),
+        "num_warps": block.NUM_WARPS,
+        **COMPILER_OPTIONS,
+    }
+
+
+def strides(name: str, x: Tensor, rows: int = 0) -> dict[str, int]:
+    """Token and head strides in pieces of 16 bytes; tiles of so many rows are copied to LDS."""
+    piece = PIECE_BYTES // x.element_size()
+    if rows * x.stride(0) * x.element_size() >= OFFSET_LIMIT:
+        raise Unsupported(
+            f"{name}: {rows} rows of stride {x.stride(0)} span 2 GiB or more, which the copies of "
+            "one tile cannot address",
+            nearest="a tensor whose rows lie closer together, or backend='portable'",
+        )
+    return {f"{name}_stride_t": x.stride(0) // piece, f"{name}_stride_h": x.stride(1) // piece}
+
+
+def _rope(op: DenseOperands, keys: int) -> dict[str, Any]:
+    """Where rope comes from: the rope columns of a paged cache, or a tensor (shared or not)."""
+    found: dict[str, Any] = {
+        "table_ptr": None, "table_stride": 0, "rope_stride_h": 0, "rope_stride_page": 0,
+        "ROPE_AT": 0, "PAGE": 0,
+    }  # fmt: skip
+    if op.rope_cache is not None and op.block_table is not None:
+        data = op.rope_cache.data
+        piece = PIECE_BYTES // data.element_size()
+        return found | {
+            "rope_ptr": data,
+            "table_ptr": vector(op.block_table),
+            "table_stride": op.block_table.shape[1],
+            "rope_stride_page": data.stride(0) // piece,
+            "rope_stride_t": data.stride(1) // piece,
+            "ROPE_AT": op.rope_cache.latent,
+            "PAGE": op.rope_cache.page_size,
+        }
+    assert op.k_rope is not None
+    rope = op.k_rope if op.k_rope.dim() == 3 else op.k_rope[:, None]
+    return found | {"rope_ptr": rope} | strides("rope", rope, keys)
+
+
+def outputs(results: Results) -> dict[str, Any]:
+    """Where rows and their lse go."""
+    lse = results.lse
+    return {
+        "out_ptr": results.out,
+        "lse_ptr": lse,
+        "lse_stride_t": 0 if lse is None else lse.stride(0),
+        "lse_stride_h": 0 if lse is None else lse.stride(1),
+    }

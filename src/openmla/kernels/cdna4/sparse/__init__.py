@@ -1,0 +1,1 @@
+"""The sparse CDNA4 kernel."""

@@ -1,0 +1,126 @@
+"""Host side of the sparse CDNA4 kernel: from a Plan and its operands to kernel calls."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from triton.experimental.gluon import language as gl
+
+from openmla.cache import V32_BLOCK, LatentCache, block_width
+from openmla.kernels.call import Call, scale_arguments, vector
+from openmla.kernels.cdna4.dense.launch import (
+    COMPILER_OPTIONS,
+    PIECE_BYTES,
+    outputs,
+    strides,
+)
+from openmla.kernels.cdna4.layouts import latent_layouts, rope_layouts, sparse_matrix_layouts
+from openmla.kernels.cdna4.sparse.kernel import sparse_kernel
+from openmla.operands import Results, SparseOperands
+from openmla.planning import Plan
+from openmla.planning.cdna4 import MlaSparse16
+
+_TYPES = {"bfloat16": gl.bfloat16, "float16": gl.float16}
+# A row of 656 bytes: 512 e4m3, 4 fp32 scales, 64 bf16.
+_V32_SCALES = slice(512, 528)
+_V32_ROPE = slice(528, 656)
+
+
+class Rows(NamedTuple):
+    """The parts of rows as tensors [pages, rows of a page, columns]; None where there is none."""
+
+    latent: Tensor
+    rope: Tensor | None
+    scales: Tensor | None
+    scale_block: int
+
+
+def calls(plan: Plan, op: SparseOperands, results: Results) -> Iterator[Call]:
+    """The kernel calls of a plan; none for an empty output."""
+    if not results.out.numel():
+        return
+    if not op.rows:
+        results.clear()  # no index counts, and an empty tensor has no address to copy from
+        return
+    block = plan.config
+    total_q, heads, _ = op.q.shape
+    indices = op.indices if op.indices.stride(1) == 1 else op.indices.contiguous()
+    logits = results.max_logits
+    arguments = {
+        **sparse_constexprs(block),
+        **_rows(parts_of(op.cache, block.latent)),
+        **outputs(results),
+        **scale_arguments(op.weights.scale),
+        "q_ptr": op.q,
+        "indices_ptr": indices,
+        "lengths_ptr": vector(op.topk_lengths),
+        "logits_ptr": logits,
+        "logits_stride_t": 0 if logits is None else logits.stride(0),
+        "logits_stride_h": 0 if logits is None else logits.stride(1),
+        "sink_ptr": vector(op.weights.sink),
+        "rows": op.rows,
+        "topk": indices.shape[1],
+        "heads": heads,
+        "head_blocks": block.row_blocks,
+        "indices_stride": indices.stride(0),
+        **strides("q", op.q),
+        **strides("out", results.out),
+    }
+    yield Call(sparse_kernel, total_q * block.row_blocks, arguments)
+
+
+def parts_of(cache: LatentCache | Tensor, latent: int) -> Rows:
+    """Views of a cache or of plain rows."""
+    if isinstance(cache, Tensor):
+        rows = cache[None]
+        return Rows(rows[..., :latent], _rope(rows, latent), None, 0)
+    data = cache.data
+    if cache.format == "fp8_656":
+        raw = data.view(torch.uint8)
+        scales = raw[..., _V32_SCALES].view(torch.float32)
+        rope = raw[..., _V32_ROPE].view(torch.bfloat16)
+        return Rows(raw[..., :latent].view(torch.float8_e4m3fn), rope, scales, V32_BLOCK)
+    if cache.format == "bf16":
+        return Rows(data[..., :latent], _rope(data, latent), None, 0)
+    fp8 = data.view(torch.float8_e4m3fn)
+    scale_block = block_width(cache.format, cache.width)
+    return Rows(fp8[..., :latent], _rope(fp8, latent), cache.scales, scale_block)
+
+
+def _rope(rows: Tensor, latent: int) -> Tensor | None:
+    return rows[..., latent:] if rows.shape[-1] > latent else None
+
+
+@lru_cache(maxsize=64)
+def sparse_constexprs(block: MlaSparse16) -> dict[str, Any]:
+    """What follows from the config alone."""
+    latent = latent_layouts(block.latent_slot)
+    rope = rope_layouts(block.B_TOPK, block.num_warps)
+    return {
+        "BLOCK": (block.BM, block.B_TOPK, block.num_kv_stages, block.rope),
+        "DTYPE": _TYPES[block.dtype],
+        "WIDENED": block.dequantized,
+        "LAYOUTS": tuple(tuple(x) for x in (sparse_matrix_layouts(), latent, rope)),
+        "num_warps": block.num_warps,
+        **COMPILER_OPTIONS,
+    }
+
+
+def _rows(parts: Rows) -> dict[str, Any]:
+    """Pointers and strides; those of rows in pieces of 16 bytes."""
+    present = [x for x in (parts.latent, parts.rope, parts.scales) if x is not None]
+    end_to_end = all(x.stride(0) == x.shape[1] * x.stride(1) for x in present)
+    found: dict[str, Any] = {
+        "PAGE": 0 if end_to_end or parts.latent.shape[0] == 1 else parts.latent.shape[1],
+        "SCALE_BLOCK": parts.scale_block,
+    }
+    for name, x in (("latent", parts.latent), ("rope", parts.rope), ("scale", parts.scales)):
+        unit = 1 if x is None or name == "scale" else PIECE_BYTES // x.element_size()
+        found[f"{name}_ptr"] = x
+        found[f"{name}_stride_page"] = 0 if x is None else x.stride(0) // unit
+        found[f"{name}_stride_t"] = 0 if x is None else x.stride(1) // unit
+    return found

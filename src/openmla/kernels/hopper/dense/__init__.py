@@ -1,0 +1,1 @@
+"""The dense Hopper kernel: MHA form, K and V by TMA, wgmma, warp specialization."""

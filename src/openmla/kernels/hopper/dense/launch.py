@@ -1,0 +1,261 @@
+"""Host side of the dense Hopper kernel: from a Plan and its operands to kernel calls.
+
+`calls` lists what a launch runs, as data. Nothing here reads a device tensor, so nothing waits for
+the GPU. The rest is worked out once per Problem.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from triton.runtime import driver
+
+from openmla.kernels.call import Call, scale_arguments, vector
+from openmla.kernels.gluon.descriptors import (
+    pages,
+    ragged,
+    rows_of_heads,
+    shared_rows,
+    tile_layout,
+)
+from openmla.kernels.hopper.dense.kernel import dense_kernel
+from openmla.kernels.hopper.dense.merge import merge_kernel
+from openmla.operands import DenseOperands, Results
+from openmla.planning import Plan
+from openmla.planning.hopper import HopperDenseConfig
+from openmla.planning.split import WORKSPACE_CAP
+from openmla.problem import Problem
+
+WGMMA_ROWS = 64
+MERGE_ROWS = 16
+VECTOR = 8  # elements in 16 bytes
+_counters: dict[tuple[torch.device, int], Tensor] = {}
+
+
+class Fixed(NamedTuple):
+    """What follows from a Problem without its token counts."""
+
+    constexprs: dict[str, Any]
+    parts: tuple[int, int, int]
+    """Columns of the main, tail and rope tiles of Q and K."""
+    page_box: int
+    """Rows of a page copied at once."""
+    min_keys: int
+    """Fewest keys of a range; 0 where no request can be split."""
+    longest_chunk: int
+    """Most queries of a request that can be split."""
+    slots: int
+    """Workspace slots (64 rows of partial sums) a split request may need."""
+
+
+class SplitSpace(NamedTuple):
+    """Room for the partial sums of split requests."""
+
+    requests: int
+    """Most requests of the call that can be split."""
+    group: int
+    """Most of them in one launch."""
+    rows: int
+    d_v: int
+
+    def allocate(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        """The sums [rows, d_v], and behind them row_max and row_sum of each row."""
+        space = torch.empty(self.rows * (self.d_v + 2), dtype=torch.float32, device=device)
+        return space, space[self.rows * self.d_v :]
+
+
+def calls(plan: Plan, op: DenseOperands, results: Results) -> Iterator[Call]:
+    """What a launch runs, in order; nothing for an empty output."""
+    if not results.out.numel():
+        return
+    if not op.k_nope.shape[0]:
+        results.clear()  # nobody sees a key, and a descriptor cannot describe an empty tensor
+        return
+    fixed = fixed_of(plan.problem, plan.config)
+    arguments = {
+        **fixed.constexprs,
+        **_descriptors(fixed, plan.config, op),
+        **_outputs(op, results),
+        **scale_arguments(op.weights.scale),
+        "total_q": op.q.shape[0],
+        "total_k": op.k_nope.shape[0],
+        "heads": op.q.shape[1],
+    }
+    space = split_space(fixed, plan.config, op)
+    if space is not None:
+        yield from _in_groups(plan, fixed, space, op, arguments)
+    else:
+        first = {"part_sums_ptr": None, "part_state_ptr": None, "SPLIT": 0}
+        batch = op.cu_seqlens_q.shape[0] - 1
+        yield _group(plan, op, {**arguments, **first}, 0, batch)
+
+
+@lru_cache(maxsize=4096)
+def fixed_of(problem: Problem, config: HopperDenseConfig) -> Fixed:
+    """Worked out once per Problem."""
+    main, tail = config.nope_tiles
+    parts = (main, tail, config.d_rope)
+    rule = config.split
+    paged = problem.rope == "cache" and config.d_rope > 0
+    widths = (main, tail or 16, config.d_rope or 16, config.d_v)
+    constexprs = {
+        "NC": config.num_qo,
+        "BN": config.BN,
+        "ST": config.num_kv_stages,
+        "DIMS": (*parts, config.d_v),
+        "ROPE": (problem.rope, config.page_size if paged else 0),
+        "CAUSAL": problem.causal,
+        "HG": config.heads_per_l2_group,
+        "SM_COUNT": config.sm_count,
+        "REGISTERS": (config.registers.consumer, config.registers.producer),
+        "LAYOUTS": tuple(tile_layout(width) for width in widths),
+        "num_warps": 4,
+    }
+    return Fixed(
+        constexprs,
+        parts,
+        config.page_box,
+        rule.min_keys if rule.longest_split_chunk else 0,
+        rule.longest_split_chunk,
+        2 * config.sm_count * config.num_qo,
+    )
+
+
+def _descriptors(fixed: Fixed, config: HopperDenseConfig, op: DenseOperands) -> dict[str, Any]:
+    main, tail, rope = fixed.parts
+    BN = config.BN
+    found: dict[str, Any] = {
+        "q_main_desc": rows_of_heads(op.q, WGMMA_ROWS, main),
+        "q_tail_desc": rows_of_heads(op.q, WGMMA_ROWS, tail) if tail else None,
+        "q_rope_desc": rows_of_heads(op.q, WGMMA_ROWS, rope) if rope else None,
+        "k_main_desc": rows_of_heads(op.k_nope, BN, main),
+        "k_tail_desc": rows_of_heads(op.k_nope, BN, tail) if tail else None,
+        "k_rope_desc": None,
+        "v_desc": ragged(op.v, BN),
+        "table_ptr": None,
+        "table_stride": 0,
+    }
+    if not rope:
+        return found
+    if op.rope_cache is not None and op.block_table is not None:
+        table = vector(op.block_table)
+        found["k_rope_desc"] = pages(
+            op.rope_cache.data[..., op.rope_cache.latent :], fixed.page_box
+        )
+        found |= {"table_ptr": table, "table_stride": op.block_table.shape[1]}
+    elif op.k_rope is not None and op.k_rope.dim() == 2:
+        found["k_rope_desc"] = shared_rows(op.k_rope, BN)
+    elif op.k_rope is not None:
+        found["k_rope_desc"] = rows_of_heads(op.k_rope, BN, rope)
+    return found
+
+
+def _outputs(op: DenseOperands, results: Results) -> dict[str, Any]:
+    out, lse = results.out, results.lse
+    return {
+        "out_ptr": out,
+        "lse_ptr": lse,
+        "sink_ptr": vector(op.weights.sink),
+        "out_stride_t": out.stride(0) // VECTOR,
+        "out_stride_h": out.stride(1) // VECTOR,
+        "lse_stride_t": 0 if lse is None else lse.stride(0),
+        "lse_stride_h": 0 if lse is None else lse.stride(1),
+    }
+
+
+def _group(plan: Plan, op: DenseOperands, arguments: dict[str, Any], first: int, stop: int) -> Call:
+    """Requests first … stop - 1 in one launch; the last group also owns rows after the last."""
+    config = plan.config
+    batch = op.cu_seqlens_q.shape[0] - 1
+    requests = slice(first, stop + 1)
+    table = arguments["table_ptr"]
+    here = {
+        "cu_q_ptr": vector(op.cu_seqlens_q)[requests],  # type: ignore[index]
+        "cu_k_ptr": vector(op.cu_seqlens_k)[requests],  # type: ignore[index]
+        "table_ptr": None if table is None else table[first:],
+        "counter_ptr": _counter(op.q.device),
+        "batch": stop - first,
+        "rest_q": op.q.shape[0] if stop == batch else 0,
+    }
+    split = bool(arguments["SPLIT"])
+    programs = programs_of(config, op.q.shape[0], stop - first, split)
+    return Call(dense_kernel, programs, {**arguments, **here})
+
+
+def programs_of(config: HopperDenseConfig, total_q: int, batch: int, split: bool) -> int:
+    """One per SM, or one per tile if those are fewer; splits make any number of work items."""
+    tiles = (total_q // config.BM + batch + 1) * config.heads
+    return config.sm_count if split else min(tiles, config.sm_count)
+
+
+def merge_programs(config: HopperDenseConfig, space: SplitSpace) -> int:
+    """Enough for the tiles of all requests of a launch that can be split."""
+    tiles = min(space.requests, space.group) * (config.sm_count // 2)
+    return tiles * (config.BM // MERGE_ROWS)
+
+
+def _in_groups(
+    plan: Plan, fixed: Fixed, space: SplitSpace, op: DenseOperands, arguments: dict[str, Any]
+) -> Iterator[Call]:
+    """Launches whose partial sums fit the workspace, each followed by its merge."""
+    config, batch = plan.config, op.cu_seqlens_q.shape[0] - 1
+    sums, state = space.allocate(op.q.device)
+    parts = {"part_sums_ptr": sums, "part_state_ptr": state, "SPLIT": fixed.min_keys}
+    group = batch if space.requests <= space.group else space.group
+    for first in range(0, batch, group):
+        call = _group(plan, op, {**arguments, **parts}, first, min(first + group, batch))
+        yield call
+        shared = {name: call.arguments[name] for name in _MERGED}
+        rest = {"D_V": config.d_v, "BLOCK_ROWS": MERGE_ROWS, "num_warps": 4}
+        yield Call(merge_kernel, merge_programs(config, space), shared | rest)
+
+
+def split_space(fixed: Fixed, config: HopperDenseConfig, op: DenseOperands) -> SplitSpace | None:
+    """Room for the requests that can be split; None when by their lengths none can.
+
+    Lengths are on the device, but a few things are known here: a split needs 2 x min_keys keys, and
+    where queries and keys have the same offsets a request has as few keys as queries.
+    """
+    batch = op.cu_seqlens_q.shape[0] - 1
+    least = 2 * fixed.min_keys
+    if not least or not batch or op.k_nope.shape[0] < least:
+        return None
+    same = op.cu_seqlens_q.data_ptr() == op.cu_seqlens_k.data_ptr()
+    if same and fixed.longest_chunk < least:
+        return None
+    requests = min(batch, op.k_nope.shape[0] // least)
+    slot_bytes = 4 * WGMMA_ROWS * (config.d_v + 2)
+    group = max(1, WORKSPACE_CAP // (slot_bytes * fixed.slots))
+    rows = min(requests, group) * fixed.slots * WGMMA_ROWS
+    return SplitSpace(requests, group, rows, config.d_v)
+
+
+_MERGED = (
+    "part_sums_ptr", "part_state_ptr", "out_ptr", "lse_ptr", "sink_ptr", "cu_q_ptr", "cu_k_ptr",
+    "batch", "total_q", "total_k", "heads", "out_stride_t", "out_stride_h", "lse_stride_t",
+    "lse_stride_h", "NC", "HG", "SPLIT", "SM_COUNT",
+)  # fmt: skip
+
+
+def _counter(device: torch.device) -> Tensor:
+    """A zero from which the launch draws its work, and which it leaves zero.
+
+    One per stream: launches on a stream follow one another. A captured graph gets its own, zeroed
+    by the graph: it may be replayed on any stream, beside anything.
+    """
+    if device.type != "cuda" or torch.cuda.is_current_stream_capturing():
+        return torch.zeros(1, dtype=torch.int32, device=device)
+    return counter_of_stream(device)[1]
+
+
+def counter_of_stream(device: torch.device) -> tuple[int, Tensor]:
+    """The current stream of a GPU, and its counter; not while capturing."""
+    stream: int = driver.active.get_current_stream(device.index)
+    counter = _counters.get((device, stream))
+    if counter is None:
+        counter = _counters[device, stream] = torch.zeros(1, dtype=torch.int32, device=device)
+    return stream, counter

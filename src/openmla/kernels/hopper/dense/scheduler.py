@@ -1,0 +1,148 @@
+"""The scheduler warp: takes work items from a counter and tells the other partitions.
+
+The next number is drawn when the producer has two key blocks left to load: late, so that the
+longest work items really go to whoever is free first, and early enough to hide the atomic and the
+lookup. What a work item is goes through a ring of two slots in shared memory, one int32 per field:
+
+| field | meaning | producer | consumer |
+|---|---|---|---|
+| HEAD | head | x | x |
+| TOKEN | first row of q and out | x | x |
+| ROWS | queries from there to the request's end | | x |
+| KEY | first row of k and v | x | |
+| KEYS | keys of the range | x | x |
+| BLOCKS | key blocks to visit; 0: no more work | x | x |
+| WHOLE | blocks that need no mask | | x |
+| SEEN | keys that the first row sees, if causal | | x |
+| REQUEST, SKIPPED | line of the block table, keys before the range | if paged | |
+| SLOT | where a part of a split request goes; -1: it is whole | | if split |
+
+The counter is 0 between launches: whoever draws the last number puts it back.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier
+
+from openmla.kernels.hopper.dense.tiles import (
+    CHUNK,
+    key_blocks,
+    owner,
+    place,
+    sum_before,
+    work_items,
+)
+
+FIELDS = gl.constexpr(16)
+HEAD = gl.constexpr(0)
+TOKEN = gl.constexpr(1)
+ROWS = gl.constexpr(2)
+KEY = gl.constexpr(3)
+KEYS = gl.constexpr(4)
+BLOCKS = gl.constexpr(5)
+WHOLE = gl.constexpr(6)
+SEEN = gl.constexpr(7)
+REQUEST = gl.constexpr(8)
+SKIPPED = gl.constexpr(9)
+SLOT = gl.constexpr(10)
+
+# One atomic add per warp, its result given to every lane.
+DRAW = gl.constexpr(
+    "{ .reg .pred p; .reg .b32 t; mov.u32 t, %laneid; setp.eq.u32 p, t, 0; mov.b32 t, 0; "
+    "@p atom.global.add.u32 t, [$1], 1; shfl.sync.idx.b32 $0, t, 0, 31, -1; }"
+)
+
+
+@gluon.jit
+def draw(counter):
+    """The next number of the launch."""
+    return gl.inline_asm_elementwise(
+        DRAW, "=r,l,~{memory}", [counter], dtype=gl.int32, is_pure=False, pack=1
+    )
+
+
+@gluon.jit
+def put(info, slot, FIELD: gl.constexpr, value):
+    """Write one field; by the one warp of the scheduler."""
+    ONE: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
+    info.index(slot * FIELDS + FIELD).store(gl.full([1], 0, gl.int32, ONE) + value)
+
+
+@gluon.jit
+def get(info, slot, FIELD: gl.constexpr, NW: gl.constexpr):
+    """Read one field in a partition of NW warps."""
+    ONE: gl.constexpr = gl.BlockedLayout([1], [32], [NW], [0])
+    return gl.max(info.index(slot * FIELDS + FIELD).load(ONE), 0)
+
+
+@gluon.jit
+def put_work_item(info, slot, request, x, before, shape, TILE: gl.constexpr):
+    """Work out work item x of a request and write all its fields; `before`: its slot if it is
+    split.
+    """
+    BM: gl.constexpr = TILE[0]
+    SPLIT: gl.constexpr = TILE[4]
+    head, token, rows, key, keys, seen, skipped, parts = place(
+        request, x, shape, BM, TILE[3], SPLIT, TILE[5]
+    )
+    blocks, whole = key_blocks(rows, keys, seen, BM, TILE[1], TILE[2])
+    put(info, slot, HEAD, head)
+    put(info, slot, TOKEN, token)
+    put(info, slot, ROWS, rows)
+    put(info, slot, KEY, key)
+    put(info, slot, KEYS, keys)
+    put(info, slot, BLOCKS, blocks)
+    put(info, slot, WHOLE, whole)
+    put(info, slot, SEEN, seen)
+    put(info, slot, REQUEST, request)
+    put(info, slot, SKIPPED, skipped)
+    if SPLIT > 0:
+        put(info, slot, SLOT, gl.where(parts > 1, before + x, -1))
+
+
+@gluon.jit
+def scheduler(info, bars, counter, shape, TILE: gl.constexpr):
+    """Announce work items until there are none, then announce the end. TILE as in dense.py."""
+    t_ready, t_empty, t_request = bars
+    batch = shape[2]
+    BM: gl.constexpr = TILE[0]
+    SPLIT: gl.constexpr = TILE[4]
+    SMS: gl.constexpr = TILE[5]
+    programs = gl.num_programs(0)
+    x = gl.program_id(0)
+    # The chunk of requests at hand: its first request, its first work item, its first workspace
+    # slot.
+    first = x * 0
+    base = x * 0
+    slots = x * 0
+    every, split = work_items(first, shape, BM, SPLIT, SMS, 1)
+    size = gl.sum(every, 0)
+    turn = x * 0
+    live = x * 0 + 1
+    while live > 0:
+        while (x >= base + size) & (first + CHUNK <= batch):
+            base += size
+            slots += gl.sum(split, 0)
+            first += CHUNK
+            every, split = work_items(first, shape, BM, SPLIT, SMS, 1)
+            size = gl.sum(every, 0)
+        slot = turn & 1
+        mbarrier.wait(t_empty.index(slot), ((turn >> 1) & 1) ^ 1)
+        if x < base + size:
+            lane = owner(x - base, every, 1)
+            start = sum_before(lane, every, 1)
+            before = slots
+            if SPLIT > 0:
+                before = slots + sum_before(lane, split, 1)
+            put_work_item(info, slot, first + lane, x - base - start, before, shape, TILE)
+            mbarrier.arrive(t_ready.index(slot), count=1)
+            mbarrier.wait(t_request.index(0), turn & 1)
+            x = draw(counter) + programs
+        else:
+            for field in gl.static_range(SLOT + 1):
+                put(info, slot, field, 0)
+            mbarrier.arrive(t_ready.index(slot), count=1)
+            if x - programs == base + size - 1:
+                gl.store(counter, 0)
+            live = x * 0
+        turn += 1

@@ -1,0 +1,135 @@
+# ruff: noqa: E741  (O is the output accumulator, as everywhere in attention)
+"""Online softmax of 64 rows in one warp-group, in log2 units.
+
+Per row, with s the scores times factor (= scale * log2 e):
+
+| state | meaning | before the first key |
+|---|---|---|
+| row_max | reference maximum: at most THRESHOLD below the true one | -inf |
+| row_sum | sum(exp2(s - row_max)), four partial sums, one per thread of a quad | 0 |
+| O | sum(exp2(s - row_max) * v), not yet multiplied by `rescale` | 0 |
+| rescale | what O must be multiplied by before the next product | 1 |
+
+The reference moves only when the maximum grew by more than THRESHOLD, because multiplying O costs
+more than it looks: it waits for the product in flight. Weights then reach 2^8 instead of 1, which
+every dtype holds, and the sums are the same up to rounding.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+from openmla.kernels.gluon.scores import MINUS_INF
+
+THRESHOLD = gl.constexpr(8.0)
+
+
+@gluon.jit
+def quad_sums(P, BN: gl.constexpr):
+    """Row sums without shuffles: [64, BN] to [64, 4], one per thread of a quad."""
+    return gl.sum(gl.sum(gl.reshape(P, [64, BN // 8, 4, 2]), 3), 1)
+
+
+@gluon.jit
+def softmax_first(S, factor, BN: gl.constexpr):
+    """P, row_max, row_sum after the first block. A row that sees nothing is shifted by 0, not by
+    -inf.
+    """
+    row_max = gl.max(S, 1) * factor
+    shift = gl.where(row_max == MINUS_INF, 0.0, row_max)
+    P = gl.exp2(S * factor - shift[:, None])
+    return P, row_max, quad_sums(P, BN)
+
+
+@gluon.jit
+def softmax_step(S, row_max, row_sum, factor, MASKED: gl.constexpr, BN: gl.constexpr):
+    """P, row_max, row_sum, rescale after one more block. Only a masked one leaves rows empty."""
+    highest = gl.max(S, 1) * factor
+    new_max = gl.where(highest > row_max + THRESHOLD, highest, row_max)
+    shift = new_max
+    if MASKED:
+        shift = gl.where(new_max == MINUS_INF, 0.0, new_max)
+    rescale = gl.exp2(row_max - shift)
+    P = gl.exp2(S * factor - shift[:, None])
+    old = gl.convert_layout(rescale, gl.SliceLayout(1, row_sum.type.layout))[:, None]
+    return P, new_max, row_sum * old + quad_sums(P, BN), rescale
+
+
+def _rescale_asm(values: int) -> tuple[str, str]:
+    """Multiply `values` registers of two rows, under a branch that all lanes of a warp take alike.
+
+    Outputs $0 …, then O, then the factors; in wgmma's layout elements 0, 1, 4, 5 … are of the upper
+    row and 2, 3, 6, 7 … of the lower.
+    """
+    text = "{ .reg .pred p; "
+    text += "".join(f"mov.f32 ${i}, ${values + i}; " for i in range(values))
+    text += f"setp.neu.f32 p, ${2 * values}, 0f3F800000; "
+    text += f"setp.neu.or.f32 p, ${2 * values + 2}, 0f3F800000, p; "
+    text += "vote.sync.any.pred p, p, -1; @!p bra.uni DONE; "
+    text += "".join(
+        f"mul.f32 ${i}, ${values + i}, ${2 * values + (i & 2)}; " for i in range(values)
+    )
+    return text + "DONE: }", ",".join(["=f"] * values + ["f"] * (2 * values))
+
+
+RESCALE_32, RESCALE_32_TYPES = (gl.constexpr(x) for x in _rescale_asm(32))
+RESCALE_64, RESCALE_64_TYPES = (gl.constexpr(x) for x in _rescale_asm(64))
+
+
+@gluon.jit
+def rescale_rows(O, rescale):
+    """O times rescale, row by row; nothing is multiplied where a whole warp's factors are 1."""
+    OL: gl.constexpr = O.type.layout
+    factors = gl.convert_layout(rescale, gl.SliceLayout(1, OL))[:, None]
+    O, factors = gl.broadcast(O, factors)
+    if O.shape[1] == 64:
+        return gl.inline_asm_elementwise(
+            RESCALE_32, RESCALE_32_TYPES, [O, factors], dtype=gl.float32, is_pure=True, pack=32
+        )
+    else:
+        return gl.inline_asm_elementwise(
+            RESCALE_64, RESCALE_64_TYPES, [O, factors], dtype=gl.float32, is_pure=True, pack=64
+        )
+
+
+@gluon.jit
+def pack(P, BN: gl.constexpr, DTYPE: gl.constexpr):
+    """fp32 [64, BN] to int32 [64, BN / 2]: a 16-bit tensor carried by a loop would take a register
+    per element."""
+    low, high = gl.split(gl.reshape(P, [64, BN // 2, 2]))
+    if gl.bfloat16 == DTYPE:
+        return gl.inline_asm_elementwise(
+            "cvt.rn.bf16x2.f32 $0, $2, $1;", "=r,f,f", [low, high], dtype=gl.int32, is_pure=True,
+            pack=1,
+        )  # fmt: skip
+    else:
+        return gl.inline_asm_elementwise(
+            "cvt.rn.f16x2.f32 $0, $2, $1;", "=r,f,f", [low, high], dtype=gl.int32, is_pure=True,
+            pack=1,
+        )  # fmt: skip
+
+
+@gluon.jit
+def unpack(words, BN: gl.constexpr, DTYPE: gl.constexpr, PL: gl.constexpr):
+    """The way back, as the left operand of a product."""
+    if gl.bfloat16 == DTYPE:
+        low, high = gl.inline_asm_elementwise(
+            "mov.b32 {$0, $1}, $2;", "=h,=h,r", [words], dtype=(gl.bfloat16, gl.bfloat16),
+            is_pure=True, pack=1,
+        )  # fmt: skip
+    else:
+        low, high = gl.inline_asm_elementwise(
+            "mov.b32 {$0, $1}, $2; // f16", "=h,=h,r", [words], dtype=(gl.float16, gl.float16),
+            is_pure=True, pack=1,
+        )  # fmt: skip
+    return gl.convert_layout(gl.reshape(gl.join(low, high), [64, BN]), PL)
+
+
+@gluon.jit
+def keep_before(row_sum):
+    """Use `row_sum` (never negative) so that ptxas cannot move the exponentials that made it after
+    the wait that follows: a store that never happens, to an address that does not matter."""
+    return gl.inline_asm_elementwise(
+        "{ .reg .pred p; .reg .b32 a; mov.b32 a, 0; setp.lt.f32 p, $1, 0f00000000; "
+        "@p st.shared.f32 [a], $1; mov.b32 $0, $1; }",
+        "=f,f,~{memory}", [row_sum], dtype=gl.float32, is_pure=False, pack=1,
+    )  # fmt: skip

@@ -1,0 +1,137 @@
+"""Which rows of which request a block works on, and over which keys.
+
+A request makes heads x tiles x parts work items: `tiles` of BM queries, `parts` ranges of
+keys (1 unless the request alone leaves half the SMs idle, see openmla.planning.split). Work items
+are numbered request by request; inside a request by groups of HG heads (they share L2), then
+ranges, then tiles, the longest first, heads fastest. Rows after the last sequence belong to one
+more request, number `batch`, that has no keys, so every row of the outputs is written (only in the
+last launch of a call: rest_q is 0 in the others).
+
+BM 128, 1 head, cu_seqlens_q [0, 300, 310], 320 tokens, nothing split:
+
+| work item | 0 | 1 | 2 | 3 | 4 |
+|---|---|---|---|---|---|
+| request | 0 | 0 | 0 | 1 | 2 (no keys) |
+| rows of it | 256-299 | 128-255 | 0-127 | 0-9 | 0-9 |
+
+Lengths are only known on the device. Whoever needs work item x looks at 32 requests at a time, one
+per lane, and bisects: no table is built and nothing is read back.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+CHUNK = gl.constexpr(32)  # requests looked at together
+WGMMA_ROWS = gl.constexpr(64)
+RANGE_STEP = gl.constexpr(128)  # every key tile divides it, so no range cuts one
+
+
+@gluon.jit
+def span(request, cu_ptr, batch, total, rest):
+    """(start, length) of a request; number `batch` owns the rows up to `rest`."""
+    start = gl.load(cu_ptr + request)
+    stop = gl.minimum(gl.load(cu_ptr + gl.minimum(request + 1, batch)), total)
+    return start, gl.maximum(gl.where(request < batch, stop, rest) - start, 0)
+
+
+@gluon.jit
+def keys_of_range(q_len, k_len, heads, SM_COUNT: gl.constexpr, MIN_KEYS: gl.constexpr):
+    """Keys per range, from the request's own lengths alone; see SplitRule.keys_per_split."""
+    tiles = heads * ((q_len + WGMMA_ROWS - 1) // WGMMA_ROWS)
+    fill = gl.minimum(k_len // MIN_KEYS, 2 * SM_COUNT // gl.maximum(tiles, 1))
+    parts = gl.where(2 * tiles > SM_COUNT, 1, gl.maximum(fill, 1))
+    keys = (gl.maximum(k_len, 1) + parts - 1) // parts
+    return (keys + RANGE_STEP - 1) // RANGE_STEP * RANGE_STEP
+
+
+@gluon.jit
+def ranges(q_len, k_len, heads, SPLIT: gl.constexpr, SM_COUNT: gl.constexpr):
+    """(ranges, keys of each); SPLIT is the fewest keys worth a range, 0: never split."""
+    if SPLIT > 0:
+        keys = keys_of_range(q_len, k_len, heads, SM_COUNT, SPLIT)
+        parts = gl.maximum((k_len + keys - 1) // keys, 1)
+    else:
+        keys = k_len
+        parts = 1
+    return parts, keys
+
+
+@gluon.jit
+def work_items(
+    first, shape, BM: gl.constexpr, SPLIT: gl.constexpr, SMS: gl.constexpr, NW: gl.constexpr
+):
+    """Work items of requests first … first + CHUNK - 1, one per lane, and those of splits."""
+    cu_q, cu_k, batch, total_q, rest_q, total_k, heads = shape
+    LANES: gl.constexpr = gl.BlockedLayout([1], [32], [NW], [0])
+    request = first + gl.arange(0, CHUNK, LANES)
+    here = gl.minimum(request, batch)
+    _q_start, q_len = span(here, cu_q, batch, total_q, rest_q)
+    tiles = gl.where(request <= batch, (q_len + BM - 1) // BM, 0)
+    if SPLIT > 0:
+        _k_start, k_len = span(here, cu_k, batch, total_k, 0)
+        parts, _keys = ranges(q_len, k_len, heads, SPLIT, SMS)
+        every = heads * tiles * parts
+        split = gl.where(parts > 1, every, 0)
+    else:
+        every = heads * tiles
+        split = every
+    return every, split
+
+
+@gluon.jit
+def sum_before(lane, counts, NW: gl.constexpr):
+    """Sum of the counts of the lanes before `lane`."""
+    LANES: gl.constexpr = gl.BlockedLayout([1], [32], [NW], [0])
+    return gl.sum(gl.where(gl.arange(0, CHUNK, LANES) < lane, counts, 0), 0)
+
+
+@gluon.jit
+def owner(x, counts, NW: gl.constexpr):
+    """The lane with work item x of the chunk: the last that begins at or before x."""
+    lane = x * 0
+    for bit in gl.static_range(5):
+        tried = lane + (16 >> bit)
+        lane = gl.where(sum_before(tried, counts, NW) <= x, tried, lane)
+    return lane
+
+
+@gluon.jit
+def place(
+    request, x, shape, BM: gl.constexpr, HG: gl.constexpr, SPLIT: gl.constexpr, SMS: gl.constexpr
+):
+    """Work item x of a request, in rows of tensors and in keys of the work item's own range.
+
+    Returns head; first query and queries from there to the request's end; first key row and keys;
+    keys of the range that the first query sees, if causal (may be negative); keys of the request
+    before the range; ranges of the request.
+    """
+    cu_q, cu_k, batch, total_q, rest_q, total_k, heads = shape
+    q_start, q_len = span(request, cu_q, batch, total_q, rest_q)
+    k_start, k_len = span(request, cu_k, batch, total_k, 0)
+    tiles = (q_len + BM - 1) // BM
+    parts, keys = ranges(q_len, k_len, heads, SPLIT, SMS)
+    group = x // (tiles * parts * HG)
+    rest = x - group * (tiles * parts * HG)
+    head = group * HG + rest % HG
+    rest = rest // HG
+    skipped = x * 0
+    if SPLIT > 0:
+        skipped = rest // tiles * keys
+        rest = rest % tiles
+    row = (tiles - 1 - rest) * BM
+    seen = k_len - q_len + row + 1 - skipped
+    keys = gl.minimum(keys, k_len - skipped)
+    return head, q_start + row, q_len - row, k_start + skipped, keys, seen, skipped, parts
+
+
+@gluon.jit
+def key_blocks(rows, keys, seen, BM: gl.constexpr, BN: gl.constexpr, CAUSAL: gl.constexpr):
+    """(blocks of BN keys a tile visits, blocks all its rows see whole); at least one is visited."""
+    if CAUSAL:
+        stop = gl.minimum(keys, seen + gl.minimum(rows, BM) - 1)
+        whole = gl.maximum(gl.minimum(seen, keys), 0) // BN
+    else:
+        stop = keys
+        whole = keys // BN
+    blocks = gl.maximum((stop + BN - 1) // BN, 1)
+    return blocks, gl.minimum(whole, blocks)

@@ -1,0 +1,1 @@
+"""The latent Hopper kernel: absorbed queries over listed or paged rows, bf16, fp16 or FP8."""

@@ -1,0 +1,151 @@
+"""The producer of the latent kernel: tells the warp-groups their tiles, loads Q and gathers rows.
+
+Rows are copied 16 bytes at a time (cp.async) into swizzled tiles; where there is no key the copy
+fills in zeros, so no garbage is ever multiplied. A block of 64 keys is three tiles, each loaded as
+soon as its last reader is done with it:
+
+| order | tile | with it | last reader of the step before |
+|---|---|---|---|
+| 0 | Q, once per work item | | right, after its last scores |
+| 1 | block 0 left | validity 0 | left, after P0 · V0 |
+| 2 | block 0 right | rope 0 | right, after P0 · V0 |
+| 3 | block 1 left | rope 1 | left, after P1 · V1 |
+| 4 | block 1 right | validity 1 | right, after P1 · V1 |
+
+The entries that say where rows lie are loaded a step ahead, also across work items.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.ampere import async_copy
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier
+
+from openmla.kernels.gluon.compat import cp_async, reinterpret, tma_load
+from openmla.kernels.gluon.scores import MINUS_INF
+from openmla.kernels.hopper.latent.source import KEYS, STEP, entries, locate, work_item
+from openmla.kernels.hopper.latent.work_items import announce
+
+WARPS = gl.constexpr(4)
+VECTOR = gl.constexpr(8)  # elements of 16 bytes; strides come in this unit
+
+
+@gluon.jit
+def load_box(desc, place, column: gl.constexpr, barrier, tile):
+    """64 rows of Q: heads of one token, zeros past the last head; or heads of several tokens."""
+    BOX: gl.constexpr = desc.block_shape
+    LAYOUT: gl.constexpr = desc.layout
+    box = reinterpret(tile, desc.dtype, BOX, LAYOUT)
+    tma_load(desc, [place[0], place[1], column], barrier, box)
+
+
+@gluon.jit
+def load_queries(descs, smem, barrier, place, DIMS: gl.constexpr):
+    """Q of a tile: left, right and rope columns."""
+    half_desc, rope_desc = descs
+    left, right, rope = smem
+    mbarrier.expect(barrier, 64 * (2 * DIMS[0] + DIMS[1]) * 2)
+    load_box(half_desc, place, 0, barrier, left.index(0))
+    load_box(half_desc, place, DIMS[0], barrier, right.index(0))
+    if DIMS[1] > 0:
+        load_box(rope_desc, place, 2 * DIMS[0], barrier, rope.index(0))
+
+
+@gluon.jit
+def start_of(rows, page, place, PAGE: gl.constexpr):
+    """Pointers to rows."""
+    data_ptr, stride_page, stride_row = rows
+    start = place.to(gl.int64) * (stride_row.to(gl.int64) * VECTOR)
+    if PAGE > 0:
+        start += page.to(gl.int64) * (stride_page.to(gl.int64) * VECTOR)
+    return data_ptr + start
+
+
+@gluon.jit
+def copy(tile, start, ok, FIRST: gl.constexpr, LAYOUT: gl.constexpr):
+    """Columns FIRST … of 64 rows into a tile."""
+    column = gl.arange(0, tile.shape[1], gl.SliceLayout(0, LAYOUT)) + FIRST
+    cp_async(tile, start[:, None] + column[None, :], mask=ok[:, None])
+
+
+@gluon.jit
+def arrive_copied(barrier):
+    """One arrival per thread, when its copies so far are done."""
+    async_copy.mbarrier_arrive(barrier, increment_count=False)
+
+
+@gluon.jit
+def put_validity(bias, flags, ok, barrier, LANES: gl.constexpr):
+    """0 or -inf per key; and for each warp's keys, whether any is -inf."""
+    bias.store(gl.where(ok, 0.0, MINUS_INF))
+    # Row r belongs to warp r // GROUP % 4: no warp has to ask another.
+    GROUP: gl.constexpr = 32 // LANES
+    missing = gl.reshape(gl.where(ok, 0, 1), [KEYS // (WARPS * GROUP), WARPS, GROUP])
+    flags.store(gl.max(gl.max(missing, 2), 0))
+    mbarrier.arrive(barrier, count=1)
+
+
+@gluon.jit
+def producer(
+    info, source, rows, shape, q_descs, smem, bars, ST: gl.constexpr, DIMS: gl.constexpr,
+    PAGE: gl.constexpr, LANES: gl.constexpr,
+):  # fmt: skip
+    """Every work item of this program. LANES: threads that copy neighboring 16 bytes of a row."""
+    q_smem, k_smem, validity = smem
+    left, right, rope = k_smem
+    bias, flags = validity
+    q_bars, ready, free, valid, t_bars = bars
+    q_ready, q_free = q_bars
+    HALF: gl.constexpr = DIMS[0]
+    BL: gl.constexpr = gl.BlockedLayout([1, 8], [32 // LANES, LANES], [WARPS, 1], [1, 0])
+    RL: gl.constexpr = gl.SliceLayout(1, BL)
+    programs = gl.num_programs(0)
+    x = gl.program_id(0)
+    turn = x * 0
+    it = x * 0  # steps so far, over all work items
+    x, tile, box, first, count, steps = work_item(x, source, shape)
+    announce(info, t_bars, turn, tile, steps, source)
+    entry0 = entries(source, first, count, 0, RL)
+    entry1 = entries(source, first, count, KEYS, RL)
+    while steps > 0:
+        x += programs
+        x, tile, next_box, next_first, next_count, next_steps = work_item(x, source, shape)
+        announce(info, t_bars, turn + 1, tile, next_steps, source)
+        mbarrier.wait(q_free, (turn & 1) ^ 1)
+        load_queries(q_descs, q_smem, q_ready, box, DIMS)
+        for j in range(0, steps):
+            b = it % ST * 2
+            phase = ((it // ST) & 1) ^ 1
+            last = j == steps - 1
+            ahead = gl.where(last, 0, (j + 1) * STEP)
+            ahead_first = gl.where(last, next_first, first)
+            ahead_count = gl.where(last, next_count, count)
+            page, place, ok = locate(source, entry0, PAGE)
+            entry0 = entries(source, ahead_first, ahead_count, ahead, RL)
+            start = start_of(rows, page, place, PAGE)
+            mbarrier.wait(free.index(2 * b), phase)
+            copy(left.index(b), start, ok, 0, BL)
+            arrive_copied(ready.index(2 * b))
+            put_validity(bias.index(b), flags.index(b), ok, valid.index(b), LANES)
+            mbarrier.wait(free.index(2 * b + 1), phase)
+            copy(right.index(b), start, ok, HALF, BL)
+            if DIMS[1] > 0:
+                copy(rope.index(b), start, ok, 2 * HALF, BL)
+            arrive_copied(ready.index(2 * b + 1))
+            page, place, ok = locate(source, entry1, PAGE)
+            entry1 = entries(source, ahead_first, ahead_count, ahead + KEYS, RL)
+            start = start_of(rows, page, place, PAGE)
+            mbarrier.wait(free.index(2 * b + 2), phase)
+            copy(left.index(b + 1), start, ok, 0, BL)
+            if DIMS[1] > 0:
+                copy(rope.index(b + 1), start, ok, 2 * HALF, BL)
+            arrive_copied(ready.index(2 * b + 2))
+            mbarrier.wait(free.index(2 * b + 3), phase)
+            copy(right.index(b + 1), start, ok, HALF, BL)
+            arrive_copied(ready.index(2 * b + 3))
+            put_validity(bias.index(b + 1), flags.index(b + 1), ok, valid.index(b + 1), LANES)
+            it += 1
+        turn += 1
+        box = next_box
+        first = next_first
+        count = next_count
+        steps = next_steps

@@ -1,0 +1,69 @@
+"""Where the rows of a tile's keys lie: a list of indices per token, or the pages of a sequence.
+
+A source answers three questions, in the producer's layout:
+
+| function | gives |
+|---|---|
+| `work` | what tile number x is: its rows, its queries, its steps of 128 keys |
+| `entries` | for 64 places of a work item, the physical rows; -1: none (loaded a step ahead) |
+| `locate` | from entries: (page, place in the page, whether there is a key) |
+
+A source is a tuple. Of lists: indices, their lengths, topk, stride of a list, rows of the pool,
+None. Of sequences: block table, lengths, most keys, stride of a line, rows of the pool, offsets of
+the sequences' tokens, batch, tokens, heads, rows of a page, MASK (see sparse.py).
+
+A row's address is then page * page stride + place * row stride, 64 bits wide.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+from openmla.kernels.hopper.latent.pages import page_entries, paged_work_item
+
+KEYS = gl.constexpr(64)  # of a block
+STEP = gl.constexpr(128)  # keys of a step
+ROWS = gl.constexpr(64)  # of a tile
+
+
+@gluon.jit
+def work_item(x, source, shape):
+    """(x, tile, box, first entry, entries, steps) of tile x, or of a later one where it is empty.
+
+    tile: (token, first head), or what `paged_work_item` says; box: where Q begins, in the
+    descriptor's first two dimensions. At least one step, 0 past the last tile.
+    """
+    tiles, head_blocks = shape
+    if source[5] is not None:
+        return paged_work_item(x, source, tiles)
+    else:
+        lengths_ptr, topk, stride = source[1], source[2], source[3]
+        # The halves of a token are neighbors, so that they find each other's rows in L2.
+        token = gl.minimum(x, tiles - 1) // head_blocks
+        tile = (token, x % head_blocks * ROWS)
+        count = topk
+        if lengths_ptr is not None:
+            count = gl.minimum(gl.load(lengths_ptr + token), topk)
+        steps = gl.where(x < tiles, gl.maximum((count + (STEP - 1)) // STEP, 1), 0)
+        return x, tile, tile, token.to(gl.int64) * stride, count, steps
+
+
+@gluon.jit
+def entries(source, first, count, start, LAYOUT: gl.constexpr):
+    """Physical rows of places start … start + 63 of a work item; -1 past its end."""
+    at = gl.arange(0, KEYS, LAYOUT) + start
+    if source[5] is not None:
+        return page_entries(source, first, at, count)
+    else:
+        return gl.load(source[0] + first + at, mask=at < count, other=-1)
+
+
+@gluon.jit
+def locate(source, index, PAGE: gl.constexpr):
+    """Physical rows; PAGE 0: pages lie end to end, and a row's number is enough."""
+    ok = (index >= 0) & (index < source[4])
+    row = gl.where(ok, index, 0)
+    page = row
+    if PAGE > 0:
+        page = row // PAGE
+        row = row % PAGE
+    return page, row, ok

@@ -1,0 +1,1 @@
+"""Choices of a whole attention layer, made before any kernel is planned."""

@@ -31,6 +31,8 @@ LAYERS: list[set[str]] = [
     {""},  # openmla/__init__.py: the public names
     {"compat"},
     {"aot.table", "aot.warmup"},  # these know all kernels; the rest of aot is below them
+    {"nn"},
+    {"integrations"},
     {"explain"},
     {"testing"},
     {"bench"},
@@ -39,7 +41,7 @@ LAYERS: list[set[str]] = [
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 PURE = {"planning", "problem", "errors"}
-HEAVY = ("triton", "typer", "rich", "numpy", "matplotlib")
+HEAVY = ("triton", "typer", "rich", "numpy", "matplotlib", "transformers")
 
 
 def group(module: str) -> str:

@@ -1,0 +1,172 @@
+"""The attention function that Transformers calls for every layer, and when it hands on to SDPA."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+from openmla.errors import InvalidArgument, Unsupported
+from openmla.integrations.transformers import forms
+from openmla.integrations.transformers.masks import full_mask, selected
+from openmla.integrations.transformers.seam import form_of
+from openmla.planning.layer.form import LayerDims, choose_form
+
+# Keywords that models pass along and that do not change what attention computes: positions are in
+# the rope already, and where they matter to the mask, the mask says so.
+WITHOUT_EFFECT = frozenset(
+    {
+        "position_ids", "cache_position", "use_cache", "logits_to_keep", "return_dict",
+        "output_hidden_states", "output_router_logits", "num_items_in_batch",
+    }
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Call:
+    """One layer's call. With `form`, key and value are the latent and rope columns of its rows."""
+
+    module: Any
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    mask: Tensor | None
+    indices: Tensor | None
+    sink: Tensor | None
+    form: str
+    options: dict[str, Any]
+
+
+def attention(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    indices: Tensor | None = None,
+    s_aux: Tensor | None = None,
+    **options: Any,
+) -> tuple[Tensor, None]:
+    """What `ALL_ATTENTION_FUNCTIONS["openmla"]` is: [B, S, H, v] from one layer's tensors."""
+    options = {k: v for k, v in options.items() if v is not None and k not in WITHOUT_EFFECT}
+    form = form_of(module)
+    if attention_mask is not None and attention_mask.dim() == 3:
+        # The seam's stand-in for a mask made of a list: the list, with -1 for what is not seen.
+        indices, attention_mask = forms.unique(attention_mask), None
+    call = Call(module, query, key, value, attention_mask, indices, s_aux, form, options)
+    reason = why_sdpa(call, dropout)
+    if reason:
+        return _sdpa(call, reason, dropout=dropout, scaling=scaling)
+    return _openmla(call, scale=scaling, sink=None if s_aux is None else s_aux.float()), None
+
+
+def why_sdpa(call: Call, dropout: float) -> str:
+    """Why the call must go to SDPA; "" when openmla serves it."""
+    if not hasattr(type(call.module), "expand_kv"):
+        return f"{type(call.module).__name__} is not MLA"
+    if dropout:
+        return "dropout"
+    if torch.is_grad_enabled() and any(x.requires_grad for x in (call.query, call.key, call.value)):
+        return "gradients"
+    if call.options.get("is_causal", True) is not True:
+        return "attention that is not causal"
+    unknown = sorted(set(call.options) - {"is_causal"})
+    if unknown:
+        return f"the keyword {unknown[0]}"
+    if call.indices is None:
+        return "" if call.mask is None or call.mask.dim() == 2 else "a 4-D mask"
+    if not call.form:
+        return "selected keys (DSA) without openmla.integrations.transformers.optimize(model)"
+    return "" if call.mask is None or call.mask.dtype == torch.bool else "a mask of numbers"
+
+
+def _openmla(call: Call, **options: Any) -> Tensor:
+    module, query, mask = call.module, call.query, call.mask
+    heads = forms.Heads.of(module)
+    if not call.form:  # K put together by the model: every head holds the same rope columns
+        keys = call.key.transpose(1, 2)
+        k_nope, k_rope, v = keys[..., : heads.nope], keys[:, :, 0, heads.nope :], call.value
+        return _dense(query, k_nope, k_rope, v.transpose(1, 2), mask, **options)
+    rows = call.key, call.value
+    if call.indices is not None:
+        seen = call.indices if mask is None else forms.visible(call.indices, mask)
+        return forms.sparse(query, heads, rows, seen, **options)
+    if mask is not None:  # a static cache is longer than what it holds
+        rows = rows[0][:, :, : mask.shape[1]], rows[1][:, :, : mask.shape[1]]
+    if call.form == "latent":
+        return forms.latent(query, heads, rows, mask, **options)
+    if call.form == "auto" and _latent_is_less_work(call, heads, rows):
+        try:
+            return forms.latent(query, heads, rows, mask, **options)
+        except Unsupported:  # raised before anything ran: this device has no latent kernel for it
+            pass
+    return _dense(query, *_expanded(heads, rows), mask, **options)
+
+
+def _expanded(heads: forms.Heads, rows: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+    k_nope, v = heads.expand(rows[0])
+    return k_nope, rows[1][:, 0], v
+
+
+def _dense(
+    query: Tensor, k_nope: Tensor, k_rope: Tensor, v: Tensor, mask: Tensor | None, **options: Any
+) -> Tensor:
+    used = k_rope.shape[1] if mask is None else mask.shape[1]
+    if used > k_rope.shape[1]:
+        raise InvalidArgument("attention_mask", f"{k_rope.shape[1]} columns at most", used)
+    k_nope, k_rope, v = (x[:, :used] for x in (k_nope, k_rope, v))
+    return forms.dense(query, k_nope, k_rope, v, mask, **options)
+
+
+def _latent_is_less_work(call: Call, heads: forms.Heads, rows: tuple[Tensor, Tensor]) -> bool:
+    if call.query.dtype == torch.float16 or heads.why_not_latent():
+        return False  # pages of rows are bf16, and float16 would lose bits
+    dims = LayerDims(rows[0].shape[3], heads.nope, rows[1].shape[3], heads.v)
+    return choose_form(dims, [call.query.shape[2]], [rows[0].shape[2]]).form == "latent"
+
+
+def _sdpa(call: Call, reason: str, **options: Any) -> tuple[Tensor, None]:
+    if call.sink is not None:
+        raise Unsupported(
+            f"{reason}, in a model with attention sinks, which torch's SDPA has not",
+            nearest='attn_implementation="eager"',
+        )
+    _warn_once(reason)
+    if call.form:
+        key, value = type(call.module).expand_kv(call.module, call.key, call.value)
+        call = replace(call, key=key, value=value)
+    out: tuple[Tensor, None] = sdpa_attention_forward(
+        call.module, call.query, call.key, call.value, _sdpa_mask(call), **call.options, **options
+    )
+    return out
+
+
+def _sdpa_mask(call: Call) -> Tensor | None:
+    """The mask as SDPA wants it, which aligns causal to the top left when it gets none."""
+    mask, (queries, keys) = call.mask, (call.query.shape[2], call.key.shape[2])
+    causal = call.options.get("is_causal", getattr(call.module, "is_causal", True))
+    if call.indices is not None:
+        chosen = selected(call.indices, keys)
+        if mask is None:
+            return chosen
+        if mask.dtype == torch.bool:
+            return mask & chosen
+        return mask.masked_fill(~chosen, torch.finfo(mask.dtype).min)
+    if mask is not None and mask.dim() == 4:
+        return mask
+    if mask is None and (not causal or queries in (1, keys)):
+        return None
+    return full_mask(mask, queries, keys, call.query.device)
+
+
+@cache
+def _warn_once(reason: str) -> None:
+    message = f"openmla does not serve {reason}; torch's SDPA runs instead"
+    warnings.warn(message, RuntimeWarning, stacklevel=2)

@@ -1,0 +1,70 @@
+"""`register`, `optimize` and `restore`: what a user calls."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+from transformers import AttentionInterface, AttentionMaskInterface
+
+from openmla.errors import InvalidArgument, Unsupported
+from openmla.integrations.transformers import seam
+from openmla.integrations.transformers.attention import attention
+from openmla.integrations.transformers.forms import Heads
+from openmla.integrations.transformers.masks import causal_mask
+
+FORMS = ("auto", "expanded", "latent")
+
+
+def register() -> None:
+    """Make attn_implementation="openmla" a name that Transformers knows. Safe to call twice."""
+    AttentionInterface.register(seam.NAME, attention)
+    AttentionMaskInterface.register(seam.NAME, causal_mask)
+
+
+def optimize(model: nn.Module, form: str = "auto") -> None:
+    """Let every MLA layer of a Transformers model run on openmla, from its cached rows.
+
+    form "auto" chooses by lengths (openmla.planning.layer.form); "expanded" makes K and V per head,
+    but never puts K together; "latent" attends to the cached rows, for few tokens over long caches.
+    Models that select keys (DSA) run the sparse call. A cache filled before must not be used after.
+    """
+    if form not in FORMS:
+        raise InvalidArgument("form", "one of " + ", ".join(FORMS), repr(form))
+    layers = _layers(model)
+    for layer in layers:
+        _check(layer, form)
+    register()
+    for layer in layers:
+        seam.install(layer, form)
+    for layer in layers:
+        layer.config._attn_implementation = seam.NAME
+
+
+def restore(model: nn.Module) -> None:
+    """Undo `optimize`: methods and attention implementation as they were before it."""
+    for layer in _layers(model):
+        seam.remove(layer)
+
+
+def _layers(model: nn.Module) -> list[Any]:
+    layers = [m for m in model.modules() if hasattr(type(m), "expand_kv")]
+    if not layers:
+        raise Unsupported(
+            f"{type(model).__name__} has no attention module with an expand_kv method",
+            nearest="an MLA model of Transformers 5.17 or later",
+        )
+    return layers
+
+
+def _check(layer: Any, form: str) -> None:
+    sparse = hasattr(layer, "indexer")
+    if sparse and form == "expanded":
+        raise Unsupported(
+            f"{type(layer).__name__} selects keys, and selected keys are attended to as rows",
+            nearest='optimize(model, form="auto")',
+        )
+    why = Heads.of(layer).why_not_latent()
+    if why and (sparse or form == "latent"):
+        nearest = "" if sparse else 'optimize(model, form="expanded")'
+        raise Unsupported(f"{type(layer).__name__}: {why}", nearest=nearest)

@@ -1,0 +1,95 @@
+"""`optimize` and `restore`: what they refuse, and that nothing of them stays behind."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
+
+from integrations.transformers.tiny import logits, set_attention, tiny
+from openmla.errors import InvalidArgument, Unsupported
+from openmla.integrations.transformers import optimize, restore
+from openmla.integrations.transformers.seam import form_of
+
+
+class Quantized(nn.Linear):
+    """Stands for a layer whose weight is not what it multiplies by."""
+
+
+@pytest.fixture
+def v3() -> PreTrainedModel:
+    model = copy.deepcopy(tiny("deepseek_v3"))
+    set_attention(model, "sdpa")
+    return model
+
+
+def prompt() -> torch.Tensor:
+    return torch.randint(2, 128, (1, 30))
+
+
+def test_a_model_without_the_seam_is_named():
+    config = LlamaConfig(
+        vocab_size=32, hidden_size=16, intermediate_size=16, num_hidden_layers=1,
+        num_attention_heads=2,
+    )  # fmt: skip
+    for call in (optimize, restore):
+        with pytest.raises(Unsupported, match="LlamaForCausalLM has no attention module with"):
+            call(LlamaForCausalLM(config))
+
+
+def test_an_unknown_form_is_refused(v3: PreTrainedModel):
+    with pytest.raises(InvalidArgument, match="auto, expanded, latent, got 'absorbed'"):
+        optimize(v3, "absorbed")
+    assert v3.config._attn_implementation == "sdpa"
+
+
+def test_selected_keys_have_no_expanded_form():
+    model = tiny("glm_moe_dsa")
+    with pytest.raises(Unsupported, match="GlmMoeDsaAttention selects keys"):
+        optimize(model, "expanded")
+
+
+def test_restore_leaves_nothing_behind(v3: PreTrainedModel):
+    layer = v3.model.layers[1].self_attn
+    before = dict(layer.__dict__)
+    optimize(v3)
+    optimize(v3, "latent")
+    assert v3.config._attn_implementation == "openmla" and form_of(layer) == "latent"
+    restore(v3)
+    restore(v3)
+    assert v3.config._attn_implementation == "sdpa"
+    assert layer.__dict__.keys() == before.keys()
+
+
+def test_another_attention_chosen_afterwards_gets_what_it_expects(v3: PreTrainedModel):
+    ids = prompt()
+    expected = logits(v3, ids)
+    optimize(v3)
+    set_attention(v3, "sdpa")
+    assert torch.equal(logits(v3, ids), expected)
+
+
+def test_a_copy_is_optimized_by_itself(v3: PreTrainedModel):
+    ids = prompt()
+    optimize(v3)
+    expected = logits(v3, ids)
+    other = copy.deepcopy(v3)
+    for weight in v3.parameters():
+        weight.data.zero_()
+    assert torch.equal(logits(other, ids), expected)
+
+
+def test_a_layer_that_is_not_plain_has_no_latent_form(v3: PreTrainedModel):
+    ids = prompt()
+    expected = logits(v3, ids, (29, 1))
+    for layer in v3.model.layers:
+        plain = layer.self_attn.kv_b_proj
+        layer.self_attn.kv_b_proj = Quantized(plain.in_features, plain.out_features, bias=False)
+        layer.self_attn.kv_b_proj.load_state_dict(plain.state_dict())
+    with pytest.raises(Unsupported, match="kv_b_proj is a Quantized, not a plain"):
+        optimize(v3, "latent")
+    optimize(v3)  # expands, calling the layer as it is
+    assert (logits(v3, ids, (29, 1)) - expected).abs().max() <= 2e-6

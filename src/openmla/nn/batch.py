@@ -1,0 +1,129 @@
+"""`Batch`: which sequences a forward pass is about, and where their keys lie in the cache.
+
+Lengths are ints on the host, because choices are made by them; what kernels read is on the device.
+One batch serves every layer of a forward pass.
+
+>>> batch = Batch.of(new=[2, 1], context=[0, 3])        # a fresh prompt, and one token after three
+>>> batch.positions.tolist(), batch.cu_seqlens.tolist(), batch.cache_lengths.tolist()
+([0, 1, 3], [0, 2, 3], [2, 4])
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+
+from openmla.errors import InvalidArgument
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """Sequences with new tokens, some of them after a context that the cache holds."""
+
+    new: tuple[int, ...]
+    context: tuple[int, ...]
+    cu_seqlens: Tensor
+    """int32 [sequences + 1]: where each sequence's new tokens begin among all."""
+    block_table: Tensor | None
+    """int32 [sequences, max_pages]: the pages of each sequence, its new tokens' included."""
+
+    @staticmethod
+    def of(
+        new: Sequence[int],
+        context: Sequence[int] | None = None,
+        block_table: Tensor | None = None,
+        device: torch.device | str = "cpu",
+    ) -> Batch:
+        """A batch from lengths; `context` counts the keys before the new tokens, 0 if not given."""
+        before = tuple(context) if context is not None else (0,) * len(new)
+        if len(before) != len(new):
+            raise InvalidArgument("context", f"{len(new)} lengths, as new has", len(before))
+        for name, lengths in (("new", new), ("context", before)):
+            if any(type(n) is not int or n < 0 for n in lengths):
+                raise InvalidArgument(name, "ints of at least 0", list(lengths))
+        if block_table is not None:
+            if block_table.dim() != 2 or block_table.shape[0] != len(new):
+                got = f"shape {tuple(block_table.shape)}"
+                raise InvalidArgument("block_table", f"[{len(new)}, max_pages]", got)
+            device = block_table.device
+        return Batch(tuple(new), before, _cumulative(new, device), block_table)
+
+    @property
+    def tokens(self) -> int:
+        """New tokens of all sequences."""
+        return sum(self.new)
+
+    @property
+    def keys(self) -> tuple[int, ...]:
+        """Keys of each sequence, new ones included."""
+        return tuple(n + c for n, c in zip(self.new, self.context, strict=True))
+
+    @cached_property
+    def cache_lengths(self) -> Tensor:
+        """`keys` as int32 [sequences]."""
+        return torch.tensor(self.keys, dtype=torch.int32, device=self.cu_seqlens.device)
+
+    @cached_property
+    def positions(self) -> Tensor:
+        """int64 [tokens]: each new token's place in its sequence."""
+        return self._span(self.context, self.keys)[1]
+
+    @cached_property
+    def sequences(self) -> Tensor:
+        """int64 [tokens]: the sequence each new token belongs to."""
+        return self._span(self.context, self.keys)[0]
+
+    def slots(self, page_size: int) -> Tensor:
+        """int64 [tokens]: the physical row of each new token."""
+        return self._physical(self.sequences, self.positions, page_size)
+
+    def context_rows(self, start: int, stop: int, page_size: int) -> tuple[Tensor, Tensor]:
+        """Physical rows of contexts' keys start to stop, and their cu_seqlens int32."""
+        first = [min(start, c) for c in self.context]
+        last = [min(stop, c) for c in self.context]
+        lengths = [b - a for a, b in zip(first, last, strict=True)]
+        rows = self._physical(*self._span(first, last), page_size)
+        return rows, _cumulative(lengths, self.cu_seqlens.device)
+
+    def selected_rows(self, indices: Tensor, page_size: int | None) -> Tensor:
+        """int32 [tokens, topk]: physical rows of keys named by their place in the sequence.
+
+        Without pages, rows of the new tokens themselves. An index outside the sequence names none.
+        """
+        keys = self.cache_lengths[self.sequences, None]
+        inside = (indices >= 0) & (indices < keys)
+        places = torch.where(inside, indices, 0).long()
+        if page_size is None:
+            rows = places + self.cu_seqlens[self.sequences, None]
+        else:
+            rows = self._physical(self.sequences[:, None], places, page_size)
+        return torch.where(inside, rows, -1).to(torch.int32)
+
+    def _span(self, first: Sequence[int], last: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Of places first[i] to last[i] of each sequence i, in order: the sequence, the place."""
+        device = self.cu_seqlens.device
+        lengths = [b - a for a, b in zip(first, last, strict=True)]
+        total = sum(lengths)
+        sequence = torch.repeat_interleave(
+            torch.tensor(lengths, dtype=torch.int64, device=device), output_size=total
+        )
+        ends = accumulate(lengths)
+        starts = [b - end for b, end in zip(last, ends, strict=True)]
+        offset = torch.tensor(starts, dtype=torch.int64, device=device)
+        return sequence, torch.arange(total, device=device) + offset[sequence]
+
+    def _physical(self, sequence: Tensor, place: Tensor, page_size: int) -> Tensor:
+        if self.block_table is None:
+            raise InvalidArgument("block_table", "the pages of each sequence in the cache", None)
+        page = self.block_table[sequence, place // page_size].long()
+        return page * page_size + place % page_size
+
+
+def _cumulative(lengths: Sequence[int], device: torch.device | str) -> Tensor:
+    ends = [0, *accumulate(lengths)]
+    return torch.tensor(ends, dtype=torch.int32, device=device)

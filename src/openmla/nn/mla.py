@@ -1,0 +1,209 @@
+"""`MLAAttention`: Multi-head Latent Attention, from hidden states to hidden states.
+
+A token's hidden state x becomes, for every head, a query of a nope and a rope part. For all heads
+together it becomes one row, which is all that a cache keeps:
+
+    latent = norm(x W_a)[:latent]        rope = turn(x W_a [latent:], position)
+
+Each head's key and value are linear in the latent, K = [latent W_K | rope] and V = latent W_V, with
+W_K and W_V side by side in `kv_b_proj`. So attention can be computed in two orders:
+
+    expanded   make K and V, then attend                        narrow keys, one expansion per key
+    latent     q.K = (q_nope W_K^T).latent + q_rope.rope        wide keys, one expansion per query
+
+and sparse is latent over the keys that an indexer selected for each query. The layer chooses by
+lengths (openmla.planning.layer.form). Parameters are named as in Transformers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import openmla
+from openmla.cache import LatentCache
+from openmla.errors import InvalidArgument
+from openmla.nn.batch import Batch
+from openmla.nn.config import MLAConfig
+from openmla.planning.layer.form import FormChoice, choose_form, keys_per_piece
+
+EPS = 1e-6  # of both norms, in every model that is served, whatever rms_norm_eps says
+
+
+class MLAAttention(nn.Module):
+    """One attention layer, for inference, over ragged batches and paged caches."""
+
+    def __init__(self, config: MLAConfig) -> None:
+        super().__init__()
+        self.config = config
+        dims, heads, hidden = config.dims, config.heads, config.hidden
+        queries = heads * (dims.nope + dims.rope)
+        if config.q_lora:
+            self.q_a_proj = nn.Linear(hidden, config.q_lora, bias=config.bias)
+            self.q_a_layernorm = nn.RMSNorm(config.q_lora, eps=EPS)
+            self.q_b_proj = nn.Linear(config.q_lora, queries, bias=False)
+        else:
+            self.q_proj = nn.Linear(hidden, queries, bias=False)
+        self.kv_a_proj_with_mqa = nn.Linear(hidden, dims.latent + dims.rope, bias=config.bias)
+        self.kv_a_layernorm = nn.RMSNorm(dims.latent, eps=EPS)
+        self.kv_b_proj = nn.Linear(dims.latent, heads * (dims.nope + dims.v), bias=False)
+        self.o_proj = nn.Linear(heads * dims.v, hidden, bias=config.bias)
+
+    @staticmethod
+    def from_config(config: Any) -> MLAAttention:
+        """An untrained layer of the model that a Transformers configuration describes."""
+        return MLAAttention(MLAConfig.of(config))
+
+    def load(self, source: nn.Module | Mapping[str, Tensor], prefix: str = "") -> MLAAttention:
+        """Take the weights of an attention module, or of a state dict under `prefix`.
+
+        What belongs to an indexer is left alone; anything else missing or left over raises.
+        """
+        state = source.state_dict() if isinstance(source, nn.Module) else source
+        own = {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
+        self.load_state_dict({k: v for k, v in own.items() if not k.startswith("indexer.")})
+        return self
+
+    def forward(
+        self,
+        x: Tensor,
+        positions: Tensor,
+        cache: LatentCache | None = None,
+        batch: Batch | None = None,
+        indices: Tensor | None = None,
+    ) -> Tensor:
+        """[tokens, hidden] -> [tokens, hidden]. New rows are appended to the cache.
+
+        positions int [tokens], usually batch.positions. Without a batch, x is one fresh sequence.
+        indices int [tokens, topk] are the keys that an indexer selected, by their place in the
+        query's own sequence, -1 for none; needed where a sequence has more keys than config.topk.
+        """
+        batch = batch if batch is not None else Batch.of([x.shape[0]], device=x.device)
+        _check(x, positions, cache, batch)
+        q, latent, rope = self.project(x, positions)
+        if cache is not None:
+            cache.append(latent, rope, batch.slots(cache.page_size))
+        form = self.choose(batch).form
+        if form == "sparse":
+            out = self._sparse(q, latent, rope, cache, batch, indices)
+        elif form == "latent" and cache is not None:
+            out = self._latent(q, cache, batch)
+        else:
+            out = self._expanded(q, latent, rope, cache, batch)
+        projected: Tensor = self.o_proj(out.flatten(1))
+        return projected
+
+    def choose(self, batch: Batch) -> FormChoice:
+        """The form that a batch is computed in, and why."""
+        return choose_form(self.config.dims, batch.new, batch.keys, self.config.topk)
+
+    def project(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries [tokens, heads, nope+rope]; a row's latent [tokens, latent] and rope part."""
+        dims, turn = self.config.dims, self.config.rope.turn
+        q = self.q_b_proj(self.compress_queries(x)) if self.config.q_lora else self.q_proj(x)
+        q_nope, q_rope = q.view(len(x), -1, dims.nope + dims.rope).split([dims.nope, dims.rope], -1)
+        latent, rope = self.kv_a_proj_with_mqa(x).split([dims.latent, dims.rope], -1)
+        cos, sin = self.config.rope.cos_sin(positions, x.dtype)
+        q = torch.cat([q_nope, turn(q_rope, cos[:, None], sin[:, None])], dim=-1)
+        return q, self.kv_a_layernorm(latent), turn(rope, cos, sin)
+
+    def compress_queries(self, x: Tensor) -> Tensor:
+        """[tokens, q_lora]: what queries are made of, and what an indexer starts from."""
+        compressed: Tensor = self.q_a_layernorm(self.q_a_proj(x))
+        return compressed
+
+    def expand(self, latent: Tensor) -> tuple[Tensor, Tensor]:
+        """K without rope [keys, heads, nope] and V [keys, heads, v]: views of one projection."""
+        dims = self.config.dims
+        kv = self.kv_b_proj(latent).view(len(latent), -1, dims.nope + dims.v)
+        return kv[..., : dims.nope], kv[..., dims.nope :]
+
+    def absorb(self, q: Tensor) -> Tensor:
+        """Queries to compare with rows: [tokens, heads, latent+rope]."""
+        nope = self.config.dims.nope
+        latent = torch.einsum("thn,hnl->thl", q[..., :nope], self._weights()[:, :nope])
+        return torch.cat([latent, q[..., nope:]], dim=-1)
+
+    def release(self, out: Tensor) -> Tensor:
+        """Sums of latents [tokens, heads, latent] to sums of values [tokens, heads, v]."""
+        return torch.einsum("thl,hvl->thv", out, self._weights()[:, self.config.dims.nope :])
+
+    def _expanded(
+        self, q: Tensor, latent: Tensor, rope: Tensor, cache: LatentCache | None, batch: Batch
+    ) -> Tensor:
+        """New tokens among themselves, contexts in pieces of bounded size, merged by their lse."""
+        cu = batch.cu_seqlens
+        parts = [self._attend_to(q, latent, rope, cu, cu, causal=True)]
+        if cache is not None:
+            size = (self.config.dims, self.config.heads, len(batch.new), q.element_size())
+            piece = keys_per_piece(*size)
+            for start in range(0, max(batch.context, default=0), piece):
+                rows, cu_k = batch.context_rows(start, start + piece, cache.page_size)
+                cached = cache.gather(rows).to(q.dtype)
+                latent, rope = cached[:, : cache.latent], cached[:, cache.latent :]
+                parts.append(self._attend_to(q, latent, rope, cu, cu_k, causal=False))
+        if len(parts) == 1:
+            return parts[0][0]
+        return openmla.merge_many([out for out, _ in parts], [lse for _, lse in parts])[0]
+
+    def _attend_to(
+        self, q: Tensor, latent: Tensor, rope: Tensor, cu_q: Tensor, cu_k: Tensor, causal: bool
+    ) -> tuple[Tensor, Tensor]:
+        k_nope, v = self.expand(latent)
+        out, lse = openmla.mla_prefill(
+            q, k_nope, rope, v, cu_seqlens_q=cu_q, cu_seqlens_k=cu_k,
+            scale=self.config.scale, causal=causal, return_lse=True,
+        )  # fmt: skip
+        return out, lse
+
+    def _latent(self, q: Tensor, cache: LatentCache, batch: Batch) -> Tensor:
+        assert batch.block_table is not None
+        out = openmla.mla_prefill_latent(
+            self.absorb(q), cache, batch.block_table, batch.cache_lengths,
+            cu_seqlens_q=batch.cu_seqlens, scale=self.config.scale,
+        )  # fmt: skip
+        assert isinstance(out, Tensor)
+        return self.release(out)
+
+    def _sparse(
+        self,
+        q: Tensor,
+        latent: Tensor,
+        rope: Tensor,
+        cache: LatentCache | None,
+        batch: Batch,
+        indices: Tensor | None,
+    ) -> Tensor:
+        if indices is None:
+            expected = f"[{batch.tokens}, topk]: a sequence has more than {self.config.topk} keys"
+            raise InvalidArgument("indices", expected, None)
+        page_size = None if cache is None else cache.page_size
+        out = openmla.mla_prefill_sparse(
+            self.absorb(q),
+            torch.cat([latent, rope], dim=-1) if cache is None else cache,
+            batch.selected_rows(indices, page_size),
+            scale=self.config.scale,
+            d_v=self.config.dims.latent,
+        )
+        assert isinstance(out, Tensor)
+        return self.release(out)
+
+    def _weights(self) -> Tensor:
+        """kv_b_proj by head: [heads, nope + v, latent], W_K before W_V."""
+        dims = self.config.dims
+        return self.kv_b_proj.weight.view(-1, dims.nope + dims.v, dims.latent)
+
+
+def _check(x: Tensor, positions: Tensor, cache: LatentCache | None, batch: Batch) -> None:
+    if x.dim() != 2 or x.shape[0] != batch.tokens:
+        expected = f"[{batch.tokens}, hidden], one row per new token of the batch"
+        raise InvalidArgument("x", expected, f"shape {tuple(x.shape)}")
+    if positions.shape != x.shape[:1]:
+        raise InvalidArgument("positions", f"[{batch.tokens}]", f"shape {tuple(positions.shape)}")
+    if cache is None and any(batch.context):
+        raise InvalidArgument("cache", "the cache that holds the batch's context", None)
+    if cache is not None and batch.block_table is None:
+        raise InvalidArgument("batch", "one with a block_table, beside a cache", "none")

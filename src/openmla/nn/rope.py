@@ -1,0 +1,106 @@
+"""Rotary position embedding as MLA models use it: plain, or stretched by YaRN."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from openmla.errors import Unsupported
+
+
+@dataclass(frozen=True)
+class Yarn:
+    """YaRN: slow rotations are slowed down by `factor`, fast ones stay, a ramp lies in between."""
+
+    factor: float
+    trained: int
+    """Positions the model was trained on before it was stretched."""
+    fast: float = 32.0
+    slow: float = 1.0
+    """Rotations within `trained` at the ends of the ramp."""
+    truncate: bool = True
+
+    def frequencies(self, plain: Tensor, theta: float) -> Tensor:
+        """The stretched frequencies, from the plain ones."""
+        pairs = plain.shape[0]
+
+        def pair_with(rotations: float) -> float:
+            """Which pair of columns turns so often within the trained positions."""
+            return pairs * math.log(self.trained / (rotations * 2 * math.pi)) / math.log(theta)
+
+        first, last = pair_with(self.fast), pair_with(self.slow)
+        if self.truncate:
+            first, last = math.floor(first), math.ceil(last)
+        first, last = max(first, 0), min(last, 2 * pairs - 1)
+        width = last - first or 0.001
+        slowed = ((torch.arange(pairs, dtype=torch.float32) - first) / width).clamp(0, 1)
+        return plain / self.factor * slowed + plain * (1 - slowed)
+
+
+@dataclass(frozen=True)
+class Rope:
+    """Turns pairs of columns by an angle that grows with the position."""
+
+    width: int
+    theta: float
+    interleaved: bool = True
+    """Whether a pair is columns (0, 1), (2, 3), ...; otherwise (0, width/2), (1, width/2 + 1), ...
+
+    The turned columns come out in halves either way: dot products do not depend on the order.
+    """
+    yarn: Yarn | None = None
+    amplitude: float = 1.0
+    """Multiplies sine and cosine."""
+    score_factor: float = 1.0
+    """Multiplies the scale of the scores."""
+
+    @staticmethod
+    def of(width: int, config: Any) -> Rope:
+        """From `rope_parameters` of a Transformers configuration."""
+        given = config.rope_parameters
+        kind = given.get("rope_type", "default")
+        theta, pairs = given["rope_theta"], getattr(config, "rope_interleave", True)
+        if kind == "default":
+            return Rope(width, theta, bool(pairs))
+        if kind != "yarn":
+            raise Unsupported(f"rotary embedding {kind!r}", nearest="default or yarn")
+        trained = given["original_max_position_embeddings"]
+        factor = given.get("factor") or config.max_position_embeddings / trained
+        yarn = Yarn(
+            factor,
+            trained,
+            given.get("beta_fast") or 32.0,
+            given.get("beta_slow") or 1.0,
+            given.get("truncate", True),
+        )
+        one, all_dims = given.get("mscale"), given.get("mscale_all_dim")
+        amplitude = given.get("attention_factor")
+        if amplitude is None:
+            both = one and all_dims
+            amplitude = _m(factor, one) / _m(factor, all_dims) if both else _m(factor, 1.0)
+        score = _m(factor, all_dims) ** 2 if all_dims else 1.0
+        return Rope(width, theta, bool(pairs), yarn, amplitude, score)
+
+    def cos_sin(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """[tokens, width/2] each, for int positions [tokens]; computed in float32."""
+        columns = torch.arange(0, self.width, 2, dtype=torch.float32)
+        frequencies = 1.0 / self.theta ** (columns / self.width)
+        if self.yarn is not None:
+            frequencies = self.yarn.frequencies(frequencies, self.theta)
+        angles = positions[:, None].float() * frequencies.to(positions.device)
+        return (angles.cos() * self.amplitude).to(dtype), (angles.sin() * self.amplitude).to(dtype)
+
+    def turn(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """x [..., width] turned; cos and sin broadcast against [..., width/2]."""
+        half = self.width // 2
+        a, b = (x[..., 0::2], x[..., 1::2]) if self.interleaved else (x[..., :half], x[..., half:])
+        return torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1)
+
+
+def _m(factor: float, scale: float) -> float:
+    """YaRN's correction for the sharpness that stretching takes from the scores."""
+    return 1.0 if factor <= 1 else 0.1 * scale * math.log(factor) + 1.0

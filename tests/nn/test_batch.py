@@ -1,0 +1,61 @@
+"""`Batch`: positions, physical rows and their refusals, by hand-worked examples."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from openmla.errors import InvalidArgument
+from openmla.nn import Batch
+
+TABLE = torch.tensor([[5, 2], [7, 0]], dtype=torch.int32)
+
+
+def test_new_tokens_follow_their_contexts():
+    batch = Batch.of([3, 0, 2], [4, 9, 0])
+    assert batch.tokens == 5
+    assert batch.keys == (7, 9, 2)
+    assert batch.positions.tolist() == [4, 5, 6, 0, 1]
+    assert batch.sequences.tolist() == [0, 0, 0, 2, 2]
+    assert batch.cu_seqlens.tolist() == [0, 3, 3, 5]
+    assert batch.cache_lengths.tolist() == [7, 9, 2]
+
+
+def test_slots_go_through_the_pages():
+    """Pages of 4: place 3 is the last row of the first page, place 4 the first of the second."""
+    batch = Batch.of([2, 1], [3, 0], TABLE)
+    assert batch.slots(4).tolist() == [5 * 4 + 3, 2 * 4 + 0, 7 * 4]
+
+
+def test_a_piece_of_the_contexts():
+    batch = Batch.of([1, 1], [6, 3], TABLE)
+    rows, cu = batch.context_rows(2, 5, 4)
+    assert rows.tolist() == [22, 23, 8, 30]
+    assert cu.tolist() == [0, 3, 4]
+    rows, cu = batch.context_rows(5, 9, 4)
+    assert (rows.tolist(), cu.tolist()) == ([9], [0, 1, 1])
+
+
+def test_selected_rows_name_no_key_outside_the_sequence():
+    batch = Batch.of([1, 1], [4, 1], TABLE)
+    indices = torch.tensor([[4, -1, 5], [1, 2, 0]])
+    assert batch.selected_rows(indices, 4).tolist() == [[8, -1, -1], [29, -1, 28]]
+    fresh = Batch.of([2, 2])
+    indices = torch.tensor([[0], [1], [0], [2]])
+    assert fresh.selected_rows(indices, None).flatten().tolist() == [0, 1, 2, -1]
+
+
+def test_an_empty_batch():
+    batch = Batch.of([])
+    assert batch.positions.tolist() == [] and batch.cu_seqlens.tolist() == [0]
+
+
+def test_wrong_lengths_are_named():
+    with pytest.raises(InvalidArgument, match="context: expected 2 lengths"):
+        Batch.of([1, 2], [0])
+    with pytest.raises(InvalidArgument, match=r"new: expected ints of at least 0, got \[-1\]"):
+        Batch.of([-1])
+    with pytest.raises(InvalidArgument, match=r"block_table: expected \[1, max_pages\]"):
+        Batch.of([1], block_table=TABLE)
+    with pytest.raises(InvalidArgument, match="block_table: expected the pages"):
+        Batch.of([1]).slots(4)

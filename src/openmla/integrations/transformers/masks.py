@@ -78,8 +78,10 @@ class Ragged:
     def of(keep: Tensor | None, batch: int, queries: int, keys: int, device: Any) -> Ragged:
         """From a mask bool [B, keys], or None when every key is used."""
         if keep is None:
-            cu_q = torch.arange(batch + 1, dtype=torch.int32, device=device) * queries
-            cu_k = torch.arange(batch + 1, dtype=torch.int32, device=device) * keys
+            cu_q, cu_k = (
+                torch.arange(0, batch * n + 1, n, dtype=torch.int32, device=device)
+                for n in (queries, keys)
+            )
             return Ragged(cu_q, cu_k, None, None)
         parts = keep[:, keys - queries :], keep
         (cu_q, order_q), (cu_k, order_k) = ((_cumulative(x), _kept_first(x)) for x in parts)

@@ -32,8 +32,8 @@ demo: $(VENV)/.installed
 	$(VENV)/bin/openmla demo
 
 lint: $(VENV)/.installed
-	$(VENV)/bin/ruff check src tests benchmarks gluon-sim
-	$(VENV)/bin/ruff format --check src tests benchmarks gluon-sim
+	$(VENV)/bin/ruff check src tests benchmarks examples gluon-sim
+	$(VENV)/bin/ruff format --check src tests benchmarks examples gluon-sim
 	$(VENV)/bin/mypy
 
 # Compile every kernel config with the second Triton; an unchanged kernel comes from the cache.

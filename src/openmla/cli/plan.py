@@ -12,7 +12,8 @@ from openmla.errors import InvalidArgument, Unsupported
 from openmla.explain.html import explain_html
 from openmla.explain.text import explain_text
 from openmla.planning import plan
-from openmla.planning.models import problem_for_model
+from openmla.planning.layer.form import LayerDims, choose_form
+from openmla.planning.models import Model, model_by_name, problem_for_model
 
 
 def plan_command(
@@ -46,8 +47,18 @@ def plan_command(
         typer.echo(f"no plan: {error}", err=True)
         raise typer.Exit(1) from None
     typer.echo(json.dumps(chosen.to_json(), indent=2) if as_json else explain_text(chosen))
+    if not as_json:
+        typer.echo(_form_of_layer(model_by_name(model), tokens, context or tokens))
     if html is not None:
         _write(html, explain_html(chosen, f"{model} on {chosen.target}"))
+
+
+def _form_of_layer(model: Model, tokens: int, keys: int) -> str:
+    """Which form `openmla.nn` and `openmla.integrations` choose for these lengths, and why."""
+    if model.one_row:
+        return "\nform of a layer\n  sparse: K and V are one row, and there is no other"
+    dims = LayerDims(model.kv_lora, model.nope, model.rope, model.v)
+    return f"\nform of a layer\n  {choose_form(dims, [tokens], [keys], model.topk).reason}"
 
 
 def _write(path: Path, page: str) -> None:

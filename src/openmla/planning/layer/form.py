@@ -63,9 +63,9 @@ def choose_form(
     if topk and longest > topk:
         return FormChoice("sparse", f"sparse: {longest} keys, and a query selects {topk}")
     expanded, latent = expanded_work(dims, new, keys), latent_work(dims, new, keys)
-    name: LayerForm = "latent" if latent < expanded else "expanded"
-    costs = f"{latent / 1e6:.4g} M multiply-adds per head in latent form, {expanded / 1e6:.4g} M"
-    return FormChoice(name, f"{name}: {costs} expanded")
+    if latent < expanded:
+        return FormChoice("latent", f"latent: {_millions(latent, expanded)} expanded")
+    return FormChoice("expanded", f"expanded: {_millions(expanded, latent)} in latent form")
 
 
 def expanded_work(dims: LayerDims, new: Sequence[int], keys: Sequence[int]) -> int:
@@ -88,6 +88,10 @@ def keys_per_piece(dims: LayerDims, heads: int, sequences: int, itemsize: int) -
     """
     row = heads * (dims.nope + dims.v) * itemsize * max(sequences, 1)
     return max(EXPANDED_BYTES // row // 64 * 64, 64)
+
+
+def _millions(less: int, more: int) -> str:
+    return f"{less / 1e6:.4g} M multiply-adds per head, {more / 1e6:.4g} M"
 
 
 def _pairs(new: Sequence[int], keys: Sequence[int]) -> int:

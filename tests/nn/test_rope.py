@@ -1,0 +1,74 @@
+"""Rotary embedding: a rotation, by angles that Transformers computes too."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from openmla.nn.rope import Rope
+
+V3 = {
+    "rope_type": "yarn", "rope_theta": 10000.0, "factor": 40.0, "beta_fast": 32, "beta_slow": 1,
+    "mscale": 1.0, "mscale_all_dim": 1.0, "original_max_position_embeddings": 4096,
+}  # fmt: skip
+
+
+def config(**changes: Any) -> Any:
+    return SimpleNamespace(
+        rope_parameters=V3 | changes,
+        max_position_embeddings=163840,
+        head_dim=64,
+        hidden_size=7168,
+        num_attention_heads=128,
+        standardize_rope_params=lambda: None,
+    )
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"mscale": 0.707, "mscale_all_dim": 0.5},
+        {"mscale": None, "mscale_all_dim": None, "factor": 4.0},
+        {"attention_factor": 0.9, "truncate": False, "beta_fast": 16, "beta_slow": 2},
+        {"factor": None, "rope_theta": 50000.0},
+    ],
+)
+def test_yarn_is_that_of_transformers(changes: dict[str, Any]):
+    expected, amplitude = ROPE_INIT_FUNCTIONS["yarn"](config(**changes))
+    rope = Rope.of(64, config(**changes))
+    cos, sin = rope.cos_sin(torch.tensor([1]), torch.float32)
+    assert rope.amplitude == pytest.approx(amplitude)
+    assert torch.allclose(torch.atan2(sin, cos)[0], expected, rtol=1e-5)
+
+
+def test_the_scale_of_scores_grows_with_the_stretch():
+    """DeepSeek-V3: (0.1 * ln 40 + 1)^2."""
+    assert Rope.of(64, config()).score_factor == pytest.approx(1.3689 * 1.3689, rel=1e-4)
+    assert Rope.of(64, config(rope_type="default")).score_factor == 1.0
+
+
+@pytest.mark.parametrize("interleaved", [True, False])
+def test_dot_products_depend_on_the_distance_alone(interleaved: bool):
+    rope = Rope(16, 100.0, interleaved)
+    q, k = torch.randn(16, dtype=torch.float64), torch.randn(16, dtype=torch.float64)
+
+    def score(at: int, other: int) -> float:
+        cos, sin = rope.cos_sin(torch.tensor([at, other]), torch.float64)
+        return (rope.turn(q, cos[0], sin[0]) @ rope.turn(k, cos[1], sin[1])).item()
+
+    assert score(3, 9) == pytest.approx(score(43, 49), abs=1e-4)
+    assert score(0, 0) == pytest.approx((q @ k).item())
+    assert abs(score(3, 9) - score(3, 10)) > 1e-3
+
+
+def test_pairs_are_neighbors_or_halves():
+    """A quarter turn of the only pair."""
+    cos, sin = torch.tensor([0.0, 1.0]), torch.tensor([1.0, 0.0])
+    x = torch.tensor([1.0, 2.0, 3.0, 4.0])
+    assert Rope(4, 10.0, True).turn(x, cos, sin).tolist() == [-2.0, 3.0, 1.0, 4.0]
+    assert Rope(4, 10.0, False).turn(x, cos, sin).tolist() == [-3.0, 2.0, 1.0, 4.0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -140,6 +141,36 @@ def test_an_unknown_keyword_is_left_to_sdpa(v3: PreTrainedModel):
     assert same(plain, other)  # 5 queries at the end of 9 keys, not at their start
     expected = nn.functional.scaled_dot_product_attention(q, k, v, scale=0.2)
     assert same(full, expected.transpose(1, 2))
+
+
+def test_flags_that_are_not_set_change_nothing(v3: PreTrainedModel):
+    optimize(v3)
+    ids = prompt()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        expected = logits(v3, ids)
+        got = logits(v3, ids, output_attentions=False, output_hidden_states=True)
+    assert torch.equal(got, expected)
+
+
+@pytest.mark.parametrize("form", ["", "auto"])
+def test_selected_keys_without_a_mask_are_causal_still(form: str):
+    """Called by hand, as no model does: top-k lists name keys of the future."""
+    model = tiny("deepseek_v32")
+    layer = model.model.layers[0].self_attn
+    q, latent, rope = torch.randn(1, 4, 6, 48), torch.randn(1, 1, 6, 64), torch.randn(1, 1, 6, 16)
+    everything = torch.arange(6).expand(1, 6, 6).int()
+    with torch.no_grad():
+        k, v = type(layer).expand_kv(layer, latent, rope)
+        expected = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, scale=0.2)
+        if form:
+            optimize(model, form)
+            out, _ = attention(layer, q, latent, rope, None, scaling=0.2, indices=everything)
+            restore(model)
+        else:
+            with falls_back("selected keys.*"):
+                out, _ = attention(layer, q, k, v, None, scaling=0.2, indices=everything)
+    assert same(out, expected.transpose(1, 2))
 
 
 def test_other_attention_is_left_to_sdpa():

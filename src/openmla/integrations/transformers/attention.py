@@ -55,12 +55,14 @@ def attention(
     **options: Any,
 ) -> tuple[Tensor, None]:
     """What `ALL_ATTENTION_FUNCTIONS["openmla"]` is: [B, S, H, v] from one layer's tensors."""
-    options = {k: v for k, v in options.items() if v is not None and k not in WITHOUT_EFFECT}
-    form = form_of(module)
-    if attention_mask is not None and attention_mask.dim() == 3:
+    options = {k: v for k, v in options.items() if _has_effect(k, v)}
+    mask, dims = attention_mask, -1 if attention_mask is None else attention_mask.dim()
+    if indices is not None and dims < 4:
+        mask = full_mask(mask, query.shape[2], key.shape[2], query.device)
+    elif mask is not None and dims == 3:
         # The seam's stand-in for a mask made of a list: the list, with -1 for what is not seen.
-        indices, attention_mask = forms.unique(attention_mask), None
-    call = Call(module, query, key, value, attention_mask, indices, s_aux, form, options)
+        indices, mask = forms.unique(mask), None
+    call = Call(module, query, key, value, mask, indices, s_aux, form_of(module), options)
     reason = why_sdpa(call, dropout)
     if reason:
         return _sdpa(call, reason, dropout=dropout, scaling=scaling)
@@ -87,9 +89,13 @@ def why_sdpa(call: Call, dropout: float) -> str:
     return "" if call.mask is None or call.mask.dtype == torch.bool else "a mask of numbers"
 
 
+def _has_effect(name: str, value: object) -> bool:
+    unset = value is None or (value is False and name != "is_causal")
+    return not unset and name not in WITHOUT_EFFECT
+
+
 def _openmla(call: Call, **options: Any) -> Tensor:
-    module, query, mask = call.module, call.query, call.mask
-    heads = forms.Heads.of(module)
+    query, mask, heads = call.query, call.mask, forms.Heads.of(call.module)
     if not call.form:  # K put together by the model: every head holds the same rope columns
         keys = call.key.transpose(1, 2)
         k_nope, k_rope, v = keys[..., : heads.nope], keys[:, :, 0, heads.nope :], call.value
@@ -118,10 +124,11 @@ def _expanded(heads: forms.Heads, rows: tuple[Tensor, Tensor]) -> tuple[Tensor, 
 def _dense(
     query: Tensor, k_nope: Tensor, k_rope: Tensor, v: Tensor, mask: Tensor | None, **options: Any
 ) -> Tensor:
-    used = k_rope.shape[1] if mask is None else mask.shape[1]
-    if used > k_rope.shape[1]:
-        raise InvalidArgument("attention_mask", f"{k_rope.shape[1]} columns at most", used)
-    k_nope, k_rope, v = (x[:, :used] for x in (k_nope, k_rope, v))
+    if mask is not None:
+        used, keys = mask.shape[1], k_rope.shape[1]
+        if used > keys:
+            raise InvalidArgument("attention_mask", f"{keys} columns at most", used)
+        k_nope, k_rope, v = (x[:, :used] for x in (k_nope, k_rope, v))
     return forms.dense(query, k_nope, k_rope, v, mask, **options)
 
 

@@ -78,10 +78,8 @@ class Ragged:
     def of(keep: Tensor | None, batch: int, queries: int, keys: int, device: Any) -> Ragged:
         """From a mask bool [B, keys], or None when every key is used."""
         if keep is None:
-            cu_q, cu_k = (
-                torch.arange(0, batch * n + 1, n, dtype=torch.int32, device=device)
-                for n in (queries, keys)
-            )
+            cu_q = _equal(batch, queries, device)
+            cu_k = cu_q if keys == queries else _equal(batch, keys, device)
             return Ragged(cu_q, cu_k, None, None)
         parts = keep[:, keys - queries :], keep
         (cu_q, order_q), (cu_k, order_k) = ((_cumulative(x), _kept_first(x)) for x in parts)
@@ -117,6 +115,10 @@ def selected(indices: Tensor, keys: int) -> Tensor:
     named = torch.zeros(*indices.shape[:2], keys + 1, dtype=torch.bool, device=indices.device)
     named.scatter_(-1, torch.where(indices < 0, keys, indices).long(), True)
     return named[:, None, :, :keys]
+
+
+def _equal(batch: int, length: int, device: Any) -> Tensor:
+    return torch.arange(0, batch * length + 1, length, dtype=torch.int32, device=device)
 
 
 def _cumulative(keep: Tensor) -> Tensor:

@@ -83,11 +83,14 @@ class MLAAttention(nn.Module):
         """
         batch = batch if batch is not None else Batch.of([x.shape[0]], device=x.device)
         _check(x, positions, cache, batch)
+        form = self.choose(batch).form
+        if form == "sparse" and indices is None:
+            expected = f"[{batch.tokens}, topk]: a sequence has more than {self.config.topk} keys"
+            raise InvalidArgument("indices", expected, None)
         q, latent, rope = self.project(x, positions)
         if cache is not None:
             cache.append(latent, rope, batch.slots(cache.page_size))
-        form = self.choose(batch).form
-        if form == "sparse":
+        if form == "sparse" and indices is not None:
             out = self._sparse(q, latent, rope, cache, batch, indices)
         elif form == "latent" and cache is not None:
             out = self._latent(q, cache, batch)
@@ -175,11 +178,8 @@ class MLAAttention(nn.Module):
         rope: Tensor,
         cache: LatentCache | None,
         batch: Batch,
-        indices: Tensor | None,
+        indices: Tensor,
     ) -> Tensor:
-        if indices is None:
-            expected = f"[{batch.tokens}, topk]: a sequence has more than {self.config.topk} keys"
-            raise InvalidArgument("indices", expected, None)
         page_size = None if cache is None else cache.page_size
         out = openmla.mla_prefill_sparse(
             self.absorb(q),

@@ -41,7 +41,7 @@ LAYERS: list[set[str]] = [
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 PURE = {"planning", "problem", "errors"}
-HEAVY = ("triton", "typer", "rich", "numpy", "matplotlib", "transformers")
+HEAVY = ("triton", "typer", "rich", "numpy", "matplotlib", "transformers", "vllm")
 
 
 def group(module: str) -> str:

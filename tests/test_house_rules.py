@@ -10,7 +10,7 @@ import pytest
 
 from package_source import PACKAGE, ROOT, functions, modules, path_of
 
-MAY_READ_ENVIRONMENT = ("cli", "aot", "plan.target")
+MAY_READ_ENVIRONMENT = ("cli", "aot", "plan.target", "integrations.vllm.registration")
 # Argument errors must survive `python -O`.
 NO_ASSERTS_WITH_MESSAGES = ("checks", "api", "cache")
 MACHINE_PATHS = ("/" + "work/", "/" + "root/", "/" + "home/")

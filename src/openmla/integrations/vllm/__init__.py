@@ -1,0 +1,13 @@
+"""vLLM on openmla: three backends, found through the entry point `vllm.general_plugins`.
+
+    vllm serve MODEL -ac.mla_prefill_backend=OPENMLA      vLLM's prefill, openmla's kernel
+    vllm serve MODEL --attention-backend OPENMLA          K not put together, see `attention`
+    vllm serve MODEL --attention-backend OPENMLA_SPARSE   DeepSeek-V3.2, GLM-5
+
+Written for vLLM 0.32. `prefill`, `attention` and `sparse` are loaded by vLLM, by name, once one of
+them is chosen; the rest of openmla never imports vLLM.
+"""
+
+from openmla.integrations.vllm.registration import register
+
+__all__ = ["register"]

@@ -1,0 +1,132 @@
+"""`--attention-backend OPENMLA`: prefill from the tensors a model has, without putting K together.
+
+New tokens go through `mla_prefill` as k_nope, one rope row for all heads, and v, a view of the
+projection. Their context is read where it lies, in the paged latent cache, by `mla_prefill_latent`;
+the two are merged by their lse. Where requests bring more new tokens than `break_even` says (about
+170), the context goes vLLM's way instead, expanded chunk by chunk and attended to by the prefill
+backend: fewer operations. Decoding is vLLM's: FlashMLA where it runs, Triton's otherwise, and the
+CPU's own on a CPU.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from vllm.model_executor.layers.attention.mla_attention import split_kv_b_proj
+from vllm.platforms import current_platform
+
+from openmla import LatentCache, Unsupported, merge_states, mla_prefill
+from openmla.integrations.vllm.forward import Context, UpProjection, attend_context
+
+
+def decoding_backend() -> Any:
+    """vLLM's backend whose decoding, cache layout and metadata are used."""
+    if current_platform.is_cpu():
+        from vllm.v1.attention.backends.mla.cpu_mla import CPUMLABackend
+
+        return CPUMLABackend
+    if current_platform.is_cuda():
+        from vllm.v1.attention.backends.mla.flashmla import FlashMLABackend
+        from vllm.v1.attention.ops.flashmla import is_flashmla_dense_supported
+
+        if is_flashmla_dense_supported()[0]:
+            return FlashMLABackend
+    from vllm.v1.attention.backends.mla.triton_mla import TritonMLABackend
+
+    return TritonMLABackend
+
+
+_Decoding: Any = decoding_backend()
+_DecodingImpl: Any = _Decoding.get_impl_cls()
+
+
+class OpenMLABackend(_Decoding):
+    """bf16 models with bf16 caches; the rest is as the decoding backend has it."""
+
+    supported_dtypes: ClassVar[list[torch.dtype]] = [torch.bfloat16]
+    supported_kv_cache_dtypes: ClassVar[list[str]] = ["auto", "bfloat16"]
+
+    @staticmethod
+    def get_name() -> str:
+        """As on the command line."""
+        return "OPENMLA"
+
+    @staticmethod
+    def get_impl_cls() -> Any:
+        """The class of a layer's attention."""
+        return OpenMLAImpl
+
+    @classmethod
+    def supports_batch_invariance(cls) -> bool:
+        """The form depends on the longest request of a batch, and so do the bits."""
+        return False
+
+
+class OpenMLAImpl(_DecodingImpl):
+    """A layer's attention: `forward_mha`, the prefill, is openmla's."""
+
+    # Not tried; vLLM refuses what is not offered.
+    supports_pcp = False
+    supports_dcp = False
+
+    _projection: UpProjection
+
+    def process_weights_after_loading(self, act_dtype: torch.dtype) -> None:
+        """Split kv_b_proj's weight: a view of it, unless it is quantized."""
+        super().process_weights_after_loading(act_dtype)
+        if act_dtype != torch.bfloat16:
+            # On a CPU, vLLM does not look at supported_dtypes.
+            raise Unsupported(f"a latent cache of {act_dtype}", nearest="--dtype bfloat16")
+        keys, values = split_kv_b_proj(
+            self.kv_b_proj, act_dtype, self.kv_lora_rank, self.num_heads,
+            self.qk_nope_head_dim, self.v_head_dim,
+        )  # fmt: skip
+        self._projection = UpProjection(keys.permute(1, 2, 0), values.transpose(0, 1))
+
+    def forward_mha(
+        self,
+        q: Tensor,
+        kv_c_normed: Tensor,
+        k_pe: Tensor,
+        kv_c_and_k_pe_cache: Tensor,
+        attn_metadata: Any,
+        k_scale: Tensor,
+        output: Tensor,
+        output_scale: Tensor | None = None,
+    ) -> None:
+        """Write the attention of all requests that are not decoding to `output`."""
+        if output_scale is not None:  # another prefill backend that quantizes was chosen
+            super().forward_mha(
+                q, kv_c_normed, k_pe, kv_c_and_k_pe_cache, attn_metadata, k_scale,
+                output, output_scale,
+            )  # fmt: skip
+            return
+        prefill = attn_metadata.prefill
+        has_context = prefill.chunked_context is not None
+        out = output.view(-1, self.num_heads, self.v_head_dim)
+        kv = self.kv_b_proj(kv_c_normed)[0].view(len(q), self.num_heads, -1)
+        k_nope, v = kv.split([self.qk_nope_head_dim, self.v_head_dim], dim=-1)
+        new = mla_prefill(
+            q, k_nope, k_pe if self.qk_rope_head_dim else None, v,
+            cu_seqlens_q=prefill.query_start_loc, scale=self.scale,
+            return_lse=has_context, out=None if has_context else out,
+        )  # fmt: skip
+        if has_context:
+            context = self._attend_context(q, kv_c_and_k_pe_cache, attn_metadata, k_scale)
+            merged, _ = merge_states(new[0], new[1], *context)
+            out.copy_(merged)
+
+    def _attend_context(
+        self, q: Tensor, pages: Tensor, attn_metadata: Any, k_scale: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """out, and lse [tokens, heads], of the new tokens over their requests' context."""
+        prefill = attn_metadata.prefill
+        if prefill.max_query_len > self._projection.break_even(self.qk_rope_head_dim):
+            out, lse = self._compute_prefill_context(q, pages, attn_metadata, k_scale)
+            return out[..., : self.v_head_dim], lse.T
+        lengths = prefill.chunked_context.context_lens
+        cache = LatentCache(pages, None, self.kv_lora_rank, self.qk_rope_head_dim, "bf16")
+        context = Context(cache, prefill.block_table[: len(lengths)], lengths)
+        return attend_context(q, context, self._projection, prefill.query_start_loc, self.scale)

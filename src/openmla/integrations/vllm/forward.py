@@ -1,0 +1,121 @@
+"""What the backends compute, in openmla's terms; nothing here needs vLLM.
+
+A prefill has new tokens, whose keys and values are at hand, and a context, whose latent rows lie in
+the paged cache. Per head, with C rows of context, T new tokens per request, DeepSeek-V3's widths:
+
+    expanded   2 C T (192 + 128) + 2 C 512 (128 + 128)     gather the rows, project, then attend
+    latent     2 C T (576 + 512)                           attend to the rows where they lie
+
+so the latent form needs less arithmetic up to T = 512 * 256 / (1088 - 320) = 170 tokens, and no
+memory for gathered rows, keys and values at any T.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from openmla import LatentCache, mla_prefill_latent
+
+
+@dataclass(frozen=True, eq=False)
+class UpProjection:
+    """The two halves of kv_b_proj's weight: from a latent row to each head's key and value."""
+
+    keys: Tensor
+    """[heads, d_nope, latent]"""
+    values: Tensor
+    """[heads, latent, d_v]"""
+
+    def absorb(self, q: Tensor) -> Tensor:
+        """Queries for latent rows: [tokens, heads, d_nope + d_rope] -> [.., latent + d_rope]."""
+        heads, d_nope, latent = self.keys.shape
+        absorbed = q.new_empty(q.shape[0], heads, latent + q.shape[2] - d_nope)
+        by_head = absorbed[..., :latent].transpose(0, 1)
+        torch.bmm(q[..., :d_nope].transpose(0, 1), self.keys, out=by_head)
+        absorbed[..., latent:] = q[..., d_nope:]
+        return absorbed
+
+    def expand(self, latent: Tensor) -> Tensor:
+        """What was attended to in latent rows as values: [tokens, heads, latent] -> [.., d_v]."""
+        return torch.bmm(latent.transpose(0, 1), self.values).transpose(0, 1)
+
+    def break_even(self, d_rope: int) -> int:
+        """New tokens per request up to which the latent form needs less arithmetic.
+
+        >>> weight = torch.empty(1, 128, 512, device="meta")
+        >>> UpProjection(weight, weight.mT).break_even(d_rope=64)
+        170
+        """
+        _, d_nope, latent = self.keys.shape
+        d_v = self.values.shape[2]
+        more_per_token = (2 * latent + d_rope) - (d_nope + d_rope + d_v)
+        return latent * (d_nope + d_v) // more_per_token
+
+
+@dataclass(frozen=True, eq=False)
+class Context:
+    """The part of each request that is in the cache already."""
+
+    cache: LatentCache
+    block_table: Tensor
+    lengths: Tensor
+    """int32 [requests], without the new tokens; 0 where there is no context."""
+
+
+def attend_context(
+    q: Tensor, context: Context, projection: UpProjection, cu_seqlens: Tensor, scale: float
+) -> tuple[Tensor, Tensor]:
+    """Every new token to its request's whole context, in latent form: out, and lse [tokens, heads].
+
+    Tokens of a request without context get zeros, and -inf in lse: merging ignores them.
+    """
+    latent, lse = mla_prefill_latent(
+        projection.absorb(q), context.cache, context.block_table, context.lengths,
+        cu_seqlens_q=cu_seqlens, scale=scale, causal=False, return_lse=True,
+    )  # fmt: skip
+    return projection.expand(latent), lse
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Decode context parallelism: runs of `interleave` tokens go to the ranks in turn."""
+
+    ranks: int = 1
+    rank: int = 0
+    interleave: int = 1
+
+
+WHOLE = Shard()
+
+
+def physical_rows(
+    tokens: Tensor, requests: Tensor, block_table: Tensor, block_size: int, block_stride: int,
+    shard: Shard = WHOLE,
+) -> Tensor:  # fmt: skip
+    """The cache rows of each query's selected tokens; -1 for no token and for another rank's.
+
+    tokens int32 [queries, topk] count from the start of the query's request; requests [queries]
+    are rows of block_table. Blocks lie block_stride rows apart.
+
+    >>> table = torch.tensor([[7, 3]], dtype=torch.int32)
+    >>> tokens = torch.tensor([[0, 17, -1]], dtype=torch.int32)
+    >>> physical_rows(tokens, torch.tensor([0]), table, block_size=16, block_stride=20).tolist()
+    [[140, 61, -1]]
+    >>> two = Shard(ranks=2, rank=1, interleave=4)
+    >>> tokens = torch.tensor([[3, 4, 12]], dtype=torch.int32)     # rank 1 has 4..7, 12..15, ..
+    >>> physical_rows(tokens, torch.tensor([0]), table, 16, 16, two).tolist()
+    [[-1, 112, 116]]
+    """
+    known = tokens >= 0
+    if shard.ranks > 1:
+        run = tokens // shard.interleave
+        known = known & (run % shard.ranks == shard.rank)
+        tokens = run // shard.ranks * shard.interleave + tokens % shard.interleave
+    page = tokens // block_size
+    known = known & (page < block_table.shape[1])
+    page = page.clamp(0, block_table.shape[1] - 1)
+    block = block_table[requests.long().unsqueeze(1), page.long()]
+    return torch.where(known, block * block_stride + tokens % block_size, -1)

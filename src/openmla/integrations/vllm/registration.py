@@ -1,0 +1,124 @@
+"""What vLLM calls in each of its processes: openmla's backends enter vLLM's registries.
+
+Nothing here may end the engine: a user who never asks for openmla must not notice that it is
+installed. What stands in the way of a backend is said in one line of vLLM's log, and the others are
+registered all the same. Registering twice changes nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+WRITTEN_FOR = "vLLM 0.32"
+CPU_VARIABLE = "OPENMLA_VLLM_CPU"
+# A child of vLLM's own logger: its handlers and its format.
+log = logging.getLogger("vllm.openmla")
+
+
+@dataclass(frozen=True)
+class Seam:
+    """One registry of vLLM, and the backend that openmla puts into it."""
+
+    module: str
+    members: str
+    """The enum of backends in that module."""
+    add: str
+    """The function of that module that takes a new name or a member, and a class path."""
+    name: str
+    backend: str
+    cpu_member: str = ""
+    """vLLM's own member that a CPU always uses, whatever was asked for."""
+
+
+_ATTENTION = ("vllm.v1.attention.backends.registry", "AttentionBackendEnum", "register_backend")
+_HERE = "openmla.integrations.vllm"
+SEAMS = {
+    "prefill": Seam(
+        "vllm.v1.attention.backends.mla.prefill.registry",
+        "MLAPrefillBackendEnum",
+        "register_mla_prefill_backend",
+        "OPENMLA",
+        f"{_HERE}.prefill.OpenMLAPrefillBackend",
+        cpu_member="CPU",
+    ),
+    "attention": Seam(
+        *_ATTENTION, "OPENMLA", f"{_HERE}.attention.OpenMLABackend", cpu_member="CPU_MLA"
+    ),
+    "sparse": Seam(*_ATTENTION, "OPENMLA_SPARSE", f"{_HERE}.sparse.OpenMLASparseBackend"),
+}
+
+
+class _Refused(Exception):
+    """Why a backend cannot be registered."""
+
+
+def register() -> None:
+    """Offer openmla's backends to vLLM; on a CPU, also take a member's place if asked to."""
+    for seam in SEAMS.values():
+        try:
+            _offer(seam)
+        except _Refused as reason:
+            log.warning("openmla: no backend %s: %s", seam.name, reason)
+    wish = os.environ.get(CPU_VARIABLE, "")
+    if wish:
+        try:
+            _replace_on_cpu(wish)
+        except _Refused as reason:
+            log.warning("openmla: %s=%s has no effect: %s", CPU_VARIABLE, wish, reason)
+
+
+def _offer(seam: Seam) -> None:
+    members, add = _registry(seam)
+    if seam.name not in members.__members__:
+        _call(add, seam.name, seam.backend)
+        # Before names could be added, a name was taken for a member, and silently lost.
+        if seam.name not in members.__members__:
+            raise _Refused(f"this vLLM takes no new names, {WRITTEN_FOR} does")
+    there = _call(members[seam.name].get_path)
+    if there != seam.backend:
+        raise _Refused(f"another plug-in has registered that name, for {there}")
+
+
+def _replace_on_cpu(wish: str) -> None:
+    """vLLM ignores the choice of a backend on a CPU: the way in is its own member's place."""
+    seam = SEAMS.get(wish)
+    if seam is None or not seam.cpu_member:
+        known = " or ".join(name for name, seam in SEAMS.items() if seam.cpu_member)
+        raise _Refused(f"expected {known}")
+    if not _on_cpu():
+        raise _Refused("this is not a CPU; name the backend on vLLM's command line")
+    members, add = _registry(seam)
+    member = members.__members__.get(seam.cpu_member)
+    if member is None:
+        raise _Refused(f"{seam.members} has no member {seam.cpu_member}, {WRITTEN_FOR} does")
+    if member.is_overridden() and member.get_path() != seam.backend:
+        raise _Refused(f"another plug-in has taken {seam.cpu_member}, for {member.get_path()}")
+    _call(add, member, seam.backend)
+
+
+def _on_cpu() -> bool:
+    return bool(import_module("vllm.platforms").current_platform.is_cpu())
+
+
+def _registry(seam: Seam) -> tuple[Any, Any]:
+    try:
+        module = import_module(seam.module)
+        return getattr(module, seam.members), getattr(module, seam.add)
+    except (ImportError, AttributeError) as error:
+        raise _Refused(f"{_first_line(error)}; {WRITTEN_FOR} has it") from error
+
+
+def _call(function: Any, *arguments: Any) -> Any:
+    """vLLM's own refusals may be of any type, in any version."""
+    try:
+        return function(*arguments)
+    except Exception as error:
+        raise _Refused(_first_line(error)) from error
+
+
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".splitlines()[0]

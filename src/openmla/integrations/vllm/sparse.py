@@ -1,0 +1,124 @@
+"""`--attention-backend OPENMLA_SPARSE`: DeepSeek-V3.2 and GLM-5, each query over its selected rows.
+
+Any head count without padding; bf16 caches and `fp8_ds_mla`, which is openmla's `fp8_656`; an lse
+for decode context parallelism. Metadata, the indexer and the dense prefill of prompts shorter than
+the selection are vLLM's.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from vllm.model_executor.layers.attention.sparse_mla_attention import (
+    SparseMLACommonImpl,
+    SparseMLACommonMetadata,
+    SparseMLACommonMetadataBuilder,
+)
+from vllm.v1.attention.backend import AttentionBackend, AttentionCGSupport, MultipleOf
+from vllm.v1.attention.backends.mla.index_group import HiSparseMLAIndexGroup
+from vllm.v1.attention.backends.mla.sparse_utils import align_blocks_to_rows, flat_kv_row_view
+
+from openmla import LatentCache, Unsupported, mla_prefill_sparse
+from openmla.integrations.vllm.forward import Shard, physical_rows
+
+
+class OpenMLASparseBackend(AttentionBackend):
+    """bf16 models with bf16 or fp8_ds_mla caches."""
+
+    supported_dtypes: ClassVar[list[torch.dtype]] = [torch.bfloat16]
+    supported_kv_cache_dtypes: ClassVar[list[str]] = ["auto", "bfloat16", "fp8_ds_mla"]
+
+    @staticmethod
+    def get_name() -> str:
+        """As on the command line."""
+        return "OPENMLA_SPARSE"
+
+    @staticmethod
+    def get_impl_cls() -> Any:
+        """The class of a layer's attention."""
+        return OpenMLASparseImpl
+
+    @staticmethod
+    def get_builder_cls() -> Any:
+        """The class that prepares a batch."""
+        return OpenMLASparseMetadataBuilder
+
+    @staticmethod
+    def get_supported_kernel_block_sizes(kv_cache_spec: Any = None) -> list[Any]:
+        """Rows per page."""
+        return [MultipleOf(16)]
+
+    @classmethod
+    def is_mla(cls) -> bool:
+        """Latent rows."""
+        return True
+
+    @classmethod
+    def is_sparse(cls) -> bool:
+        """Selected rows."""
+        return True
+
+    @classmethod
+    def customize_spec(cls, spec: Any) -> Any:
+        """Pages a whole number of rows apart: bf16 caches are addressed by row."""
+        return align_blocks_to_rows(spec)
+
+    @classmethod
+    def supports_compute_capability(cls, capability: Any) -> bool:
+        """Whatever Triton multiplies bf16 matrices on."""
+        return bool(capability.major >= 8)
+
+
+class OpenMLASparseMetadataBuilder(SparseMLACommonMetadataBuilder[SparseMLACommonMetadata]):
+    """vLLM's metadata; requests of one token, or of a speculated few, come first in a batch."""
+
+    metadata_cls = SparseMLACommonMetadata
+    _cudagraph_support: ClassVar[Any] = AttentionCGSupport.UNIFORM_BATCH
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._init_reorder_batch_threshold(1, supports_spec_as_decode=True)
+
+
+class OpenMLASparseImpl(SparseMLACommonImpl[SparseMLACommonMetadata]):
+    """A layer's attention: `forward_mqa`, over selected rows, is openmla's."""
+
+    can_return_lse_for_decode = True
+    supports_dcp = True
+    supports_pcp = False
+    supports_quant_query_input = False
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        if isinstance(self.index_group, HiSparseMLAIndexGroup):
+            raise Unsupported("HiSparse keeps rows outside the paged cache")
+        if self.kv_cache_dtype == "fp8_ds_mla" and self.qk_rope_head_dim == 0:
+            raise Unsupported("fp8_ds_mla rows without rope", nearest="--kv-cache-dtype bfloat16")
+
+    def forward_mqa(
+        self,
+        q: Tensor | tuple[Tensor, Tensor],
+        kv_c_and_k_pe_cache: Tensor,
+        attn_metadata: Any,
+        layer: Any,
+    ) -> tuple[Tensor, Tensor]:
+        """out [tokens, heads, latent] and lse [tokens, heads] over each token's selected rows."""
+        q = torch.cat(q, dim=-1) if isinstance(q, tuple) else q
+        size = attn_metadata.block_size
+        rows: LatentCache | Tensor
+        if self.kv_cache_dtype == "fp8_ds_mla":
+            rows = LatentCache(kv_c_and_k_pe_cache, None, 512, 64, "fp8_656")
+            stride = size  # a LatentCache counts its own rows, wherever its pages lie
+        else:
+            rows, stride = flat_kv_row_view(kv_c_and_k_pe_cache, size)
+        selected = physical_rows(
+            self.topk_indices_buffer[: len(q)], attn_metadata.req_id_per_token[: len(q)],
+            attn_metadata.block_table, size, stride,
+            Shard(self.dcp_world_size, self.dcp_rank, attn_metadata.cp_kv_cache_interleave_size),
+        )  # fmt: skip
+        out, lse = mla_prefill_sparse(
+            q, rows, selected, scale=self.scale, d_v=self.kv_lora_rank, return_lse=True
+        )
+        return out, lse

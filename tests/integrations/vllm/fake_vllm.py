@@ -1,0 +1,174 @@
+"""The parts of vLLM 0.32 that the integration touches, so that it runs where vLLM is not installed.
+
+Names, signatures and shapes are vLLM's, the bodies are not: `make test-vllm` runs the real thing.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import ModuleType, SimpleNamespace
+from typing import Any, Generic, TypeVar
+
+import torch
+from torch import Tensor
+
+T = TypeVar("T")
+
+
+class Member:
+    """A member of an enum of backends."""
+
+    def __init__(self, name: str, path: str) -> None:
+        self.name, self.own, self.override = name, path, ""
+
+    def get_path(self) -> str:
+        return self.override or self.own
+
+    def is_overridden(self) -> bool:
+        return bool(self.override)
+
+
+class Registry:
+    """An enum of backends: `X.__members__`, `X["NAME"]`."""
+
+    def __init__(self, **paths: str) -> None:
+        self.__members__ = {name: Member(name, path) for name, path in paths.items()}
+
+    def __getitem__(self, name: str) -> Member:
+        return self.__members__[name]
+
+    def add(self, backend: Member | str, class_path: str | None = None) -> None:
+        """register_backend and register_mla_prefill_backend."""
+        if isinstance(backend, str):
+            if backend in self.__members__:
+                raise ValueError(f"Backend {backend} already exists.\nUse its member to override.")
+            self.__members__[backend] = Member(backend, class_path or "")
+            backend = self.__members__[backend]
+        backend.override = class_path or ""
+
+
+class MLAPrefillBackend:
+    def __init__(self, **dims: Any) -> None:
+        vars(self).update(dims)
+
+    def prepare_metadata(self, prefill_metadata: Any) -> None:
+        self._prefill_metadata = prefill_metadata
+
+
+class Impl:
+    """MLACommonImpl: a layer's attention."""
+
+    dcp_world_size, dcp_rank = 1, 0
+
+    def __init__(self, **dims: Any) -> None:
+        vars(self).update(dims)
+
+    def process_weights_after_loading(self, act_dtype: torch.dtype) -> None:
+        pass
+
+    def forward_mha(self, *args: Any) -> None:
+        self.went_vllms_way = "forward_mha"
+
+    def _compute_prefill_context(
+        self, q: Tensor, cache: Tensor, metadata: Any, k_scale: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """vLLM's lse is [heads, tokens]."""
+        self.went_vllms_way = "context"
+        out = q.new_zeros(len(q), q.shape[1], self.v_head_dim)
+        return out, torch.full((q.shape[1], len(q)), -torch.inf, device=q.device)
+
+
+class Backend:
+    @staticmethod
+    def get_impl_cls() -> type:
+        return Impl
+
+
+class SparseImpl(Impl, Generic[T]):
+    index_group: Any = None
+
+
+class SparseBuilder(Generic[T]):
+    def _init_reorder_batch_threshold(self, threshold: int, supports_spec_as_decode: bool) -> None:
+        self.reorder_batch_threshold = threshold
+
+
+def split_kv_b_proj(
+    kv_b_proj: Any, out_dtype: torch.dtype, latent: int, heads: int, d_nope: int, d_v: int
+) -> Any:
+    """W_UK [latent, heads, d_nope] and W_UV [latent, heads, d_v]."""
+    weight = kv_b_proj.weight.to(out_dtype).T.view(latent, heads, d_nope + d_v)
+    return weight.split([d_nope, d_v], dim=-1)
+
+
+def flat_kv_row_view(cache: Tensor, block_size: int) -> tuple[Tensor, int]:
+    """All rows from the first block to the last, others' in between, and rows between blocks."""
+    blocks, _, width = cache.shape
+    stride = cache.stride(0) // width
+    return cache.as_strided(((blocks - 1) * stride + block_size, width), (width, 1)), stride
+
+
+def modules() -> dict[str, dict[str, Any]]:
+    """What each module holds."""
+    prefill = Registry(CPU="vllm.CPU")
+    attention = Registry(CPU_MLA="vllm.CPU_MLA")
+    backends, layers = "vllm.v1.attention.backends", "vllm.model_executor.layers.attention"
+    return {
+        f"{backends}.mla.prefill.registry": {
+            "MLAPrefillBackendEnum": prefill, "register_mla_prefill_backend": prefill.add,
+        },
+        f"{backends}.registry": {
+            "AttentionBackendEnum": attention, "register_backend": attention.add,
+        },
+        f"{backends}.mla.prefill.base": {"MLAPrefillBackend": MLAPrefillBackend},
+        f"{backends}.mla.cpu_mla": {"CPUMLABackend": Backend},
+        f"{backends}.mla.index_group": {"HiSparseMLAIndexGroup": SimpleNamespace},
+        f"{backends}.mla.sparse_utils": {
+            "align_blocks_to_rows": lambda spec: spec, "flat_kv_row_view": flat_kv_row_view,
+        },
+        "vllm.v1.attention.backend": {
+            "AttentionBackend": Backend, "MultipleOf": int,
+            "AttentionCGSupport": SimpleNamespace(UNIFORM_BATCH="uniform"),
+        },
+        f"{layers}.mla_attention": {"split_kv_b_proj": split_kv_b_proj},
+        f"{layers}.sparse_mla_attention": {
+            "SparseMLACommonImpl": SparseImpl, "SparseMLACommonMetadata": SimpleNamespace,
+            "SparseMLACommonMetadataBuilder": SparseBuilder,
+        },
+        "vllm.platforms": {"current_platform": SimpleNamespace(is_cpu=lambda: True)},
+    }  # fmt: skip
+
+
+@contextmanager
+def installed(without: tuple[str, ...] = ()) -> Iterator[dict[str, dict[str, Any]]]:
+    """These modules as `vllm`; `without` names modules, or module:attribute, that are missing."""
+    contents = modules()
+    for missing in without:
+        module, _, attribute = missing.partition(":")
+        if attribute:
+            del contents[module][attribute]
+        else:
+            del contents[module]
+    ours = ("openmla.integrations.vllm.prefill", "openmla.integrations.vllm.attention",
+            "openmla.integrations.vllm.sparse")  # fmt: skip
+    before = dict(sys.modules)
+    for name in list(sys.modules):
+        if name in ours or name.partition(".")[0] == "vllm":
+            del sys.modules[name]
+    for name, content in {"vllm": {}, **contents}.items():
+        parts = name.split(".")
+        for end in range(1, len(parts) + 1):
+            package = sys.modules.setdefault(
+                ".".join(parts[:end]), ModuleType(".".join(parts[:end]))
+            )
+            package.__path__ = []  # type: ignore[attr-defined]
+        vars(sys.modules[name]).update(content)
+    try:
+        yield contents
+    finally:
+        for name in list(sys.modules):
+            if name in ours or name.partition(".")[0] == "vllm":
+                del sys.modules[name]
+        sys.modules.update({n: m for n, m in before.items() if n not in sys.modules})

@@ -1,0 +1,186 @@
+"""openmla enters vLLM's registries, or says in one line why not; it never ends an engine."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+import tomllib
+from importlib.metadata import EntryPoint
+from typing import Any
+
+import pytest
+
+from integrations.vllm import fake_vllm
+from openmla.integrations.vllm import register
+from openmla.integrations.vllm.registration import SEAMS
+from package_source import ROOT, imports, modules
+
+PREFILL, ATTENTION = SEAMS["prefill"].module, SEAMS["attention"].module
+OTHERS = "somebody.elses.Backend"
+VLLM_LOADS = {f"integrations.vllm.{name}" for name in ("prefill", "attention", "sparse")}
+
+
+def registries(vllm: dict[str, dict[str, Any]]) -> tuple[fake_vllm.Registry, fake_vllm.Registry]:
+    return vllm[PREFILL]["MLAPrefillBackendEnum"], vllm[ATTENTION]["AttentionBackendEnum"]
+
+
+def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
+    found = [record.getMessage() for record in caplog.records]
+    assert all("\n" not in line for line in found)
+    return found
+
+
+@pytest.fixture(autouse=True)
+def _quiet(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.delenv("OPENMLA_VLLM_CPU", raising=False)
+    caplog.set_level(logging.INFO)
+
+
+def test_the_three_backends_are_offered_once_however_often_it_is_called(
+    caplog: pytest.LogCaptureFixture,
+):
+    with fake_vllm.installed() as vllm:
+        register()
+        register()
+        prefill, attention = registries(vllm)
+        assert prefill["OPENMLA"].get_path() == SEAMS["prefill"].backend
+        assert attention["OPENMLA"].get_path() == SEAMS["attention"].backend
+        assert attention["OPENMLA_SPARSE"].get_path() == SEAMS["sparse"].backend
+        assert not prefill["CPU"].is_overridden()
+        assert not attention["CPU_MLA"].is_overridden()
+    assert lines(caplog) == []
+
+
+@pytest.mark.parametrize("name", ["prefill", "attention"])
+def test_on_a_cpu_one_member_is_replaced_when_asked_for(
+    name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    monkeypatch.setenv("OPENMLA_VLLM_CPU", name)
+    with fake_vllm.installed() as vllm:
+        register()
+        register()
+        members = dict(zip(("prefill", "attention"), registries(vllm), strict=True))
+        for other, registry in members.items():
+            member = registry[SEAMS[other].cpu_member]
+            assert member.is_overridden() == (other == name)
+            assert (member.get_path() == SEAMS[name].backend) == (other == name)
+    assert lines(caplog) == []
+
+
+def test_another_plug_in_of_that_name_is_left_alone(caplog: pytest.LogCaptureFixture):
+    with fake_vllm.installed() as vllm:
+        prefill, attention = registries(vllm)
+        prefill.add("OPENMLA", OTHERS)
+        register()
+        assert prefill["OPENMLA"].get_path() == OTHERS
+        assert attention["OPENMLA"].get_path() == SEAMS["attention"].backend
+    [line] = lines(caplog)
+    assert line.startswith("openmla: no backend OPENMLA: another plug-in")
+    assert OTHERS in line
+
+
+def test_another_plug_in_on_the_cpu_member_is_left_alone(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    monkeypatch.setenv("OPENMLA_VLLM_CPU", "prefill")
+    with fake_vllm.installed() as vllm:
+        prefill, _ = registries(vllm)
+        prefill.add(prefill["CPU"], OTHERS)
+        register()
+        assert prefill["CPU"].get_path() == OTHERS
+    [line] = lines(caplog)
+    assert "OPENMLA_VLLM_CPU=prefill has no effect" in line
+    assert OTHERS in line
+
+
+@pytest.mark.parametrize(
+    ("missing", "lost"),
+    [(PREFILL, 1), (f"{PREFILL}:register_mla_prefill_backend", 1),
+     (f"{PREFILL}:MLAPrefillBackendEnum", 1), (ATTENTION, 2), (f"{ATTENTION}:register_backend", 2)],
+)  # fmt: skip
+def test_an_old_vllm_costs_one_line_per_backend(
+    missing: str, lost: int, caplog: pytest.LogCaptureFixture
+):
+    with fake_vllm.installed(without=(missing,)) as vllm:
+        register()
+        for seam in SEAMS.values():
+            registry = vllm.get(seam.module, {}).get(seam.members)
+            offered = registry is not None and seam.name in registry.__members__
+            assert offered != (seam.module == missing.partition(":")[0])
+    assert len(lines(caplog)) == lost
+    assert all("vLLM 0.32 has it" in line for line in lines(caplog))
+
+
+def test_a_vllm_that_takes_names_for_members_is_noticed(caplog: pytest.LogCaptureFixture):
+    with fake_vllm.installed() as vllm:
+        vllm[PREFILL]["register_mla_prefill_backend"] = lambda backend, path: None
+        sys.modules[PREFILL].register_mla_prefill_backend = lambda backend, path: None
+        register()
+    assert lines(caplog) == [
+        "openmla: no backend OPENMLA: this vLLM takes no new names, vLLM 0.32 does"
+    ]
+
+
+def test_a_refusal_of_vllm_is_one_line(caplog: pytest.LogCaptureFixture):
+    def refuse(backend: str, path: str) -> None:
+        raise RuntimeError("not today\nand a second line")
+
+    with fake_vllm.installed():
+        sys.modules[PREFILL].register_mla_prefill_backend = refuse
+        register()
+    assert lines(caplog) == ["openmla: no backend OPENMLA: RuntimeError: not today"]
+
+
+@pytest.mark.parametrize(
+    ("wish", "reason"),
+    [
+        ("sparse", "expected prefill or attention"),
+        ("yes", "expected prefill or attention"),
+        ("prefill", "MLAPrefillBackendEnum has no member CPU"),
+        ("attention", "this is not a CPU"),
+    ],
+)
+def test_a_wish_that_cannot_be_met_is_one_line(
+    wish: str, reason: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    monkeypatch.setenv("OPENMLA_VLLM_CPU", wish)
+    with fake_vllm.installed() as vllm:
+        prefill, _ = registries(vllm)
+        if wish == "prefill":
+            prefill.__members__["CPU_NATIVE"] = prefill.__members__.pop("CPU")
+        if wish == "attention":
+            vllm["vllm.platforms"]["current_platform"].is_cpu = lambda: False
+        register()
+    [line] = lines(caplog)
+    assert line.startswith(f"openmla: OPENMLA_VLLM_CPU={wish} has no effect: {reason}")
+
+
+def test_without_vllm_registering_is_three_lines_and_no_error(caplog: pytest.LogCaptureFixture):
+    with fake_vllm.installed(without=tuple(fake_vllm.modules())):
+        register()
+    assert len(lines(caplog)) == len(SEAMS)
+
+
+def test_vllm_finds_the_plug_in():
+    group = "vllm.general_plugins"
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    [(name, value)] = project["entry-points"][group].items()
+    assert EntryPoint(name, value, group).load() is register
+
+
+def test_only_what_vllm_loads_imports_vllm():
+    found = {m for m in modules() for name, _ in imports(m) if name.split(".")[0] == "vllm"}
+    assert found == VLLM_LOADS
+    importers = {
+        m
+        for m in modules()
+        for name, _ in imports(m)
+        if name.removeprefix("openmla.") in VLLM_LOADS and m not in VLLM_LOADS
+    }
+    assert importers == set()
+
+
+def test_importing_openmla_and_its_plug_in_does_not_import_vllm():
+    program = "import sys; sys.modules['vllm'] = None; import openmla.integrations.vllm"
+    subprocess.run([sys.executable, "-c", program], check=True)

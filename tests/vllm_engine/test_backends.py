@@ -1,0 +1,136 @@
+"""openmla's backends on vLLM's own classes: what no engine on a CPU can run."""
+
+from __future__ import annotations
+
+import inspect
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from vllm.model_executor.layers.attention import mla_attention, sparse_mla_attention
+from vllm.v1.attention.backends.mla.prefill.base import MLAPrefillBackend
+from vllm.v1.attention.backends.mla.prefill.cpu_sdpa import CPUSDPAMLAPrefillBackend
+
+import formula
+from integrations.vllm import selected
+from openmla.integrations.vllm import attention, prefill, register, sparse
+from openmla.integrations.vllm.registration import SEAMS, _registry
+
+HEADS, LATENT, NOPE, ROPE, V, PAGE, SCALE = 8, 512, 128, 64, 128, 16, 192**-0.5
+CONTEXT, NEW = (40, 0, 100), (7, 12, 33)
+
+
+@pytest.mark.parametrize("name", SEAMS)
+def test_vllms_registries_have_the_backends(name: str):
+    register()
+    register()
+    seam = SEAMS[name]
+    member = _registry(seam)[0][seam.name]
+    found = member.get_class()
+    assert f"{found.__module__}.{found.__qualname__}" == seam.backend
+    assert found.get_name() == seam.name
+
+
+def test_no_abstract_method_is_left():
+    classes = (
+        prefill.OpenMLAPrefillBackend, attention.OpenMLABackend, attention.OpenMLAImpl,
+        sparse.OpenMLASparseBackend, sparse.OpenMLASparseMetadataBuilder, sparse.OpenMLASparseImpl,
+    )  # fmt: skip
+    assert [c.__name__ for c in classes if c.__abstractmethods__] == []
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [
+        (attention.OpenMLAImpl.forward_mha, mla_attention.MLACommonBaseImpl.forward_mha),
+        (sparse.OpenMLASparseImpl.forward_mqa, mla_attention.MLACommonImpl.forward_mqa),
+        (prefill.OpenMLAPrefillBackend.run_prefill_new_tokens,
+         MLAPrefillBackend.run_prefill_new_tokens),
+        (prefill.OpenMLAPrefillBackend.run_prefill_context_chunk,
+         MLAPrefillBackend.run_prefill_context_chunk),
+    ],
+    ids=lambda f: f.__name__,
+)  # fmt: skip
+def test_overridden_methods_take_what_vllm_passes(ours: Any, theirs: Any):
+    assert list(inspect.signature(ours).parameters) == list(inspect.signature(theirs).parameters)
+
+
+def test_the_sparse_metadata_has_what_is_read_of_it():
+    fields = set(sparse_mla_attention.SparseMLACommonMetadata.__dataclass_fields__)
+    used = {"block_size", "req_id_per_token", "block_table", "cp_kv_cache_interleave_size"}
+    assert used <= fields
+
+
+@pytest.mark.parametrize("kind", selected.FORMATS)
+def test_selected_rows_of_every_cache(kind: str):
+    batch = selected.batch(kind)
+    layer = object.__new__(sparse.OpenMLASparseImpl)
+    vars(layer).update(
+        scale=selected.SCALE, kv_lora_rank=512, kv_cache_dtype=batch.kv_cache_dtype,
+        _topk_indices_buffer=batch.tokens,
+    )  # fmt: skip
+    layer.dcp_world_size, layer.dcp_rank = 1, 0
+    metadata = SimpleNamespace(
+        block_size=selected.PAGE, req_id_per_token=batch.requests, block_table=batch.table,
+        cp_kv_cache_interleave_size=1,
+    )  # fmt: skip
+    out, lse = layer.forward_mqa(batch.q, batch.pages, metadata, None)
+    want = batch.exact()
+    formula.assert_close(out, want.out, bound=2.0**-8)
+    formula.assert_close(lse, want.lse)
+
+
+def vllms_prefill(backend_class: Any, dtype: torch.dtype, workspace_rows: int) -> torch.Tensor:
+    """vLLM's forward_mha, its gather, projection and merge, with one prefill backend."""
+    torch.manual_seed(0)
+    new = torch.tensor(NEW)
+    offsets = formula.cu_seqlens(list(NEW))
+    cache = torch.randn(40, PAGE, LATENT + ROPE).to(dtype)
+    table = torch.randperm(40)[:30].view(3, 10).int()
+    weight = torch.randn(HEADS * (NOPE + V), LATENT).to(dtype) * LATENT**-0.5
+    q = torch.randn(int(new.sum()), HEADS, NOPE + ROPE).to(dtype)
+    kv_c, k_pe = torch.randn(len(q), LATENT).to(dtype), torch.randn(len(q), 1, ROPE).to(dtype)
+    backend = backend_class(HEADS, SCALE, LATENT, NOPE, ROPE, V, None)
+    context = mla_attention.build_mla_chunked_context_metadata(
+        context_lens_cpu=torch.tensor(CONTEXT), prefill_query_start_loc_cpu=offsets,
+        chunked_prefill_workspace=torch.empty(workspace_rows, LATENT + ROPE, dtype=dtype),
+        chunked_prefill_workspace_size=workspace_rows, block_size=PAGE, align_chunk_to_block=True,
+        device=torch.device("cpu"), dcp_world_size=1, dcp_local_block_size=1,
+        dcp_virtual_block_size=1,
+    )  # fmt: skip
+    assert len(context.chunks) == (2 if workspace_rows > sum(CONTEXT) else 4)
+    metadata = mla_attention.MLACommonPrefillMetadata(
+        block_table=table, query_start_loc=offsets, max_query_len=max(NEW),
+        chunked_context=context, q_data_type=dtype, prefill_backend=backend,
+    )  # fmt: skip
+    backend.prepare_metadata(metadata)
+
+    class Layer(mla_attention.MLACommonBaseImpl):
+        forward_mqa = None
+
+    Layer.__abstractmethods__ = frozenset()
+
+    def kv_b_proj(rows: torch.Tensor) -> tuple[torch.Tensor]:
+        return (rows @ weight.T,)
+
+    kv_b_proj.weight = weight
+    layer = Layer(HEADS, LATENT + ROPE, SCALE, 1, "auto", LATENT, NOPE, ROPE, NOPE + ROPE, V,
+                  kv_b_proj)  # fmt: skip
+    layer._use_flashinfer_concat_mla_k = False
+    layer.dcp_world_size = 1
+    out = torch.empty(len(q), HEADS * V, dtype=dtype)
+    layer.forward_mha(q, kv_c, k_pe, cache, SimpleNamespace(prefill=metadata), torch.ones(1), out)
+    return out.float()
+
+
+@pytest.mark.parametrize(
+    "workspace_rows", [48, 1024], ids=["chunks of 48 rows", "a chunk per request"]
+)
+@pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 5e-6), (torch.bfloat16, 1e-2)])
+def test_chunks_of_context_as_vllm_cuts_them(workspace_rows: int, dtype: torch.dtype, bound: float):
+    ours, theirs = (
+        vllms_prefill(backend, dtype, workspace_rows)
+        for backend in (prefill.OpenMLAPrefillBackend, CPUSDPAMLAPrefillBackend)
+    )
+    assert (ours - theirs).abs().max() <= bound

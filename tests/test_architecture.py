@@ -29,7 +29,7 @@ LAYERS: list[set[str]] = [
     {"ops"},
     {"api"},
     {""},  # openmla/__init__.py: the public names
-    {"compat"},
+    {"compat", "distributed"},
     {"aot.table", "aot.warmup"},  # these know all kernels; the rest of aot is below them
     {"nn"},
     {"integrations"},

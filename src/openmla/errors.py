@@ -1,6 +1,6 @@
 """The errors openmla raises. A leaf module: it imports nothing from openmla.
 
-Every one is raised before any work is launched. A message says what is wrong in the caller's own
+Every one but PeerLost is raised before any work is launched. A message says what is wrong in the caller's own
 words: the argument, what was expected, what came.
 
 >>> str(InvalidArgument("q", "3 dimensions [total_q, heads, d_qk]", "shape (4, 192)"))
@@ -31,3 +31,17 @@ class Unsupported(OpenMLAError, NotImplementedError):
         super().__init__(f"{reason}; nearest supported form: {nearest}" if nearest else reason)
         self.reason = reason
         self.nearest = nearest
+
+
+class PeerLost(OpenMLAError, RuntimeError):
+    """Another rank of a process group has ended, or did not call within the group's timeout."""
+
+    def __init__(self, call: str, rank: int, world: int, reason: str) -> None:
+        super().__init__(
+            f"{call} on rank {rank} of {world}: another rank has ended, or did not make this call "
+            f"within the group's timeout ({reason})"
+        )
+        self.call = call
+        self.rank = rank
+        self.world = world
+        self.reason = reason

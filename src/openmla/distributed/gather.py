@@ -1,0 +1,340 @@
+"""Gathering latent rows: every rank sends its own, and all get all of them in sequence order.
+
+A latent row is 576 numbers where K and V of 128 heads are 40960, so rows travel and every rank
+expands them by itself. They travel as they are: bf16, or the bytes of an FP8 format, quantized once
+by the rank that has them, so all ranks hold the same bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Literal, overload
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from openmla import checks
+from openmla.cache import LatentCache, check_rows
+from openmla.distributed.agreement import Facts, Group, check_group, check_together, loud
+from openmla.distributed.indexes import Arrival, arrival, keys_of, new_tokens, slots_of
+from openmla.distributed.shard import ContextShard, Part
+from openmla.errors import InvalidArgument
+
+ROW_DTYPES = (
+    torch.bfloat16,
+    torch.float16,
+    torch.float32,
+    torch.float8_e4m3fn,
+    torch.uint8,
+)
+Check = Callable[[], object]
+PAGE_ROWS = 64
+"""Rows per page where the caller has no cache: what every latent kernel reads in whole tiles."""
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """Gathered rows in a tensor of their own: [all tokens, width], in sequence order."""
+
+    rows: Tensor
+
+    def put(self, numbers: Tensor, rows: Tensor) -> None:
+        """Rows `numbers` of the batch have arrived."""
+        _bytes(self.rows).index_copy_(0, numbers, rows)
+
+    def keys(self, parts: tuple[Part, ...], shard: ContextShard) -> Tensor:
+        """The keys of parts, one part after the other."""
+        return self.rows[keys_of(parts, shard.offsets, self.rows.device).rows]
+
+
+@dataclass(frozen=True, eq=False)
+class Pages:
+    """Gathered rows in the pages of a cache, beside the prefix that was there before."""
+
+    cache: LatentCache
+    block_table: Tensor
+    slots: Tensor
+    """Where each new token of the batch goes."""
+
+    def put(self, numbers: Tensor, rows: Tensor) -> None:
+        """Rows `numbers` of the batch have arrived, in the bytes of the cache's format."""
+        slots, cache = self.slots[numbers], self.cache
+        page, offset = slots // cache.page_size, slots % cache.page_size
+        if cache.scales is None:
+            cache.data[page, offset] = rows
+            return
+        cache.data.view(torch.uint8)[page, offset] = rows[:, : cache.width]
+        scales = rows[:, cache.width :].clone(memory_format=torch.contiguous_format)
+        cache.scales[page, offset] = scales.view(torch.float32)
+
+    def keys(self, parts: tuple[Part, ...], shard: ContextShard) -> Tensor:
+        """The keys of parts as bf16 values, one part after the other, prefixes included."""
+        found = keys_of(parts, shard.offsets, self.cache.device)
+        table, size = self.block_table, self.cache.page_size
+        return self.cache.gather(slots_of(table, size, found.sequences, found.positions))
+
+
+@dataclass(eq=False)
+class Gathering:
+    """Rows on their way to every rank, one collective per wave."""
+
+    shard: ContextShard
+    destination: Rows | Pages
+    latent: int
+    """Columns of a row before rope."""
+    group: Group = None
+    call: str = "gather_latent"
+    _pending: list[tuple[Arrival, Any, Tensor, Tensor]] = field(default_factory=list)
+
+    def start(self, sent: Tensor, wave: int | None) -> None:
+        """Begin to send one wave of this rank's rows, or all of them in one collective."""
+        due = arrival(self.shard, wave, sent.device)
+        own = sent[due.local]
+        if self.shard.world == 1 or not due.most:
+            self._pending.append((due, None, own, own))
+            return
+        if own.shape[0] < due.most or not own.is_contiguous():
+            own = own.new_zeros(due.most, own.shape[1])
+            own[: due.local.stop - due.local.start] = sent[due.local]
+        got = own.new_empty(self.shard.world * due.most, own.shape[1])
+        with loud(self.call, self.group):
+            work = dist.all_gather_into_tensor(got, own, group=self.group, async_op=True)
+        self._pending.append((due, work, own, got))  # `own` must live until it is sent
+
+    def wait(self, waves: int | None = None) -> Rows | Pages:
+        """Where the rows are, once the first `waves` of them (or all) have arrived."""
+        keep = 0 if waves is None else max(len(self.shard.waves) - waves, 0)
+        while len(self._pending) > keep:
+            due, work, _, got = self._pending.pop(0)
+            if work is not None:
+                with loud(self.call, self.group):
+                    work.wait()
+            if due.places is not None:
+                got = got.index_select(0, due.places)
+            self.destination.put(due.rows, got)
+        return self.destination
+
+    def rows(self) -> Tensor:
+        """All rows in sequence order: [all tokens, width]."""
+        done = self.wait()
+        if isinstance(done, Pages):
+            return done.cache.gather(done.slots)
+        return done.rows
+
+
+@overload
+def gather_latent(
+    local: Tensor,
+    shard: ContextShard,
+    group: Group = ...,
+    *,
+    async_op: Literal[False] = ...,
+    verify: bool = ...,
+) -> Tensor: ...
+@overload
+def gather_latent(
+    local: Tensor,
+    shard: ContextShard,
+    group: Group = ...,
+    *,
+    async_op: Literal[True],
+    verify: bool = ...,
+) -> Gathering: ...
+def gather_latent(
+    local: Tensor,
+    shard: ContextShard,
+    group: Group = None,
+    *,
+    async_op: bool = False,
+    verify: bool = True,
+) -> Tensor | Gathering:
+    """local [shard.tokens, width] of every rank -> [all tokens, width] in sequence order.
+
+    bf16, fp16, fp32, e4m3 or the bytes (uint8) of any other format; bit for bit, in one collective.
+    With `async_op` there is one per wave, and the result is a `Gathering`: `rows()` waits.
+    """
+
+    def facts() -> Facts:
+        checks.tensor("local", local, (shard.tokens, "width"), ROW_DTYPES)
+        checks.no_gradients(local=local)
+        return {"width": local.shape[1], "dtype": str(local.dtype), "async_op": async_op}
+
+    _check("gather_latent", shard, group, facts, verify)
+    rows = local.new_empty(sum(shard.lengths), local.shape[1])
+    going = Gathering(shard, Rows(rows), local.shape[1], group)
+    for wave in range(len(shard.waves)) if async_op else (None,):
+        going.start(_bytes(local), wave)
+    return going if async_op else going.rows()
+
+
+def send_latent(
+    latent: Tensor,
+    rope: Tensor | None,
+    shard: ContextShard,
+    group: Group = None,
+    *,
+    cache: LatentCache | None = None,
+    block_table: Tensor | None = None,
+    verify: bool = True,
+) -> Gathering:
+    """Start to send this rank's rows; `prefill` takes the result in place of `latent`.
+
+    latent [shard.tokens, 512], rope [shard.tokens, 64] or None. What is computed between the two
+    calls, such as the queries, hides the time the rows take. With a `cache`, rows travel in its
+    format and go into the pages that block_table int32 [sequences, max_pages] names: position p of
+    sequence s, cached prefix included, to page block_table[s, p // page_size].
+    """
+    given = Given(latent, rope, cache, block_table)
+    return start_sending("send_latent", given, shard, group, verify)
+
+
+@dataclass(frozen=True, eq=False)
+class Given:
+    """This rank's rows, and where those of all ranks are to go."""
+
+    latent: Tensor
+    rope: Tensor | None
+    cache: LatentCache | None
+    block_table: Tensor | None
+    paged: bool = False
+    """Whether they are to be in pages even if there is no cache."""
+
+    def facts(self, shard: ContextShard) -> Facts:
+        """Check what this rank was given; what must be the same on all ranks."""
+        dtypes = ROW_DTYPES[:1] if self.paged and self.cache is None else ROW_DTYPES[:3]
+        latent = checks.tensor("latent", self.latent, (shard.tokens, "latent"), dtypes)
+        rope = self.rope
+        if rope is not None:
+            shape = (shard.tokens, "rope")
+            rope = checks.tensor("rope", rope, shape, (latent.dtype,), latent.device)
+        checks.no_gradients(latent=latent, rope=rope)
+        widths = latent.shape[1], 0 if rope is None else rope.shape[1]
+        if self.cache is None:
+            if self.block_table is not None:
+                raise InvalidArgument("block_table", "None without a cache", "a tensor")
+            if any(shard.cached):
+                raise InvalidArgument("cache", "the one that holds the cached prefix", "None")
+        else:
+            _check_pages(self.cache, self.block_table, shard, latent, widths)
+        stored = "none" if self.cache is None else self.cache.format
+        width = f"{widths[0]} + {widths[1]}"
+        return {"dtype": str(latent.dtype), "width": width, "cache": stored}
+
+    def start(self, shard: ContextShard, group: Group, call: str) -> Gathering:
+        """Send the rows, wave by wave."""
+        rows = self.latent
+        if self.rope is not None:
+            rows = torch.cat([rows, self.rope], dim=1)
+        cache, table = self.cache, self.block_table
+        if cache is None and self.paged:
+            cache, table = _cache_for(shard, self.latent, rows.shape[1])
+        destination: Rows | Pages
+        if cache is None or table is None:
+            destination = Rows(rows.new_empty(sum(shard.lengths), rows.shape[1]))
+        else:
+            slots = slots_of(table, cache.page_size, *new_tokens(shard, rows.device))
+            check_rows("block_table", slots, cache.rows)
+            destination, rows = Pages(cache, table, slots), _stored(rows, cache)
+        going = Gathering(shard, destination, self.latent.shape[1], group, call)
+        for wave in range(len(shard.waves)):
+            going.start(rows, wave)
+        return going
+
+
+def start_sending(
+    call: str,
+    given: Given,
+    shard: ContextShard,
+    group: Group,
+    verify: bool,
+    also: Check = lambda: None,
+) -> Gathering:
+    """Check on all ranks together (`also` what else the caller was given), then send."""
+
+    def facts() -> Facts:
+        also()
+        return given.facts(shard)
+
+    _check(call, shard, group, facts, verify)
+    return given.start(shard, group, call)
+
+
+def _check(
+    call: str, shard: ContextShard, group: Group, facts: Callable[[], Facts], verify: bool
+) -> None:
+    """This rank's own checks, and those of the others unless they are known to agree."""
+
+    def everything() -> Facts:
+        check_group(group, shard.world, shard.rank)
+        batch = {"lengths": shard.lengths, "cached": shard.cached, "layout": shard.layout}
+        return {"world": shard.world, **batch, **facts()}
+
+    if not isinstance(shard, ContextShard):
+        raise InvalidArgument("shard", "a ContextShard, as split makes it", type(shard).__name__)
+    if checks.flag("verify", verify):
+        check_together(call, group, shard.world, everything)
+    else:
+        everything()
+
+
+def _check_pages(
+    cache: LatentCache,
+    block_table: Tensor | None,
+    shard: ContextShard,
+    latent: Tensor,
+    widths: tuple[int, int],
+) -> None:
+    """A cache must take these rows, and its block table must have a page for each."""
+    if not isinstance(cache, LatentCache):
+        raise InvalidArgument("cache", "a LatentCache", type(cache).__name__)
+    checks.on_device("cache", cache, latent.device)
+    if (cache.latent, cache.rope) != widths:
+        expected = f"{widths[0]} + {widths[1]} columns, as latent and rope have"
+        raise InvalidArgument("cache", expected, f"{cache.latent} + {cache.rope}")
+    batch = len(shard.lengths)
+    table = checks.tensor(
+        "block_table", block_table, (batch, "max_pages"), (torch.int32,), latent.device
+    )
+    longest = max((a + b for a, b in zip(shard.cached, shard.lengths, strict=True)), default=0)
+    if table.shape[1] * cache.page_size < longest:
+        expected = f"pages for {longest} keys, of {cache.page_size} rows each"
+        raise InvalidArgument("block_table", expected, f"{table.shape[1]} pages")
+
+
+def _stored(rows: Tensor, cache: LatentCache) -> Tensor:
+    """Rows as the cache keeps them: bf16, or bytes with the scales at the end."""
+    tokens = rows.shape[0]
+    if cache.format == "bf16":
+        return rows.to(torch.bfloat16)
+    page = LatentCache.allocate(
+        num_pages=1, page_size=max(tokens, 1), latent=cache.latent, rope=cache.rope,
+        format=cache.format, device=rows.device,
+    )  # fmt: skip
+    slots = torch.arange(tokens, device=rows.device)
+    page.append(rows[:, : cache.latent], rows[:, cache.latent :], slots)
+    parts = [page.data[0, :tokens]]
+    if page.scales is not None:
+        parts.append(page.scales[0, :tokens])
+    return torch.cat([part.view(torch.uint8) for part in parts], dim=1)
+
+
+def _cache_for(shard: ContextShard, latent: Tensor, width: int) -> tuple[LatentCache, Tensor]:
+    """bf16 pages for every new token, and their block table."""
+    pages = [-(-length // PAGE_ROWS) for length in shard.lengths]
+    table = torch.zeros(len(pages), max(pages, default=0), dtype=torch.int32, device="cpu")
+    first = 0
+    for row, count in zip(table, pages, strict=True):
+        row[:count] = torch.arange(first, first + count, device="cpu")
+        first += count
+    cache = LatentCache.allocate(
+        num_pages=first, page_size=PAGE_ROWS, latent=latent.shape[1],
+        rope=width - latent.shape[1], device=latent.device,
+    )  # fmt: skip
+    return cache, table.to(latent.device)
+
+
+def _bytes(rows: Tensor) -> Tensor:
+    """FP8 as plain bytes: not every operation knows FP8."""
+    return rows.view(torch.uint8) if rows.dtype == torch.float8_e4m3fn else rows

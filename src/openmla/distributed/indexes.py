@@ -1,0 +1,117 @@
+"""Index tensors of a shard: made once, kept for the layers of a model.
+
+All are small beside the rows they index, and made on the CPU; a GPU gets its copy once.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from openmla.distributed.shard import ContextShard, Part, ranges
+
+MOST_KEPT = 64
+"""Batches in flight times devices times waves: more than a server has."""
+
+
+class Arrival(NamedTuple):
+    """Where rows of all ranks come from and belong. A rank sends `most` rows, the last perhaps
+    padding, so row i of rank r arrives at r * most + i."""
+
+    local: slice
+    """This rank's rows among its own."""
+    most: int
+    rows: Tensor
+    """Rows of the batch, in the order they arrive."""
+    places: Tensor | None
+    """Where each of them arrives; None if there is no padding, so that they arrive in order."""
+
+
+@lru_cache(maxsize=MOST_KEPT)
+def arrival(shard: ContextShard, wave: int | None, device: torch.device) -> Arrival:
+    """How the rows of one wave arrive, or of all waves at once."""
+    waves = slice(None) if wave is None else slice(wave, wave + 1)
+    starts, sizes, counts = [], [], []
+    for rank in range(shard.world):
+        parts = [part for found in shard.at(rank).waves[waves] for part in found]
+        starts += [shard.offsets[part.sequence] + part.start for part in parts]
+        sizes += [part.tokens for part in parts]
+        counts.append(sum(part.tokens for part in parts))
+    before = 0 if wave is None else sum(shard.wave_tokens[:wave])
+    most = max(counts)
+    places = None
+    if min(counts) < most:
+        places = ranges([most * rank for rank in range(shard.world)], counts).to(device)
+    local = slice(before, before + counts[shard.rank])
+    return Arrival(local, most, ranges(starts, sizes).to(device), places)
+
+
+class Keys(NamedTuple):
+    """The keys of parts, one part after the other."""
+
+    sequences: Tensor
+    """Sequence of every key, int64."""
+    positions: Tensor
+    """Its position there, int64."""
+    rows: Tensor | slice
+    """Rows of the batch; a slice where one part has them all. Meaningless with a prefix."""
+
+
+@lru_cache(maxsize=MOST_KEPT)
+def keys_of(parts: tuple[Part, ...], offsets: tuple[int, ...], device: torch.device) -> Keys:
+    """Every key that the queries of these parts see."""
+    sizes = [part.keys for part in parts]
+    numbers = torch.tensor([part.sequence for part in parts], dtype=torch.int64, device="cpu")
+    sequences = torch.repeat_interleave(numbers, torch.tensor(sizes, device="cpu"))
+    positions = ranges([0] * len(parts), sizes)
+    starts = [offsets[part.sequence] for part in parts]
+    rows: Tensor | slice = ranges(starts, sizes).to(device)
+    if len(parts) == 1:
+        rows = slice(starts[0], starts[0] + sizes[0])
+    return Keys(sequences.to(device), positions.to(device), rows)
+
+
+class Ragged(NamedTuple):
+    """Parts as sequences of a call: what openmla's calls take."""
+
+    sequences: Tensor
+    """int64 [parts]: the sequence of each part."""
+    cu_seqlens_q: Tensor
+    cu_seqlens_k: Tensor
+    lengths: Tensor
+    """int32 [parts]: keys of each part."""
+
+
+@lru_cache(maxsize=MOST_KEPT)
+def ragged(parts: tuple[Part, ...], device: torch.device) -> Ragged:
+    """Every part is a sequence whose keys end where it ends: causal is aligned bottom-right."""
+    numbers = torch.tensor([part.sequence for part in parts], dtype=torch.int64, device=device)
+    keys = [part.keys for part in parts]
+    lengths = torch.tensor(keys, dtype=torch.int32, device=device)
+    cu_q = _offsets([part.tokens for part in parts], device)
+    return Ragged(numbers, cu_q, _offsets(keys, device), lengths)
+
+
+@lru_cache(maxsize=MOST_KEPT)
+def new_tokens(shard: ContextShard, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Sequence and position of every new token of the batch, in its order."""
+    numbers = torch.arange(len(shard.lengths), dtype=torch.int64, device="cpu")
+    sizes = torch.tensor(shard.lengths, dtype=torch.int64, device="cpu")
+    sequences = torch.repeat_interleave(numbers, sizes)
+    return sequences.to(device), ranges(shard.cached, shard.lengths).to(device)
+
+
+def slots_of(table: Tensor, page_size: int, sequences: Tensor, positions: Tensor) -> Tensor:
+    """Physical rows of positions of sequences, by a block table."""
+    pages = table[sequences, positions // page_size].to(torch.int64)
+    return pages * page_size + positions % page_size
+
+
+def _offsets(sizes: list[int], device: torch.device) -> Tensor:
+    cu = [0]
+    for size in sizes:
+        cu.append(cu[-1] + size)
+    return torch.tensor(cu, dtype=torch.int32, device=device)

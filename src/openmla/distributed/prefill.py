@@ -1,0 +1,211 @@
+"""One attention layer on this rank's rows: gather the latent rows, expand, attend.
+
+Every part of a shard is a sequence of its own whose keys end where the part ends. Causal is aligned
+bottom-right, so that is the mask of its queries, and the calls of openmla need nothing new. The
+parts of the first wave see rows of the first wave only: they run while the second arrives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from openmla import checks
+from openmla.api import mla_prefill, mla_prefill_latent, mla_prefill_sparse
+from openmla.cache import LatentCache
+from openmla.distributed.agreement import Group
+from openmla.distributed.gather import Gathering, Given, Pages, start_sending
+from openmla.distributed.indexes import ragged
+from openmla.distributed.shard import ContextShard, Part
+from openmla.errors import InvalidArgument
+
+Expand = Callable[[Tensor], tuple[Tensor, Tensor]]
+"""latent rows [n, 512] -> k_nope [n, H, d_nope], v [n, H, d_v]: a model's kv_b projection."""
+
+
+def prefill(
+    q: Tensor,
+    latent: Tensor | Gathering,
+    rope: Tensor | None,
+    expand: Expand,
+    shard: ContextShard,
+    group: Group = None,
+    *,
+    cache: LatentCache | None = None,
+    block_table: Tensor | None = None,
+    verify: bool = True,
+    scale: float | None = None,
+    sink: Tensor | None = None,
+    return_lse: bool = False,
+    backend: str = "auto",
+) -> Tensor | tuple[Tensor, ...]:
+    """Dense causal attention of this rank's tokens over all keys before them, in MHA form.
+
+    q [shard.tokens, H, d_nope + d_rope], latent [shard.tokens, 512] and rope [shard.tokens, 64] are
+    this rank's rows, in the order of `shard.rows()`; so is the result, [shard.tokens, H, d_v], and
+    (out, lse) with `return_lse`. `latent` may be what `send_latent` returned. K and V are expanded
+    wave by wave, so only those of one wave exist at a time. With `cache` and `block_table` the rows
+    also go into its pages, and a prefix that is cached there is attended to.
+
+    `group` are the ranks that share the sequences; heads may be split over another group, as in a
+    2-d device mesh. `verify=False` skips the check that all ranks agree: see `agreement`.
+    """
+    given = latent, rope, cache, block_table
+    going = _started("prefill", q, given, shard, group, verify)
+    options: dict[str, Any] = {"scale": scale, "sink": sink, "backend": backend}
+    results = _Results(q, return_lse)
+    for wave, parts, queries in _waves(shard):
+        rows = going.wait(wave + 1).keys(parts, shard)
+        k_nope, v = expand(rows[:, : going.latent])
+        where = ragged(parts, q.device)
+        results.add(
+            mla_prefill(
+                q[queries], k_nope, rows[:, going.latent :], v,
+                cu_seqlens_q=where.cu_seqlens_q, cu_seqlens_k=where.cu_seqlens_k,
+                out=results.room(queries, v.shape[2]), return_lse=return_lse, **options,
+            )
+        )  # fmt: skip
+    going.wait()
+    if not shard.tokens:
+        results.room(slice(0), expand(q.new_empty(0, going.latent))[1].shape[2])
+    return results.whole()
+
+
+def prefill_latent(
+    q: Tensor,
+    latent: Tensor | Gathering,
+    rope: Tensor | None,
+    shard: ContextShard,
+    group: Group = None,
+    *,
+    scale: float,
+    cache: LatentCache | None = None,
+    block_table: Tensor | None = None,
+    verify: bool = True,
+    sink: Tensor | None = None,
+    return_lse: bool = False,
+    backend: str = "auto",
+) -> Tensor | tuple[Tensor, ...]:
+    """The same in latent form: q [shard.tokens, H, 512 + 64] is absorbed, nothing is expanded.
+
+    Parts share the pages of their sequence. Without a `cache` the rows, which must be bf16, go into
+    one that lasts as long as the call.
+    """
+    given = latent, rope, cache, block_table
+    going = _started("prefill_latent", q, given, shard, group, verify)
+    pages = going.destination
+    if not isinstance(pages, Pages):
+        raise InvalidArgument("latent", "rows sent with a cache, for the latent form", "without")
+    results = _Results(q, return_lse)
+    for wave, parts, queries in _waves(shard):
+        going.wait(wave + 1)
+        where = ragged(parts, q.device)
+        results.add(
+            mla_prefill_latent(
+                q[queries], pages.cache, pages.block_table[where.sequences], where.lengths,
+                cu_seqlens_q=where.cu_seqlens_q, scale=scale, sink=sink, backend=backend,
+                out=results.room(queries, going.latent), return_lse=return_lse,
+            )
+        )  # fmt: skip
+    going.wait()
+    results.room(slice(0), going.latent)
+    return results.whole()
+
+
+def prefill_sparse(
+    q: Tensor,
+    latent: Tensor | Gathering,
+    rope: Tensor | None,
+    indices: Tensor,
+    shard: ContextShard,
+    group: Group = None,
+    *,
+    scale: float,
+    topk_lengths: Tensor | None = None,
+    cache: LatentCache | None = None,
+    block_table: Tensor | None = None,
+    verify: bool = True,
+    sink: Tensor | None = None,
+    return_lse: bool = False,
+    backend: str = "auto",
+) -> Tensor | tuple[Tensor, ...]:
+    """Sparse attention: indices int32 [shard.tokens, topk] name rows of the whole batch.
+
+    Without a cache, row i is token i of all sequences laid end to end; with one, a physical row
+    (page * page_size + offset), as in `openmla.mla_prefill_sparse`.
+    """
+    given = latent, rope, cache, block_table
+    going = _started("prefill_sparse", q, given, shard, group, verify)
+    done = going.wait()
+    rows = done.cache if isinstance(done, Pages) else done.rows
+    return mla_prefill_sparse(
+        q, rows, indices, scale=scale, topk_lengths=topk_lengths, d_v=going.latent, sink=sink,
+        return_lse=return_lse, backend=backend,
+    )  # fmt: skip
+
+
+def _started(
+    call: str,
+    q: Tensor,
+    given: tuple[Tensor | Gathering, Tensor | None, LatentCache | None, Tensor | None],
+    shard: ContextShard,
+    group: Group,
+    verify: bool,
+) -> Gathering:
+    """Rows on their way: those that were sent before, or those given now."""
+    latent = given[0]
+    if isinstance(latent, Gathering):
+        if any(x is not None for x in given[1:]) or latent.shard != shard:
+            expected = "rows of this shard, sent with their rope, cache and block table"
+            raise InvalidArgument("latent", expected, "others")
+        return latent
+
+    def check_queries() -> None:
+        checks.queries(q)
+        if q.shape[0] != shard.tokens:
+            raise InvalidArgument("q", f"{shard.tokens} rows, as this rank has", q.shape[0])
+
+    rows = Given(latent, *given[1:], paged=call == "prefill_latent")
+    return start_sending(call, rows, shard, group, verify, check_queries)
+
+
+def _waves(shard: ContextShard) -> Iterator[tuple[int, tuple[Part, ...], slice]]:
+    """(number, parts, rows of q) of every wave in which this rank has tokens."""
+    first = 0
+    for number, parts in enumerate(shard.waves):
+        last = first + sum(part.tokens for part in parts)
+        if parts:
+            yield number, parts, slice(first, last)
+        first = last
+
+
+class _Results:
+    """Results of the waves, written where they belong."""
+
+    def __init__(self, q: Tensor, return_lse: bool) -> None:
+        self.q, self.return_lse = q, checks.flag("return_lse", return_lse)
+        self.out: Tensor | None = None
+        self.lses: list[Tensor] = []
+
+    def room(self, queries: slice, d_v: int) -> Tensor:
+        """Rows of the output, which is allocated when its width is known."""
+        if self.out is None:
+            shape = (*self.q.shape[:2], d_v)
+            self.out = self.q.new_empty(shape, dtype=checks.out_dtype(self.q.dtype))
+        return self.out[queries]
+
+    def add(self, result: Tensor | tuple[Tensor, Tensor]) -> None:
+        """Keep the lse of a wave; its out is in place."""
+        if isinstance(result, tuple):
+            self.lses.append(result[1])
+
+    def whole(self) -> Tensor | tuple[Tensor, Tensor]:
+        """All rows of this rank."""
+        assert self.out is not None
+        if not self.return_lse:
+            return self.out
+        nothing = self.q.new_empty(0, self.q.shape[1], dtype=torch.float32)
+        return self.out, torch.cat([*self.lses, nothing])

@@ -1,7 +1,7 @@
 """The errors openmla raises. A leaf module: it imports nothing from openmla.
 
-Every one but PeerLost is raised before any work is launched. A message says what is wrong in the caller's own
-words: the argument, what was expected, what came.
+Every one but PeerLost is raised before any work is launched. A message says what is wrong in the
+caller's own words: the argument, what was expected, what came.
 
 >>> str(InvalidArgument("q", "3 dimensions [total_q, heads, d_qk]", "shape (4, 192)"))
 'q: expected 3 dimensions [total_q, heads, d_qk], got shape (4, 192)'

@@ -16,6 +16,8 @@ from torch.distributed.device_mesh import init_device_mesh
 import openmla
 from openmla import LatentCache
 from openmla.distributed import (
+    agreement,
+    gather,
     gather_latent,
     local_indices,
     merge_over_ranks,
@@ -273,17 +275,16 @@ def outlived(rank: int, world: int, how: str) -> tuple[str, str, float]:
 
 def received_bytes(rank: int, world: int, lengths: tuple[int, ...]) -> list[int]:
     """Bytes from other ranks in each collective of one gather_latent."""
-    counted = []
-    original = dist.all_gather_into_tensor
+    counted: list[int] = []
 
-    def counting(got: Tensor, sent: Tensor, **rest: Any) -> Any:
+    def counting(call: str, got: Tensor, sent: Tensor, group: Any) -> Any:
         counted.append(got.nbytes - sent.nbytes)
-        return original(got, sent, **rest)
+        return agreement.all_gather(call, got, sent, group)
 
-    dist.all_gather_into_tensor = counting
+    gather.all_gather = counting
     try:
         shard = split(lengths, world, rank)
         gather_latent(torch.zeros(shard.tokens, 576, dtype=torch.bfloat16), shard)
     finally:
-        dist.all_gather_into_tensor = original
+        gather.all_gather = agreement.all_gather
     return counted

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, cast
 
 import typer
 
+from openmla.distributed.shard import ContextShard, Layout, split
 from openmla.errors import InvalidArgument, Unsupported
 from openmla.explain.html import explain_html
+from openmla.explain.shares import share_lines, share_report
 from openmla.explain.text import explain_text
 from openmla.planning import plan
 from openmla.planning.layer.form import LayerDims, choose_form
 from openmla.planning.models import Model, model_by_name, problem_for_model
+from openmla.problem import Problem
 
 
 def plan_command(
@@ -26,6 +30,8 @@ def plan_command(
     dtype: Annotated[str, typer.Option(help="bf16, fp16, e4m3 or an FP8 cache format")] = "bf16",
     form: Annotated[str, typer.Option(help="dense, latent or sparse; default: the model's")] = "",
     backend: Annotated[str, typer.Option(help="one kernel family, never replaced")] = "auto",
+    world: Annotated[int, typer.Option(help="ranks that share the tokens")] = 1,
+    layout: Annotated[str, typer.Option(help="how they do: zigzag or contiguous")] = "zigzag",
     html: Annotated[Path | None, typer.Option(help="write a page with pictures")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="print the plan as JSON")] = False,
 ) -> None:
@@ -40,14 +46,21 @@ def plan_command(
             dtype=dtype,
             form=form,
         )
-        chosen = plan(problem, target, backend)
+        shard = split([tokens], world, 0, cast(Layout, layout), cached=[max(context - tokens, 0)])
+        chosen = plan(_of_one_rank(problem, shard), target, backend)
     except InvalidArgument as error:
         raise typer.BadParameter(str(error)) from None
     except Unsupported as error:
         typer.echo(f"no plan: {error}", err=True)
         raise typer.Exit(1) from None
-    typer.echo(json.dumps(chosen.to_json(), indent=2) if as_json else explain_text(chosen))
-    if not as_json:
+    if as_json:
+        extra = (
+            {"context_parallel": share_report(shard, model_by_name(model), tp)} if world > 1 else {}
+        )
+        typer.echo(json.dumps({**chosen.to_json(), **extra}, indent=2))
+    else:
+        shares = ["", *share_lines(shard, model_by_name(model), tp)] if world > 1 else []
+        typer.echo("\n".join([explain_text(chosen), *shares]))
         typer.echo(_form_of_layer(model_by_name(model), tokens, context or tokens))
     if html is not None:
         _write(html, explain_html(chosen, f"{model} on {chosen.target}"))
@@ -59,6 +72,17 @@ def _form_of_layer(model: Model, tokens: int, keys: int) -> str:
         return "\nform of a layer\n  sparse: K and V are one row, and there is no other"
     dims = LayerDims(model.kv_lora, model.nope, model.rope, model.v)
     return f"\nform of a layer\n  {choose_form(dims, [tokens], [keys], model.topk).reason}"
+
+
+def _of_one_rank(problem: Problem, shard: ContextShard) -> Problem:
+    """The problem of rank 0: its tokens, and in dense form the keys of its parts."""
+    if shard.world == 1:
+        return problem
+    problem = replace(problem, total_q=shard.tokens)
+    if problem.form != "dense":
+        return problem
+    parts = shard.parts
+    return replace(problem, batch=len(parts), total_k=sum(part.keys for part in parts))
 
 
 def _write(path: Path, page: str) -> None:

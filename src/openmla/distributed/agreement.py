@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch.distributed as dist
+from torch import Tensor
 
 from openmla.errors import InvalidArgument, OpenMLAError, PeerLost
 
@@ -89,6 +90,15 @@ def _difference(first: object, other: object, rank: int) -> str:
         place = next(i for i, pair in enumerate(zip(first, other, strict=True)) if len({*pair}) > 1)
         return f"{first[place]} for sequence {place} on rank 0, {other[place]} on rank {rank}"
     return f"{first} on rank 0, {other} on rank {rank}"
+
+
+def all_gather(call: str, got: Tensor, sent: Tensor, group: Group) -> dist.Work:
+    """Begin to gather `sent` of every rank in `got`, one rank after the other."""
+    # torch 2.13 renamed the function; older ones know the old name alone.
+    gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+    with loud(call, group):
+        work: dist.Work = gather(got, sent, group=group, async_op=True)
+    return work
 
 
 @contextmanager

@@ -12,12 +12,18 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, overload
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from openmla import checks
 from openmla.cache import LatentCache, check_rows
-from openmla.distributed.agreement import Facts, Group, check_group, check_together, loud
+from openmla.distributed.agreement import (
+    Facts,
+    Group,
+    all_gather,
+    check_group,
+    check_together,
+    loud,
+)
 from openmla.distributed.indexes import Arrival, arrival, keys_of, new_tokens, slots_of
 from openmla.distributed.shard import ContextShard, Part
 from openmla.errors import InvalidArgument
@@ -99,8 +105,7 @@ class Gathering:
             own = own.new_zeros(due.most, own.shape[1])
             own[: due.local.stop - due.local.start] = sent[due.local]
         got = own.new_empty(self.shard.world * due.most, own.shape[1])
-        with loud(self.call, self.group):
-            work = dist.all_gather_into_tensor(got, own, group=self.group, async_op=True)
+        work = all_gather(self.call, got, own, self.group)
         self._pending.append((due, work, own, got))  # `own` must live until it is sent
 
     def wait(self, waves: int | None = None) -> Rows | Pages:

@@ -65,7 +65,8 @@ def keys_of(parts: tuple[Part, ...], offsets: tuple[int, ...], device: torch.dev
     """Every key that the queries of these parts see."""
     sizes = [part.keys for part in parts]
     numbers = torch.tensor([part.sequence for part in parts], dtype=torch.int64, device="cpu")
-    sequences = torch.repeat_interleave(numbers, torch.tensor(sizes, device="cpu"))
+    counts = torch.tensor(sizes, dtype=torch.int64, device="cpu")
+    sequences = torch.repeat_interleave(numbers, counts)
     positions = ranges([0] * len(parts), sizes)
     starts = [offsets[part.sequence] for part in parts]
     rows: Tensor | slice = ranges(starts, sizes).to(device)

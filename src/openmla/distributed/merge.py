@@ -13,7 +13,7 @@ from torch import Tensor
 
 from openmla import checks
 from openmla.api import merge_many
-from openmla.distributed.agreement import Facts, Group, check_together, loud, world_of
+from openmla.distributed.agreement import Facts, Group, all_gather, check_together, loud, world_of
 from openmla.errors import InvalidArgument
 
 CALL = "merge_over_ranks"
@@ -64,7 +64,7 @@ def merge_over_ranks(
     parts = [_unpacked(part, heads, d_v, out.dtype) for part in got.chunk(world)]
     merged = _packed(*merge_many([p[0] for p in parts], [p[1] for p in parts]), each)
     with loud(CALL, group):
-        dist.all_gather_into_tensor(got, merged, group=group)
+        all_gather(CALL, got, merged, group).wait()
     whole, states = _unpacked(got[:queries], heads, d_v, out.dtype)
     return whole, states
 

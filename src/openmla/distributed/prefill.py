@@ -70,7 +70,8 @@ def prefill(
         )  # fmt: skip
     going.wait()
     if not shard.tokens:
-        results.room(slice(0), expand(q.new_empty(0, going.latent))[1].shape[2])
+        _, v = expand(going.wait().keys((), shard)[:, : going.latent])
+        results.room(slice(0), v.shape[2])
     return results.whole()
 
 

@@ -1,0 +1,105 @@
+"""Time one rank's share of a context-parallel prefill on one H200, against an eighth of the whole.
+
+    PYTHONPATH=src python benchmarks/device/context_parallel_h200.py --out DIR
+
+131072 tokens over 8 ranks, dense, bf16, DeepSeek-V3 dims. A rank's share is simulated: its queries,
+and the keys that `openmla.distributed.prefill` would have expanded, wave by wave. What several GPUs
+would add, gathering rows and hiding that behind attention, cannot be measured on one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from sections import Section, run
+from torch import Tensor
+
+import openmla
+from openmla.bench.gpu_timing import race
+from openmla.distributed import ContextShard, split
+from openmla.distributed.indexes import ragged
+
+TOKENS, WORLD = 131072, 8
+NOPE, ROPE, V = 128, 64, 128
+# The rank with the first and the last keys, one in between, and the one whose parts are neighbors.
+RANKS = (0, 3, 7)
+BAR = 1.08
+"""A share may take this much of an eighth of the whole."""
+MOST_ROUNDS = 5  # the whole takes a second
+ROOM = 64 * 2**30  # bytes that 128 heads need, with results and the buffer that empties the cache
+
+
+@dataclass(frozen=True, eq=False)
+class Inputs:
+    """One sequence: all queries and all keys. `heads` 128 where they fit."""
+
+    q: Tensor
+    k_nope: Tensor
+    k_rope: Tensor
+    v: Tensor
+
+    @staticmethod
+    def random(tokens: int, heads: int, device: str) -> Inputs:
+        def make(*shape: int) -> Tensor:
+            return torch.randn(*shape, dtype=torch.bfloat16, device=device)
+
+        kv = make(tokens, heads, NOPE + V)
+        q, rope = make(tokens, heads, NOPE + ROPE), make(tokens, ROPE)
+        return Inputs(q, kv[..., :NOPE], rope, kv[..., NOPE:])
+
+    def of(self, shard: ContextShard) -> Callable[[], list[Tensor]]:
+        """The attention of one rank: one call per wave, on its own queries."""
+        device, calls = self.q.device, []
+        for (part,) in filter(None, shard.waves):
+            where, keys = ragged((part,), device), slice(0, part.keys)
+            # A rank has its queries in a tensor of their own, and so has a wave its keys.
+            q = self.q[part.start : part.end]
+            rest = self.k_nope[keys], self.k_rope[keys], self.v[keys]
+            calls.append((q, rest, where.cu_seqlens_q, where.cu_seqlens_k))
+
+        def attend() -> list[Tensor]:
+            return [
+                openmla.mla_prefill(q, *rest, cu_seqlens_q=cu_q, cu_seqlens_k=cu_k)
+                for q, rest, cu_q, cu_k in calls
+            ]
+
+        return attend
+
+
+def shares(_: str, rounds: int) -> Iterator[dict[str, Any]]:
+    """The whole, zigzag shares, and the last contiguous one, in turns."""
+    memory = torch.cuda.get_device_properties(0).total_memory
+    heads = 128 if memory > ROOM else 16
+    inputs = Inputs.random(TOKENS, heads, "cuda")
+    whole = split([TOKENS], 1, 0)
+    timed = {"whole": whole}
+    timed |= {f"zigzag, rank {rank}": split([TOKENS], WORLD, rank) for rank in RANKS}
+    timed["contiguous, rank 7"] = split([TOKENS], WORLD, WORLD - 1, "contiguous")
+    found = race(
+        {name: inputs.of(shard) for name, shard in timed.items()}, min(rounds, MOST_ROUNDS)
+    )
+    eighth = {key: ms / WORLD for key, ms in asdict(found["whole"]).items()}
+    for name, shard in timed.items():
+        ratios = {key: ms / eighth[key] for key, ms in asdict(found[name]).items()}
+        tflops = 2 * heads * (NOPE + ROPE + V) * shard.pairs() / found[name].median / 1e9
+        yield {
+            "share": name, "heads": heads, "tokens": shard.tokens, "pairs": shard.pairs(),
+            "of_an_eighth": ratios, "ms": asdict(found[name]), "tflops": tflops,
+            "bar": BAR if name.startswith("zigzag") else None,
+        }  # fmt: skip
+
+
+def line(r: dict[str, Any]) -> str:
+    ratio, row, bar = *(r["of_an_eighth"][key] for key in ("median", "back_to_back")), r["bar"]
+    judged = "" if bar is None else f"  bar {bar}: {'met' if ratio <= bar else 'MISSED'}"
+    return (
+        f"  {r['share']:20s} {r['heads']} heads {r['ms']['median']:9.2f} ms "
+        f"{r['tflops']:5.0f} TFLOP/s {ratio:6.3f} of an eighth (in a row {row:.3f}){judged}"
+    )
+
+
+if __name__ == "__main__":
+    run(__file__, {"shares": Section(shares, 100)}, line)

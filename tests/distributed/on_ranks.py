@@ -154,7 +154,7 @@ def gathered_to_pages(rank: int, world: int, format: str) -> dict[str, Tensor]:
 
 
 def attended(rank: int, world: int, form: str, batch: Batch, layout: Any, how: dict[str, Any]):
-    """(rows of the batch, out, lse) of this rank. `how`: format of a cache, sent early, sink."""
+    """(rows of the batch, out, lse) of this rank. `how`: cache format, early, overlap, sink."""
     shard = split(batch.lengths, world, rank, layout, cached=batch.prefixes)
     mine = shard.rows()
     rows = batch.rows()[batch.new()][mine]
@@ -171,7 +171,8 @@ def attended(rank: int, world: int, form: str, batch: Batch, layout: Any, how: d
         places = {}
     if form == "dense":
         q = batch.queries()[mine]
-        out, lse = prefill(q, *given, batch.expand, shard, **places, **options)
+        overlap = how.get("overlap", False)
+        out, lse = prefill(q, *given, batch.expand, shard, overlap=overlap, **places, **options)
     elif form == "latent":
         out, lse = prefill_latent(batch.absorbed()[mine], *given, shard, **places, **options)
     else:

@@ -13,7 +13,8 @@ from distributed import on_ranks
 from distributed.on_ranks import HEADS, SCALE, Batch
 from distributed.ranks import Ranks
 from openmla import InvalidArgument, reference
-from openmla.distributed import prefill, prefill_latent, send_latent, split
+from openmla.distributed import Gathering, indexes, prefill, prefill_latent, send_latent, split
+from openmla.distributed.gather import Rows
 from openmla.operands import DenseOperands, LatentOperands, SparseOperands, Weights
 from openmla.reference import Truth
 from openmla.testing.build import Outcome
@@ -53,6 +54,9 @@ def of_rows(truth: Truth, rows: torch.Tensor, heads: slice = slice(None)) -> Tru
 CASES = {
     "plain": (Batch(), {}),
     "fp16": (Batch(dtype=torch.float16), {}),
+    "overlap": (Batch(), {"overlap": True}),
+    "overlap, prefix": (Batch(cached=PREFIX), {"overlap": True, "format": "fp8_656"}),
+    "one long sequence": (Batch(lengths=(0, 150, 0, 0, 0)), {}),
     "sink": (Batch(seed=2), {"sink": 0.5}),
     "sent early": (Batch(seed=3), {"early": True, "format": "bf16"}),
     "bf16 prefix": (Batch(cached=PREFIX), {"format": "bf16"}),
@@ -69,6 +73,8 @@ def test_shards_make_the_whole(ranks: Ranks, form: str, case: str):
     batch, how = CASES[case]
     if form == "latent" and batch.dtype != torch.bfloat16:
         how = {"format": "bf16"}
+    if form != "dense" and "overlap" in how:
+        pytest.skip("a matter of expanded keys")
     if form == "sparse" and len(batch.lengths) < 5:
         batch = replace(batch, lengths=(1, 0, 6))
     layout = "contiguous" if case in ("sink", "fp8_token") else "zigzag"
@@ -91,6 +97,26 @@ def test_heads_over_another_dimension_of_a_mesh(ranks: Ranks):
         verdict = compare(Outcome(out, lse), of_rows(truth, rows, heads), columns=80)
         assert verdict.ok, verdict.report()
     assert sorted(h.start for _, h, _, _ in found) == [0, 0, 2, 2]
+
+
+def test_keys_are_expanded_once_or_wave_by_wave():
+    """Rank 1 of 2, with all rows here: 24 and 10 tokens, of which it sees 18 and 7 in the end."""
+    batch, shard, expanded = Batch(lengths=(24, 10)), split([24, 10], 2, 1), []
+    once = indexes.union(shard.parts)
+    assert [part.keys for part in once.parts] == [18, 7] and once.offsets == (0, 18)
+    # The second wave sees all of them as they lie: nothing is copied for it.
+    last = indexes.keys_of(shard.waves[1], once.offsets, torch.device("cpu"))
+    assert last.rows == slice(0, 25)
+
+    def expand(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        expanded.append(rows.shape[0])
+        return batch.expand(rows)
+
+    here = Gathering(shard, Rows(batch.rows()), 512)
+    q = batch.queries()[shard.rows()]
+    outs = [prefill(q, here, None, expand, shard, overlap=overlap) for overlap in (False, True)]
+    assert expanded == [18 + 7, 12 + 4, 18 + 7]
+    assert torch.allclose(*outs, atol=2**-8)
 
 
 def test_one_rank_alone_is_the_plain_call():

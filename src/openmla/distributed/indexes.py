@@ -57,7 +57,7 @@ class Keys(NamedTuple):
     positions: Tensor
     """Its position there, int64."""
     rows: Tensor | slice
-    """Rows of the batch; a slice where one part has them all. Meaningless with a prefix."""
+    """Rows where sequences begin at `offsets`; a slice where they are consecutive."""
 
 
 @lru_cache(maxsize=MOST_KEPT)
@@ -70,9 +70,30 @@ def keys_of(parts: tuple[Part, ...], offsets: tuple[int, ...], device: torch.dev
     positions = ranges([0] * len(parts), sizes)
     starts = [offsets[part.sequence] for part in parts]
     rows: Tensor | slice = ranges(starts, sizes).to(device)
-    if len(parts) == 1:
-        rows = slice(starts[0], starts[0] + sizes[0])
+    ends = [start + size for start, size in zip(starts, sizes, strict=True)]
+    if starts and starts[1:] == ends[:-1]:
+        rows = slice(starts[0], ends[-1])
     return Keys(sequences.to(device), positions.to(device), rows)
+
+
+class Union(NamedTuple):
+    """What parts see together: of every sequence the part that sees most."""
+
+    parts: tuple[Part, ...]
+    offsets: tuple[int, ...]
+    """Where the keys of each sequence begin, one sequence after the other."""
+
+
+@lru_cache(maxsize=MOST_KEPT)
+def union(parts: tuple[Part, ...]) -> Union:
+    """Keys of a sequence begin at its first token, so the part that sees most sees them all."""
+    most = {part.sequence: part for part in sorted(parts, key=lambda part: part.keys)}
+    ordered = [most[sequence] for sequence in sorted(most)]
+    offsets, first = [0] * (max(most, default=-1) + 1), 0
+    for part in ordered:
+        offsets[part.sequence] = first
+        first += part.keys
+    return Union(tuple(ordered), tuple(offsets))
 
 
 class Ragged(NamedTuple):

@@ -2,7 +2,7 @@
 
 Every part of a shard is a sequence of its own whose keys end where the part ends. Causal is aligned
 bottom-right, so that is the mask of its queries, and the calls of openmla need nothing new. The
-parts of the first wave see rows of the first wave only: they run while the second arrives.
+parts of the first wave see rows of the first wave only: they can run while the second arrives.
 """
 
 from __future__ import annotations
@@ -18,12 +18,15 @@ from openmla.api import mla_prefill, mla_prefill_latent, mla_prefill_sparse
 from openmla.cache import LatentCache
 from openmla.distributed.agreement import Group
 from openmla.distributed.gather import Gathering, Given, Pages, start_sending
-from openmla.distributed.indexes import ragged
+from openmla.distributed.indexes import keys_of, ragged, union
 from openmla.distributed.shard import ContextShard, Part
 from openmla.errors import InvalidArgument
 
 Expand = Callable[[Tensor], tuple[Tensor, Tensor]]
 """latent rows [n, 512] -> k_nope [n, H, d_nope], v [n, H, d_v]: a model's kv_b projection."""
+KeysAndValues = tuple[Tensor, Tensor, Tensor]
+Call = tuple[tuple[Part, ...], slice, KeysAndValues]
+"""Parts that are attended to together: their queries, and k_nope, k_rope and v of their keys."""
 
 
 def prefill(
@@ -36,6 +39,7 @@ def prefill(
     *,
     cache: LatentCache | None = None,
     block_table: Tensor | None = None,
+    overlap: bool = False,
     verify: bool = True,
     scale: float | None = None,
     sink: Tensor | None = None,
@@ -46,9 +50,12 @@ def prefill(
 
     q [shard.tokens, H, d_nope + d_rope], latent [shard.tokens, 512] and rope [shard.tokens, 64] are
     this rank's rows, in the order of `shard.rows()`; so is the result, [shard.tokens, H, d_v], and
-    (out, lse) with `return_lse`. `latent` may be what `send_latent` returned. K and V are expanded
-    wave by wave, so only those of one wave exist at a time. With `cache` and `block_table` the rows
-    also go into its pages, and a prefix that is cached there is attended to.
+    (out, lse) with `return_lse`. `latent` may be what `send_latent` returned. With `cache` and
+    `block_table` the rows also go into its pages, and a prefix that is cached there is attended to.
+
+    K and V of every key that this rank's queries see are expanded once, when all rows are here.
+    With `overlap` they are expanded wave by wave: the first is attended to while the second is on
+    its way, and the keys that both see are expanded twice.
 
     `group` are the ranks that share the sequences; heads may be split over another group, as in a
     2-d device mesh. `verify=False` skips the check that all ranks agree: see `agreement`.
@@ -57,21 +64,19 @@ def prefill(
     going = _started("prefill", q, given, shard, group, verify)
     options: dict[str, Any] = {"scale": scale, "sink": sink, "backend": backend}
     results = _Results(q, return_lse)
-    for wave, parts, queries in _waves(shard):
-        rows = going.wait(wave + 1).keys(parts, shard)
-        k_nope, v = expand(rows[:, : going.latent])
+    waves = _wave_by_wave if checks.flag("overlap", overlap) else _at_once
+    for parts, queries, (k_nope, k_rope, v) in waves(going, expand):
         where = ragged(parts, q.device)
         results.add(
             mla_prefill(
-                q[queries], k_nope, rows[:, going.latent :], v,
+                q[queries], k_nope, k_rope, v,
                 cu_seqlens_q=where.cu_seqlens_q, cu_seqlens_k=where.cu_seqlens_k,
                 out=results.room(queries, v.shape[2]), return_lse=return_lse, **options,
             )
         )  # fmt: skip
     going.wait()
-    if not shard.tokens:
-        _, v = expand(going.wait().keys((), shard)[:, : going.latent])
-        results.room(slice(0), v.shape[2])
+    if not shard.tokens:  # how wide V is, `expand` alone knows
+        results.room(slice(0), _expanded(going, expand, ())[2].shape[2])
     return results.whole()
 
 
@@ -171,6 +176,30 @@ def _started(
 
     rows = Given(latent, *given[1:], paged=call == "prefill_latent")
     return start_sending(call, rows, shard, group, verify, check_queries)
+
+
+def _wave_by_wave(going: Gathering, expand: Expand) -> Iterator[Call]:
+    """A call per wave, as soon as its rows are here."""
+    for wave, parts, queries in _waves(going.shard):
+        going.wait(wave + 1)
+        yield parts, queries, _expanded(going, expand, parts)
+
+
+def _at_once(going: Gathering, expand: Expand) -> Iterator[Call]:
+    """A call per wave over keys that were expanded once: views of them, or copies of some."""
+    going.wait()
+    once = union(going.shard.parts)
+    k_nope, k_rope, v = _expanded(going, expand, once.parts)
+    for _, parts, queries in _waves(going.shard):
+        at = keys_of(parts, once.offsets, v.device).rows
+        yield parts, queries, (k_nope[at], k_rope[at], v[at])
+
+
+def _expanded(going: Gathering, expand: Expand, parts: tuple[Part, ...]) -> KeysAndValues:
+    """k_nope, k_rope and v of the keys of parts, whose rows are here."""
+    rows = going.destination.keys(parts, going.shard)
+    k_nope, v = expand(rows[:, : going.latent])
+    return k_nope, rows[:, going.latent :], v
 
 
 def _waves(shard: ContextShard) -> Iterator[tuple[int, tuple[Part, ...], slice]]:

@@ -10,7 +10,7 @@ import torch
 from distributed import on_ranks
 from distributed.on_ranks import Batch
 from distributed.ranks import Ranks
-from distributed.test_prefill import truth_of
+from distributed.test_attention import truth_of
 from openmla import InvalidArgument, reference
 from openmla.distributed import local_indices, merge, merge_over_ranks
 from openmla.testing.build import Outcome

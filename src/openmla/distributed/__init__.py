@@ -11,9 +11,9 @@ Below those calls: `gather_latent` and `send_latent` for the rows alone, `merge_
 picture: docs/context-parallel.md.
 """
 
+from openmla.distributed.attention import prefill, prefill_latent, prefill_sparse
 from openmla.distributed.gather import Gathering, gather_latent, send_latent
 from openmla.distributed.merge import local_indices, merge_over_ranks
-from openmla.distributed.prefill import prefill, prefill_latent, prefill_sparse
 from openmla.distributed.shard import ContextShard, Part, split
 
 __all__ = [

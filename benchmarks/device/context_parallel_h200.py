@@ -3,8 +3,8 @@
     PYTHONPATH=src python benchmarks/device/context_parallel_h200.py --out DIR
 
 131072 tokens over 8 ranks, dense, bf16, DeepSeek-V3 dims. A rank's share is simulated: its queries,
-and the keys that `openmla.distributed.prefill` would have expanded, wave by wave. What several GPUs
-would add, gathering rows and hiding that behind attention, cannot be measured on one.
+and views of the keys that `openmla.distributed.prefill` would have expanded, a call per wave. What
+several GPUs would add, gathering rows and hiding that behind attention, one cannot show.
 """
 
 from __future__ import annotations
@@ -55,7 +55,6 @@ class Inputs:
         device, calls = self.q.device, []
         for (part,) in filter(None, shard.waves):
             where, keys = ragged((part,), device), slice(0, part.keys)
-            # A rank has its queries in a tensor of their own, and so has a wave its keys.
             q = self.q[part.start : part.end]
             rest = self.k_nope[keys], self.k_rope[keys], self.v[keys]
             calls.append((q, rest, where.cu_seqlens_q, where.cu_seqlens_k))

@@ -111,8 +111,8 @@ def test_keys_are_expanded_once_or_wave_by_wave():
     once = indexes.union(shard.parts)
     assert [part.keys for part in once.parts] == [18, 7] and once.offsets == (0, 18)
     # The second wave sees all of them as they lie: nothing is copied for it.
-    last = indexes.keys_of(shard.waves[1], once.offsets, torch.device("cpu"))
-    assert last.rows == slice(0, 25)
+    last = indexes.key_rows(shard.waves[1], once.offsets, torch.device("cpu"))
+    assert last == slice(0, 25)
 
     def expand(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         expanded.append(rows.shape[0])

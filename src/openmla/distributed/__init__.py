@@ -15,11 +15,13 @@ from openmla.distributed.attention import prefill, prefill_latent, prefill_spars
 from openmla.distributed.gather import Gathering, gather_latent, send_latent
 from openmla.distributed.merge import local_indices, merge_over_ranks
 from openmla.distributed.shard import ContextShard, Part, split
+from openmla.errors import PeerLost
 
 __all__ = [
     "ContextShard",
     "Gathering",
     "Part",
+    "PeerLost",
     "gather_latent",
     "local_indices",
     "merge_over_ranks",

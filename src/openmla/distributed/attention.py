@@ -18,7 +18,7 @@ from openmla.api import mla_prefill, mla_prefill_latent, mla_prefill_sparse
 from openmla.cache import LatentCache
 from openmla.distributed.agreement import Group
 from openmla.distributed.gather import Gathering, Given, Pages, start_sending
-from openmla.distributed.indexes import keys_of, ragged, union
+from openmla.distributed.indexes import key_rows, ragged, union
 from openmla.distributed.shard import ContextShard, Part
 from openmla.errors import InvalidArgument
 
@@ -191,7 +191,7 @@ def _at_once(going: Gathering, expand: Expand) -> Iterator[Call]:
     once = union(going.shard.parts)
     k_nope, k_rope, v = _expanded(going, expand, once.parts)
     for _, parts, queries in _waves(going.shard):
-        at = keys_of(parts, once.offsets, v.device).rows
+        at = key_rows(parts, once.offsets, v.device)
         yield parts, queries, (k_nope[at], k_rope[at], v[at])
 
 

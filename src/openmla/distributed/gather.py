@@ -24,7 +24,14 @@ from openmla.distributed.agreement import (
     check_together,
     loud,
 )
-from openmla.distributed.indexes import Arrival, arrival, keys_of, new_tokens, slots_of
+from openmla.distributed.indexes import (
+    Arrival,
+    arrival,
+    key_places,
+    key_rows,
+    new_tokens,
+    slots_of,
+)
 from openmla.distributed.shard import ContextShard, Part
 from openmla.errors import InvalidArgument
 
@@ -52,7 +59,7 @@ class Rows:
 
     def keys(self, parts: tuple[Part, ...], shard: ContextShard) -> Tensor:
         """The keys of parts, one part after the other."""
-        return self.rows[keys_of(parts, shard.offsets, self.rows.device).rows]
+        return self.rows[key_rows(parts, shard.offsets, self.rows.device)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,9 +84,8 @@ class Pages:
 
     def keys(self, parts: tuple[Part, ...], shard: ContextShard) -> Tensor:
         """The keys of parts as bf16 values, one part after the other, prefixes included."""
-        found = keys_of(parts, shard.offsets, self.cache.device)
-        table, size = self.block_table, self.cache.page_size
-        return self.cache.gather(slots_of(table, size, found.sequences, found.positions))
+        where = key_places(parts, self.cache.device)
+        return self.cache.gather(slots_of(self.block_table, self.cache.page_size, *where))
 
 
 @dataclass(eq=False)

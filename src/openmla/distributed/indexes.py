@@ -13,8 +13,8 @@ from torch import Tensor
 
 from openmla.distributed.shard import ContextShard, Part, ranges
 
-MOST_KEPT = 64
-"""Batches in flight times devices times waves: more than a server has."""
+MOST_KEPT = 16
+"""Waves of batches in flight. An index of a million tokens has 8 MB."""
 
 
 class Arrival(NamedTuple):
@@ -49,31 +49,31 @@ def arrival(shard: ContextShard, wave: int | None, device: torch.device) -> Arri
     return Arrival(local, most, ranges(starts, sizes).to(device), places)
 
 
-class Keys(NamedTuple):
-    """The keys of parts, one part after the other."""
+@lru_cache(maxsize=MOST_KEPT)
+def key_rows(
+    parts: tuple[Part, ...], offsets: tuple[int, ...], device: torch.device
+) -> Tensor | slice:
+    """Rows of the keys of parts, one part after the other, where sequences begin at `offsets`.
 
-    sequences: Tensor
-    """Sequence of every key, int64."""
-    positions: Tensor
-    """Its position there, int64."""
-    rows: Tensor | slice
-    """Rows where sequences begin at `offsets`; a slice where they are consecutive."""
+    A slice where they are consecutive, so that it picks a view.
+    """
+    starts = [offsets[part.sequence] for part in parts]
+    ends = [start + part.keys for start, part in zip(starts, parts, strict=True)]
+    if starts and starts[1:] == ends[:-1]:
+        return slice(starts[0], ends[-1])
+    return ranges(starts, [part.keys for part in parts]).to(device)
 
 
 @lru_cache(maxsize=MOST_KEPT)
-def keys_of(parts: tuple[Part, ...], offsets: tuple[int, ...], device: torch.device) -> Keys:
-    """Every key that the queries of these parts see."""
+def key_places(parts: tuple[Part, ...], device: torch.device) -> tuple[Tensor, Tensor]:
+    """Sequence and position of the keys of parts, one part after the other."""
     sizes = [part.keys for part in parts]
-    numbers = torch.tensor([part.sequence for part in parts], dtype=torch.int64, device="cpu")
-    counts = torch.tensor(sizes, dtype=torch.int64, device="cpu")
+    numbers, counts = (
+        torch.tensor(x, dtype=torch.int64, device="cpu")
+        for x in ([part.sequence for part in parts], sizes)
+    )
     sequences = torch.repeat_interleave(numbers, counts)
-    positions = ranges([0] * len(parts), sizes)
-    starts = [offsets[part.sequence] for part in parts]
-    rows: Tensor | slice = ranges(starts, sizes).to(device)
-    ends = [start + size for start, size in zip(starts, sizes, strict=True)]
-    if starts and starts[1:] == ends[:-1]:
-        rows = slice(starts[0], ends[-1])
-    return Keys(sequences.to(device), positions.to(device), rows)
+    return sequences.to(device), ranges([0] * len(parts), sizes).to(device)
 
 
 class Union(NamedTuple):

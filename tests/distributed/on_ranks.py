@@ -237,10 +237,11 @@ def errors(rank: int, world: int, mistake: str) -> tuple[str, str]:
         rows = rows[1:]
     if wrong and mistake == "rank":
         shard = split(lengths, world, 0)
-    if mistake in ("format", "cached"):
+    if mistake in ("format", "cached", "pages"):
         format = "fp8_block64" if wrong and mistake == "format" else "fp8_656"
         cache = LatentCache.allocate(num_pages=12, page_size=4, format=format)
         table = torch.arange(12, dtype=torch.int32).view(3, 4)
+        table[2, 0] += 12 * (wrong and mistake == "pages")
         places = {"cache": cache, "block_table": table}
     said = kind = ""
     try:
@@ -257,14 +258,14 @@ def errors(rank: int, world: int, mistake: str) -> tuple[str, str]:
 
 def outlived(rank: int, world: int, how: str) -> tuple[str, str, float]:
     """What the others are told, and when, if the last rank dies or never makes the call."""
-    batch, group = Batch(), dist.new_group(timeout=timedelta(seconds=2))
+    batch, group = Batch(), dist.new_group(timeout=timedelta(seconds=4))
     shard = split(batch.lengths, world, rank)
     local = batch.rows()[shard.rows()]
     gather_latent(local, shard, group)
     if rank == world - 1:
         if how == "dies":
             os._exit(3)
-        time.sleep(5)
+        time.sleep(7)
         return "", "", 0.0
     started = time.monotonic()
     try:

@@ -157,6 +157,8 @@ def test_what_cannot_be_right_is_refused():
         with pytest.raises(InvalidArgument) as raised:
             call()
         assert raised.value.name == name
+    with pytest.raises(InvalidArgument, match="q: expected 4 rows, as this rank has, got 3"):
+        prefill(q[:3], sent, None, Batch().expand, shard)
     with pytest.raises(InvalidArgument, match="rows of this shard"):
         prefill(q, sent, None, Batch().expand, split([2, 2], 1, 0))
     with pytest.raises(InvalidArgument, match="sent with a cache"):

@@ -163,17 +163,18 @@ def _started(
 ) -> Gathering:
     """Rows on their way: those that were sent before, or those given now."""
     latent = given[0]
-    if isinstance(latent, Gathering):
-        if any(x is not None for x in given[1:]) or latent.shard != shard:
-            expected = "rows of this shard, sent with their rope, cache and block table"
-            raise InvalidArgument("latent", expected, "others")
-        return latent
 
     def check_queries() -> None:
         checks.queries(q)
         if q.shape[0] != shard.tokens:
             raise InvalidArgument("q", f"{shard.tokens} rows, as this rank has", q.shape[0])
 
+    if isinstance(latent, Gathering):
+        if any(x is not None for x in given[1:]) or latent.shard != shard:
+            expected = "rows of this shard, sent with their rope, cache and block table"
+            raise InvalidArgument("latent", expected, "others")
+        check_queries()
+        return latent
     rows = Given(latent, *given[1:], paged=call == "prefill_latent")
     return start_sending(call, rows, shard, group, verify, check_queries)
 

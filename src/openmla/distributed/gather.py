@@ -246,7 +246,6 @@ class Given:
             destination = Rows(rows.new_empty(sum(shard.lengths), rows.shape[1]))
         else:
             slots = slots_of(table, cache.page_size, *new_tokens(shard, rows.device))
-            check_rows("block_table", slots, cache.rows)
             destination, rows = Pages(cache, table, slots), _stored(rows, cache)
         going = Gathering(shard, destination, self.latent.shape[1], group, call)
         for wave in range(len(shard.waves)):
@@ -312,6 +311,9 @@ def _check_pages(
     if table.shape[1] * cache.page_size < longest:
         expected = f"pages for {longest} keys, of {cache.page_size} rows each"
         raise InvalidArgument("block_table", expected, f"{table.shape[1]} pages")
+    if table.device.type == "cpu":  # a GPU would have to be waited for
+        slots = slots_of(table, cache.page_size, *new_tokens(shard, table.device))
+        check_rows("block_table", slots, cache.rows)
 
 
 def _stored(rows: Tensor, cache: LatentCache) -> Tensor:

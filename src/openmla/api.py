@@ -44,6 +44,7 @@ def mla_prefill(
     *,
     cu_seqlens_q: Tensor,
     cu_seqlens_k: Tensor | None = None,
+    k_start: Tensor | None = None,
     block_table: Tensor | None = None,
     cache_lengths: Tensor | None = None,
     scale: float | None = None,
@@ -60,10 +61,12 @@ def mla_prefill(
     q [total_q, H, d_nope+d_rope]; k_nope [total_k, H, d_nope]; v [total_k, H, d_v], often a strided
     view of a projection; k_rope [total_k, d_rope] or [total_k, 1, d_rope] shared by all heads, or
     [total_k, H, d_rope], or a LatentCache whose rope columns are read through block_table
-    [batch, max_pages] and cache_lengths [batch]. cu_seqlens_k defaults to cu_seqlens_q. Causal is
-    aligned bottom-right: the last query of a sequence sees its last key.
+    [batch, max_pages] and cache_lengths [batch]. cu_seqlens_k defaults to cu_seqlens_q. With
+    k_start int32 [batch], the keys of sequence b begin at row k_start[b], so that sequences may
+    share keys, and cu_seqlens_k only counts them. Causal is aligned bottom-right: the last query of
+    a sequence sees its last key.
     """
-    given = (block_table, cache_lengths, q_scale, k_scale)
+    given = (k_start, block_table, cache_lengths, q_scale, k_scale)
     if fastpath.may_repeat() and all(x is None for x in given):
         cu_k = cu_seqlens_q if cu_seqlens_k is None else cu_seqlens_k
         done = _known_dense(
@@ -80,6 +83,8 @@ def mla_prefill(
     if cu_k.shape[0] != cu_q.shape[0]:
         expected = f"{cu_q.shape[0]} entries, as cu_seqlens_q has"
         raise InvalidArgument("cu_seqlens_k", expected, cu_k.shape[0])
+    if k_start is not None:
+        checks.tensor("k_start", k_start, (cu_q.shape[0] - 1,), (torch.int32,), q.device)
     cache = k_rope if isinstance(k_rope, LatentCache) else None
     rope = None
     if cache is not None:
@@ -99,7 +104,7 @@ def mla_prefill(
     torch.ops.openmla.dense(
         q, k_nope, rope, v,
         *_cache_parts(cache),
-        block_table, cache_lengths, cu_q, cu_k,
+        block_table, cache_lengths, cu_q, cu_k, k_start,
         *weights,
         q.shape[2] ** -0.5 if factor is None else factor,
         causal, checks.backend(backend, BACKENDS), out, lse,

@@ -279,6 +279,16 @@ def ragged_values(name: str, offsets: Tensor, total: int, rows_of: str) -> None:
         raise InvalidArgument(name, expected, values[-1])
 
 
+def shared_values(k_start: Tensor, cu_seqlens_k: Tensor, total: int) -> None:
+    """CPU only: the keys of every sequence, from where they begin, lie inside the tensor."""
+    ragged_values("cu_seqlens_k", cu_seqlens_k, torch.iinfo(torch.int32).max, "int32 numbers")
+    counts = (cu_seqlens_k[1:] - cu_seqlens_k[:-1]).tolist()
+    for b, (first, count) in enumerate(zip(k_start.tolist(), counts, strict=True)):
+        if not 0 <= first <= total - count:
+            expected = f"0 to {total - count} for sequence {b}: {count} of {total} rows of the keys"
+            raise InvalidArgument("k_start", expected, first)
+
+
 def paged_values(cache: LatentCache, block_table: Tensor, cache_lengths: Tensor) -> None:
     """CPU only: every key of every sequence must have a page inside the pool."""
     page_size, max_pages = cache.page_size, block_table.shape[1]

@@ -68,6 +68,8 @@ class DenseOperands:
     weights: Weights
     rope_cache: LatentCache | None = None
     block_table: Tensor | None = None
+    k_start: Tensor | None = None
+    """Where the keys of each sequence begin; cu_seqlens_k then says only how many there are."""
 
     def problem(self, results: Results) -> Problem:
         """This call without its tensors."""
@@ -88,6 +90,7 @@ class DenseOperands:
             rope_dtype=DTYPE_NAMES[rope.dtype] if cache is None else cache.format,
             page_size=0 if cache is None else cache.page_size,
             causal=self.causal,
+            has_k_start=self.k_start is not None,
             has_sink=self.weights.sink is not None,
             has_q_scale=self.weights.q_scale is not None,
             has_k_scale=self.weights.k_scale is not None,

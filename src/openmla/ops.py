@@ -32,8 +32,8 @@ SCHEMAS = {
     "dense": (
         "(Tensor q, Tensor k_nope, Tensor? k_rope, Tensor v, Tensor? cache_data, "
         "Tensor? cache_scales, str cache_format, int cache_latent, Tensor? block_table, "
-        "Tensor? cache_lengths, Tensor cu_seqlens_q, Tensor cu_seqlens_k, Tensor? sink, "
-        "Tensor? q_scale, Tensor? k_scale, float scale, bool causal, str backend, "
+        "Tensor? cache_lengths, Tensor cu_seqlens_q, Tensor cu_seqlens_k, Tensor? k_start, "
+        "Tensor? sink, Tensor? q_scale, Tensor? k_scale, float scale, bool causal, str backend, "
         "Tensor(a!) out, Tensor(b!)? lse) -> ()"
     ),
     "latent": (
@@ -73,6 +73,7 @@ def _dense(
     cache_lengths: Tensor | None,
     cu_seqlens_q: Tensor,
     cu_seqlens_k: Tensor,
+    k_start: Tensor | None,
     sink: Tensor | None,
     q_scale: Tensor | None,
     k_scale: Tensor | None,
@@ -88,14 +89,18 @@ def _dense(
         cache = LatentCache(cache_data, cache_scales, cache_latent, d_rope, cache_format)
     if q.device.type == "cpu":
         checks.ragged_values("cu_seqlens_q", cu_seqlens_q, q.shape[0], "q")
-        checks.ragged_values("cu_seqlens_k", cu_seqlens_k, k_nope.shape[0], "the keys")
+        if k_start is None:
+            checks.ragged_values("cu_seqlens_k", cu_seqlens_k, k_nope.shape[0], "the keys")
+        else:
+            checks.shared_values(k_start, cu_seqlens_k, k_nope.shape[0])
         if cache is not None and block_table is not None and cache_lengths is not None:
             checks.paged_values(cache, block_table, cache_lengths)
             checks.equal_lengths(cache_lengths, cu_seqlens_k)
     weights = Weights(scale, sink, q_scale, k_scale)
     operands = DenseOperands(
-        q, k_nope, k_rope, v, cu_seqlens_q, cu_seqlens_k, causal, weights, cache, block_table
-    )
+        q, k_nope, k_rope, v, cu_seqlens_q, cu_seqlens_k, causal, weights, cache, block_table,
+        k_start,
+    )  # fmt: skip
     _run_or_repeat(backend, operands, Results(out, lse))
 
 

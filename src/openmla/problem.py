@@ -54,6 +54,8 @@ class Problem:
     page_size: int = 0
     """Rows per page of the cache; 0 when nothing is paged."""
     causal: bool = True
+    has_k_start: bool = False
+    """Sequences name the row their keys begin at, so that they may share keys. Dense form only."""
     topk: int = 0
     has_topk_lengths: bool = False
     has_sink: bool = False
@@ -89,6 +91,8 @@ class Problem:
         for name in ("d_rope", "page_size", "topk", "batch", "total_q", "total_k"):
             if getattr(self, name) < 0:
                 raise InvalidArgument(name, "a count of 0 or more", getattr(self, name))
+        if self.form != "dense" and self.has_k_start:
+            raise InvalidArgument("has_k_start", "False: only dense keys are ragged", True)
         if self.form != "dense" and self.d_v > self.d_nope:
             raise InvalidArgument("d_v", f"at most the latent width {self.d_nope}", self.d_v)
         self._settle()
@@ -143,6 +147,7 @@ class Problem:
         if self.form != "sparse":
             parts += [f"{self.batch} sequence{'s' * (self.batch != 1)}"]
             parts += ["causal" if self.causal else "full"]
+            parts += ["keys that may be shared"] * self.has_k_start
         if self.page_size:
             parts += [f"pages of {self.page_size}"]
         parts += [label for label, on in (("sink", self.has_sink), ("lse", self.wants_lse)) if on]

@@ -105,7 +105,7 @@ def dense(op: DenseOperands) -> Truth:
     """MHA form: query i of a sequence sees its first visible_keys(i) keys."""
     total_q, heads, _ = op.q.shape
     truth = Truth.empty(total_q, heads, op.v.shape[-1])
-    for span in ragged_spans(op.cu_seqlens_q, op.cu_seqlens_k):
+    for span in ragged_spans(op.cu_seqlens_q, op.cu_seqlens_k, op.k_start):
         rows = slice(span.k_start, span.k_start + span.k_len)
         k, v = op.k_nope[rows].double(), op.v[rows].double()
         if op.rope_cache is not None and op.block_table is not None:

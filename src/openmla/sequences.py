@@ -15,6 +15,11 @@ at position k_len - q_len + i:
 
 and with q_len 3, k_len 1 the first two queries see nothing at all.
 
+Shared. With `k_start`, sequence i has the keys k_start[i] … k_start[i] + k_len - 1; cu_seqlens_k
+says only how many. Two parts of one prompt of 8 tokens, queries 0-1 and 6-7, share its first keys:
+
+    cu_seqlens_q = [0, 2, 4]     cu_seqlens_k = [0, 2, 10]     k_start = [0, 0]
+
 Paged. `block_table[b, p]` is the page that holds keys p*page_size … of sequence b. With page_size 4
 and block_table[b] = [7, 2], key 5 of the sequence is physical row 2*4 + 1 = 9. Table entries past a
 sequence's last page may hold anything; they are never read.
@@ -41,11 +46,14 @@ class Span(NamedTuple):
     k_len: int
 
 
-def ragged_spans(cu_seqlens_q: Tensor, cu_seqlens_k: Tensor) -> Iterator[Span]:
-    """Walk a batch whose keys are ragged too."""
+def ragged_spans(
+    cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, k_start: Tensor | None = None
+) -> Iterator[Span]:
+    """Walk a batch whose keys are ragged too, or begin where `k_start` says."""
     q, k = cu_seqlens_q.tolist(), cu_seqlens_k.tolist()
+    starts = k if k_start is None else k_start.tolist()
     for i in range(len(q) - 1):
-        yield Span(i, q[i], q[i + 1] - q[i], k[i], k[i + 1] - k[i])
+        yield Span(i, q[i], q[i + 1] - q[i], starts[i], k[i + 1] - k[i])
 
 
 def paged_spans(cu_seqlens_q: Tensor, cache_lengths: Tensor) -> Iterator[Span]:

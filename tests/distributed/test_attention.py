@@ -9,13 +9,23 @@ import pytest
 import torch
 
 import formula
+import openmla
 from distributed import on_ranks
 from distributed.on_ranks import HEADS, SCALE, Batch
 from distributed.ranks import Ranks
 from openmla import InvalidArgument, reference
-from openmla.distributed import Gathering, indexes, prefill, prefill_latent, send_latent, split
+from openmla.distributed import (
+    Gathering,
+    attention,
+    indexes,
+    prefill,
+    prefill_latent,
+    send_latent,
+    split,
+)
 from openmla.distributed.gather import Rows
 from openmla.operands import DenseOperands, LatentOperands, SparseOperands, Weights
+from openmla.planning.target import target_by_name
 from openmla.reference import Truth
 from openmla.testing.build import Outcome
 from openmla.testing.compare import compare
@@ -105,24 +115,49 @@ def test_heads_over_another_dimension_of_a_mesh(ranks: Ranks):
     assert sorted(h.start for _, h, _, _ in found) == [0, 0, 2, 2]
 
 
-def test_keys_are_expanded_once_or_wave_by_wave():
+def test_keys_are_shared_copied_or_expanded_twice(monkeypatch: pytest.MonkeyPatch):
     """Rank 1 of 2, with all rows here: 24 and 10 tokens, of which it sees 18 and 7 in the end."""
-    batch, shard, expanded = Batch(lengths=(24, 10)), split([24, 10], 2, 1), []
+    batch, shard = Batch(lengths=(24, 10)), split([24, 10], 2, 1)
     once = indexes.union(shard.parts)
     assert [part.keys for part in once.parts] == [18, 7] and once.offsets == (0, 18)
     # The second wave sees all of them as they lie: nothing is copied for it.
     last = indexes.key_rows(shard.waves[1], once.offsets, torch.device("cpu"))
     assert last == slice(0, 25)
+    expanded, called = [], []
 
     def expand(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         expanded.append(rows.shape[0])
         return batch.expand(rows)
 
-    here = Gathering(shard, Rows(batch.rows()), 512)
-    q = batch.queries()[shard.rows()]
-    outs = [prefill(q, here, None, expand, shard, overlap=overlap) for overlap in (False, True)]
-    assert expanded == [18 + 7, 12 + 4, 18 + 7]
-    assert torch.allclose(*outs, atol=2**-8)
+    def counted(*arguments: Any, **options: Any) -> Any:
+        called.append((arguments[1].shape[0], options["k_start"] is not None))
+        return openmla.mla_prefill(*arguments, **options)
+
+    monkeypatch.setattr(attention, "mla_prefill", counted)
+    here, q = Gathering(shard, Rows(batch.rows()), 512), batch.queries()[shard.rows()]
+    shared = prefill(q, here, None, expand, shard)
+    assert expanded == [25] and called == [(25, True)]
+    monkeypatch.setattr(attention, "_may_share", lambda *_: False)
+    copied = prefill(q, here, None, expand, shard)
+    assert expanded == [25, 25] and called[1:] == [(16, False), (25, False)]
+    twice = prefill(q, here, None, expand, shard, overlap=True)
+    assert expanded[2:] == [16, 25] and called[3:] == [(16, False), (25, False)]
+    assert torch.allclose(shared, copied, atol=2**-8) and copied.equal(twice)
+
+
+@pytest.mark.parametrize(
+    ("target", "backend", "shares"),
+    [("cpu", "auto", True), ("a100", "auto", True), ("h200", "auto", False),
+     ("h200", "portable", True), ("h200", "hopper", False)],
+)  # fmt: skip
+def test_keys_are_shared_where_the_same_kernels_take_them(
+    target: str, backend: str, shares: bool, monkeypatch: pytest.MonkeyPatch
+):
+    """Never by going to a slower family."""
+    monkeypatch.setattr(attention, "device_target", lambda _: target_by_name(target))
+    q, kv = torch.zeros(4, 16, 192).bfloat16(), torch.zeros(4, 16, 256).bfloat16()
+    found = kv[..., :128], torch.zeros(4, 64).bfloat16(), kv[..., 128:]
+    assert attention._may_share(q, found, backend) is shares
 
 
 def test_one_rank_alone_is_the_plain_call():

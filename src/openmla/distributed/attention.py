@@ -8,6 +8,7 @@ parts of the first wave see rows of the first wave only: they can run while the 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,17 +17,20 @@ from torch import Tensor
 from openmla import checks
 from openmla.api import mla_prefill, mla_prefill_latent, mla_prefill_sparse
 from openmla.cache import LatentCache
+from openmla.dispatch import device_target, plan_for
 from openmla.distributed.agreement import Group
 from openmla.distributed.gather import Gathering, Given, Pages, start_sending
-from openmla.distributed.indexes import key_rows, ragged, union
+from openmla.distributed.indexes import first_keys, key_rows, ragged, union
 from openmla.distributed.shard import ContextShard, Part
-from openmla.errors import InvalidArgument
+from openmla.errors import InvalidArgument, Unsupported
+from openmla.operands import DenseOperands, Results, Weights
 
 Expand = Callable[[Tensor], tuple[Tensor, Tensor]]
 """latent rows [n, 512] -> k_nope [n, H, d_nope], v [n, H, d_v]: a model's kv_b projection."""
 KeysAndValues = tuple[Tensor, Tensor, Tensor]
-Call = tuple[tuple[Part, ...], slice, KeysAndValues]
-"""Parts that are attended to together: their queries, and k_nope, k_rope and v of their keys."""
+Call = tuple[tuple[Part, ...], slice, KeysAndValues, Tensor | None]
+"""Parts that are attended to together: their queries, k_nope, k_rope and v of their keys, and where
+those of each part begin if they share them."""
 
 
 def prefill(
@@ -64,14 +68,18 @@ def prefill(
     going = _started("prefill", q, given, shard, group, verify)
     options: dict[str, Any] = {"scale": scale, "sink": sink, "backend": backend}
     results = _Results(q, return_lse)
-    waves = _wave_by_wave if checks.flag("overlap", overlap) else _at_once
-    for parts, queries, (k_nope, k_rope, v) in waves(going, expand):
+    if checks.flag("overlap", overlap):
+        listed = _wave_by_wave(going, expand)
+    else:
+        listed = _at_once(going, expand, q, backend)
+    for parts, queries, (k_nope, k_rope, v), k_start in listed:
         where = ragged(parts, q.device)
         results.add(
             mla_prefill(
                 q[queries], k_nope, k_rope, v,
                 cu_seqlens_q=where.cu_seqlens_q, cu_seqlens_k=where.cu_seqlens_k,
-                out=results.room(queries, v.shape[2]), return_lse=return_lse, **options,
+                k_start=k_start, out=results.room(queries, v.shape[2]), return_lse=return_lse,
+                **options,
             )
         )  # fmt: skip
     going.wait()
@@ -183,17 +191,39 @@ def _wave_by_wave(going: Gathering, expand: Expand) -> Iterator[Call]:
     """A call per wave, as soon as its rows are here."""
     for wave, parts, queries in _waves(going.shard):
         going.wait(wave + 1)
-        yield parts, queries, _expanded(going, expand, parts)
+        yield parts, queries, _expanded(going, expand, parts), None
 
 
-def _at_once(going: Gathering, expand: Expand) -> Iterator[Call]:
-    """A call per wave over keys that were expanded once: views of them, or copies of some."""
+def _at_once(going: Gathering, expand: Expand, q: Tensor, backend: str) -> Iterator[Call]:
+    """One call over keys that were expanded once and that parts share.
+
+    Where the kernels that would run do not take shared keys, a call per wave instead, over views of
+    them or copies of some.
+    """
     going.wait()
-    once = union(going.shard.parts)
-    k_nope, k_rope, v = _expanded(going, expand, once.parts)
+    once, everything = union(going.shard.parts), going.shard.parts
+    k_nope, k_rope, v = found = _expanded(going, expand, once.parts)
+    if everything and _may_share(q, found, backend):
+        yield everything, slice(None), found, first_keys(everything, once, v.device)
+        return
     for _, parts, queries in _waves(going.shard):
         at = key_rows(parts, once.offsets, v.device)
-        yield parts, queries, (k_nope[at], k_rope[at], v[at])
+        yield parts, queries, (k_nope[at], k_rope[at], v[at]), None
+
+
+def _may_share(q: Tensor, found: KeysAndValues, backend: str) -> bool:
+    """Whether the kernel family that attends to keys of their own also takes shared ones."""
+    k_nope, k_rope, v = found
+    checks.keys_and_values(q, k_nope, v)
+    offsets = torch.empty(2, dtype=torch.int32, device="cpu")  # nobody reads them
+    rope = k_rope if k_rope.shape[1] else None
+    op = DenseOperands(q, k_nope, rope, v, offsets, offsets, True, Weights(1.0))
+    plain, target = op.problem(Results(q)), device_target(q.device)
+    try:
+        chosen = plan_for(plain, target, backend)
+        return plan_for(replace(plain, has_k_start=True), target, backend).backend == chosen.backend
+    except Unsupported:
+        return False
 
 
 def _expanded(going: Gathering, expand: Expand, parts: tuple[Part, ...]) -> KeysAndValues:

@@ -96,6 +96,13 @@ def union(parts: tuple[Part, ...]) -> Union:
     return Union(tuple(ordered), tuple(offsets))
 
 
+@lru_cache(maxsize=MOST_KEPT)
+def first_keys(parts: tuple[Part, ...], once: Union, device: torch.device) -> Tensor:
+    """int32 [parts]: where the keys of each part begin among those of all."""
+    starts = [once.offsets[part.sequence] for part in parts]
+    return torch.tensor(starts, dtype=torch.int32, device=device)
+
+
 class Ragged(NamedTuple):
     """Parts as sequences of a call: what openmla's calls take."""
 

@@ -100,7 +100,7 @@ class Blocked:
         """Every sequence with all its keys, values and key scales."""
         op = self.op
         if isinstance(op, DenseOperands):
-            for span in ragged_spans(op.cu_seqlens_q, op.cu_seqlens_k):
+            for span in ragged_spans(op.cu_seqlens_q, op.cu_seqlens_k, op.k_start):
                 keys = self.key_range(span)
                 parts = [op.k_nope[keys].float(), self.rope(op, span, keys)]
                 k = torch.cat([p for p in parts if p is not None], dim=-1)

@@ -12,12 +12,13 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
 from functools import partial
-from itertools import count
+from itertools import count, islice
 from types import ModuleType, SimpleNamespace
 
 import torch
 
 from kernels.portable import edges
+from kernels.shared_keys import with_shared_keys
 from openmla.cache import LatentCache
 from openmla.kernels.portable import cache_ops, interpreter, launch
 from openmla.operands import Results
@@ -120,6 +121,18 @@ def fuzz(first: int, number: int) -> Iterator[list[str]]:
     """The acceptance rule."""
     for seed, case, tile in cases(first, number, MOST_WORK):
         built = build(case)
+        problems = judge(built, run(built, tile)).problems
+        yield [f"seed {seed}, {case}, {tile}: {problem}" for problem in problems]
+
+
+def shared(first: int, number: int) -> Iterator[list[str]]:
+    """Sequences whose keys begin anywhere, so that they share some."""
+    # Split requests: the kernel that merges must count the same keys.
+    built = with_shared_keys(build(edges.DENSE), first, all_keys=True)
+    yield list(judge(built, run(built, TILES[3])).problems)
+    drawn = cases(first, 100 * number, MOST_WORK // 4)
+    for seed, case, tile in islice((x for x in drawn if x[1].form == "dense"), number - 1):
+        built = with_shared_keys(build(case), seed)
         problems = judge(built, run(built, tile)).problems
         yield [f"seed {seed}, {case}, {tile}: {problem}" for problem in problems]
 
@@ -271,6 +284,7 @@ def defects(first: int, number: int) -> Iterator[list[str]]:
 
 PARTS: dict[str, Callable[[int, int], Iterator[list[str]]]] = {
     "fuzz": fuzz,
+    "shared": shared,
     "poison": poison,
     "far": far,
     "neighbors": neighbors,

@@ -29,6 +29,9 @@ triton = pytest.importorskip("triton")
 CHIPS = ("a100", "l40s", "h200", "rtx5090", "mi300x", "mi355x")
 PROBLEMS = {
     "dense": Problem(form="dense", heads=16, d_nope=128, d_rope=64, d_v=128),
+    "dense, shared keys": Problem(
+        form="dense", heads=16, d_nope=128, d_rope=64, d_v=128, has_k_start=True
+    ),
     "latent": Problem(form="latent", heads=16, d_nope=512, d_rope=64, d_v=512, page_size=64),
     "sparse": Problem(form="sparse", heads=128, d_nope=512, d_rope=64, d_v=512, topk=64),
     "sparse fp8": Problem(
@@ -48,7 +51,8 @@ def operands_of(problem: Problem) -> tuple[Operands, Results]:
     if problem.form == "dense":
         k, v = (torch.zeros(64, heads, n, dtype=bf16) for n in (problem.d_nope, problem.d_v))
         rope = torch.zeros(64, problem.d_rope, dtype=bf16)
-        return DenseOperands(q, k, rope, v, cu, cu, True, weights), results
+        k_start = cu[:1] if problem.has_k_start else None
+        return DenseOperands(q, k, rope, v, cu, cu, True, weights, k_start=k_start), results
     cache = LatentCache.allocate(
         num_pages=2, page_size=64, latent=problem.d_nope, rope=problem.d_rope,
         format=problem.kv_dtype,

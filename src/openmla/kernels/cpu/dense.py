@@ -29,7 +29,7 @@ from openmla.sequences import Span, page_rows, ragged_spans, visible_keys
 def dense(config: CpuConfig, op: DenseOperands, results: Results) -> None:
     """Fill `results`; rows that belong to no sequence stay empty rows."""
     work = Workspace()
-    for span in ragged_spans(op.cu_seqlens_q, op.cu_seqlens_k):
+    for span in ragged_spans(op.cu_seqlens_q, op.cu_seqlens_k, op.k_start):
         for heads in config.head_groups(op.q.shape[1], span.q_len):
             for start in range(0, span.q_len, config.panel_rows):
                 stop = min(start + config.panel_rows, span.q_len)

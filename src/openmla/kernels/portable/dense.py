@@ -26,6 +26,7 @@ from openmla.kernels.portable.softmax import MINUS_INF, normalize, softmax_step
 from openmla.kernels.portable.tiles import (
     first_tile,
     key_range,
+    key_span,
     sequence_of,
     span,
     split_count,
@@ -57,6 +58,7 @@ def dense_kernel(
     k_scale_ptr,
     cu_q_ptr,
     cu_k_ptr,
+    k_start_ptr,
     table_ptr,
     rope_scale_ptr,
     part_out_ptr,
@@ -124,8 +126,7 @@ def dense_kernel(
         head, tile = head_and_tile(program, tiles, heads, GROUP)
         sequence = sequence_of(tile, cu_q_ptr, batch, 1, BM)
     q_start, q_len = span(sequence, cu_q_ptr, batch, total_q)
-    k_start, k_len = span(sequence, cu_k_ptr, batch, total_k)
-    k_len = tl.where(sequence < batch, k_len, 0)
+    k_start, k_len = key_span(sequence, cu_k_ptr, k_start_ptr, batch, total_k)
     own_tiles = (q_len + BM - 1) // BM
     parts = split_count(own_tiles * heads, k_len, PROGRAMS, MIN_KEYS)
     if SPLIT:

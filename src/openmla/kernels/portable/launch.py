@@ -80,6 +80,7 @@ def _dense(plan: Plan, op: DenseOperands, results: Results) -> Call:
         "k_ptr": as_operand(op.k_nope, native),
         "v_ptr": as_operand(op.v, native),
         "cu_k_ptr": vector(op.cu_seqlens_k),
+        "k_start_ptr": vector(op.k_start),
         "total_k": op.k_nope.shape[0],
         "tiles": tiles,
         "k_stride_t": op.k_nope.stride(0),
@@ -340,6 +341,7 @@ def _merge_arguments(
     return {
         **{name: arguments[name] for name in shared},
         "cu_k_ptr": None if packed else arguments["cu_k_ptr"],
+        "k_start_ptr": None if packed else arguments["k_start_ptr"],
         "lengths_ptr": arguments["lengths_ptr"] if packed else None,
         "most_keys": arguments["most_keys"] if packed else arguments["total_k"],
         "VALUE": arguments["LATENT"] if packed else arguments["VALUE"],

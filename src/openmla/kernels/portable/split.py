@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 
 from openmla.kernels.portable.softmax import MINUS_INF, normalize
-from openmla.kernels.portable.tiles import span, split_count
+from openmla.kernels.portable.tiles import key_span, span, split_count
 
 COUNTS = ["total_q", "most_keys", "batch", "heads", "first_sequence"]
 
@@ -33,6 +33,7 @@ def merge_kernel(
     sink_ptr,
     cu_q_ptr,
     cu_k_ptr,
+    k_start_ptr,
     lengths_ptr,
     total_q,
     most_keys,
@@ -61,7 +62,7 @@ def merge_kernel(
     if lengths_ptr is not None:
         k_len = tl.maximum(tl.minimum(tl.load(lengths_ptr + sequence), most_keys), 0)
     else:
-        _, k_len = span(sequence, cu_k_ptr, batch, most_keys)
+        _, k_len = key_span(sequence, cu_k_ptr, k_start_ptr, batch, most_keys)
     if PACKED:
         rows = q_len * heads
         units = (rows + BM - 1) // BM

@@ -48,6 +48,23 @@ def span(sequence, cu_ptr, batch, total):
 
 
 @triton.jit
+def key_span(sequence, cu_ptr, start_ptr, batch, total):
+    """(first row, number) of a sequence's keys, none for number `batch`.
+
+    With `start_ptr` they begin at the row it names, and the offsets say only how many there are.
+    """
+    if start_ptr is None:
+        start, length = span(sequence, cu_ptr, batch, total)
+    else:
+        real = sequence < batch
+        start = tl.maximum(tl.load(start_ptr + sequence, mask=real, other=0), 0)
+        offset = tl.load(cu_ptr + sequence)
+        length = tl.load(cu_ptr + tl.minimum(sequence + 1, batch)) - offset
+        length = tl.maximum(tl.minimum(length, total - start), 0)
+    return start, tl.where(sequence < batch, length, 0)
+
+
+@triton.jit
 def split_count(tiles, k_len, PROGRAMS: tl.constexpr, MIN_KEYS: tl.constexpr):
     """Ranges of keys of a request with `tiles` tiles: 1 unless it leaves half of the GPU idle.
 

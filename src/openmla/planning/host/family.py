@@ -23,6 +23,7 @@ EVERYTHING = Serves(
         "rope_dtype": _STORED,
         "page_size": ANY,
         "causal": YES_OR_NO,
+        "has_k_start": YES_OR_NO,
         "topk": ANY,
         "has_topk_lengths": YES_OR_NO,
         "has_sink": YES_OR_NO,

@@ -66,6 +66,7 @@ PORTABLE = Family(
                     "rope_dtype": _STORED,
                     "page_size": Range(0, MOST_PAGE_ROWS),
                     "causal": YES_OR_NO,
+                    "has_k_start": YES_OR_NO,
                     "topk": ANY,
                     "has_topk_lengths": YES_OR_NO,
                     "has_sink": YES_OR_NO,

@@ -14,20 +14,22 @@ from collections.abc import Iterable
 import package_source
 from package_source import imports, modules
 
-# Bottom to top. A name stands for a module or for a whole package.
+# Bottom to top. A name stands for a module or for a whole package; of the indexer, which has a flow
+# of its own beside that of attention, every module has its place.
 LAYERS: list[set[str]] = [
     {"errors"},
     {"problem", "version"},
-    {"sequences", "cache"},
+    {"indexer", "indexer.problem"},
+    {"sequences", "cache", "indexer.cache"},
     {"planning"},
-    {"operands", "aot"},
+    {"operands", "aot", "indexer.operands", "indexer.windows"},
     {"kernels"},
-    {"reference"},
-    {"checks"},
-    {"dispatch"},
+    {"reference", "indexer.reference"},
+    {"checks", "indexer.checks"},
+    {"dispatch", "indexer.dispatch"},
     {"fastpath"},
-    {"ops"},
-    {"api"},
+    {"ops", "indexer.ops"},
+    {"api", "indexer.api"},
     {""},  # openmla/__init__.py: the public names
     {"compat", "distributed"},
     {"aot.table", "aot.warmup"},  # these know all kernels; the rest of aot is below them
@@ -40,7 +42,7 @@ LAYERS: list[set[str]] = [
     {"__main__"},
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
-PURE = {"planning", "problem", "errors"}
+PURE = {"planning", "problem", "errors", "indexer", "indexer.problem"}
 HEAVY = ("triton", "typer", "rich", "numpy", "matplotlib", "transformers", "vllm")
 
 

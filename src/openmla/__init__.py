@@ -3,6 +3,7 @@
 out = openmla.mla_prefill(q, k_nope, k_rope, v, cu_seqlens_q=cu)          dense, MHA form
 out = openmla.mla_prefill_latent(q, cache, block_table, cache_lengths, cu_seqlens_q=cu, scale=s)
 out = openmla.mla_prefill_sparse(q, kv, indices, scale=s)                 sparse, latent form
+rows = openmla.index_topk(q, index_cache, weights, 2048, ...)             which rows sparse reads
 out, lse = openmla.merge_states(out_a, lse_a, out_b, lse_b)               two parts
 out, lse = openmla.merge_many(outs, lses)                                 any number of parts
 """
@@ -16,11 +17,14 @@ from openmla.api import (
 )
 from openmla.cache import LatentCache
 from openmla.errors import InvalidArgument, OpenMLAError, Unsupported
+from openmla.indexer.api import index_topk, indexer_scores, select_topk
+from openmla.indexer.cache import IndexCache
 from openmla.planning import Plan, plan
 from openmla.problem import Problem
 from openmla.version import VERSION as __version__
 
 __all__ = [
+    "IndexCache",
     "InvalidArgument",
     "LatentCache",
     "OpenMLAError",
@@ -28,10 +32,13 @@ __all__ = [
     "Problem",
     "Unsupported",
     "__version__",
+    "index_topk",
+    "indexer_scores",
     "merge_many",
     "merge_states",
     "mla_prefill",
     "mla_prefill_latent",
     "mla_prefill_sparse",
     "plan",
+    "select_topk",
 ]

@@ -7,10 +7,12 @@ runs with a version of Triton, which leaves out kernels that are not there yet.
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import Any
 
 from openmla.errors import Unsupported
 from openmla.planning.config import Plan
-from openmla.planning.registry import FAMILIES, families_of, family_named
+from openmla.planning.family import Family
+from openmla.planning.registry import FAMILIES, families_of
 from openmla.planning.target import Target
 from openmla.problem import Problem
 
@@ -22,7 +24,26 @@ def choose_plan(
     problem: Problem, target: Target, backend: str, triton: tuple[int, ...] | None
 ) -> Plan:
     """The plan; raises Unsupported with every family's reason and the nearest supported form."""
-    families = families_of(target)
+    nearest = _nearest(problem, len(families_of(target)), backend)
+    name, config, passed_over = first_that_serves(
+        problem, target, backend, triton, FAMILIES, nearest
+    )
+    return Plan(problem, target.name, name, config, passed_over)
+
+
+def first_that_serves(
+    problem: Any,
+    target: Target,
+    backend: str,
+    triton: tuple[int, ...] | None,
+    table: tuple[Family, ...],
+    nearest: str,
+) -> tuple[str, Any, tuple[str, ...]]:
+    """Of a table of families: the name of the one that serves, its config, and who was passed over.
+
+    `nearest` is what to suggest when none does.
+    """
+    families = [f for f in table if f.name != "reference" and f.runs_on(target)]
     names = [family.name for family in families]
     if backend not in ("auto", "reference", *names):
         raise Unsupported(
@@ -31,16 +52,15 @@ def choose_plan(
         )
     passed_over = [
         f"{family.name}: {family.near_misses[target.arch]}"
-        for family in FAMILIES
+        for family in table
         if target.arch in family.near_misses
     ]
-    for family in families if backend == "auto" else (family_named(backend),):
+    for family in families if backend == "auto" else [f for f in table if f.name == backend]:
         choice = family.choose(problem, target, triton, named=backend != "auto")
         if not choice.reason:
-            kept = (*passed_over, *choice.passed_over)
-            return Plan(problem, target.name, family.name, choice.config, kept)
+            return family.name, choice.config, (*passed_over, *choice.passed_over)
         passed_over.append(choice.reason)
-    raise Unsupported("; ".join(passed_over), nearest=_nearest(problem, len(families), backend))
+    raise Unsupported("; ".join(passed_over), nearest=nearest)
 
 
 cached_plan = lru_cache(maxsize=4096)(choose_plan)

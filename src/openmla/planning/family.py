@@ -70,7 +70,7 @@ def no_reason(config: Any, problem: Problem) -> str:
     return ""
 
 
-def own_lines(config: Any, problem: Problem) -> list[str]:
+def own_lines(config: Any, problem: Any) -> list[str]:
     """What a config says of itself."""
     lines: list[str] = config.explain()
     return lines
@@ -83,7 +83,7 @@ class Kernel:
     serves: Serves
     config: type
     """Class of its configs: frozen, with `explain()` and `why_unsupported()`."""
-    choose: Callable[[Problem, Target], Any]
+    choose: Callable[[Any, Target], Any]
     """The config for a problem that `serves` lets through."""
     launcher: str = ""
     """Module whose `calls` lists the launches of a plan; empty while there is no kernel."""
@@ -91,7 +91,7 @@ class Kernel:
     """The first version that compiles it."""
     block: Callable[[Any, Problem], Block] | None = None
     """What one block takes of a GPU; None on a CPU."""
-    explain: Callable[[Any, Problem], list[str]] = own_lines
+    explain: Callable[[Any, Any], list[str]] = own_lines
     slower: Callable[[Any, Problem], str] = no_reason
     """Why another kernel is faster, so that this one runs only when its backend is named."""
     coarse: str = ""

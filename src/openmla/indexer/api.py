@@ -1,0 +1,210 @@
+"""The indexer's public calls: check, allocate, hand over. Nothing else happens here.
+
+    indexer_scores   scores of the keys in each query's window
+    select_topk      the best columns of each row of scores
+    index_topk       both, in chunks: from queries and a cache to the rows of sparse attention
+
+Equal scores go to the smaller position, -0.0 equals +0.0, NaN comes after -inf; positions are
+written in ascending order, then -1. A selection is a function of the row's scores alone: it is the
+same on every rank and in every batch.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from openmla.checks import backend as known_backend
+from openmla.checks import flag, last_dim_contiguous, no_gradients, tensor
+from openmla.errors import InvalidArgument
+from openmla.indexer import checks, ops
+from openmla.indexer.cache import IndexCache
+from openmla.planning import BACKENDS
+
+__all__ = ["index_topk", "indexer_scores", "select_topk"]
+
+assert ops.SCHEMAS  # importing ops registers torch.ops.openmla.*
+SCORES_LIMIT = 512 << 20
+
+
+def indexer_scores(
+    q: Tensor,
+    keys: IndexCache | tuple[Tensor, Tensor],
+    weights: Tensor,
+    *,
+    cu_seqlens_q: Tensor | None = None,
+    block_table: Tensor | None = None,
+    cache_lengths: Tensor | None = None,
+    starts: Tensor | None = None,
+    ends: Tensor | None = None,
+    out: Tensor | None = None,
+    backend: str = "auto",
+) -> Tensor:
+    """Scores k_scale[s] * sum over heads of weights[t, h] * relu(q[t, h] . k[s]), fp32.
+
+    q e4m3 [total_q, H, 128]; weights fp32 [total_q, H], with q's scale and all factors inside.
+
+    keys an IndexCache: with cu_seqlens_q int32 [batch+1], block_table int32 [batch, max_pages] and
+    cache_lengths int32 [batch], which counts the new tokens. Columns count from the sequence's
+    first key; query i of a sequence sees keys up to its own, cache_lengths - q_len + i.
+
+    keys a pair (e4m3 [keys, 128], fp32 [keys]): query t sees keys starts[t] … ends[t] - 1, int32
+    [total_q] each, all of them without. ends <= starts is an empty window.
+
+    Columns outside a query's window are not written, in `out` neither. `out` may have any width; on
+    a GPU, keys past it have no score.
+    """
+    q = checks.queries(q)
+    weights = checks.head_weights(weights, q)
+    pool = checks.keys(keys, q.device)
+    total_q = q.shape[0]
+    if isinstance(pool, IndexCache):
+        checks.only_with("keys is a pair of tensors", starts=starts, ends=ends)
+        paging = checks.paged_tensors(cu_seqlens_q, block_table, cache_lengths, q.device)
+        cu_seqlens_q, block_table, cache_lengths = paging
+        width = block_table.shape[1] * pool.page_size
+        parts: tuple[Tensor, Tensor | None, int] = pool.data, None, pool.page_size
+    else:
+        paging_names = {"block_table": block_table, "cache_lengths": cache_lengths}
+        checks.only_with("keys is an IndexCache", cu_seqlens_q=cu_seqlens_q, **paging_names)
+        starts = checks.window("starts", starts, total_q, q.device)
+        ends = checks.window("ends", ends, total_q, q.device)
+        width = pool[0].shape[0]
+        parts = *pool, 0
+    no_gradients(q=q, keys=parts[0], weights=weights)
+    scores = checks.scores_out(out, total_q, q.device)
+    if scores is None:
+        rows = q.new_empty((total_q, ops.scores_width(width)), dtype=torch.float32)
+        scores = rows[:, :width]
+    torch.ops.openmla.index_scores(
+        q, *parts, weights, cu_seqlens_q, block_table, cache_lengths, starts, ends,
+        known_backend(backend, BACKENDS), scores,
+    )  # fmt: skip
+    return scores
+
+
+def select_topk(
+    scores: Tensor,
+    topk: int,
+    *,
+    starts: Tensor | None = None,
+    ends: Tensor | None = None,
+    block_table: Tensor | None = None,
+    cu_seqlens_q: Tensor | None = None,
+    page_size: int | None = None,
+    add_starts: bool = False,
+    out: Tensor | None = None,
+    return_counts: bool = False,
+    return_mask: bool = False,
+    backend: str = "auto",
+) -> Tensor | tuple[Tensor, ...]:
+    """The min(topk, n) largest of the n scores in each row's window: int32 [total_q, topk].
+
+    scores fp32 [total_q, width]; the window is starts … ends - 1, int32 [total_q] each, clipped to
+    the columns there are. A row of at most topk scores is selected whole and not read.
+
+    Written are positions counted from the window's start; with add_starts, columns of `scores`;
+    with block_table int32 [batch, max_pages], cu_seqlens_q and page_size, the physical rows of
+    those positions, as mla_prefill_sparse takes them. Results come in the order indices, counts
+    (int32 [total_q]), mask (int32 [total_q, ceil(width / 32)], as mla_prefill's key_mask).
+    """
+    scores = tensor("scores", scores, ("total_q", "width"), (torch.float32,))
+    last_dim_contiguous("scores", scores)
+    total_q, width = scores.shape
+    topk = checks.count("topk", topk, 1)
+    starts = checks.window("starts", starts, total_q, scores.device)
+    ends = checks.window("ends", ends, total_q, scores.device)
+    if block_table is None:
+        checks.only_with("block_table is given", cu_seqlens_q=cu_seqlens_q, page_size=page_size)
+    else:
+        _check_table(block_table, cu_seqlens_q, page_size, scores.device)
+    if flag("add_starts", add_starts) and block_table is not None:
+        raise InvalidArgument("add_starts", "False with a block_table", "True")
+    no_gradients(scores=scores)
+    indices = checks.index_out(out, total_q, topk, scores.device)
+    results = _selection(scores, total_q, topk, width, indices, (return_counts, return_mask))
+    torch.ops.openmla.select_topk(
+        scores, topk, starts, ends, block_table, cu_seqlens_q, page_size or 0, add_starts,
+        known_backend(backend, BACKENDS), *results,
+    )  # fmt: skip
+    return _given(results)
+
+
+def index_topk(
+    q: Tensor,
+    keys: IndexCache,
+    weights: Tensor,
+    topk: int,
+    *,
+    cu_seqlens_q: Tensor,
+    block_table: Tensor,
+    cache_lengths: Tensor,
+    rows: str = "physical",
+    keep_first: int = 0,
+    keep_last: int = 0,
+    scores_limit: int = SCORES_LIMIT,
+    out: Tensor | None = None,
+    return_counts: bool = False,
+    return_mask: bool = False,
+    backend: str = "auto",
+) -> Tensor | tuple[Tensor, ...]:
+    """The topk best keys of every query: int32 [total_q, topk].
+
+    Arguments as in indexer_scores over a cache. Written are physical rows of the cache, as
+    mla_prefill_sparse takes them, or with rows="relative" positions in the sequence. The first
+    keep_first and the last keep_last keys that a query sees are selected whatever they score; they
+    count inside topk. Scores take at most scores_limit bytes at a time (one row at least); their
+    width is that of block_table, so give no wider one than the longest sequence needs. Results
+    come in the order indices, counts, mask, as those of select_topk.
+    """
+    q = checks.queries(q)
+    weights = checks.head_weights(weights, q)
+    pool = checks.cache(keys, q.device)
+    topk = checks.count("topk", topk, 1)
+    paging = checks.paged_tensors(cu_seqlens_q, block_table, cache_lengths, q.device)
+    if not isinstance(rows, str) or rows not in checks.ROWS:
+        raise InvalidArgument("rows", "one of " + ", ".join(checks.ROWS), repr(rows))
+    keep = list(checks.kept(keep_first, keep_last, topk))
+    limit = checks.count("scores_limit", scores_limit, 1)
+    no_gradients(q=q, weights=weights)
+    indices = checks.index_out(out, q.shape[0], topk, q.device)
+    width = block_table.shape[1] * pool.page_size
+    results = _selection(q, q.shape[0], topk, width, indices, (return_counts, return_mask))
+    torch.ops.openmla.index_topk(
+        q, pool.data, pool.page_size, weights, *paging, topk, rows == "physical", keep, limit,
+        known_backend(backend, BACKENDS), *results,
+    )  # fmt: skip
+    return _given(results)
+
+
+def _check_table(
+    block_table: object, cu_seqlens_q: object, page_size: object, device: torch.device
+) -> None:
+    checks.needed("block_table is given", cu_seqlens_q=cu_seqlens_q, page_size=page_size)
+    cu = tensor("cu_seqlens_q", cu_seqlens_q, ("batch+1",), (torch.int32,), device)
+    if not cu.shape[0]:
+        raise InvalidArgument("cu_seqlens_q", "at least one entry (batch+1)", "none")
+    tensor("block_table", block_table, (cu.shape[0] - 1, "max_pages"), (torch.int32,), device)
+    checks.count("page_size", page_size, 1)
+
+
+def _selection(
+    like: Tensor,
+    total_q: int,
+    topk: int,
+    width: int,
+    out: Tensor | None,
+    wanted: tuple[bool, bool],
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Indices, counts and mask, allocated as asked for."""
+    counts, mask = flag("return_counts", wanted[0]), flag("return_mask", wanted[1])
+    return (
+        like.new_empty((total_q, topk), dtype=torch.int32) if out is None else out,
+        like.new_empty((total_q,), dtype=torch.int32) if counts else None,
+        like.new_empty((total_q, -(-width // 32)), dtype=torch.int32) if mask else None,
+    )
+
+
+def _given(results: tuple[Tensor, Tensor | None, Tensor | None]) -> Tensor | tuple[Tensor, ...]:
+    extras = tuple(x for x in results[1:] if x is not None)
+    return (results[0], *extras) if extras else results[0]

@@ -1,0 +1,192 @@
+"""`IndexCache`: the paged key cache of the indexer, one e4m3 row of 128 and one scale per token.
+
+A page of S rows is S * 132 bytes, as DeepGEMM, vLLM and SGLang have it: the values of all rows,
+then the fp32 scales of all rows.
+
+    bytes of a page    0 … 128 S - 1       128 S … 132 S - 1
+                       S rows of 128 e4m3  S fp32 scales
+
+The key is value * scale, with scale = max(amax, 1e-4) / 448 ("fp32"), or that rounded up to a power
+of two ("ue8m0"). Both are stored as fp32; readers need not care, writers must not mix them. A row
+with NaN or Inf gets a NaN scale: its scores are NaN, which every number comes before.
+
+A slot is a physical row: page * page_size + offset. A negative one is a padded token and skipped.
+
+>>> cache = IndexCache.allocate(num_pages=2, page_size=4, scales="ue8m0")
+>>> cache.append(torch.full((1, 128), 3.0), torch.tensor([5]))
+>>> values, scales = cache.gather(torch.tensor([5]))
+>>> float(values[0, 0].float() * scales[0]), float(scales[0])
+(3.0, 0.0078125)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from openmla.cache import APPEND_DTYPES, E4M3_MAX, check_rows
+from openmla.errors import InvalidArgument
+from openmla.indexer.problem import DIM
+
+ROW_BYTES = DIM + 4
+SCALE_FORMATS = ("ue8m0", "fp32")
+LEAST_AMAX = 1e-4  # of a row of keys: what DeepSeek, vLLM and SGLang clamp at
+
+
+@dataclass(frozen=True, eq=False)
+class IndexCache:
+    """Paged keys. Build one with `allocate`, or wrap a pool of pages you already have."""
+
+    data: Tensor
+    """uint8 [pages, page_size * 132]."""
+    page_size: int
+    scales: str = "ue8m0"
+    """How `append` makes scales: "ue8m0" or "fp32"."""
+
+    def __post_init__(self) -> None:
+        _check_layout(self)
+
+    @staticmethod
+    def allocate(
+        *,
+        num_pages: int,
+        page_size: int = 64,
+        scales: str = "ue8m0",
+        device: torch.device | str = "cpu",
+    ) -> IndexCache:
+        """A zeroed cache of num_pages * page_size rows."""
+        for name, value, least in (("num_pages", num_pages, 0), ("page_size", page_size, 1)):
+            if type(value) is not int or value < least:
+                raise InvalidArgument(name, f"an int of at least {least}", repr(value))
+        shape = (num_pages, page_size * ROW_BYTES)
+        return IndexCache(torch.zeros(shape, dtype=torch.uint8, device=device), page_size, scales)
+
+    @property
+    def num_pages(self) -> int:
+        """Pages in the pool."""
+        return self.data.shape[0]
+
+    @property
+    def rows(self) -> int:
+        """Rows in the pool: num_pages * page_size."""
+        return self.num_pages * self.page_size
+
+    @property
+    def device(self) -> torch.device:
+        """Where the pages live."""
+        return self.data.device
+
+    @property
+    def values_view(self) -> Tensor:
+        """The e4m3 values in place: [pages, page_size, 128]."""
+        values = self.data[:, : self.page_size * DIM].view(torch.float8_e4m3fn)
+        shape = (self.num_pages, self.page_size, DIM)
+        return values.as_strided(shape, (self.data.stride(0), DIM, 1))
+
+    @property
+    def scales_view(self) -> Tensor:
+        """The fp32 scales in place: [pages, page_size]."""
+        return self.data[:, self.page_size * DIM : self.page_size * ROW_BYTES].view(torch.float32)
+
+    def append(self, k: Tensor, slot_mapping: Tensor) -> None:
+        """Quantize token i's key k[i] (128 columns) and write it to row slot_mapping[i].
+
+        Negative slots are skipped. One past the pool raises on the CPU and is skipped on a GPU,
+        where looking would mean waiting. Slots must differ.
+        """
+        _check_append(self, k, slot_mapping)
+        slots = slot_mapping.to(self.device)
+        if self.device.type == "cuda":
+            torch.ops.openmla.index_append(self.data, self.page_size, self.scales, k, slots)
+        else:
+            self.write(k, slots)
+
+    def write(self, k: Tensor, slots: Tensor) -> None:
+        """`append` without checks, in torch; reads which slots are negative."""
+        used = slots >= 0
+        slots = slots[used].long()
+        values, scales = quantize(k[used], self.scales)
+        page, offset = slots // self.page_size, slots % self.page_size
+        # Plain bytes: indexed writes of float8 tensors are not implemented everywhere.
+        self.values_view.view(torch.uint8)[page, offset] = values.view(torch.uint8)
+        self.scales_view[page, offset] = scales
+
+    def gather(self, slots: Tensor) -> tuple[Tensor, Tensor]:
+        """Values e4m3 [n, 128] and scales fp32 [n] of physical rows.
+
+        A row outside the pool raises on the CPU and reads as zeros on a GPU.
+        """
+        check_rows("slots", slots, self.rows)
+        if slots.device != self.device:
+            raise InvalidArgument("slots", f"a tensor on {self.device}", f"one on {slots.device}")
+        if not self.rows:  # a GPU's slots, none of which can be inside
+            zeros = torch.zeros(slots.shape[0], DIM, dtype=torch.uint8, device=self.device)
+            return zeros.view(torch.float8_e4m3fn), zeros[:, 0].float()
+        inside = (slots >= 0) & (slots < self.rows)
+        values, scales = self.read(torch.where(inside, slots, 0).long())
+        values = (values.view(torch.uint8) * inside[:, None]).view(torch.float8_e4m3fn)
+        return values, torch.where(inside, scales, 0.0)
+
+    def read(self, slots: Tensor) -> tuple[Tensor, Tensor]:
+        """`gather` without checks, for rows inside the pool."""
+        page, offset = slots // self.page_size, slots % self.page_size
+        values = self.values_view.view(torch.uint8)[page, offset].view(torch.float8_e4m3fn)
+        return values, self.scales_view[page, offset]
+
+
+def quantize(k: Tensor, scales: str) -> tuple[Tensor, Tensor]:
+    """Keys [n, 128] -> e4m3 [n, 128] and fp32 scales [n].
+
+    >>> values, scale = quantize(torch.full((1, 128), 448.0), "ue8m0")
+    >>> float(values[0, 0].float()), float(scale[0])
+    (448.0, 1.0)
+    """
+    x = k.float()
+    amax = x.abs().amax(-1).clamp_min(LEAST_AMAX)
+    scale = amax / E4M3_MAX
+    if scales == "ue8m0":
+        mantissa, exponent = torch.frexp(scale)  # in [0.5, 1): exact, where log2 is not
+        power = torch.where(mantissa == 0.5, exponent - 1, exponent)
+        scale = torch.ldexp(torch.ones_like(scale), power)
+    scale = torch.where(amax.isfinite(), scale, torch.nan)
+    values = (x / scale[:, None]).clamp(-E4M3_MAX, E4M3_MAX)
+    return values.to(torch.float8_e4m3fn), scale
+
+
+def _check_layout(cache: IndexCache) -> None:
+    data, size = cache.data, cache.page_size
+    if cache.scales not in SCALE_FORMATS:
+        raise InvalidArgument("scales", "one of " + ", ".join(SCALE_FORMATS), repr(cache.scales))
+    if type(size) is not int or size < 1:
+        raise InvalidArgument("page_size", "an int of at least 1", repr(size))
+    expected = f"a tensor, torch.uint8 [pages, {size * ROW_BYTES}]"
+    if not isinstance(data, Tensor):
+        raise InvalidArgument("data", expected, type(data).__name__)
+    if data.dtype != torch.uint8 or data.dim() != 2 or data.shape[1] != size * ROW_BYTES:
+        raise InvalidArgument("data", expected, f"{data.dtype} {list(data.shape)}")
+    if data.numel() and (data.stride(1) != 1 or data.stride(0) % 4 or data.storage_offset() % 4):
+        got = f"strides {list(data.stride())}, storage offset {data.storage_offset()}"
+        raise InvalidArgument("data", "contiguous pages whose fp32 scales are aligned", got)
+
+
+def _check_append(cache: IndexCache, k: Tensor, slot_mapping: Tensor) -> None:
+    if not isinstance(k, Tensor) or k.dim() != 2 or k.shape[1] != DIM:
+        got = list(k.shape) if isinstance(k, Tensor) else type(k).__name__
+        raise InvalidArgument("k", f"a tensor [tokens, {DIM}]", got)
+    if k.dtype not in APPEND_DTYPES:
+        expected = "one of " + ", ".join(str(dtype) for dtype in APPEND_DTYPES)
+        raise InvalidArgument("k", expected, k.dtype)
+    if k.device != cache.device:
+        raise InvalidArgument("k", f"a tensor on {cache.device}", f"one on {k.device}")
+    if isinstance(slot_mapping, Tensor) and slot_mapping.dim() == 1:
+        host = slot_mapping.device.type == "cpu"
+        # Negative slots are padding: only those past the pool are wrong.
+        check_rows("slot_mapping", slot_mapping.clamp_min(0) if host else slot_mapping, cache.rows)
+        if slot_mapping.shape[0] != k.shape[0]:
+            expected = f"{k.shape[0]} slots, as k has tokens"
+            raise InvalidArgument("slot_mapping", expected, slot_mapping.shape[0])
+        return
+    got = list(slot_mapping.shape) if isinstance(slot_mapping, Tensor) else slot_mapping
+    raise InvalidArgument("slot_mapping", "int64 [tokens], physical rows", got)

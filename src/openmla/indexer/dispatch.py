@@ -1,0 +1,43 @@
+"""From operands to launches: the plan of a step of the indexer, and its kernels' only launcher.
+
+`windows_of` is the one thing computed before a plan: where every query's keys begin and end.
+"""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from importlib import import_module
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from openmla.dispatch import device_target, triton_version
+from openmla.indexer.operands import IndexOperands, Windows
+from openmla.indexer.windows import paged_windows
+from openmla.planning import NEWEST_TRITON
+from openmla.planning.indexer import IndexPlan, cached_index_plan
+
+
+def plan_step(operands: IndexOperands, results: Any, backend: str) -> IndexPlan:
+    """The plan for these tensors on their device; raises Unsupported if nothing can run."""
+    target = device_target(operands.device)
+    triton = NEWEST_TRITON if target.vendor == "cpu" else triton_version()
+    return cached_index_plan(operands.problem(results), target, backend, triton)
+
+
+def run_step(operands: IndexOperands, results: Any, backend: str) -> IndexPlan:
+    """Plan and launch."""
+    plan = plan_step(operands, results, backend)
+    module: Any = import_module(plan.kernel.launcher)
+    with torch.cuda.device(operands.device) if operands.device.type == "cuda" else nullcontext():
+        for call in module.calls(plan, operands, results):
+            call.run()
+    return plan
+
+
+def windows_of(
+    cu_seqlens_q: Tensor, cache_lengths: Tensor, total_q: int, least: int = 0
+) -> Windows:
+    """`paged_windows` on any device, without waiting for it."""
+    return paged_windows(cu_seqlens_q, cache_lengths, total_q, least)

@@ -1,0 +1,134 @@
+"""The tensors of one step of the indexer, checked and bundled, as kernels receive them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from openmla.indexer.cache import IndexCache
+from openmla.indexer.problem import IndexProblem
+from openmla.operands import aligned_16
+
+Keys = IndexCache | tuple[Tensor, Tensor]
+"""A paged cache; or contiguous values e4m3 [keys, 128] with their scales fp32 [keys]."""
+
+
+@dataclass(frozen=True, eq=False)
+class Windows:
+    """Which columns a query sees: start … end - 1. int32 [total_q] each.
+
+    A window is clipped to the columns there are; one that ends before it starts is empty.
+    """
+
+    starts: Tensor
+    ends: Tensor
+    sequences: Tensor | None = None
+    """The line of the block table that a query's keys are in."""
+    longest: Tensor | None = None
+    """int32 [1]: no window ends after it. Where it is not known, the width of the scores counts."""
+
+    def part(self, first: int, stop: int) -> Windows:
+        """Those of queries first … stop - 1."""
+        rows = slice(first, stop)
+        of = None if self.sequences is None else self.sequences[rows]
+        return replace(self, starts=self.starts[rows], ends=self.ends[rows], sequences=of)
+
+    def of_row(self, row: int, width: int) -> tuple[int, int]:
+        """(start, end) of one query, end >= start; reads values, so for the CPU."""
+        start = max(int(self.starts[row]), 0)
+        return start, max(min(int(self.ends[row]), width), start)
+
+
+@dataclass(frozen=True, eq=False)
+class ScoresOperands:
+    """Queries e4m3 [total_q, heads, 128], weights fp32 [total_q, heads], keys."""
+
+    q: Tensor
+    weights: Tensor
+    keys: Keys
+    windows: Windows
+    block_table: Tensor | None = None
+
+    @property
+    def device(self) -> torch.device:
+        """Where it runs."""
+        return self.q.device
+
+    def columns(self, out: Tensor) -> int:
+        """Columns that can be written: those of `out` that are keys."""
+        if isinstance(self.keys, IndexCache):
+            assert self.block_table is not None
+            return min(out.shape[1], self.block_table.shape[1] * self.keys.page_size)
+        return min(out.shape[1], self.keys[0].shape[0])
+
+    def problem(self, out: Tensor) -> IndexProblem:
+        """This step without its tensors."""
+        keys = self.keys
+        stored = keys.data if isinstance(keys, IndexCache) else keys[0]
+        return IndexProblem(
+            form="scores",
+            heads=self.q.shape[1],
+            page_size=keys.page_size if isinstance(keys, IndexCache) else 0,
+            total_q=self.q.shape[0],
+            width=out.shape[1],
+            aligned_16=aligned_16(self.q, stored),
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class SelectOperands:
+    """Scores fp32 [total_q, width], and how a selected column is written."""
+
+    scores: Tensor
+    topk: int
+    windows: Windows
+    block_table: Tensor | None = None
+    page_size: int = 0
+    """Of the block table; positions are written as physical rows. 0: as positions."""
+    add_starts: bool = False
+    keep_first: int = 0
+    keep_last: int = 0
+
+    @property
+    def device(self) -> torch.device:
+        """Where it runs."""
+        return self.scores.device
+
+    def problem(self, results: SelectResults) -> IndexProblem:
+        """This step without its tensors."""
+        return IndexProblem(
+            form="select",
+            page_size=self.page_size,
+            topk=self.topk,
+            add_starts=self.add_starts,
+            keeps=self.keep_first + self.keep_last > 0,
+            wants_counts=results.counts is not None,
+            wants_mask=results.mask is not None,
+            total_q=self.scores.shape[0],
+            width=self.scores.shape[1],
+            aligned_16=aligned_16(self.scores, results.out),
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class SelectResults:
+    """Where a selection is written.
+
+    out int32 [total_q, topk]; counts int32 [total_q]; mask int32 [total_q, words]: bit s % 32 of
+    word s // 32 says that position s is selected.
+    """
+
+    out: Tensor
+    counts: Tensor | None = None
+    mask: Tensor | None = None
+
+    def part(self, first: int, stop: int) -> SelectResults:
+        """Those of queries first … stop - 1."""
+        rows = slice(first, stop)
+        counts, mask = (x if x is None else x[rows] for x in (self.counts, self.mask))
+        return SelectResults(self.out[rows], counts, mask)
+
+
+IndexOperands = ScoresOperands | SelectOperands

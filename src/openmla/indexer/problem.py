@@ -1,0 +1,67 @@
+"""`IndexProblem`: one step of the indexer as plain data, for the planner.
+
+>>> print(IndexProblem(form="scores", heads=64, page_size=64, total_q=4096, width=32768))
+scores, 64 heads, 4096 queries x 32768 keys, pages of 64
+>>> print(IndexProblem(form="select", topk=2048, total_q=4096, width=32768))
+select, top-2048 of 4096 rows x 32768 scores
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Literal
+
+from openmla.errors import InvalidArgument
+from openmla.problem import MAX_HEADS
+
+INDEX_FORMS = ("scores", "select")
+DIM = 128
+"""Columns of an indexer key: the same in every model that has an indexer."""
+
+
+@dataclass(frozen=True, slots=True)
+class IndexProblem:
+    """Scores of queries against keys (e4m3), or the selection of the best of given scores."""
+
+    form: Literal["scores", "select"]
+    heads: int = 0
+    page_size: int = 0
+    """Rows per page of the keys, or of the physical rows that a selection is written as."""
+    topk: int = 0
+    add_starts: bool = False
+    keeps: bool = False
+    """Whether the first or last keys of a row are selected whatever they score."""
+    wants_counts: bool = False
+    wants_mask: bool = False
+    total_q: int = 0
+    width: int = 0
+    """Columns of the scores."""
+    aligned_16: bool = True
+    """Every pointer and row stride is a multiple of 16 bytes, as bulk copies demand."""
+
+    def __post_init__(self) -> None:
+        if self.form not in INDEX_FORMS:
+            raise InvalidArgument("form", "one of " + ", ".join(INDEX_FORMS), repr(self.form))
+        for f in fields(self):
+            value = getattr(self, f.name)
+            if f.type == "bool" and not isinstance(value, bool):
+                raise InvalidArgument(f.name, "True or False", repr(value))
+            if f.type == "int" and (type(value) is not int or value < 0):
+                raise InvalidArgument(f.name, "a count of 0 or more", repr(value))
+        if self.form == "scores" and not 1 <= self.heads <= MAX_HEADS:
+            raise InvalidArgument("heads", f"1 to {MAX_HEADS}", self.heads)
+        if self.form == "select" and self.topk < 1:
+            raise InvalidArgument("topk", "1 or more", self.topk)
+
+    @property
+    def flops(self) -> int:
+        """Multiply-adds of the products, 2 flops each, when every query sees every key."""
+        return 2 * self.heads * DIM * self.total_q * self.width
+
+    def __str__(self) -> str:
+        if self.form == "select":
+            parts = [f"select, top-{self.topk} of {self.total_q} rows x {self.width} scores"]
+        else:
+            size = f"{self.total_q} queries x {self.width} keys"
+            parts = [f"scores, {self.heads} heads, {size}"]
+        return ", ".join([*parts, *([f"pages of {self.page_size}"] if self.page_size else [])])

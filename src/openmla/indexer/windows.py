@@ -1,0 +1,36 @@
+"""The windows of queries whose keys are in a paged cache, bottom-right causal, in torch.
+
+Two requests of 2 queries over 5 keys and of 1 query over 1 key, and one query of nobody:
+
+>>> cu, lengths = torch.tensor([0, 2, 3]), torch.tensor([5, 1])
+>>> windows = paged_windows(cu, lengths, total_q=4)
+>>> windows.ends.tolist(), windows.sequences.tolist()
+([4, 5, 1, 0], [0, 0, 1, 0])
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from openmla.indexer.operands import Windows
+
+
+def paged_windows(
+    cu_seqlens_q: Tensor, cache_lengths: Tensor, total_q: int, least: int = 0
+) -> Windows:
+    """Query i of a request sees keys 0 … length - q_len + i.
+
+    Windows of at most `least` keys come out empty: scores of those rows are never read.
+    """
+    query = torch.arange(total_q, device=cu_seqlens_q.device)
+    zeros = torch.zeros(total_q, dtype=torch.int32, device=query.device)
+    batch = cache_lengths.shape[0]
+    if not batch:
+        return Windows(zeros, zeros, zeros, zeros.new_zeros(1))
+    place = torch.searchsorted(cu_seqlens_q.long(), query, right=True) - 1
+    sequence = place.clamp(0, batch - 1)
+    end = cache_lengths.long()[sequence] - cu_seqlens_q.long()[sequence + 1] + query + 1
+    end = torch.where((place < batch) & (end > least), end, 0)
+    longest = cache_lengths.amax().clamp_min(0).reshape(1)
+    return Windows(zeros, end.int(), torch.where(place < batch, sequence, 0).int(), longest.int())

@@ -1,0 +1,81 @@
+"""The indexer without a GPU: the float64 reference and the CPU kernels. They serve all."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from openmla.indexer.problem import INDEX_FORMS, IndexProblem
+from openmla.planning.family import Family, Kernel
+from openmla.planning.serves import ANY, YES_OR_NO, OneOf, Serves
+from openmla.planning.target import Target
+
+EVERY_STEP = Serves(
+    {
+        "form": OneOf(*INDEX_FORMS),
+        "heads": ANY,  # IndexProblem itself allows 1 to 128
+        "page_size": ANY,
+        "topk": ANY,
+        "add_starts": YES_OR_NO,
+        "keeps": YES_OR_NO,
+        "wants_counts": YES_OR_NO,
+        "wants_mask": YES_OR_NO,
+        "total_q": ANY,
+        "width": ANY,
+        "aligned_16": YES_OR_NO,
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class CpuIndexConfig:
+    """Keys of one block of scores: 512 rows of fp32 and their 64 x 512 products stay in a cache."""
+
+    block_keys: int = 512
+
+    def why_unsupported(self) -> str:
+        """Nothing is."""
+        return ""
+
+    def explain(self) -> list[str]:
+        """What the numbers mean."""
+        return [f"scores: one query at a time against blocks of {self.block_keys} keys, in fp32"]
+
+
+def _no_config(problem: Any, target: Target) -> None:
+    """The reference has no tiles to choose."""
+
+
+def _definition(config: None, problem: Any) -> list[str]:
+    return ["the definition in float64, one row at a time"]
+
+
+def _cpu(problem: IndexProblem, target: Target) -> CpuIndexConfig:
+    return CpuIndexConfig()
+
+
+REFERENCE_INDEX = Family(
+    name="reference",
+    archs=("cpu", "gpu"),
+    kernels=(
+        Kernel(
+            serves=EVERY_STEP,
+            config=type(None),
+            choose=_no_config,
+            launcher="openmla.indexer.reference",
+            explain=_definition,
+        ),
+    ),
+)
+CPU_INDEX = Family(
+    name="cpu",
+    archs=("cpu",),
+    kernels=(
+        Kernel(
+            serves=EVERY_STEP,
+            config=CpuIndexConfig,
+            choose=_cpu,
+            launcher="openmla.kernels.cpu.indexer.launch",
+        ),
+    ),
+)

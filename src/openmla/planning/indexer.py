@@ -1,0 +1,71 @@
+"""Plans of the indexer: which kernel computes scores or selects, by the same rules as attention.
+
+>>> index_plan(IndexProblem(form="select", topk=64, total_q=8, width=512), "cpu").backend
+'cpu'
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from openmla.indexer.problem import IndexProblem
+from openmla.planning.choice import first_that_serves
+from openmla.planning.family import Kernel
+from openmla.planning.host.indexer import CPU_INDEX, REFERENCE_INDEX
+from openmla.planning.target import Target, target_by_name
+
+INDEX_FAMILIES = (REFERENCE_INDEX, CPU_INDEX)
+"""Best first, as openmla.planning.registry has them."""
+
+
+@dataclass(frozen=True, slots=True)
+class IndexPlan:
+    """The kernel that serves one step of the indexer on a target, and its numbers."""
+
+    problem: IndexProblem
+    target: str
+    backend: str
+    config: Any
+    passed_over: tuple[str, ...] = ()
+    """Families that would have come first, each with the reason it cannot serve the problem."""
+
+    @property
+    def kernel(self) -> Kernel:
+        """The declaration of the kernel that this is a plan of."""
+        family = next(f for f in INDEX_FAMILIES if f.name == self.backend)
+        return next(k for k in family.of_form(self.problem.form) if type(self.config) is k.config)
+
+    def explain(self) -> str:
+        """What would run and why, as text."""
+        lines = [
+            str(self.problem),
+            f"on {target_by_name(self.target)}",
+            f"kernel: {self.backend} {self.problem.form}",
+            *(f"passed over: {reason}" for reason in self.passed_over),
+            *(f"  {line}" for line in self.kernel.explain(self.config, self.problem)),
+        ]
+        return "\n".join(lines)
+
+
+def choose_index_plan(
+    problem: IndexProblem, target: Target, backend: str, triton: tuple[int, ...] | None
+) -> IndexPlan:
+    """The plan; raises Unsupported with every family's reason."""
+    nearest = "backend='auto'" if backend != "auto" else "backend='reference'"
+    name, config, passed_over = first_that_serves(
+        problem, target, backend, triton, INDEX_FAMILIES, nearest
+    )
+    return IndexPlan(problem, target.name, name, config, passed_over)
+
+
+cached_index_plan = lru_cache(maxsize=4096)(choose_index_plan)
+
+
+def index_plan(
+    problem: IndexProblem, target: str | Target = "cpu", backend: str = "auto"
+) -> IndexPlan:
+    """What would run for a step of the indexer on a target."""
+    chip = target if isinstance(target, Target) else target_by_name(target)
+    return cached_index_plan(problem, chip, backend, None)

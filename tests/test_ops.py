@@ -20,7 +20,8 @@ def dense_arguments(lse: bool) -> tuple[Any, ...]:
     call = calls.dense()
     return (
         call["q"], call["k_nope"], call["k_rope"], call["v"], None, None, "", 0, None, None,
-        call["cu_seqlens_q"], call["cu_seqlens_k"], None, torch.zeros(2), None, None, 0.3, True,
+        call["cu_seqlens_q"], call["cu_seqlens_k"], None, torch.zeros(2), None, None, None, 0.3,
+        True,
         "auto", torch.empty(5, 2, 6), torch.empty(5, 2) if lse else None,
     )  # fmt: skip
 

@@ -52,6 +52,7 @@ def mla_prefill(
     sink: Tensor | None = None,
     q_scale: Tensor | None = None,
     k_scale: Tensor | None = None,
+    key_mask: Tensor | None = None,
     out: Tensor | None = None,
     return_lse: bool = False,
     backend: str = "auto",
@@ -65,8 +66,12 @@ def mla_prefill(
     k_start int32 [batch], the keys of sequence b begin at row k_start[b], so that sequences may
     share keys, and cu_seqlens_k only counts them. Causal is aligned bottom-right: the last query of
     a sequence sees its last key.
+
+    key_mask int32 [total_q, words]: bit s % 32 of word s // 32 of row t lets query t see key s of
+    its sequence, where causal allows it too; what select_topk and index_topk return as mask. Bits
+    past the sequence's keys are ignored; on a GPU, keys past the last word are not seen.
     """
-    given = (k_start, block_table, cache_lengths, q_scale, k_scale)
+    given = (k_start, block_table, cache_lengths, q_scale, k_scale, key_mask)
     if fastpath.may_repeat() and all(x is None for x in given):
         cu_k = cu_seqlens_q if cu_seqlens_k is None else cu_seqlens_k
         done = _known_dense(
@@ -95,6 +100,7 @@ def mla_prefill(
         for name, value in (("block_table", block_table), ("cache_lengths", cache_lengths)):
             if value is not None:
                 raise InvalidArgument(name, "None, unless k_rope is a LatentCache", "a tensor")
+    key_mask = checks.key_mask(key_mask, q.shape[0], q.device)
     factor = checks.scale(scale)
     checks.flag("causal", causal)
     rope_rows = rope if cache is None else cache.data
@@ -106,6 +112,7 @@ def mla_prefill(
         *_cache_parts(cache),
         block_table, cache_lengths, cu_q, cu_k, k_start,
         *weights,
+        key_mask,
         q.shape[2] ** -0.5 if factor is None else factor,
         causal, checks.backend(backend, BACKENDS), out, lse,
     )  # fmt: skip

@@ -238,6 +238,24 @@ def paging(block_table: object, cache_lengths: object, batch: int, device: torch
     tensor("cache_lengths", cache_lengths, (batch,), (torch.int32,), device)
 
 
+def key_mask(value: object, total_q: int, device: torch.device) -> Tensor | None:
+    """int32 [total_q, words] with contiguous words, or nothing."""
+    if value is None:
+        return None
+    checked = tensor("key_mask", value, (total_q, "words"), (torch.int32,), device)
+    last_dim_contiguous("key_mask", checked)
+    return checked
+
+
+def mask_values(words: int, cu_seqlens_k: Tensor) -> None:
+    """CPU only: every key of every sequence must have a bit."""
+    lengths = (cu_seqlens_k[1:] - cu_seqlens_k[:-1]).tolist()
+    if max([0, *lengths]) > 32 * words:
+        longest = max(lengths)
+        expected = f"{-(-longest // 32)} words of 32 bits, one for each of {longest} keys"
+        raise InvalidArgument("key_mask", expected, words)
+
+
 def latent_rows(name: str, value: object, d_v: object, dims: int) -> tuple[object, int]:
     """Rows in latent form: a cache (which knows its latent width) or a plain tensor and d_v."""
     if d_v is not None and (isinstance(d_v, bool) or not isinstance(d_v, int) or d_v < 1):

@@ -25,8 +25,8 @@ MOST_KNOWN = 1024
 KEYED = frozenset({
     "form", "heads", "d_nope", "d_rope", "d_v", "q_dtype", "kv_dtype", "v_dtype", "rope",
     "rope_dtype", "page_size", "causal", "topk", "has_topk_lengths", "has_sink", "has_q_scale",
-    "has_k_scale", "has_k_start", "wants_lse", "wants_max_logits", "batch", "total_q", "total_k",
-    "aligned_16",
+    "has_k_scale", "has_k_start", "has_key_mask", "wants_lse", "wants_max_logits", "batch",
+    "total_q", "total_k", "aligned_16",
 })  # fmt: skip
 Key = tuple[Any, ...] | None
 Repeated = DenseOperands | SparseOperands
@@ -53,7 +53,7 @@ def dense_key(op: DenseOperands, results: Results, backend: str) -> Key:
     """
     q, k, rope, v, out, lse = op.q, op.k_nope, op.k_rope, op.v, results.out, results.lse
     cu_q, cu_k, weights = op.cu_seqlens_q, op.cu_seqlens_k, op.weights
-    rare = (op.rope_cache, op.k_start, weights.q_scale, weights.k_scale)
+    rare = (op.rope_cache, op.k_start, op.key_mask, weights.q_scale, weights.k_scale)
     if any(x is not None for x in rare):
         return None
     sink = weights.sink

@@ -70,6 +70,8 @@ class DenseOperands:
     block_table: Tensor | None = None
     k_start: Tensor | None = None
     """Where the keys of each sequence begin; cu_seqlens_k then says only how many there are."""
+    key_mask: Tensor | None = None
+    """int32 [total_q, words]: bit s % 32 of word s // 32 lets a query see key s of its sequence."""
 
     def problem(self, results: Results) -> Problem:
         """This call without its tensors."""
@@ -94,6 +96,7 @@ class DenseOperands:
             has_sink=self.weights.sink is not None,
             has_q_scale=self.weights.q_scale is not None,
             has_k_scale=self.weights.k_scale is not None,
+            has_key_mask=self.key_mask is not None,
             wants_lse=results.lse is not None,
             batch=self.cu_seqlens_q.shape[0] - 1,
             total_q=self.q.shape[0],

@@ -33,8 +33,8 @@ SCHEMAS = {
         "(Tensor q, Tensor k_nope, Tensor? k_rope, Tensor v, Tensor? cache_data, "
         "Tensor? cache_scales, str cache_format, int cache_latent, Tensor? block_table, "
         "Tensor? cache_lengths, Tensor cu_seqlens_q, Tensor cu_seqlens_k, Tensor? k_start, "
-        "Tensor? sink, Tensor? q_scale, Tensor? k_scale, float scale, bool causal, str backend, "
-        "Tensor(a!) out, Tensor(b!)? lse) -> ()"
+        "Tensor? sink, Tensor? q_scale, Tensor? k_scale, Tensor? key_mask, float scale, "
+        "bool causal, str backend, Tensor(a!) out, Tensor(b!)? lse) -> ()"
     ),
     "latent": (
         "(Tensor q, Tensor cache_data, Tensor? cache_scales, str cache_format, int cache_latent, "
@@ -77,6 +77,7 @@ def _dense(
     sink: Tensor | None,
     q_scale: Tensor | None,
     k_scale: Tensor | None,
+    key_mask: Tensor | None,
     scale: float,
     causal: bool,
     backend: str,
@@ -93,13 +94,15 @@ def _dense(
             checks.ragged_values("cu_seqlens_k", cu_seqlens_k, k_nope.shape[0], "the keys")
         else:
             checks.shared_values(k_start, cu_seqlens_k, k_nope.shape[0])
+        if key_mask is not None:
+            checks.mask_values(key_mask.shape[1], cu_seqlens_k)
         if cache is not None and block_table is not None and cache_lengths is not None:
             checks.paged_values(cache, block_table, cache_lengths)
             checks.equal_lengths(cache_lengths, cu_seqlens_k)
     weights = Weights(scale, sink, q_scale, k_scale)
     operands = DenseOperands(
         q, k_nope, k_rope, v, cu_seqlens_q, cu_seqlens_k, causal, weights, cache, block_table,
-        k_start,
+        k_start, key_mask,
     )  # fmt: skip
     _run_or_repeat(backend, operands, Results(out, lse))
 

@@ -61,6 +61,8 @@ class Problem:
     has_sink: bool = False
     has_q_scale: bool = False
     has_k_scale: bool = False
+    has_key_mask: bool = False
+    """Whether bits say which keys a query sees, besides causal; dense form only."""
     wants_lse: bool = False
     wants_max_logits: bool = False
     batch: int = 1
@@ -95,6 +97,8 @@ class Problem:
             raise InvalidArgument("has_k_start", "False: only dense keys are ragged", True)
         if self.form != "dense" and self.d_v > self.d_nope:
             raise InvalidArgument("d_v", f"at most the latent width {self.d_nope}", self.d_v)
+        if self.has_key_mask and self.form != "dense":
+            raise InvalidArgument("has_key_mask", "False unless the form is dense", True)
         self._settle()
 
     def _settle(self) -> None:
@@ -150,7 +154,8 @@ class Problem:
             parts += ["keys that may be shared"] * self.has_k_start
         if self.page_size:
             parts += [f"pages of {self.page_size}"]
-        parts += [label for label, on in (("sink", self.has_sink), ("lse", self.wants_lse)) if on]
+        options = {"key mask": self.has_key_mask, "sink": self.has_sink, "lse": self.wants_lse}
+        parts += [label for label, on in options.items() if on]
         return ", ".join(parts)
 
 

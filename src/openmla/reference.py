@@ -119,8 +119,21 @@ def dense(op: DenseOperands) -> Truth:
         for i in range(span.q_len):
             n = visible_keys(i, span.q_len, span.k_len, op.causal)
             row = span.q_start + i
-            truth.attend_row(row, op.q[row].double(), k[:n], v[:n], op.weights, k_ids[:n])
+            seen: slice | Tensor = slice(n)
+            if op.key_mask is not None:
+                seen = masked_keys(op.key_mask[row], n)
+            truth.attend_row(row, op.q[row].double(), k[seen], v[seen], op.weights, k_ids[seen])
     return truth
+
+
+def masked_keys(words: Tensor, n: int) -> Tensor:
+    """Those of keys 0 … n - 1 whose bits are set.
+
+    >>> masked_keys(torch.tensor([0b1011, -1], dtype=torch.int32), 34).tolist()
+    [0, 1, 3, 32, 33]
+    """
+    bits = (words[:, None] >> torch.arange(32, device=words.device)) & 1
+    return bits.flatten()[:n].nonzero()[:, 0]
 
 
 def latent(op: LatentOperands) -> Truth:

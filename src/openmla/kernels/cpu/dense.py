@@ -19,7 +19,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from openmla.kernels.cpu.online_softmax import OnlineSoftmax, hide_future_keys, is_tame
+from openmla.kernels.cpu.online_softmax import (
+    OnlineSoftmax,
+    hide_future_keys,
+    hide_unset_keys,
+    is_tame,
+)
 from openmla.kernels.cpu.workspace import Workspace
 from openmla.operands import DenseOperands, Results
 from openmla.planning.host.tiles import CpuConfig
@@ -114,6 +119,8 @@ class _Tile:
             scores.mul_(self.op.weights.k_scale[key : key + n])
         if self.op.causal:
             hide_future_keys(scores, self.span, self.start, block.first)
+        if self.op.key_mask is not None:
+            hide_unset_keys(scores, self.op.key_mask[self.tokens], block.first)
         self.state.add_block(scores, block.v[:, :n], block.tame)
 
     def store(self, results: Results) -> None:

@@ -120,6 +120,15 @@ def is_tame(values: Tensor) -> bool:
     return bool((low > -HUGE) & (high < HUGE))  # NaN compares false
 
 
+def hide_unset_keys(scores: Tensor, words: Tensor, first: int) -> None:
+    """-inf where the bit of a key is 0. Column c of `scores` [..., rows, n] is key first + c."""
+    n, start = scores.shape[-1], first // 32
+    here = words[:, start : -(-(first + n) // 32)]
+    bits = (here[:, :, None] >> torch.arange(32, dtype=torch.int32, device=words.device)) & 1
+    hidden = bits.flatten(1)[:, first - 32 * start :][:, :n] == 0
+    scores.masked_fill_(hidden, -torch.inf)
+
+
 def hide_future_keys(
     scores: Tensor, span: Span, start: int, first: int, rows_per_query: int = 1
 ) -> None:

@@ -1,9 +1,9 @@
 """Scores of the indexer on the CPU.
 
-One query at a time: [heads, 128] x [128, block] products in fp32, relu, and the weighted sum over
-the heads. Blocks begin at fixed keys and are padded to their full size, so that the bits of a score
-depend neither on other queries nor on how many keys follow. Keys of a sequence are widened once
-per block, for all of its queries.
+A few queries at a time: [queries * heads, 128] x [128, block] products in fp32, relu, and the
+weighted sum over the heads. Blocks begin at fixed keys; blocks and groups of queries are padded to
+their full size, so that the bits of a score depend neither on other queries nor on how many keys
+follow. Keys of a sequence are widened once per block, for all of its queries.
 """
 
 from __future__ import annotations
@@ -22,23 +22,46 @@ from openmla.sequences import page_rows
 
 def scores(config: CpuIndexConfig, op: ScoresOperands, out: Tensor) -> None:
     """Write the columns of every window and no others."""
-    size = config.block_keys
-    block = torch.zeros(size, DIM, dtype=torch.float32)
-    scales = torch.zeros(size, dtype=torch.float32)
+    work = _Workspace(config, op.q.shape[1])
     for line, queries in _by_sequence(op):
         windows = {row: op.windows.of_row(row, op.columns(out)) for row in queries}
         last = max(end for _, end in windows.values())
         first = min((start for start, end in windows.values() if start < end), default=last)
-        for key in range(first // size * size, last, size):
-            stop = min(key + size, last)
-            values, factors = _keys(op, line, key, stop)
-            block[: stop - key], scales[: stop - key] = values, factors
-            for row, (start, end) in windows.items():
-                low, high = max(start, key), min(end, stop)
-                if low < high:
-                    products = torch.mm(op.q[row].float(), block.T).relu_()
-                    sums = torch.mv(products.T, op.weights[row]).mul_(scales)
-                    out[row, low:high] = sums[low - key : high - key]
+        for key in range(first // work.size * work.size, last, work.size):
+            stop = min(key + work.size, last)
+            work.take_keys(*_keys(op, line, key, stop))
+            seeing = [row for row in queries if windows[row][0] < stop and windows[row][1] > key]
+            for at in range(0, len(seeing), work.group):
+                rows = seeing[at : at + work.group]
+                sums = work.sums(op, rows)
+                for i, row in enumerate(rows):
+                    low, high = max(windows[row][0], key), min(windows[row][1], stop)
+                    out[row, low:high] = sums[i, low - key : high - key]
+
+
+class _Workspace:
+    """One block of keys and one group of queries, in fp32."""
+
+    def __init__(self, config: CpuIndexConfig, heads: int) -> None:
+        self.size, self.group, self.heads = config.block_keys, config.group_queries, heads
+        self.keys = torch.zeros(self.size, DIM, dtype=torch.float32)
+        self.scales = torch.zeros(self.size, dtype=torch.float32)
+        self.q = torch.zeros(self.group, heads, DIM, dtype=torch.float32)
+        self.weights = torch.zeros(self.group, 1, heads, dtype=torch.float32)
+        self.products = torch.zeros(self.group * heads, self.size, dtype=torch.float32)
+
+    def take_keys(self, values: Tensor, scales: Tensor) -> None:
+        """The keys of a block; what was there before stays behind the last, and nobody reads it."""
+        self.keys[: values.shape[0]] = values
+        self.scales[: values.shape[0]] = scales
+
+    def sums(self, op: ScoresOperands, rows: list[int]) -> Tensor:
+        """Scores of a group of queries, [group, block]."""
+        for i, row in enumerate(rows):
+            self.q[i], self.weights[i, 0] = op.q[row], op.weights[row]
+        torch.mm(self.q.view(-1, DIM), self.keys.T, out=self.products).relu_()
+        by_query = self.products.view(self.group, self.heads, self.size)
+        return torch.bmm(self.weights, by_query)[:, 0].mul_(self.scales)
 
 
 def _by_sequence(op: ScoresOperands) -> Iterator[tuple[int, list[int]]]:

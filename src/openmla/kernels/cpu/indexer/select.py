@@ -54,10 +54,13 @@ def _positions(op: SelectOperands, row: int, start: int, end: int) -> Tensor:
     if op.keep_first + op.keep_last:
         keys[: op.keep_first] = KEPT_KEY
         keys[n - op.keep_last :] = KEPT_KEY
-    cut = torch.topk(keys, k).values[-1]
-    above = (keys > cut).nonzero()[:, 0]
-    tied = (keys == cut).nonzero()[: k - above.shape[0], 0]
-    return torch.cat([above, tied]).sort().values
+    cut = keys.kthvalue(n - k + 1).values  # counted from the smallest
+    chosen = keys > cut
+    ties = k - int(chosen.sum())
+    tied = keys == cut
+    if int(tied.sum()) > ties:  # the first ones
+        tied[tied.nonzero()[ties:, 0]] = False
+    return (chosen | tied).nonzero()[:, 0]
 
 
 def _written(op: SelectOperands, row: int, start: int, positions: Tensor) -> Tensor:

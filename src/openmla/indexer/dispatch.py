@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from openmla.dispatch import device_target, triton_version
+from openmla.indexer.cache import IndexCache
 from openmla.indexer.operands import IndexOperands, Windows
 from openmla.indexer.windows import paged_windows
 from openmla.planning import NEWEST_TRITON
@@ -36,8 +37,22 @@ def run_step(operands: IndexOperands, results: Any, backend: str) -> IndexPlan:
     return plan
 
 
-def windows_of(
-    cu_seqlens_q: Tensor, cache_lengths: Tensor, total_q: int, least: int = 0
-) -> Windows:
+def windows_of(cu_seqlens_q: Tensor, cache_lengths: Tensor, total_q: int) -> Windows:
     """`paged_windows` on any device, without waiting for it."""
-    return paged_windows(cu_seqlens_q, cache_lengths, total_q, least)
+    if cu_seqlens_q.device.type == "cpu":
+        return paged_windows(cu_seqlens_q, cache_lengths, total_q)
+    from openmla.kernels.portable.indexer import windows
+
+    with torch.cuda.device(cu_seqlens_q.device):
+        return windows.paged_windows(cu_seqlens_q, cache_lengths, total_q)
+
+
+def append_keys(cache: IndexCache, k: Tensor, slots: Tensor) -> None:
+    """`IndexCache.append` for checked arguments; on a GPU, slots outside the pool are skipped."""
+    if cache.device.type == "cpu":
+        cache.write(k, slots)
+        return
+    from openmla.kernels.portable.indexer import windows
+
+    with torch.cuda.device(cache.device):
+        windows.append(cache, k, slots)

@@ -35,6 +35,10 @@ class Windows:
         of = None if self.sequences is None else self.sequences[rows]
         return replace(self, starts=self.starts[rows], ends=self.ends[rows], sequences=of)
 
+    def longer_than(self, least: int) -> Windows:
+        """These, but for windows that end at `least` or before: those are empty."""
+        return replace(self, ends=torch.where(self.ends > least, self.ends, 0))
+
     def of_row(self, row: int, width: int) -> tuple[int, int]:
         """(start, end) of one query, end >= start; reads values, so for the CPU."""
         start = max(int(self.starts[row]), 0)

@@ -13,7 +13,7 @@ from torch import Tensor
 from openmla.checks import ragged_values
 from openmla.indexer import checks
 from openmla.indexer.cache import IndexCache
-from openmla.indexer.dispatch import run_step, windows_of
+from openmla.indexer.dispatch import append_keys, run_step, windows_of
 from openmla.indexer.operands import Keys, ScoresOperands, SelectOperands, SelectResults, Windows
 
 SCHEMAS = {
@@ -32,6 +32,7 @@ SCHEMAS = {
         "Tensor block_table, Tensor cache_lengths, int topk, bool physical, int[] keep, "
         "int scores_limit, str backend, Tensor(a!) out, Tensor(b!)? counts, Tensor(c!)? mask) -> ()"
     ),
+    "index_append": ("(Tensor(a!) data, int page_size, str scales, Tensor k, Tensor slots) -> ()"),
 }
 WIDEST_STEP = 4  # score rows begin at multiples of 16 bytes
 
@@ -130,7 +131,7 @@ def _index_topk(
     checks.separate(out, q=q, keys=keys, weights=weights, block_table=block_table)
     seen = windows_of(cu_seqlens_q, cache_lengths, total_q)
     # Rows of at most topk keys are selected whole: nobody reads their scores.
-    scored = windows_of(cu_seqlens_q, cache_lengths, total_q, least=topk)
+    scored = seen.longer_than(topk)
     width = scores_width(block_table.shape[1] * page_size)
     step = min(max(scores_limit // (4 * max(width, 1)), 1), max(total_q, 1))
     scores = torch.empty(step, width, dtype=torch.float32, device=q.device)
@@ -147,6 +148,10 @@ def _index_topk(
         run_step(choice, results.part(first, stop), backend)
 
 
+def _index_append(data: Tensor, page_size: int, scales: str, k: Tensor, slots: Tensor) -> None:
+    append_keys(IndexCache(data, page_size, scales), k, slots)
+
+
 def scores_width(columns: int) -> int:
     """Columns of a buffer for scores whose rows all begin at a multiple of 16 bytes."""
     return -(-columns // WIDEST_STEP) * WIDEST_STEP
@@ -155,6 +160,7 @@ def scores_width(columns: int) -> int:
 def _register() -> None:
     implementations: dict[str, Callable[..., None]] = {
         "index_scores": _index_scores, "select_topk": _select_topk, "index_topk": _index_topk,
+        "index_append": _index_append,
     }  # fmt: skip
     for name, function in implementations.items():
         torch.library.define(f"openmla::{name}", SCHEMAS[name])

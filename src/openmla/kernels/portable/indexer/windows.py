@@ -1,0 +1,103 @@
+"""Windows of queries over a paged cache, and new keys for it, plain Triton.
+
+| kernel | a program computes | reads | writes |
+|---|---|---|---|
+| windows_kernel | QUERIES queries | cu_seqlens_q, cache_lengths | ends, sequences, the longest |
+| append_kernel | one token | its key and slot | a row of a page and its scale |
+
+The same as openmla.indexer.windows and IndexCache.write have it, bit by bit.
+"""
+
+# Device code: Triton gives its values their types.
+# mypy: disable-error-code="no-untyped-def,untyped-decorator,no-untyped-call"
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from openmla.indexer.cache import LEAST_AMAX, IndexCache
+from openmla.indexer.operands import Windows
+from openmla.kernels.call import vector
+from openmla.kernels.portable.cache_ops import E4M3_MAX, e4m3_bits
+
+QUERIES, SEQUENCES = 64, 128
+_LEAST_AMAX = tl.constexpr(LEAST_AMAX)
+
+
+@triton.jit(do_not_specialize=["total_q", "batch"])
+def windows_kernel(
+    cu_ptr, lengths_ptr, ends_ptr, sequences_ptr, longest_ptr, total_q, batch,
+    QUERIES: tl.constexpr, SEQUENCES: tl.constexpr,
+):  # fmt: skip
+    """A query's sequence is the number of sequences that end before it or at it."""
+    query = tl.program_id(0) * QUERIES + tl.arange(0, QUERIES)
+    place = tl.zeros([QUERIES], tl.int32)
+    longest = tl.zeros([SEQUENCES], tl.int32)
+    for first in tl.range(0, batch, SEQUENCES):
+        b = first + tl.arange(0, SEQUENCES)
+        stop = tl.load(cu_ptr + b + 1, mask=b < batch, other=0x7FFFFFFF)
+        place += tl.sum((stop[None, :] <= query[:, None]).to(tl.int32), 1)
+        longest = tl.maximum(longest, tl.load(lengths_ptr + b, mask=b < batch, other=0))
+    owned = (place < batch) & (query < total_q)
+    stop = tl.load(cu_ptr + place + 1, mask=owned, other=0)
+    length = tl.load(lengths_ptr + place, mask=owned, other=0)
+    end = tl.where(owned, tl.maximum(length - stop + query + 1, 0), 0)
+    tl.store(ends_ptr + query, end, mask=query < total_q)
+    tl.store(sequences_ptr + query, tl.where(owned, place, 0), mask=query < total_q)
+    if tl.program_id(0) == 0:
+        tl.store(longest_ptr, tl.max(longest, 0))
+
+
+def paged_windows(cu_seqlens_q: Tensor, cache_lengths: Tensor, total_q: int) -> Windows:
+    """One launch; nothing waits for it."""
+    device = cu_seqlens_q.device
+    starts = torch.zeros(total_q, dtype=torch.int32, device=device)
+    ends, sequences = torch.empty_like(starts), torch.empty_like(starts)
+    longest = torch.empty(1, dtype=torch.int32, device=device)
+    windows_kernel[(max(-(-total_q // QUERIES), 1),)](
+        vector(cu_seqlens_q), vector(cache_lengths), ends, sequences, longest, total_q,
+        cache_lengths.shape[0], QUERIES=QUERIES, SEQUENCES=SEQUENCES,
+    )  # fmt: skip
+    return Windows(starts, ends, sequences, longest)
+
+
+@triton.jit(do_not_specialize=["rows"])
+def append_kernel(
+    k_ptr, slots_ptr, values_ptr, scales_ptr, rows, k_stride, values_stride, scales_stride,
+    PAGE: tl.constexpr, POWER_OF_TWO: tl.constexpr,
+):  # fmt: skip
+    """Quantize one key; a slot outside the pool is skipped."""
+    token = tl.program_id(0).to(tl.int64)
+    slot = tl.load(slots_ptr + token).to(tl.int64)
+    if (slot < 0) | (slot >= rows):
+        return
+    column = tl.arange(0, 128)
+    x = tl.load(k_ptr + token * k_stride + column).to(tl.float32)
+    broken = (x != x) | (tl.abs(x) == float("inf"))
+    amax = tl.maximum(tl.max(tl.where(broken, 0.0, tl.abs(x)), 0), _LEAST_AMAX)
+    scale = tl.math.div_rn(amax, tl.zeros_like(amax) + E4M3_MAX)
+    if POWER_OF_TWO:  # up to the next one: the mantissa carries into the exponent
+        bits = (scale.to(tl.int32, bitcast=True) + 0x7FFFFF) & 0x7F800000
+        scale = bits.to(tl.float32, bitcast=True)
+    scale = tl.where(tl.max(broken.to(tl.int32), 0) > 0, float("nan"), scale)
+    scaled = tl.math.div_rn(x, scale + tl.zeros_like(x))
+    clamped = tl.minimum(tl.maximum(scaled, -E4M3_MAX), E4M3_MAX)
+    code = e4m3_bits(tl.where(scaled != scaled, scaled, clamped))
+    page = slot // PAGE
+    tl.store(values_ptr + page * values_stride + slot % PAGE * 128 + column, code)
+    tl.store(scales_ptr + page * scales_stride + slot % PAGE, scale)
+
+
+def append(cache: IndexCache, k: Tensor, slots: Tensor) -> None:
+    """`IndexCache.append` for checked arguments on the cache's own device."""
+    if not k.shape[0] or not cache.rows:
+        return
+    k = k if k.stride(1) == 1 else k.contiguous()
+    values, scales = cache.values_view.view(torch.uint8), cache.scales_view
+    append_kernel[(k.shape[0],)](
+        k, vector(slots), values, scales, cache.rows, k.stride(0), values.stride(0),
+        scales.stride(0), PAGE=cache.page_size, POWER_OF_TWO=cache.scales == "ue8m0",
+    )  # fmt: skip

@@ -1,0 +1,145 @@
+"""Runs the portable indexer in Triton's interpreter: `python interpreted_indexer.py PART`.
+
+A process of its own with TRITON_INTERPRET=1, as interpreted.py. Prints a JSON line per problem, and
+a last line with the counts.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import product
+
+import torch
+
+from indexer import cases
+from openmla import IndexCache
+from openmla.indexer import reference
+from openmla.indexer.cache import quantize
+from openmla.indexer.operands import ScoresOperands, SelectOperands, SelectResults, Windows
+from openmla.indexer.windows import paged_windows
+from openmla.kernels.portable import interpreter
+from openmla.kernels.portable.indexer import launch, windows
+from openmla.planning.indexer import IndexPlan, index_plan
+from openmla.testing.indexer import score_problems
+
+UNWRITTEN = 12345.0
+
+
+def plan_of(operands, results, target: str, **changes: int) -> IndexPlan:
+    chosen = index_plan(operands.problem(results), target, "portable")
+    return replace(chosen, config=replace(chosen.config, **changes))
+
+
+def run(operands, results, target: str = "h200", **changes: int) -> None:
+    for call in launch.calls(plan_of(operands, results, target, **changes), operands, results):
+        call.run()
+
+
+def scores() -> Iterator[list[str]]:
+    """Pages in place, several sequences in a block of queries, windows, odd head counts."""
+    lens = (([3, 0, 5, 1], [20, 6, 130, 2]), ([9], [70]), ([1, 1, 1], [40, 33, 1]))
+    for (q_lens, k_lens), heads, page in product(lens, (3, 32, 64), (1, 16, 24)):
+        case = cases.paged(q_lens, k_lens, heads=heads, page_size=page)
+        o = case.options
+        where = paged_windows(o["cu_seqlens_q"], o["cache_lengths"], case.q.shape[0])
+        op = ScoresOperands(case.q, case.weights, case.keys, where, o["block_table"])
+        out = torch.full((case.q.shape[0], o["block_table"].shape[1] * page), UNWRITTEN)
+        run(op, out, "a100" if page == 16 else "h200", chunk=64, BN=32)
+        yield [
+            f"{q_lens}, {heads} heads, page {page}: {p}" for p in score_problems(op, out, UNWRITTEN)
+        ]
+    for heads, target in product((1, 16, 128), ("a100", "h200")):
+        q, weights = cases.queries(5, heads)
+        starts = torch.tensor([0, 70, 3, 50, -4], dtype=torch.int32)
+        ends = torch.tensor([150, 75, 149, 50, 999], dtype=torch.int32)
+        op = ScoresOperands(q, weights, quantize(cases.keys(150), "fp32"), Windows(starts, ends))
+        out = torch.full((5, 152), UNWRITTEN)
+        run(op, out, target, chunk=64, BN=32)
+        yield [f"{heads} heads on {target}: {p}" for p in score_problems(op, out, UNWRITTEN)]
+
+
+def select() -> Iterator[list[str]]:
+    """Every kind of row, windows at odd places, rows shorter than topk, all outputs."""
+    starts = torch.tensor([0, 10, 99, 50, -3, 0], dtype=torch.int32)
+    ends = torch.tensor([300, 290, 300, 20, 400, 64], dtype=torch.int32)
+    table = torch.randperm(60).int().view(2, 30)
+    lines = torch.tensor([0, 0, 1, 1, 1, 0], dtype=torch.int32)
+    ways = ({}, {"add_starts": True}, {"keep_first": 1}, {"block_table": table, "page_size": 10})
+    for number, (kind, topk) in enumerate(product(cases.KINDS, (1, 7, 64, 200, 301))):
+        how = {"keep_first": 0, **ways[number % len(ways)]}
+        scores = cases.scores_of(kind, 6, 300)
+        op = SelectOperands(scores, topk, Windows(starts, ends, lines), **how)
+        yield [f"{kind}, top-{topk}, {list(how)}: {p}" for p in _selection_problems(op)]
+
+
+def _selection_problems(op: SelectOperands) -> list[str]:
+    rows, words = op.scores.shape[0], -(-op.scores.shape[1] // 32)
+
+    def empty() -> SelectResults:
+        sizes = ((rows, op.topk), (rows,), (rows, words))
+        return SelectResults(*(torch.full(size, 99, dtype=torch.int32) for size in sizes))
+
+    got, want = empty(), empty()
+    run(op, got, block=64)
+    reference.write_selection(op, want, reference.select(op))
+    return [
+        f"{name} differ in rows {(a != b).view(rows, -1).any(1).nonzero().flatten().tolist()}"
+        for name in ("out", "counts", "mask")
+        if not torch.equal(a := getattr(got, name), b := getattr(want, name))
+    ]
+
+
+def paging() -> Iterator[list[str]]:
+    """Windows and new keys are those of the CPU."""
+    for q_lens, k_lens, spare in (
+        ([3, 0, 5], [9, 2, 4], 2),
+        ([0], [1], 0),
+        ([70], [3], 1),
+        ([], [], 3),
+    ):
+        cu = torch.tensor([0, *torch.tensor(q_lens).cumsum(0).tolist()], dtype=torch.int32)
+        total, lengths = sum(q_lens) + spare, torch.tensor(k_lens, dtype=torch.int32)
+        got, want = (m(cu, lengths, total) for m in (windows.paged_windows, paged_windows))
+        names = ("starts", "ends", "sequences", "longest")
+        yield [
+            f"{q_lens}: {name}" for name in names
+            if not torch.equal(getattr(got, name), getattr(want, name))
+        ]  # fmt: skip
+    for scales, dtype in product(("ue8m0", "fp32"), (torch.float32, torch.bfloat16)):
+        k = torch.randn(9, 128) * torch.logspace(-7, 6, 9)[:, None]
+        k[2], k[3, 5], k[4, 6], k[5] = 0, torch.nan, torch.inf, 448.0
+        k = k.to(dtype)
+        slots = torch.tensor([5, 0, 11, -1, 3, 7, 2, 8, 1])
+        pools = [IndexCache.allocate(num_pages=3, page_size=4, scales=scales) for _ in range(2)]
+        pools[0].append(k, slots)
+        windows.append(pools[1], torch.cat([k, k[:1]]), torch.cat([slots, torch.tensor([12])]))
+        same = torch.equal(*(p.scales_view.nan_to_num(7) for p in pools))
+        values = [p.values_view.float().nan_to_num(7) for p in pools]
+        yield [] if same and torch.equal(*values) else [f"append {scales} {dtype}"]
+
+
+PARTS: dict[str, Callable[[], Iterator[list[str]]]] = {
+    "scores": scores,
+    "select": select,
+    "paging": paging,
+}
+
+
+def main(part: str) -> None:
+    """Run one part and print what it found."""
+    interpreter.repair()
+    torch.set_num_threads(1)
+    done = rejected = 0
+    for problems in PARTS[part]():
+        done += 1
+        rejected += bool(problems)
+        for problem in problems:
+            print(json.dumps({"problem": problem}), flush=True)
+    print(json.dumps({"done": done, "rejected": rejected}))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,241 @@
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+"""Scores of the indexer on Hopper.
+
+    score[t, s] = k_scale[s] * sum over heads of weight[t, h] * relu(q[t, h] . k[s])
+
+| partition | warps | does |
+|---|---|---|
+| consumer 0 … 3 | 4 each | its 128 / HEADS queries against every block of keys |
+| producer | 1 | draws pieces of work, loads queries, keys and scales by TMA (pieces.py) |
+
+Keys are wgmma's M (64 rows), the heads of a consumer's queries its N = 128, the 128 columns of a
+key its K, so the sum over heads stays inside a quad of threads. Queries are divided among the
+consumers and keys are shared: a key is read from L2 once for 4 x 128 / HEADS queries. A consumer
+has one product in flight; what overlaps is the products of one with the sums of the others.
+
+Why so (H200, 2026-11-15, triton 3.6.0, a prototype with contiguous keys, TFLOP/s at 2048 x 8192 and
+4096 x 65536, 64 heads): 4 consumers 1005 and 1047; 3 consumers 998 and 1026; 2 consumers with 4
+queries and two products in flight 918 and 972; blocks of 256 keys 766 and 789, of 64 keys 911 and
+983. Every partition is compiled apart, so what is unrolled costs instruction cache four times.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    mbarrier,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+from openmla.kernels.barriers import barriers
+from openmla.kernels.hopper.indexer.pieces import (
+    BLOCKS,
+    COLUMNS,
+    FIELDS,
+    KEY,
+    LINE,
+    QUERY,
+    WGMMA_ROWS,
+    get,
+    producer,
+)
+
+
+@gluon.jit
+def window_of(windows, query, line, total_q, columns, PAGE: gl.constexpr):
+    """A query's first key and the one after its last; empty if it is not of the piece."""
+    starts_ptr, ends_ptr, sequences_ptr, _ = windows
+    live = query < total_q
+    low = gl.load(starts_ptr + query, mask=live, other=0)
+    high = gl.load(ends_ptr + query, mask=live, other=0)
+    high = gl.minimum(high, columns)
+    if PAGE > 0:
+        own = gl.load(sequences_ptr + query, mask=live, other=-1) == line
+        high = gl.where(own, high, 0)
+    return gl.maximum(low, 0), high
+
+
+@gluon.jit
+def store_row(sums, scale, pointer, keys, whole, window):
+    """The scores of one query and 64 keys."""
+    RL: gl.constexpr = scale.type.layout
+    scores = gl.convert_layout(sums, RL, assert_trivial=True) * scale
+    if whole:
+        gl.store(pointer + keys, scores)
+    else:
+        low, high = window
+        gl.store(pointer + keys, scores, mask=(keys >= low) & (keys < high))
+
+
+@gluon.jit
+def finish(S, weights, scale, row_ptr, stride, key, whole, windows, QUERIES: gl.constexpr):
+    """Relu, weigh, add up the heads of every query, scale and store.
+
+    x + |x| is 2 relu(x) at the full rate of FADD; the half is in `weights`.
+    """
+    keys = key + gl.arange(0, WGMMA_ROWS, gl.SliceLayout(1, S.type.layout))
+    S = (S + gl.abs(S)) * weights[None, :]
+    sums = gl.sum(S.reshape([WGMMA_ROWS, QUERIES, COLUMNS // QUERIES]), 2)
+    if QUERIES == 1:
+        store_row(gl.sum(sums, 1), scale, row_ptr, keys, whole, windows[0])
+    elif QUERIES == 2:
+        a, b = gl.split(sums)
+        store_row(a, scale, row_ptr, keys, whole, windows[0])
+        store_row(b, scale, row_ptr + stride, keys, whole, windows[1])
+    else:
+        even, odd = gl.split(sums.reshape([WGMMA_ROWS, 2, 2]))
+        a, c = gl.split(even)
+        b, d = gl.split(odd)
+        store_row(a, scale, row_ptr, keys, whole, windows[0])
+        store_row(b, scale, row_ptr + stride, keys, whole, windows[1])
+        store_row(c, scale, row_ptr + 2 * stride, keys, whole, windows[2])
+        store_row(d, scale, row_ptr + 3 * stride, keys, whole, windows[3])
+
+
+@gluon.jit
+def consumer(
+    smem, bars, windows, results, total_q, columns, WHO: gl.constexpr, CFG: gl.constexpr,
+    HEADS: gl.constexpr, PAGE: gl.constexpr,
+):  # fmt: skip
+    """Its queries of every piece against the piece's keys, 64 at a time."""
+    info, q_smem, k_smem, s_smem = smem
+    q_ready, q_empty, k_ready, k_empty, t_ready = bars
+    weights_ptr, weights_stride, out_ptr, out_stride = results
+    NC: gl.constexpr = CFG[0]
+    BN: gl.constexpr = CFG[1]
+    ST: gl.constexpr = CFG[2]
+    QS: gl.constexpr = CFG[3]
+    SUB: gl.constexpr = BN // WGMMA_ROWS
+    QUERIES: gl.constexpr = COLUMNS // HEADS
+    SL: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 128, 32])
+    RL: gl.constexpr = gl.SliceLayout(1, SL)
+    column = gl.arange(0, COLUMNS, gl.SliceLayout(0, SL))
+    turn = gl.program_id(0) * 0
+    it = turn
+    mbarrier.wait(t_ready.index(0), 0)
+    blocks = get(info, turn, BLOCKS)
+    while blocks > 0:
+        slot = turn % QS
+        query = get(info, slot, QUERY) + WHO * QUERIES
+        first = get(info, slot, KEY)
+        line = get(info, slot, LINE)
+        token = query + column // HEADS
+        at = weights_ptr + token.to(gl.int64) * weights_stride + column % HEADS
+        weights = gl.load(at, mask=token < total_q, other=0.0) * 0.5
+        w0 = window_of(windows, query, line, total_q, columns, PAGE)
+        low = w0[0]
+        high = w0[1]
+        w1 = w0
+        w2 = w0
+        w3 = w0
+        if QUERIES > 1:
+            w1 = window_of(windows, query + 1, line, total_q, columns, PAGE)
+            low = gl.maximum(low, w1[0])
+            high = gl.minimum(high, w1[1])
+        if QUERIES > 2:
+            w2 = window_of(windows, query + 2, line, total_q, columns, PAGE)
+            w3 = window_of(windows, query + 3, line, total_q, columns, PAGE)
+            low = gl.maximum(gl.maximum(low, w2[0]), w3[0])
+            high = gl.minimum(gl.minimum(high, w2[1]), w3[1])
+        row_ptr = out_ptr + query.to(gl.int64) * out_stride
+        mbarrier.wait(q_ready.index(slot), (turn // QS) & 1)
+        q = q_smem.index(slot * NC + WHO).permute((1, 0))
+        zero = gl.zeros([WGMMA_ROWS, COLUMNS], gl.float32, SL)
+        for c in range(0, blocks):
+            stage = it % ST
+            key = first + c * BN
+            whole = (key >= low) & (key + BN <= high)
+            mbarrier.wait(k_ready.index(stage), (it // ST) & 1)
+            for j in gl.static_range(SUB):
+                k = k_smem.index(stage * SUB + j)
+                S_next = warpgroup_mma(k, q, zero, use_acc=False, is_async=True)
+                scale = s_smem.index(stage * SUB + j).load(RL)
+                S = warpgroup_mma_wait(0, deps=(S_next,))
+                if j == SUB - 1:
+                    mbarrier.arrive(k_empty.index(stage), count=1)
+                finish(
+                    S, weights, scale, row_ptr, out_stride, key + j * WGMMA_ROWS, whole,
+                    (w0, w1, w2, w3), QUERIES,
+                )  # fmt: skip
+            it += 1
+        mbarrier.arrive(q_empty.index(slot), count=1)
+        turn += 1
+        mbarrier.wait(t_ready.index(turn % QS), (turn // QS) & 1)
+        blocks = get(info, turn % QS, BLOCKS)
+
+
+COUNTS = ["total_q", "columns", "chunks", "weights_stride", "table_stride"]
+VECTORS = [
+    "weights_ptr", "starts_ptr", "ends_ptr", "sequences_ptr", "longest_ptr", "table_ptr",
+    "counter_ptr",
+]  # fmt: skip
+
+
+@gluon.jit(do_not_specialize=COUNTS, do_not_specialize_on_alignment=VECTORS)
+def scores_kernel(  # noqa: PLR0913
+    q_desc,
+    k_desc,
+    s_desc,
+    weights_ptr,
+    starts_ptr,
+    ends_ptr,
+    sequences_ptr,
+    longest_ptr,
+    table_ptr,
+    out_ptr,
+    counter_ptr,
+    total_q,
+    columns,
+    chunks,
+    weights_stride,
+    table_stride,
+    out_stride,
+    CFG: gl.constexpr,
+    HEADS: gl.constexpr,
+    PAGE: gl.constexpr,
+    REGISTERS: gl.constexpr,
+    LAYOUT: gl.constexpr,
+):
+    """CFG: consumers (3 or 4), keys per stage, key stages, query stages, keys per piece. REGISTERS:
+    of a consumer, of the producer. LAYOUT: of tiles of rows of 128 bytes."""
+    NC: gl.constexpr = CFG[0]
+    STAGES: gl.constexpr = CFG[2] * CFG[1] // WGMMA_ROWS
+    LINEAR: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, order=[0])
+    q_smem = gl.allocate_shared_memory(q_desc.dtype, [CFG[3] * NC, COLUMNS, COLUMNS], LAYOUT)
+    k_smem = gl.allocate_shared_memory(k_desc.dtype, [STAGES, WGMMA_ROWS, COLUMNS], LAYOUT)
+    s_smem = gl.allocate_shared_memory(gl.float32, [STAGES, WGMMA_ROWS], LINEAR)
+    info = gl.allocate_shared_memory(gl.int32, [CFG[3] * FIELDS, 1], LINEAR)
+    bars = (
+        barriers(CFG[3], 1), barriers(CFG[3], NC), barriers(CFG[2], 1), barriers(CFG[2], NC),
+        barriers(CFG[3], 1),
+    )  # fmt: skip
+    smem = (info, q_smem, k_smem, s_smem)
+    windows = (starts_ptr, ends_ptr, sequences_ptr, longest_ptr)
+    results = (weights_ptr, weights_stride, out_ptr, out_stride)
+    table = (table_ptr, table_stride)
+    descs = (q_desc, k_desc, s_desc)
+    if NC == 3:
+        gl.warp_specialize(
+            [
+                (consumer, (smem, bars, windows, results, total_q, columns, 0, CFG, HEADS, PAGE)),
+                (consumer, (smem, bars, windows, results, total_q, columns, 1, CFG, HEADS, PAGE)),
+                (consumer, (smem, bars, windows, results, total_q, columns, 2, CFG, HEADS, PAGE)),
+                (producer, (descs, smem, bars, windows, table, counter_ptr, total_q, columns,
+                            chunks, CFG, HEADS, PAGE)),
+            ],
+            [4, 4, 1],
+            [REGISTERS[0], REGISTERS[0], REGISTERS[1]],
+        )  # fmt: skip
+    else:
+        gl.warp_specialize(
+            [
+                (consumer, (smem, bars, windows, results, total_q, columns, 0, CFG, HEADS, PAGE)),
+                (consumer, (smem, bars, windows, results, total_q, columns, 1, CFG, HEADS, PAGE)),
+                (consumer, (smem, bars, windows, results, total_q, columns, 2, CFG, HEADS, PAGE)),
+                (consumer, (smem, bars, windows, results, total_q, columns, 3, CFG, HEADS, PAGE)),
+                (producer, (descs, smem, bars, windows, table, counter_ptr, total_q, columns,
+                            chunks, CFG, HEADS, PAGE)),
+            ],
+            [4, 4, 4, 1],
+            [REGISTERS[0], REGISTERS[0], REGISTERS[0], REGISTERS[1]],
+        )  # fmt: skip

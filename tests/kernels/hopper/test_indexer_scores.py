@@ -1,0 +1,139 @@
+"""The indexer's scores on Hopper, in the simulator: right, clean, inside their windows only."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from indexer import cases
+from openmla.aot import CompileJob, compile_job
+from openmla.indexer.cache import quantize
+from openmla.indexer.operands import ScoresOperands, Windows
+from openmla.indexer.windows import paged_windows
+from openmla.kernels.hopper.indexer.jobs import COMPILE_JOBS
+from openmla.kernels.hopper.indexer.launch import calls
+from openmla.planning.indexer import IndexPlan, index_plan
+from openmla.sim import intercept
+from openmla.testing.indexer import score_problems
+
+UNWRITTEN = 12345.0
+SCHEDULES = [("early", 0), ("late", 0), ("random", 1), ("random", 2)]
+
+
+def plan_of(op: ScoresOperands, out: torch.Tensor, **changes: int) -> IndexPlan:
+    """For a small chip, so that blocks do several pieces; pieces are short."""
+    chosen = index_plan(op.problem(out), "h200", "hopper")
+    return replace(chosen, config=replace(chosen.config, **{"sm_count": 2, "chunk": 256} | changes))
+
+
+def run(op: ScoresOperands, width: int, chosen: IndexPlan | None = None, **options: Any):
+    out = torch.full((op.q.shape[0], width), UNWRITTEN)
+    with intercept(**options) as reports:
+        for call in calls(chosen or plan_of(op, out), op, out):
+            call.run()
+    assert all(report.ok for report in reports), "\n".join(map(str, reports))
+    return out
+
+
+def paged(q_lens: list[int], k_lens: list[int], heads: int, page_size: int) -> ScoresOperands:
+    case = cases.paged(q_lens, k_lens, heads=heads, page_size=page_size)
+    o = case.options
+    windows = paged_windows(o["cu_seqlens_q"], o["cache_lengths"], case.q.shape[0])
+    return ScoresOperands(case.q, case.weights, case.keys, windows, o["block_table"])
+
+
+def pair(starts: list[int], ends: list[int], keys: int, heads: int) -> ScoresOperands:
+    q, weights = cases.queries(len(starts), heads)
+    windows = Windows(*(torch.tensor(x, dtype=torch.int32) for x in (starts, ends)))
+    return ScoresOperands(q, weights, quantize(cases.keys(keys), "fp32"), windows)
+
+
+CASES = {
+    "causal, several pieces": pair([0] * 11, list(range(590, 601)), 600, 64),
+    "random windows": pair([3, 130, 64, 500, 20, 0, -7, 299, 300, 1],
+                           [5, 400, 64, 601, 10, 300, 128, 301, 450, 64], 600, 64),
+    "32 heads": pair([0, 70, 3] * 6, [300, 200, 299] * 6, 300, 32),
+    "128 heads": pair([0, 70, 3, 9, 0], [200, 130, 64, 199, 0], 200, 128),
+    "far window": pair([900] * 9, [1000] * 9, 1000, 64),
+    "one key": pair([0], [1], 1, 64),
+    "pages of 64": paged([5, 0, 4, 7], [300, 9, 70, 129], 64, 64),
+    "pages of 32": paged([9, 3], [100, 290], 64, 32),
+    "pages of 96, 32 heads": paged([20, 1, 2], [100, 200, 2], 32, 96),
+    "no keys": paged([3, 2], [0, 5], 64, 64),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_right_and_clean(name: str) -> None:
+    op = CASES[name]
+    width = op.block_table.shape[1] * op.keys.page_size if op.block_table is not None else 1000
+    for schedule, seed in SCHEDULES[2:3] if name != "pages of 64" else SCHEDULES:
+        out = run(op, width, schedule=schedule, seed=seed)
+        assert score_problems(op, out, UNWRITTEN) == []
+
+
+def test_three_consumers() -> None:
+    op = CASES["pages of 64"]
+    out = torch.empty(op.q.shape[0], 320)
+    got = run(op, 320, plan_of(op, out, consumers=3))
+    assert score_problems(op, got, UNWRITTEN) == []
+
+
+def test_bits_depend_neither_on_the_batch_nor_on_the_pieces() -> None:
+    """S1."""
+    op = paged([5, 4], [300, 200], 64, 64)
+    whole = run(op, 320)
+    other = run(op, 320, plan_of(op, whole, chunk=128, sm_count=3))
+    assert torch.equal(whole, other)
+    for t in (2, 6):
+        alone = replace(
+            op, q=op.q[t : t + 1], weights=op.weights[t : t + 1], windows=op.windows.part(t, t + 1)
+        )
+        assert torch.equal(run(alone, 320)[0], whole[t])
+
+
+def test_a_narrow_output_cuts_rows() -> None:
+    op = CASES["causal, several pieces"]
+    got, whole = run(op, 100), run(op, 600)
+    assert torch.equal(got, whole[:, :100])
+
+
+def test_the_counter_is_left_zero() -> None:
+    op = CASES["random windows"]
+    out = torch.full((10, 600), UNWRITTEN)
+    (call,) = calls(plan_of(op, out), op, out)
+    with intercept() as reports:
+        call.run()
+        first = out.clone()
+        call.run()
+    assert all(r.ok for r in reports) and torch.equal(first, out)
+    assert int(call.arguments["counter_ptr"]) == 0
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize("job", COMPILE_JOBS(), ids=lambda job: job.name)
+def test_compiles_as_planned(job: CompileJob) -> None:
+    report = compile_job(job)
+    planned = (
+        job.predicted if report.triton.startswith("3.6") else replace(job.predicted, shared=None)
+    )
+    assert report.differences(planned) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"heads": 48}, "heads 48"),
+        ({"page_size": 16}, "page_size 16"),
+        ({"aligned_16": False}, "16"),
+    ],
+)
+def test_what_it_does_not_serve_is_portable(change: dict, reason: str) -> None:
+    op = CASES["pages of 64"]
+    problem = replace(op.problem(torch.zeros(16, 320)), **change)
+    chosen = index_plan(problem, "h200")
+    assert chosen.backend == "portable" and reason in chosen.passed_over[0]
+    assert index_plan(replace(problem, heads=64, page_size=64, aligned_16=True), "h200").explain()

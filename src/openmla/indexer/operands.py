@@ -112,7 +112,7 @@ class SelectOperands:
             wants_mask=results.mask is not None,
             total_q=self.scores.shape[0],
             width=self.scores.shape[1],
-            aligned_16=aligned_16(self.scores, results.out),
+            aligned_16=aligned_16(self.scores),
         )
 
 

@@ -25,7 +25,7 @@ _TYPES = {
     torch.float8_e4m3fn: "fp8e4nv",
 }
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "e4m3": torch.float8_e4m3fn}
-OPTIONS = ("num_warps", "num_ctas", "llvm_fn_attrs")
+OPTIONS = ("num_warps", "num_ctas", "maxnreg", "llvm_fn_attrs")
 
 
 def compile_job_of(

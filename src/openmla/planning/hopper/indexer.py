@@ -18,7 +18,7 @@ from openmla.planning.hopper.chip import (
     smem_reason,
 )
 from openmla.planning.memory import Wanted
-from openmla.planning.serves import ALIGNED, ANY, OneOf, Range, Serves
+from openmla.planning.serves import ALIGNED, ANY, YES_OR_NO, OneOf, Range, Serves
 from openmla.planning.target import Target
 
 COLUMNS = 128
@@ -87,6 +87,70 @@ class HopperScoresConfig(HopperBlock):
         ]
 
 
+@dataclass(frozen=True)
+class HopperSelectConfig(HopperBlock):
+    """A block of `warps` per row at a time: see kernels' select.py.
+
+    Rows of up to `list_size` scores are cut in registers, 32 of 256 threads each; longer ones are
+    first thinned out to a list of that size.
+    """
+
+    topk: int
+    long_rows: bool
+    sm_count: int
+    warps: int = 8
+    values: int = 8
+    """Neighboring scores in a thread: with more of them scans are shorter, with fewer reads of
+    shared memory have fewer bank conflicts (8: two-way)."""
+    chunk: int = 4096
+    list_size: int = 8192
+    long_stages: int = 4
+    """64 KiB of scores in flight: 132 SMs need about 30 KiB each to cover 0.8 us at 4.8 TB/s."""
+
+    @property
+    def stages(self) -> int:
+        """Chunks of the ring; a row that is loaded whole needs room for the list."""
+        return self.long_stages if self.long_rows else self.list_size // self.chunk
+
+    @property
+    def blocks_per_sm(self) -> int:
+        """As many as registers allow."""
+        return 65536 // (32 * self.warps * self.max_registers)
+
+    @property
+    def max_registers(self) -> int:
+        """Short rows want many blocks, the walk of long ones wants registers (H200, 2026-11-15:
+        0.152 against 0.29 ms at 4096 x 8192, 1.07 against 1.5 ms at 4096 x 131072)."""
+        return 128 if self.long_rows else 64
+
+    @property
+    def box(self) -> int:
+        """Scores of one copy: the most that TMA allows."""
+        return 256
+
+    def _buffers(self) -> Iterator[Wanted]:
+        yield Wanted("scores", "k", self.stages * self.chunk * FP32, align=128)
+        yield from barriers(("chunk ready", self.stages), ("row ready", 1))
+
+    def _broken_limits(self) -> Iterator[str]:
+        most = self.list_size - self.chunk
+        if self.topk > most:
+            yield f"topk {self.topk}: a list of {self.list_size} that was cut has room for {most}"
+
+    def explain(self) -> list[str]:
+        """What the numbers mean."""
+        return [
+            f"{self.warps} warps per row, {self.blocks_per_sm} rows on an SM at a time",
+            f"rows of up to {self.list_size} scores in registers; longer ones once through "
+            f"{self.stages} chunks of {self.chunk}",
+        ]
+
+
+def _select(problem: IndexProblem, target: Target) -> HopperSelectConfig:
+    long_rows = problem.width > HopperSelectConfig.list_size
+    return HopperSelectConfig(problem.topk, long_rows, target.sm_count)
+
+
 def _scores(problem: IndexProblem, target: Target) -> HopperScoresConfig:
     return HopperScoresConfig(problem.heads, problem.page_size, target.sm_count)
 
@@ -108,6 +172,24 @@ HOPPER_INDEX = Family(
             ),
             config=HopperScoresConfig,
             choose=_scores,
+            launcher="openmla.kernels.hopper.indexer.launch",
+        ),
+        Kernel(
+            serves=Serves(
+                {
+                    "form": OneOf("select"),
+                    "topk": Range(1),
+                    "page_size": ANY,
+                    "add_starts": YES_OR_NO,
+                    "wants_counts": YES_OR_NO,
+                    "wants_mask": YES_OR_NO,
+                    "total_q": ANY,
+                    "width": ANY,
+                    "aligned_16": ALIGNED,
+                }
+            ),
+            config=HopperSelectConfig,
+            choose=_select,
             launcher="openmla.kernels.hopper.indexer.launch",
         ),
     ),

@@ -6,11 +6,12 @@ import torch
 
 from openmla.aot import CompileJob, Predicted
 from openmla.indexer.cache import IndexCache
-from openmla.indexer.operands import ScoresOperands, Windows
+from openmla.indexer.operands import ScoresOperands, SelectOperands, SelectResults, Windows
 from openmla.indexer.problem import IndexProblem
 from openmla.kernels.compile_job import compile_job_of
 from openmla.kernels.hopper.indexer.launch import calls
 from openmla.kernels.hopper.indexer.scores import VECTORS
+from openmla.kernels.hopper.indexer.select import VECTORS as SELECT_VECTORS
 from openmla.planning.indexer import index_plan
 
 SCORES = {
@@ -22,9 +23,19 @@ SCORES = {
 }
 
 
+SELECT = {
+    "short rows": IndexProblem(form="select", topk=2048, total_q=16, width=8192),
+    "long rows": IndexProblem(form="select", topk=2048, total_q=16, width=131072),
+    "long rows, pages, counts, mask": IndexProblem(
+        form="select", topk=2048, page_size=64, wants_counts=True, wants_mask=True, total_q=16,
+        width=131072,
+    ),
+}  # fmt: skip
+
+
 def COMPILE_JOBS() -> list[CompileJob]:
     """One job per problem."""
-    jobs = []
+    jobs = [_select_job(name, problem) for name, problem in SELECT.items()]
     for name, problem in SCORES.items():
         plan = index_plan(problem, "h200", "hopper")
         (call,) = calls(plan, *_stand_ins(problem))
@@ -34,6 +45,22 @@ def COMPILE_JOBS() -> list[CompileJob]:
             compile_job_of(f"hopper indexer scores {name}", call, VECTORS, "sm90", predicted)
         )
     return jobs
+
+
+def _select_job(name: str, problem: IndexProblem) -> CompileJob:
+    plan = index_plan(problem, "h200", "hopper")
+    rows, width = problem.total_q, problem.width
+    row = torch.zeros(rows, dtype=torch.int32)
+    scores = torch.zeros(1, width, dtype=torch.float32).expand(rows, width)
+    out = torch.zeros(rows, problem.topk, dtype=torch.int32)
+    table = torch.zeros(1, 1, dtype=torch.int32) if problem.page_size else None
+    windows = Windows(row, row, row)
+    operands = SelectOperands(scores, problem.topk, windows, table, problem.page_size)
+    counts = row if problem.wants_counts else None
+    mask = torch.zeros(rows, width // 32, dtype=torch.int32) if problem.wants_mask else None
+    (call,) = calls(plan, operands, SelectResults(out, counts, mask))
+    predicted = Predicted(registers=plan.config.max_registers, spills=None)
+    return compile_job_of(f"hopper indexer select {name}", call, SELECT_VECTORS, "sm90", predicted)
 
 
 def _stand_ins(problem: IndexProblem) -> tuple[ScoresOperands, torch.Tensor]:

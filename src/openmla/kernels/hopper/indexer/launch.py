@@ -15,12 +15,18 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.runtime import driver
 
 from openmla.indexer.cache import IndexCache
-from openmla.indexer.operands import IndexOperands, ScoresOperands, SelectOperands
+from openmla.indexer.operands import (
+    IndexOperands,
+    ScoresOperands,
+    SelectOperands,
+    SelectResults,
+)
 from openmla.indexer.problem import DIM
 from openmla.kernels.call import Call, vector
 from openmla.kernels.descriptors import tile_layout
 from openmla.kernels.hopper.indexer.scores import scores_kernel
-from openmla.planning.hopper.indexer import HopperScoresConfig
+from openmla.kernels.hopper.indexer.select import select_kernel
+from openmla.planning.hopper.indexer import HopperScoresConfig, HopperSelectConfig
 from openmla.planning.indexer import IndexPlan
 
 LINE = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=2)
@@ -29,8 +35,10 @@ _counters: dict[tuple[torch.device, int], Tensor] = {}
 
 def calls(plan: IndexPlan, operands: IndexOperands, results: Any) -> Iterator[Call]:
     """What a launch runs; nothing where there is nothing to write."""
-    assert not isinstance(operands, SelectOperands)
-    if operands.columns(results) and operands.q.shape[0]:
+    if isinstance(operands, SelectOperands):
+        if operands.scores.shape[0]:
+            yield _select(plan.config, operands, results)
+    elif operands.columns(results) and operands.q.shape[0]:
         yield _scores(plan.config, operands, results)
 
 
@@ -69,6 +77,42 @@ def _scores(config: HopperScoresConfig, op: ScoresOperands, out: Tensor) -> Call
     }
     pieces = -(-total_q // config.block_queries) * arguments["chunks"]
     return Call(scores_kernel, min(pieces, config.sm_count), arguments)
+
+
+def _select(config: HopperSelectConfig, op: SelectOperands, results: SelectResults) -> Call:
+    scores, windows = op.scores, op.windows
+    table, mask = vector(op.block_table), results.mask
+    programs = min(scores.shape[0], config.sm_count * config.blocks_per_sm)
+    wide = max(scores.shape[1], 1)
+    arguments = {
+        "desc": TensorDescriptor(
+            scores, [scores.shape[0], wide], list(scores.stride()), [1, config.box], LINE
+        ),
+        "scores_ptr": scores,
+        "starts_ptr": vector(windows.starts),
+        "ends_ptr": vector(windows.ends),
+        "sequences_ptr": None if table is None else windows.sequences,
+        "table_ptr": table,
+        "out_ptr": results.out,
+        "counts_ptr": results.counts,
+        "mask_ptr": mask,
+        "lists_ptr": scores.new_empty(programs * config.list_size, dtype=torch.int32),
+        "rows": scores.shape[0],
+        "width": scores.shape[1],
+        "k": op.topk,
+        "words": 0 if mask is None else mask.shape[1],
+        "pages": 0 if table is None else table.shape[1],
+        "scores_stride": scores.stride(0),
+        "out_stride": results.out.stride(0),
+        "table_stride": 0 if table is None else table.shape[1],
+        "CFG": (config.warps, config.values, config.chunk, config.list_size, config.stages),
+        "PAGE": op.page_size if table is not None else 0,
+        "ADD": op.add_starts,
+        "LONG": scores.shape[1] > config.list_size,
+        "num_warps": config.warps,
+        "maxnreg": config.max_registers,
+    }
+    return Call(select_kernel, programs, arguments)
 
 
 def _keys(config: HopperScoresConfig, op: ScoresOperands) -> dict[str, Any]:

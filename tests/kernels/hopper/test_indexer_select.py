@@ -1,0 +1,118 @@
+"""The selection on Hopper, in the simulator: the tie rule on rows of every kind, short and long."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from indexer import cases
+from openmla.indexer import reference
+from openmla.indexer.operands import SelectOperands, SelectResults, Windows
+from openmla.kernels.hopper.indexer.launch import calls
+from openmla.planning.indexer import IndexPlan, index_plan
+from openmla.sim import intercept
+
+SMALL = {"warps": 1, "values": 4, "chunk": 256, "list_size": 512, "long_rows": True, "sm_count": 1}
+"""Rows of 513 scores are long ones; two blocks do all rows."""
+
+
+def plan_of(op: SelectOperands, results: SelectResults, **changes: Any) -> IndexPlan:
+    chosen = index_plan(op.problem(results), "h200", "hopper")
+    return replace(chosen, config=replace(chosen.config, **SMALL | changes))
+
+
+def results_of(op: SelectOperands) -> SelectResults:
+    rows, words = op.scores.shape[0], -(-op.scores.shape[1] // 32)
+    sizes = ((rows, op.topk), (rows,), (rows, words))
+    return SelectResults(*(torch.full(size, 99, dtype=torch.int32) for size in sizes))
+
+
+def problems_of(op: SelectOperands, **options: Any) -> list[str]:
+    """What the kernel writes besides what the definition writes."""
+    got, want = results_of(op), results_of(op)
+    with intercept(**options) as reports:
+        for call in calls(plan_of(op, got), op, got):
+            call.run()
+    reference.write_selection(op, want, reference.select(op))
+    found = [str(report) for report in reports if not report.ok]
+    for name in ("out", "counts", "mask"):
+        a, b = getattr(got, name), getattr(want, name)
+        rows = (a != b).view(a.shape[0], -1).any(1).nonzero().flatten().tolist()
+        found += [f"{name} differ in rows {rows}"] if rows else []
+    return found
+
+
+def operands(kind: str, width: int, topk: int, **how: Any) -> SelectOperands:
+    scores = cases.scores_of(kind, 5, width)
+    starts = torch.tensor([0, 7, 30, 2, -4], dtype=torch.int32)
+    ends = torch.tensor([width, width - 9, 20, min(topk + 2, width), 2 * width], dtype=torch.int32)
+    lines = torch.tensor([0, 0, 1, 1, 1], dtype=torch.int32)
+    return SelectOperands(scores, topk, Windows(starts, ends, lines), **how)
+
+
+@pytest.mark.parametrize("width", [512, 1500])
+@pytest.mark.parametrize("kind", cases.KINDS)
+def test_selection_is_the_definition(kind: str, width: int) -> None:
+    topk = {"random": 1, "coarse": 256, "equal": 255}.get(kind, 100)
+    assert problems_of(operands(kind, width, topk)) == []
+
+
+@pytest.mark.parametrize("schedule", ["early", "late", "random"])
+def test_every_schedule(schedule: str) -> None:
+    assert problems_of(operands("random", 1500, 200), schedule=schedule, seed=4) == []
+
+
+def test_a_sample_that_sees_nothing_of_the_large_scores() -> None:
+    """Then too few pass the pivot, and the row is walked again."""
+    op = operands("random", 2048, 100)
+    step = 2048 // (SMALL["chunk"] // 4)
+    sampled = torch.arange(2048) % step < 4
+    op.scores[:, sampled] = 5 + op.scores[:, sampled].abs()  # it sees only these, and all of them
+    assert problems_of(op) == []
+    op.scores[:, sampled] = -5 - op.scores[:, sampled].abs()
+    assert problems_of(op) == []
+
+
+@pytest.mark.parametrize("width", [512, 1500])
+def test_how_positions_are_written(width: int) -> None:
+    assert problems_of(operands("coarse", width, 90, add_starts=True)) == []
+    table = torch.randperm(2 * -(-width // 10)).int().view(2, -1)
+    paged = {"block_table": table, "page_size": 10}
+    assert problems_of(operands("coarse", width, 90, **paged)) == []
+
+
+def test_rows_shorter_than_topk_are_not_read() -> None:
+    op = operands("nan", 512, 256)
+    short = replace(op, windows=replace(op.windows, ends=op.windows.starts + 200))
+    assert problems_of(short) == []
+
+
+def test_a_row_does_not_see_its_neighbors() -> None:
+    op = operands("half zeros", 1500, 100)
+    together = results_of(op)
+    alone = results_of(op)
+    with intercept():
+        for call in calls(plan_of(op, together), op, together):
+            call.run()
+        for row in range(5):
+            part = replace(
+                op, scores=op.scores[row : row + 1], windows=op.windows.part(row, row + 1)
+            )
+            result = alone.part(row, row + 1)
+            for call in calls(plan_of(part, result), part, result):
+                call.run()
+    assert torch.equal(together.out, alone.out) and torch.equal(together.mask, alone.mask)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [({"keeps": True}, "keeps True"), ({"topk": 4097}, "topk 4097"), ({"aligned_16": False}, "16")],
+)
+def test_what_it_does_not_serve_is_portable(change: dict, reason: str) -> None:
+    op = operands("random", 512, 100)
+    problem = replace(op.problem(results_of(op)), **change)
+    chosen = index_plan(problem, "h200")
+    assert chosen.backend == "portable" and reason in chosen.passed_over[0]

@@ -1,0 +1,137 @@
+"""What the indexer does on a GPU, compared with the definition or with the CPU: problems in words.
+
+Used by tests/gpu and, before anything is timed, by benchmarks/device/indexer_h200.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+import openmla
+from indexer import cases
+from openmla import IndexCache
+from openmla.indexer import reference
+from openmla.indexer.cache import quantize
+from openmla.indexer.operands import ScoresOperands, Windows
+from openmla.indexer.windows import paged_windows
+from openmla.testing.indexer import BOUND, score_problems, selection_fits
+
+UNWRITTEN = 12345.0
+
+
+def on_gpu(value: Any) -> Any:
+    """Tensors and caches, in tuples and dicts too, on the GPU."""
+    if isinstance(value, dict):
+        return {name: on_gpu(x) for name, x in value.items()}
+    if isinstance(value, tuple):
+        return tuple(on_gpu(x) for x in value)
+    if isinstance(value, IndexCache):
+        return IndexCache(value.data.cuda(), value.page_size, value.scales)
+    return value.cuda() if isinstance(value, torch.Tensor) else value
+
+
+def scores(backend: str) -> Iterator[str]:
+    """Pages and pairs, windows of every kind, several heads; twice the same bits."""
+    lens = (([5, 0, 40, 1], [300, 9, 5000, 129]), ([33], [2100]), ([1, 1, 1], [4100, 33, 1]))
+    for (q_lens, k_lens), heads, page in (
+        (lens[0], 64, 64), (lens[1], 32, 64), (lens[2], 64, 32), (lens[0], 128, 96),
+    ):  # fmt: skip
+        case = cases.paged(q_lens, k_lens, heads=heads, page_size=page)
+        o = case.options
+        width = o["block_table"].shape[1] * page
+        windows = paged_windows(o["cu_seqlens_q"], o["cache_lengths"], case.q.shape[0])
+        op = ScoresOperands(case.q, case.weights, case.keys, windows, o["block_table"])
+        arguments = on_gpu((case.q, case.keys, case.weights))
+        yield from _scored(op, arguments, on_gpu(o), width, backend)
+    for heads in (64, 32):
+        q, weights = cases.queries(70, heads)
+        g = torch.Generator().manual_seed(heads)
+        ends = torch.randint(0, 9002, (2, 70), generator=g, dtype=torch.int32)
+        starts, ends = ends.amin(0), ends.amax(0)
+        starts[::7], ends[::7] = 5, 3
+        keys = quantize(cases.keys(9001), "fp32")
+        op = ScoresOperands(q, weights, keys, Windows(starts, ends))
+        given = on_gpu({"starts": starts, "ends": ends})
+        yield from _scored(op, on_gpu((q, keys, weights)), given, 9001, backend)
+
+
+def _scored(
+    op: ScoresOperands, arguments: tuple, options: dict[str, Any], width: int, backend: str
+) -> Iterator[str]:
+    padded = -(-width // 4) * 4
+    outs = [torch.full((op.q.shape[0], padded), UNWRITTEN, device="cuda") for _ in range(2)]
+    for out in outs:
+        openmla.indexer_scores(*arguments, **options, out=out, backend=backend)
+    name = f"{backend} scores, {op.q.shape[1]} heads, {op.q.shape[0]} x {width}"
+    if not torch.equal(*outs):
+        yield f"{name}: two runs differ"
+    for problem in score_problems(op, outs[0].cpu(), UNWRITTEN):
+        yield f"{name}: {problem}"
+
+
+def select(backend: str) -> Iterator[str]:
+    """Rows of every kind at real sizes, against the CPU."""
+    for kind in cases.KINDS:
+        for width, topk in ((8192, 2048), (40000, 500), (131072, 2048), (6000, 2048), (9000, 4096)):
+            x = cases.scores_of(kind, 4, width)
+            starts = torch.tensor([0, 3, 77, 9], dtype=torch.int32)
+            ends = torch.tensor([width, width - 1, topk + 79, 5], dtype=torch.int32)
+            wanted = {"return_counts": True, "return_mask": True}
+            want = openmla.select_topk(x, topk, starts=starts, ends=ends, **wanted)
+            got = openmla.select_topk(
+                x.cuda(), topk, starts=starts.cuda(), ends=ends.cuda(), backend=backend, **wanted
+            )
+            for name, a, b in zip(("indices", "counts", "mask"), got, want, strict=True):
+                if not torch.equal(a.cpu(), b):
+                    rows = (a.cpu() != b).view(4, -1).any(1).nonzero().flatten().tolist()
+                    yield f"{backend} select {kind} {width} top-{topk}: {name}, rows {rows}"
+
+
+def topk(backend: str) -> Iterator[str]:
+    """index_topk over pages, in chunks: right by its own scores' bound, and as physical rows."""
+    case = cases.paged([40, 3, 60], [3000, 2, 5000], heads=64, page_size=64)
+    o = case.options
+    arguments, options = on_gpu((case.q, case.keys, case.weights)), on_gpu(o)
+    options |= {"backend": backend, "return_counts": True}
+    whole, counts = openmla.index_topk(*arguments, 500, **options, rows="relative")
+    few, _ = openmla.index_topk(
+        *arguments, 500, **options, rows="relative", scores_limit=30 * 4 * 5056
+    )
+    rows, _ = openmla.index_topk(*arguments, 500, **options)
+    if not torch.equal(whole, few):
+        yield f"{backend} index_topk: chunks change the selection"
+    windows = paged_windows(o["cu_seqlens_q"], o["cache_lengths"], 103)
+    op = ScoresOperands(case.q, case.weights, case.keys, windows, o["block_table"])
+    truth = reference.scores(op, torch.empty(103, o["block_table"].shape[1] * 64))
+    for t in range(103):
+        n = int(windows.ends[t])
+        exact, bound = truth.scores[t, :n], BOUND * truth.magnitude[t, :n]
+        if not selection_fits(whole[t].cpu(), exact, bound, 500) or int(counts[t]) != min(n, 500):
+            yield f"{backend} index_topk: row {t} is not a selection of the best"
+        p = whole[t, : min(n, 500)].cpu().long()
+        pages = o["block_table"][int(windows.sequences[t])].long()
+        if not torch.equal(pages[p // 64] * 64 + p % 64, rows[t, : p.shape[0]].cpu().long()):
+            yield f"{backend} index_topk: physical rows of row {t}"
+
+
+def append(_: str) -> Iterator[str]:
+    """New keys have the bytes they have on the CPU."""
+    for scales in ("ue8m0", "fp32"):
+        k = torch.randn(100, 128) * torch.logspace(-7, 6, 100)[:, None]
+        k[3, 5], k[4] = torch.nan, 0
+        slots = torch.randperm(128)[:100]
+        slots[7] = -1
+        host = IndexCache.allocate(num_pages=2, scales=scales)
+        device = IndexCache.allocate(num_pages=2, scales=scales, device="cuda")
+        host.append(k, slots)
+        device.append(k.cuda(), slots.cuda())
+        same = torch.equal(host.scales_view.nan_to_num(7), device.scales_view.cpu().nan_to_num(7))
+        values = (c.values_view.float().cpu().nan_to_num(7) for c in (host, device))
+        if not same or not torch.equal(*values):
+            yield f"append {scales} differs"
+
+
+CHECKS = {"scores": scores, "select": select, "topk": topk, "append": append}

@@ -73,6 +73,26 @@ def test_kept_keys_clip_to_the_row() -> None:
     assert got.tolist() == [[0, -1, -1, -1], [0, 1, -1, -1], [0, 1, 2, -1]]
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_defaults_do_not_matter(backend: str, dtype: torch.dtype) -> None:
+    case = cases.paged(*LENS)
+    options = {**case.options, "return_counts": True, "return_mask": True, "backend": backend}
+    want = openmla.index_topk(case.q, case.keys, case.weights, 30, **options)
+    k, slots = torch.ones(1, 128), torch.tensor([3])
+    torch.set_default_dtype(dtype)
+    torch.set_default_device("meta")
+    try:
+        got = openmla.index_topk(case.q, case.keys, case.weights, 30, **options)
+        case.keys.append(k, slots)
+        values, scales = case.keys.gather(slots)
+    finally:
+        torch.set_default_dtype(torch.float32)
+        torch.set_default_device(None)
+    assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
+    assert float(values[0, 9].float() * scales[0]) == 1.0
+
+
 def test_nothing_to_do() -> None:
     case = cases.paged([0], [3])
     got = openmla.index_topk(case.q, case.keys, case.weights, 4, **case.options)

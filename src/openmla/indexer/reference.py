@@ -86,7 +86,7 @@ def write_selection(op: SelectOperands, results: SelectResults, chosen: list[lis
     if results.mask is not None:
         results.mask.zero_()
     for row, positions in enumerate(chosen):
-        p = torch.tensor(positions, dtype=torch.int64)
+        p = torch.tensor(positions, dtype=torch.int64, device="cpu")
         if results.counts is not None:
             results.counts[row] = len(positions)
         if not positions:
@@ -110,9 +110,9 @@ def bits(positions: Tensor, words: int) -> Tensor:
     >>> bits(torch.tensor([0, 2, 31, 32]), 2).tolist()
     [-2147483643, 1]
     """
-    flags = torch.zeros(32 * words, dtype=torch.int64)
+    flags = torch.zeros(32 * words, dtype=torch.int64, device="cpu")
     flags[positions] = 1
-    unsigned = (flags.view(words, 32) << torch.arange(32)).sum(1)
+    unsigned = (flags.view(words, 32) << torch.arange(32, device="cpu")).sum(1)
     return torch.where(unsigned < 2**31, unsigned, unsigned - 2**32).int()
 
 

@@ -9,6 +9,7 @@ follow. Keys of a sequence are widened once per block, for all of its queries.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -44,11 +45,12 @@ class _Workspace:
 
     def __init__(self, config: CpuIndexConfig, heads: int) -> None:
         self.size, self.group, self.heads = config.block_keys, config.group_queries, heads
-        self.keys = torch.zeros(self.size, DIM, dtype=torch.float32)
-        self.scales = torch.zeros(self.size, dtype=torch.float32)
-        self.q = torch.zeros(self.group, heads, DIM, dtype=torch.float32)
-        self.weights = torch.zeros(self.group, 1, heads, dtype=torch.float32)
-        self.products = torch.zeros(self.group * heads, self.size, dtype=torch.float32)
+        make: dict[str, Any] = {"dtype": torch.float32, "device": "cpu"}
+        self.keys = torch.zeros(self.size, DIM, **make)
+        self.scales = torch.zeros(self.size, **make)
+        self.q = torch.zeros(self.group, heads, DIM, **make)
+        self.weights = torch.zeros(self.group, 1, heads, **make)
+        self.products = torch.zeros(self.group * heads, self.size, **make)
 
     def take_keys(self, values: Tensor, scales: Tensor) -> None:
         """The keys of a block; what was there before stays behind the last, and nobody reads it."""

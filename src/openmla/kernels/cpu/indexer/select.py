@@ -29,10 +29,10 @@ def select(op: SelectOperands, results: SelectResults) -> None:
             results.counts[row] = n
         results.out[row, :n] = _written(op, row, start, positions)
         if results.mask is not None and n:
-            flags = torch.zeros(32 * results.mask.shape[1], dtype=torch.int32)
+            flags = results.mask.new_zeros(32 * results.mask.shape[1])
             flags[positions] = 1
-            powers = torch.ones(32, dtype=torch.int32) << torch.arange(32, dtype=torch.int32)
-            results.mask[row] = (flags.view(-1, 32) * powers).sum(1, dtype=torch.int32)
+            place = torch.arange(32, dtype=torch.int32, device=flags.device)
+            results.mask[row] = (flags.view(-1, 32) << place).sum(1, dtype=torch.int32)
 
 
 def order_keys(scores: Tensor) -> Tensor:
@@ -49,7 +49,7 @@ def _positions(op: SelectOperands, row: int, start: int, end: int) -> Tensor:
     """The selected positions, from the window's start, ascending."""
     n, k = end - start, op.topk
     if n <= k:
-        return torch.arange(n)
+        return torch.arange(n, device=op.device)
     keys = order_keys(op.scores[row, start:end])
     if op.keep_first + op.keep_last:
         keys[: op.keep_first] = KEPT_KEY

@@ -82,9 +82,8 @@ def mla_prefill(
     q = checks.queries(q)
     k_nope, v = checks.keys_and_values(q, k_nope, v)
     cu_q = checks.cu_seqlens("cu_seqlens_q", cu_seqlens_q, q.device)
-    cu_k = cu_q
-    if cu_seqlens_k is not None:
-        cu_k = checks.cu_seqlens("cu_seqlens_k", cu_seqlens_k, q.device)
+    given_k = cu_seqlens_q if cu_seqlens_k is None else cu_seqlens_k
+    cu_k = checks.cu_seqlens("cu_seqlens_k", given_k, q.device)
     if cu_k.shape[0] != cu_q.shape[0]:
         expected = f"{cu_q.shape[0]} entries, as cu_seqlens_q has"
         raise InvalidArgument("cu_seqlens_k", expected, cu_k.shape[0])

@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 import torch
 
+from gluon_sim import intercept
 from indexer import cases
-from openmla.aot import CompileJob, compile_job
+from openmla.aot.jobs import CompileJob, compile_job
 from openmla.indexer.cache import quantize
 from openmla.indexer.operands import ScoresOperands, Windows
 from openmla.indexer.windows import paged_windows
 from openmla.kernels.hopper.indexer.jobs import COMPILE_JOBS
 from openmla.kernels.hopper.indexer.launch import calls
 from openmla.planning.indexer import IndexPlan, index_plan
-from openmla.sim import intercept
 from openmla.testing.indexer import score_problems
 
 UNWRITTEN = 12345.0

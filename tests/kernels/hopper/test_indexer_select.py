@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 
+from gluon_sim import intercept
 from indexer import cases
 from openmla.indexer import reference
 from openmla.indexer.operands import SelectOperands, SelectResults, Windows
 from openmla.kernels.hopper.indexer.launch import calls
 from openmla.planning.indexer import IndexPlan, index_plan
-from openmla.sim import intercept
 
 SMALL = {"warps": 1, "values": 4, "chunk": 256, "list_size": 512, "long_rows": True, "sm_count": 1}
 """Rows of 513 scores are long ones; two blocks do all rows."""

@@ -13,7 +13,7 @@ import torch
 
 from indexer import cases
 from kernels.portable.test_compile import CHIPS, call_key, label_of
-from openmla import aot_store
+from openmla.aot import store as aot_store
 from openmla.indexer.operands import ScoresOperands, SelectOperands, SelectResults, Windows
 from openmla.planning import TARGETS
 from openmla.planning.indexer import index_plan

@@ -1,4 +1,3 @@
-# mypy: disable-error-code="no-untyped-def, untyped-decorator"
 """The k-th largest of keys in registers, by counts.
 
 A key is a score as an int32 of the same order. `kth` keeps an interval of keys that holds the

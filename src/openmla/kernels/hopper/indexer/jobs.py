@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from openmla.aot import CompileJob, Predicted
+from openmla.aot.jobs import CompileJob, Predicted
 from openmla.indexer.cache import IndexCache
 from openmla.indexer.operands import ScoresOperands, SelectOperands, SelectResults, Windows
 from openmla.indexer.problem import IndexProblem

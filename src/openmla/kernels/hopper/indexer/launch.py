@@ -23,7 +23,7 @@ from openmla.indexer.operands import (
 )
 from openmla.indexer.problem import DIM
 from openmla.kernels.call import Call, vector
-from openmla.kernels.descriptors import tile_layout
+from openmla.kernels.gluon.descriptors import tile_layout
 from openmla.kernels.hopper.indexer.scores import scores_kernel
 from openmla.kernels.hopper.indexer.select import select_kernel
 from openmla.planning.hopper.indexer import HopperScoresConfig, HopperSelectConfig
@@ -75,8 +75,8 @@ def _scores(config: HopperScoresConfig, op: ScoresOperands, out: Tensor) -> Call
         "LAYOUT": tile_layout(DIM, 2, element=1),
         "num_warps": 4,
     }
-    pieces = -(-total_q // config.block_queries) * arguments["chunks"]
-    return Call(scores_kernel, min(pieces, config.sm_count), arguments)
+    work_items = -(-total_q // config.block_queries) * arguments["chunks"]
+    return Call(scores_kernel, min(work_items, config.sm_count), arguments)
 
 
 def _select(config: HopperSelectConfig, op: SelectOperands, results: SelectResults) -> Call:

@@ -1,4 +1,3 @@
-# mypy: disable-error-code="no-untyped-def, untyped-decorator"
 """Scores of the indexer on Hopper.
 
     score[t, s] = k_scale[s] * sum over heads of weight[t, h] * relu(q[t, h] . k[s])
@@ -6,7 +5,7 @@
 | partition | warps | does |
 |---|---|---|
 | consumer 0 … 3 | 4 each | its 128 / HEADS queries against every block of keys |
-| producer | 1 | draws pieces of work, loads queries, keys and scales by TMA (pieces.py) |
+| producer | 1 | draws work items, loads queries, keys and scales by TMA (work_items.py) |
 
 Keys are wgmma's M (64 rows), the heads of a consumer's queries its N = 128, the 128 columns of a
 key its K, so the sum over heads stays inside a quad of threads. Queries are divided among the
@@ -27,8 +26,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from openmla.kernels.barriers import barriers
-from openmla.kernels.hopper.indexer.pieces import (
+from openmla.kernels.gluon.barriers import barriers
+from openmla.kernels.hopper.indexer.work_items import (
     BLOCKS,
     COLUMNS,
     FIELDS,

@@ -1,4 +1,3 @@
-# mypy: disable-error-code="no-untyped-def, untyped-decorator"
 """Top-k of rows of scores on Hopper: one pass over memory, and a cut in registers.
 
 One block per row at a time. A row of at most LIST scores is loaded whole and cut (cut.py). A longer
@@ -21,8 +20,9 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
-from openmla.kernels.barriers import barriers
-from openmla.kernels.compat_gluon import reinterpret, thread_barrier, tma_load
+from openmla.kernels.gluon.barriers import barriers
+from openmla.kernels.gluon.compat import reinterpret, thread_barrier, tma_load
+from openmla.kernels.gluon.scores import opaque_zero
 from openmla.kernels.hopper.indexer.cut import (
     HIGHEST,
     MINUS_INF_KEY,
@@ -34,7 +34,6 @@ from openmla.kernels.hopper.indexer.cut import (
     plus,
     score_of,
 )
-from openmla.kernels.scores import opaque_zero
 
 
 @gluon.constexpr_function

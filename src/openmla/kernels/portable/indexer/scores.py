@@ -13,7 +13,6 @@ the number of heads padded to a power of two; padded heads have weight 0.
 """
 
 # Device code: Triton gives its values their types.
-# mypy: disable-error-code="no-untyped-def,untyped-decorator,no-untyped-call"
 # ruff: noqa: PLR0913
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from openmla.kernels.portable.rows import widen
+from openmla.kernels.portable.rows import upcast
 
 DIM = tl.constexpr(128)
 
@@ -97,7 +96,7 @@ def scores_kernel(
     column = tl.arange(0, DIM)
     q_row = q_ptr + token * q_stride_t + head * tl.cast(q_stride_h, tl.int64)
     q = tl.load(q_row[:, None] + column[None, :], mask=line_ok[:, None], other=0.0)
-    q = tl.trans(widen(q, TYPE))
+    q = tl.trans(upcast(q, TYPE))
     out_row = out_ptr + query.to(tl.int64) * out_stride
 
     while tl.max(waiting.to(tl.int32), 0) > 0:
@@ -115,7 +114,7 @@ def scores_kernel(
                 values_ptr, scales_ptr, table, key, stop, values_stride, values_stride_page,
                 scales_stride_page, PAGE,
             )  # fmt: skip
-            s = tl.maximum(tl.dot(widen(k, TYPE), q), 0.0) * weights[None, :]
+            s = tl.maximum(tl.dot(upcast(k, TYPE), q), 0.0) * weights[None, :]
             sums = tl.sum(tl.reshape(s, [BN, QUERIES, HEADS]), 2) * scale[:, None]
             inside = mine[None, :] & (key[:, None] >= start[None, :])
             inside = inside & (key[:, None] < tl.minimum(end, stop)[None, :])

@@ -13,7 +13,6 @@ on the length of the row, never on its scores. A row of at most topk scores is n
 """
 
 # Device code: Triton gives its values their types.
-# mypy: disable-error-code="no-untyped-def,untyped-decorator,no-untyped-call"
 # ruff: noqa: PLR0913
 
 from __future__ import annotations

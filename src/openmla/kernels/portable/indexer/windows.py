@@ -9,7 +9,6 @@ The same as openmla.indexer.windows and IndexCache.write have it, bit by bit.
 """
 
 # Device code: Triton gives its values their types.
-# mypy: disable-error-code="no-untyped-def,untyped-decorator,no-untyped-call"
 
 from __future__ import annotations
 

@@ -1,11 +1,10 @@
-# mypy: disable-error-code="no-untyped-def, untyped-decorator"
 """Pieces of work of the scores kernel: a block of queries and a range of keys, and their loads.
 
 One warp draws numbers from a counter, works out what they stand for, and loads it by TMA:
 
 | number | is |
 |---|---|
-| x // chunks | a block of QB queries; queries of several sequences are several pieces |
+| x // chunks | a block of QB queries; queries of several sequences are several work items |
 | x % chunks | CHUNK keys, counted from the first that any query of the piece sees |
 
 What a piece is goes through a ring of QS slots in shared memory, FIELDS numbers each. Keys go
@@ -17,7 +16,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
-from openmla.kernels.compat_gluon import reinterpret, tma_load
+from openmla.kernels.gluon.compat import reinterpret, tma_load
 
 FIELDS = gl.constexpr(4)
 QUERY = gl.constexpr(0)  # the block's first query
@@ -126,7 +125,7 @@ def producer(
     descs, smem, bars, windows, table, counter, total_q, columns, chunks, CFG: gl.constexpr,
     HEADS: gl.constexpr, PAGE: gl.constexpr,
 ):  # fmt: skip
-    """Draw pieces and load them until there are none, then announce the end."""
+    """Draw work items and load them until there are none, then announce the end."""
     starts_ptr, ends_ptr, sequences_ptr, longest_ptr = windows
     table_ptr, table_stride = table
     q_empty = bars[1]
@@ -184,5 +183,5 @@ def producer(
 
 @gluon.jit
 def info_of(smem):
-    """The ring of pieces."""
+    """The ring of work items."""
     return smem[0]

@@ -154,7 +154,7 @@ HOPPER = Family(
             ),
             config=HopperDenseConfig,
             choose=_dense,
-            launcher="openmla.kernels.hopper.dense.kernel.launch",
+            launcher="openmla.kernels.hopper.dense.launch",
             block=_dense_block,
             explain=_dense_lines,
         ),

@@ -37,7 +37,7 @@ MOST_PAGE_ROWS = 1024
 V32_SCALE_BLOCK = 128  # of the 512 latent columns of a row of 656 bytes; its rope is bf16
 # A pair's products inside a partition need barriers that both CTAs share.
 FIRST_PAIR_TRITON = (3, 9)
-_LAUNCHER = "openmla.kernels.blackwell.sparse.kernel.launch"
+_LAUNCHER = "openmla.kernels.blackwell.sparse.launch"
 
 _SPARSE_KINDS = {"qkvo_union": "k", "scores": "p", "p": "p", "q": "q", "kv": "k", "v": "v"}
 _SPARSE_LABELS = {"qkvo_union": "Q, then Q + V + K, then output", "p": "P", "kv": "K (and V)"}

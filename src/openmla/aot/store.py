@@ -48,7 +48,9 @@ def stored(label: str, triton: str, key: str) -> dict[str, Any] | None:
 
 def keep(label: str, triton: str, key: str, values: Mapping[str, Any]) -> None:
     """Replace what is kept for a job; empty values are left out."""
-    told = {name: value for name, value in sorted(values.items()) if value not in (None, "", [], ())}
+    told = {
+        name: value for name, value in sorted(values.items()) if value not in (None, "", [], ())
+    }
 
     def replace(entries: Entries) -> Entries:
         return {**entries, label: {"key": key, **told}}

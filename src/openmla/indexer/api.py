@@ -24,7 +24,7 @@ from openmla.planning import BACKENDS
 __all__ = ["index_topk", "indexer_scores", "select_topk"]
 
 assert ops.SCHEMAS  # importing ops registers torch.ops.openmla.*
-SCORES_LIMIT = 512 << 20
+SCORES_LIMIT = 496 << 20  # with the lists of the selection, less than 512 MiB
 
 
 def indexer_scores(

@@ -11,6 +11,7 @@ one:
    the earlier position wins.
 3. cut: the list is cut to topk, and written.
 
+A bulk copy begins at a multiple of four columns, so the first may hold up to three scores too many.
 If fewer than topk scores passed the pivot (a misleading sample), the row is walked again without.
 No atomics decide where a position goes, so the result has one value, and it is the same on every
 rank.
@@ -34,6 +35,10 @@ from openmla.kernels.hopper.indexer.cut import (
     plus,
     score_of,
 )
+
+# Columns of a row at which a bulk copy may begin: multiples of 16 bytes. At others an H200 says
+# "illegal instruction".
+ALIGNED = gl.constexpr(4)
 
 
 @gluon.constexpr_function
@@ -92,33 +97,35 @@ def walk(source, it, place, pivot, k, list_ptr, CFG: gl.constexpr, FAST: gl.cons
     """
     desc, ring, ready = source
     row, start, n, row_ptr = place
+    skew = start % ALIGNED
     CHUNK: gl.constexpr = CFG[2]
     LIST: gl.constexpr = CFG[3]
     ST: gl.constexpr = CFG[4]
     RL: gl.constexpr = spread(CFG[0], CFG[1])
     index = gl.arange(0, CHUNK, RL)
     length = n * 0
-    chunks = (n + CHUNK - 1) // CHUNK
+    chunks = (n + skew + CHUNK - 1) // CHUNK
     for c in range(0, gl.minimum(chunks, ST - 1)):
         at = (it + c) % ST
-        load_chunk(desc, row, start + c * CHUNK, ready.index(at), ring.index(at))
+        load_chunk(desc, row, start - skew + c * CHUNK, ready.index(at), ring.index(at))
     for c in range(0, chunks):
         stage = it % ST
         mbarrier.wait(ready.index(stage), (it // ST) & 1)
         x = ring.index(stage).load(RL)
-        position = c * CHUNK + index
+        position = c * CHUNK + index - skew
         if FAST:
             hit = x > pivot
         else:
             hit = key_of(x) >= pivot
-        one = (hit & (position < n)).to(gl.int32)
+        one = (hit & (position >= 0) & (position < n)).to(gl.int32)
         upto = gl.associative_scan(one, 0, plus)
         gl.store(list_ptr + (length - 1) + upto, position, mask=one > 0)
         length += gl.sum(one, 0)
         # The sums met all warps: the chunk before this one has been read by all of them.
         if c + ST - 1 < chunks:
             at = (it + ST - 1) % ST
-            load_chunk(desc, row, start + (c + ST - 1) * CHUNK, ready.index(at), ring.index(at))
+            column = start - skew + (c + ST - 1) * CHUNK
+            load_chunk(desc, row, column, ready.index(at), ring.index(at))
         if length > LIST - CHUNK:
             if FAST:
                 cut = shrink(list_ptr, row_ptr, length, key_of(pivot), k, RL, LIST)
@@ -285,16 +292,18 @@ def select_kernel(  # noqa: PLR0913
         else:
             if mask_ptr is not None:
                 clear(mask_row, words, CFG)
-            if n <= LIST:
-                load_chunk(desc, row, start, full.index(0), whole)
+            skew = start % ALIGNED
+            if n + skew <= LIST:
+                load_chunk(desc, row, start - skew, full.index(0), whole)
                 mbarrier.wait(full.index(0), turn & 1)
                 turn += 1
-                index = gl.arange(0, LIST, RL)
-                keys = gl.where(index < n, key_of(whole.load(RL)), NOTHING)
-                least = gl.min(gl.where(index < n, keys, HIGHEST), 0)
+                position = gl.arange(0, LIST, RL) - skew
+                inside = (position >= 0) & (position < n)
+                keys = gl.where(inside, key_of(whole.load(RL)), NOTHING)
+                least = gl.min(gl.where(inside, keys, HIGHEST), 0)
                 cut = kth(keys, least, n, k, 0)
                 chosen, at = choose(keys, cut, k)
-                write(index, chosen, at, target, HOW)
+                write(position, chosen, at, target, HOW)
             elif LONG:
                 source = (desc, ring, ready)
                 place = (row, start, n, row_ptr)

@@ -4,10 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from gluon_sim import Kind, simulate
-from gluon_sim.errors import Unsupported
+from gluon_sim import Kind, Unsupported, register_asm, simulate
 from gluon_sim.language.asm import accumulator_registers
-from gluon_sim.layouts import NVMMADistributedLayout
+from gluon_sim.values.layouts import NVMMADistributedLayout
 from toys import assembly
 
 
@@ -67,6 +66,12 @@ def test_constraints_must_fit(constraints: str):
 def test_what_is_not_known_is_refused(text: str):
     with pytest.raises(Unsupported):
         run(text)
+
+
+def test_a_registered_text_gets_arrays():
+    register_asm(r"larger\.s32 \$0, \$1, \$2;", lambda match, args: np.maximum(*args))
+    x, out, kinds = run("larger.s32 $0, $1, $2;")
+    assert not kinds and torch.equal(out, x.amax(0))
 
 
 def test_registers_of_an_accumulator_cover_it_once():

@@ -2,10 +2,10 @@
 
 import pytest
 
-from cases import CASES
-from defect import load_mutant
-from defects import DEFECTS
 from gluon_sim import Limits
+from launches import CASES
+from seeded import DEFECTS
+from seeded.defect import load_mutant
 
 RUNS = [("random", 1), ("late", 0), ("early", 0), ("random", 2), ("random", 3)]
 

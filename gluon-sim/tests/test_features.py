@@ -2,7 +2,7 @@
 
 import pytest
 
-from cases import CASES
+from launches import CASES
 
 
 @pytest.mark.parametrize("schedule", ["early", "late", "random", "timed"])

@@ -5,7 +5,7 @@ import time
 import pytest
 
 import gluon_sim as sim
-from cases_hopper import hopper_dense
+from launches.hopper import hopper_dense
 from toys.hopper_dense import dense
 
 

@@ -5,10 +5,10 @@ from xml.etree import ElementTree
 
 import pytest
 
-from cases import CASES
-from cases_hopper import hopper_dense
-from gluon_sim.errors import InvalidArgument
-from gluon_sim.timeline import COST, LATENCY, NOMINAL, Rates, SharedUnit, Timeline
+from gluon_sim import InvalidArgument
+from gluon_sim.report.timeline import COST, LATENCY, NOMINAL, Rates, SharedUnit, Timeline
+from launches import CASES
+from launches.hopper import hopper_dense
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-import gluon_sim.errors
+import gluon_sim
 from openmla.testing import memory, simulate, simulate_draw, simulate_fuzz
 from openmla.testing.build import build
 from openmla.testing.case import Case
@@ -153,7 +153,7 @@ def test_a_crash_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_the_simulator_cannot_do_is_no_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
     class Beyond:
         def run(self) -> None:
-            raise gluon_sim.errors.Unsupported("clusters of 4 CTAs")
+            raise gluon_sim.Unsupported("clusters of 4 CTAs")
 
     monkeypatch.setattr(simulate, "calls", lambda *arguments: [Beyond()])
     assert check_simulated(SMALL, "h200").message.startswith("Unsupported: clusters of 4")

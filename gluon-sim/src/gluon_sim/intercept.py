@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 
-from gluon_sim.findings import Report
 from gluon_sim.launch import simulate
-from gluon_sim.outputs import faults_of_all
+from gluon_sim.report.findings import Report
+from gluon_sim.report.outputs import faults_of_all
 
 
 @contextlib.contextmanager

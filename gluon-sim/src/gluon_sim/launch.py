@@ -14,18 +14,18 @@ from typing import Any
 import numpy as np
 import torch
 
-from gluon_sim import context
-from gluon_sim.context import Location
-from gluon_sim.dtypes import Array
 from gluon_sim.errors import InvalidArgument, Unsupported
-from gluon_sim.findings import Finding, Kind, Log, Report
-from gluon_sim.global_memory import Descriptor, GlobalBuffer
-from gluon_sim.loader import Loader
-from gluon_sim.machine import Machine
-from gluon_sim.outputs import output_faults
-from gluon_sim.scheduler import Scheduler
-from gluon_sim.timeline import NOMINAL, Rates
-from gluon_sim.values import Pointer, scalar
+from gluon_sim.language.loader import Loader
+from gluon_sim.machine import context
+from gluon_sim.machine.clusters import Machine
+from gluon_sim.machine.context import Location
+from gluon_sim.machine.scheduler import Scheduler
+from gluon_sim.memory.global_memory import Descriptor, GlobalBuffer
+from gluon_sim.report.findings import Finding, Kind, Log, Report
+from gluon_sim.report.outputs import output_faults
+from gluon_sim.report.timeline import NOMINAL, Rates
+from gluon_sim.values.dtypes import Array
+from gluon_sim.values.tensors import Pointer, scalar
 
 Outputs = Sequence[str] | Mapping[str, torch.Tensor]
 # Options of a launch that change how code is generated, not what it does.
@@ -227,7 +227,7 @@ def _explain(scheduler: Scheduler, log: Log) -> None:
     where, frame = Location("", 0), error.__traceback__
     while frame is not None:
         name = frame.tb_frame.f_code.co_filename
-        if not name.startswith(context._HERE):
+        if not name.startswith(context.PACKAGE):
             where = Location(name, frame.tb_lineno)
         frame = frame.tb_next
     if not where.file:

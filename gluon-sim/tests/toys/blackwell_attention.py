@@ -31,7 +31,7 @@ from triton.experimental.gluon.language.nvidia.blackwell import (
     tcgen05_mma,
 )
 
-from openmla.kernels.gluon.compat import reinterpret, tma_load
+from toys.compat import reinterpret, tma_load
 
 
 @gluon.jit

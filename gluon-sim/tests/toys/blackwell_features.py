@@ -22,7 +22,7 @@ from triton.experimental.gluon.language.nvidia.blackwell import (
     tma,
 )
 
-from openmla.kernels.gluon.compat import reinterpret, thread_barrier, tma_load
+from toys.compat import reinterpret, thread_barrier, tma_load
 
 
 @gluon.jit

@@ -19,7 +19,7 @@ from triton.experimental.gluon.language.nvidia.blackwell import (
     tcgen05_mma,
 )
 
-from openmla.kernels.gluon.compat import thread_barrier, tma_load, tmem_reg_layout
+from toys.compat import thread_barrier, tma_load, tmem_reg_layout
 
 
 @gluon.jit

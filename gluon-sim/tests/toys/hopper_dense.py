@@ -29,7 +29,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from openmla.kernels.gluon.compat import tma_load
+from toys.compat import tma_load
 
 LN2 = gl.constexpr(0.6931471805599453)
 

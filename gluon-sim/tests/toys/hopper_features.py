@@ -23,8 +23,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from openmla.kernels.gluon.compat import cp_async, thread_barrier, tma_load, tma_store
-from openmla.kernels.hopper.latent.signals import signal
+from toys.compat import cp_async, thread_barrier, tma_load, tma_store
+from toys.signals import signal
 
 
 @gluon.jit

@@ -18,8 +18,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from openmla.kernels.gluon.compat import cp_async, thread_barrier, tma_load
-from openmla.kernels.hopper.latent.signals import signal, signal_at
+from toys.compat import cp_async, thread_barrier, tma_load
+from toys.signals import signal, signal_at
 
 
 @gluon.jit

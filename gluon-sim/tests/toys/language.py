@@ -8,7 +8,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
-from openmla.kernels.gluon.compat import aggregate
+from toys.compat import aggregate
 
 L1 = gl.constexpr(gl.BlockedLayout([1], [32], [4], [0]))
 SHIFT = gl.constexpr(3)

@@ -22,7 +22,7 @@ def check_simulated_command(
 
         from openmla.testing.simulate import FAMILIES
     except ImportError as error:
-        raise typer.BadParameter(f"simulate: needs numpy and Triton ({error})") from None
+        raise typer.BadParameter(f"simulate: needs gluon-sim and Triton ({error})") from None
     if target not in FAMILIES:
         named = ", ".join(FAMILIES)
         raise typer.BadParameter(f"target: expected one of {named}, got {target or 'none'!r}")

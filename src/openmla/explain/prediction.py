@@ -97,7 +97,7 @@ def predict(chosen: Plan) -> Prediction | None:
     try:
         runs = [_timed(chosen, blocks) for blocks in BLOCKS]
     except ImportError:
-        return None  # no Triton, or no numpy
+        return None  # no Triton, or no gluon-sim
     (first, busy_first), (second, busy_second) = runs
     more = BLOCKS[1] - BLOCKS[0]
     needed = {unit: (busy_second[unit] - busy_first[unit]) / more for unit in UNITS}
@@ -168,7 +168,7 @@ def _timed(chosen: Plan, blocks: int) -> tuple[float, dict[str, float]]:
 
 def b200_rates() -> Any:
     """The table above, in the simulator's units: its product is two multiply-adds."""
-    from gluon_sim.timeline import Rates
+    from gluon_sim import Rates
 
     cost = {
         "mma": 2048.0, "exp": 16.0, "vector": 128.0, "memory": 128.0, "global": 64.0, "copy": 64.0,

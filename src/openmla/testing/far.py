@@ -12,18 +12,17 @@ CPU only, for kernels that run in the simulator.
 
 from __future__ import annotations
 
-import mmap
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
+from gluon_sim import unreserved
 from openmla.testing.memory import Memory, dense_strides
 
 FAR = 2**32
 _PIECE = 16  # bytes; rows of single bytes are addressed in pieces of so many
 _ALIGNED = 64  # elements; rows stay aligned for wide copies
-_NO_RESERVE = 0x4000  # MAP_NORESERVE of Linux, which the mmap module does not name
 
 
 class FarMemory(Memory):
@@ -42,8 +41,7 @@ class FarMemory(Memory):
         if 0 in shape or strides == dense_strides(shape):
             return super().new(shape, dtype)
         reach = sum((n - 1) * s for n, s in zip(shape, strides, strict=True)) + 1
-        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE
-        raw = torch.frombuffer(mmap.mmap(-1, reach * dtype.itemsize, flags=flags), dtype=dtype)
+        raw = torch.frombuffer(unreserved(reach * dtype.itemsize), dtype=dtype)
         return raw.as_strided(tuple(shape), strides)
 
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 import doctest
 import os
 from dataclasses import replace
-from types import ModuleType
 
 import pytest
 import torch
 
-from gluon_sim import intercept, lanes
+from gluon_sim import intercept
 from kernels.blackwell.simulated import plan_of, run
 from kernels.judging import assert_right_clean_and_deaf_to_poison, ends_with_invalid
 from openmla import dispatch
@@ -56,9 +55,8 @@ CASES = {
 SEEDS = int(os.environ.get("OPENMLA_SIM_SEEDS", "0"))
 
 
-@pytest.mark.parametrize("module", [lanes, sparse_launch], ids=lambda m: m.__name__)
-def test_examples(module: ModuleType) -> None:
-    assert doctest.testmod(module).failed == 0
+def test_examples() -> None:
+    assert doctest.testmod(sparse_launch).failed == 0
 
 
 def on(case: Case, background: str = "zero") -> BuiltCase:

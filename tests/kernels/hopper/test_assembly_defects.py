@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gluon_sim import Kind
-from gluon_sim.errors import Unsupported
+from gluon_sim import Kind, Unsupported
 from kernels.hopper.mutant_run import mutant, run_on
 from kernels.judging import on
 from openmla.kernels.hopper.dense import launch

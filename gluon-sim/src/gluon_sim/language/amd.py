@@ -8,15 +8,15 @@ from typing import Any
 
 import numpy as np
 
-from gluon_sim import dtypes, layouts
-from gluon_sim.async_units import AsyncOp, queue, wait_for_all
-from gluon_sim.context import current
 from gluon_sim.language.blackwell import _expand
 from gluon_sim.language.core import load, store
 from gluon_sim.language.hopper import _channel
 from gluon_sim.language.namespace import Namespace
-from gluon_sim.memory import MemoryView
-from gluon_sim.values import Pointer, Tensor, raw
+from gluon_sim.machine.async_units import AsyncOp, queue, wait_for_all
+from gluon_sim.machine.context import current
+from gluon_sim.memory.views import MemoryView
+from gluon_sim.values import dtypes, layouts
+from gluon_sim.values.tensors import Pointer, Tensor, raw
 
 
 def buffer_load(

@@ -15,11 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from gluon_sim.context import current
-from gluon_sim.dtypes import Array, DType
 from gluon_sim.errors import Unsupported
 from gluon_sim.language import ptx
-from gluon_sim.values import Pointer, Tensor, scalar
+from gluon_sim.machine.context import current
+from gluon_sim.values.dtypes import Array, DType
+from gluon_sim.values.tensors import Pointer, Tensor, scalar
 
 Meaning = Callable[[re.Match[str], Sequence[Any]], Any]
 
@@ -32,9 +32,9 @@ QUIET_NAN = 0x7FC00000
 
 
 def register(pattern: str, meaning: Meaning) -> None:
-    """Teach the simulator a text: `meaning(match, args)` returns the outputs.
+    """Teach the simulator a text, all of which (with its whitespace squeezed) `pattern` matches.
 
-    The pattern must match all of the text, with its whitespace squeezed.
+    `meaning(match, operands)` gets numbers and NumPy arrays and returns the result, or a tuple.
     """
     _MEANINGS[re.compile(pattern)] = meaning
 
@@ -48,17 +48,27 @@ def inline_asm_elementwise(
     pack: Any,
 ) -> Any:
     """What the text does to the operands: a tensor per type in `dtype`."""
-    text = " ".join(asm.split())
+    types = list(dtype) if isinstance(dtype, Sequence) else [dtype]
+    made = _by_meaning(" ".join(asm.split()), args, types)
+    if made is None:
+        if _TRUSTED in [comment.strip() for comment in re.findall("//(.*)", asm)]:
+            current().clock.trust_copies()
+        program = ptx.parse(re.sub("//.*", "", asm))
+        _check_constraints(constraints, args, types, int(pack))
+        made = (_packed if pack > 1 else _one_by_one)(program, list(args), types, int(pack))
+    return made[0] if isinstance(dtype, DType) else tuple(made)
+
+
+def _by_meaning(text: str, args: Sequence[Any], types: list[DType]) -> list[Tensor] | None:
+    """The results of a registered text; None if this is none."""
     for pattern, meaning in _MEANINGS.items():
         if match := pattern.fullmatch(text):
-            return meaning(match, args)
-    if _TRUSTED in [comment.strip() for comment in re.findall("//(.*)", asm)]:
-        current().clock.trust_copies()
-    types = list(dtype) if isinstance(dtype, Sequence) else [dtype]
-    program = ptx.parse(re.sub("//.*", "", asm))
-    _check_constraints(constraints, args, types, int(pack))
-    made = (_packed if pack > 1 else _one_by_one)(program, list(args), types, int(pack))
-    return made[0] if isinstance(dtype, DType) else tuple(made)
+            operands = [scalar(a) for a in args]
+            like = next((a for a in operands if a.shape), scalar(0))
+            found = meaning(match, [a.value for a in operands])
+            made = zip(found if isinstance(found, tuple) else (found,), types, strict=True)
+            return [Tensor(scalar(x, t).data, t, like.split, like.layout) for x, t in made]
+    return None
 
 
 def _check_constraints(
@@ -158,4 +168,4 @@ def accumulator_registers(layout: Any, shape: Sequence[int]) -> tuple[Array, Arr
     return np.broadcast_arrays(rows, columns)  # type: ignore[return-value]
 
 
-register(r"s_mov_b32 \$0, (?P<n>-?\d+)", lambda match, _: scalar(int(match["n"])))  # CDNA4
+register(r"s_mov_b32 \$0, (?P<n>-?\d+)", lambda match, _: int(match["n"]))  # CDNA4

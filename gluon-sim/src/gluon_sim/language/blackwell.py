@@ -7,17 +7,17 @@ from typing import Any
 
 import numpy as np
 
-from gluon_sim import dtypes, layouts
-from gluon_sim.async_units import AsyncOp, queue
-from gluon_sim.clocks import Clock
-from gluon_sim.context import current
-from gluon_sim.dtypes import Array, DType
 from gluon_sim.errors import Unsupported
-from gluon_sim.global_memory import Descriptor
 from gluon_sim.language import hopper
 from gluon_sim.language.namespace import Namespace, require_default
-from gluon_sim.memory import MemoryView, SplitLayout
-from gluon_sim.values import Tensor, raw
+from gluon_sim.machine.async_units import AsyncOp, queue
+from gluon_sim.machine.clocks import Clock
+from gluon_sim.machine.context import current
+from gluon_sim.memory.global_memory import Descriptor
+from gluon_sim.memory.views import MemoryView, SplitLayout
+from gluon_sim.values import dtypes, layouts
+from gluon_sim.values.dtypes import Array, DType
+from gluon_sim.values.tensors import Tensor, raw
 
 
 def allocate_tensor_memory(

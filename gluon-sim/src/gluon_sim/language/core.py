@@ -7,14 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from gluon_sim import dtypes
-from gluon_sim.context import current
-from gluon_sim.dtypes import DType
-from gluon_sim.findings import Kind
 from gluon_sim.language.asm import inline_asm_elementwise
-from gluon_sim.memory import MemoryView
-from gluon_sim.scheduler import Agent
-from gluon_sim.values import Pointer, Tensor, raw, scalar
+from gluon_sim.machine.context import current
+from gluon_sim.machine.scheduler import Agent
+from gluon_sim.memory.views import MemoryView
+from gluon_sim.report.findings import Kind
+from gluon_sim.values import dtypes
+from gluon_sim.values.dtypes import DType
+from gluon_sim.values.tensors import Pointer, Tensor, raw, scalar
 
 
 # -- programs

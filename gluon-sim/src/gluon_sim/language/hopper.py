@@ -8,17 +8,17 @@ from typing import Any
 
 import numpy as np
 
-from gluon_sim import dtypes, layouts
-from gluon_sim.async_units import AsyncOp, queue, wait_for_all
-from gluon_sim.barriers import MBarrier
-from gluon_sim.clocks import Clock, CopyChannel
-from gluon_sim.context import current
-from gluon_sim.findings import Kind
-from gluon_sim.global_memory import Descriptor
 from gluon_sim.language.core import allocate_shared_memory
 from gluon_sim.language.namespace import Namespace, require_default
-from gluon_sim.memory import MemoryView
-from gluon_sim.values import Pointer, Tensor, raw
+from gluon_sim.machine.async_units import AsyncOp, queue, wait_for_all
+from gluon_sim.machine.barriers import MBarrier
+from gluon_sim.machine.clocks import Clock, CopyChannel
+from gluon_sim.machine.context import current
+from gluon_sim.memory.global_memory import Descriptor
+from gluon_sim.memory.views import MemoryView
+from gluon_sim.report.findings import Kind
+from gluon_sim.values import dtypes, layouts
+from gluon_sim.values.tensors import Pointer, Tensor, raw
 
 
 # -- mbarriers

@@ -19,12 +19,12 @@ from typing import Any
 
 import numpy as np
 
-from gluon_sim import dtypes
-from gluon_sim.context import current
-from gluon_sim.dtypes import Array, DType
 from gluon_sim.errors import Unsupported
-from gluon_sim.findings import Kind
-from gluon_sim.values import Pointer
+from gluon_sim.machine.context import current
+from gluon_sim.report.findings import Kind
+from gluon_sim.values import dtypes
+from gluon_sim.values.dtypes import Array, DType
+from gluon_sim.values.tensors import Pointer
 
 WARP = 32
 Operand = str | tuple[str, ...]  # a register or number; several in braces

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from gluon_sim import dtypes, layouts
-from gluon_sim.context import current
-from gluon_sim.dtypes import DType
-from gluon_sim.layouts import split_axis
-from gluon_sim.values import Pointer, Tensor, raw, scalar
+from gluon_sim.machine.context import current
+from gluon_sim.values import dtypes, layouts
+from gluon_sim.values.dtypes import DType
+from gluon_sim.values.layouts import split_axis
+from gluon_sim.values.tensors import Pointer, Tensor, raw, scalar
 
 
 def _split(layout: Any) -> int | None:

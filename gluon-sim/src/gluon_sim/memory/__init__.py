@@ -1,0 +1,10 @@
+"""What is read and written: shared, tensor and global memory.
+
+| file | what |
+|---|---|
+| views.py | allocations on the chip and their views |
+| placement.py | the place of every element, for layouts given by bases |
+| lanes.py | the lanes of tensor memory that a 64-row product takes |
+| global_memory.py | tensor arguments with bounds and write counts, TMA descriptors |
+| unreserved.py | memory that spans far more than the machine has |
+"""

@@ -1,0 +1,358 @@
+"""On-chip memories: shared and tensor memory as allocations with views.
+
+An allocation is a run of bytes with a `written` mark per byte and a `Shadow` for races. A view is a
+strided window with an element type; `index`, `slice`, `permute`, `reshape` and `_reinterpret` make
+new views of the same bytes. Addresses are row-major unless the layout is given by bases: those
+views carry the place of every element (see `placement`). Other swizzles and padding belong to the
+compiler and are not modeled. Tensor memory keeps one row per lane, so that a bf16 view may overlay
+the columns of an fp32 one, as on the hardware.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from gluon_sim.machine.clocks import Shadow
+from gluon_sim.machine.context import current
+from gluon_sim.memory.lanes import half_lane_width, half_lanes
+from gluon_sim.memory.placement import placement
+from gluon_sim.values.dtypes import Array, DType
+from gluon_sim.values.layouts import split_axis
+from gluon_sim.values.tensors import Tensor
+
+
+class Allocation:
+    """Bytes in shared or tensor memory of one CTA (or, split in two, of a cluster)."""
+
+    def __init__(self, name: str, space: str, nbytes: int, cell: int) -> None:
+        self.name = name
+        self.space = space  # "shared" or "tensor"
+        self.bytes = np.zeros(nbytes, np.uint8)
+        self.written = np.zeros(nbytes, np.uint8)
+        self.shadow = Shadow()
+        self.cell = cell
+        self._cells: dict[tuple[Any, ...], int] = {}
+
+    def cells(self, view: MemoryView) -> int:
+        """The bytes of a view as a bit mask over cells of `cell` bytes."""
+        inside = view.strides if view.place is None else view.place.tobytes()
+        key = (view.offset, view.shape, inside, view.dtype.itemsize)
+        if key not in self._cells:
+            marks = np.zeros(len(self.bytes), np.uint8)
+            if view.place is not None:
+                marks[view.byte_positions()] = 1
+            else:
+                unsigned = np.dtype(f"u{view.dtype.itemsize}")
+                np.ndarray(view.shape, unsigned, marks, view.offset, view.strides)[...] = 1
+            per_cell = np.pad(marks, (0, -len(marks) % self.cell)).reshape(-1, self.cell)
+            packed = np.packbits(per_cell.any(1), bitorder="little")
+            self._cells[key] = int.from_bytes(packed.tobytes(), "little")
+        return self._cells[key]
+
+
+class MemoryView:
+    """A window on an allocation: what a kernel holds as a shared or tensor memory descriptor."""
+
+    def __init__(
+        self,
+        alloc: Allocation,
+        dtype: DType,
+        shape: Sequence[int],
+        strides: Sequence[int],
+        offset: int = 0,
+        layout: Any = None,
+        stage: int | None = None,
+        place: Array | None = None,
+    ) -> None:
+        self.alloc = alloc
+        self.dtype = dtype
+        self._shape = tuple(shape)
+        self.strides = tuple(strides)
+        self.offset = offset
+        self.layout = layout
+        self.stage = stage
+        self.place = place  # bytes from `offset` to every element; None: strided
+
+    # -- what kernels read
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Extents."""
+        return self._shape
+
+    @property
+    def rank(self) -> int:
+        """Number of axes."""
+        return len(self._shape)
+
+    @property
+    def numel(self) -> int:
+        """Number of elements."""
+        return math.prod(self._shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the whole view, over all CTAs of a cluster."""
+        return self.numel * self.dtype.itemsize
+
+    @property
+    def nbytes_per_cta(self) -> int:
+        """Bytes of one CTA's part."""
+        return self.nbytes // (2 if self.split is not None else 1)
+
+    @property
+    def end(self) -> int:
+        """Where the last byte of the view ends."""
+        axes = list(zip(self._shape, self.strides, strict=True))
+        if self.place is not None:
+            axes = axes[: self.rank - self.place.ndim]
+        inside = 0 if self.place is None else int(self.place.max())
+        return self.offset + sum((n - 1) * s for n, s in axes) + inside + self.dtype.itemsize
+
+    @property
+    def type(self) -> MemoryView:
+        """Kernels write `view.type.layout`; the view itself carries it."""
+        return self
+
+    @property
+    def split(self) -> int | None:
+        """The axis (from the end) that a cluster divides, or None."""
+        axis = split_axis(self.layout)
+        return axis if axis is not None and current().cta.cluster.size > 1 else None
+
+    @property
+    def label(self) -> str:
+        """Name as findings print it."""
+        return self.alloc.name if self.stage is None else f"{self.alloc.name}[{self.stage}]"
+
+    # -- sub-views
+    def _derive(self, **changes: Any) -> MemoryView:
+        fields: dict[str, Any] = {
+            "dtype": self.dtype,
+            "shape": self._shape,
+            "strides": self.strides,
+            "offset": self.offset,
+            "layout": self.layout,
+            "stage": self.stage,
+            "place": self.place,
+        }
+        return type(self)(self.alloc, **{**fields, **changes})
+
+    def index(self, i: Any) -> MemoryView:
+        """The i-th part along the first axis (a pipeline stage)."""
+        i = int(i)
+        if not 0 <= i < self._shape[0]:
+            raise IndexError(f"index {i} of {self.label}, which has {self._shape[0]} stages")
+        if self.place is not None and self.rank == self.place.ndim:
+            raise ValueError(f"index of {self.label} cuts a tile whose layout is given by bases")
+        return self._derive(
+            shape=self._shape[1:],
+            strides=self.strides[1:],
+            offset=self.offset + i * self.strides[0],
+            stage=i,
+        )
+
+    def slice(self, start: Any, length: int, dim: int | None = None) -> MemoryView:
+        """`length` elements from `start` along `dim` (tensor memory: the last axis)."""
+        if dim is None:
+            dim = self.rank - 1 if self.alloc.space == "tensor" else 0
+        start, length = int(start), int(length)
+        if start < 0 or start + length > self._shape[dim]:
+            raise IndexError(f"slice {start}+{length} of axis {dim} of {self.label} {self._shape}")
+        shape = (*self._shape[:dim], length, *self._shape[dim + 1 :])
+        if self.place is not None and dim >= self.rank - self.place.ndim:
+            kept = self.place.take(range(start, start + length), dim - self.rank)
+            return self._derive(shape=shape, place=kept)
+        return self._derive(shape=shape, offset=self.offset + start * self.strides[dim])
+
+    def permute(self, order: Sequence[int]) -> MemoryView:
+        """The same bytes with the axes in another order."""
+        axes = [int(i) for i in order]
+        view = self._derive(
+            shape=[self._shape[i] for i in axes], strides=[self.strides[i] for i in axes]
+        )
+        view.layout = _permuted(self.layout, axes)
+        if self.place is not None:
+            if self.rank > self.place.ndim:
+                raise ValueError(f"permute of {self.label}: pick a stage first")
+            view.place = self.place.transpose(axes)
+        return view
+
+    def reshape(self, shape: Sequence[int]) -> MemoryView:
+        """A row-major reshape of a contiguous view."""
+        return self._reinterpret(self.dtype, shape, self.layout)
+
+    def _reinterpret(self, dtype: DType, shape: Sequence[int], layout: Any) -> MemoryView:
+        """The same bytes as another type and shape (tensor memory: same lanes, own columns)."""
+        shape = [int(x) for x in shape]
+        strides, place = _strides(shape, dtype, layout)
+        if self.alloc.space == "tensor" and self.rank >= 2 and len(shape) >= 2:
+            lane = self.strides[-2]
+            width = half_lane_width(self._shape, shape, layout)
+            if width:
+                place = half_lanes(shape, width, lane, dtype.itemsize)
+            elif shape[-1] * dtype.itemsize > lane:
+                raise ValueError(f"{self.label}: {shape[-1]} columns of {dtype} do not fit")
+            strides = [lane * x for x in _row_major(shape[:-1], 1)] + [dtype.itemsize]
+        if self.place is not None and self.place.flat[0]:
+            raise ValueError(f"{self.label}: only a whole tile can be seen as another one")
+        view = self._derive(dtype=dtype, shape=shape, strides=strides, layout=layout, place=place)
+        if view.end > len(self.alloc.bytes):
+            raise ValueError(f"{self.label}: a view of {shape} {dtype} is larger than the buffer")
+        return view
+
+    def reinterpret(
+        self, dtype: DType | None = None, shape: Any = None, layout: Any = None
+    ) -> MemoryView:
+        """`_reinterpret` under its later name."""
+        return self._reinterpret(dtype or self.dtype, shape or self._shape, layout or self.layout)
+
+    def get_reg_layout(self, **_: Any) -> SplitLayout:
+        """Register layouts are not modeled; the cluster split is kept."""
+        return SplitLayout(self.split)
+
+    def _keep_alive(self) -> None:
+        """Lifetimes are not modeled: every allocation lives as long as its CTA."""
+
+    # -- the bytes
+    def part(self) -> MemoryView:
+        """The part of a cluster's view that lies in the running CTA."""
+        axis = self.split
+        if axis is None:
+            return self
+        dim = self.rank + axis
+        half = self._shape[dim] // 2
+        return self.slice(half * current().cta.rank, half, dim)
+
+    def half(self, rank: int) -> MemoryView:
+        """The part of a cluster's view that lies in CTA `rank`."""
+        axis = self.split
+        if axis is None:
+            return self
+        dim = self.rank + axis
+        return self.slice(self._shape[dim] // 2 * rank, self._shape[dim] // 2, dim)
+
+    def byte_positions(self) -> Array:
+        """Of a placed view: the position of every byte, element by element."""
+        assert self.place is not None
+        first = np.full((1,) * self.place.ndim, self.offset)
+        for axis in reversed(range(self.rank - self.place.ndim)):
+            steps = np.arange(self._shape[axis]) * self.strides[axis]
+            first = first[None] + steps.reshape(-1, *(1,) * first.ndim)
+        positions: Array = (first + self.place)[..., None] + np.arange(self.dtype.itemsize)
+        return positions
+
+    def array(self) -> Array:
+        """The bits, as a writable NumPy view (of a placed view: a copy that cannot be written)."""
+        if self.place is not None:
+            bits: Array = self.alloc.bytes[self.byte_positions()].view(self.dtype.storage)[..., 0]
+            bits.flags.writeable = False
+            return bits
+        return np.ndarray(
+            self._shape, self.dtype.storage, self.alloc.bytes, self.offset, self.strides
+        )
+
+    def _marks(self) -> Array:
+        if self.place is not None:
+            marks: Array = self.alloc.written[self.byte_positions()]
+            return marks
+        unsigned = np.dtype(f"u{self.dtype.itemsize}")
+        return np.ndarray(self._shape, unsigned, self.alloc.written, self.offset, self.strides)
+
+    def read_values(self) -> Array:
+        """Decoded values."""
+        return self.dtype.decode(self.array())
+
+    def write_bits(self, bits: Array | int, where: Array | bool = True) -> None:
+        """Store bits and mark them written; elements where `where` is false keep what they had."""
+        on = np.broadcast_to(where, self._shape)
+        if self.place is not None:
+            whole = np.broadcast_to(np.asarray(bits, self.dtype.storage), self._shape)
+            at = self.byte_positions()[on]
+            self.alloc.bytes[at] = np.ascontiguousarray(whole[on])[..., None].view(np.uint8)
+            self.alloc.written[at] = 1
+            return
+        np.copyto(self.array(), bits, where=on, casting="unsafe")
+        marks = self._marks()
+        # Every byte: another view may be narrower.
+        np.copyto(marks, np.iinfo(marks.dtype).max, where=on)
+
+    @property
+    def fully_written(self) -> bool:
+        """Whether every element was written at least once."""
+        return bool(self._marks().all())
+
+    def cells(self) -> int:
+        """Bit mask of the bytes this view covers."""
+        return self.alloc.cells(self)
+
+    # -- what kernels call
+    def load(self, layout: Any = None) -> Tensor:
+        """Read into registers (an ordinary, synchronous access)."""
+        agent = current()
+        agent.access(self.part(), write=False, what=f"load of {self.label}")
+        agent.charge(self.numel, "memory")
+        return Tensor(self.read_values(), self.dtype, split_axis(layout), layout)
+
+    def store(self, value: Any, pred: Any = True) -> None:
+        """Write from registers (an ordinary, synchronous access)."""
+        if not bool(pred):
+            return
+        agent = current()
+        bits = self.dtype.encode(value.value)
+        if tuple(bits.shape) != self._shape:
+            raise ValueError(f"store of shape {bits.shape} to {self.label} of shape {self._shape}")
+        mine = self.part()
+        agent.access(mine, write=True, what=f"store to {self.label}")
+        agent.charge(self.numel, "memory")
+        if mine is not self:
+            dim = self.rank + (self.split or 0)
+            half = self._shape[dim] // 2
+            bits = np.take(bits, range(half * agent.cta.rank, half * (agent.cta.rank + 1)), dim)
+        mine.write_bits(bits)
+
+
+class SplitLayout:
+    """A layout of which only the cluster split is known."""
+
+    def __init__(self, axis: int | None) -> None:
+        self.sim_split = axis
+
+
+def _permuted(layout: Any, order: Sequence[int]) -> SplitLayout:
+    axis, rank = split_axis(layout), len(order)
+    return SplitLayout(None if axis is None else list(order).index(rank + axis) - rank)
+
+
+def _strides(shape: Sequence[int], dtype: DType, layout: Any) -> tuple[list[int], Array | None]:
+    """Bytes from one index to the next along each axis, and the places inside a tile."""
+    tile = placement(layout, shape)
+    if tile is None:
+        return _row_major(shape, dtype.itemsize), None
+    rank = tile.offsets.ndim
+    stages = _row_major(shape[: len(shape) - rank], tile.extent * dtype.itemsize)
+    return stages + _row_major(shape[len(shape) - rank :], dtype.itemsize), (
+        tile.offsets * dtype.itemsize
+    )
+
+
+def _row_major(shape: Sequence[int], itemsize: int) -> list[int]:
+    strides, step = [], itemsize
+    for extent in reversed(shape):
+        strides.append(step)
+        step *= extent
+    return strides[::-1]
+
+
+def allocate(name: str, space: str, dtype: DType, shape: Sequence[int], layout: Any) -> MemoryView:
+    """A new allocation and the view of all of it."""
+    shape = [int(x) for x in shape]
+    strides, place = _strides(shape, dtype, layout)
+    nbytes = strides[0] * shape[0] if shape else dtype.itemsize
+    if place is not None and place.ndim == len(shape):
+        nbytes = int(place.max()) + dtype.itemsize
+    alloc = Allocation(name, space, nbytes, min(4, dtype.itemsize))
+    return MemoryView(alloc, dtype, shape, strides, 0, layout, place=place)

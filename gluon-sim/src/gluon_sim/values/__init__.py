@@ -1,0 +1,1 @@
+"""What registers hold: element types, tensors and pointers, and the layouts they carry along."""

@@ -1,0 +1,64 @@
+"""What Triton renamed between 3.6 and 3.9, under one name each, so that one toy serves both."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia import blackwell
+from triton.experimental.gluon.language.nvidia.ampere import async_copy
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
+from triton.language.core import _aggregate as aggregate  # noqa: F401 - for toys
+
+RENAMED = hasattr(tma, "async_load")
+_RENAMED = gl.constexpr(RENAMED)  # the same for device code
+
+if RENAMED:
+    tma_load, tma_store, cp_async = tma.async_load, tma.async_store, async_copy.async_load
+    thread_barrier = gl.barrier
+else:
+    tma_load, tma_store = tma.async_copy_global_to_shared, tma.async_copy_shared_to_global
+    cp_async = async_copy.async_copy_global_to_shared
+    thread_barrier = gl.thread_barrier
+
+
+@gluon.jit
+def reinterpret(view, dtype: gl.constexpr, shape: gl.constexpr, layout: gl.constexpr):
+    """The same shared or tensor memory as another type and shape."""
+    if _RENAMED:
+        return view.reinterpret(dtype, shape, layout)
+    else:
+        return view._reinterpret(dtype, shape, layout)
+
+
+def pair_tmem_layout(rows: int, columns: int) -> Any:
+    """Accumulator of a two-CTA product: each CTA holds `rows` of its 2 * `rows` rows."""
+    split = {"cga_layout": [[1, 0]]} if RENAMED else {"cta_split_num": [2, 1]}
+    return blackwell.TensorMemoryLayout([rows, columns], col_stride=1, two_ctas=True, **split)
+
+
+def cluster_barrier_shape(stages: int) -> list[int]:
+    """Shape of `stages` barriers that every CTA of a pair has for itself."""
+    return [stages, 2 if RENAMED else 1]
+
+
+def cluster_barrier_layout() -> Any:
+    """Layout of barriers that every CTA of a pair has for itself."""
+    return mbarrier.MBarrierLayout(cga_layout=[[1 if RENAMED else 0]])
+
+
+def _tmem_reg_layout(element_ty: Any, shape: Any, layout: Any, num_warps: Any) -> Any:
+    """The register layout in which `num_warps` warps load or store tensor memory."""
+    shape = [int(n) for n in shape]
+    if RENAMED:
+        memory = blackwell.tensor_memory_descriptor_type(element_ty, shape, layout, shape)
+        return memory.get_reg_layout(num_warps=num_warps)
+    cga = ((1, 0),) if getattr(layout, "two_ctas", False) else ()
+    return blackwell.get_tmem_reg_layout(
+        element_ty, tuple(shape), layout, num_warps, cga_layout=cga
+    )
+
+
+_tmem_reg_layout.__gluon_sim__ = f"{blackwell.__name__}.tmem_reg_layout"
+tmem_reg_layout = gluon.constexpr_function(_tmem_reg_layout)

@@ -11,7 +11,6 @@ from typer.testing import CliRunner
 from openmla.cli.check import check_command
 from openmla.cli.demo import demo_command
 from openmla.cli.options import device_here
-from openmla.testing import showcases
 from openmla.testing.checker import Checker
 
 app = typer.Typer()
@@ -109,12 +108,3 @@ def test_json_that_is_no_case_is_refused(values, tmp_path):
     (tmp_path / "x.json").write_text(values)
     result = invoke("--replay", str(tmp_path / "x.json"))
     assert result.exit_code == 2 and "Traceback" not in result.output
-
-
-def test_the_defect_table(monkeypatch):
-    few = [d for d in showcases.REGISTER if d.name in ("causal ignored", "base two lse")]
-    monkeypatch.setattr("openmla.cli.check.catalog", lambda: few)
-    result = invoke("--defects")
-    assert result.exit_code == 0, result.output
-    assert "base two lse" in result.output and "15 of 15 broken results rejected" in result.output
-    assert "2 of 2 defects seen" in result.output

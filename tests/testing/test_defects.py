@@ -4,11 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from openmla.testing.blocked import Blocked
+from defects.blocked import Blocked
+from defects.catalog import catalog, judge_correct, judge_defect
+from defects.run import table
+from defects.showcases import defect
 from openmla.testing.cases import Case, build, random_case
 from openmla.testing.compare import judge
-from openmla.testing.defects import catalog, judge_correct, judge_defect
-from openmla.testing.showcases import defect
 
 VERDICTS: dict[str, tuple[int, int]] = {}
 
@@ -80,3 +81,17 @@ def test_what_rounding_p_may_cost_is_accepted(case):
 def test_an_unknown_showcase_is_refused():
     with pytest.raises(ValueError, match="unknown showcases"):
         defect("nothing", "no such showcase")
+
+
+def test_the_table(capsys):
+    few = [d for d in catalog() if d.name in ("causal ignored", "base two lse")]
+    assert table(few)
+    printed = capsys.readouterr().out
+    assert "base two lse" in printed and "15 of 15 broken results rejected" in printed
+    assert "2 of 2 defects seen; 75 of 75 correct results accepted" in printed
+
+
+def test_a_defect_that_nobody_sees_fails_the_table(capsys):
+    right = replace(catalog()[0], name="no defect at all", implementation=Blocked)
+    assert not table([right])
+    assert "0 of 1 defects seen" in capsys.readouterr().out

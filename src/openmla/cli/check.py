@@ -18,10 +18,8 @@ from openmla.cli.check_simulated import check_simulated_command
 from openmla.cli.failures import progress_bar, require_saved_case, show
 from openmla.cli.options import DEVICE_HELP, device_here
 from openmla.planning import BACKENDS
-from openmla.testing.defects import catalog, judge_correct, judge_defect
-from openmla.testing.fuzz import FuzzReport, one_thread, replay, run_fuzz
+from openmla.testing.fuzz import FuzzReport, replay, run_fuzz
 
-REQUIRED_SHARE = 0.95
 MOST_REASONS = 20  # shown; the JSON has all
 
 
@@ -49,9 +47,6 @@ def check_command(
     replay_file: Annotated[
         Path | None, typer.Option("--replay", help="Run one saved case again instead.")
     ] = None,
-    defects: Annotated[
-        bool, typer.Option(help="Judge the acceptance rule on seeded defects instead.")
-    ] = False,
     simulate: Annotated[
         bool, typer.Option(help="Run the Gluon kernels of --target in the simulator instead.")
     ] = False,
@@ -66,8 +61,6 @@ def check_command(
         raise typer.BadParameter(f"json: there is no folder {json_file.parent}")
     if simulate:
         ok = check_simulated_command(console, target, cases, seed, save_dir, replay_file)
-    elif defects:
-        ok = _judge_defects(console)
     elif replay_file is not None:
         ok = _replay(console, replay_file, backend, device)
     else:
@@ -137,27 +130,3 @@ def _replay(console: Console, path: Path, backend: str, device: str) -> bool:
         return True
     show(console, failure)
     return False
-
-
-def _judge_defects(console: Console) -> bool:
-    """Every defect must be seen, 95 % of all its appearances, and nothing correct rejected."""
-    table = Table("defect", "what it breaks", "rejected", box=box.SIMPLE)
-    judged = rejected = unseen = 0
-    defects = catalog()
-    with progress_bar(console) as bar, one_thread():
-        for defect in bar.track(defects, description="defects"):
-            verdict = judge_defect(defect)
-            judged, rejected = judged + verdict.judged, rejected + verdict.rejected
-            unseen += verdict.rejected == 0
-            color = "green" if not verdict.slipped else "yellow" if verdict.rejected else "red"
-            count = f"[{color}]{verdict.rejected}/{verdict.judged}[/{color}]"
-            table.add_row(defect.name, defect.breaks, count)
-        correct = judge_correct()
-    console.print(table)
-    accepted = sum(verdict.ok for verdict in correct.values())
-    console.print(
-        f"{rejected} of {judged} broken results rejected ({rejected / judged:.1%}), "
-        f"{len(defects) - unseen} of {len(defects)} defects seen; "
-        f"{accepted} of {len(correct)} correct results accepted"
-    )
-    return rejected >= REQUIRED_SHARE * judged and not unseen and accepted == len(correct)

@@ -3,7 +3,8 @@
     cases.py     one seeded generator of calls          compare.py   the acceptance rule
     poison.py    NaN in everything that is not used     guard.py     tensors against unmapped pages
     margin.py    tensors between strips of poison       isolate.py   cases in child processes
-    defects.py   broken implementations to be caught    fuzz.py      all of it, at random
+    fuzz.py      all of it, at random                   simulate.py  another chip's Gluon kernels
 
-Imports only torch and openmla; nothing in openmla imports it but the command line.
+Imports torch and openmla, and gluon-sim where kernels are simulated; nothing in openmla imports it
+but the command line.
 """

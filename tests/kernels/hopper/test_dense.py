@@ -16,8 +16,8 @@ from kernels.judging import (
     assert_right_clean_and_deaf_to_poison,
     on,
 )
+from kernels.portable.ahead import compiling_for
 from openmla.kernels.launch import calls
-from openmla.kernels.portable.ahead import compiling_for
 from openmla.operands import DenseOperands
 from openmla.planning.split import SplitRule
 from openmla.testing.build import BuiltCase, Outcome

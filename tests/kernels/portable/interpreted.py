@@ -17,10 +17,10 @@ from types import ModuleType, SimpleNamespace
 
 import torch
 
-from kernels.portable import edges
+from kernels.portable import edges, interpreter
 from kernels.shared_keys import with_shared_keys
 from openmla.cache import LatentCache
-from openmla.kernels.portable import cache_ops, interpreter, launch
+from openmla.kernels.portable import cache_ops, launch
 from openmla.operands import Results
 from openmla.planning import Plan
 from openmla.planning.dequantize import PLAIN, CacheRead

@@ -15,12 +15,12 @@ from itertools import product
 import torch
 
 from indexer import cases
+from kernels.portable import interpreter
 from openmla import IndexCache
 from openmla.indexer import reference
 from openmla.indexer.cache import quantize
 from openmla.indexer.operands import ScoresOperands, SelectOperands, SelectResults, Windows
 from openmla.indexer.windows import paged_windows
-from openmla.kernels.portable import interpreter
 from openmla.kernels.portable.indexer import launch, windows
 from openmla.planning.indexer import IndexPlan, index_plan
 from openmla.testing.indexer import score_problems

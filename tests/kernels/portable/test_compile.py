@@ -67,7 +67,7 @@ def operands_of(problem: Problem) -> tuple[Operands, Results]:
 def compiled(name: str, chip: str) -> Iterator[int]:
     """Shared memory of every kernel that a launch would run there."""
     problem = PROBLEMS[name]
-    from openmla.kernels.portable.ahead import compiling_for
+    from kernels.portable.ahead import compiling_for
     from openmla.kernels.portable.launch import calls
 
     chosen = plan(problem, chip, "portable")
@@ -114,7 +114,7 @@ def test_compiles_and_fits(name: str, chip: str) -> None:
 @pytest.mark.compile
 def test_rope_bytes_at_odd_addresses_are_multiplied_row_by_row() -> None:
     """Stored column by column, blocks of 32 keys were multiplied wrongly (Triton 3.6.0, H200)."""
-    from openmla.kernels.portable.ahead import compiling_for
+    from kernels.portable.ahead import compiling_for
     from openmla.kernels.portable.launch import calls
 
     problem = Problem(form="dense", heads=1, d_nope=448, d_rope=64, d_v=64, rope="cache",

@@ -57,7 +57,7 @@ def steps(name: str) -> tuple:
 @pytest.mark.parametrize("chip", CHIPS)
 @pytest.mark.parametrize("name", ["indexer scores", "indexer select"])
 def test_compiles_and_fits(name: str, chip: str) -> None:
-    from openmla.kernels.portable.ahead import compiling_for
+    from kernels.portable.ahead import compiling_for
     from openmla.kernels.portable.indexer.launch import calls
 
     operands, results = steps(name)

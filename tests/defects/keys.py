@@ -7,11 +7,11 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from defects.blocked import Blocked, Tile
+from defects.showcases import defect
 from openmla.cache import LatentCache
 from openmla.operands import DenseOperands, SparseOperands
 from openmla.sequences import Span
-from openmla.testing.blocked import Blocked, Tile
-from openmla.testing.showcases import defect
 
 
 @defect("a query does not see its own key", "dense", "paged")

@@ -1,4 +1,4 @@
-"""Triton's interpreter with right bf16 and e4m3 arithmetic, for running these kernels on a CPU.
+"""Triton's interpreter with right bf16 and e4m3 arithmetic, for portable kernels on a CPU.
 
 Set TRITON_INTERPRET=1 before triton is imported, import this module, then launch as usual.
 

@@ -2,7 +2,7 @@
 
 It computes as a GPU kernel does: keys in blocks of BN, fp32 scores, an online softmax, P rounded to
 the input's dtype before it meets V, the row sum over unrounded P. Seeded defects override one
-method each (openmla.testing.defects). Nothing is shared with the kernels that openmla ships.
+method each. Nothing is shared with the kernels that openmla ships.
 """
 
 from __future__ import annotations

@@ -7,11 +7,11 @@ import math
 import torch
 from torch import Tensor
 
+from defects.blocked import Blocked, Tile
+from defects.showcases import defect
 from openmla.cache import LatentCache, block_width, dequantize, pick_rows
 from openmla.operands import DenseOperands
 from openmla.sequences import Span
-from openmla.testing.blocked import Blocked, Tile
-from openmla.testing.showcases import defect
 
 
 @defect("scale 1 % too large", "dense", "paged", "sparse")

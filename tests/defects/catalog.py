@@ -14,16 +14,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from openmla.testing import defects_keys, defects_output, defects_scores, defects_softmax
-from openmla.testing.blocked import Blocked
+from defects import keys, output, scores, softmax
+from defects.blocked import Blocked
+from defects.showcases import REGISTER, SEEDS, SHOWCASES, Defect
 from openmla.testing.build import build
 from openmla.testing.case import Case
 from openmla.testing.compare import Verdict, judge
-from openmla.testing.showcases import REGISTER, SEEDS, SHOWCASES, Defect
 
 __all__ = ["Defect", "DefectVerdict", "catalog", "judge_all", "judge_correct", "judge_defect"]
 
-_FILES = (defects_scores, defects_keys, defects_softmax, defects_output)
+_FILES = (scores, keys, softmax, output)
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ import math
 import torch
 from torch import Tensor
 
-from openmla.testing.blocked import Blocked, State, Tile
-from openmla.testing.showcases import defect
+from defects.blocked import Blocked, State, Tile
+from defects.showcases import defect
 
 
 @defect("the output accumulator is bf16", "dense", "long", "fp16")

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from openmla.testing.blocked import Blocked
+from defects.blocked import Blocked
 from openmla.testing.case import Case
 
 SEEDS = (1, 2, 3)

@@ -25,7 +25,7 @@ from openmla.testing.case import Case
 from openmla.testing.compare import judge
 from openmla.testing.draw import random_case
 from openmla.testing.memory import Memory
-from openmla.testing.poison import differences, poison_problems
+from openmla.testing.memory.poison import differences, poison_problems
 
 DEVICE = "cuda"
 HAS_GPU = torch.cuda.is_available()

@@ -20,7 +20,7 @@ from openmla import LatentCache, fastpath, reference
 from openmla.testing.build import BuiltCase, Outcome
 from openmla.testing.case import Case
 from openmla.testing.compare import judge
-from openmla.testing.poison import differences
+from openmla.testing.memory.poison import differences
 
 pytestmark = on_gpu
 

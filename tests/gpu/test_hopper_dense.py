@@ -20,7 +20,7 @@ from gpu.on_device import (
     problems,
 )
 from openmla.testing.case import Case
-from openmla.testing.poison import differences
+from openmla.testing.memory.poison import differences
 
 pytestmark = on_hopper
 

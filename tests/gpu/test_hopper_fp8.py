@@ -14,7 +14,7 @@ from openmla.operands import SparseOperands
 from openmla.planning import dequantize
 from openmla.testing.build import BuiltCase, Outcome
 from openmla.testing.case import Case
-from openmla.testing.poison import differences
+from openmla.testing.memory.poison import differences
 
 pytestmark = on_hopper
 

@@ -15,7 +15,7 @@ from openmla.testing.build import BuiltCase, Outcome, build
 from openmla.testing.case import Case
 from openmla.testing.compare import judge
 from openmla.testing.memory import Memory
-from openmla.testing.poison import differences
+from openmla.testing.memory.poison import differences
 
 # CI looks at the earliest and the latest schedule; a changed kernel needs OPENMLA_SIM_SEEDS=50.
 SEEDS = int(os.environ.get("OPENMLA_SIM_SEEDS", "2"))

@@ -16,7 +16,7 @@ from openmla.errors import Unsupported
 from openmla.testing.build import build
 from openmla.testing.case import Case
 from openmla.testing.compare import judge
-from openmla.testing.far import FarMemory
+from openmla.testing.memory.far import FarMemory
 
 DENSE = Case("dense", 4, 128, 64, 128, q_lens=(9, 7, 3), k_lens=(9, 70, 3))
 PAGES = replace(DENSE, rope="cache", kv="bf16", page_size=64)

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from openmla.testing.cases import Case, build, random_case
-from openmla.testing.guard import EDGES, GuardedMemory, guarded_bytes, self_test
 from openmla.testing.isolate import run_guarded
+from openmla.testing.memory.guard import EDGES, GuardedMemory, guarded_bytes, self_test
 
 CASE = Case("dense", 2, 8, 4, 8, (3,), (5,), layout="strided")
 
@@ -72,5 +72,5 @@ def test_a_fault_is_blamed_on_its_case_and_the_rest_goes_on(function, monkeypatc
 
 
 def test_an_exception_in_the_child_is_reported():
-    problems = [p for _, p in run_guarded([CASE], "openmla.testing.guard:self_test")]
+    problems = [p for _, p in run_guarded([CASE], "openmla.testing.memory.guard:self_test")]
     assert problems == ["TypeError: self_test() takes 0 positional arguments but 1 was given"]

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from openmla.testing.cases import Case, build, random_case
-from openmla.testing.margin import MARGIN, MarginMemory, margin_problems
+from openmla.testing.memory.margin import MARGIN, MarginMemory, margin_problems
 
 CASE = Case("dense", 2, 8, 4, 8, (3,), (5,), out="given")
 

@@ -7,7 +7,7 @@ import torch
 
 from openmla.testing.build import Outcome
 from openmla.testing.cases import Case, random_case
-from openmla.testing.poison import poison_problems
+from openmla.testing.memory.poison import poison_problems
 
 DENSE = Case(
     "dense", 2, 8, 4, 8, q_lens=(3, 4), k_lens=(5, 4), spare=2, layout="strided", out="strided"

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 import gluon_sim
-from openmla.testing import memory, simulate, simulate_draw, simulate_fuzz
+from openmla.testing import memory, simulate
 from openmla.testing.build import build
 from openmla.testing.case import Case
-from openmla.testing.simulate import FAMILIES, check_simulated, new_results, plan_on
-from openmla.testing.simulate_draw import MENUS, MOST_TILES, Menu, simulated_case, tiles
-from openmla.testing.simulate_fuzz import replay_simulated, run_simulated
+from openmla.testing.simulate import FAMILIES, check_simulated, draw, fuzz, new_results, plan_on
+from openmla.testing.simulate.draw import MENUS, MOST_TILES, Menu, simulated_case, tiles
+from openmla.testing.simulate.fuzz import replay_simulated, run_simulated
 
 SMALL = Case("dense", 1, 64, 32, 64, q_lens=(5,), k_lens=(33,), seed=1)
 
@@ -30,7 +30,7 @@ def test_random_cases_are_right_and_clean(target: str, tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("module", [memory, simulate, simulate_draw], ids=lambda m: m.__name__)
+@pytest.mark.parametrize("module", [memory, simulate, draw], ids=lambda m: m.__name__)
 def test_examples(module: Any) -> None:
     assert doctest.testmod(module).failed == 0
 
@@ -113,7 +113,7 @@ def test_a_wrong_result_is_shrunk_saved_and_replayed(
 
     monkeypatch.setattr(simulate, "simulated", wrong)
     monkeypatch.setattr(
-        simulate_fuzz, "simulated_case", lambda target, seed: replace(SMALL, heads=2, causal=False)
+        fuzz, "simulated_case", lambda target, seed: replace(SMALL, heads=2, causal=False)
     )
     report = run_simulated(1, 0, "h200", save_dir=tmp_path)
     (failure,) = report.failures
@@ -136,7 +136,7 @@ def test_a_refusal_is_counted_and_the_next_case_drawn() -> None:
 
 def test_a_run_that_only_meets_refusals_is_not_ok(monkeypatch: pytest.MonkeyPatch) -> None:
     fp32 = replace(SMALL, dtype="fp32")
-    monkeypatch.setattr(simulate_fuzz, "simulated_case", lambda target, seed: fp32)
+    monkeypatch.setattr(fuzz, "simulated_case", lambda target, seed: fp32)
     report = run_simulated(2, 0, "h200")
     assert report.draws == 40 and report.cases == 0 and not report.ok(2)
 

@@ -33,7 +33,7 @@ def check_simulated_command(
 
 def _run(console: Console, target: str, cases: int, seed: int, save_dir: Path) -> bool:
     from openmla.testing.simulate import FAMILIES
-    from openmla.testing.simulate_fuzz import run_simulated
+    from openmla.testing.simulate.fuzz import run_simulated
 
     console.print(
         f"{cases} random cases from seed {seed} on, {FAMILIES[target]} kernels for {target}, "
@@ -69,7 +69,7 @@ def _run(console: Console, target: str, cases: int, seed: int, save_dir: Path) -
 
 
 def _replay(console: Console, path: Path, target: str) -> bool:
-    from openmla.testing.simulate_fuzz import replay_simulated
+    from openmla.testing.simulate.fuzz import replay_simulated
 
     require_saved_case(path)
     try:

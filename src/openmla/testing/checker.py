@@ -23,10 +23,10 @@ from openmla.operands import Results
 from openmla.testing.build import BuiltCase, Outcome, build
 from openmla.testing.case import Case
 from openmla.testing.compare import judge
-from openmla.testing.guard import guard_problems
 from openmla.testing.isolate import named
-from openmla.testing.margin import margin_problems
-from openmla.testing.poison import poison_problems
+from openmla.testing.memory.guard import guard_problems
+from openmla.testing.memory.margin import margin_problems
+from openmla.testing.memory.poison import poison_problems
 
 DEEP_EVERY = 10
 """Cases whose seed is a multiple of this are deep."""

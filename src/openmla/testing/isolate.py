@@ -33,7 +33,7 @@ from openmla.testing.case import Case
 
 Answer = dict[str, Any]
 Check = Callable[[Case, dict[str, Any]], Answer]
-PUBLIC_CALL = "openmla.testing.poison:run_public"
+PUBLIC_CALL = "openmla.testing.memory.poison:run_public"
 SECONDS_PER_CASE = 60.0
 SECONDS_TO_START = 300.0
 """Importing torch and triton takes seconds, on a busy machine many."""
@@ -155,7 +155,7 @@ def run_guarded(
     cases: Sequence[Case], implementation: str = PUBLIC_CALL
 ) -> Iterator[tuple[Case, str]]:
     """Every case against guard pages, with what went wrong, empty if nothing, in order."""
-    child = Child("openmla.testing.guard:check", {"implementation": implementation})
+    child = Child("openmla.testing.memory.guard:check", {"implementation": implementation})
     try:
         for case in cases:
             yield case, child.ask_or_blame(case)["message"]

@@ -16,7 +16,7 @@ from openmla.testing.build import BuiltCase, build
 from openmla.testing.case import Case
 from openmla.testing.compare import judge
 from openmla.testing.memory import Memory
-from openmla.testing.poison import differences
+from openmla.testing.memory.poison import differences
 
 # 140 rows make a tile of 256 (two query tiles), 33 and 5 tiles of at most 128 (the switch).
 V3 = Case("dense", 1, 128, 64, 128, q_lens=(140, 33, 5), k_lens=(140, 300, 2), spare=3)

@@ -24,7 +24,7 @@ from openmla.testing.build import BuiltCase, Outcome, build
 from openmla.testing.case import Case
 from openmla.testing.compare import judge
 from openmla.testing.memory import Memory
-from openmla.testing.poison import differences
+from openmla.testing.memory.poison import differences
 from openmla.testing.simulate import new_results
 
 V32 = Case("sparse", 16, 512, 64, 512, q_lens=(2,), k_lens=(300,), topk=150, scale=0.07, spare=2)

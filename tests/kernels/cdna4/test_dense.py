@@ -15,7 +15,7 @@ from openmla.testing.build import BuiltCase, build
 from openmla.testing.case import Case
 from openmla.testing.compare import Rule, compare, judge
 from openmla.testing.memory import Memory
-from openmla.testing.poison import differences
+from openmla.testing.memory.poison import differences
 
 FP8 = Case("dense", 2, 128, 64, 128, q_lens=(70, 33, 5), k_lens=(70, 300, 2), spare=3, dtype="e4m3")
 BF16 = replace(FP8, dtype="bf16")

@@ -13,7 +13,7 @@ from openmla.testing.build import BuiltCase, build
 from openmla.testing.case import Case
 from openmla.testing.compare import judge
 from openmla.testing.memory import Memory
-from openmla.testing.poison import differences
+from openmla.testing.memory.poison import differences
 
 ROWS = Case(
     "sparse", 3, 512, 64, 512, q_lens=(2,), k_lens=(150,), spare=3, topk=140, scale=0.07,

@@ -23,7 +23,7 @@ from openmla.planning.split import SplitRule
 from openmla.testing.build import BuiltCase, Outcome
 from openmla.testing.case import Case
 from openmla.testing.compare import judge
-from openmla.testing.poison import differences
+from openmla.testing.memory.poison import differences
 from openmla.testing.simulate import new_results
 
 V3 = Case("dense", 2, 128, 64, 128, q_lens=(70, 33, 5), k_lens=(70, 300, 2), spare=3)

@@ -13,7 +13,7 @@ from openmla.kernels.hopper.dense import launch
 from openmla.kernels.hopper.latent import launch as sparse_launch
 from openmla.testing.build import build
 from openmla.testing.case import Case
-from openmla.testing.far import FarMemory
+from openmla.testing.memory.far import FarMemory
 
 SM_COUNT = 12  # enough to split long requests
 DENSE = Case("dense", 4, 128, 64, 128, q_lens=(9, 7, 3), k_lens=(9, 70, 3))

@@ -23,7 +23,7 @@ from openmla.testing.build import BuiltCase, Outcome, build
 from openmla.testing.case import Case
 from openmla.testing.compare import judge
 from openmla.testing.memory import Memory
-from openmla.testing.poison import differences
+from openmla.testing.memory.poison import differences
 
 V32 = Case(
     "sparse", 12, 512, 64, 512, q_lens=(2,), k_lens=(200,), topk=133, scale=0.05, spare=2,

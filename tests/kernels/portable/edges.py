@@ -25,7 +25,7 @@ from kernels.mutants import load_mutant, once
 from openmla.testing.build import BuiltCase, Outcome, build
 from openmla.testing.case import Case
 from openmla.testing.compare import judge
-from openmla.testing.guard import GuardedMemory
+from openmla.testing.memory.guard import GuardedMemory
 
 LENS = {"q_lens": (3, 33), "k_lens": (33, 65)}
 DENSE = Case("dense", 1, 32, 16, 32, **LENS)

@@ -31,8 +31,8 @@ from openmla.testing.build import BuiltCase, Outcome, build
 from openmla.testing.case import Case
 from openmla.testing.compare import judge
 from openmla.testing.draw import random_case
-from openmla.testing.far import FarMemory
-from openmla.testing.poison import differences, poison_problems
+from openmla.testing.memory.far import FarMemory
+from openmla.testing.memory.poison import differences, poison_problems
 
 MOST_WORK = 2_000_000  # multiply-adds of a case; larger ones take minutes here
 

@@ -29,7 +29,7 @@ from openmla.testing.build import build
 from openmla.testing.case import Case
 from openmla.testing.isolate import named
 from openmla.testing.memory import Memory
-from openmla.testing.poison import Implementation, differences, run_watched
+from openmla.testing.memory.poison import Implementation, differences, run_watched
 
 Edge = Literal["end", "start"]
 EDGES: tuple[Edge, ...] = ("end", "start")
@@ -99,7 +99,7 @@ def self_test() -> dict[str, bool]:
     Each read happens in its own process. All values must be True before a clean guarded run means
     anything.
     """
-    command = [sys.executable, "-m", "openmla.testing.guard"]
+    command = [sys.executable, "-m", "openmla.testing.memory.guard"]
     child = subprocess.run(command, capture_output=True, text=True, check=True)
     results: dict[str, bool] = json.loads(child.stdout)
     return results

@@ -21,7 +21,7 @@ from openmla.testing.case import Case
 from openmla.testing.fuzz import Failure, Progress, load, one_thread, save
 from openmla.testing.shrink import shrink
 from openmla.testing.simulate import check_simulated
-from openmla.testing.simulate_draw import simulated_case
+from openmla.testing.simulate.draw import simulated_case
 
 DEEP_EVERY = 5
 """Every fifth case is run again with NaN in all unused memory."""

@@ -3,7 +3,8 @@
 Every tensor of a built case comes from `Memory.new`, which first fills all its bytes with a
 background and hands out a (possibly strided) view; the builder then writes only what the problem
 addresses. With another background the same case is poisoned, with another `_bytes` it lies against
-a guard page or between margins: see openmla.testing.poison, guard and margin.
+a guard page or between margins, and with other strides past element 2^31: see `poison`, `guard`,
+`margin` and `far`.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from torch import Tensor
 from openmla.testing.build import build
 from openmla.testing.case import Case
 from openmla.testing.memory import Memory, fill
-from openmla.testing.poison import Implementation, differences, run_watched
+from openmla.testing.memory.poison import Implementation, differences, run_watched
 
 MARGIN = 4096
 """Bytes on either side."""

@@ -29,7 +29,7 @@ from openmla.testing.case import Case
 from openmla.testing.checker import Result
 from openmla.testing.compare import judge
 from openmla.testing.memory import Memory
-from openmla.testing.poison import differences, run_watched
+from openmla.testing.memory.poison import differences, run_watched
 
 FAMILIES = {name: families_of(TARGETS[name])[0].name for name in ("h200", "b200", "mi355x")}
 """The targets that have Gluon kernels, and whose they are."""

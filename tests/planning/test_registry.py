@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import doctest
+import importlib.util
 from dataclasses import dataclass, fields, replace
 
 import pytest
@@ -121,3 +122,10 @@ def test_a_smaller_chip_is_over_budget(family: object, kernel: Kernel) -> None:
         whole = TARGETS[chosen.target]
         less = generic_target(whole.arch, whole.sm_count, chosen.block.memory.used - 1)
         assert "shared memory" in over_budget(replace(chosen, target=less.name))
+
+
+@pytest.mark.parametrize(("family", "kernel"), KERNELS, ids=id_of)
+def test_a_launcher_that_is_named_is_there(family: object, kernel: Kernel) -> None:
+    """Its module is imported at the first call, which no test on a CPU makes."""
+    if kernel.launcher:
+        assert importlib.util.find_spec(kernel.launcher) is not None

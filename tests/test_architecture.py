@@ -27,7 +27,7 @@ LAYERS: list[set[str]] = [
     {"reference", "indexer.reference"},
     {"checks", "indexer.checks"},
     {"dispatch", "indexer.dispatch"},
-    {"fastpath"},
+    {"cached"},
     {"ops", "indexer.ops"},
     {"api", "indexer.api"},
     {""},  # openmla/__init__.py: the public names

@@ -18,11 +18,12 @@ from torch import Tensor
 import calls
 import formula
 import openmla
-from openmla import LatentCache, fastpath
+from kernels.cached_calls import CALLS as CACHED_CALLS
+from kernels.noted import note_launches
+from openmla import LatentCache
 from openmla.aot import warmup
 from openmla.compat.flash_attn import flash_attn_varlen_func
 from openmla.compat.flash_mla import flash_mla_sparse_fwd
-from openmla.operands import Results
 from openmla.problem import CACHE_FORMATS, Problem
 from openmla.testing.cases import random_case
 from openmla.testing.checker import Checker
@@ -117,27 +118,19 @@ def test_13_caches(format: str, default: str):
 
 
 @every_default
-@pytest.mark.parametrize("form", ["dense", "sparse"])
-def test_13_outputs_of_a_repeated_call(form: str, default: str, monkeypatch):
-    """What a kept launch on a GPU is given to write into; the launch itself needs the GPU."""
-    given: list[Results] = []
-
-    def take(operands: object, results: Results, backend: str) -> bool:
-        given.append(results)
-        return True
-
-    monkeypatch.setattr(fastpath, "may_repeat", lambda: True)
-    monkeypatch.setattr(fastpath, "plain", lambda *tensors: True)
-    monkeypatch.setattr(fastpath, "run", take)
-    logits = {"return_max_logits": True} if form == "sparse" else {}
-    function, _ = CALLS[form]
-    call = calls.dense() if form == "dense" else calls.sparse()
+@pytest.mark.parametrize("name", ["dense", "latent", "sparse, everything"])
+def test_13_outputs_of_a_cached_launch(name: str, default: str, monkeypatch):
+    """What it is given to write into; the launch itself needs the GPU. Another default device is a
+    mode of torch, which sees the operator."""
+    noted = note_launches(monkeypatch)
+    make, options, _ = CACHED_CALLS[name]
+    call = make(**options)
+    wanted, _ = noted.take(call)
     with defaults(default):
-        function(**call, return_lse=True, **logits)
-    wanted = ("lse", "max_logits") if form == "sparse" else ("lse",)
-    for name in wanted:
-        rows = getattr(given[0], name)
-        assert (rows.dtype, rows.device.type) == (torch.float32, "cpu")
+        got, _ = noted.take(call)
+    assert [(x.dtype, x.device.type) for x in got] == [(x.dtype, "cpu") for x in wanted]
+    assert [x.dtype for x in got[1:]] == [torch.float32] * (len(got) - 1)
+    assert bool(noted.cached)
 
 
 @every_default

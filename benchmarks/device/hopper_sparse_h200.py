@@ -17,7 +17,7 @@ import torch
 from sections import Section, host_microseconds, run
 
 import openmla
-from openmla import fastpath
+from openmla import cached
 from openmla.bench.gpu_timing import race
 from openmla.bench.sparse import MATMUL, SHAPES, Inputs, Shape, run_sparse
 from openmla.cache import LatentCache
@@ -71,7 +71,7 @@ def host(_: str, rounds: int) -> Iterator[dict[str, Any]]:
     inputs = Inputs(Shape(128, 64, 8192, 128))
 
     def forgotten(number: int) -> None:
-        fastpath._known.clear()
+        cached.forget()
         inputs.openmla()
 
     yield {"host": "known", "microseconds": host_microseconds(lambda number: inputs.openmla())}

@@ -19,10 +19,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from openmla import checks, fastpath, ops
+from openmla import cached, checks, ops
 from openmla.cache import LatentCache
+from openmla.cached import MADE
 from openmla.errors import InvalidArgument
-from openmla.operands import DenseOperands, Results, SparseOperands, Weights
 from openmla.planning import BACKENDS
 
 __all__ = [
@@ -71,14 +71,18 @@ def mla_prefill(
     its sequence, where causal allows it too; what select_topk and index_topk return as mask. Bits
     past the sequence's keys are ignored; on a GPU, keys past the last word are not seen.
     """
-    given = (k_start, block_table, cache_lengths, q_scale, k_scale, key_mask)
-    if fastpath.may_repeat() and all(x is None for x in given):
-        cu_k = cu_seqlens_q if cu_seqlens_k is None else cu_seqlens_k
-        done = _known_dense(
-            q, k_nope, k_rope, v, cu_seqlens_q, cu_k, scale, causal, sink, out, return_lse, backend
-        )
+    if cached.any_kept() and type(q) is Tensor and q.dim() == 3 and q.size(2):
+        rows, rope = (k_rope, None) if type(k_rope) is LatentCache else (None, k_rope)
+        if type(rope) is Tensor and rope.dim() == 3 and rope.size(1) == 1 != q.size(1):
+            rope = rope.select(1, 0)
+        done = cached.run("dense", (
+            q, k_nope, rope, v, *_cache_parts(rows), block_table, cache_lengths, cu_seqlens_q,
+            cu_seqlens_q if cu_seqlens_k is None else cu_seqlens_k, k_start,
+            sink, q_scale, k_scale, key_mask, q.size(2) ** -0.5 if scale is None else scale,
+            causal, backend, MADE if out is None else out, _wanted(return_lse),
+        ))  # fmt: skip
         if done is not None:
-            return done
+            return _with_lse(*done)
     q = checks.queries(q)
     k_nope, v = checks.keys_and_values(q, k_nope, v)
     cu_q = checks.cu_seqlens("cu_seqlens_q", cu_seqlens_q, q.device)
@@ -115,7 +119,7 @@ def mla_prefill(
         q.shape[2] ** -0.5 if factor is None else factor,
         causal, checks.backend(backend, BACKENDS), out, lse,
     )  # fmt: skip
-    return out if lse is None else (out, lse)
+    return _with_lse(out, lse)
 
 
 def mla_prefill_latent(
@@ -142,6 +146,16 @@ def mla_prefill_latent(
     cache_lengths int32 [batch], counting the new tokens. `scale` is required. k_scale, if given, is
     indexed by physical row.
     """
+    if cached.any_kept():
+        pool = cache if type(cache) is LatentCache else None
+        width = d_v if d_v is not None else 512 if pool is None else pool.latent
+        done = cached.run("latent", (
+            q, *((cache, None, "bf16", width) if pool is None else _cache_parts(pool)),
+            block_table, cache_lengths, cu_seqlens_q, sink, q_scale, k_scale, scale, causal, width,
+            backend, MADE if out is None else out, _wanted(return_lse),
+        ))  # fmt: skip
+        if done is not None:
+            return _with_lse(*done)
     q = checks.queries(q)
     rows, width = checks.latent_rows("cache", cache, d_v, dims=3)
     pool = rows if isinstance(rows, LatentCache) else _bf16_pool(rows, width)
@@ -159,7 +173,7 @@ def mla_prefill_latent(
         *weights,
         factor, causal, width, checks.backend(backend, BACKENDS), out, lse,
     )  # fmt: skip
-    return out if lse is None else (out, lse)
+    return _with_lse(out, lse)
 
 
 def mla_prefill_sparse(
@@ -186,13 +200,16 @@ def mla_prefill_sparse(
     duplicate counts twice. `scale` is required. V is the first d_v columns: the latent width of a
     cache, 512 for a plain tensor, unless given. Results come in the order out, lse, max_logits.
     """
-    if fastpath.may_repeat() and q_scale is None and k_scale is None:
-        done = _known_sparse(
-            q, kv, indices, scale, topk_lengths, d_v, sink, out,
-            (return_lse, return_max_logits), backend,
-        )  # fmt: skip
+    if cached.any_kept():
+        pool = kv if type(kv) is LatentCache else None
+        width = d_v if d_v is not None else 512 if pool is None else pool.latent
+        done = cached.run("sparse", (
+            q, *((kv, None, "", 0) if pool is None else _cache_parts(pool)), indices, topk_lengths,
+            sink, q_scale, k_scale, scale, width, backend, MADE if out is None else out,
+            _wanted(return_lse), _wanted(return_max_logits),
+        ))  # fmt: skip
         if done is not None:
-            return done
+            return _with_extras(*done)
     q = checks.queries(q)
     rows, width = checks.latent_rows("kv", kv, d_v, dims=2)
     if isinstance(rows, LatentCache):
@@ -215,8 +232,7 @@ def mla_prefill_sparse(
         *weights,
         factor, width, checks.backend(backend, BACKENDS), out, lse, max_logits,
     )  # fmt: skip
-    extras = tuple(x for x in (lse, max_logits) if x is not None)
-    return (out, *extras) if extras else out
+    return _with_extras(out, lse, max_logits)
 
 
 def merge_states(
@@ -262,86 +278,18 @@ def _merged(outs: list[Tensor], lses: list[Tensor]) -> tuple[Tensor, Tensor]:
     return out, lse
 
 
-def _known_dense(
-    q: Tensor,
-    k_nope: Tensor,
-    k_rope: Tensor | LatentCache | None,
-    v: Tensor,
-    cu_q: Tensor,
-    cu_k: Tensor,
-    scale: float | None,
-    causal: bool,
-    sink: Tensor | None,
-    out: Tensor | None,
-    return_lse: bool,
-    backend: str,
-) -> Tensor | tuple[Tensor, Tensor] | None:
-    """The result of a call like one that was made before; None for any other, checked or not."""
-    if (
-        isinstance(k_rope, LatentCache)
-        or not fastpath.plain((q, k_nope, v, cu_q, cu_k), k_rope, sink, out)
-        or not (scale is None or type(scale) is float)
-        or type(causal) is not bool
-        or type(return_lse) is not bool
-        or type(backend) is not str
-        or q.dim() != 3
-        or v.dim() != 3
-        or not q.shape[2]
-    ):
-        return None
-    if k_rope is not None and k_rope.dim() == 3 and k_rope.shape[1] == 1 != q.shape[1]:
-        k_rope = k_rope.squeeze(1)
-    total, heads, width = q.shape
-    if out is None:
-        out = torch.empty((total, heads, v.shape[2]), dtype=q.dtype, device=q.device)
-    lse = None
-    if return_lse:
-        lse = torch.empty((total, heads), dtype=torch.float32, device=q.device)
-    weights = Weights(width**-0.5 if scale is None else scale, sink)
-    operands = DenseOperands(q, k_nope, k_rope, v, cu_q, cu_k, causal, weights)
-    if not fastpath.run(operands, Results(out, lse), backend):
-        return None
+def _with_lse(out: Tensor, lse: Tensor | None) -> Tensor | tuple[Tensor, Tensor]:
     return out if lse is None else (out, lse)
 
 
-def _known_sparse(
-    q: Tensor,
-    kv: LatentCache | Tensor,
-    indices: Tensor,
-    scale: float | None,
-    topk_lengths: Tensor | None,
-    d_v: int | None,
-    sink: Tensor | None,
-    out: Tensor | None,
-    returns: tuple[bool, bool],
-    backend: str,
-) -> Tensor | tuple[Tensor, ...] | None:
-    """The result of a call like one that was made before; None for any other, checked or not."""
-    rows = kv.data if isinstance(kv, LatentCache) else kv
-    if (
-        not fastpath.plain((q, rows, indices), topk_lengths, sink, out)
-        or type(scale) is not float
-        or not (d_v is None or type(d_v) is int)
-        or any(type(flag) is not bool for flag in returns)
-        or type(backend) is not str
-        or q.dim() != 3
-        or indices.dim() != 2
-    ):
-        return None
-    if d_v is None:
-        d_v = kv.latent if isinstance(kv, LatentCache) else 512
-    total, heads, _ = q.shape
-    if out is None:
-        out = torch.empty((total, heads, d_v), dtype=q.dtype, device=q.device)
-    lse, logits = (
-        torch.empty((total, heads), dtype=torch.float32, device=q.device) if wanted else None
-        for wanted in returns
-    )
-    operands = SparseOperands(q, kv, indices, topk_lengths, d_v, Weights(scale, sink))
-    if not fastpath.run(operands, Results(out, lse, logits), backend):
-        return None
-    extras = tuple(x for x in (lse, logits) if x is not None)
-    return (out, *extras) if extras else out
+def _with_extras(out: Tensor, *extras: Tensor | None) -> Tensor | tuple[Tensor, ...]:
+    found = [x for x in extras if x is not None]
+    return (out, *found) if found else out
+
+
+def _wanted(flag: object) -> object:
+    """An output that is asked for, or not, to openmla.cached, which refuses what is no flag."""
+    return MADE if flag is True else None if flag is False else ...
 
 
 def _weights(

@@ -1,18 +1,20 @@
 """The calls as torch operators, so that torch.compile and torch.export see one opaque op each.
 
 Called by openmla.api, which has checked the arguments and allocated the outputs. Each operator
-writes into its outputs: operands -> Problem -> Plan -> launch. The fake implementations do
-nothing, because the outputs already have their shapes.
+writes into its outputs: operands -> Problem -> Plan -> launch, which openmla.cached keeps. The fake
+implementations do nothing, because the outputs already have their shapes.
 """
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from openmla import checks, fastpath, reference
+from openmla import cached, checks, reference
 from openmla.cache import LatentCache
 from openmla.dispatch import plan_call
 from openmla.kernels.launch import append_rows, gather_rows, launch
@@ -25,8 +27,8 @@ from openmla.operands import (
     SparseOperands,
     Weights,
 )
-from openmla.planning import Plan
 
+Bundle = tuple[Operands, Results, str]
 # `str` arguments: formats and backends. `*_latent` is the latent width of a cache (0: no cache).
 SCHEMAS = {
     "dense": (
@@ -83,7 +85,7 @@ def _dense(
     backend: str,
     out: Tensor,
     lse: Tensor | None,
-) -> None:
+) -> Bundle:
     cache = None
     if cache_data is not None:
         d_rope = q.shape[2] - k_nope.shape[2]
@@ -104,7 +106,7 @@ def _dense(
         q, k_nope, k_rope, v, cu_seqlens_q, cu_seqlens_k, causal, weights, cache, block_table,
         k_start, key_mask,
     )  # fmt: skip
-    _run_or_repeat(backend, operands, Results(out, lse))
+    return operands, Results(out, lse), backend
 
 
 def _latent(
@@ -125,7 +127,7 @@ def _latent(
     backend: str,
     out: Tensor,
     lse: Tensor | None,
-) -> None:
+) -> Bundle:
     d_rope = q.shape[2] - cache_latent
     cache = LatentCache(cache_data, cache_scales, cache_latent, d_rope, cache_format)
     if q.device.type == "cpu":
@@ -135,7 +137,7 @@ def _latent(
     operands = LatentOperands(
         q, cache, block_table, cache_lengths, cu_seqlens_q, causal, d_v, weights
     )
-    _run(backend, operands, Results(out, lse))
+    return operands, Results(out, lse), backend
 
 
 def _sparse(
@@ -155,14 +157,14 @@ def _sparse(
     out: Tensor,
     lse: Tensor | None,
     max_logits: Tensor | None,
-) -> None:
+) -> Bundle:
     rows: LatentCache | Tensor = kv
     if cache_format:
         d_rope = q.shape[2] - cache_latent
         rows = LatentCache(kv, cache_scales, cache_latent, d_rope, cache_format)
     weights = Weights(scale, sink, q_scale, k_scale)
     operands = SparseOperands(q, rows, indices, topk_lengths, d_v, weights)
-    _run_or_repeat(backend, operands, Results(out, lse, max_logits))
+    return operands, Results(out, lse, max_logits), backend
 
 
 def _cache_append(
@@ -185,24 +187,22 @@ def _cache_gather(
     gather_rows(cache, rows, out)
 
 
-def _run_or_repeat(
-    backend: str, operands: DenseOperands | SparseOperands, results: Results
-) -> None:
-    """A call on a GPU like one that was made before is launched as that was."""
-    if operands.q.device.type != "cuda":
-        _run(backend, operands, results)
-    elif not fastpath.run(operands, results, backend):
-        fastpath.learn(_run(backend, operands, results), operands, results, backend)
+def _attention(name: str, bundled: Callable[..., Bundle]) -> Callable[..., None]:
+    """The operator whose arguments `bundled` takes."""
+    names = tuple(inspect.signature(bundled).parameters)
 
+    def run(*args: Any) -> None:
+        if cached.run(name, args) is not None:
+            return
+        operands, results, backend = bundled(*args)
+        checks.separate_outputs(operands, results)
+        plan = plan_call(operands, results, backend)
+        if plan.backend == "reference":
+            _run_reference(operands, results)
+        else:
+            cached.remember(name, names, args, plan, launch(plan, operands, results))
 
-def _run(backend: str, operands: Operands, results: Results) -> Plan:
-    checks.separate_outputs(operands, results)
-    plan = plan_call(operands, results, backend)
-    if plan.backend == "reference":
-        _run_reference(operands, results)
-    else:
-        launch(plan, operands, results)
-    return plan
+    return run
 
 
 def _run_reference(operands: Operands, results: Results) -> None:
@@ -219,10 +219,13 @@ def _run_reference(operands: Operands, results: Results) -> None:
         results.max_logits.copy_(truth.max_logits)
 
 
+FORMS: dict[str, Callable[..., Bundle]] = {"dense": _dense, "latent": _latent, "sparse": _sparse}
+
+
 def _register() -> None:
     implementations: dict[str, Callable[..., None]] = {
-        "dense": _dense, "latent": _latent, "sparse": _sparse, "merge_many": merge,
-        "cache_append": _cache_append, "cache_gather": _cache_gather,
+        "merge_many": merge, "cache_append": _cache_append, "cache_gather": _cache_gather,
+        **{form: _attention(form, bundled) for form, bundled in FORMS.items()},
     }  # fmt: skip
     for name, function in implementations.items():
         torch.library.define(f"openmla::{name}", SCHEMAS[name])

@@ -16,7 +16,7 @@ import torch
 
 import openmla
 from gpu.on_device import DEVICE, offsets, on, on_gpu
-from openmla import LatentCache, fastpath, reference
+from openmla import LatentCache, cached, reference
 from openmla.testing.build import BuiltCase, Outcome
 from openmla.testing.case import Case
 from openmla.testing.compare import judge
@@ -103,12 +103,10 @@ def test_a_repeated_call_gives_what_the_first_gave(name: str):
     ],
     ids=str,
 )
-def test_other_defaults_of_torch_change_nothing(
-    name: str, defaults: dict[str, str], monkeypatch: pytest.MonkeyPatch
-):
+def test_other_defaults_of_torch_change_nothing(name: str, defaults: dict[str, str]):
     """Neither those of a first call, nor those of a repeated one, with either defaults before."""
     case = CASES[name]
-    monkeypatch.setattr(fastpath, "_known", {})
+    cached.forget()
     for plain in (case, fewer_tokens(case)):
         changed, usual = on(replace(plain, **defaults)), on(plain)
         outcomes = [changed.run(), changed.run(), usual.run(), usual.run(), changed.run()]

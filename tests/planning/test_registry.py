@@ -8,7 +8,6 @@ from dataclasses import dataclass, fields, replace
 
 import pytest
 
-from openmla import fastpath
 from openmla.errors import Unsupported
 from openmla.planning import TARGETS, plan, registry, serves
 from openmla.planning.budget import over_budget, uses
@@ -61,12 +60,6 @@ def test_an_option_that_nobody_declares_is_refused_everywhere(
     assert plan(WithWindow(**values), target).backend == plan(problem, target).backend
     with pytest.raises(Unsupported, match="window 7: not served"):
         plan(WithWindow(**values, window=7), target)
-
-
-def test_an_option_that_no_key_holds_is_never_kept() -> None:
-    assert fastpath.KEYED == PROBLEM_FIELDS
-    assert fastpath.keyed(DENSE) and fastpath.keyed(WithWindow(**DENSE.to_json()))
-    assert not fastpath.keyed(WithWindow(**DENSE.to_json(), window=7))
 
 
 @pytest.mark.parametrize("d_nope", [112, 176, 208, 224, 240])

@@ -3,13 +3,26 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor
 from triton.runtime.errors import OutOfResources
 
 from openmla.errors import Unsupported
+
+# Where a pointer may come from, besides arguments of the operator: memory of the launch's own.
+WORKSPACE, ZEROED, COUNTER = "workspace", "zeroed workspace", "counter of the stream"
+Sources = Mapping[str, str | tuple[str, ...]]
+"""For each argument that is a pointer or a descriptor, the operator's argument it points into (or
+several, of which a call has one). A workspace is named where it is written first; later kernels of
+the launch are found to use it by its memory."""
+Counted = Sequence[tuple[int, Mapping[str, Any]]]
+"""Of each kernel the programs, and arguments that follow from token counts: a number, or a
+(dimension, size) of a descriptor."""
+_counters: dict[tuple[torch.device, int], Tensor] = {}
 
 
 @dataclass(frozen=True, eq=False)
@@ -19,6 +32,8 @@ class Call:
     kernel: Any
     programs: int
     arguments: dict[str, Any]
+    sources: Sources = field(default_factory=dict)
+    """Without them, a launch is never cached."""
 
     def run(self) -> Any:
         """Launch it; returns the compiled kernel.
@@ -38,6 +53,15 @@ class Call:
 def vector(x: Tensor | None) -> Tensor | None:
     """A small operand with contiguous elements."""
     return x if x is None or x.is_contiguous() else x.contiguous()
+
+
+def counter_of_stream(device: torch.device, stream: int) -> Tensor:
+    """A zero from which launches of a stream, one after another, draw their work: each leaves it
+    zero."""
+    counter = _counters.get((device, stream))
+    if counter is None:
+        counter = _counters[device, stream] = torch.zeros(1, dtype=torch.int32, device=device)
+    return counter
 
 
 def scale_arguments(scale: float) -> dict[str, Any]:

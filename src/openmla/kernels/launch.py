@@ -23,12 +23,11 @@ if TYPE_CHECKING:
     from openmla.kernels.call import Call
 
 
-def launch(plan: Plan, operands: Operands, results: Results) -> None:
-    """Fill every row of `results`."""
+def launch(plan: Plan, operands: Operands, results: Results) -> list[tuple[Call, Any]]:
+    """Fill every row of `results`; returns what was launched, with the compiled kernels."""
     # Triton launches on the current GPU, wherever the tensors are.
     with torch.cuda.device(operands.q.device) if operands.q.is_cuda else nullcontext():
-        for call in calls(plan, operands, results):
-            call.run()
+        return [(call, call.run()) for call in calls(plan, operands, results)]
 
 
 def calls(plan: Plan, operands: Operands, results: Results) -> Iterator[Call]:

@@ -19,7 +19,7 @@ import triton.language as tl
 from torch import Tensor
 
 from openmla.cache import LatentCache
-from openmla.kernels.call import Call
+from openmla.kernels.call import WORKSPACE, Call, Sources
 from openmla.kernels.portable.formats import (
     next_power_of_2,
     padded,
@@ -252,7 +252,12 @@ def _gathering(cache: LatentCache, rows: Tensor | None, out: Tensor) -> Call:
         "PAGE": cache.page_size,
         "ROWS": GATHER_ROWS,
     }
-    return Call(gather_kernel, -(-out.shape[0] // GATHER_ROWS), arguments)
+    sources: Sources = {
+        "data_ptr": ("kv", "cache_data"),
+        "scale_ptr": "cache_scales",
+        "out_ptr": WORKSPACE,
+    }
+    return Call(gather_kernel, -(-out.shape[0] // GATHER_ROWS), arguments, sources)
 
 
 def _rows_contiguous(x: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from openmla.cache import LatentCache
-from openmla.kernels.call import Call, scale_arguments, vector
+from openmla.kernels.call import WORKSPACE, Call, Sources, scale_arguments, vector
 from openmla.kernels.portable.cache_ops import dequantized
 from openmla.kernels.portable.dense import dense_kernel
 from openmla.kernels.portable.formats import (
@@ -49,6 +49,16 @@ MIN_KEYS = 1024  # no range of a split request is shorter, unless the plan says 
 KEY_STEP = 128  # ranges are multiples of it, so no block of keys is cut
 WORKSPACE_CAP = 256 * 1024 * 1024
 MERGE_ROWS = 16
+SOURCES: Sources = {
+    "q_ptr": "q", "k_ptr": "k_nope", "v_ptr": "v", "k_desc": "k_nope", "v_desc": "v",
+    "rope_desc": "k_rope", "rope_ptr": ("k_rope", "cache_data"), "rope_scale_ptr": "cache_scales",
+    "data_ptr": ("kv", "cache_data"), "scale_ptr": "cache_scales", "table_ptr": "block_table",
+    "indices_ptr": "indices", "lengths_ptr": ("topk_lengths", "cache_lengths"),
+    "cu_q_ptr": "cu_seqlens_q", "cu_k_ptr": "cu_seqlens_k", "k_start_ptr": "k_start",
+    "out_ptr": "out", "lse_ptr": "lse", "max_logits_ptr": "max_logits", "sink_ptr": "sink",
+    "q_scale_ptr": "q_scale", "k_scale_ptr": "k_scale", "part_out_ptr": WORKSPACE,
+    "part_state_ptr": WORKSPACE,
+}  # fmt: skip
 
 
 def calls(plan: Plan, operands: Operands, results: Results) -> Iterator[Call]:
@@ -99,7 +109,7 @@ def _dense(plan: Plan, op: DenseOperands, results: Results) -> Call:
         **_queries(op, results, op.weights),
         **_common(plan, results, op.weights, d_rope, d_v, heads),
     }
-    return Call(dense_kernel, tiles * heads, arguments)
+    return Call(dense_kernel, tiles * heads, arguments, SOURCES)
 
 
 def _rope(plan: Plan, op: DenseOperands, d_rope: int, native: bool) -> dict[str, Any]:
@@ -182,7 +192,7 @@ def _latent(plan: Plan, op: LatentOperands, results: Results) -> Call:
         **_queries(op, results, op.weights),
         **_common(plan, results, op.weights, op.q.shape[2] - op.cache.latent, op.d_v, heads),
     }
-    return Call(latent_kernel, tiles, arguments)
+    return Call(latent_kernel, tiles, arguments, SOURCES)
 
 
 def _sparse(plan: Plan, op: SparseOperands, results: Results) -> Call:
@@ -208,7 +218,7 @@ def _sparse(plan: Plan, op: SparseOperands, results: Results) -> Call:
         "q_stride_t": op.q.stride(0),
         "q_stride_h": op.q.stride(1),
     }
-    return Call(sparse_kernel, total_q * blocks, arguments)
+    return Call(sparse_kernel, total_q * blocks, arguments, SOURCES)
 
 
 def _rows(
@@ -308,9 +318,11 @@ def _with_splits(
             "part_state_ptr": part_state,
             "first_sequence": first,
         }
-        yield Call(whole.kernel, here * programs, {**arguments, **place, "SPLIT": True})
+        ranges = {**arguments, **place, "SPLIT": True}
+        yield Call(whole.kernel, here * programs, ranges, SOURCES)
         blocks = programs // 4 * (BM // MERGE_ROWS)
-        yield Call(merge_kernel, here * blocks, {**_merge_arguments(arguments, op), **place})
+        merged = {**_merge_arguments(arguments, op), **place}
+        yield Call(merge_kernel, here * blocks, merged, SOURCES)
 
 
 def _programs(plan: Plan, whole: Call, op: DenseOperands | LatentOperands) -> int:

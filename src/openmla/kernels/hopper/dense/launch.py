@@ -6,7 +6,7 @@ the GPU. The rest is worked out once per Problem.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -14,7 +14,16 @@ import torch
 from torch import Tensor
 from triton.runtime import driver
 
-from openmla.kernels.call import Call, scale_arguments, vector
+from openmla.kernels.call import (
+    COUNTER,
+    WORKSPACE,
+    Call,
+    Counted,
+    Sources,
+    counter_of_stream,
+    scale_arguments,
+    vector,
+)
 from openmla.kernels.gluon.descriptors import (
     pages,
     ragged,
@@ -33,7 +42,14 @@ from openmla.problem import Problem
 WGMMA_ROWS = 64
 MERGE_ROWS = 16
 VECTOR = 8  # elements in 16 bytes
-_counters: dict[tuple[torch.device, int], Tensor] = {}
+SOURCES: Sources = {
+    **dict.fromkeys(("q_main_desc", "q_tail_desc", "q_rope_desc"), "q"),
+    **dict.fromkeys(("k_main_desc", "k_tail_desc"), "k_nope"),
+    "k_rope_desc": ("k_rope", "cache_data"), "v_desc": "v", "out_ptr": "out", "lse_ptr": "lse",
+    "sink_ptr": "sink", "cu_q_ptr": "cu_seqlens_q", "cu_k_ptr": "cu_seqlens_k",
+    "table_ptr": "block_table", "counter_ptr": COUNTER, "part_sums_ptr": WORKSPACE,
+    "part_state_ptr": WORKSPACE,
+}  # fmt: skip
 
 
 class Fixed(NamedTuple):
@@ -85,7 +101,7 @@ def calls(plan: Plan, op: DenseOperands, results: Results) -> Iterator[Call]:
         "total_k": op.k_nope.shape[0],
         "heads": op.q.shape[1],
     }
-    space = split_space(fixed, plan.config, op)
+    space = split_space(fixed, plan.config, vars(op))
     if space is not None:
         yield from _in_groups(plan, fixed, space, op, arguments)
     else:
@@ -183,7 +199,7 @@ def _group(plan: Plan, op: DenseOperands, arguments: dict[str, Any], first: int,
     }
     split = bool(arguments["SPLIT"])
     programs = programs_of(config, op.q.shape[0], stop - first, split)
-    return Call(dense_kernel, programs, {**arguments, **here})
+    return Call(dense_kernel, programs, {**arguments, **here}, SOURCES)
 
 
 def programs_of(config: HopperDenseConfig, total_q: int, batch: int, split: bool) -> int:
@@ -211,23 +227,46 @@ def _in_groups(
         yield call
         shared = {name: call.arguments[name] for name in _MERGED}
         rest = {"D_V": config.d_v, "BLOCK_ROWS": MERGE_ROWS, "num_warps": 4}
-        yield Call(merge_kernel, merge_programs(config, space), shared | rest)
+        yield Call(merge_kernel, merge_programs(config, space), shared | rest, SOURCES)
 
 
-def split_space(fixed: Fixed, config: HopperDenseConfig, op: DenseOperands) -> SplitSpace | None:
+def counted(plan: Plan, args: Mapping[str, Any]) -> tuple[object, Counted] | None:
+    """What follows from token counts, for openmla.cached: of the launches of one group."""
+    config: HopperDenseConfig = plan.config
+    total_q, total_k = args["q"].shape[0], args["k_nope"].shape[0]
+    batch = args["cu_seqlens_q"].shape[0] - 1
+    space = split_space(fixed_of(plan.problem, config), config, args)
+    one_group = space is None or space.requests <= space.group
+    if config.num_qo != config.num_qo_for(total_q, batch) or not one_group:
+        return None
+    numbers: dict[str, Any] = {
+        "batch": batch, "total_q": total_q, "rest_q": total_q, "total_k": total_k,
+        **dict.fromkeys(("q_main_desc", "q_tail_desc", "q_rope_desc"), (0, total_q)),
+        **dict.fromkeys(("k_main_desc", "k_tail_desc"), (0, total_k)),
+    }  # fmt: skip
+    if args["k_rope"] is not None:
+        numbers["k_rope_desc"] = (0, total_k)
+    programs = [programs_of(config, total_q, batch, space is not None)]
+    programs += [] if space is None else [merge_programs(config, space)]
+    return (config.num_qo, space), [(n, numbers) for n in programs]
+
+
+def split_space(
+    fixed: Fixed, config: HopperDenseConfig, args: Mapping[str, Any]
+) -> SplitSpace | None:
     """Room for the requests that can be split; None when by their lengths none can.
 
     Lengths are on the device, but a few things are known here: a split needs 2 x min_keys keys, and
     where queries and keys have the same offsets a request has as few keys as queries.
     """
-    batch = op.cu_seqlens_q.shape[0] - 1
+    offsets_q, offsets_k, keys = args["cu_seqlens_q"], args["cu_seqlens_k"], args["k_nope"].shape[0]
+    batch = offsets_q.shape[0] - 1
     least = 2 * fixed.min_keys
-    if not least or not batch or op.k_nope.shape[0] < least:
+    if not least or not batch or keys < least:
         return None
-    same = op.cu_seqlens_q.data_ptr() == op.cu_seqlens_k.data_ptr()
-    if same and fixed.longest_chunk < least:
+    if offsets_q.data_ptr() == offsets_k.data_ptr() and fixed.longest_chunk < least:
         return None
-    requests = min(batch, op.k_nope.shape[0] // least)
+    requests = min(batch, keys // least)
     slot_bytes = 4 * WGMMA_ROWS * (config.d_v + 2)
     group = max(1, WORKSPACE_CAP // (slot_bytes * fixed.slots))
     rows = min(requests, group) * fixed.slots * WGMMA_ROWS
@@ -244,18 +283,9 @@ _MERGED = (
 def _counter(device: torch.device) -> Tensor:
     """A zero from which the launch draws its work, and which it leaves zero.
 
-    One per stream: launches on a stream follow one another. A captured graph gets its own, zeroed
-    by the graph: it may be replayed on any stream, beside anything.
+    A captured graph gets its own, zeroed by the graph: it may be replayed on any stream, beside
+    anything.
     """
     if device.type != "cuda" or torch.cuda.is_current_stream_capturing():
         return torch.zeros(1, dtype=torch.int32, device=device)
-    return counter_of_stream(device)[1]
-
-
-def counter_of_stream(device: torch.device) -> tuple[int, Tensor]:
-    """The current stream of a GPU, and its counter; not while capturing."""
-    stream: int = driver.active.get_current_stream(device.index)
-    counter = _counters.get((device, stream))
-    if counter is None:
-        counter = _counters[device, stream] = torch.zeros(1, dtype=torch.int32, device=device)
-    return stream, counter
+    return counter_of_stream(device, driver.active.get_current_stream(device.index))

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from openmla.cache import V32_BLOCK, LatentCache, block_width
-from openmla.kernels.call import Call, vector
+from openmla.kernels.call import WORKSPACE, ZEROED, Call, Sources, vector
 from openmla.kernels.hopper.dequantize.kernels import (
     MAP_UNITS,
     count_kernel,
@@ -30,6 +30,12 @@ Operands = SparseOperands | LatentOperands
 VECTOR_WORDS = 4  # in 16 bytes
 V32_SCALES = slice(128, 132)  # of a row as fp32
 V32_ROPE = slice(264, 328)  # of a row as bf16
+SOURCES: Sources = {
+    "lists_ptr": ("indices", "block_table"), "lengths_ptr": ("topk_lengths", "cache_lengths"),
+    "map_ptr": ZEROED, "data_ptr": ("kv", "cache_data"), "rope_ptr": ("kv", "cache_data"),
+    "scale_ptr": ("cache_scales", "kv", "cache_data"),
+    **dict.fromkeys(("counts_ptr", "places_ptr", "total_ptr", "out_ptr"), WORKSPACE),
+}  # fmt: skip
 WIDEN_ROWS = 16
 WIDEN_PROGRAMS = 8  # per SM
 
@@ -118,11 +124,11 @@ def addressed_once(config: HopperSparseConfig, op: Operands) -> Addressed:
     }  # fmt: skip
     programs = min(-(-capacity * size // WIDEN_ROWS), WIDEN_PROGRAMS * config.sm_count)
     calls = (
-        Call(mark_kernel, number, named),
-        Call(count_kernel, blocks, mapped),
-        Call(place_kernel, blocks, {**mapped, **placed}),
-        Call(dequantize_kernel, programs, dequantizing),
-        Call(remap_kernel, number, {**named, "out_ptr": lists}),
+        Call(mark_kernel, number, named, SOURCES),
+        Call(count_kernel, blocks, mapped, SOURCES),
+        Call(place_kernel, blocks, {**mapped, **placed}, SOURCES),
+        Call(dequantize_kernel, programs, dequantizing, SOURCES),
+        Call(remap_kernel, number, {**named, "out_ptr": lists}, SOURCES),
     )
     most = config.cache_read.rows if size == 1 else units
     return Addressed(_over(op, wide, lists), calls, total, capacity, most > capacity)

@@ -6,7 +6,7 @@ the GPU.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -14,7 +14,7 @@ from torch import Tensor
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from openmla.cache import LatentCache
-from openmla.kernels.call import Call, scale_arguments, vector
+from openmla.kernels.call import Call, Counted, Sources, scale_arguments, vector
 from openmla.kernels.gluon.descriptors import tile_layout
 from openmla.kernels.hopper.dequantize.launch import addressed_once, fp8_rows
 from openmla.kernels.hopper.latent.kernel import sparse_kernel
@@ -26,6 +26,13 @@ WGMMA_ROWS = 64
 VECTOR = 8  # elements in 16 bytes
 MOST_ROWS = 2**31 - 1  # no index names more
 Operands = SparseOperands | LatentOperands
+SOURCES: Sources = {
+    "q_half_desc": "q", "q_rope_desc": "q", "out_ptr": "out", "lse_ptr": "lse",
+    "logits_ptr": "max_logits", "sink_ptr": "sink", "data_ptr": ("kv", "cache_data"),
+    "rope_ptr": ("kv", "cache_data"), "scale_ptr": ("cache_scales", "kv", "cache_data"),
+    "indices_ptr": ("indices", "block_table"), "lengths_ptr": ("topk_lengths", "cache_lengths"),
+    "cu_ptr": "cu_seqlens_q",
+}  # fmt: skip
 
 
 def calls(plan: Plan, op: Operands, results: Results) -> Iterator[Call]:
@@ -75,7 +82,19 @@ def _attention(
         "heads": op.q.shape[1],
         "total_q": op.q.shape[0],
     }
-    return Call(sparse_kernel, min(arguments["tiles"], config.sm_count), arguments)
+    return Call(sparse_kernel, min(arguments["tiles"], config.sm_count), arguments, SOURCES)
+
+
+def counted(plan: Plan, args: Mapping[str, Any]) -> tuple[object, Counted] | None:
+    """What follows from the number of tokens, for openmla.cached: of lists of rows that are read as
+    they are. Over pages, and whether FP8 rows are worth a workspace, other counts are planned."""
+    config: HopperSparseConfig = plan.config
+    if config.cache_read.mode != "plain" or "indices" not in args:
+        return None
+    tokens = args["q"].shape[0]
+    tiles = tokens * config.row_blocks
+    described = dict.fromkeys(("q_half_desc", "q_rope_desc"), (0, tokens))
+    return None, [(min(tiles, config.sm_count), {"tiles": tiles, "total_q": tokens, **described})]
 
 
 def _lists(config: HopperSparseConfig, op: SparseOperands) -> dict[str, Any]:

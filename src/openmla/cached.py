@@ -1,0 +1,203 @@
+"""Cached launches: a call like one that was made before skips checks, plan and Triton's binding.
+
+The key of a call is all arguments of its operator: of a tensor dtype, device, shape, strides and
+what 16 leaves of its address, of anything else type and value. Checks, plan and launch depend on
+nothing more but whether `out` overlaps an input, so a launch is kept under its key
+(kernels.prepared) and only addresses are exchanged. A call that differs from a kept one in token
+counts alone takes its kernels, where their host code says what follows from counts: `counted` of
+the launcher. Whatever is not plain goes the long way, which also has all the error messages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from openmla.planning import Plan
+
+if TYPE_CHECKING:
+    from openmla.kernels.call import Call, Counted
+    from openmla.kernels.prepared import CachedLaunch
+
+MOST_KEPT = 1024
+SAME = -1  # instead of an address: that of the tensor before
+MOST_ROWS = 2**24  # of a call with other counts: times 128 heads, an int of 32 bits
+# Arguments of operators whose rows are counted by token or sequence, and what counts them.
+ROWS = {
+    "dense": {
+        "q": "queries", "out": "queries", "lse": "queries", "k_nope": "keys", "k_rope": "keys",
+        "v": "keys", "cu_seqlens_q": "sequences", "cu_seqlens_k": "sequences",
+    },
+    "sparse": dict.fromkeys(("q", "indices", "topk_lengths", "out", "lse", "max_logits"), "tokens"),
+}  # fmt: skip
+Key = tuple[Any, ...]
+
+
+class Made:
+    """Stands for an output that is to be made."""
+
+
+MADE = Made()
+PLAIN = frozenset({type(None), bool, int, float, str, Made})
+
+
+class Template(NamedTuple):
+    """A kept launch whose kernels serve other token counts."""
+
+    plan: Plan
+    counted: Callable[[Plan, dict[str, Any]], tuple[object, Counted] | None]
+    variant: object
+    """What `counted` must find for a call to have the same kernels and the same workspace."""
+    launch: CachedLaunch
+
+
+_launches: dict[Key, CachedLaunch] = {}
+_templates: dict[Key | None, list[Template]] = {}
+_names: dict[str, Sequence[str]] = {}
+
+
+def any_kept() -> bool:
+    """Whether it is worth asking; never while torch traces."""
+    return not torch.compiler.is_compiling() and bool(_launches)
+
+
+def run(name: str, args: Sequence[Any]) -> list[Any] | None:
+    """Launch a call of operator `name` like one that was made before, and return its outputs.
+
+    Nothing is assumed of `args`; outputs may be MADE. None: no such call is known, and nothing has
+    happened.
+    """
+    if (
+        not _launches
+        or torch._C._len_torch_dispatch_stack()
+        or torch._C._len_torch_function_stack()
+    ):
+        return None
+    addresses: list[int] = []
+    key = _key(name, args, addresses)
+    if key is None:
+        return None
+    launch = _launches.get(key) or _other_counts(key, args)
+    return None if launch is None else launch.run(args, addresses)
+
+
+def remember(
+    name: str, names: Sequence[str], args: Sequence[Any], plan: Plan, made: list[tuple[Call, Any]]
+) -> None:
+    """Keep what a checked call with these arguments, just launched with this plan, came to."""
+    if not made or not _on_this_gpu(args[0]):
+        return
+    key = _key(name, args, [])
+    if key is None or key in _launches:
+        return
+    from openmla.kernels.prepared import NotPrepared, prepare
+
+    calls = [args]
+    outputs = args[names.index("out") :]
+    if all(x is None or (x.is_contiguous() and not x.data_ptr() % 16) for x in outputs):
+        unmade = [None if x is None else MADE for x in outputs]
+        calls.append([*args[: -len(outputs)], *unmade])
+    try:
+        launch = prepare(made, names, args)
+    except NotPrepared:
+        return
+    _names[name] = names
+    for given in calls:
+        key = _key(name, given, [])
+        if key is not None:
+            _keep(key, launch)
+            _keep_template(name, given, plan, launch)
+
+
+def _on_this_gpu(q: Tensor) -> bool:
+    """Whether launches for q are launches on the current GPU, made at once."""
+    here = q.is_cuda and torch.cuda.current_device() == q.device.index
+    return here and not torch.cuda.is_current_stream_capturing()
+
+
+def forget() -> None:
+    """Keep nothing of the calls so far."""
+    _launches.clear()
+    _templates.clear()
+
+
+def _key(name: str, args: Sequence[Any], addresses: list[int]) -> Key | None:
+    """The key of a call, None for one that is not plain; fills in where its tensors lie."""
+    facts: list[Any] = [name]
+    gradients, before = torch.is_grad_enabled(), 0
+    try:
+        for x in args:
+            if x is None:
+                facts.append(None)
+            elif type(x) is Tensor:
+                if gradients and x.requires_grad:
+                    return None
+                address = x.data_ptr()
+                mark = SAME if address == before else address & 15
+                facts += (x.dtype, x.device, x.shape, x.stride(), mark)
+                addresses.append(address)
+                before = address
+            elif type(x) in PLAIN:
+                facts += (type(x), x)
+            else:
+                return None
+    except RuntimeError:  # a tensor without strides or without memory
+        return None
+    return tuple(facts)
+
+
+def _keep(key: Key, launch: CachedLaunch) -> None:
+    if len(_launches) >= MOST_KEPT:
+        forget()
+    _launches[key] = launch
+
+
+def _keep_template(name: str, args: Sequence[Any], plan: Plan, launch: CachedLaunch) -> None:
+    counted = getattr(import_module(plan.kernel.launcher), "counted", None)
+    key = _key_without_counts(name, args)
+    if counted is None or key is None:
+        return
+    found = counted(plan, dict(zip(_names[name], args, strict=True)))
+    if found and launch.has(found[1]):
+        _templates.setdefault(key, []).append(Template(plan, counted, found[0], launch))
+
+
+def _other_counts(key: Key, args: Sequence[Any]) -> CachedLaunch | None:
+    """The launch of a call that differs from a kept one in token counts alone."""
+    templates = _templates.get(_key_without_counts(key[0], args), ())
+    named = dict(zip(_names[key[0]], args, strict=True)) if templates else {}
+    for template in templates:
+        found = template.counted(template.plan, named)
+        if found and found[0] == template.variant:
+            launch = template.launch.resized(args, found[1])
+            _keep(key, launch)
+            return launch
+    return None
+
+
+def _key_without_counts(name: str, args: Sequence[Any]) -> Key | None:
+    """The key without numbers of rows; None where these are 0 or do not go together."""
+    if name not in ROWS or name not in _names:
+        return None
+    counts: dict[str, int] = {}
+    facts: list[Any] = []
+    before = 0
+    for argument, x in zip(_names[name], args, strict=True):
+        if not isinstance(x, Tensor):
+            facts.append((type(x), x))
+            continue
+        shape, what = x.shape, ROWS[name].get(argument)
+        if what and shape:
+            rows = counts.setdefault(what, shape[0])
+            if shape[0] != rows or not 0 < rows < MOST_ROWS:
+                return None
+            # Rows of an output with gaps might overlap if there were more of them.
+            shape = shape[1:] if argument != "out" or x.is_contiguous() else shape
+        address = x.data_ptr()
+        facts.append((x.dtype, x.device, shape, x.stride(), address & 15, address == before))
+        before = address
+    return (name, *facts)

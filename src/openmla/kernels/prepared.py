@@ -1,0 +1,296 @@
+"""Kernels ready to be launched again at other addresses, without Triton's argument binding.
+
+Binding works out types, alignments and constexprs of every argument of every launch, and encodes
+every descriptor anew: hundreds of microseconds for a kernel with six descriptors. All of it but
+addresses is the same for calls with one key of openmla.cached, so the arguments are kept as one
+flat list, as Triton's launcher in C takes it. Which tensor of a call an argument points into, the
+kernel's host code declares (`Call.sources`); how far into it, the first launch shows.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+from triton import knobs
+from triton.runtime import driver
+
+from openmla.kernels.call import COUNTER, WORKSPACE, ZEROED, Call, Counted, counter_of_stream
+
+MOST_ENCODED = 64  # addresses for which a descriptor is kept
+SPACE_STEP = 256  # bytes: parts of a workspace begin at multiples, as tensors do
+# What is read of Triton here is private to it: in versions without a check, nothing is prepared.
+CHECKED_TRITONS = ((3, 6), (3, 9))
+TRITON = tuple(int(part) for part in triton.__version__.split(".")[:2])
+OWN = (COUNTER, WORKSPACE, ZEROED)  # memory that belongs to no argument of the operator
+Launch = Callable[[int, int, list[Any]], None]
+
+
+class NotPrepared(Exception):
+    """A launch cannot be kept; it goes the long way every time."""
+
+
+def prepare(
+    made: Sequence[tuple[Call, Any]], names: Sequence[str], args: Sequence[Any]
+) -> CachedLaunch:
+    """What was just launched (calls and compiled kernels) for these arguments of an operator."""
+    space = _Space(names, args)
+    try:
+        kernels = [_Kernel(call, launcher(compiled), compiled, space) for call, compiled in made]
+    except (ImportError, AttributeError, KeyError) as error:  # another Triton than those below
+        raise NotPrepared from error
+    return CachedLaunch(kernels, names.index("out"), args, space.sizes)
+
+
+class CachedLaunch:
+    """All kernels of a call."""
+
+    def __init__(
+        self, kernels: list[_Kernel], first: int, args: Sequence[Any], sizes: dict[str, int]
+    ) -> None:
+        self._kernels, self._first, self._sizes = kernels, first, sizes
+        self._device: torch.device = args[0].device
+        self._index = self._device.index
+        self._spans = [_span(x) for x in args if isinstance(x, Tensor)]
+        self._inputs = sum(isinstance(x, Tensor) for x in args[:first])
+        self._outputs = [
+            (tuple(x.shape), x.stride(), x.dtype) if isinstance(x, Tensor) else x
+            for x in args[first:]
+        ]
+
+    def run(self, args: Sequence[Any], addresses: list[int]) -> list[Any] | None:
+        """The outputs, made where there are none; None if this must go the long way."""
+        index, first = self._index, self._first
+        if (
+            torch.cuda.current_device() != index
+            or torch.cuda.is_current_stream_capturing()
+            or hooked()
+            or (type(args[first]) is Tensor and not self._apart(addresses))
+        ):
+            return None
+        stream, held = driver.active.get_current_stream(index), []
+        outputs = [
+            x if x is None or type(x) is Tensor else self._made(*made)
+            for x, made in zip(args[first:], self._outputs, strict=True)
+        ]
+        addresses[self._inputs :] = [x.data_ptr() for x in outputs if x is not None]
+        for kind, size in self._sizes.items():
+            held.append(_allocate(kind, size, self._device, stream))
+            addresses.append(held[-1].data_ptr())
+        for kernel in self._kernels:
+            kernel.run(stream, addresses)
+        # What is held is freed here, and given away by torch only behind these launches.
+        return outputs
+
+    def _made(self, shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """Faster than torch.empty."""
+        return torch.empty_strided(shape, strides, dtype=dtype, device=self._device)
+
+    def resized(self, args: Sequence[Any], counted: Counted) -> CachedLaunch:
+        """The same kernels for other token counts."""
+        kernels = [
+            kernel.resized(programs, changed)
+            for kernel, (programs, changed) in zip(self._kernels, counted, strict=True)
+        ]
+        found = CachedLaunch(kernels, self._first, args, self._sizes)
+        rows = args[0].shape[0]
+        found._outputs = [x and ((rows, *x[0][1:]), *x[1:]) for x in self._outputs]
+        return found
+
+    def has(self, counted: Counted) -> bool:
+        """Whether these are the numbers of its kernels."""
+        pairs = zip(self._kernels, counted, strict=False)
+        same = all(kernel.has(*numbers) for kernel, numbers in pairs)
+        return same and len(counted) == len(self._kernels)
+
+    def _apart(self, addresses: list[int]) -> bool:
+        """Whether an `out` that was given shares no memory with an input."""
+        out = addresses[self._inputs]
+        last = out + self._spans[self._inputs]
+        inputs = zip(addresses[: self._inputs], self._spans, strict=False)
+        return all(start >= last or out >= start + span for start, span in inputs)
+
+
+def _allocate(kind: str, size: int, device: torch.device, stream: int) -> Tensor:
+    if kind == COUNTER:
+        return counter_of_stream(device, stream)
+    make = torch.zeros if kind == ZEROED else torch.empty
+    return make(size, dtype=torch.uint8, device=device)
+
+
+class _Space:
+    """Where the tensors of a call lie: (which of its addresses, how many bytes behind it)."""
+
+    def __init__(self, names: Sequence[str], args: Sequence[Any]) -> None:
+        given = [(n, x) for n, x in zip(names, args, strict=True) if isinstance(x, Tensor)]
+        self._tensors = {name: (i, x) for i, (name, x) in enumerate(given)}
+        self._storages: dict[int, tuple[int, int]] = {}
+        self.sizes: dict[str, int] = {}
+
+    def find(self, x: Tensor, source: Any) -> tuple[int, int]:
+        """A copy of an operand is found nowhere: it would have to be made again."""
+        storage, start = x.untyped_storage(), x.untyped_storage().data_ptr()
+        if source in OWN and start not in self._storages:
+            size = self.sizes.setdefault(source, 0)
+            self._storages[start] = len(self._tensors) + list(self.sizes).index(source), size
+            self.sizes[source] = size + -(-storage.nbytes() // SPACE_STEP) * SPACE_STEP
+        if start in self._storages:
+            index, at = self._storages[start]
+            return index, at + x.data_ptr() - start
+        for name in (source,) if isinstance(source, str) else source:
+            index, tensor = self._tensors.get(name, (0, None))
+            if tensor is not None and tensor.untyped_storage().data_ptr() == start:
+                return index, x.data_ptr() - tensor.data_ptr()
+        raise NotPrepared
+
+
+class _Kernel:
+    """One compiled kernel; `run` fills in addresses."""
+
+    def __init__(self, call: Call, launch: Launch, compiled: Any, space: _Space) -> None:
+        self._launch, self._programs = launch, call.programs
+        self._flat: list[Any] = []
+        self._places: dict[str, int] = {}
+        self._pointers: list[tuple[int, int, int]] = []
+        self._descriptors: list[tuple[int, int, int, _Descriptor]] = []
+        metas = iter(getattr(compiled.metadata, "tensordesc_meta", None) or ())
+        for name in call.kernel.arg_names:
+            value: Any = call.arguments.get(name)
+            place = self._places[name] = len(self._flat)
+            described = getattr(value, "base", None) if hasattr(value, "block_shape") else value
+            if not isinstance(described, Tensor):
+                self._flat.append(value)
+                continue
+            where = place, *space.find(described, call.sources.get(name, ""))
+            if described is value:
+                self._pointers.append(where)
+                self._flat.append(None)
+            else:
+                self._descriptors.append((*where, _Descriptor.of(value, next(metas, None))))
+                self._flat += [None, *value.shape, *value.strides]
+
+    def run(self, stream: int, addresses: list[int]) -> None:
+        """Launch."""
+        flat = self._flat.copy()
+        for place, index, offset in self._pointers:
+            flat[place] = addresses[index] + offset
+        for place, index, offset, descriptor in self._descriptors:
+            address = addresses[index] + offset
+            flat[place] = descriptor.encoded.get(address) or descriptor.encode(address)
+        self._launch(self._programs, stream, flat)
+
+    def resized(self, programs: int, changed: Mapping[str, Any]) -> _Kernel:
+        """The same kernel with other numbers, where it has arguments of these names."""
+        found = object.__new__(_Kernel)
+        found.__dict__ = {**self.__dict__, "_programs": programs, "_flat": self._flat.copy()}
+        numbers = {self._places[name]: changed[name] for name in changed.keys() & self._places}
+        found._descriptors = []
+        for place, index, offset, descriptor in self._descriptors:
+            if place in numbers:
+                dimension, size = numbers[place]
+                numbers[place + 1 + dimension] = size
+                descriptor = descriptor.resized(dimension, size)
+            found._descriptors.append((place, index, offset, descriptor))
+        for place, number in numbers.items():
+            if isinstance(number, int):  # the rest is of descriptors, or of such that are not there
+                found._flat[place] = number
+        return found
+
+    def has(self, programs: int, changed: Mapping[str, Any]) -> bool:
+        """Whether these are its numbers."""
+        same = self.resized(programs, changed)
+        return (same._programs, same._flat) == (self._programs, self._flat)
+
+
+class _Descriptor:
+    """One descriptor: encoded for an address, and kept."""
+
+    def __init__(self, form: tuple[Any, ...], shape: list[int], rest: tuple[Any, ...]) -> None:
+        self._form, self._shape, self._rest = form, shape, rest
+        self._encoder = encoder()
+        self.encoded: dict[int, Any] = {}
+
+    @staticmethod
+    def of(value: Any, meta: Any) -> _Descriptor:
+        """Of Triton's descriptor and what the compiler says of it."""
+        unusual = getattr(value, "round_f32_to_tf32", False)
+        if meta is None or unusual or meta.get("fp4_padded") or meta.get("is_im2col"):
+            raise NotPrepared
+        kind = tma_dtypes()[meta["elem_type"]]
+        form = meta["swizzle"], meta["elem_size"], kind, meta["block_size"]
+        rest = list(value.strides), int(value.padding == "nan")
+        return _Descriptor(form, list(value.shape), rest)
+
+    def encode(self, address: int) -> Any:
+        """For a tensor at this address."""
+        found = self._encoder(address, *self._form, self._shape, *self._rest)
+        if len(self.encoded) >= MOST_ENCODED:
+            self.encoded.clear()
+        self.encoded[address] = found
+        return found
+
+    def resized(self, dimension: int, size: int) -> _Descriptor:
+        """Of a tensor with another size."""
+        shape = [*self._shape[:dimension], size, *self._shape[dimension + 1 :]]
+        return _Descriptor(self._form, shape, self._rest)
+
+
+def hooked() -> bool:
+    """Whether somebody, a profiler for one, wants to see every launch of Triton's."""
+    runtime = knobs.runtime
+    return bool(runtime.launch_enter_hook.calls or runtime.launch_exit_hook.calls)
+
+
+def launcher(compiled: Any) -> Launch:
+    """(programs, stream, flat arguments) -> a launch, in a Triton whose own way is known."""
+    outer: Any = getattr(compiled, "run", None)
+    raw = getattr(outer, "launch", None)
+    if TRITON not in CHECKED_TRITONS or type(outer).__name__ != "CudaLauncher":
+        raise NotPrepared
+    if inspect.isfunction(raw):  # around it: the encoding of descriptors
+        raw = inspect.getclosurevars(raw).nonlocals.get("launcher")
+    scratch = any(getattr(outer, f"{kind}_scratch_size", 1) for kind in ("global", "profile"))
+    if raw is None or scratch or getattr(outer, "gsan_enabled", False):
+        raise NotPrepared
+    function, packed = compiled.function, compiled.packed_metadata
+    flags = (outer.launch_cooperative_grid, outer.launch_pdl)
+    if TRITON >= (3, 9):
+        kinds = (outer.arg_annotations, outer.kernel_signature)
+
+        def launch_listed(programs: int, stream: int, flat: list[Any]) -> None:
+            raw(programs, 1, 1, stream, function, *flags, packed, None, None, None, None, None,
+                *kinds, tuple(flat))  # fmt: skip
+
+        return launch_listed
+
+    def launch(programs: int, stream: int, flat: list[Any]) -> None:
+        raw(programs, 1, 1, stream, function, *flags, None, None, packed, None, None, None, *flat)
+
+    return launch
+
+
+def encoder() -> Callable[..., Any]:
+    """What makes a descriptor, in C; Triton 3.9 has several kinds."""
+    utils = driver.active.utils
+    found: Callable[..., Any] = getattr(utils, "fill_tma_descriptor", None) or (
+        utils.fill_tma_descriptor_tiled
+    )
+    return found
+
+
+def tma_dtypes() -> Mapping[int, int]:
+    """The driver's numbers of element types, by the compiler's."""
+    from triton.backends.nvidia.driver import TMA_DTYPE_DEVICE_TO_HOST
+
+    found: Mapping[int, int] = TMA_DTYPE_DEVICE_TO_HOST
+    return found
+
+
+def _span(x: Tensor) -> int:
+    """Bytes from the first element to past the last."""
+    reach = sum((n - 1) * s for n, s in zip(x.shape, x.stride(), strict=True))
+    return (reach + 1) * x.element_size() if x.numel() else 0

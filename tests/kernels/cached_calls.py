@@ -1,0 +1,118 @@
+"""Public calls of every form and kernel that is cached, small, each with tensors of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import openmla
+from openmla import LatentCache
+
+
+def i32(*values: int) -> Tensor:
+    return torch.tensor(values, dtype=torch.int32)
+
+
+def dense(
+    q_len: int = 100, k_len: int = 300, batch: int = 1, heads: int = 16, gap: int = 0,
+    dtype: torch.dtype = torch.bfloat16, rope: str = "shared", equal: bool = False,
+    factors: bool = False, **options: Any,
+) -> Callable[..., Any]:  # fmt: skip
+    def rows(count: int, *rest: int) -> Tensor:
+        return torch.zeros(count, *rest[:-1], rest[-1] + gap, dtype=dtype)[..., : rest[-1]]
+
+    total_q, total_k = batch * q_len, batch * k_len
+    ropes: dict[str, Any] = {
+        "shared": rows(total_k, 64), "one head": rows(total_k, 1, 64),
+        "per head": rows(total_k, heads, 64), "none": None,
+    }  # fmt: skip
+    width = 128 if rope == "none" else 192
+    if rope == "pages":
+        pages = -(-k_len // 64)
+        ropes[rope] = LatentCache.allocate(num_pages=batch * pages, page_size=64)
+        options["block_table"] = torch.arange(batch * pages, dtype=torch.int32).view(batch, -1)
+        options["cache_lengths"] = i32(*[k_len] * batch)
+    if factors:
+        options |= {"q_scale": torch.ones(total_q), "k_scale": torch.ones(total_k)}
+    offsets = i32(*(n * q_len for n in range(batch + 1)))
+    if not equal:
+        options["cu_seqlens_k"] = i32(*(n * k_len for n in range(batch + 1)))
+    return partial(
+        openmla.mla_prefill, rows(total_q, heads, width), rows(total_k, heads, 128), ropes[rope],
+        rows(total_k, heads, 128), cu_seqlens_q=offsets, **options,
+    )  # fmt: skip
+
+
+def pool(form: str, pages: int = 40, dtype: torch.dtype = torch.bfloat16, page: int = 64) -> Any:
+    """Rows of a tensor where there is no format."""
+    if not form:
+        return torch.zeros(pages * page, 576, dtype=dtype)
+    return LatentCache.allocate(num_pages=pages, page_size=page, format=form)
+
+
+def latent(
+    form: str = "bf16", tokens: int = 70, heads: int = 128, pages: int = 40, batch: int = 1,
+    plain: bool = False, **options: Any,
+) -> Callable[..., Any]:  # fmt: skip
+    cache = pool(form, pages)
+    table = torch.arange(pages, dtype=torch.int32).view(batch, -1)
+    return partial(
+        openmla.mla_prefill_latent, torch.zeros(batch * tokens, heads, 576, dtype=torch.bfloat16),
+        cache.data if plain else cache, table, i32(*[pages // batch * 64] * batch),
+        cu_seqlens_q=i32(*(n * tokens for n in range(batch + 1))), scale=0.1, **options,
+    )  # fmt: skip
+
+
+def sparse(
+    form: str = "", tokens: int = 9, heads: int = 20, topk: int = 130, pages: int = 40,
+    dtype: torch.dtype = torch.bfloat16, lengths: bool = False, **options: Any,
+) -> Callable[..., Any]:  # fmt: skip
+    if lengths:
+        options["topk_lengths"] = torch.zeros(tokens, dtype=torch.int32)
+    return partial(
+        openmla.mla_prefill_sparse, torch.zeros(tokens, heads, 576, dtype=dtype),
+        pool(form, pages, dtype), torch.zeros(tokens, topk, dtype=torch.int32), scale=0.1,
+        **options,
+    )  # fmt: skip
+
+
+HOPPER, PORTABLE = {"backend": "hopper"}, {"backend": "portable"}
+LSE = {"return_lse": True}
+CALLS: dict[str, tuple[Callable[..., Callable[..., Any]], dict[str, Any], int]] = {
+    # name: builder, its arguments, number of kernels
+    "dense": (dense, LSE, 1),
+    "dense, equal offsets": (dense, {"k_len": 100, "equal": True}, 1),
+    "dense, two query tiles": (dense, {"q_len": 2000, "k_len": 2000}, 1),
+    "dense, fp16 with gaps": (dense, {"dtype": torch.float16, "gap": 8}, 1),
+    "dense, rope of one head": (dense, {"rope": "one head"}, 1),
+    "dense, rope per head": (dense, {"rope": "per head", "causal": False}, 1),
+    "dense, rope from pages": (dense, {"rope": "pages", "batch": 2}, 1),
+    "dense, no rope": (dense, {"rope": "none", "scale": 0.2}, 1),
+    "dense, split": (dense, {"q_len": 64, "k_len": 9000, **LSE}, 2),
+    "portable dense": (dense, {**PORTABLE, **LSE}, 1),
+    "portable dense, split": (dense, {"q_len": 64, "k_len": 4096, **PORTABLE}, 3),
+    "portable dense, factors": (dense, {"factors": True, **PORTABLE}, 1),
+    "latent": (latent, {**HOPPER, **LSE}, 1),
+    "latent, plain pages": (latent, {**HOPPER, "plain": True}, 1),
+    "latent, fp8 in a workspace": (latent, {"form": "fp8_656", **HOPPER}, 6),
+    "latent, fp8 blocks": (latent, {"form": "fp8_block64", "batch": 2, **HOPPER}, 6),
+    "latent, fp8 in the kernel": (
+        latent, {"form": "fp8_656", "tokens": 1, "heads": 8, **HOPPER}, 1
+    ),
+    "portable latent": (latent, {"pages": 8, **PORTABLE, **LSE}, 1),
+    "portable latent, split": (latent, {"pages": 256, **PORTABLE}, 3),
+    "portable latent, fp8": (latent, {"form": "fp8_token", "pages": 8, **PORTABLE}, 2),
+    "sparse": (sparse, {**HOPPER, **LSE}, 1),
+    "sparse, everything": (sparse, {"form": "bf16", "lengths": True, **LSE,
+                                    "return_max_logits": True, "heads": 70}, 1),
+    "sparse, fp16": (sparse, {"dtype": torch.float16}, 1),
+    "sparse, fp8 in the kernel": (sparse, {"form": "fp8_656", "lengths": True}, 1),
+    "sparse, fp8 in a workspace": (sparse, {"form": "fp8_656", "tokens": 1000, "topk": 600}, 6),
+    "sparse, fp8 blocks": (sparse, {"form": "fp8_block128", "tokens": 1000, "topk": 600}, 6),
+    "portable sparse": (sparse, {**PORTABLE, "return_max_logits": True}, 1),
+    "portable sparse, fp8": (sparse, {"form": "fp8_656", **PORTABLE}, 2),
+}  # fmt: skip

@@ -71,38 +71,27 @@ def mla_prefill(
     its sequence, where causal allows it too; what select_topk and index_topk return as mask. Bits
     past the sequence's keys are ignored; on a GPU, keys past the last word are not seen.
     """
+    given_k = cu_seqlens_q if cu_seqlens_k is None else cu_seqlens_k
     if cached.any_kept() and type(q) is Tensor and q.dim() == 3 and q.size(2):
-        rows, rope = (k_rope, None) if type(k_rope) is LatentCache else (None, k_rope)
-        if type(rope) is Tensor and rope.dim() == 3 and rope.size(1) == 1 != q.size(1):
-            rope = rope.select(1, 0)
+        rope, pool = _rope_and_pool(k_rope, q)
         done = cached.run("dense", (
-            q, k_nope, rope, v, *_cache_parts(rows), block_table, cache_lengths, cu_seqlens_q,
-            cu_seqlens_q if cu_seqlens_k is None else cu_seqlens_k, k_start,
-            sink, q_scale, k_scale, key_mask, q.size(2) ** -0.5 if scale is None else scale,
-            causal, backend, MADE if out is None else out, _wanted(return_lse),
+            q, k_nope, rope, v, *_cache_parts(pool), block_table, cache_lengths, cu_seqlens_q,
+            given_k, k_start, sink, q_scale, k_scale, key_mask,
+            q.size(2) ** -0.5 if scale is None else scale, causal, backend,
+            MADE if out is None else out, _wanted(return_lse),
         ))  # fmt: skip
         if done is not None:
             return _with_lse(*done)
     q = checks.queries(q)
     k_nope, v = checks.keys_and_values(q, k_nope, v)
     cu_q = checks.cu_seqlens("cu_seqlens_q", cu_seqlens_q, q.device)
-    given_k = cu_seqlens_q if cu_seqlens_k is None else cu_seqlens_k
     cu_k = checks.cu_seqlens("cu_seqlens_k", given_k, q.device)
     if cu_k.shape[0] != cu_q.shape[0]:
         expected = f"{cu_q.shape[0]} entries, as cu_seqlens_q has"
         raise InvalidArgument("cu_seqlens_k", expected, cu_k.shape[0])
     if k_start is not None:
         checks.tensor("k_start", k_start, (cu_q.shape[0] - 1,), (torch.int32,), q.device)
-    cache = k_rope if isinstance(k_rope, LatentCache) else None
-    rope = None
-    if cache is not None:
-        checks.rope_cache(cache, q, k_nope.shape[2])
-        checks.paging(block_table, cache_lengths, cu_q.shape[0] - 1, q.device)
-    else:
-        rope = checks.rope_tensor(k_rope, q, k_nope)
-        for name, value in (("block_table", block_table), ("cache_lengths", cache_lengths)):
-            if value is not None:
-                raise InvalidArgument(name, "None, unless k_rope is a LatentCache", "a tensor")
+    rope, cache = _checked_rope(k_rope, q, k_nope, block_table, cache_lengths, cu_q.shape[0] - 1)
     key_mask = checks.key_mask(key_mask, q.shape[0], q.device)
     factor = checks.scale(scale)
     checks.flag("causal", causal)
@@ -290,6 +279,35 @@ def _with_extras(out: Tensor, *extras: Tensor | None) -> Tensor | tuple[Tensor, 
 def _wanted(flag: object) -> object:
     """An output that is asked for, or not, to openmla.cached, which refuses what is no flag."""
     return MADE if flag is True else None if flag is False else ...
+
+
+def _checked_rope(
+    k_rope: object,
+    q: Tensor,
+    k_nope: Tensor,
+    block_table: object,
+    cache_lengths: object,
+    batch: int,
+) -> tuple[Tensor | None, LatentCache | None]:
+    """Where rope comes from: a tensor, a cache, or nowhere."""
+    if isinstance(k_rope, LatentCache):
+        checks.rope_cache(k_rope, q, k_nope.shape[2])
+        checks.paging(block_table, cache_lengths, batch, q.device)
+        return None, k_rope
+    rope = checks.rope_tensor(k_rope, q, k_nope)
+    for name, value in (("block_table", block_table), ("cache_lengths", cache_lengths)):
+        if value is not None:
+            raise InvalidArgument(name, "None, unless k_rope is a LatentCache", "a tensor")
+    return rope, None
+
+
+def _rope_and_pool(k_rope: object, q: Tensor) -> tuple[object, LatentCache | None]:
+    """Likewise, unchecked, as the operator takes it."""
+    if type(k_rope) is LatentCache:
+        return None, k_rope
+    if type(k_rope) is Tensor and k_rope.dim() == 3 and k_rope.size(1) == 1 != q.size(1):
+        return k_rope.select(1, 0), None
+    return k_rope, None
 
 
 def _weights(

@@ -79,6 +79,8 @@ class DenseOperands:
         d_nope, cache = self.k_nope.shape[2], self.rope_cache
         rope = self.k_nope if self.k_rope is None else self.k_rope
         rows = rope if cache is None else cache.data[..., cache.latent :]
+        copied = [self.q, self.k_nope, rows, self.v, results.out]
+        copied += [] if self.key_mask is None else [self.key_mask]
         return Problem(
             form="dense",
             heads=heads,
@@ -101,7 +103,7 @@ class DenseOperands:
             batch=self.cu_seqlens_q.shape[0] - 1,
             total_q=self.q.shape[0],
             total_k=self.k_nope.shape[0],
-            aligned_16=aligned_16(self.q, self.k_nope, rows, self.v, results.out),
+            aligned_16=aligned_16(*copied),
         )
 
     def _rope_source(self) -> RopeSource:

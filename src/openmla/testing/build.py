@@ -116,7 +116,8 @@ class BuiltCase:
         power_of_two = case.factor == 0 or math.frexp(abs(case.factor))[0] == 0.5
         quantized = case.kv.startswith("fp8")  # then V is no longer made of integers
         plain_sink = case.sink in ("none", "low")
-        return case.values == "exact" and plain_sink and power_of_two and not quantized
+        whole = case.key_mask in ("none", "all")
+        return case.values == "exact" and plain_sink and power_of_two and not quantized and whole
 
     def describe_row(self, row: int) -> str:
         """Where a query row sits: its sequence, its place there, what it may see."""
@@ -183,10 +184,12 @@ class _Builder:
             del arguments["scale"]
         if k_rope is not None and case.rope == "shared_3d":
             k_rope = k_rope[:, 0]
-        table_or_none = paging.get("block_table")
+        if case.key_mask != "none":
+            arguments["key_mask"] = self._key_mask(q.shape[0])
         operands = DenseOperands(
-            q, k_nope, k_rope, v, cu_q, cu_k, case.causal, weights, cache, table_or_none
-        )
+            q, k_nope, k_rope, v, cu_q, cu_k, case.causal, weights, cache,
+            paging.get("block_table"), key_mask=arguments.get("key_mask"),
+        )  # fmt: skip
         return operands, arguments
 
     def latent(self) -> tuple[Operands, dict[str, Any]]:
@@ -238,6 +241,25 @@ class _Builder:
         if not case.is_paged or case.d_v != case.d_nope:
             arguments["d_v"] = case.d_v
         return SparseOperands(q, kv, indices, on_device, case.d_v, weights), arguments
+
+    def _key_mask(self, tokens: int) -> Tensor:
+        """Random bits for every key of a query's sequence; the bits past them are background.
+
+        Rows lie 16 bytes apart, as select_topk makes them, unless the layout is strided.
+        """
+        case = self.case
+        words = -(-max(case.k_lens, default=0) // 32) + case.spare
+        gaps = {"strided": True} if case.layout == "strided" else {"aligned": True}
+        mask = self.memory.new((tokens, words), torch.int32, **gaps)
+        share = {"half": 0.5, "few": 0.02, "all": 1.0}[case.key_mask]
+        flags = self.draw.chances(case.total_q, 32 * words) < share
+        lengths = torch.tensor([k for q, k in zip(case.q_lens, case.k_lens, strict=True)
+                                for _ in range(q)], dtype=torch.int64, device="cpu")  # fmt: skip
+        past = _count(32 * words) >= lengths.reshape(-1, 1)
+        flags = torch.where(past, self.memory.background != "zero", flags)
+        bits = flags.reshape(case.total_q, words, 32).to(torch.int64) << _count(32)
+        mask[: case.total_q].copy_(bits.sum(2).to(torch.int32))
+        return mask
 
     def _queries(self) -> Tensor:
         values = self.draw.queries(self.case.total_q)

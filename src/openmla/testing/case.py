@@ -28,6 +28,8 @@ TOPK_LENGTHS = ("none", "full", "ragged", "wild")
 """ragged: 0 to topk; wild: also negative and past topk."""
 SINKS = ("none", "normal", "low", "high", "mixed")
 """low: -inf everywhere; high: +inf everywhere; mixed: both among ordinary ones."""
+KEY_MASKS = ("none", "half", "few", "all")
+"""How many bits of a dense call's key_mask are set: few leave rows and blocks of keys empty."""
 VALUES = ("normal", "peaky", "rising", "tiny", "large", "equal", "exact")
 """What the numbers look like; see openmla.testing.values."""
 LAYOUTS = ("contiguous", "strided", "aligned", "values")
@@ -70,6 +72,7 @@ class Case:
     sink: str = "none"
     q_scale: bool = False
     k_scale: bool = False
+    key_mask: str = "none"
     return_lse: bool = True
     return_max_logits: bool = False
     scale: float | None = None
@@ -86,7 +89,7 @@ class Case:
         choices: dict[str, tuple[str, ...]] = {
             "form": FORMS, "dtype": tuple(DTYPE_BYTES), "side_dtype": ("", *DTYPE_BYTES),
             "rope": ROPES, "kv": KV_KINDS, "index_kind": INDEX_KINDS,
-            "topk_lengths": TOPK_LENGTHS, "sink": SINKS, "values": VALUES, "layout": LAYOUTS,
+            "topk_lengths": TOPK_LENGTHS, "sink": SINKS, "key_mask": KEY_MASKS, "values": VALUES, "layout": LAYOUTS,
             "out": OUTS, "default_dtype": DEFAULT_DTYPES, "default_device": DEFAULT_DEVICES,
         }  # fmt: skip
         for name, allowed in choices.items():
@@ -98,6 +101,8 @@ class Case:
             raise ValueError("latent and sparse cases need a scale")
         if self.form != "dense" and self.d_v > self.d_nope:
             raise ValueError(f"d_v {self.d_v} is wider than the latent {self.d_nope}")
+        if self.form != "dense" and self.key_mask != "none":
+            raise ValueError(f"a {self.form} case has no key_mask")
         if self.form == "dense" and (self.rope == "none") != (self.d_rope == 0):
             raise ValueError(f"rope {self.rope!r} does not go with d_rope {self.d_rope}")
 
@@ -169,6 +174,7 @@ class Case:
             parts += [f"rope {self.rope}"]
         parts += [f"sink {self.sink}"] * (self.sink != "none")
         parts += [name for name in ("q_scale", "k_scale") if getattr(self, name)]
+        parts += [f"mask {self.key_mask}"] * (self.key_mask != "none")
         parts += [self.layout] * (self.layout != "contiguous")
         parts += [f"out {self.out}"] * (self.out != "fresh")
         parts += [f"default {self.default_dtype}"] * (self.default_dtype != "fp32")

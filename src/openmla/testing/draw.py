@@ -47,6 +47,8 @@ TOPKS = (0, 1, 2, 5, 16, 31, 63, 64, 65, 100, 127, 128, 129)
 VARIANT_STEP = 1_000_003
 COST_LIMIT = 1_500_000
 """Multiply-adds of a case: about 10 ms of float64 reference on one core."""
+MASKED = 0.2
+"""Share of dense cases with a key_mask."""
 PROFILES = {"widths": 45, "ragged": 26, "long_k": 12, "long_q": 6, "model": 11}
 """How often each is drawn, in percent."""
 
@@ -70,6 +72,8 @@ def random_case(seed: int) -> Case:
     fields |= _numbers(rng, form)
     fields |= {"dense": _dense, "latent": _latent, "sparse": _sparse}[form](rng, fields)
     fields |= _options(rng)
+    if form == "dense" and rng.random() < MASKED:
+        fields["key_mask"] = rng.choice(("half", "half", "few", "all"))
     if fields["values"] == "exact":
         fields["scale"] = 0.25  # products of small integers and this are exact
     return fit(Case(**fields), COST_LIMIT)
@@ -95,6 +99,8 @@ def varied(case: Case, number: int) -> Case:
         fields["values"] = rng.choice(("normal", "peaky", "rising", "tiny", "large", "equal"))
     if case.sink != "none":
         fields["sink"] = rng.choice(("normal", "low", "high", "mixed"))
+    if case.key_mask != "none":
+        fields["key_mask"] = rng.choice(("half", "few", "all"))
     if case.topk_lengths != "none":
         fields["topk_lengths"] = rng.choice(("full", "ragged", "wild"))
     if case.form == "sparse":

@@ -48,6 +48,10 @@ class Draw:
         """int64 from low to high-1."""
         return torch.randint(low, high, shape, generator=self._generator, device="cpu")
 
+    def chances(self, *shape: int) -> Tensor:
+        """Evenly from 0 to 1."""
+        return torch.rand(shape, generator=self._generator, **FLOAT)
+
     def permutation(self, n: int) -> Tensor:
         """0 … n-1 in random order."""
         return torch.randperm(n, generator=self._generator, device="cpu")

@@ -8,10 +8,12 @@
 | a step reads | K [BN, NOPE] + [BN, TAIL], rope [BN, ROPE], V [BN, VALUE] |
 | rope from | a tensor [T, D] (stride_h 0) or [T, H, D], or the rope columns of a paged cache |
 | k_desc, rope_desc, v_desc | bulk copies of [1, BN, columns] in unmasked steps; None: pointers |
+| key_mask | None, or bits: BN / 32 words per row and step, in both loops |
 | writes | out, lse; with SPLIT the unnormalized tile, row_max and row_sum, for split.py |
 
 d_nope 192 is NOPE 128 + TAIL 64; other widths are padded to a power of two with masked columns.
 Keys that every row of the tile sees are multiplied without a mask, the rest in a second loop.
+A key whose bit is not set is masked in either.
 """
 
 # ruff: noqa: PLR0913
@@ -42,7 +44,18 @@ def head_and_tile(program, tiles, heads, GROUP: tl.constexpr):
     return group * GROUP + rank % members, tiles - 1 - rank // members
 
 
-COUNTS = ["factor", "total_q", "total_k", "batch", "tiles", "heads", "first_sequence"]
+@triton.jit
+def bits_of(words_ptr, start, row_ok, words, BN: tl.constexpr):
+    """Whether rows see keys start … start + BN - 1, [rows, BN]; no bits after `words` words."""
+    WIDE: tl.constexpr = BN // 32 if BN > 32 else 1
+    at = start // 32 + tl.arange(0, WIDE)
+    here = row_ok[:, None] & (at < words)[None, :]
+    word = tl.load(words_ptr[:, None] + at[None, :], mask=here, other=0)
+    bit = start % 32 + tl.arange(0, BN // WIDE)
+    return ((word[:, :, None] >> bit[None, None, :]) & 1).reshape(words_ptr.shape[0], BN) != 0
+
+
+COUNTS = ["factor", "total_q", "total_k", "batch", "tiles", "heads", "first_sequence", "words"]
 
 
 @triton.jit(do_not_specialize=COUNTS)
@@ -63,6 +76,7 @@ def dense_kernel(
     rope_scale_ptr,
     part_out_ptr,
     part_state_ptr,
+    mask_ptr,
     k_desc,
     rope_desc,
     v_desc,
@@ -73,6 +87,7 @@ def dense_kernel(
     tiles,
     heads,
     first_sequence,
+    words,
     q_stride_t,
     q_stride_h,
     k_stride_t,
@@ -89,6 +104,7 @@ def dense_kernel(
     lse_stride_t,
     lse_stride_h,
     table_stride,
+    mask_stride,
     CAUSAL: tl.constexpr,
     SIGN: tl.constexpr,
     D_NOPE: tl.constexpr,
@@ -193,6 +209,8 @@ def dense_kernel(
         else:
             rope_row = rope_ptr + head * tl.cast(rope_stride_h, tl.int64)
             rope_pointers = rope_row + k_token[:, None] * rope_step + rope[None, :]
+    if mask_ptr is not None:
+        words_ptr = mask_ptr + token * mask_stride
     acc = tl.zeros([BM, VALUE], tl.float32)
     row_max = tl.full([BM], MINUS_INF, tl.float32)
     row_sum = tl.zeros([BM], tl.float32)
@@ -267,8 +285,10 @@ def dense_kernel(
                 step_factor = 1.0
             if masked == 1:
                 s = tl.where(here[None, :] < seen[:, None], s, MINUS_INF)
+            if mask_ptr is not None:
+                s = tl.where(bits_of(words_ptr, start, row_ok, words, BN), s, MINUS_INF)
             p, row_max, row_sum, rescale = softmax_step(
-                s, row_max, row_sum, step_factor, masked == 1
+                s, row_max, row_sum, step_factor, masked == 1 or mask_ptr is not None
             )
             if v_desc is not None and masked == 0:
                 v = v_desc.load([head, k_start + start, 0]).reshape(BN, VALUE)

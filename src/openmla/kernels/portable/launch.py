@@ -106,6 +106,9 @@ def _dense(plan: Plan, op: DenseOperands, results: Results) -> Call:
         "GROUP": config.group_heads,
         **_bulk_copies(plan, op),
         **_rope(plan, op, d_rope, native),
+        "mask_ptr": op.key_mask,
+        "mask_stride": 0 if op.key_mask is None else op.key_mask.stride(0),
+        "words": 0 if op.key_mask is None else op.key_mask.shape[1],
         **_queries(op, results, op.weights),
         **_common(plan, results, op.weights, d_rope, d_v, heads),
     }

@@ -72,6 +72,7 @@ PORTABLE = Family(
                     "has_sink": YES_OR_NO,
                     "has_q_scale": YES_OR_NO,
                     "has_k_scale": YES_OR_NO,
+                    "has_key_mask": YES_OR_NO,
                     "wants_lse": YES_OR_NO,
                     "wants_max_logits": YES_OR_NO,
                     **LENGTHS,

@@ -93,7 +93,7 @@ def test_the_mask_has_the_bits_of_the_positions(backend: str) -> None:
     got, mask = openmla.select_topk(
         scores, 40, starts=starts, ends=ends, return_mask=True, backend=backend
     )
-    assert mask.shape == (3, 3) and mask.dtype == torch.int32
+    assert mask.shape == (3, 4) and mask.dtype == torch.int32
     for row in range(3):
         bits = [s for s in range(96) if int(mask[row, s // 32]) >> (s % 32) & 1]
         assert bits == [p for p in got[row].tolist() if p >= 0]

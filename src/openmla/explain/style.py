@@ -11,6 +11,7 @@ _LIGHT = {
     "k": "#2a8074",
     "v": "#8a5a9e",
     "rope": "#6d8f2f",
+    "mask": "#b0486f",
     "p": "#c0632f",
     "stats": "#946f1a",
     "barriers": "#5f6b78",
@@ -31,6 +32,7 @@ _DARK = {
     "k": "#2b8377",
     "v": "#8f5fa4",
     "rope": "#66872c",
+    "mask": "#a8466b",
     "p": "#b85c2a",
     "stats": "#8c6a1c",
     "barriers": "#64717f",
@@ -40,7 +42,7 @@ _DARK = {
     "today": "#2f9461",
     "planned": "#a06c1c",
 }
-_KINDS = ("q", "k", "v", "rope", "p", "stats", "barriers", "scratch", "qk", "pv")
+_KINDS = ("q", "k", "v", "rope", "mask", "p", "stats", "barriers", "scratch", "qk", "pv")
 
 
 def _variables(colors: dict[str, str]) -> str:

@@ -106,7 +106,8 @@ def select_topk(
     Written are positions counted from the window's start; with add_starts, columns of `scores`;
     with block_table int32 [batch, max_pages], cu_seqlens_q and page_size, the physical rows of
     those positions, as mla_prefill_sparse takes them. Results come in the order indices, counts
-    (int32 [total_q]), mask (int32 [total_q, ceil(width / 32)], as mla_prefill's key_mask).
+    (int32 [total_q]), mask (int32 [total_q, words], as mla_prefill's key_mask; rows are
+    a multiple of 16 bytes long, as bulk copies need them).
     """
     scores = tensor("scores", scores, ("total_q", "width"), (torch.float32,))
     last_dim_contiguous("scores", scores)
@@ -201,7 +202,7 @@ def _selection(
     return (
         like.new_empty((total_q, topk), dtype=torch.int32) if out is None else out,
         like.new_empty((total_q,), dtype=torch.int32) if counts else None,
-        like.new_empty((total_q, -(-width // 32)), dtype=torch.int32) if mask else None,
+        like.new_empty((total_q, -(-width // 128) * 4), dtype=torch.int32) if mask else None,
     )
 
 

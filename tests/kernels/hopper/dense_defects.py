@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from gluon_sim import Kind
 from kernels.hopper.dense_setups import Setup
-from kernels.hopper.test_dense import EDGES, FULL_TABLE, PAGED, PEAKY, V3
+from kernels.hopper.test_dense import EDGES, FULL_TABLE, MASKED, PAGED, PEAKY, V3
 from kernels.mutants import NOTHING, Defect
 
 # Every block of keys raises the maximum: they are walked from the last to the first.
@@ -32,6 +32,10 @@ SETUPS = {
     "strided": Setup(replace(V3, q_lens=(70, 5), k_lens=(70, 130)), strided=True),
     "strided, split": Setup(replace(SPLIT, heads=2), short_ranges=True, strided=True),
     "two launches": Setup(V3, launches=2),
+    "mask": Setup(MASKED),
+    "last word": Setup(replace(MASKED, k_lens=(300, 129), spare=0)),
+    "few keys": Setup(replace(MASKED, key_mask="few", causal=False, q_lens=(99,), k_lens=(520,))),
+    "mask, split": Setup(replace(SPLIT, key_mask="half"), short_ranges=True),
 }
 
 
@@ -346,4 +350,49 @@ HOST = [
         "mask=keys > 0", "mask=keys >= 0", "pages",
     ),
 ]  # fmt: skip
-DEFECTS = [*SCHEDULER, *TILES, *PRODUCER, *CONSUMER, *RESULTS, *HOST]
+MASK = [
+    DenseDefect(
+        "words of a mask are those of the next 32 keys", None, "producer",
+        "key // WORD_BITS]", "key // WORD_BITS + 1]", "mask",
+    ),
+    DenseDefect(
+        "the last word of a mask is dropped", None, "descriptors",
+        "return TensorDescriptor(x, list(x.shape), list(x.stride()), [rows, 4], layout)",
+        "return TensorDescriptor(x, [x.shape[0], x.shape[1] - 1], list(x.stride()), [rows, 4], "
+        "layout)",
+        "last word",
+    ),
+    DenseDefect(
+        "a range's words are those of the first keys", None, "producer",
+        "token, skipped + row, NC", "token, row, NC", "mask, split",
+    ),
+    DenseDefect(
+        "both consumers have the same rows of a mask", None, "producer",
+        "[token + w * WGMMA_ROWS, key", "[token, key", "mask",
+    ),
+    DenseDefect(
+        "a mask's bytes are not announced", Kind.BYTES, "producer", "* 2 + MORE)", "* 2)", "mask",
+    ),
+    DenseDefect(
+        "words are those of the block before", None, "dense",
+        "mask_smem.index(stage * NC", "mask_smem.index(before * NC", "mask",
+    ),
+    DenseDefect(
+        "the first block of a work item has no mask", None, "dense",
+        "            S = keep_bits(S, bits)\n        weights, row_max, row_sum = softmax_first",
+        "            S = S\n        weights, row_max, row_sum = softmax_first", "mask",
+    ),
+    DenseDefect(
+        "bits are taken one column to the right", None, "softmax",
+        "bit = 1 << (eights + ", "bit = 1 << (eights + 1 - ", "mask",
+    ),
+    DenseDefect(
+        "threads of a quad take the same bits", None, "softmax", "(2 * thread)", "(0 * thread)",
+        "mask",
+    ),
+    DenseDefect(
+        "a row whose bits are all 0 is shifted by -inf", None, "dense",
+        "MASKED or HOW[3], BN", "MASKED, BN", "few keys",
+    ),
+]  # fmt: skip
+DEFECTS = [*SCHEDULER, *TILES, *PRODUCER, *CONSUMER, *RESULTS, *HOST, *MASK]

@@ -36,6 +36,8 @@ SPLIT = Case(
 EDGES = replace(V3, heads=1, q_lens=(3, 65, 129), k_lens=(129, 65, 257), spare=0)
 # The first block has few keys: the second raises the maximum by much, and the others do not.
 PEAKY = replace(V3, values="peaky", q_lens=(20,), k_lens=(410,))
+# One bit into a word, one word into four, and 257 keys: a word of its own in the third block.
+MASKED = replace(V3, heads=1, q_lens=(70, 129), k_lens=(300, 257), key_mask="half")
 # Nothing follows the entries of the last request, the longest.
 FULL_TABLE = replace(PAGED, q_lens=(33, 5), k_lens=(70, 300), spare=0)
 CASES = {
@@ -69,6 +71,13 @@ CASES = {
     "64+32, 5 heads": replace(V3, d_nope=64, d_rope=32, d_v=64, heads=5),
     "40 requests": replace(V3, heads=1, q_lens=(1,) * 40, k_lens=(3,) * 40),
     "split": SPLIT,
+    "mask": MASKED,
+    "mask of few": replace(MASKED, key_mask="few", sink="normal"),
+    "mask, full": replace(MASKED, causal=False),
+    "mask, pages": replace(MASKED, rope="cache", kv="bf16"),
+    "mask, 192+64": replace(MASKED, d_nope=192, d_v=256),
+    "mask, 256+0": replace(MASKED, d_nope=256, d_rope=0, d_v=256, rope="none"),
+    "mask, split": replace(SPLIT, key_mask="half"),
     "split, pages": replace(
         SPLIT, q_lens=(20, 50), k_lens=(300, 4500), rope="cache", kv="bf16", page_size=64
     ),
@@ -120,6 +129,13 @@ def test_a_request_does_not_see_its_neighbors(case: Case) -> None:
         out = run(single, plan_of(single, chip(case), 1))[0].out
         assert torch.equal(out, together.out[rows])
         q_first, k_first = q_first + q_len, k_first + k_len
+
+
+def test_a_mask_of_all_keys_is_no_mask() -> None:
+    case = replace(MASKED, key_mask="all")
+    built = on(case)
+    plain = replace(built, operands=replace(built.operands, key_mask=None))
+    assert not differences(run(built)[0], run(plain)[0])
 
 
 @pytest.mark.slow

@@ -122,6 +122,8 @@ _RESULTS: dict[str, tuple[tuple[int, ...], Callable[..., Any]]] = {
     "mov.b32": ((32,), lambda a: a),
     "mov.u32": ((32,), lambda a: a),
     "mov.f32": ((32,), lambda a: a),
+    "and.b32": ((32, 32), lambda a, b: a & b),
+    "selp.f32": ((32, 32, 1), lambda a, b, test: np.where(test, a, b)),
     "mul.f32": ((32, 32), _float(lambda a, b: a * b)),
     "cvt.f32.f16": ((16,), lambda a: a.view(np.float16).astype(np.float32).view(np.uint32)),
     "cvt.rn.f16x2.e4m3x2": ((16,), _two_of_e4m3),
@@ -132,6 +134,7 @@ _COMPARE: dict[str, tuple[type, Callable[..., Any]]] = {
     "neu.f32": (np.float32, np.not_equal),  # also of NaN
     "lt.f32": (np.float32, np.less),
     "eq.u32": (np.uint32, np.equal),
+    "ne.b32": (np.uint32, np.not_equal),
 }
 _SETP = re.compile(r"setp\.(?P<test>\w+)(?P<join>\.or)?\.(?P<type>\w+)")
 

@@ -70,6 +70,12 @@ def pages(x: Tensor, rows: int) -> Any:
     return TensorDescriptor(x, list(x.shape), _strides(x), box, _layout_of(x, x.shape[2], 3))
 
 
+def words(x: Tensor, rows: int) -> Any:
+    """Boxes [rows, 4] of x int32 [rows, words], from any word on: the narrowest, 16 bytes wide."""
+    layout = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=2)
+    return TensorDescriptor(x, list(x.shape), list(x.stride()), [rows, 4], layout)
+
+
 def line(x: Tensor, columns: int) -> Any:
     """Boxes [1, columns] of a vector of fp32, from any element on."""
     x = (

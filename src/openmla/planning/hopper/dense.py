@@ -39,6 +39,7 @@ LEAST_V = 16  # columns: a row of 32 bytes is the narrowest that is swizzled
 KEY_TILES = (128, 64, 32)
 # One tile to work on while the next arrives; more than 4 buys nothing.
 MIN_STAGES, MAX_STAGES = 2, 4
+MASK_ROW_BYTES = 16  # four words of bits, the least that a bulk copy takes: 128 keys or fewer
 TILE_SLOTS, TILE_INFO_BYTES = 2, 128  # the scheduler's ring: two pieces of work, 16 ints each
 # Heads whose tiles run next to each other, so that their K and V stay in L2. Prototype, H200, 128
 # and 16 heads, s 4096 to 16384, interleaved with FA3: 4 was best in five shapes of six.
@@ -68,6 +69,8 @@ class HopperDenseConfig(HopperBlock):
     page_size: int = 0
     """Rows per page of the cache that the rope part comes from; 0 when it is a plain tensor."""
     sm_count: int = 132
+    key_mask: bool = False
+    """Whether bits say which keys a query sees."""
 
     rescale_threshold: ClassVar[float] = 8.0
     """log2 units the row maximum may grow before O is rescaled. Prototype, H200: worth 3-5 %."""
@@ -148,6 +151,9 @@ class HopperDenseConfig(HopperBlock):
             yield Wanted(f"K{stage} rope", "rope", self.BN * self.d_rope * ELEMENT)
         for stage in range(self.num_kv_stages):
             yield Wanted(f"V{stage}", "v", self.BN * self.d_v * ELEMENT)
+        if self.key_mask:
+            size = self.num_kv_stages * self.BM * MASK_ROW_BYTES
+            yield Wanted("mask", "mask", size)
         yield Wanted("tile info", "barriers", TILE_INFO_BYTES)
         ring = self.num_kv_stages
         yield from barriers(("q_ready", self.num_qo), ("q_empty", self.num_qo))
@@ -247,9 +253,16 @@ class HopperDenseConfig(HopperBlock):
             f"shared memory: {self._ring_sum()} = {self.smem_used} of {self.smem_limit}",
             f"ring of {self.num_kv_stages}: {self._stage_bound()}",
             f"tiles from a counter, longest first, {self.heads_per_l2_group} heads per L2 group",
+            *self._mask_lines(),
             f"O is rescaled when a row's maximum grew by more than 2^{self.rescale_threshold:g}",
         ]
         return lines + verdict_lines(self.why_unsupported())
+
+    def _mask_lines(self) -> list[str]:
+        if not self.key_mask:
+            return []
+        size = self.BM * MASK_ROW_BYTES
+        return [f"mask: {self.BM} rows x {MASK_ROW_BYTES} = {size} bytes of bits with a block of K"]
 
     def _bn_bound(self) -> str:
         if 2 * self.BN not in KEY_TILES:
@@ -277,7 +290,14 @@ def deepest_ring(config: HopperDenseConfig) -> HopperDenseConfig:
 
 
 def select_hopper_dense_config(
-    *, heads: int, d_nope: int, d_rope: int, d_v: int, page_size: int = 0, sm_count: int = 132
+    *,
+    heads: int,
+    d_nope: int,
+    d_rope: int,
+    d_v: int,
+    page_size: int = 0,
+    sm_count: int = 132,
+    key_mask: bool = False,
 ) -> HopperDenseConfig:
     """Two query tiles and the widest key tile that fits with at least two stages.
 
@@ -285,7 +305,8 @@ def select_hopper_dense_config(
     0.88 to 0.92 of FA3's speed with them, 1.02 to 1.06 with two. They are never chosen here.
     """
     widest = HopperDenseConfig(
-        heads=heads, d_nope=d_nope, d_rope=d_rope, d_v=d_v, page_size=page_size, sm_count=sm_count
-    )
+        heads=heads, d_nope=d_nope, d_rope=d_rope, d_v=d_v, page_size=page_size, sm_count=sm_count,
+        key_mask=key_mask,
+    )  # fmt: skip
     tried = (deepest_ring(replace(widest, BN=BN)) for BN in KEY_TILES)
     return next((config for config in tried if config.supported()), deepest_ring(widest))

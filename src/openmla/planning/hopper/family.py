@@ -38,6 +38,7 @@ def _dense(problem: Problem, target: Target) -> HopperDenseConfig:
         d_v=problem.d_v,
         page_size=problem.page_size if problem.rope == "cache" else 0,
         sm_count=target.sm_count,
+        key_mask=problem.has_key_mask,
     )
     short = config.supported() and config.prefer_1q(problem.total_q, problem.batch)
     return config.with_num_qo(1) if short else config
@@ -146,6 +147,7 @@ HOPPER = Family(
                     # A bulk copy takes whole swizzle patterns of 8 rows.
                     "page_size": Range(0, MOST_PAGE_ROWS, 8),
                     "causal": YES_OR_NO,
+                    "has_key_mask": YES_OR_NO,
                     "has_sink": YES_OR_NO,
                     "wants_lse": YES_OR_NO,
                     **LENGTHS,

@@ -25,6 +25,7 @@ Blocks stay and draw the next work item of work (tiles.py) from a counter (sched
 | q_main, q_tail, q_rope | NC x 64 x (128 + 0 + 64) x 2 = 49152 |
 | k_main, k_tail, k_rope | ST x 128 x (128 + 0 + 64) x 2 = 98304 |
 | v | ST x 128 x 128 x 2 = 65536 |
+| mask, if there is one | ST x NC x 64 x 16 = 4096 |
 | info, barriers | 128 + 144 |
 | epilogue's change of layout, warp states | 8192 + 8 |
 
@@ -34,6 +35,8 @@ A consumer keeps two products in flight: QK of block j and PV of block j - 1, wi
 block j under PV. At the end of a work item the last PV and the first QK of the next work item
 overlap, and normalizing and storing runs under that QK. Nothing is in flight on a loop's back edge,
 or ptxas would put waits between all wgmma.
+
+With a mask of keys, four words for each row come with a block of K, and no block is without a mask.
 """
 
 from triton.experimental import gluon
@@ -63,6 +66,8 @@ from openmla.kernels.hopper.dense.scheduler import (
 )
 from openmla.kernels.hopper.dense.softmax import (
     keep_before,
+    keep_bits,
+    load_words,
     pack,
     rescale_rows,
     softmax_first,
@@ -103,13 +108,16 @@ def walk(  # noqa: PLR0913
     """
     words, O, row_max, row_sum, rescale = state
     seen, keys = limits
-    q_smem, k_smem, v_smem = smem
+    q_smem, k_smem, v_smem, mask_smem = smem
     q_empty, k_ready, k_empty, v_ready, v_empty = bars
     BN: gl.constexpr = v_smem.shape[1]
     ST: gl.constexpr = v_smem.shape[0]
     DTYPE: gl.constexpr = v_smem.dtype
+    NC: gl.constexpr = q_smem[0].shape[0]
     for c in range(first, last):
         stage = it % ST
+        if HOW[3]:
+            stage += opaque_zero()  # or the words' addresses are carried, and one too many
         before = (it + (ST - 1)) % ST
         mbarrier.wait(k_ready.index(stage), (it // ST) & 1)
         S_next = issue_qk(q_smem, k_smem, stage, WHO, LAYOUTS[0], DIMS)
@@ -118,6 +126,8 @@ def walk(  # noqa: PLR0913
         P = unpack(words, BN, DTYPE, LAYOUTS[1])
         O_next = warpgroup_mma(P, v_smem.index(before), O, is_async=True)
         S = warpgroup_mma_wait(1, deps=(S_next,))
+        if HOW[3]:
+            bits = load_words(mask_smem.index(stage * NC + WHO), S)
         mbarrier.arrive(k_empty.index(stage), count=1)
         if c == blocks - 1:  # a branch: the barrier that comes with an arrive costs every step
             mbarrier.arrive(q_empty.index(WHO), count=1)
@@ -125,7 +135,11 @@ def walk(  # noqa: PLR0913
         if MASKED:
             skip = (blocks - 1 - c) * BN
             S = mask(S, seen - skip, keys - skip, HOW[0])
-        weights, row_max, row_sum, rescale = softmax_step(S, row_max, row_sum, factor, MASKED, BN)
+        if HOW[3]:
+            S = keep_bits(S, bits)
+        weights, row_max, row_sum, rescale = softmax_step(
+            S, row_max, row_sum, factor, MASKED or HOW[3], BN
+        )
         row_sum = keep_before(row_sum)
         O, P = warpgroup_mma_wait(0, deps=(O_next, P))
         mbarrier.arrive(v_empty.index(before), count=1)
@@ -140,7 +154,7 @@ def consumer(
     DIMS: gl.constexpr,
 ):  # fmt: skip
     """64 rows of every work item: rows 64 x WHO … of its tile."""
-    q_smem, k_smem, v_smem = smem
+    q_smem, k_smem, v_smem, mask_smem = smem
     q_bars, k_ready, k_empty, v_ready, v_empty, t_ready, t_empty = bars
     q_ready, q_empty = q_bars
     BN: gl.constexpr = v_smem.shape[1]
@@ -171,11 +185,15 @@ def consumer(
         S = warpgroup_mma_wait(0, deps=(S_next,))
     while blocks > 0:
         # S holds the scores of the work item's first block, number `it`.
+        if HOW[3]:
+            bits = load_words(mask_smem.index(it % ST * NC + WHO), S)
         mbarrier.arrive(k_empty.index(it % ST), count=1)
         mbarrier.arrive(q_empty.index(WHO), count=1, pred=blocks == 1)
         skip = (blocks - 1) * BN
         seen += WHO * 64
         S = mask(signed(S, HOW[1]), seen - skip, keys - skip, HOW[0])
+        if HOW[3]:
+            S = keep_bits(S, bits)
         weights, row_max, row_sum = softmax_first(S, factor, BN)
         words = pack(weights, BN, DTYPE)
         O = gl.zeros([64, D_V], gl.float32, OL)
@@ -266,6 +284,7 @@ def dense_kernel(  # noqa: PLR0913
     k_tail_desc,
     k_rope_desc,
     v_desc,
+    mask_desc,
     out_ptr,
     lse_ptr,
     sink_ptr,
@@ -302,7 +321,7 @@ def dense_kernel(  # noqa: PLR0913
     """DIMS: columns of main, tail, rope, V. ROPE: source and page size. SPLIT: fewest keys of a
     range (0: never). REGISTERS: consumer, producer. LAYOUTS: of [rows, columns] tiles, as DIMS."""
     DTYPE: gl.constexpr = v_desc.dtype
-    HOW: gl.constexpr = (CAUSAL, SIGN, SPLIT)
+    HOW: gl.constexpr = (CAUSAL, SIGN, SPLIT, mask_desc is not None)
     TILE: gl.constexpr = (64 * NC, BN, CAUSAL, HG, SPLIT, SM_COUNT)
     q_smem = column_tiles(NC, 64, DIMS, LAYOUTS, DTYPE)
     k_smem = column_tiles(ST, BN, DIMS, LAYOUTS, DTYPE)
@@ -319,7 +338,10 @@ def dense_kernel(  # noqa: PLR0913
     t_empty = barriers(2, NC + 1)
     t_request = barriers(1, 1)
     shape = (cu_q_ptr, cu_k_ptr, batch, total_q, rest_q, total_k, heads)
-    smem = (q_smem, k_smem, v_smem)
+    smem = (q_smem, k_smem, v_smem, mask_desc)
+    if mask_desc is not None:
+        words = gl.allocate_shared_memory(gl.int32, [ST * NC, 64, 4], mask_desc.layout)
+        smem = (q_smem, k_smem, v_smem, words)
     bars = (q_bars, k_ready, k_empty, v_ready, v_empty, t_ready, t_empty)
     out = (out_ptr, out_stride_t, out_stride_h)
     lse = (lse_ptr, lse_stride_t, lse_stride_h)
@@ -328,7 +350,7 @@ def dense_kernel(  # noqa: PLR0913
     k_descs = (k_main_desc, k_tail_desc, k_rope_desc)
     load_bars = (q_bars, k_ready, k_empty, v_ready, v_empty, t_ready, t_empty, t_request)
     table = (table_ptr, table_stride)
-    descs = (q_descs, k_descs, v_desc)
+    descs = (q_descs, k_descs, v_desc, mask_desc)
     draw_bars = (t_ready, t_empty, t_request)
     if NC == 1:
         gl.warp_specialize(

@@ -30,6 +30,7 @@ from openmla.kernels.gluon.descriptors import (
     rows_of_heads,
     shared_rows,
     tile_layout,
+    words,
 )
 from openmla.kernels.hopper.dense.kernel import dense_kernel
 from openmla.kernels.hopper.dense.merge import merge_kernel
@@ -88,7 +89,7 @@ def calls(plan: Plan, op: DenseOperands, results: Results) -> Iterator[Call]:
     """What a launch runs, in order; nothing for an empty output."""
     if not results.out.numel():
         return
-    if not op.k_nope.shape[0]:
+    if not op.k_nope.shape[0] or (op.key_mask is not None and not op.key_mask.shape[1]):
         results.clear()  # nobody sees a key, and a descriptor cannot describe an empty tensor
         return
     fixed = fixed_of(plan.problem, plan.config)
@@ -152,6 +153,7 @@ def _descriptors(fixed: Fixed, config: HopperDenseConfig, op: DenseOperands) -> 
         "k_tail_desc": rows_of_heads(op.k_nope, BN, tail) if tail else None,
         "k_rope_desc": None,
         "v_desc": ragged(op.v, BN),
+        "mask_desc": None if op.key_mask is None else words(op.key_mask, WGMMA_ROWS),
         "table_ptr": None,
         "table_stride": 0,
     }

@@ -15,6 +15,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from openmla.kernels.gluon.boxes import load_pages, load_ragged, load_rows
+from openmla.kernels.gluon.compat import tma_load
 from openmla.kernels.hopper.dense.scheduler import (
     BLOCKS,
     HEAD,
@@ -27,6 +28,7 @@ from openmla.kernels.hopper.dense.scheduler import (
 )
 
 WGMMA_ROWS = gl.constexpr(64)
+WORD_BITS = gl.constexpr(32)
 
 
 @gluon.jit
@@ -48,15 +50,28 @@ def load_queries(descs, smem, bars, token, head, phase, NC: gl.constexpr, DIMS: 
 
 
 @gluon.jit
+def load_mask(desc, smem, barrier, stage, token, key, NC: gl.constexpr):
+    """Four words of bits for each query of the tile, from that of `key` on: K's barrier has been
+    told. Words after the last, and rows after the last token, are zeros.
+    """
+    for w in gl.static_range(NC):
+        place = smem.index(stage * NC + w)
+        tma_load(desc, [token + w * WGMMA_ROWS, key // WORD_BITS], barrier, place)
+
+
+@gluon.jit
 def load_keys(
     descs, smem, barrier, stage, row, head, paged, key, DIMS: gl.constexpr, BN: gl.constexpr,
-    ROPE: gl.constexpr,
+    ROPE: gl.constexpr, MORE: gl.constexpr,
 ):  # fmt: skip
-    """One block of K: per-head columns, and rope from a tensor or from pages."""
+    """One block of K: per-head columns, and rope from a tensor or from pages.
+
+    MORE bytes, those of a mask, come to the same barrier.
+    """
     k_main, k_tail, k_rope = descs
     main, tail, rope = smem
     table, keys = paged
-    mbarrier.expect(barrier, BN * (DIMS[0] + DIMS[1] + DIMS[2]) * 2)
+    mbarrier.expect(barrier, BN * (DIMS[0] + DIMS[1] + DIMS[2]) * 2 + MORE)
     load_rows(k_main, row, head, 0, barrier, main.index(stage))
     if DIMS[1] > 0:
         load_rows(k_tail, row, head, DIMS[0], barrier, tail.index(stage))
@@ -75,10 +90,11 @@ def producer(
     DIMS: gl.constexpr, ROPE: gl.constexpr, SPLIT: gl.constexpr,
 ):  # fmt: skip
     """Load what the scheduler announces, work item after work item."""
-    q_descs, k_descs, v_desc = descs
-    q_smem, k_smem, v_smem = smem
+    q_descs, k_descs, v_desc, mask_desc = descs
+    q_smem, k_smem, v_smem, mask_smem = smem
     q_bars, k_ready, k_empty, v_ready, v_empty, t_ready, t_empty, t_request = bars
     table_ptr, table_stride = table
+    MASK_BYTES: gl.constexpr = 0 if mask_desc is None else NC * WGMMA_ROWS * 16
     turn = gl.program_id(0) * 0
     it = turn  # key blocks so far, over all work items
     mbarrier.wait(t_ready.index(0), 0)
@@ -91,9 +107,9 @@ def producer(
         keys = get(info, slot, KEYS, 1)
         skipped = keys * 0
         line = skipped  # of the block table; without pages there is none
+        if (SPLIT > 0) and (ROPE[0] == "cache" or mask_desc is not None):
+            skipped = get(info, slot, SKIPPED, 1)
         if ROPE[0] == "cache":
-            if SPLIT > 0:
-                skipped = get(info, slot, SKIPPED, 1)
             line = table_ptr + get(info, slot, REQUEST, 1).to(gl.int64) * table_stride
         mbarrier.arrive(t_empty.index(slot), count=1)
         for c in range(0, blocks):
@@ -106,7 +122,12 @@ def producer(
             load_keys(
                 k_descs, k_smem, k_ready.index(stage), stage, start + row, head,
                 (line, skipped + keys), skipped + row, DIMS, BN, ROPE,
+                MASK_BYTES,
             )  # fmt: skip
+            if mask_desc is not None:
+                load_mask(
+                    mask_desc, mask_smem, k_ready.index(stage), stage, token, skipped + row, NC
+                )
             if c == 0:
                 load_queries(q_descs, q_smem, q_bars, token, head, (turn & 1) ^ 1, NC, DIMS)
             mbarrier.wait(v_empty.index(stage), phase)

@@ -54,6 +54,48 @@ def softmax_step(S, row_max, row_sum, factor, MASKED: gl.constexpr, BN: gl.const
     return P, new_max, row_sum * old + quad_sums(P, BN), rescale
 
 
+@gluon.jit
+def load_words(tile, S):
+    """A row's words of bits for the columns of S, one bit each.
+
+    Shifted so that a thread's columns, 8j + 2t and 8j + 2t + 1 in a quad's thread t, have the same
+    bits 8j and 8j + 1 in every thread: constants, tested in one instruction.
+    """
+    BN: gl.constexpr = S.shape[1]
+    L: gl.constexpr = gl.reshape(S, [64, BN // 32, 4, 4, 2]).type.layout
+    WL: gl.constexpr = gl.SliceLayout(2, gl.SliceLayout(2, gl.SliceLayout(4, L)))
+    TL: gl.constexpr = gl.SliceLayout(0, gl.SliceLayout(1, gl.SliceLayout(2, gl.SliceLayout(4, L))))
+    words = tile.slice(0, BN // 32, 1).load(WL)
+    thread = gl.arange(0, 4, TL)
+    return words[:, :, None] >> (2 * thread)[None, None, :]
+
+
+# In assembly, because LLVM would gather the comparisons of a whole row in integers.
+SELECT = gl.constexpr(
+    "{ .reg .pred p; .reg .b32 t; and.b32 t, $2, $3; setp.ne.b32 p, t, 0; "
+    "selp.f32 $0, $1, 0fFF800000, p; }"
+)
+
+
+@gluon.jit
+def keep_bits(S, words):
+    """S where the bit is set (words as `load_words` gives them), else -inf."""
+    SL: gl.constexpr = S.type.layout
+    BN: gl.constexpr = S.shape[1]
+    scores = gl.reshape(S, [64, BN // 32, 4, 4, 2])
+    L: gl.constexpr = scores.type.layout
+    JL: gl.constexpr = gl.SliceLayout(0, gl.SliceLayout(1, gl.SliceLayout(3, gl.SliceLayout(4, L))))
+    PL: gl.constexpr = gl.SliceLayout(0, gl.SliceLayout(1, gl.SliceLayout(2, gl.SliceLayout(3, L))))
+    eights = (8 * gl.arange(0, 4, JL))[None, None, :, None, None]
+    bit = 1 << (eights + gl.arange(0, 2, PL)[None, None, None, None, :])
+    scores, words = gl.broadcast(scores, words[:, :, None, :, None])
+    scores, bit = gl.broadcast(scores, bit)
+    kept = gl.inline_asm_elementwise(
+        SELECT, "=f,f,r,r", [scores, words, bit], dtype=gl.float32, is_pure=True, pack=1
+    )
+    return gl.convert_layout(gl.reshape(kept, [64, BN]), SL)
+
+
 def _rescale_asm(values: int) -> tuple[str, str]:
     """Multiply `values` registers of two rows, under a branch that all lanes of a warp take alike.
 

@@ -89,8 +89,9 @@ class Case:
         choices: dict[str, tuple[str, ...]] = {
             "form": FORMS, "dtype": tuple(DTYPE_BYTES), "side_dtype": ("", *DTYPE_BYTES),
             "rope": ROPES, "kv": KV_KINDS, "index_kind": INDEX_KINDS,
-            "topk_lengths": TOPK_LENGTHS, "sink": SINKS, "key_mask": KEY_MASKS, "values": VALUES, "layout": LAYOUTS,
-            "out": OUTS, "default_dtype": DEFAULT_DTYPES, "default_device": DEFAULT_DEVICES,
+            "topk_lengths": TOPK_LENGTHS, "sink": SINKS, "key_mask": KEY_MASKS,
+            "values": VALUES, "layout": LAYOUTS, "out": OUTS,
+            "default_dtype": DEFAULT_DTYPES, "default_device": DEFAULT_DEVICES,
         }  # fmt: skip
         for name, allowed in choices.items():
             if getattr(self, name) not in allowed:

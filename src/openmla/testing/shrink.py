@@ -14,7 +14,8 @@ from openmla.testing.case import Case
 
 SIMPLEST: dict[str, Any] = {
     "layout": "contiguous", "out": "fresh", "spare": 0, "sink": "none", "q_scale": False,
-    "k_scale": False, "key_mask": "none", "return_max_logits": False, "causal": False, "values": "normal",
+    "k_scale": False, "key_mask": "none", "return_max_logits": False, "causal": False,
+    "values": "normal",
     "default_dtype": "fp32", "default_device": "", "side_dtype": "", "topk_lengths": "none",
     "index_kind": "distinct", "kv": "plain",
 }  # fmt: skip

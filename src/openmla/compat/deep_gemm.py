@@ -1,0 +1,122 @@
+"""DeepGEMM's index scores, served by openmla.
+
+Same signatures, shapes and conventions as `deep_gemm.fp8_mqa_logits` and
+`deep_gemm.fp8_paged_mqa_logits`; any number of heads, any page size, and CPU tensors work too.
+What differs from openmla's own call:
+
+| | DeepGEMM, here | openmla.indexer_scores |
+|---|---|---|
+| keys | (values, scales), or uint8 [pages, rows, 1, 132] | the pair, or an IndexCache |
+| window of a query | cu_seq_len_k_start and _end, or its own context length | starts, ends, or causal |
+| columns outside of it | -inf with clean_logits, else anything | not written |
+| compressed rows | max_seqlen_k > 0: column 0 is the window's first key | never |
+
+The schedule that DeepGEMM's paged call is given is not needed and not looked at.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from openmla import checks
+from openmla.errors import InvalidArgument, Unsupported
+from openmla.indexer import checks as index_checks
+from openmla.indexer.api import indexer_scores
+from openmla.indexer.cache import ROW_BYTES, IndexCache
+
+__all__ = ["fp8_mqa_logits", "fp8_paged_mqa_logits", "get_paged_mqa_logits_metadata"]
+
+
+def fp8_mqa_logits(
+    q: Tensor,
+    kv: tuple[Tensor, Tensor],
+    weights: Tensor,
+    cu_seq_len_k_start: Tensor,
+    cu_seq_len_k_end: Tensor,
+    clean_logits: bool = True,
+    max_seqlen_k: int = 0,
+) -> Tensor:
+    """float32 [tokens, keys], or [tokens, max_seqlen_k] with each window moved to column 0.
+
+    q e4m3 [tokens, heads, 128]; kv (e4m3 [keys, 128], float32 [keys]); weights float32 [tokens,
+    heads]; query t sees keys cu_seq_len_k_start[t] … cu_seq_len_k_end[t] - 1, int32 [tokens].
+    """
+    wide = index_checks.count("max_seqlen_k", max_seqlen_k, 0)
+    q = index_checks.queries(q)
+    pair = index_checks.keys(kv, q.device)
+    if isinstance(pair, IndexCache):
+        raise InvalidArgument("kv", "a pair (values, scales)", "an IndexCache")
+    keys = pair[1].shape[0]
+    logits = _logits(q, q.shape[0], keys, clean_logits)
+    indexer_scores(q, kv, weights, starts=cu_seq_len_k_start, ends=cu_seq_len_k_end, out=logits)
+    if not wide:
+        return logits
+    column = torch.arange(wide, device=q.device)
+    start = cu_seq_len_k_start.long()[:, None]
+    if not keys:
+        return _logits(q, q.shape[0], wide, clean_logits)
+    moved = logits.gather(1, (start + column).clamp(0, keys - 1))
+    if checks.flag("clean_logits", clean_logits):
+        inside = column < (cu_seq_len_k_end.long()[:, None] - start)
+        moved = torch.where(inside, moved, -torch.inf)
+    return moved
+
+
+def fp8_paged_mqa_logits(
+    q: Tensor,
+    kv_cache: Tensor,
+    weights: Tensor,
+    context_lens: Tensor,
+    block_table: Tensor,
+    schedule_meta: Tensor | None,
+    max_context_len: int,
+    clean_logits: bool = False,
+    indices: Tensor | None = None,
+) -> Tensor:
+    """float32 [batch * next_n, max_context_len].
+
+    q e4m3 [batch, next_n, heads, 128]; kv_cache uint8 [pages, rows, 1, 132], a page being the
+    values of all its rows and then their scales; weights float32 [batch * next_n, heads]; query
+    (b, i) sees the first context_lens[b, i] keys of request b, int32 [batch, next_n]; block_table
+    int32 [batch, max_pages].
+    """
+    if indices is not None:
+        raise Unsupported("fp8_paged_mqa_logits with indices", nearest="indices=None")
+    if not isinstance(q, Tensor) or q.dim() != 4:
+        raise InvalidArgument("q", "[batch, next_n, heads, 128]", checks.describe(q))
+    batch, queries = q.shape[:2]
+    shape = (batch, queries)
+    checks.tensor("context_lens", context_lens, shape, (torch.int32,), q.device)
+    checks.tensor("block_table", block_table, (batch, "max_pages"), (torch.int32,), q.device)
+    pool = checks.tensor("kv_cache", kv_cache, ("pages", "rows", 1, ROW_BYTES), (torch.uint8,),
+                         q.device)  # fmt: skip
+    width = index_checks.count("max_context_len", max_context_len, 0)
+    # Every query is a request of its own: then it may see as many keys as it likes.
+    logits = _logits(q, batch * queries, width, clean_logits)
+    indexer_scores(
+        q.flatten(0, 1),
+        IndexCache(pool.flatten(1), pool.shape[1]),
+        weights,
+        cu_seqlens_q=torch.arange(batch * queries + 1, dtype=torch.int32, device=q.device),
+        block_table=block_table.repeat_interleave(queries, 0),
+        cache_lengths=context_lens.flatten(),
+        out=logits,
+    )
+    return logits
+
+
+def get_paged_mqa_logits_metadata(
+    context_lens: Tensor, block_kv: int, num_sms: int, indices: Tensor | None = None
+) -> Tensor:
+    """int32 [num_sms + 1, 2] of zeros: what `schedule_meta` may be, since nothing looks at it."""
+    del block_kv, indices
+    shape = (index_checks.count("num_sms", num_sms, 1) + 1, 2)
+    return torch.zeros(shape, dtype=torch.int32, device=context_lens.device)
+
+
+def _logits(q: Tensor, rows: int, columns: int, clean: bool) -> Tensor:
+    """Rows to write scores into: -inf everywhere, or whatever is there."""
+    if checks.flag("clean_logits", clean):
+        return torch.full((rows, columns), -torch.inf, dtype=torch.float32, device=q.device)
+    return torch.empty((rows, columns), dtype=torch.float32, device=q.device)

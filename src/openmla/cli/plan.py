@@ -17,7 +17,10 @@ from openmla.explain.text import explain_text
 from openmla.planning import plan
 from openmla.planning.layer.form import LayerDims, choose_form
 from openmla.planning.models import Model, model_by_name, problem_for_model
+from openmla.planning.target import target_by_name
 from openmla.problem import Problem
+
+MASKED_ARCH = "sm_90"  # whose own dense kernel takes a mask of keys
 
 
 def plan_command(
@@ -61,17 +64,19 @@ def plan_command(
     else:
         shares = ["", *share_lines(shard, model_by_name(model), tp)] if world > 1 else []
         typer.echo("\n".join([explain_text(chosen), *shares]))
-        typer.echo(_form_of_layer(model_by_name(model), tokens, context or tokens))
+        heads = problem.heads if target_by_name(chosen.target).arch == MASKED_ARCH else 0
+        typer.echo(_form_of_layer(model_by_name(model), tokens, context or tokens, heads))
     if html is not None:
         _write(html, explain_html(chosen, f"{model} on {chosen.target}"))
 
 
-def _form_of_layer(model: Model, tokens: int, keys: int) -> str:
+def _form_of_layer(model: Model, tokens: int, keys: int, heads: int) -> str:
     """Which form `openmla.nn` and `openmla.integrations` choose for these lengths, and why."""
     if model.one_row:
         return "\nform of a layer\n  sparse: K and V are one row, and there is no other"
     dims = LayerDims(model.kv_lora, model.nope, model.rope, model.v)
-    return f"\nform of a layer\n  {choose_form(dims, [tokens], [keys], model.topk).reason}"
+    choice = choose_form(dims, [tokens], [keys], model.topk, heads)
+    return f"\nform of a layer\n  {choice.reason}"
 
 
 def _of_one_rank(problem: Problem, shard: ContextShard) -> Problem:

@@ -7,7 +7,7 @@ What differs from openmla's own call:
 | | DeepGEMM, here | openmla.indexer_scores |
 |---|---|---|
 | keys | (values, scales), or uint8 [pages, rows, 1, 132] | the pair, or an IndexCache |
-| window of a query | cu_seq_len_k_start and _end, or its own context length | starts, ends, or causal |
+| window of a query | start and end, or its own context length | starts, ends, or causal |
 | columns outside of it | -inf with clean_logits, else anything | not written |
 | compressed rows | max_seqlen_k > 0: column 0 is the window's first key | never |
 

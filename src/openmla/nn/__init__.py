@@ -7,6 +7,7 @@ out = layer(x, batch.positions, cache, batch)             # [tokens, hidden]
 
 from openmla.nn.batch import Batch
 from openmla.nn.config import MLAConfig
+from openmla.nn.indexer import Indexer, IndexerConfig
 from openmla.nn.mla import MLAAttention
 
-__all__ = ["Batch", "MLAAttention", "MLAConfig"]
+__all__ = ["Batch", "Indexer", "IndexerConfig", "MLAAttention", "MLAConfig"]

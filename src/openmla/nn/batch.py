@@ -84,8 +84,17 @@ class Batch:
 
     def context_rows(self, start: int, stop: int, page_size: int) -> tuple[Tensor, Tensor]:
         """Physical rows of contexts' keys start to stop, and their cu_seqlens int32."""
-        first = [min(start, c) for c in self.context]
-        last = [min(stop, c) for c in self.context]
+        return self._rows(self.context, start, stop, page_size)
+
+    def key_rows(self, start: int, stop: int, page_size: int) -> tuple[Tensor, Tensor]:
+        """Likewise of all keys start to stop, new ones included."""
+        return self._rows(self.keys, start, stop, page_size)
+
+    def _rows(
+        self, ends: Sequence[int], start: int, stop: int, page_size: int
+    ) -> tuple[Tensor, Tensor]:
+        first = [min(start, end) for end in ends]
+        last = [min(stop, end) for end in ends]
         lengths = [b - a for a, b in zip(first, last, strict=True)]
         rows = self._physical(*self._span(first, last), page_size)
         return rows, _cumulative(lengths, self.cu_seqlens.device)

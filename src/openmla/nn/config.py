@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from openmla.errors import Unsupported
+from openmla.indexer.problem import DIM
+from openmla.nn.indexer import INTERLEAVED, IndexerConfig
 from openmla.nn.rope import Rope
 from openmla.planning.layer.form import LayerDims
 
@@ -32,6 +34,8 @@ class MLAConfig:
     """Keys that each query attends to; 0 when it attends to all."""
     bias: bool = False
     """Whether the projections from and to the hidden state have one."""
+    indexer: IndexerConfig | None = None
+    """Of the layer's own indexer; None where it has none, or one that is not served."""
 
     @staticmethod
     def of(config: Any) -> MLAConfig:
@@ -55,4 +59,9 @@ class MLAConfig:
             scale=(dims.nope + dims.rope) ** -0.5 * rope.score_factor,
             topk=getattr(config, "index_topk", 0),
             bias=config.attention_bias,
+            indexer=IndexerConfig.of(config) if _indexer_served(config) else None,
         )
+
+
+def _indexer_served(config: Any) -> bool:
+    return config.model_type in INTERLEAVED and config.index_head_dim == DIM

@@ -11,8 +11,9 @@ W_K and W_V side by side in `kv_b_proj`. So attention can be computed in two ord
     expanded   make K and V, then attend                        narrow keys, one expansion per key
     latent     q.K = (q_nope W_K^T).latent + q_rope.rope        wide keys, one expansion per query
 
-and sparse is latent over the keys that an indexer selected for each query. The layer chooses by
-lengths (openmla.planning.layer.form). Parameters are named as in Transformers.
+Over the keys that an indexer selected for each query, sparse is latent over those rows alone, and
+masked is expanded with bits that hide the others. The layer chooses by lengths and heads
+(openmla.planning.layer.form). Parameters are named as in Transformers.
 """
 
 from __future__ import annotations
@@ -26,10 +27,13 @@ from torch import Tensor, nn
 import openmla
 from openmla.cache import LatentCache
 from openmla.errors import InvalidArgument
+from openmla.indexer.cache import IndexCache
 from openmla.nn.batch import Batch
 from openmla.nn.config import MLAConfig
+from openmla.nn.indexer import Indexer
 from openmla.planning.layer.form import FormChoice, choose_form, keys_per_piece
 
+MASK_STEP = 128  # keys whose bits are 16 bytes: a part of a mask that begins there can be copied
 EPS = 1e-6  # of both norms, in every model that is served, whatever rms_norm_eps says
 
 
@@ -51,6 +55,7 @@ class MLAAttention(nn.Module):
         self.kv_a_layernorm = nn.RMSNorm(dims.latent, eps=EPS)
         self.kv_b_proj = nn.Linear(dims.latent, heads * (dims.nope + dims.v), bias=False)
         self.o_proj = nn.Linear(heads * dims.v, hidden, bias=config.bias)
+        self.indexer = None if config.indexer is None else Indexer(config.indexer)
 
     @staticmethod
     def from_config(config: Any) -> MLAAttention:
@@ -60,11 +65,16 @@ class MLAAttention(nn.Module):
     def load(self, source: nn.Module | Mapping[str, Tensor], prefix: str = "") -> MLAAttention:
         """Take the weights of an attention module, or of a state dict under `prefix`.
 
-        What belongs to an indexer is left alone; anything else missing or left over raises.
+        A layer whose weights have no indexer shares that of a layer before it, and has none then;
+        an indexer that is not served is left alone. Anything else missing or left over raises.
         """
         state = source.state_dict() if isinstance(source, nn.Module) else source
         own = {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
-        self.load_state_dict({k: v for k, v in own.items() if not k.startswith("indexer.")})
+        if not any(k.startswith("indexer.") for k in own):
+            self.indexer = None
+        elif self.indexer is None:
+            own = {k: v for k, v in own.items() if not k.startswith("indexer.")}
+        self.load_state_dict(own)
         return self
 
     def forward(
@@ -74,23 +84,33 @@ class MLAAttention(nn.Module):
         cache: LatentCache | None = None,
         batch: Batch | None = None,
         indices: Tensor | None = None,
+        index_cache: IndexCache | None = None,
     ) -> Tensor:
-        """[tokens, hidden] -> [tokens, hidden]. New rows are appended to the cache.
+        """[tokens, hidden] -> [tokens, hidden]. New rows are appended to the caches.
 
         positions int [tokens], usually batch.positions. Without a batch, x is one fresh sequence.
-        indices int [tokens, topk] are the keys that an indexer selected, by their place in the
-        query's own sequence, -1 for none; needed where a sequence has more keys than config.topk.
+        Where a sequence has more keys than config.topk, the layer's own indexer selects, over its
+        keys in index_cache, whose pages have the numbers of the cache's. A layer without one takes
+        indices int [tokens, topk] instead: places in the query's own sequence, -1 for none.
         """
         batch = batch if batch is not None else Batch.of([x.shape[0]], device=x.device)
         _check(x, positions, cache, batch)
-        form = self.choose(batch).form
-        if form == "sparse" and indices is None:
-            expected = f"[{batch.tokens}, topk]: a sequence has more than {self.config.topk} keys"
-            raise InvalidArgument("indices", expected, None)
-        q, latent, rope = self.project(x, positions)
+        indexer = self.indexer if indices is None else None
+        form = self.choose(batch, x.device if indexer is not None else None).form
+        if form in ("sparse", "masked"):
+            self._check_selection(batch, indices, index_cache)
+        compressed = self.compress_queries(x) if self.config.q_lora else None
+        q, latent, rope = self.project(x, positions, compressed)
         if cache is not None:
             cache.append(latent, rope, batch.slots(cache.page_size))
-        if form == "sparse" and indices is not None:
+        mask = None
+        if indexer is not None and compressed is not None and form in ("sparse", "masked"):
+            indices, mask = indexer(x, compressed, positions, batch, index_cache, return_mask=True)
+        elif indexer is not None and index_cache is not None:
+            indexer.append(x, positions, batch, index_cache)
+        if form == "masked" and mask is not None:
+            out = self._masked(q, latent, rope, cache, batch, mask)
+        elif form == "sparse" and indices is not None:
             out = self._sparse(q, latent, rope, cache, batch, indices)
         elif form == "latent" and cache is not None:
             out = self._latent(q, cache, batch)
@@ -99,14 +119,22 @@ class MLAAttention(nn.Module):
         projected: Tensor = self.o_proj(out.flatten(1))
         return projected
 
-    def choose(self, batch: Batch) -> FormChoice:
-        """The form that a batch is computed in, and why."""
-        return choose_form(self.config.dims, batch.new, batch.keys, self.config.topk)
+    def choose(self, batch: Batch, device: torch.device | None = None) -> FormChoice:
+        """The form that a batch is computed in, and why; masked only on a device that masks."""
+        heads = self.config.heads if device is not None and _masks(device) else 0
+        return choose_form(self.config.dims, batch.new, batch.keys, self.config.topk, heads)
 
-    def project(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries [tokens, heads, nope+rope]; a row's latent [tokens, latent] and rope part."""
+    def project(
+        self, x: Tensor, positions: Tensor, compressed: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries [tokens, heads, nope+rope]; a row's latent [tokens, latent] and rope part.
+
+        `compressed` is what compress_queries(x) gave, if it was asked before.
+        """
         dims, turn = self.config.dims, self.config.rope.turn
-        q = self.q_b_proj(self.compress_queries(x)) if self.config.q_lora else self.q_proj(x)
+        if self.config.q_lora and compressed is None:
+            compressed = self.compress_queries(x)
+        q = self.q_proj(x) if compressed is None else self.q_b_proj(compressed)
         q_nope, q_rope = q.view(len(x), -1, dims.nope + dims.rope).split([dims.nope, dims.rope], -1)
         latent, rope = self.kv_a_proj_with_mqa(x).split([dims.latent, dims.rope], -1)
         cos, sin = self.config.rope.cos_sin(positions, x.dtype)
@@ -153,14 +181,64 @@ class MLAAttention(nn.Module):
         return openmla.merge_many([out for out, _ in parts], [lse for _, lse in parts])[0]
 
     def _attend_to(
-        self, q: Tensor, latent: Tensor, rope: Tensor, cu_q: Tensor, cu_k: Tensor, causal: bool
+        self,
+        q: Tensor,
+        latent: Tensor,
+        rope: Tensor,
+        cu_q: Tensor,
+        cu_k: Tensor,
+        causal: bool,
+        mask: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         k_nope, v = self.expand(latent)
         out, lse = openmla.mla_prefill(
             q, k_nope, rope, v, cu_seqlens_q=cu_q, cu_seqlens_k=cu_k,
-            scale=self.config.scale, causal=causal, return_lse=True,
+            scale=self.config.scale, causal=causal, key_mask=mask, return_lse=True,
         )  # fmt: skip
         return out, lse
+
+    def _masked(
+        self,
+        q: Tensor,
+        latent: Tensor,
+        rope: Tensor,
+        cache: LatentCache | None,
+        batch: Batch,
+        mask: Tensor,
+    ) -> Tensor:
+        """All keys expanded, in pieces of bounded size, and hidden where the mask has no bit.
+
+        A query's bits are of keys that it may see, so only one piece of them all needs causal,
+        which makes it faster.
+        """
+        cu = batch.cu_seqlens
+        if cache is None:
+            return self._attend_to(q, latent, rope, cu, cu, causal=True, mask=mask)[0]
+        size = (self.config.dims, self.config.heads, len(batch.new), q.element_size())
+        piece = max(keys_per_piece(*size) // MASK_STEP, 1) * MASK_STEP
+        longest = max(batch.keys)
+        parts = []
+        for start in range(0, longest, piece):
+            rows, cu_k = batch.key_rows(start, start + piece, cache.page_size)
+            cached = cache.gather(rows).to(q.dtype)
+            bits = mask[:, start // 32 : (start + piece) // 32]
+            latent, rope = cached[:, : cache.latent], cached[:, cache.latent :]
+            whole = longest <= piece
+            parts.append(self._attend_to(q, latent, rope, cu, cu_k, whole, bits))
+        if len(parts) == 1:
+            return parts[0][0]
+        return openmla.merge_many([out for out, _ in parts], [lse for _, lse in parts])[0]
+
+    def _check_selection(
+        self, batch: Batch, indices: Tensor | None, index_cache: IndexCache | None
+    ) -> None:
+        if indices is None and self.indexer is None:
+            expected = f"[{batch.tokens}, topk]: a sequence has more than {self.config.topk} keys"
+            raise InvalidArgument("indices", expected, None)
+        if indices is None and index_cache is None and any(batch.context):
+            raise InvalidArgument("index_cache", "the cache of the indexer's keys", None)
+        if index_cache is not None and batch.block_table is None:
+            raise InvalidArgument("batch", "one with a block_table, beside an index_cache", "none")
 
     def _latent(self, q: Tensor, cache: LatentCache, batch: Batch) -> Tensor:
         assert batch.block_table is not None
@@ -207,3 +285,8 @@ def _check(x: Tensor, positions: Tensor, cache: LatentCache | None, batch: Batch
         raise InvalidArgument("cache", "the cache that holds the batch's context", None)
     if cache is not None and batch.block_table is None:
         raise InvalidArgument("batch", "one with a block_table, beside a cache", "none")
+
+
+def _masks(device: torch.device) -> bool:
+    """Whether the fastest dense kernel of a device takes a mask of keys."""
+    return device.type == "cpu" or torch.cuda.get_device_capability(device) == (9, 0)

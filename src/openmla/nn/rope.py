@@ -59,11 +59,13 @@ class Rope:
     """Multiplies the scale of the scores."""
 
     @staticmethod
-    def of(width: int, config: Any) -> Rope:
-        """From `rope_parameters` of a Transformers configuration."""
+    def of(width: int, config: Any, interleaved: bool | None = None) -> Rope:
+        """From `rope_parameters` of a Transformers configuration; `interleaved` if it says more."""
         given = config.rope_parameters
         kind = given.get("rope_type", "default")
-        theta, pairs = given["rope_theta"], getattr(config, "rope_interleave", True)
+        theta, pairs = given["rope_theta"], interleaved
+        if pairs is None:
+            pairs = getattr(config, "rope_interleave", True)
         if kind == "default":
             return Rope(width, theta, bool(pairs))
         if kind != "yarn":

@@ -128,8 +128,9 @@ def visible(indices: Tensor, mask: Tensor) -> Tensor:
 
     The indexer's top-k of an early query names keys of the future, having no others to name.
     """
-    seen = mask[:, 0].expand(indices.shape[0], -1, -1).gather(-1, indices.long())
-    return torch.where(seen, indices, -1)
+    named = indices.clamp(min=0).long()
+    seen = mask[:, 0].expand(indices.shape[0], -1, -1).gather(-1, named)
+    return torch.where(seen & (indices >= 0), indices, -1)
 
 
 def unique(indices: Tensor) -> Tensor:

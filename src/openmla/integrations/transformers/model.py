@@ -22,12 +22,14 @@ def register() -> None:
     AttentionMaskInterface.register(seam.NAME, causal_mask)
 
 
-def optimize(model: nn.Module, form: str = "auto") -> None:
+def optimize(model: nn.Module, form: str = "auto", fp8_indexer: bool = True) -> None:
     """Let every MLA layer of a Transformers model run on openmla, from its cached rows.
 
     form "auto" chooses by lengths (openmla.planning.layer.form); "expanded" makes K and V per head,
     but never puts K together; "latent" attends to the cached rows, for few tokens over long caches.
-    Models that select keys (DSA) run the sparse call. A cache filled before must not be used after.
+    Models that select keys (DSA) run the sparse call; fp8_indexer lets indexers of 128 columns
+    score in e4m3, without a tensor of every head's scores (openmla.integrations.transformers.
+    indexer). A cache filled before must not be used after.
     """
     if form not in FORMS:
         raise InvalidArgument("form", "one of " + ", ".join(FORMS), repr(form))
@@ -36,7 +38,7 @@ def optimize(model: nn.Module, form: str = "auto") -> None:
         _check(layer, form)
     register()
     for layer in layers:
-        seam.install(layer, form)
+        seam.install(layer, form, fp8_indexer)
     for layer in layers:
         layer.config._attn_implementation = seam.NAME
 

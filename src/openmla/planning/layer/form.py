@@ -1,4 +1,4 @@
-"""Which form an MLA layer attends in: expanded, latent or sparse, by lengths alone.
+"""Which form an MLA layer attends in: expanded, latent, sparse or masked, by lengths and heads.
 
 Both dense forms compute the same function; they multiply in a different order. Per head, with n new
 tokens, T keys (the new ones included) and P visible pairs of query and key:
@@ -12,9 +12,15 @@ A fresh prompt has T = n: the projections cost the same and expanded wins by its
 new tokens over a long cache have T >> n: expanding the cache costs more than attending to it. For
 DeepSeek-V3 (512, 128, 64, 128) the forms break even near 171 new tokens, whatever the context.
 
+A DSA layer selects `topk` keys for each query. Sparse reads those rows alone, at a cost per query;
+masked expands all keys and hides the others, at a cost per visible pair, which is less while
+sequences are short: see `sparse_work` and `masked_work`.
+
 >>> v3 = LayerDims(latent=512, nope=128, rope=64, v=128)
 >>> choose_form(v3, new=[4096], keys=[4096]).form, choose_form(v3, new=[16], keys=[4096]).form
 ('expanded', 'latent')
+>>> [choose_form(v3, [n], [n], topk=2048, heads=16).form for n in (2048, 8192, 131072)]
+['expanded', 'masked', 'sparse']
 """
 
 from __future__ import annotations
@@ -25,11 +31,19 @@ from typing import Literal
 
 from openmla.errors import InvalidArgument
 
-LayerForm = Literal["expanded", "latent", "sparse"]
+LayerForm = Literal["expanded", "latent", "sparse", "masked"]
 
 # Most memory that keys and values expanded for one call may take. At 128 heads of V3 in bf16 it is
 # 16384 keys: long enough to keep a GPU busy, short enough to leave room for a model.
 EXPANDED_BYTES = 1 << 30
+
+# Tera multiply-adds per second, H200, bf16: causal dense prefill of 8192 tokens took 0.11 us per
+# query and 1000 keys at 128 heads and 0.0137 at 16; a sparse query with 2048 rows took 0.78 us at
+# 128 heads and 0.45 at 16, whose tile of 64 heads is mostly empty. The mask itself is not in it.
+DENSE_RATE = 373.0
+SPARSE_RATES = {1: 317.0, 2: 366.0}
+"""By tiles of 64 heads; one tile leaves the gather of rows exposed."""
+TILE_HEADS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,21 +65,63 @@ class FormChoice:
 
 
 def choose_form(
-    dims: LayerDims, new: Sequence[int], keys: Sequence[int], topk: int = 0
+    dims: LayerDims, new: Sequence[int], keys: Sequence[int], topk: int = 0, heads: int = 0
 ) -> FormChoice:
     """The form for one call over sequences with these new tokens and keys, new ones included.
 
     `topk` is how many keys a query of a DSA model attends to, 0 for other models. Where no sequence
-    has more keys than that, every key is selected and the dense forms serve.
+    has more keys than that, every key is selected and the dense forms serve. `heads` is how many
+    this device has; 0 where the dense kernel takes no mask, and then there is no masked form.
     """
     _check_lengths(new, keys)
     longest = max(keys, default=0)
     if topk and longest > topk:
-        return FormChoice("sparse", f"sparse: {longest} keys, and a query selects {topk}")
+        return _choose_selected(dims, new, keys, topk, heads)
     expanded, latent = expanded_work(dims, new, keys), latent_work(dims, new, keys)
     if latent < expanded:
         return FormChoice("latent", f"latent: {_millions(latent, expanded)} expanded")
     return FormChoice("expanded", f"expanded: {_millions(expanded, latent)} in latent form")
+
+
+def _choose_selected(
+    dims: LayerDims, new: Sequence[int], keys: Sequence[int], topk: int, heads: int
+) -> FormChoice:
+    why = f"{max(keys)} keys, and a query selects {topk}"
+    if not heads:
+        return FormChoice("sparse", f"sparse: {why}")
+    masked, sparse = masked_work(dims, new, keys, heads), sparse_work(dims, new, topk, heads)
+    even = break_even(dims, topk, heads)
+    form: LayerForm = "masked" if masked < sparse else "sparse"
+    times = f"{masked / 1e3:.3g} ms masked, {sparse / 1e3:.3g} ms sparse at an H200's rates"
+    where = f"at {heads} heads a query costs the same both ways when it sees {even} keys"
+    return FormChoice(form, f"{form}: {why}; {times}; {where}, a fresh prompt of {2 * even}")
+
+
+def masked_work(dims: LayerDims, new: Sequence[int], keys: Sequence[int], heads: int) -> float:
+    """Microseconds of an H200 when all keys are expanded and bits hide those not selected."""
+    return heads * expanded_work(dims, new, keys) / DENSE_RATE / 1e6
+
+
+def sparse_work(dims: LayerDims, new: Sequence[int], topk: int, heads: int) -> float:
+    """Microseconds of an H200 when every query reads its topk rows, as tiles of 64 heads."""
+    tiles = -(-heads // TILE_HEADS)
+    rate = SPARSE_RATES.get(tiles, SPARSE_RATES[max(SPARSE_RATES)])
+    rows = tiles * TILE_HEADS * topk * (2 * dims.latent + dims.rope)
+    projection = heads * dims.latent * (dims.nope + dims.v)
+    return sum(new) * (rows / rate + projection / DENSE_RATE) / 1e6
+
+
+def break_even(dims: LayerDims, topk: int, heads: int) -> int:
+    """Keys that a query sees where masked and sparse attention take as long, but for projections.
+
+    >>> v3 = LayerDims(512, 128, 64, 128)
+    >>> break_even(v3, 2048, 128), break_even(v3, 2048, 16)
+    (7096, 32773)
+    """
+    query = sparse_work(dims, [1], topk, heads)
+    projection = heads * dims.latent * (dims.nope + dims.v) / DENSE_RATE / 1e6
+    pair = heads * (dims.nope + dims.rope + dims.v) / DENSE_RATE / 1e6
+    return int((query - projection) / pair)
 
 
 def expanded_work(dims: LayerDims, new: Sequence[int], keys: Sequence[int]) -> int:

@@ -1,0 +1,92 @@
+"""Indexers of Transformers in e4m3: what they select, what is left alone, what comes back."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from integrations.transformers.tiny import logits, tiny
+from nn.test_indexer import TOPK, model_of
+from openmla.integrations.transformers import optimize, restore
+from openmla.integrations.transformers.indexer import INTERLEAVED, select, why_not
+from openmla.nn.indexer import INTERLEAVED as KINDS
+
+TOKENS = 60
+
+
+def ids(rows: int = 2) -> Tensor:
+    return torch.randint(2, 128, (rows, TOKENS), generator=torch.Generator().manual_seed(5))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_selections_are_theirs_but_for_rounding(kind: str) -> None:
+    model = model_of(kind)
+    layer = model.model.layers[1].self_attn
+    x = torch.randn(2, TOKENS, 64, generator=torch.Generator().manual_seed(6))
+    positions = torch.arange(TOKENS)[None]
+    cos_sin = model.model.rotary_emb(x, positions)
+    mask = torch.ones(2, TOKENS, TOKENS).tril().bool()
+    mask[1, :, :7] = False  # padding on the left
+    mask[1, :, 30] = False  # and a hole
+    with torch.no_grad():
+        resid = layer.q_a_layernorm(layer.q_a_proj(x))
+        theirs = type(layer.indexer).forward(layer.indexer, x, resid, cos_sin, mask, positions)
+        mine = select(layer.indexer, x, resid, cos_sin, mask)
+    shared = total = 0
+    for b in range(2):
+        for t in range(TOKENS):
+            seen = {int(i) for i in mine[b, t] if i >= 0 and mask[b, t, i]}
+            want = {int(i) for i in theirs[b, t] if mask[b, t, i]}
+            assert len(seen) == len(want) == min(TOPK, int(mask[b, t].sum()))
+            shared, total = shared + len(seen & want), total + len(want)
+    assert shared > 0.95 * total
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_model_runs_in_chunks_and_gives_its_indexer_back(kind: str) -> None:
+    model = model_of(kind)
+    want = logits(model, ids())
+    optimize(model)
+    indexer = model.model.layers[1].self_attn.indexer
+    assert "forward" in vars(indexer)
+    whole = logits(model, ids())
+    chunks = logits(model, ids(), chunks=(25, 34, 1))
+    assert torch.allclose(whole, chunks, atol=1e-4)
+    early = TOPK - 1  # these queries attend to every key, whatever is selected
+    assert torch.allclose(whole[:, :early], want[:, :early], atol=1e-4)
+    assert not torch.allclose(whole, want, atol=1e-4)  # tiny models select much by rounding
+    restore(model)
+    assert "forward" not in vars(indexer)
+    assert torch.equal(logits(model, ids()), want)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_selecting_every_key_is_the_model_itself(kind: str) -> None:
+    model = model_of(kind, index_topk=TOKENS)
+    padded = torch.ones(2, TOKENS, dtype=torch.long)
+    padded[1, :9] = 0
+    want = logits(model, ids(), attention_mask=padded)
+    optimize(model)
+    got = logits(model, ids(), attention_mask=padded)
+    restore(model)
+    assert torch.allclose(got[0], want[0], atol=1e-4)
+    assert torch.allclose(got[1, 9:], want[1, 9:], atol=1e-4)
+
+
+def test_the_models_own_precision_on_request() -> None:
+    model = model_of("deepseek_v32")
+    want = logits(model, ids())
+    optimize(model, fp8_indexer=False)
+    assert "forward" not in vars(model.model.layers[1].self_attn.indexer)
+    assert torch.allclose(logits(model, ids()), want, atol=1e-4)
+    restore(model)
+
+
+def test_an_indexer_of_another_width_is_left_alone() -> None:
+    indexer = tiny("deepseek_v32").model.layers[1].self_attn.indexer
+    assert "32 wide" in why_not(indexer)
+    assert set(INTERLEAVED) == {"DeepseekV32Indexer", "GlmMoeDsaIndexer"}
+    wide = model_of("deepseek_v32").model.layers[1].self_attn.indexer
+    wide.wk = torch.nn.Identity()
+    assert "wk is a Identity" in why_not(wide)

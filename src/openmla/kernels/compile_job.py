@@ -80,8 +80,8 @@ def dense_stand_ins(problem: Problem) -> tuple[DenseOperands, Results]:
         mask = torch.zeros(1, -(-total_k // 128) * 4, dtype=torch.int32).expand(total_q, -1)
     operands = DenseOperands(
         rows(total_q, heads, problem.d_qk), rows(total_k, heads, problem.d_nope), rope,
-        rows(total_k, heads, problem.d_v), cu_q, cu_k, problem.causal, weights, cache, table,
-        key_mask=mask,
+        rows(total_k, heads, problem.d_v, dtype=problem.v_dtype), cu_q, cu_k, problem.causal,
+        weights, cache, table, key_mask=mask,
     )  # fmt: skip
     lse = torch.zeros(total_q, heads, dtype=torch.float32) if problem.wants_lse else None
     return operands, Results(rows(total_q, heads, problem.d_v, dtype=problem.out_dtype), lse)

@@ -155,6 +155,7 @@ class _Builder:
         self.gaps = {"strided": case.layout == "strided", "aligned": case.layout == "aligned"}
         self.dtype = DTYPES[case.dtype]
         self.side_dtype = DTYPES[case.side_dtype or case.dtype]
+        self.rope_dtype = DTYPES[case.rope_dtype or case.side_dtype or case.dtype]
         self.positions = torch.cat([_count(0), *(_count(k) for k in case.k_lens)])
 
     def dense(self) -> tuple[Operands, dict[str, Any]]:
@@ -173,7 +174,7 @@ class _Builder:
         elif case.rope != "none":
             row = {"shared": (), "shared_3d": (1,), "per_head": (case.heads,)}[case.rope]
             keys = draw.keys(self.positions, *row, case.d_rope)
-            k_rope = self._rows(keys, self.side_dtype)
+            k_rope = self._rows(keys, self.rope_dtype)
         arguments: dict[str, Any] = {
             "q": q, "k_nope": k_nope, "k_rope": k_rope if cache is None else cache, "v": v,
             "cu_seqlens_q": cu_q, "causal": case.causal, **paging, **self._options(weights),

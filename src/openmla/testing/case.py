@@ -61,6 +61,8 @@ class Case:
     dtype: str = "bf16"
     side_dtype: str = ""
     """Type of V and rope beside e4m3 queries; empty: the same."""
+    rope_dtype: str = ""
+    """Type of rope, where it is not V's; beside e4m3 queries only."""
     rope: str = "shared"
     kv: str = "plain"
     page_size: int = 16
@@ -88,6 +90,7 @@ class Case:
     def __post_init__(self) -> None:
         choices: dict[str, tuple[str, ...]] = {
             "form": FORMS, "dtype": tuple(DTYPE_BYTES), "side_dtype": ("", *DTYPE_BYTES),
+            "rope_dtype": ("", *DTYPE_BYTES),
             "rope": ROPES, "kv": KV_KINDS, "index_kind": INDEX_KINDS,
             "topk_lengths": TOPK_LENGTHS, "sink": SINKS, "key_mask": KEY_MASKS,
             "values": VALUES, "layout": LAYOUTS, "out": OUTS,
@@ -161,6 +164,7 @@ class Case:
 
     def __str__(self) -> str:
         dtype = self.dtype + (f"/{self.side_dtype}" if self.side_dtype else "")
+        dtype += f" rope {self.rope_dtype}" if self.rope_dtype else ""
         parts = [
             f"{self.form} {dtype} {self.heads} heads {self.d_nope}+{self.d_rope}->{self.d_v}",
             f"q({','.join(map(str, self.q_lens))}) k({','.join(map(str, self.k_lens))})",

@@ -8,7 +8,9 @@ row and eps = 2^-23, every element must satisfy
 where `score` = expm1(2 delta), delta = max(8, d_qk / 16) eps * (largest scale * sum|q||k| of the
 row): what fp32 arithmetic of scores may legally cost, negligible until scores reach hundreds.
 Tensor cores add 16 columns at a time and cut off what does not fit: on an H200 scores of 500 over
-896 columns, all of one sign, are 46 eps too small. `floor` is what denormals of the output may
+896 columns, all of one sign, are 46 eps too small. On a GPU, products of e4m3 queries and keys may
+be summed as its tensor cores do, which keep 14 bits of the largest term: delta grows by 2^-14 of
+the same sum for every 32 columns. `floor` is what denormals of the output may
 cost. The last term is what small weights may: a kernel holds them as P = exp(s - m), 1 for the
 largest score m, and divides by their sum l. Rounded to fp16 a P has a relative error u down to
 2^-14; below, the error is 2^-25 whatever P is, and below 2^-25 P becomes 0
@@ -51,6 +53,7 @@ from openmla.testing.build import BuiltCase, Outcome
 
 EPS32 = 2.0**-23
 SCORE_STEPS, COLUMNS_PER_STEP = 8, 16
+FP8_KEPT, FP8_COLUMNS_PER_STEP = 2.0**-14, 32
 EAGER_LIMIT = 1.1
 
 
@@ -122,12 +125,20 @@ def judge(built: BuiltCase, outcome: Outcome, eager: Tensor | None = None) -> Ve
     return compare(
         outcome,
         built.truth(),
+        fp8_columns=_fp8_columns(built),
         exact=built.is_exact,
         eager=eager,
         rule=rule,
         columns=built.case.d_qk,
         describe_row=built.describe_row,
     )
+
+
+def _fp8_columns(built: BuiltCase) -> int:
+    """Columns whose products may have been summed by the tensor cores' rules for FP8."""
+    op = built.operands
+    is_fp8 = isinstance(op, DenseOperands) and op.q.dtype == torch.float8_e4m3fn
+    return built.case.d_qk if is_fp8 and op.q.is_cuda else 0
 
 
 def compare(
@@ -138,11 +149,15 @@ def compare(
     eager: Tensor | None = None,
     rule: Rule | None = None,
     columns: int = 0,
+    fp8_columns: int = 0,
     describe_row: Callable[[int], str] = lambda row: "",
 ) -> Verdict:
-    """Judge a result. `rule` defaults to that of the output dtype; `columns` are those of Q."""
+    """Judge a result. `rule` defaults to that of the output dtype; `columns` are those of Q, and
+    `fp8_columns` those multiplied as FP8."""
     out = outcome.out.detach().cpu()
-    judgement = _Judgement(out, truth, rule or RULES[out.dtype], describe_row, columns)
+    steps = max(SCORE_STEPS, columns / COLUMNS_PER_STEP) * EPS32
+    steps += fp8_columns / FP8_COLUMNS_PER_STEP * FP8_KEPT
+    judgement = _Judgement(out, truth, rule or RULES[out.dtype], describe_row, steps)
     if out.shape != truth.out.shape:
         problem = f"out has shape {list(out.shape)}, expected {list(truth.out.shape)}"
         inf = torch.inf
@@ -171,7 +186,7 @@ class _Judgement:
         truth: Truth,
         rule: Rule,
         describe_row: Callable[[int], str],
-        columns: int,
+        steps: float,
     ) -> None:
         self.raw, self.truth, self.rule, self.describe_row = out, truth, rule, describe_row
         self.problems: list[str] = []
@@ -179,8 +194,7 @@ class _Judgement:
             return
         self.out = out.double()
         self.error = (self.out - truth.out).abs().nan_to_num(nan=torch.inf)
-        steps = max(SCORE_STEPS, columns / COLUMNS_PER_STEP)
-        self.delta = steps * EPS32 * truth.score_magnitude
+        self.delta = steps * truth.score_magnitude
         score = torch.expm1((2 * self.delta).clamp(max=50.0))
         self.distinct = _distinct(truth.out, rule.u)
         # The row sum in units of the largest weight: at least 1, and n where all weights are equal.

@@ -108,6 +108,15 @@ def _two_of_floats(dtype: DType) -> Callable[..., Array]:
     return apply
 
 
+def _two_to_e4m3(high: Array, low: Array) -> Array:
+    """cvt.rn.satfinite.e4m3x2.f32 d, a, b: a becomes the high byte."""
+    upper, lower = (
+        np.asarray(dtypes.float8e4nv.encode(x.view(np.float32))).astype(np.uint16)
+        for x in (high, low)
+    )
+    return upper << np.uint16(8) | lower
+
+
 def _two_of_e4m3(pair: Array) -> Array:
     low, high = (
         dtypes.float16.encode(dtypes.float8e4nv.decode((pair >> np.uint16(s)).astype(np.uint8)))
@@ -129,6 +138,7 @@ _RESULTS: dict[str, tuple[tuple[int, ...], Callable[..., Any]]] = {
     "cvt.rn.f16x2.e4m3x2": ((16,), _two_of_e4m3),
     "cvt.rn.bf16x2.f32": ((32, 32), _two_of_floats(dtypes.bfloat16)),
     "cvt.rn.f16x2.f32": ((32, 32), _two_of_floats(dtypes.float16)),
+    "cvt.rn.satfinite.e4m3x2.f32": ((32, 32), _two_to_e4m3),
 }
 _COMPARE: dict[str, tuple[type, Callable[..., Any]]] = {
     "neu.f32": (np.float32, np.not_equal),  # also of NaN

@@ -29,23 +29,24 @@ def tile_layout(columns: int, rank: int = 2, element: int = 2, span: int = SWIZZ
     return gl.NVMMASharedLayout(swizzle_byte_width=swizzle, element_bitwidth=8 * element, rank=rank)
 
 
-def _layout_of(x: Tensor, columns: int, rank: int) -> Any:
-    """Rows of 128 bytes; of 64 bytes for one-byte values."""
+def _layout_of(x: Tensor, columns: int, rank: int, span: int = 0) -> Any:
+    """Rows of `span` bytes: unless given, of 128 bytes, and of 64 bytes for one-byte values."""
     element = x.element_size()
-    return tile_layout(columns, rank, element, SWIZZLE_BYTES if element > 1 else SWIZZLE_BYTES // 2)
+    usual = SWIZZLE_BYTES if element > 1 else SWIZZLE_BYTES // 2
+    return tile_layout(columns, rank, element, span or usual)
 
 
-def rows_of_heads(x: Tensor, rows: int, columns: int) -> Any:
+def rows_of_heads(x: Tensor, rows: int, columns: int, span: int = 0) -> Any:
     """Boxes of `rows` rows and `columns` columns of one head of x [rows, heads, columns]."""
     box = [rows, 1, columns]
-    return TensorDescriptor(x, list(x.shape), _strides(x), box, _layout_of(x, columns, 3))
+    return TensorDescriptor(x, list(x.shape), _strides(x), box, _layout_of(x, columns, 3, span))
 
 
-def shared_rows(x: Tensor, rows: int) -> Any:
+def shared_rows(x: Tensor, rows: int, span: int = 0) -> Any:
     """Likewise for x [rows, columns], which all heads share."""
     shape, strides = [x.shape[0], 1, x.shape[1]], [x.stride(0), x.stride(0), 1]
     box = [rows, 1, x.shape[1]]
-    return TensorDescriptor(x, shape, strides, box, _layout_of(x, x.shape[1], 3))
+    return TensorDescriptor(x, shape, strides, box, _layout_of(x, x.shape[1], 3, span))
 
 
 def ragged(x: Tensor, rows: int) -> Any:
@@ -62,6 +63,23 @@ def ragged(x: Tensor, rows: int) -> Any:
     strides = [RAGGED_STRIDE - stride_t, stride_t, stride_t, stride_h, 1]
     box = [1, 1, rows, 1, x.shape[2]]
     return TensorDescriptor(x, shape, strides, box, _layout_of(x, x.shape[2], 5))
+
+
+def ragged_columns(x: Tensor, columns: int) -> Any:
+    """Boxes [x.shape[1], columns] of one head of bytes x [heads, rows, columns] that end where a
+    range of columns ends, which must be at a multiple of 16; the rest is filled with zeros.
+
+    As `ragged`, along the innermost dimension, whose offsets are moved 16 bytes at a time. With
+    R = RAGGED_ROWS, column c of a range of n columns that starts at column s has the coordinates
+    (R / 16, (s + n) / 16, head, row, R - n + c), and the address
+
+        R / 16 * (16 * RAGGED_STRIDE - 16) + (s + n) + (R - n + c) = s + c   modulo 2^64.
+    """
+    heads, rows, _ = x.shape
+    shape = [UNBOUNDED, UNBOUNDED, heads, rows, RAGGED_ROWS]
+    strides = [16 * RAGGED_STRIDE - 16, 16, x.stride(0), x.stride(1), 1]
+    box = [1, 1, 1, rows, columns]
+    return TensorDescriptor(x, shape, strides, box, tile_layout(columns, 5, 1))
 
 
 def pages(x: Tensor, rows: int) -> Any:

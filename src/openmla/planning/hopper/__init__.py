@@ -5,6 +5,7 @@ they decide:
 
     chip      what an SM offers: shared memory, registers, wgmma tiles
     dense     HopperDenseConfig: per-head K and V, one rope row for all heads
+    dense_fp8 HopperDenseFp8Config: the same with FP8 queries and keys
     latent    HopperSparseConfig: latent rows, from token lists or whole pages
     family    what the kernels serve
 
@@ -14,14 +15,20 @@ Shared with other families: planning.split (short chunks on long contexts) and p
 
 from openmla.planning.dequantize import CacheRead
 from openmla.planning.hopper.dense import HopperDenseConfig, select_hopper_dense_config
+from openmla.planning.hopper.dense_fp8 import (
+    HopperDenseFp8Config,
+    select_hopper_dense_fp8_config,
+)
 from openmla.planning.hopper.latent import HopperSparseConfig, select_hopper_sparse_config
 from openmla.planning.split import SplitRule
 
 __all__ = [
     "CacheRead",
     "HopperDenseConfig",
+    "HopperDenseFp8Config",
     "HopperSparseConfig",
     "SplitRule",
     "select_hopper_dense_config",
+    "select_hopper_dense_fp8_config",
     "select_hopper_sparse_config",
 ]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Self, TypeVar
 
 from openmla.errors import InvalidArgument
 from openmla.planning.arithmetic import ceildiv, require_int, verdict_lines
@@ -72,9 +72,6 @@ class HopperDenseConfig(HopperBlock):
     key_mask: bool = False
     """Whether bits say which keys a query sees."""
 
-    rescale_threshold: ClassVar[float] = 8.0
-    """log2 units the row maximum may grow before O is rescaled. Prototype, H200: worth 3-5 %."""
-
     def __post_init__(self) -> None:
         for name in ("heads", "d_nope", "d_v", "BN", "num_kv_stages", "sm_count"):
             require_int(name, getattr(self, name), 1)
@@ -115,6 +112,11 @@ class HopperDenseConfig(HopperBlock):
     def heads_per_l2_group(self) -> int:
         """Heads whose tiles are neighbors in the tile order: a divisor of heads, at most 4."""
         return next(n for n in range(L2_HEADS, 0, -1) if self.heads % n == 0)
+
+    @property
+    def rescale_threshold(self) -> float:
+        """log2 units a row's maximum grows before O is rescaled. Prototype, H200: worth 3-5 %."""
+        return 8.0
 
     # Threads and registers.
 
@@ -163,17 +165,26 @@ class HopperDenseConfig(HopperBlock):
         yield from launch_tail(self.registers)
 
     @property
+    def q_bytes(self) -> int:
+        """All query tiles."""
+        return self.BM * self.d_qk * ELEMENT
+
+    @property
+    def key_bytes(self) -> int:
+        """One key with its rope part and its value."""
+        return (self.d_qk + self.d_v) * ELEMENT
+
+    @property
     def stage_bytes(self) -> int:
         """One K tile with its rope part, and one V tile."""
-        return self.BN * (self.d_qk + self.d_v) * ELEMENT
+        return self.BN * self.key_bytes
 
     # Splitting and short prompts.
 
     @property
     def split(self) -> SplitRule:
         """When a request's keys are split; counted in 64-row tiles, so 1Q and 2Q agree."""
-        row = (self.d_qk + self.d_v) * ELEMENT
-        least = least_keys_per_split(row, self.d_v)
+        least = least_keys_per_split(self.key_bytes, self.d_v)
         return SplitRule(self.heads, WGMMA_M, least, self.sm_count, self.d_v)
 
     def prefer_1q(self, total_q: int, batch: int) -> bool:
@@ -192,7 +203,7 @@ class HopperDenseConfig(HopperBlock):
         """Query tiles per block for so many prompts with so many tokens in all."""
         return 1 if self.prefer_1q(total_q, batch) else 2
 
-    def with_num_qo(self, num_qo: int) -> HopperDenseConfig:
+    def with_num_qo(self, num_qo: int) -> Self:
         """The same key tile with another number of query tiles, its ring as deep as then fits."""
         return deepest_ring(replace(self, num_qo=num_qo))
 
@@ -234,12 +245,14 @@ class HopperDenseConfig(HopperBlock):
             yield f"d_rope {self.d_rope} from pages: {SWIZZLE_BYTES // ELEMENT} columns at most"
 
     def _ring_sum(self) -> str:
-        q = self.BM * self.d_qk * ELEMENT
-        rest = self.smem_used - q - self.num_kv_stages * self.stage_bytes
+        rest = self.smem_used - self.q_bytes - self.num_kv_stages * self.stage_bytes
         return (
-            f"Q {q} + {self.num_kv_stages} x ({self.BN} keys x {self.d_qk + self.d_v} x {ELEMENT} "
+            f"Q {self.q_bytes} + {self.num_kv_stages} x ({self.BN} keys x {self._key_sum()} "
             f"= {self.stage_bytes}) + {rest} of barriers and scratch"
         )
+
+    def _key_sum(self) -> str:
+        return f"{self.d_qk + self.d_v} x {ELEMENT}"
 
     def explain(self) -> list[str]:
         """How each number came about, one line each."""
@@ -278,9 +291,12 @@ class HopperDenseConfig(HopperBlock):
         return f"one stage more would take at least {more} > {self.smem_limit}"
 
 
-def deepest_ring(config: HopperDenseConfig) -> HopperDenseConfig:
+Dense = TypeVar("Dense", bound=HopperDenseConfig)
+
+
+def deepest_ring(config: Dense) -> Dense:
     """The config with as many K/V stages as shared memory holds, from 1 to 4."""
-    room = SMEM_PER_BLOCK - config.BM * config.d_qk * ELEMENT
+    room = SMEM_PER_BLOCK - config.q_bytes
     most = min(MAX_STAGES, room // config.stage_bytes)  # before barriers and scratch
     for stages in range(most, 1, -1):
         deeper = replace(config, num_kv_stages=stages)
@@ -308,5 +324,10 @@ def select_hopper_dense_config(
         heads=heads, d_nope=d_nope, d_rope=d_rope, d_v=d_v, page_size=page_size, sm_count=sm_count,
         key_mask=key_mask,
     )  # fmt: skip
-    tried = (deepest_ring(replace(widest, BN=BN)) for BN in KEY_TILES)
-    return next((config for config in tried if config.supported()), deepest_ring(widest))
+    return widest_key_tile(widest)
+
+
+def widest_key_tile(config: Dense) -> Dense:
+    """The config with the widest key tile that fits; as it is, if none does."""
+    tried = (deepest_ring(replace(config, BN=BN)) for BN in KEY_TILES)
+    return next((found for found in tried if found.supported()), deepest_ring(config))

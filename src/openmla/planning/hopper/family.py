@@ -7,7 +7,11 @@ from dataclasses import replace
 from openmla.planning.dequantize import CacheRead, listed_cache_read, mean_length, named_pages_read
 from openmla.planning.family import Block, Family, Kernel, Pipeline
 from openmla.planning.hopper.chip import Registers
-from openmla.planning.hopper.dense import HopperDenseConfig, select_hopper_dense_config
+from openmla.planning.hopper.dense import Dense, HopperDenseConfig, select_hopper_dense_config
+from openmla.planning.hopper.dense_fp8 import (
+    HopperDenseFp8Config,
+    select_hopper_dense_fp8_config,
+)
 from openmla.planning.hopper.latent import HopperSparseConfig, select_hopper_sparse_config
 from openmla.planning.serves import (
     ALIGNED,
@@ -23,7 +27,7 @@ from openmla.planning.serves import (
 )
 from openmla.planning.split import query_tile_lines, split_lines
 from openmla.planning.target import Target
-from openmla.problem import MAX_HEADS, ROPE_SOURCES, Problem
+from openmla.problem import DTYPE_BYTES, MAX_HEADS, ROPE_SOURCES, Problem
 
 MOST_PAGE_ROWS = 1024
 
@@ -40,12 +44,32 @@ def _dense(problem: Problem, target: Target) -> HopperDenseConfig:
         sm_count=target.sm_count,
         key_mask=problem.has_key_mask,
     )
+    return _fewer_query_tiles(config, problem)
+
+
+def _fewer_query_tiles(config: Dense, problem: Problem) -> Dense:
     short = config.supported() and config.prefer_1q(problem.total_q, problem.batch)
     return config.with_num_qo(1) if short else config
 
 
+def _dense_fp8(problem: Problem, target: Target) -> HopperDenseFp8Config:
+    config = select_hopper_dense_fp8_config(
+        heads=problem.heads,
+        d_nope=problem.d_nope,
+        d_rope=problem.d_rope,
+        d_v=problem.d_v,
+        v_bytes=DTYPE_BYTES[problem.v_dtype],
+        rope_bytes=DTYPE_BYTES[problem.rope_dtype],
+        k_scaled=problem.has_k_scale,
+        page_size=problem.page_size if problem.rope == "cache" else 0,
+        sm_count=target.sm_count,
+    )
+    return _fewer_query_tiles(config, problem)
+
+
 def _dense_block(config: HopperDenseConfig, problem: Problem) -> Block:
     ring = config.num_kv_stages
+    element = DTYPE_BYTES[problem.v_dtype]
     return Block(
         tile_rows=config.BM,
         tile_keys=config.BN,
@@ -53,7 +77,9 @@ def _dense_block(config: HopperDenseConfig, problem: Problem) -> Block:
         threads=config.num_threads,
         memory=config.smem_map(),
         registers=_registers(config.registers),
-        pipeline=Pipeline(config.num_qo, 64, config.BN, config.d_qk, config.d_v, 2, ring, ring),
+        pipeline=Pipeline(
+            config.num_qo, 64, config.BN, config.d_qk, config.d_v, element, ring, ring
+        ),
     )
 
 
@@ -129,6 +155,34 @@ _ROWS = {
 }
 _BF16_OVER_CACHES = tuple(("bf16", name, name, name) for name in FP8_CACHES)
 
+_DENSE = {
+    "form": OneOf("dense"),
+    "heads": Range(1, MAX_HEADS),
+    "rope": OneOf(*ROPE_SOURCES),
+    # A bulk copy takes whole swizzle patterns of 8 rows.
+    "page_size": Range(0, MOST_PAGE_ROWS, 8),
+    "causal": YES_OR_NO,
+    "has_sink": YES_OR_NO,
+    "wants_lse": YES_OR_NO,
+    **LENGTHS,
+    "aligned_16": ALIGNED,
+}
+# Products of FP8 take 32 columns. A 16-bit rope may come from a bf16 cache.
+_DENSE_FP8 = {
+    **_DENSE,
+    "d_nope": OneOf(32, 64, 96, 128, 160, 192, 256),
+    "d_rope": OneOf(0, 32, 64, 128),
+    "d_v": OneOf(16, 32, 64, 128, 256),
+    "has_q_scale": YES_OR_NO,
+    "has_k_scale": YES_OR_NO,
+}
+
+
+def _e4m3_beside(*v_dtypes: str) -> list[tuple[str, ...]]:
+    """e4m3 queries and keys with these types of V, and a rope of any."""
+    return [("e4m3", "e4m3", v, rope) for v in v_dtypes for rope in ("e4m3", "bf16", "fp16")]
+
+
 HOPPER = Family(
     name="hopper",
     archs=("sm_90",),
@@ -136,22 +190,13 @@ HOPPER = Family(
         Kernel(
             serves=Serves(
                 {
-                    "form": OneOf("dense"),
-                    "heads": Range(1, MAX_HEADS),
+                    **_DENSE,
                     # One or two tiles of K, each a power of two.
                     "d_nope": OneOf(16, 32, 48, 64, 80, 96, 128, 144, 160, 192, 256),
                     "d_rope": OneOf(0, 16, 32, 64, 128),
                     "d_v": OneOf(16, 32, 64, 128, 256),
                     DTYPES: OneOf(*alike("bf16", "fp16")),
-                    "rope": OneOf(*ROPE_SOURCES),
-                    # A bulk copy takes whole swizzle patterns of 8 rows.
-                    "page_size": Range(0, MOST_PAGE_ROWS, 8),
-                    "causal": YES_OR_NO,
                     "has_key_mask": YES_OR_NO,
-                    "has_sink": YES_OR_NO,
-                    "wants_lse": YES_OR_NO,
-                    **LENGTHS,
-                    "aligned_16": ALIGNED,
                 }
             ),
             config=HopperDenseConfig,
@@ -159,6 +204,34 @@ HOPPER = Family(
             launcher="openmla.kernels.hopper.dense.launch",
             block=_dense_block,
             explain=_dense_lines,
+        ),
+        Kernel(
+            serves=Serves(
+                {
+                    **_DENSE_FP8,
+                    DTYPES: OneOf(*_e4m3_beside("bf16", "fp16")),
+                }
+            ),
+            config=HopperDenseFp8Config,
+            choose=_dense_fp8,
+            launcher="openmla.kernels.hopper.dense_fp8.launch",
+            block=_dense_block,
+            explain=_dense_lines,
+        ),
+        Kernel(
+            serves=Serves(
+                {
+                    **_DENSE_FP8,
+                    DTYPES: OneOf(*_e4m3_beside("e4m3")),
+                }
+            ),
+            config=HopperDenseFp8Config,
+            choose=_dense_fp8,
+            launcher="openmla.kernels.hopper.dense_fp8.launch",
+            block=_dense_block,
+            explain=_dense_lines,
+            coarse="its weights are FP8 too: they keep 4 bits, and those below 2^-13 of a row's "
+            "largest are lost",
         ),
         Kernel(
             serves=Serves(

@@ -42,6 +42,8 @@ class Menu:
     per_token_scales: bool = False
     long_keys: tuple[int, ...] = ()
     """Keys of requests that are split."""
+    mixed: bool = False
+    """Whether e4m3 queries go with V of 16 bits and with scales; otherwise with e4m3 values."""
 
 
 _FP8 = ("fp8_block32", "fp8_block64", "fp8_block128", "fp8_token")
@@ -56,9 +58,9 @@ MENUS: dict[str, dict[str, Menu]] = {
     "h200": {
         "dense": Menu(
             (16, 32, 48, 64, 96, 128, 128, 160, 192, 256), (0, 16, 32, 64, 64, 128),
-            (16, 32, 64, 128, 128, 256), ("bf16", "fp16"), _FEW_HEADS, ("bf16",),
+            (16, 32, 64, 128, 128, 256), ("bf16", "fp16", "e4m3"), _FEW_HEADS, ("bf16",),
             (8, 16, 24, 48, 64, 128, 256), (64, 128), (16, 32, 64, 128, 128),
-            long_keys=(2048, 2049, 4097),
+            long_keys=(2048, 2049, 4097), mixed=True,
         ),
         "latent": _HOPPER_ROWS,
         "sparse": _HOPPER_ROWS,
@@ -103,7 +105,7 @@ def simulated_case(target: str, seed: int) -> Case:
     fields |= _lengths(rng, form, menu)
     if form == "sparse":
         fields |= _lists(rng, fields)
-    fields |= _options(rng, menu)
+    fields = _options(rng, menu) | fields
     if fields["values"] == "exact":
         fields["scale"] = 0.25  # products of small integers and this are exact
     return _cut(Case(**fields))
@@ -167,16 +169,21 @@ def _width(rng: random.Random) -> int:
 
 def _dense(rng: random.Random, menu: Menu, fields: dict[str, Any]) -> dict[str, Any]:
     dtype = rng.choice(menu.dtypes)
-    side = rng.choice(("bf16", "fp16")) if dtype == "e4m3" and rng.random() < UNSERVED else ""
+    sides = 1 - UNSERVED if menu.mixed else UNSERVED
+    side = rng.choice(("bf16", "fp16")) if dtype == "e4m3" and rng.random() < sides else ""
     scale = rng.choice((None, None, None, 0.07, 0.25, -0.1, 0.0))
     found = {"dtype": dtype, "side_dtype": side, "scale": scale}
+    if dtype == "e4m3" and menu.mixed:
+        found["rope_dtype"] = rng.choice(("e4m3", "e4m3", ""))
+        found |= {name: rng.random() < 0.4 for name in ("q_scale", "k_scale")}
     if fields["d_rope"] == 0:
         return found | {"rope": "none"}
     rope = rng.choice(("shared", "shared", "shared_3d", "per_head", "cache", "cache", "cache"))
     if rope == "cache":
         found["kv"] = _fitting(rng.choice(menu.kv), fields["d_rope"] == 64)
         one_type = set(menu.kv) == {"bf16"} or found["kv"] != "bf16"
-        if one_type and rng.random() >= UNSERVED:
+        beside_fp8 = menu.mixed and dtype == "e4m3"
+        if one_type and not beside_fp8 and rng.random() >= UNSERVED:
             found["dtype"] = "bf16"  # what rows of a cache are, or are dequantized to
     return found | {"rope": rope, "page_size": rng.choice(menu.pages)}
 

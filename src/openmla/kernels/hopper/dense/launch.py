@@ -96,19 +96,26 @@ def calls(plan: Plan, op: DenseOperands, results: Results) -> Iterator[Call]:
     arguments = {
         **fixed.constexprs,
         **_descriptors(fixed, plan.config, op),
-        **_outputs(op, results),
+        **outputs(op, results),
         **scale_arguments(op.weights.scale),
         "total_q": op.q.shape[0],
         "total_k": op.k_nope.shape[0],
         "heads": op.q.shape[1],
     }
+    yield from launches(dense_kernel, plan, fixed, op, arguments)
+
+
+def launches(
+    kernel: Any, plan: Plan, fixed: Fixed, op: DenseOperands, arguments: dict[str, Any]
+) -> Iterator[Call]:
+    """One launch of a kernel, or one per group of requests that may be split, with its merge."""
     space = split_space(fixed, plan.config, vars(op))
     if space is not None:
-        yield from _in_groups(plan, fixed, space, op, arguments)
+        yield from _in_groups(kernel, plan, fixed, space, op, arguments)
     else:
         first = {"part_sums_ptr": None, "part_state_ptr": None, "SPLIT": 0}
         batch = op.cu_seqlens_q.shape[0] - 1
-        yield _group(plan, op, {**arguments, **first}, 0, batch)
+        yield _group(kernel, plan, op, {**arguments, **first}, 0, batch)
 
 
 @lru_cache(maxsize=4096)
@@ -172,7 +179,8 @@ def _descriptors(fixed: Fixed, config: HopperDenseConfig, op: DenseOperands) -> 
     return found
 
 
-def _outputs(op: DenseOperands, results: Results) -> dict[str, Any]:
+def outputs(op: DenseOperands, results: Results) -> dict[str, Any]:
+    """Arguments of the epilogue."""
     out, lse = results.out, results.lse
     return {
         "out_ptr": out,
@@ -185,7 +193,9 @@ def _outputs(op: DenseOperands, results: Results) -> dict[str, Any]:
     }
 
 
-def _group(plan: Plan, op: DenseOperands, arguments: dict[str, Any], first: int, stop: int) -> Call:
+def _group(
+    kernel: Any, plan: Plan, op: DenseOperands, arguments: dict[str, Any], first: int, stop: int
+) -> Call:
     """Requests first … stop - 1 in one launch; the last group also owns rows after the last."""
     config = plan.config
     batch = op.cu_seqlens_q.shape[0] - 1
@@ -201,7 +211,8 @@ def _group(plan: Plan, op: DenseOperands, arguments: dict[str, Any], first: int,
     }
     split = bool(arguments["SPLIT"])
     programs = programs_of(config, op.q.shape[0], stop - first, split)
-    return Call(dense_kernel, programs, {**arguments, **here}, SOURCES)
+    sources = SOURCES if kernel is dense_kernel else {}  # that for FP8 is not cached
+    return Call(kernel, programs, {**arguments, **here}, sources)
 
 
 def programs_of(config: HopperDenseConfig, total_q: int, batch: int, split: bool) -> int:
@@ -217,7 +228,12 @@ def merge_programs(config: HopperDenseConfig, space: SplitSpace) -> int:
 
 
 def _in_groups(
-    plan: Plan, fixed: Fixed, space: SplitSpace, op: DenseOperands, arguments: dict[str, Any]
+    kernel: Any,
+    plan: Plan,
+    fixed: Fixed,
+    space: SplitSpace,
+    op: DenseOperands,
+    arguments: dict[str, Any],
 ) -> Iterator[Call]:
     """Launches whose partial sums fit the workspace, each followed by its merge."""
     config, batch = plan.config, op.cu_seqlens_q.shape[0] - 1
@@ -225,7 +241,7 @@ def _in_groups(
     parts = {"part_sums_ptr": sums, "part_state_ptr": state, "SPLIT": fixed.min_keys}
     group = batch if space.requests <= space.group else space.group
     for first in range(0, batch, group):
-        call = _group(plan, op, {**arguments, **parts}, first, min(first + group, batch))
+        call = _group(kernel, plan, op, {**arguments, **parts}, first, min(first + group, batch))
         yield call
         shared = {name: call.arguments[name] for name in _MERGED}
         rest = {"D_V": config.d_v, "BLOCK_ROWS": MERGE_ROWS, "num_warps": 4}

@@ -1,0 +1,236 @@
+"""Dense FP8 prefill on an H200: how accurate, and how fast beside bf16 in the same run.
+
+    PYTHONPATH=src python benchmarks/device/hopper_dense_fp8_h200.py --out DIR [--section NAME ...]
+
+| section | what |
+|---|---|
+| check | small cases by the acceptance rule (V of 16 bits); errors of both against float64 |
+| speed | ratios to our bf16 kernel on the unquantized numbers, and to matmuls of both types |
+
+`mixed` has e4m3 q, k_nope, k_rope and bf16 v; `fp8` has e4m3 v too, with its transposition timed.
+`… scales` has a scale per token of q and of the keys. Calls are captured in CUDA graphs, so that no
+host time is in the figures.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from sections import Section, run
+from torch import Tensor
+
+import openmla
+from openmla.bench.gpu_timing import race
+from openmla.testing.build import build
+from openmla.testing.case import Case
+from openmla.testing.compare import judge
+
+E4M3, LARGEST = torch.float8_e4m3fn, 448.0
+MATMUL = 8192
+KERNELS = {"mixed": False, "fp8": True}
+"""Whether V is e4m3."""
+BARS = {"mixed": 1.25, "fp8": 1.33}
+"""Times as fast as bf16, causal 1x8192 and 1x16384, 128 heads."""
+MOST_ERROR = {"mixed": 3e-3, "fp8": 5e-2}
+"""Against float64 of the quantized inputs."""
+CASE = Case(
+    "dense", 3, 128, 64, 128, q_lens=(129, 0, 300), k_lens=(129, 5, 301), spare=7, dtype="e4m3",
+    side_dtype="bf16", rope_dtype="e4m3",
+)  # fmt: skip
+CASES = {
+    "mixed": CASE,
+    "mixed, scales": replace(CASE, q_scale=True, k_scale=True),
+    "mixed, rope bf16": replace(CASE, rope_dtype="bf16", sink="normal"),
+    "mixed, pages": replace(CASE, rope="cache", kv="bf16", page_size=64),
+    "mixed, split": replace(CASE, q_lens=(64, 300), k_lens=(9000, 300)),
+}
+
+
+@dataclass(frozen=True)
+class Shape:
+    """One causal sequence, the last `q_len` tokens of `k_len`."""
+
+    q_len: int
+    k_len: int
+    heads: int
+    values: str = "random"
+
+    @property
+    def flops(self) -> float:
+        pairs = self.q_len * self.k_len - self.q_len * (self.q_len - 1) // 2
+        return 2.0 * self.heads * pairs * 320
+
+    def __str__(self) -> str:
+        return f"causal {self.q_len} of {self.k_len}, {self.heads} heads, {self.values}"
+
+
+def quantized(x: Tensor, per_token: bool) -> tuple[Tensor, Tensor]:
+    """e4m3 and the scale of each token, or of all."""
+    dims = tuple(range(1, x.dim())) if per_token else tuple(range(x.dim()))
+    scale = x.float().abs().amax(dims, keepdim=True) / LARGEST
+    return (x.float() / scale).to(E4M3), scale.flatten()
+
+
+class Inputs:
+    """bf16 numbers and their e4m3, as a layer would call with them."""
+
+    def __init__(self, shape: Shape) -> None:
+        generator = torch.Generator("cuda").manual_seed(0)
+
+        def draw(*size: int) -> Tensor:
+            return torch.randn(*size, generator=generator, device="cuda").bfloat16()
+
+        self.shape, heads = shape, shape.heads
+        self.q, self.k = draw(shape.q_len, heads, 192), draw(shape.k_len, heads, 128)
+        self.rope, self.v = draw(shape.k_len, 64), draw(shape.k_len, heads, 128)
+        if shape.values == "peaky":
+            self.q *= 4
+        if shape.values == "outliers":  # a few columns carry most of every score
+            self.q[..., :4] *= 8
+            self.k[..., :4] *= 8
+        self.cu_q, self.cu_k = (
+            torch.tensor([0, n], dtype=torch.int32, device="cuda")
+            for n in (shape.q_len, shape.k_len)
+        )
+        self.out = torch.empty(shape.q_len, heads, 128, dtype=torch.bfloat16, device="cuda")
+
+    def bf16(self) -> Callable[[], object]:
+        return partial(
+            openmla.mla_prefill, self.q, self.k, self.rope, self.v, cu_seqlens_q=self.cu_q,
+            cu_seqlens_k=self.cu_k, out=torch.empty_like(self.out), backend="hopper",
+        )  # fmt: skip
+
+    def fp8(
+        self, name: str, per_token: bool = False
+    ) -> tuple[Callable[[], Tensor], Callable[[], list[Tensor]]]:
+        """A call, and what gives its inputs as float64: q, k, rope, v."""
+        q, q_scale = quantized(self.q, per_token)
+        keys = torch.cat([self.k.flatten(1), self.rope], 1)
+        _, k_scale = quantized(keys, per_token)
+        by = k_scale[:, None] if per_token else k_scale
+        k = (self.k.float() / by[..., None]).to(E4M3)
+        rope = (self.rope.float() / by).to(E4M3)
+        v = self.v.to(E4M3) if KERNELS[name] else self.v
+        scale: dict[str, Any] = {"q_scale": q_scale, "k_scale": k_scale, "scale": 192**-0.5}
+        if not per_token:
+            scale = {"scale": 192**-0.5 * float(q_scale) * float(k_scale)}
+        call = partial(
+            openmla.mla_prefill, q, k, rope, v, cu_seqlens_q=self.cu_q, cu_seqlens_k=self.cu_k,
+            out=torch.empty_like(self.out), backend="hopper", **scale,
+        )  # fmt: skip
+        factors = ((q, q_scale[:, None, None]), (k, by[..., None]), (rope, by))
+        return call, lambda: [*(x.double() * f.double() for x, f in factors), v.double()]
+
+
+def exact(shape: Shape, inputs: list[Tensor], head: int, rows: slice) -> Tensor:
+    """float64 attention of some rows of one head."""
+    q, k, rope, v = inputs
+    keys = torch.cat([k[:, head], rope], 1).double()
+    scores = q[rows, head].double() @ keys.T * 192**-0.5
+    first = torch.arange(shape.q_len, device="cuda")[rows] + shape.k_len - shape.q_len
+    hidden = torch.arange(shape.k_len, device="cuda") > first[:, None]
+    return scores.masked_fill_(hidden, -torch.inf).softmax(-1) @ v[:, head].double()
+
+
+def relative(got: Tensor, truth: Tensor) -> float:
+    return float((got.double() - truth).norm() / truth.norm())
+
+
+def errors(name: str, shape: Shape, per_token: bool) -> dict[str, Any]:
+    inputs = Inputs(shape)
+    call, used = inputs.fp8(name, per_token)
+    out = call().clone()
+    again = torch.equal(call(), out)
+    given = [inputs.q, inputs.k, inputs.rope, inputs.v]
+    found: dict[str, Any] = {
+        "errors": str(shape), "kernel": name, "per_token": per_token, "same_bits": again,
+    }  # fmt: skip
+    # The last rows see all keys; the first few hundred few.
+    for label, rows in (("last", slice(-512, None)), ("first", slice(0, 512))):
+        truths = [exact(shape, x, shape.heads // 2, rows) for x in (used(), given)]
+        got = out[rows, shape.heads // 2]
+        found[label] = {
+            "to_quantized": relative(got, truths[0]), "to_bf16": relative(got, truths[1]),
+            "inputs_alone": relative(truths[0], truths[1]),
+        }  # fmt: skip
+        found["ok"] = found.get("ok", True) and found[label]["to_quantized"] <= MOST_ERROR[name]
+    return found
+
+
+def check(group: str, _: int) -> Iterator[dict[str, Any]]:
+    name = group.removeprefix("case ")
+    if name in CASES:
+        built = build(CASES[name], "cuda")
+        verdict = judge(built, built.run("hopper"))
+        yield {"case": name, "ok": verdict.ok, "report": verdict.report()}
+        return
+    name, _, kind = group.partition(" ")
+    for values in ("random", "peaky", "outliers"):
+        yield errors(name, Shape(8192, 8192, 4, values), kind == "scales")
+    yield errors(name, Shape(512, 131072, 4), kind == "scales")
+
+
+def graphed(call: Callable[[], object]) -> Callable[[], None]:
+    """The call as a CUDA graph."""
+    call()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        call()
+    return graph.replay  # type: ignore[no-any-return]
+
+
+def speed(group: str, rounds: int) -> Iterator[dict[str, Any]]:
+    a, b = (torch.randn(MATMUL, MATMUL, device="cuda").bfloat16() for _ in range(2))
+    a8, b8, one = a.to(E4M3), b.to(E4M3).T, torch.ones((), device="cuda")
+    for length in (4096, 8192, 16384):
+        shape = Shape(length, length, int(group))
+        inputs = Inputs(shape)
+        contestants: dict[str, Callable[[], object]] = {"bf16": graphed(inputs.bf16())}
+        for name in KERNELS:
+            contestants[name] = graphed(inputs.fp8(name)[0])
+            contestants[f"{name} scales"] = graphed(inputs.fp8(name, True)[0])
+        contestants["matmul bf16"] = lambda: torch.mm(a, b)
+        contestants["matmul e4m3"] = lambda: torch._scaled_mm(
+            a8, b8, one, one, out_dtype=torch.bfloat16
+        )
+        times = race(contestants, rounds)
+        work = {n: 2.0 * MATMUL**3 if "matmul" in n else shape.flops for n in times}
+        rates = {n: work[n] / t.median * 1e-9 for n, t in times.items()}
+        in_a_row = {n: work[n] / t.back_to_back * 1e-9 for n, t in times.items()}
+        yield {
+            "shape": str(shape), "tflops": rates, "tflops_in_a_row": in_a_row,
+            "over_bf16": {n: rates[n] / rates["bf16"] for n in times if "matmul" not in n},
+            "over_bf16_in_a_row": {
+                n: in_a_row[n] / in_a_row["bf16"] for n in times if "matmul" not in n
+            },
+            "of_matmul": {n: rates[n] / rates["matmul e4m3"] for n in KERNELS},
+            "bars": BARS if shape.heads == 128 and length > 4096 else {},
+        }  # fmt: skip
+        del inputs, contestants
+
+
+def line(result: dict[str, Any]) -> str:
+    if "shape" not in result:
+        return json.dumps(result)
+    ratios = "  ".join(f"{n} {x:.3f}" for n, x in result["over_bf16"].items())
+    rates = "  ".join(f"{n} {x:.0f}" for n, x in result["tflops"].items())
+    return f"{result['shape']}: over bf16 {ratios} | TFLOP/s {rates}"
+
+
+if __name__ == "__main__":
+    groups = tuple(f"case {name}" for name in CASES)
+    groups += ("mixed", "mixed scales", "fp8", "fp8 scales")
+    run(
+        __file__,
+        {
+            "check": Section(check, 75, groups, side_by_side=True),
+            "speed": Section(speed, 45, ("128", "16")),
+        },
+        line,
+    )

@@ -1,0 +1,67 @@
+"""Compile jobs of the dense FP8 kernel, for compilation without a GPU."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from openmla.aot.jobs import CompileJob, Predicted
+from openmla.kernels.call import Call
+from openmla.kernels.compile_job import compile_job_of, dense_stand_ins
+from openmla.kernels.hopper.dense.merge import merge_kernel
+from openmla.kernels.hopper.dense_fp8.kernel import VECTORS, dense_fp8_kernel
+from openmla.kernels.hopper.dense_fp8.launch import calls
+from openmla.planning import Plan, plan
+from openmla.problem import Problem
+
+_MIXED = Problem(
+    form="dense", heads=128, d_nope=128, d_rope=64, d_v=128, total_q=4096, total_k=4096,
+    q_dtype="e4m3", kv_dtype="e4m3", rope_dtype="e4m3", wants_lse=True,
+)  # fmt: skip
+_FP8 = replace(_MIXED, v_dtype="e4m3")
+
+
+def _scaled(problem: Problem) -> Problem:
+    return replace(problem, has_q_scale=True, has_k_scale=True)
+
+
+_BOTH: dict[str, Problem] = {"v bf16": _MIXED, "v e4m3": _FP8}
+PROBLEMS = {
+    **{f"128+64→128 {v}": problem for v, problem in _BOTH.items()},
+    **{f"128+64→128 {v} scales": _scaled(problem) for v, problem in _BOTH.items()},
+    **{
+        f"128+64→128 {v} rope bf16 scales": _scaled(replace(problem, rope_dtype="bf16"))
+        for v, problem in _BOTH.items()
+    },
+    **{
+        f"192+64→256 {v} scales": _scaled(replace(problem, d_nope=192, d_v=256))
+        for v, problem in _BOTH.items()
+    },
+    **{
+        f"128+64→128 {v} 1Q split": replace(problem, heads=16, total_q=64, total_k=131072)
+        for v, problem in _BOTH.items()
+    },
+    "128+64→128 v fp16 full sink": replace(
+        _MIXED, v_dtype="fp16", causal=False, has_sink=True, wants_lse=False
+    ),
+    "128+64→128 v bf16 pages of 64": replace(_MIXED, rope="cache", rope_dtype="bf16", page_size=64),
+    "64+32→64 v e4m3": replace(_FP8, d_nope=64, d_rope=32, d_v=64),
+    "256+0→256 v bf16": replace(_MIXED, d_nope=256, d_rope=0, d_v=256, rope="none"),
+}
+
+
+def COMPILE_JOBS() -> list[CompileJob]:
+    """One job per problem and kernel; the merge is the bf16 kernel's."""
+    jobs: list[CompileJob] = []
+    for name, problem in PROBLEMS.items():
+        chosen = plan(problem, "h200", "hopper")
+        made = calls(chosen, *dense_stand_ins(problem))
+        jobs += [_job(name, chosen, call) for call in made if call.kernel is not merge_kernel]
+    return jobs
+
+
+def _job(name: str, chosen: Plan, call: Call) -> CompileJob:
+    if call.kernel is not dense_fp8_kernel:
+        return compile_job_of(f"hopper transpose {name}", call, ["cu_k_ptr"], "sm90", Predicted())
+    config = chosen.config
+    predicted = Predicted(shared=config.smem_used, registers=config.registers.at_launch)
+    return compile_job_of(f"hopper dense_fp8 {name}", call, VECTORS, "sm90", predicted)

@@ -1,0 +1,417 @@
+# ruff: noqa: E741  (O is the output accumulator, as everywhere in attention)
+"""Dense MLA prefill on Hopper with FP8 (e4m3) queries and keys. Out is bf16.
+
+Roles, work items, barriers and the order of products are those of dense/kernel.py, and so are
+scheduler, epilogue and most of the softmax. What differs:
+
+| | V of 16 bits | V of 8 bits |
+|---|---|---|
+| scores | FP8 products, twice the rate of bf16; rope columns in rope's own type | the same |
+| weights | V's type | e4m3, from 2^-9 to 256 (softmax.py) |
+| V tile | [BN, d_v] from v | [d_v, BN] from a transposed copy (transpose.py) |
+| Q | shared memory, read by every product | registers, read once per work item |
+
+| shared memory | bytes (128 + 64 -> 128, NC 2, BN 128, ST 2, V of 16 bits) |
+|---|---|
+| q_main, q_tail, q_rope | NC x 64 x (128 + 0 + 64) = 24576 |
+| q_wide: rope columns of Q in rope's type, if that is wider | NC x 64 x 64 x 2, or none |
+| k_main, k_tail, k_rope | ST x 128 x (128 + 0 + 64) = 49152 |
+| scales of keys | ST x 128 x 4, or none |
+| v | ST x 128 x 128 x 2 = 65536 |
+| info, barriers, epilogue's change of layout, warp states | as dense/kernel.py |
+
+q_scale and k_scale multiply the scores; then `factor` is in the scales of the rows.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+from openmla.kernels.gluon.barriers import barriers
+from openmla.kernels.gluon.compat import thread_barrier
+from openmla.kernels.gluon.scores import mask, opaque_zero, signed
+from openmla.kernels.hopper.dense.epilogue import finish
+from openmla.kernels.hopper.dense.kernel import WARPS, column_tiles, read_work_item
+from openmla.kernels.hopper.dense.scheduler import (
+    BLOCKS,
+    FIELDS,
+    KEYS,
+    SEEN,
+    WHOLE,
+    get,
+    scheduler,
+)
+from openmla.kernels.hopper.dense.softmax import keep_before, rescale_rows
+from openmla.kernels.hopper.dense_fp8.producer import producer
+from openmla.kernels.hopper.dense_fp8.softmax import (
+    first_weights,
+    next_weights,
+    row_scales,
+    scaled,
+)
+from openmla.kernels.hopper.dense_fp8.words import (
+    bytes_of,
+    pack_weights,
+    read_queries,
+    unpack_weights,
+)
+
+
+@gluon.jit
+def left(tile, words, WHO: gl.constexpr, SL: gl.constexpr, IN_REGISTERS: gl.constexpr):
+    """Columns of Q as a left operand: from registers, or from shared memory."""
+    if IN_REGISTERS:
+        QL: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=SL, k_width=4)
+        return gl.convert_layout(gl.reshape(bytes_of(words), [64, 4 * words.shape[1]]), QL)
+    else:
+        return tile.index(opaque_zero() + WHO)
+
+
+@gluon.jit
+def issue_qk(
+    q_smem, q_words, k_smem, stage, WHO: gl.constexpr, LAYOUTS: gl.constexpr, DIMS: gl.constexpr,
+    IN_REGISTERS: gl.constexpr,
+):  # fmt: skip
+    """Start the scores of a block: one product per part of the columns.
+
+    The product of a 16-bit rope comes first and is waited for: sums have a layout per type of
+    operands, and what is in flight cannot change its own, although the registers are the same.
+    """
+    k_main, k_tail, k_rope, _ = k_smem
+    SL: gl.constexpr = LAYOUTS[0]
+    WIDE_ROPE: gl.constexpr = k_rope.dtype.primitive_bitwidth > 8
+    BN: gl.constexpr = k_main.shape[1]
+    S = gl.zeros([64, BN], gl.float32, SL)
+    if WIDE_ROPE:
+        k = k_rope.index(stage).permute((1, 0))
+        R = gl.zeros([64, BN], gl.float32, LAYOUTS[2])
+        q_wide = q_smem[3].index(opaque_zero() + WHO)
+        R = warpgroup_mma(q_wide, k, R, use_acc=False)
+        S = gl.convert_layout(R, SL, assert_trivial=True)
+    k = k_main.index(stage).permute((1, 0))
+    q = left(q_smem[0], q_words[0], WHO, SL, IN_REGISTERS)
+    S = warpgroup_mma(q, k, S, use_acc=WIDE_ROPE, is_async=True)
+    if DIMS[1] > 0:
+        k = k_tail.index(stage).permute((1, 0))
+        S = warpgroup_mma(left(q_smem[1], q_words[1], WHO, SL, IN_REGISTERS), k, S, is_async=True)
+    if DIMS[2] > 0 and not WIDE_ROPE:
+        k = k_rope.index(stage).permute((1, 0))
+        S = warpgroup_mma(left(q_smem[2], q_words[2], WHO, SL, IN_REGISTERS), k, S, is_async=True)
+    return S
+
+
+@gluon.jit
+def take_queries(q_smem, q_empty, blocks, WHO: gl.constexpr, DIMS: gl.constexpr,
+                 IN_REGISTERS: gl.constexpr):  # fmt: skip
+    """After q_ready: what of a consumer's rows is kept elsewhere than in the tiles of the load.
+
+    Rope columns of a wider type get a copy in shared memory; all others may go to registers, and
+    then the tiles are free at once.
+    """
+    if q_smem[3].dtype.primitive_bitwidth > 8:
+        WIDTH: gl.constexpr = DIMS[2]
+        L: gl.constexpr = gl.BlockedLayout([1, 16], [512 // WIDTH, WIDTH // 16], [WARPS, 1], [1, 0])
+        rope = q_smem[2].index(WHO).load(L)
+        q_smem[3].index(WHO).store(rope.to(q_smem[3].dtype))
+        fence_async_shared()
+        thread_barrier()
+    words = read_queries(q_smem, WHO, DIMS, IN_REGISTERS)
+    if IN_REGISTERS:
+        mbarrier.arrive(q_empty.index(WHO), count=1, pred=blocks > 0)
+    return words
+
+
+@gluon.jit
+def issue_pv(words, v_smem, stage, O, PL: gl.constexpr):
+    """Start O + P V; returns it and P, whose registers must live as long."""
+    DTYPE: gl.constexpr = v_smem.dtype
+    if gl.float8e4nv == DTYPE:
+        P = unpack_weights(words, v_smem.shape[2], DTYPE, PL)
+        # A wait takes no 8-bit tensor: the words are the registers that P is in.
+        return warpgroup_mma(P, v_smem.index(stage).permute((1, 0)), O, is_async=True), words
+    else:
+        P = unpack_weights(words, v_smem.shape[1], DTYPE, PL)
+        return warpgroup_mma(P, v_smem.index(stage), O, is_async=True), P
+
+
+@gluon.jit
+def walk(  # noqa: PLR0913
+    state, it, blocks, first, last, limits, scales, q_words, smem, bars, MASKED: gl.constexpr,
+    WHO: gl.constexpr, HOW: gl.constexpr, DIMS: gl.constexpr, LAYOUTS: gl.constexpr,
+):  # fmt: skip
+    """Steps first … last - 1 of a work item; each multiplies V of the block before it.
+
+    state: packed P of the block before, O without it, row_max, row_sum, and the rescale O still
+    needs.
+    """
+    words, O, row_max, row_sum, rescale = state
+    seen, keys = limits
+    factor, row_scale = scales
+    q_smem, k_smem, v_smem = smem
+    q_empty, k_ready, k_empty, v_ready, v_empty = bars
+    BN: gl.constexpr = k_smem[0].shape[1]
+    ST: gl.constexpr = v_smem.shape[0]
+    DTYPE: gl.constexpr = v_smem.dtype
+    for c in range(first, last):
+        stage = it % ST
+        before = (it + (ST - 1)) % ST
+        mbarrier.wait(k_ready.index(stage), (it // ST) & 1)
+        S_next = issue_qk(q_smem, q_words, k_smem, stage, WHO, LAYOUTS, DIMS, HOW[3])
+        O = rescale_rows(O, rescale)
+        mbarrier.wait(v_ready.index(before), ((it - 1) // ST) & 1)
+        O_next, P = issue_pv(words, v_smem, before, O, LAYOUTS[1])
+        S = warpgroup_mma_wait(1, deps=(S_next,))
+        S = scaled(S, row_scale, k_smem[3], stage, HOW[4], HOW[5])
+        mbarrier.arrive(k_empty.index(stage), count=1)
+        if not HOW[3]:  # noqa: SIM102 - this is decided when compiling, the next one is not
+            if c == blocks - 1:  # a branch: the barrier that comes with an arrive costs every step
+                mbarrier.arrive(q_empty.index(WHO), count=1)
+        S = signed(S, HOW[1])
+        if MASKED:
+            skip = (blocks - 1 - c) * BN
+            S = mask(S, seen - skip, keys - skip, HOW[0])
+        weights, row_max, row_sum, rescale = next_weights(
+            S, row_max, row_sum, factor, MASKED, BN, DTYPE
+        )
+        row_sum = keep_before(row_sum)
+        O, P = warpgroup_mma_wait(0, deps=(O_next, P))
+        mbarrier.arrive(v_empty.index(before), count=1)
+        words = pack_weights(weights, BN, DTYPE)
+        it += 1
+    return (words, O, row_max, row_sum, rescale), it
+
+
+@gluon.jit
+def consumer(
+    info, smem, bars, results, factor, q_scale_ptr, WHO: gl.constexpr, NC: gl.constexpr,
+    HOW: gl.constexpr, DIMS: gl.constexpr,
+):  # fmt: skip
+    """64 rows of every work item: rows 64 x WHO … of its tile."""
+    q_smem, k_smem, v_smem = smem
+    q_bars, k_ready, k_empty, v_ready, v_empty, t_ready, t_empty = bars
+    q_ready, q_empty = q_bars
+    BN: gl.constexpr = k_smem[0].shape[1]
+    ST: gl.constexpr = v_smem.shape[0]
+    DTYPE: gl.constexpr = v_smem.dtype
+    D_V: gl.constexpr = DIMS[3]
+    SPLIT: gl.constexpr = HOW[2]
+    Q_SCALED: gl.constexpr = HOW[4]
+    QK_GROUPS: gl.constexpr = 1 + (DIMS[1] > 0) + (DIMS[2] > 0)
+    PK: gl.constexpr = 32 if gl.float8e4nv == DTYPE else 16  # columns of one wgmma of P
+    SL: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BN, 32])
+    RL: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BN, 16])
+    OL: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D_V, PK])
+    PL: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=OL, k_width=PK // 8)
+    LAYOUTS: gl.constexpr = (SL, PL, RL)
+    walk_bars = (q_empty, k_ready, k_empty, v_ready, v_empty)
+    turn = gl.program_id(0) * 0
+    it = turn  # key blocks so far, over all work items
+    mbarrier.wait(t_ready.index(0), 0)
+    work = read_work_item(info, turn, SPLIT)
+    blocks = get(info, turn, BLOCKS, WARPS)
+    whole = get(info, turn, WHOLE, WARPS)
+    keys = get(info, turn, KEYS, WARPS)
+    seen = get(info, turn, SEEN, WARPS)
+    mbarrier.arrive(t_empty.index(0), count=1)
+    unit = factor
+    row_scale = factor
+    if Q_SCALED:
+        unit = 1.0
+        row_scale = row_scales(q_scale_ptr, work, factor, WHO, SL)
+    S = gl.zeros([64, BN], gl.float32, SL)
+    mbarrier.wait(q_ready.index(WHO), 0, pred=blocks > 0)
+    q_words = take_queries(q_smem, q_empty, blocks, WHO, DIMS, HOW[3])
+    if blocks > 0:
+        mbarrier.wait(k_ready.index(0), 0)
+        S_next = issue_qk(q_smem, q_words, k_smem, opaque_zero(), WHO, LAYOUTS, DIMS, HOW[3])
+        S = warpgroup_mma_wait(0, deps=(S_next,))
+    while blocks > 0:
+        # S holds the scores of the work item's first block, number `it`.
+        S = scaled(S, row_scale, k_smem[3], it % ST, Q_SCALED, HOW[5])
+        mbarrier.arrive(k_empty.index(it % ST), count=1)
+        if not HOW[3]:
+            mbarrier.arrive(q_empty.index(WHO), count=1, pred=blocks == 1)
+        skip = (blocks - 1) * BN
+        seen += WHO * 64
+        S = mask(signed(S, HOW[1]), seen - skip, keys - skip, HOW[0])
+        weights, row_max, row_sum = first_weights(S, unit, BN, DTYPE)
+        words = pack_weights(weights, BN, DTYPE)
+        O = gl.zeros([64, D_V], gl.float32, OL)
+        rescale = gl.full([64], 1.0, gl.float32, gl.SliceLayout(1, SL))
+        it += 1
+        # Blocks come from the last to the first, so those that need a mask come first.
+        masked = blocks - gl.minimum(whole, blocks - 1)
+        state = (words, O, row_max, row_sum, rescale)
+        scales = (unit, row_scale)
+        state, it = walk(
+            state, it, blocks, 1, masked, (seen, keys), scales, q_words, smem, walk_bars, True,
+            WHO, HOW, DIMS, LAYOUTS,
+        )  # fmt: skip
+        state, it = walk(
+            state, it, blocks, masked, blocks, (seen, keys), scales, q_words, smem, walk_bars,
+            False, WHO, HOW, DIMS, LAYOUTS,
+        )  # fmt: skip
+        words, O, row_max, row_sum, rescale = state
+        # The last PV of this work item, then the first QK of the next.
+        before = (it + (ST - 1)) % ST
+        O = rescale_rows(O, rescale)
+        mbarrier.wait(v_ready.index(before), ((it - 1) // ST) & 1)
+        O_next, P = issue_pv(words, v_smem, before, O, PL)
+        turn += 1
+        slot = turn & 1
+        mbarrier.wait(t_ready.index(slot), (turn >> 1) & 1)
+        next_work_item = read_work_item(info, slot, SPLIT)
+        blocks = get(info, slot, BLOCKS, WARPS)
+        whole = get(info, slot, WHOLE, WARPS)
+        keys = get(info, slot, KEYS, WARPS)
+        seen = get(info, slot, SEEN, WARPS)
+        mbarrier.arrive(t_empty.index(slot), count=1)
+        if Q_SCALED:
+            row_scale = row_scales(q_scale_ptr, next_work_item, factor, WHO, SL)
+        # After the last work item the product is idle: over the block before, which nobody
+        # overwrites.
+        stage = gl.where(blocks > 0, it % ST, before)
+        mbarrier.wait(q_ready.index(WHO), turn & 1, pred=blocks > 0)
+        q_words = take_queries(q_smem, q_empty, blocks, WHO, DIMS, HOW[3])
+        mbarrier.wait(k_ready.index(stage), (it // ST) & 1, pred=blocks > 0)
+        S_next = issue_qk(q_smem, q_words, k_smem, stage, WHO, LAYOUTS, DIMS, HOW[3])
+        O, P = warpgroup_mma_wait(QK_GROUPS, deps=(O_next, P))
+        mbarrier.arrive(v_empty.index(before), count=1)
+        finish(O, row_max, row_sum, work, results, WHO, NC, SPLIT)
+        S = warpgroup_mma_wait(0, deps=(S_next,))
+        work = next_work_item
+
+
+@gluon.jit
+def key_tiles(ST: gl.constexpr, BN: gl.constexpr, DIMS: gl.constexpr, LAYOUTS: gl.constexpr,
+              ROPE_TYPE: gl.constexpr, SCALED: gl.constexpr):  # fmt: skip
+    """The ring of K: main, tail and rope columns, and the scales of keys. What is missing stands
+    for the first."""
+    NARROW: gl.constexpr = (DIMS[0], DIMS[1], 0)
+    main, tail, rope = column_tiles(ST, BN, NARROW, LAYOUTS, gl.float8e4nv)
+    if DIMS[2] > 0:
+        rope = gl.allocate_shared_memory(ROPE_TYPE, [ST, BN, DIMS[2]], LAYOUTS[4])
+    scales = main
+    if SCALED:
+        LINEAR: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, order=[0])
+        scales = gl.allocate_shared_memory(gl.float32, [ST, BN], LINEAR)
+    return main, tail, rope, scales
+
+
+COUNTS = ["batch", "total_q", "rest_q", "total_k", "heads", "table_stride", "factor"]
+STRIDES = ["out_stride_t", "out_stride_h", "lse_stride_t", "lse_stride_h"]
+VECTORS = [
+    "lse_ptr", "sink_ptr", "q_scale_ptr", "cu_q_ptr", "cu_k_ptr", "table_ptr", "counter_ptr",
+]  # fmt: skip
+
+
+@gluon.jit(do_not_specialize=COUNTS + STRIDES, do_not_specialize_on_alignment=VECTORS)
+def dense_fp8_kernel(  # noqa: PLR0913
+    q_main_desc,
+    q_tail_desc,
+    q_rope_desc,
+    k_main_desc,
+    k_tail_desc,
+    k_rope_desc,
+    k_scale_desc,
+    v_desc,
+    out_ptr,
+    lse_ptr,
+    sink_ptr,
+    q_scale_ptr,
+    cu_q_ptr,
+    cu_k_ptr,
+    table_ptr,
+    counter_ptr,
+    part_sums_ptr,
+    part_state_ptr,
+    factor,
+    batch,
+    total_q,
+    rest_q,
+    total_k,
+    heads,
+    table_stride,
+    out_stride_t,
+    out_stride_h,
+    lse_stride_t,
+    lse_stride_h,
+    NC: gl.constexpr,
+    BN: gl.constexpr,
+    ST: gl.constexpr,
+    DIMS: gl.constexpr,
+    ROPE: gl.constexpr,
+    CAUSAL: gl.constexpr,
+    SIGN: gl.constexpr,
+    HG: gl.constexpr,
+    SPLIT: gl.constexpr,
+    SM_COUNT: gl.constexpr,
+    REGISTERS: gl.constexpr,
+    LAYOUTS: gl.constexpr,
+    Q_IN_REGISTERS: gl.constexpr,
+):
+    """As dense_kernel; LAYOUTS: of tiles of Q's main, tail and rope columns, of V, of K's rope."""
+    Q_SCALED: gl.constexpr = q_scale_ptr is not None
+    K_SCALED: gl.constexpr = k_scale_desc is not None
+    ROPE_TYPE: gl.constexpr = gl.float8e4nv if k_rope_desc is None else k_rope_desc.dtype
+    HOW: gl.constexpr = (CAUSAL, SIGN, SPLIT, Q_IN_REGISTERS, Q_SCALED, K_SCALED)
+    TILE: gl.constexpr = (64 * NC, BN, CAUSAL, HG, SPLIT, SM_COUNT)
+    q_main, q_tail, q_rope = column_tiles(NC, 64, DIMS, LAYOUTS, gl.float8e4nv)
+    q_wide = q_main
+    if ROPE_TYPE.primitive_bitwidth > 8:
+        q_wide = gl.allocate_shared_memory(ROPE_TYPE, [NC, 64, DIMS[2]], LAYOUTS[4])
+    q_smem = (q_main, q_tail, q_rope, q_wide)
+    k_smem = key_tiles(ST, BN, DIMS, LAYOUTS, ROPE_TYPE, K_SCALED)
+    if v_desc.dtype.primitive_bitwidth == 8:
+        v_smem = gl.allocate_shared_memory(v_desc.dtype, [ST, DIMS[3], BN], LAYOUTS[3])
+    else:
+        v_smem = gl.allocate_shared_memory(v_desc.dtype, [ST, BN, DIMS[3]], LAYOUTS[3])
+    info = gl.allocate_shared_memory(
+        gl.int32, [2 * FIELDS, 1], gl.SwizzledSharedLayout(1, 1, 1, order=[0])
+    )
+    q_bars = (barriers(NC, 1), barriers(NC, 1))
+    k_ready = barriers(ST, 1)
+    k_empty = barriers(ST, NC)
+    v_ready = barriers(ST, 1)
+    v_empty = barriers(ST, NC)
+    t_ready = barriers(2, 1)
+    t_empty = barriers(2, NC + 1)
+    t_request = barriers(1, 1)
+    shape = (cu_q_ptr, cu_k_ptr, batch, total_q, rest_q, total_k, heads)
+    smem = (q_smem, k_smem, v_smem)
+    bars = (q_bars, k_ready, k_empty, v_ready, v_empty, t_ready, t_empty)
+    out = (out_ptr, out_stride_t, out_stride_h)
+    lse = (lse_ptr, lse_stride_t, lse_stride_h)
+    results = (out, lse, sink_ptr, (part_sums_ptr, part_state_ptr))
+    q_descs = (q_main_desc, q_tail_desc, q_rope_desc)
+    k_descs = (k_main_desc, k_tail_desc, k_rope_desc, k_scale_desc)
+    load_bars = (q_bars, k_ready, k_empty, v_ready, v_empty, t_ready, t_empty, t_request)
+    table = (table_ptr, table_stride)
+    descs = (q_descs, k_descs, v_desc)
+    draw_bars = (t_ready, t_empty, t_request)
+    if NC == 1:
+        gl.warp_specialize(
+            [
+                (consumer, (info, smem, bars, results, factor, q_scale_ptr, 0, NC, HOW, DIMS)),
+                (producer, (info, descs, smem, load_bars, table, NC, BN, ST, DIMS, ROPE, SPLIT)),
+                (scheduler, (info, draw_bars, counter_ptr, shape, TILE)),
+            ],
+            [1, 1],
+            [REGISTERS[1], REGISTERS[1]],
+        )
+    else:
+        gl.warp_specialize(
+            [
+                (consumer, (info, smem, bars, results, factor, q_scale_ptr, 0, NC, HOW, DIMS)),
+                (consumer, (info, smem, bars, results, factor, q_scale_ptr, 1, NC, HOW, DIMS)),
+                (producer, (info, descs, smem, load_bars, table, NC, BN, ST, DIMS, ROPE, SPLIT)),
+                (scheduler, (info, draw_bars, counter_ptr, shape, TILE)),
+            ],
+            [4, 1, 1],
+            [REGISTERS[0], REGISTERS[1], REGISTERS[1]],
+        )

@@ -1,0 +1,93 @@
+"""FP8 left operands as words of four: Q that stays in registers, and weights.
+
+A tensor of 8-bit values that a loop carries would take a register per value, so both are carried as
+int32 and become e4m3 where a product takes them, which costs no instruction.
+
+wgmma leaves column 8 g + 2 t + e of the scores (g: 0, 1, …; e: 0, 1) with thread t of a quad, and
+takes columns 4 t … 4 t + 3 of every 16 from it as an FP8 left operand. Instead of exchanging
+weights between threads, every 16 keys are taken in another order, in which both are the same:
+
+    place of key 8 g + 2 t + e (g: 0, 1) is 4 t + 2 g + e
+
+V must have its keys in that order too: transpose.py puts them there.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+from openmla.kernels.gluon.compat import reinterpret
+from openmla.kernels.hopper.dense.softmax import pack, unpack
+
+
+@gluon.constexpr_function
+def word_layout(words):
+    """[64, words] int32, four e4m3 each, as wgmma takes a left operand from registers."""
+    registers = [[8, 0]] + [[0, n] for n in (4, 8, 16, 32) if n < words]
+    return gl.DistributedLinearLayout(
+        registers, [[0, 1], [0, 2], [1, 0], [2, 0], [4, 0]], [[16, 0], [32, 0]], [], [64, words]
+    )
+
+
+@gluon.constexpr_function
+def word_tile_layout(words):
+    """Shared memory of [64, words] int32: the bytes of a tile of e4m3, swizzled alike."""
+    return gl.NVMMASharedLayout(swizzle_byte_width=min(128, 4 * words), element_bitwidth=32, rank=2)
+
+
+@gluon.jit
+def bytes_of(words):
+    """The four e4m3 of every word, lowest first."""
+    a = words.to(gl.int8).to(gl.float8e4nv, bitcast=True)
+    b = (words >> 8).to(gl.int8).to(gl.float8e4nv, bitcast=True)
+    c = (words >> 16).to(gl.int8).to(gl.float8e4nv, bitcast=True)
+    d = (words >> 24).to(gl.int8).to(gl.float8e4nv, bitcast=True)
+    return gl.join(gl.join(a, c), gl.join(b, d))
+
+
+@gluon.jit
+def read_words(tile, WIDTH: gl.constexpr):
+    """A [64, WIDTH] tile of e4m3 as words in registers."""
+    TILE: gl.constexpr = word_tile_layout(WIDTH // 4)
+    L: gl.constexpr = word_layout(WIDTH // 4)
+    return reinterpret(tile, gl.int32, [64, WIDTH // 4], TILE).load(L)
+
+
+@gluon.jit
+def read_queries(q_smem, WHO: gl.constexpr, DIMS: gl.constexpr, IN_REGISTERS: gl.constexpr):
+    """Words of a consumer's rows: main, tail and rope columns; a 0 for what stays where it is."""
+    main = gl.program_id(0) * 0
+    tail = main
+    rope = main
+    if IN_REGISTERS:
+        main = read_words(q_smem[0].index(WHO), DIMS[0])
+        if DIMS[1] > 0:
+            tail = read_words(q_smem[1].index(WHO), DIMS[1])
+        if DIMS[2] > 0:
+            rope = read_words(q_smem[2].index(WHO), DIMS[2])
+    return main, tail, rope
+
+
+@gluon.jit
+def pack_weights(P, BN: gl.constexpr, DTYPE: gl.constexpr):
+    """fp32 [64, BN] to words of two 16-bit weights, or of four e4m3 in the order above."""
+    if gl.float8e4nv == DTYPE:
+        order = gl.permute(gl.reshape(P, [64, BN // 16, 2, 4, 2]), (0, 1, 3, 4, 2))
+        first, second = gl.split(order)
+        a, b = gl.split(first)
+        c, d = gl.split(second)
+        return gl.inline_asm_elementwise(
+            "{ .reg .b16 a, b; cvt.rn.satfinite.e4m3x2.f32 a, $2, $1; "
+            "cvt.rn.satfinite.e4m3x2.f32 b, $4, $3; mov.b32 $0, {a, b}; }",
+            "=r,f,f,f,f", [a, b, c, d], dtype=gl.int32, is_pure=True, pack=1,
+        )  # fmt: skip
+    else:
+        return pack(P, BN, DTYPE)
+
+
+@gluon.jit
+def unpack_weights(words, BN: gl.constexpr, DTYPE: gl.constexpr, PL: gl.constexpr):
+    """The way back, as the left operand of a product."""
+    if gl.float8e4nv == DTYPE:
+        return gl.convert_layout(gl.reshape(bytes_of(words), [64, BN]), PL)
+    else:
+        return unpack(words, BN, DTYPE, PL)

@@ -1,0 +1,154 @@
+"""The dense FP8 kernel on the simulator: right, clean under every schedule, deaf to poison.
+
+With V of 8 bits the weights are e4m3, which the acceptance rule does not allow (the kernel runs
+only when it is named): its error is judged here by what rounding weights to 4 bits may cost.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from gluon_sim import Report
+from kernels.hopper.simulated import plan_of, run
+from kernels.judging import (
+    assert_clean,
+    assert_every_schedule_is_clean,
+    assert_right_clean_and_deaf_to_poison,
+    on,
+)
+from openmla.operands import DenseOperands
+from openmla.testing.build import BuiltCase, Outcome
+from openmla.testing.case import Case
+from openmla.testing.poison import differences
+
+MIXED = Case(
+    "dense", 2, 128, 64, 128, q_lens=(70, 33, 5), k_lens=(70, 300, 2), spare=3, dtype="e4m3",
+    side_dtype="bf16", rope_dtype="e4m3",
+)  # fmt: skip
+SCALES: dict[str, Any] = {"q_scale": True, "k_scale": True}
+PAGED = replace(MIXED, rope="cache", kv="bf16", page_size=64)
+SPLIT = replace(
+    MIXED, d_nope=64, d_rope=32, d_v=64, q_lens=(50, 20), k_lens=(4500, 300), sink="normal"
+)
+CASES = {
+    "causal": MIXED,
+    "scales": replace(MIXED, **SCALES),
+    "scales, negative": replace(MIXED, **SCALES, scale=-0.1),
+    "q_scale": replace(MIXED, q_scale=True),
+    "k_scale, full": replace(MIXED, k_scale=True, causal=False),
+    "rope bf16": replace(MIXED, rope_dtype="bf16"),
+    "rope fp16, scales": replace(MIXED, rope_dtype="fp16", **SCALES),
+    "rope bf16 per head": replace(MIXED, rope_dtype="bf16", rope="per_head"),
+    "rope per head": replace(MIXED, rope="per_head"),
+    "v fp16, sink": replace(MIXED, side_dtype="fp16", sink="mixed", return_lse=False),
+    "pages of 64": PAGED,
+    "pages of 16, scales": replace(PAGED, page_size=16, **SCALES),
+    "edges": replace(MIXED, heads=1, q_lens=(3, 65, 129), k_lens=(129, 65, 257), spare=0),
+    "more queries than keys": replace(MIXED, q_lens=(200, 0, 3, 64), k_lens=(50, 10, 0, 64)),
+    "scale 0": replace(MIXED, scale=0.0, **SCALES),
+    "rising": replace(MIXED, values="rising", q_lens=(140,), k_lens=(520,)),
+    "falling": replace(MIXED, values="rising", q_lens=(140,), k_lens=(520,), scale=-0.07),
+    "peaky": replace(MIXED, values="peaky", q_lens=(20,), k_lens=(410,)),
+    "exact": replace(MIXED, values="exact", scale=0.125),
+    "192+64": replace(MIXED, d_nope=192, d_v=256),
+    "192+64 rope bf16, scales": replace(MIXED, d_nope=192, d_v=256, rope_dtype="bf16", **SCALES),
+    "96+0": replace(MIXED, d_nope=96, d_rope=0, rope="none", rope_dtype=""),
+    "256+0": replace(MIXED, d_nope=256, d_rope=0, d_v=256, rope="none", rope_dtype=""),
+    "64+32, 5 heads": replace(MIXED, d_nope=64, d_rope=32, d_v=64, heads=5, **SCALES),
+    "32+128, d_v 16": replace(MIXED, d_nope=32, d_rope=128, d_v=16),
+    "split": SPLIT,
+    "split, scales": replace(SPLIT, **SCALES),
+}
+# What e4m3 values change: the transposed copy, its columns per request, weights, Q in registers.
+FP8_NAMES = (
+    "causal", "scales", "q_scale", "rope bf16", "pages of 64", "edges", "more queries than keys",
+    "scale 0", "rising", "falling", "peaky", "192+64", "64+32, 5 heads", "32+128, d_v 16", "256+0",
+    "split, scales",
+)  # fmt: skip
+FP8 = {name: replace(CASES[name], side_dtype="", rope_dtype=CASES[name].rope_dtype)
+       for name in FP8_NAMES}  # fmt: skip
+FP8["rope bf16"] = replace(FP8["rope bf16"], rope_dtype="bf16")
+# e4m3 keeps 4 bits: half a unit of the last is 2^-4 of a weight, 2^-5.3 on average.
+WORST_WEIGHT, MEAN_WEIGHT = 2.0**-4, 0.03
+
+
+def chip(case: Case) -> int:
+    return 6 if "4500" in str(case) else 2
+
+
+def planned(num_qo: int = 0) -> Any:
+    def planned_run(built: BuiltCase, **options: Any) -> tuple[Outcome, list[Report]]:
+        return run(built, plan_of(built, chip(built.case), num_qo), **options)
+
+    return planned_run
+
+
+@pytest.mark.parametrize("num_qo", [1, 2])
+@pytest.mark.parametrize("name", CASES)
+def test_right_clean_and_deaf_to_poison(name: str, num_qo: int) -> None:
+    assert_right_clean_and_deaf_to_poison(CASES[name], planned(num_qo), seed=num_qo)
+
+
+def assert_as_good_as_fp8_weights(built: BuiltCase, outcome: Outcome) -> None:
+    """|out - truth| within what rounding every weight to 4 bits may cost, and lse as always."""
+    truth = built.truth()
+    error = (outcome.out.double() - truth.out).abs()
+    # Weights below 2^-10 of the largest, times the offset of the reference, have absolute errors.
+    small = 2.0**-13 * truth.total_v
+    bound = 2.0**-8 * truth.out.abs() + WORST_WEIGHT * truth.magnitude + small
+    assert bool((error <= bound).all()), float((error / bound).max())
+    norm = torch.maximum(truth.out.norm(), truth.deviation.norm()) + small.norm() / 0.03
+    assert float(error.norm()) <= MEAN_WEIGHT * float(norm)
+    assert bool((outcome.out[truth.keys == 0] == 0).all())
+    if outcome.lse is not None:
+        close = (outcome.lse.double() - truth.lse).abs() <= 1e-5 * truth.lse.abs().clamp(min=1)
+        assert bool((close | (outcome.lse == truth.lse)).all())
+
+
+@pytest.mark.parametrize("num_qo", [1, 2])
+@pytest.mark.parametrize("name", FP8)
+def test_fp8_throughout(name: str, num_qo: int) -> None:
+    outcomes = []
+    for background in ("zero", "nan"):
+        built = on(FP8[name], background)
+        outcome, reports = planned(num_qo)(built, seed=num_qo)
+        assert_clean(reports)
+        outcomes.append(outcome)
+    assert not differences(outcomes[1], outcomes[0])
+    assert_as_good_as_fp8_weights(on(FP8[name]), outcomes[0])
+
+
+@pytest.mark.parametrize("case", [CASES["scales"], FP8["scales"], FP8["64+32, 5 heads"]], ids=str)
+def test_a_request_does_not_see_its_neighbors(case: Case) -> None:
+    """Nor do its bits depend on how many query tiles a block has."""
+    built = on(case)
+    together = run(built, plan_of(built, 2, 2))[0]
+    op = built.operands
+    assert isinstance(op, DenseOperands) and op.k_rope is not None
+    by = op.weights
+    assert by.q_scale is not None and by.k_scale is not None
+    q_first = k_first = 0
+    for q_len, k_len in zip(case.q_lens, case.k_lens, strict=True):
+        rows, keys = slice(q_first, q_first + q_len), slice(k_first, k_first + k_len)
+        alone = replace(
+            op, q=op.q[rows], k_nope=op.k_nope[keys], v=op.v[keys], k_rope=op.k_rope[keys],
+            cu_seqlens_q=torch.tensor([0, q_len]).int(),
+            cu_seqlens_k=torch.tensor([0, k_len]).int(),
+            weights=replace(by, q_scale=by.q_scale[rows], k_scale=by.k_scale[keys]),
+        )  # fmt: skip
+        single = replace(
+            built, operands=alone, case=replace(case, q_lens=(q_len,), k_lens=(k_len,))
+        )
+        out = run(single, plan_of(single, 2, 1))[0].out
+        assert torch.equal(out, together.out[rows])
+        q_first, k_first = q_first + q_len, k_first + k_len
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", [*CASES.values(), *FP8.values()], ids=str)
+def test_every_schedule_is_clean(case: Case) -> None:
+    assert_every_schedule_is_clean(case, planned())

@@ -15,7 +15,7 @@ from openmla.planning import TARGETS, Plan, plan, target_by_name
 from openmla.planning.blackwell import FA4Config, MLAConfig
 from openmla.planning.budget import over_budget, uses
 from openmla.planning.cdna4 import MlaPrefill16, MlaPrefillV2
-from openmla.planning.hopper import HopperDenseConfig, HopperSparseConfig
+from openmla.planning.hopper import HopperDenseConfig, HopperDenseFp8Config, HopperSparseConfig
 from openmla.planning.host.tiles import CpuConfig
 from openmla.planning.models import MODELS, problem_for_model
 from openmla.planning.portable.tiles import PortableConfig
@@ -45,7 +45,7 @@ EVERY_MODEL = [
         (DENSE, "h200", "hopper", HopperDenseConfig),
         (LATENT, "h200", "hopper", HopperSparseConfig),
         (SPARSE, "h100", "hopper", HopperSparseConfig),
-        (FP8, "h200", "portable", PortableConfig),
+        (FP8, "h200", "hopper", HopperDenseFp8Config),
         (DENSE, "b200", "blackwell", MLAConfig),
         (NO_ROPE, "b200", "blackwell", FA4Config),
         (LATENT, "b200", "portable", PortableConfig),
@@ -133,7 +133,7 @@ def test_json_with_the_config_of_another_family(problem: Problem, target: str, o
 
 def test_json_with_the_config_of_another_form() -> None:
     dense, sparse = (plan(p, "h200").to_json() for p in (DENSE, SPARSE))
-    with pytest.raises(InvalidArgument, match="HopperDenseConfig for hopper and form dense"):
+    with pytest.raises(InvalidArgument, match="HopperDenseFp8Config for hopper and form dense"):
         Plan.from_json(dense | {"config": sparse["config"]})
 
 
@@ -166,7 +166,7 @@ def test_json_of_an_unknown_config() -> None:
         (DENSE, "cpu", "portable", "backend 'portable' has no dense kernel for target 'cpu'"),
         (DENSE, "b200", "hopper", "backend 'hopper' has no dense kernel for target 'b200'"),
         (replace(DENSE, d_rope=32), "b200", "blackwell", "d_rope 32: 64 is served"),
-        (FP8, "h200", "hopper", "q_dtype e4m3"),
+        (replace(FP8, d_nope=48), "h200", "hopper", "d_nope 48: 32, 64"),
         (NO_ROPE, "mi355x", "cdna4", "rope none: shared"),
         (replace(FP8, v_dtype="bf16"), "mi355x", "cdna4", "v_dtype bf16"),
         (replace(SPARSE, heads=20), "b200", "blackwell", "heads 20: 8, 16"),

@@ -26,6 +26,7 @@ FEATURES = {
     "dense 128+64 → 128, bf16": _DENSE,
     "dense 128+64 → 128, rope from a paged cache": replace(_DENSE, rope="cache", page_size=64),
     "dense 128+64 → 128, fp8": _DENSE_FP8,
+    "dense 128+64 → 128, fp8, values bf16": replace(_DENSE_FP8, v_dtype="bf16"),
     "dense 192+64 → 256, bf16 (GLM-5)": _GLM5,
     "dense 64+64 → 128, bf16": replace(_DENSE, d_nope=64),
     "dense 64+32 → 64, bf16 (MiniCPM3)": replace(_DENSE, heads=40, d_nope=64, d_rope=32, d_v=64),

@@ -156,7 +156,6 @@ _ROWS = {
 _BF16_OVER_CACHES = tuple(("bf16", name, name, name) for name in FP8_CACHES)
 
 _DENSE = {
-    "form": OneOf("dense"),
     "heads": Range(1, MAX_HEADS),
     "rope": OneOf(*ROPE_SOURCES),
     # A bulk copy takes whole swizzle patterns of 8 rows.
@@ -190,12 +189,14 @@ HOPPER = Family(
         Kernel(
             serves=Serves(
                 {
-                    **_DENSE,
+                    # Types first: a refusal then names the kernel for them.
+                    "form": OneOf("dense"),
+                    DTYPES: OneOf(*alike("bf16", "fp16")),
                     # One or two tiles of K, each a power of two.
                     "d_nope": OneOf(16, 32, 48, 64, 80, 96, 128, 144, 160, 192, 256),
                     "d_rope": OneOf(0, 16, 32, 64, 128),
                     "d_v": OneOf(16, 32, 64, 128, 256),
-                    DTYPES: OneOf(*alike("bf16", "fp16")),
+                    **_DENSE,
                     "has_key_mask": YES_OR_NO,
                 }
             ),
@@ -208,8 +209,9 @@ HOPPER = Family(
         Kernel(
             serves=Serves(
                 {
-                    **_DENSE_FP8,
+                    "form": OneOf("dense"),
                     DTYPES: OneOf(*_e4m3_beside("bf16", "fp16")),
+                    **_DENSE_FP8,
                 }
             ),
             config=HopperDenseFp8Config,
@@ -221,8 +223,9 @@ HOPPER = Family(
         Kernel(
             serves=Serves(
                 {
-                    **_DENSE_FP8,
+                    "form": OneOf("dense"),
                     DTYPES: OneOf(*_e4m3_beside("e4m3")),
+                    **_DENSE_FP8,
                 }
             ),
             config=HopperDenseFp8Config,

@@ -56,6 +56,7 @@ from openmla.kernels.hopper.dense_fp8.softmax import (
 )
 from openmla.kernels.hopper.dense_fp8.words import (
     bytes_of,
+    no_queries,
     pack_weights,
     read_queries,
     unpack_weights,
@@ -224,9 +225,10 @@ def consumer(
         unit = 1.0
         row_scale = row_scales(q_scale_ptr, work, factor, WHO, SL)
     S = gl.zeros([64, BN], gl.float32, SL)
-    mbarrier.wait(q_ready.index(WHO), 0, pred=blocks > 0)
-    q_words = take_queries(q_smem, q_empty, blocks, WHO, DIMS, HOW[3])
+    q_words = no_queries(DIMS, HOW[3])
     if blocks > 0:
+        mbarrier.wait(q_ready.index(WHO), 0)
+        q_words = take_queries(q_smem, q_empty, blocks, WHO, DIMS, HOW[3])
         mbarrier.wait(k_ready.index(0), 0)
         S_next = issue_qk(q_smem, q_words, k_smem, opaque_zero(), WHO, LAYOUTS, DIMS, HOW[3])
         S = warpgroup_mma_wait(0, deps=(S_next,))

@@ -53,11 +53,24 @@ def read_words(tile, WIDTH: gl.constexpr):
 
 
 @gluon.jit
-def read_queries(q_smem, WHO: gl.constexpr, DIMS: gl.constexpr, IN_REGISTERS: gl.constexpr):
-    """Words of a consumer's rows: main, tail and rope columns; a 0 for what stays where it is."""
+def no_queries(DIMS: gl.constexpr, IN_REGISTERS: gl.constexpr):
+    """What `read_queries` returns, all 0."""
     main = gl.program_id(0) * 0
     tail = main
     rope = main
+    if IN_REGISTERS:
+        main = gl.zeros([64, DIMS[0] // 4], gl.int32, word_layout(DIMS[0] // 4))
+        if DIMS[1] > 0:
+            tail = gl.zeros([64, DIMS[1] // 4], gl.int32, word_layout(DIMS[1] // 4))
+        if DIMS[2] > 0:
+            rope = gl.zeros([64, DIMS[2] // 4], gl.int32, word_layout(DIMS[2] // 4))
+    return main, tail, rope
+
+
+@gluon.jit
+def read_queries(q_smem, WHO: gl.constexpr, DIMS: gl.constexpr, IN_REGISTERS: gl.constexpr):
+    """Words of a consumer's rows: main, tail and rope columns; a 0 for what stays where it is."""
+    main, tail, rope = no_queries(DIMS, False)
     if IN_REGISTERS:
         main = read_words(q_smem[0].index(WHO), DIMS[0])
         if DIMS[1] > 0:

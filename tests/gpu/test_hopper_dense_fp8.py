@@ -1,0 +1,98 @@
+"""The dense FP8 kernel on a Hopper GPU: right (V of 16 bits), repeatable, deaf to poison."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+import openmla
+from gpu.on_device import attend, different, normal, offsets, on, on_hopper, problems
+from gpu.test_hopper_dense import BATCHES, PAGES
+from openmla.testing.case import Case
+from openmla.testing.poison import differences
+
+pytestmark = on_hopper
+
+MIXED = Case("dense", 1, 128, 64, 128, dtype="e4m3", side_dtype="bf16", rope_dtype="e4m3")
+SCALES: dict[str, Any] = {"q_scale": True, "k_scale": True}
+# What is compiled in, with the number of query tiles; one kernel each.
+PROFILES: dict[str, tuple[Case, int]] = {
+    "mixed": (MIXED, 2),
+    "mixed scales": (replace(MIXED, **SCALES), 2),
+    "mixed q_scale": (replace(MIXED, q_scale=True, return_lse=False), 1),
+    "mixed k_scale full fp16": (replace(MIXED, k_scale=True, causal=False, side_dtype="fp16"), 1),
+    "mixed rope bf16 sink": (replace(MIXED, rope_dtype="bf16", sink="mixed", **SCALES), 2),
+    "mixed rope per head": (replace(MIXED, rope="per_head", scale=-0.1), 2),
+    "mixed pages of 64": (replace(MIXED, **PAGES, page_size=64), 2),
+    "mixed pages of 16": (replace(MIXED, **PAGES, page_size=16, **SCALES), 1),
+    "mixed 192+64-256": (replace(MIXED, d_nope=192, d_v=256, **SCALES), 2),
+    "mixed 64+32-64": (replace(MIXED, d_nope=64, d_rope=32, d_v=64), 2),
+    "mixed 256+0-256": (
+        replace(MIXED, d_nope=256, d_rope=0, d_v=256, rope="none", rope_dtype=""), 2
+    ),
+}  # fmt: skip
+FP8 = {
+    "fp8": replace(MIXED, side_dtype="", heads=3),
+    "fp8 scales": replace(MIXED, side_dtype="", heads=3, **SCALES),
+    "fp8 rope bf16": replace(MIXED, side_dtype="", heads=3, rope_dtype="bf16"),
+    "fp8 192+64-256": replace(MIXED, side_dtype="", heads=3, d_nope=192, d_v=256),
+    "fp8 64+32-64": replace(MIXED, side_dtype="", heads=3, d_nope=64, d_rope=32, d_v=64),
+}
+SPLIT = replace(MIXED, heads=2, q_lens=(200, 64, 300), k_lens=(8200, 300, 300), spare=3)
+
+
+@pytest.mark.parametrize("name", PROFILES)
+def test_right_repeatable_and_deaf_to_poison(name: str):
+    case, num_qo = PROFILES[name]
+    found = [
+        problem
+        for batch in BATCHES
+        for problem in problems(replace(case, **batch), "hopper", lambda c: c.with_num_qo(num_qo))
+    ]
+    assert found == []
+
+
+@pytest.mark.parametrize("case", [SPLIT, replace(SPLIT, **SCALES)], ids=str)
+def test_split_requests(case: Case):
+    assert problems(case, "hopper") == []
+
+
+@pytest.mark.parametrize("name", FP8)
+def test_fp8_throughout(name: str):
+    """Within what weights of 4 bits cost, with any memory around, alone as in one query tile."""
+    for lengths in (
+        {"q_lens": (129, 0, 300), "k_lens": (129, 5, 301)},
+        {"q_lens": (64,), "k_lens": (9000,)},
+    ):
+        case = replace(FP8[name], spare=7, **lengths)
+        built = on(case)
+        outcome = attend(built, "hopper")
+        truth = built.truth()
+        error = float((outcome.out.cpu().double() - truth.out).norm())
+        assert error <= 0.04 * float(torch.maximum(truth.out.norm(), truth.deviation.norm()))
+        assert differences(attend(on(case, "nan"), "hopper"), outcome) == []
+        assert differences(attend(built, "hopper", lambda c: c.with_num_qo(1)), outcome) == []
+
+
+@pytest.mark.parametrize("v_dtype", [torch.bfloat16, torch.float8_e4m3fn])
+def test_a_request_alone_has_the_bits_it_has_in_a_batch(v_dtype: torch.dtype):
+    lens = [64, 300, 1, 700, 128, 41]
+    q, k, rope = (
+        normal(sum(lens), *w).to(torch.float8_e4m3fn) for w in ((8, 192), (8, 128), (64,))
+    )
+    v = normal(sum(lens), 8, 128).to(v_dtype)
+    whole = openmla.mla_prefill(q, k, rope, v, cu_seqlens_q=offsets(*lens), backend="hopper")
+    for i, length in enumerate(lens):
+        rows = slice(sum(lens[:i]), sum(lens[: i + 1]))
+        alone = [x[rows].clone() for x in (q, k, rope, v)]
+        out = openmla.mla_prefill(*alone, cu_seqlens_q=offsets(length), backend="hopper")
+        assert torch.equal(out, whole[rows]), length
+
+
+@pytest.mark.parametrize("side", ["bf16", ""])
+def test_a_thousand_launches_give_the_same_bits(side: str):
+    built = on(replace(MIXED, heads=16, side_dtype=side, q_lens=(512,) * 3, k_lens=(512,) * 3))
+    assert different(lambda: built.run("hopper").out, 1000) == 0

@@ -1,0 +1,1 @@
+"""What both interpreters share: numbers, global memory, schedules, faults and the report."""

@@ -1,0 +1,72 @@
+"""Execute what Triton compiled, on a CPU."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import numpy as np
+
+from gluon_sim.compiled.core.buffers import Buffers
+from gluon_sim.compiled.core.report import Fault, Finding, Log, Report, UnknownInstruction
+from gluon_sim.compiled.core.schedule import Schedule
+
+_FIRST = Schedule()
+_KERNEL_ARGUMENTS = 4096  # bytes set aside for them on AMD, where they lie in memory
+
+
+def execute(
+    compiled: Any,
+    programs: int,
+    arguments: Mapping[str, Any],
+    *,
+    outputs: Collection[str] | None = None,
+    schedule: Schedule = _FIRST,
+    kernel: Any = None,
+) -> Report:
+    """Run `programs` programs of a kernel that `triton.compile` made; tensors are written in place.
+
+    `arguments` are the runtime arguments in the kernel's order: tensors on the CPU, tensor
+    descriptors, integers, floats. `outputs` names those that may be written (None: all of them).
+    `kernel` replaces the parsed kernel, for instance by one without a barrier.
+
+    Raises `UnknownInstruction` for code that the interpreter does not know.
+    """
+    log, executed = Log(), Counter[int]()
+    buffers = Buffers(arguments, outputs, extra=_KERNEL_ARGUMENTS)
+    started, total = time.perf_counter(), 0
+    run = _interpreter(compiled)
+    with np.errstate(all="ignore"):  # lanes overflow and divide by zero as the machine does
+        try:
+            total = run(compiled, programs, arguments, buffers, schedule, log, executed, kernel)
+        except Fault as fault:
+            log.add(Finding(fault.kind, str(fault), fault.where, fault.who))
+    buffers.copy_back()
+    seconds = time.perf_counter() - started
+    hits = tuple(executed[at] for at in range(1 + max(executed, default=-1)))
+    return Report(tuple(log.findings), dict(log.notes), total, seconds, str(schedule), hits)
+
+
+def parse(compiled: Any) -> Any:
+    """The kernel that `execute` would run."""
+    if "ptx" in compiled.asm:
+        from gluon_sim.compiled.ptx.launch import parsed as parsed_ptx
+
+        return parsed_ptx(compiled.asm["ptx"])
+    from gluon_sim.compiled.gfx950.launch import parsed
+
+    return parsed(compiled.asm["amdgcn"])
+
+
+def _interpreter(compiled: Any) -> Any:
+    if "ptx" in compiled.asm:
+        from gluon_sim.compiled.ptx.launch import run as run_ptx
+
+        return run_ptx
+    if "amdgcn" in compiled.asm:
+        from gluon_sim.compiled.gfx950.launch import run
+
+        return run
+    raise UnknownInstruction(f"compiled code of kinds {', '.join(compiled.asm)}")

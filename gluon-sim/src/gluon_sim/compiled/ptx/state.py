@@ -1,0 +1,353 @@
+"""The machine that PTX runs on: warps with their registers, blocks with shared and tensor memory.
+
+Shared memory has two views, that of ordinary loads and stores and that of the asynchronous units
+(TMA, wgmma, tcgen05). An ordinary store reaches the second one at a proxy fence; until then a unit
+that reads those bytes is a fault.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from gluon_sim.compiled.core.numbers import Array
+from gluon_sim.compiled.core.report import Fault, Kind, Location, Log
+from gluon_sim.compiled.core.schedule import Engine, Pending, Schedule, Strand
+
+if TYPE_CHECKING:
+    from gluon_sim.compiled.core.memory import Memory
+    from gluon_sim.compiled.ptx.parse import Kernel
+    from gluon_sim.compiled.ptx.units.tensor_map import TensorMap
+
+LANES = np.arange(32)
+ALL = np.ones(32, bool)
+SHARED_BASE = 0x400  # what lies below belongs to the driver
+PARAMETER_BASE = 0x7FEE_0000_0000  # generic address of the first tensor map
+PARAMETER_STEP = 256
+RANK_SHIFT = 24  # of a shared address: the block of the cluster
+OFFSET = (1 << RANK_SHIFT) - 1
+_TENSOR_LANES, _TENSOR_COLUMNS = 128, 512
+_MOST_TX = (1 << 20) - 1
+
+STORED, COPIED = 1, 2
+"""How bytes that no fence has published came: by an ordinary store, or by cp.async."""
+
+
+@dataclass
+class MBarrier:
+    """Arrivals and bytes that the current phase still waits for."""
+
+    count: int
+    pending: int
+    bytes: int = 0
+    phase: int = 0
+
+
+@dataclass
+class NamedBarrier:
+    """Warps that have arrived, and how often the barrier was complete."""
+
+    threads: int
+    arrived: set[int] = field(default_factory=set)
+    turns: int = 0
+
+
+class Block:
+    """A CTA: shared memory, tensor memory, barriers, and its tcgen05 queue."""
+
+    def __init__(self, cluster: Cluster, rank: int, number: int, shared: int) -> None:
+        schedule = cluster.engine.schedule
+        self.cluster = cluster
+        self.rank: int = rank
+        self.number: int = number
+        self.size = SHARED_BASE + shared
+        self.shared = np.full(self.size, schedule.poison_byte, np.uint8)
+        self.seen_by_units = self.shared.copy()
+        self.unpublished = np.zeros(self.size, np.uint8)
+        self.tensor = np.full((_TENSOR_LANES, _TENSOR_COLUMNS), schedule.poison_word, np.uint32)
+        self.columns: int | None = None
+        self.mbarriers: dict[int, MBarrier] = {}
+        self.named: dict[int, NamedBarrier] = {}
+        self.queue: deque[Pending] = deque()
+        self.free_registers = cluster.kernel.pool
+
+    def check(self, first: int, size: int, what: str) -> None:
+        """Bytes of this block's shared memory."""
+        if first < SHARED_BASE or first + size > self.size:
+            raise Fault(Kind.BOUNDS, f"{what}: shared bytes {first:#x}+{size} of {self.size:#x}")
+
+    def store(self, at: Array, data: Array, how: int = STORED) -> None:
+        """An ordinary store: it ends the life of a barrier that lies there."""
+        self.shared[at] = data
+        self.unpublished[at] = how
+        if self.mbarriers:
+            low, high = int(at.min()), int(at.max())
+            for place in [b for b in self.mbarriers if b + 8 > low and b <= high]:
+                if ((at >= place) & (at < place + 8)).any():
+                    del self.mbarriers[place]
+                    self.cluster.log.note("an mbarrier's bytes were used for something else")
+
+    def write_by_unit(self, at: Array, data: Array | int) -> None:
+        """A write of an asynchronous unit, seen by all once it is complete."""
+        self.shared[at] = data
+        self.seen_by_units[at] = data
+        self.unpublished[at] = 0
+
+    def read_by_unit(self, at: Array, what: str) -> Array:
+        """What an asynchronous unit reads."""
+        self.check(int(at.min()), 1, what)
+        self.check(int(at.max()), 1, what)
+        pending = self.unpublished[at]
+        if pending.any():
+            if (pending == STORED).any():
+                raise Fault(Kind.FENCE, f"{what} reads stored bytes that no proxy fence published")
+            self.cluster.log.note("cp.async bytes were read by a unit without a proxy fence")
+            copied = at[pending == COPIED]
+            self.seen_by_units[copied] = self.shared[copied]
+        found: Array = self.seen_by_units[at]
+        return found
+
+    def publish(self) -> None:
+        """fence.proxy.async: units see every store so far."""
+        at = np.flatnonzero(self.unpublished)
+        self.seen_by_units[at] = self.shared[at]
+        self.unpublished[at] = 0
+
+    def barrier(self, at: int) -> MBarrier:
+        """The mbarrier at an address."""
+        if at not in self.mbarriers:
+            raise Fault(Kind.UNINITIALIZED, f"there is no mbarrier at {at:#x}")
+        return self.mbarriers[at]
+
+    def arrive(self, at: int, count: int = 1) -> None:
+        """Arrivals at an mbarrier."""
+        barrier = self.barrier(at)
+        if barrier.pending < count:
+            message = f"arrival at mbarrier {at:#x}, which expects {barrier.pending} more"
+            raise Fault(Kind.BARRIER, message)
+        barrier.pending -= count
+        self._turn(barrier)
+
+    def expect(self, at: int, size: int) -> None:
+        """Bytes that a phase waits for in addition; negative ones have come."""
+        barrier = self.barrier(at)
+        barrier.bytes += size
+        if abs(barrier.bytes) > _MOST_TX:
+            raise Fault(Kind.BARRIER, f"byte count of mbarrier {at:#x} overflows")
+        if size < 0:
+            self._turn(barrier)
+
+    def _turn(self, barrier: MBarrier) -> None:
+        if barrier.pending == 0 and barrier.bytes == 0:
+            barrier.phase += 1
+            barrier.pending = barrier.count
+            self.cluster.engine.progress()
+
+
+class Warp(Strand):
+    """32 lanes with their registers, and the work that this warp waits for itself."""
+
+    def __init__(self, block: Block, index: int) -> None:
+        cluster = block.cluster
+        self.block: Block = block
+        self.cluster: Cluster = cluster
+        self.kernel: Kernel = cluster.kernel
+        self.index, self.pc, self.done = index, 0, False
+        self.mask, self.full = ALL, True
+        self.splits: list[Split] = []
+        self.threads: Array = (index * 32 + LANES).astype(np.uint32)
+        word = cluster.engine.schedule.poison_word
+        sizes = self.kernel.names.sizes
+        u16 = np.full((sizes["b16"] + 1, 32), word & 0xFFFF, np.uint16)
+        u32 = np.full((sizes["b32"] + 1, 32), word, np.uint32)
+        u64 = np.full((sizes["b64"] + 1, 32), word << 32 | word, np.uint64)
+        self.regs: dict[str, Array] = {
+            "u16": u16, "s16": u16.view(np.int16), "u32": u32, "s32": u32.view(np.int32),
+            "f32": u32.view(np.float32), "u64": u64, "s64": u64.view(np.int64),
+            "f64": u64.view(np.float64),
+            "pred": np.full((sizes["pred"] + 1, 32), bool(cluster.engine.schedule.seed % 2)),
+        }  # fmt: skip
+        self.hits = [0] * len(self.kernel.code)
+        self.registers = self.kernel.registers
+        self.waiting_at: tuple[str, int, int] | None = None
+        self.met = 0
+        self.groups: dict[str, deque[list[Pending]]] = {k: deque() for k in GROUPS}
+        self.open: dict[str, list[Pending]] = {k: [] for k in GROUPS}
+        self.loads: list[Pending] = []
+        self.stores: list[Pending] = []
+        self.loading: frozenset[int] = frozenset()
+
+    def where(self) -> Location:
+        """The instruction it is at."""
+        code = self.kernel.code
+        return code[self.pc].where if self.pc < len(code) else Location()
+
+    def who(self) -> str:
+        """Block and warp."""
+        return f"block {self.block.number} warp {self.index}"
+
+    def own_pending(self) -> list[Pending]:
+        """tcgen05.ld and st, which no queue orders."""
+        return [*self.loads, *self.stores]
+
+    def together(self, what: str) -> None:
+        """Fault unless all lanes are here."""
+        if not self.full:
+            raise Fault(Kind.DIVERGENCE, f"{what} by some lanes of a warp")
+
+    def one(self, values: Array) -> int:
+        """The value that all active lanes have."""
+        active = values if self.full else values[self.mask]
+        if not (active == active[0]).all():
+            raise Fault(Kind.DIVERGENCE, "lanes differ in an operand that must be the same in all")
+        return int(active[0])
+
+    def active(self) -> list[int]:
+        """The lanes that execute this instruction."""
+        return [int(lane) for lane in np.flatnonzero(self.mask)]
+
+    def issue(self, kind: str, work: Pending) -> None:
+        """Work that the warp collects in groups and waits for."""
+        self.open[kind].append(work)
+
+    def commit(self, kind: str) -> None:
+        """Close the open group."""
+        self.groups[kind].append(self.open[kind])
+        self.open[kind] = []
+
+    def wait(self, kind: str, left: int) -> None:
+        """Complete all groups but the youngest `left`."""
+        while len(self.groups[kind]) > left:
+            for work in self.groups[kind].popleft():
+                work.finish()
+
+    def advance(self, quantum: int) -> int:
+        """Run up to so many instructions; returns how many."""
+        code, ran = self.kernel.code, 0
+        while ran < quantum and not self.done:
+            if self.splits:
+                self._meet()
+            at = self.pc
+            instruction = code[at]
+            if self.loading and not self.loading.isdisjoint(instruction.uses):
+                self._finish_loads()
+            mask, full = self.mask, self.full
+            if instruction.guard is not None:
+                on = self.regs["pred"][instruction.guard]
+                self.mask = (~on if instruction.negated else on) & mask
+                self.full = bool(self.mask.all())
+                if not self.mask.any():
+                    self.mask, self.full = mask, full
+                    self.pc += 1
+                    ran += 1
+                    continue
+            if instruction.jumps:
+                self._branch(instruction.target, mask, full)
+            else:
+                if instruction.run(self) is True:
+                    self.mask, self.full = mask, full
+                    return ran
+                self.mask, self.full = mask, full
+                if self.pc == at:
+                    self.pc = at + 1
+            ran += 1
+            self.hits[at] += 1
+        return ran
+
+    def _finish_loads(self) -> None:
+        """The machine waits for a tcgen05.ld at the first use of what it loads."""
+        for load in self.loads:
+            load.finish()
+        self.loading = frozenset()
+
+    def _branch(self, target: int, mask: Array, full: bool) -> None:
+        taken = self.mask
+        self.mask, self.full = mask, full
+        if (taken == mask).all():
+            self.pc = target
+            return
+        meeting = self.kernel.meetings[self.pc]
+        self.splits.append(Split(meeting, mask, np.zeros(32, bool), [(target, taken.copy())]))
+        self.mask, self.full = mask & ~taken, False
+        self.pc += 1
+        self.cluster.log.note("divergent branch")
+
+    def _meet(self) -> None:
+        """Lanes of a split stop where they meet until all of them are there."""
+        while self.splits and self.pc == self.splits[-1].meeting:
+            split = self.splits[-1]
+            split.here = split.here | self.mask
+            if split.others:
+                self.pc, self.mask = split.others.pop()
+            else:
+                self.mask = split.here
+                self.splits.pop()
+        self.full = bool(self.mask.all())
+
+
+@dataclass
+class Split:
+    """Lanes that parted at a branch: where they meet, who is there, and who has yet to run."""
+
+    meeting: int
+    all: Array
+    here: Array
+    others: list[tuple[int, Array]]
+
+
+GROUPS = ("wgmma", "bulk", "cp.async")
+"""Work that a warp commits in groups."""
+
+
+@dataclass
+class Launch:
+    """What all clusters of a launch share."""
+
+    kernel: Kernel
+    memory: Memory
+    shared: int
+    parameters: dict[str, bytes]
+    maps: dict[int, TensorMap]
+    blocks: int
+    strict_loads: bool = True
+
+
+class Cluster:
+    """The blocks that run together."""
+
+    def __init__(self, launch: Launch, first: int, size: int, schedule: Schedule, log: Log) -> None:
+        self.launch, self.kernel, self.memory = launch, launch.kernel, launch.memory
+        self.log = log
+        self.engine = Engine(schedule, log)
+        self.blocks = [Block(self, rank, first + rank, launch.shared) for rank in range(size)]
+        self.engine.queues = [block.queue for block in self.blocks]
+        warps = range(self.kernel.threads // 32)
+        self.warps = [Warp(block, index) for block in self.blocks for index in warps]
+        self.meeting = NamedBarrier(32 * len(self.warps))
+        self.counts: Counter[str] = Counter()
+
+    def place(self, address: int) -> tuple[Block, int]:
+        """The block and the offset of a shared::cluster address."""
+        rank = address >> RANK_SHIFT
+        if rank >= len(self.blocks):
+            raise Fault(Kind.BOUNDS, f"no block has shared address {address:#x}")
+        return self.blocks[rank], address & OFFSET
+
+    def run(self) -> int:
+        """Run to the end; returns the number of instructions."""
+        total = self.engine.run(self.warps)
+        for work in self.engine.pool:
+            if work.kind == "store":
+                work.finish()  # the grid ends when its stores are done
+            elif not work.done:
+                self.log.note("TMA load in flight at exit")
+        for block in self.blocks:
+            if block.queue:
+                kinds = ", ".join(sorted({work.kind for work in block.queue}))
+                self.log.note(f"tcgen05 work in flight at exit: {kinds}")
+            if block.columns is not None:
+                raise Fault(Kind.AT_EXIT, "tensor memory was not freed")
+        return total

@@ -1,0 +1,230 @@
+"""Loads, stores and copies of lanes: global and shared memory, ldmatrix, cp.async."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import numpy as np
+
+from gluon_sim.compiled.core.numbers import MASK32, Array
+from gluon_sim.compiled.core.report import Fault, Kind
+from gluon_sim.compiled.core.schedule import Pending
+from gluon_sim.compiled.ptx.operands import DTYPES, SIZES, Form, elements
+from gluon_sim.compiled.ptx.parse import Run
+from gluon_sim.compiled.ptx.state import COPIED, OFFSET, RANK_SHIFT, SHARED_BASE, Warp
+from gluon_sim.compiled.ptx.units import tma
+
+
+def space(form: Form) -> str:
+    """The memory that an instruction names."""
+    for part in form.parts:
+        name = part.split("::")[0]
+        if name in ("shared", "global", "param"):
+            return name
+    raise form.unknown()
+
+
+def shared_index(w: Warp, addresses: Array, size: int) -> Array:
+    """Bytes [active lanes, size] of the warp's own block."""
+    active = addresses if w.full else addresses[w.mask]
+    at = active & OFFSET
+    if ((active >> RANK_SHIFT) != w.block.rank).any():
+        raise Fault(Kind.BOUNDS, "access to the shared memory of another block")
+    if (at % size).any():
+        raise Fault(Kind.ALIGNMENT, f"{size} bytes at shared address {int(at.max()):#x}")
+    if (at < SHARED_BASE).any() or (at + size > w.block.size).any():
+        raise Fault(Kind.BOUNDS, f"shared bytes {int(at.min()):#x} to {int(at.max()) + size:#x}")
+    index: Array = at[:, None] + np.arange(size)
+    return index
+
+
+def global_addresses(w: Warp, addresses: Array, size: int) -> Array:
+    """Addresses of the active lanes."""
+    active = addresses if w.full else addresses[w.mask]
+    if (active % np.uint64(size)).any():
+        raise Fault(Kind.ALIGNMENT, f"{size} bytes at global address {int(active[0]):#x}")
+    return active
+
+
+def _load(form: Form) -> Run:
+    where, names, kind = space(form), elements(form.operands[0]), form.type
+    writes = [form.writer(name, kind) for name in names]
+    size, dtype = SIZES[kind] * len(names), DTYPES[kind]
+    if where == "param":
+        return _load_parameter(form, writes, dtype)
+    address = form.address(1)
+
+    def run(w: Warp) -> None:
+        if where == "shared":
+            raw = w.block.shared[shared_index(w, address(w), size)]
+        else:
+            raw = w.cluster.memory.load(global_addresses(w, address(w), size), size)
+        values = raw.view(dtype).reshape(-1, len(names))
+        for i, write in enumerate(writes):
+            if w.full:
+                write(w, values[:, i])
+            else:
+                spread = np.zeros(32, dtype)
+                spread[w.mask] = values[:, i]
+                write(w, spread)
+
+    return run
+
+
+def _load_parameter(
+    form: Form, writes: list[Callable[[Warp, Array], None]], dtype: type[np.generic]
+) -> Run:
+    found = re.fullmatch(r"\[(\w+)(?:\+(\d+))?\]", form.operands[1])
+    if found is None:
+        raise form.unknown()
+    name, offset = found[1], int(found[2] or 0)
+
+    def run(w: Warp) -> None:
+        raw = w.cluster.launch.parameters[name]
+        for write, value in zip(
+            writes, np.frombuffer(raw, dtype, len(writes), offset), strict=True
+        ):
+            write(w, np.full(32, value))
+
+    return run
+
+
+def _store(form: Form) -> Run:
+    where, names, kind = space(form), elements(form.operands[1]), form.type
+    reads, address = [form.reader(name, kind) for name in names], form.address(0)
+    size = SIZES[kind] * len(names)
+
+    def run(w: Warp) -> None:
+        data = np.stack([read(w) for read in reads], 1).view(np.uint8).reshape(32, size)
+        data = data if w.full else data[w.mask]
+        if where == "shared":
+            w.block.store(shared_index(w, address(w), size), data)
+        elif w.cluster.memory.store(global_addresses(w, address(w), size), data):
+            w.cluster.log.note("global bytes were written twice")
+
+    return run
+
+
+def _atomic(form: Form) -> Run:
+    """Lane by lane. The result goes nowhere for `red`."""
+    result = form.parts[0] == "atom"
+    functions: dict[str, Callable[[int, int], int]] = {
+        "add": lambda old, new: old + new, "max": max, "min": min,
+        "or": lambda old, new: old | new, "and": lambda old, new: old & new,
+        "exch": lambda old, new: new,
+    }  # fmt: skip
+    name = next((part for part in form.parts if part in functions), "")
+    where = space(form)
+    if not name or form.type not in ("u32", "s32") or form.operands[-1].startswith("{"):
+        raise form.unknown()
+    change, kind = functions[name], form.type
+    write = form.write() if result else None
+    address, value = form.address(int(result)), form.read(1 + int(result))
+
+    def run(w: Warp) -> None:
+        addresses, values, old = address(w), value(w), np.zeros(32, DTYPES[kind])
+        for lane in w.active():
+            at = addresses[lane : lane + 1]
+            index = (at.astype(np.int64) & OFFSET)[:, None] + np.arange(4)
+            if where == "shared":
+                w.block.check(int(index[0, 0]), 4, "atomic")
+            raw = w.block.shared[index] if where == "shared" else w.cluster.memory.load(at, 4)
+            old[lane] = raw.view(DTYPES[kind])[0, 0]
+            new = change(int(old[lane]), int(values[lane])) & MASK32
+            data = np.frombuffer(new.to_bytes(4, "little"), np.uint8)[None]
+            if where == "shared":
+                w.block.store(index, data)
+            else:
+                w.cluster.memory.store(at, data)
+        if write:
+            write(w, old)
+
+    return run
+
+
+def _matrix(form: Form) -> Run:
+    """ldmatrix and stmatrix: 8x8 tiles of 16 bits, one row of 16 bytes per lane's address."""
+    loads, transposed = form.parts[0] == "ldmatrix", form.has("trans")
+    names = elements(form.operands[0 if loads else 1])
+    address = form.address(1 if loads else 0)
+    if not form.has("m8n8") or not form.has("b16"):
+        raise form.unknown()
+    writes = [form.writer(name, "u32") for name in names] if loads else []
+    reads = [] if loads else [form.reader(name, "u32") for name in names]
+
+    def rows(w: Warp, number: int) -> Array:
+        w.together(form.parts[0])
+        at = address(w)[8 * number : 8 * number + 8] & OFFSET
+        if (at % 16).any():
+            raise Fault(Kind.ALIGNMENT, f"{form.parts[0]} at {int(at.max()):#x}")
+        w.block.check(int(at.min()), 16, form.parts[0])
+        w.block.check(int(at.max()), 16, form.parts[0])
+        index: Array = at[:, None] + np.arange(16)
+        return index
+
+    def load(w: Warp) -> None:
+        for number, write in enumerate(writes):
+            tile = w.block.shared[rows(w, number)].view(np.uint16)
+            tile = np.ascontiguousarray(tile.T if transposed else tile)
+            write(w, tile.reshape(32, 2).view(np.uint32).reshape(32))
+
+    def store(w: Warp) -> None:
+        for number, read in enumerate(reads):
+            tile = np.ascontiguousarray(read(w)).view(np.uint16).reshape(8, 8)
+            tile = np.ascontiguousarray(tile.T if transposed else tile)
+            w.block.store(rows(w, number), tile.view(np.uint8).reshape(8, 16))
+
+    return load if loads else store
+
+
+def _cp(form: Form) -> Run:
+    if form.op.startswith("cp.async.bulk.tensor"):
+        return tma.tensor_copy(form)
+    kind = "bulk" if form.has("bulk") else "cp.async"
+    if form.has("commit_group"):
+        return lambda w: w.commit(kind)
+    if form.has("wait_group"):
+        left = int(form.operands[0])
+        return lambda w: w.wait(kind, left)
+    if form.has("wait_all"):
+
+        def wait_all(w: Warp) -> None:
+            w.commit(kind)
+            w.wait(kind, 0)
+
+        return wait_all
+    if kind == "bulk" or form.has("mbarrier"):
+        raise form.unknown()
+    return _copy(form)
+
+
+def _copy(form: Form) -> Run:
+    """cp.async: bytes past the source size arrive as zeros; what is not read is not checked."""
+    target, source, size = form.address(0), form.address(1), int(form.operands[2], 0)
+    given = form.read(3, "u32") if len(form.operands) > 3 else None
+
+    def run(w: Warp) -> None:
+        at = shared_index(w, target(w), size)
+        addresses = global_addresses(w, source(w), size)
+        lengths = given(w)[w.mask].astype(np.int64) if given else np.full(len(at), size)
+        if (lengths > size).any():
+            raise Fault(Kind.BOUNDS, f"cp.async of {int(lengths.max())} bytes into {size}")
+        data = np.zeros((len(at), size), np.uint8)
+        for length in set(lengths.tolist()) - {0}:
+            chosen = lengths == length
+            data[chosen, :length] = w.cluster.memory.load(addresses[chosen], length)
+        block, poison = w.block, w.cluster.engine.schedule.poison_byte
+        block.store(at, np.full_like(data, poison), COPIED)
+        work = Pending("cp.async", lambda: block.store(at, data, COPIED), w)
+        w.issue("cp.async", work)
+        if w.cluster.engine.early(copy=True):
+            work.finish()
+
+    return run
+
+
+BUILDERS: dict[str, Callable[[Form], Run]] = {
+    "ld": _load, "ldu": _load, "st": _store, "atom": _atomic, "red": _atomic, "cp": _cp,
+    "ldmatrix": _matrix, "stmatrix": _matrix,
+}  # fmt: skip

@@ -1,0 +1,1 @@
+"""The asynchronous units: TMA, wgmma, tcgen05, and how they see shared memory."""

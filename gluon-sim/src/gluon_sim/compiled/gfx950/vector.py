@@ -1,0 +1,258 @@
+"""Vector instructions on integers: arithmetic, logic, comparison, lanes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import numpy as np
+
+from gluon_sim.compiled.core.numbers import MASK32, Array, table_logic
+from gluon_sim.compiled.core.report import Kind
+from gluon_sim.compiled.gfx950.operands import Form, Run, set_pair
+from gluon_sim.compiled.gfx950.state import LANES, Wave, lanes_of, word_of
+
+Function = Callable[..., Array]
+
+
+def ints(x: Array) -> Array:
+    """The same bits as signed integers."""
+    return x.view(np.int32)
+
+
+def _bits(x: Array) -> Array:
+    return x.view(np.uint32)
+
+
+def _by(n: Array) -> Array:
+    """A shift distance: its low five bits."""
+    result: Array = n & np.uint32(31)
+    return result
+
+
+def _low16(x: Array) -> Array:
+    result: Array = x & np.uint32(0xFFFF)
+    return result
+
+
+def _low24(x: Array) -> Array:
+    result: Array = x & np.uint32(0xFFFFFF)
+    return result
+
+
+def _signed24(x: Array) -> Array:
+    result: Array = ints(x << np.uint32(8)) >> np.int32(8)
+    return result
+
+
+def _field(a: Array, at: Array, size: Array) -> Array:
+    bits = _by(size)
+    mask = (np.uint32(1) << bits) - np.uint32(1)
+    result: Array = np.where(bits == 0, np.uint32(0), (a >> _by(at)) & mask)
+    return result
+
+
+def _signed_field(a: Array, at: Array, size: Array) -> Array:
+    bits = _by(size)
+    spare = _by(np.uint32(32) - bits)
+    value = ints(_field(a, at, size) << spare) >> spare.view(np.int32)
+    return _bits(np.where(bits == 0, np.int32(0), value))
+
+
+def _reversed(x: Array) -> Array:
+    raw = np.ascontiguousarray(x)[:, None].view(np.uint8)
+    bits = np.unpackbits(raw, axis=1, bitorder="little")
+    return np.packbits(bits, axis=1).view(">u4").astype(np.uint32).reshape(64)
+
+
+def _permute(a: Array, b: Array, selector: Array) -> Array:
+    """v_perm_b32: bytes 0 to 3 are of b, 4 to 7 of a; above are signs, 0 and 255."""
+    data = np.stack([(x >> np.uint32(8 * i)) & np.uint32(255) for x in (b, a) for i in range(4)])
+    result = np.zeros(64, np.uint32)
+    for i in range(4):
+        choice = (selector >> np.uint32(8 * i)) & np.uint32(255)
+        byte = data[np.minimum(choice, 7), LANES]
+        for code, source in ((8, 1), (9, 3), (10, 5), (11, 7)):
+            byte = np.where(choice == code, np.where(data[source] & 128, 255, 0), byte)
+        byte = np.where(choice == 12, 0, np.where(choice >= 13, 255, byte)).astype(np.uint32)
+        result |= byte << np.uint32(8 * i)
+    return result
+
+
+def _high(a: Array, b: Array) -> Array:
+    wide = a.astype(np.uint64) * b.astype(np.uint64)
+    result: Array = (wide >> np.uint64(32)).astype(np.uint32)
+    return result
+
+
+WORDS: dict[str, Function] = {
+    "v_mov_b32": lambda a: a,
+    "v_not_b32": lambda a: ~a,
+    "v_bfrev_b32": _reversed,
+    "v_add_u32": lambda a, b: a + b,
+    "v_sub_u32": lambda a, b: a - b,
+    "v_subrev_u32": lambda a, b: b - a,
+    "v_mul_lo_u32": lambda a, b: a * b,
+    "v_mul_hi_u32": _high,
+    "v_mul_u32_u24": lambda a, b: _low24(a) * _low24(b),
+    "v_and_b32": lambda a, b: a & b,
+    "v_or_b32": lambda a, b: a | b,
+    "v_xor_b32": lambda a, b: a ^ b,
+    "v_lshlrev_b32": lambda a, b: b << _by(a),
+    "v_lshrrev_b32": lambda a, b: b >> _by(a),
+    "v_ashrrev_i32": lambda a, b: _bits(ints(b) >> _by(a).view(np.int32)),
+    "v_lshlrev_b16": lambda a, b: (
+        ((b & np.uint32(0xFFFF)) << (a & np.uint32(15))) & np.uint32(0xFFFF)
+    ),
+    "v_min_u32": np.minimum,
+    "v_max_u32": np.maximum,
+    "v_min_i32": lambda a, b: _bits(np.minimum(ints(a), ints(b))),
+    "v_max_i32": lambda a, b: _bits(np.maximum(ints(a), ints(b))),
+    "v_and_or_b32": lambda a, b, c: (a & b) | c,
+    "v_or3_b32": lambda a, b, c: a | b | c,
+    "v_lshl_or_b32": lambda a, b, c: (a << _by(b)) | c,
+    "v_lshl_add_u32": lambda a, b, c: (a << _by(b)) + c,
+    "v_add_lshl_u32": lambda a, b, c: (a + b) << _by(c),
+    "v_add3_u32": lambda a, b, c: a + b + c,
+    "v_xad_u32": lambda a, b, c: (a ^ b) + c,
+    "v_mad_i32_i24": lambda a, b, c: _bits(_signed24(a) * _signed24(b)) + c,
+    "v_mad_u32_u24": lambda a, b, c: _low24(a) * _low24(b) + c,
+    "v_bfe_u32": _field,
+    "v_bfe_i32": _signed_field,
+    "v_perm_b32": _permute,
+}
+COMPARE: dict[str, Function] = {
+    "lt": np.less, "gt": np.greater, "le": np.less_equal, "ge": np.greater_equal, "eq": np.equal,
+    "ne": np.not_equal, "lg": lambda a, b: (a < b) | (a > b), "neq": lambda a, b: ~(a == b),
+    "nlt": lambda a, b: ~(a < b), "ngt": lambda a, b: ~(a > b), "nge": lambda a, b: ~(a >= b),
+    "nle": lambda a, b: ~(a <= b), "u": lambda a, b: np.isnan(a) | np.isnan(b),
+    "o": lambda a, b: ~(np.isnan(a) | np.isnan(b)),
+}  # fmt: skip
+
+
+def build(form: Form) -> Run | None:
+    """What an integer instruction does; None if it is none."""
+    base = form.base
+    if base in WORDS:
+        return _second_half(form) if form.op.endswith("sdwa") else _word(form, WORDS[base])
+    if base.startswith("v_cmp_"):
+        return _comparison(form)
+    known: dict[str, Callable[[Form], Run]] = {
+        "v_bitop3_b32": _bitop3, "v_bitop3_b16": _bitop3, "v_mov_b64": _move64,
+        "v_lshl_add_u64": _shift_add64, "v_mad_u64_u32": _mad64, "v_mad_i64_i32": _mad64,
+        "v_cndmask_b32": _select, "v_readfirstlane_b32": _first_lane,
+        "v_permlane32_swap_b32": _swap, "v_permlane16_swap_b32": _swap,
+    }  # fmt: skip
+    return known[base](form) if base in known else None
+
+
+def _word(form: Form, function: Function) -> Run:
+    form.allow()
+    into = form.named(0, True, 1)
+    if any(token.startswith(("-v", "-s", "|")) for token in form.operands):
+        raise form.unknown()
+    reads = [form.u32(i) for i in range(1, len(form.operands))]
+    if len(reads) == 2:
+        a, b = reads
+        return lambda w: w.set(into, function(a(w), b(w)))
+    return lambda w: w.set(into, function(*(read(w) for read in reads)))
+
+
+def _second_half(form: Form) -> Run:
+    """v_or_b32 with the low half of its second operand."""
+    wanted = {"dst_sel": "DWORD", "src0_sel": "DWORD", "src1_sel": "WORD_0"}
+    kept = {name: form.modifiers.get(name) for name in wanted}
+    if form.base != "v_or_b32" or kept != wanted:
+        raise form.unknown()
+    into, a, b = form.named(0, True, 1), form.u32(1), form.u32(2)
+    return lambda w: w.set(into, a(w) | (b(w) & np.uint32(0xFFFF)))
+
+
+def _bitop3(form: Form) -> Run:
+    form.allow("bitop3")
+    table, into = int(form.modifiers["bitop3"], 0), form.named(0, True, 1)
+    a, b, c = (form.u32(i) for i in (1, 2, 3))
+    mask = np.uint32(MASK32 if form.base.endswith("32") else 0xFFFF)
+    return lambda w: w.set(into, table_logic(table, a(w), b(w), c(w)) & mask)
+
+
+def _move64(form: Form) -> Run:
+    into, a = form.named(0, True, 2), form.u64(1)
+    return lambda w: set_pair(w, into, a(w))
+
+
+def _shift_add64(form: Form) -> Run:
+    into, a, by, c = form.named(0, True, 2), form.u64(1), form.u32(2), form.u64(3)
+    return lambda w: set_pair(w, into, (a(w) << (by(w) & np.uint32(7)).astype(np.uint64)) + c(w))
+
+
+def _mad64(form: Form) -> Run:
+    """The high half of the addend may be unwritten; then that of the result is."""
+    into, carry = form.named(0, True, 2), form.named(1, False, 2)
+    a, b = form.u32(2), form.u32(3)
+    before = len(form.reads)
+    c = form.u64(4)
+    addend = form.reads[before:]
+    del form.reads[before + 1 :]
+    is_signed = form.base == "v_mad_i64_i32"
+
+    def run(w: Wave) -> None:
+        wide: Array
+        if is_signed:
+            wide = (ints(a(w)).astype(np.int64) * ints(b(w)).astype(np.int64)).view(np.uint64)
+        else:
+            wide = a(w).astype(np.uint64) * b(w).astype(np.uint64)
+        total = wide + c(w)
+        known = w.written[addend[1]].copy() if addend else np.ones(64, bool)
+        w.set64(carry, word_of((total < wide) & w.mask))
+        set_pair(w, into, total)
+        w.mark(into + 1, w.mask, known)
+
+    return run
+
+
+def _select(form: Form) -> Run:
+    form.allow()
+    into, a, b, choice = form.named(0, True, 1), form.u32(1), form.u32(2), form.scalars(3, 2)
+    if any(token.startswith(("-v", "|")) for token in form.operands):
+        raise form.unknown()
+    return lambda w: w.set(into, np.where(lanes_of(w.get64(choice)), b(w), a(w)))
+
+
+def _first_lane(form: Form) -> Run:
+    into, source = form.named(0, False, 1), form.vector(1)
+
+    def run(w: Wave) -> None:
+        lane = int(np.argmax(w.mask)) if w.any else 0
+        w.set32(into, int(w.v[source][lane]))
+
+    return run
+
+
+def _comparison(form: Form) -> Run:
+    found = re.fullmatch(r"v_cmp_([a-z]+)_([iuf])32", form.base)
+    if found is None or found[1] not in COMPARE:
+        raise form.unknown()
+    form.allow()
+    into, compare = form.named(0, False, 2), COMPARE[found[1]]
+    read = form.f32 if found[2] == "f" else form.u32
+    a, b = read(1), read(2)
+    if found[2] == "i":
+        return lambda w: w.set64(into, word_of(compare(ints(a(w)), ints(b(w))) & w.mask))
+    return lambda w: w.set64(into, word_of(compare(a(w), b(w)) & w.mask))
+
+
+def _swap(form: Form) -> Run:
+    """Odd groups of 16 or 32 lanes of the first operand for even groups of the second."""
+    size = 32 if "32_" in form.base else 16
+    first, second = form.vector(0), form.vector(1)
+    odd = LANES[(LANES // size) % 2 == 1]
+
+    def run(w: Wave) -> None:
+        if not w.full:
+            w.report(Kind.DIVERGENCE, "lanes are swapped while some are off")
+        kept = w.v[second][odd - size].copy()
+        w.v[second][odd - size] = w.v[first][odd]
+        w.v[first][odd] = kept
+
+    return run

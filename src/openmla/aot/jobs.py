@@ -169,7 +169,7 @@ def _compile(job: CompileJob) -> CompileReport:
     found: dict[str, Any] = {}
     with _captured_output() as log:
         try:
-            compiled = _build(job)
+            compiled = build(job)
             read = _read_cuda if TARGETS[job.target][0] == "cuda" else _read_hip
             found = read(compiled, job)
         except Exception as error:  # any failure of the compiler is a result, not a crash
@@ -180,7 +180,7 @@ def _compile(job: CompileJob) -> CompileReport:
     return CompileReport(job.name, job.target, triton.__version__, seconds, **found)
 
 
-def _build(job: CompileJob) -> Any:
+def build(job: CompileJob) -> Any:
     """Run the whole compiler."""
     import triton
     from triton.backends.compiler import GPUTarget

@@ -14,6 +14,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from openmla.cli.check_executed import check_executed_command
 from openmla.cli.check_simulated import check_simulated_command
 from openmla.cli.failures import progress_bar, require_saved_case, show
 from openmla.cli.options import DEVICE_HELP, device_here
@@ -50,7 +51,12 @@ def check_command(
     simulate: Annotated[
         bool, typer.Option(help="Run the Gluon kernels of --target in the simulator instead.")
     ] = False,
-    target: Annotated[str, typer.Option(help="With --simulate: h200, b200 or mi355x.")] = "",
+    execute: Annotated[
+        bool, typer.Option(help="Compile for --target and execute that code on the CPU instead.")
+    ] = False,
+    target: Annotated[
+        str, typer.Option(help="With --simulate or --execute: h200, b200 or mi355x.")
+    ] = "",
 ) -> None:
     """Check openmla on this machine: accuracy, unused memory, memory bounds."""
     console = Console()
@@ -61,6 +67,8 @@ def check_command(
         raise typer.BadParameter(f"json: there is no folder {json_file.parent}")
     if simulate:
         ok = check_simulated_command(console, target, cases, seed, save_dir, replay_file)
+    elif execute:
+        ok = check_executed_command(console, target, cases, seed)
     elif replay_file is not None:
         ok = _replay(console, replay_file, backend, device)
     else:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from openmla.aot.jobs import TARGETS, CompileJob, _build, _captured_output
+from openmla.aot.jobs import TARGETS, CompileJob, _captured_output, build
 from openmla.kernels.cdna4.dense.jobs import COMPILE_JOBS
 from openmla.kernels.cdna4.dense.launch import COMPILER_OPTIONS, dense_constexprs
 from openmla.kernels.cdna4.sparse.launch import sparse_constexprs
@@ -192,7 +192,7 @@ def assembly(name: str) -> str:
     job: CompileJob = next(job for job in COMPILE_JOBS() if job.name == name)
     assert TARGETS[job.target][1] == "gfx950"
     with _captured_output():
-        return str(_build(job).asm["amdgcn"])
+        return str(build(job).asm["amdgcn"])
 
 
 @pytest.mark.compile

@@ -65,9 +65,10 @@ class Kernel:
                 pending.append((line, lines.at(line, number)))
         if not pending:
             raise UnknownInstruction("this text has no kernel")
-        self.code = [self._build(line, where) for line, where in pending]
+        self.code = [self.instruction(line, where) for line, where in pending]
 
-    def _build(self, text: str, where: Location) -> Instruction:
+    def instruction(self, text: str, where: Location) -> Instruction:
+        """What a line of the text does."""
         op, rest = [*text.split(None, 1), ""][:2]
         operands, modifiers = split(rest)
         form = Form(text, op, operands, modifiers)

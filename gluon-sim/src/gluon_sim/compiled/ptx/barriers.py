@@ -98,7 +98,7 @@ def _wait(form: Form) -> Run:
             raise Fault(Kind.BARRIER, "wait for the mbarrier of another block")
         phase = block.barrier(at).phase
         seen, w.waiting_at = w.waiting_at, None
-        if phase & 1 != wanted:
+        if phase & 1 != wanted or not w.waits:
             write(w, np.ones(32, bool))
             return False
         if seen is not None and seen[:2] == ("mbarrier", at) and seen[2] != phase:

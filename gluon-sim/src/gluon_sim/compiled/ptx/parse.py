@@ -91,14 +91,13 @@ class Names:
 
     def register(self, name: str) -> tuple[str, int] | None:
         """The file and the number of a register."""
-        numbered = re.fullmatch(r"(%[a-z]+)(\d+)", name)
+        many = re.fullmatch(r"(%?[A-Za-z_$]+)(\d+)", name)
         for scope in reversed(self.registers):
             if name in scope:
                 return scope[name]
-        for scope in reversed(self.registers) if numbered else ():
-            if numbered and numbered[1] in scope:
-                bank, first = scope[numbered[1]]
-                return bank, first + int(numbered[2])
+            if many and many[1] in scope:
+                bank, first = scope[many[1]]
+                return bank, first + int(many[2])
         return None
 
     def label(self, name: str, scopes: list[int]) -> int:
@@ -147,7 +146,9 @@ class Kernel:
             elif words.startswith(".branchtargets"):
                 names = words.removeprefix(".branchtargets").split(",")
                 self.tables[last_label] = [name.strip() for name in names]
-            elif words and not words.startswith("."):
+            elif words.startswith("."):
+                raise UnknownInstruction(words)
+            elif words:
                 made, jump = build(self, words, lines.at(words, line))
                 self.code.append(made)
                 if jump:

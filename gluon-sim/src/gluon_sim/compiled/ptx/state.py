@@ -174,6 +174,7 @@ class Warp(Strand):
         self.registers = self.kernel.registers
         self.waiting_at: tuple[str, int, int] | None = None
         self.met = 0
+        self.waits = True  # False: waits for mbarriers return at once
         self.groups: dict[str, deque[list[Pending]]] = {k: deque() for k in GROUPS}
         self.open: dict[str, list[Pending]] = {k: [] for k in GROUPS}
         self.loads: list[Pending] = []
@@ -343,7 +344,7 @@ class Cluster:
             if work.kind == "store":
                 work.finish()  # the grid ends when its stores are done
             elif not work.done:
-                self.log.note("TMA load in flight at exit")
+                self.log.note(f"{work.kind} in flight at exit")
         for block in self.blocks:
             if block.queue:
                 kinds = ", ".join(sorted({work.kind for work in block.queue}))

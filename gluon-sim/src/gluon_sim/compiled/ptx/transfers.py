@@ -194,9 +194,34 @@ def _cp(form: Form) -> Run:
             w.wait(kind, 0)
 
         return wait_all
-    if kind == "bulk" or form.has("mbarrier"):
+    if kind == "bulk":
         raise form.unknown()
-    return _copy(form)
+    return _arrival(form) if form.has("mbarrier") else _copy(form)
+
+
+def _arrival(form: Form) -> Run:
+    """An arrival of every lane once its copies so far are complete.
+
+    With .noinc the barrier's count includes it; without, the phase waits for that many more.
+    """
+    address, counted = form.address(0), form.has("noinc")
+
+    def run(w: Warp) -> None:
+        block, at = w.cluster.place(w.one(address(w)))
+        lanes = len(w.active())
+        if not counted:
+            block.barrier(at).pending += lanes
+        groups = (*w.groups["cp.async"], w.open["cp.async"])
+        copies = [work for group in groups for work in group if not work.done]
+
+        def arrive() -> None:
+            for copy in copies:
+                copy.finish()
+            block.arrive(at, lanes)
+
+        w.cluster.engine.issue(Pending("arrival", arrive, w))
+
+    return run
 
 
 def _copy(form: Form) -> Run:

@@ -1,4 +1,5 @@
 """PTX instructions, one at a time, and the faults that the interpreter finds."""
+# ruff: noqa: E501  (a line of the table is a program, which reads best unbroken)
 
 from __future__ import annotations
 

@@ -40,8 +40,8 @@ def run_ptx(
     schedule: Schedule | None = None,
     **more: Any,
 ) -> Report:
-    """Run one block of a PTX kernel; the last tensor may be written."""
-    metadata = SimpleNamespace(shared=shared, num_ctas=1, tensordesc_meta=[])
+    """Run one block of a PTX kernel with 1 KiB of shared memory; the last tensor may be written."""
+    metadata = SimpleNamespace(shared=1024, num_ctas=1, tensordesc_meta=[])
     return _run({"ptx": text}, metadata, tensors, schedule, **more)
 
 

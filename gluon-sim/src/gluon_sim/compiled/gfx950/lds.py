@@ -71,9 +71,26 @@ def build(form: Form) -> Run | None:
         return _read(form, _READS[op], [form.number("offset")])
     if op == "ds_read2st64_b64":
         return _read(form, 8, [512 * form.number("offset0"), 512 * form.number("offset1")])
+    if op == "ds_bpermute_b32":
+        return _pull(form)
     if transposed:
         return _read(form, 8, [form.number("offset")], int(transposed[1]) // 8)
     return None
+
+
+def _pull(form: Form) -> Run:
+    """ds_bpermute: every lane gets the value of the lane that it names; no LDS is touched."""
+    form.allow("offset")
+    into, source, data = form.named(0, True, 1), form.vector(1), form.vector(2)
+    offset = form.number("offset")
+
+    def run(w: Wave) -> None:
+        lanes = ((w.v[source].astype(np.int64) + offset) // 4) % 64
+        here = w.mask[lanes]
+        words = np.where(here, w.v[data][lanes], np.uint32(0)).reshape(64, 1)
+        w.issue(w.local, arrival(w, into, words, w.mask.copy()))
+
+    return run
 
 
 def _aligned(at: Array, size: int, mask: Array) -> None:

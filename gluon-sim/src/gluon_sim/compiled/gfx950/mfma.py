@@ -31,22 +31,24 @@ def build(form: Form) -> Run | None:
     if not adds and form.operands[3] != "0":
         raise form.unknown()
     c = form.vector(3, results) if adds else 0
-    scales: tuple[Read, ...] = _scales(form) if found[1] else ()
+    scales: tuple[Read | None, ...] = _scales(form) if found[1] else (None, None)
     row, column = _places(size, results)
 
-    def matrix(w: Wave, first: int) -> Array:
-        """[size, K]: lane l has row l % size and part l // size of K."""
+    def matrix(w: Wave, first: int, scale: Read | None) -> Array:
+        """[size, K]: lane l has row l % size and part l // size of K, with one scale."""
         raw = np.ascontiguousarray(w.v[first : first + words].T).view(np.uint8)
-        numbers = decoded(raw, kind).reshape(groups, size, -1)
+        numbers = decoded(raw, kind)
+        if scale is not None:
+            exponent = (scale(w) & np.uint32(255)).astype(np.int32) - _SCALE_OF_ONE
+            numbers = np.ldexp(numbers, exponent[:, None])
+        numbers = numbers.reshape(groups, size, -1)
         return numbers.transpose(1, 0, 2).reshape(size, depth)
 
     def run(w: Wave) -> None:
         if not w.full:
             w.report(Kind.DIVERGENCE, "MFMA while some lanes are off")
         w.group.counts["products"] += 1
-        if any((read(w) & np.uint32(255) != _SCALE_OF_ONE).any() for read in scales):
-            raise form.unknown()
-        found = product(matrix(w, a), matrix(w, b))[row, column]
+        found = product(matrix(w, a, scales[0]), matrix(w, b, scales[1]))[row, column]
         if adds:
             found = found + w.f[c : c + results].T
         for i in range(results):

@@ -10,7 +10,7 @@ import numpy as np
 
 from gluon_sim.compiled.core.numbers import MASK32, MASK64, Array
 from gluon_sim.compiled.core.report import UnknownInstruction
-from gluon_sim.compiled.gfx950.state import EXEC, M0, VCC, Wave
+from gluon_sim.compiled.gfx950.state import ACCUMULATORS, EXEC, M0, VCC, Wave
 
 Read = Callable[[Wave], Array]
 Scalar = Callable[[Wave], int]
@@ -21,7 +21,7 @@ _NAMED = {
     "vcc": (VCC, 2), "vcc_lo": (VCC, 1), "vcc_hi": (VCC + 1, 1), "exec": (EXEC, 2),
     "exec_lo": (EXEC, 1), "exec_hi": (EXEC + 1, 1), "m0": (M0, 1),
 }  # fmt: skip
-_REGISTER = re.compile(r"([vs])(?:(\d+)|\[(\d+):(\d+)\])")
+_REGISTER = re.compile(r"([vsa])(?:(\d+)|\[(\d+):(\d+)\])")
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,8 @@ def registers(token: str) -> Registers | None:
     if found is None:
         return None
     first = int(found[2] or found[3])
-    return Registers(found[1] == "v", first, int(found[4] or first) - first + 1)
+    count = int(found[4] or first) - first + 1
+    return Registers(found[1] != "s", first + (ACCUMULATORS if found[1] == "a" else 0), count)
 
 
 def _constant(token: str) -> int:

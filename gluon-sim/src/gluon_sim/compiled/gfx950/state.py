@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 LANES = np.arange(64)
 _ALL = np.ones(64, bool)
 VCC, M0, EXEC = 106, 124, 126
-_VECTOR_REGISTERS, _SCALAR_REGISTERS = 256, 128
+ACCUMULATORS = 256  # a0 is vector register 256: they are one file
+_VECTOR_REGISTERS, _SCALAR_REGISTERS = 512, 128
 
 
 def lanes_of(word: int) -> Array:

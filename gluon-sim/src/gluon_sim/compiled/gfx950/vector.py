@@ -87,6 +87,9 @@ def _high(a: Array, b: Array) -> Array:
 
 WORDS: dict[str, Function] = {
     "v_mov_b32": lambda a: a,
+    "v_accvgpr_read_b32": lambda a: a,
+    "v_accvgpr_write_b32": lambda a: a,
+    "v_accvgpr_mov_b32": lambda a: a,
     "v_not_b32": lambda a: ~a,
     "v_bfrev_b32": _reversed,
     "v_add_u32": lambda a, b: a + b,
@@ -134,13 +137,13 @@ def build(form: Form) -> Run | None:
     """What an integer instruction does; None if it is none."""
     base = form.base
     if base in WORDS:
-        return _second_half(form) if form.op.endswith("sdwa") else _word(form, WORDS[base])
+        return (_parts if form.op.endswith("sdwa") else _word)(form, WORDS[base])
     if base.startswith("v_cmp_"):
         return _comparison(form)
     known: dict[str, Callable[[Form], Run]] = {
         "v_bitop3_b32": _bitop3, "v_bitop3_b16": _bitop3, "v_mov_b64": _move64,
-        "v_lshl_add_u64": _shift_add64, "v_mad_u64_u32": _mad64, "v_mad_i64_i32": _mad64,
-        "v_cndmask_b32": _select, "v_readfirstlane_b32": _first_lane,
+        "v_lshl_add_u64": _shift_add64, "v_lshrrev_b64": _shift64, "v_lshlrev_b64": _shift64, "v_mad_u64_u32": _mad64, "v_mad_i64_i32": _mad64,
+        "v_cndmask_b32": _select, "v_pk_mov_b32": _halves, "v_readfirstlane_b32": _first_lane,
         "v_permlane32_swap_b32": _swap, "v_permlane16_swap_b32": _swap,
     }  # fmt: skip
     return known[base](form) if base in known else None
@@ -158,14 +161,27 @@ def _word(form: Form, function: Function) -> Run:
     return lambda w: w.set(into, function(*(read(w) for read in reads)))
 
 
-def _second_half(form: Form) -> Run:
-    """v_or_b32 with the low half of its second operand."""
-    wanted = {"dst_sel": "DWORD", "src0_sel": "DWORD", "src1_sel": "WORD_0"}
-    kept = {name: form.modifiers.get(name) for name in wanted}
-    if form.base != "v_or_b32" or kept != wanted:
+_PARTS = {"DWORD": (0, MASK32), "WORD_0": (0, 0xFFFF), "WORD_1": (16, 0xFFFF)} | {
+    f"BYTE_{i}": (8 * i, 0xFF) for i in range(4)
+}
+
+
+def _parts(form: Form, function: Function) -> Run:
+    """SDWA: on bytes or halves of the operands; the rest of the destination becomes zero."""
+    form.allow("dst_sel", "dst_unused", "src0_sel", "src1_sel")
+    given = form.modifiers
+    if given.get("dst_unused", "UNUSED_PAD") != "UNUSED_PAD":
         raise form.unknown()
-    into, a, b = form.named(0, True, 1), form.u32(1), form.u32(2)
-    return lambda w: w.set(into, a(w) | (b(w) & np.uint32(0xFFFF)))
+    shift, mask = _PARTS[given.get("dst_sel", "DWORD")]
+    into, reads = form.named(0, True, 1), [form.u32(i) for i in range(1, len(form.operands))]
+    parts = [_PARTS[given.get(f"src{i}_sel", "DWORD")] for i in range(len(reads))]
+
+    def run(w: Wave) -> None:
+        pairs = zip(reads, parts, strict=True)
+        values = [(read(w) >> np.uint32(low)) & np.uint32(bits) for read, (low, bits) in pairs]
+        w.set(into, (function(*values) & np.uint32(mask)) << np.uint32(shift))
+
+    return run
 
 
 def _bitop3(form: Form) -> Run:
@@ -184,6 +200,17 @@ def _move64(form: Form) -> Run:
 def _shift_add64(form: Form) -> Run:
     into, a, by, c = form.named(0, True, 2), form.u64(1), form.u32(2), form.u64(3)
     return lambda w: set_pair(w, into, (a(w) << (by(w) & np.uint32(7)).astype(np.uint64)) + c(w))
+
+
+def _shift64(form: Form) -> Run:
+    into, by, a = form.named(0, True, 2), form.u32(1), form.u64(2)
+    left = form.base == "v_lshlrev_b64"
+
+    def run(w: Wave) -> None:
+        distance = (by(w) & np.uint32(63)).astype(np.uint64)
+        set_pair(w, into, a(w) << distance if left else a(w) >> distance)
+
+    return run
 
 
 def _mad64(form: Form) -> Run:
@@ -217,6 +244,21 @@ def _select(form: Form) -> Run:
     if any(token.startswith(("-v", "|")) for token in form.operands):
         raise form.unknown()
     return lambda w: w.set(into, np.where(lanes_of(w.get64(choice)), b(w), a(w)))
+
+
+def _halves(form: Form) -> Run:
+    """v_pk_mov_b32: one word of each source."""
+    form.allow("op_sel")
+    into, which = form.named(0, True, 2), form.list("op_sel", [0, 0])
+    low, high = (form.named(i + 1, True, 2) + which[i] for i in range(2))
+    form.reads.extend((low, high))
+
+    def run(w: Wave) -> None:
+        words = w.v[low].copy(), w.v[high].copy()
+        w.set(into, words[0])
+        w.set(into + 1, words[1])
+
+    return run
 
 
 def _first_lane(form: Form) -> Run:

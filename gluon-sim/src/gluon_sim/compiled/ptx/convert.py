@@ -45,6 +45,9 @@ def cvt(form: Form) -> Run:
     if to == "f32" and source[0] in "us":
         write, read = form.write(0, "f32"), form.read(1, TYPES[source])
         return lambda w: write(w, read(w).astype(np.float32))
+    if to in _NARROW and source in ("s32", "u32"):
+        write, read, narrow = form.write(0, "u16"), form.read(1, source), _NARROW[to]
+        return lambda w: write(w, narrow(_odd(read(w))).astype(np.uint16))
     if source == "f32" and to in ("s32", "u32") and form.has("rzi", "rni"):
         return _to_integer(form, to)
     if to[0] in "us" and source[0] in "us":
@@ -52,6 +55,16 @@ def cvt(form: Form) -> Run:
         write, read = form.write(0, TYPES[to]), form.read(1, TYPES[source])
         return lambda w: write(w, read(w).astype(dtype))
     raise form.unknown()
+
+
+def _odd(x: Array) -> Array:
+    """Float32 next to an integer, rounded to odd so that rounding once more is rounding once."""
+    near = x.astype(np.float32)
+    gap = x.astype(np.float64) - near
+    toward = np.nextafter(near, np.where(gap > 0, np.float32(np.inf), np.float32(-np.inf)))
+    even = near.view(np.uint32) % 2 == 0
+    result: Array = np.where((gap != 0) & even, toward, near).astype(np.float32)
+    return result
 
 
 def _packed(form: Form, kind: str, bits: int, narrow: Callable[[Array], Array]) -> Run:

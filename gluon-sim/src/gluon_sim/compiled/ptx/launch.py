@@ -63,11 +63,15 @@ def _waits_for_loads(kernel: Kernel) -> bool:
     Triton 3.9 puts waits only where the order of memory needs them. The machine code is right all
     the same: every load sets a scoreboard that its first reader waits for.
     """
-    loads = waits = 0
+    loading: set[int] = set()
     for instruction in kernel.code:
-        loads += instruction.op.startswith("tcgen05.ld")
-        waits += instruction.op.startswith("tcgen05.wait::ld")
-    return waits >= loads
+        if instruction.op.startswith("tcgen05.wait::ld"):
+            loading.clear()
+        elif instruction.op.startswith("tcgen05.ld"):
+            loading |= instruction.uses
+        elif not loading.isdisjoint(instruction.uses):
+            return False
+    return True
 
 
 def _parameters(

@@ -6,6 +6,7 @@ import re
 
 import numpy as np
 
+from gluon_sim.compiled.core.numbers import Array
 from gluon_sim.compiled.core.report import Fault, Kind
 from gluon_sim.compiled.core.schedule import Pending
 from gluon_sim.compiled.ptx.operands import Form, Read, elements
@@ -43,6 +44,19 @@ def _shared_box(block: Block, at: int, size: int, what: str) -> None:
         raise Fault(Kind.ALIGNMENT, f"{what} at shared address {at:#x}")
 
 
+def _rows(
+    described: TensorMap, column: int, starts: list[int], four: bool
+) -> tuple[list[Array], int]:
+    """Rows of a box, or four of them by number, and the bytes of all of them."""
+    if four:
+        if len(described.box) != 2 or described.box[1] != 1 or len(starts) != _GATHERED:
+            raise Fault(Kind.DESCRIPTOR, f"four rows of a box {described.box}")
+        return [np.array(starts, np.int64)], _GATHERED * described.bytes
+    if len(starts) + 1 != len(described.box):
+        raise Fault(Kind.DESCRIPTOR, f"{len(starts) + 1} coordinates, box {described.box}")
+    return described.rows_of_box([column, *starts]), described.bytes
+
+
 def _load(form: Form) -> Run:
     gathers = "gather4" in form.op
     target, barrier = form.address(0), form.address(2)
@@ -53,15 +67,7 @@ def _load(form: Form) -> Run:
         column, *starts = (int(c(w)[lane]) for c in coordinates)
         block, at = w.cluster.place(int(target(w)[lane]))
         owner, bar = w.cluster.place(int(barrier(w)[lane]))
-        if gathers:
-            if len(described.box) != 2 or described.box[1] != 1 or len(starts) != _GATHERED:
-                raise Fault(Kind.DESCRIPTOR, f"gather of a box {described.box}")
-            rows = [np.array(starts, np.int64)]
-        else:
-            if len(starts) + 1 != len(described.box):
-                raise Fault(Kind.DESCRIPTOR, f"{len(starts) + 1} coordinates, box {described.box}")
-            rows = described.rows_of_box([column, *starts])
-        size = described.bytes * (_GATHERED if gathers else 1)
+        rows, size = _rows(described, column, starts, gathers)
         _shared_box(block, at, size, "TMA load")
         if block is not w.block:
             raise Fault(Kind.BOUNDS, "TMA load into another block")
@@ -85,21 +91,21 @@ def _load(form: Form) -> Run:
 
 def _store(form: Form) -> Run:
     which, coordinates = _map_and_coordinates(form, form.operands[0])
-    source = form.address(1)
+    source, scatters = form.address(1), "scatter4" in form.op
     if "bulk_group" not in form.op:
         raise form.unknown()
 
     def issue(w: Warp, lane: int) -> None:
         described = _tensor_map(w, int(which(w)[lane]))
-        starts = [int(c(w)[lane]) for c in coordinates]
+        column, *starts = (int(c(w)[lane]) for c in coordinates)
+        rows, size = _rows(described, column, starts, scatters)
         block, at = w.cluster.place(int(source(w)[lane]))
-        _shared_box(block, at, described.bytes, "TMA store")
-        place = swizzled(np.arange(at, at + described.bytes), described.swizzle)
+        _shared_box(block, at, size, "TMA store")
+        place = swizzled(np.arange(at, at + size), described.swizzle)
 
         def leave() -> None:
             data = block.read_by_unit(place, "TMA store")
-            rows = described.rows_of_box(starts)
-            if described.store(w.cluster.memory, starts[0], rows, data):
+            if described.store(w.cluster.memory, column, rows, data):
                 w.cluster.log.note("global bytes were written twice")
 
         work = Pending("store", leave, w)

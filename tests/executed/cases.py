@@ -1,0 +1,92 @@
+"""The cases whose compiled kernels are executed: every form, format and kernel of a family.
+
+They are small (a run takes seconds) and few share a compiled kernel.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from openmla.testing.case import Case
+
+_DENSE: dict[str, Any] = {"form": "dense", "heads": 2, "d_nope": 128, "d_rope": 64, "d_v": 128}
+_ROWS: dict[str, Any] = {
+    "heads": 16, "d_nope": 512, "d_rope": 64, "d_v": 512, "q_lens": (3,), "k_lens": (200,),
+    "scale": 192**-0.5, "page_size": 64,
+}  # fmt: skip
+_RAGGED = {"q_lens": (40, 0, 70), "k_lens": (150, 60, 129)}
+
+
+def dense(q: int, k: int, **more: Any) -> Case:
+    """One sequence of the MHA form, or what `more` says."""
+    return Case(**{**_DENSE, "q_lens": (q,), "k_lens": (k,), "spare": 3, **more})
+
+
+def latent(kv: str, **more: Any) -> Case:
+    """Three queries of 16 heads over 200 rows."""
+    return Case(**{**_ROWS, "form": "latent", "kv": kv, **more})
+
+
+def sparse(kv: str, **more: Any) -> Case:
+    """The same with a list of 128 rows each, some of them invalid."""
+    lists = {"form": "sparse", "topk": 128, "index_kind": "mixed", "kv": kv}
+    return Case(**{**_ROWS, **lists, **more})
+
+
+CASES: dict[str, dict[str, Case]] = {
+    "h200": {
+        "dense causal": dense(100, 200, seed=1),
+        "dense full, ragged, sinks": dense(
+            0, 0, heads=3, causal=False, sink="mixed", seed=2, **_RAGGED
+        ),
+        "dense, rope in pages": dense(100, 200, rope="cache", kv="bf16", page_size=64, seed=3),
+        "dense 192+64->256": dense(70, 130, d_nope=192, d_v=256, heads=1, seed=4),
+        "dense fp16, rope per head": dense(70, 130, dtype="fp16", rope="per_head", seed=5),
+        "dense exact": dense(100, 200, values="exact", scale=0.25, seed=6),
+        "latent bf16": latent("bf16", seed=7),
+        "latent 656": latent("fp8_656", seed=8),
+        "latent ragged": latent("bf16", q_lens=(3, 0, 9), k_lens=(70, 5, 129), seed=9),
+        "sparse bf16": sparse("bf16", seed=10),
+        "sparse rows, wild lengths, sinks": sparse(
+            "plain", topk_lengths="wild", sink="mixed", return_max_logits=True, seed=11
+        ),
+        "sparse 656": sparse("fp8_656", seed=12),
+        "sparse block64": sparse("fp8_block64", seed=13),
+        "sparse token": sparse("fp8_token", seed=14),
+    },
+    "b200": {
+        "dense one tile": dense(100, 200, seed=1),
+        "dense two tiles": dense(250, 300, seed=2),
+        "dense ragged, sinks": dense(0, 0, heads=3, causal=False, sink="mixed", seed=3, **_RAGGED),
+        "dense, rope of 656": dense(250, 300, rope="cache", kv="fp8_656", page_size=64, seed=4),
+        "dense, rope in pages of 16": dense(
+            100, 300, rope="cache", kv="bf16", page_size=16, seed=5
+        ),
+        "dense 192+64->256": dense(100, 200, d_nope=192, d_v=256, seed=6),
+        "dense exact": dense(250, 300, values="exact", scale=0.25, seed=7),
+        "dense rising": dense(100, 300, values="rising", seed=8),
+        "sparse bf16": sparse("bf16", seed=9),
+        "sparse 64 heads": sparse("bf16", heads=64, topk=200, q_lens=(2,), seed=10),
+        "sparse 656": sparse("fp8_656", seed=11),
+        "sparse token": sparse("fp8_token", seed=12),
+        "sparse rows, wild lengths, sinks": sparse(
+            "plain", topk_lengths="wild", sink="mixed", return_max_logits=True, seed=13
+        ),
+        "sparse pair": sparse("bf16", heads=128, seed=14),
+    },
+    "mi355x": {
+        "dense bf16": dense(100, 200, seed=1),
+        "dense fp8": dense(100, 300, dtype="e4m3", seed=2),
+        "dense ragged, sinks": dense(0, 0, heads=3, causal=False, sink="mixed", seed=3, **_RAGGED),
+        "dense, rope in pages": dense(100, 200, rope="cache", kv="bf16", page_size=64, seed=4),
+        "dense exact": dense(100, 200, values="exact", scale=0.25, seed=5),
+        "sparse bf16": sparse("bf16", seed=6),
+        "sparse rows, wild lengths, sinks": sparse(
+            "plain", topk_lengths="wild", sink="mixed", return_max_logits=True, seed=7
+        ),
+        "sparse 656": sparse("fp8_656", seed=8),
+        "sparse block64": sparse("fp8_block64", seed=9),
+    },
+}
+QUICK = {("h200", "dense causal"), ("b200", "dense one tile"), ("mi355x", "dense bf16")}
+"""What `make test` executes; the others run with `-m executed`."""

@@ -7,10 +7,9 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
-
 from cases import CASES
-from gluon_sim.compiled import SCHEDULES, Schedule, execute, parse
-from gluon_sim.compiled.removal import synchronizations, without
+
+from gluon_sim.compiled import SCHEDULES, execute
 from launches import Launch
 from openmla.aot.jobs import build, compile_job
 

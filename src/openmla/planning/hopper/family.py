@@ -131,6 +131,10 @@ def _latent_block(config: HopperSparseConfig, problem: Problem) -> Block:
     )
 
 
+def _not_run(config: HopperDenseFp8Config, problem: Problem) -> str:
+    return "it is simulated and compiled, and has not run on a GPU"
+
+
 def _pages_slower(config: HopperSparseConfig, problem: Problem) -> str:
     """The portable kernel splits the keys of a chunk that is too short to fill the GPU; this one
     does not. Otherwise it is 1.8 to 1.9 times as fast on an H200, over FP8 pages too if their rows
@@ -219,6 +223,7 @@ HOPPER = Family(
             launcher="openmla.kernels.hopper.dense_fp8.launch",
             block=_dense_block,
             explain=_dense_lines,
+            slower=_not_run,
         ),
         Kernel(
             serves=Serves(

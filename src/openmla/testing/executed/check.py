@@ -17,7 +17,7 @@ from openmla.testing.case import Case
 from openmla.testing.checker import Result
 from openmla.testing.compare import judge
 from openmla.testing.executed.prepare import prepare
-from openmla.testing.poison import differences
+from openmla.testing.memory.poison import differences
 
 
 def check_executed(case: Case, target: str, schedules: Sequence[Schedule] = SCHEDULES) -> Result:

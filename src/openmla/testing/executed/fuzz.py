@@ -21,7 +21,7 @@ from openmla.errors import InvalidArgument, Unsupported
 from openmla.testing.case import Case
 from openmla.testing.executed.check import check_executed
 from openmla.testing.fuzz import Failure, Progress, one_thread
-from openmla.testing.simulate_draw import simulated_case
+from openmla.testing.simulate.draw import simulated_case
 
 MOST_FAILURES = 5
 """A run ends after so many."""

@@ -136,6 +136,13 @@ def test_importing_the_planner_does_not_import_torch():
     assert done.stdout.split() == ["False", "False"]
 
 
+def test_the_simulator_knows_nothing_of_openmla():
+    folder = package_source.ROOT / "gluon-sim"
+    files = [p for kind in ("py", "md", "toml") for p in folder.rglob(f"*.{kind}")]
+    assert len(files) > 60
+    assert [str(p) for p in files if "openmla" in p.read_text().lower()] == []
+
+
 def test_the_reader_of_imports_sees_every_kind():
     """A check of the checker: one import of each kind that the package has."""
     launch = {name for name, _ in imports("kernels.launch")}

@@ -7,9 +7,9 @@ from dataclasses import replace
 from openmla.aot.jobs import CompileJob, Predicted
 from openmla.kernels.call import Call
 from openmla.kernels.compile_job import compile_job_of, dense_stand_ins
-from openmla.kernels.hopper.dense.merge import merge_kernel
 from openmla.kernels.hopper.dense_fp8.kernel import VECTORS, dense_fp8_kernel
 from openmla.kernels.hopper.dense_fp8.launch import calls
+from openmla.kernels.hopper.dense_fp8.transpose import transpose_kernel
 from openmla.planning import Plan, plan
 from openmla.problem import Problem
 
@@ -50,18 +50,20 @@ PROBLEMS = {
 
 
 def COMPILE_JOBS() -> list[CompileJob]:
-    """One job per problem and kernel; the merge is the bf16 kernel's."""
-    jobs: list[CompileJob] = []
+    """One per problem, and one per width of V that is transposed; merges are dense/jobs.py's."""
+    jobs: dict[str, CompileJob] = {}
     for name, problem in PROBLEMS.items():
         chosen = plan(problem, "h200", "hopper")
-        made = calls(chosen, *dense_stand_ins(problem))
-        jobs += [_job(name, chosen, call) for call in made if call.kernel is not merge_kernel]
-    return jobs
+        for call in calls(chosen, *dense_stand_ins(problem)):
+            if call.kernel is dense_fp8_kernel:
+                jobs[name] = _dense_job(f"hopper dense_fp8 {name}", chosen, call)
+            elif call.kernel is transpose_kernel:
+                name_of_copy = f"hopper transpose {problem.d_v}"
+                jobs[name_of_copy] = compile_job_of(name_of_copy, call, ["cu_k_ptr"], "sm90")
+    return list(jobs.values())
 
 
-def _job(name: str, chosen: Plan, call: Call) -> CompileJob:
-    if call.kernel is not dense_fp8_kernel:
-        return compile_job_of(f"hopper transpose {name}", call, ["cu_k_ptr"], "sm90", Predicted())
+def _dense_job(name: str, chosen: Plan, call: Call) -> CompileJob:
     config = chosen.config
     predicted = Predicted(shared=config.smem_used, registers=config.registers.at_launch)
-    return compile_job_of(f"hopper dense_fp8 {name}", call, VECTORS, "sm90", predicted)
+    return compile_job_of(name, call, VECTORS, "sm90", predicted)

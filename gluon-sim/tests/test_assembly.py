@@ -34,6 +34,18 @@ def test_a_guard_keeps_what_was_there():
     assert torch.equal(out, torch.where(a < b, x[0], x[1]))
 
 
+def test_two_floats_become_two_bytes_the_first_the_high_one():
+    text = "{ .reg .b16 a; cvt.rn.satfinite.e4m3x2.f32 a, $1, $2; mov.b32 $0, {a, a}; }"
+    x, out, kinds = run(text)
+    assert not kinds
+    high, low = (
+        v.clamp(-448, 448).to(torch.float8_e4m3fn).view(torch.uint8).int()
+        for v in x.view(torch.float32)
+    )
+    assert torch.equal(out & 0xFFFF, high << 8 | low)
+    assert len(set((out & 0xFF).tolist())) > 10  # not all of them saturate
+
+
 @pytest.mark.parametrize(
     "text",
     [

@@ -11,7 +11,7 @@ PIP_INSTALL = bin/pip install --quiet --disable-pip-version-check
 help:
 	@echo "make demo   run every kind of MLA prefill on this machine and check it"
 	@echo "make test   lint, type-check and run the whole test suite"
-	@echo "make test-all  the same, then longer fuzz: CPU kernels, and Gluon kernels in the simulator"
+	@echo "make test-all  the same, then longer fuzz: CPU kernels, Gluon kernels simulated and executed"
 	@echo "make test-gpu  run the tests that need a GPU, with this machine's own torch"
 	@echo "make test-vllm  run vLLM's engine on openmla; its environment takes 3.5 GB"
 	@echo "make clean  remove the environments and caches"
@@ -40,7 +40,7 @@ lint: $(VENV)/.installed
 
 # Compile every kernel config with the second Triton; an unchanged kernel comes from the cache.
 compile: $(VENV39)/.installed
-	$(VENV39)/bin/pytest -n 2 -m compile gluon-sim/tests tests/kernels tests/test_compiled.py
+	$(VENV39)/bin/pytest -n 2 -m compile gluon-sim/tests tests/kernels tests/executed tests/test_compiled.py
 
 test: lint compile
 	$(VENV)/bin/pytest -n 2
@@ -50,6 +50,8 @@ test-all: test
 	for target in h200 b200 mi355x; do \
 		$(VENV)/bin/openmla check --simulate --target $$target --cases 300 --seed 1000 || exit 1; \
 	done
+	$(VENV)/bin/pytest -n 2 -m executed tests/executed
+	$(VENV39)/bin/pytest -n 2 -m executed tests/executed
 
 # The environments above have no CUDA; these tests need pytest beside a torch that has. Compiling
 # kernels takes most of their time, so the files run side by side.

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from openmla.testing.memory.poison import differences
 
 import openmla
 from gpu.on_device import attend, different, normal, offsets, on, on_hopper, problems
 from gpu.test_hopper_dense import BATCHES, PAGES
 from openmla.testing.case import Case
+from openmla.testing.memory.poison import differences
 
 pytestmark = on_hopper
 

@@ -119,6 +119,15 @@ def test_faults(body, kinds):
     )
 
 
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
+def test_a_write_to_lds_takes_its_data_when_it_is_issued(schedule):
+    body = """v_lshlrev_b32_e32 v1, 2, v0\nv_mov_b32_e32 v2, v0\nds_write_b32 v1, v2\nv_mov_b32_e32 v2, 0
+    s_waitcnt lgkmcnt(0)"""
+    out = torch.zeros(64, dtype=torch.int32)
+    run_gfx950(gfx950(f"{body}\n{READ}"), out, schedule=schedule).raise_if_bad()
+    assert out.tolist() == list(range(64))
+
+
 HANDOVER = """v_lshlrev_b32_e32 v1, 2, v0\nds_write_b32 v1, v0\ns_waitcnt lgkmcnt(0)\n{}
 v_xor_b32_e32 v3, 0x100, v1\nds_read_b32 v2, v3\ns_waitcnt lgkmcnt(0)\nglobal_store_dword v1, v2, s[2:3]"""
 

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from openmla.testing.memory.poison import differences
 
 from gluon_sim import Report
 from kernels.hopper.simulated import plan_of, run
@@ -27,6 +26,7 @@ from openmla.kernels.hopper.dense_fp8.launch import calls
 from openmla.operands import DenseOperands
 from openmla.testing.build import BuiltCase, Outcome
 from openmla.testing.case import Case
+from openmla.testing.memory.poison import differences
 from openmla.testing.simulate import new_results
 
 MIXED = Case(

@@ -113,7 +113,8 @@ def _write(form: Form, size: int) -> Run:
     def run(w: Wave) -> None:
         mask, at = w.mask.copy(), w.v[address] + offset
         _aligned(at, size, mask)
-        raw = np.ascontiguousarray(w.v[source : source + count].T).view(np.uint8)[:, :size]
+        # A copy: the registers may change before the write is done.
+        raw = w.v[source : source + count].T.copy().view(np.uint8)[:, :size]
         index = touched(w, at, size, mask)
         _own_copies(w, index)
         w.issue(w.local, Access(w, lambda: put(w, at, raw, mask), index, True))

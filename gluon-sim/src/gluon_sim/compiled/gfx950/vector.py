@@ -143,8 +143,8 @@ def build(form: Form) -> Run | None:
     known: dict[str, Callable[[Form], Run]] = {
         "v_bitop3_b32": _bitop3, "v_bitop3_b16": _bitop3, "v_mov_b64": _move64,
         "v_lshl_add_u64": _shift_add64, "v_lshrrev_b64": _shift64, "v_lshlrev_b64": _shift64,
-        "v_mad_u64_u32": _mad64, "v_mad_i64_i32": _mad64,
-        "v_cndmask_b32": _select, "v_pk_mov_b32": _halves, "v_readfirstlane_b32": _first_lane,
+        "v_mad_u64_u32": _mad64, "v_mad_i64_i32": _mad64, "v_cndmask_b32": _select,
+        "v_pk_mov_b32": _halves, "v_readfirstlane_b32": _first_lane,
         "v_permlane32_swap_b32": _swap, "v_permlane16_swap_b32": _swap,
     }  # fmt: skip
     return known[base](form) if base in known else None

@@ -1,0 +1,45 @@
+"""An execution that goes wrong is seen; kernels are compiled as a launch compiles them."""
+
+from __future__ import annotations
+
+import pytest
+
+from executed.cases import CASES
+from gluon_sim.compiled import SCHEDULES, parse
+from gluon_sim.compiled.removal import synchronizations, without
+from openmla.aot.jobs import CompileJob
+from openmla.testing.compare import judge
+from openmla.testing.executed.prepare import as_launched, prepare
+
+
+class Kernel:
+    """What `as_launched` asks a kernel."""
+
+    do_not_specialize = ("count",)
+
+
+def test_integers_are_compiled_as_a_launch_does() -> None:
+    signature = {"one": "i32", "count": "i32", "stride": "i32", "odd": "i32", "x_ptr": "*bf16:16"}
+    job = CompileJob("job", Kernel(), signature, {"BN": 64}, "sm90")
+    made = as_launched(job, {"one": 1, "count": 1, "stride": 48, "odd": 7, "x_ptr": None})
+    assert made.constexprs == {"BN": 64, "one": 1}
+    assert made.signature == {
+        "count": "i32", "stride": "i32:16", "odd": "i32", "x_ptr": "*bf16:16",
+    }  # fmt: skip
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize(("kind", "which"), [("wait", 0), ("arrive", 0), ("wait for products", -1)])
+def test_what_is_taken_out_is_missed(kind: str, which: int) -> None:
+    """The first or last of its kind that ran, in the dense kernel for Hopper."""
+    prepared = prepare(CASES["h200"]["dense causal"], "h200")
+    outcome, (report,) = prepared.run(SCHEDULES[1])
+    assert report.ok and judge(prepared.built, outcome).ok
+    code = parse(prepared.launches[0].compiled)
+    ran = [at for at, k in synchronizations(code).items() if k == kind and report.executed[at]]
+    changed = without(code, ran[which])
+    for schedule in SCHEDULES[:3]:
+        outcome, (report,) = prepared.run(schedule, {0: changed})
+        if not report.ok or not judge(prepared.built, outcome).ok:
+            return
+    pytest.fail(f"nobody misses {code.code[ran[which]].where}")

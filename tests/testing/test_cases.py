@@ -200,7 +200,7 @@ def test_shrinking_only_builds_what_can_be_built():
 def test_variants_share_what_a_kernel_is_compiled_for(seed: int) -> None:
     case = random_case(seed)
     varying = {"q_lens", "k_lens", "topk", "seed", "spare", "values", "sink", "topk_lengths",
-               "index_kind", "heads"}  # fmt: skip
+               "index_kind", "heads", "key_mask"}  # fmt: skip
     for number in range(1, 4):
         other = varied(case, number)
         fixed = {f.name for f in fields(Case)} - varying
@@ -208,5 +208,6 @@ def test_variants_share_what_a_kernel_is_compiled_for(seed: int) -> None:
             name: getattr(case, name) for name in fixed
         }
         assert (other.sink == "none") == (case.sink == "none")
+        assert (other.key_mask == "none") == (case.key_mask == "none")
         assert (other.topk_lengths == "none") == (case.topk_lengths == "none")
         assert other.seed != case.seed and other.cost <= COST_LIMIT

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -19,8 +20,10 @@ from openmla.cli.check_simulated import check_simulated_command
 from openmla.cli.failures import progress_bar, require_saved_case, show
 from openmla.cli.options import DEVICE_HELP, device_here
 from openmla.planning import BACKENDS
-from openmla.testing.fuzz import FuzzReport, replay, run_fuzz
+from openmla.testing.fuzz import FuzzReport, one_thread, replay, run_fuzz
+from openmla.testing.indexer_fuzz import check_index_call
 
+INDEX_SHARE = 5  # one call of the indexer for so many of attention
 MOST_REASONS = 20  # shown; the JSON has all
 
 
@@ -82,6 +85,7 @@ def check_command(
             f"on {device}"
         )
         ok = _fuzz(console, cases, run, json_file)
+        ok &= _index_calls(console, -(-cases // INDEX_SHARE), seed, backend, device)
     raise typer.Exit(0 if ok else 1)
 
 
@@ -105,6 +109,20 @@ def _fuzz(
     elif report.cases < report.asked:
         console.print(f"[red]stopped after {len(report.failures)} failures[/red]")
     return report.ok
+
+
+def _index_calls(console: Console, calls: int, seed: int, backend: str, device: str) -> bool:
+    with one_thread():
+        results = [check_index_call(seed + i, backend, device) for i in range(calls)]
+    counts = Counter(result.status for result in results)
+    for i, result in enumerate(results):
+        if result.status == "failed":
+            console.print(
+                f"[red]indexer seed {seed + i}, {result.call}[/red]: {result.problems[0]}"
+            )
+    said = ", ".join(f"{counts[status]} {status}" for status in ("right", "refused", "failed"))
+    console.print(f"{calls} calls of the indexer: {said}")
+    return not counts["failed"]
 
 
 def _summary(report: FuzzReport) -> Table:

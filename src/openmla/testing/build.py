@@ -244,22 +244,13 @@ class _Builder:
         return SparseOperands(q, kv, indices, on_device, case.d_v, weights), arguments
 
     def _key_mask(self, tokens: int) -> Tensor:
-        """Random bits for every key of a query's sequence; the bits past them are background.
-
-        Rows lie 16 bytes apart, as select_topk makes them, unless the layout is strided.
-        """
+        """Bits past a query's keys are background. Rows lie 16 bytes apart, as select_topk makes
+        them, unless the layout is strided."""
         case = self.case
         words = -(-max(case.k_lens, default=0) // 32) + case.spare
-        gaps = {"strided": True} if case.layout == "strided" else {"aligned": True}
-        mask = self.memory.new((tokens, words), torch.int32, **gaps)
-        share = {"half": 0.5, "few": 0.02, "all": 1.0}[case.key_mask]
-        flags = self.draw.chances(case.total_q, 32 * words) < share
-        lengths = torch.tensor([k for q, k in zip(case.q_lens, case.k_lens, strict=True)
-                                for _ in range(q)], dtype=torch.int64, device="cpu")  # fmt: skip
-        past = _count(32 * words) >= lengths.reshape(-1, 1)
-        flags = torch.where(past, self.memory.background != "zero", flags)
-        bits = flags.reshape(case.total_q, words, 32).to(torch.int64) << _count(32)
-        mask[: case.total_q].copy_(bits.sum(2).to(torch.int32))
+        strided = case.layout == "strided"
+        mask = self.memory.new((tokens, words), torch.int32, strided=strided, aligned=not strided)
+        mask[: case.total_q].copy_(self.draw.key_mask(words, self.memory.background != "zero"))
         return mask
 
     def _queries(self) -> Tensor:

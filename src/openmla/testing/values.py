@@ -48,10 +48,6 @@ class Draw:
         """int64 from low to high-1."""
         return torch.randint(low, high, shape, generator=self._generator, device="cpu")
 
-    def chances(self, *shape: int) -> Tensor:
-        """Evenly from 0 to 1."""
-        return torch.rand(shape, generator=self._generator, **FLOAT)
-
     def permutation(self, n: int) -> Tensor:
         """0 … n-1 in random order."""
         return torch.randperm(n, generator=self._generator, device="cpu")
@@ -115,6 +111,17 @@ class Draw:
         if self.case.values in ("equal", "exact"):
             return torch.ones(tokens, **FLOAT)
         return 0.5 + torch.rand(tokens, generator=self._generator, **FLOAT)
+
+    def key_mask(self, words: int, past: bool) -> Tensor:
+        """int32 [total_q, words]: random bits for a query's keys, and `past` after the last."""
+        case = self.case
+        share = {"half": 0.5, "few": 0.02, "all": 1.0}[case.key_mask]
+        shape, column = (case.total_q, 32 * words), torch.arange(32 * words, device="cpu")
+        flags = torch.rand(shape, generator=self._generator, **FLOAT) < share
+        lengths = torch.tensor(case.k_lens, dtype=torch.int64, device="cpu")
+        keys = lengths.repeat_interleave(torch.tensor(case.q_lens, dtype=torch.int64, device="cpu"))
+        flags = torch.where(column < keys[:, None], flags, past).view(case.total_q, words, 32)
+        return (flags.to(torch.int64) << torch.arange(32, device="cpu")).sum(2).to(torch.int32)
 
     def sink(self) -> Tensor | None:
         """float32 [heads]"""

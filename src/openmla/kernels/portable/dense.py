@@ -45,14 +45,14 @@ def head_and_tile(program, tiles, heads, GROUP: tl.constexpr):
 
 
 @triton.jit
-def bits_of(words_ptr, start, row_ok, words, BN: tl.constexpr):
+def bits_of(lines, start, row_ok, words, BN: tl.constexpr):
     """Whether rows see keys start … start + BN - 1, [rows, BN]; no bits after `words` words."""
     WIDE: tl.constexpr = BN // 32 if BN > 32 else 1
     at = start // 32 + tl.arange(0, WIDE)
     here = row_ok[:, None] & (at < words)[None, :]
-    word = tl.load(words_ptr[:, None] + at[None, :], mask=here, other=0)
+    word = tl.load(lines[:, None] + at[None, :], mask=here, other=0)
     bit = start % 32 + tl.arange(0, BN // WIDE)
-    return ((word[:, :, None] >> bit[None, None, :]) & 1).reshape(words_ptr.shape[0], BN) != 0
+    return ((word[:, :, None] >> bit[None, None, :]) & 1).reshape(lines.shape[0], BN) != 0
 
 
 COUNTS = ["factor", "total_q", "total_k", "batch", "tiles", "heads", "first_sequence", "words"]
@@ -209,8 +209,6 @@ def dense_kernel(
         else:
             rope_row = rope_ptr + head * tl.cast(rope_stride_h, tl.int64)
             rope_pointers = rope_row + k_token[:, None] * rope_step + rope[None, :]
-    if mask_ptr is not None:
-        words_ptr = mask_ptr + token * mask_stride
     acc = tl.zeros([BM, VALUE], tl.float32)
     row_max = tl.full([BM], MINUS_INF, tl.float32)
     row_sum = tl.zeros([BM], tl.float32)
@@ -234,12 +232,9 @@ def dense_kernel(
             s = tl.dot(q, tl.trans(upcast(k, K_TYPE)))
             if TAIL > 0:
                 k_tail = load_tile(
-                    k_row + skip * k_step + tail[None, :],
-                    here_ok,
-                    tail < D_NOPE,
-                    masked == 1,
+                    k_row + skip * k_step + tail[None, :], here_ok, tail < D_NOPE, masked == 1,
                     NOPE + TAIL != D_NOPE,
-                )
+                )  # fmt: skip
                 s = tl.dot(q_tail, tl.trans(upcast(k_tail, K_TYPE)), s)
             if ROPE > 0:
                 if PAGE > 0:
@@ -263,12 +258,9 @@ def dense_kernel(
                     k_rope = k_rope.reshape(BN, ROPE)
                 else:
                     k_rope = load_tile(
-                        rope_pointers + skip * rope_step,
-                        here_ok,
-                        rope < D_ROPE,
-                        masked == 1,
+                        rope_pointers + skip * rope_step, here_ok, rope < D_ROPE, masked == 1,
                         ROPE != D_ROPE,
-                    )
+                    )  # fmt: skip
                     k_rope = upcast(k_rope, ROPE_TYPE)
                 s = tl.dot(q_rope, tl.trans(k_rope), s)
                 if TWO_TERMS:
@@ -286,7 +278,8 @@ def dense_kernel(
             if masked == 1:
                 s = tl.where(here[None, :] < seen[:, None], s, MINUS_INF)
             if mask_ptr is not None:
-                s = tl.where(bits_of(words_ptr, start, row_ok, words, BN), s, MINUS_INF)
+                lines = mask_ptr + token * mask_stride
+                s = tl.where(bits_of(lines, start, row_ok, words, BN), s, MINUS_INF)
             p, row_max, row_sum, rescale = softmax_step(
                 s, row_max, row_sum, step_factor, masked == 1 or mask_ptr is not None
             )

@@ -173,7 +173,7 @@ def _other_counts(key: Key, args: Sequence[Any]) -> CachedLaunch | None:
     for template in templates:
         found = template.counted(template.plan, named)
         if found and found[0] == template.variant:
-            launch = template.launch.resized(args, found[1])
+            launch = template.launch.resized(args[0].shape[0], found[1])
             _keep(key, launch)
             return launch
     return None
@@ -185,12 +185,12 @@ def _key_without_counts(name: str, args: Sequence[Any]) -> Key | None:
         return None
     counts: dict[str, int] = {}
     facts: list[Any] = []
-    before = 0
+    rows_of, before = ROWS[name], 0
     for argument, x in zip(_names[name], args, strict=True):
-        if not isinstance(x, Tensor):
+        if type(x) is not Tensor:
             facts.append((type(x), x))
             continue
-        shape, what = x.shape, ROWS[name].get(argument)
+        shape, what = x.shape, rows_of.get(argument)
         if what and shape:
             rows = counts.setdefault(what, shape[0])
             if shape[0] != rows or not 0 < rows < MOST_ROWS:

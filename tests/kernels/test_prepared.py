@@ -87,8 +87,9 @@ def test_a_prepared_kernel_is_launched_as_triton_launches_it(described: bool) ->
         (prepared, "TRITON", (3, 7)),
         (driver.CudaLauncher, "launch_pdl", None),
         (driver, "TMA_DTYPE_DEVICE_TO_HOST", None),
+        (prepared, "driver", SimpleNamespace(active=SimpleNamespace(utils=SimpleNamespace()))),
     ],
-    ids=["an unknown version", "no flag", "no table"],
+    ids=["an unknown version", "no flag", "no table", "no encoder"],
 )
 def test_another_triton_prepares_nothing(
     place: Any, name: str, value: Any, monkeypatch: pytest.MonkeyPatch

@@ -55,7 +55,7 @@ class CachedLaunch:
         self._kernels, self._first, self._sizes = kernels, first, sizes
         self._device: torch.device = args[0].device
         self._index = self._device.index
-        self._spans = [_span(x) for x in args if isinstance(x, Tensor)]
+        self._spans: list[int] = []
         self._inputs = sum(isinstance(x, Tensor) for x in args[:first])
         self._outputs = [
             (tuple(x.shape), x.stride(), x.dtype) if isinstance(x, Tensor) else x
@@ -69,7 +69,7 @@ class CachedLaunch:
             torch.cuda.current_device() != index
             or torch.cuda.is_current_stream_capturing()
             or hooked()
-            or (type(args[first]) is Tensor and not self._apart(addresses))
+            or (type(args[first]) is Tensor and not self._apart(args, addresses))
         ):
             return None
         stream, held = driver.active.get_current_stream(index), []
@@ -90,15 +90,15 @@ class CachedLaunch:
         """Faster than torch.empty."""
         return torch.empty_strided(shape, strides, dtype=dtype, device=self._device)
 
-    def resized(self, args: Sequence[Any], counted: Counted) -> CachedLaunch:
-        """The same kernels for other token counts."""
-        kernels = [
+    def resized(self, rows: int, counted: Counted) -> CachedLaunch:
+        """The same kernels for other token counts, with so many rows of output."""
+        found = object.__new__(CachedLaunch)
+        found.__dict__ = {**self.__dict__, "_spans": []}
+        found._outputs = [x and ((rows, *x[0][1:]), *x[1:]) for x in self._outputs]
+        found._kernels = [
             kernel.resized(programs, changed)
             for kernel, (programs, changed) in zip(self._kernels, counted, strict=True)
         ]
-        found = CachedLaunch(kernels, self._first, args, self._sizes)
-        rows = args[0].shape[0]
-        found._outputs = [x and ((rows, *x[0][1:]), *x[1:]) for x in self._outputs]
         return found
 
     def has(self, counted: Counted) -> bool:
@@ -107,8 +107,10 @@ class CachedLaunch:
         same = all(kernel.has(*numbers) for kernel, numbers in pairs)
         return same and len(counted) == len(self._kernels)
 
-    def _apart(self, addresses: list[int]) -> bool:
+    def _apart(self, args: Sequence[Any], addresses: list[int]) -> bool:
         """Whether an `out` that was given shares no memory with an input."""
+        if not self._spans:
+            self._spans = [_span(x) for x in args if type(x) is Tensor]
         out = addresses[self._inputs]
         last = out + self._spans[self._inputs]
         inputs = zip(addresses[: self._inputs], self._spans, strict=False)
@@ -209,9 +211,9 @@ class _Kernel:
 class _Descriptor:
     """One descriptor: encoded for an address, and kept."""
 
-    def __init__(self, form: tuple[Any, ...], shape: list[int], rest: tuple[Any, ...]) -> None:
-        self._form, self._shape, self._rest = form, shape, rest
-        self._encoder = encoder()
+    def __init__(self, encode: Any, form: tuple[Any, ...], shape: list[int], rest: Any) -> None:
+        self._given = encode, form, rest
+        self._shape = shape
         self.encoded: dict[int, Any] = {}
 
     @staticmethod
@@ -223,11 +225,12 @@ class _Descriptor:
         kind = tma_dtypes()[meta["elem_type"]]
         form = meta["swizzle"], meta["elem_size"], kind, meta["block_size"]
         rest = list(value.strides), int(value.padding == "nan")
-        return _Descriptor(form, list(value.shape), rest)
+        return _Descriptor(encoder(), form, list(value.shape), rest)
 
     def encode(self, address: int) -> Any:
         """For a tensor at this address."""
-        found = self._encoder(address, *self._form, self._shape, *self._rest)
+        encode, form, rest = self._given
+        found = encode(address, *form, self._shape, *rest)
         if len(self.encoded) >= MOST_ENCODED:
             self.encoded.clear()
         self.encoded[address] = found
@@ -235,8 +238,9 @@ class _Descriptor:
 
     def resized(self, dimension: int, size: int) -> _Descriptor:
         """Of a tensor with another size."""
+        encode, form, rest = self._given
         shape = [*self._shape[:dimension], size, *self._shape[dimension + 1 :]]
-        return _Descriptor(self._form, shape, self._rest)
+        return _Descriptor(encode, form, shape, rest)
 
 
 def hooked() -> bool:

@@ -20,6 +20,7 @@ from openmla import IndexCache, LatentCache
 from openmla.bench.gpu_timing import race
 from openmla.indexer.operands import ScoresOperands, SelectOperands, SelectResults, Windows
 from openmla.planning.indexer import index_plan
+from openmla.planning.layer.form import LayerDims, choose_form
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
 E4M3 = torch.float8_e4m3fn
@@ -266,27 +267,46 @@ def masked(group: str, rounds: int) -> Iterator[dict[str, Any]]:
 
 
 def step(group: str, rounds: int) -> Iterator[dict[str, Any]]:
-    """One layer's DSA step of DeepSeek-V3.2: scores, selection, sparse attention."""
-    heads, total_q, keys, topk = int(group), 4096, 32768, 2048
-    x = Inputs(total_q, keys, 64)
+    """One layer's DSA step of DeepSeek-V3.2, in both forms: selected rows, or all keys masked."""
+    heads, total_q, keys = (int(n) for n in group.split("x"))
+    topk, x = 2048, Inputs(total_q, keys, 64)
     cache = LatentCache.allocate(num_pages=keys // 64, page_size=64, device="cuda")
     cache.data.normal_()
-    q = torch.randn(total_q, heads, 576, device="cuda", dtype=torch.bfloat16)
+    make = {"device": "cuda", "dtype": torch.bfloat16}
+    q, narrow = torch.randn(total_q, heads, 576, **make), torch.randn(total_q, heads, 192, **make)
     rows = torch.empty(total_q, topk, dtype=torch.int32, device="cuda")
     buffer = torch.empty(total_q, keys, device="cuda")
+    latent, rope = cache.data.view(keys, 576).split([512, 64], dim=1)
+    expand = torch.randn(512, heads * 256, **make)
+    cu_q, cu_k = (torch.tensor([0, n], dtype=torch.int32, device="cuda") for n in (total_q, keys))
+    kv = (latent @ expand).view(keys, heads, 256)
+    _, mask = openmla.index_topk(x.q, x.cache, x.weights, topk, **x.paging, return_mask=True)
     contestants = {
         "scores": lambda: x.paged(buffer),
         "selection": lambda: openmla.select_topk(buffer, topk, ends=x.ends, out=rows),
         "index_topk": lambda: openmla.index_topk(
             x.q, x.cache, x.weights, topk, **x.paging, out=rows
         ),
-        "attention": lambda: openmla.mla_prefill_sparse(q, cache, rows, scale=0.07),
-    }
+        "index_topk with mask": lambda: openmla.index_topk(
+            x.q, x.cache, x.weights, topk, **x.paging, out=rows, return_mask=True
+        ),
+        "sparse attention": lambda: openmla.mla_prefill_sparse(q, cache, rows, scale=0.07),
+        "expansion": lambda: latent @ expand,
+        "masked attention": lambda: openmla.mla_prefill(
+            narrow, kv[..., :128], rope.contiguous(), kv[..., 128:], cu_seqlens_q=cu_q,
+            cu_seqlens_k=cu_k, key_mask=mask,
+        ),
+    }  # fmt: skip
     ms = {n: t.median for n, t in race(contestants, rounds).items()}
-    total = ms["index_topk"] + ms["attention"]
-    shares = {n: ms[n] / total for n in ("index_topk", "attention")}
-    yield {"step": f"V3.2, {total_q} of {keys}, {heads} heads", "ms": ms, "total": total,
-           "shares": shares}  # fmt: skip
+    forms = {
+        "sparse": ("index_topk", "sparse attention"),
+        "masked": ("index_topk with mask", "expansion", "masked attention"),
+    }
+    totals = {form: sum(ms[n] for n in parts) for form, parts in forms.items()}
+    shares = {form: {n: ms[n] / totals[form] for n in parts} for form, parts in forms.items()}
+    dims = LayerDims(512, 128, 64, 128)
+    yield {"step": f"V3.2, {total_q} of {keys}, {heads} heads", "ms": ms, "totals": totals,
+           "shares": shares, "planned": choose_form(dims, [total_q], [keys], topk, heads).reason}  # fmt: skip
 
 
 def line(r: dict[str, Any]) -> str:
@@ -294,7 +314,8 @@ def line(r: dict[str, Any]) -> str:
 
 
 CHECKS = ("scores-hopper", "scores-portable", "select-hopper", "select-portable", "topk-hopper",
-          "topk-portable", "append-portable")  # fmt: skip
+          "topk-portable", "append-portable", "mask-hopper", "mask-portable")  # fmt: skip
+STEPS = ("128x4096x32768", "16x4096x32768", "128x8192x8192", "16x8192x8192")
 
 if __name__ == "__main__":
     run(
@@ -305,7 +326,7 @@ if __name__ == "__main__":
             "select": Section(select, 30, tuple(SELECT)),
             "both": Section(both, 30, ("4096x131072x64",)),
             "masked": Section(masked, 30, ("128", "16")),
-            "step": Section(step, 25, ("128", "16")),
+            "step": Section(step, 25, STEPS),
         },
         line,
     )

@@ -20,7 +20,7 @@ def available(backend: str) -> str:
 
 
 @pytest.mark.parametrize("backend", FAMILIES)
-@pytest.mark.parametrize("part", ["scores", "select", "topk"])
+@pytest.mark.parametrize("part", ["scores", "select", "topk", "mask"])
 def test_right(part: str, backend: str) -> None:
     assert list(on_device.CHECKS[part](available(backend))) == []
 

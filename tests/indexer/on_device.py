@@ -6,6 +6,7 @@ Used by tests/gpu and, before anything is timed, by benchmarks/device/indexer_h2
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -17,7 +18,11 @@ from openmla.indexer import reference
 from openmla.indexer.cache import quantize
 from openmla.indexer.operands import ScoresOperands, Windows
 from openmla.indexer.windows import paged_windows
+from openmla.testing.build import build
+from openmla.testing.case import Case
+from openmla.testing.compare import judge
 from openmla.testing.indexer import BOUND, score_problems, selection_fits
+from openmla.testing.poison import differences
 
 UNWRITTEN = 12345.0
 
@@ -134,4 +139,28 @@ def append(_: str) -> Iterator[str]:
             yield f"append {scales} differs"
 
 
-CHECKS = {"scores": scores, "select": select, "topk": topk, "append": append}
+V3 = Case("dense", 4, 128, 64, 128, q_lens=(200, 70), k_lens=(700, 300), spare=3)
+MASKED = (
+    replace(V3, key_mask="half"),
+    replace(V3, key_mask="few", causal=False, sink="normal"),
+    replace(V3, key_mask="half", d_nope=192, d_v=256),
+    replace(V3, key_mask="half", rope="cache", kv="bf16", page_size=64),
+    replace(V3, key_mask="half", heads=2, q_lens=(40,), k_lens=(9000,)),  # split
+)
+
+
+def mask(backend: str) -> Iterator[str]:
+    """Dense prefill under a mask: the acceptance rule, and no mask where all bits are set."""
+    for case in MASKED:
+        built = build(case, "cuda")
+        first, again = built.run(backend), built.run(backend)
+        yield from (f"{case}: {problem}" for problem in judge(build(case), first).problems)
+        yield from (f"{case}, again: {problem}" for problem in differences(again, first))
+    built = build(replace(V3, key_mask="all"), "cuda")
+    plain = {name: x for name, x in built.arguments.items() if name != "key_mask"}
+    everything = built.run(backend).out
+    if not torch.equal(openmla.mla_prefill(**plain, backend=backend), everything):
+        yield "a mask of all keys changes bits"
+
+
+CHECKS = {"scores": scores, "select": select, "topk": topk, "append": append, "mask": mask}

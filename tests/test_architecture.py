@@ -17,7 +17,7 @@ from package_source import imports, modules
 # Bottom to top. A name stands for a module or for a whole package; of the indexer, which has a flow
 # of its own beside that of attention, every module has its place.
 LAYERS: list[set[str]] = [
-    {"errors"},
+    {"errors", "formats"},
     {"problem", "version"},
     {"indexer", "indexer.problem"},
     {"sequences", "cache", "indexer.cache"},
@@ -42,7 +42,7 @@ LAYERS: list[set[str]] = [
     {"__main__"},
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
-PURE = {"planning", "problem", "errors", "indexer", "indexer.problem"}
+PURE = {"planning", "problem", "errors", "formats", "indexer", "indexer.problem"}
 HEAVY = ("triton", "typer", "rich", "numpy", "matplotlib", "transformers", "vllm")
 
 

@@ -1,16 +1,7 @@
-"""`LatentCache`: the paged key/value cache of MLA, one latent row per token, in six formats.
+"""`LatentCache`: the paged key/value cache of MLA, one latent row per token.
 
-A row is the token's latent (which is K without rope, and V) followed by its rope part. P pages of
-S rows each:
-
-| format | data | scales | bytes per token at 512 + 64 |
-|---|---|---|---|
-| bf16 | bf16 [P, S, latent+rope] | - | 1152 |
-| fp8_656 | uint8 [P, S, 656]: 512 e4m3, 4 fp32 scales, 64 bf16 rope | in the row | 656 |
-| fp8_block32 | e4m3 [P, S, latent+rope] | fp32 [P, S, ceil(width/32)] | 648 |
-| fp8_block64 | likewise | one per 64 columns | 612 |
-| fp8_block128 | likewise | one per 128 columns | 596 |
-| fp8_token | likewise | one per token | 580 |
+P pages of S rows each; `openmla.formats` says what a row is, byte by byte, and which formats there
+are. `data` is [P, S, elements of a row]; `scales`, if they do not lie in the row, [P, S, scales].
 
 The value of an FP8 element is bf16(fp32(e4m3) * scale): the product is rounded once, to bf16, and
 every kernel, the reference and `gather` use that same value. A block's scale is amax/448, so its
@@ -32,14 +23,15 @@ import torch
 from torch import Tensor
 
 from openmla.errors import InvalidArgument, Unsupported
-from openmla.problem import CACHE_FORMATS
+from openmla.formats import FORMATS, RowLayout
 
 E4M3_MAX = 448.0
 APPEND_DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
-# The DeepSeek-V3.2 row: 512 e4m3 | 4 fp32 scales, one per 128 | 64 bf16 rope.
-V32_LATENT, V32_ROPE, V32_BLOCK, V32_BYTES = 512, 64, 128, 656
-_V32_SCALES = slice(V32_LATENT, V32_LATENT + 4 * (V32_LATENT // V32_BLOCK))
-_V32_ROPE_BYTES = slice(_V32_SCALES.stop, V32_BYTES)
+DTYPES = {
+    "bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32,
+    "e4m3": torch.float8_e4m3fn, "byte": torch.uint8,
+}  # fmt: skip
+"""Element types by the short names used everywhere in openmla."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,16 +62,14 @@ class LatentCache:
         _check_count("page_size", page_size, least=1)
         _check_format_and_widths(format, latent, rope)
         device = _check_device(device)
-        pages = (num_pages, page_size)
-        scales = None
-        if format == "bf16":
-            data = torch.zeros(*pages, latent + rope, dtype=torch.bfloat16, device=device)
-        elif format == "fp8_656":
-            data = torch.zeros(*pages, V32_BYTES, dtype=torch.uint8, device=device)
-        else:
-            data = torch.zeros(*pages, latent + rope, dtype=torch.float8_e4m3fn, device=device)
-            blocks = -(-(latent + rope) // block_width(format, latent + rope))
-            scales = torch.ones(*pages, blocks, dtype=torch.float32, device=device)
+        layout = FORMATS[format].layout(latent, rope)
+        shape, scales = (num_pages, page_size), None
+        dtype, columns = layout.data
+        data = torch.zeros(*shape, columns, dtype=DTYPES[dtype], device=device)
+        if layout.scale_columns:
+            scales = torch.ones(
+                *shape, layout.scale_columns, dtype=DTYPES[layout.format.scale], device=device
+            )
         return LatentCache(data, scales, latent, rope, format)
 
     @property
@@ -101,6 +91,24 @@ class LatentCache:
     def width(self) -> int:
         """Values per row: latent + rope."""
         return self.latent + self.rope
+
+    @property
+    def layout(self) -> RowLayout:
+        """Where the columns of a row lie."""
+        return FORMATS[self.format].layout(self.latent, self.rope)
+
+    def field(self, name: str) -> Tensor | None:
+        """Field "e4m3", "bf16" or "scales" of all rows, [pages, page_size, count], if it is there.
+
+        A view: in rows of several types, its elements must be aligned.
+        """
+        field = self.layout.field(name)
+        tensor = None if field is None else self.data if field.tensor == "data" else self.scales
+        if field is None or tensor is None:
+            return None
+        if tensor.dtype == DTYPES[field.dtype]:
+            return tensor[..., : field.count]
+        return tensor.view(torch.uint8)[..., field.offset : field.end].view(DTYPES[field.dtype])
 
     @property
     def device(self) -> torch.device:
@@ -133,20 +141,21 @@ class LatentCache:
     def write(self, latent: Tensor, rope: Tensor, slots: Tensor) -> None:
         """`append` without checks, in torch."""
         page, offset = slots // self.page_size, slots % self.page_size
-        if self.format == "bf16":
-            row = torch.cat([latent, rope], dim=-1) if self.rope else latent
-            self.data[page, offset] = row.to(torch.bfloat16)
-        elif self.format == "fp8_656":
-            values, scales = quantize(latent, V32_BLOCK)
-            parts = [values, scales, rope.to(torch.bfloat16).contiguous()]
-            self.data[page, offset] = torch.cat([p.view(torch.uint8) for p in parts], dim=-1)
+        row = torch.cat([latent, rope], dim=-1) if self.rope else latent
+        layout = self.layout
+        plain = row[:, layout.quantized :].to(torch.bfloat16)
+        if not layout.quantized:
+            self.data[page, offset] = plain
+            return
+        values, scales = quantize(row[:, : layout.quantized], layout.block)
+        parts = [values, plain]
+        if self.scales is None:
+            parts.insert(1, scales)
         else:
-            row = torch.cat([latent, rope], dim=-1) if self.rope else latent
-            values, scales = quantize(row, block_width(self.format, self.width))
-            # Plain bytes: indexed writes of float8 tensors are not implemented everywhere.
-            self.data.view(torch.uint8)[page, offset] = values.view(torch.uint8)
-            assert self.scales is not None
             self.scales[page, offset] = scales
+        # Plain bytes: indexed writes of float8 tensors are not implemented everywhere.
+        stored = torch.cat([part.contiguous().view(torch.uint8) for part in parts], dim=-1)
+        self.data.view(torch.uint8)[page, offset] = stored
 
     def gather(self, rows: Tensor) -> Tensor:
         """The bf16 values of physical rows: [len(rows), latent+rope].
@@ -164,20 +173,21 @@ class LatentCache:
 
     def read(self, rows: Tensor, columns: slice = slice(None)) -> Tensor:
         """`gather` without checks, for kernels; `columns` picks a part of each row."""
-        if self.format == "bf16":
+        layout = self.layout
+        if not layout.quantized:
             return pick_rows(self.data, rows)[:, columns]
-        if self.format == "fp8_656":
-            raw = pick_rows(self.data, rows)
-            scales = raw[:, _V32_SCALES].contiguous().view(torch.float32)
-            latent = dequantize(
-                raw[:, :V32_LATENT].contiguous().view(torch.float8_e4m3fn), scales, V32_BLOCK
-            )
-            rope = raw[:, _V32_ROPE_BYTES].contiguous().view(torch.bfloat16)
-            return torch.cat([latent, rope], dim=-1)[:, columns]
-        values = pick_rows(self.data.view(torch.uint8), rows).view(torch.float8_e4m3fn)
-        assert self.scales is not None
-        block = block_width(self.format, self.width)
-        return dequantize(values, pick_rows(self.scales, rows), block)[:, columns]
+        raw = pick_rows(self.data.view(torch.uint8), rows)
+        parts = {  # copied, because a view as another type must be aligned
+            field.dtype: raw[:, field.offset : field.end].contiguous().view(DTYPES[field.dtype])
+            for field in layout.fields
+            if field.tensor == "data"
+        }
+        if self.scales is not None:
+            parts[layout.format.scale] = pick_rows(self.scales, rows)
+        values = dequantize(parts["e4m3"], parts[layout.format.scale], layout.block)
+        if "bf16" in parts:
+            values = torch.cat([values, parts["bf16"]], dim=-1)
+        return values[:, columns]
 
 
 def pick_rows(pages: Tensor, rows: Tensor) -> Tensor:
@@ -185,11 +195,6 @@ def pick_rows(pages: Tensor, rows: Tensor) -> Tensor:
     if pages.is_contiguous():
         return pages.view(-1, pages.shape[-1]).index_select(0, rows)
     return pages[rows // pages.shape[1], rows % pages.shape[1]]
-
-
-def block_width(format: str, width: int) -> int:
-    """Columns that share one scale: 32, 64, 128, or the whole row for fp8_token."""
-    return width if format == "fp8_token" else int(format.removeprefix("fp8_block"))
 
 
 def quantize(values: Tensor, block: int) -> tuple[Tensor, Tensor]:
@@ -270,11 +275,9 @@ def _check_append(
 def _check_layout(cache: LatentCache) -> None:
     """The tensors must be what the format says."""
     _check_format_and_widths(cache.format, cache.latent, cache.rope)
-    data, width, row_dtype = cache.data, cache.latent + cache.rope, torch.float8_e4m3fn
-    if cache.format == "fp8_656":
-        width, row_dtype = V32_BYTES, torch.uint8
-    elif cache.format == "bf16":
-        row_dtype = torch.bfloat16
+    data, layout = cache.data, cache.layout
+    dtype, width = layout.data
+    row_dtype = DTYPES[dtype]
     if not isinstance(data, Tensor):
         expected = f"a tensor, {row_dtype} [pages, page_size, {width}]"
         raise InvalidArgument("data", expected, type(data).__name__)
@@ -285,32 +288,34 @@ def _check_layout(cache: LatentCache) -> None:
         raise InvalidArgument("data", "a contiguous last dimension", f"stride {data.stride(2)}")
     if data.shape[1] == 0:
         raise InvalidArgument("data", "at least 1 row per page", f"shape {tuple(data.shape)}")
-    if cache.format in ("bf16", "fp8_656"):
+    if not layout.scale_columns:
         if cache.scales is not None:
             raise InvalidArgument("scales", f"None for {cache.format}", "a tensor")
         return
-    blocks = -(-width // block_width(cache.format, width))
-    expected = (data.shape[0], data.shape[1], blocks)
-    scales = cache.scales
+    shape, scales = (data.shape[0], data.shape[1], layout.scale_columns), cache.scales
+    scale_dtype = DTYPES[layout.format.scale]
+    expected = f"{str(scale_dtype).removeprefix('torch.')} {list(shape)}"
     if not isinstance(scales, Tensor):
-        raise InvalidArgument("scales", f"float32 {list(expected)}", type(scales).__name__)
-    if scales.dtype != torch.float32 or tuple(scales.shape) != expected:
+        raise InvalidArgument("scales", expected, type(scales).__name__)
+    if scales.dtype != scale_dtype or tuple(scales.shape) != shape:
         got = f"{scales.dtype} of shape {tuple(scales.shape)}"
-        raise InvalidArgument("scales", f"float32 {list(expected)}", got)
+        raise InvalidArgument("scales", expected, got)
     if scales.device != data.device:
         raise InvalidArgument("scales", f"a tensor on {data.device}", f"one on {scales.device}")
-    if blocks > 1 and scales.stride(2) != 1:
+    if shape[2] > 1 and scales.stride(2) != 1:
         got = f"stride {scales.stride(2)}"
         raise InvalidArgument("scales", "a contiguous last dimension", got)
 
 
 def _check_format_and_widths(format: object, latent: object, rope: object) -> None:
-    if format not in CACHE_FORMATS:
-        raise InvalidArgument("format", "one of " + ", ".join(CACHE_FORMATS), repr(format))
+    found = FORMATS.get(format) if isinstance(format, str) else None
+    if found is None:
+        raise InvalidArgument("format", "one of " + ", ".join(FORMATS), repr(format))
     _check_count("latent", latent, least=1)
     _check_count("rope", rope, least=0)
-    if format == "fp8_656" and (latent, rope) != (V32_LATENT, V32_ROPE):
-        expected = f"latent {V32_LATENT}, rope {V32_ROPE} for fp8_656"
+    if found.widths and (latent, rope) not in found.widths:
+        which = " or ".join(f"latent {a}, rope {b}" for a, b in found.widths)
+        expected = f"{which} for {format}"
         raise InvalidArgument("format", expected, f"latent {latent}, rope {rope}")
 
 

@@ -13,15 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from openmla.cache import LatentCache
-from openmla.problem import Problem, RopeSource
+from openmla.cache import DTYPES, LatentCache
+from openmla.problem import DTYPE_BYTES, Problem, RopeSource
 
-DTYPE_NAMES = {
-    torch.bfloat16: "bf16",
-    torch.float16: "fp16",
-    torch.float32: "fp32",
-    torch.float8_e4m3fn: "e4m3",
-}
+DTYPE_NAMES = {DTYPES[name]: name for name in DTYPE_BYTES}
 
 
 @dataclass(frozen=True, eq=False)

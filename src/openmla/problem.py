@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal
 
 from openmla.errors import InvalidArgument
+from openmla.formats import FORMATS
 
 Form = Literal["dense", "latent", "sparse"]
 RopeSource = Literal["none", "shared", "per_head", "cache"]
@@ -26,8 +27,7 @@ FORMS = ("dense", "latent", "sparse")
 ROPE_SOURCES = ("none", "shared", "per_head", "cache")
 # Element types by the short names used everywhere in openmla, with their size in bytes.
 DTYPE_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4, "e4m3": 1}
-# Cache formats: a row is one token's latent and rope. See openmla.cache for their layouts.
-CACHE_FORMATS = ("bf16", "fp8_656", "fp8_block32", "fp8_block64", "fp8_block128", "fp8_token")
+CACHE_FORMATS = tuple(FORMATS)
 MAX_HEADS = 128
 
 

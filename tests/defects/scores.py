@@ -9,7 +9,7 @@ from torch import Tensor
 
 from defects.blocked import Blocked, Tile
 from defects.showcases import defect
-from openmla.cache import LatentCache, block_width, dequantize, pick_rows
+from openmla.cache import LatentCache, dequantize, pick_rows
 from openmla.operands import DenseOperands
 from openmla.sequences import Span
 
@@ -155,5 +155,4 @@ def _raw_values(cache: LatentCache, slots: Tensor) -> Tensor:
 def _dequantized(cache: LatentCache, slots: Tensor, roll: int, shift: int) -> Tensor:
     assert cache.scales is not None
     scales = pick_rows(cache.scales, slots).roll(roll, dims=1).roll(shift, dims=0)
-    block = block_width(cache.format, cache.width)
-    return dequantize(_raw_values(cache, slots), scales, block).float()
+    return dequantize(_raw_values(cache, slots), scales, cache.layout.block).float()

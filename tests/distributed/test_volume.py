@@ -14,24 +14,16 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from openmla import LatentCache
 from openmla.cli.plan import plan_command
 from openmla.distributed import split, volume
 from openmla.explain.shares import split_picture
 from openmla.planning.models import MODELS, model_by_name
-from openmla.problem import CACHE_FORMATS
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = (ROOT / "docs" / "context-parallel.md").read_text()
 V3 = model_by_name("deepseek-v3")
 app = typer.Typer()
 app.command()(plan_command)
-
-
-@pytest.mark.parametrize("format", CACHE_FORMATS)
-def test_bytes_of_a_row_are_those_of_a_cache(format: str):
-    cache = LatentCache.allocate(num_pages=1, page_size=1, format=format)
-    assert volume.row_bytes(format, 512, 64) == cache.nbytes
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from openmla.testing.poison import differences
 
 import openmla
 from indexer import cases
@@ -22,7 +23,6 @@ from openmla.testing.build import build
 from openmla.testing.case import Case
 from openmla.testing.compare import judge
 from openmla.testing.indexer import BOUND, score_problems, selection_fits
-from openmla.testing.poison import differences
 
 UNWRITTEN = 12345.0
 

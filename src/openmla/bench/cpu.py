@@ -17,10 +17,10 @@ import openmla
 from openmla.bench import peers
 from openmla.bench.memory import peak_extra_bytes
 from openmla.bench.timing import Contestant, race, seconds_of
+from openmla.cache import DTYPES
 
 D_NOPE, D_ROPE, D_V, LATENT = 128, 64, 128, 512
 SCALE = (D_NOPE + D_ROPE) ** -0.5
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ import openmla
 from openmla.bench.report import duration
 from openmla.cli.options import DEVICE_HELP, device_here
 from openmla.dispatch import plan_call
+from openmla.formats import V32
 from openmla.operands import DenseOperands, Results
 from openmla.testing.cases import BuiltCase, Case, Outcome, build
 from openmla.testing.compare import Verdict, judge
@@ -37,8 +38,8 @@ CASES = {
     "latent, paged": replace(LATENT, q_lens=(48, 16), k_lens=(300, 16)),
     "latent, fp8 pages": replace(LATENT, q_lens=(48,), k_lens=(300,), kv="fp8_block64"),
     "sparse, plain rows": replace(SPARSE, q_lens=(64,), k_lens=(1024,), kv="plain"),
-    "sparse, fp8_656, sink": replace(
-        SPARSE, q_lens=(64,), k_lens=(1024,), kv="fp8_656", sink="normal"
+    f"sparse, {V32.name}, sink": replace(
+        SPARSE, q_lens=(64,), k_lens=(1024,), kv=V32.name, sink="normal"
     ),
 }  # fmt: skip
 

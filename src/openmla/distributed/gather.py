@@ -78,9 +78,10 @@ class Pages:
         if cache.scales is None:
             cache.data[page, offset] = rows
             return
-        cache.data.view(torch.uint8)[page, offset] = rows[:, : cache.width]
-        scales = rows[:, cache.width :].clone(memory_format=torch.contiguous_format)
-        cache.scales[page, offset] = scales.view(torch.float32)
+        data = cache.data.shape[2]
+        cache.data.view(torch.uint8)[page, offset] = rows[:, :data]
+        scales = rows[:, data:].clone(memory_format=torch.contiguous_format)
+        cache.scales[page, offset] = scales.view(cache.scales.dtype)
 
     def keys(self, parts: tuple[Part, ...], shard: ContextShard) -> Tensor:
         """The keys of parts as bf16 values, one part after the other, prefixes included."""
@@ -319,7 +320,7 @@ def _check_pages(
 def _stored(rows: Tensor, cache: LatentCache) -> Tensor:
     """Rows as the cache keeps them: bf16, or bytes with the scales at the end."""
     tokens = rows.shape[0]
-    if cache.format == "bf16":
+    if not cache.layout.quantized:
         return rows.to(torch.bfloat16)
     page = LatentCache.allocate(
         num_pages=1, page_size=max(tokens, 1), latent=cache.latent, rope=cache.rope,

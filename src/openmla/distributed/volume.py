@@ -2,34 +2,19 @@
 
 >>> from openmla.planning.models import model_by_name
 >>> shard, v3 = split([131072], world=8, rank=0), model_by_name("deepseek-v3")
->>> {way: amount >> 20 for way, amount in received_bytes(shard, v3).items()}   # MiB
-{'latent rows, bf16': 126, 'latent rows, fp8_656': 71, 'K and V of every head': 8960, \
-'sharded pool, merged': 28784}
+>>> [amount >> 20 for amount in received_bytes(shard, v3).values()]   # MiB
+[126, 71, 8960, 28784]
 """
 
 from __future__ import annotations
 
-from openmla.cache import V32_BYTES, V32_LATENT, V32_ROPE, block_width
 from openmla.distributed.shard import ContextShard, split
+from openmla.formats import FORMATS
 from openmla.planning.models import Model
 
 ROWS = "latent rows, bf16"
 KEYS_AND_VALUES = "K and V of every head"
 MIB = 2**20
-
-
-def row_bytes(format: str, latent: int, rope: int) -> int:
-    """Bytes of one token in a cache format, scales included.
-
-    >>> row_bytes("bf16", 512, 64), row_bytes("fp8_656", 512, 64), row_bytes("fp8_block64", 512, 64)
-    (1152, 656, 612)
-    """
-    width = latent + rope
-    if format == "bf16":
-        return 2 * width
-    if format == "fp8_656":
-        return V32_BYTES
-    return width + 4 * -(-width // block_width(format, width))
 
 
 def received_bytes(shard: ContextShard, model: Model, tp: int = 1) -> dict[str, int]:
@@ -43,8 +28,9 @@ def received_bytes(shard: ContextShard, model: Model, tp: int = 1) -> dict[str, 
     heads, others = model.heads // tp, shard.world - 1
     most, row = max(shard.counts), 2 * (model.kv_lora + rope)
     found = {ROWS: others * most * row}
-    fp8 = "fp8_656" if (model.kv_lora, rope) == (V32_LATENT, V32_ROPE) else "fp8_block64"
-    found[f"latent rows, {fp8}"] = others * most * row_bytes(fp8, model.kv_lora, rope)
+    widths = model.kv_lora, rope
+    fp8 = next((f for f in FORMATS.values() if widths in f.widths), FORMATS["fp8_block64"])
+    found[f"latent rows, {fp8.name}"] = others * most * fp8.layout(*widths).row_bytes
     if not model.one_row:
         each = 2 * heads * (model.nope + model.rope + model.v)
         found[KEYS_AND_VALUES] = others * most * each

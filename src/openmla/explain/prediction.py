@@ -180,13 +180,13 @@ def _one_piece(chosen: Plan, blocks: int) -> tuple[Plan, Any, Any]:
     """The plan with operands for one block of the grid: zeros, so that no maximum moves."""
     import torch
 
+    from openmla.cache import DTYPES
     from openmla.operands import DenseOperands, Results, SparseOperands, Weights
 
     problem, config = chosen.problem, chosen.config
-    dtypes = {"bf16": torch.bfloat16, "fp16": torch.float16, "e4m3": torch.float8_e4m3fn}
 
     def zeros(*shape: int, dtype: str) -> torch.Tensor:
-        return torch.zeros(*shape, dtype=dtypes[dtype], device="cpu")
+        return torch.zeros(*shape, dtype=DTYPES[dtype], device="cpu")
 
     if problem.form == "sparse":
         keys = blocks * _as_it_runs(config).B_TOPK
@@ -200,7 +200,7 @@ def _one_piece(chosen: Plan, blocks: int) -> tuple[Plan, Any, Any]:
         shape = replace(_as_it_runs(config), num_q_heads=heads, indices_stride=keys)
         return replace(chosen, problem=small, config=shape), sparse, Results(out)
     rows_q, keys = config.BM, blocks * config.BN
-    rope_dtype = problem.rope_dtype if problem.rope_dtype in dtypes else "bf16"
+    rope_dtype = problem.rope_dtype if problem.rope_dtype in DTYPES else "bf16"
     small = replace(
         problem, heads=1, total_q=rows_q, total_k=keys, batch=1, causal=False, rope="shared",
         rope_dtype=rope_dtype, page_size=0, has_sink=False, has_q_scale=False, has_k_scale=False,

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from openmla.aot.jobs import NO_PLAN, CompileJob, Predicted, tensor_desc
-from openmla.cache import LatentCache
+from openmla.cache import DTYPES, LatentCache
 from openmla.kernels.call import Call
 from openmla.operands import DenseOperands, Results, Weights
 from openmla.problem import CACHE_FORMATS, Problem
@@ -24,7 +24,6 @@ _TYPES = {
     torch.uint8: "u8",
     torch.float8_e4m3fn: "fp8e4nv",
 }
-_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "e4m3": torch.float8_e4m3fn}
 OPTIONS = ("num_warps", "num_ctas", "maxnreg", "llvm_fn_attrs")
 
 
@@ -56,7 +55,7 @@ def dense_stand_ins(problem: Problem) -> tuple[DenseOperands, Results]:
     heads, total_q, total_k = problem.heads, problem.total_q, problem.total_k
 
     def rows(count: int, *shape: int, dtype: str = problem.q_dtype) -> torch.Tensor:
-        return torch.zeros(1, *shape, dtype=_DTYPES[dtype]).expand(count, *shape)
+        return torch.zeros(1, *shape, dtype=DTYPES[dtype]).expand(count, *shape)
 
     cache = table = rope = None
     if problem.rope == "cache":

@@ -25,7 +25,8 @@ from dataclasses import MISSING, dataclass, fields
 from functools import lru_cache
 from typing import Any
 
-from openmla.problem import CACHE_FORMATS, DTYPE_BYTES, Problem
+from openmla.formats import FORMATS
+from openmla.problem import Problem
 
 Field = str | tuple[str, ...]
 """One field of a Problem, or several whose values go together."""
@@ -68,7 +69,9 @@ YES_OR_NO = OneOf(False, True)
 ALIGNED = OneOf(
     True, why="a pointer or stride is no multiple of 16 bytes, as asynchronous copies demand"
 )
-FP8_CACHES = tuple(name for name in CACHE_FORMATS if name not in DTYPE_BYTES)
+FP8_CACHES = tuple(name for name, format in FORMATS.items() if format.scale)
+GLUON_CACHES = ("fp8_656", "fp8_block32", "fp8_block64", "fp8_block128", "fp8_token")
+"""FP8 caches that the loaders of the Gluon kernels unpack."""
 
 
 def alike(*dtypes: str) -> tuple[tuple[str, ...], ...]:

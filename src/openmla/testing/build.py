@@ -20,13 +20,14 @@ from torch import Tensor
 
 import openmla
 from openmla import reference
-from openmla.cache import V32_BYTES, LatentCache, block_width
+from openmla.cache import DTYPES, LatentCache
 from openmla.checks import out_dtype
+from openmla.formats import BF16, FORMATS
 from openmla.operands import DenseOperands, LatentOperands, SparseOperands, Weights
 from openmla.sequences import visible_keys
 from openmla.testing.case import Case
 from openmla.testing.memory import INT_FILL, Memory
-from openmla.testing.values import DTYPES, Draw, to_dtype
+from openmla.testing.values import Draw, to_dtype
 
 Operands = DenseOperands | LatentOperands | SparseOperands
 
@@ -114,7 +115,7 @@ class BuiltCase:
         """Whether rows that see 2^n keys have no rounding error in any sane implementation."""
         case = self.case
         power_of_two = case.factor == 0 or math.frexp(abs(case.factor))[0] == 0.5
-        quantized = case.kv.startswith("fp8")  # then V is no longer made of integers
+        quantized = FORMATS.get(case.kv, BF16).scale  # then V is no longer made of integers
         plain_sink = case.sink in ("none", "low")
         whole = case.key_mask in ("none", "all")
         return case.values == "exact" and plain_sink and power_of_two and not quantized and whole
@@ -168,8 +169,7 @@ class _Builder:
         weights = self._weights(tokens + case.spare, _count(tokens))
         k_rope, cache, paging = None, None, {}
         if case.rope == "cache":
-            latent = 512 if case.kv == "fp8_656" else 32
-            cache, table = self._paged_cache(latent)
+            cache, table = self._paged_cache(self._latent_beside_rope())
             paging = {"block_table": table, "cache_lengths": self._ints(case.k_lens)}
         elif case.rope != "none":
             row = {"shared": (), "shared_3d": (1,), "per_head": (case.heads,)}[case.rope]
@@ -301,17 +301,21 @@ class _Builder:
         return {"scale": weights.scale, "sink": weights.sink, "q_scale": q_scale,
                 "k_scale": weights.k_scale}  # fmt: skip
 
+    def _latent_beside_rope(self) -> int:
+        """How wide the latent of rows is from which only rope is read; narrow if it may be."""
+        case = self.case
+        return next((latent for latent, d in FORMATS[case.kv].widths if d == case.d_rope), 32)
+
     def _cache(self, pages: int, latent: int) -> LatentCache:
-        case, format = self.case, self.case.kv if self.case.kv != "plain" else "bf16"
-        width, scales = latent + case.d_rope, None
-        dtype = {"bf16": torch.bfloat16, "fp8_656": torch.uint8}.get(format, torch.float8_e4m3fn)
-        columns = V32_BYTES if format == "fp8_656" else width
-        data = self.memory.new((pages, case.page_size, columns), dtype, **self.gaps)
-        if dtype == torch.float8_e4m3fn:
-            blocks = -(-width // block_width(format, width))
-            shape = (pages, case.page_size, blocks)
-            scales = self.memory.new(shape, torch.float32, **self.gaps)
-        return LatentCache(data, scales, latent, case.d_rope, format)
+        case, format = self.case, FORMATS.get(self.case.kv, BF16)
+        layout, scales = format.layout(latent, case.d_rope), None
+        dtype, columns = layout.data
+        shape: tuple[int, ...] = (pages, case.page_size)
+        data = self.memory.new((*shape, columns), DTYPES[dtype], **self.gaps)
+        if layout.scale_columns:
+            shape = (*shape, layout.scale_columns)
+            scales = self.memory.new(shape, DTYPES[format.scale], **self.gaps)
+        return LatentCache(data, scales, latent, case.d_rope, format.name)
 
     def _paged_cache(self, latent: int) -> tuple[LatentCache, Tensor]:
         """A pool in random page order, its keys written, and the table that finds them."""
@@ -346,7 +350,7 @@ class _Builder:
         case, device = self.case, self.memory.device
         rope = self.draw.keys(positions, case.d_rope).to(device)
         slots = slots.to(device)
-        if case.form == "dense" and cache.format == "bf16":
+        if case.form == "dense" and not cache.layout.quantized:
             # Only the rope columns are addressed; the latent ones stay background.
             page, offset = slots // cache.page_size, slots % cache.page_size
             cache.data[page, offset, cache.latent :] = to_dtype(rope, torch.bfloat16)

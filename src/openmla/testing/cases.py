@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from openmla.formats import V32
 from openmla.testing.build import BuiltCase, Outcome, build
 from openmla.testing.case import Case
 from openmla.testing.draw import HEADS, random_case
@@ -51,7 +52,7 @@ def named_cases() -> dict[str, Case]:
         "minicpm3": Case("dense", 40, 64, 32, 64, q_lens=(24,), k_lens=(24,)),
         "deepseek_v3_latent": latent,
         "deepseek_v32_sparse": replace(
-            latent, form="sparse", q_lens=(8,), k_lens=(512,), kv="fp8_656", topk=128,
+            latent, form="sparse", q_lens=(8,), k_lens=(512,), kv=V32.name, topk=128,
             topk_lengths="ragged",
         ),
         "deepseek_v4_sparse": replace(

@@ -16,7 +16,7 @@ import random
 from dataclasses import replace
 from typing import Any
 
-from openmla.problem import CACHE_FORMATS
+from openmla.formats import FORMATS
 from openmla.testing.case import Case
 
 Dims = tuple[tuple[int, int, int], ...]
@@ -249,8 +249,8 @@ def _dense(rng: random.Random, fields: dict[str, Any]) -> dict[str, Any]:
     rope = rng.choice(("shared", "shared", "shared_3d", "per_head", "cache"))
     kv = "plain"
     if rope == "cache":
-        formats = [f for f in CACHE_FORMATS if f != "fp8_656" or fields["d_rope"] == 64]
-        kv = rng.choice(formats)
+        ropes = {name: {d for _, d in format.widths} for name, format in FORMATS.items()}
+        kv = rng.choice([name for name, d in ropes.items() if not d or fields["d_rope"] in d])
     return {"rope": rope, "kv": kv, "scale": scale, "page_size": rng.choice(PAGE_SIZES)}
 
 
@@ -281,10 +281,11 @@ def _sparse(rng: random.Random, fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def _row_format(rng: random.Random, fields: dict[str, Any]) -> str:
-    v32 = (fields["d_nope"], fields["d_rope"]) == (512, 64)
-    formats = [f for f in CACHE_FORMATS if f != "fp8_656"]
-    # The V3.2 row exists at one width only: where it can be drawn, it is drawn often.
-    return rng.choice(("plain", *formats, *(["fp8_656"] * (6 if v32 else 0))))
+    widths = fields["d_nope"], fields["d_rope"]
+    anywhere = [name for name, format in FORMATS.items() if not format.widths]
+    # Some formats exist at few widths: where they can be drawn, they are drawn often.
+    made_for = [name for name, format in FORMATS.items() if widths in format.widths]
+    return rng.choice(("plain", *anywhere, *(made_for * 6)))
 
 
 def _latent_scale(rng: random.Random, fields: dict[str, Any]) -> float:

@@ -85,10 +85,16 @@ def _selection(rng: random.Random, memory: MarginMemory, backend: str) -> list[s
     # Outside of a window is the NaN that the memory came with.
     drawn = scores_of(rng.choice(KINDS), rows, width)
     scores.copy_(torch.where(inside, drawn, torch.nan))
-    at = {"starts": memory.of(starts), "ends": memory.of(ends)}
     out = memory.new((rows, topk), torch.int32)
     got, counts, mask = openmla.select_topk(
-        scores, topk, **at, out=out, return_counts=True, return_mask=True, backend=backend
+        scores,
+        topk,
+        starts=memory.of(starts),
+        ends=memory.of(ends),
+        out=out,
+        return_counts=True,
+        return_mask=True,
+        backend=backend,
     )
     op = SelectOperands(scores.cpu(), topk, Windows(starts, ends))
     problems = []

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
+from openmla.formats import BF16, FORMATS
 from openmla.testing.case import Case
 
 SIMPLEST: dict[str, Any] = {
@@ -95,6 +96,6 @@ def _resized(case: Case, name: str, size: int) -> dict[str, Any]:
         change["d_v"] = min(case.d_v, size)
     if name == "d_rope" and size == 0 and case.form == "dense":
         change |= {"rope": "none", "kv": "plain"}
-    if name in ("d_nope", "d_rope") and case.kv == "fp8_656":
-        change["kv"] = "fp8_token"
+    if name in ("d_nope", "d_rope") and FORMATS.get(case.kv, BF16).widths:
+        change["kv"] = "fp8_token"  # the format exists at few widths
     return change

@@ -22,14 +22,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from openmla.cache import DTYPES
 from openmla.testing.case import Case
 
-DTYPES = {
-    "bf16": torch.bfloat16,
-    "fp16": torch.float16,
-    "fp32": torch.float32,
-    "e4m3": torch.float8_e4m3fn,
-}
 FLOAT: dict[str, Any] = {"dtype": torch.float32, "device": "cpu"}
 
 

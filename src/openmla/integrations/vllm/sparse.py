@@ -21,6 +21,7 @@ from vllm.v1.attention.backends.mla.index_group import HiSparseMLAIndexGroup
 from vllm.v1.attention.backends.mla.sparse_utils import align_blocks_to_rows, flat_kv_row_view
 
 from openmla import LatentCache, Unsupported, mla_prefill_sparse
+from openmla.formats import V32
 from openmla.integrations.vllm.forward import Shard, physical_rows
 
 
@@ -109,7 +110,7 @@ class OpenMLASparseImpl(SparseMLACommonImpl[SparseMLACommonMetadata]):
         size = attn_metadata.block_size
         rows: LatentCache | Tensor
         if self.kv_cache_dtype == "fp8_ds_mla":
-            rows = LatentCache(kv_c_and_k_pe_cache, None, 512, 64, "fp8_656")
+            rows = LatentCache(kv_c_and_k_pe_cache, None, 512, 64, V32.name)
             stride = size  # a LatentCache counts its own rows, wherever its pages lie
         else:
             rows, stride = flat_kv_row_view(kv_c_and_k_pe_cache, size)

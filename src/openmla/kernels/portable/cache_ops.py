@@ -23,11 +23,11 @@ from openmla.kernels.call import WORKSPACE, Call, Sources
 from openmla.kernels.portable.formats import (
     next_power_of_2,
     padded,
-    row_format,
+    row_constants,
     row_strides,
     row_tensors,
 )
-from openmla.kernels.portable.rows import V32_ROPE_AT, V32_SCALES_AT, read_columns
+from openmla.kernels.portable.rows import read_columns
 
 E4M3_MAX = tl.constexpr(448.0)
 FP32_TINY = tl.constexpr(2.0**-126)
@@ -65,6 +65,24 @@ def _quantize(x, inside):
     return e4m3_bits(tl.where(scaled != scaled, scaled, clamped)), scale
 
 
+@triton.jit
+def _load_columns(latent_row, rope_row, column, inside, D_LATENT: tl.constexpr):
+    """Columns of a token's row, latent and then rope, as fp32."""
+    x = tl.load(latent_row + column, mask=inside & (column < D_LATENT), other=0.0).to(tl.float32)
+    if rope_row is not None:
+        in_rope = inside & (column >= D_LATENT)
+        rope = tl.load(rope_row + (column - D_LATENT), mask=in_rope, other=0.0).to(tl.float32)
+        x = tl.where(in_rope, rope, x)
+    return x
+
+
+@triton.jit
+def _store_bytes(pointers, words, inside, BYTES: tl.constexpr):
+    """Little-endian words at any address: rows of bytes may begin anywhere."""
+    for i in tl.static_range(BYTES):
+        tl.store(pointers + i, (words >> (8 * i)).to(tl.uint8), mask=inside)
+
+
 @triton.jit(do_not_specialize=["rows"])
 def append_kernel(
     latent_ptr,
@@ -82,51 +100,44 @@ def append_kernel(
     scale_stride_t,
     D_LATENT: tl.constexpr,
     D_ROPE: tl.constexpr,
-    ROPE: tl.constexpr,
-    BLOCK: tl.constexpr,
     USED: tl.constexpr,
     BLOCKS: tl.constexpr,
     COLUMNS: tl.constexpr,
-    FORMAT: tl.constexpr,
+    BF16: tl.constexpr,
+    ROW: tl.constexpr,
     PAGE: tl.constexpr,
 ):
-    """USED blocks of BLOCK columns, as a tile [BLOCKS, COLUMNS] of powers of two."""
+    """USED blocks that share a scale, as a tile [BLOCKS, COLUMNS], and up to BF16 bf16 columns."""
     token = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots_ptr + token * slots_stride).to(tl.int64)
     if (slot < 0) | (slot >= rows):
         return
     data_row = data_ptr + slot // PAGE * data_stride_page + slot % PAGE * data_stride_t
-    block = tl.arange(0, BLOCKS)
-    place = tl.arange(0, COLUMNS)
-    column = block[:, None] * BLOCK + place[None, :]
-    in_block = (block < USED)[:, None] & (place < BLOCK)[None, :]
-    in_latent = in_block & (column < D_LATENT)
-    inside = in_latent
-    x = tl.load(latent_ptr + token * latent_stride + column, mask=in_latent, other=0.0)
-    x = x.to(tl.float32)
-    if D_ROPE > 0 and FORMAT != "v32":
-        inside = in_block & (column < D_LATENT + D_ROPE)
-        in_rope = inside & (column >= D_LATENT)
-        rope = rope_ptr + token * rope_stride + (column - D_LATENT)
-        x = tl.where(in_rope, tl.load(rope, mask=in_rope, other=0.0).to(tl.float32), x)
-    if FORMAT == "plain":
-        tl.store(data_row + column, x.to(tl.bfloat16), mask=inside)
-    else:
+    latent_row = latent_ptr + token * latent_stride
+    rope_row = rope_ptr + token * rope_stride if D_ROPE > 0 else None
+    QUANTIZED: tl.constexpr = ROW[0]
+    if QUANTIZED > 0:
+        block = tl.arange(0, BLOCKS)
+        place = tl.arange(0, COLUMNS)
+        column = block[:, None] * ROW[1] + place[None, :]
+        inside = (place < ROW[1])[None, :] & (column < QUANTIZED)
+        x = _load_columns(latent_row, rope_row, column, inside, D_LATENT)
         code, scale = _quantize(x, inside)
         tl.store(data_row + column, code, mask=inside)
-        if FORMAT == "scaled":
+        if ROW[2] == 0:
             scales = scale_ptr + slot // PAGE * scale_stride_page + slot % PAGE * scale_stride_t
             tl.store(scales + block, scale, mask=block < USED)
         else:
-            # Rows of 656 bytes may begin anywhere, so their words are written byte by byte.
             words = scale.to(tl.uint32, bitcast=True)
-            for i in tl.static_range(4):
-                tl.store(data_row + V32_SCALES_AT + block * 4 + i, (words >> (8 * i)).to(tl.uint8))
-            place = tl.arange(0, ROPE)
-            rope = tl.load(rope_ptr + token * rope_stride + place).to(tl.float32)
-            words = rope.to(tl.bfloat16).to(tl.uint16, bitcast=True)
-            for i in tl.static_range(2):
-                tl.store(data_row + V32_ROPE_AT + place * 2 + i, (words >> (8 * i)).to(tl.uint8))
+            _store_bytes(data_row + ROW[2] + block * 4, words, block < USED, 4)
+    if QUANTIZED < D_LATENT + D_ROPE:
+        place = tl.arange(0, BF16)
+        inside = place < D_LATENT + D_ROPE - QUANTIZED
+        x = _load_columns(latent_row, rope_row, QUANTIZED + place, inside, D_LATENT).to(tl.bfloat16)
+        if QUANTIZED == 0:
+            tl.store(data_row + place, x, mask=inside)
+        else:
+            _store_bytes(data_row + ROW[3] + place * 2, x.to(tl.uint16, bitcast=True), inside, 2)
 
 
 @triton.jit(do_not_specialize=["rows", "count"])
@@ -147,8 +158,7 @@ def gather_kernel(
     D_ROPE: tl.constexpr,
     LATENT: tl.constexpr,
     ROPE: tl.constexpr,
-    FORMAT: tl.constexpr,
-    SCALE_BLOCK: tl.constexpr,
+    ROW: tl.constexpr,
     PAGE: tl.constexpr,
     ROWS: tl.constexpr,
 ):
@@ -167,14 +177,14 @@ def gather_kernel(
     column = tl.arange(0, LATENT)
     latent = read_columns(
         data_ptr, scale_ptr, data_row, scale_row, ok,
-        0, D_LATENT, LATENT, FORMAT, SCALE_BLOCK, tl.bfloat16, True,
+        0, D_LATENT, LATENT, ROW, tl.bfloat16, True,
     )  # fmt: skip
     tl.store(out_row + column[None, :], latent, mask=listed[:, None] & (column < D_LATENT)[None, :])
     if D_ROPE > 0:
         column = tl.arange(0, ROPE)
         rope = read_columns(
             data_ptr, scale_ptr, data_row, scale_row, ok,
-            D_LATENT, D_ROPE, ROPE, FORMAT, SCALE_BLOCK, tl.bfloat16, True,
+            D_LATENT, D_ROPE, ROPE, ROW, tl.bfloat16, True,
         )  # fmt: skip
         inside = listed[:, None] & (column < D_ROPE)[None, :]
         tl.store(out_row + D_LATENT + column[None, :], rope, mask=inside)
@@ -185,11 +195,7 @@ def append(cache: LatentCache, latent: Tensor, rope: Tensor | None, slot_mapping
     tokens = latent.shape[0]
     if not tokens:
         return
-    name, block = row_format(cache)
-    name = name.removesuffix("_bytes")
-    width = cache.latent if name == "v32" else cache.width
-    block = width if name == "plain" else block
-    used = -(-width // block)
+    layout = cache.layout
     data, scales = row_tensors(cache, native_e4m3=False)
     latent = _rows_contiguous(latent)
     rope = _rows_contiguous(rope) if rope is not None and cache.rope else None
@@ -206,12 +212,11 @@ def append(cache: LatentCache, latent: Tensor, rope: Tensor | None, slot_mapping
         **row_strides(data, scales),
         D_LATENT=cache.latent,
         D_ROPE=cache.rope,
-        ROPE=padded(cache.rope),
-        BLOCK=block,
-        USED=used,
-        BLOCKS=next_power_of_2(used),
-        COLUMNS=next_power_of_2(block),
-        FORMAT=name,
+        USED=layout.blocks,
+        BLOCKS=next_power_of_2(layout.blocks),
+        COLUMNS=next_power_of_2(layout.block),
+        BF16=next_power_of_2(layout.width - layout.quantized),
+        ROW=row_constants(cache),
         PAGE=cache.page_size,
     )
 
@@ -231,7 +236,6 @@ def dequantized(cache: LatentCache) -> tuple[LatentCache, Call]:
 
 
 def _gathering(cache: LatentCache, rows: Tensor | None, out: Tensor) -> Call:
-    name, block = row_format(cache)
     data, scales = row_tensors(cache, native_e4m3=False)
     arguments = {
         "data_ptr": data,
@@ -247,8 +251,7 @@ def _gathering(cache: LatentCache, rows: Tensor | None, out: Tensor) -> Call:
         "D_ROPE": cache.rope,
         "LATENT": padded(cache.latent),
         "ROPE": padded(cache.rope),
-        "FORMAT": name,
-        "SCALE_BLOCK": block,
+        "ROW": row_constants(cache),
         "PAGE": cache.page_size,
         "ROWS": GATHER_ROWS,
     }

@@ -1,24 +1,18 @@
-"""How operands look to the portable kernels: padded widths, cache formats, tensors and strides."""
+"""How operands look to the portable kernels: padded widths, cache rows, tensors and strides."""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import triton.language as tl
 from torch import Tensor
 
-from openmla.cache import V32_BLOCK, LatentCache, block_width
+from openmla.cache import LatentCache
 
 MIN_COLUMNS = 16  # the narrowest operand of tl.dot
 _WIDE = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
-
-
-class RowFormat(NamedTuple):
-    """A cache row to a kernel; see rows.py for the names."""
-
-    name: str
-    scale_block: int
+PLAIN_ROW = (0, 0, 0, 0, False)
 
 
 def next_power_of_2(n: int) -> int:
@@ -35,22 +29,22 @@ def padded(width: int) -> int:
     return max(MIN_COLUMNS, next_power_of_2(width)) if width else 0
 
 
-def row_format(cache: LatentCache | Tensor) -> RowFormat:
-    """What read_columns needs to know about rows."""
-    if isinstance(cache, Tensor) or cache.format == "bf16":
-        return RowFormat("plain", 1)
-    if cache.format == "fp8_656":
-        data = cache.data
-        apart = (data.data_ptr(), data.stride(0), data.stride(1))
-        return RowFormat("v32_bytes" if any(n % 4 for n in apart) else "v32", V32_BLOCK)
-    return RowFormat("scaled", block_width(cache.format, cache.width))
+def row_constants(cache: LatentCache | Tensor) -> tuple[int, int, int, int, bool]:
+    """Rows as the kernels' constant ROW describes them: see rows.py."""
+    if isinstance(cache, Tensor) or not cache.layout.quantized:
+        return PLAIN_ROW
+    layout, data = cache.layout, cache.data
+    places = {field.dtype: field.offset for field in layout.fields if field.tensor == "data"}
+    scales_at, bf16_at = places.get(layout.format.scale, 0), places.get("bf16", 0)
+    anywhere = any(n % 4 for n in (data.data_ptr(), data.stride(0), data.stride(1)))
+    return layout.quantized, layout.block, scales_at, bf16_at, bool(bf16_at and anywhere)
 
 
 def row_tensors(cache: LatentCache | Tensor, native_e4m3: bool) -> tuple[Tensor, Tensor | None]:
     """(data, scales); FP8 data as e4m3, or as its bits where Triton does not convert e4m3."""
     if isinstance(cache, Tensor):
         return as_operand(cache, native_e4m3), None
-    if cache.format == "bf16":
+    if not cache.layout.quantized:
         return cache.data, None
     kind = torch.float8_e4m3fn if native_e4m3 else torch.uint8
     return cache.data if cache.data.dtype == kind else cache.data.view(kind), cache.scales

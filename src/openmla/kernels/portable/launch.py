@@ -23,10 +23,11 @@ from openmla.kernels.call import WORKSPACE, Call, Sources, scale_arguments, vect
 from openmla.kernels.portable.cache_ops import dequantized
 from openmla.kernels.portable.dense import dense_kernel
 from openmla.kernels.portable.formats import (
+    PLAIN_ROW,
     as_operand,
     operand_type,
     padded,
-    row_format,
+    row_constants,
     row_strides,
     row_tensors,
     row_type,
@@ -121,23 +122,22 @@ def _rope(plan: Plan, op: DenseOperands, d_rope: int, native: bool) -> dict[str,
         "rope_ptr": None, "rope_scale_ptr": None, "table_ptr": None, "rope_stride_t": 0,
         "rope_stride_h": 0, "rope_stride_page": 0, "rope_scale_stride_t": 0,
         "rope_scale_stride_page": 0, "table_stride": 0, "ROPE": plan.config.rope_cols,
-        "ROPE_PER_HEAD": 0, "ROPE_TYPE": tl.bfloat16, "ROPE_FORMAT": "plain", "ROPE_FIRST": 0,
-        "SCALE_BLOCK": 1, "PAGE": 0, "TWO_TERMS": False,
+        "ROPE_PER_HEAD": 0, "ROPE_TYPE": tl.bfloat16, "ROPE_ROW": PLAIN_ROW, "ROPE_FIRST": 0,
+        "PAGE": 0, "TWO_TERMS": False,
     }  # fmt: skip
     if op.rope_cache is not None and op.block_table is not None and d_rope:
         data, scales = row_tensors(op.rope_cache, native)
         table = vector(op.block_table)
         strides = row_strides(data, scales)
-        name, block = row_format(op.rope_cache)
         found |= {
             "rope_ptr": data, "rope_scale_ptr": scales, "table_ptr": table,
             "rope_stride_t": strides["data_stride_t"],
             "rope_stride_page": strides["data_stride_page"],
             "rope_scale_stride_t": strides["scale_stride_t"],
             "rope_scale_stride_page": strides["scale_stride_page"],
-            "table_stride": op.block_table.shape[1], "ROPE_FORMAT": name,
-            "ROPE_FIRST": op.rope_cache.latent, "SCALE_BLOCK": block,
-            "PAGE": op.rope_cache.page_size, "TWO_TERMS": plan.config.terms == 2,
+            "table_stride": op.block_table.shape[1], "ROPE_ROW": row_constants(op.rope_cache),
+            "ROPE_FIRST": op.rope_cache.latent, "PAGE": op.rope_cache.page_size,
+            "TWO_TERMS": plan.config.terms == 2,
         }  # fmt: skip
     elif op.k_rope is not None:
         shared = op.k_rope.dim() == 2
@@ -229,7 +229,6 @@ def _rows(
 ) -> dict[str, Any]:
     """The rows of the latent and sparse forms. PAGE 0: pages lie end to end, rows are enough."""
     data, scales = row_tensors(cache, native)
-    name, block = row_format(cache)
     kind = row_type(cache)
     end_to_end = data.dim() == 2 or all(
         x is None or x.stride(0) == x.shape[1] * x.stride(1) for x in (data, scales)
@@ -242,8 +241,7 @@ def _rows(
         "LATENT": plan.config.nope_cols,
         "ROPE": plan.config.rope_cols,
         "TYPE": kind,
-        "FORMAT": name,
-        "SCALE_BLOCK": block,
+        "ROW": row_constants(cache),
         "PAGE": 0 if end_to_end else data.shape[1],
         "TWO_TERMS": plan.config.terms == 2,
         # A loop that names its stages has all of its loads pipelined, not only those of products.

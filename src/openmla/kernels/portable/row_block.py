@@ -57,8 +57,7 @@ def row_step(
     LATENT: tl.constexpr,
     ROPE: tl.constexpr,
     TYPE: tl.constexpr,
-    FORMAT: tl.constexpr,
-    SCALE_BLOCK: tl.constexpr,
+    ROW: tl.constexpr,
     TWO_TERMS: tl.constexpr,
     BN: tl.constexpr,
     BRANCH: tl.constexpr,
@@ -73,13 +72,13 @@ def row_step(
     """
     k = read_columns(
         data_ptr, scale_ptr, data_row, scale_row, row_ok,
-        0, D_LATENT, LATENT, FORMAT, SCALE_BLOCK, TYPE, MASK_ROWS,
+        0, D_LATENT, LATENT, ROW, TYPE, MASK_ROWS,
     )  # fmt: skip
     s_rope = tl.zeros([q.shape[0], BN], tl.float32)
     if ROPE > 0:
         k_rope = read_columns(
             data_ptr, scale_ptr, data_row, scale_row, row_ok,
-            D_LATENT, D_ROPE, ROPE, FORMAT, SCALE_BLOCK, TYPE, MASK_ROWS,
+            D_LATENT, D_ROPE, ROPE, ROW, TYPE, MASK_ROWS,
         )  # fmt: skip
         s_rope = scores(q_rope, k_rope, None)
         if TWO_TERMS:

@@ -8,20 +8,16 @@
 | page_of | where the rows of a paged cache lie |
 | read_columns | columns of cache rows in any cache format, dequantized |
 
-Cache formats (FORMAT): "plain" holds values as they are; "scaled" is e4m3 with one fp32 scale per
-SCALE_BLOCK columns in a second tensor; "v32" is 512 e4m3, 4 fp32 scales and 64 bf16 in one row of
-656 bytes, and "v32_bytes" the same where rows do not begin at multiples of 4 bytes. The value of a
-scaled element is bf16(fp32(e4m3) * scale).
+A cache row (ROW) is (e4m3 columns, columns that share a scale, byte of the row's first scale, byte
+of its first bf16 column, whether rows may begin anywhere rather than at multiples of 4 bytes). No
+e4m3 columns: values are as they are in the tensor. First scale at 0: scales are a tensor of their
+own. The value of an e4m3 column is bf16(fp32(e4m3) * scale). See openmla.formats.
 """
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
-
-V32_SCALES_AT = tl.constexpr(512)
-V32_ROPE_AT = tl.constexpr(528)
-V32_BLOCK = tl.constexpr(128)
 
 
 @triton.jit
@@ -106,46 +102,62 @@ def _load_bytes(pointers, row_ok, column_ok, BYTES: tl.constexpr, MASK_COLUMNS: 
 
 
 @triton.jit
-def _v32_rope(
-    data_ptr, data_row, row_ok, FORMAT: tl.constexpr, COLUMNS: tl.constexpr, MASKED: tl.constexpr
+def _bf16_columns(
+    data_ptr, data_row, row_ok, COLUMNS: tl.constexpr, ROW: tl.constexpr, MASKED: tl.constexpr
 ):
-    """The rope columns of rows of 656 bytes, bf16."""
+    """The bf16 columns beside e4m3 ones."""
     column = tl.arange(0, COLUMNS)
-    if FORMAT == "v32_bytes":
+    if ROW[4]:
         # Bytes side by side: read two apart, Triton 3.6.0 stores the tile transposed for wgmma, and
         # with fewer than 64 rows multiplies it wrongly (H200).
         byte = tl.arange(0, 2 * COLUMNS)
-        pointers = data_ptr + V32_ROPE_AT + data_row[:, None] + byte[None, :]
+        pointers = data_ptr + ROW[3] + data_row[:, None] + byte[None, :]
         tile = load_tile(pointers, row_ok, byte < 2 * COLUMNS, True, False)
         words = tile.to(tl.uint8, bitcast=True).to(tl.uint16)
         low, high = tl.split(words.reshape(tile.shape[0], COLUMNS, 2))
-        rope = (low | high << 8).to(tl.bfloat16, bitcast=True)
+        values = (low | high << 8).to(tl.bfloat16, bitcast=True)
     else:
-        start = (data_ptr + V32_ROPE_AT).to(tl.pointer_type(tl.bfloat16), bitcast=True)
+        start = (data_ptr + ROW[3]).to(tl.pointer_type(tl.bfloat16), bitcast=True)
         pointers = start + (data_row // 2)[:, None] + column[None, :]
-        rope = load_tile(pointers, row_ok, column < COLUMNS, MASKED, False)
-    return rope
+        values = load_tile(pointers, row_ok, column < COLUMNS, MASKED, False)
+    return values
 
 
 @triton.jit
-def _v32_latent(
-    data_ptr, data_row, row_ok, FORMAT: tl.constexpr, COLUMNS: tl.constexpr, MASKED: tl.constexpr
+def _load_scales(
+    data_ptr,
+    scale_ptr,
+    data_row,
+    scale_row,
+    row_ok,
+    FIRST: tl.constexpr,
+    WIDTH: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    ROW: tl.constexpr,
+    MASKED: tl.constexpr,
 ):
-    """The latent columns of rows of 656 bytes, fp32, scaled."""
-    column = tl.arange(0, COLUMNS)
-    BLOCKS: tl.constexpr = COLUMNS // V32_BLOCK
-    block = tl.arange(0, BLOCKS)
-    pointers = data_ptr + data_row[:, None] + column[None, :]
-    x = upcast(load_tile(pointers, row_ok, column < COLUMNS, MASKED, False), tl.float32)
-    if FORMAT == "v32_bytes":
-        pointers = data_ptr + V32_SCALES_AT + data_row[:, None] + (block * 4)[None, :]
-        words = _load_bytes(pointers, row_ok, block < BLOCKS, 4, False)
+    """Scales of columns FIRST … FIRST+WIDTH-1, fp32 [rows, runs of columns that share one]."""
+    BLOCK: tl.constexpr = ROW[1]
+    # The widest runs of columns that share a scale, wherever FIRST lies in its block.
+    RUN: tl.constexpr = (
+        COLUMNS if FIRST + WIDTH <= BLOCK else BLOCK if FIRST % BLOCK == 0 else FIRST & -FIRST
+    )
+    RUNS: tl.constexpr = COLUMNS // RUN if COLUMNS > RUN else 1
+    USED: tl.constexpr = (WIDTH + RUN - 1) // RUN
+    run = tl.arange(0, RUNS)
+    block = (FIRST + run * RUN) // BLOCK
+    if ROW[2] == 0:
+        pointers = scale_ptr + scale_row[:, None] + block[None, :]
+        scales = load_tile(pointers, row_ok, run < USED, MASKED, RUNS != USED)
+    elif ROW[4]:
+        pointers = data_ptr + ROW[2] + data_row[:, None] + (block * 4)[None, :]
+        words = _load_bytes(pointers, row_ok, run < USED, 4, RUNS != USED)
         scales = words.to(tl.float32, bitcast=True)
     else:
-        start = (data_ptr + V32_SCALES_AT).to(tl.pointer_type(tl.float32), bitcast=True)
+        start = (data_ptr + ROW[2]).to(tl.pointer_type(tl.float32), bitcast=True)
         pointers = start + (data_row // 4)[:, None] + block[None, :]
-        scales = load_tile(pointers, row_ok, block < BLOCKS, MASKED, False)
-    return _scaled(x, scales)
+        scales = load_tile(pointers, row_ok, run < USED, MASKED, RUNS != USED)
+    return scales
 
 
 @triton.jit
@@ -168,36 +180,24 @@ def read_columns(
     FIRST: tl.constexpr,
     WIDTH: tl.constexpr,
     COLUMNS: tl.constexpr,
-    FORMAT: tl.constexpr,
-    SCALE_BLOCK: tl.constexpr,
+    ROW: tl.constexpr,
     TYPE: tl.constexpr,
     MASKED: tl.constexpr,
 ):
     """Columns FIRST … FIRST+WIDTH-1 of rows, padded to COLUMNS; int64 offsets data_row, scale_row.
 
-    Offsets count elements of data_ptr (bytes in "v32") and of scale_ptr.
+    Offsets count elements of data_ptr (bytes, if rows have e4m3 columns) and of scale_ptr.
     """
     column = tl.arange(0, COLUMNS)
-    column_ok = column < WIDTH
-    if (FORMAT == "v32" or FORMAT == "v32_bytes") and FIRST != 0:
-        tile = _v32_rope(data_ptr, data_row, row_ok, FORMAT, COLUMNS, MASKED)
-    elif FORMAT == "v32" or FORMAT == "v32_bytes":
-        tile = _v32_latent(data_ptr, data_row, row_ok, FORMAT, COLUMNS, MASKED).to(tl.bfloat16)
+    if ROW[0] > 0 and ROW[0] <= FIRST:
+        tile = _bf16_columns(data_ptr, data_row, row_ok, COLUMNS, ROW, MASKED)
     else:
         pointers = data_ptr + data_row[:, None] + (FIRST + column)[None, :]
-        tile = load_tile(pointers, row_ok, column_ok, MASKED, COLUMNS != WIDTH)
-        if FORMAT == "scaled":
-            tile = upcast(tile, tl.float32)
-            scales = scale_ptr + scale_row[:, None]
-            if SCALE_BLOCK >= FIRST + WIDTH:
-                tile = _scaled(tile, load_tile(scales, row_ok, column_ok, MASKED, False))
-            else:
-                # The widest runs of columns that share a scale, wherever FIRST lies in its block.
-                RUN: tl.constexpr = SCALE_BLOCK if FIRST % SCALE_BLOCK == 0 else FIRST & -FIRST
-                RUNS: tl.constexpr = COLUMNS // RUN if COLUMNS > RUN else 1
-                USED: tl.constexpr = (WIDTH + RUN - 1) // RUN
-                run = tl.arange(0, RUNS)
-                pointers = scales + ((FIRST + run * RUN) // SCALE_BLOCK)[None, :]
-                tile = _scaled(tile, load_tile(pointers, row_ok, run < USED, MASKED, RUNS != USED))
-            tile = tile.to(tl.bfloat16)
+        tile = load_tile(pointers, row_ok, column < WIDTH, MASKED, COLUMNS != WIDTH)
+        if ROW[0] > 0:
+            scales = _load_scales(
+                data_ptr, scale_ptr, data_row, scale_row, row_ok,
+                FIRST, WIDTH, COLUMNS, ROW, MASKED,
+            )  # fmt: skip
+            tile = _scaled(upcast(tile, tl.float32), scales).to(tl.bfloat16)
     return upcast(tile, TYPE)

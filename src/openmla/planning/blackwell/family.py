@@ -17,7 +17,7 @@ from openmla.planning.memory import Columns, MemoryMap, Wanted, lay_out
 from openmla.planning.serves import (
     ALIGNED,
     DTYPES,
-    FP8_CACHES,
+    GLUON_CACHES,
     LENGTHS,
     YES_OR_NO,
     OneOf,
@@ -37,7 +37,7 @@ MOST_PAGE_ROWS = 1024
 
 def _mla(problem: Problem, target: Target) -> MLAConfig:
     qkv = problem.q_dtype
-    stored = "e4m3" if problem.rope_dtype in FP8_CACHES else problem.rope_dtype
+    stored = "e4m3" if problem.rope_dtype in GLUON_CACHES else problem.rope_dtype
     used = qkv if stored == qkv else "bf16"
     config = select_mla_prefill_config(
         qkv_dtype=_LONG_NAMES[qkv],
@@ -173,8 +173,8 @@ _EVERY_DENSE = {
 }
 _WITH_ROPE = (
     *alike("bf16", "fp16"),
-    # The rope of an FP8 cache is dequantized to bf16; that of a 656-byte row is bf16 already.
-    *(("bf16", "bf16", "bf16", name) for name in FP8_CACHES),
+    # The rope of an FP8 cache is dequantized to bf16, if it is not bf16 already.
+    *(("bf16", "bf16", "bf16", name) for name in GLUON_CACHES),
 )
 BLACKWELL = Family(
     name="blackwell",

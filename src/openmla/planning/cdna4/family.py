@@ -12,7 +12,7 @@ from openmla.planning.serves import (
     ALIGNED,
     ANY,
     DTYPES,
-    FP8_CACHES,
+    GLUON_CACHES,
     LENGTHS,
     YES_OR_NO,
     OneOf,
@@ -100,7 +100,7 @@ def _sparse(problem: Problem, target: Target) -> MlaSparse16:
         latent=problem.d_nope,
         rope=problem.d_rope,
         dtype=_LONG_NAMES[problem.out_dtype],
-        dequantized=problem.kv_dtype == "e4m3" or problem.kv_dtype in FP8_CACHES,
+        dequantized=problem.kv_dtype == "e4m3" or problem.kv_dtype in GLUON_CACHES,
     )
 
 
@@ -180,7 +180,7 @@ CDNA4 = Family(
                     "d_rope": OneOf(0, ROPE_COLUMNS),
                     DTYPES: OneOf(
                         *alike("bf16", "fp16", "e4m3"),
-                        *(("bf16", name, name, name) for name in FP8_CACHES),
+                        *(("bf16", name, name, name) for name in GLUON_CACHES),
                     ),
                     "rope": OneOf("none", "shared"),
                     "page_size": Range(0, MOST_PAGE_ROWS),

@@ -17,7 +17,7 @@ from openmla.planning.serves import (
     ALIGNED,
     ANY,
     DTYPES,
-    FP8_CACHES,
+    GLUON_CACHES,
     LENGTHS,
     YES_OR_NO,
     OneOf,
@@ -103,7 +103,7 @@ def _latent(problem: Problem, target: Target) -> HopperSparseConfig:
         gather="indices" if problem.form == "sparse" else "pages",
         sm_count=target.sm_count,
     )
-    if problem.kv_dtype in FP8_CACHES:
+    if problem.kv_dtype in GLUON_CACHES:
         config = replace(config, cache_read=_cache_read(problem, config))
     return config
 
@@ -157,7 +157,7 @@ _ROWS = {
     **LENGTHS,
     "aligned_16": ALIGNED,
 }
-_BF16_OVER_CACHES = tuple(("bf16", name, name, name) for name in FP8_CACHES)
+_BF16_OVER_CACHES = tuple(("bf16", name, name, name) for name in GLUON_CACHES)
 
 _DENSE = {
     "heads": Range(1, MAX_HEADS),

@@ -14,6 +14,8 @@ import random
 from dataclasses import dataclass, replace
 from typing import Any
 
+from openmla.formats import BF16, FORMATS
+from openmla.planning.serves import GLUON_CACHES
 from openmla.testing.case import Case
 
 MOST_TILES = 40
@@ -46,13 +48,12 @@ class Menu:
     """Whether e4m3 queries go with V of 16 bits and with scales; otherwise with e4m3 values."""
 
 
-_FP8 = ("fp8_block32", "fp8_block64", "fp8_block128", "fp8_token")
 _FEW_HEADS = (1, 1, 2, 3, 4, 5, 6)
 _ROW_HEADS = (1, 3, 8, 16, 20, 40, 63, 64, 65, 96, 128)
 _ANY_PAGES = (1, 3, 7, 8, 16, 24, 32, 48, 64, 128)
 _HOPPER_ROWS = Menu(
     (128, 256, 512, 512), (0, 32, 64, 64), (), ("bf16", "bf16", "fp16"), _ROW_HEADS,
-    ("plain", "bf16", "fp8_656", *_FP8), _ANY_PAGES, (64,), (64, 128),
+    ("plain", "bf16", *GLUON_CACHES), _ANY_PAGES, (64,), (64, 128),
 )  # fmt: skip
 MENUS: dict[str, dict[str, Menu]] = {
     "h200": {
@@ -68,12 +69,12 @@ MENUS: dict[str, dict[str, Menu]] = {
     "b200": {
         "dense": Menu(
             (64, 128, 128, 192, 256), (64,), (64, 128, 128, 256), ("bf16", "fp16", "e4m3"),
-            _FEW_HEADS, ("bf16", "bf16", "fp8_656", *_FP8), (8, 16, 32, 64, 128, 256), (128, 256),
+            _FEW_HEADS, ("bf16", "bf16", *GLUON_CACHES), (8, 16, 32, 64, 128, 256), (128, 256),
             (16, 64, 128, 128), per_token_scales=True,
         ),
         "sparse": Menu(
             (512,), (64,), (), ("bf16", "bf16", "fp16"), (8, 16, 24, 40, 56, 64, 128),
-            ("plain", "bf16", "fp8_656", *_FP8), _ANY_PAGES, (64,), (64, 128),
+            ("plain", "bf16", *GLUON_CACHES), _ANY_PAGES, (64,), (64, 128),
         ),
     },
     "mi355x": {
@@ -83,7 +84,7 @@ MENUS: dict[str, dict[str, Menu]] = {
         ),
         "sparse": Menu(
             (512,), (0, 64, 64), (), ("bf16", "bf16", "fp16", "e4m3"), _ROW_HEADS,
-            ("plain", "bf16", "fp8_656", *_FP8), _ANY_PAGES, (64,), (64,),
+            ("plain", "bf16", *GLUON_CACHES), _ANY_PAGES, (64,), (64,),
         ),
     },
 }  # fmt: skip
@@ -180,7 +181,7 @@ def _dense(rng: random.Random, menu: Menu, fields: dict[str, Any]) -> dict[str, 
         return found | {"rope": "none"}
     rope = rng.choice(("shared", "shared", "shared_3d", "per_head", "cache", "cache", "cache"))
     if rope == "cache":
-        found["kv"] = _fitting(rng.choice(menu.kv), fields["d_rope"] == 64)
+        found["kv"] = _fitting(rng.choice(menu.kv), 512, fields["d_rope"])
         one_type = set(menu.kv) == {"bf16"} or found["kv"] != "bf16"
         beside_fp8 = menu.mixed and dtype == "e4m3"
         if one_type and not beside_fp8 and rng.random() >= UNSERVED:
@@ -189,8 +190,7 @@ def _dense(rng: random.Random, menu: Menu, fields: dict[str, Any]) -> dict[str, 
 
 
 def _rows(rng: random.Random, menu: Menu, fields: dict[str, Any]) -> dict[str, Any]:
-    v32 = (fields["d_nope"], fields["d_rope"]) == (512, 64)
-    kv = _fitting(rng.choice(menu.kv), v32)
+    kv = _fitting(rng.choice(menu.kv), fields["d_nope"], fields["d_rope"])
     plain_rows = fields["form"] == "sparse" and kv == "plain"
     dtype = rng.choice(menu.dtypes) if plain_rows or rng.random() < UNSERVED else "bf16"
     natural = round(float((fields["d_nope"] + fields["d_rope"]) ** -0.5), 4)
@@ -202,9 +202,9 @@ def _rows(rng: random.Random, menu: Menu, fields: dict[str, Any]) -> dict[str, A
     }
 
 
-def _fitting(kv: str, v32: bool) -> str:
-    """The V3.2 row exists at one width only."""
-    return "fp8_block64" if kv == "fp8_656" and not v32 else kv
+def _fitting(kv: str, latent: int, rope: int) -> str:
+    """Another format, if this one does not exist at these widths."""
+    return kv if FORMATS.get(kv, BF16).takes(latent, rope) else "fp8_block64"
 
 
 def _lengths(rng: random.Random, form: str, menu: Menu) -> dict[str, Any]:

@@ -10,11 +10,11 @@ from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any
 
-import torch
 from torch import Tensor
 from triton.experimental.gluon import language as gl
 
-from openmla.cache import LatentCache, block_width
+from openmla.cache import LatentCache
+from openmla.formats import BF16, FORMATS
 from openmla.kernels.blackwell.dense.kernel import dense_kernel
 from openmla.kernels.call import Call, scale_arguments, vector
 from openmla.kernels.gluon.descriptors import (
@@ -139,8 +139,9 @@ def raw_rope(problem: Problem, config: MLAConfig) -> tuple[bool, bool]:
     """Whether Q's rope and K's rope are stored narrower than they are multiplied."""
     wide = config.rope_mma_dtype_size
     q_raw = config.qkv_dtype_size < wide
-    # A row of 656 bytes holds its rope in bf16, whatever its latent part is.
-    k_raw = config.rope_gmem_dtype_size < wide and problem.rope_dtype != "fp8_656"
+    # A cache may hold its rope in bf16, whatever its latent part is.
+    in_bf16 = FORMATS.get(problem.rope_dtype, BF16).bf16_columns > 0
+    k_raw = config.rope_gmem_dtype_size < wide and not in_bf16
     return q_raw, k_raw
 
 
@@ -152,7 +153,7 @@ def rope_scales(cache: LatentCache | None) -> tuple[int, int, int]:
     """
     if cache is None or cache.scales is None:
         return 0, 0, 0
-    width = block_width(cache.format, cache.width)
+    width = cache.layout.block
     first = cache.latent // width
     return cache.scales.shape[2] - first, (first + 1) * width - cache.latent, width
 
@@ -179,7 +180,7 @@ def _descriptors(config: MLAConfig, op: DenseOperands) -> dict[str, Any]:
         box = math.gcd(cache.page_size, BN)
         found["k_rope_desc"] = pages(rope_rows(cache), box)
         if cache.scales is not None:
-            first = cache.latent // block_width(cache.format, cache.width)
+            first = cache.latent // cache.layout.block
             found["rope_scales_ptr"] = cache.scales[..., first:]
             found["scales_stride_p"], found["scales_stride_r"], _ = cache.scales.stride()
     elif op.k_rope is not None and op.k_rope.dim() == 2:
@@ -191,6 +192,5 @@ def _descriptors(config: MLAConfig, op: DenseOperands) -> dict[str, Any]:
 
 def rope_rows(cache: LatentCache) -> Tensor:
     """The rope columns of a cache as they are stored, [pages, page_size, rope]."""
-    if cache.format == "fp8_656":
-        return cache.data.view(torch.bfloat16)[..., -cache.rope :]
-    return cache.data[..., cache.latent :]
+    plain = cache.field("bf16")
+    return (cache.data if plain is None else plain)[..., -cache.rope :]

@@ -7,7 +7,8 @@ from dataclasses import replace
 import torch
 
 from openmla.aot.jobs import CompileJob, Predicted
-from openmla.cache import LatentCache
+from openmla.cache import DTYPES, LatentCache
+from openmla.formats import V32
 from openmla.kernels.blackwell.sparse.kernel import VECTORS
 from openmla.kernels.blackwell.sparse.launch import calls
 from openmla.kernels.compile_job import compile_job_of
@@ -16,7 +17,6 @@ from openmla.operands import Results, SparseOperands, Weights
 from openmla.planning import TARGETS, cached_plan
 from openmla.problem import Problem
 
-_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 _V32 = Problem(
     form="sparse", heads=128, d_nope=512, d_rope=64, d_v=512, topk=2048, total_q=4096,
     total_k=65536, has_topk_lengths=True, wants_lse=True,
@@ -24,7 +24,7 @@ _V32 = Problem(
 
 
 def _cache(heads: int, kv_dtype: str) -> Problem:
-    return replace(_V32, heads=heads, kv_dtype=kv_dtype, v_dtype=kv_dtype, rope_dtype=kv_dtype)
+    return replace(_V32, heads=heads, kv_dtype=kv_dtype)
 
 
 # DeepSeek-V3.2: 128 heads, or 64, 16 and 8 of them per GPU; GLM-5: 64 heads.
@@ -40,7 +40,7 @@ PROBLEMS = {
         _V32, heads=64, q_dtype="fp16", kv_dtype="fp16", v_dtype="fp16", rope_dtype="fp16"
     ),
     "64 heads uneven pages": replace(_V32, heads=64, page_size=64),
-    "128 heads fp8_656": _cache(128, "fp8_656"),
+    f"128 heads {V32.name}": _cache(128, V32.name),
     "64 heads fp8_block32": _cache(64, "fp8_block32"),
     "64 heads fp8_block64": _cache(64, "fp8_block64"),
     "64 heads fp8_block128": _cache(64, "fp8_block128"),
@@ -68,7 +68,7 @@ def COMPILE_JOBS() -> list[CompileJob]:
 
 def _stand_ins(problem: Problem) -> tuple[SparseOperands, Results]:
     """Operands of the problem's shape, all rows of a tensor in one place: nobody reads them."""
-    heads, dtype, tokens = problem.heads, _DTYPES[problem.q_dtype], problem.total_q
+    heads, dtype, tokens = problem.heads, DTYPES[problem.q_dtype], problem.total_q
 
     def rows(*shape: int) -> torch.Tensor:
         return torch.zeros(1, *shape[1:], dtype=dtype).expand(*shape)
@@ -79,7 +79,7 @@ def _stand_ins(problem: Problem) -> tuple[SparseOperands, Results]:
     elif problem.page_size:
         pages = torch.zeros(1 << 17, dtype=dtype).as_strided((2, 64, 576), (1 << 16, 576, 1))
         cache = LatentCache(pages, None, problem.d_nope, problem.d_rope, problem.kv_dtype)
-    elif problem.kv_dtype not in _DTYPES:
+    elif problem.kv_dtype not in DTYPES:
         cache = LatentCache.allocate(num_pages=2, page_size=64, format=problem.kv_dtype)
     operands = SparseOperands(
         rows(tokens, heads, problem.d_qk),

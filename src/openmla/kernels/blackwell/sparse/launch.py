@@ -16,7 +16,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.blackwell import TensorMemoryLayout
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from openmla.cache import V32_BLOCK, LatentCache, block_width
+from openmla.cache import LatentCache
 from openmla.errors import Unsupported
 from openmla.kernels.blackwell.sparse.kernel import sparse_kernel
 from openmla.kernels.call import Call, vector
@@ -154,12 +154,11 @@ def source_of(rows: LatentCache | Tensor, width: int) -> Source:
         return Source(rows_of(data), None, none, None)
     if not isinstance(rows, LatentCache):
         return Source(rows_of(data), None, none, (0, tiles))
-    if rows.scales is not None:
-        block = block_width(rows.format, rows.width)
-        return Source(rows_of(data), None, scales_of(rows.scales), (block, tiles))
-    scales = scales_of(data.view(torch.float32)[..., rows.latent // 4 :])
-    latent = rows_of(data.view(torch.float8_e4m3fn))
-    return Source(latent, data.view(torch.bfloat16), scales, (V32_BLOCK, rows.latent // GATHERED))
+    layout, scales = rows.layout, rows.field("scales")
+    assert scales is not None
+    rope = data.view(torch.bfloat16) if layout.field("bf16") else None
+    cache = (layout.block, layout.quantized // GATHERED)
+    return Source(rows_of(data.view(torch.float8_e4m3fn)), rope, scales_of(scales), cache)
 
 
 def rows_of(data: Tensor) -> Rows:

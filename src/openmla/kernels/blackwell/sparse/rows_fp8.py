@@ -17,8 +17,8 @@ Rows of 656 bytes hold their rope part as bf16, which is gathered straight to it
 scales, one per 128 columns.
 
 HOW is (B_TOPK, barriers of a kind, page size or 0 for rows, the same for scales, CTAs: 1). CACHE is
-(columns that share a scale, dequantized tiles of K): (64, 9) for fp8_block64, (128, 8) for fp8_656,
-(576, 9) for fp8_token, (0, 9) for rows without scales.
+(columns that share a scale, dequantized tiles of K): (64, 9) for fp8_block64, (128, 8) for 656
+bytes, (576, 9) for fp8_token, (0, 9) for rows without scales.
 """
 
 from triton.experimental import gluon

@@ -7,7 +7,8 @@ from dataclasses import replace
 import torch
 
 from openmla.aot.jobs import CompileJob, Predicted
-from openmla.cache import LatentCache
+from openmla.cache import DTYPES, LatentCache
+from openmla.formats import V32
 from openmla.kernels.cdna4.dense.jobs import MOST_REGISTERS
 from openmla.kernels.cdna4.sparse.kernel import VECTORS
 from openmla.kernels.cdna4.sparse.launch import calls
@@ -17,7 +18,6 @@ from openmla.operands import Results, SparseOperands, Weights
 from openmla.planning import plan
 from openmla.problem import Problem
 
-_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "e4m3": torch.float8_e4m3fn}
 _V32 = Problem(
     form="sparse", heads=128, d_nope=512, d_rope=64, d_v=512, topk=2048, total_q=4096,
     total_k=65536, wants_lse=True, has_sink=True, has_topk_lengths=True, page_size=64,
@@ -30,10 +30,8 @@ PROBLEMS = {
     "bf16 without rope, lse, sink": replace(
         _V32, d_rope=0, rope="none", page_size=0, wants_lse=False, has_sink=False
     ),
-    "fp8_656 pages": replace(_V32, kv_dtype="fp8_656", v_dtype="fp8_656", rope_dtype="fp8_656"),
-    "fp8_block64 pages": replace(
-        _V32, kv_dtype="fp8_block64", v_dtype="fp8_block64", rope_dtype="fp8_block64"
-    ),
+    f"{V32.name} pages": replace(_V32, kv_dtype=V32.name),
+    "fp8_block64 pages": replace(_V32, kv_dtype="fp8_block64"),
     "e4m3 rows": replace(
         _V32, q_dtype="e4m3", kv_dtype="e4m3", v_dtype="e4m3", rope_dtype="e4m3", page_size=0
     ),
@@ -68,16 +66,16 @@ def _stand_ins(problem: Problem) -> tuple[SparseOperands, Results]:
             format=problem.kv_dtype,
         )  # fmt: skip
     else:
-        cache = rows(problem.total_k, problem.d_qk, dtype=_DTYPES[problem.kv_dtype])
+        cache = rows(problem.total_k, problem.d_qk, dtype=DTYPES[problem.kv_dtype])
     operands = SparseOperands(
-        rows(total_q, heads, problem.d_qk, dtype=_DTYPES[problem.q_dtype]),
+        rows(total_q, heads, problem.d_qk, dtype=DTYPES[problem.q_dtype]),
         cache,
         rows(total_q, problem.topk, dtype=torch.int32),
         torch.zeros(1, dtype=torch.int32),
         problem.d_v,
         Weights(192**-0.5, torch.zeros(heads, dtype=torch.float32) if problem.has_sink else None),
     )
-    out = rows(total_q, heads, problem.d_v, dtype=_DTYPES[problem.out_dtype])
+    out = rows(total_q, heads, problem.d_v, dtype=DTYPES[problem.out_dtype])
     lse = (
         torch.zeros(1, heads, dtype=torch.float32).expand(total_q, heads)
         if problem.wants_lse

@@ -6,11 +6,10 @@ from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 from triton.experimental.gluon import language as gl
 
-from openmla.cache import V32_BLOCK, LatentCache, block_width
+from openmla.cache import LatentCache
 from openmla.kernels.call import Call, scale_arguments, vector
 from openmla.kernels.cdna4.dense.launch import (
     COMPILER_OPTIONS,
@@ -25,9 +24,6 @@ from openmla.planning import Plan
 from openmla.planning.cdna4 import MlaSparse16
 
 _TYPES = {"bfloat16": gl.bfloat16, "float16": gl.float16}
-# A row of 656 bytes: 512 e4m3, 4 fp32 scales, 64 bf16.
-_V32_SCALES = slice(512, 528)
-_V32_ROPE = slice(528, 656)
 
 
 class Rows(NamedTuple):
@@ -78,17 +74,11 @@ def parts_of(cache: LatentCache | Tensor, latent: int) -> Rows:
     if isinstance(cache, Tensor):
         rows = cache[None]
         return Rows(rows[..., :latent], _rope(rows, latent), None, 0)
-    data = cache.data
-    if cache.format == "fp8_656":
-        raw = data.view(torch.uint8)
-        scales = raw[..., _V32_SCALES].view(torch.float32)
-        rope = raw[..., _V32_ROPE].view(torch.bfloat16)
-        return Rows(raw[..., :latent].view(torch.float8_e4m3fn), rope, scales, V32_BLOCK)
-    if cache.format == "bf16":
-        return Rows(data[..., :latent], _rope(data, latent), None, 0)
-    fp8 = data.view(torch.float8_e4m3fn)
-    scale_block = block_width(cache.format, cache.width)
-    return Rows(fp8[..., :latent], _rope(fp8, latent), cache.scales, scale_block)
+    rows, plain = cache.field("e4m3"), cache.field("bf16")
+    if rows is None:
+        rows, plain = cache.data, None
+    rope = _rope(rows, latent) if plain is None else plain
+    return Rows(rows[..., :latent], rope, cache.field("scales"), cache.layout.block)
 
 
 def _rope(rows: Tensor, latent: int) -> Tensor | None:

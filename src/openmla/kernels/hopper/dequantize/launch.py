@@ -1,4 +1,4 @@
-"""Host side of FP8 caches on Hopper: their tensors as the kernels take them, and a workspace.
+"""Host side of cache rows on Hopper: their tensors as the kernels take them, and a workspace.
 
 `addressed_once` lists the kernels that dequantize every row that is named, once, and gives the same
 problem over the dequantized rows. How many rows are named is known on the device alone, so a
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from openmla.cache import V32_BLOCK, LatentCache, block_width
+from openmla.cache import LatentCache
 from openmla.kernels.call import WORKSPACE, ZEROED, Call, Sources, vector
 from openmla.kernels.hopper.dequantize.kernels import (
     MAP_UNITS,
@@ -27,9 +27,7 @@ from openmla.operands import LatentOperands, SparseOperands
 from openmla.planning.hopper import HopperSparseConfig
 
 Operands = SparseOperands | LatentOperands
-VECTOR_WORDS = 4  # in 16 bytes
-V32_SCALES = slice(128, 132)  # of a row as fp32
-V32_ROPE = slice(264, 328)  # of a row as bf16
+VECTOR_BYTES = 16  # unit of the strides of rows
 SOURCES: Sources = {
     "lists_ptr": ("indices", "block_table"), "lengths_ptr": ("topk_lengths", "cache_lengths"),
     "map_ptr": ZEROED, "data_ptr": ("kv", "cache_data"), "rope_ptr": ("kv", "cache_data"),
@@ -40,26 +38,28 @@ WIDEN_ROWS = 16
 WIDEN_PROGRAMS = 8  # per SM
 
 
-def fp8_rows(cache: LatentCache) -> dict[str, Any]:
+def rows_of(cache: LatentCache | Tensor) -> dict[str, Any]:
     """Where rows and scales lie; see rows.py for the names. No bytes are copied."""
-    data, scales, rope = cache.data.view(torch.int32), cache.scales, None
-    if cache.format == "fp8_656":
-        scales = cache.data.view(torch.float32)[..., V32_SCALES]
-        rope = cache.data.view(torch.bfloat16)[..., V32_ROPE]
-    assert scales is not None
-    end_to_end = data.shape[0] == 1 or all(
-        x.stride(0) == x.shape[1] * x.stride(1) for x in (data, scales)
-    )
+    rope, scales, block = None, None, 0
+    if isinstance(cache, Tensor):
+        data = cache[None]
+    else:
+        data, scales, block = cache.data, cache.field("scales"), cache.layout.block
+    if isinstance(cache, LatentCache) and block:
+        data, rope = data.view(torch.int32), cache.field("bf16")
+    tensors = [x for x in (data, scales) if x is not None]
+    apart = data.shape[0] > 1 and any(x.stride(0) != x.shape[1] * x.stride(1) for x in tensors)
+    unit = VECTOR_BYTES // data.element_size()
     return {
         "data_ptr": data,
         "scale_ptr": scales,
         "rope_ptr": rope,
-        "stride_page": 0 if end_to_end else data.stride(0) // VECTOR_WORDS,
-        "stride_row": data.stride(1) // VECTOR_WORDS,
-        "scale_page": 0 if end_to_end else scales.stride(0),
-        "scale_row": scales.stride(1),
-        "PAGE": 0 if end_to_end else data.shape[1],
-        "SCALED": V32_BLOCK if rope is not None else block_width(cache.format, cache.width),
+        "stride_page": data.stride(0) // unit if apart else 0,
+        "stride_row": data.stride(1) // unit,
+        "scale_page": 0 if scales is None or not apart else scales.stride(0),
+        "scale_row": 0 if scales is None else scales.stride(1),
+        "PAGE": data.shape[1] if apart else 0,
+        "SCALED": block,
     }
 
 
@@ -116,7 +116,7 @@ def addressed_once(config: HopperSparseConfig, op: Operands) -> Addressed:
     }  # fmt: skip
     mapped = {"map_ptr": found, "counts_ptr": counts, "units": units, "num_warps": 4}
     placed = {"places_ptr": places, "total_ptr": total, "capacity": capacity}
-    source = fp8_rows(op.cache)
+    source = rows_of(op.cache)
     dequantizing = {
         **placed, **{n: x for n, x in source.items() if n.islower()}, "out_ptr": wide,
         "DIMS": (config.latent, config.rope), "CACHE": (source["PAGE"], source["SCALED"]),

@@ -1,9 +1,9 @@
 """Reading rows of an FP8 cache: addresses, raw columns with their scales, and their bf16 values.
 
-| format | `data_ptr` | `scale_ptr` | `rope_ptr` |
+| rope | `data_ptr` | `scale_ptr` | `rope_ptr` |
 |---|---|---|---|
-| fp8_656 | words, 512 of a row's 656 bytes | fp32, 4 scales in the row | bf16, 64 in the row |
-| fp8_block32/64/128, fp8_token | words, latent and rope | fp32, a tensor of its own | None |
+| bf16 | words, of the e4m3 columns | fp32, scales in the row | bf16, in the row |
+| e4m3 | words, latent and rope | fp32, a tensor of its own | None |
 
 The value of an element is bf16(fp32(e4m3) * scale), rounded once, whoever reads it.
 

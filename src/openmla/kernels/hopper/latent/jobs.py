@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 
 from openmla.aot.jobs import CompileJob, Predicted
-from openmla.cache import LatentCache
+from openmla.cache import DTYPES, LatentCache
 from openmla.kernels.compile_job import compile_job_of
 from openmla.kernels.hopper.latent.kernel import VECTORS
 from openmla.kernels.hopper.latent.launch import Operands, calls
@@ -15,7 +15,6 @@ from openmla.operands import LatentOperands, Results, SparseOperands, Weights
 from openmla.planning import plan
 from openmla.problem import Problem
 
-_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 _V32 = Problem(
     form="sparse", heads=128, d_nope=512, d_rope=64, d_v=512, total_q=4096, total_k=8192, topk=2048,
     wants_lse=True,
@@ -51,7 +50,7 @@ def _job(name: str, problem: Problem) -> CompileJob:
 
 def _stand_ins(problem: Problem) -> tuple[Operands, Results]:
     """Small operands: nobody reads them. Pages have gaps, and lists over them want max_logits."""
-    heads, dtype, paged = problem.heads, _DTYPES[problem.q_dtype], problem.page_size > 0
+    heads, dtype, paged = problem.heads, DTYPES[problem.q_dtype], problem.page_size > 0
     q = torch.zeros(2, heads, problem.d_qk, dtype=dtype)
     out, lse = (
         torch.zeros(2, heads, problem.d_v, dtype=dtype),

@@ -8,6 +8,7 @@ import torch
 
 from openmla.aot.jobs import CompileJob, Predicted
 from openmla.cache import LatentCache
+from openmla.formats import V32
 from openmla.kernels.call import Call
 from openmla.kernels.compile_job import compile_job_of
 from openmla.kernels.hopper.latent.kernel import VECTORS, sparse_kernel
@@ -17,29 +18,21 @@ from openmla.planning import Plan, plan
 from openmla.problem import Problem
 
 _V32 = Problem(
-    form="sparse", heads=128, d_nope=512, d_rope=64, d_v=512, kv_dtype="fp8_656",
-    v_dtype="fp8_656", rope_dtype="fp8_656", page_size=64, topk=2048, total_q=64,
-    total_k=1_000_000, wants_lse=True,
+    form="sparse", heads=128, d_nope=512, d_rope=64, d_v=512, kv_dtype=V32.name,
+    page_size=64, topk=2048, total_q=64, total_k=1_000_000, wants_lse=True,
 )  # fmt: skip
 
 
-def _stored(problem: Problem, cache_format: str) -> Problem:
-    dtypes = {"kv_dtype": cache_format, "v_dtype": cache_format, "rope_dtype": cache_format}
-    return replace(problem, **dtypes)  # type: ignore[arg-type]
-
-
 PROBLEMS = {
-    "fp8_656": _V32,
-    "fp8_656 workspace": replace(_V32, total_q=4096),
-    "fp8_block32": _stored(_V32, "fp8_block32"),
-    "fp8_token 512+0": replace(_stored(_V32, "fp8_token"), d_rope=0, rope="none"),
+    V32.name: _V32,
+    f"{V32.name} workspace": replace(_V32, total_q=4096),
+    "fp8_block32": replace(_V32, kv_dtype="fp8_block32"),
+    "fp8_token 512+0": replace(_V32, kv_dtype="fp8_token", d_rope=0, rope="none"),
     "fp8_block64 256+32 workspace": replace(
-        _stored(_V32, "fp8_block64"), d_nope=256, d_v=256, d_rope=32, total_q=4096, total_k=8192
+        _V32, kv_dtype="fp8_block64", d_nope=256, d_v=256, d_rope=32, total_q=4096, total_k=8192
     ),
-    "fp8_656 sequences": replace(_V32, form="latent", topk=0, total_q=1),
-    "fp8_block128 128+32": replace(
-        _stored(_V32, "fp8_block128"), d_nope=128, d_v=128, d_rope=32
-    ),
+    f"{V32.name} sequences": replace(_V32, form="latent", topk=0, total_q=1),
+    "fp8_block128 128+32": replace(_V32, kv_dtype="fp8_block128", d_nope=128, d_v=128, d_rope=32),
 }  # fmt: skip
 
 

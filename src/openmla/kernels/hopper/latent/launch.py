@@ -13,10 +13,9 @@ from typing import Any
 from torch import Tensor
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from openmla.cache import LatentCache
 from openmla.kernels.call import Call, Counted, Sources, scale_arguments, vector
 from openmla.kernels.gluon.descriptors import tile_layout
-from openmla.kernels.hopper.dequantize.launch import addressed_once, fp8_rows
+from openmla.kernels.hopper.dequantize.launch import addressed_once, rows_of
 from openmla.kernels.hopper.latent.kernel import sparse_kernel
 from openmla.operands import LatentOperands, Results, SparseOperands
 from openmla.planning import Plan
@@ -67,7 +66,7 @@ def _attention(
 ) -> Call:
     """The attention kernel over the rows of `op` as they are stored."""
     places = _sequences(op) if isinstance(op, LatentOperands) else _lists(config, op)
-    rows = _rows(op.cache)
+    rows = rows_of(op.cache)
     registers = config.registers_of(dequantizes=rows["SCALED"] > 0)
     arguments = {
         **constexprs(config),
@@ -167,26 +166,6 @@ def heads_of_tokens(q: Tensor, columns: int) -> Any:
         strides[1] = strides[0]  # of one head: may be anything, and is never used
     box = [1, WGMMA_ROWS, columns]
     return TensorDescriptor(q, list(q.shape), strides, box, tile_layout(columns, 3))
-
-
-def _rows(cache: LatentCache | Tensor) -> dict[str, Any]:
-    """Where rows lie. Strides of data are in units of 16 bytes."""
-    if isinstance(cache, LatentCache) and cache.format != "bf16":
-        return fp8_rows(cache)
-    data = cache.data if isinstance(cache, LatentCache) else cache
-    page, row = (0, data.stride(0)) if data.dim() == 2 else data.stride()[:2]
-    end_to_end = data.dim() == 2 or data.shape[0] == 1 or page == data.shape[1] * row
-    return {
-        "data_ptr": data,
-        "scale_ptr": None,
-        "rope_ptr": None,
-        "stride_page": 0 if end_to_end else page // VECTOR,
-        "stride_row": row // VECTOR,
-        "scale_page": 0,
-        "scale_row": 0,
-        "PAGE": 0 if end_to_end else data.shape[1],
-        "SCALED": 0,
-    }
 
 
 def _outputs(results: Results) -> dict[str, Any]:

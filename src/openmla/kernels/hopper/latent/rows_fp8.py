@@ -10,7 +10,7 @@ scales 4; chunks of one block of scales share them.
 | 0 | left 0 1 2 3; right 4 5 6 7, rope 8 |
 | 1 | left 0 1 2 3, rope 8; right 4 5 6 7 |
 
-Rope that is stored as bf16 (fp8_656) is copied as in sparse_rows, from its barrier's first chunk to
+Rope that is stored as bf16 is copied as in sparse_rows, from its barrier's first chunk to
 the last; rope of 32 columns follows the last.
 
 Ordinary stores wrote the tiles that wgmma will read, so a fence for the asynchronous proxy and one

@@ -6,6 +6,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 from openmla.errors import Unsupported
+from openmla.formats import BF16, FORMATS
 from openmla.planning.blackwell.sparse.prefill import (
     P_TMEM_ADDR,
     MLAPrefillSparse,
@@ -21,7 +22,7 @@ from openmla.planning.memory import Columns, MemoryMap, Region
 from openmla.planning.serves import (
     ALIGNED,
     DTYPES,
-    FP8_CACHES,
+    GLUON_CACHES,
     LENGTHS,
     YES_OR_NO,
     OneOf,
@@ -34,7 +35,6 @@ from openmla.problem import Problem
 
 _LONG_NAMES = {"bf16": "bfloat16", "fp16": "float16", "e4m3": "float8_e4m3fn"}
 MOST_PAGE_ROWS = 1024
-V32_SCALE_BLOCK = 128  # of the 512 latent columns of a row of 656 bytes; its rope is bf16
 # A pair's products inside a partition need barriers that both CTAs share.
 FIRST_PAIR_TRITON = (3, 9)
 _LAUNCHER = "openmla.kernels.blackwell.sparse.launch"
@@ -68,15 +68,9 @@ def _all_fp8(problem: Problem, target: Target) -> MLAPrefillSparseQKVFP8:
 
 def fp8_cache_smem(config: MLAPrefillSparseFP8, problem: Problem) -> MLASparseSharedMemoryFP8:
     """The byte map of a sparse block over an FP8 cache: the bf16 one, then the scales."""
-    block = scale_block(problem.kv_dtype, problem.d_qk)
+    stored = FORMATS.get(problem.kv_dtype, BF16)  # plain e4m3 rows have no scales
+    block = stored.layout(problem.d_nope, problem.d_rope).block
     return MLASparseSharedMemoryFP8(scale_block_size=block, **config.arguments())
-
-
-def scale_block(cache_format: str, width: int) -> int:
-    """Columns that share a scale: 64 for fp8_block64, the whole row for fp8_token, 0 for none."""
-    special = {"fp8_token": width, "fp8_656": V32_SCALE_BLOCK, "e4m3": 0}
-    block = special.get(cache_format)
-    return int(cache_format.removeprefix("fp8_block")) if block is None else block
 
 
 def _sparse_block(config: MLAPrefillSparse, problem: Problem) -> Block:
@@ -203,7 +197,7 @@ SPARSE_KERNELS = (
             {
                 **_EVERY_SPARSE,
                 "heads": OneOf(*_HEAD_STEPS, 128),
-                DTYPES: OneOf(*(("bf16", name, name, name) for name in ("e4m3", *FP8_CACHES))),
+                DTYPES: OneOf(*(("bf16", name, name, name) for name in ("e4m3", *GLUON_CACHES))),
                 "rope": OneOf("shared"),
             }
         ),

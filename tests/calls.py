@@ -13,9 +13,15 @@ from torch import Tensor
 
 from formula import cu_seqlens
 from openmla import LatentCache
+from openmla.formats import FORMATS
 
 HEADS, D_NOPE, D_ROPE, D_V = 2, 8, 4, 6
 LATENT, ROPE = 8, 4
+
+
+def widths_of(format: str) -> tuple[int, int]:
+    """(latent, rope) to try a cache format with: some rope, if it exists so."""
+    return (FORMATS[format].widths or ((512, 64),))[-1]
 
 
 def numbers(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:

@@ -2,12 +2,14 @@
 
 The bound of a round trip. e4m3 keeps 3 bits after the leading one, so a value of 2^-6 or more in
 units of the scale moves by at most 2^-4 of itself, a smaller one by at most 2^-10 of the scale.
-With scale = amax/448, and bf16's own 2^-9 on top (2^-8 is generous):
+With scale = amax/448, or the next power of two, and bf16's own 2^-9 on top (2^-8 is generous):
 
-    |back - x| <= max(|x| * 2^-4, amax/448 * 2^-10) + |x| * 2^-8
+    |back - x| <= max(|x| * 2^-4, scale * 2^-10) + |x| * 2^-8
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import pytest
 import torch
@@ -19,12 +21,16 @@ from openmla import InvalidArgument, LatentCache, Unsupported
 from openmla.problem import CACHE_FORMATS
 
 FP8_FORMATS = [name for name in CACHE_FORMATS if name != "bf16"]
-BLOCKS = {"fp8_656": 128, "fp8_block32": 32, "fp8_block64": 64, "fp8_block128": 128}
-LATENT, ROPE = 512, 64
+BLOCKS = {
+    "fp8_656": 128, "fp8_block32": 32, "fp8_block64": 64, "fp8_block128": 128, "fp8_584": 64,
+}  # fmt: skip
 
 
 def allocate(format: str, pages: int = 3, page_size: int = 4) -> LatentCache:
-    return LatentCache.allocate(num_pages=pages, page_size=page_size, format=format)
+    latent, rope = calls.widths_of(format)
+    return LatentCache.allocate(
+        num_pages=pages, page_size=page_size, latent=latent, rope=rope, format=format
+    )
 
 
 def write(cache: LatentCache, values: Tensor, slots: Tensor) -> None:
@@ -36,11 +42,11 @@ def raw(cache: LatentCache) -> list[Tensor]:
     return [formula.bits(t).clone() for t in tensors]
 
 
-def round_trip_bound(values: Tensor, block: int) -> Tensor:
+def round_trip_bound(values: Tensor, block: int, most: float) -> Tensor:
     bound = torch.empty_like(values)
     for first in range(0, values.shape[1], block):
         part = values[:, first : first + block].abs()
-        scale = part.amax(1, keepdim=True) / 448
+        scale = part.amax(1, keepdim=True) / 448 * most
         bound[:, first : first + block] = torch.maximum(part * 2**-4, scale * 2**-10) + part * 2**-8
     return bound
 
@@ -48,20 +54,22 @@ def round_trip_bound(values: Tensor, block: int) -> Tensor:
 @pytest.mark.parametrize("spread", [1.0, 1e-30, 1e30], ids=["unit", "tiny", "huge"])
 @pytest.mark.parametrize("format", FP8_FORMATS)
 def test_fp8_round_trip_stays_within_the_error_of_the_format(format: str, spread: float):
-    values = calls.numbers(6, LATENT + ROPE) * spread
+    cache = allocate(format)
+    values = calls.numbers(6, cache.width) * spread
     values[:, ::7] *= 1e-3  # a wide range inside every block
     slots = torch.tensor([11, 0, 5, 3, 7, 8])
-    cache = allocate(format)
     write(cache, values, slots)
     back = cache.gather(slots)
-    bound = round_trip_bound(values, BLOCKS.get(format, LATENT + ROPE))
-    if format == "fp8_656":  # its rope is plain bf16
-        assert formula.same_bits(back[:, LATENT:], values[:, LATENT:].to(torch.bfloat16))
+    most = 2.0 if format == "fp8_584" else 1.0  # a power of two is less than twice amax/448
+    bound = round_trip_bound(values, BLOCKS.get(format, cache.width), most)
+    if format in ("fp8_656", "fp8_584"):  # their rope is plain bf16
+        rope = slice(cache.latent, None)
+        assert formula.same_bits(back[:, rope], values[:, rope].to(torch.bfloat16))
     assert ((back.double() - values.double()).abs() <= bound.double()).all()
 
 
 def test_bf16_round_trip_is_one_rounding():
-    values, slots = calls.numbers(6, LATENT + ROPE), torch.tensor([11, 0, 5, 3, 7, 8])
+    values, slots = calls.numbers(6, 576), torch.tensor([11, 0, 5, 3, 7, 8])
     cache = allocate("bf16")
     write(cache, values, slots)
     assert formula.same_bits(cache.gather(slots), values.to(torch.bfloat16))
@@ -70,9 +78,9 @@ def test_bf16_round_trip_is_one_rounding():
 @pytest.mark.parametrize("format", CACHE_FORMATS)
 def test_only_the_named_rows_change(format: str):
     cache = allocate(format)
-    write(cache, calls.numbers(12, LATENT + ROPE), torch.arange(12))
+    write(cache, calls.numbers(12, cache.width), torch.arange(12))
     before = cache.gather(torch.arange(12))
-    write(cache, calls.numbers(2, LATENT + ROPE, seed=1), torch.tensor([9, 2]))
+    write(cache, calls.numbers(2, cache.width, seed=1), torch.tensor([9, 2]))
     after = cache.gather(torch.arange(12))
     changed = [i for i in range(12) if not formula.same_bits(before[i], after[i])]
     assert changed == [2, 9]
@@ -80,10 +88,10 @@ def test_only_the_named_rows_change(format: str):
 
 @pytest.mark.parametrize("format", FP8_FORMATS)
 def test_largest_element_of_a_block_comes_back_exactly_and_zeros_stay_zero(format: str):
-    values = torch.zeros(1, LATENT + ROPE)
+    cache = allocate(format)
+    values = torch.zeros(1, cache.width)
     values[0, 5] = -448 * 0.25
     values[0, 6] = 1.0
-    cache = allocate(format)
     write(cache, values, torch.tensor([6]))
     assert formula.same_bits(cache.gather(torch.tensor([6])), values.to(torch.bfloat16))
 
@@ -106,9 +114,9 @@ def test_a_pool_with_gaps_works_and_the_gaps_stay_untouched(format: str):
     wide = torch.full((3, 4, 2, plain.data.shape[2]), 7.0).to(plain.data.dtype)
     scales = None
     if plain.scales is not None:
-        scales = torch.full((3, 6, plain.scales.shape[2]), 5.0)[:, 1:5]
-    gapped = LatentCache(wide[:, :, 0], scales, LATENT, ROPE, format)
-    values, slots = calls.numbers(12, LATENT + ROPE), torch.randperm(12)
+        scales = torch.full((3, 6, plain.scales.shape[2]), 5.0).to(plain.scales.dtype)[:, 1:5]
+    gapped = LatentCache(wide[:, :, 0], scales, plain.latent, plain.rope, format)
+    values, slots = calls.numbers(12, plain.width), torch.randperm(12)
     write(plain, values, slots)
     write(gapped, values, slots)
     assert not gapped.data.is_contiguous()
@@ -129,7 +137,7 @@ def test_wrapped_tensors_are_used_where_they_are():
 @pytest.mark.parametrize(
     ("format", "bytes_per_token"),
     [("bf16", 1152), ("fp8_656", 656), ("fp8_block32", 648), ("fp8_block64", 612),
-     ("fp8_block128", 596), ("fp8_token", 580)],
+     ("fp8_block128", 596), ("fp8_token", 580), ("fp8_584", 584)],
 )  # fmt: skip
 def test_bytes_per_token(format: str, bytes_per_token: int):
     assert allocate(format, pages=5, page_size=64).nbytes == 5 * 64 * bytes_per_token
@@ -137,7 +145,7 @@ def test_bytes_per_token(format: str, bytes_per_token: int):
 
 def test_the_656_byte_row_has_the_layout_that_other_readers_expect():
     cache = allocate("fp8_656")
-    values = calls.numbers(1, LATENT + ROPE)
+    values = calls.numbers(1, cache.width)
     write(cache, values, torch.tensor([6]))
     row = cache.data[1, 2]
     scales = row[512:528].clone().view(torch.float32)
@@ -151,6 +159,41 @@ def test_the_656_byte_row_has_the_layout_that_other_readers_expect():
     )
 
 
+def test_the_584_byte_row_has_the_layout_that_other_readers_expect():
+    """Engines keep a page as its rows of 576 bytes, then their scales, then padding."""
+    page_size, values = 5, calls.numbers(3, 512)
+    pages = torch.full((2, 6 * 576), 255, dtype=torch.uint8)  # a scale of 255 is NaN
+    rows = pages[:, : page_size * 576].unflatten(1, (page_size, 576))
+    behind = pages[:, page_size * 576 : page_size * 584].unflatten(1, (page_size, 8))
+    cache = LatentCache(rows, behind, 512, 0, "fp8_584")
+    cache.append(values, None, torch.tensor([7, 0, 4]))
+    exponents = torch.ceil(torch.log2(values[0, :448].double().view(7, 64).abs().amax(1) / 448))
+    start = page_size * 576 + 2 * 8  # row 7 is row 2 of page 1
+    assert pages[1, start : start + 8].tolist() == [*(exponents.int() + 127).tolist(), 255]
+    scaled = values[0, :448].view(7, 64) / torch.exp2(exponents).float()[:, None]
+    row = pages[1, 2 * 576 : 3 * 576].clone()
+    wanted = scaled.flatten().to(torch.float8_e4m3fn)
+    assert formula.same_bits(row[:448].view(torch.float8_e4m3fn), wanted)
+    assert formula.same_bits(row[448:].view(torch.bfloat16), values[0, 448:].to(torch.bfloat16))
+    back = (wanted.float().view(7, 64) * torch.exp2(exponents).float()[:, None]).flatten()
+    want = torch.cat([back, values[0, 448:]]).to(torch.bfloat16)
+    assert formula.same_bits(cache.gather(torch.tensor([7])), want[None])
+    assert (pages[:, page_size * 584 :] == 255).all() and (rows[0, 1:4] == 255).all()
+
+
+def test_every_exponent_is_its_power_of_two():
+    cache = LatentCache.allocate(
+        num_pages=1, page_size=256, latent=512, rope=0, format="fp8_584"
+    )  # fmt: skip
+    cache.data.view(torch.uint8)[..., :448] = 0x38  # 1.0
+    assert cache.scales is not None
+    cache.scales[0, :, :7] = torch.arange(256, dtype=torch.uint8)[:, None]
+    got = cache.gather(torch.arange(256))[:, :448].double()
+    want = torch.exp2(torch.arange(-127, 128, dtype=torch.float64))
+    assert torch.equal(got[:255], want[:, None].expand(255, 448))
+    assert got[255].isnan().all()
+
+
 def test_a_cache_without_rope_takes_none():
     cache = LatentCache.allocate(num_pages=1, page_size=2, latent=8, rope=0)
     cache.append(torch.ones(1, 8), None, torch.tensor([1]))
@@ -161,10 +204,10 @@ def test_a_cache_without_rope_takes_none():
 @pytest.mark.parametrize(
     ("name", "change"),
     [
-        ("latent", {"latent": torch.ones(2, LATENT + 1)}),
-        ("latent", {"latent": torch.ones(2, LATENT, dtype=torch.int32)}),
+        ("latent", {"latent": torch.ones(2, 577)}),
+        ("latent", {"latent": lambda latent: latent.int()}),
         ("rope", {"rope": None}),
-        ("rope", {"rope": torch.ones(1, ROPE)}),
+        ("rope", {"rope": torch.ones(1, 64)}),
         ("slot_mapping", {"slot_mapping": torch.tensor([0, 12])}),
         ("slot_mapping", {"slot_mapping": torch.tensor([-1, 0])}),
         ("slot_mapping", {"slot_mapping": torch.tensor([0])}),
@@ -172,15 +215,17 @@ def test_a_cache_without_rope_takes_none():
     ],
     ids=["width", "dtype", "no-rope", "rope-tokens", "past-end", "negative", "count", "float"],
 )
-def test_a_wrong_append_writes_nothing(format: str, name: str, change: dict[str, object]):
+def test_a_wrong_append_writes_nothing(format: str, name: str, change: dict[str, Any]):
     cache = allocate(format)
-    write(cache, calls.numbers(12, LATENT + ROPE), torch.arange(12))
+    write(cache, calls.numbers(12, cache.width), torch.arange(12))
     before = raw(cache)
     good = {
-        "latent": torch.ones(2, LATENT),
-        "rope": torch.ones(2, ROPE),
+        "latent": torch.ones(2, cache.latent),
+        "rope": torch.ones(2, cache.rope),
         "slot_mapping": torch.tensor([1, 0]),
     }
+    if callable(change.get(name)):
+        change = {name: change[name](good[name])}
     with pytest.raises(InvalidArgument) as caught:
         cache.append(**{**good, **change})
     assert caught.value.name == name
@@ -191,9 +236,7 @@ def test_an_append_that_would_need_a_gradient_is_refused():
     cache = allocate("bf16")
     before = raw(cache)
     with pytest.raises(Unsupported, match="latent requires a gradient"):
-        cache.append(
-            torch.ones(1, LATENT, requires_grad=True), torch.ones(1, ROPE), torch.tensor([0])
-        )
+        cache.append(torch.ones(1, 512, requires_grad=True), torch.ones(1, 64), torch.tensor([0]))
     assert torch.equal(before[0], raw(cache)[0]) and not cache.data.requires_grad
 
 

@@ -5,24 +5,29 @@ from __future__ import annotations
 import pytest
 import torch
 
+import calls
 import formula
 from openmla.cache import LatentCache
 from openmla.problem import CACHE_FORMATS
 
 
 def pools(format: str) -> list[LatentCache]:
-    return [LatentCache.allocate(num_pages=2, page_size=4, format=format) for _ in range(2)]
+    shape = dict(zip(("latent", "rope"), calls.widths_of(format), strict=True))
+    return [
+        LatentCache.allocate(num_pages=2, page_size=4, format=format, **shape) for _ in range(2)
+    ]
 
 
 @pytest.mark.parametrize("format", CACHE_FORMATS)
 def test_operators_do_what_the_methods_do(format: str):
     one, other = pools(format)
     torch.manual_seed(0)
-    latent, rope, slots = torch.randn(3, 512), torch.randn(3, 64), torch.tensor([5, 0, 7])
+    latent, rope, slots = torch.randn(3, one.latent), torch.randn(3, 64), torch.tensor([5, 0, 7])
     one.append(latent, rope, slots)
-    torch.ops.openmla.cache_append(other.data, other.scales, format, 512, latent, rope, slots)
-    out = torch.full((3, 576), torch.nan, dtype=torch.bfloat16)
-    torch.ops.openmla.cache_gather(other.data, other.scales, format, 512, slots, out)
+    parts = (other.data, other.scales, format, other.latent)
+    torch.ops.openmla.cache_append(*parts, latent, rope, slots)
+    out = torch.full((3, other.width), torch.nan, dtype=torch.bfloat16)
+    torch.ops.openmla.cache_gather(*parts, slots, out)
     assert formula.same_bits(one.gather(slots), out)
 
 

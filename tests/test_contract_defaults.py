@@ -100,10 +100,13 @@ def test_13_the_reference(name: str, default: str):
 @every_default
 @pytest.mark.parametrize("format", CACHE_FORMATS)
 def test_13_caches(format: str, default: str):
-    latent, rope, slots = calls.numbers(3, 512), calls.numbers(3, 64), torch.tensor([5, 0, 2])
+    widths, slots = calls.widths_of(format), torch.tensor([5, 0, 2])
+    latent, rope = (calls.numbers(3, width) for width in widths)
 
     def filled() -> LatentCache:
-        cache = LatentCache.allocate(num_pages=2, page_size=4, format=format)
+        cache = LatentCache.allocate(
+            num_pages=2, page_size=4, latent=widths[0], rope=widths[1], format=format
+        )
         cache.append(latent, rope, slots)
         return cache
 

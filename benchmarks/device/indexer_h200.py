@@ -305,8 +305,9 @@ def step(group: str, rounds: int) -> Iterator[dict[str, Any]]:
     totals = {form: sum(ms[n] for n in parts) for form, parts in forms.items()}
     shares = {form: {n: ms[n] / totals[form] for n in parts} for form, parts in forms.items()}
     dims = LayerDims(512, 128, 64, 128)
-    yield {"step": f"V3.2, {total_q} of {keys}, {heads} heads", "ms": ms, "totals": totals,
-           "shares": shares, "planned": choose_form(dims, [total_q], [keys], topk, heads).reason}  # fmt: skip
+    planned = choose_form(dims, [total_q], [keys], topk, heads).reason
+    name = f"V3.2, {total_q} of {keys}, {heads} heads"
+    yield {"step": name, "ms": ms, "totals": totals, "shares": shares, "planned": planned}
 
 
 def line(r: dict[str, Any]) -> str:

@@ -22,11 +22,11 @@ from triton.testing import do_bench
 
 from openmla.cache import LatentCache
 from openmla.dispatch import plan_call
+from openmla.formats import FORMATS
 from openmla.kernels.call import Call
 from openmla.kernels.portable import cache_ops
 from openmla.kernels.portable.launch import calls
 from openmla.operands import DenseOperands, LatentOperands, Results, SparseOperands, Weights
-from openmla.problem import CACHE_FORMATS
 
 WORKERS = 12
 MATMUL = 8192
@@ -209,14 +209,17 @@ def time_shape(name: str, rounds: int) -> Iterator[dict[str, Any]]:
 def cache(_: str, rounds: int) -> Iterator[dict[str, Any]]:
     """append and gather of 4096 rows, every format."""
     slots = torch.randperm(128 * 64, device="cuda")[:4096]
-    x = torch.randn(4096, 576, device="cuda").bfloat16()
-    for format in CACHE_FORMATS:
-        pool = LatentCache.allocate(num_pages=128, page_size=64, format=format, device="cuda")
-        append = partial(cache_ops.append, pool, x[:, :512], x[:, 512:], slots)
+    for name, format in FORMATS.items():
+        latent, rope = (format.widths or ((512, 64),))[0]
+        x = torch.randn(4096, latent + rope, device="cuda").bfloat16()
+        pool = LatentCache.allocate(
+            num_pages=128, page_size=64, latent=latent, rope=rope, format=name, device="cuda"
+        )
+        append = partial(cache_ops.append, pool, x[:, :latent], x[:, latent:], slots)
         append()
         gather = partial(cache_ops.gather, pool, slots, torch.empty_like(x))
         yield {
-            "format": format, "append_us": bench(append) * 1e3, "gather_us": bench(gather) * 1e3
+            "format": name, "append_us": bench(append) * 1e3, "gather_us": bench(gather) * 1e3
         }  # fmt: skip
 
 

@@ -5,7 +5,8 @@ are. `data` is [P, S, elements of a row]; `scales`, if they do not lie in the ro
 
 The value of an FP8 element is bf16(fp32(e4m3) * scale): the product is rounded once, to bf16, and
 every kernel, the reference and `gather` use that same value. A block's scale is amax/448, so its
-largest element becomes the largest e4m3 number; a block of zeros has scale 1.
+largest element becomes the largest e4m3 number, or the next power of two; a block of zeros has
+scale 1.
 
 A slot (`slot_mapping`, `rows`) is a physical row: page * page_size + offset.
 
@@ -29,7 +30,7 @@ E4M3_MAX = 448.0
 APPEND_DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 DTYPES = {
     "bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32,
-    "e4m3": torch.float8_e4m3fn, "byte": torch.uint8,
+    "e4m3": torch.float8_e4m3fn, "ue8m0": torch.uint8, "byte": torch.uint8,
 }  # fmt: skip
 """Element types by the short names used everywhere in openmla."""
 
@@ -147,12 +148,15 @@ class LatentCache:
         if not layout.quantized:
             self.data[page, offset] = plain
             return
-        values, scales = quantize(row[:, : layout.quantized], layout.block)
+        exponents = layout.format.scale == "ue8m0"
+        values, scales = quantize(row[:, : layout.quantized], layout.block, exponents)
+        if exponents:
+            scales = (scales.view(torch.int32) >> 23).to(torch.uint8)
         parts = [values, plain]
         if self.scales is None:
             parts.insert(1, scales)
         else:
-            self.scales[page, offset] = scales
+            self.scales[page, offset, : layout.blocks] = scales
         # Plain bytes: indexed writes of float8 tensors are not implemented everywhere.
         stored = torch.cat([part.contiguous().view(torch.uint8) for part in parts], dim=-1)
         self.data.view(torch.uint8)[page, offset] = stored
@@ -184,7 +188,10 @@ class LatentCache:
         }
         if self.scales is not None:
             parts[layout.format.scale] = pick_rows(self.scales, rows)
-        values = dequantize(parts["e4m3"], parts[layout.format.scale], layout.block)
+        scales = parts[layout.format.scale]
+        if layout.format.scale == "ue8m0":
+            scales = scales.view(torch.float8_e8m0fnu).float()
+        values = dequantize(parts["e4m3"], scales, layout.block)
         if "bf16" in parts:
             values = torch.cat([values, parts["bf16"]], dim=-1)
         return values[:, columns]
@@ -197,7 +204,7 @@ def pick_rows(pages: Tensor, rows: Tensor) -> Tensor:
     return pages[rows // pages.shape[1], rows % pages.shape[1]]
 
 
-def quantize(values: Tensor, block: int) -> tuple[Tensor, Tensor]:
+def quantize(values: Tensor, block: int, powers_of_two: bool = False) -> tuple[Tensor, Tensor]:
     """[n, width] -> e4m3 [n, width] and fp32 scales [n, ceil(width/block)].
 
     >>> q, s = quantize(torch.tensor([[448.0, 1.0, 0.0, 0.0]]), block=2)
@@ -212,6 +219,8 @@ def quantize(values: Tensor, block: int) -> tuple[Tensor, Tensor]:
     # amax/448 of a tiny block would round to 0 and turn its zeros into 0/0: keep scales normal.
     tiny = torch.finfo(torch.float32).tiny
     scales = torch.where(amax > 0, (amax / E4M3_MAX).clamp_min(tiny), torch.ones_like(amax))
+    if powers_of_two:  # up to the next one: the mantissa carries into the exponent
+        scales = ((scales.view(torch.int32) + 0x7FFFFF) & 0x7F800000).view(torch.float32)
     # Dividing by a scale rounded down could land just above 448, which e4m3 turns into NaN.
     scaled = (grouped / scales.unsqueeze(-1)).clamp(-E4M3_MAX, E4M3_MAX)
     flat = scaled.view(n, blocks * block)[:, :width]
@@ -294,12 +303,11 @@ def _check_layout(cache: LatentCache) -> None:
         return
     shape, scales = (data.shape[0], data.shape[1], layout.scale_columns), cache.scales
     scale_dtype = DTYPES[layout.format.scale]
-    expected = f"{str(scale_dtype).removeprefix('torch.')} {list(shape)}"
     if not isinstance(scales, Tensor):
-        raise InvalidArgument("scales", expected, type(scales).__name__)
+        raise InvalidArgument("scales", f"{scale_dtype} {list(shape)}", type(scales).__name__)
     if scales.dtype != scale_dtype or tuple(scales.shape) != shape:
         got = f"{scales.dtype} of shape {tuple(scales.shape)}"
-        raise InvalidArgument("scales", expected, got)
+        raise InvalidArgument("scales", f"{scale_dtype} {list(shape)}", got)
     if scales.device != data.device:
         raise InvalidArgument("scales", f"a tensor on {data.device}", f"one on {scales.device}")
     if shape[2] > 1 and scales.stride(2) != 1:

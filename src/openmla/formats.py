@@ -5,12 +5,19 @@ A row is a token's latent (K without rope, and V) and its rope: latent + rope co
     e4m3 columns | their scales, if these lie in the row | bf16 columns
 
 Scales that do not lie in the row have a tensor of their own, `scales` beside `data`.
+`ue8m0` is a power of two as its fp32 exponent, one byte: 127 is 1.0, 0 is 2^-127, 255 is NaN.
 
 >>> print(V32.layout(512, 64))
 fp8_656, 512 + 64 columns, 656 bytes
   data      0 …  511  512 e4m3
   data    512 …  527    4 fp32
   data    528 …  655   64 bf16
+>>> print(V4.layout(512, 0))
+fp8_584, 512 + 0 columns, 584 bytes
+  data      0 …  447  448 e4m3
+  data    448 …  575   64 bf16
+  scales    0 …    6    7 ue8m0
+  scales    7 …    7    1 byte
 >>> {name: f.layout(512, 64).row_bytes for name, f in FORMATS.items() if not f.widths}
 {'bf16': 1152, 'fp8_block32': 648, 'fp8_block64': 612, 'fp8_block128': 596, 'fp8_token': 580}
 """
@@ -18,10 +25,9 @@ fp8_656, 512 + 64 columns, 656 bytes
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import NamedTuple
 
-ELEMENT_BYTES = {"e4m3": 1, "bf16": 2, "fp32": 4, "byte": 1}
+ELEMENT_BYTES = {"e4m3": 1, "bf16": 2, "fp32": 4, "ue8m0": 1, "byte": 1}
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +42,8 @@ class RowFormat:
     bf16_columns: int = 0
     """How many of the last columns are bf16 beside e4m3."""
     scales_in_row: bool = False
+    unused: int = 0
+    """Bytes after the scales that hold nothing."""
     widths: tuple[tuple[int, int], ...] = ()
     """The (latent, rope) that the format exists in; empty: any."""
 
@@ -98,7 +106,19 @@ class RowLayout(NamedTuple):
     @property
     def fields(self) -> tuple[Field, ...]:
         """All that a row has, byte after byte, those of `data` first."""
-        return _fields(self)
+        format, ends = self.format, {"data": 0, "scales": 0}
+        beside = "data" if format.scales_in_row else "scales"
+        found = []
+        for tensor, dtype, count in (
+            ("data", "e4m3", self.quantized),
+            (beside, format.scale, self.blocks),
+            (beside, "byte", format.unused),
+            ("data", "bf16", self.width - self.quantized),
+        ):
+            if count:
+                found.append(Field(tensor, dtype, ends[tensor], count))
+                ends[tensor] = found[-1].end
+        return tuple(sorted(found, key=lambda field: field.tensor))
 
     def field(self, name: str) -> Field | None:
         """The field "e4m3", "bf16" or "scales", if there is one."""
@@ -108,13 +128,17 @@ class RowLayout(NamedTuple):
     @property
     def data(self) -> tuple[str, int]:
         """Type and number of elements in a row of `data`: bytes where it holds several types."""
-        fields = [field for field in self.fields if field.tensor == "data"]
-        return (fields[0].dtype, fields[0].count) if len(fields) == 1 else ("byte", fields[-1].end)
+        format = self.format
+        if format.scales_in_row or format.bf16_columns:
+            scales = self.blocks * ELEMENT_BYTES[format.scale] + format.unused
+            scales = scales if format.scales_in_row else 0
+            return "byte", self.width + format.bf16_columns + scales  # bf16 columns count twice
+        return ("e4m3" if format.scale else "bf16"), self.width
 
     @property
     def scale_columns(self) -> int:
-        """Elements in a row of `scales`; 0 if there is no such tensor."""
-        return sum(field.count for field in self.fields if field.tensor == "scales")
+        """Elements in a row of `scales`, unused ones included; 0 if there is no such tensor."""
+        return 0 if self.format.scales_in_row else self.blocks + self.format.unused
 
     @property
     def row_bytes(self) -> int:
@@ -126,27 +150,16 @@ class RowLayout(NamedTuple):
         return "\n  ".join([title, *map(str, self.fields)])
 
 
-@lru_cache(maxsize=256)
-def _fields(layout: RowLayout) -> tuple[Field, ...]:
-    format, ends = layout.format, {"data": 0, "scales": 0}
-    beside = "data" if format.scales_in_row else "scales"
-    found = []
-    for tensor, dtype, count in (
-        ("data", "e4m3", layout.quantized),
-        (beside, format.scale, layout.blocks),
-        ("data", "bf16", layout.width - layout.quantized),
-    ):
-        if count:
-            found.append(Field(tensor, dtype, ends[tensor], count))
-            ends[tensor] = found[-1].end
-    return tuple(sorted(found, key=lambda field: field.tensor))
-
-
 BF16 = RowFormat("bf16")
 V32 = RowFormat(
     "fp8_656", "fp32", block=128, bf16_columns=64, scales_in_row=True, widths=((512, 64),)
 )
 """DeepSeek-V3.2's row."""
+V4 = RowFormat(
+    "fp8_584", "ue8m0", block=64, bf16_columns=64, unused=1, widths=((512, 0), (448, 64))
+)
+"""DeepSeek-V4's row. Its last 64 columns are rope and belong to V as well: 512 + 0, unless V is to
+end before them. Engines keep a page's scales behind its rows; both tensors are views of it then."""
 FORMATS = {
     format.name: format
     for format in (
@@ -156,5 +169,6 @@ FORMATS = {
         RowFormat("fp8_block64", "fp32", block=64),
         RowFormat("fp8_block128", "fp32", block=128),
         RowFormat("fp8_token", "fp32"),
+        V4,
     )
 }

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 
+import calls
 import openmla
 from openmla import LatentCache
 from openmla.distributed import (
@@ -141,13 +142,19 @@ def gathered(rank: int, world: int, layout: Any, kind: str, wait: bool) -> Tenso
     return got.view(torch.uint8)
 
 
+def batch_for(format: str) -> Batch:
+    """A batch with a prefix, of a width that the cache format has."""
+    latent, rope = calls.widths_of(format)
+    return Batch(cached=(3, 0, 8, 21, 0), latent=latent, rope=rope)
+
+
 def gathered_to_pages(rank: int, world: int, format: str) -> dict[str, Tensor]:
     """A cache with a prefix, after the new rows of all ranks have come."""
-    batch = Batch(cached=(3, 0, 8, 21, 0))
+    batch = batch_for(format)
     cache, table = batch.cache(format)
     shard = split(batch.lengths, world, rank, cached=batch.cached)
-    rows = batch.rows()[batch.new()][shard.rows()]
-    going = send_latent(rows[:, :512], rows[:, 512:], shard, cache=cache, block_table=table)
+    latent, rope = batch.rows()[batch.new()][shard.rows()].split([cache.latent, cache.rope], dim=1)
+    going = send_latent(latent, rope, shard, cache=cache, block_table=table)
     values = going.rows()
     stored = {"data": cache.data.view(torch.uint8), "values": values}
     return stored if cache.scales is None else {**stored, "scales": cache.scales}

@@ -28,7 +28,7 @@ def test_every_rank_has_every_row(ranks: Ranks, layout: str, kind: str, wait: bo
 
 @pytest.mark.parametrize("format", CACHE_FORMATS)
 def test_pages_hold_what_one_process_would_have_put_there(ranks: Ranks, format: str):
-    batch = on_ranks.Batch(cached=(3, 0, 8, 21, 0))
+    batch = on_ranks.batch_for(format)
     cache, table = batch.cache(format)
     batch.append(cache, table, batch.new())
     for found in ranks.run(on_ranks.gathered_to_pages, format):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -9,10 +10,11 @@ import pytest
 import torch
 from torch import Tensor
 
+import calls
 import openmla
 from gpu.on_device import DEVICE, different, drawn_problems, normal, offsets, on, on_gpu, problems
 from openmla import LatentCache
-from openmla.problem import CACHE_FORMATS
+from openmla.formats import FORMATS
 from openmla.testing.case import Case
 from openmla.testing.cases import named_cases
 
@@ -27,6 +29,18 @@ SPARSE = Case(
     "sparse", 20, 512, 64, 512, q_lens=(40,), k_lens=(900,), topk=200, scale=0.05,
     index_kind="mixed",
 )  # fmt: skip
+
+
+def over_caches(case: Case) -> Iterator[tuple[str, Case]]:
+    """The case over rows of every format, at all widths if the format has few."""
+    for name, format in FORMATS.items():
+        for latent, rope in format.widths or ((case.d_nope, case.d_rope),):
+            yield (
+                f"{name} {latent}+{rope}",
+                replace(case, kv=name, d_nope=latent, d_v=latent, d_rope=rope),
+            )
+
+
 CASES: dict[str, Case] = {
     **named_cases(),
     "dense odd widths": replace(DENSE, d_nope=33, d_rope=2, d_v=17, layout="strided"),
@@ -36,8 +50,9 @@ CASES: dict[str, Case] = {
     "latent fp16": replace(LATENT, dtype="fp16", d_nope=256, d_v=256),
     "latent split": replace(LATENT, heads=4, q_lens=(3,), k_lens=(6000,)),
     "sparse lengths sink": replace(SPARSE, topk_lengths="wild", sink="mixed"),
-    **{f"latent {kv}": replace(LATENT, kv=kv) for kv in CACHE_FORMATS},
-    **{f"sparse {kv}": replace(SPARSE, kv=kv, page_size=24) for kv in CACHE_FORMATS},
+    **{f"latent {name}": case for name, case in over_caches(LATENT)},
+    **{f"sparse {name}": replace(case, page_size=24) for name, case in over_caches(SPARSE)},
+    "dense rope beside ue8m0 scales": replace(DENSE, rope="cache", kv="fp8_584", page_size=7),
 }
 # Other chips get other tiles; where this GPU can run them, they must be right here too.
 CHIPS = ("a100", "l40s", "rtx5090", "mi300x")
@@ -74,20 +89,23 @@ def test_a_thousand_launches_give_the_same_bits(case: Case):
     assert different(lambda: built.run("portable").out, 1000) == 0
 
 
-@pytest.mark.parametrize("format", CACHE_FORMATS)
+@pytest.mark.parametrize("format", FORMATS)
 def test_the_cache_has_the_bytes_it_has_on_the_cpu(format: str):
     """append and gather, values of every size, zeros among them."""
-    host = LatentCache.allocate(num_pages=128, page_size=64, format=format)
-    device = LatentCache.allocate(num_pages=128, page_size=64, format=format, device=DEVICE)
+    widths = calls.widths_of(format)
+    shape = {"num_pages": 128, "page_size": 64, "latent": widths[0], "rope": widths[1]}
+    host = LatentCache.allocate(**shape, format=format)
+    device = LatentCache.allocate(**shape, format=format, device=DEVICE)
     for cache in (host, device):  # rows that nobody appends
         cache.data.view(torch.uint8).zero_()
         if cache.scales is not None:
             cache.scales.zero_()
-    x = torch.randn(4096, 576) * torch.logspace(-8, 4, 4096)[:, None]
+    x = torch.randn(4096, host.width) * torch.logspace(-8, 4, 4096)[:, None]
     x[7], x[8, ::3] = 0, 0
     slots = torch.randperm(host.rows)[:4096]
-    host.append(x[:, :512], x[:, 512:], slots)
-    device.append(x[:, :512].to(DEVICE), x[:, 512:].to(DEVICE), slots.to(DEVICE))
+    latent, rope = x.split(widths, dim=1)
+    host.append(latent, rope, slots)
+    device.append(latent.to(DEVICE), rope.to(DEVICE), slots.to(DEVICE))
     assert torch.equal(host.data.view(torch.uint8), device.data.cpu().view(torch.uint8))
     if host.scales is not None and device.scales is not None:
         assert torch.equal(host.scales, device.scales.cpu())

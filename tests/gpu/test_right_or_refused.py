@@ -48,6 +48,11 @@ FP16_ROWS = [
     for kv in ("plain", "bf16", "fp8_block64")
     for width, rope in ((512, 64), (512, 0), (448, 64), (256, 64), (96, 16))
 ]
+# Rows whose scales are exponents: 512 columns, rope and all, or V without it.
+EXPONENTS = [
+    replace(LATENT, kv="fp8_584", d_nope=width, d_v=width, d_rope=512 - width)
+    for width in (512, 448)
+]
 # Rope of more than 256 columns, whose FP8 scales are of blocks that begin before it.
 WIDE_ROPE = [
     replace(dense(61, rope, 112), rope="cache", kv=kv, page_size=3)
@@ -58,7 +63,9 @@ SCALES = [replace(DENSE, scale=scale) for scale in (0.0, -0.0, 1e-46, -0.5)]
 
 
 @pytest.mark.parametrize("backend", ["auto", "hopper", "portable"])
-@pytest.mark.parametrize("case", [*PARTS, *NARROW, *FP16_ROWS, *WIDE_ROPE, *SCALES], ids=str)
+@pytest.mark.parametrize(
+    "case", [*PARTS, *NARROW, *FP16_ROWS, *EXPONENTS, *WIDE_ROPE, *SCALES], ids=str
+)
 def test_right_or_refused(case: Case, backend: str):
     built = on(case)
     try:

@@ -58,6 +58,8 @@ def test_dtypes() -> None:
     assert (cached.q_dtype, cached.rope, cached.rope_dtype) == ("bf16", "cache", "fp8_block64")
     sparse = problem_for_model("deepseek-v3.2", dtype="fp8_656")
     assert (sparse.q_dtype, sparse.kv_dtype, sparse.page_size) == ("bf16", "fp8_656", 64)
+    v4 = problem_for_model("deepseek-v4-flash", dtype="fp8_584")
+    assert (v4.d_nope, v4.d_rope, v4.d_v, v4.kv_dtype) == (512, 0, 512, "fp8_584")
 
 
 @pytest.mark.parametrize(
@@ -71,6 +73,10 @@ def test_dtypes() -> None:
         ({"page_size": -8}, "page_size"),
         ({"dtype": "int4"}, "dtype: expected one of bf16, fp16, e4m3"),
         ({"dtype": "fp8_block64"}, "unless page_size names a cache"),
+        (
+            {"dtype": "fp8_584", "form": "latent"},
+            "a format for the 512 . 64 columns",
+        ),
         ({"form": "square"}, "form: expected one of dense, latent, sparse"),
         ({"form": "sparse"}, "deepseek-v3 selects no rows"),
     ],

@@ -11,6 +11,7 @@ from itertools import pairwise
 import pytest
 
 from openmla.errors import InvalidArgument, Unsupported
+from openmla.formats import FORMATS
 from openmla.planning import TARGETS, Plan, plan, target_by_name
 from openmla.planning.blackwell import FA4Config, MLAConfig
 from openmla.planning.budget import over_budget, uses
@@ -20,6 +21,7 @@ from openmla.planning.host.tiles import CpuConfig
 from openmla.planning.models import MODELS, problem_for_model
 from openmla.planning.portable.tiles import PortableConfig
 from openmla.planning.registry import families_of
+from openmla.planning.serves import FP8_CACHES, GLUON_CACHES
 from openmla.planning.support import FEATURES, TABLE_TARGETS
 from openmla.problem import FORMS, Problem
 
@@ -247,6 +249,30 @@ def test_explanation_of_a_split() -> None:
     text = plan(replace(DENSE, heads=16, total_q=64, total_k=131072), "h200").explain()
     assert "16 tiles on 132 SMs, 16 ranges of 8192 keys" in text
     assert "BM = 64: 1 query tile(s)" in text
+
+
+@pytest.mark.parametrize(
+    ("problem", "target", "backend"),
+    [
+        (LATENT, "h200", "hopper"),
+        (SPARSE, "h200", "hopper"),
+        (SPARSE, "b200", "blackwell"),
+        (SPARSE, "mi355x", "cdna4"),
+    ],
+)
+def test_a_row_format_is_served_by_those_that_declare_it(
+    problem: Problem, target: str, backend: str
+) -> None:
+    """The loaders of the Gluon kernels read fp32 scales; the portable kernels read all formats."""
+    declared = replace(problem, kv_dtype="fp8_token")
+    assert plan(declared, target, backend).backend == backend
+    assert plan(replace(declared, kv_dtype="fp8_584"), target).backend == "portable"
+    with pytest.raises(Unsupported, match="kv_dtype fp8_584"):
+        plan(replace(declared, kv_dtype="fp8_584"), target, backend)
+
+
+def test_what_gluon_kernels_unpack_is_part_of_what_there_is() -> None:
+    assert {*GLUON_CACHES} < {*FP8_CACHES} == {n for n, f in FORMATS.items() if f.scale}
 
 
 def test_fp8_cache_changes_the_plan_by_the_work() -> None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Literal, cast, get_args
 
 from openmla.errors import InvalidArgument
+from openmla.formats import BF16, FORMATS
 from openmla.problem import CACHE_FORMATS, FORMS, Form, Problem
 
 Evidence = Literal["config class", "reported", "general knowledge"]
@@ -172,6 +173,9 @@ def _latent_problem(
     if form == "sparse" and not model.topk:
         raise InvalidArgument("form", f"dense or latent: {model.name} selects no rows", "sparse")
     rope = 0 if model.one_row else model.rope
+    if not FORMATS.get(dtype, BF16).takes(model.kv_lora, rope):
+        row = f"a format for the {model.kv_lora} + {rope} columns of {model.name}"
+        raise InvalidArgument("dtype", row, repr(dtype))
     element = "bf16" if dtype in CACHE_FORMATS else dtype
     return Problem(
         form=form,

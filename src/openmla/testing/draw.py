@@ -153,6 +153,8 @@ def _any_dims(rng: random.Random, form: str) -> dict[str, Any]:
     d_rope = rng.choice((0, 32, 64, 64, _width(rng), _width(rng), _width(rng)))
     d_v = rng.randint(1, NARROW) if rng.random() < 0.35 else _width(rng)
     if form != "dense":
+        if rng.random() < 0.2:  # some formats exist at few widths, and are to be seen too
+            d_nope, d_rope = rng.choice([w for format in FORMATS.values() for w in format.widths])
         d_v = min(d_nope, rng.choice((d_v, MOST_WIDTH)))
     heads = rng.choice((rng.randint(1, 4), rng.randint(1, MOST_HEADS), rng.choice(HEADS)))
     return {"heads": heads, "d_nope": d_nope, "d_rope": d_rope, "d_v": d_v}

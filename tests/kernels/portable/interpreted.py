@@ -20,13 +20,13 @@ import torch
 from kernels.portable import edges, interpreter
 from kernels.shared_keys import with_shared_keys
 from openmla.cache import LatentCache
+from openmla.formats import FORMATS
 from openmla.kernels.portable import cache_ops, launch
 from openmla.operands import Results
 from openmla.planning import Plan
 from openmla.planning.dequantize import PLAIN, CacheRead
 from openmla.planning.portable.tiles import select_portable_config
 from openmla.planning.target import target_by_name
-from openmla.problem import CACHE_FORMATS
 from openmla.testing.build import BuiltCase, Outcome, build
 from openmla.testing.case import Case
 from openmla.testing.compare import judge
@@ -137,6 +137,23 @@ def shared(first: int, number: int) -> Iterator[list[str]]:
         yield [f"seed {seed}, {case}, {tile}: {problem}" for problem in problems]
 
 
+def packed(first: int, number: int) -> Iterator[list[str]]:
+    """Rows of several types, at any address or at multiples of 16 bytes, poison around them."""
+    for name, format in FORMATS.items():
+        for latent, rope in format.widths:
+            rows = Case("latent", 2, latent, rope, latent, q_lens=(3,), k_lens=(21,), kv=name,
+                        page_size=8, spare=1, scale=0.05, seed=first)  # fmt: skip
+            drawn = [rows, replace(rows, form="sparse", topk=19, index_kind="mixed")]
+            if rope:
+                dense = replace(rows, form="dense", d_nope=32, d_v=32, rope="cache", scale=None)
+                drawn.append(dense)
+            for case in (replace(c, layout=x) for c in drawn for x in ("aligned", "strided")):
+                for tile in TILES[1 : number + 1]:
+                    problems = [*judge(build(case), run(build(case), tile)).problems]
+                    problems += poison_problems(case, partial(run, tile=tile))
+                    yield [f"{case}, {tile}: {problem}" for problem in problems]
+
+
 def poison(first: int, number: int) -> Iterator[list[str]]:
     """NaN, Inf and 0xFF in memory that a problem does not address change nothing."""
     for seed, case, tile in cases(first, number, MOST_WORK // 20):
@@ -188,8 +205,9 @@ def cache(first: int, number: int) -> Iterator[list[str]]:
     """append and gather have the bits of the CPU path, in every format."""
     for seed in range(first, first + number):
         torch.manual_seed(seed)
-        for format in CACHE_FORMATS:
-            latent, rope = ((512, 64), (40, 8), (24, 0))[0 if format == "fp8_656" else seed % 3]
+        for format in FORMATS:
+            widths = FORMATS[format].widths or ((512, 64), (40, 8), (24, 0))
+            latent, rope = widths[seed % len(widths)]
             x = torch.randn(9, latent + rope) * torch.logspace(-9, 4, 9)[:, None]
             x[2], x[3, :6] = 0, torch.tensor([1e-9, 1e-3, 0.0, -0.0, 448.0, 449.0])
             x[4, 5] = torch.nan if seed % 2 else torch.inf
@@ -285,6 +303,7 @@ def defects(first: int, number: int) -> Iterator[list[str]]:
 PARTS: dict[str, Callable[[int, int], Iterator[list[str]]]] = {
     "fuzz": fuzz,
     "shared": shared,
+    "packed": packed,
     "poison": poison,
     "far": far,
     "neighbors": neighbors,

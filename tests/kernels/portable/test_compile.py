@@ -36,7 +36,11 @@ PROBLEMS = {
     "sparse": Problem(form="sparse", heads=128, d_nope=512, d_rope=64, d_v=512, topk=64),
     "sparse fp8": Problem(
         form="sparse", heads=16, d_nope=512, d_rope=64, d_v=512, topk=64, page_size=64,
-        kv_dtype="fp8_656", v_dtype="fp8_656", rope_dtype="fp8_656",
+        kv_dtype="fp8_656",
+    ),
+    "sparse fp8, e4m3 and bf16 in V": Problem(
+        form="sparse", heads=16, d_nope=512, d_rope=0, d_v=512, topk=64, page_size=64,
+        kv_dtype="fp8_584",
     ),
 }  # fmt: skip
 

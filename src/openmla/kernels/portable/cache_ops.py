@@ -50,16 +50,20 @@ def e4m3_bits(x):
 
 
 @triton.jit
-def _quantize(x, inside):
+def _quantize(x, inside, POWERS_OF_TWO: tl.constexpr):
     """Blocks [blocks, columns] -> e4m3 bits and one scale per block; `inside`: columns that exist.
 
-    A block's scale is amax/448, but a normal number, or 1 where amax is 0 or NaN.
+    A block's scale is amax/448, but a normal number, or 1 where amax is 0 or NaN; or the next power
+    of two.
     """
     magnitude = tl.where(inside, tl.abs(x), 0.0)
     amax = tl.max(magnitude, 1)
     has_nan = tl.max((magnitude != magnitude).to(tl.int32), 1) > 0
     even = tl.math.div_rn(amax, tl.full(amax.shape, E4M3_MAX, tl.float32))
     scale = tl.where((amax > 0.0) & (has_nan == 0), tl.maximum(even, FP32_TINY), 1.0)
+    if POWERS_OF_TWO:  # the mantissa carries into the exponent
+        bits = (scale.to(tl.uint32, bitcast=True) + 0x7FFFFF) & 0x7F800000
+        scale = bits.to(tl.float32, bitcast=True)
     scaled = tl.math.div_rn(x, scale[:, None] + tl.zeros_like(x))
     clamped = tl.minimum(tl.maximum(scaled, -E4M3_MAX), E4M3_MAX)
     return e4m3_bits(tl.where(scaled != scaled, scaled, clamped)), scale
@@ -122,7 +126,9 @@ def append_kernel(
         column = block[:, None] * ROW[1] + place[None, :]
         inside = (place < ROW[1])[None, :] & (column < QUANTIZED)
         x = _load_columns(latent_row, rope_row, column, inside, D_LATENT)
-        code, scale = _quantize(x, inside)
+        code, scale = _quantize(x, inside, ROW[5])
+        if ROW[5]:
+            scale = (scale.to(tl.uint32, bitcast=True) >> 23).to(tl.uint8)
         tl.store(data_row + column, code, mask=inside)
         if ROW[2] == 0:
             scales = scale_ptr + slot // PAGE * scale_stride_page + slot % PAGE * scale_stride_t

@@ -12,7 +12,8 @@ from openmla.cache import LatentCache
 
 MIN_COLUMNS = 16  # the narrowest operand of tl.dot
 _WIDE = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
-PLAIN_ROW = (0, 0, 0, 0, False)
+Row = tuple[int, int, int, int, bool, bool]
+PLAIN_ROW: Row = (0, 0, 0, 0, False, False)
 
 
 def next_power_of_2(n: int) -> int:
@@ -29,7 +30,7 @@ def padded(width: int) -> int:
     return max(MIN_COLUMNS, next_power_of_2(width)) if width else 0
 
 
-def row_constants(cache: LatentCache | Tensor) -> tuple[int, int, int, int, bool]:
+def row_constants(cache: LatentCache | Tensor) -> Row:
     """Rows as the kernels' constant ROW describes them: see rows.py."""
     if isinstance(cache, Tensor) or not cache.layout.quantized:
         return PLAIN_ROW
@@ -37,7 +38,8 @@ def row_constants(cache: LatentCache | Tensor) -> tuple[int, int, int, int, bool
     places = {field.dtype: field.offset for field in layout.fields if field.tensor == "data"}
     scales_at, bf16_at = places.get(layout.format.scale, 0), places.get("bf16", 0)
     anywhere = any(n % 4 for n in (data.data_ptr(), data.stride(0), data.stride(1)))
-    return layout.quantized, layout.block, scales_at, bf16_at, bool(bf16_at and anywhere)
+    exponents = layout.format.scale == "ue8m0"
+    return layout.quantized, layout.block, scales_at, bf16_at, bool(bf16_at and anywhere), exponents
 
 
 def row_tensors(cache: LatentCache | Tensor, native_e4m3: bool) -> tuple[Tensor, Tensor | None]:

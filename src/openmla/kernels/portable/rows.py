@@ -8,10 +8,16 @@
 | page_of | where the rows of a paged cache lie |
 | read_columns | columns of cache rows in any cache format, dequantized |
 
-A cache row (ROW) is (e4m3 columns, columns that share a scale, byte of the row's first scale, byte
-of its first bf16 column, whether rows may begin anywhere rather than at multiples of 4 bytes). No
-e4m3 columns: values are as they are in the tensor. First scale at 0: scales are a tensor of their
-own. The value of an e4m3 column is bf16(fp32(e4m3) * scale). See openmla.formats.
+A cache row (ROW) is, as openmla.formats describes it:
+
+0. e4m3 columns; none: values are as they are in the tensor
+1. columns that share a scale
+2. byte of the row's first scale; 0: scales are a tensor of their own
+3. byte of the row's first bf16 column
+4. whether rows may begin anywhere, rather than at multiples of 4 bytes
+5. whether scales are exponents (ue8m0), rather than fp32
+
+The value of an e4m3 column is bf16(fp32(e4m3) * scale).
 """
 
 from __future__ import annotations
@@ -103,24 +109,40 @@ def _load_bytes(pointers, row_ok, column_ok, BYTES: tl.constexpr, MASK_COLUMNS: 
 
 @triton.jit
 def _bf16_columns(
-    data_ptr, data_row, row_ok, COLUMNS: tl.constexpr, ROW: tl.constexpr, MASKED: tl.constexpr
+    data_ptr,
+    data_row,
+    row_ok,
+    FIRST: tl.constexpr,
+    WIDTH: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    ROW: tl.constexpr,
+    MASKED: tl.constexpr,
 ):
-    """The bf16 columns beside e4m3 ones."""
+    """Columns FIRST … FIRST+WIDTH-1 of rows, as far as they are bf16 beside e4m3; others are 0."""
+    AT: tl.constexpr = ROW[0] - FIRST  # the first of them
+    SOME: tl.constexpr = AT > 0 or COLUMNS != WIDTH
     column = tl.arange(0, COLUMNS)
     if ROW[4]:
         # Bytes side by side: read two apart, Triton 3.6.0 stores the tile transposed for wgmma, and
         # with fewer than 64 rows multiplies it wrongly (H200).
         byte = tl.arange(0, 2 * COLUMNS)
-        pointers = data_ptr + ROW[3] + data_row[:, None] + byte[None, :]
-        tile = load_tile(pointers, row_ok, byte < 2 * COLUMNS, True, False)
+        pointers = data_ptr + ROW[3] + data_row[:, None] + (byte - 2 * AT)[None, :]
+        tile = load_tile(pointers, row_ok, (byte >= 2 * AT) & (byte < 2 * WIDTH), True, SOME)
         words = tile.to(tl.uint8, bitcast=True).to(tl.uint16)
         low, high = tl.split(words.reshape(tile.shape[0], COLUMNS, 2))
         values = (low | high << 8).to(tl.bfloat16, bitcast=True)
     else:
         start = (data_ptr + ROW[3]).to(tl.pointer_type(tl.bfloat16), bitcast=True)
-        pointers = start + (data_row // 2)[:, None] + column[None, :]
-        values = load_tile(pointers, row_ok, column < COLUMNS, MASKED, False)
+        pointers = start + (data_row // 2)[:, None] + (column - AT)[None, :]
+        values = load_tile(pointers, row_ok, (column >= AT) & (column < WIDTH), MASKED, SOME)
     return values
+
+
+@triton.jit
+def _power_of_two(exponent):
+    """2^(exponent - 127), as fp32: 0 is a subnormal number, 255 NaN."""
+    bits = tl.where(exponent == 0, 0x400000, exponent.to(tl.uint32) << 23)
+    return tl.where(exponent == 255, float("nan"), bits.to(tl.float32, bitcast=True))
 
 
 @triton.jit
@@ -149,6 +171,8 @@ def _load_scales(
     if ROW[2] == 0:
         pointers = scale_ptr + scale_row[:, None] + block[None, :]
         scales = load_tile(pointers, row_ok, run < USED, MASKED, RUNS != USED)
+        if ROW[5]:
+            scales = _power_of_two(scales)
     elif ROW[4]:
         pointers = data_ptr + ROW[2] + data_row[:, None] + (block * 4)[None, :]
         words = _load_bytes(pointers, row_ok, run < USED, 4, RUNS != USED)
@@ -190,14 +214,19 @@ def read_columns(
     """
     column = tl.arange(0, COLUMNS)
     if ROW[0] > 0 and ROW[0] <= FIRST:
-        tile = _bf16_columns(data_ptr, data_row, row_ok, COLUMNS, ROW, MASKED)
+        tile = _bf16_columns(data_ptr, data_row, row_ok, FIRST, WIDTH, COLUMNS, ROW, MASKED)
     else:
+        MIXED: tl.constexpr = ROW[0] > 0 and ROW[0] < FIRST + WIDTH
+        ALIKE: tl.constexpr = ROW[0] - FIRST if MIXED else WIDTH
         pointers = data_ptr + data_row[:, None] + (FIRST + column)[None, :]
-        tile = load_tile(pointers, row_ok, column < WIDTH, MASKED, COLUMNS != WIDTH)
+        tile = load_tile(pointers, row_ok, column < ALIKE, MASKED, COLUMNS != ALIKE)
         if ROW[0] > 0:
             scales = _load_scales(
                 data_ptr, scale_ptr, data_row, scale_row, row_ok,
-                FIRST, WIDTH, COLUMNS, ROW, MASKED,
+                FIRST, ALIKE, COLUMNS, ROW, MASKED,
             )  # fmt: skip
             tile = _scaled(upcast(tile, tl.float32), scales).to(tl.bfloat16)
+        if MIXED:
+            rest = _bf16_columns(data_ptr, data_row, row_ok, FIRST, WIDTH, COLUMNS, ROW, MASKED)
+            tile = tl.where((column < ALIKE)[None, :], tile, rest)
     return upcast(tile, TYPE)

@@ -7,18 +7,18 @@ from typing import Any
 import pytest
 import torch
 
+import compiling
 import gluon_sim as sim
 from compiled import faulty
 from gluon_sim.compiled import SCHEDULES, execute, parse
 from gluon_sim.compiled.removal import synchronizations, without
-from openmla.aot.jobs import CompileJob, build
 
 pytestmark = pytest.mark.compile
 STEPS = 5
 
 
 def compiled(kernel: Any, signature: dict[str, str], **constexprs: Any) -> Any:
-    return build(CompileJob("planted", kernel, signature, constexprs, "sm90", {"num_warps": 4}))
+    return compiling.compiled(kernel, signature, constexprs, "sm90", num_warps=4)
 
 
 def test_a_loop_variable_that_is_not_handed_on():
@@ -27,7 +27,7 @@ def test_a_loop_variable_that_is_not_handed_on():
     sim.simulate(faulty.previous_tiles, (1,), (simulated, STEPS)).raise_if_bad()
     assert simulated.tolist() == [0, 0, 1, 2, 3]
     executed = torch.full((STEPS,), -1, dtype=torch.int32)
-    kernel = compiled(faulty.previous_tiles, {"out_ptr": "*i32:16", "n": "i32"})
+    kernel = compiled(faulty.previous_tiles, {"out_ptr": "*i32", "n": "i32"})
     execute(kernel, 1, {"out_ptr": executed, "n": STEPS}).raise_if_bad()
     assert executed.tolist() == [0, 0, 0, 0, 0]
 
@@ -43,7 +43,7 @@ def reversed_through_shared(kernel: Any, code: Any, schedule: Any) -> bool:
 
 def test_every_barrier_that_is_needed_is_missed_when_it_goes():
     kernel = compiled(
-        faulty.through_shared, {"x_ptr": "*fp32:16", "out_ptr": "*fp32:16"}, BLOCK=256
+        faulty.through_shared, {"x_ptr": "*fp32", "out_ptr": "*fp32"}, BLOCK=256
     )
     code = parse(kernel)
     assert all(reversed_through_shared(kernel, code, schedule) for schedule in SCHEDULES)

@@ -136,17 +136,14 @@ class BuiltCase:
         return f"{place}, sees {seen} of {k_len} keys"
 
 
-def build(
-    case: Case, device: torch.device | str = "cpu", memory: Memory | None = None
-) -> BuiltCase:
+def build(case: Case, device: Any = "cpu", memory: Memory | None = None) -> BuiltCase:
     """The tensors of a case, in plain memory of `device` unless another memory is given."""
-    builder = _Builder(case, Memory(device) if memory is None else memory)
+    builder = _Builder(case, memory or Memory(device))
     operands, arguments = getattr(builder, case.form)()
     return BuiltCase(case, builder.memory, operands, arguments)
 
 
 def _count(n: int) -> Tensor:
-    """0 … n-1, int64."""
     return torch.arange(n, device="cpu")
 
 
@@ -397,8 +394,7 @@ class _Builder:
         """Entries at or past topk_lengths: background, and best a real row that nobody names."""
         if lengths is None:
             return
-        filler = INT_FILL[self.memory.background]
         unnamed = sorted(set(range(rows)) - set(used.tolist()))
-        if self.memory.background == "nan" and unnamed:
-            filler = unnamed[0]
+        real = unnamed and self.memory.background == "nan"
+        filler = unnamed[0] if real else INT_FILL[self.memory.background]
         listed[_count(listed.shape[1]) >= lengths[:, None]] = filler

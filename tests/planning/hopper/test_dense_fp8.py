@@ -34,9 +34,13 @@ def test_examples() -> None:
 
 
 def test_fp8_weights_are_too_coarse_to_run_unasked() -> None:
-    assert runs(MIXED) == "hopper" and runs(FP8) == "portable"
-    assert runs(FP8, "hopper") == "hopper"
+    assert runs(FP8) == "portable" and runs(FP8, "hopper") == "hopper"
     assert "weights are FP8" in "".join(plan(FP8, "h200", "hopper").kernel.coarse)
+
+
+def test_what_has_not_run_on_a_gpu_runs_only_when_named() -> None:
+    assert runs(MIXED) == "portable" and runs(MIXED, "hopper") == "hopper"
+    assert any("has not run on a GPU" in reason for _, reason in plan(MIXED, "h200").passed_over)
 
 
 @pytest.mark.parametrize("v_dtype", ["bf16", "fp16", "e4m3"])

@@ -85,17 +85,12 @@ def _selection(rng: random.Random, memory: MarginMemory, backend: str) -> list[s
     # Outside of a window is the NaN that the memory came with.
     drawn = scores_of(rng.choice(KINDS), rows, width)
     scores.copy_(torch.where(inside, drawn, torch.nan))
+    first, last = memory.of(starts), memory.of(ends)
     out = memory.new((rows, topk), torch.int32)
     got, counts, mask = openmla.select_topk(
-        scores,
-        topk,
-        starts=memory.of(starts),
-        ends=memory.of(ends),
-        out=out,
-        return_counts=True,
-        return_mask=True,
+        scores, topk, starts=first, ends=last, out=out, return_counts=True, return_mask=True,
         backend=backend,
-    )
+    )  # fmt: skip
     op = SelectOperands(scores.cpu(), topk, Windows(starts, ends))
     problems = []
     for row, chosen in enumerate(select(op)):
@@ -137,7 +132,7 @@ def _whole(rng: random.Random, memory: MarginMemory, backend: str) -> list[str]:
     data.fill_(0xFF)
     cache = IndexCache(data, page)
     table = memory.new((len(k_lens), max(used) + 1), torch.int32)
-    parts = list(order[: sum(used)].split(used))  # type: ignore[no-untyped-call]
+    parts = torch.split(order[: sum(used)], used)
     keys = []
     for b, (pages, count) in enumerate(zip(parts, k_lens, strict=True)):
         table[b, : used[b]] = pages.to(table.device)

@@ -32,6 +32,9 @@ PROBLEMS = {
     "dense, shared keys": Problem(
         form="dense", heads=16, d_nope=128, d_rope=64, d_v=128, has_k_start=True
     ),
+    "dense, key mask": Problem(
+        form="dense", heads=16, d_nope=128, d_rope=64, d_v=128, has_key_mask=True
+    ),
     "latent": Problem(form="latent", heads=16, d_nope=512, d_rope=64, d_v=512, page_size=64),
     "sparse": Problem(form="sparse", heads=128, d_nope=512, d_rope=64, d_v=512, topk=64),
     "sparse fp8": Problem(
@@ -56,7 +59,9 @@ def operands_of(problem: Problem) -> tuple[Operands, Results]:
         k, v = (torch.zeros(64, heads, n, dtype=bf16) for n in (problem.d_nope, problem.d_v))
         rope = torch.zeros(64, problem.d_rope, dtype=bf16)
         k_start = cu[:1] if problem.has_k_start else None
-        return DenseOperands(q, k, rope, v, cu, cu, True, weights, k_start=k_start), results
+        mask = torch.zeros(64, 4, dtype=torch.int32) if problem.has_key_mask else None
+        op = DenseOperands(q, k, rope, v, cu, cu, True, weights, k_start=k_start, key_mask=mask)
+        return op, results
     cache = LatentCache.allocate(
         num_pages=2, page_size=64, latent=problem.d_nope, rope=problem.d_rope,
         format=problem.kv_dtype,

@@ -44,6 +44,15 @@ def test_two_floats_become_two_bytes_the_first_the_high_one():
     )
     assert torch.equal(out & 0xFFFF, high << 8 | low)
     assert len(set((out & 0xFF).tolist())) > 10  # not all of them saturate
+def test_a_bit_selects():
+    text = (
+        "{ .reg .pred p; .reg .b32 t; and.b32 t, $1, 8; setp.ne.b32 p, t, 0; "
+        "selp.f32 $0, $2, 0fFF800000, p; }"
+    )
+    x, out, kinds = run(text)
+    assert not kinds
+    minus_inf = torch.full((128,), -torch.inf).view(torch.int32)
+    assert torch.equal(out, torch.where((x[0] & 8) != 0, x[1], minus_inf))
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,14 @@ poisoned; every access is checked. What every instruction's meaning rests on: `s
 
 from __future__ import annotations
 
-from gluon_sim.compiled.core.report import Fault, Finding, Kind, Report, UnknownInstruction
+from gluon_sim.compiled.core.report import (
+    Fault,
+    Finding,
+    Kind,
+    Location,
+    Report,
+    UnknownInstruction,
+)
 from gluon_sim.compiled.core.schedule import DEFAULT as SCHEDULES
 from gluon_sim.compiled.core.schedule import Schedule
 from gluon_sim.compiled.launch import execute, parse
@@ -22,6 +29,7 @@ __all__ = [
     "Fault",
     "Finding",
     "Kind",
+    "Location",
     "Report",
     "Schedule",
     "UnknownInstruction",

@@ -1,0 +1,53 @@
+"""Which synchronization of a compiled kernel would be missed: one at a time is taken out.
+
+A removal is noticed when, under any schedule, a fault is found or a bit of the result changes. What
+is not noticed is redundant on this case, or beyond what the interpreter sees.
+
+    removals = sensitivity(prepare(case, "h200"))
+    print(share(removals), [str(r.where) for r in removals if not r.noticed])
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gluon_sim.compiled import SCHEDULES, Location, Schedule, parse
+from gluon_sim.compiled.removal import synchronizations, without
+from openmla.testing.executed.prepare import PreparedCase
+from openmla.testing.poison import differences
+
+
+@dataclass(frozen=True)
+class Removal:
+    """One instruction that was taken out; `noticed` says by what, or is empty."""
+
+    kind: str
+    where: Location
+    noticed: str
+
+
+def sensitivity(
+    prepared: PreparedCase, launch: int = 0, schedules: Sequence[Schedule] = SCHEDULES
+) -> list[Removal]:
+    """Every instruction of a launch that orders others and was executed, taken out in turn."""
+    expected, reports = prepared.run(schedules[0])
+    code, executed = parse(prepared.launches[launch].compiled), reports[launch].executed
+    found = []
+    for at, kind in synchronizations(code).items():
+        if at >= len(executed) or not executed[at]:
+            continue
+        changed, noticed = without(code, at), ""
+        for schedule in schedules:
+            outcome, reports = prepared.run(schedule, {launch: changed})
+            faults = [finding for report in reports for finding in report.findings]
+            if faults or differences(outcome, expected):
+                noticed = faults[0].kind.value if faults else "another result"
+                break
+        found.append(Removal(kind, code.code[at].where, noticed))
+    return found
+
+
+def share(removals: Sequence[Removal]) -> float:
+    """The share of removals that were noticed."""
+    return sum(bool(removal.noticed) for removal in removals) / len(removals)

@@ -11,7 +11,7 @@ from openmla.errors import InvalidArgument
 from openmla.explain.bank_picture import BankPanel, bank_picture, v227_picture
 from openmla.planning.cdna4.layout import V227, DefaultV
 from openmla.planning.cdna4.layout.banks import group_uses
-from openmla.planning.cdna4.layout.proof import v_lane_addresses
+from openmla.planning.cdna4.layout.v import v_lane_addresses
 
 SVG = "{http://www.w3.org/2000/svg}"
 

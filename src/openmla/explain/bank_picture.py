@@ -15,8 +15,7 @@ from xml.sax.saxutils import escape, quoteattr
 
 from openmla.errors import InvalidArgument
 from openmla.planning.cdna4.layout.banks import CDNA4_LDS, Banks, BankUse, group_uses, words_of
-from openmla.planning.cdna4.layout.proof import v_lane_addresses
-from openmla.planning.cdna4.layout.v import READ_BYTES, DefaultV
+from openmla.planning.cdna4.layout.v import READ_BYTES, DefaultV, v_lane_addresses
 from openmla.planning.cdna4.layout.v227 import V227
 
 #: Fill by number of words asked of a bank: none, one (free), two, three or more (costly).

@@ -53,16 +53,17 @@ def require_divisor(name: str, value: int, whole_name: str, whole: int) -> None:
 class Part(Generic[T]):
     """A flat name for a number that lives in a part of the object.
 
-    ``BN = Part[int]("tile")`` makes ``config.BN`` read ``config.tile.BN``: each number has one
-    home, and callers still find it under the name everybody uses.
+    ``BN = Part[int]("tile")`` makes ``config.BN`` read ``config.tile.BN``, and ``Part("a.b")``
+    reads ``a.b``: each number has one home, and callers find it under the name everybody uses.
     """
 
-    def __init__(self, part: str) -> None:
-        self._part = part
-        self._read: Callable[[Any], Any] = attrgetter(part)
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._read: Callable[[Any], Any] = attrgetter(path)
 
     def __set_name__(self, owner: type, name: str) -> None:
-        self._read = attrgetter(f"{self._part}.{name}")
+        if "." not in self._path:
+            self._read = attrgetter(f"{self._path}.{name}")
 
     @overload
     def __get__(self, obj: None, owner: type) -> Part[T]: ...

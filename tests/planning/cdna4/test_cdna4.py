@@ -244,7 +244,7 @@ class Test16Bits:
             ({"d_qk": 200}, "d_qk 200 != depth 128 + d_rope 64 = 192"),
             ({"depth": 256, "d_qk": 320}, "depth 256 > 128"),
             ({"d_rope": 32, "d_qk": 160}, "4 copies of 1024 bytes"),
-            ({"kv_block": 256}, "LDS: 393216 > 163840"),
+            ({"kv_block": 256}, "K 2 × 98304 + V 3 × 65536 = 393216 > 163840"),
         ],
     )
     def test_reasons_spell_the_arithmetic_out(self, changes: dict[str, Any], reason: str) -> None:

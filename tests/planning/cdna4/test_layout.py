@@ -27,20 +27,20 @@ from openmla.planning.cdna4.layout import (
 from openmla.planning.cdna4.layout.banks import group_uses
 from openmla.planning.cdna4.layout.dma import Dma
 from openmla.planning.cdna4.layout.k import swizzle_bytes
-from openmla.planning.cdna4.layout.proof import (
-    BankCount,
-    k_bank_count,
-    prove_v227,
-    v_bank_count,
-    written_cells,
-)
 from openmla.planning.cdna4.layout.shared_bases import (
     SharedBases,
     bases_of,
     k_nope_bases,
     k_rope_bases,
     v227_bases,
-    v_default_bases,
+    v_bases,
+)
+from planning.cdna4.proof import (
+    BankCount,
+    k_bank_count,
+    prove_v227,
+    v_bank_count,
+    written_cells,
 )
 
 ORACLE = json.loads((Path(__file__).parents[2] / "oracle" / "cdna4.json").read_text())
@@ -287,9 +287,9 @@ class TestSharedBases:
         self.check(bases, V227().byte)
 
     def test_v_default(self) -> None:
-        self.check(v_default_bases(), DefaultV().byte)
+        self.check(v_bases(DefaultV()), DefaultV().byte)
         bf16 = DefaultV(kv_block=64, element_bytes=2)
-        self.check(v_default_bases(bf16), lambda k, d: bf16.byte(k, d) // 2)
+        self.check(v_bases(bf16), lambda k, d: bf16.byte(k, d) // 2)
 
     def test_k(self) -> None:
         slot = KSlot()

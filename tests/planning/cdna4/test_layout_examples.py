@@ -9,8 +9,10 @@ import pkgutil
 import pytest
 
 from openmla.planning.cdna4 import layout
+from planning.cdna4 import proof
 
 MODULES = [f"{layout.__name__}.{module.name}" for module in pkgutil.iter_modules(layout.__path__)]
+MODULES.append(proof.__name__)
 
 
 @pytest.mark.parametrize("name", MODULES)

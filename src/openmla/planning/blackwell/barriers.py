@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import ClassVar
 
 from openmla.planning.blackwell.fa4 import FA4Config
@@ -28,76 +29,23 @@ class Barriers:
 
     num_order_barriers: ClassVar[int] = 0  # forced ordering between the softmax groups is not built
     Publish_count: ClassVar[int] = 0  # only a split-key kernel publishes partial results
+    S0_consumer_offset: ClassVar[int] = 0
 
-    @property
-    def S0_consumer_offset(self) -> int:
-        """First of the barriers that free score tile 0."""
-        return 0
-
-    @property
-    def S1_consumer_offset(self) -> int:
-        """First of the barriers that free score tile 1."""
-        return self.num_pv_stages
-
-    @property
-    def C0_offset(self) -> int:
-        """Producer and consumer of correction 0."""
-        return self.S1_consumer_offset + self.num_pv_stages
-
-    @property
-    def C1_offset(self) -> int:
-        """Producer and consumer of correction 1."""
-        return self.C0_offset + 2
-
-    @property
-    def order_offset(self) -> int:
-        """Where ordering barriers would be."""
-        return self.C1_offset + 2
-
-    @property
-    def S0_producer_offset(self) -> int:
-        """The MMA finished score tile 0."""
-        return self.order_offset + self.num_order_barriers
-
-    @property
-    def S1_producer_offset(self) -> int:
-        """The MMA finished score tile 1."""
-        return self.S0_producer_offset + 1
-
-    @property
-    def Q1SyncIdx(self) -> int:
-        """The pieces of the second query tile arrived."""
-        return self.S1_producer_offset + 1
-
-    @property
-    def K_offset(self) -> int:
-        """First barrier of K's ring, or of the shared ring."""
-        return self.Q1SyncIdx + self.Q1Sync_count
-
-    @property
-    def V_offset(self) -> int:
-        """First barrier of V's ring."""
-        return self.K_offset + self.K_barriers
-
-    @property
-    def O_producer_offset(self) -> int:
-        """The MMA finished an output tile; two of them."""
-        return self.V_offset + self.V_barriers
-
-    @property
-    def Publish_offset(self) -> int:
-        """Where publishing barriers would be."""
-        return self.O_producer_offset + 2
-
-    @property
-    def CrossP_offset(self) -> int:
-        """First of the cross-stage barriers."""
-        return self.Publish_offset + self.Publish_count
-
-    @property
-    def size(self) -> int:
-        """Barriers in all."""
-        return self.CrossP_offset + self.CrossP_count
+    S1_consumer_offset = cached_property[int](lambda b: b.num_pv_stages)
+    C0_offset = cached_property[int](lambda b: b.S1_consumer_offset + b.num_pv_stages)
+    C1_offset = cached_property[int](lambda b: b.C0_offset + 2)  # a producer and a consumer each
+    order_offset = cached_property[int](lambda b: b.C1_offset + 2)
+    S0_producer_offset = cached_property[int](lambda b: b.order_offset + b.num_order_barriers)
+    S1_producer_offset = cached_property[int](lambda b: b.S0_producer_offset + 1)
+    Q1SyncIdx = cached_property[int](
+        lambda b: b.S1_producer_offset + 1
+    )  # pieces of the second Q tile
+    K_offset = cached_property[int](lambda b: b.Q1SyncIdx + b.Q1Sync_count)  # or of the shared ring
+    V_offset = cached_property[int](lambda b: b.K_offset + b.K_barriers)
+    O_producer_offset = cached_property[int](lambda b: b.V_offset + b.V_barriers)
+    Publish_offset = cached_property[int](lambda b: b.O_producer_offset + 2)
+    CrossP_offset = cached_property[int](lambda b: b.Publish_offset + b.Publish_count)
+    size = cached_property[int](lambda b: b.CrossP_offset + b.CrossP_count)
 
     @property
     def init_counts(self) -> list[int]:

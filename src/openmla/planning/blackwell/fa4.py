@@ -65,15 +65,8 @@ class FA4Config(FA4Shape):
         """The K/V pipeline and the shared memory it needs."""
         return plan_ring(self, self.BN)
 
-    @property
-    def BK0(self) -> int:
-        """Columns of one K piece."""
-        return self.padded_qk_depth // self.num_qk_stages
-
-    @property
-    def BK1(self) -> int:
-        """Keys that P times V consumes per tile."""
-        return self.BN
+    BK0 = cached_property[int](lambda c: c.padded_qk_depth // c.num_qk_stages)  # of one K piece
+    BK1 = Part[int]("tile.BN")  # keys that P times V consumes per tile
 
     # Rows and columns, per tile and per CTA.
 
@@ -192,21 +185,17 @@ class FA4Config(FA4Shape):
 
     def description(self) -> str:
         """``name = value`` lines for a log."""
-        values: dict[str, int | bool] = {
-            "pair_cta": self.pair_cta,
-            "MMA_M": self.MMA_M,
-            "qk_depth": self.qk_depth,
-            "BN": self.BN,
-            "num_kv_stages": self.num_kv_stages,
-            "tmem_used": self.tmem_used,
-            "smem_used": self.smem_used,
-            "sm100_smem_carveout": self.sm100_smem_carveout,
-            "nope_dtype_size": self.qkv_dtype_size,
-            "rope_dtype_size": self.rope_dtype_size,
-            "scale_dtype_size": self.scale_dtype_size,
-            "use_fused_kv": self.use_fused_kv,
-        }
-        return "\n".join(f"{name} = {value}" for name, value in values.items())
+        return "\n".join(f"{name} = {getattr(self, of)}" for name, of in _DESCRIBED.items())
+
+
+_DESCRIBED = {
+    name: "qkv_dtype_size" if name == "nope_dtype_size" else name
+    for name in (
+        "pair_cta", "MMA_M", "qk_depth", "BN", "num_kv_stages", "tmem_used", "smem_used",
+        "sm100_smem_carveout", "nope_dtype_size", "rope_dtype_size", "scale_dtype_size",
+        "use_fused_kv",
+    )
+}  # fmt: skip
 
 
 def _depth_ok(config: FA4Config) -> bool:

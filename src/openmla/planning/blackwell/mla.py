@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import ClassVar
@@ -25,7 +25,6 @@ from openmla.planning.blackwell.units import (
     SCALE_DTYPES,
     SMEM_CARVEOUT,
     TMEM_COLS,
-    WARPGROUP,
     Swizzle,
     dtype_size,
     operand_swizzle,
@@ -97,6 +96,18 @@ class MLAConfig:
     num_qk_stages = Part[int]("fa4_config")
     num_pv_stages = Part[int]("fa4_config")
     smem_used = Part[int]("fa4_config")
+    num_rope_buffers = Part[Callable[[], int]]("fa4_config")
+    correction_smem_elements = Part[Callable[[], int]]("fa4_config")
+    num_active_warps_per_group = Part[Callable[[], int]]("fa4_config")
+    num_active_threads_per_group = Part[Callable[[], int]]("fa4_config")
+
+    nope_depth = cached_property[int](lambda c: c.depth - ROPE_DEPTH)  # Q and K without rope
+    rope_gmem_dtype_size = cached_property[int](lambda c: dtype_size(c.rope_gmem_dtype))
+    rope_mma_dtype_size = cached_property[int](lambda c: dtype_size(c.rope_mma_dtype))
+    # Swizzles of Q, K and V tiles, and of rope tiles as the MMA reads them and as they are loaded.
+    qkv_swizzle_mode = cached_property[Swizzle](lambda c: operand_swizzle(c.qkv_dtype))
+    rope_mma_swizzle_mode = cached_property[Swizzle](lambda c: operand_swizzle(c.rope_mma_dtype))
+    rope_gmem_swizzle_mode = cached_property[Swizzle](lambda c: operand_swizzle(c.rope_gmem_dtype))
 
     def __post_init__(self) -> None:
         require_dtype("qkv_dtype", self.qkv_dtype, OPERAND_DTYPES)
@@ -133,55 +144,9 @@ class MLAConfig:
             bn_cap=self.bn_cap,
         )
 
-    @property
-    def nope_depth(self) -> int:
-        """Q and K columns without rope."""
-        return self.depth - ROPE_DEPTH
-
-    @property
-    def rope_gmem_dtype_size(self) -> int:
-        """Bytes of a stored rope value."""
-        return dtype_size(self.rope_gmem_dtype)
-
-    @property
-    def rope_mma_dtype_size(self) -> int:
-        """Bytes of a rope value as the MMA reads it."""
-        return dtype_size(self.rope_mma_dtype)
-
-    @property
-    def qkv_swizzle_mode(self) -> Swizzle:
-        """Swizzle of Q, K and V tiles."""
-        return operand_swizzle(self.qkv_dtype)
-
-    @property
-    def rope_mma_swizzle_mode(self) -> Swizzle:
-        """Swizzle of rope tiles as the MMA reads them."""
-        return operand_swizzle(self.rope_mma_dtype)
-
-    @property
-    def rope_gmem_swizzle_mode(self) -> Swizzle:
-        """Swizzle of rope tiles as they are loaded."""
-        return operand_swizzle(self.rope_gmem_dtype)
-
     def q_tile_rows(self) -> int:
         """Rows of one query tile: 128 in 1Q and 2Q, so both launch with the same Q descriptor."""
         return self.BM // self.num_qo
-
-    def num_rope_buffers(self) -> int:
-        """Rope buffers beside a shared ring; 0 beside separate ones."""
-        return self.fa4_config.num_rope_buffers()
-
-    def correction_smem_elements(self) -> int:
-        """Correction factors in use, one per query row."""
-        return self.BM
-
-    def num_active_warps_per_group(self) -> int:
-        """Warps of a warp group that work: all four."""
-        return 4
-
-    def num_active_threads_per_group(self) -> int:
-        """Threads of a warp group that work: all 128."""
-        return WARPGROUP
 
     # Variants.
 
@@ -191,10 +156,6 @@ class MLAConfig:
 
     def switch_1q_config(self) -> MLAConfig:
         """The 1Q variant that a 2Q kernel turns to for a short last tile."""
-        return self._one_q
-
-    @cached_property
-    def _one_q(self) -> MLAConfig:
         return self.with_num_qo(1)
 
     def can_switch_to_1q(self) -> bool:
@@ -227,11 +188,8 @@ class MLAConfig:
         require_int("sm_count", sm_count, 1)
         if max_prompt_len <= self.q_tile_rows():
             return True
-        return self._blocks(max_prompt_len, num_partitions, batch_size) <= sm_count // 2
-
-    def _blocks(self, max_prompt_len: int, num_partitions: int, batch_size: int) -> int:
-        tiles = ceildiv(max_prompt_len, self.BM)
-        return tiles * num_partitions * self.num_q_heads * batch_size
+        blocks = ceildiv(max_prompt_len, self.BM) * num_partitions * self.num_q_heads * batch_size
+        return blocks <= sm_count // 2
 
     # Verdict and words.
 

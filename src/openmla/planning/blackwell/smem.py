@@ -1,25 +1,25 @@
-"""The byte map of a dense block's shared memory.
+"""The byte map of a dense block's shared memory, as the original kernel has it.
 
 From low to high: Q nope, Q rope, K and V, correction, Q scales, K scales, barriers, the
 tensor-memory address. The output tile reuses Q's bytes.
 
 * Separate rings: all K stages (nope and rope together), then all V stages.
 * Shared ring: all slots, K and V in turn from the same base, then the rope buffers.
+
+What our kernel allocates for the same plan is in kernel.py.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any, ClassVar
 
+from openmla.planning.arithmetic import Part
 from openmla.planning.blackwell.barriers import Barriers, plan_barriers
 from openmla.planning.blackwell.fa4 import FA4Config
 from openmla.planning.blackwell.mla import MLAConfig
-from openmla.planning.blackwell.ring import (
-    CORRECTION_BYTES,
-    packed_slot_bytes,
-    q_scale_bytes,
-)
+from openmla.planning.blackwell.ring import CORRECTION_BYTES, packed_slot_bytes, q_scale_bytes
 from openmla.planning.blackwell.units import MBAR_BYTES, TMEM_ADDR_BYTES, operand_swizzle
 
 
@@ -41,37 +41,48 @@ class SM100AttentionSMem:
 
     config: FA4Config
 
+    q_byte_offset: ClassVar[int] = 0  # Q comes first; the output tile takes its place at the end
+    correction_bytes: ClassVar[int] = CORRECTION_BYTES  # one fp32 per softmax thread
+
+    q_nope_bytes = cached_property[int](lambda m: m.config.q_nope_bytes())
+    q_rope_bytes = cached_property[int](lambda m: m.config.q_rope_bytes())
+    q_rope_byte_offset = cached_property[int](lambda m: m.q_nope_bytes)
+    q_bytes = cached_property[int](lambda m: m.q_nope_bytes + m.q_rope_bytes)
+
+    kv_byte_offset = cached_property[int](lambda m: m.q_bytes)  # the first K tile
+    v_stage_bytes = cached_property[int](lambda m: m._tile_bytes(m.config.v_box_cols()))
+    k_total_bytes = cached_property[int](
+        lambda m: m.config.num_kv_stages * m.k_stage_bytes
+    )  # or all slots
+    v_byte_offset = cached_property[int](
+        lambda m: m.kv_byte_offset + (0 if m.config.use_fused_kv else m.k_total_bytes)
+    )
+    rope_depth = cached_property[int](lambda m: m.config.rope_depth())
+    rope_stage_elems = cached_property[int](lambda m: m.config.BN * m.rope_depth)
+    num_rope_bufs = cached_property[int](lambda m: m.config.num_rope_buffers())
+    rope_byte_offset = cached_property[int](lambda m: m.kv_byte_offset + m.k_total_bytes)
+    rope_bytes = cached_property[int](
+        lambda m: m.num_rope_bufs * m.rope_stage_elems * m.config.rope_dtype_size
+    )
+
+    correction_byte_offset = cached_property[int](lambda m: m.kv_byte_offset + m.kv_bytes)
+    q_scale_byte_offset = cached_property[int](
+        lambda m: m.correction_byte_offset + m.correction_bytes
+    )
+    q_scale_bytes = cached_property[int](lambda m: q_scale_bytes(m.config))
+    k_scale_byte_offset = cached_property[int](lambda m: m.q_scale_byte_offset + m.q_scale_bytes)
+    num_k_scale_bufs = cached_property[int](lambda m: m.config.num_k_scale_bufs())
+    k_scale_stride_bytes = cached_property[int](lambda m: m.config.BN * m.config.scale_dtype_size)
+    k_scale_bytes = cached_property[int](lambda m: m.num_k_scale_bufs * m.k_scale_stride_bytes)
+    mbar_byte_offset = cached_property[int](lambda m: m.k_scale_byte_offset + m.k_scale_bytes)
+    mbar_bytes = cached_property[int](lambda m: m.mbars.size * MBAR_BYTES)
+    tmem_addr_byte_offset = cached_property[int](lambda m: m.mbar_byte_offset + m.mbar_bytes)
+    config_smem_used = Part[int]("config.smem_used")
+
     @classmethod
-    def for_mla(
-        cls,
-        *,
-        qkv_dtype: str,
-        rope_gmem_dtype: str,
-        rope_mma_dtype: str,
-        scale_dtype: str | None = None,
-        num_q_heads: int,
-        depth: int,
-        page_size: int,
-        v_depth: int = -1,
-        num_q: int = 2,
-        single_o: bool = False,
-        bn_cap: int = 0,
-    ) -> SM100AttentionSMem:
-        """The map of an MLA prefill block; all query heads share one latent head."""
-        mla = MLAConfig(
-            qkv_dtype=qkv_dtype,
-            rope_gmem_dtype=rope_gmem_dtype,
-            rope_mma_dtype=rope_mma_dtype,
-            scale_dtype=scale_dtype,
-            num_q_heads=num_q_heads,
-            group=num_q_heads,
-            depth=depth,
-            page_size=page_size,
-            v_depth=v_depth,
-            num_qo=num_q,
-            single_o=single_o,
-            bn_cap=bn_cap,
-        )
+    def for_mla(cls, *, num_q_heads: int, num_q: int = 2, **more: Any) -> SM100AttentionSMem:
+        """The map of an MLAConfig of these arguments; all query heads share one latent head."""
+        mla = MLAConfig(num_q_heads=num_q_heads, group=num_q_heads, num_qo=num_q, **more)
         return cls(mla.fa4_config)
 
     @classmethod
@@ -99,40 +110,6 @@ class SM100AttentionSMem:
         """The barriers, by index within their region."""
         return plan_barriers(self.config)
 
-    # Q.
-
-    @property
-    def q_byte_offset(self) -> int:
-        """Q comes first; the output tile takes its place at the end."""
-        return 0
-
-    @property
-    def q_nope_bytes(self) -> int:
-        """Q without its rope columns."""
-        return self.config.q_nope_bytes()
-
-    @property
-    def q_rope_byte_offset(self) -> int:
-        """Q's rope columns follow."""
-        return self.q_byte_offset + self.q_nope_bytes
-
-    @property
-    def q_rope_bytes(self) -> int:
-        """Q's rope columns."""
-        return self.config.q_rope_bytes()
-
-    @property
-    def q_bytes(self) -> int:
-        """The whole of Q."""
-        return self.q_nope_bytes + self.q_rope_bytes
-
-    # K, V and, for a shared ring, K's rope columns.
-
-    @property
-    def kv_byte_offset(self) -> int:
-        """The first K tile."""
-        return self.q_byte_offset + self.q_bytes
-
     @property
     def k_stage_bytes(self) -> int:
         """From one K tile to the next; in a shared ring, from slot to slot."""
@@ -144,49 +121,8 @@ class SM100AttentionSMem:
         rope = self.rope_depth * config.k_rows_per_cta() * config.rope_dtype_size
         return self._tile_bytes(config.nope_cols_per_cta()) + rope
 
-    @property
-    def v_stage_bytes(self) -> int:
-        """One V tile, or one piece of it."""
-        return self._tile_bytes(self.config.v_box_cols())
-
     def _tile_bytes(self, cols: int) -> int:
         return cols * self.config.BN * self.config.qkv_dtype_size
-
-    @property
-    def k_total_bytes(self) -> int:
-        """All K tiles; in a shared ring, all slots."""
-        return self.config.num_kv_stages * self.k_stage_bytes
-
-    @property
-    def v_byte_offset(self) -> int:
-        """The first V tile: behind K, or the same bytes in a shared ring."""
-        shared = self.config.use_fused_kv
-        return self.kv_byte_offset + (0 if shared else self.k_total_bytes)
-
-    @property
-    def rope_depth(self) -> int:
-        """Rope columns of Q and K."""
-        return self.config.rope_depth()
-
-    @property
-    def rope_stage_elems(self) -> int:
-        """Values of one rope buffer."""
-        return self.config.BN * self.rope_depth
-
-    @property
-    def num_rope_bufs(self) -> int:
-        """Rope buffers beside a shared ring."""
-        return self.config.num_rope_buffers()
-
-    @property
-    def rope_byte_offset(self) -> int:
-        """The first rope buffer, behind the slots."""
-        return self.kv_byte_offset + self.k_total_bytes
-
-    @property
-    def rope_bytes(self) -> int:
-        """All rope buffers."""
-        return self.num_rope_bufs * self.rope_stage_elems * self.config.rope_dtype_size
 
     @property
     def kv_bytes(self) -> int:
@@ -195,83 +131,6 @@ class SM100AttentionSMem:
             return self.k_total_bytes + self.rope_bytes
         return self.k_total_bytes + self.config.num_kv_stages * self.v_stage_bytes
 
-    # What follows.
-
-    @property
-    def correction_byte_offset(self) -> int:
-        """The correction factors."""
-        return self.kv_byte_offset + self.kv_bytes
-
-    @property
-    def correction_bytes(self) -> int:
-        """One fp32 per softmax thread."""
-        return CORRECTION_BYTES
-
-    @property
-    def q_scale_byte_offset(self) -> int:
-        """The scales of the query rows."""
-        return self.correction_byte_offset + self.correction_bytes
-
-    @property
-    def q_scale_bytes(self) -> int:
-        """One scale per query row, when there are scales."""
-        return q_scale_bytes(self.config)
-
-    @property
-    def k_scale_byte_offset(self) -> int:
-        """The scales of the keys."""
-        return self.q_scale_byte_offset + self.q_scale_bytes
-
-    @property
-    def num_k_scale_bufs(self) -> int:
-        """Buffers of K scales, one per K tile in flight."""
-        return self.config.num_k_scale_bufs()
-
-    @property
-    def k_scale_stride_bytes(self) -> int:
-        """From one buffer of K scales to the next."""
-        return self.config.BN * self.config.scale_dtype_size
-
-    @property
-    def k_scale_bytes(self) -> int:
-        """All buffers of K scales."""
-        return self.num_k_scale_bufs * self.k_scale_stride_bytes
-
-    @property
-    def mbar_byte_offset(self) -> int:
-        """The first barrier."""
-        return self.k_scale_byte_offset + self.k_scale_bytes
-
-    @property
-    def mbar_bytes(self) -> int:
-        """All barriers."""
-        return self.mbars.size * MBAR_BYTES
-
-    @property
-    def tmem_addr_byte_offset(self) -> int:
-        """Where the tensor-memory allocator writes its address."""
-        return self.mbar_byte_offset + self.mbar_bytes
-
     def smem_size(self) -> int:
         """Bytes the map takes."""
         return self.tmem_addr_byte_offset + TMEM_ADDR_BYTES
-
-    @property
-    def config_smem_used(self) -> int:
-        """What the plan reserved; never less than the map takes."""
-        return self.config.smem_used
-
-    def explain(self) -> list[str]:
-        """One line per region: where it starts and how many bytes it takes."""
-        regions = (
-            ("Q nope", self.q_byte_offset, self.q_nope_bytes),
-            ("Q rope", self.q_rope_byte_offset, self.q_rope_bytes),
-            ("K and V", self.kv_byte_offset, self.kv_bytes),
-            ("correction", self.correction_byte_offset, self.correction_bytes),
-            ("Q scales", self.q_scale_byte_offset, self.q_scale_bytes),
-            ("K scales", self.k_scale_byte_offset, self.k_scale_bytes),
-            ("barriers", self.mbar_byte_offset, self.mbar_bytes),
-            ("TMEM address", self.tmem_addr_byte_offset, TMEM_ADDR_BYTES),
-        )
-        lines = [f"{at:>7}  {name}: {size} bytes" for name, at, size in regions if size]
-        return [*lines, f"{self.smem_size():>7}  end; the plan reserves {self.config_smem_used}"]

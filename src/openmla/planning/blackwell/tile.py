@@ -100,75 +100,27 @@ class FA4Shape:
                 f"{self.qk_depth} (rope = {self.qk_depth} - {self.nope_depth} = {rope})",
             )
 
-    @cached_property
-    def num_qo(self) -> int:
-        """Query tiles per block: 2 when BM is 256, else 1."""
-        return 2 if self.BM == 256 else 1
-
-    @property
-    def num_kv_heads(self) -> int:
-        """Heads of K and V."""
-        return self.num_q_heads // self.group
-
-    @cached_property
-    def qkv_dtype_size(self) -> int:
-        """Bytes of a Q, K or V value."""
-        return dtype_size(self.qkv_dtype)
-
-    @cached_property
-    def rope_dtype_size(self) -> int:
-        """Bytes of a rope value; 0 when rope has no dtype of its own."""
-        return dtype_size(self.rope_dtype)
-
-    @property
-    def scale_dtype_size(self) -> int:
-        """Bytes of a scale; 0 without scales."""
-        return dtype_size(self.scale_dtype)
-
-    @property
-    def MMA_K(self) -> int:
-        """Columns one MMA step consumes: always 32 bytes, and 16 two-byte floats."""
-        return 16 if self.qkv_dtype in HALF_FLOATS else 32
-
-    @property
-    def MMA_M(self) -> int:
-        """Rows of one MMA: a CTA pair shares a 256-row one, small blocks use a small one."""
-        if self.pair_cta:
-            return 256
-        return min(self.BM, 128)
-
-    @property
-    def packs_rows(self) -> bool:
-        """Whether the MMA has at most 64 rows, and so leaves lanes of tensor memory over."""
-        return not self.pair_cta and self.MMA_M <= 64
-
-    @property
-    def m_pack(self) -> int:
-        """Parts of a score tile that lie side by side in the lanes of one column."""
-        return 128 // self.MMA_M if self.packs_rows else 1
-
-    @property
-    def fuse_gqa(self) -> bool:
-        """Whether the heads of a group fill the rows of a tile together.
-
-        The MLA kernels give every head its own block instead.
-        """
-        return self.group > 1 and self.MMA_M % self.group == 0 and not self.is_mla
-
-    @cached_property
-    def padded_qk_depth(self) -> int:
-        """Columns of Q and K in shared memory."""
-        return self._pad(self.qk_depth)
-
-    @cached_property
-    def padded_ov_depth(self) -> int:
-        """Columns of V and of an output accumulator."""
-        return self._pad(self.ov_depth)
-
-    @cached_property
-    def padded_nope_depth(self) -> int:
-        """Columns of Q and K in shared memory, without rope."""
-        return self._pad(self.nope_depth)
+    num_qo = cached_property[int](lambda s: 2 if s.BM == 256 else 1)  # query tiles per block
+    num_kv_heads = cached_property[int](lambda s: s.num_q_heads // s.group)
+    qkv_dtype_size = cached_property[int](lambda s: dtype_size(s.qkv_dtype))
+    rope_dtype_size = cached_property[int](lambda s: dtype_size(s.rope_dtype))  # 0 without one
+    scale_dtype_size = cached_property[int](lambda s: dtype_size(s.scale_dtype))  # likewise
+    # Columns one MMA step consumes: always 32 bytes, and 16 two-byte floats.
+    MMA_K = cached_property[int](lambda s: 16 if s.qkv_dtype in HALF_FLOATS else 32)
+    # Rows of one MMA: a CTA pair shares a 256-row one, small blocks use a small one.
+    MMA_M = cached_property[int](lambda s: 256 if s.pair_cta else min(s.BM, 128))
+    # Whether the MMA has at most 64 rows, and so leaves lanes of tensor memory over.
+    packs_rows = cached_property[bool](lambda s: not s.pair_cta and s.MMA_M <= 64)
+    # Parts of a score tile that lie side by side in the lanes of one column.
+    m_pack = cached_property[int](lambda s: 128 // s.MMA_M if s.packs_rows else 1)
+    # Whether the heads of a group fill the rows of a tile together; MLA gives each its own block.
+    fuse_gqa = cached_property[bool](
+        lambda s: s.group > 1 and s.MMA_M % s.group == 0 and not s.is_mla
+    )
+    # Columns in shared memory, and of an output accumulator.
+    padded_qk_depth = cached_property[int](lambda s: s._pad(s.qk_depth))
+    padded_ov_depth = cached_property[int](lambda s: s._pad(s.ov_depth))
+    padded_nope_depth = cached_property[int](lambda s: s._pad(s.nope_depth))
 
     def _pad(self, depth: int) -> int:
         """TMA moves whole swizzle spans: 80 bf16 columns at 128 bytes (64 columns) take 128."""
@@ -198,25 +150,10 @@ class Tile:
     TMEM_O1: int
     tmem_used: int
 
-    @property
-    def TMEM_P0(self) -> int:
-        """P overwrites S0."""
-        return 0
-
-    @property
-    def TMEM_P1(self) -> int:
-        """P overwrites S1."""
-        return self.TMEM_S1
-
-    @property
-    def TMEM_C0(self) -> int:
-        """The correction column behind P0."""
-        return self.TMEM_P0 + self.BN // 2
-
-    @property
-    def TMEM_C1(self) -> int:
-        """The correction column behind P1."""
-        return self.TMEM_P1 + self.BN // 2
+    TMEM_P0: ClassVar[int] = 0
+    TMEM_P1 = cached_property[int](lambda t: t.TMEM_S1)
+    TMEM_C0 = cached_property[int](lambda t: t.TMEM_P0 + t.BN // 2)
+    TMEM_C1 = cached_property[int](lambda t: t.TMEM_P1 + t.BN // 2)
 
 
 def plan_tile(shape: FA4Shape) -> Tile:

@@ -7,8 +7,10 @@ the part that follows from the shape alone; `prefill` adds the rings in LDS.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
+from openmla.planning.arithmetic import Part
 from openmla.planning.cdna4.config import MlaConfigV2, given_or_made
 from openmla.planning.cdna4.layout.dma import WAVE
 from openmla.planning.cdna4.layout.v import STRIP_KEYS
@@ -32,184 +34,83 @@ class MlaPrefillV2Core:
         """From a config, or from the fields of one."""
         object.__setattr__(self, "config", given_or_made(config, shape))
 
-    @property
+    @cached_property
     def mma(self) -> MlaMmaOp:
         """The products of this block."""
         return MlaMmaOp(self.config.mha())
 
-    @property
-    def Q_BLOCK_SIZE(self) -> int:
-        """Query rows per warp."""
-        return self.config.q_block_size
+    Q_BLOCK_SIZE = Part[int]("config.q_block_size")  # query rows per warp
+    KV_BLOCK = Part[int]("config.kv_block")  # keys per tile
+    DEPTH = Part[int]("config.depth")  # of V and the output
+    NUM_HEADS = Part[int]("config.num_heads")
+    NUM_KV_HEADS = Part[int]("config.num_kv_heads")
+    NUM_WARPS = Part[int]("config.num_warps")  # waves per block
+    NUM_THREADS = cached_property[int](lambda b: b.NUM_WARPS * WAVE)
+    D_QK = Part[int]("config.d_qk")
+    D_NOPE = Part[int]("config.depth")
+    D_ROPE = Part[int]("config.d_rope")
+    CACHE_DEPTH = Part[int]("config.cache_depth")  # width of a latent cache row
+    ROPE_CACHE_OFFSET = Part[int]("config.rope_cache_offset")  # first rope column of a cache row
 
-    @property
-    def KV_BLOCK(self) -> int:
-        """Keys per tile."""
-        return self.config.kv_block
+    # Elements between two keys in the cache, where all kv heads' rows lie side by side, and
+    # between two tokens of Q.
+    _KV_ROW_STRIDE_MLA = cached_property[int](lambda b: b.NUM_KV_HEADS * b.CACHE_DEPTH)
+    _Q_ROW_STRIDE = cached_property[int](lambda b: b.NUM_HEADS * b.D_QK)
 
-    @property
-    def DEPTH(self) -> int:
-        """Depth of V and the output."""
-        return self.config.depth
+    # Products along the columns, and sub-blocks along them.
+    _NUM_Q_K_TILES = cached_property[int](lambda b: b.D_QK // b.mma.MMA_K)
+    _NUM_K_NOPE_TILES = cached_property[int](lambda b: b.D_NOPE // b.mma.MMA_K)
+    _NUM_K_ROPE_TILES = cached_property[int](lambda b: b.D_ROPE // b.mma.MMA_K)
+    _NUM_BLOCK_COLS_K_NOPE = cached_property[int](lambda b: b.D_NOPE // b.mma.K_SUB_COLS)
+    _NUM_BLOCK_COLS_K_ROPE = cached_property[int](lambda b: b.D_ROPE // b.mma.K_SUB_COLS)
+    _NUM_BLOCK_COLS_K = cached_property[int](
+        lambda b: b._NUM_BLOCK_COLS_K_NOPE + b._NUM_BLOCK_COLS_K_ROPE
+    )
+    _NUM_BLOCK_COLS_V = cached_property[int](lambda b: b.DEPTH // b.mma.V_SUB_COLS)
 
-    @property
-    def NUM_HEADS(self) -> int:
-        """Query heads."""
-        return self.config.num_heads
+    # A tile as rows of one sub-block's width (64 bytes).
+    _K_NOPE_SLOT_ROWS = cached_property[int](lambda b: b.KV_BLOCK * b._NUM_BLOCK_COLS_K_NOPE)
+    _K_ROPE_SLOT_ROWS = cached_property[int](lambda b: b.KV_BLOCK * b._NUM_BLOCK_COLS_K_ROPE)
+    _K_SLOT_ROWS = cached_property[int](lambda b: b.KV_BLOCK * b._NUM_BLOCK_COLS_K)
+    _V_SLOT_ROWS = cached_property[int](lambda b: b.KV_BLOCK * b._NUM_BLOCK_COLS_V)
+    # Number of the first rope sub-block of a slot.
+    _K_ROPE_SUBBLOCK_OFFSET = cached_property[int](
+        lambda b: b.KV_BLOCK // b.mma.K_SUB_ROWS * b._NUM_BLOCK_COLS_K_NOPE
+    )
+    # Where rope starts, in rope-sized steps; 0 if rope is narrower than a sub-block.
+    _K_ROPE_TILE_IDX = cached_property[int](
+        lambda b: b._K_NOPE_SLOT_ROWS // b._K_ROPE_SLOT_ROWS if b._K_ROPE_SLOT_ROWS else 0
+    )
 
-    @property
-    def NUM_KV_HEADS(self) -> int:
-        """Heads of K and V."""
-        return self.config.num_kv_heads
+    _PV_A_FRAG = Part[int]("mma.PV_A_FRAG_ELTS")
+    # Strips of keys in the second product, as V is read from LDS: 64 keys in fp8, whatever the
+    # depth of the product; MMA_K = 16 keys in 16 bits.
+    _NUM_PV_SUBTILES = cached_property[int](
+        lambda b: b.KV_BLOCK // (STRIP_KEYS if b.config.is_fp8 else b.mma.MMA_K)
+    )
+    # The shape the streamed kernel is written for: softmax works in place on fp32 scores and packs
+    # P once, and K's fragments are streamed inside the first product rather than held.
+    _FP8_KV128_32x64 = cached_property[bool](
+        lambda b: b.config.is_fp8 and b.KV_BLOCK >= 128 and not b.mma.FP8_MMA_K_128
+    )
+    _FP32_SOFTMAX_SCORES = cached_property[bool](lambda b: b._FP8_KV128_32x64)
+    _CADENCE = cached_property[bool](lambda b: b._FP8_KV128_32x64)
+    # fp32, except that large fp8 tiles outside the streamed shape must save registers.
+    _SOFTMAX_DTYPE = cached_property[str](
+        lambda b: (
+            "float16"
+            if b.config.is_fp8 and b.KV_BLOCK >= 128 and not b._FP32_SOFTMAX_SCORES
+            else "float32"
+        )
+    )
+    # Fold scale·log2(e) into Q. Not for fp8: rounding the product would cost accuracy.
+    prescale_q = cached_property[bool](lambda b: not b.config.is_fp8)
 
-    @property
-    def NUM_WARPS(self) -> int:
-        """Waves per block."""
-        return self.config.num_warps
-
-    @property
-    def NUM_THREADS(self) -> int:
-        """Threads per block."""
-        return self.NUM_WARPS * WAVE
-
-    @property
-    def D_QK(self) -> int:
-        """Depth of Q and K."""
-        return self.config.d_qk
-
-    @property
-    def D_NOPE(self) -> int:
-        """Depth without rope."""
-        return self.config.d_nope()
-
-    @property
-    def D_ROPE(self) -> int:
-        """Depth of rope."""
-        return self.config.d_rope
-
-    @property
-    def CACHE_DEPTH(self) -> int:
-        """Width of a latent cache row."""
-        return self.config.cache_depth
-
-    @property
-    def ROPE_CACHE_OFFSET(self) -> int:
-        """First rope column of a cache row."""
-        return self.config.rope_cache_offset
-
-    @property
-    def _NUM_Q_K_TILES(self) -> int:
-        return self.D_QK // self.mma.MMA_K
-
-    @property
-    def _NUM_K_NOPE_TILES(self) -> int:
-        return self.D_NOPE // self.mma.MMA_K
-
-    @property
-    def _NUM_K_ROPE_TILES(self) -> int:
-        return self.D_ROPE // self.mma.MMA_K
-
-    @property
-    def _KV_ROW_STRIDE_MLA(self) -> int:
-        """Elements between two keys in the cache: all kv heads' rows lie side by side."""
-        return self.NUM_KV_HEADS * self.CACHE_DEPTH
-
-    @property
-    def _Q_ROW_STRIDE(self) -> int:
-        """Elements between two tokens of Q."""
-        return self.NUM_HEADS * self.D_QK
-
-    @property
-    def _NUM_BLOCK_COLS_K_NOPE(self) -> int:
-        return self.D_NOPE // self.mma.K_SUB_COLS
-
-    @property
-    def _NUM_BLOCK_COLS_K_ROPE(self) -> int:
-        return self.D_ROPE // self.mma.K_SUB_COLS
-
-    @property
-    def _NUM_BLOCK_COLS_K(self) -> int:
-        return self._NUM_BLOCK_COLS_K_NOPE + self._NUM_BLOCK_COLS_K_ROPE
-
-    @property
-    def _NUM_BLOCK_COLS_V(self) -> int:
-        return self.DEPTH // self.mma.V_SUB_COLS
-
-    @property
-    def _K_NOPE_SLOT_ROWS(self) -> int:
-        """A tile's nope part as rows of one sub-block's width (64 bytes)."""
-        return self.KV_BLOCK * self._NUM_BLOCK_COLS_K_NOPE
-
-    @property
-    def _K_ROPE_SLOT_ROWS(self) -> int:
-        return self.KV_BLOCK * self._NUM_BLOCK_COLS_K_ROPE
-
-    @property
-    def _K_SLOT_ROWS(self) -> int:
-        return self.KV_BLOCK * self._NUM_BLOCK_COLS_K
-
-    @property
-    def _V_SLOT_ROWS(self) -> int:
-        return self.KV_BLOCK * self._NUM_BLOCK_COLS_V
-
-    @property
-    def _K_ROPE_SUBBLOCK_OFFSET(self) -> int:
-        """Number of the first rope sub-block of a slot."""
-        return self.KV_BLOCK // self.mma.K_SUB_ROWS * self._NUM_BLOCK_COLS_K_NOPE
-
-    @property
-    def _K_ROPE_TILE_IDX(self) -> int:
-        """Where rope starts, in rope-sized steps; 0 if rope is narrower than a sub-block."""
-        rope = self._K_ROPE_SLOT_ROWS
-        return self._K_NOPE_SLOT_ROWS // rope if rope else 0
-
-    @property
-    def _PV_A_FRAG(self) -> int:
-        return self.mma.PV_A_FRAG_ELTS
-
-    @property
-    def _NUM_PV_SUBTILES(self) -> int:
-        """Strips of keys in the second product, as V is read from LDS: 64 keys in fp8, whatever
-        the depth of the product; MMA_K = 16 keys in 16 bits."""
-        return self.KV_BLOCK // (STRIP_KEYS if self.config.is_fp8 else self.mma.MMA_K)
-
-    @property
-    def _FP8_KV128_32x64(self) -> bool:
-        """The shape the streamed kernel is written for."""
-        return self.config.is_fp8 and self.KV_BLOCK >= 128 and not self.mma.FP8_MMA_K_128
-
-    @property
-    def _FP32_SOFTMAX_SCORES(self) -> bool:
-        """Softmax works in place on the fp32 scores and packs P to fp8 once."""
-        return self._FP8_KV128_32x64
-
-    @property
-    def _CADENCE(self) -> bool:
-        """K fragments are streamed inside the first product rather than held."""
-        return self._FP8_KV128_32x64
-
-    @property
-    def _SOFTMAX_DTYPE(self) -> str:
-        """fp32, except that large fp8 tiles outside the streamed shape must save registers."""
-        large_fp8 = self.config.is_fp8 and self.KV_BLOCK >= 128
-        return "float16" if large_fp8 and not self._FP32_SOFTMAX_SCORES else "float32"
-
-    @property
-    def prescale_q(self) -> bool:
-        """Fold scale·log2(e) into Q. Not for fp8: rounding the product would cost accuracy."""
-        return not self.config.is_fp8
-
-    @property
-    def Q_LAYOUT_MLA(self) -> RegisterTile:
-        """A warp's Q at its full width, nope tiles first."""
-        return self.Q_BLOCK_SIZE // self.mma.MMA_M, self._NUM_Q_K_TILES, self.mma.FRAG_ELTS
-
-    @property
-    def K_NOPE_LAYOUT(self) -> RegisterTile:
-        """The nope part of a K tile."""
-        return self.mma.K_LAYOUT
-
-    @property
-    def K_ROPE_LAYOUT(self) -> RegisterTile:
-        """The rope part of a K tile."""
-        return self.KV_BLOCK // self.mma.MMA_M, self._NUM_K_ROPE_TILES, self.mma.FRAG_ELTS
+    # Register tiles: a warp's Q at its full width, nope first; the two parts of a K tile.
+    Q_LAYOUT_MLA = cached_property[RegisterTile](
+        lambda b: (b.Q_BLOCK_SIZE // b.mma.MMA_M, b._NUM_Q_K_TILES, b.mma.FRAG_ELTS)
+    )
+    K_NOPE_LAYOUT = Part[RegisterTile]("mma.K_LAYOUT")
+    K_ROPE_LAYOUT = cached_property[RegisterTile](
+        lambda b: (b.KV_BLOCK // b.mma.MMA_M, b._NUM_K_ROPE_TILES, b.mma.FRAG_ELTS)
+    )

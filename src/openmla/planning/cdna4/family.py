@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from openmla.planning.cdna4.config import MlaConfigV2
-from openmla.planning.cdna4.prefill import LDS_BYTES, MlaPrefillV2
+from openmla.planning.cdna4.layout.dma import WAVE
+from openmla.planning.cdna4.prefill import LANE_REGISTERS, LDS_BYTES, MlaPrefillV2, RingBlock
 from openmla.planning.cdna4.prefill16 import MlaPrefill16
 from openmla.planning.cdna4.sparse import ROPE_COLUMNS, STRIP_ROWS, MlaSparse16
 from openmla.planning.family import Block, Family, Kernel, Pipeline
-from openmla.planning.memory import MemoryMap, Wanted, lay_out
+from openmla.planning.memory import Wanted, lay_out
 from openmla.planning.serves import (
     ALIGNED,
     ANY,
@@ -27,7 +28,6 @@ _LONG_NAMES = {"bf16": "bfloat16", "fp16": "float16", "e4m3": "float8_e4m3fn"}
 # A latent cache row on CDNA4: rope begins at column 512, whatever the width before it.
 ROPE_OFFSET = 512
 MOST_PAGE_ROWS = 1024
-WAVE = 64
 # In 3.6 copies to LDS take their addresses only in layouts that cannot describe the slots of K, V.
 FIRST_TRITON = (3, 9)
 
@@ -61,34 +61,21 @@ def _dense_fp8(problem: Problem, target: Target) -> MlaPrefillV2:
     return next((block for block in blocks if block.supported()), blocks[0])
 
 
-def _dense_16_block(block: MlaPrefill16, problem: Problem) -> Block:
-    k_slot, v_slot = block.k_ring_bytes // block.k_slots, block.v_ring_bytes // block.v_slots
-    rings = _rings(block.k_slots, k_slot, block.v_slots, v_slot)
-    return _dense_block(block, lay_out(rings, LDS_BYTES))
-
-
-def _dense_fp8_block(block: MlaPrefillV2, problem: Problem) -> Block:
-    rings = _rings(block.k_slots, block.k_slot_bytes, block.v_slots, block.v_slot_bytes)
-    memory = lay_out([Wanted("Q", "q", block.q_bytes), *rings], LDS_BYTES)
-    return _dense_block(block, memory)
-
-
-def _dense_block(block: MlaPrefill16 | MlaPrefillV2, memory: MemoryMap) -> Block:
+def _dense_block(block: RingBlock, problem: Problem) -> Block:
     widths = block.D_QK, block.DEPTH, block.config.element_bytes
-    slots = block.k_slots, block.v_slots
+    keys = [Wanted(f"K{i}", "k", block.k_slot_bytes) for i in range(block.k_slots)]
+    values = [Wanted(f"V{i}", "v", block.v_slot_bytes) for i in range(block.v_slots - 1)]
+    last = block.v_slot_bytes - block.smem_used + block.launch_smem_used
+    values.append(Wanted(f"V{block.v_slots - 1}", "v", last))
     return Block(
         tile_rows=block.BM,
         tile_keys=block.KV_BLOCK,
         stages=block.k_slots,
         threads=block.NUM_THREADS,
-        memory=memory,
-        pipeline=Pipeline(2, block.BM // 2, block.KV_BLOCK, *widths, *slots),
+        registers=block.NUM_THREADS * LANE_REGISTERS,
+        memory=lay_out([Wanted("Q", "q", block.q_bytes), *keys, *values], LDS_BYTES),
+        pipeline=Pipeline(2, block.BM // 2, block.KV_BLOCK, *widths, block.k_slots, block.v_slots),
     )
-
-
-def _rings(k_slots: int, k_bytes: int, v_slots: int, v_bytes: int) -> list[Wanted]:
-    keys = [Wanted(f"K{i}", "k", k_bytes) for i in range(k_slots)]
-    return keys + [Wanted(f"V{i}", "v", v_bytes) for i in range(v_slots)]
 
 
 # Sparse.
@@ -116,6 +103,7 @@ def _sparse_block(block: MlaSparse16, problem: Problem) -> Block:
         tile_keys=block.B_TOPK,
         stages=block.num_kv_stages,
         threads=block.num_warps * WAVE,
+        registers=block.num_warps * WAVE * LANE_REGISTERS,
         memory=lay_out(wanted, LDS_BYTES),
         pipeline=Pipeline(1, block.BM, block.B_TOPK, *widths, block.num_kv_stages, 0),
     )
@@ -153,7 +141,7 @@ CDNA4 = Family(
             config=MlaPrefill16,
             choose=_dense_16,
             launcher="openmla.kernels.cdna4.dense.launch",
-            block=_dense_16_block,
+            block=_dense_block,
             first_triton=FIRST_TRITON,
         ),
         Kernel(
@@ -168,7 +156,7 @@ CDNA4 = Family(
             config=MlaPrefillV2,
             choose=_dense_fp8,
             launcher="openmla.kernels.cdna4.dense.launch",
-            block=_dense_fp8_block,
+            block=_dense_block,
             first_triton=FIRST_TRITON,
         ),
         Kernel(

@@ -14,9 +14,11 @@ row maximum needs no more than one exchange between lanes 32 apart.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
+from typing import Any, ClassVar
 
 from openmla.errors import Unsupported
+from openmla.planning.arithmetic import Part
 from openmla.planning.cdna4.config import MhaConfigV2, given_or_made
 from openmla.planning.cdna4.layout import v_map
 from openmla.planning.cdna4.layout.dma import WAVE
@@ -46,131 +48,57 @@ class MhaMmaOp:
         made = given_or_made(config, shape)
         object.__setattr__(self, "config", made if config is not None else made.mha())
 
-    @property
-    def Q_BLOCK_SIZE(self) -> int:
-        """Query rows per warp."""
-        return self.config.q_block_size
+    Q_BLOCK_SIZE = Part[int]("config.q_block_size")  # query rows per warp
+    KV_BLOCK = Part[int]("config.kv_block")  # keys per tile
+    DEPTH = Part[int]("config.depth")  # of V and the output
+    FP8_MMA_K_128 = Part[bool]("config.fp8_mma_k_128")  # as given; only fp8 heeds it
+    _is_16x16 = cached_property[bool](lambda op: op.config.is_fp8 and op.FP8_MMA_K_128)
 
-    @property
-    def KV_BLOCK(self) -> int:
-        """Keys per tile."""
-        return self.config.kv_block
+    # One product: rows, columns (they are all square), reduction depth.
+    MMA_M = cached_property[int](lambda op: 16 if op._is_16x16 else 32)
+    MMA_N = cached_property[int](lambda op: op.MMA_M)
+    MMA_K = cached_property[int](lambda op: 128 if op._is_16x16 else 64 if op.config.is_fp8 else 16)
+    # Sub-blocks in LDS: keys, and columns, 64 bytes' worth.
+    K_SUB_ROWS: ClassVar[int] = K_SUB_ROWS
+    V_SUB_ROWS: ClassVar[int] = V_SUB_ROWS
+    K_SUB_COLS = cached_property[int](lambda op: SUB_ROW_BYTES // op.config.element_bytes)
+    V_SUB_COLS = cached_property[int](lambda op: op.K_SUB_COLS)
+    # Lanes side by side on the rows of an A fragment, one per row; consecutive columns of one lane.
+    ROWL_HALF_LANES = cached_property[int](lambda op: op.MMA_M)
+    ROWL_STRIDE = cached_property[int](lambda op: op.MMA_K * op.ROWL_HALF_LANES // WAVE)
+    # Values per lane: of an operand of the first product (K), of the second (V, P), of a result.
+    FRAG_ELTS = cached_property[int](lambda op: op.MMA_M * op.MMA_K // WAVE)
+    PV_A_FRAG_ELTS = cached_property[int](lambda op: op.MMA_K * op.MMA_N // WAVE)
+    _acc_elts = cached_property[int](lambda op: op.MMA_M * op.MMA_N // WAVE)
 
-    @property
-    def DEPTH(self) -> int:
-        """Depth of V and the output."""
-        return self.config.depth
-
-    @property
-    def FP8_MMA_K_128(self) -> bool:
-        """The flag as given; only fp8 heeds it."""
-        return self.config.fp8_mma_k_128
-
-    @property
-    def _is_16x16(self) -> bool:
-        return self.config.is_fp8 and self.FP8_MMA_K_128
-
-    @property
-    def MMA_M(self) -> int:
-        """Rows of one product."""
-        return 16 if self._is_16x16 else 32
-
-    @property
-    def MMA_N(self) -> int:
-        """Columns of one product: they are all square."""
-        return self.MMA_M
-
-    @property
-    def MMA_K(self) -> int:
-        """Reduction depth of one product."""
-        if self._is_16x16:
-            return 128
-        return 64 if self.config.is_fp8 else 16
-
-    @property
-    def K_SUB_ROWS(self) -> int:
-        """Keys of a K sub-block in LDS."""
-        return K_SUB_ROWS
-
-    @property
-    def K_SUB_COLS(self) -> int:
-        """Columns of a K sub-block: 64 bytes' worth."""
-        return SUB_ROW_BYTES // self.config.element_bytes
-
-    @property
-    def V_SUB_ROWS(self) -> int:
-        """Keys of a V sub-block in LDS."""
-        return V_SUB_ROWS
-
-    @property
-    def V_SUB_COLS(self) -> int:
-        """Columns of a V sub-block: 64 bytes' worth."""
-        return SUB_ROW_BYTES // self.config.element_bytes
-
-    @property
-    def ROWL_HALF_LANES(self) -> int:
-        """Lanes side by side on the rows of an A fragment: one per row."""
-        return self.MMA_M
-
-    @property
-    def ROWL_STRIDE(self) -> int:
-        """Consecutive columns one lane holds: MMA_K over the lanes that share a row."""
-        return self.MMA_K * self.ROWL_HALF_LANES // WAVE
-
-    @property
-    def FRAG_ELTS(self) -> int:
-        """Values per lane of one A operand of the first product (K)."""
-        return self.MMA_M * self.MMA_K // WAVE
-
-    @property
-    def PV_A_FRAG_ELTS(self) -> int:
-        """Values per lane of one operand of the second product (V, P)."""
-        return self.MMA_K * self.MMA_N // WAVE
-
-    @property
-    def _acc_elts(self) -> int:
-        """Values per lane of one result."""
-        return self.MMA_M * self.MMA_N // WAVE
-
-    @property
-    def Q_LAYOUT(self) -> RegisterTile:
-        """A warp's Q, as far as depth reaches (MLA's own is wider: Q_LAYOUT_MLA)."""
-        return self.Q_BLOCK_SIZE // self.MMA_M, self.DEPTH // self.MMA_K, self.FRAG_ELTS
-
-    @property
-    def K_LAYOUT(self) -> RegisterTile:
-        """A whole K tile."""
-        return self.KV_BLOCK // self.MMA_M, self.DEPTH // self.MMA_K, self.FRAG_ELTS
-
-    @property
-    def V_LAYOUT(self) -> RegisterTile:
-        """A whole V tile: keys are the reduction here."""
-        return self.KV_BLOCK // self.MMA_K, self.DEPTH // self.MMA_N, self.PV_A_FRAG_ELTS
-
-    @property
-    def ATT_LAYOUT(self) -> RegisterTile:
-        """Scores: keys × queries, fp32."""
-        return self.KV_BLOCK // self.MMA_M, self.Q_BLOCK_SIZE // self.MMA_N, self._acc_elts
-
-    @property
-    def ATT_BF16_SUB_LAYOUT(self) -> RegisterTile:
-        """One strip of P (MMA_K keys) in the input dtype."""
-        return 1, self.Q_BLOCK_SIZE // self.MMA_N, self.PV_A_FRAG_ELTS
-
-    @property
-    def ATT_BF16_FULL_LAYOUT(self) -> RegisterTile:
-        """All strips of P."""
-        return self.KV_BLOCK // self.MMA_K, self.Q_BLOCK_SIZE // self.MMA_N, self.PV_A_FRAG_ELTS
-
-    @property
-    def O_LAYOUT(self) -> RegisterTile:
-        """The output accumulator: depth × queries, fp32."""
-        return self.DEPTH // self.MMA_M, self.Q_BLOCK_SIZE // self.MMA_N, self._acc_elts
-
-    @property
-    def O_T_LAYOUT(self) -> RegisterTile:
-        """The same registers seen as queries × depth."""
-        return self.Q_BLOCK_SIZE // self.MMA_M, self.DEPTH // self.MMA_N, self._acc_elts
+    # A warp's Q (MLA's own is wider: Q_LAYOUT_MLA), a whole K tile, a whole V tile, of which the
+    # keys are the reduction.
+    Q_LAYOUT = cached_property[RegisterTile](
+        lambda op: (op.Q_BLOCK_SIZE // op.MMA_M, op.DEPTH // op.MMA_K, op.FRAG_ELTS)
+    )
+    K_LAYOUT = cached_property[RegisterTile](
+        lambda op: (op.KV_BLOCK // op.MMA_M, op.DEPTH // op.MMA_K, op.FRAG_ELTS)
+    )
+    V_LAYOUT = cached_property[RegisterTile](
+        lambda op: (op.KV_BLOCK // op.MMA_K, op.DEPTH // op.MMA_N, op.PV_A_FRAG_ELTS)
+    )
+    # Scores, keys × queries in fp32; one strip of P (MMA_K keys) in the input dtype; all strips.
+    ATT_LAYOUT = cached_property[RegisterTile](
+        lambda op: (op.KV_BLOCK // op.MMA_M, op.Q_BLOCK_SIZE // op.MMA_N, op._acc_elts)
+    )
+    ATT_BF16_SUB_LAYOUT = cached_property[RegisterTile](
+        lambda op: (1, op.Q_BLOCK_SIZE // op.MMA_N, op.PV_A_FRAG_ELTS)
+    )
+    ATT_BF16_FULL_LAYOUT = cached_property[RegisterTile](
+        lambda op: (op.KV_BLOCK // op.MMA_K, op.Q_BLOCK_SIZE // op.MMA_N, op.PV_A_FRAG_ELTS)
+    )
+    # The output accumulator, depth × queries in fp32; the same registers as queries × depth.
+    O_LAYOUT = cached_property[RegisterTile](
+        lambda op: (op.DEPTH // op.MMA_M, op.Q_BLOCK_SIZE // op.MMA_N, op._acc_elts)
+    )
+    O_T_LAYOUT = cached_property[RegisterTile](
+        lambda op: (op.Q_BLOCK_SIZE // op.MMA_M, op.DEPTH // op.MMA_N, op._acc_elts)
+    )
 
 
 @dataclass(frozen=True, init=False)

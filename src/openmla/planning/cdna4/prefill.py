@@ -12,9 +12,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import cached_property
+from typing import Any, ClassVar
 
 from openmla.errors import InvalidArgument
+from openmla.planning.arithmetic import Part
 from openmla.planning.cdna4.config import MlaConfigV2
 from openmla.planning.cdna4.core import MlaPrefillV2Core
 from openmla.planning.cdna4.layout import v_map
@@ -26,6 +28,9 @@ from openmla.planning.cdna4.layout.v227 import CHUNK_PAD, CHUNKS, V227
 #: LDS that one workgroup may use on gfx950: 160 KB.
 LDS_BYTES = 160 * 1024
 
+#: Of a lane: the 512 threads of a block share the 512 registers of each SIMD's lanes two by two.
+LANE_REGISTERS = 256
+
 #: Types of the weights that FP8 values can be multiplied with.
 P_DTYPES = ("float8_e4m3fn", "bfloat16")
 
@@ -34,7 +39,77 @@ K_RING_DEPTH = 2
 
 
 @dataclass(frozen=True, init=False)
-class MlaPrefillV2(MlaPrefillV2Core):
+class RingBlock(MlaPrefillV2Core):
+    """What FP8 and 16-bit blocks share: a ring of K slots and a ring of V slots in LDS."""
+
+    _RING_DEPTH: ClassVar[int] = K_RING_DEPTH
+    # A copy is issued while the tile before is still being read.
+    _V_RING_DEPTH = cached_property[int](lambda b: 3)
+    q_bytes = cached_property[int](lambda b: 0)  # of a resident Q, where it is not in registers
+
+    BM = cached_property[int](lambda b: b.NUM_WARPS * b.Q_BLOCK_SIZE)  # query rows of the block
+    k_slots = cached_property[int](lambda b: b._RING_DEPTH)  # tiles of K in flight
+    v_slots = cached_property[int](lambda b: b._V_RING_DEPTH)  # tiles of V in flight
+    # Bytes of LDS: one slot, padding included; all slots.
+    k_slot_bytes = cached_property[int](lambda b: b._K_SLOT_ROWS * SUB_ROW_BYTES)
+    v_slot_bytes = cached_property[int](lambda b: b._V_SLOT_ROWS * SUB_ROW_BYTES)
+    k_ring_bytes = cached_property[int](lambda b: b._RING_DEPTH * b.k_slot_bytes)
+    v_ring_bytes = cached_property[int](lambda b: b._V_RING_DEPTH * b.v_slot_bytes)
+    smem_used = cached_property[int](lambda b: b.q_bytes + b.k_ring_bytes + b.v_ring_bytes)
+    launch_smem_used = cached_property[int](lambda b: b.smem_used)  # what the compiler asks for
+
+    @property
+    def k_slot(self) -> KSlot:
+        """Where the bytes of a K slot lie."""
+        config = self.config
+        return KSlot(
+            config.kv_block, config.depth, config.d_rope, config.element_bytes, config.num_warps
+        )
+
+    def supported(self) -> bool:
+        """Whether the kernel can run this block."""
+        return not self.why_unsupported()
+
+    def why_unsupported(self) -> str:
+        """The first limit the block breaks, with its arithmetic; empty when supported."""
+        return next(self._broken_limits(), "")
+
+    def _broken_limits(self) -> Iterator[str]:
+        """Widths must add up, copies be shared by the waves, and all fit the LDS."""
+        if self.D_QK != self.D_NOPE + self.D_ROPE:
+            total = self.D_NOPE + self.D_ROPE
+            yield f"d_qk {self.D_QK} != depth {self.D_NOPE} + d_rope {self.D_ROPE} = {total}"
+        yield from self._broken_by_shape()
+        yield from self._broken_by_copies()
+        if self.smem_used > LDS_BYTES:
+            yield (
+                f"LDS: Q {self.q_bytes} + K {self._RING_DEPTH} × {self.k_slot_bytes} + "
+                f"V {self._V_RING_DEPTH} × {self.v_slot_bytes} = {self.smem_used} > {LDS_BYTES}, "
+                f"{self.smem_used - LDS_BYTES} bytes too many"
+            )
+
+    def _rescale_line(self) -> str:
+        threshold = self.config.rescale_threshold
+        return f"O is rescaled at every tile; the original waits for a growth of 2^{threshold:g}"
+
+    def _broken_by_shape(self) -> Iterator[str]:
+        raise NotImplementedError
+
+    def _broken_by_copies(self) -> Iterator[str]:
+        for name, columns in (("depth", self.D_NOPE), ("d_rope", self.D_ROPE)):
+            copies = self.KV_BLOCK * columns * self.config.element_bytes // (WAVE * DMA_BYTES)
+            if not self._shared_evenly(copies):
+                yield (
+                    f"{name}: {self.KV_BLOCK} keys × {columns} columns are {copies} copies of "
+                    f"{WAVE * DMA_BYTES} bytes, which {self.NUM_WARPS} waves cannot share evenly"
+                )
+
+    def _shared_evenly(self, copies: int) -> bool:
+        return copies % self.NUM_WARPS == 0
+
+
+@dataclass(frozen=True, init=False)
+class MlaPrefillV2(RingBlock):
     """The block with its LDS: a resident Q slab, a ring of K slots, a ring of V slots.
 
     >>> from openmla.planning.cdna4.config import MlaConfigV2
@@ -43,6 +118,8 @@ class MlaPrefillV2(MlaPrefillV2Core):
     ...     d_qk=192, d_rope=64, cache_depth=576, rope_cache_offset=512, dtype="float8_e4m3fn"))
     >>> block.q_bytes, block.k_ring_bytes, block.v_ring_bytes, block.smem_used
     (49152, 49152, 49920, 148224)
+    >>> block.launch_smem_used                           # as compiled: no padding at the very end
+    148208
     >>> replace(block, v_full_v227=False).smem_used      # four V slots fill the LDS to the byte
     163840
     >>> block.explain()[-2]
@@ -75,131 +152,37 @@ class MlaPrefillV2(MlaPrefillV2Core):
             raise InvalidArgument("p_dtype", f"one of {', '.join(P_DTYPES)}", repr(p_dtype))
         object.__setattr__(self, "p_dtype", p_dtype)
 
-    @property
-    def BM(self) -> int:
-        """Query rows of the block."""
-        return self.NUM_WARPS * self.Q_BLOCK_SIZE
+    _IS_DSV_MLA_SHAPE = cached_property[bool](lambda b: b._FP8_KV128_32x64)
+    _V_FULL_V227 = cached_property[bool](lambda b: b.v_full_v227)
+    _v227_layout = cached_property[bool](lambda b: b.v227_layout)
+    _K_SUB_COLS = Part[int]("mma.K_SUB_COLS")
+    _V_SUB_COLS = Part[int]("mma.V_SUB_COLS")
+    # Bytes of a sub-block.
+    _K_ALIGN = cached_property[int](lambda b: b.mma.K_SUB_ROWS * SUB_ROW_BYTES)
+    _V_ALIGN = cached_property[int](lambda b: b.mma.V_SUB_ROWS * SUB_ROW_BYTES)
 
-    @property
-    def _IS_DSV_MLA_SHAPE(self) -> bool:
-        return self._FP8_KV128_32x64
+    # Four V slots fit beside Q and K to the byte; the padding of v227, 16 bytes per chunk, costs
+    # one of them. A slot's rows are of 64 bytes.
+    _V_RING_DEPTH = cached_property[int](lambda b: 3 if b.v_full_v227 else 4)
+    _V_SLOT_PAD_ROWS = cached_property[int](
+        lambda b: CHUNKS * CHUNK_PAD // SUB_ROW_BYTES if b.v_full_v227 else 0
+    )
+    _V_SLOT_ROWS = cached_property[int](
+        lambda b: b.KV_BLOCK * b._NUM_BLOCK_COLS_V + b._V_SLOT_PAD_ROWS
+    )
+    _K_RING_LAYOUT = cached_property[tuple[int, int]](
+        lambda b: (b._RING_DEPTH * b._K_SLOT_ROWS, b._K_SUB_COLS)
+    )
+    _V_RING_LAYOUT = cached_property[tuple[int, int]](
+        lambda b: (b._V_RING_DEPTH * b._V_SLOT_ROWS, b._V_SUB_COLS)
+    )
+    _Q_LDS_LAYOUT = cached_property[tuple[int, int]](lambda b: (b.BM, b.D_QK))
+    q_bytes = cached_property[int](lambda b: b.BM * b.D_QK * b.config.element_bytes)
 
-    @property
-    def _V_FULL_V227(self) -> bool:
-        return self.v_full_v227
-
-    @property
-    def _v227_layout(self) -> bool:
-        return self.v227_layout
-
-    @property
-    def _K_SUB_COLS(self) -> int:
-        return self.mma.K_SUB_COLS
-
-    @property
-    def _V_SUB_COLS(self) -> int:
-        return self.mma.V_SUB_COLS
-
-    @property
-    def _K_ALIGN(self) -> int:
-        """Bytes of a K sub-block."""
-        return self.mma.K_SUB_ROWS * self.mma.K_SUB_COLS * self.config.element_bytes
-
-    @property
-    def _V_ALIGN(self) -> int:
-        """Bytes of a V sub-block."""
-        return self.mma.V_SUB_ROWS * self.mma.V_SUB_COLS * self.config.element_bytes
-
-    @property
-    def _RING_DEPTH(self) -> int:
-        return K_RING_DEPTH
-
-    @property
-    def _V_RING_DEPTH(self) -> int:
-        """Four V slots fit beside Q and K to the byte; the padding of v227 costs one of them."""
-        return 3 if self.v_full_v227 else 4
-
-    @property
-    def _V_SLOT_PAD_ROWS(self) -> int:
-        """The padding of v227, 16 bytes per chunk, in rows of 64 bytes."""
-        return CHUNKS * CHUNK_PAD // SUB_ROW_BYTES if self.v_full_v227 else 0
-
-    @property
-    def _V_SLOT_ROWS(self) -> int:
-        """A V slot with its padding."""
-        return super()._V_SLOT_ROWS + self._V_SLOT_PAD_ROWS
-
-    @property
-    def _K_RING_LAYOUT(self) -> tuple[int, int]:
-        return self._RING_DEPTH * self._K_SLOT_ROWS, self._K_SUB_COLS
-
-    @property
-    def _V_RING_LAYOUT(self) -> tuple[int, int]:
-        return self._V_RING_DEPTH * self._V_SLOT_ROWS, self._V_SUB_COLS
-
-    @property
-    def _Q_LDS_LAYOUT(self) -> tuple[int, int]:
-        return self.BM, self.D_QK
-
-    @property
-    def q_bytes(self) -> int:
-        """LDS of the Q slab."""
-        return self.BM * self.D_QK * self.config.element_bytes
-
-    @property
-    def k_slot_bytes(self) -> int:
-        """LDS of one K slot."""
-        return self._K_SLOT_ROWS * SUB_ROW_BYTES
-
-    @property
-    def v_slot_bytes(self) -> int:
-        """LDS of one V slot, padding included."""
-        return self._V_SLOT_ROWS * SUB_ROW_BYTES
-
-    @property
-    def k_slots(self) -> int:
-        """Tiles of K in flight."""
-        return self._RING_DEPTH
-
-    @property
-    def v_slots(self) -> int:
-        """Tiles of V in flight."""
-        return self._V_RING_DEPTH
-
-    @property
-    def k_ring_bytes(self) -> int:
-        """LDS of all K slots."""
-        return self._RING_DEPTH * self.k_slot_bytes
-
-    @property
-    def v_ring_bytes(self) -> int:
-        """LDS of all V slots."""
-        return self._V_RING_DEPTH * self.v_slot_bytes
-
-    @property
-    def smem_used(self) -> int:
-        """LDS of the block."""
-        return self.q_bytes + self.k_ring_bytes + self.v_ring_bytes
-
-    @property
-    def launch_smem_used(self) -> int:
-        """LDS that the compiler asks for: nothing lies behind the last chunk, so no padding does.
-
-        >>> MlaPrefillV2(MlaConfigV2(
-        ...     q_block_size=32, kv_block=128, depth=128, num_heads=128, num_kv_heads=1, d_qk=192,
-        ...     d_rope=64, cache_depth=576, rope_cache_offset=512,
-        ...     dtype="float8_e4m3fn")).launch_smem_used
-        148208
-        """
-        return self.smem_used - (CHUNK_PAD if self.v_full_v227 else 0)
-
-    @property
-    def k_slot(self) -> KSlot:
-        """Where the bytes of a K slot lie."""
-        config = self.config
-        return KSlot(
-            config.kv_block, config.depth, config.d_rope, config.element_bytes, config.num_warps
-        )
+    # Nothing lies behind the last chunk, so the compiler leaves its padding out.
+    launch_smem_used = cached_property[int](
+        lambda b: b.smem_used - (CHUNK_PAD if b.v_full_v227 else 0)
+    )
 
     @property
     def v_slot(self) -> VMap:
@@ -213,14 +196,6 @@ class MlaPrefillV2(MlaPrefillV2Core):
             num_threads=self.NUM_THREADS,
         )
 
-    def supported(self) -> bool:
-        """Whether the kernel can run this block."""
-        return not self.why_unsupported()
-
-    def why_unsupported(self) -> str:
-        """The first limit the block breaks, with its arithmetic; empty when supported."""
-        return next(self._broken_limits(), "")
-
     def explain(self) -> list[str]:
         """How the LDS is filled, what limits it, and whether the block can run."""
         size = self.config.element_bytes
@@ -232,6 +207,8 @@ class MlaPrefillV2(MlaPrefillV2Core):
             f"({self.KV_BLOCK} keys × ({self.D_NOPE} nope + {self.D_ROPE} rope) × {size} B)",
             f"V ring: {self._v_ring_line()}",
             self._total_line(),
+            *self._compiler_lines(),
+            self._rescale_line(),
             self._limit_line(),
         ]
         other = replace(self, v_full_v227=not self.v_full_v227)
@@ -251,6 +228,12 @@ class MlaPrefillV2(MlaPrefillV2Core):
         rest = f"{spare} free" if spare >= 0 else f"{-spare} too many"
         return f"LDS: {parts} of {LDS_BYTES}, {rest}"
 
+    def _compiler_lines(self) -> list[str]:
+        """Where Triton's count is another."""
+        unused = self.smem_used - self.launch_smem_used
+        end = f"compiled: {self.launch_smem_used}, without the {unused} of padding at the very end"
+        return [end] if unused else []
+
     def _limit_line(self) -> str:
         """What one more V slot would cost: the smallest thing the block could grow by."""
         more = self.smem_used + self.v_slot_bytes
@@ -262,14 +245,7 @@ class MlaPrefillV2(MlaPrefillV2Core):
 
     def _broken_limits(self) -> Iterator[str]:
         yield from self._broken_by_product()
-        yield from self._broken_by_shape()
-        yield from self._broken_by_copies()
-        if self.smem_used > LDS_BYTES:
-            yield (
-                f"LDS: Q {self.q_bytes} + K {self._RING_DEPTH} × {self.k_slot_bytes} + "
-                f"V {self._V_RING_DEPTH} × {self.v_slot_bytes} = {self.smem_used} > {LDS_BYTES}, "
-                f"{self.smem_used - LDS_BYTES} bytes too many"
-            )
+        yield from super()._broken_limits()
 
     def _broken_by_product(self) -> Iterator[str]:
         """The fragment reads exist for one product only."""
@@ -286,11 +262,7 @@ class MlaPrefillV2(MlaPrefillV2Core):
             yield f"kv_block {self.KV_BLOCK} < 128: K is streamed while 128 keys' scores are built"
 
     def _broken_by_shape(self) -> Iterator[str]:
-        """Widths must add up, fit a cache row and fill whole tiles."""
-        config, mma = self.config, self.mma
-        if self.D_QK != self.D_NOPE + self.D_ROPE:
-            total = self.D_NOPE + self.D_ROPE
-            yield f"d_qk {self.D_QK} != depth {self.D_NOPE} + d_rope {self.D_ROPE} = {total}"
+        """A cache row must hold both parts, and whole tiles be filled."""
         offset, end = self.ROPE_CACHE_OFFSET, self.ROPE_CACHE_OFFSET + self.D_ROPE
         if offset < self.D_NOPE or end > self.CACHE_DEPTH:
             yield (
@@ -300,31 +272,19 @@ class MlaPrefillV2(MlaPrefillV2Core):
         if self.NUM_HEADS % self.NUM_KV_HEADS:
             rest = self.NUM_HEADS % self.NUM_KV_HEADS
             yield f"num_heads {self.NUM_HEADS} % num_kv_heads {self.NUM_KV_HEADS} = {rest}, not 0"
-        units = {
-            "q_block_size": mma.MMA_N,
-            "kv_block": mma.MMA_K,
-            "depth": mma.K_SUB_COLS,
-            "d_rope": mma.K_SUB_COLS,
-            "rope_cache_offset": mma.K_SUB_COLS,
-        }
+        units = {"q_block_size": self.mma.MMA_N, "kv_block": self.mma.MMA_K}
+        units |= dict.fromkeys(("depth", "d_rope", "rope_cache_offset"), self.mma.K_SUB_COLS)
         for name, unit in units.items():
-            value = getattr(config, name)
+            value = getattr(self.config, name)
             if value % unit:
                 yield f"{name} {value} % {unit} = {value % unit}, not 0"
 
     def _broken_by_copies(self) -> Iterator[str]:
-        """Every wave must have the same number of 1024-byte copies, and v227 has one shape."""
-        config = self.config
-        for name, columns in (("depth", self.D_NOPE), ("d_rope", self.D_ROPE)):
-            pieces = self.KV_BLOCK * columns * config.element_bytes // (WAVE * DMA_BYTES)
-            if pieces % self.NUM_WARPS:
-                yield (
-                    f"{name}: {self.KV_BLOCK} keys × {columns} columns are {pieces} copies of "
-                    f"{WAVE * DMA_BYTES} bytes, which {self.NUM_WARPS} waves cannot share evenly"
-                )
+        yield from super()._broken_by_copies()
         shape = (self.KV_BLOCK, self.DEPTH, self.NUM_WARPS)
-        if self.v_full_v227 and shape != (V227.kv_block, V227.depth, V227.num_warps):
+        only = (V227.kv_block, V227.depth, V227.num_warps)
+        if self.v_full_v227 and shape != only:
             yield (
-                f"v_full_v227: {CHUNKS} chunks hold {V227.kv_block} keys × {V227.depth} columns "
-                f"written by {V227.num_warps} waves, not {shape[0]} × {shape[1]} by {shape[2]}"
+                f"v_full_v227: {CHUNKS} chunks hold {only[0]} keys × {only[1]} columns written by "
+                f"{only[2]} waves, not {shape[0]} × {shape[1]} by {shape[2]}"
             )

@@ -13,14 +13,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from openmla.planning.cdna4.core import MlaPrefillV2Core
-from openmla.planning.cdna4.layout.dma import DMA_BYTES, WAVE
-from openmla.planning.cdna4.layout.k import KSlot
+from openmla.planning.arithmetic import Part
 from openmla.planning.cdna4.layout.v import DefaultV
-from openmla.planning.cdna4.prefill import K_RING_DEPTH, LDS_BYTES
+from openmla.planning.cdna4.prefill import LDS_BYTES, RingBlock
 
-#: A copy is issued one tile ahead while the tile before is still being read.
-V_RING_DEPTH = 3
 _DTYPES = ("bfloat16", "float16")
 #: 32 × 128 fp32 outputs, 32 × 192 queries and 32 × 64 scores are 144 registers of a lane; twice the
 #: output's width would not leave room for fragments.
@@ -28,7 +24,7 @@ _MOST_DEPTH = 128
 
 
 @dataclass(frozen=True, init=False)
-class MlaPrefill16(MlaPrefillV2Core):
+class MlaPrefill16(RingBlock):
     """The block with its LDS: a ring of K slots and a ring of V slots.
 
     >>> from openmla.planning.cdna4.config import MlaConfigV2
@@ -41,74 +37,12 @@ class MlaPrefill16(MlaPrefillV2Core):
     True
     """
 
-    @property
-    def BM(self) -> int:
-        """Query rows of the block."""
-        return self.NUM_WARPS * self.Q_BLOCK_SIZE
-
-    @property
-    def p_dtype(self) -> str:
-        """Type of the weights in the second product: that of V."""
-        return self.config.dtype
-
-    @property
-    def k_slot(self) -> KSlot:
-        """Where the bytes of a K slot lie."""
-        config = self.config
-        return KSlot(
-            config.kv_block, config.depth, config.d_rope, config.element_bytes, config.num_warps
-        )
+    p_dtype = Part[str]("config.dtype")  # of the weights in the second product: that of V
 
     @property
     def v_slot(self) -> DefaultV:
         """Where the bytes of a V slot lie."""
         return DefaultV(self.KV_BLOCK, self.DEPTH, self.config.element_bytes, self.NUM_THREADS)
-
-    @property
-    def _RING_DEPTH(self) -> int:
-        return K_RING_DEPTH
-
-    @property
-    def _V_RING_DEPTH(self) -> int:
-        return V_RING_DEPTH
-
-    @property
-    def k_slots(self) -> int:
-        """Tiles of K in flight."""
-        return self._RING_DEPTH
-
-    @property
-    def v_slots(self) -> int:
-        """Tiles of V in flight."""
-        return self._V_RING_DEPTH
-
-    @property
-    def k_ring_bytes(self) -> int:
-        """LDS of all K slots."""
-        return self._RING_DEPTH * self.KV_BLOCK * self.D_QK * self.config.element_bytes
-
-    @property
-    def v_ring_bytes(self) -> int:
-        """LDS of all V slots."""
-        return self._V_RING_DEPTH * self.KV_BLOCK * self.DEPTH * self.config.element_bytes
-
-    @property
-    def smem_used(self) -> int:
-        """LDS of the block."""
-        return self.k_ring_bytes + self.v_ring_bytes
-
-    @property
-    def launch_smem_used(self) -> int:
-        """LDS that the compiler asks for."""
-        return self.smem_used
-
-    def supported(self) -> bool:
-        """Whether the kernel can run this block."""
-        return not self.why_unsupported()
-
-    def why_unsupported(self) -> str:
-        """The first limit the block breaks, with its arithmetic; empty when supported."""
-        return next(self._broken_limits(), "")
 
     def explain(self) -> list[str]:
         """How the LDS is filled, and whether the block can run."""
@@ -122,27 +56,20 @@ class MlaPrefill16(MlaPrefillV2Core):
             f"V ring: {self._V_RING_DEPTH} slots × {self.KV_BLOCK} keys × {self.DEPTH} × {size} B "
             f"= {self.v_ring_bytes}",
             f"LDS: {self.k_ring_bytes} + {self.v_ring_bytes} = {used} of {LDS_BYTES}",
+            self._rescale_line(),
         ]
         verdict = self.why_unsupported()
         return [*lines, f"unsupported: {verdict}"] if verdict else lines
 
     def _broken_limits(self) -> Iterator[str]:
-        config = self.config
-        if config.dtype not in _DTYPES:
-            yield f"dtype {config.dtype}: this block multiplies {' and '.join(_DTYPES)}"
-        if self.D_QK != self.D_NOPE + self.D_ROPE:
-            total = self.D_NOPE + self.D_ROPE
-            yield f"d_qk {self.D_QK} != depth {self.D_NOPE} + d_rope {self.D_ROPE} = {total}"
+        if self.config.dtype not in _DTYPES:
+            yield f"dtype {self.config.dtype}: this block multiplies {' and '.join(_DTYPES)}"
+        yield from super()._broken_limits()
+
+    def _broken_by_shape(self) -> Iterator[str]:
         if self.DEPTH > _MOST_DEPTH:
             yield f"depth {self.DEPTH} > {_MOST_DEPTH}: a lane's output would not fit its registers"
-        for name in ("depth", "d_rope"):
-            columns = getattr(config, name)
-            pieces = self.KV_BLOCK * columns * config.element_bytes // (WAVE * DMA_BYTES)
-            if pieces % self.NUM_WARPS or pieces == 0 or pieces & (pieces - 1):
-                yield (
-                    f"{name}: {self.KV_BLOCK} keys × {columns} columns are {pieces} copies of "
-                    f"{WAVE * DMA_BYTES} bytes, not a power of two that {self.NUM_WARPS} waves "
-                    "can share evenly"
-                )
-        if self.smem_used > LDS_BYTES:
-            yield f"LDS: {self.smem_used} > {LDS_BYTES}"
+
+    def _shared_evenly(self, copies: int) -> bool:
+        """A register layout of the copies also needs a power of two of them."""
+        return copies > 0 and copies % self.NUM_WARPS == 0 and copies & (copies - 1) == 0

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import ClassVar, NamedTuple, Self
 
-from openmla.planning.arithmetic import Limit, all_hold, first_broken, verdict_lines
+from openmla.planning.arithmetic import Limit, Part, all_hold, first_broken, verdict_lines
 from openmla.planning.blackwell.sparse.shape import PAIR_HEADS, SHAPE_LIMITS, SparseShape
 from openmla.planning.blackwell.sparse.smem import MLASparseSharedMemory
 from openmla.planning.blackwell.units import (
@@ -49,30 +49,17 @@ class MLASparseConfig(SparseShape):
     k_swizzle_mode: ClassVar[Swizzle] = Swizzle.B128
     output_swizzle_mode: ClassVar[Swizzle] = Swizzle.B128
 
-    @property
-    def use_ws(self) -> bool:
-        """Whether the MMA is the 64-row one of a single CTA."""
-        return self.cta_group == 1
+    use_ws = cached_property[bool](lambda c: c.cta_group == 1)  # the 64-row MMA of a single CTA
+    smem_used = Part[int]("smem.size_of")  # bytes per CTA
+    # Tensor-memory columns of the scores: 64 rows use half the lanes, two keys a column.
+    score_cols = cached_property[int](lambda c: c.B_TOPK // 2)
+    # Q sits at the very end; a column holds two bf16 values.
+    Q_TMEM_ADDR = cached_property[int](lambda c: TMEM_COLS - c.q_tmem_depth // 2)
 
     @cached_property
     def smem(self) -> MLASparseSharedMemory:
         """The byte map of shared memory."""
         return MLASparseSharedMemory(**self.arguments())
-
-    @property
-    def smem_used(self) -> int:
-        """Bytes of shared memory per CTA."""
-        return self.smem.size_of
-
-    @property
-    def score_cols(self) -> int:
-        """Tensor-memory columns of the scores: 64 rows use half the lanes, two keys a column."""
-        return self.B_TOPK // 2
-
-    @property
-    def Q_TMEM_ADDR(self) -> int:
-        """Q sits at the very end; a column holds two bf16 values."""
-        return TMEM_COLS - self.q_tmem_depth // 2
 
     def one_cta(self) -> Self:
         """The block of each CTA of a pair, if it works alone: half the heads, all the keys.
@@ -192,145 +179,56 @@ class MLAPrefillSparse(MLASparseConfig):
     k_tma_dtype_fp8: ClassVar[str] = "int64"
     v_tma_dtype_fp8: ClassVar[str] = "int64"
 
-    @property
-    def O_TMEM_ADDR_ATOM2(self) -> int:
-        """Tensor-memory column of the second output atom."""
-        return self.O_TMEM_ADDR + self.O_ATOM_PHYS_COLS
+    O_TMEM_ADDR_ATOM2 = cached_property[int](lambda c: c.O_TMEM_ADDR + c.O_ATOM_PHYS_COLS)
+    CTA_MASK = cached_property[int](lambda c: (1 << c.cta_group) - 1)  # whom a finished MMA signals
+    # The product of Q's columns in shared memory with K.
+    QK_SS = cached_property[MmaShape](lambda c: MmaShape(c.padded_num_q_heads, c.B_TOPK))
 
-    @property
-    def CTA_MASK(self) -> int:
-        """The CTAs that a finished MMA signals, a bit each."""
-        return (1 << self.cta_group) - 1
+    k_tile_width = cached_property[int](lambda c: c.qk_depth)
+    k_tile_height = cached_property[int](lambda c: c.B_TOPK_PER_CTA)
+    k_gather_box = cached_property[int](
+        lambda c: gather_box(c.k_tile_width, c.k_swizzle_mode, c.qkv_dtype_size)
+    )
+    k_tile_shape = cached_property[list[int]](lambda c: [c.k_tile_height, c.k_gather_box])
+    k_desc_shape = cached_property[list[int]](lambda c: [1, c.k_gather_box])
 
-    @property
-    def QK_SS(self) -> MmaShape:
-        """The product of Q's columns in shared memory with K."""
-        return MmaShape(self.padded_num_q_heads, self.B_TOPK)
+    # V arrives in two halves of the keys, so that P times V can start on the first.
+    v_tile_width = cached_property[int](lambda c: c.V_SMEM_COLS_PER_CTA)
+    v_tile_height = cached_property[int](lambda c: c.B_TOPK // 2)
+    v_gather_box = cached_property[int](
+        lambda c: gather_box(c.v_tile_width, c.v_swizzle_mode, c.qkv_dtype_size)
+    )
+    v_tile_shape = cached_property[list[int]](lambda c: [c.v_tile_height, c.v_gather_box])
+    v_desc_shape = cached_property[list[int]](lambda c: [1, c.v_gather_box])
 
-    # K.
+    # Q and the output: one token, its heads on this CTA, boxes of one swizzle span.
+    q_tile_shape = cached_property[list[int]](lambda c: [1, c.NUM_Q_HEADS_PER_CTA, c.qk_depth])
+    q_desc_shape = cached_property[list[int]](
+        lambda c: [1, c.NUM_Q_HEADS_PER_CTA, c.q_swizzle_mode // c.qkv_dtype_size]
+    )
+    o_tile_shape = cached_property[list[int]](lambda c: [c.NUM_Q_HEADS_PER_CTA, c.v_depth])
+    o_desc_shape = cached_property[list[int]](
+        lambda c: [c.NUM_Q_HEADS_PER_CTA, c.output_swizzle_mode // dtype_size("bfloat16")]
+    )
 
-    @property
-    def k_tile_width(self) -> int:
-        """Columns of a K tile."""
-        return self.qk_depth
-
-    @property
-    def k_tile_height(self) -> int:
-        """Keys of K that one CTA gathers."""
-        return self.B_TOPK_PER_CTA
-
-    @property
-    def k_gather_box(self) -> int:
-        """Columns of K per gather."""
-        return gather_box(self.k_tile_width, self.k_swizzle_mode, self.qkv_dtype_size)
-
-    @property
-    def k_tile_shape(self) -> list[int]:
-        """Keys and columns of one column group of K."""
-        return [self.k_tile_height, self.k_gather_box]
-
-    @property
-    def k_desc_shape(self) -> list[int]:
-        """The box of K's descriptor, one of four gathered rows."""
-        return [1, self.k_gather_box]
-
-    # V.
-
-    @property
-    def v_tile_width(self) -> int:
-        """Columns of V that one CTA holds."""
-        return self.V_SMEM_COLS_PER_CTA
-
-    @property
-    def v_tile_height(self) -> int:
-        """V arrives in two halves of the keys, so that P times V can start on the first."""
-        return self.B_TOPK // 2
-
-    @property
-    def v_gather_box(self) -> int:
-        """Columns of V per gather."""
-        return gather_box(self.v_tile_width, self.v_swizzle_mode, self.qkv_dtype_size)
-
-    @property
-    def v_tile_shape(self) -> list[int]:
-        """Keys and columns of one column group of V."""
-        return [self.v_tile_height, self.v_gather_box]
-
-    @property
-    def v_desc_shape(self) -> list[int]:
-        """The box of V's descriptor, one of four gathered rows."""
-        return [1, self.v_gather_box]
-
-    # Q and the output.
-
-    @property
-    def q_tile_shape(self) -> list[int]:
-        """One token, its heads on this CTA, all columns."""
-        return [1, self.NUM_Q_HEADS_PER_CTA, self.qk_depth]
-
-    @property
-    def q_desc_shape(self) -> list[int]:
-        """The box of Q's descriptor: one swizzle span of columns."""
-        span = self.q_swizzle_mode // self.qkv_dtype_size
-        return [1, self.NUM_Q_HEADS_PER_CTA, span]
-
-    @property
-    def o_tile_shape(self) -> list[int]:
-        """Heads on this CTA and all output columns."""
-        return [self.NUM_Q_HEADS_PER_CTA, self.v_depth]
-
-    @property
-    def o_desc_shape(self) -> list[int]:
-        """The box of the output's descriptor: one swizzle span of columns."""
-        span = self.output_swizzle_mode // dtype_size("bfloat16")
-        return [self.NUM_Q_HEADS_PER_CTA, span]
-
-    # The fp8 cache.
-
-    @property
-    def k_tma_tile_width_fp8(self) -> int:
-        """8-byte words of a row of K."""
-        return self.qk_depth // GATHER_BYTES
-
-    @property
-    def k_tma_gather_box_fp8(self) -> int:
-        """Words of K per gather."""
-        return gather_box(self.k_tma_tile_width_fp8, self.k_tma_swizzle_fp8, GATHER_BYTES)
-
-    @property
-    def k_tma_tile_shape_fp8(self) -> list[int]:
-        """Keys and words of K that one CTA gathers."""
-        return [self.k_tile_height, self.k_tma_gather_box_fp8]
-
-    @property
-    def k_tma_desc_shape_fp8(self) -> list[int]:
-        """The box of K's descriptor, one of four gathered rows."""
-        return [1, self.k_tma_gather_box_fp8]
-
-    @property
-    def v_tma_tile_width_fp8(self) -> int:
-        """8-byte words of one atom's columns on this CTA."""
-        return self.V_BMN_PER_ATOM // GATHER_BYTES
-
-    @property
-    def v_tma_tile_height_fp8(self) -> int:
-        """Keys of V, all of a step: they are dequantized together."""
-        return self.B_TOPK
-
-    @property
-    def v_tma_gather_box_fp8(self) -> int:
-        """Words of V per gather."""
-        return gather_box(self.v_tma_tile_width_fp8, self.v_tma_swizzle_fp8, GATHER_BYTES)
-
-    @property
-    def v_tma_tile_shape_fp8(self) -> list[int]:
-        """Keys and words of V that one CTA gathers per atom."""
-        return [self.v_tma_tile_height_fp8, self.v_tma_gather_box_fp8]
-
-    @property
-    def v_tma_desc_shape_fp8(self) -> list[int]:
-        """The box of V's descriptor, one of four gathered rows."""
-        return [1, self.v_tma_gather_box_fp8]
+    # An fp8 cache, in 8-byte words; all keys of V of a step are dequantized together.
+    k_tma_tile_width_fp8 = cached_property[int](lambda c: c.qk_depth // GATHER_BYTES)
+    k_tma_gather_box_fp8 = cached_property[int](
+        lambda c: gather_box(c.k_tma_tile_width_fp8, c.k_tma_swizzle_fp8, GATHER_BYTES)
+    )
+    k_tma_tile_shape_fp8 = cached_property[list[int]](
+        lambda c: [c.k_tile_height, c.k_tma_gather_box_fp8]
+    )
+    k_tma_desc_shape_fp8 = cached_property[list[int]](lambda c: [1, c.k_tma_gather_box_fp8])
+    v_tma_tile_width_fp8 = cached_property[int](lambda c: c.V_BMN_PER_ATOM // GATHER_BYTES)
+    v_tma_tile_height_fp8 = cached_property[int](lambda c: c.B_TOPK)
+    v_tma_gather_box_fp8 = cached_property[int](
+        lambda c: gather_box(c.v_tma_tile_width_fp8, c.v_tma_swizzle_fp8, GATHER_BYTES)
+    )
+    v_tma_tile_shape_fp8 = cached_property[list[int]](
+        lambda c: [c.v_tma_tile_height_fp8, c.v_tma_gather_box_fp8]
+    )
+    v_tma_desc_shape_fp8 = cached_property[list[int]](lambda c: [1, c.v_tma_gather_box_fp8])
 
 
 @dataclass(frozen=True, kw_only=True)

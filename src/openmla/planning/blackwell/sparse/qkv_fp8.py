@@ -41,15 +41,9 @@ class _FP8Shape(SparseShape):
     def _check_q_split(self) -> None:
         """Q is not split here."""
 
-    @property
-    def PADDED_HEADS(self) -> int:
-        """Rows of the MMA."""
-        return self.padded_num_q_heads
-
-    @property
-    def S_SLOT_STRIDE(self) -> int:
-        """Columns of a score tile: 64 rows use half the lanes, two keys a column."""
-        return self.B_TOPK // 2
+    PADDED_HEADS = cached_property[int](lambda s: s.padded_num_q_heads)  # rows of the MMA
+    # Columns of a score tile: 64 rows use half the lanes, two keys a column.
+    S_SLOT_STRIDE = cached_property[int](lambda s: s.B_TOPK // 2)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,51 +52,20 @@ class MLASparseSharedMemoryQKVFP8(ByteMap, _FP8Shape):
 
     INDICES_PER_LANE: ClassVar[int] = MASK_BITS_PER_BYTE
 
-    @property
-    def NUM_Q_HEADS(self) -> int:
-        """Heads before padding."""
-        return self.num_q_heads
-
-    @property
-    def Q_SIZE(self) -> int:
-        """Values of Q, which stays for the whole block."""
-        return self.PADDED_HEADS_PER_CTA * self.qk_depth
-
-    @property
-    def KV_STAGE_SIZE(self) -> int:
-        """Values of one step of K."""
-        return self.B_TOPK_PER_CTA * self.qk_depth
-
-    @property
-    def V_STAGE_SIZE(self) -> int:
-        """Values of one step of V; a single CTA reads V from K's rows."""
-        pair = self.cta_group == 2
-        return self.B_TOPK * self.V_SMEM_COLS_PER_CTA if pair else PLACEHOLDER_BYTES
-
-    @property
-    def P_STAGE_SIZE(self) -> int:
-        """Values of one step of P."""
-        return self.PADDED_HEADS_PER_CTA * self.B_TOPK
-
-    @property
-    def O_SIZE(self) -> int:
-        """Values of the output tile."""
-        return self.PADDED_HEADS_PER_CTA * self.v_depth
-
-    @property
-    def MASK_BYTES_PER_BUF(self) -> int:
-        """One bit per key: does its index count?"""
-        return self.B_TOPK // MASK_BITS_PER_BYTE
-
-    @property
-    def NUM_KV_VALID_LANES(self) -> int:
-        """Lanes that write the mask, a byte each."""
-        return self.MASK_BYTES_PER_BUF
-
-    @property
-    def CG2_MBARS(self) -> int:
-        """Barriers between the CTAs of a pair; a single CTA keeps one of each, unused."""
-        return self.num_mbars if self.cta_group == 2 else 1
+    NUM_Q_HEADS = cached_property[int](lambda m: m.num_q_heads)
+    # Values of Q, which stays, and of one step of K, V and P. A single CTA reads V from K's rows.
+    Q_SIZE = cached_property[int](lambda m: m.PADDED_HEADS_PER_CTA * m.qk_depth)
+    KV_STAGE_SIZE = cached_property[int](lambda m: m.B_TOPK_PER_CTA * m.qk_depth)
+    V_STAGE_SIZE = cached_property[int](
+        lambda m: m.B_TOPK * m.V_SMEM_COLS_PER_CTA if m.cta_group == 2 else PLACEHOLDER_BYTES
+    )
+    P_STAGE_SIZE = cached_property[int](lambda m: m.PADDED_HEADS_PER_CTA * m.B_TOPK)
+    O_SIZE = cached_property[int](lambda m: m.PADDED_HEADS_PER_CTA * m.v_depth)
+    # One bit per key: does its index count? A lane writes a byte.
+    MASK_BYTES_PER_BUF = cached_property[int](lambda m: m.B_TOPK // MASK_BITS_PER_BYTE)
+    NUM_KV_VALID_LANES = cached_property[int](lambda m: m.MASK_BYTES_PER_BUF)
+    # Barriers between the CTAs of a pair; a single CTA keeps one of each, unused.
+    CG2_MBARS = cached_property[int](lambda m: m.num_mbars if m.cta_group == 2 else 1)
 
     def _fields(self) -> list[Field]:
         n = self.num_mbars
@@ -153,84 +116,32 @@ class MLAPrefillSparseQKVFP8(_FP8Shape):
         """The first limit the plan breaks, with its arithmetic; empty when supported."""
         return first_broken(QKV_FP8_LIMITS, self)
 
-    @property
-    def score_end(self) -> int:
-        """The first tensor-memory column past the score tiles."""
-        return self.S_TMEM_BASE + self.NUM_S_SLOTS * self.S_SLOT_STRIDE
+    # The first tensor-memory column past the score tiles.
+    score_end = cached_property[int](lambda c: c.S_TMEM_BASE + c.NUM_S_SLOTS * c.S_SLOT_STRIDE)
+    O_TMEM_ADDR_ATOM2 = cached_property[int](lambda c: c.O_TMEM_ADDR + c.O_ATOM_PHYS_COLS)
+    CTA_MASK = cached_property[int](lambda c: (1 << c.cta_group) - 1)  # whom a finished MMA signals
+    NUM_PV_KHALVES = cached_property[int](lambda c: c.B_TOPK // c.PV_BK)  # products per step, atom
 
-    @property
-    def CTA_MASK(self) -> int:
-        """The CTAs that a finished MMA signals, a bit each."""
-        return (1 << self.cta_group) - 1
+    # Bytes between parts of an operand, one byte an element: V of the atoms, P and V of products.
+    V_ATOM_BYTE_OFFSET = cached_property[int](lambda c: c.PV_BK * c.V_BMN_PER_ATOM)
+    P_KHALF_STRIDE = cached_property[int](lambda c: c.PADDED_HEADS_PER_CTA * c.PV_BK)
+    V_KHALF_STRIDE = cached_property[int](lambda c: c.PV_BK * c.V_SMEM_COLS_PER_CTA)
 
-    @property
-    def NUM_PV_KHALVES(self) -> int:
-        """Products that P times V takes per step and atom."""
-        return self.B_TOPK // self.PV_BK
-
-    @property
-    def O_TMEM_ADDR_ATOM2(self) -> int:
-        """Tensor-memory column of the second output atom."""
-        return self.O_TMEM_ADDR + self.O_ATOM_PHYS_COLS
-
-    # Bytes between parts of an operand, one byte an element.
-
-    @property
-    def V_ATOM_BYTE_OFFSET(self) -> int:
-        """From the first output atom's V columns to the second's."""
-        return self.PV_BK * self.V_BMN_PER_ATOM
-
-    @property
-    def P_KHALF_STRIDE(self) -> int:
-        """From the P of one product to the next."""
-        return self.PADDED_HEADS_PER_CTA * self.PV_BK
-
-    @property
-    def V_KHALF_STRIDE(self) -> int:
-        """From the V of one product to the next."""
-        return self.PV_BK * self.V_SMEM_COLS_PER_CTA
-
-    # Boxes.
-
-    @property
-    def Q_SWIZZLE_COLS(self) -> int:
-        """Columns of Q per swizzle span."""
-        return Swizzle.B64 // self.qkv_dtype_size
-
-    @property
-    def kv_gather_box(self) -> int:
-        """Columns of a row per gather."""
-        return gather_box(self.qk_depth, Swizzle.B64, self.qkv_dtype_size)
-
-    @property
-    def q_tile_shape(self) -> list[int]:
-        """One token, its heads on this CTA, all columns."""
-        return [1, self.NUM_Q_HEADS_PER_CTA, self.qk_depth]
-
-    @property
-    def q_desc_shape(self) -> list[int]:
-        """The box of Q's descriptor: one swizzle span of columns."""
-        return [1, self.NUM_Q_HEADS_PER_CTA, self.Q_SWIZZLE_COLS]
-
-    @property
-    def kv_tile_shape(self) -> list[int]:
-        """Keys and columns of one column group."""
-        return [self.B_TOPK, self.kv_gather_box]
-
-    @property
-    def kv_desc_shape(self) -> list[int]:
-        """The box of the rows' descriptor, one of four gathered rows."""
-        return [1, self.kv_gather_box]
-
-    @property
-    def o_tile_shape(self) -> list[int]:
-        """Heads on this CTA and all output columns."""
-        return [self.NUM_Q_HEADS_PER_CTA, self.v_depth]
-
-    @property
-    def o_desc_shape(self) -> list[int]:
-        """The box of the output's descriptor; the output is bf16."""
-        return [self.NUM_Q_HEADS_PER_CTA, Swizzle.B128 // dtype_size("bfloat16")]
+    # Boxes, outermost first: one swizzle span of columns each; rows are gathered four at a time.
+    Q_SWIZZLE_COLS = cached_property[int](lambda c: Swizzle.B64 // c.qkv_dtype_size)
+    kv_gather_box = cached_property[int](
+        lambda c: gather_box(c.qk_depth, Swizzle.B64, c.qkv_dtype_size)
+    )
+    q_tile_shape = cached_property[list[int]](lambda c: [1, c.NUM_Q_HEADS_PER_CTA, c.qk_depth])
+    q_desc_shape = cached_property[list[int]](
+        lambda c: [1, c.NUM_Q_HEADS_PER_CTA, c.Q_SWIZZLE_COLS]
+    )
+    kv_tile_shape = cached_property[list[int]](lambda c: [c.B_TOPK, c.kv_gather_box])
+    kv_desc_shape = cached_property[list[int]](lambda c: [1, c.kv_gather_box])
+    o_tile_shape = cached_property[list[int]](lambda c: [c.NUM_Q_HEADS_PER_CTA, c.v_depth])
+    o_desc_shape = cached_property[list[int]](
+        lambda c: [c.NUM_Q_HEADS_PER_CTA, Swizzle.B128 // dtype_size("bfloat16")]
+    )
 
 
 QKV_FP8_LIMITS: tuple[Limit[MLAPrefillSparseQKVFP8], ...] = (

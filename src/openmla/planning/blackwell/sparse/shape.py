@@ -7,8 +7,9 @@ half the keys of K and half the columns of V; up to 64 heads fit one CTA.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Required, TypedDict
+from dataclasses import dataclass, fields
+from functools import cached_property
+from typing import Any, ClassVar
 
 from openmla.errors import InvalidArgument
 from openmla.planning.arithmetic import Limit, require_divisor, require_int
@@ -20,22 +21,6 @@ PAIR_HEADS = 128
 HEAD_STEP = 8
 CTA_HEADS = 64  # fewest rows of an MMA; fewer heads run as a tile padded to this
 MASK_BITS_PER_BYTE = 8
-
-
-class SparseArguments(TypedDict, total=False):
-    """Keyword arguments of `SparseShape`, for what is built on top of one."""
-
-    num_q_heads: Required[int]
-    indices_stride: Required[int]
-    cta_group: int
-    b_topk: int
-    num_mbars: int
-    q_smem_depth: int
-    q_tmem_depth: int
-    qk_depth: int
-    v_depth: int
-    num_kv_heads: int
-    qkv_dtype: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,90 +90,29 @@ class SparseShape:
                 f"{self.q_smem_depth} + {self.q_tmem_depth} = {split}",
             )
 
-    def arguments(self) -> SparseArguments:
+    def arguments(self) -> dict[str, Any]:
         """What this was made from, to make another view of the same block."""
-        return {
-            "num_q_heads": self.num_q_heads,
-            "indices_stride": self.indices_stride,
-            "cta_group": self.cta_group,
-            "b_topk": self.b_topk,
-            "num_mbars": self.num_mbars,
-            "q_smem_depth": self.q_smem_depth,
-            "q_tmem_depth": self.q_tmem_depth,
-            "qk_depth": self.qk_depth,
-            "v_depth": self.v_depth,
-            "num_kv_heads": self.num_kv_heads,
-            "qkv_dtype": self.qkv_dtype,
-        }
+        return {field.name: getattr(self, field.name) for field in fields(SparseShape)}
 
-    # Heads and keys.
+    qkv_dtype_size = cached_property[int](lambda s: dtype_size(s.qkv_dtype))
+    group = cached_property[int](lambda s: s.num_q_heads // s.num_kv_heads)
+    B_TOPK = cached_property[int](lambda s: s.b_topk)
+    # Rows of the MMA: the heads, or 64 when there are fewer.
+    padded_num_q_heads = cached_property[int](lambda s: max(s.num_q_heads, CTA_HEADS))
+    # Of one CTA: keys of K that it gathers, heads that it loads and stores, rows that it computes.
+    B_TOPK_PER_CTA = cached_property[int](lambda s: s.b_topk // s.cta_group)
+    NUM_Q_HEADS_PER_CTA = cached_property[int](lambda s: s.num_q_heads // s.cta_group)
+    PADDED_HEADS_PER_CTA = cached_property[int](lambda s: s.padded_num_q_heads // s.cta_group)
 
-    @property
-    def padded_num_q_heads(self) -> int:
-        """Rows of the MMA: the heads, or 64 when there are fewer."""
-        return max(self.num_q_heads, CTA_HEADS)
-
-    @property
-    def group(self) -> int:
-        """Query heads per latent head."""
-        return self.num_q_heads // self.num_kv_heads
-
-    @property
-    def B_TOPK(self) -> int:
-        """Keys per step, under the name the kernels use."""
-        return self.b_topk
-
-    @property
-    def B_TOPK_PER_CTA(self) -> int:
-        """Keys of K that one CTA gathers."""
-        return self.b_topk // self.cta_group
-
-    @property
-    def NUM_Q_HEADS_PER_CTA(self) -> int:
-        """Heads one CTA loads and stores."""
-        return self.num_q_heads // self.cta_group
-
-    @property
-    def PADDED_HEADS_PER_CTA(self) -> int:
-        """Rows one CTA computes."""
-        return self.padded_num_q_heads // self.cta_group
-
-    # V and the output: P times V writes two column halves, "atoms".
-
-    @property
-    def NUM_SV_ATOMS(self) -> int:
-        """One MMA writes at most 256 columns, so 512 columns of V take two."""
-        return 2
-
-    @property
-    def SV_ATOM_MMA_N(self) -> int:
-        """Output columns of one atom."""
-        return self.v_depth // self.NUM_SV_ATOMS
-
-    @property
-    def V_DEPTH_PER_CTA(self) -> int:
-        """Output columns a CTA computes at a time: one atom."""
-        return self.SV_ATOM_MMA_N
-
-    @property
-    def V_BMN_PER_ATOM(self) -> int:
-        """Columns of an atom that one CTA holds in shared memory."""
-        return self.SV_ATOM_MMA_N // self.cta_group
-
-    @property
-    def V_SMEM_COLS_PER_CTA(self) -> int:
-        """Columns of V that one CTA holds in shared memory."""
-        return self.V_BMN_PER_ATOM * self.NUM_SV_ATOMS
-
-    @property
-    def O_ATOM_PHYS_COLS(self) -> int:
-        """Tensor-memory columns of an atom: 64 rows use half the lanes, so two columns share."""
-        return self.SV_ATOM_MMA_N // 2
-
-    @property
-    def qkv_dtype_size(self) -> int:
-        """Bytes of a value."""
-        return dtype_size(self.qkv_dtype)
+    # P times V writes two column halves, "atoms": one MMA writes at most 256 of the 512 columns.
+    NUM_SV_ATOMS: ClassVar[int] = 2
+    SV_ATOM_MMA_N = cached_property[int](lambda s: s.v_depth // s.NUM_SV_ATOMS)
+    V_DEPTH_PER_CTA = cached_property[int](lambda s: s.SV_ATOM_MMA_N)
+    # Columns that one CTA holds in shared memory: of an atom, and of V.
+    V_BMN_PER_ATOM = cached_property[int](lambda s: s.SV_ATOM_MMA_N // s.cta_group)
+    V_SMEM_COLS_PER_CTA = cached_property[int](lambda s: s.V_BMN_PER_ATOM * s.NUM_SV_ATOMS)
+    # Tensor-memory columns of an atom: 64 rows use half the lanes, so two columns share.
+    O_ATOM_PHYS_COLS = cached_property[int](lambda s: s.SV_ATOM_MMA_N // 2)
 
 
 def _heads_ok(shape: SparseShape) -> bool:

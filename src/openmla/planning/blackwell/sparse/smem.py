@@ -5,14 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar, Unpack
+from typing import Any, ClassVar
 
-from openmla.planning.arithmetic import ceildiv, require_int, round_up
-from openmla.planning.blackwell.sparse.shape import (
-    MASK_BITS_PER_BYTE,
-    SparseArguments,
-    SparseShape,
-)
+from openmla.planning.arithmetic import Part, ceildiv, require_int, round_up
+from openmla.planning.blackwell.sparse.shape import MASK_BITS_PER_BYTE, SparseShape
 from openmla.planning.blackwell.units import MBAR_BYTES, SMEM_CARVEOUT, WARPGROUP
 
 FP32 = 4
@@ -110,60 +106,19 @@ class MLASparseSharedMemory(ByteMap, SparseShape):
     align_of: ClassVar[int] = MBAR_BYTES
     INDICES_PER_LANE: ClassVar[int] = MASK_BITS_PER_BYTE
 
-    @property
-    def BH(self) -> int:
-        """Rows one CTA computes."""
-        return self.PADDED_HEADS_PER_CTA
-
-    @property
-    def TOPK_PER_CTA(self) -> int:
-        """Keys of K that one CTA gathers."""
-        return self.B_TOPK_PER_CTA
-
-    @property
-    def FULL_Q_SIZE(self) -> int:
-        """The whole of Q, until its last columns moved to tensor memory."""
-        return self.BH * self.qk_depth
-
-    @property
-    def SHARED_Q_SIZE(self) -> int:
-        """The columns of Q that stay."""
-        return self.BH * self.q_smem_depth
-
-    @property
-    def K_SIZE(self) -> int:
-        """One K tile."""
-        return self.TOPK_PER_CTA * self.qk_depth
-
-    @property
-    def V_SIZE(self) -> int:
-        """One V tile: all keys of a step, this CTA's columns."""
-        return self.B_TOPK * self.V_SMEM_COLS_PER_CTA
-
-    @property
-    def SHARED_QKV_SIZE(self) -> int:
-        """What is in use during the steps."""
-        return self.SHARED_Q_SIZE + self.K_SIZE + self.V_SIZE
-
-    @property
-    def S_SIZE(self) -> int:
-        """One tile of scores."""
-        return self.BH * self.B_TOPK
-
-    @property
-    def O_SIZE(self) -> int:
-        """The output tile."""
-        return self.BH * self.v_depth
-
-    @property
-    def MASK_BYTES_PER_BUF(self) -> int:
-        """One bit per key: does its index name a row, and does it count for this token?"""
-        return self.B_TOPK // MASK_BITS_PER_BYTE
-
-    @property
-    def NUM_KV_VALID_LANES(self) -> int:
-        """Lanes that write the mask, a byte each."""
-        return self.MASK_BYTES_PER_BUF
+    BH = cached_property[int](lambda m: m.PADDED_HEADS_PER_CTA)  # rows one CTA computes
+    TOPK_PER_CTA = cached_property[int](lambda m: m.B_TOPK_PER_CTA)  # keys of K it gathers
+    # The whole of Q, until its last columns moved to tensor memory; the columns that stay.
+    FULL_Q_SIZE = cached_property[int](lambda m: m.BH * m.qk_depth)
+    SHARED_Q_SIZE = cached_property[int](lambda m: m.BH * m.q_smem_depth)
+    K_SIZE = cached_property[int](lambda m: m.TOPK_PER_CTA * m.qk_depth)
+    V_SIZE = cached_property[int](lambda m: m.B_TOPK * m.V_SMEM_COLS_PER_CTA)
+    SHARED_QKV_SIZE = cached_property[int](lambda m: m.SHARED_Q_SIZE + m.K_SIZE + m.V_SIZE)
+    S_SIZE = cached_property[int](lambda m: m.BH * m.B_TOPK)  # one tile of scores
+    O_SIZE = cached_property[int](lambda m: m.BH * m.v_depth)
+    # One bit per key: does its index name a row, and count for this token? A lane writes a byte.
+    MASK_BYTES_PER_BUF = cached_property[int](lambda m: m.B_TOPK // MASK_BITS_PER_BYTE)
+    NUM_KV_VALID_LANES = cached_property[int](lambda m: m.MASK_BYTES_PER_BUF)
 
     def _fields(self) -> list[Field]:
         union = max(self.FULL_Q_SIZE, self.SHARED_QKV_SIZE, self.O_SIZE)
@@ -209,38 +164,21 @@ class MLASparseSharedMemoryFP8(ByteMap):
 
     num_mbars: ClassVar[int] = 2  # of the fp8 loads, however deep the base pipeline is
 
-    def __init__(self, *, scale_block_size: int = 0, **shape: Unpack[SparseArguments]) -> None:
+    def __init__(self, *, scale_block_size: int = 0, **shape: Any) -> None:
         require_int("scale_block_size", scale_block_size, 0)
         object.__setattr__(self, "base", MLASparseSharedMemory(**shape))
         object.__setattr__(self, "scale_block_size", scale_block_size)
 
-    @property
-    def TOPK_PER_CTA(self) -> int:
-        """Keys of K that one CTA gathers."""
-        return self.base.TOPK_PER_CTA
-
-    @property
-    def K_scales_per_token(self) -> int:
-        """Scales of a row of K."""
-        return self._blocks(self.base.qk_depth)
-
-    @property
-    def V_scales_per_token(self) -> int:
-        """Scales of the part of a row that is V."""
-        return self._blocks(self.base.v_depth)
+    TOPK_PER_CTA = Part[int]("base")
+    # Scales of a row of K, and of the part of it that is V.
+    K_scales_per_token = cached_property[int](lambda m: m._blocks(m.base.qk_depth))
+    V_scales_per_token = cached_property[int](lambda m: m._blocks(m.base.v_depth))
+    # A CTA gathers its own keys of K; of V it holds some columns but all keys.
+    K_SCALES_SIZE = cached_property[int](lambda m: m.TOPK_PER_CTA * m.K_scales_per_token)
+    V_SCALES_SIZE = cached_property[int](lambda m: m.base.B_TOPK * m.V_scales_per_token)
 
     def _blocks(self, depth: int) -> int:
         return ceildiv(depth, self.scale_block_size) if self.scale_block_size else 1
-
-    @property
-    def K_SCALES_SIZE(self) -> int:
-        """Scales of the keys that one CTA gathers."""
-        return self.TOPK_PER_CTA * self.K_scales_per_token
-
-    @property
-    def V_SCALES_SIZE(self) -> int:
-        """A CTA holds some columns of V but all its keys."""
-        return self.base.B_TOPK * self.V_scales_per_token
 
     def _fields(self) -> list[Field]:
         return [

@@ -1,8 +1,8 @@
 """The LDS address maps of `MlaMmaOp` and its producers, under the names of that op.
 
 The public entry to the maps: `k`, `v`, `v227` and `latent` hold the rules, `banks` counts bank
-conflicts, `shared_bases` turns maps into compiler layouts, `proof` checks them by enumeration. All
-results are byte offsets from the start of the K or V slot.
+conflicts, `shared_bases` turns maps into compiler layouts (proved by enumeration in
+tests/planning/cdna4/proof.py). All results are byte offsets from the start of the K or V slot.
 
 >>> load_K_frag_addr(lane=0, sub_id=1)                      # two 16-byte reads
 (2048, 2064)

@@ -15,14 +15,14 @@ same closed forms that the proofs use; nothing is written down twice.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from openmla.errors import InvalidArgument
 from openmla.planning.cdna4.layout.dma import DMA_BYTES, WAVE, Dma
 from openmla.planning.cdna4.layout.k import K_SUB_ROWS, KSlot
 from openmla.planning.cdna4.layout.latent import ROW_PAD, LatentSlot
-from openmla.planning.cdna4.layout.v import DefaultV, VMap
-from openmla.planning.cdna4.layout.v227 import CHUNK_BYTES, CHUNK_PAD, CHUNK_STRIDE, V227
+from openmla.planning.cdna4.layout.v import VMap
+from openmla.planning.cdna4.layout.v227 import V227
 
 
 @dataclass(frozen=True)
@@ -132,28 +132,25 @@ def bases_of(place: Callable[[int, int], int], rows: int, columns: int) -> list[
     return bases
 
 
-def v227_bases() -> SharedBases:
-    """V with the v227 layout: 128 keys × 128 columns of fp8."""
-    slot = V227()
+def v_bases(slot: VMap) -> SharedBases:
+    """A V slot of either kind, without its padding if it has any.
 
-    def unpadded(key: int, column: int) -> int:
-        chunk, inside = divmod(slot.byte(key, column), CHUNK_STRIDE)
-        return chunk * CHUNK_BYTES + inside
-
-    shape = [slot.kv_block, slot.depth]
-    return SharedBases([[CHUNK_BYTES, CHUNK_PAD]], bases_of(unpadded, *shape), shape)
-
-
-def v_default_bases(slot: DefaultV | None = None) -> SharedBases:
-    """V with the default layout.
-
-    >>> v_default_bases().offset_bases[6:]
+    >>> from openmla.planning.cdna4.layout.v import DefaultV
+    >>> v_bases(DefaultV()).offset_bases[6:]
     [[1, 0], [2, 0], [4, 0], [0, 64], [8, 0], [16, 0], [32, 0], [64, 0]]
     """
-    slot = slot or DefaultV()
-    shape = [slot.kv_block, slot.depth]
-    size = slot.element_bytes
-    return SharedBases([], bases_of(lambda k, d: slot.byte(k, d) // size, *shape), shape)
+    every, pad = slot.padding
+    padded = SharedBases([[every, pad]] if pad else [], [], [slot.kv_block, slot.depth])
+
+    def place(key: int, column: int) -> int:
+        return padded.unpadded(slot.byte(key, column)) // slot.element_bytes
+
+    return replace(padded, offset_bases=bases_of(place, *padded.shape))
+
+
+def v227_bases() -> SharedBases:
+    """V with the v227 layout: 128 keys × 128 columns of fp8."""
+    return v_bases(V227())
 
 
 def k_nope_bases(slot: KSlot | None = None) -> SharedBases:
@@ -182,11 +179,6 @@ def k_sub_bases(slot: KSlot | None = None) -> SharedBases:
     shape = [K_SUB_ROWS, slot.sub_cols]
     size = slot.element_bytes
     return SharedBases([], bases_of(lambda k, c: slot.byte(k, c) // size, *shape), shape)
-
-
-def v_bases(slot: VMap) -> SharedBases:
-    """A V slot of either kind."""
-    return v_default_bases(slot) if isinstance(slot, DefaultV) else v227_bases()
 
 
 def latent_bases(slot: LatentSlot | None = None) -> SharedBases:

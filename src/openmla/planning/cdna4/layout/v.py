@@ -15,7 +15,7 @@ such reads, 16 keys apart.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from openmla.errors import InvalidArgument
 from openmla.planning.cdna4.layout.dma import DMA_BYTES, WAVE, Dma, check_index
@@ -39,6 +39,10 @@ class VMap(Protocol):
     def kv_block(self) -> int: ...
     @property
     def depth(self) -> int: ...
+    @property
+    def element_bytes(self) -> int: ...
+    @property
+    def padding(self) -> tuple[int, int]: ...
     @property
     def slot_bytes(self) -> int: ...
     @property
@@ -65,6 +69,12 @@ def fragment_reads(v: VMap, lane: int, i_strip: int, j_depth: int) -> tuple[int,
     return tuple(base + v.cell(i_strip, j_depth, r) for r in range(READS))
 
 
+def v_lane_addresses(v: VMap, i_strip: int, j_depth: int, r: int) -> tuple[int, ...]:
+    """Addresses of all 64 lanes in one transposing read."""
+    cell = v.cell(i_strip, j_depth, r)
+    return tuple(v.lane_base(lane) + cell for lane in range(WAVE))
+
+
 def check_cell(v: VMap, i_strip: int, j_depth: int, r: int) -> None:
     """Raise unless (i_strip, j_depth, r) names a read of this slot."""
     check_index("i_strip", i_strip, v.kv_block // STRIP_KEYS)
@@ -87,6 +97,8 @@ class DefaultV:
     depth: int = 128
     element_bytes: int = 1
     num_threads: int = 512
+
+    padding: ClassVar[tuple[int, int]] = (0, 0)
 
     def __post_init__(self) -> None:
         for name, unit in (("kv_block", V_SUB_ROWS), ("depth", self.sub_cols)):

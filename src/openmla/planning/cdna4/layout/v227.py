@@ -78,6 +78,7 @@ class V227:
     num_warps: ClassVar[int] = 8
     passes: ClassVar[int] = 2
     slot_bytes: ClassVar[int] = CHUNKS * CHUNK_STRIDE
+    padding: ClassVar[tuple[int, int]] = (CHUNK_BYTES, CHUNK_PAD)  # so many bytes, then so many
 
     def byte(self, key: int, column: int) -> int:
         """LDS byte of (key, column), in closed form."""

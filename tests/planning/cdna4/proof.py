@@ -28,6 +28,7 @@ from openmla.planning.cdna4.layout.v import (
     TILE_COLUMNS,
     DefaultV,
     VMap,
+    v_lane_addresses,
 )
 from openmla.planning.cdna4.layout.v227 import V227
 
@@ -144,12 +145,6 @@ def prove_v227(v227: V227 | None = None) -> V227Proof:
             sum(1 for words in zip(*pair, strict=True) if any(words)) for pair in _half_waves(v227)
         ),
     )
-
-
-def v_lane_addresses(v: VMap, i_strip: int, j_depth: int, r: int) -> tuple[int, ...]:
-    """Addresses of all 64 lanes in one transposing read."""
-    cell = v.cell(i_strip, j_depth, r)
-    return tuple(v.lane_base(lane) + cell for lane in range(WAVE))
 
 
 def v_bank_count(v: VMap) -> BankCount:

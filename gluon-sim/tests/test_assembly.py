@@ -44,6 +44,8 @@ def test_two_floats_become_two_bytes_the_first_the_high_one():
     )
     assert torch.equal(out & 0xFFFF, high << 8 | low)
     assert len(set((out & 0xFF).tolist())) > 10  # not all of them saturate
+
+
 def test_a_bit_selects():
     text = (
         "{ .reg .pred p; .reg .b32 t; and.b32 t, $1, 8; setp.ne.b32 p, t, 0; "

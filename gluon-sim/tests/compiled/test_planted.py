@@ -42,9 +42,7 @@ def reversed_through_shared(kernel: Any, code: Any, schedule: Any) -> bool:
 
 
 def test_every_barrier_that_is_needed_is_missed_when_it_goes():
-    kernel = compiled(
-        faulty.through_shared, {"x_ptr": "*fp32", "out_ptr": "*fp32"}, BLOCK=256
-    )
+    kernel = compiled(faulty.through_shared, {"x_ptr": "*fp32", "out_ptr": "*fp32"}, BLOCK=256)
     code = parse(kernel)
     assert all(reversed_through_shared(kernel, code, schedule) for schedule in SCHEDULES)
     barriers = synchronizations(code)

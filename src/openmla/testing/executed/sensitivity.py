@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from gluon_sim.compiled import SCHEDULES, Location, Schedule, parse
 from gluon_sim.compiled.removal import synchronizations, without
 from openmla.testing.executed.prepare import PreparedCase
-from openmla.testing.poison import differences
+from openmla.testing.memory.poison import differences
 
 
 @dataclass(frozen=True)

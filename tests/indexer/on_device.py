@@ -10,7 +10,6 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from openmla.testing.poison import differences
 
 import openmla
 from indexer import cases
@@ -23,6 +22,7 @@ from openmla.testing.build import build
 from openmla.testing.case import Case
 from openmla.testing.compare import judge
 from openmla.testing.indexer import BOUND, score_problems, selection_fits
+from openmla.testing.memory.poison import differences
 
 UNWRITTEN = 12345.0
 

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 import typer
-from openmla.testing.simulate_draw import simulated_case
 from typer.testing import CliRunner
 
 from openmla.cli.check import check_command
 from openmla.errors import Unsupported
 from openmla.testing.checker import Result
 from openmla.testing.executed import fuzz
+from openmla.testing.simulate.draw import simulated_case
 
 app = typer.Typer()
 app.command()(check_command)

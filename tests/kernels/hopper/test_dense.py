@@ -75,8 +75,6 @@ CASES = {
     "mask of few": replace(MASKED, key_mask="few", sink="normal"),
     "mask, full": replace(MASKED, causal=False),
     "mask, pages": replace(MASKED, rope="cache", kv="bf16"),
-    "mask, 192+64": replace(MASKED, d_nope=192, d_v=256),
-    "mask, 256+0": replace(MASKED, d_nope=256, d_rope=0, d_v=256, rope="none"),
     "mask, split": replace(SPLIT, key_mask="half"),
     "split, pages": replace(
         SPLIT, q_lens=(20, 50), k_lens=(300, 4500), rope="cache", kv="bf16", page_size=64

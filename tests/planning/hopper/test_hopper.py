@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from openmla.errors import InvalidArgument
-from openmla.planning import dequantize, memory, split
+from openmla.planning import dequantize, memory, plan, split
 from openmla.planning.dequantize import WORKSPACE_CAP, paged_cache_read, sparse_cache_read
 from openmla.planning.hopper import (
     HopperDenseConfig,
@@ -20,6 +20,7 @@ from openmla.planning.hopper import (
 from openmla.planning.hopper import dense as hopper_dense
 from openmla.planning.hopper import latent as hopper_latent
 from openmla.planning.memory import MemoryMap
+from openmla.problem import Problem
 from planning.fuzz import DENSE_DIMS, LATENT_DIMS
 
 HEADS = [1, 4, 5, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 96, 128]
@@ -235,3 +236,16 @@ def test_explanations_name_their_numbers(config: HopperDenseConfig | HopperSpars
 def test_explanation_says_what_bound_the_key_tile() -> None:
     bn = next(line for line in dense((192, 64, 256)).explain() if line.startswith("BN"))
     assert "BN = 64: 128 keys are too many (1 K/V stages < 2: Q 65536 + 1 x (128 keys" in bn
+
+
+@pytest.mark.parametrize("dims", [(192, 64, 256), (256, 0, 256)])
+def test_bits_of_less_than_128_keys_are_no_bulk_copy(dims: tuple[int, int, int]) -> None:
+    """Loads from columns between multiples of 16 bytes are illegal on an H200."""
+    d_nope, d_rope, d_v = dims
+    rope = "shared" if d_rope else "none"
+    problem = Problem(form="dense", heads=16, d_nope=d_nope, d_rope=d_rope, d_v=d_v, rope=rope,
+                      has_key_mask=True)  # fmt: skip
+    assert plan(problem, "h200").backend == "portable"
+    assert plan(replace(problem, has_key_mask=False), "h200").backend == "hopper"
+    narrow = HopperDenseConfig(heads=16, d_nope=64, d_rope=64, d_v=64, BN=64, key_mask=True)
+    assert "multiples of 16 bytes" in narrow.why_unsupported()

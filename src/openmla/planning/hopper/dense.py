@@ -48,6 +48,9 @@ L2_HEADS = 4
 _REGISTERS = {1: (240, 64), 2: (240, 24), 3: (160, 32)}
 
 
+MASK_KEYS = 128  # whose bits are 16 bytes
+
+
 @dataclass(frozen=True, kw_only=True)
 class HopperDenseConfig(HopperBlock):
     """The plan of one dense block.
@@ -220,6 +223,11 @@ class HopperDenseConfig(HopperBlock):
             yield f"d_nope {self.d_nope} = {parts}: {MOST_NOPE_TILES} tiles at most"
         if len(column_parts(self.d_rope)) > 1:
             yield f"d_rope {self.d_rope} is not a power of two"
+        if self.key_mask and self.BN % MASK_KEYS:
+            yield (
+                f"key_mask in blocks of {self.BN} keys: copies begin at multiples of 16 bytes, "
+                f"the bits of {MASK_KEYS} keys"
+            )
         if len(column_parts(self.d_v)) != 1 or not LEAST_V <= self.d_v <= WGMMA_MAX_N:
             yield f"d_v {self.d_v} is not a power of two from {LEAST_V} to {WGMMA_MAX_N}"
         if len(column_parts(self.BN)) != 1 or not 16 <= self.BN <= WGMMA_MAX_N:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from gluon_sim import intercept
+from gluon_sim import Limits, intercept
 from indexer import cases
 from openmla.indexer import reference
 from openmla.indexer.operands import SelectOperands, SelectResults, Windows
@@ -33,7 +33,7 @@ def results_of(op: SelectOperands) -> SelectResults:
 def problems_of(op: SelectOperands, **options: Any) -> list[str]:
     """What the kernel writes besides what the definition writes."""
     got, want = results_of(op), results_of(op)
-    with intercept(**options) as reports:
+    with intercept(limits=Limits(load_alignment=16), **options) as reports:
         for call in calls(plan_of(op, got), op, got):
             call.run()
     reference.write_selection(op, want, reference.select(op))

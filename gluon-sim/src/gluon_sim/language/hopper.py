@@ -123,10 +123,6 @@ def expect(
 
 
 # -- TMA
-TMA_ALIGNMENT = 16
-"""Bytes. A load from a column in between (1 x 256 fp32, no swizzle): illegal on an H200."""
-
-
 def _block(desc: Descriptor, view: MemoryView, coord: Sequence[Any]) -> list[int]:
     """First coordinate of the part of a block that the running CTA copies."""
     if list(view.shape) != desc.block_shape:
@@ -166,8 +162,9 @@ def tma_load(
         return
     agent = current()
     start = _block(tensor_desc, result, coord)
-    if start[-1] * tensor_desc.dtype.itemsize % TMA_ALIGNMENT:
-        raise ValueError(f"TMA load from column {start[-1]}, which is no multiple of 16 bytes")
+    alignment = agent.scheduler.load_alignment
+    if start[-1] * tensor_desc.dtype.itemsize % alignment:
+        raise ValueError(f"TMA load from column {start[-1]}: no multiple of {alignment} bytes")
     part = result.part()
     op = AsyncOp(agent, "copy", f"TMA load to {result.label}", part.nbytes)
 

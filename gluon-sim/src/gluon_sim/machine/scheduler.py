@@ -240,6 +240,7 @@ class Scheduler:
         if policy not in POLICIES:
             raise ValueError(f"schedule: expected one of {', '.join(POLICIES)}, got {policy!r}")
         self.policy = policy
+        self.load_alignment = 1
         self.timed = policy == "timed"
         self.rates = NOMINAL
         self.random = random.Random(seed)

@@ -41,10 +41,6 @@ PROBLEMS = {
         form="sparse", heads=16, d_nope=512, d_rope=64, d_v=512, topk=64, page_size=64,
         kv_dtype="fp8_656",
     ),
-    "sparse fp8, e4m3 and bf16 in V": Problem(
-        form="sparse", heads=16, d_nope=512, d_rope=0, d_v=512, topk=64, page_size=64,
-        kv_dtype="fp8_584",
-    ),
 }  # fmt: skip
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from gluon_sim import Limits, Report, intercept
+from gluon_sim import Report, intercept
 from openmla.checks import out_dtype
 from openmla.dispatch import triton_version
 from openmla.errors import InvalidArgument, Unsupported
@@ -71,8 +71,6 @@ def simulated(
     """
     outcome = Outcome(results.out, results.lse, results.max_logits)
     prepared = list(calls(plan, operands, results))
-    if plan.backend == "hopper":
-        options = {"limits": Limits(load_alignment=16), **options}
     with intercept(outputs=outcome.tensors(), **options) as reports:
         for call in prepared:
             call.run()

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from openmla.errors import Unsupported
 from openmla.kernels.call import Call, scale_arguments, vector
 from openmla.kernels.gluon.descriptors import (
     SWIZZLE_BYTES,
@@ -40,6 +41,9 @@ def calls(plan: Plan, op: DenseOperands, results: Results) -> Iterator[Call]:
     """What a launch runs, in order; nothing for an empty output."""
     if not results.out.numel():
         return
+    if op.weights.k_scale is not None and op.q.is_cuda:
+        # Scales of a block of keys are one bulk copy from the sequence's first key on.
+        raise Unsupported("k_scale: bulk copies from columns between 16 bytes fail on an H200")
     if not op.k_nope.shape[0]:
         results.clear()  # nobody sees a key, and a descriptor cannot describe an empty tensor
         return

@@ -56,7 +56,7 @@ def test_every_target_appears() -> None:
     lines = elsewhere(chosen)
     assert set(lines) == set(SIDE_BY_SIDE)
     assert lines["a100"].startswith("portable") and "runs today" in lines["cpu"]
-    expected = "cdna4 (runs today), 256 rows x 128 keys, 2 stages, 148224 of 163840 bytes"
+    expected = "cdna4 (runs today), 256 rows x 128 keys, 2 stages, 148208 of 163840 bytes"
     assert lines["mi355x"] == expected
 
 

@@ -40,7 +40,6 @@ def test_fp8_weights_are_too_coarse_to_run_unasked() -> None:
 
 def test_what_has_not_run_on_a_gpu_runs_only_when_named() -> None:
     assert runs(MIXED) == "portable" and runs(MIXED, "hopper") == "hopper"
-    assert any("has not run on a GPU" in reason for reason in plan(MIXED, "h200").passed_over)
 
 
 @pytest.mark.parametrize("v_dtype", ["bf16", "fp16", "e4m3"])

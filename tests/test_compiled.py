@@ -48,6 +48,25 @@ def test_every_job_compiles_as_planned(job: CompileJob | Exception) -> None:
     assert report.differences(job.predicted) == []
 
 
+@pytest.mark.compile
+@pytest.mark.parametrize("family", ["hopper", "blackwell", "cdna4"])
+def test_every_plan_knows_the_bytes_that_its_kernel_takes(family: str) -> None:
+    jobs = [job for job in aot_table.discover() if job.name.split()[0] == family]
+    assert [job.label for job in jobs if job.predicted.shared is None] == []
+    kept = KEPT[family]
+    planned = {job.label: job.predicted.shared for job in jobs if job.label in kept}
+    assert planned == {label: kept[label]["shared"] for label in planned}
+    assert len(planned) >= len(jobs) // 2, "most reports are of other jobs"
+
+
+@pytest.mark.compile
+def test_blackwell_plans_know_tensor_memory_and_registers() -> None:
+    jobs = [job for job in aot_table.discover() if job.label in KEPT["blackwell"]]
+    planned = {job.label: (job.predicted.tmem, job.predicted.registers) for job in jobs}
+    kept = KEPT["blackwell"]
+    assert planned == {label: (kept[label]["tmem"], kept[label]["registers"]) for label in planned}
+
+
 def test_files_are_few_and_sorted() -> None:
     files = sorted(HERE.glob("*.json"))
     assert 0 < len(files) <= MOST_FILES

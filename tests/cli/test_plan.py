@@ -8,7 +8,9 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from openmla import dispatch
 from openmla.cli.plan import plan_command
+from openmla.explain import text
 
 app = typer.Typer()
 app.command()(plan_command)
@@ -36,6 +38,45 @@ def test_the_form_of_a_layer_is_explained(options: str, form: str):
     result = CliRunner().invoke(app, options.split())
     assert result.exit_code == 0
     assert result.output.endswith(f"form of a layer\n  {form}\n")
+
+
+@pytest.mark.parametrize(
+    ("options", "version", "here"),
+    [
+        ("--target h200", (3, 6), ""),
+        ("--target b200", (3, 6), ""),
+        (
+            "--model deepseek-v3.2 --target b200", (3, 6),
+            "here: with Triton 3.6 a call runs blackwell, 64 rows x 64 keys, 2 stages "
+            "(blackwell: needs Triton 3.9 or later)",
+        ),
+        ("--model deepseek-v3.2 --target b200", (3, 9), ""),
+        ("--target mi355x", (3, 6), "here: with Triton 3.6 a call runs portable, 128 rows"),
+        ("--target mi355x", (3, 9), ""),
+        (
+            "--target mi355x --backend cdna4", (3, 6),
+            "here: with Triton 3.6 nothing runs: cdna4: needs Triton 3.9 or later",
+        ),
+        ("--target b200 --dtype e4m3", (3, 9), "here: with Triton 3.9 a call runs portable"),
+        ("--target h200 --form latent --page-size 64 --tokens 2", (3, 9), "do not fill 132 SMs"),
+        ("--target h200", None, "here: no Triton is installed, so no GPU kernel runs"),
+        ("--target cpu", None, ""),
+    ],
+)  # fmt: skip
+def test_what_the_installed_triton_runs_instead(
+    options: str, version: tuple[int, int] | None, here: str, monkeypatch: pytest.MonkeyPatch
+):
+    def installed() -> tuple[int, int]:
+        if version is None:
+            raise ImportError("triton")
+        return version
+
+    monkeypatch.setattr(dispatch, "triton_version", installed)
+    monkeypatch.setattr(text, "triton_version", installed)
+    output = CliRunner().invoke(app, options.split()).output
+    lines = [line for line in output.splitlines() if line.startswith("here: ")]
+    assert len(lines) == bool(here)
+    assert here in "".join(lines)
 
 
 def test_json_is_nothing_but_the_plan():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import doctest
 import importlib.util
 from dataclasses import dataclass, fields, replace
+from importlib import import_module
 
 import pytest
 
@@ -49,6 +50,11 @@ def test_a_declaration_names_fields_of_a_problem_once(family: object, kernel: Ke
     ]
     assert set(names) <= PROBLEM_FIELDS and len(set(names)) == len(names)
     assert {"form", "heads", "d_nope", "d_rope", "d_v"} <= set(names)  # fields without a default
+
+
+@pytest.mark.parametrize("launcher", sorted({k.launcher for _, k in KERNELS if k.launcher}))
+def test_every_launcher_is_there(launcher: str) -> None:
+    assert launcher == "openmla.reference" or callable(import_module(launcher).calls)
 
 
 @pytest.mark.parametrize("problem", [DENSE, LATENT, SPARSE], ids=lambda p: p.form)

@@ -13,7 +13,7 @@ from openmla.distributed.shard import ContextShard, Layout, split
 from openmla.errors import InvalidArgument, Unsupported
 from openmla.explain.html import explain_html
 from openmla.explain.shares import share_lines, share_report
-from openmla.explain.text import explain_text
+from openmla.explain.text import explain_text, installed_lines
 from openmla.planning import plan
 from openmla.planning.layer.form import LayerDims, choose_form
 from openmla.planning.models import Model, model_by_name, problem_for_model
@@ -63,7 +63,8 @@ def plan_command(
         typer.echo(json.dumps({**chosen.to_json(), **extra}, indent=2))
     else:
         shares = ["", *share_lines(shard, model_by_name(model), tp)] if world > 1 else []
-        typer.echo("\n".join([explain_text(chosen), *shares]))
+        here = installed_lines(chosen, backend)
+        typer.echo("\n".join([explain_text(chosen), *here, *shares]))
         heads = problem.heads if target_by_name(chosen.target).arch == MASKED_ARCH else 0
         typer.echo(_form_of_layer(model_by_name(model), tokens, context or tokens, heads))
     if html is not None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from xml.sax.saxutils import escape, quoteattr
 
 from openmla.errors import InvalidArgument
-from openmla.planning.cdna4.layout.banks import CDNA4_LDS, Banks, BankUse, group_uses, words_of
+from openmla.explain.banks import CDNA4_LDS, Banks, BankUse, group_uses, words_of
 from openmla.planning.cdna4.layout.v import READ_BYTES, DefaultV, v_lane_addresses
 from openmla.planning.cdna4.layout.v227 import V227
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from openmla.dispatch import plan_for, triton_version
 from openmla.errors import Unsupported
 from openmla.planning import plan
 from openmla.planning.budget import uses
@@ -23,6 +24,26 @@ def explain_text(chosen: Plan) -> str:
     parts += ["", "the same problem elsewhere"]
     parts += [f"  {name:8} {summary}" for name, summary in elsewhere(chosen).items()]
     return "\n".join(parts)
+
+
+def installed_lines(chosen: Plan, backend: str = "auto") -> list[str]:
+    """One line where a call with the Triton that is installed would run something else.
+
+    A plan says what could run; calls also ask whether its kernel is there, needs a later Triton, or
+    runs only when its backend is named.
+    """
+    try:
+        version = "Triton " + ".".join(map(str, triton_version()))
+    except ImportError:
+        return ["here: no Triton is installed, so no GPU kernel runs"] if chosen.block else []
+    try:
+        runs = plan_for(chosen.problem, target_by_name(chosen.target), backend)
+    except Unsupported as error:
+        return [f"here: with {version} nothing runs: {error.reason}"]
+    if (runs.backend, runs.config) == (chosen.backend, chosen.config):
+        return []
+    why = "; ".join(reason for reason in runs.passed_over if reason not in chosen.passed_over)
+    return [f"here: with {version} a call runs {runs.backend}, {tile_words(runs)} ({why})"]
 
 
 def work_lines(chosen: Plan) -> list[str]:

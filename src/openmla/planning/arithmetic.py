@@ -5,7 +5,7 @@ Pure integers. Imports nothing but the errors, so every other planning module ma
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, Generic, TypeVar, overload
@@ -84,14 +84,24 @@ class Limit(Generic[C]):
     why: Callable[[C], str]
 
 
-def all_hold(limits: tuple[Limit[P], ...], plan: P) -> bool:
-    """Whether the plan keeps every limit."""
-    return all(limit.holds(plan) for limit in limits)
+def broken(limits: tuple[Limit[P], ...], plan: P) -> Iterator[str]:
+    """The reasons of the limits that the plan breaks."""
+    return (limit.why(plan) for limit in limits if not limit.holds(plan))
 
 
-def first_broken(limits: tuple[Limit[P], ...], plan: P) -> str:
-    """The reason of the first limit that the plan breaks; empty when it keeps them all."""
-    return next((limit.why(plan) for limit in limits if not limit.holds(plan)), "")
+class Limited:
+    """A plan that keeps limits or breaks them; subclasses list those they break, in words."""
+
+    def _broken_limits(self) -> Iterator[str]:
+        raise NotImplementedError
+
+    def supported(self) -> bool:
+        """Whether the plan keeps every limit of the hardware and the kernel."""
+        return not self.why_unsupported()
+
+    def why_unsupported(self) -> str:
+        """The first limit the plan breaks, with its arithmetic; empty when supported."""
+        return next(self._broken_limits(), "")
 
 
 def verdict_lines(reason: str) -> list[str]:

@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 
 from openmla.aot.jobs import TARGETS, CompileJob, _captured_output, build
+from openmla.explain.banks import group_uses
 from openmla.kernels.cdna4.dense.jobs import COMPILE_JOBS
 from openmla.kernels.cdna4.dense.launch import COMPILER_OPTIONS, dense_constexprs
 from openmla.kernels.cdna4.sparse.launch import sparse_constexprs
 from openmla.planning.cdna4 import LDS_BYTES, MlaConfigV2, MlaPrefill16, MlaPrefillV2, MlaSparse16
-from openmla.planning.cdna4.layout.banks import group_uses
 from openmla.planning.cdna4.layout.v import read_cell
 
 MAPS = json.loads((Path(__file__).parents[2] / "oracle" / "cdna4.json").read_text())["lane_maps"]

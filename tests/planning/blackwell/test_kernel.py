@@ -4,17 +4,31 @@ from __future__ import annotations
 
 import doctest
 from dataclasses import replace
+from itertools import pairwise
+from types import ModuleType
 
 import pytest
 
+from openmla.errors import Unsupported
 from openmla.planning import NEWEST_TRITON, cached_plan, plan, target_by_name
-from openmla.planning.blackwell import kernel
+from openmla.planning.blackwell import kernel, partitions
+from openmla.planning.blackwell.kernel import DenseKernel
+from openmla.planning.blackwell.partitions import Partitioned
+from openmla.planning.blackwell.sparse import kernel as sparse_kernel
+from openmla.planning.blackwell.sparse.kernel import SparseKernel
 from openmla.planning.models import MODELS, problem_for_model
+from openmla.planning.support import FEATURES
 from openmla.problem import Problem
 
 V3 = Problem(form="dense", heads=16, d_nope=128, d_rope=64, d_v=128, total_q=4096, total_k=4096)
 FP8 = replace(V3, q_dtype="e4m3", kv_dtype="e4m3", v_dtype="e4m3")
+SPARSE = replace(V3, form="sparse", heads=128, d_nope=512, d_v=512, page_size=64, topk=2048)
 B200 = target_by_name("b200")
+
+
+def kernel_of(problem: Problem) -> Partitioned:
+    config = plan(problem, B200, "blackwell").config
+    return (SparseKernel if problem.form == "sparse" else DenseKernel)(config, problem)
 
 
 def cached(problem: Problem, rope_dtype: str, page_size: int = 64) -> Problem:
@@ -36,8 +50,79 @@ REFUSED = {
 }
 
 
-def test_examples() -> None:
-    assert doctest.testmod(kernel).failed == 0
+@pytest.mark.parametrize("module", [kernel, partitions, sparse_kernel])
+def test_examples(module: ModuleType) -> None:
+    result = doctest.testmod(module)
+    assert result.attempted and not result.failed
+
+
+@pytest.mark.parametrize(
+    ("problem", "registers", "threads"),
+    [
+        (V3, [184, 184, 96, 48], 512),
+        (replace(V3, total_q=64, total_k=64), [224, 48, 128, 112], 512),
+        (replace(V3, d_nope=192, d_v=256), [216, 144, 144], 384),
+        (replace(SPARSE, heads=64), [256, 96, 96, 48], 512),
+    ],
+    ids=["2Q", "1Q", "one accumulator", "sparse"],
+)
+def test_registers_are_divided_among_warp_groups(
+    problem: Problem, registers: list[int], threads: int
+) -> None:
+    made = kernel_of(problem)
+    assert [made.first_registers, *made._group_registers] == registers
+    assert made.threads == threads and 128 * sum(registers) <= made.block_registers <= 65536
+
+
+@pytest.mark.parametrize("name", FEATURES)
+def test_regions_do_not_overlap_and_no_kernel_outgrows_the_chip(name: str) -> None:
+    try:
+        chosen = plan(FEATURES[name], B200, "blackwell")
+    except Unsupported:
+        pytest.skip("not Blackwell's")
+    block = chosen.block
+    assert block is not None
+    regions = block.memory.regions
+    assert all(a.offset + a.size <= b.offset for a, b in pairwise(regions))
+    assert block.memory.used <= block.memory.limit
+
+
+def test_what_a_problem_does_not_need_is_not_there() -> None:
+    """Each of these adds arguments of partitions, buffers or barriers to a block."""
+    more = [
+        replace(V3, wants_lse=True),
+        replace(V3, has_sink=True),
+        cached(V3, "bf16"),
+        cached(V3, "fp8_block64"),
+        replace(FP8, has_k_scale=True),
+    ]
+    for problem in more:
+        plain = FP8 if problem.q_dtype == "e4m3" else V3
+        assert kernel_of(problem).arguments > kernel_of(plain).arguments
+    assert "k_raw" in kernel_of(cached(V3, "fp8_block64")).barriers()
+    assert "k_raw" not in kernel_of(cached(V3, "fp8_656")).barriers()
+    names = {tile.name for tile in kernel_of(V3).tiles() if tile.size}
+    assert names == {"Q", "Q rope", "K rope", "K and V in turn"}
+
+
+@pytest.mark.parametrize(
+    ("problem", "lines"),
+    [
+        (V3, ["correction factors go through tensor memory", "more than 2^8"]),
+        (FP8, ["1Q's own, 230628 bytes, is not there", "more than 2^2, weights are lifted by 2^6"]),
+        (
+            replace(V3, d_nope=192, d_v=256),
+            ["K and V take their own widths", "128 columns of tensor memory more"],
+        ),
+        (SPARSE, ["all of Q stays in shared memory, 49152 bytes more", "before Triton 3.9"]),
+        (replace(SPARSE, kv_dtype="fp8_656"), ["there is none that dequantizes", "than 2^6"]),
+    ],
+    ids=["2Q", "fp8", "one accumulator", "pair", "fp8_656"],
+)
+def test_differences_from_the_original_are_named(problem: Problem, lines: list[str]) -> None:
+    text = plan(problem, B200, "blackwell").explain()
+    assert all(line in text for line in lines)
+    assert f"compiled: {kernel_of(problem).block.memory.used} bytes" in text
 
 
 @pytest.mark.parametrize("reason", REFUSED)

@@ -122,16 +122,6 @@ def test_an_fp8_map_that_overflows_says_by_how_much() -> None:
     assert memory.why_unsupported() == "243480 bytes of shared memory, 11032 more than 232448"
 
 
-def test_arrivals_cover_every_barrier() -> None:
-    memory = MLASparseSharedMemoryFP8(**PAIR, scale_block_size=64)
-    arrivals = memory.arrivals()
-    barriers = {f.name for m in (memory, memory.base) for f in m._fields() if f.size == 8}
-    assert set(arrivals) == barriers
-    assert arrivals["so_ready"] == arrivals["p_free"] == 256
-    assert arrivals["k_valid_ready"] == 16
-    assert (arrivals["k_p0_ready"], memory.base.arrivals()["k_p0_ready"]) == (2, 1)
-
-
 def test_tensor_memory_regions_do_not_overlap() -> None:
     for kernel in (MLAPrefillSparse(**PAIR), MLAPrefillSparse(num_q_heads=16, **ONE_CTA)):
         o_end = kernel.O_TMEM_ADDR_ATOM2 + kernel.O_ATOM_PHYS_COLS

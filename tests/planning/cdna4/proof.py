@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from itertools import product
 
 from openmla.errors import OpenMLAError
+from openmla.explain.banks import group_uses
 from openmla.planning.cdna4.layout import accumulator_rows
-from openmla.planning.cdna4.layout.banks import group_uses
 from openmla.planning.cdna4.layout.dma import DMA_BYTES, WAVE
 from openmla.planning.cdna4.layout.k import K_SUB_BYTES, KSlot, load_K_frag_addr
 from openmla.planning.cdna4.layout.v import (

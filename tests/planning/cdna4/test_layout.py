@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from openmla.errors import InvalidArgument
+from openmla.explain.banks import group_uses
 from openmla.planning.cdna4.layout import (
     V227,
     ACC_ROW_OFFSETS_32x32,
@@ -24,7 +25,6 @@ from openmla.planning.cdna4.layout import (
     swizzle_parameters,
     v_map,
 )
-from openmla.planning.cdna4.layout.banks import group_uses
 from openmla.planning.cdna4.layout.dma import Dma
 from openmla.planning.cdna4.layout.k import swizzle_bytes
 from openmla.planning.cdna4.layout.shared_bases import (

@@ -87,7 +87,7 @@ def check_map(smem: MemoryMap, used: int) -> None:
 @pytest.mark.parametrize("dims", DENSE_DIMS)
 def test_dense_budget(dims: tuple[int, int, int], num_qo: int) -> None:
     config = dense(dims).with_num_qo(num_qo)
-    check_map(config.smem_map(), config.smem_used)
+    check_map(config.smem_map, config.smem_used)
     assert config.registers.total <= 65536
     assert config.registers.threads * config.registers.at_launch <= 65536
     assert config.accumulators + 40 <= config.registers.consumer
@@ -100,7 +100,7 @@ def test_dense_budget(dims: tuple[int, int, int], num_qo: int) -> None:
 def test_sparse_budget(dims: tuple[int, int], heads: int, gather: str) -> None:
     config = latent(dims, heads, gather)
     assert config.supported(), config.why_unsupported()
-    check_map(config.smem_map(), config.smem_used)
+    check_map(config.smem_map, config.smem_used)
     assert config.registers.total <= 65536
     assert config.tiles(64) == (heads if gather == "pages" else 64 * -(-heads // 64))
     assert config.accumulators + 40 <= config.registers.consumer
@@ -115,7 +115,7 @@ def test_heads_are_packed_over_pages_and_padded_over_lists() -> None:
 
 def test_p_overlays_rope_only_where_it_fits() -> None:
     def p_regions(dims: tuple[int, int]) -> list[int]:
-        return [r.size for r in latent(dims).smem_map().regions if r.kind == "p"]
+        return [r.size for r in latent(dims).smem_map.regions if r.kind == "p"]
 
     assert p_regions((512, 64)) == []
     assert p_regions((256, 32)) == [8192] * 4

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import ClassVar
 
-from openmla.planning.arithmetic import Limit, Part, all_hold, ceildiv, first_broken, verdict_lines
+from openmla.planning.arithmetic import Limit, Limited, Part, broken, ceildiv, verdict_lines
 from openmla.planning.blackwell.ring import Ring, explain_ring, plan_ring, ring_sum, rows_per_cta
 from openmla.planning.blackwell.tile import (
     FA4Shape,
@@ -25,7 +26,7 @@ MIN_PACKED_SLOTS = 4
 
 
 @dataclass(frozen=True, kw_only=True)
-class FA4Config(FA4Shape):
+class FA4Config(Limited, FA4Shape):
     """Tile, tensor memory, pipeline and shared memory of one attention block.
 
     >>> config = FA4Config(
@@ -40,20 +41,10 @@ class FA4Config(FA4Shape):
 
     TMEM_S0: ClassVar[int] = 0
 
-    BN = Part[int]("tile")
-    TMEM_S1 = Part[int]("tile")
-    TMEM_O0 = Part[int]("tile")
-    TMEM_O1 = Part[int]("tile")
-    TMEM_P0 = Part[int]("tile")
-    TMEM_P1 = Part[int]("tile")
-    TMEM_C0 = Part[int]("tile")
-    TMEM_C1 = Part[int]("tile")
-    tmem_used = Part[int]("tile")
-
+    BN, tmem_used, TMEM_S1, TMEM_O0, TMEM_O1 = (Part[int]("tile") for _ in range(5))
+    TMEM_P0, TMEM_P1, TMEM_C0, TMEM_C1 = (Part[int]("tile") for _ in range(4))
+    num_kv_stages, num_qk_stages, smem_used = (Part[int]("ring") for _ in range(3))
     use_fused_kv = Part[bool]("ring")
-    num_kv_stages = Part[int]("ring")
-    num_qk_stages = Part[int]("ring")
-    smem_used = Part[int]("ring")
 
     @cached_property
     def tile(self) -> Tile:
@@ -162,13 +153,8 @@ class FA4Config(FA4Shape):
 
     # Verdict and words.
 
-    def supported(self) -> bool:
-        """Whether the plan keeps every limit of the hardware and the kernels."""
-        return all_hold(FA4_LIMITS, self)
-
-    def why_unsupported(self) -> str:
-        """The first limit the plan breaks, with its arithmetic; empty when supported."""
-        return first_broken(FA4_LIMITS, self)
+    def _broken_limits(self) -> Iterator[str]:
+        return broken(FA4_LIMITS, self)
 
     def explain(self) -> list[str]:
         """How each number came about, one line each."""
@@ -198,26 +184,16 @@ _DESCRIBED = {
 }  # fmt: skip
 
 
-def _depth_ok(config: FA4Config) -> bool:
-    """Depths the kernels were written for."""
-    if config.pair_cta:
-        return config.num_qo == 2 and 64 < config.qk_depth <= 128
-    if config.num_qo == 1:
-        return 64 <= config.qk_depth <= 256
-    return config.qk_depth >= 64
-
-
 def _depth_why(config: FA4Config) -> str:
+    """Why the kernels were not written for a depth."""
+    depth = config.qk_depth
     if config.pair_cta:
-        return f"a CTA pair needs 2Q and 64 < qk_depth <= 128, not {config.qk_depth}"
+        served = config.num_qo == 2 and 64 < depth <= 128
+        return "" if served else f"a CTA pair needs 2Q and 64 < qk_depth <= 128, not {depth}"
     if config.num_qo == 1:
-        return f"one query tile needs 64 <= qk_depth <= 256, not {config.qk_depth}"
-    return f"qk_depth {config.qk_depth} < 64"
-
-
-def _pages_ok(config: FA4Config) -> bool:
-    page = config.page_size
-    return page == 0 or config.BN == 0 or divides_either_way(config.BN, page)
+        served = 64 <= depth <= 256
+        return "" if served else f"one query tile needs 64 <= qk_depth <= 256, not {depth}"
+    return "" if depth >= 64 else f"qk_depth {depth} < 64"
 
 
 def _packed_ok(config: FA4Config) -> bool:
@@ -254,7 +230,7 @@ BLOCK_LIMITS: tuple[Limit[FA4Config], ...] = (
         lambda c: f"{c.smem_used} bytes of shared memory > {SMEM_CARVEOUT}",
     ),
     Limit(
-        _pages_ok,
+        lambda c: 0 in (c.page_size, c.BN) or divides_either_way(c.BN, c.page_size),
         lambda c: f"pages of {c.page_size} and tiles of {c.BN} keys: neither divides the other",
     ),
 )
@@ -262,7 +238,7 @@ BLOCK_LIMITS: tuple[Limit[FA4Config], ...] = (
 # What the attention kernels ask for besides.
 FA4_LIMITS: tuple[Limit[FA4Config], ...] = (
     *BLOCK_LIMITS,
-    Limit(_depth_ok, _depth_why),
+    Limit(lambda c: not _depth_why(c), _depth_why),
     Limit(
         _packed_ok,
         lambda c: f"BM {c.BM} serves plain attention in at least {MIN_PACKED_SLOTS} slots only",

@@ -6,14 +6,14 @@ from dataclasses import replace
 
 from openmla.errors import Unsupported
 from openmla.planning.blackwell.fa4 import FA4Config
-from openmla.planning.blackwell.kernel import why_no_kernel
+from openmla.planning.blackwell.kernel import DenseKernel, columns_of, why_no_kernel
 from openmla.planning.blackwell.mla import ROPE_DEPTH, MLAConfig, select_mla_prefill_config
 from openmla.planning.blackwell.smem import SM100AttentionSMem
 from openmla.planning.blackwell.sparse.family import SPARSE_KERNELS
 from openmla.planning.blackwell.units import SMEM_CARVEOUT, TMEM_ADDR_BYTES, operand_swizzle
 from openmla.planning.dequantize import mean_length
 from openmla.planning.family import Block, Family, Kernel, Pipeline
-from openmla.planning.memory import Columns, MemoryMap, Wanted, lay_out
+from openmla.planning.memory import MemoryMap, Wanted, lay_out
 from openmla.planning.serves import (
     ALIGNED,
     DTYPES,
@@ -25,7 +25,6 @@ from openmla.planning.serves import (
     Serves,
     alike,
 )
-from openmla.planning.split import query_tile_lines
 from openmla.planning.target import Target
 from openmla.problem import MAX_HEADS, ROPE_SOURCES, Problem
 
@@ -73,18 +72,6 @@ def _fewer_query_tiles(config: MLAConfig, problem: Problem, target: Target) -> M
     return one_q if short and alike else config
 
 
-def _mla_block(config: MLAConfig, problem: Problem) -> Block:
-    block = _fa4_block(config.fa4_config, problem)
-    return replace(block, threads=config.launch_num_threads())
-
-
-def _mla_lines(config: MLAConfig, problem: Problem) -> list[str]:
-    lines = config.explain()
-    if config.num_qo == 1 and not config.single_o:
-        lines += query_tile_lines(problem, config.BM)
-    return lines
-
-
 # Dense, without rope: planned.
 
 
@@ -120,7 +107,7 @@ def _fa4_block(config: FA4Config, problem: Problem) -> Block:
         stages=ring,
         threads=config.num_threads,
         memory=_dense_map(config),
-        tensor_memory=_dense_columns(config),
+        tensor_memory=columns_of(config),
         pipeline=Pipeline(
             groups, rows, config.BN, *widths, ring, v_slots, shares_keys=config.num_qo == 2
         ),
@@ -128,36 +115,17 @@ def _fa4_block(config: FA4Config, problem: Problem) -> Block:
 
 
 def _dense_map(config: FA4Config) -> MemoryMap:
+    """Of the original: there is no kernel yet."""
     smem = SM100AttentionSMem(config)
-    stages = range(config.num_kv_stages)
-    wanted = [
-        Wanted("Q nope", "q", smem.q_nope_bytes, align=1),
-        Wanted("Q rope", "q", smem.q_rope_bytes, align=1),
-    ]
-    if config.use_fused_kv:
-        wanted += [Wanted(f"slot {i}: K or V", "k", smem.k_stage_bytes, align=1) for i in stages]
-        each = smem.rope_bytes // max(smem.num_rope_bufs, 1)
-        wanted += [Wanted(f"K rope {i}", "rope", each, align=1) for i in range(smem.num_rope_bufs)]
-    else:
-        wanted += [Wanted(f"K{i}", "k", smem.k_stage_bytes, align=1) for i in stages]
-        wanted += [Wanted(f"V{i}", "v", smem.v_stage_bytes, align=1) for i in stages]
-    wanted += [
-        Wanted("correction", "stats", smem.correction_bytes, align=1),
-        Wanted("Q scales", "stats", smem.q_scale_bytes, align=1),
-        Wanted("K scales", "stats", smem.k_scale_bytes, align=1),
-        Wanted("barriers", "barriers", smem.mbar_bytes, align=1),
-        Wanted("TMEM address", "barriers", TMEM_ADDR_BYTES, align=1),
-        Wanted("reserved", "scratch", config.smem_used - smem.smem_size(), align=1),
-    ]
-    return lay_out(wanted, SMEM_CARVEOUT)
-
-
-def _dense_columns(config: FA4Config) -> tuple[Columns, ...]:
-    score, out = config.TMEM_S1, config.padded_ov_depth
-    scores = Columns("S0, then P0", 0, score), Columns("S1, then P1", score, score)
-    if config.single_o:
-        return (*scores, Columns("O", config.TMEM_O0, out))
-    return (*scores, Columns("O0", config.TMEM_O0, out), Columns("O1", config.TMEM_O1, out))
+    sizes = {
+        ("Q", "q"): smem.q_bytes,
+        ("K and V", "k"): smem.kv_bytes,
+        ("correction", "stats"): smem.correction_bytes,
+        ("scales", "stats"): smem.q_scale_bytes + smem.k_scale_bytes,
+        ("barriers, TMEM address", "barriers"): smem.mbar_bytes + TMEM_ADDR_BYTES,
+        ("reserved", "scratch"): config.smem_used - smem.smem_size(),
+    }
+    return lay_out([Wanted(*what, size, align=1) for what, size in sizes.items()], SMEM_CARVEOUT)
 
 
 _EVERY_DENSE = {
@@ -171,50 +139,41 @@ _EVERY_DENSE = {
     **LENGTHS,
     "aligned_16": ALIGNED,
 }
-_WITH_ROPE = (
-    *alike("bf16", "fp16"),
-    # The rope of an FP8 cache is dequantized to bf16, if it is not bf16 already.
-    *(("bf16", "bf16", "bf16", name) for name in GLUON_CACHES),
-)
+
+
+def _with_rope(*dtypes: tuple[str, ...], coarse: str = "") -> Kernel:
+    return Kernel(
+        serves=Serves(
+            {
+                **_EVERY_DENSE,
+                "d_nope": OneOf(64, 128, 192, 256, 320, 384),
+                "d_rope": OneOf(ROPE_DEPTH),
+                "d_v": OneOf(64, 128, 256),
+                DTYPES: OneOf(*dtypes),
+                "rope": OneOf("shared", "per_head", "cache"),
+                "page_size": Range(0, MOST_PAGE_ROWS),
+            }
+        ),
+        config=MLAConfig,
+        choose=_mla,
+        launcher="openmla.kernels.blackwell.dense.launch",
+        block=lambda config, problem: DenseKernel(config, problem).block,
+        explain=lambda config, problem: DenseKernel(config, problem).explain(),
+        coarse=coarse,
+    )
+
+
 BLACKWELL = Family(
     name="blackwell",
     archs=("sm_100", "sm_103"),
     kernels=(
-        Kernel(
-            serves=Serves(
-                {
-                    **_EVERY_DENSE,
-                    "d_nope": OneOf(64, 128, 192, 256, 320, 384),
-                    "d_rope": OneOf(ROPE_DEPTH),
-                    "d_v": OneOf(64, 128, 256),
-                    DTYPES: OneOf(*_WITH_ROPE),
-                    "rope": OneOf("shared", "per_head", "cache"),
-                    "page_size": Range(0, MOST_PAGE_ROWS),
-                }
-            ),
-            config=MLAConfig,
-            choose=_mla,
-            launcher="openmla.kernels.blackwell.dense.launch",
-            block=_mla_block,
-            explain=_mla_lines,
+        # The rope of an FP8 cache is dequantized to bf16, if it is not bf16 already.
+        _with_rope(
+            *alike("bf16", "fp16"), *(("bf16", "bf16", "bf16", name) for name in GLUON_CACHES)
         ),
-        Kernel(
-            serves=Serves(
-                {
-                    **_EVERY_DENSE,
-                    "d_nope": OneOf(64, 128, 192, 256, 320, 384),
-                    "d_rope": OneOf(ROPE_DEPTH),
-                    "d_v": OneOf(64, 128, 256),
-                    DTYPES: OneOf(*alike("e4m3"), ("e4m3", "e4m3", "e4m3", "bf16")),
-                    "rope": OneOf("shared", "per_head", "cache"),
-                    "page_size": Range(0, MOST_PAGE_ROWS),
-                }
-            ),
-            config=MLAConfig,
-            choose=_mla,
-            launcher="openmla.kernels.blackwell.dense.launch",
-            block=_mla_block,
-            explain=_mla_lines,
+        _with_rope(
+            *alike("e4m3"),
+            ("e4m3", "e4m3", "e4m3", "bf16"),
             coarse="its weights are FP8 too: those below 2^-17 of a row's largest are lost",
         ),
         Kernel(

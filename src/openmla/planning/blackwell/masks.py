@@ -29,11 +29,11 @@ class KeyTiles(NamedTuple):
 
 
 class CausalMask:
-    """Row r sees keys 0..r."""
+    """Row r sees keys 0..r. ``score_row`` is a row's position among the keys."""
 
     @staticmethod
     def iters(BM: int, BN: int, score_row: int, num_keys: int) -> KeyTiles:
-        """Tiles for BM query rows that start at ``score_row``, the position among the keys."""
+        """Tiles for BM query rows that start at ``score_row``."""
         total = ceildiv(min(score_row + BM, num_keys), BN)
         return KeyTiles(total, (score_row + 1) // BN, total)
 
@@ -44,13 +44,12 @@ class CausalMask:
 
 
 class NullMask:
-    """Every row sees every key."""
+    """Every row sees every key; only the tile that the keys end in needs a mask."""
 
     @staticmethod
     def iters(BM: int, BN: int, score_row: int, num_keys: int) -> KeyTiles:
-        """All tiles; only the one that the keys end in needs a mask."""
-        total = ceildiv(num_keys, BN)
-        return KeyTiles(total, num_keys // BN, total)
+        """All tiles."""
+        return KeyTiles(ceildiv(num_keys, BN), num_keys // BN, ceildiv(num_keys, BN))
 
     @staticmethod
     def mask_bits(score_row: int, col_start: int, num_keys: int) -> int:

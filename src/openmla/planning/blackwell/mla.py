@@ -9,10 +9,10 @@ from typing import ClassVar
 
 from openmla.errors import InvalidArgument
 from openmla.planning.arithmetic import (
+    Limited,
     Part,
-    all_hold,
+    broken,
     ceildiv,
-    first_broken,
     require_divisor,
     require_int,
     verdict_lines,
@@ -39,7 +39,7 @@ SINGLE_O_THREADS = 384  # one softmax group less
 
 
 @dataclass(frozen=True, kw_only=True)
-class MLAConfig:
+class MLAConfig(Limited):
     """The plan of one block of dense MLA prefill: per-head K and V, one rope row for all heads.
 
     >>> config = MLAConfig(
@@ -76,29 +76,16 @@ class MLAConfig:
     cache_depth: ClassVar[int] = CACHE_DEPTH
     output_swizzle_mode: ClassVar[Swizzle] = Swizzle.NONE
 
-    MMA_M = Part[int]("fa4_config")
-    BM = Part[int]("fa4_config")
-    BN = Part[int]("fa4_config")
-    BK0 = Part[int]("fa4_config")
-    BK1 = Part[int]("fa4_config")
-    qk_depth = Part[int]("fa4_config")
-    padded_qk_depth = Part[int]("fa4_config")
-    num_kv_heads = Part[int]("fa4_config")
-    qkv_dtype_size = Part[int]("fa4_config")
-    TMEM_S1 = Part[int]("fa4_config")
-    TMEM_O0 = Part[int]("fa4_config")
-    TMEM_O1 = Part[int]("fa4_config")
-    TMEM_P0 = Part[int]("fa4_config")
-    TMEM_P1 = Part[int]("fa4_config")
-    tmem_used = Part[int]("fa4_config")
+    # Numbers and methods of the attention plan underneath.
+    MMA_M, BM, BN, BK0, BK1 = (Part[int]("fa4_config") for _ in range(5))
+    qk_depth, padded_qk_depth, num_kv_heads = (Part[int]("fa4_config") for _ in range(3))
+    TMEM_S1, TMEM_O0, TMEM_O1, TMEM_P0, TMEM_P1 = (Part[int]("fa4_config") for _ in range(5))
+    tmem_used, smem_used, qkv_dtype_size = (Part[int]("fa4_config") for _ in range(3))
+    num_kv_stages, num_qk_stages, num_pv_stages = (Part[int]("fa4_config") for _ in range(3))
     use_fused_kv = Part[bool]("fa4_config")
-    num_kv_stages = Part[int]("fa4_config")
-    num_qk_stages = Part[int]("fa4_config")
-    num_pv_stages = Part[int]("fa4_config")
-    smem_used = Part[int]("fa4_config")
-    num_rope_buffers = Part[Callable[[], int]]("fa4_config")
-    correction_smem_elements = Part[Callable[[], int]]("fa4_config")
-    num_active_warps_per_group = Part[Callable[[], int]]("fa4_config")
+    num_rope_buffers, correction_smem_elements, num_active_warps_per_group = (
+        Part[Callable[[], int]]("fa4_config") for _ in range(3)
+    )
     num_active_threads_per_group = Part[Callable[[], int]]("fa4_config")
 
     nope_depth = cached_property[int](lambda c: c.depth - ROPE_DEPTH)  # Q and K without rope
@@ -193,13 +180,8 @@ class MLAConfig:
 
     # Verdict and words.
 
-    def supported(self) -> bool:
-        """Whether the plan keeps every limit of the hardware and the kernels."""
-        return all_hold(BLOCK_LIMITS, self.fa4_config)
-
-    def why_unsupported(self) -> str:
-        """The first limit the plan breaks, with its arithmetic; empty when supported."""
-        return first_broken(BLOCK_LIMITS, self.fa4_config)
+    def _broken_limits(self) -> Iterator[str]:
+        return broken(BLOCK_LIMITS, self.fa4_config)
 
     def explain(self) -> list[str]:
         """How each number came about, one line each."""
@@ -226,11 +208,11 @@ class MLAConfig:
 
     def _launch_line(self) -> str:
         if not self.can_switch_to_1q():
-            return f"launch: {self.launch_smem_used()} bytes"
-        other = self.switch_1q_config().smem_used
+            return f"the original reserves {self.launch_smem_used()} bytes"
+        both = f"2Q {self.smem_used} and 1Q {self.switch_1q_config().smem_used}"
         return (
-            f"launch: {self.launch_smem_used()} bytes, the larger of 2Q {self.smem_used} and "
-            f"1Q {other}; a last tile of at most {self.q_tile_rows()} rows runs 1Q"
+            f"the original reserves {self.launch_smem_used()} bytes, the larger of {both}; a last "
+            f"tile of at most {self.q_tile_rows()} rows runs 1Q"
         )
 
 

@@ -15,11 +15,12 @@ Start at `MlaConfigV2`, then ask `MlaPrefillV2(config)`. The rules live beside w
 from openmla.planning.cdna4.config import MhaConfigV2, MlaConfigV2
 from openmla.planning.cdna4.core import MlaPrefillV2Core
 from openmla.planning.cdna4.mma import MhaMmaOp, MlaMmaOp, RegisterTile
-from openmla.planning.cdna4.prefill import LDS_BYTES, MlaPrefillV2
+from openmla.planning.cdna4.prefill import LANE_REGISTERS, LDS_BYTES, MlaPrefillV2
 from openmla.planning.cdna4.prefill16 import MlaPrefill16
 from openmla.planning.cdna4.sparse import MlaSparse16
 
 __all__ = [
+    "LANE_REGISTERS",
     "LDS_BYTES",
     "MhaConfigV2",
     "MhaMmaOp",

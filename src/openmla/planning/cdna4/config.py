@@ -7,9 +7,11 @@ block and its LDS.
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from functools import cached_property
 from typing import Any
 
 from openmla.errors import InvalidArgument
+from openmla.planning.arithmetic import require_int
 
 _ELEMENT_BYTES = {"bfloat16": 2, "float16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1}
 _OUTPUT_DTYPES = ("float32", "bfloat16", "float16")
@@ -39,7 +41,7 @@ class MhaConfigV2:
 
     def __post_init__(self) -> None:
         for name in ("q_block_size", "kv_block", "depth", "num_heads", "num_kv_heads", "num_warps"):
-            self._require_int(name, at_least=1)
+            require_int(name, getattr(self, name), 1)
         if self.dtype not in _ELEMENT_BYTES:
             raise InvalidArgument("dtype", f"one of {', '.join(_ELEMENT_BYTES)}", repr(self.dtype))
         if self.output_dtype not in _OUTPUT_DTYPES:
@@ -50,20 +52,8 @@ class MhaConfigV2:
         if not self.rescale_threshold >= 0:  # also refuses NaN
             raise InvalidArgument("rescale_threshold", "0 or more", self.rescale_threshold)
 
-    @property
-    def is_fp8(self) -> bool:
-        """Whether Q, K and V are one-byte floats."""
-        return self.element_bytes == 1
-
-    @property
-    def element_bytes(self) -> int:
-        """Bytes of one element of Q, K or V."""
-        return _ELEMENT_BYTES[self.dtype]
-
-    def _require_int(self, name: str, at_least: int) -> None:
-        value = getattr(self, name)
-        if type(value) is not int or value < at_least:
-            raise InvalidArgument(name, f"an integer of at least {at_least}", repr(value))
+    element_bytes = cached_property[int](lambda c: _ELEMENT_BYTES[c.dtype])  # of Q, K and V
+    is_fp8 = cached_property[bool](lambda c: c.element_bytes == 1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,8 +84,8 @@ class MlaConfigV2(MhaConfigV2):
     def __post_init__(self) -> None:
         super().__post_init__()
         for name in ("d_qk", "d_rope", "cache_depth"):
-            self._require_int(name, at_least=1)
-        self._require_int("rope_cache_offset", at_least=0)
+            require_int(name, getattr(self, name), 1)
+        require_int("rope_cache_offset", self.rope_cache_offset, 0)
 
     def d_nope(self) -> int:
         """Depth of the part of Q and K without rope: V's depth."""
@@ -111,7 +101,7 @@ def given_or_made(config: MhaConfigV2 | None, shape: dict[str, Any]) -> Any:
     """The config, or an `MlaConfigV2` of these fields: whichever a caller has at hand."""
     if config is None:
         return MlaConfigV2(**shape)
-    if not isinstance(config, MhaConfigV2):
+    if type(config) not in (MhaConfigV2, MlaConfigV2):
         raise InvalidArgument("config", "an MhaConfigV2 or MlaConfigV2", repr(config))
     if shape:
         raise InvalidArgument("config", "alone, or else the fields of one", ", ".join(shape))

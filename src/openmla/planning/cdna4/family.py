@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from openmla.planning.cdna4.config import MlaConfigV2
 from openmla.planning.cdna4.layout.dma import WAVE
 from openmla.planning.cdna4.prefill import LANE_REGISTERS, LDS_BYTES, MlaPrefillV2, RingBlock
 from openmla.planning.cdna4.prefill16 import MlaPrefill16
-from openmla.planning.cdna4.sparse import ROPE_COLUMNS, STRIP_ROWS, MlaSparse16
+from openmla.planning.cdna4.sparse import ROPE_COLUMNS, MlaSparse16
 from openmla.planning.family import Block, Family, Kernel, Pipeline
 from openmla.planning.memory import Wanted, lay_out
 from openmla.planning.serves import (
@@ -93,10 +96,9 @@ def _sparse(problem: Problem, target: Target) -> MlaSparse16:
 
 def _sparse_block(block: MlaSparse16, problem: Problem) -> Block:
     stages = range(block.num_kv_stages)
-    rope = block.B_TOPK * ROPE_COLUMNS * 2 if block.rope else 0
     wanted = [Wanted(f"rows {i}", "k", block.latent_slot.slot_bytes) for i in stages]
-    wanted += [Wanted(f"rope {i}", "rope", rope) for i in stages]
-    wanted.append(Wanted("P between waves", "p", block.BM * STRIP_ROWS * 2))
+    wanted += [Wanted(f"rope {i}", "rope", block.rope_bytes) for i in stages]
+    wanted.append(Wanted("P between waves", "p", block.p_bytes))
     widths = block.latent + block.rope, block.latent, 2
     return Block(
         tile_rows=block.BM,
@@ -120,6 +122,27 @@ _EVERY_DENSE = {
     **LENGTHS,
     "aligned_16": ALIGNED,
 }
+
+
+def _dense(config: type, choose: Callable[[Problem, Target], Any], *dtypes: str) -> Kernel:
+    return Kernel(
+        serves=Serves(
+            {
+                **_EVERY_DENSE,
+                # One depth serves K and V.
+                ("d_nope", "d_v"): OneOf((64, 64), (128, 128)),
+                "d_rope": OneOf(64, 128),
+                DTYPES: OneOf(*alike(*dtypes)),
+            }
+        ),
+        config=config,
+        choose=choose,
+        launcher="openmla.kernels.cdna4.dense.launch",
+        block=_dense_block,
+        first_triton=FIRST_TRITON,
+    )
+
+
 CDNA4 = Family(
     name="cdna4",
     archs=("gfx950",),
@@ -128,37 +151,8 @@ CDNA4 = Family(
         "products of depth 64, and 64 KB of LDS where the blocks need 56 KB to 160 KB"
     },
     kernels=(
-        Kernel(
-            serves=Serves(
-                {
-                    **_EVERY_DENSE,
-                    # One depth serves K and V.
-                    ("d_nope", "d_v"): OneOf((64, 64), (128, 128)),
-                    "d_rope": OneOf(64, 128),
-                    DTYPES: OneOf(*alike("bf16", "fp16")),
-                }
-            ),
-            config=MlaPrefill16,
-            choose=_dense_16,
-            launcher="openmla.kernels.cdna4.dense.launch",
-            block=_dense_block,
-            first_triton=FIRST_TRITON,
-        ),
-        Kernel(
-            serves=Serves(
-                {
-                    **_EVERY_DENSE,
-                    ("d_nope", "d_v"): OneOf((64, 64), (128, 128)),
-                    "d_rope": OneOf(64, 128),
-                    DTYPES: OneOf(*alike("e4m3")),
-                }
-            ),
-            config=MlaPrefillV2,
-            choose=_dense_fp8,
-            launcher="openmla.kernels.cdna4.dense.launch",
-            block=_dense_block,
-            first_triton=FIRST_TRITON,
-        ),
+        _dense(MlaPrefill16, _dense_16, "bf16", "fp16"),
+        _dense(MlaPrefillV2, _dense_fp8, "e4m3"),
         Kernel(
             serves=Serves(
                 {

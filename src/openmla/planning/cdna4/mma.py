@@ -23,7 +23,7 @@ from openmla.planning.cdna4.config import MhaConfigV2, given_or_made
 from openmla.planning.cdna4.layout import v_map
 from openmla.planning.cdna4.layout.dma import WAVE
 from openmla.planning.cdna4.layout.k import K_SUB_ROWS, SUB_ROW_BYTES, load_K_frag_addr
-from openmla.planning.cdna4.layout.v import READS, V_SUB_ROWS
+from openmla.planning.cdna4.layout.v import READS, V_SUB_ROWS, VMap
 
 #: (row tiles, column tiles, values per lane of each tile)
 RegisterTile = tuple[int, int, int]
@@ -123,22 +123,18 @@ class MlaMmaOp(MhaMmaOp):
         self, lane: int, *, v_full_v227: bool = False, v227_layout: bool = False
     ) -> int:
         """The lane's share of every V read address of a slot."""
-        self._require_fragments()
-        v = v_map(
-            kv_block=self.KV_BLOCK,
-            depth=self.DEPTH,
-            v_full_v227=v_full_v227,
-            v227_layout=v227_layout,
-        )
-        return v.lane_base(lane)
+        return self._v(v_full_v227=v_full_v227, v227_layout=v227_layout).lane_base(lane)
 
     def load_V_frag(
         self, i_strip: int, j_depth: int, *, v_full_v227: bool = False
     ) -> tuple[int, ...]:
         """The offsets of the four reads of V fragment (i_strip, j_depth) from the lane base."""
-        self._require_fragments()
-        v = v_map(kv_block=self.KV_BLOCK, depth=self.DEPTH, v_full_v227=v_full_v227)
+        v = self._v(v_full_v227=v_full_v227)
         return tuple(v.cell(i_strip, j_depth, r) for r in range(READS))
+
+    def _v(self, **flags: bool) -> VMap:
+        self._require_fragments()
+        return v_map(kv_block=self.KV_BLOCK, depth=self.DEPTH, **flags)
 
     def _require_fragments(self) -> None:
         if self.MMA_K != 64:

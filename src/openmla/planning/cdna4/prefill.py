@@ -16,7 +16,7 @@ from functools import cached_property
 from typing import Any, ClassVar
 
 from openmla.errors import InvalidArgument
-from openmla.planning.arithmetic import Part
+from openmla.planning.arithmetic import Limited, Part
 from openmla.planning.cdna4.config import MlaConfigV2
 from openmla.planning.cdna4.core import MlaPrefillV2Core
 from openmla.planning.cdna4.layout import v_map
@@ -39,7 +39,7 @@ K_RING_DEPTH = 2
 
 
 @dataclass(frozen=True, init=False)
-class RingBlock(MlaPrefillV2Core):
+class RingBlock(Limited, MlaPrefillV2Core):
     """What FP8 and 16-bit blocks share: a ring of K slots and a ring of V slots in LDS."""
 
     _RING_DEPTH: ClassVar[int] = K_RING_DEPTH
@@ -66,14 +66,6 @@ class RingBlock(MlaPrefillV2Core):
             config.kv_block, config.depth, config.d_rope, config.element_bytes, config.num_warps
         )
 
-    def supported(self) -> bool:
-        """Whether the kernel can run this block."""
-        return not self.why_unsupported()
-
-    def why_unsupported(self) -> str:
-        """The first limit the block breaks, with its arithmetic; empty when supported."""
-        return next(self._broken_limits(), "")
-
     def _broken_limits(self) -> Iterator[str]:
         """Widths must add up, copies be shared by the waves, and all fit the LDS."""
         if self.D_QK != self.D_NOPE + self.D_ROPE:
@@ -98,14 +90,16 @@ class RingBlock(MlaPrefillV2Core):
     def _broken_by_copies(self) -> Iterator[str]:
         for name, columns in (("depth", self.D_NOPE), ("d_rope", self.D_ROPE)):
             copies = self.KV_BLOCK * columns * self.config.element_bytes // (WAVE * DMA_BYTES)
-            if not self._shared_evenly(copies):
+            why = self._why_not_shared(copies)
+            if why:
                 yield (
                     f"{name}: {self.KV_BLOCK} keys × {columns} columns are {copies} copies of "
-                    f"{WAVE * DMA_BYTES} bytes, which {self.NUM_WARPS} waves cannot share evenly"
+                    f"{WAVE * DMA_BYTES} bytes, {why}"
                 )
 
-    def _shared_evenly(self, copies: int) -> bool:
-        return copies % self.NUM_WARPS == 0
+    def _why_not_shared(self, copies: int) -> str:
+        waves = self.NUM_WARPS
+        return f"which {waves} waves cannot share evenly" if copies % waves else ""
 
 
 @dataclass(frozen=True, init=False)

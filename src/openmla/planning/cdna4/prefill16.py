@@ -70,6 +70,7 @@ class MlaPrefill16(RingBlock):
         if self.DEPTH > _MOST_DEPTH:
             yield f"depth {self.DEPTH} > {_MOST_DEPTH}: a lane's output would not fit its registers"
 
-    def _shared_evenly(self, copies: int) -> bool:
+    def _why_not_shared(self, copies: int) -> str:
         """A register layout of the copies also needs a power of two of them."""
-        return copies > 0 and copies % self.NUM_WARPS == 0 and copies & (copies - 1) == 0
+        even = copies > 0 and copies % self.NUM_WARPS == 0 and copies & (copies - 1) == 0
+        return "" if even else f"not a power of two that {self.NUM_WARPS} waves can share evenly"

@@ -1,4 +1,4 @@
-"""MlaSparse16: a block of the sparse latent prefill on CDNA4. Our own design: the pages end before.
+"""MlaSparse16: a block of the sparse latent prefill on CDNA4. Our own design.
 
 One query token, 64 of its heads, 64 gathered rows at a time. The queries stay in registers (72 of a
 lane's 256), the rows in LDS serve both products:
@@ -12,7 +12,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
+from openmla.planning.arithmetic import Limited
 from openmla.planning.cdna4.layout.latent import LatentSlot
 from openmla.planning.cdna4.prefill import LDS_BYTES
 
@@ -23,12 +25,12 @@ _DTYPES = ("bfloat16", "float16")
 
 
 @dataclass(frozen=True, kw_only=True)
-class MlaSparse16:
+class MlaSparse16(Limited):
     """The block. Rows that are stored as FP8 are dequantized to 16 bits on their way to LDS.
 
     >>> block = MlaSparse16(num_heads=128, latent=512, rope=64, dtype="bfloat16")
-    >>> block.row_blocks, block.smem_used, block.supported()
-    (2, 149504, True)
+    >>> block.row_blocks, block.smem_used, block.launch_smem_used, block.supported()
+    (2, 149504, 153600, True)
     """
 
     num_heads: int
@@ -45,38 +47,16 @@ class MlaSparse16:
     num_kv_stages: int = 2
     num_warps: int = 8
 
-    @property
-    def row_blocks(self) -> int:
-        """Blocks per token."""
-        return -(-self.num_heads // self.BM)
-
-    @property
-    def latent_slot(self) -> LatentSlot:
-        """Where the bytes of a slot of latent rows lie."""
-        return LatentSlot(self.B_TOPK, self.num_warps)
-
-    @property
-    def smem_used(self) -> int:
-        """LDS of the rings."""
-        rope = self.B_TOPK * ROPE_COLUMNS * 2 if self.rope else 0
-        return self.num_kv_stages * (self.latent_slot.slot_bytes + rope)
-
-    @property
-    def launch_smem_used(self) -> int:
-        """LDS that the compiler asks for: the rings, and one strip of P on its way between waves.
-
-        >>> MlaSparse16(num_heads=16, latent=512, rope=64, dtype="bfloat16").launch_smem_used
-        153600
-        """
-        return self.smem_used + self.BM * STRIP_ROWS * 2
-
-    def supported(self) -> bool:
-        """Whether the kernel can run this block."""
-        return not self.why_unsupported()
-
-    def why_unsupported(self) -> str:
-        """The first limit the block breaks; empty when supported."""
-        return next(self._broken_limits(), "")
+    row_blocks = cached_property[int](lambda b: -(-b.num_heads // b.BM))  # blocks per token
+    # Where the bytes of a slot of latent rows lie.
+    latent_slot = cached_property[LatentSlot](lambda b: LatentSlot(b.B_TOPK, b.num_warps))
+    rope_bytes = cached_property[int](lambda b: b.B_TOPK * ROPE_COLUMNS * 2 if b.rope else 0)
+    # LDS of the rings; what the compiler asks for: also one strip of P on its way between waves.
+    smem_used = cached_property[int](
+        lambda b: b.num_kv_stages * (b.latent_slot.slot_bytes + b.rope_bytes)
+    )
+    p_bytes = cached_property[int](lambda b: b.BM * STRIP_ROWS * 2)
+    launch_smem_used = cached_property[int](lambda b: b.smem_used + b.p_bytes)
 
     def explain(self) -> list[str]:
         """How the LDS is filled, and whether the block can run."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar
 
-from openmla.planning.arithmetic import ceildiv
+from openmla.planning.arithmetic import Limited, Part, ceildiv
 from openmla.planning.memory import MemoryMap, Wanted, lay_out
 
 SMEM_PER_BLOCK = 227 * 1024
@@ -42,7 +42,7 @@ def accumulator_registers(columns: int) -> int:
     return ceildiv(WGMMA_M * columns, WARPGROUP)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Registers:
     """How setmaxnreg divides the register file between consumers and the rest.
 
@@ -55,25 +55,20 @@ class Registers:
     consumer: int
     producer: int
 
-    @property
-    def threads(self) -> int:
-        """Consumers, and one more warp-group's worth for producer and scheduler warps."""
-        return WARPGROUP * (self.consumer_groups + 1)
-
-    @property
-    def total(self) -> int:
-        """Registers in use after setmaxnreg."""
-        return WARPGROUP * (self.consumer_groups * self.consumer + self.producer)
-
-    @property
-    def at_launch(self) -> int:
-        """Registers per thread at launch, as the compiler sets them: all of the SM, evenly."""
-        return min(REGISTERS_PER_SM // self.threads // 8 * 8, MOST_REGISTERS)
-
-    @property
-    def worker_warps(self) -> int:
-        """Warps besides the first warp-group; each has a byte of state in shared memory."""
-        return 4 * self.consumer_groups
+    # Consumers, and one more warp-group's worth for producer and scheduler warps.
+    threads = cached_property[int](lambda r: WARPGROUP * (r.consumer_groups + 1))
+    # In use after setmaxnreg.
+    total = cached_property[int](
+        lambda r: WARPGROUP * (r.consumer_groups * r.consumer + r.producer)
+    )
+    # Per thread at launch, as the compiler sets them: all of the SM, evenly.
+    at_launch = cached_property[int](
+        lambda r: min(REGISTERS_PER_SM // r.threads // 8 * 8, MOST_REGISTERS)
+    )
+    # Warps besides the first warp-group; each has a byte of state in shared memory.
+    worker_warps = cached_property[int](lambda r: 4 * r.consumer_groups)
+    # Of the block, at launch and after.
+    most = cached_property[int](lambda r: max(r.total, r.threads * r.at_launch))
 
     def explain(self, what: str, used: int) -> str:
         """The line that accounts for a consumer thread's registers."""
@@ -85,7 +80,7 @@ class Registers:
         )
 
 
-class HopperBlock:
+class HopperBlock(Limited):
     """What every Hopper plan can say of itself, given its buffers and its limits."""
 
     smem_limit: ClassVar[int] = SMEM_PER_BLOCK
@@ -93,29 +88,12 @@ class HopperBlock:
     def _buffers(self) -> Iterator[Wanted]:
         raise NotImplementedError
 
-    def _broken_limits(self) -> Iterator[str]:
-        raise NotImplementedError
-
+    @cached_property
     def smem_map(self) -> MemoryMap:
         """Byte offsets of every buffer."""
-        return self._smem_map
-
-    @cached_property
-    def _smem_map(self) -> MemoryMap:
         return lay_out(self._buffers(), self.smem_limit)
 
-    @property
-    def smem_used(self) -> int:
-        """Shared memory of the block."""
-        return self._smem_map.used
-
-    def supported(self) -> bool:
-        """Whether the plan keeps every limit of the hardware and the kernel."""
-        return not self.why_unsupported()
-
-    def why_unsupported(self) -> str:
-        """The first limit the plan breaks, with its arithmetic; empty when supported."""
-        return next(self._broken_limits(), "")
+    smem_used = Part[int]("smem_map.used")
 
 
 def barriers(*named_counts: tuple[str, int]) -> list[Wanted]:
@@ -132,22 +110,18 @@ def launch_tail(registers: Registers, epilogue: int = EPILOGUE_SCRATCH) -> list[
     ]
 
 
-def register_reason(registers: Registers, used: int, what: str) -> str:
-    """Why an accumulator set does not fit; empty when it does."""
+def register_reasons(registers: Registers, used: int, what: str) -> Iterator[str]:
+    """Why an accumulator set does not fit; nothing when it does."""
     most = registers.consumer - OTHER_REGISTERS
-    if used <= most:
-        return ""
-    return (
-        f"registers: {what} = {used} per thread > {registers.consumer} - {OTHER_REGISTERS} for "
-        f"addresses and row statistics = {most}"
-    )
+    if used > most:
+        yield (
+            f"registers: {what} = {used} per thread > {registers.consumer} - {OTHER_REGISTERS} for "
+            f"addresses and row statistics = {most}"
+        )
 
 
-def smem_reason(used: int, parts: str) -> str:
-    """Why a map does not fit; empty when it does."""
+def smem_reasons(used: int, parts: str) -> Iterator[str]:
+    """Why a map does not fit; nothing when it does."""
     over = used - SMEM_PER_BLOCK
-    return (
-        f"{parts}: {used} bytes of shared memory, {over} more than {SMEM_PER_BLOCK}"
-        if over > 0
-        else ""
-    )
+    if over > 0:
+        yield f"{parts}: {used} bytes of shared memory, {over} more than {SMEM_PER_BLOCK}"

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Self, TypeVar
 
 from openmla.errors import InvalidArgument
-from openmla.planning.arithmetic import ceildiv, require_int, verdict_lines
+from openmla.planning.arithmetic import Part, ceildiv, require_int, verdict_lines
 from openmla.planning.hopper.chip import (
     SMEM_PER_BLOCK,
     SWIZZLE_BYTES,
@@ -27,8 +28,8 @@ from openmla.planning.hopper.chip import (
     barriers,
     column_parts,
     launch_tail,
-    register_reason,
-    smem_reason,
+    register_reasons,
+    smem_reasons,
 )
 from openmla.planning.memory import Wanted
 from openmla.planning.split import SplitRule, least_keys_per_split
@@ -44,6 +45,7 @@ TILE_SLOTS, TILE_INFO_BYTES = 2, 128  # the scheduler's ring: two pieces of work
 # Heads whose tiles run next to each other, so that their K and V stay in L2. Prototype, H200, 128
 # and 16 heads, s 4096 to 16384, interleaved with FA3: 4 was best in five shapes of six.
 L2_HEADS = 4
+RESCALE_THRESHOLD = 8.0  # prototype, H200: worth 3-5 %
 # Consumer and producer. One consumer leaves plenty for the warps that load and schedule.
 _REGISTERS = {1: (240, 64), 2: (240, 24), 3: (160, 32)}
 
@@ -85,20 +87,20 @@ class HopperDenseConfig(HopperBlock):
 
     # The tile.
 
-    @property
-    def BM(self) -> int:
-        """Query rows of the block."""
-        return WGMMA_M * self.num_qo
-
-    @property
-    def d_qk(self) -> int:
-        """Width of Q and K."""
-        return self.d_nope + self.d_rope
-
-    @property
-    def nope_parts(self) -> tuple[int, ...]:
-        """Column ranges of the part without rope, each its own product."""
-        return column_parts(self.d_nope)
+    BM = cached_property[int](lambda c: WGMMA_M * c.num_qo)  # query rows of the block
+    d_qk = cached_property[int](lambda c: c.d_nope + c.d_rope)
+    # Column ranges of the part without rope, each its own product.
+    nope_parts = cached_property[tuple[int, ...]](lambda c: column_parts(c.d_nope))
+    # Rows of a page that one copy takes: a power of two that divides page and key tile.
+    page_box = cached_property[int](lambda c: min(c.BN, c.page_size & -c.page_size))
+    # Heads whose tiles are neighbors in the tile order: a divisor of heads, at most 4.
+    heads_per_l2_group = cached_property[int](
+        lambda c: next(n for n in range(L2_HEADS, 0, -1) if c.heads % n == 0)
+    )
+    registers = cached_property[Registers](lambda c: Registers(c.num_qo, *_REGISTERS[c.num_qo]))
+    num_threads = Part[int]("registers.threads")
+    # One K tile with its rope part, and one V tile.
+    stage_bytes = cached_property[int](lambda c: c.BN * c.key_bytes)
 
     @property
     def nope_tiles(self) -> tuple[int, int]:
@@ -107,31 +109,11 @@ class HopperDenseConfig(HopperBlock):
         return main, tail
 
     @property
-    def page_box(self) -> int:
-        """Rows of a page that one copy takes: a power of two that divides page and key tile."""
-        return min(self.BN, self.page_size & -self.page_size)
-
-    @property
-    def heads_per_l2_group(self) -> int:
-        """Heads whose tiles are neighbors in the tile order: a divisor of heads, at most 4."""
-        return next(n for n in range(L2_HEADS, 0, -1) if self.heads % n == 0)
-
-    @property
     def rescale_threshold(self) -> float:
-        """log2 units a row's maximum grows before O is rescaled. Prototype, H200: worth 3-5 %."""
-        return 8.0
+        """log2 units a row's maximum grows before O is rescaled."""
+        return RESCALE_THRESHOLD
 
     # Threads and registers.
-
-    @property
-    def registers(self) -> Registers:
-        """The setmaxnreg split."""
-        return Registers(self.num_qo, *_REGISTERS[self.num_qo])
-
-    @property
-    def num_threads(self) -> int:
-        """Threads per block."""
-        return self.registers.threads
 
     @property
     def accumulators(self) -> int:
@@ -176,11 +158,6 @@ class HopperDenseConfig(HopperBlock):
     def key_bytes(self) -> int:
         """One key with its rope part and its value."""
         return (self.d_qk + self.d_v) * ELEMENT
-
-    @property
-    def stage_bytes(self) -> int:
-        """One K tile with its rope part, and one V tile."""
-        return self.BN * self.key_bytes
 
     # Splitting and short prompts.
 
@@ -234,13 +211,9 @@ class HopperDenseConfig(HopperBlock):
             yield f"BN {self.BN} is not a power of two from 16 to {WGMMA_MAX_N}"
         if self.num_kv_stages < MIN_STAGES:
             yield f"{self.num_kv_stages} K/V stages < {MIN_STAGES}: {self._ring_sum()}"
-        reason = register_reason(self.registers, self.accumulators, self._accumulator_sum())
-        if reason:
-            yield reason
+        yield from register_reasons(self.registers, self.accumulators, self._accumulator_sum())
         yield from self._broken_by_pages()
-        reason = smem_reason(self.smem_used, self._ring_sum())
-        if reason:
-            yield reason
+        yield from smem_reasons(self.smem_used, self._ring_sum())
 
     def _broken_by_pages(self) -> Iterator[str]:
         page = self.page_size

@@ -17,6 +17,7 @@ from openmla.planning.hopper.chip import (
     launch_tail,
 )
 from openmla.planning.hopper.dense import (
+    RESCALE_THRESHOLD,
     TILE_INFO_BYTES,
     TILE_SLOTS,
     HopperDenseConfig,
@@ -25,6 +26,7 @@ from openmla.planning.hopper.dense import (
 from openmla.planning.memory import Wanted
 
 SCALE_BYTES = 4
+FP8_RESCALE_THRESHOLD = 4.0  # of e4m3 weights, which end at 448
 # Columns of Q that a consumer keeps in registers, 8 to a register. Prototype, H200, 2026-11-15,
 # 128 + 64 -> 128, causal 1x8192, 128 heads, V of 8 bits: 990 TFLOP/s from registers, 971 from
 # shared memory. With V of 16 bits the same columns spill.
@@ -58,8 +60,8 @@ class HopperDenseFp8Config(HopperDenseConfig):
 
     @property
     def rescale_threshold(self) -> float:
-        """e4m3 weights end at 448, so their reference follows the maximum more closely."""
-        return 8.0 if self.v_bytes == 2 else 4.0
+        """The reference of e4m3 weights follows the maximum more closely."""
+        return RESCALE_THRESHOLD if self.v_bytes == 2 else FP8_RESCALE_THRESHOLD
 
     @property
     def wide_rope(self) -> bool:

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 from openmla.planning.dequantize import CacheRead, listed_cache_read, mean_length, named_pages_read
 from openmla.planning.family import Block, Family, Kernel, Pipeline
-from openmla.planning.hopper.chip import Registers
 from openmla.planning.hopper.dense import Dense, HopperDenseConfig, select_hopper_dense_config
 from openmla.planning.hopper.dense_fp8 import (
     HopperDenseFp8Config,
@@ -75,8 +74,8 @@ def _dense_block(config: HopperDenseConfig, problem: Problem) -> Block:
         tile_keys=config.BN,
         stages=ring,
         threads=config.num_threads,
-        memory=config.smem_map(),
-        registers=_registers(config.registers),
+        memory=config.smem_map,
+        registers=config.registers.most,
         pipeline=Pipeline(
             config.num_qo, 64, config.BN, config.d_qk, config.d_v, element, ring, ring
         ),
@@ -86,10 +85,6 @@ def _dense_block(config: HopperDenseConfig, problem: Problem) -> Block:
 def _dense_lines(config: HopperDenseConfig, problem: Problem) -> list[str]:
     tiles = query_tile_lines(problem, config.BM) if config.num_qo == 1 else []
     return [*config.explain(), *tiles, *split_lines(config.split, problem)]
-
-
-def _registers(registers: Registers) -> int:
-    return max(registers.total, registers.threads * registers.at_launch)
 
 
 # Latent: lists of rows, and whole pages.
@@ -125,8 +120,8 @@ def _latent_block(config: HopperSparseConfig, problem: Problem) -> Block:
         tile_keys=config.keys_per_step,
         stages=config.num_kv_stages,
         threads=config.num_threads,
-        memory=config.smem_map(),
-        registers=_registers(config.registers),
+        memory=config.smem_map,
+        registers=config.registers.most,
         pipeline=Pipeline(2, 64, 64, config.width, config.latent, 2, slots, 0, shares_keys=False),
     )
 

@@ -5,17 +5,20 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
+from typing import ClassVar
 
 from openmla.indexer.problem import DIM, IndexProblem
 from openmla.planning.family import Family, Kernel
 from openmla.planning.hopper.chip import (
     FP32,
+    REGISTERS_PER_SM,
     WGMMA_M,
     HopperBlock,
     Registers,
     barriers,
     launch_tail,
-    smem_reason,
+    smem_reasons,
 )
 from openmla.planning.memory import Wanted
 from openmla.planning.serves import ALIGNED, ANY, YES_OR_NO, OneOf, Range, Serves
@@ -23,6 +26,7 @@ from openmla.planning.target import Target
 
 COLUMNS = 128
 """N of the product: all heads of a consumer's queries."""
+SCAN_BYTES = 16  # of a warp
 BOX_STEP = 32  # rows: a copy of fp32 scales begins at a multiple of 128 bytes of shared memory
 
 
@@ -41,20 +45,16 @@ class HopperScoresConfig(HopperBlock):
     """Keys of a piece of work: 1024 of them at 2048 queries x 8192 keys, on 132 SMs. H200: 4096 is
     5 % slower there, 1024 3 % slower at 4096 x 65536 (2026-11-15)."""
 
-    @property
-    def registers(self) -> Registers:
-        """64 of a consumer's are the accumulator."""
-        return Registers(self.consumers, 112 if self.consumers == 4 else 160, 24)
-
-    @property
-    def box_rows(self) -> int:
-        """Keys of one copy: no more than 64, and no box crosses a page."""
-        return math.gcd(self.page_size, WGMMA_M) if self.page_size else WGMMA_M
-
-    @property
-    def block_queries(self) -> int:
-        """Queries of a block: a key is read once for all of them."""
-        return self.consumers * (COLUMNS // self.heads)
+    # 64 of a consumer's are the accumulator.
+    registers = cached_property[Registers](
+        lambda c: Registers(c.consumers, 112 if c.consumers == 4 else 160, 24)
+    )
+    # Keys of one copy: no more than 64, and no box crosses a page.
+    box_rows = cached_property[int](
+        lambda c: math.gcd(c.page_size, WGMMA_M) if c.page_size else WGMMA_M
+    )
+    # Queries of a block: a key is read once for all of them.
+    block_queries = cached_property[int](lambda c: c.consumers * (COLUMNS // c.heads))
 
     def _buffers(self) -> Iterator[Wanted]:
         q = self.query_stages * self.consumers * COLUMNS * DIM
@@ -71,9 +71,7 @@ class HopperScoresConfig(HopperBlock):
         yield from launch_tail(self.registers, epilogue=0)
 
     def _broken_limits(self) -> Iterator[str]:
-        reason = smem_reason(self.smem_used, "Q, K and scales")
-        if reason:
-            yield reason
+        yield from smem_reasons(self.smem_used, "Q, K and scales")
 
     def explain(self) -> list[str]:
         """What the numbers mean."""
@@ -107,30 +105,26 @@ class HopperSelectConfig(HopperBlock):
     long_stages: int = 4
     """64 KiB of scores in flight: 132 SMs need about 30 KiB each to cover 0.8 us at 4.8 TB/s."""
 
-    @property
-    def stages(self) -> int:
-        """Chunks of the ring; a row that is loaded whole needs room for the list."""
-        return self.long_stages if self.long_rows else self.list_size // self.chunk
-
-    @property
-    def blocks_per_sm(self) -> int:
-        """As many as registers allow."""
-        return 65536 // (32 * self.warps * self.max_registers)
-
-    @property
-    def max_registers(self) -> int:
-        """Short rows want many blocks, the walk of long ones wants registers (H200, 2026-11-15:
-        0.152 against 0.29 ms at 4096 x 8192, 1.07 against 1.5 ms at 4096 x 131072)."""
-        return 128 if self.long_rows else 64
-
-    @property
-    def box(self) -> int:
-        """Scores of one copy: the most that TMA allows."""
-        return 256
+    box: ClassVar[int] = 256  # scores of one copy: the most that TMA allows
+    # Chunks of the ring; a row that is loaded whole needs room for the list.
+    stages = cached_property[int](
+        lambda c: c.long_stages if c.long_rows else c.list_size // c.chunk
+    )
+    # Short rows want many blocks, the walk of long ones wants registers (H200, 2026-11-15: 0.152
+    # against 0.29 ms at 4096 x 8192, 1.07 against 1.5 ms at 4096 x 131072).
+    max_registers = cached_property[int](lambda c: 128 if c.long_rows else 64)
+    blocks_per_sm = cached_property[int](
+        lambda c: REGISTERS_PER_SM // (32 * c.warps * c.max_registers)
+    )
 
     def _buffers(self) -> Iterator[Wanted]:
         yield Wanted("scores", "k", self.stages * self.chunk * FP32, align=128)
-        yield from barriers(("chunk ready", self.stages), ("row ready", 1))
+        # Warps exchange sums of scans; a short row is all there by then.
+        ready = "" if self.long_rows else "chunk ready, then "
+        yield Wanted(f"{ready}scans", "scratch", self.warps * SCAN_BYTES)
+        if self.long_rows:
+            yield from barriers(("chunk ready", self.stages))
+        yield from barriers(("row ready", 1))
 
     def _broken_limits(self) -> Iterator[str]:
         most = self.list_size - self.chunk

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from functools import cached_property
+from typing import Any, ClassVar, Literal
 
 from openmla.errors import InvalidArgument
-from openmla.planning.arithmetic import ceildiv, require_int, verdict_lines
+from openmla.planning.arithmetic import Part, ceildiv, require_int, verdict_lines
 from openmla.planning.dequantize import PLAIN, CacheRead
 from openmla.planning.hopper.chip import (
     FP32,
@@ -24,8 +25,8 @@ from openmla.planning.hopper.chip import (
     accumulator_registers,
     barriers,
     launch_tail,
-    register_reason,
-    smem_reason,
+    register_reasons,
+    smem_reasons,
 )
 from openmla.planning.memory import Wanted
 
@@ -76,22 +77,19 @@ class HopperSparseConfig(HopperBlock):
         if self.gather not in ("indices", "pages"):
             raise InvalidArgument("gather", "indices or pages", repr(self.gather))
 
-    # Rows.
+    BM: ClassVar[int] = WGMMA_M  # rows of a block: one wgmma
+    keys_per_step: ClassVar[int] = B_TOPK * BLOCKS  # that both warp-groups take together
 
-    @property
-    def BM(self) -> int:
-        """Rows of a block: one wgmma."""
-        return WGMMA_M
-
-    @property
-    def row_blocks(self) -> int:
-        """Blocks that the heads of one token need."""
-        return ceildiv(self.heads, WGMMA_M)
-
-    @property
-    def is_packed(self) -> bool:
-        """Whether blocks hold heads of several tokens: those of a sequence see the same pages."""
-        return self.gather == "pages"
+    width = cached_property[int](lambda c: c.latent + c.rope)  # columns of a row
+    row_blocks = cached_property[int](lambda c: ceildiv(c.heads, WGMMA_M))  # of one token's heads
+    # Whether blocks hold heads of several tokens: those of a sequence see the same pages.
+    is_packed = cached_property[bool](lambda c: c.gather == "pages")
+    num_threads = Part[int]("registers.threads")
+    # Whether P of a block fits where its rope columns were; they are consumed first.
+    p_overlays_rope = cached_property[bool](lambda c: c.rope >= B_TOPK)
+    step_bytes = cached_property[int](lambda c: BLOCKS * B_TOPK * c.width * ELEMENT)  # its rows
+    # Threads that copy neighboring 16 bytes of a row: no tile is narrower than they are.
+    copy_lanes = cached_property[int](lambda c: 4 if c.rope == 32 else 8)
 
     def tiles(self, tokens: int) -> int:
         """Blocks of rows for so many tokens of one sequence.
@@ -103,16 +101,6 @@ class HopperSparseConfig(HopperBlock):
         if self.is_packed:
             return ceildiv(tokens * self.heads, WGMMA_M)
         return tokens * self.row_blocks
-
-    @property
-    def width(self) -> int:
-        """Columns of a row."""
-        return self.latent + self.rope
-
-    @property
-    def keys_per_step(self) -> int:
-        """Keys that both warp-groups take together."""
-        return B_TOPK * BLOCKS
 
     # Threads and registers.
 
@@ -127,11 +115,6 @@ class HopperSparseConfig(HopperBlock):
         return WIDENING if dequantizes else COPYING
 
     @property
-    def num_threads(self) -> int:
-        """Threads per block."""
-        return self.registers.threads
-
-    @property
     def accumulators(self) -> int:
         """Registers of half the output columns and a score tile."""
         return accumulator_registers(self.latent // 2) + accumulator_registers(B_TOPK)
@@ -141,21 +124,6 @@ class HopperSparseConfig(HopperBlock):
         return f"half of O {o} + S {s}"
 
     # Shared memory.
-
-    @property
-    def p_overlays_rope(self) -> bool:
-        """Whether P of a block fits where its rope columns were; they are consumed first."""
-        return self.rope >= B_TOPK
-
-    @property
-    def step_bytes(self) -> int:
-        """Rows of one step."""
-        return BLOCKS * B_TOPK * self.width * ELEMENT
-
-    @property
-    def copy_lanes(self) -> int:
-        """Threads that copy neighboring 16 bytes of a row: no tile is narrower than they are."""
-        return 4 if self.rope == 32 else 8
 
     def _buffers(self) -> Iterator[Wanted]:
         half = self.latent // 2
@@ -189,12 +157,8 @@ class HopperSparseConfig(HopperBlock):
             yield f"latent width {self.latent} is not one of {_listed(LATENT_WIDTHS)}"
         if self.rope not in ROPE_WIDTHS:
             yield f"rope width {self.rope} is not one of {_listed(ROPE_WIDTHS)}"
-        reason = register_reason(self.registers, self.accumulators, self._accumulator_sum())
-        if reason:
-            yield reason
-        reason = smem_reason(self.smem_used, self._smem_sum())
-        if reason:
-            yield reason
+        yield from register_reasons(self.registers, self.accumulators, self._accumulator_sum())
+        yield from smem_reasons(self.smem_used, self._smem_sum())
 
     def _smem_sum(self) -> str:
         q = self.BM * self.width * ELEMENT
@@ -237,24 +201,9 @@ class HopperSparseConfig(HopperBlock):
         return f"one more would take at least {more} > {self.smem_limit}"
 
 
-def select_hopper_sparse_config(
-    *,
-    heads: int,
-    latent: int,
-    rope: int,
-    gather: Gather = "indices",
-    cache_read: CacheRead = PLAIN,
-    sm_count: int = 132,
-) -> HopperSparseConfig:
-    """The deepest ring that fits."""
-    config = HopperSparseConfig(
-        heads=heads,
-        latent=latent,
-        rope=rope,
-        gather=gather,
-        cache_read=cache_read,
-        sm_count=sm_count,
-    )
+def select_hopper_sparse_config(**arguments: Any) -> HopperSparseConfig:
+    """The deepest ring that fits; the other arguments of HopperSparseConfig are the caller's."""
+    config = HopperSparseConfig(**arguments)
     room = SMEM_PER_BLOCK - config.BM * config.width * ELEMENT
     most = min(MAX_STAGES, room // config.step_bytes)  # before statistics, barriers and scratch
     deeper = (replace(config, num_kv_stages=stages) for stages in range(most, 1, -1))

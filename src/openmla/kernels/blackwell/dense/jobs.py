@@ -7,12 +7,12 @@ from dataclasses import replace
 from openmla.aot.jobs import CompileJob, Predicted
 from openmla.kernels.blackwell.dense.kernel import VECTORS
 from openmla.kernels.blackwell.dense.launch import calls
-from openmla.kernels.call import Call
 from openmla.kernels.compile_job import compile_job_of, dense_stand_ins
 from openmla.planning import plan
+from openmla.planning.blackwell.kernel import DenseKernel
+from openmla.planning.blackwell.partitions import Partitioned
 from openmla.problem import Problem
 
-REGISTERS = 168  # at launch, of 12 warps; 128 of 16
 # Bytes. In the softmax and correction groups, as `CompileReport.spilling` shows.
 SPILLS = 96
 _V3 = Problem(
@@ -69,11 +69,19 @@ def COMPILE_JOBS() -> list[CompileJob]:
     jobs: list[CompileJob] = []
     for name, problem in PROBLEMS.items():
         chosen = plan(problem, "b200", "blackwell")
-        jobs += [_job(name, call) for call in calls(chosen, *dense_stand_ins(problem))]
+        predicted = predicted_by(DenseKernel(chosen.config, problem), SPILLS)
+        jobs += [
+            compile_job_of(f"blackwell dense {name}", call, VECTORS, "sm100", predicted)
+            for call in calls(chosen, *dense_stand_ins(problem))
+        ]
     return jobs
 
 
-def _job(name: str, call: Call) -> CompileJob:
-    tmem = call.arguments["TMEM_COLUMNS"]
-    predicted = Predicted(tmem=tmem, registers=REGISTERS, spills=SPILLS)
-    return compile_job_of(f"blackwell dense {name}", call, VECTORS, "sm100", predicted)
+def predicted_by(kernel: Partitioned, spills: int) -> Predicted:
+    """What the plan says of a kernel, for the compiler to confirm."""
+    return Predicted(
+        shared=kernel.block.memory.used,
+        tmem=kernel.tmem_columns,
+        registers=kernel.registers_at_launch,
+        spills=spills,
+    )

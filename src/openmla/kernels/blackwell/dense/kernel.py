@@ -42,10 +42,11 @@ work item has more than 128 rows left and one where it has not.
 | k rope | 2 x 128 x 64 x 2 = 32768 |
 | scales of keys, if any | rope buffers x 128 x 4 |
 | barriers | 17 x 8 = 136 |
-| what the compiler passes to the partitions | about 370 |
+| what Triton passes to the partitions, and their warps' states | about 340 |
 
-The plan also counts 1024 bytes for the correction factors. They go through tensor memory here (see
-columns.py, where its map is), and the compiler's own bytes fit in their place.
+`openmla.planning.blackwell.kernel.DenseKernel` has the bytes in full. The original has 1024 more
+for the correction factors; they go through tensor memory here (see columns.py, where its map is),
+and Triton's own bytes fit in their place.
 """
 
 from triton.experimental import gluon

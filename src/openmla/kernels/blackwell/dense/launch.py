@@ -14,7 +14,6 @@ from torch import Tensor
 from triton.experimental.gluon import language as gl
 
 from openmla.cache import LatentCache
-from openmla.formats import BF16, FORMATS
 from openmla.kernels.blackwell.dense.kernel import dense_kernel
 from openmla.kernels.call import Call, scale_arguments, vector
 from openmla.kernels.gluon.descriptors import (
@@ -28,19 +27,10 @@ from openmla.kernels.gluon.descriptors import (
 from openmla.operands import DenseOperands, Results
 from openmla.planning import Plan
 from openmla.planning.blackwell import MLAConfig
+from openmla.planning.blackwell.kernel import DenseKernel, column_parts
 from openmla.problem import Problem
 
 VECTOR = 8  # elements in 16 bytes
-# How far a maximum may grow before the reference follows, and the exponent weights are lifted by,
-# in log2 units: e4m3 reaches 448, so 2^(2 + 6) fits and small weights keep their bits.
-WEIGHTS = (8.0, 0.0)
-FP8_WEIGHTS = (2.0, 6.0)
-# Of the second softmax group, the correction group and single warps; the first softmax group has
-# what is left of 512 per lane: 184, 216 and 224. With one query tile the second group is idle.
-REGISTERS = (184, 96, 48)
-ONE_Q_REGISTERS = (48, 128, 112)
-SINGLE_O_REGISTERS = (0, 144, 144)
-TMEM_ALLOCATIONS = (32, 64, 128, 256, 512)
 _DTYPES = {"bfloat16": gl.bfloat16, "float16": gl.float16, "float8_e4m3fn": gl.float8e4nv}
 
 
@@ -80,22 +70,15 @@ def calls(plan: Plan, op: DenseOperands, results: Results) -> Iterator[Call]:
     yield Call(dense_kernel, blocks, arguments)
 
 
-def parts_of(config: MLAConfig) -> tuple[int, int]:
-    """Columns of the main and the tail tile of Q and K: tile widths are powers of two."""
-    main = 1 << (config.nope_depth.bit_length() - 1)
-    return main, config.nope_depth - main
-
-
 @lru_cache(maxsize=4096)
 def constexprs_of(problem: Problem, config: MLAConfig) -> dict[str, Any]:
     """What the kernel is compiled for."""
-    main, tail = parts_of(config)
+    kernel = DenseKernel(config, problem)
+    main, tail = kernel.parts
     size, rope_size = config.qkv_dtype_size, config.rope_mma_dtype_size
-    raw = raw_rope(problem, config)
+    q_raw, k_raw = kernel.q_raw, kernel.k_raw
     rope_bytes = config.rope_depth * rope_size
     row = config.nope_depth * size
-    ropes = config.num_rope_buffers() or config.num_kv_stages
-    switches = config.num_qo == 2 and config.can_switch_to_1q()
     columns = (main, tail or 64, config.rope_depth, config.v_depth, max(main, config.v_depth))
     sizes = (size, size, rope_size, size, size)
     layouts = tuple(
@@ -103,46 +86,29 @@ def constexprs_of(problem: Problem, config: MLAConfig) -> dict[str, Any]:
     )
     raw_layout = tile_layout(config.rope_depth, 2, 1, 64)
     return {
-        "QUERIES": 0 if switches else config.num_qo,
+        "QUERIES": kernel.queries,
         "GROUPS": 1 if config.single_o else 2,
         "BN": config.BN,
-        "RING": (config.use_fused_kv, config.num_kv_stages, ropes),
+        "RING": (config.use_fused_kv, config.num_kv_stages, kernel.ropes),
         "DIMS": (main, tail, config.rope_depth, config.v_depth),
         "ROPE": (problem.rope, config.page_size),
         "ROPE_DTYPE": _DTYPES[config.rope_mma_dtype],
-        "RAW": (*raw, raw_layout, any(raw)),
+        "RAW": (q_raw, k_raw, raw_layout, q_raw or k_raw),
         "CAUSAL": problem.causal,
-        "WEIGHTS": FP8_WEIGHTS if size == 1 else WEIGHTS,
+        "WEIGHTS": kernel.weights,
         "TMEM": (
             config.TMEM_S0, config.TMEM_S1, config.TMEM_O0, config.TMEM_O1, config.BN,
             config.v_depth,
         ),
-        "TMEM_COLUMNS": next(n for n in TMEM_ALLOCATIONS if n >= config.tmem_used),
+        "TMEM_COLUMNS": kernel.tmem_columns,
         "BYTES": (
-            config.q_tile_rows() * (row + (0 if raw[0] else rope_bytes)),
-            config.BN * (row + (0 if raw[1] else rope_bytes)),
+            config.q_tile_rows() * (row + (0 if q_raw else rope_bytes)),
+            config.BN * (row + (0 if k_raw else rope_bytes)),
         ),
-        "REGISTERS": registers_of(config),
+        "REGISTERS": kernel.registers,
         "LAYOUTS": layouts,
         "num_warps": 4,
     }  # fmt: skip
-
-
-def registers_of(config: MLAConfig) -> tuple[int, int, int]:
-    """Of the second softmax group, the correction group, and each single warp."""
-    if config.single_o:
-        return SINGLE_O_REGISTERS
-    return REGISTERS if config.num_qo == 2 else ONE_Q_REGISTERS
-
-
-def raw_rope(problem: Problem, config: MLAConfig) -> tuple[bool, bool]:
-    """Whether Q's rope and K's rope are stored narrower than they are multiplied."""
-    wide = config.rope_mma_dtype_size
-    q_raw = config.qkv_dtype_size < wide
-    # A cache may hold its rope in bf16, whatever its latent part is.
-    in_bf16 = FORMATS.get(problem.rope_dtype, BF16).bf16_columns > 0
-    k_raw = config.rope_gmem_dtype_size < wide and not in_bf16
-    return q_raw, k_raw
 
 
 def rope_scales(cache: LatentCache | None) -> tuple[int, int, int]:
@@ -159,7 +125,7 @@ def rope_scales(cache: LatentCache | None) -> tuple[int, int, int]:
 
 
 def _descriptors(config: MLAConfig, op: DenseOperands) -> dict[str, Any]:
-    main, tail = parts_of(config)
+    main, tail = column_parts(config)
     rows, BN, rope = config.q_tile_rows(), config.BN, config.rope_depth
     k_scale = op.weights.k_scale
     found: dict[str, Any] = {

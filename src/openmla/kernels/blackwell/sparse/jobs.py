@@ -6,15 +6,17 @@ from dataclasses import replace
 
 import torch
 
-from openmla.aot.jobs import CompileJob, Predicted
+from openmla.aot.jobs import CompileJob
 from openmla.cache import DTYPES, LatentCache
 from openmla.formats import V32
+from openmla.kernels.blackwell.dense.jobs import predicted_by
 from openmla.kernels.blackwell.sparse.kernel import VECTORS
 from openmla.kernels.blackwell.sparse.launch import calls
 from openmla.kernels.compile_job import compile_job_of
 from openmla.kernels.gluon.compat import TRITON
 from openmla.operands import Results, SparseOperands, Weights
 from openmla.planning import TARGETS, cached_plan
+from openmla.planning.blackwell.sparse.kernel import SparseKernel
 from openmla.problem import Problem
 
 _V32 = Problem(
@@ -60,7 +62,7 @@ def COMPILE_JOBS() -> list[CompileJob]:
         chosen = cached_plan(problem, TARGETS["b200"], "blackwell", TRITON)
         for call in calls(chosen, *_stand_ins(problem)):
             spills = PAIR_SPILLS if "num_ctas" in call.arguments else 0
-            predicted = Predicted(tmem=chosen.config.sm100_tmem_cols, spills=spills)
+            predicted = predicted_by(SparseKernel(chosen.config, problem), spills)
             name = f"blackwell sparse {label}"
             jobs.append(compile_job_of(name, call, VECTORS, "sm100", predicted))
     return jobs

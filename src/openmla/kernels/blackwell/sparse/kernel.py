@@ -45,9 +45,10 @@ the step before. Over an fp8 cache the four ready barriers are completed by the 
 | S | 256 … 319 | 256 … 319 |
 | Q's columns 192 … 575, two to a cell | 320 … 511 | none |
 
-The pair keeps all of Q in shared memory, 48 KiB more than planned: the compiler refuses a two-CTA
-product of 64 rows a CTA with its left operand in tensor memory. The fp32 P of the plan, 32 KiB, is
-not needed, so it fits.
+The pair keeps all of Q in shared memory, 48 KiB more than the original: the compiler refuses a
+two-CTA product of 64 rows a CTA with its left operand in tensor memory. The original's fp32 P, 32
+KiB, is not needed, so it fits. `openmla.planning.blackwell.sparse.kernel.SparseKernel` has the
+bytes in full.
 """
 
 from triton.experimental import gluon

@@ -25,16 +25,11 @@ from openmla.kernels.gluon.descriptors import tile_layout
 from openmla.operands import Results, SparseOperands
 from openmla.planning import Plan
 from openmla.planning.blackwell.sparse import MLAPrefillSparse
+from openmla.planning.blackwell.sparse.kernel import SparseKernel
 
 LOG2_E = math.log2(math.e)
 WARP_LANES = 32
 GATHERED = 64  # columns of a tile
-PARTITION_REGISTERS = [
-    96,
-    96,
-    48,
-    48,
-]  # load_k, load_v, mma, kv_valid_producer; softmax gets the rest
 
 
 class Rows(NamedTuple):
@@ -73,7 +68,12 @@ def calls(plan: Plan, op: SparseOperands, results: Results) -> Iterator[Call]:
     tokens, heads, _ = op.q.shape
     blocks = -(-heads // config.padded_num_q_heads)
     arguments = {
-        **constexprs_of(config, source.cache, source.data.page_size, source.scales.page_size),
+        **constexprs_of(
+            SparseKernel(config, plan.problem),
+            source.cache,
+            source.data.page_size,
+            source.scales.page_size,
+        ),
         **_descriptors(config, op, source, results),
         **_vectors(op, results),
         "factor": op.weights.scale * LOG2_E,
@@ -92,19 +92,18 @@ def calls(plan: Plan, op: SparseOperands, results: Results) -> Iterator[Call]:
 
 @lru_cache(maxsize=64)
 def constexprs_of(
-    config: MLAPrefillSparse, cache: tuple[int, int] | None, page: int, scale_page: int
+    kernel: SparseKernel, cache: tuple[int, int] | None, page: int, scale_page: int
 ) -> dict[str, Any]:
-    """What follows from the config and from how the cache is laid out."""
+    """What follows from the plan and from how the cache is laid out."""
+    config = kernel.config
     keys, span, ctas = config.B_TOPK, config.k_gather_box, config.cta_group
     rows, columns = config.padded_num_q_heads, config.SV_ATOM_MMA_N if ctas == 2 else span
     if ctas == 2:
-        # Q stays in shared memory: a product of 64 rows a CTA cannot take it from tensor memory.
-        split, places = (config.qk_depth, 0), None
+        places = None
         output, scores = (pair_tmem_layout(rows // 2, n) for n in (columns, keys))
         tmem: tuple[Any, ...] = (output, scores)
         part = output
     else:
-        split = (config.q_smem_depth, config.q_tmem_depth)
         places = (config.O_TMEM_ADDR, config.P_TMEM_ADDR, config.Q_TMEM_ADDR)
         output, scores, part, copy, whole = (
             TensorMemoryLayout(block, col_stride=1)
@@ -116,7 +115,7 @@ def constexprs_of(
         tmem = (output, scores, part, copy, whole)
     return {
         "HOW": (keys, config.num_mbars, page, scale_page, ctas),
-        "SPLIT": split,
+        "SPLIT": kernel.q_split,
         "CACHE": cache,
         "MAP": places,
         "TMEM": tmem,
@@ -129,7 +128,7 @@ def constexprs_of(
         "V_TILE": tile(config.SV_ATOM_MMA_N, ctas, 1),
         "WORDS": tile_layout(span // 2, element=4),
         "BYTES": tile_layout(span, element=1),
-        "REGISTERS": PARTITION_REGISTERS,
+        "REGISTERS": kernel.registers,
         "num_warps": 4,
         **({"num_ctas": 2} if ctas == 2 else {}),
     }

@@ -12,10 +12,9 @@ from openmla.kernels.cdna4.dense.launch import calls
 from openmla.kernels.compile_job import compile_job_of, dense_stand_ins
 from openmla.kernels.gluon.compat import RENAMED
 from openmla.planning import Plan, plan
+from openmla.planning.cdna4 import LANE_REGISTERS
 from openmla.problem import Problem
 
-#: 512 threads of a workgroup share the 512 registers of each SIMD's lanes two by two.
-MOST_REGISTERS = 256
 _V3 = Problem(
     form="dense", heads=128, d_nope=128, d_rope=64, d_v=128, total_q=4096, total_k=4096,
     wants_lse=True,
@@ -58,7 +57,7 @@ def COMPILE_JOBS() -> list[CompileJob]:
 def _job(name: str, chosen: Plan, call: Call) -> CompileJob:
     predicted = Predicted(
         shared=chosen.config.launch_smem_used,
-        registers=MOST_REGISTERS,
+        registers=LANE_REGISTERS,
     )
     label = f"cdna4 {chosen.problem.form} {name}"
     return compile_job_of(label, call, VECTORS, "gfx950", predicted)

@@ -83,7 +83,7 @@ def dense_constexprs(block: MlaPrefillV2 | MlaPrefill16) -> dict[str, Any]:
     matrices = matrix_layouts(block.NUM_WARPS, block.mma.MMA_K, pv_depth, block.mma.ROWL_STRIDE)
     nope, rope = k_layouts(block.k_slot)
     q = q_layouts(block.BM, block.NUM_WARPS) if fp8 else None
-    rings = (block._RING_DEPTH, block._V_RING_DEPTH)
+    rings = (block.k_slots, block.v_slots)
     return {
         "BLOCK": (block.BM, block.KV_BLOCK, block.D_NOPE, block.D_ROPE, block.DEPTH, *rings),
         "P_DTYPE": _TYPES[block.p_dtype],

@@ -9,13 +9,13 @@ import torch
 from openmla.aot.jobs import CompileJob, Predicted
 from openmla.cache import DTYPES, LatentCache
 from openmla.formats import V32
-from openmla.kernels.cdna4.dense.jobs import MOST_REGISTERS
 from openmla.kernels.cdna4.sparse.kernel import VECTORS
 from openmla.kernels.cdna4.sparse.launch import calls
 from openmla.kernels.compile_job import compile_job_of
 from openmla.kernels.gluon.compat import RENAMED
 from openmla.operands import Results, SparseOperands, Weights
 from openmla.planning import plan
+from openmla.planning.cdna4 import LANE_REGISTERS
 from openmla.problem import Problem
 
 _V32 = Problem(
@@ -45,7 +45,7 @@ def COMPILE_JOBS() -> list[CompileJob]:
         return jobs
     for name, problem in PROBLEMS.items():
         chosen = plan(problem, "mi355x", "cdna4")
-        predicted = Predicted(shared=chosen.config.launch_smem_used, registers=MOST_REGISTERS)
+        predicted = Predicted(shared=chosen.config.launch_smem_used, registers=LANE_REGISTERS)
         for call in calls(chosen, *_stand_ins(problem)):
             label = f"cdna4 sparse {name}"
             jobs.append(compile_job_of(label, call, VECTORS, "gfx950", predicted))

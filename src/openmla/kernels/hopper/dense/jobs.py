@@ -52,7 +52,7 @@ def COMPILE_JOBS() -> list[CompileJob]:
 
 def _job(name: str, chosen: Plan, call: Call) -> CompileJob:
     if call.kernel is not dense_kernel:
-        return compile_job_of(f"hopper merge {name}", call, VECTORS, "sm90", Predicted())
+        return compile_job_of(f"hopper merge {name}", call, VECTORS, "sm90", Predicted(shared=0))
     config = chosen.config
     predicted = Predicted(shared=config.smem_used, registers=config.registers.at_launch)
     return compile_job_of(f"hopper dense {name}", call, VECTORS, "sm90", predicted)

@@ -19,8 +19,9 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from openmla.kernels.gluon.scores import MINUS_INF
+from openmla.planning.hopper.dense import RESCALE_THRESHOLD
 
-THRESHOLD = gl.constexpr(8.0)
+THRESHOLD = gl.constexpr(RESCALE_THRESHOLD)
 
 
 @gluon.jit

@@ -10,9 +10,10 @@ from triton.experimental.gluon import language as gl
 
 from openmla.kernels.gluon.scores import MINUS_INF, opaque_zero
 from openmla.kernels.hopper.dense.softmax import quad_sums, softmax_first, softmax_step
+from openmla.planning.hopper.dense_fp8 import FP8_RESCALE_THRESHOLD
 
 OFFSET = gl.constexpr(4.0)
-THRESHOLD = gl.constexpr(4.0)
+THRESHOLD = gl.constexpr(FP8_RESCALE_THRESHOLD)
 
 
 @gluon.jit

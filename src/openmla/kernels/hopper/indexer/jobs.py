@@ -59,7 +59,8 @@ def _select_job(name: str, problem: IndexProblem) -> CompileJob:
     counts = row if problem.wants_counts else None
     mask = torch.zeros(rows, width // 32, dtype=torch.int32) if problem.wants_mask else None
     (call,) = calls(plan, operands, SelectResults(out, counts, mask))
-    predicted = Predicted(registers=plan.config.max_registers, spills=None)
+    shared, registers = plan.config.smem_used, plan.config.max_registers
+    predicted = Predicted(shared=shared, registers=registers, spills=None)
     return compile_job_of(f"hopper indexer select {name}", call, SELECT_VECTORS, "sm90", predicted)
 
 

@@ -23,6 +23,7 @@ _V32 = Problem(
 )  # fmt: skip
 
 
+SUMS_OF_WARPS = 16  # bytes that the four warps of a block count marked rows in
 PROBLEMS = {
     V32.name: _V32,
     f"{V32.name} workspace": replace(_V32, total_q=4096),
@@ -49,7 +50,8 @@ def COMPILE_JOBS() -> list[CompileJob]:
 def _job(name: str, chosen: Plan, call: Call) -> CompileJob:
     what = call.kernel.fn.__name__.removesuffix("_kernel")
     if call.kernel is not sparse_kernel:
-        return compile_job_of(f"hopper {what} {name}", call, VECTORS, "sm90", Predicted())
+        predicted = Predicted(shared=SUMS_OF_WARPS if what in ("count", "place") else 0)
+        return compile_job_of(f"hopper {what} {name}", call, VECTORS, "sm90", predicted)
     dequantizes = call.arguments["SCALED"] > 0
     predicted = Predicted(
         shared=chosen.config.smem_used,

@@ -19,8 +19,9 @@ from triton.experimental.gluon import language as gl
 
 from openmla.kernels.gluon.scores import MINUS_INF
 from openmla.kernels.hopper.dense.softmax import quad_sums
+from openmla.planning.hopper import HopperSparseConfig
 
-THRESHOLD = gl.constexpr(6.0)
+THRESHOLD = gl.constexpr(HopperSparseConfig.rescale_threshold)
 KEYS = gl.constexpr(64)  # of a block
 
 

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 from openmla.errors import Unsupported
-from openmla.formats import BF16, FORMATS
+from openmla.planning.blackwell.sparse.kernel import SparseKernel, layout_of
 from openmla.planning.blackwell.sparse.prefill import (
-    P_TMEM_ADDR,
     MLAPrefillSparse,
     MLAPrefillSparseFP8,
     select_mla_sparse_config,
 )
 from openmla.planning.blackwell.sparse.qkv_fp8 import MLAPrefillSparseQKVFP8
-from openmla.planning.blackwell.sparse.shape import SparseShape
 from openmla.planning.blackwell.sparse.smem import MLASparseSharedMemoryFP8, Offsets
-from openmla.planning.blackwell.units import NUM_THREADS, SMEM_CARVEOUT, TMEM_COLS
+from openmla.planning.blackwell.units import NUM_THREADS, SMEM_CARVEOUT
 from openmla.planning.family import Block, Kernel, Pipeline
 from openmla.planning.memory import Columns, MemoryMap, Region
 from openmla.planning.serves import (
@@ -39,9 +37,6 @@ MOST_PAGE_ROWS = 1024
 FIRST_PAIR_TRITON = (3, 9)
 _LAUNCHER = "openmla.kernels.blackwell.sparse.launch"
 
-_SPARSE_KINDS = {"qkvo_union": "k", "scores": "p", "p": "p", "q": "q", "kv": "k", "v": "v"}
-_SPARSE_LABELS = {"qkvo_union": "Q, then Q + V + K, then output", "p": "P", "kv": "K (and V)"}
-
 
 def _pair(problem: Problem, target: Target) -> MLAPrefillSparse:
     base = select_mla_sparse_config(num_q_heads=problem.heads, indices_stride=problem.topk)
@@ -55,7 +50,9 @@ def _one_cta(problem: Problem, target: Target) -> MLAPrefillSparse:
 def _dequantized(problem: Problem, target: Target) -> MLAPrefillSparseFP8:
     """One CTA also for 128 heads: a pair in which each CTA dequantizes half is not written."""
     config = MLAPrefillSparseFP8(**_one_cta(problem, target).arguments())
-    reason = config.why_unsupported() or fp8_cache_smem(config, problem).why_unsupported()
+    block = layout_of(problem).block
+    smem = MLASparseSharedMemoryFP8(scale_block_size=block, **config.arguments())
+    reason = config.why_unsupported() or smem.why_unsupported()
     if reason:
         raise Unsupported(reason)
     return config
@@ -66,86 +63,34 @@ def _all_fp8(problem: Problem, target: Target) -> MLAPrefillSparseQKVFP8:
     return MLAPrefillSparseQKVFP8(**base.arguments() | {"qkv_dtype": _LONG_NAMES["e4m3"]})
 
 
-def fp8_cache_smem(config: MLAPrefillSparseFP8, problem: Problem) -> MLASparseSharedMemoryFP8:
-    """The byte map of a sparse block over an FP8 cache: the bf16 one, then the scales."""
-    stored = FORMATS.get(problem.kv_dtype, BF16)  # plain e4m3 rows have no scales
-    block = stored.layout(problem.d_nope, problem.d_rope).block
-    return MLASparseSharedMemoryFP8(scale_block_size=block, **config.arguments())
-
-
-def _sparse_block(config: MLAPrefillSparse, problem: Problem) -> Block:
-    return _block(config, config.smem.offsets, _columns(config))
-
-
 def _all_fp8_block(config: MLAPrefillSparseQKVFP8, problem: Problem) -> Block:
-    return _block(config, config.smem.offsets, _all_fp8_columns(config))
-
-
-def _block(config: SparseShape, offsets: Offsets, columns: tuple[Columns, ...]) -> Block:
+    """Of the original: there is no kernel yet."""
+    atom, base, stride = config.O_ATOM_PHYS_COLS, config.S_TMEM_BASE, config.S_SLOT_STRIDE
+    outputs = Columns("O left", 0, atom), Columns("O right", atom, atom)
+    scores = (Columns(f"S{i}", base + i * stride, stride) for i in range(config.NUM_S_SLOTS))
+    rows, keys = config.PADDED_HEADS_PER_CTA, config.B_TOPK
     return Block(
-        tile_rows=config.PADDED_HEADS_PER_CTA,
-        tile_keys=config.B_TOPK,
+        tile_rows=rows,
+        tile_keys=keys,
         stages=config.num_mbars,
         threads=NUM_THREADS,
-        memory=_sparse_map(offsets),
-        tensor_memory=columns,
-        pipeline=_sparse_pipeline(config),
+        memory=_all_fp8_map(config.smem.offsets),
+        tensor_memory=(*outputs, *scores),
+        pipeline=Pipeline(1, rows, keys, config.qk_depth, config.v_depth, 1, config.num_mbars, 0),
     )
 
 
-def _dequantized_block(config: MLAPrefillSparseFP8, problem: Problem) -> Block:
-    block = _sparse_block(config, problem)
-    end, total = block.memory.used, fp8_cache_smem(config, problem).size_of
-    scales = Region("scales of the FP8 rows", "stats", end, total - end)
-    return replace(block, memory=replace(block.memory, regions=(*block.memory.regions, scales)))
-
-
-def _dequantized_lines(config: MLAPrefillSparseFP8, problem: Problem) -> list[str]:
-    total = fp8_cache_smem(config, problem).size_of
-    scales = f"{total - config.smem_used} bytes of scales and their barriers"
-    return [*config.explain(), f"FP8 cache: {scales} more, {total} in all"]
-
-
-def _all_fp8_lines(config: MLAPrefillSparseQKVFP8, problem: Problem) -> list[str]:
-    return config.smem.explain()
-
-
-def _sparse_map(offsets: Offsets) -> MemoryMap:
-    """The big fields by name, everything small as one region of barriers and statistics."""
+def _all_fp8_map(offsets: Offsets) -> MemoryMap:
+    """The big fields by name, everything small as one region."""
     ends = {name: offsets[after] for name, after in pairwise(offsets)}
+    big = {"q": ("Q", "q"), "kv": ("K (and V)", "k"), "p": ("P", "p"), "v": ("V", "v")}
     regions = [
-        Region(_SPARSE_LABELS.get(name, name), kind, offsets[name], ends[name] - offsets[name])
-        for name, kind in _SPARSE_KINDS.items()
-        if name in offsets
+        Region(label, kind, offsets[name], ends[name] - offsets[name])
+        for name, (label, kind) in big.items()
     ]
-    regions.sort(key=lambda region: region.offset)
-    rest = max(region.offset + region.size for region in regions)
-    size = offsets["_end"] - rest
-    regions.append(Region("barriers, masks, row statistics", "barriers", rest, size))
-    return MemoryMap(tuple(regions), SMEM_CARVEOUT)
-
-
-def _sparse_pipeline(config: SparseShape) -> Pipeline:
-    rows, keys = config.PADDED_HEADS_PER_CTA, config.B_TOPK
-    widths = config.qk_depth, config.v_depth, config.qkv_dtype_size
-    return Pipeline(1, rows, keys, *widths, config.num_mbars, 0)
-
-
-def _output_columns(config: SparseShape) -> tuple[Columns, ...]:
-    atom = config.O_ATOM_PHYS_COLS
-    return Columns("O left", 0, atom), Columns("O right", atom, atom)
-
-
-def _columns(config: MLAPrefillSparse) -> tuple[Columns, ...]:
-    q = config.Q_TMEM_ADDR
-    scores = Columns("scores", P_TMEM_ADDR, config.score_cols)
-    return (*_output_columns(config), scores, Columns("Q", q, TMEM_COLS - q))
-
-
-def _all_fp8_columns(config: MLAPrefillSparseQKVFP8) -> tuple[Columns, ...]:
-    base, stride = config.S_TMEM_BASE, config.S_SLOT_STRIDE
-    scores = (Columns(f"S{i}", base + i * stride, stride) for i in range(config.NUM_S_SLOTS))
-    return (*_output_columns(config), *scores)
+    rest = ends["v"]
+    small = Region("lists, masks, statistics, barriers", "stats", rest, offsets["_end"] - rest)
+    return MemoryMap((*regions, small), SMEM_CARVEOUT)
 
 
 _EVERY_SPARSE = {
@@ -161,64 +106,42 @@ _EVERY_SPARSE = {
     **LENGTHS,
     "aligned_16": ALIGNED,
 }
-_HEAD_STEPS = (8, 16, 24, 32, 40, 48, 56, 64)
-SPARSE_KERNELS = (
-    Kernel(
-        serves=Serves(
-            {
-                **_EVERY_SPARSE,
-                "heads": OneOf(128),
-                DTYPES: OneOf(*alike("bf16", "fp16")),
-                "rope": OneOf("shared"),
-            }
-        ),
-        config=MLAPrefillSparse,
-        choose=_pair,
+_HEADS = OneOf(8, 16, 24, 32, 40, 48, 56, 64, 128)
+
+
+def _serves(heads: OneOf, *dtypes: tuple[str, ...]) -> Serves:
+    return Serves(
+        {**_EVERY_SPARSE, "heads": heads, DTYPES: OneOf(*dtypes), "rope": OneOf("shared")}
+    )
+
+
+def _kernel(config: type, serves: Serves, **more: Any) -> Kernel:
+    return Kernel(
+        config=config,
+        serves=serves,
         launcher=_LAUNCHER,
-        block=_sparse_block,
+        block=lambda config, problem: SparseKernel(config, problem).block,
+        explain=lambda config, problem: SparseKernel(config, problem).explain(),
+        **more,
+    )
+
+
+_16_BITS = alike("bf16", "fp16")
+_FP8_ROWS = tuple(("bf16", name, name, name) for name in ("e4m3", *GLUON_CACHES))
+SPARSE_KERNELS = (
+    _kernel(
+        MLAPrefillSparse,
+        _serves(OneOf(128), *_16_BITS),
+        choose=_pair,
         first_triton=FIRST_PAIR_TRITON,
     ),
+    _kernel(MLAPrefillSparse, _serves(_HEADS, *_16_BITS), choose=_one_cta),
+    _kernel(MLAPrefillSparseFP8, _serves(_HEADS, *_FP8_ROWS), choose=_dequantized),
     Kernel(
-        serves=Serves(
-            {
-                **_EVERY_SPARSE,
-                "heads": OneOf(*_HEAD_STEPS, 128),
-                DTYPES: OneOf(*alike("bf16", "fp16")),
-                "rope": OneOf("shared"),
-            }
-        ),
-        config=MLAPrefillSparse,
-        choose=_one_cta,
-        launcher=_LAUNCHER,
-        block=_sparse_block,
-    ),
-    Kernel(
-        serves=Serves(
-            {
-                **_EVERY_SPARSE,
-                "heads": OneOf(*_HEAD_STEPS, 128),
-                DTYPES: OneOf(*(("bf16", name, name, name) for name in ("e4m3", *GLUON_CACHES))),
-                "rope": OneOf("shared"),
-            }
-        ),
-        config=MLAPrefillSparseFP8,
-        choose=_dequantized,
-        launcher=_LAUNCHER,
-        block=_dequantized_block,
-        explain=_dequantized_lines,
-    ),
-    Kernel(
-        serves=Serves(
-            {
-                **_EVERY_SPARSE,
-                "heads": OneOf(*_HEAD_STEPS, 128),
-                DTYPES: OneOf(*alike("e4m3")),
-                "rope": OneOf("shared"),
-            }
-        ),
+        serves=_serves(_HEADS, *alike("e4m3")),
         config=MLAPrefillSparseQKVFP8,
         choose=_all_fp8,
         block=_all_fp8_block,
-        explain=_all_fp8_lines,
+        explain=lambda config, problem: config.smem.explain(),
     ),
 )

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import ClassVar, NamedTuple, Self
 
-from openmla.planning.arithmetic import Limit, Part, all_hold, first_broken, verdict_lines
+from openmla.planning.arithmetic import Limit, Limited, Part, broken, verdict_lines
 from openmla.planning.blackwell.sparse.shape import PAIR_HEADS, SHAPE_LIMITS, SparseShape
 from openmla.planning.blackwell.sparse.smem import MLASparseSharedMemory
 from openmla.planning.blackwell.units import (
@@ -35,7 +36,7 @@ def gather_box(width: int, swizzle: Swizzle, element: int) -> int:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MLASparseConfig(SparseShape):
+class MLASparseConfig(Limited, SparseShape):
     """The plan of one sparse MLA prefill block in bf16.
 
     >>> config = select_mla_sparse_config(num_q_heads=128, indices_stride=2048)
@@ -73,25 +74,8 @@ class MLASparseConfig(SparseShape):
         heads, keys = self.NUM_Q_HEADS_PER_CTA, self.B_TOPK_PER_CTA
         return replace(self, num_q_heads=heads, cta_group=1, b_topk=keys)
 
-    @property
-    def smem_with_whole_q(self) -> int:
-        """Bytes of shared memory per CTA if all of Q stays there, and P never exists as fp32.
-
-        >>> pair = select_mla_sparse_config(num_q_heads=128, indices_stride=2048)
-        >>> pair.smem_used, pair.smem_with_whole_q  # 64 x 384 x 2 more, 64 x 128 x 4 less
-        (214264, 230648)
-        """
-        smem = self.smem
-        more = (smem.FULL_Q_SIZE - smem.SHARED_Q_SIZE) * self.qkv_dtype_size
-        return smem.size_of + more - smem.S_SIZE * 4
-
-    def supported(self) -> bool:
-        """Whether the plan keeps every limit of the hardware and the kernel."""
-        return all_hold(SPARSE_LIMITS, self)
-
-    def why_unsupported(self) -> str:
-        """The first limit the plan breaks, with its arithmetic; empty when supported."""
-        return first_broken(SPARSE_LIMITS, self)
+    def _broken_limits(self) -> Iterator[str]:
+        return broken(SPARSE_LIMITS, self)
 
     def explain(self) -> list[str]:
         """How each number came about, one line each."""
@@ -111,18 +95,9 @@ class MLASparseConfig(SparseShape):
             f"({smem.O_SIZE * element}) use the same bytes",
             f"scores {smem.S_SIZE * element}, fp32 P {smem.S_SIZE * 4}, barriers, masks and row "
             f"statistics {smem.size_of - smem.offsets['prologue_q']}",
-            *self._whole_q_lines(),
             f"used: {smem.size_of} of {SMEM_CARVEOUT}",
         ]
         return lines + verdict_lines(self.why_unsupported())
-
-    def _whole_q_lines(self) -> list[str]:
-        if self.cta_group == 1:
-            return []
-        return [
-            "in Gluon a pair's product cannot take Q from tensor memory: all of Q stays, fp32 P "
-            f"goes, {self.smem_with_whole_q} bytes"
-        ]
 
     def _heads_line(self) -> str:
         if self.cta_group == 2:

@@ -6,11 +6,12 @@ between the CTAs by keys and V by columns, so V has a buffer of its own.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar
 
-from openmla.planning.arithmetic import Limit, all_hold, first_broken
+from openmla.planning.arithmetic import Limit, Limited, broken
 from openmla.planning.blackwell.sparse.prefill import gather_box
 from openmla.planning.blackwell.sparse.shape import MASK_BITS_PER_BYTE, SHAPE_LIMITS, SparseShape
 from openmla.planning.blackwell.sparse.smem import (
@@ -91,7 +92,7 @@ class MLASparseSharedMemoryQKVFP8(ByteMap, _FP8Shape):
 
 
 @dataclass(frozen=True, kw_only=True)
-class MLAPrefillSparseQKVFP8(_FP8Shape):
+class MLAPrefillSparseQKVFP8(Limited, _FP8Shape):
     """Boxes, tiles and numeric constants of the fp8 kernel.
 
     P is stored times 2**6, out of the range where e4m3 loses precision; the row maximum may lag
@@ -108,13 +109,8 @@ class MLAPrefillSparseQKVFP8(_FP8Shape):
         """The byte map of shared memory."""
         return MLASparseSharedMemoryQKVFP8(**self.arguments())
 
-    def supported(self) -> bool:
-        """Whether the plan keeps every limit of the hardware and the kernel."""
-        return all_hold(QKV_FP8_LIMITS, self)
-
-    def why_unsupported(self) -> str:
-        """The first limit the plan breaks, with its arithmetic; empty when supported."""
-        return first_broken(QKV_FP8_LIMITS, self)
+    def _broken_limits(self) -> Iterator[str]:
+        return broken(QKV_FP8_LIMITS, self)
 
     # The first tensor-memory column past the score tiles.
     score_end = cached_property[int](lambda c: c.S_TMEM_BASE + c.NUM_S_SLOTS * c.S_SLOT_STRIDE)

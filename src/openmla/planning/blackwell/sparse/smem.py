@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar
 
-from openmla.planning.arithmetic import Part, ceildiv, require_int, round_up
+from openmla.planning.arithmetic import Limited, Part, ceildiv, require_int, round_up
 from openmla.planning.blackwell.sparse.shape import MASK_BITS_PER_BYTE, SparseShape
 from openmla.planning.blackwell.units import MBAR_BYTES, SMEM_CARVEOUT, WARPGROUP
 
@@ -58,7 +58,7 @@ def lay_out(fields: Iterable[Field]) -> Offsets:
     return offsets
 
 
-class ByteMap:
+class ByteMap(Limited):
     """What every map of shared memory can say of itself, given its fields."""
 
     def _fields(self) -> list[Field]:
@@ -69,21 +69,12 @@ class ByteMap:
         """Where each field starts, in bytes."""
         return lay_out(self._fields())
 
-    @property
-    def size_of(self) -> int:
-        """Bytes of the whole."""
-        return self.offsets["_end"]
+    size_of = Part[int]("offsets._end")  # bytes of the whole
 
-    def supported(self) -> bool:
-        """Whether the map fits the shared memory of one CTA."""
-        return self.size_of <= SMEM_CARVEOUT
-
-    def why_unsupported(self) -> str:
-        """The arithmetic of the overflow; empty when the map fits."""
+    def _broken_limits(self) -> Iterator[str]:
         over = self.size_of - SMEM_CARVEOUT
-        if over <= 0:
-            return ""
-        return f"{self.size_of} bytes of shared memory, {over} more than {SMEM_CARVEOUT}"
+        if over > 0:
+            yield f"{self.size_of} bytes of shared memory, {over} more than {SMEM_CARVEOUT}"
 
     def explain(self) -> list[str]:
         """One line per field: where it starts and how many bytes it takes."""
@@ -136,18 +127,6 @@ class MLASparseSharedMemory(ByteMap, SparseShape):
             Field("rowwise_sum", WARPGROUP, FP32),
         ]
 
-    def arrivals(self) -> dict[str, int]:
-        """Arrivals each barrier waits for. TMA and MMA arrive once, softmax with every thread."""
-        softmax = WARPGROUP * self.cta_group
-        by_threads = {
-            "p_free": softmax,
-            "so_ready": softmax,
-            "k_valid_ready": self.NUM_KV_VALID_LANES,
-            "k_valid_free": WARPGROUP,
-        }
-        names = [f.name for f in self._fields() if f.size == MBAR_BYTES]
-        return dict.fromkeys(names, 1) | by_threads
-
 
 @dataclass(frozen=True, init=False)
 class MLASparseSharedMemoryFP8(ByteMap):
@@ -187,9 +166,3 @@ class MLASparseSharedMemoryFP8(ByteMap):
             Field("v_scales", self.V_SCALES_SIZE, FP32),
             *barriers(self.num_mbars, "k_fp8_tma_done", "v_fp8_tma_done"),
         ]
-
-    def arrivals(self) -> dict[str, int]:
-        """As in bf16, but K and V are ready when each CTA has dequantized its rows."""
-        dequantized = ("k_p0_ready", "k_p1_ready", "v_p0_ready", "v_p1_ready")
-        loads = {"k_fp8_tma_done": 1, "v_fp8_tma_done": 1}
-        return self.base.arrivals() | dict.fromkeys(dequantized, self.base.cta_group) | loads

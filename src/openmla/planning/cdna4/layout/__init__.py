@@ -1,8 +1,8 @@
 """The LDS address maps of `MlaMmaOp` and its producers, under the names of that op.
 
-The public entry to the maps: `k`, `v`, `v227` and `latent` hold the rules, `banks` counts bank
-conflicts, `shared_bases` turns maps into compiler layouts (proved by enumeration in
-tests/planning/cdna4/proof.py). All results are byte offsets from the start of the K or V slot.
+The public entry: `k`, `v`, `v227` and `latent` hold the rules, `shared_bases` makes layouts of the
+compiler of them; tests/planning/cdna4/proof.py proves them by enumeration. All results are byte
+offsets from the start of the K or V slot.
 
 >>> load_K_frag_addr(lane=0, sub_id=1)                      # two 16-byte reads
 (2048, 2064)
@@ -15,6 +15,8 @@ Dma(key=5, column=0, lds=1168)
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 from openmla.errors import InvalidArgument
 from openmla.planning.cdna4.layout.dma import WAVE, Dma, check_index
@@ -84,47 +86,24 @@ def v_map(
     return V227(v227_layout)
 
 
-def precompute_v_lane_base(
-    lane: int, *, depth: int = 128, v_full_v227: bool = False, v227_layout: bool = False
-) -> int:
-    """The lane's share of every V read address, computed once per slot.
+def precompute_v_lane_base(lane: int, **slot: Any) -> int:
+    """The lane's share of every V read address, computed once per slot: `slot` is as in `v_map`.
 
     >>> precompute_v_lane_base(32), precompute_v_lane_base(32, v_full_v227=True)
     (256, 1040)
     """
-    v = v_map(depth=depth, v_full_v227=v_full_v227, v227_layout=v227_layout)
-    return v.lane_base(lane)
+    return v_map(**slot).lane_base(lane)
 
 
-def load_V_frag_cell_offset(
-    i_strip: int,
-    j_depth: int,
-    r: int,
-    *,
-    kv_block: int = 128,
-    depth: int = 128,
-    v_full_v227: bool = False,
-    v227_layout: bool = False,
-) -> int:
+def load_V_frag_cell_offset(i_strip: int, j_depth: int, r: int, **slot: Any) -> int:
     """The constant share of read r of fragment (i_strip, j_depth): an immediate offset.
 
     >>> load_V_frag_cell_offset(1, 1, 1), load_V_frag_cell_offset(1, 1, 1, v_full_v227=True)
     (10272, 8608)
     """
-    v = v_map(kv_block=kv_block, depth=depth, v_full_v227=v_full_v227, v227_layout=v227_layout)
-    return v.cell(i_strip, j_depth, r)
+    return v_map(**slot).cell(i_strip, j_depth, r)
 
 
-def load_V_frag_addr(
-    lane: int,
-    i_strip: int,
-    j_depth: int,
-    *,
-    kv_block: int = 128,
-    depth: int = 128,
-    v_full_v227: bool = False,
-    v227_layout: bool = False,
-) -> tuple[int, ...]:
+def load_V_frag_addr(lane: int, i_strip: int, j_depth: int, **slot: Any) -> tuple[int, ...]:
     """Addresses of the four 8-byte reads of one lane's V fragment."""
-    v = v_map(kv_block=kv_block, depth=depth, v_full_v227=v_full_v227, v227_layout=v227_layout)
-    return fragment_reads(v, lane, i_strip, j_depth)
+    return fragment_reads(v_map(**slot), lane, i_strip, j_depth)

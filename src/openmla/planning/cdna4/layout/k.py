@@ -18,6 +18,7 @@ over all banks.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from openmla.errors import InvalidArgument
 from openmla.planning.cdna4.layout.dma import DMA_BYTES, WAVE, Dma, check_index
@@ -99,7 +100,10 @@ class KSlot:
             value = getattr(self, name)
             if value < unit or value % unit:
                 raise InvalidArgument(name, f"a positive multiple of {unit}", value)
-        for name, pieces in (("depth", self._pieces(self.depth)), ("d_rope", self._rope_pieces)):
+        for name, pieces in (
+            ("depth", self._pieces(self.depth)),
+            ("d_rope", self._pieces(self.d_rope)),
+        ):
             if pieces % self.num_warps:
                 raise InvalidArgument(
                     name,
@@ -107,25 +111,14 @@ class KSlot:
                     f"{getattr(self, name)}: {pieces} pieces",
                 )
 
-    @property
-    def sub_cols(self) -> int:
-        """Columns of one sub-block: 64 bytes' worth."""
-        return SUB_ROW_BYTES // self.element_bytes
-
-    @property
-    def rope_sub_id(self) -> int:
-        """Number of the first rope sub-block: they start behind all nope ones."""
-        return self.kv_block // K_SUB_ROWS * (self.depth // self.sub_cols)
-
-    @property
-    def slot_bytes(self) -> int:
-        """Bytes of one slot: every key's nope and rope."""
-        return self.kv_block * (self.depth + self.d_rope) * self.element_bytes
-
-    @property
-    def passes(self) -> int:
-        """Copies each lane issues per tile: three at the DeepSeek-V3 shape (two nope, one rope)."""
-        return self.slot_bytes // (self.num_warps * WAVE * DMA_BYTES)
+    # Columns of one sub-block: 64 bytes' worth.
+    sub_cols = cached_property[int](lambda s: SUB_ROW_BYTES // s.element_bytes)
+    # Number of the first rope sub-block: they start behind all nope ones.
+    rope_sub_id = cached_property[int](lambda s: s.kv_block // K_SUB_ROWS * (s.depth // s.sub_cols))
+    # Bytes of one slot: every key's nope and rope.
+    slot_bytes = cached_property[int](lambda s: s.kv_block * (s.depth + s.d_rope) * s.element_bytes)
+    # Copies each lane issues per tile: three at the DeepSeek-V3 shape (two nope, one rope).
+    passes = cached_property[int](lambda s: s.slot_bytes // (s.num_warps * WAVE * DMA_BYTES))
 
     def sub_id(self, key: int, column: int) -> int:
         """Number of the sub-block that holds (key, column)."""
@@ -179,7 +172,3 @@ class KSlot:
     def _pieces(self, columns: int) -> int:
         """Wave-sized pieces (16 rows × 64 bytes) in `columns` columns of the tile."""
         return self.kv_block * columns * self.element_bytes // (WAVE * DMA_BYTES)
-
-    @property
-    def _rope_pieces(self) -> int:
-        return self._pieces(self.d_rope)

@@ -21,6 +21,7 @@ Dma(key=11, column=16, lds=11472)
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import ClassVar
 
 from openmla.planning.cdna4.layout.dma import DMA_BYTES, WAVE, Dma, check_index
@@ -40,15 +41,8 @@ class LatentSlot:
     element_bytes: ClassVar[int] = 2
     columns: ClassVar[int] = ROW_BYTES // 2
 
-    @property
-    def slot_bytes(self) -> int:
-        """Bytes of one slot, padding included."""
-        return self.rows * ROW_STRIDE
-
-    @property
-    def passes(self) -> int:
-        """Rows that each wave copies."""
-        return self.rows // self.num_warps
+    slot_bytes = cached_property[int](lambda s: s.rows * ROW_STRIDE)  # padding included
+    passes = cached_property[int](lambda s: s.rows // s.num_warps)  # rows that each wave copies
 
     def byte(self, row: int, column: int) -> int:
         """LDS byte of (row, column)."""

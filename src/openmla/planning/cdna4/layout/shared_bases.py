@@ -24,6 +24,8 @@ from openmla.planning.cdna4.layout.latent import ROW_PAD, LatentSlot
 from openmla.planning.cdna4.layout.v import VMap
 from openmla.planning.cdna4.layout.v227 import V227
 
+DEEPSEEK_V3 = KSlot()
+
 
 @dataclass(frozen=True)
 class SharedBases:
@@ -153,41 +155,38 @@ def v227_bases() -> SharedBases:
     return v_bases(V227())
 
 
-def k_nope_bases(slot: KSlot | None = None) -> SharedBases:
+def k_nope_bases(slot: KSlot = DEEPSEEK_V3) -> SharedBases:
     """The nope part of a K slot; rows 4 and 8 carry the swizzle.
 
     >>> k_nope_bases().offset_bases[4:]
     [[0, 16], [0, 32], [1, 0], [2, 0], [4, 16], [8, 32], [16, 0], [0, 64], [32, 0], [64, 0]]
     """
-    slot = slot or KSlot()
     return _k_bases(slot, first=0, columns=slot.depth)
 
 
-def k_rope_bases(slot: KSlot | None = None) -> SharedBases:
+def k_rope_bases(slot: KSlot = DEEPSEEK_V3) -> SharedBases:
     """The rope part of a K slot, counted from the start of the rope sub-blocks."""
-    slot = slot or KSlot()
     return _k_bases(slot, first=slot.depth, columns=slot.d_rope)
 
 
-def k_sub_bases(slot: KSlot | None = None) -> SharedBases:
+def k_sub_bases(slot: KSlot = DEEPSEEK_V3) -> SharedBases:
     """One K sub-block, swizzled: what a fragment of K is read from.
 
     >>> k_sub_bases().shape, k_sub_bases().offset_bases[8:]
     ([32, 64], [[4, 16], [8, 32], [16, 0]])
     """
-    slot = slot or KSlot()
     shape = [K_SUB_ROWS, slot.sub_cols]
     size = slot.element_bytes
     return SharedBases([], bases_of(lambda k, c: slot.byte(k, c) // size, *shape), shape)
 
 
-def latent_bases(slot: LatentSlot | None = None) -> SharedBases:
+def latent_bases(slot: LatentSlot) -> SharedBases:
     """Latent rows of 512 16-bit columns, padded after every row.
 
-    >>> latent_bases().interval_padding_pairs, latent_bases().offset_bases[8:11]
+    >>> bases = latent_bases(LatentSlot())
+    >>> bases.interval_padding_pairs, bases.offset_bases[8:11]
     ([[512, 8]], [[0, 256], [1, 0], [2, 0]])
     """
-    slot = slot or LatentSlot()
     shape = [slot.rows, slot.columns]
     bases = bases_of(lambda row, column: row * slot.columns + column, *shape)
     return SharedBases([[slot.columns, ROW_PAD // slot.element_bytes]], bases, shape)

@@ -15,6 +15,7 @@ such reads, 16 keys apart.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import ClassVar, Protocol
 
 from openmla.errors import InvalidArgument
@@ -108,20 +109,10 @@ class DefaultV:
         if self.num_threads < WAVE or self.num_threads % WAVE:
             raise InvalidArgument("num_threads", f"a multiple of {WAVE}", self.num_threads)
 
-    @property
-    def sub_cols(self) -> int:
-        """Columns of one sub-block: 64 bytes' worth."""
-        return SUB_ROW_BYTES // self.element_bytes
-
-    @property
-    def slot_bytes(self) -> int:
-        """Bytes of one slot."""
-        return self.kv_block * self.depth * self.element_bytes
-
-    @property
-    def num_warps(self) -> int:
-        """Waves that fill the slot together."""
-        return self.num_threads // WAVE
+    # Columns of one sub-block, 64 bytes' worth; bytes of a slot; waves that fill it together.
+    sub_cols = cached_property[int](lambda v: SUB_ROW_BYTES // v.element_bytes)
+    slot_bytes = cached_property[int](lambda v: v.kv_block * v.depth * v.element_bytes)
+    num_warps = cached_property[int](lambda v: v.num_threads // WAVE)
 
     @property
     def passes(self) -> int:

@@ -9,7 +9,7 @@ from tensor_layouts import Layout
 from tensor_layouts.analysis import bank_conflicts
 
 from openmla.errors import InvalidArgument
-from openmla.planning.cdna4.layout.banks import CDNA4_LDS, Banks, bank_use, group_uses, words_of
+from openmla.explain.banks import CDNA4_LDS, Banks, bank_use, group_uses, words_of
 
 # How fast examples are drawn says something about the machine only, which may be busy.
 at_leisure = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])

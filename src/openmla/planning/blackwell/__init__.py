@@ -1,6 +1,7 @@
-"""Plans for dense attention on Blackwell: every number a kernel needs, before any GPU is touched.
+"""Plans for attention on Blackwell: every number a kernel needs, before any GPU is touched.
 
-Start at `select_mla_prefill_config`. The rules live beside what they decide:
+Start at `select_mla_prefill_config` or `select_mla_sparse_config`. The rules live beside what they
+decide:
 
     units       what a B200 offers
     tile        BN and the tensor-memory columns
@@ -8,9 +9,10 @@ Start at `select_mla_prefill_config`. The rules live beside what they decide:
     fa4         FA4Config: one attention block
     mla         MLAConfig: one MLA prefill block, 1Q or 2Q, and the choice between variants
     barriers    the barriers and their arrivals
-    smem        the byte map of shared memory
+    smem        the original's byte map of shared memory
     masks       which key tiles a query tile visits
-    kernel      what our kernel asks for besides
+    kernel      DenseKernel: what our kernel takes of an SM and is compiled with
+    partitions  what Triton makes of a kernel in partitions
     family      what the kernels serve
     sparse/     the same for token lists
 """
@@ -20,16 +22,21 @@ from openmla.planning.blackwell.fa4 import FA4Config
 from openmla.planning.blackwell.masks import CausalMask, KeyTiles, NullMask
 from openmla.planning.blackwell.mla import MLAConfig, select_mla_prefill_config
 from openmla.planning.blackwell.smem import SM100AttentionSMem
+from openmla.planning.blackwell.sparse import (
+    MLAPrefillSparse,
+    MLAPrefillSparseFP8,
+    MLAPrefillSparseQKVFP8,
+    MLASparseConfig,
+    MLASparseSharedMemory,
+    MLASparseSharedMemoryFP8,
+    MLASparseSharedMemoryQKVFP8,
+    select_mla_sparse_config,
+)
 from openmla.planning.blackwell.units import Swizzle
 
 __all__ = [
-    "Barriers",
-    "CausalMask",
-    "FA4Config",
-    "KeyTiles",
-    "MLAConfig",
-    "NullMask",
-    "SM100AttentionSMem",
-    "Swizzle",
-    "select_mla_prefill_config",
-]
+    "Barriers", "CausalMask", "FA4Config", "KeyTiles", "MLAConfig", "MLAPrefillSparse",
+    "MLAPrefillSparseFP8", "MLAPrefillSparseQKVFP8", "MLASparseConfig", "MLASparseSharedMemory",
+    "MLASparseSharedMemoryFP8", "MLASparseSharedMemoryQKVFP8", "NullMask", "SM100AttentionSMem",
+    "Swizzle", "select_mla_prefill_config", "select_mla_sparse_config",
+]  # fmt: skip

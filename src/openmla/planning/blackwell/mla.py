@@ -19,12 +19,9 @@ from openmla.planning.arithmetic import (
 )
 from openmla.planning.blackwell.fa4 import BLOCK_LIMITS, FA4Config
 from openmla.planning.blackwell.units import (
-    MBAR_BYTES,
     NUM_THREADS,
     OPERAND_DTYPES,
     SCALE_DTYPES,
-    SMEM_CARVEOUT,
-    TMEM_COLS,
     Swizzle,
     dtype_size,
     operand_swizzle,
@@ -66,12 +63,6 @@ class MLAConfig(Limited):
     single_o: bool = False
     bn_cap: int = 0
 
-    mbar_size: ClassVar[int] = MBAR_BYTES
-    num_correction_cols: ClassVar[int] = 1
-    num_threads: ClassVar[int] = NUM_THREADS
-    sm100_smem_carveout: ClassVar[int] = SMEM_CARVEOUT
-    sm100_tmem_cols: ClassVar[int] = TMEM_COLS
-    TMEM_S0: ClassVar[int] = 0
     rope_depth: ClassVar[int] = ROPE_DEPTH
     cache_depth: ClassVar[int] = CACHE_DEPTH
     output_swizzle_mode: ClassVar[Swizzle] = Swizzle.NONE
@@ -79,7 +70,9 @@ class MLAConfig(Limited):
     # Numbers and methods of the attention plan underneath.
     MMA_M, BM, BN, BK0, BK1 = (Part[int]("fa4_config") for _ in range(5))
     qk_depth, padded_qk_depth, num_kv_heads = (Part[int]("fa4_config") for _ in range(3))
-    TMEM_S1, TMEM_O0, TMEM_O1, TMEM_P0, TMEM_P1 = (Part[int]("fa4_config") for _ in range(5))
+    TMEM_S0, TMEM_S1, TMEM_O0, TMEM_O1 = (Part[int]("fa4_config") for _ in range(4))
+    TMEM_P0, TMEM_P1, mbar_size, num_correction_cols = (Part[int]("fa4_config") for _ in range(4))
+    num_threads, sm100_smem_carveout, sm100_tmem_cols = (Part[int]("fa4_config") for _ in range(3))
     tmem_used, smem_used, qkv_dtype_size = (Part[int]("fa4_config") for _ in range(3))
     num_kv_stages, num_qk_stages, num_pv_stages = (Part[int]("fa4_config") for _ in range(3))
     use_fused_kv = Part[bool]("fa4_config")

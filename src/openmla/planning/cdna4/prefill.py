@@ -34,15 +34,12 @@ LANE_REGISTERS = 256
 #: Types of the weights that FP8 values can be multiplied with.
 P_DTYPES = ("float8_e4m3fn", "bfloat16")
 
-#: The producers write K one tile ahead of its use, so two slots do.
-K_RING_DEPTH = 2
-
 
 @dataclass(frozen=True, init=False)
 class RingBlock(Limited, MlaPrefillV2Core):
     """What FP8 and 16-bit blocks share: a ring of K slots and a ring of V slots in LDS."""
 
-    _RING_DEPTH: ClassVar[int] = K_RING_DEPTH
+    _RING_DEPTH: ClassVar[int] = 2  # K is written one tile ahead of its use
     # A copy is issued while the tile before is still being read.
     _V_RING_DEPTH = cached_property[int](lambda b: 3)
     q_bytes = cached_property[int](lambda b: 0)  # of a resident Q, where it is not in registers

@@ -154,9 +154,9 @@ class HopperSparseConfig(HopperBlock):
 
     def _broken_limits(self) -> Iterator[str]:
         if self.latent not in LATENT_WIDTHS:
-            yield f"latent width {self.latent} is not one of {_listed(LATENT_WIDTHS)}"
+            yield f"latent width {self.latent} is not one of {', '.join(map(str, LATENT_WIDTHS))}"
         if self.rope not in ROPE_WIDTHS:
-            yield f"rope width {self.rope} is not one of {_listed(ROPE_WIDTHS)}"
+            yield f"rope width {self.rope} is not one of {', '.join(map(str, ROPE_WIDTHS))}"
         yield from register_reasons(self.registers, self.accumulators, self._accumulator_sum())
         yield from smem_reasons(self.smem_used, self._smem_sum())
 
@@ -208,7 +208,3 @@ def select_hopper_sparse_config(**arguments: Any) -> HopperSparseConfig:
     most = min(MAX_STAGES, room // config.step_bytes)  # before statistics, barriers and scratch
     deeper = (replace(config, num_kv_stages=stages) for stages in range(most, 1, -1))
     return next((c for c in deeper if c.smem_used <= SMEM_PER_BLOCK), config)
-
-
-def _listed(widths: tuple[int, ...]) -> str:
-    return ", ".join(map(str, widths))

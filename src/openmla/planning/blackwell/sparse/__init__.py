@@ -4,9 +4,10 @@ Start at `select_mla_sparse_config`. Every class takes the same keyword argument
 side of the block:
 
     shape      the arguments, checked, and the geometry they imply
-    smem       the byte map of shared memory, for a bf16 and for an fp8 cache
+    smem       the original's byte map of shared memory, for a bf16 and for an fp8 cache
     prefill    limits, tensor memory, TMA boxes
     qkv_fp8    both for the kernel that computes in fp8
+    kernel     SparseKernel: what our kernel takes of an SM and is compiled with
     family     what the kernels serve
 """
 

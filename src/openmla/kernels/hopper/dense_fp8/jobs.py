@@ -59,7 +59,9 @@ def COMPILE_JOBS() -> list[CompileJob]:
                 jobs[name] = _dense_job(f"hopper dense_fp8 {name}", chosen, call)
             elif call.kernel is transpose_kernel:
                 name_of_copy = f"hopper transpose {problem.d_v}"
-                jobs[name_of_copy] = compile_job_of(name_of_copy, call, ["cu_k_ptr"], "sm90")
+                jobs[name_of_copy] = compile_job_of(
+                    name_of_copy, call, ["cu_k_ptr"], "sm90", Predicted(shared=0)
+                )
     return list(jobs.values())
 
 

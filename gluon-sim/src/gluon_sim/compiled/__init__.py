@@ -21,11 +21,12 @@ from gluon_sim.compiled.core.report import (
     UnknownInstruction,
 )
 from gluon_sim.compiled.core.schedule import DEFAULT as SCHEDULES
-from gluon_sim.compiled.core.schedule import Schedule
+from gluon_sim.compiled.core.schedule import THOROUGH, Schedule
 from gluon_sim.compiled.launch import execute, parse
 
 __all__ = [
     "SCHEDULES",
+    "THOROUGH",
     "Fault",
     "Finding",
     "Kind",

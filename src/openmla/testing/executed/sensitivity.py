@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gluon_sim.compiled import SCHEDULES, Location, Schedule, parse
+from gluon_sim.compiled import THOROUGH, Location, Schedule, parse
 from gluon_sim.compiled.removal import synchronizations, without
 from openmla.testing.executed.prepare import PreparedCase
 from openmla.testing.memory.poison import differences
@@ -28,7 +28,7 @@ class Removal:
 
 
 def sensitivity(
-    prepared: PreparedCase, launch: int = 0, schedules: Sequence[Schedule] = SCHEDULES
+    prepared: PreparedCase, launch: int = 0, schedules: Sequence[Schedule] = THOROUGH
 ) -> list[Removal]:
     """Every instruction of a launch that orders others and was executed, taken out in turn."""
     expected, reports = prepared.run(schedules[0])

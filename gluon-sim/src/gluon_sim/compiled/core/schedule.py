@@ -60,6 +60,15 @@ DEFAULT = (
 """Five schedules that together complete everything early and late and run warps in every order."""
 
 
+THOROUGH = (
+    *DEFAULT, Schedule("late", "forward", 1), Schedule("late", "reverse", 2),
+    Schedule("early", "starve"), Schedule("early", "starve", 1), Schedule("early", "starve", 5),
+    Schedule("copies early", "starve", 2), Schedule("random", "random", 8),
+)  # fmt: skip
+"""More of them, for the question whether a missing wait is seen: copies that complete in the other
+order, and other warps starved."""
+
+
 class Pending:
     """Work that was issued; `finish` completes it, once."""
 

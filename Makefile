@@ -40,7 +40,7 @@ lint: $(VENV)/.installed
 
 # Compile every kernel config with the second Triton; an unchanged kernel comes from the cache.
 compile: $(VENV39)/.installed
-	$(VENV39)/bin/pytest -n 2 -m compile gluon-sim/tests tests/kernels tests/executed tests/test_compiled.py
+	$(VENV39)/bin/pytest -n 2 -m compile gluon-sim/tests tests/kernels tests/executed tests/aot/test_compiled.py
 
 test: lint compile
 	$(VENV)/bin/pytest -n 2

@@ -22,7 +22,7 @@ LAYERS: list[set[str]] = [
     {"indexer", "indexer.problem"},
     {"sequences", "cache", "indexer.cache"},
     {"planning"},
-    {"operands", "aot", "indexer.operands", "indexer.windows"},
+    {"operands", "indexer.operands", "indexer.windows"},
     {"kernels"},
     {"reference", "indexer.reference"},
     {"checks", "indexer.checks"},
@@ -32,7 +32,7 @@ LAYERS: list[set[str]] = [
     {"api", "indexer.api"},
     {""},  # openmla/__init__.py: the public names
     {"compat", "distributed"},
-    {"aot.table", "aot.warmup"},  # these know all kernels; the rest of aot is below them
+    {"aot"},
     {"nn"},
     {"integrations"},
     {"explain"},

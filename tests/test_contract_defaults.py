@@ -21,7 +21,7 @@ import openmla
 from kernels.cached_calls import CALLS as CACHED_CALLS
 from kernels.noted import note_launches
 from openmla import LatentCache
-from openmla.aot import warmup
+from openmla.aot.operands import operands_of
 from openmla.compat.flash_attn import flash_attn_varlen_func
 from openmla.compat.flash_mla import flash_mla_sparse_fwd
 from openmla.problem import CACHE_FORMATS, Problem
@@ -142,7 +142,7 @@ def test_13_warm_up_compiles_for_the_types_of_a_call(default: str):
     problem = Problem(form="dense", heads=2, d_nope=8, d_rope=4, d_v=8, total_q=3, total_k=3,
                       wants_lse=True, has_sink=True)  # fmt: skip
     with defaults(default):
-        operands, results = warmup.operands_of(problem, torch.device("cpu"))
+        operands, results = operands_of(problem, "cpu")
     for rows in (results.lse, operands.weights.sink):
         assert rows is not None
         assert (rows.dtype, rows.device.type) == (torch.float32, "cpu")

@@ -9,6 +9,7 @@ import torch
 import typer
 
 from openmla.aot import warmup
+from openmla.aot.operands import operands_of
 from openmla.cli.warmup import warmup_command
 from openmla.dispatch import plan_for
 from openmla.errors import InvalidArgument, Unsupported
@@ -27,7 +28,7 @@ def test_every_model_has_problems_whose_operands_say_the_same(model: str):
     problems = warmup.problems_of(model)
     assert problems
     for problem in problems:
-        operands, results = warmup.operands_of(problem, torch.device("cpu"))
+        operands, results = operands_of(warmup.shortened(problem), "cpu")
         again = operands.problem(results)
         chosen, asked = (plan(p, "a100", "portable").config for p in (again, problem))
         assert (chosen.BM, chosen.BN, chosen.num_stages) == (asked.BM, asked.BN, asked.num_stages)
@@ -39,7 +40,7 @@ def test_what_is_compiled_is_what_runs():
     for problem in warmup.problems_of("deepseek-v3", tp=8):
         if problem.form == "dense":
             chosen = plan_for(problem, target)
-            for call in calls(chosen, *warmup.operands_of(problem, torch.device("cpu"))):
+            for call in calls(chosen, *operands_of(warmup.shortened(problem), "cpu")):
                 split = bool(call.arguments["SPLIT"])
                 compiled.add((chosen.backend, call.kernel.__name__, call.arguments["NC"], split))
     assert compiled == {

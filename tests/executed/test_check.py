@@ -7,25 +7,8 @@ import pytest
 from executed.cases import CASES
 from gluon_sim.compiled import SCHEDULES, parse
 from gluon_sim.compiled.removal import synchronizations, without
-from openmla.aot.jobs import CompileJob
 from openmla.testing.compare import judge
-from openmla.testing.executed.prepare import as_launched, prepare
-
-
-class Kernel:
-    """What `as_launched` asks a kernel."""
-
-    do_not_specialize = ("count",)
-
-
-def test_integers_are_compiled_as_a_launch_does() -> None:
-    signature = {"one": "i32", "count": "i32", "stride": "i32", "odd": "i32", "x_ptr": "*bf16:16"}
-    job = CompileJob("job", Kernel(), signature, {"BN": 64}, "sm90")
-    made = as_launched(job, {"one": 1, "count": 1, "stride": 48, "odd": 7, "x_ptr": None})
-    assert made.constexprs == {"BN": 64, "one": 1}
-    assert made.signature == {
-        "count": "i32", "stride": "i32:16", "odd": "i32", "x_ptr": "*bf16:16",
-    }  # fmt: skip
+from openmla.testing.executed.prepare import prepare
 
 
 @pytest.mark.compile

@@ -1,14 +1,15 @@
 """Compile kernels for their targets on a machine without a GPU, and report what the compiler made.
 
->>> job = CompileJob("copy", kernel, {"o": "*bf16:16"}, {"BN": 64}, "sm90")  # doctest: +SKIP
+>>> job = CompileJob("hopper dense", call, "sm90")  # doctest: +SKIP
 >>> compile_job(job).shared  # doctest: +SKIP
 131168
 
-Registers, spills, shared memory, tensor memory, VGPRs and the compiler's warnings end up in a
-frozen `CompileReport`; a job may carry a plan's prediction, which `CompileReport.differences`
-compares. Reports are kept under a hash of the kernel's source, of every device function it calls,
-of its constexprs and signature, the target, the options and Triton's version: an unchanged kernel
-costs nothing. Where they are kept: openmla.aot.store.
+A job is a kernel call and a target: what is compiled is what a launch with these arguments would
+compile there. Registers, spills, shared memory, tensor memory, VGPRs and the compiler's warnings
+end up in a frozen `CompileReport`; a job may carry a plan's prediction, which
+`CompileReport.differences` compares. Reports are kept under a hash of the kernel's source, of every
+device function it calls, of its constexprs and signature, the target, the options and Triton's
+version: an unchanged kernel costs nothing. Where they are kept: openmla.aot.store.
 """
 
 from __future__ import annotations
@@ -21,56 +22,32 @@ import re
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+import triton
 
 from openmla.aot import store as aot_store
+from openmla.aot.ahead import compiling_for
 from openmla.aot.key import stable_key
+from openmla.kernels.call import Call
+from openmla.kernels.jobs import NO_PLAN, Predicted
 
 # What a job says itself, and what differs from run to run.
 _NOT_KEPT = ("name", "target", "triton", "seconds", "error", "cached")
 SCHEMA = 1  # raise it when a report changes meaning: old cache entries are then ignored
-
-# backend, architecture and warp size, as Triton's GPUTarget takes them
-TARGETS: dict[str, tuple[str, Any, int]] = {
-    "sm90": ("cuda", 90, 32),
-    "sm100": ("cuda", 100, 32),
-    "gfx950": ("hip", "gfx950", 64),
-}
-
-
-@dataclass(frozen=True)
-class Predicted:
-    """What a plan expects of the compiler. None: no expectation.
-
-    `shared` and `tmem` must match exactly; `registers` (VGPRs on AMD) and `spills` are limits.
-    """
-
-    shared: int | None = None
-    tmem: int | None = None
-    registers: int | None = None
-    spills: int | None = 0
-
-
-NO_PLAN = Predicted()
+DIVISIBLE = ":16"  # in a signature: an address or a number that 16 divides
 
 
 @dataclass(frozen=True)
 class CompileJob:
-    """One kernel, one configuration, one target.
-
-    `signature` gives the type of every runtime argument: "*bf16:16" (a pointer divisible by 16),
-    "i32", "i32:16", "fp32", or `tensor_desc(...)`. `constexprs` gives the rest.
-    """
+    """One kernel call and the architecture to compile it for: "sm90", "sm100", "gfx950"."""
 
     name: str
-    kernel: Any
-    signature: Mapping[str, str]
-    constexprs: Mapping[str, Any]
+    call: Call
     target: str
-    options: Mapping[str, Any] = field(default_factory=dict)
     predicted: Predicted = NO_PLAN
 
     @property
@@ -118,22 +95,41 @@ class CompileReport:
         return out
 
 
-def tensor_desc(dtype: str, block: Iterable[int], layout: Any) -> str:
-    """The signature of a tensor descriptor argument."""
-    return f"tensordesc<{dtype}{list(block)},{layout!r}>"
+class Specialized(NamedTuple):
+    """What Triton compiles a call as: types of runtime arguments, and the values of the others."""
+
+    signature: dict[str, str]
+    constexprs: dict[str, Any]
+    options: dict[str, Any]
+
+
+def specialized(job: CompileJob) -> Specialized:
+    """As a launch would be: "*bf16:16" is a pointer that 16 divides; None and 1 are constants."""
+    with compiling_for(job.target):
+        binder = job.call.kernel.device_caches[triton.runtime.driver.active.get_current_device()][
+            -1
+        ]
+    arguments, kinds, options = binder(**job.call.arguments)
+    named = dict(zip(arguments, kinds, strict=True))
+    signature = {
+        name: kind + (rest or "").replace("D", DIVISIBLE)
+        for name, (kind, rest) in named.items()
+        if kind != "constexpr"
+    }
+    constexprs = {name: arguments[name] for name in arguments if name not in signature}
+    return Specialized(signature, constexprs, options)
 
 
 def job_key(job: CompileJob) -> str:
     """The hash under which a job's report is cached."""
-    import triton
-
+    signature, constexprs, options = specialized(job)
     parts = [
         str(SCHEMA),
         triton.__version__,
-        stable_key(job.kernel),  # with the source of what it calls and the constants it names
-        repr(sorted(job.signature.items())),
-        stable_key({name: _plain(value) for name, value in job.constexprs.items()}),
-        repr(sorted(job.options.items())),
+        stable_key(job.call.kernel),  # with the source of what it calls and the constants it names
+        repr(sorted(signature.items())),
+        stable_key({name: _plain(value) for name, value in constexprs.items()}),
+        repr(sorted(options.items())),
         job.name,
         job.target,
     ]
@@ -146,8 +142,6 @@ def _plain(value: Any) -> Any:
 
 def compile_job(job: CompileJob, *, use_cache: bool = True) -> CompileReport:
     """The report of a job, kept or from the compiler. Never raises for a bad kernel."""
-    import triton
-
     key, version = job_key(job), triton.__version__
     kept = aot_store.stored(job.label, version, key) if use_cache else None
     if kept is not None:
@@ -163,15 +157,12 @@ def compile_job(job: CompileJob, *, use_cache: bool = True) -> CompileReport:
 
 
 def _compile(job: CompileJob) -> CompileReport:
-    import triton
-
     started = time.perf_counter()
     found: dict[str, Any] = {}
-    with _captured_output() as log:
+    with captured_output() as log:
         try:
             compiled = build(job)
-            read = _read_cuda if TARGETS[job.target][0] == "cuda" else _read_hip
-            found = read(compiled, job)
+            found = (_read_cuda if "ptx" in compiled.asm else _read_hip)(compiled)
         except Exception as error:  # any failure of the compiler is a result, not a crash
             found = {"error": f"{type(error).__name__}: {error}".strip()}
     if "error" in found:
@@ -182,28 +173,16 @@ def _compile(job: CompileJob) -> CompileReport:
 
 def build(job: CompileJob) -> Any:
     """Run the whole compiler."""
-    import triton
-    from triton.backends.compiler import GPUTarget
-    from triton.experimental.gluon._runtime import GluonASTSource
-
-    signature: dict[str, str] = {}
-    attributes: dict[tuple[int, ...], list[list[Any]]] = {}
-    for i, name in enumerate(job.kernel.arg_names):
-        kind = "constexpr" if name in job.constexprs else job.signature[name]
-        if not kind.startswith("tensordesc") and ":" in kind:
-            kind, divisor = kind.split(":")
-            attributes[(i,)] = [["tt.divisibility", int(divisor)]]
-        signature[name] = kind
-    source = GluonASTSource(job.kernel, signature, dict(job.constexprs), attributes)
-    target = GPUTarget(*TARGETS[job.target])
-    return triton.compile(source, target=target, options=dict(job.options))
+    with compiling_for(job.target):
+        return job.call.compile()
 
 
-def _read_cuda(compiled: Any, job: CompileJob) -> dict[str, Any]:
+def _read_cuda(compiled: Any) -> dict[str, Any]:
     """Registers, spills and warnings come from running ptxas once more, verbosely."""
     from triton.backends.nvidia.compiler import get_ptxas
 
-    arch, ptx, meta = TARGETS[job.target][1], compiled.asm["ptx"], compiled.metadata
+    ptx, meta = compiled.asm["ptx"], compiled.metadata
+    arch = meta.target.arch
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder) / "kernel.ptx"
         source.write_text(ptx)
@@ -265,7 +244,7 @@ def _spilling(disassembler: Path, cubin: Path) -> tuple[int, ...]:
     return tuple(sorted(found))
 
 
-def _read_hip(compiled: Any, job: CompileJob) -> dict[str, Any]:
+def _read_hip(compiled: Any) -> dict[str, Any]:
     """Registers come from the assembly's own metadata."""
     text = compiled.asm["amdgcn"]
 
@@ -294,7 +273,7 @@ class _Log:
 
 
 @contextlib.contextmanager
-def _captured_output() -> Iterator[_Log]:
+def captured_output() -> Iterator[_Log]:
     """Take what the compiler's C++ side writes to stdout and stderr."""
     log = _Log()
     with tempfile.TemporaryFile() as sink:

@@ -1,7 +1,7 @@
 """Compile every registered kernel configuration and print a table: what `openmla compile` runs.
 
-A module that owns kernels lists its configurations in `COMPILE_JOBS` (a sequence of `CompileJob`,
-or a function that returns one). All modules under `openmla.kernels` are looked at.
+The configurations are the problems that the kernels list in their modules `jobs`: each is planned
+for its chip, and every call of the plan is compiled.
 
 It compiles with the Triton of the interpreter that runs it, so a second environment with another
 Triton checks the same kernels against that version.
@@ -11,32 +11,64 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Iterable, Sequence
-from types import ModuleType
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from openmla.aot.jobs import CompileJob, CompileReport, compile_job
+from openmla.aot.operands import index_operands_of, operands_of
+from openmla.indexer.problem import IndexProblem
+from openmla.kernels.call import Call
+from openmla.kernels.gluon.compat import TRITON
+from openmla.kernels.jobs import Jobs
+from openmla.kernels.launch import calls
+from openmla.planning import TARGETS, Plan, cached_plan
+from openmla.planning.indexer import IndexPlan, cached_index_plan
+from openmla.planning.registry import families_of
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 Row = tuple[CompileJob, CompileReport]
+TARGET_NAMES = ("sm90", "sm100", "gfx950")
 
 
 def discover() -> list[CompileJob]:
-    """The jobs of every kernel module of the package."""
+    """The jobs of every kernel of the package that compiles with this Triton."""
     import openmla.kernels as package
 
-    jobs: list[CompileJob] = []
-    for found in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
-        jobs += jobs_of(importlib.import_module(found.name))
-    return jobs
+    names = (m.name for m in pkgutil.walk_packages(package.__path__, f"{package.__name__}."))
+    found = (importlib.import_module(n) for n in names if n.endswith(".jobs"))
+    return [job for module in found for job in jobs_of(getattr(module, "JOBS", None))]
 
 
-def jobs_of(module: ModuleType) -> list[CompileJob]:
-    """The jobs a module lists."""
-    listed = getattr(module, "COMPILE_JOBS", ())
-    return list(listed() if callable(listed) else listed)
+def jobs_of(listed: Jobs | None) -> Iterator[CompileJob]:
+    """One job per problem and kernel call."""
+    if listed is None:
+        return
+    chip = TARGETS[listed.chip]
+    family, *_ = families_of(chip)
+    if all(kernel.why_not_run(TRITON) for kernel in family.kernels):
+        return
+    for name, problem in listed.problems.items():
+        if isinstance(problem, IndexProblem):
+            chosen: Any = cached_index_plan(problem, chip, family.name, TRITON)
+            operands: Any = index_operands_of(problem)
+        else:
+            chosen = cached_plan(problem, chip, family.name, TRITON)
+            operands = operands_of(problem, page_gap=listed.page_gaps.get(name, 0))
+        chosen = replace(chosen, config=replace(chosen.config, **listed.configs.get(name, {})))
+        for call in calls(chosen, *operands):
+            full = f"{family.name} {_kind(chosen, call)} {name}"
+            # The rows of an FP8 cache may have been dequantized by an earlier call.
+            full += ", dequantizing" * bool(call.arguments.get("SCALED"))
+            yield CompileJob(full, call, chip.arch.replace("_", ""), listed.predicted(chosen, call))
+
+
+def _kind(chosen: Plan | IndexPlan, call: Call) -> str:
+    """The kernel's name."""
+    step = "indexer " if isinstance(chosen, IndexPlan) else ""
+    return step + str(call.kernel.__name__).removesuffix("_kernel")
 
 
 def compile_all(

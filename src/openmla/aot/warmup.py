@@ -11,28 +11,18 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import product
-from typing import Any
 
 import torch
 
-from openmla.cache import LatentCache
+from openmla.aot.operands import operands_of
 from openmla.dispatch import device_target, plan_for
 from openmla.errors import InvalidArgument, Unsupported
 from openmla.kernels.launch import calls
-from openmla.operands import (
-    DenseOperands,
-    LatentOperands,
-    Operands,
-    Results,
-    SparseOperands,
-    Weights,
-)
 from openmla.planning.models import problem_for_model
 from openmla.problem import FORMS, Problem
 
 log = logging.getLogger("openmla.aot.warmup")
 SLOW_SECONDS = 1.0
-PAGE = 64
 # (new tokens, keys) of a long prompt, a short one, and a short one after a long prefix, whose keys
 # are split: each may have a kernel of its own. Operands have no more tokens than MOST_TOKENS: what
 # is compiled follows from the plan, and only whether keys can be split from the operands.
@@ -76,7 +66,7 @@ def compile_model(
     for problem in problems_of(model, tp, dtypes):
         chosen = plan_for(problem, target)
         started = time.perf_counter()
-        for call in calls(chosen, *operands_of(problem, device)):
+        for call in calls(chosen, *operands_of(shortened(problem), device)):
             before = time.perf_counter()
             call.compile()
             seconds = time.perf_counter() - before
@@ -88,31 +78,8 @@ def compile_model(
         yield f"{what}, {lengths}: {time.perf_counter() - started:.1f} s"
 
 
-def operands_of(problem: Problem, device: torch.device) -> tuple[Operands, Results]:
-    """Zeros in the shapes of a problem that compile its kernels."""
-    make: dict[str, Any] = {"dtype": torch.bfloat16, "device": device}
-    stats: dict[str, Any] = {"dtype": torch.float32, "device": device}
-    T, H = min(problem.total_q, MOST_TOKENS), problem.heads
-    square = problem.total_q == problem.total_k
-    N = T if square else problem.total_k
-    q = torch.zeros(T, H, problem.d_qk, **make)
-    lse = torch.zeros(T, H, **stats) if problem.wants_lse else None
-    results = Results(torch.zeros(T, H, problem.d_v, **make), lse)
-    sink = torch.zeros(H, **stats) if problem.has_sink else None
-    weights = Weights(problem.d_qk**-0.5, sink)
-    cu, cu_k = (torch.tensor([0, n], dtype=torch.int32, device=device) for n in (T, N))
-    cu_k = cu if square else cu_k
-    if problem.form == "dense":
-        k, v = (torch.zeros(N, H, n, **make) for n in (problem.d_nope, problem.d_v))
-        rope = torch.zeros(N, problem.d_rope, **make) if problem.d_rope else None
-        return DenseOperands(q, k, rope, v, cu, cu_k, True, weights), results
-    cache = LatentCache.allocate(
-        num_pages=N // PAGE, page_size=PAGE, latent=problem.d_nope, rope=problem.d_rope,
-        format=problem.kv_dtype, device=device,
-    )  # fmt: skip
-    if problem.form == "latent":
-        table = torch.zeros(1, N // PAGE, dtype=torch.int32, device=device)
-        op = LatentOperands(q, cache, table, cu_k[1:], cu, True, problem.d_v, weights)
-        return op, results
-    indices = torch.zeros(T, problem.topk, dtype=torch.int32, device=device)
-    return SparseOperands(q, cache, indices, None, problem.d_v, weights), results
+def shortened(problem: Problem) -> Problem:
+    """The problem with no more tokens than MOST_TOKENS; a whole prompt stays a whole prompt."""
+    tokens = min(problem.total_q, MOST_TOKENS)
+    keys = tokens if problem.total_q == problem.total_k else problem.total_k
+    return replace(problem, total_q=tokens, total_k=keys)

@@ -30,12 +30,11 @@ def compile_command(
     from rich.console import Console
 
     from openmla.aot import store
-    from openmla.aot.jobs import TARGETS
-    from openmla.aot.table import compile_all, failures
+    from openmla.aot.table import TARGET_NAMES, compile_all, failures
 
     for name in target or ():
-        if name not in TARGETS:
-            raise typer.BadParameter(f"expected one of {', '.join(TARGETS)}, got {name!r}")
+        if name not in TARGET_NAMES:
+            raise typer.BadParameter(f"expected one of {', '.join(TARGET_NAMES)}, got {name!r}")
     if update is not None:
         os.environ["OPENMLA_COMPILE_CACHE"] = str(update)
     rows = compile_all(targets=target or (), use_cache=not no_cache, console=Console(quiet=as_json))

@@ -178,40 +178,22 @@ def b200_rates() -> Any:
 
 def _one_piece(chosen: Plan, blocks: int) -> tuple[Plan, Any, Any]:
     """The plan with operands for one block of the grid: zeros, so that no maximum moves."""
-    import torch
-
-    from openmla.cache import DTYPES
-    from openmla.operands import DenseOperands, Results, SparseOperands, Weights
+    from openmla.aot.operands import DTYPES, operands_of
 
     problem, config = chosen.problem, chosen.config
-
-    def zeros(*shape: int, dtype: str) -> torch.Tensor:
-        return torch.zeros(*shape, dtype=DTYPES[dtype], device="cpu")
-
-    if problem.form == "sparse":
-        keys = blocks * _as_it_runs(config).B_TOPK
-        heads = min(problem.heads, _as_it_runs(config).padded_num_q_heads)
-        small = replace(problem, heads=heads, topk=keys, total_q=1, total_k=keys)
-        q = zeros(1, heads, problem.d_qk, dtype=problem.q_dtype)
-        rows = zeros(keys, problem.d_qk, dtype=problem.q_dtype)
-        indices = torch.arange(keys, dtype=torch.int32, device="cpu")[None]
-        sparse = SparseOperands(q, rows, indices, None, problem.d_v, Weights(1.0))
-        out = zeros(1, heads, problem.d_v, dtype=problem.out_dtype)
-        shape = replace(_as_it_runs(config), num_q_heads=heads, indices_stride=keys)
-        return replace(chosen, problem=small, config=shape), sparse, Results(out)
-    rows_q, keys = config.BM, blocks * config.BN
-    rope_dtype = problem.rope_dtype if problem.rope_dtype in DTYPES else "bf16"
     small = replace(
-        problem, heads=1, total_q=rows_q, total_k=keys, batch=1, causal=False, rope="shared",
-        rope_dtype=rope_dtype, page_size=0, has_sink=False, has_q_scale=False, has_k_scale=False,
+        problem, batch=1, page_size=0, has_sink=False, has_q_scale=False, has_k_scale=False,
+        has_topk_lengths=False, wants_lse=False, wants_max_logits=False,
     )  # fmt: skip
-    cu_q, cu_k = (torch.tensor([0, n], dtype=torch.int32, device="cpu") for n in (rows_q, keys))
-    dense = DenseOperands(
-        zeros(rows_q, 1, problem.d_qk, dtype=problem.q_dtype),
-        zeros(keys, 1, problem.d_nope, dtype=problem.kv_dtype),
-        zeros(keys, problem.d_rope, dtype=rope_dtype),
-        zeros(keys, 1, problem.d_v, dtype=problem.v_dtype),
-        cu_q, cu_k, False, Weights(1.0),
-    )  # fmt: skip
-    out = zeros(rows_q, 1, problem.d_v, dtype=problem.out_dtype)
-    return replace(chosen, problem=small), dense, Results(out)
+    if problem.form == "sparse":
+        config = _as_it_runs(config)
+        heads, keys = min(problem.heads, config.padded_num_q_heads), blocks * config.B_TOPK
+        config = replace(config, num_q_heads=heads, indices_stride=keys)
+        shape = {"heads": heads, "topk": keys, "total_q": 1, "kv_dtype": problem.q_dtype}
+    else:
+        rope_dtype = problem.rope_dtype if problem.rope_dtype in DTYPES else "bf16"
+        keys = blocks * config.BN
+        shape = {"heads": 1, "total_q": config.BM, "causal": False, "rope": "shared",
+                 "rope_dtype": rope_dtype}  # fmt: skip
+    small = replace(small, total_k=keys, **shape)
+    return replace(chosen, problem=small, config=config), *operands_of(small, "cpu")

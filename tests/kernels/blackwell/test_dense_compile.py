@@ -5,14 +5,16 @@ from __future__ import annotations
 import pytest
 
 from openmla.aot.jobs import compile_job
-from openmla.kernels.blackwell.dense.jobs import COMPILE_JOBS, PROBLEMS
+from openmla.aot.table import jobs_of
+from openmla.kernels.blackwell.dense import jobs
+from openmla.kernels.blackwell.dense.jobs import PROBLEMS
 from openmla.planning import plan
 from openmla.planning.blackwell.kernel import DenseKernel
 
 # Bytes that the MMA warp spills in spite of registers to spare, by Triton's version and job.
 KNOWN = {("3.9.0", "128+64→128 1Q"): 12}
 pytestmark = [pytest.mark.compile, pytest.mark.slow]
-JOBS = {job.name.removeprefix("blackwell dense "): job for job in COMPILE_JOBS()}
+JOBS = {job.name.removeprefix("blackwell dense "): job for job in jobs_of(jobs.JOBS)}
 
 
 @pytest.mark.parametrize("name", JOBS)
@@ -26,7 +28,7 @@ def test_memory_is_what_the_plan_says(name: str) -> None:
 
 @pytest.mark.parametrize("name", JOBS)
 def test_the_mma_and_load_warps_do_not_spill(name: str) -> None:
-    report, (_, _, registers) = compile_job(JOBS[name]), JOBS[name].constexprs["REGISTERS"]
+    report, (_, _, registers) = compile_job(JOBS[name]), JOBS[name].call.arguments["REGISTERS"]
     assert registers in report.partition_registers
     if registers in report.spilling:
         assert report.spills == KNOWN.get((report.triton, name))

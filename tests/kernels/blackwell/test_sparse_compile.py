@@ -5,12 +5,13 @@ from __future__ import annotations
 import pytest
 
 from openmla.aot.jobs import CompileJob, compile_job
-from openmla.kernels.blackwell.sparse.jobs import COMPILE_JOBS
+from openmla.aot.table import jobs_of
+from openmla.kernels.blackwell.sparse.jobs import JOBS
 from openmla.planning.blackwell.sparse.kernel import WORKERS
 
 
 @pytest.mark.compile
-@pytest.mark.parametrize("job", COMPILE_JOBS(), ids=lambda job: job.name)
+@pytest.mark.parametrize("job", jobs_of(JOBS), ids=lambda job: job.name)
 def test_compiles_as_planned(job: CompileJob) -> None:
     report = compile_job(job)
     assert report.differences(job.predicted) == []  # shared and tensor memory, registers, spills

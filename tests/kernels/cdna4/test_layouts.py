@@ -13,9 +13,10 @@ from typing import Any
 
 import pytest
 
-from openmla.aot.jobs import TARGETS, CompileJob, _captured_output, build
+from openmla.aot.jobs import build, captured_output
+from openmla.aot.table import jobs_of
 from openmla.explain.banks import group_uses
-from openmla.kernels.cdna4.dense.jobs import COMPILE_JOBS
+from openmla.kernels.cdna4.dense.jobs import JOBS
 from openmla.kernels.cdna4.dense.launch import COMPILER_OPTIONS, dense_constexprs
 from openmla.kernels.cdna4.sparse.launch import sparse_constexprs
 from openmla.planning.cdna4 import LDS_BYTES, MlaConfigV2, MlaPrefill16, MlaPrefillV2, MlaSparse16
@@ -189,9 +190,9 @@ def test_budget_of_deepseek_v3() -> None:
 
 @lru_cache
 def assembly(name: str) -> str:
-    job: CompileJob = next(job for job in COMPILE_JOBS() if job.name == name)
-    assert TARGETS[job.target][1] == "gfx950"
-    with _captured_output():
+    job = next(job for job in jobs_of(JOBS) if job.name == name)
+    assert job.target == "gfx950"
+    with captured_output():
         return str(build(job).asm["amdgcn"])
 
 

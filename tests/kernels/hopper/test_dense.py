@@ -16,7 +16,7 @@ from kernels.judging import (
     assert_right_clean_and_deaf_to_poison,
     on,
 )
-from kernels.portable.ahead import compiling_for
+from openmla.aot.ahead import compiling_for
 from openmla.kernels.launch import calls
 from openmla.operands import DenseOperands
 from openmla.planning.split import SplitRule

@@ -11,10 +11,11 @@ import torch
 from gluon_sim import intercept
 from indexer import cases
 from openmla.aot.jobs import CompileJob, compile_job
+from openmla.aot.table import jobs_of
 from openmla.indexer.cache import quantize
 from openmla.indexer.operands import ScoresOperands, Windows
 from openmla.indexer.windows import paged_windows
-from openmla.kernels.hopper.indexer.jobs import COMPILE_JOBS
+from openmla.kernels.hopper.indexer.jobs import JOBS
 from openmla.kernels.hopper.indexer.launch import calls
 from openmla.planning.indexer import IndexPlan, index_plan
 from openmla.testing.indexer import score_problems
@@ -114,7 +115,7 @@ def test_the_counter_is_left_zero() -> None:
 
 
 @pytest.mark.compile
-@pytest.mark.parametrize("job", COMPILE_JOBS(), ids=lambda job: job.name)
+@pytest.mark.parametrize("job", jobs_of(JOBS), ids=lambda job: job.name)
 def test_compiles_as_planned(job: CompileJob) -> None:
     report = compile_job(job)
     planned = (

@@ -18,7 +18,8 @@ from kernels.judging import (
 )
 from openmla import dispatch
 from openmla.aot.jobs import CompileJob, compile_job
-from openmla.kernels.hopper.latent.jobs import COMPILE_JOBS
+from openmla.aot.table import jobs_of
+from openmla.kernels.hopper.latent.jobs import JOBS
 from openmla.operands import SparseOperands
 from openmla.planning import target_by_name
 from openmla.testing.case import Case
@@ -112,7 +113,7 @@ def test_pages_with_gaps() -> None:
 
 
 @pytest.mark.compile
-@pytest.mark.parametrize("job", COMPILE_JOBS(), ids=lambda job: job.name)
+@pytest.mark.parametrize("job", jobs_of(JOBS), ids=lambda job: job.name)
 def test_compiles_as_planned(job: CompileJob) -> None:
     report = compile_job(job)
     assert report.differences(job.predicted) == []

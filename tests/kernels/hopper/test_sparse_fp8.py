@@ -12,10 +12,8 @@ import torch
 from gluon_sim import Report, intercept
 from kernels.hopper.simulated import plan_of, run
 from openmla import dispatch
-from openmla.aot.jobs import CompileJob, compile_job
 from openmla.cache import LatentCache
 from openmla.kernels.hopper.dequantize.launch import addressed_once
-from openmla.kernels.hopper.latent import jobs_fp8 as fp8_jobs
 from openmla.operands import SparseOperands
 from openmla.planning import Plan, dequantize, plan, target_by_name
 from openmla.problem import Problem
@@ -219,10 +217,3 @@ def test_the_public_call_on_an_h200(
     with intercept(resident=2) as reports:
         assert judge(built, built.run()).ok
     assert len(reports) == kernels and findings(reports) == []
-
-
-@pytest.mark.compile
-@pytest.mark.parametrize("job", fp8_jobs.COMPILE_JOBS(), ids=lambda job: job.name)
-def test_compiles_as_planned(job: CompileJob) -> None:
-    report = compile_job(job)
-    assert report.differences(job.predicted) == []

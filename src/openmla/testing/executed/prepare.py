@@ -7,17 +7,16 @@ those the kernel says may lie anywhere, strides by whether 16 divides them.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 
 from gluon_sim.compiled import Report, Schedule, execute
-from openmla.aot.jobs import CompileJob, build
+from openmla.aot.jobs import CompileJob, build, specialized
 from openmla.dispatch import triton_version
 from openmla.errors import Unsupported
 from openmla.kernels.call import Call
-from openmla.kernels.compile_job import compile_job_of
 from openmla.kernels.launch import calls
 from openmla.operands import Results
 from openmla.planning import Plan
@@ -104,28 +103,12 @@ def _tensors(launch: Prepared) -> Iterator[Tensor]:
 
 
 def _prepared(call: Call, target: str, inputs: set[int]) -> Prepared:
-    vectors = call.kernel.do_not_specialize_on_alignment or ()
-    job = compile_job_of("executed", call, list(vectors), ARCHITECTURES[target])
-    job = as_launched(job, call.arguments)
-    names = [name for name in call.kernel.arg_names if name not in job.constexprs]
+    job = CompileJob("executed", call, ARCHITECTURES[target])
+    constexprs = specialized(job).constexprs
+    names = [name for name in call.kernel.arg_names if name not in constexprs]
     arguments = {name: call.arguments[name] for name in names}
     outputs = tuple(name for name, value in arguments.items() if _may_write(value, inputs))
     return Prepared(build(job), call.programs, arguments, outputs)
-
-
-def as_launched(job: CompileJob, given: dict[str, Any]) -> CompileJob:
-    """The job with integers as a launch compiles them: 1 is a constant, 16 may divide others."""
-    fixed = set(job.kernel.do_not_specialize or ())
-    signature, constexprs = dict(job.signature), dict(job.constexprs)
-    for name, kind in job.signature.items():
-        if kind != "i32" or name in fixed:
-            continue
-        if given[name] == 1:
-            constexprs[name] = 1
-            del signature[name]
-        elif given[name] % 16 == 0:
-            signature[name] = "i32:16"
-    return replace(job, signature=signature, constexprs=constexprs)
 
 
 def _may_write(value: Any, inputs: set[int]) -> bool:

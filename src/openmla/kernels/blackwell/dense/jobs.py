@@ -1,14 +1,12 @@
-"""Compile jobs: every configuration of the dense Blackwell kernel, compiled without a GPU."""
+"""What the dense Blackwell kernel is compiled for without a GPU."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from openmla.aot.jobs import CompileJob, Predicted
-from openmla.kernels.blackwell.dense.kernel import VECTORS
-from openmla.kernels.blackwell.dense.launch import calls
-from openmla.kernels.compile_job import compile_job_of, dense_stand_ins
-from openmla.planning import plan
+from openmla.kernels.call import Call
+from openmla.kernels.jobs import Jobs, Predicted, typed
+from openmla.planning import Plan
 from openmla.planning.blackwell.kernel import DenseKernel
 from openmla.planning.blackwell.partitions import Partitioned
 from openmla.problem import Problem
@@ -40,9 +38,7 @@ PROBLEMS = {
     "128+64→128 2Q": _V3,
     "128+64→128 2Q full sink": replace(_V3, causal=False, has_sink=True, wants_lse=False),
     "128+64→128 1Q": _short(_V3),
-    "128+64→128 2Q fp16": replace(
-        _V3, q_dtype="fp16", kv_dtype="fp16", v_dtype="fp16", rope_dtype="fp16"
-    ),
+    "128+64→128 2Q fp16": typed(_V3, "fp16"),
     "128+64→128 2Q rope per head": replace(_V3, rope="per_head"),
     "128+64→128 2Q pages of 16": _cached(_V3, 16),
     "128+64→128 2Q pages of 64": _cached(_V3, 64),
@@ -64,24 +60,19 @@ PROBLEMS = {
 }
 
 
-def COMPILE_JOBS() -> list[CompileJob]:
-    """One job per problem."""
-    jobs: list[CompileJob] = []
-    for name, problem in PROBLEMS.items():
-        chosen = plan(problem, "b200", "blackwell")
-        predicted = predicted_by(DenseKernel(chosen.config, problem), SPILLS)
-        jobs += [
-            compile_job_of(f"blackwell dense {name}", call, VECTORS, "sm100", predicted)
-            for call in calls(chosen, *dense_stand_ins(problem))
-        ]
-    return jobs
+def predicted(plan: Plan, call: Call) -> Predicted:
+    """What the plan says of its kernel."""
+    return predicted_by(DenseKernel(plan.config, plan.problem), SPILLS)
 
 
 def predicted_by(kernel: Partitioned, spills: int) -> Predicted:
-    """What the plan says of a kernel, for the compiler to confirm."""
+    """Memory and registers of a kernel of warps with roles."""
     return Predicted(
         shared=kernel.block.memory.used,
         tmem=kernel.tmem_columns,
         registers=kernel.registers_at_launch,
         spills=spills,
     )
+
+
+JOBS = Jobs(chip="b200", problems=PROBLEMS, predicted=predicted)

@@ -1,15 +1,10 @@
-"""Compile jobs: every configuration of the Hopper kernels, for compilation without a GPU."""
+"""What the dense Hopper kernels are compiled for without a GPU."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from openmla.aot.jobs import CompileJob, Predicted
-from openmla.kernels.call import Call
-from openmla.kernels.compile_job import compile_job_of, dense_stand_ins
-from openmla.kernels.hopper.dense.kernel import VECTORS, dense_kernel
-from openmla.kernels.hopper.dense.launch import calls
-from openmla.planning import Plan, plan
+from openmla.kernels.jobs import Jobs, block_memory, typed
 from openmla.problem import Problem
 
 _V3 = Problem(
@@ -20,9 +15,7 @@ _SHORT = replace(_V3, heads=16, total_q=64, total_k=131072)
 PROBLEMS = {
     "128+64→128": _V3,
     "128+64→128 full sink": replace(_V3, causal=False, has_sink=True, wants_lse=False),
-    "128+64→128 fp16": replace(
-        _V3, q_dtype="fp16", kv_dtype="fp16", v_dtype="fp16", rope_dtype="fp16"
-    ),
+    "128+64→128 fp16": typed(_V3, "fp16"),
     "128+64→128 rope per head": replace(_V3, rope="per_head"),
     "128+64→128 pages of 64": replace(_V3, rope="cache", page_size=64),
     "128+64→128 pages of 16": replace(_V3, rope="cache", page_size=16),
@@ -38,21 +31,4 @@ PROBLEMS = {
     "256+0→256": replace(_V3, d_nope=256, d_rope=0, d_v=256, rope="none"),
     "64+32→64": replace(_V3, d_nope=64, d_rope=32, d_v=64),
 }
-
-
-def COMPILE_JOBS() -> list[CompileJob]:
-    """One job per problem and kernel."""
-    jobs: list[CompileJob] = []
-    for name, problem in PROBLEMS.items():
-        chosen = plan(problem, "h200", "hopper")
-        for call in calls(chosen, *dense_stand_ins(problem)):
-            jobs.append(_job(name, chosen, call))
-    return jobs
-
-
-def _job(name: str, chosen: Plan, call: Call) -> CompileJob:
-    if call.kernel is not dense_kernel:
-        return compile_job_of(f"hopper merge {name}", call, VECTORS, "sm90", Predicted(shared=0))
-    config = chosen.config
-    predicted = Predicted(shared=config.smem_used, registers=config.registers.at_launch)
-    return compile_job_of(f"hopper dense {name}", call, VECTORS, "sm90", predicted)
+JOBS = Jobs(chip="h200", problems=PROBLEMS, predicted=block_memory)

@@ -1,16 +1,12 @@
-"""Compile jobs of the dense FP8 kernel, for compilation without a GPU."""
+"""What the dense FP8 kernel is compiled for without a GPU."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from openmla.aot.jobs import CompileJob, Predicted
 from openmla.kernels.call import Call
-from openmla.kernels.compile_job import compile_job_of, dense_stand_ins
-from openmla.kernels.hopper.dense_fp8.kernel import VECTORS, dense_fp8_kernel
-from openmla.kernels.hopper.dense_fp8.launch import calls
-from openmla.kernels.hopper.dense_fp8.transpose import transpose_kernel
-from openmla.planning import Plan, plan
+from openmla.kernels.jobs import Jobs, Predicted, block_memory
+from openmla.planning import Plan
 from openmla.problem import Problem
 
 _MIXED = Problem(
@@ -49,26 +45,9 @@ PROBLEMS = {
 }
 
 
-def COMPILE_JOBS() -> list[CompileJob]:
-    """One per problem, and one per width of V that is transposed; merges are dense/jobs.py's."""
-    jobs: dict[str, CompileJob] = {}
-    for name, problem in PROBLEMS.items():
-        chosen = plan(problem, "h200", "hopper")
-        for call in calls(chosen, *dense_stand_ins(problem)):
-            if call.kernel is dense_fp8_kernel:
-                jobs[name] = _dense_job(f"hopper dense_fp8 {name}", chosen, call)
-            elif call.kernel is transpose_kernel:
-                name_of_copy = f"hopper transpose {problem.d_v}"
-                jobs[name_of_copy] = compile_job_of(
-                    name_of_copy, call, ["cu_k_ptr"], "sm90", Predicted(shared=0)
-                )
-    return list(jobs.values())
+def predicted(plan: Plan, call: Call) -> Predicted:
+    """Triton 3.9 stores a few registers where V is e4m3; 3.6 none."""
+    return replace(block_memory(plan, call), spills=20 if plan.config.v_bytes == 1 else 0)
 
 
-def _dense_job(name: str, chosen: Plan, call: Call) -> CompileJob:
-    config = chosen.config
-    spills = 20 if config.v_bytes == 1 else 0  # Triton 3.9 stores a few registers; 3.6 none
-    predicted = Predicted(
-        shared=config.smem_used, registers=config.registers.at_launch, spills=spills
-    )
-    return compile_job_of(name, call, VECTORS, "sm90", predicted)
+JOBS = Jobs(chip="h200", problems=PROBLEMS, predicted=predicted)

@@ -4,6 +4,7 @@ import dataclasses
 import json
 
 import pytest
+import torch
 import typer
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -11,8 +12,10 @@ from typer.testing import CliRunner
 
 from openmla.aot import jobs as aot
 from openmla.aot import table as aot_table
-from openmla.aot.jobs import CompileJob, CompileReport, Predicted, compile_job
+from openmla.aot.jobs import CompileJob, CompileReport, compile_job
 from openmla.cli.compile import compile_command
+from openmla.kernels.call import Call
+from openmla.kernels.jobs import Predicted
 
 
 @gluon.jit
@@ -26,9 +29,12 @@ def broken(o_ptr, n, FACTOR: gl.constexpr):
     gl.store(o_ptr + gl.arange(0, 100, gl.BlockedLayout([1], [32], [4], [0])), n)
 
 
-def job(**changes) -> CompileJob:
-    made = CompileJob("scale", scale, {"o_ptr": "*i32:16", "n": "i32"}, {"FACTOR": 3}, "sm90")
-    return dataclasses.replace(made, **changes)
+OUT = torch.zeros(256, dtype=torch.int32)
+
+
+def job(kernel=scale, arguments=None, **changes) -> CompileJob:
+    given = {"o_ptr": OUT, "n": 100, "FACTOR": 3} | (arguments or {})
+    return dataclasses.replace(CompileJob("scale", Call(kernel, 1, given), "sm90"), **changes)
 
 
 @pytest.fixture(autouse=True)
@@ -50,8 +56,7 @@ def test_amd_target():
     def wide(o_ptr, n):
         gl.store(o_ptr + gl.arange(0, 256, gl.BlockedLayout([1], [64], [4], [0])), n)
 
-    made = CompileJob("wide", wide, {"o_ptr": "*i32:16", "n": "i32"}, {}, "gfx950")
-    report = compile_job(made)
+    report = compile_job(CompileJob("wide", Call(wide, 1, {"o_ptr": OUT, "n": 100}), "gfx950"))
     assert not report.error
     assert report.registers > 0
     assert report.occupancy is not None
@@ -69,14 +74,27 @@ def test_key_follows_constexprs_target_options_and_source():
         aot.job_key(j)
         for j in (
             job(),
-            job(constexprs={"FACTOR": 4}),
+            job(arguments={"FACTOR": 4}),
             job(target="sm100"),
-            job(options={"num_warps": 8}),
+            job(arguments={"num_warps": 8}),
             job(kernel=broken),
-            job(signature={"o_ptr": "*i32", "n": "i32"}),
+            job(arguments={"o_ptr": OUT[1:]}),  # an address that 16 does not divide
+            job(arguments={"n": 112}),
+            job(arguments={"n": 1}),
         )
     }
-    assert len(keys) == 6
+    assert len(keys) == 8
+
+
+def test_key_does_not_follow_values_that_are_compiled_alike():
+    assert aot.job_key(job()) == aot.job_key(job(arguments={"o_ptr": OUT[:4], "n": 99}))
+
+
+def test_a_call_is_specialized_as_a_launch_would_be():
+    signature, constexprs, options = aot.specialized(job(arguments={"n": 1, "num_warps": 8}))
+    assert signature == {"o_ptr": "*i32:16"}
+    assert constexprs == {"n": 1, "FACTOR": 3}
+    assert options == {"num_warps": 8}
 
 
 def test_a_kernel_that_does_not_compile_is_a_report_and_is_not_cached(tmp_path):

@@ -7,10 +7,14 @@ import sys
 import textwrap
 
 import pytest
+import torch
 import triton
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
 
 from openmla.aot.jobs import CompileJob, job_key
 from openmla.aot.key import stable_key
+from openmla.kernels.call import Call
 
 CONSTANTS = """
 from triton.experimental.gluon import language as gl
@@ -143,11 +147,13 @@ def in_a_process(statements: str, folder) -> tuple[str, str]:
     """Our key and Triton's after these statements."""
     program = """
         import sys
+        import torch
         from openmla.aot.jobs import CompileJob, job_key
+        from openmla.kernels.call import Call
         {statements}
         from key_kernel import kernel
-        signature = dict(o_ptr="*i32:16", n="i32")
-        print(job_key(CompileJob("k", kernel, signature, dict(), "sm90")), kernel.cache_key)
+        call = Call(kernel, 1, dict(o_ptr=torch.zeros(256, dtype=torch.int32), n=100))
+        print(job_key(CompileJob("k", call, "sm90")), kernel.cache_key)
     """
     program = textwrap.dedent(program).format(statements=statements)
     done = subprocess.run(
@@ -172,9 +178,6 @@ def test_history_and_imports_do_not_matter(tmp_path):
 
 
 def test_functions_made_alike_differ_by_what_they_enclose():
-    from triton.experimental import gluon
-    from triton.experimental.gluon import language as gl
-
     def made(number):
         constant = gl.constexpr(number)
 
@@ -189,16 +192,21 @@ def test_functions_made_alike_differ_by_what_they_enclose():
 
 
 def test_a_function_given_as_a_constexpr_is_read_too(load):
+    @gluon.jit
+    def applied(o_ptr, BODY: gl.constexpr):
+        gl.store(o_ptr, BODY(1))
+
+    out = torch.zeros(1, dtype=torch.int32)
+
     def key(module):
-        return job_key(CompileJob("k", load().kernel, {}, {"BODY": module.scaled}, "sm90"))
+        given = {"o_ptr": out, "BODY": module.scaled}
+        return job_key(CompileJob("k", Call(applied, 1, given), "sm90"))
 
     assert key(load()) == key(load())
     assert key(load()) != key(load("return i * FACTOR", "return FACTOR"))
 
 
 def test_a_function_may_call_itself():
-    from triton.experimental import gluon
-
     @gluon.constexpr_function
     def total(n):
         return n + total(n - 1) if n > 0 else 0

@@ -1,4 +1,4 @@
-"""Compiling the portable kernels for a GPU that this machine does not have.
+"""Compiling kernels for a GPU that this machine does not have.
 
 >>> with compiling_for("sm_90"):                                             # doctest: +SKIP
 ...     made = [call.compile() for call in calls(plan, operands, results)]
@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import contextlib
+import zlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -21,11 +22,11 @@ class _Driver:
     """Answers what a launch asks before it compiles; nothing can be run with it."""
 
     def __init__(self, arch: str) -> None:
-        if arch.startswith("sm_"):
-            self.target = GPUTarget("cuda", int(arch.removeprefix("sm_")), 32)
+        if arch.startswith("sm"):
+            self.target = GPUTarget("cuda", int(arch.removeprefix("sm").removeprefix("_")), 32)
         else:
             self.target = GPUTarget("hip", arch, 64)
-        self.device = sum(arch.encode())  # compiled kernels are kept by device number
+        self.device = zlib.crc32(arch.encode())  # compiled kernels are kept by device number
 
     def get_current_target(self) -> Any:
         return self.target
@@ -45,7 +46,7 @@ class _Driver:
 
 @contextlib.contextmanager
 def compiling_for(arch: str) -> Iterator[None]:
-    """Inside, `Call.compile` compiles for `arch` ("sm_80", "gfx942"), with CPU tensors."""
+    """Inside, `Call.compile` compiles for `arch` ("sm_80", "sm90", "gfx942"), with any tensors."""
     drivers = triton.runtime.driver
     before = drivers._active  # None as long as nobody asked; asking would need a GPU
     drivers.set_active(_Driver(arch))

@@ -1,0 +1,160 @@
+"""Operands that stand in for those of a call: zeros in the shapes and types of a problem.
+
+On the device "meta", which has shapes and no memory, a problem of any size can be compiled:
+
+>>> v3 = Problem(form="dense", heads=16, d_nope=128, d_rope=64, d_v=128, total_q=512, total_k=512)
+>>> operands, results = operands_of(v3)
+>>> operands.q.shape, operands.problem(results) == v3
+(torch.Size([512, 16, 192]), True)
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from openmla.cache import LatentCache
+from openmla.indexer.cache import IndexCache
+from openmla.indexer.operands import (
+    IndexOperands,
+    ScoresOperands,
+    SelectOperands,
+    SelectResults,
+    Windows,
+)
+from openmla.indexer.problem import DIM, IndexProblem
+from openmla.operands import (
+    DTYPE_NAMES,
+    DenseOperands,
+    LatentOperands,
+    Operands,
+    Results,
+    SparseOperands,
+    Weights,
+)
+from openmla.problem import Problem
+
+DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
+PAGE = 64  # of a cache whose problem names no page size
+LATENT = 512  # of the rows that hold the rope part of dense keys
+WORD = 32  # keys of a word of a mask
+
+
+class _Zeros:
+    """Makes tensors on one device, whatever torch's defaults are."""
+
+    def __init__(self, device: torch.device | str) -> None:
+        self.device = torch.device(device)
+
+    def __call__(self, dtype: str, *shape: int) -> Tensor:
+        return torch.zeros(shape, dtype=DTYPES[dtype], device=self.device)
+
+    def stats(self, wanted: bool, *shape: int) -> Tensor | None:
+        return self("fp32", *shape) if wanted else None
+
+    def ints(self, *shape: int) -> Tensor:
+        return torch.zeros(shape, dtype=torch.int32, device=self.device)
+
+    def ends(self, rows: int, batch: int) -> Tensor:
+        """cu_seqlens of sequences of about equal lengths.
+
+        Never on "meta", where all tensors have one address: whether those of queries and keys are
+        the same tensor matters.
+        """
+        ends = [rows * i // batch for i in range(batch + 1)]
+        device = "cpu" if self.device.type == "meta" else self.device
+        return torch.tensor(ends, dtype=torch.int32, device=device)
+
+    def cache(self, problem: Problem, latent: int, format: str, gap: int) -> LatentCache:
+        """Room for all rows; `gap` more between pages."""
+        size = problem.page_size or PAGE
+        cache = LatentCache.allocate(
+            num_pages=-(-problem.total_k // size), page_size=size + gap, latent=latent,
+            rope=problem.d_rope, format=format, device=self.device,
+        )  # fmt: skip
+        scales = None if cache.scales is None else cache.scales[:, :size]
+        return replace(cache, data=cache.data[:, :size], scales=scales)
+
+
+def operands_of(
+    problem: Problem, device: torch.device | str = "meta", page_gap: int = 0
+) -> tuple[Operands, Results]:
+    """Operands and results of a call that poses the problem; `page_gap` rows lie between pages."""
+    zeros, rows, heads = _Zeros(device), problem.total_q, problem.heads
+    q = zeros(problem.q_dtype, rows, heads, problem.d_qk)
+    results = Results(
+        zeros(problem.out_dtype, rows, heads, problem.d_v),
+        zeros.stats(problem.wants_lse, rows, heads),
+        zeros.stats(problem.wants_max_logits, rows, heads),
+    )
+    weights = Weights(
+        problem.d_qk**-0.5,
+        zeros.stats(problem.has_sink, heads),
+        zeros.stats(problem.has_q_scale, rows),
+        zeros.stats(problem.has_k_scale, problem.total_k),
+    )
+    if problem.form == "dense":
+        return _dense(zeros, problem, q, weights), results
+    if problem.kv_dtype in DTYPES and not problem.page_size and problem.form == "sparse":
+        cache: LatentCache | Tensor = zeros(problem.kv_dtype, problem.total_k, problem.d_qk)
+    else:
+        cache = zeros.cache(problem, problem.d_nope, problem.kv_dtype, page_gap)
+    if problem.form == "latent":
+        assert isinstance(cache, LatentCache)
+        table = zeros.ints(problem.batch, cache.num_pages)
+        lengths = zeros.ends(problem.total_k, problem.batch).diff()
+        cu = zeros.ends(rows, problem.batch)
+        op = LatentOperands(q, cache, table, lengths, cu, problem.causal, problem.d_v, weights)
+        return op, results
+    some = zeros.ints(rows) if problem.has_topk_lengths else None
+    lists = zeros.ints(rows, problem.topk)
+    return SparseOperands(q, cache, lists, some, problem.d_v, weights), results
+
+
+def _dense(zeros: _Zeros, problem: Problem, q: Tensor, weights: Weights) -> DenseOperands:
+    heads, keys, batch = problem.heads, problem.total_k, problem.batch
+    cache = table = rope = None
+    if problem.rope == "cache":
+        cache = zeros.cache(problem, LATENT, problem.rope_dtype, 0)
+        table = zeros.ints(batch, cache.num_pages)
+    elif problem.rope != "none":
+        per_head = (heads,) if problem.rope == "per_head" else ()
+        rope = zeros(problem.rope_dtype, keys, *per_head, problem.d_rope)
+    cu_q = zeros.ends(problem.total_q, batch)
+    cu_k = cu_q if keys == problem.total_q else zeros.ends(keys, batch)
+    words = -(-keys // WORD)
+    return DenseOperands(
+        q, zeros(problem.kv_dtype, keys, heads, problem.d_nope), rope,
+        zeros(problem.v_dtype, keys, heads, problem.d_v), cu_q, cu_k, problem.causal, weights,
+        cache, table,
+        zeros.ints(batch) if problem.has_k_start else None,
+        zeros.ints(problem.total_q, words) if problem.has_key_mask else None,
+    )  # fmt: skip
+
+
+def index_operands_of(
+    problem: IndexProblem, device: torch.device | str = "meta"
+) -> tuple[IndexOperands, Tensor | SelectResults]:
+    """Likewise for a step of the indexer."""
+    zeros, rows, width, page = _Zeros(device), problem.total_q, problem.width, problem.page_size
+    row, scores = zeros.ints(rows), zeros("fp32", rows, width)
+    table = zeros.ints(1, -(-width // page)) if page else None
+    if problem.form == "select":
+        counts = row if problem.wants_counts else None
+        mask = zeros.ints(rows, -(-width // WORD)) if problem.wants_mask else None
+        results = SelectResults(zeros.ints(rows, problem.topk), counts, mask)
+        windows = Windows(row, row, row)
+        keeps = int(problem.keeps)
+        select = SelectOperands(
+            scores, problem.topk, windows, table, page, problem.add_starts, keeps, keeps
+        )
+        return select, results
+    q, weights = zeros("e4m3", rows, problem.heads, DIM), zeros("fp32", rows, problem.heads)
+    if table is None:
+        keys = zeros("e4m3", width, DIM), zeros("fp32", width)
+        return ScoresOperands(q, weights, keys, Windows(row, row)), scores
+    cache = IndexCache.allocate(num_pages=table.shape[1], page_size=page, device=zeros.device)
+    windows = Windows(row, row, row, row[:1])
+    return ScoresOperands(q, weights, cache, windows, table), scores

@@ -1,0 +1,59 @@
+"""What a kernel is compiled for on a machine without a GPU: named problems, as data.
+
+Each Gluon kernel lists its own in `JOBS`, in a module `jobs` beside it; `openmla.aot` compiles them
+and compares the compiler's report with what is `Predicted` here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from openmla.kernels.call import Call
+from openmla.problem import Problem
+
+
+@dataclass(frozen=True)
+class Predicted:
+    """What a plan expects of the compiler. None: no expectation.
+
+    `shared` and `tmem` must match exactly; `registers` (VGPRs on AMD) and `spills` are limits.
+    """
+
+    shared: int | None = None
+    tmem: int | None = None
+    registers: int | None = None
+    spills: int | None = 0
+
+
+NO_PLAN = Predicted()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Jobs:
+    """The problems of one kernel, by name."""
+
+    chip: str
+    """The target they are planned for."""
+    problems: Mapping[str, Any]
+    """Problems of attention or of the indexer."""
+    predicted: Callable[[Any, Call], Predicted]
+    """What a plan expects of one of its calls."""
+    configs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Fields of the plan's config that a job replaces, by name."""
+    page_gaps: Mapping[str, int] = field(default_factory=dict)
+    """Rows between the pages of the cache, by name; 0 for others."""
+
+
+def typed(problem: Problem, dtype: str) -> Problem:
+    """The problem with queries, keys and values of one type."""
+    return replace(problem, q_dtype=dtype, kv_dtype=dtype, v_dtype=dtype, rope_dtype=dtype)
+
+
+def block_memory(plan: Any, call: Call) -> Predicted:
+    """The bytes and registers that Hopper's configs promise for their own kernel."""
+    if "REGISTERS" not in call.arguments:
+        return Predicted(shared=0)  # a helper of the launch, such as the merge of split keys
+    config = plan.config
+    return Predicted(shared=config.smem_used, registers=config.registers.at_launch)

@@ -13,14 +13,13 @@ from typing import Any
 import torch
 from sections import Section, host_microseconds, run
 
-from openmla.bench.gpu_timing import race
+from openmla.bench.gpu_timing import MATMUL_FLOPS, matmul, race
 from openmla.cache import LatentCache
 from openmla.dispatch import plan_call
 from openmla.kernels.hopper.latent.launch import calls
 from openmla.operands import Results, SparseOperands, Weights
 from openmla.planning import Plan
 
-MATMUL = 8192
 FUSED_BAR = 0.40
 MODES = ("in_kernel", "workspace")
 
@@ -123,7 +122,7 @@ class Inputs:
 
 
 def speed(_: str, rounds: int) -> Iterator[dict[str, Any]]:
-    a, b = (torch.randn(MATMUL, MATMUL, device="cuda").bfloat16() for _ in range(2))
+    product = matmul()
     shapes = {
         "many, pool of 1000000": (Shape(4096), ("", "workspace"), 0.80),
         "64 queries": (Shape(64, pool=8192), MODES, FUSED_BAR),
@@ -133,15 +132,15 @@ def speed(_: str, rounds: int) -> Iterator[dict[str, Any]]:
     }
     for name, (shape, modes, bar) in shapes.items():
         inputs = Inputs(shape)
-        contestants: dict[str, Callable[[], object]] = {"matmul": lambda: torch.mm(a, b)}
+        contestants: dict[str, Callable[[], object]] = {"matmul": product}
         for mode in modes:
             contestants[mode or "plan"] = lambda x=inputs, m=mode: x.run(m)
         contestants["bf16 rows"] = inputs.bf16()
         if bar == FUSED_BAR:
             contestants["in_kernel 208/88"] = inputs.fused((208, 88))
         timings = race(contestants, rounds)
-        ceiling = 2.0 * MATMUL**3 / timings["matmul"].median
-        in_a_row = 2.0 * MATMUL**3 / timings["matmul"].back_to_back
+        ceiling = MATMUL_FLOPS / timings["matmul"].median
+        in_a_row = MATMUL_FLOPS / timings["matmul"].back_to_back
         row: dict[str, Any] = {
             "shape": f"{name}: {shape}", "bar": bar, "plan": inputs.chosen.config.cache_read.mode,
             "matmul_tflops": ceiling * 1e-9,

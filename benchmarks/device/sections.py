@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 
-from openmla.bench.provenance import commit_of_source, gpu_provenance
+from openmla.bench.provenance import commit_of_source, provenance
 
 Results = Iterator[dict[str, Any]]
 
@@ -61,8 +61,9 @@ def run(path: str, sections: dict[str, Section], line: Callable[[dict[str, Any]]
     if not options.commit:
         parser.error("this is no git checkout: name the commit that is measured with --commit")
     script = Path(path).stem
-    command = f"python benchmarks/device/{script}.py " + " ".join(sys.argv[1:])
-    record = gpu_provenance(command.strip(), options.commit)
+    told = " ".join(sys.argv[1:]).replace(str(options.out), "DIR")  # where to is nobody's business
+    command = f"python benchmarks/device/{script}.py {told}"
+    record = provenance(command.strip(), gpu=True, commit=options.commit)
     for name in options.section or sections:
         started = time.time()
         print(f"== {name}", flush=True)

@@ -31,7 +31,7 @@ from transformers import (
 )
 
 from openmla.bench.gpu_timing import race
-from openmla.bench.provenance import gpu_provenance
+from openmla.bench.provenance import provenance
 from openmla.integrations.transformers import optimize, register
 
 WIDTHS: dict[str, Any] = {
@@ -174,7 +174,7 @@ def main() -> None:
     path, commit = Path(sys.argv[1]), "".join(sys.argv[2:3])
     register()
     command = "python benchmarks/device/transformers_h200.py"
-    record = gpu_provenance(command, commit) | {
+    record = provenance(command, gpu=True, commit=commit) | {
         "transformers": transformers.__version__,
         "widths": WIDTHS,
         "results": [],

@@ -31,7 +31,7 @@ def test_the_commit_is_named_and_so_are_changes(source: Path):
     git(source.parent, "tag", "-a", "-m", "a tag is no commit", "v1")
     head = git(source.parent, "rev-parse", "HEAD")
     assert provenance.commit_of_source() == head
-    assert provenance.cpu_provenance("a command")["commit"] == head
+    assert provenance.provenance("a command", gpu=False)["commit"] == head
     source.write_text("second\n")
     assert provenance.commit_of_source() == f"{head}-dirty"
 
@@ -40,4 +40,4 @@ def test_a_checkout_around_an_installed_package_is_not_its_source(source: Path):
     git(source.parent, "init", "--quiet")
     git(source.parent, "commit", "--quiet", "--allow-empty", "-m", "someone else's")
     assert provenance.commit_of_source() == ""
-    assert provenance.cpu_provenance("a command")["commit"] == provenance.UNKNOWN
+    assert provenance.provenance("a command", gpu=False)["commit"] == provenance.UNKNOWN

@@ -10,7 +10,7 @@ import torch
 import typer
 from typer.testing import CliRunner, Result
 
-from openmla.bench import dense, sparse
+from openmla.bench import dense, gpu_timing, sparse
 from openmla.bench.gpu_timing import GpuTiming
 from openmla.cli.bench import bench_command
 from openmla.planning import target
@@ -67,7 +67,7 @@ def test_dense_prints_ratios_and_writes_them(tmp_path: Path, what: list[str]):
 def test_sparse_prints_shares_and_writes_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     shape = sparse.Shape(heads=128, q_len=4096, rows=8192, topk=2048, bar=0.88)
     # As fast as the matmul for every operation: a share of 1, half of it in a row.
-    ms = shape.flops / (2.0 * sparse.MATMUL**3)
+    ms = shape.flops / gpu_timing.MATMUL_FLOPS
     row = sparse.Row(
         shape, {"openmla": GpuTiming(ms, ms, 2 * ms), "matmul": GpuTiming(1.0, 1.0, 1.0)}
     )

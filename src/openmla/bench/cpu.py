@@ -6,8 +6,8 @@ are not charged for the copies they need to make (K to full width), only timed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 
 import torch
@@ -16,6 +16,7 @@ from torch import Tensor
 import openmla
 from openmla.bench import peers
 from openmla.bench.memory import peak_extra_bytes
+from openmla.bench.report import Report, duration
 from openmla.bench.timing import Contestant, race, seconds_of
 from openmla.cache import DTYPES
 
@@ -51,6 +52,19 @@ class Row:
     def mm_share(self) -> float:
         """Our rate as a share of torch.mm's in the same dtype and run."""
         return self.gflops / self.mm_gflops
+
+    def __str__(self) -> str:
+        return f"{self.case}, {self.dtype}"
+
+    def lines(self) -> Iterator[tuple[str, ...]]:
+        """What a table has of it: the case, our result, then one line per peer."""
+        yield f"[bold]{self}[/]{_memory(self)}", "", "", ""
+        share = f"{self.mm_share:.2f} of torch.mm"
+        yield "  openmla", duration(self.seconds), f"{self.gflops:.1f}", share
+        for peer in self.peers:
+            name = f"  {peer.name}" + (f" ({peer.note})" if peer.note else "")
+            rate = f"{self.gflops * self.seconds / peer.seconds:.1f}"
+            yield name, duration(peer.seconds), rate, f"{peer.times_faster:.2f}x"
 
 
 def run_cpu(rounds: int = 5, quick: bool = False) -> Iterator[Row]:
@@ -150,3 +164,21 @@ def _row(case: str, dtype: str, flops: int, contestants: list[Contestant], round
     ours = timings.pop("openmla").seconds
     rivals = [Peer(t.name, t.seconds, t.seconds / ours, t.note) for t in timings.values()]
     return Row(case, dtype, ours, flops / ours / 1e9, mm_gflops(DTYPES[dtype]), rivals)
+
+
+def report(rows: Iterable[Row]) -> Report:
+    """All cases."""
+    found = list(rows)
+    return Report(
+        "openmla bench cpu",
+        ("case and contestants", "time", "GFLOP/s", "openmla is"),
+        [line for row in found for line in row.lines()],
+        {"rows": [asdict(row) | {"mm_share": row.mm_share} for row in found]},
+    )
+
+
+def _memory(row: Row) -> str:
+    if row.extra_bytes is None or not row.peer_extra_bytes:
+        return ""
+    part = row.extra_bytes / row.peer_extra_bytes
+    return f"; peak memory +{row.extra_bytes / 2**20:.0f} MiB, {part:.1%} of the first peer's"

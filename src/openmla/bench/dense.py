@@ -10,7 +10,7 @@ and torch's 8192^3 bf16 matmul in the same run, as the chip's ceiling that day.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -20,9 +20,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 import openmla
-from openmla.bench.gpu_timing import GpuTiming, race
+from openmla.bench.gpu_timing import MATMUL_FLOPS, GpuTiming, matmul, race
+from openmla.bench.report import Report
 
-MATMUL = 8192
+NAMES = {"openmla": "openmla", "cudnn": "cuDNN", "cudnn layer": "cuDNN + assembling K"}
 
 
 @dataclass(frozen=True)
@@ -84,6 +85,9 @@ class Row:
     shape: Shape
     timings: dict[str, GpuTiming]
 
+    def __str__(self) -> str:
+        return str(self.shape)
+
     def tflops(self, name: str) -> float:
         """From the median."""
         return self.shape.flops / self.timings[name].median * 1e-9
@@ -105,6 +109,15 @@ class Row:
             "kernel_back_to_back": self.over("cudnn", True),
             "layer_back_to_back": self.over("cudnn layer", True),
         }  # fmt: skip
+
+    def cells(self) -> tuple[str, ...]:
+        """The line of a table."""
+        shape, peer = self.shape, "cudnn" in self.timings
+        rates = [f"{self.tflops(n):.0f}" for n in ("openmla", *["cudnn"] * peer)]
+        ratios = [f"{self.over(n):.3f}" for n in ("cudnn", "cudnn layer") if peer]
+        bars = f"{shape.bar_kernel:.2f} / {shape.bar_layer:.2f}" if shape.bar_kernel else ""
+        figures = (*rates, *ratios) if peer else (*rates, "–", "–", "–")
+        return str(shape), f"{self.timings['openmla'].median:.3f}", *figures, bars
 
 
 class Inputs:
@@ -199,6 +212,20 @@ def _same(ours: Tensor, theirs: Tensor) -> None:
 
 def matmul_tflops(rounds: int) -> float:
     """The 8192^3 bf16 product: what this chip gives today."""
-    a, b = (torch.randn(MATMUL, MATMUL, device="cuda", dtype=torch.bfloat16) for _ in range(2))
-    timing = race({"matmul": lambda: torch.mm(a, b)}, rounds)["matmul"]
-    return float(2.0 * MATMUL**3 / timing.median * 1e-9)
+    return MATMUL_FLOPS / race({"matmul": matmul()}, rounds)["matmul"].median * 1e-9
+
+
+def report(rows: Iterable[Row], matmul: float) -> Report:
+    """One line per shape, with the matmul's rate in the same run."""
+    found = list(rows)
+    return Report(
+        f"openmla bench dense, matmul {matmul:.0f} TFLOP/s in the same run",
+        ("shape", "ms", "TFLOP/s", "cuDNN", "kernel", "layer", "bars"),
+        [row.cells() for row in found],
+        {"matmul_tflops": matmul, "rows": [row.to_json() for row in found]},
+        {
+            str(row.shape): {NAMES[name]: row.tflops(name) for name in row.timings}
+            | {"8192³ matmul": matmul}
+            for row in found
+        },
+    )

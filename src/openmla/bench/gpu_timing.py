@@ -13,6 +13,9 @@ from dataclasses import dataclass
 
 import torch
 
+MATMUL = 8192
+"""Rows and columns of the bf16 product that is a chip's ceiling of the day."""
+MATMUL_FLOPS = 2.0 * MATMUL**3
 FLUSH_BYTES = 512 * 1024 * 1024
 WARM_UPS = 3
 IN_A_ROW = 10
@@ -46,6 +49,12 @@ def race(contestants: Mapping[str, Callable[[], object]], rounds: int) -> dict[s
     rows = {n: _timed(contestants[n], IN_A_ROW) for n in names}
     torch.cuda.synchronize()
     return {n: _summary(samples[n], rows[n]) for n in names}
+
+
+def matmul() -> Callable[[], object]:
+    """The product, to be timed among others."""
+    a, b = (torch.randn(MATMUL, MATMUL, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    return lambda: torch.mm(a, b)
 
 
 def _summary(samples: list[Span], row: Span) -> GpuTiming:

@@ -31,30 +31,8 @@ def commit_of_source() -> str:
                     "--exclude=*")  # fmt: skip
 
 
-def cpu_provenance(command: str) -> dict[str, Any]:
-    """Of a run on the CPU."""
-    return {
-        **_run(command),
-        "processor": _processor(),
-        "threads": torch.get_num_threads(),
-        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
-    }
-
-
-def gpu_provenance(command: str, commit: str = "") -> dict[str, Any]:
-    """Of a run on a GPU."""
-    import triton
-
-    smi = _printed("nvidia-smi", f"--query-gpu={SMI_QUERY}", "--format=csv,noheader")
-    return {
-        **_run(command, commit),
-        "gpu": smi or torch.cuda.get_device_name(),
-        "cuda": torch.version.cuda,
-        "triton": triton.__version__,
-    }
-
-
-def _run(command: str, commit: str = "") -> dict[str, Any]:
+def provenance(command: str, *, gpu: bool, commit: str = "") -> dict[str, Any]:
+    """Of a run on a GPU, or on the CPU."""
     return {
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
         "commit": commit or commit_of_source() or UNKNOWN,
@@ -62,6 +40,26 @@ def _run(command: str, commit: str = "") -> dict[str, Any]:
         "openmla": VERSION,
         "torch": torch.__version__,
         "python": platform.python_version(),
+        **(_gpu() if gpu else _cpu()),
+    }
+
+
+def _cpu() -> dict[str, Any]:
+    return {
+        "processor": _processor(),
+        "threads": torch.get_num_threads(),
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+    }
+
+
+def _gpu() -> dict[str, Any]:
+    import triton
+
+    smi = _printed("nvidia-smi", f"--query-gpu={SMI_QUERY}", "--format=csv,noheader")
+    return {
+        "gpu": smi or torch.cuda.get_device_name(),
+        "cuda": torch.version.cuda,
+        "triton": triton.__version__,
     }
 
 

@@ -1,41 +1,48 @@
-"""Benchmark results as a table for people and as JSON for the record, with provenance."""
+"""A benchmark's result: a table for people, a JSON record with provenance, a picture."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from rich.table import Table
 
-from openmla.bench.cpu import Row
-from openmla.bench.provenance import cpu_provenance
+from openmla.explain.bars_picture import bars_picture
 
 
-def write_json(path: Path, rows: list[Row], command: str) -> None:
-    """One file per run."""
-    record = cpu_provenance(command) | {
-        "rows": [asdict(row) | {"mm_share": row.mm_share} for row in rows]
-    }
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(record, indent=1) + "\n")
+@dataclass(frozen=True)
+class Report:
+    """What a run found, in words and as data."""
 
+    title: str
+    columns: tuple[str, ...]
+    """The first is text, the others are figures."""
+    lines: list[tuple[str, ...]]
+    record: dict[str, Any]
+    """For the JSON file, beside the provenance of the run."""
+    rates: dict[str, dict[str, float]] = field(default_factory=dict)
+    """TFLOP/s by shape and contestant, for the picture."""
 
-def table(rows: list[Row]) -> Table:
-    """A line per case with our result, then one per peer."""
-    result = Table(title="openmla bench cpu", title_justify="left", box=None, pad_edge=False)
-    result.add_column("case and contestants")
-    for column in ("time", "GFLOP/s", "openmla is"):
-        result.add_column(column, justify="right", no_wrap=True)
-    for row in rows:
-        result.add_row(f"[bold]{row.case}, {row.dtype}[/]{_memory(row)}")
-        share = f"{row.mm_share:.2f} of torch.mm"
-        result.add_row("  openmla", duration(row.seconds), f"{row.gflops:.1f}", share)
-        for peer in row.peers:
-            name = f"  {peer.name}" + (f" ({peer.note})" if peer.note else "")
-            rate = f"{row.gflops * row.seconds / peer.seconds:.1f}"
-            result.add_row(name, duration(peer.seconds), rate, f"{peer.times_faster:.2f}x")
-    return result
+    def table(self) -> Table:
+        """One line per case and contestant."""
+        result = Table(title=self.title, title_justify="left")
+        for number, column in enumerate(self.columns):
+            result.add_column(column, justify="right" if number else "left")
+        for line in self.lines:
+            result.add_row(*line)
+        return result
+
+    def write_json(self, path: Path, provenance: dict[str, Any]) -> None:
+        """One file per run, in a folder that may have to be made."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps({**provenance, **self.record}, indent=1) + "\n")
+
+    def write_picture(self, path: Path) -> None:
+        """Bars of TFLOP/s, as SVG."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(bars_picture(self.title, self.rates, "TFLOP/s"), encoding="utf-8")
 
 
 def duration(seconds: float) -> str:
@@ -45,10 +52,3 @@ def duration(seconds: float) -> str:
     ('12.3 ms', '2.50 s')
     """
     return f"{seconds * 1e3:.1f} ms" if seconds < 1 else f"{seconds:.2f} s"
-
-
-def _memory(row: Row) -> str:
-    if row.extra_bytes is None or not row.peer_extra_bytes:
-        return ""
-    part = row.extra_bytes / row.peer_extra_bytes
-    return f"; peak memory +{row.extra_bytes / 2**20:.0f} MiB, {part:.1%} of the first peer's"

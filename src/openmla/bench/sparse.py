@@ -8,7 +8,7 @@ what the kernel reads of the rows: every row that an index names, once per block
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 import openmla
-from openmla.bench.gpu_timing import GpuTiming, race
+from openmla.bench.gpu_timing import MATMUL_FLOPS, GpuTiming, matmul, race
+from openmla.bench.report import Report
 
-MATMUL = 8192
 ROW_BLOCK = 64  # heads that share one gather
 
 
@@ -74,6 +74,9 @@ class Row:
     shape: Shape
     timings: dict[str, GpuTiming]
 
+    def __str__(self) -> str:
+        return str(self.shape)
+
     @property
     def tflops(self) -> float:
         """openmla's rate, from the median."""
@@ -82,14 +85,14 @@ class Row:
     @property
     def matmul(self) -> float:
         """The matmul's rate between openmla's calls."""
-        return float(2.0 * MATMUL**3 / self.timings["matmul"].median * 1e-9)
+        return MATMUL_FLOPS / self.timings["matmul"].median * 1e-9
 
     def share(self, in_a_row: bool = False) -> float:
         """openmla's rate over the matmul's."""
         if not in_a_row:
             return self.tflops / self.matmul
         ours, theirs = self.timings["openmla"].back_to_back, self.timings["matmul"].back_to_back
-        return self.shape.flops / ours / (2.0 * MATMUL**3 / theirs)
+        return self.shape.flops / ours / (MATMUL_FLOPS / theirs)
 
     @property
     def gather(self) -> float:
@@ -104,6 +107,17 @@ class Row:
             "tflops": self.tflops, "matmul_tflops": self.matmul, "share": self.share(),
             "share_back_to_back": self.share(True), "gather_tb_per_s": self.gather,
         }  # fmt: skip
+
+    def cells(self) -> tuple[str, ...]:
+        """The line of a table."""
+        shape = self.shape
+        bar = f"{shape.bar:.2f}" if shape.bar else ""
+        bar = f"{shape.bar_gather:.1f} TB/s" if shape.bar_gather else bar
+        return (
+            str(shape), f"{self.timings['openmla'].median:.3f}", f"{self.tflops:.0f}",
+            f"{self.matmul:.0f}", f"{self.share():.3f}", f"{self.share(True):.3f}",
+            f"{self.gather:.2f}", bar,
+        )  # fmt: skip
 
 
 class Inputs:
@@ -150,10 +164,20 @@ class Inputs:
 
 def run_sparse(rounds: int, shapes: tuple[Shape, ...] = SHAPES) -> Iterator[Row]:
     """Time every shape, the matmul in between."""
-    a, b = (torch.randn(MATMUL, MATMUL, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    ceiling = matmul()
     for shape in shapes:
         inputs = Inputs(shape)
         inputs.check()
-        yield Row(
-            shape, race({"openmla": inputs.openmla, "matmul": lambda: torch.mm(a, b)}, rounds)
-        )
+        yield Row(shape, race({"openmla": inputs.openmla, "matmul": ceiling}, rounds))
+
+
+def report(rows: Iterable[Row]) -> Report:
+    """One line per shape."""
+    found = list(rows)
+    return Report(
+        "openmla bench sparse, shares of an 8192³ bf16 matmul timed in between",
+        ("shape", "ms", "TFLOP/s", "matmul", "share", "in a row", "TB/s", "bar"),
+        [row.cells() for row in found],
+        {"rows": [row.to_json() for row in found]},
+        {str(row): {"openmla": row.tflops, "8192³ matmul": row.matmul} for row in found},
+    )

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import torch
 import typer
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
+if TYPE_CHECKING:
+    from openmla.bench.report import Report
+
+T = TypeVar("T")
 BENCHMARKS = ("cpu", "dense", "sparse")
 
 
@@ -32,7 +36,7 @@ def bench_command(
     ] = False,
     json: Annotated[Path | None, typer.Option(help="Also write the results here")] = None,
     plot: Annotated[
-        Path | None, typer.Option(help="dense, sparse: also draw them here (.svg, .png)")
+        Path | None, typer.Option(help="dense, sparse: also draw them here, as SVG")
     ] = None,
 ) -> None:
     """Time openmla and its peers on this machine: medians, interleaved, one process."""
@@ -49,12 +53,15 @@ def bench_command(
     torch.manual_seed(0)
     options = f"--rounds {rounds} --threads {threads}" + " --quick" * quick
     command = f"openmla bench {what}" + f" --target {target}" * bool(target) + f" {options}"
-    if what == "cpu":
-        _cpu(rounds, quick, json, command)
-    elif what == "dense":
-        _dense(rounds, json, plot, command)
-    else:
-        _sparse(rounds, json, plot, command)
+    console = Console()
+    report = _run(console, what, rounds, quick)
+    console.print(report.table())
+    if json is not None:
+        from openmla.bench.provenance import provenance
+
+        _save(json, lambda path: report.write_json(path, provenance(command, gpu=what != "cpu")))
+    if plot is not None:
+        _save(plot, report.write_picture)
 
 
 def _check_gpu(what: str, target: str) -> None:
@@ -74,57 +81,25 @@ def _check_gpu(what: str, target: str) -> None:
             raise typer.BadParameter(f"target {wanted.name}, but this GPU is {found.name}")
 
 
-def _cpu(rounds: int, quick: bool, json: Path | None, command: str) -> None:
-    from openmla.bench.cpu import Row, run_cpu
-    from openmla.bench.report import table, write_json
+def _run(console: Console, what: str, rounds: int, quick: bool) -> Report:
+    """Run a benchmark, and say which case is done."""
+    from openmla.bench import cpu, dense, sparse
 
-    console = Console()
-    rows: list[Row] = []
-    with _progress(console) as progress:
-        step = progress.add_task("first case (slow peers take a while)")
-        for row in run_cpu(rounds, quick):
-            rows.append(row)
-            progress.update(step, description=f"done: {row.case} {row.dtype}")
-    console.print(table(rows))
-    if json is not None:
-        _save(json, lambda path: write_json(path, rows, command))
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        step = progress.add_task("first case (kernels are compiled, slow peers take a while)")
 
+        def seen(rows: Iterator[T]) -> Iterator[T]:
+            for row in rows:
+                progress.update(step, description=f"done: {row}")
+                yield row
 
-def _dense(rounds: int, json: Path | None, picture: Path | None, command: str) -> None:
-    from openmla.bench.dense import Row, matmul_tflops, run_dense
-    from openmla.bench.dense_report import plot, table, write_json
-
-    console = Console()
-    rows: list[Row] = []
-    with _progress(console) as progress:
-        step = progress.add_task("first shape (kernels are compiled)")
-        matmul = matmul_tflops(rounds)
-        for row in run_dense(rounds):
-            rows.append(row)
-            progress.update(step, description=f"done: {row.shape}")
-    console.print(table(rows, matmul))
-    if json is not None:
-        _save(json, lambda path: write_json(path, rows, matmul, command))
-    if picture is not None:
-        _save(picture, lambda path: plot(path, rows, matmul))
-
-
-def _sparse(rounds: int, json: Path | None, picture: Path | None, command: str) -> None:
-    from openmla.bench.sparse import Row, run_sparse
-    from openmla.bench.sparse_report import plot, table, write_json
-
-    console = Console()
-    rows: list[Row] = []
-    with _progress(console) as progress:
-        step = progress.add_task("first shape (kernels are compiled)")
-        for row in run_sparse(rounds):
-            rows.append(row)
-            progress.update(step, description=f"done: {row.shape}")
-    console.print(table(rows))
-    if json is not None:
-        _save(json, lambda path: write_json(path, rows, command))
-    if picture is not None:
-        _save(picture, lambda path: plot(path, rows))
+        if what == "cpu":
+            return cpu.report(seen(cpu.run_cpu(rounds, quick)))
+        if what == "sparse":
+            return sparse.report(seen(sparse.run_sparse(rounds)))
+        matmul = dense.matmul_tflops(rounds)
+        return dense.report(seen(dense.run_dense(rounds)), matmul)
 
 
 def _save(path: Path, write: Callable[[Path], None]) -> None:
@@ -133,8 +108,3 @@ def _save(path: Path, write: Callable[[Path], None]) -> None:
     except OSError as error:
         raise typer.BadParameter(f"cannot write {path}: {error.strerror}") from None
     typer.echo(f"written to {path}")
-
-
-def _progress(console: Console) -> Progress:
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-    return Progress(*columns, console=console, transient=True)

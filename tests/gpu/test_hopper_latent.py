@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import openmla
+from compat import flash_mla_cases as flash_mla
 from gpu.on_device import DEVICE, different, drawn_problems, normal, on, on_hopper, problems
-from openmla.testing import flash_mla
 from openmla.testing.case import Case
 
 pytestmark = on_hopper

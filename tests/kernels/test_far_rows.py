@@ -11,12 +11,12 @@ import pytest
 
 import kernels.blackwell.simulated as blackwell
 import kernels.cdna4.simulated as cdna4
+from kernels.far_memory import FarMemory
 from kernels.judging import Run, assert_clean, on
 from openmla.errors import Unsupported
 from openmla.testing.build import build
 from openmla.testing.case import Case
 from openmla.testing.compare import judge
-from openmla.testing.memory.far import FarMemory
 
 DENSE = Case("dense", 4, 128, 64, 128, q_lens=(9, 7, 3), k_lens=(9, 70, 3))
 PAGES = replace(DENSE, rope="cache", kv="bf16", page_size=64)

@@ -29,6 +29,11 @@ def test_a_clean_run_says_so(tmp_path):
     assert not (tmp_path / "failures").exists()
 
 
+def test_seeds_are_counted_by_variants(tmp_path):
+    result = invoke("--cases", "7", "--seed", "40", "--variants", "3", "--save-dir", str(tmp_path))
+    assert result.exit_code == 0 and "7 random cases, seeds 40 to 42" in result.output
+
+
 def test_a_failure_is_shown_saved_and_replayed(monkeypatch, tmp_path):
     def wrong(self, built):
         outcome = built.run()

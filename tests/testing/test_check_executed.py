@@ -11,8 +11,9 @@ from typer.testing import CliRunner
 from openmla.cli.check import check_command
 from openmla.errors import Unsupported
 from openmla.testing.checker import Result
-from openmla.testing.executed import fuzz
+from openmla.testing.executed import check as executed
 from openmla.testing.simulate.draw import simulated_case
+from openmla.testing.simulate.fuzz import run_simulated
 
 app = typer.Typer()
 app.command()(check_command)
@@ -22,25 +23,26 @@ def invoke(*arguments: str) -> Any:
     return CliRunner().invoke(app, ["--execute", *arguments])
 
 
-def test_what_runs_and_what_is_refused_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_runs_and_what_is_refused_is_counted() -> None:
     seen = []
 
-    def check(case: Any, target: str, schedules: Any) -> Result:
+    def check(case: Any, target: str, deep: bool) -> Result:
         seen.append(case)
         if len(seen) % 2:
             raise Unsupported(f"no kernel for case {len(seen)}")
         return Result("right", bound=0.25 * len(seen))
 
-    monkeypatch.setattr(fuzz, "check_executed", check)
-    report = fuzz.run_executed(2, 7, "b200")
-    assert report.ok(2) and report.draws == 4 and report.worst == 1.0
-    assert report.refused == {"no kernel for case N": 2}
+    report = run_simulated(2, 7, "b200", check=check)
+    assert report.ok and report.cases == 4 and report.worst["bound"] == 1.0
+    assert report.refused == {"no kernel for case #": 2}
     assert seen == [simulated_case("b200", seed) for seed in (7, 8, 9, 10)]
 
 
 def test_a_fault_fails_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        fuzz, "check_executed", lambda *given: Result("failed", "fault", "deadlock at dense.py:7")
+        executed,
+        "check_executed",
+        lambda *_: Result("failed", "fault", "deadlock at dense.py:7"),
     )
     result = invoke("--target", "h200", "--cases", "3")
     assert result.exit_code == 1

@@ -27,8 +27,11 @@ def test_a_clean_run_says_what_ran_and_what_was_refused(tmp_path: Path) -> None:
         "--target", "h200", "--cases", "4", "--seed", "3", "--save-dir", str(tmp_path)
     )  # fmt: skip
     assert result.exit_code == 0, result.output
-    assert "hopper kernels for h200" in result.output and "all right" in result.output
-    assert "cases that ran" in result.output and "4 of" in result.output
+    assert (
+        "hopper kernels for h200" in result.output
+        and "every case is right or refused" in result.output
+    )
+    assert "with poisoned memory" in result.output and "hopper" in result.output
     assert list(tmp_path.iterdir()) == []
 
 

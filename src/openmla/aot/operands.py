@@ -124,7 +124,7 @@ def _dense(zeros: _Zeros, problem: Problem, q: Tensor, weights: Weights) -> Dens
         rope = zeros(problem.rope_dtype, keys, *per_head, problem.d_rope)
     cu_q = zeros.ends(problem.total_q, batch)
     cu_k = cu_q if keys == problem.total_q else zeros.ends(keys, batch)
-    words = -(-keys // WORD)
+    words = -(-keys // (4 * WORD)) * 4  # rows of a mask begin at 16 bytes
     return DenseOperands(
         q, zeros(problem.kv_dtype, keys, heads, problem.d_nope), rope,
         zeros(problem.v_dtype, keys, heads, problem.d_v), cu_q, cu_k, problem.causal, weights,

@@ -5,26 +5,22 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich import box
 from rich.console import Console
-from rich.table import Table
 
 from openmla.cli.check_executed import check_executed_command
 from openmla.cli.check_simulated import check_simulated_command
-from openmla.cli.failures import progress_bar, require_saved_case, show
 from openmla.cli.options import DEVICE_HELP, device_here
+from openmla.cli.reports import conclude, require_saved_case, show, with_progress
 from openmla.planning import BACKENDS
-from openmla.testing.fuzz import FuzzReport, one_thread, replay, run_fuzz
+from openmla.testing.fuzz import one_thread, replay, run_fuzz
 from openmla.testing.indexer_fuzz import check_index_call
 
 INDEX_SHARE = 5  # one call of the indexer for so many of attention
-MOST_REASONS = 20  # shown; the JSON has all
 
 
 def check_command(
@@ -71,7 +67,7 @@ def check_command(
     if simulate:
         ok = check_simulated_command(console, target, cases, seed, save_dir, replay_file)
     elif execute:
-        ok = check_executed_command(console, target, cases, seed)
+        ok = check_executed_command(console, target, cases, seed, save_dir)
     elif replay_file is not None:
         ok = _replay(console, replay_file, backend, device)
     else:
@@ -80,35 +76,16 @@ def check_command(
             max_failures=max_failures, variants=variants,
             most_seconds=60 * minutes or math.inf,
         )  # fmt: skip
+        last = seed + (cases - 1) // variants
         console.print(
-            f"{cases} random cases, seeds {seed} to {seed + cases - 1}, backend {backend}, "
-            f"on {device}"
+            f"{cases} random cases, seeds {seed} to {last}, backend {backend}, on {device}"
         )
-        ok = _fuzz(console, cases, run, json_file)
+        report = with_progress(console, cases, run)
+        if json_file is not None:
+            json_file.write_text(json.dumps(report.to_json(), indent=1) + "\n")
+        ok = conclude(console, report)
         ok &= _index_calls(console, -(-cases // INDEX_SHARE), seed, backend, device)
     raise typer.Exit(0 if ok else 1)
-
-
-def _fuzz(
-    console: Console, cases: int, run: Callable[..., FuzzReport], json_file: Path | None
-) -> bool:
-    with progress_bar(console) as bar:
-        task = bar.add_task("cases", total=cases)
-        report = run(
-            progress=lambda done, total, note: bar.update(task, completed=done, total=total)
-        )
-    console.print(_summary(report))
-    if json_file is not None:
-        json_file.write_text(json.dumps(report.to_json(), indent=1) + "\n")
-    for failure in report.failures:
-        show(console, failure)
-    if report.ok:
-        console.print("[green]every case is right or refused[/green]")
-    elif not report.right:
-        console.print("[red]nothing ran: no case is right there[/red]")
-    elif report.cases < report.asked:
-        console.print(f"[red]stopped after {len(report.failures)} failures[/red]")
-    return report.ok
 
 
 def _index_calls(console: Console, calls: int, seed: int, backend: str, device: str) -> bool:
@@ -123,29 +100,6 @@ def _index_calls(console: Console, calls: int, seed: int, backend: str, device: 
     said = ", ".join(f"{counts[status]} {status}" for status in ("right", "refused", "failed"))
     console.print(f"{calls} calls of the indexer: {said}")
     return not counts["failed"]
-
-
-def _summary(report: FuzzReport) -> Table:
-    table = Table(box=box.SIMPLE, show_header=False)
-    rows = [
-        ("cases", f"{report.cases}"),
-        ("right", f"{report.right}"),
-        ("refused", f"{report.refused.total()}"),
-        ("failures", f"{len(report.failures)}"),
-        ("with random widths", f"{report.random_widths}"),
-        ("with poisoned memory", f"{report.poisoned}"),
-        ("with guarded memory", f"{report.guarded}"),
-        ("largest share of the error bound", f"{report.worst.get('bound', 0):.2f}"),
-        ("largest share of the lse limit", f"{report.worst.get('lse', 0):.2f}"),
-        ("seconds", f"{report.seconds:.1f}"),
-    ]
-    rows += [
-        (f"right: {form}, {name}", f"{n}") for (form, name), n in sorted(report.served.items())
-    ]
-    rows += [(f"refused: {why}", f"{n}") for why, n in report.refused.most_common(MOST_REASONS)]
-    for name, value in rows:
-        table.add_row(name, value)
-    return table
 
 
 def _replay(console: Console, path: Path, backend: str, device: str) -> bool:

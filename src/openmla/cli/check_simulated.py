@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import typer
-from rich import box
 from rich.console import Console
-from rich.table import Table
 
-from openmla.cli.failures import progress_bar, require_saved_case, show
+from openmla.cli.reports import conclude, require_saved_case, show, with_progress
 from openmla.errors import InvalidArgument, Unsupported
 
 
@@ -39,33 +38,10 @@ def _run(console: Console, target: str, cases: int, seed: int, save_dir: Path) -
         f"{cases} random cases from seed {seed} on, {FAMILIES[target]} kernels for {target}, "
         "simulated on the CPU"
     )
-    with progress_bar(console) as bar:
-        task = bar.add_task("cases", total=cases)
-        report = run_simulated(
-            cases, seed, target, save_dir=save_dir,
-            progress=lambda done, total, note: bar.update(task, completed=done),
-        )  # fmt: skip
-    table = Table(box=box.SIMPLE, show_header=False)
-    rows = [(form, str(number)) for form, number in sorted(report.ran.items())]
-    rows += [
-        ("cases that ran", f"{report.cases} of {report.draws} drawn"),
-        ("with poisoned memory", f"{report.poisoned}"),
-        ("failures", f"{len(report.failures)}"),
-        ("largest share of the error bound", f"{report.worst:.2f}"),
-        ("seconds", f"{report.seconds:.1f}"),
-    ]
-    rows += [(f"refused: {why}", f"{n}") for why, n in report.refused.most_common()]
-    for name, value in rows:
-        table.add_row(name, value)
-    console.print(table)
-    for failure in report.failures:
-        show(console, failure, _command(target))
-    ok = report.ok(cases)
-    if ok:
-        console.print("[green]all right, and nothing found[/green]")
-    elif not report.failures:
-        console.print(f"[red]only {report.cases} of {report.draws} draws ran[/red]")
-    return ok
+    report = with_progress(
+        console, cases, partial(run_simulated, cases, seed, target, save_dir=save_dir)
+    )
+    return conclude(console, report, _command(target))
 
 
 def _replay(console: Console, path: Path, target: str) -> bool:

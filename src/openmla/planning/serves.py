@@ -104,6 +104,15 @@ class Serves:
                 return place, f"{_label(names, got)}: {served}"
         return len(complete), ""
 
+    def takes(self, name: str, value: Any) -> bool:
+        """Whether one field may have a value, for some values of the fields that go with it."""
+        for names, allowed in self.allowed.items():
+            if names == name:
+                return value in allowed
+            if isinstance(names, tuple) and name in names and isinstance(allowed, OneOf):
+                return any(group[names.index(name)] == value for group in allowed.values)
+        return False
+
     def mentions(self, name: str) -> bool:
         """Whether a field of Problem is declared, alone or in a group."""
         return any(name in (key if isinstance(key, tuple) else (key,)) for key in self.allowed)

@@ -84,7 +84,7 @@ class Checker:
         try:
             outcome = self.run(built)
         except (Unsupported, InvalidArgument) as error:
-            return Result("refused", message=_reason(error))
+            return Result("refused", message=refusal(error))
         family = self._family(built, outcome)
         verdict = judge(built, outcome)
         if not verdict.ok:
@@ -122,10 +122,10 @@ def check(case: Case, options: dict[str, Any]) -> dict[str, Any]:
     return asdict(Checker(**options["checker"]).result(case, deep))
 
 
-def _reason(error: Unsupported | InvalidArgument) -> str:
+def refusal(error: Unsupported | InvalidArgument) -> str:
     """Why a call was refused, without its numbers: cases refused alike are counted together.
 
-    >>> _reason(Unsupported("no config holds d_nope 112 in 232448 bytes"))
+    >>> refusal(Unsupported("no config holds d_nope 112 in 232448 bytes"))
     'no config holds d_nope # in # bytes'
     """
     text = error.reason if isinstance(error, Unsupported) else f"InvalidArgument: {error}"

@@ -67,6 +67,10 @@ class FuzzReport:
     device: str
     asked: int = 0
     """Cases that were to run; a run with too many failures stops before."""
+    least: int = 1
+    """Cases that must be right."""
+    variants: int = 1
+    """Cases drawn from one seed."""
     cases: int = 0
     right: int = 0
     random_widths: int = 0
@@ -84,9 +88,14 @@ class FuzzReport:
 
     @property
     def ok(self) -> bool:
-        """Every case that was asked for is right or refused, and at least one is right."""
+        """Every case that was asked for is right or refused, and enough of them are right."""
         answered = self.right + self.refused.total()
-        return not self.failures and self.right > 0 and answered == self.asked
+        return not self.failures and self.right >= self.least and answered == self.asked
+
+    @property
+    def seeds(self) -> str:
+        """Those that the cases were to be drawn from."""
+        return f"seeds {self.seed} to {self.seed + max(self.asked - 1, 0) // self.variants}"
 
     def add(self, case: Case, result: Result) -> None:
         """Count a case; the caller keeps the failures."""
@@ -104,9 +113,8 @@ class FuzzReport:
 
     def summary(self) -> str:
         """One line."""
-        last = self.seed + max(self.asked - 1, 0)
         return (
-            f"{self.cases} cases (seeds {self.seed} to {last}), {self.right} right, "
+            f"{self.cases} cases ({self.seeds}), {self.right} right, "
             f"{self.refused.total()} refused, {len(self.failures)} failures, "
             f"{self.random_widths} with random widths, {self.poisoned} poisoned, "
             f"{self.guarded} guarded, {self.seconds:.1f} s"
@@ -177,7 +185,7 @@ def run_fuzz(
     After `most_seconds` no more are begun, and the report is about those that were.
     """
     started = time.perf_counter()
-    report = FuzzReport(seed, backend, device, asked=cases)
+    report = FuzzReport(seed, backend, device, asked=cases, variants=variants)
     on_cpu = torch.device(device).type == "cpu"
     jobs = jobs or (0 if on_cpu else 1)
     checker = Checker(backend, device, implementation, guard_pages=jobs > 0)
@@ -197,7 +205,7 @@ def run_fuzz(
             tell(report.cases, total, str(case))
             if result.status == "failed":
                 failure = Failure(result.kind, case, shrunk, result.message)
-                report.failures.append(_saved(failure, save_dir))
+                report.failures.append(saved(failure, save_dir))
                 if len(report.failures) >= max_failures:
                     break
             elif result.poisoned:
@@ -210,7 +218,7 @@ def run_fuzz(
             if problem:  # counted as right before
                 report.right -= 1
                 report.served[case.form, family] -= 1
-                report.failures.append(_saved(Failure("guard", case, case, problem), save_dir))
+                report.failures.append(saved(Failure("guard", case, case, problem), save_dir))
     if time.perf_counter() - started >= most_seconds:
         report.asked = report.cases
     report.failures.sort(key=lambda failure: failure.case.seed)
@@ -304,7 +312,8 @@ def _failure_json(failure: Failure) -> dict[str, Any]:
     }
 
 
-def _saved(failure: Failure, save_dir: str | Path | None) -> Failure:
+def saved(failure: Failure, save_dir: str | Path | None) -> Failure:
+    """The failure with the file it was saved in, if there is a folder for it."""
     return failure if save_dir is None else replace(failure, path=save(failure, save_dir))
 
 

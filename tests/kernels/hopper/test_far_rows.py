@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from gluon_sim import Kind
+from kernels.far_memory import FarMemory
 from kernels.hopper.mutant_run import mutant, plan_of, run_on
 from openmla.kernels.hopper.dense import launch
 from openmla.kernels.hopper.latent import launch as sparse_launch
 from openmla.testing.build import build
 from openmla.testing.case import Case
-from openmla.testing.memory.far import FarMemory
 
 SM_COUNT = 12  # enough to split long requests
 DENSE = Case("dense", 4, 128, 64, 128, q_lens=(9, 7, 3), k_lens=(9, 70, 3))

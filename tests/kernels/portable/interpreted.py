@@ -17,6 +17,7 @@ from types import ModuleType, SimpleNamespace
 
 import torch
 
+from kernels.far_memory import FarMemory
 from kernels.portable import edges, interpreter
 from kernels.shared_keys import with_shared_keys
 from openmla.cache import LatentCache
@@ -31,7 +32,6 @@ from openmla.testing.build import BuiltCase, Outcome, build
 from openmla.testing.case import Case
 from openmla.testing.compare import judge
 from openmla.testing.draw import random_case
-from openmla.testing.memory.far import FarMemory
 from openmla.testing.memory.poison import differences, poison_problems
 
 MOST_WORK = 2_000_000  # multiply-adds of a case; larger ones take minutes here

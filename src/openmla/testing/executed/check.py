@@ -20,10 +20,13 @@ from openmla.testing.executed.prepare import prepare
 from openmla.testing.memory.poison import differences
 
 
-def check_executed(case: Case, target: str, schedules: Sequence[Schedule] = SCHEDULES) -> Result:
+def check_executed(
+    case: Case, target: str, deep: bool = True, schedules: Sequence[Schedule] = SCHEDULES
+) -> Result:
     """What is wrong with a case on the target's compiled kernels. A refusal is raised.
 
     The first schedule's result is judged by the acceptance rule; the others must give its bits.
+    All memory that a case does not name is poisoned in every run, so `deep` changes nothing.
     """
     try:
         prepared = prepare(case, target)

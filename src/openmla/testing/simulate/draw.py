@@ -1,9 +1,9 @@
 """Random cases for the simulator: what a target's Gluon kernels serve, at the edges of their tiles.
 
 `simulated_case(target, seed)` always gives the same case. A case starts from a `Menu`, the widths,
-types and formats that the target's kernels serve in one form. In two cases of five a width, or all
-of them, is arbitrary instead: a family must refuse that or compute it correctly. A few cases ask
-for a feature that the family does not have, to see it refused.
+types and formats that the target's kernels declare to serve in one form. In two cases of five a
+width, or all of them, is arbitrary instead: a family must refuse that or compute it correctly. A
+few cases ask for a feature that the family does not have, to see it refused.
 
 A simulation takes milliseconds per tile of 64 rows and 64 keys, so cases are a few dozen tiles.
 """
@@ -15,7 +15,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from openmla.formats import BF16, FORMATS
-from openmla.planning.serves import GLUON_CACHES
+from openmla.planning import TARGETS
+from openmla.planning.registry import families_of
+from openmla.problem import CACHE_FORMATS
 from openmla.testing.case import Case
 
 MOST_TILES = 40
@@ -39,55 +41,65 @@ class Menu:
     kv: tuple[str, ...]
     """Where keys are stored; in the dense form, the cache that rope comes from."""
     pages: tuple[int, ...]
+    per_token_scales: bool
     query_tiles: tuple[int, ...]
     key_tiles: tuple[int, ...]
-    per_token_scales: bool = False
     long_keys: tuple[int, ...] = ()
     """Keys of requests that are split."""
     mixed: bool = False
     """Whether e4m3 queries go with V of 16 bits and with scales; otherwise with e4m3 values."""
 
 
+# What is drawn from, as far as a family serves it; what stands twice is drawn twice as often.
+_WIDTHS = (16, 32, 48, 64, 96, 128, 128, 160, 192, 256, 512, 512)
+_ROPE = (0, 16, 32, 64, 64, 128)
 _FEW_HEADS = (1, 1, 2, 3, 4, 5, 6)
-_ROW_HEADS = (1, 3, 8, 16, 20, 40, 63, 64, 65, 96, 128)
-_ANY_PAGES = (1, 3, 7, 8, 16, 24, 32, 48, 64, 128)
-_HOPPER_ROWS = Menu(
-    (128, 256, 512, 512), (0, 32, 64, 64), (), ("bf16", "bf16", "fp16"), _ROW_HEADS,
-    ("plain", "bf16", *GLUON_CACHES), _ANY_PAGES, (64,), (64, 128),
-)  # fmt: skip
-MENUS: dict[str, dict[str, Menu]] = {
+_ROW_HEADS = (1, 3, 8, 16, 20, 24, 40, 56, 63, 64, 65, 96, 128)
+_PAGES = (1, 3, 7, 8, 16, 24, 32, 48, 64, 128, 256)
+# Tiles of queries and of keys, and keys that are split.
+_TILES: dict[str, dict[str, tuple[tuple[int, ...], ...]]] = {
     "h200": {
-        "dense": Menu(
-            (16, 32, 48, 64, 96, 128, 128, 160, 192, 256), (0, 16, 32, 64, 64, 128),
-            (16, 32, 64, 128, 128, 256), ("bf16", "fp16", "e4m3"), _FEW_HEADS, ("bf16",),
-            (8, 16, 24, 48, 64, 128, 256), (64, 128), (16, 32, 64, 128, 128),
-            long_keys=(2048, 2049, 4097), mixed=True,
-        ),
-        "latent": _HOPPER_ROWS,
-        "sparse": _HOPPER_ROWS,
+        "dense": ((64, 128), (16, 32, 64, 128, 128), (2048, 2049, 4097)),
+        "latent": ((64,), (64, 128)),
+        "sparse": ((64,), (64, 128)),
     },
-    "b200": {
-        "dense": Menu(
-            (64, 128, 128, 192, 256), (64,), (64, 128, 128, 256), ("bf16", "fp16", "e4m3"),
-            _FEW_HEADS, ("bf16", "bf16", *GLUON_CACHES), (8, 16, 32, 64, 128, 256), (128, 256),
-            (16, 64, 128, 128), per_token_scales=True,
-        ),
-        "sparse": Menu(
-            (512,), (64,), (), ("bf16", "bf16", "fp16"), (8, 16, 24, 40, 56, 64, 128),
-            ("plain", "bf16", *GLUON_CACHES), _ANY_PAGES, (64,), (64, 128),
-        ),
-    },
-    "mi355x": {
-        "dense": Menu(
-            (64, 128, 128), (64, 64, 128), (), ("bf16", "fp16", "e4m3"), _FEW_HEADS,
-            ("bf16",), _ANY_PAGES, (32, 128, 256), (16, 64, 64, 128),
-        ),
-        "sparse": Menu(
-            (512,), (0, 64, 64), (), ("bf16", "bf16", "fp16", "e4m3"), _ROW_HEADS,
-            ("plain", "bf16", *GLUON_CACHES), _ANY_PAGES, (64,), (64,),
-        ),
-    },
-}  # fmt: skip
+    "b200": {"dense": ((128, 256), (16, 64, 128, 128)), "sparse": ((64,), (64, 128))},
+    "mi355x": {"dense": ((32, 128, 256), (16, 64, 64, 128)), "sparse": ((64,), (64,))},
+}
+
+
+def menu_of(target: str, form: str) -> Menu:
+    """What the declarations of the target's own family allow.
+
+    >>> menu_of("b200", "sparse").d_nope, menu_of("b200", "sparse").d_rope
+    ((512, 512), (64, 64))
+    """
+    family, *_ = families_of(TARGETS[target])
+    serves = [kernel.serves for kernel in family.of_form(form) if kernel.launcher]
+
+    def served(field: str, *values: Any) -> tuple[Any, ...]:
+        return tuple(x for x in values if any(s.takes(field, x) for s in serves))
+
+    dense = form == "dense"
+    together = any(("d_nope", "d_v") in s.allowed for s in serves)
+    caches = served("rope_dtype" if dense else "kv_dtype", *CACHE_FORMATS)
+    return Menu(
+        d_nope=served("d_nope", *_WIDTHS),
+        d_rope=served("d_rope", *_ROPE),
+        d_v=served("d_v", *_WIDTHS) if dense and not together else (),
+        dtypes=served("q_dtype", "bf16", "bf16", "fp16", "e4m3"),
+        heads=served("heads", *(_FEW_HEADS if dense else _ROW_HEADS)),
+        kv=caches if dense else ("plain", *caches),
+        pages=served("page_size", *_PAGES),
+        per_token_scales=bool(served("has_q_scale", True)),
+        mixed=any(s.takes("q_dtype", "e4m3") and s.takes("v_dtype", "bf16") for s in serves),
+        **dict(zip(("query_tiles", "key_tiles", "long_keys"), _TILES[target][form], strict=False)),
+    )
+
+
+MENUS = {
+    target: {form: menu_of(target, form) for form in forms} for target, forms in _TILES.items()
+}
 
 
 def simulated_case(target: str, seed: int) -> Case:

@@ -1,0 +1,86 @@
+"""What both kinds of `openmla check` show: a progress bar, the result, a failure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from openmla.testing.fuzz import Failure, FuzzReport, load
+
+MOST_REASONS = 20  # shown; the JSON has all
+
+
+def progress_bar(console: Console) -> Progress:
+    """Cases done, of how many, and since when."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    return Progress(*columns, TimeElapsedColumn(), console=console, transient=True)
+
+
+def with_progress(console: Console, cases: int, run: Callable[..., FuzzReport]) -> FuzzReport:
+    """What a run that tells its progress reports."""
+    with progress_bar(console) as bar:
+        task = bar.add_task("cases", total=cases)
+        return run(progress=lambda done, total, note: bar.update(task, completed=done, total=total))
+
+
+def conclude(console: Console, report: FuzzReport, command: str = "openmla check") -> bool:
+    """Print the result and every failure; whether all is well."""
+    console.print(_summary(report))
+    for failure in report.failures:
+        show(console, failure, command)
+    if report.ok:
+        console.print("[green]every case is right or refused[/green]")
+    elif not report.right:
+        console.print("[red]nothing ran: no case is right there[/red]")
+    elif report.cases < report.asked:
+        console.print(f"[red]stopped after {len(report.failures)} failures[/red]")
+    elif not report.failures:
+        console.print(f"[red]only {report.right} of {report.cases} cases ran[/red]")
+    return report.ok
+
+
+def _summary(report: FuzzReport) -> Table:
+    table = Table(box=box.SIMPLE, show_header=False)
+    rows = [
+        ("cases", f"{report.cases}"),
+        ("right", f"{report.right}"),
+        ("refused", f"{report.refused.total()}"),
+        ("failures", f"{len(report.failures)}"),
+        ("with random widths", f"{report.random_widths}"),
+        ("with poisoned memory", f"{report.poisoned}"),
+        ("with guarded memory", f"{report.guarded}"),
+        ("largest share of the error bound", f"{report.worst.get('bound', 0):.2f}"),
+        ("largest share of the lse limit", f"{report.worst.get('lse', 0):.2f}"),
+        ("seconds", f"{report.seconds:.1f}"),
+    ]
+    rows += [
+        (f"right: {form}, {name}", f"{n}") for (form, name), n in sorted(report.served.items())
+    ]
+    rows += [(f"refused: {why}", f"{n}") for why, n in report.refused.most_common(MOST_REASONS)]
+    for name, value in rows:
+        table.add_row(name, value)
+    return table
+
+
+def show(console: Console, failure: Failure, command: str = "openmla check") -> None:
+    """What failed, how small it stays failing, and the command that runs it again."""
+    console.print(f"[red]{failure.kind}[/red] {failure.case}")
+    if failure.shrunk != failure.case:
+        console.print(f"  shrunk to: {failure.shrunk}")
+    console.print(f"  {failure.message}", markup=False)
+    if failure.path is not None:
+        console.print(f"  again: {command} --replay {failure.path}", soft_wrap=True)
+
+
+def require_saved_case(path: Path) -> None:
+    """A file that a failure was saved in."""
+    try:
+        load(path)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise typer.BadParameter(f"replay: {path} is not a saved case ({error!r:.100})") from None

@@ -21,8 +21,8 @@ from openmla.indexer.api import index_topk, indexer_scores, select_topk
 from openmla.indexer.cache import IndexCache
 from openmla.planning import Plan, plan
 from openmla.problem import Problem
-from openmla.version import VERSION as __version__
 
+__version__ = "0.1.0"
 __all__ = [
     "IndexCache",
     "InvalidArgument",

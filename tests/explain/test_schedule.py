@@ -8,8 +8,8 @@ from itertools import pairwise
 import pytest
 
 from openmla.explain.schedule import BLOCKS, Step, busy_share, schedule
+from openmla.explain.support import FEATURES, TABLE_TARGETS, support_of
 from openmla.planning import Plan, plan
-from openmla.planning.support import FEATURES, TABLE_TARGETS, support_of
 
 PLANS = [
     plan(problem, target)

@@ -19,7 +19,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from package_source import functions, modules
+from repository.package_source import functions, modules
 
 TRAP = """
 def kernel(tile, n):

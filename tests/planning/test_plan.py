@@ -11,6 +11,7 @@ from itertools import pairwise
 import pytest
 
 from openmla.errors import InvalidArgument, Unsupported
+from openmla.explain.support import FEATURES, TABLE_TARGETS
 from openmla.formats import FORMATS
 from openmla.planning import TARGETS, Plan, plan, target_by_name
 from openmla.planning.blackwell import FA4Config, MLAConfig
@@ -22,7 +23,6 @@ from openmla.planning.models import MODELS, problem_for_model
 from openmla.planning.portable.tiles import PortableConfig
 from openmla.planning.registry import families_of
 from openmla.planning.serves import FP8_CACHES, GLUON_CACHES
-from openmla.planning.support import FEATURES, TABLE_TARGETS
 from openmla.problem import FORMS, Problem
 
 DENSE = Problem(form="dense", heads=128, d_nope=128, d_rope=64, d_v=128, total_q=4096, total_k=4096)

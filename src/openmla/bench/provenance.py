@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from openmla.version import VERSION
+from openmla import __version__
 
 UNKNOWN = "unknown: not a git checkout"
 SMI_QUERY = "name,driver_version,power.limit,clocks.max.sm"
@@ -37,7 +37,7 @@ def provenance(command: str, *, gpu: bool, commit: str = "") -> dict[str, Any]:
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
         "commit": commit or commit_of_source() or UNKNOWN,
         "command": command,
-        "openmla": VERSION,
+        "openmla": __version__,
         "torch": torch.__version__,
         "python": platform.python_version(),
         **(_gpu() if gpu else _cpu()),

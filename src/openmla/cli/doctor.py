@@ -11,11 +11,11 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from openmla import __version__
 from openmla.dispatch import device_target, plan_for
 from openmla.errors import OpenMLAError
-from openmla.planning.support import support_table_markdown
+from openmla.explain.support import support_table_markdown
 from openmla.problem import Problem
-from openmla.version import VERSION
 
 # One problem per form, at DeepSeek-V3 sizes.
 EXAMPLES = {
@@ -50,7 +50,7 @@ def doctor_command(
 def versions() -> Table:
     """The packages that matter, and whether they are here."""
     table = Table("package", "version", title="versions", title_justify="left")
-    table.add_row("openmla", VERSION)
+    table.add_row("openmla", __version__)
     table.add_row("python", platform.python_version())
     for name in ("torch", "triton", "numpy", "tensor-layouts"):
         try:

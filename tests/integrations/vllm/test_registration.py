@@ -14,7 +14,7 @@ import pytest
 from integrations.vllm import fake_vllm
 from openmla.integrations.vllm import register
 from openmla.integrations.vllm.registration import SEAMS
-from package_source import ROOT, imports, modules
+from repository.package_source import ROOT, imports, modules
 
 PREFILL, ATTENTION = SEAMS["prefill"].module, SEAMS["attention"].module
 OTHERS = "somebody.elses.Backend"

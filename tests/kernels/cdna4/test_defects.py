@@ -10,8 +10,8 @@ import pytest
 
 from gluon_sim import Limits, intercept
 from kernels.cdna4.defect import Defect, load_defect
+from kernels.cdna4.dense.test_kernel import BF16_EDGES, FP8_EDGES, FULL_TABLE, LIGHT
 from kernels.cdna4.simulated import plan_of
-from kernels.cdna4.test_dense import BF16_EDGES, FP8_EDGES, FULL_TABLE, LIGHT
 from kernels.judging import as_built, light_keys, on
 from openmla.testing.build import BuiltCase, Outcome
 from openmla.testing.case import Case

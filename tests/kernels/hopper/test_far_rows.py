@@ -9,7 +9,7 @@ import pytest
 
 from gluon_sim import Kind
 from kernels.far_memory import FarMemory
-from kernels.hopper.mutant_run import mutant, plan_of, run_on
+from kernels.hopper.dense.mutant_run import mutant, plan_of, run_on
 from openmla.kernels.hopper.dense import launch
 from openmla.kernels.hopper.latent import launch as sparse_launch
 from openmla.testing.build import build

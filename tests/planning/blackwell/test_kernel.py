@@ -10,6 +10,7 @@ from types import ModuleType
 import pytest
 
 from openmla.errors import Unsupported
+from openmla.explain.support import FEATURES
 from openmla.planning import NEWEST_TRITON, cached_plan, plan, target_by_name
 from openmla.planning.blackwell import kernel, partitions
 from openmla.planning.blackwell.kernel import DenseKernel
@@ -17,7 +18,6 @@ from openmla.planning.blackwell.partitions import Partitioned
 from openmla.planning.blackwell.sparse import kernel as sparse_kernel
 from openmla.planning.blackwell.sparse.kernel import SparseKernel
 from openmla.planning.models import MODELS, problem_for_model
-from openmla.planning.support import FEATURES
 from openmla.problem import Problem
 
 V3 = Problem(form="dense", heads=16, d_nope=128, d_rope=64, d_v=128, total_q=4096, total_k=4096)

@@ -10,9 +10,9 @@ from types import ModuleType
 import pytest
 
 from gluon_sim import Kind, Limits, intercept
-from kernels.blackwell.dense_defects import DEFECTS, DenseDefect, load_defect
+from kernels.blackwell.dense.defects import DEFECTS, DenseDefect, load_defect
+from kernels.blackwell.dense.test_kernel import EDGES, FULL_TABLE, LIGHT, PEAKY
 from kernels.blackwell.simulated import plan_of
-from kernels.blackwell.test_dense import EDGES, FULL_TABLE, LIGHT, PEAKY
 from kernels.judging import as_built, light_keys, on
 from kernels.mutants import assert_found
 from openmla.operands import DenseOperands

@@ -115,7 +115,7 @@ def test_the_counter_is_left_zero() -> None:
 
 
 @pytest.mark.compile
-@pytest.mark.parametrize("job", jobs_of(JOBS), ids=lambda job: job.name)
+@pytest.mark.parametrize("job", list(jobs_of(JOBS)), ids=lambda job: job.name)
 def test_compiles_as_planned(job: CompileJob) -> None:
     report = compile_job(job)
     planned = (

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from gluon_sim import Kind
-from kernels.hopper.sparse_defect import SparseDefect, assert_found
-from kernels.hopper.test_latent import EDGES
+from kernels.hopper.latent.defect import SparseDefect, assert_found
+from kernels.hopper.latent.test_pages import EDGES
 from kernels.judging import as_built, ends_with_invalid
 from openmla.testing.case import Case
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from malformed import CALLS, Malformed, arguments_of, judge
-from malformed_table import ENTRIES
+from malformed.arguments import CALLS, Malformed, arguments_of, judge
+from malformed.table import ENTRIES
 
 
 @pytest.mark.parametrize("entry", ENTRIES, ids=str)
@@ -34,9 +34,12 @@ def test_every_call_is_covered_and_no_entry_stands_twice():
 
 def test_all_are_refused_without_assertions_too():
     """`python -O` removes assert statements; checks must not depend on them."""
-    script = Path(__file__).with_name("malformed_table.py")
     done = subprocess.run(
-        [sys.executable, "-O", str(script)], capture_output=True, text=True, timeout=300
+        [sys.executable, "-O", "-m", "malformed.table"],
+        cwd=Path(__file__).parents[1],
+        capture_output=True,
+        text=True,
+        timeout=300,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert f"{len(ENTRIES)} of {len(ENTRIES)} refused" in done.stdout

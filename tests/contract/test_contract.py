@@ -1,6 +1,6 @@
 """The contract of DESIGN.md on the CPU, point by point: scores, masks, empty rows, sinks, indices.
 
-Bits and sizes (points 7 to 10) are in test_contract_bits.py.
+Bits and sizes (points 7 to 10) are in test_bits.py.
 """
 
 from __future__ import annotations

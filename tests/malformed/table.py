@@ -1,15 +1,15 @@
-"""The malformed calls, all of them: see malformed.py for what an entry means.
+"""The malformed calls, all of them: see arguments.py for what an entry means.
 
-`python -O tests/malformed_table.py` judges every entry without pytest and prints the failures.
+`python -O -m malformed.table`, run in tests/, judges every entry without pytest.
 """
 
 from __future__ import annotations
 
 import sys
 
-from malformed import Malformed, judge
-from malformed_attention import ATTENTION
-from malformed_others import OTHERS
+from malformed.arguments import Malformed, judge
+from malformed.attention import ATTENTION
+from malformed.others import OTHERS
 
 ENTRIES: list[Malformed] = [*ATTENTION, *OTHERS]
 

@@ -11,7 +11,7 @@ import pytest
 
 from gluon_sim import Kind, Limits, intercept
 from kernels.blackwell.simulated import plan_of
-from kernels.blackwell.sparse_defects import DEFECTS, SparseDefect, load_defect
+from kernels.blackwell.sparse.defects import DEFECTS, SparseDefect, load_defect
 from kernels.mutants import assert_found
 from openmla.kernels.gluon.compat import RENAMED
 from openmla.operands import SparseOperands

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 import openmla.kernels.hopper as package
-from kernels.hopper.dense_defects import DEFECTS, SETUPS, DenseDefect
-from kernels.hopper.dense_setups import run
+from kernels.hopper.dense.defects import DEFECTS, SETUPS, DenseDefect
+from kernels.hopper.dense.setups import run
 from kernels.mutants import assert_found, load_mutant
 from openmla.kernels.hopper.dense import launch
 

@@ -113,7 +113,7 @@ def test_pages_with_gaps() -> None:
 
 
 @pytest.mark.compile
-@pytest.mark.parametrize("job", jobs_of(JOBS), ids=lambda job: job.name)
+@pytest.mark.parametrize("job", list(jobs_of(JOBS)), ids=lambda job: job.name)
 def test_compiles_as_planned(job: CompileJob) -> None:
     report = compile_job(job)
     assert report.differences(job.predicted) == []

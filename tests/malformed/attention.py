@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from malformed import REMOVED, Malformed, Unsupported
+from malformed.arguments import REMOVED, Malformed, Unsupported
 from openmla import LatentCache
 
 DENSE, DENSE_CACHE = "mla_prefill", "mla_prefill+cache"

@@ -11,14 +11,14 @@ import subprocess
 import sys
 from collections.abc import Iterable
 
-import package_source
-from package_source import imports, modules
+from repository import package_source
+from repository.package_source import imports, modules
 
 # Bottom to top. A name stands for a module or for a whole package; of the indexer, which has a flow
 # of its own beside that of attention, every module has its place.
 LAYERS: list[set[str]] = [
     {"errors", "formats"},
-    {"problem", "version"},
+    {"problem"},
     {"indexer", "indexer.problem"},
     {"sequences", "cache", "indexer.cache"},
     {"planning"},

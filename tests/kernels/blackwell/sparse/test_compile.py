@@ -11,7 +11,7 @@ from openmla.planning.blackwell.sparse.kernel import WORKERS
 
 
 @pytest.mark.compile
-@pytest.mark.parametrize("job", jobs_of(JOBS), ids=lambda job: job.name)
+@pytest.mark.parametrize("job", list(jobs_of(JOBS)), ids=lambda job: job.name)
 def test_compiles_as_planned(job: CompileJob) -> None:
     report = compile_job(job)
     assert report.differences(job.predicted) == []  # shared and tensor memory, registers, spills

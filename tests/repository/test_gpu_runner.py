@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-FOLDER = Path(__file__).parent / "gpu"
+FOLDER = Path(__file__).parents[1] / "gpu"
 MARKED = "import os, time, pytest\npytestmark = pytest.mark.gpu\n"
 PASSES = "def test_fine(): assert 1 + 1 == 2\n"
 FILES = {

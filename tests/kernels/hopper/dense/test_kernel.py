@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from gluon_sim import Report, simulate
-from kernels.hopper.ranges_kernel import ranges_kernel
+from kernels.hopper.dense.ranges_kernel import ranges_kernel
 from kernels.hopper.simulated import plan_of, run
 from kernels.judging import (
     assert_every_schedule_is_clean,

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gluon_sim import Kind
-from kernels.hopper.sparse_defect import SparseDefect, assert_found
+from kernels.hopper.latent.defect import SparseDefect, assert_found
 from openmla.planning import Plan, dequantize
 from openmla.testing.case import Case
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from gluon_sim import Kind
-from kernels.hopper.dense_setups import Setup
-from kernels.hopper.test_dense import EDGES, FULL_TABLE, MASKED, PAGED, PEAKY, V3
+from kernels.hopper.dense.setups import Setup
+from kernels.hopper.dense.test_kernel import EDGES, FULL_TABLE, MASKED, PAGED, PEAKY, V3
 from kernels.mutants import NOTHING, Defect
 
 # Every block of keys raises the maximum: they are walked from the last to the first.

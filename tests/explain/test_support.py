@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 from openmla.errors import Unsupported
-from openmla.planning import NEWEST_TRITON, Plan, cached_plan, plan, support, target_by_name
-from openmla.planning.registry import family_named
-from openmla.planning.support import (
+from openmla.explain import support
+from openmla.explain.support import (
     BEGIN,
     END,
     FEATURES,
@@ -21,6 +20,8 @@ from openmla.planning.support import (
     support_table,
     support_table_markdown,
 )
+from openmla.planning import NEWEST_TRITON, Plan, cached_plan, plan, target_by_name
+from openmla.planning.registry import family_named
 from openmla.problem import FORMS, Problem
 
 

@@ -7,7 +7,7 @@ import pytest
 from openmla.testing.fuzz import load, replay
 from openmla.testing.isolate import run_guarded
 
-CORPUS = sorted((Path(__file__).parent / "corpus").glob("*.json"))
+CORPUS = sorted((Path(__file__).parents[1] / "corpus").glob("*.json"))
 
 
 @pytest.mark.parametrize("path", CORPUS, ids=lambda path: path.stem)

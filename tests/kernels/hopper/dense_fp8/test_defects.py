@@ -11,10 +11,10 @@ import pytest
 
 import openmla.kernels.hopper as package
 from gluon_sim import Kind, Limits, intercept
+from kernels.hopper.dense_fp8.test_kernel import CASES as MIXED_CASES
+from kernels.hopper.dense_fp8.test_kernel import FP8 as FP8_CASES
+from kernels.hopper.dense_fp8.test_kernel import chip, error_of_fp8_weights
 from kernels.hopper.simulated import plan_of
-from kernels.hopper.test_dense_fp8 import CASES as MIXED_CASES
-from kernels.hopper.test_dense_fp8 import FP8 as FP8_CASES
-from kernels.hopper.test_dense_fp8 import chip, error_of_fp8_weights
 from kernels.judging import on
 from kernels.mutants import NOTHING, Defect, assert_found, load_mutant
 from openmla.kernels.hopper.dense_fp8 import launch as launcher

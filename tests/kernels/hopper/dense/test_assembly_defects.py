@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gluon_sim import Kind, Unsupported
-from kernels.hopper.mutant_run import mutant, run_on
+from kernels.hopper.dense.mutant_run import mutant, run_on
 from kernels.judging import on
 from openmla.kernels.hopper.dense import launch
 from openmla.kernels.hopper.latent import launch as sparse_launch

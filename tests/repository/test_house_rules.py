@@ -4,15 +4,25 @@ from __future__ import annotations
 
 import ast
 import subprocess
+from collections import Counter
 from functools import cache
 
 import pytest
 
-from package_source import PACKAGE, ROOT, functions, modules, path_of
+from repository.package_source import PACKAGE, ROOT, functions, modules, path_of
 
 MAY_READ_ENVIRONMENT = ("cli", "aot", "plan.target", "integrations.vllm.registration")
 # Argument errors must survive `python -O`.
 NO_ASSERTS_WITH_MESSAGES = ("checks", "api", "cache")
+# Features that are still growing do not count against the budget of lines.
+GROWING = {"integrations", "nn", "distributed", "indexer", "layer", "dense_fp8", "deep_gemm",
+           "executed", "check_executed"}  # fmt: skip
+# Lines of the rest of src/openmla. The figure only falls: what a change adds, it takes away
+# elsewhere, and one that leaves fewer lowers it. The aim is 27,000.
+MOST_LINES = 30_000
+MOST_FILES = 14
+# Folders that may have more Python files, until they are regrouped.
+CROWDED: dict[str, int] = {}
 MACHINE_PATHS = ("/" + "work/", "/" + "root/", "/" + "home/")
 
 
@@ -62,6 +72,25 @@ def test_files_stay_short():
     assert [
         f"{m}: {n} lines" for m, n in lengths.items() if n > (600 if is_kernel(m) else 400)
     ] == []
+
+
+def grows(module: str) -> bool:
+    """Whether a module belongs to a feature that the budget leaves out."""
+    return not GROWING.isdisjoint(module.replace("indexer_", "indexer.").split("."))
+
+
+def test_the_package_does_not_grow():
+    counted = [path_of(m) for m in modules() if not grows(m)]
+    assert len(counted) > 200
+    assert sum(len(path.read_text().splitlines()) for path in counted) <= MOST_LINES
+
+
+def test_folders_stay_small():
+    files = [path for top in ("src", "tests") for path in (ROOT / top).rglob("*.py")]
+    counts = Counter(str(path.parent.relative_to(ROOT)) for path in files)
+    crowded = {folder: n for folder, n in counts.items() if n > CROWDED.get(folder, MOST_FILES)}
+    assert crowded == {}
+    assert {f for f in CROWDED if counts[f] <= MOST_FILES} == set(), "no longer an exception"
 
 
 def test_functions_stay_short():

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from malformed import Malformed, Unsupported
-from malformed_attention import INT32, NAN, int32, last_dim_strided, of, on_meta, to
+from malformed.arguments import Malformed, Unsupported
+from malformed.attention import INT32, NAN, int32, last_dim_strided, of, on_meta, to
 
 MERGE, MANY, PLAN, PROBLEM = "merge_states", "merge_many", "plan", "Problem"
 CACHE, ALLOCATE, APPEND, GATHER = "LatentCache", "allocate", "append", "gather"

@@ -155,7 +155,7 @@ DEFECTS = [
     ),
     DenseDefect(
         "FP8 weights without their 2^6", None, "launch",
-        "FP8_WEIGHTS = (2.0, 6.0)", "FP8_WEIGHTS = (2.0, 0.0)", "light keys",
+        "\"WEIGHTS\": kernel.weights,", "\"WEIGHTS\": (kernel.weights[0], 0.0),", "light keys",
     ),
     DenseDefect(
         "one table entry after the last page is read", Kind.BOUNDS, "boxes",

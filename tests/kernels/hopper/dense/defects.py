@@ -241,7 +241,7 @@ CONSUMER = [
     ),
     DenseDefect(
         "the reference does not move", None, "softmax",
-        "THRESHOLD = gl.constexpr(8.0)", "THRESHOLD = gl.constexpr(1e9)", "falling",
+        "gl.constexpr(RESCALE_THRESHOLD)", "gl.constexpr(1e9)", "falling",
     ),
     DenseDefect(
         "a row that sees nothing is shifted by -inf", None, "softmax",

@@ -135,7 +135,7 @@ WEIGHTS = [
     ),
     Fp8Defect(
         "weights are as large as the maximum has grown", None, "dense_fp8.softmax",
-        "THRESHOLD = gl.constexpr(4.0)", "THRESHOLD = gl.constexpr(1e9)", "fp8 falling far",
+        "gl.constexpr(FP8_RESCALE_THRESHOLD)", "gl.constexpr(1e9)", "fp8 falling far",
     ),
     Fp8Defect(
         "weights beyond what e4m3 holds", None, "dense_fp8.softmax",

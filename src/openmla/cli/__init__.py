@@ -11,6 +11,7 @@ COMMANDS = {
     "plan": ("openmla.cli.plan", "plan_command"),
     "explain": ("openmla.cli.explain", "explain_command"),
     "check": ("openmla.cli.check", "check_command"),
+    "validate": ("openmla.cli.validate", "validate_command"),
     "bench": ("openmla.cli.bench", "bench_command"),
     "compile": ("openmla.cli.compile", "compile_command"),
     "warmup": ("openmla.cli.warmup", "warmup_command"),

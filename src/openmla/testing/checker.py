@@ -20,6 +20,7 @@ import torch
 from openmla.dispatch import plan_call
 from openmla.errors import InvalidArgument, Unsupported
 from openmla.operands import Results
+from openmla.planning import Plan
 from openmla.testing.build import BuiltCase, Outcome, build
 from openmla.testing.case import Case
 from openmla.testing.compare import judge
@@ -85,8 +86,10 @@ class Checker:
             outcome = self.run(built)
         except (Unsupported, InvalidArgument) as error:
             return Result("refused", message=refusal(error))
-        family = self._family(built, outcome)
-        verdict = judge(built, outcome)
+        plan = self._plan(built, outcome)
+        if plan.kernel.coarse:
+            return Result("refused", message=plan.kernel.coarse)  # the rule would only confirm it
+        family, verdict = plan.backend, judge(built, outcome)
         if not verdict.ok:
             return Result("failed", "accuracy", verdict.report(), family)
         right = Result("right", family=family, bound=verdict.bound, lse=verdict.lse)
@@ -104,9 +107,9 @@ class Checker:
             return guard_problems(case, self.run)
         return margin_problems(case, self.run, self.device)
 
-    def _family(self, built: BuiltCase, outcome: Outcome) -> str:
+    def _plan(self, built: BuiltCase, outcome: Outcome) -> Plan:
         results = Results(outcome.out, outcome.lse, outcome.max_logits)
-        return plan_call(built.operands, results, self.backend).backend
+        return plan_call(built.operands, results, self.backend)
 
     def _device_works(self) -> bool:
         """After an illegal access, a CUDA context fails in everything it is asked."""

@@ -1,0 +1,73 @@
+"""`openmla validate`: every kernel of a chip's family, by rising difficulty, into one JSON file."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from openmla.bench.provenance import provenance
+from openmla.dispatch import device_target
+from openmla.testing.validate import STEPS, Validation, validate
+
+CHIPS = ("h200", "b200", "mi355x")
+
+
+def validate_command(
+    target: Annotated[str, typer.Option(help="h200, b200 or mi355x.")] = "",
+    simulate: Annotated[
+        bool, typer.Option(help="In the simulator on this CPU, to see what a run does.")
+    ] = False,
+    json_file: Annotated[
+        Path, typer.Option("--json", help="Where the results go: the file to send back.")
+    ] = Path("openmla-validation.json"),
+) -> None:
+    """Check every kernel on a chip that nobody has run it on, and time the largest calls."""
+    console = Console()
+    here = "" if not torch.cuda.is_available() else device_target(torch.device("cuda")).name
+    target = target or here
+    if target not in CHIPS:
+        raise typer.BadParameter(
+            f"target: expected one of {', '.join(CHIPS)}, got {target or 'none'!r}"
+        )
+    if not simulate and here != target:
+        raise typer.BadParameter(
+            f"target: this machine has {here or 'no GPU'}, not {target}; --simulate needs none"
+        )
+    report = validate(target, simulated=simulate, tell=partial(console.print, highlight=False))
+    record: dict[str, Any] = {
+        **provenance(f"openmla validate --target {target}", gpu=not simulate), **report.to_json()
+    }  # fmt: skip
+    if not simulate:
+        record["speed"] = _speed(console)
+    json_file.write_text(json.dumps(record, indent=1) + "\n")
+    console.print(_summary(report))
+    console.print(f"written: {json_file}")
+    raise typer.Exit(0 if report.ok else 1)
+
+
+def _summary(report: Validation) -> Table:
+    table = Table(box=box.SIMPLE)
+    for heading in ("step", "right", "refused", "failed"):
+        table.add_column(heading)
+    for step in STEPS:
+        table.add_row(step, *map(str, report.counts(step).values()))
+    return table
+
+
+def _speed(console: Console) -> list[dict[str, Any]]:
+    """Measured shares of the matmul beside what `openmla explain` predicts of the peak."""
+    from openmla.bench.predicted import measured_and_predicted
+
+    rows = []
+    for row in measured_and_predicted():
+        console.print_json(json.dumps(row))
+        rows.append(row)
+    return rows

@@ -1,0 +1,71 @@
+"""`openmla validate`: its steps run on every chip's kernels, and what fails is reported."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from openmla.cli.validate import CHIPS, validate_command
+from openmla.testing import simulate
+from openmla.testing.checker import Result
+from openmla.testing.validate import STEPS, validate
+
+app = typer.Typer()
+app.command()(validate_command)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", CHIPS)
+def test_every_step_runs_on_every_chip(target: str, tmp_path: Path) -> None:
+    path = tmp_path / "found.json"
+    done = CliRunner().invoke(app, ["--simulate", "--target", target, "--json", str(path)])
+    assert done.exit_code == 0, done.output
+    found = json.loads(path.read_text())
+    assert found["ok"] and found["simulated"] and found["target"] == target
+    assert {outcome["step"] for outcome in found["outcomes"]} == set(STEPS)
+    assert all(outcome["status"] in ("right", "refused") for outcome in found["outcomes"])
+
+
+def test_a_failure_is_reported_and_the_rest_still_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    def check(case, target):  # type: ignore[no-untyped-def]
+        wrong = case.dtype == "fp16"
+        return Result("failed", "accuracy", "row 3") if wrong else Result("right")
+
+    monkeypatch.setattr(simulate, "check_simulated", check)
+    told: list[str] = []
+    report = validate("b200", simulated=True, tell=told.append)
+    assert not report.ok and len(told) == sum(map(len, STEPS.values()))
+    assert [line for line in told if line.endswith("failed row 3")]
+    assert report.counts("several tiles")["failed"] == 1
+    assert report.counts("ragged") == {"right": 4, "refused": 0, "failed": 0}
+
+
+def test_a_step_without_a_right_case_is_no_success(monkeypatch: pytest.MonkeyPatch) -> None:
+    def check(case, target):  # type: ignore[no-untyped-def]
+        return Result("refused" if case.heads == 128 else "right")
+
+    monkeypatch.setattr(simulate, "check_simulated", check)
+    assert not validate("h200", simulated=True).ok
+
+
+def test_cases_are_asked_on_the_device_they_are_for() -> None:
+    """On this machine's CPU no Gluon kernel runs: all is refused, by the child process."""
+    report = validate("h200", device="cpu")
+    assert not report.ok
+    assert {outcome.result.status for outcome in report.outcomes} == {"refused"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--target", "a100", "--simulate"], "expected one of h200"),
+        (["--target", "b200"], "not b200"),
+    ],
+)
+def test_mistakes_are_named(arguments: list[str], says: str) -> None:
+    done = CliRunner().invoke(app, arguments)
+    assert done.exit_code == 2 and says in " ".join(done.output.replace("│", " ").split())

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from pathlib import Path
+from statistics import median
 
 import pytest
 import typer
 from typer.testing import CliRunner
 
+from openmla.bench.predicted import SHAPES, problem_of
 from openmla.cli.explain import explain_command
-from openmla.explain.prediction import Prediction, predict, useful_flops
+from openmla.explain.prediction import ERROR, Prediction, predict, useful_flops
 from openmla.planning import plan
 from openmla.planning.models import problem_for_model
 from openmla.problem import Problem
 
+ROOT = Path(__file__).parents[2]
 V3 = problem_for_model("deepseek-v3", tokens=8192)
 
 
@@ -53,8 +58,27 @@ def test_it_says_that_it_is_a_prediction(dense: Prediction) -> None:
 
 
 def test_other_chips_have_none() -> None:
-    assert predict(plan(V3, "h200")) is None
+    assert predict(plan(V3, "mi355x")) is None
+    assert predict(plan(V3, "a100")) is None
     assert predict(plan(replace(V3, d_rope=0, rope="none"), "b200")) is None
+
+
+def test_cycles_are_those_that_an_h200_took() -> None:
+    """The record: measured cycles, predicted ones, and the table of docs/prediction.md."""
+    (path,) = (ROOT / "benchmarks/results").glob("predicted-h200-*.json")
+    measured = {
+        r["shape"]: r["cycles"] for r in json.loads(path.read_text())["cycles"]["cycles"]["results"]
+    }
+    assert set(measured) == {str(shape) for shape in SHAPES}
+    page, errors = (ROOT / "docs/prediction.md").read_text(), []
+    for shape in SHAPES:
+        found = predict(plan(problem_of(shape), "h200"))
+        assert found is not None
+        cycles = measured[str(shape)]
+        errors.append(abs(found.clocks / cycles - 1))
+        row = f"| {shape} | {cycles / 1e3:,.0f} | {found.clocks / 1e3:,.0f} | {found.clocks / cycles - 1:+.1%} |"
+        assert row in page
+    assert median(errors) <= ERROR[0] and max(errors) <= ERROR[1]
 
 
 def test_useful_flops() -> None:
@@ -66,6 +90,8 @@ def test_useful_flops() -> None:
 def test_command() -> None:
     app = typer.Typer()
     app.command()(explain_command)
-    done = CliRunner().invoke(app, ["--model", "deepseek-v3", "--target", "h200"])
+    done = CliRunner().invoke(app, ["--model", "deepseek-v3", "--target", "mi355x"])
     assert done.exit_code == 0 and "no prediction" in done.output
+    done = CliRunner().invoke(app, ["--model", "deepseek-v3", "--target", "h200"])
+    assert done.exit_code == 0 and "of the datasheet's peak" in done.output
     assert CliRunner().invoke(app, ["--model", "no-such-model"]).exit_code == 2

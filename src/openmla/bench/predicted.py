@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -13,18 +13,45 @@ from openmla.dispatch import device_target, plan_for
 from openmla.explain.prediction import predict
 from openmla.problem import Problem
 
-DENSE = (dense.Shape(128, 8192, 8192), dense.Shape(16, 2048, 2048))
-SPARSE = (sparse.Shape(128, 4096, 65536, 2048), sparse.Shape(64, 4096, 32768, 2048))
+Shape = dense.Shape | sparse.Shape
+DENSE = (
+    dense.Shape(128, 1024, 1024), dense.Shape(128, 2048, 2048), dense.Shape(128, 4096, 4096),
+    dense.Shape(128, 8192, 8192), dense.Shape(16, 4096, 4096), dense.Shape(16, 8192, 8192),
+    dense.Shape(16, 16384, 16384), dense.Shape(128, 4096, 4096, causal=False),
+    dense.Shape(64, 4096, 4096, d_nope=192, d_v=256),
+)  # fmt: skip
+SPARSE = (
+    sparse.Shape(128, 4096, 8192, 2048), sparse.Shape(128, 4096, 65536, 2048),
+    sparse.Shape(64, 4096, 8192, 2048), sparse.Shape(128, 4096, 8192, 512),
+    sparse.Shape(16, 4096, 8192, 2048), sparse.Shape(128, 4096, 8192, 2048, rope=0),
+)  # fmt: skip
+SHAPES: tuple[Shape, ...] = (*DENSE, *SPARSE)
+"""The record of the predictions: those measured in benchmarks/results/predicted-h200-*.json."""
 ROUNDS = 8
+
+
+def problem_of(shape: Shape) -> Problem:
+    """The call that a shape stands for."""
+    if isinstance(shape, sparse.Shape):
+        return Problem(
+            form="sparse", heads=shape.heads, d_nope=shape.latent, d_rope=shape.rope,
+            d_v=shape.latent, rope="shared" if shape.rope else "none", total_q=shape.q_len,
+            total_k=shape.rows, topk=shape.topk,
+        )  # fmt: skip
+    return Problem(
+        form="dense", heads=shape.heads, d_nope=shape.d_nope, d_rope=shape.d_rope, d_v=shape.d_v,
+        total_q=shape.q_len, total_k=shape.k_len, causal=shape.causal,
+    )  # fmt: skip
 
 
 def measured_and_predicted() -> Iterator[dict[str, Any]]:
     """Shares of the bf16 matmul of the same run, and the predicted share of the chip's peak."""
     product = matmul()
-    for shape, problem, inputs in _calls():
-        timings = race({"matmul": product, "openmla": inputs}, ROUNDS)
+    for shape in SHAPES:
+        inputs = (sparse if isinstance(shape, sparse.Shape) else dense).Inputs(shape)  # type: ignore[arg-type]
+        timings = race({"matmul": product, "openmla": inputs.openmla}, ROUNDS)
         ceiling = MATMUL_FLOPS / timings["matmul"].median
-        chosen = plan_for(problem, device_target(torch.device("cuda")))
+        chosen = plan_for(problem_of(shape), device_target(torch.device("cuda")))
         predicted = predict(chosen)
         yield {
             "shape": str(shape),
@@ -34,18 +61,3 @@ def measured_and_predicted() -> Iterator[dict[str, Any]]:
             "share_of_matmul": shape.flops / timings["openmla"].median / ceiling,
             "predicted_share_of_peak": predicted.share_of_peak if predicted else None,
         }
-
-
-def _calls() -> Iterator[tuple[Any, Problem, Callable[[], object]]]:
-    for shape in DENSE:
-        problem = Problem(
-            form="dense", heads=shape.heads, d_nope=shape.d_nope, d_rope=shape.d_rope,
-            d_v=shape.d_v, total_q=shape.q_len, total_k=shape.k_len,
-        )  # fmt: skip
-        yield shape, problem, dense.Inputs(shape).openmla
-    for lists in SPARSE:
-        problem = Problem(
-            form="sparse", heads=lists.heads, d_nope=512, d_rope=64, d_v=512,
-            total_q=lists.q_len, total_k=lists.rows, topk=lists.topk,
-        )  # fmt: skip
-        yield lists, problem, sparse.Inputs(lists).openmla

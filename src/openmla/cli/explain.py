@@ -36,6 +36,8 @@ def explain_command(
     typer.echo(explain_text(chosen))
     predicted = predict(chosen)
     lines = (
-        predicted.lines() if predicted else ["no prediction: only Blackwell kernels are modeled"]
+        predicted.lines()
+        if predicted
+        else ["no prediction: dense and sparse kernels of Hopper and Blackwell are modeled"]
     )
     typer.echo("\n" + "\n".join(lines))

@@ -1,50 +1,52 @@
-"""How fast a Blackwell kernel should be: a prediction, never a measurement.
+"""How fast a kernel should be: a prediction from its simulated timeline, never a measurement.
 
-The kernel itself runs on the simulator, one piece of work at a time, with the clock on and the
-rates of the chip. Two lengths give a straight line, clocks = piece + blocks x block; the problem is
-so many pieces of so many blocks, spread over the SMs. The share of peak that follows does not
-depend on the clock frequency.
+The kernel itself runs on the simulator, one work item at a time, with the clock on and the rates of
+the chip. Two lengths give a straight line, clocks = item + blocks x block. The problem is so many
+items of so many blocks; SMs take them longest first. The share of peak that follows does not depend
+on the clock frequency.
 
-Rates per SM and clock, B200:
+Rates per SM and clock:
 
-| unit | rate | source |
-|---|---|---|
-| tcgen05, 16 bits | 4096 multiply-adds | datasheet: 2250 TFLOP/s dense, 148 SMs, 1.855 GHz |
-| tcgen05, 8 bits | 8192 multiply-adds | datasheet: 4500 TFLOP/s dense |
-| exp2 | 16 | CUDA C++ Programming Guide, throughput of arithmetic instructions |
-| fp32 arithmetic | 128 | the same table |
-| shared memory | 128 bytes | the same guide: 32 banks of 4 bytes |
-| TMA, from L2 | 64 bytes | an assumption: no figure is published for this chip |
-| tensor memory to and from registers | 128 words | an assumption: one word a lane |
-| latency of a copy, of a product | 800, 100 clocks | assumptions |
+| unit | H200 | B200 | source |
+|---|---|---|---|
+| products, 16 bits | 2048 | 4096 | datasheets: 989 and 2250 TFLOP/s dense, 132 and 148 SMs |
+| products, 8 bits | 4096 | 8192 | datasheets |
+| exp2, fp32 arithmetic | 16, 128 | 16, 128 | CUDA C++ Programming Guide, arithmetic throughput |
+| shared memory, bytes | 128 x 0.88 | 128 x 0.88 | the same guide; the share: measured, H200 |
+| copies from L2, bytes | 64 | 64 | an assumption |
+| tensor memory, words | - | 128 | an assumption: one word a lane |
+| clocks until a copy, a product is there | 700, 60 | 800, 100 | assumptions |
+| clocks before the first work item | 33,000 | 33,000 | measured on the H200, caches cold |
 
-Predicted on 2026-11-15 with Triton 3.6, `openmla explain --model … --tokens …`:
+Two figures come from measured kernels, both on the H200: the share of shared memory's bytes that a
+loop of products and copies gets, from causal 1x8192 with 128 heads, and the start, from 1x4096 with
+16. The other shapes of benchmarks/results/predicted-h200-*.json then test the model:
+docs/prediction.md has the table, and `ERROR` its figures. Nobody has measured a B200: its
+predictions carry that error at least.
 
-| | share of peak | bound by |
-|---|---|---|
-| deepseek-v3, 8192 tokens, causal, bf16 | 79 % | shared memory, 91 % busy; tensor cores 87 % |
-| the same with copies 500 clocks late instead of 800 | 86 % | shared memory, 99 % busy |
-| the same in e4m3 | 37 % of the FP8 peak | arithmetic and exponentials, 64 % each, and waits |
-| deepseek-v3.2, top-2048, 4096 tokens | 39 % | shared memory, 100 % busy |
-
-Not in the model: DRAM, L2 misses, the power limit, launch overhead, instruction issue, blocks that
-end unevenly (whole pieces are dealt out evenly), and how the exponentials and the arithmetic of a
-warp overlap (they do not, here).
+Not in the model: DRAM, L2 misses, the power limit, instruction issue, and how the exponentials and
+the arithmetic of a warp overlap (they do not, here).
 """
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any
 
 from openmla.planning.config import Plan
 from openmla.planning.target import target_by_name
-from openmla.problem import Problem
+from openmla.problem import DTYPE_BYTES, Problem
 
-FLOPS_PER_CLOCK = {2: 8192, 1: 16384}  # of one SM, by bytes of an operand
 FULL = 0.9  # a unit that is busier than this is what bounds a kernel
-BLOCKS = (4, 8)  # lengths that are simulated
+BLOCKS = (6, 12)  # lengths that are simulated
+SMEM_BYTES = 128.0 * 0.88
+START = 33_000.0
+ERROR = (0.02, 0.10)
+"""Median and worst error of the cycles predicted for the H200, rounded up; a test compares them."""
+MANY = 100_000  # work items that are dealt out evenly instead of one by one
 UNITS = {
     "mma": "tensor cores",
     "exp": "exponentials",
@@ -56,13 +58,38 @@ UNITS = {
 
 
 @dataclass(frozen=True)
+class Chip:
+    """What one SM does per clock; see the table above."""
+
+    products: float
+    """Multiply-adds of 16 bits."""
+    latency: dict[str, float] = field(default_factory=dict)
+
+    def rates(self) -> Any:
+        """In the simulator's units; its products of both chips count in wgmma's of 16 bits."""
+        from gluon_sim import Rates
+
+        cost = {"mma": 2048.0, "exp": 16.0, "vector": 128.0, "memory": 128.0,
+                "global": 64.0, "copy": 64.0}  # fmt: skip
+        return Rates(cost, self.latency, shared=True, smem_bytes=SMEM_BYTES)
+
+
+CHIPS = {
+    "hopper": Chip(2048.0, {"copy": 700.0, "mma": 60.0}),
+    "blackwell": Chip(4096.0, {"copy": 800.0, "mma": 100.0}),
+}
+
+
+@dataclass(frozen=True)
 class Prediction:
     """What the model says about one plan."""
 
     block_clocks: float
-    """Clocks per block of keys of one piece of work."""
-    piece_clocks: float
-    """Clocks that every piece costs besides: filling the pipeline and writing the result."""
+    """Clocks per block of keys of one work item."""
+    item_clocks: float
+    """Clocks that every work item costs besides: filling the pipeline and writing the result."""
+    clocks: float
+    """Of the whole kernel."""
     share_of_peak: float
     """Of the datasheet's dense peak."""
     busy: dict[str, float]
@@ -80,22 +107,23 @@ class Prediction:
         shares = ", ".join(f"{UNITS[unit]} {100 * share:.0f} %" for unit, share in busy)
         full = self.busy[self.bound_by] > FULL
         bound = "bound by" if full else "bound by waits between its stages; busiest:"
+        median, worst = ERROR
         return [
-            "prediction (simulated with published rates, not measured)",
-            f"  {self.share_of_peak:.0%} of the datasheet's peak",
-            f"  {self.block_clocks:.0f} clocks per block of keys, {self.piece_clocks:.0f} per piece"
-            f" of work besides, {self.sm_count} SMs",
+            "prediction (simulated, not measured)",
+            f"  {self.share_of_peak:.0%} of the datasheet's peak; cycles predicted for an H200 are"
+            f" off by {median:.0%} in the middle and {worst:.0%} at worst",
+            f"  {self.block_clocks:.0f} clocks per block of keys, {self.item_clocks:.0f} per work "
+            f"item besides, {self.sm_count} SMs",
             f"  {bound} {UNITS[self.bound_by]}; busy: {shares}",
         ]
 
 
 def predict(chosen: Plan) -> Prediction | None:
-    """The prediction for a Blackwell plan; None for others, and where nothing can be simulated."""
-    config = chosen.config
-    if chosen.backend != "blackwell" or not chosen.runs_today:
+    """For a plan of one Hopper or Blackwell kernel; None where nothing can be simulated."""
+    if chosen.backend not in CHIPS or not chosen.runs_today or chosen.problem.form == "latent":
         return None
     try:
-        runs = [_timed(chosen, blocks) for blocks in BLOCKS]
+        runs = [_timed(_one_item(chosen, blocks)) for blocks in BLOCKS]
     except ImportError:
         return None  # no Triton, or no gluon-sim
     (first, busy_first), (second, busy_second) = runs
@@ -103,13 +131,27 @@ def predict(chosen: Plan) -> Prediction | None:
     needed = {unit: (busy_second[unit] - busy_first[unit]) / more for unit in UNITS}
     # Operations do not wait for one another at shared memory: all its bytes still have to pass.
     block = max((second - first) / more, *needed.values())
-    piece = first - BLOCKS[0] * (second - first) / more
+    item = first - BLOCKS[0] * (second - first) / more
     busy = {unit: clocks / block for unit, clocks in needed.items()}
     sm_count = target_by_name(chosen.target).sm_count
-    pieces, blocks = _work(chosen)
-    clocks = (pieces * piece + blocks * block) / sm_count
-    peak = clocks * sm_count * FLOPS_PER_CLOCK[config.qkv_dtype_size]
-    return Prediction(block, piece, useful_flops(chosen.problem) / peak, busy, sm_count)
+    clocks = START + _last_end([item + blocks * block for blocks in _work(chosen)], sm_count)
+    peak = clocks * sm_count * 2 * CHIPS[chosen.backend].products
+    peak *= 2 // chosen.config.qkv_dtype_size if chosen.backend == "blackwell" else 1
+    return Prediction(block, item, clocks, useful_flops(chosen.problem) / peak, busy, sm_count)
+
+
+def _last_end(items: list[float], sm_count: int) -> float:
+    """When the last of the items is done, longest first.
+
+    >>> _last_end([1.0, 2.0, 3.0], 2)
+    3.0
+    """
+    if len(items) > MANY:
+        return sum(items) / sm_count
+    ends = [0.0] * sm_count
+    for clocks in sorted(items, reverse=True):
+        heapq.heapreplace(ends, ends[0] + clocks)
+    return max(ends)
 
 
 def useful_flops(problem: Problem) -> float:
@@ -122,17 +164,25 @@ def useful_flops(problem: Problem) -> float:
     return 2.0 * problem.heads * batch * seen * (problem.d_qk + problem.d_v)
 
 
-def _work(chosen: Plan) -> tuple[int, int]:
-    """Pieces of work, and blocks of keys in all of them, of sequences of equal lengths."""
-    problem, config = chosen.problem, chosen.config
+def _work(chosen: Plan) -> list[int]:
+    """Blocks of keys of every work item, of sequences of equal lengths."""
+    problem = chosen.problem
     if problem.form == "sparse":
-        config = _as_it_runs(config)
-        pieces = problem.total_q * -(-problem.heads // config.padded_num_q_heads)
-        return pieces, pieces * -(-problem.topk // config.B_TOPK)
+        rows, keys = _sparse_tile(chosen)
+        items = problem.total_q * -(-problem.heads // rows)
+        return [-(-problem.topk // keys)] * items
     batch = max(problem.batch, 1)
-    per_sequence = list(_dense_blocks(problem.total_q // batch, problem.total_k // batch, chosen))
-    count = batch * problem.heads
-    return count * len(per_sequence), count * sum(per_sequence)
+    blocks = list(_dense_blocks(problem.total_q // batch, problem.total_k // batch, chosen))
+    return blocks * (batch * problem.heads)
+
+
+def _sparse_tile(chosen: Plan) -> tuple[int, int]:
+    """Heads of a work item and keys of a step."""
+    if chosen.backend == "hopper":
+        return chosen.config.BM, chosen.config.keys_per_step
+    # A pair of CTAs would have twice the heads and half the SMs.
+    config = chosen.config.one_cta()
+    return config.padded_num_q_heads, config.B_TOPK
 
 
 def _dense_blocks(q_len: int, k_len: int, chosen: Plan) -> Iterator[int]:
@@ -142,19 +192,16 @@ def _dense_blocks(q_len: int, k_len: int, chosen: Plan) -> Iterator[int]:
         yield max(-(-min(seen, k_len) // config.BN), 1)
 
 
-def _as_it_runs(config: Any) -> Any:
-    """One CTA per 64 heads: a pair of CTAs would have twice the heads and half the SMs."""
-    return config.one_cta()
-
-
-def _timed(chosen: Plan, blocks: int) -> tuple[float, dict[str, float]]:
-    """Clocks of one piece of `blocks` blocks, and how many each unit was busy."""
+@lru_cache(maxsize=64)
+def _timed(item: Plan) -> tuple[float, dict[str, float]]:
+    """Clocks of one work item, and how many each unit was busy."""
     from gluon_sim import intercept
+    from openmla.aot.operands import operands_of
     from openmla.kernels.launch import launch
 
-    plan, operands, results = _one_piece(chosen, blocks)
-    with intercept(schedule="timed", resident=1, rates=b200_rates()) as reports:
-        launch(plan, operands, results)
+    rates = CHIPS[item.backend].rates()
+    with intercept(schedule="timed", resident=1, rates=rates) as reports:
+        launch(item, *operands_of(item.problem, "cpu"))
     (report,) = reports
     report.raise_if_bad()
     timeline = report.timeline
@@ -166,34 +213,29 @@ def _timed(chosen: Plan, blocks: int) -> tuple[float, dict[str, float]]:
     return max(e.end for e in timeline.events), busy
 
 
-def b200_rates() -> Any:
-    """The table above, in the simulator's units: its product is two multiply-adds."""
-    from gluon_sim import Rates
-
-    cost = {
-        "mma": 2048.0, "exp": 16.0, "vector": 128.0, "memory": 128.0, "global": 64.0, "copy": 64.0,
-    }  # fmt: skip
-    return Rates(cost, {"copy": 800.0, "mma": 100.0}, shared=True, smem_bytes=128.0)
-
-
-def _one_piece(chosen: Plan, blocks: int) -> tuple[Plan, Any, Any]:
-    """The plan with operands for one block of the grid: zeros, so that no maximum moves."""
-    from openmla.aot.operands import DTYPES, operands_of
-
+def _one_item(chosen: Plan, blocks: int) -> Plan:
+    """The plan for one work item; its operands will be zeros, so that no maximum moves."""
     problem, config = chosen.problem, chosen.config
     small = replace(
         problem, batch=1, page_size=0, has_sink=False, has_q_scale=False, has_k_scale=False,
         has_topk_lengths=False, wants_lse=False, wants_max_logits=False,
     )  # fmt: skip
+    shape: dict[str, Any]
     if problem.form == "sparse":
-        config = _as_it_runs(config)
-        heads, keys = min(problem.heads, config.padded_num_q_heads), blocks * config.B_TOPK
-        config = replace(config, num_q_heads=heads, indices_stride=keys)
+        rows, step = _sparse_tile(chosen)
+        heads, keys = min(problem.heads, rows), blocks * step
+        if chosen.backend == "hopper":
+            config = replace(config, heads=heads)
+        else:
+            config = replace(config.one_cta(), num_q_heads=heads, indices_stride=keys)
         shape = {"heads": heads, "topk": keys, "total_q": 1, "kv_dtype": problem.q_dtype}
     else:
-        rope_dtype = problem.rope_dtype if problem.rope_dtype in DTYPES else "bf16"
         keys = blocks * config.BN
-        shape = {"heads": 1, "total_q": config.BM, "causal": False, "rope": "shared",
+        rope_dtype = problem.rope_dtype if problem.rope_dtype in DTYPE_BYTES else "bf16"
+        rope = "shared" if problem.d_rope else "none"
+        shape = {"heads": 1, "total_q": config.BM, "causal": False, "rope": rope,
                  "rope_dtype": rope_dtype}  # fmt: skip
+        if chosen.backend == "hopper":
+            config = replace(config, heads=1, sm_count=1)  # one item, whose keys are not split
     small = replace(small, total_k=keys, **shape)
-    return replace(chosen, problem=small, config=config), *operands_of(small, "cpu")
+    return replace(chosen, problem=small, config=config, passed_over=())

@@ -48,7 +48,7 @@ def measured_and_predicted() -> Iterator[dict[str, Any]]:
     """Shares of the bf16 matmul of the same run, and the predicted share of the chip's peak."""
     product = matmul()
     for shape in SHAPES:
-        inputs = (sparse if isinstance(shape, sparse.Shape) else dense).Inputs(shape)  # type: ignore[arg-type]
+        inputs = (sparse if isinstance(shape, sparse.Shape) else dense).Inputs(shape)
         timings = race({"matmul": product, "openmla": inputs.openmla}, ROUNDS)
         ceiling = MATMUL_FLOPS / timings["matmul"].median
         chosen = plan_for(problem_of(shape), device_target(torch.device("cuda")))

@@ -35,9 +35,5 @@ def explain_command(
         raise typer.Exit(1) from None
     typer.echo(explain_text(chosen))
     predicted = predict(chosen)
-    lines = (
-        predicted.lines()
-        if predicted
-        else ["no prediction: dense and sparse kernels of Hopper and Blackwell are modeled"]
-    )
-    typer.echo("\n" + "\n".join(lines))
+    none = "no prediction: dense and sparse kernels of Hopper and Blackwell are modeled"
+    typer.echo("\n" + "\n".join(predicted.lines() if predicted else [none]))

@@ -6,7 +6,8 @@ DeepSeek-V3 widths, 128 heads, hidden 2048, bf16. "prefill" is the whole model o
 against SDPA. "dsa" is one attention module of DeepSeek-V3.2, its indexer's selection given, against
 eager attention; "dsa model" is the whole model, in which Transformers' indexer takes most of the
 memory, whoever attends.
-Contestants take turns in one process.
+Contestants take turns in one process. "gpu" is the time in which a kernel runs and "host" the time
+that Python takes to launch them, both of one call by itself: the larger one is the bound.
 """
 
 from __future__ import annotations
@@ -17,11 +18,14 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import torch
 import transformers
 from torch import Tensor
+from torch.autograd import DeviceType
+from torch.profiler import ProfilerActivity, profile
 from transformers import (
     DeepseekV3Config,
     DeepseekV3ForCausalLM,
@@ -102,7 +106,7 @@ def compared(
     rows = {}
     for name, call in calls.items():
         off = (call().float() - expected).norm() / expected.norm()
-        rows[name] = {"off_by": off.item(), "peak_bytes": _peak_bytes(call)}
+        rows[name] = {"off_by": off.item(), "peak_bytes": _peak_bytes(call), **_bounds(call)}
     for name, timing in race(calls, ROUNDS).items():
         rows[name] |= asdict(timing)
     own = rows[base]
@@ -156,6 +160,22 @@ def _peak_bytes(call: Call) -> int:
     return int(torch.cuda.max_memory_allocated() - before)
 
 
+def _bounds(call: Call) -> dict[str, float]:
+    """Milliseconds of the host, least of some calls, and of the kernels of one call."""
+    times = []
+    for _ in range(ROUNDS):
+        torch.cuda.synchronize()
+        begin = perf_counter()
+        call()
+        times.append(perf_counter() - begin)
+    with profile(activities=[ProfilerActivity.CUDA]) as seen:
+        call()
+        torch.cuda.synchronize()
+    kernels = [event for event in seen.events() if event.device_type == DeviceType.CUDA]
+    busy = sum(event.time_range.elapsed_us() for event in kernels)
+    return {"host": 1e3 * min(times), "gpu": busy / 1e3, "kernels": len(kernels)}
+
+
 def line(result: dict[str, Any], name: str) -> str:
     """One contestant of the printed table."""
     row, base = result["rows"][name], next(iter(result["rows"]))
@@ -163,6 +183,7 @@ def line(result: dict[str, Any], name: str) -> str:
     return (
         f"{result['what']:10s} {result['tokens']:6d} {name:20s}"
         f" {row['median']:8.3f} ms x{row['speed']:5.2f}"
+        f"   gpu {row['gpu']:7.3f} host {row['host']:6.3f} kernels {row['kernels']:4.0f}"
         f"   in a row {row['back_to_back']:8.3f} ms x{row['speed_back_to_back']:5.2f}"
         f"   {row['peak_bytes'] / 2**30:6.2f} GiB x{row['memory']:5.2f}"
         f"   off by {row['off_by']:.1e}   {bars}"

@@ -31,6 +31,7 @@ ROWS = {
     "dense": {
         "q": "queries", "out": "queries", "lse": "queries", "k_nope": "keys", "k_rope": "keys",
         "v": "keys", "cu_seqlens_q": "sequences", "cu_seqlens_k": "sequences",
+        "k_start": "sequences",
     },
     "sparse": dict.fromkeys(("q", "indices", "topk_lengths", "out", "lse", "max_logits"), "tokens"),
 }  # fmt: skip

@@ -16,7 +16,7 @@ from openmla.testing.build import build
 from openmla.testing.compare import judge
 from openmla.testing.draw import random_case
 
-GPUS_WITHOUT = {"h200": "hopper", "b200": "blackwell", "mi355x": "cdna4"}
+GPUS_WITHOUT = {"b200": "blackwell", "mi355x": "cdna4"}
 
 
 def numbers(values: list[int]) -> torch.Tensor:
@@ -88,6 +88,11 @@ def test_families_that_cannot_refuse_and_the_portable_one_runs(target: str):
     with pytest.raises(Unsupported, match="has_k_start True: not served"):
         plan(problem, target, GPUS_WITHOUT[target])
     assert plan(replace(problem, has_k_start=False), target).backend == GPUS_WITHOUT[target]
+
+
+def test_hopper_serves_it():
+    problem = Problem(form="dense", heads=16, d_nope=128, d_rope=64, d_v=128, has_k_start=True)
+    assert plan(problem, "h200").backend == "hopper"
 
 
 def test_it_is_a_matter_of_the_dense_form():

@@ -147,8 +147,8 @@ def test_keys_are_shared_copied_or_expanded_twice(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize(
     ("target", "backend", "shares"),
-    [("cpu", "auto", True), ("a100", "auto", True), ("h200", "auto", False),
-     ("h200", "portable", True), ("h200", "hopper", False)],
+    [("cpu", "auto", True), ("a100", "auto", True), ("h200", "auto", True),
+     ("h200", "portable", True), ("b200", "blackwell", False)],
 )  # fmt: skip
 def test_keys_are_shared_where_the_same_kernels_take_them(
     target: str, backend: str, shares: bool, monkeypatch: pytest.MonkeyPatch

@@ -10,6 +10,7 @@ import torch
 
 import openmla
 from gpu.on_device import (
+    DEVICE,
     attend,
     different,
     drawn_problems,
@@ -19,7 +20,9 @@ from gpu.on_device import (
     on_hopper,
     problems,
 )
+from kernels.shared_keys import with_shared_keys
 from openmla.testing.case import Case
+from openmla.testing.compare import judge
 from openmla.testing.memory.poison import differences
 
 pytestmark = on_hopper
@@ -77,6 +80,8 @@ SPLITS = [
     replace(SPLIT, d_nope=64, d_rope=32, d_v=64, k_lens=(4200,), values="rising"),
 ]
 
+SHARED = ["V3", "V3 full fp16 sink", "V3 rope per head", "V3 pages of 64", "192+64-256", "64+32-64"]
+
 
 @pytest.mark.parametrize("name", PROFILES)
 def test_right_repeatable_and_deaf_to_poison(name: str):
@@ -97,6 +102,52 @@ def test_split_requests(case: Case):
 @pytest.mark.parametrize("case", SPLITS[:3], ids=str)
 def test_split_requests_in_two_query_tiles(case: Case):
     assert problems(case, "hopper", lambda config: config.with_num_qo(2)) == []
+
+
+@pytest.mark.parametrize("name", SHARED)
+def test_requests_that_share_keys(name: str):
+    """Keys that begin anywhere in those of the batch."""
+    case, num_qo = PROFILES[name]
+    for seed, batch in enumerate(BATCHES):
+        for tiles in {1, num_qo}:
+            zero, nan = (
+                with_shared_keys(on(replace(case, **batch), background), seed)
+                for background in ("zero", "nan")
+            )
+            first, second = (
+                attend(built, "hopper", lambda c, n=tiles: c.with_num_qo(n))
+                for built in (zero, nan)
+            )
+            assert [*judge(zero, first).problems, *differences(second, first)] == []
+
+
+@pytest.mark.parametrize("case", SPLITS[:3], ids=str)
+def test_split_requests_that_share_keys(case: Case):
+    case = replace(case, q_lens=(*case.q_lens, 40), k_lens=(*case.k_lens, 70))
+    built = with_shared_keys(on(case), seed=1, all_keys=True)
+    assert judge(built, attend(built, "hopper")).problems == ()
+    assert different(lambda: built.run("hopper").out, 20) == 0
+
+
+def test_shared_keys_change_no_bit():
+    """Two parts of a prompt over one set of keys, against the same parts over copies of theirs."""
+    q, k, rope, v = (
+        normal(600, 8, 192),
+        normal(2000, 8, 128),
+        normal(2000, 64),
+        normal(2000, 8, 128),
+    )
+    parts: dict[str, Any] = {"cu_seqlens_q": offsets(300, 300), "return_lse": True}
+    starts = torch.tensor([0, 0], dtype=torch.int32, device=DEVICE)
+    rows = torch.cat([torch.arange(700), torch.arange(2000)]).to(DEVICE)
+    for _ in range(3):  # as a first call, as the first of its kind that is kept, from there
+        shared = openmla.mla_prefill(
+            q, k, rope, v, cu_seqlens_k=offsets(700, 2000), k_start=starts, **parts
+        )
+        copied = openmla.mla_prefill(
+            q, k[rows], rope[rows], v[rows], cu_seqlens_k=offsets(700, 2000), **parts
+        )
+        assert shared[0].equal(copied[0]) and shared[1].equal(copied[1])
 
 
 @pytest.mark.parametrize("batch", range(len(BATCHES)))

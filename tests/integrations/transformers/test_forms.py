@@ -20,7 +20,7 @@ def heads(projection: nn.Module | None = None) -> Heads:
 def test_absorbed_queries_score_rows_as_queries_score_keys():
     layer = heads()
     query, latent = torch.randn(2, HEADS, 7, NOPE + ROPE), torch.randn(2, 1, 6, LATENT)
-    k_nope, _ = layer.expand(latent)
+    k_nope = layer.expand(latent.flatten(0, 2))[0].unflatten(0, (2, 6))
     expected = torch.einsum("bhsn,bthn->bhst", query[..., :NOPE], k_nope)
     absorbed = layer.absorb(query)
     got = torch.einsum("bshl,btl->bhst", absorbed[..., :LATENT], latent[:, 0])
@@ -32,7 +32,7 @@ def test_absorbed_queries_score_rows_as_queries_score_keys():
 def test_released_sums_of_rows_are_sums_of_values():
     layer = heads()
     weights, latent = torch.rand(2, HEADS, 7, 6), torch.randn(2, 1, 6, LATENT)
-    _, v = layer.expand(latent)
+    v = layer.expand(latent.flatten(0, 2))[1].unflatten(0, (2, 6))
     expected = torch.einsum("bhst,bthv->bshv", weights, v)
     got = layer.release(torch.einsum("bhst,btl->bshl", weights, latent[:, 0]))
     assert torch.allclose(got, expected, atol=1e-6)

@@ -74,6 +74,17 @@ def test_ragged_moves_padding_to_the_end():
     assert torch.equal(ragged.restored(ragged.queries(rows), 2), rows)
 
 
+def test_layers_share_what_was_made_of_their_mask():
+    keep = torch.tensor([[False, True, True], [True, True, True]])
+    first = Ragged.of(keep, 2, 3, 3, "cpu")
+    assert Ragged.of(keep, 2, 3, 3, "cpu") is first
+    assert Ragged.of(keep, 2, 1, 3, "cpu").cu_q.tolist() == [0, 1, 2]  # other queries
+    keep[1, 0] = False  # another mask
+    assert Ragged.of(keep, 2, 3, 3, "cpu").cu_k.tolist() == [0, 2, 4]
+    with torch.inference_mode():
+        assert Ragged.of(keep.clone(), 2, 3, 3, "cpu").cu_k.tolist() == [0, 2, 4]
+
+
 def test_ragged_queries_of_a_chunk():
     keep = torch.tensor([[False, True, True, False], [True, True, True, True]])
     ragged = Ragged.of(keep, 2, 2, 4, "cpu")

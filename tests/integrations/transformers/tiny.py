@@ -25,7 +25,7 @@ COMMON = settings(
     qk_rope_head_dim=16, v_head_dim=24, head_dim=16, max_position_embeddings=512,
     initializer_range=0.05, pad_token_id=0, bos_token_id=1, eos_token_id=None,
 )  # fmt: skip
-INDEXER = settings(index_topk=12, index_n_heads=2, index_head_dim=32)
+INDEXER = settings(index_topk=12, index_n_heads=16, index_head_dim=32)
 HYBRID = settings(layer_types=["linear_attention", "full_attention"])
 LINEAR = settings(linear_head_dim=16, linear_num_heads=4)
 # Where a model's own config names differ from COMMON.

@@ -63,7 +63,7 @@ def test_every_served_type_and_width_has_a_plan(
         ({"d_rope": 16}, "d_rope 16"),
         ({"rope": "cache", "rope_dtype": "fp8_656", "page_size": 64}, "rope_dtype fp8_656"),
         ({"has_key_mask": True}, "has_key_mask"),
-        ({"has_k_start": True}, "has_k_start"),
+        ({"has_k_start": True, "v_dtype": "e4m3"}, "has_k_start"),
         ({"aligned_16": False}, "multiple of 16 bytes"),
         ({"q_dtype": "bf16"}, "q_dtype bf16"),
     ],

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass, replace
-from functools import cache
-from typing import Any
+from functools import cache, lru_cache
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -27,8 +26,7 @@ WITHOUT_EFFECT = frozenset(
 )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Call:
+class Call(NamedTuple):
     """One layer's call. With `form`, key and value are the latent and rope columns of its rows."""
 
     module: Any
@@ -56,10 +54,10 @@ def attention(
 ) -> tuple[Tensor, None]:
     """What `ALL_ATTENTION_FUNCTIONS["openmla"]` is: [B, S, H, v] from one layer's tensors."""
     options = {k: v for k, v in options.items() if _has_effect(k, v)}
-    mask, dims = attention_mask, -1 if attention_mask is None else attention_mask.dim()
-    if indices is not None and dims < 4:
+    mask = attention_mask
+    if indices is not None and (mask is None or mask.dim() < 4):
         mask = full_mask(mask, query.shape[2], key.shape[2], query.device)
-    elif mask is not None and dims == 3:
+    elif mask is not None and mask.dim() == 3:
         # The seam's stand-in for a mask made of a list: the list, with -1 for what is not seen.
         indices, mask = forms.unique(mask), None
     call = Call(module, query, key, value, mask, indices, s_aux, form_of(module), options)
@@ -79,9 +77,8 @@ def why_sdpa(call: Call, dropout: float) -> str:
         return "gradients"
     if call.options.get("is_causal", True) is not True:
         return "attention that is not causal"
-    unknown = sorted(set(call.options) - {"is_causal"})
-    if unknown:
-        return f"the keyword {unknown[0]}"
+    if call.options.keys() - {"is_causal"}:
+        return f"the keyword {min(call.options.keys() - {'is_causal'})}"
     if call.indices is None:
         return "" if call.mask is None or call.mask.dim() == 2 else "a 4-D mask"
     if not call.form:
@@ -99,12 +96,14 @@ def _openmla(call: Call, **options: Any) -> Tensor:
     if not call.form:  # K put together by the model: every head holds the same rope columns
         keys = call.key.transpose(1, 2)
         k_nope, k_rope, v = keys[..., : heads.nope], keys[:, :, 0, heads.nope :], call.value
-        return _dense(query, k_nope, k_rope, v.transpose(1, 2), mask, **options)
+        return _put_together(query, k_nope, k_rope, v.transpose(1, 2), mask, **options)
     rows = call.key, call.value
     if call.indices is not None:
         seen = call.indices if mask is None else forms.visible(call.indices, mask)
         return forms.sparse(query, heads, rows, seen, **options)
-    if mask is not None:  # a static cache is longer than what it holds
+    if mask is not None:
+        _check_used(mask, call.key.shape[2])
+        # A static cache is longer than what it holds.
         rows = rows[0][:, :, : mask.shape[1]], rows[1][:, :, : mask.shape[1]]
     if call.form == "latent":
         return forms.latent(query, heads, rows, mask, **options)
@@ -113,30 +112,34 @@ def _openmla(call: Call, **options: Any) -> Tensor:
             return forms.latent(query, heads, rows, mask, **options)
         except Unsupported:  # raised before anything ran: this device has no latent kernel for it
             pass
-    return _dense(query, *_expanded(heads, rows), mask, **options)
+    return forms.expanded(query, heads, rows, mask, **options)
 
 
-def _expanded(heads: forms.Heads, rows: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-    k_nope, v = heads.expand(rows[0])
-    return k_nope, rows[1][:, 0], v
-
-
-def _dense(
+def _put_together(
     query: Tensor, k_nope: Tensor, k_rope: Tensor, v: Tensor, mask: Tensor | None, **options: Any
 ) -> Tensor:
     if mask is not None:
-        used, keys = mask.shape[1], k_rope.shape[1]
-        if used > keys:
-            raise InvalidArgument("attention_mask", f"{keys} columns at most", used)
-        k_nope, k_rope, v = (x[:, :used] for x in (k_nope, k_rope, v))
+        _check_used(mask, k_rope.shape[1])
+        k_nope, k_rope, v = (x[:, : mask.shape[1]] for x in (k_nope, k_rope, v))
     return forms.dense(query, k_nope, k_rope, v, mask, **options)
+
+
+def _check_used(mask: Tensor, keys: int) -> None:
+    if mask.shape[1] > keys:
+        raise InvalidArgument("attention_mask", f"{keys} columns at most", mask.shape[1])
 
 
 def _latent_is_less_work(call: Call, heads: forms.Heads, rows: tuple[Tensor, Tensor]) -> bool:
     if call.query.dtype == torch.float16 or heads.why_not_latent():
         return False  # pages of rows are bf16, and float16 would lose bits
-    dims = LayerDims(rows[0].shape[3], heads.nope, rows[1].shape[3], heads.v)
-    return choose_form(dims, [call.query.shape[2]], [rows[0].shape[2]]).form == "latent"
+    (*_, keys, latent), rope = rows[0].shape, rows[1].shape[3]
+    return _form(latent, heads.nope, rope, heads.v, call.query.shape[2], keys) == "latent"
+
+
+@lru_cache(maxsize=1024)
+def _form(latent: int, nope: int, rope: int, v: int, new: int, keys: int) -> str:
+    """`choose_form` for one sequence; every layer of a forward pass asks the same."""
+    return choose_form(LayerDims(latent, nope, rope, v), [new], [keys]).form
 
 
 def _sdpa(call: Call, reason: str, **options: Any) -> tuple[Tensor, None]:
@@ -148,7 +151,7 @@ def _sdpa(call: Call, reason: str, **options: Any) -> tuple[Tensor, None]:
     _warn_once(reason)
     if call.form:
         key, value = type(call.module).expand_kv(call.module, call.key, call.value)
-        call = replace(call, key=key, value=value)
+        call = call._replace(key=key, value=value)
     out: tuple[Tensor, None] = sdpa_attention_forward(
         call.module, call.query, call.key, call.value, _sdpa_mask(call), **call.options, **options
     )

@@ -38,9 +38,10 @@ class Heads:
         return Heads(module.qk_nope_head_dim, module.v_head_dim, module.kv_b_proj)
 
     def expand(self, latent: Tensor) -> tuple[Tensor, Tensor]:
-        """[B, 1, T, latent] -> K without rope [B, T, H, nope] and V [B, T, H, v], two views."""
-        kv = self.projection(latent[:, 0]).unflatten(-1, (-1, self.nope + self.v))
-        return kv[..., : self.nope], kv[..., self.nope :]
+        """[keys, latent] -> K without rope [keys, H, nope] and V [keys, H, v], views of one."""
+        kv = self.projection(latent).view(latent.shape[0], -1, self.nope + self.v)
+        k_nope, v = kv.split_with_sizes((self.nope, self.v), -1)
+        return k_nope, v
 
     def absorb(self, query: Tensor) -> Tensor:
         """[B, H, S, nope + rope] -> [B, S, H, latent + rope], to be compared with cached rows."""
@@ -67,6 +68,19 @@ class Heads:
         return weight.view(-1, self.nope + self.v, weight.shape[1])
 
 
+def expanded(
+    query: Tensor, heads: Heads, rows: tuple[Tensor, Tensor], keep: Tensor | None, **options: Any
+) -> Tensor:
+    """mla_prefill over K and V of the cached rows: latent [B, 1, T, latent], rope [B, 1, T, rope].
+
+    Padding is moved behind the rest while rows are still narrow.
+    """
+    ragged = Ragged.of(keep, query.shape[0], query.shape[2], rows[0].shape[2], query.device)
+    latent, rope = (ragged.rows(x) for x in rows)
+    k_nope, v = heads.expand(latent)
+    return _prefilled(query, k_nope, rope, v, ragged, **options)
+
+
 def dense(
     query: Tensor,
     k_nope: Tensor,
@@ -78,17 +92,20 @@ def dense(
     """mla_prefill. k_nope [B, T, H or 1, nope], k_rope [B, T, rope], v [B, T, H or 1, v]."""
     b, h, s, _ = query.shape
     ragged = Ragged.of(keep, b, s, k_rope.shape[1], query.device)
+    k_nope, v = (ragged.keys(x).expand(-1, h, -1) for x in (k_nope, v))
+    return _prefilled(query, k_nope, ragged.keys(k_rope), v, ragged, **options)
+
+
+def _prefilled(
+    query: Tensor, k_nope: Tensor, k_rope: Tensor, v: Tensor, ragged: Ragged, **options: Any
+) -> Tensor:
+    """mla_prefill over ragged keys, k_nope [keys, H, nope]; its rows as `query` has them."""
     out = openmla.mla_prefill(
-        ragged.queries(query.transpose(1, 2)),
-        ragged.keys(k_nope).expand(-1, h, -1),
-        ragged.keys(k_rope),
-        ragged.keys(v).expand(-1, h, -1),
-        cu_seqlens_q=ragged.cu_q,
-        cu_seqlens_k=ragged.cu_k,
-        **options,
-    )
+        ragged.queries(query.transpose(1, 2)), k_nope, k_rope, v, cu_seqlens_q=ragged.cu_q,
+        cu_seqlens_k=ragged.cu_k, **options,
+    )  # fmt: skip
     assert isinstance(out, Tensor)
-    return ragged.restored(out, b)
+    return ragged.restored(out, query.shape[0])
 
 
 def latent(

@@ -13,12 +13,15 @@ layer. Three kinds reach the attention function:
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 from transformers.masking_utils import causal_mask_function, sdpa_mask
+
+_RAGGED = "openmla_ragged"
 
 
 def causal_mask(
@@ -73,17 +76,32 @@ class Ragged:
     order_q: Tensor | None
     """Where ragged query i lies among the B * S; None when nothing moves."""
     order_k: Tensor | None
+    version: tuple[int, int] = (0, 0)
+    """Queries, and the mask's counter of changes, that it was made for."""
 
     @staticmethod
     def of(keep: Tensor | None, batch: int, queries: int, keys: int, device: Any) -> Ragged:
         """From a mask bool [B, keys], or None when every key is used."""
-        if keep is None:
-            cu_q = _equal(batch, queries, device)
-            cu_k = cu_q if keys == queries else _equal(batch, keys, device)
-            return Ragged(cu_q, cu_k, None, None)
-        parts = keep[:, keys - queries :], keep
+        if keep is not None:
+            return Ragged._padded(keep, queries)
+        cu_q = _equal(batch, queries, device)
+        cu_k = cu_q if keys == queries else _equal(batch, keys, device)
+        return Ragged(cu_q, cu_k, None, None)
+
+    @staticmethod
+    def _padded(keep: Tensor, queries: int) -> Ragged:
+        """Kept beside the mask, which every layer of a forward pass is given."""
+        traced = torch.compiler.is_compiling()
+        kept: Ragged | None = None if traced else getattr(keep, _RAGGED, None)
+        version = queries, 0 if keep.is_inference() else keep._version
+        if kept is not None and kept.version == version:
+            return kept
+        parts = keep[:, keep.shape[1] - queries :], keep
         (cu_q, order_q), (cu_k, order_k) = ((_cumulative(x), _kept_first(x)) for x in parts)
-        return Ragged(cu_q, cu_k, order_q, order_k)
+        found = Ragged(cu_q, cu_k, order_q, order_k, version)
+        if not traced:
+            setattr(keep, _RAGGED, found)
+        return found
 
     def queries(self, x: Tensor) -> Tensor:
         """[B, S, ...] -> [B * S, ...], kept rows first."""
@@ -92,6 +110,10 @@ class Ragged:
     def keys(self, x: Tensor) -> Tensor:
         """[B, T, ...] -> [B * T, ...], kept rows first."""
         return _take(x, self.order_k)
+
+    def rows(self, x: Tensor) -> Tensor:
+        """[B, 1, T, width], as rows are cached, -> [B * T, width], kept rows first."""
+        return _take(x, self.order_k, 2)
 
     def restored(self, out: Tensor, batch: int) -> Tensor:
         """[B * S, ...] -> [B, S, ...], every row where its query was."""
@@ -117,8 +139,28 @@ def selected(indices: Tensor, keys: int) -> Tensor:
     return named[:, None, :, :keys]
 
 
-def _equal(batch: int, length: int, device: Any) -> Tensor:
+def _equal(batch: int, length: int, device: torch.device) -> Tensor:
+    """cu_seqlens of sequences of one length: kept, because every layer asks for the same."""
+    if _at_once(device):
+        # Another stream would not wait until they are written.
+        return _kept_equal(batch, length, device, torch.cuda.current_stream(device).cuda_stream)
     return torch.arange(0, batch * length + 1, length, dtype=torch.int32, device=device)
+
+
+@lru_cache(maxsize=64)
+def _kept_equal(batch: int, length: int, device: torch.device, stream: int) -> Tensor:
+    with torch.inference_mode(False):
+        return torch.arange(0, batch * length + 1, length, dtype=torch.int32, device=device)
+
+
+def _at_once(device: torch.device) -> bool:
+    """Whether what is computed now is computed by a GPU and lasts: neither traced nor captured."""
+    return (
+        device.type == "cuda"
+        and not torch.compiler.is_compiling()
+        and not torch._C._len_torch_dispatch_stack()
+        and not torch.cuda.is_current_stream_capturing()
+    )
 
 
 def _cumulative(keep: Tensor) -> Tensor:
@@ -129,6 +171,7 @@ def _kept_first(keep: Tensor) -> Tensor:
     return torch.argsort(~keep.flatten(), stable=True)
 
 
-def _take(x: Tensor, order: Tensor | None) -> Tensor:
-    flat = x.flatten(0, 1)
+def _take(x: Tensor, order: Tensor | None, last: int = 1) -> Tensor:
+    """The first dimensions of x, up to `last`, as one, in another order."""
+    flat = x.flatten(0, last)
     return flat if order is None else flat.index_select(0, order)

@@ -11,6 +11,7 @@ from openmla.errors import InvalidArgument, Unsupported
 from openmla.integrations.transformers import seam
 from openmla.integrations.transformers.attention import attention
 from openmla.integrations.transformers.forms import Heads
+from openmla.integrations.transformers.indexer import check_fp8
 from openmla.integrations.transformers.masks import causal_mask
 
 FORMS = ("auto", "expanded", "latent")
@@ -22,20 +23,22 @@ def register() -> None:
     AttentionMaskInterface.register(seam.NAME, causal_mask)
 
 
-def optimize(model: nn.Module, form: str = "auto", fp8_indexer: bool = True) -> None:
+def optimize(model: nn.Module, form: str = "auto", fp8_indexer: bool = False) -> None:
     """Let every MLA layer of a Transformers model run on openmla, from its cached rows.
 
     form "auto" chooses by lengths (openmla.planning.layer.form); "expanded" makes K and V per head,
     but never puts K together; "latent" attends to the cached rows, for few tokens over long caches.
-    Models that select keys (DSA) run the sparse call; fp8_indexer lets indexers of 128 columns
-    score in e4m3, without a tensor of every head's scores (openmla.integrations.transformers.
-    indexer). A cache filled before must not be used after.
+    Models that select keys (DSA) run the sparse call; their indexers score as exactly as before, or
+    in e4m3 with fp8_indexer, which is faster and may select other keys near the cut (openmla.
+    integrations.transformers.indexer). A cache filled before must not be used after.
     """
     if form not in FORMS:
         raise InvalidArgument("form", "one of " + ", ".join(FORMS), repr(form))
     layers = _layers(model)
     for layer in layers:
         _check(layer, form)
+        if fp8_indexer and getattr(layer, "indexer", None) is not None:
+            check_fp8(layer.indexer)
     register()
     for layer in layers:
         seam.install(layer, form, fp8_indexer)

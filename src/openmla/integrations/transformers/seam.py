@@ -8,19 +8,31 @@ what `expand_kv` returns then caches rows: 576 wide for all heads, not 320 for e
 
 from __future__ import annotations
 
+from functools import partial
 from types import MethodType
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import rms_norm
 
 from openmla.integrations.transformers import indexer
 
 NAME = "openmla"
 _FORM, _BEFORE = "openmla_form", "openmla_before"
+NORMS = ("q_a_layernorm", "kv_a_layernorm")
+# Classes whose `forward` is torch's rms_norm in eight operations, each compared in the tests.
+PLAIN_NORMS = frozenset(
+    f"{model}RMSNorm"
+    for model in (
+        "AXK1", "AXK2", "BailingHybrid", "DeepseekV2", "DeepseekV3", "DeepseekV32", "Glm4MoeLite",
+        "Glm5NextText", "GlmMoeDsa", "HYV4", "KimiLinear", "LongcatFlash", "MiniCPM3", "Mistral4",
+        "MistralLarge4", "Youtu",
+    )
+)  # fmt: skip
 
 
-def install(layer: Any, form: str, fp8_indexer: bool = True) -> None:
+def install(layer: Any, form: str, fp8_indexer: bool = False) -> None:
     """Override the methods of one attention module, and note what its config says now."""
     layer.__dict__.setdefault(_BEFORE, layer.config._attn_implementation)
     layer.__dict__[_FORM] = form
@@ -28,8 +40,12 @@ def install(layer: Any, form: str, fp8_indexer: bool = True) -> None:
     if hasattr(type(layer), "build_attention_mask_from_topk"):
         layer.build_attention_mask_from_topk = MethodType(_list_as_mask, layer)
     own = getattr(layer, "indexer", None)
-    if own is not None and fp8_indexer and not indexer.why_not(own):
-        own.forward = MethodType(_select, own)
+    if own is not None and not indexer.why_not(own, fp8_indexer):
+        own.forward = MethodType(partial(_select, fp8=fp8_indexer), own)
+    for name in NORMS:
+        norm: Any = getattr(layer, name, None)
+        if type(norm).__name__ in PLAIN_NORMS:
+            norm.forward = MethodType(_normalized, norm)
 
 
 def remove(layer: Any) -> None:
@@ -37,8 +53,9 @@ def remove(layer: Any) -> None:
     before = layer.__dict__.pop(_BEFORE, None)
     for name in (_FORM, "expand_kv", "build_attention_mask_from_topk"):
         layer.__dict__.pop(name, None)
-    if getattr(layer, "indexer", None) is not None:
-        layer.indexer.__dict__.pop("forward", None)
+    for name in ("indexer", *NORMS):
+        if getattr(layer, name, None) is not None:
+            getattr(layer, name).__dict__.pop("forward", None)
     if before is not None:
         layer.config._attn_implementation = before
 
@@ -48,9 +65,19 @@ def form_of(module: Any) -> str:
     return str(module.__dict__.get(_FORM, ""))
 
 
+def runs_on_openmla(config: Any) -> bool:
+    """Whether the model was not given another attention meanwhile.
+
+    Asked in every layer, and Transformers' own property takes longer than a launch: it is asked
+    only where what it returns is kept elsewhere.
+    """
+    name = config.__dict__.get("_attn_implementation_internal")
+    return bool((config._attn_implementation if name is None else name) == NAME)
+
+
 def _rows(self: Any, latent: Tensor, rope: Tensor) -> tuple[Tensor, Tensor]:
     """`expand_kv` that does not; unless the model was given another attention meanwhile."""
-    if self.config._attn_implementation != NAME:
+    if not runs_on_openmla(self.config):
         expanded: tuple[Tensor, Tensor] = type(self).expand_kv(self, latent, rope)
         return expanded
     return latent, rope
@@ -58,7 +85,7 @@ def _rows(self: Any, latent: Tensor, rope: Tensor) -> tuple[Tensor, Tensor]:
 
 def _list_as_mask(self: Any, topk_indices: Tensor, query_states: Tensor, kv_length: int) -> Tensor:
     """`build_attention_mask_from_topk` that leaves the list [B, S, topk] as it is."""
-    if self.config._attn_implementation != NAME:
+    if not runs_on_openmla(self.config):
         mask: Tensor = type(self).build_attention_mask_from_topk(
             self, topk_indices, query_states, kv_length
         )
@@ -74,10 +101,16 @@ def _select(
     attention_mask: Tensor,
     position_ids: Tensor | None = None,
     past_key_values: Any = None,
+    fp8: bool = False,
 ) -> Tensor:
     """An indexer's `forward`; the model's own where the mask is made of numbers."""
     arguments = (hidden_states, q_resid, position_embeddings, attention_mask)
-    if self.config._attn_implementation != NAME or attention_mask.dtype != torch.bool:
+    if not runs_on_openmla(self.config) or attention_mask.dtype != torch.bool:
         own: Tensor = type(self).forward(self, *arguments, position_ids, past_key_values)
         return own
-    return indexer.select(self, *arguments, past_key_values)
+    return indexer.select(self, *arguments, past_key_values, fp8)
+
+
+def _normalized(self: Any, hidden_states: Tensor) -> Tensor:
+    """The `forward` of a norm in one operation, which rounds once."""
+    return rms_norm(hidden_states, self.weight.shape, self.weight, self.variance_epsilon)

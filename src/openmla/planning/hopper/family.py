@@ -197,6 +197,7 @@ HOPPER = Family(
                     "d_v": OneOf(16, 32, 64, 128, 256),
                     **_DENSE,
                     "has_key_mask": YES_OR_NO,
+                    "has_k_start": YES_OR_NO,
                 }
             ),
             config=HopperDenseConfig,
@@ -211,6 +212,7 @@ HOPPER = Family(
                     "form": OneOf("dense"),
                     DTYPES: OneOf(*_e4m3_beside("bf16", "fp16")),
                     **_DENSE_FP8,
+                    "has_k_start": YES_OR_NO,
                 }
             ),
             config=HopperDenseFp8Config,

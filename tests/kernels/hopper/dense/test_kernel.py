@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from kernels.judging import (
     assert_right_clean_and_deaf_to_poison,
     on,
 )
+from kernels.shared_keys import with_shared_keys
 from openmla.aot.ahead import compiling_for
 from openmla.kernels.launch import calls
 from openmla.operands import DenseOperands
@@ -81,6 +83,9 @@ CASES = {
     ),
 }
 
+# Also with keys that begin anywhere. Of "split" every request sees all keys, and all are split.
+SHARED = ["causal", "full", "pages of 16", "192+64", "40 requests", "mask", "split"]
+
 
 def chip(case: Case) -> int:
     return 6 if "4500" in str(case) else 2
@@ -134,6 +139,27 @@ def test_a_mask_of_all_keys_is_no_mask() -> None:
     built = on(case)
     plain = replace(built, operands=replace(built.operands, key_mask=None))
     assert not differences(run(built)[0], run(plain)[0])
+
+
+@pytest.mark.parametrize("num_qo", [1, 2])
+@pytest.mark.parametrize("name", SHARED)
+def test_requests_may_share_keys(name: str, num_qo: int) -> None:
+    case = CASES[name]
+
+    def planned(built: BuiltCase, **options: Any) -> tuple[Outcome, list[Report]]:
+        return run(built, plan_of(built, chip(case), num_qo), **options)
+
+    for seed in (num_qo, num_qo + 2):
+        change = partial(with_shared_keys, seed=seed, all_keys=name == "split")
+        assert_right_clean_and_deaf_to_poison(case, planned, seed, change)
+
+
+def test_keys_where_they_are_by_themselves_change_no_bit() -> None:
+    built = on(V3)
+    op = built.operands
+    assert isinstance(op, DenseOperands)
+    named = replace(built, operands=replace(op, k_start=op.cu_seqlens_k[:-1].clone()))
+    assert not differences(run(named)[0], run(built)[0])
 
 
 @pytest.mark.slow

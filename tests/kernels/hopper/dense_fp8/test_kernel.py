@@ -7,6 +7,7 @@ only when it is named): its error is judged here by what rounding weights to 4 b
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from kernels.judging import (
     assert_right_clean_and_deaf_to_poison,
     on,
 )
+from kernels.shared_keys import with_shared_keys
 from openmla.kernels.hopper.dense.merge import merge_kernel
 from openmla.kernels.hopper.dense_fp8.kernel import dense_fp8_kernel
 from openmla.kernels.hopper.dense_fp8.launch import calls
@@ -96,6 +98,12 @@ def planned(num_qo: int = 0) -> Any:
 @pytest.mark.parametrize("name", CASES)
 def test_right_clean_and_deaf_to_poison(name: str, num_qo: int) -> None:
     assert_right_clean_and_deaf_to_poison(CASES[name], planned(num_qo), seed=num_qo)
+
+
+@pytest.mark.parametrize("name", ["scales", "split"])
+def test_requests_may_share_keys(name: str) -> None:
+    change = partial(with_shared_keys, seed=1, all_keys=name == "split")
+    assert_right_clean_and_deaf_to_poison(CASES[name], planned(2), 1, change)
 
 
 def error_of_fp8_weights(built: BuiltCase, outcome: Outcome) -> str:

@@ -48,8 +48,8 @@ SOURCES: Sources = {
     **dict.fromkeys(("k_main_desc", "k_tail_desc"), "k_nope"),
     "k_rope_desc": ("k_rope", "cache_data"), "v_desc": "v", "out_ptr": "out", "lse_ptr": "lse",
     "sink_ptr": "sink", "cu_q_ptr": "cu_seqlens_q", "cu_k_ptr": "cu_seqlens_k",
-    "table_ptr": "block_table", "counter_ptr": COUNTER, "part_sums_ptr": WORKSPACE,
-    "part_state_ptr": WORKSPACE,
+    "k_start_ptr": "k_start", "table_ptr": "block_table", "counter_ptr": COUNTER,
+    "part_sums_ptr": WORKSPACE, "part_state_ptr": WORKSPACE,
 }  # fmt: skip
 
 
@@ -200,10 +200,11 @@ def _group(
     config = plan.config
     batch = op.cu_seqlens_q.shape[0] - 1
     requests = slice(first, stop + 1)
-    table = arguments["table_ptr"]
+    table, starts = arguments["table_ptr"], vector(op.k_start)
     here = {
         "cu_q_ptr": vector(op.cu_seqlens_q)[requests],  # type: ignore[index]
         "cu_k_ptr": vector(op.cu_seqlens_k)[requests],  # type: ignore[index]
+        "k_start_ptr": None if starts is None else starts[first:stop],
         "table_ptr": None if table is None else table[first:],
         "counter_ptr": _counter(op.q.device),
         "batch": stop - first,
@@ -284,7 +285,8 @@ def split_space(
         return None
     if offsets_q.data_ptr() == offsets_k.data_ptr() and fixed.longest_chunk < least:
         return None
-    requests = min(batch, keys // least)
+    # Requests that share keys may all see all of them.
+    requests = batch if args["k_start"] is not None else min(batch, keys // least)
     slot_bytes = 4 * WGMMA_ROWS * (config.d_v + 2)
     group = max(1, WORKSPACE_CAP // (slot_bytes * fixed.slots))
     rows = min(requests, group) * fixed.slots * WGMMA_ROWS
@@ -293,8 +295,8 @@ def split_space(
 
 _MERGED = (
     "part_sums_ptr", "part_state_ptr", "out_ptr", "lse_ptr", "sink_ptr", "cu_q_ptr", "cu_k_ptr",
-    "batch", "total_q", "total_k", "heads", "out_stride_t", "out_stride_h", "lse_stride_t",
-    "lse_stride_h", "NC", "HG", "SPLIT", "SM_COUNT",
+    "k_start_ptr", "batch", "total_q", "total_k", "heads", "out_stride_t", "out_stride_h",
+    "lse_stride_t", "lse_stride_h", "NC", "HG", "SPLIT", "SM_COUNT",
 )  # fmt: skip
 
 

@@ -14,7 +14,15 @@ from triton.experimental.gluon import language as gl
 
 from openmla.kernels.gluon.scores import MINUS_INF, normalize
 from openmla.kernels.hopper.dense.epilogue import VECTOR
-from openmla.kernels.hopper.dense.tiles import CHUNK, owner, ranges, span, sum_before, work_items
+from openmla.kernels.hopper.dense.tiles import (
+    CHUNK,
+    key_span,
+    owner,
+    ranges,
+    span,
+    sum_before,
+    work_items,
+)
 
 WARPS = gl.constexpr(4)
 
@@ -53,7 +61,7 @@ def tiles_of_split(first, shape, BM: gl.constexpr, SPLIT: gl.constexpr, SMS: gl.
 
 COUNTS = ["batch", "total_q", "total_k", "heads"]
 STRIDES = ["out_stride_t", "out_stride_h", "lse_stride_t", "lse_stride_h"]
-VECTORS = ["lse_ptr", "sink_ptr", "cu_q_ptr", "cu_k_ptr"]
+VECTORS = ["lse_ptr", "sink_ptr", "cu_q_ptr", "cu_k_ptr", "k_start_ptr"]
 
 
 @gluon.jit(do_not_specialize=COUNTS + STRIDES, do_not_specialize_on_alignment=VECTORS)
@@ -65,6 +73,7 @@ def merge_kernel(  # noqa: PLR0913
     sink_ptr,
     cu_q_ptr,
     cu_k_ptr,
+    k_start_ptr,
     batch,
     total_q,
     total_k,
@@ -85,11 +94,11 @@ def merge_kernel(  # noqa: PLR0913
     STEPS: gl.constexpr = BM // BLOCK_ROWS
     L: gl.constexpr = gl.BlockedLayout([1, 4], [1, 32], [4, 1], [1, 0])
     program = gl.program_id(0)
-    shape = (cu_q_ptr, cu_k_ptr, batch, total_q, 0, total_k, heads)
+    shape = (cu_q_ptr, cu_k_ptr, batch, total_q, 0, total_k, heads, k_start_ptr)
     request, tile, before = split_tile(program // STEPS, shape, BM, SPLIT, SM_COUNT)
     if request < batch:
         q_start, q_len = span(request, cu_q_ptr, batch, total_q, 0)
-        _, k_len = span(request, cu_k_ptr, batch, total_k, 0)
+        _, k_len = key_span(request, shape)
         parts, _ = ranges(q_len, k_len, heads, SPLIT, SM_COUNT)
         tiles = (q_len + BM - 1) // BM
         head = tile // tiles

@@ -35,6 +35,22 @@ def span(request, cu_ptr, batch, total, rest):
 
 
 @gluon.jit
+def key_span(request, shape):
+    """(start, length) of a request's keys; number `batch` has none.
+
+    Where requests may share keys, `starts` names the row of the first, and the offsets only count.
+    """
+    _, cu, batch, _, _, total, _, starts = shape
+    if starts is None:
+        start, length = span(request, cu, batch, total, 0)
+    else:
+        start = gl.maximum(gl.load(starts + gl.minimum(request, batch - 1)), 0)
+        length = gl.load(cu + gl.minimum(request + 1, batch)) - gl.load(cu + request)
+        length = gl.maximum(gl.minimum(length, total - start), 0)
+    return start, length
+
+
+@gluon.jit
 def keys_of_range(q_len, k_len, heads, SM_COUNT: gl.constexpr, MIN_KEYS: gl.constexpr):
     """Keys per range, from the request's own lengths alone; see SplitRule.keys_per_split."""
     tiles = heads * ((q_len + WGMMA_ROWS - 1) // WGMMA_ROWS)
@@ -61,14 +77,14 @@ def work_items(
     first, shape, BM: gl.constexpr, SPLIT: gl.constexpr, SMS: gl.constexpr, NW: gl.constexpr
 ):
     """Work items of requests first … first + CHUNK - 1, one per lane, and those of splits."""
-    cu_q, cu_k, batch, total_q, rest_q, total_k, heads = shape
+    cu_q, _cu_k, batch, total_q, rest_q, _total_k, heads, _starts = shape
     LANES: gl.constexpr = gl.BlockedLayout([1], [32], [NW], [0])
     request = first + gl.arange(0, CHUNK, LANES)
     here = gl.minimum(request, batch)
     _q_start, q_len = span(here, cu_q, batch, total_q, rest_q)
     tiles = gl.where(request <= batch, (q_len + BM - 1) // BM, 0)
     if SPLIT > 0:
-        _k_start, k_len = span(here, cu_k, batch, total_k, 0)
+        _k_start, k_len = key_span(here, shape)
         parts, _keys = ranges(q_len, k_len, heads, SPLIT, SMS)
         every = heads * tiles * parts
         split = gl.where(parts > 1, every, 0)
@@ -105,9 +121,9 @@ def place(
     keys of the range that the first query sees, if causal (may be negative); keys of the request
     before the range; ranges of the request.
     """
-    cu_q, cu_k, batch, total_q, rest_q, total_k, heads = shape
+    cu_q, _cu_k, batch, total_q, rest_q, _total_k, heads, _starts = shape
     q_start, q_len = span(request, cu_q, batch, total_q, rest_q)
-    k_start, k_len = span(request, cu_k, batch, total_k, 0)
+    k_start, k_len = key_span(request, shape)
     tiles = (q_len + BM - 1) // BM
     parts, keys = ranges(q_len, k_len, heads, SPLIT, SMS)
     group = x // (tiles * parts * HG)

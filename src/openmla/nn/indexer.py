@@ -90,11 +90,18 @@ class Indexer(nn.Module):
         key_mask takes them.
         """
         q, k, weights = self.project(x, compressed, positions)
-        values, folded = fold(q, weights)
         if cache is None:
-            cache, batch = _own_pages(batch)
+            cache, batch = own_pages(batch)
         cache.append(k, batch.slots(cache.page_size))
+        return self.select(q, weights, batch, cache, return_mask)
+
+    def select(
+        self, q: Tensor, weights: Tensor, batch: Batch, cache: IndexCache, return_mask: bool = False
+    ) -> Tensor | tuple[Tensor, ...]:
+        """The lists of q [tokens, heads, 128] with weights fp32 [tokens, heads], as `project` makes
+        them, over keys that the cache has."""
         assert batch.block_table is not None  # or slots would have said so
+        values, folded = fold(q, weights)
         return openmla.index_topk(
             values, cache, folded, self.config.topk, cu_seqlens_q=batch.cu_seqlens,
             block_table=batch.block_table, cache_lengths=batch.cache_lengths, rows="relative",
@@ -147,7 +154,7 @@ def hadamard(x: Tensor) -> Tensor:
     return y * (1 / math.sqrt(width))
 
 
-def _own_pages(batch: Batch) -> tuple[IndexCache, Batch]:
+def own_pages(batch: Batch) -> tuple[IndexCache, Batch]:
     """A cache for fresh sequences, and the batch with a table that finds them in it."""
     device, pages = batch.cu_seqlens.device, -(-max(batch.keys, default=0) // PAGE)
     table = torch.arange(len(batch.new) * pages, dtype=torch.int32, device=device)

@@ -26,8 +26,11 @@ from torch import Tensor, nn
 
 import openmla
 from openmla.cache import LatentCache
+from openmla.distributed import ContextShard
+from openmla.distributed.agreement import Group
 from openmla.errors import InvalidArgument
 from openmla.indexer.cache import IndexCache
+from openmla.nn import ranks
 from openmla.nn.batch import Batch
 from openmla.nn.config import MLAConfig
 from openmla.nn.indexer import Indexer
@@ -85,6 +88,8 @@ class MLAAttention(nn.Module):
         batch: Batch | None = None,
         indices: Tensor | None = None,
         index_cache: IndexCache | None = None,
+        shard: ContextShard | None = None,
+        group: Group = None,
     ) -> Tensor:
         """[tokens, hidden] -> [tokens, hidden]. New rows are appended to the caches.
 
@@ -92,9 +97,14 @@ class MLAAttention(nn.Module):
         Where a sequence has more keys than config.topk, the layer's own indexer selects, over its
         keys in index_cache, whose pages have the numbers of the cache's. A layer without one takes
         indices int [tokens, topk] instead: places in the query's own sequence, -1 for none.
+
+        With a shard, x are this rank's tokens, and the ranks of `group` have the others: see
+        openmla.nn.ranks.
         """
+        if shard is not None:
+            return self._over_ranks(x, positions, cache, batch, indices, index_cache, shard, group)
         batch = batch if batch is not None else Batch.of([x.shape[0]], device=x.device)
-        _check(x, positions, cache, batch)
+        _check(x, positions, cache, batch, batch.tokens)
         indexer = self.indexer if indices is None else None
         form = self.choose(batch, x.device if indexer is not None else None).form
         if form in ("sparse", "masked"):
@@ -116,6 +126,35 @@ class MLAAttention(nn.Module):
             out = self._latent(q, cache, batch)
         else:
             out = self._expanded(q, latent, rope, cache, batch)
+        projected: Tensor = self.o_proj(out.flatten(1))
+        return projected
+
+    def _over_ranks(
+        self,
+        x: Tensor,
+        positions: Tensor,
+        cache: LatentCache | None,
+        batch: Batch | None,
+        indices: Tensor | None,
+        index_cache: IndexCache | None,
+        shard: ContextShard,
+        group: Group,
+    ) -> Tensor:
+        batch = batch or Batch.of(shard.lengths, shard.cached, device=x.device)
+        ranks.check(x, cache, batch, shard)
+        _check(x, positions, cache, batch, shard.tokens)
+        form = self.choose(batch).form
+        if form == "sparse":
+            self._check_selection(batch, indices, index_cache)
+        compressed = self.compress_queries(x) if self.config.q_lora else None
+        rows = self.project(x, positions, compressed)
+        if self.indexer is not None and indices is None and compressed is not None:
+            if form == "sparse":
+                given = x, compressed, positions
+                indices = ranks.select(self.indexer, given, batch, index_cache, shard, group)
+            elif index_cache is not None:
+                ranks.append(self.indexer.keys(x, positions), batch, index_cache, shard, group)
+        out = ranks.attend(self, rows, form, cache, batch, indices, shard, group)
         projected: Tensor = self.o_proj(out.flatten(1))
         return projected
 
@@ -272,15 +311,21 @@ class MLAAttention(nn.Module):
     def _weights(self) -> Tensor:
         """kv_b_proj by head: [heads, nope + v, latent], W_K before W_V."""
         dims = self.config.dims
-        return self.kv_b_proj.weight.view(-1, dims.nope + dims.v, dims.latent)
+        weight: Any = self.kv_b_proj.weight
+        if hasattr(weight, "to_local"):  # heads are split over ranks
+            weight = weight.to_local()
+        by_head: Tensor = weight.view(-1, dims.nope + dims.v, dims.latent)
+        return by_head
 
 
-def _check(x: Tensor, positions: Tensor, cache: LatentCache | None, batch: Batch) -> None:
-    if x.dim() != 2 or x.shape[0] != batch.tokens:
-        expected = f"[{batch.tokens}, hidden], one row per new token of the batch"
+def _check(
+    x: Tensor, positions: Tensor, cache: LatentCache | None, batch: Batch, tokens: int
+) -> None:
+    if x.dim() != 2 or x.shape[0] != tokens:
+        expected = f"[{tokens}, hidden], one row per new token of the batch"
         raise InvalidArgument("x", expected, f"shape {tuple(x.shape)}")
     if positions.shape != x.shape[:1]:
-        raise InvalidArgument("positions", f"[{batch.tokens}]", f"shape {tuple(positions.shape)}")
+        raise InvalidArgument("positions", f"[{tokens}]", f"shape {tuple(positions.shape)}")
     if cache is None and any(batch.context):
         raise InvalidArgument("cache", "the cache that holds the batch's context", None)
     if cache is not None and batch.block_table is None:

@@ -9,10 +9,10 @@ import torch
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
-from integrations.transformers.tiny import logits, set_attention, tiny
+from integrations.transformers.tiny import kinds, logits, set_attention, tiny
 from openmla.errors import InvalidArgument, Unsupported
 from openmla.integrations.transformers import optimize, restore
-from openmla.integrations.transformers.seam import form_of
+from openmla.integrations.transformers.seam import NORMS, installed
 
 
 class Quantized(nn.Linear):
@@ -57,11 +57,42 @@ def test_restore_leaves_nothing_behind(v3: PreTrainedModel):
     before = dict(layer.__dict__)
     optimize(v3)
     optimize(v3, "latent")
-    assert v3.config._attn_implementation == "openmla" and form_of(layer) == "latent"
+    assert v3.config._attn_implementation == "openmla" and installed(layer).form == "latent"
     restore(v3)
     restore(v3)
     assert v3.config._attn_implementation == "sdpa"
     assert layer.__dict__.keys() == before.keys()
+
+
+def test_a_method_that_somebody_else_overrode_stays(v3: PreTrainedModel):
+    """Who moves weights to where they are needed does so in `forward` of a module."""
+    layer = v3.model.layers[1].self_attn
+    norm = layer.q_a_layernorm
+    norm.forward = moving = lambda x: type(norm).forward(norm, x)
+    optimize(v3)
+    assert norm.forward is moving and "forward" in vars(layer.kv_a_layernorm)
+    restore(v3)
+    assert norm.forward is moving and "forward" not in vars(layer.kv_a_layernorm)
+    layer.expand_kv = layer.expand_kv
+    with pytest.raises(Unsupported, match="expand_kv of a DeepseekV3Attention is overridden"):
+        optimize(v3)
+
+
+@pytest.mark.parametrize("kind", [k for k in kinds() if k != "kimi_k25"])
+def test_norms_are_the_models_own_in_one_operation(kind: str):
+    model = copy.deepcopy(tiny(kind))
+    layers = [m for m in model.modules() if hasattr(type(m), "expand_kv")]
+    norms = [getattr(layer, n, None) for layer in layers for n in NORMS]
+    norms = [norm for norm in norms if norm is not None]
+    inputs = [torch.randn(5, norm.weight.shape[0]) for norm in norms]
+    for norm in norms:
+        nn.init.normal_(norm.weight)
+    expected = [norm(x) for norm, x in zip(norms, inputs, strict=True)]
+    optimize(model)
+    assert norms and all("forward" in vars(norm) for norm in norms)
+    for norm, x, want in zip(norms, inputs, expected, strict=True):
+        assert torch.allclose(norm(x), want, atol=1e-6)
+        assert norm(x.bfloat16()).dtype == torch.float32  # as the model's, with its weights
 
 
 def test_another_attention_chosen_afterwards_gets_what_it_expects(v3: PreTrainedModel):

@@ -6,6 +6,7 @@
     model = AutoModelForCausalLM.from_pretrained(name, attn_implementation="openmla")
     optimize(model)                         # and K is never put together per head
     restore(model)                          # as it was
+    optimize(model, group=group)            # its sequences over several ranks: see ranks.py
 
 Every model whose attention has an `expand_kv` method is served: DeepSeek-V2, V3 and V3.2, Kimi,
 GLM-5, and their relatives. What openmla cannot do (dropout, gradients, 4-D masks that are more than
@@ -13,5 +14,6 @@ causal) goes to torch's SDPA with one warning; what SDPA cannot do either raises
 """
 
 from openmla.integrations.transformers.model import optimize, register, restore
+from openmla.integrations.transformers.ranks import gather_cache
 
-__all__ = ["optimize", "register", "restore"]
+__all__ = ["gather_cache", "optimize", "register", "restore"]

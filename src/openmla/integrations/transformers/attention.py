@@ -11,9 +11,9 @@ from torch import Tensor
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from openmla.errors import InvalidArgument, Unsupported
-from openmla.integrations.transformers import forms
+from openmla.integrations.transformers import forms, ranks
 from openmla.integrations.transformers.masks import full_mask, selected
-from openmla.integrations.transformers.seam import form_of
+from openmla.integrations.transformers.seam import installed
 from openmla.planning.layer.form import LayerDims, choose_form
 
 # Keywords that models pass along and that do not change what attention computes: positions are in
@@ -60,11 +60,19 @@ def attention(
     elif mask is not None and mask.dim() == 3:
         # The seam's stand-in for a mask made of a list: the list, with -1 for what is not seen.
         indices, mask = forms.unique(mask), None
-    call = Call(module, query, key, value, mask, indices, s_aux, form_of(module), options)
+    how, sink = installed(module), None if s_aux is None else s_aux.float()
+    call = Call(module, query, key, value, mask, indices, s_aux, how.form, options)
+    shard = options.pop("shard", None)
     reason = why_sdpa(call, dropout)
+    if shard is not None:
+        ranks.check(query, key.shape[2], mask, shard, how.group)
+        if reason:
+            raise Unsupported(f"{reason}, beside a shard")
+        given = (key, value), how.form, shard, how.group
+        return ranks.attend(module, query, *given, scale=scaling, sink=sink), None
     if reason:
         return _sdpa(call, reason, dropout=dropout, scaling=scaling)
-    return _openmla(call, scale=scaling, sink=None if s_aux is None else s_aux.float()), None
+    return _openmla(call, scale=scaling, sink=sink), None
 
 
 def why_sdpa(call: Call, dropout: float) -> str:

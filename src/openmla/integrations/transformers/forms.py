@@ -64,8 +64,11 @@ class Heads:
         why = self.why_not_latent()
         if why:
             raise Unsupported(why, nearest='optimize(model, form="expanded")')
-        weight: Tensor = self.projection.weight
-        return weight.view(-1, self.nope + self.v, weight.shape[1])
+        weight: Any = self.projection.weight
+        if hasattr(weight, "to_local"):  # heads are split over ranks
+            weight = weight.to_local()
+        by_head: Tensor = weight.view(-1, self.nope + self.v, weight.shape[1])
+        return by_head
 
 
 def expanded(

@@ -7,12 +7,14 @@ from typing import Any
 from torch import nn
 from transformers import AttentionInterface, AttentionMaskInterface
 
+from openmla.distributed.agreement import Group
 from openmla.errors import InvalidArgument, Unsupported
 from openmla.integrations.transformers import seam
 from openmla.integrations.transformers.attention import attention
 from openmla.integrations.transformers.forms import Heads
 from openmla.integrations.transformers.indexer import check_fp8
 from openmla.integrations.transformers.masks import causal_mask
+from openmla.integrations.transformers.ranks import check_model
 
 FORMS = ("auto", "expanded", "latent")
 
@@ -23,7 +25,9 @@ def register() -> None:
     AttentionMaskInterface.register(seam.NAME, causal_mask)
 
 
-def optimize(model: nn.Module, form: str = "auto", fp8_indexer: bool = False) -> None:
+def optimize(
+    model: nn.Module, form: str = "auto", fp8_indexer: bool = False, group: Group = None
+) -> None:
     """Let every MLA layer of a Transformers model run on openmla, from its cached rows.
 
     form "auto" chooses by lengths (openmla.planning.layer.form); "expanded" makes K and V per head,
@@ -31,6 +35,9 @@ def optimize(model: nn.Module, form: str = "auto", fp8_indexer: bool = False) ->
     Models that select keys (DSA) run the sparse call; their indexers score as exactly as before, or
     in e4m3 with fp8_indexer, which is faster and may select other keys near the cut (openmla.
     integrations.transformers.indexer). A cache filled before must not be used after.
+
+    `group` are ranks that share the sequences of a forward pass which names its `shard`: every rank
+    runs the model on its own tokens (openmla.integrations.transformers.ranks).
     """
     if form not in FORMS:
         raise InvalidArgument("form", "one of " + ", ".join(FORMS), repr(form))
@@ -39,9 +46,11 @@ def optimize(model: nn.Module, form: str = "auto", fp8_indexer: bool = False) ->
         _check(layer, form)
         if fp8_indexer and getattr(layer, "indexer", None) is not None:
             check_fp8(layer.indexer)
+    if group is not None:
+        check_model(model, layers)
     register()
     for layer in layers:
-        seam.install(layer, form, fp8_indexer)
+        seam.install(layer, form, fp8_indexer, group)
     for layer in layers:
         layer.config._attn_implementation = seam.NAME
 

@@ -8,18 +8,21 @@ what `expand_kv` returns then caches rows: 576 wide for all heads, not 320 for e
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from types import MethodType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.functional import rms_norm
 
+from openmla.distributed.agreement import Group
+from openmla.errors import Unsupported
 from openmla.integrations.transformers import indexer
 
 NAME = "openmla"
-_FORM, _BEFORE = "openmla_form", "openmla_before"
+_INSTALLED, _OVERRIDDEN = "openmla_installed", "openmla_overridden"
 NORMS = ("q_a_layernorm", "kv_a_layernorm")
 # Classes whose `forward` is torch's rms_norm in eight operations, each compared in the tests.
 PLAIN_NORMS = frozenset(
@@ -32,37 +35,61 @@ PLAIN_NORMS = frozenset(
 )  # fmt: skip
 
 
-def install(layer: Any, form: str, fp8_indexer: bool = False) -> None:
+class Installed(NamedTuple):
+    """How one attention module runs."""
+
+    form: str
+    group: Group
+    """Ranks that share the sequences of a forward pass that names a shard."""
+    before: str | None
+    """The attention implementation that the config named."""
+
+    def __deepcopy__(self, memo: object) -> Installed:
+        """A copy of a model runs in the same group, which cannot be copied."""
+        return self
+
+
+NOT_INSTALLED = Installed("", None, None)
+
+
+def install(layer: Any, form: str, fp8_indexer: bool = False, group: Group = None) -> None:
     """Override the methods of one attention module, and note what its config says now."""
-    layer.__dict__.setdefault(_BEFORE, layer.config._attn_implementation)
-    layer.__dict__[_FORM] = form
-    layer.expand_kv = MethodType(_rows, layer)
+    remove(layer)
+    if "expand_kv" in layer.__dict__:
+        raise Unsupported(f"the expand_kv of a {type(layer).__name__} is overridden already")
+    layer.__dict__[_INSTALLED] = Installed(form, group, layer.config._attn_implementation)
+    _override(layer, "expand_kv", _rows)
     if hasattr(type(layer), "build_attention_mask_from_topk"):
-        layer.build_attention_mask_from_topk = MethodType(_list_as_mask, layer)
+        _override(layer, "build_attention_mask_from_topk", _list_as_mask)
     own = getattr(layer, "indexer", None)
     if own is not None and not indexer.why_not(own, fp8_indexer):
-        own.forward = MethodType(partial(_select, fp8=fp8_indexer), own)
-    for name in NORMS:
-        norm: Any = getattr(layer, name, None)
+        _override(own, "forward", partial(_select, fp8=fp8_indexer))
+    for norm in (getattr(layer, name, None) for name in NORMS):
         if type(norm).__name__ in PLAIN_NORMS:
-            norm.forward = MethodType(_normalized, norm)
+            _override(norm, "forward", _normalized)
 
 
 def remove(layer: Any) -> None:
     """The methods and the attention implementation as they were."""
-    before = layer.__dict__.pop(_BEFORE, None)
-    for name in (_FORM, "expand_kv", "build_attention_mask_from_topk"):
-        layer.__dict__.pop(name, None)
-    for name in ("indexer", *NORMS):
-        if getattr(layer, name, None) is not None:
-            getattr(layer, name).__dict__.pop("forward", None)
-    if before is not None:
-        layer.config._attn_implementation = before
+    found = layer.__dict__.pop(_INSTALLED, None)
+    for module in (layer, *(getattr(layer, name, None) for name in ("indexer", *NORMS))):
+        for name in () if module is None else module.__dict__.pop(_OVERRIDDEN, ()):
+            module.__dict__.pop(name)
+    if found is not None:
+        layer.config._attn_implementation = found.before
 
 
-def form_of(module: Any) -> str:
-    """The form that `install` was given; "" where K is put together by the model."""
-    return str(module.__dict__.get(_FORM, ""))
+def _override(module: Any, name: str, function: Callable[..., Any]) -> None:
+    """Unless somebody else has done so, who may move weights to where they are needed."""
+    if name not in module.__dict__:
+        module.__dict__[name] = MethodType(function, module)
+        module.__dict__.setdefault(_OVERRIDDEN, []).append(name)
+
+
+def installed(module: Any) -> Installed:
+    """What `install` was given; the form is "" where K is put together by the model."""
+    found: Installed = module.__dict__.get(_INSTALLED, NOT_INSTALLED)
+    return found
 
 
 def runs_on_openmla(config: Any) -> bool:
@@ -113,4 +140,7 @@ def _select(
 
 def _normalized(self: Any, hidden_states: Tensor) -> Tensor:
     """The `forward` of a norm in one operation, which rounds once."""
+    if hidden_states.dtype != self.weight.dtype:
+        own: Tensor = type(self).forward(self, hidden_states)
+        return own
     return rms_norm(hidden_states, self.weight.shape, self.weight, self.variance_epsilon)

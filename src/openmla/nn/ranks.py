@@ -1,0 +1,142 @@
+"""A layer over several ranks: sequences over one group, heads over another.
+
+    shard = split(lengths, world, rank)                       # openmla.distributed
+    out = layer(x, shard.positions(), cache, batch, shard=shard, group=group)
+    split_heads(layer, mesh["heads"])                         # before, where heads are split too
+
+x are this rank's tokens, the batch is that of all ranks, and so are the pages of its caches: rows
+travel once and go into every rank's cache. Every part of a shard is a sequence whose keys end where
+it ends (openmla.distributed.attention), for the indexer of a DSA layer as well, whose keys travel
+likewise.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from openmla.cache import LatentCache
+from openmla.distributed import (
+    ContextShard,
+    gather_latent,
+    prefill,
+    prefill_latent,
+    prefill_sparse,
+)
+from openmla.distributed.agreement import Group
+from openmla.errors import InvalidArgument
+from openmla.indexer.cache import IndexCache
+from openmla.nn.batch import Batch
+from openmla.nn.indexer import Indexer, own_pages
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from openmla.nn.mla import MLAAttention
+
+
+def attend(
+    layer: MLAAttention,
+    rows: tuple[Tensor, Tensor, Tensor],
+    form: str,
+    cache: LatentCache | None,
+    batch: Batch,
+    indices: Tensor | None,
+    shard: ContextShard,
+    group: Group,
+) -> Tensor:
+    """[tokens, heads, v] of this rank's rows: queries, latent, rope, as `project` makes them.
+
+    `indices` are places in the query's own sequence, for the sparse form.
+    """
+    q, latent, rope = rows
+    pages = {} if cache is None else {"cache": cache, "block_table": batch.block_table}
+    # The layer has no number: every layer asks whether all ranks agree.
+    options: dict[str, Any] = {**pages, "scale": layer.config.scale}
+    if form == "sparse" and indices is not None:
+        page_size = None if cache is None else cache.page_size
+        named = _rows_of(indices, batch, shard, page_size)
+        out = prefill_sparse(layer.absorb(q), latent, rope, named, shard, group, **options)
+    elif form == "latent" and cache is not None:
+        out = prefill_latent(layer.absorb(q), latent, rope, shard, group, **options)
+    else:
+        out = prefill(q, latent, rope, layer.expand, shard, group, **options)
+        assert isinstance(out, Tensor)
+        return out
+    assert isinstance(out, Tensor)
+    return layer.release(out)
+
+
+def select(
+    indexer: Indexer,
+    given: tuple[Tensor, Tensor, Tensor],
+    batch: Batch,
+    cache: IndexCache | None,
+    shard: ContextShard,
+    group: Group,
+) -> Tensor:
+    """int [tokens, topk] of this rank's tokens: x, their compressed queries and positions."""
+    q, k, weights = indexer.project(*given)
+    if cache is None:
+        cache, batch = own_pages(batch)
+    append(k, batch, cache, shard, group)
+    found = indexer.select(q, weights, _parts(batch, shard), cache)
+    assert isinstance(found, Tensor)
+    return found
+
+
+def append(k: Tensor, batch: Batch, cache: IndexCache, shard: ContextShard, group: Group) -> None:
+    """Keep the index keys of all ranks; k [tokens, 128] are this rank's."""
+    cache.append(gather_latent(k, shard, group), batch.slots(cache.page_size))
+
+
+def check(x: Tensor, cache: LatentCache | None, batch: Batch, shard: ContextShard) -> None:
+    """A shard must be that of the batch, x this rank's tokens, and rows what pages give back."""
+    if not isinstance(shard, ContextShard):
+        raise InvalidArgument("shard", "what split returns", type(shard).__name__)
+    if (batch.new, batch.context) != (shard.lengths, shard.cached):
+        expected = f"that of all ranks: {shard.lengths} new tokens after {shard.cached}"
+        raise InvalidArgument("batch", expected, f"{batch.new} after {batch.context}")
+    if x.shape[0] != shard.tokens:
+        raise InvalidArgument("x", f"{shard.tokens} rows, as this rank has", x.shape[0])
+    if cache is not None and x.dtype != torch.bfloat16:
+        raise InvalidArgument("x", "torch.bfloat16 beside a cache and a shard", str(x.dtype))
+
+
+def split_heads(layer: MLAAttention, mesh: DeviceMesh) -> None:
+    """Keep this rank's heads alone, of a mesh of one dimension; outputs are summed over it."""
+    from torch.distributed.tensor.parallel import (
+        ColwiseParallel,
+        RowwiseParallel,
+        parallelize_module,
+    )
+
+    if layer.config.heads % mesh.size():
+        raise InvalidArgument("mesh", f"a divisor of {layer.config.heads} heads", mesh.size())
+    queries = "q_b_proj" if layer.config.q_lora else "q_proj"
+    by_head = {queries: ColwiseParallel(), "kv_b_proj": ColwiseParallel()}
+    parallelize_module(layer, mesh, {**by_head, "o_proj": RowwiseParallel()})
+
+
+def _parts(batch: Batch, shard: ContextShard) -> Batch:
+    """The parts of a shard as a batch, over the pages of their sequences."""
+    table = batch.block_table
+    if table is not None:
+        sequences = [part.sequence for part in shard.parts]
+        table = table[torch.tensor(sequences, dtype=torch.int64, device=table.device)]
+    new = [part.tokens for part in shard.parts]
+    before = [part.keys - part.tokens for part in shard.parts]
+    return Batch.of(new, before, table, batch.cu_seqlens.device)
+
+
+def _rows_of(indices: Tensor, batch: Batch, shard: ContextShard, page_size: int | None) -> Tensor:
+    """Physical rows of places in the query's own sequence; without pages, rows of the batch."""
+    parts = _parts(batch, shard)
+    if page_size is not None:
+        return parts.selected_rows(indices, page_size)
+    firsts = [shard.offsets[part.sequence] for part in shard.parts]
+    first = torch.tensor(firsts, dtype=torch.int32, device=indices.device)[parts.sequences, None]
+    inside = (indices >= 0) & (indices < parts.cache_lengths[parts.sequences, None])
+    return torch.where(inside, indices + first, -1).to(torch.int32)

@@ -102,13 +102,14 @@ class MLAAttention(nn.Module):
         openmla.nn.ranks.
         """
         if shard is not None:
-            return self._over_ranks(x, positions, cache, batch, indices, index_cache, shard, group)
+            caches = cache, index_cache
+            return ranks.forward(self, x, positions, caches, batch, indices, shard, group)
         batch = batch if batch is not None else Batch.of([x.shape[0]], device=x.device)
-        _check(x, positions, cache, batch, batch.tokens)
+        check(x, positions, cache, batch, batch.tokens)
         indexer = self.indexer if indices is None else None
         form = self.choose(batch, x.device if indexer is not None else None).form
         if form in ("sparse", "masked"):
-            self._check_selection(batch, indices, index_cache)
+            self.check_selection(batch, indices, index_cache)
         compressed = self.compress_queries(x) if self.config.q_lora else None
         q, latent, rope = self.project(x, positions, compressed)
         if cache is not None:
@@ -126,35 +127,6 @@ class MLAAttention(nn.Module):
             out = self._latent(q, cache, batch)
         else:
             out = self._expanded(q, latent, rope, cache, batch)
-        projected: Tensor = self.o_proj(out.flatten(1))
-        return projected
-
-    def _over_ranks(
-        self,
-        x: Tensor,
-        positions: Tensor,
-        cache: LatentCache | None,
-        batch: Batch | None,
-        indices: Tensor | None,
-        index_cache: IndexCache | None,
-        shard: ContextShard,
-        group: Group,
-    ) -> Tensor:
-        batch = batch or Batch.of(shard.lengths, shard.cached, device=x.device)
-        ranks.check(x, cache, batch, shard)
-        _check(x, positions, cache, batch, shard.tokens)
-        form = self.choose(batch).form
-        if form == "sparse":
-            self._check_selection(batch, indices, index_cache)
-        compressed = self.compress_queries(x) if self.config.q_lora else None
-        rows = self.project(x, positions, compressed)
-        if self.indexer is not None and indices is None and compressed is not None:
-            if form == "sparse":
-                given = x, compressed, positions
-                indices = ranks.select(self.indexer, given, batch, index_cache, shard, group)
-            elif index_cache is not None:
-                ranks.append(self.indexer.keys(x, positions), batch, index_cache, shard, group)
-        out = ranks.attend(self, rows, form, cache, batch, indices, shard, group)
         projected: Tensor = self.o_proj(out.flatten(1))
         return projected
 
@@ -268,9 +240,10 @@ class MLAAttention(nn.Module):
             return parts[0][0]
         return openmla.merge_many([out for out, _ in parts], [lse for _, lse in parts])[0]
 
-    def _check_selection(
+    def check_selection(
         self, batch: Batch, indices: Tensor | None, index_cache: IndexCache | None
     ) -> None:
+        """Refuse a batch with more keys than topk where nothing can select them."""
         if indices is None and self.indexer is None:
             expected = f"[{batch.tokens}, topk]: a sequence has more than {self.config.topk} keys"
             raise InvalidArgument("indices", expected, None)
@@ -318,9 +291,10 @@ class MLAAttention(nn.Module):
         return by_head
 
 
-def _check(
+def check(
     x: Tensor, positions: Tensor, cache: LatentCache | None, batch: Batch, tokens: int
 ) -> None:
+    """Shapes of what a layer is given, and that a cache has its pages."""
     if x.dim() != 2 or x.shape[0] != tokens:
         expected = f"[{tokens}, hidden], one row per new token of the batch"
         raise InvalidArgument("x", expected, f"shape {tuple(x.shape)}")

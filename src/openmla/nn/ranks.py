@@ -37,7 +37,36 @@ if TYPE_CHECKING:
     from openmla.nn.mla import MLAAttention
 
 
-def attend(
+def forward(
+    layer: MLAAttention,
+    x: Tensor,
+    positions: Tensor,
+    caches: tuple[LatentCache | None, IndexCache | None],
+    batch: Batch | None,
+    indices: Tensor | None,
+    shard: ContextShard,
+    group: Group,
+) -> Tensor:
+    """[tokens, hidden] of this rank; see MLAAttention.forward."""
+    from openmla.nn.mla import check
+
+    batch = batch or Batch.of(shard.lengths, shard.cached, device=x.device)
+    (cache, keys), form = caches, layer.choose(batch).form
+    check_shard(x, cache, batch, shard)
+    check(x, positions, cache, batch, shard.tokens)
+    if form == "sparse":
+        layer.check_selection(batch, indices, keys)
+    compressed = layer.compress_queries(x) if layer.config.q_lora else None
+    rows = layer.project(x, positions, compressed)
+    if layer.indexer is not None and indices is None and compressed is not None:
+        given = x, compressed, positions
+        indices = _selected(layer.indexer, given, form, keys, batch, shard, group)
+    out = _attended(layer, rows, form, cache, batch, indices, shard, group)
+    projected: Tensor = layer.o_proj(out.flatten(1))
+    return projected
+
+
+def _attended(
     layer: MLAAttention,
     rows: tuple[Tensor, Tensor, Tensor],
     form: str,
@@ -69,30 +98,30 @@ def attend(
     return layer.release(out)
 
 
-def select(
+def _selected(
     indexer: Indexer,
     given: tuple[Tensor, Tensor, Tensor],
-    batch: Batch,
+    form: str,
     cache: IndexCache | None,
+    batch: Batch,
     shard: ContextShard,
     group: Group,
-) -> Tensor:
-    """int [tokens, topk] of this rank's tokens: x, their compressed queries and positions."""
-    q, k, weights = indexer.project(*given)
+) -> Tensor | None:
+    """Lists of this rank's tokens, where the form needs some; index keys go to every rank."""
+    if form != "sparse" and cache is None:
+        return None
     if cache is None:
         cache, batch = own_pages(batch)
-    append(k, batch, cache, shard, group)
+    q, k, weights = indexer.project(*given)
+    cache.append(gather_latent(k, shard, group), batch.slots(cache.page_size))
+    if form != "sparse":
+        return None
     found = indexer.select(q, weights, _parts(batch, shard), cache)
     assert isinstance(found, Tensor)
     return found
 
 
-def append(k: Tensor, batch: Batch, cache: IndexCache, shard: ContextShard, group: Group) -> None:
-    """Keep the index keys of all ranks; k [tokens, 128] are this rank's."""
-    cache.append(gather_latent(k, shard, group), batch.slots(cache.page_size))
-
-
-def check(x: Tensor, cache: LatentCache | None, batch: Batch, shard: ContextShard) -> None:
+def check_shard(x: Tensor, cache: LatentCache | None, batch: Batch, shard: ContextShard) -> None:
     """A shard must be that of the batch, x this rank's tokens, and rows what pages give back."""
     if not isinstance(shard, ContextShard):
         raise InvalidArgument("shard", "what split returns", type(shard).__name__)

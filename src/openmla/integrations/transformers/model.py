@@ -9,6 +9,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 
 from openmla.distributed.agreement import Group
 from openmla.errors import InvalidArgument, Unsupported
+from openmla.integrations.transformers import layer as shorter
 from openmla.integrations.transformers import seam
 from openmla.integrations.transformers.attention import attention
 from openmla.integrations.transformers.forms import Heads
@@ -50,7 +51,8 @@ def optimize(
         check_model(model, layers)
     register()
     for layer in layers:
-        seam.install(layer, form, fp8_indexer, group)
+        forward = shorter.forward if shorter.serves(layer) else None
+        seam.install(layer, form, fp8_indexer, group, forward)
     for layer in layers:
         layer.config._attn_implementation = seam.NAME
 

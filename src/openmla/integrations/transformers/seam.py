@@ -52,7 +52,13 @@ class Installed(NamedTuple):
 NOT_INSTALLED = Installed("", None, None)
 
 
-def install(layer: Any, form: str, fp8_indexer: bool = False, group: Group = None) -> None:
+def install(
+    layer: Any,
+    form: str,
+    fp8_indexer: bool = False,
+    group: Group = None,
+    forward: Callable[..., Any] | None = None,
+) -> None:
     """Override the methods of one attention module, and note what its config says now."""
     remove(layer)
     if "expand_kv" in layer.__dict__:
@@ -61,6 +67,8 @@ def install(layer: Any, form: str, fp8_indexer: bool = False, group: Group = Non
     _override(layer, "expand_kv", _rows)
     if hasattr(type(layer), "build_attention_mask_from_topk"):
         _override(layer, "build_attention_mask_from_topk", _list_as_mask)
+    if forward is not None:
+        _override(layer, "forward", partial(_forward, forward))
     own = getattr(layer, "indexer", None)
     if own is not None and not indexer.why_not(own, fp8_indexer):
         _override(own, "forward", partial(_select, fp8=fp8_indexer))
@@ -108,6 +116,14 @@ def _rows(self: Any, latent: Tensor, rope: Tensor) -> tuple[Tensor, Tensor]:
         expanded: tuple[Tensor, Tensor] = type(self).expand_kv(self, latent, rope)
         return expanded
     return latent, rope
+
+
+def _forward(shorter: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
+    """A module's `forward` by `shorter`, where nobody differentiates or traces it."""
+    differentiated = torch.is_grad_enabled() or torch.compiler.is_compiling()
+    if differentiated or not runs_on_openmla(self.config):
+        return type(self).forward(self, *args, **kwargs)
+    return shorter(self, *args, **kwargs)
 
 
 def _list_as_mask(self: Any, topk_indices: Tensor, query_states: Tensor, kv_length: int) -> Tensor:

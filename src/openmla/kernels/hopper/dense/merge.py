@@ -14,15 +14,7 @@ from triton.experimental.gluon import language as gl
 
 from openmla.kernels.gluon.scores import MINUS_INF, normalize
 from openmla.kernels.hopper.dense.epilogue import VECTOR
-from openmla.kernels.hopper.dense.tiles import (
-    CHUNK,
-    key_span,
-    owner,
-    ranges,
-    span,
-    sum_before,
-    work_items,
-)
+from openmla.kernels.hopper.dense.tiles import CHUNK, owner, ranges, spans, sum_before, work_items
 
 WARPS = gl.constexpr(4)
 
@@ -97,8 +89,7 @@ def merge_kernel(  # noqa: PLR0913
     shape = (cu_q_ptr, cu_k_ptr, batch, total_q, 0, total_k, heads, k_start_ptr)
     request, tile, before = split_tile(program // STEPS, shape, BM, SPLIT, SM_COUNT)
     if request < batch:
-        q_start, q_len = span(request, cu_q_ptr, batch, total_q, 0)
-        _, k_len = key_span(request, shape)
+        q_start, q_len, _, k_len = spans(request, shape)
         parts, _ = ranges(q_len, k_len, heads, SPLIT, SM_COUNT)
         tiles = (q_len + BM - 1) // BM
         head = tile // tiles

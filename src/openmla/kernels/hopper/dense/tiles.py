@@ -35,19 +35,19 @@ def span(request, cu_ptr, batch, total, rest):
 
 
 @gluon.jit
-def key_span(request, shape):
-    """(start, length) of a request's keys; number `batch` has none.
+def spans(request, shape):
+    """First query and queries, first key and keys of a request; number `batch` has no keys.
 
     Where requests may share keys, `starts` names the row of the first, and the offsets only count.
     """
-    _, cu, batch, _, _, total, _, starts = shape
-    if starts is None:
-        start, length = span(request, cu, batch, total, 0)
-    else:
-        start = gl.maximum(gl.load(starts + gl.minimum(request, batch - 1)), 0)
-        length = gl.load(cu + gl.minimum(request + 1, batch)) - gl.load(cu + request)
-        length = gl.maximum(gl.minimum(length, total - start), 0)
-    return start, length
+    cu_q, cu_k, batch, total_q, rest_q, total_k, _, starts = shape
+    q_start, q_len = span(request, cu_q, batch, total_q, rest_q)
+    k_start, k_len = span(request, cu_k, batch, total_k, 0)
+    if starts is not None:
+        k_start = gl.maximum(gl.load(starts + gl.minimum(request, batch - 1)), 0)
+        k_len = gl.load(cu_k + gl.minimum(request + 1, batch)) - gl.load(cu_k + request)
+        k_len = gl.maximum(gl.minimum(k_len, total_k - k_start), 0)
+    return q_start, q_len, k_start, k_len
 
 
 @gluon.jit
@@ -77,14 +77,12 @@ def work_items(
     first, shape, BM: gl.constexpr, SPLIT: gl.constexpr, SMS: gl.constexpr, NW: gl.constexpr
 ):
     """Work items of requests first … first + CHUNK - 1, one per lane, and those of splits."""
-    cu_q, _cu_k, batch, total_q, rest_q, _total_k, heads, _starts = shape
+    batch, heads = shape[2], shape[6]
     LANES: gl.constexpr = gl.BlockedLayout([1], [32], [NW], [0])
     request = first + gl.arange(0, CHUNK, LANES)
-    here = gl.minimum(request, batch)
-    _q_start, q_len = span(here, cu_q, batch, total_q, rest_q)
+    _q_start, q_len, _k_start, k_len = spans(gl.minimum(request, batch), shape)
     tiles = gl.where(request <= batch, (q_len + BM - 1) // BM, 0)
     if SPLIT > 0:
-        _k_start, k_len = key_span(here, shape)
         parts, _keys = ranges(q_len, k_len, heads, SPLIT, SMS)
         every = heads * tiles * parts
         split = gl.where(parts > 1, every, 0)
@@ -121,11 +119,9 @@ def place(
     keys of the range that the first query sees, if causal (may be negative); keys of the request
     before the range; ranges of the request.
     """
-    cu_q, _cu_k, batch, total_q, rest_q, _total_k, heads, _starts = shape
-    q_start, q_len = span(request, cu_q, batch, total_q, rest_q)
-    k_start, k_len = key_span(request, shape)
+    q_start, q_len, k_start, k_len = spans(request, shape)
     tiles = (q_len + BM - 1) // BM
-    parts, keys = ranges(q_len, k_len, heads, SPLIT, SMS)
+    parts, keys = ranges(q_len, k_len, shape[6], SPLIT, SMS)
     group = x // (tiles * parts * HG)
     rest = x - group * (tiles * parts * HG)
     head = group * HG + rest % HG

@@ -1,10 +1,13 @@
 """Shared by all tests."""
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
+
+from distributed.ranks import Ranks
 
 # So that its failures say what was compared.
 pytest.register_assert_rewrite("kernels.judging", "gpu.on_device")
@@ -21,3 +24,13 @@ os.environ["OPENMLA_COMPILE_CACHE"] = str(Path(__file__).parent / "compiled")
 def _same_random_numbers() -> None:
     """What a test draws does not depend on which tests ran before it in the same process."""
     torch.manual_seed(0)
+
+
+@pytest.fixture(scope="session", params=[2, 3, 4], ids="world{}".format)
+def ranks(request: pytest.FixtureRequest) -> Iterator[Ranks]:
+    """Groups of 2, 3 and 4 ranks, started once for all tests of a process.
+
+    `@pytest.mark.parametrize("ranks", [4], indirect=True)` asks for one of them.
+    """
+    with Ranks(request.param) as group:
+        yield group

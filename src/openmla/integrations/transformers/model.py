@@ -31,6 +31,8 @@ def optimize(
 ) -> None:
     """Let every MLA layer of a Transformers model run on openmla, from its cached rows.
 
+    Around attention, RMS norms run as torch's own, one operation for eight.
+
     form "auto" chooses by lengths (openmla.planning.layer.form); "expanded" makes K and V per head,
     but never puts K together; "latent" attends to the cached rows, for few tokens over long caches.
     Models that select keys (DSA) run the sparse call; their indexers score as exactly as before, or
@@ -50,6 +52,8 @@ def optimize(
     if group is not None:
         check_model(model, layers)
     register()
+    seam.remove(model)
+    seam.shorten_norms(model)
     for layer in layers:
         forward = shorter.forward if shorter.serves(layer) else None
         seam.install(layer, form, fp8_indexer, group, forward)
@@ -59,8 +63,8 @@ def optimize(
 
 def restore(model: nn.Module) -> None:
     """Undo `optimize`: methods and attention implementation as they were before it."""
-    for layer in _layers(model):
-        seam.remove(layer)
+    _layers(model)  # or it is none of ours
+    seam.remove(model)
 
 
 def _layers(model: nn.Module) -> list[Any]:
@@ -74,6 +78,8 @@ def _layers(model: nn.Module) -> list[Any]:
 
 
 def _check(layer: Any, form: str) -> None:
+    if "expand_kv" in vars(layer) and not seam.installed(layer).form:
+        raise Unsupported(f"the expand_kv of a {type(layer).__name__} is overridden already")
     sparse = hasattr(layer, "indexer")
     if sparse and form == "expanded":
         raise Unsupported(

@@ -14,16 +14,14 @@ from types import MethodType
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import rms_norm
 
 from openmla.distributed.agreement import Group
-from openmla.errors import Unsupported
 from openmla.integrations.transformers import indexer
 
 NAME = "openmla"
 _INSTALLED, _OVERRIDDEN = "openmla_installed", "openmla_overridden"
-NORMS = ("q_a_layernorm", "kv_a_layernorm")
 # Classes whose `forward` is torch's rms_norm in eight operations, each compared in the tests.
 PLAIN_NORMS = frozenset(
     f"{model}RMSNorm"
@@ -60,9 +58,6 @@ def install(
     forward: Callable[..., Any] | None = None,
 ) -> None:
     """Override the methods of one attention module, and note what its config says now."""
-    remove(layer)
-    if "expand_kv" in layer.__dict__:
-        raise Unsupported(f"the expand_kv of a {type(layer).__name__} is overridden already")
     layer.__dict__[_INSTALLED] = Installed(form, group, layer.config._attn_implementation)
     _override(layer, "expand_kv", _rows)
     if hasattr(type(layer), "build_attention_mask_from_topk"):
@@ -72,19 +67,24 @@ def install(
     own = getattr(layer, "indexer", None)
     if own is not None and not indexer.why_not(own, fp8_indexer):
         _override(own, "forward", partial(_select, fp8=fp8_indexer))
-    for norm in (getattr(layer, name, None) for name in NORMS):
-        if type(norm).__name__ in PLAIN_NORMS:
-            _override(norm, "forward", _normalized)
 
 
-def remove(layer: Any) -> None:
-    """The methods and the attention implementation as they were."""
-    found = layer.__dict__.pop(_INSTALLED, None)
-    for module in (layer, *(getattr(layer, name, None) for name in ("indexer", *NORMS))):
-        for name in () if module is None else module.__dict__.pop(_OVERRIDDEN, ()):
+def shorten_norms(model: nn.Module) -> None:
+    """Let the norms of a model, those between its layers too, run as torch's own."""
+    for module in model.modules():
+        if type(module).__name__ in PLAIN_NORMS:
+            _override(module, "forward", _normalized)
+
+
+def remove(model: nn.Module) -> None:
+    """Methods and attention implementations as they were, in all modules of a model."""
+    for module in model.modules():
+        for name in module.__dict__.pop(_OVERRIDDEN, ()):
             module.__dict__.pop(name)
-    if found is not None:
-        layer.config._attn_implementation = found.before
+        found = module.__dict__.pop(_INSTALLED, None)
+        if found is not None:
+            config: Any = module.config
+            config._attn_implementation = found.before
 
 
 def _override(module: Any, name: str, function: Callable[..., Any]) -> None:

@@ -30,8 +30,7 @@ MOST_ROWS = 2**24  # of a call with other counts: times 128 heads, an int of 32 
 ROWS = {
     "dense": {
         "q": "queries", "out": "queries", "lse": "queries", "k_nope": "keys", "k_rope": "keys",
-        "v": "keys", "cu_seqlens_q": "sequences", "cu_seqlens_k": "sequences",
-        "k_start": "sequences",
+        "v": "keys", "cu_seqlens_q": "ends", "cu_seqlens_k": "ends", "k_start": "sequences",
     },
     "sparse": dict.fromkeys(("q", "indices", "topk_lengths", "out", "lse", "max_logits"), "tokens"),
 }  # fmt: skip

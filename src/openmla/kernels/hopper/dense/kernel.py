@@ -272,9 +272,7 @@ STRIDES = ["out_stride_t", "out_stride_h", "lse_stride_t", "lse_stride_h"]
 
 
 # Vectors of 4-byte elements, read and written one by one: a slice of a tensor is as good as all.
-VECTORS = [
-    "lse_ptr", "sink_ptr", "cu_q_ptr", "cu_k_ptr", "k_start_ptr", "table_ptr", "counter_ptr",
-]  # fmt: skip
+VECTORS = ["lse_ptr", "sink_ptr", "cu_q_ptr", "cu_k_ptr", "starts_ptr", "table_ptr", "counter_ptr"]
 
 
 @gluon.jit(do_not_specialize=COUNTS + STRIDES, do_not_specialize_on_alignment=VECTORS)
@@ -292,7 +290,7 @@ def dense_kernel(  # noqa: PLR0913
     sink_ptr,
     cu_q_ptr,
     cu_k_ptr,
-    k_start_ptr,
+    starts_ptr,
     table_ptr,
     counter_ptr,
     part_sums_ptr,
@@ -340,7 +338,7 @@ def dense_kernel(  # noqa: PLR0913
     t_ready = barriers(2, 1)
     t_empty = barriers(2, NC + 1)
     t_request = barriers(1, 1)
-    shape = (cu_q_ptr, cu_k_ptr, batch, total_q, rest_q, total_k, heads, k_start_ptr)
+    shape = (cu_q_ptr, cu_k_ptr, batch, total_q, rest_q, total_k, heads, starts_ptr)
     smem = (q_smem, k_smem, v_smem, mask_desc)
     if mask_desc is not None:
         words = gl.allocate_shared_memory(gl.int32, [ST * NC, 64, 4], mask_desc.layout)

@@ -48,7 +48,7 @@ SOURCES: Sources = {
     **dict.fromkeys(("k_main_desc", "k_tail_desc"), "k_nope"),
     "k_rope_desc": ("k_rope", "cache_data"), "v_desc": "v", "out_ptr": "out", "lse_ptr": "lse",
     "sink_ptr": "sink", "cu_q_ptr": "cu_seqlens_q", "cu_k_ptr": "cu_seqlens_k",
-    "k_start_ptr": "k_start", "table_ptr": "block_table", "counter_ptr": COUNTER,
+    "starts_ptr": "k_start", "table_ptr": "block_table", "counter_ptr": COUNTER,
     "part_sums_ptr": WORKSPACE, "part_state_ptr": WORKSPACE,
 }  # fmt: skip
 
@@ -204,7 +204,7 @@ def _group(
     here = {
         "cu_q_ptr": vector(op.cu_seqlens_q)[requests],  # type: ignore[index]
         "cu_k_ptr": vector(op.cu_seqlens_k)[requests],  # type: ignore[index]
-        "k_start_ptr": None if starts is None else starts[first:stop],
+        "starts_ptr": None if starts is None else starts[first:stop],
         "table_ptr": None if table is None else table[first:],
         "counter_ptr": _counter(op.q.device),
         "batch": stop - first,
@@ -295,7 +295,7 @@ def split_space(
 
 _MERGED = (
     "part_sums_ptr", "part_state_ptr", "out_ptr", "lse_ptr", "sink_ptr", "cu_q_ptr", "cu_k_ptr",
-    "k_start_ptr", "batch", "total_q", "total_k", "heads", "out_stride_t", "out_stride_h",
+    "starts_ptr", "batch", "total_q", "total_k", "heads", "out_stride_t", "out_stride_h",
     "lse_stride_t", "lse_stride_h", "NC", "HG", "SPLIT", "SM_COUNT",
 )  # fmt: skip
 

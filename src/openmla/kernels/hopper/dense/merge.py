@@ -53,7 +53,7 @@ def tiles_of_split(first, shape, BM: gl.constexpr, SPLIT: gl.constexpr, SMS: gl.
 
 COUNTS = ["batch", "total_q", "total_k", "heads"]
 STRIDES = ["out_stride_t", "out_stride_h", "lse_stride_t", "lse_stride_h"]
-VECTORS = ["lse_ptr", "sink_ptr", "cu_q_ptr", "cu_k_ptr", "k_start_ptr"]
+VECTORS = ["lse_ptr", "sink_ptr", "cu_q_ptr", "cu_k_ptr", "starts_ptr"]
 
 
 @gluon.jit(do_not_specialize=COUNTS + STRIDES, do_not_specialize_on_alignment=VECTORS)
@@ -65,7 +65,7 @@ def merge_kernel(  # noqa: PLR0913
     sink_ptr,
     cu_q_ptr,
     cu_k_ptr,
-    k_start_ptr,
+    starts_ptr,
     batch,
     total_q,
     total_k,
@@ -86,7 +86,7 @@ def merge_kernel(  # noqa: PLR0913
     STEPS: gl.constexpr = BM // BLOCK_ROWS
     L: gl.constexpr = gl.BlockedLayout([1, 4], [1, 32], [4, 1], [1, 0])
     program = gl.program_id(0)
-    shape = (cu_q_ptr, cu_k_ptr, batch, total_q, 0, total_k, heads, k_start_ptr)
+    shape = (cu_q_ptr, cu_k_ptr, batch, total_q, 0, total_k, heads, starts_ptr)
     request, tile, before = split_tile(program // STEPS, shape, BM, SPLIT, SM_COUNT)
     if request < batch:
         q_start, q_len, _, k_len = spans(request, shape)

@@ -308,7 +308,7 @@ def key_tiles(ST: gl.constexpr, BN: gl.constexpr, DIMS: gl.constexpr, LAYOUTS: g
 COUNTS = ["batch", "total_q", "rest_q", "total_k", "heads", "table_stride", "factor"]
 STRIDES = ["out_stride_t", "out_stride_h", "lse_stride_t", "lse_stride_h"]
 VECTORS = [
-    "lse_ptr", "sink_ptr", "q_scale_ptr", "cu_q_ptr", "cu_k_ptr", "k_start_ptr", "table_ptr",
+    "lse_ptr", "sink_ptr", "q_scale_ptr", "cu_q_ptr", "cu_k_ptr", "starts_ptr", "table_ptr",
     "counter_ptr",
 ]  # fmt: skip
 
@@ -329,7 +329,7 @@ def dense_fp8_kernel(  # noqa: PLR0913
     q_scale_ptr,
     cu_q_ptr,
     cu_k_ptr,
-    k_start_ptr,
+    starts_ptr,
     table_ptr,
     counter_ptr,
     part_sums_ptr,
@@ -386,7 +386,7 @@ def dense_fp8_kernel(  # noqa: PLR0913
     t_ready = barriers(2, 1)
     t_empty = barriers(2, NC + 1)
     t_request = barriers(1, 1)
-    shape = (cu_q_ptr, cu_k_ptr, batch, total_q, rest_q, total_k, heads, k_start_ptr)
+    shape = (cu_q_ptr, cu_k_ptr, batch, total_q, rest_q, total_k, heads, starts_ptr)
     smem = (q_smem, k_smem, v_smem)
     bars = (q_bars, k_ready, k_empty, v_ready, v_empty, t_ready, t_empty)
     out = (out_ptr, out_stride_t, out_stride_h)

@@ -20,7 +20,7 @@ def i32(*values: int) -> Tensor:
 def dense(
     q_len: int = 100, k_len: int = 300, batch: int = 1, heads: int = 16, gap: int = 0,
     dtype: torch.dtype = torch.bfloat16, rope: str = "shared", equal: bool = False,
-    factors: bool = False, **options: Any,
+    factors: bool = False, shared: bool = False, **options: Any,
 ) -> Callable[..., Any]:  # fmt: skip
     def rows(count: int, *rest: int) -> Tensor:
         return torch.zeros(count, *rest[:-1], rest[-1] + gap, dtype=dtype)[..., : rest[-1]]
@@ -39,6 +39,8 @@ def dense(
     if factors:
         options |= {"q_scale": torch.ones(total_q), "k_scale": torch.ones(total_k)}
     offsets = i32(*(n * q_len for n in range(batch + 1)))
+    if shared:
+        options["k_start"] = i32(*[0] * batch)
     if not equal:
         options["cu_seqlens_k"] = i32(*(n * k_len for n in range(batch + 1)))
     return partial(

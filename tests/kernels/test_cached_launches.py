@@ -51,6 +51,7 @@ def test_a_given_out_is_written_by_a_cached_launch(name: str, noted: Noted) -> N
 
 COUNTS: dict[str, tuple[Callable[..., Any], dict[str, Any], dict[str, Any]]] = {
     "other counts": (dense, {}, {"q_len": 40, "k_len": 77, "batch": 2}),
+    "shared keys": (dense, {"shared": True}, {"q_len": 40, "k_len": 77, "batch": 2}),
     "two query tiles": (dense, {"q_len": 2000, "k_len": 2000}, {"q_len": 2500, "k_len": 3000}),
     "split": (dense, {"q_len": 64, "k_len": 9000}, {"q_len": 30, "k_len": 8600}),
     "lists": (sparse, {"lengths": True}, {"tokens": 200}),

@@ -91,7 +91,7 @@ def refused(rank: int, world: int, setting: Setting, how: str) -> str:
     x, batch = setting.x[shard.rows()], Batch.of(setting.new)
     if how == "batch":
         batch = Batch.of([n + 1 for n in setting.new])
-    if how == "rows":
+    if how == "rows" and rank == 1:  # the others are told too
         x = x[1:]
     try:
         setting.layer(x, shard.positions(), None, batch, shard=shard, group=dist.group.WORLD)

@@ -25,7 +25,7 @@ from openmla.distributed import (
     prefill_latent,
     prefill_sparse,
 )
-from openmla.distributed.agreement import Group
+from openmla.distributed.agreement import Facts, Group, check_together
 from openmla.errors import InvalidArgument
 from openmla.indexer.cache import IndexCache
 from openmla.nn.batch import Batch
@@ -50,12 +50,19 @@ def forward(
     """[tokens, hidden] of this rank; see MLAAttention.forward."""
     from openmla.nn.mla import check
 
+    if not isinstance(shard, ContextShard):
+        raise InvalidArgument("shard", "what split returns", type(shard).__name__)
     batch = batch or Batch.of(shard.lengths, shard.cached, device=x.device)
     (cache, keys), form = caches, layer.choose(batch).form
-    check_shard(x, cache, batch, shard)
-    check(x, positions, cache, batch, shard.tokens)
-    if form == "sparse":
-        layer.check_selection(batch, indices, keys)
+
+    def facts() -> Facts:
+        check_shard(x, cache, batch, shard)
+        check(x, positions, cache, batch, shard.tokens)
+        if form == "sparse":
+            layer.check_selection(batch, indices, keys)
+        return {"form": form, "index_cache": keys is not None}
+
+    check_together("MLAAttention", group, shard.world, facts)
     compressed = layer.compress_queries(x) if layer.config.q_lora else None
     rows = layer.project(x, positions, compressed)
     if layer.indexer is not None and indices is None and compressed is not None:
@@ -123,8 +130,6 @@ def _selected(
 
 def check_shard(x: Tensor, cache: LatentCache | None, batch: Batch, shard: ContextShard) -> None:
     """A shard must be that of the batch, x this rank's tokens, and rows what pages give back."""
-    if not isinstance(shard, ContextShard):
-        raise InvalidArgument("shard", "what split returns", type(shard).__name__)
     if (batch.new, batch.context) != (shard.lengths, shard.cached):
         expected = f"that of all ranks: {shard.lengths} new tokens after {shard.cached}"
         raise InvalidArgument("batch", expected, f"{batch.new} after {batch.context}")

@@ -82,7 +82,7 @@ def refused(rank: int, world: int, how: str) -> str:
     ids = prompt((12,))[:, shard.rows()]
     if how == "mask":
         options["attention_mask"] = torch.zeros_like(ids)
-    if how == "tokens":
+    if how == "tokens" and rank == 1:  # the others are told too
         ids, options["position_ids"] = ids[:, 1:], options["position_ids"][:, 1:]
     if how == "cached":
         options["past_key_values"] = model(ids).past_key_values

@@ -65,7 +65,7 @@ def attention(
     shard = options.pop("shard", None)
     reason = why_sdpa(call, dropout)
     if shard is not None:
-        ranks.check(query, key.shape[2], mask, shard, how.group)
+        ranks.check(module, query, key.shape[2], mask, shard, how.group)
         if reason:
             raise Unsupported(f"{reason}, beside a shard")
         given = (key, value), how.form, shard, how.group

@@ -21,7 +21,7 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from openmla.distributed import ContextShard, gather_latent, prefill, prefill_latent
-from openmla.distributed.agreement import Group
+from openmla.distributed.agreement import Facts, Group, check_together
 from openmla.errors import InvalidArgument, Unsupported
 from openmla.integrations.transformers.forms import Heads
 from openmla.planning.layer.form import LayerDims, choose_form
@@ -41,8 +41,7 @@ def attend(
     rows are this rank's: latent [1, 1, S, latent] and rope [1, 1, S, rope].
     """
     heads, (latent, rope) = Heads.of(module), (x[0, 0] for x in rows)
-    # Ranks that agreed in the first layer agree in the others.
-    options["verify"] = getattr(module, "layer_idx", 0) == 0
+    options["verify"] = _is_first(module)
     if _chosen(form, heads, query, rows, shard) == "latent":
         out = prefill_latent(heads.absorb(query)[0], latent, rope, shard, group, **options)
         assert isinstance(out, Tensor)
@@ -63,12 +62,31 @@ def _chosen(
     return choose_form(dims, shard.lengths, shard.lengths).form
 
 
-def check(query: Tensor, keys: int, mask: Tensor | None, shard: Any, group: Group) -> None:
-    """Refuse what a shard cannot be combined with."""
+def check(
+    module: Any, query: Tensor, keys: int, mask: Tensor | None, shard: Any, group: Group
+) -> None:
+    """Refuse what a shard cannot be combined with: in the first layer, on every rank."""
     if not isinstance(shard, ContextShard):
         raise InvalidArgument("shard", "what split returns", type(shard).__name__)
     if group is None:
         raise InvalidArgument("shard", "a model after optimize(model, group=...)", "another")
+
+    def facts() -> Facts:
+        _check_call(query, keys, mask, shard)
+        return {}
+
+    if _is_first(module):
+        check_together("model", group, shard.world, facts)
+    else:
+        facts()
+
+
+def _is_first(module: Any) -> bool:
+    """Ranks that agree in the first layer agree in the others."""
+    return getattr(module, "layer_idx", 0) == 0
+
+
+def _check_call(query: Tensor, keys: int, mask: Tensor | None, shard: ContextShard) -> None:
     if mask is not None:
         expected = "none beside a shard, which says who sees whom; and use_cache=True"
         raise InvalidArgument("attention_mask", expected, f"shape {tuple(mask.shape)}")

@@ -110,19 +110,20 @@ def test_requests_that_share_keys(name: str):
     """Keys that begin anywhere in those of the batch."""
     case, num_qo = PROFILES[name]
     for seed, batch in enumerate(BATCHES):
+        here = replace(case, **batch)
+        shared = [with_shared_keys(on(here, around), seed) for around in ("zero", "nan")]
+        on_cpu = with_shared_keys(build(here), seed)  # where the truth is
         for tiles in {1, num_qo}:
-            here = replace(case, **batch)
-            shared = [with_shared_keys(on(here, around), seed) for around in ("zero", "nan")]
             first, second = (
                 attend(built, "hopper", lambda c, n=tiles: c.with_num_qo(n)) for built in shared
             )
-            on_cpu = with_shared_keys(build(here), seed)  # where the truth is
             assert [*judge(on_cpu, first).problems, *differences(second, first)] == []
 
 
-@pytest.mark.parametrize("case", SPLITS[:3], ids=str)
-def test_split_requests_that_share_keys(case: Case):
-    case = replace(case, q_lens=(*case.q_lens, 40), k_lens=(*case.k_lens, 70))
+@pytest.mark.parametrize("causal", [True, False])
+def test_split_requests_that_share_keys(causal: bool):
+    """Three requests, each over all keys, and each cut into ranges of its own."""
+    case = replace(SPLIT, q_lens=(20, 1, 33), k_lens=(4500, 300, 2), causal=causal)
     built, on_cpu = (with_shared_keys(x, seed=1, all_keys=True) for x in (on(case), build(case)))
     assert judge(on_cpu, attend(built, "hopper")).problems == ()
     assert different(lambda: built.run("hopper").out, 20) == 0

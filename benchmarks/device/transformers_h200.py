@@ -1,6 +1,6 @@
 """Time two-layer models of Transformers on an H200: openmla against the models' own attention.
 
-    PYTHONPATH=src python benchmarks/device/transformers_h200.py RESULT.json [COMMIT]
+    PYTHONPATH=src python benchmarks/device/transformers_h200.py RESULT.json [COMMIT [PART ...]]
 
 DeepSeek-V3 widths, 128 heads, hidden 2048, bf16. "prefill" is the whole model over a fresh prompt,
 against SDPA. "dsa" is one attention module of DeepSeek-V3.2, its indexer's selection given, against
@@ -190,6 +190,9 @@ def line(result: dict[str, Any], name: str) -> str:
     )
 
 
+PARTS = {"prefill": prefill, "dsa": dsa}
+
+
 @torch.no_grad()
 def main() -> None:
     path, commit = Path(sys.argv[1]), "".join(sys.argv[2:3])
@@ -200,8 +203,8 @@ def main() -> None:
         "widths": WIDTHS,
         "results": [],
     }
-    for part in (prefill, dsa):
-        for result in part():
+    for part in sys.argv[3:] or PARTS:
+        for result in PARTS[part]():
             record["results"].append(result)
             path.write_text(json.dumps(record, indent=1) + "\n")
             print(*(line(result, name) for name in result["rows"]), sep="\n", flush=True)

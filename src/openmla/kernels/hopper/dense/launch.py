@@ -139,14 +139,8 @@ def fixed_of(problem: Problem, config: HopperDenseConfig) -> Fixed:
         "LAYOUTS": tuple(tile_layout(width) for width in widths),
         "num_warps": 4,
     }
-    return Fixed(
-        constexprs,
-        parts,
-        config.page_box,
-        rule.min_keys if rule.longest_split_chunk else 0,
-        rule.longest_split_chunk,
-        2 * config.sm_count * config.num_qo,
-    )
+    chunk, slots = rule.longest_split_chunk, 2 * config.sm_count * config.num_qo
+    return Fixed(constexprs, parts, config.page_box, rule.min_keys if chunk else 0, chunk, slots)
 
 
 def _descriptors(fixed: Fixed, config: HopperDenseConfig, op: DenseOperands) -> dict[str, Any]:
@@ -167,11 +161,9 @@ def _descriptors(fixed: Fixed, config: HopperDenseConfig, op: DenseOperands) -> 
     if not rope:
         return found
     if op.rope_cache is not None and op.block_table is not None:
-        table = vector(op.block_table)
-        found["k_rope_desc"] = pages(
-            op.rope_cache.data[..., op.rope_cache.latent :], fixed.page_box
-        )
-        found |= {"table_ptr": table, "table_stride": op.block_table.shape[1]}
+        columns = op.rope_cache.data[..., op.rope_cache.latent :]
+        found["k_rope_desc"] = pages(columns, fixed.page_box)
+        found |= {"table_ptr": vector(op.block_table), "table_stride": op.block_table.shape[1]}
     elif op.k_rope is not None and op.k_rope.dim() == 2:
         found["k_rope_desc"] = shared_rows(op.k_rope, BN)
     elif op.k_rope is not None:
@@ -197,8 +189,7 @@ def _group(
     kernel: Any, plan: Plan, op: DenseOperands, arguments: dict[str, Any], first: int, stop: int
 ) -> Call:
     """Requests first … stop - 1 in one launch; the last group also owns rows after the last."""
-    config = plan.config
-    batch = op.cu_seqlens_q.shape[0] - 1
+    config, batch = plan.config, op.cu_seqlens_q.shape[0] - 1
     requests = slice(first, stop + 1)
     table, starts = arguments["table_ptr"], vector(op.k_start)
     here = {
@@ -210,8 +201,7 @@ def _group(
         "batch": stop - first,
         "rest_q": op.q.shape[0] if stop == batch else 0,
     }
-    split = bool(arguments["SPLIT"])
-    programs = programs_of(config, op.q.shape[0], stop - first, split)
+    programs = programs_of(config, op.q.shape[0], stop - first, bool(arguments["SPLIT"]))
     sources = SOURCES if kernel is dense_kernel else {}  # that for FP8 is not cached
     return Call(kernel, programs, {**arguments, **here}, sources)
 
@@ -281,9 +271,8 @@ def split_space(
     offsets_q, offsets_k, keys = args["cu_seqlens_q"], args["cu_seqlens_k"], args["k_nope"].shape[0]
     batch = offsets_q.shape[0] - 1
     least = 2 * fixed.min_keys
-    if not least or not batch or keys < least:
-        return None
-    if offsets_q.data_ptr() == offsets_k.data_ptr() and fixed.longest_chunk < least:
+    short = offsets_q.data_ptr() == offsets_k.data_ptr() and fixed.longest_chunk < least
+    if short or not least or not batch or keys < least:
         return None
     # Requests that share keys may all see all of them.
     requests = batch if args["k_start"] is not None else min(batch, keys // least)

@@ -124,8 +124,11 @@ SELECT = {
     "32768": ("random", "zeros"),
     "8192": ("random", "equal", "zeros", "coarse", "ascending"),
 }
-SELECT_VARIANTS = {"values 4": {"values": 4}, "values 16": {"values": 16},
-                   "3 stages": {"long_stages": 3}, "6 stages": {"long_stages": 6}}  # fmt: skip
+SELECT_VARIANTS = {
+    False: {"80 registers": {"max_registers": 80}, "128 registers": {"max_registers": 128}},
+    True: {"8 warps": {"warps": 8}, "3 stages": {"stages": 3}, "6 stages": {"stages": 6}},
+}
+"""By whether rows are long."""
 
 
 def rows_of(kind: str, rows: int, width: int) -> torch.Tensor:
@@ -165,7 +168,7 @@ def select(group: str, rounds: int) -> Iterator[dict[str, Any]]:
                     x, topk, out=out, return_mask=True
                 ),
             }
-            variants = SELECT_VARIANTS if width > 8192 else dict(list(SELECT_VARIANTS.items())[:2])
+            variants = SELECT_VARIANTS[width > 8192]
             contestants |= {n: prepared(op, spare, **c) for n, c in variants.items()}
         timings = race(contestants, rounds if kind == "random" else 5)
         ms = {n: t.median for n, t in timings.items()}

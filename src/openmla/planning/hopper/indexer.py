@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar
 
 from openmla.indexer.problem import DIM, IndexProblem
 from openmla.planning.family import Family, Kernel
@@ -26,7 +25,10 @@ from openmla.planning.target import Target
 
 COLUMNS = 128
 """N of the product: all heads of a consumer's queries."""
-SCAN_BYTES = 16  # of a warp
+SCAN_BYTES = 4  # of a warp
+GROUP = 128  # scores that a warp loads at once
+SHORT_ROW = 8192  # scores that 8 warps hold in registers
+FEW = 2048  # of a list of 4096 that was cut, a chunk of 2048 fits behind: 4 warps do
 BOX_STEP = 32  # rows: a copy of fp32 scales begins at a multiple of 128 bytes of shared memory
 
 
@@ -89,60 +91,52 @@ class HopperScoresConfig(HopperBlock):
 class HopperSelectConfig(HopperBlock):
     """A block of `warps` per row at a time: see kernels' select.py.
 
-    Rows of up to `list_size` scores are cut in registers, 32 of 256 threads each; longer ones are
-    first thinned out to a list of that size.
+    Rows of up to `list_size` scores are cut in registers, 32 of them in each thread; longer ones are
+    first thinned out to a list of that size, `chunk` scores at a time.
     """
 
     topk: int
     long_rows: bool
     sm_count: int
     warps: int = 8
-    values: int = 8
-    """Neighboring scores in a thread: with more of them scans are shorter, with fewer reads of
-    shared memory have fewer bank conflicts (8: two-way)."""
-    chunk: int = 4096
-    list_size: int = 8192
-    long_stages: int = 4
-    """64 KiB of scores in flight: 132 SMs need about 30 KiB each to cover 0.8 us at 4.8 TB/s."""
+    chunk_vectors: int = 4
+    """Vectors of four scores in a thread: their counts are packed into one word."""
+    list_vectors: int = 8
+    stages: int = 4
+    """Chunks of the ring: all but one are being loaded."""
+    max_registers: int = 128
 
-    box: ClassVar[int] = 256  # scores of one copy: the most that TMA allows
-    # Chunks of the ring; a row that is loaded whole needs room for the list.
-    stages = cached_property[int](
-        lambda c: c.long_stages if c.long_rows else c.list_size // c.chunk
-    )
-    # Short rows want many blocks, the walk of long ones wants registers (H200, 2026-11-15: 0.152
-    # against 0.29 ms at 4096 x 8192, 1.07 against 1.5 ms at 4096 x 131072).
-    max_registers = cached_property[int](lambda c: 128 if c.long_rows else 64)
+    chunk = cached_property[int](lambda c: c.warps * c.chunk_vectors * GROUP)
+    list_size = cached_property[int](lambda c: c.warps * c.list_vectors * GROUP)
     blocks_per_sm = cached_property[int](
         lambda c: REGISTERS_PER_SM // (32 * c.warps * c.max_registers)
     )
 
     def _buffers(self) -> Iterator[Wanted]:
-        yield Wanted("scores", "k", self.stages * self.chunk * FP32, align=128)
-        # Warps exchange sums of scans; a short row is all there by then.
-        ready = "" if self.long_rows else "chunk ready, then "
-        yield Wanted(f"{ready}scans", "scratch", self.warps * SCAN_BYTES)
         if self.long_rows:
-            yield from barriers(("chunk ready", self.stages))
-        yield from barriers(("row ready", 1))
+            yield Wanted("chunks", "k", self.stages * self.chunk * FP32)
+        # Warps exchange sums.
+        yield Wanted("scans", "scratch", self.warps * SCAN_BYTES)
 
     def _broken_limits(self) -> Iterator[str]:
         most = self.list_size - self.chunk
-        if self.topk > most:
+        if self.long_rows and self.topk > most:
             yield f"topk {self.topk}: a list of {self.list_size} that was cut has room for {most}"
 
     def explain(self) -> list[str]:
         """What the numbers mean."""
+        long = f"; longer ones once through chunks of {self.chunk}" if self.long_rows else ""
         return [
             f"{self.warps} warps per row, {self.blocks_per_sm} rows on an SM at a time",
-            f"rows of up to {self.list_size} scores in registers; longer ones once through "
-            f"{self.stages} chunks of {self.chunk}",
+            f"rows of up to {self.list_size} scores in registers{long}",
         ]
 
 
 def _select(problem: IndexProblem, target: Target) -> HopperSelectConfig:
-    long_rows = problem.width > HopperSelectConfig.list_size
-    return HopperSelectConfig(problem.topk, long_rows, target.sm_count)
+    if problem.width <= SHORT_ROW:
+        return HopperSelectConfig(problem.topk, False, target.sm_count, max_registers=64)
+    warps = 4 if problem.topk <= FEW else 8
+    return HopperSelectConfig(problem.topk, True, target.sm_count, warps)
 
 
 def _scores(problem: IndexProblem, target: Target) -> HopperScoresConfig:

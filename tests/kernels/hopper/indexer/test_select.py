@@ -15,7 +15,8 @@ from openmla.indexer.operands import SelectOperands, SelectResults, Windows
 from openmla.kernels.hopper.indexer.launch import calls
 from openmla.planning.indexer import IndexPlan, index_plan
 
-SMALL = {"warps": 1, "values": 4, "chunk": 256, "list_size": 512, "long_rows": True, "sm_count": 1}
+SMALL = {"warps": 1, "chunk_vectors": 2, "list_vectors": 4, "long_rows": True, "sm_count": 1,
+         "max_registers": 255}  # fmt: skip
 """Rows of 513 scores are long ones; two blocks do all rows."""
 
 
@@ -68,7 +69,7 @@ def test_every_schedule(schedule: str) -> None:
 def test_a_sample_that_sees_nothing_of_the_large_scores() -> None:
     """Then too few pass the pivot, and the row is walked again."""
     op = operands("random", 2048, 100)
-    step = 2048 // (SMALL["chunk"] // 4)
+    step = 2048 // 128  # of 128 vectors
     sampled = torch.arange(2048) % step < 4
     op.scores[:, sampled] = 5 + op.scores[:, sampled].abs()  # it sees only these, and all of them
     assert problems_of(op) == []
@@ -109,7 +110,11 @@ def test_a_row_does_not_see_its_neighbors() -> None:
 
 @pytest.mark.parametrize(
     ("change", "reason"),
-    [({"keeps": True}, "keeps True"), ({"topk": 4097}, "topk 4097"), ({"aligned_16": False}, "16")],
+    [
+        ({"keeps": True}, "keeps True"),
+        ({"topk": 4097, "width": 8193}, "topk 4097"),
+        ({"aligned_16": False}, "16"),
+    ],
 )
 def test_what_it_does_not_serve_is_portable(change: dict, reason: str) -> None:
     op = operands("random", 512, 100)

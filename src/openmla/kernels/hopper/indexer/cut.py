@@ -14,17 +14,13 @@ answer, and counts how many keys are at least some key inside it. Which one:
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from openmla.kernels.hopper.indexer.tile import greatest, least, places, total
+
 NOTHING = gl.constexpr(-(2**31))  # the key of a place that holds no score
 NAN_KEY = gl.constexpr(1 - 2**31)
 MINUS_INF_KEY = gl.constexpr(-2139095041)
 HIGHEST = gl.constexpr(2**31 - 1)
 PATIENCE = gl.constexpr(8)  # steps before ties are looked for
-
-
-@gluon.jit
-def plus(a, b):
-    """For scans."""
-    return a + b
 
 
 @gluon.jit
@@ -43,25 +39,19 @@ def score_of(key):
 
 
 @gluon.jit
-def count_at_least(keys, key):
-    """How many keys are at least `key`."""
-    return gl.sum((keys >= key).to(gl.int32), 0)
-
-
-@gluon.jit
 def kth(keys, low, above, rank, slack):
     """A key with rank … rank + slack keys at least it, or the rank-th largest if ties forbid that.
 
-    low: a key that `above` >= rank keys are at least.
+    low: a key that `above` >= rank keys are at least. Returns the key and how many are at least it.
     """
     lo = rank * 0 + low
-    hi = gl.max(keys, 0)
+    hi = greatest(keys)
     at_lo = rank * 0 + above  # keys >= lo
     over_hi = rank * 0  # keys > hi
     step = rank * 0
     while (lo < hi) & (at_lo > rank + slack):
         if (step >= PATIENCE) & ((step & 1) == 0):
-            lo = gl.min(gl.where(keys >= lo, keys, HIGHEST), 0)
+            lo = least(gl.where(keys >= lo, keys, HIGHEST))
             key = lo + 1
         else:
             f = score_of(lo)
@@ -72,24 +62,26 @@ def kth(keys, low, above, rank, slack):
             key = gl.where((guess == guess) & ((step & 3) != 3), near, half)
             key = gl.where((step == 0) & (lo < 0) & (hi >= 0), 0, key)
             key = gl.where((step == 1) & (lo == 0), 1, key)
-        count = count_at_least(keys, key)
+        count = total((keys >= key).to(gl.int32))
         enough = count >= rank
         lo = gl.where(enough, key, lo)
         at_lo = gl.where(enough, count, at_lo)
         hi = gl.where(enough, hi, key - 1)
         over_hi = gl.where(enough, over_hi, count)
         step += 1
-    return lo
+    return lo, at_lo
 
 
 @gluon.jit
-def choose(keys, cut, k):
-    """Which of the keys are the k best (of those equal to the cut the first), and their places."""
-    greater = (keys > cut).to(gl.int32)
-    equal = (keys == cut).to(gl.int32)
-    both = greater + (equal << 16)  # fewer than 2^15 keys: the sums do not meet
-    before = gl.associative_scan(both, 0, plus) - both
-    ties = k - gl.sum(greater, 0)
-    rank = before >> 16
-    chosen = (greater > 0) | ((equal > 0) & (rank < ties))
-    return chosen, (before & 65535) + gl.minimum(rank, ties)
+def choose(keys, cut, above, k):
+    """Which keys are the k best (of those equal to the cut the first), and their places.
+
+    above: at most so many keys are at least the cut.
+    """
+    if above > k:
+        rank, _ = places(keys == cut)
+        ties = k - total((keys > cut).to(gl.int32))
+        keys = gl.where((keys == cut) & (rank >= ties), NOTHING, keys)
+    chosen = keys >= cut
+    place, _ = places(chosen)
+    return chosen, place

@@ -83,11 +83,7 @@ def _select(config: HopperSelectConfig, op: SelectOperands, results: SelectResul
     scores, windows = op.scores, op.windows
     table, mask = vector(op.block_table), results.mask
     programs = min(scores.shape[0], config.sm_count * config.blocks_per_sm)
-    wide = max(scores.shape[1], 1)
     arguments = {
-        "desc": TensorDescriptor(
-            scores, [scores.shape[0], wide], list(scores.stride()), [1, config.box], LINE
-        ),
         "scores_ptr": scores,
         "starts_ptr": vector(windows.starts),
         "ends_ptr": vector(windows.ends),
@@ -96,19 +92,19 @@ def _select(config: HopperSelectConfig, op: SelectOperands, results: SelectResul
         "out_ptr": results.out,
         "counts_ptr": results.counts,
         "mask_ptr": mask,
-        "lists_ptr": scores.new_empty(programs * config.list_size, dtype=torch.int32),
+        "lists_ptr": scores.new_empty(programs * 2 * config.list_size, dtype=torch.int32),
         "rows": scores.shape[0],
         "width": scores.shape[1],
         "k": op.topk,
         "words": 0 if mask is None else mask.shape[1],
         "pages": 0 if table is None else table.shape[1],
-        "scores_stride": scores.stride(0),
+        "stride": scores.stride(0) // 4,
         "out_stride": results.out.stride(0),
         "table_stride": 0 if table is None else table.shape[1],
-        "CFG": (config.warps, config.values, config.chunk, config.list_size, config.stages),
+        "CFG": (config.warps, config.chunk_vectors, config.list_vectors, config.stages),
         "PAGE": op.page_size if table is not None else 0,
         "ADD": op.add_starts,
-        "LONG": scores.shape[1] > config.list_size,
+        "LONG": config.long_rows,
         "num_warps": config.warps,
         "maxnreg": config.max_registers,
     }

@@ -3,27 +3,27 @@
 One block per row at a time. A row of at most LIST scores is loaded whole and cut (cut.py). A longer
 one:
 
-1. sample: CHUNK scores spread over the row; their cut at a rank safely above topk gives a pivot. It
+1. sample: LIST scores spread over the row; their cut at a rank safely above topk gives a pivot. It
    decides how much work is done, never the result.
-2. walk: the row passes once through a ring of chunks in shared memory (TMA). Positions of scores
-   above the pivot go to a list in order, by prefix sums. When the list is nearly full it is cut to
-   its topk best, and the topk-th becomes the pivot: later scores must be greater, for equal ones
-   the earlier position wins.
+2. walk: the row passes once, in chunks, through a ring in shared memory. Positions and scores above
+   the pivot go to a list, in order, by prefix sums (tile.py). When a chunk would not fit, the list
+   is cut to its topk best, and the topk-th becomes the pivot: later scores must be greater, for
+   equal ones the earlier position wins.
 3. cut: the list is cut to topk, and written.
 
-A bulk copy begins at a multiple of four columns, so the first may hold up to three scores too many.
-If fewer than topk scores passed the pivot (a misleading sample), the row is walked again without.
-No atomics decide where a position goes, so the result has one value, and it is the same on every
-rank.
+Loads of 16 bytes begin at a multiple of four columns, so the first may hold up to three scores too
+many. If fewer than topk scores passed the pivot (a misleading sample), the row is walked again and
+everything passes. No atomics decide where a position goes, so the result has one value, and it is
+the same on every rank.
 """
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
-from openmla.kernels.gluon.barriers import barriers
-from openmla.kernels.gluon.compat import reinterpret, thread_barrier, tma_load
-from openmla.kernels.gluon.scores import opaque_zero
+from triton.experimental.gluon.language.nvidia.ampere import async_copy
+
+from openmla.kernels.gluon.compat import cp_async, thread_barrier
+from openmla.kernels.gluon.scores import MINUS_INF, opaque_zero
 from openmla.kernels.hopper.indexer.cut import (
     HIGHEST,
     MINUS_INF_KEY,
@@ -32,126 +32,144 @@ from openmla.kernels.hopper.indexer.cut import (
     choose,
     key_of,
     kth,
-    plus,
     score_of,
 )
-
-# Columns of a row at which a bulk copy may begin: multiples of 16 bytes. At others an H200 says
-# "illegal instruction".
-ALIGNED = gl.constexpr(4)
-
-
-@gluon.constexpr_function
-def spread(WARPS: gl.constexpr, VALUES: gl.constexpr):
-    """How scores lie in registers: VALUES neighbors in a thread."""
-    return gl.BlockedLayout([VALUES], [32], [WARPS], [0])
+from openmla.kernels.hopper.indexer.tile import (
+    GROUP,
+    VECTOR,
+    least,
+    places,
+    tile_layout,
+    vectors,
+)
 
 
 @gluon.jit
-def load_chunk(desc, row, column, barrier, tile):
-    """Scores of a row from a column on, as many as the tile holds; zeros past the last column."""
-    BOX: gl.constexpr = desc.block_shape
-    LAYOUT: gl.constexpr = desc.layout
-    SIZE: gl.constexpr = tile.shape[0]
-    mbarrier.expect(barrier, SIZE * 4)
-    for i in gl.static_range(SIZE // BOX[1]):
-        box = reinterpret(tile.slice(i * BOX[1], BOX[1]), desc.dtype, BOX, LAYOUT)
-        tma_load(desc, [row, column + i * BOX[1]], barrier, box)
+def opaque(x):
+    """A number the compiler cannot see through: what is made of it is made where it is used."""
+    return gl.inline_asm_elementwise(
+        "mov.b32 $0, $1;", "=r,r", [x], dtype=gl.float32, is_pure=False, pack=1
+    )
 
 
 @gluon.jit
-def list_keys(list_ptr, row_ptr, length, RL: gl.constexpr, SIZE: gl.constexpr):
-    """The keys of the scores that are in the list."""
-    position = list_positions(list_ptr, length, RL, SIZE)
-    listed = gl.arange(0, SIZE, RL) < length
-    score = gl.load(row_ptr + position, mask=listed, other=0.0)
-    return gl.where(listed, key_of(score), NOTHING)
+def load_tile(row_ptr, first, end, CFG: gl.constexpr, R: gl.constexpr):
+    """Scores of a row from a multiple of four on; vectors past the end are -inf."""
+    number, v = vectors(CFG[0], R)
+    at = number * VECTOR + first
+    return gl.load(row_ptr + at + v, mask=(at < end) & (v >= 0), other=MINUS_INF)
 
 
 @gluon.jit
-def list_positions(list_ptr, length, RL: gl.constexpr, SIZE: gl.constexpr):
-    """What is in the list. It is read again where it is used: there are no registers to keep it."""
-    index = gl.arange(0, SIZE, RL) + opaque_zero()
-    return gl.load(list_ptr + index, mask=index < length, other=0)
+def load_list(list_ptr, length, CFG: gl.constexpr):
+    """What is in a list: positions, or bits of scores."""
+    number, v = vectors(CFG[0], CFG[2])
+    index = number * VECTOR + v
+    return gl.load(list_ptr + index, mask=index < length, other=-1)
 
 
 @gluon.jit
-def shrink(list_ptr, row_ptr, length, low, k, RL: gl.constexpr, SIZE: gl.constexpr):
+def list_keys(lists, length, n, CFG: gl.constexpr):
+    """The keys of what is in the list; what lies outside the window has none."""
+    position = load_list(lists[0], length, CFG)
+    key = key_of(load_list(lists[1], length, CFG).to(gl.float32, bitcast=True))
+    return gl.where((position >= 0) & (position < n), key, NOTHING)
+
+
+@gluon.jit
+def shrink(lists, length, low, n, k, CFG: gl.constexpr):
     """Cut the list to its k best, in place. Returns the k-th key."""
     thread_barrier()
-    keys = list_keys(list_ptr, row_ptr, length, RL, SIZE)
-    cut = kth(keys, low, length, k, 0)
-    chosen, place = choose(keys, cut, k)
-    position = list_positions(list_ptr, length, RL, SIZE)
-    thread_barrier()
-    gl.store(list_ptr + place, position, mask=chosen)
+    keys = list_keys(lists, length, n, CFG)
+    cut, above = kth(keys, low, length, k, 0)
+    chosen, place = choose(keys, cut, above, k)
+    for part in gl.static_range(2):  # one after the other: there are no registers for both
+        entry = load_list(lists[part], length, CFG)
+        thread_barrier()
+        gl.store(lists[part] + (place + opaque_zero()), entry, mask=chosen)
     thread_barrier()
     return cut
 
 
 @gluon.jit
-def walk(source, it, place, pivot, k, list_ptr, CFG: gl.constexpr, FAST: gl.constexpr):
-    """One pass over a row. FAST: pivot is a score (greater passes), else a key (at least).
-
-    Returns the length of the list and the chunks that went through the ring so far.
-    """
-    desc, ring, ready = source
-    row, start, n, row_ptr = place
-    skew = start % ALIGNED
-    CHUNK: gl.constexpr = CFG[2]
-    LIST: gl.constexpr = CFG[3]
-    ST: gl.constexpr = CFG[4]
-    RL: gl.constexpr = spread(CFG[0], CFG[1])
-    index = gl.arange(0, CHUNK, RL)
-    length = n * 0
-    chunks = (n + skew + CHUNK - 1) // CHUNK
-    for c in range(0, gl.minimum(chunks, ST - 1)):
-        at = (it + c) % ST
-        load_chunk(desc, row, start - skew + c * CHUNK, ready.index(at), ring.index(at))
-    for c in range(0, chunks):
-        stage = it % ST
-        mbarrier.wait(ready.index(stage), (it // ST) & 1)
-        x = ring.index(stage).load(RL)
-        position = c * CHUNK + index - skew
-        if FAST:
-            hit = x > pivot
-        else:
-            hit = key_of(x) >= pivot
-        one = (hit & (position >= 0) & (position < n)).to(gl.int32)
-        upto = gl.associative_scan(one, 0, plus)
-        gl.store(list_ptr + (length - 1) + upto, position, mask=one > 0)
-        length += gl.sum(one, 0)
-        # The sums met all warps: the chunk before this one has been read by all of them.
-        if c + ST - 1 < chunks:
-            at = (it + ST - 1) % ST
-            column = start - skew + (c + ST - 1) * CHUNK
-            load_chunk(desc, row, column, ready.index(at), ring.index(at))
-        if length > LIST - CHUNK:
-            if FAST:
-                cut = shrink(list_ptr, row_ptr, length, key_of(pivot), k, RL, LIST)
-                pivot = score_of(cut)
-            else:
-                pivot = shrink(list_ptr, row_ptr, length, NAN_KEY, k, RL, LIST) + 1
-            length = k + length * 0
-        it += 1
-    return length, it
+def fetch(ring, row_ptr, c, end, CFG: gl.constexpr):
+    """Begin to copy a chunk, 16 bytes a thread, which the same thread reads."""
+    R: gl.constexpr = CFG[1]
+    number, v = vectors(CFG[0], R)
+    at = number * VECTOR + c * (CFG[0] * R * GROUP)
+    cp_async(ring.index(c % CFG[3]), row_ptr + at + v, mask=(at < end) & (v >= 0))
+    async_copy.commit_group()
 
 
 @gluon.jit
-def sample_pivot(row_ptr, n, k, CFG: gl.constexpr):
-    """The key at a rank of a sample that is safely above k in the row.
+def inside(x, first, n, CFG: gl.constexpr):
+    """A chunk whose scores outside of the window are -inf; first: the position of its first."""
+    number, v = vectors(CFG[0], CFG[1])
+    position = number * VECTOR + first + v
+    return gl.where((position >= 0) & (position < n), x, MINUS_INF)
 
-    Four neighbors each, which are one sector of memory. Of q expected sampled scores among the k
-    best, q + 4 sqrt(q) + 4 are not exceeded by more than 4 standard deviations.
+
+@gluon.jit
+def walk(ring, row_ptr, skew, n, low, everything, k, lists, CFG: gl.constexpr):
+    """One pass over a row: lists scores above the key `low`, or everything. Returns how many.
+
+    With everything, the list may hold positions outside the window, which list_keys tells apart.
     """
-    SIZE: gl.constexpr = CFG[2]
-    NEAR: gl.constexpr = gl.BlockedLayout([1], [32], [CFG[0]], [0])
-    index = gl.arange(0, SIZE, NEAR)
-    step = n // (SIZE // 4)
-    keys = key_of(gl.load(row_ptr + index // 4 * step + index % 4))
-    q = k.to(gl.float32) * SIZE / n.to(gl.float32)
-    rank = gl.minimum((q + 4.0 * gl.sqrt(q) + 4.0).to(gl.int32), SIZE)
-    return kth(keys, gl.min(keys, 0), SIZE, rank, rank // 8)
+    R: gl.constexpr = CFG[1]
+    LT: gl.constexpr = tile_layout(CFG[0], R)
+    CHUNK: gl.constexpr = CFG[0] * R * GROUP
+    LIST: gl.constexpr = CFG[0] * CFG[2] * GROUP
+    AHEAD: gl.constexpr = CFG[3] - 1
+    end = n + skew
+    chunks = (end + CHUNK - 1) // CHUNK
+    pivot = score_of(low)
+    length = n * 0
+    for c in gl.static_range(AHEAD):
+        fetch(ring, row_ptr, c, end, CFG)
+    for c in range(0, chunks):
+        async_copy.wait_group(AHEAD - 1)
+        x = ring.index(c % CFG[3]).load(LT)
+        if (c == 0) | (c == chunks - 1):
+            x = inside(x, c * CHUNK - skew, n, CFG)
+        place, count = places((x > pivot) | everything)
+        if length + count > LIST:
+            low = shrink(lists, length, low, n, k, CFG)
+            pivot = score_of(low)
+            everything = low == NAN_KEY
+            length = k + length * 0
+            x = inside(ring.index(c % CFG[3]).load(LT), c * CHUNK - skew, n, CFG)
+            place, count = places((x > pivot) | everything)
+        # Compared again rather than kept: there are 7 predicates.
+        hit = (x > opaque(pivot)) | everything
+        number, v = vectors(CFG[0], R)
+        gl.store(lists[0] + length + place, number * VECTOR + (c * CHUNK - skew) + v, mask=hit)
+        hit = (x > opaque(pivot)) | everything
+        gl.store(lists[1] + length + place, x.to(gl.int32, bitcast=True), mask=hit)
+        length += count
+        # The sums met all warps: the chunk before this one has been read by all of them.
+        fetch(ring, row_ptr, c + AHEAD, end, CFG)
+    async_copy.wait_group(0)
+    return length
+
+
+@gluon.jit
+def sample_pivot(row_ptr, end, k, CFG: gl.constexpr):
+    """A key just below the one at a rank of a sample that is safely above k in the row.
+
+    Of q expected sampled scores among the k best, q + 3.5 sqrt(q) + 3 are not exceeded by more than
+    3.5 standard deviations.
+    """
+    R: gl.constexpr = CFG[2]
+    COUNT: gl.constexpr = CFG[0] * R * 32  # vectors
+    number, v = vectors(CFG[0], R)
+    step = end // VECTOR
+    at = number * (step // COUNT) + number * (step % COUNT) // COUNT
+    keys = key_of(gl.load(row_ptr + at * VECTOR + v))
+    SIZE: gl.constexpr = COUNT * VECTOR
+    q = k.to(gl.float32) * SIZE / end.to(gl.float32)
+    rank = gl.minimum((q + 3.5 * gl.sqrt(q) + 3.0).to(gl.int32), SIZE)
+    pivot, _ = kth(keys, least(keys), SIZE, rank, rank // 16)
+    return gl.where(pivot == 0, -2, pivot - 1)  # there is no key -1: that is -0.0
 
 
 @gluon.jit
@@ -171,23 +189,21 @@ def shown(position, chosen, target, HOW: gl.constexpr):
 @gluon.jit
 def write(position, chosen, place, target, HOW: gl.constexpr):
     """The chosen positions, each to its place."""
-    out_row, mask_row, _, _, _, _ = target
-    gl.store(out_row + place, shown(position, chosen, target, HOW), mask=chosen)
-    if HOW[2]:
-        bit = gl.full_like(position, 1) << (position & 31)
-        gl.atomic_or(mask_row + (position >> 5), bit, mask=chosen, sem="relaxed")
+    gl.store(target[0] + place, shown(position, chosen, target, HOW), mask=chosen)
 
 
 @gluon.jit
-def write_list(
-    list_ptr, row_ptr, length, low, k, target, RL: gl.constexpr, SIZE: gl.constexpr,
-    HOW: gl.constexpr,
-):  # fmt: skip
-    """The k best of a list that SIZE places hold."""
-    keys = list_keys(list_ptr, row_ptr, length, RL, SIZE)
-    cut = kth(keys, low, length, k, 0)
-    chosen, place = choose(keys, cut, k)
-    write(list_positions(list_ptr, length, RL, SIZE), chosen, place, target, HOW)
+def mark(position, chosen, target):
+    """The bits of the chosen positions; which of them comes first does not matter."""
+    bit = gl.full_like(position, 1) << (position & 31)
+    gl.atomic_or(target[1] + (position >> 5), bit, mask=chosen, sem="relaxed")
+
+
+@gluon.jit
+def tile_positions(skew, CFG: gl.constexpr):
+    """Positions of a row that is loaded whole."""
+    number, v = vectors(CFG[0], CFG[2])
+    return number * VECTOR + v - skew
 
 
 @gluon.jit
@@ -218,21 +234,14 @@ def clear(mask_row, words, CFG: gl.constexpr):
     thread_barrier()
 
 
-COUNTS = ["rows", "width", "k", "words", "pages", "out_stride", "table_stride"]
+COUNTS = ["rows", "width", "k", "words", "pages", "stride", "out_stride", "table_stride"]
 VECTORS = [
-    "starts_ptr",
-    "ends_ptr",
-    "sequences_ptr",
-    "table_ptr",
-    "out_ptr",
-    "counts_ptr",
-    "mask_ptr",
-]
+    "starts_ptr", "ends_ptr", "sequences_ptr", "table_ptr", "out_ptr", "counts_ptr", "mask_ptr",
+]  # fmt: skip
 
 
 @gluon.jit(do_not_specialize=COUNTS, do_not_specialize_on_alignment=VECTORS)
 def select_kernel(  # noqa: PLR0913
-    desc,
     scores_ptr,
     starts_ptr,
     ends_ptr,
@@ -247,7 +256,7 @@ def select_kernel(  # noqa: PLR0913
     k,
     words,
     pages,
-    scores_stride,
+    stride,
     out_stride,
     table_stride,
     CFG: gl.constexpr,
@@ -255,29 +264,23 @@ def select_kernel(  # noqa: PLR0913
     ADD: gl.constexpr,
     LONG: gl.constexpr,
 ):
-    """CFG: warps, neighbors in a thread, scores of a chunk, of the list, stages of the ring. LONG:
-    whether any row can be longer than the list."""
-    CHUNK: gl.constexpr = CFG[2]
-    LIST: gl.constexpr = CFG[3]
-    ST: gl.constexpr = CFG[4]
-    RL: gl.constexpr = spread(CFG[0], CFG[1])
+    """CFG: warps, vectors of a thread in a chunk and in the list, chunks loaded ahead. stride: from
+    row to row, in vectors. LONG: whether any row can be longer than the list."""
+    R: gl.constexpr = CFG[2]
+    LIST: gl.constexpr = CFG[0] * R * GROUP
     HOW: gl.constexpr = (PAGE, ADD, mask_ptr is not None)
-    LINEAR: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, order=[0])
-    ring = gl.allocate_shared_memory(gl.float32, [ST, CHUNK], LINEAR)
-    whole = reinterpret(ring, gl.float32, [ST * CHUNK], LINEAR).slice(0, LIST)
-    ready = barriers(ST, 1)
-    full = barriers(1, 1)
-    list_ptr = lists_ptr + gl.program_id(0) * LIST
-    it = gl.program_id(0) * 0  # chunks that went through the ring
-    turn = it  # rows that were loaded whole
+    if LONG:
+        lists_ptr += gl.program_id(0) * (2 * LIST)
+        lists = (lists_ptr, lists_ptr + LIST)  # positions, and bits of their scores
+        LINEAR: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, order=[3, 2, 1, 0])
+        ring = gl.allocate_shared_memory(gl.float32, [CFG[3], CFG[0], CFG[1], 32, VECTOR], LINEAR)
     for row in range(gl.program_id(0), rows, gl.num_programs(0)):
         start = gl.maximum(gl.load(starts_ptr + row), 0)
         n = gl.maximum(gl.minimum(gl.load(ends_ptr + row), width) - start, 0)
         wide_row = gl.to_tensor(row).to(gl.int64)
-        row_ptr = scores_ptr + wide_row * scores_stride + start
         # What is not asked for is never used.
-        mask_row = list_ptr
-        entries = list_ptr
+        mask_row = out_ptr
+        entries = out_ptr
         if mask_ptr is not None:
             mask_row = mask_ptr + wide_row * words
         if PAGE > 0:
@@ -286,39 +289,37 @@ def select_kernel(  # noqa: PLR0913
         target = (out_ptr + wide_row * out_stride, mask_row, words, start, entries, pages)
         if counts_ptr is not None:
             gl.store(counts_ptr + row, gl.minimum(n, k))
-        thread_barrier()  # ring and list of the row before have been read by all warps
         if n <= k:
             write_all(n, k, target, CFG, HOW)
         else:
             if mask_ptr is not None:
                 clear(mask_row, words, CFG)
-            skew = start % ALIGNED
+            skew = start % VECTOR
+            row_ptr = scores_ptr + (wide_row * stride + start // VECTOR) * VECTOR
             if n + skew <= LIST:
-                load_chunk(desc, row, start - skew, full.index(0), whole)
-                mbarrier.wait(full.index(0), turn & 1)
-                turn += 1
-                position = gl.arange(0, LIST, RL) - skew
-                inside = (position >= 0) & (position < n)
-                keys = gl.where(inside, key_of(whole.load(RL)), NOTHING)
-                least = gl.min(gl.where(inside, keys, HIGHEST), 0)
-                cut = kth(keys, least, n, k, 0)
-                chosen, at = choose(keys, cut, k)
-                write(position, chosen, at, target, HOW)
+                keys = key_of(load_tile(row_ptr, 0, n + skew, CFG, R))
+                position = tile_positions(skew, CFG)
+                keys = gl.where((position >= 0) & (position < n), keys, NOTHING)
+                low = least(gl.where(keys > NOTHING, keys, HIGHEST))
+                cut, above = kth(keys, low, n, k, 0)
+                chosen, place = choose(keys, cut, above, k)
+                # Computed again, here and below: there are no registers to keep them.
+                write(tile_positions(skew, CFG), chosen, place, target, HOW)
+                if mask_ptr is not None:
+                    mark(tile_positions(skew, CFG), chosen, target)
             elif LONG:
-                source = (desc, ring, ready)
-                place = (row, start, n, row_ptr)
-                pivot = sample_pivot(row_ptr, n, k, CFG)
+                low = sample_pivot(row_ptr, n + skew, k, CFG)
+                everything = low <= MINUS_INF_KEY
                 length = n * 0
-                low = length + NAN_KEY
-                if pivot > MINUS_INF_KEY + 1:
-                    low = gl.where(pivot == 0, -2, pivot - 1)  # there is no key -1: that is -0.0
-                    length, it = walk(source, it, place, score_of(low), k, list_ptr, CFG, True)
-                if length < k:
-                    thread_barrier()
-                    low = length * 0 + NAN_KEY
-                    length, it = walk(source, it, place, low, k, list_ptr, CFG, False)
+                while length < k:
+                    low = gl.where(everything, NAN_KEY, low)
+                    thread_barrier()  # all warps have read the list of the row before
+                    length = walk(ring, row_ptr, skew, n, low, everything, k, lists, CFG)
+                    everything = length < k
                 thread_barrier()
-                if length <= LIST // 2:
-                    write_list(list_ptr, row_ptr, length, low, k, target, RL, LIST // 2, HOW)
-                else:
-                    write_list(list_ptr, row_ptr, length, low, k, target, RL, LIST, HOW)
+                keys = list_keys(lists, length, n, CFG)
+                cut, above = kth(keys, low, length, k, 0)
+                chosen, place = choose(keys, cut, above, k)
+                write(load_list(lists[0], length, CFG), chosen, place, target, HOW)
+                if mask_ptr is not None:
+                    mark(load_list(lists[0], length, CFG), chosen, target)

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from triton.runtime import driver
 from triton.runtime.errors import OutOfResources
 
 from openmla.errors import Unsupported
@@ -62,6 +63,17 @@ def counter_of_stream(device: torch.device, stream: int) -> Tensor:
     if counter is None:
         counter = _counters[device, stream] = torch.zeros(1, dtype=torch.int32, device=device)
     return counter
+
+
+def launch_counter(device: torch.device) -> Tensor:
+    """A zero from which a launch on the current stream draws its work, and which it leaves zero.
+
+    A captured graph gets its own, zeroed by the graph: it may be replayed on any stream, beside
+    anything.
+    """
+    if device.type != "cuda" or torch.cuda.is_current_stream_capturing():
+        return torch.zeros(1, dtype=torch.int32, device=device)
+    return counter_of_stream(device, driver.active.get_current_stream(device.index))
 
 
 def scale_arguments(scale: float) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from functools import lru_cache
 from typing import Any
 
 from openmla.indexer.problem import IndexProblem
+from openmla.planning.blackwell.indexer import BLACKWELL_INDEX
 from openmla.planning.choice import first_that_serves
 from openmla.planning.family import Kernel
 from openmla.planning.hopper.indexer import HOPPER_INDEX
@@ -18,7 +19,7 @@ from openmla.planning.host.indexer import CPU_INDEX, REFERENCE_INDEX
 from openmla.planning.portable.indexer import PORTABLE_INDEX
 from openmla.planning.target import Target, target_by_name
 
-INDEX_FAMILIES = (REFERENCE_INDEX, CPU_INDEX, HOPPER_INDEX, PORTABLE_INDEX)
+INDEX_FAMILIES = (REFERENCE_INDEX, CPU_INDEX, HOPPER_INDEX, BLACKWELL_INDEX, PORTABLE_INDEX)
 """Best first, as openmla.planning.registry has them."""
 
 

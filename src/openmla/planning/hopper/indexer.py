@@ -25,6 +25,7 @@ from openmla.planning.target import Target
 
 COLUMNS = 128
 """N of the product: all heads of a consumer's queries."""
+PIECE_FIELDS = 16
 SCAN_BYTES = 4  # of a warp
 GROUP = 128  # scores that a warp loads at once
 SHORT_ROW = 8192  # scores that 8 warps hold in registers
@@ -63,7 +64,7 @@ class HopperScoresConfig(HopperBlock):
         yield Wanted("Q", "q", q, align=128)
         yield Wanted("K", "k", self.stages * self.BN * DIM, align=128)
         yield Wanted("k_scale", "k", self.stages * self.BN * FP32, align=128)
-        yield Wanted("pieces", "info", self.query_stages * 4 * 4)
+        yield Wanted("pieces", "info", self.query_stages * PIECE_FIELDS * 4)
         yield from barriers(
             ("Q ready", self.query_stages), ("Q empty", self.query_stages),
             ("K ready", self.stages), ("K empty", self.stages), ("piece ready", self.query_stages),
@@ -91,8 +92,8 @@ class HopperScoresConfig(HopperBlock):
 class HopperSelectConfig(HopperBlock):
     """A block of `warps` per row at a time: see kernels' select.py.
 
-    Rows of up to `list_size` scores are cut in registers, 32 of them in each thread; longer ones are
-    first thinned out to a list of that size, `chunk` scores at a time.
+    Rows of up to `list_size` scores are cut in registers, 32 of them in each thread; longer ones
+    are first thinned out to a list of that size, `chunk` scores at a time.
     """
 
     topk: int

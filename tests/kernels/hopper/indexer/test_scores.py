@@ -9,19 +9,14 @@ import pytest
 import torch
 
 from gluon_sim import intercept
-from indexer import cases
+from indexer.score_cases import SCHEDULES, SCORE_CASES, UNWRITTEN, paged, width_of
 from openmla.aot.jobs import CompileJob, compile_job
 from openmla.aot.table import jobs_of
-from openmla.indexer.cache import quantize
-from openmla.indexer.operands import ScoresOperands, Windows
-from openmla.indexer.windows import paged_windows
+from openmla.indexer.operands import ScoresOperands
 from openmla.kernels.hopper.indexer.jobs import JOBS
 from openmla.kernels.hopper.indexer.launch import calls
 from openmla.planning.indexer import IndexPlan, index_plan
 from openmla.testing.indexer import score_problems
-
-UNWRITTEN = 12345.0
-SCHEDULES = [("early", 0), ("late", 0), ("random", 1), ("random", 2)]
 
 
 def plan_of(op: ScoresOperands, out: torch.Tensor, **changes: int) -> IndexPlan:
@@ -39,45 +34,16 @@ def run(op: ScoresOperands, width: int, chosen: IndexPlan | None = None, **optio
     return out
 
 
-def paged(q_lens: list[int], k_lens: list[int], heads: int, page_size: int) -> ScoresOperands:
-    case = cases.paged(q_lens, k_lens, heads=heads, page_size=page_size)
-    o = case.options
-    windows = paged_windows(o["cu_seqlens_q"], o["cache_lengths"], case.q.shape[0])
-    return ScoresOperands(case.q, case.weights, case.keys, windows, o["block_table"])
-
-
-def pair(starts: list[int], ends: list[int], keys: int, heads: int) -> ScoresOperands:
-    q, weights = cases.queries(len(starts), heads)
-    windows = Windows(*(torch.tensor(x, dtype=torch.int32) for x in (starts, ends)))
-    return ScoresOperands(q, weights, quantize(cases.keys(keys), "fp32"), windows)
-
-
-CASES = {
-    "causal, several pieces": pair([0] * 11, list(range(590, 601)), 600, 64),
-    "random windows": pair([3, 130, 64, 500, 20, 0, -7, 299, 300, 1],
-                           [5, 400, 64, 601, 10, 300, 128, 301, 450, 64], 600, 64),
-    "32 heads": pair([0, 70, 3] * 6, [300, 200, 299] * 6, 300, 32),
-    "128 heads": pair([0, 70, 3, 9, 0], [200, 130, 64, 199, 0], 200, 128),
-    "far window": pair([900] * 9, [1000] * 9, 1000, 64),
-    "one key": pair([0], [1], 1, 64),
-    "pages of 64": paged([5, 0, 4, 7], [300, 9, 70, 129], 64, 64),
-    "pages of 32": paged([9, 3], [100, 290], 64, 32),
-    "pages of 96, 32 heads": paged([20, 1, 2], [100, 200, 2], 32, 96),
-    "no keys": paged([3, 2], [0, 5], 64, 64),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", SCORE_CASES)
 def test_right_and_clean(name: str) -> None:
-    op = CASES[name]
-    width = op.block_table.shape[1] * op.keys.page_size if op.block_table is not None else 1000
+    op = SCORE_CASES[name]
     for schedule, seed in SCHEDULES[2:3] if name != "pages of 64" else SCHEDULES:
-        out = run(op, width, schedule=schedule, seed=seed)
+        out = run(op, width_of(op), schedule=schedule, seed=seed)
         assert score_problems(op, out, UNWRITTEN) == []
 
 
 def test_three_consumers() -> None:
-    op = CASES["pages of 64"]
+    op = SCORE_CASES["pages of 64"]
     out = torch.empty(op.q.shape[0], 320)
     got = run(op, 320, plan_of(op, out, consumers=3))
     assert score_problems(op, got, UNWRITTEN) == []
@@ -97,13 +63,13 @@ def test_bits_depend_neither_on_the_batch_nor_on_the_pieces() -> None:
 
 
 def test_a_narrow_output_cuts_rows() -> None:
-    op = CASES["causal, several pieces"]
+    op = SCORE_CASES["causal, several pieces"]
     got, whole = run(op, 100), run(op, 600)
     assert torch.equal(got, whole[:, :100])
 
 
 def test_the_counter_is_left_zero() -> None:
-    op = CASES["random windows"]
+    op = SCORE_CASES["random windows"]
     out = torch.full((10, 600), UNWRITTEN)
     (call,) = calls(plan_of(op, out), op, out)
     with intercept() as reports:
@@ -133,7 +99,7 @@ def test_compiles_as_planned(job: CompileJob) -> None:
     ],
 )
 def test_what_it_does_not_serve_is_portable(change: dict, reason: str) -> None:
-    op = CASES["pages of 64"]
+    op = SCORE_CASES["pages of 64"]
     problem = replace(op.problem(torch.zeros(16, 320)), **change)
     chosen = index_plan(problem, "h200")
     assert chosen.backend == "portable" and reason in chosen.passed_over[0]

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from triton.runtime import driver
 
 from openmla.kernels.call import (
     COUNTER,
@@ -20,7 +19,7 @@ from openmla.kernels.call import (
     Call,
     Counted,
     Sources,
-    counter_of_stream,
+    launch_counter,
     scale_arguments,
     vector,
 )
@@ -197,7 +196,7 @@ def _group(
         "cu_k_ptr": vector(op.cu_seqlens_k)[requests],  # type: ignore[index]
         "starts_ptr": None if starts is None else starts[first:stop],
         "table_ptr": None if table is None else table[first:],
-        "counter_ptr": _counter(op.q.device),
+        "counter_ptr": launch_counter(op.q.device),
         "batch": stop - first,
         "rest_q": op.q.shape[0] if stop == batch else 0,
     }
@@ -287,14 +286,3 @@ _MERGED = (
     "starts_ptr", "batch", "total_q", "total_k", "heads", "out_stride_t", "out_stride_h",
     "lse_stride_t", "lse_stride_h", "NC", "HG", "SPLIT", "SM_COUNT",
 )  # fmt: skip
-
-
-def _counter(device: torch.device) -> Tensor:
-    """A zero from which the launch draws its work, and which it leaves zero.
-
-    A captured graph gets its own, zeroed by the graph: it may be replayed on any stream, beside
-    anything.
-    """
-    if device.type != "cuda" or torch.cuda.is_current_stream_capturing():
-        return torch.zeros(1, dtype=torch.int32, device=device)
-    return counter_of_stream(device, driver.active.get_current_stream(device.index))

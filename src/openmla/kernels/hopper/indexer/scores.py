@@ -5,7 +5,7 @@
 | partition | warps | does |
 |---|---|---|
 | consumer 0 … 3 | 4 each | its 128 / HEADS queries against every block of keys |
-| producer | 1 | draws work items, loads queries, keys and scales by TMA (work_items.py) |
+| producer | 1 | draws work items, loads queries, keys and scales by TMA (index_work.py) |
 
 Keys are wgmma's M (64 rows), the heads of a consumer's queries its N = 128, the 128 columns of a
 key its K, so the sum over heads stays inside a quad of threads. Queries are divided among the
@@ -27,31 +27,19 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from openmla.kernels.gluon.barriers import barriers
-from openmla.kernels.hopper.indexer.work_items import (
+from openmla.kernels.gluon.index_work import (
     BLOCKS,
     COLUMNS,
-    FIELDS,
     KEY,
     LINE,
     QUERY,
-    WGMMA_ROWS,
-    get,
+    ROWS,
     producer,
+    window_of,
 )
+from openmla.kernels.gluon.work_ring import FIELDS, get
 
-
-@gluon.jit
-def window_of(windows, query, line, total_q, columns, PAGE: gl.constexpr):
-    """A query's first key and the one after its last; empty if it is not of the piece."""
-    starts_ptr, ends_ptr, sequences_ptr, _ = windows
-    live = query < total_q
-    low = gl.load(starts_ptr + query, mask=live, other=0)
-    high = gl.load(ends_ptr + query, mask=live, other=0)
-    high = gl.minimum(high, columns)
-    if PAGE > 0:
-        own = gl.load(sequences_ptr + query, mask=live, other=-1) == line
-        high = gl.where(own, high, 0)
-    return gl.maximum(low, 0), high
+WARPS = gl.constexpr(4)  # of a consumer
 
 
 @gluon.jit
@@ -72,9 +60,9 @@ def finish(S, weights, scale, row_ptr, stride, key, whole, windows, QUERIES: gl.
 
     x + |x| is 2 relu(x) at the full rate of FADD; the half is in `weights`.
     """
-    keys = key + gl.arange(0, WGMMA_ROWS, gl.SliceLayout(1, S.type.layout))
+    keys = key + gl.arange(0, ROWS, gl.SliceLayout(1, S.type.layout))
     S = (S + gl.abs(S)) * weights[None, :]
-    sums = gl.sum(S.reshape([WGMMA_ROWS, QUERIES, COLUMNS // QUERIES]), 2)
+    sums = gl.sum(S.reshape([ROWS, QUERIES, COLUMNS // QUERIES]), 2)
     if QUERIES == 1:
         store_row(gl.sum(sums, 1), scale, row_ptr, keys, whole, windows[0])
     elif QUERIES == 2:
@@ -82,7 +70,7 @@ def finish(S, weights, scale, row_ptr, stride, key, whole, windows, QUERIES: gl.
         store_row(a, scale, row_ptr, keys, whole, windows[0])
         store_row(b, scale, row_ptr + stride, keys, whole, windows[1])
     else:
-        even, odd = gl.split(sums.reshape([WGMMA_ROWS, 2, 2]))
+        even, odd = gl.split(sums.reshape([ROWS, 2, 2]))
         a, c = gl.split(even)
         b, d = gl.split(odd)
         store_row(a, scale, row_ptr, keys, whole, windows[0])
@@ -104,7 +92,7 @@ def consumer(
     BN: gl.constexpr = CFG[1]
     ST: gl.constexpr = CFG[2]
     QS: gl.constexpr = CFG[3]
-    SUB: gl.constexpr = BN // WGMMA_ROWS
+    SUB: gl.constexpr = BN // ROWS
     QUERIES: gl.constexpr = COLUMNS // HEADS
     SL: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 128, 32])
     RL: gl.constexpr = gl.SliceLayout(1, SL)
@@ -112,12 +100,12 @@ def consumer(
     turn = gl.program_id(0) * 0
     it = turn
     mbarrier.wait(t_ready.index(0), 0)
-    blocks = get(info, turn, BLOCKS)
+    blocks = get(info, turn, BLOCKS, WARPS)
     while blocks > 0:
         slot = turn % QS
-        query = get(info, slot, QUERY) + WHO * QUERIES
-        first = get(info, slot, KEY)
-        line = get(info, slot, LINE)
+        query = get(info, slot, QUERY, WARPS) + WHO * QUERIES
+        first = get(info, slot, KEY, WARPS)
+        line = get(info, slot, LINE, WARPS)
         token = query + column // HEADS
         at = weights_ptr + token.to(gl.int64) * weights_stride + column % HEADS
         weights = gl.load(at, mask=token < total_q, other=0.0) * 0.5
@@ -139,7 +127,7 @@ def consumer(
         row_ptr = out_ptr + query.to(gl.int64) * out_stride
         mbarrier.wait(q_ready.index(slot), (turn // QS) & 1)
         q = q_smem.index(slot * NC + WHO).permute((1, 0))
-        zero = gl.zeros([WGMMA_ROWS, COLUMNS], gl.float32, SL)
+        zero = gl.zeros([ROWS, COLUMNS], gl.float32, SL)
         for c in range(0, blocks):
             stage = it % ST
             key = first + c * BN
@@ -153,14 +141,14 @@ def consumer(
                 if j == SUB - 1:
                     mbarrier.arrive(k_empty.index(stage), count=1)
                 finish(
-                    S, weights, scale, row_ptr, out_stride, key + j * WGMMA_ROWS, whole,
+                    S, weights, scale, row_ptr, out_stride, key + j * ROWS, whole,
                     (w0, w1, w2, w3), QUERIES,
                 )  # fmt: skip
             it += 1
         mbarrier.arrive(q_empty.index(slot), count=1)
         turn += 1
         mbarrier.wait(t_ready.index(turn % QS), (turn // QS) & 1)
-        blocks = get(info, turn % QS, BLOCKS)
+        blocks = get(info, turn % QS, BLOCKS, WARPS)
 
 
 COUNTS = ["total_q", "columns", "chunks", "weights_stride", "table_stride"]
@@ -198,11 +186,11 @@ def scores_kernel(  # noqa: PLR0913
     """CFG: consumers (3 or 4), keys per stage, key stages, query stages, keys per piece. REGISTERS:
     of a consumer, of the producer. LAYOUT: of tiles of rows of 128 bytes."""
     NC: gl.constexpr = CFG[0]
-    STAGES: gl.constexpr = CFG[2] * CFG[1] // WGMMA_ROWS
+    STAGES: gl.constexpr = CFG[2] * CFG[1] // ROWS
     LINEAR: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, order=[0])
     q_smem = gl.allocate_shared_memory(q_desc.dtype, [CFG[3] * NC, COLUMNS, COLUMNS], LAYOUT)
-    k_smem = gl.allocate_shared_memory(k_desc.dtype, [STAGES, WGMMA_ROWS, COLUMNS], LAYOUT)
-    s_smem = gl.allocate_shared_memory(gl.float32, [STAGES, WGMMA_ROWS], LINEAR)
+    k_smem = gl.allocate_shared_memory(k_desc.dtype, [STAGES, ROWS, COLUMNS], LAYOUT)
+    s_smem = gl.allocate_shared_memory(gl.float32, [STAGES, ROWS], LINEAR)
     info = gl.allocate_shared_memory(gl.int32, [CFG[3] * FIELDS, 1], LINEAR)
     bars = (
         barriers(CFG[3], 1), barriers(CFG[3], NC), barriers(CFG[2], 1), barriers(CFG[2], NC),

@@ -19,7 +19,6 @@ the same on every rank.
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 
 from openmla.kernels.gluon.compat import cp_async, thread_barrier

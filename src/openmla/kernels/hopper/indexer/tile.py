@@ -67,7 +67,7 @@ def greatest(x):
 
 @gluon.jit
 def over_lanes(x, WARPS: gl.constexpr):
-    """Sums of [WARPS, 32] over the lanes before. Triton scans blocked layouts: give it that name."""
+    """Sums of [WARPS, 32] over the lanes before. Triton scans only what it calls blocked."""
     L: gl.constexpr = gl.BlockedLayout([1, 1], [1, 32], [WARPS, 1], [1, 0])
     upto = gl.associative_scan(gl.convert_layout(x, L, assert_trivial=True), 1, plus)
     return gl.convert_layout(upto, x.type.layout, assert_trivial=True) - x
@@ -96,8 +96,8 @@ def over_warps(x, WARPS: gl.constexpr):
 def places(hit):
     """How many hits come before each element, and how many there are.
 
-    The counts of a thread's vectors are packed, 8 bits each (a warp has 128 hits at most in one), so
-    that R scans over the lanes are one.
+    The counts of a thread's vectors are packed, 8 bits each (a warp has at most 128 hits in one):
+    R scans over the lanes are one.
     """
     LT: gl.constexpr = hit.type.layout
     L3: gl.constexpr = gl.SliceLayout(3, LT)

@@ -1,4 +1,6 @@
-"""Pieces of work of the scores kernel: a block of queries and a range of keys, and their loads.
+"""Pieces of work of the indexer's scores: a block of queries and a range of keys, and their loads.
+
+Hopper and Blackwell share this: both load by TMA.
 
 One warp draws numbers from a counter, works out what they stand for, and loads it by TMA:
 
@@ -10,6 +12,9 @@ One warp draws numbers from a counter, works out what they stand for, and loads 
 What a piece is goes through a ring of QS slots in shared memory, FIELDS numbers each. Keys go
 through a ring of ST stages of BN keys with their scales, which all consumers share. The counter is
 0 between launches: whoever draws the last number puts it back.
+
+CFG: query tiles (128 / HEADS queries each), keys per stage, key stages, query stages, keys of a
+piece.
 """
 
 from triton.experimental import gluon
@@ -17,42 +22,15 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from openmla.kernels.gluon.compat import reinterpret, tma_load
+from openmla.kernels.gluon.work_ring import draw, put
 
-FIELDS = gl.constexpr(4)
 QUERY = gl.constexpr(0)  # the block's first query
 KEY = gl.constexpr(1)  # the first key, a multiple of 64
 BLOCKS = gl.constexpr(2)  # blocks of BN keys; 0: no more work
 LINE = gl.constexpr(3)  # the sequence; queries of others are not in the piece
-WGMMA_ROWS = gl.constexpr(64)
+ROWS = gl.constexpr(64)  # keys of a tile in shared memory
 COLUMNS = gl.constexpr(128)  # heads of all queries of one product; also bytes of a key
 FAR = gl.constexpr(0x7FFFFFFF)
-# One atomic add per warp, its result given to every lane.
-DRAW = gl.constexpr(
-    "{ .reg .pred p; .reg .b32 t; mov.u32 t, %laneid; setp.eq.u32 p, t, 0; mov.b32 t, 0; "
-    "@p atom.global.add.u32 t, [$1], 1; shfl.sync.idx.b32 $0, t, 0, 31, -1; }"
-)
-
-
-@gluon.jit
-def draw(counter):
-    """The next number of the launch."""
-    return gl.inline_asm_elementwise(
-        DRAW, "=r,l,~{memory}", [counter], dtype=gl.int32, is_pure=False, pack=1
-    )
-
-
-@gluon.jit
-def put(info, slot, FIELD: gl.constexpr, value):
-    """Write one field; by the producer's one warp."""
-    ONE: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
-    info.index(slot * FIELDS + FIELD).store(gl.full([1], 0, gl.int32, ONE) + value)
-
-
-@gluon.jit
-def get(info, slot, FIELD: gl.constexpr):
-    """Read one field in a consumer."""
-    ONE: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
-    return gl.max(info.index(slot * FIELDS + FIELD).load(ONE), 0)
 
 
 @gluon.jit
@@ -63,16 +41,16 @@ def load_keys(descs, table, key, last, barrier, k_tile, s_tile, PAGE: gl.constex
     K_LAYOUT: gl.constexpr = k_desc.layout
     S_BOX: gl.constexpr = s_desc.block_shape
     S_LAYOUT: gl.constexpr = s_desc.layout
-    ROWS: gl.constexpr = K_BOX[1]
-    for i in gl.static_range(WGMMA_ROWS // ROWS):
-        at = key + i * ROWS
+    BOX: gl.constexpr = K_BOX[1]
+    for i in gl.static_range(ROWS // BOX):
+        at = key + i * BOX
         page = at * 0
         if PAGE > 0:
             page = gl.load(table + gl.minimum(at, last - 1) // PAGE)
             at = at % PAGE
-        box = reinterpret(k_tile.slice(i * ROWS, ROWS), k_desc.dtype, K_BOX, K_LAYOUT)
+        box = reinterpret(k_tile.slice(i * BOX, BOX), k_desc.dtype, K_BOX, K_LAYOUT)
         tma_load(k_desc, [page, at, 0], barrier, box)
-        line = reinterpret(s_tile.slice(i * ROWS, ROWS), s_desc.dtype, S_BOX, S_LAYOUT)
+        line = reinterpret(s_tile.slice(i * BOX, BOX), s_desc.dtype, S_BOX, S_LAYOUT)
         tma_load(s_desc, [page, at], barrier, line)
 
 
@@ -90,7 +68,7 @@ def load_piece(
     BN: gl.constexpr = CFG[1]
     ST: gl.constexpr = CFG[2]
     QS: gl.constexpr = CFG[3]
-    SUB: gl.constexpr = BN // WGMMA_ROWS
+    SUB: gl.constexpr = BN // ROWS
     Q_BOX: gl.constexpr = q_desc.block_shape
     Q_LAYOUT: gl.constexpr = q_desc.layout
     blocks = (gl.minimum(last - key, CFG[4]) + BN - 1) // BN
@@ -107,7 +85,7 @@ def load_piece(
         mbarrier.expect(k_ready.index(stage), BN * (COLUMNS + 4))
         for j in gl.static_range(SUB):
             load_keys(
-                (k_desc, s_desc), table, key + c * BN + j * WGMMA_ROWS, last, k_ready.index(stage),
+                (k_desc, s_desc), table, key + c * BN + j * ROWS, last, k_ready.index(stage),
                 k_smem.index(stage * SUB + j), s_smem.index(stage * SUB + j), PAGE,
             )  # fmt: skip
         if c == 0:
@@ -153,7 +131,7 @@ def producer(
                 line = gl.min(gl.where(live > 0, lines, FAR), 0)
                 mine = (live > 0) & (lines == line)
                 live = gl.where(lines == line, 0, live)
-                first = gl.min(gl.where(mine, start, FAR), 0) // WGMMA_ROWS * WGMMA_ROWS
+                first = gl.min(gl.where(mine, start, FAR), 0) // ROWS * ROWS
                 last = gl.max(gl.where(mine, end, 0), 0)
                 key = first + x % chunks * CHUNK
                 if key < last:
@@ -163,7 +141,7 @@ def producer(
                         descs, smem, bars, entries, piece, turn, it, CFG, HEADS, PAGE
                     )
         else:
-            first = gl.min(gl.where(live > 0, start, FAR), 0) // WGMMA_ROWS * WGMMA_ROWS
+            first = gl.min(gl.where(live > 0, start, FAR), 0) // ROWS * ROWS
             last = gl.max(gl.where(live > 0, end, 0), 0)
             if last > 0:
                 key = first + x % chunks * CHUNK
@@ -185,3 +163,17 @@ def producer(
 def info_of(smem):
     """The ring of work items."""
     return smem[0]
+
+
+@gluon.jit
+def window_of(windows, query, line, total_q, columns, PAGE: gl.constexpr):
+    """A query's first key and the one after its last; empty if it is not of the piece."""
+    starts_ptr, ends_ptr, sequences_ptr, _ = windows
+    live = query < total_q
+    low = gl.load(starts_ptr + query, mask=live, other=0)
+    high = gl.load(ends_ptr + query, mask=live, other=0)
+    high = gl.minimum(high, columns)
+    if PAGE > 0:
+        own = gl.load(sequences_ptr + query, mask=live, other=-1) == line
+        high = gl.where(own, high, 0)
+    return gl.maximum(low, 0), high

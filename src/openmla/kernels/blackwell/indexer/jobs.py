@@ -1,0 +1,26 @@
+"""What the indexer's scores on Blackwell are compiled for without a GPU."""
+
+from __future__ import annotations
+
+from openmla.indexer.problem import IndexProblem
+from openmla.kernels.call import Call
+from openmla.kernels.jobs import Jobs, Predicted
+from openmla.planning.blackwell.units import TMEM_COLS
+from openmla.planning.indexer import IndexPlan
+
+PROBLEMS = {
+    f"{heads} heads{f' pages of {page}' if page else ''}": IndexProblem(
+        form="scores", heads=heads, page_size=page, total_q=16, width=4096
+    )
+    for heads in (32, 64, 128)
+    for page in (0, 64)
+}
+AT_LAUNCH = 168  # registers of a thread: 12 warps share 65536
+
+
+def predicted(plan: IndexPlan, _: Call) -> Predicted:
+    """All of tensor memory: four products."""
+    return Predicted(shared=plan.config.smem_used, tmem=TMEM_COLS, registers=AT_LAUNCH)
+
+
+JOBS = Jobs(chip="b200", problems=PROBLEMS, predicted=predicted)

@@ -1,0 +1,71 @@
+"""What the scores kernels of Hopper and Blackwell are called with: descriptors, vectors, counts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+from openmla.indexer.cache import IndexCache
+from openmla.indexer.operands import ScoresOperands
+from openmla.indexer.problem import DIM
+from openmla.kernels.call import launch_counter, vector
+from openmla.kernels.gluon.descriptors import tile_layout
+
+LINE = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=2)
+
+
+def scores_arguments(op: ScoresOperands, out: Tensor, box_rows: int, chunk: int) -> dict[str, Any]:
+    """All but what a plan decides. box_rows: keys of one copy; chunk: keys of a piece of work."""
+    windows, columns, q = op.windows, op.columns(out), op.q
+    total_q, heads, _ = q.shape
+    weights = op.weights if op.weights.stride(1) == 1 else op.weights.contiguous()
+    table = vector(op.block_table)
+    box, layout = [DIM // heads, heads, DIM], tile_layout(DIM, 3, element=1)
+    return {
+        "q_desc": TensorDescriptor(q, list(q.shape), list(q.stride()), box, layout),
+        **_keys(op, box_rows),
+        "weights_ptr": weights,
+        "starts_ptr": vector(windows.starts),
+        "ends_ptr": vector(windows.ends),
+        "sequences_ptr": windows.sequences,
+        "longest_ptr": windows.longest,
+        "table_ptr": table,
+        "out_ptr": out,
+        "counter_ptr": launch_counter(q.device),
+        "total_q": total_q,
+        "columns": columns,
+        "chunks": -(-columns // chunk),
+        "weights_stride": weights.stride(0),
+        "table_stride": 0 if table is None else table.shape[1],
+        "out_stride": out.stride(0),
+        "HEADS": heads,
+        "PAGE": op.keys.page_size if isinstance(op.keys, IndexCache) else 0,
+        "LAYOUT": tile_layout(DIM, 2, element=1),
+    }
+
+
+def _keys(op: ScoresOperands, box_rows: int) -> dict[str, Any]:
+    """Descriptors of values and scales, as pages; contiguous keys are one page."""
+    if isinstance(op.keys, IndexCache):
+        values, scales = op.keys.values_view, op.keys.scales_view
+        strides = list(values.stride()), list(scales.stride())
+    else:
+        values, scales = op.keys[0][None], _aligned(op.keys[1])[None]
+        rows = -(-values.shape[1] // 4) * 4  # of the one page: its stride is never used
+        strides = [rows * values.stride(1), values.stride(1), 1], [rows, 1]
+    boxes = [1, box_rows, DIM], [1, box_rows]
+    layout = tile_layout(DIM, 3, element=1)
+    return {
+        "k_desc": TensorDescriptor(values, list(values.shape), strides[0], boxes[0], layout),
+        "s_desc": TensorDescriptor(scales, list(scales.shape), strides[1], boxes[1], LINE),
+    }
+
+
+def _aligned(x: Tensor) -> Tensor:
+    """A vector that TMA can read: contiguous, at a multiple of 16 bytes."""
+    fits = x.is_contiguous() and x.data_ptr() % 16 == 0
+    return x if fits else x.clone(memory_format=torch.contiguous_format)

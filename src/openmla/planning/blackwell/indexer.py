@@ -1,0 +1,112 @@
+"""Blackwell's plan of the indexer's scores: a Gluon kernel for sm_100."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+from openmla.indexer.problem import DIM, IndexProblem
+from openmla.planning.arithmetic import Limited, Part
+from openmla.planning.blackwell.units import MBAR_BYTES, SMEM_CARVEOUT, TMEM_COLS
+from openmla.planning.family import Family, Kernel
+from openmla.planning.memory import MemoryMap, Wanted, lay_out
+from openmla.planning.serves import ALIGNED, ANY, OneOf, Range, Serves
+from openmla.planning.target import Target
+
+COLUMNS = 128
+"""N of a product: all heads of a tile's queries."""
+PART = 32  # of them are in registers at a time
+FP32 = 4
+BOX_STEP = 32  # rows: a copy of fp32 scales begins at a multiple of 128 bytes of shared memory
+LARGEST_BOX = 64  # keys of one copy
+PIECE_FIELDS = 16
+
+
+@dataclass(frozen=True)
+class BlackwellScoresConfig(Limited):
+    """Four tiles of 128 / heads queries against blocks of 128 keys: see kernels' scores.py."""
+
+    heads: int
+    page_size: int
+    sm_count: int
+    tiles: int = TMEM_COLS // COLUMNS
+    BN: int = 128
+    stages: int = 4
+    query_stages: int = 2
+    chunk: int = 2048
+    """Keys of a piece of work, as on Hopper."""
+    registers: tuple[int, int, int] = (192, 24, 24)
+    """Of the second partition of sums, of the one that multiplies, of the producer."""
+
+    # Keys of one copy: no box crosses a page.
+    box_rows = cached_property[int](
+        lambda c: math.gcd(c.page_size, LARGEST_BOX) if c.page_size else LARGEST_BOX
+    )
+    # Queries of a block: a key is read once for all of them.
+    block_queries = cached_property[int](lambda c: c.tiles * (COLUMNS // c.heads))
+
+    @cached_property
+    def smem_map(self) -> MemoryMap:
+        """Byte offsets of every buffer."""
+        return lay_out(self._buffers(), SMEM_CARVEOUT)
+
+    smem_used = Part[int]("smem_map.used")
+
+    def _buffers(self) -> Iterator[Wanted]:
+        queries, keys = self.query_stages * self.tiles * COLUMNS, self.stages * self.BN
+        yield Wanted("Q", "q", queries * DIM, align=128)
+        yield Wanted("K", "k", keys * DIM, align=128)
+        yield Wanted("k_scale", "k", keys * FP32, align=128)
+        yield Wanted("weights", "q", self.tiles * COLUMNS * FP32)
+        yield Wanted("pieces", "info", self.query_stages * PIECE_FIELDS * 4)
+        counts = (self.query_stages, self.query_stages, self.stages, self.stages,
+                  self.query_stages, self.tiles, self.tiles)  # fmt: skip
+        for number, count in enumerate(counts):
+            yield Wanted(f"barriers {number}", "barriers", count * MBAR_BYTES)
+        # What partitions are called with goes through shared memory, with a byte for every warp.
+        yield Wanted("arguments", "scratch", 320 if self.page_size else 304, align=8)
+        yield Wanted("warp states", "scratch", 8, align=1)
+
+    def _broken_limits(self) -> Iterator[str]:
+        over = self.smem_used - SMEM_CARVEOUT
+        if over > 0:
+            yield f"{self.smem_used} bytes of shared memory, {over} more than {SMEM_CARVEOUT}"
+
+    def explain(self) -> list[str]:
+        """What the numbers mean."""
+        queries = COLUMNS // self.heads
+        return [
+            f"{self.tiles} tiles x {queries} queries x {self.heads} heads = N {COLUMNS}, "
+            f"blocks of {self.BN} keys, {self.stages} stages",
+            f"pieces of {self.block_queries} queries x {self.chunk} keys, drawn by "
+            f"{self.sm_count} blocks",
+        ]
+
+
+def _scores(problem: IndexProblem, target: Target) -> BlackwellScoresConfig:
+    return BlackwellScoresConfig(problem.heads, problem.page_size, target.sm_count)
+
+
+BLACKWELL_INDEX = Family(
+    name="blackwell",
+    archs=("sm_100",),
+    kernels=(
+        Kernel(
+            serves=Serves(
+                {
+                    "form": OneOf("scores"),
+                    "heads": OneOf(32, 64, 128),
+                    "page_size": Range(0, 1024, BOX_STEP),
+                    "total_q": ANY,
+                    "width": ANY,
+                    "aligned_16": ALIGNED,
+                }
+            ),
+            config=BlackwellScoresConfig,
+            choose=_scores,
+            launcher="openmla.kernels.blackwell.indexer.launch",
+        ),
+    ),
+)

@@ -12,6 +12,7 @@ from typing import Any
 
 from openmla.indexer.problem import IndexProblem
 from openmla.planning.blackwell.indexer import BLACKWELL_INDEX
+from openmla.planning.cdna4.indexer import CDNA4_INDEX
 from openmla.planning.choice import first_that_serves
 from openmla.planning.family import Kernel
 from openmla.planning.hopper.indexer import HOPPER_INDEX
@@ -19,7 +20,9 @@ from openmla.planning.host.indexer import CPU_INDEX, REFERENCE_INDEX
 from openmla.planning.portable.indexer import PORTABLE_INDEX
 from openmla.planning.target import Target, target_by_name
 
-INDEX_FAMILIES = (REFERENCE_INDEX, CPU_INDEX, HOPPER_INDEX, BLACKWELL_INDEX, PORTABLE_INDEX)
+INDEX_FAMILIES = (
+    REFERENCE_INDEX, CPU_INDEX, HOPPER_INDEX, BLACKWELL_INDEX, CDNA4_INDEX, PORTABLE_INDEX,
+)  # fmt: skip
 """Best first, as openmla.planning.registry has them."""
 
 

@@ -103,7 +103,7 @@ class HopperSelectConfig(HopperBlock):
     chunk_vectors: int = 4
     """Vectors of four scores in a thread: their counts are packed into one word."""
     list_vectors: int = 8
-    stages: int = 4
+    stages: int = 3
     """Chunks of the ring: all but one are being loaded."""
     max_registers: int = 128
 

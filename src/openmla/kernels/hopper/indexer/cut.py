@@ -5,10 +5,13 @@ answer, and counts how many keys are at least some key inside it. Which one:
 
 | step | key | because |
 |---|---|---|
-| first | 0, and then 1 | a plateau of zeros is what relu leaves |
-| 3 of 4 | by interpolation between the scores at the ends | about 9 steps for random scores |
-| each fourth | half way between the ends | ends any case, in 4 x 32 steps |
-| from the 8th on, every second | one above the least key there is | ties anywhere: they end it |
+| usually | by interpolation between the scores at the ends | 8 to 10 steps for random scores |
+| from the 8th on, every second | one above the least key there is | ties: they end it at once |
+| from the 16th on, every fourth | half way between the ends | ends any case, in 4 x 32 steps |
+
+An end that two steps in a row left where it was counts half as much in the next interpolation (the
+Illinois rule): else the other end would crawl, 48 steps instead of 9 for the top 2 % of a normal
+distribution.
 """
 
 from triton.experimental import gluon
@@ -20,7 +23,8 @@ NOTHING = gl.constexpr(-(2**31))  # the key of a place that holds no score
 NAN_KEY = gl.constexpr(1 - 2**31)
 MINUS_INF_KEY = gl.constexpr(-2139095041)
 HIGHEST = gl.constexpr(2**31 - 1)
-PATIENCE = gl.constexpr(8)  # steps before ties are looked for
+TIES = gl.constexpr(8)  # steps before ties are looked for
+HALVES = gl.constexpr(16)  # steps before the interval is halved
 
 
 @gluon.jit
@@ -48,22 +52,29 @@ def kth(keys, low, above, rank, slack):
     hi = greatest(keys)
     at_lo = rank * 0 + above  # keys >= lo
     over_hi = rank * 0  # keys > hi
+    target = rank.to(gl.float32) + 0.5 * slack + 0.5
+    weight_lo = target * 0.0 + 1.0
+    weight_hi = weight_lo
+    moved = rank * 0  # by the step before: 1 lo, -1 hi
     step = rank * 0
     while (lo < hi) & (at_lo > rank + slack):
-        if (step >= PATIENCE) & ((step & 1) == 0):
+        if (step >= TIES) & ((step & 1) == 0):
             lo = least(gl.where(keys >= lo, keys, HIGHEST))
             key = lo + 1
         else:
+            from_lo = (at_lo.to(gl.float32) - target) * weight_lo
+            from_hi = (target - over_hi.to(gl.float32)) * weight_hi
             f = score_of(lo)
-            part = (at_lo - rank).to(gl.float32) / (at_lo - over_hi).to(gl.float32)
-            guess = f + (score_of(hi) - f) * part
+            guess = f + (score_of(hi) - f) * (from_lo / (from_lo + from_hi))
             near = gl.minimum(gl.maximum(key_of(guess), lo + 1), hi)
             half = (lo | hi) - ((lo ^ hi) >> 1)
-            key = gl.where((guess == guess) & ((step & 3) != 3), near, half)
-            key = gl.where((step == 0) & (lo < 0) & (hi >= 0), 0, key)
-            key = gl.where((step == 1) & (lo == 0), 1, key)
+            stuck = (step >= HALVES) & ((step & 3) == 3)
+            key = gl.where((guess == guess) & (stuck == 0), near, half)
         count = total((keys >= key).to(gl.int32))
         enough = count >= rank
+        weight_lo = gl.where(enough | (moved >= 0), 1.0, 0.5 * weight_lo)
+        weight_hi = gl.where(enough & (moved > 0), 0.5 * weight_hi, 1.0)
+        moved = gl.where(enough, 1, -1)
         lo = gl.where(enough, key, lo)
         at_lo = gl.where(enough, count, at_lo)
         hi = gl.where(enough, hi, key - 1)

@@ -44,14 +44,6 @@ from openmla.kernels.hopper.indexer.tile import (
 
 
 @gluon.jit
-def opaque(x):
-    """A number the compiler cannot see through: what is made of it is made where it is used."""
-    return gl.inline_asm_elementwise(
-        "mov.b32 $0, $1;", "=r,r", [x], dtype=gl.float32, is_pure=False, pack=1
-    )
-
-
-@gluon.jit
 def load_tile(row_ptr, first, end, CFG: gl.constexpr, R: gl.constexpr):
     """Scores of a row from a multiple of four on; vectors past the end are -inf."""
     number, v = vectors(CFG[0], R)
@@ -109,6 +101,13 @@ def inside(x, first, n, CFG: gl.constexpr):
 
 
 @gluon.jit
+def passes(x, low, everything):
+    """Which scores are listed. Compared again where it is needed: there are only 7 predicates to
+    keep them in, so the compiler must not see that it has been done before."""
+    return (x > score_of(low + opaque_zero())) | everything
+
+
+@gluon.jit
 def walk(ring, row_ptr, skew, n, low, everything, k, lists, CFG: gl.constexpr):
     """One pass over a row: lists scores above the key `low`, or everything. Returns how many.
 
@@ -121,7 +120,6 @@ def walk(ring, row_ptr, skew, n, low, everything, k, lists, CFG: gl.constexpr):
     AHEAD: gl.constexpr = CFG[3] - 1
     end = n + skew
     chunks = (end + CHUNK - 1) // CHUNK
-    pivot = score_of(low)
     length = n * 0
     for c in gl.static_range(AHEAD):
         fetch(ring, row_ptr, c, end, CFG)
@@ -130,20 +128,18 @@ def walk(ring, row_ptr, skew, n, low, everything, k, lists, CFG: gl.constexpr):
         x = ring.index(c % CFG[3]).load(LT)
         if (c == 0) | (c == chunks - 1):
             x = inside(x, c * CHUNK - skew, n, CFG)
-        place, count = places((x > pivot) | everything)
+        place, count = places(passes(x, low, everything))
         if length + count > LIST:
             low = shrink(lists, length, low, n, k, CFG)
-            pivot = score_of(low)
             everything = low == NAN_KEY
             length = k + length * 0
             x = inside(ring.index(c % CFG[3]).load(LT), c * CHUNK - skew, n, CFG)
-            place, count = places((x > pivot) | everything)
-        # Compared again rather than kept: there are 7 predicates.
-        hit = (x > opaque(pivot)) | everything
+            place, count = places(passes(x, low, everything))
         number, v = vectors(CFG[0], R)
-        gl.store(lists[0] + length + place, number * VECTOR + (c * CHUNK - skew) + v, mask=hit)
-        hit = (x > opaque(pivot)) | everything
-        gl.store(lists[1] + length + place, x.to(gl.int32, bitcast=True), mask=hit)
+        position = number * VECTOR + (c * CHUNK - skew) + v
+        bits = x.to(gl.int32, bitcast=True)
+        gl.store(lists[0] + length + place, position, mask=passes(x, low, everything))
+        gl.store(lists[1] + length + place, bits, mask=passes(x, low, everything))
         length += count
         # The sums met all warps: the chunk before this one has been read by all of them.
         fetch(ring, row_ptr, c + AHEAD, end, CFG)
@@ -172,33 +168,6 @@ def sample_pivot(row_ptr, end, k, CFG: gl.constexpr):
 
 
 @gluon.jit
-def shown(position, chosen, target, HOW: gl.constexpr):
-    """Positions as physical rows (-1 where the table ends), as columns, or as they are."""
-    _, _, _, start, entries, pages = target
-    PAGE: gl.constexpr = HOW[0]
-    if PAGE > 0:
-        entry = position // PAGE
-        page = gl.load(entries + entry, mask=chosen & (entry < pages), other=0)
-        position = gl.where(entry < pages, page * PAGE + position % PAGE, -1)
-    elif HOW[1]:
-        position = position + start
-    return position
-
-
-@gluon.jit
-def write(position, chosen, place, target, HOW: gl.constexpr):
-    """The chosen positions, each to its place."""
-    gl.store(target[0] + place, shown(position, chosen, target, HOW), mask=chosen)
-
-
-@gluon.jit
-def mark(position, chosen, target):
-    """The bits of the chosen positions; which of them comes first does not matter."""
-    bit = gl.full_like(position, 1) << (position & 31)
-    gl.atomic_or(target[1] + (position >> 5), bit, mask=chosen, sem="relaxed")
-
-
-@gluon.jit
 def tile_positions(skew, CFG: gl.constexpr):
     """Positions of a row that is loaded whole."""
     number, v = vectors(CFG[0], CFG[2])
@@ -206,31 +175,64 @@ def tile_positions(skew, CFG: gl.constexpr):
 
 
 @gluon.jit
+def line_of(CFG: gl.constexpr):
+    """0, 1, …: places of a row that is written from the first to the last, four in a thread."""
+    return gl.arange(0, CFG[0] * GROUP, gl.BlockedLayout([VECTOR], [32], [CFG[0]], [0]))
+
+
+@gluon.jit
+def shown(position, wanted, target, HOW: gl.constexpr):
+    """Positions as physical rows (-1 where the table ends), as columns, or as they are."""
+    _, _, _, start, entries, pages = target
+    PAGE: gl.constexpr = HOW[0]
+    if PAGE > 0:
+        entry = position // PAGE
+        page = gl.load(entries + entry, mask=wanted & (entry < pages), other=0)
+        position = gl.where(entry < pages, page * PAGE + position % PAGE, -1)
+    elif HOW[1]:
+        position = position + start
+    return position
+
+
+@gluon.jit
+def finish(k, target, CFG: gl.constexpr, HOW: gl.constexpr):
+    """The row holds k positions: set their bits, and write what they shall be shown as."""
+    out_row, mask_row, words, _, _, _ = target
+    if HOW[2]:
+        clear(mask_row, words, CFG)
+    if HOW[0] > 0 or HOW[1] or HOW[2]:
+        thread_barrier()
+        for f in range(0, k, CFG[0] * GROUP):
+            index = f + line_of(CFG)
+            position = gl.load(out_row + index, mask=index < k, other=0)
+            gl.store(out_row + index, shown(position, index < k, target, HOW), mask=index < k)
+            if HOW[2]:
+                bit = gl.full_like(position, 1) << (position & 31)
+                gl.atomic_or(mask_row + (position >> 5), bit, mask=index < k, sem="relaxed")
+
+
+@gluon.jit
 def write_all(n, k, target, CFG: gl.constexpr, HOW: gl.constexpr):
     """A row of at most k scores: every position, then -1."""
     out_row, mask_row, words, _, _, _ = target
-    SIZE: gl.constexpr = CFG[0] * 128
-    index = gl.arange(0, SIZE, gl.BlockedLayout([4], [32], [CFG[0]], [0]))
-    for f in range(0, k, SIZE):
-        position = f + index
+    for f in range(0, k, CFG[0] * GROUP):
+        position = f + line_of(CFG)
         row = shown(position, position < n, target, HOW)
         gl.store(out_row + position, gl.where(position < n, row, -1), mask=position < k)
     if HOW[2]:
-        for f in range(0, words, SIZE):
-            left = gl.minimum(gl.maximum(n - 32 * (f + index), 0), 32)
+        for f in range(0, words, CFG[0] * GROUP):
+            word = f + line_of(CFG)
+            left = gl.minimum(gl.maximum(n - 32 * word, 0), 32)
             bits = gl.where(left == 32, -1, (gl.full_like(left, 1) << (left & 31)) - 1)
-            gl.store(mask_row + f + index, bits, mask=f + index < words)
+            gl.store(mask_row + word, bits, mask=word < words)
 
 
 @gluon.jit
 def clear(mask_row, words, CFG: gl.constexpr):
-    """No bit set; all warps see it."""
-    SIZE: gl.constexpr = CFG[0] * 128
-    index = gl.arange(0, SIZE, gl.BlockedLayout([4], [32], [CFG[0]], [0]))
-    thread_barrier()
-    for f in range(0, words, SIZE):
-        gl.store(mask_row + f + index, index * 0, mask=f + index < words)
-    thread_barrier()
+    """No bit set; what comes after the next barrier sees it."""
+    for f in range(0, words, CFG[0] * GROUP):
+        word = f + line_of(CFG)
+        gl.store(mask_row + word, word * 0, mask=word < words)
 
 
 COUNTS = ["rows", "width", "k", "words", "pages", "stride", "out_stride", "table_stride"]
@@ -291,8 +293,6 @@ def select_kernel(  # noqa: PLR0913
         if n <= k:
             write_all(n, k, target, CFG, HOW)
         else:
-            if mask_ptr is not None:
-                clear(mask_row, words, CFG)
             skew = start % VECTOR
             row_ptr = scores_ptr + (wide_row * stride + start // VECTOR) * VECTOR
             if n + skew <= LIST:
@@ -302,10 +302,8 @@ def select_kernel(  # noqa: PLR0913
                 low = least(gl.where(keys > NOTHING, keys, HIGHEST))
                 cut, above = kth(keys, low, n, k, 0)
                 chosen, place = choose(keys, cut, above, k)
-                # Computed again, here and below: there are no registers to keep them.
-                write(tile_positions(skew, CFG), chosen, place, target, HOW)
-                if mask_ptr is not None:
-                    mark(tile_positions(skew, CFG), chosen, target)
+                # Computed again: there are no registers to keep them.
+                gl.store(target[0] + place, tile_positions(skew, CFG), mask=chosen)
             elif LONG:
                 low = sample_pivot(row_ptr, n + skew, k, CFG)
                 everything = low <= MINUS_INF_KEY
@@ -319,6 +317,5 @@ def select_kernel(  # noqa: PLR0913
                 keys = list_keys(lists, length, n, CFG)
                 cut, above = kth(keys, low, length, k, 0)
                 chosen, place = choose(keys, cut, above, k)
-                write(load_list(lists[0], length, CFG), chosen, place, target, HOW)
-                if mask_ptr is not None:
-                    mark(load_list(lists[0], length, CFG), chosen, target)
+                gl.store(target[0] + place, load_list(lists[0], length, CFG), mask=chosen)
+            finish(k, target, CFG, HOW)

@@ -126,7 +126,7 @@ SELECT = {
 }
 SELECT_VARIANTS = {
     False: {"80 registers": {"max_registers": 80}, "128 registers": {"max_registers": 128}},
-    True: {"8 warps": {"warps": 8}, "3 stages": {"stages": 3}, "6 stages": {"stages": 6}},
+    True: {"8 warps": {"warps": 8}, "2 stages": {"stages": 2}, "4 stages": {"stages": 4}},
 }
 """By whether rows are long."""
 
@@ -330,7 +330,7 @@ if __name__ == "__main__":
             "select": Section(select, 30, tuple(SELECT)),
             "both": Section(both, 30, ("4096x131072x64",)),
             "masked": Section(masked, 30, ("128", "16")),
-            "step": Section(step, 25, STEPS),
+            "step": Section(step, 60, STEPS),
         },
         line,
     )

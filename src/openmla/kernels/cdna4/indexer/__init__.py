@@ -1,0 +1,1 @@
+"""The scores of DSA's indexer on CDNA4."""

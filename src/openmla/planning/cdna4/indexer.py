@@ -1,0 +1,67 @@
+"""CDNA4's plan of the indexer's scores: a Gluon kernel for gfx950."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+from openmla.indexer.problem import IndexProblem
+from openmla.planning.arithmetic import Limited
+from openmla.planning.family import Family, Kernel
+from openmla.planning.serves import ALIGNED, ANY, OneOf, Range, Serves
+from openmla.planning.target import Target
+
+COLUMNS = 128
+"""Heads of all queries of a block: with their weights they take 128 registers of each lane."""
+
+
+@dataclass(frozen=True)
+class Cdna4ScoresConfig(Limited):
+    """Four waves with 128 / heads queries and 32 keys each at a time: see kernels' scores.py."""
+
+    heads: int
+    page_size: int
+    warps: int = 4
+    chunk: int = 2048
+    """Keys of a block: queries are loaded once for all of them."""
+
+    queries = cached_property[int](lambda c: COLUMNS // c.heads)
+
+    def _broken_limits(self) -> Iterator[str]:
+        yield from ()
+
+    def explain(self) -> list[str]:
+        """What the numbers mean."""
+        return [
+            f"{self.warps} waves, {self.queries} queries x {self.heads} heads in registers",
+            f"blocks of {self.queries} queries x {self.chunk} keys, 128 at a time",
+        ]
+
+
+def _scores(problem: IndexProblem, target: Target) -> Cdna4ScoresConfig:
+    return Cdna4ScoresConfig(problem.heads, problem.page_size)
+
+
+CDNA4_INDEX = Family(
+    name="cdna4",
+    archs=("gfx950",),
+    kernels=(
+        Kernel(
+            serves=Serves(
+                {
+                    "form": OneOf("scores"),
+                    "heads": OneOf(32, 64, 128),
+                    # Rows of a page begin at multiples of 16 bytes.
+                    "page_size": Range(0, 1024, 4),
+                    "total_q": ANY,
+                    "width": ANY,
+                    "aligned_16": ALIGNED,
+                }
+            ),
+            config=Cdna4ScoresConfig,
+            choose=_scores,
+            launcher="openmla.kernels.cdna4.indexer.launch",
+        ),
+    ),
+)

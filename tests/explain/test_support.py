@@ -14,6 +14,7 @@ from openmla.explain.support import (
     BEGIN,
     END,
     FEATURES,
+    INDEX_FEATURES,
     TABLE_TARGETS,
     readme_has_table,
     support_of,
@@ -55,8 +56,18 @@ def test_cells_are_what_the_planner_says(feature: str) -> None:
 
 def test_markdown_has_a_row_per_feature_and_a_column_per_target() -> None:
     rows = [line for line in support_table_markdown().splitlines() if line.startswith("| ")]
-    assert len(rows) == len(FEATURES) + 1
+    assert len(rows) == len(FEATURES) + len(INDEX_FEATURES) + 1
     assert all(line.count("|") == len(TABLE_TARGETS) + 2 for line in rows)
+
+
+def test_the_indexer_has_its_rows() -> None:
+    table = support_table()
+    scores = table["index scores, 64 heads, pages of 64"]
+    assert [scores[t].runs for t in ("cpu", "h200", "b200", "mi355x", "a100")] == [
+        "cpu", "hopper", "blackwell", "cdna4", "portable",
+    ]  # fmt: skip
+    selection = table["selection of 2048"]
+    assert [selection[t].runs for t in ("cpu", "h200", "b200")] == ["cpu", "hopper", "portable"]
 
 
 def test_a_gap_has_a_dash_and_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,6 +33,8 @@ class CpuIndexConfig:
 
     block_keys: int = 512
     group_queries: int = 8
+    batch_queries: int = 128
+    """Queries that are widened at once: 4 MB of fp32. A multiple of the group."""
 
     def why_unsupported(self) -> str:
         """Nothing is."""

@@ -3,7 +3,7 @@
 A few queries at a time: [queries * heads, 128] x [128, block] products in fp32, relu, and the
 weighted sum over the heads. Blocks begin at fixed keys; blocks and groups of queries are padded to
 their full size, so that the bits of a score depend neither on other queries nor on how many keys
-follow. Keys of a sequence are widened once per block, for all of its queries.
+follow. Queries are widened once per batch of them, keys once per block and batch.
 """
 
 from __future__ import annotations
@@ -25,45 +25,71 @@ def scores(config: CpuIndexConfig, op: ScoresOperands, out: Tensor) -> None:
     """Write the columns of every window and no others."""
     work = _Workspace(config, op.q.shape[1])
     for line, queries in _by_sequence(op):
-        windows = {row: op.windows.of_row(row, op.columns(out)) for row in queries}
-        last = max(end for _, end in windows.values())
-        first = min((start for start, end in windows.values() if start < end), default=last)
-        for key in range(first // work.size * work.size, last, work.size):
-            stop = min(key + work.size, last)
-            work.take_keys(*_keys(op, line, key, stop))
-            seeing = [row for row in queries if windows[row][0] < stop and windows[row][1] > key]
-            for at in range(0, len(seeing), work.group):
-                rows = seeing[at : at + work.group]
-                sums = work.sums(op, rows)
-                for i, row in enumerate(rows):
-                    low, high = max(windows[row][0], key), min(windows[row][1], stop)
-                    out[row, low:high] = sums[i, low - key : high - key]
+        for at in range(0, len(queries), config.batch_queries):
+            _score_batch(work, op, line, queries[at : at + config.batch_queries], out)
+
+
+def _score_batch(
+    work: _Workspace, op: ScoresOperands, line: int, rows: list[int], out: Tensor
+) -> None:
+    """Some queries of a sequence, against all blocks of keys that any of them sees."""
+    windows = [op.windows.of_row(row, op.columns(out)) for row in rows]
+    last = max(end for _, end in windows)
+    first = min((start for start, end in windows if start < end), default=last)
+    if first < last:
+        work.take_queries(op, rows)
+    for key in range(first // work.size * work.size, last, work.size):
+        stop = min(key + work.size, last)
+        work.take_keys(*_keys(op, line, key, stop))
+        for at in range(0, len(rows), work.group):
+            seen = windows[at : at + work.group]
+            if any(start < stop and end > key for start, end in seen):
+                _write(out, rows[at : at + work.group], seen, work.sums(at), key, stop)
+
+
+def _write(
+    out: Tensor, rows: list[int], windows: list[tuple[int, int]], sums: Tensor, key: int, stop: int
+) -> None:
+    """The scores of keys key … stop - 1, those inside of the windows."""
+    together = rows[-1] - rows[0] == len(rows) - 1
+    if together and all(start <= key and end >= stop for start, end in windows):
+        out[rows[0] : rows[-1] + 1, key:stop] = sums[: len(rows), : stop - key]
+        return
+    for i, (row, (start, end)) in enumerate(zip(rows, windows, strict=True)):
+        low, high = max(start, key), min(end, stop)
+        if low < high:
+            out[row, low:high] = sums[i, low - key : high - key]
 
 
 class _Workspace:
-    """One block of keys and one group of queries, in fp32."""
+    """One block of keys and a batch of queries, in fp32."""
 
     def __init__(self, config: CpuIndexConfig, heads: int) -> None:
         self.size, self.group, self.heads = config.block_keys, config.group_queries, heads
         make: dict[str, Any] = {"dtype": torch.float32, "device": "cpu"}
         self.keys = torch.zeros(self.size, DIM, **make)
         self.scales = torch.zeros(self.size, **make)
-        self.q = torch.zeros(self.group, heads, DIM, **make)
-        self.weights = torch.zeros(self.group, 1, heads, **make)
+        self.q = torch.zeros(config.batch_queries, heads, DIM, **make)
+        self.weights = torch.zeros(config.batch_queries, 1, heads, **make)
         self.products = torch.zeros(self.group * heads, self.size, **make)
+
+    def take_queries(self, op: ScoresOperands, rows: list[int]) -> None:
+        """A batch; what was there before stays behind the last, and nobody reads its scores."""
+        which = torch.tensor(rows, device="cpu")
+        values = op.q.view(torch.uint8)[which].view(op.q.dtype)
+        self.q[: len(rows)], self.weights[: len(rows), 0] = values, op.weights[which]
 
     def take_keys(self, values: Tensor, scales: Tensor) -> None:
         """The keys of a block; what was there before stays behind the last, and nobody reads it."""
         self.keys[: values.shape[0]] = values
         self.scales[: values.shape[0]] = scales
 
-    def sums(self, op: ScoresOperands, rows: list[int]) -> Tensor:
-        """Scores of a group of queries, [group, block]."""
-        for i, row in enumerate(rows):
-            self.q[i], self.weights[i, 0] = op.q[row], op.weights[row]
-        torch.mm(self.q.view(-1, DIM), self.keys.T, out=self.products).relu_()
+    def sums(self, at: int) -> Tensor:
+        """Scores of the group of queries that begins with number `at`, [group, block]."""
+        q, weights = self.q[at : at + self.group], self.weights[at : at + self.group]
+        torch.mm(q.view(-1, DIM), self.keys.T, out=self.products).relu_()
         by_query = self.products.view(self.group, self.heads, self.size)
-        return torch.bmm(self.weights, by_query)[:, 0].mul_(self.scales)
+        return torch.bmm(weights, by_query)[:, 0].mul_(self.scales)
 
 
 def _by_sequence(op: ScoresOperands) -> Iterator[tuple[int, list[int]]]:

@@ -55,12 +55,13 @@ def _positions(op: SelectOperands, row: int, start: int, end: int) -> Tensor:
         keys[: op.keep_first] = KEPT_KEY
         keys[n - op.keep_last :] = KEPT_KEY
     cut = keys.kthvalue(n - k + 1).values  # counted from the smallest
-    chosen = keys > cut
-    ties = k - int(chosen.sum())
-    tied = keys == cut
-    if int(tied.sum()) > ties:  # the first ones
-        tied[tied.nonzero()[ties:, 0]] = False
-    return (chosen | tied).nonzero()[:, 0]
+    best = keys >= cut
+    positions = best.nonzero()[:, 0]
+    surplus = positions.shape[0] - k
+    if surplus:  # ties: the last ones have lost
+        best[(keys == cut).nonzero()[-surplus:, 0]] = False
+        positions = best.nonzero()[:, 0]
+    return positions
 
 
 def _written(op: SelectOperands, row: int, start: int, positions: Tensor) -> Tensor:

@@ -154,9 +154,10 @@ def index_topk(
     Arguments as in indexer_scores over a cache. Written are physical rows of the cache, as
     mla_prefill_sparse takes them, or with rows="relative" positions in the sequence. The first
     keep_first and the last keep_last keys that a query sees are selected whatever they score; they
-    count inside topk. Scores take at most scores_limit bytes at a time (one row at least); their
-    width is that of block_table, so give no wider one than the longest sequence needs. Results
-    come in the order indices, counts, mask, as those of select_topk.
+    count inside topk. Scores, and what selecting them takes, are at most scores_limit bytes at a
+    time (one row at least); their width is that of block_table, so give no wider one than the
+    longest sequence needs. Results come in the order indices, counts, mask, as those of
+    select_topk.
     """
     q = checks.queries(q)
     weights = checks.head_weights(weights, q)

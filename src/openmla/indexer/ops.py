@@ -35,6 +35,8 @@ SCHEMAS = {
     "index_append": ("(Tensor(a!) data, int page_size, str scales, Tensor k, Tensor slots) -> ()"),
 }
 WIDEST_STEP = 4  # score rows begin at multiples of 16 bytes
+SELECTION_BYTES = 20 << 20
+"""Taken off a limit of scores: the lists of Hopper's selection (17 MB on an H200), and windows."""
 
 
 def _index_scores(
@@ -133,7 +135,9 @@ def _index_topk(
     # Rows of at most topk keys are selected whole: nobody reads their scores.
     scored = seen.longer_than(topk)
     width = scores_width(block_table.shape[1] * page_size)
-    step = min(max(scores_limit // (4 * max(width, 1)), 1), max(total_q, 1))
+    room = max(scores_limit - SELECTION_BYTES, scores_limit // 2)
+    parts = -(-total_q // max(room // (4 * max(width, 1)), 1))
+    step = -(-total_q // max(parts, 1)) or 1
     scores = torch.empty(step, width, dtype=torch.float32, device=q.device)
     results = SelectResults(out, counts, mask)
     table = block_table if physical else None

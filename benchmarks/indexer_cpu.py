@@ -108,5 +108,9 @@ if __name__ == "__main__":
         print(name, rows[name], flush=True)
     if options.out:
         shape = f"{QUERIES} queries of {KEYS} keys, {HEADS} index heads, {options.threads} threads"
-        record = {**cpu_provenance("python benchmarks/indexer_cpu.py"), "shape": shape, "calls": rows}
+        record = {
+            **cpu_provenance("python benchmarks/indexer_cpu.py"),
+            "shape": shape,
+            "calls": rows,
+        }
         options.out.write_text(json.dumps(record, indent=1) + "\n")

@@ -21,7 +21,7 @@ PART = 32  # of them are in registers at a time
 FP32 = 4
 BOX_STEP = 32  # rows: a copy of fp32 scales begins at a multiple of 128 bytes of shared memory
 LARGEST_BOX = 64  # keys of one copy
-PIECE_FIELDS = 16
+PIECE_FIELDS = 4
 
 
 @dataclass(frozen=True)

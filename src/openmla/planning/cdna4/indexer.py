@@ -8,6 +8,7 @@ from functools import cached_property
 
 from openmla.indexer.problem import IndexProblem
 from openmla.planning.arithmetic import Limited
+from openmla.planning.cdna4.family import FIRST_TRITON
 from openmla.planning.family import Family, Kernel
 from openmla.planning.serves import ALIGNED, ANY, OneOf, Range, Serves
 from openmla.planning.target import Target
@@ -62,6 +63,7 @@ CDNA4_INDEX = Family(
             config=Cdna4ScoresConfig,
             choose=_scores,
             launcher="openmla.kernels.cdna4.indexer.launch",
+            first_triton=FIRST_TRITON,
         ),
     ),
 )

@@ -16,7 +16,7 @@ from openmla.indexer.operands import ScoresOperands
 from openmla.kernels.blackwell.indexer.scores import scores_kernel
 from openmla.kernels.call import Call
 from openmla.kernels.gluon.compat import tmem_reg_layout
-from openmla.kernels.gluon.index_operands import scores_arguments
+from openmla.kernels.gluon.indexer_operands import scores_arguments
 from openmla.planning.blackwell.indexer import COLUMNS, PART, BlackwellScoresConfig
 from openmla.planning.indexer import IndexPlan
 

@@ -6,7 +6,7 @@
 |---|---|---|
 | sums 0, 1 | 4 each | relu, weights, sum over heads, store; every second query tile |
 | multiply | 1 | issues all products |
-| producer | 1 | draws work items, loads queries, keys and scales by TMA (index_work.py) |
+| producer | 1 | draws work items, loads queries, keys and scales by TMA (indexer_work.py) |
 
 A product is 128 keys (M) times the heads of a query tile (N = 128: 128 / HEADS queries), over the
 128 columns of a key. Its row is a key and lies in one thread, so the sum over heads needs no other.
@@ -33,17 +33,18 @@ from triton.experimental.gluon.language.nvidia.blackwell import (
 
 from openmla.kernels.gluon.barriers import barriers
 from openmla.kernels.gluon.compat import reinterpret
-from openmla.kernels.gluon.index_work import (
+from openmla.kernels.gluon.indexer_work import (
     BLOCKS,
     COLUMNS,
+    FIELDS,
     KEY,
     LINE,
     QUERY,
     ROWS,
+    get,
     producer,
     window_of,
 )
-from openmla.kernels.gluon.work_ring import FIELDS, get
 
 BN = gl.constexpr(128)  # keys of a product
 PART = gl.constexpr(32)  # heads that are summed at a time

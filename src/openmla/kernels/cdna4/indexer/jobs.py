@@ -1,21 +1,25 @@
-"""Compile jobs: the indexer's scores on CDNA4, for compilation without a GPU."""
+"""What the indexer's scores on CDNA4 are compiled for without a GPU."""
 
 from __future__ import annotations
 
-from openmla.aot.jobs import CompileJob, Predicted
-from openmla.kernels.cdna4.indexer.launch import calls
-from openmla.kernels.cdna4.indexer.scores import VECTORS
-from openmla.kernels.compile_job import INDEX_SCORES, compile_job_of, scores_stand_ins
+from openmla.indexer.problem import IndexProblem
+from openmla.kernels.call import Call
+from openmla.kernels.jobs import Jobs, Predicted
 from openmla.planning.cdna4 import LANE_REGISTERS
-from openmla.planning.indexer import index_plan
+from openmla.planning.indexer import IndexPlan
+
+PROBLEMS = {
+    f"{heads} heads{f' pages of {page}' if page else ''}": IndexProblem(
+        form="scores", heads=heads, page_size=page, total_q=16, width=4096
+    )
+    for heads in (32, 64, 128)
+    for page in (0, 64)
+}
 
 
-def COMPILE_JOBS() -> list[CompileJob]:
-    """One job per problem."""
-    predicted = Predicted(shared=0, registers=LANE_REGISTERS)
-    jobs = []
-    for name, problem in INDEX_SCORES.items():
-        (call,) = calls(index_plan(problem, "mi355x", "cdna4"), *scores_stand_ins(problem))
-        label = f"cdna4 indexer scores {name}"
-        jobs.append(compile_job_of(label, call, VECTORS, "gfx950", predicted))
-    return jobs
+def predicted(_: IndexPlan, __: Call) -> Predicted:
+    """No LDS."""
+    return Predicted(shared=0, registers=LANE_REGISTERS)
+
+
+JOBS = Jobs(chip="mi355x", problems=PROBLEMS, predicted=predicted)

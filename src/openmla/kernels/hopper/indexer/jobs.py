@@ -25,12 +25,17 @@ PROBLEMS = {
 }
 
 
+# Bytes. Of long rows the cut of a full list spills, which few rows need; of short ones the places
+# of the chosen, once per row. More registers are slower: fewer rows on an SM at a time.
+MOST_SPILLED = 128
+
+
 def predicted(plan: IndexPlan, call: Call) -> Predicted:
-    """Of a selection shared memory, and the limit of registers that the launch sets."""
+    """Of a selection shared memory, and the limits of registers and of what does not fit them."""
     if plan.problem.form == "scores":
         return block_memory(plan, call)
     config = plan.config
-    return Predicted(shared=config.smem_used, registers=config.max_registers, spills=None)
+    return Predicted(shared=config.smem_used, registers=config.max_registers, spills=MOST_SPILLED)
 
 
 JOBS = Jobs(chip="h200", problems=PROBLEMS, predicted=predicted)

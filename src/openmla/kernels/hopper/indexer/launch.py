@@ -18,7 +18,7 @@ from openmla.indexer.operands import (
     SelectResults,
 )
 from openmla.kernels.call import Call, vector
-from openmla.kernels.gluon.index_operands import scores_arguments
+from openmla.kernels.gluon.indexer_operands import scores_arguments
 from openmla.kernels.hopper.indexer.scores import scores_kernel
 from openmla.kernels.hopper.indexer.select import select_kernel
 from openmla.planning.hopper.indexer import HopperScoresConfig, HopperSelectConfig

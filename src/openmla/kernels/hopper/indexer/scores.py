@@ -5,7 +5,7 @@
 | partition | warps | does |
 |---|---|---|
 | consumer 0 … 3 | 4 each | its 128 / HEADS queries against every block of keys |
-| producer | 1 | draws work items, loads queries, keys and scales by TMA (index_work.py) |
+| producer | 1 | draws work items, loads queries, keys and scales by TMA (indexer_work.py) |
 
 Keys are wgmma's M (64 rows), the heads of a consumer's queries its N = 128, the 128 columns of a
 key its K, so the sum over heads stays inside a quad of threads. Queries are divided among the
@@ -27,17 +27,18 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from openmla.kernels.gluon.barriers import barriers
-from openmla.kernels.gluon.index_work import (
+from openmla.kernels.gluon.indexer_work import (
     BLOCKS,
     COLUMNS,
+    FIELDS,
     KEY,
     LINE,
     QUERY,
     ROWS,
+    get,
     producer,
     window_of,
 )
-from openmla.kernels.gluon.work_ring import FIELDS, get
 
 WARPS = gl.constexpr(4)  # of a consumer
 

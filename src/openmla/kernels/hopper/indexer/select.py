@@ -74,10 +74,12 @@ def shrink(lists, length, low, n, k, CFG: gl.constexpr):
     keys = list_keys(lists, length, n, CFG)
     cut, above = kth(keys, low, length, k, 0)
     chosen, place = choose(keys, cut, above, k)
-    for part in gl.static_range(2):  # one after the other: there are no registers for both
-        entry = load_list(lists[part], length, CFG)
-        thread_barrier()
-        gl.store(lists[part] + (place + opaque_zero()), entry, mask=chosen)
+    thread_barrier()
+    gl.store(lists[1] + place, score_of(keys).to(gl.int32, bitcast=True), mask=chosen)
+    position = load_list(lists[0], length, CFG)
+    thread_barrier()
+    # Another zero: the addresses above need not be kept for this.
+    gl.store(lists[0] + (place + opaque_zero()), position, mask=chosen)
     thread_barrier()
     return cut
 

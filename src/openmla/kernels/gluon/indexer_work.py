@@ -22,8 +22,8 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from openmla.kernels.gluon.compat import reinterpret, tma_load
-from openmla.kernels.gluon.work_ring import draw, put
 
+FIELDS = gl.constexpr(4)
 QUERY = gl.constexpr(0)  # the block's first query
 KEY = gl.constexpr(1)  # the first key, a multiple of 64
 BLOCKS = gl.constexpr(2)  # blocks of BN keys; 0: no more work
@@ -31,6 +31,33 @@ LINE = gl.constexpr(3)  # the sequence; queries of others are not in the piece
 ROWS = gl.constexpr(64)  # keys of a tile in shared memory
 COLUMNS = gl.constexpr(128)  # heads of all queries of one product; also bytes of a key
 FAR = gl.constexpr(0x7FFFFFFF)
+# One atomic add per warp, its result given to every lane.
+DRAW = gl.constexpr(
+    "{ .reg .pred p; .reg .b32 t; mov.u32 t, %laneid; setp.eq.u32 p, t, 0; mov.b32 t, 0; "
+    "@p atom.global.add.u32 t, [$1], 1; shfl.sync.idx.b32 $0, t, 0, 31, -1; }"
+)
+
+
+@gluon.jit
+def draw(counter):
+    """The next number of the launch."""
+    return gl.inline_asm_elementwise(
+        DRAW, "=r,l,~{memory}", [counter], dtype=gl.int32, is_pure=False, pack=1
+    )
+
+
+@gluon.jit
+def put(info, slot, FIELD: gl.constexpr, value):
+    """Write one field; by the producer's one warp."""
+    ONE: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
+    info.index(slot * FIELDS + FIELD).store(gl.full([1], 0, gl.int32, ONE) + value)
+
+
+@gluon.jit
+def get(info, slot, FIELD: gl.constexpr, NW: gl.constexpr):
+    """Read one field in a partition of NW warps."""
+    ONE: gl.constexpr = gl.BlockedLayout([1], [32], [NW], [0])
+    return gl.max(info.index(slot * FIELDS + FIELD).load(ONE), 0)
 
 
 @gluon.jit

@@ -11,8 +11,9 @@ import torch
 from gluon_sim import intercept
 from indexer.score_cases import SCHEDULES, SCORE_CASES, UNWRITTEN, paged, width_of
 from openmla.aot.jobs import CompileJob, compile_job
+from openmla.aot.table import jobs_of
 from openmla.indexer.operands import ScoresOperands
-from openmla.kernels.cdna4.indexer.jobs import COMPILE_JOBS
+from openmla.kernels.cdna4.indexer.jobs import JOBS
 from openmla.kernels.cdna4.indexer.launch import calls
 from openmla.planning.indexer import IndexPlan, index_plan
 from openmla.testing.indexer import score_problems
@@ -54,7 +55,7 @@ def test_bits_depend_neither_on_the_batch_nor_on_the_pieces() -> None:
 
 
 @pytest.mark.compile
-@pytest.mark.parametrize("job", COMPILE_JOBS(), ids=lambda job: job.name)
+@pytest.mark.parametrize("job", list(jobs_of(JOBS)), ids=lambda job: job.name)
 def test_compiles_as_planned(job: CompileJob) -> None:
     assert compile_job(job).differences(job.predicted) == []
 

@@ -31,11 +31,13 @@ def results_of(op: SelectOperands) -> SelectResults:
     return SelectResults(*(torch.full(size, 99, dtype=torch.int32) for size in sizes))
 
 
-def problems_of(op: SelectOperands, **options: Any) -> list[str]:
+def problems_of(
+    op: SelectOperands, changes: dict[str, Any] | None = None, **options: Any
+) -> list[str]:
     """What the kernel writes besides what the definition writes."""
     got, want = results_of(op), results_of(op)
     with intercept(limits=Limits(load_alignment=16), **options) as reports:
-        for call in calls(plan_of(op, got), op, got):
+        for call in calls(plan_of(op, got, **changes or {}), op, got):
             call.run()
     reference.write_selection(op, want, reference.select(op))
     found = [str(report) for report in reports if not report.ok]
@@ -59,6 +61,14 @@ def operands(kind: str, width: int, topk: int, **how: Any) -> SelectOperands:
 def test_selection_is_the_definition(kind: str, width: int) -> None:
     topk = {"random": 1, "coarse": 256, "equal": 255}.get(kind, 100)
     assert problems_of(operands(kind, width, topk)) == []
+
+
+@pytest.mark.parametrize("kind", ["random", "coarse", "ascending"])
+@pytest.mark.parametrize("shape", [(2, 1, 2), (4, 1, 2), (2, 2, 8)])
+def test_several_warps(kind: str, shape: tuple[int, int, int]) -> None:
+    """Warps add up one another's hits; eight vectors in a thread take a word of 64 bits."""
+    changes = dict(zip(("warps", "chunk_vectors", "list_vectors"), shape, strict=True))
+    assert problems_of(operands(kind, 3000, 200), changes) == []
 
 
 @pytest.mark.parametrize("schedule", ["early", "late", "random"])

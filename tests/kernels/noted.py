@@ -88,7 +88,7 @@ def note_launches(monkeypatch: pytest.MonkeyPatch) -> Noted:
         (prepared, "driver", stream),
         (prepared, "_allocate", noted.allocate),
         (prepared, "launcher", lambda _: lambda n, stream, flat: noted.cached.append((n, flat))),
-        (dense_launch, "_counter", lambda device: noted.counter),
+        (dense_launch, "launch_counter", lambda device: noted.counter),
         (Call, "run", lambda call: noted.run(call)),
     ):
         monkeypatch.setattr(place, name, value)

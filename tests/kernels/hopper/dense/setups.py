@@ -93,7 +93,7 @@ def hosted(launch: ModuleType, setup: Setup, num_qo: int, counter: Tensor) -> It
     one = 4 * 64 * (setup.case.d_v + 2) * 2 * SPLITTING_SMS * num_qo
     cap = setup.group * one or launch.WORKSPACE_CAP
     with (
-        patch.object(launch, "_counter", lambda device: counter),
+        patch.object(launch, "launch_counter", lambda device: counter),
         patch.object(launch, "WORKSPACE_CAP", cap),
     ):
         yield

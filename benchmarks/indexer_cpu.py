@@ -1,6 +1,8 @@
 """Time DSA's four calls on a CPU against the formula in plain torch, 1024 queries of 4096 keys.
 
-PYTHONPATH=src python benchmarks/indexer_cpu.py --out benchmarks/results/indexer-cpu-DATE.json
+OMP_WAIT_POLICY=PASSIVE PYTHONPATH=src python benchmarks/indexer_cpu.py --out FILE.json
+
+PASSIVE, because on a busy machine threads that spin for one another cost more than what they do.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ import torch
 from torch import Tensor
 
 import openmla
-from openmla.bench.provenance import cpu_provenance
+from openmla.bench.provenance import provenance
 from openmla.bench.timing import Contestant, race
 from openmla.indexer.cache import quantize
 
@@ -109,7 +111,7 @@ if __name__ == "__main__":
     if options.out:
         shape = f"{QUERIES} queries of {KEYS} keys, {HEADS} index heads, {options.threads} threads"
         record = {
-            **cpu_provenance("python benchmarks/indexer_cpu.py"),
+            **provenance("python benchmarks/indexer_cpu.py", gpu=False),
             "shape": shape,
             "calls": rows,
         }

@@ -1,4 +1,4 @@
-"""README.md: its Python blocks run, in order, in one namespace.
+"""README.md and docs/dsa.md: their Python blocks run, in order, in one namespace.
 
 A block opened with "```python no-run" is shown to readers only.
 """
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-README = Path(__file__).resolve().parents[2] / "README.md"
+ROOT = Path(__file__).resolve().parents[2]
 FENCE = re.compile(r"^```python([^\n]*)\n(.*?)^```\s*$", re.MULTILINE | re.DOTALL)
 
 
@@ -23,12 +23,15 @@ def python_blocks(text: str) -> list[tuple[int, str]]:
     ]
 
 
-def test_readme_blocks_run_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize("name", ["README.md", "docs/dsa.md"])
+def test_blocks_run_in_order(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     namespace: dict[str, object] = {"__name__": "readme"}
-    for line, source in python_blocks(README.read_text()):
-        # Leading empty lines make a traceback point at the line in README.md.
-        exec(compile("\n" * (line - 1) + source, str(README), "exec"), namespace)
+    blocks = python_blocks((ROOT / name).read_text())
+    assert blocks
+    for line, source in blocks:
+        # Leading empty lines make a traceback point at the line in the page.
+        exec(compile("\n" * (line - 1) + source, name, "exec"), namespace)
 
 
 def test_blocks_are_found_and_no_run_is_respected():

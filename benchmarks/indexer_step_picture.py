@@ -1,6 +1,6 @@
 """Draw the whole DSA steps of a result of device/indexer_h200.py, in µs, part by part.
 
-PYTHONPATH=src python benchmarks/indexer_step_picture.py benchmarks/results/indexer-h200-2026-11-16.json
+PYTHONPATH=src python benchmarks/indexer_step_picture.py benchmarks/results/indexer-h200-DATE.json
 """
 
 from __future__ import annotations

@@ -14,7 +14,6 @@ from openmla.explain.support import (
     BEGIN,
     END,
     FEATURES,
-    INDEX_FEATURES,
     TABLE_TARGETS,
     readme_has_table,
     support_of,
@@ -22,6 +21,7 @@ from openmla.explain.support import (
     support_table_markdown,
 )
 from openmla.planning import NEWEST_TRITON, Plan, cached_plan, plan, target_by_name
+from openmla.planning.indexer import INDEX_FEATURES
 from openmla.planning.registry import family_named
 from openmla.problem import FORMS, Problem
 

@@ -5,14 +5,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
 from openmla.errors import Unsupported
 from openmla.indexer.problem import IndexProblem
-from openmla.planning import NEWEST_TRITON, cached_plan, plan
-from openmla.planning.indexer import cached_index_plan, index_plan
+from openmla.planning import NEWEST_TRITON, cached_plan
+from openmla.planning.indexer import INDEX_FEATURES, cached_index_plan
 from openmla.planning.target import TARGETS, target_by_name
 from openmla.problem import Problem
 
@@ -49,14 +48,6 @@ FEATURES = {
     ),
     "sparse 512+0, bf16": replace(_SPARSE, d_rope=0, rope="none"),
 }
-_SCORES = IndexProblem(form="scores", heads=64, page_size=64, total_q=4096, width=131072)
-_SELECT = IndexProblem(form="select", topk=2048, total_q=4096, width=131072)
-INDEX_FEATURES = {
-    "index scores, 64 heads, pages of 64": _SCORES,
-    "index scores, 64 heads, contiguous keys": replace(_SCORES, page_size=0),
-    "selection of 2048": _SELECT,
-    "selection of 2048, with bits for `key_mask`": replace(_SELECT, wants_mask=True),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,15 +71,14 @@ class Support:
 
 def support_of(problem: Problem | IndexProblem, target: str) -> Support:
     """What serves a problem on a target, by asking the planner."""
-    indexes = isinstance(problem, IndexProblem)
-    planned: Callable[..., Any] = index_plan if indexes else plan
-    running: Callable[..., Any] = cached_index_plan if indexes else cached_plan
+    ask: Any = cached_index_plan if isinstance(problem, IndexProblem) else cached_plan
+    asked = problem, target_by_name(target), "auto"
     try:
-        chosen = planned(problem, target)
+        chosen = ask(*asked, None)
     except Unsupported as error:
         return Support("", "", error.reason)
     try:
-        runs = running(problem, target_by_name(target), "auto", NEWEST_TRITON).backend
+        runs = ask(*asked, NEWEST_TRITON).backend
     except Unsupported:
         runs = ""
     exists = bool(chosen.kernel.launcher)

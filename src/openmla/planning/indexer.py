@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -75,3 +75,14 @@ def index_plan(
     """What would run for a step of the indexer on a target."""
     chip = target if isinstance(target, Target) else target_by_name(target)
     return cached_index_plan(problem, chip, backend, None)
+
+
+_SCORES = IndexProblem(form="scores", heads=64, page_size=64, total_q=4096, width=131072)
+_SELECT = IndexProblem(form="select", topk=2048, total_q=4096, width=131072)
+INDEX_FEATURES = {
+    "index scores, 64 heads, pages of 64": _SCORES,
+    "index scores, 64 heads, contiguous keys": replace(_SCORES, page_size=0),
+    "selection of 2048": _SELECT,
+    "selection of 2048, with bits for `key_mask`": replace(_SELECT, wants_mask=True),
+}
+"""Rows of the support table."""

@@ -113,7 +113,8 @@ def passes(x, low, everything):
 def walk(ring, row_ptr, skew, n, low, everything, k, lists, CFG: gl.constexpr):
     """One pass over a row: lists scores above the key `low`, or everything. Returns how many.
 
-    With everything, the list may hold positions outside the window, which list_keys tells apart.
+    With everything, the list may hold positions outside the window, which list_keys tells apart:
+    fewer than a chunk of them, so that a full list still has k others.
     """
     R: gl.constexpr = CFG[1]
     LT: gl.constexpr = tile_layout(CFG[0], R)
@@ -267,7 +268,7 @@ def select_kernel(  # noqa: PLR0913
     ADD: gl.constexpr,
     LONG: gl.constexpr,
 ):
-    """CFG: warps, vectors of a thread in a chunk and in the list, chunks loaded ahead. stride: from
+    """CFG: warps, vectors of a thread in a chunk and in the list, chunks of the ring. stride: from
     row to row, in vectors. LONG: whether any row can be longer than the list."""
     R: gl.constexpr = CFG[2]
     LIST: gl.constexpr = CFG[0] * R * GROUP

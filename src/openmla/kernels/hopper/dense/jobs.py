@@ -25,7 +25,6 @@ PROBLEMS = {
     "128+64→128 key mask": replace(_V3, has_key_mask=True),
     "128+64→128 1Q split key mask": replace(_SHORT, has_key_mask=True),
     "128+64→128 shared keys": replace(_V3, has_k_start=True),
-    "128+64→128 1Q split shared keys": replace(_SHORT, has_k_start=True),
     "192+64→256": replace(_V3, d_nope=192, d_v=256),
     "192+64→256 1Q split": replace(_SHORT, d_nope=192, d_v=256),
     "64+64→128": replace(_V3, d_nope=64),

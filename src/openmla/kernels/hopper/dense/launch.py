@@ -271,10 +271,10 @@ def split_space(
     batch = offsets_q.shape[0] - 1
     least = 2 * fixed.min_keys
     short = offsets_q.data_ptr() == offsets_k.data_ptr() and fixed.longest_chunk < least
-    if short or not least or not batch or keys < least:
+    shared = args["k_start"] is not None  # ranges of shared keys have not run on a GPU
+    if short or shared or not least or not batch or keys < least:
         return None
-    # Requests that share keys may all see all of them.
-    requests = batch if args["k_start"] is not None else min(batch, keys // least)
+    requests = min(batch, keys // least)
     slot_bytes = 4 * WGMMA_ROWS * (config.d_v + 2)
     group = max(1, WORKSPACE_CAP // (slot_bytes * fixed.slots))
     rows = min(requests, group) * fixed.slots * WGMMA_ROWS

@@ -51,6 +51,12 @@ class Call:
         return self.kernel.warmup(grid=(self.programs,), **self.arguments)
 
 
+def strides(name: str, x: Tensor | None, unit: int = 1) -> dict[str, int]:
+    """Token and head strides in units of so many elements, as kernels name them; 0 for none."""
+    token, head = (0, 0) if x is None else x.stride()[:2]
+    return {f"{name}_stride_t": token // unit, f"{name}_stride_h": head // unit}
+
+
 def vector(x: Tensor | None) -> Tensor | None:
     """A small operand with contiguous elements."""
     return x if x is None or x.is_contiguous() else x.contiguous()

@@ -89,28 +89,13 @@ def _store_bytes(pointers, words, inside, BYTES: tl.constexpr):
 
 @triton.jit(do_not_specialize=["rows"])
 def append_kernel(
-    latent_ptr,
-    rope_ptr,
-    slots_ptr,
-    data_ptr,
-    scale_ptr,
+    latent_ptr, rope_ptr, slots_ptr, data_ptr, scale_ptr,
     rows,
-    latent_stride,
-    rope_stride,
-    slots_stride,
-    data_stride_page,
-    data_stride_t,
-    scale_stride_page,
-    scale_stride_t,
-    D_LATENT: tl.constexpr,
-    D_ROPE: tl.constexpr,
-    USED: tl.constexpr,
-    BLOCKS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    BF16: tl.constexpr,
-    ROW: tl.constexpr,
-    PAGE: tl.constexpr,
-):
+    latent_stride, rope_stride, slots_stride, data_stride_page, data_stride_t,
+    scale_stride_page, scale_stride_t,
+    D_LATENT: tl.constexpr, D_ROPE: tl.constexpr, USED: tl.constexpr, BLOCKS: tl.constexpr,
+    COLUMNS: tl.constexpr, BF16: tl.constexpr, ROW: tl.constexpr, PAGE: tl.constexpr,
+):  # fmt: skip
     """USED blocks that share a scale, as a tile [BLOCKS, COLUMNS], and up to BF16 bf16 columns."""
     token = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots_ptr + token * slots_stride).to(tl.int64)
@@ -148,26 +133,12 @@ def append_kernel(
 
 @triton.jit(do_not_specialize=["rows", "count"])
 def gather_kernel(
-    data_ptr,
-    scale_ptr,
-    rows_ptr,
-    out_ptr,
-    rows,
-    count,
-    data_stride_page,
-    data_stride_t,
-    scale_stride_page,
-    scale_stride_t,
-    rows_stride,
-    out_stride,
-    D_LATENT: tl.constexpr,
-    D_ROPE: tl.constexpr,
-    LATENT: tl.constexpr,
-    ROPE: tl.constexpr,
-    ROW: tl.constexpr,
-    PAGE: tl.constexpr,
-    ROWS: tl.constexpr,
-):
+    data_ptr, scale_ptr, rows_ptr, out_ptr,
+    rows, count,
+    data_stride_page, data_stride_t, scale_stride_page, scale_stride_t, rows_stride, out_stride,
+    D_LATENT: tl.constexpr, D_ROPE: tl.constexpr, LATENT: tl.constexpr, ROPE: tl.constexpr,
+    ROW: tl.constexpr, PAGE: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
     """ROWS pool rows as bf16, into consecutive rows of out; without rows_ptr, all in order."""
     at = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     listed = at < count
@@ -206,25 +177,15 @@ def append(cache: LatentCache, latent: Tensor, rope: Tensor | None, slot_mapping
     latent = _rows_contiguous(latent)
     rope = _rows_contiguous(rope) if rope is not None and cache.rope else None
     append_kernel[(tokens,)](
-        latent_ptr=latent,
-        rope_ptr=rope,
-        slots_ptr=slot_mapping,
-        data_ptr=data,
-        scale_ptr=scales,
+        latent_ptr=latent, rope_ptr=rope, slots_ptr=slot_mapping, data_ptr=data, scale_ptr=scales,
         rows=cache.rows,
-        latent_stride=latent.stride(0),
-        rope_stride=0 if rope is None else rope.stride(0),
-        slots_stride=slot_mapping.stride(0),
-        **row_strides(data, scales),
-        D_LATENT=cache.latent,
-        D_ROPE=cache.rope,
-        USED=layout.blocks,
-        BLOCKS=next_power_of_2(layout.blocks),
-        COLUMNS=next_power_of_2(layout.block),
-        BF16=next_power_of_2(layout.width - layout.quantized),
-        ROW=row_constants(cache),
+        latent_stride=latent.stride(0), rope_stride=0 if rope is None else rope.stride(0),
+        slots_stride=slot_mapping.stride(0), **row_strides(data, scales),
+        D_LATENT=cache.latent, D_ROPE=cache.rope, USED=layout.blocks,
+        BLOCKS=next_power_of_2(layout.blocks), COLUMNS=next_power_of_2(layout.block),
+        BF16=next_power_of_2(layout.width - layout.quantized), ROW=row_constants(cache),
         PAGE=cache.page_size,
-    )
+    )  # fmt: skip
 
 
 def gather(cache: LatentCache, rows: Tensor, out: Tensor) -> None:
@@ -244,23 +205,14 @@ def dequantized(cache: LatentCache) -> tuple[LatentCache, Call]:
 def _gathering(cache: LatentCache, rows: Tensor | None, out: Tensor) -> Call:
     data, scales = row_tensors(cache, native_e4m3=False)
     arguments = {
-        "data_ptr": data,
-        "scale_ptr": scales,
-        "rows_ptr": rows,
-        "out_ptr": out,
-        "rows": cache.rows,
-        "count": out.shape[0],
-        **row_strides(data, scales),
-        "rows_stride": 0 if rows is None else rows.stride(0),
+        "data_ptr": data, "scale_ptr": scales, "rows_ptr": rows, "out_ptr": out,
+        "rows": cache.rows, "count": out.shape[0],
+        **row_strides(data, scales), "rows_stride": 0 if rows is None else rows.stride(0),
         "out_stride": out.stride(0),
-        "D_LATENT": cache.latent,
-        "D_ROPE": cache.rope,
-        "LATENT": padded(cache.latent),
-        "ROPE": padded(cache.rope),
-        "ROW": row_constants(cache),
-        "PAGE": cache.page_size,
+        "D_LATENT": cache.latent, "D_ROPE": cache.rope, "LATENT": padded(cache.latent),
+        "ROPE": padded(cache.rope), "ROW": row_constants(cache), "PAGE": cache.page_size,
         "ROWS": GATHER_ROWS,
-    }
+    }  # fmt: skip
     sources: Sources = {
         "data_ptr": ("kv", "cache_data"),
         "scale_ptr": "cache_scales",

@@ -33,57 +33,17 @@ COUNTS = ["factor", "total_q", "most_keys", "batch", "tiles", "heads", "first_se
 
 @triton.jit(do_not_specialize=COUNTS)
 def latent_kernel(
-    q_ptr,
-    data_ptr,
-    scale_ptr,
-    table_ptr,
-    lengths_ptr,
-    cu_q_ptr,
-    out_ptr,
-    lse_ptr,
-    sink_ptr,
-    q_scale_ptr,
-    k_scale_ptr,
-    part_out_ptr,
-    part_state_ptr,
-    factor,
-    total_q,
-    most_keys,
-    batch,
-    tiles,
-    heads,
-    first_sequence,
-    q_stride_t,
-    q_stride_h,
-    data_stride_page,
-    data_stride_t,
-    scale_stride_page,
-    scale_stride_t,
-    table_stride,
-    out_stride_t,
-    out_stride_h,
-    lse_stride_t,
-    lse_stride_h,
-    CAUSAL: tl.constexpr,
-    SIGN: tl.constexpr,
-    D_LATENT: tl.constexpr,
-    D_ROPE: tl.constexpr,
-    D_V: tl.constexpr,
-    LATENT: tl.constexpr,
-    ROPE: tl.constexpr,
-    TYPE: tl.constexpr,
-    ROW: tl.constexpr,
-    PAGE: tl.constexpr,
-    TWO_TERMS: tl.constexpr,
-    SPLIT: tl.constexpr,
-    PROGRAMS: tl.constexpr,
-    MIN_KEYS: tl.constexpr,
-    KEY_STEP: tl.constexpr,
-    STAGES: tl.constexpr,
-    BRANCH: tl.constexpr,
-    BM: tl.constexpr,
-    BN: tl.constexpr,
-):
+    q_ptr, data_ptr, scale_ptr, table_ptr, lengths_ptr, cu_q_ptr, out_ptr, lse_ptr, sink_ptr,
+    q_scale_ptr, k_scale_ptr, part_out_ptr, part_state_ptr,
+    factor, total_q, most_keys, batch, tiles, heads, first_sequence,
+    q_stride_t, q_stride_h, data_stride_page, data_stride_t, scale_stride_page, scale_stride_t,
+    table_stride, out_stride_t, out_stride_h, lse_stride_t, lse_stride_h,
+    CAUSAL: tl.constexpr, SIGN: tl.constexpr, D_LATENT: tl.constexpr, D_ROPE: tl.constexpr,
+    D_V: tl.constexpr, LATENT: tl.constexpr, ROPE: tl.constexpr, TYPE: tl.constexpr,
+    ROW: tl.constexpr, PAGE: tl.constexpr, TWO_TERMS: tl.constexpr, SPLIT: tl.constexpr,
+    PROGRAMS: tl.constexpr, MIN_KEYS: tl.constexpr, KEY_STEP: tl.constexpr, STAGES: tl.constexpr,
+    BRANCH: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+):  # fmt: skip
     """One tile of packed rows; see the top of the file."""
     # Whose rows.
     program = tl.program_id(0)
@@ -136,14 +96,9 @@ def latent_kernel(
     q_rope_rest = q
     if ROPE > 0:
         q_rope, q_rope_rest = load_query(
-            q_row + D_LATENT + tl.arange(0, ROPE)[None, :],
-            row_ok,
-            D_ROPE,
-            ROPE,
-            TYPE,
-            SIGN,
+            q_row + D_LATENT + tl.arange(0, ROPE)[None, :], row_ok, D_ROPE, ROPE, TYPE, SIGN,
             TWO_TERMS,
-        )
+        )  # fmt: skip
     row_factor = None
     if q_scale_ptr is not None:
         row_factor = tl.load(q_scale_ptr + token, mask=row_ok, other=0.0)
@@ -168,36 +123,13 @@ def latent_kernel(
             if k_scale_ptr is not None:
                 key_factor = tl.load(k_scale_ptr + page * PAGE + place, mask=here_ok, other=0.0)
             acc, row_max, row_sum = row_step(
-                acc,
-                row_max,
-                row_sum,
-                q,
-                q_rest,
-                q_rope,
-                q_rope_rest,
-                data_ptr,
-                scale_ptr,
+                acc, row_max, row_sum, q, q_rest, q_rope, q_rope_rest, data_ptr, scale_ptr,
                 page * data_stride_page + place * data_stride_t,
-                page * scale_stride_page + place * scale_stride_t,
-                here_ok,
-                here[None, :] < seen[:, None],
-                key_factor,
-                row_factor,
-                factor,
-                start < end,
-                heads > 0,
-                D_LATENT,
-                D_ROPE,
-                LATENT,
-                ROPE,
-                TYPE,
-                ROW,
-                TWO_TERMS,
-                BN,
-                BRANCH,
-                masked == 1,
-                masked == 1,
-            )
+                page * scale_stride_page + place * scale_stride_t, here_ok,
+                here[None, :] < seen[:, None], key_factor, row_factor, factor, start < end,
+                heads > 0, D_LATENT, D_ROPE, LATENT, ROPE, TYPE, ROW, TWO_TERMS, BN, BRANCH,
+                masked == 1, masked == 1,
+            )  # fmt: skip
 
     row_sum = tl.sum(row_sum, 1)
     if SPLIT:

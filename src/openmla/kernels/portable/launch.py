@@ -19,7 +19,7 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from openmla.cache import LatentCache
-from openmla.kernels.call import WORKSPACE, Call, Sources, scale_arguments, vector
+from openmla.kernels.call import WORKSPACE, Call, Sources, scale_arguments, strides, vector
 from openmla.kernels.portable.cache_ops import dequantized
 from openmla.kernels.portable.dense import dense_kernel
 from openmla.kernels.portable.formats import (
@@ -41,7 +41,6 @@ from openmla.operands import (
     Operands,
     Results,
     SparseOperands,
-    Weights,
 )
 from openmla.planning import Plan
 from openmla.planning.target import target_by_name
@@ -87,32 +86,19 @@ def _dense(plan: Plan, op: DenseOperands, results: Results) -> Call:
     config = plan.config
     tiles = total_q // config.BM + op.cu_seqlens_q.shape[0]
     arguments = {
-        "q_ptr": as_operand(op.q, native),
-        "k_ptr": as_operand(op.k_nope, native),
-        "v_ptr": as_operand(op.v, native),
-        "cu_k_ptr": vector(op.cu_seqlens_k),
-        "k_start_ptr": vector(op.k_start),
-        "total_k": op.k_nope.shape[0],
-        "tiles": tiles,
-        "k_stride_t": op.k_nope.stride(0),
-        "k_stride_h": op.k_nope.stride(1),
-        "v_stride_t": op.v.stride(0),
-        "v_stride_h": op.v.stride(1),
-        "D_NOPE": d_nope,
-        "NOPE": config.nope_cols,
-        "TAIL": config.tail_cols,
+        "k_ptr": as_operand(op.k_nope, native), **strides("k", op.k_nope),
+        "v_ptr": as_operand(op.v, native), **strides("v", op.v),
+        "cu_k_ptr": vector(op.cu_seqlens_k), "k_start_ptr": vector(op.k_start),
+        "total_k": op.k_nope.shape[0], "tiles": tiles, "GROUP": config.group_heads,
+        "D_NOPE": d_nope, "NOPE": config.nope_cols, "TAIL": config.tail_cols,
         "VALUE": config.v_cols,
-        "K_TYPE": operand_type(op.k_nope.dtype),
-        "V_TYPE": operand_type(op.v.dtype),
-        "GROUP": config.group_heads,
-        **_bulk_copies(plan, op),
-        **_rope(plan, op, d_rope, native),
+        "K_TYPE": operand_type(op.k_nope.dtype), "V_TYPE": operand_type(op.v.dtype),
         "mask_ptr": op.key_mask,
         "mask_stride": 0 if op.key_mask is None else op.key_mask.stride(0),
         "words": 0 if op.key_mask is None else op.key_mask.shape[1],
-        **_queries(op, results, op.weights),
-        **_common(plan, results, op.weights, d_rope, d_v, heads),
-    }
+        **_bulk_copies(plan, op), **_rope(plan, op, d_rope, native), **_sequences(op),
+        **_common(plan, op, results, d_rope, d_v, native),
+    }  # fmt: skip
     return Call(dense_kernel, tiles * heads, arguments, SOURCES)
 
 
@@ -128,13 +114,13 @@ def _rope(plan: Plan, op: DenseOperands, d_rope: int, native: bool) -> dict[str,
     if op.rope_cache is not None and op.block_table is not None and d_rope:
         data, scales = row_tensors(op.rope_cache, native)
         table = vector(op.block_table)
-        strides = row_strides(data, scales)
+        steps = row_strides(data, scales)
         found |= {
             "rope_ptr": data, "rope_scale_ptr": scales, "table_ptr": table,
-            "rope_stride_t": strides["data_stride_t"],
-            "rope_stride_page": strides["data_stride_page"],
-            "rope_scale_stride_t": strides["scale_stride_t"],
-            "rope_scale_stride_page": strides["scale_stride_page"],
+            "rope_stride_t": steps["data_stride_t"],
+            "rope_stride_page": steps["data_stride_page"],
+            "rope_scale_stride_t": steps["scale_stride_t"],
+            "rope_scale_stride_page": steps["scale_stride_page"],
             "table_stride": op.block_table.shape[1], "ROPE_ROW": row_constants(op.rope_cache),
             "ROPE_FIRST": op.rope_cache.latent, "PAGE": op.rope_cache.page_size,
             "TWO_TERMS": plan.config.terms == 2,
@@ -181,20 +167,15 @@ def _bulk_copied(x: Tensor) -> bool:
 def _latent(plan: Plan, op: LatentOperands, results: Results) -> Call:
     total_q, heads, _ = op.q.shape
     native = target_by_name(plan.target).has_e4m3
-    table = vector(op.block_table)
     tiles = total_q * heads // plan.config.BM + op.cu_seqlens_q.shape[0]
     arguments = {
-        "q_ptr": as_operand(op.q, native),
-        "table_ptr": table,
-        "lengths_ptr": vector(op.cache_lengths),
+        "table_ptr": vector(op.block_table), "table_stride": op.block_table.shape[1],
+        "lengths_ptr": vector(op.cache_lengths), "tiles": tiles,
         "most_keys": op.block_table.shape[1] * op.cache.page_size,
-        "tiles": tiles,
-        "table_stride": op.block_table.shape[1],
-        **_rows(plan, op.q, op.cache, op.cache.latent, native),
-        "PAGE": op.cache.page_size,
-        **_queries(op, results, op.weights),
-        **_common(plan, results, op.weights, op.q.shape[2] - op.cache.latent, op.d_v, heads),
-    }
+        **_rows(plan, op.cache, op.cache.latent, native), "PAGE": op.cache.page_size,
+        **_sequences(op),
+        **_common(plan, op, results, op.q.shape[2] - op.cache.latent, op.d_v, native),
+    }  # fmt: skip
     return Call(latent_kernel, tiles, arguments, SOURCES)
 
 
@@ -204,95 +185,57 @@ def _sparse(plan: Plan, op: SparseOperands, results: Results) -> Call:
     latent = op.cache.latent if isinstance(op.cache, LatentCache) else op.d_v
     blocks = -(-heads // plan.config.BM)
     indices = op.indices if op.indices.stride(1) == 1 else op.indices.contiguous()
-    logits = results.max_logits
     arguments = {
-        "q_ptr": as_operand(op.q, native),
-        "indices_ptr": indices,
-        "lengths_ptr": vector(op.topk_lengths),
-        "max_logits_ptr": logits,
-        "rows": op.rows,
-        "topk": indices.shape[1],
-        "head_blocks": blocks,
-        "indices_stride": indices.stride(0),
-        "logits_stride_t": 0 if logits is None else logits.stride(0),
-        "logits_stride_h": 0 if logits is None else logits.stride(1),
-        **_rows(plan, op.q, op.cache, latent, native),
-        **_common(plan, results, op.weights, width - latent, op.d_v, heads),
-        "q_stride_t": op.q.stride(0),
-        "q_stride_h": op.q.stride(1),
-    }
+        "indices_ptr": indices, "indices_stride": indices.stride(0), "topk": indices.shape[1],
+        "lengths_ptr": vector(op.topk_lengths), "rows": op.rows, "head_blocks": blocks,
+        "max_logits_ptr": results.max_logits, **strides("logits", results.max_logits),
+        **_rows(plan, op.cache, latent, native),
+        **_common(plan, op, results, width - latent, op.d_v, native),
+    }  # fmt: skip
     return Call(sparse_kernel, total_q * blocks, arguments, SOURCES)
 
 
-def _rows(
-    plan: Plan, q: Tensor, cache: LatentCache | Tensor, latent: int, native: bool
-) -> dict[str, Any]:
+def _rows(plan: Plan, cache: LatentCache | Tensor, latent: int, native: bool) -> dict[str, Any]:
     """The rows of the latent and sparse forms. PAGE 0: pages lie end to end, rows are enough."""
     data, scales = row_tensors(cache, native)
-    kind = row_type(cache)
     end_to_end = data.dim() == 2 or all(
         x is None or x.stride(0) == x.shape[1] * x.stride(1) for x in (data, scales)
     )
     return {
-        "data_ptr": data,
-        "scale_ptr": scales,
-        **row_strides(data, scales),
-        "D_LATENT": latent,
-        "LATENT": plan.config.nope_cols,
-        "ROPE": plan.config.rope_cols,
-        "TYPE": kind,
-        "ROW": row_constants(cache),
-        "PAGE": 0 if end_to_end else data.shape[1],
+        "data_ptr": data, "scale_ptr": scales, **row_strides(data, scales), "D_LATENT": latent,
+        "LATENT": plan.config.nope_cols, "ROPE": plan.config.rope_cols, "TYPE": row_type(cache),
+        "ROW": row_constants(cache), "PAGE": 0 if end_to_end else data.shape[1],
         "TWO_TERMS": plan.config.terms == 2,
         # A loop that names its stages has all of its loads pipelined, not only those of products.
         "STAGES": plan.config.num_stages if plan.config.branches else None,
         "BRANCH": plan.config.branches,
-    }
+    }  # fmt: skip
 
 
-def _queries(op: DenseOperands | LatentOperands, results: Results, w: Weights) -> dict[str, Any]:
+def _sequences(op: DenseOperands | LatentOperands) -> dict[str, Any]:
     """What the two forms with sequences share."""
     return {
-        "cu_q_ptr": vector(op.cu_seqlens_q),
-        "total_q": op.q.shape[0],
-        "batch": op.cu_seqlens_q.shape[0] - 1,
-        "first_sequence": 0,
-        "part_out_ptr": None,
-        "part_state_ptr": None,
-        "q_stride_t": op.q.stride(0),
-        "q_stride_h": op.q.stride(1),
-        "CAUSAL": op.causal,
-        "SPLIT": False,
-        "PROGRAMS": 0,
-        "MIN_KEYS": MIN_KEYS,
-        "KEY_STEP": KEY_STEP,
-    }
+        "cu_q_ptr": vector(op.cu_seqlens_q), "batch": op.cu_seqlens_q.shape[0] - 1,
+        "total_q": op.q.shape[0], "first_sequence": 0, "CAUSAL": op.causal,
+        "part_out_ptr": None, "part_state_ptr": None, "SPLIT": False, "PROGRAMS": 0,
+        "MIN_KEYS": MIN_KEYS, "KEY_STEP": KEY_STEP,
+    }  # fmt: skip
 
 
 def _common(
-    plan: Plan, results: Results, w: Weights, d_rope: int, d_v: int, heads: int
+    plan: Plan, op: Operands, results: Results, d_rope: int, d_v: int, native: bool
 ) -> dict[str, Any]:
-    """What all three kernels share: outputs, weights, tile."""
-    out, lse, config = results.out, results.lse, plan.config
+    """What all three kernels share: queries, outputs, weights, tile."""
+    config, weights = plan.config, op.weights
     return {
-        "out_ptr": out,
-        "lse_ptr": lse,
-        "sink_ptr": vector(w.sink),
-        "q_scale_ptr": vector(w.q_scale),
-        "k_scale_ptr": vector(w.k_scale),
-        "heads": heads,
-        "out_stride_t": out.stride(0),
-        "out_stride_h": out.stride(1),
-        "lse_stride_t": 0 if lse is None else lse.stride(0),
-        "lse_stride_h": 0 if lse is None else lse.stride(1),
-        **scale_arguments(w.scale),
-        "D_ROPE": d_rope,
-        "D_V": d_v,
-        "BM": config.BM,
-        "BN": config.BN,
-        "num_warps": config.num_warps,
-        "num_stages": config.num_stages,
-    }
+        "q_ptr": as_operand(op.q, native), **strides("q", op.q), "heads": op.q.shape[1],
+        "out_ptr": results.out, **strides("out", results.out),
+        "lse_ptr": results.lse, **strides("lse", results.lse),
+        "sink_ptr": vector(weights.sink), "q_scale_ptr": vector(weights.q_scale),
+        "k_scale_ptr": vector(weights.k_scale), **scale_arguments(weights.scale),
+        "D_ROPE": d_rope, "D_V": d_v, "BM": config.BM, "BN": config.BN,
+        "num_warps": config.num_warps, "num_stages": config.num_stages,
+    }  # fmt: skip
 
 
 def _with_splits(
@@ -314,16 +257,10 @@ def _with_splits(
     part_state = op.q.new_empty(group * programs, BM, 2, dtype=torch.float32)
     for first in range(0, batch, group):
         here = min(group, batch - first)
-        place = {
-            "part_out_ptr": part_out,
-            "part_state_ptr": part_state,
-            "first_sequence": first,
-        }
-        ranges = {**arguments, **place, "SPLIT": True}
-        yield Call(whole.kernel, here * programs, ranges, SOURCES)
+        place = {"part_out_ptr": part_out, "part_state_ptr": part_state, "first_sequence": first}
+        yield Call(whole.kernel, here * programs, arguments | place | {"SPLIT": True}, SOURCES)
         blocks = programs // 4 * (BM // MERGE_ROWS)
-        merged = {**_merge_arguments(arguments, op), **place}
-        yield Call(merge_kernel, here * blocks, merged, SOURCES)
+        yield Call(merge_kernel, here * blocks, _merge_arguments(arguments, op) | place, SOURCES)
 
 
 def _programs(plan: Plan, whole: Call, op: DenseOperands | LatentOperands) -> int:

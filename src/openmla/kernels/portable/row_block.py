@@ -34,36 +34,13 @@ def scores(q, k, s):
 
 @triton.jit
 def row_step(
-    acc,
-    row_max,
-    row_sum,
-    q,
-    q_rest,
-    q_rope,
-    q_rope_rest,
-    data_ptr,
-    scale_ptr,
-    data_row,
-    scale_row,
-    row_ok,
-    visible,
-    key_factor,
-    row_factor,
-    factor,
-    go,
-    some,
-    D_LATENT: tl.constexpr,
-    D_ROPE: tl.constexpr,
-    LATENT: tl.constexpr,
-    ROPE: tl.constexpr,
-    TYPE: tl.constexpr,
-    ROW: tl.constexpr,
-    TWO_TERMS: tl.constexpr,
-    BN: tl.constexpr,
-    BRANCH: tl.constexpr,
-    MASK_ROWS: tl.constexpr,
-    MASKED: tl.constexpr,
-):
+    acc, row_max, row_sum, q, q_rest, q_rope, q_rope_rest,
+    data_ptr, scale_ptr,
+    data_row, scale_row, row_ok, visible, key_factor, row_factor, factor, go, some,
+    D_LATENT: tl.constexpr, D_ROPE: tl.constexpr, LATENT: tl.constexpr, ROPE: tl.constexpr,
+    TYPE: tl.constexpr, ROW: tl.constexpr, TWO_TERMS: tl.constexpr, BN: tl.constexpr,
+    BRANCH: tl.constexpr, MASK_ROWS: tl.constexpr, MASKED: tl.constexpr,
+):  # fmt: skip
     """Take in the rows at data_row (int64 offsets); returns acc, row_max, row_sum.
 
     row_ok: [BN], rows that may be read, used when MASK_ROWS.
@@ -93,55 +70,25 @@ def row_step(
                     s_latent = scores(q_rest, k, s_latent)
                 s = s_latent * factor + s_rope
             acc, row_max, row_sum = _weigh(
-                acc,
-                row_max,
-                row_sum,
-                s,
-                k,
-                visible,
-                key_factor,
-                row_factor,
-                1.0,
-                TYPE,
-                TWO_TERMS,
+                acc, row_max, row_sum, s, k, visible, key_factor, row_factor, 1.0, TYPE, TWO_TERMS,
                 MASKED,
-            )
+            )  # fmt: skip
     else:
         s = scores(q, k, s_rope)
         if TWO_TERMS:
             s = scores(q_rest, k, s)
         acc, row_max, row_sum = _weigh(
-            acc,
-            row_max,
-            row_sum,
-            s,
-            k,
-            visible,
-            key_factor,
-            row_factor,
-            factor,
-            TYPE,
-            TWO_TERMS,
+            acc, row_max, row_sum, s, k, visible, key_factor, row_factor, factor, TYPE, TWO_TERMS,
             MASKED,
-        )
+        )  # fmt: skip
     return acc, row_max, row_sum
 
 
 @triton.jit
 def _weigh(
-    acc,
-    row_max,
-    row_sum,
-    s,
-    k,
-    visible,
-    key_factor,
-    row_factor,
-    factor,
-    TYPE: tl.constexpr,
-    TWO_TERMS: tl.constexpr,
-    MASKED: tl.constexpr,
-):
+    acc, row_max, row_sum, s, k, visible, key_factor, row_factor, factor,
+    TYPE: tl.constexpr, TWO_TERMS: tl.constexpr, MASKED: tl.constexpr,
+):  # fmt: skip
     """Softmax over scores s, and its product with the rows k."""
     if key_factor is not None:
         s = s * (key_factor * factor)[None, :]

@@ -64,14 +64,10 @@ def two_terms(x, TYPE: tl.constexpr):
 
 @triton.jit
 def load_query(
-    pointers,
-    row_ok,
-    WIDTH: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    TYPE: tl.constexpr,
-    SIGN: tl.constexpr,
+    pointers, row_ok,
+    WIDTH: tl.constexpr, COLUMNS: tl.constexpr, TYPE: tl.constexpr, SIGN: tl.constexpr,
     TWO_TERMS: tl.constexpr,
-):
+):  # fmt: skip
     """A tile of queries [BM, COLUMNS] as TYPE, and its second term (without one, itself)."""
     tile = load_tile(pointers, row_ok, tl.arange(0, COLUMNS) < WIDTH, True, COLUMNS != WIDTH)
     if SIGN != 1:
@@ -110,14 +106,10 @@ def _load_bytes(pointers, row_ok, column_ok, BYTES: tl.constexpr, MASK_COLUMNS: 
 @triton.jit
 def _bf16_columns(
     data_ptr,
-    data_row,
-    row_ok,
-    FIRST: tl.constexpr,
-    WIDTH: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    ROW: tl.constexpr,
+    data_row, row_ok,
+    FIRST: tl.constexpr, WIDTH: tl.constexpr, COLUMNS: tl.constexpr, ROW: tl.constexpr,
     MASKED: tl.constexpr,
-):
+):  # fmt: skip
     """Columns FIRST … FIRST+WIDTH-1 of rows, as far as they are bf16 beside e4m3; others are 0."""
     AT: tl.constexpr = ROW[0] - FIRST  # the first of them
     SOME: tl.constexpr = AT > 0 or COLUMNS != WIDTH
@@ -147,17 +139,11 @@ def _power_of_two(exponent):
 
 @triton.jit
 def _load_scales(
-    data_ptr,
-    scale_ptr,
-    data_row,
-    scale_row,
-    row_ok,
-    FIRST: tl.constexpr,
-    WIDTH: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    ROW: tl.constexpr,
+    data_ptr, scale_ptr,
+    data_row, scale_row, row_ok,
+    FIRST: tl.constexpr, WIDTH: tl.constexpr, COLUMNS: tl.constexpr, ROW: tl.constexpr,
     MASKED: tl.constexpr,
-):
+):  # fmt: skip
     """Scales of columns FIRST … FIRST+WIDTH-1, fp32 [rows, runs of columns that share one]."""
     BLOCK: tl.constexpr = ROW[1]
     # The widest runs of columns that share a scale, wherever FIRST lies in its block.
@@ -196,18 +182,11 @@ def _scaled(x, scales):
 
 @triton.jit
 def read_columns(
-    data_ptr,
-    scale_ptr,
-    data_row,
-    scale_row,
-    row_ok,
-    FIRST: tl.constexpr,
-    WIDTH: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    ROW: tl.constexpr,
-    TYPE: tl.constexpr,
-    MASKED: tl.constexpr,
-):
+    data_ptr, scale_ptr,
+    data_row, scale_row, row_ok,
+    FIRST: tl.constexpr, WIDTH: tl.constexpr, COLUMNS: tl.constexpr, ROW: tl.constexpr,
+    TYPE: tl.constexpr, MASKED: tl.constexpr,
+):  # fmt: skip
     """Columns FIRST … FIRST+WIDTH-1 of rows, padded to COLUMNS; int64 offsets data_row, scale_row.
 
     Offsets count elements of data_ptr (bytes, if rows have e4m3 columns) and of scale_ptr.

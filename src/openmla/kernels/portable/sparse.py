@@ -45,50 +45,17 @@ def survey(indices, count, rows):
 
 @triton.jit(do_not_specialize=COUNTS)
 def sparse_kernel(
-    q_ptr,
-    data_ptr,
-    scale_ptr,
-    indices_ptr,
-    lengths_ptr,
-    out_ptr,
-    lse_ptr,
-    max_logits_ptr,
-    sink_ptr,
-    q_scale_ptr,
-    k_scale_ptr,
-    factor,
-    rows,
-    topk,
-    heads,
-    head_blocks,
-    q_stride_t,
-    q_stride_h,
-    data_stride_page,
-    data_stride_t,
-    scale_stride_page,
-    scale_stride_t,
-    indices_stride,
-    out_stride_t,
-    out_stride_h,
-    lse_stride_t,
-    lse_stride_h,
-    logits_stride_t,
-    logits_stride_h,
-    SIGN: tl.constexpr,
-    D_LATENT: tl.constexpr,
-    D_ROPE: tl.constexpr,
-    D_V: tl.constexpr,
-    LATENT: tl.constexpr,
-    ROPE: tl.constexpr,
-    TYPE: tl.constexpr,
-    ROW: tl.constexpr,
-    PAGE: tl.constexpr,
-    TWO_TERMS: tl.constexpr,
-    STAGES: tl.constexpr,
-    BRANCH: tl.constexpr,
-    BM: tl.constexpr,
-    BN: tl.constexpr,
-):
+    q_ptr, data_ptr, scale_ptr, indices_ptr, lengths_ptr, out_ptr, lse_ptr, max_logits_ptr,
+    sink_ptr, q_scale_ptr, k_scale_ptr,
+    factor, rows, topk, heads, head_blocks,
+    q_stride_t, q_stride_h, data_stride_page, data_stride_t, scale_stride_page, scale_stride_t,
+    indices_stride, out_stride_t, out_stride_h, lse_stride_t, lse_stride_h,
+    logits_stride_t, logits_stride_h,
+    SIGN: tl.constexpr, D_LATENT: tl.constexpr, D_ROPE: tl.constexpr, D_V: tl.constexpr,
+    LATENT: tl.constexpr, ROPE: tl.constexpr, TYPE: tl.constexpr, ROW: tl.constexpr,
+    PAGE: tl.constexpr, TWO_TERMS: tl.constexpr, STAGES: tl.constexpr, BRANCH: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr,
+):  # fmt: skip
     """One token and BM of its heads; see the top of the file."""
     program = tl.program_id(0)
     token = (program // head_blocks).to(tl.int64)
@@ -107,14 +74,9 @@ def sparse_kernel(
     q_rope_rest = q
     if ROPE > 0:
         q_rope, q_rope_rest = load_query(
-            q_row + D_LATENT + tl.arange(0, ROPE)[None, :],
-            head_ok,
-            D_ROPE,
-            ROPE,
-            TYPE,
-            SIGN,
+            q_row + D_LATENT + tl.arange(0, ROPE)[None, :], head_ok, D_ROPE, ROPE, TYPE, SIGN,
             TWO_TERMS,
-        )
+        )  # fmt: skip
     row_factor = None
     if q_scale_ptr is not None:
         row_factor = tl.load(q_scale_ptr + token) + tl.zeros([BM], tl.float32)
@@ -154,36 +116,11 @@ def sparse_kernel(
             if k_scale_ptr is not None:
                 key_factor = tl.load(k_scale_ptr + index)
             acc, row_max, row_sum = row_step(
-                acc,
-                row_max,
-                row_sum,
-                q,
-                q_rest,
-                q_rope,
-                q_rope_rest,
-                data_ptr,
-                scale_ptr,
-                data_row,
-                scale_row,
-                ok,
-                ok[None, :],
-                key_factor,
-                row_factor,
-                factor,
-                start < end,
-                rows > 0,
-                D_LATENT,
-                D_ROPE,
-                LATENT,
-                ROPE,
-                TYPE,
-                ROW,
-                TWO_TERMS,
-                BN,
-                BRANCH,
-                False,
+                acc, row_max, row_sum, q, q_rest, q_rope, q_rope_rest, data_ptr, scale_ptr,
+                data_row, scale_row, ok, ok[None, :], key_factor, row_factor, factor, start < end,
+                rows > 0, D_LATENT, D_ROPE, LATENT, ROPE, TYPE, ROW, TWO_TERMS, BN, BRANCH, False,
                 masked == 1,
-            )
+            )  # fmt: skip
 
     sink = None
     if sink_ptr is not None:

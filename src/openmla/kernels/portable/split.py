@@ -26,32 +26,13 @@ COUNTS = ["total_q", "most_keys", "batch", "heads", "first_sequence"]
 
 @triton.jit(do_not_specialize=COUNTS)
 def merge_kernel(
-    part_out_ptr,
-    part_state_ptr,
-    out_ptr,
-    lse_ptr,
-    sink_ptr,
-    cu_q_ptr,
-    cu_k_ptr,
-    k_start_ptr,
+    part_out_ptr, part_state_ptr, out_ptr, lse_ptr, sink_ptr, cu_q_ptr, cu_k_ptr, k_start_ptr,
     lengths_ptr,
-    total_q,
-    most_keys,
-    batch,
-    heads,
-    first_sequence,
-    out_stride_t,
-    out_stride_h,
-    lse_stride_t,
-    lse_stride_h,
-    D_V: tl.constexpr,
-    VALUE: tl.constexpr,
-    PACKED: tl.constexpr,
-    PROGRAMS: tl.constexpr,
-    MIN_KEYS: tl.constexpr,
-    BM: tl.constexpr,
-    ROWS: tl.constexpr,
-):
+    total_q, most_keys, batch, heads, first_sequence,
+    out_stride_t, out_stride_h, lse_stride_t, lse_stride_h,
+    D_V: tl.constexpr, VALUE: tl.constexpr, PACKED: tl.constexpr, PROGRAMS: tl.constexpr,
+    MIN_KEYS: tl.constexpr, BM: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
     """ROWS rows of one split tile; see the top of the file."""
     blocks: tl.constexpr = BM // ROWS
     program = tl.program_id(0)

@@ -15,7 +15,7 @@ from triton.experimental.gluon import language as gl
 
 from openmla.cache import LatentCache
 from openmla.kernels.blackwell.dense.kernel import dense_kernel
-from openmla.kernels.call import Call, scale_arguments, vector
+from openmla.kernels.call import Call, scale_arguments, strides, vector
 from openmla.kernels.gluon.descriptors import (
     line,
     pages,
@@ -44,28 +44,16 @@ def calls(plan: Plan, op: DenseOperands, results: Results) -> Iterator[Call]:
     config: MLAConfig = plan.config
     total_q, heads, _ = op.q.shape
     batch = op.cu_seqlens_q.shape[0] - 1
-    out, lse = results.out, results.lse
     arguments = {
-        **constexprs_of(plan.problem, config),
-        **_descriptors(config, op),
-        **scale_arguments(op.weights.scale),
-        "out_ptr": out,
-        "lse_ptr": lse,
-        "sink_ptr": vector(op.weights.sink),
-        "cu_q_ptr": vector(op.cu_seqlens_q),
-        "cu_k_ptr": vector(op.cu_seqlens_k),
-        "table_ptr": vector(op.block_table),
-        "q_scale_ptr": vector(op.weights.q_scale),
-        "batch": batch,
-        "total_q": total_q,
-        "total_k": op.k_nope.shape[0],
-        "heads": heads,
+        **constexprs_of(plan.problem, config), **_descriptors(config, op),
+        "out_ptr": results.out, **strides("out", results.out, VECTOR),
+        "lse_ptr": results.lse, **strides("lse", results.lse),
+        "sink_ptr": vector(op.weights.sink), "q_scale_ptr": vector(op.weights.q_scale),
+        **scale_arguments(op.weights.scale), "cu_q_ptr": vector(op.cu_seqlens_q),
+        "cu_k_ptr": vector(op.cu_seqlens_k), "table_ptr": vector(op.block_table),
         "table_stride": 0 if op.block_table is None else op.block_table.shape[1],
-        "out_stride_t": out.stride(0) // VECTOR,
-        "out_stride_h": out.stride(1) // VECTOR,
-        "lse_stride_t": 0 if lse is None else lse.stride(0),
-        "lse_stride_h": 0 if lse is None else lse.stride(1),
-    }
+        "batch": batch, "total_q": total_q, "total_k": op.k_nope.shape[0], "heads": heads,
+    }  # fmt: skip
     blocks = (total_q // config.BM + batch + 1) * heads
     yield Call(dense_kernel, blocks, arguments)
 
@@ -86,9 +74,7 @@ def constexprs_of(problem: Problem, config: MLAConfig) -> dict[str, Any]:
     )
     raw_layout = tile_layout(config.rope_depth, 2, 1, 64)
     return {
-        "QUERIES": kernel.queries,
-        "GROUPS": 1 if config.single_o else 2,
-        "BN": config.BN,
+        "QUERIES": kernel.queries, "GROUPS": 1 if config.single_o else 2, "BN": config.BN,
         "RING": (config.use_fused_kv, config.num_kv_stages, kernel.ropes),
         "DIMS": (main, tail, config.rope_depth, config.v_depth),
         "ROPE": (problem.rope, config.page_size),
@@ -136,11 +122,9 @@ def _descriptors(config: MLAConfig, op: DenseOperands) -> dict[str, Any]:
         "k_tail_desc": rows_of_heads(op.k_nope, BN, tail) if tail else None,
         "v_desc": ragged(op.v, BN),
         "k_scale_desc": None if k_scale is None else line(k_scale, BN),
-        "rope_scales_ptr": None,
-        "scales_stride_p": 0,
-        "scales_stride_r": 0,
         "ROPE_SCALES": rope_scales(op.rope_cache),
-    }
+        "rope_scales_ptr": None, "scales_stride_p": 0, "scales_stride_r": 0,
+    }  # fmt: skip
     cache = op.rope_cache
     if cache is not None:
         box = math.gcd(cache.page_size, BN)

@@ -62,15 +62,9 @@ def accumulate(tmem, v, tile: gl.constexpr, out: gl.constexpr, first, TMEM: gl.c
 
 @gluon.jit
 def multiply_two(
-    smem,
-    tmem,
-    bars,
-    blocks,
-    RING: gl.constexpr,
-    DIMS: gl.constexpr,
-    RAW: gl.constexpr,
-    TMEM: gl.constexpr,
-):
+    smem, tmem, bars, blocks,
+    RING: gl.constexpr, DIMS: gl.constexpr, RAW: gl.constexpr, TMEM: gl.constexpr,
+):  # fmt: skip
     """Both query tiles over every block."""
     ring, second, s_full, p_full, o_full, wide = bars
     full, empty = ring
@@ -137,15 +131,9 @@ def add_block(smem, tmem, bars, j, tile: gl.constexpr, RING: gl.constexpr, TMEM:
 
 @gluon.jit
 def multiply_one(
-    smem,
-    tmem,
-    bars,
-    blocks,
-    RING: gl.constexpr,
-    DIMS: gl.constexpr,
-    RAW: gl.constexpr,
-    TMEM: gl.constexpr,
-):
+    smem, tmem, bars, blocks,
+    RING: gl.constexpr, DIMS: gl.constexpr, RAW: gl.constexpr, TMEM: gl.constexpr,
+):  # fmt: skip
     """One query tile; block j's scores are in score tile j % 2, one accumulator takes all."""
     for tile in gl.static_range(2):
         if tile < blocks:

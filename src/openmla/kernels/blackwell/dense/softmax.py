@@ -144,20 +144,9 @@ def softmax_two(
     for j in range(0, blocks - whole):
         skip = (blocks - 1 - j) * BN
         state = weigh(
-            tmem,
-            bars,
-            state,
-            WHO,
-            j,
-            j,
-            (seen - skip, keys - skip),
-            factor,
-            by,
-            2,
-            True,
-            HOW,
+            tmem, bars, state, WHO, j, j, (seen - skip, keys - skip), factor, by, 2, True, HOW,
             TMEM,
-        )
+        )  # fmt: skip
     for j in range(blocks - whole, blocks):
         state = weigh(tmem, bars, state, WHO, j, j, (seen, keys), factor, by, 2, False, HOW, TMEM)
     if blocks > 0:

@@ -19,7 +19,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from openmla.cache import LatentCache
 from openmla.errors import Unsupported
 from openmla.kernels.blackwell.sparse.kernel import sparse_kernel
-from openmla.kernels.call import Call, vector
+from openmla.kernels.call import Call, strides, vector
 from openmla.kernels.gluon.compat import pair_tmem_layout, tmem_reg_layout
 from openmla.kernels.gluon.descriptors import tile_layout
 from openmla.operands import Results, SparseOperands
@@ -64,29 +64,17 @@ def calls(plan: Plan, op: SparseOperands, results: Results) -> Iterator[Call]:
         results.clear()  # no index counts, and a descriptor cannot describe an empty tensor
         return
     source = source_of(op.cache, plan.config.qk_depth)
-    config = plan.config
+    config, kernel = plan.config, SparseKernel(plan.config, plan.problem)
     tokens, heads, _ = op.q.shape
     blocks = -(-heads // config.padded_num_q_heads)
     arguments = {
-        **constexprs_of(
-            SparseKernel(config, plan.problem),
-            source.cache,
-            source.data.page_size,
-            source.scales.page_size,
-        ),
-        **_descriptors(config, op, source, results),
-        **_vectors(op, results),
-        "factor": op.weights.scale * LOG2_E,
-        "rows": op.rows,
-        "topk": op.indices.shape[1],
-        "heads": heads,
-        "head_blocks": blocks,
-        "page_step": source.data.page_step,
-        "row_step": source.data.row_step,
-        "scale_ptr": source.scales.tensor,
-        "scale_stride_page": source.scales.page_step,
+        **constexprs_of(kernel, source.cache, source.data.page_size, source.scales.page_size),
+        **_descriptors(config, op, source, results), **_vectors(op, results),
+        "factor": op.weights.scale * LOG2_E, "heads": heads, "head_blocks": blocks,
+        "rows": op.rows, "page_step": source.data.page_step, "row_step": source.data.row_step,
+        "scale_ptr": source.scales.tensor, "scale_stride_page": source.scales.page_step,
         "scale_stride_row": source.scales.row_step,
-    }
+    }  # fmt: skip
     yield Call(sparse_kernel, tokens * blocks, arguments)
 
 
@@ -228,17 +216,10 @@ def _descriptors(
 
 
 def _vectors(op: SparseOperands, results: Results) -> dict[str, Any]:
-    lse, logits = results.lse, results.max_logits
     indices = op.indices if op.indices.stride(1) == 1 else op.indices.contiguous()
     return {
-        "indices_ptr": indices,
-        "lengths_ptr": vector(op.topk_lengths),
-        "lse_ptr": lse,
-        "max_logits_ptr": logits,
-        "sink_ptr": vector(op.weights.sink),
-        "indices_stride": indices.stride(0),
-        "lse_stride_t": 0 if lse is None else lse.stride(0),
-        "lse_stride_h": 0 if lse is None else lse.stride(1),
-        "logits_stride_t": 0 if logits is None else logits.stride(0),
-        "logits_stride_h": 0 if logits is None else logits.stride(1),
-    }
+        "indices_ptr": indices, "indices_stride": indices.stride(0), "topk": indices.shape[1],
+        "lengths_ptr": vector(op.topk_lengths), "sink_ptr": vector(op.weights.sink),
+        "lse_ptr": results.lse, **strides("lse", results.lse),
+        "max_logits_ptr": results.max_logits, **strides("logits", results.max_logits),
+    }  # fmt: skip

@@ -14,7 +14,7 @@ from torch import Tensor
 from triton.experimental.gluon import language as gl
 
 from openmla.errors import Unsupported
-from openmla.kernels.call import Call, scale_arguments, vector
+from openmla.kernels.call import Call, scale_arguments, strides, vector
 from openmla.kernels.cdna4.dense.kernel import dense_kernel
 from openmla.kernels.cdna4.layouts import k_layouts, matrix_layouts, q_layouts, v_layouts
 from openmla.kernels.gluon.compat import RENAMED
@@ -29,11 +29,7 @@ OFFSET_LIMIT = 2**31
 #: accumulators, and softmax, which cannot work on those, spills. Triton 3.6 has no such option;
 #: it does not compile these kernels either (see openmla.dispatch), but the simulator runs them.
 COMPILER_OPTIONS = {"llvm_fn_attrs": "amdgpu-agpr-alloc=0"} if RENAMED else {}
-_TYPES = {
-    "float8_e4m3fn": gl.float8e4nv,
-    "bfloat16": gl.bfloat16,
-    "float16": gl.float16,
-}
+_TYPES = {"float8_e4m3fn": gl.float8e4nv, "bfloat16": gl.bfloat16, "float16": gl.float16}
 
 
 def calls(plan: Plan, op: DenseOperands, results: Results) -> Iterator[Call]:
@@ -48,27 +44,15 @@ def calls(plan: Plan, op: DenseOperands, results: Results) -> Iterator[Call]:
     batch = op.cu_seqlens_q.shape[0] - 1
     tiles = op.q.shape[0] // block.BM + batch + 1
     arguments = {
-        **dense_constexprs(block),
-        **_rope(op, block.KV_BLOCK),
-        **outputs(results),
-        **scale_arguments(op.weights.scale),
-        "q_ptr": op.q,
-        "k_ptr": op.k_nope,
-        "v_ptr": op.v,
-        "sink_ptr": vector(op.weights.sink),
-        "cu_q_ptr": vector(op.cu_seqlens_q),
-        "cu_k_ptr": vector(op.cu_seqlens_k),
-        "batch": batch,
-        "total_q": op.q.shape[0],
-        "total_k": op.k_nope.shape[0],
-        "heads": heads,
-        "tiles": tiles,
-        **strides("q", op.q, block.BM),
-        **strides("k", op.k_nope, block.KV_BLOCK),
-        **strides("v", op.v, block.KV_BLOCK),
-        **strides("out", results.out),
-        "CAUSAL": op.causal,
-    }
+        **dense_constexprs(block), "CAUSAL": op.causal,
+        "q_ptr": op.q, **piece_strides("q", op.q, block.BM),
+        "k_ptr": op.k_nope, **piece_strides("k", op.k_nope, block.KV_BLOCK),
+        "v_ptr": op.v, **piece_strides("v", op.v, block.KV_BLOCK),
+        **_rope(op, block.KV_BLOCK), **outputs(results), **scale_arguments(op.weights.scale),
+        "sink_ptr": vector(op.weights.sink), "cu_q_ptr": vector(op.cu_seqlens_q),
+        "cu_k_ptr": vector(op.cu_seqlens_k), "batch": batch, "total_q": op.q.shape[0],
+        "total_k": op.k_nope.shape[0], "heads": heads, "tiles": tiles,
+    }  # fmt: skip
     rope_heads = 1 if op.k_rope is None or op.k_rope.dim() == 2 else op.k_rope.shape[1]
     arguments["GROUPS"] = (heads // op.k_nope.shape[1], heads // rope_heads)
     yield Call(dense_kernel, tiles * heads, arguments)
@@ -97,7 +81,7 @@ def dense_constexprs(block: MlaPrefillV2 | MlaPrefill16) -> dict[str, Any]:
     }
 
 
-def strides(name: str, x: Tensor, rows: int = 0) -> dict[str, int]:
+def piece_strides(name: str, x: Tensor, rows: int = 0) -> dict[str, int]:
     """Token and head strides in pieces of 16 bytes; tiles of so many rows are copied to LDS."""
     piece = PIECE_BYTES // x.element_size()
     if rows * x.stride(0) * x.element_size() >= OFFSET_LIMIT:
@@ -106,7 +90,7 @@ def strides(name: str, x: Tensor, rows: int = 0) -> dict[str, int]:
             "one tile cannot address",
             nearest="a tensor whose rows lie closer together, or backend='portable'",
         )
-    return {f"{name}_stride_t": x.stride(0) // piece, f"{name}_stride_h": x.stride(1) // piece}
+    return strides(name, x, piece)
 
 
 def _rope(op: DenseOperands, keys: int) -> dict[str, Any]:
@@ -119,25 +103,17 @@ def _rope(op: DenseOperands, keys: int) -> dict[str, Any]:
         data = op.rope_cache.data
         piece = PIECE_BYTES // data.element_size()
         return found | {
-            "rope_ptr": data,
-            "table_ptr": vector(op.block_table),
-            "table_stride": op.block_table.shape[1],
-            "rope_stride_page": data.stride(0) // piece,
-            "rope_stride_t": data.stride(1) // piece,
-            "ROPE_AT": op.rope_cache.latent,
+            "rope_ptr": data, "rope_stride_page": data.stride(0) // piece,
+            "rope_stride_t": data.stride(1) // piece, "table_ptr": vector(op.block_table),
+            "table_stride": op.block_table.shape[1], "ROPE_AT": op.rope_cache.latent,
             "PAGE": op.rope_cache.page_size,
-        }
+        }  # fmt: skip
     assert op.k_rope is not None
     rope = op.k_rope if op.k_rope.dim() == 3 else op.k_rope[:, None]
-    return found | {"rope_ptr": rope} | strides("rope", rope, keys)
+    return found | {"rope_ptr": rope} | piece_strides("rope", rope, keys)
 
 
 def outputs(results: Results) -> dict[str, Any]:
     """Where rows and their lse go."""
-    lse = results.lse
-    return {
-        "out_ptr": results.out,
-        "lse_ptr": lse,
-        "lse_stride_t": 0 if lse is None else lse.stride(0),
-        "lse_stride_h": 0 if lse is None else lse.stride(1),
-    }
+    out, lse = results.out, results.lse
+    return {"out_ptr": out, "lse_ptr": lse, **piece_strides("out", out), **strides("lse", lse)}

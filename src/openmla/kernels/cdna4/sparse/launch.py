@@ -10,13 +10,8 @@ from torch import Tensor
 from triton.experimental.gluon import language as gl
 
 from openmla.cache import LatentCache
-from openmla.kernels.call import Call, scale_arguments, vector
-from openmla.kernels.cdna4.dense.launch import (
-    COMPILER_OPTIONS,
-    PIECE_BYTES,
-    outputs,
-    strides,
-)
+from openmla.kernels.call import Call, scale_arguments, strides, vector
+from openmla.kernels.cdna4.dense.launch import COMPILER_OPTIONS, PIECE_BYTES, outputs, piece_strides
 from openmla.kernels.cdna4.layouts import latent_layouts, rope_layouts, sparse_matrix_layouts
 from openmla.kernels.cdna4.sparse.kernel import sparse_kernel
 from openmla.operands import Results, SparseOperands
@@ -45,27 +40,15 @@ def calls(plan: Plan, op: SparseOperands, results: Results) -> Iterator[Call]:
     block = plan.config
     total_q, heads, _ = op.q.shape
     indices = op.indices if op.indices.stride(1) == 1 else op.indices.contiguous()
-    logits = results.max_logits
     arguments = {
-        **sparse_constexprs(block),
+        **sparse_constexprs(block), "q_ptr": op.q, **piece_strides("q", op.q),
         **_rows(parts_of(op.cache, block.latent)),
-        **outputs(results),
-        **scale_arguments(op.weights.scale),
-        "q_ptr": op.q,
-        "indices_ptr": indices,
-        "lengths_ptr": vector(op.topk_lengths),
-        "logits_ptr": logits,
-        "logits_stride_t": 0 if logits is None else logits.stride(0),
-        "logits_stride_h": 0 if logits is None else logits.stride(1),
-        "sink_ptr": vector(op.weights.sink),
-        "rows": op.rows,
-        "topk": indices.shape[1],
-        "heads": heads,
-        "head_blocks": block.row_blocks,
-        "indices_stride": indices.stride(0),
-        **strides("q", op.q),
-        **strides("out", results.out),
-    }
+        **outputs(results), **scale_arguments(op.weights.scale),
+        "logits_ptr": results.max_logits, **strides("logits", results.max_logits),
+        "indices_ptr": indices, "indices_stride": indices.stride(0), "topk": indices.shape[1],
+        "lengths_ptr": vector(op.topk_lengths), "sink_ptr": vector(op.weights.sink),
+        "rows": op.rows, "heads": heads, "head_blocks": block.row_blocks,
+    }  # fmt: skip
     yield Call(sparse_kernel, total_q * block.row_blocks, arguments)
 
 

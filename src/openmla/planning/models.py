@@ -62,17 +62,8 @@ _MODELS = (
         "deepseek-v4-flash", 64, 512, 448, 64, 512, topk=512, window=128, one_row=True, sink=True
     ),
     Model(
-        "deepseek-v4-pro",
-        128,
-        512,
-        448,
-        64,
-        512,
-        topk=1024,
-        evidence="reported",
-        window=128,
-        one_row=True,
-        sink=True,
+        "deepseek-v4-pro", 128, 512, 448, 64, 512, topk=1024, evidence="reported", window=128,
+        one_row=True, sink=True,
     ),
     Model("kimi-k2", 64, 512, 128, 64, 128, evidence="reported"),
     Model("kimi-k2.5", 64, 512, 128, 64, 128, evidence="reported"),
@@ -92,7 +83,7 @@ _MODELS = (
     Model("a.x-k1", 64, 512, 128, 64, 128),
     Model("a.x-k2", 32, 128, 64, 32, 64, topk=2048),
     Model("dots3", 64, 512, 128, 64, 128),
-)
+)  # fmt: skip
 MODELS = {model.name: model for model in _MODELS}
 DTYPES = ("bf16", "fp16", "e4m3", *(name for name in CACHE_FORMATS if name != "bf16"))
 

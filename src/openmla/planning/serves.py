@@ -69,6 +69,9 @@ YES_OR_NO = OneOf(False, True)
 ALIGNED = OneOf(
     True, why="a pointer or stride is no multiple of 16 bytes, as asynchronous copies demand"
 )
+MOST_PAGE_ROWS = 1024
+LONG_NAMES = {"bf16": "bfloat16", "fp16": "float16", "e4m3": "float8_e4m3fn"}
+"""Element types as the configs of Blackwell and CDNA4 call them."""
 FP8_CACHES = tuple(name for name, format in FORMATS.items() if format.scale)
 GLUON_CACHES = ("fp8_656", "fp8_block32", "fp8_block64", "fp8_block128", "fp8_token")
 """FP8 caches that the loaders of the Gluon kernels unpack."""
@@ -77,6 +80,11 @@ GLUON_CACHES = ("fp8_656", "fp8_block32", "fp8_block64", "fp8_block128", "fp8_to
 def alike(*dtypes: str) -> tuple[tuple[str, ...], ...]:
     """Q, K, V and rope of one element type: rows of the `DTYPES` group."""
     return tuple((dtype,) * 4 for dtype in dtypes)
+
+
+def either(*names: str) -> dict[Field, Allowed]:
+    """Flags that may be set or not."""
+    return dict.fromkeys(names, YES_OR_NO)
 
 
 DTYPES = ("q_dtype", "kv_dtype", "v_dtype", "rope_dtype")

@@ -19,17 +19,16 @@ from openmla.planning.serves import (
     DTYPES,
     GLUON_CACHES,
     LENGTHS,
-    YES_OR_NO,
+    LONG_NAMES,
+    MOST_PAGE_ROWS,
     OneOf,
     Range,
     Serves,
     alike,
+    either,
 )
 from openmla.planning.target import Target
 from openmla.problem import MAX_HEADS, ROPE_SOURCES, Problem
-
-_LONG_NAMES = {"bf16": "bfloat16", "fp16": "float16", "e4m3": "float8_e4m3fn"}
-MOST_PAGE_ROWS = 1024
 
 # Dense, with rope.
 
@@ -39,9 +38,9 @@ def _mla(problem: Problem, target: Target) -> MLAConfig:
     stored = "e4m3" if problem.rope_dtype in GLUON_CACHES else problem.rope_dtype
     used = qkv if stored == qkv else "bf16"
     config = select_mla_prefill_config(
-        qkv_dtype=_LONG_NAMES[qkv],
-        rope_gmem_dtype=_LONG_NAMES[stored],
-        rope_mma_dtype=_LONG_NAMES[used],
+        qkv_dtype=LONG_NAMES[qkv],
+        rope_gmem_dtype=LONG_NAMES[stored],
+        rope_mma_dtype=LONG_NAMES[used],
         scale_dtype=_scale_dtype(problem),
         num_q_heads=problem.heads,
         group=1 if problem.rope == "per_head" else problem.heads,
@@ -77,7 +76,7 @@ def _fewer_query_tiles(config: MLAConfig, problem: Problem, target: Target) -> M
 
 def _fa4(problem: Problem, target: Target) -> FA4Config:
     """Plain attention: 2Q, else 1Q, else one accumulator."""
-    qkv_dtype = _LONG_NAMES[problem.q_dtype]
+    qkv_dtype = LONG_NAMES[problem.q_dtype]
     two_q = FA4Config(
         qkv_dtype=qkv_dtype,
         scale_dtype=_scale_dtype(problem),
@@ -131,29 +130,32 @@ def _dense_map(config: FA4Config) -> MemoryMap:
 _EVERY_DENSE = {
     "form": OneOf("dense"),
     "heads": Range(1, MAX_HEADS),
-    "causal": YES_OR_NO,
-    "has_sink": YES_OR_NO,
-    "has_q_scale": YES_OR_NO,
-    "has_k_scale": YES_OR_NO,
-    "wants_lse": YES_OR_NO,
+    **either("causal", "has_sink", "has_q_scale", "has_k_scale", "wants_lse"),
     **LENGTHS,
     "aligned_16": ALIGNED,
+}
+_WITHOUT_ROPE = {
+    **_EVERY_DENSE,
+    "d_nope": Range(64, 256, 8),
+    "d_rope": OneOf(0),
+    "d_v": Range(8, 384, 8),
+    DTYPES: OneOf(*alike("bf16", "fp16", "e4m3")),
+    "rope": OneOf(*ROPE_SOURCES),
 }
 
 
 def _with_rope(*dtypes: tuple[str, ...], coarse: str = "") -> Kernel:
+    served = {
+        **_EVERY_DENSE,
+        "d_nope": OneOf(64, 128, 192, 256, 320, 384),
+        "d_rope": OneOf(ROPE_DEPTH),
+        "d_v": OneOf(64, 128, 256),
+        DTYPES: OneOf(*dtypes),
+        "rope": OneOf("shared", "per_head", "cache"),
+        "page_size": Range(0, MOST_PAGE_ROWS),
+    }
     return Kernel(
-        serves=Serves(
-            {
-                **_EVERY_DENSE,
-                "d_nope": OneOf(64, 128, 192, 256, 320, 384),
-                "d_rope": OneOf(ROPE_DEPTH),
-                "d_v": OneOf(64, 128, 256),
-                DTYPES: OneOf(*dtypes),
-                "rope": OneOf("shared", "per_head", "cache"),
-                "page_size": Range(0, MOST_PAGE_ROWS),
-            }
-        ),
+        serves=Serves(served),
         config=MLAConfig,
         choose=_mla,
         launcher="openmla.kernels.blackwell.dense.launch",
@@ -176,21 +178,7 @@ BLACKWELL = Family(
             ("e4m3", "e4m3", "e4m3", "bf16"),
             coarse="its weights are FP8 too: those below 2^-17 of a row's largest are lost",
         ),
-        Kernel(
-            serves=Serves(
-                {
-                    **_EVERY_DENSE,
-                    "d_nope": Range(64, 256, 8),
-                    "d_rope": OneOf(0),
-                    "d_v": Range(8, 384, 8),
-                    DTYPES: OneOf(*alike("bf16", "fp16", "e4m3")),
-                    "rope": OneOf(*ROPE_SOURCES),
-                }
-            ),
-            config=FA4Config,
-            choose=_fa4,
-            block=_fa4_block,
-        ),
+        Kernel(serves=Serves(_WITHOUT_ROPE), config=FA4Config, choose=_fa4, block=_fa4_block),
         *SPARSE_KERNELS,
     ),
 )

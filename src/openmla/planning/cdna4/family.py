@@ -18,19 +18,19 @@ from openmla.planning.serves import (
     DTYPES,
     GLUON_CACHES,
     LENGTHS,
-    YES_OR_NO,
+    LONG_NAMES,
+    MOST_PAGE_ROWS,
     OneOf,
     Range,
     Serves,
     alike,
+    either,
 )
 from openmla.planning.target import Target
 from openmla.problem import MAX_HEADS, Problem
 
-_LONG_NAMES = {"bf16": "bfloat16", "fp16": "float16", "e4m3": "float8_e4m3fn"}
 # A latent cache row on CDNA4: rope begins at column 512, whatever the width before it.
 ROPE_OFFSET = 512
-MOST_PAGE_ROWS = 1024
 # In 3.6 copies to LDS take their addresses only in layouts that cannot describe the slots of K, V.
 FIRST_TRITON = (3, 9)
 
@@ -48,8 +48,8 @@ def _shape(problem: Problem, kv_block: int) -> MlaConfigV2:
         d_rope=problem.d_rope,
         cache_depth=ROPE_OFFSET + problem.d_rope,
         rope_cache_offset=ROPE_OFFSET,
-        dtype=_LONG_NAMES[problem.q_dtype],
-        output_dtype=_LONG_NAMES[problem.out_dtype],
+        dtype=LONG_NAMES[problem.q_dtype],
+        output_dtype=LONG_NAMES[problem.out_dtype],
     )
 
 
@@ -89,7 +89,7 @@ def _sparse(problem: Problem, target: Target) -> MlaSparse16:
         num_heads=problem.heads,
         latent=problem.d_nope,
         rope=problem.d_rope,
-        dtype=_LONG_NAMES[problem.out_dtype],
+        dtype=LONG_NAMES[problem.out_dtype],
         dequantized=problem.kv_dtype == "e4m3" or problem.kv_dtype in GLUON_CACHES,
     )
 
@@ -116,25 +116,37 @@ _EVERY_DENSE = {
     "heads": Range(1, MAX_HEADS),
     "rope": OneOf("shared", "per_head", "cache"),
     "page_size": Range(0, MOST_PAGE_ROWS),
-    "causal": YES_OR_NO,
-    "has_sink": YES_OR_NO,
-    "wants_lse": YES_OR_NO,
+    **either("causal", "has_sink", "wants_lse"),
+    **LENGTHS,
+    "aligned_16": ALIGNED,
+}
+_SPARSE = {
+    "form": OneOf("sparse"),
+    "heads": Range(1, MAX_HEADS),
+    ("d_nope", "d_v"): OneOf((512, 512)),
+    "d_rope": OneOf(0, ROPE_COLUMNS),
+    DTYPES: OneOf(
+        *alike("bf16", "fp16", "e4m3"), *(("bf16", name, name, name) for name in GLUON_CACHES)
+    ),
+    "rope": OneOf("none", "shared"),
+    "page_size": Range(0, MOST_PAGE_ROWS),
+    "topk": ANY,
+    **either("causal", "has_topk_lengths", "has_sink", "wants_lse", "wants_max_logits"),
     **LENGTHS,
     "aligned_16": ALIGNED,
 }
 
 
 def _dense(config: type, choose: Callable[[Problem, Target], Any], *dtypes: str) -> Kernel:
+    served = {
+        **_EVERY_DENSE,
+        # One depth serves K and V.
+        ("d_nope", "d_v"): OneOf((64, 64), (128, 128)),
+        "d_rope": OneOf(64, 128),
+        DTYPES: OneOf(*alike(*dtypes)),
+    }
     return Kernel(
-        serves=Serves(
-            {
-                **_EVERY_DENSE,
-                # One depth serves K and V.
-                ("d_nope", "d_v"): OneOf((64, 64), (128, 128)),
-                "d_rope": OneOf(64, 128),
-                DTYPES: OneOf(*alike(*dtypes)),
-            }
-        ),
+        serves=Serves(served),
         config=config,
         choose=choose,
         launcher="openmla.kernels.cdna4.dense.launch",
@@ -154,28 +166,7 @@ CDNA4 = Family(
         _dense(MlaPrefill16, _dense_16, "bf16", "fp16"),
         _dense(MlaPrefillV2, _dense_fp8, "e4m3"),
         Kernel(
-            serves=Serves(
-                {
-                    "form": OneOf("sparse"),
-                    "heads": Range(1, MAX_HEADS),
-                    ("d_nope", "d_v"): OneOf((512, 512)),
-                    "d_rope": OneOf(0, ROPE_COLUMNS),
-                    DTYPES: OneOf(
-                        *alike("bf16", "fp16", "e4m3"),
-                        *(("bf16", name, name, name) for name in GLUON_CACHES),
-                    ),
-                    "rope": OneOf("none", "shared"),
-                    "page_size": Range(0, MOST_PAGE_ROWS),
-                    "causal": YES_OR_NO,
-                    "topk": ANY,
-                    "has_topk_lengths": YES_OR_NO,
-                    "has_sink": YES_OR_NO,
-                    "wants_lse": YES_OR_NO,
-                    "wants_max_logits": YES_OR_NO,
-                    **LENGTHS,
-                    "aligned_16": ALIGNED,
-                }
-            ),
+            serves=Serves(_SPARSE),
             config=MlaSparse16,
             choose=_sparse,
             launcher="openmla.kernels.cdna4.sparse.launch",

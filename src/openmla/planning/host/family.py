@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from openmla.planning.family import Family, Kernel
 from openmla.planning.host.tiles import CpuConfig, plan_cpu
-from openmla.planning.serves import ANY, LENGTHS, YES_OR_NO, OneOf, Range, Serves
-from openmla.planning.target import Target
-from openmla.problem import CACHE_FORMATS, DTYPE_BYTES, FORMS, MAX_HEADS, ROPE_SOURCES, Problem
+from openmla.planning.serves import ANY, LENGTHS, OneOf, Range, Serves, either
+from openmla.problem import CACHE_FORMATS, DTYPE_BYTES, FORMS, MAX_HEADS, ROPE_SOURCES
 
 _STORED = OneOf(*dict.fromkeys((*DTYPE_BYTES, *CACHE_FORMATS)))
 EVERYTHING = Serves(
@@ -22,32 +21,12 @@ EVERYTHING = Serves(
         "rope": OneOf(*ROPE_SOURCES),
         "rope_dtype": _STORED,
         "page_size": ANY,
-        "causal": YES_OR_NO,
-        "has_k_start": YES_OR_NO,
         "topk": ANY,
-        "has_topk_lengths": YES_OR_NO,
-        "has_sink": YES_OR_NO,
-        "has_q_scale": YES_OR_NO,
-        "has_k_scale": YES_OR_NO,
-        "has_key_mask": YES_OR_NO,
-        "wants_lse": YES_OR_NO,
-        "wants_max_logits": YES_OR_NO,
         **LENGTHS,
-        "aligned_16": YES_OR_NO,
+        **either("causal", "has_k_start", "has_topk_lengths", "has_sink", "has_q_scale"),
+        **either("has_k_scale", "has_key_mask", "wants_lse", "wants_max_logits", "aligned_16"),
     }
 )
-
-
-def _no_config(problem: Problem, target: Target) -> None:
-    """The reference has no tiles to choose."""
-
-
-def _definition(config: None, problem: Problem) -> list[str]:
-    return ["the definition in float64, no tiling"]
-
-
-def _cpu(problem: Problem, target: Target) -> CpuConfig:
-    return plan_cpu(problem)
 
 
 REFERENCE = Family(
@@ -57,9 +36,9 @@ REFERENCE = Family(
         Kernel(
             serves=EVERYTHING,
             config=type(None),
-            choose=_no_config,
+            choose=lambda problem, target: None,
             launcher="openmla.reference",
-            explain=_definition,
+            explain=lambda config, problem: ["the definition in float64, no tiling"],
         ),
     ),
 )
@@ -68,7 +47,10 @@ CPU = Family(
     archs=("cpu",),
     kernels=(
         Kernel(
-            serves=EVERYTHING, config=CpuConfig, choose=_cpu, launcher="openmla.kernels.cpu.launch"
+            serves=EVERYTHING,
+            config=CpuConfig,
+            choose=lambda problem, target: plan_cpu(problem),
+            launcher="openmla.kernels.cpu.launch",
         ),
     ),
 )

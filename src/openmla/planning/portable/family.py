@@ -6,14 +6,22 @@ from openmla.errors import Unsupported
 from openmla.planning.family import Block, Family, Kernel, Pipeline
 from openmla.planning.memory import Wanted, lay_out
 from openmla.planning.portable.tiles import PortableConfig, select_portable_config
-from openmla.planning.serves import ANY, FP8_CACHES, LENGTHS, YES_OR_NO, OneOf, Range, Serves
+from openmla.planning.serves import (
+    ANY,
+    FP8_CACHES,
+    LENGTHS,
+    MOST_PAGE_ROWS,
+    OneOf,
+    Range,
+    Serves,
+    either,
+)
 from openmla.planning.split import split_lines
 from openmla.planning.target import Target
 from openmla.problem import FORMS, MAX_HEADS, ROPE_SOURCES, Problem
 
 WIDEST = 576
 """Columns of the widest row that was run: 512 + 64."""
-MOST_PAGE_ROWS = 1024
 _ELEMENTS = ("bf16", "fp16", "e4m3")
 _STORED = OneOf(*_ELEMENTS, *FP8_CACHES)
 
@@ -47,38 +55,31 @@ def _explain(config: PortableConfig, problem: Problem) -> list[str]:
     return [*config.explain(), *split_lines(config.split, problem)]
 
 
+_SERVED = Serves(
+    {
+        "form": OneOf(*FORMS),
+        "heads": Range(1, MAX_HEADS),
+        "d_nope": Range(1, WIDEST),
+        "d_rope": Range(0, WIDEST),
+        "d_v": Range(1, WIDEST),
+        "q_dtype": OneOf(*_ELEMENTS),
+        "kv_dtype": _STORED,
+        "v_dtype": _STORED,
+        "rope": OneOf(*ROPE_SOURCES),
+        "rope_dtype": _STORED,
+        "page_size": Range(0, MOST_PAGE_ROWS),
+        "topk": ANY,
+        **LENGTHS,
+        **either("causal", "has_k_start", "has_topk_lengths", "has_sink", "has_q_scale"),
+        **either("has_k_scale", "has_key_mask", "wants_lse", "wants_max_logits", "aligned_16"),
+    }
+)
 PORTABLE = Family(
     name="portable",
     archs=("gpu",),
     kernels=(
         Kernel(
-            serves=Serves(
-                {
-                    "form": OneOf(*FORMS),
-                    "heads": Range(1, MAX_HEADS),
-                    "d_nope": Range(1, WIDEST),
-                    "d_rope": Range(0, WIDEST),
-                    "d_v": Range(1, WIDEST),
-                    "q_dtype": OneOf(*_ELEMENTS),
-                    "kv_dtype": _STORED,
-                    "v_dtype": _STORED,
-                    "rope": OneOf(*ROPE_SOURCES),
-                    "rope_dtype": _STORED,
-                    "page_size": Range(0, MOST_PAGE_ROWS),
-                    "causal": YES_OR_NO,
-                    "has_k_start": YES_OR_NO,
-                    "topk": ANY,
-                    "has_topk_lengths": YES_OR_NO,
-                    "has_sink": YES_OR_NO,
-                    "has_q_scale": YES_OR_NO,
-                    "has_k_scale": YES_OR_NO,
-                    "has_key_mask": YES_OR_NO,
-                    "wants_lse": YES_OR_NO,
-                    "wants_max_logits": YES_OR_NO,
-                    **LENGTHS,
-                    "aligned_16": YES_OR_NO,
-                }
-            ),
+            serves=_SERVED,
             config=PortableConfig,
             choose=_choose,
             launcher="openmla.kernels.portable.launch",

@@ -22,25 +22,23 @@ from openmla.planning.serves import (
     DTYPES,
     GLUON_CACHES,
     LENGTHS,
-    YES_OR_NO,
+    LONG_NAMES,
+    MOST_PAGE_ROWS,
     OneOf,
     Range,
     Serves,
     alike,
+    either,
 )
 from openmla.planning.target import Target
 from openmla.problem import Problem
 
-_LONG_NAMES = {"bf16": "bfloat16", "fp16": "float16", "e4m3": "float8_e4m3fn"}
-MOST_PAGE_ROWS = 1024
-# A pair's products inside a partition need barriers that both CTAs share.
-FIRST_PAIR_TRITON = (3, 9)
 _LAUNCHER = "openmla.kernels.blackwell.sparse.launch"
 
 
 def _pair(problem: Problem, target: Target) -> MLAPrefillSparse:
     base = select_mla_sparse_config(num_q_heads=problem.heads, indices_stride=problem.topk)
-    return MLAPrefillSparse(**base.arguments() | {"qkv_dtype": _LONG_NAMES[problem.q_dtype]})
+    return MLAPrefillSparse(**base.arguments() | {"qkv_dtype": LONG_NAMES[problem.q_dtype]})
 
 
 def _one_cta(problem: Problem, target: Target) -> MLAPrefillSparse:
@@ -60,7 +58,7 @@ def _dequantized(problem: Problem, target: Target) -> MLAPrefillSparseFP8:
 
 def _all_fp8(problem: Problem, target: Target) -> MLAPrefillSparseQKVFP8:
     base = select_mla_sparse_config(num_q_heads=problem.heads, indices_stride=problem.topk)
-    return MLAPrefillSparseQKVFP8(**base.arguments() | {"qkv_dtype": _LONG_NAMES["e4m3"]})
+    return MLAPrefillSparseQKVFP8(**base.arguments() | {"qkv_dtype": LONG_NAMES["e4m3"]})
 
 
 def _all_fp8_block(config: MLAPrefillSparseQKVFP8, problem: Problem) -> Block:
@@ -97,12 +95,8 @@ _EVERY_SPARSE = {
     "form": OneOf("sparse"),
     ("d_nope", "d_rope", "d_v"): OneOf((512, 64, 512)),
     "page_size": Range(0, MOST_PAGE_ROWS),
-    "causal": YES_OR_NO,
     "topk": Range(1),
-    "has_topk_lengths": YES_OR_NO,
-    "has_sink": YES_OR_NO,
-    "wants_lse": YES_OR_NO,
-    "wants_max_logits": YES_OR_NO,
+    **either("causal", "has_topk_lengths", "has_sink", "wants_lse", "wants_max_logits"),
     **LENGTHS,
     "aligned_16": ALIGNED,
 }
@@ -129,12 +123,8 @@ def _kernel(config: type, serves: Serves, **more: Any) -> Kernel:
 _16_BITS = alike("bf16", "fp16")
 _FP8_ROWS = tuple(("bf16", name, name, name) for name in ("e4m3", *GLUON_CACHES))
 SPARSE_KERNELS = (
-    _kernel(
-        MLAPrefillSparse,
-        _serves(OneOf(128), *_16_BITS),
-        choose=_pair,
-        first_triton=FIRST_PAIR_TRITON,
-    ),
+    # A pair's products inside a partition need barriers that both CTAs share.
+    _kernel(MLAPrefillSparse, _serves(OneOf(128), *_16_BITS), choose=_pair, first_triton=(3, 9)),
     _kernel(MLAPrefillSparse, _serves(_HEADS, *_16_BITS), choose=_one_cta),
     _kernel(MLAPrefillSparseFP8, _serves(_HEADS, *_FP8_ROWS), choose=_dequantized),
     Kernel(

@@ -33,7 +33,7 @@ __all__ = [
     "mla_prefill_sparse",
 ]
 
-assert ops.SCHEMAS  # importing ops registers torch.ops.openmla.*
+assert ops.FORMS  # importing ops registers torch.ops.openmla.*
 
 
 def mla_prefill(

@@ -70,36 +70,22 @@ class DenseOperands:
 
     def problem(self, results: Results) -> Problem:
         """This call without its tensors."""
-        _, heads, d_qk = self.q.shape
         d_nope, cache = self.k_nope.shape[2], self.rope_cache
         rope = self.k_nope if self.k_rope is None else self.k_rope
         rows = rope if cache is None else cache.data[..., cache.latent :]
         copied = [self.q, self.k_nope, rows, self.v, results.out]
         copied += [] if self.key_mask is None else [self.key_mask]
         return Problem(
-            form="dense",
-            heads=heads,
-            d_nope=d_nope,
-            d_rope=d_qk - d_nope,
-            d_v=self.v.shape[2],
-            q_dtype=DTYPE_NAMES[self.q.dtype],
-            kv_dtype=DTYPE_NAMES[self.k_nope.dtype],
-            v_dtype=DTYPE_NAMES[self.v.dtype],
+            form="dense", d_nope=d_nope, d_rope=self.q.shape[2] - d_nope, d_v=self.v.shape[2],
+            kv_dtype=DTYPE_NAMES[self.k_nope.dtype], v_dtype=DTYPE_NAMES[self.v.dtype],
             rope=self._rope_source(),
             rope_dtype=DTYPE_NAMES[rope.dtype] if cache is None else cache.format,
             page_size=0 if cache is None else cache.page_size,
-            causal=self.causal,
-            has_k_start=self.k_start is not None,
-            has_sink=self.weights.sink is not None,
-            has_q_scale=self.weights.q_scale is not None,
-            has_k_scale=self.weights.k_scale is not None,
-            has_key_mask=self.key_mask is not None,
-            wants_lse=results.lse is not None,
-            batch=self.cu_seqlens_q.shape[0] - 1,
-            total_q=self.q.shape[0],
-            total_k=self.k_nope.shape[0],
-            aligned_16=aligned_16(*copied),
-        )
+            causal=self.causal, has_k_start=self.k_start is not None,
+            has_key_mask=self.key_mask is not None, batch=self.cu_seqlens_q.shape[0] - 1,
+            total_k=self.k_nope.shape[0], aligned_16=aligned_16(*copied),
+            **_common(self.q, self.weights, results),
+        )  # fmt: skip
 
     def _rope_source(self) -> RopeSource:
         if self.rope_cache is not None:
@@ -125,17 +111,9 @@ class LatentOperands:
     def problem(self, results: Results) -> Problem:
         """This call without its tensors."""
         return _latent_problem(
-            self.q,
-            self.cache,
-            self.d_v,
-            self.weights,
-            results,
-            form="latent",
-            page_size=self.cache.page_size,
-            causal=self.causal,
-            batch=self.cu_seqlens_q.shape[0] - 1,
-            total_k=self.cache.rows,
-        )
+            self, results, form="latent", page_size=self.cache.page_size, causal=self.causal,
+            batch=self.cu_seqlens_q.shape[0] - 1, total_k=self.cache.rows,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)
@@ -163,55 +141,38 @@ class SparseOperands:
     def problem(self, results: Results) -> Problem:
         """This call without its tensors."""
         return _latent_problem(
-            self.q,
-            self.cache,
-            self.d_v,
-            self.weights,
-            results,
-            form="sparse",
+            self, results, form="sparse", causal=False, topk=self.indices.shape[1],
             page_size=self.cache.page_size if isinstance(self.cache, LatentCache) else 0,
-            causal=False,
-            topk=self.indices.shape[1],
             has_topk_lengths=self.topk_lengths is not None,
-            wants_max_logits=results.max_logits is not None,
-            total_k=self.rows,
-        )
+            wants_max_logits=results.max_logits is not None, total_k=self.rows,
+        )  # fmt: skip
 
 
 Operands = DenseOperands | LatentOperands | SparseOperands
 
 
-def _latent_problem(
-    q: Tensor,
-    rows: LatentCache | Tensor,
-    d_v: int,
-    weights: Weights,
-    results: Results,
-    **rest: Any,
-) -> Problem:
+def _latent_problem(op: LatentOperands | SparseOperands, results: Results, **rest: Any) -> Problem:
     """What the latent and the sparse form have in common."""
+    rows, width = op.cache, op.q.shape[2]
     if isinstance(rows, LatentCache):
         latent, kv_dtype, data = rows.latent, rows.format, rows.data
     else:
-        latent, kv_dtype, data = d_v, DTYPE_NAMES[rows.dtype], rows
+        latent, kv_dtype, data = op.d_v, DTYPE_NAMES[rows.dtype], rows
     return Problem(
-        heads=q.shape[1],
-        d_nope=latent,
-        d_rope=q.shape[2] - latent,
-        d_v=d_v,
-        q_dtype=DTYPE_NAMES[q.dtype],
-        kv_dtype=kv_dtype,
-        v_dtype=kv_dtype,
-        rope="shared" if q.shape[2] > latent else "none",
-        rope_dtype=kv_dtype,
-        has_sink=weights.sink is not None,
-        has_q_scale=weights.q_scale is not None,
-        has_k_scale=weights.k_scale is not None,
-        wants_lse=results.lse is not None,
-        total_q=q.shape[0],
-        aligned_16=aligned_16(q, data, results.out),
-        **rest,
-    )
+        d_nope=latent, d_rope=width - latent, d_v=op.d_v, kv_dtype=kv_dtype, v_dtype=kv_dtype,
+        rope="shared" if width > latent else "none", rope_dtype=kv_dtype,
+        aligned_16=aligned_16(op.q, data, results.out),
+        **_common(op.q, op.weights, results), **rest,
+    )  # fmt: skip
+
+
+def _common(q: Tensor, weights: Weights, results: Results) -> dict[str, Any]:
+    """Fields that every form fills alike."""
+    given = {f"has_{x}": getattr(weights, x) is not None for x in ("sink", "q_scale", "k_scale")}
+    return {
+        "heads": q.shape[1], "q_dtype": DTYPE_NAMES[q.dtype], "total_q": q.shape[0],
+        "wants_lse": results.lse is not None, **given,
+    }  # fmt: skip
 
 
 def aligned_16(*tensors: Tensor) -> bool:

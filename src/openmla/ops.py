@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.library import infer_schema
 
 from openmla import cached, checks, reference
 from openmla.cache import LatentCache
@@ -29,63 +30,19 @@ from openmla.operands import (
 )
 
 Bundle = tuple[Operands, Results, str]
+# What operators write into.
+WRITTEN = ("out", "lse", "max_logits")
+
+
 # `str` arguments: formats and backends. `*_latent` is the latent width of a cache (0: no cache).
-SCHEMAS = {
-    "dense": (
-        "(Tensor q, Tensor k_nope, Tensor? k_rope, Tensor v, Tensor? cache_data, "
-        "Tensor? cache_scales, str cache_format, int cache_latent, Tensor? block_table, "
-        "Tensor? cache_lengths, Tensor cu_seqlens_q, Tensor cu_seqlens_k, Tensor? k_start, "
-        "Tensor? sink, Tensor? q_scale, Tensor? k_scale, Tensor? key_mask, float scale, "
-        "bool causal, str backend, Tensor(a!) out, Tensor(b!)? lse) -> ()"
-    ),
-    "latent": (
-        "(Tensor q, Tensor cache_data, Tensor? cache_scales, str cache_format, int cache_latent, "
-        "Tensor block_table, Tensor cache_lengths, Tensor cu_seqlens_q, Tensor? sink, "
-        "Tensor? q_scale, Tensor? k_scale, float scale, bool causal, int d_v, str backend, "
-        "Tensor(a!) out, Tensor(b!)? lse) -> ()"
-    ),
-    "sparse": (
-        "(Tensor q, Tensor kv, Tensor? cache_scales, str cache_format, int cache_latent, "
-        "Tensor indices, Tensor? topk_lengths, Tensor? sink, Tensor? q_scale, Tensor? k_scale, "
-        "float scale, int d_v, str backend, "
-        "Tensor(a!) out, Tensor(b!)? lse, Tensor(c!)? max_logits) -> ()"
-    ),
-    "cache_append": (
-        "(Tensor(a!) data, Tensor(b!)? scales, str format, int latent_width, Tensor latent, "
-        "Tensor rope, Tensor slots) -> ()"
-    ),
-    "cache_gather": (
-        "(Tensor data, Tensor? scales, str format, int latent_width, Tensor rows, "
-        "Tensor(a!) out) -> ()"
-    ),
-    "merge_many": "(Tensor[] outs, Tensor[] lses, Tensor(a!) out, Tensor(b!) lse) -> ()",
-}
-
-
 def _dense(
-    q: Tensor,
-    k_nope: Tensor,
-    k_rope: Tensor | None,
-    v: Tensor,
-    cache_data: Tensor | None,
-    cache_scales: Tensor | None,
-    cache_format: str,
-    cache_latent: int,
-    block_table: Tensor | None,
-    cache_lengths: Tensor | None,
-    cu_seqlens_q: Tensor,
-    cu_seqlens_k: Tensor,
-    k_start: Tensor | None,
-    sink: Tensor | None,
-    q_scale: Tensor | None,
-    k_scale: Tensor | None,
-    key_mask: Tensor | None,
-    scale: float,
-    causal: bool,
-    backend: str,
-    out: Tensor,
-    lse: Tensor | None,
-) -> Bundle:
+    q: Tensor, k_nope: Tensor, k_rope: Tensor | None, v: Tensor,
+    cache_data: Tensor | None, cache_scales: Tensor | None, cache_format: str, cache_latent: int,
+    block_table: Tensor | None, cache_lengths: Tensor | None,
+    cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, k_start: Tensor | None,
+    sink: Tensor | None, q_scale: Tensor | None, k_scale: Tensor | None, key_mask: Tensor | None,
+    scale: float, causal: bool, backend: str, out: Tensor, lse: Tensor | None,
+) -> Bundle:  # fmt: skip
     cache = None
     if cache_data is not None:
         d_rope = q.shape[2] - k_nope.shape[2]
@@ -110,24 +67,11 @@ def _dense(
 
 
 def _latent(
-    q: Tensor,
-    cache_data: Tensor,
-    cache_scales: Tensor | None,
-    cache_format: str,
-    cache_latent: int,
-    block_table: Tensor,
-    cache_lengths: Tensor,
-    cu_seqlens_q: Tensor,
-    sink: Tensor | None,
-    q_scale: Tensor | None,
-    k_scale: Tensor | None,
-    scale: float,
-    causal: bool,
-    d_v: int,
-    backend: str,
-    out: Tensor,
-    lse: Tensor | None,
-) -> Bundle:
+    q: Tensor, cache_data: Tensor, cache_scales: Tensor | None, cache_format: str,
+    cache_latent: int, block_table: Tensor, cache_lengths: Tensor, cu_seqlens_q: Tensor,
+    sink: Tensor | None, q_scale: Tensor | None, k_scale: Tensor | None, scale: float,
+    causal: bool, d_v: int, backend: str, out: Tensor, lse: Tensor | None,
+) -> Bundle:  # fmt: skip
     d_rope = q.shape[2] - cache_latent
     cache = LatentCache(cache_data, cache_scales, cache_latent, d_rope, cache_format)
     if q.device.type == "cpu":
@@ -141,23 +85,11 @@ def _latent(
 
 
 def _sparse(
-    q: Tensor,
-    kv: Tensor,
-    cache_scales: Tensor | None,
-    cache_format: str,
-    cache_latent: int,
-    indices: Tensor,
-    topk_lengths: Tensor | None,
-    sink: Tensor | None,
-    q_scale: Tensor | None,
-    k_scale: Tensor | None,
-    scale: float,
-    d_v: int,
-    backend: str,
-    out: Tensor,
-    lse: Tensor | None,
-    max_logits: Tensor | None,
-) -> Bundle:
+    q: Tensor, kv: Tensor, cache_scales: Tensor | None, cache_format: str, cache_latent: int,
+    indices: Tensor, topk_lengths: Tensor | None, sink: Tensor | None, q_scale: Tensor | None,
+    k_scale: Tensor | None, scale: float, d_v: int, backend: str, out: Tensor,
+    lse: Tensor | None, max_logits: Tensor | None,
+) -> Bundle:  # fmt: skip
     rows: LatentCache | Tensor = kv
     if cache_format:
         d_rope = q.shape[2] - cache_latent
@@ -168,14 +100,9 @@ def _sparse(
 
 
 def _cache_append(
-    data: Tensor,
-    scales: Tensor | None,
-    format: str,
-    latent_width: int,
-    latent: Tensor,
-    rope: Tensor,
-    slots: Tensor,
-) -> None:
+    data: Tensor, scales: Tensor | None, format: str, latent_width: int, latent: Tensor,
+    rope: Tensor, slots: Tensor,
+) -> None:  # fmt: skip
     cache = LatentCache(data, scales, latent_width, rope.shape[1], format)
     append_rows(cache, latent, rope, slots)
 
@@ -189,7 +116,8 @@ def _cache_gather(
 
 def _attention(name: str, bundled: Callable[..., Bundle]) -> Callable[..., None]:
     """The operator whose arguments `bundled` takes."""
-    names = tuple(inspect.signature(bundled).parameters)
+    signature = inspect.signature(bundled).replace(return_annotation=None)
+    names = tuple(signature.parameters)
 
     def run(*args: Any) -> None:
         if cached.run(name, args) is not None:
@@ -202,6 +130,7 @@ def _attention(name: str, bundled: Callable[..., Bundle]) -> Callable[..., None]
         else:
             cached.remember(name, names, args, plan, launch(plan, operands, results))
 
+    run.__signature__ = signature  # type: ignore[attr-defined]  # what its schema is read from
     return run
 
 
@@ -212,11 +141,9 @@ def _run_reference(operands: Operands, results: Results) -> None:
         truth = reference.latent(operands)
     else:
         truth = reference.sparse(operands)
-    results.out.copy_(truth.out)
-    if results.lse is not None:
-        results.lse.copy_(truth.lse)
-    if results.max_logits is not None:
-        results.max_logits.copy_(truth.max_logits)
+    for name in WRITTEN:
+        if (written := getattr(results, name)) is not None:
+            written.copy_(getattr(truth, name))
 
 
 FORMS: dict[str, Callable[..., Bundle]] = {"dense": _dense, "latent": _latent, "sparse": _sparse}
@@ -228,7 +155,11 @@ def _register() -> None:
         **{form: _attention(form, bundled) for form, bundled in FORMS.items()},
     }  # fmt: skip
     for name, function in implementations.items():
-        torch.library.define(f"openmla::{name}", SCHEMAS[name])
+        written = WRITTEN if name != "cache_append" else ("data", "scales")
+        taken = set(inspect.signature(function).parameters)
+        schema = infer_schema(function, mutates_args=taken.intersection(written))
+        # Widths are fixed where a graph is traced.
+        torch.library.define(f"openmla::{name}", schema.replace("SymInt", "int"))
         torch.library.impl(f"openmla::{name}", "CompositeExplicitAutograd", function)
         torch.library.register_fake(f"openmla::{name}", lambda *args, **kwargs: None)
 

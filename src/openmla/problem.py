@@ -137,18 +137,11 @@ class Problem:
     def __str__(self) -> str:
         dtype = self.q_dtype if self.kv_dtype == self.q_dtype else f"{self.q_dtype}/{self.kv_dtype}"
         widths = f"d_nope {self.d_nope} + d_rope {self.d_rope} -> d_v {self.d_v}"
-        keys = (
-            f"top-{self.topk} of {self.total_k} rows"
-            if self.form == "sparse"
-            else f"{self.total_k} keys"
-        )
-        parts = [
-            f"{self.form} {dtype}",
-            f"{self.heads} heads",
-            widths,
-            f"{self.total_q} queries x {keys}",
-        ]
-        if self.form != "sparse":
+        sparse = self.form == "sparse"
+        keys = f"top-{self.topk} of {self.total_k} rows" if sparse else f"{self.total_k} keys"
+        work = f"{self.total_q} queries x {keys}"
+        parts = [f"{self.form} {dtype}", f"{self.heads} heads", widths, work]
+        if not sparse:
             parts += [f"{self.batch} sequence{'s' * (self.batch != 1)}"]
             parts += ["causal" if self.causal else "full"]
             parts += ["keys that may be shared"] * self.has_k_start

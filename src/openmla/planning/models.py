@@ -139,21 +139,12 @@ def _dense_problem(
         )
     rope_dtype = (dtype if dtype in CACHE_FORMATS else "bf16") if from_cache else element
     return Problem(
-        form="dense",
-        heads=heads,
-        d_nope=model.nope,
-        d_rope=model.rope,
-        d_v=model.v,
-        q_dtype=element,
-        kv_dtype=element,
-        v_dtype=element,
-        rope="cache" if from_cache else "shared" if model.rope else "none",
-        rope_dtype=rope_dtype,
+        form="dense", heads=heads, d_nope=model.nope, d_rope=model.rope, d_v=model.v,
+        q_dtype=element, kv_dtype=element, v_dtype=element,
+        rope="cache" if from_cache else "shared" if model.rope else "none", rope_dtype=rope_dtype,
         page_size=page_size if from_cache else 0,
-        has_sink=model.sink,
-        total_q=lengths[0],
-        total_k=lengths[1],
-    )
+        has_sink=model.sink, total_q=lengths[0], total_k=lengths[1],
+    )  # fmt: skip
 
 
 def _latent_problem(
@@ -169,22 +160,12 @@ def _latent_problem(
         raise InvalidArgument("dtype", row, repr(dtype))
     element = "bf16" if dtype in CACHE_FORMATS else dtype
     return Problem(
-        form=form,
-        heads=heads,
-        d_nope=model.kv_lora,
-        d_rope=rope,
-        d_v=model.kv_lora,
-        q_dtype=element,
-        kv_dtype=dtype,
-        v_dtype=dtype,
-        rope="cache" if rope else "none",
-        rope_dtype=dtype,
-        page_size=page,
+        form=form, heads=heads, d_nope=model.kv_lora, d_rope=rope, d_v=model.kv_lora,
+        q_dtype=element, kv_dtype=dtype, v_dtype=dtype, rope_dtype=dtype,
+        rope="cache" if rope else "none", page_size=page,
         topk=model.topk + model.window if form == "sparse" else 0,
-        has_sink=model.sink,
-        total_q=tokens,
-        total_k=-(-keys // page) * page,
-    )
+        has_sink=model.sink, total_q=tokens, total_k=-(-keys // page) * page,
+    )  # fmt: skip
 
 
 def _heads_per_rank(model: Model, tp: int) -> int:

@@ -24,21 +24,7 @@ from openmla.problem import Problem
 
 __version__ = "0.1.0"
 __all__ = [
-    "IndexCache",
-    "InvalidArgument",
-    "LatentCache",
-    "OpenMLAError",
-    "Plan",
-    "Problem",
-    "Unsupported",
-    "__version__",
-    "index_topk",
-    "indexer_scores",
-    "merge_many",
-    "merge_states",
-    "mla_prefill",
-    "mla_prefill_latent",
-    "mla_prefill_sparse",
-    "plan",
-    "select_topk",
-]
+    "IndexCache", "InvalidArgument", "LatentCache", "OpenMLAError", "Plan", "Problem",
+    "Unsupported", "__version__", "index_topk", "indexer_scores", "merge_many", "merge_states",
+    "mla_prefill", "mla_prefill_latent", "mla_prefill_sparse", "plan", "select_topk",
+]  # fmt: skip

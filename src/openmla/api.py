@@ -282,13 +282,9 @@ def _wanted(flag: object) -> object:
 
 
 def _checked_rope(
-    k_rope: object,
-    q: Tensor,
-    k_nope: Tensor,
-    block_table: object,
-    cache_lengths: object,
+    k_rope: object, q: Tensor, k_nope: Tensor, block_table: object, cache_lengths: object,
     batch: int,
-) -> tuple[Tensor | None, LatentCache | None]:
+) -> tuple[Tensor | None, LatentCache | None]:  # fmt: skip
     """Where rope comes from: a tensor, a cache, or nowhere."""
     if isinstance(k_rope, LatentCache):
         checks.rope_cache(k_rope, q, k_nope.shape[2])

@@ -51,13 +51,9 @@ class LatentCache:
     @staticmethod
     def allocate(
         *,
-        num_pages: int,
-        page_size: int,
-        latent: int = 512,
-        rope: int = 64,
-        format: str = "bf16",
+        num_pages: int, page_size: int, latent: int = 512, rope: int = 64, format: str = "bf16",
         device: torch.device | str = "cpu",
-    ) -> LatentCache:
+    ) -> LatentCache:  # fmt: skip
         """A zeroed cache of num_pages * page_size rows."""
         _check_count("num_pages", num_pages, least=0)
         _check_count("page_size", page_size, least=1)

@@ -117,15 +117,9 @@ def _print(rows: Sequence[Row], console: Console) -> None:
         verdict = "[red]" + "; ".join(wrong) if wrong else "ok"
         seconds = "cached" if report.cached else f"{report.seconds:.1f}"
         table.add_row(
-            job.name,
-            job.target,
-            _registers(report),
-            _number(report.spills),
-            _number(report.shared),
-            _number(report.tmem),
-            seconds,
-            verdict,
-        )
+            job.name, job.target, _registers(report), _number(report.spills),
+            _number(report.shared), _number(report.tmem), seconds, verdict,
+        )  # fmt: skip
     console.print(table)
     for _, report in rows:
         for warning in report.warnings:

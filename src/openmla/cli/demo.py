@@ -137,13 +137,9 @@ def _table(lines: list[Line]) -> Table:
         case, verdict = line.built.case, line.verdict
         keys = case.topk if case.form == "sparse" else case.total_k
         table.add_row(
-            line.what,
-            str(case.total_q),
-            str(keys),
-            plan_call(line.built.operands, Results(line.out)).backend,
-            duration(line.seconds),
-            f"{verdict.frobenius:.1e}",
-            f"{verdict.bound:.0%}",
+            line.what, str(case.total_q), str(keys),
+            plan_call(line.built.operands, Results(line.out)).backend, duration(line.seconds),
+            f"{verdict.frobenius:.1e}", f"{verdict.bound:.0%}",
             "[green]right[/]" if verdict.ok else "[red]WRONG[/]",
-        )
+        )  # fmt: skip
     return table

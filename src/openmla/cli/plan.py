@@ -41,14 +41,9 @@ def plan_command(
     """Say what would run for a model on a chip, with the arithmetic that led to it."""
     try:
         problem = problem_for_model(
-            model,
-            tokens=tokens,
-            context=context,
-            tp=tp,
-            page_size=page_size,
-            dtype=dtype,
+            model, tokens=tokens, context=context, tp=tp, page_size=page_size, dtype=dtype,
             form=form,
-        )
+        )  # fmt: skip
         shard = split([tokens], world, 0, cast(Layout, layout), cached=[max(context - tokens, 0)])
         chosen = plan(_of_one_rank(problem, shard), target, backend)
     except InvalidArgument as error:

@@ -168,15 +168,10 @@ def _fill(count: int) -> str:
 
 
 def _text(
-    x: float,
-    y: float,
-    text: str,
+    x: float, y: float, text: str,
     *,
-    size: int = 11,
-    weight: int = 400,
-    anchor: str = "start",
-    fill: str = "#1d2733",
-) -> str:
+    size: int = 11, weight: int = 400, anchor: str = "start", fill: str = "#1d2733",
+) -> str:  # fmt: skip
     return (
         f'<text x="{x:g}" y="{y:g}" font-size="{size}" font-weight="{weight}" '
         f'text-anchor="{anchor}" fill="{fill}">{escape(text)}</text>'

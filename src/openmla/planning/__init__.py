@@ -15,16 +15,9 @@ from openmla.planning.target import TARGETS, Target, target_by_name
 from openmla.problem import Problem
 
 __all__ = [
-    "BACKENDS",
-    "NEWEST_TRITON",
-    "TARGETS",
-    "Plan",
-    "Target",
-    "cached_plan",
-    "choose_plan",
-    "plan",
+    "BACKENDS", "NEWEST_TRITON", "TARGETS", "Plan", "Target", "cached_plan", "choose_plan", "plan",
     "target_by_name",
-]
+]  # fmt: skip
 
 
 def plan(problem: Problem, target: str | Target = "cpu", backend: str = "auto") -> Plan:

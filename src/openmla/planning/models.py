@@ -99,13 +99,9 @@ def model_by_name(name: str) -> Model:
 def problem_for_model(
     name: str,
     *,
-    tokens: int = 4096,
-    context: int = 0,
-    tp: int = 1,
-    page_size: int = 0,
-    dtype: str = "bf16",
+    tokens: int = 4096, context: int = 0, tp: int = 1, page_size: int = 0, dtype: str = "bf16",
     form: str = "",
-) -> Problem:
+) -> Problem:  # fmt: skip
     """The problem a model poses on one of `tp` ranks: one sequence of `tokens` new tokens.
 
     `context` counts all keys, new ones included; 0 means no more than the new ones. `dtype` is

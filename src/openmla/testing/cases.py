@@ -18,15 +18,8 @@ from openmla.testing.draw import HEADS, random_case
 from openmla.testing.shrink import shrink
 
 __all__ = [
-    "HEADS",
-    "BuiltCase",
-    "Case",
-    "Outcome",
-    "build",
-    "named_cases",
-    "random_case",
-    "shrink",
-]
+    "HEADS", "BuiltCase", "Case", "Outcome", "build", "named_cases", "random_case", "shrink",
+]  # fmt: skip
 
 
 def named_cases() -> dict[str, Case]:

@@ -123,15 +123,9 @@ def judge(built: BuiltCase, outcome: Outcome, eager: Tensor | None = None) -> Ve
     if isinstance(built.operands, DenseOperands) and built.operands.v.dtype == torch.float16:
         rule = replace(rule, p_floor=RULES[torch.float16].p_floor)
     return compare(
-        outcome,
-        built.truth(),
-        fp8_columns=_fp8_columns(built),
-        exact=built.is_exact,
-        eager=eager,
-        rule=rule,
-        columns=built.case.d_qk,
-        describe_row=built.describe_row,
-    )
+        outcome, built.truth(), fp8_columns=_fp8_columns(built), exact=built.is_exact, eager=eager,
+        rule=rule, columns=built.case.d_qk, describe_row=built.describe_row,
+    )  # fmt: skip
 
 
 def _fp8_columns(built: BuiltCase) -> int:
@@ -142,16 +136,11 @@ def _fp8_columns(built: BuiltCase) -> int:
 
 
 def compare(
-    outcome: Outcome,
-    truth: Truth,
+    outcome: Outcome, truth: Truth,
     *,
-    exact: bool = False,
-    eager: Tensor | None = None,
-    rule: Rule | None = None,
-    columns: int = 0,
-    fp8_columns: int = 0,
-    describe_row: Callable[[int], str] = lambda row: "",
-) -> Verdict:
+    exact: bool = False, eager: Tensor | None = None, rule: Rule | None = None, columns: int = 0,
+    fp8_columns: int = 0, describe_row: Callable[[int], str] = lambda row: "",
+) -> Verdict:  # fmt: skip
     """Judge a result. `rule` defaults to that of the output dtype; `columns` are those of Q, and
     `fp8_columns` those multiplied as FP8."""
     out = outcome.out.detach().cpu()
@@ -181,13 +170,9 @@ class _Judgement:
     """One comparison under way: error, slack and the problems found so far."""
 
     def __init__(
-        self,
-        out: Tensor,
-        truth: Truth,
-        rule: Rule,
-        describe_row: Callable[[int], str],
+        self, out: Tensor, truth: Truth, rule: Rule, describe_row: Callable[[int], str],
         steps: float,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.raw, self.truth, self.rule, self.describe_row = out, truth, rule, describe_row
         self.problems: list[str] = []
         if out.shape != truth.out.shape:

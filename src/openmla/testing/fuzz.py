@@ -167,19 +167,11 @@ def child_for(checker: Checker, seconds: float, deep_every: int = DEEP_EVERY) ->
 
 
 def run_fuzz(
-    cases: int = 500,
-    seed: int = 0,
-    backend: str = "auto",
-    device: str = "cpu",
-    progress: Progress | None = None,
-    save_dir: str | Path | None = None,
-    jobs: int = 0,
-    max_failures: int = MAX_FAILURES,
-    variants: int = 1,
-    most_seconds: float = math.inf,
-    implementation: str = "",
-    seconds_per_case: float | None = None,
-) -> FuzzReport:
+    cases: int = 500, seed: int = 0, backend: str = "auto", device: str = "cpu",
+    progress: Progress | None = None, save_dir: str | Path | None = None, jobs: int = 0,
+    max_failures: int = MAX_FAILURES, variants: int = 1, most_seconds: float = math.inf,
+    implementation: str = "", seconds_per_case: float | None = None,
+) -> FuzzReport:  # fmt: skip
     """Run `cases` random cases from `seed` on, in `jobs` child processes (0: in this one).
 
     After `most_seconds` no more are begun, and the report is about those that were.

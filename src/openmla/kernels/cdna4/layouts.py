@@ -148,10 +148,6 @@ def sparse_matrix_layouts() -> MatrixLayouts:
         version=CDNA4_MFMA, instr_shape=[32, 32, 16], transposed=True, warps_per_cta=[2, 4]
     )
     return MatrixLayouts(
-        scores,
-        output,
-        gl.DotOperandLayout(0, scores, 8),
-        gl.DotOperandLayout(1, scores, 8),
-        gl.DotOperandLayout(0, output, 8),
-        gl.DotOperandLayout(1, output, 8),
-    )
+        scores, output, gl.DotOperandLayout(0, scores, 8), gl.DotOperandLayout(1, scores, 8),
+        gl.DotOperandLayout(0, output, 8), gl.DotOperandLayout(1, output, 8),
+    )  # fmt: skip

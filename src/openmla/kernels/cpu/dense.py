@@ -42,14 +42,9 @@ def dense(config: CpuConfig, op: DenseOperands, results: Results) -> None:
 
 
 def _panel(
-    config: CpuConfig,
-    op: DenseOperands,
-    results: Results,
-    work: Workspace,
-    span: Span,
-    heads: slice,
-    starts: range,
-) -> None:
+    config: CpuConfig, op: DenseOperands, results: Results, work: Workspace, span: Span,
+    heads: slice, starts: range,
+) -> None:  # fmt: skip
     """All tiles that begin at `starts`, block of keys by block of keys."""
     stops = [min(start + config.BM, starts.stop) for start in starts]
     tiles = [_Tile(op, span, heads, *ends) for ends in zip(starts, stops, strict=True)]

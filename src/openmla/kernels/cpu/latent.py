@@ -25,14 +25,9 @@ def latent(config: CpuConfig, op: LatentOperands, results: Results) -> None:
 
 
 def _tile(
-    config: CpuConfig,
-    op: LatentOperands,
-    results: Results,
-    work: Workspace,
-    span: Span,
-    start: int,
-    stop: int,
-) -> None:
+    config: CpuConfig, op: LatentOperands, results: Results, work: Workspace, span: Span,
+    start: int, stop: int,
+) -> None:  # fmt: skip
     """Tokens start … stop-1 of one sequence, all heads."""
     heads = op.q.shape[1]
     tokens = slice(span.q_start + start, span.q_start + stop)

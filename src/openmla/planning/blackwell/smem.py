@@ -91,18 +91,10 @@ class SM100AttentionSMem:
     ) -> SM100AttentionSMem:
         """The map of a plain attention block. Head counts do not enter it."""
         config = FA4Config(
-            qkv_dtype=qkv_dtype,
-            num_q_heads=1,
-            group=1,
-            qk_depth=depth,
-            ov_depth=depth,
-            swizzle_mode=operand_swizzle(qkv_dtype),
-            page_size=page_size,
-            is_mla=False,
-            pair_cta=pair_cta,
-            BM=BM,
-            cross_stage_p=True,
-        )
+            qkv_dtype=qkv_dtype, num_q_heads=1, group=1, qk_depth=depth, ov_depth=depth,
+            swizzle_mode=operand_swizzle(qkv_dtype), page_size=page_size, is_mla=False,
+            pair_cta=pair_cta, BM=BM, cross_stage_p=True,
+        )  # fmt: skip
         return cls(config)
 
     @cached_property

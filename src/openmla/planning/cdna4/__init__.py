@@ -20,15 +20,6 @@ from openmla.planning.cdna4.prefill16 import MlaPrefill16
 from openmla.planning.cdna4.sparse import MlaSparse16
 
 __all__ = [
-    "LANE_REGISTERS",
-    "LDS_BYTES",
-    "MhaConfigV2",
-    "MhaMmaOp",
-    "MlaConfigV2",
-    "MlaMmaOp",
-    "MlaPrefill16",
-    "MlaPrefillV2",
-    "MlaPrefillV2Core",
-    "MlaSparse16",
-    "RegisterTile",
-]
+    "LANE_REGISTERS", "LDS_BYTES", "MhaConfigV2", "MhaMmaOp", "MlaConfigV2", "MlaMmaOp",
+    "MlaPrefill16", "MlaPrefillV2", "MlaPrefillV2Core", "MlaSparse16", "RegisterTile",
+]  # fmt: skip

@@ -126,14 +126,11 @@ class MlaPrefillV2(RingBlock):
     about 2 percent; with bfloat16 V is dequantized in registers and results are as good as bf16."""
 
     def __init__(
-        self,
-        config: MlaConfigV2 | None = None,
+        self, config: MlaConfigV2 | None = None,
         *,
-        v_full_v227: bool = True,
-        v227_layout: bool = False,
-        p_dtype: str = "float8_e4m3fn",
+        v_full_v227: bool = True, v227_layout: bool = False, p_dtype: str = "float8_e4m3fn",
         **shape: Any,
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__(config, **shape)
         for name, value in (("v_full_v227", v_full_v227), ("v227_layout", v227_layout)):
             if not isinstance(value, bool):

@@ -41,29 +41,15 @@ GROUP_HEADS = 4  # heads of the dense form side by side: 1, 2, 8 and 16 are slow
 
 # Best first, for chips without measured tiles: the winners of the H200, then the next smaller ones.
 DENSE_TILES = (
-    Tile(128, 64, 3, 8),
-    Tile(128, 64, 2, 8),
-    Tile(128, 32, 2, 8),
-    Tile(64, 64, 2, 4),
-    Tile(64, 32, 2, 4),
-    Tile(64, 32, 1, 4),
-    Tile(32, 32, 2, 4),
-    Tile(32, 32, 1, 4),
-    Tile(16, 32, 1, 4),
-    Tile(16, 16, 1, 4),
-)
+    Tile(128, 64, 3, 8), Tile(128, 64, 2, 8), Tile(128, 32, 2, 8), Tile(64, 64, 2, 4),
+    Tile(64, 32, 2, 4), Tile(64, 32, 1, 4), Tile(32, 32, 2, 4), Tile(32, 32, 1, 4),
+    Tile(16, 32, 1, 4), Tile(16, 16, 1, 4),
+)  # fmt: skip
 LATENT_TILES = (
-    Tile(64, 64, 2, 8),
-    Tile(64, 32, 3, 8),
-    Tile(64, 32, 2, 8),
-    Tile(64, 16, 2, 8),
-    Tile(32, 32, 2, 4),
-    Tile(32, 16, 2, 4),
-    Tile(16, 64, 2, 4),
-    Tile(16, 32, 2, 4),
-    Tile(16, 16, 2, 4),
-    Tile(16, 16, 1, 4),
-)
+    Tile(64, 64, 2, 8), Tile(64, 32, 3, 8), Tile(64, 32, 2, 8), Tile(64, 16, 2, 8),
+    Tile(32, 32, 2, 4), Tile(32, 16, 2, 4), Tile(16, 64, 2, 4), Tile(16, 32, 2, 4),
+    Tile(16, 16, 2, 4), Tile(16, 16, 1, 4),
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

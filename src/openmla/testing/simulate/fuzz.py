@@ -40,13 +40,9 @@ SHRINK_ATTEMPTS = 80
 
 
 def run_simulated(
-    cases: int,
-    seed: int,
-    target: str,
-    progress: Progress | None = None,
-    save_dir: str | Path | None = None,
-    check: Check | None = None,
-) -> FuzzReport:
+    cases: int, seed: int, target: str, progress: Progress | None = None,
+    save_dir: str | Path | None = None, check: Check | None = None,
+) -> FuzzReport:  # fmt: skip
     """Draw from `seed` on until `cases` cases ran, or there were too many failures or refusals.
 
     `check` says of a case, a target and whether to look deeper what is wrong; it may refuse.

@@ -28,13 +28,7 @@ from openmla.planning.blackwell.sparse.smem import (
 )
 
 __all__ = [
-    "MLAPrefillSparse",
-    "MLAPrefillSparseFP8",
-    "MLAPrefillSparseQKVFP8",
-    "MLASparseConfig",
-    "MLASparseSharedMemory",
-    "MLASparseSharedMemoryFP8",
-    "MLASparseSharedMemoryQKVFP8",
-    "Offsets",
+    "MLAPrefillSparse", "MLAPrefillSparseFP8", "MLAPrefillSparseQKVFP8", "MLASparseConfig",
+    "MLASparseSharedMemory", "MLASparseSharedMemoryFP8", "MLASparseSharedMemoryQKVFP8", "Offsets",
     "select_mla_sparse_config",
-]
+]  # fmt: skip

@@ -30,21 +30,10 @@ from openmla.planning.cdna4.layout.v import DefaultV, VMap, fragment_reads
 from openmla.planning.cdna4.layout.v227 import V227
 
 __all__ = [
-    "V227",
-    "ACC_ROW_OFFSETS_32x32",
-    "DefaultV",
-    "Dma",
-    "KSlot",
-    "VMap",
-    "accumulator_rows",
-    "load_K_frag_addr",
-    "load_V_frag_addr",
-    "load_V_frag_cell_offset",
-    "precompute_v_lane_base",
-    "swizzle_K_sub",
-    "swizzle_parameters",
-    "v_map",
-]
+    "V227", "ACC_ROW_OFFSETS_32x32", "DefaultV", "Dma", "KSlot", "VMap", "accumulator_rows",
+    "load_K_frag_addr", "load_V_frag_addr", "load_V_frag_cell_offset", "precompute_v_lane_base",
+    "swizzle_K_sub", "swizzle_parameters", "v_map",
+]  # fmt: skip
 
 #: Rows of a 32×32 accumulator that lanes 0..31 hold: four runs of four rows, eight apart.
 ACC_ROW_OFFSETS_32x32: tuple[int, ...] = tuple(8 * (p // 4) + p % 4 for p in range(16))
@@ -62,13 +51,9 @@ def accumulator_rows(lane: int) -> tuple[int, ...]:
 
 def v_map(
     *,
-    kv_block: int = 128,
-    depth: int = 128,
-    element_bytes: int = 1,
-    v_full_v227: bool = False,
-    v227_layout: bool = False,
-    num_threads: int = 512,
-) -> VMap:
+    kv_block: int = 128, depth: int = 128, element_bytes: int = 1, v_full_v227: bool = False,
+    v227_layout: bool = False, num_threads: int = 512,
+) -> VMap:  # fmt: skip
     """The V slot that these flags ask for. `v227_layout` only counts with `v_full_v227`."""
     if not v_full_v227:
         return DefaultV(kv_block, depth, element_bytes, num_threads)

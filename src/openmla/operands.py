@@ -27,12 +27,14 @@ class Results:
     lse: Tensor | None = None
     max_logits: Tensor | None = None
 
+    def tensors(self) -> dict[str, Tensor]:
+        """Those that are wanted, by name."""
+        return {name: x for name, x in vars(self).items() if x is not None}
+
     def clear(self) -> None:
         """Make every row an empty row: zeros, -inf."""
-        self.out.zero_()
-        for rows in (self.lse, self.max_logits):
-            if rows is not None:
-                rows.fill_(-torch.inf)
+        for name, rows in self.tensors().items():
+            rows.fill_(0.0 if name == "out" else -torch.inf)
 
 
 @dataclass(frozen=True, eq=False)

@@ -126,24 +126,14 @@ def _attention(name: str, bundled: Callable[..., Bundle]) -> Callable[..., None]
         checks.separate_outputs(operands, results)
         plan = plan_call(operands, results, backend)
         if plan.backend == "reference":
-            _run_reference(operands, results)
+            truth = reference.of(operands)
+            for written, rows in results.tensors().items():
+                rows.copy_(getattr(truth, written))
         else:
             cached.remember(name, names, args, plan, launch(plan, operands, results))
 
     run.__signature__ = signature  # type: ignore[attr-defined]  # what its schema is read from
     return run
-
-
-def _run_reference(operands: Operands, results: Results) -> None:
-    if isinstance(operands, DenseOperands):
-        truth = reference.dense(operands)
-    elif isinstance(operands, LatentOperands):
-        truth = reference.latent(operands)
-    else:
-        truth = reference.sparse(operands)
-    for name in WRITTEN:
-        if (written := getattr(results, name)) is not None:
-            written.copy_(getattr(truth, name))
 
 
 FORMS: dict[str, Callable[..., Bundle]] = {"dense": _dense, "latent": _latent, "sparse": _sparse}

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from openmla.operands import DenseOperands, LatentOperands, SparseOperands, Weights
+from openmla.operands import DenseOperands, LatentOperands, Operands, SparseOperands, Weights
 from openmla.sequences import page_rows, paged_spans, ragged_spans, visible_keys
 
 
@@ -99,6 +99,13 @@ def _weight_of_row(p: Tensor, k_ids: Tensor) -> Tensor:
     rows, place = torch.unique(k_ids, return_inverse=True)
     sums = p.new_zeros(p.shape[0], rows.shape[0]).index_add_(1, place, p)
     return sums[:, place]
+
+
+def of(operands: Operands) -> Truth:
+    """The definition of a call of any form."""
+    if isinstance(operands, DenseOperands):
+        return dense(operands)
+    return latent(operands) if isinstance(operands, LatentOperands) else sparse(operands)
 
 
 def dense(op: DenseOperands) -> Truth:

@@ -2,6 +2,9 @@
 
 import ctypes
 import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,7 +12,7 @@ import torch
 
 from openmla.testing.cases import Case, build, random_case
 from openmla.testing.isolate import run_guarded
-from openmla.testing.memory.guard import EDGES, GuardedMemory, guarded_bytes, self_test
+from openmla.testing.memory.guard import EDGES, GuardedMemory, guarded_bytes
 
 CASE = Case("dense", 2, 8, 4, 8, (3,), (5,), layout="strided")
 
@@ -28,16 +31,21 @@ def reads_before_the_start(built):
     return built.run()
 
 
-def test_guards_bite_on_this_machine():
-    assert self_test() == dict.fromkeys(
-        (
-            "end, inside",
-            "end, one element beyond",
-            "start, inside",
-            "start, one element beyond",
-        ),
-        True,
-    )
+def read_beside(edge, elements_beyond):
+    """Read one float32 at, or `elements_beyond` past, the guarded edge of a small tensor."""
+    values = guarded_bytes(16, edge).view(torch.float32)
+    offset = 3 + elements_beyond if edge == "end" else -elements_beyond
+    return ctypes.c_float.from_address(values.data_ptr() + 4 * offset).value
+
+
+@pytest.mark.parametrize("beyond", [0, 1])
+@pytest.mark.parametrize("edge", EDGES)
+def test_guards_bite_on_this_machine(edge, beyond):
+    """The last element is readable, one further is a fault, which ends the process that reads."""
+    reading = f"import test_guard; test_guard.read_beside({edge!r}, {beyond})"
+    command = [sys.executable, "-c", reading]
+    code = subprocess.run(command, cwd=Path(__file__).parent, check=False).returncode
+    assert code in (-signal.SIGSEGV, -signal.SIGBUS) if beyond else code == 0
 
 
 @pytest.mark.parametrize("edge", EDGES)
@@ -72,5 +80,5 @@ def test_a_fault_is_blamed_on_its_case_and_the_rest_goes_on(function, monkeypatc
 
 
 def test_an_exception_in_the_child_is_reported():
-    problems = [p for _, p in run_guarded([CASE], "openmla.testing.memory.guard:self_test")]
-    assert problems == ["TypeError: self_test() takes 0 positional arguments but 1 was given"]
+    problems = [p for _, p in run_guarded([CASE], "openmla.testing.simulate.draw:menu_of")]
+    assert problems == ["TypeError: menu_of() missing 1 required positional argument: 'form'"]

@@ -7,34 +7,22 @@ Regions too short for their label are named in the list under the bar, where all
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from openmla.explain.svg import line, picture, rect, text, text_width
-from openmla.planning.memory import Columns, MemoryMap
+from openmla.planning.memory import Columns, MemoryMap, Region
 
 WIDTH, MARGIN, BAR, ROW = 960, 12, 46, 20
 COLUMNS = 3  # of the list under the bar
 
 
-@dataclass(frozen=True, slots=True)
-class Segment:
-    """A range of a bar."""
-
-    name: str
-    kind: str
-    start: int
-    size: int
-
-
 def smem_picture(smem: MemoryMap, what: str = "Shared memory") -> str:
     """Shared memory (or LDS) of one block."""
-    segments = [Segment(r.name, r.kind, r.offset, r.size) for r in smem.regions]
-    return bar_picture(f"{what} of one block", segments, smem.limit, "bytes")
+    return bar_picture(f"{what} of one block", smem.regions, smem.limit, "bytes")
 
 
 def tmem_picture(columns: Sequence[Columns], limit: int) -> str:
     """Tensor memory of one block."""
-    segments = [Segment(c.name, _column_kind(c.name), c.first, c.count) for c in columns]
+    segments = [Region(c.name, _column_kind(c.name), c.first, c.count) for c in columns]
     return bar_picture("Tensor memory of one block", segments, limit, "columns")
 
 
@@ -42,9 +30,9 @@ def _column_kind(name: str) -> str:
     return {"S": "p", "s": "p", "O": "v", "Q": "q"}.get(name[0], "k")
 
 
-def bar_picture(title: str, segments: Sequence[Segment], limit: int, unit: str) -> str:
+def bar_picture(title: str, segments: Sequence[Region], limit: int, unit: str) -> str:
     """A bar of `limit` units with its segments, an axis and the list of all segments."""
-    used = max((s.start + s.size for s in segments), default=0)
+    used = max((s.offset + s.size for s in segments), default=0)
     scale = (WIDTH - 2 * MARGIN) / max(limit, used)
     top = 30
     parts = [
@@ -57,13 +45,13 @@ def bar_picture(title: str, segments: Sequence[Segment], limit: int, unit: str) 
     first_row = top + BAR + 44
     parts += _names(segments, first_row, unit)
     rows = -(-len(segments) // COLUMNS)
-    words = "; ".join(f"{s.name}: {s.size} {unit} from {s.start}" for s in segments)
+    words = "; ".join(f"{s.name}: {s.size} {unit} from {s.offset}" for s in segments)
     return picture((WIDTH, first_row + rows * ROW), title, words, parts)
 
 
-def _segment(segment: Segment, scale: float, top: float, unit: str) -> list[str]:
-    x, width = MARGIN + segment.start * scale, segment.size * scale
-    hint = f"{segment.name}: {segment.size:,} {unit} from {segment.start:,}"
+def _segment(segment: Region, scale: float, top: float, unit: str) -> list[str]:
+    x, width = MARGIN + segment.offset * scale, segment.size * scale
+    hint = f"{segment.name}: {segment.size:,} {unit} from {segment.offset:,}"
     parts = [rect((x, top, width, BAR), f"kind-{segment.kind} edge", hint=hint)]
     middle = x + width / 2
     size = f"{segment.size:,}"
@@ -84,7 +72,7 @@ def _axis(limit: int, scale: float, y: float) -> list[str]:
     return parts
 
 
-def _names(segments: Sequence[Segment], top: float, unit: str) -> list[str]:
+def _names(segments: Sequence[Region], top: float, unit: str) -> list[str]:
     """Swatch, name, size and offset of every segment, column by column."""
     rows = -(-len(segments) // COLUMNS)
     column_width = (WIDTH - 2 * MARGIN) / COLUMNS
@@ -92,7 +80,7 @@ def _names(segments: Sequence[Segment], top: float, unit: str) -> list[str]:
     for index, segment in enumerate(segments):
         x = MARGIN + index // rows * column_width
         y = top + index % rows * ROW
-        words = f"{segment.name}: {segment.size:,} from {segment.start:,}"
+        words = f"{segment.name}: {segment.size:,} from {segment.offset:,}"
         most = int((column_width - 26) / text_width("x"))
         parts.append(rect((x, y - 9, 10, 10), f"kind-{segment.kind}"))
         parts.append(text(x + 16, y, words if len(words) <= most else words[: most - 1] + "…"))

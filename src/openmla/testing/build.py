@@ -23,27 +23,21 @@ from openmla import reference
 from openmla.cache import DTYPES, LatentCache
 from openmla.checks import out_dtype
 from openmla.formats import BF16, FORMATS
-from openmla.operands import DenseOperands, LatentOperands, SparseOperands, Weights
+from openmla.operands import (
+    DenseOperands,
+    LatentOperands,
+    Operands,
+    Results,
+    SparseOperands,
+    Weights,
+)
 from openmla.sequences import visible_keys
 from openmla.testing.case import Case
 from openmla.testing.memory import INT_FILL, Memory
 from openmla.testing.values import Draw, to_dtype
 
-Operands = DenseOperands | LatentOperands | SparseOperands
-
-
-@dataclass(frozen=True, eq=False)
-class Outcome:
-    """What an implementation returned."""
-
-    out: Tensor
-    lse: Tensor | None = None
-    max_logits: Tensor | None = None
-
-    def tensors(self) -> dict[str, Tensor]:
-        """Those that exist, by name."""
-        named = {"out": self.out, "lse": self.lse, "max_logits": self.max_logits}
-        return {name: t for name, t in named.items() if t is not None}
+Outcome = Results
+"""What an implementation returned."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,10 +55,7 @@ class BuiltCase:
         case = self.case
         options: dict[str, Any] = {"return_lse": case.return_lse, "backend": backend}
         if case.out != "fresh":
-            shape = (*self.operands.q.shape[:2], case.d_v)
-            dtype = out_dtype(self.operands.q.dtype)
-            gaps = {"strided": case.out == "strided", "aligned": case.out == "aligned"}
-            options["out"] = self.memory.new(shape, dtype, **gaps).fill_(torch.nan)
+            options["out"] = self.new_out()
         if case.form == "sparse":
             options["return_max_logits"] = case.return_max_logits
         call = {
@@ -81,17 +72,21 @@ class BuiltCase:
             max_logits=results.pop(0) if case.return_max_logits else None,
         )
 
+    def new_out(self) -> Tensor:
+        """An `out` full of NaN that lies as the case says."""
+        q, place = self.operands.q, self.case.out
+        gaps = {"strided": place == "strided", "aligned": place == "aligned"}
+        shape = (*q.shape[:2], self.case.d_v)
+        return self.memory.new(shape, out_dtype(q.dtype), **gaps).fill_(torch.nan)
+
     @contextmanager
     def _defaults(self) -> Iterator[None]:
         """torch's defaults as the case wants them, for the call alone."""
         dtype, device = torch.get_default_dtype(), self.case.default_device
         torch.set_default_dtype(DTYPES[self.case.default_dtype])
-        if not device:
-            device_context: Any = nullcontext()
-        else:
-            device_context = torch.device(self.memory.device if device == "same" else device)
+        where = self.memory.device if device == "same" else device
         try:
-            with device_context:
+            with torch.device(where) if where else nullcontext():
                 yield
         finally:
             torch.set_default_dtype(dtype)
@@ -104,11 +99,7 @@ class BuiltCase:
     def _truth(self) -> reference.Truth:
         if self.memory.device.type != "cpu":
             return build(self.case).truth()
-        if isinstance(self.operands, DenseOperands):
-            return reference.dense(self.operands)
-        if isinstance(self.operands, LatentOperands):
-            return reference.latent(self.operands)
-        return reference.sparse(self.operands)
+        return reference.of(self.operands)
 
     @property
     def is_exact(self) -> bool:

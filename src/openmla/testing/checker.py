@@ -19,8 +19,6 @@ import torch
 
 from openmla.dispatch import plan_call
 from openmla.errors import InvalidArgument, Unsupported
-from openmla.operands import Results
-from openmla.planning import Plan
 from openmla.testing.build import BuiltCase, Outcome, build
 from openmla.testing.case import Case
 from openmla.testing.compare import judge
@@ -86,7 +84,7 @@ class Checker:
             outcome = self.run(built)
         except (Unsupported, InvalidArgument) as error:
             return Result("refused", message=refusal(error))
-        plan = self._plan(built, outcome)
+        plan = plan_call(built.operands, outcome, self.backend)
         if plan.kernel.coarse:
             return Result("refused", message=plan.kernel.coarse)  # the rule would only confirm it
         family, verdict = plan.backend, judge(built, outcome)
@@ -106,10 +104,6 @@ class Checker:
         if torch.device(self.device).type == "cpu":
             return guard_problems(case, self.run)
         return margin_problems(case, self.run, self.device)
-
-    def _plan(self, built: BuiltCase, outcome: Outcome) -> Plan:
-        results = Results(outcome.out, outcome.lse, outcome.max_logits)
-        return plan_call(built.operands, results, self.backend)
 
     def _device_works(self) -> bool:
         """After an illegal access, a CUDA context fails in everything it is asked."""

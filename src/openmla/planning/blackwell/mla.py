@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from openmla.errors import InvalidArgument
 from openmla.planning.arithmetic import (
@@ -230,34 +230,14 @@ def _variants(two_q: MLAConfig) -> Iterator[MLAConfig]:
     yield replace(single_o, bn_cap=64)
 
 
-def select_mla_prefill_config(
-    *,
-    qkv_dtype: str,
-    rope_gmem_dtype: str,
-    rope_mma_dtype: str,
-    scale_dtype: str | None = None,
-    num_q_heads: int,
-    group: int,
-    depth: int,
-    page_size: int,
-    v_depth: int = -1,
-) -> MLAConfig:
+def select_mla_prefill_config(**problem: Any) -> MLAConfig:
     """The first supported variant: 2Q, else 1Q with one accumulator, else that with BN 64.
 
+    Takes the arguments of `MLAConfig` that say what is computed, not those that choose a variant.
     When none is supported the 2Q plan comes back, and its ``why_unsupported()`` says why.
 
     GLM-5 (Q 256, V 256) in bf16: two accumulators of 256 columns fill tensor memory, and with
     one of them a 128-key tile leaves shared memory for a single stage, so the third is chosen.
     """
-    two_q = MLAConfig(
-        qkv_dtype=qkv_dtype,
-        rope_gmem_dtype=rope_gmem_dtype,
-        rope_mma_dtype=rope_mma_dtype,
-        scale_dtype=scale_dtype,
-        num_q_heads=num_q_heads,
-        group=group,
-        depth=depth,
-        page_size=page_size,
-        v_depth=v_depth,
-    )
+    two_q = MLAConfig(**problem)
     return next((config for config in _variants(two_q) if config.supported()), two_q)

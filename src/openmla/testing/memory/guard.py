@@ -14,12 +14,7 @@ openmla.testing.isolate.
 from __future__ import annotations
 
 import ctypes
-import json
 import mmap
-import os
-import signal
-import subprocess
-import sys
 from typing import Any, Literal
 
 import torch
@@ -34,7 +29,6 @@ from openmla.testing.memory.poison import Implementation, differences, run_watch
 Edge = Literal["end", "start"]
 EDGES: tuple[Edge, ...] = ("end", "start")
 _PROT_NONE = 0
-_FAULTS = (-signal.SIGSEGV, -signal.SIGBUS)
 
 
 class GuardedMemory(Memory):
@@ -84,41 +78,3 @@ def check(case: Case, options: dict[str, Any]) -> dict[str, Any]:
     """`guard_problems` as an answer of a child process; see openmla.testing.isolate."""
     problems = "; ".join(guard_problems(case, named(options["implementation"])))
     return {"status": "failed" if problems else "right", "kind": "guard", "message": problems}
-
-
-def read_beside(edge: Edge, elements_beyond: int) -> float:
-    """Read one float32 at, or `elements_beyond` past, the guarded edge of a small tensor."""
-    values = guarded_bytes(16, edge).view(torch.float32)
-    offset = 3 + elements_beyond if edge == "end" else -elements_beyond
-    return ctypes.c_float.from_address(values.data_ptr() + 4 * offset).value
-
-
-def self_test() -> dict[str, bool]:
-    """Whether guards bite here: the last element is readable, one further is a fault.
-
-    Each read happens in its own process. All values must be True before a clean guarded run means
-    anything.
-    """
-    command = [sys.executable, "-m", "openmla.testing.memory.guard"]
-    child = subprocess.run(command, capture_output=True, text=True, check=True)
-    results: dict[str, bool] = json.loads(child.stdout)
-    return results
-
-
-def _forked_reads() -> dict[str, bool]:
-    """Read at and beyond both edges, each in a fork of this process, which may die of it."""
-    results = {}
-    for edge in EDGES:
-        for beyond in (0, 1):
-            reader = os.fork()
-            if reader == 0:
-                read_beside(edge, beyond)
-                os._exit(0)
-            code = os.waitstatus_to_exitcode(os.waitpid(reader, 0)[1])
-            name = f"{edge}, {'one element beyond' if beyond else 'inside'}"
-            results[name] = code in _FAULTS if beyond else code == 0
-    return results
-
-
-if __name__ == "__main__":
-    print(json.dumps(_forked_reads()))

@@ -17,7 +17,6 @@ from typing import Any
 import torch
 
 from gluon_sim import Report, intercept
-from openmla.checks import out_dtype
 from openmla.dispatch import triton_version
 from openmla.errors import InvalidArgument, Unsupported
 from openmla.kernels.launch import calls
@@ -40,15 +39,10 @@ SCHEDULES = ("random", "early", "random", "late", "random")
 
 def new_results(built: BuiltCase) -> Results:
     """Outputs of a case, full of NaN; `out` lies as the case says."""
-    case, q = built.case, built.operands.q
-    shape = (*q.shape[:2], case.d_v)
-    gaps = {"strided": case.out == "strided", "aligned": case.out == "aligned"}
-    out = built.memory.new(shape, out_dtype(q.dtype), **gaps)
-    out.fill_(torch.nan)
-    rows = torch.full(shape[:2], torch.nan, dtype=torch.float32)
-    return Results(
-        out, rows if case.return_lse else None, rows.clone() if case.return_max_logits else None
-    )
+    case = built.case
+    wanted = {"lse": case.return_lse, "max_logits": case.return_max_logits}
+    nan = torch.full(built.operands.q.shape[:2], torch.nan, dtype=torch.float32)
+    return Results(built.new_out(), **{name: nan.clone() for name in wanted if wanted[name]})
 
 
 def plan_on(target: str, operands: Operands, results: Results, sm_count: int = 0) -> Plan:
@@ -69,12 +63,11 @@ def simulated(
     Every element of every output must be written exactly once. `options` are those of
     `gluon_sim.simulate`. Raises Unsupported where the launcher refuses.
     """
-    outcome = Outcome(results.out, results.lse, results.max_logits)
     prepared = list(calls(plan, operands, results))
-    with intercept(outputs=outcome.tensors(), **options) as reports:
+    with intercept(outputs=results.tensors(), **options) as reports:
         for call in prepared:
             call.run()
-    return outcome, reports
+    return results, reports
 
 
 @dataclass(frozen=True)
@@ -89,11 +82,7 @@ class Simulation:
 def simulate_case(case: Case, target: str, background: str = "zero") -> Simulation:
     """Run a case; the size of the chip and the schedule of the simulator follow from its seed."""
     seed = case.seed
-    options = {
-        "seed": seed,
-        "schedule": SCHEDULES[seed % len(SCHEDULES)],
-        "resident": 1 + seed % 3,
-    }
+    options = {"schedule": SCHEDULES[seed % len(SCHEDULES)], "resident": 1 + seed % 3}
     found: list[str] = []
 
     def run(built: BuiltCase) -> Outcome:
@@ -102,7 +91,7 @@ def simulate_case(case: Case, target: str, background: str = "zero") -> Simulati
         plan = plan_on(target, built.operands, results, sm_count)
         if plan.kernel.coarse:
             raise Unsupported(plan.kernel.coarse)  # what the rule below would only confirm
-        outcome, reports = simulated(plan, built.operands, results, **options)
+        outcome, reports = simulated(plan, built.operands, results, seed=seed, **options)
         found.extend(str(report) for report in reports if not report.ok)
         return outcome
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from openmla.cache import LatentCache
 from openmla.errors import InvalidArgument, Unsupported
-from openmla.operands import DenseOperands, LatentOperands, Results, SparseOperands
+from openmla.operands import DenseOperands, LatentOperands, Results, SparseOperands, extent
 from openmla.problem import MAX_HEADS
 
 # Kernels multiply by the scale in float32: a larger number would be infinite there.
@@ -346,10 +346,10 @@ def separate_outputs(
         got = f"strides {list(out.stride())} for shape {list(out.shape)}"
         raise InvalidArgument("out", "memory of its own for every element", got)
     first = out.data_ptr()
-    last = first + _extent(out)
+    last = first + extent(out)
     for name, value in _inputs(operands):
         start = value.data_ptr()
-        if start < last and value.numel() and first < start + _extent(value):
+        if start < last and value.numel() and first < start + extent(value):
             raise InvalidArgument("out", f"memory of its own, apart from {name}", "an overlap")
 
 
@@ -370,14 +370,6 @@ def _inputs(
         if isinstance(value, Tensor):
             inputs.append((name, value))
     return inputs
-
-
-def _extent(t: Tensor) -> int:
-    """Bytes from a tensor's first element to just past its last."""
-    if t.is_contiguous():
-        return int(t.nbytes)
-    reach = sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True))
-    return (reach + 1) * t.element_size()
 
 
 def _elements_apart(t: Tensor) -> bool:

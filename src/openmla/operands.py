@@ -31,6 +31,13 @@ class Results:
         """Those that are wanted, by name."""
         return {name: x for name, x in vars(self).items() if x is not None}
 
+    def write(self, place: Any, out: Tensor, lse: Tensor, max_logits: Tensor) -> None:
+        """Fill the rows at a place; what is not wanted is dropped."""
+        self.out[place] = out.to(self.out.dtype)
+        for rows, values in ((self.lse, lse), (self.max_logits, max_logits)):
+            if rows is not None:
+                rows[place] = values
+
     def clear(self) -> None:
         """Make every row an empty row: zeros, -inf."""
         for name, rows in self.tensors().items():
@@ -175,6 +182,14 @@ def _common(q: Tensor, weights: Weights, results: Results) -> dict[str, Any]:
         "heads": q.shape[1], "q_dtype": DTYPE_NAMES[q.dtype], "total_q": q.shape[0],
         "wants_lse": results.lse is not None, **given,
     }  # fmt: skip
+
+
+def extent(x: Tensor) -> int:
+    """Bytes from a tensor's first element to just past its last."""
+    if x.is_contiguous():
+        return int(x.nbytes)
+    reach = sum((n - 1) * s for n, s in zip(x.shape, x.stride(), strict=True))
+    return (reach + 1) * x.element_size() if x.numel() else 0
 
 
 def aligned_16(*tensors: Tensor) -> bool:

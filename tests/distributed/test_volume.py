@@ -14,9 +14,9 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from distributed.zigzag_picture import split_picture
 from openmla.cli.plan import plan_command
 from openmla.distributed import split, volume
-from openmla.explain.shares import split_picture
 from openmla.planning.models import MODELS, model_by_name
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -15,7 +15,6 @@ from openmla.explain.support import (
     END,
     FEATURES,
     TABLE_TARGETS,
-    readme_has_table,
     support_of,
     support_table,
     support_table_markdown,
@@ -78,15 +77,10 @@ def test_a_gap_has_a_dash_and_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     assert f"portable: q_dtype fp32: bf16, fp16 or e4m3 are served: {feature} on" in text
 
 
-def test_a_readme_is_checked_word_by_word() -> None:
-    table = support_table_markdown()
-    assert readme_has_table(f"# openmla\n\n{table}\n\nMore text.\n")
-    assert not readme_has_table(table.replace("hopper", "magic", 1))
-
-
 def test_the_readme_has_the_table_of_today() -> None:
     readme = (Path(__file__).parents[2] / "README.md").read_text()
-    assert readme_has_table(readme), "run `openmla doctor --table` and paste it into README.md"
+    table = support_table_markdown()
+    assert table in readme, "run `openmla doctor --table` and paste it into README.md"
     assert readme.count(BEGIN) == readme.count(END) == 1
 
 

@@ -133,12 +133,7 @@ def _refuse_other_scores(attention_chunk: object, softcap: object) -> None:
 def _check_hints(
     max_seqlen_q: object, max_seqlen_k: object, splits: object, margin: object
 ) -> None:
-    hints = (
-        ("max_seqlen_q", max_seqlen_q),
-        ("max_seqlen_k", max_seqlen_k),
-        ("num_splits", splits),
-        ("sm_margin", margin),
-    )
-    for name, value in hints:
+    names = ("max_seqlen_q", "max_seqlen_k", "num_splits", "sm_margin")
+    for name, value in zip(names, (max_seqlen_q, max_seqlen_k, splits, margin), strict=True):
         if isinstance(value, bool) or not isinstance(value, int) or value < 0:
             raise InvalidArgument(name, "an int of 0 or more", checks.describe(value))

@@ -22,7 +22,8 @@ _DENSE = Problem(
     form="dense", heads=128, d_nope=128, d_rope=64, d_v=128, total_q=4096, total_k=4096
 )
 _GLM5 = replace(_DENSE, heads=64, d_nope=192, d_v=256)
-_DENSE_FP8 = replace(_DENSE, q_dtype="e4m3", kv_dtype="e4m3", v_dtype="e4m3", rope_dtype="e4m3")
+_FP8: dict[str, Any] = dict.fromkeys(("q_dtype", "kv_dtype", "v_dtype", "rope_dtype"), "e4m3")
+_DENSE_FP8 = replace(_DENSE, **_FP8)
 _LATENT = replace(_DENSE, form="latent", d_nope=512, d_v=512, page_size=64)
 _SPARSE = replace(_LATENT, form="sparse", topk=2048)
 FEATURES = {
@@ -43,9 +44,7 @@ FEATURES = {
     "sparse 512+64, 20 heads, bf16": replace(_SPARSE, heads=20),
     "sparse 512+64, fp8_656 cache": replace(_SPARSE, kv_dtype="fp8_656"),
     "sparse 512+64, fp8_block64 cache": replace(_SPARSE, kv_dtype="fp8_block64"),
-    "sparse 512+64, fp8 throughout": replace(
-        _SPARSE, q_dtype="e4m3", kv_dtype="e4m3", rope_dtype="e4m3", v_dtype="e4m3"
-    ),
+    "sparse 512+64, fp8 throughout": replace(_SPARSE, **_FP8),
     "sparse 512+0, bf16": replace(_SPARSE, d_rope=0, rope="none"),
 }
 
@@ -123,8 +122,3 @@ def _gaps(table: dict[str, dict[str, Support]]) -> list[str]:
             if not cell.family:
                 where.setdefault(cell.reason, []).append(f"{feature} on {target}")
     return [f"- {reason}: {', '.join(places)}." for reason, places in where.items()]
-
-
-def readme_has_table(readme: str) -> bool:
-    """Whether a README's text holds the table as it would be generated now."""
-    return support_table_markdown() in readme

@@ -20,6 +20,7 @@ from triton import knobs
 from triton.runtime import driver
 
 from openmla.kernels.call import COUNTER, WORKSPACE, ZEROED, Call, Counted, counter_of_stream
+from openmla.operands import extent
 
 MOST_ENCODED = 64  # addresses for which a descriptor is kept
 SPACE_STEP = 256  # bytes: parts of a workspace begin at multiples, as tensors do
@@ -110,7 +111,7 @@ class CachedLaunch:
     def _apart(self, args: Sequence[Any], addresses: list[int]) -> bool:
         """Whether an `out` that was given shares no memory with an input."""
         if not self._spans:
-            self._spans = [_span(x) for x in args if type(x) is Tensor]
+            self._spans = [extent(x) for x in args if type(x) is Tensor]
         out = addresses[self._inputs]
         last = out + self._spans[self._inputs]
         inputs = zip(addresses[: self._inputs], self._spans, strict=False)
@@ -292,9 +293,3 @@ def tma_dtypes() -> Mapping[int, int]:
 
     found: Mapping[int, int] = TMA_DTYPE_DEVICE_TO_HOST
     return found
-
-
-def _span(x: Tensor) -> int:
-    """Bytes from the first element to past the last."""
-    reach = sum((n - 1) * s for n, s in zip(x.shape, x.stride(), strict=True))
-    return (reach + 1) * x.element_size() if x.numel() else 0

@@ -122,8 +122,4 @@ class _Tile:
         """Normalize and write this tile's rows."""
         sink = self.op.weights.sink
         out, lse, max_logits = self.state.finish(None if sink is None else sink[self.heads, None])
-        results.out[self.tokens, self.heads] = out.transpose(0, 1).to(results.out.dtype)
-        if results.lse is not None:
-            results.lse[self.tokens, self.heads] = lse.T
-        if results.max_logits is not None:
-            results.max_logits[self.tokens, self.heads] = max_logits.T
+        results.write((self.tokens, self.heads), out.transpose(0, 1), lse.T, max_logits.T)

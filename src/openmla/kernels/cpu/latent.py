@@ -51,9 +51,4 @@ def _tile(
         state.add_block(scores, rows[None, :, : op.d_v], is_tame(rows))
 
     sink = None if op.weights.sink is None else op.weights.sink.repeat(stop - start)
-    out, lse, max_logits = state.finish(sink)
-    results.out[tokens] = out.view(stop - start, heads, op.d_v).to(results.out.dtype)
-    if results.lse is not None:
-        results.lse[tokens] = lse.view(stop - start, heads)
-    if results.max_logits is not None:
-        results.max_logits[tokens] = max_logits.view(stop - start, heads)
+    results.write(tokens, *(x.unflatten(1, (-1, heads))[0] for x in state.finish(sink)))

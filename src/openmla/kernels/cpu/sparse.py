@@ -30,23 +30,15 @@ def sparse(config: CpuConfig, op: SparseOperands, results: Results) -> None:
 
 
 def _token(
-    config: CpuConfig,
-    op: SparseOperands,
-    results: Results,
-    work: Workspace,
-    token: int,
+    config: CpuConfig, op: SparseOperands, results: Results, work: Workspace, token: int,
     slots: Tensor,
-) -> None:
+) -> None:  # fmt: skip
     """One query token over the physical rows `slots`."""
     out, lse, max_logits = _attend(config, op, work, token, slots, tame=True)
     if not torch.isfinite(out).all():
         # Huge values overflowed, or a row holds Inf or NaN: rare enough to look only afterwards.
         out, lse, max_logits = _attend(config, op, work, token, slots, tame=False)
-    results.out[token] = out[0].to(results.out.dtype)
-    if results.lse is not None:
-        results.lse[token] = lse[0]
-    if results.max_logits is not None:
-        results.max_logits[token] = max_logits[0]
+    results.write(token, out[0], lse[0], max_logits[0])
 
 
 def _attend(

@@ -22,12 +22,12 @@ from openmla.cache import LatentCache
 from openmla.kernels.call import WORKSPACE, Call, Sources
 from openmla.kernels.portable.formats import (
     next_power_of_2,
-    padded,
     row_constants,
     row_strides,
     row_tensors,
 )
 from openmla.kernels.portable.rows import read_columns
+from openmla.planning.portable.tiles import padded
 
 E4M3_MAX = tl.constexpr(448.0)
 FP32_TINY = tl.constexpr(2.0**-126)

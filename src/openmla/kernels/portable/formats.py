@@ -1,4 +1,4 @@
-"""How operands look to the portable kernels: padded widths, cache rows, tensors and strides."""
+"""How operands look to the portable kernels: cache rows, tensors and strides."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from torch import Tensor
 
 from openmla.cache import LatentCache
 
-MIN_COLUMNS = 16  # the narrowest operand of tl.dot
 _WIDE = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 Row = tuple[int, int, int, int, bool, bool]
 PLAIN_ROW: Row = (0, 0, 0, 0, False, False)
@@ -23,11 +22,6 @@ def next_power_of_2(n: int) -> int:
     (32, 64)
     """
     return 1 << max(n - 1, 0).bit_length()
-
-
-def padded(width: int) -> int:
-    """Columns of an operand tile that holds `width` columns; 0 for none."""
-    return max(MIN_COLUMNS, next_power_of_2(width)) if width else 0
 
 
 def row_constants(cache: LatentCache | Tensor) -> Row:

@@ -26,7 +26,6 @@ from openmla.kernels.portable.formats import (
     PLAIN_ROW,
     as_operand,
     operand_type,
-    padded,
     row_constants,
     row_strides,
     row_tensors,
@@ -43,6 +42,7 @@ from openmla.operands import (
     SparseOperands,
 )
 from openmla.planning import Plan
+from openmla.planning.portable.tiles import padded
 from openmla.planning.target import target_by_name
 
 MIN_KEYS = 1024  # no range of a split request is shorter, unless the plan says otherwise

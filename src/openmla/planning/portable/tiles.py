@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from openmla.errors import InvalidArgument
-from openmla.planning.arithmetic import ceildiv, require_int, verdict_lines
+from openmla.planning.arithmetic import Limited, ceildiv, require_int, verdict_lines
 from openmla.planning.dequantize import (
     PLAIN,
     CacheRead,
@@ -53,7 +53,7 @@ LATENT_TILES = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PortableConfig:
+class PortableConfig(Limited):
     """One block of a plain Triton kernel.
 
     >>> from openmla.planning.target import target_by_name
@@ -161,14 +161,6 @@ class PortableConfig:
         """Registers per thread of O, scores and P."""
         return ceildiv(self.BM * (2 * self.out_cols + 3 * self.BN), 2 * self.num_threads)
 
-    def supported(self) -> bool:
-        """Whether the block fits."""
-        return not self.why_unsupported()
-
-    def why_unsupported(self) -> str:
-        """The first limit the block breaks, with its arithmetic; empty when it fits."""
-        return next(self._broken_limits(), "")
-
     @property
     def warps_beside(self) -> int:
         """Warps that share rows of an asynchronous product, and so divide its columns."""
@@ -229,11 +221,10 @@ def portable_candidates(problem: Problem, target: Target) -> Iterator[PortableCo
             num_warps=tile.num_warps,
             nope_cols=nope_cols,
             tail_cols=tail_cols,
-            rope_cols=padded(problem.d_rope) if problem.d_rope else 0,
+            rope_cols=padded(problem.d_rope),
             v_cols=padded(problem.d_v) if dense else 0,
             out_cols=padded(problem.d_v) if dense else nope_cols,
-            # FP8 operands are dequantized before they are multiplied, so all tiles are 16 bits
-            # wide.
+            # FP8 operands are dequantized before they are multiplied: all tiles have 16 bits.
             element=DTYPE_BYTES["bf16"],
             warp=target.warp,
             sm_count=target.sm_count,
@@ -334,9 +325,9 @@ def split_columns(width: int) -> tuple[int, int]:
 
 
 def padded(width: int) -> int:
-    """The least power of two that tl.dot takes and that holds `width` columns.
+    """The least power of two that tl.dot takes and that holds `width` columns; 0 for none.
 
-    >>> padded(192), padded(128), padded(5)
-    (256, 128, 16)
+    >>> padded(192), padded(128), padded(5), padded(0)
+    (256, 128, 16, 0)
     """
-    return max(MIN_DOT, 1 << (width - 1).bit_length())
+    return max(MIN_DOT, 1 << (width - 1).bit_length()) if width else 0

@@ -12,8 +12,6 @@ Every call accepts the same options:
 A query that sees no key gets zeros, and -inf in lse.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

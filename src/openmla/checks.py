@@ -5,8 +5,6 @@ that read values say "CPU only" and are called for CPU tensors alone, where that
 failure is an InvalidArgument that names the argument, what was expected and what came.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch
@@ -37,12 +35,9 @@ def describe(value: object) -> str:
 
 
 def tensor(
-    name: str,
-    value: object,
-    shape: Sequence[int | str],
-    dtypes: Sequence[torch.dtype],
+    name: str, value: object, shape: Sequence[int | str], dtypes: Sequence[torch.dtype],
     device: torch.device | None = None,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """`value` must be a tensor of that shape (a name in it is a free size), dtype and device."""
     # The message is put together only on failure: torch.compile traces this function.
     if not isinstance(value, Tensor):
@@ -61,12 +56,9 @@ def tensor(
 
 
 def parts(
-    name: str,
-    value: object,
-    shape: Sequence[int | str],
-    dtypes: Sequence[torch.dtype],
+    name: str, value: object, shape: Sequence[int | str], dtypes: Sequence[torch.dtype],
     device: torch.device | None = None,
-) -> list[Tensor]:
+) -> list[Tensor]:  # fmt: skip
     """One or more tensors of one shape, dtype and device: stacked in one, or a list or tuple."""
     if isinstance(value, Tensor):
         found = list(tensor(name, value, ("parts", *shape), dtypes, device).unbind(0))

@@ -1,7 +1,5 @@
 """Which plan a call runs with: the planner's choice among kernels that run with this Triton."""
 
-from __future__ import annotations
-
 from functools import lru_cache
 
 import torch

@@ -7,8 +7,6 @@ caller's own words: the argument, what was expected, what came.
 'q: expected 3 dimensions [total_q, heads, d_qk], got shape (4, 192)'
 """
 
-from __future__ import annotations
-
 
 class OpenMLAError(Exception):
     """Base of all errors that openmla raises on purpose."""

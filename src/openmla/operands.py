@@ -5,8 +5,6 @@ allocated by the caller; a kernel only writes into them. `max_logits` is the lar
 a row, -inf where it sees no key.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -27,8 +27,6 @@ sequence's last page may hold anything; they are never read.
 Everything here reads values of CPU tensors; on a GPU the kernels do the same arithmetic.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import NamedTuple
 

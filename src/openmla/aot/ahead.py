@@ -6,8 +6,6 @@
 172032
 """
 
-from __future__ import annotations
-
 import contextlib
 import zlib
 from collections.abc import Iterator

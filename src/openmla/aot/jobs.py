@@ -12,8 +12,6 @@ device function it calls, of its constexprs and signature, the target, the optio
 version: an unchanged kernel costs nothing. Where they are kept: openmla.aot.store.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import hashlib

@@ -9,8 +9,6 @@ tests/compiled, where a reviewer reads what a change did to registers and memory
 they are in the user's cache.
 """
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os

@@ -4,8 +4,6 @@ Triton keeps compiled kernels on disk; a later process finds them there. Compili
 and holds tensors of a few hundred tokens and a few thousand keys on the device meanwhile.
 """
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Callable, Iterator
@@ -51,12 +49,9 @@ def problems_of(model: str, tp: int = 1, dtypes: tuple[str, ...] = ("bf16",)) ->
 
 
 def compile_model(
-    model: str,
-    device: torch.device,
-    tp: int = 1,
-    dtypes: tuple[str, ...] = ("bf16",),
+    model: str, device: torch.device, tp: int = 1, dtypes: tuple[str, ...] = ("bf16",),
     tell: Callable[[str], None] = log.info,
-) -> Iterator[str]:
+) -> Iterator[str]:  # fmt: skip
     """Compile the kernels that a model runs on a GPU; yields a line per problem when it is done."""
     if device.type != "cuda":
         raise Unsupported(

@@ -4,8 +4,6 @@ Work is counted as the attention needs it, 2 flops per multiply-add; a causal ma
 are not charged for the copies they need to make (K to full width), only timed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial

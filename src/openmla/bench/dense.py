@@ -8,8 +8,6 @@ Two ratios per shape, both of medians:
 and torch's 8192^3 bf16 matmul in the same run, as the chip's ceiling that day.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any

@@ -5,8 +5,6 @@ alone, or first, looks better. The L2 cache is overwritten before each timed cal
 is the median; `back_to_back` is the mean of calls in a row without that, at sustained power.
 """
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

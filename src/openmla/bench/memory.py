@@ -1,7 +1,5 @@
 """Peak memory of a call on the CPU, from the kernel's own book-keeping (Linux only)."""
 
-from __future__ import annotations
-
 import ctypes
 import gc
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """What openmla is compared with on the CPU: what people write with plain torch."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 from torch.nn.functional import pad, scaled_dot_product_attention

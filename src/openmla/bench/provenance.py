@@ -5,8 +5,6 @@ ran; where that is no git checkout (a copy on a borrowed machine, an installed p
 starts the run may know it and pass it on.
 """
 
-from __future__ import annotations
-
 import platform
 import subprocess
 from datetime import UTC, datetime

@@ -1,7 +1,5 @@
 """A benchmark's result: a table for people, a JSON record with provenance, a picture."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass, field
 from pathlib import Path

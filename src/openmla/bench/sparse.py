@@ -6,8 +6,6 @@ follows its power, and a rate means little without what the chip gave at that mo
 what the kernel reads of the rows: every row that an index names, once per block of 64 heads.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any

@@ -5,8 +5,6 @@ What is reported is the median of each. A contestant that would take minutes is 
 the work, and says so.
 """
 
-from __future__ import annotations
-
 import statistics
 import time
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The `openmla` command. One file per subcommand; this one only puts them together."""
 
-from __future__ import annotations
-
 import importlib
 import sys
 
@@ -28,10 +26,8 @@ def main() -> None:
     app = typer.Typer(
         name="openmla",
         help="Multi-head Latent Attention prefill: try it, plan it, check it, time it.",
-        no_args_is_help=True,
-        add_completion=False,
-        pretty_exceptions_enable=False,
-    )
+        no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False,
+    )  # fmt: skip
     asked = sys.argv[1] if len(sys.argv) > 1 else ""
     for name, (module, function) in COMMANDS.items():
         # A known command needs its own module only; anything else shows the list of them all.

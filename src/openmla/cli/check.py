@@ -1,7 +1,5 @@
 """`openmla check`: random cases against the float64 reference, on this machine."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections import Counter

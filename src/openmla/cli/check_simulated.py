@@ -1,7 +1,5 @@
 """`openmla check --simulate`: random cases on a target's Gluon kernels, simulated on this CPU."""
 
-from __future__ import annotations
-
 from functools import partial
 from pathlib import Path
 

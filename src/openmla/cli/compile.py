@@ -1,7 +1,5 @@
 """`openmla compile`: compile every kernel for its chips, here, without a GPU."""
 
-from __future__ import annotations
-
 import json
 import os
 from dataclasses import asdict

@@ -1,7 +1,5 @@
 """`openmla demo`: every kind of call on this machine, timed and checked against the reference."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace

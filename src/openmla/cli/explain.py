@@ -1,7 +1,5 @@
 """`openmla explain`: what would run for a model on a chip, and how fast it should be."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import typer

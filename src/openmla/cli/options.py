@@ -1,7 +1,5 @@
 """Option values that several subcommands check alike."""
 
-from __future__ import annotations
-
 import torch
 import typer
 

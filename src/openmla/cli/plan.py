@@ -1,7 +1,5 @@
 """`openmla plan`: what would run for a model on a chip, and why."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What both kinds of `openmla check` show: a progress bar, the result, a failure."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

@@ -7,8 +7,6 @@ how many words its 16-lane group asks of that bank; the strip under each group a
 True
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from xml.sax.saxutils import escape, quoteattr

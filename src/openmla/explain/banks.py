@@ -11,8 +11,6 @@ they ask one bank for *different* words; asking for the same word is a broadcast
 (16, 2)
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 

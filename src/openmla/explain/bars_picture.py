@@ -1,7 +1,5 @@
 """Horizontal bars, in groups, as an SVG file of its own: what `openmla bench --plot` draws."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from openmla.explain.style import CSS

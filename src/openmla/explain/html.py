@@ -3,8 +3,6 @@
 No scripts, no fonts, no links: the file can be mailed. Light and dark follow the reader's system.
 """
 
-from __future__ import annotations
-
 from html import escape
 
 from openmla.errors import Unsupported

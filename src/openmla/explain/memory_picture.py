@@ -4,8 +4,6 @@ A bar is as long as what one block may use; every region is drawn at its offset 
 Regions too short for their label are named in the list under the bar, where all of them appear.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from openmla.explain.svg import line, picture, rect, text, text_width

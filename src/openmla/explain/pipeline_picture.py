@@ -1,7 +1,5 @@
 """The pipeline of one tile as a timeline: a row per worker, a box per step, gaps are waiting."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from openmla.explain.schedule import Step, busy_share

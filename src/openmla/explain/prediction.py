@@ -28,8 +28,6 @@ Not in the model: DRAM, L2 misses, the power limit, instruction issue, and how t
 the arithmetic of a warp overlap (they do not, here).
 """
 
-from __future__ import annotations
-
 import heapq
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace

@@ -6,8 +6,6 @@ tile sizes and an architecture's rates. It is a model to look at, not a measurem
 no speed: latencies, clocks and the epilogue are not in it.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from itertools import pairwise
 

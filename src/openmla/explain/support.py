@@ -3,8 +3,6 @@
 `openmla doctor --table` prints the table of the README.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Any
 

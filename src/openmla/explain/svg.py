@@ -1,7 +1,5 @@
 """The few SVG elements that the pictures are made of. Colors are CSS classes of the page."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from xml.sax.saxutils import escape, quoteattr
 

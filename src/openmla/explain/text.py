@@ -1,7 +1,5 @@
 """A plan in words, with the arithmetic that led to it: what `openmla plan` prints."""
 
-from __future__ import annotations
-
 from openmla.dispatch import plan_for, triton_version
 from openmla.errors import Unsupported
 from openmla.planning import plan

@@ -1,7 +1,5 @@
 """One kernel launch as data, shared by all kernel families that Triton compiles."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

@@ -4,8 +4,6 @@ Each Gluon kernel lists its own in `JOBS`, in a module `jobs` beside it; `openml
 and compares the compiler's report with what is `Predicted` here.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any

@@ -10,8 +10,6 @@ they are given, in a type wider than theirs, and rounded once. One row of two pa
     out_i  1.0, 0.5         out      0.6667 + 0.1667 = 0.8333, stored as 0.8320
 """
 
-from __future__ import annotations
-
 from functools import reduce
 
 import torch

@@ -5,8 +5,6 @@ says what the planner would run; `openmla.dispatch.plan_for` says what runs with
 installed.
 """
 
-from __future__ import annotations
-
 from openmla.errors import InvalidArgument
 from openmla.planning.choice import NEWEST_TRITON, cached_plan, choose_plan
 from openmla.planning.config import Plan

@@ -1,7 +1,5 @@
 """What a plan takes of its chip, against what there is: no plan may exceed its target."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from openmla.planning.config import Plan

@@ -4,8 +4,6 @@ One function and one cache for both questions: what could run (no Triton version
 runs with a version of Triton, which leaves out kernels that are not there yet.
 """
 
-from __future__ import annotations
-
 from functools import lru_cache
 from typing import Any
 
@@ -32,13 +30,9 @@ def choose_plan(
 
 
 def first_that_serves(
-    problem: Any,
-    target: Target,
-    backend: str,
-    triton: tuple[int, ...] | None,
-    table: tuple[Family, ...],
-    nearest: str,
-) -> tuple[str, Any, tuple[str, ...]]:
+    problem: Any, target: Target, backend: str, triton: tuple[int, ...] | None,
+    table: tuple[Family, ...], nearest: str,
+) -> tuple[str, Any, tuple[str, ...]]:  # fmt: skip
     """Of a table of families: the name of the one that serves, its config, and who was passed over.
 
     `nearest` is what to suggest when none does.

@@ -10,8 +10,6 @@ is known on the device alone, so its size is a bound, and past it the rows are d
 kernel after all.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Literal
 

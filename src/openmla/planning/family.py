@@ -4,8 +4,6 @@ A `Family` is a list of `Kernel` declarations; `openmla.planning.registry` holds
 table, and everything that depends on a family is asked of its declaration.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """A map of shared memory (or LDS) as data: named regions, one after another. A leaf module."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple

@@ -7,8 +7,6 @@
 'sparse'
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal, cast, get_args
 

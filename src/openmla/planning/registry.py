@@ -4,8 +4,6 @@
 ['hopper', 'portable']
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from openmla.planning.blackwell.family import BLACKWELL

@@ -18,8 +18,6 @@ otherwise.
 ''
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields
 from functools import lru_cache

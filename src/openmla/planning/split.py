@@ -7,8 +7,6 @@ A request's bits must not depend on its neighbors, so the number of ranges follo
 request's own q_len and k_len and from nothing else: not the batch, not the number of tokens.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from openmla.planning.arithmetic import ceildiv, round_up

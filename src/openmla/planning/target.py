@@ -164,14 +164,12 @@ def generic_target(arch: str, sm_count: int, smem_per_block: int) -> Target:
         got = f"{sm_count} SMs with {smem_per_block} bytes"
         raise InvalidArgument("target", "at least one SM with some shared memory", got)
     return Target(
-        name=f"{arch}:{sm_count}x{smem_per_block}",
-        arch=arch,
-        sm_count=sm_count,
+        name=f"{arch}:{sm_count}x{smem_per_block}", arch=arch, sm_count=sm_count,
         smem_per_block=smem_per_block,
         registers_per_sm=65536 if arch.startswith("sm_") else 131072,
         tmem_cols=512 if arch in ("sm_100", "sm_103") else 0,
         smem_banks=64 if arch == "gfx950" else 32,
-    )
+    )  # fmt: skip
 
 
 def target_of_device(device: torch.device | str | int) -> Target:

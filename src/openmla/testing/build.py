@@ -5,8 +5,6 @@ a valid index names, table entries of pages in use. All other memory keeps the b
 `Memory` it came from, so building the same case with another background poisons it.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -248,12 +246,9 @@ class _Builder:
         return self._rows(values, self.dtype)
 
     def _rows(
-        self,
-        values: Tensor,
-        dtype: torch.dtype,
-        spare: int | None = None,
+        self, values: Tensor, dtype: torch.dtype, spare: int | None = None,
         gaps: dict[str, bool] | None = None,
-    ) -> Tensor:
+    ) -> Tensor:  # fmt: skip
         """`values`, followed by spare rows of background."""
         spare = self.case.spare if spare is None else spare
         shape = (values.shape[0] + spare, *values.shape[1:])

@@ -7,8 +7,6 @@
 True
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from openmla.formats import V32

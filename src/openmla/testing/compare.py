@@ -39,8 +39,6 @@ is exactly representable (`exact`), rows of 2^n keys must match bit for bit. Whe
 of the same dtype is given, the error may be at most 1.1 times its error.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 

@@ -10,8 +10,6 @@ in one of five profiles, because one distribution for all would be either too sl
     model     widths and head counts of real models, few tokens
 """
 
-from __future__ import annotations
-
 import random
 from dataclasses import replace
 from typing import Any

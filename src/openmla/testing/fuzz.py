@@ -296,12 +296,9 @@ def save(failure: Failure, save_dir: str | Path) -> Path:
 
 def _failure_json(failure: Failure) -> dict[str, Any]:
     return {
-        "kind": failure.kind,
-        "case": failure.shrunk.to_json(),
-        "found_as": failure.case.to_json(),
-        "message": failure.message,
-        "torch": torch.__version__,
-    }
+        "kind": failure.kind, "case": failure.shrunk.to_json(), "found_as": failure.case.to_json(),
+        "message": failure.message, "torch": torch.__version__,
+    }  # fmt: skip
 
 
 def saved(failure: Failure, save_dir: str | Path | None) -> Failure:

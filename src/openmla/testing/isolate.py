@@ -13,8 +13,6 @@ A check is a function that takes a case and the options and returns such an answ
 or failed. One that says `fatal` (a CUDA context that no longer works) ends its child.
 """
 
-from __future__ import annotations
-
 import importlib
 import json
 import os

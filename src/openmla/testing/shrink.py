@@ -4,8 +4,6 @@ Greedy: try each simplification in turn, keep the first that still fails, start 
 does. Every step makes the case strictly simpler, so it ends.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any

@@ -14,8 +14,6 @@ In the latent and sparse forms V is part of K, so `equal` and `exact` use querie
 there.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -6,8 +6,6 @@ lane after lane and cannot swizzle: `write` is the same memory unswizzled (the k
 source instead), `read` has the swizzle.
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 from triton.experimental.gluon import language as gl

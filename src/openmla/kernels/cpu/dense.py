@@ -12,8 +12,6 @@ is fp32: torch's CPU products of bf16 matrices return bf16 scores, and that roun
 accuracy than the rounding of the output itself.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

@@ -4,8 +4,6 @@ Called by kernels/launch.py only. All heads of a token read the same rows, so a 
 heads rows of one matrix product, and a cache row is fetched (and dequantized) once per tile.
 """
 
-from __future__ import annotations
-
 import torch
 
 from openmla.kernels.cpu.online_softmax import OnlineSoftmax, hide_future_keys, is_tame

@@ -1,7 +1,5 @@
 """Host side of the CPU kernels: from a Plan and its operands to the one call it is."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any

@@ -9,8 +9,6 @@ exp2((s - m) * log2 e): the difference is formed first, so scores near the fp32 
 overflow, and torch's exp2 is about twice as fast as its exp.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -5,8 +5,6 @@ fetch the rows in blocks of BN, and multiply them with all heads at once. Scratc
 block of rows, whatever topk and total_q are.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

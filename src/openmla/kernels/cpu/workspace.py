@@ -5,8 +5,6 @@ allocation, contiguous and always at the same alignment, so a block's bits depen
 its values alone, not on where it lies in the batch.
 """
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -5,8 +5,6 @@ of a rope part that all heads share (one "head"). A box is [rows, 1, columns] an
 [rows, columns].
 """
 
-from __future__ import annotations
-
 from functools import lru_cache
 from typing import Any
 

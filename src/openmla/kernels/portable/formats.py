@@ -1,7 +1,5 @@
 """How operands look to the portable kernels: cache rows, tensors and strides."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -7,8 +7,6 @@ visited often is dequantized to bf16 first, where the plan says so: its rows hav
 either way.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any

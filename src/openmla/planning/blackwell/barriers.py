@@ -1,7 +1,5 @@
 """The barriers of a dense block: their order, and the arrivals each waits for."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar

@@ -1,7 +1,5 @@
 """The Blackwell family: Gluon kernels for sm_100, dense and sparse."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from openmla.errors import Unsupported
@@ -38,16 +36,12 @@ def _mla(problem: Problem, target: Target) -> MLAConfig:
     stored = "e4m3" if problem.rope_dtype in GLUON_CACHES else problem.rope_dtype
     used = qkv if stored == qkv else "bf16"
     config = select_mla_prefill_config(
-        qkv_dtype=LONG_NAMES[qkv],
-        rope_gmem_dtype=LONG_NAMES[stored],
-        rope_mma_dtype=LONG_NAMES[used],
-        scale_dtype=_scale_dtype(problem),
-        num_q_heads=problem.heads,
-        group=1 if problem.rope == "per_head" else problem.heads,
-        depth=problem.d_qk,
-        page_size=problem.page_size if problem.rope == "cache" else 0,
+        qkv_dtype=LONG_NAMES[qkv], rope_gmem_dtype=LONG_NAMES[stored],
+        rope_mma_dtype=LONG_NAMES[used], scale_dtype=_scale_dtype(problem),
+        num_q_heads=problem.heads, group=1 if problem.rope == "per_head" else problem.heads,
+        depth=problem.d_qk, page_size=problem.page_size if problem.rope == "cache" else 0,
         v_depth=problem.d_v,
-    )
+    )  # fmt: skip
     reason = config.why_unsupported() or why_no_kernel(config)
     if reason:
         raise Unsupported(reason)
@@ -78,17 +72,10 @@ def _fa4(problem: Problem, target: Target) -> FA4Config:
     """Plain attention: 2Q, else 1Q, else one accumulator."""
     qkv_dtype = LONG_NAMES[problem.q_dtype]
     two_q = FA4Config(
-        qkv_dtype=qkv_dtype,
-        scale_dtype=_scale_dtype(problem),
-        num_q_heads=problem.heads,
-        group=1,
-        qk_depth=problem.d_nope,
-        ov_depth=problem.d_v,
-        nope_depth=problem.d_nope,
-        swizzle_mode=operand_swizzle(qkv_dtype),
-        page_size=0,
-        is_mla=False,
-    )
+        qkv_dtype=qkv_dtype, scale_dtype=_scale_dtype(problem), num_q_heads=problem.heads, group=1,
+        qk_depth=problem.d_nope, ov_depth=problem.d_v, nope_depth=problem.d_nope,
+        swizzle_mode=operand_swizzle(qkv_dtype), page_size=0, is_mla=False,
+    )  # fmt: skip
     single_o = replace(two_q, BM=128, single_o=True)
     tried = (two_q, replace(two_q, BM=128), single_o, replace(single_o, bn_cap=64))
     return next((config for config in tried if config.supported()), two_q)
@@ -101,16 +88,12 @@ def _fa4_block(config: FA4Config, problem: Problem) -> Block:
     groups = 1 if config.single_o else 2
     rows = config.BM // config.num_qo
     return Block(
-        tile_rows=config.BM,
-        tile_keys=config.BN,
-        stages=ring,
-        threads=config.num_threads,
-        memory=_dense_map(config),
-        tensor_memory=columns_of(config),
+        tile_rows=config.BM, tile_keys=config.BN, stages=ring, threads=config.num_threads,
+        memory=_dense_map(config), tensor_memory=columns_of(config),
         pipeline=Pipeline(
             groups, rows, config.BN, *widths, ring, v_slots, shares_keys=config.num_qo == 2
         ),
-    )
+    )  # fmt: skip
 
 
 def _dense_map(config: FA4Config) -> MemoryMap:

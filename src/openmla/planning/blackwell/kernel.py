@@ -4,8 +4,6 @@ MLAConfig decides tiles, columns, stages and rings, as in the original. The kern
 Gluon, so some of its bytes are others; `DenseKernel.explain` says which.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -162,11 +160,9 @@ class DenseKernel(Partitioned):
         integers = 6 + 2 + 2 * problem.wants_lse + 2 * from_cache + 2 * scales
         integers += (2 + problem.causal) if two else 0
         return argument_bytes(
-            tiles=len(tiles),
-            arrays=len(self.barriers()),
-            pointers=descriptors + pointers,
+            tiles=len(tiles), arrays=len(self.barriers()), pointers=descriptors + pointers,
             integers=integers,
-        )
+        )  # fmt: skip
 
     @cached_property
     def block(self) -> Block:
@@ -175,17 +171,13 @@ class DenseKernel(Partitioned):
         groups = 1 if config.single_o else 2
         v_slots = -1 if config.use_fused_kv else ring
         return Block(
-            tile_rows=config.BM,
-            tile_keys=config.BN,
-            stages=ring,
-            threads=self.threads,
-            registers=self.block_registers,
-            memory=self.memory(),
+            tile_rows=config.BM, tile_keys=config.BN, stages=ring, threads=self.threads,
+            registers=self.block_registers, memory=self.memory(),
             tensor_memory=allocated(columns_of(config.fa4_config)),
             pipeline=Pipeline(
                 groups, Q_ROWS, config.BN, *widths, ring, v_slots, shares_keys=config.num_qo == 2
             ),
-        )
+        )  # fmt: skip
 
     def explain(self) -> list[str]:
         """The plan's arithmetic, and what Triton makes of it."""

@@ -7,8 +7,6 @@ starts at row 128 visits keys 0..383, hence 3 tiles, of which the first needs no
 KeyTiles(total_iters=3, num_unmasked_end=1, partial_end=3)
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 from openmla.planning.arithmetic import ceildiv

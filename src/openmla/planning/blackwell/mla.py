@@ -108,21 +108,12 @@ class MLAConfig(Limited):
     def fa4_config(self) -> FA4Config:
         """The attention plan underneath; every shared number lives there."""
         return FA4Config(
-            qkv_dtype=self.qkv_dtype,
-            rope_dtype=self.rope_mma_dtype,
-            scale_dtype=self.scale_dtype,
-            num_q_heads=self.num_q_heads,
-            group=self.group,
-            qk_depth=self.depth,
-            ov_depth=self.v_depth,
-            swizzle_mode=self.qkv_swizzle_mode,
-            page_size=self.page_size,
-            is_mla=True,
-            BM=256 if self.num_qo == 2 else 128,
-            nope_depth=self.nope_depth,
-            single_o=self.single_o,
-            bn_cap=self.bn_cap,
-        )
+            qkv_dtype=self.qkv_dtype, rope_dtype=self.rope_mma_dtype, scale_dtype=self.scale_dtype,
+            num_q_heads=self.num_q_heads, group=self.group, qk_depth=self.depth,
+            ov_depth=self.v_depth, swizzle_mode=self.qkv_swizzle_mode, page_size=self.page_size,
+            is_mla=True, BM=256 if self.num_qo == 2 else 128, nope_depth=self.nope_depth,
+            single_o=self.single_o, bn_cap=self.bn_cap,
+        )  # fmt: skip
 
     def q_tile_rows(self) -> int:
         """Rows of one query tile: 128 in 1Q and 2Q, so both launch with the same Q descriptor."""

@@ -5,8 +5,6 @@ values that pass through shared memory, and each of their warps has a byte of st
 places buffers by size, the largest first, most at multiples of 16 bytes; 3.6 and 3.9 alike.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import NamedTuple

@@ -5,8 +5,6 @@ as wide as the wider of K-without-rope and V. An odd number of slots becomes one
 share in turn, an even number two rings of their own.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from math import gcd
 from typing import NamedTuple

@@ -4,8 +4,6 @@
 step, as many as tensor memory leaves room for beside the output accumulators.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import ClassVar

@@ -1,7 +1,5 @@
 """What a B200 offers, and the small checks that every Blackwell plan shares. Pure integers."""
 
-from __future__ import annotations
-
 from enum import IntEnum
 
 from openmla.errors import InvalidArgument
@@ -24,13 +22,9 @@ OPERAND_DTYPES = HALF_FLOATS + FP8_FLOATS
 SCALE_DTYPES = ("float32", "bfloat16", "float16", "float8_e8m0fnu")
 
 _DTYPE_BYTES = {
-    "float32": 4,
-    "bfloat16": 2,
-    "float16": 2,
-    "float8_e4m3fn": 1,
-    "float8_e5m2": 1,
+    "float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1,
     "float8_e8m0fnu": 1,
-}
+}  # fmt: skip
 _NO_DTYPE = (None, "none", "invalid")
 
 

@@ -4,8 +4,6 @@ Everything else follows: `mma` derives the products and register tiles, `prefill
 block and its LDS.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any

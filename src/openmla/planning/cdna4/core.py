@@ -4,8 +4,6 @@ One block is `num_warps` waves; each owns `q_block_size` query rows, and all sha
 the part that follows from the shape alone; `prefill` adds the rings in LDS.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any

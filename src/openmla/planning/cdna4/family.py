@@ -1,7 +1,5 @@
 """The CDNA4 family: Gluon kernels for gfx950, dense and sparse."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -39,18 +37,11 @@ FIRST_TRITON = (3, 9)
 
 def _shape(problem: Problem, kv_block: int) -> MlaConfigV2:
     return MlaConfigV2(
-        q_block_size=32,
-        kv_block=kv_block,
-        depth=problem.d_v,
-        num_heads=problem.heads,
-        num_kv_heads=problem.heads,
-        d_qk=problem.d_qk,
-        d_rope=problem.d_rope,
-        cache_depth=ROPE_OFFSET + problem.d_rope,
-        rope_cache_offset=ROPE_OFFSET,
-        dtype=LONG_NAMES[problem.q_dtype],
-        output_dtype=LONG_NAMES[problem.out_dtype],
-    )
+        q_block_size=32, kv_block=kv_block, depth=problem.d_v, num_heads=problem.heads,
+        num_kv_heads=problem.heads, d_qk=problem.d_qk, d_rope=problem.d_rope,
+        cache_depth=ROPE_OFFSET + problem.d_rope, rope_cache_offset=ROPE_OFFSET,
+        dtype=LONG_NAMES[problem.q_dtype], output_dtype=LONG_NAMES[problem.out_dtype],
+    )  # fmt: skip
 
 
 def _dense_16(problem: Problem, target: Target) -> MlaPrefill16:
@@ -71,14 +62,11 @@ def _dense_block(block: RingBlock, problem: Problem) -> Block:
     last = block.v_slot_bytes - block.smem_used + block.launch_smem_used
     values.append(Wanted(f"V{block.v_slots - 1}", "v", last))
     return Block(
-        tile_rows=block.BM,
-        tile_keys=block.KV_BLOCK,
-        stages=block.k_slots,
-        threads=block.NUM_THREADS,
-        registers=block.NUM_THREADS * LANE_REGISTERS,
+        tile_rows=block.BM, tile_keys=block.KV_BLOCK, stages=block.k_slots,
+        threads=block.NUM_THREADS, registers=block.NUM_THREADS * LANE_REGISTERS,
         memory=lay_out([Wanted("Q", "q", block.q_bytes), *keys, *values], LDS_BYTES),
         pipeline=Pipeline(2, block.BM // 2, block.KV_BLOCK, *widths, block.k_slots, block.v_slots),
-    )
+    )  # fmt: skip
 
 
 # Sparse.
@@ -86,12 +74,10 @@ def _dense_block(block: RingBlock, problem: Problem) -> Block:
 
 def _sparse(problem: Problem, target: Target) -> MlaSparse16:
     return MlaSparse16(
-        num_heads=problem.heads,
-        latent=problem.d_nope,
-        rope=problem.d_rope,
+        num_heads=problem.heads, latent=problem.d_nope, rope=problem.d_rope,
         dtype=LONG_NAMES[problem.out_dtype],
         dequantized=problem.kv_dtype == "e4m3" or problem.kv_dtype in GLUON_CACHES,
-    )
+    )  # fmt: skip
 
 
 def _sparse_block(block: MlaSparse16, problem: Problem) -> Block:
@@ -101,14 +87,11 @@ def _sparse_block(block: MlaSparse16, problem: Problem) -> Block:
     wanted.append(Wanted("P between waves", "p", block.p_bytes))
     widths = block.latent + block.rope, block.latent, 2
     return Block(
-        tile_rows=block.BM,
-        tile_keys=block.B_TOPK,
-        stages=block.num_kv_stages,
-        threads=block.num_warps * WAVE,
-        registers=block.num_warps * WAVE * LANE_REGISTERS,
+        tile_rows=block.BM, tile_keys=block.B_TOPK, stages=block.num_kv_stages,
+        threads=block.num_warps * WAVE, registers=block.num_warps * WAVE * LANE_REGISTERS,
         memory=lay_out(wanted, LDS_BYTES),
         pipeline=Pipeline(1, block.BM, block.B_TOPK, *widths, block.num_kv_stages, 0),
-    )
+    )  # fmt: skip
 
 
 _EVERY_DENSE = {

@@ -11,8 +11,6 @@ Scores are computed transposed (keys × queries), so that a lane holds scores of
 row maximum needs no more than one exchange between lanes 32 apart.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar

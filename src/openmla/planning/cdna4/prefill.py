@@ -8,8 +8,6 @@ DeepSeek-V3 in fp8:
                              148224     of 163840
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -176,13 +174,10 @@ class MlaPrefillV2(RingBlock):
     def v_slot(self) -> VMap:
         """Where the bytes of a V slot lie."""
         return v_map(
-            kv_block=self.KV_BLOCK,
-            depth=self.DEPTH,
-            element_bytes=self.config.element_bytes,
-            v_full_v227=self.v_full_v227,
-            v227_layout=self.v227_layout,
+            kv_block=self.KV_BLOCK, depth=self.DEPTH, element_bytes=self.config.element_bytes,
+            v_full_v227=self.v_full_v227, v227_layout=self.v227_layout,
             num_threads=self.NUM_THREADS,
-        )
+        )  # fmt: skip
 
     def explain(self) -> list[str]:
         """How the LDS is filled, what limits it, and whether the block can run."""

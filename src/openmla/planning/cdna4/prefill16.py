@@ -8,8 +8,6 @@ registers (48 of a lane's 256 at d_qk 192), tiles have 64 keys, and V has no pad
                               98304     of 163840
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 

@@ -8,8 +8,6 @@ lane's 256), the rows in LDS serve both products:
                                 149504     of 163840; the rest is the compiler's for exchanging P
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property

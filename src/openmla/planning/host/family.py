@@ -1,7 +1,5 @@
 """The families that need no GPU: the float64 reference and the CPU kernels. They serve all."""
 
-from __future__ import annotations
-
 from openmla.planning.family import Family, Kernel
 from openmla.planning.host.tiles import CpuConfig, plan_cpu
 from openmla.planning.serves import ANY, LENGTHS, OneOf, Range, Serves, either

@@ -1,7 +1,5 @@
 """The portable family: plain Triton kernels for any CUDA or ROCm GPU."""
 
-from __future__ import annotations
-
 from openmla.errors import Unsupported
 from openmla.planning.family import Block, Family, Kernel, Pipeline
 from openmla.planning.memory import Wanted, lay_out
@@ -42,13 +40,10 @@ def _block(config: PortableConfig, problem: Problem) -> Block:
     widths = config.qk_cols, config.out_cols, config.element
     v_slots = config.buffers if config.v_cols else 0
     return Block(
-        tile_rows=config.BM,
-        tile_keys=config.BN,
-        stages=config.num_stages,
-        threads=config.num_threads,
-        memory=lay_out([q, *stages, p, scratch], config.smem_limit),
+        tile_rows=config.BM, tile_keys=config.BN, stages=config.num_stages,
+        threads=config.num_threads, memory=lay_out([q, *stages, p, scratch], config.smem_limit),
         pipeline=Pipeline(1, config.BM, config.BN, *widths, config.buffers, v_slots),
-    )
+    )  # fmt: skip
 
 
 def _explain(config: PortableConfig, problem: Problem) -> list[str]:

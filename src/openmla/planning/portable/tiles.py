@@ -6,8 +6,6 @@ fits is taken. Widths are padded to powers of two, as tl.dot demands, and the pa
 `smem_used` is an estimate: Triton's compiler has the last word.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -213,15 +211,9 @@ def portable_candidates(problem: Problem, target: Target) -> Iterator[PortableCo
     nope_cols, tail_cols = split_columns(problem.d_nope) if dense else (padded(problem.d_nope), 0)
     for tile, measured in _tiles(problem, target):
         yield PortableConfig(
-            form=problem.form,
-            heads=problem.heads,
-            BM=tile.BM,
-            BN=tile.BN,
-            num_stages=tile.num_stages,
-            num_warps=tile.num_warps,
-            nope_cols=nope_cols,
-            tail_cols=tail_cols,
-            rope_cols=padded(problem.d_rope),
+            form=problem.form, heads=problem.heads, BM=tile.BM, BN=tile.BN,
+            num_stages=tile.num_stages, num_warps=tile.num_warps, nope_cols=nope_cols,
+            tail_cols=tail_cols, rope_cols=padded(problem.d_rope),
             v_cols=padded(problem.d_v) if dense else 0,
             out_cols=padded(problem.d_v) if dense else nope_cols,
             # FP8 operands are dequantized before they are multiplied: all tiles have 16 bits.
@@ -235,7 +227,7 @@ def portable_candidates(problem: Problem, target: Target) -> Iterator[PortableCo
             terms=_terms(problem),
             cache_read=_cache_read(problem, tile, _branches(problem, target, tile)),
             measured=measured,
-        )
+        )  # fmt: skip
 
 
 def _tiles(problem: Problem, target: Target) -> Iterator[tuple[Tile, str]]:

@@ -7,8 +7,6 @@ a guard page or between margins, and with other strides past element 2^31: see `
 `margin` and `far`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

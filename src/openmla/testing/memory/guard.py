@@ -11,8 +11,6 @@ CPU only. Because a fault ends the process, guarded cases run in a child: see
 openmla.testing.isolate.
 """
 
-from __future__ import annotations
-
 import ctypes
 import mmap
 from typing import Any, Literal

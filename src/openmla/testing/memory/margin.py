@@ -7,8 +7,6 @@ brings the background (NaN) into the results, a write changes the strip. Tensors
 those of torch's own allocator are, because 4 KiB is a multiple of its 512 bytes.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import torch

@@ -6,8 +6,6 @@ past topk_lengths. All results must be equal bit for bit, inputs must be left as
 gaps of a strided `out` must not be written.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

@@ -9,8 +9,6 @@ host code, and the simulator (gluon_sim) runs them on the CPU.
 ''
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Any
 

@@ -8,8 +8,6 @@ few cases ask for a feature that the family does not have, to see it refused.
 A simulation takes milliseconds per tile of 64 rows and 64 keys, so cases are a few dozen tiles.
 """
 
-from __future__ import annotations
-
 import random
 from dataclasses import dataclass, replace
 from typing import Any

@@ -8,8 +8,6 @@ again.
     report.ok, report.summary()
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from dataclasses import replace

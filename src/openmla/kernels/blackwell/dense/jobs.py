@@ -1,7 +1,5 @@
 """What the dense Blackwell kernel is compiled for without a GPU."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from openmla.kernels.call import Call

@@ -1,7 +1,5 @@
 """What the sparse Blackwell kernel is compiled for without a GPU."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from openmla.formats import V32

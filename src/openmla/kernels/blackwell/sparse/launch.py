@@ -3,8 +3,6 @@
 Nothing here reads a device tensor, so nothing waits for the GPU.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from functools import lru_cache

@@ -1,7 +1,5 @@
 """What the dense CDNA4 kernel is compiled for without a GPU."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

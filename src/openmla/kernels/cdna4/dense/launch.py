@@ -4,8 +4,6 @@
 the GPU. The layouts are worked out once per config.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any

@@ -1,7 +1,5 @@
 """Host side of the sparse CDNA4 kernel: from a Plan and its operands to kernel calls."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """The sparse kernels of the Blackwell family: a CTA pair, one CTA, FP8 rows, FP8 throughout."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 from typing import Any
 
@@ -68,14 +66,10 @@ def _all_fp8_block(config: MLAPrefillSparseQKVFP8, problem: Problem) -> Block:
     scores = (Columns(f"S{i}", base + i * stride, stride) for i in range(config.NUM_S_SLOTS))
     rows, keys = config.PADDED_HEADS_PER_CTA, config.B_TOPK
     return Block(
-        tile_rows=rows,
-        tile_keys=keys,
-        stages=config.num_mbars,
-        threads=NUM_THREADS,
-        memory=_all_fp8_map(config.smem.offsets),
-        tensor_memory=(*outputs, *scores),
+        tile_rows=rows, tile_keys=keys, stages=config.num_mbars, threads=NUM_THREADS,
+        memory=_all_fp8_map(config.smem.offsets), tensor_memory=(*outputs, *scores),
         pipeline=Pipeline(1, rows, keys, config.qk_depth, config.v_depth, 1, config.num_mbars, 0),
-    )
+    )  # fmt: skip
 
 
 def _all_fp8_map(offsets: Offsets) -> MemoryMap:

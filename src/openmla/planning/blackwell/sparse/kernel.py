@@ -4,8 +4,6 @@ MLASparseConfig decides heads, keys per step, steps in flight and where Q lies, 
 The kernel is written in Gluon, so some of its bytes are others; `SparseKernel.explain` says which.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -115,15 +113,11 @@ class SparseKernel(Partitioned):
         # The maxima and sums of a pair's rows meet where the arguments were: two warps share a row.
         exchanged = rows * 2 * FP32 if self.pair else 0
         return Block(
-            tile_rows=rows,
-            tile_keys=keys,
-            stages=config.num_mbars,
-            threads=self.threads,
-            registers=self.block_registers,
-            memory=self.memory(exchanged),
+            tile_rows=rows, tile_keys=keys, stages=config.num_mbars, threads=self.threads,
+            registers=self.block_registers, memory=self.memory(exchanged),
             tensor_memory=allocated(self._columns()),
             pipeline=Pipeline(1, rows, keys, *widths, config.num_mbars, 0),
-        )
+        )  # fmt: skip
 
     def _columns(self) -> tuple[Columns, ...]:
         config, atom = self.config, self.config.O_ATOM_PHYS_COLS

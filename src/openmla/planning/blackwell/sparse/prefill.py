@@ -1,7 +1,5 @@
 """The TMA boxes and tensor-memory map of the sparse kernels, and the config they start from."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -111,11 +109,9 @@ def select_mla_sparse_config(*, num_q_heads: int, indices_stride: int) -> MLASpa
     """The plan the kernels run: a pair of CTAs for 128 heads, one CTA for up to 64."""
     pair = num_q_heads == PAIR_HEADS
     return MLASparseConfig(
-        num_q_heads=num_q_heads,
-        indices_stride=indices_stride,
-        cta_group=2 if pair else 1,
+        num_q_heads=num_q_heads, indices_stride=indices_stride, cta_group=2 if pair else 1,
         b_topk=128 if pair else 64,
-    )
+    )  # fmt: skip
 
 
 SPARSE_LIMITS: tuple[Limit[MLASparseConfig], ...] = (

@@ -4,8 +4,6 @@ One CTA keeps each gathered row once, since V is its first columns. A CTA pair c
 between the CTAs by keys and V by columns, so V has a buffer of its own.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property

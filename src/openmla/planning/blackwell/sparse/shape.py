@@ -5,8 +5,6 @@ keys, B_TOPK of them per step. With 128 heads two CTAs work as a pair, each on h
 half the keys of K and half the columns of V; up to 64 heads fit one CTA.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any, ClassVar

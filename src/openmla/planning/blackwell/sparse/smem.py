@@ -1,7 +1,5 @@
 """The shared memory of a sparse block, laid out as a C struct would be."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property

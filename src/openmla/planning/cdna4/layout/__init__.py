@@ -14,8 +14,6 @@ offsets from the start of the K or V slot.
 Dma(key=5, column=0, lds=1168)
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from openmla.errors import InvalidArgument

@@ -1,7 +1,5 @@
 """Words shared by the LDS maps: a wave, a copy, a range check. A leaf of the layout package."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from openmla.errors import InvalidArgument

@@ -15,8 +15,6 @@ four deep. The swizzle moves 16-byte pieces sideways by two row bits, which spre
 over all banks.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cached_property
 

@@ -18,8 +18,6 @@ Both products read the same rows: K along the columns, V (the same values) along
 Dma(key=11, column=16, lds=11472)
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar

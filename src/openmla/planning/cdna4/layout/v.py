@@ -12,8 +12,6 @@ hardware deals the bytes out again with keys and columns exchanged. A fragment o
 such reads, 16 keys apart.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar, Protocol

@@ -15,8 +15,6 @@ tables as layouts of shape (2, 2, …) and leaves the arithmetic to the layout a
 base and cell have to be switched together: one side alone scrambles V.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, ClassVar

@@ -4,8 +4,6 @@ A file says where and when it was measured, and per tile what came out. `least_h
 entry from below; of those that apply to a problem, the one with the most heads is meant.
 """
 
-from __future__ import annotations
-
 import json
 from functools import cache
 from pathlib import Path

@@ -16,11 +16,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from openmla.errors import InvalidArgument, Unsupported
-from openmla.planning import BACKENDS, choose_plan
+from openmla.planning import BACKENDS, cached_plan
 from openmla.planning.budget import over_budget
-from openmla.planning.config import Plan
+from openmla.planning.registry import Plan
 from openmla.planning.target import TARGETS, target_by_name
 from openmla.problem import CACHE_FORMATS, Problem
+
+choose_plan = cached_plan.__wrapped__  # the planner, not what it said before
 
 _TARGETS = (*TARGETS, "sm_86:84x101376", "sm_100:152x232448", "sm_75:40x65536", "gfx90a:104x65536")
 DENSE_DIMS = (

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from openmla.errors import InvalidArgument
-from openmla.planning.config import Plan
+from openmla.planning.registry import Plan
 from openmla.planning.target import Target
 from planning import fuzz
 from planning.fuzz import check_one, main, random_problem, run

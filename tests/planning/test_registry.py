@@ -13,9 +13,8 @@ from openmla.errors import Unsupported
 from openmla.explain.support import FEATURES
 from openmla.planning import TARGETS, plan, registry, serves
 from openmla.planning.budget import over_budget, uses
-from openmla.planning.config import Plan
 from openmla.planning.family import Kernel
-from openmla.planning.registry import FAMILIES, families_of, family_named
+from openmla.planning.registry import FAMILIES, Plan, families_of, family_named
 from openmla.planning.target import generic_target
 from openmla.problem import Problem
 

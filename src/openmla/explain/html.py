@@ -14,7 +14,7 @@ from openmla.explain.style import CSS
 from openmla.explain.text import SIDE_BY_SIDE, tile_words, work_lines
 from openmla.planning import plan
 from openmla.planning.budget import uses
-from openmla.planning.config import Plan
+from openmla.planning.registry import Plan
 from openmla.planning.target import TARGETS, target_by_name
 from openmla.problem import Problem
 

@@ -34,7 +34,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
-from openmla.planning.config import Plan
+from openmla.planning.registry import Plan
 from openmla.planning.target import target_by_name
 from openmla.problem import DTYPE_BYTES, Problem
 

@@ -9,8 +9,8 @@ no speed: latencies, clocks and the epilogue are not in it.
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from openmla.planning.config import Plan
 from openmla.planning.family import Pipeline
+from openmla.planning.registry import Plan
 from openmla.planning.target import target_by_name
 
 # Multiply-adds count as two. bf16 flops per clock and SM: datasheet peak / SMs / boost clock.

@@ -4,7 +4,7 @@ from openmla.dispatch import plan_for, triton_version
 from openmla.errors import Unsupported
 from openmla.planning import plan
 from openmla.planning.budget import uses
-from openmla.planning.config import Plan
+from openmla.planning.registry import Plan
 from openmla.planning.target import TARGETS, Target, target_by_name
 
 SIDE_BY_SIDE = ("cpu", "h200", "b200", "mi355x", "mi300x", "a100", "rtx4090")

@@ -6,14 +6,12 @@ installed.
 """
 
 from openmla.errors import InvalidArgument
-from openmla.planning.choice import NEWEST_TRITON, cached_plan, choose_plan
-from openmla.planning.config import Plan
-from openmla.planning.registry import BACKENDS
+from openmla.planning.registry import BACKENDS, NEWEST_TRITON, Plan, cached_plan
 from openmla.planning.target import TARGETS, Target, target_by_name
 from openmla.problem import Problem
 
 __all__ = [
-    "BACKENDS", "NEWEST_TRITON", "TARGETS", "Plan", "Target", "cached_plan", "choose_plan", "plan",
+    "BACKENDS", "NEWEST_TRITON", "TARGETS", "Plan", "Target", "cached_plan", "plan",
     "target_by_name",
 ]  # fmt: skip
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from openmla.planning.config import Plan
+from openmla.planning.registry import Plan
 from openmla.planning.target import target_by_name
 
 

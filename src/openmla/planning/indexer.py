@@ -13,11 +13,11 @@ from typing import Any
 from openmla.indexer.problem import IndexProblem
 from openmla.planning.blackwell.indexer import BLACKWELL_INDEX
 from openmla.planning.cdna4.indexer import CDNA4_INDEX
-from openmla.planning.choice import first_that_serves
 from openmla.planning.family import Kernel
 from openmla.planning.hopper.indexer import HOPPER_INDEX
 from openmla.planning.host.indexer import CPU_INDEX, REFERENCE_INDEX
 from openmla.planning.portable.indexer import PORTABLE_INDEX
+from openmla.planning.registry import first_that_serves
 from openmla.planning.target import Target, target_by_name
 
 INDEX_FAMILIES = (

@@ -8,6 +8,7 @@ fits is taken. Widths are padded to powers of two, as tl.dot demands, and the pa
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from openmla.errors import InvalidArgument
 from openmla.planning.arithmetic import Limited, ceildiv, require_int, verdict_lines
@@ -50,7 +51,7 @@ LATENT_TILES = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class PortableConfig(Limited):
     """One block of a plain Triton kernel.
 
@@ -99,20 +100,29 @@ class PortableConfig(Limited):
         for name in ("heads", "BM", "BN", "num_stages", "num_warps", "nope_cols", "out_cols"):
             require_int(name, getattr(self, name), 1)
 
-    @property
-    def num_threads(self) -> int:
-        """Threads per block."""
-        return self.num_warps * self.warp
-
-    @property
-    def buffers(self) -> int:
-        """Copies of a K/V tile in shared memory: on AMD the stage in registers needs none."""
-        return max(1, self.num_stages - 1) if self.warp == 64 else self.num_stages
-
-    @property
-    def qk_cols(self) -> int:
-        """Columns of Q and K with their padding."""
-        return self.nope_cols + self.tail_cols + self.rope_cols
+    num_threads = cached_property[int](lambda c: c.num_warps * c.warp)
+    # Copies of a K/V tile in shared memory: on AMD the stage in registers needs none.
+    buffers = cached_property[int](
+        lambda c: max(1, c.num_stages - 1) if c.warp == 64 else c.num_stages
+    )
+    # Columns of Q and K with their padding.
+    qk_cols = cached_property[int](lambda c: c.nope_cols + c.tail_cols + c.rope_cols)
+    # Bytes of the query tile, of one step of K and V, and of P, which changes its layout there.
+    q_bytes = cached_property[int](lambda c: c.BM * c.qk_cols * c.element)
+    stage_bytes = cached_property[int](lambda c: c.BN * (c.qk_cols + c.v_cols) * c.element)
+    p_bytes = cached_property[int](lambda c: c.BM * c.BN * c.element)
+    # Shared memory of the block, estimated.
+    smem_used = cached_property[int](
+        lambda c: c.q_bytes + c.buffers * c.stage_bytes + c.p_bytes + c.scratch_bytes
+    )
+    # Registers per thread of O, scores and P.
+    accumulators = cached_property[int](
+        lambda c: ceildiv(c.BM * (2 * c.out_cols + 3 * c.BN), 2 * c.num_threads)
+    )
+    # Warps that share rows of an asynchronous product, and so divide its columns.
+    warps_beside = cached_property[int](
+        lambda c: 1 if c.BM < MIN_WGMMA else max(1, 16 * c.num_warps // c.BM)
+    )
 
     @property
     def split(self) -> SplitRule | None:
@@ -126,21 +136,6 @@ class PortableConfig(Limited):
         return SplitRule(heads_tiles, tokens, least, self.sm_count, self.out_cols, self.BM)
 
     @property
-    def q_bytes(self) -> int:
-        """The query tile."""
-        return self.BM * self.qk_cols * self.element
-
-    @property
-    def stage_bytes(self) -> int:
-        """One step of K and V."""
-        return self.BN * (self.qk_cols + self.v_cols) * self.element
-
-    @property
-    def p_bytes(self) -> int:
-        """P, where it changes its layout through shared memory."""
-        return self.BM * self.BN * self.element
-
-    @property
     def scratch_bytes(self) -> int:
         """Second terms of Q and P (of Q's rope columns in the dense form), and the compiler's."""
         if self.terms == 1:
@@ -148,21 +143,6 @@ class PortableConfig(Limited):
         if self.form == "dense":
             return SCRATCH_OF_TERMS + self.BM * self.rope_cols * self.element
         return SCRATCH_OF_TERMS + self.q_bytes + self.p_bytes
-
-    @property
-    def smem_used(self) -> int:
-        """Shared memory of the block, estimated."""
-        return self.q_bytes + self.buffers * self.stage_bytes + self.p_bytes + self.scratch_bytes
-
-    @property
-    def accumulators(self) -> int:
-        """Registers per thread of O, scores and P."""
-        return ceildiv(self.BM * (2 * self.out_cols + 3 * self.BN), 2 * self.num_threads)
-
-    @property
-    def warps_beside(self) -> int:
-        """Warps that share rows of an asynchronous product, and so divide its columns."""
-        return 1 if self.BM < MIN_WGMMA else max(1, 16 * self.num_warps // self.BM)
 
     def _broken_limits(self) -> Iterator[str]:
         if self.BM >= MIN_WGMMA and self.out_cols // self.warps_beside < LEAST_COLUMNS:

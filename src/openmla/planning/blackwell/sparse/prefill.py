@@ -136,7 +136,6 @@ class MLAPrefillSparse(MLASparseConfig):
     each CTA takes its own keys. V takes all keys of half a step, but only the CTA's columns.
     """
 
-    accum_dtype: ClassVar[str] = "float32"
     v_swizzle_mode: ClassVar[Swizzle] = Swizzle.B128
     O_TMEM_ADDR: ClassVar[int] = 0
     P_TMEM_ADDR: ClassVar[int] = P_TMEM_ADDR
@@ -147,8 +146,6 @@ class MLAPrefillSparse(MLASparseConfig):
     FP8_V_SWIZZLE: ClassVar[Swizzle] = Swizzle.NONE
     k_tma_swizzle_fp8: ClassVar[Swizzle] = Swizzle.NONE
     v_tma_swizzle_fp8: ClassVar[Swizzle] = Swizzle.NONE
-    k_tma_dtype_fp8: ClassVar[str] = "int64"
-    v_tma_dtype_fp8: ClassVar[str] = "int64"
 
     O_TMEM_ADDR_ATOM2 = cached_property[int](lambda c: c.O_TMEM_ADDR + c.O_ATOM_PHYS_COLS)
     CTA_MASK = cached_property[int](lambda c: (1 << c.cta_group) - 1)  # whom a finished MMA signals

@@ -43,11 +43,8 @@ def require_divisor(name: str, value: int, whole_name: str, whole: int) -> None:
     require_int(whole_name, whole, 1)
     require_int(name, value, 1)
     if whole % value:
-        raise InvalidArgument(
-            name,
-            f"a divisor of {whole_name} {whole}",
-            f"{value} ({whole} = {whole // value} x {value} + {whole % value})",
-        )
+        got = f"{value} ({whole} = {whole // value} x {value} + {whole % value})"
+        raise InvalidArgument(name, f"a divisor of {whole_name} {whole}", got)
 
 
 class Part(Generic[T]):

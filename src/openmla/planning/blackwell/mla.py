@@ -203,11 +203,8 @@ class MLAConfig(Limited):
 def _require_depths(depth: int, v_depth: int) -> None:
     require_int("depth", depth, 1)
     if depth <= ROPE_DEPTH:
-        raise InvalidArgument(
-            "depth",
-            f"more than the {ROPE_DEPTH} columns of rope",
-            f"{depth} (nope = {depth} - {ROPE_DEPTH} = {depth - ROPE_DEPTH})",
-        )
+        got = f"{depth} (nope = {depth} - {ROPE_DEPTH} = {depth - ROPE_DEPTH})"
+        raise InvalidArgument("depth", f"more than the {ROPE_DEPTH} columns of rope", got)
     if v_depth != -1:
         require_int("v_depth", v_depth, 1)
 

@@ -91,12 +91,9 @@ class FA4Shape:
         if self.BM not in BLOCK_ROWS:
             raise InvalidArgument("BM", f"one of {BLOCK_ROWS} query rows", self.BM)
         if self.qk_depth < self.nope_depth:
-            rope = self.qk_depth - self.nope_depth
-            raise InvalidArgument(
-                "qk_depth",
-                f"at least the {self.nope_depth} columns without rope",
-                f"{self.qk_depth} (rope = {self.qk_depth} - {self.nope_depth} = {rope})",
-            )
+            rope = f"{self.qk_depth} - {self.nope_depth} = {self.qk_depth - self.nope_depth}"
+            expected = f"at least the {self.nope_depth} columns without rope"
+            raise InvalidArgument("qk_depth", expected, f"{self.qk_depth} (rope = {rope})")
 
     num_qo = cached_property[int](lambda s: 2 if s.BM == 256 else 1)  # query tiles per block
     num_kv_heads = cached_property[int](lambda s: s.num_q_heads // s.group)

@@ -78,9 +78,7 @@ def require_page_size(page_size: int) -> None:
     """Rejects a page whose rows would cut a swizzle pattern; 0 means the keys are not paged."""
     require_int("page_size", page_size, 0)
     if page_size % SWIZZLE_ATOM_ROWS:
-        raise InvalidArgument(
-            "page_size",
-            f"0 (not paged) or a multiple of {SWIZZLE_ATOM_ROWS} rows, one swizzle pattern",
-            f"{page_size} (= {page_size // SWIZZLE_ATOM_ROWS} x {SWIZZLE_ATOM_ROWS}"
-            f" + {page_size % SWIZZLE_ATOM_ROWS})",
-        )
+        whole, rest = divmod(page_size, SWIZZLE_ATOM_ROWS)
+        expected = f"0 (not paged) or a multiple of {SWIZZLE_ATOM_ROWS} rows, one swizzle pattern"
+        got = f"{page_size} (= {whole} x {SWIZZLE_ATOM_ROWS} + {rest})"
+        raise InvalidArgument("page_size", expected, got)

@@ -8,13 +8,7 @@ from typing import ClassVar, NamedTuple, Self
 from openmla.planning.arithmetic import Limit, Limited, Part, broken, verdict_lines
 from openmla.planning.blackwell.sparse.shape import PAIR_HEADS, SHAPE_LIMITS, SparseShape
 from openmla.planning.blackwell.sparse.smem import MLASparseSharedMemory
-from openmla.planning.blackwell.units import (
-    NUM_THREADS,
-    SMEM_CARVEOUT,
-    TMEM_COLS,
-    Swizzle,
-    dtype_size,
-)
+from openmla.planning.blackwell.units import NUM_THREADS, SMEM_CARVEOUT, TMEM_COLS, Swizzle
 
 GATHER_BYTES = 8  # fp8 rows travel as 8-byte words
 TS_SLICES = 3  # one issue takes at most 16 steps of 16 columns; 384 columns go in 3 of 8
@@ -137,7 +131,6 @@ class MLAPrefillSparse(MLASparseConfig):
     """
 
     v_swizzle_mode: ClassVar[Swizzle] = Swizzle.B128
-    O_TMEM_ADDR: ClassVar[int] = 0
     P_TMEM_ADDR: ClassVar[int] = P_TMEM_ADDR
     QK_TS_stages: ClassVar[int] = TS_SLICES
 
@@ -147,8 +140,6 @@ class MLAPrefillSparse(MLASparseConfig):
     k_tma_swizzle_fp8: ClassVar[Swizzle] = Swizzle.NONE
     v_tma_swizzle_fp8: ClassVar[Swizzle] = Swizzle.NONE
 
-    O_TMEM_ADDR_ATOM2 = cached_property[int](lambda c: c.O_TMEM_ADDR + c.O_ATOM_PHYS_COLS)
-    CTA_MASK = cached_property[int](lambda c: (1 << c.cta_group) - 1)  # whom a finished MMA signals
     # The product of Q's columns in shared memory with K.
     QK_SS = cached_property[MmaShape](lambda c: MmaShape(c.padded_num_q_heads, c.B_TOPK))
 
@@ -169,14 +160,8 @@ class MLAPrefillSparse(MLASparseConfig):
     v_tile_shape = cached_property[list[int]](lambda c: [c.v_tile_height, c.v_gather_box])
     v_desc_shape = cached_property[list[int]](lambda c: [1, c.v_gather_box])
 
-    # Q and the output: one token, its heads on this CTA, boxes of one swizzle span.
-    q_tile_shape = cached_property[list[int]](lambda c: [1, c.NUM_Q_HEADS_PER_CTA, c.qk_depth])
     q_desc_shape = cached_property[list[int]](
         lambda c: [1, c.NUM_Q_HEADS_PER_CTA, c.q_swizzle_mode // c.qkv_dtype_size]
-    )
-    o_tile_shape = cached_property[list[int]](lambda c: [c.NUM_Q_HEADS_PER_CTA, c.v_depth])
-    o_desc_shape = cached_property[list[int]](
-        lambda c: [c.NUM_Q_HEADS_PER_CTA, c.output_swizzle_mode // dtype_size("bfloat16")]
     )
 
     # An fp8 cache, in 8-byte words; all keys of V of a step are dequantized together.

@@ -11,15 +11,9 @@ from typing import ClassVar
 
 from openmla.planning.arithmetic import Limit, Limited, broken
 from openmla.planning.blackwell.sparse.prefill import gather_box
-from openmla.planning.blackwell.sparse.shape import MASK_BITS_PER_BYTE, SHAPE_LIMITS, SparseShape
-from openmla.planning.blackwell.sparse.smem import (
-    FP32,
-    INT32,
-    ByteMap,
-    Field,
-    barriers,
-)
-from openmla.planning.blackwell.units import FP8_FLOATS, TMEM_COLS, WARPGROUP, Swizzle, dtype_size
+from openmla.planning.blackwell.sparse.shape import SHAPE_LIMITS, SparseShape
+from openmla.planning.blackwell.sparse.smem import FP32, INT32, ByteMap, Field, barriers
+from openmla.planning.blackwell.units import FP8_FLOATS, TMEM_COLS, WARPGROUP, Swizzle
 
 PLACEHOLDER_BYTES = 128  # an unused buffer still keeps the next one aligned
 
@@ -49,8 +43,6 @@ class _FP8Shape(SparseShape):
 class MLASparseSharedMemoryQKVFP8(ByteMap, _FP8Shape):
     """Shared memory of the fp8 kernel. The bf16 output reuses the K buffers."""
 
-    INDICES_PER_LANE: ClassVar[int] = MASK_BITS_PER_BYTE
-
     NUM_Q_HEADS = cached_property[int](lambda m: m.num_q_heads)
     # Values of Q, which stays, and of one step of K, V and P. A single CTA reads V from K's rows.
     Q_SIZE = cached_property[int](lambda m: m.PADDED_HEADS_PER_CTA * m.qk_depth)
@@ -60,9 +52,6 @@ class MLASparseSharedMemoryQKVFP8(ByteMap, _FP8Shape):
     )
     P_STAGE_SIZE = cached_property[int](lambda m: m.PADDED_HEADS_PER_CTA * m.B_TOPK)
     O_SIZE = cached_property[int](lambda m: m.PADDED_HEADS_PER_CTA * m.v_depth)
-    # One bit per key: does its index count? A lane writes a byte.
-    MASK_BYTES_PER_BUF = cached_property[int](lambda m: m.B_TOPK // MASK_BITS_PER_BYTE)
-    NUM_KV_VALID_LANES = cached_property[int](lambda m: m.MASK_BYTES_PER_BUF)
     # Barriers between the CTAs of a pair; a single CTA keeps one of each, unused.
     CG2_MBARS = cached_property[int](lambda m: m.num_mbars if m.cta_group == 2 else 1)
 
@@ -98,7 +87,6 @@ class MLAPrefillSparseQKVFP8(Limited, _FP8Shape):
     """
 
     PV_BK: ClassVar[int] = 64  # keys of one P-times-V product
-    O_TMEM_ADDR: ClassVar[int] = 0
     RESCALE_THRESHOLD: ClassVar[float] = -2.0
     P_FP8_BIAS: ClassVar[float] = 6.0
 
@@ -112,8 +100,6 @@ class MLAPrefillSparseQKVFP8(Limited, _FP8Shape):
 
     # The first tensor-memory column past the score tiles.
     score_end = cached_property[int](lambda c: c.S_TMEM_BASE + c.NUM_S_SLOTS * c.S_SLOT_STRIDE)
-    O_TMEM_ADDR_ATOM2 = cached_property[int](lambda c: c.O_TMEM_ADDR + c.O_ATOM_PHYS_COLS)
-    CTA_MASK = cached_property[int](lambda c: (1 << c.cta_group) - 1)  # whom a finished MMA signals
     NUM_PV_KHALVES = cached_property[int](lambda c: c.B_TOPK // c.PV_BK)  # products per step, atom
 
     # Bytes between parts of an operand, one byte an element: V of the atoms, P and V of products.
@@ -126,16 +112,11 @@ class MLAPrefillSparseQKVFP8(Limited, _FP8Shape):
     kv_gather_box = cached_property[int](
         lambda c: gather_box(c.qk_depth, Swizzle.B64, c.qkv_dtype_size)
     )
-    q_tile_shape = cached_property[list[int]](lambda c: [1, c.NUM_Q_HEADS_PER_CTA, c.qk_depth])
     q_desc_shape = cached_property[list[int]](
         lambda c: [1, c.NUM_Q_HEADS_PER_CTA, c.Q_SWIZZLE_COLS]
     )
     kv_tile_shape = cached_property[list[int]](lambda c: [c.B_TOPK, c.kv_gather_box])
     kv_desc_shape = cached_property[list[int]](lambda c: [1, c.kv_gather_box])
-    o_tile_shape = cached_property[list[int]](lambda c: [c.NUM_Q_HEADS_PER_CTA, c.v_depth])
-    o_desc_shape = cached_property[list[int]](
-        lambda c: [c.NUM_Q_HEADS_PER_CTA, Swizzle.B128 // dtype_size("bfloat16")]
-    )
 
 
 QKV_FP8_LIMITS: tuple[Limit[MLAPrefillSparseQKVFP8], ...] = (

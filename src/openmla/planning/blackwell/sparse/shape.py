@@ -61,32 +61,23 @@ class SparseShape:
         require_int("b_topk", self.b_topk, 1)
         step = MASK_BITS_PER_BYTE * self.cta_group
         if self.b_topk % step:
-            raise InvalidArgument(
-                "b_topk",
-                f"a multiple of {step} keys (bytes of {MASK_BITS_PER_BYTE} mask bits, "
-                f"{self.cta_group} CTAs)",
-                self.b_topk,
-            )
+            why = f"bytes of {MASK_BITS_PER_BYTE} mask bits, {self.cta_group} CTAs"
+            raise InvalidArgument("b_topk", f"a multiple of {step} keys ({why})", self.b_topk)
 
     def _check_depths(self) -> None:
         require_int("qk_depth", self.qk_depth, 1)
         if self.qk_depth <= self.v_depth:
-            raise InvalidArgument(
-                "qk_depth",
-                f"more than the {self.v_depth} latent columns of V",
-                f"{self.qk_depth} (rope = {self.qk_depth} - {self.v_depth} "
-                f"= {self.qk_depth - self.v_depth})",
-            )
+            rope = f"rope = {self.qk_depth} - {self.v_depth} = {self.qk_depth - self.v_depth}"
+            expected = f"more than the {self.v_depth} latent columns of V"
+            raise InvalidArgument("qk_depth", expected, f"{self.qk_depth} ({rope})")
         self._check_q_split()
 
     def _check_q_split(self) -> None:
         split = self.q_smem_depth + self.q_tmem_depth
         if split != self.qk_depth:
-            raise InvalidArgument(
-                "q_smem_depth",
-                f"q_smem_depth + q_tmem_depth = qk_depth {self.qk_depth}",
-                f"{self.q_smem_depth} + {self.q_tmem_depth} = {split}",
-            )
+            expected = f"q_smem_depth + q_tmem_depth = qk_depth {self.qk_depth}"
+            got = f"{self.q_smem_depth} + {self.q_tmem_depth} = {split}"
+            raise InvalidArgument("q_smem_depth", expected, got)
 
     def arguments(self) -> dict[str, Any]:
         """What this was made from, to make another view of the same block."""
@@ -111,6 +102,19 @@ class SparseShape:
     V_SMEM_COLS_PER_CTA = cached_property[int](lambda s: s.V_BMN_PER_ATOM * s.NUM_SV_ATOMS)
     # Tensor-memory columns of an atom: 64 rows use half the lanes, so two columns share.
     O_ATOM_PHYS_COLS = cached_property[int](lambda s: s.SV_ATOM_MMA_N // 2)
+    O_TMEM_ADDR: ClassVar[int] = 0
+    O_TMEM_ADDR_ATOM2 = cached_property[int](lambda s: s.O_TMEM_ADDR + s.O_ATOM_PHYS_COLS)
+    CTA_MASK = cached_property[int](lambda s: (1 << s.cta_group) - 1)  # whom a finished MMA signals
+
+    # One bit per key: does its index name a row, and count for this token? A lane writes a byte.
+    INDICES_PER_LANE: ClassVar[int] = MASK_BITS_PER_BYTE
+    MASK_BYTES_PER_BUF = cached_property[int](lambda s: s.B_TOPK // MASK_BITS_PER_BYTE)
+    NUM_KV_VALID_LANES = cached_property[int](lambda s: s.MASK_BYTES_PER_BUF)
+
+    # Boxes of one token, its heads on this CTA, outermost first; those of O are of 64 bf16 columns.
+    q_tile_shape = cached_property[list[int]](lambda s: [1, s.NUM_Q_HEADS_PER_CTA, s.qk_depth])
+    o_tile_shape = cached_property[list[int]](lambda s: [s.NUM_Q_HEADS_PER_CTA, s.v_depth])
+    o_desc_shape = cached_property[list[int]](lambda s: [s.NUM_Q_HEADS_PER_CTA, 64])
 
 
 def _heads_ok(shape: SparseShape) -> bool:

@@ -6,7 +6,7 @@ from functools import cached_property
 from typing import Any, ClassVar
 
 from openmla.planning.arithmetic import Limited, Part, ceildiv, require_int, round_up
-from openmla.planning.blackwell.sparse.shape import MASK_BITS_PER_BYTE, SparseShape
+from openmla.planning.blackwell.sparse.shape import SparseShape
 from openmla.planning.blackwell.units import MBAR_BYTES, SMEM_CARVEOUT, WARPGROUP
 
 FP32 = 4
@@ -93,7 +93,6 @@ class MLASparseSharedMemory(ByteMap, SparseShape):
     """
 
     align_of: ClassVar[int] = MBAR_BYTES
-    INDICES_PER_LANE: ClassVar[int] = MASK_BITS_PER_BYTE
 
     BH = cached_property[int](lambda m: m.PADDED_HEADS_PER_CTA)  # rows one CTA computes
     TOPK_PER_CTA = cached_property[int](lambda m: m.B_TOPK_PER_CTA)  # keys of K it gathers
@@ -105,9 +104,6 @@ class MLASparseSharedMemory(ByteMap, SparseShape):
     SHARED_QKV_SIZE = cached_property[int](lambda m: m.SHARED_Q_SIZE + m.K_SIZE + m.V_SIZE)
     S_SIZE = cached_property[int](lambda m: m.BH * m.B_TOPK)  # one tile of scores
     O_SIZE = cached_property[int](lambda m: m.BH * m.v_depth)
-    # One bit per key: does its index name a row, and count for this token? A lane writes a byte.
-    MASK_BYTES_PER_BUF = cached_property[int](lambda m: m.B_TOPK // MASK_BITS_PER_BYTE)
-    NUM_KV_VALID_LANES = cached_property[int](lambda m: m.MASK_BYTES_PER_BUF)
 
     def _fields(self) -> list[Field]:
         union = max(self.FULL_Q_SIZE, self.SHARED_QKV_SIZE, self.O_SIZE)

@@ -98,16 +98,10 @@ class KSlot:
             value = getattr(self, name)
             if value < unit or value % unit:
                 raise InvalidArgument(name, f"a positive multiple of {unit}", value)
-        for name, pieces in (
-            ("depth", self._pieces(self.depth)),
-            ("d_rope", self._pieces(self.d_rope)),
-        ):
-            if pieces % self.num_warps:
-                raise InvalidArgument(
-                    name,
-                    f"pieces of 16 rows × 64 bytes that {self.num_warps} warps can share evenly",
-                    f"{getattr(self, name)}: {pieces} pieces",
-                )
+        for name, columns in (("depth", self.depth), ("d_rope", self.d_rope)):
+            if self._pieces(columns) % self.num_warps:
+                what = f"pieces of 16 rows × 64 bytes that {self.num_warps} warps can share evenly"
+                raise InvalidArgument(name, what, f"{columns}: {self._pieces(columns)} pieces")
 
     # Columns of one sub-block: 64 bytes' worth.
     sub_cols = cached_property[int](lambda s: SUB_ROW_BYTES // s.element_bytes)

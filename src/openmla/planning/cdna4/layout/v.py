@@ -117,11 +117,8 @@ class DefaultV:
         """16-byte copies per thread; whole passes only."""
         per_pass = self.num_threads * DMA_BYTES
         if self.slot_bytes % per_pass:
-            raise InvalidArgument(
-                "kv_block·depth",
-                f"a multiple of {per_pass} bytes ({self.num_threads} threads × {DMA_BYTES})",
-                f"{self.slot_bytes} bytes",
-            )
+            expected = f"a multiple of {per_pass} bytes ({self.num_threads} threads × {DMA_BYTES})"
+            raise InvalidArgument("kv_block·depth", expected, f"{self.slot_bytes} bytes")
         return self.slot_bytes // per_pass
 
     def byte(self, key: int, column: int) -> int:
@@ -168,9 +165,8 @@ class DefaultV:
 
     def _check_fp8(self) -> None:
         if self.element_bytes != 1:
-            raise InvalidArgument(
-                "element_bytes", "1: fragment reads transpose bytes (fp8)", self.element_bytes
-            )
+            expected = "1: fragment reads transpose bytes (fp8)"
+            raise InvalidArgument("element_bytes", expected, self.element_bytes)
 
 
 def read_cell(lane: int) -> tuple[int, int]:

@@ -10,7 +10,6 @@
 | `aggregate` | `triton.language.core._aggregate` | the same |
 | `reinterpret` | `view._reinterpret` | `view.reinterpret` |
 | `pair_tmem_layout` | `cta_split_num=[2, 1]` | `cga_layout=[[1, 0]]` |
-| `cluster_barrier_shape` | one barrier view for both CTAs | one per CTA |
 
 The simulator knows these names too.
 """
@@ -23,7 +22,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia import blackwell
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
-from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
+from triton.experimental.gluon.language.nvidia.hopper import tma
 from triton.language.core import _aggregate as aggregate  # noqa: F401 - for kernels
 
 RENAMED = hasattr(tma, "async_load")
@@ -50,23 +49,8 @@ def reinterpret(view, dtype: gl.constexpr, shape: gl.constexpr, layout: gl.const
 
 def pair_tmem_layout(rows: int, columns: int) -> Any:
     """Accumulator of a two-CTA MMA: each CTA holds `rows` of its 2 * `rows` rows."""
-    if RENAMED:
-        return blackwell.TensorMemoryLayout(
-            [rows, columns], col_stride=1, cga_layout=[[1, 0]], two_ctas=True
-        )
-    return blackwell.TensorMemoryLayout(
-        [rows, columns], col_stride=1, cta_split_num=[2, 1], two_ctas=True
-    )
-
-
-def cluster_barrier_shape(stages: int) -> list[int]:
-    """Shape of `stages` barriers that every CTA of a pair has for itself."""
-    return [stages, 2 if RENAMED else 1]
-
-
-def cluster_barrier_layout() -> Any:
-    """Layout of barriers that every CTA of a pair has for itself."""
-    return mbarrier.MBarrierLayout(cga_layout=[[1 if RENAMED else 0]])
+    split: Any = {"cga_layout": [[1, 0]]} if RENAMED else {"cta_split_num": [2, 1]}
+    return blackwell.TensorMemoryLayout([rows, columns], col_stride=1, two_ctas=True, **split)
 
 
 def _tmem_reg_layout(element_ty: Any, shape: Any, layout: Any, num_warps: Any) -> Any:

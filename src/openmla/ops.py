@@ -5,8 +5,6 @@ writes into its outputs: operands -> Problem -> Plan -> launch, which openmla.ca
 implementations do nothing, because the outputs already have their shapes.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable
 from typing import Any

@@ -19,7 +19,7 @@ GROWING = {"integrations", "nn", "distributed", "indexer", "layer", "dense_fp8",
            "executed", "check_executed", "validate", "predicted"}  # fmt: skip
 # Lines of the rest of src/openmla. The figure only falls: what a change adds, it takes away
 # elsewhere, and one that leaves fewer lowers it. The aim is 27,000.
-MOST_LINES = 28_230
+MOST_LINES = 28_220
 MOST_FILES = 14
 # Folders that may have more Python files, until they are regrouped.
 CROWDED: dict[str, int] = {}

@@ -104,9 +104,8 @@ class Specialized(NamedTuple):
 def specialized(job: CompileJob) -> Specialized:
     """As a launch would be: "*bf16:16" is a pointer that 16 divides; None and 1 are constants."""
     with compiling_for(job.target):
-        binder = job.call.kernel.device_caches[triton.runtime.driver.active.get_current_device()][
-            -1
-        ]
+        device = triton.runtime.driver.active.get_current_device()
+        binder = job.call.kernel.device_caches[device][-1]
     arguments, kinds, options = binder(**job.call.arguments)
     named = dict(zip(arguments, kinds, strict=True))
     signature = {

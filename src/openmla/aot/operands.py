@@ -8,8 +8,6 @@ On the device "meta", which has shapes and no memory, a problem of any size can 
 (torch.Size([512, 16, 192]), True)
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import torch

@@ -1,7 +1,5 @@
 """`openmla doctor`: versions, devices, and what would run where."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import platform
 from typing import Annotated

@@ -1,7 +1,5 @@
 """`openmla warmup`: compile a model's kernels before its first request."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import torch

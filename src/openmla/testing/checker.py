@@ -9,8 +9,6 @@ A case is right, refused (the call raised one of openmla's own errors before any
 failed; there is nothing else.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import asdict, dataclass, replace
 from typing import Any

@@ -13,8 +13,6 @@ shrunk in children, for a minute at most; crashes and hangs are not shrunk at al
 attempt would cost a process, or its time limit.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import queue

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 import torch
-from compat.flash_mla_cases import FlashCase, cases, problems
 
 from compat import flash_mla_cases as flash_mla
+from compat.flash_mla_cases import FlashCase, cases, problems
 
 SMALL = [replace(case, heads=4) for case in cases() if case.s_q <= 62]
 

@@ -12,7 +12,7 @@ Every call accepts the same options:
 A query that sees no key gets zeros, and -inf in lse.
 """
 
-from collections.abc import Sequence
+from typing import Literal, Unpack, overload
 
 import torch
 from torch import Tensor
@@ -21,11 +21,10 @@ from openmla import cached, checks, ops
 from openmla.cache import LatentCache
 from openmla.cached import MADE
 from openmla.errors import InvalidArgument
+from openmla.options import DenseOptions, LatentOptions, SparseOptions
 from openmla.planning import BACKENDS
 
 __all__ = [
-    "merge_many",
-    "merge_states",
     "mla_prefill",
     "mla_prefill_latent",
     "mla_prefill_sparse",
@@ -34,6 +33,21 @@ __all__ = [
 assert ops.FORMS  # importing ops registers torch.ops.openmla.*
 
 
+@overload
+def mla_prefill(
+    q: Tensor, k_nope: Tensor, k_rope: Tensor | LatentCache | None, v: Tensor,
+    *, return_lse: Literal[False] = False, **options: Unpack[DenseOptions],
+) -> Tensor: ...  # fmt: skip
+@overload
+def mla_prefill(
+    q: Tensor, k_nope: Tensor, k_rope: Tensor | LatentCache | None, v: Tensor,
+    *, return_lse: Literal[True], **options: Unpack[DenseOptions],
+) -> tuple[Tensor, Tensor]: ...  # fmt: skip
+@overload
+def mla_prefill(
+    q: Tensor, k_nope: Tensor, k_rope: Tensor | LatentCache | None, v: Tensor,
+    *, return_lse: bool, **options: Unpack[DenseOptions],
+) -> Tensor | tuple[Tensor, Tensor]: ...  # fmt: skip
 def mla_prefill(
     q: Tensor,
     k_nope: Tensor,
@@ -68,6 +82,13 @@ def mla_prefill(
     key_mask int32 [total_q, words]: bit s % 32 of word s // 32 of row t lets query t see key s of
     its sequence, where causal allows it too; what select_topk and index_topk return as mask. Bits
     past the sequence's keys are ignored; on a GPU, keys past the last word are not seen.
+
+    >>> cu = torch.tensor([0, 5, 8], dtype=torch.int32)  # two sequences, of 5 and 3 tokens
+    >>> q, kv = torch.randn(8, 16, 192), torch.randn(8, 16, 256)
+    >>> k_nope, v, k_rope = kv[..., :128], kv[..., 128:], torch.randn(8, 64)
+    >>> out, lse = mla_prefill(q, k_nope, k_rope, v, cu_seqlens_q=cu, return_lse=True)
+    >>> out.shape, lse.shape
+    (torch.Size([8, 16, 128]), torch.Size([8, 16]))
     """
     given_k = cu_seqlens_q if cu_seqlens_k is None else cu_seqlens_k
     if cached.any_kept() and type(q) is Tensor and q.dim() == 3 and q.size(2):
@@ -109,6 +130,21 @@ def mla_prefill(
     return _with_lse(out, lse)
 
 
+@overload
+def mla_prefill_latent(
+    q: Tensor, cache: LatentCache | Tensor, block_table: Tensor, cache_lengths: Tensor,
+    *, return_lse: Literal[False] = False, **options: Unpack[LatentOptions],
+) -> Tensor: ...  # fmt: skip
+@overload
+def mla_prefill_latent(
+    q: Tensor, cache: LatentCache | Tensor, block_table: Tensor, cache_lengths: Tensor,
+    *, return_lse: Literal[True], **options: Unpack[LatentOptions],
+) -> tuple[Tensor, Tensor]: ...  # fmt: skip
+@overload
+def mla_prefill_latent(
+    q: Tensor, cache: LatentCache | Tensor, block_table: Tensor, cache_lengths: Tensor,
+    *, return_lse: bool, **options: Unpack[LatentOptions],
+) -> Tensor | tuple[Tensor, Tensor]: ...  # fmt: skip
 def mla_prefill_latent(
     q: Tensor,
     cache: LatentCache | Tensor,
@@ -132,6 +168,13 @@ def mla_prefill_latent(
     d_v (512 unless given) leading columns as V. block_table int32 [batch, max_pages],
     cache_lengths int32 [batch], counting the new tokens. `scale` is required. k_scale, if given, is
     indexed by physical row.
+
+    >>> cache = LatentCache.allocate(num_pages=4, page_size=64, format="fp8_656")
+    >>> cache.append(torch.randn(70, 512), torch.randn(70, 64), slot_mapping=torch.arange(70))
+    >>> q, cu = torch.randn(3, 16, 576).bfloat16(), torch.tensor([0, 3]).int()  # the last 3 tokens
+    >>> pages, lengths = torch.tensor([[0, 1]]).int(), torch.tensor([70]).int()
+    >>> mla_prefill_latent(q, cache, pages, lengths, cu_seqlens_q=cu, scale=192**-0.5).shape
+    torch.Size([3, 16, 512])
     """
     if cached.any_kept():
         pool = cache if type(cache) is LatentCache else None
@@ -163,6 +206,36 @@ def mla_prefill_latent(
     return _with_lse(out, lse)
 
 
+@overload
+def mla_prefill_sparse(
+    q: Tensor, kv: LatentCache | Tensor, indices: Tensor,
+    *, return_lse: Literal[False] = False, return_max_logits: Literal[False] = False,
+    **options: Unpack[SparseOptions],
+) -> Tensor: ...  # fmt: skip
+@overload
+def mla_prefill_sparse(
+    q: Tensor, kv: LatentCache | Tensor, indices: Tensor,
+    *, return_lse: Literal[True], return_max_logits: Literal[False] = False,
+    **options: Unpack[SparseOptions],
+) -> tuple[Tensor, Tensor]: ...  # fmt: skip
+@overload
+def mla_prefill_sparse(
+    q: Tensor, kv: LatentCache | Tensor, indices: Tensor,
+    *, return_lse: Literal[False] = False, return_max_logits: Literal[True],
+    **options: Unpack[SparseOptions],
+) -> tuple[Tensor, Tensor]: ...  # fmt: skip
+@overload
+def mla_prefill_sparse(
+    q: Tensor, kv: LatentCache | Tensor, indices: Tensor,
+    *, return_lse: Literal[True], return_max_logits: Literal[True],
+    **options: Unpack[SparseOptions],
+) -> tuple[Tensor, Tensor, Tensor]: ...  # fmt: skip
+@overload
+def mla_prefill_sparse(
+    q: Tensor, kv: LatentCache | Tensor, indices: Tensor,
+    *, return_lse: bool = False, return_max_logits: bool = False,
+    **options: Unpack[SparseOptions],
+) -> Tensor | tuple[Tensor, ...]: ...  # fmt: skip
 def mla_prefill_sparse(
     q: Tensor,
     kv: LatentCache | Tensor,
@@ -186,6 +259,12 @@ def mla_prefill_sparse(
     [total_q]. An index is ignored when it is negative, past the rows, or at or past topk_lengths; a
     duplicate counts twice. `scale` is required. V is the first d_v columns: the latent width of a
     cache, 512 for a plain tensor, unless given. Results come in the order out, lse, max_logits.
+
+    >>> q, rows = torch.randn(2, 16, 576), torch.randn(100, 576)
+    >>> indices = torch.tensor([[3, 1, -1], [99, -1, -1]], dtype=torch.int32)  # -1: no row
+    >>> out, lse = mla_prefill_sparse(q, rows, indices, scale=192**-0.5, return_lse=True)
+    >>> torch.allclose(out[1], rows[99, :512].expand(16, 512))  # one row seen: its values
+    True
     """
     if cached.any_kept():
         pool = kv if type(kv) is LatentCache else None
@@ -220,49 +299,6 @@ def mla_prefill_sparse(
         factor, width, checks.backend(backend, BACKENDS), out, lse, max_logits,
     )  # fmt: skip
     return _with_extras(out, lse, max_logits)
-
-
-def merge_states(
-    out_a: Tensor, lse_a: Tensor, out_b: Tensor, lse_b: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Combine results over two disjoint sets of keys: chunked prefill, context parallelism.
-
-    out [total_q, H, d_v], lse float32 [total_q, H], natural log, as merge_many takes them. More
-    than two parts belong into one merge_many: each call rounds its out to the dtype of the parts.
-    """
-    a = checks.tensor("out_a", out_a, ("total_q", "heads", "d_v"), checks.Q_DTYPES[:3])
-    b = checks.tensor("out_b", out_b, tuple(a.shape), (a.dtype,), a.device)
-    for name, value in (("lse_a", lse_a), ("lse_b", lse_b)):
-        checks.tensor(name, value, tuple(a.shape[:2]), (torch.float32,), a.device)
-    checks.no_gradients(out_a=a, lse_a=lse_a, out_b=b, lse_b=lse_b)
-    return _merged([a, b], [lse_a, lse_b])
-
-
-def merge_many(
-    outs: Tensor | Sequence[Tensor], lses: Tensor | Sequence[Tensor]
-) -> tuple[Tensor, Tensor]:
-    """Combine results over any number of disjoint sets of keys, and round once, at the end.
-
-    outs [n, total_q, H, d_v], or n tensors [total_q, H, d_v] that need not lie together; lses
-    float32 [n, total_q, H] likewise, natural log. A part with lse -inf (or +inf, as some libraries
-    mark it) saw no key and is ignored, whatever its out holds; where no part saw a key, out is 0
-    and lse -inf. Parts are added in the order they come, on every device.
-    """
-    parts = checks.parts("outs", outs, ("total_q", "heads", "d_v"), checks.Q_DTYPES[:3])
-    rows = tuple(parts[0].shape[:2])
-    states = checks.parts("lses", lses, rows, (torch.float32,), parts[0].device)
-    if len(states) != len(parts):
-        raise InvalidArgument("lses", f"{len(parts)} parts, as outs has", len(states))
-    for part, state in zip(parts, states, strict=True):
-        checks.no_gradients(outs=part, lses=state)
-    return _merged(parts, states)
-
-
-def _merged(outs: list[Tensor], lses: list[Tensor]) -> tuple[Tensor, Tensor]:
-    out = torch.empty_like(outs[0], memory_format=torch.contiguous_format)
-    lse = torch.empty_like(lses[0], memory_format=torch.contiguous_format)
-    torch.ops.openmla.merge_many(outs, lses, out, lse)
-    return out, lse
 
 
 def _with_lse(out: Tensor, lse: Tensor | None) -> Tensor | tuple[Tensor, Tensor]:

@@ -29,7 +29,7 @@ LAYERS: list[set[str]] = [
     {"dispatch", "indexer.dispatch"},
     {"cached"},
     {"ops", "indexer.ops"},
-    {"api", "indexer.api"},
+    {"api", "merging", "options", "indexer.api"},
     {""},  # openmla/__init__.py: the public names
     {"compat", "distributed"},
     {"aot"},

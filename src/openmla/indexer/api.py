@@ -53,6 +53,12 @@ def indexer_scores(
 
     Columns outside a query's window are not written, in `out` neither. `out` may have any width; on
     a GPU, keys past it have no score.
+
+    >>> q, keys = torch.ones(2, 4, 128).to(torch.float8_e4m3fn), torch.ones(3, 128)
+    >>> pair = keys.to(torch.float8_e4m3fn), torch.tensor([1.0, 2.0, 3.0])
+    >>> indexer_scores(q, pair, torch.ones(2, 4))  # 4 heads, 128 products of 1
+    tensor([[ 512., 1024., 1536.],
+            [ 512., 1024., 1536.]])
     """
     q = checks.queries(q)
     weights = checks.head_weights(weights, q)
@@ -108,6 +114,11 @@ def select_topk(
     those positions, as mla_prefill_sparse takes them. Results come in the order indices, counts
     (int32 [total_q]), mask (int32 [total_q, words], as mla_prefill's key_mask; rows are
     a multiple of 16 bytes long, as bulk copies need them).
+
+    >>> select_topk(torch.tensor([[0.5, 3.0, 3.0, 1.0]]), 2)  # equal scores: smaller positions
+    tensor([[1, 2]], dtype=torch.int32)
+    >>> select_topk(torch.tensor([[0.5, 3.0, 3.0, 1.0]]), 3, ends=torch.tensor([2]).int())
+    tensor([[ 0,  1, -1]], dtype=torch.int32)
     """
     scores = tensor("scores", scores, ("total_q", "width"), (torch.float32,))
     last_dim_contiguous("scores", scores)
@@ -158,6 +169,14 @@ def index_topk(
     time (one row at least); their width is that of block_table, so give no wider one than the
     longest sequence needs. Results come in the order indices, counts, mask, as those of
     select_topk.
+
+    >>> cache = IndexCache.allocate(num_pages=2, page_size=64)
+    >>> cache.append(torch.randn(70, 128), slot_mapping=torch.arange(70))
+    >>> q, cu = torch.randn(3, 64, 128).to(torch.float8_e4m3fn), torch.tensor([0, 3]).int()
+    >>> pages, lengths = torch.tensor([[0, 1]]).int(), torch.tensor([70]).int()
+    >>> paging = {"cu_seqlens_q": cu, "block_table": pages, "cache_lengths": lengths}
+    >>> index_topk(q, cache, torch.ones(3, 64), 16, **paging).shape
+    torch.Size([3, 16])
     """
     q = checks.queries(q)
     weights = checks.head_weights(weights, q)

@@ -20,6 +20,11 @@ def plan(problem: Problem, target: str | Target = "cpu", backend: str = "auto") 
     """The plan for a problem on a target; `backend` other than "auto" is never replaced.
 
     Raises `Unsupported` with the reason and the nearest form that would work.
+
+    >>> dense = Problem(form="dense", heads=128, d_nope=128, d_rope=64, d_v=128, total_q=4096)
+    >>> chosen = plan(dense, "h200")  # no GPU is asked
+    >>> chosen.backend, chosen.block.tile_rows, chosen.block.tile_keys
+    ('hopper', 128, 128)
     """
     if not isinstance(problem, Problem):
         raise InvalidArgument("problem", "a Problem", repr(problem))

@@ -1,0 +1,62 @@
+"""Every public call has an example that runs, and the types it promises."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+import inspect
+from typing import get_overloads, get_type_hints
+
+import pytest
+
+import openmla
+from openmla import options
+from public import typed_calls
+
+MODULES = ("api", "merging", "planning", "indexer.api")
+CALLS = [name for name in openmla.__all__ if inspect.isfunction(getattr(openmla, name))]
+OPTIONS = {
+    "mla_prefill": options.DenseOptions,
+    "mla_prefill_latent": options.LatentOptions,
+    "mla_prefill_sparse": options.SparseOptions,
+}
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_examples_run(module: str):
+    found = doctest.testmod(importlib.import_module(f"openmla.{module}"))
+    assert found.attempted >= 3 and found.failed == 0
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_every_call_has_an_example(name: str):
+    call = getattr(openmla, name)
+    assert f">>> {name}(" in call.__doc__ or f"= {name}(" in call.__doc__
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_overloads_name_every_option_once(name: str):
+    """What an overload says in its own words and in its options is what the call takes."""
+    call = getattr(openmla, name)
+    taken = {p.name: p for p in inspect.signature(call).parameters.values()}
+    assert len(get_overloads(call)) >= 3
+    for overload in get_overloads(call):
+        own = [p for p in inspect.signature(overload).parameters if p != "options"]
+        assert sorted([*own, *OPTIONS[name].__annotations__]) == sorted(taken)
+    required = {n for n, p in taken.items() if p.kind is p.KEYWORD_ONLY and p.default is p.empty}
+    assert OPTIONS[name].__required_keys__ == required
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_options_have_the_types_of_the_call(name: str):
+    written = get_type_hints(OPTIONS[name])
+    assert written == {
+        n: t for n, t in get_type_hints(getattr(openmla, name)).items() if n in written
+    }
+
+
+def test_typed_calls_return_what_their_types_say():
+    for wanted in (True, False):
+        typed_calls.dense(wanted)
+    typed_calls.latent()
+    typed_calls.sparse()

@@ -6,11 +6,13 @@ VENV39 := .venv-triton39
 VENV_VLLM := .venv-vllm
 PIP_INSTALL = bin/pip install --quiet --disable-pip-version-check
 
-.PHONY: help demo test test-all test-gpu test-vllm record-vllm lint compile clean
+.PHONY: help demo test unit test-all test-gpu test-vllm record-vllm lint compile compile-fresh docs wheel clean
 
 help:
 	@echo "make demo   run every kind of MLA prefill on this machine and check it"
 	@echo "make test   lint, type-check and run the whole test suite"
+	@echo "make docs   build the site of docs/ into build/site; a warning is an error"
+	@echo "make wheel  build the packages of a release into dist/"
 	@echo "make test-all  the same, then longer fuzz: CPU kernels, Gluon kernels simulated and executed"
 	@echo "make test-gpu  run the tests that need a GPU, with this machine's own torch"
 	@echo "make test-vllm  run vLLM's engine on openmla; its environment takes 3.5 GB"
@@ -42,8 +44,26 @@ lint: $(VENV)/.installed
 compile: $(VENV39)/.installed
 	$(VENV39)/bin/pytest -n 2 -m compile gluon-sim/tests tests/kernels tests/executed tests/aot/test_compiled.py
 
-test: lint compile
+# Every kernel config with both Tritons, nothing from the cache: hours, once a week.
+compile-fresh: $(VENV)/.installed $(VENV39)/.installed
+	$(VENV)/bin/openmla compile --no-cache
+	$(VENV39)/bin/openmla compile --no-cache
+
+unit: $(VENV)/.installed
 	$(VENV)/bin/pytest -n 2
+
+test: lint compile unit
+
+# Figures, tables and pictures are drawn anew, so that the site cannot be older than what it shows.
+docs: $(VENV)/.installed
+	$(VENV)/bin/python docs/scripts/generate.py
+	$(VENV)/bin/mkdocs build --strict --quiet
+
+# A release names its tag: it must be the version.
+TAG ?= v$(shell sed -n 's/^VERSION = "\(.*\)"/\1/p' src/openmla/version.py)
+wheel: $(VENV)/.installed
+	test "$(TAG)" = "v$$($(VENV)/bin/python -c 'from openmla.version import VERSION; print(VERSION)')"
+	$(VENV)/bin/pip wheel --quiet --no-deps --wheel-dir dist . ./gluon-sim
 
 test-all: test
 	$(VENV)/bin/openmla check --cases 3000 --seed 100000 --jobs 2 --device cpu
@@ -77,4 +97,4 @@ record-vllm: $(VENV_VLLM)/.installed
 	$(VENV_VLLM)/bin/python tests/vllm_engine/recording.py tests/integrations/vllm/calls.pt
 
 clean:
-	rm -rf $(VENV) $(VENV39) $(VENV_VLLM) build src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV39) $(VENV_VLLM) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

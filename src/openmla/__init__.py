@@ -17,7 +17,7 @@ from openmla.merging import merge_many, merge_states
 from openmla.planning import Plan, plan
 from openmla.problem import Problem
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = [
     "IndexCache", "InvalidArgument", "LatentCache", "OpenMLAError", "Plan", "Problem",
     "Unsupported", "__version__", "index_topk", "indexer_scores", "merge_many", "merge_states",

@@ -36,8 +36,8 @@ demo: $(VENV)/.installed
 	$(VENV)/bin/openmla demo
 
 lint: $(VENV)/.installed
-	$(VENV)/bin/ruff check src tests benchmarks examples gluon-sim
-	$(VENV)/bin/ruff format --check src tests benchmarks examples gluon-sim
+	$(VENV)/bin/ruff check src tests benchmarks docs examples gluon-sim
+	$(VENV)/bin/ruff format --check src tests benchmarks docs examples gluon-sim
 	$(VENV)/bin/mypy
 
 # Compile every kernel config with the second Triton; an unchanged kernel comes from the cache.
@@ -57,7 +57,7 @@ test: lint compile unit
 # Figures, tables and pictures are drawn anew, so that the site cannot be older than what it shows.
 docs: $(VENV)/.installed
 	$(VENV)/bin/python docs/scripts/generate.py
-	$(VENV)/bin/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict --quiet
 
 # A release names its tag: it must be the version.
 TAG ?= v$(shell sed -n 's/^VERSION = "\(.*\)"/\1/p' src/openmla/version.py)

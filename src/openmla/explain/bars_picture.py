@@ -2,8 +2,7 @@
 
 from collections.abc import Mapping
 
-from openmla.explain.style import CSS
-from openmla.explain.svg import picture, rect, text, text_width
+from openmla.explain.svg import rect, standalone, text, text_width
 
 WIDTH, MARGIN, TOP, BAR, GAP = 960, 12, 52, 14, 12
 COLORS = ("q", "p", "v", "scratch")
@@ -16,7 +15,7 @@ def bars_picture(title: str, groups: Mapping[str, Mapping[str, float]], unit: st
     left = MARGIN + max(map(text_width, groups), default=0) + 8
     most = max((value for bars in groups.values() for value in bars.values()), default=1)
     scale = (WIDTH - left - text_width(f"{most:,.0f}") - MARGIN) / most
-    parts, x, y = [f"<style>{CSS}</style>", text(MARGIN, 18, title, css="figure")], left, float(TOP)
+    parts, x, y = [text(MARGIN, 18, title, css="figure")], left, float(TOP)
     for kind in kinds:
         parts += [rect((x, 30, 10, 10), color[kind]), text(x + 16, 39, kind)]
         x += 32 + text_width(kind)
@@ -32,4 +31,4 @@ def bars_picture(title: str, groups: Mapping[str, Mapping[str, float]], unit: st
     words = "; ".join(
         f"{n}: " + ", ".join(f"{k} {v:.0f}" for k, v in b.items()) for n, b in groups.items()
     )
-    return picture((WIDTH, y), title, words, parts) + "\n"
+    return standalone((WIDTH, y), title, words, parts)

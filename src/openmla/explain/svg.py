@@ -3,6 +3,8 @@
 from collections.abc import Iterable
 from xml.sax.saxutils import escape, quoteattr
 
+from openmla.explain.style import PICTURE_CSS
+
 CHARACTER = 6.9  # width of a character at 12 px, on the generous side, so that labels never touch
 
 
@@ -44,4 +46,15 @@ def picture(size: tuple[float, float], title: str, words: str, parts: Iterable[s
         f'aria-label={quoteattr(title)} viewBox="0 0 {width:g} {height:g}">\n'
         f"<title>{escape(title)}</title>\n"
         f"<desc>{escape(words)}</desc>\n{body}\n</svg>"
+    )
+
+
+def standalone(
+    size: tuple[float, float], title: str, words: str, parts: Iterable[str], more_css: str = ""
+) -> str:
+    """A picture as a file of its own, with its colors and its paper inside."""
+    paper = f'<rect width="{size[0]:g}" height="{size[1]:g}" class="paper"/>'
+    return (
+        picture(size, title, words, [f"<style>{PICTURE_CSS}{more_css}</style>", paper, *parts])
+        + "\n"
     )

@@ -1,0 +1,209 @@
+"""Tables and pictures of speed, from benchmarks/results and from nowhere else."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from results import FOLDER, again, newest, provenance
+
+from openmla.explain.bars_picture import bars_picture
+
+V3 = "128+64→128"
+IN_README = (
+    "causal 1x4096 h128", "causal 1x8192 h128", "causal 1x16384 h128", "causal 1x8192 h16",
+    "causal 4x4096 h128", "full 1x8192 h128", "causal 1x128 h128",
+)  # fmt: skip
+Row = dict[str, Any]
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """Markdown."""
+    lines = [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
+    return "\n".join([*lines, *(f"| {' | '.join(map(str, row))} |" for row in rows)])
+
+
+def dense_rows() -> list[Row]:
+    """Shapes of the dense benchmark."""
+    return [row for row in newest("hopper-dense-h200", "speed").rows if "shape" in row]
+
+
+def dense_table(rows: Iterable[Row]) -> str:
+    """TFLOP/s and ratios over cuDNN."""
+    head = ("shape", "TFLOP/s", "over cuDNN, kernel", "over cuDNN, layer")
+    return table(head, (
+        (_named(row), f"{row['tflops']['openmla']:.0f}", _ratio(row["kernel"]),
+         _ratio(row["layer"]))
+        for row in rows
+    ))  # fmt: skip
+
+
+def sparse_table() -> str:
+    """One line per shape; two figures are two runs."""
+    found = newest("hopper-sparse-h200", "speed")
+    second = {row["shape"]: row for row in again(found, "speed")}
+    head = ("queries, rows, heads, width", "ms", "TFLOP/s", "share of the matmul", "gathered, TB/s")
+    return table(head, (
+        (row["shape"], *(_both(row, second.get(row["shape"]), *figure) for figure in (
+            ("timings openmla median", ".2f"), ("tflops", ".0f"), ("share", ".2f"),
+            ("gather_tb_per_s", ".1f"),
+        )))
+        for row in found.rows
+    ))  # fmt: skip
+
+
+def fp8_table() -> str:
+    """Sparse prefill over FP8 rows: the way the planner chose, beside bf16 rows."""
+    rows = [row for row in newest("hopper-fp8-h200", "speed").rows if "shape" in row]
+    head = ("queries, region, pool, rows per query, heads, format", "dequantized", "ms",
+            "share of the matmul", "bf16 rows: share")  # fmt: skip
+    return table(head, (
+        (_fp8_shape(row["shape"]), _way(row), f"{_chosen(row)['ms']:.3f}",
+         f"{_chosen(row)['share']:.2f}", f"{row['bf16 rows']['share']:.2f}")
+        for row in rows
+    ))  # fmt: skip
+
+
+def latent_table() -> str:
+    """Chunks of whole sequences over pages."""
+    head = ("chunk", "ms", "share of the matmul", "portable kernel: share")
+    return table(head, (
+        (row["chunk"], f"{row['milliseconds']['hopper']:.2f}", f"{row['share']['hopper']:.2f}",
+         f"{row['share']['portable']:.2f}")
+        for row in newest("hopper-sparse-h200", "latent").rows
+    ))  # fmt: skip
+
+
+def portable_table() -> str:
+    """Each shape with the tile that the planner takes: it is timed first."""
+    planned: dict[str, Row] = {}
+    for row in newest("portable-h200", "times").rows:
+        planned.setdefault(row["shape"], row)
+    head = ("shape", "ms", "TFLOP/s", "share of the matmul", "gathered, TB/s")
+    return table(head, (
+        (name, f"{row['ms']:.2f}", f"{row['tflops']:.0f}", f"{row['share']:.2f}",
+         f"{row['gathered_tbps']:.1f}" if row["gathered_tbps"] else "–")
+        for name, row in planned.items()
+    ))  # fmt: skip
+
+
+def cpu_table() -> str:
+    """How many times faster than each peer."""
+    found = newest("cpu", "rows")
+    head = ("case", "dtype", "ms", "times as fast as")
+    return table(head, (
+        (row["case"], row["dtype"], f"{row['seconds'] * 1e3:.0f}",
+         ", ".join(f"{p['name']}: {p['times_faster']:.2f}" for p in row["peers"]))
+        for row in found.rows
+    ))  # fmt: skip
+
+
+def ranks_table() -> str:
+    """One rank's attention of a prompt that eight ranks share."""
+    head = ("share of 131072 tokens, 128 heads", "ms", "TFLOP/s", "over an eighth of the whole")
+    return table(head, (
+        (row["share"], f"{row['ms']['median']:.0f}", f"{row['tflops']:.0f}",
+         f"{row['of_an_eighth']['median']:.2f}")
+        for row in newest("context-parallel-h200", "shares").rows
+    ))  # fmt: skip
+
+
+def files_table() -> str:
+    """Every result file, and how to make it again."""
+    rows = []
+    for path in sorted(FOLDER.glob("*.json")):
+        given = provenance(json.loads(path.read_text()))
+        commit = given.get("commit", "not kept").removesuffix("-dirty")[:7].replace("not kep", "–")
+        link = f"[`{path.name}`](../benchmarks/results/{path.name})"
+        rows.append((link, given["date"][:10], commit, f"`{given['command']}`"))
+    return table(("file", "date", "commit", "command"), rows)
+
+
+def regions() -> dict[tuple[str, str], str]:
+    """What stands in the pages."""
+    page = "docs/performance.md"
+    tables = {
+        "dense": (dense_table(dense_rows()), newest("hopper-dense-h200", "speed")),
+        "sparse": (sparse_table(), newest("hopper-sparse-h200", "speed")),
+        "fp8": (fp8_table(), newest("hopper-fp8-h200", "speed")),
+        "latent": (latent_table(), newest("hopper-sparse-h200", "latent")),
+        "portable": (portable_table(), newest("portable-h200", "times")),
+        "cpu": (cpu_table(), newest("cpu", "rows")),
+        "ranks": (ranks_table(), newest("context-parallel-h200", "shares")),
+    }
+    found = {(page, name): f"{text}\n\n{file.source}" for name, (text, file) in tables.items()}
+    return found | {(page, "files"): files_table(), ("README.md", "measured"): readme()}
+
+
+def readme() -> str:
+    """The README's share of the figures."""
+    shown = [row for row in dense_rows() if _named(row) in IN_README]
+    found = newest("hopper-dense-h200", "speed")
+    busy = found.record["ncu"]["causal 1x16384 h128"]["tensor_pipe_active_pct_of_elapsed"]
+    sparse = newest("hopper-sparse-h200", "speed").rows[0]
+    latent = newest("hopper-sparse-h200", "latent").rows[0]
+    fp8 = newest("hopper-fp8-h200", "speed").rows[0]
+    return "\n".join([
+        dense_table(shown),
+        "",
+        f"At 16384 tokens the tensor cores are busy for {busy:.0f} % of the cycles (ncu).",
+        f"Sparse prefill, {sparse['shape']}: {sparse['tflops']:.0f} TFLOP/s,",
+        f"{sparse['share']:.2f} of a bf16 matmul timed in between; over FP8 rows scattered in a",
+        f"pool of a million, all work counted, {_chosen(fp8)['share']:.2f}.",
+        f"Latent prefill over pages, {latent['chunk']}:",
+        f"{latent['share']['hopper']:.2f} of the matmul, where the portable kernel reaches",
+        f"{latent['share']['portable']:.2f}.",
+    ])  # fmt: skip
+
+
+def pictures() -> dict[str, str]:
+    """Bars of the dense and the sparse benchmark."""
+    names = {"openmla": "openmla", "cudnn": "cuDNN", "cudnn layer": "cuDNN + assembling K"}
+    dense = {
+        _named(row): {
+            words: row["tflops"][name] for name, words in names.items() if name in row["tflops"]
+        }
+        for row in dense_rows()
+    }
+    sparse = {
+        row["shape"]: {"openmla": row["tflops"], "8192³ matmul": row["matmul_tflops"]}
+        for row in newest("hopper-sparse-h200", "speed").rows
+    }
+    return {
+        "speed-dense.svg": bars_picture("Dense prefill, bf16, one H200", dense, "TFLOP/s"),
+        "speed-sparse.svg": bars_picture("Sparse prefill, bf16, one H200", sparse, "TFLOP/s"),
+    }
+
+
+def _named(row: Row) -> str:
+    """A shape, without the widths that most have."""
+    return str(row["shape"].removesuffix(" " + V3))
+
+
+def _ratio(value: float) -> str:
+    return f"{value:.2f}" if value else "–"
+
+
+def _both(row: Row, second: Row | None, path: str, form: str) -> str:
+    """A figure of one run, or of two."""
+    values = []
+    for value in filter(None, (row, second)):
+        for key in path.split():
+            value = value[key]
+        values.append(format(value, form))
+    return ", ".join(values)
+
+
+def _way(row: Row) -> str:
+    return row["plan"].replace("_", " ") if isinstance(row["plan"], str) else "as planned"
+
+
+def _chosen(row: Row) -> Row:
+    return row[row["plan"]] if isinstance(row["plan"], str) else row["plan"]
+
+
+def _fp8_shape(words: str) -> str:
+    """ "…: Shape(queries=64, region=8192, …)" -> "64, 8192, …"."""
+    return ", ".join(re.findall(r"=['\"]?([\w]+)", words))

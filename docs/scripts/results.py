@@ -1,0 +1,52 @@
+"""Result files of benchmarks/results, and the rows that the pages show."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+FOLDER = Path(__file__).resolve().parents[2] / "benchmarks/results"
+
+
+class Found(NamedTuple):
+    """Rows of one section of one file."""
+
+    file: str
+    record: dict[str, Any]
+    rows: list[dict[str, Any]]
+
+    @property
+    def source(self) -> str:
+        """Where the figures come from, as a line under a table."""
+        given = provenance(self.record)
+        return (
+            f"{given['date'][:10]}, {given.get('gpu', given.get('processor'))}, torch "
+            f"{given['torch']}: [`{self.file}`](../benchmarks/results/{self.file})"
+        )
+
+
+def provenance(record: dict[str, Any]) -> dict[str, Any]:
+    """Date, versions and machine of a record."""
+    return record.get("provenance", record)
+
+
+def newest(prefix: str, section: str) -> Found:
+    """The latest file of a benchmark that has the section."""
+    for path in sorted(FOLDER.glob(f"{prefix}-20*.json"), reverse=True):
+        record = json.loads(path.read_text())
+        if section in record:
+            return Found(path.name, record, _rows(record[section]))
+    raise FileNotFoundError(f"no {prefix} with a section {section!r} in {FOLDER}")
+
+
+def _rows(section: Any) -> list[dict[str, Any]]:
+    """A list as it is; of a device script, what its processes printed."""
+    if isinstance(section, list):
+        return section
+    return [row for group in section.values() for row in group["results"]]
+
+
+def again(found: Found, section: str) -> list[dict[str, Any]]:
+    """Rows of a second run that the file keeps, if it does."""
+    return _rows(found.record["again"][section]) if "again" in found.record else []

@@ -1,0 +1,99 @@
+"""What scripts write into the pages is what they would write now."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from docs.pages import DOCS, ROOT
+from openmla.formats import FORMATS
+
+sys.path.insert(0, str(DOCS / "scripts"))
+
+import generate
+import performance
+import timelines
+
+DRAWN = {p.name: p.read_text() for p in generate.PICTURES.glob("*.svg")}
+TIMED = {f"{name}.svg" for name in timelines.CASES}
+AGAIN = "run python docs/scripts/generate.py"
+
+
+@pytest.fixture(scope="module")
+def wanted() -> dict[Path, str]:
+    return generate.wanted()
+
+
+def test_pages_and_figures_are_current(wanted: dict[Path, str]):
+    """The tables of README.md and docs/ are those of benchmarks/results and openmla.formats."""
+    pages = {path: text for path, text in wanted.items() if path.suffix == ".md"}
+    assert {p.name for p in pages} == {"README.md", "cache-formats.md", "performance.md"}
+    assert [p.name for p, text in pages.items() if p.read_text() != text] == [], AGAIN
+
+
+def test_pictures_are_current(wanted: dict[Path, str]):
+    new = {path.name: text for path, text in wanted.items() if path.suffix == ".svg"}
+    assert set(new) == set(DRAWN)
+    assert [n for n in set(new) - TIMED if new[n] != DRAWN[n]] == [], AGAIN
+
+
+def clocks(svg: str) -> float:
+    found = re.search(r"([\d,]+) nominal clocks", svg)
+    assert found is not None
+    return float(found[1].replace(",", ""))
+
+
+def lanes(svg: str) -> list[str]:
+    return re.findall(r'x="0\.0" y="\d+\.\d" class="label"[^>]*>([^<]+)', svg)
+
+
+@pytest.mark.parametrize("name", sorted(TIMED))
+def test_timelines_are_those_of_the_kernels(wanted: dict[Path, str], name: str):
+    """`make docs` draws them anew; here they may be of a kernel that differs by a few clocks."""
+    new = wanted[generate.PICTURES / name]
+    assert lanes(new) == lanes(DRAWN[name]) and len(lanes(new)) >= 5, AGAIN
+    assert clocks(new) == pytest.approx(clocks(DRAWN[name]), rel=0.05), AGAIN
+
+
+def test_every_format_is_shown_with_all_its_bytes(wanted: dict[Path, str]):
+    table = (DOCS / "cache-formats.md").read_text()
+    assert [n for n in FORMATS if f"| `{n}` |" not in table] == []
+    picture = DRAWN["cache-formats.svg"]
+    fields = [
+        f for name in FORMATS for f in FORMATS[name].layout(*generate.formats.widths(name)).fields
+    ]
+    assert picture.count("<title>") - 1 == len(fields)
+
+
+def test_pictures_are_small_and_ask_no_other_host():
+    assert {n: len(svg) for n, svg in DRAWN.items() if len(svg) > 20_000} == {}
+    for svg in DRAWN.values():
+        assert set(re.findall(r"https?://[\w./]+", svg)) == {"http://www.w3.org/2000/svg"}
+        assert "url(" not in svg and "@import" not in svg
+
+
+def test_a_stale_figure_is_found():
+    """A check of the checker: one digit of one table."""
+    page = ROOT / "docs/performance.md"
+    table = performance.regions()["docs/performance.md", "dense"]
+    changed = re.sub(r"\| (\d)", lambda m: f"| {int(m[1]) % 9 + 1}", page.read_text(), count=1)
+    assert changed != page.read_text()
+    assert generate.with_region(changed, "dense", table) == page.read_text()
+    with pytest.raises(ValueError, match="expected one region"):
+        generate.with_region("a page without it", "dense", table)
+
+
+def test_no_measured_figure_stands_outside_of_a_region():
+    """TFLOP/s, TB/s and shares of a peer in README.md and docs/ are written by the script alone."""
+    region = re.compile(r"<!-- (\S+): begin -->.*?<!-- \1: end -->", re.DOTALL)
+    measured = re.compile(
+        r"\d[\d.,]* (?:TFLOP/s|GFLOP/s|TB/s)|\d\.\d+ (?:times|of) (?:cuDNN|a matmul)"
+    )
+    found = {
+        path.name: measured.findall(region.sub("", path.read_text()))
+        for path in [*DOCS.glob("*.md"), ROOT / "README.md"]
+    }
+    assert {name: figures for name, figures in found.items() if figures} == {}

@@ -60,9 +60,10 @@ docs: $(VENV)/.installed
 	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict --quiet
 
 # A release names its tag: it must be the version.
-TAG ?= v$(shell sed -n 's/^VERSION = "\(.*\)"/\1/p' src/openmla/version.py)
+VERSION := $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' src/openmla/__init__.py)
+TAG ?= v$(VERSION)
 wheel: $(VENV)/.installed
-	test "$(TAG)" = "v$$($(VENV)/bin/python -c 'from openmla.version import VERSION; print(VERSION)')"
+	test "$(TAG)" = "v$(VERSION)"
 	$(VENV)/bin/pip wheel --quiet --no-deps --wheel-dir dist . ./gluon-sim
 
 test-all: test

@@ -8,12 +8,17 @@ out, lse = openmla.merge_states(out_a, lse_a, out_b, lse_b)               two pa
 out, lse = openmla.merge_many(outs, lses)                                 any number of parts
 """
 
-from openmla.api import mla_prefill, mla_prefill_latent, mla_prefill_sparse
+from openmla.api import (
+    merge_many,
+    merge_states,
+    mla_prefill,
+    mla_prefill_latent,
+    mla_prefill_sparse,
+)
 from openmla.cache import LatentCache
 from openmla.errors import InvalidArgument, OpenMLAError, Unsupported
 from openmla.indexer.api import index_topk, indexer_scores, select_topk
 from openmla.indexer.cache import IndexCache
-from openmla.merging import merge_many, merge_states
 from openmla.planning import Plan, plan
 from openmla.problem import Problem
 

@@ -345,9 +345,7 @@ def separate_outputs(
             raise InvalidArgument("out", f"memory of its own, apart from {name}", "an overlap")
 
 
-def _inputs(
-    operands: DenseOperands | LatentOperands | SparseOperands,
-) -> list[tuple[str, Tensor]]:
+def _inputs(operands: DenseOperands | LatentOperands | SparseOperands) -> list[tuple[str, Tensor]]:
     """Every tensor a kernel reads, under the name its caller knows it by."""
     named = {**vars(operands), **vars(operands.weights)}
     if isinstance(operands, SparseOperands):

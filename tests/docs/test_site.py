@@ -106,8 +106,8 @@ def test_examples_of_the_reference_are_code(site: Path):
 def test_the_hooks_of_the_site(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.syspath_prepend(str(ROOT / "docs/scripts"))
     hooks, doctests = (importlib.import_module(name) for name in ("hooks", "doctests"))
-    assert hooks.published("[a](../src/openmla/api.py)", "docs").endswith(
-        "main/src/openmla/api.py)"
+    assert hooks.published("[a](../src/openmla/api/attention.py)", "docs").endswith(
+        "main/src/openmla/api/attention.py)"
     )
     assert hooks.published("[a](other.md)", "docs") == "[a](other.md)"
     with pytest.raises(FileNotFoundError, match="no_such_file"):

@@ -10,10 +10,10 @@ from typing import get_overloads, get_type_hints
 import pytest
 
 import openmla
-from openmla import options
+from openmla.api import options
 from public import typed_calls
 
-MODULES = ("api", "merging", "planning", "indexer.api")
+MODULES = ("api.attention", "api.merging", "planning", "indexer.api")
 CALLS = [name for name in openmla.__all__ if inspect.isfunction(getattr(openmla, name))]
 OPTIONS = {
     "mla_prefill": options.DenseOptions,

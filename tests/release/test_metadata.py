@@ -8,9 +8,10 @@ from pathlib import Path
 
 import yaml
 
-from openmla.version import VERSION
+import openmla
 
 ROOT = Path(__file__).resolve().parents[2]
+VERSION = openmla.__version__
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 CHANGES = ("Added", "Changed", "Deprecated", "Removed", "Fixed", "Security")
 

@@ -17,9 +17,10 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from openmla.version import VERSION
+import openmla
 
 ROOT = Path(__file__).resolve().parents[2]
+VERSION = openmla.__version__
 SOURCES = ("pyproject.toml", "README.md", "LICENSE", "src/openmla")
 PROGRAM = """
 import importlib.metadata, importlib.util, sys

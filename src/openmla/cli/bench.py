@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from json import loads
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import torch
 import typer
@@ -38,6 +39,9 @@ def bench_command(
     plot: Annotated[
         Path | None, typer.Option(help="dense, sparse: also draw them here, as SVG")
     ] = None,
+    against: Annotated[
+        Path | None, typer.Option(help="Compare with this earlier JSON; marks what moved by 3 %")
+    ] = None,
 ) -> None:
     """Time openmla and its peers on this machine: medians, interleaved, one process."""
     if what == "auto":
@@ -51,15 +55,20 @@ def bench_command(
     if threads:
         torch.set_num_threads(threads)
     torch.manual_seed(0)
+    before = _record(against) if against is not None else None
     options = f"--rounds {rounds} --threads {threads}" + " --quick" * quick
     command = f"openmla bench {what}" + f" --target {target}" * bool(target) + f" {options}"
     console = Console()
     report = _run(console, what, rounds, quick)
     console.print(report.table())
-    if json is not None:
+    if json is not None or before is not None:
         from openmla.bench.provenance import provenance
 
-        _save(json, lambda path: report.write_json(path, provenance(command, gpu=what != "cpu")))
+        given = provenance(command, gpu=what != "cpu")
+    if json is not None:
+        _save(json, lambda path: report.write_json(path, given))
+    if before is not None:
+        _compare(console, {**given, **report.record}, before)
     if plot is not None:
         _save(plot, report.write_picture)
 
@@ -100,6 +109,25 @@ def _run(console: Console, what: str, rounds: int, quick: bool) -> Report:
             return sparse.report(seen(sparse.run_sparse(rounds)))
         matmul = dense.matmul_tflops(rounds)
         return dense.report(seen(dense.run_dense(rounds)), matmul)
+
+
+def _record(path: Path) -> dict[str, Any]:
+    try:
+        found: dict[str, Any] = loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise typer.BadParameter(f"against: cannot read {path}: {error}") from None
+    return found
+
+
+def _compare(console: Console, now: dict[str, Any], before: dict[str, Any]) -> None:
+    from openmla.bench.against import changes, table
+
+    found = changes(now, before)
+    if not found:
+        raise typer.BadParameter("against: that file has none of these cases")
+    console.print(table(found, now, before))
+    moved = sum(change.moved for change in found)
+    console.print(f"{moved} of {len(found)} figures moved by more than 3 %", highlight=False)
 
 
 def _save(path: Path, write: Callable[[Path], None]) -> None:

@@ -17,8 +17,7 @@ def compile_command(
         bool, typer.Option("--no-cache", help="Compile what is cached too")
     ] = False,
     update: Annotated[
-        Path | None,
-        typer.Option(help="Write the golden files of this folder (tests/compiled)."),
+        Path | None, typer.Option(help="Write the golden files of this folder (tests/compiled).")
     ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the reports as JSON lines, and no table")

@@ -53,9 +53,7 @@ class Line:
     verdict: Verdict
 
 
-def demo_command(
-    device: Annotated[str, typer.Option(help=DEVICE_HELP)] = "auto",
-) -> None:
+def demo_command(device: Annotated[str, typer.Option(help=DEVICE_HELP)] = "auto") -> None:
     """Run every kind of MLA prefill here and check each against the float64 reference."""
     where = device_here(device)
     console = Console()

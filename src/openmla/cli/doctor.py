@@ -2,6 +2,7 @@
 
 import importlib.metadata
 import platform
+import shutil
 from typing import Annotated
 
 import torch
@@ -43,6 +44,28 @@ def doctor_command(
     console = Console()
     console.print(versions())
     console.print(devices())
+    console.print(f"next: {next_step()}", highlight=False, soft_wrap=True)
+
+
+def next_step() -> str:
+    """One line: what to install, which slow path to know of, or what to run."""
+    if not torch.cuda.is_available():
+        if shutil.which("nvidia-smi") or shutil.which("rocm-smi"):
+            return "there is a GPU that this torch does not see: install its CUDA or ROCm build"
+        return "`openmla demo` checks every call here; `openmla plan --target h200` plans for a GPU"
+    slow = []
+    for call, problem in EXAMPLES.items():
+        try:
+            chosen = plan_for(problem, device_target(torch.device("cuda", 0)))
+        except OpenMLAError as reason:
+            return f"{call} does not run on this GPU: {reason}"
+        old = [reason for reason in chosen.passed_over if "needs Triton" in reason]
+        if old:
+            return f"upgrade Triton: {call} runs on {chosen.backend} kernels, {old[0]}"
+        slow += [call] if chosen.backend == "portable" and chosen.passed_over else []
+    if slow:
+        return f"{slow[0]} runs on the portable kernels, which are slower: the reason is above"
+    return "`openmla warmup --model MODEL` compiles what the first request would wait for"
 
 
 def versions() -> Table:

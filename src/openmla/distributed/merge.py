@@ -12,9 +12,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from openmla import checks
+from openmla.api import merge_many
 from openmla.distributed.agreement import Facts, Group, all_gather, check_together, loud, world_of
 from openmla.errors import InvalidArgument
-from openmla.merging import merge_many
 
 CALL = "merge_over_ranks"
 

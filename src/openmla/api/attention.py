@@ -18,17 +18,13 @@ import torch
 from torch import Tensor
 
 from openmla import cached, checks, ops
+from openmla.api.options import DenseOptions, LatentOptions, SparseOptions
 from openmla.cache import LatentCache
 from openmla.cached import MADE
 from openmla.errors import InvalidArgument
-from openmla.options import DenseOptions, LatentOptions, SparseOptions
 from openmla.planning import BACKENDS
 
-__all__ = [
-    "mla_prefill",
-    "mla_prefill_latent",
-    "mla_prefill_sparse",
-]
+__all__ = ["mla_prefill", "mla_prefill_latent", "mla_prefill_sparse"]
 
 assert ops.FORMS  # importing ops registers torch.ops.openmla.*
 
@@ -221,20 +217,12 @@ def mla_prefill_sparse(
 @overload
 def mla_prefill_sparse(
     q: Tensor, kv: LatentCache | Tensor, indices: Tensor,
-    *, return_lse: Literal[False] = False, return_max_logits: Literal[True],
-    **options: Unpack[SparseOptions],
-) -> tuple[Tensor, Tensor]: ...  # fmt: skip
+    *, return_lse: bool = False, return_max_logits: bool, **options: Unpack[SparseOptions],
+) -> Tensor | tuple[Tensor, ...]: ...  # fmt: skip
 @overload
 def mla_prefill_sparse(
     q: Tensor, kv: LatentCache | Tensor, indices: Tensor,
-    *, return_lse: Literal[True], return_max_logits: Literal[True],
-    **options: Unpack[SparseOptions],
-) -> tuple[Tensor, Tensor, Tensor]: ...  # fmt: skip
-@overload
-def mla_prefill_sparse(
-    q: Tensor, kv: LatentCache | Tensor, indices: Tensor,
-    *, return_lse: bool = False, return_max_logits: bool = False,
-    **options: Unpack[SparseOptions],
+    *, return_lse: bool, return_max_logits: bool = False, **options: Unpack[SparseOptions],
 ) -> Tensor | tuple[Tensor, ...]: ...  # fmt: skip
 def mla_prefill_sparse(
     q: Tensor,

@@ -40,6 +40,14 @@ def dense_table(rows: Iterable[Row]) -> str:
     ))  # fmt: skip
 
 
+def behind() -> str:
+    """Where the peer's kernel is faster."""
+    slower = [
+        f"{_named(row)} ({row['kernel']:.2f})" for row in dense_rows() if 0 < row["kernel"] < 1
+    ]
+    return f"Given its K ready made, cuDNN is ahead on: {', '.join(slower) or 'none of these'}."
+
+
 def sparse_table() -> str:
     """One line per shape; two figures are two runs."""
     found = newest("hopper-sparse-h200", "speed")
@@ -134,6 +142,7 @@ def regions() -> dict[tuple[str, str], str]:
         "ranks": (ranks_table(), newest("context-parallel-h200", "shares")),
     }
     found = {(page, name): f"{text}\n\n{file.source}" for name, (text, file) in tables.items()}
+    found[page, "behind"] = behind()
     return found | {(page, "files"): files_table(), ("README.md", "measured"): readme()}
 
 

@@ -70,6 +70,11 @@ def test_openmla_commands_have_these_options(command: str):
         assert not argument.startswith("--") or re.search(rf"{re.escape(argument)}\b", listed)
 
 
+def test_the_readme_lists_every_command():
+    listed = re.findall(r"^\| `openmla (\w+)` \|", (ROOT / "README.md").read_text(), re.MULTILINE)
+    assert sorted(listed) == sorted(COMMANDS)
+
+
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda d: d.name)
 def test_links_lead_somewhere(document: Path):
     """Without a network: files exist, anchors of pages are headings of theirs."""

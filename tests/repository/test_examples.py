@@ -1,34 +1,86 @@
-"""The examples run, stay short, and print what they promise."""
+"""Every example is short, runs on a CPU and prints what it promises; so does the notebook."""
 
 from __future__ import annotations
 
+import json
+import re
 import runpy
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+PRINTED = {
+    "dense.py": r"off the reference by \d\.\de-0[3-9]",
+    "paged_fp8.py": r"0\.57 of the memory, [1-4]\.\d% off bf16 rows",
+    "sparse_topk.py": r"\[128(, 128){7}\] rows of 600 .*\n\d\d% of the softmax weight",
+    "chunked_prefill.py": r"3 chunks of 128: \d\.\de-03 off the whole prompt",
+    "planning.py": r"h200 +hopper .*(\n.*)*cpu +cpu .*\nrefused: backend 'hopper' has no sparse",
+    "simulator.py": r"0 findings\naccepted: True",
+    "transformers_generate.py": r"the same tokens as without openmla: True",
+    # e4m3 keeps 3 bits: an error of some percent in the values, less after averaging them.
+    "layer_over_fp8_pages.py": r"(.*\n +expanded: .*\n){2}.*\n +latent: .*\n"
+    r"(\d+ tokens: [0-4]\.\d+% off the whole prompt without a cache\n){2}",
+}
+ON_TWO_RANKS = "context_parallel.py"
 LINES = 80
 
 
-def printed(name: str, capsys: pytest.CaptureFixture[str]) -> str:
+@pytest.mark.parametrize("name", PRINTED)
+def test_it_prints_what_it_promises(
+    name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(sys, "argv", [name])
     runpy.run_path(str(EXAMPLES / name), run_name="__main__")
-    return capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert re.search(PRINTED[name], printed), printed
 
 
-def test_they_are_short():
-    lengths = {f.name: len(f.read_text().splitlines()) for f in EXAMPLES.glob("*.py")}
-    assert lengths and {name: n for name, n in lengths.items() if n >= LINES} == {}
+def test_every_example_is_run_and_short():
+    lengths = {p.name: len(p.read_text().splitlines()) for p in EXAMPLES.glob("*.py")}
+    assert set(lengths) == {*PRINTED, ON_TWO_RANKS}
+    assert {name: n for name, n in lengths.items() if n >= LINES} == {}
+    assert [p.name for p in EXAMPLES.glob("*.ipynb")] == ["tour.ipynb"]
 
 
-def test_transformers_generate(capsys: pytest.CaptureFixture[str]):
-    out = printed("transformers_generate.py", capsys)
-    assert "the same tokens as without openmla: True" in out
+@pytest.mark.slow
+def test_context_parallel_on_two_ranks():
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+    ]
+    command.append(str(EXAMPLES / ON_TWO_RANKS))
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    shares = re.findall(r"rank (\d): (\d+) tokens", done.stdout)
+    assert sorted(rank for rank, _ in shares) == ["0", "1"]
+    assert sum(int(tokens) for _, tokens in shares) == 343
 
 
-def test_layer_over_fp8_pages(capsys: pytest.CaptureFixture[str]):
-    """e4m3 keeps 3 bits: an error of some percent in the values, less after averaging them."""
-    out = printed("layer_over_fp8_pages.py", capsys)
-    assert [out.count(f"{form}: ") for form in ("expanded", "latent")] == [2, 1]
-    errors = [float(line.split()[2].rstrip("%")) for line in out.splitlines()[-2:]]
-    assert len(errors) == 2 and all(0 < e < 5 for e in errors)
+def cells(kind: str) -> list[str]:
+    notebook = json.loads((EXAMPLES / "tour.ipynb").read_text())
+    return ["".join(c["source"]) for c in notebook["cells"] if c["cell_type"] == kind]
+
+
+def test_the_notebook_plans_runs_times_and_draws(capsys: pytest.CaptureFixture[str]):
+    """Cell by cell, in one namespace, as a notebook does."""
+    found: dict[str, object] = {"__name__": "tour"}
+    for number, source in enumerate(cells("code")):
+        exec(compile(source, f"tour.ipynb, cell {number}", "exec"), found)
+    assert "hopper" in capsys.readouterr().out
+    assert set(found["medians"]) == {"openmla", "torch SDPA"}  # type: ignore[call-overload]
+    picture = found["Picture"]("<svg><g/></svg>")._repr_svg_()  # type: ignore[operator]
+    assert picture.startswith("<svg><style>") and picture.endswith("<g/></svg>")
+
+
+def test_the_notebook_is_kept_without_output():
+    notebook = json.loads((EXAMPLES / "tour.ipynb").read_text())
+    assert [c for c in notebook["cells"] if c.get("outputs") or c.get("execution_count")] == []
+    titles = re.findall(r"^## (\w+)", "\n".join(cells("markdown")), re.MULTILINE)
+    assert titles == ["Plan", "Run", "Time", "Draw"]

@@ -10,8 +10,8 @@ from typing import get_overloads, get_type_hints
 import pytest
 
 import openmla
+from api import typed_calls
 from openmla.api import options
-from public import typed_calls
 
 MODULES = ("api.attention", "api.merging", "planning", "indexer.api")
 CALLS = [name for name in openmla.__all__ if inspect.isfunction(getattr(openmla, name))]

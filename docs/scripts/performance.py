@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import textwrap
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -154,17 +155,15 @@ def readme() -> str:
     sparse = newest("hopper-sparse-h200", "speed").rows[0]
     latent = newest("hopper-sparse-h200", "latent").rows[0]
     fp8 = newest("hopper-fp8-h200", "speed").rows[0]
-    return "\n".join([
-        dense_table(shown),
-        "",
-        f"At 16384 tokens the tensor cores are busy for {busy:.0f} % of the cycles (ncu).",
-        f"Sparse prefill, {sparse['shape']}: {sparse['tflops']:.0f} TFLOP/s,",
-        f"{sparse['share']:.2f} of a bf16 matmul timed in between; over FP8 rows scattered in a",
-        f"pool of a million, all work counted, {_chosen(fp8)['share']:.2f}.",
-        f"Latent prefill over pages, {latent['chunk']}:",
-        f"{latent['share']['hopper']:.2f} of the matmul, where the portable kernel reaches",
-        f"{latent['share']['portable']:.2f}.",
-    ])  # fmt: skip
+    words = (
+        f"At 16384 tokens the tensor cores are busy for {busy:.0f} % of the cycles (ncu). "
+        f"Sparse prefill, {sparse['shape']}: {sparse['tflops']:.0f} TFLOP/s, "
+        f"{sparse['share']:.2f} of a bf16 matmul timed in between; over FP8 rows scattered in a "
+        f"pool of a million, all work counted, {_chosen(fp8)['share']:.2f}. "
+        f"Latent prefill over pages, {latent['chunk']}: {latent['share']['hopper']:.2f} of the "
+        f"matmul, where the portable kernel reaches {latent['share']['portable']:.2f}."
+    )
+    return f"{dense_table(shown)}\n\n{textwrap.fill(words, 100)}"
 
 
 def pictures() -> dict[str, str]:

@@ -115,6 +115,17 @@ def test_troubleshooting_has_every_error_with_cause_and_cure():
     assert [n for n in types[1:] if "**Cause:**" not in sections[n]] == []
 
 
+def test_every_clause_of_the_contract_has_an_example():
+    """As many as DESIGN.md has, in its order."""
+    contract = re.findall(r"^(\d+)\. ", (ROOT / "DESIGN.md").read_text(), re.MULTILINE)
+    page = (DOCS / "numerics.md").read_text()
+    parts = re.split(r"^\*\*(\d+)\. ", page, flags=re.MULTILINE)
+    assert parts[1::2] == contract and len(contract) >= 21
+    assert [
+        n for n, text in zip(parts[1::2], parts[2::2], strict=True) if "```python" not in text
+    ] == []
+
+
 def test_the_pages_are_all_in_the_navigation():
     """MkDocs says so too, where it is installed."""
     listed = re.findall(r"([\w-]+\.md)", (ROOT / "mkdocs.yml").read_text())

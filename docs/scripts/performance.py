@@ -17,6 +17,13 @@ IN_README = (
     "causal 1x4096 h128", "causal 1x8192 h128", "causal 1x16384 h128", "causal 1x8192 h16",
     "causal 4x4096 h128", "full 1x8192 h128", "causal 1x128 h128",
 )  # fmt: skip
+# Region -> file, section, field, format: of scripts whose rows have a figure per contestant.
+BY_CONTESTANT = {
+    "dense-fp8": ("hopper-dense-fp8-h200", "speed", "tflops", ".0f"),
+    "indexer-scores": ("indexer-h200", "scores", "of_scaled_mm", ".2f"),
+    "indexer-select": ("indexer-h200", "select", "ms", ".3f"),
+    "dsa-step": ("indexer-h200", "step", "ms", ".2f"),
+}
 Row = dict[str, Any]
 
 
@@ -52,7 +59,7 @@ def behind() -> str:
 def sparse_table() -> str:
     """One line per shape; two figures are two runs."""
     found = newest("hopper-sparse-h200", "speed")
-    second = {row["shape"]: row for row in again(found, "speed")}
+    second = {row["shape"]: row for row in again(found)}
     head = ("queries, rows, heads, width", "ms", "TFLOP/s", "share of the matmul", "gathered, TB/s")
     return table(head, (
         (row["shape"], *(_both(row, second.get(row["shape"]), *figure) for figure in (
@@ -88,8 +95,9 @@ def latent_table() -> str:
 def portable_table() -> str:
     """Each shape with the tile that the planner takes: it is timed first."""
     planned: dict[str, Row] = {}
-    for row in newest("portable-h200", "times").rows:
-        planned.setdefault(row["shape"], row)
+    for row in newest("portable-h200", "time", "times").rows:
+        if "ms" in row:
+            planned.setdefault(row["shape"], row)
     head = ("shape", "ms", "TFLOP/s", "share of the matmul", "gathered, TB/s")
     return table(head, (
         (name, f"{row['ms']:.2f}", f"{row['tflops']:.0f}", f"{row['share']:.2f}",
@@ -119,6 +127,22 @@ def ranks_table() -> str:
     ))  # fmt: skip
 
 
+def contestants_table(prefix: str, section: str, field: str, form: str) -> str:
+    """Rows of a device script that have a figure per contestant; they are named by their label."""
+    try:
+        found = newest(prefix, section)
+    except FileNotFoundError:
+        return "Not measured yet."
+    rows = [row for row in found.rows if isinstance(row.get(field), dict)]
+    names = list(dict.fromkeys(name for row in rows for name in row[field]))
+    figures = (
+        (next(v for v in row.values() if isinstance(v, str)),
+         *(format(row[field][n], form) if n in row[field] else "–" for n in names))
+        for row in rows
+    )  # fmt: skip
+    return f"{table((section, *names), figures)}\n\n{found.source}"
+
+
 def files_table() -> str:
     """Every result file, and how to make it again."""
     rows = []
@@ -138,20 +162,21 @@ def regions() -> dict[tuple[str, str], str]:
         "sparse": (sparse_table(), newest("hopper-sparse-h200", "speed")),
         "fp8": (fp8_table(), newest("hopper-fp8-h200", "speed")),
         "latent": (latent_table(), newest("hopper-sparse-h200", "latent")),
-        "portable": (portable_table(), newest("portable-h200", "times")),
+        "portable": (portable_table(), newest("portable-h200", "time", "times")),
         "cpu": (cpu_table(), newest("cpu", "rows")),
         "ranks": (ranks_table(), newest("context-parallel-h200", "shares")),
     }
     found = {(page, name): f"{text}\n\n{file.source}" for name, (text, file) in tables.items()}
     found[page, "behind"] = behind()
+    found |= {(page, name): contestants_table(*what) for name, what in BY_CONTESTANT.items()}
     return found | {(page, "files"): files_table(), ("README.md", "measured"): readme()}
 
 
 def readme() -> str:
     """The README's share of the figures."""
     shown = [row for row in dense_rows() if _named(row) in IN_README]
-    found = newest("hopper-dense-h200", "speed")
-    busy = found.record["ncu"]["causal 1x16384 h128"]["tensor_pipe_active_pct_of_elapsed"]
+    profile = newest("hopper-dense-h200", "ncu").record["ncu"]["causal 1x16384 h128"]
+    busy = profile["tensor_pipe_active_pct_of_elapsed"]
     sparse = newest("hopper-sparse-h200", "speed").rows[0]
     latent = newest("hopper-sparse-h200", "latent").rows[0]
     fp8 = newest("hopper-fp8-h200", "speed").rows[0]

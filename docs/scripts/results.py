@@ -10,11 +10,16 @@ FOLDER = Path(__file__).resolve().parents[2] / "benchmarks/results"
 
 
 class Found(NamedTuple):
-    """Rows of one section of one file."""
+    """One section of one file."""
 
     file: str
     record: dict[str, Any]
-    rows: list[dict[str, Any]]
+    section: str
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        """What was measured; of a device script, what its processes printed."""
+        return _rows(self.record[self.section])
 
     @property
     def source(self) -> str:
@@ -31,22 +36,22 @@ def provenance(record: dict[str, Any]) -> dict[str, Any]:
     return record.get("provenance", record)
 
 
-def newest(prefix: str, section: str) -> Found:
-    """The latest file of a benchmark that has the section."""
+def newest(prefix: str, *sections: str) -> Found:
+    """The latest file of a benchmark that has one of the sections, which changed their names."""
     for path in sorted(FOLDER.glob(f"{prefix}-20*.json"), reverse=True):
         record = json.loads(path.read_text())
-        if section in record:
-            return Found(path.name, record, _rows(record[section]))
-    raise FileNotFoundError(f"no {prefix} with a section {section!r} in {FOLDER}")
+        for section in sections:
+            if record.get(section):
+                return Found(path.name, record, section)
+    raise FileNotFoundError(f"no {prefix} with a section {' or '.join(sections)} in {FOLDER}")
+
+
+def again(found: Found) -> list[dict[str, Any]]:
+    """Rows of a second run that the file keeps, if it does."""
+    return _rows(found.record["again"][found.section]) if "again" in found.record else []
 
 
 def _rows(section: Any) -> list[dict[str, Any]]:
-    """A list as it is; of a device script, what its processes printed."""
     if isinstance(section, list):
         return section
     return [row for group in section.values() for row in group["results"]]
-
-
-def again(found: Found, section: str) -> list[dict[str, Any]]:
-    """Rows of a second run that the file keeps, if it does."""
-    return _rows(found.record["again"][section]) if "again" in found.record else []

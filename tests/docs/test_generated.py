@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from pathlib import Path
@@ -15,6 +16,7 @@ sys.path.insert(0, str(DOCS / "scripts"))
 
 import generate
 import performance
+import results
 import timelines
 
 DRAWN = {p.name: p.read_text() for p in generate.PICTURES.glob("*.svg")}
@@ -84,6 +86,24 @@ def test_a_stale_figure_is_found():
     assert generate.with_region(changed, "dense", table) == page.read_text()
     with pytest.raises(ValueError, match="expected one region"):
         generate.with_region("a page without it", "dense", table)
+
+
+def test_a_file_that_is_added_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Figures per contestant, from the newest file that has the section."""
+    what = ("indexer-h200", "scores", "of_scaled_mm", ".2f")
+    monkeypatch.setattr(results, "FOLDER", tmp_path)
+    assert performance.contestants_table(*what) == "Not measured yet."
+    for day, share in (("15", 0.5), ("16", 0.75)):
+        rows = [{"shape": "4096 of 32768", "of_scaled_mm": {"paged": share}}]
+        record = {
+            "date": f"2026-11-{day}",
+            "gpu": "a GPU",
+            "torch": "2",
+            "scores": {"": {"results": rows}},
+        }
+        (tmp_path / f"indexer-h200-2026-11-{day}.json").write_text(json.dumps(record))
+    (tmp_path / "indexer-h200-2026-11-17.json").write_text('{"select": {}}')
+    assert "| 4096 of 32768 | 0.75 |" in performance.contestants_table(*what)
 
 
 def test_no_measured_figure_stands_outside_of_a_region():

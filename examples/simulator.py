@@ -26,6 +26,7 @@ def main(picture: str = "") -> None:
     print(f"accepted: {verdict.ok}, {verdict.bound:.2f} of the error that is allowed")
 
     timeline = reports[0].timeline
+    assert timeline is not None  # a timed run has one
     for lane in timeline.lanes():
         print(f"{lane:24} busy {timeline.busy(lane):4.0%} of nominal time")
     if picture:

@@ -26,19 +26,21 @@ def main() -> None:
     keys.append(torch.randn(CONTEXT, 128), slot_mapping=slots)
 
     # The last 8 tokens are the queries; weights carry the scale of q and every other factor.
-    paging = {
-        "cu_seqlens_q": torch.tensor([0, NEW], dtype=torch.int32),
-        "block_table": table,
-        "cache_lengths": torch.tensor([CONTEXT], dtype=torch.int32),
-    }
+    cu = torch.tensor([0, NEW], dtype=torch.int32)
+    lengths = torch.tensor([CONTEXT], dtype=torch.int32)
     index_q = torch.randn(NEW, INDEX_HEADS, 128).to(torch.float8_e4m3fn)
     weights = torch.rand(NEW, INDEX_HEADS)
-    indices, counts = openmla.index_topk(index_q, keys, weights, TOPK, return_counts=True, **paging)
+    indices, counts = openmla.index_topk(
+        index_q, keys, weights, TOPK, cu_seqlens_q=cu, block_table=table, cache_lengths=lengths,
+        return_counts=True,
+    )  # fmt: skip
 
     q, scale = torch.randn(NEW, HEADS, LATENT + ROPE).bfloat16(), 192**-0.5
     out, lse = openmla.mla_prefill_sparse(q, cache, indices, scale=scale, return_lse=True)
 
-    _, whole = openmla.mla_prefill_latent(q, cache, scale=scale, return_lse=True, **paging)
+    _, whole = openmla.mla_prefill_latent(
+        q, cache, table, lengths, cu_seqlens_q=cu, scale=scale, return_lse=True
+    )
     kept = (lse - whole).exp().mean()
     print(f"{counts.tolist()} rows of {CONTEXT} for each query, out {list(out.shape)}")
     print(f"{kept:.0%} of the softmax weight is on them; random keys: a model's are better chosen")

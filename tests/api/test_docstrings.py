@@ -5,13 +5,15 @@ from __future__ import annotations
 import doctest
 import importlib
 import inspect
-from typing import get_overloads, get_type_hints
+from operator import attrgetter
+from typing import Any, get_overloads, get_type_hints
 
 import pytest
 
 import openmla
 from api import typed_calls
 from openmla.api import options
+from openmla.distributed import options as on_ranks
 
 MODULES = ("api.attention", "api.merging", "planning", "indexer.api")
 CALLS = [name for name in openmla.__all__ if inspect.isfunction(getattr(openmla, name))]
@@ -19,7 +21,14 @@ OPTIONS = {
     "mla_prefill": options.DenseOptions,
     "mla_prefill_latent": options.LatentOptions,
     "mla_prefill_sparse": options.SparseOptions,
+    "distributed.prefill": on_ranks.DenseOptions,
+    "distributed.prefill_latent": on_ranks.LatentOptions,
+    "distributed.prefill_sparse": on_ranks.SparseOptions,
 }
+
+
+def call_named(name: str) -> Any:
+    return attrgetter(name)(openmla)
 
 
 @pytest.mark.parametrize("module", MODULES)
@@ -37,7 +46,7 @@ def test_every_call_has_an_example(name: str):
 @pytest.mark.parametrize("name", OPTIONS)
 def test_overloads_name_every_option_once(name: str):
     """What an overload says in its own words and in its options is what the call takes."""
-    call = getattr(openmla, name)
+    call = call_named(name)
     taken = {p.name: p for p in inspect.signature(call).parameters.values()}
     assert len(get_overloads(call)) >= 3
     for overload in get_overloads(call):
@@ -50,9 +59,7 @@ def test_overloads_name_every_option_once(name: str):
 @pytest.mark.parametrize("name", OPTIONS)
 def test_options_have_the_types_of_the_call(name: str):
     written = get_type_hints(OPTIONS[name])
-    assert written == {
-        n: t for n, t in get_type_hints(getattr(openmla, name)).items() if n in written
-    }
+    assert written == {n: t for n, t in get_type_hints(call_named(name)).items() if n in written}
 
 
 def test_typed_calls_return_what_their_types_say():
@@ -60,3 +67,4 @@ def test_typed_calls_return_what_their_types_say():
         typed_calls.dense(wanted)
     typed_calls.latent()
     typed_calls.sparse()
+    typed_calls.on_ranks()

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 import openmla
+from openmla.distributed import prefill, split
 
 CU = torch.tensor([0, 4], dtype=torch.int32)
 Pair = tuple[Tensor, Tensor]
@@ -47,3 +48,22 @@ def sparse() -> None:
     most = openmla.mla_prefill_sparse(q, kv, indices, scale=1.0, d_v=16, return_max_logits=True)
     assert_type(most, Tensor | tuple[Tensor, ...])
     assert len(most) == 2 and torch.equal(plain, lse[0])
+
+
+def on_ranks() -> None:
+    shard = split([4], world=1, rank=0)
+    rows, rope, q = (
+        torch.randn(4, 16).bfloat16(),
+        torch.randn(4, 8).bfloat16(),
+        torch.randn(4, 2, 24),
+    )
+
+    def expand(latent: Tensor) -> Pair:
+        k = latent[:, None].expand(-1, 2, -1)
+        return k, k
+
+    plain = prefill(q, rows, rope, expand, shard)
+    assert_type(plain, Tensor)
+    with_lse = prefill(q, rows, rope, expand, shard, overlap=True, return_lse=True)
+    assert_type(with_lse, Pair)
+    assert torch.equal(plain, with_lse[0])

@@ -10,6 +10,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+import openmla
 from docs.pages import DOCS, FENCE, PAGES, ROOT, as_module, blocks, links, run_page
 from openmla import errors
 from openmla.cli import COMMANDS
@@ -113,6 +114,12 @@ def test_troubleshooting_has_every_error_with_cause_and_cure():
     assert sorted(sections) == sorted(types)
     assert [n for n in types if "**Cure:**" not in sections[n]] == []
     assert [n for n in types[1:] if "**Cause:**" not in sections[n]] == []
+
+
+def test_the_reference_has_every_public_name():
+    listed = re.findall(r"^::: openmla\.(\w+)$", (DOCS / "api.md").read_text(), re.MULTILINE)
+    named = {name for name in openmla.__all__ if not name.startswith("_")} - set(vars(errors))
+    assert named <= set(listed) and "errors" in listed
 
 
 def test_every_clause_of_the_contract_has_an_example():

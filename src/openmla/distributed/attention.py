@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal, Unpack, overload
 
 import torch
 from torch import Tensor
@@ -21,6 +21,7 @@ from openmla.dispatch import device_target, plan_for
 from openmla.distributed.agreement import Group
 from openmla.distributed.gather import Gathering, Given, Pages, start_sending
 from openmla.distributed.indexes import first_keys, key_rows, ragged, union
+from openmla.distributed.options import DenseOptions, LatentOptions, SparseOptions
 from openmla.distributed.shard import ContextShard, Part
 from openmla.errors import InvalidArgument, Unsupported
 from openmla.operands import DenseOperands, Results, Weights
@@ -33,6 +34,24 @@ Call = tuple[tuple[Part, ...], slice, KeysAndValues, Tensor | None]
 those of each part begin if they share them."""
 
 
+@overload
+def prefill(
+    q: Tensor, latent: Tensor | Gathering, rope: Tensor | None, expand: Expand, shard: ContextShard,
+    group: Group = None,
+    *, return_lse: Literal[False] = False, **options: Unpack[DenseOptions],
+) -> Tensor: ...  # fmt: skip
+@overload
+def prefill(
+    q: Tensor, latent: Tensor | Gathering, rope: Tensor | None, expand: Expand, shard: ContextShard,
+    group: Group = None,
+    *, return_lse: Literal[True], **options: Unpack[DenseOptions],
+) -> tuple[Tensor, Tensor]: ...  # fmt: skip
+@overload
+def prefill(
+    q: Tensor, latent: Tensor | Gathering, rope: Tensor | None, expand: Expand, shard: ContextShard,
+    group: Group = None,
+    *, return_lse: bool, **options: Unpack[DenseOptions],
+) -> Tensor | tuple[Tensor, ...]: ...  # fmt: skip
 def prefill(
     q: Tensor,
     latent: Tensor | Gathering,
@@ -88,6 +107,24 @@ def prefill(
     return results.whole()
 
 
+@overload
+def prefill_latent(
+    q: Tensor, latent: Tensor | Gathering, rope: Tensor | None, shard: ContextShard,
+    group: Group = None,
+    *, return_lse: Literal[False] = False, **options: Unpack[LatentOptions],
+) -> Tensor: ...  # fmt: skip
+@overload
+def prefill_latent(
+    q: Tensor, latent: Tensor | Gathering, rope: Tensor | None, shard: ContextShard,
+    group: Group = None,
+    *, return_lse: Literal[True], **options: Unpack[LatentOptions],
+) -> tuple[Tensor, Tensor]: ...  # fmt: skip
+@overload
+def prefill_latent(
+    q: Tensor, latent: Tensor | Gathering, rope: Tensor | None, shard: ContextShard,
+    group: Group = None,
+    *, return_lse: bool, **options: Unpack[LatentOptions],
+) -> Tensor | tuple[Tensor, ...]: ...  # fmt: skip
 def prefill_latent(
     q: Tensor,
     latent: Tensor | Gathering,
@@ -129,6 +166,24 @@ def prefill_latent(
     return results.whole()
 
 
+@overload
+def prefill_sparse(
+    q: Tensor, latent: Tensor | Gathering, rope: Tensor | None, indices: Tensor,
+    shard: ContextShard, group: Group = None,
+    *, return_lse: Literal[False] = False, **options: Unpack[SparseOptions],
+) -> Tensor: ...  # fmt: skip
+@overload
+def prefill_sparse(
+    q: Tensor, latent: Tensor | Gathering, rope: Tensor | None, indices: Tensor,
+    shard: ContextShard, group: Group = None,
+    *, return_lse: Literal[True], **options: Unpack[SparseOptions],
+) -> tuple[Tensor, Tensor]: ...  # fmt: skip
+@overload
+def prefill_sparse(
+    q: Tensor, latent: Tensor | Gathering, rope: Tensor | None, indices: Tensor,
+    shard: ContextShard, group: Group = None,
+    *, return_lse: bool, **options: Unpack[SparseOptions],
+) -> Tensor | tuple[Tensor, ...]: ...  # fmt: skip
 def prefill_sparse(
     q: Tensor,
     latent: Tensor | Gathering,

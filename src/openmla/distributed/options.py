@@ -1,0 +1,36 @@
+"""Keyword options of the calls on this rank's rows, for type checkers: see openmla.api.options."""
+
+from typing import Required, TypedDict
+
+from torch import Tensor
+
+from openmla.cache import LatentCache
+
+
+class CallOptions(TypedDict, total=False):
+    """What every call takes."""
+
+    cache: LatentCache | None
+    block_table: Tensor | None
+    verify: bool
+    sink: Tensor | None
+    backend: str
+
+
+class DenseOptions(CallOptions, total=False):
+    """Of `prefill`."""
+
+    overlap: bool
+    scale: float | None
+
+
+class LatentOptions(CallOptions, total=False):
+    """Of `prefill_latent`."""
+
+    scale: Required[float]
+
+
+class SparseOptions(LatentOptions, total=False):
+    """Of `prefill_sparse`."""
+
+    topk_lengths: Tensor | None

@@ -52,11 +52,7 @@ def sparse() -> None:
 
 def on_ranks() -> None:
     shard = split([4], world=1, rank=0)
-    rows, rope, q = (
-        torch.randn(4, 16).bfloat16(),
-        torch.randn(4, 8).bfloat16(),
-        torch.randn(4, 2, 24),
-    )
+    rows, rope, q = (torch.randn(*s).bfloat16() for s in ((4, 16), (4, 8), (4, 2, 24)))
 
     def expand(latent: Tensor) -> Pair:
         k = latent[:, None].expand(-1, 2, -1)

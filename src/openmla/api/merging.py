@@ -12,7 +12,7 @@ from openmla.errors import InvalidArgument
 
 __all__ = ["merge_many", "merge_states"]
 
-assert ops.SCHEMAS  # importing ops registers torch.ops.openmla.*
+assert ops.FORMS  # importing ops registers torch.ops.openmla.*
 
 
 def merge_states(

@@ -28,6 +28,7 @@ from openmla.planning.hopper.chip import (
     register_reasons,
     smem_reasons,
 )
+from openmla.planning.hopper.latent_split import LatentSplit
 from openmla.planning.memory import Wanted
 
 ELEMENT = 2
@@ -101,6 +102,11 @@ class HopperSparseConfig(HopperBlock):
         if self.is_packed:
             return ceildiv(tokens * self.heads, WGMMA_M)
         return tokens * self.row_blocks
+
+    @property
+    def split(self) -> LatentSplit:
+        """When the keys of a sequence are split."""
+        return LatentSplit(self.heads, self.latent)
 
     # Threads and registers.
 

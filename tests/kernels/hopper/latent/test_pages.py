@@ -48,6 +48,13 @@ CASES = {
     "256+64, negative scale": replace(
         V3, d_nope=256, d_v=256, scale=-0.1, q_lens=(8,), k_lens=(300,)
     ),
+    # Ranges of 512 keys or more: two, three and none; a causal tile that sees nothing of a range.
+    "split": replace(SMALL, heads=4, q_lens=(2, 1, 3), k_lens=(1030, 513, 512), sink="mixed"),
+    "split, full, 512 columns": replace(V3, heads=3, q_lens=(1,), k_lens=(700,), causal=False),
+    "split, 40 requests": replace(
+        SMALL, heads=1, q_lens=(1,) * 40, k_lens=(5, 600, 0, 1100) * 10, spare=1
+    ),
+    "split, unseen range": replace(SMALL, heads=1, q_lens=(600,), k_lens=(600,)),
     "512+0": replace(V3, d_rope=0, rope="none", q_lens=(4,), k_lens=(129,)),
 }
 

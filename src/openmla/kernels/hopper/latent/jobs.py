@@ -14,6 +14,9 @@ _V32 = Problem(
     form="sparse", heads=128, d_nope=512, d_rope=64, d_v=512, total_q=4096, total_k=8192, topk=2048,
     wants_lse=True,
 )  # fmt: skip
+# Of 128 heads, requests of more than 4096 keys may be split.
+_PAGES = replace(_V32, form="latent", topk=0, page_size=64, has_sink=True, total_k=4096)
+_SPLIT = replace(_PAGES, total_k=8192)
 # So few queries that rows are dequantized where they are read.
 _FP8 = replace(_V32, kv_dtype=V32.name, page_size=64, total_q=64, total_k=1_000_000)
 PROBLEMS = {
@@ -26,7 +29,10 @@ PROBLEMS = {
     "256+64": replace(_V32, d_nope=256, d_v=256),
     "256+32": replace(_V32, d_nope=256, d_v=256, d_rope=32),
     "128+32": replace(_V32, d_nope=128, d_v=128, d_rope=32),
-    "512+64 sequences": replace(_V32, form="latent", topk=0, page_size=64, has_sink=True),
+    "512+64 sequences": _PAGES,
+    "512+64 sequences, split": _SPLIT,
+    "512+64 sequences, split, not causal, no sink": replace(_SPLIT, causal=False, has_sink=False),
+    "128+32 sequences, split": replace(_SPLIT, d_nope=128, d_v=128, d_rope=32),
     V32.name: _FP8,
     f"{V32.name} workspace": replace(_FP8, total_q=4096),
     "fp8_block32": replace(_FP8, kv_dtype="fp8_block32"),

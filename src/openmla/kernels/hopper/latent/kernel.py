@@ -71,7 +71,7 @@ from openmla.kernels.hopper.latent.epilogue import (
     finish_right,
     nowhere,
     place_of,
-    write_half,
+    write_left,
 )
 from openmla.kernels.hopper.latent.pages import hide_unseen
 from openmla.kernels.hopper.latent.rows import producer
@@ -206,7 +206,7 @@ def left_step(
     PL: gl.constexpr,
 ):  # fmt: skip
     """From the scores of block 0 to the left columns, with P1 · V1 still in flight. HOW: SIGN,
-    OVERLAY, LOGITS, MASK, COPIED.
+    OVERLAY, LOGITS, MASK, COPIED, SPLIT.
 
     In the first step of a work item O still holds the work item that ended before. It is stored
     when the right warp-group has got all that it waits for.
@@ -232,9 +232,9 @@ def left_step(
     p_smem.index(z + b).store(P)
     fence_async_shared()
     signal_p0(it)
-    inverse, place, out = ended
-    if (first == 0) & (place[0] >= 0):
-        write_half(O, inverse, out, place, heads, 0, HOW[3])
+    inverse, place, results = ended
+    if (first == 0) & (place[0] != -1):
+        write_left(O, inverse, results, place, heads, HOW)
         O = gl.zeros_like(O)
     O = rescale_rows(O, rescale)
     A = gl.convert_layout(P, PL)
@@ -256,7 +256,7 @@ def left(info, q_smem, smem, bars, results, scale, HOW: gl.constexpr, DIMS: gl.c
     k_smem, _p, validity, stats = smem
     q_bars, ready, free, valid, t_bars = bars
     q_ready, q_free = q_bars
-    out, sink_ptr = results[0], results[3]
+    sink_ptr = results[3]
     ST: gl.constexpr = k_smem[0].shape[0] // 2
     HALF: gl.constexpr = DIMS[0]
     MASK: gl.constexpr = HOW[3]
@@ -266,7 +266,7 @@ def left(info, q_smem, smem, bars, results, scale, HOW: gl.constexpr, DIMS: gl.c
     RL: gl.constexpr = gl.SliceLayout(1, SL)
     # 4 x steps so far + work items so far modulo 4: in two registers, Triton 3.9 would spill one.
     count = gl.program_id(0) * 0
-    tile, steps = read_work_item(info, t_bars, count, MASK)
+    tile, steps = read_work_item(info, t_bars, count, MASK, HOW[5])
     S = gl.zeros([64, 64], gl.float32, SL)
     missing = count * 0
     if steps > 0:
@@ -283,7 +283,7 @@ def left(info, q_smem, smem, bars, results, scale, HOW: gl.constexpr, DIMS: gl.c
         row_max = gl.full([64], MINUS_INF, gl.float32, RL)
         row_sum = first_sums(S)
         state = (O, row_max, row_sum, row_max)
-        ended = (inverse, place, out)
+        ended = (inverse, place, results)
         for j in range(0, steps - 1):
             O_next, row_max, row_sum, highest = left_step(
                 S, missing, state, ended, count >> 2, j * 128, tile, smem, free, scale, HOW, PL
@@ -305,25 +305,25 @@ def left(info, q_smem, smem, bars, results, scale, HOW: gl.constexpr, DIMS: gl.c
         b, phase = block_of(count >> 2, ST)
         own = own_sums(row_sum, row_max, highest, stats[1], 0, HOW[2])
         count = (count + 4) & -4 | (count + 1) & 3
-        next_tile, steps = read_work_item(info, t_bars, count & 3, MASK)
+        next_tile, steps = read_work_item(info, t_bars, count & 3, MASK, HOW[5])
         O = warpgroup_mma_wait(0, deps=(O_next,))
         mbarrier.arrive(free.index(2 * b + 2), count=1)
         S = gl.zeros([64, 64], gl.float32, SL)
-        place = place_of(tile, scale[1], MASK)
+        place = place_of(tile, scale[1], MASK, HOW[5])
         if steps > 0:
             b, phase = block_of(count >> 2, ST)
             mbarrier.wait(q_ready, count & 1)
             S_next = issue_scores(q_smem, k_smem, ready, b, phase, 0, SL, DIMS, HOW[4])
             missing = count * 0 + any_missing(validity, valid, b, phase, MASK)
             every, _most = both_sums(own, highest, stats[1], 0, HOW[2])
-            inverse, _lse = divisors(row_max, every, place, scale[1], sink_ptr, MASK)
+            inverse, _lse = divisors(row_max, every, place, scale[1], sink_ptr, HOW)
             S = warpgroup_mma_wait(0, deps=(S_next,))
         else:
             every, _most = both_sums(own, highest, stats[1], 0, HOW[2])
-            inverse, _lse = divisors(row_max, every, place, scale[1], sink_ptr, MASK)
+            inverse, _lse = divisors(row_max, every, place, scale[1], sink_ptr, HOW)
         tile = next_tile
-    if place[0] >= 0:
-        write_half(O, inverse, out, place, scale[1], 0, MASK)
+    if place[0] != -1:
+        write_left(O, inverse, results, place, scale[1], HOW)
 
 
 @gluon.jit
@@ -389,7 +389,7 @@ def right(info, q_smem, smem, bars, results, scale, HOW: gl.constexpr, DIMS: gl.
     ST: gl.constexpr = smem[0][1].shape[0] // 2
     turn = gl.program_id(0) * 0
     it = turn
-    tile, steps = read_work_item(info, t_bars, turn, MASK)
+    tile, steps = read_work_item(info, t_bars, turn, MASK, HOW[5])
     while steps > 0:
         row_max = gl.full([64], MINUS_INF, gl.float32, RL)
         row_sum = first_sums(gl.zeros([64, 64], gl.float32, SL))
@@ -414,13 +414,12 @@ def right(info, q_smem, smem, bars, results, scale, HOW: gl.constexpr, DIMS: gl.
         it += 1
         own = own_sums(row_sum, row_max, highest, smem[3][1], 1, HOW[2])
         turn += 1
-        next_tile, steps = read_work_item(info, t_bars, turn, MASK)
+        next_tile, steps = read_work_item(info, t_bars, turn, MASK, HOW[5])
         O, A = warpgroup_mma_wait(0, deps=(O_next, A))
         mbarrier.arrive(free.index(2 * b + 3), count=1)
         every, most = both_sums(own, highest, smem[3][1], 1, HOW[2])
-        finish_right(
-            O, row_max, every, most, place_of(tile, scale[1], MASK), scale[1], results, MASK
-        )
+        place = place_of(tile, scale[1], MASK, HOW[5])
+        finish_right(O, row_max, every, most, place, scale[1], results, HOW)
         tile = next_tile
 
 
@@ -450,7 +449,10 @@ def load(
         producer(info, source, rows[:3], shape, descs, smem, bars, ST, DIMS, PAGE, LANES)
 
 
-COUNTS = ["capacity", "topk", "rows", "tiles", "head_blocks", "heads", "batch", "total_q", "factor"]
+COUNTS = [
+    "capacity", "topk", "rows", "tiles", "head_blocks", "heads", "batch", "total_q", "rest_q",
+    "factor",
+]  # fmt: skip
 STRIDES = [
     "indices_stride", "stride_page", "stride_row", "scale_page", "scale_row", "out_stride_t",
     "out_stride_h", "lse_stride_t", "lse_stride_h", "logits_stride_t", "logits_stride_h",
@@ -458,7 +460,7 @@ STRIDES = [
 # Vectors of 4-byte elements, read and written one by one: a slice of a tensor is as good as all.
 VECTORS = [
     "indices_ptr", "lengths_ptr", "cu_ptr", "lse_ptr", "logits_ptr", "sink_ptr", "scale_ptr",
-    "total_ptr",
+    "total_ptr", "part_state_ptr",
 ]  # fmt: skip
 
 
@@ -477,6 +479,8 @@ def sparse_kernel(  # noqa: PLR0913
     logits_ptr,
     sink_ptr,
     total_ptr,
+    part_sums_ptr,
+    part_state_ptr,
     capacity,
     factor,
     topk,
@@ -486,6 +490,7 @@ def sparse_kernel(  # noqa: PLR0913
     heads,
     batch,
     total_q,
+    rest_q,
     indices_stride,
     stride_page,
     stride_row,
@@ -515,14 +520,16 @@ def sparse_kernel(  # noqa: PLR0913
     (topk: most keys), full or causal, and PAGE_SIZE is what its entries count in.
     OVERLAY: whether P takes the place of rope. SCALED: columns that share a scale, 0 for plain rows
     (see dequantize/rows.py). FITS: with `total_ptr` (see dequantize/kernels.py), run only if the
-    rows counted there fit the capacity of a workspace, or only if they do not. REGISTERS: math,
-    producer. LAYOUTS: of tiles of half a latent, of rope, of P.
+    rows counted there fit the capacity of a workspace, or only if they do not. part_sums_ptr,
+    part_state_ptr: room for ranges of keys (see pages.py), without it none are split. REGISTERS:
+    math, producer. LAYOUTS: of tiles of half a latent, of rope, of P.
     """
     if total_ptr is not None:  # noqa: SIM102 - decided when compiled
         if (gl.load(total_ptr) <= capacity) != FITS:
             return
     DTYPE: gl.constexpr = q_half_desc.dtype
-    HOW: gl.constexpr = (SIGN, OVERLAY, logits_ptr is not None, MASK, SCALED == 0)
+    SPLIT: gl.constexpr = part_sums_ptr is not None
+    HOW: gl.constexpr = (SIGN, OVERLAY, logits_ptr is not None, MASK, SCALED == 0, SPLIT)
     VECTOR_LAYOUT: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, order=[0])
     k_smem = column_tiles(2 * ST, DIMS, LAYOUTS, DTYPE)
     q_smem = column_tiles(1, DIMS, LAYOUTS, DTYPE)
@@ -544,10 +551,10 @@ def sparse_kernel(  # noqa: PLR0913
     out = (out_ptr, out_stride_t, out_stride_h)
     lse = (lse_ptr, lse_stride_t, lse_stride_h)
     max_logits = (logits_ptr, logits_stride_t, logits_stride_h)
-    results = (out, lse, max_logits, sink_ptr)
+    results = (out, lse, max_logits, sink_ptr, (part_sums_ptr, part_state_ptr))
     source = (
         indices_ptr, lengths_ptr, topk, indices_stride, rows, cu_ptr, batch, total_q, heads,
-        PAGE_SIZE, MASK,
+        PAGE_SIZE, MASK, part_sums_ptr, rest_q,
     )  # fmt: skip
     data = (data_ptr, stride_page, stride_row, scale_ptr, scale_page, scale_row, rope_ptr)
     load_smem = (q_smem, k_smem, (bias, flags))

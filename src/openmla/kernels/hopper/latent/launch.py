@@ -8,15 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from openmla.kernels.call import Call, Counted, Sources, scale_arguments, vector
+from openmla.kernels.call import WORKSPACE, Call, Counted, Sources, scale_arguments, vector
 from openmla.kernels.gluon.descriptors import tile_layout
 from openmla.kernels.hopper.dequantize.launch import addressed_once, rows_of
 from openmla.kernels.hopper.latent.kernel import sparse_kernel
+from openmla.kernels.hopper.latent.merge import merge_kernel
 from openmla.operands import LatentOperands, Results, SparseOperands
 from openmla.planning import Plan
 from openmla.planning.hopper import HopperSparseConfig
@@ -30,7 +32,7 @@ SOURCES: Sources = {
     "logits_ptr": "max_logits", "sink_ptr": "sink", "data_ptr": ("kv", "cache_data"),
     "rope_ptr": ("kv", "cache_data"), "scale_ptr": ("cache_scales", "kv", "cache_data"),
     "indices_ptr": ("indices", "block_table"), "lengths_ptr": ("topk_lengths", "cache_lengths"),
-    "cu_ptr": "cu_seqlens_q",
+    "cu_ptr": "cu_seqlens_q", "part_sums_ptr": WORKSPACE, "part_state_ptr": WORKSPACE,
 }  # fmt: skip
 
 
@@ -43,13 +45,14 @@ def calls(plan: Plan, op: Operands, results: Results) -> Iterator[Call]:
         return
     config: HopperSparseConfig = plan.config
     if config.cache_read.mode != "workspace":
-        yield _attention(config, op, results)
+        yield from _attention(config, [_arguments(config, op, results)], op)
         return
     space = addressed_once(config, op)
     yield from space.calls
-    yield _attention(config, space.operands, results, space.gate(fits=True))
+    ways = [_arguments(config, space.operands, results) | space.gate(fits=True)]
     if space.may_overflow:
-        yield _attention(config, op, results, space.gate(fits=False))
+        ways.append(_arguments(config, op, results) | space.gate(fits=False))
+    yield from _attention(config, ways, op)
 
 
 def _has_keys(op: Operands) -> bool:
@@ -61,27 +64,106 @@ def _has_keys(op: Operands) -> bool:
 NO_GATE: dict[str, Any] = {"total_ptr": None, "capacity": 0, "FITS": True}
 
 
+NO_PARTS: dict[str, Any] = {"part_sums_ptr": None, "part_state_ptr": None}
+
+
 def _attention(
-    config: HopperSparseConfig, op: Operands, results: Results, gate: dict[str, Any] = NO_GATE
-) -> Call:
-    """The attention kernel over the rows of `op` as they are stored."""
+    config: HopperSparseConfig, ways: list[dict[str, Any]], op: Operands
+) -> Iterator[Call]:
+    """One launch for each of several ways to read rows, of which one will run; of sequences that
+    may be split in groups, each with its merge."""
+    if isinstance(op, SparseOperands):
+        for way in ways:
+            yield Call(sparse_kernel, min(way["tiles"], config.sm_count), way | NO_PARTS, SOURCES)
+        return
+    space = part_space(config, op)
+    parts = space.arguments(op.q.device)
+    for group in groups(space, op):
+        here: dict[str, Any] = {}
+        for way in ways:
+            here = way | parts | _group(op, way["indices_ptr"], group)
+            yield Call(sparse_kernel, space.programs, here, SOURCES)
+        if space.rows:
+            yield _merge(config, space, here)
+
+
+def _arguments(config: HopperSparseConfig, op: Operands, results: Results) -> dict[str, Any]:
+    """Attention over the rows of `op` as they are stored."""
     places = _sequences(op) if isinstance(op, LatentOperands) else _lists(config, op)
     rows = rows_of(op.cache)
     registers = config.registers_of(dequantizes=rows["SCALED"] > 0)
-    arguments = {
+    return {
         **constexprs(config),
         **places,
         **rows,
+        **NO_GATE,
         "REGISTERS": (registers.consumer, registers.producer),
         **_outputs(results),
         **scale_arguments(op.weights.scale),
-        **gate,
         **_queries(config, op.q, packed=isinstance(op, LatentOperands)),
         "sink_ptr": vector(op.weights.sink),
         "heads": op.q.shape[1],
         "total_q": op.q.shape[0],
     }
-    return Call(sparse_kernel, min(arguments["tiles"], config.sm_count), arguments, SOURCES)
+
+
+class PartSpace(NamedTuple):
+    """Room for the ranges of split requests, and what the launches of a call have in common."""
+
+    programs: int
+    group: int
+    """Requests of one launch."""
+    rows: int
+    """Rows of partial results; 0 where no request can be split."""
+    merged: int
+    """Most rows of split requests."""
+    d_v: int
+
+    def arguments(self, device: torch.device) -> dict[str, Any]:
+        """The sums [rows, d_v], and behind them row_max and row_sum of each row."""
+        if not self.rows:
+            return NO_PARTS
+        space = torch.empty(self.rows * (self.d_v + 2), dtype=torch.float32, device=device)
+        state = space[self.rows * self.d_v :]
+        return {"part_sums_ptr": space, "part_state_ptr": state}
+
+
+def part_space(config: HopperSparseConfig, op: LatentOperands) -> PartSpace:
+    """By what is known without the lengths."""
+    batch, rows = op.cu_seqlens_q.shape[0] - 1, op.q.shape[0] * op.q.shape[1]
+    rule, most = config.split, _most_keys(op)
+    if not batch or not rule.can_split(most):
+        tiles = rows // WGMMA_ROWS + batch + 1
+        return PartSpace(min(tiles, config.sm_count), batch, 0, 0, config.latent)
+    group = rule.group(batch, rows, most)
+    merged = rule.split_rows(group, rows, most)
+    return PartSpace(
+        config.sm_count, group, rule.part_rows(group, rows, most), merged, config.latent
+    )
+
+
+def _most_keys(op: LatentOperands) -> int:
+    return min(op.block_table.shape[1] * op.cache.page_size, MOST_ROWS)
+
+
+def groups(space: PartSpace, op: LatentOperands) -> list[slice]:
+    """Requests by launch; one launch where there are none."""
+    batch = op.cu_seqlens_q.shape[0] - 1
+    step = max(space.group, 1)
+    return [slice(i, min(i + step, batch)) for i in range(0, max(batch, 1), step)]
+
+
+def _merge(config: HopperSparseConfig, space: PartSpace, attention: dict[str, Any]) -> Call:
+    shared = {name: attention[name] for name in _MERGED}
+    rest = {"D_V": config.latent, "num_warps": 4}
+    return Call(merge_kernel, space.merged, shared | rest, SOURCES)
+
+
+_MERGED = (
+    "part_sums_ptr", "part_state_ptr", "out_ptr", "lse_ptr", "sink_ptr", "cu_ptr", "lengths_ptr",
+    "topk", "batch", "total_q", "rest_q", "heads", "out_stride_t", "out_stride_h", "lse_stride_t",
+    "lse_stride_h",
+)  # fmt: skip
 
 
 def counted(plan: Plan, args: Mapping[str, Any]) -> tuple[object, Counted] | None:
@@ -108,6 +190,7 @@ def _lists(config: HopperSparseConfig, op: SparseOperands) -> dict[str, Any]:
         "tiles": op.q.shape[0] * config.row_blocks,
         "head_blocks": config.row_blocks,
         "batch": 0,
+        "rest_q": 0,
         "indices_stride": indices.stride(0),
         "PAGE_SIZE": 0,
         "MASK": 0,
@@ -117,19 +200,27 @@ def _lists(config: HopperSparseConfig, op: SparseOperands) -> dict[str, Any]:
 def _sequences(op: LatentOperands) -> dict[str, Any]:
     """Sequences over pages: a tile is 64 rows, heads of tokens (see pages.py)."""
     table = op.block_table if op.block_table.stride(1) == 1 else op.block_table.contiguous()
-    batch, size = op.cu_seqlens_q.shape[0] - 1, op.cache.page_size
     return {
         "indices_ptr": table,
-        "lengths_ptr": vector(op.cache_lengths),
-        "cu_ptr": vector(op.cu_seqlens_q),
-        "topk": min(table.shape[1] * size, MOST_ROWS),
+        "topk": _most_keys(op),
         "rows": min(op.cache.rows, MOST_ROWS),
-        "tiles": op.q.shape[0] * op.q.shape[1] // WGMMA_ROWS + batch + 1,
+        "tiles": 0,
         "head_blocks": 1,
-        "batch": batch,
         "indices_stride": table.stride(0),
-        "PAGE_SIZE": size,
+        "PAGE_SIZE": op.cache.page_size,
         "MASK": 2 if op.causal else 1,
+    }
+
+
+def _group(op: LatentOperands, table: Tensor, group: slice) -> dict[str, Any]:
+    """Some of the sequences; the last launch of a call also owns rows after the last."""
+    first, stop = group.start, group.stop
+    return {
+        "indices_ptr": table[first:],
+        "lengths_ptr": vector(op.cache_lengths)[first:],  # type: ignore[index]
+        "cu_ptr": vector(op.cu_seqlens_q)[first:],  # type: ignore[index]
+        "batch": stop - first,
+        "rest_q": op.q.shape[0] if stop == op.cu_seqlens_q.shape[0] - 1 else 0,
     }
 
 

@@ -1,86 +1,144 @@
 """Tiles of whole sequences: dense prefill in latent form, over the pages of a cache.
 
-A row of scores is one head of one token, heads fastest, so 20 or 96 heads leave no row idle.
-Sequence b owns the tile numbers from first_tile(b) to first_tile(b + 1) - 1: enough for its rows,
-at least one, found without knowing the lengths on the host. Tokens after the last sequence belong
-to one more, number `batch`, that has no keys, so every row of the outputs is written. 20 heads,
-cu_seqlens_q [0, 5, 7], 8 tokens:
+A row of scores is one head of one token, heads fastest, so 20 or 96 heads leave no row idle. A
+request makes tiles x ranges work items: tiles of 64 rows, ranges of its keys (one, unless it has
+few rows and many keys: see `keys_of_range`). Work items are numbered request by request; inside a
+request by range, so that the tiles of a range find its rows in L2, and by tile from the last to the
+first: of a causal request the longest come first. Tokens after the last sequence belong to one more
+request, number `batch`, that has no keys, so every row of the outputs is written (only in the last
+launch of a call: `rest_q` is 0 in the others). 20 heads, cu_seqlens_q [0, 5, 7], 8 tokens:
 
-| tile | 0 | 1 | 2 | 3 |
+| work item | 0 | 1 | 2 | 3 |
 |---|---|---|---|---|
 | sequence | 0 | 0 | 1 | 2 (no keys) |
-| rows of it | 0-63 | 64-99 | 0-39 | 0-19 |
+| rows of it | 64-99 | 0-63 | 0-39 | 0-19 |
 
-Programs walk from the last tile to the first: of a causal sequence the longest come first.
+Lengths are only known on the device. Whoever needs work item x looks at 32 requests at a time, one
+per lane, and bisects; a program remembers where it was (its cursor).
+
+The rows of a range that is not all of its request's keys go to a workspace, unnormalized, for
+merge.py: those of range p begin p x (rows of the request) after the request's first.
 """
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from openmla.kernels.hopper.dense.tiles import CHUNK, owner, sum_before
+from openmla.planning.hopper.latent_split import KEYS_PER_ROW, MIN_RANGE, MOST_PART_ROWS
+
 ROWS = gl.constexpr(64)  # of a tile
 STEP = gl.constexpr(128)  # keys of a step
+WARPS = gl.constexpr(4)  # of the producer
+LEAST_KEYS = gl.constexpr(MIN_RANGE)
+KEYS_A_ROW = gl.constexpr(KEYS_PER_ROW)
+PART_ROWS = gl.constexpr(MOST_PART_ROWS)
+MOST_KEYS = gl.constexpr(2**30)
 
 
 @gluon.jit
-def first_tile(sequence, cu_ptr, heads):
-    """Number of a sequence's first tile."""
-    return (gl.load(cu_ptr + sequence).to(gl.int64) * heads // ROWS).to(gl.int32) + sequence
-
-
-@gluon.jit
-def sequence_of(tile, cu_ptr, batch, heads):
-    """The last sequence whose first tile is not after `tile`, by bisection."""
-    low = tile * 0
-    high = low + batch
-    while low < high:
-        middle = (low + high + 1) // 2
-        before = first_tile(middle, cu_ptr, heads) <= tile
-        low = gl.where(before, middle, low)
-        high = gl.where(before, high, middle - 1)
-    return low
-
-
-@gluon.jit
-def rows_of_tile(tile, source):
-    """(sequence, its first token, its tokens, its keys, the tile's first row)."""
+def request_of(request, source):
+    """(first token, tokens, keys) of a request, or of several."""
     lengths_ptr, most_keys = source[1], source[2]
-    cu_ptr, batch, total_q, heads = source[5], source[6], source[7], source[8]
-    sequence = sequence_of(tile, cu_ptr, batch, heads)
-    start = gl.load(cu_ptr + sequence)
-    stop = gl.load(cu_ptr + gl.minimum(sequence + 1, batch))
-    stop = gl.minimum(gl.where(sequence < batch, stop, total_q), total_q)
-    keys = gl.load(lengths_ptr + sequence, mask=sequence < batch, other=0)
-    keys = gl.maximum(gl.minimum(keys, most_keys), 0)
-    row = (tile - first_tile(sequence, cu_ptr, heads)) * ROWS
-    return sequence, start, gl.maximum(stop - start, 0), keys, row
+    cu_ptr, batch, total_q, rest_q = source[5], source[6], source[7], source[12]
+    here = gl.minimum(request, batch)
+    start = gl.load(cu_ptr + here)
+    stop = gl.load(cu_ptr + gl.minimum(here + 1, batch))
+    stop = gl.minimum(gl.where(here < batch, stop, rest_q), total_q)
+    keys = gl.load(lengths_ptr + here, mask=request < batch, other=0)
+    tokens = gl.where(request <= batch, gl.maximum(stop - start, 0), 0)
+    return start, tokens, gl.maximum(gl.minimum(keys, most_keys), 0)
 
 
 @gluon.jit
-def paged_work_item(x, source, tiles):
-    """What sparse_source.work item returns, for the first tile from number x on that has rows.
+def keys_of_range(rows, keys):
+    """Keys of a range, from the request's own rows and keys alone: see LatentSplit."""
+    wide = rows.to(gl.int64)
+    least = gl.maximum(KEYS_A_ROW * wide, (wide * keys + (PART_ROWS - 1)) // PART_ROWS)
+    least = gl.minimum(gl.maximum(least, LEAST_KEYS), MOST_KEYS)
+    return ((least + (STEP - 1)) // STEP * STEP).to(gl.int32)
 
-    The tile is described by its sequence's first token and the tile's first row; the rows of the
-    sequence; the keys that a row of the first token sees; the keys that all rows of the tile see;
-    the keys of the sequence.
+
+@gluon.jit
+def ranges_of(rows, keys, SPLIT: gl.constexpr):
+    """(ranges of a request, keys of each)."""
+    each = keys
+    parts = rows * 0 + 1
+    if SPLIT:
+        each = keys_of_range(rows, keys)
+        parts = gl.maximum((keys + each - 1) // each, 1)
+    return parts, each
+
+
+@gluon.jit
+def work_items(first, source, NW: gl.constexpr):
+    """Of requests first … first + CHUNK - 1, one per lane: their work items, and the rows that
+    their ranges have in the workspace."""
+    LANES: gl.constexpr = gl.BlockedLayout([1], [32], [NW], [0])
+    _start, tokens, keys = request_of(first + gl.arange(0, CHUNK, LANES), source)
+    rows = tokens * source[8]
+    tiles = (rows + (ROWS - 1)) // ROWS
+    parts, _each = ranges_of(rows, keys, source[11] is not None)
+    return tiles * parts, gl.where(parts > 1, rows * parts, 0)
+
+
+@gluon.jit
+def first_cursor(source):
+    """Where a program begins: its work item; the chunk of requests at hand, the work items and the
+    rows of the workspace before it; and what `work_items` says of the chunk."""
+    x = gl.program_id(0)
+    every, parted = work_items(x * 0, source, WARPS)
+    return x, x * 0, x * 0, x * 0, every, parted
+
+
+@gluon.jit
+def paged_work_item(cursor, source):
+    """What source.work_item returns.
+
+    The tile is described by its request's first token and the tile's first row; the rows of the
+    request; then, counted from the first key of its range, the keys that a row of the first token
+    sees, the keys that all rows of the tile see, the keys there are; and where its rows begin in
+    the workspace, -1 if it sees all keys of the request.
     """
-    stride, heads = source[3], source[8]
-    programs = gl.num_programs(0)
-    sequence, start, q_len, keys, row = rows_of_tile(gl.maximum(tiles - 1 - x, 0), source)
-    while (x < tiles) & (row >= q_len * heads):
-        x += programs
-        sequence, start, q_len, keys, row = rows_of_tile(gl.maximum(tiles - 1 - x, 0), source)
+    x, chunk, base, slots, every, parted = cursor
+    stride, batch, heads = source[3], source[6], source[8]
+    size = gl.sum(every, 0)
+    while (x >= base + size) & (chunk + CHUNK <= batch):
+        base += size
+        slots += gl.sum(parted, 0)
+        chunk += CHUNK
+        every, parted = work_items(chunk, source, WARPS)
+        size = gl.sum(every, 0)
+    lane = owner(x - base, every, WARPS)
+    sequence = chunk + lane
+    number = x - base - sum_before(lane, every, WARPS)
+    start, q_len, keys = request_of(sequence, source)
     rows = q_len * heads
+    tiles = gl.maximum((rows + (ROWS - 1)) // ROWS, 1)
+    parts, each = ranges_of(rows, keys, source[11] is not None)
+    row = (tiles - 1 - number % tiles) * ROWS
+    skipped = x * 0
+    slot = x * 0 - 1
+    stop = keys
+    if source[11] is not None:
+        part = number // tiles
+        skipped = part * each
+        stop = gl.minimum(skipped + each, keys)
+        first_slot = slots + sum_before(lane, parted, WARPS)
+        slot = gl.where(parts > 1, first_slot + part * rows + row, -1)
     if source[10] == 2:
         seen = keys - q_len + 1
-        whole = gl.minimum(seen + row // heads, keys)
-        count = gl.minimum(seen + (gl.minimum(row + ROWS, rows) - 1) // heads, keys)
+        whole = gl.minimum(seen + row // heads, stop)
+        count = gl.minimum(seen + (gl.minimum(row + ROWS, rows) - 1) // heads, stop)
     else:
         seen = keys
-        whole = keys
-        count = keys
-    steps = gl.where(x < tiles, gl.maximum((count + (STEP - 1)) // STEP, 1), 0)
-    tile = (start, row, rows, seen, whole, keys)
-    return x, tile, (x * 0, start * heads + row), sequence.to(gl.int64) * stride, count, steps
+        whole = stop
+        count = stop
+    steps = gl.maximum((count - skipped + (STEP - 1)) // STEP, 1)
+    steps = gl.where(x < base + size, steps, 0)
+    tile = (start, row, rows, seen - skipped, whole - skipped, stop - skipped, slot)
+    cursor = (x + gl.num_programs(0), chunk, base, slots, every, parted)
+    box = (x * 0, start * heads + row)
+    return cursor, tile, box, sequence.to(gl.int64) * stride, skipped, count, steps
 
 
 @gluon.jit
@@ -93,8 +151,8 @@ def page_entries(source, first, at, count):
 
 @gluon.jit
 def hide_unseen(S, tile, first, heads, CAUSAL: gl.constexpr):
-    """-inf for keys that a row does not see; S holds the scores of keys `first` …"""
-    _token, row0, _rows, seen, whole, keys = tile
+    """-inf for keys that a row does not see; S holds the scores of keys `first` … of a range."""
+    row0, seen, whole, keys = tile[1], tile[3], tile[4], tile[5]
     SL: gl.constexpr = S.type.layout
     if first + S.shape[1] > whole:
         key = gl.arange(0, S.shape[1], gl.SliceLayout(0, SL)) + first

@@ -22,7 +22,7 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from openmla.kernels.gluon.compat import cp_async, reinterpret, tma_load
 from openmla.kernels.gluon.scores import MINUS_INF
-from openmla.kernels.hopper.latent.source import KEYS, STEP, entries, locate, work_item
+from openmla.kernels.hopper.latent.source import KEYS, STEP, begin, entries, locate, work_item
 from openmla.kernels.hopper.latent.work_items import announce
 
 WARPS = gl.constexpr(4)
@@ -98,17 +98,16 @@ def producer(
     HALF: gl.constexpr = DIMS[0]
     BL: gl.constexpr = gl.BlockedLayout([1, 8], [32 // LANES, LANES], [WARPS, 1], [1, 0])
     RL: gl.constexpr = gl.SliceLayout(1, BL)
-    programs = gl.num_programs(0)
-    x = gl.program_id(0)
-    turn = x * 0
-    it = x * 0  # steps so far, over all work items
-    x, tile, box, first, count, steps = work_item(x, source, shape)
+    turn = gl.program_id(0) * 0
+    it = turn  # steps so far, over all work items
+    cursor, tile, box, first, skipped, count, steps = work_item(begin(source), source, shape)
     announce(info, t_bars, turn, tile, steps, source)
-    entry0 = entries(source, first, count, 0, RL)
-    entry1 = entries(source, first, count, KEYS, RL)
+    entry0 = entries(source, first, count, skipped, RL)
+    entry1 = entries(source, first, count, skipped + KEYS, RL)
     while steps > 0:
-        x += programs
-        x, tile, next_box, next_first, next_count, next_steps = work_item(x, source, shape)
+        cursor, tile, next_box, next_first, next_skipped, next_count, next_steps = work_item(
+            cursor, source, shape
+        )
         announce(info, t_bars, turn + 1, tile, next_steps, source)
         mbarrier.wait(q_free, (turn & 1) ^ 1)
         load_queries(q_descs, q_smem, q_ready, box, DIMS)
@@ -116,7 +115,7 @@ def producer(
             b = it % ST * 2
             phase = ((it // ST) & 1) ^ 1
             last = j == steps - 1
-            ahead = gl.where(last, 0, (j + 1) * STEP)
+            ahead = gl.where(last, next_skipped, skipped + (j + 1) * STEP)
             ahead_first = gl.where(last, next_first, first)
             ahead_count = gl.where(last, next_count, count)
             page, place, ok = locate(source, entry0, PAGE)
@@ -147,5 +146,6 @@ def producer(
         turn += 1
         box = next_box
         first = next_first
+        skipped = next_skipped
         count = next_count
         steps = next_steps

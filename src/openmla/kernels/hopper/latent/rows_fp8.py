@@ -31,7 +31,7 @@ from openmla.kernels.hopper.dequantize.rows import (
     rope_start,
 )
 from openmla.kernels.hopper.latent.rows import copy, load_queries, put_validity
-from openmla.kernels.hopper.latent.source import KEYS, STEP, entries, locate, work_item
+from openmla.kernels.hopper.latent.source import KEYS, STEP, begin, entries, locate, work_item
 from openmla.kernels.hopper.latent.work_items import announce
 
 THREADS = gl.constexpr(128)
@@ -180,21 +180,20 @@ def fp8_producer(
     PAGE: gl.constexpr = CACHE[0]
     KL: gl.constexpr = key_layout(CHUNK, CACHE[1], LANES)
     ORDER: gl.constexpr = chunk_order(DIMS, 0, rope_in_order(rows[6] is None, DIMS))
-    programs = gl.num_programs(0)
-    x = gl.program_id(0)
-    turn = x * 0
-    it = x * 0  # steps so far, over all work items
-    x, tile, box, first, count, steps = work_item(x, source, shape)
+    turn = gl.program_id(0) * 0
+    it = turn  # steps so far, over all work items
+    cursor, tile, box, first, skipped, count, steps = work_item(begin(source), source, shape)
     announce(info, t_bars, turn, tile, steps, source)
-    keys0 = physical(source, entries(source, first, count, 0, KL), PAGE)
-    entry = entries(source, first, count, KEYS, KL)
+    keys0 = physical(source, entries(source, first, count, skipped, KL), PAGE)
+    entry = entries(source, first, count, skipped + KEYS, KL)
     scales = load_scales(rows, keys0, 0, CHUNK, CACHE, LANES)
     raw = load_raw(rows, keys0, 0, CHUNK, CACHE, LANES)
     raw_next, scales_next = next_chunk(rows, keys0, scales, 0, ORDER[1][2], CACHE, LANES)
     chunks = (raw, scales, raw_next, scales_next)
     while steps > 0:
-        x += programs
-        x, tile, next_box, next_first, next_count, next_steps = work_item(x, source, shape)
+        cursor, tile, next_box, next_first, next_skipped, next_count, next_steps = work_item(
+            cursor, source, shape
+        )
         announce(info, t_bars, turn + 1, tile, next_steps, source)
         mbarrier.wait(q_free, (turn & 1) ^ 1)
         load_queries(q_descs, q_smem, q_ready, box, DIMS)
@@ -202,7 +201,7 @@ def fp8_producer(
             b = it % ST * 2
             phase = ((it // ST) & 1) ^ 1
             last = j == steps - 1
-            ahead = gl.where(last, 0, (j + 1) * STEP)
+            ahead = gl.where(last, next_skipped, skipped + (j + 1) * STEP)
             ahead_first = gl.where(last, next_first, first)
             ahead_count = gl.where(last, next_count, count)
             keys1 = physical(source, entry, PAGE)
@@ -222,5 +221,6 @@ def fp8_producer(
         turn += 1
         box = next_box
         first = next_first
+        skipped = next_skipped
         count = next_count
         steps = next_steps

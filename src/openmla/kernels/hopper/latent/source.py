@@ -4,13 +4,14 @@ A source answers three questions, in the producer's layout:
 
 | function | gives |
 |---|---|
-| `work` | what tile number x is: its rows, its queries, its steps of 128 keys |
+| `work_item` | what a program works on next: its rows, its queries, its steps of 128 keys |
 | `entries` | for 64 places of a work item, the physical rows; -1: none (loaded a step ahead) |
 | `locate` | from entries: (page, place in the page, whether there is a key) |
 
 A source is a tuple. Of lists: indices, their lengths, topk, stride of a list, rows of the pool,
 None. Of sequences: block table, lengths, most keys, stride of a line, rows of the pool, offsets of
-the sequences' tokens, batch, tokens, heads, rows of a page, MASK (see sparse.py).
+the sequences' tokens, batch, tokens, heads, rows of a page, MASK (see kernel.py), None or a workspace
+for ranges of keys, tokens up to which rows are written.
 
 A row's address is then page * page stride + place * row stride, 64 bits wide.
 """
@@ -18,7 +19,7 @@ A row's address is then page * page stride + place * row stride, 64 bits wide.
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from openmla.kernels.hopper.latent.pages import page_entries, paged_work_item
+from openmla.kernels.hopper.latent.pages import first_cursor, page_entries, paged_work_item
 
 KEYS = gl.constexpr(64)  # of a block
 STEP = gl.constexpr(128)  # keys of a step
@@ -26,25 +27,35 @@ ROWS = gl.constexpr(64)  # of a tile
 
 
 @gluon.jit
-def work_item(x, source, shape):
-    """(x, tile, box, first entry, entries, steps) of tile x, or of a later one where it is empty.
+def begin(source):
+    """The cursor of a program: what `work_item` needs to find its first."""
+    if source[5] is not None:
+        return first_cursor(source)
+    else:
+        return gl.program_id(0)
+
+
+@gluon.jit
+def work_item(cursor, source, shape):
+    """(cursor of the next, tile, box, first entry, entries skipped, entries, steps) of a work item.
 
     tile: (token, first head), or what `paged_work_item` says; box: where Q begins, in the
-    descriptor's first two dimensions. At least one step, 0 past the last tile.
+    descriptor's first two dimensions. At least one step, 0 past the last work item.
     """
-    tiles, head_blocks = shape
     if source[5] is not None:
-        return paged_work_item(x, source, tiles)
+        return paged_work_item(cursor, source)
     else:
+        tiles, head_blocks = shape
         lengths_ptr, topk, stride = source[1], source[2], source[3]
         # The halves of a token are neighbors, so that they find each other's rows in L2.
-        token = gl.minimum(x, tiles - 1) // head_blocks
-        tile = (token, x % head_blocks * ROWS)
+        token = gl.minimum(cursor, tiles - 1) // head_blocks
+        tile = (token, cursor % head_blocks * ROWS)
         count = topk
         if lengths_ptr is not None:
             count = gl.minimum(gl.load(lengths_ptr + token), topk)
-        steps = gl.where(x < tiles, gl.maximum((count + (STEP - 1)) // STEP, 1), 0)
-        return x, tile, tile, token.to(gl.int64) * stride, count, steps
+        steps = gl.where(cursor < tiles, gl.maximum((count + (STEP - 1)) // STEP, 1), 0)
+        following = cursor + gl.num_programs(0)
+        return following, tile, tile, token.to(gl.int64) * stride, cursor * 0, count, steps
 
 
 @gluon.jit

@@ -10,7 +10,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 WARPS = gl.constexpr(4)
-# Fields of a work item: its steps, and its tile (see sparse_source.work item).
+# Fields of a work item: its steps, and its tile (see source.work_item).
 FIELDS = gl.constexpr(8)
 STEPS = gl.constexpr(0)
 TILE = gl.constexpr(1)
@@ -33,7 +33,7 @@ def get(info, slot, FIELD: gl.constexpr):
 @gluon.jit
 def announce(info, bars, turn, tile, steps, source):
     """Tell both warp-groups work item number `turn`; 0 steps: there are no more."""
-    SIZE: gl.constexpr = 2 if source[5] is None else 6
+    SIZE: gl.constexpr = 2 if source[5] is None else 6 if source[11] is None else 7
     t_ready, t_empty = bars
     slot = turn & 1
     mbarrier.wait(t_empty.index(slot), ((turn >> 1) & 1) ^ 1)
@@ -44,7 +44,7 @@ def announce(info, bars, turn, tile, steps, source):
 
 
 @gluon.jit
-def read_work_item(info, t_bars, turn, MASK: gl.constexpr):
+def read_work_item(info, t_bars, turn, MASK: gl.constexpr, SPLIT: gl.constexpr):
     """The tile of work item number `turn`, and its steps."""
     t_ready, t_empty = t_bars
     slot = turn & 1
@@ -59,5 +59,7 @@ def read_work_item(info, t_bars, turn, MASK: gl.constexpr):
         seen = get(info, slot, TILE + 3)
         whole = get(info, slot, TILE + 4)
         tile = (token, row, rows, seen, whole, get(info, slot, TILE + 5))
+        if SPLIT:
+            tile += (get(info, slot, TILE + 6),)
     mbarrier.arrive(t_empty.index(slot), count=1)
     return tile, steps

@@ -1,4 +1,4 @@
-"""FlashMLA's sparse prefill call, served by openmla.
+"""FlashMLA's calls, served by openmla: sparse prefill here, decode in flash_mla_decode.py.
 
 Same signature, shapes and conventions as `flash_mla.flash_mla_sparse_fwd`; any head count, any
 topk, and CPU tensors work too. What differs from openmla's own call:
@@ -20,8 +20,18 @@ from torch import Tensor
 
 from openmla import checks
 from openmla.api import mla_prefill_sparse
+from openmla.compat.flash_mla_decode import (
+    FlashMLASchedMeta,
+    flash_mla_with_kvcache,
+    get_mla_metadata,
+)
 
-__all__ = ["flash_mla_sparse_fwd"]
+__all__ = [
+    "FlashMLASchedMeta",
+    "flash_mla_sparse_fwd",
+    "flash_mla_with_kvcache",
+    "get_mla_metadata",
+]
 
 
 def flash_mla_sparse_fwd(

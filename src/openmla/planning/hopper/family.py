@@ -96,6 +96,7 @@ def _latent(problem: Problem, target: Target) -> HopperSparseConfig:
         latent=problem.d_nope,
         rope=problem.d_rope,
         gather="indices" if problem.form == "sparse" else "pages",
+        draws=problem.form == "latent" or problem.has_topk_lengths,
         sm_count=target.sm_count,
     )
     if problem.kv_dtype in GLUON_CACHES:
@@ -130,16 +131,20 @@ def _not_run(config: HopperDenseFp8Config, problem: Problem) -> str:
     return "it is simulated and compiled, and has not run on a GPU"
 
 
+def _latent_lines(config: HopperSparseConfig, problem: Problem) -> list[str]:
+    if config.gather == "indices":
+        return config.explain()
+    rows = mean_length(problem.total_q, problem.batch) * problem.heads
+    keys = mean_length(problem.total_k, problem.batch)
+    return [*config.explain(), config.split.explain(rows, keys)]
+
+
 def _pages_slower(config: HopperSparseConfig, problem: Problem) -> str:
-    """The portable kernel splits the keys of a chunk that is too short to fill the GPU; this one
-    does not. Otherwise it is 1.8 to 1.9 times as fast on an H200, over FP8 pages too if their rows
-    are dequantized once."""
+    """It is 1.8 to 1.9 times as fast as the portable kernel on an H200, over FP8 pages too if their
+    rows are dequantized once."""
     if config.cache_read.mode == "in_kernel":
         return "it would dequantize FP8 pages at every visit, which has not been timed on a GPU"
-    tiles, programs = config.tiles(problem.total_q), config.sm_count
-    if tiles >= programs:
-        return ""
-    return f"its {tiles} tiles do not fill {programs} SMs, and it does not split keys"
+    return ""
 
 
 _ROWS = {
@@ -252,6 +257,7 @@ HOPPER = Family(
             choose=_latent,
             launcher="openmla.kernels.hopper.latent.launch",
             block=_latent_block,
+            explain=_latent_lines,
             slower=_pages_slower,
         ),
         Kernel(

@@ -64,6 +64,9 @@ class HopperSparseConfig(HopperBlock):
     """Where a block's rows come from: a list per token, or the pages of a sequence."""
     num_kv_stages: int = 1
     """Steps (pairs of key blocks) in flight. A step's column halves are released one by one."""
+    draws: bool = False
+    """Whether programs draw work items from a counter: where these are not all alike. Those that
+    dequantize take turns; they have no register to spare."""
     cache_read: CacheRead = PLAIN
     sm_count: int = 132
 
@@ -155,6 +158,8 @@ class HopperSparseConfig(HopperBlock):
         yield Wanted("validity flags", "stats", 4 * blocks * FP32)
         yield from barriers(("q_ready, q_free", 2))
         yield from launch_tail(self.registers, EPILOGUE_SCRATCH)
+        if self.draws and self.cache_read.mode != "in_kernel":
+            yield Wanted("drawn number", "scratch", FP32, align=128)
 
     # Verdict and words.
 

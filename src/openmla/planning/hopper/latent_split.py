@@ -76,3 +76,13 @@ class LatentSplit:
         while size > 1 and self.part_rows(size, total_rows, most_keys) > room:
             size = (size + 1) // 2
         return size
+
+    def explain(self, rows: int, keys: int) -> str:
+        """The rule in numbers, for a request of so many rows and keys."""
+        count, each = self.ranges(rows, keys), self.keys_of_range(rows, keys)
+        here = f"{count} ranges of {each} keys" if count > 1 else "not split"
+        return (
+            f"split keys: at least {MIN_RANGE} keys and {KEYS_PER_ROW} for each row a range, by "
+            f"the request's own rows and keys; {rows} rows x {keys} keys: {here}; workspace at "
+            f"most {WORKSPACE_CAP} bytes a launch"
+        )

@@ -54,7 +54,8 @@ CASES = {
     "split, 40 requests": replace(
         SMALL, heads=1, q_lens=(1,) * 40, k_lens=(5, 600, 0, 1100) * 10, spare=1
     ),
-    "split, unseen range": replace(SMALL, heads=1, q_lens=(600,), k_lens=(600,)),
+    # 130 rows, ranges of 4160 keys: the first tile sees none of the second range.
+    "split, unseen range": replace(SMALL, heads=1, q_lens=(130,), k_lens=(4200,)),
     "512+0": replace(V3, d_rope=0, rope="none", q_lens=(4,), k_lens=(129,)),
 }
 
@@ -87,6 +88,23 @@ def test_a_request_does_not_see_its_neighbors() -> None:
         start += length
 
 
+def test_a_request_that_is_split_does_not_see_its_neighbors() -> None:
+    built = on(CASES["split, 40 requests"])
+    together = run(built)[0]
+    op = built.operands
+    assert isinstance(op, LatentOperands) and together.lse is not None
+    for number in (1, 3, 39):
+        alone = replace(
+            op, q=op.q[number : number + 1], block_table=op.block_table[number : number + 1],
+            cache_lengths=op.cache_lengths[number : number + 1],
+            cu_seqlens_q=torch.tensor([0, 1]).int(),
+        )  # fmt: skip
+        found = run(replace(built, operands=alone))[0]
+        assert torch.equal(found.out[:1], together.out[number : number + 1])
+        assert found.lse is not None
+        assert torch.equal(found.lse[:1], together.lse[number : number + 1])
+
+
 def test_queries_with_gaps() -> None:
     built = on(V3)
     op = built.operands
@@ -97,10 +115,10 @@ def test_queries_with_gaps() -> None:
     assert torch.equal(run(gapped)[0].out, run(built)[0].out)
 
 
-def test_the_public_call_runs_this_kernel_when_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_public_call_runs_this_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dispatch, "device_target", lambda device: target_by_name("h200"))
     built = on(replace(V3, q_lens=(2,), k_lens=(9,)))
     with intercept() as reports:
         assert judge(built, built.run(backend="hopper")).ok
     assert len(reports) == 1 and reports[0].ok
-    assert dispatch.plan_call(built.operands, new_results(built)).backend == "portable"
+    assert dispatch.plan_call(built.operands, new_results(built)).backend == "hopper"

@@ -460,7 +460,7 @@ STRIDES = [
 # Vectors of 4-byte elements, read and written one by one: a slice of a tensor is as good as all.
 VECTORS = [
     "indices_ptr", "lengths_ptr", "cu_ptr", "lse_ptr", "logits_ptr", "sink_ptr", "scale_ptr",
-    "total_ptr", "part_state_ptr",
+    "total_ptr", "part_state_ptr", "counter_ptr",
 ]  # fmt: skip
 
 
@@ -481,6 +481,7 @@ def sparse_kernel(  # noqa: PLR0913
     total_ptr,
     part_sums_ptr,
     part_state_ptr,
+    counter_ptr,
     capacity,
     factor,
     topk,
@@ -554,7 +555,7 @@ def sparse_kernel(  # noqa: PLR0913
     results = (out, lse, max_logits, sink_ptr, (part_sums_ptr, part_state_ptr))
     source = (
         indices_ptr, lengths_ptr, topk, indices_stride, rows, cu_ptr, batch, total_q, heads,
-        PAGE_SIZE, MASK, part_sums_ptr, rest_q,
+        PAGE_SIZE, MASK, part_sums_ptr, rest_q, counter_ptr,
     )  # fmt: skip
     data = (data_ptr, stride_page, stride_row, scale_ptr, scale_page, scale_row, rope_ptr)
     load_smem = (q_smem, k_smem, (bias, flags))

@@ -14,7 +14,16 @@ import torch
 from torch import Tensor
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from openmla.kernels.call import WORKSPACE, Call, Counted, Sources, scale_arguments, vector
+from openmla.kernels.call import (
+    COUNTER,
+    WORKSPACE,
+    Call,
+    Counted,
+    Sources,
+    launch_counter,
+    scale_arguments,
+    vector,
+)
 from openmla.kernels.gluon.descriptors import tile_layout
 from openmla.kernels.hopper.dequantize.launch import addressed_once, rows_of
 from openmla.kernels.hopper.latent.kernel import sparse_kernel
@@ -33,6 +42,7 @@ SOURCES: Sources = {
     "rope_ptr": ("kv", "cache_data"), "scale_ptr": ("cache_scales", "kv", "cache_data"),
     "indices_ptr": ("indices", "block_table"), "lengths_ptr": ("topk_lengths", "cache_lengths"),
     "cu_ptr": "cu_seqlens_q", "part_sums_ptr": WORKSPACE, "part_state_ptr": WORKSPACE,
+    "counter_ptr": COUNTER,
 }  # fmt: skip
 
 
@@ -91,13 +101,16 @@ def _arguments(config: HopperSparseConfig, op: Operands, results: Results) -> di
     """Attention over the rows of `op` as they are stored."""
     places = _sequences(op) if isinstance(op, LatentOperands) else _lists(config, op)
     rows = rows_of(op.cache)
-    registers = config.registers_of(dequantizes=rows["SCALED"] > 0)
+    dequantizes = rows["SCALED"] > 0
+    registers = config.registers_of(dequantizes)
+    draws = config.draws and not dequantizes
     return {
         **constexprs(config),
         **places,
         **rows,
         **NO_GATE,
         "REGISTERS": (registers.consumer, registers.producer),
+        "counter_ptr": launch_counter(op.q.device) if draws else None,
         **_outputs(results),
         **scale_arguments(op.weights.scale),
         **_queries(config, op.q, packed=isinstance(op, LatentOperands)),

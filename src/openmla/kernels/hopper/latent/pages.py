@@ -82,6 +82,27 @@ def work_items(first, source, NW: gl.constexpr):
 
 
 @gluon.jit
+def draw(x, source):
+    """The number of a program's next work item: the next that nobody has, or without a counter the
+    one that follows number x when all programs take turns."""
+    counter = source[13]
+    if counter is not None:
+        return gl.atomic_add(counter, 1, sem="relaxed") + gl.num_programs(0)
+    else:
+        return x + gl.num_programs(0)
+
+
+@gluon.jit
+def finish_drawing(x, total, source):
+    """Put the counter back to 0, if x is the last number that was drawn: of `total` work items all
+    but the first of each program, and one more number for each that has done any."""
+    counter = source[13]
+    if counter is not None:  # noqa: SIM102 - decided when compiled
+        if x - gl.num_programs(0) == total - 1:
+            gl.store(counter, 0)
+
+
+@gluon.jit
 def first_cursor(source):
     """Where a program begins: its work item; the chunk of requests at hand, the work items and the
     rows of the workspace before it; and what `work_items` says of the chunk."""
@@ -91,7 +112,7 @@ def first_cursor(source):
 
 
 @gluon.jit
-def paged_work_item(cursor, source):
+def paged_work_item(cursor, source, NEXT: gl.constexpr):
     """What source.work_item returns.
 
     The tile is described by its request's first token and the tile's first row; the rows of the
@@ -100,6 +121,8 @@ def paged_work_item(cursor, source):
     the workspace, -1 if it sees all keys of the request.
     """
     x, chunk, base, slots, every, parted = cursor
+    if NEXT:
+        x = draw(x, source)
     stride, batch, heads = source[3], source[6], source[8]
     size = gl.sum(every, 0)
     while (x >= base + size) & (chunk + CHUNK <= batch):
@@ -136,7 +159,8 @@ def paged_work_item(cursor, source):
     steps = gl.maximum((count - skipped + (STEP - 1)) // STEP, 1)
     steps = gl.where(x < base + size, steps, 0)
     tile = (start, row, rows, seen - skipped, whole - skipped, stop - skipped, slot)
-    cursor = (x + gl.num_programs(0), chunk, base, slots, every, parted)
+    finish_drawing(x, base + size, source)
+    cursor = (x, chunk, base, slots, every, parted)
     box = (x * 0, start * heads + row)
     return cursor, tile, box, sequence.to(gl.int64) * stride, skipped, count, steps
 

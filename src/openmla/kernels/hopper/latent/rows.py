@@ -100,13 +100,13 @@ def producer(
     RL: gl.constexpr = gl.SliceLayout(1, BL)
     turn = gl.program_id(0) * 0
     it = turn  # steps so far, over all work items
-    cursor, tile, box, first, skipped, count, steps = work_item(begin(source), source, shape)
+    cursor, tile, box, first, skipped, count, steps = work_item(begin(source), source, shape, False)
     announce(info, t_bars, turn, tile, steps, source)
     entry0 = entries(source, first, count, skipped, RL)
     entry1 = entries(source, first, count, skipped + KEYS, RL)
     while steps > 0:
         cursor, tile, next_box, next_first, next_skipped, next_count, next_steps = work_item(
-            cursor, source, shape
+            cursor, source, shape, True
         )
         announce(info, t_bars, turn + 1, tile, next_steps, source)
         mbarrier.wait(q_free, (turn & 1) ^ 1)

@@ -182,7 +182,7 @@ def fp8_producer(
     ORDER: gl.constexpr = chunk_order(DIMS, 0, rope_in_order(rows[6] is None, DIMS))
     turn = gl.program_id(0) * 0
     it = turn  # steps so far, over all work items
-    cursor, tile, box, first, skipped, count, steps = work_item(begin(source), source, shape)
+    cursor, tile, box, first, skipped, count, steps = work_item(begin(source), source, shape, False)
     announce(info, t_bars, turn, tile, steps, source)
     keys0 = physical(source, entries(source, first, count, skipped, KL), PAGE)
     entry = entries(source, first, count, skipped + KEYS, KL)
@@ -192,7 +192,7 @@ def fp8_producer(
     chunks = (raw, scales, raw_next, scales_next)
     while steps > 0:
         cursor, tile, next_box, next_first, next_skipped, next_count, next_steps = work_item(
-            cursor, source, shape
+            cursor, source, shape, True
         )
         announce(info, t_bars, turn + 1, tile, next_steps, source)
         mbarrier.wait(q_free, (turn & 1) ^ 1)

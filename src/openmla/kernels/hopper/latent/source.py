@@ -8,10 +8,11 @@ A source answers three questions, in the producer's layout:
 | `entries` | for 64 places of a work item, the physical rows; -1: none (loaded a step ahead) |
 | `locate` | from entries: (page, place in the page, whether there is a key) |
 
-A source is a tuple. Of lists: indices, their lengths, topk, stride of a list, rows of the pool,
-None. Of sequences: block table, lengths, most keys, stride of a line, rows of the pool, offsets of
-the sequences' tokens, batch, tokens, heads, rows of a page, MASK (see kernel.py), None or a workspace
-for ranges of keys, tokens up to which rows are written.
+A source is a tuple. Elements of both kinds: 0 indices or block table; 1 lengths; 2 topk or most
+keys; 3 stride of a list or of a line of the table; 4 rows of the pool; 5 offsets of the sequences'
+tokens, None for lists; 13 the counter of work items, or None. Of sequences alone: 6 batch; 7
+tokens; 8 heads; 9 rows of a page; 10 MASK (see kernel.py); 11 a workspace for ranges of keys, or
+None; 12 tokens up to which rows are written.
 
 A row's address is then page * page stride + place * row stride, 64 bits wide.
 """
@@ -19,7 +20,13 @@ A row's address is then page * page stride + place * row stride, 64 bits wide.
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from openmla.kernels.hopper.latent.pages import first_cursor, page_entries, paged_work_item
+from openmla.kernels.hopper.latent.pages import (
+    draw,
+    finish_drawing,
+    first_cursor,
+    page_entries,
+    paged_work_item,
+)
 
 KEYS = gl.constexpr(64)  # of a block
 STEP = gl.constexpr(128)  # keys of a step
@@ -36,17 +43,20 @@ def begin(source):
 
 
 @gluon.jit
-def work_item(cursor, source, shape):
-    """(cursor of the next, tile, box, first entry, entries skipped, entries, steps) of a work item.
+def work_item(cursor, source, shape, NEXT: gl.constexpr):
+    """(cursor, tile, box, first entry, entries skipped, entries, steps) of the work item at the
+    cursor, or (NEXT) of the one after it.
 
     tile: (token, first head), or what `paged_work_item` says; box: where Q begins, in the
     descriptor's first two dimensions. At least one step, 0 past the last work item.
     """
     if source[5] is not None:
-        return paged_work_item(cursor, source)
+        return paged_work_item(cursor, source, NEXT)
     else:
         tiles, head_blocks = shape
         lengths_ptr, topk, stride = source[1], source[2], source[3]
+        if NEXT:
+            cursor = draw(cursor, source)
         # The halves of a token are neighbors, so that they find each other's rows in L2.
         token = gl.minimum(cursor, tiles - 1) // head_blocks
         tile = (token, cursor % head_blocks * ROWS)
@@ -54,8 +64,8 @@ def work_item(cursor, source, shape):
         if lengths_ptr is not None:
             count = gl.minimum(gl.load(lengths_ptr + token), topk)
         steps = gl.where(cursor < tiles, gl.maximum((count + (STEP - 1)) // STEP, 1), 0)
-        following = cursor + gl.num_programs(0)
-        return following, tile, tile, token.to(gl.int64) * stride, cursor * 0, count, steps
+        finish_drawing(cursor, tiles, source)
+        return cursor, tile, tile, token.to(gl.int64) * stride, cursor * 0, count, steps
 
 
 @gluon.jit

@@ -1,8 +1,8 @@
 """How an FP8 cache is read: dequantized in the kernel at every visit, or once into a workspace.
 
 Both ways give the same bits, because an element's value is bf16(fp32(e4m3) * scale) everywhere. So
-the choice is one of speed alone and may look at the whole batch. `STEPS_TO_PAY` comes from an H200;
-the other thresholds are estimates.
+the choice is one of speed alone and may look at the whole batch. For lists it is made by the times
+below, measured on an H200; the other thresholds are estimates.
 
 A workspace holds either every row of the pool (`sparse_cache_read`, `paged_cache_read`), or the
 rows that lists of rows or pages name (`listed_cache_read`, `named_pages_read`): how many those are
@@ -19,11 +19,18 @@ CacheMode = Literal["plain", "in_kernel", "workspace"]
 
 # Dequantizing a row once also writes and reads it back; it pays from about this many visits on.
 VISITS_TO_PAY = 4
-# A step of 128 rows takes about 11,000 clocks when they are dequantized in it and 5,300 when they
-# are not; finding, dequantizing and remapping rows takes up to 0.1 ms. Measured with 128 heads and
-# lists of 2048: 16 steps of a program take as long either way (0.11 ms) if nothing has to be waited
-# for, 64 take 0.41 ms in the kernel and 0.28 with a workspace.
-STEPS_TO_PAY = 24
+# Nanoseconds, H200, 2026-11-16, benchmarks/device/few_h200.py --section fp8 (128 heads, lists of
+# 2048 rows of 656 bytes; 1 to 4096 queries, pools of 8192 to 4,194,304 rows). A step of 128 rows
+# takes 7100 (rows in L2) to 8900 when they are dequantized in it:
+IN_KERNEL_STEP, COPIED_STEP = 8000, 3400
+# Finding the rows that are named: five launches, and the map of the pool. Then the entries of the
+# lists are translated, and rows dequantized:
+LAUNCHES, PER_1000_MAPPED = 27_000, 7
+PER_1000_ENTRIES, PER_1000_ROWS = 120, 850
+# Rows worth dequantizing for each step of a program, once they are found. If more are named, which
+# only the device knows, they are dequantized in the kernel after all, and were found in vain.
+ROWS_PER_STEP = 4800
+IN_VAIN = 7  # finding them may take a seventh of the time of the kernel that dequantizes
 STEP = 128  # keys
 WORKSPACE_CAP = 512 * 1024 * 1024
 MAP_CAP = 256 * 1024 * 1024  # 4 bytes for every row of the pool
@@ -44,11 +51,14 @@ class CacheRead:
     """Rows or pages of the pool, where only those that are named are read; 0 where all rows are."""
     steps: int = 0
     """Steps of a program, where rows are named by lists. How often each is named is not known."""
+    entries: int = 0
+    """Of all lists."""
 
     @property
     def capacity(self) -> int:
-        """Rows that a workspace holds."""
-        return min(self.rows, WORKSPACE_CAP // max(self.row_bytes, 1))
+        """Rows that a workspace holds; of lists, no more than are worth it."""
+        most = min(self.rows, WORKSPACE_CAP // max(self.row_bytes, 1))
+        return min(most, ROWS_PER_STEP * self.steps) if self.steps else most
 
     @property
     def workspace_bytes(self) -> int:
@@ -59,18 +69,26 @@ class CacheRead:
 
     def against(self) -> str:
         """What speaks against a workspace for rows that are named; empty if nothing does."""
-        reason = self._too_few_visits()
+        reason = self._too_slow() if self.steps and self.rows else self._too_few_visits()
         if reason:
             return f"{reason} do not repay a workspace of {self._held()}"
         size = f"a map of {self.mapped} x {MAP_BYTES} bytes"
-        if self.mapped > MAPPED_PER_VISIT * self.visits:
+        if not self.steps and self.mapped > MAPPED_PER_VISIT * self.visits:
             return f"{self.visits} visits do not repay {size}"
         return f"{size} would exceed {MAP_CAP}" if self.mapped * MAP_BYTES > MAP_CAP else ""
 
+    def _too_slow(self) -> str:
+        """By the times above: for sure if all rows fit, by what would be in vain if they may not."""
+        finding = LAUNCHES + _of_1000(self.mapped, PER_1000_MAPPED)
+        in_kernel = IN_KERNEL_STEP * self.steps
+        if self.rows > self.capacity:
+            slow = finding * IN_VAIN > in_kernel
+        else:
+            once = _of_1000(self.entries, PER_1000_ENTRIES) + _of_1000(self.rows, PER_1000_ROWS)
+            slow = finding + once + COPIED_STEP * self.steps > in_kernel
+        return f"{self.steps} steps of a program over {self.mapped} rows" if slow else ""
+
     def _too_few_visits(self) -> str:
-        if self.steps and self.rows:
-            few = self.steps <= STEPS_TO_PAY
-            return f"{self.steps} steps of a program, at most {STEPS_TO_PAY}," if few else ""
         if not self.rows or self.visits < VISITS_TO_PAY * self.capacity:
             per_row = f"{self.visits} visits of {self.capacity} rows"
             return f"{per_row}, fewer than {VISITS_TO_PAY} each,"
@@ -102,7 +120,7 @@ class CacheRead:
         more = "; if more are named, in the kernel" if self.rows > self.capacity else ""
         enough = f"at least {VISITS_TO_PAY} each"
         if self.steps:
-            enough = f"{self.steps} steps of a program, more than {STEPS_TO_PAY}"
+            enough = f"{self.steps} steps of a program"
         return (
             f"FP8 cache: rows that are named are dequantized once, found by a map of {self.mapped} "
             f"entries, into a workspace of {self._held()}: {self.visits} visits, {enough}{more}"
@@ -136,19 +154,20 @@ def listed_cache_read(
 
     4096 queries name at most 1,000,000 rows of such a pool, in 16.8 million visits. A workspace
     holds 466033; dequantizing so many costs less than the visits save. 64 queries of 128 heads are
-    one tile, 16 steps, for each of 132 programs: that is not worth five more kernels.
+    one tile, 16 steps, for each of 132 programs: too few for 131072 rows. One query names 2048.
 
     >>> v32 = {"topk": 2048, "pool": 1_000_000, "row_blocks": 2, "width": 576, "programs": 132}
     >>> many = listed_cache_read(4096, **v32)
     >>> many.mode, many.rows, many.capacity, many.steps
     ('workspace', 1000000, 466033, 1008)
     >>> few = listed_cache_read(64, **v32)
-    >>> few.mode, few.steps
-    ('in_kernel', 16)
+    >>> few.mode, few.steps, listed_cache_read(1, **v32).mode
+    ('in_kernel', 16, 'workspace')
     """
     rows, visits = min(pool, total_q * topk), total_q * topk * row_blocks
     steps = ceildiv(total_q * row_blocks, programs) * ceildiv(topk, STEP)
-    return _decide_named(CacheRead("workspace", rows, 2 * width, visits, pool, steps))
+    entries = total_q * topk
+    return _decide_named(CacheRead("workspace", rows, 2 * width, visits, pool, steps, entries))
 
 
 def named_pages_read(tiles_per_request: int, pool: int, width: int, page_size: int) -> CacheRead:
@@ -164,6 +183,10 @@ def named_pages_read(tiles_per_request: int, pool: int, width: int, page_size: i
 
 def _decide_named(read: CacheRead) -> CacheRead:
     return replace(read, mode="in_kernel") if read.against() else read
+
+
+def _of_1000(count: int, each: int) -> int:
+    return count * each // 1000
 
 
 def paged_cache_read(tiles_per_request: int, rows: int, width: int) -> CacheRead:

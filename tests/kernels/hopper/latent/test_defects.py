@@ -147,7 +147,8 @@ DEFECTS = [
     ),
     sparse(
         "one key into a step is not a step", None,
-        "(count + (STEP - 1)) // STEP", "(count + (STEP - 2)) // STEP", "edges", "latent.pages",
+        "(count - skipped + (STEP - 1)) // STEP", "(count - skipped + (STEP - 2)) // STEP",
+        "edges", "latent.pages",
     ),
     sparse(
         "a block but for one key needs no mask", None,
@@ -155,7 +156,8 @@ DEFECTS = [
     ),
     sparse(
         "one row into a tile is not a tile", Kind.OUTPUT,
-        "& (row >= q_len * heads)", "& (row + 1 >= q_len * heads)", "edges", "latent.pages",
+        "tiles = (rows + (ROWS - 1)) // ROWS\n", "tiles = (rows + (ROWS - 2)) // ROWS\n",
+        "edges", "latent.pages",
     ),
     sparse(
         "the table entry after the last is read", Kind.BOUNDS,

@@ -8,13 +8,14 @@ import pytest
 import torch
 
 from gluon_sim import intercept
-from kernels.hopper.simulated import run
+from kernels.hopper.simulated import plan_of, run
 from kernels.judging import (
     assert_every_schedule_is_clean,
     assert_right_clean_and_deaf_to_poison,
     on,
 )
 from openmla import dispatch
+from openmla.kernels.hopper.latent.launch import calls
 from openmla.operands import LatentOperands
 from openmla.planning import target_by_name
 from openmla.testing.case import Case
@@ -103,6 +104,17 @@ def test_a_request_that_is_split_does_not_see_its_neighbors() -> None:
         assert torch.equal(found.out[:1], together.out[number : number + 1])
         assert found.lse is not None
         assert torch.equal(found.lse[:1], together.lse[number : number + 1])
+
+
+@pytest.mark.parametrize("name", ["causal", "many short", "split", "no sequences"])
+def test_the_counter_is_zero_again(name: str) -> None:
+    built = on(CASES[name])
+    results = new_results(built)
+    with intercept():
+        made = list(calls(plan_of(built), built.operands, results))
+        for call in made:
+            call.run()
+    assert [int(call.arguments.get("counter_ptr", 0)) for call in made] == [0] * len(made)
 
 
 def test_queries_with_gaps() -> None:

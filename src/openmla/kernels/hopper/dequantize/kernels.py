@@ -12,7 +12,7 @@ what it names, a row or a page of SIZE rows, is called a unit.
 | remap_kernel | a list | it, map | the list in terms of places |
 
 A unit's place is the number of named units before it, so places keep the order of the pool and
-nothing depends on who comes first. Units past `capacity` have no place in the workspace: then
+nothing depends on who comes first. If there are more than `capacity`, nothing is dequantized, and
 `total` tells the attention kernels that the workspace must not be used.
 
 Lists [[7, 3], [3, -1]] over a pool of 9 rows: map 0 0 0 1 0 0 0 1 0 -> places 3 at 0, 7 at 1, total
@@ -167,7 +167,8 @@ def dequantize_kernel(  # noqa: PLR0913
     KL: gl.constexpr = key_layout(CHUNK, CACHE[1], LANES)
     WIDTH: gl.constexpr = DIMS[0] + DIMS[1]
     rows = (data_ptr, stride_page, stride_row, scale_ptr, scale_page, scale_row, rope_ptr)
-    count = gl.minimum(gl.load(total_ptr), capacity) * SIZE
+    total = gl.load(total_ptr)
+    count = gl.where(total <= capacity, total * SIZE, 0)
     for first in range(gl.program_id(0) * ROWS, count, gl.num_programs(0) * ROWS):
         place = first + gl.arange(0, ROWS, KL)
         unit = gl.load(places_ptr + place // SIZE, mask=place < count, other=-1)

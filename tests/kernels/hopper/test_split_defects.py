@@ -1,0 +1,68 @@
+"""Seeded defects of split requests of the latent Hopper kernel: ranges, their places, the merge."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from kernels.hopper.sparse_defect import SparseDefect, assert_found
+from kernels.hopper.test_latent import SMALL
+
+# Ten ranges, which the merge adds in two groups, and two; a request that is not split between them.
+SPLIT = replace(
+    SMALL, heads=4, q_lens=(2, 1, 1), k_lens=(4700, 7, 513), sink="normal", values="rising"
+)
+
+
+def split(name: str, old: str, new: str, file: str = "latent.pages") -> SparseDefect:
+    """Nothing waits for anything here: only the numbers are wrong."""
+    return SparseDefect(name, None, file, old, new, "split")
+
+
+MERGE, EPILOGUE = "latent.merge", "latent.epilogue"
+DEFECTS = [
+    split("ranges lie over each other", "first_slot + part * rows + row", "first_slot + row"),
+    split(
+        "requests lie over each other", "first_slot = slots + sum_before(lane, parted, WARPS)",
+        "first_slot = slots",
+    ),
+    split("a range begins a step late", "skipped = part * each", "skipped = part * (each + STEP)"),
+    split(
+        "a range does not end", "stop = gl.minimum(skipped + each, keys)", "stop = keys",
+    ),
+    split(
+        "what a row sees is counted from the first key of all", "seen - skipped, whole",
+        "seen, whole",
+    ),
+    split("one key more is no range", "(keys + each - 1) // each", "(keys + each - 2) // each"),
+    split(
+        "a range is taken for a whole request", "    parted = slot >= 0\n",
+        "    parted = slot > 0\n", file=EPILOGUE,
+    ),
+    split(
+        "the left columns are written as the right ones",
+        "write_sums(O, parts, place, 0)", "write_sums(O, parts, place, O.shape[1])",
+        file=EPILOGUE,
+    ),
+    split(
+        "rows of the next request are overwritten", "slot + tile[2] - tile[1]", "slot + 64",
+        file=EPILOGUE,
+    ),
+    split(
+        "the merge leaves out the last range", "ok = part < parts", "ok = part < parts - 1",
+        file=MERGE,
+    ),
+    split(
+        "the merge forgets what came before", "acc = acc * mine +", "acc = acc +", file=MERGE,
+    ),
+    split("the merge reads rows of other ranges", "part.to(gl.int64) * rows", "part", file=MERGE),
+    split("the merge takes another head's sink", "head = row % heads", "head = row // heads",
+          file=MERGE),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("defect", DEFECTS, ids=lambda d: d.name)
+def test_defect_is_found(defect: SparseDefect, tmp_path: Path) -> None:
+    assert_found(defect, SPLIT, tmp_path)

@@ -96,10 +96,10 @@ def merge_kernel(  # noqa: PLR0913
         row_max = row_sum + MINUS_INF
         for first in range(0, parts, TOGETHER):
             part = gl.arange(0, TOGETHER, gl.SliceLayout(1, L)) + first
-            at = slot + row + part.to(gl.int64) * rows
+            at = slot + row + part * rows  # the workspace has fewer than 2^31 elements
             ok = part < parts
             sums = gl.load(
-                (part_sums_ptr + at * D_V)[:, None] + column[None, :], mask=ok[:, None], other=0.0
+                part_sums_ptr + (at * D_V)[:, None] + column[None, :], mask=ok[:, None], other=0.0
             )
             part_max = gl.load(part_state_ptr + at * 2, mask=ok, other=MINUS_INF)
             part_sum = gl.load(part_state_ptr + at * 2 + 1, mask=ok, other=0.0)

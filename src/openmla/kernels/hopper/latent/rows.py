@@ -85,67 +85,88 @@ def put_validity(bias, flags, ok, barrier, LANES: gl.constexpr):
 
 
 @gluon.jit
+def gather(
+    at, ahead, source, rows, smem, bars, it, ST: gl.constexpr, DIMS: gl.constexpr,
+    PAGE: gl.constexpr, LANES: gl.constexpr,
+):  # fmt: skip
+    """Copy the two blocks of a step; returns the entries of the step that begins at `ahead`: (first
+    entry of its work item, place of the step in it, places that count)."""
+    k_smem, validity = smem
+    left, right, rope = k_smem
+    bias, flags = validity
+    ready, free, valid = bars
+    HALF: gl.constexpr = DIMS[0]
+    BL: gl.constexpr = gl.BlockedLayout([1, 8], [32 // LANES, LANES], [WARPS, 1], [1, 0])
+    RL: gl.constexpr = gl.SliceLayout(1, BL)
+    entry0, entry1 = at
+    first, place_ahead, count = ahead
+    b = it % ST * 2
+    phase = ((it // ST) & 1) ^ 1
+    page, place, ok = locate(source, entry0, PAGE)
+    entry0 = entries(source, first, count, place_ahead, RL)
+    start = start_of(rows, page, place, PAGE)
+    mbarrier.wait(free.index(2 * b), phase)
+    copy(left.index(b), start, ok, 0, BL)
+    arrive_copied(ready.index(2 * b))
+    put_validity(bias.index(b), flags.index(b), ok, valid.index(b), LANES)
+    mbarrier.wait(free.index(2 * b + 1), phase)
+    copy(right.index(b), start, ok, HALF, BL)
+    if DIMS[1] > 0:
+        copy(rope.index(b), start, ok, 2 * HALF, BL)
+    arrive_copied(ready.index(2 * b + 1))
+    page, place, ok = locate(source, entry1, PAGE)
+    entry1 = entries(source, first, count, place_ahead + KEYS, RL)
+    start = start_of(rows, page, place, PAGE)
+    mbarrier.wait(free.index(2 * b + 2), phase)
+    copy(left.index(b + 1), start, ok, 0, BL)
+    if DIMS[1] > 0:
+        copy(rope.index(b + 1), start, ok, 2 * HALF, BL)
+    arrive_copied(ready.index(2 * b + 2))
+    mbarrier.wait(free.index(2 * b + 3), phase)
+    copy(right.index(b + 1), start, ok, HALF, BL)
+    arrive_copied(ready.index(2 * b + 3))
+    put_validity(bias.index(b + 1), flags.index(b + 1), ok, valid.index(b + 1), LANES)
+    return entry0, entry1
+
+
+@gluon.jit
 def producer(
     info, source, rows, shape, q_descs, smem, bars, ST: gl.constexpr, DIMS: gl.constexpr,
     PAGE: gl.constexpr, LANES: gl.constexpr,
 ):  # fmt: skip
-    """Every work item of this program. LANES: threads that copy neighboring 16 bytes of a row."""
+    """Every work item of this program. LANES: threads that copy neighboring 16 bytes of a row.
+
+    The next work item is looked for before the last step of one: the warp-groups are busy then.
+    """
     q_smem, k_smem, validity = smem
-    left, right, rope = k_smem
-    bias, flags = validity
     q_bars, ready, free, valid, t_bars = bars
     q_ready, q_free = q_bars
-    HALF: gl.constexpr = DIMS[0]
+    step_smem = (k_smem, validity)
+    step_bars = (ready, free, valid)
     BL: gl.constexpr = gl.BlockedLayout([1, 8], [32 // LANES, LANES], [WARPS, 1], [1, 0])
     RL: gl.constexpr = gl.SliceLayout(1, BL)
     turn = gl.program_id(0) * 0
     it = turn  # steps so far, over all work items
     cursor, tile, box, first, skipped, count, steps = work_item(begin(source), source, shape, False)
     announce(info, t_bars, turn, tile, steps, source)
-    entry0 = entries(source, first, count, skipped, RL)
-    entry1 = entries(source, first, count, skipped + KEYS, RL)
+    at = (
+        entries(source, first, count, skipped, RL),
+        entries(source, first, count, skipped + KEYS, RL),
+    )
     while steps > 0:
-        cursor, tile, next_box, next_first, next_skipped, next_count, next_steps = work_item(
-            cursor, source, shape, True
-        )
-        announce(info, t_bars, turn + 1, tile, next_steps, source)
         mbarrier.wait(q_free, (turn & 1) ^ 1)
         load_queries(q_descs, q_smem, q_ready, box, DIMS)
+        left_over = steps * 0
         for j in range(0, steps):
-            b = it % ST * 2
-            phase = ((it // ST) & 1) ^ 1
-            last = j == steps - 1
-            ahead = gl.where(last, next_skipped, skipped + (j + 1) * STEP)
-            ahead_first = gl.where(last, next_first, first)
-            ahead_count = gl.where(last, next_count, count)
-            page, place, ok = locate(source, entry0, PAGE)
-            entry0 = entries(source, ahead_first, ahead_count, ahead, RL)
-            start = start_of(rows, page, place, PAGE)
-            mbarrier.wait(free.index(2 * b), phase)
-            copy(left.index(b), start, ok, 0, BL)
-            arrive_copied(ready.index(2 * b))
-            put_validity(bias.index(b), flags.index(b), ok, valid.index(b), LANES)
-            mbarrier.wait(free.index(2 * b + 1), phase)
-            copy(right.index(b), start, ok, HALF, BL)
-            if DIMS[1] > 0:
-                copy(rope.index(b), start, ok, 2 * HALF, BL)
-            arrive_copied(ready.index(2 * b + 1))
-            page, place, ok = locate(source, entry1, PAGE)
-            entry1 = entries(source, ahead_first, ahead_count, ahead + KEYS, RL)
-            start = start_of(rows, page, place, PAGE)
-            mbarrier.wait(free.index(2 * b + 2), phase)
-            copy(left.index(b + 1), start, ok, 0, BL)
-            if DIMS[1] > 0:
-                copy(rope.index(b + 1), start, ok, 2 * HALF, BL)
-            arrive_copied(ready.index(2 * b + 2))
-            mbarrier.wait(free.index(2 * b + 3), phase)
-            copy(right.index(b + 1), start, ok, HALF, BL)
-            arrive_copied(ready.index(2 * b + 3))
-            put_validity(bias.index(b + 1), flags.index(b + 1), ok, valid.index(b + 1), LANES)
+            place = skipped + (j + 1) * STEP
+            if j == steps - 1:
+                turn += 1
+                cursor, tile, box, first, skipped, count, left_over = work_item(
+                    cursor, source, shape, True
+                )
+                announce(info, t_bars, turn, tile, left_over, source)
+                place = skipped
+            ahead = (first, place, count)
+            at = gather(at, ahead, source, rows, step_smem, step_bars, it, ST, DIMS, PAGE, LANES)
             it += 1
-        turn += 1
-        box = next_box
-        first = next_first
-        skipped = next_skipped
-        count = next_count
-        steps = next_steps
+        steps = left_over

@@ -41,6 +41,18 @@ def matmul() -> Callable[[], object]:
     return lambda: torch.mm(a, b)
 
 
+def fill(cache: LatentCache) -> None:
+    """With numbers about 1."""
+    if cache.format == "bf16":
+        cache.data.normal_()
+        return
+    cache.data.view(torch.uint8).random_(0, 100)
+    for name, value in (("scales", 0.01), ("bf16", 1.0)):
+        field = cache.field(name)
+        assert field is not None
+        field.fill_(value)
+
+
 @dataclass(frozen=True)
 class Pages:
     """Requests of `queries` new tokens and `keys` keys each, on pages of 64 rows."""
@@ -50,6 +62,8 @@ class Pages:
     keys: int
     heads: int
     causal: bool = True
+    cache_format: str = "bf16"
+    backend: str = "hopper"
 
     @property
     def flops(self) -> float:
@@ -64,16 +78,16 @@ class Pages:
     def call(self) -> Callable[[], object]:
         pages = -(-self.keys // 64)
         cache = LatentCache.allocate(
-            num_pages=self.requests * pages, page_size=64, format="bf16", device="cuda"
+            num_pages=self.requests * pages, page_size=64, format=self.cache_format, device="cuda"
         )
-        cache.data.normal_()
+        fill(cache)
         table = torch.randperm(self.requests * pages, device="cuda").int()
         total = self.requests * self.queries
         arguments: dict[str, Any] = {
             "block_table": table.view(self.requests, pages),
             "cache_lengths": torch.full((self.requests,), self.keys, device="cuda").int(),
             "cu_seqlens_q": torch.arange(self.requests + 1, device="cuda").int() * self.queries,
-            "scale": SCALE, "causal": self.causal, "backend": "hopper",
+            "scale": SCALE, "causal": self.causal, "backend": self.backend,
             "out": torch.empty(total, self.heads, 512, device="cuda", dtype=torch.bfloat16),
         }  # fmt: skip
         q = torch.randn(total, self.heads, 576, device="cuda").bfloat16()
@@ -83,12 +97,20 @@ class Pages:
 PAGES = (
     Pages(128, 1, 4096, 128), Pages(32, 1, 32768, 128), Pages(128, 1, 4096, 16),
     Pages(1, 1, 32768, 16), Pages(1, 1, 32768, 128), Pages(128, 2, 4096, 128),
+    Pages(32, 1, 32768, 16), Pages(128, 1, 32768, 16),
     Pages(1, 4096, 8192, 128), Pages(1, 2048, 16384, 16), Pages(4, 512, 8192, 128),
 )  # fmt: skip
 
 
-def pages(_: str, rounds: int) -> Iterator[dict[str, Any]]:
-    for shape in PAGES:
+FP8_PAGES = tuple(
+    replace(shape, cache_format="fp8_656", backend=backend)
+    for shape in (Pages(32, 1, 32768, 128), Pages(128, 1, 4096, 16), Pages(1, 1, 32768, 16))
+    for backend in ("hopper", "portable")
+)
+
+
+def pages(group: str, rounds: int) -> Iterator[dict[str, Any]]:
+    for shape in {"bf16": PAGES, "fp8_656": FP8_PAGES}[group]:
         timings = race({"matmul": matmul(), "ours": shape.call()}, rounds)
         t, ceiling = timings["ours"], 2.0 * MATMUL**3 / timings["matmul"].median
         yield {
@@ -156,9 +178,7 @@ def fp8_operands(queries: int, pool: int, clustered: bool) -> SparseOperands:
     cache = LatentCache.allocate(
         num_pages=pool // 64, page_size=64, format="fp8_656", device="cuda"
     )
-    cache.data.view(torch.uint8).random_(0, 100)
-    cache.field("scales").fill_(0.01)
-    cache.field("bf16").normal_()
+    fill(cache)
     region = min(pool, 8192) if clustered else pool
     indices = torch.randint(0, region, (queries, 2048), device="cuda").int()
     q = torch.randn(queries, 128, 576, device="cuda").bfloat16()
@@ -184,7 +204,7 @@ def fp8(group: str, rounds: int) -> Iterator[dict[str, Any]]:
 
 
 SECTIONS = {
-    "pages": Section(pages, 60),
+    "pages": Section(pages, 60, ("bf16", "fp8_656")),
     "lists": Section(lists, 40),
     "fp8": Section(fp8, 40, ("8192", "65536", "1048576", "4194304")),
 }

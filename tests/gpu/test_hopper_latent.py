@@ -83,9 +83,74 @@ def test_flash_mla_conventions(case: flash_mla.FlashCase):
     assert flash_mla.problems(case, DEVICE) == []
 
 
+# One query and a few, of requests that are split and that are not (see LatentSplit).
+FEW = replace(
+    PAGES, heads=16, q_lens=(1, 3, 1, 8, 1), k_lens=(9000, 5000, 100, 3000, 20000), spare=2
+)
+SPLIT_BATCHES: tuple[dict[str, Any], ...] = (
+    {"sink": "mixed"},
+    {"heads": 128, "q_lens": (1, 1, 2), "k_lens": (9000, 4097, 4096), "values": "rising"},
+    {"heads": 1, "q_lens": (1,) * 40, "k_lens": (3000, 5, 0, 6000) * 10, "causal": False},
+    {"heads": 20, "q_lens": (10,), "k_lens": (13000,), "values": "peaky"},
+)
+
+
+@pytest.mark.parametrize("batch", SPLIT_BATCHES, ids=str)
+def test_split_requests(batch: dict[str, Any]):
+    assert problems(replace(FEW, **batch), "hopper") == []
+
+
+def test_a_request_alone_has_the_bits_it_has_among_others():
+    case = replace(FEW, heads=128, q_lens=(1, 2, 1) * 86, k_lens=(9000, 700, 4500) * 86)
+    built = on(case)
+    whole = built.run("hopper")
+    assert whole.lse is not None
+    arguments = dict(built.arguments)
+    q, table = arguments.pop("q"), arguments.pop("block_table")
+    lengths, offsets = arguments.pop("cache_lengths"), arguments.pop("cu_seqlens_q").tolist()
+    arguments |= {"backend": "hopper", "return_lse": True}
+    for number in (0, 1, 2, 100, 257):
+        start, stop = offsets[number : number + 2]
+        out, lse = openmla.mla_prefill_latent(
+            q[start:stop], block_table=table[number : number + 1],
+            cache_lengths=lengths[number : number + 1],
+            cu_seqlens_q=torch.tensor([0, stop - start], device=DEVICE).int(), **arguments,
+        )  # fmt: skip
+        assert torch.equal(out, whole.out[start:stop]), number
+        assert torch.equal(lse, whole.lse[start:stop]), number
+
+
+def test_lengths_change_between_replays_of_a_graph_over_a_wide_table():
+    pages, batch = 1024, 4
+    rows = normal(batch * pages, 64, 576)
+    table = torch.randperm(batch * pages, device=DEVICE).int().view(batch, pages)
+    lengths = torch.tensor([3000, 700, 513, 100], device=DEVICE).int()
+    offsets = torch.tensor([0, 1, 3, 4, 7], device=DEVICE).int()
+    q = normal(7, 16, 576)
+
+    def call() -> Any:
+        return openmla.mla_prefill_latent(
+            q, rows, block_table=table, cache_lengths=lengths, cu_seqlens_q=offsets, scale=0.05,
+            d_v=512, backend="hopper", return_lse=True,
+        )  # fmt: skip
+
+    call()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = call()
+    for now in ((60000, 1, 0, 9000), (5, 5, 5, 5), (3000, 2897, 4097, 65536)):
+        lengths.copy_(torch.tensor(now))
+        graph.replay()
+        torch.cuda.synchronize()
+        assert all(map(torch.equal, captured, call())), now
+
+
 @pytest.mark.parametrize(
     "case",
     [
+        FEW,
+        replace(FEW, heads=128, q_lens=(1,) * 32, k_lens=(8192,) * 32),
         replace(LISTS, heads=128, q_lens=(300,), k_lens=(4096,), topk=512),
         replace(LISTS, heads=20, q_lens=(1000,), k_lens=(2048,), topk=130),
         replace(PAGES, heads=16, q_lens=(200, 100), k_lens=(900, 3000)),

@@ -78,7 +78,7 @@ class CacheRead:
         return f"{size} would exceed {MAP_CAP}" if self.mapped * MAP_BYTES > MAP_CAP else ""
 
     def _too_slow(self) -> str:
-        """By the times above: for sure if all rows fit, by what would be in vain if they may not."""
+        """By the times above; where not all rows may fit, by what would be in vain."""
         finding = LAUNCHES + _of_1000(self.mapped, PER_1000_MAPPED)
         in_kernel = IN_KERNEL_STEP * self.steps
         if self.rows > self.capacity:

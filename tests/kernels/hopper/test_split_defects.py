@@ -12,7 +12,7 @@ from kernels.hopper.test_latent import SMALL
 
 # Ten ranges, which the merge adds in two groups, and two; a request that is not split between them.
 SPLIT = replace(
-    SMALL, heads=4, q_lens=(2, 1, 1), k_lens=(4700, 7, 513), sink="normal", values="rising"
+    SMALL, heads=4, q_lens=(2, 1, 1), k_lens=(9300, 7, 3000), sink="normal", values="rising"
 )
 
 

@@ -17,6 +17,9 @@ from dataclasses import dataclass
 from openmla.planning.arithmetic import ceildiv, round_up
 
 KEYS_PER_ROW = 32
+# Where keys are few, so are ranges: a batch of such requests fills the chip without them. Ranges of
+# 2048 for 4096 keys, of 1024 for 8192, of 512 from 16384 on.
+SHORT = 2**23
 MIN_RANGE = 512  # keys: a range of 4 steps takes about 3 times as long as its start and its end
 # Rows of partial results of a request, besides those of one range: 4 MiB at 512 columns.
 MOST_PART_ROWS = 2048
@@ -44,8 +47,8 @@ class LatentSplit:
     @staticmethod
     def keys_of_range(rows: int, keys: int) -> int:
         """Keys of a range, in whole steps; the last range of a request may be shorter."""
-        least = max(MIN_RANGE, KEYS_PER_ROW * rows, ceildiv(rows * keys, MOST_PART_ROWS))
-        return round_up(least, STEP)
+        least = max(MIN_RANGE, SHORT // max(keys, 1), KEYS_PER_ROW * rows)
+        return round_up(max(least, ceildiv(rows * keys, MOST_PART_ROWS)), STEP)
 
     def ranges(self, rows: int, keys: int) -> int:
         """Ranges of a request."""

@@ -24,12 +24,18 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from openmla.kernels.hopper.dense.tiles import CHUNK, owner, sum_before
-from openmla.planning.hopper.latent_split import KEYS_PER_ROW, MIN_RANGE, MOST_PART_ROWS
+from openmla.planning.hopper.latent_split import (
+    KEYS_PER_ROW,
+    MIN_RANGE,
+    MOST_PART_ROWS,
+    SHORT,
+)
 
 ROWS = gl.constexpr(64)  # of a tile
 STEP = gl.constexpr(128)  # keys of a step
 WARPS = gl.constexpr(4)  # of the producer
 LEAST_KEYS = gl.constexpr(MIN_RANGE)
+FEW_KEYS = gl.constexpr(SHORT)
 KEYS_A_ROW = gl.constexpr(KEYS_PER_ROW)
 PART_ROWS = gl.constexpr(MOST_PART_ROWS)
 MOST_KEYS = gl.constexpr(2**30)
@@ -55,6 +61,7 @@ def keys_of_range(rows, keys):
     wide = rows.to(gl.int64)
     least = gl.maximum(KEYS_A_ROW * wide, (wide * keys + (PART_ROWS - 1)) // PART_ROWS)
     least = gl.minimum(gl.maximum(least, LEAST_KEYS), MOST_KEYS)
+    least = gl.maximum(least, FEW_KEYS // gl.maximum(keys, 1))
     return ((least + (STEP - 1)) // STEP * STEP).to(gl.int32)
 
 

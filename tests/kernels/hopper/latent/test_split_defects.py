@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from kernels.hopper.sparse_defect import SparseDefect, assert_found
-from kernels.hopper.test_latent import SMALL
+from kernels.hopper.latent.defect import SparseDefect, assert_found
+from kernels.hopper.latent.test_pages import SMALL
 
 # Ten ranges, which the merge adds in two groups, and two; a request that is not split between them.
 SPLIT = replace(

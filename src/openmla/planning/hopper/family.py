@@ -139,14 +139,6 @@ def _latent_lines(config: HopperSparseConfig, problem: Problem) -> list[str]:
     return [*config.explain(), config.split.explain(rows, keys)]
 
 
-def _pages_slower(config: HopperSparseConfig, problem: Problem) -> str:
-    """It is 1.8 to 1.9 times as fast as the portable kernel on an H200, over FP8 pages too if their
-    rows are dequantized once."""
-    if config.cache_read.mode == "in_kernel":
-        return "it would dequantize FP8 pages at every visit, which has not been timed on a GPU"
-    return ""
-
-
 _ROWS = {
     "heads": Range(1, MAX_HEADS),
     ("d_nope", "d_v"): OneOf((128, 128), (256, 256), (512, 512)),
@@ -258,7 +250,6 @@ HOPPER = Family(
             launcher="openmla.kernels.hopper.latent.launch",
             block=_latent_block,
             explain=_latent_lines,
-            slower=_pages_slower,
         ),
         Kernel(
             serves=Serves(

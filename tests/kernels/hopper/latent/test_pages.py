@@ -49,15 +49,13 @@ CASES = {
     "256+64, negative scale": replace(
         V3, d_nope=256, d_v=256, scale=-0.1, q_lens=(8,), k_lens=(300,)
     ),
-    # Two ranges, five and one (see LatentSplit).
-    "split": replace(SMALL, heads=4, q_lens=(2, 1, 3), k_lens=(3100, 6000, 2800), sink="mixed"),
-    "split, full, 512 columns": replace(V3, heads=3, q_lens=(1,), k_lens=(3000,), causal=False),
+    # Two ranges, three and one (see LatentSplit).
+    "split": replace(SMALL, heads=4, q_lens=(2, 1, 3), k_lens=(4500, 6000, 2800), sink="mixed"),
+    "split, full, 512 columns": replace(V3, heads=3, q_lens=(1,), k_lens=(4500,), causal=False),
     # More requests than are looked at together; the 37th and the 40th are split.
     "split, 40 requests": replace(
-        SMALL, heads=1, q_lens=(1,) * 40, k_lens=(5, 0, 3, 200) * 9 + (3000, 7, 0, 3200), spare=1
+        SMALL, heads=1, q_lens=(1,) * 40, k_lens=(5, 0, 3, 200) * 9 + (4500, 7, 0, 4600), spare=1
     ),
-    # 130 rows, ranges of 4224 keys: the first tile sees none of the second range.
-    "split, unseen range": replace(SMALL, heads=1, q_lens=(130,), k_lens=(4260,)),
     "512+0": replace(V3, d_rope=0, rope="none", q_lens=(4,), k_lens=(129,)),
 }
 

@@ -10,9 +10,9 @@ import pytest
 from kernels.hopper.latent.defect import SparseDefect, assert_found
 from kernels.hopper.latent.test_pages import SMALL
 
-# Ten ranges, which the merge adds in two groups, and two; a request that is not split between them.
+# Eighteen ranges, which the merge adds in two groups; one and two.
 SPLIT = replace(
-    SMALL, heads=4, q_lens=(2, 1, 1), k_lens=(9300, 7, 3000), sink="normal", values="rising"
+    SMALL, heads=4, q_lens=(2, 1, 1), k_lens=(13500, 7, 4600), sink="normal", values="rising"
 )
 
 

@@ -14,9 +14,9 @@ _V32 = Problem(
     form="sparse", heads=128, d_nope=512, d_rope=64, d_v=512, total_q=4096, total_k=8192, topk=2048,
     wants_lse=True,
 )  # fmt: skip
-# Of 128 heads, requests of more than 4096 keys may be split.
-_PAGES = replace(_V32, form="latent", topk=0, page_size=64, has_sink=True, total_k=4096)
-_SPLIT = replace(_PAGES, total_k=8192)
+# Of 128 heads, requests of 15360 keys and more may be split.
+_PAGES = replace(_V32, form="latent", topk=0, page_size=64, has_sink=True)
+_SPLIT = replace(_PAGES, total_k=32768)
 # So few queries that rows are dequantized where they are read.
 _FP8 = replace(_V32, kv_dtype=V32.name, page_size=64, total_q=64, total_k=1_000_000)
 PROBLEMS = {

@@ -35,6 +35,7 @@ from openmla.planning.hopper import HopperSparseConfig
 WGMMA_ROWS = 64
 VECTOR = 8  # elements in 16 bytes
 MOST_ROWS = 2**31 - 1  # no index names more
+MERGED_AT_ONCE, MERGED_IN_TURN = 4, 4  # programs of the merge on one SM, rows of one
 Operands = SparseOperands | LatentOperands
 SOURCES: Sources = {
     "q_half_desc": "q", "q_rope_desc": "q", "out_ptr": "out", "lse_ptr": "lse",
@@ -148,11 +149,9 @@ def part_space(config: HopperSparseConfig, op: LatentOperands) -> PartSpace:
     if not batch or not rule.can_split(most):
         tiles = rows // WGMMA_ROWS + batch + 1
         return PartSpace(min(tiles, config.sm_count), batch, 0, 0, config.latent)
-    group = rule.group(batch, rows, most)
+    group = rule.group(batch, most)
     merged = rule.split_rows(group, rows, most)
-    return PartSpace(
-        config.sm_count, group, rule.part_rows(group, rows, most), merged, config.latent
-    )
+    return PartSpace(config.sm_count, group, rule.part_rows(group, most), merged, config.latent)
 
 
 def _most_keys(op: LatentOperands) -> int:
@@ -167,9 +166,12 @@ def groups(space: PartSpace, op: LatentOperands) -> list[slice]:
 
 
 def _merge(config: HopperSparseConfig, space: PartSpace, attention: dict[str, Any]) -> Call:
+    """One row a program as long as these run at once; else several, which look for them once."""
     shared = {name: attention[name] for name in _MERGED}
-    rest = {"D_V": config.latent, "num_warps": 4}
-    return Call(merge_kernel, space.merged, shared | rest, SOURCES)
+    rows = 1 if space.merged <= MERGED_AT_ONCE * config.sm_count else MERGED_IN_TURN
+    rest = {"D_V": config.latent, "ROWS": rows, "num_warps": 4}
+    programs = space.merged if rows == 1 else space.merged // rows + attention["batch"]
+    return Call(merge_kernel, programs, shared | rest, SOURCES)
 
 
 _MERGED = (

@@ -24,21 +24,18 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from openmla.kernels.hopper.dense.tiles import CHUNK, owner, sum_before
-from openmla.planning.hopper.latent_split import (
-    KEYS_PER_ROW,
-    MIN_RANGE,
-    MOST_PART_ROWS,
-    SHORT,
-)
+from openmla.planning.hopper import latent_split as rule
 
 ROWS = gl.constexpr(64)  # of a tile
 STEP = gl.constexpr(128)  # keys of a step
 WARPS = gl.constexpr(4)  # of the producer
-LEAST_KEYS = gl.constexpr(MIN_RANGE)
-FEW_KEYS = gl.constexpr(SHORT)
-KEYS_A_ROW = gl.constexpr(KEYS_PER_ROW)
-PART_ROWS = gl.constexpr(MOST_PART_ROWS)
-MOST_KEYS = gl.constexpr(2**30)
+# See LatentSplit for these.
+MIN_RANGE = gl.constexpr(rule.MIN_RANGE)
+SHORT = gl.constexpr(rule.SHORT)
+KEYS_PER_ROW = gl.constexpr(rule.KEYS_PER_ROW)
+FREE_ROWS = gl.constexpr(rule.FREE_ROWS)
+PART_ROWS = gl.constexpr(rule.MOST_PART_ROWS)
+NEVER = gl.constexpr(2**20)  # rows of a request that is not split
 
 
 @gluon.jit
@@ -58,11 +55,11 @@ def request_of(request, source):
 @gluon.jit
 def keys_of_range(rows, keys):
     """Keys of a range, from the request's own rows and keys alone: see LatentSplit."""
-    wide = rows.to(gl.int64)
-    least = gl.maximum(KEYS_A_ROW * wide, (wide * keys + (PART_ROWS - 1)) // PART_ROWS)
-    least = gl.minimum(gl.maximum(least, LEAST_KEYS), MOST_KEYS)
-    least = gl.maximum(least, FEW_KEYS // gl.maximum(keys, 1))
-    return ((least + (STEP - 1)) // STEP * STEP).to(gl.int32)
+    rows = gl.maximum(gl.minimum(rows, NEVER), 1)
+    keys = gl.maximum(keys, 1)
+    least = gl.maximum(gl.maximum(SHORT // keys, KEYS_PER_ROW * (rows - FREE_ROWS)), MIN_RANGE)
+    count = gl.maximum(gl.minimum(keys // least, PART_ROWS // rows), 1)
+    return ((keys - 1) // count // STEP + 1) * STEP
 
 
 @gluon.jit

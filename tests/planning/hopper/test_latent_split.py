@@ -1,0 +1,81 @@
+"""When the keys of a request are split in latent form, and what room that takes."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+
+from gluon_sim import simulate
+from kernels.hopper.latent.ranges_kernel import ranges_kernel
+from openmla.planning import plan
+from openmla.planning.hopper.latent_split import (
+    FP32,
+    MIN_RANGE,
+    STATE,
+    STEP,
+    WORKSPACE_CAP,
+    LatentSplit,
+)
+from openmla.problem import Problem
+
+LENGTHS = (0, 1, 513, 4096, 4500, 8192, 16000, 32768, 65537, 131072, 2**20, 2**30)
+
+
+@pytest.mark.parametrize("rows", [1, 16, 20, 128, 1024, 4096 * 128])
+def test_ranges_are_whole_steps_that_cover_every_key_once(rows: int) -> None:
+    rule = LatentSplit(heads=16, d_v=512)
+    for keys in LENGTHS:
+        each, count = rule.keys_of_range(rows, keys), rule.ranges(rows, keys)
+        assert each % STEP == 0 and (count == 1 or each >= MIN_RANGE)
+        assert (count - 1) * each < max(keys, 1) <= count * each
+
+
+def test_the_device_has_the_same_rule() -> None:
+    got = torch.zeros(1, dtype=torch.int32)
+    for rows in (1, 16, 130, 2000, 4096 * 128):
+        for keys in LENGTHS[:-1]:
+            assert simulate(ranges_kernel, 1, (got, rows, keys)).ok
+            assert int(got) == LatentSplit.keys_of_range(rows, keys), (rows, keys)
+
+
+def test_full_chunks_and_short_requests_are_not_split() -> None:
+    rule = LatentSplit(heads=128, d_v=512)
+    assert rule.ranges(rows=4096 * 128, keys=131072) == 1
+    assert not rule.can_split(15000) and rule.can_split(16384)
+    assert not LatentSplit(heads=16, d_v=512).can_split(4096)
+
+
+def test_the_workspace_holds_every_batch() -> None:
+    """Drawn batches of requests, few queries and many, against the bound that is allocated."""
+    draw = random.Random(1)
+    for _ in range(2000):
+        heads, most = draw.choice((1, 16, 20, 128)), draw.choice((3000, 9000, 40000, 200000))
+        rule = LatentSplit(heads, 512)
+        queries = [draw.choice((1, 1, 2, 8, 60, 500)) for _ in range(draw.randint(1, 40))]
+        keys = [draw.choice((most, draw.randint(0, most))) for _ in queries]
+        pairs = [(q * heads, k) for q, k in zip(queries, keys, strict=True)]
+        split = [(rows, rule.ranges(rows, k)) for rows, k in pairs if rule.ranges(rows, k) > 1]
+        total = sum(rows for rows, _ in pairs)
+        assert sum(rows * count for rows, count in split) <= rule.part_rows(len(pairs), most)
+        assert sum(rows for rows, _ in split) <= rule.split_rows(len(pairs), total, most)
+        assert not split or rule.can_split(most)
+
+
+def test_groups_keep_the_workspace_bounded() -> None:
+    rule = LatentSplit(heads=128, d_v=512)
+    for requests in (1, 30, 256, 5000):
+        group = rule.group(requests, 131072)
+        rows = rule.part_rows(group, 131072)
+        assert 1 <= group <= requests
+        assert group == 1 or rows * FP32 * (512 + STATE) <= WORKSPACE_CAP
+
+
+def test_the_plan_says_how_requests_are_split() -> None:
+    problem = Problem(
+        form="latent", heads=16, d_nope=512, d_rope=64, d_v=512, page_size=64, batch=4, total_q=4,
+        total_k=4 * 32768,
+    )  # fmt: skip
+    text = plan(problem, "h200", "hopper").explain()
+    assert "16 rows x 32768 keys: 64 ranges of 512 keys" in text

@@ -1,12 +1,14 @@
-"""TMA boxes of the dense operands into shared memory: rows of a head, ragged rows, cache pages.
+"""Copies of dense operands into shared memory: rows of a head, ragged rows, cache pages, scales.
 
-The descriptors are made by descriptors.py. The caller has announced the bytes to the barrier.
+All but the scales are TMA boxes. Their descriptors are made by descriptors.py, and the caller has
+announced the bytes to the barrier.
 """
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.ampere import async_copy
 
-from openmla.kernels.gluon.compat import reinterpret, tma_load
+from openmla.kernels.gluon.compat import cp_async, reinterpret, tma_load
 
 RAGGED = gl.constexpr(1 << 30)  # rows a ragged descriptor claims to have
 
@@ -45,3 +47,19 @@ def load_pages(desc, table, key, keys, barrier, tile, PAGE: gl.constexpr, BN: gl
         page = gl.load(table + here // PAGE, mask=keys > 0, other=0)
         box = reinterpret(tile.slice(i * ROWS, ROWS), desc.dtype, BOX, LAYOUT)
         tma_load(desc, [page, (key + i * ROWS) % PAGE, 0], barrier, box)
+
+
+LANES = gl.constexpr(32)  # arrivals of `load_scales` at its barrier
+
+
+@gluon.jit
+def load_scales(scale_ptr, row, left, barrier, tile):
+    """The scales of keys row …, zeros after `left` of them, copied by one warp.
+
+    Not by TMA: a sequence may begin at any key, and on an H200 a box that does not begin at a
+    multiple of 16 bytes is an illegal instruction.
+    """
+    L: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
+    key = gl.arange(0, tile.shape[0], L)
+    cp_async(tile, scale_ptr + row + key, mask=key < left)
+    async_copy.mbarrier_arrive(barrier, increment_count=False)

@@ -8,7 +8,7 @@ of a rope part that all heads share (one "head"). A box is [rows, 1, columns] an
 from functools import lru_cache
 from typing import Any
 
-from torch import Tensor, contiguous_format
+from torch import Tensor
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
@@ -90,18 +90,6 @@ def words(x: Tensor, rows: int) -> Any:
     """Boxes [rows, 4] of x int32 [rows, words], from any word on: the narrowest, 16 bytes wide."""
     layout = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=2)
     return TensorDescriptor(x, list(x.shape), list(x.stride()), [rows, 4], layout)
-
-
-def line(x: Tensor, columns: int) -> Any:
-    """Boxes [1, columns] of a vector of fp32, from any element on."""
-    x = (
-        x
-        if x.is_contiguous() and x.data_ptr() % 16 == 0
-        else x.clone(memory_format=contiguous_format)
-    )
-    layout = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=2)
-    stride = -(-x.shape[0] // 4) * 4  # there is one row only, but strides are multiples of 16 bytes
-    return TensorDescriptor(x, [1, x.shape[0]], [stride, 1], [1, columns], layout)
 
 
 def _strides(x: Tensor) -> list[int]:

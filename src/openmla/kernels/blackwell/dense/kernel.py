@@ -30,7 +30,7 @@ work item has more than 128 rows left and one where it has not.
 | p_full | 2 | softmax: weights are stored; correction: the accumulator is in step (2) | multiply |
 | o_full | 2 | commit of a product with V (1) | correction |
 | t_full | 2 | softmax: the row_sums are told (1) | correction |
-| scale full | rope buffers | TMA bytes of scales of keys (1) | softmax |
+| scale full | rope buffers | load: its copies of scales of keys have landed (32) | softmax |
 | scale empty | rope buffers | both softmax groups have read them, or one for both (2) | load |
 | q_raw, k_raw | query tiles, rope buffers | TMA bytes of FP8 rope (1) | dequantize |
 | q_wide, k_wide | likewise | dequantize: the rope is 16 bits wide (1) | multiply |
@@ -60,6 +60,7 @@ from openmla.kernels.blackwell.dense.softmax import softmax
 from openmla.kernels.blackwell.dense.tiles import work_item_of
 from openmla.kernels.blackwell.dequantize import dequantize
 from openmla.kernels.gluon.barriers import barriers
+from openmla.kernels.gluon.boxes import LANES
 
 
 @gluon.jit
@@ -104,15 +105,15 @@ STRIDES = [
 ]  # fmt: skip
 # Vectors of 4-byte elements, read and written one by one: a slice of a tensor is as good as all.
 VECTORS = [
-    "lse_ptr", "sink_ptr", "cu_q_ptr", "cu_k_ptr", "table_ptr", "q_scale_ptr", "rope_scales_ptr",
+    "lse_ptr", "sink_ptr", "cu_q_ptr", "cu_k_ptr", "table_ptr", "q_scale_ptr", "k_scale_ptr",
+    "rope_scales_ptr",
 ]  # fmt: skip
 
 
 @gluon.jit(do_not_specialize=COUNTS + STRIDES, do_not_specialize_on_alignment=VECTORS)
 def dense_kernel(  # noqa: PLR0913
     q_main_desc, q_tail_desc, q_rope_desc, k_main_desc, k_tail_desc, k_rope_desc, v_desc,
-    k_scale_desc,
-    q_scale_ptr, rope_scales_ptr, out_ptr, lse_ptr, sink_ptr, cu_q_ptr, cu_k_ptr, table_ptr,
+    k_scale_ptr, q_scale_ptr, rope_scales_ptr, out_ptr, lse_ptr, sink_ptr, cu_q_ptr, cu_k_ptr, table_ptr,
     factor, batch, total_q, total_k, heads,
     table_stride, scales_stride_p, scales_stride_r, out_stride_t, out_stride_h,
     lse_stride_t, lse_stride_h,
@@ -128,7 +129,7 @@ def dense_kernel(  # noqa: PLR0913
     """
     DTYPE: gl.constexpr = v_desc.dtype
     NQ: gl.constexpr = 1 if QUERIES == 1 else 2
-    SCALED: gl.constexpr = k_scale_desc is not None
+    SCALED: gl.constexpr = k_scale_ptr is not None
     HOW: gl.constexpr = (CAUSAL, SIGN, WEIGHTS[0], WEIGHTS[1], DTYPE, SCALED)
     LOAD: gl.constexpr = (BYTES, RAW)
     BIAS: gl.constexpr = WEIGHTS[1]
@@ -152,8 +153,9 @@ def dense_kernel(  # noqa: PLR0913
     k_raw = s_full
     k_wide = s_full
     if SCALED:
-        scale_smem = gl.allocate_shared_memory(gl.float32, [RING[2], 1, BN], k_scale_desc.layout)
-        scale_bars = (barriers(RING[2], 1), barriers(RING[2], 2))
+        LINEAR: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, order=[0])
+        scale_smem = gl.allocate_shared_memory(gl.float32, [RING[2], BN], LINEAR)
+        scale_bars = (barriers(RING[2], LANES), barriers(RING[2], 2))
     if RAW[0]:
         q_raw = barriers(NQ, 1)
         q_wide = barriers(NQ, 1)
@@ -167,7 +169,7 @@ def dense_kernel(  # noqa: PLR0913
         (q_main_desc, q_tail_desc, q_rope_desc),
         (k_main_desc, k_tail_desc, k_rope_desc),
         v_desc,
-        k_scale_desc,
+        k_scale_ptr,
     )
     results = ((out_ptr, out_stride_t, out_stride_h), (lse_ptr, lse_stride_t, lse_stride_h))
     table = (table_ptr, table_stride)

@@ -15,7 +15,6 @@ from openmla.cache import LatentCache
 from openmla.kernels.blackwell.dense.kernel import dense_kernel
 from openmla.kernels.call import Call, scale_arguments, strides, vector
 from openmla.kernels.gluon.descriptors import (
-    line,
     pages,
     ragged,
     rows_of_heads,
@@ -111,7 +110,6 @@ def rope_scales(cache: LatentCache | None) -> tuple[int, int, int]:
 def _descriptors(config: MLAConfig, op: DenseOperands) -> dict[str, Any]:
     main, tail = column_parts(config)
     rows, BN, rope = config.q_tile_rows(), config.BN, config.rope_depth
-    k_scale = op.weights.k_scale
     found: dict[str, Any] = {
         "q_main_desc": rows_of_heads(op.q, rows, main),
         "q_tail_desc": rows_of_heads(op.q, rows, tail) if tail else None,
@@ -119,7 +117,7 @@ def _descriptors(config: MLAConfig, op: DenseOperands) -> dict[str, Any]:
         "k_main_desc": rows_of_heads(op.k_nope, BN, main),
         "k_tail_desc": rows_of_heads(op.k_nope, BN, tail) if tail else None,
         "v_desc": ragged(op.v, BN),
-        "k_scale_desc": None if k_scale is None else line(k_scale, BN),
+        "k_scale_ptr": vector(op.weights.k_scale),
         "ROPE_SCALES": rope_scales(op.rope_cache),
         "rope_scales_ptr": None, "scales_stride_p": 0, "scales_stride_r": 0,
     }  # fmt: skip

@@ -1,4 +1,4 @@
-"""The load warp: Q once, then K and V of every block of keys, all by TMA.
+"""The load warp: Q once, then K and V of every block of keys, by TMA; scales by cp.async.
 
 Blocks come from the last to the first, so that those that need a mask come first. The first K
 brings Q with it, on the same barrier; with two query tiles the second has a barrier of its own.
@@ -12,8 +12,7 @@ from triton.experimental.gluon.language.nvidia.blackwell import mbarrier
 
 from openmla.kernels.blackwell.dense.ring import k_place, tile_of, v_place
 from openmla.kernels.blackwell.dequantize import raw_of
-from openmla.kernels.gluon.boxes import load_pages, load_ragged, load_rows
-from openmla.kernels.gluon.compat import tma_load
+from openmla.kernels.gluon.boxes import load_pages, load_ragged, load_rows, load_scales
 
 Q_ROWS = gl.constexpr(128)
 
@@ -40,16 +39,14 @@ def load_queries(
 
 
 @gluon.jit
-def load_scales(desc, smem, bars, work, j, RING: gl.constexpr):
+def load_block_scales(scale_ptr, smem, bars, work, j, RING: gl.constexpr):
     """The scales of the keys of the j-th block; the softmax groups read and release them."""
-    key, blocks = work[3], work[6]
+    key, keys, blocks = work[3], work[4], work[6]
     full, empty = bars
     place = j % RING[2]
-    BN: gl.constexpr = smem.shape[2]
+    row = (blocks - 1 - j) * smem.shape[1]
     mbarrier.wait(empty.index(place), ((j // RING[2]) & 1) ^ 1)
-    mbarrier.expect(full.index(place), BN * 4)
-    column = key + (blocks - 1 - j) * BN
-    tma_load(desc, [0, column], full.index(place), smem.index(place))
+    load_scales(scale_ptr, key + row, keys - row, full.index(place), smem.index(place))
 
 
 @gluon.jit
@@ -114,7 +111,7 @@ def load_two(
     HOW: gl.constexpr,
 ):  # fmt: skip
     """Two query tiles: Q0 K0, Q1, V0, K1, V1, …"""
-    q_descs, k_descs, v_desc, scale_desc = descs
+    q_descs, k_descs, v_desc, scale_ptr = descs
     q_smem, k_smem, v_smem, scale_smem = smem
     ring, second, scale_bars, q_raw, k_raw = bars
     BYTES: gl.constexpr = HOW[0]
@@ -122,8 +119,8 @@ def load_two(
     head, token, blocks = work[0], work[1], work[6]
     for j in range(0, blocks):
         bar = load_keys(k_descs, k_smem, ring, k_raw, table, work, j, False, RING, DIMS, ROPE, HOW)
-        if scale_desc is not None:
-            load_scales(scale_desc, scale_smem, scale_bars, work, j, RING)
+        if scale_ptr is not None:
+            load_block_scales(scale_ptr, scale_smem, scale_bars, work, j, RING)
         if j == 0:
             load_queries(q_descs, q_smem, bar, q_raw, 0, token, head, DIMS, RAW)
             mbarrier.expect(second.index(0), BYTES[0])
@@ -137,7 +134,7 @@ def load_one(
     HOW: gl.constexpr,
 ):  # fmt: skip
     """One query tile: Q K0, K1, V0, K2, V1, K3, …"""
-    q_descs, k_descs, v_desc, scale_desc = descs
+    q_descs, k_descs, v_desc, scale_ptr = descs
     q_smem, k_smem, v_smem, scale_smem = smem
     ring, _second, scale_bars, q_raw, k_raw = bars
     head, token, blocks = work[0], work[1], work[6]
@@ -148,8 +145,8 @@ def load_one(
             )
             if j == 0:
                 load_queries(q_descs, q_smem, bar, q_raw, 0, token, head, DIMS, HOW[1])
-            if scale_desc is not None:
-                load_scales(scale_desc, scale_smem, scale_bars, work, j, RING)
+            if scale_ptr is not None:
+                load_block_scales(scale_ptr, scale_smem, scale_bars, work, j, RING)
         if j > 0:
             load_values(v_desc, v_smem, ring, work, j - 1, True, RING, DIMS[3])
 

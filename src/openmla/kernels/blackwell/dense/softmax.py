@@ -30,7 +30,6 @@ from openmla.kernels.blackwell.dense.columns import (
     row_registers,
     tell,
 )
-from openmla.kernels.gluon.compat import reinterpret
 from openmla.kernels.gluon.scores import MINUS_INF, mask, signed
 
 Q_ROWS = gl.constexpr(128)
@@ -55,10 +54,8 @@ def half_of(
     first: gl.constexpr = half * WIDTH
     S = signed(tmem.slice(TMEM[tile] + first, WIDTH).load(REGS), HOW[1])
     if HOW[5]:
-        SHAPE: gl.constexpr = (2 * WIDTH,)
-        FLAT: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, order=[0])
-        line = reinterpret(key_scales.index(place), gl.float32, SHAPE, FLAT)
-        S = S * line.slice(first, WIDTH).load(gl.SliceLayout(0, REGS))[None, :]
+        part = key_scales.index(place).slice(first, WIDTH)
+        S = S * part.load(gl.SliceLayout(0, REGS))[None, :]
     if q_scale_ptr is not None:
         S = S * row_scale[:, None]
     if MASKED:

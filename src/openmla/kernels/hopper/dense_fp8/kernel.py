@@ -26,14 +26,12 @@ q_scale and k_scale multiply the scores; then `factor` is in the scales of the r
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
-    fence_async_shared,
     mbarrier,
-    warpgroup_mma,
     warpgroup_mma_wait,
 )
 
 from openmla.kernels.gluon.barriers import barriers
-from openmla.kernels.gluon.compat import thread_barrier
+from openmla.kernels.gluon.boxes import LANES
 from openmla.kernels.gluon.scores import mask, opaque_zero, signed
 from openmla.kernels.hopper.dense.epilogue import finish
 from openmla.kernels.hopper.dense.kernel import WARPS, column_tiles, read_work_item
@@ -48,96 +46,14 @@ from openmla.kernels.hopper.dense.scheduler import (
 )
 from openmla.kernels.hopper.dense.softmax import keep_before, rescale_rows
 from openmla.kernels.hopper.dense_fp8.producer import producer
+from openmla.kernels.hopper.dense_fp8.products import issue_pv, issue_qk, take_queries
 from openmla.kernels.hopper.dense_fp8.softmax import (
     first_weights,
     next_weights,
     row_scales,
     scaled,
 )
-from openmla.kernels.hopper.dense_fp8.words import (
-    bytes_of,
-    no_queries,
-    pack_weights,
-    read_queries,
-    unpack_weights,
-)
-
-
-@gluon.jit
-def left(tile, words, WHO: gl.constexpr, SL: gl.constexpr, IN_REGISTERS: gl.constexpr):
-    """Columns of Q as a left operand: from registers, or from shared memory."""
-    if IN_REGISTERS:
-        QL: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=SL, k_width=4)
-        return gl.convert_layout(gl.reshape(bytes_of(words), [64, 4 * words.shape[1]]), QL)
-    else:
-        return tile.index(opaque_zero() + WHO)
-
-
-@gluon.jit
-def issue_qk(
-    q_smem, q_words, k_smem, stage, WHO: gl.constexpr, LAYOUTS: gl.constexpr, DIMS: gl.constexpr,
-    IN_REGISTERS: gl.constexpr,
-):  # fmt: skip
-    """Start the scores of a block: one product per part of the columns.
-
-    The product of a 16-bit rope comes first and is waited for: sums have a layout per type of
-    operands, and what is in flight cannot change its own, although the registers are the same.
-    """
-    k_main, k_tail, k_rope, _ = k_smem
-    SL: gl.constexpr = LAYOUTS[0]
-    WIDE_ROPE: gl.constexpr = k_rope.dtype.primitive_bitwidth > 8
-    BN: gl.constexpr = k_main.shape[1]
-    S = gl.zeros([64, BN], gl.float32, SL)
-    if WIDE_ROPE:
-        k = k_rope.index(stage).permute((1, 0))
-        R = gl.zeros([64, BN], gl.float32, LAYOUTS[2])
-        q_wide = q_smem[3].index(opaque_zero() + WHO)
-        R = warpgroup_mma(q_wide, k, R, use_acc=False)
-        S = gl.convert_layout(R, SL, assert_trivial=True)
-    k = k_main.index(stage).permute((1, 0))
-    q = left(q_smem[0], q_words[0], WHO, SL, IN_REGISTERS)
-    S = warpgroup_mma(q, k, S, use_acc=WIDE_ROPE, is_async=True)
-    if DIMS[1] > 0:
-        k = k_tail.index(stage).permute((1, 0))
-        S = warpgroup_mma(left(q_smem[1], q_words[1], WHO, SL, IN_REGISTERS), k, S, is_async=True)
-    if DIMS[2] > 0 and not WIDE_ROPE:
-        k = k_rope.index(stage).permute((1, 0))
-        S = warpgroup_mma(left(q_smem[2], q_words[2], WHO, SL, IN_REGISTERS), k, S, is_async=True)
-    return S
-
-
-@gluon.jit
-def take_queries(q_smem, q_empty, blocks, WHO: gl.constexpr, DIMS: gl.constexpr,
-                 IN_REGISTERS: gl.constexpr):  # fmt: skip
-    """After q_ready: what of a consumer's rows is kept elsewhere than in the tiles of the load.
-
-    Rope columns of a wider type get a copy in shared memory; all others may go to registers, and
-    then the tiles are free at once.
-    """
-    if q_smem[3].dtype.primitive_bitwidth > 8:
-        WIDTH: gl.constexpr = DIMS[2]
-        L: gl.constexpr = gl.BlockedLayout([1, 16], [512 // WIDTH, WIDTH // 16], [WARPS, 1], [1, 0])
-        rope = q_smem[2].index(WHO).load(L)
-        q_smem[3].index(WHO).store(rope.to(q_smem[3].dtype))
-        fence_async_shared()
-        thread_barrier()
-    words = read_queries(q_smem, WHO, DIMS, IN_REGISTERS)
-    if IN_REGISTERS:
-        mbarrier.arrive(q_empty.index(WHO), count=1, pred=blocks > 0)
-    return words
-
-
-@gluon.jit
-def issue_pv(words, v_smem, stage, O, PL: gl.constexpr):
-    """Start O + P V; returns it and P, whose registers must live as long."""
-    DTYPE: gl.constexpr = v_smem.dtype
-    if gl.float8e4nv == DTYPE:
-        P = unpack_weights(words, v_smem.shape[2], DTYPE, PL)
-        # A wait takes no 8-bit tensor: the words are the registers that P is in.
-        return warpgroup_mma(P, v_smem.index(stage).permute((1, 0)), O, is_async=True), words
-    else:
-        P = unpack_weights(words, v_smem.shape[1], DTYPE, PL)
-        return warpgroup_mma(P, v_smem.index(stage), O, is_async=True), P
+from openmla.kernels.hopper.dense_fp8.words import no_queries, pack_weights
 
 
 @gluon.jit
@@ -308,7 +224,8 @@ def key_tiles(ST: gl.constexpr, BN: gl.constexpr, DIMS: gl.constexpr, LAYOUTS: g
 COUNTS = ["batch", "total_q", "rest_q", "total_k", "heads", "table_stride", "factor"]
 STRIDES = ["out_stride_t", "out_stride_h", "lse_stride_t", "lse_stride_h"]
 VECTORS = [
-    "lse_ptr", "sink_ptr", "q_scale_ptr", "cu_q_ptr", "cu_k_ptr", "starts_ptr", "table_ptr",
+    "lse_ptr", "sink_ptr", "q_scale_ptr", "k_scale_ptr", "cu_q_ptr", "cu_k_ptr", "starts_ptr",
+    "table_ptr",
     "counter_ptr",
 ]  # fmt: skip
 
@@ -321,12 +238,12 @@ def dense_fp8_kernel(  # noqa: PLR0913
     k_main_desc,
     k_tail_desc,
     k_rope_desc,
-    k_scale_desc,
     v_desc,
     out_ptr,
     lse_ptr,
     sink_ptr,
     q_scale_ptr,
+    k_scale_ptr,
     cu_q_ptr,
     cu_k_ptr,
     starts_ptr,
@@ -361,7 +278,7 @@ def dense_fp8_kernel(  # noqa: PLR0913
 ):
     """As dense_kernel; LAYOUTS: of tiles of Q's main, tail and rope columns, of V, of K's rope."""
     Q_SCALED: gl.constexpr = q_scale_ptr is not None
-    K_SCALED: gl.constexpr = k_scale_desc is not None
+    K_SCALED: gl.constexpr = k_scale_ptr is not None
     ROPE_TYPE: gl.constexpr = gl.float8e4nv if k_rope_desc is None else k_rope_desc.dtype
     HOW: gl.constexpr = (CAUSAL, SIGN, SPLIT, Q_IN_REGISTERS, Q_SCALED, K_SCALED)
     TILE: gl.constexpr = (64 * NC, BN, CAUSAL, HG, SPLIT, SM_COUNT)
@@ -379,7 +296,7 @@ def dense_fp8_kernel(  # noqa: PLR0913
         gl.int32, [2 * FIELDS, 1], gl.SwizzledSharedLayout(1, 1, 1, order=[0])
     )
     q_bars = (barriers(NC, 1), barriers(NC, 1))
-    k_ready = barriers(ST, 1)
+    k_ready = barriers(ST, 1 + LANES if K_SCALED else 1)
     k_empty = barriers(ST, NC)
     v_ready = barriers(ST, 1)
     v_empty = barriers(ST, NC)
@@ -393,7 +310,7 @@ def dense_fp8_kernel(  # noqa: PLR0913
     lse = (lse_ptr, lse_stride_t, lse_stride_h)
     results = (out, lse, sink_ptr, (part_sums_ptr, part_state_ptr))
     q_descs = (q_main_desc, q_tail_desc, q_rope_desc)
-    k_descs = (k_main_desc, k_tail_desc, k_rope_desc, k_scale_desc)
+    k_descs = (k_main_desc, k_tail_desc, k_rope_desc, k_scale_ptr)
     load_bars = (q_bars, k_ready, k_empty, v_ready, v_empty, t_ready, t_empty, t_request)
     table = (table_ptr, table_stride)
     descs = (q_descs, k_descs, v_desc)

@@ -12,11 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from openmla.errors import Unsupported
 from openmla.kernels.call import Call, scale_arguments, vector
 from openmla.kernels.gluon.descriptors import (
     SWIZZLE_BYTES,
-    line,
     pages,
     ragged,
     ragged_columns,
@@ -41,9 +39,6 @@ def calls(plan: Plan, op: DenseOperands, results: Results) -> Iterator[Call]:
     """What a launch runs, in order; nothing for an empty output."""
     if not results.out.numel():
         return
-    if op.weights.k_scale is not None and op.q.is_cuda:
-        # Scales of a block of keys are one bulk copy from the sequence's first key on.
-        raise Unsupported("k_scale: bulk copies from columns between 16 bytes fail on an H200")
     if not op.k_nope.shape[0]:
         results.clear()  # nobody sees a key, and a descriptor cannot describe an empty tensor
         return
@@ -57,6 +52,7 @@ def calls(plan: Plan, op: DenseOperands, results: Results) -> Iterator[Call]:
         **outputs(op, results),
         **scale_arguments(op.weights.scale),
         "q_scale_ptr": vector(op.weights.q_scale),
+        "k_scale_ptr": vector(op.weights.k_scale),
         "total_q": op.q.shape[0],
         "total_k": op.k_nope.shape[0],
         "heads": op.q.shape[1],
@@ -82,7 +78,7 @@ def _descriptors(
     fixed: Fixed, config: HopperDenseFp8Config, op: DenseOperands, copy: Tensor | None
 ) -> dict[str, Any]:
     main, tail, rope = fixed.parts
-    BN, k_scale = config.BN, op.weights.k_scale
+    BN = config.BN
 
     def columns(x: Tensor, rows: int, width: int) -> Any:
         return rows_of_heads(x, rows, width, SWIZZLE_BYTES) if width else None
@@ -94,7 +90,6 @@ def _descriptors(
         "k_main_desc": columns(op.k_nope, BN, main),
         "k_tail_desc": columns(op.k_nope, BN, tail),
         "k_rope_desc": None,
-        "k_scale_desc": None if k_scale is None else line(k_scale, BN),
         "v_desc": ragged(op.v, BN) if copy is None else ragged_columns(copy, BN),
         "table_ptr": None,
         "table_stride": 0,

@@ -1,4 +1,4 @@
-"""The producer warp: all loads, by TMA. As dense/producer.py, with the widths of FP8.
+"""The producer warp: all loads, by TMA but for scales. As dense/producer.py, with FP8 widths.
 
 | tile | rows from | bytes of an element |
 |---|---|---|
@@ -14,8 +14,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
-from openmla.kernels.gluon.boxes import load_pages, load_ragged, load_rows
-from openmla.kernels.gluon.compat import reinterpret, tma_load
+from openmla.kernels.gluon.boxes import load_pages, load_ragged, load_rows, load_scales
 from openmla.kernels.hopper.dense.scheduler import (
     BLOCKS,
     HEAD,
@@ -48,15 +47,6 @@ def load_queries(descs, smem, bars, token, head, phase, NC: gl.constexpr, DIMS: 
 
 
 @gluon.jit
-def load_scales(desc, row, barrier, line):
-    """The scales of a block of keys."""
-    BOX: gl.constexpr = desc.block_shape
-    LAYOUT: gl.constexpr = desc.layout
-    box = reinterpret(line, desc.dtype, BOX, LAYOUT)
-    tma_load(desc, [0, row], barrier, box)
-
-
-@gluon.jit
 def load_keys(
     descs, smem, barrier, stage, row, head, paged, key, DIMS: gl.constexpr, BN: gl.constexpr,
     ROPE: gl.constexpr,
@@ -66,8 +56,7 @@ def load_keys(
     main, tail, rope, scales = smem
     table, keys = paged
     ROPE_BYTES: gl.constexpr = rope.dtype.primitive_bitwidth // 8
-    SCALES: gl.constexpr = 0 if k_scale is None else 4
-    mbarrier.expect(barrier, BN * (DIMS[0] + DIMS[1] + DIMS[2] * ROPE_BYTES + SCALES))
+    mbarrier.expect(barrier, BN * (DIMS[0] + DIMS[1] + DIMS[2] * ROPE_BYTES))
     load_rows(k_main, row, head, 0, barrier, main.index(stage))
     if DIMS[1] > 0:
         load_rows(k_tail, row, head, DIMS[0], barrier, tail.index(stage))
@@ -79,7 +68,7 @@ def load_keys(
         else:
             load_rows(k_rope, row, 0, 0, barrier, rope.index(stage))
     if k_scale is not None:
-        load_scales(k_scale, row, barrier, scales.index(stage))
+        load_scales(k_scale, row, keys - key, barrier, scales.index(stage))
 
 
 @gluon.jit

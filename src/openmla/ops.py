@@ -16,7 +16,7 @@ from torch.library import infer_schema
 from openmla import cached, checks, reference
 from openmla.cache import LatentCache
 from openmla.dispatch import plan_call
-from openmla.kernels.launch import append_rows, gather_rows, launch
+from openmla.kernels.launch import append_rows, gather_rows, launch, quantize_rows
 from openmla.kernels.merge import merge
 from openmla.operands import (
     DenseOperands,
@@ -29,7 +29,8 @@ from openmla.operands import (
 
 Bundle = tuple[Operands, Results, str]
 # What operators write into.
-WRITTEN = ("out", "lse", "max_logits")
+WRITTEN = {"cache_append": ("data", "scales"), "quantize": ("outs", "scale")}
+RESULTS = ("out", "lse", "max_logits")  # of the others
 
 
 # `str` arguments: formats and backends. `*_latent` is the latent width of a cache (0: no cache).
@@ -140,12 +141,13 @@ FORMS: dict[str, Callable[..., Bundle]] = {"dense": _dense, "latent": _latent, "
 def _register() -> None:
     implementations: dict[str, Callable[..., None]] = {
         "merge_many": merge, "cache_append": _cache_append, "cache_gather": _cache_gather,
+        "quantize": quantize_rows,
         **{form: _attention(form, bundled) for form, bundled in FORMS.items()},
     }  # fmt: skip
     for name, function in implementations.items():
-        written = WRITTEN if name != "cache_append" else ("data", "scales")
         taken = set(inspect.signature(function).parameters)
-        schema = infer_schema(function, mutates_args=taken.intersection(written))
+        written = taken.intersection(WRITTEN.get(name, RESULTS))
+        schema = infer_schema(function, mutates_args=written)
         # Widths are fixed where a graph is traced.
         torch.library.define(f"openmla::{name}", schema.replace("SymInt", "int"))
         torch.library.impl(f"openmla::{name}", "CompositeExplicitAutograd", function)

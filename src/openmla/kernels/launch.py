@@ -1,7 +1,7 @@
 """The only launcher: takes a Plan and the operands, runs the kernel that the Plan names.
 
-Called by openmla.ops. Nothing here chooses: the Plan did. Cache rows need no plan: their kernels
-are the same on every GPU.
+Called by openmla.ops. Nothing here chooses: the Plan did. Cache rows and `quantize` need no plan:
+their kernels are the same on every GPU.
 """
 
 from __future__ import annotations
@@ -64,3 +64,17 @@ def gather_rows(cache: LatentCache, rows: Tensor, out: Tensor) -> None:
     from openmla.kernels.portable.cache_ops import gather
 
     gather(cache, rows, out)
+
+
+def quantize_rows(parts: list[Tensor], outs: list[Tensor], scale: Tensor) -> None:
+    """e4m3 of one or two parts of every token, and the scale that they share."""
+    x, rope = parts[0], parts[1] if len(parts) > 1 else None
+    if x.device.type == "cpu":
+        from openmla.kernels.cpu.quantize import quantize as on_cpu
+
+        on_cpu(x, rope, outs, scale)
+        return
+    from openmla.kernels.portable.quantize import quantize
+
+    with torch.cuda.device(x.device):
+        quantize(x, rope, outs, scale)

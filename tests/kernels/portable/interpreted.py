@@ -22,7 +22,9 @@ from kernels.portable import edges, interpreter
 from kernels.shared_keys import with_shared_keys
 from openmla.cache import LatentCache
 from openmla.formats import FORMATS
+from openmla.kernels.cpu import quantize as cpu_quantize
 from openmla.kernels.portable import cache_ops, launch
+from openmla.kernels.portable import quantize as portable_quantize
 from openmla.operands import Results
 from openmla.planning import Plan
 from openmla.planning.dequantize import PLAIN, CacheRead
@@ -244,6 +246,27 @@ def _different_pools(
     return problems
 
 
+def quantize(first: int, number: int) -> Iterator[list[str]]:
+    """Rows with one scale per token have the bits that the CPU gives them."""
+    for seed in range(first, first + number):
+        torch.manual_seed(seed)
+        heads, width, columns = ((3, 24, 0), (1, 192, 64), (8, 40, 5))[seed % 3]
+        x, rope = torch.randn(6, heads, 2 * width), torch.randn(6, max(columns, 1))
+        x *= 2.0 ** torch.randint(-130, 100, (6, 1, 1))
+        x[1], rope[1], x[2, 0, 3], x[3, 0, 2] = 0, 0, torch.nan, torch.inf
+        dtype = (torch.float32, torch.bfloat16, torch.float16)[seed // 3 % 3]
+        x, rope = x.to(dtype)[..., :width], rope.to(dtype)  # rows of x are not contiguous
+        parts = [x, rope] if columns else [x]
+        made = []
+        for run in (cpu_quantize.quantize, portable_quantize.quantize):
+            outs = [torch.empty(p.shape, dtype=torch.float8_e4m3fn) for p in parts]
+            scale = torch.full((6,), torch.nan)
+            run(x, rope if columns else None, outs, scale)
+            made.append([*(out.view(torch.uint8) for out in outs), scale])
+        same = all(torch.equal(a, b) for a, b in zip(*made, strict=True))
+        yield [] if same else [f"quantize differs: seed {seed}, {heads} x {width} + {columns}"]
+
+
 def e4m3(first: int, number: int) -> Iterator[list[str]]:
     """Every fp32 near an e4m3 number or a tie rounds as torch rounds it."""
     codes = torch.arange(127, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
@@ -309,6 +332,7 @@ PARTS: dict[str, Callable[[int, int], Iterator[list[str]]]] = {
     "neighbors": neighbors,
     "cache": cache,
     "e4m3": e4m3,
+    "quantize": quantize,
     "light": light,
     "edges": at_edges,
     "defects": defects,

@@ -46,6 +46,7 @@ def interpreted(part: str, first: int, number: int) -> list[dict[str, Any]]:
         ("cache", 0, 4, 28),
         ("packed", 0, 3, 48),
         ("e4m3", 0, 1, 1),
+        ("quantize", 0, 9, 9),
         ("light", 0, 1, 2),
         ("edges", 0, len(CASES), 3 * len(CASES)),
         ("defects", 0, len(DEFECTS), len(DEFECTS)),

@@ -52,6 +52,9 @@ class Limits:
     load_alignment: int = 1
     """Bytes of which the first column of a TMA load must be a multiple. On an H200 16: a load of
     1 x 256 fp32 from a column between is an illegal instruction. Other chips were not tried."""
+    fp8_bits: int = 0
+    """Binary places that wgmma keeps of sums of FP8 products (values/fp8_sums.py): 13 on an H200.
+    0: such sums are as any others."""
 
 
 DEFAULT_LIMITS = Limits()
@@ -171,6 +174,7 @@ def simulate(
     log = Log(limits.findings, ignore)
     scheduler = Scheduler(schedule, seed, limits.steps, log, record=schedule == "timed")
     scheduler.load_alignment = limits.load_alignment
+    scheduler.fp8_bits = limits.fp8_bits
     scheduler.rates = rates
     machine = Machine(scheduler, _grid(grid), num_warps, num_ctas, _pair_barriers())
 

@@ -17,7 +17,7 @@ from gluon_sim.machine.context import current
 from gluon_sim.memory.global_memory import Descriptor
 from gluon_sim.memory.views import MemoryView
 from gluon_sim.report.findings import Kind
-from gluon_sim.values import dtypes, layouts
+from gluon_sim.values import dtypes, fp8_sums, layouts
 from gluon_sim.values.tensors import Pointer, Tensor, raw
 
 
@@ -302,9 +302,15 @@ def warpgroup_mma(
     work = rows * columns * depth * b.dtype.itemsize / 2  # 8-bit operands twice as fast
     op = AsyncOp(agent, "mma", f"wgmma with {b.label}", work)
 
+    bits = agent.scheduler.fp8_bits if b.dtype.itemsize == 1 else 0
+
     def run() -> None:
-        lhs = left if left is not None else a.read_values()
-        out.data = dtypes.matmul(lhs, b.read_values()) + (acc.data if keep else np.float32(0))
+        lhs, rhs = left if left is not None else a.read_values(), b.read_values()
+        before = acc.data if keep else np.zeros_like(acc.data)
+        if bits:
+            out.data = fp8_sums.add_products(lhs, rhs, before, bits)
+        else:
+            out.data = dtypes.matmul(lhs, rhs) + before
 
     op.run = run
     out.pending = op

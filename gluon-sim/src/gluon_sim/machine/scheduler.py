@@ -241,6 +241,7 @@ class Scheduler:
             raise ValueError(f"schedule: expected one of {', '.join(POLICIES)}, got {policy!r}")
         self.policy = policy
         self.load_alignment = 1
+        self.fp8_bits = 0
         self.timed = policy == "timed"
         self.rates = NOMINAL
         self.random = random.Random(seed)

@@ -76,7 +76,10 @@ def problems(case: Case, backend: str, change: Change | None = None, target: str
 
     built = on(case)
     outcome = run(built)
-    found = [*judge(built, outcome).problems, *poison_problems(case, run, DEVICE)]
+    results = Results(outcome.out, outcome.lse, outcome.max_logits)
+    fp8_weights = plan_call(built.operands, results, backend).kernel.fp8_weights
+    verdict = judge(built, outcome, fp8_weights=fp8_weights)
+    found = [*verdict.problems, *poison_problems(case, run, DEVICE)]
     found += [f"second run: {p}" for p in differences(run(built), outcome)]
     return [f"{case}: {p}" for p in found]
 

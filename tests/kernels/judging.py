@@ -62,7 +62,7 @@ def light_keys(built: BuiltCase) -> BuiltCase:
 
 
 def assert_right_clean_and_deaf_to_poison(
-    case: Case, run: Run, seed: int = 1, change: Change = as_built
+    case: Case, run: Run, seed: int = 1, change: Change = as_built, fp8_sums: bool = False
 ) -> None:
     """By the acceptance rule, and with the same bits when all around the operands is NaN."""
     outcomes = []
@@ -71,7 +71,7 @@ def assert_right_clean_and_deaf_to_poison(
         assert_clean(reports)
         outcomes.append(outcome)
     assert not differences(outcomes[1], outcomes[0])
-    verdict = judge(change(on(case)), outcomes[0])
+    verdict = judge(change(on(case)), outcomes[0], fp8_sums=fp8_sums)
     assert verdict.ok, verdict.report()
 
 

@@ -94,6 +94,8 @@ class Kernel:
     """Why another kernel is faster, so that this one runs only when its backend is named."""
     coarse: str = ""
     """Why results are less accurate than the contract asks: likewise only when it is named."""
+    fp8_weights: bool = False
+    """Whether it rounds weights to e4m3, as V is: the acceptance rule allows what that costs."""
 
     def plan(self, problem: Problem, target: Target) -> Choice:
         """The config for a problem, or the reason that there is none."""

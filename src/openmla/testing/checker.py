@@ -85,7 +85,8 @@ class Checker:
         plan = plan_call(built.operands, outcome, self.backend)
         if plan.kernel.coarse:
             return Result("refused", message=plan.kernel.coarse)  # the rule would only confirm it
-        family, verdict = plan.backend, judge(built, outcome)
+        family = plan.backend
+        verdict = judge(built, outcome, fp8_weights=plan.kernel.fp8_weights)
         if not verdict.ok:
             return Result("failed", "accuracy", verdict.report(), family)
         right = Result("right", family=family, bound=verdict.bound, lse=verdict.lse)

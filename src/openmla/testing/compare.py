@@ -9,15 +9,17 @@ where `score` = expm1(2 delta), delta = max(8, d_qk / 16) eps * (largest scale *
 row): what fp32 arithmetic of scores may legally cost, negligible until scores reach hundreds.
 Tensor cores add 16 columns at a time and cut off what does not fit: on an H200 scores of 500 over
 896 columns, all of one sign, are 46 eps too small. On a GPU, products of e4m3 queries and keys may
-be summed as its tensor cores do, which keep 14 bits of the largest term: delta grows by 2^-14 of
-the same sum for every 32 columns. `floor` is what denormals of the output may
-cost. The last term is what small weights may: a kernel holds them as P = exp(s - m), 1 for the
-largest score m, and divides by their sum l. Rounded to fp16 a P has a relative error u down to
-2^-14; below, the error is 2^-25 whatever P is, and below 2^-25 P becomes 0
-(`p_floor`; in bf16 and fp32 that happens at 2^-126). Four keys with P = 1, 2^-20, 2^-21, 2^-26 and
-v = 2^-14, 1, 1, 1: out is 6.2e-5, for which the terms with u allow 6.1e-8, and the rounding of the
-three small weights may cost 3 * 2^-25 = 8.9e-8. P has the dtype of V, which may be fp16 where the
-output is bf16: beside e4m3 queries.
+be summed as its tensor cores do, which add 32 columns at a time and cut all of them off 13 places
+below the sum so far: delta grows by 2^-14 of the same sum for every 32 columns, and for lse, which
+all scores move the same way, in the n-th 32 columns by n times that. `floor` is what denormals of
+the output may cost. The last term is what small weights may: a kernel holds them as P = exp(s - m),
+1 for the largest score m, and divides by their sum l. Rounded to fp16 a P has a relative error u
+down to 2^-14; below, the error is 2^-25 whatever P is, and below 2^-25 P becomes 0 (`p_floor`; in
+bf16 and fp32 that happens at 2^-126). Four keys with P = 1, 2^-20, 2^-21, 2^-26 and v = 2^-14, 1,
+1, 1: out is 6.2e-5, for which the terms with u allow 6.1e-8, and the rounding of the three small
+weights may cost 3 * 2^-25 = 8.9e-8. P has the dtype of V, which may be fp16 where the output is
+bf16: beside e4m3 queries. Where a kernel is known to round weights for e4m3 values to e4m3 as well,
+the u of the second term is theirs, 2^-4.
 
 That is an upper bound, and an upper bound alone misses small errors in every element, so more is
 bounded as well (limits in `Rule`), beyond what `score` and the floors allow:
@@ -25,7 +27,7 @@ bounded as well (limits in `Rule`), beyond what `score` and the floors allow:
     all elements together, in the Frobenius norm
     the worst row of one head
     the bias: how much larger or smaller than the truth all rows are, which rounding is not
-    lse, within 4e-6 * max(1, |lse|) + delta
+    lse, within 4e-6 * max(1, |lse|) + delta; max_logits likewise
 
 Norms are relative to the truth, or to its deviation sqrt(sum((p v)^2)) where that is larger: the
 errors of P are independent, about 0.41 u p each, so they add up to 0.41 u times the deviation,
@@ -70,6 +72,13 @@ class Rule:
     p_floor: float = 2.0**-126
     """Absolute error of a weight (the largest is 1): it may be flushed below 2^-126."""
     lse: float = 4e-6
+    weights: float = 0.0
+    """Unit roundoff of P where it is not u."""
+
+    @property
+    def p(self) -> float:
+        """Unit roundoff of P."""
+        return self.weights or self.u
 
 
 # bf16 and fp16: the limits were set against simulated kernels that round P to the same dtype (worst
@@ -84,6 +93,13 @@ RULES = {
     ),
     torch.float32: Rule(u=2.0**-20, frobenius=1.0e-6, row=1.8e-6, bias=1.0e-6, floor=2.0**-124),
 }
+
+# Weights of e4m3, which end at 2^-9 and of which a row's largest is 2^4 or more. Sums of FP8
+# products over the keys of a step are cut off: on an H200, of 128 values of one sign, 2.5e-3.
+FP8_WEIGHTS = replace(
+    RULES[torch.bfloat16], weights=2.0**-4, frobenius=3.0e-2, row=6.0e-2, bias=5.0e-3,
+    p_floor=2.0**-14,
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -115,22 +131,36 @@ class Verdict:
         return "\n".join(lines + [f"  {problem}" for problem in self.problems])
 
 
-def judge(built: BuiltCase, outcome: Outcome, eager: Tensor | None = None) -> Verdict:
-    """`compare` for a built case and what an implementation returned for it."""
+def judge(
+    built: BuiltCase,
+    outcome: Outcome,
+    eager: Tensor | None = None,
+    *,
+    fp8_sums: bool | None = None,
+    fp8_weights: bool = False,
+) -> Verdict:
+    """`compare` for a built case and what an implementation returned for it.
+
+    `fp8_sums`: whether FP8 products were summed by tensor cores, or as those do; None: on a GPU.
+    `fp8_weights`: whether weights were rounded to e4m3, as V is.
+    """
     rule = RULES[outcome.out.dtype]
-    if isinstance(built.operands, DenseOperands) and built.operands.v.dtype == torch.float16:
+    if fp8_weights:
+        rule = FP8_WEIGHTS
+    elif isinstance(built.operands, DenseOperands) and built.operands.v.dtype == torch.float16:
         rule = replace(rule, p_floor=RULES[torch.float16].p_floor)
     return compare(
-        outcome, built.truth(), fp8_columns=_fp8_columns(built), exact=built.is_exact, eager=eager,
-        rule=rule, columns=built.case.d_qk, describe_row=built.describe_row,
+        outcome, built.truth(), fp8_columns=_fp8_columns(built, fp8_sums), exact=built.is_exact,
+        eager=eager, rule=rule, columns=built.case.d_qk, describe_row=built.describe_row,
     )  # fmt: skip
 
 
-def _fp8_columns(built: BuiltCase) -> int:
+def _fp8_columns(built: BuiltCase, fp8_sums: bool | None) -> int:
     """Columns whose products may have been summed by the tensor cores' rules for FP8."""
     op = built.operands
     is_fp8 = isinstance(op, DenseOperands) and op.q.dtype == torch.float8_e4m3fn
-    return built.case.d_qk if is_fp8 and op.q.is_cuda else 0
+    summed = op.q.is_cuda if fp8_sums is None else fp8_sums
+    return built.case.d_qk if is_fp8 and summed else 0
 
 
 def compare(
@@ -143,8 +173,9 @@ def compare(
     `fp8_columns` those multiplied as FP8."""
     out = outcome.out.detach().cpu()
     steps = max(SCORE_STEPS, columns / COLUMNS_PER_STEP) * EPS32
-    steps += fp8_columns / FP8_COLUMNS_PER_STEP * FP8_KEPT
-    judgement = _Judgement(out, truth, rule or RULES[out.dtype], describe_row, steps)
+    groups = fp8_columns / FP8_COLUMNS_PER_STEP
+    losses = steps + groups * FP8_KEPT, steps + groups * (groups + 1) / 2 * FP8_KEPT
+    judgement = _Judgement(out, truth, rule or RULES[out.dtype], describe_row, losses)
     if out.shape != truth.out.shape:
         problem = f"out has shape {list(out.shape)}, expected {list(truth.out.shape)}"
         inf = torch.inf
@@ -169,16 +200,17 @@ class _Judgement:
 
     def __init__(
         self, out: Tensor, truth: Truth, rule: Rule, describe_row: Callable[[int], str],
-        steps: float,
+        losses: tuple[float, float],
     ) -> None:  # fmt: skip
+        """losses: of out and of lse, as shares of the largest sum of |q||k| of a row."""
         self.raw, self.truth, self.rule, self.describe_row = out, truth, rule, describe_row
         self.problems: list[str] = []
         if out.shape != truth.out.shape:
             return
         self.out = out.double()
         self.error = (self.out - truth.out).abs().nan_to_num(nan=torch.inf)
-        self.delta = steps * truth.score_magnitude
-        score = torch.expm1((2 * self.delta).clamp(max=50.0))
+        delta, self.lse_delta = (loss * truth.score_magnitude for loss in losses)
+        score = torch.expm1((2 * delta).clamp(max=50.0))
         self.distinct = _distinct(truth.out, rule.u)
         # The row sum in units of the largest weight: at least 1, and n where all weights are equal.
         row_sum = torch.exp(truth.lse - truth.max_logits).nan_to_num(nan=1.0).clamp(min=1)
@@ -198,7 +230,7 @@ class _Judgement:
     def elements(self) -> float:
         """The componentwise bound."""
         rule, truth = self.rule, self.truth
-        rounding = rule.u + truth.keys.double()[:, None, None] * EPS32
+        rounding = rule.p + truth.keys.double()[:, None, None] * EPS32
         bound = rule.u * truth.out.abs() + rounding * truth.magnitude + self.slack
         share = self.error / bound
         if not share.numel():
@@ -248,7 +280,7 @@ class _Judgement:
         rows = min(rows, max(int(self.truth.keys.max()), 1) * truth.shape[1])
         # Where values cancel, what is left is small beside the rounding errors of P.
         cancelled = (scaled * self.truth.deviation / scale).norm() ** 2 / (energy**2).sum()
-        allowed = self.rule.bias + 2.6 * self.rule.u * (max(1.0, float(cancelled)) / rows) ** 0.5
+        allowed = self.rule.bias + 2.6 * self.rule.p * (max(1.0, float(cancelled)) / rows) ** 0.5
         limit = allowed + float(self.slack.norm() / truth.norm())
         if abs(share) > limit:
             self.problems.append(f"all rows off by a factor of {1 + share:.6f}, limit {limit:.3g}")
@@ -276,7 +308,7 @@ class _Judgement:
         error = torch.where(empty, (got != expected).double() * torch.inf, (got - expected).abs())
         error = error.nan_to_num(nan=0.0 if bool(empty.all()) else torch.inf)
         error = torch.where(empty & (got == -torch.inf), 0.0, error)
-        limit = self.rule.lse * expected.abs().nan_to_num(posinf=1.0).clamp(min=1) + self.delta
+        limit = self.rule.lse * expected.abs().nan_to_num(posinf=1.0).clamp(min=1) + self.lse_delta
         share = error / limit
         if float(share.max()) > 1:
             row, head = _argmax(share)
@@ -304,7 +336,7 @@ class _Judgement:
         norm = torch.maximum(*sizes).clamp(min=1e-300)
         # Of one value, the rounding of the output and that of P may be at their worst together.
         both = 1 + (torch.hypot(*sizes) / norm - 1).clamp(min=0) / carriers
-        return norm, torch.minimum(limit * (1 + 2 / carriers.sqrt()), 2 * self.rule.u * both)
+        return norm, torch.minimum(limit * (1 + 2 / carriers.sqrt()), 2 * self.rule.p * both)
 
     def _blame(
         self, what: str, wrong: Tensor, badness: Tensor, bound: Tensor | None = None

@@ -1,7 +1,7 @@
 """HopperDenseFp8Config: one block of dense MLA prefill on Hopper with FP8 queries and keys.
 
 The block of `HopperDenseConfig` with Q and K of one byte an element. V has 16 bits, or 8: then it
-is transposed before the kernel, weights are e4m3 too, and Q stays in registers.
+is transposed before the kernel, weights are e4m3 too, and each block has sums of its own.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from openmla.planning.memory import Wanted
 
 SCALE_BYTES = 4
 FP8_RESCALE_THRESHOLD = 4.0  # of e4m3 weights, which end at 448
-# Columns of Q that a consumer keeps in registers, 8 to a register. Prototype, H200, 2026-11-15,
-# 128 + 64 -> 128, causal 1x8192, 128 heads, V of 8 bits: 990 TFLOP/s from registers, 971 from
-# shared memory. With V of 16 bits the same columns spill.
-MOST_Q_IN_REGISTERS = 192
+# Columns of O whose sums of a block are in registers beside O. 128 + 64 -> 128, Triton 3.6: nothing
+# is spilled with 64; 8 bytes with 128, 24 with Q in registers.
+PART_COLUMNS = 64
+MOST_PARTS = 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,10 +39,10 @@ class HopperDenseFp8Config(HopperDenseConfig):
 
     >>> dims = {"heads": 128, "d_nope": 128, "d_rope": 64, "d_v": 128}
     >>> mixed, fp8 = (select_hopper_dense_fp8_config(**dims, v_bytes=n) for n in (2, 1))
-    >>> mixed.BN, mixed.num_kv_stages, mixed.q_in_registers
-    (128, 3, False)
-    >>> fp8.BN, fp8.num_kv_stages, fp8.q_in_registers
-    (128, 4, True)
+    >>> mixed.BN, mixed.num_kv_stages, mixed.part_columns
+    (128, 3, 128)
+    >>> fp8.BN, fp8.num_kv_stages, fp8.part_columns
+    (128, 4, 64)
     """
 
     v_bytes: int = 2
@@ -69,32 +69,30 @@ class HopperDenseFp8Config(HopperDenseConfig):
         return self.rope_bytes == 2 and self.d_rope > 0
 
     @property
-    def q_in_registers(self) -> bool:
-        """Whether Q is read from shared memory once per work item instead of by every product."""
-        return self.v_bytes == 1 and not self.wide_rope and self.d_qk <= MOST_Q_IN_REGISTERS
+    def part_columns(self) -> int:
+        """Columns of O that are one product."""
+        return self.d_v if self.v_bytes == 2 else min(self.d_v, PART_COLUMNS)
 
     # Registers.
 
     @property
     def accumulators(self) -> int:
-        """Registers of O, the scores, packed weights, and Q where it stays there."""
+        """Registers of O, the scores, packed weights, and sums of a block."""
         scores = accumulator_registers(self.BN)
-        return accumulator_registers(self.d_v) + scores + self._weights + self._queries
+        return accumulator_registers(self.d_v) + scores + self._weights + self._sums
 
     @property
     def _weights(self) -> int:
         return accumulator_registers(self.BN) * self.v_bytes // 4
 
     @property
-    def _queries(self) -> int:
-        return accumulator_registers(self.d_qk) // 4 if self.q_in_registers else 0
+    def _sums(self) -> int:
+        return accumulator_registers(self.part_columns) if self.v_bytes == 1 else 0
 
     def _accumulator_sum(self) -> str:
-        queries = f" + Q {self._queries}" if self._queries else ""
-        return (
-            f"O {accumulator_registers(self.d_v)} + S {accumulator_registers(self.BN)} + packed P "
-            f"{self._weights}{queries}"
-        )
+        sums = f" + sums of a block {self._sums}" if self._sums else ""
+        out, scores = (accumulator_registers(n) for n in (self.d_v, self.BN))
+        return f"O {out} + S {scores} + packed P {self._weights}{sums}"
 
     # Shared memory.
 
@@ -151,6 +149,8 @@ class HopperDenseFp8Config(HopperDenseConfig):
                     f"{name} {width} % {WGMMA_K_BYTES} = {width % WGMMA_K_BYTES}: one FP8 wgmma "
                     f"takes {WGMMA_K_BYTES} columns"
                 )
+        if self.d_v > MOST_PARTS * self.part_columns:
+            yield f"d_v {self.d_v}: {MOST_PARTS * PART_COLUMNS} columns of 8 bits at most"
         yield from super()._broken_limits()
 
     def explain(self) -> list[str]:
@@ -159,9 +159,10 @@ class HopperDenseFp8Config(HopperDenseConfig):
         if self.wide_rope:
             lines += ["rope: 16-bit products, with a 16-bit copy of Q's rope columns"]
         if self.v_bytes == 1:
-            lines += ["V is transposed by a kernel before; weights are e4m3"]
-        if self.q_in_registers:
-            lines += [f"Q: {self._queries} registers a thread, read once per work item"]
+            lines += [
+                "V is transposed by a kernel before; weights are e4m3",
+                f"FP8 sums of {self.BN} keys, {self.part_columns} columns at a time, added in fp32",
+            ]
         return [*lines, *super().explain()]
 
 

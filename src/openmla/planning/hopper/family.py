@@ -127,10 +127,6 @@ def _latent_block(config: HopperSparseConfig, problem: Problem) -> Block:
     )
 
 
-def _not_run(config: HopperDenseFp8Config, problem: Problem) -> str:
-    return "it is simulated and compiled, and has not run on a GPU"
-
-
 def _latent_lines(config: HopperSparseConfig, problem: Problem) -> list[str]:
     if config.gather == "indices":
         return config.explain()
@@ -217,7 +213,6 @@ HOPPER = Family(
             launcher="openmla.kernels.hopper.dense_fp8.launch",
             block=_dense_block,
             explain=_dense_lines,
-            slower=_not_run,
         ),
         Kernel(
             serves=Serves(
@@ -225,6 +220,7 @@ HOPPER = Family(
                     "form": OneOf("dense"),
                     DTYPES: OneOf(*_e4m3_beside("e4m3")),
                     **_DENSE_FP8,
+                    "d_v": OneOf(16, 32, 64, 128),
                 }
             ),
             config=HopperDenseFp8Config,
@@ -232,8 +228,7 @@ HOPPER = Family(
             launcher="openmla.kernels.hopper.dense_fp8.launch",
             block=_dense_block,
             explain=_dense_lines,
-            coarse="its weights are FP8 too: they keep 4 bits, and those below 2^-13 of a row's "
-            "largest are lost",
+            fp8_weights=True,
         ),
         Kernel(
             serves=Serves(

@@ -40,7 +40,9 @@ def check_executed(
             changed = differences(outcome, first)
             if changed:
                 return Result("failed", "schedule", f"{schedule}: " + "\n".join(changed))
-        verdict = judge(prepared.built, first or Outcome(prepared.results.out))
+        outcome = first or Outcome(prepared.results.out)
+        fp8_weights = prepared.plan.kernel.fp8_weights
+        verdict = judge(prepared.built, outcome, fp8_weights=fp8_weights)
     except (InvalidArgument, Unsupported):
         raise
     except Exception as error:

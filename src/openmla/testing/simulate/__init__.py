@@ -75,6 +75,7 @@ class Simulation:
     built: BuiltCase
     outcome: Outcome
     problems: list[str]
+    fp8_weights: bool
 
 
 def simulate_case(case: Case, target: str, background: str = "zero") -> Simulation:
@@ -82,6 +83,7 @@ def simulate_case(case: Case, target: str, background: str = "zero") -> Simulati
     seed = case.seed
     options = {"schedule": SCHEDULES[seed % len(SCHEDULES)], "resident": 1 + seed % 3}
     found: list[str] = []
+    coarse: list[bool] = []
 
     def run(built: BuiltCase) -> Outcome:
         results = new_results(built)
@@ -91,11 +93,12 @@ def simulate_case(case: Case, target: str, background: str = "zero") -> Simulati
             raise Unsupported(plan.kernel.coarse)  # what the rule below would only confirm
         outcome, reports = simulated(plan, built.operands, results, seed=seed, **options)
         found.extend(str(report) for report in reports if not report.ok)
+        coarse.append(plan.kernel.fp8_weights)
         return outcome
 
     built = build(case, memory=Memory("cpu", background))
     outcome, written = run_watched(built, run)
-    return Simulation(built, outcome, found + written)
+    return Simulation(built, outcome, found + written, any(coarse))
 
 
 def check_simulated(case: Case, target: str, deep: bool = True) -> Result:
@@ -107,7 +110,7 @@ def check_simulated(case: Case, target: str, deep: bool = True) -> Result:
         clean = simulate_case(case, target)
         if clean.problems:
             return Result("failed", "simulator", "\n".join(clean.problems))
-        verdict = judge(clean.built, clean.outcome)
+        verdict = judge(clean.built, clean.outcome, fp8_weights=clean.fp8_weights)
         if not verdict.ok:
             return Result("failed", "accuracy", verdict.report())
         if deep:

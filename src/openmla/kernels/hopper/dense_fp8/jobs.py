@@ -29,8 +29,8 @@ PROBLEMS = {
         for v, problem in _BOTH.items()
     },
     **{
-        f"192+64→256 {v} scales": _scaled(replace(problem, d_nope=192, d_v=256))
-        for v, problem in _BOTH.items()
+        f"192+64→{d_v} {v} scales": _scaled(replace(_BOTH[v], d_nope=192, d_v=d_v))
+        for v, d_v in (("v bf16", 256), ("v e4m3", 128))
     },
     **{
         f"128+64→128 {v} 1Q split": replace(problem, heads=16, total_q=64, total_k=131072)

@@ -9,7 +9,7 @@ scheduler, epilogue and most of the softmax. What differs:
 | scores | FP8 products, twice the rate of bf16; rope columns in rope's own type | the same |
 | weights | V's type | e4m3, from 2^-9 to 256 (softmax.py) |
 | V tile | [BN, d_v] from v | [d_v, BN] from a transposed copy (transpose.py) |
-| Q | shared memory, read by every product | registers, read once per work item |
+| O | products add to it | sums of a block are added to it in fp32 (products.py) |
 
 | shared memory | bytes (128 + 64 -> 128, NC 2, BN 128, ST 2, V of 16 bits) |
 |---|---|
@@ -25,10 +25,7 @@ q_scale and k_scale multiply the scores; then `factor` is in the scales of the r
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import (
-    mbarrier,
-    warpgroup_mma_wait,
-)
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, warpgroup_mma_wait
 
 from openmla.kernels.gluon.barriers import barriers
 from openmla.kernels.gluon.boxes import LANES
@@ -44,21 +41,31 @@ from openmla.kernels.hopper.dense.scheduler import (
     get,
     scheduler,
 )
-from openmla.kernels.hopper.dense.softmax import keep_before, rescale_rows
+from openmla.kernels.hopper.dense.softmax import keep_before
 from openmla.kernels.hopper.dense_fp8.producer import producer
-from openmla.kernels.hopper.dense_fp8.products import issue_pv, issue_qk, take_queries
+from openmla.kernels.hopper.dense_fp8.products import (
+    issue_pv,
+    issue_qk,
+    joined,
+    next_pv,
+    no_sums,
+    rescale_parts,
+    wait_pv,
+    widen_rope,
+)
 from openmla.kernels.hopper.dense_fp8.softmax import (
     first_weights,
+    next_reference,
     next_weights,
     row_scales,
     scaled,
 )
-from openmla.kernels.hopper.dense_fp8.words import no_queries, pack_weights
+from openmla.kernels.hopper.dense_fp8.words import pack_weights
 
 
 @gluon.jit
 def walk(  # noqa: PLR0913
-    state, it, blocks, first, last, limits, scales, q_words, smem, bars, MASKED: gl.constexpr,
+    state, it, blocks, first, last, limits, scales, smem, bars, MASKED: gl.constexpr,
     WHO: gl.constexpr, HOW: gl.constexpr, DIMS: gl.constexpr, LAYOUTS: gl.constexpr,
 ):  # fmt: skip
     """Steps first … last - 1 of a work item; each multiplies V of the block before it.
@@ -74,29 +81,32 @@ def walk(  # noqa: PLR0913
     BN: gl.constexpr = k_smem[0].shape[1]
     ST: gl.constexpr = v_smem.shape[0]
     DTYPE: gl.constexpr = v_smem.dtype
+    PL: gl.constexpr = LAYOUTS[1]
+    PARTS: gl.constexpr = len(O)
     for c in range(first, last):
         stage = it % ST
         before = (it + (ST - 1)) % ST
         mbarrier.wait(k_ready.index(stage), (it // ST) & 1)
-        S_next = issue_qk(q_smem, q_words, k_smem, stage, WHO, LAYOUTS, DIMS, HOW[3])
-        O = rescale_rows(O, rescale)
+        S_next = issue_qk(q_smem, k_smem, stage, WHO, LAYOUTS, DIMS)
+        O = rescale_parts(O, rescale)
         mbarrier.wait(v_ready.index(before), ((it - 1) // ST) & 1)
-        O_next, P = issue_pv(words, v_smem, before, O, LAYOUTS[1])
+        flight = issue_pv(words, v_smem, before, O, 0, PL)
         S = warpgroup_mma_wait(1, deps=(S_next,))
-        S = scaled(S, row_scale, k_smem[3], stage, HOW[4], HOW[5])
+        S = scaled(S, row_scale, k_smem[3], stage, HOW[3], HOW[4])
         mbarrier.arrive(k_empty.index(stage), count=1)
-        if not HOW[3]:  # noqa: SIM102 - this is decided when compiling, the next one is not
-            if c == blocks - 1:  # a branch: the barrier that comes with an arrive costs every step
-                mbarrier.arrive(q_empty.index(WHO), count=1)
+        if c == blocks - 1:  # a branch: the barrier that comes with an arrive costs every step
+            mbarrier.arrive(q_empty.index(WHO), count=1)
         S = signed(S, HOW[1])
         if MASKED:
             skip = (blocks - 1 - c) * BN
             S = mask(S, seen - skip, keys - skip, HOW[0])
-        weights, row_max, row_sum, rescale = next_weights(
-            S, row_max, row_sum, factor, MASKED, BN, DTYPE
-        )
+        row_max, shift, rescale = next_reference(S, row_max, factor, MASKED, DTYPE)
+        if PARTS > 1:
+            rescale = keep_before(rescale)
+            O, flight = next_pv(words, v_smem, before, O, flight, 1, PL)
+        weights, row_sum = next_weights(S, row_sum, factor, shift, rescale)
         row_sum = keep_before(row_sum)
-        O, P = warpgroup_mma_wait(0, deps=(O_next, P))
+        O = wait_pv(0, O, flight, PARTS - 1, gl.float8e4nv == DTYPE)
         mbarrier.arrive(v_empty.index(before), count=1)
         words = pack_weights(weights, BN, DTYPE)
         it += 1
@@ -115,14 +125,16 @@ def consumer(
     BN: gl.constexpr = k_smem[0].shape[1]
     ST: gl.constexpr = v_smem.shape[0]
     DTYPE: gl.constexpr = v_smem.dtype
-    D_V: gl.constexpr = DIMS[3]
     SPLIT: gl.constexpr = HOW[2]
-    Q_SCALED: gl.constexpr = HOW[4]
+    Q_SCALED: gl.constexpr = HOW[3]
+    PART: gl.constexpr = HOW[5]
+    PARTS: gl.constexpr = DIMS[3] // PART
+    ALONE: gl.constexpr = gl.float8e4nv == DTYPE
     QK_GROUPS: gl.constexpr = 1 + (DIMS[1] > 0) + (DIMS[2] > 0)
-    PK: gl.constexpr = 32 if gl.float8e4nv == DTYPE else 16  # columns of one wgmma of P
+    PK: gl.constexpr = 32 if ALONE else 16  # columns of one wgmma of P
     SL: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BN, 32])
     RL: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BN, 16])
-    OL: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D_V, PK])
+    OL: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, PART, PK])
     PL: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=OL, k_width=PK // 8)
     LAYOUTS: gl.constexpr = (SL, PL, RL)
     walk_bars = (q_empty, k_ready, k_empty, v_ready, v_empty)
@@ -141,25 +153,23 @@ def consumer(
         unit = 1.0
         row_scale = row_scales(q_scale_ptr, work, factor, WHO, SL)
     S = gl.zeros([64, BN], gl.float32, SL)
-    q_words = no_queries(DIMS, HOW[3])
     if blocks > 0:
         mbarrier.wait(q_ready.index(WHO), 0)
-        q_words = take_queries(q_smem, q_empty, blocks, WHO, DIMS, HOW[3])
+        widen_rope(q_smem, WHO, DIMS)
         mbarrier.wait(k_ready.index(0), 0)
-        S_next = issue_qk(q_smem, q_words, k_smem, opaque_zero(), WHO, LAYOUTS, DIMS, HOW[3])
+        S_next = issue_qk(q_smem, k_smem, opaque_zero(), WHO, LAYOUTS, DIMS)
         S = warpgroup_mma_wait(0, deps=(S_next,))
     while blocks > 0:
         # S holds the scores of the work item's first block, number `it`.
-        S = scaled(S, row_scale, k_smem[3], it % ST, Q_SCALED, HOW[5])
+        S = scaled(S, row_scale, k_smem[3], it % ST, Q_SCALED, HOW[4])
         mbarrier.arrive(k_empty.index(it % ST), count=1)
-        if not HOW[3]:
-            mbarrier.arrive(q_empty.index(WHO), count=1, pred=blocks == 1)
+        mbarrier.arrive(q_empty.index(WHO), count=1, pred=blocks == 1)
         skip = (blocks - 1) * BN
         seen += WHO * 64
         S = mask(signed(S, HOW[1]), seen - skip, keys - skip, HOW[0])
-        weights, row_max, row_sum = first_weights(S, unit, BN, DTYPE)
+        weights, row_max, row_sum = first_weights(S, unit, DTYPE)
         words = pack_weights(weights, BN, DTYPE)
-        O = gl.zeros([64, D_V], gl.float32, OL)
+        O = no_sums(PARTS, OL)
         rescale = gl.full([64], 1.0, gl.float32, gl.SliceLayout(1, SL))
         it += 1
         # Blocks come from the last to the first, so those that need a mask come first.
@@ -167,19 +177,20 @@ def consumer(
         state = (words, O, row_max, row_sum, rescale)
         scales = (unit, row_scale)
         state, it = walk(
-            state, it, blocks, 1, masked, (seen, keys), scales, q_words, smem, walk_bars, True,
-            WHO, HOW, DIMS, LAYOUTS,
+            state, it, blocks, 1, masked, (seen, keys), scales, smem, walk_bars, True, WHO, HOW,
+            DIMS, LAYOUTS,
         )  # fmt: skip
         state, it = walk(
-            state, it, blocks, masked, blocks, (seen, keys), scales, q_words, smem, walk_bars,
-            False, WHO, HOW, DIMS, LAYOUTS,
+            state, it, blocks, masked, blocks, (seen, keys), scales, smem, walk_bars, False, WHO,
+            HOW, DIMS, LAYOUTS,
         )  # fmt: skip
         words, O, row_max, row_sum, rescale = state
         # The last PV of this work item, then the first QK of the next.
         before = (it + (ST - 1)) % ST
-        O = rescale_rows(O, rescale)
+        O = rescale_parts(O, rescale)
         mbarrier.wait(v_ready.index(before), ((it - 1) // ST) & 1)
-        O_next, P = issue_pv(words, v_smem, before, O, PL)
+        flight = issue_pv(words, v_smem, before, O, 0, PL)
+        O, flight = next_pv(words, v_smem, before, O, flight, 1, PL)
         turn += 1
         slot = turn & 1
         mbarrier.wait(t_ready.index(slot), (turn >> 1) & 1)
@@ -195,12 +206,18 @@ def consumer(
         # overwrites.
         stage = gl.where(blocks > 0, it % ST, before)
         mbarrier.wait(q_ready.index(WHO), turn & 1, pred=blocks > 0)
-        q_words = take_queries(q_smem, q_empty, blocks, WHO, DIMS, HOW[3])
+        widen_rope(q_smem, WHO, DIMS)
         mbarrier.wait(k_ready.index(stage), (it // ST) & 1, pred=blocks > 0)
-        S_next = issue_qk(q_smem, q_words, k_smem, stage, WHO, LAYOUTS, DIMS, HOW[3])
-        O, P = warpgroup_mma_wait(QK_GROUPS, deps=(O_next, P))
+        if ALONE:  # its sums, O and the next scores together are too many registers
+            O = wait_pv(0, O, flight, PARTS - 1, True)
+        if ALONE and SPLIT > 0:  # and so are the latter two and what a part of a request writes
+            finish(joined(O), row_max, row_sum, work, results, WHO, NC, SPLIT)
+        S_next = issue_qk(q_smem, k_smem, stage, WHO, LAYOUTS, DIMS)
+        if not ALONE:
+            O = wait_pv(QK_GROUPS, O, flight, 0, False)
         mbarrier.arrive(v_empty.index(before), count=1)
-        finish(O, row_max, row_sum, work, results, WHO, NC, SPLIT)
+        if not (ALONE and SPLIT > 0):
+            finish(joined(O), row_max, row_sum, work, results, WHO, NC, SPLIT)
         S = warpgroup_mma_wait(0, deps=(S_next,))
         work = next_work_item
 
@@ -274,13 +291,14 @@ def dense_fp8_kernel(  # noqa: PLR0913
     SM_COUNT: gl.constexpr,
     REGISTERS: gl.constexpr,
     LAYOUTS: gl.constexpr,
-    Q_IN_REGISTERS: gl.constexpr,
+    PART: gl.constexpr,
 ):
-    """As dense_kernel; LAYOUTS: of tiles of Q's main, tail and rope columns, of V, of K's rope."""
+    """As dense_kernel; LAYOUTS: of tiles of Q's main, tail and rope columns, of V, of K's rope.
+    PART: columns of O that are one product, see products.py."""
     Q_SCALED: gl.constexpr = q_scale_ptr is not None
     K_SCALED: gl.constexpr = k_scale_ptr is not None
     ROPE_TYPE: gl.constexpr = gl.float8e4nv if k_rope_desc is None else k_rope_desc.dtype
-    HOW: gl.constexpr = (CAUSAL, SIGN, SPLIT, Q_IN_REGISTERS, Q_SCALED, K_SCALED)
+    HOW: gl.constexpr = (CAUSAL, SIGN, SPLIT, Q_SCALED, K_SCALED, PART)
     TILE: gl.constexpr = (64 * NC, BN, CAUSAL, HG, SPLIT, SM_COUNT)
     q_main, q_tail, q_rope = column_tiles(NC, 64, DIMS, LAYOUTS, gl.float8e4nv)
     q_wide = q_main

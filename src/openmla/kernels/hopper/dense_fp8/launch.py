@@ -70,7 +70,7 @@ def _fp8_constexprs(config: HopperDenseFp8Config) -> dict[str, Any]:
     values = tile_layout(BN, element=1) if config.v_bytes == 1 else tile_layout(config.d_v)
     return {
         "LAYOUTS": (*narrow, values, tile_layout(rope, element=config.rope_bytes)),
-        "Q_IN_REGISTERS": config.q_in_registers,
+        "PART": config.part_columns,
     }
 
 

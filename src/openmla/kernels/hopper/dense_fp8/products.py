@@ -1,35 +1,35 @@
 # ruff: noqa: E741  (O is the output accumulator, as everywhere in attention)
-"""The products of a consumer of kernel.py: scores of a tile of keys, and weights times its values."""
+"""The products of a consumer of kernel.py: scores of a block of keys, weights times its values.
+
+wgmma keeps 13 binary places of a sum of FP8 products, and cuts off of every term what lies below.
+Scores are sums of few columns. What a block adds to the values of thousands of keys, however, would
+be lost: on an H200, of 8192 values of one sign and of equal weight 13 %, of 131072 a quarter. So
+products of e4m3 weights and values are sums of their own, of one block, and added to O in fp32;
+a few columns at a time, because there are not registers enough for a second O.
+
+| V | parts of O | a product |
+|---|---|---|
+| 16 bits | one, all columns | adds to O |
+| 8 bits | of 64 columns, a tuple | begins at 0 and is added to O when it is waited for |
+"""
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
-    mbarrier,
     warpgroup_mma,
+    warpgroup_mma_wait,
 )
 
 from openmla.kernels.gluon.compat import thread_barrier
 from openmla.kernels.gluon.scores import opaque_zero
 from openmla.kernels.hopper.dense.kernel import WARPS
-from openmla.kernels.hopper.dense_fp8.words import bytes_of, read_queries, unpack_weights
+from openmla.kernels.hopper.dense.softmax import rescale_rows
+from openmla.kernels.hopper.dense_fp8.words import unpack_weights
 
 
 @gluon.jit
-def left(tile, words, WHO: gl.constexpr, SL: gl.constexpr, IN_REGISTERS: gl.constexpr):
-    """Columns of Q as a left operand: from registers, or from shared memory."""
-    if IN_REGISTERS:
-        QL: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=SL, k_width=4)
-        return gl.convert_layout(gl.reshape(bytes_of(words), [64, 4 * words.shape[1]]), QL)
-    else:
-        return tile.index(opaque_zero() + WHO)
-
-
-@gluon.jit
-def issue_qk(
-    q_smem, q_words, k_smem, stage, WHO: gl.constexpr, LAYOUTS: gl.constexpr, DIMS: gl.constexpr,
-    IN_REGISTERS: gl.constexpr,
-):  # fmt: skip
+def issue_qk(q_smem, k_smem, stage, WHO: gl.constexpr, LAYOUTS: gl.constexpr, DIMS: gl.constexpr):
     """Start the scores of a block: one product per part of the columns.
 
     The product of a 16-bit rope comes first and is waited for: sums have a layout per type of
@@ -47,25 +47,19 @@ def issue_qk(
         R = warpgroup_mma(q_wide, k, R, use_acc=False)
         S = gl.convert_layout(R, SL, assert_trivial=True)
     k = k_main.index(stage).permute((1, 0))
-    q = left(q_smem[0], q_words[0], WHO, SL, IN_REGISTERS)
-    S = warpgroup_mma(q, k, S, use_acc=WIDE_ROPE, is_async=True)
+    S = warpgroup_mma(q_smem[0].index(opaque_zero() + WHO), k, S, use_acc=WIDE_ROPE, is_async=True)
     if DIMS[1] > 0:
         k = k_tail.index(stage).permute((1, 0))
-        S = warpgroup_mma(left(q_smem[1], q_words[1], WHO, SL, IN_REGISTERS), k, S, is_async=True)
+        S = warpgroup_mma(q_smem[1].index(opaque_zero() + WHO), k, S, is_async=True)
     if DIMS[2] > 0 and not WIDE_ROPE:
         k = k_rope.index(stage).permute((1, 0))
-        S = warpgroup_mma(left(q_smem[2], q_words[2], WHO, SL, IN_REGISTERS), k, S, is_async=True)
+        S = warpgroup_mma(q_smem[2].index(opaque_zero() + WHO), k, S, is_async=True)
     return S
 
 
 @gluon.jit
-def take_queries(q_smem, q_empty, blocks, WHO: gl.constexpr, DIMS: gl.constexpr,
-                 IN_REGISTERS: gl.constexpr):  # fmt: skip
-    """After q_ready: what of a consumer's rows is kept elsewhere than in the tiles of the load.
-
-    Rope columns of a wider type get a copy in shared memory; all others may go to registers, and
-    then the tiles are free at once.
-    """
+def widen_rope(q_smem, WHO: gl.constexpr, DIMS: gl.constexpr):
+    """After q_ready: a copy of a consumer's rope columns in the type of a wider k_rope."""
     if q_smem[3].dtype.primitive_bitwidth > 8:
         WIDTH: gl.constexpr = DIMS[2]
         L: gl.constexpr = gl.BlockedLayout([1, 16], [512 // WIDTH, WIDTH // 16], [WARPS, 1], [1, 0])
@@ -73,20 +67,68 @@ def take_queries(q_smem, q_empty, blocks, WHO: gl.constexpr, DIMS: gl.constexpr,
         q_smem[3].index(WHO).store(rope.to(q_smem[3].dtype))
         fence_async_shared()
         thread_barrier()
-    words = read_queries(q_smem, WHO, DIMS, IN_REGISTERS)
-    if IN_REGISTERS:
-        mbarrier.arrive(q_empty.index(WHO), count=1, pred=blocks > 0)
-    return words
 
 
 @gluon.jit
-def issue_pv(words, v_smem, stage, O, PL: gl.constexpr):
-    """Start O + P V; returns it and P, whose registers must live as long."""
+def no_sums(PARTS: gl.constexpr, OL: gl.constexpr):
+    """The parts of O, all 0. OL: layout of a part."""
+    WIDTH: gl.constexpr = OL.instr_shape[1]
+    O = ()
+    for _ in gl.static_range(PARTS):
+        O += (gl.zeros([64, WIDTH], gl.float32, OL),)
+    return O
+
+
+@gluon.jit
+def rescale_parts(O, rescale):
+    """O times rescale, row by row."""
+    out = ()
+    for i in gl.static_range(len(O)):
+        out += (rescale_rows(O[i], rescale),)
+    return out
+
+
+@gluon.jit
+def issue_pv(words, v_smem, stage, O, PART: gl.constexpr, PL: gl.constexpr):
+    """Start the product of P and one part of V; returns it and P, whose registers must live as
+    long."""
     DTYPE: gl.constexpr = v_smem.dtype
+    sums = O[PART]
     if gl.float8e4nv == DTYPE:
         P = unpack_weights(words, v_smem.shape[2], DTYPE, PL)
+        v = v_smem.index(stage).slice(PART * sums.shape[1], sums.shape[1]).permute((1, 0))
         # A wait takes no 8-bit tensor: the words are the registers that P is in.
-        return warpgroup_mma(P, v_smem.index(stage).permute((1, 0)), O, is_async=True), words
+        return warpgroup_mma(P, v, sums, use_acc=False, is_async=True), words
     else:
         P = unpack_weights(words, v_smem.shape[1], DTYPE, PL)
-        return warpgroup_mma(P, v_smem.index(stage), O, is_async=True), P
+        return warpgroup_mma(P, v_smem.index(stage), sums, is_async=True), P
+
+
+@gluon.jit
+def wait_pv(PENDING: gl.constexpr, O, flight, PART: gl.constexpr, ALONE: gl.constexpr):
+    """O with the part in flight, when at most PENDING products are. ALONE: it has its own sums."""
+    sums, P = flight
+    sums, P = warpgroup_mma_wait(PENDING, deps=(sums, P))
+    if ALONE:
+        sums = O[PART] + sums
+    out = O[:PART]
+    out += (sums,)
+    return out + O[PART + 1 :]
+
+
+@gluon.jit
+def next_pv(words, v_smem, stage, O, flight, PART: gl.constexpr, PL: gl.constexpr):
+    """Wait for part PART - 1 and start part PART, if there is one."""
+    if len(O) > PART:
+        O = wait_pv(0, O, flight, PART - 1, True)
+        flight = issue_pv(words, v_smem, stage, O, PART, PL)
+    return O, flight
+
+
+@gluon.jit
+def joined(O):
+    """The parts of O side by side, one or two."""
+    if len(O) == 1:
+        return O[0]
+    else:
+        return gl.reshape(gl.permute(gl.join(O[0], O[1]), (0, 2, 1)), [64, 2 * O[0].shape[1]])

@@ -1,7 +1,7 @@
-"""FP8 left operands as words of four: Q that stays in registers, and weights.
+"""FP8 weights as words of four.
 
-A tensor of 8-bit values that a loop carries would take a register per value, so both are carried as
-int32 and become e4m3 where a product takes them, which costs no instruction.
+A tensor of 8-bit values that a loop carries would take a register per value, so weights are carried
+as int32 and become e4m3 where a product takes them, which costs no instruction.
 
 wgmma leaves column 8 g + 2 t + e of the scores (g: 0, 1, …; e: 0, 1) with thread t of a quad, and
 takes columns 4 t … 4 t + 3 of every 16 from it as an FP8 left operand. Instead of exchanging
@@ -15,23 +15,7 @@ V must have its keys in that order too: transpose.py puts them there.
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from openmla.kernels.gluon.compat import reinterpret
 from openmla.kernels.hopper.dense.softmax import pack, unpack
-
-
-@gluon.constexpr_function
-def word_layout(words):
-    """[64, words] int32, four e4m3 each, as wgmma takes a left operand from registers."""
-    registers = [[8, 0]] + [[0, n] for n in (4, 8, 16, 32) if n < words]
-    return gl.DistributedLinearLayout(
-        registers, [[0, 1], [0, 2], [1, 0], [2, 0], [4, 0]], [[16, 0], [32, 0]], [], [64, words]
-    )
-
-
-@gluon.constexpr_function
-def word_tile_layout(words):
-    """Shared memory of [64, words] int32: the bytes of a tile of e4m3, swizzled alike."""
-    return gl.NVMMASharedLayout(swizzle_byte_width=min(128, 4 * words), element_bitwidth=32, rank=2)
 
 
 @gluon.jit
@@ -42,42 +26,6 @@ def bytes_of(words):
     c = (words >> 16).to(gl.int8).to(gl.float8e4nv, bitcast=True)
     d = (words >> 24).to(gl.int8).to(gl.float8e4nv, bitcast=True)
     return gl.join(gl.join(a, c), gl.join(b, d))
-
-
-@gluon.jit
-def read_words(tile, WIDTH: gl.constexpr):
-    """A [64, WIDTH] tile of e4m3 as words in registers."""
-    TILE: gl.constexpr = word_tile_layout(WIDTH // 4)
-    L: gl.constexpr = word_layout(WIDTH // 4)
-    return reinterpret(tile, gl.int32, [64, WIDTH // 4], TILE).load(L)
-
-
-@gluon.jit
-def no_queries(DIMS: gl.constexpr, IN_REGISTERS: gl.constexpr):
-    """What `read_queries` returns, all 0."""
-    main = gl.program_id(0) * 0
-    tail = main
-    rope = main
-    if IN_REGISTERS:
-        main = gl.zeros([64, DIMS[0] // 4], gl.int32, word_layout(DIMS[0] // 4))
-        if DIMS[1] > 0:
-            tail = gl.zeros([64, DIMS[1] // 4], gl.int32, word_layout(DIMS[1] // 4))
-        if DIMS[2] > 0:
-            rope = gl.zeros([64, DIMS[2] // 4], gl.int32, word_layout(DIMS[2] // 4))
-    return main, tail, rope
-
-
-@gluon.jit
-def read_queries(q_smem, WHO: gl.constexpr, DIMS: gl.constexpr, IN_REGISTERS: gl.constexpr):
-    """Words of a consumer's rows: main, tail and rope columns; a 0 for what stays where it is."""
-    main, tail, rope = no_queries(DIMS, False)
-    if IN_REGISTERS:
-        main = read_words(q_smem[0].index(WHO), DIMS[0])
-        if DIMS[1] > 0:
-            tail = read_words(q_smem[1].index(WHO), DIMS[1])
-        if DIMS[2] > 0:
-            rope = read_words(q_smem[2].index(WHO), DIMS[2])
-    return main, tail, rope
 
 
 @gluon.jit

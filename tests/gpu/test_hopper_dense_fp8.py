@@ -40,7 +40,7 @@ PROFILES |= {
     "fp8 full": (replace(FP8, causal=False, scale=-0.1), 1),
     "fp8 rope bf16": (replace(FP8, rope_dtype="bf16", sink="mixed"), 2),
     "fp8 pages of 64": (replace(FP8, **PAGES, page_size=64), 1),
-    "fp8 192+64-256": (replace(FP8, d_nope=192, d_v=256), 2),
+    "fp8 192+64-128": (replace(FP8, d_nope=192), 2),
     "fp8 64+32-64": (replace(FP8, d_nope=64, d_rope=32, d_v=64), 2),
 }
 SPLIT = replace(MIXED, heads=2, q_lens=(200, 64, 300), k_lens=(8200, 300, 300), spare=3)

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+import torch
 
 import openmla.kernels.hopper as package
 from gluon_sim import Kind, intercept
@@ -18,7 +19,9 @@ from kernels.hopper.simulated import plan_of
 from kernels.judging import on
 from kernels.mutants import NOTHING, Defect, assert_found, load_mutant
 from openmla.kernels.hopper.dense_fp8 import launch as launcher
-from openmla.testing.build import Outcome
+from openmla.operands import DenseOperands
+from openmla.testing.build import BuiltCase, Outcome
+from openmla.testing.compare import judge
 from openmla.testing.simulate import new_results
 
 LIMITS = replace(H200, steps=20_000)
@@ -49,8 +52,8 @@ PRODUCER = [
         "mbarrier.wait(v_empty.index(stage), phase)", NOTHING, "fp8 scales",
     ),
     Fp8Defect(
-        "the bytes of scales are not announced", Kind.BYTES, "dense_fp8.producer",
-        " + SCALES))", "))",
+        "scales are not waited for", Kind.RACE, "dense_fp8.kernel",
+        "k_ready = barriers(ST, 1 + LANES if K_SCALED else 1)", "k_ready = barriers(ST, 1)",
     ),
     Fp8Defect(
         "a wide rope is announced as a narrow one", Kind.BYTES, "dense_fp8.producer",
@@ -87,39 +90,44 @@ CONSUMER = [
         "mbarrier.wait(q_ready.index(WHO), turn & 1, pred=blocks > 0)", NOTHING, "fp8 causal",
     ),
     Fp8Defect(
-        "Q in registers is not released", Kind.DEADLOCK, "dense_fp8.kernel",
-        "mbarrier.arrive(q_empty.index(WHO), count=1, pred=blocks > 0)", NOTHING, "fp8 causal",
+        "Q is not released", Kind.DEADLOCK, "dense_fp8.kernel",
+        "            mbarrier.arrive(q_empty.index(WHO), count=1)\n", "            pass\n",
+        "fp8 edges",
     ),
     Fp8Defect(
-        "Q is released before it is read", Kind.RACE, "dense_fp8.kernel",
-        "    words = read_queries(q_smem, WHO, DIMS, IN_REGISTERS)\n    if IN_REGISTERS:\n"
-        "        mbarrier.arrive(q_empty.index(WHO), count=1, pred=blocks > 0)\n",
-        "    if IN_REGISTERS:\n"
-        "        mbarrier.arrive(q_empty.index(WHO), count=1, pred=blocks > 0)\n"
-        "    words = read_queries(q_smem, WHO, DIMS, IN_REGISTERS)\n", "fp8 causal",
-    ),
-    Fp8Defect(
-        "wide rope columns of Q are not fenced", Kind.FENCE, "dense_fp8.kernel",
+        "wide rope columns of Q are not fenced", Kind.FENCE, "dense_fp8.products",
         "        fence_async_shared()\n", "", "mixed rope bf16",
     ),
     Fp8Defect(
-        "wide rope columns of Q are those of the first work item", None, "dense_fp8.kernel",
+        "wide rope columns of Q are lost", None, "dense_fp8.products",
         "        q_smem[3].index(WHO).store(rope.to(q_smem[3].dtype))\n",
-        "        if blocks * 0 + WHO == 0:\n"
-        "            q_smem[3].index(WHO).store((rope.to(gl.float32) * 0).to(q_smem[3].dtype))\n",
+        "        q_smem[3].index(WHO).store((rope.to(gl.float32) * 0).to(q_smem[3].dtype))\n",
         "mixed rope bf16",
     ),
     Fp8Defect(
-        "a wide rope is not added", None, "dense_fp8.kernel", "use_acc=WIDE_ROPE", "use_acc=False",
-        "mixed rope bf16",
+        "a wide rope is not added", None, "dense_fp8.products", "use_acc=WIDE_ROPE",
+        "use_acc=False", "mixed rope bf16",
     ),
     Fp8Defect(
         "the output is read while it is made", Kind.ACCUMULATOR, "dense_fp8.kernel",
-        "warpgroup_mma_wait(QK_GROUPS,", "warpgroup_mma_wait(QK_GROUPS + 1,", "fp8 causal",
+        "wait_pv(QK_GROUPS,", "wait_pv(QK_GROUPS + 1,", "mixed causal",
+    ),
+    Fp8Defect(
+        "a part of the output is read while it is made", Kind.ACCUMULATOR, "dense_fp8.products",
+        "O = wait_pv(0, O, flight, PART - 1, True)", "O = wait_pv(1, O, flight, PART - 1, True)",
+        "fp8 causal",
     ),
     Fp8Defect(
         "O is not rescaled inside the walk", None, "dense_fp8.kernel",
-        "        O = rescale_rows(O, rescale)\n", "", "fp8 peaky",
+        "        O = rescale_parts(O, rescale)\n", "", "fp8 peaky",
+    ),
+    Fp8Defect(
+        "a block's sums take the place of O", None, "dense_fp8.products",
+        "sums = O[PART] + sums", "sums = sums", "fp8 causal",
+    ),
+    Fp8Defect(
+        "the second part has the values of the first", None, "dense_fp8.products",
+        ".slice(PART * sums.shape[1], ", ".slice(0, ", "fp8 causal",
     ),
 ]  # fmt: skip
 WEIGHTS = [
@@ -213,3 +221,36 @@ def test_defect_is_found(defect: Fp8Defect, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", sorted({defect.case for defect in DEFECTS}))
 def test_the_kernel_itself_is_clean_and_right(name: str) -> None:
     assert run(launcher, name, 2, "random", 1) == (set(), True)
+
+
+def flat() -> BuiltCase:
+    """Weights that are all equal, and values of one sign: sums that only grow."""
+    case = replace(FP8_CASES["causal"], heads=1, scale=0.0, q_lens=(40,), k_lens=(3000,))
+    built = on(case)
+    assert isinstance(built.operands, DenseOperands)
+    bits = built.operands.v.view(torch.uint8)
+    bits &= 0x7F
+    return built
+
+
+def flat_is_right(launch: ModuleType) -> bool:
+    built = flat()
+    results = new_results(built)
+    with intercept(limits=H200):
+        for call in launch.calls(plan_of(built, 2, 1), built.operands, results):
+            call.run()
+    outcome = Outcome(results.out, results.lse)
+    return judge(flat(), outcome, fp8_sums=True, fp8_weights=True).ok
+
+
+def test_sums_of_fp8_products_over_all_keys_are_found(tmp_path: Path) -> None:
+    """What adds to a sum of thousands of keys is cut off, as it is on the chip."""
+
+    def adds(source: str) -> str:
+        apart, added = "sums, use_acc=False, is_async=True), words", "sums = O[PART] + sums"
+        assert source.count(apart) == source.count(added) == 1
+        return source.replace(apart, "sums, is_async=True), words").replace(added, "sums = sums")
+
+    assert flat_is_right(launcher)
+    mutant = load_mutant(package, "dense_fp8.products", adds, "dense_fp8.launch", tmp_path)
+    assert not flat_is_right(mutant)

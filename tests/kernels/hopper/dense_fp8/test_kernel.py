@@ -79,6 +79,7 @@ FP8_NAMES = (
 FP8 = {name: replace(CASES[name], side_dtype="", rope_dtype=CASES[name].rope_dtype)
        for name in FP8_NAMES}  # fmt: skip
 FP8["rope bf16"] = replace(FP8["rope bf16"], rope_dtype="bf16")
+FP8 |= {name: replace(FP8[name], d_v=128) for name in ("192+64", "256+0")}  # at most 128 columns
 # What an H200 demands of copies, and keeps of sums of FP8 products.
 H200 = Limits(load_alignment=16, fp8_bits=13)
 

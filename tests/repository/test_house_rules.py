@@ -16,7 +16,8 @@ MAY_READ_ENVIRONMENT = ("cli", "aot", "plan.target", "integrations.vllm.registra
 NO_ASSERTS_WITH_MESSAGES = ("checks", "api.attention", "cache")
 # Features that are still growing do not count against the budget of lines.
 GROWING = {"integrations", "nn", "distributed", "indexer", "layer", "dense_fp8", "deep_gemm",
-           "executed", "check_executed", "validate", "predicted", "against"}  # fmt: skip
+           "executed", "check_executed", "validate", "predicted", "against", "quantize",
+           "quantizing", "few"}  # fmt: skip
 # Lines of the rest of src/openmla, without the examples in docstrings. The figure only falls: what
 # a change adds, it takes away elsewhere, and one that leaves fewer lowers it. The aim is 27,000.
 MOST_LINES = 28_220

@@ -72,13 +72,8 @@ class Rule:
     p_floor: float = 2.0**-126
     """Absolute error of a weight (the largest is 1): it may be flushed below 2^-126."""
     lse: float = 4e-6
-    weights: float = 0.0
-    """Unit roundoff of P where it is not u."""
-
-    @property
-    def p(self) -> float:
-        """Unit roundoff of P."""
-        return self.weights or self.u
+    p: float = 0.0
+    """Unit roundoff of P where that is larger."""
 
 
 # bf16 and fp16: the limits were set against simulated kernels that round P to the same dtype (worst
@@ -97,7 +92,7 @@ RULES = {
 # Weights of e4m3, which end at 2^-9 and of which a row's largest is 2^4 or more. Sums of FP8
 # products over the keys of a step are cut off: on an H200, of 128 values of one sign, 2.5e-3.
 FP8_WEIGHTS = replace(
-    RULES[torch.bfloat16], weights=2.0**-4, frobenius=3.0e-2, row=6.0e-2, bias=5.0e-3,
+    RULES[torch.bfloat16], p=2.0**-4, frobenius=3.0e-2, row=6.0e-2, bias=5.0e-3,
     p_floor=2.0**-14,
 )  # fmt: skip
 
@@ -139,11 +134,8 @@ def judge(
     fp8_sums: bool | None = None,
     fp8_weights: bool = False,
 ) -> Verdict:
-    """`compare` for a built case and what an implementation returned for it.
-
-    `fp8_sums`: whether FP8 products were summed by tensor cores, or as those do; None: on a GPU.
-    `fp8_weights`: whether weights were rounded to e4m3, as V is.
-    """
+    """`compare` for a built case. `fp8_sums`: whether FP8 products were summed as tensor cores do
+    (None: on a GPU); `fp8_weights`: whether weights were rounded to e4m3, as V is."""
     rule = RULES[outcome.out.dtype]
     if fp8_weights:
         rule = FP8_WEIGHTS
@@ -204,6 +196,7 @@ class _Judgement:
     ) -> None:  # fmt: skip
         """losses: of out and of lse, as shares of the largest sum of |q||k| of a row."""
         self.raw, self.truth, self.rule, self.describe_row = out, truth, rule, describe_row
+        self.p = max(rule.u, rule.p)
         self.problems: list[str] = []
         if out.shape != truth.out.shape:
             return
@@ -230,7 +223,7 @@ class _Judgement:
     def elements(self) -> float:
         """The componentwise bound."""
         rule, truth = self.rule, self.truth
-        rounding = rule.p + truth.keys.double()[:, None, None] * EPS32
+        rounding = self.p + truth.keys.double()[:, None, None] * EPS32
         bound = rule.u * truth.out.abs() + rounding * truth.magnitude + self.slack
         share = self.error / bound
         if not share.numel():
@@ -280,7 +273,7 @@ class _Judgement:
         rows = min(rows, max(int(self.truth.keys.max()), 1) * truth.shape[1])
         # Where values cancel, what is left is small beside the rounding errors of P.
         cancelled = (scaled * self.truth.deviation / scale).norm() ** 2 / (energy**2).sum()
-        allowed = self.rule.bias + 2.6 * self.rule.p * (max(1.0, float(cancelled)) / rows) ** 0.5
+        allowed = self.rule.bias + 2.6 * self.p * (max(1.0, float(cancelled)) / rows) ** 0.5
         limit = allowed + float(self.slack.norm() / truth.norm())
         if abs(share) > limit:
             self.problems.append(f"all rows off by a factor of {1 + share:.6f}, limit {limit:.3g}")
@@ -336,7 +329,7 @@ class _Judgement:
         norm = torch.maximum(*sizes).clamp(min=1e-300)
         # Of one value, the rounding of the output and that of P may be at their worst together.
         both = 1 + (torch.hypot(*sizes) / norm - 1).clamp(min=0) / carriers
-        return norm, torch.minimum(limit * (1 + 2 / carriers.sqrt()), 2 * self.rule.p * both)
+        return norm, torch.minimum(limit * (1 + 2 / carriers.sqrt()), 2 * self.p * both)
 
     def _blame(
         self, what: str, wrong: Tensor, badness: Tensor, bound: Tensor | None = None

@@ -43,9 +43,11 @@ def add_products(a: Array, b: Array, sums: Array, bits: int) -> Array:
 
 def _place(x: Array) -> Array:
     """The exponent of the leading bit."""
-    return np.where(x == 0, NOWHERE, np.frexp(x)[1] - 1)
+    place: Array = np.where(x == 0, NOWHERE, np.frexp(x)[1] - 1)
+    return place
 
 
 def _unit(place: Array, bits: int) -> Array:
     """What the last binary place kept is worth; of nothing, anything."""
-    return np.ldexp(1.0, np.maximum(place, NOWHERE // 2) - bits)
+    unit: Array = np.ldexp(1.0, np.maximum(place, NOWHERE // 2) - bits)
+    return unit

@@ -113,7 +113,8 @@ VECTORS = [
 @gluon.jit(do_not_specialize=COUNTS + STRIDES, do_not_specialize_on_alignment=VECTORS)
 def dense_kernel(  # noqa: PLR0913
     q_main_desc, q_tail_desc, q_rope_desc, k_main_desc, k_tail_desc, k_rope_desc, v_desc,
-    k_scale_ptr, q_scale_ptr, rope_scales_ptr, out_ptr, lse_ptr, sink_ptr, cu_q_ptr, cu_k_ptr, table_ptr,
+    k_scale_ptr, q_scale_ptr, rope_scales_ptr,
+    out_ptr, lse_ptr, sink_ptr, cu_q_ptr, cu_k_ptr, table_ptr,
     factor, batch, total_q, total_k, heads,
     table_stride, scales_stride_p, scales_stride_r, out_stride_t, out_stride_h,
     lse_stride_t, lse_stride_h,

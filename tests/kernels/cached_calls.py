@@ -99,6 +99,7 @@ CALLS: dict[str, tuple[Callable[..., Callable[..., Any]], dict[str, Any], int]] 
     "portable dense, split": (dense, {"q_len": 64, "k_len": 4096, **PORTABLE}, 3),
     "portable dense, factors": (dense, {"factors": True, **PORTABLE}, 1),
     "latent": (latent, {**HOPPER, **LSE}, 1),
+    "latent, split": (latent, {"pages": 512, "tokens": 1, "heads": 16, **HOPPER, **LSE}, 2),
     "latent, plain pages": (latent, {**HOPPER, "plain": True}, 1),
     "latent, fp8 in a workspace": (latent, {"form": "fp8_656", **HOPPER}, 6),
     "latent, fp8 blocks": (latent, {"form": "fp8_block64", "batch": 2, **HOPPER}, 6),

@@ -57,7 +57,10 @@ DEFECTS = [
     split(
         "the merge forgets what came before", "acc = acc * mine +", "acc = acc +", file=MERGE,
     ),
-    split("the merge reads rows of other ranges", "at = start + part * rows ", "at = start + part ", file=MERGE),
+    split(
+        "the merge reads rows of other ranges", "at = start + part * rows ", "at = start + part ",
+        file=MERGE,
+    ),
     split("the merge takes another head's sink", "head = row % heads", "head = row // heads",
           file=MERGE),
 ]  # fmt: skip

@@ -159,9 +159,10 @@ class DenseKernel(Partitioned):
         # to know the scale, and which blocks need a mask.
         integers = 6 + 2 + 2 * problem.wants_lse + 2 * from_cache + 2 * scales
         integers += (2 + problem.causal) if two else 0
+        lines = int(problem.has_k_scale)  # a scale tile has two dimensions, and no descriptor
         return argument_bytes(
-            tiles=len(tiles), arrays=len(self.barriers()), pointers=descriptors + pointers,
-            integers=integers,
+            tiles=len(tiles) - lines, arrays=len(self.barriers()) + lines,
+            pointers=descriptors + pointers, integers=integers,
         )  # fmt: skip
 
     @cached_property

@@ -54,4 +54,5 @@ def again(found: Found) -> list[dict[str, Any]]:
 def _rows(section: Any) -> list[dict[str, Any]]:
     if isinstance(section, list):
         return section
-    return [row for group in section.values() for row in group["results"]]
+    groups = (g if isinstance(g, list) else g["results"] for g in section.values())
+    return [row for group in groups for row in group]

@@ -15,7 +15,7 @@ from api import typed_calls
 from openmla.api import options
 from openmla.distributed import options as on_ranks
 
-MODULES = ("api.attention", "api.merging", "planning", "indexer.api")
+MODULES = ("api.attention", "api.merging", "api.quantizing", "planning", "indexer.api")
 CALLS = [name for name in openmla.__all__ if inspect.isfunction(getattr(openmla, name))]
 OPTIONS = {
     "mla_prefill": options.DenseOptions,

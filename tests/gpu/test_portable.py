@@ -159,7 +159,9 @@ def test_many_sparse_tokens_and_rows(tokens: int, rows: int, topk: int):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 @pytest.mark.parametrize(("heads", "width", "rope"), [(128, 192, 0), (128, 128, 64), (3, 40, 5)])
-def test_quantize_gives_the_bits_of_the_cpu(heads: int, width: int, rope: int, dtype: torch.dtype) -> None:
+def test_quantize_gives_the_bits_of_the_cpu(
+    heads: int, width: int, rope: int, dtype: torch.dtype
+) -> None:
     torch.manual_seed(heads + rope)
     x = (torch.randn(70, heads, 2 * width) * torch.rand(70, 1, 1) * 50).to(dtype)
     x[3], x[4, 0, 1], x[5, 1, 2] = 0, torch.nan, torch.inf

@@ -34,10 +34,10 @@ def test_examples() -> None:
 
 
 @pytest.mark.parametrize("problem", [MIXED, FP8], ids=["mixed", "fp8"])
-def test_it_runs_unasked(problem: Problem) -> None:
-    kernel = plan(problem, "h200").kernel
-    assert runs(problem) == "hopper" and not kernel.coarse
-    assert kernel.fp8_weights == (problem is FP8)
+def test_what_has_not_run_on_a_gpu_as_it_is_runs_only_when_named(problem: Problem) -> None:
+    kernel = plan(problem, "h200", "hopper").kernel
+    assert runs(problem) == "portable" and runs(problem, "hopper") == "hopper"
+    assert not kernel.coarse and kernel.fp8_weights == (problem is FP8)
 
 
 def test_wide_values_of_8_bits_are_not_served() -> None:

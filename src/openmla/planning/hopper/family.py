@@ -127,6 +127,10 @@ def _latent_block(config: HopperSparseConfig, problem: Problem) -> Block:
     )
 
 
+def _not_run(config: HopperDenseFp8Config, problem: Problem) -> str:
+    return "as it is now it is simulated and compiled; the version before was right on an H200"
+
+
 def _latent_lines(config: HopperSparseConfig, problem: Problem) -> list[str]:
     if config.gather == "indices":
         return config.explain()
@@ -211,6 +215,7 @@ HOPPER = Family(
             config=HopperDenseFp8Config,
             choose=_dense_fp8,
             launcher="openmla.kernels.hopper.dense_fp8.launch",
+            slower=_not_run,
             block=_dense_block,
             explain=_dense_lines,
         ),
@@ -226,6 +231,7 @@ HOPPER = Family(
             config=HopperDenseFp8Config,
             choose=_dense_fp8,
             launcher="openmla.kernels.hopper.dense_fp8.launch",
+            slower=_not_run,
             block=_dense_block,
             explain=_dense_lines,
             fp8_weights=True,

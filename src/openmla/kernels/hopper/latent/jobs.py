@@ -49,10 +49,13 @@ SUMS_OF_WARPS = 16  # bytes that the four warps of a block count marked rows in
 
 
 def predicted(plan: Plan, call: Call) -> Predicted:
-    """Kernels that count marked rows add the sums of their warps."""
+    """Kernels that count marked rows add the sums of their warps. Triton 3.9's producer stores a
+    register where ranges are not causal; 3.6's does not.
+    """
     if call.kernel.__name__ in ("count_kernel", "place_kernel"):
         return Predicted(shared=SUMS_OF_WARPS)
-    return block_memory(plan, call)
+    spills = 4 * (plan.problem.form == "latent" and not plan.problem.causal)
+    return replace(block_memory(plan, call), spills=spills)
 
 
 JOBS = Jobs(

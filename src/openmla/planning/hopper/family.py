@@ -131,6 +131,12 @@ def _not_run(config: HopperDenseFp8Config, problem: Problem) -> str:
     return "as it is now it is simulated and compiled; the version before was right on an H200"
 
 
+def _pages_not_judged(config: HopperSparseConfig, problem: Problem) -> str:
+    if config.cache_read.mode != "in_kernel":
+        return ""
+    return "ranges of FP8 pages dequantized in the kernel were timed on an H200, not judged there"
+
+
 def _latent_lines(config: HopperSparseConfig, problem: Problem) -> list[str]:
     if config.gather == "indices":
         return config.explain()
@@ -251,6 +257,7 @@ HOPPER = Family(
             launcher="openmla.kernels.hopper.latent.launch",
             block=_latent_block,
             explain=_latent_lines,
+            slower=_pages_not_judged,
         ),
         Kernel(
             serves=Serves(

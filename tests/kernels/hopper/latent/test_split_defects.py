@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from kernels.hopper.latent.defect import SparseDefect, assert_found
 from kernels.hopper.latent.test_pages import SMALL
@@ -14,6 +16,14 @@ from kernels.hopper.latent.test_pages import SMALL
 SPLIT = replace(
     SMALL, heads=4, q_lens=(2, 1, 1), k_lens=(13500, 7, 4600), sink="normal", values="rising"
 )
+
+
+@pytest.fixture(autouse=True)
+def new_memory_is_full_of_nan() -> Iterator[None]:
+    """Otherwise a part that nobody wrote may be one that a run before left there, and right."""
+    torch.use_deterministic_algorithms(True)  # fills what torch.empty gives
+    yield
+    torch.use_deterministic_algorithms(False)
 
 
 def split(name: str, old: str, new: str, file: str = "latent.pages") -> SparseDefect:

@@ -42,6 +42,6 @@ def files_of_first_call(monkeypatch: pytest.MonkeyPatch) -> set[str]:
 def test_a_first_call_passes_few_files_and_the_page_has_them(monkeypatch) -> None:
     found = files_of_first_call(monkeypatch)
     page = PAGE.read_text()
-    assert {"api.py", "planning/registry.py", "kernels/hopper/dense/launch.py"} <= found
+    assert {"api/attention.py", "planning/registry.py", "kernels/hopper/dense/launch.py"} <= found
     assert len(found) <= MOST_FILES, sorted(found)
     assert [name for name in sorted(found) if f"src/openmla/{name})" not in page] == []

@@ -42,7 +42,7 @@ lint: $(VENV)/.installed
 
 # Compile every kernel config with the second Triton; an unchanged kernel comes from the cache.
 compile: $(VENV39)/.installed
-	$(VENV39)/bin/pytest -n 2 -m compile gluon-sim/tests tests/kernels tests/executed tests/aot/test_compiled.py
+	$(VENV39)/bin/pytest -n 2 --dist worksteal -m compile gluon-sim/tests tests/kernels tests/executed tests/aot/test_compiled.py
 
 # Every kernel config with both Tritons, nothing from the cache: hours, once a week.
 compile-fresh: $(VENV)/.installed $(VENV39)/.installed
@@ -50,7 +50,7 @@ compile-fresh: $(VENV)/.installed $(VENV39)/.installed
 	$(VENV39)/bin/openmla compile --no-cache
 
 unit: $(VENV)/.installed
-	$(VENV)/bin/pytest -n 2
+	$(VENV)/bin/pytest -n 3 --dist worksteal
 
 test: lint compile unit
 
@@ -70,6 +70,7 @@ test-all: test
 	$(VENV)/bin/openmla check --cases 3000 --seed 100000 --jobs 2 --device cpu
 	for target in h200 b200 mi355x; do \
 		$(VENV)/bin/openmla check --simulate --target $$target --cases 300 --seed 1000 || exit 1; \
+		$(VENV)/bin/openmla validate --simulate --target $$target --json /dev/null || exit 1; \
 	done
 	$(VENV)/bin/pytest -n 2 -m executed tests/executed
 	$(VENV39)/bin/pytest -n 2 -m executed tests/executed

@@ -37,8 +37,8 @@ def interpreted(part: str, first: int, number: int) -> list[dict[str, Any]]:
     ("part", "first", "number", "done"),
     [
         # More of them: TRITON_INTERPRET=1 python tests/kernels/portable/interpreted.py fuzz 0 120
-        ("fuzz", 1000, 20, 20),
-        ("fuzz", 2000, 20, 20),
+        ("fuzz", 1000, 8, 8),
+        ("fuzz", 2000, 8, 8),
         ("shared", 5000, 12, 12),
         ("poison", 3000, 4, 4),
         ("far", 4000, 8, 8),

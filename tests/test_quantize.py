@@ -36,6 +36,7 @@ def test_zeros_nan_and_infinity() -> None:
     x[0], x[1, 0, 0], x[2, 0, 0], x[3] = 0, torch.nan, torch.inf, 2.0**-140
     values, scale = openmla.quantize(x)
     assert scale[:2].tolist() == [1.0, 2.0**-6] and not values[0].float().any()
+    assert {int(code) for code in values[values.isnan()].view(torch.uint8)} == {0x7F}
     assert values[1].isnan().sum() == 1 and values[1, 1, 1].float() == 448
     assert values[2, 0, 0].isnan() and scale[2] == torch.inf
     assert scale[3] > 0 and bool(values[3].float().isfinite().all())

@@ -18,6 +18,7 @@ import openmla
 from openmla import Unsupported
 from openmla.checks import out_dtype
 from openmla.dispatch import plan_call
+from openmla.formats import FORMATS
 from openmla.kernels.launch import launch
 from openmla.operands import Results
 from openmla.testing.build import BuiltCase, Outcome, build
@@ -93,11 +94,12 @@ def drawn_problems(form: str, backend: str, count: int, first: int = 0, **fixed:
     for seed in range(first, first + MOST_SEEDS):
         if served == count:
             return found
-        case = random_case(seed)
-        if case.form != form:
+        case = replace(random_case(seed), **fixed)
+        format = FORMATS.get(case.kv)
+        if case.form != form or (format and not format.takes(case.d_nope, case.d_rope)):
             continue
         try:
-            found += problems(replace(case, **fixed), backend)
+            found += problems(case, backend)
         except Unsupported:
             continue
         served += 1

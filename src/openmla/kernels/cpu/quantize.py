@@ -22,7 +22,9 @@ def quantize(x: Tensor, rope: Tensor | None, outs: list[Tensor], scale: Tensor) 
         scale[rows] = torch.where(empty, 1.0, known / E4M3_MAX)
         inverse = torch.where(empty, 1.0, E4M3_MAX / known)[:, None]
         for part, out in zip(wide, outs, strict=True):
-            out[rows] = (part * inverse).clamp(-E4M3_MAX, E4M3_MAX).to(out.dtype).view_as(out[rows])
+            scaled = (part * inverse).clamp_(-E4M3_MAX, E4M3_MAX)
+            scaled.masked_fill_(scaled.isnan(), torch.nan)  # 0 * inf has a sign, on some chips
+            out[rows] = scaled.to(out.dtype).view_as(out[rows])
 
 
 def _largest(x: Tensor) -> Tensor:

@@ -34,10 +34,10 @@ def _largest(x):
 
 @triton.jit
 def _store(pointers, x, inverse, inside, NATIVE: tl.constexpr):
-    """x * inverse as e4m3 in ±448, or NaN."""
+    """x * inverse as e4m3 in ±448, or the one NaN without a sign, which differs between chips."""
     scaled = x * inverse
     clamped = tl.minimum(tl.maximum(scaled, -E4M3_MAX), E4M3_MAX)
-    scaled = tl.where(scaled == scaled, clamped, scaled)
+    scaled = tl.where(scaled == scaled, clamped, float("nan"))
     if NATIVE:
         code = scaled.to(tl.float8e4nv).to(tl.uint8, bitcast=True)
     else:

@@ -22,6 +22,18 @@ def test_every_token_uses_the_whole_range() -> None:
     assert bool((error <= x.float().abs() * 2.0**-4 + scale[:, None, None] * 2.0**-10).all())
 
 
+def test_the_factor_is_rounded_once() -> None:
+    """With 448 * (1 / amax) instead of 448 / amax, values half way between two codes would flip."""
+    amax = torch.arange(129, 256).float()
+    x = amax[:, None, None] * torch.ones(1, 1, 64)
+    x[:, 0, 1:] = torch.arange(1, 64).float()
+    codes, _ = openmla.quantize(x.bfloat16())
+    factor = torch.full_like(amax, 448) / amax
+    assert torch.equal(
+        codes.view(torch.uint8), (x * factor[:, None, None]).to(E4M3).view(torch.uint8)
+    )
+
+
 def test_a_token_and_its_rope_share_a_scale() -> None:
     x, rope = torch.full((2, 3, 32), 7.0), torch.full((2, 16), 7.0)
     rope[1, 5] = -224.0

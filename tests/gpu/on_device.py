@@ -94,9 +94,12 @@ def drawn_problems(form: str, backend: str, count: int, first: int = 0, **fixed:
     for seed in range(first, first + MOST_SEEDS):
         if served == count:
             return found
-        case = replace(random_case(seed), **fixed)
+        case = random_case(seed)
+        if case.form != form:
+            continue
+        case = replace(case, **fixed)
         format = FORMATS.get(case.kv)
-        if case.form != form or (format and not format.takes(case.d_nope, case.d_rope)):
+        if format and not format.takes(case.d_nope, case.d_rope):
             continue
         try:
             found += problems(case, backend)

@@ -20,7 +20,8 @@ def quantize(x: Tensor, rope: Tensor | None, outs: list[Tensor], scale: Tensor) 
         known = amax.clamp_min(LEAST_AMAX)
         empty = amax == 0
         scale[rows] = torch.where(empty, 1.0, known / E4M3_MAX)
-        inverse = torch.where(empty, 1.0, E4M3_MAX / known)[:, None]
+        # A number over a tensor would be its reciprocal times the number: rounded twice.
+        inverse = torch.where(empty, 1.0, known.new_tensor(E4M3_MAX) / known)[:, None]
         for part, out in zip(wide, outs, strict=True):
             scaled = (part * inverse).clamp_(-E4M3_MAX, E4M3_MAX)
             scaled.masked_fill_(scaled.isnan(), torch.nan)  # 0 * inf has a sign, on some chips

@@ -24,6 +24,8 @@ SPARSE = (
     sparse.Shape(128, 4096, 8192, 2048), sparse.Shape(128, 4096, 65536, 2048),
     sparse.Shape(64, 4096, 8192, 2048), sparse.Shape(128, 4096, 8192, 512),
     sparse.Shape(16, 4096, 8192, 2048), sparse.Shape(128, 4096, 8192, 2048, rope=0),
+    sparse.Shape(128, 4096, 8192, 2048, kv="fp8_656"),
+    sparse.Shape(64, 4096, 65536, 2048, kv="fp8_656"),
 )  # fmt: skip
 SHAPES: tuple[Shape, ...] = (*DENSE, *SPARSE)
 """The record of the predictions: those measured in benchmarks/results/predicted-h200-*.json."""
@@ -36,7 +38,8 @@ def problem_of(shape: Shape) -> Problem:
         return Problem(
             form="sparse", heads=shape.heads, d_nope=shape.latent, d_rope=shape.rope,
             d_v=shape.latent, rope="shared" if shape.rope else "none", total_q=shape.q_len,
-            total_k=shape.rows, topk=shape.topk,
+            total_k=shape.rows, topk=shape.topk, kv_dtype=shape.kv, v_dtype=shape.kv,
+            rope_dtype=shape.kv, page_size=0 if shape.kv == "bf16" else sparse.PAGE,
         )  # fmt: skip
     return Problem(
         form="dense", heads=shape.heads, d_nope=shape.d_nope, d_rope=shape.d_rope, d_v=shape.d_v,

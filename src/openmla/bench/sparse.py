@@ -16,8 +16,11 @@ from torch import Tensor
 import openmla
 from openmla.bench.gpu_timing import MATMUL_FLOPS, GpuTiming, matmul, race
 from openmla.bench.report import Report
+from openmla.cache import LatentCache
+from openmla.formats import FORMATS
 
 ROW_BLOCK = 64  # heads that share one gather
+PAGE = 64  # rows of a page of a cache
 
 
 @dataclass(frozen=True)
@@ -30,6 +33,8 @@ class Shape:
     topk: int
     latent: int = 512
     rope: int = 64
+    kv: str = "bf16"
+    """How rows are stored: bf16, or a format of LatentCache."""
     bar: float = 0.0
     """Least share of the matmul's rate that a release must reach; 0: none is set."""
     bar_gather: float = 0.0
@@ -44,11 +49,13 @@ class Shape:
     def gathered(self) -> float:
         """Bytes of rows read."""
         blocks = -(-self.heads // ROW_BLOCK)
-        return 2.0 * self.q_len * blocks * self.topk * (self.latent + self.rope)
+        row = FORMATS[self.kv].layout(self.latent, self.rope).row_bytes
+        return 1.0 * self.q_len * blocks * self.topk * row
 
     def __str__(self) -> str:
         dims = f"{self.latent}+{self.rope}"
-        return f"{self.q_len} x top-{self.topk} of {self.rows} h{self.heads} {dims}"
+        kind = "" if self.kv == "bf16" else f" {self.kv}"
+        return f"{self.q_len} x top-{self.topk} of {self.rows} h{self.heads} {dims}{kind}"
 
 
 SHAPES = (
@@ -129,7 +136,8 @@ class Inputs:
         }  # fmt: skip
         self.shape = shape
         self.q = torch.randn(shape.q_len, shape.heads, width, **make)
-        self.kv = torch.randn(shape.rows, width, **make)
+        self.rows = torch.randn(shape.rows, width, **make)
+        self.kv = self.rows if shape.kv == "bf16" else self._cache()
         self.indices = torch.randint(
             0, shape.rows, (shape.q_len, shape.topk), device="cuda", dtype=torch.int32,
             generator=generator,
@@ -137,6 +145,18 @@ class Inputs:
         self.out = torch.empty(
             shape.q_len, shape.heads, shape.latent, device="cuda", dtype=torch.bfloat16
         )
+
+    def _cache(self) -> LatentCache:
+        """The rows as the shape stores them; from now on they are what it holds."""
+        shape = self.shape
+        cache = LatentCache.allocate(
+            num_pages=shape.rows // PAGE, page_size=PAGE, latent=shape.latent, rope=shape.rope,
+            format=shape.kv, device="cuda",
+        )  # fmt: skip
+        slots = torch.arange(shape.rows, device="cuda")
+        cache.append(self.rows[:, : shape.latent], self.rows[:, shape.latent :], slots)
+        self.rows = cache.gather(slots)
+        return cache
 
     def openmla(self) -> Tensor:
         """The public call."""
@@ -151,7 +171,7 @@ class Inputs:
     def check(self) -> None:
         """A timing of something wrong is worth nothing: the first queries against fp32."""
         rows = slice(0, 8)
-        kv = self.kv.float()[self.indices[rows].long()]
+        kv = self.rows.float()[self.indices[rows].long()]
         scores = self.q[rows].float() @ kv.transpose(1, 2)
         scores *= kv.shape[2] ** -0.5
         expected = torch.softmax(scores, -1) @ kv[..., : self.shape.latent]

@@ -54,7 +54,7 @@ class SparseKernel(Partitioned):
     problem: Problem
 
     workers = cached_property[tuple[Worker, ...]](lambda k: WORKERS)
-    registers = cached_property[list[int]](lambda k: [w.registers for w in k.workers])
+    registers = cached_property[tuple[int, ...]](lambda k: tuple(w.registers for w in k.workers))
     pair = cached_property[bool](lambda k: k.config.cta_group == 2)
     dequantizes = cached_property[bool](lambda k: k.problem.kv_dtype not in ("bf16", "fp16"))
     # Columns of Q in shared memory and in tensor memory.

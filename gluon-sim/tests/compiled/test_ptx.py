@@ -53,6 +53,7 @@ def faults(body: str, threads: int = 32, schedule: Schedule = LATE) -> Report:
         ("setp.gt.s32 %p1, %r1, 4; selp.b32 %r2, 1, 2, %p1;", lambda i: 1 if i > 4 else 2),
         ("mov.b32 {%rs1, %rs2}, %r1; mov.b32 %r2, {%rs2, %rs1};", lambda i: i << 16),
         ("{ .reg .b32 t<2>; add.s32 t1, %r1, 1; mov.b32 %r2, t1; }", lambda i: i + 1),
+        ("{ .reg .b32 t; .reg .b32 t<2>; mov.b32 t, %r1; mov.b32 t0, 9; mov.b32 %r2, t; }", lambda i: i),
     ],
 )  # fmt: skip
 def test_integers(body, expected):
@@ -68,6 +69,8 @@ def test_integers(body, expected):
         ("cvt.rn.f32.u32 %r3, %r1; max.f32 %r2, %r3, 0f41000000;", lambda x: max(x, 8)),
         ("cvt.rn.f32.u32 %r3, %r1; max.NaN.f32 %r2, %r3, 0f7FC00000;", lambda x: math.nan),
         ("cvt.rn.f32.u32 %r3, %r1; cvt.rn.bf16x2.f32 %r4, %r3, %r3; mov.b32 {%rs1, %rs2}, %r4; cvt.f32.bf16 %r2, %rs2;",
+         lambda x: x),
+        ("cvt.rn.f32.u32 %r3, %r1; cvt.rn.f16.f32 %rs1, %r3; cvt.rn.bf16.f16 %rs2, %rs1; cvt.f32.bf16 %r2, %rs2;",
          lambda x: x),
         ("cvt.rn.f32.u32 %r3, %r1; cvt.rn.satfinite.e4m3x2.f32 %rs1, 0f447A0000, %r3; cvt.rn.f16x2.e4m3x2 %r4, %rs1; "
          "mov.b32 {%rs1, %rs2}, %r4; cvt.f32.f16 %r2, %rs2;", lambda x: 448.0),

@@ -158,8 +158,7 @@ def _compile(job: CompileJob) -> CompileReport:
     found: dict[str, Any] = {}
     with captured_output() as log:
         try:
-            compiled = build(job)
-            found = (_read_cuda if "ptx" in compiled.asm else _read_hip)(compiled)
+            found = figures(build(job))
         except Exception as error:  # any failure of the compiler is a result, not a crash
             found = {"error": f"{type(error).__name__}: {error}".strip()}
     if "error" in found:
@@ -172,6 +171,11 @@ def build(job: CompileJob) -> Any:
     """Run the whole compiler."""
     with compiling_for(job.target):
         return job.call.compile()
+
+
+def figures(compiled: Any) -> dict[str, Any]:
+    """Registers, memory and warnings of a compiled kernel: fields of a `CompileReport`."""
+    return (_read_cuda if "ptx" in compiled.asm else _read_hip)(compiled)
 
 
 def _read_cuda(compiled: Any) -> dict[str, Any]:

@@ -19,6 +19,10 @@ def explain_command(
     tp: Annotated[int, typer.Option(help="ranks that share the heads")] = 1,
     dtype: Annotated[str, typer.Option(help="bf16, fp16, e4m3 or an FP8 cache format")] = "bf16",
     form: Annotated[str, typer.Option(help="dense, latent or sparse; default: the model's")] = "",
+    compiled: Annotated[
+        bool,
+        typer.Option("--compiled", help="compile its kernels, and say what they show of speed"),
+    ] = False,
 ) -> None:
     """Say what `openmla plan` says, and predict the share of peak where the model can."""
     try:
@@ -35,3 +39,10 @@ def explain_command(
     predicted = predict(chosen)
     none = "no prediction: dense and sparse kernels of Hopper and Blackwell are modeled"
     typer.echo("\n" + "\n".join(predicted.lines() if predicted else [none]))
+    if compiled:
+        from openmla.testing.executed.facts import case_like, facts
+
+        case = case_like(problem)
+        typer.echo(f"\ncompiled and executed on this CPU: {case}")
+        for kernel in facts(case, target):
+            typer.echo("\n".join(kernel.lines()))

@@ -22,17 +22,22 @@ from gluon_sim.compiled.core.report import (
 )
 from gluon_sim.compiled.core.schedule import DEFAULT as SCHEDULES
 from gluon_sim.compiled.core.schedule import THOROUGH, Schedule
+from gluon_sim.compiled.core.trace import EQUAL, LineSlack, Loop, Trace
 from gluon_sim.compiled.launch import execute, parse
 
 __all__ = [
+    "EQUAL",
     "SCHEDULES",
     "THOROUGH",
     "Fault",
     "Finding",
     "Kind",
+    "LineSlack",
     "Location",
+    "Loop",
     "Report",
     "Schedule",
+    "Trace",
     "UnknownInstruction",
     "execute",
     "parse",

@@ -12,6 +12,7 @@ import numpy as np
 from gluon_sim.compiled.core.buffers import Buffers
 from gluon_sim.compiled.core.report import Fault, Finding, Log, Report, UnknownInstruction
 from gluon_sim.compiled.core.schedule import Schedule
+from gluon_sim.compiled.core.trace import Trace
 
 _FIRST = Schedule()
 _KERNEL_ARGUMENTS = 4096  # bytes set aside for them on AMD, where they lie in memory
@@ -25,16 +26,18 @@ def execute(
     outputs: Collection[str] | None = None,
     schedule: Schedule = _FIRST,
     kernel: Any = None,
+    trace: bool = False,
 ) -> Report:
     """Run `programs` programs of a kernel that `triton.compile` made; tensors are written in place.
 
     `arguments` are the runtime arguments in the kernel's order: tensors on the CPU, tensor
     descriptors, integers, floats. `outputs` names those that may be written (None: all of them).
-    `kernel` replaces the parsed kernel, for instance by one without a barrier.
+    `kernel` replaces the parsed kernel, for instance by one without a barrier. With `trace` the
+    report has what the run shows about speed (`core.trace`).
 
     Raises `UnknownInstruction` for code that the interpreter does not know.
     """
-    log, executed = Log(), Counter[int]()
+    log, executed = Log(trace=Trace() if trace else None), Counter[int]()
     buffers = Buffers(arguments, outputs, extra=_KERNEL_ARGUMENTS)
     started, total = time.perf_counter(), 0
     run = _interpreter(compiled)
@@ -46,7 +49,9 @@ def execute(
     buffers.copy_back()
     seconds = time.perf_counter() - started
     hits = tuple(executed[at] for at in range(1 + max(executed, default=-1)))
-    return Report(tuple(log.findings), dict(log.notes), total, seconds, str(schedule), hits)
+    return Report(
+        tuple(log.findings), dict(log.notes), total, seconds, str(schedule), hits, log.trace
+    )
 
 
 def parse(compiled: Any) -> Any:

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gluon_sim.compiled import SCHEDULES, Schedule
+from gluon_sim.compiled import SCHEDULES, Report, Schedule
 from openmla.errors import InvalidArgument, Unsupported
 from openmla.testing.build import Outcome
 from openmla.testing.case import Case
 from openmla.testing.checker import Result
 from openmla.testing.compare import judge
-from openmla.testing.executed.prepare import prepare
+from openmla.testing.executed.prepare import PreparedCase, prepare
 from openmla.testing.memory.poison import differences
 
 
@@ -28,25 +28,42 @@ def check_executed(
     The first schedule's result is judged by the acceptance rule; the others must give its bits.
     All memory that a case does not name is poisoned in every run, so `deep` changes nothing.
     """
+    return executed(case, target, schedules)[0]
+
+
+def executed(case: Case, target: str, schedules: Sequence[Schedule]) -> tuple[Result, list[Report]]:
+    """The same with the report of every launch, schedule by schedule."""
+    reports: list[Report] = []
     try:
         prepared = prepare(case, target)
-        first: Outcome | None = None
-        for schedule in schedules:
-            outcome, reports = prepared.run(schedule)
-            bad = [str(report) for report in reports if not report.ok]
-            if bad:
-                return Result("failed", "fault", "\n".join(bad))
-            first = first or outcome
-            changed = differences(outcome, first)
-            if changed:
-                return Result("failed", "schedule", f"{schedule}: " + "\n".join(changed))
-        outcome = first or Outcome(prepared.results.out)
-        fp8_weights = prepared.plan.kernel.fp8_weights
-        verdict = judge(prepared.built, outcome, fp8_weights=fp8_weights)
+        outcome, result = _run(prepared, schedules, reports)
+        if result is None:
+            kernel = prepared.plan.kernel
+            coarse = kernel.fp8_weights or bool(kernel.coarse)
+            verdict = judge(prepared.built, outcome, fp8_weights=coarse)
+            result = Result("right", bound=verdict.bound, lse=verdict.lse)
+            if not verdict.ok:
+                result = Result("failed", "accuracy", verdict.report())
     except (InvalidArgument, Unsupported):
         raise
     except Exception as error:
-        return Result("failed", "error", f"{type(error).__name__}: {error}")
-    if not verdict.ok:
-        return Result("failed", "accuracy", verdict.report())
-    return Result("right", bound=verdict.bound, lse=verdict.lse)
+        result = Result("failed", "error", f"{type(error).__name__}: {error}")
+    return result, reports
+
+
+def _run(
+    prepared: PreparedCase, schedules: Sequence[Schedule], reports: list[Report]
+) -> tuple[Outcome, Result | None]:
+    """The first schedule's outcome, and what was found before any verdict on it."""
+    first: Outcome | None = None
+    for schedule in schedules:
+        outcome, found = prepared.run(schedule)
+        reports += found
+        bad = [str(report) for report in found if not report.ok]
+        if bad:
+            return outcome, Result("failed", "fault", "\n".join(bad))
+        first = first or outcome
+        changed = differences(outcome, first)
+        if changed:
+            return outcome, Result("failed", "schedule", f"{schedule}: " + "\n".join(changed))
+    return first or Outcome(prepared.results.out), None

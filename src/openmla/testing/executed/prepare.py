@@ -74,23 +74,23 @@ class PreparedCase:
         return Outcome(*(None if t is None else t.clone() for t in found)), reports  # type: ignore[arg-type]
 
 
+def planned(built: BuiltCase, target: str) -> tuple[Plan, Results, list[Call]]:
+    """The launches of a case on a target. Raises Unsupported where no kernel serves it."""
+    results = new_results(built)
+    plan = plan_on(target, built.operands, results, SM_COUNT)
+    if plan.kernel.first_triton > triton_version():
+        needed = ".".join(map(str, plan.kernel.first_triton))
+        raise Unsupported(f"Triton {needed} is the first that compiles this kernel")
+    return plan, results, list(calls(plan, built.operands, results))
+
+
 def prepare(case: Case, target: str, background: str = "nan") -> PreparedCase:
     """Compile what a case runs on a target. Raises Unsupported where no kernel serves it."""
     built = build_case(case, memory=Memory("cpu", background))
     inputs = {buffer.untyped_storage().data_ptr() for buffer in built.memory.buffers}
-    results = new_results(built)
-    plan = plan_on(target, built.operands, results, SM_COUNT)
-    if plan.kernel.coarse:
-        raise Unsupported(plan.kernel.coarse)
-    if plan.kernel.first_triton > triton_version():
-        needed = ".".join(map(str, plan.kernel.first_triton))
-        raise Unsupported(f"Triton {needed} is the first that compiles this kernel")
-    launches: list[Prepared] = []
-    written: dict[int, Tensor] = {}
-    for call in calls(plan, built.operands, results):
-        launch = _prepared(call, target, inputs)
-        launches.append(launch)
-        written |= {id(t): t for t in _tensors(launch)}
+    plan, results, made = planned(built, target)
+    launches = [_prepared(call, target, inputs) for call in made]
+    written = {id(t): t for launch in launches for t in _tensors(launch)}
     written |= {id(t): t for t in (results.out, results.lse, results.max_logits) if t is not None}
     fresh = [(tensor, tensor.clone()) for tensor in written.values()]
     return PreparedCase(built, plan, results, launches, fresh)

@@ -6,6 +6,10 @@ from collections import Counter
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from gluon_sim.compiled.core.trace import Trace
 
 
 class Kind(Enum):
@@ -35,6 +39,13 @@ class Location:
     line: int = 0
     file: str = ""
     source_line: int = 0
+    callers: tuple[str, ...] = ()
+    """Where the function was called from that the line belongs to, innermost first."""
+
+    @property
+    def source(self) -> str:
+        """The line of the Gluon source and those it was called from."""
+        return " < ".join([f"{Path(self.file).name}:{self.source_line}", *self.callers])
 
     def __str__(self) -> str:
         source = f"{Path(self.file).name}:{self.source_line}: " if self.file else ""
@@ -81,6 +92,7 @@ class Log:
 
     findings: list[Finding] = field(default_factory=list)
     notes: Counter[str] = field(default_factory=Counter)
+    trace: Trace | None = None
     _seen: set[tuple[Kind, int]] = field(default_factory=set)
 
     def add(self, finding: Finding) -> None:
@@ -105,6 +117,7 @@ class Report:
     seconds: float
     schedule: str
     executed: tuple[int, ...] = field(default=(), repr=False)
+    trace: Trace | None = field(default=None, repr=False)
 
     @property
     def ok(self) -> bool:

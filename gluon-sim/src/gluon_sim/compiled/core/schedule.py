@@ -20,8 +20,10 @@ from gluon_sim.compiled.core.report import Fault, Kind, Location, Log
 COMPLETIONS = ("early", "late", "random", "copies late", "copies early")
 """When work completes: at once, only when somebody waits for it, or drawn; or copies otherwise than
 the rest."""
-ORDERS = ("forward", "reverse", "random", "starve")
-"""Which warp runs: the first that can, the last, any with preemption, or one only when it must."""
+ORDERS = ("forward", "reverse", "random", "starve", "equal")
+"""Which warp runs: the first that can, the last, any with preemption, one only when it must, or all
+at the same rate."""
+_EQUAL = 8  # instructions that a warp runs before the next one's turn comes
 _QUANTA = (1, 7, 50, 400, 5000)
 _LONG = 1 << 30
 _MOST_INSTRUCTIONS = 20_000_000
@@ -180,13 +182,18 @@ class Engine:
         elif order == "random" or short:
             self.rng.shuffle(strands)
         for strand in strands:
-            quantum = self.rng.choice(_QUANTA) if order == "random" else 20 if short else _LONG
+            quantum = self._quantum(short)
             ran += self._advance(strand, quantum)
             if self.schedule.completion == "random":
                 self._complete_some(strand)
             if short and ran:
                 break
         return ran
+
+    def _quantum(self, short: bool) -> int:
+        if self.schedule.order == "random":
+            return self.rng.choice(_QUANTA)
+        return _EQUAL if self.schedule.order == "equal" else 20 if short else _LONG
 
     def _advance(self, strand: Strand, quantum: int) -> int:
         try:

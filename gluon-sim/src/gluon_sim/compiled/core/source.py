@@ -8,6 +8,7 @@ from gluon_sim.compiled.core.report import Location
 
 _FILE = re.compile(r'^\s*\.file\s+(\d+)\s+"([^"]*)"(?:\s+"([^"]*)")?', re.M)
 _LOC = re.compile(r"\.loc\s+(\d+)\s+(\d+)")
+_CALLER = re.compile(r"@\[ ([^\s:]+:\d+)")
 
 
 class SourceLines:
@@ -24,13 +25,14 @@ class SourceLines:
             number: f"{folder}/{name}" if name else folder
             for number, folder, name in _FILE.findall(text)
         }
-        self._now = ("", 0)
+        self._now: tuple[str, int, tuple[str, ...]] = ("", 0, ())
 
     def see(self, directive: str) -> None:
         """Take note of a directive, if it is a location. Line 0 means that none is known."""
         found = _LOC.search(directive)
         if found and int(found[2]):
-            self._now = (self._files.get(found[1], ""), int(found[2]))
+            callers = tuple(_CALLER.findall(directive))  # in a comment behind it
+            self._now = (self._files.get(found[1], ""), int(found[2]), callers)
 
     def at(self, text: str, line: int) -> Location:
         """The place of an instruction at this line of the compiled text."""

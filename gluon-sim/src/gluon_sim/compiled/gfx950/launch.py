@@ -48,6 +48,8 @@ def run(
         try:
             total += group.run()
         finally:
+            if log.trace is not None:
+                log.trace.program(group.waves)
             for wave in group.waves:
                 executed.update({at: hits for at, hits in enumerate(wave.hits) if hits})
     return total

@@ -47,7 +47,7 @@ def build(form: Form) -> Run | None:
     def run(w: Wave) -> None:
         if not w.full:
             w.report(Kind.DIVERGENCE, "MFMA while some lanes are off")
-        w.group.counts["products"] += 1
+        w.products += 1
         found = product(matrix(w, a, scales[0]), matrix(w, b, scales[1]))[row, column]
         if adds:
             found = found + w.f[c : c + results].T

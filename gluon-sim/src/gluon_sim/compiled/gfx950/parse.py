@@ -60,12 +60,18 @@ class Kernel:
             elif line.startswith(".p2align") and 0 < len(pending) < _FIRST_ALIGNMENT:
                 self.entry = self.entry or len(pending)
             elif line.startswith("."):
-                lines.see(line)
+                lines.see(raw)
             elif _CODE.match(line):
                 pending.append((line, lines.at(line, number)))
         if not pending:
             raise UnknownInstruction("this text has no kernel")
         self.code = [self.instruction(line, where) for line, where in pending]
+
+    def jumps_back(self) -> list[tuple[int, int]]:
+        """Branches to an earlier instruction, and that instruction."""
+        branches = [(at, i) for at, i in enumerate(self.code) if "branch" in i.op]
+        targets = [(at, self.labels[i.where.text.split()[-1]]) for at, i in branches]
+        return [(at, target) for at, target in targets if target <= at]
 
     def instruction(self, text: str, where: Location) -> Instruction:
         """What a line of the text does."""

@@ -6,7 +6,6 @@ or a copy occupies its bytes and its destination from its issue to the wait that
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -43,7 +42,7 @@ def word_of(lanes: Array) -> int:
 class Access(Pending):
     """A memory instruction that is counted until a wait covers it."""
 
-    __slots__ = ("bytes", "epoch", "into", "write")
+    __slots__ = ("bytes", "epoch", "into", "products", "write")
 
     def __init__(
         self,
@@ -55,6 +54,7 @@ class Access(Pending):
     ) -> None:
         super().__init__("access", run, wave)
         self.bytes, self.write, self.into, self.epoch = lds, write, into, wave.epoch
+        self.products = wave.products
 
     def overlaps(self, at: Array) -> bool:
         """Whether it touches any of these bytes of LDS."""
@@ -84,7 +84,7 @@ class Wave(Strand):
         self.mask, self.full = _ALL, True
         self.any: bool = True
         self.set64(EXEC, MASK64)
-        self.epoch = 0
+        self.epoch = self.products = 0
         self.at_barrier = self.released = False
         self.vector_memory: list[Access] = []
         self.local: list[Access] = []
@@ -153,9 +153,13 @@ class Wave(Strand):
 
     def retire(self, queue: list[Access], left: int) -> None:
         """Wait until so many accesses are in flight."""
+        trace = self.group.log.trace
         while len(queue) > left:
             access = queue.pop(0)
             access.finish()
+            if trace is not None and queue is self.vector_memory and (access.write or access.into):
+                trace.copy(id(access), access.where, access.products)
+                trace.wait(id(access), self.where(), self.products)
             if access.bytes is not None:
                 span = range(access.epoch, self.epoch + 1)
                 self.group.races.mark(access.bytes, self.index, span, access.write)
@@ -197,7 +201,6 @@ class Workgroup:
         self.lds_written = np.zeros(lds, bool)
         self.races = Races(lds)
         self.waves: list[Wave] = []
-        self.counts: Counter[str] = Counter()
 
     def meet(self) -> None:
         """Open the barrier if every wave that still runs is at it."""

@@ -99,6 +99,8 @@ def _wait(form: Form) -> Run:
         phase = block.barrier(at).phase
         seen, w.waiting_at = w.waiting_at, None
         if phase & 1 != wanted or not w.waits:
+            if w.cluster.log.trace is not None:
+                w.cluster.log.trace.wait((block.number, at, phase - 1), w.where(), block.products)
             write(w, np.ones(32, bool))
             return False
         if seen is not None and seen[:2] == ("mbarrier", at) and seen[2] != phase:

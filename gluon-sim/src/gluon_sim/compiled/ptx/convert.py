@@ -36,6 +36,10 @@ def cvt(form: Form) -> Run:
     if source == "f32" and to in _NARROW:
         write, read, narrow = form.write(0, "u16"), form.read(1, "f32"), _NARROW[to]
         return lambda w: write(w, narrow(read(w)).astype(np.uint16))
+    if to in _NARROW and source in _WIDEN:
+        write, read, narrow = form.write(0, "u16"), form.read(1, "u16"), _NARROW[to]
+        widened = _WIDEN[source]
+        return lambda w: write(w, narrow(widened(read(w))).astype(np.uint16))
     if to == "f32" and source in _WIDEN:
         write, read, widen = form.write(0, "f32"), form.read(1, "u16"), _WIDEN[source]
         return lambda w: write(w, widen(read(w)))

@@ -52,6 +52,8 @@ def run(
         try:
             total += cluster.run()
         finally:
+            if log.trace is not None:
+                log.trace.program(cluster.warps)
             for warp in cluster.warps:
                 executed.update({at: hits for at, hits in enumerate(warp.hits) if hits})
     return total

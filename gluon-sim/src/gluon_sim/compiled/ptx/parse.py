@@ -82,10 +82,10 @@ class Names:
         self.registers.pop()
 
     def declare(self, kind: str, names: str) -> None:
-        """`.reg .b32 %r<7>` declares %r0 to %r6; `.reg .pred p` one register."""
+        """`.reg .b32 %r<7>` declares %r0 to %r6, kept as "%r<"; `.reg .pred p` one register."""
         bank = FILES[kind]
         for name in (n.strip() for n in names.split(",")):
-            many = re.match(r"(\S+)<(\d+)>", name)
+            many = re.match(r"(\S+<)(\d+)>", name)
             self.registers[-1][many[1] if many else name] = (bank, self.sizes[bank])
             self.sizes[bank] += int(many[2]) if many else 1
 
@@ -95,8 +95,8 @@ class Names:
         for scope in reversed(self.registers):
             if name in scope:
                 return scope[name]
-            if many and many[1] in scope:
-                bank, first = scope[many[1]]
+            if many and f"{many[1]}<" in scope:
+                bank, first = scope[f"{many[1]}<"]
                 return bank, first + int(many[2])
         return None
 
@@ -157,6 +157,10 @@ class Kernel:
             instruction.target = self.names.label(label, scopes)
         self.meetings = _meetings(self)
 
+    def jumps_back(self) -> list[tuple[int, int]]:
+        """Branches to an earlier instruction, and that instruction."""
+        return [(at, i.target) for at, i in enumerate(self.code) if i.jumps and i.target <= at]
+
     def table(self, label: str) -> list[int]:
         """The targets of a jump table."""
         return [self.names.label(name, [0]) for name in self.tables[label]]
@@ -185,7 +189,7 @@ def _events(body: str, line: int, lines: SourceLines) -> Iterator[tuple[str, str
     for raw in body.split("\n"):
         text = raw.split("//")[0]
         if text.strip().startswith((".loc", ".file", ".pragma")):
-            lines.see(text)
+            lines.see(raw)
             line += 1
             continue
         for position, char in enumerate(text):

@@ -7,7 +7,7 @@ that reads those bytes is a fault.
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -73,6 +73,7 @@ class Block:
         self.named: dict[int, NamedBarrier] = {}
         self.queue: deque[Pending] = deque()
         self.free_registers = cluster.kernel.pool
+        self.products = 0
 
     def check(self, first: int, size: int, what: str) -> None:
         """Bytes of this block's shared memory."""
@@ -140,6 +141,12 @@ class Block:
         if size < 0:
             self._turn(barrier)
 
+    def trace_copy(self, at: int, issued: tuple[Location, int]) -> None:
+        """A copy was issued that the current phase of an mbarrier waits for."""
+        if self.cluster.log.trace is not None:
+            key = (self.number, at, self.barrier(at).phase)
+            self.cluster.log.trace.copy(key, *issued)
+
     def _turn(self, barrier: MBarrier) -> None:
         if barrier.pending == 0 and barrier.bytes == 0:
             barrier.phase += 1
@@ -180,6 +187,8 @@ class Warp(Strand):
         self.loads: list[Pending] = []
         self.stores: list[Pending] = []
         self.loading: frozenset[int] = frozenset()
+        self.first_copy: tuple[Location, int] | None = None
+        """The first cp.async since the last arrival or wait, and the products before it."""
 
     def where(self) -> Location:
         """The instruction it is at."""
@@ -216,11 +225,21 @@ class Warp(Strand):
 
     def commit(self, kind: str) -> None:
         """Close the open group."""
+        if (
+            self.first_copy is not None
+            and self.cluster.log.trace is not None
+            and kind == "cp.async"
+        ):
+            self.cluster.log.trace.copy(id(self.open[kind]), *self.first_copy)
+            self.first_copy = None
         self.groups[kind].append(self.open[kind])
         self.open[kind] = []
 
     def wait(self, kind: str, left: int) -> None:
         """Complete all groups but the youngest `left`."""
+        if self.cluster.log.trace is not None and kind == "cp.async":
+            for group in list(self.groups[kind])[: len(self.groups[kind]) - left]:
+                self.cluster.log.trace.wait(id(group), self.where(), self.block.products)
         while len(self.groups[kind]) > left:
             for work in self.groups[kind].popleft():
                 work.finish()
@@ -328,7 +347,6 @@ class Cluster:
         warps = range(self.kernel.threads // 32)
         self.warps = [Warp(block, index) for block in self.blocks for index in warps]
         self.meeting = NamedBarrier(32 * len(self.warps))
-        self.counts: Counter[str] = Counter()
 
     def place(self, address: int) -> tuple[Block, int]:
         """The block and the offset of a shared::cluster address."""

@@ -209,6 +209,9 @@ def _arrival(form: Form) -> Run:
     def run(w: Warp) -> None:
         block, at = w.cluster.place(w.one(address(w)))
         lanes = len(w.active())
+        if w.first_copy is not None:
+            block.trace_copy(at, w.first_copy)
+            w.first_copy = None
         if not counted:
             block.barrier(at).pending += lanes
         groups = (*w.groups["cp.async"], w.open["cp.async"])
@@ -243,6 +246,7 @@ def _copy(form: Form) -> Run:
         block.store(at, np.full_like(data, poison), COPIED)
         work = Pending("cp.async", lambda: block.store(at, data, COPIED), w)
         w.issue("cp.async", work)
+        w.first_copy = w.first_copy or (w.where(), block.products)
         if w.cluster.engine.early(copy=True):
             work.finish()
 

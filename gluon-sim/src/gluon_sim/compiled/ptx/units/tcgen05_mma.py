@@ -55,7 +55,7 @@ def mma(form: Form) -> Run:
             int(result(w)[lane]), int(a(w)[lane]), int(b(w)[lane]), rows, columns, kinds, across,
             bool(keeps(w)[lane]), in_tensor, paired,
         )  # fmt: skip
-        w.cluster.counts["products"] += 1
+        w.block.products += 1
         work = Pending("mma", lambda: _multiply(w, given), w)
         w.cluster.engine.enqueue(w.block.queue, work)
 

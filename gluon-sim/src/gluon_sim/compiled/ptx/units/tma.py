@@ -71,7 +71,7 @@ def _load(form: Form) -> Run:
         _shared_box(block, at, size, "TMA load")
         if block is not w.block:
             raise Fault(Kind.BOUNDS, "TMA load into another block")
-        owner.barrier(bar)
+        owner.trace_copy(bar, (w.where(), owner.products))
         span = np.arange(at, at + size)
         block.write_by_unit(span, w.cluster.engine.schedule.poison_byte)
         place = swizzled(span, described.swizzle)

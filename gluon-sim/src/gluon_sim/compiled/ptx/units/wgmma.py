@@ -86,7 +86,7 @@ def _product(form: Form) -> Run:
             registers[accumulator] = (product(left, right)[row, column] + before).astype(np.float32)
 
         w.issue("wgmma", Pending("wgmma", multiply, w))
-        w.cluster.counts["products"] += 1
+        w.block.products += w.index % 4 == 0  # one for the warps of a warpgroup
         if w.cluster.engine.early(copy=False):  # in order: all that were issued before as well
             for group in (*w.groups["wgmma"], w.open["wgmma"]):
                 for work in group:

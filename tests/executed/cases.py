@@ -53,6 +53,16 @@ CASES: dict[str, dict[str, Case]] = {
         "sparse 656": sparse("fp8_656", seed=12),
         "sparse block64": sparse("fp8_block64", seed=13),
         "sparse token": sparse("fp8_token", seed=14),
+        "dense fp8": dense(100, 200, dtype="e4m3", seed=15),
+        "dense fp8, v bf16": dense(
+            100, 200, dtype="e4m3", side_dtype="bf16", rope_dtype="e4m3", q_scale=True, seed=16
+        ),
+        "dense fp8 exact": dense(
+            100, 256, causal=False, dtype="e4m3", values="exact", scale=0.25, seed=17
+        ),
+        "latent token": latent("fp8_token", seed=18),
+        "latent exact": latent("bf16", k_lens=(256,), values="exact", scale=0.25, seed=19),
+        "sparse exact": sparse("bf16", values="exact", index_kind="distinct", scale=0.25, seed=20),
     },
     "b200": {
         "dense one tile": dense(100, 200, seed=1),

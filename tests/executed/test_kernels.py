@@ -14,7 +14,7 @@ ALL = [(target, name) for target, cases in CASES.items() for name in cases]
 
 def check(target: str, name: str, schedules: int) -> None:
     try:
-        found = check_executed(CASES[target][name], target, SCHEDULES[:schedules])
+        found = check_executed(CASES[target][name], target, schedules=SCHEDULES[:schedules])
     except Unsupported as error:
         if "Triton" not in error.reason:
             raise

@@ -2,15 +2,16 @@
 
     PYTHONPATH=src:gluon-sim/src:tests:gluon-sim/tests python benchmarks/device/executed_h200.py OUT
 
-Runs every probe of gluon-sim/tests/compiled/probes.py, given to the driver as PTX, and every case of
-tests/executed/cases.py for the h200 on the kernels that its plan names. Both write one .npz file:
-words by the name of the probe; out, lse and max_logits, as they are in memory, by the name of the
-case. tests/executed/test_truth.py and gluon-sim/tests/compiled/test_probes.py compare.
+Runs every probe of gluon-sim/tests/compiled/probes.py, given to the driver as PTX, and every case
+of tests/executed/cases.py for the h200 on the kernels that its plan names. Both write one .npz
+file: words by the name of the probe; out, lse and max_logits, as they are in memory, by the name of
+the case. tests/executed/test_truth.py and gluon-sim/tests/compiled/test_probes.py compare.
 """
 
 from __future__ import annotations
 
 import ctypes
+import os
 import subprocess
 import sys
 import tempfile
@@ -21,6 +22,7 @@ import numpy as np
 import torch
 
 LIMIT = 90  # seconds of one case, which may have to be compiled
+WORKERS = 8  # processes that run probes
 _SHARED_ATTRIBUTE = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 _CUDA = ctypes.CDLL("libcuda.so.1")
 
@@ -42,8 +44,9 @@ def tensor_map(described: Any, base: torch.Tensor) -> Any:
     box = (ctypes.c_uint32 * rank)(*reversed(described.box))
     ones = (ctypes.c_uint32 * rank)(*[1] * rank)
     kind = {1: 0, 2: 1, 4: 2}[described.element]
-    _call("cuTensorMapEncodeTiled", ctypes.c_void_p(at), kind, rank,
-          ctypes.c_void_p(base.data_ptr()), dims, steps, box, ones, 0, described.swizzle, 0, 0)  # fmt: skip
+    place, start = ctypes.c_void_p(at), ctypes.c_void_p(base.data_ptr())
+    shape = (dims, steps, box, ones)
+    _call("cuTensorMapEncodeTiled", place, kind, rank, start, *shape, 0, described.swizzle, 0, 0)
     return (ctypes.c_char * 128).from_address(at), room
 
 
@@ -78,21 +81,36 @@ def run_probe(probe: Any, assembler: str, shared: int) -> np.ndarray:
     return out.cpu().numpy().view(np.uint32)
 
 
-def run_probes(folder: Path) -> None:
-    """All probes into one file; one that fails is named and left out."""
+def run_some_probes(folder: Path, first: int) -> None:
+    """Every WORKERS-th probe from `first` on. One that fails leaves the driver's context broken, so
+    that a new process has to go on."""
     from triton.backends.nvidia.compiler import get_ptxas
 
     from compiled.probes import PROBES, SHARED
 
     torch.zeros(1, device="cuda")  # makes the driver's context
-    found = {}
-    for name, probe in PROBES.items():
+    names = list(PROBES)
+    for number in range(first, len(names), WORKERS):
         try:
-            found[name] = run_probe(probe, get_ptxas(90).path, SHARED)
+            found = run_probe(PROBES[names[number]], get_ptxas(90).path, SHARED)
         except (RuntimeError, subprocess.CalledProcessError) as error:
-            print(f"probe {name}: {error}", flush=True)
-            if "launch" not in str(error) and "CUDA error" not in str(error):
-                raise
+            print(f"probe {names[number]}: {str(error).splitlines()[0]}", flush=True)
+            command = [sys.executable, __file__, str(folder), "--probes", str(number + WORKERS)]
+            os.execv(sys.executable, command)
+        np.save(folder / f"{number}.npy", found)
+
+
+def run_probes(folder: Path) -> None:
+    """All probes into one file; one that fails is named and left out."""
+    from compiled.probes import PROBES
+
+    with tempfile.TemporaryDirectory() as parts:
+        command = [sys.executable, __file__, parts, "--probes"]
+        workers = [subprocess.Popen([*command, str(first)]) for first in range(WORKERS)]
+        for worker in workers:
+            worker.wait(LIMIT)
+        kept = {n: Path(parts) / f"{i}.npy" for i, n in enumerate(PROBES)}
+        found = {name: np.load(path) for name, path in kept.items() if path.exists()}
     np.savez_compressed(folder / "probes_h200.npz", **found)
     print(f"{len(found)} of {len(PROBES)} probes")
 
@@ -149,7 +167,9 @@ def run_cases(folder: Path) -> None:
 if __name__ == "__main__":
     out = Path(sys.argv[1])
     out.mkdir(parents=True, exist_ok=True)
-    if len(sys.argv) > 2:
+    if sys.argv[2:3] == ["--probes"]:
+        run_some_probes(out, int(sys.argv[3]))
+    elif len(sys.argv) > 2:
         run_case(sys.argv[2], out)
     else:
         run_probes(out)

@@ -25,7 +25,7 @@ REDUNDANT = {
 def test_what_is_needed_is_missed(target: str) -> None:
     case: Case = CASES[target]
     try:
-        removals = sensitivity(prepare(case, target))
+        removals = list(sensitivity(prepare(case, target)))
     except Unsupported as error:
         pytest.skip(error.reason)
     assert len(removals) > sum(REDUNDANT[target].values())

@@ -153,7 +153,8 @@ def _boxes() -> dict[str, Probe]:
         columns = (width or 128) // 2
         described = Map(image, (60, 90), (96, 1), (32, columns), 2, mode)
         for name, at in {
-            "inside": (8, 16), "before": (-3, -5), "behind": (50, 80), "outside": (70, 0),
+            "inside": (8, 16), "above": (-3, 16), "left": (8, -8), "odd": (8, 5), "corner": (-3, -5),
+            "behind": (50, 80), "outside": (70, 0),
         }.items():  # fmt: skip
             probes[f"box {width} {name}"] = _box(described, at)
     octets = (np.arange(64 * 128) % 251).astype(np.uint8)

@@ -159,8 +159,7 @@ def test_copies_arrive_when_they_are_waited_for():
     out = torch.arange(32, dtype=torch.int32)
     run_ptx(ptx(body.format("0", "cp.async.wait_group 0;")), out).raise_if_bad()
     assert out.tolist() == [0] * 32  # no byte was read, so zeros arrive
-    run_ptx(ptx(body.format("4", "")), out, schedule=LATE).raise_if_bad()
-    assert out.tolist() == [-1] * 32  # poison: nobody waited
+    assert run_ptx(ptx(body.format("4", "")), out, schedule=LATE).kinds() == {Kind.RACE}
 
 
 def test_an_arrival_waits_for_copies():

@@ -3,16 +3,16 @@
 A removal is noticed when, under any schedule, a fault is found or a bit of the result changes. What
 is not noticed is redundant on this case, or beyond what the interpreter sees.
 
-    removals = sensitivity(prepare(case, "h200"))
+    removals = list(sensitivity(prepare(case, "h200")))
     print(share(removals), [str(r.where) for r in removals if not r.noticed])
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
-from gluon_sim.compiled import THOROUGH, Location, Schedule, parse
+from gluon_sim.compiled import SCHEDULES, Location, Schedule, parse
 from gluon_sim.compiled.removal import synchronizations, without
 from openmla.testing.executed.prepare import PreparedCase
 from openmla.testing.memory.poison import differences
@@ -28,14 +28,17 @@ class Removal:
 
 
 def sensitivity(
-    prepared: PreparedCase, launch: int = 0, schedules: Sequence[Schedule] = THOROUGH
-) -> list[Removal]:
-    """Every instruction of a launch that orders others and was executed, taken out in turn."""
+    prepared: PreparedCase,
+    launch: int = 0,
+    schedules: Sequence[Schedule] = SCHEDULES,
+    known: Collection[str] = (),
+) -> Iterator[Removal]:
+    """Every instruction of a launch that orders others and was executed, taken out in turn, but for
+    places that are `known`."""
     expected, reports = prepared.run(schedules[0])
     code, executed = parse(prepared.launches[launch].compiled), reports[launch].executed
-    found = []
     for at, kind in synchronizations(code).items():
-        if at >= len(executed) or not executed[at]:
+        if at >= len(executed) or not executed[at] or str(code.code[at].where) in known:
             continue
         changed, noticed = without(code, at), ""
         for schedule in schedules:
@@ -44,8 +47,7 @@ def sensitivity(
             if faults or differences(outcome, expected):
                 noticed = faults[0].kind.value if faults else "another result"
                 break
-        found.append(Removal(kind, code.code[at].where, noticed))
-    return found
+        yield Removal(kind, code.code[at].where, noticed)
 
 
 def share(removals: Sequence[Removal]) -> float:

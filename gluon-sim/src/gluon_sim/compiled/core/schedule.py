@@ -74,10 +74,11 @@ order, and other warps starved."""
 class Pending:
     """Work that was issued; `finish` completes it, once."""
 
-    __slots__ = ("_run", "done", "issuer", "kind", "where")
+    __slots__ = ("_run", "done", "issuer", "kind", "registers", "time", "where")
 
-    def __init__(self, kind: str, run: Callable[[], object], issuer: Strand) -> None:
+    def __init__(self, kind: str, run: Callable[[], object], issuer: Strand, time: int = 0) -> None:
         self.kind, self._run, self.done = kind, run, False
+        self.time, self.registers = time, frozenset[int]()
         self.where, self.issuer = issuer.where(), issuer
 
     def finish(self) -> None:

@@ -139,7 +139,7 @@ def _total(hits: dict[int, list[int]]) -> int:
 
 
 def _loops(kernel: Any, hits: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Innermost loops that ran, but for those that only wait: first instruction, one past the last."""
+    """Innermost loops that ran and do more than wait: the first instruction, one past the last."""
     spans = []
     for at, target in kernel.jumps_back():
         if at - target >= _SPIN and at < len(hits) and hits[at] > 1:

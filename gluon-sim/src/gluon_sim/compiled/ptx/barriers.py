@@ -9,6 +9,7 @@ import numpy as np
 from gluon_sim.compiled.core.report import Fault, Kind
 from gluon_sim.compiled.ptx.operands import Form
 from gluon_sim.compiled.ptx.parse import Run
+from gluon_sim.compiled.ptx.races import WORD, joined
 from gluon_sim.compiled.ptx.state import MBarrier, NamedBarrier, Warp
 
 _FEWEST_REGISTERS, _MOST_REGISTERS = 24, 256
@@ -41,6 +42,7 @@ def _init(form: Form) -> Run:
         if old is not None and old.pending != old.count:
             raise Fault(Kind.BARRIER, f"mbarrier {at:#x} is initialized again in use")
         number = w.one(count(w))
+        block.races.write(slice(at // WORD, at // WORD + 2), w.event(), "mbarrier.init")
         block.mbarriers[at] = MBarrier(number, number)
 
     return run
@@ -52,6 +54,7 @@ def _inval(form: Form) -> Run:
     def run(w: Warp) -> None:
         block, at = w.cluster.place(w.one(address(w)))
         block.barrier(at)
+        block.races.write(slice(at // WORD, at // WORD + 2), w.event(), "mbarrier.inval")
         del block.mbarriers[at]
 
     return run
@@ -65,11 +68,13 @@ def _arrive(form: Form) -> Run:
 
     def run(w: Warp) -> None:
         addresses, numbers = address(w), number(w) if number else np.ones(32, np.uint32)
+        event, told = w.event(), w.clocks.tell(w.number)
         for lane in w.active():
             block, at = w.cluster.place(int(addresses[lane]))
+            block.barrier(at, event)
             if expects:
                 block.expect(at, int(numbers[lane]))
-            block.arrive(at, 1 if expects else int(numbers[lane]))
+            block.arrive(at, 1 if expects else int(numbers[lane]), told)
 
     return run
 
@@ -96,12 +101,15 @@ def _wait(form: Form) -> Run:
             raise Fault(Kind.BARRIER, f"wait for parity {wanted}")
         if block is not w.block:
             raise Fault(Kind.BARRIER, "wait for the mbarrier of another block")
-        phase = block.barrier(at).phase
+        barrier = block.barrier(at, w.event())
+        phase = barrier.phase
         seen, w.waiting_at = w.waiting_at, None
         if phase & 1 != wanted or not w.waits:
             if w.cluster.log.trace is not None:
                 w.cluster.log.trace.wait((block.number, at, phase - 1), w.where(), block.products)
             write(w, np.ones(32, bool))
+            if w.waits:
+                w.clocks.hear(w.number, barrier.known)
             return False
         if seen is not None and seen[:2] == ("mbarrier", at) and seen[2] != phase:
             raise Fault(Kind.PHASE, f"mbarrier {at:#x} turned twice while a warp waited for it")
@@ -144,10 +152,14 @@ def _meet(w: Warp, barrier: NamedBarrier, name: str, only_arrives: bool) -> bool
     if who in barrier.arrived:
         raise Fault(Kind.BARRIER, f"warp {w.index} comes to {name} twice")
     barrier.arrived.add(who)
+    barrier.told = joined(barrier.told, w.clocks.tell(w.number))
     if 32 * len(barrier.arrived) == barrier.threads:
         barrier.arrived.clear()
         barrier.turns += 1
+        barrier.known, barrier.told = barrier.told, None
         w.cluster.engine.progress()
+        if not only_arrives:
+            w.clocks.hear(w.number, barrier.known)
         return False
     if only_arrives:
         return False
@@ -159,6 +171,7 @@ def _passed(w: Warp, barrier: NamedBarrier) -> bool:
     if w.waiting_at is None or w.waiting_at[2] == barrier.turns:
         return False
     w.waiting_at = None
+    w.clocks.hear(w.number, barrier.known)
     return True
 
 
@@ -175,7 +188,10 @@ def _cluster(form: Form) -> Run:
 
     def wait(w: Warp) -> bool:
         w.waits_for = "the cluster barrier"
-        return w.met == w.cluster.meeting.turns
+        if w.met == w.cluster.meeting.turns:
+            return True
+        w.clocks.hear(w.number, w.cluster.meeting.known)
+        return False
 
     return wait
 

@@ -16,10 +16,22 @@ import numpy as np
 from gluon_sim.compiled.core.numbers import Array
 from gluon_sim.compiled.core.report import Fault, Kind, Location, Log
 from gluon_sim.compiled.core.schedule import Engine, Pending, Schedule, Strand
+from gluon_sim.compiled.ptx.races import (
+    BULK,
+    COPIES,
+    LOADS,
+    PRODUCTS,
+    TENSOR_CELLS,
+    WORD,
+    Clocks,
+    Event,
+    Shadow,
+    joined,
+)
 
 if TYPE_CHECKING:
     from gluon_sim.compiled.core.memory import Memory
-    from gluon_sim.compiled.ptx.parse import Kernel
+    from gluon_sim.compiled.ptx.parse import Instruction, Kernel
     from gluon_sim.compiled.ptx.units.tensor_map import TensorMap
 
 LANES = np.arange(32)
@@ -44,6 +56,9 @@ class MBarrier:
     pending: int
     bytes: int = 0
     phase: int = 0
+    told: Array | None = None
+    """What those who arrived in this phase pass on, and in the phase before."""
+    known: Array | None = None
 
 
 @dataclass
@@ -53,6 +68,8 @@ class NamedBarrier:
     threads: int
     arrived: set[int] = field(default_factory=set)
     turns: int = 0
+    told: Array | None = None
+    known: Array | None = None
 
 
 class Block:
@@ -67,6 +84,9 @@ class Block:
         self.shared = np.full(self.size, schedule.poison_byte, np.uint8)
         self.seen_by_units = self.shared.copy()
         self.unpublished = np.zeros(self.size, np.uint8)
+        clocks = cluster.clocks
+        self.races = Shadow(-(-self.size // WORD), clocks)
+        self.tensor_races = Shadow(TENSOR_CELLS if cluster.kernel.sm >= 100 else 1, clocks)
         self.tensor = np.full((_TENSOR_LANES, _TENSOR_COLUMNS), schedule.poison_word, np.uint32)
         self.columns: int | None = None
         self.mbarriers: dict[int, MBarrier] = {}
@@ -117,24 +137,29 @@ class Block:
         self.seen_by_units[at] = self.shared[at]
         self.unpublished[at] = 0
 
-    def barrier(self, at: int) -> MBarrier:
-        """The mbarrier at an address."""
+    def barrier(self, at: int, event: Event | None = None) -> MBarrier:
+        """The mbarrier at an address; whoever uses it must have heard of its initialization."""
         if at not in self.mbarriers:
             raise Fault(Kind.UNINITIALIZED, f"there is no mbarrier at {at:#x}")
+        if event is not None:
+            self.races.check(slice(at // WORD, at // WORD + 2), event, "use of an mbarrier")
         return self.mbarriers[at]
 
-    def arrive(self, at: int, count: int = 1) -> None:
-        """Arrivals at an mbarrier."""
+    def arrive(self, at: int, count: int, told: Array) -> None:
+        """Arrivals at an mbarrier, with what they pass on."""
         barrier = self.barrier(at)
+        barrier.told = joined(barrier.told, told)
         if barrier.pending < count:
             message = f"arrival at mbarrier {at:#x}, which expects {barrier.pending} more"
             raise Fault(Kind.BARRIER, message)
         barrier.pending -= count
         self._turn(barrier)
 
-    def expect(self, at: int, size: int) -> None:
-        """Bytes that a phase waits for in addition; negative ones have come."""
+    def expect(self, at: int, size: int, copied: Array | None = None) -> None:
+        """Bytes that a phase waits for in addition; negative ones have come, by a copy."""
         barrier = self.barrier(at)
+        if copied is not None:
+            barrier.told = joined(barrier.told, copied)
         barrier.bytes += size
         if abs(barrier.bytes) > _MOST_TX:
             raise Fault(Kind.BARRIER, f"byte count of mbarrier {at:#x} overflows")
@@ -149,6 +174,7 @@ class Block:
 
     def _turn(self, barrier: MBarrier) -> None:
         if barrier.pending == 0 and barrier.bytes == 0:
+            barrier.known, barrier.told = barrier.told, None
             barrier.phase += 1
             barrier.pending = barrier.count
             self.cluster.engine.progress()
@@ -163,6 +189,8 @@ class Warp(Strand):
         self.cluster: Cluster = cluster
         self.kernel: Kernel = cluster.kernel
         self.index, self.pc, self.done = index, 0, False
+        self.number = block.rank * (self.kernel.threads // 32) + index
+        self.clocks: Clocks = cluster.clocks
         self.mask, self.full = ALL, True
         self.splits: list[Split] = []
         self.threads: Array = (index * 32 + LANES).astype(np.uint32)
@@ -187,6 +215,8 @@ class Warp(Strand):
         self.loads: list[Pending] = []
         self.stores: list[Pending] = []
         self.loading: frozenset[int] = frozenset()
+        self.in_flight: frozenset[int] = frozenset()
+        """Registers that wgmma writes until it is waited for."""
         self.first_copy: tuple[Location, int] | None = None
         """The first cp.async since the last arrival or wait, and the products before it."""
 
@@ -223,6 +253,10 @@ class Warp(Strand):
         """Work that the warp collects in groups and waits for."""
         self.open[kind].append(work)
 
+    def event(self) -> Event:
+        """An access of this warp, now."""
+        return self.clocks.now(self.number)
+
     def commit(self, kind: str) -> None:
         """Close the open group."""
         if (
@@ -243,6 +277,10 @@ class Warp(Strand):
         while len(self.groups[kind]) > left:
             for work in self.groups[kind].popleft():
                 work.finish()
+                self.clocks.finish(self.number, WORK[kind], work.time)
+        if kind == "wgmma":
+            waiting = [*self.open[kind], *(x for group in self.groups[kind] for x in group)]
+            self.in_flight = frozenset().union(*(work.registers for work in waiting))
 
     def advance(self, quantum: int) -> int:
         """Run up to so many instructions; returns how many."""
@@ -254,6 +292,8 @@ class Warp(Strand):
             instruction = code[at]
             if self.loading and not self.loading.isdisjoint(instruction.uses):
                 self._finish_loads()
+            if self.in_flight and not self.in_flight.isdisjoint(instruction.uses):
+                self._check_in_flight(instruction)
             mask, full = self.mask, self.full
             if instruction.guard is not None:
                 on = self.regs["pred"][instruction.guard]
@@ -277,10 +317,15 @@ class Warp(Strand):
             self.hits[at] += 1
         return ran
 
+    def _check_in_flight(self, instruction: Instruction) -> None:
+        if not instruction.op.startswith("wgmma"):
+            raise Fault(Kind.IN_FLIGHT, "a register that a product in flight writes")
+
     def _finish_loads(self) -> None:
         """The machine waits for a tcgen05.ld at the first use of what it loads."""
         for load in self.loads:
             load.finish()
+        self.clocks.finish(self.number, LOADS)
         self.loading = frozenset()
 
     def _branch(self, target: int, mask: Array, full: bool) -> None:
@@ -318,7 +363,8 @@ class Split:
     others: list[tuple[int, Array]]
 
 
-GROUPS = ("wgmma", "bulk", "cp.async")
+WORK = {"wgmma": PRODUCTS, "bulk": BULK, "cp.async": COPIES}
+GROUPS = tuple(WORK)
 """Work that a warp commits in groups."""
 
 
@@ -342,7 +388,10 @@ class Cluster:
         self.launch, self.kernel, self.memory = launch, launch.kernel, launch.memory
         self.log = log
         self.engine = Engine(schedule, log)
-        self.blocks = [Block(self, rank, first + rank, launch.shared) for rank in range(size)]
+        self.clocks = Clocks(size * (self.kernel.threads // 32), size)
+        self.blocks: list[Block] = [
+            Block(self, rank, first + rank, launch.shared) for rank in range(size)
+        ]
         self.engine.queues = [block.queue for block in self.blocks]
         warps = range(self.kernel.threads // 32)
         self.warps = [Warp(block, index) for block in self.blocks for index in warps]

@@ -12,6 +12,7 @@ from gluon_sim.compiled.core.report import Fault, Kind
 from gluon_sim.compiled.core.schedule import Pending
 from gluon_sim.compiled.ptx.operands import DTYPES, SIZES, Form, elements
 from gluon_sim.compiled.ptx.parse import Run
+from gluon_sim.compiled.ptx.races import COPIES, WORD, words
 from gluon_sim.compiled.ptx.state import COPIED, OFFSET, RANK_SHIFT, SHARED_BASE, Warp
 from gluon_sim.compiled.ptx.units import tma
 
@@ -57,7 +58,9 @@ def _load(form: Form) -> Run:
 
     def run(w: Warp) -> None:
         if where == "shared":
-            raw = w.block.shared[shared_index(w, address(w), size)]
+            at = shared_index(w, address(w), size)
+            w.block.races.read(words(at), w.event(), "a load")
+            raw = w.block.shared[at]
         else:
             raw = w.cluster.memory.load(global_addresses(w, address(w), size), size)
         values = raw.view(dtype).reshape(-1, len(names))
@@ -90,6 +93,15 @@ def _load_parameter(
     return run
 
 
+def _changed(w: Warp, at: Array, data: Array) -> Array:
+    """Words that a store changes: warps may write the same value, as the compiler has them do."""
+    cells = words(at)
+    step = min(WORD, at.shape[1])
+    same = (w.block.shared[at] == data).reshape(len(cells), step).all(axis=1)
+    changed: Array = cells[~(same & w.block.races.touched(cells))]
+    return changed
+
+
 def _store(form: Form) -> Run:
     where, names, kind = space(form), elements(form.operands[1]), form.type
     reads, address = [form.reader(name, kind) for name in names], form.address(0)
@@ -99,7 +111,9 @@ def _store(form: Form) -> Run:
         data = np.stack([read(w) for read in reads], 1).view(np.uint8).reshape(32, size)
         data = data if w.full else data[w.mask]
         if where == "shared":
-            w.block.store(shared_index(w, address(w), size), data)
+            at = shared_index(w, address(w), size)
+            w.block.races.write(_changed(w, at, data), w.event(), "a store")
+            w.block.store(at, data)
         elif w.cluster.memory.store(global_addresses(w, address(w), size), data):
             w.cluster.log.note("global bytes were written twice")
 
@@ -165,7 +179,9 @@ def _matrix(form: Form) -> Run:
 
     def load(w: Warp) -> None:
         for number, write in enumerate(writes):
-            tile = w.block.shared[rows(w, number)].view(np.uint16)
+            at = rows(w, number)
+            w.block.races.read(words(at), w.event(), "ldmatrix")
+            tile = w.block.shared[at].view(np.uint16)
             tile = np.ascontiguousarray(tile.T if transposed else tile)
             write(w, tile.reshape(32, 2).view(np.uint32).reshape(32))
 
@@ -173,7 +189,10 @@ def _matrix(form: Form) -> Run:
         for number, read in enumerate(reads):
             tile = np.ascontiguousarray(read(w)).view(np.uint16).reshape(8, 8)
             tile = np.ascontiguousarray(tile.T if transposed else tile)
-            w.block.store(rows(w, number), tile.view(np.uint8).reshape(8, 16))
+            at = rows(w, number)
+            raw = tile.view(np.uint8).reshape(8, 16)
+            w.block.races.write(_changed(w, at, raw), w.event(), "stmatrix")
+            w.block.store(at, raw)
 
     return load if loads else store
 
@@ -212,15 +231,18 @@ def _arrival(form: Form) -> Run:
         if w.first_copy is not None:
             block.trace_copy(at, w.first_copy)
             w.first_copy = None
+        barrier = block.barrier(at, w.event())
         if not counted:
-            block.barrier(at).pending += lanes
+            barrier.pending += lanes
+        told = w.clocks.tell(w.number)
+        w.clocks.add_work(told, w.number, COPIES)
         groups = (*w.groups["cp.async"], w.open["cp.async"])
         copies = [work for group in groups for work in group if not work.done]
 
         def arrive() -> None:
             for copy in copies:
                 copy.finish()
-            block.arrive(at, lanes)
+            block.arrive(at, lanes, told)
 
         w.cluster.engine.issue(Pending("arrival", arrive, w))
 
@@ -244,7 +266,9 @@ def _copy(form: Form) -> Run:
             data[chosen, :length] = w.cluster.memory.load(addresses[chosen], length)
         block, poison = w.block, w.cluster.engine.schedule.poison_byte
         block.store(at, np.full_like(data, poison), COPIED)
-        work = Pending("cp.async", lambda: block.store(at, data, COPIED), w)
+        event = w.clocks.start(w.number, COPIES)
+        block.races.write(words(at), event, "cp.async")
+        work = Pending("cp.async", lambda: block.store(at, data, COPIED), w, event.time)
         w.issue("cp.async", work)
         w.first_copy = w.first_copy or (w.where(), block.products)
         if w.cluster.engine.early(copy=True):

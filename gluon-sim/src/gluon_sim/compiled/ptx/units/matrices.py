@@ -9,6 +9,7 @@ import numpy as np
 
 from gluon_sim.compiled.core.numbers import Array, decoded
 from gluon_sim.compiled.core.report import Fault, Kind
+from gluon_sim.compiled.ptx.races import WORD
 from gluon_sim.compiled.ptx.state import Block
 from gluon_sim.compiled.ptx.units.tensor_map import SWIZZLE_BYTES, swizzled
 
@@ -74,6 +75,15 @@ class Shape:
     rows: int
     kind: str
     across: bool = False
+
+
+@lru_cache(maxsize=4096)
+def cells(matrix: Matrix, shape: Shape, first: int = 0, end: int | None = None) -> Array:
+    """Words of shared memory that rows `first` to `end` lie in."""
+    element = 1 if shape.kind == "e4m3" else 2
+    at = matrix.start + _offsets(shape.rows, element, shape.across, matrix)[first:end]
+    found: Array = np.unique(swizzled(at, matrix.mode) // WORD)
+    return found
 
 
 def raw_bytes(block: Block, matrix: Matrix, shape: Shape, what: str) -> Array:

@@ -12,8 +12,9 @@ from gluon_sim.compiled.core.report import Fault, Kind
 from gluon_sim.compiled.core.schedule import Pending
 from gluon_sim.compiled.ptx.operands import Form, elements
 from gluon_sim.compiled.ptx.parse import Run
+from gluon_sim.compiled.ptx.races import LOADS, STORES, WORD, tensor_cells
 from gluon_sim.compiled.ptx.state import LANES, OFFSET, Block, Warp
-from gluon_sim.compiled.ptx.units.matrices import Shape, descriptor, raw_bytes
+from gluon_sim.compiled.ptx.units.matrices import Shape, cells, descriptor, raw_bytes
 from gluon_sim.compiled.ptx.units.tcgen05_mma import mma
 
 _COLUMNS_OF_COPY = 8  # 256 bits of every lane
@@ -47,6 +48,7 @@ def _alloc(form: Form) -> Run:
         at = w.one(address(w)) & OFFSET
         w.block.check(at, 4, "tcgen05.alloc")
         w.block.columns = w.one(columns(w))
+        w.block.races.write(slice(at // WORD, at // WORD + 1), w.event(), "tcgen05.alloc")
         w.block.write_by_unit(np.arange(at, at + 4), np.zeros(4, np.uint8))
 
     return run
@@ -76,6 +78,7 @@ def _wait(form: Form) -> Run:
         for work in waiting:
             work.finish()
         waiting.clear()
+        w.clocks.finish(w.number, LOADS if loads else STORES)
         if loads:
             w.loading = frozenset()
 
@@ -106,6 +109,11 @@ def _cells(w: Warp, address: int, shape: str, count: int, gap: int) -> tuple[Arr
     return lanes, columns
 
 
+def _record(lanes: Array, columns: Array) -> Array:
+    """Cells of the record of races."""
+    return tensor_cells(lanes[0], int(columns.min()), int(columns.max()) + 1)
+
+
 def _shape(form: Form, registers: int, gap_operand: int) -> tuple[str, int]:
     found = re.search(r"\.(32x32b|16x32bx2)\.x(\d+)\.", form.op)
     if found is None or int(found[2]) != registers or form.has("pack", "unpack", "red"):
@@ -120,19 +128,21 @@ def _load(form: Form) -> Run:
 
     def run(w: Warp) -> None:
         w.together("tcgen05.ld")
-        cells = _cells(w, w.one(address(w)), shape, len(registers), gap)
+        place = _cells(w, w.one(address(w)), shape, len(registers), gap)
+        event = w.clocks.start(w.number, LOADS)
+        w.block.tensor_races.read(_record(*place), event, "tcgen05.ld")
         words = w.regs["u32"]
         words[registers] = w.cluster.engine.schedule.poison_word
 
         def arrive() -> None:
-            words[registers] = w.block.tensor[cells]
+            words[registers] = w.block.tensor[place]
 
         work = Pending("ld", arrive, w)
         w.loads.append(work)
+        if not w.cluster.launch.strict_loads:
+            w.loading |= names
         if w.cluster.engine.early(copy=False):
             work.finish()
-        elif not w.cluster.launch.strict_loads:
-            w.loading |= names
 
     return run
 
@@ -144,18 +154,20 @@ def _store(form: Form) -> Run:
 
     def run(w: Warp) -> None:
         w.together("tcgen05.st")
-        cells = _cells(w, w.one(address(w)), shape, len(registers), gap)
+        place = _cells(w, w.one(address(w)), shape, len(registers), gap)
+        event = w.clocks.start(w.number, STORES)
+        w.block.tensor_races.write(_record(*place), event, "tcgen05.st")
         words, tensor = w.regs["u32"][registers].copy(), w.block.tensor
 
         def arrive() -> None:
-            tensor[cells] = words
+            tensor[place] = words
 
         work = Pending("st", arrive, w)
         w.stores.append(work)
         if w.cluster.engine.early(copy=False):
             work.finish()
         else:
-            tensor[cells] = w.cluster.engine.schedule.poison_word
+            tensor[place] = w.cluster.engine.schedule.poison_word
 
     return run
 
@@ -171,10 +183,16 @@ def _commit(form: Form) -> Run:
         if chosen >> len(w.cluster.blocks):
             raise Fault(Kind.BOUNDS, "commit to a block outside of the cluster")
 
+        event = w.clocks.queue(w.number, w.block.rank)
+        told = event.heard
+        for other in w.cluster.blocks:
+            if chosen >> other.rank & 1:
+                other.barrier(at, w.event())
+
         def arrive() -> None:
             for other in w.cluster.blocks:
                 if chosen >> other.rank & 1:
-                    other.arrive(at)
+                    other.arrive(at, 1, told)
 
         w.cluster.engine.enqueue(w.block.queue, Pending("commit", arrive, w))
 
@@ -194,6 +212,11 @@ def _copy(form: Form) -> Run:
     def issue(w: Warp, lane: int) -> None:
         place, word = int(address(w)[lane]), int(source(w)[lane])
         matrix, column = descriptor(word, w.kernel.sm), place & 0xFFFF
+        event = w.clocks.queue(w.number, w.block.rank)
+        written = tensor_cells(np.arange(128), column, column + _COLUMNS_OF_COPY)
+        for block in _blocks(form, w):
+            block.races.read(cells(matrix, Shape(128, "bf16")), event, "tcgen05.cp")
+            block.tensor_races.write(written, event, "tcgen05.cp")
 
         def arrive() -> None:
             for block in _blocks(form, w):

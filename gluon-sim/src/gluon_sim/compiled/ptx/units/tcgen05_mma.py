@@ -11,8 +11,9 @@ from gluon_sim.compiled.core.report import Fault, Kind
 from gluon_sim.compiled.core.schedule import Pending
 from gluon_sim.compiled.ptx.operands import Form
 from gluon_sim.compiled.ptx.parse import Run
+from gluon_sim.compiled.ptx.races import tensor_cells
 from gluon_sim.compiled.ptx.state import Block, Warp
-from gluon_sim.compiled.ptx.units.matrices import BYTES_OF_K, Shape, descriptor, values
+from gluon_sim.compiled.ptx.units.matrices import BYTES_OF_K, Shape, cells, descriptor, values
 
 _FULL_LANES = 128
 # Lanes of a product of 64 rows: 16 of every 32.
@@ -56,6 +57,7 @@ def mma(form: Form) -> Run:
             bool(keeps(w)[lane]), in_tensor, paired,
         )  # fmt: skip
         w.block.products += 1
+        _record(w, given)
         work = Pending("mma", lambda: _multiply(w, given), w)
         w.cluster.engine.enqueue(w.block.queue, work)
 
@@ -87,6 +89,25 @@ def _decoded(
     return rows, columns, (names[formats[0]], names[formats[1]]), across
 
 
+def _record(w: Warp, given: Product) -> None:
+    """What a product reads and writes, for the search for races."""
+    blocks = w.cluster.blocks if given.paired else [w.block]
+    sm, rows, event = w.kernel.sm, given.rows // len(blocks), w.clocks.queue(w.number, w.block.rank)
+    shape = Shape(given.columns // len(blocks), given.kinds[1], given.across[1])
+    for block in blocks:
+        block.races.read(cells(descriptor(given.b, sm), shape), event, "tcgen05.mma B")
+        if given.a_in_tensor_memory:
+            column = given.a & 0xFFFF
+            where = tensor_cells(_lanes_of_a(given, rows), column, column + _COLUMNS_OF_A)
+            block.tensor_races.read(where, event, "tcgen05.mma A")
+        else:
+            shape_a = Shape(rows, given.kinds[0], given.across[0])
+            block.races.read(cells(descriptor(given.a, sm), shape_a), event, "tcgen05.mma A")
+        lanes, column, width = _place_of_result(given, rows)
+        where = tensor_cells(lanes, column, column + width)
+        block.tensor_races.write(where, event, "tcgen05.mma D")
+
+
 def _multiply(w: Warp, given: Product) -> None:
     blocks = w.cluster.blocks if given.paired else [w.block]
     sm, count = w.kernel.sm, len(blocks)
@@ -109,25 +130,36 @@ def _left(block: Block, given: Product, rows: int, sm: int) -> Array:
         raise Fault(Kind.DESCRIPTOR, f"A in tensor memory at lane {lane}")
     if column + _COLUMNS_OF_A > (block.columns or 0):
         raise Fault(Kind.BOUNDS, f"A in tensor memory at column {column}")
-    lanes = np.arange(rows)
-    if rows != _FULL_LANES:
-        lanes = lane + (lanes if given.paired else _HALF_ROWS)
+    lanes = _lanes_of_a(given, rows)
     words = np.ascontiguousarray(block.tensor[lanes, column : column + _COLUMNS_OF_A])
     return decoded(words.view(np.uint8), given.kinds[0])
 
 
-def _accumulate(block: Block, given: Product, found: Array) -> None:
-    """Into D: 128 rows fill all lanes, 64 rows half of them, or of a pair two column halves."""
+def _lanes_of_a(given: Product, rows: int) -> Array:
+    lanes = np.arange(rows)
+    if rows != _FULL_LANES:
+        lanes = (given.a >> 16) + (lanes if given.paired else _HALF_ROWS)
+    return lanes
+
+
+def _place_of_result(given: Product, rows: int) -> tuple[Array, int, int]:
+    """Lanes, first column and columns of D: 128 rows fill all lanes, 64 rows half of them, or of a
+    pair two column halves."""
     lane, column = given.result >> 16, given.result & 0xFFFF
-    rows = len(found)
     halves = rows != _FULL_LANES and given.paired
-    width = given.columns // 2 if halves else given.columns
+    full = halves or rows == _FULL_LANES
+    lanes = np.arange(_FULL_LANES) if full else lane + _HALF_ROWS
+    return lanes, column, given.columns // 2 if halves else given.columns
+
+
+def _accumulate(block: Block, given: Product, found: Array) -> None:
+    rows = len(found)
+    lanes, column, width = _place_of_result(given, rows)
     allowed = (0, 16) if rows != _FULL_LANES and not given.paired else (0,)
-    if lane not in allowed or column + width > (block.columns or 0):
+    if given.result >> 16 not in allowed or column + width > (block.columns or 0):
         raise Fault(Kind.BOUNDS, f"D of {rows} x {width} at {given.result:#x}")
     tensor = block.tensor.view(np.float32)
-    if halves:
+    if width != given.columns:
         found = np.concatenate([found[:, :width], found[:, width:]])
-    lanes = lane + _HALF_ROWS if len(found) != _FULL_LANES else np.arange(_FULL_LANES)
     before = tensor[lanes, column : column + width] if given.adds else 0.0
     tensor[lanes, column : column + width] = (found + before).astype(np.float32)

@@ -11,6 +11,7 @@ from gluon_sim.compiled.core.report import Fault, Kind
 from gluon_sim.compiled.core.schedule import Pending
 from gluon_sim.compiled.ptx.operands import Form, Read, elements
 from gluon_sim.compiled.ptx.parse import Run
+from gluon_sim.compiled.ptx.races import BULK, WORD
 from gluon_sim.compiled.ptx.state import Block, Warp
 from gluon_sim.compiled.ptx.units.tensor_map import TensorMap, swizzled
 
@@ -71,14 +72,17 @@ def _load(form: Form) -> Run:
         _shared_box(block, at, size, "TMA load")
         if block is not w.block:
             raise Fault(Kind.BOUNDS, "TMA load into another block")
+        owner.barrier(bar, w.event())
         owner.trace_copy(bar, (w.where(), owner.products))
+        event = w.clocks.copy(w.number, owner.rank, bar)
+        block.races.write(slice(at // WORD, (at + size) // WORD), event, "a TMA load")
         span = np.arange(at, at + size)
         block.write_by_unit(span, w.cluster.engine.schedule.poison_byte)
         place = swizzled(span, described.swizzle)
 
         def arrive() -> None:
             block.write_by_unit(place, described.load(w.cluster.memory, column, rows))
-            owner.expect(bar, -size)
+            owner.expect(bar, -size, event.told)
 
         w.cluster.engine.issue(Pending("load", arrive, w))
 
@@ -102,13 +106,15 @@ def _store(form: Form) -> Run:
         block, at = w.cluster.place(int(source(w)[lane]))
         _shared_box(block, at, size, "TMA store")
         place = swizzled(np.arange(at, at + size), described.swizzle)
+        event = w.clocks.start(w.number, BULK)
+        block.races.read(slice(at // WORD, (at + size) // WORD), event, "a TMA store")
 
         def leave() -> None:
             data = block.read_by_unit(place, "TMA store")
             if described.store(w.cluster.memory, column, rows, data):
                 w.cluster.log.note("global bytes were written twice")
 
-        work = Pending("store", leave, w)
+        work = Pending("store", leave, w, event.time)
         w.issue("bulk", work)
         w.cluster.engine.issue(work)
 

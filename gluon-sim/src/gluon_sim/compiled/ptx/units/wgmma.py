@@ -10,9 +10,12 @@ from gluon_sim.compiled.core.numbers import Array, decoded, product
 from gluon_sim.compiled.core.schedule import Pending
 from gluon_sim.compiled.ptx.operands import Form, elements
 from gluon_sim.compiled.ptx.parse import Run
+from gluon_sim.compiled.ptx.races import PRODUCTS
 from gluon_sim.compiled.ptx.state import LANES, Warp
-from gluon_sim.compiled.ptx.units.matrices import Shape, descriptor, values
+from gluon_sim.compiled.ptx.units.matrices import Shape, cells, descriptor, values
+from gluon_sim.values.fp8_sums import add_products
 
+_FP8_PLACES = 13
 _ROWS = 64
 _WARP_ROWS = 16
 
@@ -45,6 +48,19 @@ def _register_rows(w: Warp, registers: Array, kind: str) -> Array:
     return rows
 
 
+def _summed(
+    left: Array, right: Array, before: Array, kind: str, place: tuple[Array, Array]
+) -> Array:
+    """Accumulators after a product. Sums of FP8 keep fewer places than float32 has."""
+    if kind != "e4m3" or not (np.isfinite(left).all() and np.isfinite(right).all()):
+        whole: Array = (product(left, right)[place] + before).astype(np.float32)
+        return whole
+    sums = np.zeros((len(left), len(right)), np.float32)
+    sums[place] = before
+    found: Array = add_products(left, right.T, sums, _FP8_PLACES)[place]
+    return found
+
+
 def _product(form: Form) -> Run:
     size = re.search(r"m64n(\d+)k(\d+)", form.op)
     from_registers = form.operands[1].startswith("{")
@@ -57,6 +73,7 @@ def _product(form: Form) -> Run:
     across = [bool(x) for x in signs[2:]]
     a_across = across[0] if len(across) == 2 else False
     b_across = across[-1] if across else False
+    used = frozenset(accumulator.tolist())
     if from_registers:
         a_registers = np.array([form.register(name) for name in elements(form.operands[1])])
     else:
@@ -73,19 +90,28 @@ def _product(form: Form) -> Run:
         a = None if from_registers else descriptor(w.one(a_word(w)), sm)
         adds = bool(w.one(keeps(w)))
 
+        event = w.clocks.start(w.number, PRODUCTS)
+        b_shape, a_shape = Shape(columns, kind, b_across), Shape(_ROWS, kind, a_across)
+        first = _WARP_ROWS * (w.index % 4)
+        block.races.read(cells(b, b_shape), event, "wgmma B")
+        if a is not None:
+            block.races.read(cells(a, a_shape, first, first + _WARP_ROWS), event, "wgmma A")
+
         def multiply() -> None:
-            right = values(block, b, Shape(columns, kind, b_across), "wgmma B")
+            right = values(block, b, b_shape, "wgmma B")
             if a is None:
                 left = _register_rows(w, a_registers, kind)
             else:
-                first = _WARP_ROWS * (w.index % 4)
-                whole = values(block, a, Shape(_ROWS, kind, a_across), "wgmma A")
+                whole = values(block, a, a_shape, "wgmma A")
                 left = whole[first : first + _WARP_ROWS]
             registers = w.regs["f32"]
-            before = registers[accumulator] if adds else np.float32(0)
-            registers[accumulator] = (product(left, right)[row, column] + before).astype(np.float32)
+            before = registers[accumulator] if adds else np.zeros(row.shape, np.float32)
+            registers[accumulator] = _summed(left, right, before, kind, (row, column))
 
-        w.issue("wgmma", Pending("wgmma", multiply, w))
+        work = Pending("wgmma", multiply, w, event.time)
+        work.registers = used
+        w.in_flight |= used
+        w.issue("wgmma", work)
         w.block.products += w.index % 4 == 0  # one for the warps of a warpgroup
         if w.cluster.engine.early(copy=False):  # in order: all that were issued before as well
             for group in (*w.groups["wgmma"], w.open["wgmma"]):

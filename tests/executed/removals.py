@@ -1,0 +1,81 @@
+"""Synchronization taken out of compiled kernels, one at a time; a run can be resumed.
+
+    PYTHONPATH=tests python tests/executed/removals.py b200 --out removals.json [--only dense]
+
+Cases are long enough that every slot of shared memory is used again, and their scores rise, so that
+accumulators are rescaled.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from executed.cases import dense, latent, sparse
+from openmla.errors import Unsupported
+from openmla.testing.case import Case
+from openmla.testing.executed.prepare import prepare
+from openmla.testing.executed.sensitivity import Removal, sensitivity
+from openmla.testing.fuzz import one_thread
+
+_RISING: dict[str, Any] = {"values": "rising", "scale": -0.3, "seed": 5}
+_PEAKY: dict[str, Any] = {"values": "peaky", "scale": 1.0, "seed": 5, "q_lens": (1,)}
+_SHORT = {"heads": 1, "q_lens": (20, 70), "k_lens": (700, 200), "causal": False}
+_LONG = {"heads": 1, "q_lens": (200,), "k_lens": (600,)}
+
+CASES: dict[str, dict[str, Case]] = {
+    "h200": {
+        "dense, one tile": dense(0, 0, **_SHORT, **_RISING),
+        "dense": dense(0, 0, **_LONG, **_RISING),
+        "dense fp8": dense(0, 0, **_LONG, **_RISING, dtype="e4m3"),
+        "latent": latent("bf16", q_lens=(3,), k_lens=(400,), **{**_RISING, "scale": 0.1}),
+        "sparse 656": sparse("fp8_656", **{**_PEAKY, "q_lens": (3,)}, topk=320, k_lens=(400,)),
+    },
+    "b200": {
+        "dense, one tile": dense(0, 0, **_SHORT, **_RISING),
+        "dense": dense(0, 0, **_LONG, **_RISING),
+        "sparse": sparse("bf16", **_PEAKY, topk=320, k_lens=(400,)),
+        "sparse 656": sparse("fp8_656", **_PEAKY, topk=256, k_lens=(400,)),
+        "pair": sparse("bf16", **_PEAKY, heads=128, topk=500, k_lens=(600,)),
+    },
+    "mi355x": {
+        "dense": dense(40, 300, heads=1, seed=1),
+        "dense fp8": dense(40, 300, heads=1, dtype="e4m3", seed=1),
+        "sparse": sparse("bf16", **_PEAKY, topk=200, k_lens=(400,)),
+        "sparse 656": sparse("fp8_656", **_PEAKY, topk=200, k_lens=(400,)),
+    },
+}
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("target", choices=CASES)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--only", default="")
+    options = parser.parse_args()
+    kept = json.loads(options.out.read_text()) if options.out.exists() else {}
+    for name, case in CASES[options.target].items():
+        done: dict[str, dict[str, str]] = kept.setdefault(name, {})
+        if options.only in name:
+            for removal in removed(case, options.target, set(done)):
+                done[str(removal.where)] = {"kind": removal.kind, "noticed": removal.noticed}
+                options.out.write_text(json.dumps(kept, indent=1) + "\n")
+            print(name, sum(bool(r["noticed"]) for r in done.values()), "of", len(done), flush=True)
+
+
+def removed(case: Case, target: str, known: set[str]) -> Iterator[Removal]:
+    """What becomes of a case when one synchronization is missing, but for those that are known."""
+    with one_thread():
+        try:
+            prepared = prepare(case, target)
+            yield from sensitivity(prepared, len(prepared.launches) - 1, known=known)
+        except Unsupported as error:
+            print(error, flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -98,5 +98,41 @@ CASES: dict[str, dict[str, Case]] = {
         "sparse block64": sparse("fp8_block64", seed=9),
     },
 }
-QUICK = {("h200", "dense causal"), ("b200", "dense one tile"), ("mi355x", "dense bf16")}
-"""What `make test` executes; the others run with `-m executed`."""
+_EXACT = {"values": "exact", "scale": 0.25, "seed": 21}
+_FEW = {"q_lens": (1,), "k_lens": (65,), "seed": 22}
+_TWO = {"q_lens": (2, 1), "k_lens": (70, 129), "values": "rising", "seed": 23}
+_LISTS: tuple[dict[str, Any], ...] = (
+    {"q_lens": (1,), "seed": 24},
+    {"q_lens": (2,), "index_kind": "duplicates", "values": "peaky", "seed": 25},
+    {"q_lens": (1,), "index_kind": "invalid", "seed": 26},
+)
+_TILES: tuple[dict[str, Any], ...] = (
+    {"q_lens": (140,), "k_lens": (130,), "seed": 27},
+    {"q_lens": (129, 140), "k_lens": (64, 20), "values": "rising", "seed": 28},
+    {"q_lens": (140,), "k_lens": (150,), **_EXACT},
+)
+_LENGTHS: tuple[dict[str, Any], ...] = (
+    {"q_lens": (40,), "k_lens": (150,), "seed": 29},
+    {"q_lens": (20, 0, 33), "k_lens": (65, 40, 33), "values": "rising", "seed": 30},
+    {"q_lens": (33,), "k_lens": (64,), **_EXACT},
+)
+QUICK: dict[str, dict[str, tuple[dict[str, Any], ...]]] = {
+    "h200": {
+        "dense causal": ({}, _TILES[0], _TILES[2]),
+        "dense full, ragged, sinks": ({}, _LENGTHS[0]),
+        "latent bf16": ({}, _FEW, _TWO, _EXACT),
+        "sparse 656": ({}, *_LISTS[:2]),
+    },
+    "b200": {
+        "dense one tile": _LENGTHS, "dense two tiles": _TILES, "sparse bf16": _LISTS,
+        "sparse pair": _LISTS,
+    },
+    "mi355x": {
+        "dense bf16": ({}, *_LENGTHS[:2]), "dense fp8": _LENGTHS, "sparse bf16": _LISTS,
+        "sparse 656": _LISTS,
+    },
+}  # fmt: skip
+"""What `make test` executes: twelve cases per target of few compiled kernels, which changes of a
+case's lengths, lists and values do not change. The others run with `-m executed`."""
+QUICK_TRITON = {"h200": (3, 6), "b200": (3, 9), "mi355x": (3, 9)}
+"""Of the two versions that `make test` has, the one that executes them."""

@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 import torch
 
-from executed.cases import CASES
+from executed.cases import CASES, QUICK
 from gluon_sim.compiled import SCHEDULES
+from openmla.dispatch import triton_version
 from openmla.testing.build import Outcome
 from openmla.testing.executed.prepare import prepare
 
@@ -59,9 +60,20 @@ def check(name: str, outcome: Outcome) -> None:
         assert found[key][1] < (2**-14 if name in FP8_PRODUCTS else 2**-19), found
 
 
-@pytest.mark.executed
-@pytest.mark.parametrize("name", CASES["h200"])
-def test_what_an_h200_has(name: str) -> None:
+def run(name: str) -> None:
     outcome, reports = prepare(CASES["h200"][name], "h200").run(SCHEDULES[1])
     assert all(report.ok for report in reports)
     check(name, outcome)
+
+
+@pytest.mark.compile
+@pytest.mark.skipif(triton_version()[:2] != (3, 6), reason="the H200 had Triton 3.6")
+@pytest.mark.parametrize("name", QUICK["h200"])
+def test_what_an_h200_has_of_every_kind(name: str) -> None:
+    run(name)
+
+
+@pytest.mark.executed
+@pytest.mark.parametrize("name", sorted(CASES["h200"].keys() - QUICK["h200"].keys()))
+def test_what_an_h200_has(name: str) -> None:
+    run(name)

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from gluon_sim import Kind
 
@@ -33,6 +34,14 @@ def test_all_examples_run_and_print_what_is_said(tmp_path, monkeypatch, capsys):
     assert capsys.readouterr().out == "".join(blocks("text"))
     assert len(blocks("python")[0].split("\n")) < 35  # it stays short
     assert "<rect" in (tmp_path / "hand_over.svg").read_text()
+
+
+def test_the_pipelined_copy_is_right_with_the_wait_that_is_named(tmp_path, monkeypatch):
+    first, last = blocks("python")[0], next(text for text in blocks("python") if "add_rows" in text)
+    right = last.replace("wait_group(1)", re.search(r"wait_group\(1 if.*?\)", README)[0])
+    run(f"{first}\n{right.replace('print(report.findings[0])', '')}", tmp_path, monkeypatch)
+    module = sys.modules["hand_over"]
+    assert module.report.ok and torch.equal(module.o, (module.x[0] + module.x[1]) + module.x[2])
 
 
 def test_every_kind_of_finding_is_listed():

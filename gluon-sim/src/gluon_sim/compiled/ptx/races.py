@@ -18,7 +18,7 @@ from gluon_sim.compiled.core.report import Fault, Kind
 
 PRODUCTS, LOADS, STORES, COPIES, BULK = range(1, 6)
 """Asynchronous work of a warp: wgmma, tcgen05.ld, tcgen05.st, cp.async, TMA stores."""
-_KINDS = ("a warp", "wgmma", "tcgen05.ld", "tcgen05.st", "cp.async", "a TMA store")
+_KINDS = ("its own accesses", "wgmma", "tcgen05.ld", "tcgen05.st", "cp.async", "a TMA store")
 _MOST_BARRIERS = 160  # of a cluster, that copies signal
 WORD = 4
 _GROUP = 16  # lanes of tensor memory that are one cell of the record
@@ -109,6 +109,8 @@ class Clocks:
         kind, number = divmod(agent, self.warps)
         if agent >= self.readers:
             return "a copy"
+        if not kind:
+            return f"warp {number}"
         return f"{_KINDS[kind]} of warp {number}" if kind < len(_KINDS) else "tcgen05 work"
 
 

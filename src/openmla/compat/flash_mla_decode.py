@@ -11,24 +11,27 @@ openmla's own calls:
 | a row that sees no key | lse +inf | lse -inf |
 | topk_length | [batch] | topk_lengths [total_q] |
 
-openmla plans by itself: there is nothing in the metadata, and it is not looked at.
+openmla plans by itself: there is nothing in the metadata, and it is not looked at. A second cache
+(`extra_k_cache`) is a second call, and the results are merged in float32.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from openmla import checks
-from openmla.api import mla_prefill_latent, mla_prefill_sparse
+from openmla.api import merge_states, mla_prefill_latent, mla_prefill_sparse
 from openmla.cache import LatentCache
-from openmla.errors import InvalidArgument, Unsupported
-from openmla.formats import V32
+from openmla.errors import InvalidArgument
+from openmla.formats import V4, V32
 
-FP8_BYTES = 656  # of a row: 512 e4m3, 4 float32 scales, 64 bf16
-FP8_LATENT, FP8_ROPE = 512, 64
+FP8_LATENT = 512  # columns of V in both FP8 rows
+FP8_ROWS = {576: (V32, 656), 512: (V4, 584)}
+"""Of each d_qk: the format, and the bytes of a token."""
 
 
 @dataclass(frozen=True)
@@ -62,14 +65,13 @@ def flash_mla_with_kvcache(
     """(out [batch, s_q, heads, head_dim_v], lse float32 [batch, heads, s_q]).
 
     q [batch, s_q, heads, d_qk]; k_cache [pages, page_size, 1, d_qk], V is its first head_dim_v
-    columns; with is_fp8_kvcache bytes [pages, page_size, 1, 656]. Without indices, request b sees
-    the first cache_seqlens[b] rows of the pages that block_table[b] names. With indices int32
-    [batch, s_q, topk], physical rows, those, up to topk_length[b]; neither causal nor a block table
-    then. softmax_scale: 1 / sqrt(d_qk) unless given.
+    columns; with is_fp8_kvcache bytes [pages, page_size, 1, 656], or 584 where d_qk is 512: each
+    page all its rows, then all their scales. Without indices, request b sees the first
+    cache_seqlens[b] rows of the pages that block_table[b] names. With indices int32
+    [batch, s_q, topk], physical rows, those, up to topk_length[b], and likewise those of
+    extra_k_cache; neither causal nor a block table then. softmax_scale: 1 / sqrt(d_qk) unless
+    given.
     """
-    extras = (extra_k_cache, extra_indices_in_kvcache, extra_topk_length)
-    if any(x is not None for x in extras):
-        raise Unsupported("extra_k_cache: a second cache", "one call per cache and merge_states")
     if num_splits is not None:
         raise InvalidArgument("num_splits", "None, as get_mla_metadata returns", type(num_splits))
     q = checks.tensor("q", q, ("batch", "s_q", "heads", "d_qk"), checks.Q_DTYPES)
@@ -79,12 +81,18 @@ def flash_mla_with_kvcache(
     scale = d_qk**-0.5
     if softmax_scale is not None:
         scale = checks.scale(softmax_scale, name="softmax_scale") or 0.0
-    cache = _cache(k_cache, rows, head_dim_v, checks.flag("is_fp8_kvcache", is_fp8_kvcache))
+    fp8 = checks.flag("is_fp8_kvcache", is_fp8_kvcache)
+    cache = _cache("k_cache", k_cache, rows, head_dim_v, fp8)
     checks.no_gradients(attn_sink=checks.sink(attn_sink, heads, q.device, "attn_sink"))
     found: Tensor | tuple[Tensor, ...]
+    extras = {
+        "extra_indices_in_kvcache": extra_indices_in_kvcache,
+        "extra_topk_length": extra_topk_length,
+    }
+    if extra_k_cache is None:
+        _absent("extra_k_cache", **extras)
     if indices is None:
-        if topk_length is not None:
-            raise InvalidArgument("topk_length", "None without indices", "a tensor")
+        _absent("indices", topk_length=topk_length, extra_k_cache=extra_k_cache)
         found = mla_prefill_latent(
             rows, cache, block_table, cache_seqlens,  # type: ignore[arg-type]
             cu_seqlens_q=s_q * torch.arange(batch + 1, dtype=torch.int32, device=q.device),
@@ -93,31 +101,93 @@ def flash_mla_with_kvcache(
     else:
         if causal:
             raise InvalidArgument("causal", "False with indices", "True")
-        lists = checks.tensor("indices", indices, (batch, s_q, "topk"), (torch.int32,), q.device)
-        lengths = topk_length
-        if lengths is not None:
-            checks.tensor("topk_length", lengths, (batch,), (torch.int32,), q.device)
-            lengths = lengths[:, None].expand(batch, s_q).reshape(-1)
-        found = mla_prefill_sparse(
-            rows, cache, lists.reshape(batch * s_q, lists.shape[2]),
-            scale=scale, topk_lengths=lengths, sink=attn_sink, return_lse=True,
-        )  # fmt: skip
+        lists = _Lists({"indices": indices, "topk_length": topk_length}, q, rows, scale)
+        if extra_k_cache is None:
+            found = lists.attend(cache, attn_sink)
+        else:
+            more = _cache("extra_k_cache", extra_k_cache, rows, head_dim_v, fp8)
+            others = _Lists(extras, q, rows, scale)
+            found = _merged(lists.attend(cache), others.attend(more), attn_sink)
     out, lse = found
     lse.masked_fill_(lse == -torch.inf, torch.inf)
     return out.view(batch, s_q, heads, -1), lse.view(batch, s_q, heads).transpose(1, 2).contiguous()
 
 
-def _cache(k_cache: Tensor, q: Tensor, d_v: int, is_fp8: bool) -> LatentCache:
+def _absent(other: str, **given: Tensor | None) -> None:
+    for name, x in given.items():
+        if x is not None:
+            raise InvalidArgument(name, f"None without {other}", "a tensor")
+
+
+class _Lists(NamedTuple):
+    """Queries that name rows of a cache."""
+
+    named: dict[str, Tensor | None]
+    """Indices and lengths, under the names of their arguments."""
+    q: Tensor
+    rows: Tensor
+    """The queries one after another."""
+    scale: float
+
+    def attend(self, cache: LatentCache, sink: Tensor | None = None) -> tuple[Tensor, ...]:
+        """(out, lse), openmla's."""
+        batch, s_q = self.q.shape[:2]
+        kind, device = (torch.int32,), self.q.device
+        (name, indices), (name_of_lengths, lengths) = self.named.items()
+        lists = checks.tensor(name, indices, (batch, s_q, "topk"), kind, device)
+        if lengths is not None:
+            checks.tensor(name_of_lengths, lengths, (batch,), kind, device)
+            lengths = lengths[:, None].expand(batch, s_q).reshape(-1)
+        found = mla_prefill_sparse(
+            self.rows, cache, lists.reshape(batch * s_q, lists.shape[2]), scale=self.scale,
+            topk_lengths=lengths, sink=sink, return_lse=True,
+        )  # fmt: skip
+        assert isinstance(found, tuple)
+        return found
+
+
+def _merged(
+    first: tuple[Tensor, ...], second: tuple[Tensor, ...], sink: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """(out, lse) over the keys of both; rounded once, after the sink."""
+    out, lse = merge_states(first[0].float(), first[1], second[0].float(), second[1])
+    if sink is not None:
+        share = torch.sigmoid(lse - sink)
+        out = torch.where((lse == -torch.inf)[..., None], 0.0, out * share[..., None])
+    return out.to(first[0].dtype), lse
+
+
+def _cache(name: str, k_cache: Tensor, q: Tensor, d_v: int, is_fp8: bool) -> LatentCache:
     """The cache as openmla's, its bytes where they are."""
+    d_qk = q.shape[2]
     if not is_fp8:
-        shape = ("pages", "page_size", 1, q.shape[2])
-        data = checks.tensor("k_cache", k_cache, shape, (torch.bfloat16,), q.device)
-        if isinstance(d_v, bool) or not isinstance(d_v, int) or not 1 <= d_v <= q.shape[2]:
-            raise InvalidArgument("head_dim_v", f"an integer from 1 to {q.shape[2]}", d_v)
-        return LatentCache(data[:, :, 0], None, d_v, q.shape[2] - d_v, "bf16")
-    shape = ("pages", "page_size", 1, FP8_BYTES)
+        shape = ("pages", "page_size", 1, d_qk)
+        data = checks.tensor(name, k_cache, shape, (torch.bfloat16,), q.device)
+        if isinstance(d_v, bool) or not isinstance(d_v, int) or not 1 <= d_v <= d_qk:
+            raise InvalidArgument("head_dim_v", f"an integer from 1 to {d_qk}", d_v)
+        return LatentCache(data[:, :, 0], None, d_v, d_qk - d_v, "bf16")
+    if d_qk not in FP8_ROWS:
+        raise InvalidArgument("q", "576 or 512 columns, with FP8 rows", d_qk)
+    format, row_bytes = FP8_ROWS[d_qk]
+    shape = ("pages", "page_size", 1, row_bytes)
     kinds = (torch.uint8, torch.int8, torch.float8_e4m3fn)
-    data = checks.tensor("k_cache", k_cache, shape, kinds, q.device)
+    data = checks.tensor(name, k_cache, shape, kinds, q.device).view(torch.uint8)[:, :, 0]
     if d_v != FP8_LATENT:
         raise InvalidArgument("head_dim_v", f"{FP8_LATENT}, with FP8 rows", d_v)
-    return LatentCache(data.view(torch.uint8)[:, :, 0], None, FP8_LATENT, FP8_ROPE, V32.name)
+    if format is V32:
+        return LatentCache(data, None, FP8_LATENT, d_qk - FP8_LATENT, format.name)
+    return _scales_behind_rows(name, data)
+
+
+def _scales_behind_rows(name: str, data: Tensor) -> LatentCache:
+    """A page of DeepSeek-V4's: all its rows, then all their scales."""
+    pages, page_size, row_bytes = data.shape
+    if data.stride()[1:] != (row_bytes, 1):
+        raise InvalidArgument(name, "pages without gaps between rows", f"strides {data.stride()}")
+    scales = V4.layout(FP8_LATENT, 0).scale_columns
+    step, start, columns = data.stride(0), data.storage_offset(), row_bytes - scales
+    rows = data.as_strided((pages, page_size, columns), (step, columns, 1), start)
+    behind = data.as_strided(
+        (pages, page_size, scales), (step, scales, 1), start + page_size * columns
+    )
+    return LatentCache(rows, behind, FP8_LATENT, 0, V4.name)

@@ -9,115 +9,32 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
 from sections import Section, run
 
-import openmla
-from openmla.bench.gpu_timing import race
+from openmla.bench.few import SCALE, SHAPES, Shape, fill, graph_of, on_gpu
+from openmla.bench.gpu_timing import MATMUL_FLOPS, matmul, race
 from openmla.cache import LatentCache
 from openmla.dispatch import plan_call
 from openmla.kernels.hopper.latent.launch import calls
 from openmla.operands import Results, SparseOperands, Weights
 
-MATMUL = 8192
-SCALE = 576**-0.5
-
-
-def graph_of(function: Callable[[], object]) -> Callable[[], object]:
-    """Replays what a function launches."""
-    function()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        function()
-    return graph.replay
-
-
-def matmul() -> Callable[[], object]:
-    a, b = (torch.randn(MATMUL, MATMUL, device="cuda").bfloat16() for _ in range(2))
-    return lambda: torch.mm(a, b)
-
-
-def fill(cache: LatentCache) -> None:
-    """With numbers about 1."""
-    if cache.format == "bf16":
-        cache.data.normal_()
-        return
-    cache.data.view(torch.uint8).random_(0, 100)
-    for name, value in (("scales", 0.01), ("bf16", 1.0)):
-        field = cache.field(name)
-        assert field is not None
-        field.fill_(value)
-
-
-@dataclass(frozen=True)
-class Pages:
-    """Requests of `queries` new tokens and `keys` keys each, on pages of 64 rows."""
-
-    requests: int
-    queries: int
-    keys: int
-    heads: int
-    causal: bool = True
-    cache_format: str = "bf16"
-    backend: str = "hopper"
-
-    @property
-    def flops(self) -> float:
-        hidden = (self.queries - 1) / 2 if self.causal else 0.0
-        pairs = self.requests * self.queries * (self.keys - hidden)
-        return 2.0 * pairs * self.heads * (576 + 512)
-
-    @property
-    def bytes(self) -> float:
-        return 1152.0 * self.requests * self.keys
-
-    def call(self) -> Callable[[], object]:
-        pages = -(-self.keys // 64)
-        cache = LatentCache.allocate(
-            num_pages=self.requests * pages, page_size=64, format=self.cache_format, device="cuda"
-        )
-        fill(cache)
-        table = torch.randperm(self.requests * pages, device="cuda").int()
-        total = self.requests * self.queries
-        arguments: dict[str, Any] = {
-            "block_table": table.view(self.requests, pages),
-            "cache_lengths": torch.full((self.requests,), self.keys, device="cuda").int(),
-            "cu_seqlens_q": torch.arange(self.requests + 1, device="cuda").int() * self.queries,
-            "scale": SCALE, "causal": self.causal, "backend": self.backend,
-            "out": torch.empty(total, self.heads, 512, device="cuda", dtype=torch.bfloat16),
-        }  # fmt: skip
-        q = torch.randn(total, self.heads, 576, device="cuda").bfloat16()
-        return graph_of(lambda: openmla.mla_prefill_latent(q, cache, **arguments))
-
-
-PAGES = (
-    Pages(128, 1, 4096, 128), Pages(32, 1, 32768, 128), Pages(128, 1, 4096, 16),
-    Pages(1, 1, 32768, 16), Pages(1, 1, 32768, 128), Pages(128, 2, 4096, 128),
-    Pages(32, 1, 32768, 16), Pages(128, 1, 32768, 16),
-    Pages(1, 4096, 8192, 128), Pages(1, 2048, 16384, 16), Pages(4, 512, 8192, 128),
-)  # fmt: skip
-
-
-FP8_PAGES = tuple(
-    replace(shape, cache_format="fp8_656", backend=backend)
-    for shape in (Pages(32, 1, 32768, 128), Pages(128, 1, 4096, 16), Pages(1, 1, 32768, 16))
-    for backend in ("hopper", "portable")
-)
+# The shapes of `openmla bench few`, and chunks beside them, which must not become slower.
+CHUNKS = (Shape(1, 4096, 8192, 128), Shape(1, 2048, 16384, 16), Shape(4, 512, 8192, 128))
+PAGES = {
+    "bf16": [(s, "hopper") for s in (*SHAPES, *CHUNKS) if s.cache_format == "bf16"],
+    "fp8_656": [
+        (s, b) for s in SHAPES if s.cache_format == "fp8_656" for b in ("hopper", "portable")
+    ],
+}
 
 
 def pages(group: str, rounds: int) -> Iterator[dict[str, Any]]:
-    for shape in {"bf16": PAGES, "fp8_656": FP8_PAGES}[group]:
-        timings = race({"matmul": matmul(), "ours": shape.call()}, rounds)
-        t, ceiling = timings["ours"], 2.0 * MATMUL**3 / timings["matmul"].median
-        yield {
-            "shape": str(shape), "us": 1e3 * t.median, "us_in_a_row": 1e3 * t.back_to_back,
-            "share_of_matmul": shape.flops / t.median / ceiling,
-            "terabytes_per_second": shape.bytes / t.median * 1e-9,
-        }  # fmt: skip
+    for shape, backend in PAGES[group]:
+        yield {"backend": backend, **on_gpu(shape, rounds, backend).to_json()}
         torch.cuda.empty_cache()
 
 
@@ -162,7 +79,7 @@ def lists(_: str, rounds: int) -> Iterator[dict[str, Any]]:
         "20 % invalid": (launched(replace(op, indices=holes)), 1.0),
     }  # fmt: skip
     timings = race({"matmul": matmul(), **{n: c for n, (c, _) in contestants.items()}}, rounds)
-    ceiling = 2.0 * MATMUL**3 / timings["matmul"].median
+    ceiling = MATMUL_FLOPS / timings["matmul"].median
     flops = 2.0 * 4096 * 128 * 2048 * (576 + 512)
     for name, (_, part) in contestants.items():
         median = timings[name].median
@@ -194,7 +111,7 @@ def fp8(group: str, rounds: int) -> Iterator[dict[str, Any]]:
             results = Results(torch.empty(queries, 128, 512, device="cuda", dtype=torch.bfloat16))
             mode = plan_call(op, results, "hopper").config.cache_read.mode
             timings = race({"matmul": multiply, **ways}, rounds)
-            ceiling = 2.0 * MATMUL**3 / timings["matmul"].median
+            ceiling = MATMUL_FLOPS / timings["matmul"].median
             flops = 2.0 * queries * 128 * 2048 * (576 + 512)
             yield {
                 "queries": queries, "pool": pool, "clustered": clustered, "plan": mode,

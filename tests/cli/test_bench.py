@@ -10,7 +10,7 @@ import torch
 import typer
 from typer.testing import CliRunner, Result
 
-from openmla.bench import dense, gpu_timing, sparse
+from openmla.bench import dense, few, gpu_timing, sparse
 from openmla.bench.gpu_timing import GpuTiming
 from openmla.cli.bench import bench_command
 from openmla.planning import target
@@ -25,7 +25,10 @@ def invoke(*arguments: str) -> Result:
 
 def test_unknown_targets_are_refused():
     result = invoke("tpu")
-    assert result.exit_code == 2 and "expected auto, cpu, dense, sparse, got 'tpu'" in result.output
+    assert (
+        result.exit_code == 2
+        and "expected auto, cpu, dense, few, sparse, got 'tpu'" in result.output
+    )
 
 
 @pytest.mark.parametrize("what", ["dense", "sparse"])
@@ -82,6 +85,26 @@ def test_sparse_prints_shares_and_writes_them(tmp_path: Path, monkeypatch: pytes
     assert written["share"] == pytest.approx(1.0)
     assert written["gather_tb_per_s"] == pytest.approx(4096 * 2 * 2048 * 1152 / ms * 1e-9)
     assert paths[1].read_text().count("<svg") == 1
+
+
+def test_few_runs_on_a_cpu_beside_plain_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    shapes = (few.Shape(32, 2, 2048, 4), few.Shape(64, 1, 2080, 3, cache_format="fp8_656"))
+    monkeypatch.setattr(few, "SHAPES", shapes)
+    path = tmp_path / "few.json"
+    result = invoke("few", "--quick", "--rounds", "1", "--json", str(path))
+    assert result.exit_code == 0, result.output
+    first, second = json.loads(path.read_text())["rows"]
+    assert (first["requests"], first["queries"], first["keys"]) == (1, 2, 64)
+    assert second["shape"] == "2x1 on 65 h3 fp8_656" and second["shape"] in result.output
+    flops = 2 * 2 * 65 * 3 * 1088
+    assert second["tflops"] * second["us"] == pytest.approx(flops * 1e-6)
+    assert second["tb_per_s"] * second["us"] == pytest.approx(2 * 65 * 656 * 1e-6)
+
+
+def test_plain_torch_computes_what_openmla_does():
+    inputs = few.Inputs(few.Shape(2, 3, 70, 4), "cpu")
+    torch.testing.assert_close(inputs.plain(), inputs.openmla(), rtol=0.05, atol=0.02)
 
 
 @pytest.mark.usefixtures("fake_gpu")

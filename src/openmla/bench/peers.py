@@ -24,3 +24,11 @@ def gather_einsum(q: Tensor, kv: Tensor, indices: Tensor, d_v: int, scale: float
     rows = kv[indices.long()]
     scores = torch.einsum("thd,tkd->thk", q, rows) * scale
     return torch.einsum("thk,tkd->thd", torch.softmax(scores, dim=-1), rows[..., :d_v])
+
+
+def over_rows(q: Tensor, kv: Tensor, d_v: int, scale: float) -> Tensor:
+    """Latent attention of a request's last queries, causal, as one would write it."""
+    seen = torch.ones(q.shape[0], kv.shape[0], dtype=torch.bool).tril(kv.shape[0] - q.shape[0])
+    scores = torch.einsum("thd,kd->htk", q, kv) * scale
+    weights = torch.softmax(scores.masked_fill(~seen, -torch.inf), dim=-1)
+    return torch.einsum("htk,kd->thd", weights, kv[:, :d_v])

@@ -44,9 +44,11 @@ class Report:
 
 
 def duration(seconds: float) -> str:
-    """Milliseconds below one second, seconds above.
+    """Microseconds below one millisecond, then milliseconds, then seconds.
 
-    >>> duration(0.0123), duration(2.5)
-    ('12.3 ms', '2.50 s')
+    >>> duration(25e-6), duration(0.0123), duration(2.5)
+    ('25.0 us', '12.3 ms', '2.50 s')
     """
+    if seconds < 1e-3:
+        return f"{seconds * 1e6:.1f} us"
     return f"{seconds * 1e3:.1f} ms" if seconds < 1 else f"{seconds:.2f} s"

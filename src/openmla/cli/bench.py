@@ -16,15 +16,17 @@ if TYPE_CHECKING:
     from openmla.bench.report import Report
 
 T = TypeVar("T")
-BENCHMARKS = ("cpu", "dense", "sparse")
+BENCHMARKS = ("cpu", "dense", "few", "sparse")
+ANYWHERE = ("cpu", "few")
+"""Those that need no GPU."""
 
 
 def bench_command(
     what: Annotated[
         str,
         typer.Argument(
-            help="cpu: every form on the CPU; dense, sparse: that form on a GPU; "
-            "auto: dense if there is a GPU, cpu otherwise"
+            help="cpu: every form on the CPU; dense, sparse: that form on a GPU; few: few queries "
+            "over many keys, on a GPU or the CPU; auto: dense if there is a GPU, cpu otherwise"
         ),
     ] = "auto",
     target: Annotated[
@@ -33,11 +35,11 @@ def bench_command(
     rounds: Annotated[int, typer.Option(min=1, help="Timed runs of each contestant")] = 5,
     threads: Annotated[int, typer.Option(min=0, help="CPU threads; 0 keeps torch's choice")] = 0,
     quick: Annotated[
-        bool, typer.Option("--quick", help="cpu: small shapes, a few seconds")
+        bool, typer.Option("--quick", help="on a CPU: small shapes, a few seconds")
     ] = False,
     json: Annotated[Path | None, typer.Option(help="Also write the results here")] = None,
     plot: Annotated[
-        Path | None, typer.Option(help="dense, sparse: also draw them here, as SVG")
+        Path | None, typer.Option(help="all but cpu: also draw them here, as SVG")
     ] = None,
     against: Annotated[
         Path | None, typer.Option(help="Compare with this earlier JSON; marks what moved by 3 %")
@@ -48,9 +50,9 @@ def bench_command(
         what = "dense" if torch.cuda.is_available() else "cpu"
     if what not in BENCHMARKS:
         raise typer.BadParameter(f"expected auto, {', '.join(BENCHMARKS)}, got {what!r}")
-    if what != "cpu":
+    if what not in ANYWHERE:
         _check_gpu(what, target)
-    elif target or plot is not None:
+    elif target or (plot is not None and what == "cpu"):
         raise typer.BadParameter(f"target and plot go with dense and sparse, not with {what}")
     if threads:
         torch.set_num_threads(threads)
@@ -64,7 +66,7 @@ def bench_command(
     if json is not None or before is not None:
         from openmla.bench.provenance import provenance
 
-        given = provenance(command, gpu=what != "cpu")
+        given = provenance(command, gpu=what != "cpu" and torch.cuda.is_available())
     if json is not None:
         _save(json, lambda path: report.write_json(path, given))
     if before is not None:
@@ -92,7 +94,7 @@ def _check_gpu(what: str, target: str) -> None:
 
 def _run(console: Console, what: str, rounds: int, quick: bool) -> Report:
     """Run a benchmark, and say which case is done."""
-    from openmla.bench import cpu, dense, sparse
+    from openmla.bench import cpu, dense, few, sparse
 
     columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as progress:
@@ -105,6 +107,8 @@ def _run(console: Console, what: str, rounds: int, quick: bool) -> Report:
 
         if what == "cpu":
             return cpu.report(seen(cpu.run_cpu(rounds, quick)))
+        if what == "few":
+            return few.report(seen(few.run_few(rounds, quick)))
         if what == "sparse":
             return sparse.report(seen(sparse.run_sparse(rounds)))
         matmul = dense.matmul_tflops(rounds)

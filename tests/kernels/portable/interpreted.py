@@ -16,6 +16,8 @@ from itertools import count, islice
 from types import ModuleType, SimpleNamespace
 
 import torch
+import triton
+import triton.language as tl
 
 from kernels.far_memory import FarMemory
 from kernels.portable import edges, interpreter
@@ -25,8 +27,9 @@ from openmla.formats import FORMATS
 from openmla.kernels.cpu import quantize as cpu_quantize
 from openmla.kernels.portable import cache_ops, launch
 from openmla.kernels.portable import quantize as portable_quantize
+from openmla.kernels.portable.tiles import latent_ranges
 from openmla.operands import Results
-from openmla.planning import Plan
+from openmla.planning import Plan, latent_split
 from openmla.planning.dequantize import PLAIN, CacheRead
 from openmla.planning.portable.tiles import select_portable_config
 from openmla.planning.target import target_by_name
@@ -77,9 +80,20 @@ def run(built: BuiltCase, tile: Tile, launch: ModuleType = launch) -> Outcome:
         if rows is not None:
             rows.fill_(torch.nan)
     launch.MIN_KEYS, launch.KEY_STEP = tile.min_keys, min(tile.min_keys, 128)
+    _shorten_ranges(tile.min_keys)
     for call in launch.calls(_plan(built, results, tile), built.operands, results):
         call.run()
     return Outcome(out, lse, logits)
+
+
+def _shorten_ranges(min_keys: int) -> None:
+    """The rule of the latent form with other numbers: rows are few where tensors are small."""
+    small = min_keys < Tile.min_keys
+    latent_split.MIN_RANGE = min_keys if small else 512
+    latent_split.SHORT = 0 if small else 10**7
+    latent_split.KEYS_PER_ROW = min_keys // 8 if small else 64
+    latent_split.LEAST_PER_ROW = latent_split.KEYS_PER_ROW // 2
+    latent_split.STEP = min(min_keys, 128)
 
 
 def _plan(built: BuiltCase, results: Results, tile: Tile) -> Plan:
@@ -179,6 +193,26 @@ def neighbors(first: int, number: int) -> Iterator[list[str]]:
             lens = {"q_lens": (seed % 7 + 1,), "k_lens": (50 + 30 * (seed % 3),)}
             alone = Case(form, 2, 32, 16, 32, **lens, kv="bf16", page_size=16, scale=0.2, seed=seed)
             yield _beside_others(alone, tile)
+
+
+@triton.jit
+def ranges_kernel(got_ptr, rows, keys, RULE: tl.constexpr):
+    """The device's rule for one request."""
+    parts, each = latent_ranges(rows, keys, RULE)
+    tl.store(got_ptr, parts)
+    tl.store(got_ptr + 1, each)
+
+
+def ranges(first: int, number: int) -> Iterator[list[str]]:
+    """tiles.latent_ranges and LatentSplit are the same function."""
+    rule, got = latent_split.LatentSplit(16, 512), torch.zeros(2, dtype=torch.int32)
+    for rows in (1, 16, 130, 2000, 2**24 * 128 - 1)[first : first + number]:
+        for keys in (0, 1, 513, 4500, 8192, 32768, 65537, 2**20):
+            ranges_kernel[(1,)](got, rows, keys, latent_split.constants())
+            want = [rule.ranges(rows, keys), rule.keys_of_range(rows, keys)]
+            if got.tolist() != want:
+                yield [f"{rows} rows, {keys} keys: {got.tolist()}, not {want}"]
+        yield []
 
 
 def _beside_others(alone: Case, tile: Tile) -> list[str]:
@@ -330,6 +364,7 @@ PARTS: dict[str, Callable[[int, int], Iterator[list[str]]]] = {
     "poison": poison,
     "far": far,
     "neighbors": neighbors,
+    "ranges": ranges,
     "cache": cache,
     "e4m3": e4m3,
     "quantize": quantize,

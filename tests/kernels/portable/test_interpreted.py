@@ -43,6 +43,7 @@ def interpreted(part: str, first: int, number: int) -> list[dict[str, Any]]:
         ("poison", 3000, 4, 4),
         ("far", 4000, 8, 8),
         ("neighbors", 0, 4, 4),
+        ("ranges", 0, 5, 5),
         ("cache", 0, 4, 28),
         ("packed", 0, 3, 48),
         ("e4m3", 0, 1, 1),

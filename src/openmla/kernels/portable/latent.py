@@ -22,33 +22,32 @@ from openmla.kernels.portable.rows import load_query, page_of
 from openmla.kernels.portable.softmax import MINUS_INF, PARTS, normalize
 from openmla.kernels.portable.tiles import (
     first_tile,
-    key_range,
+    latent_ranges,
     sequence_of,
     span,
-    split_count,
 )
 
-COUNTS = ["factor", "total_q", "most_keys", "batch", "tiles", "heads", "first_sequence"]
+COUNTS = ["factor", "total_q", "most_keys", "batch", "tiles", "heads", "first_sequence", "slots"]
 
 
 @triton.jit(do_not_specialize=COUNTS)
 def latent_kernel(
     q_ptr, data_ptr, scale_ptr, table_ptr, lengths_ptr, cu_q_ptr, out_ptr, lse_ptr, sink_ptr,
     q_scale_ptr, k_scale_ptr, part_out_ptr, part_state_ptr,
-    factor, total_q, most_keys, batch, tiles, heads, first_sequence,
+    factor, total_q, most_keys, batch, tiles, heads, first_sequence, slots,
     q_stride_t, q_stride_h, data_stride_page, data_stride_t, scale_stride_page, scale_stride_t,
     table_stride, out_stride_t, out_stride_h, lse_stride_t, lse_stride_h,
     CAUSAL: tl.constexpr, SIGN: tl.constexpr, D_LATENT: tl.constexpr, D_ROPE: tl.constexpr,
     D_V: tl.constexpr, LATENT: tl.constexpr, ROPE: tl.constexpr, TYPE: tl.constexpr,
     ROW: tl.constexpr, PAGE: tl.constexpr, TWO_TERMS: tl.constexpr, SPLIT: tl.constexpr,
-    PROGRAMS: tl.constexpr, MIN_KEYS: tl.constexpr, KEY_STEP: tl.constexpr, STAGES: tl.constexpr,
-    BRANCH: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    RULE: tl.constexpr, STAGES: tl.constexpr, BRANCH: tl.constexpr, BM: tl.constexpr,
+    BN: tl.constexpr,
 ):  # fmt: skip
     """One tile of packed rows; see the top of the file."""
     # Whose rows.
     program = tl.program_id(0)
     if SPLIT:
-        sequence = first_sequence + program // PROGRAMS
+        sequence = first_sequence + program // slots
         tile = 0
     else:
         tile = tiles - 1 - program
@@ -57,13 +56,14 @@ def latent_kernel(
     k_len = tl.load(lengths_ptr + sequence, mask=sequence < batch, other=0)
     k_len = tl.maximum(tl.minimum(k_len, most_keys), 0)
     rows = q_len * heads
-    parts = split_count((rows + BM - 1) // BM, k_len, PROGRAMS, MIN_KEYS)
+    parts, keys_of_range = latent_ranges(rows, k_len, RULE)
     if SPLIT:
-        slot = program % PROGRAMS
+        slot = program % slots
         row_start = slot // parts * BM
         if (parts == 1) | (row_start >= rows):
             return
-        k_first, k_stop = key_range(slot % parts, parts, k_len, KEY_STEP)
+        k_first = slot % parts * keys_of_range
+        k_stop = tl.minimum(k_first + keys_of_range, k_len)
     else:
         row_start = (tile - first_tile(sequence, cu_q_ptr, heads, BM)) * BM
         if (parts > 1) | (row_start >= rows):

@@ -9,7 +9,7 @@ either way.
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton.language as tl
@@ -39,7 +39,7 @@ from openmla.operands import (
     Results,
     SparseOperands,
 )
-from openmla.planning import Plan
+from openmla.planning import Plan, latent_split
 from openmla.planning.portable.tiles import padded
 from openmla.planning.target import target_by_name
 
@@ -90,6 +90,7 @@ def _dense(plan: Plan, op: DenseOperands, results: Results) -> Call:
         "total_k": op.k_nope.shape[0], "tiles": tiles, "GROUP": config.group_heads,
         "D_NOPE": d_nope, "NOPE": config.nope_cols, "TAIL": config.tail_cols,
         "VALUE": config.v_cols,
+        "PROGRAMS": 0, "MIN_KEYS": MIN_KEYS, "KEY_STEP": KEY_STEP,
         "K_TYPE": operand_type(op.k_nope.dtype), "V_TYPE": operand_type(op.v.dtype),
         "mask_ptr": op.key_mask,
         "mask_stride": 0 if op.key_mask is None else op.key_mask.stride(0),
@@ -169,7 +170,7 @@ def _latent(plan: Plan, op: LatentOperands, results: Results) -> Call:
     arguments = {
         "table_ptr": vector(op.block_table), "table_stride": op.block_table.shape[1],
         "lengths_ptr": vector(op.cache_lengths), "tiles": tiles,
-        "most_keys": op.block_table.shape[1] * op.cache.page_size,
+        "most_keys": op.block_table.shape[1] * op.cache.page_size, "slots": 1, "RULE": (),
         **_rows(plan, op.cache, op.cache.latent, native), "PAGE": op.cache.page_size,
         **_sequences(op),
         **_common(plan, op, results, op.q.shape[2] - op.cache.latent, op.d_v, native),
@@ -215,8 +216,7 @@ def _sequences(op: DenseOperands | LatentOperands) -> dict[str, Any]:
     return {
         "cu_q_ptr": vector(op.cu_seqlens_q), "batch": op.cu_seqlens_q.shape[0] - 1,
         "total_q": op.q.shape[0], "first_sequence": 0, "CAUSAL": op.causal,
-        "part_out_ptr": None, "part_state_ptr": None, "SPLIT": False, "PROGRAMS": 0,
-        "MIN_KEYS": MIN_KEYS, "KEY_STEP": KEY_STEP,
+        "part_out_ptr": None, "part_state_ptr": None, "SPLIT": False,
     }  # fmt: skip
 
 
@@ -236,63 +236,80 @@ def _common(
     }  # fmt: skip
 
 
+class Splits(NamedTuple):
+    """How requests of a call are split."""
+
+    slots: int
+    """Most partial tiles of a request."""
+    units: int
+    """Most tiles of a request that is split."""
+    changed: dict[str, Any]
+    """Arguments of the kernel that say so, also where it skips such requests."""
+    merging: dict[str, Any]
+    """Arguments of the merge besides those that it shares."""
+
+
 def _with_splits(
     plan: Plan, whole: Call, op: DenseOperands | LatentOperands, results: Results
 ) -> Iterator[Call]:
     """The call itself, then the ranges of requests that are split, group of sequences by group."""
-    programs = _programs(plan, whole, op)
-    if not programs:
+    dense = isinstance(op, DenseOperands)
+    found = _dense_splits(plan, whole) if dense else _latent_splits(plan, whole)
+    if found is None or not whole.arguments["batch"]:
         yield whole
         return
-    whole.arguments.update(PROGRAMS=programs, MIN_KEYS=_min_keys(plan))
+    whole.arguments.update(found.changed)
     yield whole
     arguments, BM = whole.arguments, plan.config.BM
-    value = arguments["VALUE"] if isinstance(op, DenseOperands) else arguments["LATENT"]
-    batch = arguments["batch"]
-    per_sequence = programs * BM * (value + 2) * 4
-    group = min(batch, max(1, WORKSPACE_CAP // per_sequence))
-    part_out = op.q.new_empty(group * programs, BM, value, dtype=torch.float32)
-    part_state = op.q.new_empty(group * programs, BM, 2, dtype=torch.float32)
+    value = arguments["VALUE" if dense else "LATENT"]
+    batch, slots = arguments["batch"], found.slots
+    group = min(batch, max(1, WORKSPACE_CAP // (slots * BM * (value + 2) * 4)))
+    part_out = op.q.new_empty(group * slots, BM, value, dtype=torch.float32)
+    part_state = op.q.new_empty(group * slots, BM, 2, dtype=torch.float32)
+    merging = {name: arguments[name] for name in MERGED} | found.merging
+    merging |= {"slots": slots, "most_units": found.units, "VALUE": value, "ROWS": MERGE_ROWS}
     for first in range(0, batch, group):
         here = min(group, batch - first)
         place = {"part_out_ptr": part_out, "part_state_ptr": part_state, "first_sequence": first}
-        yield Call(whole.kernel, here * programs, arguments | place | {"SPLIT": True}, SOURCES)
-        blocks = programs // 4 * (BM // MERGE_ROWS)
-        yield Call(merge_kernel, here * blocks, _merge_arguments(arguments, op) | place, SOURCES)
+        yield Call(whole.kernel, here * slots, arguments | place | {"SPLIT": True}, SOURCES)
+        blocks = found.units * (BM // MERGE_ROWS)
+        yield Call(merge_kernel, here * blocks, merging | place, SOURCES)
 
 
-def _programs(plan: Plan, whole: Call, op: DenseOperands | LatentOperands) -> int:
-    """Two programs per SM, or 0 when no request of this call can be split."""
-    programs = 2 * target_by_name(plan.target).sm_count
-    if isinstance(op, DenseOperands):
-        most_keys, least_tiles = whole.arguments["total_k"], op.q.shape[1]
-    else:
-        most_keys, least_tiles = whole.arguments["most_keys"], 1
-    can_split = most_keys >= 2 * _min_keys(plan) and 4 * least_tiles <= programs
-    return programs if whole.arguments["batch"] and can_split else 0
-
-
-def _min_keys(plan: Plan) -> int:
+def _dense_splits(plan: Plan, whole: Call) -> Splits | None:
+    """Two programs per SM, by SplitRule; None when no request of this call can be split."""
+    arguments, programs = whole.arguments, 2 * target_by_name(plan.target).sm_count
     rule = getattr(plan.config, "split", None)
-    return MIN_KEYS if rule is None else int(rule.min_keys)
+    least = MIN_KEYS if rule is None else int(rule.min_keys)
+    if arguments["total_k"] < 2 * least or 4 * arguments["heads"] > programs:
+        return None
+    names = ("cu_k_ptr", "k_start_ptr")
+    merging = {name: arguments[name] for name in names} | {
+        "lengths_ptr": None, "most_keys": arguments["total_k"], "PACKED": False,
+        "RULE": (programs, least),
+    }  # fmt: skip
+    changed = {"PROGRAMS": programs, "MIN_KEYS": least}
+    return Splits(programs, programs // 4, changed, merging)
 
 
-def _merge_arguments(
-    arguments: dict[str, Any], op: DenseOperands | LatentOperands
-) -> dict[str, Any]:
-    packed = isinstance(op, LatentOperands)
-    shared = (
-        "out_ptr", "lse_ptr", "sink_ptr", "cu_q_ptr", "total_q", "batch", "heads", "out_stride_t",
-        "out_stride_h", "lse_stride_t", "lse_stride_h", "D_V", "PROGRAMS", "MIN_KEYS",
-        "BM",
-    )  # fmt: skip
-    return {
-        **{name: arguments[name] for name in shared},
-        "cu_k_ptr": None if packed else arguments["cu_k_ptr"],
-        "k_start_ptr": None if packed else arguments["k_start_ptr"],
-        "lengths_ptr": arguments["lengths_ptr"] if packed else None,
-        "most_keys": arguments["most_keys"] if packed else arguments["total_k"],
-        "VALUE": arguments["LATENT"] if packed else arguments["VALUE"],
-        "PACKED": packed,
-        "ROWS": MERGE_ROWS,
-    }
+def _latent_splits(plan: Plan, whole: Call) -> Splits | None:
+    """By LatentSplit; None when no request of this call can be split."""
+    arguments, config = whole.arguments, plan.config
+    rule = latent_split.LatentSplit(config.heads, config.out_cols)
+    most_keys = arguments["most_keys"]
+    if not rule.can_split(most_keys):
+        return None
+    constants = latent_split.constants()
+    slots = rule.slots(most_keys, config.BM)
+    units = -(-rule.split_rows(1, latent_split.MOST_PART_ROWS // 2, most_keys) // config.BM)
+    merging = {
+        "cu_k_ptr": None, "k_start_ptr": None, "lengths_ptr": arguments["lengths_ptr"],
+        "most_keys": most_keys, "PACKED": True, "RULE": constants,
+    }  # fmt: skip
+    return Splits(slots, units, {"slots": slots, "RULE": constants}, merging)
+
+
+MERGED = (
+    "out_ptr", "lse_ptr", "sink_ptr", "cu_q_ptr", "total_q", "batch", "heads", "out_stride_t",
+    "out_stride_h", "lse_stride_t", "lse_stride_h", "D_V", "BM",
+)  # fmt: skip

@@ -4,7 +4,7 @@
 |---|---|
 | a program computes | ROWS rows of a tile from the partial tiles of dense.py or latent.py |
 | reads | part_out [slot, BM, VALUE] fp32, part_state [slot, BM, 2] (row_max, row_sum) |
-| slot | (sequence in the group) * PROGRAMS + unit * parts + part |
+| slot | (sequence in the group) * slots + unit * parts + part |
 | unit | dense: tile * heads + head; latent (PACKED): tile |
 | writes | out, lse, for split requests only |
 
@@ -19,25 +19,25 @@ import triton
 import triton.language as tl
 
 from openmla.kernels.portable.softmax import MINUS_INF, normalize
-from openmla.kernels.portable.tiles import key_span, span, split_count
+from openmla.kernels.portable.tiles import key_span, latent_ranges, span, split_count
 
-COUNTS = ["total_q", "most_keys", "batch", "heads", "first_sequence"]
+COUNTS = ["total_q", "most_keys", "batch", "heads", "first_sequence", "slots", "most_units"]
 
 
 @triton.jit(do_not_specialize=COUNTS)
 def merge_kernel(
     part_out_ptr, part_state_ptr, out_ptr, lse_ptr, sink_ptr, cu_q_ptr, cu_k_ptr, k_start_ptr,
     lengths_ptr,
-    total_q, most_keys, batch, heads, first_sequence,
+    total_q, most_keys, batch, heads, first_sequence, slots, most_units,
     out_stride_t, out_stride_h, lse_stride_t, lse_stride_h,
-    D_V: tl.constexpr, VALUE: tl.constexpr, PACKED: tl.constexpr, PROGRAMS: tl.constexpr,
-    MIN_KEYS: tl.constexpr, BM: tl.constexpr, ROWS: tl.constexpr,
+    D_V: tl.constexpr, VALUE: tl.constexpr, PACKED: tl.constexpr, RULE: tl.constexpr,
+    BM: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     """ROWS rows of one split tile; see the top of the file."""
     blocks: tl.constexpr = BM // ROWS
     program = tl.program_id(0)
-    local = program // (PROGRAMS // 4 * blocks)
-    unit = program // blocks % (PROGRAMS // 4)
+    local = program // (most_units * blocks)
+    unit = program // blocks % most_units
     sequence = first_sequence + local
     q_start, q_len = span(sequence, cu_q_ptr, batch, total_q)
     if lengths_ptr is not None:
@@ -48,11 +48,12 @@ def merge_kernel(
         rows = q_len * heads
         units = (rows + BM - 1) // BM
         row_start = unit * BM
+        parts, _ = latent_ranges(rows, k_len, RULE)
     else:
         rows = q_len
         units = (q_len + BM - 1) // BM * heads
         row_start = unit // heads * BM
-    parts = split_count(units, k_len, PROGRAMS, MIN_KEYS)
+        parts = split_count(units, k_len, RULE[0], RULE[1])
     if (parts == 1) | (unit >= units):
         return
 
@@ -60,7 +61,7 @@ def merge_kernel(
     row = row_start + place
     row_ok = row < rows
     value = tl.arange(0, VALUE)
-    first = (tl.cast(local, tl.int64) * PROGRAMS + unit * parts) * BM + place
+    first = (tl.cast(local, tl.int64) * slots + unit * parts) * BM + place
     acc = tl.zeros([ROWS, VALUE], tl.float32)
     row_max = tl.full([ROWS], MINUS_INF, tl.float32)
     row_sum = tl.zeros([ROWS], tl.float32)

@@ -76,6 +76,28 @@ def split_count(tiles, k_len, PROGRAMS: tl.constexpr, MIN_KEYS: tl.constexpr):
 
 
 @triton.jit
+def latent_ranges(rows, k_len, RULE: tl.constexpr):
+    """(ranges, keys of each) of a request of the latent form, by its own rows and keys alone: see
+    LatentSplit. An empty RULE splits nothing.
+    """
+    keys = tl.maximum(k_len, 1)
+    parts = 1
+    if len(RULE) > 0:
+        MIN_RANGE: tl.constexpr = RULE[0]
+        SHORT: tl.constexpr = RULE[1]
+        PER_ROW: tl.constexpr = RULE[2]
+        FREE_ROWS: tl.constexpr = RULE[3]
+        PART_ROWS: tl.constexpr = RULE[4]
+        STEP: tl.constexpr = RULE[5]
+        few = tl.maximum(tl.minimum(rows, PART_ROWS), 1)
+        least = tl.maximum(tl.maximum(SHORT // keys, PER_ROW * (few - FREE_ROWS)), MIN_RANGE)
+        count = tl.maximum(tl.minimum(keys // least, PART_ROWS // tl.maximum(rows, 1)), 1)
+        keys = ((keys - 1) // count // STEP + 1) * STEP
+        parts = tl.maximum((k_len + keys - 1) // keys, 1)
+    return parts, keys
+
+
+@triton.jit
 def key_range(part, parts, k_len, STEP: tl.constexpr):
     """(first, last+1) key of a part; all parts but the last are equal multiples of STEP."""
     keys = ((k_len + parts - 1) // parts + STEP - 1) // STEP * STEP

@@ -140,9 +140,7 @@ def _pages_not_judged(config: HopperSparseConfig, problem: Problem) -> str:
 def _latent_lines(config: HopperSparseConfig, problem: Problem) -> list[str]:
     if config.gather == "indices":
         return config.explain()
-    rows = mean_length(problem.total_q, problem.batch) * problem.heads
-    keys = mean_length(problem.total_k, problem.batch)
-    return [*config.explain(), config.split.explain(rows, keys)]
+    return [*config.explain(), config.split.explain_mean(problem)]
 
 
 _ROWS = {

@@ -28,7 +28,7 @@ from openmla.planning.hopper.chip import (
     register_reasons,
     smem_reasons,
 )
-from openmla.planning.hopper.latent_split import LatentSplit
+from openmla.planning.latent_split import LatentSplit
 from openmla.planning.memory import Wanted
 
 ELEMENT = 2

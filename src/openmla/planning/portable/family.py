@@ -2,6 +2,7 @@
 
 from openmla.errors import Unsupported
 from openmla.planning.family import Block, Family, Kernel, Pipeline
+from openmla.planning.latent_split import LatentSplit
 from openmla.planning.memory import Wanted, lay_out
 from openmla.planning.portable.tiles import PortableConfig, select_portable_config
 from openmla.planning.serves import (
@@ -47,7 +48,10 @@ def _block(config: PortableConfig, problem: Problem) -> Block:
 
 
 def _explain(config: PortableConfig, problem: Problem) -> list[str]:
-    return [*config.explain(), *split_lines(config.split, problem)]
+    rule = config.split
+    if isinstance(rule, LatentSplit):
+        return [*config.explain(), rule.explain_mean(problem)]
+    return [*config.explain(), *split_lines(rule, problem)]
 
 
 _SERVED = Serves(

@@ -19,6 +19,7 @@ from openmla.planning.dequantize import (
     paged_cache_read,
     sparse_cache_read,
 )
+from openmla.planning.latent_split import LatentSplit
 from openmla.planning.portable.tuned import Tile, tuned_tile
 from openmla.planning.split import SplitRule, least_keys_per_split
 from openmla.planning.target import Target
@@ -125,15 +126,12 @@ class PortableConfig(Limited):
     )
 
     @property
-    def split(self) -> SplitRule | None:
+    def split(self) -> SplitRule | LatentSplit | None:
         """When a request's keys are split; None for token lists."""
-        if self.form == "sparse":
-            return None
-        dense = self.form == "dense"
-        heads_tiles = self.heads if dense else ceildiv(self.heads, self.BM)
-        tokens = self.BM if dense else max(1, self.BM // self.heads)
-        least = least_keys_per_split((self.qk_cols + self.v_cols) * self.element, self.out_cols)
-        return SplitRule(heads_tiles, tokens, least, self.sm_count, self.out_cols, self.BM)
+        if self.form == "dense":
+            least = least_keys_per_split((self.qk_cols + self.v_cols) * self.element, self.out_cols)
+            return SplitRule(self.heads, self.BM, least, self.sm_count, self.out_cols, self.BM)
+        return LatentSplit(self.heads, self.out_cols) if self.form == "latent" else None
 
     @property
     def scratch_bytes(self) -> int:

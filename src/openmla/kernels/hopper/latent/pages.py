@@ -24,7 +24,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from openmla.kernels.hopper.dense.tiles import CHUNK, owner, sum_before
-from openmla.planning.hopper import latent_split as rule
+from openmla.planning import latent_split as rule
 
 ROWS = gl.constexpr(64)  # of a tile
 STEP = gl.constexpr(128)  # keys of a step

@@ -10,7 +10,7 @@ import torch
 from gluon_sim import simulate
 from kernels.hopper.latent.ranges_kernel import ranges_kernel
 from openmla.planning import plan
-from openmla.planning.hopper.latent_split import (
+from openmla.planning.latent_split import (
     FP32,
     MIN_RANGE,
     STATE,
@@ -59,6 +59,11 @@ def test_the_workspace_holds_every_batch() -> None:
         split = [(rows, rule.ranges(rows, k)) for rows, k in pairs if rule.ranges(rows, k) > 1]
         total = sum(rows for rows, _ in pairs)
         assert sum(rows * count for rows, count in split) <= rule.part_rows(len(pairs), most)
+        for tile in (16, 64):
+            slots = [count * -(-rows // tile) for rows, count in split]
+            assert max(slots, default=0) <= rule.slots(most, tile)
+            tiles = [-(-rows // tile) for rows, _ in split]
+            assert max(tiles, default=0) <= -(-rule.split_rows(1, 1024, most) // tile)
         assert sum(rows for rows, _ in split) <= rule.split_rows(len(pairs), total, most)
         assert not split or rule.can_split(most)
 

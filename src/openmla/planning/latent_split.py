@@ -1,7 +1,8 @@
-"""Splitting the keys of a request with few rows (queries x heads) in latent form on Hopper.
+"""Splitting the keys of a request with few rows (queries x heads) in latent form.
 
 One query of 16 heads is a single tile of 64 rows: alone it would keep one SM busy. Its keys are cut
-into ranges that are worked on side by side and merged (openmla.kernels.hopper.latent.merge).
+into ranges that are worked on side by side and merged (kernels/hopper/latent/merge.py, and in
+plain Triton kernels/portable/split.py).
 
 A request's bits must not depend on its neighbors, so the number of ranges follows from the
 request's own rows and keys, and must do for a request alone and for many of its kind. A range of
@@ -23,6 +24,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from openmla.planning.arithmetic import ceildiv, round_up
+from openmla.planning.dequantize import mean_length
+from openmla.problem import Problem
 
 MIN_RANGE = 512  # keys: of up to 16 rows
 KEYS_PER_ROW, FREE_ROWS = 64, 8  # for each row after the first few
@@ -37,6 +40,11 @@ FP32 = 4
 STATE = 2  # row_max and row_sum
 # Partial results of a launch. Requests that might need more go in further launches.
 WORKSPACE_CAP = 512 * 1024 * 1024
+
+
+def constants() -> tuple[int, ...]:
+    """For kernels that take the rule as an argument."""
+    return MIN_RANGE, SHORT, KEYS_PER_ROW, FREE_ROWS, MOST_PART_ROWS, STEP
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +84,13 @@ class LatentSplit:
         """Most rows of partial results of so many requests."""
         return requests * min(most_keys // LEAST_PER_ROW, MOST_PART_ROWS)
 
+    def slots(self, most_keys: int, tile_rows: int) -> int:
+        """Most partial tiles of `tile_rows` rows that a request has: the last of a range may hold
+        few rows.
+        """
+        ranges = min(most_keys // MIN_RANGE, MOST_PART_ROWS // self.heads)
+        return self.part_rows(1, most_keys) // tile_rows + ranges
+
     def group(self, requests: int, most_keys: int) -> int:
         """How many of the requests go in one launch, so that the workspace is large enough.
 
@@ -85,6 +100,11 @@ class LatentSplit:
         """
         room = WORKSPACE_CAP // (FP32 * (self.d_v + STATE))
         return min(requests, max(1, room // self.part_rows(1, most_keys)))
+
+    def explain_mean(self, problem: Problem) -> str:
+        """The rule for requests of mean length."""
+        rows = mean_length(problem.total_q, problem.batch) * problem.heads
+        return self.explain(rows, mean_length(problem.total_k, problem.batch))
 
     def explain(self, rows: int, keys: int) -> str:
         """The rule in numbers, for a request of so many rows and keys."""

@@ -29,10 +29,15 @@ PROBLEMS = {
     "dense, shared keys": replace(DENSE, has_k_start=True),
     "dense, key mask": replace(DENSE, has_key_mask=True),
     "latent": LATENT,
+    "latent, split": replace(LATENT, total_q=1, total_k=32768),
     "sparse": replace(LATENT, form="sparse", heads=128, topk=64),
     # So many rows that none is dequantized ahead.
     "sparse fp8": replace(LATENT, form="sparse", topk=64, kv_dtype="fp8_656", total_k=1 << 20),
-}
+    "sparse fp8_584": replace(
+        LATENT, form="sparse", d_rope=0, rope="none", topk=64, kv_dtype="fp8_584",
+        v_dtype="fp8_584", rope_dtype="fp8_584", total_k=1 << 20,
+    ),
+}  # fmt: skip
 
 
 def shared_memory(name: str, call: Call, chip: str) -> int:

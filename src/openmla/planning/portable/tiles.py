@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from openmla.errors import InvalidArgument
+from openmla.formats import V4
 from openmla.planning.arithmetic import Limited, ceildiv, require_int, verdict_lines
 from openmla.planning.dequantize import (
     PLAIN,
@@ -36,6 +37,9 @@ LEAST_COLUMNS = 64
 # What the compiler adds: barriers and padding, and more of it where operands come in two terms.
 # Triton 3.6.0, sm_90, latent 512 + 64: 230400 bytes for an estimate of 229376; fp16: 315648.
 SCRATCH, SCRATCH_OF_TERMS = 1024, 4352
+# Bytes of a key in each stage beside its bf16 columns where V holds e4m3 and bf16 columns of a row:
+# the compiler keeps both until they are joined. Triton 3.6.0, sm_80 to sm_120: 704 to 754.
+JOINED = 768
 SPARE_REGISTERS = 63  # kept from 255 for addresses and statistics
 GROUP_HEADS = 4  # heads of the dense form side by side: 1, 2, 8 and 16 are slower on an H200
 
@@ -90,6 +94,8 @@ class PortableConfig(Limited):
     """Heads of the dense form that run side by side and share L2."""
     terms: int = 1
     """bf16 terms that an operand is the sum of: 2 where fp16 queries meet rows that are bf16."""
+    joins: bool = False
+    """Whether V is e4m3 and bf16 columns of the rows of a cache."""
     cache_read: CacheRead = PLAIN
     """How an FP8 cache is dequantized."""
     measured: str = ""
@@ -110,7 +116,9 @@ class PortableConfig(Limited):
     qk_cols = cached_property[int](lambda c: c.nope_cols + c.tail_cols + c.rope_cols)
     # Bytes of the query tile, of one step of K and V, and of P, which changes its layout there.
     q_bytes = cached_property[int](lambda c: c.BM * c.qk_cols * c.element)
-    stage_bytes = cached_property[int](lambda c: c.BN * (c.qk_cols + c.v_cols) * c.element)
+    stage_bytes = cached_property[int](
+        lambda c: c.BN * ((c.qk_cols + c.v_cols) * c.element + JOINED * (c.joins and c.warp == 32))
+    )
     p_bytes = cached_property[int](lambda c: c.BM * c.BN * c.element)
     # Shared memory of the block, estimated.
     smem_used = cached_property[int](
@@ -203,6 +211,7 @@ def portable_candidates(problem: Problem, target: Target) -> Iterator[PortableCo
             bulk_copies=_bulk_copies(problem, target),
             branches=_branches(problem, target, tile),
             terms=_terms(problem),
+            joins=_joins(problem),
             cache_read=_cache_read(problem, tile, _branches(problem, target, tile)),
             measured=measured,
         )  # fmt: skip
@@ -218,6 +227,11 @@ def _tiles(problem: Problem, target: Target) -> Iterator[tuple[Tile, str]]:
     for tile in DENSE_TILES if problem.form == "dense" else LATENT_TILES:
         if most_rows >= tile.BM:
             yield tile, ""
+
+
+def _joins(problem: Problem) -> bool:
+    """Of DeepSeek-V4's rows the last columns are bf16 and belong to V, unless they are rope."""
+    return problem.form != "dense" and problem.kv_dtype == V4.name and not problem.d_rope
 
 
 def _terms(problem: Problem) -> int:

@@ -36,8 +36,9 @@ def _tile(
 
     state = OnlineSoftmax(1, q.shape[0], op.d_v)
     seen_by_last = visible_keys(stop - 1, span.q_len, span.k_len, op.causal)
-    for first in range(0, seen_by_last, config.BN):
-        last = min(first + config.BN, seen_by_last)
+    step = config.keys_per_block(q.shape[0])
+    for first in range(0, seen_by_last, step):
+        last = min(first + step, seen_by_last)
         slots = page_rows(op.block_table[span.number], op.cache.page_size, first, last)
         rows = work.pack("rows", op.cache.read(slots))
         scores = work.take("scores", 1, q.shape[0], last - first)

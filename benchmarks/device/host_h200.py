@@ -72,6 +72,7 @@ CALLS: dict[str, Callable[[], Callable[[], object]]] = {
     "sparse fp8 in a workspace": partial(sparse, "fp8_656", 1024, 512),
     "sparse fp8 portable": partial(sparse, "fp8_656", 64, backend="portable"),
     "latent bf16": partial(latent, "bf16", "hopper"),
+    "latent bf16, split": partial(latent, "bf16", "hopper", 1, 512),
     "latent fp8 in a workspace": partial(latent, "fp8_656", "hopper"),
     "latent fp8 in the kernel": partial(latent, "fp8_656", "hopper", 1, 8),
     "latent bf16 portable": partial(latent, "bf16", "portable", 64, 16),

@@ -157,6 +157,7 @@ class _Kernel:
     def __init__(self, call: Call, launch: Launch, compiled: Any, space: _Space) -> None:
         self._launch, self._programs = launch, call.programs
         self._flat: list[Any] = []
+        self._last: tuple[list[int], list[Any]] = [], []
         self._places: dict[str, int] = {}
         self._pointers: list[tuple[int, int, int]] = []
         self._descriptors: list[tuple[int, int, int, _Descriptor]] = []
@@ -177,19 +178,27 @@ class _Kernel:
                 self._flat += [None, *value.shape, *value.strides]
 
     def run(self, stream: int, addresses: list[int]) -> None:
-        """Launch."""
+        """Launch; tensors often lie where they lay the last time."""
+        known, flat = self._last
+        if known != addresses:
+            flat = self._filled(addresses)
+            self._last = addresses.copy(), flat
+        self._launch(self._programs, stream, flat)
+
+    def _filled(self, addresses: list[int]) -> list[Any]:
         flat = self._flat.copy()
         for place, index, offset in self._pointers:
             flat[place] = addresses[index] + offset
         for place, index, offset, descriptor in self._descriptors:
             address = addresses[index] + offset
             flat[place] = descriptor.encoded.get(address) or descriptor.encode(address)
-        self._launch(self._programs, stream, flat)
+        return flat
 
     def resized(self, programs: int, changed: Mapping[str, Any]) -> _Kernel:
         """The same kernel with other numbers, where it has arguments of these names."""
         found = object.__new__(_Kernel)
         found.__dict__ = {**self.__dict__, "_programs": programs, "_flat": self._flat.copy()}
+        found._last = [], []
         numbers = {self._places[name]: changed[name] for name in changed.keys() & self._places}
         found._descriptors = []
         for place, index, offset, descriptor in self._descriptors:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from executed.cases import dense, latent, sparse
+from gluon_sim.compiled import SCHEDULES
 from openmla.errors import Unsupported
 from openmla.testing.case import Case
 from openmla.testing.executed.prepare import prepare
@@ -23,7 +24,7 @@ from openmla.testing.fuzz import one_thread
 
 _RISING: dict[str, Any] = {"values": "rising", "scale": -0.3, "seed": 5}
 _PEAKY: dict[str, Any] = {"values": "peaky", "scale": 1.0, "seed": 5, "q_lens": (1,)}
-_SHORT = {"heads": 1, "q_lens": (20, 70), "k_lens": (700, 200), "causal": False}
+_SHORT = {"heads": 1, "q_lens": (20, 70, 30), "k_lens": (700, 100, 300), "causal": False}
 _LONG = {"heads": 1, "q_lens": (200,), "k_lens": (600,)}
 
 CASES: dict[str, dict[str, Case]] = {
@@ -49,6 +50,9 @@ CASES: dict[str, dict[str, Case]] = {
     },
 }
 
+SCHEDULE_OF = {"h200": SCHEDULES[:2], "b200": SCHEDULES[:2], "mi355x": SCHEDULES}
+"""In PTX, races are found by what orders accesses, whatever happens first."""
+
 
 def main() -> None:
     """The command line."""
@@ -72,7 +76,8 @@ def removed(case: Case, target: str, known: set[str]) -> Iterator[Removal]:
     with one_thread():
         try:
             prepared = prepare(case, target)
-            yield from sensitivity(prepared, len(prepared.launches) - 1, known=known)
+            last = len(prepared.launches) - 1
+            yield from sensitivity(prepared, last, SCHEDULE_OF[target], known)
         except Unsupported as error:
             print(error, flush=True)
 

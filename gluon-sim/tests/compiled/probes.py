@@ -21,6 +21,10 @@ SWIZZLES = {0: 0, 1: 32, 2: 64, 3: 128}
 """Mode of a tensor map, and the bytes of its rows."""
 
 
+class Faulty(Exception):
+    """The interpreter found a fault; the argument is the report."""
+
+
 @dataclass(frozen=True)
 class Map:
     """A tensor map, outermost dimension first; strides in elements."""
@@ -59,7 +63,8 @@ class Probe:
         metadata = SimpleNamespace(shared=SHARED, num_ctas=1, tensordesc_meta=meta)
         compiled = SimpleNamespace(asm={"ptx": self.text}, metadata=metadata)
         report = execute(compiled, 1, arguments, outputs=["out"], schedule=schedule or Schedule())
-        report.raise_if_bad()
+        if not report.ok:
+            raise Faulty(report)
         return out.numpy().view(np.uint32)
 
 

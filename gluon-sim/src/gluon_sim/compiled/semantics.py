@@ -1,6 +1,8 @@
 """What the meaning of every group of instructions rests on, and whether a chip has confirmed it.
 
 `confirmed` names the chip whose results agree with programs that use the group; empty: none has.
+"probes" are small programs of one instruction each, "cases" whole kernels on the same inputs: their
+results are recorded beside the tests that compare.
 What no source says, or what is left out on purpose, is in `NOT_MODELED`.
 
 >>> {row.confirmed for row in TABLE if row.instructions.startswith("tcgen05")}
@@ -22,27 +24,35 @@ class Semantics:
     confirmed: str = ""
 
 
-_HOPPER = "H200: dense bf16 kernels, both majors, swizzle of 128 bytes"
+_PROBES = "H200: probes, every bit"
+_CASES = "H200: cases of the dense, latent and sparse kernels"
 
 TABLE: tuple[Semantics, ...] = (
     Semantics("integer, logic, float32, cvt, shfl, vote, redux, prmt, ldmatrix", "as documented",
-              "PTX ISA", _HOPPER),
-    Semantics("ex2, lg2, rcp, v_exp, v_log, v_rcp", "rounded once; the chip is some ulps off",
-              "PTX ISA; CDNA4 ISA"),
-    Semantics("cp.async.bulk.tensor, 2D to 5D", "boxes, zeros outside, 64-bit addresses that wrap",
-              "CUDA driver API, cuTensorMapEncodeTiled; Triton's ragged descriptors", _HOPPER),
+              "PTX ISA", "H200: probes, every bit but those of a NaN"),
+    Semantics("ex2, lg2, rcp", "rounded once; an H200 is off by up to 2, 2 and 1 ulps",
+              "PTX ISA", "H200: probes, so near"),
+    Semantics("v_exp, v_log, v_rcp", "rounded once; the chip is some ulps off", "CDNA4 ISA"),
+    Semantics("cp.async.bulk.tensor, 2D to 5D", "boxes, zeros outside, 64-bit addresses that wrap; "
+              "columns begin at 16 bytes, or the instruction is illegal",
+              "CUDA driver API, cuTensorMapEncodeTiled; Triton's ragged descriptors", _PROBES),
     Semantics("cp.async.bulk.tensor gather4, scatter4", "column, then four rows; a row outside is "
               "zeros; all bytes count", "PTX ISA; Triton"),
-    Semantics("swizzles", "chunks of 16 bytes xor bits 7 to 9 of the address", "CUTLASS", _HOPPER),
+    Semantics("swizzles", "chunks of 16 bytes xor bits 7 to 9 of the address", "CUTLASS", _PROBES),
     Semantics("mbarrier", "arrivals and bytes per phase; parity of the phase before", "PTX ISA",
-              _HOPPER),
-    Semantics("cp.async, mbarrier.arrive.noinc", "bytes past the source size are zeros", "PTX ISA"),
+              _CASES),
+    Semantics("cp.async, mbarrier.arrive.noinc", "bytes past the source size are zeros", "PTX ISA",
+              _PROBES),
     Semantics("cp.async read by wgmma without a fence", "seen once it was waited for (counted as a "
-              "note)", "kernels that run on an H200", "H200: latent and sparse kernels"),
+              "note)", "kernels that run on an H200", _CASES),
     Semantics("fence.proxy.async", "joins the views of ordinary accesses and of units", "PTX ISA"),
-    Semantics("wgmma", "16 rows a warp; accumulators and A by lane", "PTX ISA; CUTLASS", _HOPPER),
-    Semantics("matrix descriptors", "canonical K- and MN-major layouts", "CUTLASS mma_sm90_desc, "
-              "mma_sm100_desc", _HOPPER),
+    Semantics("wgmma", "16 rows a warp; accumulators and A by lane", "PTX ISA; CUTLASS", _PROBES),
+    Semantics("sums of wgmma", "aligned to the largest, cut off 25 places below it (13 with FP8)",
+              "an H200 (gluon_sim.values.fp8_sums)", _PROBES),
+    Semantics("matrix descriptors of sm_90", "canonical K- and MN-major layouts, all swizzles",
+              "CUTLASS mma_sm90_desc", _PROBES),
+    Semantics("matrix descriptors of sm_100", "the same with another encoding",
+              "CUTLASS mma_sm100_desc"),
     Semantics("tcgen05.mma", "D by lane for 128 and 64 rows and for pairs; A in tensor memory",
               "CUTLASS mma_sm100_desc, mma_traits_sm100_frag"),
     Semantics("tcgen05.ld, st", "32x32b, and 16x32bx2 whose upper lanes read the second column",
@@ -52,7 +62,7 @@ TABLE: tuple[Semantics, ...] = (
               "PTX ISA; CUTLASS"),
     Semantics("tcgen05.ld without a wait", "complete at the first use of its registers",
               "scoreboards in the control bits of ptxas' output"),
-    Semantics("setmaxnreg", "registers come from the pool of the block", "PTX ISA", _HOPPER),
+    Semantics("setmaxnreg", "registers come from the pool of the block", "PTX ISA", _CASES),
     Semantics("gfx950 scalar and vector arithmetic", "as documented; 120 opcodes agree with "
               "another emulator", "CDNA4 ISA; tinygrad's emulator"),
     Semantics("v_mfma 16x16, 32x32", "rows 8*(r/4) + 4*(lane/32) + r%4 of a 32 x 32 tile",
@@ -69,10 +79,11 @@ TABLE: tuple[Semantics, ...] = (
 )  # fmt: skip
 
 NOT_MODELED: tuple[str, ...] = (
-    "rounding inside tensor cores: products are summed in float64 and rounded once",
+    "rounding inside tcgen05 and MFMA: products are summed in float64 and rounded once",
+    "the bits of a NaN",
     "tcgen05.fence, and the visibility of mbarrier.init without a fence",
     "reordering of ordinary memory accesses, caches, timing",
     "ptxas and the assembler: PTX is executed, not SASS, and gfx950 assembly, not its encoding",
     "hazards of gfx950 that s_nop covers; blocks other than one after another",
-    "races between warps in PTX: only what poison, views and schedules show",
+    "races between the lanes of a warp, and races in global memory",
 )

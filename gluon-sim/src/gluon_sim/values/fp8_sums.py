@@ -1,9 +1,10 @@
-"""Sums of FP8 products as Hopper's tensor cores make them.
+"""Sums of products as Hopper's tensor cores make them.
 
-One wgmma adds 32 products to a sum. A product's place is the sum of its factors' exponents, a sum's
-place its own exponent. All 33 numbers are aligned to the highest place, and what lies more than
-`bits` binary places below it is cut off, of each of them. They are added, and of the result as many
-places are kept again. 1 + 2^-14 in one wgmma:
+One wgmma adds 32 products of FP8 numbers to a sum, or 16 products of 16-bit ones. A product's place
+is the sum of its factors' exponents, a sum's place its own exponent. All these numbers are aligned
+to the highest place, and what lies more than `bits` binary places below it is cut off, of each of
+them. They are added, and of the result as many places are kept again, or `kept`. With FP8 there are
+13; 1 + 2^-14 in one wgmma:
 
 >>> row = np.zeros((1, 32), np.float32)
 >>> row[0, :2] = 1.0, 2.0**-7
@@ -13,7 +14,9 @@ places are kept again. 1 + 2^-14 in one wgmma:
 6.103515625e-05
 
 Found on an H200, where 13 gives every bit of 70 products of 64 x 64 sums: of one large and many
-small terms, of terms that cancel, of random ones of all sizes, over 32 to 128 columns.
+small terms, of terms that cancel, of random ones of all sizes, over 32 to 128 columns. With bf16
+and fp16, 25 places and 23 of the result give every bit of 64 x 64 sums over 64 columns, of terms of
+one size and of terms that differ by up to 2^12.
 """
 
 from __future__ import annotations
@@ -24,26 +27,33 @@ from gluon_sim.values.dtypes import Array
 
 COLUMNS = 32  # of one wgmma
 NOWHERE = -2000  # the place of a zero
+HALF_COLUMNS, HALF_BITS, HALF_KEPT = 16, 25, 23
+"""Of 16-bit formats: columns of one wgmma, places that are added, places of the result."""
 
 
-def add_products(a: Array, b: Array, sums: Array, bits: int) -> Array:
-    """sums + a @ b, of e4m3 values a [rows, n] and b [n, columns]."""
+def add_products(
+    a: Array, b: Array, sums: Array, bits: int, columns: int = COLUMNS, kept: int = 0
+) -> Array:
+    """sums + a @ b, of values a [rows, n] and b [n, columns]; `kept` is `bits` unless given."""
     total = sums.astype(np.float64)
     left, right = a.astype(np.float64), np.ascontiguousarray(b.T, np.float64)
-    for first in range(0, a.shape[1], COLUMNS):
-        x, y = left[:, None, first : first + COLUMNS], right[None, :, first : first + COLUMNS]
-        highest = np.maximum((_place(x) + _place(y)).max(-1), _place(total))
+    left_places, right_places = _place(left), _place(right)
+    for first in range(0, a.shape[1], columns):
+        here = slice(first, first + columns)
+        places = left_places[:, None, here] + right_places[None, :, here]
+        highest = np.maximum(places.max(-1), _place(total))
         unit = _unit(highest, bits)
-        terms = np.trunc(x * y / unit[..., None]).sum(-1)
-        total = unit * (terms + np.trunc(total / unit))
-        unit = _unit(_place(total), bits)
+        terms = left[:, None, here] * right[None, :, here]
+        terms /= unit[..., None]
+        total = unit * (np.trunc(terms, out=terms).sum(-1) + np.trunc(total / unit))
+        unit = _unit(_place(total), kept or bits)
         total = unit * np.trunc(total / unit)
     return total.astype(np.float32)
 
 
 def _place(x: Array) -> Array:
     """The exponent of the leading bit."""
-    place: Array = np.where(x == 0, NOWHERE, np.frexp(x)[1] - 1)
+    place: Array = np.where(x == 0, np.int32(NOWHERE), np.frexp(x)[1] - 1)
     return place
 
 

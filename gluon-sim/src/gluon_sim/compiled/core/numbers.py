@@ -49,7 +49,8 @@ def to_fp8(x: Array, saturate: bool = True) -> Array:
     if not saturate:
         code = np.where(size >= _FP8_OVERFLOW, 0x7F, code)
     code = np.where(np.isnan(x), 0x7F, code)
-    result: Array = (code | np.where(np.signbit(x), 0x80, 0)).astype(np.uint32)
+    negative = np.signbit(x) & ~np.isnan(x)
+    result: Array = (code | np.where(negative, 0x80, 0)).astype(np.uint32)
     return result
 
 
@@ -68,8 +69,9 @@ def bf16_values(bits: Array) -> Array:
 
 
 def to_f16(x: Array) -> Array:
-    """Bits of fp16 as uint32."""
-    result: Array = x.astype(np.float16).view(np.uint16).astype(np.uint32)
+    """Bits of fp16 as uint32; every NaN is 0x7fff."""
+    bits = x.astype(np.float16).view(np.uint16).astype(np.uint32)
+    result: Array = np.where(np.isnan(x), np.uint32(0x7FFF), bits)
     return result
 
 

@@ -17,6 +17,7 @@ from gluon_sim.compiled.ptx.units.tensor_map import TensorMap, swizzled
 
 _ALIGNMENT = 128
 _GATHERED = 4
+_COLUMN_BYTES = 16
 
 
 def tensor_copy(form: Form) -> Run:
@@ -45,6 +46,13 @@ def _shared_box(block: Block, at: int, size: int, what: str) -> None:
         raise Fault(Kind.ALIGNMENT, f"{what} at shared address {at:#x}")
 
 
+def _check_column(described: TensorMap, column: int) -> None:
+    """An H200 calls any other an illegal instruction."""
+    if column * described.element % _COLUMN_BYTES:
+        message = f"column {column} of {described.element} bytes, not at {_COLUMN_BYTES} bytes"
+        raise Fault(Kind.ALIGNMENT, message)
+
+
 def _rows(
     described: TensorMap, column: int, starts: list[int], four: bool
 ) -> tuple[list[Array], int]:
@@ -66,6 +74,7 @@ def _load(form: Form) -> Run:
     def issue(w: Warp, lane: int) -> None:
         described = _tensor_map(w, int(which(w)[lane]))
         column, *starts = (int(c(w)[lane]) for c in coordinates)
+        _check_column(described, column)
         block, at = w.cluster.place(int(target(w)[lane]))
         owner, bar = w.cluster.place(int(barrier(w)[lane]))
         rows, size = _rows(described, column, starts, gathers)
@@ -102,6 +111,7 @@ def _store(form: Form) -> Run:
     def issue(w: Warp, lane: int) -> None:
         described = _tensor_map(w, int(which(w)[lane]))
         column, *starts = (int(c(w)[lane]) for c in coordinates)
+        _check_column(described, column)
         rows, size = _rows(described, column, starts, scatters)
         block, at = w.cluster.place(int(source(w)[lane]))
         _shared_box(block, at, size, "TMA store")

@@ -13,9 +13,10 @@ from gluon_sim.compiled.ptx.parse import Run
 from gluon_sim.compiled.ptx.races import PRODUCTS
 from gluon_sim.compiled.ptx.state import LANES, Warp
 from gluon_sim.compiled.ptx.units.matrices import Shape, cells, descriptor, values
-from gluon_sim.values.fp8_sums import add_products
+from gluon_sim.values.fp8_sums import HALF_BITS, HALF_COLUMNS, HALF_KEPT, add_products
 
-_FP8_PLACES = 13
+_HALF = {"bits": HALF_BITS, "columns": HALF_COLUMNS, "kept": HALF_KEPT}
+_SUMS = {"e4m3": {"bits": 13}, "bf16": _HALF, "f16": _HALF}
 _ROWS = 64
 _WARP_ROWS = 16
 
@@ -51,14 +52,17 @@ def _register_rows(w: Warp, registers: Array, kind: str) -> Array:
 def _summed(
     left: Array, right: Array, before: Array, kind: str, place: tuple[Array, Array]
 ) -> Array:
-    """Accumulators after a product. Sums of FP8 keep fewer places than float32 has."""
-    if kind != "e4m3" or not (np.isfinite(left).all() and np.isfinite(right).all()):
-        whole: Array = (product(left, right)[place] + before).astype(np.float32)
-        return whole
+    """Accumulators after a product, with the chip's bits; what is not finite, by plain sums."""
     sums = np.zeros((len(left), len(right)), np.float32)
     sums[place] = before
-    found: Array = add_products(left, right.T, sums, _FP8_PLACES)[place]
-    return found
+    rows, columns = (np.isfinite(x.sum(1, keepdims=True)) for x in (left, right))
+    usual = rows & columns.T & np.isfinite(sums)
+    if not usual.all():
+        plain = (product(left, right) + sums).astype(np.float32)
+        left, right, sums = (np.nan_to_num(x, False, 0, 0, 0) for x in (left, right, sums))
+    found = add_products(left, right.T, sums, **_SUMS[kind])
+    result: Array = (found if usual.all() else np.where(usual, found, plain))[place]
+    return result
 
 
 def _product(form: Form) -> Run:

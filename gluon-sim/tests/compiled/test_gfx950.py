@@ -39,6 +39,8 @@ def lanes(body: str, waves: int = 1) -> list[int]:
         ("v_add_u32_e32 v3, 7, v0\nv_readfirstlane_b32 s4, v3\nv_mov_b32_e32 v2, s4", lambda i: 7),
         ("v_mov_b32_e32 v2, v0\nv_mov_b32_e32 v3, v0\nv_permlane32_swap_b32 v2, v3", lambda i: i % 32),
         ("v_mov_b32_e32 v2, v0\nv_mov_b32_e32 v3, v0\nv_permlane16_swap_b32 v2, v3", lambda i: i & ~16),
+        ("v_mov_b32_e32 v3, 9\nv_mov_b32_e32 v1, 1\nscratch_store_dwordx2 off, v[0:1], off offset:8\nscratch_store_dword off, v3, off offset:12\n"
+         "scratch_load_dwordx2 v[4:5], off, off offset:8\ns_waitcnt vmcnt(0)\nv_add_u32_e32 v2, v4, v5", lambda i: i + 9),
         ("v_mov_b32_e32 v2, 3\nv_cmp_gt_u32_e32 vcc, 5, v0\ns_and_saveexec_b64 s[4:5], vcc\nv_mov_b32_e32 v2, 4\n"
          "s_mov_b64 exec, s[4:5]", lambda i: 4 if i < 5 else 3),
     ],

@@ -86,6 +86,8 @@ class Wave(Strand):
         self.set64(EXEC, MASK64)
         self.epoch = self.products = 0
         self.at_barrier = self.released = False
+        self.scratch: dict[int, Array] = {}
+        """Memory of the lanes' own, word by word."""
         self.vector_memory: list[Access] = []
         self.local: list[Access] = []
         self.hits = [0] * len(group.kernel.code)

@@ -25,6 +25,8 @@ Place = Callable[[Wave], tuple[Array, Array]]
 def build(form: Form) -> Run | None:
     """What an access to global memory does; None if the instruction is none."""
     parts = form.op.split("_")
+    if parts[0] == "scratch" and parts[-1] in _SIZES and parts[1] in ("load", "store"):
+        return _scratch(form, _SIZES[parts[-1]])
     if parts[0] not in ("global", "buffer") or parts[1] not in ("load", "store"):
         return None
     into_lds = "lds" in parts or "lds" in form.modifiers
@@ -96,6 +98,32 @@ def _load(form: Form, size: int) -> Run:
         w.issue(w.vector_memory, lds.arrival(w, into, words.view(np.uint32), mask))
 
     return run
+
+
+def _scratch(form: Form, size: int) -> Run:
+    """A register that did not fit: memory of each lane's own, at a fixed place."""
+    form.allow("offset")
+    loads, offset, count = "load" in form.op, form.number("offset"), size // 4
+    if size % 4 or offset % 4 or form.operands[int(loads)] != "off" or form.operands[2] != "off":
+        raise form.unknown()
+    register = form.named(0, True, count) if loads else form.vector(1, count)
+    places = range(offset // 4, offset // 4 + count)
+
+    def load(w: Wave) -> None:
+        missing = [place for place in places if place not in w.scratch]
+        if missing:
+            raise Fault(Kind.UNINITIALIZED, f"scratch byte {4 * missing[0]} was never written")
+        words = np.stack([w.scratch[place] for place in places], 1)
+        w.issue(w.vector_memory, lds.arrival(w, register, words, w.mask.copy()))
+
+    def store(w: Wave) -> None:
+        for number, place in enumerate(places):
+            room = w.scratch.setdefault(place, np.zeros(64, np.uint32))
+            np.copyto(room, w.v[register + number], where=w.mask)
+        w.group.log.note("registers in scratch memory", count)
+        w.issue(w.vector_memory, Access(w, lambda: None))
+
+    return load if loads else store
 
 
 def _store(form: Form, size: int) -> Run:

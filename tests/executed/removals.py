@@ -32,8 +32,8 @@ CASES: dict[str, dict[str, Case]] = {
         "dense, one tile": dense(0, 0, **_SHORT, **_RISING),
         "dense": dense(0, 0, **_LONG, **_RISING),
         "dense fp8": dense(0, 0, **_LONG, **_RISING, dtype="e4m3"),
-        "latent": latent("bf16", q_lens=(3,), k_lens=(400,), **{**_RISING, "scale": 0.1}),
-        "sparse 656": sparse("fp8_656", **{**_PEAKY, "q_lens": (3,)}, topk=320, k_lens=(400,)),
+        "latent": latent("bf16", q_lens=(12,), k_lens=(330,), **{**_RISING, "scale": 0.1}),
+        "sparse 656": sparse("fp8_656", **{**_PEAKY, "q_lens": (5,)}, topk=320, k_lens=(400,)),
     },
     "b200": {
         "dense, one tile": dense(0, 0, **_SHORT, **_RISING),
@@ -60,24 +60,26 @@ def main() -> None:
     parser.add_argument("target", choices=CASES)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--only", default="")
+    parser.add_argument("--part", default="0/1", help="3/16: every sixteenth, from the fourth on")
     options = parser.parse_args()
+    first, step = map(int, options.part.split("/"))
     kept = json.loads(options.out.read_text()) if options.out.exists() else {}
     for name, case in CASES[options.target].items():
         done: dict[str, dict[str, str]] = kept.setdefault(name, {})
         if options.only in name:
-            for removal in removed(case, options.target, set(done)):
+            for removal in removed(case, options.target, set(done), (first, step)):
                 done[str(removal.where)] = {"kind": removal.kind, "noticed": removal.noticed}
                 options.out.write_text(json.dumps(kept, indent=1) + "\n")
             print(name, sum(bool(r["noticed"]) for r in done.values()), "of", len(done), flush=True)
 
 
-def removed(case: Case, target: str, known: set[str]) -> Iterator[Removal]:
+def removed(case: Case, target: str, known: set[str], part: tuple[int, int]) -> Iterator[Removal]:
     """What becomes of a case when one synchronization is missing, but for those that are known."""
     with one_thread():
         try:
             prepared = prepare(case, target)
             last = len(prepared.launches) - 1
-            yield from sensitivity(prepared, last, SCHEDULE_OF[target], known)
+            yield from sensitivity(prepared, last, SCHEDULE_OF[target], known, part)
         except Unsupported as error:
             print(error, flush=True)
 

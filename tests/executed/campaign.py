@@ -105,13 +105,15 @@ def main() -> None:
     parser.add_argument("--cases", type=int, default=30)
     parser.add_argument("--variants", type=int, default=16)
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--part", default="0/1", help="3/16: the fourth of sixteen parts")
     options = parser.parse_args()
     kept = json.loads(options.out.read_text()) if options.out.exists() else {}
     lines: dict[str, dict[str, Any]] = kept.get("cases", {})
     with one_thread():
-        named = CASES[options.target].values()
         drawn = draws(options.target, options.cases, options.variants)
-        for case in (*named, *drawn):
+        cases = [*CASES[options.target].values(), *drawn]
+        part, parts = map(int, options.part.split("/"))
+        for case in cases[len(cases) * part // parts : len(cases) * (part + 1) // parts]:
             if str(case) not in lines:
                 lines[str(case)] = line(case, options.target)
                 whole = {"target": options.target, "triton": triton.__version__, "cases": lines}

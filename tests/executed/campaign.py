@@ -98,6 +98,13 @@ def line(case: Case, target: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def keep(path: Path, whole: dict[str, Any]) -> None:
+    """Replace a file at once: a run may end at any time."""
+    fresh = path.with_suffix(".new")
+    fresh.write_text(json.dumps(whole, indent=1) + "\n")
+    fresh.replace(path)
+
+
 def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -114,10 +121,9 @@ def main() -> None:
         cases = [*CASES[options.target].values(), *drawn]
         part, parts = map(int, options.part.split("/"))
         for case in cases[len(cases) * part // parts : len(cases) * (part + 1) // parts]:
-            if str(case) not in lines:
+            if str(case) not in lines and variant(case, options.target):
                 lines[str(case)] = line(case, options.target)
-                whole = {"target": options.target, "triton": triton.__version__, "cases": lines}
-                options.out.write_text(json.dumps(whole, indent=1) + "\n")
+                keep(options.out, {"triton": triton.__version__, "cases": lines})
                 print(lines[str(case)]["status"], lines[str(case)]["seconds"], case, flush=True)
 
 

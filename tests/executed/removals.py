@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from executed.campaign import keep
 from executed.cases import dense, latent, sparse
 from gluon_sim.compiled import SCHEDULES
 from openmla.errors import Unsupported
@@ -69,7 +70,7 @@ def main() -> None:
         if options.only in name:
             for removal in removed(case, options.target, set(done), (first, step)):
                 done[str(removal.where)] = {"kind": removal.kind, "noticed": removal.noticed}
-                options.out.write_text(json.dumps(kept, indent=1) + "\n")
+                keep(options.out, kept)
             print(name, sum(bool(r["noticed"]) for r in done.values()), "of", len(done), flush=True)
 
 

@@ -40,9 +40,6 @@ def explain_command(
     none = "no prediction: dense and sparse kernels of Hopper and Blackwell are modeled"
     typer.echo("\n" + "\n".join(predicted.lines() if predicted else [none]))
     if compiled:
-        from openmla.testing.executed.facts import case_like, facts
+        from openmla.testing.executed.facts import explained
 
-        case = case_like(problem)
-        typer.echo(f"\ncompiled and executed on this CPU: {case}")
-        for kernel in facts(case, target):
-            typer.echo("\n".join(kernel.lines()))
+        typer.echo("\n" + "\n".join(explained(problem, target)))

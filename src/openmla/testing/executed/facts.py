@@ -66,6 +66,14 @@ def facts(case: Case, target: str) -> list[Facts]:
     return found
 
 
+def explained(problem: Problem, target: str) -> Iterator[str]:
+    """What the kernels of a problem show, as text."""
+    case = case_like(problem)
+    yield f"compiled and executed on this CPU: {case}"
+    for kernel in facts(case, target):
+        yield from kernel.lines()
+
+
 def case_like(problem: Problem) -> Case:
     """A case for the kernel of a problem, small enough to execute: few queries, 1024 keys."""
     dense = problem.form == "dense"

@@ -75,6 +75,8 @@ CASES: dict[str, dict[str, Case]] = {
         "dense 192+64->256": dense(100, 200, d_nope=192, d_v=256, seed=6),
         "dense exact": dense(250, 300, values="exact", scale=0.25, seed=7),
         "dense rising": dense(100, 300, values="rising", seed=8),
+        "dense 128+0": dense(250, 300, d_rope=0, rope="none", seed=15),
+        "dense 256+0->256": dense(100, 200, d_nope=256, d_rope=0, d_v=256, rope="none", seed=16),
         "sparse bf16": sparse("bf16", seed=9),
         "sparse 64 heads": sparse("bf16", heads=64, topk=200, q_lens=(2,), seed=10),
         "sparse 656": sparse("fp8_656", seed=11),

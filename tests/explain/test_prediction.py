@@ -69,7 +69,6 @@ def test_it_says_that_it_is_a_prediction(dense: Prediction) -> None:
 def test_other_chips_have_none() -> None:
     assert predict(plan(V3, "mi355x")) is None
     assert predict(plan(V3, "a100")) is None
-    assert predict(plan(replace(V3, d_rope=0, rope="none"), "b200")) is None
 
 
 def test_cycles_are_those_that_an_h200_took() -> None:

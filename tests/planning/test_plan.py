@@ -288,7 +288,7 @@ def test_fp8_cache_changes_the_plan_by_the_work() -> None:
     [
         (DENSE, 229864),
         (replace(DENSE, wants_lse=True), 229880),
-        (NO_ROPE, 230596),
+        (NO_ROPE, 229832),
         (FP8, 213560),
         (SPARSE, 230104),
         (replace(SPARSE, heads=64), 172680),

@@ -138,7 +138,8 @@ def predict(chosen: Plan) -> Prediction | None:
     item = first - BLOCKS[0] * (second - first) / more
     busy = {unit: clocks / block for unit, clocks in needed.items()}
     sm_count = target_by_name(chosen.target).sm_count
-    clocks = START + _last_end([item + blocks * block for blocks in _work(chosen)], sm_count)
+    items = [item + blocks * block for blocks in _work(chosen)]
+    clocks = START + _last_end(items, sm_count // _ctas(chosen))
     peak = clocks * sm_count * 2 * CHIPS[chosen.backend].products
     peak *= 2 // chosen.config.qkv_dtype_size if chosen.backend == "blackwell" else 1
     return Prediction(block, item, clocks, useful_flops(chosen.problem) / peak, busy, sm_count)
@@ -190,9 +191,22 @@ def _sparse_tile(chosen: Plan) -> tuple[int, int]:
     """Heads of a work item and keys of a step."""
     if chosen.backend == "hopper":
         return chosen.config.BM, chosen.config.keys_per_step
-    # A pair of CTAs would have twice the heads and half the SMs.
-    config = chosen.config.one_cta()
+    config = _sparse_config(chosen)
     return config.padded_num_q_heads, config.B_TOPK
+
+
+def _ctas(chosen: Plan) -> int:
+    """SMs that a work item takes."""
+    sparse = chosen.backend == "blackwell" and chosen.problem.form == "sparse"
+    return _sparse_config(chosen).cta_group if sparse else 1
+
+
+def _sparse_config(chosen: Plan) -> Any:
+    """What runs with the Triton that is installed: a pair of CTAs, or one at a time."""
+    from openmla.dispatch import triton_version
+
+    config = chosen.config
+    return config if triton_version() >= chosen.kernel.first_triton else config.one_cta()
 
 
 def _dense_blocks(q_len: int, k_len: int, chosen: Plan) -> Iterator[int]:
@@ -216,7 +230,9 @@ def _timed(item: Plan) -> tuple[float, dict[str, float]]:
     report.raise_if_bad()
     timeline = report.timeline
     assert timeline is not None
-    bars = [e for e in timeline.events if e.lane.split(" ")[-1] == e.kind and e.kind in UNITS]
+    # Of a pair of CTAs, those of the first.
+    first = timeline.events[0].lane.split(" ")[0]
+    bars = [e for e in timeline.events if e.lane == f"{first} {e.kind}" and e.kind in UNITS]
     busy = dict.fromkeys(UNITS, 0.0)
     for bar in bars:
         busy[bar.kind] += bar.end - bar.start
@@ -237,7 +253,7 @@ def _one_item(chosen: Plan, blocks: int) -> Plan:
         if chosen.backend == "hopper":
             config = replace(config, heads=heads, cache_read=PLAIN)
         else:
-            config = replace(config.one_cta(), num_q_heads=heads, indices_stride=keys)
+            config = replace(_sparse_config(chosen), num_q_heads=heads, indices_stride=keys)
         dtypes = dict.fromkeys(("kv_dtype", "v_dtype", "rope_dtype"), problem.q_dtype)
         shape = {"heads": heads, "topk": keys, "total_q": 1, **dtypes}
     else:

@@ -33,6 +33,7 @@ FEATURES = {
     "dense 64+64 → 128, bf16": replace(_DENSE, d_nope=64),
     "dense 64+32 → 64, bf16 (MiniCPM3)": replace(_DENSE, heads=40, d_nope=64, d_rope=32, d_v=64),
     "dense 128+0 → 128, bf16": replace(_DENSE, d_rope=0, rope="none"),
+    "dense 128+0 → 128, fp8": replace(_DENSE_FP8, d_rope=0, rope="none"),
     "dense 256+0 → 256, bf16": replace(_DENSE, d_nope=256, d_rope=0, d_v=256, rope="none"),
     "latent 512+64, bf16 pages": _LATENT,
     "latent 512+64, fp8 pages": replace(_LATENT, kv_dtype="fp8_block128"),

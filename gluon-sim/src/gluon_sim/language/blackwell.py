@@ -101,8 +101,10 @@ def _issue_mma(
     rows, depth, columns = left.shape[0], left.shape[1], right.shape[1]
     if depth != right.shape[0] or (rows, columns) != tuple(out.shape):
         raise ValueError(f"tcgen05_mma of {left.shape} and {right.shape} into {out.shape}")
-    # Twice as fast as wgmma, and twice as fast again for 8-bit operands.
-    work = rows * depth * columns * left.dtype.itemsize / 4
+    # Twice as fast as wgmma, and twice as fast again for 8-bit operands. 64 rows of one CTA take as
+    # long as 128: they use half of the lanes. A pair's CTAs compute half of the rows each.
+    busy = rows // 2 if paired else max(rows, 128)
+    work = busy * depth * columns * left.dtype.itemsize / 4
     op = AsyncOp(agent, "mma", f"tcgen05 MMA into {acc.label}", work)
 
     def run() -> None:

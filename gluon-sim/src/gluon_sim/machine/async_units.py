@@ -77,6 +77,7 @@ class AsyncOp:
             agent.cta.issued[channel] = (time, self)
         agent.clock.tick(agent.component)
         self._smem = sum(v.nbytes for v in (*reads, *writes) if v.alloc.space == "shared")
+        self._smem //= 2 if self.paired else 1  # each CTA reads its own half, for both
         self._schedule()
         agent.scheduler.flying.append(self)
 

@@ -7,7 +7,15 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import ClassVar
 
-from openmla.planning.arithmetic import Limit, Limited, Part, broken, ceildiv, verdict_lines
+from openmla.planning.arithmetic import (
+    Limit,
+    Limited,
+    Part,
+    broken,
+    ceildiv,
+    require_int,
+    verdict_lines,
+)
 from openmla.planning.blackwell.ring import Ring, explain_ring, plan_ring, ring_sum, rows_per_cta
 from openmla.planning.blackwell.tile import (
     FA4Shape,
@@ -64,6 +72,10 @@ class FA4Config(Limited, FA4Shape):
     def BM_eff(self) -> int:
         """Query positions per tile; with fused heads a position takes ``group`` rows."""
         return self.BM // self.group if self.fuse_gqa else self.BM
+
+    def q_tile_rows(self) -> int:
+        """Rows of one query tile: 128 in 1Q and 2Q, so both launch with the same Q descriptor."""
+        return self.BM // self.num_qo
 
     def cta_group(self) -> int:
         """CTAs that share one MMA."""
@@ -150,6 +162,25 @@ class FA4Config(Limited, FA4Shape):
         if not self.can_switch_to_1q():
             return self.smem_used
         return max(self.smem_used, self.switch_1q_config().smem_used)
+
+    def prefer_1q(
+        self, max_prompt_len: int, num_partitions: int, batch_size: int, sm_count: int
+    ) -> bool:
+        """Whether one query tile per block would serve this batch better than two.
+
+        Yes when no prompt exceeds one tile of 128, since the second would stand idle; and yes
+        when the grid of this plan covers at most half the SMs, since 1Q doubles it. On a B200
+        (148 SMs) with 16 heads: a 1024-token prompt makes ceil(1024 / 256) x 16 = 64 blocks,
+        at most 74, so 1Q; 2048 tokens make 128, so 2Q.
+        """
+        require_int("max_prompt_len", max_prompt_len, 0)
+        require_int("num_partitions", num_partitions, 1)
+        require_int("batch_size", batch_size, 0)
+        require_int("sm_count", sm_count, 1)
+        if max_prompt_len <= self.q_tile_rows():
+            return True
+        blocks = ceildiv(max_prompt_len, self.BM) * num_partitions * self.num_q_heads * batch_size
+        return blocks <= sm_count // 2
 
     # Verdict and words.
 

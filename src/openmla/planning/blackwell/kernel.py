@@ -1,7 +1,7 @@
 """What the dense Blackwell kernel takes of an SM, and what it is compiled with, from its plan.
 
-MLAConfig decides tiles, columns, stages and rings, as in the original. The kernel is written in
-Gluon, so some of its bytes are others; `DenseKernel.explain` says which.
+MLAConfig, or without rope FA4Config, decides tiles, columns, stages and rings, as in the original.
+The kernel is written in Gluon, so some of its bytes are others; `DenseKernel.explain` says which.
 """
 
 from collections.abc import Iterator
@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from openmla.formats import BF16, FORMATS
+from openmla.planning.arithmetic import ceildiv
 from openmla.planning.blackwell.fa4 import FA4Config
 from openmla.planning.blackwell.mla import MLAConfig
 from openmla.planning.blackwell.partitions import (
@@ -34,7 +35,12 @@ WEIGHTS, FP8_WEIGHTS = (8.0, 0.0), (2.0, 6.0)
 TWO_Q, ONE_Q, SINGLE_O = (184, 96, 48), (48, 128, 112), (0, 144, 144)
 
 
-def why_no_kernel(config: MLAConfig) -> str:
+def attention_of(config: MLAConfig | FA4Config) -> FA4Config:
+    """The attention plan that a dense plan is or has."""
+    return config if isinstance(config, FA4Config) else config.fa4_config
+
+
+def why_no_kernel(given: MLAConfig | FA4Config) -> str:
     """The first thing the kernel cannot do; empty when it can run the plan.
 
     >>> from openmla.planning.blackwell.mla import select_mla_prefill_config
@@ -44,8 +50,9 @@ def why_no_kernel(config: MLAConfig) -> str:
     >>> why_no_kernel(config)
     'V of 192 columns: a tile has a power of two of them, 64 or more'
     """
+    config = attention_of(given)
     main, tail = column_parts(config)
-    for name, width in (("V", config.v_depth), ("K", main), ("K's second part", tail)):
+    for name, width in (("V", config.ov_depth), ("K", main), ("K's second part", tail)):
         if width & (width - 1) or 0 < width < LEAST_COLUMNS:
             return f"{name} of {width} columns: a tile has a power of two of them, 64 or more"
     if config.BN & (config.BN - 1):
@@ -55,7 +62,7 @@ def why_no_kernel(config: MLAConfig) -> str:
     return ""
 
 
-def column_parts(config: MLAConfig) -> tuple[int, int]:
+def column_parts(config: FA4Config) -> tuple[int, int]:
     """Columns of the main and the tail tile of Q and K: tile widths are powers of two."""
     main = 1 << (config.nope_depth.bit_length() - 1)
     return main, config.nope_depth - main
@@ -73,21 +80,28 @@ class DenseKernel(Partitioned):
     (324, 229880, 512)
     """
 
-    config: MLAConfig
+    config: MLAConfig | FA4Config
     problem: Problem
 
-    parts = cached_property[tuple[int, int]](lambda k: column_parts(k.config))
+    attention = cached_property[FA4Config](lambda k: attention_of(k.config))
+    parts = cached_property[tuple[int, int]](lambda k: column_parts(k.attention))
+    rope = cached_property[int](lambda k: k.attention.rope_depth())
     # Whether rope is stored narrower than it is multiplied. A cache may hold its rope in bf16,
     # whatever its latent part is.
-    q_raw = cached_property[bool](lambda k: k.config.qkv_dtype_size < k.config.rope_mma_dtype_size)
+    q_raw = cached_property[bool](
+        lambda k: k.attention.qkv_dtype_size < k.attention.rope_dtype_size
+    )
     k_raw = cached_property[bool](
         lambda k: (
-            k.config.rope_gmem_dtype_size < k.config.rope_mma_dtype_size
+            isinstance(k.config, MLAConfig)
+            and k.config.rope_gmem_dtype_size < k.config.rope_mma_dtype_size
             and not FORMATS.get(k.problem.rope_dtype, BF16).bf16_columns
         )
     )
-    # Buffers of K's rope, and of the scales of keys.
-    ropes = cached_property[int](lambda k: k.config.num_rope_buffers() or k.config.num_kv_stages)
+    # Buffers of K's rope, and of the scales of keys: one for each K tile that can be in flight.
+    ropes = cached_property[int](
+        lambda k: ceildiv(k.config.num_kv_stages, 2 if k.config.use_fused_kv else 1)
+    )
     # (threshold, bias) of the weights.
     weights = cached_property[tuple[float, float]](
         lambda k: FP8_WEIGHTS if k.config.qkv_dtype_size == 1 else WEIGHTS
@@ -116,19 +130,19 @@ class DenseKernel(Partitioned):
         return [*listed, Worker("dequantize", 2, single)] if raw else listed
 
     def tiles(self) -> Iterator[Wanted]:
-        config, (main, tail) = self.config, self.parts
-        size, rope = config.qkv_dtype_size, config.rope_depth * config.rope_mma_dtype_size
+        config, (main, tail) = self.attention, self.parts
+        size, rope = config.qkv_dtype_size, self.rope * config.rope_dtype_size
         rows, keys = Q_ROWS * config.num_qo, config.num_kv_stages * config.BN
         yield Wanted("Q", "q", rows * main * size)
         yield Wanted("Q tail", "q", rows * tail * size)
         yield Wanted("Q rope", "q", rows * rope)
         yield Wanted("K rope", "rope", self.ropes * config.BN * rope)
         if config.use_fused_kv:
-            yield Wanted("K and V in turn", "k", keys * max(main, config.v_depth) * size)
+            yield Wanted("K and V in turn", "k", keys * max(main, config.ov_depth) * size)
         else:
             yield Wanted("K", "k", keys * main * size)
             yield Wanted("K tail", "k", keys * tail * size)
-            yield Wanted("V", "v", keys * config.v_depth * size)
+            yield Wanted("V", "v", keys * config.ov_depth * size)
         scaled = self.ropes if self.problem.has_k_scale else 0
         yield Wanted("scales of keys", "stats", scaled * config.BN * FP32)
 
@@ -167,14 +181,14 @@ class DenseKernel(Partitioned):
 
     @cached_property
     def block(self) -> Block:
-        config, ring = self.config, self.config.num_kv_stages
-        widths = config.depth, config.v_depth, config.qkv_dtype_size
+        config, ring = self.attention, self.config.num_kv_stages
+        widths = config.qk_depth, config.ov_depth, config.qkv_dtype_size
         groups = 1 if config.single_o else 2
         v_slots = -1 if config.use_fused_kv else ring
         return Block(
             tile_rows=config.BM, tile_keys=config.BN, stages=ring, threads=self.threads,
             registers=self.block_registers, memory=self.memory(),
-            tensor_memory=allocated(columns_of(config.fa4_config)),
+            tensor_memory=allocated(columns_of(config)),
             pipeline=Pipeline(
                 groups, Q_ROWS, config.BN, *widths, ring, v_slots, shares_keys=config.num_qo == 2
             ),
@@ -197,6 +211,8 @@ class DenseKernel(Partitioned):
         other = config.switch_1q_config().smem_used if config.can_switch_to_1q() else 0
         if other > config.smem_used:
             yield f"a short last tile runs in the ring of 2Q; 1Q's own, {other} bytes, is not there"
+        if config.num_qk_stages > 1:
+            yield f"a K tile arrives whole, not in {config.num_qk_stages} pieces"
         spare = self.tmem_columns - config.tmem_used
         if spare:
             yield f"{spare} columns of tensor memory more: allocations are powers of two"

@@ -12,7 +12,6 @@ from openmla.planning.arithmetic import (
     Limited,
     Part,
     broken,
-    ceildiv,
     require_divisor,
     require_int,
     verdict_lines,
@@ -79,7 +78,10 @@ class MLAConfig(Limited):
     num_rope_buffers, correction_smem_elements, num_active_warps_per_group = (
         Part[Callable[[], int]]("fa4_config") for _ in range(3)
     )
-    num_active_threads_per_group = Part[Callable[[], int]]("fa4_config")
+    num_active_threads_per_group, q_tile_rows = (
+        Part[Callable[[], int]]("fa4_config") for _ in range(2)
+    )
+    prefer_1q = Part[Callable[[int, int, int, int], bool]]("fa4_config")
 
     nope_depth = cached_property[int](lambda c: c.depth - ROPE_DEPTH)  # Q and K without rope
     rope_gmem_dtype_size = cached_property[int](lambda c: dtype_size(c.rope_gmem_dtype))
@@ -115,10 +117,6 @@ class MLAConfig(Limited):
             single_o=self.single_o, bn_cap=self.bn_cap,
         )  # fmt: skip
 
-    def q_tile_rows(self) -> int:
-        """Rows of one query tile: 128 in 1Q and 2Q, so both launch with the same Q descriptor."""
-        return self.BM // self.num_qo
-
     # Variants.
 
     def with_num_qo(self, num_qo: int) -> MLAConfig:
@@ -142,25 +140,6 @@ class MLAConfig(Limited):
     def launch_num_threads(self) -> int:
         """Threads per block: one output tile needs only one softmax group."""
         return SINGLE_O_THREADS if self.single_o else NUM_THREADS
-
-    def prefer_1q(
-        self, max_prompt_len: int, num_partitions: int, batch_size: int, sm_count: int
-    ) -> bool:
-        """Whether one query tile per block would serve this batch better than two.
-
-        Yes when no prompt exceeds one tile of 128, since the second would stand idle; and yes
-        when the grid of this plan covers at most half the SMs, since 1Q doubles it. On a B200
-        (148 SMs) with 16 heads: a 1024-token prompt makes ceil(1024 / 256) x 16 = 64 blocks,
-        at most 74, so 1Q; 2048 tokens make 128, so 2Q.
-        """
-        require_int("max_prompt_len", max_prompt_len, 0)
-        require_int("num_partitions", num_partitions, 1)
-        require_int("batch_size", batch_size, 0)
-        require_int("sm_count", sm_count, 1)
-        if max_prompt_len <= self.q_tile_rows():
-            return True
-        blocks = ceildiv(max_prompt_len, self.BM) * num_partitions * self.num_q_heads * batch_size
-        return blocks <= sm_count // 2
 
     # Verdict and words.
 

@@ -21,6 +21,7 @@ from openmla.testing.memory.poison import differences
 # 140 rows make a tile of 256 (two query tiles), 33 and 5 tiles of at most 128 (the switch).
 V3 = Case("dense", 1, 128, 64, 128, q_lens=(140, 33, 5), k_lens=(140, 300, 2), spare=3)
 PAGED = replace(V3, rope="cache", kv="bf16")
+NO_ROPE = replace(V3, d_rope=0, rope="none")
 FP8 = replace(V3, dtype="e4m3", q_lens=(140, 20), k_lens=(140, 300))
 FP8_PAGED = replace(FP8, rope="cache", kv="bf16", page_size=64)
 LONG = replace(V3, q_lens=(150,), k_lens=(1030,), spare=0)
@@ -79,6 +80,14 @@ CASES = {
     "fp8_block128 rope": replace(PAGED, kv="fp8_block128", page_size=128),
     "fp8_token rope": replace(PAGED, kv="fp8_token", page_size=256),
     "fp8_656 rope": replace(PAGED, kv="fp8_656", page_size=64),
+    "no rope": NO_ROPE,
+    "no rope, ring turns": replace(LONG, d_rope=0, rope="none"),
+    "no rope, 64": replace(NO_ROPE, d_nope=64, d_v=64, k_lens=(140, 1030, 2)),
+    "no rope, 64->128": replace(NO_ROPE, d_nope=64),
+    "no rope, falling": replace(FALLING, d_rope=0, rope="none"),
+    "no rope, fp8, scales": replace(
+        NO_ROPE, dtype="e4m3", q_scale=True, k_scale=True, k_lens=(140, 800, 2)
+    ),
 }
 # Plans with one accumulator, which have no second query tile.
 SINGLE_O = {
@@ -88,6 +97,8 @@ SINGLE_O = {
     "192+64, pages of 64": replace(GLM, rope="cache", kv="bf16", page_size=64),
     "192+64, fp8": replace(GLM, dtype="e4m3"),
     "192+64, fp8_block64 rope": replace(GLM, rope="cache", kv="fp8_block64", page_size=16),
+    "no rope, 192->128": replace(NO_ROPE, d_nope=192),
+    "no rope, 256": replace(NO_ROPE, d_nope=256, d_v=256, sink="mixed"),
 }
 ALL = CASES | SINGLE_O
 # CI looks at the latest schedule only; a changed kernel needs OPENMLA_SIM_SEEDS=20 or more.
@@ -131,7 +142,7 @@ def test_small_fp8_weights_are_not_lost() -> None:
     assert_right_clean_and_deaf_to_poison(LIGHT, run, change=light_keys)
 
 
-@pytest.mark.parametrize("name", ["causal", "ring turns", "fp8", "fp8_block32 rope"])
+@pytest.mark.parametrize("name", ["causal", "ring turns", "fp8", "fp8_block32 rope", "no rope"])
 def test_one_and_two_query_tiles_give_the_same_bits(name: str) -> None:
     built = on(CASES[name])
     one, two = (run(built, plan_of(built, n))[0] for n in (1, 2))

@@ -17,6 +17,7 @@ _V3 = Problem(
 )  # fmt: skip
 _FP8 = replace(_V3, q_dtype="e4m3", kv_dtype="e4m3", v_dtype="e4m3")
 _GLM = replace(_V3, heads=64, d_nope=192, d_v=256)
+_NO_ROPE = replace(_V3, d_rope=0)
 
 
 def _short(problem: Problem) -> Problem:
@@ -55,6 +56,12 @@ PROBLEMS = {
     "192+64→256 fp8_block64 rope": _cached(_GLM, 64, "fp8_block64"),
     "64+64→128 2Q": replace(_V3, d_nope=64),
     "128+64→64 2Q": replace(_V3, d_v=64),
+    "128+0→128 2Q": _NO_ROPE,
+    "128+0→128 1Q": _short(_NO_ROPE),
+    "128+0→128 2Q fp8 scales": _scaled(replace(_FP8, d_rope=0)),
+    "64+0→64 2Q": replace(_NO_ROPE, d_nope=64, d_v=64),
+    "192+0→128": replace(_NO_ROPE, d_nope=192),
+    "256+0→256": replace(_NO_ROPE, d_nope=256, d_v=256),
 }
 
 

@@ -1,8 +1,8 @@
-"""Dense MLA prefill on Blackwell: per-head K and V, one rope row for all heads. 16 or 8 bits.
+"""Dense prefill on Blackwell: per-head K and V, one rope row for all heads or none. 16 or 8 bits.
 
 A block works on one work item (tiles.py): BM = 256 or 128 queries of a head, in query tiles of 128,
 and walks their keys BN at a time, from the last block to the first. All tiles, columns and ring
-depths are the plan's (MLAConfig).
+depths are the plan's (MLAConfig; FA4Config without rope).
 
 | partition | warps | registers | does |
 |---|---|---|---|
@@ -68,12 +68,14 @@ def query_tiles(
     NUMBER: gl.constexpr, DIMS: gl.constexpr, LAYOUTS: gl.constexpr, DTYPE: gl.constexpr,
     ROPE_DTYPE: gl.constexpr,
 ):  # fmt: skip
-    """NUMBER query tiles: main, tail and rope columns. A missing tail stands for main."""
+    """NUMBER query tiles: main, tail and rope columns. For a missing one main stands in."""
     main = gl.allocate_shared_memory(DTYPE, [NUMBER, 128, DIMS[0]], LAYOUTS[0])
     tail = main
     if DIMS[1] > 0:
         tail = gl.allocate_shared_memory(DTYPE, [NUMBER, 128, DIMS[1]], LAYOUTS[1])
-    rope = gl.allocate_shared_memory(ROPE_DTYPE, [NUMBER, 128, DIMS[2]], LAYOUTS[2])
+    rope = main
+    if DIMS[2] > 0:
+        rope = gl.allocate_shared_memory(ROPE_DTYPE, [NUMBER, 128, DIMS[2]], LAYOUTS[2])
     return main, tail, rope
 
 
@@ -84,13 +86,18 @@ def key_tiles(
 ):  # fmt: skip
     """The slots of K (main, tail, rope columns) and of V; in a fused ring main and V are one."""
     ST: gl.constexpr = RING[1]
-    rope = gl.allocate_shared_memory(ROPE_DTYPE, [RING[2], BN, DIMS[2]], LAYOUTS[2])
     if RING[0]:
         WIDE: gl.constexpr = DIMS[0] if DIMS[0] > DIMS[3] else DIMS[3]
         slots = gl.allocate_shared_memory(DTYPE, [ST, BN, WIDE], LAYOUTS[4])
+        rope = slots
+        if DIMS[2] > 0:
+            rope = gl.allocate_shared_memory(ROPE_DTYPE, [RING[2], BN, DIMS[2]], LAYOUTS[2])
         return (slots, slots, rope), slots
     else:
         main = gl.allocate_shared_memory(DTYPE, [ST, BN, DIMS[0]], LAYOUTS[0])
+        rope = main
+        if DIMS[2] > 0:
+            rope = gl.allocate_shared_memory(ROPE_DTYPE, [RING[2], BN, DIMS[2]], LAYOUTS[2])
         tail = main
         if DIMS[1] > 0:
             tail = gl.allocate_shared_memory(DTYPE, [ST, BN, DIMS[1]], LAYOUTS[1])

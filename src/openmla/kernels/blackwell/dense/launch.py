@@ -23,8 +23,9 @@ from openmla.kernels.gluon.descriptors import (
 )
 from openmla.operands import DenseOperands, Results
 from openmla.planning import Plan
-from openmla.planning.blackwell import MLAConfig
-from openmla.planning.blackwell.kernel import DenseKernel, column_parts
+from openmla.planning.blackwell.fa4 import FA4Config
+from openmla.planning.blackwell.kernel import DenseKernel, attention_of, column_parts
+from openmla.planning.blackwell.mla import MLAConfig
 from openmla.problem import Problem
 
 VECTOR = 8  # elements in 16 bytes
@@ -38,11 +39,11 @@ def calls(plan: Plan, op: DenseOperands, results: Results) -> Iterator[Call]:
         return
     if not results.out.numel():
         return
-    config: MLAConfig = plan.config
+    config = attention_of(plan.config)
     total_q, heads, _ = op.q.shape
     batch = op.cu_seqlens_q.shape[0] - 1
     arguments = {
-        **constexprs_of(plan.problem, config), **_descriptors(config, op),
+        **constexprs_of(plan.problem, plan.config), **_descriptors(config, op),
         "out_ptr": results.out, **strides("out", results.out, VECTOR),
         "lse_ptr": results.lse, **strides("lse", results.lse),
         "sink_ptr": vector(op.weights.sink), "q_scale_ptr": vector(op.weights.q_scale),
@@ -56,32 +57,33 @@ def calls(plan: Plan, op: DenseOperands, results: Results) -> Iterator[Call]:
 
 
 @lru_cache(maxsize=4096)
-def constexprs_of(problem: Problem, config: MLAConfig) -> dict[str, Any]:
+def constexprs_of(problem: Problem, planned: MLAConfig | FA4Config) -> dict[str, Any]:
     """What the kernel is compiled for."""
-    kernel = DenseKernel(config, problem)
+    kernel = DenseKernel(planned, problem)
+    config, rope = kernel.attention, kernel.rope
     main, tail = kernel.parts
-    size, rope_size = config.qkv_dtype_size, config.rope_mma_dtype_size
+    size, rope_size = config.qkv_dtype_size, config.rope_dtype_size or config.qkv_dtype_size
     q_raw, k_raw = kernel.q_raw, kernel.k_raw
-    rope_bytes = config.rope_depth * rope_size
+    rope_bytes = rope * rope_size
     row = config.nope_depth * size
-    columns = (main, tail or 64, config.rope_depth, config.v_depth, max(main, config.v_depth))
+    columns = (main, tail or 64, rope or 64, config.ov_depth, max(main, config.ov_depth))
     sizes = (size, size, rope_size, size, size)
     layouts = tuple(
         tile_layout(n, 2, e, 128 if e > 1 else 64) for n, e in zip(columns, sizes, strict=True)
     )
-    raw_layout = tile_layout(config.rope_depth, 2, 1, 64)
+    raw_layout = tile_layout(rope or 64, 2, 1, 64)
     return {
         "QUERIES": kernel.queries, "GROUPS": 1 if config.single_o else 2, "BN": config.BN,
         "RING": (config.use_fused_kv, config.num_kv_stages, kernel.ropes),
-        "DIMS": (main, tail, config.rope_depth, config.v_depth),
+        "DIMS": (main, tail, rope, config.ov_depth),
         "ROPE": (problem.rope, config.page_size),
-        "ROPE_DTYPE": _DTYPES[config.rope_mma_dtype],
+        "ROPE_DTYPE": _DTYPES[config.rope_dtype or config.qkv_dtype],
         "RAW": (q_raw, k_raw, raw_layout, q_raw or k_raw),
         "CAUSAL": problem.causal,
         "WEIGHTS": kernel.weights,
         "TMEM": (
             config.TMEM_S0, config.TMEM_S1, config.TMEM_O0, config.TMEM_O1, config.BN,
-            config.v_depth,
+            config.ov_depth,
         ),
         "TMEM_COLUMNS": kernel.tmem_columns,
         "BYTES": (
@@ -107,13 +109,13 @@ def rope_scales(cache: LatentCache | None) -> tuple[int, int, int]:
     return cache.scales.shape[2] - first, (first + 1) * width - cache.latent, width
 
 
-def _descriptors(config: MLAConfig, op: DenseOperands) -> dict[str, Any]:
+def _descriptors(config: FA4Config, op: DenseOperands) -> dict[str, Any]:
     main, tail = column_parts(config)
-    rows, BN, rope = config.q_tile_rows(), config.BN, config.rope_depth
+    rows, BN, rope = config.q_tile_rows(), config.BN, config.rope_depth()
     found: dict[str, Any] = {
         "q_main_desc": rows_of_heads(op.q, rows, main),
         "q_tail_desc": rows_of_heads(op.q, rows, tail) if tail else None,
-        "q_rope_desc": rows_of_heads(op.q, rows, rope),
+        "q_rope_desc": rows_of_heads(op.q, rows, rope) if rope else None, "k_rope_desc": None,
         "k_main_desc": rows_of_heads(op.k_nope, BN, main),
         "k_tail_desc": rows_of_heads(op.k_nope, BN, tail) if tail else None,
         "v_desc": ragged(op.v, BN),

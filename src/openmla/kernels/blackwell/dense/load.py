@@ -34,7 +34,7 @@ def load_queries(
         raw_bar = raw_bars.index(half)
         mbarrier.expect(raw_bar, Q_ROWS * DIMS[2])
         load_rows(q_rope, row, head, column, raw_bar, raw_of(rope.index(half), RAW))
-    else:
+    elif DIMS[2] > 0:
         load_rows(q_rope, row, head, column, bar, rope.index(half))
 
 
@@ -85,7 +85,7 @@ def load_keys(
         load_pages(k_rope, line, row, keys, rope_bar, rope_tile, ROPE[1], BN)
     elif ROPE[0] == "per_head":
         load_rows(k_rope, key + row, head, 0, rope_bar, rope_tile)
-    else:
+    elif ROPE[0] == "shared":
         load_rows(k_rope, key + row, 0, 0, rope_bar, rope_tile)
     return bar
 

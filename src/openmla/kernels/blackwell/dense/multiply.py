@@ -45,7 +45,8 @@ def score(
         mbarrier.wait(q_wide.index(half), 0, pred=j == 0)
     if RAW[1]:
         mbarrier.wait(k_wide.index(place), (j // k_rope.shape[0]) & 1)
-    tcgen05_mma(q_rope.index(here), k_rope.index(place).permute((1, 0)), tile)
+    if DIMS[2] > 0:
+        tcgen05_mma(q_rope.index(here), k_rope.index(place).permute((1, 0)), tile)
 
 
 @gluon.jit

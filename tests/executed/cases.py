@@ -85,6 +85,9 @@ CASES: dict[str, dict[str, Case]] = {
             "plain", topk_lengths="wild", sink="mixed", return_max_logits=True, seed=13
         ),
         "sparse pair": sparse("bf16", heads=128, seed=14),
+        "latent bf16": latent("bf16", q_lens=(3, 0, 2), k_lens=(70, 5, 129), seed=17),
+        "latent 656": latent("fp8_656", q_lens=(1, 1), k_lens=(70, 5), seed=18),
+        "latent pair": latent("bf16", heads=128, q_lens=(1, 1), k_lens=(300, 5), seed=19),
     },
     "mi355x": {
         "dense bf16": dense(100, 200, seed=1),

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from openmla.aot.table import discover
 from openmla.kernels.blackwell.sparse import softmax as blackwell_sparse
 from openmla.kernels.hopper.dense import softmax as hopper_dense
 from openmla.kernels.hopper.dense_fp8 import softmax as hopper_dense_fp8
@@ -36,3 +37,12 @@ def test_thresholds_are_those_that_are_printed(problem: Problem, target: str, mo
     assert threshold > 0
     line = f"O is rescaled when a row's maximum grew by more than 2^{threshold:g}"
     assert line in plan(problem, target, FAMILY[target]).config_lines()
+
+
+def test_what_is_compiled_in_can_be_a_key() -> None:
+    """Triton keeps compiled kernels by their constants: a list among them fails at launch."""
+    calls = [job.call for job in discover()]
+    for call in calls:
+        constants = [v for v in call.arguments.values() if isinstance(v, (list, tuple))]
+        assert isinstance(hash(tuple(constants)), int), call.kernel
+    assert calls

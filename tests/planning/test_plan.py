@@ -14,7 +14,7 @@ from openmla.errors import InvalidArgument, Unsupported
 from openmla.explain.support import FEATURES, TABLE_TARGETS
 from openmla.formats import FORMATS
 from openmla.planning import TARGETS, Plan, plan, target_by_name
-from openmla.planning.blackwell import FA4Config, MLAConfig
+from openmla.planning.blackwell import FA4Config, MLAConfig, MLAPrefillSparse
 from openmla.planning.budget import over_budget, uses
 from openmla.planning.cdna4 import MlaPrefill16, MlaPrefillV2
 from openmla.planning.hopper import HopperDenseConfig, HopperDenseFp8Config, HopperSparseConfig
@@ -50,7 +50,7 @@ EVERY_MODEL = [
         (FP8, "h200", "hopper", HopperDenseFp8Config),
         (DENSE, "b200", "blackwell", MLAConfig),
         (NO_ROPE, "b200", "blackwell", FA4Config),
-        (LATENT, "b200", "portable", PortableConfig),
+        (LATENT, "b200", "blackwell", MLAPrefillSparse),
         (replace(DENSE, d_rope=32), "b200", "portable", PortableConfig),
         (DENSE, "mi355x", "cdna4", MlaPrefill16),
         (FP8, "mi355x", "cdna4", MlaPrefillV2),
@@ -241,8 +241,8 @@ def test_explanations_tell_the_status(target: str) -> None:
 
 
 def test_explanation_of_a_fallback() -> None:
-    text = plan(LATENT, "b200").explain()
-    assert "passed over: blackwell: the latent form" in text
+    text = plan(replace(LATENT, d_nope=256, d_v=256), "b200").explain()
+    assert "passed over: blackwell: d_nope 256, d_rope 64, d_v 256" in text
 
 
 def test_explanation_of_a_split() -> None:

@@ -122,7 +122,8 @@ def predict(chosen: Plan) -> Prediction | None:
 
     FP8 rows that a pass dequantizes count as bf16: the pass takes about 1 % of the time.
     """
-    if chosen.backend not in CHIPS or not chosen.runs_today or chosen.problem.form == "latent":
+    pages = chosen.problem.form == "latent" and chosen.backend == "hopper"
+    if chosen.backend not in CHIPS or not chosen.runs_today or pages:
         return None
     if chosen.backend == "hopper" and _waits_for_loads(chosen):
         return None
@@ -178,11 +179,14 @@ def useful_flops(problem: Problem) -> float:
 def _work(chosen: Plan) -> list[int]:
     """Blocks of keys of every work item, of sequences of equal lengths."""
     problem = chosen.problem
-    if problem.form == "sparse":
-        rows, keys = _sparse_tile(chosen)
-        items = problem.total_q * -(-problem.heads // rows)
-        return [-(-problem.topk // keys)] * items
     batch = max(problem.batch, 1)
+    if problem.form != "dense":
+        rows, keys = _sparse_tile(chosen)
+        q_len, k_len = problem.total_q // batch, problem.total_k // batch
+        seen = [problem.topk] * q_len
+        if problem.form == "latent":
+            seen = [k_len - problem.causal * (q_len - 1 - i) for i in range(q_len)]
+        return [max(-(-n // keys), 1) for n in seen] * (batch * -(-problem.heads // rows))
     blocks = list(_dense_blocks(problem.total_q // batch, problem.total_k // batch, chosen))
     return blocks * (batch * problem.heads)
 
@@ -197,7 +201,7 @@ def _sparse_tile(chosen: Plan) -> tuple[int, int]:
 
 def _ctas(chosen: Plan) -> int:
     """SMs that a work item takes."""
-    sparse = chosen.backend == "blackwell" and chosen.problem.form == "sparse"
+    sparse = chosen.backend == "blackwell" and chosen.problem.form != "dense"
     return _sparse_config(chosen).cta_group if sparse else 1
 
 
@@ -247,7 +251,7 @@ def _one_item(chosen: Plan, blocks: int) -> Plan:
         has_topk_lengths=False, wants_lse=False, wants_max_logits=False,
     )  # fmt: skip
     shape: dict[str, Any]
-    if problem.form == "sparse":
+    if problem.form != "dense":
         rows, step = _sparse_tile(chosen)
         heads, keys = min(problem.heads, rows), blocks * step
         if chosen.backend == "hopper":
@@ -255,7 +259,8 @@ def _one_item(chosen: Plan, blocks: int) -> Plan:
         else:
             config = replace(_sparse_config(chosen), num_q_heads=heads, indices_stride=keys)
         dtypes = dict.fromkeys(("kv_dtype", "v_dtype", "rope_dtype"), problem.q_dtype)
-        shape = {"heads": heads, "topk": keys, "total_q": 1, **dtypes}
+        shape = {"heads": heads, "total_q": 1, **dtypes}
+        shape["page_size" if problem.form == "latent" else "topk"] = keys
     else:
         keys = blocks * config.BN
         rope_dtype = problem.rope_dtype if problem.rope_dtype in DTYPE_BYTES else "bf16"

@@ -127,8 +127,8 @@ DEFECTS = [
     ),
     SparseDefect(
         "scales of an earlier step are used", None, "rows_fp8",
-        "load_scales_to_smem(scales, keys, k * HOW[0], k_scales, HOW[0], HOW[3])",
-        "load_scales_to_smem(scales, keys, (k // 2) * HOW[0], k_scales, HOW[0], HOW[3])",
+        "load_scales_to_smem(scales, keys, k * HOW[0], k_scales, HOW[0], HOW)",
+        "load_scales_to_smem(scales, keys, (k // 2) * HOW[0], k_scales, HOW[0], HOW)",
         "fp8",
     ),
     SparseDefect(
@@ -170,5 +170,17 @@ DEFECTS = [
     SparseDefect(
         "one index into a step is not a step", None, "rows",
         "(count + (B_TOPK - 1)) // B_TOPK", "(count + (B_TOPK - 2)) // B_TOPK", "row_max-129",
+    ),
+    SparseDefect(
+        "causal: a token sees one key after its own", None, "rows",
+        "tokens) - token - 1", "tokens) - token - 2", "latent",
+    ),
+    SparseDefect(
+        "a row of a page is taken for the next", None, "rows",
+        "page * TABLE + at % TABLE", "page * TABLE + (at + 1) % TABLE", "latent",
+    ),
+    SparseDefect(
+        "the first token of a sequence is served as the last of the one before", None, "rows",
+        "end <= token", "end < token", "latent",
     ),
 ]  # fmt: skip

@@ -14,7 +14,6 @@ from kernels.blackwell.simulated import plan_of
 from kernels.blackwell.sparse.defects import DEFECTS, SparseDefect, load_defect
 from kernels.mutants import assert_found
 from openmla.kernels.gluon.compat import RENAMED
-from openmla.operands import SparseOperands
 from openmla.testing.build import Outcome, build
 from openmla.testing.case import Case
 from openmla.testing.compare import judge
@@ -31,6 +30,19 @@ CASES = {
     "pair rising": replace(BF16, heads=128, topk=300, values="rising", scale=1.0),
     "rising": replace(BF16, values="rising", scale=1.0, index_kind="distinct", topk=200),
     "fp8": replace(BF16, kv="fp8_block32"),
+    "latent": Case(
+        "latent",
+        8,
+        512,
+        64,
+        512,
+        kv="bf16",
+        page_size=16,
+        q_lens=(1, 2),
+        k_lens=(40, 70),
+        scale=0.3,
+        seed=1,
+    ),
     "row_max-129": replace(BF16, topk=129, index_kind="distinct"),
 }
 
@@ -64,7 +76,6 @@ def _run(mutant: ModuleType, case: Case, schedule: str, seed: int) -> tuple[set[
     """What the simulator found, and whether the numbers are right."""
     built = build(case, memory=Memory("cpu", "nan"))
     results = new_results(built)
-    assert isinstance(built.operands, SparseOperands)
     chosen = plan_of(built)
     outcome = Outcome(results.out, results.lse)
     options = {"schedule": schedule, "seed": seed, "limits": Limits(steps=20_000)}

@@ -14,6 +14,7 @@ _V32 = Problem(
     form="sparse", heads=128, d_nope=512, d_rope=64, d_v=512, topk=2048, total_q=4096,
     total_k=65536, has_topk_lengths=True, wants_lse=True,
 )  # fmt: skip
+_LATENT = replace(_V32, form="latent", topk=0, has_topk_lengths=False, page_size=64, total_k=4096)
 
 
 def _cache(heads: int, kv_dtype: str) -> Problem:
@@ -35,6 +36,9 @@ PROBLEMS = {
     "64 heads fp8_block128": _cache(64, "fp8_block128"),
     "16 heads fp8_token": _cache(16, "fp8_token"),
     "64 heads e4m3": _cache(64, "e4m3"),
+    "128 heads latent": _LATENT,
+    "16 heads latent": replace(_LATENT, heads=16),
+    "64 heads latent fp8_block64": replace(_LATENT, heads=64, kv_dtype="fp8_block64"),
 }
 # Addresses that every partition of a pair needs, stored once before the partitions part.
 PAIR_SPILLS = 16

@@ -1,4 +1,6 @@
-"""Token-sparse MLA prefill on Blackwell: rows of 512 + 64 columns, all heads share them.
+"""Latent MLA prefill on Blackwell: rows of 512 + 64 columns, all heads share them.
+
+The rows of a token are those of a list, or (rows.py) all that its sequence has in a paged cache.
 
 A CTA serves one token and up to 64 of its heads, padded to the 64 rows of a product, and walks the
 token's list of rows B_TOPK = 64 at a time. A pair of CTAs serves one token with 128 heads, B_TOPK =
@@ -59,6 +61,7 @@ from openmla.kernels.blackwell.sparse.load import GATHERED, HEADS, load_k, load_
 from openmla.kernels.blackwell.sparse.mma import mma
 from openmla.kernels.blackwell.sparse.rows import (
     count_of,
+    keys_seen,
     kv_valid_producer,
     steps_of,
     vector_layout,
@@ -153,31 +156,36 @@ def load_rows_of_k(
         )  # fmt: skip
 
 
-COUNTS = ["factor", "rows", "topk", "heads", "head_blocks", "page_step", "row_step"]
+COUNTS = [
+    "factor", "rows", "topk", "tokens", "batch", "heads", "head_blocks", "page_step", "row_step",
+]  # fmt: skip
 STRIDES = [
     "indices_stride", "lse_stride_t", "lse_stride_h", "logits_stride_t", "logits_stride_h",
     "scale_stride_page", "scale_stride_row",
 ]  # fmt: skip
 # Vectors of 4-byte elements, read and written one by one: a slice of a tensor is as good as all.
-VECTORS = ["indices_ptr", "lengths_ptr", "lse_ptr", "max_logits_ptr", "sink_ptr", "scale_ptr"]
+VECTORS = [
+    "indices_ptr", "lengths_ptr", "cu_ptr", "lse_ptr", "max_logits_ptr", "sink_ptr", "scale_ptr",
+]  # fmt: skip
 
 
 @gluon.jit(do_not_specialize=COUNTS + STRIDES, do_not_specialize_on_alignment=VECTORS)
 def sparse_kernel(  # noqa: PLR0913
     q_desc, q_warp_desc, k_desc, rope_desc, v_desc, out_desc,
-    scale_ptr, indices_ptr, lengths_ptr, lse_ptr, max_logits_ptr, sink_ptr,
-    factor, rows, topk, heads, head_blocks, page_step, row_step,
+    scale_ptr, indices_ptr, lengths_ptr, cu_ptr, lse_ptr, max_logits_ptr, sink_ptr,
+    factor, rows, topk, tokens, batch, heads, head_blocks, page_step, row_step,
     scale_stride_page, scale_stride_row, indices_stride, lse_stride_t, lse_stride_h,
     logits_stride_t, logits_stride_h,
     HOW: gl.constexpr, SPLIT: gl.constexpr, CACHE: gl.constexpr, MAP: gl.constexpr,
     TMEM: gl.constexpr, REGS: gl.constexpr, TILE: gl.constexpr, V_TILE: gl.constexpr,
     WORDS: gl.constexpr, BYTES: gl.constexpr, REGISTERS: gl.constexpr,
 ):  # fmt: skip
-    """HOW: B_TOPK, barriers of a kind, page sizes of rows and of scales (0: rows lie evenly), CTAs.
-    SPLIT: columns of Q in shared and in tensor memory. CACHE: None, or see rows_fp8.py. MAP:
-    first columns of O, S and Q in tensor memory, None for a pair. TMEM: layouts of O, S, Q, Q's
-    copy, and of all. REGS: registers for S and for some columns of O, and how many columns those
-    are. TILE, V_TILE, WORDS, BYTES: shared layouts of tiles of 16, 16, 32 and 8 bits."""
+    """HOW: B_TOPK, barriers of a kind, page sizes of rows and of scales (0: rows lie evenly), CTAs,
+    page size of a block table (0: indices are lists), causal. SPLIT: columns of Q in shared and in
+    tensor memory. CACHE: None, or see rows_fp8.py. MAP: first columns of O, S and Q in tensor
+    memory, None for a pair. TMEM: layouts of O, S, Q, Q's copy, and of all. REGS: registers for S
+    and for some columns of O, and how many columns those are. TILE, V_TILE, WORDS, BYTES: shared
+    layouts of tiles of 16, 16, 32 and 8 bits."""
     DTYPE: gl.constexpr = q_desc.dtype
     B_TOPK: gl.constexpr = HOW[0]
     NB: gl.constexpr = HOW[1]
@@ -187,9 +195,14 @@ def sparse_kernel(  # noqa: PLR0913
     program = gl.program_id(0)
     token = program // head_blocks
     first_head = program % head_blocks * HEADS
-    count = count_of(lengths_ptr, token, topk)
+    of_line = token
+    if cu_ptr is None:
+        count = count_of(lengths_ptr, token, topk)
+    else:  # the last tokens see most keys
+        token = tokens - 1 - token
+        of_line, count = keys_seen(token, cu_ptr, lengths_ptr, batch, tokens, topk, HOW)
     steps = steps_of(count, B_TOPK)
-    line = indices_ptr + token.to(gl.int64) * indices_stride
+    line = indices_ptr + of_line.to(gl.int64) * indices_stride
     keys = (line, count, rows, page_step, row_step)
 
     q_smem = gl.allocate_shared_memory(DTYPE, [EARLY, CTAS * HEADS, GATHERED], TILE)
@@ -252,5 +265,5 @@ def sparse_kernel(  # noqa: PLR0913
             )),
         ],
         [4, 4, 1, 1],
-        REGISTERS,
+        [REGISTERS[0], REGISTERS[1], REGISTERS[2], REGISTERS[3]],
     )  # fmt: skip

@@ -20,7 +20,7 @@ from openmla.kernels.blackwell.sparse.kernel import sparse_kernel
 from openmla.kernels.call import Call, strides, vector
 from openmla.kernels.gluon.compat import pair_tmem_layout, tmem_reg_layout
 from openmla.kernels.gluon.descriptors import tile_layout
-from openmla.operands import Results, SparseOperands
+from openmla.operands import LatentOperands, Results, SparseOperands
 from openmla.planning import Plan
 from openmla.planning.blackwell.sparse import MLAPrefillSparse
 from openmla.planning.blackwell.sparse.kernel import SparseKernel
@@ -28,6 +28,8 @@ from openmla.planning.blackwell.sparse.kernel import SparseKernel
 LOG2_E = math.log2(math.e)
 WARP_LANES = 32
 GATHERED = 64  # columns of a tile
+MOST_KEYS = 2**31 - 1
+Operands = SparseOperands | LatentOperands
 
 
 class Rows(NamedTuple):
@@ -54,22 +56,28 @@ class Source(NamedTuple):
     """None for rows without dequantizing, else columns that share a scale, and 64-column tiles."""
 
 
-def calls(plan: Plan, op: SparseOperands, results: Results) -> Iterator[Call]:
+def calls(plan: Plan, op: Operands, results: Results) -> Iterator[Call]:
     """What a launch runs; nothing for an empty output."""
     if not results.out.numel():
         return
-    if not op.rows:
-        results.clear()  # no index counts, and a descriptor cannot describe an empty tensor
+    keys, table = _pages(op) if isinstance(op, LatentOperands) else _lists(op)
+    if not min(keys["rows"], keys["topk"]):
+        results.clear()  # nobody sees a key, and a descriptor cannot describe an empty tensor
         return
     source = source_of(op.cache, plan.config.qk_depth)
     config, kernel = plan.config, SparseKernel(plan.config, plan.problem)
     tokens, heads, _ = op.q.shape
     blocks = -(-heads // config.padded_num_q_heads)
     arguments = {
-        **constexprs_of(kernel, source.cache, source.data.page_size, source.scales.page_size),
-        **_descriptors(config, op, source, results), **_vectors(op, results),
+        **constexprs_of(
+            kernel, source.cache, source.data.page_size, source.scales.page_size, table
+        ),
+        **_descriptors(config, op, source, results), **keys,
+        "lse_ptr": results.lse, **strides("lse", results.lse),
+        "max_logits_ptr": results.max_logits, **strides("logits", results.max_logits),
+        "sink_ptr": vector(op.weights.sink), "tokens": tokens,
         "factor": op.weights.scale * LOG2_E, "heads": heads, "head_blocks": blocks,
-        "rows": op.rows, "page_step": source.data.page_step, "row_step": source.data.row_step,
+        "page_step": source.data.page_step, "row_step": source.data.row_step,
         "scale_ptr": source.scales.tensor, "scale_stride_page": source.scales.page_step,
         "scale_stride_row": source.scales.row_step,
     }  # fmt: skip
@@ -78,7 +86,11 @@ def calls(plan: Plan, op: SparseOperands, results: Results) -> Iterator[Call]:
 
 @lru_cache(maxsize=64)
 def constexprs_of(
-    kernel: SparseKernel, cache: tuple[int, int] | None, page: int, scale_page: int
+    kernel: SparseKernel,
+    cache: tuple[int, int] | None,
+    page: int,
+    scale_page: int,
+    table: tuple[int, bool],
 ) -> dict[str, Any]:
     """What follows from the plan and from how the cache is laid out."""
     config = kernel.config
@@ -100,7 +112,7 @@ def constexprs_of(
         )  # fmt: skip
         tmem = (output, scores, part, copy, whole)
     return {
-        "HOW": (keys, config.num_mbars, page, scale_page, ctas),
+        "HOW": (keys, config.num_mbars, page, scale_page, ctas, *table),
         "SPLIT": kernel.q_split,
         "CACHE": cache,
         "MAP": places,
@@ -195,7 +207,7 @@ def head_box(x: Tensor, heads: int, columns: int, ctas: int = 1) -> Any:
 
 
 def _descriptors(
-    config: MLAPrefillSparse, op: SparseOperands, source: Source, results: Results
+    config: MLAPrefillSparse, op: Operands, source: Source, results: Results
 ) -> dict[str, Any]:
     span, atom, rows = config.k_gather_box, config.SV_ATOM_MMA_N, source.data
     padded, ctas = config.padded_num_q_heads, config.cta_group
@@ -213,11 +225,21 @@ def _descriptors(
     return found
 
 
-def _vectors(op: SparseOperands, results: Results) -> dict[str, Any]:
+def _lists(op: SparseOperands) -> tuple[dict[str, Any], tuple[int, bool]]:
+    """Every token with its own list of rows."""
     indices = op.indices if op.indices.stride(1) == 1 else op.indices.contiguous()
     return {
         "indices_ptr": indices, "indices_stride": indices.stride(0), "topk": indices.shape[1],
-        "lengths_ptr": vector(op.topk_lengths), "sink_ptr": vector(op.weights.sink),
-        "lse_ptr": results.lse, **strides("lse", results.lse),
-        "max_logits_ptr": results.max_logits, **strides("logits", results.max_logits),
-    }  # fmt: skip
+        "lengths_ptr": vector(op.topk_lengths), "cu_ptr": None, "batch": 0, "rows": op.rows,
+    }, (0, False)  # fmt: skip
+
+
+def _pages(op: LatentOperands) -> tuple[dict[str, Any], tuple[int, bool]]:
+    """Every token with the rows of its sequence; and what is compiled in for that."""
+    table = op.block_table if op.block_table.stride(1) == 1 else op.block_table.contiguous()
+    return {
+        "indices_ptr": table, "indices_stride": table.stride(0),
+        "topk": min(table.shape[1] * op.cache.page_size, MOST_KEYS),
+        "lengths_ptr": vector(op.cache_lengths), "cu_ptr": vector(op.cu_seqlens_q),
+        "batch": table.shape[0], "rows": op.cache.rows,
+    }, (op.cache.page_size, op.causal)  # fmt: skip

@@ -2,8 +2,8 @@
 
 K of a step is 9 tiles of [B_TOPK, 64]; the first three (which meet Q's columns in shared memory)
 and the others have a barrier each. V is two halves of the keys, each with two atoms of 256 columns.
-HOW is (B_TOPK, barriers of a kind, page size or 0, the same for scales, CTAs). Of a pair each CTA
-gathers half the keys of K, and half the columns of each atom of V.
+HOW is (B_TOPK, barriers of a kind, page size or 0, the same for scales, CTAs, page size of a block
+table or 0). Of a pair each CTA gathers half the keys of K, and half the columns of each atom of V.
 """
 
 from triton.experimental import gluon
@@ -85,12 +85,11 @@ def load_k(k_desc, keys, k_smem, bars, steps, EARLY: gl.constexpr, HOW: gl.const
     q_copied, qk_ss_done, qk_ts_done, k_p0_ready, k_p1_ready, _ = bars
     B_TOPK: gl.constexpr = HOW[0]
     NB: gl.constexpr = HOW[1]
-    PAGE: gl.constexpr = HOW[2]
     OFFSETS: gl.constexpr = offsets_layout(gl.num_warps(), HOW[4], True)
     TILES: gl.constexpr = k_smem.shape[0]
     TILE_BYTES: gl.constexpr = B_TOPK // HOW[4] * GATHERED * 2
     for k in range(0, steps):
-        rows = descriptor_rows(keys, k * B_TOPK, B_TOPK, OFFSETS, PAGE)
+        rows = descriptor_rows(keys, k * B_TOPK, B_TOPK, OFFSETS, HOW)
         ready = k_p0_ready.index(k % NB)
         wait_for_step(qk_ss_done, k - 1, NB)
         mbarrier.expect(ready, EARLY * TILE_BYTES)
@@ -113,11 +112,10 @@ def load_v_half(
     """Half the keys of step k, both atoms of columns."""
     B_TOPK: gl.constexpr = HOW[0]
     NB: gl.constexpr = HOW[1]
-    PAGE: gl.constexpr = HOW[2]
     OFFSETS: gl.constexpr = offsets_layout(gl.num_warps(), HOW[4])
     KEYS: gl.constexpr = B_TOPK // 2
     ATOM: gl.constexpr = v_smem.shape[2]
-    rows = descriptor_rows(keys, k * B_TOPK + HALF * KEYS, KEYS, OFFSETS, PAGE)
+    rows = descriptor_rows(keys, k * B_TOPK + HALF * KEYS, KEYS, OFFSETS, HOW)
     wait_for_step(done, k - 1, NB)
     mbarrier.expect(ready.index(k % NB), 2 * KEYS * (ATOM // HOW[4]) * 2)
     for atom in gl.static_range(2):

@@ -16,7 +16,7 @@ waits for the others. V's first half overwrites nothing, of the second all is re
 Rows of 656 bytes hold their rope part as bf16, which is gathered straight to its tile, and their
 scales, one per 128 columns.
 
-HOW is (B_TOPK, barriers of a kind, page size or 0 for rows, the same for scales, CTAs: 1). CACHE is
+HOW as in load.py. CACHE is
 (columns that share a scale, dequantized tiles of K): (64, 9) for fp8_block64, (128, 8) for 656
 bytes, (576, 9) for fp8_token, (0, 9) for rows without scales.
 """
@@ -46,12 +46,13 @@ def scale_blocks(cache, tiles):
 
 
 @gluon.jit
-def load_scales_to_smem(scales, keys, first, smem, N: gl.constexpr, PAGE: gl.constexpr):
+def load_scales_to_smem(scales, keys, first, smem, N: gl.constexpr, HOW: gl.constexpr):
     """fp32 scales of N listed keys, a line of `smem` per block of columns; 0 where none counts."""
     scale_ptr, stride_page, stride_row = scales
     L: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
     BLOCKS: gl.constexpr = smem.shape[0]
-    index, ok = listed(keys, first, N, L)
+    PAGE: gl.constexpr = HOW[3]
+    index, ok = listed(keys, first, N, L, HOW)
     at = index.to(gl.int64) * stride_row
     if PAGE > 0:
         at = (index // PAGE).to(gl.int64) * stride_page + (index % PAGE).to(gl.int64) * stride_row
@@ -62,13 +63,13 @@ def load_scales_to_smem(scales, keys, first, smem, N: gl.constexpr, PAGE: gl.con
 @gluon.jit
 def load_k_scales_to_smem(scales, keys, k, k_scales, HOW: gl.constexpr):
     """Scales of the keys of step k, all columns."""
-    load_scales_to_smem(scales, keys, k * HOW[0], k_scales, HOW[0], HOW[3])
+    load_scales_to_smem(scales, keys, k * HOW[0], k_scales, HOW[0], HOW)
 
 
 @gluon.jit
 def load_v_scales_to_smem(scales, keys, k, v_scales, HOW: gl.constexpr):
     """Scales of the keys of step k, columns of V."""
-    load_scales_to_smem(scales, keys, k * HOW[0], v_scales, HOW[0], HOW[3])
+    load_scales_to_smem(scales, keys, k * HOW[0], v_scales, HOW[0], HOW)
 
 
 @gluon.jit
@@ -152,14 +153,13 @@ def load_k_fp8(
     q_copied, qk_ss_done, qk_ts_done, k_p0_ready, k_p1_ready, k_fp8_tma_done = bars
     B_TOPK: gl.constexpr = HOW[0]
     NB: gl.constexpr = HOW[1]
-    PAGE: gl.constexpr = HOW[2]
     OFFSETS: gl.constexpr = offsets_layout(gl.num_warps())
     TILES: gl.constexpr = k_smem.shape[0]
     WIDENED: gl.constexpr = CACHE[1]
     raw = reinterpret(k_smem, gl.float8e4nv, [2 * TILES, B_TOPK, GATHERED], BYTES)
     mbarrier.wait(q_copied.index(0), 0)
     for k in range(0, steps):
-        rows = descriptor_rows(keys, k * B_TOPK, B_TOPK, OFFSETS, PAGE)
+        rows = descriptor_rows(keys, k * B_TOPK, B_TOPK, OFFSETS, HOW)
         wait_for_step(qk_ss_done, k - 1, NB)
         wait_for_step(qk_ts_done, k - 1, NB)
         load_k_fp8_tma(descs, rows, raw, k_smem, k_fp8_tma_done.index(k % NB), CACHE)
@@ -178,12 +178,11 @@ def load_k_fp8(
 def load_v_fp8_tma(raw_desc, keys, raw, done, k, HOW: gl.constexpr):
     """Start gathering the raw tiles of a step: two halves of the keys, 64 columns each."""
     OFFSETS: gl.constexpr = offsets_layout(gl.num_warps())
-    PAGE: gl.constexpr = HOW[2]
     KEYS: gl.constexpr = raw.shape[1]
     TILES: gl.constexpr = raw.shape[0] // 2
     mbarrier.expect(done, TILES * KEYS * GATHERED)
     for half in gl.static_range(2):
-        rows = descriptor_rows(keys, k * HOW[0] + half * KEYS, KEYS, OFFSETS, PAGE)
+        rows = descriptor_rows(keys, k * HOW[0] + half * KEYS, KEYS, OFFSETS, HOW)
         for g in gl.static_range(TILES // 2):
             tile = raw.index(TILES + half * (TILES // 2) + g)
             tma.async_gather(raw_desc, rows, g * GATHERED, done, tile)

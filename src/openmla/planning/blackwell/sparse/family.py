@@ -1,5 +1,6 @@
 """The sparse kernels of the Blackwell family: a CTA pair, one CTA, FP8 rows, FP8 throughout."""
 
+from collections.abc import Mapping
 from itertools import pairwise
 from typing import Any
 
@@ -22,6 +23,8 @@ from openmla.planning.serves import (
     LENGTHS,
     LONG_NAMES,
     MOST_PAGE_ROWS,
+    Allowed,
+    Field,
     OneOf,
     Range,
     Serves,
@@ -31,11 +34,13 @@ from openmla.planning.serves import (
 from openmla.planning.target import Target
 from openmla.problem import Problem
 
+Dtypes = tuple[tuple[str, ...], ...]
 _LAUNCHER = "openmla.kernels.blackwell.sparse.launch"
 
 
 def _pair(problem: Problem, target: Target) -> MLAPrefillSparse:
-    base = select_mla_sparse_config(num_q_heads=problem.heads, indices_stride=problem.topk)
+    topk = max(problem.topk, 1)  # pages have no lists
+    base = select_mla_sparse_config(num_q_heads=problem.heads, indices_stride=topk)
     return MLAPrefillSparse(**base.arguments() | {"qkv_dtype": LONG_NAMES[problem.q_dtype]})
 
 
@@ -85,28 +90,33 @@ def _all_fp8_map(offsets: Offsets) -> MemoryMap:
     return MemoryMap((*regions, small), SMEM_CARVEOUT)
 
 
-_EVERY_SPARSE = {
-    "form": OneOf("sparse"),
+_EVERY = {
     ("d_nope", "d_rope", "d_v"): OneOf((512, 64, 512)),
-    "page_size": Range(0, MOST_PAGE_ROWS),
-    "topk": Range(1),
-    **either("causal", "has_topk_lengths", "has_sink", "wants_lse", "wants_max_logits"),
+    **either("causal", "has_sink", "wants_lse"),
     **LENGTHS,
     "aligned_16": ALIGNED,
+}
+_FORMS: Mapping[str, Mapping[Field, Allowed]] = {
+    "sparse": {
+        "form": OneOf("sparse"),
+        **_EVERY,
+        "page_size": Range(0, MOST_PAGE_ROWS),
+        "topk": Range(1),
+        **either("has_topk_lengths", "wants_max_logits"),
+    },
+    "latent": {"form": OneOf("latent"), **_EVERY, "page_size": Range(1, MOST_PAGE_ROWS)},
 }
 _HEADS = OneOf(8, 16, 24, 32, 40, 48, 56, 64, 128)
 
 
-def _serves(heads: OneOf, *dtypes: tuple[str, ...]) -> Serves:
-    return Serves(
-        {**_EVERY_SPARSE, "heads": heads, DTYPES: OneOf(*dtypes), "rope": OneOf("shared")}
-    )
+def _serves(form: str, heads: OneOf, *dtypes: tuple[str, ...]) -> Serves:
+    return Serves({**_FORMS[form], "heads": heads, DTYPES: OneOf(*dtypes), "rope": OneOf("shared")})
 
 
-def _kernel(config: type, serves: Serves, **more: Any) -> Kernel:
+def _kernel(config: type, form: str, heads: OneOf, dtypes: Dtypes, **more: Any) -> Kernel:
     return Kernel(
         config=config,
-        serves=serves,
+        serves=_serves(form, heads, *dtypes),
         launcher=_LAUNCHER,
         block=lambda config, problem: SparseKernel(config, problem).block,
         explain=lambda config, problem: SparseKernel(config, problem).explain(),
@@ -114,15 +124,19 @@ def _kernel(config: type, serves: Serves, **more: Any) -> Kernel:
     )
 
 
-_16_BITS = alike("bf16", "fp16")
+_BF16, _16_BITS = alike("bf16"), alike("bf16", "fp16")
 _FP8_ROWS = tuple(("bf16", name, name, name) for name in ("e4m3", *GLUON_CACHES))
+_PAIR = OneOf(128)
 SPARSE_KERNELS = (
     # A pair's products inside a partition need barriers that both CTAs share.
-    _kernel(MLAPrefillSparse, _serves(OneOf(128), *_16_BITS), choose=_pair, first_triton=(3, 9)),
-    _kernel(MLAPrefillSparse, _serves(_HEADS, *_16_BITS), choose=_one_cta),
-    _kernel(MLAPrefillSparseFP8, _serves(_HEADS, *_FP8_ROWS), choose=_dequantized),
+    _kernel(MLAPrefillSparse, "sparse", _PAIR, _16_BITS, choose=_pair, first_triton=(3, 9)),
+    _kernel(MLAPrefillSparse, "sparse", _HEADS, _16_BITS, choose=_one_cta),
+    _kernel(MLAPrefillSparseFP8, "sparse", _HEADS, _FP8_ROWS, choose=_dequantized),
+    _kernel(MLAPrefillSparse, "latent", _PAIR, _BF16, choose=_pair, first_triton=(3, 9)),
+    _kernel(MLAPrefillSparse, "latent", _HEADS, _BF16, choose=_one_cta),
+    _kernel(MLAPrefillSparseFP8, "latent", _HEADS, _FP8_ROWS[1:], choose=_dequantized),
     Kernel(
-        serves=_serves(_HEADS, *alike("e4m3")),
+        serves=_serves("sparse", _HEADS, *alike("e4m3")),
         config=MLAPrefillSparseQKVFP8,
         choose=_all_fp8,
         block=_all_fp8_block,

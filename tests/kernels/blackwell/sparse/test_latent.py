@@ -1,0 +1,63 @@
+"""The latent form over pages on Blackwell: the list of a token follows from the block table."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+
+import pytest
+
+from kernels.blackwell.simulated import run
+from kernels.judging import on
+from openmla.kernels.gluon.compat import RENAMED
+from openmla.testing.case import Case
+from openmla.testing.compare import judge
+from openmla.testing.memory.poison import differences
+
+LATENT = Case(
+    "latent", 16, 512, 64, 512, kv="bf16", page_size=64, q_lens=(2, 0, 1), k_lens=(66, 5, 129),
+    scale=0.07, spare=1,
+)  # fmt: skip
+CASES = {
+    "causal": LATENT,
+    "full, sinks": replace(LATENT, causal=False, q_lens=(1, 1), k_lens=(65, 3), sink="mixed"),
+    "fewer keys than queries": replace(LATENT, q_lens=(5,), k_lens=(2,), page_size=7, heads=40),
+    "34 sequences": replace(LATENT, q_lens=(0,) * 33 + (1,), k_lens=(3,) * 34, heads=8),
+    "no keys": replace(LATENT, q_lens=(1, 1), k_lens=(0, 1)),
+    "fp8_656": replace(LATENT, kv="fp8_656", q_lens=(1,), k_lens=(70,)),
+    "fp8_block32, pages of 16": replace(
+        LATENT, kv="fp8_block32", page_size=16, q_lens=(1,), k_lens=(70,)
+    ),
+}
+# A pair of CTAs with the Triton that has their barriers, else two CTAs.
+WIDE = {
+    "128 heads": replace(LATENT, heads=128, q_lens=(1, 1), k_lens=(300, 1)),
+    "128 heads, rising": replace(
+        LATENT, heads=128, q_lens=(1,), k_lens=(300,), values="rising", scale=1.0
+    ),
+}
+SEEDS = int(os.environ.get("OPENMLA_SIM_SEEDS", "0"))
+
+
+def check(case: Case) -> None:
+    runs = [("zero", "early"), ("nan", "late"), *[("zero", "random")] * SEEDS]
+    outcomes = []
+    for seed, (background, schedule) in enumerate(runs):
+        outcome, reports = run(on(case, background), schedule=schedule, seed=seed)
+        assert [str(f) for report in reports for f in report.findings] == []
+        outcomes.append(outcome)
+        assert not differences(outcome, outcomes[0])
+    verdict = judge(on(case), outcomes[0])
+    assert verdict.ok, verdict.report()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_right_clean_and_deaf_to_poison(name: str) -> None:
+    check(CASES[name])
+
+
+@pytest.mark.compile  # these run with the second version of Triton
+@pytest.mark.skipif(not RENAMED, reason="this Triton has no barriers for a pair of CTAs")
+@pytest.mark.parametrize("name", WIDE)
+def test_a_pair_of_ctas(name: str) -> None:
+    check(WIDE[name])

@@ -137,6 +137,9 @@ def predict(chosen: Plan) -> Prediction | None:
     # Operations do not wait for one another at shared memory: all its bytes still have to pass.
     block = max((second - first) / more, *needed.values())
     item = first - BLOCKS[0] * (second - first) / more
+    if _ctas(chosen) == 2:  # a pair stays for the next item: what it costs beside another one
+        several, _ = _timed(_one_item(chosen, BLOCKS[0], items=3))
+        item = (several - first) / 2 - BLOCKS[0] * (second - first) / more
     busy = {unit: clocks / block for unit, clocks in needed.items()}
     sm_count = target_by_name(chosen.target).sm_count
     items = [item + blocks * block for blocks in _work(chosen)]
@@ -195,8 +198,9 @@ def _sparse_tile(chosen: Plan) -> tuple[int, int]:
     """Heads of a work item and keys of a step."""
     if chosen.backend == "hopper":
         return chosen.config.BM, chosen.config.keys_per_step
-    config = _sparse_config(chosen)
-    return config.padded_num_q_heads, config.B_TOPK
+    running = replace(chosen, config=_sparse_config(chosen))
+    assert running.block is not None
+    return running.config.padded_num_q_heads, running.block.tile_keys
 
 
 def _ctas(chosen: Plan) -> int:
@@ -243,8 +247,9 @@ def _timed(item: Plan) -> tuple[float, dict[str, float]]:
     return max(e.end for e in timeline.events), busy
 
 
-def _one_item(chosen: Plan, blocks: int) -> Plan:
-    """The plan for one work item; its operands will be zeros, so that no maximum moves."""
+def _one_item(chosen: Plan, blocks: int, items: int = 1) -> Plan:
+    """The plan for one work item, or of a pair for some in a row; its operands will be zeros, so
+    that no maximum moves."""
     problem, config = chosen.problem, chosen.config
     small = replace(
         problem, batch=1, page_size=0, has_sink=False, has_q_scale=False, has_k_scale=False,
@@ -259,7 +264,7 @@ def _one_item(chosen: Plan, blocks: int) -> Plan:
         else:
             config = replace(_sparse_config(chosen), num_q_heads=heads, indices_stride=keys)
         dtypes = dict.fromkeys(("kv_dtype", "v_dtype", "rope_dtype"), problem.q_dtype)
-        shape = {"heads": heads, "total_q": 1, **dtypes}
+        shape = {"heads": heads, "total_q": items, **dtypes}
         shape["page_size" if problem.form == "latent" else "topk"] = keys
     else:
         keys = blocks * config.BN
@@ -270,4 +275,6 @@ def _one_item(chosen: Plan, blocks: int) -> Plan:
         if chosen.backend == "hopper":
             config = replace(config, heads=1, sm_count=1)  # one item, whose keys are not split
     small = replace(small, total_k=keys, **shape)
-    return replace(chosen, problem=small, config=config, passed_over=())
+    chip = target_by_name(chosen.target)
+    target = f"{chip.arch}:2x{chip.smem_per_block}" if _ctas(chosen) == 2 else chosen.target
+    return replace(chosen, problem=small, config=config, target=target, passed_over=())

@@ -17,6 +17,7 @@ from openmla.planning.blackwell.kernel import DenseKernel
 from openmla.planning.blackwell.partitions import Partitioned
 from openmla.planning.blackwell.sparse import kernel as sparse_kernel
 from openmla.planning.blackwell.sparse.kernel import SparseKernel
+from openmla.planning.blackwell.sparse.pair import PairKernel
 from openmla.planning.models import MODELS, problem_for_model
 from openmla.problem import Problem
 
@@ -28,7 +29,9 @@ B200 = target_by_name("b200")
 
 def kernel_of(problem: Problem) -> Partitioned:
     config = plan(problem, B200, "blackwell").config
-    return (SparseKernel if problem.form == "sparse" else DenseKernel)(config, problem)
+    if problem.form == "dense":
+        return DenseKernel(config, problem)
+    return (PairKernel if config.cta_group == 2 else SparseKernel)(config, problem)
 
 
 def cached(problem: Problem, rope_dtype: str, page_size: int = 64) -> Problem:
@@ -114,7 +117,7 @@ def test_what_a_problem_does_not_need_is_not_there() -> None:
             replace(V3, d_nope=192, d_v=256),
             ["K and V take their own widths", "128 columns of tensor memory more"],
         ),
-        (SPARSE, ["all of Q stays in shared memory, 49152 bytes more", "before Triton 3.9"]),
+        (SPARSE, ["all of Q stays in shared memory", "a step is 256 keys", "before Triton 3.9"]),
         (replace(SPARSE, kv_dtype="fp8_656"), ["there is none that dequantizes", "than 2^6"]),
     ],
     ids=["2Q", "fp8", "one accumulator", "pair", "fp8_656"],

@@ -68,6 +68,7 @@ def _commit(barriers: Sequence[MemoryView], paired: bool) -> None:
     pipe = queue("tcgen05")
     cluster = agent.cta.cluster
     op = AsyncOp(agent, "mma", "tcgen05 commit", 0)
+    op.paired = paired
     done = Clock()
     for issued in pipe.open:
         done.join(issued.completion)
@@ -204,11 +205,12 @@ def tcgen05_commit(barrier: MemoryView, pred: Any = True, descs: Sequence[Any] =
     require_default("descs", tuple(descs), ())
     if not bool(raw(pred)):
         return
-    pipe = queue("tcgen05")
-    paired = current().cta.cluster.size > 1 and any(op.paired for op in pipe.open)
-    if current().cta.cluster.size > 1 and not pipe.open and current().cta.rank:
+    pipe, cta = queue("tcgen05"), current().cta
+    if cta.cluster.size > 1 and not pipe.open and cta.rank:
         return
-    _commit([barrier], paired)
+    # A commit behind another one has no products of its own, and speaks for the earlier ones.
+    last = pipe.open[-1:] if pipe.open else [op for op in [pipe.last] if op is not None]
+    _commit([barrier], cta.cluster.size > 1 and any(op.paired for op in (*pipe.open, *last)))
 
 
 # -- gather4

@@ -134,17 +134,17 @@ def where(condition: Any, x: Any, y: Any) -> Any:
     if dtype is None or (dtype.kind != "float" and (a.dtype.is_float or b.dtype.is_float)):
         dtype = dtypes.promote(a.dtype, b.dtype)
     data = np.where(raw(condition), a.value, b.value).astype(dtype.register)
-    current().charge(np.size(data))
     splits = [v.split for v in (condition, a, b) if isinstance(v, Tensor) and v.split is not None]
-    layout = a.layout if not plain_x else b.layout
-    return Tensor(data, dtype, splits[0] if splits else None, layout)
+    split = splits[0] if splits else None
+    current().charge(np.size(data), split=split)
+    return Tensor(data, dtype, split, a.layout if not plain_x else b.layout)
 
 
 def _unary(function: Callable[[Any], Any], unit: str = "vector") -> Callable[[Any], Tensor]:
     def apply(x: Any) -> Tensor:
         t = scalar(x)
         value = t.value
-        current().charge(np.size(value), unit)
+        current().charge(np.size(value), unit, t.split)
         return Tensor(t.dtype.round(function(value)), t.dtype, t.split, t.layout)
 
     return apply
@@ -174,7 +174,7 @@ def cdiv(x: Any, y: Any) -> Any:
 def _reduce(function: Callable[..., Any], unit_dtype: bool = False) -> Callable[..., Any]:
     def apply(x: Tensor, axis: int | None = None, keep_dims: bool = False, **_: Any) -> Any:
         value = x.value
-        current().charge(np.size(value))
+        current().charge(np.size(value), split=x.split)
         dtype = x.dtype
         if unit_dtype and dtype.kind in ("int", "uint", "bool") and dtype.bits < 32:
             dtype = dtypes.int32 if dtype.kind != "uint" else dtypes.uint32

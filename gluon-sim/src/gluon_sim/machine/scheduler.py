@@ -143,11 +143,15 @@ class Agent:
                 self.scheduler.note(self.lane, "wait", reason(), started, self.time)
 
     # -- effects
-    def charge(self, amount: Any, unit: str = "vector") -> None:
-        """Advance the nominal clock by the cost of `amount` elements on `unit`."""
+    def charge(self, amount: Any, unit: str = "vector", split: int | None = None) -> None:
+        """Advance the nominal clock by the cost of `amount` elements on `unit`.
+
+        Of a tensor that a cluster splits, a CTA has its share.
+        """
         if self.scheduler.timed:
             rates = self.scheduler.rates
             work = float(amount) / rates.cost[unit]
+            work /= 1 if split is None else self.cta.cluster.size
             end = self.time + work * 4 / self.num_warps
             if rates.shared:
                 lane = f"{self.cta.name} {unit}"

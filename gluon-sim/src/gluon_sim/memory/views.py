@@ -294,7 +294,7 @@ class MemoryView:
         """Read into registers (an ordinary, synchronous access)."""
         agent = current()
         agent.access(self.part(), write=False, what=f"load of {self.label}")
-        agent.charge(self.numel, "memory")
+        agent.charge(self.numel, "memory", self.split)
         return Tensor(self.read_values(), self.dtype, split_axis(layout), layout)
 
     def store(self, value: Any, pred: Any = True) -> None:
@@ -307,7 +307,7 @@ class MemoryView:
             raise ValueError(f"store of shape {bits.shape} to {self.label} of shape {self._shape}")
         mine = self.part()
         agent.access(mine, write=True, what=f"store to {self.label}")
-        agent.charge(self.numel, "memory")
+        agent.charge(self.numel, "memory", self.split)
         if mine is not self:
             dim = self.rank + (self.split or 0)
             half = self._shape[dim] // 2

@@ -94,7 +94,7 @@ class Tensor:
             raw = self.dtype.encode(np.asarray(self.value)).view(dtype.storage)
             return Tensor(dtype.decode(raw), dtype, self.split, self.layout)
         value = self.value
-        current().charge(np.size(value))
+        current().charge(np.size(value), split=self.split)
         if dtype is self.dtype:
             return Tensor(value, dtype, self.split, self.layout)
         return Tensor(dtype.round(value), dtype, self.split, self.layout)
@@ -138,7 +138,7 @@ class Tensor:
             if isinstance(other, Tensor):
                 right = right.astype(dtype.register, copy=False)
         result = op(left, right)
-        current().charge(np.size(result))
+        current().charge(np.size(result), split=split)
         if dtype is not dtypes.float32:
             result = dtype.round(result)
         return Tensor(result, dtype, split, self.layout)

@@ -8,7 +8,7 @@ from openmla.errors import Unsupported
 from openmla.planning.blackwell.fa4 import FA4Config
 from openmla.planning.blackwell.kernel import DenseKernel, why_no_kernel
 from openmla.planning.blackwell.mla import ROPE_DEPTH, MLAConfig, select_mla_prefill_config
-from openmla.planning.blackwell.sparse.family import SPARSE_KERNELS
+from openmla.planning.blackwell.sparse.family import COARSE, SPARSE_KERNELS
 from openmla.planning.blackwell.units import operand_swizzle
 from openmla.planning.dequantize import mean_length
 from openmla.planning.family import Family, Kernel
@@ -109,7 +109,6 @@ _WITHOUT_ROPE: Mapping[Field, Allowed] = {
     "d_v": OneOf(64, 128, 256),
     "rope": OneOf("none"),
 }
-_COARSE = "its weights are FP8 too: those below 2^-17 of a row's largest are lost"
 
 
 def _dense(widths: Mapping[Field, Allowed], *dtypes: tuple[str, ...], coarse: str = "") -> Kernel:
@@ -132,9 +131,9 @@ BLACKWELL = Family(
     kernels=(
         # The rope of an FP8 cache is dequantized to bf16, if it is not bf16 already.
         _dense(_WITH_ROPE, *_16_BITS, *(("bf16", "bf16", "bf16", name) for name in GLUON_CACHES)),
-        _dense(_WITH_ROPE, *alike("e4m3"), ("e4m3", "e4m3", "e4m3", "bf16"), coarse=_COARSE),
+        _dense(_WITH_ROPE, *alike("e4m3"), ("e4m3", "e4m3", "e4m3", "bf16"), coarse=COARSE),
         _dense(_WITHOUT_ROPE, *_16_BITS),
-        _dense(_WITHOUT_ROPE, *alike("e4m3"), coarse=_COARSE),
+        _dense(_WITHOUT_ROPE, *alike("e4m3"), coarse=COARSE),
         *SPARSE_KERNELS,
     ),
 )

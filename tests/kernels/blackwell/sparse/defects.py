@@ -13,7 +13,7 @@ from kernels.mutants import load_mutant, once
 
 @dataclass(frozen=True)
 class SparseDefect:
-    """Replace `old` by `new` in sparse/`file`.py.
+    """Replace `old` by `new` in `file`.py of sparse, or of the kernel's own folder.
 
     `kind` None: only the numbers are wrong.
     """
@@ -26,10 +26,10 @@ class SparseDefect:
     case: str = "bf16"
 
 
-def load_defect(defect: SparseDefect, folder: Path) -> ModuleType:
+def load_defect(defect: SparseDefect, folder: Path, kernel: str = "sparse") -> ModuleType:
     """The launch module of a copy of the kernel with the defect."""
-    file, edit = f"sparse.{defect.file}", once(defect.old, defect.new)
-    return load_mutant(package, file, edit, "sparse.launch", folder)
+    file = defect.file if "." in defect.file else f"{kernel}.{defect.file}"
+    return load_mutant(package, file, once(defect.old, defect.new), f"{kernel}.launch", folder)
 
 
 DEFECTS = [
@@ -49,7 +49,7 @@ DEFECTS = [
     ),
     SparseDefect(
         "the copy of Q is not committed", Kind.DEADLOCK, "mma",
-        "        tcgen05_commit(q_copied.index(0))\n", "",
+        "    tcgen05_commit(q_copied.index(0))\n", "",
     ),
     SparseDefect(
         "the commit of S V signals the other slot", Kind.DEADLOCK, "mma",
@@ -72,19 +72,19 @@ DEFECTS = [
     ),
     SparseDefect(
         "V is loaded over Q before Q was copied", Kind.RACE, "load",
-        "    if COPIED > 0:\n        mbarrier.wait(q_copied.index(0), 0)\n", "",
+        "_p1_ready, _ = bars\n    mbarrier.wait(q_copied.index(0), 0)\n", "_p1_ready, _ = bars\n",
     ),
     SparseDefect(
         "K's later columns are loaded over Q before Q was copied", Kind.RACE, "load",
-        "            if k == 0:\n                mbarrier.wait(q_copied.index(0), 0)\n", "",
+        "        if k == 0:\n            mbarrier.wait(q_copied.index(0), 0)\n", "",
     ),
     SparseDefect(
         "K is loaded before the products before have read it", Kind.RACE, "load",
-        "            wait_for_step(qk_ts_done, k - 1, NB)\n", "",
+        "        wait_for_step(qk_ts_done, k - 1, NB)\n", "",
     ),
     SparseDefect(
         "half the bytes of V are announced", Kind.BYTES, "load",
-        "2 * KEYS * (ATOM // HOW[4]) * 2", "KEYS * (ATOM // HOW[4]) * 2",
+        "2 * KEYS * ATOM * 2", "KEYS * ATOM * 2",
     ),
     SparseDefect(
         "scores are released before they are read", Kind.RACE, "softmax",
@@ -146,26 +146,6 @@ DEFECTS = [
     SparseDefect(
         "raw rows are dequantized before they are there", Kind.RACE, "rows_fp8",
         "        wait_for_step(v_fp8_tma_done, k, NB)\n", "", "fp8",
-    ),
-    SparseDefect(
-        "every CTA of a pair announces the bytes of both", Kind.DEADLOCK, "load",
-        "TILE_BYTES: gl.constexpr = B_TOPK // HOW[4] *", "TILE_BYTES: gl.constexpr = B_TOPK *",
-        "pair",
-    ),
-    SparseDefect(
-        "the first CTA of a pair does not wait for the weights of the second", Kind.RACE, "kernel",
-        "so_ready = barriers(NB, CTAS, True)", "so_ready = barriers(NB, CTAS, False)", "pair",
-    ),
-    SparseDefect(
-        "the second CTA of a pair does not hear of finished products", Kind.DEADLOCK, "kernel",
-        "sv_done = (barriers(NB, CTAS, False), barriers(NB, CTAS, False))",
-        "sv_done = (barriers(NB, CTAS, True), barriers(NB, CTAS, True))", "pair",
-    ),
-    SparseDefect(
-        "only one atom of a pair's output is multiplied", None, "softmax",
-        "    for i in gl.static_range(512 // WIDTH):\n        part = columns_of(O, i, WIDTH)\n",
-        "    for i in gl.static_range(256 // WIDTH):\n        part = columns_of(O, i, WIDTH)\n",
-        "pair rising",
     ),
     SparseDefect(
         "one index into a step is not a step", None, "rows",

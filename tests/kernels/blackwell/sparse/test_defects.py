@@ -13,7 +13,6 @@ from gluon_sim import Kind, Limits, intercept
 from kernels.blackwell.simulated import plan_of
 from kernels.blackwell.sparse.defects import DEFECTS, SparseDefect, load_defect
 from kernels.mutants import assert_found
-from openmla.kernels.gluon.compat import RENAMED
 from openmla.testing.build import Outcome, build
 from openmla.testing.case import Case
 from openmla.testing.compare import judge
@@ -26,8 +25,6 @@ BF16 = Case(
 )  # fmt: skip
 CASES = {
     "bf16": BF16,
-    "pair": replace(BF16, heads=128, topk=300),
-    "pair rising": replace(BF16, heads=128, topk=300, values="rising", scale=1.0),
     "rising": replace(BF16, values="rising", scale=1.0, index_kind="distinct", topk=200),
     "fp8": replace(BF16, kv="fp8_block32"),
     "latent": Case(
@@ -51,32 +48,19 @@ def test_there_are_enough() -> None:
     assert len({d.name for d in DEFECTS}) == len(DEFECTS) >= 16
 
 
-ALONE = [d for d in DEFECTS if not d.case.startswith("pair")]
-PAIRED = [d for d in DEFECTS if d.case.startswith("pair")]
-
-
-@pytest.mark.parametrize("defect", ALONE, ids=lambda d: d.name)
+@pytest.mark.parametrize("defect", DEFECTS, ids=lambda d: d.name)
 def test_defect_is_found(defect: SparseDefect, tmp_path: Path) -> None:
-    look_for(defect, tmp_path)
-
-
-@pytest.mark.compile  # these run with the second version of Triton
-@pytest.mark.skipif(not RENAMED, reason="this Triton has no barriers for a pair of CTAs")
-@pytest.mark.parametrize("defect", PAIRED, ids=lambda d: d.name)
-def test_defect_of_a_pair_is_found(defect: SparseDefect, tmp_path: Path) -> None:
-    look_for(defect, tmp_path)
-
-
-def look_for(defect: SparseDefect, tmp_path: Path) -> None:
     """A few schedules must show what the defect breaks."""
-    assert_found(defect.kind, partial(_run, load_defect(defect, tmp_path), CASES[defect.case]))
+    assert_found(defect.kind, partial(run_on, load_defect(defect, tmp_path), CASES[defect.case]))
 
 
-def _run(mutant: ModuleType, case: Case, schedule: str, seed: int) -> tuple[set[Kind], bool]:
+def run_on(
+    mutant: ModuleType, case: Case, schedule: str, seed: int, target: str = "b200"
+) -> tuple[set[Kind], bool]:
     """What the simulator found, and whether the numbers are right."""
     built = build(case, memory=Memory("cpu", "nan"))
     results = new_results(built)
-    chosen = plan_of(built)
+    chosen = replace(plan_of(built), target=target)
     outcome = Outcome(results.out, results.lse)
     options = {"schedule": schedule, "seed": seed, "limits": Limits(steps=20_000)}
     with intercept(outputs=outcome.tensors(), **options) as reports:
@@ -91,4 +75,4 @@ def _run(mutant: ModuleType, case: Case, schedule: str, seed: int) -> tuple[set[
 def test_the_kernel_itself_is_clean_and_right(name: str) -> None:
     import openmla.kernels.blackwell.sparse.launch as kernel
 
-    assert _run(kernel, CASES[name], "random", 1) == (set(), True)
+    assert run_on(kernel, CASES[name], "random", 1) == (set(), True)

@@ -16,7 +16,6 @@ from openmla import dispatch
 from openmla.cache import LatentCache
 from openmla.errors import Unsupported
 from openmla.kernels.blackwell.sparse import launch as sparse_launch
-from openmla.kernels.gluon.compat import RENAMED
 from openmla.kernels.launch import launch
 from openmla.operands import SparseOperands
 from openmla.planning import target_by_name
@@ -90,37 +89,6 @@ def test_every_schedule_is_clean(name: str) -> None:
         outcome, reports = run(built, seed=seed, resident=3)
         assert [str(f) for report in reports for f in report.findings] == []
         assert not differences(outcome, first)
-
-
-PAIR = replace(V32, heads=128, q_lens=(1,), topk=300)
-PAIR_CASES = {
-    "three steps": PAIR,
-    "lengths and wild indices": replace(
-        PAIR, q_lens=(2,), topk_lengths="wild", index_kind="mixed", sink="mixed",
-        return_max_logits=True,
-    ),
-    "no index counts": replace(PAIR, index_kind="invalid", sink="normal", topk=129),
-    "rising": replace(PAIR, values="rising", scale=1.0),
-    "fp16, uneven tail": replace(PAIR, dtype="fp16", topk=133, return_lse=False),
-    "bf16 pages": replace(PAIR, kv="bf16", page_size=16, index_kind="duplicates"),
-}  # fmt: skip
-
-
-@pytest.mark.compile  # these run with the second version of Triton
-@pytest.mark.skipif(not RENAMED, reason="this Triton has no barriers for a pair of CTAs")
-@pytest.mark.parametrize("name", PAIR_CASES)
-def test_a_pair_of_ctas(name: str) -> None:
-    case = PAIR_CASES[name]
-    outcomes = []
-    runs = [("zero", "early"), ("nan", "late"), *[("zero", "random")] * SEEDS]
-    for seed, (background, schedule) in enumerate(runs):
-        built = on(case, background)
-        outcome, reports = run(built, schedule=schedule, seed=seed)
-        assert [str(f) for report in reports for f in report.findings] == []
-        outcomes.append(outcome)
-        assert not differences(outcome, outcomes[0])
-    verdict = judge(on(case), outcomes[0])
-    assert verdict.ok, verdict.report()
 
 
 def spread(pages: torch.Tensor, gap: int) -> torch.Tensor:

@@ -9,7 +9,6 @@ import pytest
 
 from kernels.blackwell.simulated import run
 from kernels.judging import on
-from openmla.kernels.gluon.compat import RENAMED
 from openmla.testing.case import Case
 from openmla.testing.compare import judge
 from openmla.testing.memory.poison import differences
@@ -27,13 +26,6 @@ CASES = {
     "fp8_656": replace(LATENT, kv="fp8_656", q_lens=(1,), k_lens=(70,)),
     "fp8_block32, pages of 16": replace(
         LATENT, kv="fp8_block32", page_size=16, q_lens=(1,), k_lens=(70,)
-    ),
-}
-# A pair of CTAs with the Triton that has their barriers, else two CTAs.
-WIDE = {
-    "128 heads": replace(LATENT, heads=128, q_lens=(1, 1), k_lens=(300, 1)),
-    "128 heads, rising": replace(
-        LATENT, heads=128, q_lens=(1,), k_lens=(300,), values="rising", scale=1.0
     ),
 }
 SEEDS = int(os.environ.get("OPENMLA_SIM_SEEDS", "0"))
@@ -54,10 +46,3 @@ def check(case: Case) -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_right_clean_and_deaf_to_poison(name: str) -> None:
     check(CASES[name])
-
-
-@pytest.mark.compile  # these run with the second version of Triton
-@pytest.mark.skipif(not RENAMED, reason="this Triton has no barriers for a pair of CTAs")
-@pytest.mark.parametrize("name", WIDE)
-def test_a_pair_of_ctas(name: str) -> None:
-    check(WIDE[name])

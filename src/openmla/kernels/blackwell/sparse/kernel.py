@@ -3,59 +3,55 @@
 The rows of a token are those of a list, or (rows.py) all that its sequence has in a paged cache.
 
 A CTA serves one token and up to 64 of its heads, padded to the 64 rows of a product, and walks the
-token's list of rows B_TOPK = 64 at a time. A pair of CTAs serves one token with 128 heads, B_TOPK =
-128 rows at a time, by two-CTA products: each CTA holds 64 heads of Q and of the scores, half the
-keys of K and half the columns of each atom of V. The kernel obeys an `MLASparseConfig`.
+token's list of rows B_TOPK = 64 at a time. The kernel obeys an `MLASparseConfig` of one CTA; those
+of a pair are pair/kernel.py's.
 
 | partition | warps | does |
 |---|---|---|
 | softmax (default) | 4 | scores to weights, multiplies O, stores the result (softmax.py) |
 | load_k | 4 | gathers K, for an fp8 cache also dequantizes it (load.py, rows_fp8.py) |
 | load_v | 4 | loads Q, gathers V, likewise |
-| mma | 1 | copies Q to tensor memory, issues all products (mma.py); of a pair, CTA 0 |
+| mma | 1 | copies Q to tensor memory, issues all products (mma.py) |
 | kv_valid_producer | 1 | one bit per key: does its index count? (rows.py) |
 
 | barrier | number | completed by (count) | waited for by |
 |---|---|---|---|
-| q_ready * | 1 | TMA bytes of Q (1) | mma |
+| q_ready | 1 | TMA bytes of Q (1) | mma |
 | q_copied | 1 | commit of the copies of Q (1) | load_v; load_k before the later columns |
-| k_p0_ready, k_p1_ready * | NB | TMA bytes of K's first 192, other 384 columns (1) | mma |
+| k_p0_ready, k_p1_ready | NB | TMA bytes of K's first 192, other 384 columns (1) | mma |
 | qk_ss_done, qk_ts_done | NB | commit of the products over them (1) | load_k; the last, softmax |
-| p_free * | NB | softmax has read the scores (1) | mma |
+| p_free | NB | softmax has read the scores (1) | mma |
 | k_valid_ready, k_valid_free | NB | kv_valid_producer, softmax (1) | the other one |
-| so_ready * | NB | softmax: weights stored, O multiplied (1) | mma |
-| v_p0_ready, v_p1_ready * | NB | TMA bytes of V's first, second half of keys (1) | mma |
+| so_ready | NB | softmax: weights stored, O multiplied (1) | mma |
+| v_p0_ready, v_p1_ready | NB | TMA bytes of V's first, second half of keys (1) | mma |
 | sv_p0_done, sv_p1_done | NB | commit of the products over them (1) | load_v; p1 also softmax |
 | k_fp8_tma_done, v_fp8_tma_done | NB | TMA bytes of fp8 rows (1) | load_k, load_v |
 
-Of a pair, CTA 0 has the barriers marked *, which wait for both CTAs (2); commits signal both. There
-is one buffer of K and of V; NB = 2 barriers of each kind let a step's signals be told from those of
-the step before. Over an fp8 cache the four ready barriers are completed by the producers.
+There is one buffer of K and of V; NB = 2 barriers of each kind let a step's signals be told from
+those of the step before. Over an fp8 cache the four ready barriers are completed by the producers.
 
-| shared memory of a CTA | bytes | before the steps | after them | pair |
-|---|---|---|---|---|
-| q_smem | 64 x 192 x 2 = 24576 | first 192 columns of Q | | 64 x 576 x 2 = 73728 |
-| k_smem | 64 x 576 x 2 = 73728 | Q's last 128 columns, from tile 4 on | | the same |
-| v_smem | 64 x 512 x 2 = 65536 | Q's 256 columns from 192 on | output | 128 x 256 x 2 |
-| p_smem | 64 x 64 x 2 = 8192 | | | 64 x 128 x 2 = 16384 |
-| is_k_valid, barriers | 16 + 208 | | | 32 + 208 |
-| fp8: scales of K and V | 64 x 4 x (blocks of 576 + blocks of 512) | | | |
+| shared memory of a CTA | bytes | before the steps | after them |
+|---|---|---|---|
+| q_smem | 64 x 192 x 2 = 24576 | first 192 columns of Q | |
+| k_smem | 64 x 576 x 2 = 73728 | Q's last 128 columns, from tile 4 on | |
+| v_smem | 64 x 512 x 2 = 65536 | Q's 256 columns from 192 on | output |
+| p_smem | 64 x 64 x 2 = 8192 | | |
+| is_k_valid, barriers | 16 + 208 | | |
+| fp8: scales of K and V | 64 x 4 x (blocks of 576 + blocks of 512) | | |
 
-| tensor memory | columns | pair |
-|---|---|---|
-| O: two atoms of 256 columns | 0 … 255, each atom in half the lanes | 0 … 127, 128 … 255 |
-| S | 256 … 319 | 256 … 319 |
-| Q's columns 192 … 575, two to a cell | 320 … 511 | none |
+| tensor memory | columns |
+|---|---|
+| O: two atoms of 256 columns | 0 … 255, each atom in half the lanes |
+| S | 256 … 319 |
+| Q's columns 192 … 575, two to a cell | 320 … 511 |
 
-The pair keeps all of Q in shared memory, 48 KiB more than the original: the compiler refuses a
-two-CTA product of 64 rows a CTA with its left operand in tensor memory. The original's fp32 P, 32
-KiB, is not needed, so it fits. `openmla.planning.blackwell.sparse.kernel.SparseKernel` has the
-bytes in full.
+The original's fp32 P, 32 KiB, is not needed.
+`openmla.planning.blackwell.sparse.kernel.SparseKernel` has the bytes in full.
 """
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.blackwell import allocate_tensor_memory, mbarrier
+from triton.experimental.gluon.language.nvidia.blackwell import allocate_tensor_memory
 
 from openmla.kernels.blackwell.sparse.load import GATHERED, HEADS, load_k, load_q, load_v
 from openmla.kernels.blackwell.sparse.mma import mma
@@ -68,39 +64,7 @@ from openmla.kernels.blackwell.sparse.rows import (
 )
 from openmla.kernels.blackwell.sparse.rows_fp8 import load_k_fp8, load_v_fp8, scale_blocks
 from openmla.kernels.blackwell.sparse.softmax import finish, softmax
-
-
-@gluon.constexpr_function
-def barrier_layout(ctas, common):
-    """Of a pair, one barrier for both CTAs, or one for each."""
-    if ctas == 1:
-        return mbarrier.MBarrierLayout()
-    return mbarrier.MBarrierLayout(cga_layout=[[0 if common else 1]])
-
-
-@gluon.jit
-def barriers(NUMBER: gl.constexpr, CTAS: gl.constexpr, COMMON: gl.constexpr):
-    """NUMBER mbarriers, each completed by one arrival, or by one of each CTA if they share it."""
-    EACH: gl.constexpr = 1 if COMMON else CTAS
-    LAYOUT: gl.constexpr = barrier_layout(CTAS, COMMON)
-    made = gl.allocate_shared_memory(gl.int64, [NUMBER, EACH], LAYOUT)
-    for i in gl.static_range(NUMBER):
-        mbarrier.init(made.index(i), count=1)
-    return made
-
-
-@gluon.jit
-def tensor_memory(MAP: gl.constexpr, TMEM: gl.constexpr):
-    """All of it, or for a pair both atoms of O and the scores, in this order."""
-    if MAP is None:
-        ATOM: gl.constexpr = TMEM[0]
-        SCORES: gl.constexpr = TMEM[1]
-        first = allocate_tensor_memory(gl.float32, [2 * HEADS, 256], ATOM)
-        second = allocate_tensor_memory(gl.float32, [2 * HEADS, 256], ATOM)
-        return first, second, allocate_tensor_memory(gl.float32, [2 * HEADS, 128], SCORES)
-    else:
-        ALL: gl.constexpr = TMEM[4]
-        return allocate_tensor_memory(gl.float32, [128, 512], ALL)
+from openmla.kernels.gluon.barriers import barriers
 
 
 @gluon.jit
@@ -133,7 +97,7 @@ def load_q_and_v(
     )  # fmt: skip
     v_desc, scales = v_source
     if CACHE is None:
-        load_v(v_desc, keys, v_smem, v_bars, steps, SPLIT[1], HOW)
+        load_v(v_desc, keys, v_smem, v_bars, steps, HOW)
     else:
         load_v_fp8(
             v_desc, scales, keys, v_smem, v_scales, v_bars, steps, HOW, CACHE, BYTES
@@ -183,13 +147,12 @@ def sparse_kernel(  # noqa: PLR0913
     """HOW: B_TOPK, barriers of a kind, page sizes of rows and of scales (0: rows lie evenly), CTAs,
     page size of a block table (0: indices are lists), causal. SPLIT: columns of Q in shared and in
     tensor memory. CACHE: None, or see rows_fp8.py. MAP: first columns of O, S and Q in tensor
-    memory, None for a pair. TMEM: layouts of O, S, Q, Q's copy, and of all. REGS: registers for S
+    memory. TMEM: layouts of O, S, Q, Q's copy, and of all. REGS: registers for S
     and for some columns of O, and how many columns those are. TILE, V_TILE, WORDS, BYTES: shared
     layouts of tiles of 16, 16, 32 and 8 bits."""
     DTYPE: gl.constexpr = q_desc.dtype
     B_TOPK: gl.constexpr = HOW[0]
     NB: gl.constexpr = HOW[1]
-    CTAS: gl.constexpr = HOW[4]
     EARLY: gl.constexpr = SPLIT[0] // GATHERED
     TILES: gl.constexpr = EARLY + SPLIT[1] // GATHERED
     program = gl.program_id(0)
@@ -205,24 +168,25 @@ def sparse_kernel(  # noqa: PLR0913
     line = indices_ptr + of_line.to(gl.int64) * indices_stride
     keys = (line, count, rows, page_step, row_step)
 
-    q_smem = gl.allocate_shared_memory(DTYPE, [EARLY, CTAS * HEADS, GATHERED], TILE)
+    q_smem = gl.allocate_shared_memory(DTYPE, [EARLY, HEADS, GATHERED], TILE)
     k_smem = gl.allocate_shared_memory(DTYPE, [TILES, B_TOPK, GATHERED], TILE)
     v_smem = gl.allocate_shared_memory(DTYPE, [4, B_TOPK // 2, 256], V_TILE)
-    p_smem = gl.allocate_shared_memory(DTYPE, [CTAS * HEADS, B_TOPK], TILE)
-    FLAT: gl.constexpr = vector_layout(CTAS)
+    p_smem = gl.allocate_shared_memory(DTYPE, [HEADS, B_TOPK], TILE)
+    FLAT: gl.constexpr = vector_layout(1)
     is_k_valid = gl.allocate_shared_memory(gl.uint8, [NB, B_TOPK // 8], FLAT)
-    tmem = tensor_memory(MAP, TMEM)
+    ALL: gl.constexpr = TMEM[4]
+    tmem = allocate_tensor_memory(gl.float32, [128, 512], ALL)
 
-    q_ready = barriers(1, CTAS, True)
-    q_copied = barriers(1, CTAS, False)
-    k_ready = (barriers(NB, CTAS, True), barriers(NB, CTAS, True))
-    qk_done = (barriers(NB, CTAS, False), barriers(NB, CTAS, False))
-    v_ready = (barriers(NB, CTAS, True), barriers(NB, CTAS, True))
-    sv_done = (barriers(NB, CTAS, False), barriers(NB, CTAS, False))
-    p_free = barriers(NB, CTAS, True)
-    so_ready = barriers(NB, CTAS, True)
-    k_valid_ready = barriers(NB, CTAS, False)
-    k_valid_free = barriers(NB, CTAS, False)
+    q_ready = barriers(1, 1)
+    q_copied = barriers(1, 1)
+    k_ready = (barriers(NB, 1), barriers(NB, 1))
+    qk_done = (barriers(NB, 1), barriers(NB, 1))
+    v_ready = (barriers(NB, 1), barriers(NB, 1))
+    sv_done = (barriers(NB, 1), barriers(NB, 1))
+    p_free = barriers(NB, 1)
+    so_ready = barriers(NB, 1)
+    k_valid_ready = barriers(NB, 1)
+    k_valid_free = barriers(NB, 1)
 
     k_scales = is_k_valid  # without an fp8 cache something must stand there
     v_scales = is_k_valid
@@ -231,11 +195,10 @@ def sparse_kernel(  # noqa: PLR0913
         BLOCKS: gl.constexpr = scale_blocks(CACHE, TILES)
         k_scales = gl.allocate_shared_memory(gl.float32, [BLOCKS[0], B_TOPK], FLAT)
         v_scales = gl.allocate_shared_memory(gl.float32, [BLOCKS[1], B_TOPK], FLAT)
-        fp8_done = (barriers(NB, CTAS, False), barriers(NB, CTAS, False))
+        fp8_done = (barriers(NB, 1), barriers(NB, 1))
     k_bars = (q_copied, qk_done[0], qk_done[1], k_ready[0], k_ready[1], fp8_done[0])
     v_bars = (q_copied, sv_done[0], sv_done[1], v_ready[0], v_ready[1], fp8_done[1])
-    scored = qk_done[1] if SPLIT[1] > 0 else qk_done[0]
-    soft_bars = (scored, p_free, k_valid_ready, k_valid_free, sv_done[1], so_ready)
+    soft_bars = (qk_done[1], p_free, k_valid_ready, k_valid_free, sv_done[1], so_ready)
     qk_bars = (k_ready[0], k_ready[1], p_free, qk_done[0], qk_done[1])
     mma_bars = ((q_ready, q_copied), qk_bars, so_ready, v_ready, sv_done)
     lse = (lse_ptr, lse_stride_t, lse_stride_h)

@@ -18,7 +18,7 @@ from openmla.cache import LatentCache
 from openmla.errors import Unsupported
 from openmla.kernels.blackwell.sparse.kernel import sparse_kernel
 from openmla.kernels.call import Call, strides, vector
-from openmla.kernels.gluon.compat import pair_tmem_layout, tmem_reg_layout
+from openmla.kernels.gluon.compat import tmem_reg_layout
 from openmla.kernels.gluon.descriptors import tile_layout
 from openmla.operands import LatentOperands, Results, SparseOperands
 from openmla.planning import Plan
@@ -60,7 +60,7 @@ def calls(plan: Plan, op: Operands, results: Results) -> Iterator[Call]:
     """What a launch runs; nothing for an empty output."""
     if not results.out.numel():
         return
-    keys, table = _pages(op) if isinstance(op, LatentOperands) else _lists(op)
+    keys, table = lists_of(op)
     if not min(keys["rows"], keys["topk"]):
         results.clear()  # nobody sees a key, and a descriptor cannot describe an empty tensor
         return
@@ -94,52 +94,32 @@ def constexprs_of(
 ) -> dict[str, Any]:
     """What follows from the plan and from how the cache is laid out."""
     config = kernel.config
-    keys, span, ctas = config.B_TOPK, config.k_gather_box, config.cta_group
-    rows, columns = config.padded_num_q_heads, config.SV_ATOM_MMA_N if ctas == 2 else span
-    if ctas == 2:
-        places = None
-        output, scores = (pair_tmem_layout(rows // 2, n) for n in (columns, keys))
-        tmem: tuple[Any, ...] = (output, scores)
-        part = output
-    else:
-        places = (config.O_TMEM_ADDR, config.P_TMEM_ADDR, config.Q_TMEM_ADDR)
-        output, scores, part, copy, whole = (
-            TensorMemoryLayout(block, col_stride=1)
-            for block in (
-                (rows, config.SV_ATOM_MMA_N), (rows, keys), (rows, span), (128, span // 2),
-                (128, config.sm100_tmem_cols),
-            )
-        )  # fmt: skip
-        tmem = (output, scores, part, copy, whole)
+    keys, span, rows = config.B_TOPK, config.k_gather_box, config.padded_num_q_heads
+    output, scores, part, copy, whole = (
+        TensorMemoryLayout(block, col_stride=1)
+        for block in (
+            (rows, config.SV_ATOM_MMA_N), (rows, keys), (rows, span), (128, span // 2),
+            (128, config.sm100_tmem_cols),
+        )
+    )  # fmt: skip
     return {
-        "HOW": (keys, config.num_mbars, page, scale_page, ctas, *table),
+        "HOW": (keys, config.num_mbars, page, scale_page, 1, *table),
         "SPLIT": kernel.q_split,
         "CACHE": cache,
-        "MAP": places,
-        "TMEM": tmem,
+        "MAP": (config.O_TMEM_ADDR, config.P_TMEM_ADDR, config.Q_TMEM_ADDR),
+        "TMEM": (output, scores, part, copy, whole),
         "REGS": (
             tmem_reg_layout(gl.float32, (rows, keys), scores, 4),
-            tmem_reg_layout(gl.float32, (rows, columns), part, 4),
-            columns,
+            tmem_reg_layout(gl.float32, (rows, span), part, 4),
+            span,
         ),
-        "TILE": tile(span, ctas, 0),
-        "V_TILE": tile(config.SV_ATOM_MMA_N, ctas, 1),
+        "TILE": tile_layout(span),
+        "V_TILE": tile_layout(config.SV_ATOM_MMA_N),
         "WORDS": tile_layout(span // 2, element=4),
         "BYTES": tile_layout(span, element=1),
         "REGISTERS": kernel.registers,
         "num_warps": 4,
-        **({"num_ctas": 2} if ctas == 2 else {}),
     }
-
-
-def tile(columns: int, ctas: int, axis: int, rank: int = 2) -> Any:
-    """The layout of a 16-bit tile, of which a pair's CTAs hold halves along `axis`."""
-    if ctas == 1:
-        return tile_layout(columns, rank)
-    cluster = [[int(i == axis) for i in range(rank)]]
-    return gl.NVMMASharedLayout(
-        swizzle_byte_width=128, element_bitwidth=16, rank=rank, cga_layout=cluster
-    )
 
 
 def source_of(rows: LatentCache | Tensor, width: int) -> Source:
@@ -200,9 +180,9 @@ def gather_box(rows: Rows, columns: int, layout: Any = None) -> Any:
     return TensorDescriptor(rows.tensor, shape, [rows.stride, 1], [1, columns], layout)
 
 
-def head_box(x: Tensor, heads: int, columns: int, ctas: int = 1) -> Any:
+def head_box(x: Tensor, heads: int, columns: int, layout: Any = None) -> Any:
     """Boxes of `heads` heads and `columns` columns of one token of x [tokens, heads, columns]."""
-    box, layout = [1, heads, columns], tile(columns, ctas, 1, 3)
+    box, layout = [1, heads, columns], layout or tile_layout(columns, 3)
     return TensorDescriptor(x, list(x.shape), list(x.stride()), box, layout)
 
 
@@ -210,19 +190,19 @@ def _descriptors(
     config: MLAPrefillSparse, op: Operands, source: Source, results: Results
 ) -> dict[str, Any]:
     span, atom, rows = config.k_gather_box, config.SV_ATOM_MMA_N, source.data
-    padded, ctas = config.padded_num_q_heads, config.cta_group
-    found = {
-        "q_desc": head_box(op.q, padded, span, ctas),
-        "q_warp_desc": head_box(op.q, WARP_LANES, span) if ctas == 1 else None,
+    padded = config.padded_num_q_heads
+    return {
+        "q_desc": head_box(op.q, padded, span), "q_warp_desc": head_box(op.q, WARP_LANES, span),
         "k_desc": gather_box(rows, span),
         "rope_desc": None if source.rope is None else gather_box(rows_of(source.rope), span),
         "v_desc": gather_box(rows, span if source.cache else atom),
-        "out_desc": head_box(results.out, padded, span if ctas == 1 else atom, ctas),
-    }
-    if ctas == 2:
-        found["k_desc"] = gather_box(rows, span, tile(span, ctas, 0))
-        found["v_desc"] = gather_box(rows, atom, tile(atom, ctas, 1))
-    return found
+        "out_desc": head_box(results.out, padded, span),
+    }  # fmt: skip
+
+
+def lists_of(op: Operands) -> tuple[dict[str, Any], tuple[int, bool]]:
+    """Where the rows of a token are said, and what is compiled in for that."""
+    return _pages(op) if isinstance(op, LatentOperands) else _lists(op)
 
 
 def _lists(op: SparseOperands) -> tuple[dict[str, Any], tuple[int, bool]]:
@@ -235,7 +215,7 @@ def _lists(op: SparseOperands) -> tuple[dict[str, Any], tuple[int, bool]]:
 
 
 def _pages(op: LatentOperands) -> tuple[dict[str, Any], tuple[int, bool]]:
-    """Every token with the rows of its sequence; and what is compiled in for that."""
+    """Every token with the rows of its sequence."""
     table = op.block_table if op.block_table.stride(1) == 1 else op.block_table.contiguous()
     return {
         "indices_ptr": table, "indices_stride": table.stride(0),

@@ -3,7 +3,7 @@
 K of a step is 9 tiles of [B_TOPK, 64]; the first three (which meet Q's columns in shared memory)
 and the others have a barrier each. V is two halves of the keys, each with two atoms of 256 columns.
 HOW is (B_TOPK, barriers of a kind, page size or 0, the same for scales, CTAs, page size of a block
-table or 0). Of a pair each CTA gathers half the keys of K, and half the columns of each atom of V.
+table or 0, causal).
 """
 
 from triton.experimental import gluon
@@ -52,12 +52,10 @@ def load_q(
     Heads past the last are zeros.
     """
     KEPT: gl.constexpr = SPLIT[0] // GATHERED
-    COPIED: gl.constexpr = SPLIT[1] // GATHERED
     mbarrier.expect(ready, HEADS * (SPLIT[0] + 2 * SPLIT[1]) * 2)
     for g in gl.static_range(KEPT):
         load_rows(q_desc, token, head, g * GATHERED, ready, q_smem.index(g))
-    if COPIED > 0:
-        stage_q(q_warp_desc, k_smem, v_smem, ready, token, head, SPLIT, TILE)
+    stage_q(q_warp_desc, k_smem, v_smem, ready, token, head, SPLIT, TILE)
 
 
 @gluon.jit
@@ -85,9 +83,9 @@ def load_k(k_desc, keys, k_smem, bars, steps, EARLY: gl.constexpr, HOW: gl.const
     q_copied, qk_ss_done, qk_ts_done, k_p0_ready, k_p1_ready, _ = bars
     B_TOPK: gl.constexpr = HOW[0]
     NB: gl.constexpr = HOW[1]
-    OFFSETS: gl.constexpr = offsets_layout(gl.num_warps(), HOW[4], True)
+    OFFSETS: gl.constexpr = offsets_layout(gl.num_warps())
     TILES: gl.constexpr = k_smem.shape[0]
-    TILE_BYTES: gl.constexpr = B_TOPK // HOW[4] * GATHERED * 2
+    TILE_BYTES: gl.constexpr = B_TOPK * GATHERED * 2
     for k in range(0, steps):
         rows = descriptor_rows(keys, k * B_TOPK, B_TOPK, OFFSETS, HOW)
         ready = k_p0_ready.index(k % NB)
@@ -95,14 +93,13 @@ def load_k(k_desc, keys, k_smem, bars, steps, EARLY: gl.constexpr, HOW: gl.const
         mbarrier.expect(ready, EARLY * TILE_BYTES)
         for g in gl.static_range(EARLY):
             tma.async_gather(k_desc, rows, g * GATHERED, ready, k_smem.index(g))
-        if TILES > EARLY:
-            ready = k_p1_ready.index(k % NB)
-            if k == 0:
-                mbarrier.wait(q_copied.index(0), 0)
-            wait_for_step(qk_ts_done, k - 1, NB)
-            mbarrier.expect(ready, (TILES - EARLY) * TILE_BYTES)
-            for g in gl.static_range(EARLY, TILES):
-                tma.async_gather(k_desc, rows, g * GATHERED, ready, k_smem.index(g))
+        ready = k_p1_ready.index(k % NB)
+        if k == 0:
+            mbarrier.wait(q_copied.index(0), 0)
+        wait_for_step(qk_ts_done, k - 1, NB)
+        mbarrier.expect(ready, (TILES - EARLY) * TILE_BYTES)
+        for g in gl.static_range(EARLY, TILES):
+            tma.async_gather(k_desc, rows, g * GATHERED, ready, k_smem.index(g))
 
 
 @gluon.jit
@@ -112,25 +109,22 @@ def load_v_half(
     """Half the keys of step k, both atoms of columns."""
     B_TOPK: gl.constexpr = HOW[0]
     NB: gl.constexpr = HOW[1]
-    OFFSETS: gl.constexpr = offsets_layout(gl.num_warps(), HOW[4])
+    OFFSETS: gl.constexpr = offsets_layout(gl.num_warps())
     KEYS: gl.constexpr = B_TOPK // 2
     ATOM: gl.constexpr = v_smem.shape[2]
     rows = descriptor_rows(keys, k * B_TOPK + HALF * KEYS, KEYS, OFFSETS, HOW)
     wait_for_step(done, k - 1, NB)
-    mbarrier.expect(ready.index(k % NB), 2 * KEYS * (ATOM // HOW[4]) * 2)
+    mbarrier.expect(ready.index(k % NB), 2 * KEYS * ATOM * 2)
     for atom in gl.static_range(2):
         tile = v_smem.index(2 * HALF + atom)
         tma.async_gather(v_desc, rows, atom * ATOM, ready.index(k % NB), tile)
 
 
 @gluon.jit
-def load_v(
-    v_desc, keys, v_smem, bars, steps, COPIED: gl.constexpr, HOW: gl.constexpr
-):  # fmt: skip
-    """V of every step; the first has to wait until Q has left the buffer, if it was there."""
+def load_v(v_desc, keys, v_smem, bars, steps, HOW: gl.constexpr):
+    """V of every step; the first has to wait until Q has left the buffer."""
     q_copied, sv_p0_done, sv_p1_done, v_p0_ready, v_p1_ready, _ = bars
-    if COPIED > 0:
-        mbarrier.wait(q_copied.index(0), 0)
+    mbarrier.wait(q_copied.index(0), 0)
     for k in range(0, steps):
         load_v_half(v_desc, keys, v_smem, sv_p0_done, v_p0_ready, k, 0, HOW)
         load_v_half(v_desc, keys, v_smem, sv_p1_done, v_p1_ready, k, 1, HOW)

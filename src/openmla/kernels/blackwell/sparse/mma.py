@@ -25,23 +25,17 @@ WORDS_PER_TILE = gl.constexpr(32)  # tensor-memory columns of 64 columns of Q, t
 @gluon.jit
 def output(tmem, ATOM: gl.constexpr, MAP: gl.constexpr, TMEM: gl.constexpr):
     """256 columns of O. One CTA's two atoms share columns, each in half of the lanes."""
-    if MAP is None:
-        return tmem[ATOM]
-    else:
-        LAYOUT: gl.constexpr = TMEM[0]
-        COLUMNS: gl.constexpr = MAP[1] - MAP[0]
-        both = reinterpret(tmem.slice(MAP[0], COLUMNS), gl.float32, [HEADS, 512], LAYOUT)
-        return both.slice(ATOM * 256, 256)
+    LAYOUT: gl.constexpr = TMEM[0]
+    COLUMNS: gl.constexpr = MAP[1] - MAP[0]
+    both = reinterpret(tmem.slice(MAP[0], COLUMNS), gl.float32, [HEADS, 512], LAYOUT)
+    return both.slice(ATOM * 256, 256)
 
 
 @gluon.jit
 def scores(tmem, MAP: gl.constexpr, TMEM: gl.constexpr, B_TOPK: gl.constexpr):
     """S: a row per head, a column per key of a step."""
-    if MAP is None:
-        return tmem[2]
-    else:
-        LAYOUT: gl.constexpr = TMEM[1]
-        return reinterpret(tmem.slice(MAP[1], B_TOPK), gl.float32, [HEADS, B_TOPK], LAYOUT)
+    LAYOUT: gl.constexpr = TMEM[1]
+    return reinterpret(tmem.slice(MAP[1], B_TOPK), gl.float32, [HEADS, B_TOPK], LAYOUT)
 
 
 @gluon.jit
@@ -82,12 +76,11 @@ def multiply_qk(
         here = opaque_zero() + g
         tcgen05_mma(q_smem.index(here), k_smem.index(here).permute((1, 0)), S, use_acc=g > 0)
     tcgen05_commit(qk_ss_done.index(k % NB))
-    if TILES > EARLY:
-        wait_for_step(k_p1_ready, k, NB)
-        for g in gl.static_range(EARLY, TILES):
-            q = query(tmem, g - EARLY, q_smem.dtype, MAP, TMEM)
-            tcgen05_mma(q, k_smem.index(opaque_zero() + g).permute((1, 0)), S)
-        tcgen05_commit(qk_ts_done.index(k % NB))
+    wait_for_step(k_p1_ready, k, NB)
+    for g in gl.static_range(EARLY, TILES):
+        q = query(tmem, g - EARLY, q_smem.dtype, MAP, TMEM)
+        tcgen05_mma(q, k_smem.index(opaque_zero() + g).permute((1, 0)), S)
+    tcgen05_commit(qk_ts_done.index(k % NB))
 
 
 @gluon.jit
@@ -113,9 +106,8 @@ def mma(
     q_ready, q_copied = q_bars
     GROUPS: gl.constexpr = k_smem.shape[0] - q_smem.shape[0]
     mbarrier.wait(q_ready.index(0), 0)
-    if GROUPS > 0:
-        cp_q_from_smem_to_tmem(k_smem, v_smem, tmem, GROUPS, WORDS, MAP, TMEM)
-        tcgen05_commit(q_copied.index(0))
+    cp_q_from_smem_to_tmem(k_smem, v_smem, tmem, GROUPS, WORDS, MAP, TMEM)
+    tcgen05_commit(q_copied.index(0))
     O = (output(tmem, 0, MAP, TMEM), output(tmem, 1, MAP, TMEM))
     for k in range(0, steps + 1):
         if k < steps:

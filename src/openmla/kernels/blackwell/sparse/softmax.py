@@ -9,8 +9,7 @@
 | O, in tensor memory | sum(exp2(s - row_max) * v) | not yet written |
 
 References move, and O is multiplied, only in a step where the maximum of some row grew by more than
-THRESHOLD: O is 64 x 512 values in tensor memory. Weights then reach 2^6 instead of 1. The CTAs of a
-pair have no branch that they take together: there O is always multiplied, mostly by 1.
+THRESHOLD: O is 64 x 512 values in tensor memory. Weights then reach 2^6 instead of 1.
 """
 
 from triton.experimental import gluon
@@ -21,7 +20,6 @@ from triton.experimental.gluon.language.nvidia.blackwell import (
     tma,
 )
 
-from openmla.kernels.blackwell.sparse.load import GATHERED, HEADS
 from openmla.kernels.blackwell.sparse.mma import output, scores
 from openmla.kernels.blackwell.sparse.rows import wait_for_step
 from openmla.kernels.gluon.compat import reinterpret, thread_barrier, tma_store
@@ -54,18 +52,12 @@ def rescale_rows(O, rescale, REGS: gl.constexpr):
     for i in gl.static_range(512 // WIDTH):
         part = columns_of(O, i, WIDTH)
         part.store(part.load(COLUMNS) * factor)
-        if WIDTH > GATHERED:
-            thread_barrier()  # or the next columns would be loaded too early, into no registers
 
 
 @gluon.jit
 def columns_of(O, PART: gl.constexpr, WIDTH: gl.constexpr):
     """Columns PART * WIDTH … of O, which is two atoms of 256."""
-    ATOM: gl.constexpr = PART * WIDTH // 256
-    if WIDTH == 256:
-        return O[ATOM]
-    else:
-        return O[ATOM].slice(PART * WIDTH % 256, WIDTH)
+    return O[PART * WIDTH // 256].slice(PART * WIDTH % 256, WIDTH)
 
 
 @gluon.jit
@@ -92,11 +84,8 @@ def softmax(
         mbarrier.arrive(k_valid_free.index(slot), count=1)
         here = gl.max(s, 1)
         highest = gl.maximum(highest, here)
-        grew = 1
-        new_max = gl.where(here > row_max + THRESHOLD, here, row_max)
-        if ROWS == HEADS:  # the rows of a pair cannot decide together
-            grew = gl.max(gl.where(here > row_max + THRESHOLD, 1, 0), 0)
-            new_max = gl.where(grew > 0, gl.maximum(row_max, here), row_max)
+        grew = gl.max(gl.where(here > row_max + THRESHOLD, 1, 0), 0)
+        new_max = gl.where(grew > 0, gl.maximum(row_max, here), row_max)
         shift = gl.where(new_max == MINUS_INF, 0.0, new_max)
         weights = gl.exp2(s - shift[:, None])
         rescale = gl.exp2(row_max - shift)
@@ -144,8 +133,6 @@ def finish(
     for i in gl.static_range(GROUPS):
         part = columns_of(O, i, WIDTH).load(REGS[1])
         tiles.index(i).store(gl.where(nothing, 0.0, part * scale).to(out_desc.dtype))
-        if WIDTH > GATHERED:
-            thread_barrier()
     fence_async_shared()
     thread_barrier()
     BOX: gl.constexpr = out_desc.block_shape

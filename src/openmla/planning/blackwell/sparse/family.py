@@ -1,21 +1,19 @@
 """The sparse kernels of the Blackwell family: a CTA pair, one CTA, FP8 rows, FP8 throughout."""
 
 from collections.abc import Mapping
-from itertools import pairwise
 from typing import Any
 
 from openmla.errors import Unsupported
 from openmla.planning.blackwell.sparse.kernel import SparseKernel, layout_of
+from openmla.planning.blackwell.sparse.pair import PairKernel, takes_pair
 from openmla.planning.blackwell.sparse.prefill import (
     MLAPrefillSparse,
     MLAPrefillSparseFP8,
     select_mla_sparse_config,
 )
 from openmla.planning.blackwell.sparse.qkv_fp8 import MLAPrefillSparseQKVFP8
-from openmla.planning.blackwell.sparse.smem import MLASparseSharedMemoryFP8, Offsets
-from openmla.planning.blackwell.units import NUM_THREADS, SMEM_CARVEOUT
-from openmla.planning.family import Block, Kernel, Pipeline
-from openmla.planning.memory import Columns, MemoryMap, Region
+from openmla.planning.blackwell.sparse.smem import MLASparseSharedMemoryFP8
+from openmla.planning.family import Kernel
 from openmla.planning.serves import (
     ALIGNED,
     DTYPES,
@@ -35,7 +33,6 @@ from openmla.planning.target import Target
 from openmla.problem import Problem
 
 Dtypes = tuple[tuple[str, ...], ...]
-_LAUNCHER = "openmla.kernels.blackwell.sparse.launch"
 
 
 def _pair(problem: Problem, target: Target) -> MLAPrefillSparse:
@@ -62,32 +59,6 @@ def _dequantized(problem: Problem, target: Target) -> MLAPrefillSparseFP8:
 def _all_fp8(problem: Problem, target: Target) -> MLAPrefillSparseQKVFP8:
     base = select_mla_sparse_config(num_q_heads=problem.heads, indices_stride=problem.topk)
     return MLAPrefillSparseQKVFP8(**base.arguments() | {"qkv_dtype": LONG_NAMES["e4m3"]})
-
-
-def _all_fp8_block(config: MLAPrefillSparseQKVFP8, problem: Problem) -> Block:
-    """Of the original: there is no kernel yet."""
-    atom, base, stride = config.O_ATOM_PHYS_COLS, config.S_TMEM_BASE, config.S_SLOT_STRIDE
-    outputs = Columns("O left", 0, atom), Columns("O right", atom, atom)
-    scores = (Columns(f"S{i}", base + i * stride, stride) for i in range(config.NUM_S_SLOTS))
-    rows, keys = config.PADDED_HEADS_PER_CTA, config.B_TOPK
-    return Block(
-        tile_rows=rows, tile_keys=keys, stages=config.num_mbars, threads=NUM_THREADS,
-        memory=_all_fp8_map(config.smem.offsets), tensor_memory=(*outputs, *scores),
-        pipeline=Pipeline(1, rows, keys, config.qk_depth, config.v_depth, 1, config.num_mbars, 0),
-    )  # fmt: skip
-
-
-def _all_fp8_map(offsets: Offsets) -> MemoryMap:
-    """The big fields by name, everything small as one region."""
-    ends = {name: offsets[after] for name, after in pairwise(offsets)}
-    big = {"q": ("Q", "q"), "kv": ("K (and V)", "k"), "p": ("P", "p"), "v": ("V", "v")}
-    regions = [
-        Region(label, kind, offsets[name], ends[name] - offsets[name])
-        for name, (label, kind) in big.items()
-    ]
-    rest = ends["v"]
-    small = Region("lists, masks, statistics, barriers", "stats", rest, offsets["_end"] - rest)
-    return MemoryMap((*regions, small), SMEM_CARVEOUT)
 
 
 _EVERY = {
@@ -117,16 +88,21 @@ def _kernel(config: type, form: str, heads: OneOf, dtypes: Dtypes, **more: Any) 
     return Kernel(
         config=config,
         serves=_serves(form, heads, *dtypes),
-        launcher=_LAUNCHER,
-        block=lambda config, problem: SparseKernel(config, problem).block,
-        explain=lambda config, problem: SparseKernel(config, problem).explain(),
+        launcher="openmla.kernels.blackwell.rows_launch",
+        block=lambda config, problem: _made(config, problem).block,
+        explain=lambda config, problem: _made(config, problem).explain(),
         **more,
     )
+
+
+def _made(config: Any, problem: Problem) -> PairKernel | SparseKernel:
+    return (PairKernel if takes_pair(config) else SparseKernel)(config, problem)
 
 
 _BF16, _16_BITS = alike("bf16"), alike("bf16", "fp16")
 _FP8_ROWS = tuple(("bf16", name, name, name) for name in ("e4m3", *GLUON_CACHES))
 _PAIR = OneOf(128)
+COARSE = "its weights are FP8 too: those below 2^-17 of a row's largest are lost"
 SPARSE_KERNELS = (
     # A pair's products inside a partition need barriers that both CTAs share.
     _kernel(MLAPrefillSparse, "sparse", _PAIR, _16_BITS, choose=_pair, first_triton=(3, 9)),
@@ -135,11 +111,8 @@ SPARSE_KERNELS = (
     _kernel(MLAPrefillSparse, "latent", _PAIR, _BF16, choose=_pair, first_triton=(3, 9)),
     _kernel(MLAPrefillSparse, "latent", _HEADS, _BF16, choose=_one_cta),
     _kernel(MLAPrefillSparseFP8, "latent", _HEADS, _FP8_ROWS[1:], choose=_dequantized),
-    Kernel(
-        serves=_serves("sparse", _HEADS, *alike("e4m3")),
-        config=MLAPrefillSparseQKVFP8,
-        choose=_all_fp8,
-        block=_all_fp8_block,
-        explain=lambda config, problem: config.smem.explain(),
+    _kernel(
+        MLAPrefillSparseQKVFP8, "sparse", _HEADS, alike("e4m3"), choose=_all_fp8, coarse=COARSE,
+        first_triton=(3, 9),
     ),
-)
+)  # fmt: skip

@@ -55,13 +55,10 @@ class SparseKernel(Partitioned):
 
     workers = cached_property[tuple[Worker, ...]](lambda k: WORKERS)
     registers = cached_property[tuple[int, ...]](lambda k: tuple(w.registers for w in k.workers))
-    pair = cached_property[bool](lambda k: k.config.cta_group == 2)
     dequantizes = cached_property[bool](lambda k: k.problem.kv_dtype not in ("bf16", "fp16"))
     # Columns of Q in shared memory and in tensor memory.
     q_split = cached_property[tuple[int, int]](
-        lambda k: (
-            (k.config.qk_depth, 0) if k.pair else (k.config.q_smem_depth, k.config.q_tmem_depth)
-        )
+        lambda k: (k.config.q_smem_depth, k.config.q_tmem_depth)
     )
 
     @property
@@ -74,9 +71,9 @@ class SparseKernel(Partitioned):
         config, keys = self.config, self.config.B_TOPK
         rows = config.PADDED_HEADS_PER_CTA
         yield Wanted("Q", "q", rows * self.q_split[0] * ELEMENT)
-        staged = "" if self.pair else "Q, then "  # its last columns, before they are copied
-        yield Wanted(f"{staged}K", "k", config.B_TOPK_PER_CTA * config.qk_depth * ELEMENT)
-        yield Wanted(f"{staged}V, then O", "v", keys * config.V_SMEM_COLS_PER_CTA * ELEMENT)
+        # Q's last columns, before they are copied.
+        yield Wanted("Q, then K", "k", keys * config.qk_depth * ELEMENT)
+        yield Wanted("Q, then V, then O", "v", keys * config.v_depth * ELEMENT)
         yield Wanted("P", "p", rows * keys * ELEMENT)
         yield Wanted("is_k_valid", "stats", config.num_mbars * keys // 8)
         for name, blocks in zip(("K", "V"), self.scale_blocks, strict=True):
@@ -85,22 +82,18 @@ class SparseKernel(Partitioned):
     def barriers(self) -> dict[str, int]:
         """How many of each kind; see the table of kernels/blackwell/sparse/kernel.py."""
         kinds = ["k_p0_ready", "qk_ss_done", "v_p0_ready", "v_p1_ready", "sv_p0_done", "sv_p1_done"]
-        kinds += ["p_free", "so_ready", "k_valid_ready", "k_valid_free"]
-        if not self.pair:  # whose Q is not copied, and whose K is one product
-            kinds += ["k_p1_ready", "qk_ts_done"]
+        kinds += ["p_free", "so_ready", "k_valid_ready", "k_valid_free", "k_p1_ready", "qk_ts_done"]
         if self.dequantizes:
             kinds += ["k_fp8_tma_done", "v_fp8_tma_done"]
-        single = {"q_ready": 1} if self.pair else {"q_ready": 1, "q_copied": 1}
-        return single | dict.fromkeys(kinds, self.config.num_mbars)
+        return {"q_ready": 1, "q_copied": 1} | dict.fromkeys(kinds, self.config.num_mbars)
 
     @property
     def arguments(self) -> int:
         """Bytes of what the workers are called with, if pages follow one another evenly."""
         scaled = self.scale_blocks[0] > 0
         rope_alone = scaled and layout_of(self.problem).field("bf16") is not None
-        # Q, K, V, the line of the list; Q again, for one warp at a time; tensor memory, of a pair
-        # in three pieces.
-        pointers = 4 + (3 if self.pair else 1 + 1) + scaled + rope_alone
+        # Q, K, V, the line of the list; Q again, for one warp at a time; tensor memory.
+        pointers = 4 + 1 + 1 + scaled + rope_alone
         arrays = 2 + 2 * scaled + len(self.barriers())  # P, is_k_valid, scales
         # Keys of the list, rows, their step; steps, token, first head; the step of scales.
         return argument_bytes(tiles=3, arrays=arrays, pointers=pointers, integers=6 + scaled)
@@ -110,11 +103,9 @@ class SparseKernel(Partitioned):
         config = self.config
         rows, keys = config.PADDED_HEADS_PER_CTA, config.B_TOPK
         widths = config.qk_depth, config.v_depth, config.qkv_dtype_size
-        # The maxima and sums of a pair's rows meet where the arguments were: two warps share a row.
-        exchanged = rows * 2 * FP32 if self.pair else 0
         return Block(
             tile_rows=rows, tile_keys=keys, stages=config.num_mbars, threads=self.threads,
-            registers=self.block_registers, memory=self.memory(exchanged),
+            registers=self.block_registers, memory=self.memory(),
             tensor_memory=allocated(self._columns()),
             pipeline=Pipeline(1, rows, keys, *widths, config.num_mbars, 0),
         )  # fmt: skip
@@ -123,8 +114,6 @@ class SparseKernel(Partitioned):
         config, atom = self.config, self.config.O_ATOM_PHYS_COLS
         outputs = Columns("O left", 0, atom), Columns("O right", atom, atom)
         scores, q = Columns("scores", P_TMEM_ADDR, config.score_cols), config.Q_TMEM_ADDR
-        if self.pair:
-            return (*outputs, scores)
         return (*outputs, scores, Columns("Q", q, TMEM_COLS - q))
 
     def explain(self) -> list[str]:
@@ -137,13 +126,6 @@ class SparseKernel(Partitioned):
         smem = self.config.smem
         yield f"weights leave registers in 16 bits: no fp32 P, {smem.S_SIZE * FP32} bytes"
         yield "row statistics stay in registers, and Triton passes arguments through shared memory"
-        if self.pair:
-            more = (smem.FULL_Q_SIZE - smem.SHARED_Q_SIZE) * ELEMENT
-            yield (
-                f"all of Q stays in shared memory, {more} bytes more: Triton refuses a pair's "
-                "product of 64 rows a CTA that takes Q from tensor memory"
-            )
-            yield "before Triton 3.9 a pair is two CTAs of 64 heads: it has no barriers of both"
-        elif self.problem.heads > self.config.num_q_heads:
+        if self.problem.heads > self.config.num_q_heads:
             why = "that dequantizes" if self.dequantizes else "before Triton 3.9"
             yield f"{self.problem.heads} heads are two CTAs, not a pair: there is none {why}"

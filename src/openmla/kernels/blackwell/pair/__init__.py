@@ -1,0 +1,1 @@
+"""Latent MLA prefill on Blackwell with a pair of CTAs per token."""

@@ -1,0 +1,125 @@
+"""Latent MLA prefill on Blackwell with a pair of CTAs: 128 heads over rows of 512 + 64 columns.
+
+The rows of a token are those of a list, or all that its sequence has in a paged cache (see
+sparse/rows.py). A pair serves one token at a time and walks its rows KEYS = 256 at a time by
+two-CTA products: each CTA holds 64 heads of Q, of the weights and of the output. Pairs are as many
+as fit on the chip, and take tokens in turn: the first products of a token run under the last
+softmax and the store of the one before.
+
+| partition | warps | does |
+|---|---|---|
+| softmax (default) | 4 | scores to weights, multiplies O, stores the result (softmax.py) |
+| load | 4 | Q by TMA boxes, K and V by gather4, in the order of the products (load.py) |
+| multiply | 1 | issues all products (multiply.py); CTA 0 |
+| kv_valid_producer | 1 | one bit per key: does its index count? (softmax.py) |
+
+K and V go through one ring of slots of 16 KiB a CTA. Of K a slot holds 64 columns of all keys of a
+step, half the keys in each CTA; of V 64 keys and 256 columns, half the columns in each. A step is 9
+slots of K, and 8 of V behind the K of the next step. So a slot is refilled as soon as its product
+is done, a seventeenth of a step, and gathers are in flight SLOTS - 1 products ahead.
+
+256 keys because Q is read from shared memory once for them all: what bounds the kernel is shared
+memory, and with 128 keys Q would be a fifth of its bytes. (The original has most of Q in tensor
+memory; the compiler refuses a two-CTA product of 64 rows a CTA with its left operand there.)
+
+| barrier | number | completed by (count) | waited for by |
+|---|---|---|---|
+| q_full * | 1 | TMA bytes of Q (1) | multiply |
+| q_free | 1 | commit of a token's last product with Q (1) | load |
+| full * | SLOTS | TMA bytes of a slot (1) | multiply |
+| empty | SLOTS | commit of its product (1) | load |
+| s_full | 2 | commit of a step's scores (1) | softmax |
+| p_full * | 1 | softmax: weights stored, O multiplied (1) | multiply |
+| o_done | 1 | commit of a step's products with V (1) | softmax |
+| valid_full, valid_free | 2 | kv_valid_producer, softmax (1) | the other one |
+
+CTA 0 has the barriers marked *, which wait for both CTAs (2); commits signal both. Scores need none
+to be overwritten: products of step k + 2 are issued after the weights of step k were waited for.
+
+| shared memory of a CTA | bytes, 16 bits | 8 bits |
+|---|---|---|
+| q_smem | 64 x 576 x 2 = 73728 | 36864 |
+| ring | SLOTS x 16384 | SLOTS x 8192 |
+| p_smem, then output | 64 x 256 x 2 = 32768 | the same: weights in two parts |
+
+Tensor memory: O in two atoms of 256 columns (128 cells each), then two score tiles of 128 cells.
+`openmla.planning.blackwell.sparse.pair.PairKernel` has the bytes in full.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.blackwell import allocate_tensor_memory
+
+from openmla.kernels.blackwell.pair.items import KEYS, ROWS, barriers
+from openmla.kernels.blackwell.pair.load import load
+from openmla.kernels.blackwell.pair.multiply import multiply
+from openmla.kernels.blackwell.pair.softmax import kv_valid_producer, softmax
+from openmla.kernels.blackwell.sparse.rows import vector_layout
+
+COUNTS = ["factor", "rows", "topk", "tokens", "batch", "heads", "page_step", "row_step"]
+STRIDES = [
+    "indices_stride", "lse_stride_t", "lse_stride_h", "logits_stride_t", "logits_stride_h",
+]  # fmt: skip
+# Vectors of 4-byte elements, read and written one by one: a slice of a tensor is as good as all.
+VECTORS = ["indices_ptr", "lengths_ptr", "cu_ptr", "lse_ptr", "max_logits_ptr", "sink_ptr"]
+
+
+@gluon.jit(do_not_specialize=COUNTS + STRIDES, do_not_specialize_on_alignment=VECTORS)
+def pair_kernel(  # noqa: PLR0913
+    q_desc, k_desc, v_desc, out_desc,
+    indices_ptr, lengths_ptr, cu_ptr, lse_ptr, max_logits_ptr, sink_ptr,
+    factor, rows, topk, tokens, batch, heads, page_step, row_step,
+    indices_stride, lse_stride_t, lse_stride_h, logits_stride_t, logits_stride_h,
+    HOW: gl.constexpr, SLOTS: gl.constexpr, WEIGHTS: gl.constexpr, ATOM: gl.constexpr,
+    REGS: gl.constexpr, TILE: gl.constexpr, V_TILE: gl.constexpr, OUT_TILE: gl.constexpr,
+    REGISTERS: gl.constexpr,
+):  # fmt: skip
+    """HOW: as in sparse/kernel.py. WEIGHTS: threshold and bias, see softmax.py. ATOM: layout of a
+    tile of 256 columns in tensor memory, REGS: in registers. TILE, V_TILE, OUT_TILE: shared layouts
+    of tiles of Q and K, of V, of the output."""
+    DTYPE: gl.constexpr = q_desc.dtype
+    PARTS: gl.constexpr = 16 // DTYPE.primitive_bitwidth
+    q_smem = gl.allocate_shared_memory(DTYPE, [9, ROWS, 64], TILE)
+    ring = gl.allocate_shared_memory(DTYPE, [SLOTS, KEYS, 64], TILE)
+    p_smem = gl.allocate_shared_memory(DTYPE, [ROWS, PARTS * KEYS], TILE)
+    FLAT: gl.constexpr = vector_layout(2)
+    is_k_valid = gl.allocate_shared_memory(gl.uint8, [2, KEYS // 8], FLAT)
+    first = allocate_tensor_memory(gl.float32, [ROWS, 256], ATOM)
+    second = allocate_tensor_memory(gl.float32, [ROWS, 256], ATOM)
+    S = allocate_tensor_memory(gl.float32, [2, ROWS, KEYS], ATOM)
+
+    q_full = barriers(1, True)
+    q_free = barriers(1, False)
+    full = barriers(SLOTS, True)
+    empty = barriers(SLOTS, False)
+    s_full = barriers(2, False)
+    p_full = barriers(1, True)
+    o_done = barriers(1, False)
+    valid_full = barriers(2, False)
+    valid_free = barriers(2, False)
+
+    work = (indices_ptr, lengths_ptr, cu_ptr, indices_stride, topk, tokens, batch)
+    pool = (rows, page_step, row_step)
+    tmem = (first, second, S)
+    soft_bars = (s_full, valid_full, valid_free, p_full, o_done)
+    lse = (lse_ptr, lse_stride_t, lse_stride_h)
+    max_logits = (max_logits_ptr, logits_stride_t, logits_stride_h)
+    gl.warp_specialize(
+        [
+            (softmax, (
+                tmem, p_smem, is_k_valid, soft_bars, work, (out_desc, lse, max_logits),
+                (sink_ptr, heads, factor), HOW, WEIGHTS, REGS, OUT_TILE,
+            )),
+            (load, (
+                (q_desc, k_desc, v_desc), (q_smem, ring), (q_full, q_free, full, empty), work, pool,
+                HOW, V_TILE,
+            )),
+            (multiply, (
+                (q_smem, ring, p_smem), tmem, (q_full, q_free, full, empty),
+                (s_full, p_full, o_done), work, HOW, V_TILE,
+            )),
+            (kv_valid_producer, (is_k_valid, valid_full, valid_free, work, pool, HOW)),
+        ],
+        [4, 1, 1],
+        [REGISTERS[0], REGISTERS[1], REGISTERS[2]],
+    )  # fmt: skip

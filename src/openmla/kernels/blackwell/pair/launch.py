@@ -1,0 +1,83 @@
+"""Host side of the kernel of a CTA pair: from a Plan and its operands to a kernel call.
+
+Nothing here reads a device tensor, so nothing waits for the GPU.
+"""
+
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import Any
+
+from triton.experimental.gluon import language as gl
+
+from openmla.kernels.blackwell.pair.kernel import pair_kernel
+from openmla.kernels.blackwell.sparse.launch import (
+    LOG2_E,
+    Operands,
+    gather_box,
+    head_box,
+    lists_of,
+    source_of,
+)
+from openmla.kernels.call import Call, strides, vector
+from openmla.kernels.gluon.compat import pair_tmem_layout, tmem_reg_layout
+from openmla.operands import Results
+from openmla.planning import Plan
+from openmla.planning.blackwell.sparse.pair import KEYS, ROWS, TILE, PairKernel
+from openmla.planning.target import target_by_name
+
+ATOM = 256  # columns of the output that one product writes
+OUT_SIZE = 2  # bytes
+
+
+def calls(plan: Plan, op: Operands, results: Results) -> Iterator[Call]:
+    """What a launch runs; nothing for an empty output."""
+    if not results.out.numel():
+        return
+    keys, table = lists_of(op)
+    if not min(keys["rows"], keys["topk"]):
+        results.clear()  # nobody sees a key, and a descriptor cannot describe an empty tensor
+        return
+    kernel = PairKernel(plan.config, plan.problem)
+    rows, size = source_of(op.cache, plan.config.qk_depth).data, kernel.size
+    tokens, heads, _ = op.q.shape
+    arguments = {
+        **constexprs_of(kernel, rows.page_size, table), **keys,
+        "q_desc": head_box(op.q, 2 * ROWS, TILE, tile(1, size, 3)),
+        "k_desc": gather_box(rows, TILE, tile(0, size)),
+        "v_desc": gather_box(rows, ATOM, tile(1, size)),
+        "out_desc": head_box(results.out, 2 * ROWS, ATOM, tile(1, OUT_SIZE, 3)),
+        "lse_ptr": results.lse, **strides("lse", results.lse),
+        "max_logits_ptr": results.max_logits, **strides("logits", results.max_logits),
+        "sink_ptr": vector(op.weights.sink), "factor": op.weights.scale * LOG2_E,
+        "tokens": tokens, "heads": heads, "page_step": rows.page_step, "row_step": rows.row_step,
+    }  # fmt: skip
+    pairs = max(target_by_name(plan.target).sm_count // 2, 1)
+    yield Call(pair_kernel, min(tokens, pairs), arguments)
+
+
+@lru_cache(maxsize=64)
+def constexprs_of(kernel: PairKernel, page: int, table: tuple[int, bool]) -> dict[str, Any]:
+    """What follows from the plan and from how the cache is laid out."""
+    atom = pair_tmem_layout(ROWS, KEYS)
+    return {
+        "HOW": (KEYS, 2, page, 0, 2, *table),
+        "SLOTS": kernel.slots,
+        "WEIGHTS": kernel.weights,
+        "ATOM": atom,
+        "REGS": tmem_reg_layout(gl.float32, (2 * ROWS, KEYS), atom, 4),
+        "TILE": tile(0, kernel.size),
+        "V_TILE": tile(1, kernel.size),
+        "OUT_TILE": tile(0, OUT_SIZE),
+        "REGISTERS": kernel.registers,
+        "num_warps": 4,
+        "num_ctas": 2,
+    }
+
+
+def tile(axis: int, element: int, rank: int = 2) -> Any:
+    """The layout of a tile, of which the CTAs hold halves along `axis`: swizzled by 64 columns."""
+    cluster = [[int(i == axis) for i in range(rank)]]
+    return gl.NVMMASharedLayout(
+        swizzle_byte_width=TILE * element, element_bitwidth=8 * element, rank=rank,
+        cga_layout=cluster,
+    )  # fmt: skip

@@ -1,0 +1,69 @@
+# ruff: noqa: E741  (O is the output accumulator, as everywhere in attention)
+"""The products of a pair, all issued by one warp of CTA 0.
+
+Step k multiplies Q with the keys of step k, then the weights of step k - 1 with their V: the
+softmax of a step runs under the products of the next.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.blackwell import (
+    mbarrier,
+    tcgen05_commit,
+    tcgen05_mma,
+)
+
+from openmla.kernels.blackwell.pair.items import KEYS, after, item_of
+from openmla.kernels.blackwell.pair.load import GATHERED
+from openmla.kernels.gluon.compat import reinterpret
+from openmla.kernels.gluon.scores import opaque_zero
+
+
+@gluon.jit
+def multiply(
+    smem, tmem, q_bars, bars, work, HOW: gl.constexpr, V_TILE: gl.constexpr
+):  # fmt: skip
+    """All items of a pair."""
+    q_smem, ring, p_smem = smem
+    O = (tmem[0], tmem[1])
+    S = tmem[2]
+    q_full, q_free, full, empty = q_bars
+    s_full, p_full, o_done = bars
+    TILES: gl.constexpr = q_smem.shape[0]
+    SLOTS: gl.constexpr = ring.shape[0]
+    PARTS: gl.constexpr = p_smem.shape[1] // KEYS
+    values = reinterpret(ring, ring.dtype, [SLOTS, GATHERED, 256], V_TILE)
+    slot = gl.program_id(0) * 0
+    phase = slot
+    turn = slot
+    done = slot  # steps of the items before
+    for number in range(gl.program_id(0), work[5], gl.num_programs(0)):
+        _token, _line, _count, steps = item_of(number, work, HOW)
+        mbarrier.wait(q_full.index(0), turn & 1)
+        for k in range(0, steps + 1):
+            step = done + k
+            if k < steps:
+                scores = S.index(step % 2)
+                for t in gl.static_range(TILES):
+                    mbarrier.wait(full.index(slot), phase)
+                    q = q_smem.index(opaque_zero() + t)
+                    tcgen05_mma(q, ring.index(slot).permute((1, 0)), scores, use_acc=t > 0)
+                    tcgen05_commit(empty.index(slot))
+                    slot, phase = after(slot, phase, SLOTS)
+                tcgen05_commit(s_full.index(step % 2))
+                if k == steps - 1:
+                    tcgen05_commit(q_free.index(0))
+            if k > 0:
+                mbarrier.wait(p_full.index(0), (step - 1) & 1)
+                for part in gl.static_range(KEYS // GATHERED):
+                    for atom in gl.static_range(2):
+                        mbarrier.wait(full.index(slot), phase)
+                        for i in gl.static_range(PARTS):
+                            weights = p_smem.slice(i * KEYS + part * GATHERED, GATHERED, dim=1)
+                            kept = (k > 1) | (part > 0) | (i > 0)
+                            tcgen05_mma(weights, values.index(slot), O[atom], use_acc=kept)
+                        tcgen05_commit(empty.index(slot))
+                        slot, phase = after(slot, phase, SLOTS)
+                tcgen05_commit(o_done.index(0))
+        done += steps
+        turn += 1

@@ -1,0 +1,19 @@
+"""The kernel of a CTA pair compiles for sm_100 as planned."""
+
+from __future__ import annotations
+
+import pytest
+
+from openmla.aot.jobs import CompileJob, compile_job
+from openmla.aot.table import jobs_of
+from openmla.kernels.blackwell.pair.jobs import JOBS
+from openmla.planning.blackwell.sparse.pair import WORKERS
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize("job", list(jobs_of(JOBS)), ids=lambda job: job.name)
+def test_compiles_as_planned(job: CompileJob) -> None:
+    report = compile_job(job)
+    assert report.differences(job.predicted) == []  # shared and tensor memory, registers, spills
+    assert {worker.registers for worker in WORKERS} <= set(report.partition_registers)
+    assert not {worker.registers for worker in WORKERS} & set(report.spilling)

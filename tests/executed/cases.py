@@ -107,6 +107,7 @@ CASES: dict[str, dict[str, Case]] = {
             scale=1.0,
             seed=21,
         ),
+        "sparse pair 656": sparse("fp8_656", heads=128, q_lens=(1,), seed=24),
         "latent pair": latent("bf16", heads=128, q_lens=(1, 1), k_lens=(300, 5), seed=19),
     },
     "mi355x": {

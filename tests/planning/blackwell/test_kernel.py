@@ -118,7 +118,10 @@ def test_what_a_problem_does_not_need_is_not_there() -> None:
             ["K and V take their own widths", "128 columns of tensor memory more"],
         ),
         (SPARSE, ["all of Q stays in shared memory", "a step is 256 keys", "before Triton 3.9"]),
-        (replace(SPARSE, kv_dtype="fp8_656"), ["there is none that dequantizes", "than 2^6"]),
+        (
+            replace(SPARSE, kv_dtype="fp8_656"),
+            ["rows come as bf16", "dequantized once", "than 2^6"],
+        ),
     ],
     ids=["2Q", "fp8", "one accumulator", "pair", "fp8_656"],
 )

@@ -35,6 +35,12 @@ CASES = {
     "latent": replace(LATENT, q_lens=(1, 1), k_lens=(300, 1)),
     "latent, full": replace(LATENT, q_lens=(2,), k_lens=(70,), causal=False, page_size=7),
     "latent, rising": replace(LATENT, k_lens=(520,), values="rising", scale=1.0),
+    "fp8_656": replace(V32, kv="fp8_656", page_size=64, q_lens=(2,), index_kind="mixed"),
+    "fp8_block32, wild": replace(
+        V32, kv="fp8_block32", page_size=16, index_kind="mixed", topk_lengths="wild", topk=100
+    ),
+    "latent, fp8_block64": replace(LATENT, kv="fp8_block64", q_lens=(1, 1), k_lens=(100, 5)),
+    "latent, fp8_token": replace(LATENT, kv="fp8_token", page_size=7, k_lens=(40,)),
     "e4m3": replace(V32, dtype="e4m3", sink="mixed"),
     "e4m3, 16 heads": replace(V32, dtype="e4m3", heads=16, q_lens=(2,), topk_lengths="wild"),
 }  # fmt: skip

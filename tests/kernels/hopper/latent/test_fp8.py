@@ -13,7 +13,7 @@ from gluon_sim import Report, intercept
 from kernels.hopper.simulated import plan_of, run
 from openmla import dispatch
 from openmla.cache import LatentCache
-from openmla.kernels.hopper.dequantize.launch import addressed_once
+from openmla.kernels.gluon.dequantize.launch import addressed_once
 from openmla.operands import SparseOperands
 from openmla.planning import Plan, dequantize, plan, target_by_name
 from openmla.problem import Problem

@@ -5,7 +5,7 @@ Nothing here reads a device tensor, so nothing waits for the GPU.
 
 from collections.abc import Iterator
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from triton.experimental.gluon import language as gl
 
@@ -20,13 +20,26 @@ from openmla.kernels.blackwell.sparse.launch import (
 )
 from openmla.kernels.call import Call, strides, vector
 from openmla.kernels.gluon.compat import pair_tmem_layout, tmem_reg_layout
+from openmla.kernels.gluon.dequantize.launch import addressed_once
 from openmla.operands import Results
 from openmla.planning import Plan
 from openmla.planning.blackwell.sparse.pair import KEYS, ROWS, TILE, PairKernel
+from openmla.planning.blackwell.sparse.shape import LATENT_ROW, LATENT_V
+from openmla.planning.dequantize import CacheRead
 from openmla.planning.target import target_by_name
 
 ATOM = 256  # columns of the output that one product writes
 OUT_SIZE = 2  # bytes
+
+
+class Rows(NamedTuple):
+    """What the kernels that dequantize every row once are told."""
+
+    cache_read: CacheRead
+    sm_count: int
+    latent: int = LATENT_V
+    rope: int = LATENT_ROW - LATENT_V
+    copy_lanes: int = 8
 
 
 def calls(plan: Plan, op: Operands, results: Results) -> Iterator[Call]:
@@ -37,7 +50,12 @@ def calls(plan: Plan, op: Operands, results: Results) -> Iterator[Call]:
     if not min(keys["rows"], keys["topk"]):
         results.clear()  # nobody sees a key, and a descriptor cannot describe an empty tensor
         return
-    kernel = PairKernel(plan.config, plan.problem)
+    kernel, chip = PairKernel(plan.config, plan.problem), target_by_name(plan.target)
+    if kernel.dequantizes:
+        space = addressed_once(Rows(kernel.cache_read, chip.sm_count), op)
+        yield from space.calls
+        op = space.operands
+        keys, table = lists_of(op)
     rows, size = source_of(op.cache, plan.config.qk_depth).data, kernel.size
     tokens, heads, _ = op.q.shape
     arguments = {
@@ -51,8 +69,7 @@ def calls(plan: Plan, op: Operands, results: Results) -> Iterator[Call]:
         "sink_ptr": vector(op.weights.sink), "factor": op.weights.scale * LOG2_E,
         "tokens": tokens, "heads": heads, "page_step": rows.page_step, "row_step": rows.row_step,
     }  # fmt: skip
-    pairs = max(target_by_name(plan.target).sm_count // 2, 1)
-    yield Call(pair_kernel, min(tokens, pairs), arguments)
+    yield Call(pair_kernel, min(tokens, max(chip.sm_count // 2, 1)), arguments)
 
 
 @lru_cache(maxsize=64)

@@ -24,8 +24,8 @@ from openmla.kernels.call import (
     scale_arguments,
     vector,
 )
+from openmla.kernels.gluon.dequantize.launch import addressed_once, rows_of
 from openmla.kernels.gluon.descriptors import tile_layout
-from openmla.kernels.hopper.dequantize.launch import addressed_once, rows_of
 from openmla.kernels.hopper.latent.kernel import sparse_kernel
 from openmla.kernels.hopper.latent.merge import merge_kernel
 from openmla.operands import LatentOperands, Results, SparseOperands

@@ -22,7 +22,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
 
-from openmla.kernels.hopper.dequantize.rows import (
+from openmla.kernels.gluon.dequantize.rows import (
     CHUNK,
     dequantized,
     key_layout,

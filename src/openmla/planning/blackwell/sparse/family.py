@@ -13,6 +13,7 @@ from openmla.planning.blackwell.sparse.prefill import (
 )
 from openmla.planning.blackwell.sparse.qkv_fp8 import MLAPrefillSparseQKVFP8
 from openmla.planning.blackwell.sparse.smem import MLASparseSharedMemoryFP8
+from openmla.planning.dequantize import WORKSPACE_CAP
 from openmla.planning.family import Kernel
 from openmla.planning.serves import (
     ALIGNED,
@@ -45,8 +46,19 @@ def _one_cta(problem: Problem, target: Target) -> MLAPrefillSparse:
     return _pair(problem, target).one_cta()
 
 
+def _dequantized_once(problem: Problem, target: Target) -> MLAPrefillSparseFP8:
+    """A pair over rows that were dequantized before, if a workspace may hold all of the cache: a
+    question of the cache alone, since other kernels give other bits."""
+    config = MLAPrefillSparseFP8(**_pair(problem, target).arguments())
+    workspace = problem.total_k * config.qk_depth * 2
+    if workspace > WORKSPACE_CAP:
+        rows = f"{problem.total_k} rows of {2 * config.qk_depth} bytes"
+        raise Unsupported(f"a workspace of {rows} = {workspace} would exceed {WORKSPACE_CAP}")
+    return config
+
+
 def _dequantized(problem: Problem, target: Target) -> MLAPrefillSparseFP8:
-    """One CTA also for 128 heads: a pair in which each CTA dequantizes half is not written."""
+    """In the kernel, by one CTA; also for 128 heads where no workspace or pair is to be had."""
     config = MLAPrefillSparseFP8(**_one_cta(problem, target).arguments())
     block = layout_of(problem).block
     smem = MLASparseSharedMemoryFP8(scale_block_size=block, **config.arguments())
@@ -101,18 +113,40 @@ def _made(config: Any, problem: Problem) -> PairKernel | SparseKernel:
 
 _BF16, _16_BITS = alike("bf16"), alike("bf16", "fp16")
 _FP8_ROWS = tuple(("bf16", name, name, name) for name in ("e4m3", *GLUON_CACHES))
+_FP8_CACHES = _FP8_ROWS[1:]
 _PAIR = OneOf(128)
 COARSE = "its weights are FP8 too: those below 2^-17 of a row's largest are lost"
 SPARSE_KERNELS = (
     # A pair's products inside a partition need barriers that both CTAs share.
     _kernel(MLAPrefillSparse, "sparse", _PAIR, _16_BITS, choose=_pair, first_triton=(3, 9)),
     _kernel(MLAPrefillSparse, "sparse", _HEADS, _16_BITS, choose=_one_cta),
+    _kernel(
+        MLAPrefillSparseFP8,
+        "sparse",
+        _PAIR,
+        _FP8_CACHES,
+        choose=_dequantized_once,
+        first_triton=(3, 9),
+    ),
     _kernel(MLAPrefillSparseFP8, "sparse", _HEADS, _FP8_ROWS, choose=_dequantized),
     _kernel(MLAPrefillSparse, "latent", _PAIR, _BF16, choose=_pair, first_triton=(3, 9)),
     _kernel(MLAPrefillSparse, "latent", _HEADS, _BF16, choose=_one_cta),
-    _kernel(MLAPrefillSparseFP8, "latent", _HEADS, _FP8_ROWS[1:], choose=_dequantized),
     _kernel(
-        MLAPrefillSparseQKVFP8, "sparse", _HEADS, alike("e4m3"), choose=_all_fp8, coarse=COARSE,
+        MLAPrefillSparseFP8,
+        "latent",
+        _PAIR,
+        _FP8_CACHES,
+        choose=_dequantized_once,
         first_triton=(3, 9),
     ),
-)  # fmt: skip
+    _kernel(MLAPrefillSparseFP8, "latent", _HEADS, _FP8_CACHES, choose=_dequantized),
+    _kernel(
+        MLAPrefillSparseQKVFP8,
+        "sparse",
+        _HEADS,
+        alike("e4m3"),
+        choose=_all_fp8,
+        coarse=COARSE,
+        first_triton=(3, 9),
+    ),
+)

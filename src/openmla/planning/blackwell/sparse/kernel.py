@@ -127,5 +127,5 @@ class SparseKernel(Partitioned):
         yield f"weights leave registers in 16 bits: no fp32 P, {smem.S_SIZE * FP32} bytes"
         yield "row statistics stay in registers, and Triton passes arguments through shared memory"
         if self.problem.heads > self.config.num_q_heads:
-            why = "that dequantizes" if self.dequantizes else "before Triton 3.9"
-            yield f"{self.problem.heads} heads are two CTAs, not a pair: there is none {why}"
+            why = "over FP8 rows without a workspace, or " if self.dequantizes else ""
+            yield f"{self.problem.heads} heads are two CTAs: no pair {why}before Triton 3.9"

@@ -9,11 +9,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
+from openmla.planning.arithmetic import ceildiv
 from openmla.planning.blackwell.partitions import Partitioned, Worker, argument_bytes
 from openmla.planning.blackwell.sparse.prefill import MLAPrefillSparse
 from openmla.planning.blackwell.sparse.qkv_fp8 import MLAPrefillSparseQKVFP8
+from openmla.planning.dequantize import CacheRead
 from openmla.planning.family import Block, Pipeline
 from openmla.planning.memory import Columns, Wanted
+from openmla.planning.serves import GLUON_CACHES
 from openmla.problem import Problem
 
 KEYS = 256  # of a step
@@ -53,6 +56,19 @@ class PairKernel(Partitioned):
     weights = cached_property[tuple[float, float]](
         lambda k: FP8_WEIGHTS if k.size == 1 else WEIGHTS
     )
+
+    dequantizes = cached_property[bool](lambda k: k.problem.kv_dtype in GLUON_CACHES)
+
+    @property
+    def cache_read(self) -> CacheRead:
+        """Rows of an FP8 cache are dequantized once, by kernels of their own: those that lists or
+        pages name, at most all there are. Always, so that a token's bits depend on nothing else."""
+        problem, row = self.problem, 2 * self.config.qk_depth
+        rows = pool = problem.total_k
+        if problem.form == "sparse":
+            rows = min(pool, problem.total_q * problem.topk)
+        mapped = ceildiv(pool, max(problem.page_size, 1)) if problem.form == "latent" else pool
+        return CacheRead("workspace", rows, row, problem.total_q * problem.topk, mapped)
 
     def tiles(self) -> Iterator[Wanted]:
         yield Wanted("Q", "q", ROWS * self.config.qk_depth * self.size)
@@ -108,6 +124,8 @@ class PairKernel(Partitioned):
         )
         yield f"so a step is {KEYS} keys, and Q is read half as often; two score tiles"
         yield f"K and V share a ring of {self.slots} slots of {self.slot_bytes} bytes"
+        if self.dequantizes:
+            yield f"rows come as bf16: {self.cache_read.explain()}"
         yield "weights leave registers rounded, and out passes through their buffer"
         yield "pairs stay and take tokens in turn"
         if self.config.cta_group == 1:

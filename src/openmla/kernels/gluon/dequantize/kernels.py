@@ -22,7 +22,7 @@ Lists [[7, 3], [3, -1]] over a pool of 9 rows: map 0 0 0 1 0 0 0 1 0 -> places 3
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from openmla.kernels.hopper.dequantize.rows import (
+from openmla.kernels.gluon.dequantize.rows import (
     CHUNK,
     dequantized,
     key_layout,

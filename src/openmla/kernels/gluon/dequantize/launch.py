@@ -1,4 +1,4 @@
-"""Host side of cache rows on Hopper: their tensors as the kernels take them, and a workspace.
+"""Host side of cache rows: their tensors as the kernels take them, and a workspace.
 
 `addressed_once` lists the kernels that dequantize every row that is named, once, and gives the same
 problem over the dequantized rows. How many rows are named is known on the device alone, so a
@@ -8,14 +8,14 @@ workspace that might be too small is used and not used by kernels that look (`Ad
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from openmla.cache import LatentCache
 from openmla.kernels.call import WORKSPACE, ZEROED, Call, Sources, vector
-from openmla.kernels.hopper.dequantize.kernels import (
+from openmla.kernels.gluon.dequantize.kernels import (
     MAP_UNITS,
     count_kernel,
     dequantize_kernel,
@@ -24,7 +24,7 @@ from openmla.kernels.hopper.dequantize.kernels import (
     remap_kernel,
 )
 from openmla.operands import LatentOperands, SparseOperands
-from openmla.planning.hopper import HopperSparseConfig
+from openmla.planning.dequantize import CacheRead
 
 Operands = SparseOperands | LatentOperands
 VECTOR_BYTES = 16  # unit of the strides of rows
@@ -94,7 +94,31 @@ def lists_of(op: Operands) -> Lists:
     return Lists(op.block_table, op.cache_lengths, op.cache.page_size, op.cache.num_pages)
 
 
-def addressed_once(config: HopperSparseConfig, op: Operands) -> Addressed:
+class Widening(Protocol):
+    """What a plan says of rows that are dequantized once."""
+
+    @property
+    def cache_read(self) -> CacheRead:
+        """Rows that may be named, and those that the workspace holds."""
+
+    @property
+    def latent(self) -> int:
+        """Columns of a row without rope."""
+
+    @property
+    def rope(self) -> int:
+        """Columns of rope."""
+
+    @property
+    def copy_lanes(self) -> int:
+        """Threads that copy neighboring 16 bytes of a row."""
+
+    @property
+    def sm_count(self) -> int:
+        """Of the chip."""
+
+
+def addressed_once(config: Widening, op: Operands) -> Addressed:
     """See kernels.py. Allocates; launches nothing."""
     assert isinstance(op.cache, LatentCache)
     entries, lengths, size, units = lists_of(op)

@@ -1,0 +1,1 @@
+"""FP8 rows: what unpacks them, and the pass that dequantizes a cache once."""

@@ -1,1 +1,0 @@
-"""FP8 rows on Hopper: what unpacks them, and the pass that dequantizes a cache once."""

@@ -37,7 +37,8 @@ DEFECTS = [
     ),
     SparseDefect(
         "Q of the next token is loaded under products", Kind.RACE, "load",
-        "        mbarrier.wait(q_free.index(0), (turn & 1) ^ 1)\n", "", "one step each",
+        "                            mbarrier.wait(q_free.index(0), turn & 1)\n", "",
+        "one step each",
     ),
     SparseDefect(
         "V of the step after", None, "load",

@@ -32,15 +32,23 @@ def barriers(NUMBER: gl.constexpr, COMMON: gl.constexpr):
 
 
 @gluon.jit
+def token_of(number, work):
+    """Of the number-th item. The last tokens of a sequence see most keys, and come first."""
+    token = number
+    if work[2] is not None:
+        token = work[5] - 1 - number
+    return token
+
+
+@gluon.jit
 def item_of(number, work, HOW: gl.constexpr):
     """(token, pointer to its list, how many entries count, steps) of the number-th item."""
     line_ptr, lengths_ptr, cu_ptr, stride, topk, tokens, batch = work
-    token = number
-    of_line = number
+    token = token_of(number, work)
+    of_line = token
     if cu_ptr is None:
         count = count_of(lengths_ptr, token, topk)
-    else:  # the last tokens see most keys
-        token = tokens - 1 - number
+    else:
         of_line, count = keys_seen(token, cu_ptr, lengths_ptr, batch, tokens, topk, HOW)
     return token, line_ptr + of_line.to(gl.int64) * stride, count, steps_of(count, KEYS)
 

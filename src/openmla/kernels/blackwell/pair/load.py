@@ -1,16 +1,27 @@
-"""The load partition: Q of a token, then K and V of every step, in the order of the products."""
+"""The load partition: Q of a token, then K and V of every step, in the order of the products.
+
+Q of the next token comes among the last V of this one, when all products with Q are done: nine
+tiles at once, before the next K, would keep that waiting.
+"""
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.blackwell import mbarrier, tma
 
-from openmla.kernels.blackwell.pair.items import KEYS, ROWS, after, item_of
+from openmla.kernels.blackwell.pair.items import KEYS, ROWS, after, item_of, token_of
 from openmla.kernels.blackwell.sparse.load import offsets_layout
 from openmla.kernels.blackwell.sparse.rows import descriptor_rows
 from openmla.kernels.gluon.boxes import load_rows
 from openmla.kernels.gluon.compat import reinterpret
 
 GATHERED = gl.constexpr(64)  # columns of a tile of Q and K, keys of a tile of V
+
+
+@gluon.jit
+def load_q(desc, q_smem, bar, token, FIRST: gl.constexpr, LAST: gl.constexpr):
+    """Tiles FIRST … LAST - 1 of a token's heads; the caller has announced the bytes."""
+    for t in gl.static_range(FIRST, LAST):
+        load_rows(desc, token, 0, t * GATHERED, bar, q_smem.index(t))
 
 
 @gluon.jit
@@ -26,6 +37,7 @@ def load(
     BYTES: gl.constexpr = DTYPE.primitive_bitwidth // 8
     TILES: gl.constexpr = q_smem.shape[0]
     SLOTS: gl.constexpr = ring.shape[0]
+    PARTS: gl.constexpr = KEYS // GATHERED
     SLOT_BYTES: gl.constexpr = KEYS // 2 * GATHERED * BYTES
     DIVIDED: gl.constexpr = offsets_layout(gl.num_warps(), 2, True)
     ALL: gl.constexpr = offsets_layout(gl.num_warps(), 2)
@@ -33,13 +45,14 @@ def load(
     slot = gl.program_id(0) * 0
     phase = slot + 1
     turn = slot
+    Q_BYTES: gl.constexpr = ROWS // 2 * TILES * GATHERED * BYTES
+    mbarrier.expect(q_full.index(0), Q_BYTES)
+    load_q(q_desc, q_smem, q_full.index(0), token_of(gl.program_id(0), work), 0, TILES)
     for number in range(gl.program_id(0), work[5], gl.num_programs(0)):
-        token, line, count, steps = item_of(number, work, HOW)
+        _token, line, count, steps = item_of(number, work, HOW)
+        following = number + gl.num_programs(0)
+        token = token_of(following, work)
         keys = (line, count, rows, page_step, row_step)
-        mbarrier.wait(q_free.index(0), (turn & 1) ^ 1)
-        mbarrier.expect(q_full.index(0), ROWS // 2 * TILES * GATHERED * BYTES)
-        for t in gl.static_range(TILES):
-            load_rows(q_desc, token, 0, t * GATHERED, q_full.index(0), q_smem.index(t))
         for k in range(0, steps + 1):
             if k < steps:
                 here = descriptor_rows(keys, k * KEYS, KEYS, DIVIDED, HOW)
@@ -49,7 +62,12 @@ def load(
                     tma.async_gather(k_desc, here, t * GATHERED, full.index(slot), ring.index(slot))
                     slot, phase = after(slot, phase, SLOTS)
             if k > 0:
-                for part in gl.static_range(KEYS // GATHERED):
+                last = (k == steps) & (following < work[5])
+                for part in gl.static_range(PARTS):
+                    if part == PARTS // 2:  # noqa: SIM102 - decided when compiled
+                        if last:
+                            mbarrier.wait(q_free.index(0), turn & 1)
+                            mbarrier.expect(q_full.index(0), Q_BYTES)
                     first = (k - 1) * KEYS + part * GATHERED
                     here = descriptor_rows(keys, first, GATHERED, ALL, HOW)
                     for atom in gl.static_range(2):
@@ -59,4 +77,9 @@ def load(
                             v_desc, here, atom * 256, full.index(slot), values.index(slot)
                         )
                         slot, phase = after(slot, phase, SLOTS)
+                        if part >= PARTS // 2:
+                            FIRST: gl.constexpr = 2 * (2 * part + atom - PARTS)
+                            LAST: gl.constexpr = TILES if FIRST == PARTS + 2 else FIRST + 2
+                            if last:
+                                load_q(q_desc, q_smem, q_full.index(0), token, FIRST, LAST)
         turn += 1

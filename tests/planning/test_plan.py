@@ -171,7 +171,7 @@ def test_json_of_an_unknown_config() -> None:
         (replace(FP8, d_nope=48), "h200", "hopper", "d_nope 48: 32, 64"),
         (NO_ROPE, "mi355x", "cdna4", "rope none: shared"),
         (replace(FP8, v_dtype="bf16"), "mi355x", "cdna4", "v_dtype bf16"),
-        (replace(SPARSE, heads=20), "b200", "blackwell", "heads 20: 8, 16"),
+        (replace(SPARSE, d_rope=0), "b200", "blackwell", "d_rope 0, d_v 512: 512/64/512"),
         (replace(DENSE, rope="cache", page_size=7), "b200", "blackwell", "7 (= 0 x 8 + 7)"),
         (
             replace(DENSE, rope="cache", page_size=7),

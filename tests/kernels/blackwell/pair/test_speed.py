@@ -24,9 +24,8 @@ V32 = Problem(
 )
 
 
-@pytest.mark.parametrize("problem", [V32, replace(V32, kv_dtype="fp8_656")], ids=["bf16", "656"])
-def test_shared_memory_bounds_it_at_60_percent_of_the_peak_or_more(problem: Problem) -> None:
-    found = predict(plan(problem, "b200"))
+def test_shared_memory_bounds_it_at_60_percent_of_the_peak_or_more() -> None:
+    found = predict(plan(V32, "b200"))
     assert found is not None and found.share_of_peak >= 0.60
     assert found.bound_by == "smem" and found.busy["smem"] > 0.99
 

@@ -31,6 +31,7 @@ ONE = replace(V32, q_lens=(1,), topk=70)
 CASES = {
     "16 heads": V32,
     "8 heads, top-64, no lse": replace(V32, heads=8, topk=64, return_lse=False),
+    "20 heads": replace(ONE, heads=20, sink="mixed", return_max_logits=True),
     "64 heads, top-65, sinks": replace(ONE, heads=64, topk=65, sink="mixed"),
     "128 heads": replace(ONE, heads=128, sink="normal"),
     "lengths and wild indices": replace(
@@ -188,9 +189,3 @@ def test_the_public_call_on_a_b200_runs_this_kernel(b200: None) -> None:
     with intercept() as reports:
         assert judge(built, built.run()).ok
     assert len(reports) == 1 and reports[0].ok
-
-
-def test_heads_without_a_plan_run_the_portable_kernel(b200: None) -> None:
-    built = on(replace(ONE, heads=20))
-    chosen = dispatch.plan_call(built.operands, new_results(built))
-    assert chosen.backend == "portable" and "heads 20: 8, 16" in chosen.passed_over[0]

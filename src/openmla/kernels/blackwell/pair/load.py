@@ -18,10 +18,11 @@ GATHERED = gl.constexpr(64)  # columns of a tile of Q and K, keys of a tile of V
 
 
 @gluon.jit
-def load_q(desc, q_smem, bar, token, FIRST: gl.constexpr, LAST: gl.constexpr):
-    """Tiles FIRST … LAST - 1 of a token's heads; the caller has announced the bytes."""
-    for t in gl.static_range(FIRST, LAST):
-        load_rows(desc, token, 0, t * GATHERED, bar, q_smem.index(t))
+def load_q(desc, q_smem, bar, token, QUARTER: gl.constexpr):
+    """Two tiles of a token's heads, three in the last quarter; their bytes are announced."""
+    for t in gl.static_range(2 + QUARTER // 3):
+        tile = q_smem.index(2 * QUARTER + t)
+        load_rows(desc, token, 0, (2 * QUARTER + t) * GATHERED, bar, tile)
 
 
 @gluon.jit
@@ -47,7 +48,8 @@ def load(
     turn = slot
     Q_BYTES: gl.constexpr = ROWS // 2 * TILES * GATHERED * BYTES
     mbarrier.expect(q_full.index(0), Q_BYTES)
-    load_q(q_desc, q_smem, q_full.index(0), token_of(gl.program_id(0), work), 0, TILES)
+    for quarter in gl.static_range(4):
+        load_q(q_desc, q_smem, q_full.index(0), token_of(gl.program_id(0), work), quarter)
     for number in range(gl.program_id(0), work[5], gl.num_programs(0)):
         _token, line, count, steps = item_of(number, work, HOW)
         following = number + gl.num_programs(0)
@@ -77,9 +79,7 @@ def load(
                             v_desc, here, atom * 256, full.index(slot), values.index(slot)
                         )
                         slot, phase = after(slot, phase, SLOTS)
-                        if part >= PARTS // 2:
-                            FIRST: gl.constexpr = 2 * (2 * part + atom - PARTS)
-                            LAST: gl.constexpr = TILES if FIRST == PARTS + 2 else FIRST + 2
+                        if part >= PARTS // 2:  # noqa: SIM102 - decided when compiled
                             if last:
-                                load_q(q_desc, q_smem, q_full.index(0), token, FIRST, LAST)
+                                load_q(q_desc, q_smem, q_full.index(0), token, 2 * part + atom - 4)
         turn += 1

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from openmla.errors import Unsupported
+from openmla.planning.arithmetic import round_up
 from openmla.planning.blackwell.sparse.kernel import SparseKernel, layout_of
 from openmla.planning.blackwell.sparse.pair import PairKernel, takes_pair
 from openmla.planning.blackwell.sparse.prefill import (
@@ -12,6 +13,7 @@ from openmla.planning.blackwell.sparse.prefill import (
     select_mla_sparse_config,
 )
 from openmla.planning.blackwell.sparse.qkv_fp8 import MLAPrefillSparseQKVFP8
+from openmla.planning.blackwell.sparse.shape import CTA_HEADS, HEAD_STEP, PAIR_HEADS
 from openmla.planning.blackwell.sparse.smem import MLASparseSharedMemoryFP8
 from openmla.planning.dequantize import WORKSPACE_CAP
 from openmla.planning.family import Kernel
@@ -31,15 +33,21 @@ from openmla.planning.serves import (
     either,
 )
 from openmla.planning.target import Target
-from openmla.problem import Problem
+from openmla.problem import MAX_HEADS, Problem
 
 Dtypes = tuple[tuple[str, ...], ...]
 
 
-def _pair(problem: Problem, target: Target) -> MLAPrefillSparse:
+def _arguments(problem: Problem) -> dict[str, Any]:
+    """Of the plan for as many heads as the original has a kernel for: the others are padding, which
+    TMA fills with zeros and does not store."""
+    heads = PAIR_HEADS if problem.heads > CTA_HEADS else round_up(problem.heads, HEAD_STEP)
     topk = max(problem.topk, 1)  # pages have no lists
-    base = select_mla_sparse_config(num_q_heads=problem.heads, indices_stride=topk)
-    return MLAPrefillSparse(**base.arguments() | {"qkv_dtype": LONG_NAMES[problem.q_dtype]})
+    return select_mla_sparse_config(num_q_heads=heads, indices_stride=topk).arguments()
+
+
+def _pair(problem: Problem, target: Target) -> MLAPrefillSparse:
+    return MLAPrefillSparse(**_arguments(problem) | {"qkv_dtype": LONG_NAMES[problem.q_dtype]})
 
 
 def _one_cta(problem: Problem, target: Target) -> MLAPrefillSparse:
@@ -69,8 +77,7 @@ def _dequantized(problem: Problem, target: Target) -> MLAPrefillSparseFP8:
 
 
 def _all_fp8(problem: Problem, target: Target) -> MLAPrefillSparseQKVFP8:
-    base = select_mla_sparse_config(num_q_heads=problem.heads, indices_stride=problem.topk)
-    return MLAPrefillSparseQKVFP8(**base.arguments() | {"qkv_dtype": LONG_NAMES["e4m3"]})
+    return MLAPrefillSparseQKVFP8(**_arguments(problem) | {"qkv_dtype": LONG_NAMES["e4m3"]})
 
 
 _EVERY = {
@@ -89,14 +96,14 @@ _FORMS: Mapping[str, Mapping[Field, Allowed]] = {
     },
     "latent": {"form": OneOf("latent"), **_EVERY, "page_size": Range(1, MOST_PAGE_ROWS)},
 }
-_HEADS = OneOf(8, 16, 24, 32, 40, 48, 56, 64, 128)
+_HEADS = Range(1, MAX_HEADS)
 
 
-def _serves(form: str, heads: OneOf, *dtypes: tuple[str, ...]) -> Serves:
+def _serves(form: str, heads: Range, *dtypes: tuple[str, ...]) -> Serves:
     return Serves({**_FORMS[form], "heads": heads, DTYPES: OneOf(*dtypes), "rope": OneOf("shared")})
 
 
-def _kernel(config: type, form: str, heads: OneOf, dtypes: Dtypes, **more: Any) -> Kernel:
+def _kernel(config: type, form: str, heads: Range, dtypes: Dtypes, **more: Any) -> Kernel:
     return Kernel(
         config=config,
         serves=_serves(form, heads, *dtypes),
@@ -114,7 +121,7 @@ def _made(config: Any, problem: Problem) -> PairKernel | SparseKernel:
 _BF16, _16_BITS = alike("bf16"), alike("bf16", "fp16")
 _FP8_ROWS = tuple(("bf16", name, name, name) for name in ("e4m3", *GLUON_CACHES))
 _FP8_CACHES = _FP8_ROWS[1:]
-_PAIR = OneOf(128)
+_PAIR = Range(CTA_HEADS + 1, MAX_HEADS)
 COARSE = "its weights are FP8 too: those below 2^-17 of a row's largest are lost"
 SPARSE_KERNELS = (
     # A pair's products inside a partition need barriers that both CTAs share.

@@ -126,6 +126,6 @@ class SparseKernel(Partitioned):
         smem = self.config.smem
         yield f"weights leave registers in 16 bits: no fp32 P, {smem.S_SIZE * FP32} bytes"
         yield "row statistics stay in registers, and Triton passes arguments through shared memory"
-        if self.problem.heads > self.config.num_q_heads:
+        if self.problem.heads > self.config.padded_num_q_heads:
             why = "over FP8 rows without a workspace, or " if self.dequantizes else ""
             yield f"{self.problem.heads} heads are two CTAs: no pair {why}before Triton 3.9"

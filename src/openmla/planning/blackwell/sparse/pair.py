@@ -128,6 +128,6 @@ class PairKernel(Partitioned):
             yield f"rows come as bf16: {self.cache_read.explain()}"
         yield "weights leave registers rounded, and out passes through their buffer"
         yield "pairs stay and take tokens in turn"
-        if self.config.cta_group == 1:
+        if self.problem.heads < 2 * ROWS:
             yield f"{self.problem.heads} heads are padded to the {2 * ROWS} rows of a pair"
         yield "before Triton 3.9 a pair is two CTAs of 64 heads: it has no barriers of both"

@@ -37,6 +37,18 @@ def lanes(body: str, waves: int = 1) -> list[int]:
         ("v_cmp_gt_u32_e32 vcc, 7, v0\nv_cndmask_b32_e64 v2, 1, 2, vcc", lambda i: 2 if i < 7 else 1),
         ("s_movk_i32 s4, 0x10\ns_add_u32 s4, s4, 3\ns_lshl_b32 s4, s4, 1\nv_mov_b32_e32 v2, s4", lambda i: 38),
         ("v_add_u32_e32 v3, 7, v0\nv_readfirstlane_b32 s4, v3\nv_mov_b32_e32 v2, s4", lambda i: 7),
+        ("v_readlane_b32 s4, v0, 9\nv_mov_b32_e32 v2, s4", lambda i: 9),
+        ("v_add_u32_dpp v2, v0, v0 row_shr:4 row_mask:0xf bank_mask:0xf bound_ctrl:1",
+         lambda i: i + (i - 4 if i % 16 >= 4 else 0)),
+        ("v_mov_b32_e32 v2, 7\nv_mov_b32_dpp v2, v0 row_bcast:15 row_mask:0xa bank_mask:0xf bound_ctrl:1",
+         lambda i: i // 16 * 16 - 1 if i // 16 % 2 else 7),
+        ("v_mov_b32_dpp v2, v0 row_bcast:31 row_mask:0xf bank_mask:0xf bound_ctrl:1", lambda i: 31 if i > 31 else 0),
+        ("v_subrev_u32_e32 v3, 9, v0\ns_mov_b32 s4, 0x40000000\nv_mul_hi_i32 v2, v3, s4", lambda i: (i - 9) >> 2),
+        ("v_lshlrev_b32_e32 v3, 16, v0\nv_cmp_gt_u32_e32 vcc, 7, v0\nv_mov_b32_e32 v4, 5\n"
+         "v_cndmask_b32_sdwa v2, v4, v3, vcc dst_sel:DWORD dst_unused:UNUSED_PAD src0_sel:DWORD src1_sel:WORD_1",
+         lambda i: i if i < 7 else 5),
+        ("v_lshlrev_b32_e32 v1, 2, v0\nds_write_b32 v1, v0\ns_waitcnt lgkmcnt(0)\nv_and_b32_e32 v1, 0x7c, v1\n"
+         "ds_read2_b32 v[2:3], v1 offset1:8\ns_waitcnt lgkmcnt(0)\nv_mov_b32_e32 v2, v3", lambda i: i % 32 + 8),
         ("v_mov_b32_e32 v2, v0\nv_mov_b32_e32 v3, v0\nv_permlane32_swap_b32 v2, v3", lambda i: i % 32),
         ("v_mov_b32_e32 v2, v0\nv_mov_b32_e32 v3, v0\nv_permlane16_swap_b32 v2, v3", lambda i: i & ~16),
         ("v_mov_b32_e32 v3, 9\nv_mov_b32_e32 v1, 1\nscratch_store_dwordx2 off, v[0:1], off offset:8\nscratch_store_dword off, v3, off offset:12\n"

@@ -65,6 +65,8 @@ TABLE: tuple[Semantics, ...] = (
     Semantics("setmaxnreg", "registers come from the pool of the block", "PTX ISA", _CASES),
     Semantics("gfx950 scalar and vector arithmetic", "as documented; 120 opcodes agree with "
               "another emulator", "CDNA4 ISA; tinygrad's emulator"),
+    Semantics("dpp row_shr, row_bcast", "another lane's first operand, 0 where there is none; rows "
+              "of 16 lanes that the masks leave out keep what they had", "CDNA4 ISA"),
     Semantics("v_mfma 16x16, 32x32", "rows 8*(r/4) + 4*(lane/32) + r%4 of a 32 x 32 tile",
               "AMD matrix instruction calculator; Triton"),
     Semantics("v_mfma_scale", "one e8m0 factor per lane and 32 elements of K", "CDNA4 ISA; Triton"),

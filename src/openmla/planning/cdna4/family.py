@@ -84,6 +84,7 @@ def _sparse_block(block: MlaSparse16, problem: Problem) -> Block:
     stages = range(block.num_kv_stages)
     wanted = [Wanted(f"rows {i}", "k", block.latent_slot.slot_bytes) for i in stages]
     wanted += [Wanted(f"rope {i}", "rope", block.rope_bytes) for i in stages]
+    wanted += [Wanted(f"indices {i}", "index", block.index_bytes) for i in stages]
     wanted.append(Wanted("P between waves", "p", block.p_bytes))
     widths = block.latent + block.rope, block.latent, 2
     return Block(

@@ -5,7 +5,8 @@ lane's 256), the rows in LDS serve both products:
 
     latent ring   2 × 66560   = 133120     64 rows × 512 columns × 2 B, 16 B of padding per row
     rope ring     2 ×  8192   =  16384     64 rows × 64 columns × 2 B
-                                149504     of 163840; the rest is the compiler's for exchanging P
+    index ring    2 ×   256   =    512     64 indices × 4 B
+                                150016     of 163840; the rest is the compiler's for exchanging P
 """
 
 from collections.abc import Iterator
@@ -28,7 +29,7 @@ class MlaSparse16(Limited):
 
     >>> block = MlaSparse16(num_heads=128, latent=512, rope=64, dtype="bfloat16")
     >>> block.row_blocks, block.smem_used, block.launch_smem_used, block.supported()
-    (2, 149504, 153600, True)
+    (2, 150016, 154112, True)
     """
 
     num_heads: int
@@ -49,9 +50,10 @@ class MlaSparse16(Limited):
     # Where the bytes of a slot of latent rows lie.
     latent_slot = cached_property[LatentSlot](lambda b: LatentSlot(b.B_TOPK, b.num_warps))
     rope_bytes = cached_property[int](lambda b: b.B_TOPK * ROPE_COLUMNS * 2 if b.rope else 0)
+    index_bytes = cached_property[int](lambda b: 4 * b.B_TOPK)
     # LDS of the rings; what the compiler asks for: also one strip of P on its way between waves.
     smem_used = cached_property[int](
-        lambda b: b.num_kv_stages * (b.latent_slot.slot_bytes + b.rope_bytes)
+        lambda b: b.num_kv_stages * (b.latent_slot.slot_bytes + b.rope_bytes + b.index_bytes)
     )
     p_bytes = cached_property[int](lambda b: b.BM * STRIP_ROWS * 2)
     launch_smem_used = cached_property[int](lambda b: b.smem_used + b.p_bytes)
@@ -64,7 +66,8 @@ class MlaSparse16(Limited):
             f"{self.B_TOPK} rows at a time, {self.num_warps} waves, {self.dtype}",
             "Q: in registers",
             f"rows: {self.num_kv_stages} slots × ({slot.rows} × {slot.slot_bytes // slot.rows} B "
-            f"+ rope {ROPE_COLUMNS * 2 if self.rope else 0} B) = {self.smem_used} of {LDS_BYTES}",
+            f"+ rope {ROPE_COLUMNS * 2 if self.rope else 0} B + index 4 B) = {self.smem_used} of "
+            f"{LDS_BYTES}",
             "rows: dequantized from FP8 on their way to LDS"
             if self.dequantized
             else "rows: as stored",

@@ -27,6 +27,7 @@ CASES = {
     "all invalid": replace(ROWS, index_kind="invalid", topk=5),
     "duplicates": replace(ROWS, index_kind="duplicates", return_lse=False),
     "no list": replace(ROWS, topk=0),
+    "few of many": replace(ROWS, k_lens=(1000,), topk=70),
     "top-65": replace(ROWS, topk=65, index_kind="distinct"),
     "fp16": replace(ROWS, dtype="fp16"),
     "without rope": replace(ROWS, d_rope=0, rope="none"),

@@ -69,8 +69,11 @@ def build(form: Form) -> Run | None:
         return _write(form, _WRITES[op])
     if op in _READS:
         return _read(form, _READS[op], [form.number("offset")])
-    if op == "ds_read2st64_b64":
-        return _read(form, 8, [512 * form.number("offset0"), 512 * form.number("offset1")])
+    two = re.fullmatch(r"ds_read2(st64)?_b(32|64)", op)
+    if two:
+        size = int(two[2]) // 8
+        unit = 64 * size if two[1] else size
+        return _read(form, size, [unit * form.number("offset0"), unit * form.number("offset1")])
     if op == "ds_bpermute_b32":
         return _pull(form)
     if transposed:

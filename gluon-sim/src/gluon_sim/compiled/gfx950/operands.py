@@ -99,7 +99,7 @@ class Form:
     @property
     def base(self) -> str:
         """The name without its encoding."""
-        return re.sub(r"_(e32|e64|sdwa)$", "", self.op)
+        return re.sub(r"_(e32|e64|sdwa|dpp)$", "", self.op)
 
     def unknown(self) -> UnknownInstruction:
         """The error for an instruction, or a form of one, that is not known."""

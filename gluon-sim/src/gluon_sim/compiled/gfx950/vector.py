@@ -9,7 +9,7 @@ import numpy as np
 
 from gluon_sim.compiled.core.numbers import MASK32, Array, table_logic
 from gluon_sim.compiled.core.report import Kind
-from gluon_sim.compiled.gfx950.operands import Form, Run, set_pair
+from gluon_sim.compiled.gfx950.operands import Form, Read, Run, set_pair
 from gluon_sim.compiled.gfx950.state import LANES, Wave, lanes_of, word_of
 
 Function = Callable[..., Array]
@@ -85,6 +85,12 @@ def _high(a: Array, b: Array) -> Array:
     return result
 
 
+def _signed_high(a: Array, b: Array) -> Array:
+    wide = ints(a).astype(np.int64) * ints(b).astype(np.int64)
+    result: Array = (wide >> 32).astype(np.int32)
+    return _bits(result)
+
+
 WORDS: dict[str, Function] = {
     "v_mov_b32": lambda a: a,
     "v_accvgpr_read_b32": lambda a: a,
@@ -97,6 +103,7 @@ WORDS: dict[str, Function] = {
     "v_subrev_u32": lambda a, b: b - a,
     "v_mul_lo_u32": lambda a, b: a * b,
     "v_mul_hi_u32": _high,
+    "v_mul_hi_i32": _signed_high,
     "v_mul_u32_u24": lambda a, b: _low24(a) * _low24(b),
     "v_and_b32": lambda a, b: a & b,
     "v_or_b32": lambda a, b: a | b,
@@ -137,14 +144,15 @@ def build(form: Form) -> Run | None:
     """What an integer instruction does; None if it is none."""
     base = form.base
     if base in WORDS:
-        return (_parts if form.op.endswith("sdwa") else _word)(form, WORDS[base])
+        how = {"sdwa": _parts, "dpp": _moved}.get(form.op.rpartition("_")[2], _word)
+        return how(form, WORDS[base])
     if base.startswith("v_cmp_"):
         return _comparison(form)
     known: dict[str, Callable[[Form], Run]] = {
         "v_bitop3_b32": _bitop3, "v_bitop3_b16": _bitop3, "v_mov_b64": _move64,
         "v_lshl_add_u64": _shift_add64, "v_lshrrev_b64": _shift64, "v_lshlrev_b64": _shift64,
         "v_mad_u64_u32": _mad64, "v_mad_i64_i32": _mad64, "v_cndmask_b32": _select,
-        "v_pk_mov_b32": _halves, "v_readfirstlane_b32": _first_lane,
+        "v_pk_mov_b32": _halves, "v_readfirstlane_b32": _first_lane, "v_readlane_b32": _one_lane,
         "v_permlane32_swap_b32": _swap, "v_permlane16_swap_b32": _swap,
     }  # fmt: skip
     return known[base](form) if base in known else None
@@ -167,20 +175,62 @@ _PARTS = {"DWORD": (0, MASK32), "WORD_0": (0, 0xFFFF), "WORD_1": (16, 0xFFFF)} |
 }
 
 
+def _part_reads(form: Form, count: int) -> list[Read]:
+    """SDWA: bytes or halves of the first `count` sources."""
+    form.allow("dst_sel", "dst_unused", "src0_sel", "src1_sel")
+    if form.modifiers.get("dst_unused", "UNUSED_PAD") != "UNUSED_PAD":
+        raise form.unknown()
+    whole = [form.u32(i) for i in range(1, 1 + count)]
+    parts = [_PARTS[form.modifiers.get(f"src{i}_sel", "DWORD")] for i in range(count)]
+
+    def part(read: Read, low: int, bits: int) -> Read:
+        return lambda w: (read(w) >> np.uint32(low)) & np.uint32(bits)
+
+    return [part(read, *where) for read, where in zip(whole, parts, strict=True)]
+
+
 def _parts(form: Form, function: Function) -> Run:
     """SDWA: on bytes or halves of the operands; the rest of the destination becomes zero."""
-    form.allow("dst_sel", "dst_unused", "src0_sel", "src1_sel")
-    given = form.modifiers
-    if given.get("dst_unused", "UNUSED_PAD") != "UNUSED_PAD":
-        raise form.unknown()
-    shift, mask = _PARTS[given.get("dst_sel", "DWORD")]
-    into, reads = form.named(0, True, 1), [form.u32(i) for i in range(1, len(form.operands))]
-    parts = [_PARTS[given.get(f"src{i}_sel", "DWORD")] for i in range(len(reads))]
+    shift, mask = _PARTS[form.modifiers.get("dst_sel", "DWORD")]
+    into, reads = form.named(0, True, 1), _part_reads(form, len(form.operands) - 1)
 
     def run(w: Wave) -> None:
-        pairs = zip(reads, parts, strict=True)
-        values = [(read(w) >> np.uint32(low)) & np.uint32(bits) for read, (low, bits) in pairs]
-        w.set(into, (function(*values) & np.uint32(mask)) << np.uint32(shift))
+        values = function(*(read(w) for read in reads))
+        w.set(into, (values & np.uint32(mask)) << np.uint32(shift))
+
+    return run
+
+
+def _source_lanes(form: Form) -> Array:
+    """DPP: the lane that each lane takes its first operand from; -1 where there is none."""
+    given = form.modifiers
+    if "row_shr" in given:
+        by = form.number("row_shr")
+        return np.where(by <= LANES % 16, LANES - by, -1)
+    if given.get("row_bcast") == "15":
+        return np.where(LANES >= 16, LANES // 16 * 16 - 1, -1)
+    if given.get("row_bcast") == "31":
+        return np.where(LANES >= 32, 31, -1)
+    raise form.unknown()
+
+
+def _moved(form: Form, function: Function) -> Run:
+    """DPP: the first operand is another lane's, 0 where there is none; only rows of 16 lanes and
+    groups of 4 in the masks are written."""
+    form.allow("row_shr", "row_bcast", "row_mask", "bank_mask", "bound_ctrl")
+    if form.modifiers.get("bound_ctrl") != "1":
+        raise form.unknown()
+    rows, banks = (int(form.modifiers.get(f"{x}_mask", "0xf"), 0) for x in ("row", "bank"))
+    written = ((rows >> LANES // 16) & (banks >> LANES % 16 // 4) & 1).astype(bool)
+    lanes, into = _source_lanes(form), form.named(0, True, 1)
+    reads = [form.u32(i) for i in range(1, len(form.operands))]
+
+    def run(w: Wave) -> None:
+        there = (lanes >= 0) & w.mask[lanes]
+        values = function(
+            np.where(there, reads[0](w)[lanes], np.uint32(0)), *(r(w) for r in reads[1:])
+        )
+        w.set(into, np.where(written, values, w.v[into]))
 
     return run
 
@@ -240,8 +290,13 @@ def _mad64(form: Form) -> Run:
 
 
 def _select(form: Form) -> Run:
-    form.allow()
-    into, a, b, choice = form.named(0, True, 1), form.u32(1), form.u32(2), form.scalars(3, 2)
+    whole = not form.op.endswith("sdwa")
+    if whole:
+        form.allow()
+    elif form.modifiers.get("dst_sel", "DWORD") != "DWORD":
+        raise form.unknown()
+    a, b = (form.u32(1), form.u32(2)) if whole else _part_reads(form, 2)
+    into, choice = form.named(0, True, 1), form.scalars(3, 2)
     if any(token.startswith(("-v", "|")) for token in form.operands):
         raise form.unknown()
     return lambda w: w.set(into, np.where(lanes_of(w.get64(choice)), b(w), a(w)))
@@ -270,6 +325,11 @@ def _first_lane(form: Form) -> Run:
         w.set32(into, int(w.v[source][lane]))
 
     return run
+
+
+def _one_lane(form: Form) -> Run:
+    into, source, lane = form.named(0, False, 1), form.vector(1), form.s32(2)
+    return lambda w: w.set32(into, int(w.v[source][lane(w) % 64]))
 
 
 def _comparison(form: Form) -> Run:

@@ -39,7 +39,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.amd.cdna4 import async_copy
 
-from openmla.kernels.cdna4.copies import COPY, READ, WRITE, copy_paged_rows, copy_rows
+from openmla.kernels.cdna4.copies import COPY, READ, WRITE, copy_paged_rows, copy_rows, pages_of
 from openmla.kernels.cdna4.mma_op import (
     COLUMNS_PER_TILE,
     KEYS_PER_TILE,
@@ -105,18 +105,18 @@ def Q_frags_from_memory(
 
 @gluon.jit
 def dma_K(
-    nope_slot, rope_slot, k, rope, first, limit, NOPE: gl.constexpr, ROPE: gl.constexpr,
+    nope_slot, rope_slot, k, rope, pages, first, limit, NOPE: gl.constexpr, ROPE: gl.constexpr,
     PAGE: gl.constexpr,
 ):  # fmt: skip
     """Start copying keys first, first + 1, … of the sequence to a K slot, as one group."""
     k_ptr, k_stride = k
-    rope_ptr, rope_stride, page_stride, table_ptr = rope
+    rope_ptr, rope_stride, page_stride, _table_ptr = rope
     PIECE: gl.constexpr = 128 // nope_slot.dtype.primitive_bitwidth
     at = k_ptr + first.to(gl.int64) * k_stride * PIECE
     copy_rows(nope_slot, at, k_stride, first, limit, NOPE[COPY], True)
     if PAGE > 0:
         copy_paged_rows(
-            rope_slot, rope_ptr, page_stride, rope_stride, table_ptr, first, limit, ROPE[COPY], PAGE
+            rope_slot, rope_ptr, page_stride, rope_stride, pages, first, ROPE[COPY], PAGE
         )
     else:
         at = rope_ptr + first.to(gl.int64) * rope_stride * PIECE
@@ -183,10 +183,13 @@ def mask_tiles(tiles, seen, keys, TILES: gl.constexpr, CAUSAL: gl.constexpr):
 
 @gluon.jit
 def walk(
-    blocks, whole, limit, q_frags, rings, sources, view, factor, HOW: gl.constexpr,
+    blocks, whole, limit, q_frags, rings, sources, pages, view, factor, HOW: gl.constexpr,
     LAYOUTS: gl.constexpr,
 ):  # fmt: skip
-    """All key tiles; the next tile's copies are started on the way. Returns O, shift, row_sum."""
+    """All key tiles; the next tile's copies are started on the way. Returns O, shift, row_sum.
+
+    `pages` are those of tile 1 if rope comes from pages.
+    """
     nope_ring, rope_ring, v_ring = rings
     k, rope, v = sources
     seen, keys = view
@@ -215,7 +218,12 @@ def walk(
     for j in range(0, blocks):
         ahead = (j + 1) * KV
         slot = (j + 1) % K_RING
-        dma_K(nope_ring.index(slot), rope_ring.index(slot), k, rope, ahead, limit, NOPE, ROPE, PAGE)
+        pages_ahead = pages
+        if PAGE > 0:
+            pages_ahead = pages_of(rope[3], ahead + KV, limit, ROPE[COPY], PAGE)
+        slots = (nope_ring.index(slot), rope_ring.index(slot))
+        dma_K(slots[0], slots[1], k, rope, pages, ahead, limit, NOPE, ROPE, PAGE)
+        pages = pages_ahead
         async_copy.wait_group(2)
         slot = j % K_RING
         tiles = scores(q_frags, nope_ring.index(slot), rope_ring.index(slot), NOPE, ROPE, MMA)
@@ -303,8 +311,13 @@ def dense_kernel(  # noqa: PLR0913
         load_Q(q_slab, q, token, head, rows, BM, LAYOUTS[1])
     else:
         q_frags = Q_frags_from_memory(q, token, head, rows, BM, COLUMNS, Q_TILES, MMA)
+    pages = start
+    later_pages = start
+    if PAGE > 0:
+        pages = pages_of(rope[3], start, limit, LAYOUTS[3][COPY], PAGE)
+        later_pages = pages_of(rope[3], start + KV, limit, LAYOUTS[3][COPY], PAGE)
     nope_slot = nope_ring.index(0)
-    dma_K(nope_slot, rope_ring.index(0), k, rope, start, limit, LAYOUTS[2], LAYOUTS[3], PAGE)
+    dma_K(nope_slot, rope_ring.index(0), k, rope, pages, start, limit, LAYOUTS[2], LAYOUTS[3], PAGE)
     dma_V(v_ring.index(0), v, start, limit, LAYOUTS[4])
     if Q_IN_LDS:
         async_copy.wait_group(2)
@@ -312,7 +325,7 @@ def dense_kernel(  # noqa: PLR0913
 
     view = (seen, keys)
     O, shift, row_sum = walk(
-        blocks, whole, limit, q_frags, rings, sources, view, factor, HOW, LAYOUTS
+        blocks, whole, limit, q_frags, rings, sources, later_pages, view, factor, HOW, LAYOUTS
     )
     first = token.to(gl.int64)
     OUT_PIECE: gl.constexpr = 128 // out_ptr.dtype.element_ty.primitive_bitwidth

@@ -34,7 +34,8 @@ def calls(plan: Plan, op: DenseOperands, results: Results) -> Iterator[Call]:
     """The kernel calls of a plan; none for an empty output."""
     if not results.out.numel():
         return
-    if not op.k_nope.shape[0]:
+    cache = op.rope_cache
+    if not op.k_nope.shape[0] or (cache is not None and not cache.data.numel()):
         results.clear()  # nobody sees a key, and an empty tensor has no address to copy from
         return
     block = plan.config

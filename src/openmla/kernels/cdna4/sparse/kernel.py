@@ -9,28 +9,37 @@ a time. K is the whole row, V its first 512 columns, from the same LDS.
 | all 8 | gather the next rows; scores as 4 x 2 waves, softmax, output as 2 x 4 waves |
 
 There are no barrier objects. Rows that are stored as they are multiplied are copied to LDS in
-groups, one per block of rows; rows that must be dequantized pass through registers, which are only
-free after the products:
+groups, one per block of rows; rows that must be dequantized pass through registers. Block j of the
+loop, in this order:
 
-| rows | before the products of block j | after them |
+| | copied rows | dequantized rows |
 |---|---|---|
-| copied | start block j + 1, wait until only it is in flight | |
-| dequantized | | load block j + 1, dequantize it, store it to the other slot |
+| 1 | load the indices of block j + 2 | the same |
+| 2 | start the copies of block j + 1 | start loading block j + 1 and its scales |
+| 3 | wait until only those are in flight | |
+| 4 | scores, softmax, output of block j | the same |
+| 5 | | dequantize block j + 1, store it to the other slot |
+| 6 | store the indices of block j + 2 | the same |
 
-The compiler puts workgroup barriers between stores and loads of a slot.
+Waits count what was issued, so a wait for anything issued after copies is one for the copies too:
+indices come before them, two blocks ahead, and nothing between is masked by a branch, which the
+compiler could not count across. The compiler puts workgroup barriers between stores and loads of a
+slot.
 
 | LDS | bytes |
 |---|---|
 | latent ring, 2 slots, rows 1040 B apart | 2 x 64 x 1040 = 133120 |
 | rope ring, 2 slots | 2 x 64 x 128 = 16384 |
-| P from the waves of the scores to those of the output, row sums | the compiler's, about 9 KB |
+| index ring, 2 slots | 2 x 64 x 4 = 512 |
+| P from the waves of the scores to those of the output, row sums | the compiler's, 4096 |
 
-An index that does not count (negative, past the rows, past topk_lengths) gathers zeros and scores
--inf.
+An index that does not count (negative, past the rows, past topk_lengths) copies some row, which is
+cleared in LDS, and scores -inf.
 """
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.amd import cdna4
 from triton.experimental.gluon.language.amd.cdna4 import async_copy
 
 from openmla.kernels.cdna4.copies import COPY, READ, WRITE, swizzled_pieces, swizzled_source
@@ -45,27 +54,46 @@ from openmla.kernels.cdna4.mma_op import (
     mma_QK,
 )
 from openmla.kernels.cdna4.softmax import finish, opaque_zero, signed_tiles, softmax
-from openmla.kernels.gluon.compat import reinterpret
+from openmla.kernels.gluon.compat import reinterpret, thread_barrier
 from openmla.kernels.gluon.scores import LN_2, MINUS_INF
 
 COLUMNS = gl.constexpr(64)  # of a fragment of Q and K
 STRIP = gl.constexpr(32)  # rows whose scores are one tile
 ROPE_WIDTH = gl.constexpr(64)
 GROUP = gl.constexpr(8)  # columns that one lane copies: 16 bytes of LDS
+# Of the 64 indices of a block: one per lane, the same in all waves; in LDS, one after another.
+LANES = gl.constexpr(gl.BlockedLayout([1], [64], [8], [0]))
+INDICES = gl.constexpr(gl.SwizzledSharedLayout(1, 1, 1, [0]))
+# Of 8 latent rows: a wave has one.
+ROW_PER_WAVE = gl.constexpr(gl.BlockedLayout([1, 8], [1, 64], [8, 1], [1, 0]))
 
 
 @gluon.jit
-def listed(list_, at, count, rows):
-    """(index, whether it counts) of places `at` of the token's list."""
-    index = gl.load(list_ + at, mask=at < count, other=-1)
-    return index, (index >= 0) & (index < rows)
+def listed(block, first, KV: gl.constexpr):
+    """Indices of places first, first + 1, … of the token's list, one per lane of a wave; 0 past its
+    end, which is not read.
+
+    Nothing is done with them before they are stored to LDS: the compiler would do it, and wait for
+    them, at once.
+    """
+    list_, count, _rows = block
+    at = gl.arange(0, KV, LANES) + first
+    return cdna4.buffer_load(list_, at, mask=at < count)
 
 
 @gluon.jit
-def row_offset(index, ok, strides, PAGE: gl.constexpr):
-    """Strides from the first row to row `index`; 64 bits, a cache may be of any size."""
+def counting(index, at, block):
+    """Whether the index at place `at` of the list counts."""
+    _list, count, rows = block
+    return (at < count) & (index >= 0) & (index < rows)
+
+
+@gluon.jit
+def row_offset(index, block, strides, PAGE: gl.constexpr):
+    """Strides from the first row to row `index`, or to some row if there is none of that number; 64
+    bits, a cache may be of any size."""
     stride_page, stride_t = strides
-    safe = gl.where(ok, index, 0)
+    safe = gl.minimum(gl.maximum(index, 0), block[2] - 1)
     if PAGE > 0:
         page = (safe // PAGE).to(gl.int64) * stride_page
         return page + (safe % PAGE).to(gl.int64) * stride_t
@@ -74,110 +102,111 @@ def row_offset(index, ok, strides, PAGE: gl.constexpr):
 
 
 @gluon.jit
-def row_pointers(ptr, index, ok, strides, PAGE: gl.constexpr):
-    """Where rows begin; strides count pieces of 16 bytes."""
+def row_pointers(slot, ptr, strides, indices, block, PART: gl.constexpr, HOW: gl.constexpr):
+    """Where the values of a slot come from, as PART (its layouts, whether it is swizzled) copies
+    them. Strides count pieces of 16 bytes."""
     PIECE: gl.constexpr = 128 // ptr.dtype.element_ty.primitive_bitwidth
-    return ptr + row_offset(index, ok, strides, PAGE) * PIECE
+    LAYOUT: gl.constexpr = PART[0][COPY]
+    index = indices.load(gl.SliceLayout(1, LAYOUT))
+    column = gl.arange(0, slot.shape[1], gl.SliceLayout(0, LAYOUT))
+    if PART[1]:
+        place = gl.arange(0, slot.shape[0], gl.SliceLayout(1, LAYOUT))
+        source = swizzled_source(place, column, GROUP)
+    else:
+        source = column[None, :]
+    return (ptr + row_offset(index, block, strides, HOW[1]) * PIECE)[:, None] + source
 
 
 @gluon.jit
-def copy_block(slots, source, list_, first, count, rows, LAYOUTS: gl.constexpr, HOW: gl.constexpr):
-    """Start copying the rows of places first, first + 1, … to a slot, as one group."""
-    latent_slot, rope_slot = slots
+def copy_block(slots, source, indices, block, LAYOUTS: gl.constexpr, HOW: gl.constexpr):
+    """Start copying the rows of a block to a slot, as one group.
+
+    No copy is masked: the compiler would branch around it, and where it cannot count the copies in
+    flight it waits for all of them.
+    """
     latent_ptr, rope_ptr, _scale_ptr, strides, rope_strides, _scale_strides = source
-    LATENT: gl.constexpr = LAYOUTS[1][COPY]
-    at = gl.arange(0, latent_slot.shape[0], gl.SliceLayout(1, LATENT)) + first
-    column = gl.arange(0, latent_slot.shape[1], gl.SliceLayout(0, LATENT))
-    index, ok = listed(list_, at, count, rows)
-    pointers = row_pointers(latent_ptr, index, ok, strides, HOW[1])[:, None] + column[None, :]
-    async_copy.global_load_to_shared(latent_slot, pointers, mask=ok[:, None], other=0.0)
+    LATENT: gl.constexpr = (LAYOUTS[1], False)
+    rows = row_pointers(slots[0], latent_ptr, strides, indices, block, LATENT, HOW)
+    async_copy.global_load_to_shared(slots[0], rows)
     if HOW[2] > 0:
-        ROPE: gl.constexpr = LAYOUTS[2][COPY]
-        place = gl.arange(0, rope_slot.shape[0], gl.SliceLayout(1, ROPE))
-        column = gl.arange(0, ROPE_WIDTH, gl.SliceLayout(0, ROPE))
-        index, ok = listed(list_, place + first, count, rows)
-        pointers = row_pointers(rope_ptr, index, ok, rope_strides, HOW[1])[:, None]
-        pointers = pointers + swizzled_source(place, column, GROUP)
-        async_copy.global_load_to_shared(rope_slot, pointers, mask=ok[:, None], other=0.0)
+        ROPE: gl.constexpr = (LAYOUTS[2], True)
+        rows = row_pointers(slots[1], rope_ptr, rope_strides, indices, block, ROPE, HOW)
+        async_copy.global_load_to_shared(slots[1], rows)
     async_copy.commit_group()
 
 
 @gluon.jit
-def fetch_rows(
-    slot, ptr, strides, list_, first, count, rows, LAYOUT: gl.constexpr, SWIZZLE: gl.constexpr,
-    PAGE: gl.constexpr,
-):  # fmt: skip
-    """The rows of places first, first + 1, … as stored, in registers, as the slot wants them."""
-    place = gl.arange(0, slot.shape[0], gl.SliceLayout(1, LAYOUT))
-    column = gl.arange(0, slot.shape[1], gl.SliceLayout(0, LAYOUT))
+def fetch_scales(values, scales, indices, block, FIRST: gl.constexpr, SWIZZLE: gl.constexpr,
+                 HOW: gl.constexpr):  # fmt: skip
+    """Scales of fetched rows, columns FIRST … of them. A lane's 8 columns share one, so there is
+    one per group of 8."""
+    ROWS: gl.constexpr = values.shape[0]
+    GROUPS: gl.constexpr = values.shape[1] // GROUP
+    grouped = gl.reshape(values, [ROWS, GROUPS, GROUP])
+    SCALES: gl.constexpr = gl.SliceLayout(2, grouped.type.layout)
+    group = gl.arange(0, GROUPS, gl.SliceLayout(0, SCALES)) + opaque_zero()
     if SWIZZLE:
-        source = swizzled_source(place, column, GROUP)
+        source = swizzled_pieces(gl.arange(0, ROWS, gl.SliceLayout(1, SCALES)), group)
     else:
-        source = column[None, :]
-    index, ok = listed(list_, place + first, count, rows)
-    row = row_pointers(ptr, index, ok, strides, PAGE)[:, None]
-    return gl.load(row + source, mask=ok[:, None], other=0.0)
+        source = group[None, :]
+    index = indices.load(gl.SliceLayout(1, SCALES))
+    row = (scales[0] + row_offset(index, block, scales[1], HOW[1]))[:, None]
+    return gl.load(row + (source * GROUP + FIRST) // HOW[3])
 
 
 @gluon.jit
-def dequantize_rows(
-    slot, values, scale_ptr, strides, list_, first, count, rows, FIRST: gl.constexpr,
-    SWIZZLE: gl.constexpr, HOW: gl.constexpr,
-):  # fmt: skip
-    """Store fetched rows, columns FIRST … of them, as bf16(fp32(value) * scale).
+def fetch_block(slots, source, indices, block, LAYOUTS: gl.constexpr, HOW: gl.constexpr):
+    """Start loading the rows of a block, as stored, and their scales: to registers."""
+    latent_ptr, rope_ptr, scale_ptr, strides, rope_strides, scale_strides = source
+    LATENT: gl.constexpr = (LAYOUTS[1], False)
+    latent = gl.load(row_pointers(slots[0], latent_ptr, strides, indices, block, LATENT, HOW))
+    rope = latent
+    if HOW[2] > 0:
+        ROPE: gl.constexpr = (LAYOUTS[2], True)
+        rope = gl.load(row_pointers(slots[1], rope_ptr, rope_strides, indices, block, ROPE, HOW))
+    latent_scales = latent
+    rope_scales = rope
+    if scale_ptr is not None:
+        latent_scales = fetch_scales(
+            latent, scale_ptr, scale_strides, indices, block, 0, False, HOW
+        )
+        if HOW[2] > 0 and rope.dtype.primitive_bitwidth == 8:
+            rope_scales = fetch_scales(
+                rope, scale_ptr, scale_strides, indices, block, 512, True, HOW
+            )
+    return latent, rope, latent_scales, rope_scales
 
-    A lane's 8 columns share a scale, so scales are loaded one per group of 8.
-    """
-    ROWS: gl.constexpr = slot.shape[0]
-    GROUPS: gl.constexpr = slot.shape[1] // GROUP
-    if scale_ptr is not None and values.dtype.primitive_bitwidth == 8:
-        grouped = gl.reshape(values, [ROWS, GROUPS, GROUP])
-        SCALES: gl.constexpr = gl.SliceLayout(2, grouped.type.layout)
-        place = gl.arange(0, ROWS, gl.SliceLayout(1, SCALES))
-        group = gl.arange(0, GROUPS, gl.SliceLayout(0, SCALES)) + opaque_zero()
-        if SWIZZLE:
-            source = swizzled_pieces(place, group)
-        else:
-            source = group[None, :]
-        index, ok = listed(list_, place + first, count, rows)
-        row = (scale_ptr + row_offset(index, ok, strides, HOW[1]))[:, None]
-        block = (source * GROUP + FIRST) // HOW[3]
-        scales = gl.load(row + block, mask=ok[:, None], other=0.0)
-        wide = gl.reshape(grouped.to(gl.float32) * scales[:, :, None], [ROWS, GROUPS * GROUP])
+
+@gluon.jit
+def dequantize_rows(slot, values, scales, SCALED: gl.constexpr):
+    """Store fetched rows as bf16(fp32(value) * scale)."""
+    if SCALED and values.dtype.primitive_bitwidth == 8:
+        GROUPS: gl.constexpr = slot.shape[1] // GROUP
+        grouped = gl.reshape(values, [slot.shape[0], GROUPS, GROUP])
+        wide = gl.reshape(grouped.to(gl.float32) * scales[:, :, None], slot.shape)
     else:
         wide = values  # FP8 values without scales are 16-bit values, exactly
     slot.store(wide.to(slot.dtype))
 
 
 @gluon.jit
-def fetch_block(slots, source, list_, first, count, rows, LAYOUTS: gl.constexpr, HOW: gl.constexpr):
-    """Both parts of the rows that must be dequantized."""
-    latent_ptr, rope_ptr, _scale_ptr, strides, rope_strides, _scale_strides = source
-    latent = fetch_rows(
-        slots[0], latent_ptr, strides, list_, first, count, rows, LAYOUTS[1][COPY], False, HOW[1]
-    )
-    rope = latent
+def dequantize_block(slots, fetched, SCALED: gl.constexpr, HOW: gl.constexpr):
+    """Both parts of fetched rows to a slot."""
+    dequantize_rows(slots[0], fetched[0], fetched[2], SCALED)
     if HOW[2] > 0:
-        rope = fetch_rows(
-            slots[1], rope_ptr, rope_strides, list_, first, count, rows, LAYOUTS[2][COPY], True,
-            HOW[1],
-        )  # fmt: skip
-    return latent, rope
+        dequantize_rows(slots[1], fetched[1], fetched[3], SCALED)
 
 
 @gluon.jit
-def dequantize_block(slots, fetched, source, list_, first, count, rows, HOW: gl.constexpr):
-    """Both parts of fetched rows to a slot."""
-    scale_ptr = source[2]
-    strides = source[5]
-    dequantize_rows(
-        slots[0], fetched[0], scale_ptr, strides, list_, first, count, rows, 0, False, HOW,
-    )  # fmt: skip
-    if HOW[2] > 0:
-        dequantize_rows(
-            slots[1], fetched[1], scale_ptr, strides, list_, first, count, rows, 512, True,
-            HOW,
-        )  # fmt: skip
+def clear_rows(slot, indices, first, block):
+    """Zeros instead of rows that do not count: their weights are 0, but 0 times NaN is not."""
+    at = gl.arange(0, 8, gl.SliceLayout(1, ROW_PER_WAVE)) + first
+    for i in gl.static_range(slot.shape[0] // 8):
+        part = slot.slice(8 * i, 8, 0)
+        index = indices.slice(8 * i, 8, 0).load(at.type.layout)
+        ok = counting(index, at + 8 * i, block)
+        part.store(gl.where(ok[:, None], part.load(ROW_PER_WAVE), 0.0))
+    thread_barrier()
 
 
 @gluon.jit
@@ -220,13 +249,14 @@ def scores(q_frags, slots, LAYOUTS: gl.constexpr, HOW: gl.constexpr):
 
 
 @gluon.jit
-def mask_tiles(tiles, list_, first, count, rows, TILES: gl.constexpr):
+def mask_tiles(tiles, indices, first, block, TILES: gl.constexpr):
     """-inf where an index does not count."""
     SL: gl.constexpr = tiles[0].type.layout
     at = gl.arange(0, STRIP, gl.SliceLayout(0, SL)) + first
     done = ()
     for i in gl.static_range(TILES):
-        _index, ok = listed(list_, at + STRIP * i, count, rows)
+        index = indices.slice(STRIP * i, STRIP, 0).load(at.type.layout)
+        ok = counting(index, at + STRIP * i, block)
         done = done + (gl.where(ok[None, :], tiles[i], MINUS_INF),)  # noqa: RUF005
     return done
 
@@ -257,6 +287,7 @@ def sparse_kernel(  # noqa: PLR0913
     FRAGS: gl.constexpr = (512 + BLOCK[3]) // COLUMNS
     MMA: gl.constexpr = LAYOUTS[0]
     HOW: gl.constexpr = (WIDENED, PAGE, BLOCK[3], SCALE_BLOCK)
+    SCALED: gl.constexpr = scale_ptr is not None
     Q_PIECE: gl.constexpr = 128 // q_ptr.dtype.element_ty.primitive_bitwidth
     OUT_PIECE: gl.constexpr = 128 // out_ptr.dtype.element_ty.primitive_bitwidth
     program = gl.program_id(0)
@@ -267,7 +298,7 @@ def sparse_kernel(  # noqa: PLR0913
     count = topk
     if lengths_ptr is not None:
         count = gl.minimum(gl.load(lengths_ptr + token), topk)
-    list_ = indices_ptr + token * indices_stride
+    block = (indices_ptr + token * indices_stride, count, rows)
     latent_ring = gl.allocate_shared_memory(DTYPE, [SLOTS, KV, 512], LAYOUTS[1][WRITE])
     rope_ring = latent_ring
     if BLOCK[3] > 0:
@@ -276,13 +307,15 @@ def sparse_kernel(  # noqa: PLR0913
         latent_ptr, rope_ptr, scale_ptr, (latent_stride_page, latent_stride_t),
         (rope_stride_page, rope_stride_t), (scale_stride_page, scale_stride_t),
     )  # fmt: skip
+    index_ring = gl.allocate_shared_memory(gl.int32, [2, KV], INDICES)
     slots = (latent_ring.index(0), rope_ring.index(0))
-    start = first_head * 0
+    index_ring.index(0).store(listed(block, 0, KV))
+    index_ring.index(1).store(listed(block, KV, KV))
     if WIDENED:
-        fetched = fetch_block(slots, source, list_, start, count, rows, LAYOUTS, HOW)
-        dequantize_block(slots, fetched, source, list_, start, count, rows, HOW)
+        fetched = fetch_block(slots, source, index_ring.index(0), block, LAYOUTS, HOW)
+        dequantize_block(slots, fetched, SCALED, HOW)
     else:
-        copy_block(slots, source, list_, start, count, rows, LAYOUTS, HOW)
+        copy_block(slots, source, index_ring.index(0), block, LAYOUTS, HOW)
     at = q_ptr + (token * q_stride_t + head64 * q_stride_h) * Q_PIECE
     q_frags = Q_frags(at, q_stride_h, here, DTYPE, BM, FRAGS, MMA)
 
@@ -290,25 +323,32 @@ def sparse_kernel(  # noqa: PLR0913
     shift = gl.full([BM], float("-inf"), gl.float32, gl.SliceLayout(1, MMA[SCORES]))
     row_sum = gl.zeros([BM], gl.float32, gl.SliceLayout(1, MMA[SCORES]))
     for j in range(0, (gl.maximum(count, 0) + KV - 1) // KV):
-        ahead = (j + 1) * KV
+        coming = listed(block, (j + 2) * KV, KV)
         slot = (j + 1) % SLOTS
         later = (latent_ring.index(slot), rope_ring.index(slot))
-        if not WIDENED:
-            copy_block(later, source, list_, ahead, count, rows, LAYOUTS, HOW)
+        indices = index_ring.index((j + 1) % 2)
+        if WIDENED:
+            fetched = fetch_block(later, source, indices, block, LAYOUTS, HOW)
+        else:
+            copy_block(later, source, indices, block, LAYOUTS, HOW)
             async_copy.wait_group(1)
         slots = (latent_ring.index(j % SLOTS), rope_ring.index(j % SLOTS))
+        indices = index_ring.index(j % 2)
+        all_count = counting(indices.load(LANES), gl.arange(0, KV, LANES) + j * KV, block)
+        if gl.min(all_count.to(gl.int32), 0) == 0:
+            clear_rows(slots[0], indices, j * KV, block)
         tiles = scores(q_frags, slots, LAYOUTS, HOW)
         if SIGN != 1:
             tiles = signed_tiles(tiles, TILES, SIGN)
-        tiles = mask_tiles(tiles, list_, j * KV, count, rows, TILES)
+        tiles = mask_tiles(tiles, indices, j * KV, block, TILES)
         weights, shift, row_sum, rescale = softmax(tiles, shift, row_sum, factor, TILES, 0.0)
         O = O * gl.convert_layout(rescale, gl.SliceLayout(1, MMA[OUTPUT]))[:, None]
         for i in gl.static_range(TILES):
             p = gl.convert_layout(weights[i].to(DTYPE), MMA[P_OPERAND])
             O = mma_PV(O, slots[0].slice(STRIP * i, STRIP, 0).load(MMA[V_OPERAND]), p)
         if WIDENED:
-            fetched = fetch_block(later, source, list_, ahead, count, rows, LAYOUTS, HOW)
-            dequantize_block(later, fetched, source, list_, ahead, count, rows, HOW)
+            dequantize_block(later, fetched, SCALED, HOW)
+        indices.store(coming)
     if not WIDENED:
         async_copy.wait_group(0)
 

@@ -1,0 +1,66 @@
+"""Copies of keys and values are in flight while a block is multiplied: counted in compiled code."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from statistics import median_low
+
+import pytest
+
+from executed.cases import dense, latent, sparse
+from gluon_sim.compiled import EQUAL, Location, execute, parse
+from openmla.errors import Unsupported
+from openmla.testing.case import Case
+from openmla.testing.executed.prepare import prepare
+
+_LONG = {"heads": 1, "causal": False}
+_ROWS = {"heads": 64, "q_lens": (1,), "k_lens": (330,)}
+CASES = {
+    "dense bf16": dense(32, 400, **_LONG),
+    "dense, rope in pages": dense(32, 400, rope="cache", kv="bf16", page_size=16, **_LONG),
+    "sparse bf16": sparse("bf16", topk=320, **_ROWS),
+}
+QUICK = ("dense, rope in pages", "sparse bf16")
+REGISTERS = 0.65
+"""Of a block: what loads to registers overlap, at least the 36 products of the scores of 52. Rows
+are dequantized between the others."""
+
+
+def check(case: Case) -> None:
+    try:
+        (launch,) = prepare(case, "mi355x").launches
+    except Unsupported as error:
+        pytest.skip(error.reason)
+    report = execute(
+        launch.compiled, launch.programs, launch.arguments, outputs=launch.outputs,
+        schedule=EQUAL, trace=True,
+    )  # fmt: skip
+    report.raise_if_bad()
+    assert report.trace is not None
+    (loop,) = report.trace.loops(parse(launch.compiled))
+    assert loop.products >= 20 and loop.iterations >= 4
+    transfers: dict[Location, list[int]] = defaultdict(list)
+    for slack in report.trace.slack:
+        if "load" in slack.copy.text:
+            transfers[slack.copy].append(slack.products)
+    # What is issued in every turn of the loop by all 8 waves; the last turns' copies bring nothing.
+    found = {where: median_low(n) for where, n in transfers.items() if len(n) > 4 * loop.iterations}
+    assert len(found) > 2
+    short = [
+        f"{products} of {loop.products} products: {where}"
+        for where, products in found.items()
+        if products < loop.products * (1 if "lds" in where.text else REGISTERS)
+    ]
+    assert not short, "\n".join(short)
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize("name", QUICK)
+def test_a_block_of_products_between_a_copy_and_its_wait(name: str) -> None:
+    check(CASES[name])
+
+
+@pytest.mark.executed
+@pytest.mark.parametrize("name", [name for name in CASES if name not in QUICK])
+def test_in_every_form(name: str) -> None:
+    check(CASES[name])

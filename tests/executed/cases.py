@@ -122,6 +122,15 @@ CASES: dict[str, dict[str, Case]] = {
         ),
         "sparse 656": sparse("fp8_656", seed=8),
         "sparse block64": sparse("fp8_block64", seed=9),
+        "sparse few of many": sparse("bf16", k_lens=(1000,), topk=70, seed=10),
+        "latent bf16": latent("bf16", seed=11),
+        "latent ragged, sinks": latent(
+            "bf16", q_lens=(3, 0, 9), k_lens=(70, 5, 129), sink="mixed", page_size=16, seed=12
+        ),
+        "latent 656": latent("fp8_656", q_lens=(5,), seed=13),
+        "latent block64, 20 heads": latent(
+            "fp8_block64", heads=20, q_lens=(4, 2), k_lens=(9, 70), seed=14
+        ),
     },
 }
 _EXACT = {"values": "exact", "scale": 0.25, "seed": 21}

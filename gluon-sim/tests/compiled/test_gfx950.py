@@ -49,6 +49,8 @@ def lanes(body: str, waves: int = 1) -> list[int]:
          lambda i: i if i < 7 else 5),
         ("v_lshlrev_b32_e32 v1, 2, v0\nds_write_b32 v1, v0\ns_waitcnt lgkmcnt(0)\nv_and_b32_e32 v1, 0x7c, v1\n"
          "ds_read2_b32 v[2:3], v1 offset1:8\ns_waitcnt lgkmcnt(0)\nv_mov_b32_e32 v2, v3", lambda i: i % 32 + 8),
+        ("v_mov_b32_e32 v2, 4\nv_mov_b32_e32 v3, 5\nscratch_store_dwordx2 off, v[2:3], off offset:8\nscratch_store_dword off, v0, off offset:12\n"
+         "scratch_load_dword v2, off, off offset:12\ns_waitcnt vmcnt(0)", lambda i: i),
         ("v_mov_b32_e32 v2, v0\nv_mov_b32_e32 v3, v0\nv_permlane32_swap_b32 v2, v3", lambda i: i % 32),
         ("v_mov_b32_e32 v2, v0\nv_mov_b32_e32 v3, v0\nv_permlane16_swap_b32 v2, v3", lambda i: i & ~16),
         ("v_mov_b32_e32 v3, 9\nv_mov_b32_e32 v1, 1\nscratch_store_dwordx2 off, v[0:1], off offset:8\nscratch_store_dword off, v3, off offset:12\n"

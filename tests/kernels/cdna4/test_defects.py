@@ -23,6 +23,11 @@ SPARSE = Case(
     "sparse", 2, 512, 64, 512, q_lens=(2,), k_lens=(150,), spare=3, topk=140, scale=0.07,
     index_kind="mixed",
 )  # fmt: skip
+# A tile has 64 of 100 rows, some of which see one block, some two; page 0 is not full.
+LATENT = Case(
+    "latent", 20, 512, 64, 512, q_lens=(5, 3), k_lens=(66, 144), scale=0.07, kv="bf16",
+    page_size=16, seed=18,
+)  # fmt: skip
 CASES = {
     "fp8": FP8,
     "heads": replace(FP8, heads=2),
@@ -35,6 +40,8 @@ CASES = {
     "light keys": LIGHT,
     "sparse row_max-65": replace(SPARSE, topk=65, index_kind="distinct"),
     "sparse few of many": replace(SPARSE, k_lens=(1000,), topk=70),
+    "sparse pages": LATENT,
+    "sparse sinks": replace(LATENT, q_lens=(5,), k_lens=(70,), sink="mixed"),
     "sparse fp8": replace(SPARSE, kv="fp8_block64", page_size=16),
 }
 DEFECTS = [
@@ -112,31 +119,51 @@ DEFECTS = [
     Defect("causal rows start at the row_max left", "tiles", "k_len - q_len + row + 1", "row + 1"),
     Defect("K heads are not grouped", "dense", "kv_head = (head // GROUPS[0])",
            "kv_head = (head * 0)", "heads"),
-    Defect("rows that do not count stay as copied", "sparse",
+    Defect("rows that do not count stay as copied", "sparse.rows",
            "gl.where(ok[:, None], part.load(ROW_PER_WAVE), 0.0)", "part.load(ROW_PER_WAVE)",
            "sparse few of many"),
-    Defect("a block that does not count whole is not cleared", "sparse",
-           "gl.min(all_count.to(gl.int32), 0) == 0", "gl.max(all_count.to(gl.int32), 0) == 0",
-           "sparse few of many"),
-    Defect("indices of the block before", "sparse", "listed(block, (j + 2) * KV, KV)",
-           "listed(block, (j + 1) * KV, KV)", "sparse"),
-    Defect("an index after the list is read", "sparse", "mask=at < count)", "mask=at < count + 1)",
-           "sparse"),
-    Defect("an index after the list counts", "sparse", "(at < count) & (index >= 0)",
-           "(at < count + 1) & (index >= 0)", "sparse row_max-65"),
+    Defect("a block that does not count whole is not cleared", "sparse.rows",
+           "gl.min(counting(", "gl.max(counting(", "sparse few of many"),
+    Defect("indices of the block before", "sparse", "numbers_of(source, (j + 2) * KV, KV, HOW)",
+           "numbers_of(source, (j + 1) * KV, KV, HOW)", "sparse"),
+    Defect("an index after the list is read", "sparse.rows", "(source[0], at, mask=at < source[1])",
+           "(source[0], at, mask=at < source[1] + 1)", "sparse"),
+    Defect("an index after the list counts", "sparse.rows", "(at < count) & (number >= 0)",
+           "(at < count + 1) & (number >= 0)", "sparse row_max-65"),
+    Defect("a table entry after the last page is read", "sparse.rows",
+           "at // HOW[1], mask=at < source[1])", "at // HOW[1], mask=at < source[1] + 1)",
+           "sparse pages"),
+    Defect("keys after the sequence stay as copied", "sparse.rows", "        return at < count\n",
+           "        return at < count + 64\n", "sparse pages"),
+    Defect("a page is read from its first key", "sparse.rows", "(at % HOW[1])", "(at * 0)",
+           "sparse pages"),
+    Defect("pages of the sequence before", "sparse", "table_ptr + sequence.to(gl.int64) * stride",
+           "table_ptr + (sequence * 0).to(gl.int64) * stride", "sparse pages"),
+    Defect("a token sees one key too many", "sparse", "last // heads + seen, keys",
+           "last // heads + seen + 1, keys", "sparse pages"),
+    Defect("a tile visits its first token's keys", "sparse",
+           "seen + (first + gl.minimum(here, BM) - 1) // heads", "seen + first // heads",
+           "sparse pages"),
+    Defect("blocks that only some rows see whole need no mask", "sparse",
+           "whole = gl.minimum(keys, seen + first // heads)", "whole = keys", "sparse pages"),
+    Defect("rows of scores lie a head off", "softmax",
+           "at = row + first\n", "at = row + first + 1\n",
+           "sparse pages"),
+    Defect("the sinks of other heads", "sparse", "(first + row) % heads", "row % heads",
+           "sparse sinks"),
     Defect("the wait for rows leaves one group too many", "sparse",
            "async_copy.wait_group(1)", "async_copy.wait_group(2)", "sparse"),
-    Defect("an index past the rows counts", "sparse", "(index < rows)", "(index < rows + 5)",
+    Defect("an index past the rows counts", "sparse.rows", "(number < rows)", "(number < rows + 5)",
            "sparse"),
     Defect("invalid rows are not masked", "sparse", "gl.where(ok[None, :], tiles[i], MINUS_INF)",
            "tiles[i]", "sparse"),
-    Defect("scales of the next block", "sparse", "(source * GROUP + FIRST) // HOW[3]",
-           "(source * GROUP + FIRST + 8) // HOW[3]", "sparse fp8"),
+    Defect("scales of the next block", "sparse.rows", "(groups * GROUP + FIRST) // HOW[3]",
+           "(groups * GROUP + FIRST + 8) // HOW[3]", "sparse fp8"),
     Defect("dequantized rows go to the slot in use", "sparse", "slot = (j + 1) % SLOTS",
            "slot = j % SLOTS + 0", "sparse fp8"),
-    Defect("rope of dequantized rows is not swizzled", "sparse",
-           "        source = swizzled_source(place, column, GROUP)\n    else",
-           "        source = column[None, :]\n    else", "sparse fp8"),
+    Defect("rope of dequantized rows is not swizzled", "sparse.rows",
+           "        columns = swizzled_source(place, column, GROUP)\n    else",
+           "        columns = column[None, :]\n    else", "sparse fp8"),
     Defect("unmasked tiles reach too far", "tiles", "gl.minimum(seen, keys), 0) // KV",
            "gl.minimum(seen, keys), 0) // KV + 1", "bf16"),
     Defect("a tile but for one key needs no mask", "tiles",
@@ -154,8 +181,8 @@ DEFECTS = [
            {"p_dtype": "float8_e4m3fn"}),
     Defect("FP8 weights are shifted by their maximum alone", "softmax", "* factor - BIAS)",
            "* factor)", "light keys", {"p_dtype": "float8_e4m3fn"}),
-    Defect("one index into a block is not a block", "sparse", "(gl.maximum(count, 0) + KV - 1)",
-           "(gl.maximum(count, 0) + KV - 2)", "sparse row_max-65"),
+    Defect("one index into a block is not a block", "sparse", "(gl.maximum(stop, 0) + KV - 1)",
+           "(gl.maximum(stop, 0) + KV - 2)", "sparse row_max-65"),
 ]  # fmt: skip
 RUNS = [("random", 1, "zero"), ("late", 0, "nan"), ("early", 0, "zero")]
 
@@ -199,7 +226,7 @@ def test_defect_is_found(defect: Defect, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_copy_without_a_defect_is_clean(name: str, tmp_path: Path) -> None:
-    same = Defect(f"none of {name}", "tiles", "BM 256, cu_seqlens_q", "BM 256, cu_seqlens_q", name)
+    same = Defect(f"none of {name}", "tiles", "Heads run fastest", "Heads run fastest", name)
     built = built_case(name)
     assert wrong(built, load_defect(same, tmp_path), same, "random", 1) == ""
 

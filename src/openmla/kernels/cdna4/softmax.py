@@ -52,15 +52,23 @@ def softmax(tiles, shift, row_sum, factor, TILES: gl.constexpr, BIAS: gl.constex
 
 
 @gluon.jit
-def finish(O, shift, row_sum, out, lse, sink_ptr, head, rows, PARTS: gl.constexpr):
+def row_place(row, places, strides):
+    """Strides to a row of a tile. `places`: number of the tile's first row, and how many rows a
+    token has; `strides`: of tokens, and of a token's rows."""
+    first, per_token = places
+    at = row + first
+    return (at // per_token).to(gl.int64) * strides[0] + (at % per_token).to(gl.int64) * strides[1]
+
+
+@gluon.jit
+def finish(O, shift, row_sum, out, lse, sink_ptr, head, rows, places, PARTS: gl.constexpr):
     """Normalize, round and store the rows that exist: PARTS tiles of columns side by side.
 
-    `out` points at row 0 and says how many pieces of 16 bytes the next row is away; `lse` is a
-    pointer or None, the number of row 0, and how far the next is; `head` is that of the block, or
-    one per row.
+    `out` is a pointer and strides in pieces of 16 bytes, `lse` a pointer or None and strides;
+    `head` is that of the block, or one per row.
     """
-    out_ptr, out_stride = out
-    lse_ptr, lse_first, lse_stride = lse
+    out_ptr, out_strides = out
+    lse_ptr, lse_strides = lse
     OL: gl.constexpr = O[0].type.layout
     COLUMNS: gl.constexpr = O[0].shape[1]
     PIECE: gl.constexpr = 128 // out_ptr.dtype.element_ty.primitive_bitwidth
@@ -69,10 +77,10 @@ def finish(O, shift, row_sum, out, lse, sink_ptr, head, rows, PARTS: gl.constexp
     nothing = gl.convert_layout(empty, gl.SliceLayout(1, OL))[:, None]
     row = gl.arange(0, O[0].shape[0], gl.SliceLayout(1, OL))
     column = gl.arange(0, COLUMNS, gl.SliceLayout(0, OL))
-    pointers = (out_ptr + row.to(gl.int64) * out_stride * PIECE)[:, None] + column[None, :]
+    pointers = (out_ptr + row_place(row, places, out_strides) * PIECE)[:, None] + column[None, :]
     for d in gl.static_range(PARTS):
         values = gl.where(nothing, 0.0, O[d] * inverse).to(out_ptr.dtype.element_ty)
         gl.store(pointers + d * COLUMNS, values, mask=(row < rows)[:, None])
     if lse_ptr is not None:
         row = gl.arange(0, O[0].shape[0], shift.type.layout)
-        gl.store(lse_ptr + lse_first + row.to(gl.int64) * lse_stride, row_lse, mask=row < rows)
+        gl.store(lse_ptr + row_place(row, places, lse_strides), row_lse, mask=row < rows)

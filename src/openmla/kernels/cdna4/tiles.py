@@ -1,10 +1,11 @@
 """Which queries of which sequence a block owns, and which keys they see.
 
-Sequence b owns tile numbers cu_seqlens_q[b] // BM + b and up: enough for its rows, at least one,
-known without reading a length on the host. Tokens after the last sequence belong to one more,
-number `batch`, that has no keys, so every row of the outputs is written.
+A tile has BM rows of scores. A token has one (of the tile's head), or one for each of its heads:
+`per_token`. Sequence b owns tile numbers cu_seqlens_q[b] * per_token // BM + b and up: enough for
+its rows, at least one, known without reading a length on the host. Tokens after the last sequence
+belong to one more, number `batch`, that has no keys, so every row of the outputs is written.
 
-BM 256, cu_seqlens_q [0, 300, 310], 320 tokens:
+BM 256, one row per token, cu_seqlens_q [0, 300, 310], 320 tokens:
 
 | tile | 0 | 1 | 2 | 3 |
 |---|---|---|---|---|
@@ -20,19 +21,19 @@ from triton.experimental.gluon import language as gl
 
 
 @gluon.jit
-def first_tile(sequence, cu_ptr, BM: gl.constexpr):
+def first_tile(sequence, cu_ptr, per_token, BM: gl.constexpr):
     """Number of a sequence's first tile."""
-    return gl.load(cu_ptr + sequence) // BM + sequence
+    return gl.load(cu_ptr + sequence) * per_token // BM + sequence
 
 
 @gluon.jit
-def sequence_of(tile, cu_ptr, batch, BM: gl.constexpr):
+def sequence_of(tile, cu_ptr, batch, per_token, BM: gl.constexpr):
     """The last sequence whose first tile is not after `tile`, by bisection."""
     low = tile * 0
     high = tile * 0 + batch
     while low < high:
         middle = (low + high + 1) // 2
-        before = first_tile(middle, cu_ptr, BM) <= tile
+        before = first_tile(middle, cu_ptr, per_token, BM) <= tile
         low = gl.where(before, middle, low)
         high = gl.where(before, high, middle - 1)
     return low
@@ -57,10 +58,10 @@ def work_item_of(program, tiles, shape, BM: gl.constexpr):
     cu_q_ptr, cu_k_ptr, batch, total_q, total_k, heads = shape
     head = program % heads
     tile = tiles - 1 - program // heads
-    sequence = sequence_of(tile, cu_q_ptr, batch, BM)
+    sequence = sequence_of(tile, cu_q_ptr, batch, 1, BM)
     q_start, q_len = span(sequence, cu_q_ptr, batch, total_q, total_q)
     k_start, k_len = span(sequence, cu_k_ptr, batch, total_k, 0)
-    row = (tile - first_tile(sequence, cu_q_ptr, BM)) * BM
+    row = (tile - first_tile(sequence, cu_q_ptr, 1, BM)) * BM
     return head, sequence, q_start + row, q_len - row, k_start, k_len, k_len - q_len + row + 1
 
 

@@ -1,4 +1,4 @@
-"""The CDNA4 family: Gluon kernels for gfx950, dense and sparse."""
+"""The CDNA4 family: Gluon kernels for gfx950, dense and latent (lists and pages)."""
 
 from collections.abc import Callable
 from typing import Any
@@ -77,6 +77,7 @@ def _sparse(problem: Problem, target: Target) -> MlaSparse16:
         num_heads=problem.heads, latent=problem.d_nope, rope=problem.d_rope,
         dtype=LONG_NAMES[problem.out_dtype],
         dequantized=problem.kv_dtype == "e4m3" or problem.kv_dtype in GLUON_CACHES,
+        gather="pages" if problem.form == "latent" else "indices",
     )  # fmt: skip
 
 
@@ -104,20 +105,29 @@ _EVERY_DENSE = {
     **LENGTHS,
     "aligned_16": ALIGNED,
 }
-_SPARSE = {
-    "form": OneOf("sparse"),
+_ROWS = {
     "heads": Range(1, MAX_HEADS),
     ("d_nope", "d_v"): OneOf((512, 512)),
     "d_rope": OneOf(0, ROPE_COLUMNS),
-    DTYPES: OneOf(
-        *alike("bf16", "fp16", "e4m3"), *(("bf16", name, name, name) for name in GLUON_CACHES)
-    ),
     "rope": OneOf("none", "shared"),
-    "page_size": Range(0, MOST_PAGE_ROWS),
-    "topk": ANY,
-    **either("causal", "has_topk_lengths", "has_sink", "wants_lse", "wants_max_logits"),
+    **either("causal", "has_sink", "wants_lse"),
     **LENGTHS,
     "aligned_16": ALIGNED,
+}
+_BF16_OVER_CACHES = tuple(("bf16", name, name, name) for name in GLUON_CACHES)
+_SPARSE = {
+    "form": OneOf("sparse"),
+    **_ROWS,
+    DTYPES: OneOf(*alike("bf16", "fp16", "e4m3"), *_BF16_OVER_CACHES),
+    "page_size": Range(0, MOST_PAGE_ROWS),
+    "topk": ANY,
+    **either("has_topk_lengths", "wants_max_logits"),
+}
+_LATENT = {
+    "form": OneOf("latent"),
+    **_ROWS,
+    DTYPES: OneOf(*alike("bf16"), *_BF16_OVER_CACHES),
+    "page_size": Range(1, MOST_PAGE_ROWS),
 }
 
 
@@ -139,6 +149,17 @@ def _dense(config: type, choose: Callable[[Problem, Target], Any], *dtypes: str)
     )
 
 
+def _rows(served: dict[Any, Any]) -> Kernel:
+    return Kernel(
+        serves=Serves(served),
+        config=MlaSparse16,
+        choose=_sparse,
+        launcher="openmla.kernels.cdna4.sparse.launch",
+        block=_sparse_block,
+        first_triton=FIRST_TRITON,
+    )
+
+
 CDNA4 = Family(
     name="cdna4",
     archs=("gfx950",),
@@ -149,13 +170,7 @@ CDNA4 = Family(
     kernels=(
         _dense(MlaPrefill16, _dense_16, "bf16", "fp16"),
         _dense(MlaPrefillV2, _dense_fp8, "e4m3"),
-        Kernel(
-            serves=Serves(_SPARSE),
-            config=MlaSparse16,
-            choose=_sparse,
-            launcher="openmla.kernels.cdna4.sparse.launch",
-            block=_sparse_block,
-            first_triton=FIRST_TRITON,
-        ),
+        _rows(_SPARSE),
+        _rows(_LATENT),
     ),
 )

@@ -1,7 +1,7 @@
-"""MlaSparse16: a block of the sparse latent prefill on CDNA4. Our own design.
+"""MlaSparse16: a block of the latent prefill on CDNA4, over lists of rows or pages. Our own design.
 
-One query token, 64 of its heads, 64 gathered rows at a time. The queries stay in registers (72 of a
-lane's 256), the rows in LDS serve both products:
+64 rows of scores (heads of one token, or of a sequence's tokens), 64 gathered rows at a time. The
+queries stay in registers (72 of a lane's 256), the rows in LDS serve both products:
 
     latent ring   2 × 66560   = 133120     64 rows × 512 columns × 2 B, 16 B of padding per row
     rope ring     2 ×  8192   =  16384     64 rows × 64 columns × 2 B
@@ -39,6 +39,8 @@ class MlaSparse16(Limited):
     """What is multiplied: bfloat16 or float16."""
     dequantized: bool = False
     """Whether rows are dequantized from FP8."""
+    gather: str = "indices"
+    """Where rows come from: the "indices" of a token's list, or a sequence's "pages"."""
     BM: int = 64
     """Heads of one block."""
     B_TOPK: int = 64
@@ -61,8 +63,11 @@ class MlaSparse16(Limited):
     def explain(self) -> list[str]:
         """How the LDS is filled, and whether the block can run."""
         slot = self.latent_slot
+        listed = self.gather == "indices"
         lines = [
             f"block: 1 token × {self.BM} heads ({self.row_blocks} blocks per token), "
+            if listed
+            else f"block: {self.BM} rows of scores, {self.num_heads} per token, "
             f"{self.B_TOPK} rows at a time, {self.num_warps} waves, {self.dtype}",
             "Q: in registers",
             f"rows: {self.num_kv_stages} slots × ({slot.rows} × {slot.slot_bytes // slot.rows} B "

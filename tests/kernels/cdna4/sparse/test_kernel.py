@@ -1,4 +1,4 @@
-"""The sparse CDNA4 kernel on the simulator: right, clean under every schedule, deaf to poison."""
+"""The latent CDNA4 kernel on the simulator: right, clean under every schedule, deaf to poison."""
 
 from __future__ import annotations
 
@@ -41,6 +41,23 @@ CASES = {
     "fp8_block128": replace(PAGES, kv="fp8_block128", topk=70),
     "fp8_token": replace(PAGES, kv="fp8_token", topk=70, sink="normal"),
     "e4m3": replace(ROWS, dtype="e4m3"),
+}
+LATENT = Case(
+    "latent", 20, 512, 64, 512, q_lens=(5, 0, 3), k_lens=(70, 9, 130), spare=3, scale=0.07,
+    kv="bf16", page_size=16,
+)  # fmt: skip
+CASES |= {
+    "latent": LATENT,
+    "latent, full": replace(LATENT, causal=False, heads=70, q_lens=(1, 2), k_lens=(64, 65)),
+    "latent, sink, no lse": replace(LATENT, sink="mixed", return_lse=False),
+    "latent, more queries than keys": replace(LATENT, q_lens=(9, 2), k_lens=(3, 0)),
+    "latent, one head": replace(LATENT, heads=1, q_lens=(70,), k_lens=(129,), page_size=64),
+    "latent, full table": replace(LATENT, q_lens=(2,), k_lens=(144,), spare=0),
+    "latent without rope": replace(LATENT, d_rope=0, rope="none", page_size=7),
+    "latent, negative scale": replace(LATENT, scale=-0.05, values="rising"),
+    "latent fp8_656": replace(LATENT, kv="fp8_656"),
+    "latent fp8_block32": replace(LATENT, kv="fp8_block32", page_size=48),
+    "latent fp8_token": replace(LATENT, kv="fp8_token", sink="normal"),
 }
 # CI looks at the latest schedule; a changed kernel needs OPENMLA_SIM_SEEDS=20.
 SEEDS = int(os.environ.get("OPENMLA_SIM_SEEDS", "1"))

@@ -327,8 +327,9 @@ def dense_kernel(  # noqa: PLR0913
     O, shift, row_sum = walk(
         blocks, whole, limit, q_frags, rings, sources, later_pages, view, factor, HOW, LAYOUTS
     )
-    first = token.to(gl.int64)
     OUT_PIECE: gl.constexpr = 128 // out_ptr.dtype.element_ty.primitive_bitwidth
-    at = out_ptr + (first * out_stride_t + head.to(gl.int64) * out_stride_h) * OUT_PIECE
-    lse = (lse_ptr, first * lse_stride_t + head.to(gl.int64) * lse_stride_h, lse_stride_t)
-    finish(O, shift, row_sum, (at, out_stride_t), lse, sink_ptr, head, rows, DEPTHS)
+    out = (out_ptr + head.to(gl.int64) * out_stride_h * OUT_PIECE, (out_stride_t, 0))
+    if lse_ptr is not None:
+        lse_ptr = lse_ptr + head.to(gl.int64) * lse_stride_h
+    lse = (lse_ptr, (lse_stride_t, 0))
+    finish(O, shift, row_sum, out, lse, sink_ptr, head, rows, (token, 1), DEPTHS)

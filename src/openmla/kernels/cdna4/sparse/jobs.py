@@ -1,4 +1,4 @@
-"""What the sparse CDNA4 kernel is compiled for without a GPU."""
+"""What the CDNA4 kernel over latent rows is compiled for without a GPU."""
 
 from dataclasses import replace
 
@@ -12,6 +12,7 @@ _V32 = Problem(
     total_k=65536, wants_lse=True, has_sink=True, has_topk_lengths=True, page_size=64,
 )  # fmt: skip
 _ROWS = replace(_V32, page_size=0)
+_LATENT = replace(_V32, form="latent", topk=0, has_sink=False, has_topk_lengths=False, causal=True)
 PROBLEMS = {
     "bf16 pages": _V32,
     "fp16 rows": typed(_ROWS, "fp16"),
@@ -21,5 +22,9 @@ PROBLEMS = {
     f"{V32.name} pages": replace(_V32, kv_dtype=V32.name),
     "fp8_block64 pages": replace(_V32, kv_dtype="fp8_block64"),
     "e4m3 rows": typed(_ROWS, "e4m3"),
+    "latent bf16": _LATENT,
+    "latent bf16 without rope, lse": replace(_LATENT, d_rope=0, rope="none", wants_lse=False),
+    f"latent {V32.name}": replace(_LATENT, kv_dtype=V32.name),
+    "latent fp8_block64": replace(_LATENT, kv_dtype="fp8_block64", has_sink=True),
 }
 JOBS = Jobs(chip="mi355x", problems=PROBLEMS, predicted=predicted)

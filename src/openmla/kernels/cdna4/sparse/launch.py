@@ -1,4 +1,4 @@
-"""Host side of the sparse CDNA4 kernel: from a Plan and its operands to kernel calls."""
+"""Host side of the latent CDNA4 kernel (lists or pages): from a Plan and its operands to calls."""
 
 from collections.abc import Iterator
 from functools import lru_cache
@@ -12,7 +12,7 @@ from openmla.kernels.call import Call, scale_arguments, strides, vector
 from openmla.kernels.cdna4.dense.launch import COMPILER_OPTIONS, PIECE_BYTES, outputs, piece_strides
 from openmla.kernels.cdna4.layouts import latent_layouts, rope_layouts, sparse_matrix_layouts
 from openmla.kernels.cdna4.sparse.kernel import sparse_kernel
-from openmla.operands import Results, SparseOperands
+from openmla.operands import LatentOperands, Results, SparseOperands
 from openmla.planning import Plan
 from openmla.planning.cdna4 import MlaSparse16
 
@@ -28,26 +28,48 @@ class Rows(NamedTuple):
     scale_block: int
 
 
-def calls(plan: Plan, op: SparseOperands, results: Results) -> Iterator[Call]:
+def calls(plan: Plan, op: SparseOperands | LatentOperands, results: Results) -> Iterator[Call]:
     """The kernel calls of a plan; none for an empty output."""
     if not results.out.numel():
         return
-    if not op.rows:
-        results.clear()  # no index counts, and an empty tensor has no address to copy from
+    places = _pages(op, plan.config) if isinstance(op, LatentOperands) else _lists(op, plan.config)
+    if not places["rows"]:
+        results.clear()  # no row counts, and an empty tensor has no address to copy from
         return
     block = plan.config
-    total_q, heads, _ = op.q.shape
-    indices = op.indices if op.indices.stride(1) == 1 else op.indices.contiguous()
+    programs = places.pop("programs")
     arguments = {
-        **sparse_constexprs(block), "q_ptr": op.q, **piece_strides("q", op.q),
-        **_rows(parts_of(op.cache, block.latent)),
+        **sparse_constexprs(block), **places, "q_ptr": op.q, **piece_strides("q", op.q),
+        **_rows(parts_of(op.cache, block.latent), places["PAGED"]),
         **outputs(results), **scale_arguments(op.weights.scale),
         "logits_ptr": results.max_logits, **strides("logits", results.max_logits),
-        "indices_ptr": indices, "indices_stride": indices.stride(0), "topk": indices.shape[1],
-        "lengths_ptr": vector(op.topk_lengths), "sink_ptr": vector(op.weights.sink),
-        "rows": op.rows, "heads": heads, "head_blocks": block.row_blocks,
+        "sink_ptr": vector(op.weights.sink), "heads": op.q.shape[1], "total_q": op.q.shape[0],
     }  # fmt: skip
-    yield Call(sparse_kernel, total_q * block.row_blocks, arguments)
+    yield Call(sparse_kernel, programs, arguments)
+
+
+def _lists(op: SparseOperands, block: MlaSparse16) -> dict[str, Any]:
+    """Which rows a token sees: those of its list."""
+    indices = op.indices if op.indices.stride(1) == 1 else op.indices.contiguous()
+    return {
+        "PAGED": False, "CAUSAL": False, "cu_ptr": None, "batch": 0,
+        "indices_ptr": indices, "indices_stride": indices.stride(0), "topk": indices.shape[1],
+        "lengths_ptr": vector(op.topk_lengths), "rows": op.rows, "blocks": block.row_blocks,
+        "programs": op.q.shape[0] * block.row_blocks,
+    }  # fmt: skip
+
+
+def _pages(op: LatentOperands, block: MlaSparse16) -> dict[str, Any]:
+    """Which rows a sequence's tokens see: those of its pages."""
+    batch, table = op.cu_seqlens_q.shape[0] - 1, vector(op.block_table)
+    tiles = op.q.shape[0] * op.q.shape[1] // block.BM + batch + 1
+    return {
+        "PAGED": True, "CAUSAL": op.causal, "cu_ptr": vector(op.cu_seqlens_q), "batch": batch,
+        "indices_ptr": table, "indices_stride": op.block_table.shape[1],
+        "topk": op.block_table.shape[1] * op.cache.page_size,
+        "lengths_ptr": vector(op.cache_lengths), "blocks": tiles, "programs": tiles,
+        "rows": op.cache.rows if op.block_table.numel() else 0,
+    }  # fmt: skip
 
 
 def parts_of(cache: LatentCache | Tensor, latent: int) -> Rows:
@@ -81,12 +103,13 @@ def sparse_constexprs(block: MlaSparse16) -> dict[str, Any]:
     }
 
 
-def _rows(parts: Rows) -> dict[str, Any]:
+def _rows(parts: Rows, paged: bool) -> dict[str, Any]:
     """Pointers and strides; those of rows in pieces of 16 bytes."""
     present = [x for x in (parts.latent, parts.rope, parts.scales) if x is not None]
     end_to_end = all(x.stride(0) == x.shape[1] * x.stride(1) for x in present)
+    one = not paged and (end_to_end or parts.latent.shape[0] == 1)
     found: dict[str, Any] = {
-        "PAGE": 0 if end_to_end or parts.latent.shape[0] == 1 else parts.latent.shape[1],
+        "PAGE": 0 if one else parts.latent.shape[1],
         "SCALE_BLOCK": parts.scale_block,
     }
     for name, x in (("latent", parts.latent), ("rope", parts.rope), ("scale", parts.scales)):

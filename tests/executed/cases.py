@@ -122,6 +122,12 @@ CASES: dict[str, dict[str, Case]] = {
         ),
         "sparse 656": sparse("fp8_656", seed=8),
         "sparse block64": sparse("fp8_block64", seed=9),
+        "dense 192+64->256": dense(130, 200, d_nope=192, d_v=256, heads=1, seed=15),
+        "dense 64+32->64": dense(40, 300, d_nope=64, d_rope=32, d_v=64, heads=1, seed=16),
+        "dense 128+0->128": dense(40, 200, d_rope=0, rope="none", heads=1, seed=17),
+        "dense 256+0->256": dense(
+            40, 200, d_nope=256, d_rope=0, d_v=256, rope="none", heads=1, seed=18
+        ),
         "sparse few of many": sparse("bf16", k_lens=(1000,), topk=70, seed=10),
         "latent bf16": latent("bf16", seed=11),
         "latent ragged, sinks": latent(

@@ -18,7 +18,19 @@ _ROWS = {"heads": 64, "q_lens": (1,), "k_lens": (330,)}
 CASES = {
     "dense bf16": dense(32, 400, **_LONG),
     "dense, rope in pages": dense(32, 400, rope="cache", kv="bf16", page_size=16, **_LONG),
+    "dense 192+64->256": dense(32, 400, d_nope=192, d_v=256, **_LONG),
+    "dense 256+0->256": dense(32, 400, d_nope=256, d_rope=0, d_v=256, rope="none", **_LONG),
+    "dense 128+0->128": dense(32, 400, d_rope=0, rope="none", **_LONG),
+    "dense 64+32->64": dense(32, 700, d_nope=64, d_rope=32, d_v=64, **_LONG),
+    "dense fp8": dense(32, 700, dtype="e4m3", **_LONG),
     "sparse bf16": sparse("bf16", topk=320, **_ROWS),
+    "sparse rows": sparse("plain", topk=320, **_ROWS),
+    "sparse 656": sparse("fp8_656", topk=320, **_ROWS),
+    "sparse token": sparse("fp8_token", topk=320, **_ROWS),
+    "sparse e4m3": sparse("plain", topk=320, dtype="e4m3", **_ROWS),
+    "latent bf16": latent("bf16", **_ROWS),
+    "latent 656": latent("fp8_656", **_ROWS),
+    "latent block64": latent("fp8_block64", **_ROWS),
 }
 QUICK = ("dense, rope in pages", "sparse bf16")
 REGISTERS = 0.65

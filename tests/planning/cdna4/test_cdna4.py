@@ -233,18 +233,39 @@ class Test16Bits:
         for dtype in ("bfloat16", "float16"):
             block = MlaPrefill16(dsv3(dtype=dtype, kv_block=64))
             assert block.supported() and block.smem_used == 98304 <= LDS_BYTES
-            assert block.k_slot.slot_bytes * 2 == block.k_ring_bytes
+            assert KSlot(64, 128, 64, 2).slot_bytes * 2 == block.k_ring_bytes
             assert block.v_slot.slot_bytes * 3 == block.v_ring_bytes
             assert "LDS: 49152 + 49152 = 98304 of 163840" in block.explain()
+
+    @pytest.mark.parametrize(
+        ("shape", "rows", "parts", "used", "compiled"),
+        [
+            ({"depth": 256, "d_qk": 256}, 128, (64, 64, 64), 131072, 139264),  # GLM-5
+            ({"depth": 256, "d_qk": 256, "d_rope": 0}, 128, (64,) * 4, 131072, 139264),
+            ({"depth": 64, "d_qk": 96, "d_rope": 32, "kv_block": 128}, 256, (64,), 98304, 98304),
+            ({"d_qk": 128, "d_rope": 0}, 256, (128,), 81920, 81920),
+        ],
+    )
+    def test_other_widths(
+        self, shape: dict[str, Any], rows: int, parts: tuple[int, ...], used: int, compiled: int
+    ) -> None:
+        block = MlaPrefill16(dsv3(**{"dtype": "bfloat16", "kv_block": 64, **shape}))
+        assert block.supported() and (block.BM, block.k_widths) == (rows, parts)
+        assert (block.smem_used, block.launch_smem_used) == (used, compiled)
 
     @pytest.mark.parametrize(
         ("changes", "reason"),
         [
             ({"dtype": "float8_e4m3fn"}, "dtype float8_e4m3fn"),
-            ({"d_qk": 200}, "d_qk 200 != depth 128 + d_rope 64 = 192"),
-            ({"depth": 256, "d_qk": 320}, "depth 256 > 128"),
+            ({"d_qk": 200}, "136 columns without rope are not parts of 64"),
+            ({"depth": 192}, "depth 192: V is one tensor"),
+            ({"depth": 256, "d_qk": 448}, "registers: 192 > 176"),
+            ({"depth": 512}, "registers: 192 > 176"),
             ({"d_rope": 32, "d_qk": 160}, "4 copies of 1024 bytes"),
-            ({"kv_block": 256}, "K 2 × 98304 + V 3 × 65536 = 393216 > 163840"),
+            (
+                {"kv_block": 128, "depth": 256, "d_qk": 256},
+                "K 2 × 65536 + V 2 × 65536 = 262144 > 163840",
+            ),
         ],
     )
     def test_reasons_spell_the_arithmetic_out(self, changes: dict[str, Any], reason: str) -> None:
@@ -299,7 +320,7 @@ class TestArguments:
             ("output_dtype", "int8"),
             ("fp8_mma_k_128", 1),
             ("d_qk", 0),
-            ("d_rope", 0),
+            ("d_rope", -1),
             ("cache_depth", -1),
             ("rope_cache_offset", -1),
         ],

@@ -11,15 +11,13 @@ from typing import Any, NamedTuple
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.amd import AMDMFMALayout
 
-from openmla.planning.cdna4.layout.dma import Dma
-from openmla.planning.cdna4.layout.k import KSlot
+from openmla.planning.cdna4.layout.k import K_SUB_ROWS, KSlot
 from openmla.planning.cdna4.layout.latent import LatentSlot
 from openmla.planning.cdna4.layout.shared_bases import (
     CopyBases,
     SharedBases,
     copy_bases,
     k_nope_bases,
-    k_rope_bases,
     k_sub_bases,
     latent_bases,
     v_bases,
@@ -64,27 +62,23 @@ def register_layout(copy: CopyBases) -> Any:
     return gl.DistributedLinearLayout(copy.registers, copy.lanes, copy.warps, [], copy.shape)
 
 
-def k_layouts(slot: KSlot) -> tuple[TileLayouts, TileLayouts]:
-    """The nope and the rope part of a K slot; fragments are read from sub-blocks."""
-    nope_passes = slot.passes * slot.depth // (slot.depth + slot.d_rope)
-    nope = _k_part(slot, k_nope_bases(slot), 0, nope_passes)
-    return nope, _k_part(slot, k_rope_bases(slot), nope_passes, slot.passes - nope_passes)
-
-
-def _k_part(slot: KSlot, bases: SharedBases, first: int, passes: int) -> TileLayouts:
-    def write(warp: int, lane: int, step: int) -> Dma:
-        return slot.write(warp, lane, first + step)
-
-    copy = copy_bases(bases, write, passes, slot.num_warps, slot.element_bytes)
-    sub_block = shared_layout(k_sub_bases(slot))
-    return TileLayouts(shared_layout(bases.plain), sub_block, register_layout(copy))
+def k_layouts(rows: int, width: int, element_bytes: int, num_warps: int, strip: int) -> TileLayouts:
+    """`width` columns of a K slot; fragments are read from strips of so many rows: one sub-block
+    wide if there are as many rows in one, else as wide as the part."""
+    slot = KSlot(rows, width, width, element_bytes, num_warps)
+    bases = k_nope_bases(slot)
+    copy = copy_bases(bases, slot.write, slot.passes // 2, num_warps, element_bytes)
+    if strip == K_SUB_ROWS:
+        read = k_sub_bases(slot)
+    else:
+        waves = num_warps * strip // rows
+        read = k_nope_bases(KSlot(strip, width, width, element_bytes, waves))
+    return TileLayouts(shared_layout(bases.plain), shared_layout(read), register_layout(copy))
 
 
 def q_layouts(rows: int, num_warps: int) -> TileLayouts:
     """A tile of 64 FP8 columns of the Q slab: the same sub-blocks as K, read as one tile."""
-    slot = KSlot(kv_block=rows, depth=64, d_rope=64, num_warps=num_warps)
-    write, _, copy = k_layouts(slot)[0]
-    return TileLayouts(write, shared_layout(k_nope_bases(slot)), copy)
+    return k_layouts(rows, 64, 1, num_warps, rows)
 
 
 def v_layouts(slot: VMap, element_bytes: int) -> TileLayouts:
@@ -104,8 +98,11 @@ def _one_map(bases: SharedBases, slot: VMap | LatentSlot, element_bytes: int) ->
     return TileLayouts(layout, layout, register_layout(copy))
 
 
-def matrix_layouts(num_warps: int, qk_depth: int, pv_depth: int, k_width: int) -> MatrixLayouts:
-    """Products of 32 x 32 x depth, one row block of 32 queries per wave.
+def matrix_layouts(
+    num_warps: int, across: int, qk_depth: int, pv_depth: int, k_width: int
+) -> MatrixLayouts:
+    """Products of 32 x 32 x depth, a row block of 32 queries per wave, or for `across` waves that
+    share keys and columns among them.
 
     `k_width`: consecutive columns of Q and K that one lane holds.
     """
@@ -114,7 +111,7 @@ def matrix_layouts(num_warps: int, qk_depth: int, pv_depth: int, k_width: int) -
             version=CDNA4_MFMA,
             instr_shape=[32, 32, depth],
             transposed=True,
-            warps_per_cta=[num_warps, 1],
+            warps_per_cta=[num_warps // across, across],
         )
         for depth in (qk_depth, pv_depth)
     )
@@ -130,10 +127,9 @@ def matrix_layouts(num_warps: int, qk_depth: int, pv_depth: int, k_width: int) -
 
 def rope_layouts(rows: int, num_warps: int) -> TileLayouts:
     """The 64 rope columns of latent rows, 16 bits each: swizzled sub-blocks, read by 32 rows."""
-    slot = KSlot(rows, 64, 64, 2, num_warps)
-    write, _, copy = k_layouts(slot)[0]
-    strip = KSlot(32, 64, 64, 2, num_warps // 2)
-    return TileLayouts(write, shared_layout(k_nope_bases(strip)), copy)
+    slot = KSlot(32, 64, 64, 2, num_warps // 2)
+    read = shared_layout(k_nope_bases(slot))
+    return k_layouts(rows, 64, 2, num_warps, rows)._replace(read=read)
 
 
 def sparse_matrix_layouts() -> MatrixLayouts:

@@ -18,6 +18,9 @@ Scores lie in registers as [queries, keys] of the "transposed" product: lane l h
 and, of each tile of 32 keys, {0-3, 8-11, 16-19, 24-27} + 4 * (l // 32). OPERANDS of PV take keys
 in that very order (k_width 4), so P needs no exchange between lanes.
 
+With two waves side by side (V of 256 columns) tiles have 64 keys and 64 columns, and P passes
+through LDS.
+
 A strip is what one PV product reduces over: two tiles of keys for FP8 weights (MMA_K 64), one for
 16-bit weights (two products of MMA_K 16). FP8 V with 16-bit weights is dequantized in registers.
 """
@@ -28,8 +31,7 @@ from triton.experimental.gluon.language.amd import cdna4
 
 from openmla.kernels.gluon.compat import reinterpret
 
-KEYS_PER_TILE = gl.constexpr(32)
-COLUMNS_PER_TILE = gl.constexpr(32)
+EDGE = gl.constexpr(32)  # of a product: keys of a tile of scores and columns of one of the output
 
 # Where the layouts of a MatrixLayouts record are when a kernel gets it as a tuple.
 SCORES, OUTPUT, Q_OPERAND, K_OPERAND, P_OPERAND, V_OPERAND = (gl.constexpr(n) for n in range(6))
@@ -91,25 +93,24 @@ def precompute_v_lane_base(v_slot, READ: gl.constexpr):
 
 @gluon.jit
 def load_V_frag(
-    v_lane_base, I_STRIP: gl.constexpr, J_DEPTH: gl.constexpr, P_DTYPE: gl.constexpr,
-    MMA: gl.constexpr,
+    v_lane_base, I_STRIP: gl.constexpr, J_DEPTH: gl.constexpr, TILE: gl.constexpr,
+    P_DTYPE: gl.constexpr, MMA: gl.constexpr,
 ):  # fmt: skip
-    """V of strip I_STRIP and columns 32 x J_DEPTH …, in the type of the weights."""
-    KEYS: gl.constexpr = 2 * KEYS_PER_TILE if gl.float8e4nv == P_DTYPE else KEYS_PER_TILE
+    """V of strip I_STRIP and columns TILE x J_DEPTH …, in the type of the weights."""
+    KEYS: gl.constexpr = 2 * TILE if gl.float8e4nv == P_DTYPE else TILE
     strip = v_lane_base.slice(KEYS * I_STRIP, KEYS, 0)
-    frag = strip.slice(COLUMNS_PER_TILE * J_DEPTH, COLUMNS_PER_TILE, 1).load(MMA[V_OPERAND])
-    return frag.to(P_DTYPE)
+    return strip.slice(TILE * J_DEPTH, TILE, 1).load(MMA[V_OPERAND]).to(P_DTYPE)
 
 
 @gluon.jit
 def load_V_from_lane_base(
-    v_lane_base, I_STRIP: gl.constexpr, TILES: gl.constexpr, P_DTYPE: gl.constexpr,
-    MMA: gl.constexpr,
+    v_lane_base, I_STRIP: gl.constexpr, TILES: gl.constexpr, TILE: gl.constexpr,
+    P_DTYPE: gl.constexpr, MMA: gl.constexpr,
 ):  # fmt: skip
-    """All fragments of a strip: TILES x 32 columns."""
+    """All fragments of a strip: TILES x TILE columns."""
     frags = ()
     for j in gl.static_range(TILES):
-        frags = frags + (load_V_frag(v_lane_base, I_STRIP, j, P_DTYPE, MMA),)  # noqa: RUF005
+        frags = frags + (load_V_frag(v_lane_base, I_STRIP, j, TILE, P_DTYPE, MMA),)  # noqa: RUF005
     return frags
 
 

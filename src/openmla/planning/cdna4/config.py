@@ -81,9 +81,13 @@ class MlaConfigV2(MhaConfigV2):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("d_qk", "d_rope", "cache_depth"):
-            require_int(name, getattr(self, name), 1)
-        require_int("rope_cache_offset", self.rope_cache_offset, 0)
+        for name, least in (
+            ("d_qk", 1),
+            ("d_rope", 0),
+            ("cache_depth", 1),
+            ("rope_cache_offset", 0),
+        ):
+            require_int(name, getattr(self, name), least)
 
     def d_nope(self) -> int:
         """Depth of the part of Q and K without rope: V's depth."""

@@ -25,7 +25,7 @@ from openmla.planning.serves import (
     either,
 )
 from openmla.planning.target import Target
-from openmla.problem import MAX_HEADS, Problem
+from openmla.problem import MAX_HEADS, ROPE_SOURCES, Problem
 
 # A latent cache row on CDNA4: rope begins at column 512, whatever the width before it.
 ROPE_OFFSET = 512
@@ -45,13 +45,13 @@ def _shape(problem: Problem, kv_block: int) -> MlaConfigV2:
 
 
 def _dense_16(problem: Problem, target: Target) -> MlaPrefill16:
-    return MlaPrefill16(_shape(problem, kv_block=64))
+    """Copies are dealt to 8 waves, so a rope of 32 columns takes tiles of 128 keys."""
+    return MlaPrefill16(_shape(problem, kv_block=128 if problem.d_rope == 32 else 64))
 
 
 def _dense_fp8(problem: Problem, target: Target) -> MlaPrefillV2:
-    """With bf16 weights: FP8 ones would be too coarse for the accuracy that every path promises."""
     config = _shape(problem, kv_block=128)
-    blocks = [MlaPrefillV2(config, v_full_v227=v227, p_dtype="bfloat16") for v227 in (True, False)]
+    blocks = [MlaPrefillV2(config, v_full_v227=v227) for v227 in (True, False)]
     return next((block for block in blocks if block.supported()), blocks[0])
 
 
@@ -99,7 +99,6 @@ def _sparse_block(block: MlaSparse16, problem: Problem) -> Block:
 _EVERY_DENSE = {
     "form": OneOf("dense"),
     "heads": Range(1, MAX_HEADS),
-    "rope": OneOf("shared", "per_head", "cache"),
     "page_size": Range(0, MOST_PAGE_ROWS),
     **either("causal", "has_sink", "wants_lse"),
     **LENGTHS,
@@ -131,14 +130,28 @@ _LATENT = {
 }
 
 
-def _dense(config: type, choose: Callable[[Problem, Target], Any], *dtypes: str) -> Kernel:
-    served = {
-        **_EVERY_DENSE,
-        # One depth serves K and V.
-        ("d_nope", "d_v"): OneOf((64, 64), (128, 128)),
-        "d_rope": OneOf(64, 128),
-        DTYPES: OneOf(*alike(*dtypes)),
-    }
+_DENSE_16 = {
+    **_EVERY_DENSE,
+    DTYPES: OneOf(*alike("bf16", "fp16")),
+    "d_nope": OneOf(64, 128, 192, 256),
+    "d_rope": OneOf(0, 32, 64, 128),
+    "d_v": OneOf(64, 128, 256),
+    "rope": OneOf(*ROPE_SOURCES),
+}
+_DENSE_FP8 = {
+    **_EVERY_DENSE,
+    DTYPES: OneOf(*alike("e4m3")),
+    # One depth serves K and V.
+    "d_nope": OneOf(64, 128),
+    "d_rope": OneOf(64, 128),
+    "d_v": OneOf(64, 128),
+    "rope": OneOf("shared", "per_head", "cache"),
+}
+
+
+def _dense(
+    served: dict[Any, Any], config: type, choose: Callable[[Problem, Target], Any], **more: Any
+) -> Kernel:
     return Kernel(
         serves=Serves(served),
         config=config,
@@ -146,6 +159,7 @@ def _dense(config: type, choose: Callable[[Problem, Target], Any], *dtypes: str)
         launcher="openmla.kernels.cdna4.dense.launch",
         block=_dense_block,
         first_triton=FIRST_TRITON,
+        **more,
     )
 
 
@@ -168,8 +182,8 @@ CDNA4 = Family(
         "products of depth 64, and 64 KB of LDS where the blocks need 56 KB to 160 KB"
     },
     kernels=(
-        _dense(MlaPrefill16, _dense_16, "bf16", "fp16"),
-        _dense(MlaPrefillV2, _dense_fp8, "e4m3"),
+        _dense(_DENSE_16, MlaPrefill16, _dense_16),
+        _dense(_DENSE_FP8, MlaPrefillV2, _dense_fp8, fp8_weights=True),
         _rows(_SPARSE),
         _rows(_LATENT),
     ),

@@ -19,7 +19,7 @@ from openmla.planning.cdna4.config import MlaConfigV2
 from openmla.planning.cdna4.core import MlaPrefillV2Core
 from openmla.planning.cdna4.layout import v_map
 from openmla.planning.cdna4.layout.dma import DMA_BYTES, WAVE
-from openmla.planning.cdna4.layout.k import SUB_ROW_BYTES, KSlot
+from openmla.planning.cdna4.layout.k import SUB_ROW_BYTES
 from openmla.planning.cdna4.layout.v import VMap
 from openmla.planning.cdna4.layout.v227 import CHUNK_PAD, CHUNKS, V227
 
@@ -42,7 +42,13 @@ class RingBlock(Limited, MlaPrefillV2Core):
     _V_RING_DEPTH = cached_property[int](lambda b: 3)
     q_bytes = cached_property[int](lambda b: 0)  # of a resident Q, where it is not in registers
 
-    BM = cached_property[int](lambda b: b.NUM_WARPS * b.Q_BLOCK_SIZE)  # query rows of the block
+    across = cached_property[int](lambda b: 1)  # waves that share 32 query rows
+    # Columns of the parts of K without rope, each a tensor of its own; of a fragment of Q and K.
+    k_widths = cached_property[tuple[int, ...]](lambda b: (b.D_NOPE,))
+    frag_columns = cached_property[int](lambda b: SUB_ROW_BYTES // b.config.element_bytes)
+
+    # Query rows of the block.
+    BM = cached_property[int](lambda b: b.NUM_WARPS // b.across * b.Q_BLOCK_SIZE)
     k_slots = cached_property[int](lambda b: b._RING_DEPTH)  # tiles of K in flight
     v_slots = cached_property[int](lambda b: b._V_RING_DEPTH)  # tiles of V in flight
     # Bytes of LDS: one slot, padding included; all slots.
@@ -52,14 +58,6 @@ class RingBlock(Limited, MlaPrefillV2Core):
     v_ring_bytes = cached_property[int](lambda b: b._V_RING_DEPTH * b.v_slot_bytes)
     smem_used = cached_property[int](lambda b: b.q_bytes + b.k_ring_bytes + b.v_ring_bytes)
     launch_smem_used = cached_property[int](lambda b: b.smem_used)  # what the compiler asks for
-
-    @property
-    def k_slot(self) -> KSlot:
-        """Where the bytes of a K slot lie."""
-        config = self.config
-        return KSlot(
-            config.kv_block, config.depth, config.d_rope, config.element_bytes, config.num_warps
-        )
 
     def _broken_limits(self) -> Iterator[str]:
         """Widths must add up, copies be shared by the waves, and all fit the LDS."""
@@ -83,7 +81,12 @@ class RingBlock(Limited, MlaPrefillV2Core):
         raise NotImplementedError
 
     def _broken_by_copies(self) -> Iterator[str]:
-        for name, columns in (("depth", self.D_NOPE), ("d_rope", self.D_ROPE)):
+        for name, columns in (
+            *(("depth", width) for width in self.k_widths),
+            ("d_rope", self.D_ROPE),
+        ):
+            if not columns:
+                continue
             copies = self.KV_BLOCK * columns * self.config.element_bytes // (WAVE * DMA_BYTES)
             why = self._why_not_shared(copies)
             if why:
@@ -241,6 +244,8 @@ class MlaPrefillV2(RingBlock):
                 f"{mma.MMA_N}×{mma.MMA_K}; d_rope {self.D_ROPE} // {mma.MMA_K} = "
                 f"{self._NUM_K_ROPE_TILES} rope products"
             )
+        if not self.D_ROPE:
+            yield "d_rope 0: the products of rope are part of this block"
         if self.KV_BLOCK < 128:
             yield f"kv_block {self.KV_BLOCK} < 128: K is streamed while 128 keys' scores are built"
 

@@ -6,19 +6,33 @@ registers (48 of a lane's 256 at d_qk 192), tiles have 64 keys, and V has no pad
     K ring   2 × 24576      = 49152     64 keys × (128 nope + 64 rope) × 2 B per slot
     V ring   3 × 16384      = 49152     64 keys × 128 × 2 B
                               98304     of 163840
+
+32 × 128 fp32 outputs, 32 × 192 queries and 32 × 64 scores are 144 registers of a lane; outputs of
+256 columns would not leave room for fragments. Two waves share such a row block then: each takes
+half of the keys and half of the columns of V, weights pass between them through LDS, and K lies in
+parts of 64 columns. Two slots of V are enough: a copy is started when no wave reads the one before
+last any more. GLM-5:
+
+    K ring   2 × 32768      = 65536     64 keys × (192 nope + 64 rope) × 2 B per slot
+    V ring   2 × 32768      = 65536     64 keys × 256 × 2 B
+    weights  64 × 64 × 2    =  8192     the compiler's: half of them, a wave keeps the others
+                             139264     of 163840
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 from openmla.planning.arithmetic import Part
 from openmla.planning.cdna4.layout.v import DefaultV
 from openmla.planning.cdna4.prefill import LDS_BYTES, RingBlock
 
 _DTYPES = ("bfloat16", "float16")
-#: 32 × 128 fp32 outputs, 32 × 192 queries and 32 × 64 scores are 144 registers of a lane; twice the
-#: output's width would not leave room for fragments.
-_MOST_DEPTH = 128
+#: Columns of V, or of K without rope, that one wave can take alone.
+_MOST_ALONE = 128
+_SHARED_PART = 64
+#: Of a lane, for outputs, queries and scores; the others are for fragments and addresses.
+_MOST_REGISTERS = 176
 
 
 @dataclass(frozen=True, init=False)
@@ -36,6 +50,21 @@ class MlaPrefill16(RingBlock):
     """
 
     p_dtype = Part[str]("config.dtype")  # of the weights in the second product: that of V
+    D_NOPE = cached_property[int](lambda b: b.D_QK - b.D_ROPE)
+    across = cached_property[int](lambda b: 2 if max(b.DEPTH, b.D_NOPE) > _MOST_ALONE else 1)
+    k_widths = cached_property[tuple[int, ...]](
+        lambda b: (b.D_NOPE,) if b.across == 1 else (_SHARED_PART,) * (b.D_NOPE // _SHARED_PART)
+    )
+    frag_columns = cached_property[int](lambda b: 32 * b.across)
+    _V_RING_DEPTH = cached_property[int](lambda b: 3 if b.across == 1 else 2)
+    # Weights that one wave has computed and another multiplies.
+    p_bytes = cached_property[int](
+        lambda b: b.BM * b.KV_BLOCK * b.config.element_bytes // 2 if b.across > 1 else 0
+    )
+    launch_smem_used = cached_property[int](lambda b: b.smem_used + b.p_bytes)
+    registers_held = cached_property[int](
+        lambda b: b.D_QK // 4 + b.DEPTH // 2 // b.across + b.KV_BLOCK // 2 // b.across
+    )
 
     @property
     def v_slot(self) -> DefaultV:
@@ -46,14 +75,15 @@ class MlaPrefill16(RingBlock):
         """How the LDS is filled, and whether the block can run."""
         size, used = self.config.element_bytes, self.smem_used
         lines = [
-            f"block: {self.NUM_WARPS} waves × {self.Q_BLOCK_SIZE} query rows = {self.BM} rows, "
-            f"{self.KV_BLOCK} keys per tile, {self.config.dtype}",
+            f"block: {self.NUM_WARPS} waves, {self.across} for each {self.Q_BLOCK_SIZE} query rows "
+            f"= {self.BM} rows, {self.KV_BLOCK} keys per tile, {self.config.dtype}",
             "Q: in registers",
             f"K ring: {self._RING_DEPTH} slots × {self.KV_BLOCK} keys × ({self.D_NOPE} nope + "
             f"{self.D_ROPE} rope) × {size} B = {self.k_ring_bytes}",
             f"V ring: {self._V_RING_DEPTH} slots × {self.KV_BLOCK} keys × {self.DEPTH} × {size} B "
             f"= {self.v_ring_bytes}",
-            f"LDS: {self.k_ring_bytes} + {self.v_ring_bytes} = {used} of {LDS_BYTES}",
+            f"LDS: {self.k_ring_bytes} + {self.v_ring_bytes} = {used} of {LDS_BYTES}"
+            + (f"; weights between waves: {self.p_bytes}" if self.p_bytes else ""),
             self._rescale_line(),
         ]
         verdict = self.why_unsupported()
@@ -65,8 +95,17 @@ class MlaPrefill16(RingBlock):
         yield from super()._broken_limits()
 
     def _broken_by_shape(self) -> Iterator[str]:
-        if self.DEPTH > _MOST_DEPTH:
-            yield f"depth {self.DEPTH} > {_MOST_DEPTH}: a lane's output would not fit its registers"
+        if self.DEPTH & (self.DEPTH - 1):
+            yield f"depth {self.DEPTH}: V is one tensor, so its columns must be a power of two"
+        if sum(self.k_widths) != self.D_NOPE:
+            yield f"{self.D_NOPE} columns without rope are not parts of {_SHARED_PART}"
+        if self.registers_held > _MOST_REGISTERS:
+            yield (
+                f"registers: {self.registers_held} > {_MOST_REGISTERS} of a lane for {self.D_QK} "
+                f"columns of Q, {self.DEPTH} of the output and {self.KV_BLOCK} scores"
+            )
+        if self.smem_used <= LDS_BYTES < self.launch_smem_used:
+            yield f"LDS: {self.smem_used} + {self.p_bytes} for weights > {LDS_BYTES}"
 
     def _why_not_shared(self, copies: int) -> str:
         """A register layout of the copies also needs a power of two of them."""

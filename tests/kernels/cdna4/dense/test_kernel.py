@@ -54,6 +54,29 @@ CASES = {
     "bf16 pages of 16, sink": replace(BF16, rope="cache", kv="bf16", page_size=16, sink="normal"),
     "bf16 pages of 48": replace(BF16, rope="cache", kv="bf16", page_size=48, causal=False),
     "bf16 64+64, 5 heads": replace(BF16, d_nope=64, d_v=64, heads=5, q_lens=(9,), k_lens=(70,)),
+    "GLM-5": replace(BF16, d_nope=192, d_v=256, heads=1, q_lens=(130, 5), k_lens=(200, 66)),
+    "GLM-5 pages, sink": replace(
+        BF16,
+        d_nope=192,
+        d_v=256,
+        heads=1,
+        q_lens=(33,),
+        k_lens=(130,),
+        rope="cache",
+        kv="bf16",
+        page_size=16,
+        sink="normal",
+    ),
+    "fp16 256+0": replace(
+        BF16, d_nope=256, d_rope=0, rope="none", d_v=256, dtype="fp16", q_lens=(20,), k_lens=(129,)
+    ),
+    "bf16 256+64→256, full": replace(
+        BF16, d_nope=256, d_v=256, heads=1, q_lens=(129,), k_lens=(70,), causal=False
+    ),
+    "bf16 128+0": replace(BF16, d_rope=0, rope="none"),
+    "bf16 64+32→64": replace(BF16, d_nope=64, d_rope=32, d_v=64, q_lens=(40,), k_lens=(300,)),
+    "bf16 64+64→128": replace(BF16, d_nope=64, q_lens=(40, 3), k_lens=(200, 65)),
+    "bf16 192+64→128": replace(BF16, d_nope=192, heads=1, q_lens=(40,), k_lens=(130,)),
     "bf16 9 requests": replace(BF16, heads=1, q_lens=(1,) * 9, k_lens=(3,) * 9),
     "bf16 two tiles": replace(BF16, heads=1, q_lens=(300,), k_lens=(300,)),
 }
@@ -81,8 +104,15 @@ def test_accepted_clean_and_deaf_to_poison(name: str) -> None:
         assert findings(reports) == []
         outcomes.append(outcome)
     assert not differences(outcomes[1], outcomes[0])
-    verdict = judge(on(case), outcomes[0])
+    verdict = judge(on(case), outcomes[0], fp8_weights=case.dtype == "e4m3")
     assert verdict.ok, verdict.report()
+
+
+@pytest.mark.parametrize("name", ["fp8 causal", "fp8 full"])
+def test_bf16_weights_are_as_good_as_bf16(name: str) -> None:
+    outcome, reports = run(on(CASES[name]), {"p_dtype": "bfloat16"})
+    assert findings(reports) == []
+    assert judge(on(CASES[name]), outcome).ok
 
 
 @pytest.mark.parametrize("name", ["fp8 causal", "fp8 full"])
@@ -153,7 +183,7 @@ def test_rope_at_its_offset_of_latent_rows_and_grouped_heads(kv_heads: int, dtyp
     alike = replace(op, k_nope=spread[0], k_rope=spread[1], v=spread[0])
     outcome, reports = run(replace(built, operands=grouped))
     assert findings(reports) == []
-    assert judge(replace(built, operands=alike), outcome).ok
+    assert judge(replace(built, operands=alike), outcome, fp8_weights=dtype == "e4m3").ok
 
 
 @pytest.mark.slow

@@ -14,21 +14,29 @@ _V3 = Problem(
     wants_lse=True,
 )  # fmt: skip
 _FP8 = typed(_V3, "e4m3")
+_GLM5 = replace(_V3, heads=64, d_nope=192, d_v=256)
 PROBLEMS = {
     "fp8 128+64→128": _FP8,
     "fp8 128+64→128 full sink": replace(_FP8, causal=False, has_sink=True, wants_lse=False),
-    "fp8 128+64→128 P fp8": _FP8,
-    "fp8 128+64→128 P fp8, default V": _FP8,
+    "fp8 128+64→128 default V": _FP8,
+    "fp8 128+64→128 P bf16": _FP8,
     "fp8 64+64→64": replace(_FP8, d_nope=64, d_v=64),
     "bf16 128+64→128": _V3,
     "bf16 128+64→128 full sink": replace(_V3, causal=False, has_sink=True, wants_lse=False),
     "bf16 128+64→128 pages of 64": replace(_V3, rope="cache", page_size=64),
     "fp16 128+64→128 rope per head": replace(typed(_V3, "fp16"), rope="per_head"),
     "bf16 64+64→64": replace(_V3, d_nope=64, d_v=64),
+    "bf16 64+64→128": replace(_V3, d_nope=64),
+    "bf16 64+32→64": replace(_V3, d_nope=64, d_rope=32, d_v=64),
+    "bf16 128+0→128": replace(_V3, d_rope=0, rope="none"),
+    "bf16 192+64→256": _GLM5,
+    "bf16 192+64→256 pages of 64, full": replace(_GLM5, rope="cache", page_size=64, causal=False),
+    "bf16 256+0→256": replace(_GLM5, d_nope=256, d_rope=0, rope="none"),
+    "bf16 256+64→256": replace(_GLM5, d_nope=256),
 }
 CONFIGS: dict[str, dict[str, Any]] = {
-    "fp8 128+64→128 P fp8": {"p_dtype": "float8_e4m3fn"},
-    "fp8 128+64→128 P fp8, default V": {"p_dtype": "float8_e4m3fn", "v_full_v227": False},
+    "fp8 128+64→128 default V": {"v_full_v227": False},
+    "fp8 128+64→128 P bf16": {"p_dtype": "bfloat16"},
 }
 
 

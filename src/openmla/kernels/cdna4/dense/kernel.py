@@ -41,8 +41,7 @@ from triton.experimental.gluon.language.amd.cdna4 import async_copy
 
 from openmla.kernels.cdna4.copies import COPY, READ, WRITE, copy_paged_rows, copy_rows, pages_of
 from openmla.kernels.cdna4.mma_op import (
-    COLUMNS_PER_TILE,
-    KEYS_PER_TILE,
+    EDGE,
     OUTPUT,
     Q_OPERAND,
     SCORES,
@@ -104,23 +103,25 @@ def Q_frags_from_memory(
 
 
 @gluon.jit
-def dma_K(
-    nope_slot, rope_slot, k, rope, pages, first, limit, NOPE: gl.constexpr, ROPE: gl.constexpr,
-    PAGE: gl.constexpr,
-):  # fmt: skip
-    """Start copying keys first, first + 1, … of the sequence to a K slot, as one group."""
+def dma_K(slots, k, rope, pages, first, limit, K: gl.constexpr, PARTS: gl.constexpr,
+          PAGE: gl.constexpr):  # fmt: skip
+    """Start copying keys first, first + 1, … of the sequence to a K slot, as one group. Its first
+    PARTS parts are without rope; one more is rope, if there is one."""
     k_ptr, k_stride = k
     rope_ptr, rope_stride, page_stride, _table_ptr = rope
-    PIECE: gl.constexpr = 128 // nope_slot.dtype.primitive_bitwidth
+    WIDTH: gl.constexpr = slots[0].shape[1]
+    PIECE: gl.constexpr = 128 // slots[0].dtype.primitive_bitwidth
     at = k_ptr + first.to(gl.int64) * k_stride * PIECE
-    copy_rows(nope_slot, at, k_stride, first, limit, NOPE[COPY], True)
-    if PAGE > 0:
-        copy_paged_rows(
-            rope_slot, rope_ptr, page_stride, rope_stride, pages, first, ROPE[COPY], PAGE
-        )
-    else:
-        at = rope_ptr + first.to(gl.int64) * rope_stride * PIECE
-        copy_rows(rope_slot, at, rope_stride, first, limit, ROPE[COPY], True)
+    for p in gl.static_range(PARTS):
+        copy_rows(slots[p], at + p * WIDTH, k_stride, first, limit, K[p][COPY], True)
+    if len(K) > PARTS:
+        if PAGE > 0:
+            copy_paged_rows(
+                slots[PARTS], rope_ptr, page_stride, rope_stride, pages, first, K[PARTS][COPY], PAGE
+            )
+        else:
+            at = rope_ptr + first.to(gl.int64) * rope_stride * PIECE
+            copy_rows(slots[PARTS], at, rope_stride, first, limit, K[PARTS][COPY], True)
     async_copy.commit_group()
 
 
@@ -135,31 +136,40 @@ def dma_V(v_slot, v, first, limit, LAYOUT: gl.constexpr):
 
 
 @gluon.jit
-def sub_blocks(slot, LAYOUT: gl.constexpr, COLUMNS: gl.constexpr):
-    """A part of a K slot as its sub-blocks, swizzled as they are."""
-    SUBS: gl.constexpr = slot.shape[0] * slot.shape[1] // (KEYS_PER_TILE * COLUMNS)
-    return reinterpret(slot, slot.dtype, [SUBS, KEYS_PER_TILE, COLUMNS], LAYOUT[READ])
+def slots_at(rings, slot, PARTS: gl.constexpr):
+    """A slot of each ring."""
+    slots = ()
+    for p in gl.static_range(PARTS):
+        slots = slots + (rings[p].index(slot),)  # noqa: RUF005
+    return slots
 
 
 @gluon.jit
-def scores(
-    q_frags, nope_slot, rope_slot, NOPE: gl.constexpr, ROPE: gl.constexpr, MMA: gl.constexpr
-):
-    """Score tiles [BM, 32 keys] of a K slot: nope fragments first, then rope."""
+def add_scores(att, q_frags, slot, I: gl.constexpr, FIRST: gl.constexpr, LAYOUT: gl.constexpr,
+               MMA: gl.constexpr):  # fmt: skip
+    """Scores of tile I plus what a part of K adds, which meets fragments FIRST … of Q."""
+    TILE: gl.constexpr = att.shape[1]
     COLUMNS: gl.constexpr = q_frags[0].shape[1]
+    FRAGS: gl.constexpr = slot.shape[1] // COLUMNS
+    SUBS: gl.constexpr = slot.shape[0] // TILE * FRAGS
+    subs = reinterpret(slot, slot.dtype, [SUBS, TILE, COLUMNS], LAYOUT[READ])
+    for c in gl.static_range(FRAGS):
+        att = mma_QK(att, load_K_frag(subs, I * FRAGS + c, MMA), q_frags[FIRST + c])
+    return att
+
+
+@gluon.jit
+def scores(q_frags, slots, K: gl.constexpr, TILE: gl.constexpr, MMA: gl.constexpr):
+    """Score tiles [BM, TILE keys] of a K slot: the parts' fragments in the order of Q's columns."""
     BM: gl.constexpr = q_frags[0].shape[0]
-    TILES: gl.constexpr = nope_slot.shape[0] // KEYS_PER_TILE
-    PER_NOPE: gl.constexpr = nope_slot.shape[1] // COLUMNS
-    PER_ROPE: gl.constexpr = rope_slot.shape[1] // COLUMNS
-    nope = sub_blocks(nope_slot, NOPE, COLUMNS)
-    rope = sub_blocks(rope_slot, ROPE, COLUMNS)
+    TILES: gl.constexpr = slots[0].shape[0] // TILE
+    # All parts but rope, the last, are as wide as the first.
+    PER_PART: gl.constexpr = slots[0].shape[1] // q_frags[0].shape[1]
     tiles = ()
     for i in gl.static_range(TILES):
-        att = gl.zeros([BM, KEYS_PER_TILE], gl.float32, MMA[SCORES])
-        for c in gl.static_range(PER_NOPE):
-            att = mma_QK(att, load_K_frag(nope, i * PER_NOPE + c, MMA), q_frags[c])
-        for c in gl.static_range(PER_ROPE):
-            att = mma_QK(att, load_K_frag(rope, i * PER_ROPE + c, MMA), q_frags[PER_NOPE + c])
+        att = gl.zeros([BM, TILE], gl.float32, MMA[SCORES])
+        for p in gl.static_range(len(K)):
+            att = add_scores(att, q_frags, slots[p], i, p * PER_PART, K[p], MMA)
         tiles = tiles + (att,)  # noqa: RUF005
     return tiles
 
@@ -169,14 +179,15 @@ def mask_tiles(tiles, seen, keys, TILES: gl.constexpr, CAUSAL: gl.constexpr):
     """-inf where row r does not see a key: it sees those below min(seen + r, keys) if causal."""
     SL: gl.constexpr = tiles[0].type.layout
     row = gl.arange(0, tiles[0].shape[0], gl.SliceLayout(1, SL))
-    key = gl.arange(0, KEYS_PER_TILE, gl.SliceLayout(0, SL)) + opaque_zero()
+    TILE: gl.constexpr = tiles[0].shape[1]
+    key = gl.arange(0, TILE, gl.SliceLayout(0, SL)) + opaque_zero()
     if CAUSAL:
         last = gl.minimum(row + seen, keys)
     else:
         last = row * 0 + keys
     done = ()
     for i in gl.static_range(TILES):
-        here = (key + KEYS_PER_TILE * i)[None, :] < last[:, None]
+        here = (key + TILE * i)[None, :] < last[:, None]
         done = done + (gl.where(here, tiles[i], MINUS_INF),)  # noqa: RUF005
     return done
 
@@ -190,29 +201,30 @@ def walk(
 
     `pages` are those of tile 1 if rope comes from pages.
     """
-    nope_ring, rope_ring, v_ring = rings
+    k_rings, v_ring = rings
     k, rope, v = sources
     seen, keys = view
     MMA: gl.constexpr = LAYOUTS[0]
-    NOPE: gl.constexpr = LAYOUTS[2]
-    ROPE: gl.constexpr = LAYOUTS[3]
-    V: gl.constexpr = LAYOUTS[4]
+    K: gl.constexpr = LAYOUTS[2]
+    V: gl.constexpr = LAYOUTS[3]
     CAUSAL: gl.constexpr = HOW[0]
     SIGN: gl.constexpr = HOW[1]
     P_DTYPE: gl.constexpr = HOW[2]
     PAGE: gl.constexpr = HOW[3]
+    PARTS: gl.constexpr = HOW[4]
+    TILE: gl.constexpr = HOW[5]
     FP8_P: gl.constexpr = gl.float8e4nv == P_DTYPE
     BIAS: gl.constexpr = 8.0 if FP8_P else 0.0
     BM: gl.constexpr = q_frags[0].shape[0]
     KV: gl.constexpr = v_ring.shape[1]
-    K_RING: gl.constexpr = nope_ring.shape[0]
+    K_RING: gl.constexpr = k_rings[0].shape[0]
     V_RING: gl.constexpr = v_ring.shape[0]
-    TILES: gl.constexpr = KV // KEYS_PER_TILE
+    TILES: gl.constexpr = KV // TILE
     STRIPS: gl.constexpr = TILES // 2 if FP8_P else TILES
-    DEPTHS: gl.constexpr = v_ring.shape[2] // COLUMNS_PER_TILE
+    DEPTHS: gl.constexpr = v_ring.shape[2] // TILE
     O = ()
     for _d in gl.static_range(DEPTHS):
-        O = O + (gl.zeros([BM, COLUMNS_PER_TILE], gl.float32, MMA[OUTPUT]),)  # noqa: RUF005
+        O = O + (gl.zeros([BM, TILE], gl.float32, MMA[OUTPUT]),)  # noqa: RUF005
     shift = gl.full([BM], float("-inf"), gl.float32, gl.SliceLayout(1, MMA[SCORES]))
     row_sum = gl.zeros([BM], gl.float32, gl.SliceLayout(1, MMA[SCORES]))
     for j in range(0, blocks):
@@ -220,13 +232,13 @@ def walk(
         slot = (j + 1) % K_RING
         pages_ahead = pages
         if PAGE > 0:
-            pages_ahead = pages_of(rope[3], ahead + KV, limit, ROPE[COPY], PAGE)
-        slots = (nope_ring.index(slot), rope_ring.index(slot))
-        dma_K(slots[0], slots[1], k, rope, pages, ahead, limit, NOPE, ROPE, PAGE)
+            pages_ahead = pages_of(rope[3], ahead + KV, limit, K[PARTS][COPY], PAGE)
+        later = slots_at(k_rings, slot, len(K))
+        dma_K(later, k, rope, pages, ahead, limit, K, PARTS, PAGE)
         pages = pages_ahead
         async_copy.wait_group(2)
         slot = j % K_RING
-        tiles = scores(q_frags, nope_ring.index(slot), rope_ring.index(slot), NOPE, ROPE, MMA)
+        tiles = scores(q_frags, slots_at(k_rings, slot, len(K)), K, TILE, MMA)
         dma_V(v_ring.index((j + 1) % V_RING), v, ahead, limit, V)
         if SIGN != 1:
             tiles = signed_tiles(tiles, TILES, SIGN)
@@ -241,7 +253,7 @@ def walk(
         v_lane_base = precompute_v_lane_base(v_ring.index(j % V_RING), V[READ])
         for i in gl.static_range(STRIPS):
             p = pack_P(weights, i, P_DTYPE, MMA)
-            frags = load_V_from_lane_base(v_lane_base, i, DEPTHS, P_DTYPE, MMA)
+            frags = load_V_from_lane_base(v_lane_base, i, DEPTHS, TILE, P_DTYPE, MMA)
             added = ()
             for d in gl.static_range(DEPTHS):
                 added = added + (mma_PV(sums[d], frags[d], p),)  # noqa: RUF005
@@ -267,37 +279,42 @@ def dense_kernel(  # noqa: PLR0913
     CAUSAL: gl.constexpr, SIGN: gl.constexpr, P_DTYPE: gl.constexpr, Q_IN_LDS: gl.constexpr,
     LAYOUTS: gl.constexpr,
 ):  # fmt: skip
-    """BLOCK: BM, KV, d_nope, d_rope, d_v, K slots, V slots. GROUPS: query heads per head of K and
-    V, and of rope. ROPE_AT: first rope column of a cache row. PAGE: rows per page, 0 for a tensor.
-    LAYOUTS: products, Q, K nope, K rope, V."""
+    """BLOCK: BM, KV, widths of the parts of K, how many are without rope, d_v, K slots, V slots,
+    columns of a fragment of Q and K, waves side by side, fragments of Q. GROUPS: query heads per
+    head of K and V, and of rope. ROPE_AT: first rope column of a cache row. PAGE: rows per page, 0
+    for a tensor. LAYOUTS: products, Q, parts of K, V."""
     BM: gl.constexpr = BLOCK[0]
     KV: gl.constexpr = BLOCK[1]
+    PARTS: gl.constexpr = BLOCK[3]
     DTYPE: gl.constexpr = k_ptr.dtype.element_ty
     PIECE: gl.constexpr = 128 // DTYPE.primitive_bitwidth
-    COLUMNS: gl.constexpr = 4 * PIECE
-    DEPTHS: gl.constexpr = BLOCK[4] // COLUMNS_PER_TILE
-    Q_TILES: gl.constexpr = (BLOCK[2] + BLOCK[3]) // COLUMNS
+    COLUMNS: gl.constexpr = BLOCK[7]
+    TILE: gl.constexpr = EDGE * BLOCK[8]
     MMA: gl.constexpr = LAYOUTS[0]
-    HOW: gl.constexpr = (CAUSAL, SIGN, P_DTYPE, PAGE)
+    K: gl.constexpr = LAYOUTS[2]
+    HOW: gl.constexpr = (CAUSAL, SIGN, P_DTYPE, PAGE, PARTS, TILE)
     shape = (cu_q_ptr, cu_k_ptr, batch, total_q, total_k, heads)
     head, sequence, token, rows, key, keys, seen = work_item_of(gl.program_id(0), tiles, shape, BM)
     if rows <= 0:
         return
     blocks, whole = key_blocks(rows, keys, seen, BM, KV, CAUSAL)
-    nope_ring = gl.allocate_shared_memory(DTYPE, [BLOCK[5], KV, BLOCK[2]], LAYOUTS[2][WRITE])
-    rope_ring = gl.allocate_shared_memory(DTYPE, [BLOCK[5], KV, BLOCK[3]], LAYOUTS[3][WRITE])
-    v_ring = gl.allocate_shared_memory(DTYPE, [BLOCK[6], KV, BLOCK[4]], LAYOUTS[4][WRITE])
-    rings = (nope_ring, rope_ring, v_ring)
+    k_rings = ()
+    for p in gl.static_range(len(K)):
+        ring = gl.allocate_shared_memory(DTYPE, [BLOCK[5], KV, BLOCK[2][p]], K[p][WRITE])
+        k_rings = k_rings + (ring,)  # noqa: RUF005
+    v_ring = gl.allocate_shared_memory(DTYPE, [BLOCK[6], KV, BLOCK[4]], LAYOUTS[3][WRITE])
+    rings = (k_rings, v_ring)
 
     # Pointers to key 0 of the sequence, for this head.
     kv_head = (head // GROUPS[0]).to(gl.int64)
     row = key.to(gl.int64)
     k = (k_ptr + (row * k_stride_t + kv_head * k_stride_h) * PIECE, k_stride_t)
     v = (v_ptr + (row * v_stride_t + kv_head * v_stride_h) * PIECE, v_stride_t)
+    rope = (rope_ptr, rope_stride_t, rope_stride_page, table_ptr)
     if PAGE > 0:
         table = table_ptr + sequence.to(gl.int64) * table_stride
         rope = (rope_ptr + ROPE_AT, rope_stride_t, rope_stride_page, table)
-    else:
+    elif len(K) > PARTS:
         rope_head = (head // GROUPS[1]).to(gl.int64)
         at = rope_ptr + (row * rope_stride_t + rope_head * rope_stride_h) * PIECE + ROPE_AT
         rope = (at, rope_stride_t, rope_stride_page, table_ptr)
@@ -307,18 +324,17 @@ def dense_kernel(  # noqa: PLR0913
     start = head * 0
     limit = gl.minimum(keys, blocks * KV)
     if Q_IN_LDS:
-        q_slab = gl.allocate_shared_memory(DTYPE, [Q_TILES, BM, COLUMNS], LAYOUTS[1][WRITE])
+        q_slab = gl.allocate_shared_memory(DTYPE, [BLOCK[9], BM, COLUMNS], LAYOUTS[1][WRITE])
         load_Q(q_slab, q, token, head, rows, BM, LAYOUTS[1])
     else:
-        q_frags = Q_frags_from_memory(q, token, head, rows, BM, COLUMNS, Q_TILES, MMA)
+        q_frags = Q_frags_from_memory(q, token, head, rows, BM, COLUMNS, BLOCK[9], MMA)
     pages = start
     later_pages = start
     if PAGE > 0:
-        pages = pages_of(rope[3], start, limit, LAYOUTS[3][COPY], PAGE)
-        later_pages = pages_of(rope[3], start + KV, limit, LAYOUTS[3][COPY], PAGE)
-    nope_slot = nope_ring.index(0)
-    dma_K(nope_slot, rope_ring.index(0), k, rope, pages, start, limit, LAYOUTS[2], LAYOUTS[3], PAGE)
-    dma_V(v_ring.index(0), v, start, limit, LAYOUTS[4])
+        pages = pages_of(rope[3], start, limit, K[PARTS][COPY], PAGE)
+        later_pages = pages_of(rope[3], start + KV, limit, K[PARTS][COPY], PAGE)
+    dma_K(slots_at(k_rings, 0, len(K)), k, rope, pages, start, limit, K, PARTS, PAGE)
+    dma_V(v_ring.index(0), v, start, limit, LAYOUTS[3])
     if Q_IN_LDS:
         async_copy.wait_group(2)
         q_frags = Q_frags_from_slab(q_slab, MMA, LAYOUTS[1])
@@ -332,4 +348,4 @@ def dense_kernel(  # noqa: PLR0913
     if lse_ptr is not None:
         lse_ptr = lse_ptr + head.to(gl.int64) * lse_stride_h
     lse = (lse_ptr, (lse_stride_t, 0))
-    finish(O, shift, row_sum, out, lse, sink_ptr, head, rows, (token, 1), DEPTHS)
+    finish(O, shift, row_sum, out, lse, sink_ptr, head, rows, (token, 1), BLOCK[4] // TILE)

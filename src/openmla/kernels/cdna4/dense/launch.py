@@ -19,6 +19,7 @@ from openmla.kernels.gluon.compat import RENAMED
 from openmla.operands import DenseOperands, Results
 from openmla.planning import Plan
 from openmla.planning.cdna4 import MlaPrefill16, MlaPrefillV2
+from openmla.planning.cdna4.layout.k import K_SUB_ROWS
 
 PIECE_BYTES = 16
 #: Offsets inside a tile are 32-bit byte offsets from its first row.
@@ -63,21 +64,27 @@ def dense_constexprs(block: MlaPrefillV2 | MlaPrefill16) -> dict[str, Any]:
     size = block.config.element_bytes
     fp8 = size == 1
     pv_depth = 64 if block.p_dtype == "float8_e4m3fn" else 16
-    matrices = matrix_layouts(block.NUM_WARPS, block.mma.MMA_K, pv_depth, block.mma.ROWL_STRIDE)
-    nope, rope = k_layouts(block.k_slot)
-    q = q_layouts(block.BM, block.NUM_WARPS) if fp8 else None
-    rings = (block.k_slots, block.v_slots)
+    matrices = matrix_layouts(
+        block.NUM_WARPS, block.across, block.mma.MMA_K, pv_depth, block.mma.ROWL_STRIDE
+    )
+    strip = K_SUB_ROWS * block.across
+    parts = [*block.k_widths, *([block.D_ROPE] if block.D_ROPE else [])]
+    k = tuple(
+        tuple(k_layouts(block.KV_BLOCK, width, size, block.NUM_WARPS, strip)) for width in parts
+    )
+    q = tuple(q_layouts(block.BM, block.NUM_WARPS)) if fp8 else None
     return {
-        "BLOCK": (block.BM, block.KV_BLOCK, block.D_NOPE, block.D_ROPE, block.DEPTH, *rings),
+        "BLOCK": (
+            block.BM, block.KV_BLOCK, tuple(parts), len(block.k_widths), block.DEPTH,
+            block.k_slots, block.v_slots, block.frag_columns, block.across,
+            block.D_QK // block.frag_columns,
+        ),
         "P_DTYPE": _TYPES[block.p_dtype],
         "Q_IN_LDS": fp8,
-        "LAYOUTS": tuple(
-            x if x is None else tuple(x)
-            for x in (matrices, q, nope, rope, v_layouts(block.v_slot, size))
-        ),
+        "LAYOUTS": (tuple(matrices), q, k, tuple(v_layouts(block.v_slot, size))),
         "num_warps": block.NUM_WARPS,
         **COMPILER_OPTIONS,
-    }
+    }  # fmt: skip
 
 
 def piece_strides(name: str, x: Tensor, rows: int = 0) -> dict[str, int]:
@@ -107,7 +114,8 @@ def _rope(op: DenseOperands, keys: int) -> dict[str, Any]:
             "table_stride": op.block_table.shape[1], "ROPE_AT": op.rope_cache.latent,
             "PAGE": op.rope_cache.page_size,
         }  # fmt: skip
-    assert op.k_rope is not None
+    if op.k_rope is None:
+        return found | {"rope_ptr": op.k_nope, "rope_stride_t": 0}
     rope = op.k_rope if op.k_rope.dim() == 3 else op.k_rope[:, None]
     return found | {"rope_ptr": rope} | piece_strides("rope", rope, keys)
 

@@ -3,8 +3,10 @@
 from dataclasses import replace
 
 from openmla.formats import V32
+from openmla.kernels.call import Call
 from openmla.kernels.cdna4.dense.jobs import predicted
-from openmla.kernels.jobs import Jobs, typed
+from openmla.kernels.jobs import Jobs, Predicted, typed
+from openmla.planning import Plan
 from openmla.problem import Problem
 
 _V32 = Problem(
@@ -27,4 +29,13 @@ PROBLEMS = {
     f"latent {V32.name}": replace(_LATENT, kv_dtype=V32.name),
     "latent fp8_block64": replace(_LATENT, kv_dtype="fp8_block64", has_sink=True),
 }
-JOBS = Jobs(chip="mi355x", problems=PROBLEMS, predicted=predicted)
+
+
+def _predicted(plan: Plan, call: Call) -> Predicted:
+    """As for dense; over FP8 pages, registers that are only needed before and after the loop are
+    kept in memory during it."""
+    kept = 4 * (plan.problem.form == "latent" and plan.config.dequantized)
+    return replace(predicted(plan, call), spills=kept)
+
+
+JOBS = Jobs(chip="mi355x", problems=PROBLEMS, predicted=_predicted)

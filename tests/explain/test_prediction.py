@@ -13,7 +13,13 @@ from typer.testing import CliRunner
 
 from openmla.bench.predicted import SHAPES, problem_of
 from openmla.cli.explain import explain_command
-from openmla.explain.prediction import ERROR, Prediction, predict, useful_flops
+from openmla.explain.prediction import (
+    ERROR,
+    Prediction,
+    _work_of_waves,
+    predict,
+    useful_flops,
+)
 from openmla.planning import plan
 from openmla.planning.models import problem_for_model
 from openmla.problem import Problem
@@ -66,8 +72,41 @@ def test_it_says_that_it_is_a_prediction(dense: Prediction) -> None:
     assert "not measured" in text and "% of the datasheet's peak" in text and "bound by" in text
 
 
+GLM5 = replace(V3, heads=64, d_nope=192, d_v=256)
+FP8 = dict.fromkeys(("q_dtype", "kv_dtype", "v_dtype", "rope_dtype"), "e4m3")
+ROWS_656 = {**dict.fromkeys(("kv_dtype", "v_dtype", "rope_dtype"), "fp8_656"), "page_size": 64}
+SPARSE = problem_of(SHAPES[10])
+LATENT = replace(SPARSE, form="latent", topk=0, total_q=1024, total_k=8192, page_size=64)
+
+
+@pytest.mark.parametrize(
+    ("problem", "share", "unit"),
+    [
+        (V3, 47, "LDS 63 % busy"), (replace(V3, rope="cache", page_size=64), 47, "LDS 63 % busy"),
+        (replace(V3, **FP8), 32, "LDS 43 % busy"), (GLM5, 47, "LDS 69 % busy"),
+        (SPARSE, 48, "LDS"), (replace(SPARSE, **ROWS_656), 40, "LDS 84 % busy"),
+        (LATENT, 48, "LDS"), (replace(LATENT, **ROWS_656), 41, "LDS"),
+    ],
+)  # fmt: skip
+def test_an_mi355x(problem: Problem, share: int, unit: str) -> None:
+    """Waves in step: units follow one another, and all of them read LDS. The page has the share."""
+    found = predict(plan(problem, "mi355x"))
+    assert found is not None and round(100 * found.share_of_peak) == share
+    ideal = 1 if found.busy["smem"] > 0.99 else found.busy["smem"]
+    assert f"{100 * ideal:.0f} % busy" in unit or unit == "LDS"
+    page = (ROOT / "docs/prediction.md").read_text()
+    assert any(f"{share} %" in row and unit in row for row in page.splitlines())
+    assert "CUs" in found.lines()[2] and max(found.busy.values()) <= 1.0 + 1e-9
+
+
+def test_work_items_of_an_mi355x() -> None:
+    """64 rows of scores, 128 a token: two tiles of every token, causal."""
+    small = replace(LATENT, total_q=3, total_k=130)
+    assert sorted(_work_of_waves(plan(small, "mi355x"))) == [2, 2, 3, 3, 3, 3]
+    assert _work_of_waves(plan(replace(SPARSE, total_q=1, topk=65), "mi355x")) == [2, 2]
+
+
 def test_other_chips_have_none() -> None:
-    assert predict(plan(V3, "mi355x")) is None
     assert predict(plan(V3, "a100")) is None
 
 
@@ -98,8 +137,9 @@ def test_useful_flops() -> None:
 def test_command() -> None:
     app = typer.Typer()
     app.command()(explain_command)
-    done = CliRunner().invoke(app, ["--model", "deepseek-v3", "--target", "mi355x"])
+    done = CliRunner().invoke(app, ["--model", "deepseek-v3", "--target", "a100"])
     assert done.exit_code == 0 and "no prediction" in done.output
-    done = CliRunner().invoke(app, ["--model", "deepseek-v3", "--target", "h200"])
-    assert done.exit_code == 0 and "of the datasheet's peak" in done.output
+    for target in ("h200", "mi355x"):
+        done = CliRunner().invoke(app, ["--model", "deepseek-v3", "--target", target])
+        assert done.exit_code == 0 and "of the datasheet's peak" in done.output
     assert CliRunner().invoke(app, ["--model", "no-such-model"]).exit_code == 2

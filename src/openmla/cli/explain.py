@@ -37,7 +37,7 @@ def explain_command(
         raise typer.Exit(1) from None
     typer.echo(explain_text(chosen))
     predicted = predict(chosen)
-    none = "no prediction: dense and sparse kernels of Hopper and Blackwell are modeled"
+    none = "no prediction: kernels of Hopper, Blackwell and CDNA4 are modeled, most of them"
     typer.echo("\n" + "\n".join(predicted.lines() if predicted else [none]))
     if compiled:
         from openmla.testing.executed.facts import explained

@@ -7,22 +7,26 @@ on the clock frequency.
 
 Rates per SM and clock:
 
-| unit | H200 | B200 | source |
-|---|---|---|---|
-| products, 16 bits | 2048 | 4096 | datasheets: 989 and 2250 TFLOP/s dense, 132 and 148 SMs |
-| products, 8 bits | 4096 | 8192 | datasheets |
-| exp2, fp32 arithmetic | 16, 128 | 16, 128 | CUDA C++ Programming Guide, arithmetic throughput |
-| shared memory, bytes | 128 x 0.88 | 128 x 0.88 | the same guide; the share: measured, H200 |
-| copies from L2, bytes | 64 | 64 | an assumption |
-| tensor memory, words | - | 128 | an assumption: one word a lane |
-| clocks until a copy, a product is there | 700, 60 | 800, 100 | assumptions |
-| clocks before the first work item | 33,000 | 33,000 | measured on the H200, caches cold |
+| unit | H200 | B200 | MI355X | source |
+|---|---|---|---|---|
+| products, 16 bits | 2048 | 4096 | 2048 | datasheets: TFLOP/s, SMs, clock |
+| products, 8 bits | 4096 | 8192 | 4096 | datasheets |
+| exp2, fp32 arithmetic | 16, 128 | 16, 128 | 16, 128 | CUDA C++ Programming Guide; CDNA4 ISA |
+| shared memory, bytes | 128 x 0.88 | 128 x 0.88 | 128 x 0.88 | guides; the share: measured, H200 |
+| copies from L2, bytes | 64 | 64 | 64 | an assumption |
+| tensor memory, words | - | 128 | - | an assumption: one word a lane |
+| clocks until a copy, a product is there | 700, 60 | 800, 100 | 800, 0 | assumptions |
+| clocks before the first work item | 33,000 | 33,000 | 33,000 | measured on the H200, caches cold |
+
+On the MI355X the waves of a block run in step: products, exponentials and arithmetic follow one
+another. Each wave reads its own fragments from LDS; these bytes are counted from the plan, since
+the simulated program reads a tile once.
 
 Two figures come from measured kernels, both on the H200: the share of shared memory's bytes that a
 loop of products and copies gets, from causal 1x8192 with 128 heads, and the start, from 1x4096 with
 16. The other shapes of benchmarks/results/predicted-h200-*.json then test the model:
-docs/prediction.md has the table, and `ERROR` its figures. Nobody has measured a B200: its
-predictions carry that error at least.
+docs/prediction.md has the table, and `ERROR` its figures. Nobody has measured a B200 or an MI355X:
+their predictions carry that error at least.
 
 Not in the model: DRAM, L2 misses, the power limit, instruction issue, and how the exponentials and
 the arithmetic of a warp overlap (they do not, here).
@@ -76,6 +80,7 @@ class Chip:
 CHIPS = {
     "hopper": Chip(2048.0, {"copy": 700.0, "mma": 60.0}),
     "blackwell": Chip(4096.0, {"copy": 800.0, "mma": 100.0}),
+    "cdna4": Chip(2048.0, {"copy": 800.0, "mma": 0.0}),
 }
 
 
@@ -94,6 +99,7 @@ class Prediction:
     busy: dict[str, float]
     """Share of the time, while blocks follow one another, that each unit is busy."""
     sm_count: int
+    cores: str = "SMs"
 
     @property
     def bound_by(self) -> str:
@@ -103,7 +109,7 @@ class Prediction:
     def lines(self) -> list[str]:
         """For people."""
         busy = sorted(self.busy.items(), key=lambda item: -item[1])
-        shares = ", ".join(f"{UNITS[unit]} {100 * share:.0f} %" for unit, share in busy)
+        shares = ", ".join(f"{UNITS[unit]} {100 * share:.0f} %" for unit, share in busy if share)
         full = self.busy[self.bound_by] > FULL
         bound = "bound by" if full else "bound by waits between its stages; busiest:"
         median, worst = ERROR
@@ -112,28 +118,32 @@ class Prediction:
             f"  {self.share_of_peak:.0%} of the datasheet's peak; cycles predicted for an H200 are"
             f" off by {median:.0%} in the middle and {worst:.0%} at worst",
             f"  {self.block_clocks:.0f} clocks per block of keys, {self.item_clocks:.0f} per work "
-            f"item besides, {self.sm_count} SMs",
+            f"item besides, {self.sm_count} {self.cores}",
             f"  {bound} {UNITS[self.bound_by]}; busy: {shares}",
         ]
 
 
 def predict(chosen: Plan) -> Prediction | None:
-    """For a plan of one Hopper or Blackwell kernel; None where nothing can be simulated.
+    """For a plan of one Hopper, Blackwell or CDNA4 kernel; None where nothing can be simulated.
 
     FP8 rows that a pass dequantizes count as bf16: the pass takes about 1 % of the time.
     """
+    amd = chosen.backend == "cdna4"
     pages = chosen.problem.form == "latent" and chosen.backend == "hopper"
     if chosen.backend not in CHIPS or not chosen.runs_today or pages:
         return None
     if chosen.backend == "hopper" and _waits_for_loads(chosen):
         return None
     try:
-        runs = [_timed(_one_item(chosen, blocks)) for blocks in BLOCKS]
+        one = _one_item_of_waves if amd else _one_item
+        runs = [_timed(one(chosen, blocks)) for blocks in BLOCKS]
     except ImportError:
         return None  # no Triton, or no gluon-sim
     (first, busy_first), (second, busy_second) = runs
     more = BLOCKS[1] - BLOCKS[0]
     needed = {unit: (busy_second[unit] - busy_first[unit]) / more for unit in UNITS}
+    if amd:
+        needed |= {"memory": 0.0, "smem": _lds_bytes(chosen) / SMEM_BYTES}
     # Operations do not wait for one another at shared memory: all its bytes still have to pass.
     block = max((second - first) / more, *needed.values())
     item = first - BLOCKS[0] * (second - first) / more
@@ -142,11 +152,14 @@ def predict(chosen: Plan) -> Prediction | None:
         item = (several - first) / 2 - BLOCKS[0] * (second - first) / more
     busy = {unit: clocks / block for unit, clocks in needed.items()}
     sm_count = target_by_name(chosen.target).sm_count
-    items = [item + blocks * block for blocks in _work(chosen)]
+    work = _work_of_waves(chosen) if amd else _work(chosen)
+    items = [item + blocks * block for blocks in work]
     clocks = START + _last_end(items, sm_count // _ctas(chosen))
     peak = clocks * sm_count * 2 * CHIPS[chosen.backend].products
     peak *= 2 // chosen.config.qkv_dtype_size if chosen.backend == "blackwell" else 1
-    return Prediction(block, item, clocks, useful_flops(chosen.problem) / peak, busy, sm_count)
+    peak *= 2 if amd and chosen.problem.form == "dense" and chosen.problem.q_dtype == "e4m3" else 1
+    share, cores = useful_flops(chosen.problem) / peak, "CUs" if amd else "SMs"
+    return Prediction(block, item, clocks, share, busy, sm_count, cores)
 
 
 def _waits_for_loads(chosen: Plan) -> bool:
@@ -278,3 +291,53 @@ def _one_item(chosen: Plan, blocks: int, items: int = 1) -> Plan:
     chip = target_by_name(chosen.target)
     target = f"{chip.arch}:2x{chip.smem_per_block}" if _ctas(chosen) == 2 else chosen.target
     return replace(chosen, problem=small, config=config, target=target, passed_over=())
+
+
+def _lds_bytes(chosen: Plan) -> float:
+    """What a block of keys moves through the LDS of a CDNA4 block: its copies, and what every wave
+    reads. Two waves that share rows of scores have half of the keys and of V's columns each."""
+    config, problem = chosen.config, chosen.problem
+    assert chosen.block is not None
+    keys = chosen.block.tile_keys
+    if problem.form == "dense":
+        size, copied = config.config.element_bytes, problem.d_qk + problem.d_v
+        reads = config.NUM_WARPS * copied / config.across
+    else:  # scores by 4 x 2 waves, output by 2 x 4
+        size, copied = 2, problem.d_qk
+        reads = config.num_warps * (problem.d_qk / 2 + problem.d_v / 4)
+    return float(keys * size * (copied + reads))
+
+
+def _work_of_waves(chosen: Plan) -> list[int]:
+    """Blocks of keys of every CDNA4 work item, of sequences of equal lengths."""
+    problem, block = chosen.problem, chosen.block
+    assert block is not None
+    if problem.form == "sparse":
+        return [-(-problem.topk // block.tile_keys)] * (problem.total_q * chosen.config.row_blocks)
+    batch, per_token = max(problem.batch, 1), problem.heads if problem.form == "latent" else 1
+    q_len, k_len = problem.total_q // batch, problem.total_k // batch
+    work = []
+    for row in range(0, q_len * per_token, block.tile_rows):
+        last = min(row + block.tile_rows, q_len * per_token) - 1
+        seen = k_len - q_len + last // per_token + 1 if problem.causal else k_len
+        work.append(max(-(-seen // block.tile_keys), 1))
+    return work * (batch * problem.heads // per_token)
+
+
+def _one_item_of_waves(chosen: Plan, blocks: int) -> Plan:
+    """`_one_item` of a CDNA4 kernel. FP8 rows are dequantized as they are in the kernel."""
+    problem, config, block = chosen.problem, chosen.config, chosen.block
+    assert block is not None
+    shape: dict[str, Any] = {"heads": 1, "total_q": block.tile_rows}
+    if problem.form != "dense":
+        heads, tokens = min(problem.heads, block.tile_rows), 1
+        shape = {"heads": heads, "total_q": tokens}
+        config = replace(config, num_heads=heads)
+    elif problem.rope == "cache":
+        shape |= {"rope": "shared", "rope_dtype": problem.q_dtype, "page_size": 0}
+    keys = blocks * block.tile_keys
+    small = replace(
+        problem, batch=1, causal=False, has_sink=False, has_topk_lengths=False, wants_lse=False,
+        wants_max_logits=False, total_k=keys, topk=keys if problem.topk else 0, **shape,
+    )  # fmt: skip
+    return replace(chosen, problem=small, config=config, passed_over=())

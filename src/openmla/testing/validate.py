@@ -25,6 +25,7 @@ from openmla.testing.isolate import Child
 
 SECONDS_PER_CASE = 120.0  # a first compilation is among them
 _DENSE = Case("dense", 1, 128, 64, 128, q_lens=(16,), k_lens=(16,))
+_WIDE = replace(_DENSE, d_nope=192, d_v=256)
 _MANY = replace(_DENSE, heads=2, q_lens=(300,), k_lens=(300,))
 _RAGGED = replace(_DENSE, heads=2, q_lens=(1, 0, 129, 64), k_lens=(70, 5, 129, 0), spare=3)
 _SPARSE = Case("sparse", 64, 512, 64, 512, q_lens=(1,), k_lens=(150,), topk=64, scale=0.04)
@@ -41,19 +42,29 @@ STEPS: dict[str, tuple[Case, ...]] = {
         _RAGGED, replace(_RAGGED, sink="mixed", values="rising"), _LISTS,
         replace(_LATENT, q_lens=(1, 0, 33), k_lens=(65, 5, 130), spare=2),
     ),
+    "other widths": (
+        _WIDE, replace(_WIDE, q_lens=(130, 5), k_lens=(200, 66)),
+        replace(_MANY, d_nope=64, d_rope=32, d_v=64), replace(_MANY, d_rope=0, rope="none"),
+        replace(_MANY, d_nope=256, d_rope=0, d_v=256, rope="none"), replace(_MANY, d_nope=64),
+        replace(_LISTS, d_rope=0, rope="none"),
+    ),
     "paged": (
         replace(_RAGGED, rope="cache", kv="bf16", page_size=64),
         replace(_RAGGED, rope="cache", kv="bf16", page_size=16),
+        replace(_WIDE, q_lens=(130,), k_lens=(200,), rope="cache", kv="bf16", page_size=64),
         replace(_LISTS, kv="bf16", page_size=64),
+        replace(_LATENT, q_lens=(1, 0, 33), k_lens=(65, 5, 130), spare=2, page_size=16),
     ),
     "FP8": (
         replace(_MANY, dtype="e4m3"),
         replace(_RAGGED, dtype="e4m3", q_scale=True, k_scale=True),
         replace(_LISTS, kv="fp8_656", page_size=64), replace(_LISTS, kv="fp8_block64"),
-        replace(_LATENT, kv="fp8_656"),
+        replace(_LISTS, dtype="e4m3"), replace(_LATENT, kv="fp8_656"),
+        replace(_LATENT, kv="fp8_block64", q_lens=(3, 2), k_lens=(70, 130)),
     ),
     "128 heads": (
         replace(_SPARSE, heads=128), replace(_LISTS, heads=128, sink="normal"),
+        replace(_LISTS, heads=128, kv="fp8_656", page_size=64),
         replace(_LATENT, heads=128, k_lens=(300,)),
     ),
 }  # fmt: skip

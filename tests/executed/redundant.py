@@ -1,0 +1,87 @@
+"""Synchronization in compiled kernels that nothing would miss, and why not.
+
+Taking an instruction out that orders others must be noticed: by a fault, or by another result. What
+is not noticed is here, by its kind and the file of the Gluon source that it comes from, with the
+largest number of such places in one kernel.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from openmla.testing.executed.sensitivity import Removal
+
+ANYWHERE = ""
+
+
+@dataclass(frozen=True)
+class Redundant:
+    """Places of one kind in one file, at most so many, and the reason."""
+
+    kind: str
+    file: str
+    most: int
+    reason: str
+
+
+ORDERED = (
+    "the compiler puts a barrier of the partition's warps in front of most copies, waits and "
+    "arrivals; by vector clocks, all that it orders is ordered without it"
+)
+REDUNDANT: dict[str, tuple[Redundant, ...]] = {
+    "h200": (
+        Redundant("barrier", ANYWHERE, 80, ORDERED),
+        Redundant(
+            "wait", "scheduler.py", 1,
+            "the producer draws the next work item when it is wanted; earlier does no harm",
+        ),
+        Redundant(
+            "arrive", "kernel.py", 1,
+            "says that Q was read: of a program's last work item, nobody asks",
+        ),
+    ),
+    "b200": (
+        Redundant("barrier", ANYWHERE, 80, ORDERED),
+        Redundant(
+            "wait for loads", ANYWHERE, 20,
+            "in the machine code, the first use of what was loaded waits for it; so it is executed "
+            "where a text relies on that (Triton 3.9)",
+        ),
+        Redundant(
+            "wait for stores", "correction.py", 2,
+            "parts of a row in turn: the wait behind the last part covers them all",
+        ),
+        Redundant("wait for stores", "softmax.py", 1, "a later wait of the same warp covers it"),
+        Redundant("wait", "load.py", 1, "the first wait for a slot that has never been filled"),
+        Redundant(
+            "wait for bulk stores", "softmax.py", 1,
+            "the kernel ends behind it, and its end waits for stores",
+        ),
+    ),
+    "mi355x": (
+        Redundant("wait for copies", "kernel.py", 1, "a wait that follows covers it"),
+        Redundant(
+            "barrier", "kernel.py", 2,
+            "behind the last wait, or before Q: every wave reads only what it copied itself",
+        ),
+    ),
+}  # fmt: skip
+
+
+def unexplained(target: str, removals: Iterable[Removal]) -> list[Removal]:
+    """Removals that were not noticed, and of which the table says nothing or allows fewer."""
+    used: Counter[Redundant] = Counter()
+    left = []
+    for removal in removals:
+        if removal.noticed:
+            continue
+        file = Path(removal.where.file).name
+        known = [r for r in REDUNDANT[target] if r.kind == removal.kind and r.file in (file, "")]
+        if known and used[known[0]] < known[0].most:
+            used[known[0]] += 1
+        else:
+            left.append(removal)
+    return left

@@ -80,8 +80,10 @@ def wgmma(dtype: torch.dtype, from_registers: bool) -> Launch:
     a, b = (randn(64, depth, seed=s).to(dtype) for s in (1, 2))
     out = unwritten(64, 64)
 
+    near = 2e-2 if size == 1 else 1e-3  # sums of FP8 products keep 13 binary places
+
     def check() -> None:
-        torch.testing.assert_close(out, a.float() @ b.float().T, atol=1e-3, rtol=1e-5)
+        torch.testing.assert_close(out, a.float() @ b.float().T, atol=near, rtol=1e-5)
 
     constexprs = {
         "BYTES": 2 * 64 * depth * size,

@@ -28,7 +28,7 @@ PROBLEMS = {
     "8 heads": replace(V32, heads=8),
     "64 heads fp16": typed(replace(V32, heads=64), "fp16"),
     "64 heads uneven pages": replace(V32, heads=64, page_size=64),
-    "128 heads fp8_656": _cache(128, "fp8_656"),
+    "64 heads fp8_656": _cache(64, "fp8_656"),
     "64 heads fp8_block32": _cache(64, "fp8_block32"),
     "64 heads fp8_block64": _cache(64, "fp8_block64"),
     "64 heads fp8_block128": _cache(64, "fp8_block128"),

@@ -10,8 +10,12 @@ import typer
 from typer.testing import CliRunner
 
 from openmla.cli.validate import CHIPS, validate_command
+from openmla.planning import NEWEST_TRITON, TARGETS
+from openmla.planning.registry import families_of
 from openmla.testing import simulate
+from openmla.testing.build import build
 from openmla.testing.checker import Result
+from openmla.testing.simulate import new_results
 from openmla.testing.validate import STEPS, validate
 
 app = typer.Typer()
@@ -28,6 +32,19 @@ def test_every_step_runs_in_the_simulator(target: str, tmp_path: Path) -> None:
     assert found["ok"] and found["simulated"] and found["target"] == target
     assert {outcome["step"] for outcome in found["outcomes"]} == set(STEPS)
     assert all(outcome["status"] in ("right", "refused") for outcome in found["outcomes"])
+
+
+@pytest.mark.parametrize("target", CHIPS)
+def test_every_kernel_of_a_chip_has_a_case(target: str) -> None:
+    """Of attention; the indexer's are checked by `openmla check`."""
+    family, reached = families_of(TARGETS[target])[0], set()
+    for case in (case for cases in STEPS.values() for case in cases):
+        built = build(case)
+        problem = built.operands.problem(new_results(built))
+        choice = family.choose(problem, TARGETS[target], NEWEST_TRITON, named=True)
+        if not choice.reason:
+            reached.add(family.kernels.index(family.kernel_of(problem, choice.config)))
+    assert reached == {n for n, kernel in enumerate(family.kernels) if kernel.launcher}
 
 
 def test_a_failure_is_reported_and_the_rest_still_runs(monkeypatch: pytest.MonkeyPatch) -> None:

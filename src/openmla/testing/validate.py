@@ -56,7 +56,7 @@ STEPS: dict[str, tuple[Case, ...]] = {
         replace(_LATENT, q_lens=(1, 0, 33), k_lens=(65, 5, 130), spare=2, page_size=16),
     ),
     "FP8": (
-        replace(_MANY, dtype="e4m3"),
+        replace(_MANY, dtype="e4m3"), replace(_MANY, dtype="e4m3", side_dtype="bf16"),
         replace(_RAGGED, dtype="e4m3", q_scale=True, k_scale=True),
         replace(_LISTS, kv="fp8_656", page_size=64), replace(_LISTS, kv="fp8_block64"),
         replace(_LISTS, dtype="e4m3"), replace(_LATENT, kv="fp8_656"),

@@ -34,6 +34,12 @@ def test_a_guard_keeps_what_was_there():
     assert torch.equal(out, torch.where(a < b, x[0], x[1]))
 
 
+def test_signed_numbers_are_compared():
+    text = "{ .reg .pred p; setp.lt.s32 p, $1, $2; selp.f32 $0, $1, $2, p; }"
+    x, out, kinds = run(text)
+    assert not kinds and torch.equal(out, torch.minimum(x[0], x[1]))
+
+
 def test_two_floats_become_two_bytes_the_first_the_high_one():
     text = "{ .reg .b16 a; cvt.rn.satfinite.e4m3x2.f32 a, $1, $2; mov.b32 $0, {a, a}; }"
     x, out, kinds = run(text)

@@ -79,6 +79,11 @@ def test_a_prepared_kernel_is_launched_as_triton_launches_it(described: bool) ->
         wanted, got = ([*args[:-1], *args[-1]] for args in (wanted, got))
     pointers = [x.data_ptr() if isinstance(x, torch.Tensor) else x for x in wanted]
     assert got == pointers and len(got) > len(names) + 5
+    # At the same addresses again, and at another one of `out`.
+    for moved in (0, 64):
+        ready.run(5, [q.data_ptr(), out.data_ptr() + moved])
+        again = raw.calls[-1] if prepared.TRITON < (3, 9) else raw.calls[-1][-1]
+        assert out.data_ptr() + moved in again and (out.data_ptr() in again) == (not moved)
 
 
 @pytest.mark.parametrize(

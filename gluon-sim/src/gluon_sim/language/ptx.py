@@ -143,6 +143,7 @@ _RESULTS: dict[str, tuple[tuple[int, ...], Callable[..., Any]]] = {
 _COMPARE: dict[str, tuple[type, Callable[..., Any]]] = {
     "neu.f32": (np.float32, np.not_equal),  # also of NaN
     "lt.f32": (np.float32, np.less),
+    "lt.s32": (np.int32, np.less),
     "eq.u32": (np.uint32, np.equal),
     "ne.b32": (np.uint32, np.not_equal),
 }

@@ -226,7 +226,11 @@ CONSUMER = [
     ),
     DenseDefect(
         "only the first block is masked", None, "dense",
-        "S = mask(S, seen - skip, keys - skip, HOW[0])", NOTHING, "edges",
+        "S = hide(S, seen - skip, keys - skip, HOW[0])", NOTHING, "edges",
+    ),
+    DenseDefect(
+        "threads of a quad hide the same columns", None, "softmax",
+        "2 * gl.arange(0, 4, TL)", "0 * gl.arange(0, 4, TL)",
     ),
     DenseDefect(
         "O is not rescaled inside the walk", None, "dense",

@@ -139,7 +139,8 @@ REFUSED = [
     TextDefect("another vote", "softmax", "vote.sync.any", "vote.sync.all"),
     TextDefect("a store that happens", "softmax", "setp.lt.f32 p, $1", "setp.neu.f32 p, $1"),
     TextDefect("another format", "dequantize.rows", "e4m3x2 p, a;", "e5m2x2 p, a;", "fp8 rows"),
-    TextDefect("another way to draw", "scheduler", "atom.global.add", "atom.global.max"),
+    TextDefect("another way to draw", "scheduler", "atom.global.add", "atom.global.max",
+               "many work items"),
 ]  # fmt: skip
 
 

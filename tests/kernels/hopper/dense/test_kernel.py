@@ -19,6 +19,7 @@ from kernels.judging import (
 )
 from kernels.shared_keys import with_shared_keys
 from openmla.aot.ahead import compiling_for
+from openmla.kernels.hopper.dense import launch
 from openmla.kernels.launch import calls
 from openmla.operands import DenseOperands
 from openmla.planning.split import SplitRule
@@ -193,6 +194,19 @@ def test_results_without_rows() -> None:
     built = on(replace(V3, q_lens=(0,), k_lens=(4,), spare=0))
     outcome, reports = run(built)
     assert not reports and outcome.out.shape[0] == 0
+
+
+@pytest.mark.parametrize("requests", [3, 40])
+def test_the_work_counter_is_put_back(requests: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where some programs might know that nobody needs to draw, and others not."""
+    counter = torch.zeros(1, dtype=torch.int32)
+    monkeypatch.setattr(launch, "launch_counter", lambda device: counter)
+    lens = {"q_lens": (1,) * requests, "k_lens": (3,) * requests}
+    built = on(replace(V3, heads=1, spare=0, **lens))
+    for sm_count in (2, 64):
+        outcome, reports = run(built, plan_of(built, sm_count))
+        assert judge(built, outcome).ok and all(report.ok for report in reports)
+        assert int(counter) == 0
 
 
 @pytest.mark.parametrize("d_v", [16, 32])

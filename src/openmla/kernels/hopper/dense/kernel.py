@@ -48,7 +48,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from openmla.kernels.gluon.barriers import barriers
-from openmla.kernels.gluon.scores import mask, opaque_zero, signed
+from openmla.kernels.gluon.scores import opaque_zero, signed
 from openmla.kernels.hopper.dense.epilogue import finish
 from openmla.kernels.hopper.dense.producer import producer
 from openmla.kernels.hopper.dense.scheduler import (
@@ -65,6 +65,7 @@ from openmla.kernels.hopper.dense.scheduler import (
     scheduler,
 )
 from openmla.kernels.hopper.dense.softmax import (
+    hide,
     keep_before,
     keep_bits,
     load_words,
@@ -134,7 +135,7 @@ def walk(  # noqa: PLR0913
         S = signed(S, HOW[1])
         if MASKED:
             skip = (blocks - 1 - c) * BN
-            S = mask(S, seen - skip, keys - skip, HOW[0])
+            S = hide(S, seen - skip, keys - skip, HOW[0])
         if HOW[3]:
             S = keep_bits(S, bits)
         weights, row_max, row_sum, rescale = softmax_step(
@@ -191,7 +192,7 @@ def consumer(
         mbarrier.arrive(q_empty.index(WHO), count=1, pred=blocks == 1)
         skip = (blocks - 1) * BN
         seen += WHO * 64
-        S = mask(signed(S, HOW[1]), seen - skip, keys - skip, HOW[0])
+        S = hide(signed(S, HOW[1]), seen - skip, keys - skip, HOW[0])
         if HOW[3]:
             S = keep_bits(S, bits)
         weights, row_max, row_sum = softmax_first(S, factor, BN)
@@ -324,6 +325,7 @@ def dense_kernel(  # noqa: PLR0913
     DTYPE: gl.constexpr = v_desc.dtype
     HOW: gl.constexpr = (CAUSAL, SIGN, SPLIT, mask_desc is not None)
     TILE: gl.constexpr = (64 * NC, BN, CAUSAL, HG, SPLIT, SM_COUNT)
+    shape = (cu_q_ptr, cu_k_ptr, batch, total_q, rest_q, total_k, heads, starts_ptr)
     q_smem = column_tiles(NC, 64, DIMS, LAYOUTS, DTYPE)
     k_smem = column_tiles(ST, BN, DIMS, LAYOUTS, DTYPE)
     v_smem = gl.allocate_shared_memory(DTYPE, [ST, BN, DIMS[3]], LAYOUTS[3])
@@ -338,7 +340,6 @@ def dense_kernel(  # noqa: PLR0913
     t_ready = barriers(2, 1)
     t_empty = barriers(2, NC + 1)
     t_request = barriers(1, 1)
-    shape = (cu_q_ptr, cu_k_ptr, batch, total_q, rest_q, total_k, heads, starts_ptr)
     smem = (q_smem, k_smem, v_smem, mask_desc)
     if mask_desc is not None:
         words = gl.allocate_shared_memory(gl.int32, [ST * NC, 64, 4], mask_desc.layout)

@@ -17,7 +17,8 @@ lookup. What a work item is goes through a ring of two slots in shared memory, o
 | REQUEST, SKIPPED | line of the block table, keys before the range | if paged | |
 | SLOT | where a part of a split request goes; -1: it is whole | | if split |
 
-The counter is 0 between launches: whoever draws the last number puts it back.
+The counter is 0 between launches: whoever draws the last number puts it back. Where there are no
+more work items than programs nobody draws.
 """
 
 from triton.experimental import gluon
@@ -136,8 +137,11 @@ def scheduler(info, bars, counter, shape, TILE: gl.constexpr):
                 before = slots + sum_before(lane, split, 1)
             put_work_item(info, slot, first + lane, x - base - start, before, shape, TILE)
             mbarrier.arrive(t_ready.index(slot), count=1)
-            mbarrier.wait(t_request.index(0), turn & 1)
-            x = draw(counter) + programs
+            if (batch < CHUNK) & (size <= programs):  # seen alike by everybody: one work item each
+                x = size + programs
+            else:
+                mbarrier.wait(t_request.index(0), turn & 1)
+                x = draw(counter) + programs
         else:
             for field in gl.static_range(SLOT + 1):
                 put(info, slot, field, 0)

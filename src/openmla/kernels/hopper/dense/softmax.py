@@ -55,6 +55,40 @@ def softmax_step(S, row_max, row_sum, factor, MASKED: gl.constexpr, BN: gl.const
     return P, new_max, row_sum * old + quad_sums(P, BN), rescale
 
 
+# In assembly, because LLVM would gather the comparisons of a whole row in integers: half as many
+# instructions again as the rest of the block.
+BELOW = gl.constexpr("{ .reg .pred p; setp.lt.s32 p, $2, $3; selp.f32 $0, $1, 0fFF800000, p; }")
+
+
+@gluon.jit
+def hide(S, seen, keys, CAUSAL: gl.constexpr):
+    """S below min(seen + row, keys) if causal, else below keys; -inf in the other columns.
+
+    A thread's columns are 8j + 2t and 8j + 2t + 1 in a quad's thread t: limits are lowered by 2t,
+    and columns are then the same constants in every thread.
+    """
+    SL: gl.constexpr = S.type.layout
+    BN: gl.constexpr = S.shape[1]
+    scores = gl.reshape(S, [64, BN // 8, 4, 2])
+    L: gl.constexpr = scores.type.layout
+    RL: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(2, gl.SliceLayout(3, L)))
+    JL: gl.constexpr = gl.SliceLayout(0, gl.SliceLayout(2, gl.SliceLayout(3, L)))
+    TL: gl.constexpr = gl.SliceLayout(0, gl.SliceLayout(1, gl.SliceLayout(3, L)))
+    PL: gl.constexpr = gl.SliceLayout(0, gl.SliceLayout(1, gl.SliceLayout(2, L)))
+    limit = gl.full([64], 0, gl.int32, RL) + keys
+    if CAUSAL:
+        limit = gl.minimum(gl.arange(0, 64, RL) + seen, keys)
+    limit = limit[:, None, None, None] - (2 * gl.arange(0, 4, TL))[None, None, :, None]
+    column = (8 * gl.arange(0, BN // 8, JL))[None, :, None, None]
+    column = column + gl.arange(0, 2, PL)[None, None, None, :]
+    scores, column = gl.broadcast(scores, column)
+    scores, limit = gl.broadcast(scores, limit)
+    kept = gl.inline_asm_elementwise(
+        BELOW, "=f,f,r,r", [scores, column, limit], dtype=gl.float32, is_pure=True, pack=1
+    )
+    return gl.convert_layout(gl.reshape(kept, [64, BN]), SL)
+
+
 @gluon.jit
 def load_words(tile, S):
     """A row's words of bits for the columns of S, one bit each.
@@ -71,7 +105,7 @@ def load_words(tile, S):
     return words[:, :, None] >> (2 * thread)[None, None, :]
 
 
-# In assembly, because LLVM would gather the comparisons of a whole row in integers.
+# In assembly for the same reason.
 SELECT = gl.constexpr(
     "{ .reg .pred p; .reg .b32 t; and.b32 t, $2, $3; setp.ne.b32 p, t, 0; "
     "selp.f32 $0, $1, 0fFF800000, p; }"

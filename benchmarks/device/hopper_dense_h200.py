@@ -1,6 +1,8 @@
 """Time the dense Hopper kernel on an H200: against cuDNN, and the host's share of a call.
 
-PYTHONPATH=src python benchmarks/device/hopper_dense_h200.py --out DIR [--section speed|host]
+    PYTHONPATH=src python benchmarks/device/hopper_dense_h200.py --out DIR [--section speed|host]
+
+speed has two groups, --only chunks and --only short.
 """
 
 from __future__ import annotations
@@ -12,12 +14,12 @@ from typing import Any
 
 from sections import Section, host_microseconds, run
 
-from openmla.bench.dense import SHAPES, Inputs, Shape, matmul_tflops, run_dense
+from openmla.bench.dense import CHUNKS, SHORT, Inputs, Shape, matmul_tflops, run_dense
 
 
-def speed(_: str, rounds: int) -> Iterator[dict[str, Any]]:
+def speed(group: str, rounds: int) -> Iterator[dict[str, Any]]:
     yield {"matmul_tflops": matmul_tflops(rounds)}
-    for row in run_dense(rounds, SHAPES):
+    for row in run_dense(rounds, {"chunks": CHUNKS, "short": SHORT}[group]):
         yield row.to_json()
     yield {"matmul_tflops": matmul_tflops(rounds)}
 
@@ -51,4 +53,8 @@ def line(r: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    run(__file__, {"speed": Section(speed, 120), "host": Section(host, 60)}, line)
+    run(
+        __file__,
+        {"speed": Section(speed, 90, ("short", "chunks")), "host": Section(host, 60)},
+        line,
+    )

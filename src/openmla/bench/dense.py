@@ -57,7 +57,7 @@ class Shape:
         return f"{mask} {lengths} h{self.heads} {dims}"
 
 
-SHAPES = (
+CHUNKS = (
     Shape(128, 4096, 4096, bar_kernel=1.23, bar_layer=1.29),
     Shape(128, 8192, 8192, bar_kernel=1.20, bar_layer=1.26),
     Shape(128, 16384, 16384, bar_kernel=1.23, bar_layer=1.29),
@@ -68,12 +68,17 @@ SHAPES = (
     Shape(64, 4096, 4096, d_nope=192, d_v=256, bar_kernel=1.0),
     Shape(64, 4096, 4096, d_nope=256, d_rope=0, d_v=256, bar_kernel=1.0),
     Shape(32, 8192, 8192, d_rope=0),
+)
+SHORT = (
     Shape(128, 128, 128, bar_kernel=1.0),
     Shape(128, 512, 512, batch=4, bar_kernel=1.0),
+    Shape(128, 512, 512, batch=8, bar_kernel=1.1),
     Shape(16, 512, 512, batch=8, bar_kernel=1.0),
     Shape(16, 64, 131072),
     Shape(16, 512, 32768),
+    Shape(16, 1024, 16384),
 )
+SHAPES = (*CHUNKS, *SHORT)
 
 
 @dataclass(frozen=True)

@@ -110,6 +110,8 @@ CALLS: dict[str, tuple[Callable[..., Callable[..., Any]], dict[str, Any], int]] 
     "portable latent, split": (latent, {"pages": 256, **PORTABLE}, 3),
     "portable latent, fp8": (latent, {"form": "fp8_token", "pages": 8, **PORTABLE}, 2),
     "sparse": (sparse, {**HOPPER, **LSE}, 1),
+    "sparse, few": (sparse, {"tokens": 1, "topk": 600, **HOPPER, **LSE}, 2),
+    "sparse, few, fp8": (sparse, {"form": "fp8_656", "tokens": 2, "topk": 600, **HOPPER}, 2),
     "sparse, everything": (sparse, {"form": "bf16", "lengths": True, **LSE,
                                     "return_max_logits": True, "heads": 70}, 1),
     "sparse, fp16": (sparse, {"dtype": torch.float16}, 1),

@@ -54,7 +54,7 @@ COUNTS: dict[str, tuple[Callable[..., Any], dict[str, Any], dict[str, Any]]] = {
     "shared keys": (dense, {"shared": True}, {"q_len": 40, "k_len": 77, "batch": 2}),
     "two query tiles": (dense, {"q_len": 2000, "k_len": 2000}, {"q_len": 2500, "k_len": 3000}),
     "split": (dense, {"q_len": 64, "k_len": 9000}, {"q_len": 30, "k_len": 8600}),
-    "lists": (sparse, {"lengths": True}, {"tokens": 200}),
+    "lists": (sparse, {"lengths": True}, {"tokens": 100}),
     "one list": (sparse, {}, {"tokens": 1}),
 }
 
@@ -76,6 +76,8 @@ def test_other_token_counts_take_the_same_kernels(name: str, noted: Noted) -> No
         (latent, cached_calls.HOPPER, {"tokens": 71}),
         (sparse, {"form": "fp8_656"}, {"tokens": 1000, "topk": 600}),  # a workspace
         (sparse, {}, {"tokens": 0}),
+        (sparse, {"lengths": True}, {"tokens": 200}),  # to be drawn
+        (sparse, {"topk": 600, "tokens": 100}, {"tokens": 1}),  # few
     ],
 )
 def test_counts_that_change_the_plan_go_the_long_way(

@@ -17,6 +17,7 @@ from openmla.planning.latent_split import (
     STEP,
     WORKSPACE_CAP,
     LatentSplit,
+    most_ranges,
 )
 from openmla.problem import Problem
 
@@ -65,6 +66,10 @@ def test_the_workspace_holds_every_batch() -> None:
             tiles = [-(-rows // tile) for rows, _ in split]
             assert max(tiles, default=0) <= -(-rule.split_rows(1, 1024, most) // tile)
         assert sum(rows for rows, _ in split) <= rule.split_rows(len(pairs), total, most)
+        for rows, count in split:
+            assert rows * count <= rule.part_rows(1, most)
+            assert rows <= rule.split_rows(1, total, most)
+            assert count <= most_ranges(heads, most)
         assert not split or rule.can_split(most)
 
 

@@ -47,6 +47,12 @@ def constants() -> tuple[int, ...]:
     return MIN_RANGE, SHORT, KEYS_PER_ROW, FREE_ROWS, MOST_PART_ROWS, STEP
 
 
+def most_ranges(rows: int, keys: int) -> int:
+    """A bound on ranges that does not fall with more keys or fewer rows."""
+    least = max(MIN_RANGE, SHORT // max(keys, 1), KEYS_PER_ROW * (rows - FREE_ROWS))
+    return max(1, min(keys // least, MOST_PART_ROWS // max(rows, 1)))
+
+
 @dataclass(frozen=True, slots=True)
 class LatentSplit:
     """The rule for requests of `heads` heads.
@@ -64,9 +70,7 @@ class LatentSplit:
     @staticmethod
     def keys_of_range(rows: int, keys: int) -> int:
         """Keys of a range, in whole steps; the last range of a request may be shorter."""
-        least = max(MIN_RANGE, SHORT // max(keys, 1), KEYS_PER_ROW * (rows - FREE_ROWS))
-        count = max(1, min(keys // least, MOST_PART_ROWS // max(rows, 1)))
-        return round_up(ceildiv(max(keys, 1), count), STEP)
+        return round_up(ceildiv(max(keys, 1), most_ranges(rows, keys)), STEP)
 
     def ranges(self, rows: int, keys: int) -> int:
         """Ranges of a request."""

@@ -12,9 +12,12 @@ from openmla.testing.simulate import new_results, plan_on, simulated
 
 
 def plan_of(built: BuiltCase, sm_count: int = 2, num_qo: int = 0) -> Plan:
-    """The plan of a case, for a small chip so that blocks do several work items of work."""
+    """The plan of a case, for a small chip so that blocks do several work items of work, and few
+    queries are taken for many."""
     chosen = plan_on("h200", built.operands, new_results(built))
     config = replace(chosen.config, sm_count=sm_count)
+    if built.case.form == "sparse":
+        config = replace(config, few=None)
     return replace(chosen, config=config.with_num_qo(num_qo) if num_qo else config)
 
 

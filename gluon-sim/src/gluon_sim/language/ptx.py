@@ -325,6 +325,9 @@ _EFFECTS: dict[str, Callable[[Threads, tuple[Operand, ...], Array], None]] = {
     "vote.sync.any.pred": Threads.vote_any,
     "shfl.sync.idx.b32": Threads.shuffle,
     "atom.global.add.u32": Threads.atomic_add,
+    # Launches run one after the other here.
+    "griddepcontrol.wait": lambda _threads, _operands, _on: None,
+    "griddepcontrol.launch_dependents": lambda _threads, _operands, _on: None,
     "st.shared.f32": Threads.store_shared,
     "bar.sync": functools.partial(Threads.named_barrier, wait=True),
     "bar.arrive": functools.partial(Threads.named_barrier, wait=False),

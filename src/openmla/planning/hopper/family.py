@@ -4,13 +4,20 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from openmla.planning.dequantize import CacheRead, listed_cache_read, mean_length, named_pages_read
+from openmla.planning.dequantize import (
+    CacheRead,
+    listed_cache_read,
+    mean_length,
+    named_pages_read,
+    twice_read,
+)
 from openmla.planning.family import Block, Family, Kernel, Pipeline
 from openmla.planning.hopper.dense import Dense, HopperDenseConfig, select_hopper_dense_config
 from openmla.planning.hopper.dense_fp8 import (
     HopperDenseFp8Config,
     select_hopper_dense_fp8_config,
 )
+from openmla.planning.hopper.few import few_queries
 from openmla.planning.hopper.latent import HopperSparseConfig, select_hopper_sparse_config
 from openmla.planning.serves import (
     ALIGNED,
@@ -99,6 +106,10 @@ def _latent(problem: Problem, target: Target) -> HopperSparseConfig:
         draws=problem.form == "latent" or problem.has_topk_lengths,
         sm_count=target.sm_count,
     )
+    if problem.form == "sparse":
+        columns = problem.d_nope, problem.d_rope
+        few = few_queries(problem.total_q, problem.heads, problem.topk, columns, target.sm_count)
+        config = replace(config, few=few)
     if problem.kv_dtype in GLUON_CACHES:
         config = replace(config, cache_read=_cache_read(problem, config))
     return config
@@ -106,6 +117,8 @@ def _latent(problem: Problem, target: Target) -> HopperSparseConfig:
 
 def _cache_read(problem: Problem, config: HopperSparseConfig) -> CacheRead:
     rows, width = problem.total_k, problem.d_qk
+    if config.few:
+        return twice_read(problem.total_q * problem.topk, width)
     if config.gather == "indices":
         return listed_cache_read(
             problem.total_q, problem.topk, rows, config.row_blocks, width, config.sm_count

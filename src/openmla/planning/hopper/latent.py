@@ -28,6 +28,7 @@ from openmla.planning.hopper.chip import (
     register_reasons,
     smem_reasons,
 )
+from openmla.planning.hopper.few import FewQueries
 from openmla.planning.latent_split import LatentSplit
 from openmla.planning.memory import Wanted
 
@@ -68,6 +69,8 @@ class HopperSparseConfig(HopperBlock):
     """Whether programs draw work items from a counter: where these are not all alike. Those that
     dequantize take turns; they have no register to spare."""
     cache_read: CacheRead = PLAIN
+    few: FewQueries | None = None
+    """Two launches that spread few queries over the chip, instead of this kernel."""
     sm_count: int = 132
 
     rescale_threshold: ClassVar[float] = 6.0
@@ -194,6 +197,8 @@ class HopperSparseConfig(HopperBlock):
             self.cache_read.explain(),
             f"O is rescaled when a row's maximum grew by more than 2^{self.rescale_threshold:g}",
         ]
+        if self.few:
+            lines.append(self.few.explain())
         return lines + verdict_lines(self.why_unsupported())
 
     def _rows_line(self) -> str:

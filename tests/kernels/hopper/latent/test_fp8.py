@@ -124,7 +124,8 @@ def test_a_workspace_that_is_too_small_is_not_used(
 ) -> None:
     expected = attend(on(case), "in_kernel")
     for rows, kernels in sizes:
-        monkeypatch.setattr(dequantize, "WORKSPACE_CAP", rows * 1152)
+        for cap in ("WORKSPACE_CAP", "LISTED_CAP"):
+            monkeypatch.setattr(dequantize, cap, rows * 1152)
         built = on(case, "nan")
         outcome, reports = run(built, plan_with(built, "workspace"))
         assert findings(reports) == [] and len(reports) == kernels
@@ -190,12 +191,16 @@ def test_the_plan_explains_its_choice() -> None:
     assert read() == (
         "workspace",
         "FP8 cache: rows that are named are dequantized once, found by a map of 1000000 entries, "
-        "into a workspace of 466033 x 1152 = 536870016 bytes: 16777216 visits, 1008 steps of a "
-        "program; if more are named, in the kernel",
+        "into a workspace of 1000000 x 1152 = 1152000000 bytes: 16777216 visits, 1008 steps of a "
+        "program",
     )
+    more = read(total_k=2_000_000)
+    assert more[0] == "workspace" and more[1].endswith("if more are named, in the kernel")
     mode, line = read(total_q=64)
     assert mode == "in_kernel" and "16 steps of a program over 1000000 rows do not repay" in line
-    assert read(total_q=1)[0] == "workspace"  # 2048 rows at most
+    mode, line = read(total_q=1)
+    assert mode == "in_kernel" and "4096 visits of 2048 rows, fewer than 4 each" in line
+    assert read(total_q=17, total_k=8192)[0] == "workspace"
     assert read(total_q=100, total_k=2**23)[0] == "in_kernel"  # finding rows might be in vain
     mode, line = read(total_q=10**6, total_k=2**27)
     assert mode == "in_kernel" and "a map of 134217728 x 4 bytes would exceed" in line

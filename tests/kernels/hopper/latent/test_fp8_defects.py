@@ -107,7 +107,8 @@ def test_defect_is_found(
 ) -> None:
     case = CASES[defect.case]
     if defect.held:
-        monkeypatch.setattr(dequantize, "WORKSPACE_CAP", defect.held * 2 * case.d_qk)
+        for cap in ("WORKSPACE_CAP", "LISTED_CAP"):
+            monkeypatch.setattr(dequantize, cap, defect.held * 2 * case.d_qk)
 
     def adjust(chosen: Plan) -> Plan:
         mode = "workspace" if defect.held else "in_kernel"

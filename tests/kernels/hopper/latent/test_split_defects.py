@@ -33,11 +33,8 @@ def split(name: str, old: str, new: str, file: str = "latent.pages") -> SparseDe
 
 MERGE, EPILOGUE = "latent.merge", "latent.epilogue"
 DEFECTS = [
-    split("ranges lie over each other", "first_slot + part * rows + row", "first_slot + row"),
-    split(
-        "requests lie over each other", "first_slot = slots + sum_before(lane, parted, WARPS)",
-        "first_slot = slots",
-    ),
+    split("ranges lie over each other", "[14] + part * rows + row", "[14] + row"),
+    split("requests lie over each other", "sequence * source[14] + part", "part"),
     split("a range begins a step late", "skipped = part * each", "skipped = part * (each + STEP)"),
     split(
         "a range does not end", "stop = gl.minimum(skipped + each, keys)", "stop = keys",
@@ -61,17 +58,19 @@ DEFECTS = [
         file=EPILOGUE,
     ),
     split(
-        "the merge leaves out the last range", "ok = part < parts", "ok = part < parts - 1",
+        "the merge leaves out the last range", "(part < parts)", "(part < parts - 1)",
         file=MERGE,
     ),
     split(
-        "the merge forgets what came before", "acc = acc * mine +", "acc = acc +", file=MERGE,
+        "the merge forgets what came before", "acc = acc * old +", "acc = acc +", file=MERGE,
     ),
     split(
-        "the merge reads rows of other ranges", "at = start + part * rows ", "at = start + part ",
+        "the merge reads rows of other ranges", "part[None, :] * rows", "part[None, :]",
         file=MERGE,
     ),
     split("the merge takes another head's sink", "head = row % heads", "head = row // heads",
+          file=MERGE),
+    split("the merge reads another request", "row, request * part_rows, start", "row, 0 * request, start",
           file=MERGE),
 ]  # fmt: skip
 

@@ -29,11 +29,17 @@ PROBLEMS = {
     "256+64": replace(_V32, d_nope=256, d_v=256),
     "256+32": replace(_V32, d_nope=256, d_v=256, d_rope=32),
     "128+32": replace(_V32, d_nope=128, d_v=128, d_rope=32),
+    "512+64 few, lengths": replace(_V32, total_q=1, has_topk_lengths=True, wants_max_logits=True),
+    "256+32 few, 20 heads": replace(_V32, total_q=1, heads=20, d_nope=256, d_v=256, d_rope=32),
     "512+64 sequences": _PAGES,
     "512+64 sequences, split": _SPLIT,
     "512+64 sequences, split, not causal, no sink": replace(_SPLIT, causal=False, has_sink=False),
     "128+32 sequences, split": replace(_SPLIT, d_nope=128, d_v=128, d_rope=32),
     V32.name: _FP8,
+    f"{V32.name} few": replace(_FP8, total_q=4, has_sink=True),
+    "fp8_block64 128+32 few": replace(
+        _FP8, kv_dtype="fp8_block64", d_nope=128, d_v=128, d_rope=32, total_q=20, heads=64
+    ),
     f"{V32.name} workspace": replace(_FP8, total_q=4096),
     "fp8_block32": replace(_FP8, kv_dtype="fp8_block32"),
     "fp8_token 512+0": replace(_FP8, kv_dtype="fp8_token", d_rope=0, rope="none"),
@@ -52,6 +58,11 @@ def predicted(plan: Plan, call: Call) -> Predicted:
     """Kernels that count marked rows add the sums of their warps. Triton 3.9's producer stores a
     register where ranges are not causal; 3.6's does not.
     """
+    few = plan.config.few
+    if few and call.kernel.__name__ == "scores_kernel":
+        return Predicted(shared=few.scores_shared)
+    if few and call.kernel.__name__ == "values_kernel":
+        return Predicted(shared=few.values_shared)
     if call.kernel.__name__ in ("count_kernel", "place_kernel"):
         return Predicted(shared=SUMS_OF_WARPS)
     spills = 4 * (plan.problem.form == "latent" and not plan.problem.causal)

@@ -64,6 +64,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from openmla.kernels.gluon.barriers import barrier_pair, barriers
 from openmla.kernels.gluon.compat import thread_barrier
+from openmla.kernels.gluon.dependent import let_next_begin
 from openmla.kernels.gluon.scores import MINUS_INF, opaque_zero, signed
 from openmla.kernels.hopper.dense.softmax import rescale_rows
 from openmla.kernels.hopper.latent.epilogue import (
@@ -451,7 +452,7 @@ def load(
 
 COUNTS = [
     "capacity", "topk", "rows", "tiles", "head_blocks", "heads", "batch", "total_q", "rest_q",
-    "factor",
+    "part_rows", "factor",
 ]  # fmt: skip
 STRIDES = [
     "indices_stride", "stride_page", "stride_row", "scale_page", "scale_row", "out_stride_t",
@@ -492,6 +493,7 @@ def sparse_kernel(  # noqa: PLR0913
     batch,
     total_q,
     rest_q,
+    part_rows,
     indices_stride,
     stride_page,
     stride_row,
@@ -530,6 +532,8 @@ def sparse_kernel(  # noqa: PLR0913
             return
     DTYPE: gl.constexpr = q_half_desc.dtype
     SPLIT: gl.constexpr = part_sums_ptr is not None
+    if SPLIT:
+        let_next_begin()  # the merge
     HOW: gl.constexpr = (SIGN, OVERLAY, logits_ptr is not None, MASK, SCALED == 0, SPLIT)
     VECTOR_LAYOUT: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, order=[0])
     k_smem = column_tiles(2 * ST, DIMS, LAYOUTS, DTYPE)
@@ -555,7 +559,7 @@ def sparse_kernel(  # noqa: PLR0913
     results = (out, lse, max_logits, sink_ptr, (part_sums_ptr, part_state_ptr))
     source = (
         indices_ptr, lengths_ptr, topk, indices_stride, rows, cu_ptr, batch, total_q, heads,
-        PAGE_SIZE, MASK, part_sums_ptr, rest_q, counter_ptr,
+        PAGE_SIZE, MASK, part_sums_ptr, rest_q, counter_ptr, part_rows,
     )  # fmt: skip
     data = (data_ptr, stride_page, stride_row, scale_ptr, scale_page, scale_row, rope_ptr)
     load_smem = (q_smem, k_smem, (bias, flags))

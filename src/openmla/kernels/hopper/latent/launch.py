@@ -26,16 +26,19 @@ from openmla.kernels.call import (
 )
 from openmla.kernels.gluon.dequantize.launch import addressed_once, rows_of
 from openmla.kernels.gluon.descriptors import tile_layout
+from openmla.kernels.hopper.few.launch import few_calls
 from openmla.kernels.hopper.latent.kernel import sparse_kernel
 from openmla.kernels.hopper.latent.merge import merge_kernel
 from openmla.operands import LatentOperands, Results, SparseOperands
 from openmla.planning import Plan
 from openmla.planning.hopper import HopperSparseConfig
+from openmla.planning.hopper.few import few_queries
+from openmla.planning.latent_split import most_ranges
 
 WGMMA_ROWS = 64
 VECTOR = 8  # elements in 16 bytes
 MOST_ROWS = 2**31 - 1  # no index names more
-MERGED_AT_ONCE, MERGED_IN_TURN = 4, 4  # programs of the merge on one SM, rows of one
+MERGE_WARPS, MERGED_COLUMNS, MERGED_TOGETHER = 4, 128, 16  # of a program: see merge.py
 Operands = SparseOperands | LatentOperands
 SOURCES: Sources = {
     "q_half_desc": "q", "q_rope_desc": "q", "out_ptr": "out", "lse_ptr": "lse",
@@ -55,6 +58,10 @@ def calls(plan: Plan, op: Operands, results: Results) -> Iterator[Call]:
         results.clear()
         return
     config: HopperSparseConfig = plan.config
+    if config.few:
+        heads = _queries(config, op.q, packed=False, rows=config.few.padded_heads)
+        yield from few_calls(config.few, _arguments(config, op, results), heads, SOURCES)
+        return
     if config.cache_read.mode != "workspace":
         yield from _attention(config, [_arguments(config, op, results)], op)
         return
@@ -75,7 +82,7 @@ def _has_keys(op: Operands) -> bool:
 NO_GATE: dict[str, Any] = {"total_ptr": None, "capacity": 0, "FITS": True}
 
 
-NO_PARTS: dict[str, Any] = {"part_sums_ptr": None, "part_state_ptr": None}
+NO_PARTS: dict[str, Any] = {"part_sums_ptr": None, "part_state_ptr": None, "part_rows": 0}
 
 
 def _attention(
@@ -95,7 +102,7 @@ def _attention(
             here = way | parts | _group(op, way["indices_ptr"], group)
             yield Call(sparse_kernel, space.programs, here, SOURCES)
         if space.rows:
-            yield _merge(config, space, here)
+            yield _merge(space, here)
 
 
 def _arguments(config: HopperSparseConfig, op: Operands, results: Results) -> dict[str, Any]:
@@ -104,7 +111,7 @@ def _arguments(config: HopperSparseConfig, op: Operands, results: Results) -> di
     rows = rows_of(op.cache)
     dequantizes = rows["SCALED"] > 0
     registers = config.registers_of(dequantizes)
-    draws = config.draws and not dequantizes
+    draws = config.draws and not dequantizes and _most_work_items(config, op) > config.sm_count
     return {
         **constexprs(config),
         **places,
@@ -128,18 +135,21 @@ class PartSpace(NamedTuple):
     group: int
     """Requests of one launch."""
     rows: int
-    """Rows of partial results; 0 where no request can be split."""
+    """Rows of partial results of a request; 0 where none can be split."""
     merged: int
-    """Most rows of split requests."""
+    """Most rows of a split request."""
+    ranges: int
+    """Most ranges of a request."""
     d_v: int
 
     def arguments(self, device: torch.device) -> dict[str, Any]:
         """The sums [rows, d_v], and behind them row_max and row_sum of each row."""
         if not self.rows:
             return NO_PARTS
-        space = torch.empty(self.rows * (self.d_v + 2), dtype=torch.float32, device=device)
-        state = space[self.rows * self.d_v :]
-        return {"part_sums_ptr": space, "part_state_ptr": state}
+        rows = self.group * self.rows
+        space = torch.empty(rows * (self.d_v + 2), dtype=torch.float32, device=device)
+        state = space[rows * self.d_v :]
+        return {"part_sums_ptr": space, "part_state_ptr": state, "part_rows": self.rows}
 
 
 def part_space(config: HopperSparseConfig, op: LatentOperands) -> PartSpace:
@@ -148,10 +158,19 @@ def part_space(config: HopperSparseConfig, op: LatentOperands) -> PartSpace:
     rule, most = config.split, _most_keys(op)
     if not batch or not rule.can_split(most):
         tiles = rows // WGMMA_ROWS + batch + 1
-        return PartSpace(min(tiles, config.sm_count), batch, 0, 0, config.latent)
-    group = rule.group(batch, most)
-    merged = rule.split_rows(group, rows, most)
-    return PartSpace(config.sm_count, group, rule.part_rows(group, most), merged, config.latent)
+        return PartSpace(min(tiles, config.sm_count), batch, 0, 0, 1, config.latent)
+    group, each = rule.group(batch, most), rule.part_rows(1, most)
+    merged, ranges = rule.split_rows(1, rows, most), most_ranges(config.heads, most)
+    return PartSpace(config.sm_count, group, each, merged, ranges, config.latent)
+
+
+def _most_work_items(config: HopperSparseConfig, op: Operands) -> int:
+    """By what is known without the lengths: if every program has one, there is nothing to draw."""
+    tokens, heads = op.q.shape[:2]
+    if isinstance(op, SparseOperands):
+        return tokens * config.row_blocks
+    tiles = tokens * heads // WGMMA_ROWS + op.cu_seqlens_q.shape[0]
+    return tiles * most_ranges(heads, _most_keys(op))
 
 
 def _most_keys(op: LatentOperands) -> int:
@@ -165,19 +184,25 @@ def groups(space: PartSpace, op: LatentOperands) -> list[slice]:
     return [slice(i, min(i + step, batch)) for i in range(0, max(batch, 1), step)]
 
 
-def _merge(config: HopperSparseConfig, space: PartSpace, attention: dict[str, Any]) -> Call:
-    """One row a program as long as these run at once; else several, which look for them once."""
+def _merge(space: PartSpace, attention: dict[str, Any]) -> Call:
+    """Programs for as many rows as a request has on average, if it may be split."""
     shared = {name: attention[name] for name in _MERGED}
-    rows = 1 if space.merged <= MERGED_AT_ONCE * config.sm_count else MERGED_IN_TURN
-    rest = {"D_V": config.latent, "ROWS": rows, "num_warps": 4}
-    programs = space.merged if rows == 1 else space.merged // rows + attention["batch"]
+    together = min(1 << (space.ranges - 1).bit_length(), MERGED_TOGETHER)
+    mean = -(-attention["total_q"] * attention["heads"] // max(attention["batch"], 1))
+    rows = MERGE_WARPS * (MERGED_TOGETHER // together)
+    blocks = -(-min(space.merged, mean) // rows)
+    rest = {
+        "D_V": space.d_v, "TOGETHER": together, "blocks": blocks, "num_warps": MERGE_WARPS,
+        "launch_pdl": True,
+    }  # fmt: skip
+    programs = attention["batch"] * blocks * (space.d_v // MERGED_COLUMNS)
     return Call(merge_kernel, programs, shared | rest, SOURCES)
 
 
 _MERGED = (
     "part_sums_ptr", "part_state_ptr", "out_ptr", "lse_ptr", "sink_ptr", "cu_ptr", "lengths_ptr",
-    "topk", "batch", "total_q", "rest_q", "heads", "out_stride_t", "out_stride_h", "lse_stride_t",
-    "lse_stride_h",
+    "topk", "batch", "total_q", "rest_q", "heads", "part_rows", "out_stride_t", "out_stride_h",
+    "lse_stride_t", "lse_stride_h",
 )  # fmt: skip
 
 
@@ -188,9 +213,13 @@ def counted(plan: Plan, args: Mapping[str, Any]) -> tuple[object, Counted] | Non
     if config.cache_read.mode != "plain" or "indices" not in args:
         return None
     tokens = args["q"].shape[0]
+    columns = config.latent, config.rope
+    if few_queries(tokens, config.heads, args["indices"].shape[1], columns, config.sm_count):
+        return None
     tiles = tokens * config.row_blocks
     described = dict.fromkeys(("q_half_desc", "q_rope_desc"), (0, tokens))
-    return None, [(min(tiles, config.sm_count), {"tiles": tiles, "total_q": tokens, **described})]
+    draws = config.draws and tiles > config.sm_count
+    return draws, [(min(tiles, config.sm_count), {"tiles": tiles, "total_q": tokens, **described})]
 
 
 def _lists(config: HopperSparseConfig, op: SparseOperands) -> dict[str, Any]:
@@ -253,24 +282,26 @@ def constexprs(config: HopperSparseConfig) -> dict[str, Any]:
     }
 
 
-def _queries(config: HopperSparseConfig, q: Tensor, packed: bool) -> dict[str, Any]:
+def _queries(
+    config: HopperSparseConfig, q: Tensor, packed: bool, rows: int = WGMMA_ROWS
+) -> dict[str, Any]:
     """Descriptors of Q. `packed`: tiles hold heads of several tokens, so these must follow one
     another as the heads of one do."""
     rope = config.rope
     if packed:
         q = q.reshape(1, -1, q.shape[2])  # a copy only where heads and tokens have gaps
     return {
-        "q_half_desc": heads_of_tokens(q, config.latent // 2),
-        "q_rope_desc": heads_of_tokens(q, rope) if rope else None,
+        "q_half_desc": heads_of_tokens(q, config.latent // 2, rows),
+        "q_rope_desc": heads_of_tokens(q, rope, rows) if rope else None,
     }
 
 
-def heads_of_tokens(q: Tensor, columns: int) -> Any:
+def heads_of_tokens(q: Tensor, columns: int, rows: int = WGMMA_ROWS) -> Any:
     """Boxes of 64 heads of one token of q [tokens, heads, width]; zeros past the last head."""
     strides = list(q.stride())
     if q.shape[1] == 1:
         strides[1] = strides[0]  # of one head: may be anything, and is never used
-    box = [1, WGMMA_ROWS, columns]
+    box = [1, rows, columns]
     return TensorDescriptor(q, list(q.shape), strides, box, tile_layout(columns, 3))
 
 

@@ -2,90 +2,84 @@
 
 | | |
 |---|---|
-| a program computes | ROWS rows (heads of tokens) of one request, one after another |
+| a program computes | 4 x EACH rows (heads of tokens) of one request at a time, 128 columns |
 | reads | part_sums [row, d_v], part_state [row, 2] (row_max, row_sum), fp32; see pages.py |
 | writes | out, lse, for split requests only; programs left over do nothing |
 
-Ranges are added 16 at a time, in one order, in fp32, so the bits are the same in every run. It is a
-launch of its own: all SMs read the ranges of a request, 2 MB for one query of 16 heads and 32768
-keys, which the one program that comes last would take longer for.
+A request has `blocks` programs for each 128 columns, which take turns. Ranges are added in one order, in fp32, 16 at
+a time; where there are never so many, TOGETHER at a time: what is not there is 0, and the bits are
+the same. It is a launch of its own: all SMs read the ranges of a request, 2 MB for one query of 16
+heads and 32768 keys, which the one program that comes last would take longer for.
 """
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from openmla.kernels.gluon.dependent import wait_for_kernel_before
 from openmla.kernels.gluon.scores import MINUS_INF, normalize
 from openmla.kernels.hopper.dense.epilogue import VECTOR
-from openmla.kernels.hopper.dense.tiles import CHUNK, owner, sum_before
 from openmla.kernels.hopper.latent.pages import ranges_of, request_of
 
 WARPS = gl.constexpr(4)
-TOGETHER = gl.constexpr(16)  # ranges whose loads are in flight together
+COLUMNS = gl.constexpr(128)  # of a program
+MOST_TOGETHER = gl.constexpr(16)
 
 
 @gluon.jit
-def split_blocks(first, source, ROWS: gl.constexpr):
-    """Of requests first … first + CHUNK - 1, one per lane: blocks of ROWS rows of those that are
-    split, and rows of all their ranges."""
-    LANES: gl.constexpr = gl.BlockedLayout([1], [32], [WARPS], [0])
-    _start, tokens, keys = request_of(first + gl.arange(0, CHUNK, LANES), source)
-    rows = tokens * source[8]
-    parts, _each = ranges_of(rows, keys, True)
-    rows = gl.where(parts > 1, rows, 0)
-    return (rows + (ROWS - 1)) // ROWS, rows * parts
-
-
-@gluon.jit
-def find(x, source, ROWS: gl.constexpr):
-    """(request, first row in it, first row of its ranges) of block x; request -1 past the last."""
-    batch = source[6]
-    first = x * 0
-    base = x * 0
-    slots = x * 0
-    blocks, parted = split_blocks(first, source, ROWS)
-    size = gl.sum(blocks, 0)
-    while (x >= base + size) & (first + CHUNK <= batch):
-        base += size
-        slots += gl.sum(parted, 0)
-        first += CHUNK
-        blocks, parted = split_blocks(first, source, ROWS)
-        size = gl.sum(blocks, 0)
-    lane = owner(x - base, blocks, WARPS)
-    row = (x - base - sum_before(lane, blocks, WARPS)) * ROWS
-    request = gl.where(x < base + size, first + lane, -1)
-    return request, row, slots + sum_before(lane, parted, WARPS)
-
-
-@gluon.jit
-def merged_row(start, rows, parts, spaces, D_V: gl.constexpr):
-    """(sums, reference, sum of weights) of a row, whose ranges begin at rows start, start + rows …
-    of the workspace."""
+def merged_rows(start, seen, rows, parts, column, spaces, D_V: gl.constexpr, L: gl.constexpr):
+    """(sums, reference, sum of weights) of rows whose ranges begin at rows start, start + rows … of
+    the workspace, where `seen`."""
     part_sums_ptr, part_state_ptr = spaces
-    L: gl.constexpr = gl.BlockedLayout([TOGETHER, 4], [1, 32], [1, WARPS], [1, 0])
-    column = gl.arange(0, D_V, gl.SliceLayout(0, L))
-    acc = gl.zeros([D_V], gl.float32, gl.SliceLayout(0, L))
-    row_sum = (start * 0).to(gl.float32)
+    ROWS: gl.constexpr = start.shape[0]
+    TOGETHER: gl.constexpr = L.size_per_thread[1]
+    PL: gl.constexpr = gl.SliceLayout(2, L)
+    acc = gl.zeros([ROWS, COLUMNS], gl.float32, gl.SliceLayout(1, L))
+    row_sum = gl.zeros([ROWS], gl.float32, gl.SliceLayout(1, PL))
     row_max = row_sum + MINUS_INF
     for first in range(0, parts, TOGETHER):
-        part = gl.arange(0, TOGETHER, gl.SliceLayout(1, L)) + first
-        at = start + part * rows  # the workspace has fewer than 2^31 elements
-        ok = part < parts
-        sums = gl.load(
-            part_sums_ptr + (at * D_V)[:, None] + column[None, :], mask=ok[:, None], other=0.0
-        )
+        part = gl.arange(0, TOGETHER, gl.SliceLayout(0, PL)) + first
+        at = start[:, None] + part[None, :] * rows  # the workspace has fewer than 2^31 elements
+        ok = seen[:, None] & (part < parts)[None, :]
+        here = part_sums_ptr + (at * D_V)[:, :, None] + column[None, None, :]
+        sums = gl.load(here, mask=ok[:, :, None], other=0.0)
         part_max = gl.load(part_state_ptr + at * 2, mask=ok, other=MINUS_INF)
         part_sum = gl.load(part_state_ptr + at * 2 + 1, mask=ok, other=0.0)
-        new_max = gl.maximum(row_max, gl.max(part_max, 0))
+        new_max = gl.maximum(row_max, gl.max(part_max, 1))
         shift = gl.where(new_max == MINUS_INF, 0.0, new_max)
-        weights = gl.exp2(part_max - shift)
+        weights = gl.exp2(part_max - shift[:, None])
         mine = gl.exp2(row_max - shift)
-        acc = acc * mine + gl.sum(sums * weights[:, None], 0)
-        row_sum = row_sum * mine + gl.sum(part_sum * weights, 0)
+        old = gl.convert_layout(mine, gl.SliceLayout(1, acc.type.layout))[:, None]
+        acc = acc * old + gl.sum(sums * weights[:, :, None], 1)
+        row_sum = row_sum * mine + gl.sum(part_sum * weights, 1)
         row_max = new_max
     return acc, row_max, row_sum
 
 
-COUNTS = ["batch", "total_q", "rest_q", "heads", "topk"]
+@gluon.jit
+def write_merged(
+    row, slot, start, rows, parts, columns, spaces, results, heads, D_V: gl.constexpr,
+    L: gl.constexpr,
+):  # fmt: skip
+    """Rows of a request that begins at token `start`, and at row `slot` of the workspace."""
+    out, lse_out, sink_ptr = results
+    column = columns[0] + columns[1]
+    acc, row_max, row_sum = merged_rows(slot + row, row < rows, rows, parts, column, spaces, D_V, L)
+    head = row % heads
+    inverse, lse, empty = normalize(row_max, row_sum, sink_ptr, head)
+    OL: gl.constexpr = gl.SliceLayout(1, acc.type.layout)
+    inverse = gl.convert_layout(gl.where(empty, 0.0, inverse), OL)[:, None]
+    result = gl.where(inverse == 0.0, 0.0, acc * inverse).to(out[0].dtype.element_ty)
+    token = (start + row // heads).to(gl.int64)
+    here = token * (out[1].to(gl.int64) * VECTOR)
+    here += head * (out[2].to(gl.int64) * VECTOR)
+    here = gl.convert_layout(here, OL)[:, None] + column[None, :]
+    gl.store(out[0] + here, result, mask=gl.convert_layout(row < rows, OL)[:, None])
+    if lse_out[0] is not None:
+        at_lse = token * lse_out[1].to(gl.int64) + head * lse_out[2].to(gl.int64)
+        gl.store(lse_out[0] + at_lse, lse, mask=(row < rows) & (columns[1] == 0))
+
+
+COUNTS = ["batch", "total_q", "rest_q", "heads", "topk", "part_rows", "blocks"]
 STRIDES = ["out_stride_t", "out_stride_h", "lse_stride_t", "lse_stride_h"]
 VECTORS = ["lse_ptr", "sink_ptr", "cu_ptr", "lengths_ptr", "part_state_ptr"]
 
@@ -104,31 +98,47 @@ def merge_kernel(  # noqa: PLR0913
     total_q,
     rest_q,
     heads,
+    part_rows,
+    blocks,
     out_stride_t,
     out_stride_h,
     lse_stride_t,
     lse_stride_h,
     D_V: gl.constexpr,
-    ROWS: gl.constexpr,
+    TOGETHER: gl.constexpr,
 ):
-    """Add up the ranges of some rows of a split request and normalize; see the head of the file."""
+    """Program (request x blocks + block of rows) x (D_V / 128) + columns; see the head."""
+    EACH: gl.constexpr = MOST_TOGETHER // TOGETHER
+    ROWS: gl.constexpr = WARPS * EACH
+    L: gl.constexpr = gl.BlockedLayout([EACH, TOGETHER, 4], [1, 1, 32], [WARPS, 1, 1], [2, 1, 0])
+    RL: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(2, L))
+    column = gl.arange(0, COLUMNS, gl.SliceLayout(0, gl.SliceLayout(1, L)))
     source = (None, lengths_ptr, topk, 0, 0, cu_ptr, batch, total_q, heads, 0, 0, None, rest_q)
     spaces = (part_sums_ptr, part_state_ptr)
-    request, first, slot = find(gl.program_id(0), source, ROWS)
-    if request >= 0:
-        start, tokens, keys = request_of(request, source)
-        rows = tokens * heads
-        parts, _each = ranges_of(rows, keys, True)
-        for row in range(first, gl.minimum(first + ROWS, rows)):
-            acc, row_max, row_sum = merged_row(slot + row, rows, parts, spaces, D_V)
-            head = row % heads
-            inverse, lse, empty = normalize(row_max, row_sum, sink_ptr, head)
-            result = gl.where(empty, 0.0, acc * inverse)
-            token = (start + row // heads).to(gl.int64)
-            here = out_ptr + token * (out_stride_t.to(gl.int64) * VECTOR)
-            here += head * (out_stride_h.to(gl.int64) * VECTOR)
-            column = gl.arange(0, D_V, acc.type.layout)
-            gl.store(here + column, result.to(out_ptr.dtype.element_ty))
-            if lse_ptr is not None:
-                at_lse = token * lse_stride_t.to(gl.int64) + head * lse_stride_h.to(gl.int64)
-                gl.store(lse_ptr + at_lse, lse)
+    out = (out_ptr, out_stride_t, out_stride_h)
+    results = (out, (lse_ptr, lse_stride_t, lse_stride_h), sink_ptr)
+    first_column = gl.program_id(0) % (D_V // COLUMNS) * COLUMNS
+    number = gl.program_id(0) // (D_V // COLUMNS)
+    request = number // blocks
+    first = number % blocks * ROWS
+    start, tokens, keys = request_of(request, source)
+    rows = tokens * heads
+    parts, _each = ranges_of(rows, keys, True)
+    wait_for_kernel_before()
+    if parts > 1:
+        for block in range(first, rows, blocks * ROWS):
+            row = gl.arange(0, ROWS, RL) + block
+            columns = (column, first_column)
+            write_merged(
+                row,
+                request * part_rows,
+                start,
+                rows,
+                parts,
+                columns,
+                spaces,
+                results,
+                heads,
+                D_V,
+                L,
+            )

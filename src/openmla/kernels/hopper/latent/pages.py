@@ -17,7 +17,8 @@ Lengths are only known on the device. Whoever needs work item x looks at 32 requ
 per lane, and bisects; a program remembers where it was (its cursor).
 
 The rows of a range that is not all of its request's keys go to a workspace, unnormalized, for
-merge.py: those of range p begin p x (rows of the request) after the request's first.
+merge.py: those of range p begin p x (rows of the request) after the request's first, and those of
+each request `part_rows`, the most that one can have, after those of the one before.
 """
 
 from triton.experimental import gluon
@@ -75,14 +76,13 @@ def ranges_of(rows, keys, SPLIT: gl.constexpr):
 
 @gluon.jit
 def work_items(first, source, NW: gl.constexpr):
-    """Of requests first … first + CHUNK - 1, one per lane: their work items, and the rows that
-    their ranges have in the workspace."""
+    """Of requests first … first + CHUNK - 1, one per lane: their work items."""
     LANES: gl.constexpr = gl.BlockedLayout([1], [32], [NW], [0])
     _start, tokens, keys = request_of(first + gl.arange(0, CHUNK, LANES), source)
     rows = tokens * source[8]
     tiles = (rows + (ROWS - 1)) // ROWS
     parts, _each = ranges_of(rows, keys, source[11] is not None)
-    return tiles * parts, gl.where(parts > 1, rows * parts, 0)
+    return tiles * parts
 
 
 @gluon.jit
@@ -108,11 +108,10 @@ def finish_drawing(x, total, source):
 
 @gluon.jit
 def first_cursor(source):
-    """Where a program begins: its work item; the chunk of requests at hand, the work items and the
-    rows of the workspace before it; and what `work_items` says of the chunk."""
+    """Where a program begins: its work item; the chunk of requests at hand, the work items before
+    it; and what `work_items` says of the chunk."""
     x = gl.program_id(0)
-    every, parted = work_items(x * 0, source, WARPS)
-    return x, x * 0, x * 0, x * 0, every, parted
+    return x, x * 0, x * 0, work_items(x * 0, source, WARPS)
 
 
 @gluon.jit
@@ -124,16 +123,15 @@ def paged_work_item(cursor, source, NEXT: gl.constexpr):
     sees, the keys that all rows of the tile see, the keys there are; and where its rows begin in
     the workspace, -1 if it sees all keys of the request.
     """
-    x, chunk, base, slots, every, parted = cursor
+    x, chunk, base, every = cursor
     if NEXT:
         x = draw(x, source)
     stride, batch, heads = source[3], source[6], source[8]
     size = gl.sum(every, 0)
     while (x >= base + size) & (chunk + CHUNK <= batch):
         base += size
-        slots += gl.sum(parted, 0)
         chunk += CHUNK
-        every, parted = work_items(chunk, source, WARPS)
+        every = work_items(chunk, source, WARPS)
         size = gl.sum(every, 0)
     lane = owner(x - base, every, WARPS)
     sequence = chunk + lane
@@ -150,8 +148,7 @@ def paged_work_item(cursor, source, NEXT: gl.constexpr):
         part = number // tiles
         skipped = part * each
         stop = gl.minimum(skipped + each, keys)
-        first_slot = slots + sum_before(lane, parted, WARPS)
-        slot = gl.where(parts > 1, first_slot + part * rows + row, -1)
+        slot = gl.where(parts > 1, sequence * source[14] + part * rows + row, -1)
     if source[10] == 2:
         seen = keys - q_len + 1
         whole = gl.minimum(seen + row // heads, stop)
@@ -164,7 +161,7 @@ def paged_work_item(cursor, source, NEXT: gl.constexpr):
     steps = gl.where(x < base + size, steps, 0)
     tile = (start, row, rows, seen - skipped, whole - skipped, stop - skipped, slot)
     finish_drawing(x, base + size, source)
-    cursor = (x, chunk, base, slots, every, parted)
+    cursor = (x, chunk, base, every)
     box = (x * 0, start * heads + row)
     return cursor, tile, box, sequence.to(gl.int64) * stride, skipped, count, steps
 

@@ -12,7 +12,7 @@ A source is a tuple. Elements of both kinds: 0 indices or block table; 1 lengths
 keys; 3 stride of a list or of a line of the table; 4 rows of the pool; 5 offsets of the sequences'
 tokens, None for lists; 13 the counter of work items, or None. Of sequences alone: 6 batch; 7
 tokens; 8 heads; 9 rows of a page; 10 MASK (see kernel.py); 11 a workspace for ranges of keys, or
-None; 12 tokens up to which rows are written.
+None; 12 tokens up to which rows are written; 14 rows of a request in the workspace.
 
 A row's address is then page * page stride + place * row stride, 64 bits wide.
 """

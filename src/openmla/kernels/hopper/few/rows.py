@@ -1,0 +1,122 @@
+"""Rows of lists for few queries: where they lie, and their columns as bf16 tiles.
+
+Rows are read as dequantize/rows.py reads them, but by WARPS warps, and columns that begin at a
+number known at run time: chunk number c of WIDTH columns.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+from openmla.kernels.gluon.compat import cp_async
+from openmla.kernels.hopper.dequantize.rows import (
+    FP32S,
+    WORDS,
+    blocks_of,
+    rope_start,
+    start_of_row,
+)
+
+KEYS = gl.constexpr(64)  # of a block
+STEP = gl.constexpr(128)  # keys of a step: two blocks
+WARPS = gl.constexpr(8)
+VECTOR = gl.constexpr(8)  # elements of 16 bytes
+
+
+@gluon.constexpr_function
+def word_layout(width, block):
+    """[keys, blocks of columns that share a scale, words]: a thread has 8 neighboring columns."""
+    blocks = blocks_of(width, block)
+    inside = width // blocks // 8
+    return gl.BlockedLayout(
+        [1, 1, 2], [32 // (blocks * inside), blocks, inside], [WARPS, 1, 1], [2, 1, 0]
+    )
+
+
+@gluon.constexpr_function
+def copy_layout(width):
+    """[keys, columns]: a thread has 8 neighboring columns."""
+    lanes = min(8, width // 8)
+    return gl.BlockedLayout([1, 8], [32 // lanes, lanes], [WARPS, 1], [1, 0])
+
+
+@gluon.constexpr_function
+def key_layout(width, block):
+    """One value per key, for chunks of `width` columns; block 0: of rows that are copied."""
+    if block == 0:
+        return gl.SliceLayout(1, copy_layout(width))
+    return gl.SliceLayout(1, gl.SliceLayout(2, word_layout(width, block)))
+
+
+@gluon.jit
+def places(lengths_ptr, query, topk):
+    """Places of a list that count."""
+    if lengths_ptr is not None:
+        return gl.minimum(gl.load(lengths_ptr + query), topk)
+    else:
+        return topk
+
+
+@gluon.jit
+def steps_of(count):
+    """Steps of 128 keys; at least one."""
+    return gl.maximum((count + (STEP - 1)) // STEP, 1)
+
+
+@gluon.jit
+def listed(source, query, count, first, LAYOUT: gl.constexpr):
+    """Physical rows of places first … first + 63 of a list, -1 where there is none."""
+    indices_ptr, stride, rows = source
+    at = gl.arange(0, KEYS, LAYOUT) + first
+    start = indices_ptr + query.to(gl.int64) * stride
+    index = gl.load(start + at, mask=at < count, other=-1)
+    return gl.where((index >= 0) & (index < rows), index, -1)
+
+
+@gluon.jit
+def copied(tile, rows, keys, chunk, CACHE: gl.constexpr):
+    """Start copying columns of plain rows; zeros where there is no key."""
+    WIDTH: gl.constexpr = tile.shape[1]
+    L: gl.constexpr = copy_layout(WIDTH)
+    keys = gl.convert_layout(keys, gl.SliceLayout(1, L))
+    start = rows[0] + start_of_row(keys, rows[1], rows[2], CACHE[0]) * VECTOR
+    column = gl.arange(0, WIDTH, gl.SliceLayout(0, L)) + chunk * WIDTH
+    cp_async(tile, start[:, None] + column[None, :], mask=(keys >= 0)[:, None])
+
+
+@gluon.jit
+def copied_rope(tile, rows, keys, CACHE: gl.constexpr):
+    """Likewise rope that rows of an FP8 cache store as bf16."""
+    L: gl.constexpr = copy_layout(tile.shape[1])
+    keys = gl.convert_layout(keys, gl.SliceLayout(1, L))
+    column = gl.arange(0, tile.shape[1], gl.SliceLayout(0, L))
+    start = rope_start(rows, keys, CACHE)
+    cp_async(tile, start[:, None] + column[None, :], mask=(keys >= 0)[:, None])
+
+
+@gluon.jit
+def words(rows, keys, chunk, WIDTH: gl.constexpr, CACHE: gl.constexpr):
+    """Words of a chunk of e4m3 columns, [keys, blocks, words]; 0 where there is no key."""
+    L: gl.constexpr = word_layout(WIDTH, CACHE[1])
+    BLOCKS: gl.constexpr = blocks_of(WIDTH, CACHE[1])
+    IN: gl.constexpr = WIDTH // BLOCKS // 4
+    keys = gl.convert_layout(keys, gl.SliceLayout(1, gl.SliceLayout(2, L)))
+    block = gl.arange(0, BLOCKS, gl.SliceLayout(0, gl.SliceLayout(2, L))) * IN
+    inside = gl.arange(0, IN, gl.SliceLayout(0, gl.SliceLayout(1, L))) + chunk * (WIDTH // 4)
+    start = rows[0] + start_of_row(keys, rows[1], rows[2], CACHE[0]) * WORDS
+    word = block[None, :, None] + inside[None, None, :]
+    return gl.load(start[:, None, None] + word, mask=(keys >= 0)[:, None, None], other=0)
+
+
+@gluon.jit
+def scales(rows, keys, chunk, WIDTH: gl.constexpr, CACHE: gl.constexpr):
+    """Their scales, [keys, blocks]; 0 where there is no key."""
+    _data, stride_page, stride_row, scale_ptr, scale_page, scale_row, rope_ptr = rows
+    L: gl.constexpr = gl.SliceLayout(2, word_layout(WIDTH, CACHE[1]))
+    keys = gl.convert_layout(keys, gl.SliceLayout(1, L))
+    block = gl.arange(0, blocks_of(WIDTH, CACHE[1]), gl.SliceLayout(0, L))
+    block += chunk * WIDTH // CACHE[1]
+    if rope_ptr is None:
+        start = scale_ptr + start_of_row(keys, scale_page, scale_row, CACHE[0])
+    else:
+        start = scale_ptr + start_of_row(keys, stride_page, stride_row, CACHE[0]) * FP32S
+    return gl.load(start[:, None] + block[None, :], mask=(keys >= 0)[:, None], other=0.0)

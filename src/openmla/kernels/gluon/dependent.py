@@ -1,4 +1,4 @@
-"""A kernel that is launched before the one in front of it has ended (programmatic dependent launch).
+"""Programmatic dependent launch: a kernel begins before the one in front of it has ended.
 
 The launch has the option `launch_pdl`. What it does until `wait_for_kernel_before` overlaps with
 that kernel, and must not depend on it.

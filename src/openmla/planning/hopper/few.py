@@ -16,9 +16,19 @@ from openmla.planning.arithmetic import ceildiv
 KEYS = 64  # of a block
 STEP = 128  # keys
 TILE = 64  # heads
-WIDTHS = (32, 64, 128)  # columns of a program
-# Shorter lists, and more tiles of 64 heads for each SM, are left to the one launch.
-LEAST_STEPS, MOST_TILES = 4, 4  # the latter: SMs for a tile
+NARROW, WIDE = 32, 128  # columns of a program
+# Microseconds, H200, 2026-11-16, 128 heads, lists of 2048 rows, graphs; in one launch 53 (bf16) and
+# 104 (FP8 rows, dequantized in it) whatever the number of queries:
+#
+# | queries | 1 | 2 | 4 | 8 | 16 | 32 |
+# |---|---|---|---|---|---|---|
+# | bf16, 32 columns | 34 | 34 | 43 | 49 | 100 | 199 |
+# | bf16, 128 columns | 36 | 36 | 38 | 44 | 59 | 117 |
+# | FP8, 32 columns | 37 | 38 | 50 | 57 | 123 | 256 |
+# | FP8, 128 columns | 45 | 46 | 47 | 53 | 79 | 167 |
+#
+# (before scores were loaded a step ahead). Shorter lists are left to the one launch.
+NARROW_TILES, SMS_PER_TILE, SMS_PER_FP8_TILE, LEAST_STEPS = 4, 8, 4, 4
 SPACE_CAP = 64 * 1024 * 1024  # bytes of scores
 FP32 = 4
 BF16 = 2
@@ -80,8 +90,8 @@ class FewQueries:
 
     @property
     def scores_shared(self) -> int:
-        """Bytes of shared memory of the first launch: Q, a block of rows, a barrier, and the largest
-        scores of two warp-groups that share the keys of a tile."""
+        """Bytes of shared memory of the first launch: Q, a block of rows, a barrier, and where two
+        warp-groups share the keys of a tile, the largest scores of one."""
         meet = FP32 * TILE if self.padded_heads == TILE else 0
         return 8 + BF16 * self.row_columns * (self.padded_heads + KEYS) + meet
 
@@ -100,22 +110,21 @@ class FewQueries:
 
 
 def few_queries(
-    queries: int, heads: int, topk: int, columns: tuple[int, int], sm_count: int
+    queries: int, heads: int, topk: int, columns: tuple[int, int], fp8: bool, sm_count: int
 ) -> FewQueries | None:
     """Two launches, if they are faster than one; `columns` of a latent and of rope.
 
-    The narrowest pieces of columns that one wave of programs takes.
-
-    >>> few_queries(1, 128, 2048, (512, 64), 132).width, few_queries(12, 128, 2048, (512, 64), 132).width
+    >>> v32 = {"heads": 128, "columns": (512, 64), "fp8": True, "sm_count": 132}
+    >>> few_queries(1, topk=2048, **v32).width, few_queries(12, topk=2048, **v32).width
     (32, 128)
-    >>> few_queries(64, 128, 2048, (512, 64), 132), few_queries(1, 128, 256, (512, 64), 132)
+    >>> few_queries(64, topk=2048, **v32), few_queries(1, topk=256, **v32)
     (None, None)
     """
     latent, rope = columns
     tiles = queries * ceildiv(heads, TILE)
-    if not queries or ceildiv(topk, STEP) < LEAST_STEPS or MOST_TILES * tiles > sm_count:
+    most = SMS_PER_FP8_TILE if fp8 else SMS_PER_TILE
+    if not queries or ceildiv(topk, STEP) < LEAST_STEPS or most * tiles > sm_count:
         return None
-    fitting = (w for w in WIDTHS if w <= latent and tiles * (latent // w) <= sm_count)
-    width = next(fitting, min(WIDTHS[-1], latent))
+    width = min(NARROW if tiles <= NARROW_TILES else WIDE, latent)
     few = FewQueries(queries, heads, topk, latent, rope, width)
     return few if FP32 * few.space <= SPACE_CAP else None

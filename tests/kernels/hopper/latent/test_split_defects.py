@@ -70,7 +70,7 @@ DEFECTS = [
     ),
     split("the merge takes another head's sink", "head = row % heads", "head = row // heads",
           file=MERGE),
-    split("the merge reads another request", "row, request * part_rows, start", "row, 0 * request, start",
+    split("the merge reads another request", "(request * part_rows, ", "(request * 0, ",
           file=MERGE),
 ]  # fmt: skip
 

@@ -71,8 +71,8 @@ def dequantize_block(tiles, rows, keys, DIMS: gl.constexpr, CACHE: gl.constexpr)
     raw = ()
     factors = ()
     for c in gl.static_range(COUNT):
-        raw = raw + (words(rows, keys, c, CHUNK, CACHE),)
-        factors = factors + (scales(rows, keys, c, CHUNK, CACHE),)
+        raw += (words(rows, keys, c, CHUNK, CACHE),)
+        factors += (scales(rows, keys, c, CHUNK, CACHE),)
     for c in gl.static_range(COUNT):
         tile = tiles[c * CHUNK // HALF].slice(c * CHUNK % HALF, CHUNK, dim=1)
         tile.store(dequantized(raw[c], factors[c]))

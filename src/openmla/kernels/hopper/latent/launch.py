@@ -213,8 +213,8 @@ def counted(plan: Plan, args: Mapping[str, Any]) -> tuple[object, Counted] | Non
     if config.cache_read.mode != "plain" or "indices" not in args:
         return None
     tokens = args["q"].shape[0]
-    columns = config.latent, config.rope
-    if few_queries(tokens, config.heads, args["indices"].shape[1], columns, config.sm_count):
+    columns, topk = (config.latent, config.rope), args["indices"].shape[1]
+    if few_queries(tokens, config.heads, topk, columns, False, config.sm_count):
         return None
     tiles = tokens * config.row_blocks
     described = dict.fromkeys(("q_half_desc", "q_rope_desc"), (0, tokens))

@@ -6,9 +6,9 @@
 | reads | part_sums [row, d_v], part_state [row, 2] (row_max, row_sum), fp32; see pages.py |
 | writes | out, lse, for split requests only; programs left over do nothing |
 
-A request has `blocks` programs for each 128 columns, which take turns. Ranges are added in one order, in fp32, 16 at
-a time; where there are never so many, TOGETHER at a time: what is not there is 0, and the bits are
-the same. It is a launch of its own: all SMs read the ranges of a request, 2 MB for one query of 16
+A request has `blocks` programs for each 128 columns, which take turns. Ranges are added in one
+order, in fp32, 16 at a time; where there are never so many, TOGETHER at a time: what is not there
+is 0, and the bits are the same. It is a launch of its own: all SMs read the ranges of a request, 2 MB for one query of 16
 heads and 32768 keys, which the one program that comes last would take longer for.
 """
 
@@ -57,10 +57,10 @@ def merged_rows(start, seen, rows, parts, column, spaces, D_V: gl.constexpr, L: 
 
 @gluon.jit
 def write_merged(
-    row, slot, start, rows, parts, columns, spaces, results, heads, D_V: gl.constexpr,
-    L: gl.constexpr,
-):  # fmt: skip
-    """Rows of a request that begins at token `start`, and at row `slot` of the workspace."""
+    row, places, parts, columns, spaces, results, heads, D_V: gl.constexpr, L: gl.constexpr
+):
+    """Rows of a request. places: its first row in the workspace, its first token, its rows."""
+    slot, start, rows = places
     out, lse_out, sink_ptr = results
     column = columns[0] + columns[1]
     acc, row_max, row_sum = merged_rows(slot + row, row < rows, rows, parts, column, spaces, D_V, L)
@@ -128,17 +128,6 @@ def merge_kernel(  # noqa: PLR0913
     if parts > 1:
         for block in range(first, rows, blocks * ROWS):
             row = gl.arange(0, ROWS, RL) + block
+            places = (request * part_rows, start, rows)
             columns = (column, first_column)
-            write_merged(
-                row,
-                request * part_rows,
-                start,
-                rows,
-                parts,
-                columns,
-                spaces,
-                results,
-                heads,
-                D_V,
-                L,
-            )
+            write_merged(row, places, parts, columns, spaces, results, heads, D_V, L)

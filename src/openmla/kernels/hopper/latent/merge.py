@@ -8,8 +8,8 @@
 
 A request has `blocks` programs for each 128 columns, which take turns. Ranges are added in one
 order, in fp32, 16 at a time; where there are never so many, TOGETHER at a time: what is not there
-is 0, and the bits are the same. It is a launch of its own: all SMs read the ranges of a request, 2 MB for one query of 16
-heads and 32768 keys, which the one program that comes last would take longer for.
+is 0, and the bits are the same. It is a launch of its own: all SMs read the ranges of a request,
+2 MB for one query of 16 heads and 32768 keys, which one program would take longer for.
 """
 
 from triton.experimental import gluon

@@ -1,6 +1,7 @@
-"""Time few queries over many keys on an H200: pages, uneven lists, FP8 rows read in two ways.
+"""Time few queries over many keys on an H200: pages, uneven lists, few lists, FP8 rows read in two
+ways.
 
-PYTHONPATH=src python benchmarks/device/few_h200.py --out DIR [--section pages|lists|fp8 ...]
+PYTHONPATH=src python benchmarks/device/few_h200.py --out DIR [--section pages|lists|few|fp8 ...]
 
 Every call is replayed from a CUDA graph, so host time is not measured.
 """
@@ -48,13 +49,13 @@ def sparse(queries: int, rows: int, heads: int = 128, topk: int = 2048) -> Spars
 
 
 def launched(op: SparseOperands, mode: str = "") -> Callable[[], object]:
-    """What the plan lists, or with FP8 rows read in a given way."""
+    """What the plan lists; or attention in one launch, with FP8 rows read in a given way."""
     shape = op.q.shape[0], op.q.shape[1], 512
     results = Results(torch.empty(shape, device="cuda", dtype=torch.bfloat16))
     chosen = plan_call(op, results, "hopper")
     if mode:
         read = replace(chosen.config.cache_read, mode=mode)
-        chosen = replace(chosen, config=replace(chosen.config, cache_read=read))
+        chosen = replace(chosen, config=replace(chosen.config, cache_read=read, few=None))
 
     def launch() -> None:
         for call in calls(chosen, op, results):
@@ -90,6 +91,19 @@ def lists(_: str, rounds: int) -> Iterator[dict[str, Any]]:
         }
 
 
+def few(kind: str, rounds: int) -> Iterator[dict[str, Any]]:
+    """Lists of few queries as planned, and in one launch."""
+    for queries in (1, 2, 4, 8, 16):
+        op = sparse(queries, 32768) if kind == "bf16" else fp8_operands(queries, 2**20, False)
+        one = "plain" if kind == "bf16" else "in_kernel"
+        timings = race({"planned": launched(op), "one launch": launched(op, one)}, rounds)
+        yield {
+            "queries": queries, "rows": kind,
+            **{f"{n} us": 1e3 * t.median for n, t in timings.items()},
+            **{f"{n} us in a row": 1e3 * t.back_to_back for n, t in timings.items()},
+        }  # fmt: skip
+
+
 def fp8_operands(queries: int, pool: int, clustered: bool) -> SparseOperands:
     """Rows at random of the whole pool, or of a stretch of 8192 rows that all queries share."""
     cache = LatentCache.allocate(
@@ -109,7 +123,11 @@ def fp8(group: str, rounds: int) -> Iterator[dict[str, Any]]:
             op = fp8_operands(queries, pool, clustered)
             ways = {mode: launched(op, mode) for mode in ("in_kernel", "workspace")}
             results = Results(torch.empty(queries, 128, 512, device="cuda", dtype=torch.bfloat16))
-            mode = plan_call(op, results, "hopper").config.cache_read.mode
+            config = plan_call(op, results, "hopper").config
+            mode = config.cache_read.mode
+            if config.few:
+                mode = "few"
+                ways[mode] = launched(op)
             timings = race({"matmul": multiply, **ways}, rounds)
             ceiling = MATMUL_FLOPS / timings["matmul"].median
             flops = 2.0 * queries * 128 * 2048 * (576 + 512)
@@ -123,7 +141,8 @@ def fp8(group: str, rounds: int) -> Iterator[dict[str, Any]]:
 SECTIONS = {
     "pages": Section(pages, 60, ("bf16", "fp8_656")),
     "lists": Section(lists, 40),
-    "fp8": Section(fp8, 40, ("8192", "65536", "1048576", "4194304")),
+    "few": Section(few, 40, ("bf16", "fp8_656")),
+    "fp8": Section(fp8, 40, ("8192", "65536", "1000000", "4194304")),
 }
 
 if __name__ == "__main__":

@@ -10,8 +10,19 @@ import torch
 
 import openmla
 from compat import flash_mla_cases as flash_mla
-from gpu.on_device import DEVICE, different, drawn_problems, normal, on, on_hopper, problems
+from gpu.on_device import (
+    DEVICE,
+    Change,
+    attend,
+    different,
+    drawn_problems,
+    normal,
+    on,
+    on_hopper,
+    problems,
+)
 from openmla.testing.case import Case
+from openmla.testing.memory.poison import differences
 
 pytestmark = on_hopper
 
@@ -57,13 +68,50 @@ PAGE_BATCHES: tuple[dict[str, Any], ...] = (
 )
 
 
-def all_problems(case: Case, batches: tuple[dict[str, Any], ...]) -> list[str]:
-    return [p for batch in batches for p in problems(replace(case, **batch), "hopper")]
+def all_problems(
+    case: Case, batches: tuple[dict[str, Any], ...], change: Change | None = None
+) -> list[str]:
+    return [p for batch in batches for p in problems(replace(case, **batch), "hopper", change)]
 
 
 @pytest.mark.parametrize("name", OF_LISTS)
 def test_lists_of_rows(name: str):
-    assert all_problems(OF_LISTS[name], LIST_BATCHES) == []
+    assert all_problems(OF_LISTS[name], LIST_BATCHES, one_launch) == []
+
+
+def one_launch(config: Any) -> Any:
+    return replace(config, few=None)
+
+
+FEW_LISTS = replace(LISTS, q_lens=(1,), heads=128, topk=1200, index_kind="mixed", sink="normal")
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        FEW_LISTS,
+        replace(FEW_LISTS, kv="fp8_656", page_size=64, q_lens=(3,), values="rising"),
+        replace(FEW_LISTS, heads=20, topk_lengths="wild", q_lens=(5,), return_max_logits=True),
+        replace(FEW_LISTS, kv="fp8_token", page_size=16, heads=64, values="peaky"),
+    ],
+    ids=str,
+)
+def test_few_lists_are_right_and_have_the_bits_of_one_launch(case: Case):
+    assert problems(case, "hopper") == []
+    built = on(case)
+    assert not differences(attend(built, "hopper", one_launch), attend(built, "hopper"))
+
+
+def test_a_query_alone_has_the_bits_it_has_among_many():
+    built = on(replace(FEW_LISTS, q_lens=(200,), k_lens=(4000,), topk=600))
+    whole = built.run("hopper").out
+    arguments = dict(built.arguments)
+    q, indices = arguments.pop("q"), arguments.pop("indices")
+    for rows in (slice(0, 1), slice(7, 9), slice(120, 130), slice(199, 200)):
+        some = openmla.mla_prefill_sparse(
+            q[rows], indices=indices[rows], backend="hopper", **arguments
+        )
+        assert torch.equal(some, whole[rows]), rows
 
 
 @pytest.mark.parametrize("name", OF_PAGES)
@@ -95,9 +143,10 @@ SPLIT_BATCHES: tuple[dict[str, Any], ...] = (
 )
 
 
+@pytest.mark.parametrize("kv", ["bf16", "fp8_656"])
 @pytest.mark.parametrize("batch", SPLIT_BATCHES, ids=str)
-def test_split_requests(batch: dict[str, Any]):
-    assert problems(replace(FEW, **batch), "hopper") == []
+def test_split_requests(batch: dict[str, Any], kv: str):
+    assert problems(replace(FEW, kv=kv, **batch), "hopper") == []
 
 
 def test_a_request_alone_has_the_bits_it_has_among_others():
@@ -152,6 +201,7 @@ def test_lengths_change_between_replays_of_a_graph_over_a_wide_table():
         FEW,
         replace(FEW, heads=128, q_lens=(1,) * 32, k_lens=(16384,) * 32),
         replace(LISTS, heads=128, q_lens=(300,), k_lens=(4096,), topk=512),
+        replace(FEW_LISTS, kv="fp8_656", page_size=64),
         replace(LISTS, heads=20, q_lens=(1000,), k_lens=(2048,), topk=130),
         replace(PAGES, heads=16, q_lens=(200, 100), k_lens=(900, 3000)),
     ],

@@ -8,7 +8,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from openmla.kernels.gluon.compat import cp_async
-from openmla.kernels.hopper.dequantize.rows import (
+from openmla.kernels.gluon.dequantize.rows import (
     FP32S,
     WORDS,
     blocks_of,

@@ -25,8 +25,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from openmla.kernels.gluon.barriers import barriers
 from openmla.kernels.gluon.compat import reinterpret, thread_barrier, tma_load
 from openmla.kernels.gluon.dependent import let_next_begin
+from openmla.kernels.gluon.dequantize.rows import dequantized
 from openmla.kernels.gluon.scores import MINUS_INF, signed
-from openmla.kernels.hopper.dequantize.rows import dequantized
 from openmla.kernels.hopper.few.rows import (
     KEYS,
     copied,

@@ -28,8 +28,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from openmla.kernels.gluon.compat import thread_barrier
 from openmla.kernels.gluon.dependent import wait_for_kernel_before
+from openmla.kernels.gluon.dequantize.rows import dequantized
 from openmla.kernels.gluon.scores import LN_2, MINUS_INF, normalize
-from openmla.kernels.hopper.dequantize.rows import dequantized
 from openmla.kernels.hopper.few.rows import (
     KEYS,
     STEP,

@@ -1,4 +1,5 @@
-"""The latent kernel over listed FP8 rows: dequantized in the kernel or a workspace, same bits."""
+"""The latent kernels over FP8 rows. bf16 queries: listed rows are dequantized in the kernel or a
+workspace, same bits. FP8 queries: listed rows and pages, as they are stored."""
 
 from __future__ import annotations
 
@@ -40,6 +41,26 @@ BATCHES: tuple[dict[str, Any], ...] = (
     {"heads": 65, "topk": 700, "q_lens": (20,), "seed": 1},
 )
 
+Q8 = replace(BASE, kv="plain", dtype="e4m3", q_scale=True)
+Q8_PAGES = replace(
+    Q8, form="latent", topk=0, kv="fp8_token", q_lens=(3, 0, 70), k_lens=(900, 3, 70), spare=2,
+    sink="normal",
+)  # fmt: skip
+FP8_QUERIES: dict[str, tuple[Case, ...]] = {
+    "e4m3": tuple(replace(Q8, q_scale=False, **batch) for batch in BATCHES),
+    "e4m3 scales": tuple(replace(Q8, k_scale=True, **batch) for batch in BATCHES),
+    "512+0": tuple(replace(Q8, d_rope=0, rope="none", **batch) for batch in BATCHES),
+    "lengths, sink, max logits": (
+        replace(Q8, topk_lengths="wild", sink="mixed", return_max_logits=True, scale=-0.05),
+        replace(Q8, topk_lengths="ragged", heads=128, q_lens=(300,), values="rising"),
+    ),
+    "fp8_token": tuple(replace(Q8, kv="fp8_token", **batch) for batch in BATCHES),
+    "pages": tuple(
+        replace(Q8_PAGES, causal=causal, heads=heads)
+        for causal, heads in ((True, 20), (False, 128), (True, 5))
+    ),
+}
+
 
 def attend_by(built: BuiltCase, mode: str) -> Outcome:
     """With FP8 rows dequantized in one way."""
@@ -52,6 +73,16 @@ def attend_by(built: BuiltCase, mode: str) -> Outcome:
 def test_right_repeatable_and_deaf_to_poison(name: str):
     cases = [replace(FORMATS[name], **batch) for batch in BATCHES]
     assert [p for case in cases for p in problems(case, "hopper")] == []
+
+
+@pytest.mark.parametrize("name", FP8_QUERIES)
+def test_fp8_queries_are_right_repeatable_and_deaf_to_poison(name: str):
+    assert [p for case in FP8_QUERIES[name] for p in problems(case, "hopper")] == []
+
+
+def test_a_thousand_launches_with_fp8_queries_give_the_same_bits():
+    built = on(replace(Q8, heads=128, q_lens=(300,), k_lens=(4096,), topk=400))
+    assert different(lambda: attend(built, "hopper").out, 1000) == 0
 
 
 @pytest.mark.parametrize("name", FORMATS)

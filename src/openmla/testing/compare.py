@@ -150,7 +150,7 @@ def judge(
 def _fp8_columns(built: BuiltCase, fp8_sums: bool | None) -> int:
     """Columns whose products may have been summed by the tensor cores' rules for FP8."""
     op = built.operands
-    is_fp8 = isinstance(op, DenseOperands) and op.q.dtype == torch.float8_e4m3fn
+    is_fp8 = op.q.dtype == torch.float8_e4m3fn
     summed = op.q.is_cuda if fp8_sums is None else fp8_sums
     return built.case.d_qk if is_fp8 and summed else 0
 

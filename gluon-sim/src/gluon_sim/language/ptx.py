@@ -117,6 +117,13 @@ def _two_to_e4m3(high: Array, low: Array) -> Array:
     return upper << np.uint16(8) | lower
 
 
+def _two_products(a: Array, b: Array) -> Array:
+    """mul.rn.f16x2 d, a, b: half by half."""
+    halves = [x.astype(np.uint32).reshape(-1).view(np.float16) for x in (a, b)]
+    with np.errstate(over="ignore", invalid="ignore"):
+        return np.asarray(halves[0] * halves[1]).view(np.uint32).reshape(a.shape)
+
+
 def _two_of_e4m3(pair: Array) -> Array:
     low, high = (
         dtypes.float16.encode(dtypes.float8e4nv.decode((pair >> np.uint16(s)).astype(np.uint8)))
@@ -126,14 +133,29 @@ def _two_of_e4m3(pair: Array) -> Array:
     return upper << np.uint32(16) | lower
 
 
+def _permuted(low: Array, high: Array, places: Array) -> Array:
+    """prmt.b32 d, a, b, c: byte i of d is the one of b:a that digit i of c names."""
+    eight = np.asarray(high.astype(np.uint64) << np.uint64(32) | low)
+    result = np.zeros_like(low)
+    for i in range(4):
+        digit = places >> np.uint32(4 * i) & np.uint32(15)
+        if (digit > 7).any():
+            raise Unsupported("prmt.b32 that spreads a sign")
+        byte = eight >> (digit.astype(np.uint64) * np.uint64(8)) & np.uint64(255)
+        result |= byte.astype(np.uint32) << np.uint32(8 * i)
+    return result
+
+
 _RESULTS: dict[str, tuple[tuple[int, ...], Callable[..., Any]]] = {
     # opcode: bits of the operands, what it computes
     "mov.b32": ((32,), lambda a: a),
     "mov.u32": ((32,), lambda a: a),
     "mov.f32": ((32,), lambda a: a),
     "and.b32": ((32, 32), lambda a, b: a & b),
+    "prmt.b32": ((32, 32, 32), _permuted),
     "selp.f32": ((32, 32, 1), lambda a, b, test: np.where(test, a, b)),
     "mul.f32": ((32, 32), _float(lambda a, b: a * b)),
+    "mul.rn.f16x2": ((32, 32), _two_products),
     "cvt.f32.f16": ((16,), lambda a: a.view(np.float16).astype(np.float32).view(np.uint32)),
     "cvt.rn.f16x2.e4m3x2": ((16,), _two_of_e4m3),
     "cvt.rn.bf16x2.f32": ((32, 32), _two_of_floats(dtypes.bfloat16)),
@@ -221,8 +243,8 @@ class Threads:
             return np.broadcast_to(np.arange(WARP, dtype=np.uint32), self.shape)
         if re.fullmatch(r"0f[0-9A-Fa-f]{8}", operand):
             return np.full(self.shape, int(operand[2:], 16), np.uint32)
-        if re.fullmatch(r"-?\d+", operand):
-            return np.full(self.shape, int(operand) % 2**bits, f"u{bits // 8}")
+        if re.fullmatch(r"-?\d+|0x[0-9A-Fa-f]+", operand):
+            return np.full(self.shape, int(operand, 0) % 2**bits, f"u{bits // 8}")
         if operand not in self.registers:
             raise ValueError(f"inline assembly reads {operand} before it is written")
         value = self.registers[operand]

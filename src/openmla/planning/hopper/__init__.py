@@ -7,6 +7,7 @@ they decide:
     dense     HopperDenseConfig: per-head K and V, one rope row for all heads
     dense_fp8 HopperDenseFp8Config: the same with FP8 queries and keys
     latent    HopperSparseConfig: latent rows, from token lists or whole pages
+    sparse_fp8 HopperSparseFp8Config: the same with FP8 queries
     family    what the kernels serve
 
 Shared with other families: planning.split (short chunks on long contexts) and planning.dequantize
@@ -20,6 +21,10 @@ from openmla.planning.hopper.dense_fp8 import (
     select_hopper_dense_fp8_config,
 )
 from openmla.planning.hopper.latent import HopperSparseConfig, select_hopper_sparse_config
+from openmla.planning.hopper.sparse_fp8 import (
+    HopperSparseFp8Config,
+    select_hopper_sparse_fp8_config,
+)
 from openmla.planning.split import SplitRule
 
 __all__ = [
@@ -27,8 +32,10 @@ __all__ = [
     "HopperDenseConfig",
     "HopperDenseFp8Config",
     "HopperSparseConfig",
+    "HopperSparseFp8Config",
     "SplitRule",
     "select_hopper_dense_config",
     "select_hopper_dense_fp8_config",
     "select_hopper_sparse_config",
+    "select_hopper_sparse_fp8_config",
 ]

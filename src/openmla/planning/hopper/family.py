@@ -19,6 +19,10 @@ from openmla.planning.hopper.dense_fp8 import (
 )
 from openmla.planning.hopper.few import few_queries
 from openmla.planning.hopper.latent import HopperSparseConfig, select_hopper_sparse_config
+from openmla.planning.hopper.sparse_fp8 import (
+    HopperSparseFp8Config,
+    select_hopper_sparse_fp8_config,
+)
 from openmla.planning.serves import (
     ALIGNED,
     ANY,
@@ -26,6 +30,8 @@ from openmla.planning.serves import (
     GLUON_CACHES,
     LENGTHS,
     YES_OR_NO,
+    Allowed,
+    Field,
     OneOf,
     Range,
     Serves,
@@ -118,6 +124,18 @@ def _latent(problem: Problem, target: Target) -> HopperSparseConfig:
     return config
 
 
+def _latent_fp8(problem: Problem, target: Target) -> HopperSparseFp8Config:
+    return select_hopper_sparse_fp8_config(
+        heads=problem.heads,
+        latent=problem.d_nope,
+        rope=problem.d_rope,
+        gather="indices" if problem.form == "sparse" else "pages",
+        draws=problem.form == "latent" or problem.has_topk_lengths,
+        scaled=problem.has_k_scale or problem.kv_dtype in _CACHES,
+        sm_count=target.sm_count,
+    )
+
+
 def _cache_read(problem: Problem, config: HopperSparseConfig) -> CacheRead:
     rows, width = problem.total_k, problem.d_qk
     if config.few:
@@ -143,8 +161,17 @@ def _latent_block(config: HopperSparseConfig, problem: Problem) -> Block:
     )
 
 
+def _latent_fp8_block(config: HopperSparseFp8Config, problem: Problem) -> Block:
+    block = _latent_block(config, problem)
+    return replace(block, pipeline=replace(block.pipeline, element=1))
+
+
 def _not_run(config: HopperDenseFp8Config, problem: Problem) -> str:
     return "as it is now it is simulated and compiled; the version before was right on an H200"
+
+
+def _fp8_not_judged(config: HopperSparseFp8Config, problem: Problem) -> str:
+    return "as it is now it is simulated and compiled; versions before were right on an H200"
 
 
 def _pages_not_judged(config: HopperSparseConfig, problem: Problem) -> str:
@@ -169,6 +196,16 @@ _ROWS = {
     **LENGTHS,
     "aligned_16": ALIGNED,
 }
+_LISTS: dict[Field, Allowed] = {
+    "causal": YES_OR_NO,
+    "topk": ANY,
+    "has_topk_lengths": YES_OR_NO,
+    "wants_max_logits": YES_OR_NO,
+}
+# FP8 caches that FP8 queries read: one scale per row.
+_CACHES = ("fp8_token",)
+_FP8_ROWS = {**_ROWS, ("d_nope", "d_v"): OneOf((512, 512)), "d_rope": OneOf(0, 64)}
+_FP8_OVER_CACHES = tuple(("e4m3", name, name, name) for name in _CACHES)
 _BF16_OVER_CACHES = tuple(("bf16", name, name, name) for name in GLUON_CACHES)
 
 _DENSE = {
@@ -260,8 +297,8 @@ HOPPER = Family(
             serves=Serves(
                 {
                     "form": OneOf("latent"),
-                    **_ROWS,
                     DTYPES: OneOf(*alike("bf16"), *_BF16_OVER_CACHES),
+                    **_ROWS,
                     "page_size": Range(1, MOST_PAGE_ROWS),
                     "causal": YES_OR_NO,
                 }
@@ -277,19 +314,67 @@ HOPPER = Family(
             serves=Serves(
                 {
                     "form": OneOf("sparse"),
-                    **_ROWS,
                     DTYPES: OneOf(*alike("bf16", "fp16"), *_BF16_OVER_CACHES),
+                    **_ROWS,
                     "page_size": Range(0, MOST_PAGE_ROWS),
-                    "causal": YES_OR_NO,
-                    "topk": ANY,
-                    "has_topk_lengths": YES_OR_NO,
-                    "wants_max_logits": YES_OR_NO,
+                    **_LISTS,
                 }
             ),
             config=HopperSparseConfig,
             choose=_latent,
             launcher="openmla.kernels.hopper.latent.launch",
             block=_latent_block,
+        ),
+        Kernel(
+            serves=Serves(
+                {
+                    "form": OneOf("sparse"),
+                    DTYPES: OneOf(*alike("e4m3")),
+                    **_FP8_ROWS,
+                    "has_q_scale": YES_OR_NO,
+                    "has_k_scale": YES_OR_NO,
+                    **_LISTS,
+                }
+            ),
+            config=HopperSparseFp8Config,
+            choose=_latent_fp8,
+            launcher="openmla.kernels.hopper.sparse_fp8.launch",
+            slower=_fp8_not_judged,
+            block=_latent_fp8_block,
+        ),
+        Kernel(
+            serves=Serves(
+                {
+                    "form": OneOf("sparse"),
+                    DTYPES: OneOf(*_FP8_OVER_CACHES),
+                    **_FP8_ROWS,
+                    "has_q_scale": YES_OR_NO,
+                    "page_size": Range(0, MOST_PAGE_ROWS),
+                    **_LISTS,
+                }
+            ),
+            config=HopperSparseFp8Config,
+            choose=_latent_fp8,
+            launcher="openmla.kernels.hopper.sparse_fp8.launch",
+            slower=_fp8_not_judged,
+            block=_latent_fp8_block,
+        ),
+        Kernel(
+            serves=Serves(
+                {
+                    "form": OneOf("latent"),
+                    DTYPES: OneOf(*_FP8_OVER_CACHES),
+                    **_FP8_ROWS,
+                    "has_q_scale": YES_OR_NO,
+                    "page_size": Range(1, MOST_PAGE_ROWS),
+                    "causal": YES_OR_NO,
+                }
+            ),
+            config=HopperSparseFp8Config,
+            choose=_latent_fp8,
+            launcher="openmla.kernels.hopper.sparse_fp8.launch",
+            slower=_fp8_not_judged,
+            block=_latent_fp8_block,
         ),
     ),
 )

@@ -54,7 +54,7 @@ def calls(plan: Plan, op: Operands, results: Results) -> Iterator[Call]:
     """What a launch runs, in order; nothing where nobody sees a key, and results are cleared."""
     if not results.out.numel():
         return
-    if not _has_keys(op):
+    if not has_keys(op):
         results.clear()
         return
     config: HopperSparseConfig = plan.config
@@ -73,7 +73,7 @@ def calls(plan: Plan, op: Operands, results: Results) -> Iterator[Call]:
     yield from _attention(config, ways, op)
 
 
-def _has_keys(op: Operands) -> bool:
+def has_keys(op: Operands) -> bool:
     if isinstance(op, LatentOperands):
         return bool(op.cache.rows and op.block_table.numel())
     return bool(op.rows and op.indices.shape[1])
@@ -99,7 +99,7 @@ def _attention(
     for group in groups(space, op):
         here: dict[str, Any] = {}
         for way in ways:
-            here = way | parts | _group(op, way["indices_ptr"], group)
+            here = way | parts | group_of(op, way["indices_ptr"], group)
             yield Call(sparse_kernel, space.programs, here, SOURCES)
         if space.rows:
             yield _merge(space, here)
@@ -107,7 +107,7 @@ def _attention(
 
 def _arguments(config: HopperSparseConfig, op: Operands, results: Results) -> dict[str, Any]:
     """Attention over the rows of `op` as they are stored."""
-    places = _sequences(op) if isinstance(op, LatentOperands) else _lists(config, op)
+    places = sequences(op) if isinstance(op, LatentOperands) else lists(config, op)
     rows = rows_of(op.cache)
     dequantizes = rows["SCALED"] > 0
     registers = config.registers_of(dequantizes)
@@ -119,7 +119,7 @@ def _arguments(config: HopperSparseConfig, op: Operands, results: Results) -> di
         **NO_GATE,
         "REGISTERS": (registers.consumer, registers.producer),
         "counter_ptr": launch_counter(op.q.device) if draws else None,
-        **_outputs(results),
+        **outputs(results),
         **scale_arguments(op.weights.scale),
         **_queries(config, op.q, packed=isinstance(op, LatentOperands)),
         "sink_ptr": vector(op.weights.sink),
@@ -222,7 +222,7 @@ def counted(plan: Plan, args: Mapping[str, Any]) -> tuple[object, Counted] | Non
     return draws, [(min(tiles, config.sm_count), {"tiles": tiles, "total_q": tokens, **described})]
 
 
-def _lists(config: HopperSparseConfig, op: SparseOperands) -> dict[str, Any]:
+def lists(config: HopperSparseConfig, op: SparseOperands) -> dict[str, Any]:
     """Every token with its own list of rows: a tile is 64 of its heads."""
     indices = op.indices if op.indices.stride(1) == 1 else op.indices.contiguous()
     return {
@@ -241,7 +241,7 @@ def _lists(config: HopperSparseConfig, op: SparseOperands) -> dict[str, Any]:
     }
 
 
-def _sequences(op: LatentOperands) -> dict[str, Any]:
+def sequences(op: LatentOperands) -> dict[str, Any]:
     """Sequences over pages: a tile is 64 rows, heads of tokens (see pages.py)."""
     table = op.block_table if op.block_table.stride(1) == 1 else op.block_table.contiguous()
     return {
@@ -256,7 +256,7 @@ def _sequences(op: LatentOperands) -> dict[str, Any]:
     }
 
 
-def _group(op: LatentOperands, table: Tensor, group: slice) -> dict[str, Any]:
+def group_of(op: LatentOperands, table: Tensor, group: slice) -> dict[str, Any]:
     """Some of the sequences; the last launch of a call also owns rows after the last."""
     first, stop = group.start, group.stop
     return {
@@ -305,7 +305,7 @@ def heads_of_tokens(q: Tensor, columns: int, rows: int = WGMMA_ROWS) -> Any:
     return TensorDescriptor(q, list(q.shape), strides, box, tile_layout(columns, 3))
 
 
-def _outputs(results: Results) -> dict[str, Any]:
+def outputs(results: Results) -> dict[str, Any]:
     out, lse, logits = results.out, results.lse, results.max_logits
     return {
         "out_ptr": out,

@@ -1,0 +1,37 @@
+"""What the latent FP8 kernel is compiled for without a GPU."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from openmla.kernels.call import Call
+from openmla.kernels.jobs import Jobs, Predicted
+from openmla.planning import Plan
+from openmla.problem import Problem
+
+_E4M3 = Problem(
+    form="sparse", heads=128, d_nope=512, d_rope=64, d_v=512, total_q=4096, total_k=8192, topk=2048,
+    q_dtype="e4m3", kv_dtype="e4m3", wants_lse=True,
+)  # fmt: skip
+_CACHE = replace(_E4M3, kv_dtype="fp8_token", page_size=64, has_q_scale=True)
+PROBLEMS = {
+    "512+64": _E4M3,
+    "512+64 scales": replace(_E4M3, has_q_scale=True, has_k_scale=True),
+    "512+64 sink lengths max logits": replace(
+        _E4M3, has_sink=True, has_topk_lengths=True, wants_max_logits=True
+    ),
+    "512+0": replace(_E4M3, d_rope=0, rope="none"),
+    "fp8_token": _CACHE,
+    "fp8_token sequences": replace(_CACHE, form="latent", topk=0, has_sink=True),
+}
+
+
+def predicted(plan: Plan, call: Call) -> Predicted:
+    """What partitions are given when they begin has its place in shared memory; how much depends on
+    the arguments, so the plan has room for the most. Registers are stored at the ends of work
+    items; where rows have scales, also by the producer."""
+    spills = 176 if plan.config.scaled else 16
+    return Predicted(registers=plan.config.registers.at_launch, spills=spills)
+
+
+JOBS = Jobs(chip="h200", problems=PROBLEMS, predicted=predicted)

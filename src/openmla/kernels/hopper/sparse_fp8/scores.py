@@ -1,0 +1,87 @@
+"""Scores of a block of 64 keys, and weights as the values' products take them.
+
+| rows | scores | weights |
+|---|---|---|
+| e4m3 | a sum of FP8 products | P |
+| e4m3, with `k_scale` | the same, times the key's scale | P |
+| of a cache with a scale per row | the same, times the row's scale | P, times it |
+
+Weights are fp16, in which e4m3 values are exact. It reaches from 2^-24 to 65504, so the reference
+of a row is OFFSET below its maximum, and weights lie below 2^(OFFSET + THRESHOLD). Where weights
+contain scales, so does the maximum: what counts is how much a key adds to the output.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma, warpgroup_mma_wait
+
+from openmla.kernels.gluon.scores import opaque_zero
+from openmla.kernels.hopper.dense.softmax import quad_sums
+from openmla.kernels.hopper.latent.epilogue import rows_of
+from openmla.kernels.hopper.latent.softmax import KEYS, THRESHOLD, finite, max_of_rows
+from openmla.planning.hopper.sparse_fp8 import WEIGHT_OFFSET
+
+OFFSET = gl.constexpr(WEIGHT_OFFSET)
+
+
+@gluon.jit
+def begin_scores(q_smem, k_smem, b, HOW: gl.constexpr, SL: gl.constexpr):
+    """Start the scores of block b."""
+    z = opaque_zero()
+    S = gl.zeros([64, 64], gl.float32, SL)
+    k = k_smem[0].index(z + b).permute((1, 0))
+    S = warpgroup_mma(q_smem[0].index(z), k, S, use_acc=False, is_async=True)
+    if HOW[8]:
+        k = k_smem[1].index(z + b).permute((1, 0))
+        S = warpgroup_mma(q_smem[1].index(z), k, S, is_async=True)
+    return S
+
+
+@gluon.jit
+def scales_of(scales, b, SL: gl.constexpr):
+    """The scales of the 64 keys of block b."""
+    return scales.index(b).load(gl.SliceLayout(0, SL))
+
+
+@gluon.jit
+def finish_scores(S, scales, b, row_scale, HOW: gl.constexpr, SL: gl.constexpr):
+    """Scores of block b, from what `begin_scores` started; scaled, but for `factor`."""
+    S = warpgroup_mma_wait(0, deps=(S,))
+    if HOW[7]:
+        S = S * scales_of(scales, b, SL)[None, :]
+    if HOW[6]:
+        S = S * row_scale[:, None]
+    return S
+
+
+@gluon.jit
+def row_scales(q_scale_ptr, place, heads, factor, HOW: gl.constexpr, SL: gl.constexpr):
+    """(q_scale times factor of 64 rows, 0 where there is none; what is left to multiply by)."""
+    RL: gl.constexpr = gl.SliceLayout(1, SL)
+    if HOW[6]:
+        token, _head, ok = rows_of(place, heads, HOW[3], RL)
+        scale = gl.load(q_scale_ptr + token + gl.zeros([64], gl.int32, RL), mask=ok, other=0.0)
+        return scale * factor
+    else:
+        return factor
+
+
+@gluon.jit
+def next_reference(S, row_max, factor, scales, b, HOW: gl.constexpr, SL: gl.constexpr):
+    """The reference after a block: it moves only to a maximum that exceeds it by much."""
+    if HOW[9]:
+        reached = max_of_rows(S * factor + gl.log2(gl.abs(scales_of(scales, b, SL)))[None, :])
+    else:
+        reached = max_of_rows(S) * factor
+    reached -= OFFSET
+    return gl.where(reached > row_max + THRESHOLD, reached, row_max)
+
+
+@gluon.jit
+def weigh(S, row_max, row_sum, factor, scales, b, HOW: gl.constexpr, SL: gl.constexpr):
+    """(weights of a block, partial sums of P with them), relative to `row_max`."""
+    P = gl.exp2(S * factor - finite(row_max)[:, None])
+    row_sum += quad_sums(P, KEYS)
+    if HOW[9]:
+        P = P * scales_of(scales, b, SL)[None, :]
+    return P, row_sum

@@ -15,8 +15,8 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from openmla.cache import LatentCache
 from openmla.kernels.call import Call, launch_counter, scale_arguments, vector
+from openmla.kernels.gluon.dequantize.launch import rows_of
 from openmla.kernels.gluon.descriptors import tile_layout
-from openmla.kernels.hopper.dequantize.launch import rows_of
 from openmla.kernels.hopper.latent.launch import (
     WGMMA_ROWS,
     group_of,

@@ -1,6 +1,7 @@
-"""Time the latent Hopper kernel over lists of FP8 rows on an H200.
+"""Time the latent Hopper kernels over lists of FP8 rows on an H200: bf16 queries over caches, and
+(queries) FP8 queries over e4m3 rows beside the bf16 call over the same numbers.
 
-PYTHONPATH=src python benchmarks/device/hopper_fp8_h200.py --out DIR [--section speed|host]
+PYTHONPATH=src python benchmarks/device/hopper_fp8_h200.py --out DIR [--section speed|host|queries]
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any
 import torch
 from sections import Section, host_microseconds, run
 
+import openmla
 from openmla.bench.gpu_timing import MATMUL_FLOPS, matmul, race
 from openmla.cache import LatentCache
 from openmla.dispatch import plan_call
@@ -155,6 +157,38 @@ def speed(_: str, rounds: int) -> Iterator[dict[str, Any]]:
         del inputs, contestants
 
 
+def queries(_: str, rounds: int) -> Iterator[dict[str, Any]]:
+    """4096 queries, 2048 of 8192 and of 65536 keys; the portable kernel is named beside."""
+    product, scale = matmul(), 576**-0.5
+    for keys in (8192, 65536):
+        shape = Shape(4096, region=keys, pool=keys)
+        q, rows = (
+            torch.randn(n, 576, device="cuda").to(torch.float8_e4m3fn)
+            for n in (shape.queries * shape.heads, keys)
+        )
+        q = q.view(shape.queries, shape.heads, 576)
+        lists = torch.rand(shape.queries, keys, device="cuda").topk(shape.topk).indices.int()
+        wide = q.bfloat16(), rows.bfloat16()
+        contestants: dict[str, Callable[[], object]] = {
+            "matmul": product,
+            "bf16": lambda w=wide, i=lists: openmla.mla_prefill_sparse(*w, i, scale=scale),
+        }
+        for backend in ("hopper", "portable"):
+            contestants[f"e4m3 {backend}"] = lambda q=q, rows=rows, i=lists, b=backend: (
+                openmla.mla_prefill_sparse(q, rows, i, scale=scale, backend=b)
+            )
+        timings = race(contestants, rounds)
+        yield {
+            "shape": str(shape), "milliseconds": {n: t.median for n, t in timings.items()},
+            "tflops": {n: shape.flops / t.median * 1e-9 for n, t in timings.items()},
+            "matmul_tflops": MATMUL_FLOPS / timings["matmul"].median * 1e-9,
+            "over_bf16": timings["bf16"].median / timings["e4m3 hopper"].median,
+            "over_bf16_in_a_row": timings["bf16"].back_to_back
+            / timings["e4m3 hopper"].back_to_back,
+            "over_portable": timings["e4m3 portable"].median / timings["e4m3 hopper"].median,
+        }  # fmt: skip
+
+
 def host(_: str, rounds: int) -> Iterator[dict[str, Any]]:
     """Of both ways, planned beforehand."""
     inputs = Inputs(Shape(64, region=4096, pool=64 * 100, topk=128, heads=64))
@@ -164,4 +198,9 @@ def host(_: str, rounds: int) -> Iterator[dict[str, Any]]:
 
 
 if __name__ == "__main__":
-    run(__file__, {"speed": Section(speed, 75), "host": Section(host, 60)}, json.dumps)
+    sections = {
+        "speed": Section(speed, 75),
+        "host": Section(host, 60),
+        "queries": Section(queries, 60),
+    }
+    run(__file__, sections, json.dumps)

@@ -43,7 +43,7 @@ FEATURES = {
     "sparse 512+64, 20 heads, bf16": replace(_SPARSE, heads=20),
     "sparse 512+64, fp8_656 cache": replace(_SPARSE, kv_dtype="fp8_656"),
     "sparse 512+64, fp8_block64 cache": replace(_SPARSE, kv_dtype="fp8_block64"),
-    "sparse 512+64, fp8 throughout": replace(_SPARSE, **_FP8),
+    "sparse 512+64, fp8 throughout": replace(_SPARSE, page_size=0, **_FP8),
     "sparse 512+0, bf16": replace(_SPARSE, d_rope=0, rope="none"),
 }
 

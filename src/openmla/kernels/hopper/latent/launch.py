@@ -74,6 +74,7 @@ def calls(plan: Plan, op: Operands, results: Results) -> Iterator[Call]:
 
 
 def has_keys(op: Operands) -> bool:
+    """Whether anybody could see a key."""
     if isinstance(op, LatentOperands):
         return bool(op.cache.rows and op.block_table.numel())
     return bool(op.rows and op.indices.shape[1])
@@ -306,6 +307,7 @@ def heads_of_tokens(q: Tensor, columns: int, rows: int = WGMMA_ROWS) -> Any:
 
 
 def outputs(results: Results) -> dict[str, Any]:
+    """Where results are written."""
     out, lse, logits = results.out, results.lse, results.max_logits
     return {
         "out_ptr": out,

@@ -146,6 +146,11 @@ def _permuted(low: Array, high: Array, places: Array) -> Array:
     return result
 
 
+def _fused(a: Array, b: Array, c: Array) -> Array:
+    """a * b + c, the product exact."""
+    return (a.astype(np.float64) * b + c).astype(np.float32)
+
+
 _RESULTS: dict[str, tuple[tuple[int, ...], Callable[..., Any]]] = {
     # opcode: bits of the operands, what it computes
     "mov.b32": ((32,), lambda a: a),
@@ -156,6 +161,7 @@ _RESULTS: dict[str, tuple[tuple[int, ...], Callable[..., Any]]] = {
     "selp.f32": ((32, 32, 1), lambda a, b, test: np.where(test, a, b)),
     "mul.f32": ((32, 32), _float(lambda a, b: a * b)),
     "mul.rn.f16x2": ((32, 32), _two_products),
+    "fma.rn.f32": ((32, 32, 32), _float(_fused)),
     "cvt.f32.f16": ((16,), lambda a: a.view(np.float16).astype(np.float32).view(np.uint32)),
     "cvt.rn.f16x2.e4m3x2": ((16,), _two_of_e4m3),
     "cvt.rn.bf16x2.f32": ((32, 32), _two_of_floats(dtypes.bfloat16)),

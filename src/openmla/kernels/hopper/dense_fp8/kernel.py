@@ -29,7 +29,7 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier, warpgroup
 
 from openmla.kernels.gluon.barriers import barriers
 from openmla.kernels.gluon.boxes import LANES
-from openmla.kernels.gluon.scores import mask, opaque_zero, signed
+from openmla.kernels.gluon.scores import opaque_zero, signed
 from openmla.kernels.hopper.dense.epilogue import finish
 from openmla.kernels.hopper.dense.kernel import WARPS, column_tiles, read_work_item
 from openmla.kernels.hopper.dense.scheduler import (
@@ -47,18 +47,20 @@ from openmla.kernels.hopper.dense_fp8.products import (
     issue_pv,
     issue_qk,
     joined,
-    next_pv,
     no_sums,
     rescale_parts,
     wait_pv,
     widen_rope,
 )
 from openmla.kernels.hopper.dense_fp8.softmax import (
-    first_weights,
+    first_reference,
+    exponents_here,
+    masked_scores,
     next_reference,
-    next_weights,
+    no_row_sums,
     row_scales,
     scaled,
+    weights_of,
 )
 from openmla.kernels.hopper.dense_fp8.words import pack_weights
 
@@ -73,7 +75,7 @@ def walk(  # noqa: PLR0913
     state: packed P of the block before, O without it, row_max, row_sum, and the rescale O still
     needs.
     """
-    words, O, row_max, row_sum, rescale = state
+    X, O, row_max, row_sum, rescale, shift = state
     seen, keys = limits
     factor, row_scale = scales
     q_smem, k_smem, v_smem = smem
@@ -82,16 +84,27 @@ def walk(  # noqa: PLR0913
     ST: gl.constexpr = v_smem.shape[0]
     DTYPE: gl.constexpr = v_smem.dtype
     PL: gl.constexpr = LAYOUTS[1]
-    PARTS: gl.constexpr = len(O)
+    ALONE: gl.constexpr = gl.float8e4nv == DTYPE
+    EARLY: gl.constexpr = ALONE and (MASKED or HOW[4])
     for c in range(first, last):
         stage = it % ST
         before = (it + (ST - 1)) % ST
+        if ALONE:
+            X = exponents_here(X, factor, shift)
         mbarrier.wait(k_ready.index(stage), (it // ST) & 1)
         S_next = issue_qk(q_smem, k_smem, stage, WHO, LAYOUTS, DIMS)
-        O = rescale_parts(O, rescale)
+        old = rescale
+        if not ALONE:
+            O = rescale_parts(O, old)
+        weights, row_sum = weights_of(X, row_sum, old)
+        words = pack_weights(weights, BN, DTYPE)
         mbarrier.wait(v_ready.index(before), ((it - 1) // ST) & 1)
-        flight = issue_pv(words, v_smem, before, O, 0, PL)
-        S = warpgroup_mma_wait(1, deps=(S_next,))
+        flight = issue_pv(words, v_smem, before, O, PL)
+        if EARLY:
+            O = wait_pv(0, O, flight, old, ALONE)
+            S = warpgroup_mma_wait(0, deps=(S_next,))
+        else:
+            S = warpgroup_mma_wait(len(O), deps=(S_next,))
         S = scaled(S, row_scale, k_smem[3], stage, HOW[3], HOW[4])
         mbarrier.arrive(k_empty.index(stage), count=1)
         if c == blocks - 1:  # a branch: the barrier that comes with an arrive costs every step
@@ -99,18 +112,18 @@ def walk(  # noqa: PLR0913
         S = signed(S, HOW[1])
         if MASKED:
             skip = (blocks - 1 - c) * BN
-            S = mask(S, seen - skip, keys - skip, HOW[0])
+            S = masked_scores(S, seen - skip, keys - skip, HOW[0])
         row_max, shift, rescale = next_reference(S, row_max, factor, MASKED, DTYPE)
-        if PARTS > 1:
+        if not ALONE:
+            X = S * factor - shift[:, None]
+        if not EARLY:
             rescale = keep_before(rescale)
-            O, flight = next_pv(words, v_smem, before, O, flight, 1, PL)
-        weights, row_sum = next_weights(S, row_sum, factor, shift, rescale)
-        row_sum = keep_before(row_sum)
-        O = wait_pv(0, O, flight, PARTS - 1, gl.float8e4nv == DTYPE)
+            O = wait_pv(0, O, flight, old, ALONE)
         mbarrier.arrive(v_empty.index(before), count=1)
-        words = pack_weights(weights, BN, DTYPE)
+        if ALONE:
+            X = S
         it += 1
-    return (words, O, row_max, row_sum, rescale), it
+    return (X, O, row_max, row_sum, rescale, shift), it
 
 
 @gluon.jit
@@ -166,15 +179,18 @@ def consumer(
         mbarrier.arrive(q_empty.index(WHO), count=1, pred=blocks == 1)
         skip = (blocks - 1) * BN
         seen += WHO * 64
-        S = mask(signed(S, HOW[1]), seen - skip, keys - skip, HOW[0])
-        weights, row_max, row_sum = first_weights(S, unit, DTYPE)
-        words = pack_weights(weights, BN, DTYPE)
+        S = masked_scores(signed(S, HOW[1]), seen - skip, keys - skip, HOW[0])
+        row_max, shift = first_reference(S, unit, DTYPE)
+        X = S
+        if not ALONE:
+            X = S * unit - shift[:, None]
         O = no_sums(PARTS, OL)
         rescale = gl.full([64], 1.0, gl.float32, gl.SliceLayout(1, SL))
+        row_sum = no_row_sums(X)
         it += 1
         # Blocks come from the last to the first, so those that need a mask come first.
         masked = blocks - gl.minimum(whole, blocks - 1)
-        state = (words, O, row_max, row_sum, rescale)
+        state = (X, O, row_max, row_sum, rescale, shift)
         scales = (unit, row_scale)
         state, it = walk(
             state, it, blocks, 1, masked, (seen, keys), scales, smem, walk_bars, True, WHO, HOW,
@@ -184,13 +200,17 @@ def consumer(
             state, it, blocks, masked, blocks, (seen, keys), scales, smem, walk_bars, False, WHO,
             HOW, DIMS, LAYOUTS,
         )  # fmt: skip
-        words, O, row_max, row_sum, rescale = state
+        X, O, row_max, row_sum, rescale, shift = state
         # The last PV of this work item, then the first QK of the next.
         before = (it + (ST - 1)) % ST
-        O = rescale_parts(O, rescale)
+        if ALONE:
+            X = X * unit - shift[:, None]
+        else:
+            O = rescale_parts(O, rescale)
+        weights, row_sum = weights_of(X, row_sum, rescale)
+        words = pack_weights(weights, BN, DTYPE)
         mbarrier.wait(v_ready.index(before), ((it - 1) // ST) & 1)
-        flight = issue_pv(words, v_smem, before, O, 0, PL)
-        O, flight = next_pv(words, v_smem, before, O, flight, 1, PL)
+        flight = issue_pv(words, v_smem, before, O, PL)
         turn += 1
         slot = turn & 1
         mbarrier.wait(t_ready.index(slot), (turn >> 1) & 1)
@@ -209,12 +229,12 @@ def consumer(
         widen_rope(q_smem, WHO, DIMS)
         mbarrier.wait(k_ready.index(stage), (it // ST) & 1, pred=blocks > 0)
         if ALONE:  # its sums, O and the next scores together are too many registers
-            O = wait_pv(0, O, flight, PARTS - 1, True)
+            O = wait_pv(0, O, flight, rescale, True)
         if ALONE and SPLIT > 0:  # and so are the latter two and what a part of a request writes
             finish(joined(O), row_max, row_sum, work, results, WHO, NC, SPLIT)
         S_next = issue_qk(q_smem, k_smem, stage, WHO, LAYOUTS, DIMS)
         if not ALONE:
-            O = wait_pv(QK_GROUPS, O, flight, 0, False)
+            O = wait_pv(QK_GROUPS, O, flight, rescale, False)
         mbarrier.arrive(v_empty.index(before), count=1)
         if not (ALONE and SPLIT > 0):
             finish(joined(O), row_max, row_sum, work, results, WHO, NC, SPLIT)

@@ -89,40 +89,49 @@ def rescale_parts(O, rescale):
 
 
 @gluon.jit
-def issue_pv(words, v_smem, stage, O, PART: gl.constexpr, PL: gl.constexpr):
-    """Start the product of P and one part of V; returns it and P, whose registers must live as
-    long."""
+def issue_pv(words, v_smem, stage, O, PL: gl.constexpr):
+    """Start the products of P and V; returns them and P, whose registers must live as long."""
     DTYPE: gl.constexpr = v_smem.dtype
-    sums = O[PART]
     if gl.float8e4nv == DTYPE:
         P = unpack_weights(words, v_smem.shape[2], DTYPE, PL)
-        v = v_smem.index(stage).slice(PART * sums.shape[1], sums.shape[1]).permute((1, 0))
+        OL: gl.constexpr = O[0].type.layout
+        WIDTH: gl.constexpr = O[0].shape[1]
+        sums = ()
+        for i in gl.static_range(len(O)):
+            v = v_smem.index(stage).slice(i * WIDTH, WIDTH).permute((1, 0))
+            none = gl.zeros([64, WIDTH], gl.float32, OL)
+            sums += (warpgroup_mma(P, v, none, use_acc=False, is_async=True),)
         # A wait takes no 8-bit tensor: the words are the registers that P is in.
-        return warpgroup_mma(P, v, sums, use_acc=False, is_async=True), words
+        return sums, words
     else:
         P = unpack_weights(words, v_smem.shape[1], DTYPE, PL)
-        return warpgroup_mma(P, v_smem.index(stage), sums, is_async=True), P
+        return (warpgroup_mma(P, v_smem.index(stage), O[0], is_async=True),), P
 
 
 @gluon.jit
-def wait_pv(PENDING: gl.constexpr, O, flight, PART: gl.constexpr, ALONE: gl.constexpr):
-    """O with the part in flight, when at most PENDING products are. ALONE: it has its own sums."""
+def fma_here(a, b, c):
+    """a * b + c, and not moved by LLVM: sums would live on beside what comes after them."""
+    a, b = gl.broadcast(a, b)
+    a, c = gl.broadcast(a, c)
+    return gl.inline_asm_elementwise(
+        "fma.rn.f32 $0, $1, $2, $3;", "=f,f,f,f", [a, b, c], dtype=gl.float32, is_pure=False,
+        pack=1,
+    )  # fmt: skip
+
+
+@gluon.jit
+def wait_pv(PENDING: gl.constexpr, O, flight, rescale, ALONE: gl.constexpr):
+    """O with the products in flight, when at most PENDING others are. ALONE: they have their own
+    sums, and O has not been multiplied by `rescale` yet."""
     sums, P = flight
-    sums, P = warpgroup_mma_wait(PENDING, deps=(sums, P))
-    if ALONE:
-        sums = O[PART] + sums
-    out = O[:PART]
-    out += (sums,)
-    return out + O[PART + 1 :]
-
-
-@gluon.jit
-def next_pv(words, v_smem, stage, O, flight, PART: gl.constexpr, PL: gl.constexpr):
-    """Wait for part PART - 1 and start part PART, if there is one."""
-    if len(O) > PART:
-        O = wait_pv(0, O, flight, PART - 1, True)
-        flight = issue_pv(words, v_smem, stage, O, PART, PL)
-    return O, flight
+    OL: gl.constexpr = O[0].type.layout
+    out = ()
+    for i in gl.static_range(len(O)):
+        done, P = warpgroup_mma_wait(PENDING + (len(O) - 1 - i), deps=(sums[i], P))
+        if ALONE:
+            done = fma_here(O[i], gl.convert_layout(rescale, gl.SliceLayout(1, OL))[:, None], done)
+        out += (done,)
+    return out
 
 
 @gluon.jit

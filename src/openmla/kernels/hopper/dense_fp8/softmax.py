@@ -35,20 +35,11 @@ def scaled(S, row_scale, s_smem, stage, Q_SCALED: gl.constexpr, K_SCALED: gl.con
 
 
 @gluon.jit
-def exponentials(S, factor, shift):
-    """exp2(S * factor - shift), and its sums per thread of a quad."""
-    P = gl.exp2(S * factor - shift[:, None])
-    return P, quad_sums(P, P.shape[1])
-
-
-@gluon.jit
-def first_weights(S, factor, DTYPE: gl.constexpr):
-    """As softmax_first, for weights of V's type."""
+def first_reference(S, factor, DTYPE: gl.constexpr):
+    """(row_max, what exponents are shifted by) of a first block: as softmax_first."""
     OFFSET: gl.constexpr = FP8_OFFSET if gl.float8e4nv == DTYPE else 0.0
     row_max = gl.max(S, 1) * factor - OFFSET
-    shift = gl.where(row_max == MINUS_INF, 0.0, row_max)
-    P, row_sum = exponentials(S, factor, shift)
-    return P, row_max, row_sum
+    return row_max, gl.where(row_max == MINUS_INF, 0.0, row_max)
 
 
 @gluon.jit
@@ -65,8 +56,53 @@ def next_reference(S, row_max, factor, MASKED: gl.constexpr, DTYPE: gl.constexpr
 
 
 @gluon.jit
-def next_weights(S, row_sum, factor, shift, rescale):
-    """(P, row_sum) of one more block."""
-    P, sums = exponentials(S, factor, shift)
+def weights_of(X, row_sum, rescale):
+    """(P, row_sum) from the exponents of one more block."""
+    P = gl.exp2(X)
     old = gl.convert_layout(rescale, gl.SliceLayout(1, row_sum.type.layout))[:, None]
-    return P, row_sum * old + sums
+    return P, row_sum * old + quad_sums(P, P.shape[1])
+
+
+@gluon.jit
+def no_row_sums(X):
+    """row_sum before the first block."""
+    return quad_sums(gl.zeros_like(X), X.shape[1])
+
+
+@gluon.jit
+def keep_after(shift):
+    """`shift`, made anew: what is computed with it stays after what came before."""
+    return gl.inline_asm_elementwise(
+        "mov.b32 $0, $1;", "=f,f", [shift], dtype=gl.float32, is_pure=False, pack=1
+    )
+
+
+@gluon.jit
+def masked_scores(S, seen, keys, CAUSAL: gl.constexpr):
+    """As `mask` of gluon/scores.py, where a column is a constant plus the thread's own two: then
+    a comparison is one instruction, and no column takes a register."""
+    SL: gl.constexpr = S.type.layout
+    BN: gl.constexpr = S.shape[1]
+    scores = gl.reshape(S, [64, BN // 8, 4, 2])
+    L: gl.constexpr = scores.type.layout
+    ROWS: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(2, gl.SliceLayout(3, L)))
+    EIGHTS: gl.constexpr = gl.SliceLayout(0, gl.SliceLayout(2, gl.SliceLayout(3, L)))
+    THREADS: gl.constexpr = gl.SliceLayout(0, gl.SliceLayout(1, gl.SliceLayout(3, L)))
+    PAIRS: gl.constexpr = gl.SliceLayout(0, gl.SliceLayout(1, gl.SliceLayout(2, L)))
+    rows = gl.arange(0, 64, ROWS)
+    last = gl.minimum(rows * CAUSAL + (seen if CAUSAL else keys), keys)
+    last = last[:, None, None, None] - 2 * gl.arange(0, 4, THREADS)[None, None, :, None]
+    column = 8 * gl.arange(0, BN // 8, EIGHTS)[None, :, None, None]
+    column = column + gl.arange(0, 2, PAIRS)[None, None, None, :]
+    kept = gl.where(column < last, scores, MINUS_INF)
+    return gl.convert_layout(gl.reshape(kept, [64, BN]), SL, assert_trivial=True)
+
+
+@gluon.jit
+def exponents_here(S, factor, shift):
+    """S * factor - shift"""
+    S, shifts = gl.broadcast(S, -shift[:, None])
+    factors = gl.full(S.shape, 0.0, gl.float32, S.type.layout) + factor
+    return gl.inline_asm_elementwise(
+        "fma.rn.f32 $0, $1, $2, $3;", "=f,f,f,f", [S, factors, shifts], dtype=gl.float32, is_pure=False, pack=1
+    )

@@ -25,7 +25,7 @@ q_scale and k_scale multiply the scores; then `factor` is in the scales of the r
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import mbarrier, warpgroup_mma_wait
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, warpgroup_mma, warpgroup_mma_wait
 
 from openmla.kernels.gluon.barriers import barriers
 from openmla.kernels.gluon.boxes import LANES
@@ -41,7 +41,7 @@ from openmla.kernels.hopper.dense.scheduler import (
     get,
     scheduler,
 )
-from openmla.kernels.hopper.dense.softmax import keep_before
+from openmla.kernels.hopper.dense.softmax import quad_sums
 from openmla.kernels.hopper.dense_fp8.producer import producer
 from openmla.kernels.hopper.dense_fp8.products import (
     issue_pv,
@@ -50,24 +50,66 @@ from openmla.kernels.hopper.dense_fp8.products import (
     no_sums,
     rescale_parts,
     wait_pv,
+    turn_signs,
     widen_rope,
 )
 from openmla.kernels.hopper.dense_fp8.softmax import (
     first_reference,
+    exponents,
     exponents_here,
+    known_before,
     masked_scores,
     next_reference,
     no_row_sums,
-    row_scales,
-    scaled,
+    row_factors,
+    times_keys,
     weights_of,
 )
-from openmla.kernels.hopper.dense_fp8.words import pack_weights
+from openmla.kernels.hopper.latent.signals import signal
+from openmla.kernels.hopper.dense_fp8.words import pack_weights, unpack_weights
+
+HALVES = gl.constexpr(False)
+
+
+@gluon.jit
+def halves(X):
+    BN: gl.constexpr = X.shape[1]
+    L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BN // 2, 32])
+    a, b = gl.split(gl.permute(gl.reshape(X, [64, 2, BN // 2]), (0, 2, 1)))
+    return gl.convert_layout(a, L, assert_trivial=True), gl.convert_layout(b, L, assert_trivial=True)
+
+
+TURNS = gl.constexpr(True)
+
+
+@gluon.jit
+def take_turn(WHO: gl.constexpr, NC: gl.constexpr):
+    if TURNS and NC == 2:
+        if WHO == 0:
+            signal("bar.sync 8, 256; mov.b32 $0, 0;")
+        else:
+            signal("bar.sync 9, 256; mov.b32 $0, 0;")
+
+
+@gluon.jit
+def pass_turn(WHO: gl.constexpr, NC: gl.constexpr):
+    if TURNS and NC == 2:
+        if WHO == 0:
+            signal("bar.arrive 9, 256; mov.b32 $0, 0;")
+        else:
+            signal("bar.arrive 8, 256; mov.b32 $0, 0;")
+
+
+@gluon.jit
+def next_place(stage, phase, ST: gl.constexpr):
+    """The place in the rings after this one: (stage, parity of the round)."""
+    last = stage == ST - 1
+    return gl.where(last, 0, stage + 1), gl.where(last, phase ^ 1, phase)
 
 
 @gluon.jit
 def walk(  # noqa: PLR0913
-    state, it, blocks, first, last, limits, scales, smem, bars, MASKED: gl.constexpr,
+    state, place, blocks, first, last, limits, factor, smem, bars, MASKED: gl.constexpr,
     WHO: gl.constexpr, HOW: gl.constexpr, DIMS: gl.constexpr, LAYOUTS: gl.constexpr,
 ):  # fmt: skip
     """Steps first … last - 1 of a work item; each multiplies V of the block before it.
@@ -75,9 +117,9 @@ def walk(  # noqa: PLR0913
     state: packed P of the block before, O without it, row_max, row_sum, and the rescale O still
     needs.
     """
-    X, O, row_max, row_sum, rescale, shift = state
+    X, O, row_max, row_sum, rescale = state
+    before, phase_before = place
     seen, keys = limits
-    factor, row_scale = scales
     q_smem, k_smem, v_smem = smem
     q_empty, k_ready, k_empty, v_ready, v_empty = bars
     BN: gl.constexpr = k_smem[0].shape[1]
@@ -87,43 +129,71 @@ def walk(  # noqa: PLR0913
     ALONE: gl.constexpr = gl.float8e4nv == DTYPE
     EARLY: gl.constexpr = ALONE and (MASKED or HOW[4])
     for c in range(first, last):
-        stage = it % ST
-        before = (it + (ST - 1)) % ST
+        stage, phase = next_place(before, phase_before, ST)
         if ALONE:
-            X = exponents_here(X, factor, shift)
-        mbarrier.wait(k_ready.index(stage), (it // ST) & 1)
+            X = exponents_here(X, factor, row_max, HOW[3])
+        mbarrier.wait(k_ready.index(stage), phase)
+        take_turn(WHO, q_smem[0].shape[0])
         S_next = issue_qk(q_smem, k_smem, stage, WHO, LAYOUTS, DIMS)
         old = rescale
         if not ALONE:
             O = rescale_parts(O, old)
-        weights, row_sum = weights_of(X, row_sum, old)
-        words = pack_weights(weights, BN, DTYPE)
-        mbarrier.wait(v_ready.index(before), ((it - 1) // ST) & 1)
-        flight = issue_pv(words, v_smem, before, O, PL)
+        if HALVES and not ALONE:
+            row_sum = row_sum * gl.convert_layout(old, gl.SliceLayout(1, row_sum.type.layout))[:, None]
+            left, right = halves(X)
+            weights = gl.exp2(left)
+            row_sum += gl.convert_layout(quad_sums(weights, BN // 2), row_sum.type.layout)
+            words = pack_weights(weights, BN // 2, DTYPE)
+        else:
+            weights, row_sum = weights_of(X, row_sum, old)
+            words = pack_weights(weights, BN, DTYPE)
+        row_sum = known_before(row_sum)
+        pass_turn(WHO, q_smem[0].shape[0])
+        if not EARLY:
+            S = warpgroup_mma_wait(0, deps=(S_next,))
+            S = times_keys(S, k_smem[3], stage, HOW[4])
+            mbarrier.arrive(k_empty.index(stage), count=1)
+            if c == blocks - 1:  # a branch: the barrier that comes with an arrive costs every step
+                mbarrier.arrive(q_empty.index(WHO), count=1)
+        mbarrier.wait(v_ready.index(before), phase_before)
+        if HALVES and not ALONE:
+            P0 = unpack_weights(words, BN // 2, DTYPE, PL)
+            half = warpgroup_mma(P0, v_smem.index(before).slice(0, BN // 2), O[0], is_async=True)
+            weights = gl.exp2(right)
+            row_sum += gl.convert_layout(quad_sums(weights, BN // 2), row_sum.type.layout)
+            words = pack_weights(weights, BN // 2, DTYPE)
+            P1 = unpack_weights(words, BN // 2, DTYPE, PL)
+            half = warpgroup_mma(P1, v_smem.index(before).slice(BN // 2, BN // 2), half, is_async=True)
+        else:
+            flight = issue_pv(words, v_smem, before, O, PL)
         if EARLY:
             O = wait_pv(0, O, flight, old, ALONE)
             S = warpgroup_mma_wait(0, deps=(S_next,))
-        else:
-            S = warpgroup_mma_wait(len(O), deps=(S_next,))
-        S = scaled(S, row_scale, k_smem[3], stage, HOW[3], HOW[4])
-        mbarrier.arrive(k_empty.index(stage), count=1)
-        if c == blocks - 1:  # a branch: the barrier that comes with an arrive costs every step
-            mbarrier.arrive(q_empty.index(WHO), count=1)
+            S = times_keys(S, k_smem[3], stage, HOW[4])
+            mbarrier.arrive(k_empty.index(stage), count=1)
+            if c == blocks - 1:  # a branch: the barrier that comes with an arrive costs every step
+                mbarrier.arrive(q_empty.index(WHO), count=1)
         S = signed(S, HOW[1])
         if MASKED:
             skip = (blocks - 1 - c) * BN
             S = masked_scores(S, seen - skip, keys - skip, HOW[0])
-        row_max, shift, rescale = next_reference(S, row_max, factor, MASKED, DTYPE)
-        if not ALONE:
-            X = S * factor - shift[:, None]
+        row_max, rescale = next_reference(S, row_max, factor, DTYPE)
         if not EARLY:
-            rescale = keep_before(rescale)
-            O = wait_pv(0, O, flight, old, ALONE)
+            row_max = known_before(row_max)
+        if not ALONE:
+            X = exponents(S, factor, row_max, HOW[3])
+        if not EARLY:
+            if HALVES and not ALONE:
+                half, P0, P1 = warpgroup_mma_wait(0, deps=(half, P0, P1))
+                O = (half,)
+            else:
+                O = wait_pv(0, O, flight, old, ALONE)
         mbarrier.arrive(v_empty.index(before), count=1)
         if ALONE:
             X = S
-        it += 1
-    return (X, O, row_max, row_sum, rescale, shift), it
+        before = stage
+        phase_before = phase
+    return (X, O, row_max, row_sum, rescale), (before, phase_before)
 
 
 @gluon.jit
@@ -152,7 +222,8 @@ def consumer(
     LAYOUTS: gl.constexpr = (SL, PL, RL)
     walk_bars = (q_empty, k_ready, k_empty, v_ready, v_empty)
     turn = gl.program_id(0) * 0
-    it = turn  # key blocks so far, over all work items
+    stage = turn  # of the block that S is of, and the parity of its round
+    phase = turn
     mbarrier.wait(t_ready.index(0), 0)
     work = read_work_item(info, turn, SPLIT)
     blocks = get(info, turn, BLOCKS, WARPS)
@@ -160,56 +231,57 @@ def consumer(
     keys = get(info, turn, KEYS, WARPS)
     seen = get(info, turn, SEEN, WARPS)
     mbarrier.arrive(t_empty.index(0), count=1)
-    unit = factor
-    row_scale = factor
-    if Q_SCALED:
-        unit = 1.0
-        row_scale = row_scales(q_scale_ptr, work, factor, WHO, SL)
+    by = row_factors(q_scale_ptr, work, factor, WHO, SL)
     S = gl.zeros([64, BN], gl.float32, SL)
     if blocks > 0:
         mbarrier.wait(q_ready.index(WHO), 0)
+        turn_signs(q_smem, q_scale_ptr, work, WHO, DIMS)
         widen_rope(q_smem, WHO, DIMS)
         mbarrier.wait(k_ready.index(0), 0)
         S_next = issue_qk(q_smem, k_smem, opaque_zero(), WHO, LAYOUTS, DIMS)
         S = warpgroup_mma_wait(0, deps=(S_next,))
+    if WHO == 1:
+        pass_turn(WHO, NC)
     while blocks > 0:
-        # S holds the scores of the work item's first block, number `it`.
-        S = scaled(S, row_scale, k_smem[3], it % ST, Q_SCALED, HOW[4])
-        mbarrier.arrive(k_empty.index(it % ST), count=1)
+        # S holds the scores of the work item's first block.
+        S = times_keys(S, k_smem[3], stage, HOW[4])
+        mbarrier.arrive(k_empty.index(stage), count=1)
         mbarrier.arrive(q_empty.index(WHO), count=1, pred=blocks == 1)
         skip = (blocks - 1) * BN
         seen += WHO * 64
         S = masked_scores(signed(S, HOW[1]), seen - skip, keys - skip, HOW[0])
-        row_max, shift = first_reference(S, unit, DTYPE)
+        row_max = first_reference(S, by, DTYPE)
         X = S
         if not ALONE:
-            X = S * unit - shift[:, None]
+            X = exponents(S, by, row_max, Q_SCALED)
         O = no_sums(PARTS, OL)
         rescale = gl.full([64], 1.0, gl.float32, gl.SliceLayout(1, SL))
         row_sum = no_row_sums(X)
-        it += 1
+        place = (stage, phase)
         # Blocks come from the last to the first, so those that need a mask come first.
         masked = blocks - gl.minimum(whole, blocks - 1)
-        state = (X, O, row_max, row_sum, rescale, shift)
-        scales = (unit, row_scale)
-        state, it = walk(
-            state, it, blocks, 1, masked, (seen, keys), scales, smem, walk_bars, True, WHO, HOW,
+        state = (X, O, row_max, row_sum, rescale)
+        state, place = walk(
+            state, place, blocks, 1, masked, (seen, keys), by, smem, walk_bars, True, WHO, HOW,
             DIMS, LAYOUTS,
         )  # fmt: skip
-        state, it = walk(
-            state, it, blocks, masked, blocks, (seen, keys), scales, smem, walk_bars, False, WHO,
+        state, place = walk(
+            state, place, blocks, masked, blocks, (seen, keys), by, smem, walk_bars, False, WHO,
             HOW, DIMS, LAYOUTS,
         )  # fmt: skip
-        X, O, row_max, row_sum, rescale, shift = state
+        X, O, row_max, row_sum, rescale = state
         # The last PV of this work item, then the first QK of the next.
-        before = (it + (ST - 1)) % ST
+        before, phase_before = place
         if ALONE:
-            X = X * unit - shift[:, None]
+            X = exponents(X, by, row_max, Q_SCALED)
         else:
             O = rescale_parts(O, rescale)
+        take_turn(WHO, NC)
         weights, row_sum = weights_of(X, row_sum, rescale)
         words = pack_weights(weights, BN, DTYPE)
-        mbarrier.wait(v_ready.index(before), ((it - 1) // ST) & 1)
+        row_sum = known_before(row_sum)
+        pass_turn(WHO, NC)
+        mbarrier.wait(v_ready.index(before), phase_before)
         flight = issue_pv(words, v_smem, before, O, PL)
         turn += 1
         slot = turn & 1
@@ -220,14 +292,14 @@ def consumer(
         keys = get(info, slot, KEYS, WARPS)
         seen = get(info, slot, SEEN, WARPS)
         mbarrier.arrive(t_empty.index(slot), count=1)
-        if Q_SCALED:
-            row_scale = row_scales(q_scale_ptr, next_work_item, factor, WHO, SL)
         # After the last work item the product is idle: over the block before, which nobody
         # overwrites.
-        stage = gl.where(blocks > 0, it % ST, before)
+        stage, phase = next_place(before, phase_before, ST)
+        stage = gl.where(blocks > 0, stage, before)
         mbarrier.wait(q_ready.index(WHO), turn & 1, pred=blocks > 0)
+        turn_signs(q_smem, q_scale_ptr, next_work_item, WHO, DIMS)
         widen_rope(q_smem, WHO, DIMS)
-        mbarrier.wait(k_ready.index(stage), (it // ST) & 1, pred=blocks > 0)
+        mbarrier.wait(k_ready.index(stage), phase, pred=blocks > 0)
         if ALONE:  # its sums, O and the next scores together are too many registers
             O = wait_pv(0, O, flight, rescale, True)
         if ALONE and SPLIT > 0:  # and so are the latter two and what a part of a request writes
@@ -240,6 +312,9 @@ def consumer(
             finish(joined(O), row_max, row_sum, work, results, WHO, NC, SPLIT)
         S = warpgroup_mma_wait(0, deps=(S_next,))
         work = next_work_item
+        by = row_factors(q_scale_ptr, work, factor, WHO, SL)
+    if WHO == 0:
+        take_turn(WHO, NC)
 
 
 @gluon.jit

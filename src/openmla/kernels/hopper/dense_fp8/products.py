@@ -25,6 +25,7 @@ from openmla.kernels.gluon.compat import thread_barrier
 from openmla.kernels.gluon.scores import opaque_zero
 from openmla.kernels.hopper.dense.kernel import WARPS
 from openmla.kernels.hopper.dense.softmax import rescale_rows
+from openmla.kernels.hopper.dense_fp8.softmax import fma_here
 from openmla.kernels.hopper.dense_fp8.words import unpack_weights
 
 
@@ -70,6 +71,33 @@ def widen_rope(q_smem, WHO: gl.constexpr, DIMS: gl.constexpr):
 
 
 @gluon.jit
+def turn_signs(q_smem, q_scale_ptr, work, WHO: gl.constexpr, DIMS: gl.constexpr):
+    """After q_ready: the sign of a row's scale, or that it is NaN, goes into its queries, so that
+    the factors of rows are positive: then the largest score stays the largest, and hidden -inf."""
+    if q_scale_ptr is not None:
+        _turn_tile(q_smem[0].index(WHO), q_scale_ptr, work, WHO)
+        if DIMS[1] > 0:
+            _turn_tile(q_smem[1].index(WHO), q_scale_ptr, work, WHO)
+        if DIMS[2] > 0:
+            _turn_tile(q_smem[2].index(WHO), q_scale_ptr, work, WHO)
+        fence_async_shared()
+        thread_barrier()
+
+
+@gluon.jit
+def _turn_tile(tile, q_scale_ptr, work, WHO: gl.constexpr):
+    _head, token, rows, _part = work
+    WIDTH: gl.constexpr = tile.shape[1]
+    L: gl.constexpr = gl.BlockedLayout([1, 16], [512 // WIDTH, WIDTH // 16], [WARPS, 1], [1, 0])
+    row = gl.arange(0, 64, gl.SliceLayout(1, L)) + WHO * 64
+    scale = gl.load(q_scale_ptr + (token + row), mask=row < rows, other=0.0)
+    sign = gl.where(scale < 0.0, -128, 0).to(gl.int8)
+    nan = gl.where(scale == scale, 0, 127).to(gl.int8)
+    bits = tile.load(L).to(gl.int8, bitcast=True)
+    tile.store(((bits ^ sign[:, None]) | nan[:, None]).to(gl.float8e4nv, bitcast=True))
+
+
+@gluon.jit
 def no_sums(PARTS: gl.constexpr, OL: gl.constexpr):
     """The parts of O, all 0. OL: layout of a part."""
     WIDTH: gl.constexpr = OL.instr_shape[1]
@@ -106,17 +134,6 @@ def issue_pv(words, v_smem, stage, O, PL: gl.constexpr):
     else:
         P = unpack_weights(words, v_smem.shape[1], DTYPE, PL)
         return (warpgroup_mma(P, v_smem.index(stage), O[0], is_async=True),), P
-
-
-@gluon.jit
-def fma_here(a, b, c):
-    """a * b + c, and not moved by LLVM: sums would live on beside what comes after them."""
-    a, b = gl.broadcast(a, b)
-    a, c = gl.broadcast(a, c)
-    return gl.inline_asm_elementwise(
-        "fma.rn.f32 $0, $1, $2, $3;", "=f,f,f,f", [a, b, c], dtype=gl.float32, is_pure=False,
-        pack=1,
-    )  # fmt: skip
 
 
 @gluon.jit

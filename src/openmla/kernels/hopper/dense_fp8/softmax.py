@@ -14,45 +14,68 @@ from openmla.planning.hopper.dense_fp8 import FP8_RESCALE_THRESHOLD
 
 FP8_OFFSET = gl.constexpr(4.0)
 FP8_THRESHOLD = gl.constexpr(FP8_RESCALE_THRESHOLD)
+# row_max before the first key: unlike -inf it can be subtracted from a hidden score.
+LOWEST = gl.constexpr(-1e38)
+LEAST_FACTOR = gl.constexpr(2.0**-126)
 
 
 @gluon.jit
-def row_scales(q_scale_ptr, work, factor, WHO: gl.constexpr, SL: gl.constexpr):
-    """q_scale times factor of a consumer's 64 rows; 0 for rows that are not there."""
-    _head, token, rows, _part = work
-    row = gl.arange(0, 64, gl.SliceLayout(1, SL)) + (opaque_zero() + WHO * 64)
-    return gl.load(q_scale_ptr + (token + row), mask=row < rows, other=0.0) * factor
+def fma_here(a, b, c):
+    """a * b + c, where it stands: LLVM does not move it."""
+    a, b = gl.broadcast(a, b)
+    a, c = gl.broadcast(a, c)
+    return gl.inline_asm_elementwise(
+        "fma.rn.f32 $0, $1, $2, $3;", "=f,f,f,f", [a, b, c], dtype=gl.float32, is_pure=False,
+        pack=1,
+    )  # fmt: skip
 
 
 @gluon.jit
-def scaled(S, row_scale, s_smem, stage, Q_SCALED: gl.constexpr, K_SCALED: gl.constexpr):
-    """Scores times the scales of their keys and of their rows, where there are any."""
-    if K_SCALED:
-        S = S * s_smem.index(stage).load(gl.SliceLayout(0, S.type.layout))[None, :]
-    if Q_SCALED:
-        S = S * row_scale[:, None]
+def row_factors(q_scale_ptr, work, factor, WHO: gl.constexpr, SL: gl.constexpr):
+    """What the scores of a consumer's 64 rows are multiplied by: factor, times q_scale without its
+    sign, which is in Q (products.py); never 0."""
+    if q_scale_ptr is None:
+        return factor
+    else:
+        _head, token, rows, _part = work
+        row = gl.arange(0, 64, gl.SliceLayout(1, SL)) + (opaque_zero() + WHO * 64)
+        q_scale = gl.load(q_scale_ptr + (token + row), mask=row < rows, other=0.0)
+        found = gl.abs(q_scale) * factor
+        return gl.where(found > LEAST_FACTOR, found, LEAST_FACTOR)
+
+
+@gluon.jit
+def exponents(S, factor, row_max, PER_ROW: gl.constexpr):
+    """S * factor - row_max; the factor is one number, or one of each row."""
+    if PER_ROW:
+        return S * factor[:, None] - row_max[:, None]
+    else:
+        return S * factor - row_max[:, None]
+
+
+@gluon.jit
+def times_keys(S, scales, stage, SCALED: gl.constexpr):
+    """Scores times the scales of their keys, where there are any."""
+    if SCALED:
+        S = S * scales.index(stage).load(gl.SliceLayout(0, S.type.layout))[None, :]
     return S
 
 
 @gluon.jit
 def first_reference(S, factor, DTYPE: gl.constexpr):
-    """(row_max, what exponents are shifted by) of a first block: as softmax_first."""
+    """row_max of a first block; LOWEST where a row sees nothing."""
     OFFSET: gl.constexpr = FP8_OFFSET if gl.float8e4nv == DTYPE else 0.0
-    row_max = gl.max(S, 1) * factor - OFFSET
-    return row_max, gl.where(row_max == MINUS_INF, 0.0, row_max)
+    return gl.maximum(gl.max(S, 1) * factor - OFFSET, LOWEST)
 
 
 @gluon.jit
-def next_reference(S, row_max, factor, MASKED: gl.constexpr, DTYPE: gl.constexpr):
-    """(row_max, what exponents are shifted by, rescale) with one more block: see softmax_step."""
+def next_reference(S, row_max, factor, DTYPE: gl.constexpr):
+    """(row_max, rescale) with one more block: see softmax_step."""
     OFFSET: gl.constexpr = FP8_OFFSET if gl.float8e4nv == DTYPE else 0.0
     LAG: gl.constexpr = FP8_THRESHOLD if gl.float8e4nv == DTYPE else THRESHOLD
     reached = gl.max(S, 1) * factor - OFFSET
     new_max = gl.where(reached > row_max + LAG, reached, row_max)
-    shift = new_max
-    if MASKED:
-        shift = gl.where(new_max == MINUS_INF, 0.0, new_max)
-    return new_max, shift, gl.exp2(row_max - shift)
+    return new_max, gl.exp2(row_max - new_max)
 
 
 @gluon.jit
@@ -67,14 +90,6 @@ def weights_of(X, row_sum, rescale):
 def no_row_sums(X):
     """row_sum before the first block."""
     return quad_sums(gl.zeros_like(X), X.shape[1])
-
-
-@gluon.jit
-def keep_after(shift):
-    """`shift`, made anew: what is computed with it stays after what came before."""
-    return gl.inline_asm_elementwise(
-        "mov.b32 $0, $1;", "=f,f", [shift], dtype=gl.float32, is_pure=False, pack=1
-    )
 
 
 @gluon.jit
@@ -99,10 +114,21 @@ def masked_scores(S, seen, keys, CAUSAL: gl.constexpr):
 
 
 @gluon.jit
-def exponents_here(S, factor, shift):
-    """S * factor - shift"""
-    S, shifts = gl.broadcast(S, -shift[:, None])
-    factors = gl.full(S.shape, 0.0, gl.float32, S.type.layout) + factor
+def exponents_here(S, factor, row_max, PER_ROW: gl.constexpr):
+    """`exponents`, which neither LLVM nor ptxas moves: S is in other registers than they are, and
+    the next scores in the same."""
+    if PER_ROW:
+        return fma_here(S, factor[:, None], -row_max[:, None])
+    else:
+        return fma_here(S, gl.full([64, 1], 0.0, gl.float32, S.type.layout) + factor, -row_max[:, None])
+
+
+@gluon.jit
+def known_before(x):
+    """x, which ptxas must know before the wait that follows: a store that never happens, since no
+    arithmetic makes this NaN."""
     return gl.inline_asm_elementwise(
-        "fma.rn.f32 $0, $1, $2, $3;", "=f,f,f,f", [S, factors, shifts], dtype=gl.float32, is_pure=False, pack=1
-    )
+        "{ .reg .pred p; .reg .b32 a, t; mov.b32 a, 0; mov.b32 t, $1; "
+        "setp.eq.u32 p, t, 4290847557; @p st.shared.f32 [a], $1; mov.b32 $0, $1; }",
+        "=f,f,~{memory}", [x], dtype=gl.float32, is_pure=False, pack=1,
+    )  # fmt: skip

@@ -9,7 +9,16 @@ import pytest
 import torch
 
 import openmla
-from gpu.on_device import different, normal, offsets, on, on_hopper, problems
+from gpu.on_device import (
+    DEVICE,
+    different,
+    drawn_problems,
+    normal,
+    offsets,
+    on,
+    on_hopper,
+    problems,
+)
 from gpu.test_hopper_dense import BATCHES, PAGES
 from openmla.testing.case import Case
 
@@ -62,6 +71,35 @@ def test_right_repeatable_and_deaf_to_poison(name: str):
 )
 def test_split_requests(case: Case):
     assert problems(case, "hopper") == []
+
+
+@pytest.mark.parametrize("case", [MIXED, FP8], ids=str)
+def test_consumers_that_do_not_take_turns(case: Case):
+    assert problems(replace(case, **BATCHES[0]), "hopper", lambda c: replace(c, turns=False)) == []
+
+
+@pytest.mark.parametrize("side", ["bf16", ""])
+def test_drawn_cases(side: str):
+    fixed = {"layout": "aligned", "out": "aligned", "q_scale": True, "k_scale": True}
+    dims = {"d_nope": 128, "d_rope": 64, "d_v": 128, "rope": "shared", "kv": "plain"}
+    types = {"dtype": "e4m3", "side_dtype": side, "rope_dtype": "e4m3"}
+    assert drawn_problems("dense", "hopper", 12, **dims, **types, **fixed) == []
+
+
+@pytest.mark.parametrize("v_dtype", [torch.bfloat16, torch.float8_e4m3fn])
+def test_a_negative_scale_is_that_of_negated_queries(v_dtype: torch.dtype):
+    q, k, rope = (normal(300, *w).to(torch.float8_e4m3fn) for w in ((8, 192), (8, 128), (64,)))
+    scale = torch.rand(300, device=DEVICE)
+    sign = torch.where(torch.arange(300, device=DEVICE) % 3 == 0, -1.0, 1.0)
+    turned = (q.float() * sign[:, None, None]).to(q.dtype)
+    v = normal(300, 8, 128).to(v_dtype)
+    outs = [
+        openmla.mla_prefill(
+            given, k, rope, v, cu_seqlens_q=offsets(200, 100), q_scale=by, backend="hopper"
+        )
+        for given, by in ((q, scale * sign), (turned, scale))
+    ]
+    assert torch.equal(*outs)
 
 
 @pytest.mark.parametrize("v_dtype", [torch.bfloat16, torch.float8_e4m3fn])

@@ -27,9 +27,7 @@ from openmla.planning.memory import Wanted
 
 SCALE_BYTES = 4
 FP8_RESCALE_THRESHOLD = 4.0  # of e4m3 weights, which end at 448
-# Columns of O whose sums of a block are in registers beside O. 128 + 64 -> 128, Triton 3.6: nothing
-# is spilled with 64; 8 bytes with 128, 24 with Q in registers.
-PART_COLUMNS = 64
+PART_COLUMNS = 64  # of O that are one product; with one of 128 ptxas finds no registers for them
 MOST_PARTS = 2
 
 
@@ -51,6 +49,8 @@ class HopperDenseFp8Config(HopperDenseConfig):
     """Of an element of k_rope: 1 (e4m3) or 2 (bf16, fp16)."""
     k_scaled: bool = False
     """Whether keys have scales."""
+    turns: bool = True
+    """Whether the consumers take turns with the exponentials."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -77,22 +77,13 @@ class HopperDenseFp8Config(HopperDenseConfig):
 
     @property
     def accumulators(self) -> int:
-        """Registers of O, the scores, packed weights, and sums of a block."""
-        scores = accumulator_registers(self.BN)
-        return accumulator_registers(self.d_v) + scores + self._weights + self._sums
-
-    @property
-    def _weights(self) -> int:
-        return accumulator_registers(self.BN) * self.v_bytes // 4
-
-    @property
-    def _sums(self) -> int:
-        return accumulator_registers(self.part_columns) if self.v_bytes == 1 else 0
+        """Registers of O, the scores, and exponents: weights and sums of a block take their place
+        (with V of 8 bits and a quarter of them more)."""
+        return accumulator_registers(self.d_v) + 2 * accumulator_registers(self.BN)
 
     def _accumulator_sum(self) -> str:
-        sums = f" + sums of a block {self._sums}" if self._sums else ""
         out, scores = (accumulator_registers(n) for n in (self.d_v, self.BN))
-        return f"O {out} + S {scores} + packed P {self._weights}{sums}"
+        return f"O {out} + S {scores} + exponents {scores}"
 
     # Shared memory.
 
@@ -158,6 +149,8 @@ class HopperDenseFp8Config(HopperDenseConfig):
         lines = ["scores are FP8 products of Q and K"]
         if self.wide_rope:
             lines += ["rope: 16-bit products, with a 16-bit copy of Q's rope columns"]
+        if self.turns:
+            lines += ["the consumers take turns: exponentials of one, products of P of the other"]
         if self.v_bytes == 1:
             lines += [
                 "V is transposed by a kernel before; weights are e4m3",

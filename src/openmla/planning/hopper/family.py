@@ -166,10 +166,6 @@ def _latent_fp8_block(config: HopperSparseFp8Config, problem: Problem) -> Block:
     return replace(block, pipeline=replace(block.pipeline, element=1))
 
 
-def _not_run(config: HopperDenseFp8Config, problem: Problem) -> str:
-    return "as it is now it is simulated and compiled; the version before was right on an H200"
-
-
 def _fp8_not_judged(config: HopperSparseFp8Config, problem: Problem) -> str:
     return "as it is now it is simulated and compiled; versions before were right on an H200"
 
@@ -272,7 +268,6 @@ HOPPER = Family(
             config=HopperDenseFp8Config,
             choose=_dense_fp8,
             launcher="openmla.kernels.hopper.dense_fp8.launch",
-            slower=_not_run,
             block=_dense_block,
             explain=_dense_lines,
         ),
@@ -288,7 +283,6 @@ HOPPER = Family(
             config=HopperDenseFp8Config,
             choose=_dense_fp8,
             launcher="openmla.kernels.hopper.dense_fp8.launch",
-            slower=_not_run,
             block=_dense_block,
             explain=_dense_lines,
             fp8_weights=True,

@@ -17,7 +17,7 @@ from kernels.hopper.dense_fp8.test_kernel import FP8 as FP8_CASES
 from kernels.hopper.dense_fp8.test_kernel import H200, chip, judged
 from kernels.hopper.simulated import plan_of
 from kernels.judging import on
-from kernels.mutants import NOTHING, Defect, assert_found, load_mutant
+from kernels.mutants import NOTHING, Defect, assert_found, load_mutant, once
 from openmla.kernels.hopper.dense_fp8 import launch as launcher
 from openmla.operands import DenseOperands
 from openmla.testing.build import BuiltCase, Outcome
@@ -32,6 +32,7 @@ CASES = {
     **{f"fp8 {name}": case for name, case in FP8_CASES.items()},
     "fp8 many": MANY,
     "fp8 falling far": RISING,
+    "mixed falling far": replace(RISING, side_dtype="bf16", scale=-2.0),
 }
 
 
@@ -80,10 +81,11 @@ PRODUCER = [
 CONSUMER = [
     Fp8Defect(
         "rows keep the scales of the first work item", None, "dense_fp8.kernel",
-        "row_scale = row_scales(q_scale_ptr, next_work_item, factor, WHO, SL)", NOTHING,
+        "        by = row_factors(q_scale_ptr, work, factor, WHO, SL)\n    if", "    if",
     ),
     Fp8Defect(
-        "the factor is applied twice", None, "dense_fp8.kernel", "unit = 1.0", "unit = factor",
+        "the factor is applied twice", None, "dense_fp8.softmax",
+        "gl.abs(q_scale) * factor", "gl.abs(q_scale) * factor * factor",
     ),
     Fp8Defect(
         "Q of the next work item is not waited for", Kind.RACE, "dense_fp8.kernel",
@@ -114,20 +116,37 @@ CONSUMER = [
     ),
     Fp8Defect(
         "a part of the output is read while it is made", Kind.ACCUMULATOR, "dense_fp8.products",
-        "O = wait_pv(0, O, flight, PART - 1, True)", "O = wait_pv(1, O, flight, PART - 1, True)",
-        "fp8 causal",
+        "PENDING + (len(O) - 1 - i)", "PENDING + (len(O) - i)", "fp8 causal",
     ),
     Fp8Defect(
         "O is not rescaled inside the walk", None, "dense_fp8.kernel",
-        "        O = rescale_parts(O, rescale)\n", "", "fp8 peaky",
+        "            O = rescale_parts(O, rescale)\n        old", "            pass\n        old",
+        "mixed falling far",
+    ),
+    Fp8Defect(
+        "O is not rescaled with its sums", None, "dense_fp8.products",
+        "done = fma_here(O[i], by, done)", "done = O[i] + done", "fp8 falling far",
     ),
     Fp8Defect(
         "a block's sums take the place of O", None, "dense_fp8.products",
-        "sums = O[PART] + sums", "sums = sums", "fp8 causal",
+        "done = fma_here(O[i], by, done)", "done = done + 0.0", "fp8 causal",
     ),
     Fp8Defect(
         "the second part has the values of the first", None, "dense_fp8.products",
-        ".slice(PART * sums.shape[1], ", ".slice(0, ", "fp8 causal",
+        ".slice(i * WIDTH, ", ".slice(0, ", "fp8 causal",
+    ),
+    Fp8Defect(
+        "a consumer keeps its turn", Kind.DEADLOCK, "dense_fp8.kernel",
+        "pass_turn(WHO, HOW[6])\n        if SUMS_FIRST", "pass\n        if SUMS_FIRST",
+        "fp8 edges",
+    ),
+    Fp8Defect(
+        "nobody has the first turn", Kind.DEADLOCK, "dense_fp8.kernel",
+        "        pass_turn(WHO, HOW[6])\n    while", "        pass\n    while", "mixed causal",
+    ),
+    Fp8Defect(
+        "turned signs are not fenced", Kind.FENCE, "dense_fp8.products",
+        "        fence_async_shared()\n", "", "mixed scales",
     ),
 ]  # fmt: skip
 WEIGHTS = [
@@ -153,7 +172,7 @@ WEIGHTS = [
         "row_sum * old + ", "row_sum + ", "fp8 falling far",
     ),
     Fp8Defect(
-        "keys are not scaled", None, "dense_fp8.softmax", "if K_SCALED:", "if False:",
+        "keys are not scaled", None, "dense_fp8.softmax", "if SCALED:", "if False:",
     ),
     Fp8Defect(
         "rows of the next request have its scales", Kind.BOUNDS, "dense_fp8.softmax",
@@ -247,10 +266,42 @@ def test_sums_of_fp8_products_over_all_keys_are_found(tmp_path: Path) -> None:
     """What adds to a sum of thousands of keys is cut off, as it is on the chip."""
 
     def adds(source: str) -> str:
-        apart, added = "sums, use_acc=False, is_async=True), words", "sums = O[PART] + sums"
+        apart, added = "v, none, use_acc=False, is_async=True", "done = fma_here(O[i], by, done)"
         assert source.count(apart) == source.count(added) == 1
-        return source.replace(apart, "sums, is_async=True), words").replace(added, "sums = sums")
+        return source.replace(apart, "v, O[i], is_async=True").replace(added, "done = done + 0.0")
 
     assert flat_is_right(launcher)
     mutant = load_mutant(package, "dense_fp8.products", adds, "dense_fp8.launch", tmp_path)
     assert not flat_is_right(mutant)
+
+
+def signed_scales() -> BuiltCase:
+    """Scales of rows of either sign."""
+    built = on(CASES["mixed scales"])
+    assert isinstance(built.operands, DenseOperands)
+    q_scale = built.operands.weights.q_scale
+    assert q_scale is not None
+    q_scale[::3] *= -1
+    return built
+
+
+def signs_are_right(launch: ModuleType) -> bool:
+    built = signed_scales()
+    results = new_results(built)
+    with intercept(limits=H200):
+        for call in launch.calls(plan_of(built, 3, 2), built.operands, results):
+            call.run()
+    return judge(signed_scales(), Outcome(results.out, results.lse), fp8_sums=True).ok
+
+
+@pytest.mark.parametrize(
+    ("file", "right", "wrong"),
+    [
+        ("dense_fp8.products", "gl.where(scale < 0.0, -128, 0)", "gl.where(scale < 0.0, 0, 0)"),
+        ("dense_fp8.softmax", "gl.abs(q_scale) * factor", "q_scale * factor"),
+    ],
+)
+def test_signs_of_scales_are_kept(file: str, right: str, wrong: str, tmp_path: Path) -> None:
+    assert signs_are_right(launcher)
+    mutant = load_mutant(package, file, once(right, wrong), "dense_fp8.launch", tmp_path)
+    assert not signs_are_right(mutant)

@@ -1,8 +1,8 @@
 # ruff: noqa: E741  (O is the output accumulator, as everywhere in attention)
 """Dense MLA prefill on Hopper with FP8 (e4m3) queries and keys. Out is bf16.
 
-Roles, work items, barriers and the order of products are those of dense/kernel.py, and so are
-scheduler, epilogue and most of the softmax. What differs:
+Roles, work items and barriers are those of dense/kernel.py, and so are scheduler, epilogue and some
+of the softmax. What differs:
 
 | | V of 16 bits | V of 8 bits |
 |---|---|---|
@@ -20,12 +20,27 @@ scheduler, epilogue and most of the softmax. What differs:
 | v | ST x 128 x 128 x 2 = 65536 |
 | info, barriers, epilogue's change of layout, warp states | as dense/kernel.py |
 
-q_scale and k_scale multiply the scores; then `factor` is in the scales of the rows.
+A warp that starts a product waits until the tensor core takes it, so what is to run beside products
+must stand between them, not after. A step, in which scores of block j meet weights of block j - 1:
+
+| | products | beside them |
+|---|---|---|
+| first | QK of block j | exponentials of block j - 1, their sums, P |
+| then | PV of block j - 1 | maximum of block j; with V of 16 bits its exponents |
+
+The exponentials of one consumer would fill the chip's unit for them, so the two may take turns
+(TURNS): one has its first half of a step while the other has its second.
+
+Scores are multiplied by k_scale when they come, and by q_scale in the exponents, without its sign:
+that goes into Q (products.py).
 """
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import mbarrier, warpgroup_mma, warpgroup_mma_wait
+from triton.experimental.gluon.language.nvidia.hopper import (
+    mbarrier,
+    warpgroup_mma_wait,
+)
 
 from openmla.kernels.gluon.barriers import barriers
 from openmla.kernels.gluon.boxes import LANES
@@ -41,7 +56,6 @@ from openmla.kernels.hopper.dense.scheduler import (
     get,
     scheduler,
 )
-from openmla.kernels.hopper.dense.softmax import quad_sums
 from openmla.kernels.hopper.dense_fp8.producer import producer
 from openmla.kernels.hopper.dense_fp8.products import (
     issue_pv,
@@ -49,14 +63,14 @@ from openmla.kernels.hopper.dense_fp8.products import (
     joined,
     no_sums,
     rescale_parts,
-    wait_pv,
     turn_signs,
+    wait_pv,
     widen_rope,
 )
 from openmla.kernels.hopper.dense_fp8.softmax import (
-    first_reference,
     exponents,
     exponents_here,
+    first_reference,
     known_before,
     masked_scores,
     next_reference,
@@ -65,39 +79,26 @@ from openmla.kernels.hopper.dense_fp8.softmax import (
     times_keys,
     weights_of,
 )
+from openmla.kernels.hopper.dense_fp8.words import pack_weights
 from openmla.kernels.hopper.latent.signals import signal
-from openmla.kernels.hopper.dense_fp8.words import pack_weights, unpack_weights
-
-HALVES = gl.constexpr(False)
 
 
 @gluon.jit
-def halves(X):
-    BN: gl.constexpr = X.shape[1]
-    L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BN // 2, 32])
-    a, b = gl.split(gl.permute(gl.reshape(X, [64, 2, BN // 2]), (0, 2, 1)))
-    return gl.convert_layout(a, L, assert_trivial=True), gl.convert_layout(b, L, assert_trivial=True)
-
-
-TURNS = gl.constexpr(True)
-
-
-@gluon.jit
-def take_turn(WHO: gl.constexpr, NC: gl.constexpr):
-    if TURNS and NC == 2:
-        if WHO == 0:
-            signal("bar.sync 8, 256; mov.b32 $0, 0;")
-        else:
-            signal("bar.sync 9, 256; mov.b32 $0, 0;")
+def take_turn(WHO: gl.constexpr, TURNS: gl.constexpr):
+    """Wait until the other consumer has passed the turn."""
+    if TURNS and WHO == 0:
+        signal("bar.sync 8, 256; mov.b32 $0, 0;")
+    elif TURNS:
+        signal("bar.sync 9, 256; mov.b32 $0, 0;")
 
 
 @gluon.jit
-def pass_turn(WHO: gl.constexpr, NC: gl.constexpr):
-    if TURNS and NC == 2:
-        if WHO == 0:
-            signal("bar.arrive 9, 256; mov.b32 $0, 0;")
-        else:
-            signal("bar.arrive 8, 256; mov.b32 $0, 0;")
+def pass_turn(WHO: gl.constexpr, TURNS: gl.constexpr):
+    """Let the other consumer take its turn."""
+    if TURNS and WHO == 0:
+        signal("bar.arrive 9, 256; mov.b32 $0, 0;")
+    elif TURNS:
+        signal("bar.arrive 8, 256; mov.b32 $0, 0;")
 
 
 @gluon.jit
@@ -112,10 +113,10 @@ def walk(  # noqa: PLR0913
     state, place, blocks, first, last, limits, factor, smem, bars, MASKED: gl.constexpr,
     WHO: gl.constexpr, HOW: gl.constexpr, DIMS: gl.constexpr, LAYOUTS: gl.constexpr,
 ):  # fmt: skip
-    """Steps first … last - 1 of a work item; each multiplies V of the block before it.
+    """Steps first … last - 1 of a work item; each weighs the block before it.
 
-    state: packed P of the block before, O without it, row_max, row_sum, and the rescale O still
-    needs.
+    state: scores of the block before (with V of 16 bits their exponents), O without it, row_max,
+    row_sum, and the rescale that both still need. place: where the block before is in the rings.
     """
     X, O, row_max, row_sum, rescale = state
     before, phase_before = place
@@ -125,72 +126,47 @@ def walk(  # noqa: PLR0913
     BN: gl.constexpr = k_smem[0].shape[1]
     ST: gl.constexpr = v_smem.shape[0]
     DTYPE: gl.constexpr = v_smem.dtype
-    PL: gl.constexpr = LAYOUTS[1]
     ALONE: gl.constexpr = gl.float8e4nv == DTYPE
-    EARLY: gl.constexpr = ALONE and (MASKED or HOW[4])
+    # A mask or the scales of keys, scores, O and its next sums together are too many registers.
+    SUMS_FIRST: gl.constexpr = ALONE and (MASKED or HOW[4])
     for c in range(first, last):
         stage, phase = next_place(before, phase_before, ST)
         if ALONE:
             X = exponents_here(X, factor, row_max, HOW[3])
         mbarrier.wait(k_ready.index(stage), phase)
-        take_turn(WHO, q_smem[0].shape[0])
+        take_turn(WHO, HOW[6])
         S_next = issue_qk(q_smem, k_smem, stage, WHO, LAYOUTS, DIMS)
-        old = rescale
         if not ALONE:
-            O = rescale_parts(O, old)
-        if HALVES and not ALONE:
-            row_sum = row_sum * gl.convert_layout(old, gl.SliceLayout(1, row_sum.type.layout))[:, None]
-            left, right = halves(X)
-            weights = gl.exp2(left)
-            row_sum += gl.convert_layout(quad_sums(weights, BN // 2), row_sum.type.layout)
-            words = pack_weights(weights, BN // 2, DTYPE)
-        else:
-            weights, row_sum = weights_of(X, row_sum, old)
-            words = pack_weights(weights, BN, DTYPE)
+            O = rescale_parts(O, rescale)
+        old = rescale
+        weights, row_sum = weights_of(X, row_sum, old)
+        words = pack_weights(weights, BN, DTYPE)
         row_sum = known_before(row_sum)
-        pass_turn(WHO, q_smem[0].shape[0])
-        if not EARLY:
-            S = warpgroup_mma_wait(0, deps=(S_next,))
-            S = times_keys(S, k_smem[3], stage, HOW[4])
-            mbarrier.arrive(k_empty.index(stage), count=1)
-            if c == blocks - 1:  # a branch: the barrier that comes with an arrive costs every step
-                mbarrier.arrive(q_empty.index(WHO), count=1)
-        mbarrier.wait(v_ready.index(before), phase_before)
-        if HALVES and not ALONE:
-            P0 = unpack_weights(words, BN // 2, DTYPE, PL)
-            half = warpgroup_mma(P0, v_smem.index(before).slice(0, BN // 2), O[0], is_async=True)
-            weights = gl.exp2(right)
-            row_sum += gl.convert_layout(quad_sums(weights, BN // 2), row_sum.type.layout)
-            words = pack_weights(weights, BN // 2, DTYPE)
-            P1 = unpack_weights(words, BN // 2, DTYPE, PL)
-            half = warpgroup_mma(P1, v_smem.index(before).slice(BN // 2, BN // 2), half, is_async=True)
-        else:
-            flight = issue_pv(words, v_smem, before, O, PL)
-        if EARLY:
+        pass_turn(WHO, HOW[6])
+        if SUMS_FIRST:
+            mbarrier.wait(v_ready.index(before), phase_before)
+            flight = issue_pv(words, v_smem, before, O, LAYOUTS[1])
             O = wait_pv(0, O, flight, old, ALONE)
-            S = warpgroup_mma_wait(0, deps=(S_next,))
-            S = times_keys(S, k_smem[3], stage, HOW[4])
-            mbarrier.arrive(k_empty.index(stage), count=1)
-            if c == blocks - 1:  # a branch: the barrier that comes with an arrive costs every step
-                mbarrier.arrive(q_empty.index(WHO), count=1)
+        S = warpgroup_mma_wait(0, deps=(S_next,))
+        S = times_keys(S, k_smem[3], stage, HOW[4])
+        mbarrier.arrive(k_empty.index(stage), count=1)
+        if c == blocks - 1:  # a branch: the barrier that comes with an arrive costs every step
+            mbarrier.arrive(q_empty.index(WHO), count=1)
+        if not SUMS_FIRST:
+            mbarrier.wait(v_ready.index(before), phase_before)
+            flight = issue_pv(words, v_smem, before, O, LAYOUTS[1])
         S = signed(S, HOW[1])
         if MASKED:
             skip = (blocks - 1 - c) * BN
             S = masked_scores(S, seen - skip, keys - skip, HOW[0])
         row_max, rescale = next_reference(S, row_max, factor, DTYPE)
-        if not EARLY:
-            row_max = known_before(row_max)
+        row_max = known_before(row_max)
+        X = S
         if not ALONE:
             X = exponents(S, factor, row_max, HOW[3])
-        if not EARLY:
-            if HALVES and not ALONE:
-                half, P0, P1 = warpgroup_mma_wait(0, deps=(half, P0, P1))
-                O = (half,)
-            else:
-                O = wait_pv(0, O, flight, old, ALONE)
+        if not SUMS_FIRST:
+            O = wait_pv(0, O, flight, old, ALONE)
         mbarrier.arrive(v_empty.index(before), count=1)
-        if ALONE:
-            X = S
         before = stage
         phase_before = phase
     return (X, O, row_max, row_sum, rescale), (before, phase_before)
@@ -241,7 +217,7 @@ def consumer(
         S_next = issue_qk(q_smem, k_smem, opaque_zero(), WHO, LAYOUTS, DIMS)
         S = warpgroup_mma_wait(0, deps=(S_next,))
     if WHO == 1:
-        pass_turn(WHO, NC)
+        pass_turn(WHO, HOW[6])
     while blocks > 0:
         # S holds the scores of the work item's first block.
         S = times_keys(S, k_smem[3], stage, HOW[4])
@@ -276,11 +252,11 @@ def consumer(
             X = exponents(X, by, row_max, Q_SCALED)
         else:
             O = rescale_parts(O, rescale)
-        take_turn(WHO, NC)
+        take_turn(WHO, HOW[6])
         weights, row_sum = weights_of(X, row_sum, rescale)
         words = pack_weights(weights, BN, DTYPE)
         row_sum = known_before(row_sum)
-        pass_turn(WHO, NC)
+        pass_turn(WHO, HOW[6])
         mbarrier.wait(v_ready.index(before), phase_before)
         flight = issue_pv(words, v_smem, before, O, PL)
         turn += 1
@@ -314,7 +290,7 @@ def consumer(
         work = next_work_item
         by = row_factors(q_scale_ptr, work, factor, WHO, SL)
     if WHO == 0:
-        take_turn(WHO, NC)
+        take_turn(WHO, HOW[6])
 
 
 @gluon.jit
@@ -387,13 +363,14 @@ def dense_fp8_kernel(  # noqa: PLR0913
     REGISTERS: gl.constexpr,
     LAYOUTS: gl.constexpr,
     PART: gl.constexpr,
+    TURNS: gl.constexpr,
 ):
     """As dense_kernel; LAYOUTS: of tiles of Q's main, tail and rope columns, of V, of K's rope.
     PART: columns of O that are one product, see products.py."""
     Q_SCALED: gl.constexpr = q_scale_ptr is not None
     K_SCALED: gl.constexpr = k_scale_ptr is not None
     ROPE_TYPE: gl.constexpr = gl.float8e4nv if k_rope_desc is None else k_rope_desc.dtype
-    HOW: gl.constexpr = (CAUSAL, SIGN, SPLIT, Q_SCALED, K_SCALED, PART)
+    HOW: gl.constexpr = (CAUSAL, SIGN, SPLIT, Q_SCALED, K_SCALED, PART, TURNS and NC > 1)
     TILE: gl.constexpr = (64 * NC, BN, CAUSAL, HG, SPLIT, SM_COUNT)
     q_main, q_tail, q_rope = column_tiles(NC, 64, DIMS, LAYOUTS, gl.float8e4nv)
     q_wide = q_main

@@ -4,8 +4,8 @@
 wgmma keeps 13 binary places of a sum of FP8 products, and cuts off of every term what lies below.
 Scores are sums of few columns. What a block adds to the values of thousands of keys, however, would
 be lost: on an H200, of 8192 values of one sign and of equal weight 13 %, of 131072 a quarter. So
-products of e4m3 weights and values are sums of their own, of one block, and added to O in fp32;
-a few columns at a time, because there are not registers enough for a second O.
+products of e4m3 weights and values are sums of their own, of one block, and added to O in fp32, in
+the registers that the block's scores have left.
 
 | V | parts of O | a product |
 |---|---|---|
@@ -141,12 +141,12 @@ def wait_pv(PENDING: gl.constexpr, O, flight, rescale, ALONE: gl.constexpr):
     """O with the products in flight, when at most PENDING others are. ALONE: they have their own
     sums, and O has not been multiplied by `rescale` yet."""
     sums, P = flight
-    OL: gl.constexpr = O[0].type.layout
+    by = gl.convert_layout(rescale, gl.SliceLayout(1, O[0].type.layout))[:, None]
     out = ()
     for i in gl.static_range(len(O)):
         done, P = warpgroup_mma_wait(PENDING + (len(O) - 1 - i), deps=(sums[i], P))
         if ALONE:
-            done = fma_here(O[i], gl.convert_layout(rescale, gl.SliceLayout(1, OL))[:, None], done)
+            done = fma_here(O[i], by, done)
         out += (done,)
     return out
 

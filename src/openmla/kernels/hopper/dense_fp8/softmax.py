@@ -1,5 +1,8 @@
 """What FP8 adds to the online softmax of dense/softmax.py: scales, and weights that e4m3 can hold.
 
+A block's maximum and its exponentials are in two steps of kernel.py; from one to the next go its
+`exponents`, S * factor - row_max, or S itself. `factor` is a number, or with q_scale one of a row.
+
 e4m3 reaches from 2^-9 to 448. With FP8 values the reference of a row is therefore FP8_OFFSET below
 its maximum, and moves when the maximum has grown by FP8_THRESHOLD: weights lie below 2^(4 + 4) =
 256, and keep three bits down to 2^-10 of the largest, or better.
@@ -115,18 +118,18 @@ def masked_scores(S, seen, keys, CAUSAL: gl.constexpr):
 
 @gluon.jit
 def exponents_here(S, factor, row_max, PER_ROW: gl.constexpr):
-    """`exponents`, which neither LLVM nor ptxas moves: S is in other registers than they are, and
-    the next scores in the same."""
+    """`exponents` where they stand: they leave the registers of S, which the next scores take."""
     if PER_ROW:
-        return fma_here(S, factor[:, None], -row_max[:, None])
+        by = factor[:, None]
     else:
-        return fma_here(S, gl.full([64, 1], 0.0, gl.float32, S.type.layout) + factor, -row_max[:, None])
+        by = gl.full([64, 1], 0.0, gl.float32, S.type.layout) + factor
+    return fma_here(S, by, -row_max[:, None])
 
 
 @gluon.jit
 def known_before(x):
-    """x, which ptxas must know before the wait that follows: a store that never happens, since no
-    arithmetic makes this NaN."""
+    """x, which ptxas must know before what follows, a wait or a turn passed on: a store that never
+    happens, since no arithmetic makes this NaN."""
     return gl.inline_asm_elementwise(
         "{ .reg .pred p; .reg .b32 a, t; mov.b32 a, 0; mov.b32 t, $1; "
         "setp.eq.u32 p, t, 4290847557; @p st.shared.f32 [a], $1; mov.b32 $0, $1; }",

@@ -74,8 +74,8 @@ def test_split_requests(case: Case):
 
 
 @pytest.mark.parametrize("case", [MIXED, FP8], ids=str)
-def test_consumers_that_do_not_take_turns(case: Case):
-    assert problems(replace(case, **BATCHES[0]), "hopper", lambda c: replace(c, turns=False)) == []
+def test_consumers_that_take_turns(case: Case):
+    assert problems(replace(case, **BATCHES[0]), "hopper", lambda c: replace(c, turns=True)) == []
 
 
 @pytest.mark.parametrize("side", ["bf16", ""])

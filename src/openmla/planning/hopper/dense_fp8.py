@@ -49,7 +49,7 @@ class HopperDenseFp8Config(HopperDenseConfig):
     """Of an element of k_rope: 1 (e4m3) or 2 (bf16, fp16)."""
     k_scaled: bool = False
     """Whether keys have scales."""
-    turns: bool = True
+    turns: bool = False
     """Whether the consumers take turns with the exponentials."""
 
     def __post_init__(self) -> None:

@@ -32,7 +32,7 @@ CASES = {
     **{f"fp8 {name}": case for name, case in FP8_CASES.items()},
     "fp8 many": MANY,
     "fp8 falling far": RISING,
-    "mixed falling far": replace(RISING, side_dtype="bf16", scale=-2.0),
+    "mixed peaky": replace(MIXED_CASES["causal"], values="peaky", q_lens=(70,), k_lens=(600,)),
 }
 
 
@@ -121,7 +121,7 @@ CONSUMER = [
     Fp8Defect(
         "O is not rescaled inside the walk", None, "dense_fp8.kernel",
         "            O = rescale_parts(O, rescale)\n        old", "            pass\n        old",
-        "mixed falling far",
+        "mixed peaky",
     ),
     Fp8Defect(
         "O is not rescaled with its sums", None, "dense_fp8.products",
@@ -146,7 +146,7 @@ CONSUMER = [
     ),
     Fp8Defect(
         "turned signs are not fenced", Kind.FENCE, "dense_fp8.products",
-        "        fence_async_shared()\n", "", "mixed scales",
+        "        fence_async_shared()\n", "", "mixed scales", after="def turn_signs",
     ),
 ]  # fmt: skip
 WEIGHTS = [

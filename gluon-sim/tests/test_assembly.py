@@ -52,6 +52,15 @@ def test_two_floats_become_two_bytes_the_first_the_high_one():
     assert len(set((out & 0xFF).tolist())) > 10  # not all of them saturate
 
 
+def test_bytes_of_two_words_are_picked():
+    x, out, kinds = run("prmt.b32 $0, $1, $2, 0x7250;")
+    assert not kinds
+    a, b = x.contiguous().view(torch.uint8).view(2, -1, 4)
+    assert torch.equal(
+        out.view(torch.uint8).view(-1, 4), torch.stack([a[:, 0], b[:, 1], a[:, 2], b[:, 3]], 1)
+    )
+
+
 def test_a_bit_selects():
     text = (
         "{ .reg .pred p; .reg .b32 t; and.b32 t, $1, 8; setp.ne.b32 p, t, 0; "

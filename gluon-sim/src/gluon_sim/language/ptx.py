@@ -117,13 +117,6 @@ def _two_to_e4m3(high: Array, low: Array) -> Array:
     return upper << np.uint16(8) | lower
 
 
-def _two_products(a: Array, b: Array) -> Array:
-    """mul.rn.f16x2 d, a, b: half by half."""
-    halves = [x.astype(np.uint32).reshape(-1).view(np.float16) for x in (a, b)]
-    with np.errstate(over="ignore", invalid="ignore"):
-        return np.asarray(halves[0] * halves[1]).view(np.uint32).reshape(a.shape)
-
-
 def _two_of_e4m3(pair: Array) -> Array:
     low, high = (
         dtypes.float16.encode(dtypes.float8e4nv.decode((pair >> np.uint16(s)).astype(np.uint8)))
@@ -160,7 +153,6 @@ _RESULTS: dict[str, tuple[tuple[int, ...], Callable[..., Any]]] = {
     "prmt.b32": ((32, 32, 32), _permuted),
     "selp.f32": ((32, 32, 1), lambda a, b, test: np.where(test, a, b)),
     "mul.f32": ((32, 32), _float(lambda a, b: a * b)),
-    "mul.rn.f16x2": ((32, 32), _two_products),
     "fma.rn.f32": ((32, 32, 32), _float(_fused)),
     "cvt.f32.f16": ((16,), lambda a: a.view(np.float16).astype(np.float32).view(np.uint32)),
     "cvt.rn.f16x2.e4m3x2": ((16,), _two_of_e4m3),

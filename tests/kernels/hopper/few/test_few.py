@@ -41,6 +41,10 @@ CASES = {
 }  # fmt: skip
 
 
+QUICK = {"fp16, wild lengths", "all invalid", "128+32, negative scale", "fp8_token"}
+NAMES = [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in CASES]
+
+
 def on(case: Case, background: str = "zero") -> BuiltCase:
     return build(case, memory=Memory("cpu", background))
 
@@ -58,7 +62,7 @@ def findings(reports: list[Report]) -> list[str]:
     return [str(f) for report in reports for f in report.findings]
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", NAMES)
 def test_right_clean_and_the_bits_of_one_launch(name: str) -> None:
     case, width = CASES[name]
     whole, _ = run(on(case), seed=1)

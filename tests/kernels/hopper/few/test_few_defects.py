@@ -54,6 +54,7 @@ DEFECTS = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("defect", DEFECTS, ids=lambda d: d.name)
 def test_defect_is_found(defect: SparseDefect, tmp_path: Path) -> None:
     case = CASES[defect.case]

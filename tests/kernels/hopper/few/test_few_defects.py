@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 
 from gluon_sim import Kind
-from kernels.hopper.few.test_few import FP8, LISTS, few_plan
+from kernels.hopper.few.test_few import NARROW, few_plan
 from kernels.hopper.latent.defect import SparseDefect, assert_found
 
 SCORES, VALUES, ROWS = "few.scores", "few.values", "few.rows"
 CASES = {
-    "bf16": replace(LISTS, heads=70, topk=400, sink="normal", return_max_logits=True),
-    "fp8": replace(FP8, q_lens=(1,), topk=300),
-    "even": replace(LISTS, values="normal", topk=200),
-    "lengths": replace(LISTS, topk_lengths="ragged", q_lens=(3,), topk=400),
+    "bf16": replace(NARROW, heads=70, topk=400, sink="normal", return_max_logits=True, scale=0.3),
+    "fp8": replace(NARROW, kv="fp8_block64", page_size=16, q_lens=(1,), topk=300),
+    "even": replace(NARROW, values="normal", topk=200),
+    "lengths": replace(NARROW, topk_lengths="ragged", q_lens=(3,), topk=400),
 }
 
 

@@ -34,9 +34,9 @@ def test_examples() -> None:
 
 
 @pytest.mark.parametrize("problem", [MIXED, FP8], ids=["mixed", "fp8"])
-def test_what_has_not_run_on_a_gpu_as_it_is_runs_only_when_named(problem: Problem) -> None:
+def test_it_is_chosen_without_being_named(problem: Problem) -> None:
     kernel = plan(problem, "h200", "hopper").kernel
-    assert runs(problem) == "portable" and runs(problem, "hopper") == "hopper"
+    assert runs(problem) == "hopper"
     assert not kernel.coarse and kernel.fp8_weights == (problem is FP8)
 
 
@@ -102,6 +102,12 @@ def test_explain_says_what_is_different() -> None:
         assert words in text
 
 
-def test_sums_of_a_block_are_registers_beside_o() -> None:
-    assert config(FP8).accumulators == 64 + 64 + 16 + 32
-    assert config(MIXED).accumulators == 64 + 64 + 32
+@pytest.mark.parametrize("problem", [MIXED, FP8], ids=["mixed", "fp8"])
+def test_exponents_are_registers_beside_o_and_the_scores(problem: Problem) -> None:
+    assert config(problem).accumulators == 64 + 64 + 64
+    assert "exponents 64" in plan(problem, "h200", "hopper").explain()
+
+
+def test_turns_are_a_choice_that_is_explained() -> None:
+    assert not any("take turns" in line for line in config(MIXED).explain())
+    assert any("take turns" in line for line in replace(config(MIXED), turns=True).explain())

@@ -55,6 +55,11 @@ REDUNDANT: dict[str, tuple[Redundant, ...]] = {
             "parts of a row in turn: the wait behind the last part covers them all",
         ),
         Redundant("wait for stores", "softmax.py", 1, "a later wait of the same warp covers it"),
+        Redundant(
+            "cluster barrier", ANYWHERE, 4,
+            "all warps of both blocks wait for the cluster, and the warps of a block meet behind "
+            "it: it is enough that some do",
+        ),
         Redundant("wait", "load.py", 1, "the first wait for a slot that has never been filled"),
         Redundant(
             "wait for bulk stores", "softmax.py", 1,
@@ -64,8 +69,12 @@ REDUNDANT: dict[str, tuple[Redundant, ...]] = {
     "mi355x": (
         Redundant("wait for copies", "kernel.py", 1, "a wait that follows covers it"),
         Redundant(
+            "wait for copies", "scores.py", 1, "the last block's: by then no copy is in flight"
+        ),
+        Redundant(
             "barrier", "kernel.py", 2,
-            "behind the last wait, or before Q: every wave reads only what it copied itself",
+            "behind the last wait, before Q, or where a wait for indices has drained all copies: "
+            "every wave reads only what it copied itself, or what was met for before",
         ),
     ),
 }  # fmt: skip

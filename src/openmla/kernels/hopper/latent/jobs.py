@@ -19,6 +19,7 @@ _PAGES = replace(_V32, form="latent", topk=0, page_size=64, has_sink=True)
 _SPLIT = replace(_PAGES, total_k=32768)
 # So few queries that rows are dequantized where they are read.
 _FP8 = replace(_V32, kv_dtype=V32.name, page_size=64, total_q=64, total_k=1_000_000)
+_MORE_THAN_FIT = 4_000_000  # rows: a workspace may be too small
 PROBLEMS = {
     "512+64": _V32,
     "512+64 fp16 sink lengths": replace(
@@ -40,11 +41,12 @@ PROBLEMS = {
     "fp8_block64 128+32 few": replace(
         _FP8, kv_dtype="fp8_block64", d_nope=128, d_v=128, d_rope=32, total_q=20, heads=64
     ),
-    f"{V32.name} workspace": replace(_FP8, total_q=4096),
+    f"{V32.name} workspace": replace(_FP8, total_q=4096, total_k=_MORE_THAN_FIT),
     "fp8_block32": replace(_FP8, kv_dtype="fp8_block32"),
     "fp8_token 512+0": replace(_FP8, kv_dtype="fp8_token", d_rope=0, rope="none"),
     "fp8_block64 256+32 workspace": replace(
-        _FP8, kv_dtype="fp8_block64", d_nope=256, d_v=256, d_rope=32, total_q=4096
+        _FP8, kv_dtype="fp8_block64", d_nope=256, d_v=256, d_rope=32, total_q=4096,
+        total_k=_MORE_THAN_FIT,
     ),
     f"{V32.name} sequences": replace(_FP8, form="latent", topk=0, total_q=1),
     "fp8_block128 128+32": replace(

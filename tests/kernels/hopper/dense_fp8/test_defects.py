@@ -217,6 +217,7 @@ def run(
     built = on(case, "nan")
     results = new_results(built)
     plan = plan_of(built, chip(case), num_qo)
+    plan = replace(plan, config=replace(plan.config, turns=True))
     outcome = Outcome(results.out, results.lse)
     with intercept(
         limits=LIMITS, outputs=outcome.tensors(), schedule=schedule, seed=seed

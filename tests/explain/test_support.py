@@ -129,7 +129,7 @@ def test_fp8_pages_dequantized_in_the_kernel_run_there_only_when_named() -> None
 
 @pytest.mark.parametrize(
     ("queries", "mode"),
-    [(1, "workspace"), (64, "in_kernel"), (256, "workspace"), (1024, "workspace")],
+    [(1, "in_kernel"), (64, "in_kernel"), (256, "workspace"), (1024, "workspace")],
 )
 def test_fp8_rows_are_read_the_way_that_measured_faster(queries: int, mode: str) -> None:
     """128 heads, lists of 2048 into a pool of a million rows: see planning/dequantize.py."""

@@ -34,9 +34,11 @@ def test_examples() -> None:
 
 
 @pytest.mark.parametrize("problem", [MIXED, FP8], ids=["mixed", "fp8"])
-def test_it_is_chosen_without_being_named(problem: Problem) -> None:
+def test_it_runs_when_it_is_named(problem: Problem) -> None:
     kernel = plan(problem, "h200", "hopper").kernel
-    assert runs(problem) == "hopper"
+    assert runs(problem) == "portable"
+    portable = cached_plan(problem, target_by_name("h200"), "auto", NEWEST_TRITON)
+    assert "not yet explained" in portable.explain()
     assert not kernel.coarse and kernel.fp8_weights == (problem is FP8)
 
 

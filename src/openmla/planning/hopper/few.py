@@ -17,17 +17,18 @@ KEYS = 64  # of a block
 STEP = 128  # keys
 TILE = 64  # heads
 NARROW, WIDE = 32, 128  # columns of a program
-# Microseconds, H200, 2026-11-16, 128 heads, lists of 2048 rows, graphs; in one launch 53 (bf16) and
-# 104 (FP8 rows, dequantized in it) whatever the number of queries:
+# Microseconds, H200, 2026-11-16, 128 heads, lists of 2048 rows, graphs in a row; in one launch 53
+# (bf16) and 91 to 106 (FP8 rows, dequantized in it). The first three lines are of before scores were
+# loaded a step ahead; the last is what this rule gives.
 #
 # | queries | 1 | 2 | 4 | 8 | 16 | 32 |
 # |---|---|---|---|---|---|---|
-# | bf16, 32 columns | 34 | 34 | 43 | 49 | 100 | 199 |
-# | bf16, 128 columns | 36 | 36 | 38 | 44 | 59 | 117 |
 # | FP8, 32 columns | 37 | 38 | 50 | 57 | 123 | 256 |
 # | FP8, 128 columns | 45 | 46 | 47 | 53 | 79 | 167 |
+# | bf16, 128 columns | 36 | 36 | 38 | 44 | 59 | 117 |
+# | FP8 | 36 | 36 | 43 | 48 | 69 | |
 #
-# (before scores were loaded a step ahead). Shorter lists are left to the one launch.
+# Of one query, scores take 6 us and values the rest. Shorter lists are left to the one launch.
 NARROW_TILES, SMS_PER_TILE, SMS_PER_FP8_TILE, LEAST_STEPS = 4, 8, 4, 4
 SPACE_CAP = 64 * 1024 * 1024  # bytes of scores
 FP32 = 4

@@ -18,8 +18,8 @@ STEP = 128  # keys
 TILE = 64  # heads
 NARROW, WIDE = 32, 128  # columns of a program
 # Microseconds, H200, 2026-11-16, 128 heads, lists of 2048 rows, graphs in a row; in one launch 53
-# (bf16) and 91 to 106 (FP8 rows, dequantized in it). The first three lines are of before scores were
-# loaded a step ahead; the last is what this rule gives.
+# (bf16) and 91 to 106 (FP8 rows, dequantized in it). The first three lines are from before scores
+# were loaded a step ahead; the last is what this rule gives.
 #
 # | queries | 1 | 2 | 4 | 8 | 16 | 32 |
 # |---|---|---|---|---|---|---|

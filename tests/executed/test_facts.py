@@ -24,9 +24,11 @@ def test_hopper_hides_its_copies():
     assert typical == {40, 64}
     assert kernel.spills == 0
     tiles = [loop for loop in kernel.loops if loop.products]
-    assert [(loop.warps, loop.products, loop.barriers) for loop in tiles] == [
-        ((0, 1, 2, 3), 20, 3), ((4, 5, 6, 7), 20, 3),
-    ]  # fmt: skip
+    assert [(loop.warps, loop.products) for loop in tiles] == [
+        ((0, 1, 2, 3), 20),
+        ((4, 5, 6, 7), 20),
+    ]
+    assert all(loop.barriers <= 3 for loop in tiles)
 
 
 def test_the_command_prints_them(monkeypatch: pytest.MonkeyPatch):

@@ -3,9 +3,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
+from compiled.probes import PROBES, Faulty
 from compiled.texts import ptx, run_ptx
 from gluon_sim.compiled import SCHEDULES, Kind, Schedule
 
@@ -54,3 +57,21 @@ def test_what_is_ordered_is_no_race(name: str, schedule: Schedule):
 def test_what_is_not_ordered_is_found(name: str, schedule: Schedule):
     found = kinds(UNORDERED[name], schedule)
     assert found and found <= {Kind.RACE, Kind.UNINITIALIZED}
+
+
+def product_with(fence: str) -> frozenset[Kind]:
+    """A wgmma whose operands four warps stored, behind another fence."""
+    probe = PROBES["bf16 swizzle 128 along along"]
+    text = probe.text.replace("fence.proxy.async.shared::cta;", fence)
+    try:
+        replace(probe, text=text).run()
+    except Faulty as faulty:
+        return faulty.args[0].kinds()
+    return frozenset()
+
+
+def test_a_fence_publishes_what_its_warp_has_heard_of():
+    first = "setp.lt.u32 %p2, %r1, 32; @%p2 fence.proxy.async.shared::cta;"
+    assert product_with("") == {Kind.FENCE}
+    assert product_with(first) == {Kind.FENCE}  # the stores of three warps are not published
+    assert product_with(f"bar.sync 0; {first}") == frozenset()

@@ -220,7 +220,7 @@ def _setmaxnreg(form: Form) -> Run:
 
 def _fence(form: Form) -> Run:
     if form.has("proxy"):
-        return lambda w: w.block.publish()
+        return lambda w: w.block.publish(w.event().heard)
     return lambda w: None
 
 

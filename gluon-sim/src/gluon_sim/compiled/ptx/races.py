@@ -151,6 +151,11 @@ class Shadow:
         result: Array = self._written[cells] > 0
         return result
 
+    def known(self, cells: Array, heard: Array) -> Array:
+        """Which cells' last writes whoever heard this much knows of."""
+        result: Array = self._written[cells] <= heard[self._writer[cells]]
+        return result
+
     def check(self, cells: Cells, event: Event, what: str) -> None:
         """A use that is ordered after the last write, without a record of it."""
         self._after_writes(cells, event, what)

@@ -103,7 +103,7 @@ class Block:
     def store(self, at: Array, data: Array, how: int = STORED) -> None:
         """An ordinary store: it ends the life of a barrier that lies there."""
         self.shared[at] = data
-        self.unpublished[at] = how
+        self.unpublished[at] = np.where(self.seen_by_units[at] == data, 0, how)
         if self.mbarriers:
             low, high = int(at.min()), int(at.max())
             for place in [b for b in self.mbarriers if b + 8 > low and b <= high]:
@@ -131,9 +131,10 @@ class Block:
         found: Array = self.seen_by_units[at]
         return found
 
-    def publish(self) -> None:
-        """fence.proxy.async: units see every store so far."""
+    def publish(self, heard: Array) -> None:
+        """fence.proxy.async: units see every store that whoever fences has heard of."""
         at = np.flatnonzero(self.unpublished)
+        at = at[self.races.known(at // WORD, heard)]
         self.seen_by_units[at] = self.shared[at]
         self.unpublished[at] = 0
 

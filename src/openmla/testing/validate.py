@@ -61,11 +61,15 @@ STEPS: dict[str, tuple[Case, ...]] = {
         replace(_LISTS, kv="fp8_656", page_size=64), replace(_LISTS, kv="fp8_block64"),
         replace(_LISTS, dtype="e4m3"), replace(_LATENT, kv="fp8_656"),
         replace(_LATENT, kv="fp8_block64", q_lens=(3, 2), k_lens=(70, 130)),
+        replace(_LISTS, dtype="e4m3", kv="fp8_token", page_size=64),
+        replace(_LATENT, dtype="e4m3", kv="fp8_token"),
+        replace(_MANY, dtype="e4m3", d_rope=0, rope="none"),
     ),
     "128 heads": (
         replace(_SPARSE, heads=128), replace(_LISTS, heads=128, sink="normal"),
         replace(_LISTS, heads=128, kv="fp8_656", page_size=64),
         replace(_LATENT, heads=128, k_lens=(300,)),
+        replace(_LATENT, heads=128, k_lens=(300,), kv="fp8_656"),
     ),
 }  # fmt: skip
 Tell = Callable[[str], None]

@@ -30,7 +30,7 @@ def predicted(plan: Plan, call: Call) -> Predicted:
     """What partitions are given when they begin has its place in shared memory; how much depends on
     the arguments, so the plan has room for the most. Registers are stored at the ends of work
     items; where rows have scales, also by the producer."""
-    spills = 176 if plan.config.scaled else 16
+    spills = 208 if plan.config.scaled else 16
     return Predicted(registers=plan.config.registers.at_launch, spills=spills)
 
 

@@ -7,10 +7,11 @@ from collections.abc import Callable
 import numpy as np
 
 from gluon_sim.compiled.core.report import Fault, Kind
+from gluon_sim.compiled.ptx.block import MBarrier, NamedBarrier
 from gluon_sim.compiled.ptx.operands import Form
 from gluon_sim.compiled.ptx.parse import Run
 from gluon_sim.compiled.ptx.races import WORD, joined
-from gluon_sim.compiled.ptx.state import MBarrier, NamedBarrier, Warp
+from gluon_sim.compiled.ptx.state import Warp
 
 _FEWEST_REGISTERS, _MOST_REGISTERS = 24, 256
 

@@ -11,8 +11,9 @@ import numpy as np
 
 from gluon_sim.compiled.core.numbers import MASK32, MASK64, Array
 from gluon_sim.compiled.core.report import UnknownInstruction
+from gluon_sim.compiled.ptx.block import SHARED_BASE
 from gluon_sim.compiled.ptx.parse import FILES
-from gluon_sim.compiled.ptx.state import LANES, PARAMETER_STEP, RANK_SHIFT, SHARED_BASE, Warp
+from gluon_sim.compiled.ptx.state import LANES, PARAMETER_STEP, RANK_SHIFT, Warp
 
 if TYPE_CHECKING:
     from gluon_sim.compiled.ptx.parse import Kernel

@@ -10,10 +10,11 @@ import numpy as np
 from gluon_sim.compiled.core.numbers import MASK32, Array
 from gluon_sim.compiled.core.report import Fault, Kind
 from gluon_sim.compiled.core.schedule import Pending
+from gluon_sim.compiled.ptx.block import COPIED, SHARED_BASE
 from gluon_sim.compiled.ptx.operands import DTYPES, SIZES, Form, elements
 from gluon_sim.compiled.ptx.parse import Run
 from gluon_sim.compiled.ptx.races import COPIES, WORD, words
-from gluon_sim.compiled.ptx.state import COPIED, OFFSET, RANK_SHIFT, SHARED_BASE, Warp
+from gluon_sim.compiled.ptx.state import OFFSET, RANK_SHIFT, Warp
 from gluon_sim.compiled.ptx.units import tma
 
 

@@ -9,8 +9,8 @@ import numpy as np
 
 from gluon_sim.compiled.core.numbers import Array, decoded
 from gluon_sim.compiled.core.report import Fault, Kind
+from gluon_sim.compiled.ptx.block import Block
 from gluon_sim.compiled.ptx.races import WORD
-from gluon_sim.compiled.ptx.state import Block
 from gluon_sim.compiled.ptx.units.tensor_map import SWIZZLE_BYTES, swizzled
 
 BYTES_OF_K = 32

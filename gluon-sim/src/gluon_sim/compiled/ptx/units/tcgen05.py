@@ -10,10 +10,11 @@ import numpy as np
 from gluon_sim.compiled.core.numbers import Array
 from gluon_sim.compiled.core.report import Fault, Kind
 from gluon_sim.compiled.core.schedule import Pending
+from gluon_sim.compiled.ptx.block import Block
 from gluon_sim.compiled.ptx.operands import Form, elements
 from gluon_sim.compiled.ptx.parse import Run
 from gluon_sim.compiled.ptx.races import LOADS, STORES, WORD, tensor_cells
-from gluon_sim.compiled.ptx.state import LANES, OFFSET, Block, Warp
+from gluon_sim.compiled.ptx.state import LANES, OFFSET, Warp
 from gluon_sim.compiled.ptx.units.matrices import Shape, cells, descriptor, raw_bytes
 from gluon_sim.compiled.ptx.units.tcgen05_mma import mma
 

@@ -9,10 +9,11 @@ import numpy as np
 from gluon_sim.compiled.core.numbers import Array, decoded, product
 from gluon_sim.compiled.core.report import Fault, Kind
 from gluon_sim.compiled.core.schedule import Pending
+from gluon_sim.compiled.ptx.block import Block
 from gluon_sim.compiled.ptx.operands import Form
 from gluon_sim.compiled.ptx.parse import Run
 from gluon_sim.compiled.ptx.races import tensor_cells
-from gluon_sim.compiled.ptx.state import Block, Warp
+from gluon_sim.compiled.ptx.state import Warp
 from gluon_sim.compiled.ptx.units.matrices import BYTES_OF_K, Shape, cells, descriptor, values
 
 _FULL_LANES = 128

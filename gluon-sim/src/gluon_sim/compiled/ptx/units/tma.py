@@ -9,10 +9,11 @@ import numpy as np
 from gluon_sim.compiled.core.numbers import Array
 from gluon_sim.compiled.core.report import Fault, Kind
 from gluon_sim.compiled.core.schedule import Pending
+from gluon_sim.compiled.ptx.block import Block
 from gluon_sim.compiled.ptx.operands import Form, Read, elements
 from gluon_sim.compiled.ptx.parse import Run
 from gluon_sim.compiled.ptx.races import BULK, WORD
-from gluon_sim.compiled.ptx.state import Block, Warp
+from gluon_sim.compiled.ptx.state import Warp
 from gluon_sim.compiled.ptx.units.tensor_map import TensorMap, swizzled
 
 _ALIGNMENT = 128

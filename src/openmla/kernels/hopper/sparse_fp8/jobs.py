@@ -26,12 +26,19 @@ PROBLEMS = {
 }
 
 
+# Bytes of the plan's room for the arguments of partitions that a call leaves, with either Triton.
+UNUSED = dict(zip(PROBLEMS.values(), (80, 48, 32, 128, 48, 0), strict=True))
+
+
 def predicted(plan: Plan, call: Call) -> Predicted:
     """What partitions are given when they begin has its place in shared memory; how much depends on
     the arguments, so the plan has room for the most. Registers are stored at the ends of work
     items; where rows have scales, also by the producer."""
-    spills = 208 if plan.config.scaled else 16
-    return Predicted(registers=plan.config.registers.at_launch, spills=spills)
+    return Predicted(
+        shared=plan.config.smem_used - UNUSED[plan.problem],
+        registers=plan.config.registers.at_launch,
+        spills=208 if plan.config.scaled else 16,
+    )
 
 
 JOBS = Jobs(chip="h200", problems=PROBLEMS, predicted=predicted)

@@ -35,8 +35,23 @@ REDUNDANT: dict[str, tuple[Redundant, ...]] = {
     "h200": (
         Redundant("barrier", ANYWHERE, 80, ORDERED),
         Redundant(
-            "wait", "scheduler.py", 1,
-            "the producer draws the next work item when it is wanted; earlier does no harm",
+            "wait", "scheduler.py", 2,
+            "for a slot to be read, and for the next work item to be wanted: who asks for it has "
+            "heard that the slot was read, so either wait does for both",
+        ),
+        Redundant(
+            "wait", "producer.py", 1,
+            "for the slot of a work item's first K: V of the item before was waited for since",
+        ),
+        Redundant(
+            "wait", "work_items.py", 2,
+            "work items lie in two slots: tiles of the item between were waited for by the same "
+            "warps",
+        ),
+        Redundant(
+            "wait", "kernel.py", 3,
+            "for the flags of a list's block, which were stored before its last tile, and that was "
+            "waited for",
         ),
         Redundant(
             "arrive", "kernel.py", 1,

@@ -44,7 +44,7 @@ REDUNDANT: dict[str, tuple[Redundant, ...]] = {
             "for the slot of a work item's first K: V of the item before was waited for since",
         ),
         Redundant(
-            "wait", "work_items.py", 2,
+            "wait", "work_items.py", 4,
             "work items lie in two slots: tiles of the item between were waited for by the same "
             "warps",
         ),
@@ -54,8 +54,12 @@ REDUNDANT: dict[str, tuple[Redundant, ...]] = {
             "waited for",
         ),
         Redundant(
-            "arrive", "kernel.py", 1,
+            "arrive", "kernel.py", 2,
             "says that Q was read: of a program's last work item, nobody asks",
+        ),
+        Redundant(
+            "arrive", "rows.py", 2,
+            "the flags of a list's block are there: without a list, nobody waits for them",
         ),
     ),
     "b200": (

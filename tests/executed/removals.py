@@ -26,7 +26,7 @@ from openmla.testing.fuzz import one_thread
 _RISING: dict[str, Any] = {"values": "rising", "scale": -0.3, "seed": 5}
 _PEAKY: dict[str, Any] = {"values": "peaky", "scale": 1.0, "seed": 5, "q_lens": (1,)}
 _SHORT = {"heads": 1, "q_lens": (20, 70, 30), "k_lens": (700, 100, 300), "causal": False}
-_LONG = {"heads": 1, "q_lens": (200,), "k_lens": (600,)}
+_LONG = {"heads": 1, "q_lens": (200, 130, 150), "k_lens": (600, 200, 300)}
 
 CASES: dict[str, dict[str, Case]] = {
     "h200": {

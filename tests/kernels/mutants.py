@@ -8,6 +8,7 @@ when it is the one that changes.
 from __future__ import annotations
 
 import importlib
+import re
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -61,16 +62,18 @@ def load_mutant(
     name = f"mutant_{folder.name}_{abs(hash(str(folder)))}"
     own = Path(package.__path__[0])
     changed = path_of(own, file)
-    shared = changed.parent == own.parent / SHARED
-    for path in {*own.rglob("*.py"), changed}:
+    common = own.parent / SHARED
+    # A shared module, or a shared folder of them, becomes one of the copy's own.
+    inner = file.split(".")[0] if changed.is_relative_to(common) else ""
+    more = (common / inner).rglob("*.py") if "." in file and inner else ()
+    for path in {*own.rglob("*.py"), *more, changed}:
         source = path.read_text()
         if path == changed:
             source = edit(source)
         source = source.replace(f"{package.__name__}.", f"{name}.")
-        if shared:
-            there, here = f"openmla.kernels.{SHARED}.{file}", f"{name}.{file}"
-            source = source.replace(f"from {there} import", f"from {here} import")
-        made = folder / name / (path.name if path == changed and shared else path.relative_to(own))
+        if inner:
+            source = re.sub(rf"openmla\.kernels\.{SHARED}\.{inner}\b", f"{name}.{inner}", source)
+        made = folder / name / path.relative_to(own if path.is_relative_to(own) else common)
         made.parent.mkdir(parents=True, exist_ok=True)
         made.write_text(source)
     sys.path.insert(0, str(folder))
@@ -83,7 +86,8 @@ def load_mutant(
 def path_of(own: Path, file: str) -> Path:
     """ "latent.rows", "scheduler" (of the dense kernel), "dense" (its kernel.py), a shared one."""
     if "." in file:
-        return own / f"{file.replace('.', '/')}.py"
+        inside = f"{file.replace('.', '/')}.py"
+        return next(p for p in (own / inside, own.parent / SHARED / inside) if p.exists())
     places = (own / "dense" / f"{file}.py", own / f"{file}.py", own / file / "kernel.py")
     return next((p for p in places if p.exists()), own.parent / SHARED / f"{file}.py")
 

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from sections import Section, run
 
-from openmla.bench.few import SCALE, SHAPES, Shape, fill, graph_of, on_gpu
-from openmla.bench.gpu_timing import MATMUL_FLOPS, matmul, race
+from openmla.bench.few import SCALE, SHAPES, Shape, fill, on_gpu
+from openmla.bench.gpu_timing import MATMUL_FLOPS, graph_of, matmul, race
 from openmla.cache import LatentCache
 from openmla.dispatch import plan_call
 from openmla.kernels.hopper.latent.launch import calls

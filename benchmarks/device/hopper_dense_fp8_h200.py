@@ -26,7 +26,7 @@ from sections import Section, run
 from torch import Tensor
 
 import openmla
-from openmla.bench.gpu_timing import race
+from openmla.bench.gpu_timing import graph_of, race
 from openmla.dispatch import plan_call
 from openmla.kernels.launch import launch
 from openmla.operands import DenseOperands, Results, Weights
@@ -184,16 +184,6 @@ def all_errors(group: str, _: int) -> Iterator[dict[str, Any]]:
             yield errors(name, Shape(q_len, k_len, 4, values), kind == "scales")
 
 
-def graphed(call: Callable[[], object]) -> Callable[[], None]:
-    """The call as a CUDA graph."""
-    call()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        call()
-    return graph.replay  # type: ignore[no-any-return]
-
-
 def contestant(
     inputs: Inputs, name: str
 ) -> tuple[Callable[[], Tensor], Callable[[], list[Tensor]]]:
@@ -242,11 +232,11 @@ def speed(group: str, rounds: int) -> Iterator[dict[str, Any]]:
     for batch, length, heads in BARS:
         shape = Shape(length, length, heads, batch=batch)
         inputs = Inputs(shape)
-        contestants: dict[str, Callable[[], object]] = {"bf16": graphed(inputs.bf16())}
+        contestants: dict[str, Callable[[], object]] = {"bf16": graph_of(inputs.bf16())}
         for name in CONTESTANTS:
             if ("turns" in name) <= (group == "turns"):
-                contestants[name] = graphed(contestant(inputs, name)[0])
-        contestants["quantize q, k"] = graphed(inputs.quantize)
+                contestants[name] = graph_of(contestant(inputs, name)[0])
+        contestants["quantize q, k"] = graph_of(inputs.quantize)
         contestants["matmul bf16"] = lambda: torch.mm(a, b)
         contestants["matmul e4m3"] = lambda: torch._scaled_mm(
             a8, b8, one, one, out_dtype=torch.bfloat16

@@ -8,7 +8,7 @@ second. With few heads the second is the limit, with many the first.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
@@ -128,16 +128,6 @@ def fill(cache: LatentCache) -> None:
         field.fill_(value)
 
 
-def graph_of(function: Callable[[], object]) -> Callable[[], object]:
-    """Replays what a function launches."""
-    function()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        function()
-    return graph.replay
-
-
 @dataclass(frozen=True)
 class Row:
     """One shape's figures, in seconds and in operations per second."""
@@ -197,7 +187,7 @@ def run_few(rounds: int, quick: bool = False) -> Iterator[Row]:
 
 def on_gpu(shape: Shape, rounds: int, backend: str = "auto") -> Row:
     """From a CUDA graph, between turns of the matmul."""
-    ours = graph_of(partial(Inputs(shape, "cuda").openmla, backend))
+    ours = gpu_timing.graph_of(partial(Inputs(shape, "cuda").openmla, backend))
     times = gpu_timing.race({"matmul": gpu_timing.matmul(), "openmla": ours}, rounds)
     rate = gpu_timing.MATMUL_FLOPS / (1e-3 * times["matmul"].median)
     return Row(shape, 1e-3 * times["openmla"].median, rate)

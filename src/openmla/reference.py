@@ -63,7 +63,9 @@ class Truth:
     def attend_row(
         self, row: int, q: Tensor, k: Tensor, v: Tensor, w: Weights, k_ids: Tensor
     ) -> None:
-        """Fill one row from q [H, D], k [n, H or 1, D], v [n, H or 1, d_v]; k_ids index k_scale."""
+        """Fill one row from q [H, D], k [n, H or 1, D], v [n, H or 1, d_v]; k_ids index k_scale.
+
+        einsum reads a 1 as all heads: |k| and v**2 of shared rows are computed once."""
         if not k.shape[0]:
             return
         factor = torch.tensor(w.scale, dtype=torch.float64, device=q.device)
@@ -71,7 +73,6 @@ class Truth:
             factor = factor * w.q_scale[row].double()
         if w.k_scale is not None:
             factor = factor * w.k_scale[k_ids].double()
-        k, v = (x.expand(-1, q.shape[0], -1) for x in (k, v))
         scores = torch.einsum("hd,nhd->hn", q, k) * factor
         lse = torch.logsumexp(scores, dim=-1)
         p = torch.softmax(scores, dim=-1)  # exp(scores - lse) loses log n beside scores of 1e16

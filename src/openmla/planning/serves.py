@@ -18,6 +18,8 @@ otherwise.
 ''
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields
 from functools import lru_cache
@@ -80,6 +82,23 @@ def alike(*dtypes: str) -> tuple[tuple[str, ...], ...]:
     return tuple((dtype,) * 4 for dtype in dtypes)
 
 
+def index_scores(heads: Allowed, page_size: Allowed, aligned_16: Allowed = ALIGNED) -> Serves:
+    """Scores of the indexer, over pages or contiguous keys."""
+    return Serves(
+        {"form": OneOf("scores"), "heads": heads, "page_size": page_size, **_WINDOWS,
+         "aligned_16": aligned_16}
+    )  # fmt: skip
+
+
+def index_selection(*flags: str, aligned_16: Allowed = ALIGNED) -> Serves:
+    """Selection of any number of scores, with these flags beside the common ones."""
+    more = either(*flags, "add_starts", "wants_counts", "wants_mask")
+    return Serves(
+        {"form": OneOf("select"), "topk": Range(1), "page_size": ANY, **more, **_WINDOWS,
+         "aligned_16": aligned_16}
+    )  # fmt: skip
+
+
 def either(*names: str) -> dict[Field, Allowed]:
     """Flags that may be set or not."""
     return dict.fromkeys(names, YES_OR_NO)
@@ -88,6 +107,8 @@ def either(*names: str) -> dict[Field, Allowed]:
 DTYPES = ("q_dtype", "kv_dtype", "v_dtype", "rope_dtype")
 LENGTHS: Mapping[Field, Allowed] = {"batch": ANY, "total_q": ANY, "total_k": ANY}
 """No kernel has a limit on tokens, keys or sequences."""
+_WINDOWS: Mapping[Field, Allowed] = {"total_q": ANY, "width": ANY}
+"""No kernel of the indexer has a limit on queries or keys."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,7 +12,7 @@ from openmla.planning.arithmetic import Limited, Part
 from openmla.planning.blackwell.units import MBAR_BYTES, SMEM_CARVEOUT, TMEM_COLS
 from openmla.planning.family import Family, Kernel
 from openmla.planning.memory import MemoryMap, Wanted, lay_out
-from openmla.planning.serves import ALIGNED, ANY, OneOf, Range, Serves
+from openmla.planning.serves import OneOf, Range, index_scores
 from openmla.planning.target import Target
 
 COLUMNS = 128
@@ -94,16 +94,7 @@ BLACKWELL_INDEX = Family(
     archs=("sm_100",),
     kernels=(
         Kernel(
-            serves=Serves(
-                {
-                    "form": OneOf("scores"),
-                    "heads": OneOf(32, 64, 128),
-                    "page_size": Range(0, 1024, BOX_STEP),
-                    "total_q": ANY,
-                    "width": ANY,
-                    "aligned_16": ALIGNED,
-                }
-            ),
+            serves=index_scores(OneOf(32, 64, 128), Range(0, 1024, BOX_STEP)),
             config=BlackwellScoresConfig,
             choose=_scores,
             launcher="openmla.kernels.blackwell.indexer.launch",

@@ -10,11 +10,12 @@ from openmla.indexer.problem import IndexProblem
 from openmla.planning.arithmetic import Limited
 from openmla.planning.cdna4.family import FIRST_TRITON
 from openmla.planning.family import Family, Kernel
-from openmla.planning.serves import ALIGNED, ANY, OneOf, Range, Serves
+from openmla.planning.serves import OneOf, Range, index_scores
 from openmla.planning.target import Target
 
 COLUMNS = 128
 """Heads of all queries of a block: with their weights they take 128 registers of each lane."""
+PAGES = Range(0, 1024, 4)  # rows: a page's begin at multiples of 16 bytes
 
 
 @dataclass(frozen=True)
@@ -49,17 +50,7 @@ CDNA4_INDEX = Family(
     archs=("gfx950",),
     kernels=(
         Kernel(
-            serves=Serves(
-                {
-                    "form": OneOf("scores"),
-                    "heads": OneOf(32, 64, 128),
-                    # Rows of a page begin at multiples of 16 bytes.
-                    "page_size": Range(0, 1024, 4),
-                    "total_q": ANY,
-                    "width": ANY,
-                    "aligned_16": ALIGNED,
-                }
-            ),
+            serves=index_scores(OneOf(32, 64, 128), PAGES),
             config=Cdna4ScoresConfig,
             choose=_scores,
             launcher="openmla.kernels.cdna4.indexer.launch",

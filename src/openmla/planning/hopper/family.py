@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 from openmla.planning.dequantize import (
     CacheRead,
@@ -235,6 +236,19 @@ def _e4m3_beside(*v_dtypes: str) -> list[tuple[str, ...]]:
     return [("e4m3", "e4m3", v, rope) for v in v_dtypes for rope in ("e4m3", "bf16", "fp16")]
 
 
+_dense_fp8_kernel = partial(
+    Kernel, config=HopperDenseFp8Config, choose=_dense_fp8, slower=_not_timed, block=_dense_block,
+    explain=_dense_lines, launcher="openmla.kernels.hopper.dense_fp8.launch",
+)  # fmt: skip
+_rows_kernel = partial(
+    Kernel, config=HopperSparseConfig, choose=_latent, block=_latent_block,
+    launcher="openmla.kernels.hopper.latent.launch",
+)  # fmt: skip
+_rows_fp8_kernel = partial(
+    Kernel, config=HopperSparseFp8Config, choose=_latent_fp8, slower=_fp8_not_judged,
+    block=_latent_fp8_block, launcher="openmla.kernels.hopper.sparse_fp8.launch",
+)  # fmt: skip
+
 HOPPER = Family(
     name="hopper",
     archs=("sm_90",),
@@ -260,7 +274,7 @@ HOPPER = Family(
             block=_dense_block,
             explain=_dense_lines,
         ),
-        Kernel(
+        _dense_fp8_kernel(
             serves=Serves(
                 {
                     "form": OneOf("dense"),
@@ -269,14 +283,8 @@ HOPPER = Family(
                     "has_k_start": YES_OR_NO,
                 }
             ),
-            config=HopperDenseFp8Config,
-            choose=_dense_fp8,
-            launcher="openmla.kernels.hopper.dense_fp8.launch",
-            slower=_not_timed,
-            block=_dense_block,
-            explain=_dense_lines,
         ),
-        Kernel(
+        _dense_fp8_kernel(
             serves=Serves(
                 {
                     "form": OneOf("dense"),
@@ -285,15 +293,9 @@ HOPPER = Family(
                     "d_v": OneOf(16, 32, 64, 128),
                 }
             ),
-            config=HopperDenseFp8Config,
-            choose=_dense_fp8,
-            launcher="openmla.kernels.hopper.dense_fp8.launch",
-            slower=_not_timed,
-            block=_dense_block,
-            explain=_dense_lines,
             fp8_weights=True,
         ),
-        Kernel(
+        _rows_kernel(
             serves=Serves(
                 {
                     "form": OneOf("latent"),
@@ -303,14 +305,10 @@ HOPPER = Family(
                     "causal": YES_OR_NO,
                 }
             ),
-            config=HopperSparseConfig,
-            choose=_latent,
-            launcher="openmla.kernels.hopper.latent.launch",
-            block=_latent_block,
             explain=_latent_lines,
             slower=_pages_not_judged,
         ),
-        Kernel(
+        _rows_kernel(
             serves=Serves(
                 {
                     "form": OneOf("sparse"),
@@ -320,12 +318,8 @@ HOPPER = Family(
                     **_LISTS,
                 }
             ),
-            config=HopperSparseConfig,
-            choose=_latent,
-            launcher="openmla.kernels.hopper.latent.launch",
-            block=_latent_block,
         ),
-        Kernel(
+        _rows_fp8_kernel(
             serves=Serves(
                 {
                     "form": OneOf("sparse"),
@@ -336,13 +330,8 @@ HOPPER = Family(
                     **_LISTS,
                 }
             ),
-            config=HopperSparseFp8Config,
-            choose=_latent_fp8,
-            launcher="openmla.kernels.hopper.sparse_fp8.launch",
-            slower=_fp8_not_judged,
-            block=_latent_fp8_block,
         ),
-        Kernel(
+        _rows_fp8_kernel(
             serves=Serves(
                 {
                     "form": OneOf("sparse"),
@@ -353,13 +342,8 @@ HOPPER = Family(
                     **_LISTS,
                 }
             ),
-            config=HopperSparseFp8Config,
-            choose=_latent_fp8,
-            launcher="openmla.kernels.hopper.sparse_fp8.launch",
-            slower=_fp8_not_judged,
-            block=_latent_fp8_block,
         ),
-        Kernel(
+        _rows_fp8_kernel(
             serves=Serves(
                 {
                     "form": OneOf("latent"),
@@ -370,11 +354,6 @@ HOPPER = Family(
                     "causal": YES_OR_NO,
                 }
             ),
-            config=HopperSparseFp8Config,
-            choose=_latent_fp8,
-            launcher="openmla.kernels.hopper.sparse_fp8.launch",
-            slower=_fp8_not_judged,
-            block=_latent_fp8_block,
         ),
     ),
 )

@@ -20,7 +20,7 @@ from openmla.planning.hopper.chip import (
     smem_reasons,
 )
 from openmla.planning.memory import Wanted
-from openmla.planning.serves import ALIGNED, ANY, YES_OR_NO, OneOf, Range, Serves
+from openmla.planning.serves import OneOf, Range, index_scores, index_selection
 from openmla.planning.target import Target
 
 COLUMNS = 128
@@ -154,34 +154,13 @@ HOPPER_INDEX = Family(
     archs=("sm_90",),
     kernels=(
         Kernel(
-            serves=Serves(
-                {
-                    "form": OneOf("scores"),
-                    "heads": OneOf(32, 64, 128),
-                    "page_size": Range(0, 1024, BOX_STEP),
-                    "total_q": ANY,
-                    "width": ANY,
-                    "aligned_16": ALIGNED,
-                }
-            ),
+            serves=index_scores(OneOf(32, 64, 128), Range(0, 1024, BOX_STEP)),
             config=HopperScoresConfig,
             choose=_scores,
             launcher="openmla.kernels.hopper.indexer.launch",
         ),
         Kernel(
-            serves=Serves(
-                {
-                    "form": OneOf("select"),
-                    "topk": Range(1),
-                    "page_size": ANY,
-                    "add_starts": YES_OR_NO,
-                    "wants_counts": YES_OR_NO,
-                    "wants_mask": YES_OR_NO,
-                    "total_q": ANY,
-                    "width": ANY,
-                    "aligned_16": ALIGNED,
-                }
-            ),
+            serves=index_selection(),
             config=HopperSelectConfig,
             choose=_select,
             launcher="openmla.kernels.hopper.indexer.launch",

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from openmla.errors import Unsupported
 from openmla.indexer.problem import IndexProblem
 from openmla.planning.family import Family, Kernel
-from openmla.planning.serves import ANY, YES_OR_NO, OneOf, Range, Serves
+from openmla.planning.serves import YES_OR_NO, Range, index_scores, index_selection
 from openmla.planning.target import Target
 from openmla.problem import MAX_HEADS
 
@@ -78,35 +78,13 @@ PORTABLE_INDEX = Family(
     archs=("gpu",),
     kernels=(
         Kernel(
-            serves=Serves(
-                {
-                    "form": OneOf("scores"),
-                    "heads": Range(1, MAX_HEADS),
-                    "page_size": Range(0, MOST_PAGE_ROWS),
-                    "total_q": ANY,
-                    "width": ANY,
-                    "aligned_16": YES_OR_NO,
-                }
-            ),
+            serves=index_scores(Range(1, MAX_HEADS), Range(0, MOST_PAGE_ROWS), YES_OR_NO),
             config=PortableScoresConfig,
             choose=_scores,
             launcher="openmla.kernels.portable.indexer.launch",
         ),
         Kernel(
-            serves=Serves(
-                {
-                    "form": OneOf("select"),
-                    "topk": Range(1),
-                    "page_size": ANY,
-                    "add_starts": YES_OR_NO,
-                    "keeps": YES_OR_NO,
-                    "wants_counts": YES_OR_NO,
-                    "wants_mask": YES_OR_NO,
-                    "total_q": ANY,
-                    "width": ANY,
-                    "aligned_16": YES_OR_NO,
-                }
-            ),
+            serves=index_selection("keeps", aligned_16=YES_OR_NO),
             config=PortableSelectConfig,
             choose=_select,
             launcher="openmla.kernels.portable.indexer.launch",

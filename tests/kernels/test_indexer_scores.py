@@ -1,0 +1,124 @@
+"""The indexer's scores in Gluon, in the simulator: right, clean, inside their windows only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from importlib import import_module
+from typing import Any
+
+import pytest
+import torch
+
+from gluon_sim import intercept
+from indexer.score_cases import SCHEDULES, SCORE_CASES, UNWRITTEN, paged, width_of
+from openmla.aot.jobs import CompileJob, compile_job
+from openmla.aot.table import jobs_of
+from openmla.indexer.operands import ScoresOperands
+from openmla.planning.indexer import IndexPlan, index_plan
+from openmla.testing.indexer import score_problems
+
+
+@dataclass(frozen=True)
+class Chip:
+    """A family of kernels, where it runs, and a config of short pieces of work."""
+
+    family: str
+    target: str
+    small: dict[str, int]
+    other: dict[str, int]
+    """Another division of the same work."""
+    page_size: int
+    """One that it does not serve."""
+
+    def part(self, module: str) -> Any:
+        return import_module(f"openmla.kernels.{self.family}.indexer.{module}")
+
+    def plan_of(self, op: ScoresOperands, out: torch.Tensor, **changes: int) -> IndexPlan:
+        chosen = index_plan(op.problem(out), self.target, self.family)
+        return replace(chosen, config=replace(chosen.config, **self.small | changes))
+
+    def run(
+        self, op: ScoresOperands, width: int, changes: dict[str, int] | None = None, **options: Any
+    ) -> torch.Tensor:
+        out = torch.full((op.q.shape[0], width), UNWRITTEN)
+        with intercept(**options) as reports:
+            for call in self.part("launch").calls(self.plan_of(op, out, **changes or {}), op, out):
+                call.run()
+        assert all(report.ok for report in reports), "\n".join(map(str, reports))
+        return out
+
+
+# Few SMs, so that blocks do several pieces.
+HOPPER = Chip("hopper", "h200", {"sm_count": 2, "chunk": 256}, {"sm_count": 3, "chunk": 128}, 16)
+BLACKWELL = replace(HOPPER, family="blackwell", target="b200")
+CDNA4 = Chip("cdna4", "mi355x", {"chunk": 256}, {"chunk": 128}, 6)
+CHIPS = (HOPPER, BLACKWELL, CDNA4)
+each_chip = pytest.mark.parametrize("chip", CHIPS, ids=lambda chip: chip.family)
+
+
+@each_chip
+@pytest.mark.parametrize("name", SCORE_CASES)
+def test_right_and_clean(chip: Chip, name: str) -> None:
+    op = SCORE_CASES[name]
+    every = name == "pages of 64" and chip is not CDNA4
+    for schedule, seed in SCHEDULES if every else SCHEDULES[2:3]:
+        out = chip.run(op, width_of(op), schedule=schedule, seed=seed)
+        assert score_problems(op, out, UNWRITTEN) == []
+
+
+@each_chip
+def test_bits_depend_neither_on_the_batch_nor_on_the_pieces(chip: Chip) -> None:
+    op = paged([5, 4], [300, 200], 64, 64)
+    whole = chip.run(op, 320)
+    assert torch.equal(whole, chip.run(op, 320, chip.other))
+    for t in (2, 6):
+        alone = replace(
+            op, q=op.q[t : t + 1], weights=op.weights[t : t + 1], windows=op.windows.part(t, t + 1)
+        )
+        assert torch.equal(chip.run(alone, 320)[0], whole[t])
+
+
+def test_three_consumers() -> None:
+    op = SCORE_CASES["pages of 64"]
+    assert score_problems(op, HOPPER.run(op, 320, {"consumers": 3}), UNWRITTEN) == []
+
+
+def test_a_narrow_output_cuts_rows() -> None:
+    op = SCORE_CASES["causal, several pieces"]
+    got, whole = HOPPER.run(op, 100), HOPPER.run(op, 600)
+    assert torch.equal(got, whole[:, :100])
+
+
+def test_the_counter_is_left_zero() -> None:
+    op = SCORE_CASES["random windows"]
+    out = torch.full((10, 600), UNWRITTEN)
+    (call,) = HOPPER.part("launch").calls(HOPPER.plan_of(op, out), op, out)
+    with intercept() as reports:
+        call.run()
+        first = out.clone()
+        call.run()
+    assert all(r.ok for r in reports) and torch.equal(first, out)
+    assert int(call.arguments["counter_ptr"]) == 0
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize(
+    "job", [job for chip in CHIPS for job in jobs_of(chip.part("jobs").JOBS)], ids=lambda j: j.name
+)
+def test_compiles_as_planned(job: CompileJob) -> None:
+    report, planned = compile_job(job), job.predicted
+    if job.name.startswith("hopper") and not report.triton.startswith("3.6"):
+        planned = replace(planned, shared=None)
+    assert report.differences(planned) == []
+
+
+@each_chip
+@pytest.mark.parametrize("field", ["heads", "page_size", "aligned_16"])
+def test_what_it_does_not_serve_is_portable(chip: Chip, field: str) -> None:
+    problem = SCORE_CASES["pages of 64"].problem(torch.zeros(16, 320))
+    assert index_plan(problem, chip.target).backend == chip.family
+    value = {"heads": 48, "page_size": chip.page_size, "aligned_16": False}[field]
+    other = index_plan(replace(problem, **{field: value}), chip.target)
+    assert other.backend == "portable"
+    reason = "16 bytes" if field == "aligned_16" else f"{field} {value}"
+    assert any(reason in why for why in other.passed_over)

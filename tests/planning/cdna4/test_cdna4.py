@@ -261,6 +261,8 @@ class Test16Bits:
             ({"depth": 192}, "depth 192: V is one tensor"),
             ({"depth": 256, "d_qk": 448}, "registers: 192 > 176"),
             ({"depth": 512}, "registers: 192 > 176"),
+            ({"depth": 256, "d_rope": 128, "d_qk": 192}, "128 rope columns: parts that two waves"),
+            ({"d_qk": 288, "d_rope": 32}, "32 rope columns: parts that two waves share have 64"),
             ({"d_rope": 32, "d_qk": 160}, "4 copies of 1024 bytes"),
             (
                 {"kv_block": 128, "depth": 256, "d_qk": 256},

@@ -99,6 +99,8 @@ class MlaPrefill16(RingBlock):
             yield f"depth {self.DEPTH}: V is one tensor, so its columns must be a power of two"
         if sum(self.k_widths) != self.D_NOPE:
             yield f"{self.D_NOPE} columns without rope are not parts of {_SHARED_PART}"
+        if self.across > 1 and self.D_ROPE not in (0, _SHARED_PART):
+            yield f"{self.D_ROPE} rope columns: parts that two waves share have {_SHARED_PART}"
         if self.registers_held > _MOST_REGISTERS:
             yield (
                 f"registers: {self.registers_held} > {_MOST_REGISTERS} of a lane for {self.D_QK} "

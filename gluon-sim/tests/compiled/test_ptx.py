@@ -64,6 +64,9 @@ def test_integers(body, expected):
     ("body", "expected"),
     [
         ("cvt.rn.f32.u32 %r2, %r1;", lambda x: x),
+        ("cvt.rn.f32.u32 %r3, %r1; mul.f32 %r3, %r3, 0fBF000000; cvt.rpi.f32.f32 %r2, %r3;", lambda x: float(math.ceil(-x / 2))),
+        ("cvt.rpi.f32.f32 %r2, 0f00000001;", lambda x: 1.0),
+        ("cvt.rpi.ftz.f32.f32 %r2, 0f00000001;", lambda x: 0.0),
         ("cvt.rn.f32.u32 %r3, %r1; ex2.approx.f32 %r2, %r3;", lambda x: 2.0**x),
         ("cvt.rn.f32.u32 %r3, %r1; fma.rn.f32 %r2, %r3, 0f3F000000, 0f3F800000;", lambda x: x / 2 + 1),
         ("cvt.rn.f32.u32 %r3, %r1; max.f32 %r2, %r3, 0f41000000;", lambda x: max(x, 8)),

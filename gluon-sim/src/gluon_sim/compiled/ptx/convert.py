@@ -54,11 +54,20 @@ def cvt(form: Form) -> Run:
         return lambda w: write(w, narrow(_odd(read(w))).astype(np.uint16))
     if source == "f32" and to in ("s32", "u32") and form.has("rzi", "rni"):
         return _to_integer(form, to)
+    if to == source == "f32" and form.has("rpi"):
+        write, read, flushes = form.write(0, "f32"), form.read(1, "f32"), form.has("ftz")
+        return lambda w: write(w, np.ceil(_flushed(read(w)) if flushes else read(w)))
     if to[0] in "us" and source[0] in "us":
         dtype = DTYPES[TYPES[to]]
         write, read = form.write(0, TYPES[to]), form.read(1, TYPES[source])
         return lambda w: write(w, read(w).astype(dtype))
     raise form.unknown()
+
+
+def _flushed(x: Array) -> Array:
+    """Zeros for denormals."""
+    flushed: Array = np.where(np.abs(x) < np.finfo(np.float32).tiny, np.float32(0), x)
+    return flushed
 
 
 def _odd(x: Array) -> Array:

@@ -76,9 +76,10 @@ def test_a_step_without_a_right_case_is_no_success(monkeypatch: pytest.MonkeyPat
 
 def test_cases_are_asked_on_the_device_they_are_for() -> None:
     """On this machine's CPU no Gluon kernel runs: all is refused, by the child process."""
-    report = validate("h200", device="cpu")
+    report = validate("h200", device="cpu", jobs=2)
     assert not report.ok
     assert {outcome.result.status for outcome in report.outcomes} == {"refused"}
+    assert [o.case for o in report.outcomes] == [case for cases in STEPS.values() for case in cases]
 
 
 @pytest.mark.parametrize(

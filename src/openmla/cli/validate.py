@@ -25,6 +25,7 @@ def validate_command(
     simulate: Annotated[
         bool, typer.Option(help="In the simulator on this CPU, to see what a run does.")
     ] = False,
+    jobs: Annotated[int, typer.Option(min=1, help="Cases that are compiled and run at once.")] = 4,
     json_file: Annotated[
         Path, typer.Option("--json", help="Where the results go: the file to send back.")
     ] = Path("openmla-validation.json"),
@@ -41,7 +42,8 @@ def validate_command(
         raise typer.BadParameter(
             f"target: this machine has {here or 'no GPU'}, not {target}; --simulate needs none"
         )
-    report = validate(target, simulated=simulate, tell=partial(console.print, highlight=False))
+    tell = partial(console.print, highlight=False)
+    report = validate(target, simulated=simulate, jobs=jobs, tell=tell)
     record: dict[str, Any] = {
         **provenance(f"openmla validate --target {target}", gpu=not simulate), **report.to_json()
     }  # fmt: skip

@@ -11,8 +11,10 @@ kernels take.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -21,6 +23,7 @@ from openmla.planning import TARGETS
 from openmla.planning.registry import families_of
 from openmla.testing.case import Case
 from openmla.testing.checker import Checker, Result, refusal
+from openmla.testing.fuzz import child_for
 from openmla.testing.isolate import Child
 
 SECONDS_PER_CASE = 120.0  # a first compilation is among them
@@ -37,6 +40,7 @@ STEPS: dict[str, tuple[Case, ...]] = {
     "several tiles": (
         _MANY, replace(_MANY, causal=False), replace(_MANY, dtype="fp16"),
         replace(_SPARSE, topk=256, k_lens=(300,)), replace(_LATENT, q_lens=(9,), k_lens=(300,)),
+        replace(_DENSE, heads=10, q_lens=(2048,), k_lens=(90,)),  # a pair of CTAs on a B200
     ),
     "ragged": (
         _RAGGED, replace(_RAGGED, sink="mixed", values="rising"), _LISTS,
@@ -119,15 +123,20 @@ class Validation:
 
 
 def validate(
-    target: str, *, simulated: bool = False, device: str = "cuda", tell: Tell = lambda line: None
-) -> Validation:
-    """Run all steps with the kernels of the target's own family; a failure does not end a run."""
+    target: str, *, simulated: bool = False, device: str = "cuda", jobs: int = 1,
+    tell: Tell = lambda line: None,
+) -> Validation:  # fmt: skip
+    """Run all steps with the kernels of the target's own family; a failure does not end a run.
+
+    On a device `jobs` children run at once: most of the time goes to the compiler.
+    """
     family = families_of(TARGETS[target])[0].name
     report = Validation(target, family, simulated)
-    runs = _simulated(target) if simulated else _on_device(family, device)
+    runs = _simulated(target) if simulated else _on_device(family, device, jobs)
     for step, case, result, seconds in runs:
         report.outcomes.append(Outcome(step, case, result, seconds))
         tell(f"{step}: {case}: {result.status} {result.message}".rstrip())
+    report.outcomes.sort(key=lambda o: list(_cases()).index((o.step, o.case)))
     return report
 
 
@@ -138,17 +147,27 @@ def _cases() -> Iterator[tuple[str, Case]]:
     return ((step, case) for step, cases in STEPS.items() for case in cases)
 
 
-def _on_device(family: str, device: str) -> Iterator[Ran]:
-    checker = asdict(Checker(family, device))
-    options = {"checker": checker, "deep_every": 1}
-    child = Child("openmla.testing.checker:check", options, SECONDS_PER_CASE)
-    try:
-        for step, case in _cases():
-            started = time.monotonic()
-            answer = child.ask_or_blame(case)
-            yield step, case, Result(**answer), time.monotonic() - started
-    finally:
-        child.end()
+def _on_device(family: str, device: str, jobs: int) -> Iterator[Ran]:
+    """Cases as they are done; each thread asks a child of its own."""
+    own = threading.local()
+    children: list[Child] = []
+
+    def run(step: str, case: Case) -> Ran:
+        if not hasattr(own, "child"):
+            own.child = child_for(Checker(family, device), SECONDS_PER_CASE, deep_every=1)
+            children.append(own.child)
+        started = time.monotonic()
+        answer = own.child.ask_or_blame(case)
+        return step, case, Result(**answer), time.monotonic() - started
+
+    with ThreadPoolExecutor(jobs) as pool:
+        try:
+            for done in as_completed([pool.submit(run, step, case) for step, case in _cases()]):
+                yield done.result()
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+            for child in children:
+                child.end()
 
 
 def _simulated(target: str) -> Iterator[Ran]:

@@ -108,6 +108,17 @@ CASES: dict[str, dict[str, Case]] = {
             seed=21,
         ),
         "sparse pair 656": sparse("fp8_656", heads=128, q_lens=(1,), seed=24),
+        "dense pair": dense(2048, 130, heads=1, causal=False, seed=25),
+        "dense pair causal, sinks": dense(2048, 2048, heads=1, sink="mixed", seed=26),
+        "dense pair fp16, rope per head": dense(
+            2100, 70, heads=1, dtype="fp16", rope="per_head", causal=False, seed=27
+        ),
+        "dense pair falling": dense(
+            2048, 300, heads=1, causal=False, values="rising", scale=-0.07, seed=28
+        ),
+        "dense pair exact": dense(
+            2048, 130, heads=1, causal=False, values="exact", scale=0.25, seed=29
+        ),
         "latent pair": latent("bf16", heads=128, q_lens=(1, 1), k_lens=(300, 5), seed=19),
     },
     "mi355x": {

@@ -15,6 +15,8 @@ LONG: dict[str, Any] = {"heads": 1, "causal": False, "spare": 0}
 # Products of a block of keys: as many are issued under a typical copy, or more.
 BLOCKS: dict[str, tuple[Case, int]] = {
     "dense 128+64": (dense(256, 1024, **LONG), 20),
+    # Two tiles of queries: a block is 20 products of each.
+    "dense 128+64, pair": (dense(2048, 1024, **LONG), 40),
     "dense 128+0": (dense(256, 1024, d_rope=0, rope="none", **LONG), 16),
     "dense 192+64->256": (dense(128, 1024, d_nope=192, d_v=256, **LONG), 20),
     "dense 256+0->256": (dense(128, 1024, d_nope=256, d_rope=0, d_v=256, rope="none", **LONG), 20),

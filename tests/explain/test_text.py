@@ -21,11 +21,14 @@ runner = CliRunner()
 
 
 def test_why_the_ring_is_shared_and_what_bound_the_tile() -> None:
-    text = explain_text(plan(problem_for_model("deepseek-v3"), "b200"))
+    text = explain_text(plan(problem_for_model("deepseek-v3", tokens=1024), "b200"))
     assert "BN = 128: bound by tensor memory" in text
     assert "3 slots, an odd number: K and V share one ring" in text
     assert "229864  end, of 232448" in text and "the original reserves 230556" in text
     assert "kernel: blackwell dense (runs today)" in text
+    pair = explain_text(plan(problem_for_model("deepseek-v3"), "b200"))
+    assert "6 slots, an even number: separate rings of 3" in pair
+    assert "a pair of CTAs shares K and V" in pair
 
 
 @pytest.mark.parametrize(("target", "rows"), [("h200", 64), ("b200", 128)])

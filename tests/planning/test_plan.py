@@ -15,6 +15,7 @@ from openmla.explain.support import FEATURES, TABLE_TARGETS
 from openmla.formats import FORMATS
 from openmla.planning import TARGETS, Plan, plan, target_by_name
 from openmla.planning.blackwell import FA4Config, MLAConfig, MLAPrefillSparse
+from openmla.planning.blackwell.mla import MLAPairConfig
 from openmla.planning.budget import over_budget, uses
 from openmla.planning.cdna4 import MlaPrefill16, MlaPrefillV2
 from openmla.planning.hopper import HopperDenseConfig, HopperDenseFp8Config, HopperSparseConfig
@@ -48,7 +49,8 @@ EVERY_MODEL = [
         (LATENT, "h200", "hopper", HopperSparseConfig),
         (SPARSE, "h100", "hopper", HopperSparseConfig),
         (FP8, "h200", "hopper", HopperDenseFp8Config),
-        (DENSE, "b200", "blackwell", MLAConfig),
+        (DENSE, "b200", "blackwell", MLAPairConfig),
+        (replace(DENSE, total_q=512), "b200", "blackwell", MLAConfig),
         (NO_ROPE, "b200", "blackwell", FA4Config),
         (LATENT, "b200", "blackwell", MLAPrefillSparse),
         (replace(DENSE, d_rope=32), "b200", "portable", PortableConfig),
@@ -286,8 +288,10 @@ def test_fp8_cache_changes_the_plan_by_the_work() -> None:
 @pytest.mark.parametrize(
     ("problem", "used"),
     [
-        (DENSE, 229864),
-        (replace(DENSE, wants_lse=True), 229880),
+        (DENSE, 221720),
+        (replace(DENSE, wants_lse=True), 221736),
+        (replace(DENSE, total_q=512), 229864),
+        (replace(DENSE, total_q=512, wants_lse=True), 229880),
         (NO_ROPE, 229832),
         (FP8, 213560),
         (SPARSE, 222000),

@@ -33,7 +33,7 @@ the arithmetic of a warp overlap (they do not, here).
 """
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
@@ -128,7 +128,7 @@ def predict(chosen: Plan) -> Prediction | None:
 
     FP8 rows that a pass dequantizes count as bf16: the pass takes about 1 % of the time.
     """
-    amd = chosen.backend == "cdna4"
+    chosen, amd = _as_installed(chosen), chosen.backend == "cdna4"
     pages = chosen.problem.form == "latent" and chosen.backend == "hopper"
     if chosen.backend not in CHIPS or not chosen.runs_today or pages:
         return None
@@ -147,12 +147,13 @@ def predict(chosen: Plan) -> Prediction | None:
     # Operations do not wait for one another at shared memory: all its bytes still have to pass.
     block = max((second - first) / more, *needed.values())
     item = first - BLOCKS[0] * (second - first) / more
-    if _ctas(chosen) == 2:  # a pair stays for the next item: what it costs beside another one
+    if _ctas(chosen) == 2 and chosen.problem.form != "dense":
+        # This pair stays for the next item: what it costs beside another one.
         several, _ = _timed(_one_item(chosen, BLOCKS[0], items=3))
         item = (several - first) / 2 - BLOCKS[0] * (second - first) / more
     busy = {unit: clocks / block for unit, clocks in needed.items()}
     sm_count = target_by_name(chosen.target).sm_count
-    work = _work_of_waves(chosen) if amd else _work(chosen)
+    work: Sequence[float] = _work_of_waves(chosen) if amd else _work(chosen)
     items = [item + blocks * block for blocks in work]
     clocks = START + _last_end(items, sm_count // _ctas(chosen))
     peak = clocks * sm_count * 2 * CHIPS[chosen.backend].products
@@ -192,7 +193,7 @@ def useful_flops(problem: Problem) -> float:
     return 2.0 * problem.heads * batch * seen * (problem.d_qk + problem.d_v)
 
 
-def _work(chosen: Plan) -> list[int]:
+def _work(chosen: Plan) -> list[float]:
     """Blocks of keys of every work item, of sequences of equal lengths."""
     problem = chosen.problem
     batch = max(problem.batch, 1)
@@ -202,7 +203,8 @@ def _work(chosen: Plan) -> list[int]:
         seen = [problem.topk] * q_len
         if problem.form == "latent":
             seen = [k_len - problem.causal * (q_len - 1 - i) for i in range(q_len)]
-        return [max(-(-n // keys), 1) for n in seen] * (batch * -(-problem.heads // rows))
+        steps = [float(max(-(-n // keys), 1)) for n in seen]
+        return steps * (batch * -(-problem.heads // rows))
     blocks = list(_dense_blocks(problem.total_q // batch, problem.total_k // batch, chosen))
     return blocks * (batch * problem.heads)
 
@@ -211,30 +213,38 @@ def _sparse_tile(chosen: Plan) -> tuple[int, int]:
     """Heads of a work item and keys of a step."""
     if chosen.backend == "hopper":
         return chosen.config.BM, chosen.config.keys_per_step
-    running = replace(chosen, config=_sparse_config(chosen))
-    assert running.block is not None
-    return running.config.padded_num_q_heads, running.block.tile_keys
+    assert chosen.block is not None
+    return int(chosen.config.padded_num_q_heads), chosen.block.tile_keys
 
 
 def _ctas(chosen: Plan) -> int:
     """SMs that a work item takes."""
-    sparse = chosen.backend == "blackwell" and chosen.problem.form != "dense"
-    return _sparse_config(chosen).cta_group if sparse else 1
+    if chosen.backend != "blackwell":
+        return 1
+    config, dense = chosen.config, chosen.problem.form == "dense"
+    return int(1 + config.pair_cta if dense else config.cta_group)
 
 
-def _sparse_config(chosen: Plan) -> Any:
+def _as_installed(chosen: Plan) -> Plan:
     """What runs with the Triton that is installed: a pair of CTAs, or one at a time."""
     from openmla.dispatch import triton_version
 
-    config = chosen.config
-    return config if triton_version() >= chosen.kernel.first_triton else config.one_cta()
+    if chosen.backend != "blackwell" or triton_version() >= chosen.kernel.first_triton:
+        return chosen
+    return replace(chosen, config=chosen.config.one_cta())
 
 
-def _dense_blocks(q_len: int, k_len: int, chosen: Plan) -> Iterator[int]:
-    config = chosen.config
-    for row in range(0, q_len, config.BM):
-        seen = k_len - q_len + min(row + config.BM, q_len) if chosen.problem.causal else k_len
-        yield max(-(-min(seen, k_len) // config.BN), 1)
+def _dense_blocks(q_len: int, k_len: int, chosen: Plan) -> Iterator[float]:
+    """Of two query tiles of a Blackwell kernel the first skips what it does not see."""
+    config, rows = chosen.config, chosen.config.BM * _ctas(chosen)
+    tiles = config.num_qo if chosen.backend == "blackwell" else 1
+
+    def blocks(end: int) -> int:
+        seen = k_len - q_len + min(end, q_len) if chosen.problem.causal else k_len
+        return max(-(-min(seen, k_len) // int(config.BN)), 1)
+
+    for row in range(0, q_len, rows):
+        yield sum(blocks(row + rows * (i + 1) // tiles) for i in range(tiles)) / tiles
 
 
 @lru_cache(maxsize=64)
@@ -275,7 +285,7 @@ def _one_item(chosen: Plan, blocks: int, items: int = 1) -> Plan:
         if chosen.backend == "hopper":
             config = replace(config, heads=heads, cache_read=PLAIN)
         else:
-            config = replace(_sparse_config(chosen), num_q_heads=heads, indices_stride=keys)
+            config = replace(config, num_q_heads=heads, indices_stride=keys)
         dtypes = dict.fromkeys(("kv_dtype", "v_dtype", "rope_dtype"), problem.q_dtype)
         shape = {"heads": heads, "total_q": items, **dtypes}
         shape["page_size" if problem.form == "latent" else "topk"] = keys
@@ -283,7 +293,7 @@ def _one_item(chosen: Plan, blocks: int, items: int = 1) -> Plan:
         keys = blocks * config.BN
         rope_dtype = problem.rope_dtype if problem.rope_dtype in DTYPE_BYTES else "bf16"
         rope = "shared" if problem.d_rope else "none"
-        shape = {"heads": 1, "total_q": config.BM, "causal": False, "rope": rope,
+        shape = {"heads": 1, "total_q": config.BM * _ctas(chosen), "causal": False, "rope": rope,
                  "rope_dtype": rope_dtype}  # fmt: skip
         if chosen.backend == "hopper":
             config = replace(config, heads=1, sm_count=1)  # one item, whose keys are not split

@@ -7,13 +7,19 @@ from typing import Any
 
 from gluon_sim import Report
 from openmla.planning import Plan
+from openmla.planning.blackwell.mla import pair_of
 from openmla.testing.build import BuiltCase, Outcome
 from openmla.testing.simulate import new_results, plan_on, simulated
+
+PAIR = 4
+"""Tiles of 128 queries of a dense work item that two CTAs share."""
 
 
 def plan_of(built: BuiltCase, num_qo: int = 0) -> Plan:
     """The plan of a case on a B200; `num_qo` 0: as planned."""
     chosen = plan_on("b200", built.operands, new_results(built))
+    if num_qo == PAIR:
+        return replace(chosen, config=pair_of(chosen.config))
     if not num_qo or num_qo == chosen.config.num_qo:
         return chosen
     return replace(chosen, config=chosen.config.with_num_qo(num_qo))

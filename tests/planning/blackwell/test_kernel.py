@@ -21,7 +21,7 @@ from openmla.planning.blackwell.sparse.pair import PairKernel
 from openmla.planning.models import MODELS, problem_for_model
 from openmla.problem import Problem
 
-V3 = Problem(form="dense", heads=16, d_nope=128, d_rope=64, d_v=128, total_q=4096, total_k=4096)
+V3 = Problem(form="dense", heads=128, d_nope=128, d_rope=64, d_v=128, total_q=1024, total_k=4096)
 FP8 = replace(V3, q_dtype="e4m3", kv_dtype="e4m3", v_dtype="e4m3")
 SPARSE = replace(V3, form="sparse", heads=128, d_nope=512, d_v=512, page_size=64, topk=2048)
 B200 = target_by_name("b200")

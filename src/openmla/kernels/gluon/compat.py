@@ -47,10 +47,13 @@ def reinterpret(view, dtype: gl.constexpr, shape: gl.constexpr, layout: gl.const
         return view._reinterpret(dtype, shape, layout)
 
 
-def pair_tmem_layout(rows: int, columns: int) -> Any:
+def _pair_tmem_layout(rows: int, columns: int) -> Any:
     """Accumulator of a two-CTA MMA: each CTA holds `rows` of its 2 * `rows` rows."""
     split: Any = {"cga_layout": [[1, 0]]} if RENAMED else {"cta_split_num": [2, 1]}
     return blackwell.TensorMemoryLayout([rows, columns], col_stride=1, two_ctas=True, **split)
+
+
+pair_tmem_layout = gluon.constexpr_function(_pair_tmem_layout)
 
 
 def _tmem_reg_layout(element_ty: Any, shape: Any, layout: Any, num_warps: Any) -> Any:

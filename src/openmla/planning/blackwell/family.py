@@ -7,7 +7,13 @@ from typing import TypeVar
 from openmla.errors import Unsupported
 from openmla.planning.blackwell.fa4 import FA4Config
 from openmla.planning.blackwell.kernel import DenseKernel, why_no_kernel
-from openmla.planning.blackwell.mla import ROPE_DEPTH, MLAConfig, select_mla_prefill_config
+from openmla.planning.blackwell.mla import (
+    ROPE_DEPTH,
+    MLAConfig,
+    MLAPairConfig,
+    pair_of,
+    select_mla_prefill_config,
+)
 from openmla.planning.blackwell.sparse.family import COARSE, SPARSE_KERNELS
 from openmla.planning.blackwell.units import operand_swizzle
 from openmla.planning.dequantize import mean_length
@@ -31,6 +37,9 @@ from openmla.planning.target import Target
 from openmla.problem import MAX_HEADS, Problem
 
 Dense = TypeVar("Dense", MLAConfig, FA4Config)
+# Tokens from which on work items of 512 rows are predicted to be faster than those of 256 (of the
+# peak, 128 heads: 57 and 55 % at 2048 tokens, 32 and 34 % at 1024; `openmla explain`, 2026-11-16).
+PAIR_PROMPT = 2048
 
 # Dense, with rope.
 
@@ -50,6 +59,14 @@ def _mla(problem: Problem, target: Target) -> MLAConfig:
     if reason:
         raise Unsupported(reason)
     return _fewer_query_tiles(config, problem, target)
+
+
+def _mla_pair(problem: Problem, target: Target) -> MLAPairConfig:
+    """Two CTAs that share K and V, for prompts that fill several of their work items."""
+    config = _mla(problem, target)
+    if config.num_qo == 1 or mean_length(problem.total_q, problem.batch) < PAIR_PROMPT:
+        raise Unsupported(f"a pair of CTAs serves prompts of {PAIR_PROMPT} tokens or more")
+    return pair_of(config)
 
 
 def _scale_dtype(problem: Problem) -> str | None:
@@ -74,7 +91,11 @@ def _fewer_query_tiles(config: Dense, problem: Problem, target: Target) -> Dense
 
 
 def _fa4(problem: Problem, target: Target) -> FA4Config:
-    """Plain attention: 2Q, else 1Q, else one accumulator; tiles of 128 or 64 keys."""
+    """Plain attention: 2Q, else 1Q, else one accumulator; tiles of 128 or 64 keys.
+
+    `group` is 1: FA4Config plans query heads that share K and V, a call cannot have them, since its
+    K and V are of as many heads as q.
+    """
     qkv_dtype = LONG_NAMES[problem.q_dtype]
     two_q = FA4Config(
         qkv_dtype=qkv_dtype, scale_dtype=_scale_dtype(problem), num_q_heads=problem.heads, group=1,
@@ -111,12 +132,24 @@ _WITHOUT_ROPE: Mapping[Field, Allowed] = {
 }
 
 
+_OF_A_PAIR: Mapping[Field, Allowed] = {
+    "d_nope": OneOf(128),
+    "d_rope": OneOf(ROPE_DEPTH),
+    "d_v": OneOf(128),
+    "rope": OneOf("shared", "per_head"),
+    "has_q_scale": OneOf(False),
+    "has_k_scale": OneOf(False),
+}
+
+
 def _dense(widths: Mapping[Field, Allowed], *dtypes: tuple[str, ...], coarse: str = "") -> Kernel:
-    with_rope = widths is _WITH_ROPE
+    with_rope, pair = "page_size" in widths, widths is _OF_A_PAIR
+    choose = _mla_pair if pair else _mla if with_rope else _fa4
     return Kernel(
         serves=Serves({**_EVERY_DENSE, **widths, DTYPES: OneOf(*dtypes)}),
-        config=MLAConfig if with_rope else FA4Config,
-        choose=_mla if with_rope else _fa4,
+        config=MLAPairConfig if pair else MLAConfig if with_rope else FA4Config,
+        choose=choose,
+        first_triton=(3, 9) if pair else (0, 0),
         launcher="openmla.kernels.blackwell.dense.launch",
         block=lambda config, problem: DenseKernel(config, problem).block,
         explain=lambda config, problem: DenseKernel(config, problem).explain(),
@@ -129,6 +162,8 @@ BLACKWELL = Family(
     name="blackwell",
     archs=("sm_100", "sm_103"),
     kernels=(
+        # A pair's products need barriers that both CTAs share.
+        _dense(_OF_A_PAIR, *alike("bf16", "fp16")),
         # The rope of an FP8 cache is dequantized to bf16, if it is not bf16 already.
         _dense(_WITH_ROPE, *_16_BITS, *(("bf16", "bf16", "bf16", name) for name in GLUON_CACHES)),
         _dense(_WITH_ROPE, *alike("e4m3"), ("e4m3", "e4m3", "e4m3", "bf16"), coarse=COARSE),

@@ -77,7 +77,7 @@ class DenseKernel(Partitioned):
     ...                  total_q=8192, total_k=8192, wants_lse=True), "b200")
     >>> kernel = DenseKernel(p.config, p.problem)
     >>> kernel.arguments, kernel.block.memory.used, kernel.tmem_columns
-    (324, 229880, 512)
+    (348, 221736, 512)
     """
 
     config: MLAConfig | FA4Config
@@ -98,6 +98,8 @@ class DenseKernel(Partitioned):
             and not FORMATS.get(k.problem.rope_dtype, BF16).bf16_columns
         )
     )
+    # CTAs that a work item's tiles are divided among.
+    ctas = cached_property[int](lambda k: 2 if k.attention.pair_cta else 1)
     # Buffers of K's rope, and of the scales of keys: one for each K tile that can be in flight.
     ropes = cached_property[int](
         lambda k: ceildiv(k.config.num_kv_stages, 2 if k.config.use_fused_kv else 1)
@@ -132,11 +134,11 @@ class DenseKernel(Partitioned):
     def tiles(self) -> Iterator[Wanted]:
         config, (main, tail) = self.attention, self.parts
         size, rope = config.qkv_dtype_size, self.rope * config.rope_dtype_size
-        rows, keys = Q_ROWS * config.num_qo, config.num_kv_stages * config.BN
+        rows, keys = Q_ROWS * config.num_qo, config.num_kv_stages * config.BN // self.ctas
         yield Wanted("Q", "q", rows * main * size)
         yield Wanted("Q tail", "q", rows * tail * size)
         yield Wanted("Q rope", "q", rows * rope)
-        yield Wanted("K rope", "rope", self.ropes * config.BN * rope)
+        yield Wanted("K rope", "rope", self.ropes * config.BN // self.ctas * rope)
         if config.use_fused_kv:
             yield Wanted("K and V in turn", "k", keys * max(main, config.ov_depth) * size)
         else:
@@ -172,7 +174,7 @@ class DenseKernel(Partitioned):
         # Head, token, rows, first key, keys, blocks, and strides; the second softmax group wants
         # to know the scale, and which blocks need a mask.
         integers = 6 + 2 + 2 * problem.wants_lse + 2 * from_cache + 2 * scales
-        integers += (2 + problem.causal) if two else 0
+        integers += (2 + 2 * problem.causal) if two else 0
         lines = int(problem.has_k_scale)  # a scale tile has two dimensions, and no descriptor
         return argument_bytes(
             tiles=len(tiles) - lines, arrays=len(self.barriers()) + lines,
@@ -186,7 +188,7 @@ class DenseKernel(Partitioned):
         groups = 1 if config.single_o else 2
         v_slots = -1 if config.use_fused_kv else ring
         return Block(
-            tile_rows=config.BM, tile_keys=config.BN, stages=ring, threads=self.threads,
+            tile_rows=config.BM * self.ctas, tile_keys=config.BN, stages=ring, threads=self.threads,
             registers=self.block_registers, memory=self.memory(),
             tensor_memory=allocated(columns_of(config)),
             pipeline=Pipeline(
@@ -211,6 +213,9 @@ class DenseKernel(Partitioned):
         other = config.switch_1q_config().smem_used if config.can_switch_to_1q() else 0
         if other > config.smem_used:
             yield f"a short last tile runs in the ring of 2Q; 1Q's own, {other} bytes, is not there"
+        if self.ctas == 2:
+            yield "a pair of CTAs shares K and V; the original pairs them without rope only"
+            yield "O is multiplied for every block: a pair has no branch that both CTAs take"
         if config.num_qk_stages > 1:
             yield f"a K tile arrives whole, not in {config.num_qk_stages} pieces"
         spare = self.tmem_columns - config.tmem_used

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property, partial
 from typing import Any, ClassVar
 
@@ -65,6 +65,7 @@ class MLAConfig(Limited):
     rope_depth: ClassVar[int] = ROPE_DEPTH
     cache_depth: ClassVar[int] = CACHE_DEPTH
     output_swizzle_mode: ClassVar[Swizzle] = Swizzle.NONE
+    pair_cta: ClassVar[bool] = False
 
     # Numbers and methods of the attention plan underneath.
     MMA_M, BM, BN, BK0, BK1 = (Part[int]("fa4_config") for _ in range(5))
@@ -114,7 +115,7 @@ class MLAConfig(Limited):
             num_q_heads=self.num_q_heads, group=self.group, qk_depth=self.depth,
             ov_depth=self.v_depth, swizzle_mode=self.qkv_swizzle_mode, page_size=self.page_size,
             is_mla=True, BM=256 if self.num_qo == 2 else 128, nope_depth=self.nope_depth,
-            single_o=self.single_o, bn_cap=self.bn_cap,
+            single_o=self.single_o, bn_cap=self.bn_cap, pair_cta=self.pair_cta,
         )  # fmt: skip
 
     # Variants.
@@ -177,6 +178,37 @@ class MLAConfig(Limited):
             f"the original reserves {self.launch_smem_used()} bytes, the larger of {both}; a last "
             f"tile of at most {self.q_tile_rows()} rows runs 1Q"
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class MLAPairConfig(MLAConfig):
+    """Two query tiles of which each CTA of a pair holds half the rows: 512 rows of a head, K and V
+    once for both. The original has such pairs for plain attention of up to 128 columns; the bytes
+    follow its arithmetic.
+
+    >>> pair = MLAPairConfig(
+    ...     qkv_dtype="bfloat16", rope_gmem_dtype="bfloat16", rope_mma_dtype="bfloat16",
+    ...     num_q_heads=128, group=128, depth=192, page_size=0,
+    ... )
+    >>> pair.BN, pair.num_kv_stages, pair.use_fused_kv, pair.smem_used
+    (128, 3, False, 222412)
+    """
+
+    pair_cta: ClassVar[bool] = True
+
+    def one_cta(self) -> MLAConfig:
+        """The same problem in two query tiles of one CTA."""
+        return MLAConfig(**{f.name: getattr(self, f.name) for f in fields(self)})
+
+    def can_switch_to_1q(self) -> bool:
+        """Not a pair: its CTAs would both work on one tile."""
+        return False
+
+
+def pair_of(config: MLAConfig) -> MLAPairConfig:
+    """The same problem in two query tiles of a pair of CTAs."""
+    given = {f.name: getattr(config, f.name) for f in fields(config)}
+    return MLAPairConfig(**given | {"num_qo": 2, "bn_cap": 0})
 
 
 def _require_depths(depth: int, v_depth: int) -> None:

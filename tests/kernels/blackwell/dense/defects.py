@@ -8,6 +8,7 @@ from types import ModuleType
 
 import openmla.kernels.blackwell as package
 from gluon_sim import Kind
+from kernels.blackwell.simulated import PAIR
 from kernels.mutants import NOTHING, Defect, load_mutant
 
 
@@ -42,7 +43,7 @@ DEFECTS = [
     ),
     DenseDefect(
         "weights are waited for in the wrong phase", Kind.RACE, "multiply",
-        "mbarrier.wait(p_full.index(0), j & 1)", "mbarrier.wait(p_full.index(0), (j & 1) ^ 1)",
+        "p_full.index(0), (j - skipped) & 1)", "p_full.index(0), ((j - skipped) & 1) ^ 1)",
     ),
     DenseDefect(
         "one query tile: weights are waited for a phase too early", Kind.RACE, "multiply",
@@ -62,7 +63,7 @@ DEFECTS = [
         "(2 * part + half) * WIDTH", "(2 * part + 1 - half) * WIDTH",
     ),
     DenseDefect(
-        "the row_sum is told over the reference", Kind.RACE, "columns",
+        "the row_sum is told over the last rescale", Kind.RACE, "columns",
         "TOTAL = gl.constexpr(1)", "TOTAL = gl.constexpr(0)",
     ),
     DenseDefect(
@@ -76,7 +77,7 @@ DEFECTS = [
     ),
     DenseDefect(
         "the accumulator is read before the last product", Kind.RACE, "correction",
-        "mbarrier.wait(o_full.index(out), (blocks - 1) & 1)", NOTHING,
+        "mbarrier.wait(o_full.index(out), (products - 1) & 1)", NOTHING,
     ),
     DenseDefect(
         "row_sums are not waited for", Kind.RACE, "correction",
@@ -84,11 +85,33 @@ DEFECTS = [
     ),
     DenseDefect(
         "a stale row_sum: not brought to the new reference", None, "softmax",
-        "row_sum * rescale_of(row_max, new_max)", "row_sum", "falling",
+        "row_sum * rescale + gl.sum", "row_sum + gl.sum", "falling",
+    ),
+    DenseDefect(
+        "the reference moves by less than the sums", None, "softmax",
+        "row_max + grown)", "highest)", "light keys, bf16",
+    ),
+    DenseDefect(
+        "the first tile skips a block of which it sees one key", None, "tiles",
+        "(half_stop + BN - 1) // BN", "(half_stop + BN - 2) // BN", "half an edge",
+    ),
+    DenseDefect(
+        "a pair multiplies when one CTA has its weights", Kind.RACE, "kernel",
+        "p_full = signals(2, 2, CTAS, True)", "p_full = signals(2, 2, CTAS, False)", "two blocks",
+        PAIR,
+    ),
+    DenseDefect(
+        "a pair multiplies when one CTA has its keys", Kind.RACE, "kernel",
+        "ring = (signals(SLOTS, 1, CTAS, True)", "ring = (signals(SLOTS, 1, CTAS, False)",
+        "two blocks", PAIR,
+    ),
+    DenseDefect(
+        "each CTA of a pair waits for the bytes of both", Kind.DEADLOCK, "launch",
+        "config.ov_depth * size // kernel.ctas", "config.ov_depth * size", "two blocks", PAIR,
     ),
     DenseDefect(
         "the second query tile is masked as the first", None, "softmax",
-        "seen += WHO * Q_ROWS", NOTHING,
+        "seen += WHO * Q_ROWS * TMEM[6]", NOTHING,
     ),
     DenseDefect(
         "scales of keys are not waited for", Kind.RACE, "softmax",
@@ -126,7 +149,7 @@ DEFECTS = [
     ),
     DenseDefect(
         "the accumulator is not rescaled", None, "correction",
-        "rescale(tmem, out, row_max, new_max, TMEM)", NOTHING, "peaky", after="if j > 0:",
+        "rescale(tmem, out, factor, TMEM)", NOTHING, "peaky", after="if j > 0:",
     ),
     DenseDefect(
         "one key into a block is not a block", None, "tiles",

@@ -12,9 +12,10 @@ import pytest
 from gluon_sim import Kind, Limits, intercept
 from kernels.blackwell.dense.defects import DEFECTS, DenseDefect, load_defect
 from kernels.blackwell.dense.test_kernel import EDGES, FULL_TABLE, LIGHT, PEAKY
-from kernels.blackwell.simulated import plan_of
+from kernels.blackwell.simulated import PAIR, plan_of
 from kernels.judging import as_built, light_keys, on
 from kernels.mutants import assert_found
+from openmla.kernels.gluon.compat import RENAMED
 from openmla.operands import DenseOperands
 from openmla.testing.build import Outcome
 from openmla.testing.case import Case
@@ -30,7 +31,9 @@ CASES = {
     "edges": EDGES,
     "full table": FULL_TABLE,
     "peaky": PEAKY,
+    "half an edge": replace(TWO, q_lens=(129,), k_lens=(130,)),
     "light keys": LIGHT,
+    "light keys, bf16": replace(LIGHT, dtype="bf16"),
     "fp8 rope": replace(TWO, rope="cache", kv="fp8_block32", page_size=64),
 }
 
@@ -41,6 +44,8 @@ def test_there_are_enough() -> None:
 
 @pytest.mark.parametrize("defect", DEFECTS, ids=lambda d: d.name)
 def test_defect_is_found(defect: DenseDefect, tmp_path: Path) -> None:
+    if defect.num_qo == PAIR and not RENAMED:
+        pytest.skip("this Triton has no barriers for a pair of CTAs")
     run = partial(_run, load_defect(defect, tmp_path), defect.case, defect.num_qo)
     assert_found(defect.kind, run)
 
@@ -49,7 +54,7 @@ def _run(
     mutant: ModuleType, name: str, num_qo: int, schedule: str, seed: int
 ) -> tuple[set[Kind], bool]:
     """What the simulator found, and whether the numbers are right."""
-    change = light_keys if name == "light keys" else as_built
+    change = light_keys if name.startswith("light keys") else as_built
     built = change(on(CASES[name], "nan"))
     results = new_results(built)
     assert isinstance(built.operands, DenseOperands)

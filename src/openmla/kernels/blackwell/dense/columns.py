@@ -1,8 +1,9 @@
 """Tensor memory: where scores, weights and outputs lie, and how registers hold them.
 
-TMEM = (S0, S1, O0, O1, BN, D_V): first columns of the two score tiles and of the two outputs, as
-the plan has them, and the widths of both. Weights lie over the left half of the scores they were
-made from. Two columns of the right half carry a number per row from a softmax group to the
+TMEM = (S0, S1, O0, O1, BN, D_V, CTAS): first columns of the two score tiles and of the two outputs,
+as the plan has them, the widths of both, and how many CTAs a tile is divided among: each holds 128
+of its rows. Weights lie over the left half of the scores they were
+made from. Columns of the right half carry a number per row from a softmax group to the
 correction group: C0, C1 of the two tiles, in the plan's words.
 
 | of a score tile | columns (BN 128) | |
@@ -10,8 +11,8 @@ correction group: C0, C1 of the two tiles, in the plan's words.
 | scores, fp32 | 0-127 | until the softmax group has them in registers |
 | weights, 16 bits | 0-63 | until their product is done |
 | weights, 8 bits, two parts | 0-31, 32-63 | likewise |
-| reference of a block | 64 | until the MMA warp may multiply the weights |
-| row_sum of all blocks | 65 | until the end |
+| what O is multiplied by | 64 | until the MMA warp may multiply the weights |
+| row_sum, row_max of all blocks | 65, 66 | until the end |
 
 A thread of a group of four warps holds one row.
 """
@@ -23,30 +24,35 @@ from triton.experimental.gluon.language.nvidia.blackwell import (
     allocate_tensor_memory,
 )
 
-from openmla.kernels.gluon.compat import reinterpret, tmem_reg_layout
+from openmla.kernels.gluon.compat import pair_tmem_layout, reinterpret, tmem_reg_layout
 
-REFERENCE = gl.constexpr(0)
+RESCALE = gl.constexpr(0)
 TOTAL = gl.constexpr(1)
+REFERENCE = gl.constexpr(2)
 
 
 @gluon.constexpr_function
-def columns_layout(columns):
+def columns_layout(columns, ctas):
     """Layout of `columns` columns of one tile."""
+    if ctas == 2:
+        return pair_tmem_layout(128, int(columns))
     return TensorMemoryLayout([128, int(columns)], col_stride=1)
 
 
 @gluon.constexpr_function
-def row_registers(dtype, columns):
-    """How four warps hold 128 rows of `columns` columns: a row per thread."""
-    layout = TensorMemoryLayout([128, int(columns)], col_stride=1)
-    return tmem_reg_layout(dtype, [128, int(columns)], layout, 4)
+def row_registers(dtype, columns, ctas):
+    """How four warps of a CTA hold 128 rows of `columns` columns: a row per thread."""
+    rows = 128 * int(ctas)
+    return tmem_reg_layout(dtype, [rows, int(columns)], columns_layout(columns, ctas), 4)
 
 
 @gluon.jit
 def allocate(COLUMNS: gl.constexpr, TMEM: gl.constexpr):
     """All columns of a block in one work item, so that the plan's numbers are addresses."""
     WIDEST: gl.constexpr = TMEM[5] if TMEM[5] > TMEM[4] else TMEM[4]
-    return allocate_tensor_memory(gl.float32, [128, COLUMNS], columns_layout(WIDEST))
+    return allocate_tensor_memory(
+        gl.float32, [128 * TMEM[6], COLUMNS], columns_layout(WIDEST, TMEM[6])
+    )
 
 
 @gluon.jit
@@ -60,8 +66,8 @@ def weights(tmem, tile: gl.constexpr, part: gl.constexpr, dtype: gl.constexpr, T
     """The weights over score tile 0 or 1; of 8 bits there are two parts."""
     WIDTH: gl.constexpr = TMEM[4] * dtype.primitive_bitwidth // 32
     raw = tmem.slice(TMEM[tile] + part * WIDTH, WIDTH)
-    LAYOUT: gl.constexpr = columns_layout(TMEM[4])
-    SHAPE: gl.constexpr = (128, TMEM[4])
+    LAYOUT: gl.constexpr = columns_layout(TMEM[4], TMEM[6])
+    SHAPE: gl.constexpr = (128 * TMEM[6], TMEM[4])
     return reinterpret(raw, dtype, SHAPE, LAYOUT)
 
 
@@ -74,8 +80,8 @@ def half_weights(
     KEYS: gl.constexpr = TMEM[4] // 2
     WIDTH: gl.constexpr = KEYS * dtype.primitive_bitwidth // 32
     raw = tmem.slice(TMEM[tile] + (2 * part + half) * WIDTH, WIDTH)
-    LAYOUT: gl.constexpr = columns_layout(KEYS)
-    SHAPE: gl.constexpr = (128, KEYS)
+    LAYOUT: gl.constexpr = columns_layout(KEYS, TMEM[6])
+    SHAPE: gl.constexpr = (128 * TMEM[6], KEYS)
     return reinterpret(raw, dtype, SHAPE, LAYOUT)
 
 
@@ -87,15 +93,15 @@ def output(tmem, out: gl.constexpr, TMEM: gl.constexpr):
 
 @gluon.jit
 def tell(tmem, tile: gl.constexpr, what: gl.constexpr, value, TMEM: gl.constexpr):
-    """Leave one number per row beside the weights of a tile: REFERENCE or TOTAL."""
-    REGS: gl.constexpr = row_registers(gl.float32, 1)
+    """Leave one number per row beside the weights of a tile: RESCALE, TOTAL or REFERENCE."""
+    REGS: gl.constexpr = row_registers(gl.float32, 1, TMEM[6])
     column = tmem.slice(TMEM[tile] + TMEM[4] // 2 + what, 1)
     column.store(gl.convert_layout(value[:, None], REGS))
 
 
 @gluon.jit
-def told(tmem, tile: gl.constexpr, what: gl.constexpr, LAYOUT: gl.constexpr, TMEM: gl.constexpr):
+def told(tmem, tile: gl.constexpr, what: gl.constexpr, TMEM: gl.constexpr):
     """What `tell` left there."""
-    REGS: gl.constexpr = row_registers(gl.float32, 1)
+    REGS: gl.constexpr = row_registers(gl.float32, 1, TMEM[6])
     column = tmem.slice(TMEM[tile] + TMEM[4] // 2 + what, 1).load(REGS)
-    return gl.convert_layout(gl.max(column, 1), LAYOUT)
+    return gl.max(column, 1)

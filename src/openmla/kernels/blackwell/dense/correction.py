@@ -1,20 +1,19 @@
 # ruff: noqa: E741  (O is the output accumulator, as everywhere in attention)
 """The correction group: keeps the accumulators in step with the reference maxima, then stores.
 
-For every block of a query tile a softmax group tells the new reference of each row. Where one of
-the 128 moved, the accumulator is multiplied; otherwise it is left alone. Either way the MMA warp
-hears from here, and from the softmax group, before it adds the next product. After the last block
-the row row_sums come the same way, and the accumulator becomes rows of out and lse.
+For every block of a query tile a softmax group tells what each row's sums are multiplied by. Where
+one of the 128 references moved, so is the accumulator; otherwise it is left alone. Either way the
+MMA warp hears from here, and from the softmax group, before it adds the next product. After the
+last block row_max and row_sum come the same way, and the accumulator becomes rows of out and lse.
 """
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.blackwell import mbarrier
 
-from openmla.kernels.blackwell.dense.columns import REFERENCE, TOTAL, row_registers, told
-from openmla.kernels.blackwell.dense.softmax import rescale_of
+from openmla.kernels.blackwell.dense.columns import REFERENCE, RESCALE, TOTAL, row_registers, told
 from openmla.kernels.gluon.compat import reinterpret
-from openmla.kernels.gluon.scores import MINUS_INF, normalize
+from openmla.kernels.gluon.scores import normalize
 
 Q_ROWS = gl.constexpr(128)
 STEP = gl.constexpr(32)  # columns of the accumulator in registers at a time
@@ -23,30 +22,50 @@ VECTOR = gl.constexpr(8)  # out's strides come in units of 16 bytes
 
 
 @gluon.jit
-def rescale(tmem, out: gl.constexpr, old, new, TMEM: gl.constexpr):
-    """Multiply accumulator `out` by what its rows' references moved; not at all if none did."""
-    REGS: gl.constexpr = row_registers(gl.float32, STEP)
-    if gl.max(gl.where(old == new, 0, 1), 0) > 0:
-        rescale = rescale_of(old, new)[:, None]
-        for i in gl.static_range(TMEM[5] // STEP):
-            part = tmem.slice(TMEM[2 + out] + i * STEP, STEP)
-            part.store(part.load(REGS) * rescale)
+def multiply_rows(tmem, out: gl.constexpr, factor, TMEM: gl.constexpr):
+    """Accumulator `out` times factor, row by row."""
+    REGS: gl.constexpr = row_registers(gl.float32, STEP, TMEM[6])
+    factor = gl.convert_layout(factor, gl.SliceLayout(1, REGS))[:, None]
+    for i in gl.static_range(TMEM[5] // STEP):
+        part = tmem.slice(TMEM[2 + out] + i * STEP, STEP)
+        part.store(part.load(REGS) * factor)
 
 
 @gluon.jit
-def correct(
-    tmem, bars, row_max, tile: gl.constexpr, out: gl.constexpr, turn, j, TMEM: gl.constexpr
-):
+def rescale(tmem, out: gl.constexpr, factor, TMEM: gl.constexpr):
+    """Accumulator `out` times factor; left alone if that is 1 in all rows.
+
+    The CTAs of a pair have no branch that they take together, and always multiply.
+    """
+    if TMEM[6] == 2 or gl.max(gl.where(factor == 1.0, 0, 1), 0) > 0:
+        multiply_rows(tmem, out, factor, TMEM)
+
+
+@gluon.jit
+def correct(tmem, bars, tile: gl.constexpr, out: gl.constexpr, turn, j, TMEM: gl.constexpr):
     """Bring accumulator `out` to the reference of block j, the turn-th in score tile `tile`."""
     p_full, o_full, c_full, _t_full = bars
-    ROW: gl.constexpr = row_max.type.layout
     mbarrier.wait(c_full.index(tile), turn & 1)
-    new_max = told(tmem, tile, REFERENCE, ROW, TMEM)
+    factor = told(tmem, tile, RESCALE, TMEM)
     if j > 0:
         mbarrier.wait(o_full.index(out), (j - 1) & 1)
-        rescale(tmem, out, row_max, new_max, TMEM)
+        rescale(tmem, out, factor, TMEM)
     mbarrier.arrive(p_full.index(tile), count=1)
-    return new_max
+
+
+@gluon.constexpr_function
+def written_layout(ctas):
+    """Rows of out in registers: four neighbors write 64 bytes of a row."""
+    halves = [[1, 0]] if ctas == 2 else []
+    return gl.BlockedLayout([1, 8], [8, 4], [4, 1], [1, 0], halves)
+
+
+@gluon.constexpr_function
+def staged_layout(ctas):
+    """The same in shared memory."""
+    return gl.NVMMASharedLayout(
+        swizzle_byte_width=64, element_bitwidth=16, rank=2, cga_layout=[[1, 0]] if ctas == 2 else []
+    )
 
 
 @gluon.jit
@@ -59,17 +78,18 @@ def write_rows(tmem, stage, out: gl.constexpr, inverse, empty, work, results, TM
     head, token, rows = work[0], work[1], work[2]
     out_ptr, stride_t, stride_h = results
     DTYPE: gl.constexpr = out_ptr.dtype.element_ty
-    REGS: gl.constexpr = row_registers(gl.float32, STORED)
-    BL: gl.constexpr = gl.BlockedLayout([1, 8], [8, 4], [4, 1], [1, 0])
-    TILE: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=64, element_bitwidth=16, rank=2)
-    SHAPE: gl.constexpr = (Q_ROWS, STORED)
+    REGS: gl.constexpr = row_registers(gl.float32, STORED, TMEM[6])
+    ROWS: gl.constexpr = Q_ROWS * TMEM[6]
+    BL: gl.constexpr = written_layout(TMEM[6])
+    TILE: gl.constexpr = staged_layout(TMEM[6])
+    SHAPE: gl.constexpr = (ROWS, STORED)
     box = reinterpret(stage, DTYPE, SHAPE, TILE)
-    row = gl.arange(0, Q_ROWS, gl.SliceLayout(1, BL))
+    row = gl.arange(0, ROWS, gl.SliceLayout(1, BL))
     column = gl.arange(0, STORED, gl.SliceLayout(0, BL))
     step = stride_t.to(gl.int64) * VECTOR
-    first = out_ptr + ((token + out * Q_ROWS) * step + head * (stride_h.to(gl.int64) * VECTOR))
+    first = out_ptr + ((token + out * ROWS) * step + head * (stride_h.to(gl.int64) * VECTOR))
     here = (first + row * step)[:, None] + column[None, :]
-    exists = (row + out * Q_ROWS < rows)[:, None]
+    exists = (row + out * ROWS < rows)[:, None]
     for i in gl.static_range(TMEM[5] // STORED):
         O = tmem.slice(TMEM[2 + out] + i * STORED, STORED).load(REGS)
         scale = gl.convert_layout(inverse, gl.SliceLayout(1, REGS))[:, None]
@@ -80,24 +100,24 @@ def write_rows(tmem, stage, out: gl.constexpr, inverse, empty, work, results, TM
 
 @gluon.jit
 def finish(
-    tmem, stage, bars, row_max, out: gl.constexpr, work, results, sink_ptr,
+    tmem, stage, bars, out: gl.constexpr, products, work, results, sink_ptr,
     BIAS: gl.constexpr, TMEM: gl.constexpr,
 ):  # fmt: skip
-    """Rows of out and lse from accumulator `out`, once the last product is in it."""
+    """Rows of out and lse from accumulator `out`, once all products are in it."""
     _p_full, o_full, _c_full, t_full = bars
     out_rows, lse_rows = results
-    head, token, rows, blocks = work[0], work[1], work[2], work[6]
-    ROW: gl.constexpr = row_max.type.layout
+    head, token, rows = work[0], work[1], work[2]
     mbarrier.wait(t_full.index(out), 0)
-    row_sum = told(tmem, out, TOTAL, ROW, TMEM)
+    row_max = told(tmem, out, REFERENCE, TMEM)
+    row_sum = told(tmem, out, TOTAL, TMEM)
     inverse, lse, empty = normalize(row_max - BIAS, row_sum, sink_ptr, head)
     lse_ptr, stride_t, stride_h = lse_rows
     if lse_ptr is not None:
-        row = gl.arange(0, Q_ROWS, ROW) + out * Q_ROWS
+        row = gl.arange(0, row_max.shape[0], row_max.type.layout) + out * row_max.shape[0]
         step = stride_t.to(gl.int64)
         here = lse_ptr + (token * step + head * stride_h.to(gl.int64)) + row * step
         gl.store(here, lse, mask=row < rows)
-    mbarrier.wait(o_full.index(out), (blocks - 1) & 1)
+    mbarrier.wait(o_full.index(out), (products - 1) & 1)
     write_rows(tmem, stage, out, inverse, empty, work, out_rows, TMEM)
 
 
@@ -107,15 +127,15 @@ def correct_two(
 ):
     """Both query tiles."""
     blocks = work[6]
-    ROW: gl.constexpr = gl.SliceLayout(1, row_registers(gl.float32, STEP))
-    row_max0 = gl.full([Q_ROWS], MINUS_INF, gl.float32, ROW)
-    row_max1 = gl.full([Q_ROWS], MINUS_INF, gl.float32, ROW)
+    skipped = work[9]
     for j in range(0, blocks):
-        row_max0 = correct(tmem, bars, row_max0, 0, 0, j, j, TMEM)
-        row_max1 = correct(tmem, bars, row_max1, 1, 1, j, j, TMEM)
+        if j >= skipped:
+            correct(tmem, bars, 0, 0, j - skipped, j - skipped, TMEM)
+        correct(tmem, bars, 1, 1, j, j, TMEM)
     if blocks > 0:
-        finish(tmem, q_smem.index(0), bars, row_max0, 0, work, results, sink_ptr, BIAS, TMEM)
-        finish(tmem, q_smem.index(1), bars, row_max1, 1, work, results, sink_ptr, BIAS, TMEM)
+        own = blocks - skipped
+        finish(tmem, q_smem.index(0), bars, 0, own, work, results, sink_ptr, BIAS, TMEM)
+        finish(tmem, q_smem.index(1), bars, 1, blocks, work, results, sink_ptr, BIAS, TMEM)
 
 
 @gluon.jit
@@ -124,14 +144,12 @@ def correct_one(
 ):
     """One query tile, one accumulator; block j speaks through score tile j % 2."""
     blocks = work[6]
-    ROW: gl.constexpr = gl.SliceLayout(1, row_registers(gl.float32, STEP))
-    row_max = gl.full([Q_ROWS], MINUS_INF, gl.float32, ROW)
     for pair in range(0, (blocks + 1) // 2):
         for tile in gl.static_range(2):
             if 2 * pair + tile < blocks:
-                row_max = correct(tmem, bars, row_max, tile, 0, pair, 2 * pair + tile, TMEM)
+                correct(tmem, bars, tile, 0, pair, 2 * pair + tile, TMEM)
     if blocks > 0:
-        finish(tmem, q_smem.index(0), bars, row_max, 0, work, results, sink_ptr, BIAS, TMEM)
+        finish(tmem, q_smem.index(0), bars, 0, blocks, work, results, sink_ptr, BIAS, TMEM)
 
 
 @gluon.jit

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from openmla.kernels.call import Call
+from openmla.kernels.gluon.compat import RENAMED
 from openmla.kernels.jobs import Jobs, Predicted, typed
 from openmla.planning import Plan
 from openmla.planning.blackwell.kernel import DenseKernel
@@ -10,14 +11,15 @@ from openmla.planning.blackwell.partitions import Partitioned
 from openmla.problem import Problem
 
 # Bytes. In the softmax and correction groups, as `CompileReport.spilling` shows.
-SPILLS = 96
+SPILLS = 100
 _V3 = Problem(
-    form="dense", heads=128, d_nope=128, d_rope=64, d_v=128, total_q=8192, total_k=8192,
+    form="dense", heads=128, d_nope=128, d_rope=64, d_v=128, total_q=1024, total_k=1024,
     wants_lse=True,
 )  # fmt: skip
 _FP8 = replace(_V3, q_dtype="e4m3", kv_dtype="e4m3", v_dtype="e4m3")
 _GLM = replace(_V3, heads=64, d_nope=192, d_v=256)
 _NO_ROPE = replace(_V3, d_rope=0)
+_LONG = replace(_V3, total_q=8192, total_k=8192)
 
 
 def _short(problem: Problem) -> Problem:
@@ -63,6 +65,13 @@ PROBLEMS = {
     "192+0→128": replace(_NO_ROPE, d_nope=192),
     "256+0→256": replace(_NO_ROPE, d_nope=256, d_v=256),
 }
+# Before Triton 3.9 there are no pairs of CTAs.
+if RENAMED:
+    PROBLEMS |= {
+        "128+64→128 pair": _LONG,
+        "128+64→128 pair full sink": replace(_LONG, causal=False, has_sink=True, wants_lse=False),
+        "128+64→128 pair fp16 rope per head": typed(replace(_LONG, rope="per_head"), "fp16"),
+    }
 
 
 def predicted(plan: Plan, call: Call) -> Predicted:

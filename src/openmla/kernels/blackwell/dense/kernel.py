@@ -4,6 +4,11 @@ A block works on one work item (tiles.py): BM = 256 or 128 queries of a head, in
 and walks their keys BN at a time, from the last block to the first. All tiles, columns and ring
 depths are the plan's (MLAConfig; FA4Config without rope).
 
+With a pair of CTAs (TMEM[6] = 2, Triton 3.9) a query tile has 256 rows, of which each CTA holds and
+weighs 128, and multiplies them by all keys: it loads half of the keys of K and half of the columns
+of V, and two-CTA products read both. So K and V pass through shared memory once for 512 rows, and
+their rings are deeper. Each CTA has all partitions; the products are issued by the first.
+
 | partition | warps | registers | does |
 |---|---|---|---|
 | softmax 0 (default), softmax 1 | 4 each | 184 | scores to weights (softmax.py) |
@@ -22,18 +27,20 @@ work item has more than 128 rows left and one where it has not.
 
 | barrier | number | completed by (count) | waited for by |
 |---|---|---|---|
-| ring full | slots | TMA bytes of K, the first with Q, or of V (1) | multiply |
+| ring full * | slots | TMA bytes of K, the first with Q, or of V (1) | multiply |
 | ring empty | slots | commit of the last product that reads the slot (1) | load |
-| second | 1 | TMA bytes of the second query tile (1) | multiply |
+| second * | 1 | TMA bytes of the second query tile (1) | multiply |
 | s_full | 2 | commit of a score tile (1) | its softmax group |
-| c_full | 2 | softmax: a block's reference is told (1) | correction |
-| p_full | 2 | softmax: weights are stored; correction: the accumulator is in step (2) | multiply |
+| c_full | 2 | softmax: what a block rescales is told (1) | correction |
+| p_full * | 2 | softmax: weights are stored; correction: O is in step (2) | multiply |
 | o_full | 2 | commit of a product with V (1) | correction |
-| t_full | 2 | softmax: the row_sums are told (1) | correction |
+| t_full | 2 | softmax: row_max and row_sum are told (1) | correction |
 | scale full | rope buffers | load: its copies of scales of keys have landed (32) | softmax |
 | scale empty | rope buffers | both softmax groups have read them, or one for both (2) | load |
 | q_raw, k_raw | query tiles, rope buffers | TMA bytes of FP8 rope (1) | dequantize |
 | q_wide, k_wide | likewise | dequantize: the rope is 16 bits wide (1) | multiply |
+
+Of a pair the first CTA has the barriers marked *, for both; commits signal the others in each.
 
 | shared memory | bytes (128 + 64 -> 128 in bf16, two query tiles, BN 128, fused ring of 3) |
 |---|---|
@@ -56,6 +63,7 @@ from openmla.kernels.blackwell.dense.columns import allocate
 from openmla.kernels.blackwell.dense.correction import correction
 from openmla.kernels.blackwell.dense.load import load
 from openmla.kernels.blackwell.dense.multiply import multiply
+from openmla.kernels.blackwell.dense.ring import signals
 from openmla.kernels.blackwell.dense.softmax import softmax
 from openmla.kernels.blackwell.dense.tiles import work_item_of
 from openmla.kernels.blackwell.dequantize import dequantize
@@ -65,17 +73,18 @@ from openmla.kernels.gluon.boxes import LANES
 
 @gluon.jit
 def query_tiles(
-    NUMBER: gl.constexpr, DIMS: gl.constexpr, LAYOUTS: gl.constexpr, DTYPE: gl.constexpr,
+    TILES: gl.constexpr, DIMS: gl.constexpr, LAYOUTS: gl.constexpr, DTYPE: gl.constexpr,
     ROPE_DTYPE: gl.constexpr,
 ):  # fmt: skip
-    """NUMBER query tiles: main, tail and rope columns. For a missing one main stands in."""
-    main = gl.allocate_shared_memory(DTYPE, [NUMBER, 128, DIMS[0]], LAYOUTS[0])
+    """Query tiles, TILES = (number, rows): main, tail and rope columns. For a missing one main
+    stands in."""
+    main = gl.allocate_shared_memory(DTYPE, [TILES[0], TILES[1], DIMS[0]], LAYOUTS[0])
     tail = main
     if DIMS[1] > 0:
-        tail = gl.allocate_shared_memory(DTYPE, [NUMBER, 128, DIMS[1]], LAYOUTS[1])
+        tail = gl.allocate_shared_memory(DTYPE, [TILES[0], TILES[1], DIMS[1]], LAYOUTS[1])
     rope = main
     if DIMS[2] > 0:
-        rope = gl.allocate_shared_memory(ROPE_DTYPE, [NUMBER, 128, DIMS[2]], LAYOUTS[2])
+        rope = gl.allocate_shared_memory(ROPE_DTYPE, [TILES[0], TILES[1], DIMS[2]], LAYOUTS[2])
     return main, tail, rope
 
 
@@ -133,26 +142,29 @@ def dense_kernel(  # noqa: PLR0913
 ):  # fmt: skip
     """DIMS: columns of main, tail, rope, V. RING: see ring.py. ROPE: source of K's rope, page size.
     RAW, ROPE_SCALES: see dequantize.py. WEIGHTS: threshold and bias, see softmax.py. TMEM: see
-    columns.py. BYTES: on the barrier of a Q, of a K tile. LAYOUTS: as DIMS, then of a fused slot.
+    columns.py. BYTES: on the barrier of a Q, of a K, of a V tile, from one CTA. LAYOUTS: as DIMS,
+    then of a fused slot.
     """
     DTYPE: gl.constexpr = v_desc.dtype
     NQ: gl.constexpr = 1 if QUERIES == 1 else 2
+    CTAS: gl.constexpr = TMEM[6]
     SCALED: gl.constexpr = k_scale_ptr is not None
     HOW: gl.constexpr = (CAUSAL, SIGN, WEIGHTS[0], WEIGHTS[1], DTYPE, SCALED)
     LOAD: gl.constexpr = (BYTES, RAW)
     BIAS: gl.constexpr = WEIGHTS[1]
     shape = (cu_q_ptr, cu_k_ptr, batch, total_q, total_k, heads)
-    work = work_item_of(gl.program_id(0), shape, 128 * NQ, BN, CAUSAL)
-    q_smem = query_tiles(NQ, DIMS, LAYOUTS, DTYPE, ROPE_DTYPE)
+    # Scales of keys are released by both softmax groups, block by block, so none may skip one.
+    work = work_item_of(gl.program_id(0), shape, 128 * NQ * CTAS, BN, CAUSAL, not SCALED, CTAS)
+    q_smem = query_tiles((NQ, 128 * CTAS), DIMS, LAYOUTS, DTYPE, ROPE_DTYPE)
     k_smem, v_smem = key_tiles(BN, RING, DIMS, LAYOUTS, DTYPE, ROPE_DTYPE)
     SLOTS: gl.constexpr = RING[1] if RING[0] else 2 * RING[1]
-    ring = (barriers(SLOTS, 1), barriers(SLOTS, 1))
-    s_full = barriers(2, 1)
-    p_full = barriers(2, 2)
-    o_full = barriers(2, 1)
-    c_full = barriers(2, 1)
-    t_full = barriers(2, 1)
-    second = barriers(1, 1) if NQ == 2 else o_full
+    ring = (signals(SLOTS, 1, CTAS, True), signals(SLOTS, 1, CTAS, False))
+    s_full = signals(2, 1, CTAS, False)
+    p_full = signals(2, 2, CTAS, True)
+    o_full = signals(2, 1, CTAS, False)
+    c_full = signals(2, 1, CTAS, False)
+    t_full = signals(2, 1, CTAS, False)
+    second = signals(1, 1, CTAS, True) if NQ == 2 else o_full
     # What a problem does not need stands for something else, and is never touched.
     scale_smem = k_smem[2]
     scale_bars = (s_full, s_full)

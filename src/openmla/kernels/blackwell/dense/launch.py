@@ -5,6 +5,7 @@ Nothing here reads a device tensor, so nothing waits for the GPU.
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -24,11 +25,12 @@ from openmla.kernels.gluon.descriptors import (
 from openmla.operands import DenseOperands, Results
 from openmla.planning import Plan
 from openmla.planning.blackwell.fa4 import FA4Config
-from openmla.planning.blackwell.kernel import DenseKernel, attention_of, column_parts
+from openmla.planning.blackwell.kernel import Q_ROWS, DenseKernel, attention_of, column_parts
 from openmla.planning.blackwell.mla import MLAConfig
 from openmla.problem import Problem
 
 VECTOR = 8  # elements in 16 bytes
+V = 3  # among the tiles of `constexprs_of`
 _DTYPES = {"bfloat16": gl.bfloat16, "float16": gl.float16, "float8_e4m3fn": gl.float8e4nv}
 
 
@@ -52,7 +54,8 @@ def calls(plan: Plan, op: DenseOperands, results: Results) -> Iterator[Call]:
         "table_stride": 0 if op.block_table is None else op.block_table.shape[1],
         "batch": batch, "total_q": total_q, "total_k": op.k_nope.shape[0], "heads": heads,
     }  # fmt: skip
-    blocks = (total_q // config.BM + batch + 1) * heads
+    rows = config.BM * (2 if config.pair_cta else 1)
+    blocks = (total_q // rows + batch + 1) * heads
     yield Call(dense_kernel, blocks, arguments)
 
 
@@ -71,6 +74,8 @@ def constexprs_of(problem: Problem, planned: MLAConfig | FA4Config) -> dict[str,
     layouts = tuple(
         tile_layout(n, 2, e, 128 if e > 1 else 64) for n, e in zip(columns, sizes, strict=True)
     )
+    if config.pair_cta:  # rows of Q and keys of K are divided, and columns of V
+        layouts = tuple(halved(tile, int(i == V)) for i, tile in enumerate(layouts))
     raw_layout = tile_layout(rope or 64, 2, 1, 64)
     return {
         "QUERIES": kernel.queries, "GROUPS": 1 if config.single_o else 2, "BN": config.BN,
@@ -83,16 +88,18 @@ def constexprs_of(problem: Problem, planned: MLAConfig | FA4Config) -> dict[str,
         "WEIGHTS": kernel.weights,
         "TMEM": (
             config.TMEM_S0, config.TMEM_S1, config.TMEM_O0, config.TMEM_O1, config.BN,
-            config.ov_depth,
+            config.ov_depth, kernel.ctas,
         ),
         "TMEM_COLUMNS": kernel.tmem_columns,
         "BYTES": (
-            config.q_tile_rows() * (row + (0 if q_raw else rope_bytes)),
-            config.BN * (row + (0 if k_raw else rope_bytes)),
+            Q_ROWS * (row + (0 if q_raw else rope_bytes)),
+            config.BN * (row + (0 if k_raw else rope_bytes)) // kernel.ctas,
+            config.BN * config.ov_depth * size // kernel.ctas,
         ),
         "REGISTERS": kernel.registers,
         "LAYOUTS": layouts,
         "num_warps": 4,
+        "num_ctas": kernel.ctas,
     }  # fmt: skip
 
 
@@ -111,7 +118,7 @@ def rope_scales(cache: LatentCache | None) -> tuple[int, int, int]:
 
 def _descriptors(config: FA4Config, op: DenseOperands) -> dict[str, Any]:
     main, tail = column_parts(config)
-    rows, BN, rope = config.q_tile_rows(), config.BN, config.rope_depth()
+    rows, BN, rope = Q_ROWS * (2 if config.pair_cta else 1), config.BN, config.rope_depth()
     found: dict[str, Any] = {
         "q_main_desc": rows_of_heads(op.q, rows, main),
         "q_tail_desc": rows_of_heads(op.q, rows, tail) if tail else None,
@@ -135,7 +142,20 @@ def _descriptors(config: FA4Config, op: DenseOperands) -> dict[str, Any]:
         found["k_rope_desc"] = shared_rows(op.k_rope, BN)
     elif op.k_rope is not None:
         found["k_rope_desc"] = rows_of_heads(op.k_rope, BN, rope)
+    if config.pair_cta:
+        boxes = {name: box for name, box in found.items() if name.endswith("desc") and box}
+        found |= {name: _divided(box, 4 if name == "v_desc" else 0) for name, box in boxes.items()}
     return found
+
+
+def halved(layout: Any, axis: int) -> Any:
+    """The layout of a tile of which each CTA of a pair holds half, along `axis`."""
+    return replace(layout, cga_layout=[[int(i == axis) for i in range(layout.rank)]])
+
+
+def _divided(box: Any, axis: int) -> Any:
+    """Boxes that fill such tiles."""
+    return replace(box, layout=halved(box.layout, axis))
 
 
 def rope_rows(cache: LatentCache) -> Tensor:

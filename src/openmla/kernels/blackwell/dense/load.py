@@ -25,7 +25,7 @@ def load_queries(
     """128 rows of Q. Bytes on `bar` are announced by the caller; raw rope has its own barrier."""
     q_main, q_tail, q_rope = descs
     main, tail, rope = smem
-    row = token + half * Q_ROWS
+    row = token + half * q_main.block_shape[0]
     load_rows(q_main, row, head, 0, bar, main.index(half))
     if DIMS[1] > 0:
         load_rows(q_tail, row, head, DIMS[0], bar, tail.index(half))
@@ -55,7 +55,7 @@ def load_keys(
     DIMS: gl.constexpr, ROPE: gl.constexpr, HOW: gl.constexpr,
 ):  # fmt: skip
     """K of the j-th block, counted from the last; Q comes on the same barrier as the first."""
-    head, _token, _rows, key, keys, _seen, blocks, _whole, request = work
+    head, _token, _rows, key, keys, _seen, blocks, _whole, request, _ = work
     BYTES: gl.constexpr = HOW[0]
     RAW: gl.constexpr = HOW[1]
     k_main, k_tail, k_rope = descs
@@ -92,16 +92,17 @@ def load_keys(
 
 @gluon.jit
 def load_values(
-    desc, smem, bars, work, j, ONE: gl.constexpr, RING: gl.constexpr, D_V: gl.constexpr
-):
+    desc, smem, bars, work, j, ONE: gl.constexpr, RING: gl.constexpr, D_V: gl.constexpr,
+    BYTES: gl.constexpr,
+):  # fmt: skip
     """V of the j-th block, counted from the last."""
-    head, _token, _rows, key, keys, _seen, blocks, _whole, _request = work
+    head, _token, _rows, key, keys, _seen, blocks, _whole, _request, _ = work
     full, empty = bars
     slot, phase, at = v_place(j, ONE, RING)
     BN: gl.constexpr = smem.shape[1]
     bar = full.index(at)
     mbarrier.wait(empty.index(at), phase ^ 1)
-    mbarrier.expect(bar, BN * D_V * smem.dtype.primitive_bitwidth // 8)
+    mbarrier.expect(bar, BYTES[2])
     load_ragged(desc, key, keys, (blocks - 1 - j) * BN, head, bar, tile_of(smem, slot, D_V))
 
 
@@ -125,7 +126,7 @@ def load_two(
             load_queries(q_descs, q_smem, bar, q_raw, 0, token, head, DIMS, RAW)
             mbarrier.expect(second.index(0), BYTES[0])
             load_queries(q_descs, q_smem, second.index(0), q_raw, 1, token, head, DIMS, RAW)
-        load_values(v_desc, v_smem, ring, work, j, False, RING, DIMS[3])
+        load_values(v_desc, v_smem, ring, work, j, False, RING, DIMS[3], BYTES)
 
 
 @gluon.jit
@@ -148,7 +149,7 @@ def load_one(
             if scale_ptr is not None:
                 load_block_scales(scale_ptr, scale_smem, scale_bars, work, j, RING)
         if j > 0:
-            load_values(v_desc, v_smem, ring, work, j - 1, True, RING, DIMS[3])
+            load_values(v_desc, v_smem, ring, work, j - 1, True, RING, DIMS[3], HOW[0])
 
 
 @gluon.jit
@@ -156,7 +157,7 @@ def load(
     given, QUERIES: gl.constexpr, RING: gl.constexpr, DIMS: gl.constexpr, ROPE: gl.constexpr,
     HOW: gl.constexpr,
 ):  # fmt: skip
-    """HOW: bytes on the barriers of a Q and of a K tile; what arrives raw, as in dequantize.py."""
+    """HOW: bytes on the barriers of Q, K and V tiles; what arrives raw, as in dequantize.py."""
     descs, smem, bars, table, work = given
     if QUERIES == 1:
         load_one(descs, smem, bars, table, work, RING, DIMS, ROPE, HOW)

@@ -5,6 +5,7 @@ after the PV that reads its weights has been issued, and a commit speaks for all
 
 Two query tiles: S0 S1, then per block O0 S0' O1 S1' (S': of the next block). While one tile's
 scores become weights, the tensor cores work on the other's.
+The first tile leaves out the blocks that none of its rows sees.
 One query tile: S0 S1, then per block O S' (S': of the block after the next, in the tile that the
 weights just left).
 """
@@ -26,11 +27,13 @@ Q_ROWS = gl.constexpr(128)
 
 @gluon.jit
 def score(
-    smem, tile, wide, half: gl.constexpr, j, slot, place, DIMS: gl.constexpr, RAW: gl.constexpr
-):
-    """Scores of 128 queries and block j of keys: one product per part of the columns.
+    smem, tile, wide, half: gl.constexpr, j, first, slot, place, DIMS: gl.constexpr,
+    RAW: gl.constexpr,
+):  # fmt: skip
+    """Scores of a query tile and block j of keys: one product per part of the columns.
 
-    wide: barriers of dequantized rope of Q and of K, waited for where RAW says so.
+    wide: barriers of dequantized rope of Q and of K, waited for where RAW says so; of Q if j is the
+    first block.
     """
     q_smem, k_smem, _v_smem = smem
     q_main, q_tail, q_rope = q_smem
@@ -42,7 +45,7 @@ def score(
         tcgen05_mma(q_tail.index(here), k_tail.index(slot).permute((1, 0)), tile)
     q_wide, k_wide = wide
     if RAW[0]:
-        mbarrier.wait(q_wide.index(half), 0, pred=j == 0)
+        mbarrier.wait(q_wide.index(half), 0, pred=j == first)
     if RAW[1]:
         mbarrier.wait(k_wide.index(place), (j // k_rope.shape[0]) & 1)
     if DIMS[2] > 0:
@@ -63,10 +66,10 @@ def accumulate(tmem, v, tile: gl.constexpr, out: gl.constexpr, first, TMEM: gl.c
 
 @gluon.jit
 def multiply_two(
-    smem, tmem, bars, blocks,
+    smem, tmem, bars, blocks, skipped,
     RING: gl.constexpr, DIMS: gl.constexpr, RAW: gl.constexpr, TMEM: gl.constexpr,
 ):  # fmt: skip
-    """Both query tiles over every block."""
+    """Both query tiles over every block, but for those that the first skips."""
     ring, second, s_full, p_full, o_full, wide = bars
     full, empty = ring
     v_smem = smem[2]
@@ -74,30 +77,35 @@ def multiply_two(
         zero = blocks * 0
         slot, phase, place = k_place(zero, False, RING)
         mbarrier.wait(full.index(slot), phase)
-        score(smem, scores(tmem, 0, TMEM), wide, 0, zero, slot, place, DIMS, RAW)
-        tcgen05_commit(s_full.index(0))
+        if skipped == 0:
+            score(smem, scores(tmem, 0, TMEM), wide, 0, zero, zero, slot, place, DIMS, RAW)
+            tcgen05_commit(s_full.index(0))
         mbarrier.wait(second.index(0), 0)
-        score(smem, scores(tmem, 1, TMEM), wide, 1, zero, slot, place, DIMS, RAW)
+        score(smem, scores(tmem, 1, TMEM), wide, 1, zero, zero, slot, place, DIMS, RAW)
         tcgen05_commit(s_full.index(1))
         tcgen05_commit(empty.index(slot))
     for j in range(0, blocks):
         first = gl.where(j == 0, 1, 0)
         v_slot, v_phase, at = v_place(j, False, RING)
         mbarrier.wait(full.index(at), v_phase)
-        mbarrier.wait(p_full.index(0), j & 1)
-        accumulate(tmem, tile_of(v_smem, v_slot, DIMS[3]), 0, 0, first, TMEM)
-        tcgen05_commit(o_full.index(0))
+        if j >= skipped:
+            mbarrier.wait(p_full.index(0), (j - skipped) & 1)
+            begins = gl.where(j == skipped, 1, 0)
+            accumulate(tmem, tile_of(v_smem, v_slot, DIMS[3]), 0, 0, begins, TMEM)
+            tcgen05_commit(o_full.index(0))
         slot, phase, place = k_place(j + 1, False, RING)
         if j + 1 < blocks:
             mbarrier.wait(full.index(slot), phase)
-            score(smem, scores(tmem, 0, TMEM), wide, 0, j + 1, slot, place, DIMS, RAW)
-            tcgen05_commit(s_full.index(0))
+            if j + 1 >= skipped:
+                tile = scores(tmem, 0, TMEM)
+                score(smem, tile, wide, 0, j + 1, skipped, slot, place, DIMS, RAW)
+                tcgen05_commit(s_full.index(0))
         mbarrier.wait(p_full.index(1), j & 1)
         accumulate(tmem, tile_of(v_smem, v_slot, DIMS[3]), 1, 1, first, TMEM)
         tcgen05_commit(o_full.index(1))
         tcgen05_commit(empty.index(at))
         if j + 1 < blocks:
-            score(smem, scores(tmem, 1, TMEM), wide, 1, j + 1, slot, place, DIMS, RAW)
+            score(smem, scores(tmem, 1, TMEM), wide, 1, j + 1, 0, slot, place, DIMS, RAW)
             tcgen05_commit(s_full.index(1))
             tcgen05_commit(empty.index(slot))
 
@@ -112,7 +120,7 @@ def score_block(
     full, empty = ring
     slot, phase, place = k_place(j, True, RING)
     mbarrier.wait(full.index(slot), phase)
-    score(smem, scores(tmem, tile, TMEM), wide, 0, j, slot, place, DIMS, RAW)
+    score(smem, scores(tmem, tile, TMEM), wide, 0, j, 0, slot, place, DIMS, RAW)
     tcgen05_commit(s_full.index(tile))
     tcgen05_commit(empty.index(slot))
 
@@ -155,13 +163,13 @@ def multiply(
 ):  # fmt: skip
     """QUERIES: 1 or 2 query tiles; 0: one where the work item has at most 128 rows, else two."""
     smem, tmem, bars, work = given
-    rows, blocks = work[2], work[6]
+    rows, blocks, skipped = work[2], work[6], work[9]
     if QUERIES == 1:
         multiply_one(smem, tmem, bars, blocks, RING, DIMS, RAW, TMEM)
     elif QUERIES == 2:
-        multiply_two(smem, tmem, bars, blocks, RING, DIMS, RAW, TMEM)
+        multiply_two(smem, tmem, bars, blocks, skipped, RING, DIMS, RAW, TMEM)
     else:
         if rows > Q_ROWS:
-            multiply_two(smem, tmem, bars, blocks, RING, DIMS, RAW, TMEM)
+            multiply_two(smem, tmem, bars, blocks, skipped, RING, DIMS, RAW, TMEM)
         else:
             multiply_one(smem, tmem, bars, blocks, RING, DIMS, RAW, TMEM)

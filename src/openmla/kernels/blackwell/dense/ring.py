@@ -16,8 +16,26 @@ that V of block j (one query tile: of block j - 1) was in, and that product foll
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.blackwell import mbarrier
 
+from openmla.kernels.blackwell.pair.items import barrier_layout
+from openmla.kernels.gluon.barriers import barriers
 from openmla.kernels.gluon.compat import reinterpret
+
+
+@gluon.jit
+def signals(NUMBER: gl.constexpr, COUNT: gl.constexpr, CTAS: gl.constexpr, COMMON: gl.constexpr):
+    """NUMBER mbarriers, each completed by COUNT arrivals. Of a pair every CTA has its own, or if
+    COMMON the first has them, and each CTA arrives COUNT times."""
+    if CTAS == 1:
+        return barriers(NUMBER, COUNT)
+    else:
+        EACH: gl.constexpr = 1 if COMMON else 2
+        LAYOUT: gl.constexpr = barrier_layout(COMMON)
+        made = gl.allocate_shared_memory(gl.int64, [NUMBER, EACH], LAYOUT)
+        for i in gl.static_range(NUMBER):
+            mbarrier.init(made.index(i), count=COUNT)
+        return made
 
 
 @gluon.jit

@@ -15,7 +15,7 @@ Per-token scales multiply the scores first, since they are part of the scores.
 
 The reference moves only when the maximum grew by more than THRESHOLD, because then the correction
 group has to multiply the accumulator. Weights reach 2^THRESHOLD instead of 1, which every dtype
-holds. The new reference goes to the correction group as soon as it is known; the row_sum follows
+holds. By how much goes to the correction group as soon as it is known; row_max and row_sum follow
 after the last block.
 """
 
@@ -25,6 +25,7 @@ from triton.experimental.gluon.language.nvidia.blackwell import mbarrier
 
 from openmla.kernels.blackwell.dense.columns import (
     REFERENCE,
+    RESCALE,
     TOTAL,
     half_weights,
     row_registers,
@@ -33,12 +34,24 @@ from openmla.kernels.blackwell.dense.columns import (
 from openmla.kernels.gluon.scores import MINUS_INF, mask, signed
 
 Q_ROWS = gl.constexpr(128)
+MOST_STEPS = gl.constexpr(127)  # from there on 2^-steps is 0, whose exponent's bits are 0
+MANTISSA_BITS = gl.constexpr(23)
 
 
 @gluon.jit
-def rescale_of(old, new):
-    """What sums made with the old reference are multiplied by: exactly 1 where it stayed."""
-    return gl.where(old == new, 1.0, gl.exp2(old - gl.where(new == MINUS_INF, 0.0, new)))
+def moved(row_max, highest, THRESHOLD: gl.constexpr):
+    """The reference after a block whose maximum is `highest`, and what sums made with the one
+    before are multiplied by: exactly 1 where it stayed.
+
+    After its first value a reference moves by whole numbers, so that 2^-steps is made of its
+    exponent's bits: the units that compute exponentials are busy, and no sum is rounded.
+    """
+    moves = highest > row_max + THRESHOLD
+    grown = gl.ceil(highest - row_max)
+    steps = gl.maximum(gl.minimum(grown, MOST_STEPS), 0.0)
+    power = ((MOST_STEPS - steps).to(gl.int32) << MANTISSA_BITS).to(gl.float32, bitcast=True)
+    new_max = gl.where(row_max == MINUS_INF, highest, row_max + grown)
+    return gl.where(moves, new_max, row_max), gl.where(moves, power, 1.0)
 
 
 @gluon.jit
@@ -48,7 +61,7 @@ def half_of(
 ):  # fmt: skip
     """Half of the columns of a score tile, times scales where there are any, and masked."""
     WIDTH: gl.constexpr = TMEM[4] // 2
-    REGS: gl.constexpr = row_registers(gl.float32, WIDTH)
+    REGS: gl.constexpr = row_registers(gl.float32, WIDTH, TMEM[6])
     key_scales, q_scale_ptr, row_scale = scales
     seen, keys = limits
     first: gl.constexpr = half * WIDTH
@@ -68,7 +81,7 @@ def store_weights(
     tmem, P, tile: gl.constexpr, half: gl.constexpr, DTYPE: gl.constexpr, TMEM: gl.constexpr
 ):
     """Half of the weights of a tile, over its scores; 8-bit ones in two parts."""
-    REGS: gl.constexpr = row_registers(DTYPE, TMEM[4] // 2)
+    REGS: gl.constexpr = row_registers(DTYPE, TMEM[4] // 2, TMEM[6])
     rounded = P.to(DTYPE)
     half_weights(tmem, tile, 0, half, DTYPE, TMEM).store(gl.convert_layout(rounded, REGS))
     if DTYPE.primitive_bitwidth == 8:
@@ -99,12 +112,12 @@ def weigh(  # noqa: PLR0913
     if HOW[5]:
         mbarrier.arrive(scale_bars[1].index(place), count=2 // READERS)
     highest = gl.maximum(gl.max(left, 1), gl.max(right, 1)) * factor
-    new_max = gl.where(highest > row_max + THRESHOLD, highest, row_max)
-    tell(tmem, tile, REFERENCE, new_max, TMEM)
+    new_max, rescale = moved(row_max, highest, THRESHOLD)
+    tell(tmem, tile, RESCALE, rescale, TMEM)
     mbarrier.arrive(c_full.index(tile), count=1)
     shift = (gl.where(new_max == MINUS_INF, 0.0, new_max) - BIAS)[:, None]
     left = gl.exp2(left * factor - shift)
-    row_sum = row_sum * rescale_of(row_max, new_max) + gl.sum(left, 1)
+    row_sum = row_sum * rescale + gl.sum(left, 1)
     store_weights(tmem, left, tile, 0, DTYPE, TMEM)
     right = gl.exp2(right * factor - shift)
     row_sum += gl.sum(right, 1)
@@ -117,12 +130,13 @@ def weigh(  # noqa: PLR0913
 def start(work, q_scale_ptr, half: gl.constexpr, TMEM: gl.constexpr):
     """(row_max, row_sum) before the first key, and the scales of the rows, if they have any."""
     token, rows = work[1], work[2]
-    VECTOR: gl.constexpr = gl.SliceLayout(1, row_registers(gl.float32, TMEM[4] // 2))
-    row_max = gl.full([Q_ROWS], MINUS_INF, gl.float32, VECTOR)
-    row_sum = gl.zeros([Q_ROWS], gl.float32, VECTOR)
+    ROWS: gl.constexpr = Q_ROWS * TMEM[6]
+    VECTOR: gl.constexpr = gl.SliceLayout(1, row_registers(gl.float32, TMEM[4] // 2, TMEM[6]))
+    row_max = gl.full([ROWS], MINUS_INF, gl.float32, VECTOR)
+    row_sum = gl.zeros([ROWS], gl.float32, VECTOR)
     row_scale = row_sum
     if q_scale_ptr is not None:
-        row = gl.arange(0, Q_ROWS, VECTOR) + half * Q_ROWS
+        row = gl.arange(0, ROWS, VECTOR) + half * ROWS
         row_scale = gl.load(q_scale_ptr + (token + row), mask=row < rows, other=0.0)
     return (row_max, row_sum), row_scale
 
@@ -131,22 +145,28 @@ def start(work, q_scale_ptr, half: gl.constexpr, TMEM: gl.constexpr):
 def softmax_two(
     tmem, bars, work, factor, scales, WHO: gl.constexpr, HOW: gl.constexpr, TMEM: gl.constexpr
 ):
-    """Query tile WHO over every block."""
-    _head, _token, _rows, _key, keys, seen, blocks, whole, _request = work
+    """Query tile WHO over every block, but for those that the first tile skips."""
+    _head, _token, _rows, _key, keys, seen, blocks, whole, _request, skipped = work
     key_scales, q_scale_ptr = scales
     BN: gl.constexpr = TMEM[4]
-    seen += WHO * Q_ROWS
+    seen += WHO * Q_ROWS * TMEM[6]
     state, row_scale = start(work, q_scale_ptr, WHO, TMEM)
     by = (key_scales, q_scale_ptr, row_scale)
-    for j in range(0, blocks - whole):
+    first = blocks * 0
+    if WHO == 0:
+        first = skipped
+    for j in range(first, blocks - whole):
         skip = (blocks - 1 - j) * BN
         state = weigh(
-            tmem, bars, state, WHO, j, j, (seen - skip, keys - skip), factor, by, 2, True, HOW,
-            TMEM,
+            tmem, bars, state, WHO, j, j - first, (seen - skip, keys - skip), factor, by, 2, True,
+            HOW, TMEM,
         )  # fmt: skip
     for j in range(blocks - whole, blocks):
-        state = weigh(tmem, bars, state, WHO, j, j, (seen, keys), factor, by, 2, False, HOW, TMEM)
+        state = weigh(
+            tmem, bars, state, WHO, j, j - first, (seen, keys), factor, by, 2, False, HOW, TMEM
+        )
     if blocks > 0:
+        tell(tmem, WHO, REFERENCE, state[0], TMEM)
         tell(tmem, WHO, TOTAL, state[1], TMEM)
         mbarrier.arrive(bars[3].index(WHO), count=1)
 
@@ -154,7 +174,7 @@ def softmax_two(
 @gluon.jit
 def softmax_one(tmem, bars, work, factor, scales, HOW: gl.constexpr, TMEM: gl.constexpr):
     """One query tile, the scores of block j in score tile j % 2."""
-    _head, _token, _rows, _key, keys, seen, blocks, whole, _request = work
+    _head, _token, _rows, _key, keys, seen, blocks, whole, _request, _ = work
     key_scales, q_scale_ptr = scales
     BN: gl.constexpr = TMEM[4]
     state, row_scale = start(work, q_scale_ptr, 0, TMEM)
@@ -174,6 +194,7 @@ def softmax_one(tmem, bars, work, factor, scales, HOW: gl.constexpr, TMEM: gl.co
                     TMEM,
                 )  # fmt: skip
     if blocks > 0:
+        tell(tmem, 0, REFERENCE, state[0], TMEM)
         tell(tmem, 0, TOTAL, state[1], TMEM)
         mbarrier.arrive(bars[3].index(0), count=1)
 

@@ -16,11 +16,14 @@ BM 256, 1 head, cu_seqlens_q [0, 300, 310], 320 tokens:
 What a work item is, as a tuple that every partition gets: head; token, its first row of q and out;
 rows from there to the request's end; key, the first row of k and v; keys of the request; seen, keys
 that its first row sees if causal (may be negative); blocks of BN keys that it visits, 0 for no work
-item; whole, those of them that need no mask; request.
+item; whole, those of them that need no mask; request; skipped, the blocks at the end that come
+after all keys that the first half of BM rows, if causal, may see.
 """
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
+
+from openmla.kernels.blackwell.sparse.rows import lanes_layout
 
 CHUNK = gl.constexpr(32)  # requests looked at together
 WARPS = gl.constexpr(4)
@@ -35,10 +38,9 @@ def span(request, cu_ptr, batch, total, rest):
 
 
 @gluon.jit
-def work_items(first, shape, BM: gl.constexpr):
+def work_items(first, shape, BM: gl.constexpr, LANES: gl.constexpr):
     """Work items of requests first … first + CHUNK - 1, one request per lane."""
     cu_q, _cu_k, batch, total_q, _total_k, heads = shape
-    LANES: gl.constexpr = gl.BlockedLayout([1], [32], [WARPS], [0])
     request = first + gl.arange(0, CHUNK, LANES)
     _start, length = span(request, cu_q, batch, total_q, total_q)
     return gl.where(request <= batch, heads * ((length + BM - 1) // BM), 0)
@@ -47,24 +49,24 @@ def work_items(first, shape, BM: gl.constexpr):
 @gluon.jit
 def sum_before(lane, counts):
     """Work items of the lanes before `lane`."""
-    LANES: gl.constexpr = gl.BlockedLayout([1], [32], [WARPS], [0])
+    LANES: gl.constexpr = counts.type.layout
     return gl.sum(gl.where(gl.arange(0, CHUNK, LANES) < lane, counts, 0), 0)
 
 
 @gluon.jit
-def find(x, shape, BM: gl.constexpr):
+def find(x, shape, BM: gl.constexpr, LANES: gl.constexpr):
     """The request that work item x belongs to, and the work item's number in it; batch + 1 if to
     none.
     """
     batch = shape[2]
     first = x * 0
     base = x * 0
-    counts = work_items(first, shape, BM)
+    counts = work_items(first, shape, BM, LANES)
     size = gl.sum(counts, 0)
     while (x >= base + size) & (first + CHUNK <= batch):
         base += size
         first += CHUNK
-        counts = work_items(first, shape, BM)
+        counts = work_items(first, shape, BM, LANES)
         size = gl.sum(counts, 0)
     # The last lane that begins at or before x.
     lane = x * 0
@@ -76,12 +78,16 @@ def find(x, shape, BM: gl.constexpr):
 
 
 @gluon.jit
-def work_item_of(x, shape, BM: gl.constexpr, BN: gl.constexpr, CAUSAL: gl.constexpr):
+def work_item_of(
+    x, shape, BM: gl.constexpr, BN: gl.constexpr, CAUSAL: gl.constexpr, SKIPS: gl.constexpr,
+    CTAS: gl.constexpr,
+):  # fmt: skip
     """Block x's work item. A work item visits at least one block of keys, if only to find them
-    masked.
+    masked; SKIPS says whether its first half may visit fewer than the second.
     """
+    LANES: gl.constexpr = lanes_layout(WARPS, CTAS)
     cu_q, cu_k, batch, total_q, total_k, _heads = shape
-    request, number = find(x, shape, BM)
+    request, number = find(x, shape, BM, LANES)
     q_start, q_len = span(request, cu_q, batch, total_q, total_q)
     k_start, k_len = span(request, cu_k, batch, total_k, 0)
     tiles = gl.maximum((q_len + BM - 1) // BM, 1)
@@ -97,4 +103,8 @@ def work_item_of(x, shape, BM: gl.constexpr, BN: gl.constexpr, CAUSAL: gl.conste
     blocks = gl.where(exists, gl.maximum((stop + BN - 1) // BN, 1), 0)
     rows = gl.where(exists, q_len - row, 0)
     whole = gl.minimum(whole, blocks)
-    return head, q_start + row, rows, k_start, k_len, seen, blocks, whole, request
+    half_stop = stop
+    if CAUSAL and SKIPS:
+        half_stop = gl.minimum(stop, seen + BM // 2 - 1)
+    skipped = gl.maximum(blocks - gl.maximum((half_stop + BN - 1) // BN, 1), 0)
+    return head, q_start + row, rows, k_start, k_len, seen, blocks, whole, request, skipped

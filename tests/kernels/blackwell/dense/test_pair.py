@@ -1,0 +1,67 @@
+"""The dense Blackwell kernel as a pair of CTAs, on the simulator: as right and clean as one CTA."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+
+import pytest
+
+from kernels.blackwell.dense.test_kernel import EDGES, FALLING, LONG, PEAKY, V3
+from kernels.blackwell.simulated import PAIR, plan_of, run
+from kernels.judging import on
+from openmla.kernels.gluon.compat import RENAMED
+from openmla.planning import plan
+from openmla.planning.blackwell.mla import MLAPairConfig
+from openmla.problem import Problem
+from openmla.testing.compare import judge
+from openmla.testing.memory.poison import differences
+
+# 600 rows are a whole work item of 512 and one whose second query tile has no rows.
+LARGE = replace(V3, q_lens=(600,), k_lens=(610,))
+CASES = {
+    "causal": LARGE,
+    "three requests": V3,
+    "edges": replace(EDGES, q_lens=(257, 513, 385), k_lens=(129, 514, 513)),
+    "full, sink": replace(LARGE, causal=False, sink="normal"),
+    "ring turns": LONG,
+    "falling": replace(FALLING, q_lens=(300,)),
+    "peaky": replace(PEAKY, q_lens=(300,)),
+    "rope per head": replace(V3, rope="per_head", heads=2, q_lens=(300,), k_lens=(150,)),
+    "fp16, no lse": replace(V3, dtype="fp16", return_lse=False),
+    "empty rows": replace(V3, q_lens=(400, 0, 3), k_lens=(50, 10, 0)),
+    "exact": replace(LARGE, values="exact", scale=0.125),
+    "negative scale": replace(V3, scale=-0.1),
+}
+QUICK = ("causal", "edges", "falling")
+# CI looks at the earliest and the latest schedule of these; a changed kernel needs
+# OPENMLA_SIM_SEEDS=20, and then takes all.
+SEEDS = int(os.environ.get("OPENMLA_SIM_SEEDS", "0"))
+pytestmark = [  # these run with the second version of Triton
+    pytest.mark.compile,
+    pytest.mark.skipif(not RENAMED, reason="this Triton has no barriers for a pair of CTAs"),
+]
+
+
+@pytest.mark.parametrize("name", CASES if SEEDS else QUICK)
+def test_right_clean_and_the_bits_of_one_cta(name: str) -> None:
+    runs = [("zero", "early"), ("nan", "late"), *[("zero", "random")] * SEEDS]
+    built = on(CASES[name])
+    alone = run(built, plan_of(built, 2))[0]
+    for seed, (background, schedule) in enumerate(runs):
+        built = on(CASES[name], background)
+        outcome, reports = run(built, plan_of(built, PAIR), schedule=schedule, seed=seed)
+        assert [str(f) for report in reports for f in report.findings] == []
+        assert not differences(outcome, alone)
+    verdict = judge(on(CASES[name]), alone)
+    assert verdict.ok, verdict.report()
+
+
+def test_long_prompts_are_pairs() -> None:
+    problem = Problem(form="dense", heads=16, d_nope=128, d_rope=64, d_v=128, total_k=4096)
+    lengths = {(1, 2047): False, (1, 2048): True, (2, 4094): False, (2, 4096): True}
+    for (batch, rows), pair in lengths.items():
+        chosen = plan(replace(problem, batch=batch, total_q=rows), "b200")
+        assert isinstance(chosen.config, MLAPairConfig) == pair
+    few = plan(replace(problem, heads=1, total_q=2048), "b200")
+    assert few.config.num_qo == 1

@@ -10,9 +10,11 @@ import pytest
 from kernels.blackwell.dense.test_kernel import EDGES, FALLING, LONG, PEAKY, V3
 from kernels.blackwell.simulated import PAIR, plan_of, run
 from kernels.judging import on
+from openmla.explain.prediction import predict
 from openmla.kernels.gluon.compat import RENAMED
 from openmla.planning import plan
 from openmla.planning.blackwell.mla import MLAPairConfig
+from openmla.planning.models import problem_for_model
 from openmla.problem import Problem
 from openmla.testing.compare import judge
 from openmla.testing.memory.poison import differences
@@ -55,6 +57,15 @@ def test_right_clean_and_the_bits_of_one_cta(name: str) -> None:
         assert not differences(outcome, alone)
     verdict = judge(on(CASES[name]), alone)
     assert verdict.ok, verdict.report()
+
+
+def test_what_bounds_a_long_prompt() -> None:
+    """The tensor cores, where one CTA is bound by shared memory; see docs/prediction.md."""
+    chosen = plan(problem_for_model("deepseek-v3", tokens=8192), "b200")
+    pair, one = predict(chosen), predict(replace(chosen, config=chosen.config.one_cta()))
+    assert pair is not None and one is not None
+    assert pair.share_of_peak >= 0.84 and pair.bound_by == "mma"
+    assert one.share_of_peak <= 0.78 and one.bound_by == "smem"
 
 
 def test_long_prompts_are_pairs() -> None:

@@ -44,7 +44,8 @@ def test_the_form_of_a_layer_is_explained(options: str, form: str):
     ("options", "version", "here"),
     [
         ("--target h200", (3, 6), ""),
-        ("--target b200", (3, 6), ""),
+        ("--target b200", (3, 6), "with Triton 3.6 a call runs blackwell, 256 rows x 128 keys"),
+        ("--target b200 --tokens 1024", (3, 6), ""),
         (
             "--model deepseek-v3.2 --target b200", (3, 6),
             "here: with Triton 3.6 a call runs blackwell, 64 rows x 64 keys, 2 stages "

@@ -35,7 +35,7 @@ CASES = {
     "exact": replace(LARGE, values="exact", scale=0.125),
     "negative scale": replace(V3, scale=-0.1),
 }
-QUICK = ("causal", "edges", "falling")
+QUICK = ("edges", "falling")
 # CI looks at the earliest and the latest schedule of these; a changed kernel needs
 # OPENMLA_SIM_SEEDS=20, and then takes all.
 SEEDS = int(os.environ.get("OPENMLA_SIM_SEEDS", "0"))

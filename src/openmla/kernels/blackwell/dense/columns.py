@@ -2,9 +2,9 @@
 
 TMEM = (S0, S1, O0, O1, BN, D_V, CTAS): first columns of the two score tiles and of the two outputs,
 as the plan has them, the widths of both, and how many CTAs a tile is divided among: each holds 128
-of its rows. Weights lie over the left half of the scores they were
-made from. Columns of the right half carry a number per row from a softmax group to the
-correction group: C0, C1 of the two tiles, in the plan's words.
+of its rows. Weights lie over the left half of the scores they were made from. Columns of the right
+half carry a number per row from a softmax group to the correction group: C0, C1 of the two tiles,
+in the plan's words.
 
 | of a score tile | columns (BN 128) | |
 |---|---|---|

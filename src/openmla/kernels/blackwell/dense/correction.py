@@ -37,6 +37,7 @@ def rescale(tmem, out: gl.constexpr, factor, TMEM: gl.constexpr):
 
     The CTAs of a pair have no branch that they take together, and always multiply.
     """
+    # Decided when compiled for a pair: a maximum of both CTAs would be a barrier of the cluster.
     if TMEM[6] == 2 or gl.max(gl.where(factor == 1.0, 0, 1), 0) > 0:
         multiply_rows(tmem, out, factor, TMEM)
 

@@ -28,9 +28,10 @@ def test_two_steps_of_keys_fit(problem: Problem) -> None:
     assert any("fp16" in line for line in chosen.config_lines())
 
 
-def test_it_runs_when_named() -> None:
+def test_lists_run_it_and_pages_when_named() -> None:
     kernel = plan(LISTS, "h200", "hopper").kernel
-    assert kernel.on_request(None, LISTS) and not kernel.coarse and not kernel.fp8_weights
+    assert not kernel.on_request(None, LISTS) and not kernel.coarse and not kernel.fp8_weights
+    assert "splits the keys" in plan(PAGES, "h200", "hopper").kernel.on_request(None, PAGES)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,5 @@
 """Time the latent Hopper kernels over lists of FP8 rows on an H200: bf16 queries over caches, and
-(queries) FP8 queries over e4m3 rows and pages beside bf16 and the portable kernel.
+(queries) FP8 queries over e4m3 rows beside bf16 and the portable kernel.
 
 PYTHONPATH=src python benchmarks/device/hopper_fp8_h200.py --out DIR [--section speed|host|queries]
 """
@@ -9,15 +9,13 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import torch
 from sections import Section, host_microseconds, run
 
 import openmla
-from openmla.bench import few
-from openmla.bench.gpu_timing import MATMUL_FLOPS, matmul, race
+from openmla.bench.gpu_timing import MATMUL_FLOPS, graph_of, matmul, race
 from openmla.cache import LatentCache
 from openmla.dispatch import plan_call
 from openmla.kernels.hopper.latent.launch import calls
@@ -26,8 +24,8 @@ from openmla.planning import Plan
 
 FUSED_BAR = 0.40
 MODES = ("in_kernel", "workspace")
-BACKENDS = ("hopper", "portable")
 SCALE = 576**-0.5
+MANY = 4096
 
 
 def launch(chosen: Plan, op: SparseOperands, results: Results) -> None:
@@ -165,70 +163,39 @@ def e4m3(*shape: int) -> torch.Tensor:
     return torch.randn(*shape, device="cuda").to(torch.float8_e4m3fn)
 
 
-def over_lists(
-    queries: int, keys: int, topk: int = 2048, heads: int = 128
-) -> dict[str, Callable[[], object]]:
-    """FP8 queries over e4m3 rows, by both kernels; bf16 over the same numbers."""
-    q, rows = e4m3(queries, heads, 576), e4m3(keys, 576)
-    lists = torch.rand(queries, keys, device="cuda").topk(topk).indices.int()
+def contestants_of(queries: int, keys: int) -> dict[str, Callable[[], object]]:
+    """FP8 queries over lists of 2048 e4m3 rows, by both kernels; many also beside bf16 over the
+    same numbers, few from a CUDA graph."""
+    q, rows = e4m3(queries, 128, 576), e4m3(keys, 576)
+    lists = torch.rand(queries, keys, device="cuda").topk(2048).indices.int()
 
     def call(q: torch.Tensor, rows: torch.Tensor, backend: str) -> Callable[[], object]:
         return lambda: openmla.mla_prefill_sparse(q, rows, lists, scale=SCALE, backend=backend)
 
-    named = {f"e4m3 {backend}": call(q, rows, backend) for backend in BACKENDS}
-    return {"bf16": call(q.bfloat16(), rows.bfloat16(), "hopper"), **named}
+    named = {f"e4m3 {backend}": call(q, rows, backend) for backend in ("hopper", "portable")}
+    if queries < MANY:
+        return {name: graph_of(contestant) for name, contestant in named.items()}
+    return {"matmul": matmul(), "bf16": call(q.bfloat16(), rows.bfloat16(), "hopper"), **named}
 
 
-def over_pages(shape: few.Shape) -> dict[str, Callable[[], object]]:
-    """FP8 queries over the pages of an fp8_token cache, by both kernels; bf16 over bf16 pages."""
-    contestants: dict[str, Callable[[], object]] = {}
-    for name in ("bf16", "fp8_token"):
-        inputs = few.Inputs(replace(shape, cache_format=name), "cuda")
-        if name == "bf16":
-            contestants[name] = partial(inputs.openmla, "hopper")
-        else:
-            inputs.q = inputs.q.to(torch.float8_e4m3fn)
-            contestants |= {f"e4m3 {b}": partial(inputs.openmla, b) for b in BACKENDS}
-    return contestants
-
-
-QUERIES: dict[str, dict[str, Callable[[], dict[str, Callable[[], object]]]]] = {
-    "lists": {
-        f"4096 queries, 2048 of {keys}": partial(over_lists, 4096, keys) for keys in (8192, 65536)
-    },
-    "few": {
-        f"{n} queries, 2048 of 8192, {heads} heads": partial(over_lists, n, 8192, heads=heads)
-        for n, heads in ((1, 16), (1, 128), (16, 128), (64, 16), (64, 128), (512, 128))
-    },
-    "pages": {
-        str(shape): partial(over_pages, shape)
-        for shape in (
-            *(few.Shape(*x) for x in ((1, 1, 32768, 16), (1, 1, 32768, 128), (32, 1, 32768, 128))),
-            *(few.Shape(*x) for x in ((128, 1, 4096, 16), (1, 512, 8192, 128))),
-            few.Shape(1, 4096, 8192, 128),
-        )
-    },
-}  # fmt: skip
-
-
-def queries(group: str, rounds: int) -> Iterator[dict[str, Any]]:
-    """FP8 queries beside bf16 and the portable kernel; few of them from a CUDA graph."""
-    product = matmul()
-    for name, build in QUERIES[group].items():
-        contestants = build()
-        if group != "lists":
-            contestants = {n: few.graph_of(c) for n, c in contestants.items()}
-        timings = race({"matmul": product, **contestants}, rounds)
+def queries(_: str, rounds: int) -> Iterator[dict[str, Any]]:
+    """FP8 queries beside bf16 and the portable kernel, 128 heads."""
+    for number, keys in ((MANY, 8192), (MANY, 65536), (64, 8192), (8, 8192), (1, 8192)):
+        timings = race(contestants_of(number, keys), rounds)
         hopper = timings["e4m3 hopper"]
-        yield {
-            "shape": name,
-            "us": {n: 1e3 * t.median for n, t in timings.items()},
-            "matmul_tflops": MATMUL_FLOPS / timings["matmul"].median * 1e-9,
-            "over_bf16": timings["bf16"].median / hopper.median,
-            "over_bf16_in_a_row": timings["bf16"].back_to_back / hopper.back_to_back,
+        row: dict[str, Any] = {
+            "shape": f"{number} x top-2048 of {keys} h128",
+            "milliseconds": {name: t.median for name, t in timings.items()},
             "over_portable": timings["e4m3 portable"].median / hopper.median,
         }
-        del contestants
+        if "bf16" in timings:
+            bf16 = timings["bf16"]
+            row |= {
+                "matmul_tflops": MATMUL_FLOPS / timings["matmul"].median * 1e-9,
+                "over_bf16": bf16.median / hopper.median,
+                "over_bf16_in_a_row": bf16.back_to_back / hopper.back_to_back,
+            }
+        yield row
         torch.cuda.empty_cache()
 
 
@@ -244,6 +211,6 @@ if __name__ == "__main__":
     sections = {
         "speed": Section(speed, 75),
         "host": Section(host, 60),
-        "queries": Section(queries, 60, tuple(QUERIES)),
+        "queries": Section(queries, 60),
     }
     run(__file__, sections, json.dumps)

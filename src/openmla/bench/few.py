@@ -124,8 +124,8 @@ def fill(cache: LatentCache) -> None:
     cache.data.view(torch.uint8).random_(0, 100)
     for name, value in (("scales", 0.01), ("bf16", 1.0)):
         field = cache.field(name)
-        if field is not None:
-            field.fill_(value)
+        assert field is not None
+        field.fill_(value)
 
 
 @dataclass(frozen=True)

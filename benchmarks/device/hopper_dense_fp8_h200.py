@@ -9,8 +9,8 @@
 | speed | ratios to our bf16 kernel on the unquantized numbers, and to matmuls of both types |
 
 `mixed` has e4m3 q, k_nope, k_rope and bf16 v; `fp8` has e4m3 v too, with its transposition timed.
-`… scales` has a scale per token of q and of the keys, `… turns` consumers that take turns. The
-host is ahead of the device, so that none of its time is in the figures.
+`… scales` has a scale per token of q and of the keys. The host is ahead of the device, so that none
+of its time is in the figures.
 """
 
 from __future__ import annotations
@@ -27,23 +27,18 @@ from torch import Tensor
 
 import openmla
 from openmla.bench.gpu_timing import race
-from openmla.dispatch import plan_call
-from openmla.kernels.launch import launch
-from openmla.operands import DenseOperands, Results, Weights
 
 E4M3, LARGEST = torch.float8_e4m3fn, 448.0
 MATMUL = 8192
 KERNELS = {"mixed": False, "fp8": True}
 """Whether V is e4m3."""
 CONTESTANTS = {
-    "mixed": ("mixed", False, False),
-    "mixed turns": ("mixed", False, True),
-    "fp8": ("fp8", False, False),
-    "fp8 turns": ("fp8", False, True),
-    "mixed scales": ("mixed", True, False),
-    "fp8 scales": ("fp8", True, False),
+    "mixed": ("mixed", False),
+    "fp8": ("fp8", False),
+    "mixed scales": ("mixed", True),
+    "fp8 scales": ("fp8", True),
 }
-"""Kernel, whether tokens have scales, whether consumers take turns."""
+"""Kernel, whether tokens have scales."""
 BARS = {
     (1, 8192, 128): {"mixed": 1.25, "fp8": 1.33},
     (1, 8192, 16): {"mixed": 1.2, "fp8": 1.2},
@@ -184,30 +179,6 @@ def all_errors(group: str, _: int) -> Iterator[dict[str, Any]]:
             yield errors(name, Shape(q_len, k_len, 4, values), kind == "scales")
 
 
-def contestant(
-    inputs: Inputs, name: str
-) -> tuple[Callable[[], Tensor], Callable[[], list[Tensor]]]:
-    """A call of CONTESTANTS, and what gives its inputs as float64."""
-    kernel, per_token, turns = CONTESTANTS[name]
-    call, used = inputs.fp8(kernel, per_token)
-    if not turns:
-        return call, used
-    (q, k, rope, v), more = call.args, call.keywords
-    op = DenseOperands(
-        q=q, k_nope=k, k_rope=rope, v=v, cu_seqlens_q=inputs.cu_q, cu_seqlens_k=inputs.cu_k,
-        causal=True, weights=Weights(more["scale"]),
-    )  # fmt: skip
-    results = Results(more["out"])
-    chosen = plan_call(op, results, "hopper")
-    plan = replace(chosen, config=replace(chosen.config, turns=True))
-
-    def run() -> Tensor:
-        launch(plan, op, results)
-        return results.out
-
-    return run, used
-
-
 def compiled(group: str, _: int) -> Iterator[dict[str, Any]]:
     name, _, heads = group.rpartition(" ")
     shape = Shape(8192, 8192, int(heads))
@@ -217,7 +188,7 @@ def compiled(group: str, _: int) -> Iterator[dict[str, Any]]:
         inputs.quantize()
         torch.cuda.synchronize()
         return
-    call, used = contestant(inputs, name)
+    call, used = inputs.fp8(*CONTESTANTS[name])
     out = call().clone()
     one = [x[:, 3:4] if x.dim() == 3 else x for x in used()]
     error = relative(out[-256:, 3], exact(replace(shape, heads=1), one, 0, slice(-256, None)))
@@ -225,7 +196,7 @@ def compiled(group: str, _: int) -> Iterator[dict[str, Any]]:
     yield {"kernel": name, "heads": int(heads), "error": error, "ok": ok}
 
 
-def speed(group: str, rounds: int) -> Iterator[dict[str, Any]]:
+def speed(_: str, rounds: int) -> Iterator[dict[str, Any]]:
     a, b = (torch.randn(MATMUL, MATMUL, device="cuda").bfloat16() for _ in range(2))
     torch.mm(a, b)  # cuBLAS takes its memory before the inputs do
     a8, b8, one = a.to(E4M3), b.to(E4M3).T, torch.ones((), device="cuda")
@@ -233,25 +204,25 @@ def speed(group: str, rounds: int) -> Iterator[dict[str, Any]]:
         shape = Shape(length, length, heads, batch=batch)
         inputs = Inputs(shape)
         contestants: dict[str, Callable[[], object]] = {"bf16": inputs.bf16()}
-        for name in CONTESTANTS:
-            if ("turns" in name) <= (group == "turns"):
-                contestants[name] = contestant(inputs, name)[0]
+        for name, which in CONTESTANTS.items():
+            contestants[name] = inputs.fp8(*which)[0]
         contestants["quantize q, k"] = inputs.quantize
         contestants["matmul bf16"] = lambda: torch.mm(a, b)
         contestants["matmul e4m3"] = lambda: torch._scaled_mm(
             a8, b8, one, one, out_dtype=torch.bfloat16
         )
         times = race(contestants, rounds)
-        work = {n: 2.0 * MATMUL**3 if "matmul" in n else shape.flops for n in times}
-        rates = {n: work[n] / t.median * 1e-9 for n, t in times.items()}
-        in_a_row = {n: work[n] / t.back_to_back * 1e-9 for n, t in times.items()}
+        ms = {n: t.median for n, t in times.items()}
+        quantize = ms["quantize q, k"]  # V is the projection's, in bf16
+        work = dict.fromkeys(("bf16", *CONTESTANTS), shape.flops)
+        work |= dict.fromkeys(("matmul bf16", "matmul e4m3"), 2.0 * MATMUL**3)
+        rates = {n: work[n] / ms[n] * 1e-9 for n in work}
+        in_a_row = {n: work[n] / times[n].back_to_back * 1e-9 for n in work}
         yield {
-            "shape": str(shape), "tflops": rates, "tflops_in_a_row": in_a_row,
-            "ms": {n: t.median for n, t in times.items()},
-            "over_bf16": {n: rates[n] / rates["bf16"] for n in times if "matmul" not in n},
-            "over_bf16_in_a_row": {
-                n: in_a_row[n] / in_a_row["bf16"] for n in times if "matmul" not in n
-            },
+            "shape": str(shape), "tflops": rates, "tflops_in_a_row": in_a_row, "ms": ms,
+            "over_bf16": {n: rates[n] / rates["bf16"] for n in CONTESTANTS},
+            "over_bf16_in_a_row": {n: in_a_row[n] / in_a_row["bf16"] for n in CONTESTANTS},
+            "mixed_with_quantize_over_bf16": ms["bf16"] / (ms["mixed scales"] + quantize),
             "of_matmul": {n: rates[n] / rates["matmul e4m3"] for n in KERNELS},
             "bars": BARS[batch, length, heads],
         }  # fmt: skip
@@ -261,6 +232,7 @@ def line(result: dict[str, Any]) -> str:
     if "shape" not in result:
         return json.dumps(result)
     ratios = "  ".join(f"{n} {x:.3f}" for n, x in result["over_bf16"].items())
+    ratios += f"  with quantize {result['mixed_with_quantize_over_bf16']:.3f}"
     rates = "  ".join(f"{n} {x:.0f}" for n, x in result["tflops"].items())
     return f"{result['shape']}: over bf16 {ratios} | TFLOP/s {rates}"
 
@@ -273,7 +245,7 @@ if __name__ == "__main__":
         {
             "compile": Section(compiled, 100, EVERY, side_by_side=True),
             "errors": Section(all_errors, 75, both, side_by_side=True),
-            "speed": Section(speed, 60, ("default", "turns")),
+            "speed": Section(speed, 30),
         },
         line,
     )

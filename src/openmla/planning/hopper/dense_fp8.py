@@ -49,8 +49,6 @@ class HopperDenseFp8Config(HopperDenseConfig):
     """Of an element of k_rope: 1 (e4m3) or 2 (bf16, fp16)."""
     k_scaled: bool = False
     """Whether keys have scales."""
-    turns: bool = False
-    """Whether the consumers take turns with the exponentials."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -72,6 +70,12 @@ class HopperDenseFp8Config(HopperDenseConfig):
     def part_columns(self) -> int:
         """Columns of O that are one product."""
         return self.d_v if self.v_bytes == 2 else min(self.d_v, PART_COLUMNS)
+
+    @property
+    def turns(self) -> bool:
+        """Whether the consumers take turns with the exponentials. H200, 128 heads, 8192 and 16384
+        tokens: 0 to 2 % faster with V of 8 bits; no gain with 16."""
+        return self.v_bytes == 1 and self.num_qo > 1
 
     # Registers.
 

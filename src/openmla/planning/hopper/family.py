@@ -167,10 +167,6 @@ def _latent_fp8_block(config: HopperSparseFp8Config, problem: Problem) -> Block:
     return replace(block, pipeline=replace(block.pipeline, element=1))
 
 
-def _not_timed(config: HopperDenseFp8Config, problem: Problem) -> str:
-    return "right on an H200, but a run that timed it there ended in an error not yet explained"
-
-
 def _keys_not_split(config: HopperSparseFp8Config, problem: Problem) -> str:
     return "" if problem.form == "sparse" else "the portable kernel splits the keys of few queries"
 
@@ -237,7 +233,7 @@ def _e4m3_beside(*v_dtypes: str) -> list[tuple[str, ...]]:
 
 
 _dense_fp8_kernel = partial(
-    Kernel, config=HopperDenseFp8Config, choose=_dense_fp8, slower=_not_timed, block=_dense_block,
+    Kernel, config=HopperDenseFp8Config, choose=_dense_fp8, block=_dense_block,
     explain=_dense_lines, launcher="openmla.kernels.hopper.dense_fp8.launch",
 )  # fmt: skip
 _rows_kernel = partial(

@@ -93,7 +93,7 @@ CONSUMER = [
     ),
     Fp8Defect(
         "Q is not released", Kind.DEADLOCK, "dense_fp8.kernel",
-        "            mbarrier.arrive(q_empty.index(WHO), count=1)\n", "            pass\n",
+        "        mbarrier.arrive(q_empty.index(WHO), count=1)\n", "        pass\n",
         "fp8 edges",
     ),
     Fp8Defect(
@@ -120,7 +120,7 @@ CONSUMER = [
     ),
     Fp8Defect(
         "O is not rescaled inside the walk", None, "dense_fp8.kernel",
-        "            O = rescale_parts(O, rescale)\n        old", "            pass\n        old",
+        "            O = rescale_parts(O, old)\n        take", "            pass\n        take",
         "mixed peaky",
     ),
     Fp8Defect(
@@ -142,7 +142,7 @@ CONSUMER = [
     ),
     Fp8Defect(
         "nobody has the first turn", Kind.DEADLOCK, "dense_fp8.kernel",
-        "        pass_turn(WHO, HOW[6])\n    while", "        pass\n    while", "mixed causal",
+        "        pass_turn(WHO, HOW[6])\n    while", "        pass\n    while", "fp8 causal",
     ),
     Fp8Defect(
         "turned signs are not fenced", Kind.FENCE, "dense_fp8.products",
@@ -217,7 +217,6 @@ def run(
     built = on(case, "nan")
     results = new_results(built)
     plan = plan_of(built, chip(case), num_qo)
-    plan = replace(plan, config=replace(plan.config, turns=True))
     outcome = Outcome(results.out, results.lse)
     with intercept(
         limits=LIMITS, outputs=outcome.tensors(), schedule=schedule, seed=seed

@@ -28,8 +28,8 @@ must stand between them, not after. A step, in which scores of block j meet weig
 | first | QK of block j | exponentials of block j - 1, their sums, P |
 | then | PV of block j - 1 | maximum of block j; with V of 16 bits its exponents |
 
-The exponentials of one consumer would fill the chip's unit for them, so the two may take turns
-(TURNS): one has its first half of a step while the other has its second.
+The exponentials of one consumer would fill the chip's unit for them, so with V of 8 bits the two
+take turns (TURNS): one has its first half of a step while the other has its second.
 
 Scores are multiplied by k_scale when they come, and by q_scale in the exponents, without its sign:
 that goes into Q (products.py).
@@ -109,6 +109,14 @@ def next_place(stage, phase, ST: gl.constexpr):
 
 
 @gluon.jit
+def release_keys(k_empty, q_empty, stage, last, WHO: gl.constexpr):
+    """After the QK of a block; after that of a work item's last block Q too."""
+    mbarrier.arrive(k_empty.index(stage), count=1)
+    if last:  # a branch: the barrier that comes with an arrive costs every step
+        mbarrier.arrive(q_empty.index(WHO), count=1)
+
+
+@gluon.jit
 def walk(  # noqa: PLR0913
     state, place, blocks, first, last, limits, factor, smem, bars, MASKED: gl.constexpr,
     WHO: gl.constexpr, HOW: gl.constexpr, DIMS: gl.constexpr, LAYOUTS: gl.constexpr,
@@ -134,11 +142,12 @@ def walk(  # noqa: PLR0913
         if ALONE:
             X = exponents_here(X, factor, row_max, HOW[3])
         mbarrier.wait(k_ready.index(stage), phase)
+        old = rescale
+        if not ALONE:  # no branch from here to the arrivals: ptxas spreads a block over products
+            mbarrier.wait(v_ready.index(before), phase_before)
+            O = rescale_parts(O, old)
         take_turn(WHO, HOW[6])
         S_next = issue_qk(q_smem, k_smem, stage, WHO, LAYOUTS, DIMS)
-        if not ALONE:
-            O = rescale_parts(O, rescale)
-        old = rescale
         weights, row_sum = weights_of(X, row_sum, old)
         words = pack_weights(weights, BN, DTYPE)
         row_sum = known_before(row_sum)
@@ -149,11 +158,11 @@ def walk(  # noqa: PLR0913
             O = wait_pv(0, O, flight, old, ALONE)
         S = warpgroup_mma_wait(0, deps=(S_next,))
         S = times_keys(S, k_smem[3], stage, HOW[4])
-        mbarrier.arrive(k_empty.index(stage), count=1)
-        if c == blocks - 1:  # a branch: the barrier that comes with an arrive costs every step
-            mbarrier.arrive(q_empty.index(WHO), count=1)
-        if not SUMS_FIRST:
+        if ALONE:  # and here branches keep the registers of S and of the sums apart
+            release_keys(k_empty, q_empty, stage, c == blocks - 1, WHO)
+        if ALONE and not SUMS_FIRST:
             mbarrier.wait(v_ready.index(before), phase_before)
+        if not SUMS_FIRST:
             flight = issue_pv(words, v_smem, before, O, LAYOUTS[1])
         S = signed(S, HOW[1])
         if MASKED:
@@ -163,10 +172,12 @@ def walk(  # noqa: PLR0913
         row_max = known_before(row_max)
         X = S
         if not ALONE:
-            X = exponents(S, factor, row_max, HOW[3])
+            X = exponents_here(S, factor, row_max, HOW[3])
         if not SUMS_FIRST:
             O = wait_pv(0, O, flight, old, ALONE)
         mbarrier.arrive(v_empty.index(before), count=1)
+        if not ALONE:
+            release_keys(k_empty, q_empty, stage, c == blocks - 1, WHO)
         before = stage
         phase_before = phase
     return (X, O, row_max, row_sum, rescale), (before, phase_before)
@@ -370,7 +381,7 @@ def dense_fp8_kernel(  # noqa: PLR0913
     Q_SCALED: gl.constexpr = q_scale_ptr is not None
     K_SCALED: gl.constexpr = k_scale_ptr is not None
     ROPE_TYPE: gl.constexpr = gl.float8e4nv if k_rope_desc is None else k_rope_desc.dtype
-    HOW: gl.constexpr = (CAUSAL, SIGN, SPLIT, Q_SCALED, K_SCALED, PART, TURNS and NC > 1)
+    HOW: gl.constexpr = (CAUSAL, SIGN, SPLIT, Q_SCALED, K_SCALED, PART, TURNS)
     TILE: gl.constexpr = (64 * NC, BN, CAUSAL, HG, SPLIT, SM_COUNT)
     q_main, q_tail, q_rope = column_tiles(NC, 64, DIMS, LAYOUTS, gl.float8e4nv)
     q_wide = q_main

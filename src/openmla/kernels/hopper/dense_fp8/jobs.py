@@ -46,7 +46,8 @@ PROBLEMS = {
 
 
 def predicted(plan: Plan, call: Call) -> Predicted:
-    """A few registers that live as long as a work item are stored, none inside its loops."""
+    """With Triton 3.9 a few registers that live as long as a work item are stored, none inside its
+    loops."""
     return replace(block_memory(plan, call), spills=48)
 
 

@@ -43,7 +43,7 @@ def test_why_one_query_tile(target: str, rows: int) -> None:
 def test_scales_of_an_fp8_cache_are_counted() -> None:
     problem = replace(problem_for_model("deepseek-v3.2", dtype="fp8_block64"), heads=64)
     text = explain_text(plan(problem, "b200"))
-    assert "compiled: 177128 bytes" in text and "scales of K: 2304 bytes" in text
+    assert "compiled: 214024 bytes" in text and "scales of K: 2304 bytes" in text
 
 
 def test_work() -> None:

@@ -22,7 +22,7 @@ GROWING = {"integrations", "nn", "distributed", "indexer", "layer", "dense_fp8",
 # Lines of the rest of src/openmla, without the examples in docstrings. What a change adds, it takes
 # away elsewhere, and one that leaves fewer lowers the figure; only a form that a chip did not serve
 # before raises it. The aim is 27,000.
-MOST_LINES = 29_590
+MOST_LINES = 29_608
 MOST_FILES = 14
 # Folders that may have more Python files, until they are regrouped.
 CROWDED: dict[str, int] = {}

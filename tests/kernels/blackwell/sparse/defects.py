@@ -140,8 +140,12 @@ DEFECTS = [
         "line = scales.index(COLUMN // BLOCK + 1)", "line = scales.index(COLUMN // BLOCK)", "fp8",
     ),
     SparseDefect(
-        "raw rows of K are gathered over tiles in use", Kind.RACE, "rows_fp8",
+        "K is dequantized over tiles in use", Kind.RACE, "rows_fp8",
         "        wait_for_step(qk_ts_done, k - 1, NB)\n", "", "fp8",
+    ),
+    SparseDefect(
+        "raw rows of K are not waited for", Kind.RACE, "rows_fp8",
+        "        wait_for_step(k_fp8_tma_done, k, NB)\n", "", "fp8",
     ),
     SparseDefect(
         "raw rows are dequantized before they are there", Kind.RACE, "rows_fp8",

@@ -26,6 +26,7 @@ of a pair are pair/kernel.py's.
 | v_p0_ready, v_p1_ready | NB | TMA bytes of V's first, second half of keys (1) | mma |
 | sv_p0_done, sv_p1_done | NB | commit of the products over them (1) | load_v; p1 also softmax |
 | k_fp8_tma_done, v_fp8_tma_done | NB | TMA bytes of fp8 rows (1) | load_k, load_v |
+| k_rope_done | NB | TMA bytes of rope in rows of 656 bytes (1) | load_k |
 
 There is one buffer of K and of V; NB = 2 barriers of each kind let a step's signals be told from
 those of the step before. Over an fp8 cache the four ready barriers are completed by the producers.
@@ -37,6 +38,7 @@ those of the step before. Over an fp8 cache the four ready barriers are complete
 | v_smem | 64 x 512 x 2 = 65536 | Q's 256 columns from 192 on | output |
 | p_smem | 64 x 64 x 2 = 8192 | | |
 | is_k_valid, barriers | 16 + 208 | | |
+| fp8: raw rows of K | 64 x 576, or of rows of 656 bytes 512 | | |
 | fp8: scales of K and V | 64 x 4 x (blocks of 576 + blocks of 512) | | |
 
 | tensor memory | columns |
@@ -106,8 +108,8 @@ def load_q_and_v(
 
 @gluon.jit
 def load_rows_of_k(
-    source, keys, k_smem, k_scales, bars, steps, EARLY: gl.constexpr, HOW: gl.constexpr,
-    CACHE: gl.constexpr, BYTES: gl.constexpr,
+    source, keys, k_smem, k_raw, k_scales, bars, steps, EARLY: gl.constexpr, HOW: gl.constexpr,
+    CACHE: gl.constexpr,
 ):  # fmt: skip
     """The load_k partition."""
     k_desc, rope_desc, scales = source
@@ -115,8 +117,8 @@ def load_rows_of_k(
         load_k(k_desc, keys, k_smem, bars, steps, EARLY, HOW)
     else:
         load_k_fp8(
-            (k_desc, rope_desc), scales, keys, k_smem, k_scales, bars, steps, EARLY, HOW, CACHE,
-            BYTES,
+            (k_desc, rope_desc), scales, keys, k_smem, k_raw, k_scales, bars, steps, EARLY, HOW,
+            CACHE,
         )  # fmt: skip
 
 
@@ -190,12 +192,16 @@ def sparse_kernel(  # noqa: PLR0913
 
     k_scales = is_k_valid  # without an fp8 cache something must stand there
     v_scales = is_k_valid
-    fp8_done = (p_free, p_free)
+    k_raw = is_k_valid
+    fp8_done = ((p_free, p_free), p_free)
     if CACHE is not None:
+        k_raw = gl.allocate_shared_memory(gl.float8e4nv, [CACHE[1], B_TOPK, GATHERED], BYTES)
         BLOCKS: gl.constexpr = scale_blocks(CACHE, TILES)
         k_scales = gl.allocate_shared_memory(gl.float32, [BLOCKS[0], B_TOPK], FLAT)
         v_scales = gl.allocate_shared_memory(gl.float32, [BLOCKS[1], B_TOPK], FLAT)
-        fp8_done = (barriers(NB, 1), barriers(NB, 1))
+        raw_done = barriers(NB, 1)
+        rope_done = barriers(NB, 1) if CACHE[1] < TILES else raw_done
+        fp8_done = ((raw_done, rope_done), barriers(NB, 1))
     k_bars = (q_copied, qk_done[0], qk_done[1], k_ready[0], k_ready[1], fp8_done[0])
     v_bars = (q_copied, sv_done[0], sv_done[1], v_ready[0], v_ready[1], fp8_done[1])
     soft_bars = (qk_done[1], p_free, k_valid_ready, k_valid_free, sv_done[1], so_ready)
@@ -211,8 +217,8 @@ def sparse_kernel(  # noqa: PLR0913
                 sink_ptr, (token, first_head, heads, steps), factor, HOW, MAP, TMEM, REGS, TILE,
             )),
             (load_rows_of_k, (
-                (k_desc, rope_desc, scales), keys, k_smem, k_scales, k_bars, steps, EARLY, HOW,
-                CACHE, BYTES,
+                (k_desc, rope_desc, scales), keys, k_smem, k_raw, k_scales, k_bars, steps, EARLY,
+                HOW, CACHE,
             )),
             (load_q_and_v, (
                 (q_desc, q_warp_desc), (v_desc, scales), keys,

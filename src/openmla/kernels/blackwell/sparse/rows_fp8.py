@@ -1,17 +1,16 @@
-"""Producers of the sparse kernel over an fp8 cache: rows are gathered raw and dequantized in place.
+"""Producers of the sparse kernel over an fp8 cache: rows are gathered raw, then dequantized.
 
-The value of an element is bf16(fp32(e4m3) * scale), rounded once. Raw rows lie in the upper part of
-the buffer they are dequantized to.
+The value of an element is bf16(fp32(e4m3) * scale), rounded once.
 
 | buffer | tiles of K, halves of V | raw tiles |
 |---|---|---|
-| K | 9 of [64, 64], 8192 bytes each | 9 of 4096 bytes, tile i at 4096 * (9 + i) |
-| K, rows of 656 bytes | 9, the last one bf16 | 8 of 4096 bytes, tile i at 4096 * (8 + i) |
-| V | 2 of [32, 512], 32768 bytes each | 16 of [32, 64], tile i at 32768 + 2048 * i |
+| K | 9 of [64, 64], 8192 bytes each | 9 of 4096 bytes, in a buffer of their own |
+| K, rows of 656 bytes | 9, the last one bf16 | 8 of them |
+| V | 2 of [32, 512], 32768 bytes each | 16 of [32, 64], tile i at 32768 + 2048 * i of V's |
 
-K's tiles are dequantized in order. Tile i overwrites the raw tiles 2i - 9 and 2i - 8 (2i - 8 and 2i
-- 7 of rows of 656 bytes), which are at most i and so have been read, by this thread; a barrier
-waits for the others. V's first half overwrites nothing, of the second all is read first.
+Raw rows of K are gathered a step ahead: as soon as all warps have read those of the step before, so
+that they arrive under its products. There is no room for V's beside its tiles: they lie in the
+upper half. V's first half overwrites nothing, of the second all is read first.
 
 Rows of 656 bytes hold their rope part as bf16, which is gathered straight to its tile, and their
 scales, one per 128 columns.
@@ -106,9 +105,7 @@ def convert_k_fp8_to_bf16(
     L: gl.constexpr = raw_layout(gl.num_warps())
     BLOCK: gl.constexpr = CACHE[0]
     for g in gl.static_range(FIRST, LAST):
-        tile = raw.index(CACHE[1] + g).load(L)
-        wide = dequantize(tile, k_scales, 0, g * GATHERED, BLOCK, k_smem.dtype)
-        thread_barrier()
+        wide = dequantize(raw.index(g).load(L), k_scales, 0, g * GATHERED, BLOCK, k_smem.dtype)
         k_smem.index(g).store(wide)
 
 
@@ -130,48 +127,59 @@ def convert_v_fp8_to_bf16(raw, v_smem, v_scales, HALF: gl.constexpr, CACHE: gl.c
 
 
 @gluon.jit
-def load_k_fp8_tma(descs, rows, raw, k_smem, done, CACHE: gl.constexpr):
-    """Start gathering the raw tiles of a step, and what needs no dequantizing."""
-    raw_desc, rope_desc = descs
-    KEYS: gl.constexpr = k_smem.shape[1]
-    TILES: gl.constexpr = k_smem.shape[0]
-    WIDENED: gl.constexpr = CACHE[1]
-    PLAIN: gl.constexpr = TILES - WIDENED
-    mbarrier.expect(done, KEYS * GATHERED * (WIDENED + 2 * PLAIN))
-    for g in gl.static_range(WIDENED):
-        tma.async_gather(raw_desc, rows, g * GATHERED, done, raw.index(WIDENED + g))
-    if PLAIN > 0:
-        tma.async_gather(rope_desc, rows, ROPE_OF_656, done, k_smem.index(WIDENED))
+def load_k_fp8_tma(raw_desc, keys, raw, bars, k, HOW: gl.constexpr):
+    """Start gathering the raw tiles of step k."""
+    OFFSETS: gl.constexpr = offsets_layout(gl.num_warps())
+    TILES: gl.constexpr = raw.shape[0]
+    done = bars.index(k % HOW[1])
+    rows = descriptor_rows(keys, k * HOW[0], HOW[0], OFFSETS, HOW)
+    mbarrier.expect(done, HOW[0] * GATHERED * TILES)
+    for g in gl.static_range(TILES):
+        tma.async_gather(raw_desc, rows, g * GATHERED, done, raw.index(g))
+
+
+@gluon.jit
+def load_k_rope_tma(rope_desc, keys, tile, bars, k, HOW: gl.constexpr):
+    """Likewise the rope part of rows of 656 bytes, which needs no dequantizing."""
+    OFFSETS: gl.constexpr = offsets_layout(gl.num_warps())
+    done = bars.index(k % HOW[1])
+    mbarrier.expect(done, HOW[0] * GATHERED * 2)
+    rows = descriptor_rows(keys, k * HOW[0], HOW[0], OFFSETS, HOW)
+    tma.async_gather(rope_desc, rows, ROPE_OF_656, done, tile)
 
 
 @gluon.jit
 def load_k_fp8(
-    descs, scales, keys, k_smem, k_scales, bars, steps, EARLY: gl.constexpr, HOW: gl.constexpr,
-    CACHE: gl.constexpr, BYTES: gl.constexpr,
+    descs, scales, keys, k_smem, raw, k_scales, bars, steps, EARLY: gl.constexpr,
+    HOW: gl.constexpr, CACHE: gl.constexpr,
 ):  # fmt: skip
-    """K of every step. Raw rows share bytes with the tiles, so all products must be done first."""
-    q_copied, qk_ss_done, qk_ts_done, k_p0_ready, k_p1_ready, k_fp8_tma_done = bars
-    B_TOPK: gl.constexpr = HOW[0]
+    """K of every step; raw rows come a step ahead."""
+    q_copied, qk_ss_done, qk_ts_done, k_p0_ready, k_p1_ready, fp8_bars = bars
+    k_fp8_tma_done, k_rope_done = fp8_bars
     NB: gl.constexpr = HOW[1]
-    OFFSETS: gl.constexpr = offsets_layout(gl.num_warps())
-    TILES: gl.constexpr = k_smem.shape[0]
     WIDENED: gl.constexpr = CACHE[1]
-    raw = reinterpret(k_smem, gl.float8e4nv, [2 * TILES, B_TOPK, GATHERED], BYTES)
+    PLAIN: gl.constexpr = k_smem.shape[0] - WIDENED
+    load_k_fp8_tma(descs[0], keys, raw, k_fp8_tma_done, steps * 0, HOW)
     mbarrier.wait(q_copied.index(0), 0)
     for k in range(0, steps):
-        rows = descriptor_rows(keys, k * B_TOPK, B_TOPK, OFFSETS, HOW)
-        wait_for_step(qk_ss_done, k - 1, NB)
-        wait_for_step(qk_ts_done, k - 1, NB)
-        load_k_fp8_tma(descs, rows, raw, k_smem, k_fp8_tma_done.index(k % NB), CACHE)
         if CACHE[0] > 0:
             load_k_scales_to_smem(scales, keys, k, k_scales, HOW)
+        wait_for_step(qk_ss_done, k - 1, NB)
+        wait_for_step(qk_ts_done, k - 1, NB)
+        if PLAIN > 0:
+            load_k_rope_tma(descs[1], keys, k_smem.index(WIDENED), k_rope_done, k, HOW)
         wait_for_step(k_fp8_tma_done, k, NB)
         convert_k_fp8_to_bf16(raw, k_smem, k_scales, 0, EARLY, CACHE)
         fence_async_shared()
         mbarrier.arrive(k_p0_ready.index(k % NB), count=1)
         convert_k_fp8_to_bf16(raw, k_smem, k_scales, EARLY, WIDENED, CACHE)
+        if PLAIN > 0:
+            wait_for_step(k_rope_done, k, NB)
         fence_async_shared()
         mbarrier.arrive(k_p1_ready.index(k % NB), count=1)
+        thread_barrier()  # all warps have read the raw rows
+        if k + 1 < steps:
+            load_k_fp8_tma(descs[0], keys, raw, k_fp8_tma_done, k + 1, HOW)
 
 
 @gluon.jit

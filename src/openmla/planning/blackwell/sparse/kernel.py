@@ -56,6 +56,10 @@ class SparseKernel(Partitioned):
     workers = cached_property[tuple[Worker, ...]](lambda k: WORKERS)
     registers = cached_property[tuple[int, ...]](lambda k: tuple(w.registers for w in k.workers))
     dequantizes = cached_property[bool](lambda k: k.problem.kv_dtype not in ("bf16", "fp16"))
+    # Columns of a row that are dequantized: all but those of bf16.
+    raw_columns = cached_property[int](
+        lambda k: (layout_of(k.problem).quantized or k.config.qk_depth) if k.dequantizes else 0
+    )
     # Columns of Q in shared memory and in tensor memory.
     q_split = cached_property[tuple[int, int]](
         lambda k: (k.config.q_smem_depth, k.config.q_tmem_depth)
@@ -75,6 +79,7 @@ class SparseKernel(Partitioned):
         yield Wanted("Q, then K", "k", keys * config.qk_depth * ELEMENT)
         yield Wanted("Q, then V, then O", "v", keys * config.v_depth * ELEMENT)
         yield Wanted("P", "p", rows * keys * ELEMENT)
+        yield Wanted("raw K", "k", keys * self.raw_columns)
         yield Wanted("is_k_valid", "stats", config.num_mbars * keys // 8)
         for name, blocks in zip(("K", "V"), self.scale_blocks, strict=True):
             yield Wanted(f"scales of {name}", "stats", blocks * keys * FP32)
@@ -85,6 +90,7 @@ class SparseKernel(Partitioned):
         kinds += ["p_free", "so_ready", "k_valid_ready", "k_valid_free", "k_p1_ready", "qk_ts_done"]
         if self.dequantizes:
             kinds += ["k_fp8_tma_done", "v_fp8_tma_done"]
+            kinds += ["k_rope_done"] if self.raw_columns < self.config.qk_depth else []
         return {"q_ready": 1, "q_copied": 1} | dict.fromkeys(kinds, self.config.num_mbars)
 
     @property
@@ -96,7 +102,8 @@ class SparseKernel(Partitioned):
         pointers = 4 + 1 + 1 + scaled + rope_alone
         arrays = 2 + 2 * scaled + len(self.barriers())  # P, is_k_valid, scales
         # Keys of the list, rows, their step; steps, token, first head; the step of scales.
-        return argument_bytes(tiles=3, arrays=arrays, pointers=pointers, integers=6 + scaled)
+        tiles = 3 + self.dequantizes
+        return argument_bytes(tiles=tiles, arrays=arrays, pointers=pointers, integers=6 + scaled)
 
     @cached_property
     def block(self) -> Block:
@@ -126,6 +133,8 @@ class SparseKernel(Partitioned):
         smem = self.config.smem
         yield f"weights leave registers in 16 bits: no fp32 P, {smem.S_SIZE * FP32} bytes"
         yield "row statistics stay in registers, and Triton passes arguments through shared memory"
+        if self.dequantizes:
+            yield f"raw rows of K have {self.config.B_TOPK * self.raw_columns} bytes of their own"
         if self.problem.heads > self.config.padded_num_q_heads:
             why = "over FP8 rows without a workspace, or " if self.dequantizes else ""
             yield f"{self.problem.heads} heads are two CTAs: no pair {why}before Triton 3.9"

@@ -108,11 +108,14 @@ def wait_tile(barrier, phase, COPIED: gl.constexpr):
 
     PTX asks for a proxy fence between such a copy and wgmma, and here it would delay every score
     (4 to 5 % of the kernel). Like CUTLASS's cp.async main loop for Hopper, this kernel relies on
-    the arrival instead.
+    the arrival instead. Tiles that ordinary stores wrote are fenced here, not by the producer: a
+    fence waits for all loads of its thread, and the producer always has some on their way.
     """
     mbarrier.wait(barrier, phase)
     if COPIED:
         trust_arrived_copies()
+    else:
+        fence_async_shared()
 
 
 @gluon.jit

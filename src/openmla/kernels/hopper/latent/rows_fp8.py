@@ -13,14 +13,14 @@ scales 4; chunks of one block of scales share them.
 Rope that is stored as bf16 is copied as in sparse_rows, from its barrier's first chunk to
 the last; rope of 32 columns follows the last.
 
-Ordinary stores wrote the tiles that wgmma will read, so a fence for the asynchronous proxy and one
-arrival for all 128 threads end each of them.
+Ordinary stores wrote the tiles that wgmma will read: one arrival for all 128 threads ends each of
+them, and whoever waits for it fences them (`wait_tile` of kernel.py).
 """
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
-from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from openmla.kernels.gluon.dequantize.rows import (
     CHUNK,
@@ -95,7 +95,6 @@ def close_tile(
         WIDTH: gl.constexpr = rope.shape[1]
         raw = load_raw(rows, keys, FIRST, WIDTH, CACHE, LANES)
         rope.store(dequantized(raw, load_scales(rows, keys, FIRST, WIDTH, CACHE, LANES)))
-    fence_async_shared()
     mbarrier.arrive(ready, count=THREADS)
 
 

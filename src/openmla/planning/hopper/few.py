@@ -33,7 +33,8 @@ NARROW_TILES, SMS_PER_TILE, SMS_PER_FP8_TILE, LEAST_STEPS = 4, 8, 4, 4
 SPACE_CAP = 64 * 1024 * 1024  # bytes of scores
 FP32 = 4
 BF16 = 2
-RING = 3  # steps of rows in shared memory
+RING = 4  # steps of weights and rows in shared memory
+SCRATCH = 528  # of the second launch: changes of layout, and states of warps
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +99,9 @@ class FewQueries:
 
     @property
     def values_shared(self) -> int:
-        """Of the second: a ring of columns, and weights of two steps."""
-        return BF16 * (RING * STEP * self.width + 2 * TILE * STEP)
+        """Of the second: a ring of columns and weights, factors of its blocks, 1 / sums, barriers."""
+        ring = BF16 * STEP * (self.width + TILE) + FP32 * 2 * TILE + 3 * 8
+        return RING * ring + FP32 * TILE + 8 + SCRATCH
 
     def explain(self) -> str:
         """The launches in numbers."""

@@ -16,6 +16,7 @@ from openmla.planning.hopper.few import FewQueries
 
 SOURCES: Sources = {"scores_ptr": WORKSPACE, "maxima_ptr": WORKSPACE}
 WARPS = 8
+VALUES_REGISTERS = (144, 120)  # of a thread that makes weights, that loads rows
 
 
 def few_calls(
@@ -33,7 +34,10 @@ def few_calls(
     layouts = tuple(tile_layout(width) for width in (half, rope or 16))
     yield _call(scores_kernel, few.score_programs, shared | {"LAYOUTS": layouts}, sources)
     layouts = tuple(tile_layout(width) for width in (few.width, 128))
-    values = {"D_V": 2 * half, "WIDTH": few.width, "LAYOUTS": layouts}
+    values = {
+        "D_V": 2 * half, "WIDTH": few.width, "LAYOUTS": layouts, "num_warps": 4,
+        "REGISTERS": VALUES_REGISTERS,
+    }  # fmt: skip
     call = _call(values_kernel, few.value_programs, shared | values, sources)
     if few.overlap:
         call.arguments["launch_pdl"] = True

@@ -18,33 +18,32 @@ from openmla.kernels.gluon.dequantize.rows import (
 
 KEYS = gl.constexpr(64)  # of a block
 STEP = gl.constexpr(128)  # keys of a step: two blocks
-WARPS = gl.constexpr(8)
 VECTOR = gl.constexpr(8)  # elements of 16 bytes
 
 
 @gluon.constexpr_function
-def word_layout(width, block):
+def word_layout(width, block, warps):
     """[keys, blocks of columns that share a scale, words]: a thread has 8 neighboring columns."""
     blocks = blocks_of(width, block)
     inside = width // blocks // 8
     return gl.BlockedLayout(
-        [1, 1, 2], [32 // (blocks * inside), blocks, inside], [WARPS, 1, 1], [2, 1, 0]
+        [1, 1, 2], [32 // (blocks * inside), blocks, inside], [warps, 1, 1], [2, 1, 0]
     )
 
 
 @gluon.constexpr_function
-def copy_layout(width):
+def copy_layout(width, warps):
     """[keys, columns]: a thread has 8 neighboring columns."""
     lanes = min(8, width // 8)
-    return gl.BlockedLayout([1, 8], [32 // lanes, lanes], [WARPS, 1], [1, 0])
+    return gl.BlockedLayout([1, 8], [32 // lanes, lanes], [warps, 1], [1, 0])
 
 
 @gluon.constexpr_function
-def key_layout(width, block):
+def key_layout(width, block, warps):
     """One value per key, for chunks of `width` columns; block 0: of rows that are copied."""
     if block == 0:
-        return gl.SliceLayout(1, copy_layout(width))
-    return gl.SliceLayout(1, gl.SliceLayout(2, word_layout(width, block)))
+        return gl.SliceLayout(1, copy_layout(width, warps))
+    return gl.SliceLayout(1, gl.SliceLayout(2, word_layout(width, block, warps)))
 
 
 @gluon.jit
@@ -73,10 +72,10 @@ def listed(source, query, count, first, LAYOUT: gl.constexpr):
 
 
 @gluon.jit
-def copied(tile, rows, keys, chunk, CACHE: gl.constexpr):
+def copied(tile, rows, keys, chunk, CACHE: gl.constexpr, WARPS: gl.constexpr):
     """Start copying columns of plain rows; zeros where there is no key."""
     WIDTH: gl.constexpr = tile.shape[1]
-    L: gl.constexpr = copy_layout(WIDTH)
+    L: gl.constexpr = copy_layout(WIDTH, WARPS)
     keys = gl.convert_layout(keys, gl.SliceLayout(1, L))
     start = rows[0] + start_of_row(keys, rows[1], rows[2], CACHE[0]) * VECTOR
     column = gl.arange(0, WIDTH, gl.SliceLayout(0, L)) + chunk * WIDTH
@@ -84,9 +83,9 @@ def copied(tile, rows, keys, chunk, CACHE: gl.constexpr):
 
 
 @gluon.jit
-def copied_rope(tile, rows, keys, CACHE: gl.constexpr):
+def copied_rope(tile, rows, keys, CACHE: gl.constexpr, WARPS: gl.constexpr):
     """Likewise rope that rows of an FP8 cache store as bf16."""
-    L: gl.constexpr = copy_layout(tile.shape[1])
+    L: gl.constexpr = copy_layout(tile.shape[1], WARPS)
     keys = gl.convert_layout(keys, gl.SliceLayout(1, L))
     column = gl.arange(0, tile.shape[1], gl.SliceLayout(0, L))
     start = rope_start(rows, keys, CACHE)
@@ -94,9 +93,11 @@ def copied_rope(tile, rows, keys, CACHE: gl.constexpr):
 
 
 @gluon.jit
-def words(rows, keys, chunk, WIDTH: gl.constexpr, CACHE: gl.constexpr):
+def words(
+    rows, keys, chunk, WIDTH: gl.constexpr, CACHE: gl.constexpr, WARPS: gl.constexpr
+):
     """Words of a chunk of e4m3 columns, [keys, blocks, words]; 0 where there is no key."""
-    L: gl.constexpr = word_layout(WIDTH, CACHE[1])
+    L: gl.constexpr = word_layout(WIDTH, CACHE[1], WARPS)
     BLOCKS: gl.constexpr = blocks_of(WIDTH, CACHE[1])
     IN: gl.constexpr = WIDTH // BLOCKS // 4
     keys = gl.convert_layout(keys, gl.SliceLayout(1, gl.SliceLayout(2, L)))
@@ -108,10 +109,12 @@ def words(rows, keys, chunk, WIDTH: gl.constexpr, CACHE: gl.constexpr):
 
 
 @gluon.jit
-def scales(rows, keys, chunk, WIDTH: gl.constexpr, CACHE: gl.constexpr):
+def scales(
+    rows, keys, chunk, WIDTH: gl.constexpr, CACHE: gl.constexpr, WARPS: gl.constexpr
+):
     """Their scales, [keys, blocks]; 0 where there is no key."""
     _data, stride_page, stride_row, scale_ptr, scale_page, scale_row, rope_ptr = rows
-    L: gl.constexpr = gl.SliceLayout(2, word_layout(WIDTH, CACHE[1]))
+    L: gl.constexpr = gl.SliceLayout(2, word_layout(WIDTH, CACHE[1], WARPS))
     keys = gl.convert_layout(keys, gl.SliceLayout(1, L))
     block = gl.arange(0, blocks_of(WIDTH, CACHE[1]), gl.SliceLayout(0, L))
     block += chunk * WIDTH // CACHE[1]

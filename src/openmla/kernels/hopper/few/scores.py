@@ -40,6 +40,7 @@ from openmla.kernels.hopper.few.rows import (
 )
 
 CHUNK = gl.constexpr(64)  # columns that are dequantized at a time
+WARPS = gl.constexpr(8)
 
 
 @gluon.jit
@@ -66,30 +67,30 @@ def dequantize_block(tiles, rows, keys, DIMS: gl.constexpr, CACHE: gl.constexpr)
     HALF: gl.constexpr = DIMS[0]
     COUNT: gl.constexpr = 2 * HALF // CHUNK
     if DIMS[1] > 0 and rows[6] is not None:
-        copied_rope(tiles[2], rows, keys, CACHE)
+        copied_rope(tiles[2], rows, keys, CACHE, WARPS)
         async_copy.commit_group()
     raw = ()
     factors = ()
     for c in gl.static_range(COUNT):
-        raw += (words(rows, keys, c, CHUNK, CACHE),)
-        factors += (scales(rows, keys, c, CHUNK, CACHE),)
+        raw += (words(rows, keys, c, CHUNK, CACHE, WARPS),)
+        factors += (scales(rows, keys, c, CHUNK, CACHE, WARPS),)
     for c in gl.static_range(COUNT):
         tile = tiles[c * CHUNK // HALF].slice(c * CHUNK % HALF, CHUNK, dim=1)
         tile.store(dequantized(raw[c], factors[c]))
     if DIMS[1] > 0 and rows[6] is None:
         WIDTH: gl.constexpr = DIMS[1]
         AT: gl.constexpr = 2 * HALF // WIDTH
-        raw_rope = words(rows, keys, AT, WIDTH, CACHE)
-        tiles[2].store(dequantized(raw_rope, scales(rows, keys, AT, WIDTH, CACHE)))
+        raw_rope = words(rows, keys, AT, WIDTH, CACHE, WARPS)
+        tiles[2].store(dequantized(raw_rope, scales(rows, keys, AT, WIDTH, CACHE, WARPS)))
 
 
 @gluon.jit
 def copy_block(tiles, rows, keys, DIMS: gl.constexpr, CACHE: gl.constexpr):
     """All columns of 64 plain rows."""
-    copied(tiles[0], rows, keys, 0, CACHE)
-    copied(tiles[1], rows, keys, 1, CACHE)
+    copied(tiles[0], rows, keys, 0, CACHE, WARPS)
+    copied(tiles[1], rows, keys, 1, CACHE, WARPS)
     if DIMS[1] > 0:
-        copied(tiles[2], rows, keys, 2 * DIMS[0] // DIMS[1], CACHE)
+        copied(tiles[2], rows, keys, 2 * DIMS[0] // DIMS[1], CACHE, WARPS)
     async_copy.commit_group()
 
 
@@ -158,7 +159,7 @@ def scores_kernel(  # noqa: PLR0913
     SL: gl.constexpr = gl.NVMMADistributedLayout(
         [3, 0], [4 * GROUPS, 2 // GROUPS], [16, 32 * GROUPS, 16]
     )
-    KL: gl.constexpr = key_layout(CHUNK, SCALED)
+    KL: gl.constexpr = key_layout(CHUNK, SCALED, WARPS)
     if OVERLAP:
         let_next_begin()
     query = gl.program_id(0) // (2 * steps)

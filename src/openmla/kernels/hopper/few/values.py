@@ -7,14 +7,21 @@ same order: the reference moves from block to block (latent/softmax.py), sums of
 block of a step, O is rescaled before each product. So the bits are the same, whatever the number of
 programs.
 
-While the tensor cores multiply a step, the weights of the next are made, and what the one after it
-needs is on its way:
+| partition | warps | does, step by step |
+|---|---|---|
+| multiply (default) | 4 | O times a factor, + P0 · V0, times a factor, + P1 · V1 |
+| weights | 8 | scores, loaded two steps ahead, to P, and the factors; in the end lse and sums |
+| rows | 4 | rows to V: copied, or loaded ahead and dequantized |
 
-| | |
-|---|---|
-| | scores and rows of step j + 1 and indices of step j + 2 are asked for |
-| P0 · V0 of step j - 1 | weights of step j |
-| P1 · V1 of step j - 1 | weights and rows of step j are stored |
+| barrier | number | completed by (count) | waited for by |
+|---|---|---|---|
+| p_ready | RING | weights: P and factors of a step (1) | multiply |
+| v_ready | RING | rows: V of a step (1; of 128 columns 2; threads that copy: 128) | multiply |
+| free | RING | multiply: both are read (1) | weights, rows |
+| done | 1 | weights: the last sums (1) | multiply |
+
+Who multiplies also fences what the others stored: a fence waits for all loads of its thread, and
+only the others have some on their way.
 """
 
 from triton.experimental import gluon
@@ -22,11 +29,12 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
+    mbarrier,
     warpgroup_mma,
     warpgroup_mma_wait,
 )
 
-from openmla.kernels.gluon.compat import thread_barrier
+from openmla.kernels.gluon.barriers import barriers
 from openmla.kernels.gluon.dependent import wait_for_kernel_before
 from openmla.kernels.gluon.dequantize.rows import dequantized
 from openmla.kernels.gluon.scores import LN_2, MINUS_INF, normalize
@@ -44,7 +52,21 @@ from openmla.kernels.hopper.few.rows import (
 )
 from openmla.kernels.hopper.latent.softmax import THRESHOLD, finite, follow
 
-RING = gl.constexpr(3)  # steps whose rows are in shared memory
+RING = gl.constexpr(4)  # steps whose weights and rows are in shared memory
+WEIGHT_WARPS = gl.constexpr(8)
+ROW_WARPS = gl.constexpr(4)
+
+
+@gluon.constexpr_function
+def blocks_together(width):
+    """Blocks of FP8 rows that are loaded at a time: registers hold three times as many."""
+    return 2 if width <= 64 else 1
+
+
+@gluon.jit
+def slot_of(j):
+    """(slot of step j, parity of its barriers)."""
+    return j % RING, (j // RING) & 1
 
 
 @gluon.jit
@@ -94,70 +116,10 @@ def weigh(loaded, row_max, row_sum, factor):
 
 
 @gluon.jit
-def rescaled(O, factor):
-    """O times a factor per row."""
-    return O * gl.convert_layout(factor, gl.SliceLayout(1, O.type.layout))[:, None]
-
-
-@gluon.jit
-def pair(source, query, count, j, LAYOUT: gl.constexpr):
-    """Physical rows of the two blocks of step j."""
-    return (
-        listed(source, query, count, j * STEP, LAYOUT),
-        listed(source, query, count, j * STEP + KEYS, LAYOUT),
-    )
-
-
-@gluon.jit
-def fetch(ring, rows, keys, j, chunk, CACHE: gl.constexpr):
-    """Start loading the rows of step j: of plain rows into the ring, of others into registers."""
-    WIDTH: gl.constexpr = ring.shape[2]
-    if CACHE[1] == 0:
-        copied(ring.index(j % RING * 2), rows, keys[0], chunk, CACHE)
-        copied(ring.index(j % RING * 2 + 1), rows, keys[1], chunk, CACHE)
-        async_copy.commit_group()
-        return ()
-    else:
-        return (
-            words(rows, keys[0], chunk, WIDTH, CACHE),
-            scales(rows, keys[0], chunk, WIDTH, CACHE),
-            words(rows, keys[1], chunk, WIDTH, CACHE),
-            scales(rows, keys[1], chunk, WIDTH, CACHE),
-        )
-
-
-@gluon.jit
-def put(ring, p_smem, loaded, P, j, CACHE: gl.constexpr):
-    """Weights of step j, and its rows if they are still in registers, where wgmma reads them."""
-    p_smem.index(j % 2).store(P.to(p_smem.dtype))
-    if CACHE[1] > 0:
-        ring.index(j % RING * 2).store(dequantized(loaded[0], loaded[1]))
-        ring.index(j % RING * 2 + 1).store(dequantized(loaded[2], loaded[3]))
-
-
-@gluon.jit
-def hand_over(CACHE: gl.constexpr, PENDING: gl.constexpr):
-    """What this step stored or copied is seen by wgmma; PENDING: copies that may still be on their
-    way."""
-    if CACHE[1] == 0:
-        async_copy.wait_group(PENDING)
-    fence_async_shared()
-    thread_barrier()
-
-
-@gluon.jit
-def product(O, p_smem, ring, j, BLOCK: gl.constexpr):
-    """Start P · V of a block of step j."""
-    P = p_smem.index(j % 2).slice(BLOCK * KEYS, KEYS, dim=1)
-    return warpgroup_mma(P, ring.index(j % RING * 2 + BLOCK), O, is_async=True)
-
-
-@gluon.jit
-def write_columns(O, inverse, out, query, first, heads, chunk):
-    """Normalize, round and store; zeros where `inverse` is 0."""
+def write_columns(O, factors, out, query, first, heads, chunk):
+    """Normalize, round and store; zeros where a factor is 0."""
     out_ptr, stride_t, stride_h = out
     OL: gl.constexpr = O.type.layout
-    factors = gl.convert_layout(inverse, gl.SliceLayout(1, OL))[:, None]
     result = gl.where(factors == 0.0, 0.0, O * factors).to(out_ptr.dtype.element_ty)
     head = gl.arange(0, 64, gl.SliceLayout(1, OL)) + first
     column = gl.arange(0, O.shape[1], gl.SliceLayout(0, OL)) + chunk * O.shape[1]
@@ -173,6 +135,145 @@ def write_stat(values, stat, query, first, heads):
     head = gl.arange(0, 64, values.type.layout) + first
     start = ptr + query.to(gl.int64) * stride_t.to(gl.int64)
     gl.store(start + head * stride_h.to(gl.int64), values, mask=head < heads)
+
+
+@gluon.jit
+def weights(source, spaces, smem, bars, stats, factor, heads, SL: gl.constexpr, HEADS: gl.constexpr,
+            OVERLAP: gl.constexpr):  # fmt: skip
+    """P and factors of every step; then lse, largest scores and 1 / sums."""
+    own, at, query, first_head, chunk = source
+    p_smem, factors, inverses, _ring = smem
+    p_ready, _v_ready, free, done = bars
+    lse, logits, sink_ptr = stats
+    RL: gl.constexpr = gl.SliceLayout(1, SL)
+    if OVERLAP:
+        wait_for_kernel_before()
+    loaded = load_scores(spaces, at, SL, HEADS)
+    ahead = load_scores(spaces, at + gl.minimum(own - 1, 1) * HEADS, SL, HEADS)
+    row_max = gl.full([64], MINUS_INF, gl.float32, RL)
+    highest = row_max
+    row_sum = gl.sum(gl.sum(gl.reshape(gl.zeros_like(loaded[0]), [64, 2, KEYS // 8, 4, 2]), 4), 2)
+    for j in range(0, own):
+        later = load_scores(spaces, at + gl.minimum(j + 2, own - 1) * HEADS, SL, HEADS)
+        highest = gl.maximum(gl.maximum(highest, loaded[1]), loaded[2])
+        P, rescale, row_max, row_sum = weigh(loaded, row_max, row_sum, factor)
+        slot, phase = slot_of(j)
+        mbarrier.wait(free.index(slot), phase ^ 1)
+        p_smem.index(slot).store(P.to(p_smem.dtype))
+        factors.index(2 * slot).store(rescale[0])
+        factors.index(2 * slot + 1).store(rescale[1])
+        mbarrier.arrive(p_ready.index(slot), count=1)
+        loaded = ahead
+        ahead = later
+    every = gl.convert_layout(gl.sum(gl.sum(row_sum, 2), 1), RL)
+    head = gl.minimum(gl.arange(0, 64, RL) + first_head, heads - 1)
+    inverse, sums, empty = normalize(row_max, every, sink_ptr, head)
+    inverses.store(gl.where(empty, 0.0, inverse))
+    mbarrier.arrive(done, count=1)
+    if chunk == 0:
+        if lse[0] is not None:
+            write_stat(sums, lse, query, first_head, heads)
+        if logits[0] is not None:
+            write_stat(highest * factor * LN_2, logits, query, first_head, heads)
+
+
+@gluon.jit
+def some_keys(source, query, count, first, BLOCKS: gl.constexpr, LAYOUT: gl.constexpr):
+    """Physical rows of BLOCKS blocks, from number `first` on."""
+    keys = ()
+    for i in gl.static_range(BLOCKS):
+        keys += (listed(source, query, count, (first + i) * KEYS, LAYOUT),)
+    return keys
+
+
+@gluon.jit
+def fetch(rows, keys, chunk, WIDTH: gl.constexpr, CACHE: gl.constexpr):
+    """Start loading the rows of some blocks into registers."""
+    raw = ()
+    for i in gl.static_range(len(keys)):
+        raw += (words(rows, keys[i], chunk, WIDTH, CACHE, ROW_WARPS),)
+        raw += (scales(rows, keys[i], chunk, WIDTH, CACHE, ROW_WARPS),)
+    return raw
+
+
+@gluon.jit
+def copied_rows(source, rows, count, smem, bars, CACHE: gl.constexpr):
+    """V of every step, of plain rows."""
+    own, _at, query, _first_head, chunk = source[0]
+    ring = smem[3]
+    _p_ready, v_ready, free, _done = bars
+    KL: gl.constexpr = key_layout(ring.shape[2], 0, ROW_WARPS)
+    keys = some_keys(source[1], query, count, own * 0, 2, KL)
+    for j in range(0, own):
+        later = some_keys(source[1], query, count, 2 * j + 2, 2, KL)
+        slot, phase = slot_of(j)
+        mbarrier.wait(free.index(slot), phase ^ 1)
+        copied(ring.index(2 * slot), rows, keys[0], chunk, CACHE, ROW_WARPS)
+        copied(ring.index(2 * slot + 1), rows, keys[1], chunk, CACHE, ROW_WARPS)
+        async_copy.mbarrier_arrive(v_ready.index(slot), increment_count=False)
+        keys = later
+
+
+@gluon.jit
+def dequantized_rows(source, rows, count, smem, bars, CACHE: gl.constexpr):
+    """V of every step, of rows of an FP8 cache: TOGETHER blocks at a time, twice as many ahead."""
+    own, _at, query, _first_head, chunk = source[0]
+    ring = smem[3]
+    _p_ready, v_ready, free, _done = bars
+    WIDTH: gl.constexpr = ring.shape[2]
+    TOGETHER: gl.constexpr = blocks_together(WIDTH)
+    KL: gl.constexpr = key_layout(WIDTH, CACHE[1], ROW_WARPS)
+    first = own * 0
+    keys = some_keys(source[1], query, count, first, TOGETHER, KL)
+    raw = fetch(rows, keys, chunk, WIDTH, CACHE)
+    keys = some_keys(source[1], query, count, first + TOGETHER, TOGETHER, KL)
+    ahead = fetch(rows, keys, chunk, WIDTH, CACHE)
+    keys = some_keys(source[1], query, count, first + 2 * TOGETHER, TOGETHER, KL)
+    for block in range(0, 2 * own, TOGETHER):
+        later = fetch(rows, keys, chunk, WIDTH, CACHE)
+        keys = some_keys(source[1], query, count, block + 3 * TOGETHER, TOGETHER, KL)
+        slot, phase = slot_of(block // 2)
+        mbarrier.wait(free.index(slot), phase ^ 1)
+        for i in gl.static_range(TOGETHER):
+            tile = ring.index(2 * slot + (block + i) % 2)
+            tile.store(dequantized(raw[2 * i], raw[2 * i + 1]))
+        mbarrier.arrive(v_ready.index(slot), count=1)
+        raw = ahead
+        ahead = later
+
+
+@gluon.jit
+def rows_of_v(source, rows, count, smem, bars, CACHE: gl.constexpr):
+    """V of every step."""
+    if CACHE[1] > 0:
+        dequantized_rows(source, rows, count, smem, bars, CACHE)
+    else:
+        copied_rows(source, rows, count, smem, bars, CACHE)
+
+
+@gluon.jit
+def multiply(source, smem, bars, out, heads):
+    """O of every step, normalized and stored in the end."""
+    own, _at, query, first_head, chunk = source
+    p_smem, factors, inverses, ring = smem
+    p_ready, v_ready, free, done = bars
+    WIDTH: gl.constexpr = ring.shape[2]
+    OL: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, WIDTH, 16])
+    RL: gl.constexpr = gl.SliceLayout(1, OL)
+    O = gl.zeros([64, WIDTH], gl.float32, OL)
+    for j in range(0, own):
+        slot, phase = slot_of(j)
+        mbarrier.wait(p_ready.index(slot), phase)
+        mbarrier.wait(v_ready.index(slot), phase)
+        fence_async_shared()
+        for block in gl.static_range(2):
+            P = p_smem.index(slot).slice(block * KEYS, KEYS, dim=1)
+            O = O * factors.index(2 * slot + block).load(RL)[:, None]
+            O = warpgroup_mma(P, ring.index(2 * slot + block), O, is_async=True)
+            O = warpgroup_mma_wait(0, deps=(O,))
+        mbarrier.arrive(free.index(slot), count=1)
+    mbarrier.wait(done, 0)
+    write_columns(O, inverses.load(RL)[:, None], out, query, first_head, heads, chunk)
 
 
 COUNTS = ["topk", "rows", "steps", "heads", "factor"]
@@ -219,74 +320,42 @@ def values_kernel(  # noqa: PLR0913
     SCALED: gl.constexpr,
     LAYOUTS: gl.constexpr,
     OVERLAP: gl.constexpr,
+    REGISTERS: gl.constexpr,
 ):
     """Columns `program % (D_V / WIDTH)` of tile `program // (D_V / WIDTH)`, HEADS / 64 of them for
-    each query. LAYOUTS: of tiles of V, of P."""
+    each query. LAYOUTS: of tiles of V, of P. REGISTERS: weights, rows."""
     DTYPE: gl.constexpr = out_ptr.dtype.element_ty
     CACHE: gl.constexpr = (PAGE, SCALED)
     CHUNKS: gl.constexpr = D_V // WIDTH
     TILES: gl.constexpr = HEADS // 64
     SL: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 2], [16, 64, 16])
-    OL: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 2], [16, WIDTH // 2, 16])
-    RL: gl.constexpr = gl.SliceLayout(1, SL)
-    KL: gl.constexpr = key_layout(WIDTH, SCALED)
+    VECTOR_LAYOUT: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, order=[0])
     ring = gl.allocate_shared_memory(DTYPE, [2 * RING, KEYS, WIDTH], LAYOUTS[0])
-    p_smem = gl.allocate_shared_memory(DTYPE, [2, 64, STEP], LAYOUTS[1])
+    p_smem = gl.allocate_shared_memory(DTYPE, [RING, 64, STEP], LAYOUTS[1])
+    factors = gl.allocate_shared_memory(gl.float32, [2 * RING, 64], VECTOR_LAYOUT)
+    inverses = gl.allocate_shared_memory(gl.float32, [64], VECTOR_LAYOUT)
+    smem = (p_smem, factors, inverses, ring)
+    v_ready = barriers(RING, 2 // blocks_together(WIDTH) if SCALED > 0 else 32 * ROW_WARPS)
+    bars = (barriers(RING, 1), v_ready, barriers(RING, 1), barriers(1, 1).index(0))
     chunk = gl.program_id(0) % CHUNKS
     first_head = gl.program_id(0) // CHUNKS % TILES * 64
     query = gl.program_id(0) // (CHUNKS * TILES)
     count = places(lengths_ptr, query, topk)
     own = steps_of(count)
-    source = (indices_ptr, indices_stride, rows)
-    spaces = (scores_ptr, maxima_ptr)
-    data = (data_ptr, stride_page, stride_row, scale_ptr, scale_page, scale_row, rope_ptr)
     at = query * steps * HEADS + first_head
-    row_max = gl.full([64], MINUS_INF, gl.float32, RL)
-    keys = pair(source, query, count, own * 0, KL)
-    raw = fetch(ring, data, keys, 0, chunk, CACHE)
-    keys = pair(source, query, count, own * 0 + 1, KL)
-    if OVERLAP:
-        wait_for_kernel_before()
-    loaded = load_scores(spaces, at, SL, HEADS)
-    ahead = load_scores(spaces, gl.where(own > 1, at + HEADS, at), SL, HEADS)
-    raw_ahead = fetch(ring, data, keys, own * 0 + 1, chunk, CACHE)
-    keys = pair(source, query, count, own * 0 + 2, KL)
-    highest = gl.maximum(loaded[1], loaded[2])
-    no_sums = gl.sum(gl.sum(gl.reshape(gl.zeros_like(loaded[0]), [64, 2, KEYS // 8, 4, 2]), 4), 2)
-    P, rescale, row_max, row_sum = weigh(loaded, row_max, no_sums, factor)
-    put(ring, p_smem, raw, P, own * 0, CACHE)
-    O = gl.zeros([64, WIDTH], gl.float32, OL)
-    hand_over(CACHE, 1)
-    for j in range(1, own):
-        loaded = ahead
-        raw = raw_ahead
-        # Before the fence of `hand_over`, which waits for what was loaded, come the weights.
-        ahead = load_scores(spaces, at + gl.minimum(j + 1, own - 1) * HEADS, SL, HEADS)
-        raw_ahead = fetch(ring, data, keys, j + 1, chunk, CACHE)
-        keys = pair(source, query, count, j + 2, KL)
-        O_next = product(rescaled(O, rescale[0]), p_smem, ring, j - 1, 0)
-        highest = gl.maximum(gl.maximum(highest, loaded[1]), loaded[2])
-        P, rescale_next, row_max, row_sum = weigh(loaded, row_max, row_sum, factor)
-        O = warpgroup_mma_wait(0, deps=(O_next,))
-        O_next = product(rescaled(O, rescale[1]), p_smem, ring, j - 1, 1)
-        put(ring, p_smem, raw, P, j, CACHE)
-        O = warpgroup_mma_wait(0, deps=(O_next,))
-        rescale = rescale_next
-        hand_over(CACHE, 1)
-    O_next = product(rescaled(O, rescale[0]), p_smem, ring, own - 1, 0)
-    O = warpgroup_mma_wait(0, deps=(O_next,))
-    O_next = product(rescaled(O, rescale[1]), p_smem, ring, own - 1, 1)
-    O = warpgroup_mma_wait(0, deps=(O_next,))
-    if SCALED == 0:
-        async_copy.wait_group(0)
-    every = gl.convert_layout(gl.sum(gl.sum(row_sum, 2), 1), RL)
-    head = gl.minimum(gl.arange(0, 64, RL) + first_head, heads - 1)
-    inverse, lse, empty = normalize(row_max, every, sink_ptr, head)
+    source = (own, at, query, first_head, chunk)
+    spaces = (scores_ptr, maxima_ptr)
+    lists = (source, (indices_ptr, indices_stride, rows))
+    data = (data_ptr, stride_page, stride_row, scale_ptr, scale_page, scale_row, rope_ptr)
     out = (out_ptr, out_stride_t, out_stride_h)
-    write_columns(O, gl.where(empty, 0.0, inverse), out, query, first_head, heads, chunk)
-    if chunk == 0:
-        if lse_ptr is not None:
-            write_stat(lse, (lse_ptr, lse_stride_t, lse_stride_h), query, first_head, heads)
-        if logits_ptr is not None:
-            logits = (logits_ptr, logits_stride_t, logits_stride_h)
-            write_stat(highest * factor * LN_2, logits, query, first_head, heads)
+    lse = (lse_ptr, lse_stride_t, lse_stride_h)
+    stats = (lse, (logits_ptr, logits_stride_t, logits_stride_h), sink_ptr)
+    gl.warp_specialize(
+        [
+            (multiply, (source, smem, bars, out, heads)),
+            (weights, (source, spaces, smem, bars, stats, factor, heads, SL, HEADS, OVERLAP)),
+            (rows_of_v, (lists, data, count, smem, bars, CACHE)),
+        ],
+        [WEIGHT_WARPS, ROW_WARPS],
+        [REGISTERS[0], REGISTERS[1]],
+    )

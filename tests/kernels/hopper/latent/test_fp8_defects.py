@@ -35,27 +35,48 @@ class Fp8Defect(SparseDefect):
 DEFECTS = [
     Fp8Defect(
         "tiles are overwritten while they are read", Kind.RACE, "latent.rows_fp8",
-        "    mbarrier.wait(free, phase)\n", "",
+        "            mbarrier.wait(free.index(2 * b + 1), phase)\n", "",
+    ),
+    Fp8Defect(
+        "bytes are copied to where wgmma still reads", Kind.RACE, "latent.rows_fp8",
+        "            mbarrier.wait(free.index(2 * b + 2), phase)\n", "",
+    ),
+    Fp8Defect(
+        "bytes of block 0 are read before they have arrived", Kind.RACE, "latent.rows_fp8",
+        "async_copy.wait_group(2)  # all", "async_copy.wait_group(3)  # all",
+    ),
+    Fp8Defect(
+        "bytes of block 1 are read before they have arrived", Kind.RACE, "latent.rows_fp8",
+        "            async_copy.wait_group(0)\n", "",
     ),
     Fp8Defect(
         "rope is handed over before it has arrived", Kind.RACE, "latent.rows_fp8",
-        "        async_copy.wait_group(0)\n", "        pass\n",
+        "async_copy.wait_group(1)  # all", "async_copy.wait_group(2)  # all",
+    ),
+    Fp8Defect(
+        "wgmma reads before the fence", Kind.FENCE, "latent.kernel",
+        "    else:\n        fence_async_shared()\n", "",
     ),
     Fp8Defect(
         "one thread's arrival for all", Kind.DEADLOCK, "latent.rows_fp8",
-        "mbarrier.arrive(ready, count=THREADS)", "mbarrier.arrive(ready, count=1)",
+        "mbarrier.arrive(ready[1], count=THREADS)", "mbarrier.arrive(ready[1], count=1)",
     ),
     Fp8Defect(
         "a chunk lands in the first columns of its tile", Kind.UNWRITTEN, "latent.rows_fp8",
-        "target.slice(ORDER[N][1], CHUNK, dim=1)", "target.slice(0, CHUNK, dim=1)",
+        "tile.slice(i * CHUNK, CHUNK, dim=1)", "tile.slice(0, CHUNK, dim=1)",
     ),
     Fp8Defect(
-        "scales of the block before", None, "latent.rows_fp8",
-        "if BEFORE < 0 or BEFORE // CACHE[1] != FIRST // CACHE[1]:", "if BEFORE < 0:",
+        "left columns are overwritten by themselves", None, "latent.rows_fp8",
+        "stage, scales, left, 0, CACHE", "stage, scales, left, 1, CACHE",
     ),
     Fp8Defect(
-        "the first chunks of the next block come from this one", None, "latent.rows_fp8",
-        "return next_chunk(rows, next_keys, ", "return next_chunk(rows, keys, ", "fp8_block32",
+        "scales of the group before", None, "latent.rows_fp8",
+        "scales[(SIDE * HALF + i * CHUNK) // GROUP - SKIPPED]",
+        "scales[SIDE * HALF // GROUP - SKIPPED]",
+    ),
+    Fp8Defect(
+        "scales of the other half", None, "latent.rows_fp8",
+        "keys, SIDE * HALF + (i + 1) * CHUNK, 1", "keys, (i + 1) * CHUNK, 1", "fp8_block32",
     ),
     Fp8Defect(
         "validity of the other block", None, "latent.rows_fp8", "flags.index(b), keys1 >= 0",
@@ -63,11 +84,11 @@ DEFECTS = [
     ),
     Fp8Defect(
         "narrow rope is read from the latent columns", None, "latent.rows_fp8",
-        "ROPE_AT: gl.constexpr = 2 * DIMS[0]", "ROPE_AT: gl.constexpr = DIMS[0]", "256+32",
+        "FIRST: gl.constexpr = 2 * DIMS[0]", "FIRST: gl.constexpr = DIMS[0]", "256+32",
     ),
     Fp8Defect(
-        "rows that are not there are read", None, "dequantize.rows",
-        "mask=(row >= 0)[:, None, None], other=0)", "mask=(row >= -1)[:, None, None], other=0)",
+        "rows that are not there are read", None, "latent.rows_fp8",
+        "word[None, :], mask=(keys >= 0)[:, None])", "word[None, :], mask=(keys >= -1)[:, None])",
     ),
     Fp8Defect(
         "two columns of a word change places", None, "dequantize.rows",

@@ -1,17 +1,20 @@
 """The producer of the latent kernel over an FP8 cache: rows are dequantized to bf16 on their way.
 
-Takes the place of sparse_rows.producer: the same tiles, barriers and orders. Rows pass through
-registers, 64 columns (a chunk) of 64 keys at a time, two chunks loaded ahead of the one that is
-being dequantized, also across blocks, steps and work items. A chunk takes 8 registers a thread, its
-scales 4; chunks of one block of scales share them.
+Takes the place of rows.producer: the same tiles and barriers. The e4m3 columns of a block, 64 x 512
+bytes, take as much room as its left tile. That is free first, so they are copied there (cp.async)
+while the block before is dequantized, and from there, 64 columns (a chunk) at a time, through
+registers: the right columns to their tile, then the left columns, all of them loaded before the
+first is stored, to where they came from.
 
-| block | tiles that a barrier covers, in chunks (512 + 64) |
-|---|---|
-| 0 | left 0 1 2 3; right 4 5 6 7, rope 8 |
-| 1 | left 0 1 2 3, rope 8; right 4 5 6 7 |
+| order | block 0 | block 1 |
+|---|---|---|
+| 1 | wait until right 0 is free; copy rope 0 | wait until right 1 is free |
+| 2 | wait until left 1 is free; copy the bytes of block 1, and rope 1 | |
+| 3 | bytes that have arrived to right 0, then to left 0 | to right 1, then to left 1 |
+| 4 | | wait until left 0 is free; copy the bytes of the next block 0 |
 
-Rope that is stored as bf16 is copied as in sparse_rows, from its barrier's first chunk to
-the last; rope of 32 columns follows the last.
+Scales are loaded when the bytes are copied, where a block has few of them: 4 registers for each
+group of columns. Rope that is e4m3 passes through registers too, and is not copied before.
 
 Ordinary stores wrote the tiles that wgmma will read: one arrival for all 128 threads ends each of
 them, and whoever waits for it fences them (`wait_tile` of kernel.py).
@@ -22,138 +25,151 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
+from openmla.kernels.gluon.compat import cp_async, reinterpret
 from openmla.kernels.gluon.dequantize.rows import (
     CHUNK,
+    WORDS,
+    blocks_of,
+    chunk_layout,
     dequantized,
     key_layout,
     load_raw,
     load_scales,
     rope_start,
+    start_of_row,
 )
 from openmla.kernels.hopper.latent.rows import copy, load_queries, put_validity
 from openmla.kernels.hopper.latent.source import KEYS, STEP, begin, entries, locate, work_item
 from openmla.kernels.hopper.latent.work_items import announce
 
 THREADS = gl.constexpr(128)
+MOST_AHEAD = gl.constexpr(4)  # groups of columns whose scales are loaded a block ahead
+CHUNK_WORDS = gl.constexpr(16)
 
 
 @gluon.constexpr_function
-def chunk_order(dims, block, with_rope):
-    """Chunks of a block as (tile, column in the tile, column of the row, barrier): see above.
-
-    Tile 0 is left, 1 right, 2 rope; barrier 0 that of left, 1 that of right.
-    """
-    half = dims[0]
-    order = [(tile, c, tile * half + c, tile) for tile in (0, 1) for c in range(0, half, 64)]
-    if with_rope:
-        rope = (2, 0, 2 * half, 1 - block)
-        order.insert(len(order) if block == 0 else half // 64, rope)
-    return tuple(order)
+def group_columns(block):
+    """Columns whose scales are loaded together."""
+    return max(64, block)
 
 
 @gluon.constexpr_function
-def rope_in_order(is_e4m3, dims):
-    """Whether rope is one chunk more; else it is copied, or stored on its own."""
-    return is_e4m3 and dims[1] == 64
+def groups_of(dims, block):
+    """Such groups in a row without rope."""
+    return -(-2 * dims[0] // group_columns(block))
 
 
 @gluon.jit
-def next_chunk(
-    rows, keys, previous, BEFORE: gl.constexpr, FIRST: gl.constexpr, CACHE: gl.constexpr,
-    LANES: gl.constexpr,
-):  # fmt: skip
-    """Start loading a chunk; `previous` holds the scales of column BEFORE of the same keys."""
-    raw = load_raw(rows, keys, FIRST, CHUNK, CACHE, LANES)
-    scales = previous
-    if BEFORE < 0 or BEFORE // CACHE[1] != FIRST // CACHE[1]:
-        scales = load_scales(rows, keys, FIRST, CHUNK, CACHE, LANES)
-    return raw, scales
-
-
-@gluon.jit
-def open_tile(
-    rows, keys, rope, free, phase, COPIED: gl.constexpr, CACHE: gl.constexpr, LANES: gl.constexpr
+def group_scales(
+    rows, keys, FIRST: gl.constexpr, COUNT: gl.constexpr, CACHE: gl.constexpr, LANES: gl.constexpr
 ):
-    """Wait until the tiles of a barrier may be overwritten; start copying rope that is bf16."""
-    mbarrier.wait(free, phase)
-    if COPIED:
-        L: gl.constexpr = gl.BlockedLayout([1, 8], [32 // LANES, LANES], [4, 1], [1, 0])
-        keys = gl.convert_layout(keys, gl.SliceLayout(1, L))
-        copy(rope, rope_start(rows, keys, CACHE), keys >= 0, 0, L)
-        async_copy.commit_group()
-
-
-@gluon.jit
-def close_tile(
-    rows, keys, rope, ready, COPIED: gl.constexpr, ALONE: gl.constexpr, FIRST: gl.constexpr,
-    CACHE: gl.constexpr, LANES: gl.constexpr,
-):  # fmt: skip
-    """Finish the rope columns, and hand the tiles of a barrier to wgmma."""
-    if COPIED:
-        async_copy.wait_group(0)
-    if ALONE:
-        WIDTH: gl.constexpr = rope.shape[1]
-        raw = load_raw(rows, keys, FIRST, WIDTH, CACHE, LANES)
-        rope.store(dequantized(raw, load_scales(rows, keys, FIRST, WIDTH, CACHE, LANES)))
-    mbarrier.arrive(ready, count=THREADS)
-
-
-@gluon.jit
-def chunk_after(
-    rows, keys, next_keys, scales, N: gl.constexpr, ORDER: gl.constexpr, AFTER: gl.constexpr,
-    CACHE: gl.constexpr, LANES: gl.constexpr,
-):  # fmt: skip
-    """Start loading the chunk two after number N: of this block, or of the next."""
-    COUNT: gl.constexpr = len(ORDER)
-    if N + 2 < COUNT:
-        return next_chunk(rows, keys, scales, ORDER[N + 1][2], ORDER[N + 2][2], CACHE, LANES)
-    else:
-        NEXT: gl.constexpr = N + 2 - COUNT
-        BEFORE: gl.constexpr = AFTER[0][2] if NEXT > 0 else -1
-        return next_chunk(rows, next_keys, scales, BEFORE, AFTER[NEXT][2], CACHE, LANES)
-
-
-@gluon.jit
-def fill_chunk(  # noqa: PLR0913
-    rows, keys, next_keys, chunks, tiles, b, phase, bars, N: gl.constexpr, BLOCK: gl.constexpr,
-    CACHE: gl.constexpr, DIMS: gl.constexpr, LANES: gl.constexpr,
-):  # fmt: skip
-    """Dequantize chunk number N of block BLOCK, and start loading the one two after it."""
-    ready, free = bars
-    raw, scales, raw_next, scales_next = chunks
-    ROPE_IN: gl.constexpr = rope_in_order(rows[6] is None, DIMS)
-    ORDER: gl.constexpr = chunk_order(DIMS, BLOCK, ROPE_IN)
-    AFTER: gl.constexpr = chunk_order(DIMS, 1 - BLOCK, ROPE_IN)
-    COUNT: gl.constexpr = len(ORDER)
-    BARRIER: gl.constexpr = ORDER[N][3]
-    ROPE_HERE: gl.constexpr = DIMS[1] > 0 and not ROPE_IN and BARRIER == 1 - BLOCK
-    COPIED: gl.constexpr = ROPE_HERE and rows[6] is not None
-    ALONE: gl.constexpr = ROPE_HERE and rows[6] is None
-    place = 2 * b + 2 * BLOCK + BARRIER
-    rope = tiles[2].index(b + BLOCK)
-    if N == 0 or ORDER[N - 1][3] != BARRIER:
-        open_tile(rows, keys, rope, free.index(place), phase, COPIED, CACHE, LANES)
-    target = tiles[ORDER[N][0]].index(b + BLOCK)
-    target.slice(ORDER[N][1], CHUNK, dim=1).store(dequantized(raw, scales))
-    more, scales = chunk_after(rows, keys, next_keys, scales_next, N, ORDER, AFTER, CACHE, LANES)
-    if N == COUNT - 1 or ORDER[N + 1][3] != BARRIER:
-        ROPE_AT: gl.constexpr = 2 * DIMS[0]
-        close_tile(rows, keys, rope, ready.index(place), COPIED, ALONE, ROPE_AT, CACHE, LANES)
-    return raw_next, scales_next, more, scales
-
-
-@gluon.jit
-def fill(
-    rows, keys, next_keys, chunks, tiles, b, phase, bars, BLOCK: gl.constexpr,
-    CACHE: gl.constexpr, DIMS: gl.constexpr, LANES: gl.constexpr,
-):  # fmt: skip
-    """Dequantize block BLOCK of a step; returns the first two chunks of the block after it."""
-    COUNT: gl.constexpr = len(chunk_order(DIMS, BLOCK, rope_in_order(rows[6] is None, DIMS)))
+    """Scales of COUNT groups of columns, from column FIRST on."""
+    scales = ()
     for i in gl.static_range(COUNT):
-        chunks = fill_chunk(
-            rows, keys, next_keys, chunks, tiles, b, phase, bars, i, BLOCK, CACHE, DIMS, LANES
+        scales += (
+            load_scales(rows, keys, FIRST + i * group_columns(CACHE[1]), CHUNK, CACHE, LANES),
         )
-    return chunks
+    return scales
+
+
+@gluon.jit
+def scales_ahead(rows, keys, DIMS: gl.constexpr, CACHE: gl.constexpr, LANES: gl.constexpr):
+    """Those of all columns, where they are few; else nothing."""
+    COUNT: gl.constexpr = groups_of(DIMS, CACHE[1])
+    if COUNT <= MOST_AHEAD:
+        return group_scales(rows, keys, 0, COUNT, CACHE, LANES)
+    else:
+        return ()
+
+
+@gluon.jit
+def stage_of(tile):
+    """A tile of bf16 columns as room for the bytes of twice as many: words of 64 keys."""
+    L: gl.constexpr = gl.SwizzledSharedLayout(4, 1, 8, order=[1, 0])
+    return reinterpret(tile, gl.int32, [KEYS, tile.shape[1] // 2], L)
+
+
+@gluon.jit
+def copy_bytes(rows, keys, tile, CACHE: gl.constexpr, LANES: gl.constexpr):
+    """Start copying the e4m3 columns of a block; zeros where there is no key."""
+    stage = stage_of(tile)
+    L: gl.constexpr = gl.BlockedLayout([1, 4], [32 // LANES, LANES], [4, 1], [1, 0])
+    keys = gl.convert_layout(keys, gl.SliceLayout(1, L))
+    start = rows[0] + start_of_row(keys, rows[1], rows[2], CACHE[0]) * WORDS
+    word = gl.arange(0, stage.shape[1], gl.SliceLayout(0, L))
+    cp_async(stage, start[:, None] + word[None, :], mask=(keys >= 0)[:, None])
+
+
+@gluon.jit
+def copy_rope(rows, keys, tile, CACHE: gl.constexpr, LANES: gl.constexpr):
+    """Start copying rope that is stored as bf16."""
+    L: gl.constexpr = gl.BlockedLayout([1, 8], [32 // LANES, LANES], [4, 1], [1, 0])
+    keys = gl.convert_layout(keys, gl.SliceLayout(1, L))
+    copy(tile, rope_start(rows, keys, CACHE), keys >= 0, 0, L)
+
+
+@gluon.jit
+def staged(stage, C: gl.constexpr, CACHE: gl.constexpr, LANES: gl.constexpr):
+    """Words of chunk number C, as dequantize/rows.py holds them."""
+    BLOCKS: gl.constexpr = blocks_of(CHUNK, CACHE[1])
+    L: gl.constexpr = gl.BlockedLayout([1, 2], [32 // LANES, LANES], [4, 1], [1, 0])
+    raw = stage.slice(C * CHUNK_WORDS, CHUNK_WORDS, dim=1).load(L)
+    raw = raw.reshape([KEYS, BLOCKS, CHUNK_WORDS // BLOCKS])
+    return gl.convert_layout(raw, chunk_layout(CHUNK, CACHE[1], LANES))
+
+
+@gluon.jit
+def dequantize_half(
+    rows, keys, stage, scales, tile, SIDE: gl.constexpr, CACHE: gl.constexpr, LANES: gl.constexpr
+):
+    """Half of the columns (SIDE 0: left, 1: right): all are loaded before the first is stored."""
+    HALF: gl.constexpr = tile.shape[1]
+    COUNT: gl.constexpr = HALF // CHUNK
+    GROUP: gl.constexpr = group_columns(CACHE[1])
+    AHEAD: gl.constexpr = len(scales) > 0
+    SKIPPED: gl.constexpr = 0 if AHEAD else SIDE * COUNT
+    if not AHEAD:
+        scales = group_scales(rows, keys, SIDE * HALF, 1, CACHE, LANES)
+    words = ()
+    for i in gl.static_range(COUNT):
+        words += (staged(stage, SIDE * COUNT + i, CACHE, LANES),)
+    for i in gl.static_range(COUNT):
+        if not AHEAD and i + 1 < COUNT:
+            scales += group_scales(rows, keys, SIDE * HALF + (i + 1) * CHUNK, 1, CACHE, LANES)
+        columns = dequantized(words[i], scales[(SIDE * HALF + i * CHUNK) // GROUP - SKIPPED])
+        tile.slice(i * CHUNK, CHUNK, dim=1).store(columns)
+
+
+@gluon.jit
+def dequantize_rope(
+    rows, keys, tile, DIMS: gl.constexpr, CACHE: gl.constexpr, LANES: gl.constexpr
+):
+    """Rope that is e4m3: loaded when it is wanted, there are no registers to load it before."""
+    FIRST: gl.constexpr = 2 * DIMS[0]
+    raw = load_raw(rows, keys, FIRST, DIMS[1], CACHE, LANES)
+    tile.store(dequantized(raw, load_scales(rows, keys, FIRST, DIMS[1], CACHE, LANES)))
+
+
+@gluon.jit
+def dequantize_block(
+    rows, keys, scales, tiles, ready, DIMS: gl.constexpr, BLOCK: gl.constexpr,
+    CACHE: gl.constexpr, LANES: gl.constexpr,
+):  # fmt: skip
+    """From bytes in the left tile to both tiles and rope; `ready`: barriers of left and right."""
+    left, right, rope = tiles
+    stage = stage_of(left)
+    COPIED: gl.constexpr = DIMS[1] > 0 and rows[6] is not None
+    E4M3: gl.constexpr = DIMS[1] > 0 and rows[6] is None
+    dequantize_half(rows, keys, stage, scales, right, 1, CACHE, LANES)
+    if BLOCK == 0 and COPIED:
+        async_copy.wait_group(1)  # all but the bytes of block 1
+    if BLOCK == 0 and E4M3:
+        dequantize_rope(rows, keys, rope, DIMS, CACHE, LANES)
+    mbarrier.arrive(ready[1], count=THREADS)
+    dequantize_half(rows, keys, stage, scales, left, 0, CACHE, LANES)
+    if BLOCK == 1 and E4M3:
+        dequantize_rope(rows, keys, rope, DIMS, CACHE, LANES)
+    mbarrier.arrive(ready[0], count=THREADS)
 
 
 @gluon.jit
@@ -166,6 +182,12 @@ def physical(source, entry, PAGE: gl.constexpr):
 
 
 @gluon.jit
+def block_tiles(tiles, number):
+    """Left, right and rope of a block."""
+    return tiles[0].index(number), tiles[1].index(number), tiles[2].index(number)
+
+
+@gluon.jit
 def fp8_producer(
     info, source, rows, shape, q_descs, smem, bars, ST: gl.constexpr, DIMS: gl.constexpr,
     CACHE: gl.constexpr, LANES: gl.constexpr,
@@ -175,20 +197,18 @@ def fp8_producer(
     bias, flags = validity
     q_bars, ready, free, valid, t_bars = bars
     q_ready, q_free = q_bars
-    tile_bars = (ready, free)
     PAGE: gl.constexpr = CACHE[0]
     KL: gl.constexpr = key_layout(CHUNK, CACHE[1], LANES)
-    ORDER: gl.constexpr = chunk_order(DIMS, 0, rope_in_order(rows[6] is None, DIMS))
+    ROPE: gl.constexpr = DIMS[1] > 0 and rows[6] is not None
     turn = gl.program_id(0) * 0
     it = turn  # steps so far, over all work items
     cursor, tile, box, first, skipped, count, steps = work_item(begin(source), source, shape, False)
     announce(info, t_bars, turn, tile, steps, source)
     keys0 = physical(source, entries(source, first, count, skipped, KL), PAGE)
     entry = entries(source, first, count, skipped + KEYS, KL)
-    scales = load_scales(rows, keys0, 0, CHUNK, CACHE, LANES)
-    raw = load_raw(rows, keys0, 0, CHUNK, CACHE, LANES)
-    raw_next, scales_next = next_chunk(rows, keys0, scales, 0, ORDER[1][2], CACHE, LANES)
-    chunks = (raw, scales, raw_next, scales_next)
+    scales0 = scales_ahead(rows, keys0, DIMS, CACHE, LANES)
+    copy_bytes(rows, keys0, k_smem[0].index(0), CACHE, LANES)
+    async_copy.commit_group()
     while steps > 0:
         cursor, tile, next_box, next_first, next_skipped, next_count, next_steps = work_item(
             cursor, source, shape, True
@@ -205,21 +225,40 @@ def fp8_producer(
             ahead_count = gl.where(last, next_count, count)
             keys1 = physical(source, entry, PAGE)
             entry = entries(source, ahead_first, ahead_count, ahead, KL)
-            chunks = fill(
-                rows, keys0, keys1, chunks, k_smem, b, phase, tile_bars, 0, CACHE, DIMS, LANES
-            )
+            mbarrier.wait(free.index(2 * b + 1), phase)
+            if ROPE:
+                copy_rope(rows, keys0, k_smem[2].index(b), CACHE, LANES)
+            async_copy.commit_group()
+            mbarrier.wait(free.index(2 * b + 2), phase)
+            scales1 = scales_ahead(rows, keys1, DIMS, CACHE, LANES)
+            copy_bytes(rows, keys1, k_smem[0].index(b + 1), CACHE, LANES)
+            if ROPE:
+                copy_rope(rows, keys1, k_smem[2].index(b + 1), CACHE, LANES)
+            async_copy.commit_group()
+            async_copy.wait_group(2)  # all but the two last: the bytes of block 0 are there
             put_validity(bias.index(b), flags.index(b), keys0 >= 0, valid.index(b), LANES)
+            barriers0 = (ready.index(2 * b), ready.index(2 * b + 1))
+            tiles0 = block_tiles(k_smem, b)
+            dequantize_block(rows, keys0, scales0, tiles0, barriers0, DIMS, 0, CACHE, LANES)
             keys0 = physical(source, entry, PAGE)
-            entry = entries(source, ahead_first, ahead_count, ahead + KEYS, KL)
-            chunks = fill(
-                rows, keys1, keys0, chunks, k_smem, b, phase, tile_bars, 1, CACHE, DIMS, LANES
-            )
+            mbarrier.wait(free.index(2 * b + 3), phase)
+            async_copy.wait_group(0)
             b += 1
             put_validity(bias.index(b), flags.index(b), keys1 >= 0, valid.index(b), LANES)
+            barriers1 = (ready.index(2 * b), ready.index(2 * b + 1))
+            tiles1 = block_tiles(k_smem, b)
+            dequantize_block(rows, keys1, scales1, tiles1, barriers1, DIMS, 1, CACHE, LANES)
             it += 1
+            b = it % ST * 2
+            scales0 = scales_ahead(rows, keys0, DIMS, CACHE, LANES)
+            mbarrier.wait(free.index(2 * b), ((it // ST) & 1) ^ 1)
+            copy_bytes(rows, keys0, k_smem[0].index(b), CACHE, LANES)
+            async_copy.commit_group()
+            entry = entries(source, ahead_first, ahead_count, ahead + KEYS, KL)
         turn += 1
         box = next_box
         first = next_first
         skipped = next_skipped
         count = next_count
         steps = next_steps
+    async_copy.wait_group(0)

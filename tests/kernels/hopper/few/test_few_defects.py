@@ -16,6 +16,8 @@ CASES = {
     "bf16": replace(NARROW, heads=70, topk=400, sink="normal", return_max_logits=True, scale=0.3),
     "fp8": replace(NARROW, kv="fp8_block64", page_size=16, q_lens=(1,), topk=300),
     "even": replace(NARROW, values="normal", topk=200),
+    "long": replace(NARROW, topk=900),
+    "long fp8": replace(NARROW, kv="fp8_block64", page_size=16, q_lens=(1,), topk=900),
     "lengths": replace(NARROW, topk_lengths="ragged", q_lens=(3,), topk=400),
 }
 
@@ -33,9 +35,8 @@ DEFECTS = [
           "(2 * steps) + block // 2 * 2) * HEADS"),
     wrong("the right columns are scored twice", SCORES, "SL, (0, 2, 1))", "SL, (1, 2, 1))"),
     wrong("the sign of the scale is forgotten", SCORES, "signed(S, SIGN)", "S", "lengths"),
-    wrong("O is not rescaled before block 1", VALUES,
-          "O_next = product(rescaled(O, rescale[1]), p_smem, ring, j - 1, 1)",
-          "O_next = product(O, p_smem, ring, j - 1, 1)"),
+    wrong("O is not rescaled before block 1", VALUES, "factors.index(2 * slot + block).load(RL)",
+          "factors.index(2 * slot).load(RL)"),
     wrong("sums of block 1 are rescaled once too often", VALUES,
           "gl.where(half == 0, after0, 1.0)", "after0"),
     wrong("block 1 has the reference of block 0", VALUES, "gl.where(half == 0, ref0, ref1)",
@@ -45,12 +46,18 @@ DEFECTS = [
     wrong("a list does not end", ROWS, "mask=at < count, other=-1", "mask=at < 10**6, other=-1",
           "lengths"),
     wrong("scales of another key", ROWS, "block += chunk * WIDTH // CACHE[1]", "block += 0", "fp8"),
-    SparseDefect("a step is overwritten while it is read", Kind.RACE, VALUES,
-                 "RING = gl.constexpr(3)", "RING = gl.constexpr(1)", "bf16"),
+    SparseDefect("weights are overwritten while they are read", Kind.RACE, VALUES,
+                 "        mbarrier.wait(free.index(slot), phase ^ 1)\n        p_smem",
+                 "        p_smem", "long"),
+    SparseDefect("rows are overwritten while they are read", Kind.RACE, VALUES,
+                 "        mbarrier.wait(free.index(slot), phase ^ 1)\n        for i",
+                 "        for i", "long fp8"),
+    SparseDefect("sums are read before they are written", Kind.RACE, VALUES,
+                 "    mbarrier.wait(done, 0)\n", "", "bf16"),
     SparseDefect("copies are not waited for", Kind.RACE, SCORES,
                  "        async_copy.wait_group(0)\n", "", "bf16"),
-    SparseDefect("wgmma reads before the fence", Kind.FENCE, VALUES, "    fence_async_shared()\n",
-                 "", "fp8"),
+    SparseDefect("wgmma reads before the fence", Kind.FENCE, VALUES,
+                 "        fence_async_shared()\n", "", "fp8"),
 ]  # fmt: skip
 
 

@@ -99,7 +99,7 @@ class FewQueries:
 
     @property
     def values_shared(self) -> int:
-        """Of the second: a ring of columns and weights, factors of its blocks, 1 / sums, barriers."""
+        """Of the second: a ring of columns, weights and factors; 1 / sums, barriers."""
         ring = BF16 * STEP * (self.width + TILE) + FP32 * 2 * TILE + 3 * 8
         return RING * ring + FP32 * TILE + 8 + SCRATCH
 

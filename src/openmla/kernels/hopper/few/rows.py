@@ -93,9 +93,7 @@ def copied_rope(tile, rows, keys, CACHE: gl.constexpr, WARPS: gl.constexpr):
 
 
 @gluon.jit
-def words(
-    rows, keys, chunk, WIDTH: gl.constexpr, CACHE: gl.constexpr, WARPS: gl.constexpr
-):
+def words(rows, keys, chunk, WIDTH: gl.constexpr, CACHE: gl.constexpr, WARPS: gl.constexpr):
     """Words of a chunk of e4m3 columns, [keys, blocks, words]; 0 where there is no key."""
     L: gl.constexpr = word_layout(WIDTH, CACHE[1], WARPS)
     BLOCKS: gl.constexpr = blocks_of(WIDTH, CACHE[1])
@@ -109,9 +107,7 @@ def words(
 
 
 @gluon.jit
-def scales(
-    rows, keys, chunk, WIDTH: gl.constexpr, CACHE: gl.constexpr, WARPS: gl.constexpr
-):
+def scales(rows, keys, chunk, WIDTH: gl.constexpr, CACHE: gl.constexpr, WARPS: gl.constexpr):
     """Their scales, [keys, blocks]; 0 where there is no key."""
     _data, stride_page, stride_row, scale_ptr, scale_page, scale_row, rope_ptr = rows
     L: gl.constexpr = gl.SliceLayout(2, word_layout(WIDTH, CACHE[1], WARPS))

@@ -141,9 +141,7 @@ def dequantize_half(
 
 
 @gluon.jit
-def dequantize_rope(
-    rows, keys, tile, DIMS: gl.constexpr, CACHE: gl.constexpr, LANES: gl.constexpr
-):
+def dequantize_rope(rows, keys, tile, DIMS: gl.constexpr, CACHE: gl.constexpr, LANES: gl.constexpr):
     """Rope that is e4m3: loaded when it is wanted, there are no registers to load it before."""
     FIRST: gl.constexpr = 2 * DIMS[0]
     raw = load_raw(rows, keys, FIRST, DIMS[1], CACHE, LANES)

@@ -38,7 +38,8 @@ from openmla.planning.latent_split import most_ranges
 WGMMA_ROWS = 64
 VECTOR = 8  # elements in 16 bytes
 MOST_ROWS = 2**31 - 1  # no index names more
-MERGE_WARPS, MERGED_COLUMNS, MERGED_TOGETHER = 4, 128, 16  # of a program: see merge.py
+MERGE_WARPS, MERGED_TOGETHER = 4, 16  # of a program: see merge.py
+MERGED_COLUMNS, FEW_COLUMNS, FEW_MERGES = 128, 32, 64  # fewer columns where programs are few
 Operands = SparseOperands | LatentOperands
 SOURCES: Sources = {
     "q_half_desc": "q", "q_rope_desc": "q", "out_ptr": "out", "lse_ptr": "lse",
@@ -192,12 +193,14 @@ def _merge(space: PartSpace, attention: dict[str, Any]) -> Call:
     mean = -(-attention["total_q"] * attention["heads"] // max(attention["batch"], 1))
     rows = MERGE_WARPS * (MERGED_TOGETHER // together)
     blocks = -(-min(space.merged, mean) // rows)
+    columns, tiles = MERGED_COLUMNS, attention["batch"] * blocks
+    if tiles * (space.d_v // columns) <= FEW_MERGES:
+        columns = FEW_COLUMNS
     rest = {
-        "D_V": space.d_v, "TOGETHER": together, "blocks": blocks, "num_warps": MERGE_WARPS,
-        "launch_pdl": True,
+        "D_V": space.d_v, "TOGETHER": together, "COLUMNS": columns, "blocks": blocks,
+        "num_warps": MERGE_WARPS, "launch_pdl": True,
     }  # fmt: skip
-    programs = attention["batch"] * blocks * (space.d_v // MERGED_COLUMNS)
-    return Call(merge_kernel, programs, shared | rest, SOURCES)
+    return Call(merge_kernel, tiles * (space.d_v // columns), shared | rest, SOURCES)
 
 
 _MERGED = (

@@ -133,10 +133,11 @@ def test_flash_mla_conventions(case: flash_mla.FlashCase):
 
 # One query and a few, of requests that are split and that are not (see LatentSplit).
 FEW = replace(
-    PAGES, heads=16, q_lens=(1, 3, 1, 8, 1), k_lens=(9000, 5000, 100, 3000, 20000), spare=2
-)
+    PAGES, heads=16, q_lens=(1, 3, 1, 8, 1), k_lens=(9000, 5000, 100, 3000, 20000), spare=2,
+    sink="mixed",
+)  # fmt: skip
 SPLIT_BATCHES: tuple[dict[str, Any], ...] = (
-    {"sink": "mixed"},
+    {},
     {"heads": 128, "q_lens": (1, 1, 2), "k_lens": (17000, 15400, 4096), "values": "rising"},
     {"heads": 1, "q_lens": (1,) * 40, "k_lens": (5000, 5, 0, 6000) * 10, "causal": False},
     {"heads": 20, "q_lens": (10,), "k_lens": (26000,), "values": "peaky"},

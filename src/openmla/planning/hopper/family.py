@@ -171,12 +171,6 @@ def _keys_not_split(config: HopperSparseFp8Config, problem: Problem) -> str:
     return "" if problem.form == "sparse" else "the portable kernel splits the keys of few queries"
 
 
-def _pages_not_judged(config: HopperSparseConfig, problem: Problem) -> str:
-    if config.cache_read.mode != "in_kernel":
-        return ""
-    return "ranges of FP8 pages dequantized in the kernel were timed on an H200, not judged there"
-
-
 def _latent_lines(config: HopperSparseConfig, problem: Problem) -> list[str]:
     if config.gather == "indices":
         return config.explain()
@@ -302,7 +296,6 @@ HOPPER = Family(
                 }
             ),
             explain=_latent_lines,
-            slower=_pages_not_judged,
         ),
         _rows_kernel(
             serves=Serves(

@@ -93,8 +93,9 @@ def lists(_: str, rounds: int) -> Iterator[dict[str, Any]]:
 
 def few(kind: str, rounds: int) -> Iterator[dict[str, Any]]:
     """Lists of few queries as planned, and in one launch."""
+    cache = fp8_rows(2**20 if kind == "fp8_656" else 64)
     for queries in (1, 2, 4, 8, 16):
-        op = sparse(queries, 32768) if kind == "bf16" else fp8_operands(queries, 2**20, False)
+        op = sparse(queries, 32768) if kind == "bf16" else fp8_operands(queries, cache, False)
         one = "plain" if kind == "bf16" else "in_kernel"
         timings = race({"planned": launched(op), "one launch": launched(op, one)}, rounds)
         yield {
@@ -104,13 +105,17 @@ def few(kind: str, rounds: int) -> Iterator[dict[str, Any]]:
         }  # fmt: skip
 
 
-def fp8_operands(queries: int, pool: int, clustered: bool) -> SparseOperands:
-    """Rows at random of the whole pool, or of a stretch of 8192 rows that all queries share."""
+def fp8_rows(pool: int) -> LatentCache:
     cache = LatentCache.allocate(
         num_pages=pool // 64, page_size=64, format="fp8_656", device="cuda"
     )
     fill(cache)
-    region = min(pool, 8192) if clustered else pool
+    return cache
+
+
+def fp8_operands(queries: int, cache: LatentCache, clustered: bool) -> SparseOperands:
+    """Rows at random of the whole pool, or of a stretch of 8192 rows that all queries share."""
+    region = min(cache.rows, 8192) if clustered else cache.rows
     indices = torch.randint(0, region, (queries, 2048), device="cuda").int()
     q = torch.randn(queries, 128, 576, device="cuda").bfloat16()
     return SparseOperands(q, cache, indices, None, 512, Weights(SCALE))
@@ -119,10 +124,10 @@ def fp8_operands(queries: int, pool: int, clustered: bool) -> SparseOperands:
 def fp8(group: str, rounds: int) -> Iterator[dict[str, Any]]:
     """Every way to read FP8 rows; `loss`: how far the plan's is behind the best."""
     multiply, pool = matmul(), int(group)
-    worst = 0.0
+    cache, worst = fp8_rows(pool), 0.0
     for queries in (1, 16, 32, 64, 128, 256, 512, 1024, 4096):
         for clustered in (False, True):
-            op = fp8_operands(queries, pool, clustered)
+            op = fp8_operands(queries, cache, clustered)
             ways = {mode: launched(op, mode) for mode in ("in_kernel", "workspace")}
             results = Results(torch.empty(queries, 128, 512, device="cuda", dtype=torch.bfloat16))
             config = plan_call(op, results, "hopper").config

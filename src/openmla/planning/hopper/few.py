@@ -16,7 +16,7 @@ from openmla.planning.arithmetic import ceildiv
 KEYS = 64  # of a block
 STEP = 128  # keys
 TILE = 64  # heads
-NARROW, WIDE = 32, 128  # columns of a program
+WIDTHS = (32, 64, 128)  # columns of a program: the narrowest that leave nobody waiting for an SM
 # Microseconds, H200, 2026-11-16, 128 heads, lists of 2048 rows, graphs in a row; in one launch 53
 # (bf16) and 91 to 106 (FP8 rows, dequantized in it). The first three lines are from before scores
 # were loaded a step ahead; the last is what this rule gives.
@@ -29,7 +29,7 @@ NARROW, WIDE = 32, 128  # columns of a program
 # | FP8 | 36 | 36 | 43 | 48 | 69 | |
 #
 # Of one query, scores take 6 us and values the rest. Shorter lists are left to the one launch.
-NARROW_TILES, SMS_PER_TILE, SMS_PER_FP8_TILE, LEAST_STEPS = 4, 8, 4, 4
+SMS_PER_TILE, SMS_PER_FP8_TILE, LEAST_STEPS = 8, 4, 4
 SPACE_CAP = 64 * 1024 * 1024  # bytes of scores
 FP32 = 4
 BF16 = 2
@@ -128,6 +128,7 @@ def few_queries(
     most = SMS_PER_FP8_TILE if fp8 else SMS_PER_TILE
     if not queries or ceildiv(topk, STEP) < LEAST_STEPS or most * tiles > sm_count:
         return None
-    width = min(NARROW if tiles <= NARROW_TILES else WIDE, latent)
+    fitting = (width for width in WIDTHS if tiles * (latent // width) <= sm_count)
+    width = min(next(fitting, WIDTHS[-1]), latent)
     few = FewQueries(queries, heads, topk, latent, rope, width)
     return few if FP32 * few.space <= SPACE_CAP else None

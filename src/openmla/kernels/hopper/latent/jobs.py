@@ -37,7 +37,7 @@ PROBLEMS = {
     "512+64 sequences, split, not causal, no sink": replace(_SPLIT, causal=False, has_sink=False),
     "128+32 sequences, split": replace(_SPLIT, d_nope=128, d_v=128, d_rope=32),
     V32.name: _FP8,
-    f"{V32.name} few": replace(_FP8, total_q=4, has_sink=True),
+    f"{V32.name} few": replace(_FP8, total_q=12, has_sink=True),
     "fp8_block64 128+32 few": replace(
         _FP8, kv_dtype="fp8_block64", d_nope=128, d_v=128, d_rope=32, total_q=20, heads=64
     ),

@@ -43,15 +43,16 @@ DEFECTS = [
     ),
     Fp8Defect(
         "bytes of block 0 are read before they have arrived", Kind.RACE, "latent.rows_fp8",
-        "async_copy.wait_group(2)  # all", "async_copy.wait_group(3)  # all",
+        "async_copy.wait_group(1)  # all", "async_copy.wait_group(2)  # all",
     ),
     Fp8Defect(
         "bytes of block 1 are read before they have arrived", Kind.RACE, "latent.rows_fp8",
-        "            async_copy.wait_group(0)\n", "",
+        "phase)\n            async_copy.wait_group(0)\n", "phase)\n",
     ),
     Fp8Defect(
         "rope is handed over before it has arrived", Kind.RACE, "latent.rows_fp8",
-        "async_copy.wait_group(1)  # all", "async_copy.wait_group(2)  # all",
+        "            async_copy.wait_group(0)\n            mbarrier.arrive(ready",
+        "            mbarrier.arrive(ready",
     ),
     Fp8Defect(
         "wgmma reads before the fence", Kind.FENCE, "latent.kernel",
@@ -59,15 +60,15 @@ DEFECTS = [
     ),
     Fp8Defect(
         "one thread's arrival for all", Kind.DEADLOCK, "latent.rows_fp8",
-        "mbarrier.arrive(ready[1], count=THREADS)", "mbarrier.arrive(ready[1], count=1)",
+        "b + 1), count=THREADS)\n            scales1", "b + 1), count=1)\n            scales1",
     ),
     Fp8Defect(
         "a chunk lands in the first columns of its tile", Kind.UNWRITTEN, "latent.rows_fp8",
         "tile.slice(i * CHUNK, CHUNK, dim=1)", "tile.slice(0, CHUNK, dim=1)",
     ),
     Fp8Defect(
-        "left columns are overwritten by themselves", None, "latent.rows_fp8",
-        "stage, scales, left, 0, CACHE", "stage, scales, left, 1, CACHE",
+        "left columns are stored on the right", None, "latent.rows_fp8",
+        "tile = tiles[SIDE]", "tile = tiles[1]",
     ),
     Fp8Defect(
         "scales of the group before", None, "latent.rows_fp8",

@@ -44,6 +44,9 @@ A warp that issues wgmma is held up until the tensor core takes the instruction.
 other warp-group waits for is told first and multiplied after: the reference of block 0 as soon as
 it is known, P0 and P1 as soon as they are written.
 
+Where rows are dequantized (rows_fp8.py), block 1 comes late, and the right one multiplies P0 V0
+before it scores block 1.
+
 At the end of a work item each warp-group tells its sums under the last product. The right one then
 stores its half of the output, while the next block 1 is being gathered. The left one first makes P0
 of the next work item, which the right one will wait for; it stores its half while that makes P1.
@@ -331,6 +334,27 @@ def left(info, q_smem, smem, bars, results, scale, HOW: gl.constexpr, DIMS: gl.c
 
 
 @gluon.jit
+def follow_left(row_max, row_maxes):
+    """(factor of what is relative to `row_max`, the reference after block 0)."""
+    wait_reference()
+    row_max0 = row_maxes.index(0).load(row_max.type.layout)
+    return follow(row_max, row_max0), row_max0
+
+
+@gluon.jit
+def product0(O, rescale, it, p_smem, k_right, free):
+    """O with P0 · V0, after which the right tile of block 0 is free."""
+    b, _phase = block_of(it, k_right.shape[0] // 2)
+    z = opaque_zero()
+    wait_p0(it)
+    O = rescale_rows(O, rescale)
+    O_next = warpgroup_mma(p_smem.index(z + b), k_right.index(z + b), O, is_async=True)
+    O = warpgroup_mma_wait(0, deps=(O_next,))
+    mbarrier.arrive(free.index(2 * b + 1), count=1)
+    return O
+
+
+@gluon.jit
 def right_step(
     state, it, first, tile, q_smem, smem, bars, scale, HOW: gl.constexpr,
     LAST: gl.constexpr, LAYOUTS: gl.constexpr, DIMS: gl.constexpr,
@@ -346,12 +370,18 @@ def right_step(
     RL: gl.constexpr = gl.SliceLayout(1, SL)
     b, phase = block_of(it, k_right.shape[0] // 2)
     z = opaque_zero()
-    S_next = issue_scores(q_smem, k_smem, ready, b, phase, 1, SL, DIMS, HOW[4])
-    missing = any_missing(validity, valid, b + 1, phase, HOW[3])
-    wait_reference()
-    row_max0 = row_maxes.index(0).load(RL)
-    rescale = follow(row_max, row_max0)
-    S = warpgroup_mma_wait(0, deps=(S_next,))
+    if HOW[4]:
+        S_next = issue_scores(q_smem, k_smem, ready, b, phase, 1, SL, DIMS, True)
+        missing = any_missing(validity, valid, b + 1, phase, HOW[3])
+        rescale, row_max0 = follow_left(row_max, row_maxes)
+        S = warpgroup_mma_wait(0, deps=(S_next,))
+    else:
+        # Rows are dequantized, and those of block 1 come late: block 0 is given back before.
+        rescale, row_max0 = follow_left(row_max, row_maxes)
+        O = product0(O, rescale, it, p_smem, k_right, free)
+        S_next = issue_scores(q_smem, k_smem, ready, b, phase, 1, SL, DIMS, False)
+        missing = any_missing(validity, valid, b + 1, phase, HOW[3])
+        S = warpgroup_mma_wait(0, deps=(S_next,))
     if LAST:
         mbarrier.arrive(q_free, count=1)
     S = masked(signed(S, HOW[0]), missing, validity, b + 1, tile, first + 64, heads, HOW[3])
@@ -366,11 +396,8 @@ def right_step(
     p_smem.index(z + b + 1).store(P)
     fence_async_shared()
     signal_p1()
-    wait_p0(it)
-    O = rescale_rows(O, rescale)
-    O_next = warpgroup_mma(p_smem.index(z + b), k_right.index(z + b), O, is_async=True)
-    O = warpgroup_mma_wait(0, deps=(O_next,))
-    mbarrier.arrive(free.index(2 * b + 1), count=1)
+    if HOW[4]:
+        O = product0(O, rescale, it, p_smem, k_right, free)
     O = rescale_rows(O, last_rescale)
     A = gl.convert_layout(P, LAYOUTS[1])
     O_next = warpgroup_mma(A, k_right.index(z + b + 1), O, is_async=True)

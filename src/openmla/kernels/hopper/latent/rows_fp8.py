@@ -9,9 +9,10 @@ first is stored, to where they came from.
 | order | block 0 | block 1 |
 |---|---|---|
 | 1 | wait until right 0 is free; copy rope 0 | wait until right 1 is free |
-| 2 | wait until left 1 is free; copy the bytes of block 1, and rope 1 | |
-| 3 | bytes that have arrived to right 0, then to left 0 | to right 1, then to left 1 |
-| 4 | | wait until left 0 is free; copy the bytes of the next block 0 |
+| 2 | from bytes that have arrived to right 0 | to right 1 |
+| 3 | wait until left 1 is free; copy the bytes of block 1, and rope 1 | |
+| 4 | to left 0 | to left 1 |
+| 5 | | wait until left 0 is free; copy the bytes of the next block 0 |
 
 Scales are loaded when the bytes are copied, where a block has few of them: 4 registers for each
 group of columns. Rope that is e4m3 passes through registers too, and is not copied before.
@@ -120,9 +121,11 @@ def staged(stage, C: gl.constexpr, CACHE: gl.constexpr, LANES: gl.constexpr):
 
 @gluon.jit
 def dequantize_half(
-    rows, keys, stage, scales, tile, SIDE: gl.constexpr, CACHE: gl.constexpr, LANES: gl.constexpr
+    rows, keys, tiles, scales, SIDE: gl.constexpr, CACHE: gl.constexpr, LANES: gl.constexpr
 ):
     """Half of the columns (SIDE 0: left, 1: right): all are loaded before the first is stored."""
+    stage = stage_of(tiles[0])
+    tile = tiles[SIDE]
     HALF: gl.constexpr = tile.shape[1]
     COUNT: gl.constexpr = HALF // CHUNK
     GROUP: gl.constexpr = group_columns(CACHE[1])
@@ -146,28 +149,6 @@ def dequantize_rope(rows, keys, tile, DIMS: gl.constexpr, CACHE: gl.constexpr, L
     FIRST: gl.constexpr = 2 * DIMS[0]
     raw = load_raw(rows, keys, FIRST, DIMS[1], CACHE, LANES)
     tile.store(dequantized(raw, load_scales(rows, keys, FIRST, DIMS[1], CACHE, LANES)))
-
-
-@gluon.jit
-def dequantize_block(
-    rows, keys, scales, tiles, ready, DIMS: gl.constexpr, BLOCK: gl.constexpr,
-    CACHE: gl.constexpr, LANES: gl.constexpr,
-):  # fmt: skip
-    """From bytes in the left tile to both tiles and rope; `ready`: barriers of left and right."""
-    left, right, rope = tiles
-    stage = stage_of(left)
-    COPIED: gl.constexpr = DIMS[1] > 0 and rows[6] is not None
-    E4M3: gl.constexpr = DIMS[1] > 0 and rows[6] is None
-    dequantize_half(rows, keys, stage, scales, right, 1, CACHE, LANES)
-    if BLOCK == 0 and COPIED:
-        async_copy.wait_group(1)  # all but the bytes of block 1
-    if BLOCK == 0 and E4M3:
-        dequantize_rope(rows, keys, rope, DIMS, CACHE, LANES)
-    mbarrier.arrive(ready[1], count=THREADS)
-    dequantize_half(rows, keys, stage, scales, left, 0, CACHE, LANES)
-    if BLOCK == 1 and E4M3:
-        dequantize_rope(rows, keys, rope, DIMS, CACHE, LANES)
-    mbarrier.arrive(ready[0], count=THREADS)
 
 
 @gluon.jit
@@ -198,6 +179,7 @@ def fp8_producer(
     PAGE: gl.constexpr = CACHE[0]
     KL: gl.constexpr = key_layout(CHUNK, CACHE[1], LANES)
     ROPE: gl.constexpr = DIMS[1] > 0 and rows[6] is not None
+    E4M3: gl.constexpr = DIMS[1] > 0 and rows[6] is None
     turn = gl.program_id(0) * 0
     it = turn  # steps so far, over all work items
     cursor, tile, box, first, skipped, count, steps = work_item(begin(source), source, shape, False)
@@ -227,25 +209,34 @@ def fp8_producer(
             if ROPE:
                 copy_rope(rows, keys0, k_smem[2].index(b), CACHE, LANES)
             async_copy.commit_group()
-            mbarrier.wait(free.index(2 * b + 2), phase)
+            async_copy.wait_group(1)  # all but the last: the bytes of block 0 are there
+            put_validity(bias.index(b), flags.index(b), keys0 >= 0, valid.index(b), LANES)
+            tiles0 = block_tiles(k_smem, b)
+            dequantize_half(rows, keys0, tiles0, scales0, 1, CACHE, LANES)
+            if E4M3:
+                dequantize_rope(rows, keys0, tiles0[2], DIMS, CACHE, LANES)
+            async_copy.wait_group(0)
+            mbarrier.arrive(ready.index(2 * b + 1), count=THREADS)
             scales1 = scales_ahead(rows, keys1, DIMS, CACHE, LANES)
+            mbarrier.wait(free.index(2 * b + 2), phase)
             copy_bytes(rows, keys1, k_smem[0].index(b + 1), CACHE, LANES)
             if ROPE:
                 copy_rope(rows, keys1, k_smem[2].index(b + 1), CACHE, LANES)
             async_copy.commit_group()
-            async_copy.wait_group(2)  # all but the two last: the bytes of block 0 are there
-            put_validity(bias.index(b), flags.index(b), keys0 >= 0, valid.index(b), LANES)
-            barriers0 = (ready.index(2 * b), ready.index(2 * b + 1))
-            tiles0 = block_tiles(k_smem, b)
-            dequantize_block(rows, keys0, scales0, tiles0, barriers0, DIMS, 0, CACHE, LANES)
+            dequantize_half(rows, keys0, tiles0, scales0, 0, CACHE, LANES)
+            mbarrier.arrive(ready.index(2 * b), count=THREADS)
             keys0 = physical(source, entry, PAGE)
             mbarrier.wait(free.index(2 * b + 3), phase)
             async_copy.wait_group(0)
             b += 1
             put_validity(bias.index(b), flags.index(b), keys1 >= 0, valid.index(b), LANES)
-            barriers1 = (ready.index(2 * b), ready.index(2 * b + 1))
             tiles1 = block_tiles(k_smem, b)
-            dequantize_block(rows, keys1, scales1, tiles1, barriers1, DIMS, 1, CACHE, LANES)
+            dequantize_half(rows, keys1, tiles1, scales1, 1, CACHE, LANES)
+            mbarrier.arrive(ready.index(2 * b + 1), count=THREADS)
+            dequantize_half(rows, keys1, tiles1, scales1, 0, CACHE, LANES)
+            if E4M3:
+                dequantize_rope(rows, keys1, tiles1[2], DIMS, CACHE, LANES)
+            mbarrier.arrive(ready.index(2 * b), count=THREADS)
             it += 1
             b = it % ST * 2
             scales0 = scales_ahead(rows, keys0, DIMS, CACHE, LANES)

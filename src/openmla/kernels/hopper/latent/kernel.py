@@ -367,7 +367,6 @@ def right_step(
     row_maxes, _sums = stats
     q_free, ready, free, valid = bars
     SL: gl.constexpr = LAYOUTS[0]
-    RL: gl.constexpr = gl.SliceLayout(1, SL)
     b, phase = block_of(it, k_right.shape[0] // 2)
     z = opaque_zero()
     if HOW[4]:

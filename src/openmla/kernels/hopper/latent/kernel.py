@@ -373,14 +373,13 @@ def right_step(
         S_next = issue_scores(q_smem, k_smem, ready, b, phase, 1, SL, DIMS, True)
         missing = any_missing(validity, valid, b + 1, phase, HOW[3])
         rescale, row_max0 = follow_left(row_max, row_maxes)
-        S = warpgroup_mma_wait(0, deps=(S_next,))
     else:
         # Rows are dequantized, and those of block 1 come late: block 0 is given back before.
         rescale, row_max0 = follow_left(row_max, row_maxes)
         O = product0(O, rescale, it, p_smem, k_right, free)
         S_next = issue_scores(q_smem, k_smem, ready, b, phase, 1, SL, DIMS, False)
         missing = any_missing(validity, valid, b + 1, phase, HOW[3])
-        S = warpgroup_mma_wait(0, deps=(S_next,))
+    S = warpgroup_mma_wait(0, deps=(S_next,))
     if LAST:
         mbarrier.arrive(q_free, count=1)
     S = masked(signed(S, HOW[0]), missing, validity, b + 1, tile, first + 64, heads, HOW[3])
@@ -496,57 +495,15 @@ VECTORS = [
 
 @gluon.jit(do_not_specialize=COUNTS + STRIDES, do_not_specialize_on_alignment=VECTORS)
 def sparse_kernel(  # noqa: PLR0913
-    q_half_desc,
-    q_rope_desc,
-    data_ptr,
-    scale_ptr,
-    rope_ptr,
-    indices_ptr,
-    lengths_ptr,
-    cu_ptr,
-    out_ptr,
-    lse_ptr,
-    logits_ptr,
-    sink_ptr,
-    total_ptr,
-    part_sums_ptr,
-    part_state_ptr,
-    counter_ptr,
-    capacity,
-    factor,
-    topk,
-    rows,
-    tiles,
-    head_blocks,
-    heads,
-    batch,
-    total_q,
-    rest_q,
-    part_rows,
-    indices_stride,
-    stride_page,
-    stride_row,
-    scale_page,
-    scale_row,
-    out_stride_t,
-    out_stride_h,
-    lse_stride_t,
-    lse_stride_h,
-    logits_stride_t,
-    logits_stride_h,
-    ST: gl.constexpr,
-    DIMS: gl.constexpr,
-    PAGE: gl.constexpr,
-    PAGE_SIZE: gl.constexpr,
-    MASK: gl.constexpr,
-    SIGN: gl.constexpr,
-    OVERLAY: gl.constexpr,
-    LANES: gl.constexpr,
-    SCALED: gl.constexpr,
-    FITS: gl.constexpr,
-    REGISTERS: gl.constexpr,
-    LAYOUTS: gl.constexpr,
-):
+    q_half_desc, q_rope_desc, data_ptr, scale_ptr, rope_ptr, indices_ptr, lengths_ptr, cu_ptr,
+    out_ptr, lse_ptr, logits_ptr, sink_ptr, total_ptr, part_sums_ptr, part_state_ptr,
+    counter_ptr, capacity, factor, topk, rows, tiles, head_blocks, heads, batch, total_q,
+    rest_q, part_rows, indices_stride, stride_page, stride_row, scale_page, scale_row,
+    out_stride_t, out_stride_h, lse_stride_t, lse_stride_h, logits_stride_t, logits_stride_h,
+    ST: gl.constexpr, DIMS: gl.constexpr, PAGE: gl.constexpr, PAGE_SIZE: gl.constexpr,
+    MASK: gl.constexpr, SIGN: gl.constexpr, OVERLAY: gl.constexpr, LANES: gl.constexpr,
+    SCALED: gl.constexpr, FITS: gl.constexpr, REGISTERS: gl.constexpr, LAYOUTS: gl.constexpr,
+):  # fmt: skip
     """DIMS: columns of half a latent, of rope. PAGE: rows of a page, 0 where pages lie end to end.
     MASK: 0: `indices` are lists of rows, one per token; 1, 2: they are a block table of sequences
     (topk: most keys), full or causal, and PAGE_SIZE is what its entries count in.
@@ -594,28 +551,8 @@ def sparse_kernel(  # noqa: PLR0913
     load_smem = (q_smem, k_smem, (bias, flags))
     descs = (q_half_desc, q_rope_desc)
     shape = (tiles, head_blocks)
+    each = (info, q_smem, smem, bars, results, (factor, heads), HOW, DIMS)
+    loads = (info, source, data, shape, descs, load_smem, bars, ST, DIMS, PAGE, LANES, SCALED)
     gl.warp_specialize(
-        [
-            (left, (info, q_smem, smem, bars, results, (factor, heads), HOW, DIMS)),
-            (right, (info, q_smem, smem, bars, results, (factor, heads), HOW, DIMS)),
-            (
-                load,
-                (
-                    info,
-                    source,
-                    data,
-                    shape,
-                    descs,
-                    load_smem,
-                    bars,
-                    ST,
-                    DIMS,
-                    PAGE,
-                    LANES,
-                    SCALED,
-                ),
-            ),
-        ],
-        [4, 4],
-        [REGISTERS[0], REGISTERS[1]],
+        [(left, each), (right, each), (load, loads)], [4, 4], [REGISTERS[0], REGISTERS[1]]
     )

@@ -107,28 +107,10 @@ VECTORS = ["lse_ptr", "sink_ptr", "cu_ptr", "lengths_ptr", "part_state_ptr"]
 
 @gluon.jit(do_not_specialize=COUNTS + STRIDES, do_not_specialize_on_alignment=VECTORS)
 def merge_kernel(  # noqa: PLR0913
-    part_sums_ptr,
-    part_state_ptr,
-    out_ptr,
-    lse_ptr,
-    sink_ptr,
-    cu_ptr,
-    lengths_ptr,
-    topk,
-    batch,
-    total_q,
-    rest_q,
-    heads,
-    part_rows,
-    blocks,
-    out_stride_t,
-    out_stride_h,
-    lse_stride_t,
-    lse_stride_h,
-    D_V: gl.constexpr,
-    TOGETHER: gl.constexpr,
-    COLUMNS: gl.constexpr,
-):
+    part_sums_ptr, part_state_ptr, out_ptr, lse_ptr, sink_ptr, cu_ptr, lengths_ptr, topk, batch,
+    total_q, rest_q, heads, part_rows, blocks, out_stride_t, out_stride_h, lse_stride_t,
+    lse_stride_h, D_V: gl.constexpr, TOGETHER: gl.constexpr, COLUMNS: gl.constexpr,
+):  # fmt: skip
     """Program (request x blocks + block of rows) x (D_V / COLUMNS) + columns; see the head."""
     EACH: gl.constexpr = MOST_TOGETHER // TOGETHER
     ROWS: gl.constexpr = WARPS * EACH

@@ -92,6 +92,41 @@ def latent_table() -> str:
     ))  # fmt: skip
 
 
+def few_pages_table() -> str:
+    """Few queries over many keys: the shapes of `openmla bench few`."""
+    head = ("requests x queries on keys, heads", "us", "share of the matmul", "TB/s")
+    return table(head, (
+        (row["shape"], f"{row['us']:.0f}", f"{row['share']:.2f}", f"{row['tb_per_s']:.1f}")
+        for row in newest("few-h200", "pages").rows if row["backend"] == "hopper"
+    ))  # fmt: skip
+
+
+def few_lists_table() -> str:
+    """Lists of few queries, replayed once and in a row."""
+    head = ("rows", "queries", "us", "in a row", "in one launch")
+    names = ("planned us", "planned us in a row", "one launch us")
+    return table(head, (
+        (row["rows"], row["queries"], *(f"{row[name]:.1f}" for name in names))
+        for row in newest("few-h200", "few").rows
+    ))  # fmt: skip
+
+
+def fp8_ways_table() -> str:
+    """Share of the matmul of the plan's way to read FP8 rows, and of the others."""
+    head = ("queries", "pool", "lists", "plan", "share of the matmul", "others", "behind the best")
+    lines = []
+    for row in newest("few-fp8-h200", "fp8").rows:
+        if "queries" not in row:
+            continue
+        shares = {n.removeprefix("share "): v for n, v in row.items() if n.startswith("share ")}
+        others = ", ".join(f"{n} {v:.2f}" for n, v in shares.items() if n != row["plan"])
+        lists, planned = "clustered" if row["clustered"] else "random", shares[row["plan"]]
+        behind_best = f"{max(shares.values()) / planned - 1:.0%}"
+        place = (row["queries"], row["pool"], lists, row["plan"])
+        lines.append((*place, f"{planned:.2f}", others, behind_best))
+    return table(head, lines)
+
+
 def portable_table() -> str:
     """Each shape with the tile that the planner takes: it is timed first."""
     planned: dict[str, Row] = {}
@@ -162,6 +197,9 @@ def regions() -> dict[tuple[str, str], str]:
         "sparse": (sparse_table(), newest("hopper-sparse-h200", "speed")),
         "fp8": (fp8_table(), newest("hopper-fp8-h200", "speed")),
         "latent": (latent_table(), newest("hopper-sparse-h200", "latent")),
+        "few-pages": (few_pages_table(), newest("few-h200", "pages")),
+        "few-lists": (few_lists_table(), newest("few-h200", "few")),
+        "fp8-ways": (fp8_ways_table(), newest("few-fp8-h200", "fp8")),
         "portable": (portable_table(), newest("portable-h200", "time", "times")),
         "cpu": (cpu_table(), newest("cpu", "rows")),
         "ranks": (ranks_table(), newest("context-parallel-h200", "shares")),

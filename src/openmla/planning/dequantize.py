@@ -21,12 +21,12 @@ CacheMode = Literal["plain", "in_kernel", "workspace"]
 VISITS_TO_PAY = 4
 # Nanoseconds, H200, 2026-11-16, benchmarks/device/few_h200.py --section fp8 (128 heads, lists of
 # 2048 rows of 656 bytes; 1 to 4096 queries, pools of 8192 to 4,194,304 rows). A step of 128 rows
-# takes 7100 (rows in L2) to 8900 when they are dequantized in it:
-IN_KERNEL_STEP, COPIED_STEP = 8000, 3400
+# takes 6200 to 7500 when they are dequantized in it, wherever they lie:
+IN_KERNEL_STEP, COPIED_STEP = 7000, 3400
 # Finding the rows that are named: five launches, and the map of the pool. Then the entries of the
 # lists are translated, and rows dequantized:
-LAUNCHES, PER_1000_MAPPED = 27_000, 7
-PER_1000_ENTRIES, PER_1000_ROWS = 120, 850
+LAUNCHES, PER_1000_MAPPED = 38_000, 7
+PER_1000_ENTRIES, PER_1000_ROWS = 60, 715
 # Rows worth dequantizing for each step of a program, once they are found. If more are named, which
 # only the device knows, they are dequantized in the kernel after all, and were found in vain.
 ROWS_PER_STEP = 4800

@@ -115,10 +115,7 @@ def _latent(problem: Problem, target: Target) -> HopperSparseConfig:
     )
     if problem.form == "sparse":
         columns = problem.d_nope, problem.d_rope
-        few = few_queries(
-            problem.total_q, problem.heads, problem.topk, columns,
-            problem.kv_dtype in GLUON_CACHES, target.sm_count,
-        )  # fmt: skip
+        few = few_queries(problem.total_q, problem.heads, problem.topk, columns, target.sm_count)
         config = replace(config, few=few)
     if problem.kv_dtype in GLUON_CACHES:
         config = replace(config, cache_read=_cache_read(problem, config))

@@ -17,19 +17,20 @@ KEYS = 64  # of a block
 STEP = 128  # keys
 TILE = 64  # heads
 WIDTHS = (32, 64, 128)  # columns of a program: the narrowest that leave nobody waiting for an SM
-# Microseconds, H200, 2026-11-16, 128 heads, lists of 2048 rows, graphs in a row; in one launch 53
-# (bf16) and 91 to 106 (FP8 rows, dequantized in it). The first three lines are from before scores
-# were loaded a step ahead; the last is what this rule gives.
+# Microseconds, H200, 2026-11-16, 128 heads, lists of 2048 rows, replayed once; in one launch 56
+# (bf16) and 114 (FP8 rows, dequantized in it).
 #
-# | queries | 1 | 2 | 4 | 8 | 16 | 32 |
-# |---|---|---|---|---|---|---|
-# | FP8, 32 columns | 37 | 38 | 50 | 57 | 123 | 256 |
-# | FP8, 128 columns | 45 | 46 | 47 | 53 | 79 | 167 |
-# | bf16, 128 columns | 36 | 36 | 38 | 44 | 59 | 117 |
-# | FP8 | 36 | 36 | 43 | 48 | 69 | |
+# | queries | 1 | 4 | 8 | 16 | 32 |
+# |---|---|---|---|---|---|
+# | FP8, 32 columns | 30 | 35 | 66 | | |
+# | FP8, 64 columns | 32 | 36 | 44 | 93 | |
+# | FP8, 128 columns | 40 | 48 | 55 | 79 | 156 |
+# | bf16, 32 columns | 28 | 31 | 57 | | |
+# | bf16, 64 columns | 30 | 32 | 39 | 75 | |
+# | bf16, 128 columns | 30 | 33 | 40 | 55 | 105 |
 #
 # Of one query, scores take 6 us and values the rest. Shorter lists are left to the one launch.
-SMS_PER_TILE, SMS_PER_FP8_TILE, LEAST_STEPS = 8, 4, 4
+SMS_PER_TILE, LEAST_STEPS = 4, 4
 SPACE_CAP = 64 * 1024 * 1024  # bytes of scores
 FP32 = 4
 BF16 = 2
@@ -113,11 +114,11 @@ class FewQueries:
 
 
 def few_queries(
-    queries: int, heads: int, topk: int, columns: tuple[int, int], fp8: bool, sm_count: int
+    queries: int, heads: int, topk: int, columns: tuple[int, int], sm_count: int
 ) -> FewQueries | None:
     """Two launches, if they are faster than one; `columns` of a latent and of rope.
 
-    >>> v32 = {"heads": 128, "columns": (512, 64), "fp8": True, "sm_count": 132}
+    >>> v32 = {"heads": 128, "columns": (512, 64), "sm_count": 132}
     >>> few_queries(1, topk=2048, **v32).width, few_queries(12, topk=2048, **v32).width
     (32, 128)
     >>> few_queries(64, topk=2048, **v32), few_queries(1, topk=256, **v32)
@@ -125,8 +126,7 @@ def few_queries(
     """
     latent, rope = columns
     tiles = queries * ceildiv(heads, TILE)
-    most = SMS_PER_FP8_TILE if fp8 else SMS_PER_TILE
-    if not queries or ceildiv(topk, STEP) < LEAST_STEPS or most * tiles > sm_count:
+    if not queries or ceildiv(topk, STEP) < LEAST_STEPS or SMS_PER_TILE * tiles > sm_count:
         return None
     fitting = (width for width in WIDTHS if tiles * (latent // width) <= sm_count)
     width = min(next(fitting, WIDTHS[-1]), latent)

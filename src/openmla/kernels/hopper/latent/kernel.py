@@ -551,8 +551,13 @@ def sparse_kernel(  # noqa: PLR0913
     load_smem = (q_smem, k_smem, (bias, flags))
     descs = (q_half_desc, q_rope_desc)
     shape = (tiles, head_blocks)
-    each = (info, q_smem, smem, bars, results, (factor, heads), HOW, DIMS)
-    loads = (info, source, data, shape, descs, load_smem, bars, ST, DIMS, PAGE, LANES, SCALED)
     gl.warp_specialize(
-        [(left, each), (right, each), (load, loads)], [4, 4], [REGISTERS[0], REGISTERS[1]]
-    )
+        [
+            (left, (info, q_smem, smem, bars, results, (factor, heads), HOW, DIMS)),
+            (right, (info, q_smem, smem, bars, results, (factor, heads), HOW, DIMS)),
+            (load, (info, source, data, shape, descs, load_smem, bars, ST, DIMS, PAGE, LANES,
+                    SCALED)),
+        ],
+        [4, 4],
+        [REGISTERS[0], REGISTERS[1]],
+    )  # fmt: skip

@@ -218,7 +218,7 @@ def counted(plan: Plan, args: Mapping[str, Any]) -> tuple[object, Counted] | Non
         return None
     tokens = args["q"].shape[0]
     columns, topk = (config.latent, config.rope), args["indices"].shape[1]
-    if few_queries(tokens, config.heads, topk, columns, False, config.sm_count):
+    if few_queries(tokens, config.heads, topk, columns, config.sm_count):
         return None
     tiles = tokens * config.row_blocks
     described = dict.fromkeys(("q_half_desc", "q_rope_desc"), (0, tokens))

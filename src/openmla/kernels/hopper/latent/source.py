@@ -31,6 +31,8 @@ from openmla.kernels.hopper.latent.pages import (
 KEYS = gl.constexpr(64)  # of a block
 STEP = gl.constexpr(128)  # keys of a step
 ROWS = gl.constexpr(64)  # of a tile
+LAST = gl.constexpr(64)  # tokens that are taken in the order of their lengths
+WARPS = gl.constexpr(4)  # of the producer
 
 
 @gluon.jit
@@ -59,6 +61,8 @@ def work_item(cursor, source, shape, NEXT: gl.constexpr):
             cursor = draw(cursor, source)
         # The halves of a token are neighbors, so that they find each other's rows in L2.
         token = gl.minimum(cursor, tiles - 1) // head_blocks
+        if source[13] is not None and lengths_ptr is not None:
+            token = longest_first(token, tiles // head_blocks, lengths_ptr)
         tile = (token, cursor % head_blocks * ROWS)
         count = topk
         if lengths_ptr is not None:
@@ -66,6 +70,26 @@ def work_item(cursor, source, shape, NEXT: gl.constexpr):
         steps = gl.where(cursor < tiles, gl.maximum((count + (STEP - 1)) // STEP, 1), 0)
         finish_drawing(cursor, tiles, source)
         return cursor, tile, tile, token.to(gl.int64) * stride, cursor * 0, count, steps
+
+
+@gluon.jit
+def longest_first(token, tokens, lengths_ptr):
+    """The token whose turn it is: they come in order, but of the last 64 the longest list first.
+
+    Whoever draws a long list last keeps the others waiting: 2 % of the time of 4096 lists of 1 to
+    2048 keys (H200). All lists in order would gain hardly more.
+    """
+    first = gl.maximum(tokens - LAST, 0)
+    if token >= first:
+        LANES: gl.constexpr = gl.BlockedLayout([LAST // 32], [32], [WARPS], [0])
+        here = gl.arange(0, LAST, LANES) + first
+        own = gl.load(lengths_ptr + here, mask=here < tokens, other=0)
+        before = here * 0
+        for i in range(first, tokens):
+            other = gl.load(lengths_ptr + i)
+            before += gl.where((other > own) | ((other == own) & (i < here)), 1, 0)
+        token = gl.max(gl.where((before == token - first) & (here < tokens), here, 0), 0)
+    return token
 
 
 @gluon.jit

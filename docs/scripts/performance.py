@@ -20,6 +20,7 @@ IN_README = (
 # Region -> file, section, field, format: of scripts whose rows have a figure per contestant.
 BY_CONTESTANT = {
     "dense-fp8": ("hopper-dense-fp8-h200", "speed", "tflops", ".0f"),
+    "fp8-queries": ("hopper-fp8-queries-h200", "queries", "milliseconds", ".3f"),
     "indexer-scores": ("indexer-h200", "scores", "of_scaled_mm", ".2f"),
     "indexer-select": ("indexer-h200", "select", "ms", ".3f"),
     "dsa-step": ("indexer-h200", "step", "ms", ".2f"),
@@ -107,7 +108,7 @@ def few_lists_table() -> str:
     names = ("planned us", "planned us in a row", "one launch us")
     return table(head, (
         (row["rows"], row["queries"], *(f"{row[name]:.1f}" for name in names))
-        for row in newest("few-h200", "few").rows
+        for row in newest("few-lists-h200", "few").rows
     ))  # fmt: skip
 
 
@@ -198,7 +199,7 @@ def regions() -> dict[tuple[str, str], str]:
         "fp8": (fp8_table(), newest("hopper-fp8-h200", "speed")),
         "latent": (latent_table(), newest("hopper-sparse-h200", "latent")),
         "few-pages": (few_pages_table(), newest("few-h200", "pages")),
-        "few-lists": (few_lists_table(), newest("few-h200", "few")),
+        "few-lists": (few_lists_table(), newest("few-lists-h200", "few")),
         "fp8-ways": (fp8_ways_table(), newest("few-fp8-h200", "fp8")),
         "portable": (portable_table(), newest("portable-h200", "time", "times")),
         "cpu": (cpu_table(), newest("cpu", "rows")),

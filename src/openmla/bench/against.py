@@ -60,7 +60,9 @@ def table(found: list[Change], now: dict[str, Any], before: dict[str, Any]) -> T
 
 def _figures(record: dict[str, Any]) -> Iterator[tuple[tuple[str, str], float]]:
     """((case, figure), value) of a record of `openmla bench` or of a script's section "speed"."""
-    speed = [row for group in record.get("speed", {}).values() for row in group["results"]]
+    speed = record.get("speed", [])
+    if isinstance(speed, dict):  # of a script; a list is of `openmla validate`
+        speed = [row for group in speed.values() for row in group["results"]]
     for row in [*record.get("rows", []), *speed]:
         case = row.get("shape") or f"{row.get('case', '')}, {row.get('dtype', '')}"
         tflops = row.get("tflops")

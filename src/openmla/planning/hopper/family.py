@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from openmla.planning.dequantize import (
     CacheRead,
@@ -37,6 +38,7 @@ from openmla.planning.serves import (
     Range,
     Serves,
     alike,
+    either,
 )
 from openmla.planning.split import query_tile_lines, split_lines
 from openmla.planning.target import Target
@@ -179,8 +181,7 @@ _ROWS = {
     ("d_nope", "d_v"): OneOf((128, 128), (256, 256), (512, 512)),
     "d_rope": OneOf(0, 32, 64),
     "rope": OneOf("none", "shared"),
-    "has_sink": YES_OR_NO,
-    "wants_lse": YES_OR_NO,
+    **either("has_sink", "wants_lse"),
     **LENGTHS,
     "aligned_16": ALIGNED,
 }
@@ -201,9 +202,7 @@ _DENSE = {
     "rope": OneOf(*ROPE_SOURCES),
     # A bulk copy takes whole swizzle patterns of 8 rows.
     "page_size": Range(0, MOST_PAGE_ROWS, 8),
-    "causal": YES_OR_NO,
-    "has_sink": YES_OR_NO,
-    "wants_lse": YES_OR_NO,
+    **either("causal", "has_sink", "wants_lse"),
     **LENGTHS,
     "aligned_16": ALIGNED,
 }
@@ -213,8 +212,7 @@ _DENSE_FP8 = {
     "d_nope": OneOf(32, 64, 96, 128, 160, 192, 256),
     "d_rope": OneOf(0, 32, 64, 128),
     "d_v": OneOf(16, 32, 64, 128, 256),
-    "has_q_scale": YES_OR_NO,
-    "has_k_scale": YES_OR_NO,
+    **either("has_q_scale", "has_k_scale"),
 }
 
 
@@ -223,16 +221,20 @@ def _e4m3_beside(*v_dtypes: str) -> list[tuple[str, ...]]:
     return [("e4m3", "e4m3", v, rope) for v in v_dtypes for rope in ("e4m3", "bf16", "fp16")]
 
 
+def _kernel(allowed: dict[Field, Allowed], **parts: Any) -> Kernel:
+    return Kernel(serves=Serves(allowed), **parts)
+
+
 _dense_fp8_kernel = partial(
-    Kernel, config=HopperDenseFp8Config, choose=_dense_fp8, block=_dense_block,
+    _kernel, config=HopperDenseFp8Config, choose=_dense_fp8, block=_dense_block,
     explain=_dense_lines, launcher="openmla.kernels.hopper.dense_fp8.launch",
 )  # fmt: skip
 _rows_kernel = partial(
-    Kernel, config=HopperSparseConfig, choose=_latent, block=_latent_block,
+    _kernel, config=HopperSparseConfig, choose=_latent, block=_latent_block,
     launcher="openmla.kernels.hopper.latent.launch",
 )  # fmt: skip
 _rows_fp8_kernel = partial(
-    Kernel, config=HopperSparseFp8Config, choose=_latent_fp8, slower=_keys_not_split,
+    _kernel, config=HopperSparseFp8Config, choose=_latent_fp8, slower=_keys_not_split,
     block=_latent_fp8_block, launcher="openmla.kernels.hopper.sparse_fp8.launch",
 )  # fmt: skip
 
@@ -240,21 +242,18 @@ HOPPER = Family(
     name="hopper",
     archs=("sm_90",),
     kernels=(
-        Kernel(
-            serves=Serves(
-                {
-                    # Types first: a refusal then names the kernel for them.
-                    "form": OneOf("dense"),
-                    DTYPES: OneOf(*alike("bf16", "fp16")),
-                    # One or two tiles of K, each a power of two.
-                    "d_nope": OneOf(16, 32, 48, 64, 80, 96, 128, 144, 160, 192, 256),
-                    "d_rope": OneOf(0, 16, 32, 64, 128),
-                    "d_v": OneOf(16, 32, 64, 128, 256),
-                    **_DENSE,
-                    "has_key_mask": YES_OR_NO,
-                    "has_k_start": YES_OR_NO,
-                }
-            ),
+        _kernel(
+            {
+                # Types first: a refusal then names the kernel for them.
+                "form": OneOf("dense"),
+                DTYPES: OneOf(*alike("bf16", "fp16")),
+                # One or two tiles of K, each a power of two.
+                "d_nope": OneOf(16, 32, 48, 64, 80, 96, 128, 144, 160, 192, 256),
+                "d_rope": OneOf(0, 16, 32, 64, 128),
+                "d_v": OneOf(16, 32, 64, 128, 256),
+                **_DENSE,
+                **either("has_key_mask", "has_k_start"),
+            },
             config=HopperDenseConfig,
             choose=_dense,
             launcher="openmla.kernels.hopper.dense.launch",
@@ -262,84 +261,69 @@ HOPPER = Family(
             explain=_dense_lines,
         ),
         _dense_fp8_kernel(
-            serves=Serves(
-                {
-                    "form": OneOf("dense"),
-                    DTYPES: OneOf(*_e4m3_beside("bf16", "fp16")),
-                    **_DENSE_FP8,
-                    "has_k_start": YES_OR_NO,
-                }
-            ),
+            {
+                "form": OneOf("dense"),
+                DTYPES: OneOf(*_e4m3_beside("bf16", "fp16")),
+                **_DENSE_FP8,
+                "has_k_start": YES_OR_NO,
+            },
         ),
         _dense_fp8_kernel(
-            serves=Serves(
-                {
-                    "form": OneOf("dense"),
-                    DTYPES: OneOf(*_e4m3_beside("e4m3")),
-                    **_DENSE_FP8,
-                    "d_v": OneOf(16, 32, 64, 128),
-                }
-            ),
+            {
+                "form": OneOf("dense"),
+                DTYPES: OneOf(*_e4m3_beside("e4m3")),
+                **_DENSE_FP8,
+                "d_v": OneOf(16, 32, 64, 128),
+            },
             fp8_weights=True,
         ),
         _rows_kernel(
-            serves=Serves(
-                {
-                    "form": OneOf("latent"),
-                    DTYPES: OneOf(*alike("bf16"), *_BF16_OVER_CACHES),
-                    **_ROWS,
-                    "page_size": Range(1, MOST_PAGE_ROWS),
-                    "causal": YES_OR_NO,
-                }
-            ),
+            {
+                "form": OneOf("latent"),
+                DTYPES: OneOf(*alike("bf16"), *_BF16_OVER_CACHES),
+                **_ROWS,
+                "page_size": Range(1, MOST_PAGE_ROWS),
+                "causal": YES_OR_NO,
+            },
             explain=_latent_lines,
         ),
         _rows_kernel(
-            serves=Serves(
-                {
-                    "form": OneOf("sparse"),
-                    DTYPES: OneOf(*alike("bf16", "fp16"), *_BF16_OVER_CACHES),
-                    **_ROWS,
-                    "page_size": Range(0, MOST_PAGE_ROWS),
-                    **_LISTS,
-                }
-            ),
+            {
+                "form": OneOf("sparse"),
+                DTYPES: OneOf(*alike("bf16", "fp16"), *_BF16_OVER_CACHES),
+                **_ROWS,
+                "page_size": Range(0, MOST_PAGE_ROWS),
+                **_LISTS,
+            },
         ),
         _rows_fp8_kernel(
-            serves=Serves(
-                {
-                    "form": OneOf("sparse"),
-                    DTYPES: OneOf(*alike("e4m3")),
-                    **_FP8_ROWS,
-                    "has_q_scale": YES_OR_NO,
-                    "has_k_scale": YES_OR_NO,
-                    **_LISTS,
-                }
-            ),
+            {
+                "form": OneOf("sparse"),
+                DTYPES: OneOf(*alike("e4m3")),
+                **_FP8_ROWS,
+                **either("has_q_scale", "has_k_scale"),
+                **_LISTS,
+            },
         ),
         _rows_fp8_kernel(
-            serves=Serves(
-                {
-                    "form": OneOf("sparse"),
-                    DTYPES: OneOf(*_FP8_OVER_CACHES),
-                    **_FP8_ROWS,
-                    "has_q_scale": YES_OR_NO,
-                    "page_size": Range(0, MOST_PAGE_ROWS),
-                    **_LISTS,
-                }
-            ),
+            {
+                "form": OneOf("sparse"),
+                DTYPES: OneOf(*_FP8_OVER_CACHES),
+                **_FP8_ROWS,
+                "has_q_scale": YES_OR_NO,
+                "page_size": Range(0, MOST_PAGE_ROWS),
+                **_LISTS,
+            },
         ),
         _rows_fp8_kernel(
-            serves=Serves(
-                {
-                    "form": OneOf("latent"),
-                    DTYPES: OneOf(*_FP8_OVER_CACHES),
-                    **_FP8_ROWS,
-                    "has_q_scale": YES_OR_NO,
-                    "page_size": Range(1, MOST_PAGE_ROWS),
-                    "causal": YES_OR_NO,
-                }
-            ),
+            {
+                "form": OneOf("latent"),
+                DTYPES: OneOf(*_FP8_OVER_CACHES),
+                **_FP8_ROWS,
+                "has_q_scale": YES_OR_NO,
+                "page_size": Range(1, MOST_PAGE_ROWS),
+                "causal": YES_OR_NO,
+            },
         ),
     ),
 )

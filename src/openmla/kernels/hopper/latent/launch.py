@@ -82,8 +82,6 @@ def has_keys(op: Operands) -> bool:
 
 
 NO_GATE: dict[str, Any] = {"total_ptr": None, "capacity": 0, "FITS": True}
-
-
 NO_PARTS: dict[str, Any] = {"part_sums_ptr": None, "part_state_ptr": None, "part_rows": 0}
 
 

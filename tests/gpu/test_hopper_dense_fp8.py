@@ -73,11 +73,6 @@ def test_split_requests(case: Case):
     assert problems(case, "hopper") == []
 
 
-@pytest.mark.parametrize("case", [MIXED, FP8], ids=str)
-def test_consumers_that_take_turns(case: Case):
-    assert problems(replace(case, **BATCHES[0]), "hopper", lambda c: replace(c, turns=True)) == []
-
-
 @pytest.mark.parametrize("side", ["bf16", ""])
 def test_drawn_cases(side: str):
     fixed = {"layout": "aligned", "out": "aligned", "q_scale": True, "k_scale": True}

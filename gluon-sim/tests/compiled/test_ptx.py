@@ -40,6 +40,7 @@ def faults(body: str, threads: int = 32, schedule: Schedule = LATE) -> Report:
         ("sub.s32 %r3, %r1, 9; div.s32 %r2, %r3, 4;", lambda i: int((i - 9) / 4)),
         ("sub.s32 %r3, %r1, 9; rem.s32 %r2, %r3, 4;", lambda i: int(math.fmod(i - 9, 4))),
         ("sub.s32 %r3, %r1, 9; min.relu.s32 %r2, %r3, 4;", lambda i: max(min(i - 9, 4), 0)),
+        ("cvt.u16.u32 %rs1, %r1; mul.hi.u16 %rs2, %rs1, 21846; cvt.u32.u16 %r2, %rs2;", lambda i: i // 3),
         ("lop3.b32 %r2, %r1, 7, 1, 0x6a;", lambda i: (i & 7) ^ 1),
         ("bfe.u32 %r2, %r1, 1, 3;", lambda i: (i >> 1) & 7),
         ("shl.b32 %r3, %r1, 27; bfe.s32 %r2, %r3, 28, 4;", lambda i: ((i >> 1 & 15) ^ 8) - 8),

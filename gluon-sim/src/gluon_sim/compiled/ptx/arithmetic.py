@@ -66,10 +66,10 @@ def _mul(form: Form) -> Run:
         wide = _WIDE[form.type]
         return apply(form, lambda a, b: a.astype(DTYPES[wide]) * b.astype(DTYPES[wide]), into=wide)
     if form.has("hi"):
-        if form.type not in ("u32", "s32"):
+        if form.type not in ("u16", "s16", "u32", "s32"):
             raise form.unknown()
-        big = DTYPES[_WIDE[form.type]]
-        return apply(form, lambda a, b: (a.astype(big) * b.astype(big)) >> big(32))
+        big, bits = DTYPES[_WIDE[form.type]], int(form.type[1:])
+        return apply(form, lambda a, b: (a.astype(big) * b.astype(big)) >> big(bits))
     return _plain(np.multiply)(form)
 
 

@@ -58,7 +58,7 @@ SUMS_OF_WARPS = 16  # bytes that the four warps of a block count marked rows in
 
 def predicted(plan: Plan, call: Call) -> Predicted:
     """Kernels that count marked rows add the sums of their warps. Triton 3.9's producer stores a
-    register where ranges are not causal; 3.6's does not.
+    register where ranges are not causal, and nine where it dequantizes pages; 3.6's none.
     """
     few = plan.config.few
     if few and call.kernel.__name__ == "scores_kernel":
@@ -67,8 +67,8 @@ def predicted(plan: Plan, call: Call) -> Predicted:
         return Predicted(shared=few.values_shared)
     if call.kernel.__name__ in ("count_kernel", "place_kernel"):
         return Predicted(shared=SUMS_OF_WARPS)
-    spills = 4 * (plan.problem.form == "latent" and not plan.problem.causal)
-    return replace(block_memory(plan, call), spills=spills)
+    spills = 36 if call.arguments.get("SCALED") else 4 * (not plan.problem.causal)
+    return replace(block_memory(plan, call), spills=spills * (plan.problem.form == "latent"))
 
 
 JOBS = Jobs(

@@ -37,7 +37,7 @@ def predicted(plan: Plan, call: Call) -> Predicted:
     return Predicted(
         shared=plan.config.smem_used - UNUSED[plan.problem],
         registers=plan.config.registers.at_launch,
-        spills=208 if plan.config.scaled else 32,
+        spills=208 if plan.config.scaled else 40,
     )
 
 

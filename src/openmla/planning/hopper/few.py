@@ -18,7 +18,7 @@ STEP = 128  # keys
 TILE = 64  # heads
 WIDTHS = (32, 64, 128)  # columns of a program: the narrowest that leave nobody waiting for an SM
 # Microseconds, H200, 2026-11-16, 128 heads, lists of 2048 rows, replayed once; in one launch 56
-# (bf16) and 114 (FP8 rows, dequantized in it).
+# (bf16) and 107 (FP8 rows, dequantized in it).
 #
 # | queries | 1 | 4 | 8 | 16 | 32 |
 # |---|---|---|---|---|---|

@@ -42,8 +42,8 @@ PIECE_FIELDS = 8  # what the warp-groups are told of a piece
 EPILOGUE_SCRATCH = 2048  # the output's change of layout, 64 columns at a time
 Gather = Literal["indices", "pages"]
 # A producer that dequantizes FP8 rows needs more registers than one that copies: with 72 it spills
-# 100 bytes and reaches 0.29 of the matmul's rate, with 88 it spills 8 and reaches 0.400, with 104
-# it spills none and reaches 0.421 (H200, 64 queries, 128 heads).
+# 100 bytes and reached 0.29 of the matmul's rate, with 88 it spilled 8 and reached 0.400, with 104
+# none and 0.421 (H200, 64 queries, 128 heads, before bytes were copied a block ahead).
 COPYING = Registers(consumer_groups=2, consumer=216, producer=72)
 WIDENING = Registers(consumer_groups=2, consumer=200, producer=104)
 

@@ -7,10 +7,14 @@ from dataclasses import replace
 
 import pytest
 import torch
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
 
+from gluon_sim import intercept
 from kernels.blackwell.simulated import plan_of, run
 from kernels.judging import assert_right_clean_and_deaf_to_poison, light_keys
 from openmla.errors import Unsupported
+from openmla.kernels.blackwell.dense.softmax import moved
 from openmla.operands import DenseOperands
 from openmla.testing.build import BuiltCase, build
 from openmla.testing.case import Case
@@ -213,3 +217,28 @@ def test_results_without_rows() -> None:
     built = on(replace(V3, q_lens=(0,), k_lens=(4,), spare=0))
     outcome, reports = run(built)
     assert not reports and outcome.out.shape[0] == 0
+
+
+@gluon.jit
+def moved_kernel(before_ptr, highest_ptr, reference_ptr, power_ptr):
+    lane = gl.arange(0, 128, gl.BlockedLayout([1], [32], [4], [0]))
+    reference, power = moved(gl.load(before_ptr + lane), gl.load(highest_ptr + lane), 8.0)
+    gl.store(reference_ptr + lane, reference)
+    gl.store(power_ptr + lane, power)
+
+
+def test_a_reference_stays_at_its_maximum_however_large_scores_are():
+    """Steps are whole numbers, and beside 1e10 a whole number is lost in rounding."""
+    draw = torch.Generator().manual_seed(0)
+    sizes = torch.tensor([1.0, 10.0, 1e3, 1e6, 1e8, 1e10, 1e30, torch.inf]).repeat_interleave(16)
+    before, highest = -sizes * torch.rand(128, generator=draw), 90 * torch.rand(128, generator=draw)
+    reference, power = torch.empty(128), torch.empty(128)
+    with intercept() as reports:
+        moved_kernel[(1,)](before, highest, reference, power)
+    assert all(report.ok for report in reports)
+    moves = highest > before + 8
+    assert moves.sum() > 100 and torch.equal(reference[~moves], before[~moves])
+    above = (reference - highest)[moves]
+    assert bool(((above >= 0) & (above < 1)).all())
+    kept = torch.exp2((before - reference)[moves])
+    torch.testing.assert_close(power[moves], kept, rtol=1e-4, atol=2.0**-126)

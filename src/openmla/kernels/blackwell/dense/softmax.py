@@ -44,13 +44,14 @@ def moved(row_max, highest, THRESHOLD: gl.constexpr):
     before are multiplied by: exactly 1 where it stayed.
 
     After its first value a reference moves by whole numbers, so that 2^-steps is made of its
-    exponent's bits: the units that compute exponentials are busy, and no sum is rounded.
+    exponent's bits: the units that compute exponentials are busy, and no sum is rounded. From 127
+    on nothing is left of the sums, and a reference far from its maximum would not be exact either.
     """
     moves = highest > row_max + THRESHOLD
     grown = gl.ceil(highest - row_max)
     steps = gl.maximum(gl.minimum(grown, MOST_STEPS), 0.0)
     power = ((MOST_STEPS - steps).to(gl.int32) << MANTISSA_BITS).to(gl.float32, bitcast=True)
-    new_max = gl.where(row_max == MINUS_INF, highest, row_max + grown)
+    new_max = gl.where(grown < MOST_STEPS, row_max + grown, highest)
     return gl.where(moves, new_max, row_max), gl.where(moves, power, 1.0)
 
 

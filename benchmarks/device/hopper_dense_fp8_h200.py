@@ -245,7 +245,7 @@ if __name__ == "__main__":
         {
             "compile": Section(compiled, 100, EVERY, side_by_side=True),
             "errors": Section(all_errors, 75, both, side_by_side=True),
-            "speed": Section(speed, 30),
+            "speed": Section(speed, 75),
         },
         line,
     )

@@ -136,7 +136,8 @@ def validate(
     for step, case, result, seconds in runs:
         report.outcomes.append(Outcome(step, case, result, seconds))
         tell(f"{step}: {case}: {result.status} {result.message}".rstrip())
-    report.outcomes.sort(key=lambda o: list(_cases()).index((o.step, o.case)))
+    order = {case: number for number, case in enumerate(_cases())}
+    report.outcomes.sort(key=lambda o: order[o.step, o.case])
     return report
 
 

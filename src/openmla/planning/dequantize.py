@@ -173,9 +173,9 @@ def listed_cache_read(
     return _decide_named(CacheRead("workspace", rows, 2 * width, visits, pool, steps, entries))
 
 
-def twice_read(rows: int, width: int) -> CacheRead:
-    """For few queries, whose two launches read and dequantize each row that is named."""
-    return CacheRead("in_kernel", rows, 2 * width, 2 * rows)
+def read_once(rows: int, width: int) -> CacheRead:
+    """For few queries, whose first launch reads and dequantizes each row that is named."""
+    return CacheRead("in_kernel", rows, 2 * width, rows)
 
 
 def named_pages_read(tiles_per_request: int, pool: int, width: int, page_size: int) -> CacheRead:

@@ -11,7 +11,7 @@ from openmla.planning.dequantize import (
     listed_cache_read,
     mean_length,
     named_pages_read,
-    twice_read,
+    read_once,
 )
 from openmla.planning.family import Block, Family, Kernel, Pipeline
 from openmla.planning.hopper.dense import Dense, HopperDenseConfig, select_hopper_dense_config
@@ -116,9 +116,9 @@ def _latent(problem: Problem, target: Target) -> HopperSparseConfig:
         sm_count=target.sm_count,
     )
     if problem.form == "sparse":
-        columns = problem.d_nope, problem.d_rope
-        few = few_queries(problem.total_q, problem.heads, problem.topk, columns, target.sm_count)
-        config = replace(config, few=few)
+        sizes = problem.total_q, problem.heads, problem.topk, (problem.d_nope, problem.d_rope)
+        fp8 = problem.kv_dtype in GLUON_CACHES
+        config = replace(config, few=few_queries(*sizes, target.sm_count, fp8))
     if problem.kv_dtype in GLUON_CACHES:
         config = replace(config, cache_read=_cache_read(problem, config))
     return config
@@ -139,7 +139,7 @@ def _latent_fp8(problem: Problem, target: Target) -> HopperSparseFp8Config:
 def _cache_read(problem: Problem, config: HopperSparseConfig) -> CacheRead:
     rows, width = problem.total_k, problem.d_qk
     if config.few:
-        return twice_read(problem.total_q * problem.topk, width)
+        return read_once(problem.total_q * problem.topk, width)
     if config.gather == "indices":
         return listed_cache_read(
             problem.total_q, problem.topk, rows, config.row_blocks, width, config.sm_count

@@ -1,10 +1,10 @@
-"""Lists of rows for few queries on Hopper: when, and in how many pieces, two launches take the
+"""Lists of rows for few queries on Hopper: when, and in how many pieces, three launches take the
 place of one.
 
 The latent kernel gives a program 64 heads of a query: one query of 128 heads keeps 2 of 132 SMs
-busy. Two launches spread it: scores by blocks of 64 keys, then values by columns (kernels in
-openmla.kernels.hopper.few). Every sum has the same terms in the same order as in the latent kernel,
-so the bits are the same, and how many queries a call has may decide.
+busy. Three launches spread it: scores and then weights by blocks of 64 keys, then values by columns
+(kernels in openmla.kernels.hopper.few). Every sum has the same terms in the same order as in the
+latent kernel, so the bits are the same, and how many queries a call has may decide.
 """
 
 from __future__ import annotations
@@ -17,34 +17,33 @@ KEYS = 64  # of a block
 STEP = 128  # keys
 TILE = 64  # heads
 WIDTHS = (32, 64, 128)  # columns of a program: the narrowest that leave nobody waiting for an SM
-# Microseconds, H200, 2026-11-16, 128 heads, lists of 2048 rows, replayed once; in one launch 56
-# (bf16) and 107 (FP8 rows, dequantized in it).
+# Microseconds, H200, 2026-11-16, 128 heads, replayed once, of the width that the plan chooses; in
+# one launch 63 (bf16) and 109 (FP8 rows, dequantized in it).
 #
-# | queries | 1 | 4 | 8 | 16 | 32 |
-# |---|---|---|---|---|---|
-# | FP8, 32 columns | 30 | 35 | 66 | | |
-# | FP8, 64 columns | 32 | 36 | 44 | 93 | |
-# | FP8, 128 columns | 40 | 48 | 55 | 79 | 156 |
-# | bf16, 32 columns | 28 | 31 | 57 | | |
-# | bf16, 64 columns | 30 | 32 | 39 | 75 | |
-# | bf16, 128 columns | 30 | 33 | 40 | 55 | 105 |
+# | queries over 2048 rows | 1 | 2 | 4 | 8 | 13 | 16 | 20 | 24 |
+# |---|---|---|---|---|---|---|---|---|
+# | FP8 | 16 | 19 | 25 | 35 | 57 | 64 | 83 | 95 |
+# | bf16 | 16 | 18 | 24 | 35 | 53 | 62 | | |
 #
-# Of one query, scores take 6 us and values the rest. Shorter lists are left to the one launch.
-SMS_PER_TILE, LEAST_STEPS = 4, 4
-SPACE_CAP = 64 * 1024 * 1024  # bytes of scores
+# In a row, without the overwriting of L2, one launch takes 54 (bf16), and three 50 for 13 queries,
+# 58 for 16. One query over 512 rows: 12, in one launch 40 (FP8) and 22; 12 over 256: 18 and 17, in
+# one launch 28 and 18, in a row 20 and 12 against 15 and 14.
+SMS_PER_TILE = {False: 5, True: 3}  # for FP8 rows more queries
+LEAST_STEPS = 3
+SPACE_CAP = 128 * 1024 * 1024  # bytes: 16 queries over 4096 rows
 FP32 = 4
 BF16 = 2
-RING = 4  # steps of weights and rows in shared memory
-SCRATCH = 528  # of the second launch: changes of layout, and states of warps
+RINGS = {32: 8, 64: 6, 128: 4}  # of columns: steps in the shared memory of the third launch
+SCRATCH = 200  # states of warps
 
 
 @dataclass(frozen=True, slots=True)
 class FewQueries:
-    """`queries` lists of `topk` rows, and the columns of V that a program takes.
+    """`queries` lists of `topk` rows.
 
-    >>> one = FewQueries(queries=1, heads=128, topk=2048, latent=512, rope=64, width=32)
-    >>> one.score_programs, one.value_programs, 4 * one.space
-    (32, 32, 1064960)
+    >>> one = FewQueries(queries=1, heads=128, topk=2048, latent=512, rope=64, width=32, span=64)
+    >>> one.score_programs, one.weight_programs, one.value_programs, 4 * sum(one.words)
+    (32, 64, 32, 3784704)
     """
 
     queries: int
@@ -53,8 +52,11 @@ class FewQueries:
     latent: int
     rope: int
     width: int
+    """Columns of V of a program of the third launch."""
+    span: int
+    """Keys of a program of the first, of a block or half of one."""
     overlap: bool = True
-    """Whether the second launch may begin before the first has ended."""
+    """Whether a launch may begin before the one in front of it has ended."""
 
     @property
     def row_columns(self) -> int:
@@ -73,8 +75,13 @@ class FewQueries:
 
     @property
     def score_programs(self) -> int:
-        """One for each block of keys."""
-        return self.queries * self.steps * (STEP // KEYS)
+        """One for each `span` keys."""
+        return self.queries * self.steps * (STEP // self.span)
+
+    @property
+    def weight_programs(self) -> int:
+        """One for each block of keys and tile of heads."""
+        return self.queries * self.steps * (STEP // KEYS) * self.padded_heads // TILE
 
     @property
     def value_programs(self) -> int:
@@ -82,53 +89,57 @@ class FewQueries:
         return self.queries * self.padded_heads // TILE * (self.latent // self.width)
 
     @property
-    def scores(self) -> int:
-        """Scores in the workspace."""
-        return self.queries * self.steps * self.padded_heads * STEP
+    def words(self) -> tuple[int, ...]:
+        """Of the workspace: scores, weights, partial sums of weights, largest scores, references,
+        factors of O; V."""
+        rows = self.weight_programs * TILE
+        v = self.queries * self.steps * STEP * self.latent // 2
+        return (*(rows * each for each in (KEYS, KEYS // 2, 4, KEYS // self.span, 1, 1)), v)
 
     @property
-    def space(self) -> int:
-        """Numbers in the workspace: scores, and the largest of each block."""
-        return self.scores + self.scores // KEYS
-
-    @property
-    def scores_shared(self) -> int:
-        """Bytes of shared memory of the first launch: Q, a block of rows, a barrier, and where two
-        warp-groups share the keys of a tile, the largest scores of one."""
-        meet = FP32 * TILE if self.padded_heads == TILE else 0
-        return 8 + BF16 * self.row_columns * (self.padded_heads + KEYS) + meet
-
-    @property
-    def values_shared(self) -> int:
-        """Of the second: a ring of columns, weights and factors; 1 / sums, barriers."""
-        ring = BF16 * STEP * (self.width + TILE) + FP32 * 2 * TILE + 3 * 8
-        return RING * ring + FP32 * TILE + 8 + SCRATCH
+    def shared(self) -> dict[str, int]:
+        """Bytes of shared memory of each launch."""
+        # Q, rows, a barrier, which keys are there; in the place of these, where two warp-groups
+        # share a tile, the largest scores of one.
+        meet = self.span * (FP32 if self.padded_heads == TILE else 1)
+        scores = BF16 * self.row_columns * (self.padded_heads + self.span) + 8 + meet
+        weights = BF16 * TILE * KEYS  # they change their layout
+        # A ring of weights, columns, factors and barriers; 1 / sums, a barrier, states of warps.
+        step = BF16 * STEP * (self.width + TILE) + FP32 * STEP + 2 * 8
+        values = RINGS[self.width] * step + FP32 * TILE + 8 + SCRATCH
+        return {"scores_kernel": scores, "weights_kernel": weights, "values_kernel": values}
 
     def explain(self) -> str:
         """The launches in numbers."""
         return (
-            f"few queries: {self.score_programs} programs for scores of {KEYS} keys, then "
-            f"{self.value_programs} for {self.width} columns of {TILE} heads; the bits of one "
-            f"launch; workspace {FP32 * self.space} bytes"
+            f"few queries: {self.score_programs} programs for scores of {self.span} keys, "
+            f"{self.weight_programs} for weights of {TILE} heads, {self.value_programs} for "
+            f"{self.width} columns of them; the bits of one launch; workspace "
+            f"{FP32 * sum(self.words)} bytes"
         )
 
 
 def few_queries(
-    queries: int, heads: int, topk: int, columns: tuple[int, int], sm_count: int
+    queries: int, heads: int, topk: int, columns: tuple[int, int], sm_count: int, fp8: bool = False
 ) -> FewQueries | None:
-    """Two launches, if they are faster than one; `columns` of a latent and of rope.
+    """Three launches, if they are faster than one; `columns` of a latent and of rope.
 
     >>> v32 = {"heads": 128, "columns": (512, 64), "sm_count": 132}
     >>> few_queries(1, topk=2048, **v32).width, few_queries(12, topk=2048, **v32).width
     (32, 128)
-    >>> few_queries(64, topk=2048, **v32), few_queries(1, topk=256, **v32)
+    >>> few_queries(20, topk=2048, **v32), few_queries(1, topk=256, **v32)
     (None, None)
+    >>> few_queries(20, topk=2048, fp8=True, **v32).span
+    64
     """
     latent, rope = columns
-    tiles = queries * ceildiv(heads, TILE)
-    if not queries or ceildiv(topk, STEP) < LEAST_STEPS or SMS_PER_TILE * tiles > sm_count:
+    tiles, steps = queries * ceildiv(heads, TILE), ceildiv(topk, STEP)
+    if not queries or steps < LEAST_STEPS or SMS_PER_TILE[fp8] * tiles > sm_count:
         return None
     fitting = (width for width in WIDTHS if tiles * (latent // width) <= sm_count)
     width = min(next(fitting, WIDTHS[-1]), latent)
-    few = FewQueries(queries, heads, topk, latent, rope, width)
-    return few if FP32 * few.space <= SPACE_CAP else None
+    # Half a block each where the third launch, which begins meanwhile, still finds room.
+    halves = 2 * queries * steps * (STEP // KEYS)
+    span = KEYS // 2 if 2 * halves <= sm_count else KEYS
+    few = FewQueries(queries, heads, topk, latent, rope, width, span)
+    return few if FP32 * sum(few.words) <= SPACE_CAP else None

@@ -70,7 +70,7 @@ class HopperSparseConfig(HopperBlock):
     dequantize take turns; they have no register to spare."""
     cache_read: CacheRead = PLAIN
     few: FewQueries | None = None
-    """Two launches that spread few queries over the chip, instead of this kernel."""
+    """Three launches that spread few queries over the chip, instead of this kernel."""
     sm_count: int = 132
 
     rescale_threshold: ClassVar[float] = 6.0

@@ -1,4 +1,4 @@
-"""Lists of rows for few queries on the simulator: two launches with the bits of one."""
+"""Lists of rows for few queries on the simulator: three launches with the bits of one."""
 
 from __future__ import annotations
 
@@ -50,11 +50,10 @@ def on(case: Case, background: str = "zero") -> BuiltCase:
 
 
 def few_plan(chosen: Plan, width: int) -> Plan:
-    """The plan in two launches, whatever the number of queries."""
+    """The plan in three launches, whatever the number of queries."""
     config, problem = chosen.config, chosen.problem
-    few = FewQueries(
-        problem.total_q, problem.heads, problem.topk, config.latent, config.rope, width
-    )
+    columns, span = (config.latent, config.rope), 32 if width == 32 else 64
+    few = FewQueries(problem.total_q, problem.heads, problem.topk, *columns, width, span)
     return replace(chosen, config=replace(config, few=few))
 
 

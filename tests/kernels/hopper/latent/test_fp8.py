@@ -199,8 +199,8 @@ def test_the_plan_explains_its_choice() -> None:
     mode, line = read(total_q=64)
     assert mode == "in_kernel" and "16 steps of a program over 1000000 rows do not repay" in line
     mode, line = read(total_q=1)
-    assert mode == "in_kernel" and "4096 visits of 2048 rows, fewer than 4 each" in line
-    assert read(total_q=17, total_k=8192)[0] == "workspace"
+    assert mode == "in_kernel" and "2048 visits of 2048 rows, fewer than 4 each" in line
+    assert read(total_q=23, total_k=8192)[0] == "workspace"
     assert read(total_q=100, total_k=2**23)[0] == "in_kernel"  # finding rows might be in vain
     mode, line = read(total_q=10**6, total_k=2**27)
     assert mode == "in_kernel" and "a map of 134217728 x 4 bytes would exceed" in line

@@ -1,1 +1,2 @@
-"""Lists of rows for few queries on Hopper: scores by blocks of keys, then values by columns."""
+"""Lists of rows for few queries on Hopper: scores and weights by blocks of keys, then values by
+columns."""

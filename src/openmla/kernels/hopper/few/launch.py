@@ -1,4 +1,4 @@
-"""Host side of lists of rows for few queries: two launches, from the arguments of the one kernel
+"""Host side of lists of rows for few queries: three launches, from the arguments of the one kernel
 that does the same."""
 
 from __future__ import annotations
@@ -7,16 +7,22 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from openmla.kernels.call import WORKSPACE, Call, Sources
 from openmla.kernels.gluon.descriptors import tile_layout
 from openmla.kernels.hopper.few.scores import scores_kernel
 from openmla.kernels.hopper.few.values import values_kernel
-from openmla.planning.hopper.few import FewQueries
+from openmla.kernels.hopper.few.weights import weights_kernel
+from openmla.planning.hopper.few import KEYS, RINGS, TILE, FewQueries
 
-SOURCES: Sources = {"scores_ptr": WORKSPACE, "maxima_ptr": WORKSPACE}
-WARPS = 8
-VALUES_REGISTERS = (144, 120)  # of a thread that makes weights, that loads rows
+SCORE_WARPS = 8
+REGISTERS = (40, 200)  # of a thread that starts copies, that adds up
+NAMES = (
+    "scores_ptr", "weights_ptr", "quads_ptr", "maxima_ptr", "references_ptr", "factors_ptr", "v",
+)  # fmt: skip
+DESCRIPTORS = ("weights_desc", "v_desc", "v_half_desc")
+SOURCES: Sources = dict.fromkeys((*NAMES, *DESCRIPTORS), WORKSPACE)
 
 
 def few_calls(
@@ -25,25 +31,35 @@ def few_calls(
     """`arguments` and `sources` of the latent kernel; `queries`: descriptors whose boxes hold all
     heads of a query."""
     half, rope = arguments["DIMS"]
-    scores = torch.empty(few.space, dtype=torch.float32, device=arguments["out_ptr"].device)
     shared = {
-        **arguments, **queries, "scores_ptr": scores, "maxima_ptr": scores[few.scores :],
-        "steps": few.steps, "HEADS": few.padded_heads, "num_warps": WARPS,
-        "OVERLAP": few.overlap,
+        **arguments, **queries, **_workspace(few, arguments["out_ptr"]), "steps": few.steps,
+        "HEADS": few.padded_heads, "SPAN": few.span, "D_V": 2 * half, "RING": RINGS[few.width],
+        "LAYOUTS": tuple(tile_layout(width) for width in (half, rope or 16)),
+        "OVERLAP": few.overlap, "REGISTERS": REGISTERS,
     }  # fmt: skip
-    layouts = tuple(tile_layout(width) for width in (half, rope or 16))
-    yield _call(scores_kernel, few.score_programs, shared | {"LAYOUTS": layouts}, sources)
-    layouts = tuple(tile_layout(width) for width in (few.width, 128))
-    values = {
-        "D_V": 2 * half, "WIDTH": few.width, "LAYOUTS": layouts, "num_warps": 4,
-        "REGISTERS": VALUES_REGISTERS,
-    }  # fmt: skip
-    call = _call(values_kernel, few.value_programs, shared | values, sources)
-    if few.overlap:
-        call.arguments["launch_pdl"] = True
-    yield call
+    launches = (
+        (scores_kernel, few.score_programs, {"num_warps": SCORE_WARPS}),
+        (weights_kernel, few.weight_programs, {"num_warps": 4, "launch_pdl": few.overlap}),
+        (values_kernel, few.value_programs, {"num_warps": 4, "launch_pdl": few.overlap}),
+    )
+    for kernel, programs, options in launches:
+        named = {name: shared[name] for name in kernel.arg_names}
+        yield Call(kernel, programs, {**named, **options}, {**sources, **SOURCES})
 
 
-def _call(kernel: Any, programs: int, arguments: Mapping[str, Any], sources: Sources) -> Call:
-    names = [*kernel.arg_names, "num_warps"]
-    return Call(kernel, programs, {n: arguments[n] for n in names}, {**sources, **SOURCES})
+def _workspace(few: FewQueries, out: torch.Tensor) -> dict[str, Any]:
+    """What the launches hand on, in one piece of memory."""
+    space = torch.empty(sum(few.words), dtype=torch.float32, device=out.device)
+    parts = dict(zip(NAMES, space.split(few.words), strict=True))
+    weights = parts["weights_ptr"].view(out.dtype).view(-1, KEYS)
+    v = parts.pop("v").view(out.dtype).view(-1, few.latent)
+    return {
+        **parts, "weights_ptr": weights, "weights_desc": _tiles(weights, KEYS),
+        "v_desc": _tiles(v, few.width), "v_half_desc": _tiles(v, few.latent // 2, few.span),
+    }  # fmt: skip
+
+
+def _tiles(x: torch.Tensor, columns: int, rows: int = TILE) -> TensorDescriptor:
+    """Boxes of some rows of x [rows, columns]."""
+    strides, box = [x.shape[1], 1], [rows, columns]
+    return TensorDescriptor(x, list(x.shape), strides, box, tile_layout(columns))

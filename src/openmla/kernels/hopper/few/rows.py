@@ -1,7 +1,6 @@
 """Rows of lists for few queries: where they lie, and their columns as bf16 tiles.
 
-Rows are read as dequantize/rows.py reads them, but by WARPS warps, and columns that begin at a
-number known at run time: chunk number c of WIDTH columns.
+Rows are read as dequantize/rows.py reads them, but by 8 warps.
 """
 
 from triton.experimental import gluon
@@ -18,32 +17,33 @@ from openmla.kernels.gluon.dequantize.rows import (
 
 KEYS = gl.constexpr(64)  # of a block
 STEP = gl.constexpr(128)  # keys of a step: two blocks
+WARPS = gl.constexpr(8)
 VECTOR = gl.constexpr(8)  # elements of 16 bytes
 
 
 @gluon.constexpr_function
-def word_layout(width, block, warps):
+def word_layout(width, block):
     """[keys, blocks of columns that share a scale, words]: a thread has 8 neighboring columns."""
     blocks = blocks_of(width, block)
     inside = width // blocks // 8
     return gl.BlockedLayout(
-        [1, 1, 2], [32 // (blocks * inside), blocks, inside], [warps, 1, 1], [2, 1, 0]
+        [1, 1, 2], [32 // (blocks * inside), blocks, inside], [WARPS, 1, 1], [2, 1, 0]
     )
 
 
 @gluon.constexpr_function
-def copy_layout(width, warps):
+def copy_layout(width):
     """[keys, columns]: a thread has 8 neighboring columns."""
     lanes = min(8, width // 8)
-    return gl.BlockedLayout([1, 8], [32 // lanes, lanes], [warps, 1], [1, 0])
+    return gl.BlockedLayout([1, 8], [32 // lanes, lanes], [WARPS, 1], [1, 0])
 
 
 @gluon.constexpr_function
-def key_layout(width, block, warps):
+def key_layout(width, block):
     """One value per key, for chunks of `width` columns; block 0: of rows that are copied."""
     if block == 0:
-        return gl.SliceLayout(1, copy_layout(width, warps))
-    return gl.SliceLayout(1, gl.SliceLayout(2, word_layout(width, block, warps)))
+        return gl.SliceLayout(1, copy_layout(width))
+    return gl.SliceLayout(1, gl.SliceLayout(2, word_layout(width, block)))
 
 
 @gluon.jit
@@ -62,20 +62,20 @@ def steps_of(count):
 
 
 @gluon.jit
-def listed(source, query, count, first, LAYOUT: gl.constexpr):
-    """Physical rows of places first … first + 63 of a list, -1 where there is none."""
+def listed(source, query, count, first, NUMBER: gl.constexpr, LAYOUT: gl.constexpr):
+    """Physical rows of places from `first` on of a list, -1 where there is none."""
     indices_ptr, stride, rows = source
-    at = gl.arange(0, KEYS, LAYOUT) + first
+    at = gl.arange(0, NUMBER, LAYOUT) + first
     start = indices_ptr + query.to(gl.int64) * stride
     index = gl.load(start + at, mask=at < count, other=-1)
     return gl.where((index >= 0) & (index < rows), index, -1)
 
 
 @gluon.jit
-def copied(tile, rows, keys, chunk, CACHE: gl.constexpr, WARPS: gl.constexpr):
+def copied(tile, rows, keys, chunk, CACHE: gl.constexpr):
     """Start copying columns of plain rows; zeros where there is no key."""
     WIDTH: gl.constexpr = tile.shape[1]
-    L: gl.constexpr = copy_layout(WIDTH, WARPS)
+    L: gl.constexpr = copy_layout(WIDTH)
     keys = gl.convert_layout(keys, gl.SliceLayout(1, L))
     start = rows[0] + start_of_row(keys, rows[1], rows[2], CACHE[0]) * VECTOR
     column = gl.arange(0, WIDTH, gl.SliceLayout(0, L)) + chunk * WIDTH
@@ -83,9 +83,9 @@ def copied(tile, rows, keys, chunk, CACHE: gl.constexpr, WARPS: gl.constexpr):
 
 
 @gluon.jit
-def copied_rope(tile, rows, keys, CACHE: gl.constexpr, WARPS: gl.constexpr):
+def copied_rope(tile, rows, keys, CACHE: gl.constexpr):
     """Likewise rope that rows of an FP8 cache store as bf16."""
-    L: gl.constexpr = copy_layout(tile.shape[1], WARPS)
+    L: gl.constexpr = copy_layout(tile.shape[1])
     keys = gl.convert_layout(keys, gl.SliceLayout(1, L))
     column = gl.arange(0, tile.shape[1], gl.SliceLayout(0, L))
     start = rope_start(rows, keys, CACHE)
@@ -93,9 +93,9 @@ def copied_rope(tile, rows, keys, CACHE: gl.constexpr, WARPS: gl.constexpr):
 
 
 @gluon.jit
-def words(rows, keys, chunk, WIDTH: gl.constexpr, CACHE: gl.constexpr, WARPS: gl.constexpr):
+def words(rows, keys, chunk, WIDTH: gl.constexpr, CACHE: gl.constexpr):
     """Words of a chunk of e4m3 columns, [keys, blocks, words]; 0 where there is no key."""
-    L: gl.constexpr = word_layout(WIDTH, CACHE[1], WARPS)
+    L: gl.constexpr = word_layout(WIDTH, CACHE[1])
     BLOCKS: gl.constexpr = blocks_of(WIDTH, CACHE[1])
     IN: gl.constexpr = WIDTH // BLOCKS // 4
     keys = gl.convert_layout(keys, gl.SliceLayout(1, gl.SliceLayout(2, L)))
@@ -107,10 +107,10 @@ def words(rows, keys, chunk, WIDTH: gl.constexpr, CACHE: gl.constexpr, WARPS: gl
 
 
 @gluon.jit
-def scales(rows, keys, chunk, WIDTH: gl.constexpr, CACHE: gl.constexpr, WARPS: gl.constexpr):
+def scales(rows, keys, chunk, WIDTH: gl.constexpr, CACHE: gl.constexpr):
     """Their scales, [keys, blocks]; 0 where there is no key."""
     _data, stride_page, stride_row, scale_ptr, scale_page, scale_row, rope_ptr = rows
-    L: gl.constexpr = gl.SliceLayout(2, word_layout(WIDTH, CACHE[1], WARPS))
+    L: gl.constexpr = gl.SliceLayout(2, word_layout(WIDTH, CACHE[1]))
     keys = gl.convert_layout(keys, gl.SliceLayout(1, L))
     block = gl.arange(0, blocks_of(WIDTH, CACHE[1]), gl.SliceLayout(0, L))
     block += chunk * WIDTH // CACHE[1]
@@ -119,3 +119,12 @@ def scales(rows, keys, chunk, WIDTH: gl.constexpr, CACHE: gl.constexpr, WARPS: g
     else:
         start = scale_ptr + start_of_row(keys, stride_page, stride_row, CACHE[0]) * FP32S
     return gl.load(start[:, None] + block[None, :], mask=(keys >= 0)[:, None], other=0.0)
+
+
+@gluon.jit
+def write_stat(values, stat, query, first, heads):
+    """One fp32 value per row."""
+    ptr, stride_t, stride_h = stat
+    head = gl.arange(0, 64, values.type.layout) + first
+    start = ptr + query.to(gl.int64) * stride_t.to(gl.int64)
+    gl.store(start + head * stride_h.to(gl.int64), values, mask=head < heads)

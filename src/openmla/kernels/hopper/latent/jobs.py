@@ -37,7 +37,9 @@ PROBLEMS = {
     "512+64 sequences, split, not causal, no sink": replace(_SPLIT, causal=False, has_sink=False),
     "128+32 sequences, split": replace(_SPLIT, d_nope=128, d_v=128, d_rope=32),
     V32.name: _FP8,
-    f"{V32.name} few": replace(_FP8, total_q=12, has_sink=True),
+    f"{V32.name} few": replace(_FP8, total_q=1),
+    f"{V32.name} few, 64 columns": replace(_FP8, total_q=8),
+    f"{V32.name} few, 128 columns": replace(_FP8, total_q=12),
     "fp8_block64 128+32 few": replace(
         _FP8, kv_dtype="fp8_block64", d_nope=128, d_v=128, d_rope=32, total_q=20, heads=64
     ),
@@ -60,11 +62,8 @@ def predicted(plan: Plan, call: Call) -> Predicted:
     """Kernels that count marked rows add the sums of their warps. Triton 3.9's producer stores a
     register where ranges are not causal, and nine where it dequantizes pages; 3.6's none.
     """
-    few = plan.config.few
-    if few and call.kernel.__name__ == "scores_kernel":
-        return Predicted(shared=few.scores_shared)
-    if few and call.kernel.__name__ == "values_kernel":
-        return Predicted(shared=few.values_shared)
+    if plan.config.few:
+        return Predicted(shared=plan.config.few.shared[call.kernel.__name__])
     if call.kernel.__name__ in ("count_kernel", "place_kernel"):
         return Predicted(shared=SUMS_OF_WARPS)
     spills = 36 if call.arguments.get("SCALED") else 4 * (not plan.problem.causal)

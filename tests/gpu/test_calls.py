@@ -43,6 +43,7 @@ CASES: dict[str, Case] = {
     "sparse": replace(SPARSE, return_max_logits=True),
     "sparse pages": replace(SPARSE, kv="bf16", page_size=64, topk_lengths="ragged"),
     "sparse fp8 rows": replace(SPARSE, kv="fp8_656", page_size=64),
+    "sparse few fp8 rows": replace(SPARSE, kv="fp8_656", page_size=64, q_lens=(3,), topk=600),
     "sparse many fp8 rows": replace(SPARSE, kv="fp8_656", page_size=64, q_lens=(2000,), topk=500),
     "sparse odd widths": replace(SPARSE, d_nope=96, d_rope=16, d_v=96),
 }

@@ -93,6 +93,10 @@ FEW_LISTS = replace(LISTS, q_lens=(1,), heads=128, topk=1200, index_kind="mixed"
         replace(FEW_LISTS, kv="fp8_656", page_size=64, q_lens=(3,), values="rising"),
         replace(FEW_LISTS, heads=20, topk_lengths="wild", q_lens=(5,), return_max_logits=True),
         replace(FEW_LISTS, kv="fp8_token", page_size=16, heads=64, values="peaky"),
+        replace(FEW_LISTS, q_lens=(8,), values="peaky"),
+        replace(FEW_LISTS, kv="fp8_656", page_size=64, q_lens=(8,)),
+        replace(FEW_LISTS, q_lens=(12,)),
+        replace(FEW_LISTS, kv="fp8_656", page_size=64, q_lens=(16,), values="rising"),
     ],
     ids=str,
 )

@@ -41,8 +41,8 @@ LATENT = 512
 ROPE_WIDTHS = (0, 64)
 INVERSES = 4  # work items whose divisors have a place
 ARGUMENTS = 512  # of the partitions: at most, what it is depends on the call
-# Two tiles of values, 64 x 64 fp16, are multiplied while the words of a third are read.
-VALUE_REGISTERS = 3 * accumulator_registers(B_TOPK) // 2
+# Two tiles of values, 64 x 32 fp16, are multiplied while a third is made of the words of a fourth.
+VALUE_REGISTERS = 7 * accumulator_registers(16) // 2
 
 
 @dataclass(frozen=True)
@@ -58,9 +58,7 @@ class Roles(Registers):
     worker_warps = cached_property[int](lambda r: 4 * (r.consumer_groups + 1))
 
 
-# Scales take registers beside scores.
-REGISTERS = Roles(consumer_groups=2, consumer=200, producer=40, scores=72)
-SCALED_REGISTERS = Roles(consumer_groups=2, consumer=192, producer=40, scores=88)
+REGISTERS = Roles(consumer_groups=2, consumer=176, producer=48, scores=112)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +85,7 @@ class HopperSparseFp8Config(HopperSparseConfig):
     @property
     def registers(self) -> Roles:
         """Of the warp-groups; what a consumer has is what one for values has."""
-        return SCALED_REGISTERS if self.scaled else REGISTERS
+        return REGISTERS
 
     @property
     def accumulators(self) -> int:
@@ -100,26 +98,26 @@ class HopperSparseFp8Config(HopperSparseConfig):
     # Shared memory.
 
     def _buffers(self) -> Iterator[Wanted]:
-        blocks = BLOCKS * self.num_kv_stages
-        for block in range(blocks):
-            yield Wanted(f"K{block} latent {self.latent}", "k", B_TOPK * self.latent)
-        for block in range(blocks):
-            yield Wanted(f"K{block} rope", "rope", B_TOPK * self.rope)
+        steps, keys = self.num_kv_stages, self.keys_per_step
+        for step in range(steps):
+            yield Wanted(f"K{step} latent {self.latent}", "k", keys * self.latent)
+        for step in range(steps):
+            yield Wanted(f"K{step} rope", "rope", keys * self.rope)
         if self.scaled:
-            yield Wanted("scales", "stats", blocks * B_TOPK * FP32)
+            yield Wanted("scales", "stats", steps * keys * FP32)
         yield Wanted(f"Q latent {self.latent}", "q", self.BM * self.latent)
         yield Wanted("Q rope", "q", self.BM * self.rope)
-        for block in range(blocks):
-            yield Wanted(f"P{block}", "p", self.BM * B_TOPK * WEIGHT)
-        yield Wanted("key validity", "stats", blocks * B_TOPK * FP32)
-        yield Wanted("factors of O", "stats", blocks * self.BM * FP32)
+        for step in range(steps):
+            yield Wanted(f"P{step}", "p", self.BM * keys * WEIGHT)
+        yield Wanted("key validity", "stats", steps * keys * FP32)
+        yield Wanted("factors of O", "stats", steps * self.BM * FP32)
         yield Wanted("divisors", "stats", INVERSES * self.BM * FP32)
         yield Wanted("pieces", "stats", 2 * PIECE_FIELDS * FP32)
-        yield Wanted("validity flags", "stats", 4 * blocks * FP32)
-        yield Wanted("flags of factors", "stats", 4 * blocks * FP32)
+        yield Wanted("validity flags", "stats", 16 * steps * FP32)
+        yield Wanted("flags of factors", "stats", 4 * steps * FP32)
         yield from barriers(
-            ("ready", blocks), ("free", blocks), ("valid", blocks), ("p_ready", blocks),
-            ("sums_ready", INVERSES), ("t_ready", 2), ("t_empty", 2), ("q_ready, q_free", 2),
+            ("ready", steps), ("p_free", steps), ("sums_ready", INVERSES), ("t_ready", 2),
+            ("t_empty", 2), ("q_ready, q_free", 2),
         )  # fmt: skip
         yield Wanted("arguments of partitions", "scratch", ARGUMENTS)
         yield from launch_tail(self.registers, 0)

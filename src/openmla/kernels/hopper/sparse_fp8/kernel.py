@@ -2,31 +2,28 @@
 """MLA prefill in latent form on Hopper with FP8 (e4m3) queries and rows. Out is bf16.
 
 A program works on 64 rows of scores at a time, as latent/kernel.py does, and walks their keys in
-blocks of 64. Scores are FP8 products. O is computed transposed, from values that are read from the
+steps of 128. Scores are FP8 products. O is computed transposed, from values that are read from the
 rows, converted to fp16 and multiplied out of registers (values.py).
 
 | partition | warps | registers | does |
 |---|---|---|---|
-| left (default) | 4 | 200 | O^T of the left output columns |
-| right | 4 | 200 | O^T of the right output columns |
-| scores | 4 | 72 | scores, softmax, weights (scores.py); lse |
-| producer | 4 | 40 | loads Q, gathers rows (rows.py) |
+| left (default) | 4 | 176 | O^T of the left output columns |
+| right | 4 | 176 | O^T of the right output columns |
+| scores | 4 | 112 | scores, softmax, weights (scores.py); lse |
+| producer | 4 | 48 | loads Q, gathers rows (rows.py) |
 
 | barrier | number | completed by (count) | waited for by |
 |---|---|---|---|
 | q_ready | 1 | TMA bytes of Q (1) | scores |
 | q_free | 1 | scores, after the last of a work item (1) | producer |
-| ready | R | threads of the producer: a block of rows with its scales (128) | all others |
-| free | R | left, right: the products of its values are done (2) | producer |
-| valid | R | producer: validity of a block is written (1) | scores |
-| p_ready | R | scores: weights of a block, and factors of O, are written (1) | left, right |
+| ready | ST | the producer's threads: rows with their scales; it: validity (4 x 129) | scores |
+| p_free | ST | left, right: the products of a step are done (2) | scores |
 | sums_ready | 4 | scores: the divisors of a work item are written (1) | left, right |
 | t_ready | 2 | producer: a work item is described in `info` (1) | all others |
 | t_empty | 2 | all others: it is read (3) | producer |
 
-Weights of a block lie in a slot of their own number, so nobody has to say that they are read: when
-the slot holds rows again, they are. Divisors have four places, because with R 4 scores are at most
-three work items ahead.
+That weights are written and that rows are read, named barriers say (signals.py). Divisors have four
+places, because with ST 2 scores are at most two work items ahead.
 """
 
 from triton.experimental import gluon
@@ -35,35 +32,42 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 
 from openmla.kernels.gluon.barriers import barrier_pair, barriers
 from openmla.kernels.gluon.scores import LN_2, MINUS_INF, opaque_zero, signed
+from openmla.kernels.hopper.dense.softmax import quad_sums
 from openmla.kernels.hopper.latent.epilogue import divisors, place_of, write_stat
-from openmla.kernels.hopper.latent.kernel import any_missing, higher, masked, wait_tile
-from openmla.kernels.hopper.latent.softmax import first_sums, follow, rescaled, row_sums
+from openmla.kernels.hopper.latent.kernel import masked, wait_tile
+from openmla.kernels.hopper.latent.softmax import follow, rescaled, row_sums
+from openmla.kernels.hopper.latent.source import STEP
 from openmla.kernels.hopper.latent.work_items import FIELDS, read_work_item
-from openmla.kernels.hopper.sparse_fp8.epilogue import write_half
-from openmla.kernels.hopper.sparse_fp8.rows import producer
+from openmla.kernels.hopper.sparse_fp8.epilogue import write_heads
+from openmla.kernels.hopper.sparse_fp8.rows import ARRIVALS, PARTS, producer
 from openmla.kernels.hopper.sparse_fp8.scores import (
+    any_missing,
     begin_scores,
     finish_scores,
+    higher,
     next_reference,
     row_scales,
     weigh,
 )
-from openmla.kernels.hopper.sparse_fp8.values import add_values, landed, load_pairs
+from openmla.kernels.hopper.sparse_fp8.signals import signal_weights, wait_weights
+from openmla.kernels.hopper.sparse_fp8.values import add_values
 
 WARPS = gl.constexpr(4)
 
 
 @gluon.jit
-def slot_of(n, R: gl.constexpr):
-    """(slot of block number n, parity of its barriers)."""
-    return n % R, (n // R) & 1
+def slot_of(n, ST: gl.constexpr):
+    """(slot of step number n, parity of its barriers)."""
+    return n % ST + opaque_zero(), (n // ST) & 1
 
 
 @gluon.jit
-def tell_factor(stats, slot, factor):
-    """What O is multiplied by before a block, and for each warp's rows whether any is not 1."""
+def tell_factor(stats, slot, factor, row_sum):
+    """What O is multiplied by before a step, and for each warp's rows whether any is not 1."""
     stats[0].index(slot).store(factor)
-    moved = gl.reshape(gl.where(factor == 1.0, 0, 1), [WARPS, 16])
+    # As if the threads that share a row had a number each: then one instruction asks all of a warp.
+    every = rescaled(gl.full_like(row_sum, 1.0), factor)
+    moved = gl.reshape(gl.where(every == 1.0, 0, 1), [WARPS, 64])
     stats[1].index(slot).store(gl.max(moved, 1))
 
 
@@ -83,23 +87,23 @@ def rescale_heads(O, stats, slot):
 
 
 @gluon.jit
-def put_weights(S, missing, state, b, first, tile, smem, p_ready, scale, HOW: gl.constexpr):
-    """From the scores of block b to its weights, for whoever multiplies values with them."""
+def put_weights(S, missing, state, slot, first, tile, smem, scale, HOW: gl.constexpr):
+    """From the scores of keys `first` … to weights, for whoever multiplies values with them."""
     row_max, row_sum, highest = state
     factor, heads = scale
     _k, p_smem, validity, stats, scales = smem
     SL: gl.constexpr = S.type.layout
-    S = masked(signed(S, HOW[0]), missing, validity, b, tile, first, heads, HOW[3])
+    S = masked(signed(S, HOW[0]), missing, validity, slot, tile, first, heads, HOW[3])
     highest = higher(highest, S, factor, HOW[2])
     before = row_max
-    row_max = next_reference(S, before, factor, scales, b, HOW, SL)
+    row_max = next_reference(S, before, factor, scales, slot, HOW, SL)
     rescale = follow(before, row_max)
-    tell_factor(stats, b, rescale)
+    tell_factor(stats, slot, rescale, row_sum)
     row_sum = rescaled(row_sum, rescale)
-    weights, row_sum = weigh(S, row_max, row_sum, factor, scales, b, HOW, SL)
-    p_smem.index(opaque_zero() + b).store(weights.to(p_smem.dtype))
+    weights, row_sum = weigh(S, row_max, row_sum, factor, scales, slot, HOW, SL)
+    p_smem.index(opaque_zero() + slot).store(weights.to(p_smem.dtype))
     fence_async_shared()
-    mbarrier.arrive(p_ready.index(b), count=1)
+    signal_weights(slot)
     return row_max, row_sum, highest
 
 
@@ -117,37 +121,38 @@ def write_rows(row_max, row_sum, highest, place, heads, results, inverse, HOW: g
 
 @gluon.jit
 def scores(info, q_smem, smem, bars, results, scale, HOW: gl.constexpr):
-    """Scores and weights of every block."""
+    """Scores and weights of every step."""
     k_smem, _p, validity, stats, scales = smem
-    q_bars, ready, _free, valid, p_ready, sums_ready, t_bars = bars
+    q_bars, ready, p_free, sums_ready, t_bars = bars
     q_ready, q_free = q_bars
     factor, heads, q_scale_ptr = scale
-    R: gl.constexpr = k_smem[0].shape[0]
+    ST: gl.constexpr = k_smem[0].shape[0]
     MASK: gl.constexpr = HOW[3]
-    SL: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 32])
+    SL: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, STEP, 32])
     RL: gl.constexpr = gl.SliceLayout(1, SL)
     unit = 1.0 if HOW[6] else factor
     turn = gl.program_id(0) * 0
-    n = turn  # blocks so far, over all work items
+    n = turn  # steps so far, over all work items
     tile, steps = read_work_item(info, t_bars, turn, MASK, False)
     while steps > 0:
         place = place_of(tile, heads, MASK, False)
         row_scale = row_scales(q_scale_ptr, place, heads, factor, HOW, SL)
         row_max = gl.full([64], MINUS_INF, gl.float32, RL)
-        row_sum = first_sums(gl.zeros([64, 64], gl.float32, SL))
+        row_sum = quad_sums(gl.zeros([64, STEP], gl.float32, SL), STEP)
         highest = row_max
         mbarrier.wait(q_ready, turn & 1)
-        for j in range(0, 2 * steps):
-            b, phase = slot_of(n, R)
-            wait_tile(ready.index(b), phase, True)
-            S = begin_scores(q_smem, k_smem, b, HOW, SL)
-            missing = any_missing(validity, valid, b, phase, MASK)
-            S = finish_scores(S, scales, b, row_scale, HOW, SL)
-            if j == 2 * steps - 1:
+        for j in range(0, steps):
+            slot, phase = slot_of(n, ST)
+            wait_tile(ready.index(slot), phase, True)
+            S = begin_scores(q_smem, k_smem, slot, HOW, SL)
+            missing = any_missing(validity, slot, MASK)
+            mbarrier.wait(p_free.index(slot), phase ^ 1)
+            S = finish_scores(S, scales, slot, row_scale, HOW, SL)
+            if j == steps - 1:
                 mbarrier.arrive(q_free, count=1)
             state = (row_max, row_sum, highest)
             row_max, row_sum, highest = put_weights(
-                S, missing, state, b, j * 64, tile, smem, p_ready, (unit, heads), HOW
+                S, missing, state, slot, j * STEP, tile, smem, (unit, heads), HOW
             )
             n += 1
         write_rows(row_max, row_sum, highest, place, heads, results, stats[2].index(turn & 3), HOW)
@@ -167,8 +172,8 @@ def no_sums(OL: gl.constexpr):
 def values(info, smem, bars, out, heads, SIDE: gl.constexpr, HOW: gl.constexpr):
     """Half of the output columns: left (SIDE 0) or right (1)."""
     k_smem, p_smem, _validity, stats, _scales = smem
-    _q_bars, _ready, free, _valid, p_ready, sums_ready, t_bars = bars
-    R: gl.constexpr = k_smem[0].shape[0]
+    _q_bars, _ready, p_free, sums_ready, t_bars = bars
+    ST: gl.constexpr = k_smem[0].shape[0]
     MASK: gl.constexpr = HOW[3]
     OL: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16])
     turn = gl.program_id(0) * 0
@@ -176,24 +181,16 @@ def values(info, smem, bars, out, heads, SIDE: gl.constexpr, HOW: gl.constexpr):
     tile, steps = read_work_item(info, t_bars, turn, MASK, False)
     while steps > 0:
         O = no_sums(OL)
-        for _ in range(0, steps):  # two blocks
-            b, phase = slot_of(n, R)
-            mbarrier.wait(p_ready.index(b), phase)
-            O = rescale_heads(O, stats, b)
-            pairs = load_pairs(k_smem[0], b, 2 * SIDE)
-            O, flight = add_values(O, pairs, k_smem, p_smem, b, SIDE)
-            mbarrier.wait(p_ready.index(b + 1), phase)
-            pairs = load_pairs(k_smem[0], b + 1, 2 * SIDE)
-            O = landed(O, flight)
-            mbarrier.arrive(free.index(b), count=1)
-            O = rescale_heads(O, stats, b + 1)
-            O, flight = add_values(O, pairs, k_smem, p_smem, b + 1, SIDE)
-            O = landed(O, flight)
-            mbarrier.arrive(free.index(b + 1), count=1)
-            n += 2
+        for _ in range(0, steps):
+            slot, _phase = slot_of(n, ST)
+            wait_weights(slot, SIDE)
+            O = rescale_heads(O, stats, slot)
+            O = add_values(O, k_smem[0], p_smem, slot, SIDE)
+            mbarrier.arrive(p_free.index(slot), count=1)
+            n += 1
         mbarrier.wait(sums_ready.index(turn & 3), (turn >> 2) & 1)
         place = place_of(tile, heads, MASK, False)
-        write_half(O, stats[2].index(turn & 3), out, place, heads, 256 * SIDE, MASK)
+        write_heads(O, stats[2].index(turn & 3), out, place, heads, 0, 256 * SIDE, MASK)
         turn += 1
         tile, steps = read_work_item(info, t_bars, turn, MASK, False)
 
@@ -211,12 +208,14 @@ def right(info, smem, bars, out, heads, HOW: gl.constexpr):
 
 
 @gluon.jit
-def column_tiles(NUMBER: gl.constexpr, DIMS: gl.constexpr, LAYOUTS: gl.constexpr):
-    """NUMBER tiles of 64 rows: latent and rope columns. A missing rope stands for the latent."""
-    latent = gl.allocate_shared_memory(gl.float8e4nv, [NUMBER, 64, DIMS[0]], LAYOUTS[0])
+def column_tiles(
+    NUMBER: gl.constexpr, ROWS: gl.constexpr, DIMS: gl.constexpr, LAYOUTS: gl.constexpr
+):
+    """NUMBER tiles of ROWS rows: latent and rope columns. A missing rope stands for the latent."""
+    latent = gl.allocate_shared_memory(gl.float8e4nv, [NUMBER, ROWS, DIMS[0]], LAYOUTS[0])
     rope = latent
     if DIMS[1] > 0:
-        rope = gl.allocate_shared_memory(gl.float8e4nv, [NUMBER, 64, DIMS[1]], LAYOUTS[1])
+        rope = gl.allocate_shared_memory(gl.float8e4nv, [NUMBER, ROWS, DIMS[1]], LAYOUTS[1])
     return latent, rope
 
 
@@ -287,27 +286,25 @@ def sparse_fp8_kernel(  # noqa: PLR0913
         DIMS[1] > 0, SCALED_VALUES,
     )  # fmt: skip
     LINEAR: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, order=[0])
-    k_smem = column_tiles(2 * ST, DIMS, LAYOUTS)
-    q_smem = column_tiles(1, DIMS, LAYOUTS)
-    p_smem = gl.allocate_shared_memory(gl.float16, [2 * ST, 64, 64], LAYOUTS[2])
-    bias = gl.allocate_shared_memory(gl.float32, [2 * ST, 64], LINEAR)
-    flags = gl.allocate_shared_memory(gl.int32, [2 * ST, WARPS], LINEAR)
+    k_smem = column_tiles(ST, STEP, DIMS, LAYOUTS)
+    q_smem = column_tiles(1, 64, DIMS, LAYOUTS)
+    p_smem = gl.allocate_shared_memory(gl.float16, [ST, 64, STEP], LAYOUTS[2])
+    bias = gl.allocate_shared_memory(gl.float32, [ST, STEP], LINEAR)
+    flags = gl.allocate_shared_memory(gl.int32, [ST, PARTS * WARPS], LINEAR)
     scales = bias
     if SCALED:
-        scales = gl.allocate_shared_memory(gl.float32, [2 * ST, 64], LINEAR)
-    factors = gl.allocate_shared_memory(gl.float32, [2 * ST, 64], LINEAR)
-    moved = gl.allocate_shared_memory(gl.int32, [2 * ST, WARPS], LINEAR)
+        scales = gl.allocate_shared_memory(gl.float32, [ST, STEP], LINEAR)
+    factors = gl.allocate_shared_memory(gl.float32, [ST, 64], LINEAR)
+    moved = gl.allocate_shared_memory(gl.int32, [ST, WARPS], LINEAR)
     inverses = gl.allocate_shared_memory(gl.float32, [4, 64], LINEAR)
     info = gl.allocate_shared_memory(gl.int32, [2 * FIELDS, 1], LINEAR)
     q_bars = barrier_pair(1, 1)
-    ready = barriers(2 * ST, 128)
-    free = barriers(2 * ST, 2)
-    valid = barriers(2 * ST, 1)
-    p_ready = barriers(2 * ST, 1)
+    ready = barriers(ST, ARRIVALS)
+    p_free = barriers(ST, 2)
     sums_ready = barriers(4, 1)
     t_bars = (barriers(2, 1), barriers(2, 3))
     smem = (k_smem, p_smem, (bias, flags), (factors, moved, inverses), scales)
-    bars = (q_bars, ready, free, valid, p_ready, sums_ready, t_bars)
+    bars = (q_bars, ready, p_free, sums_ready, t_bars)
     out = (out_ptr, out_stride_t, out_stride_h)
     lse = (lse_ptr, lse_stride_t, lse_stride_h)
     max_logits = (logits_ptr, logits_stride_t, logits_stride_h)
@@ -320,7 +317,7 @@ def sparse_fp8_kernel(  # noqa: PLR0913
     descs = (q_latent_desc, q_rope_desc)
     load_smem = (q_smem, k_smem, (bias, flags), scales)
     scale = (factor, heads, q_scale_ptr)
-    load_bars = (q_bars, ready, free, valid, t_bars)
+    load_bars = (q_bars, ready, t_bars)
     gl.warp_specialize(
         [
             (left, (info, smem, bars, out, heads, HOW)),

@@ -1,4 +1,4 @@
-"""Scores of a block of 64 keys, and weights as the values' products take them.
+"""Scores of a step of 128 keys, and weights as the values' products take them.
 
 | rows | scores | weights |
 |---|---|---|
@@ -18,37 +18,39 @@ from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma, warp
 from openmla.kernels.gluon.scores import opaque_zero
 from openmla.kernels.hopper.dense.softmax import quad_sums
 from openmla.kernels.hopper.latent.epilogue import rows_of
-from openmla.kernels.hopper.latent.softmax import KEYS, THRESHOLD, finite, max_of_rows
+from openmla.kernels.hopper.latent.softmax import THRESHOLD, finite
+from openmla.kernels.hopper.latent.source import STEP
+from openmla.kernels.hopper.sparse_fp8.rows import PARTS, WARPS
 from openmla.planning.hopper.sparse_fp8 import WEIGHT_OFFSET
 
 OFFSET = gl.constexpr(WEIGHT_OFFSET)
 
 
 @gluon.jit
-def begin_scores(q_smem, k_smem, b, HOW: gl.constexpr, SL: gl.constexpr):
-    """Start the scores of block b."""
+def begin_scores(q_smem, k_smem, slot, HOW: gl.constexpr, SL: gl.constexpr):
+    """Start the scores of a step."""
     z = opaque_zero()
-    S = gl.zeros([64, 64], gl.float32, SL)
-    k = k_smem[0].index(z + b).permute((1, 0))
+    S = gl.zeros([64, STEP], gl.float32, SL)
+    k = k_smem[0].index(z + slot).permute((1, 0))
     S = warpgroup_mma(q_smem[0].index(z), k, S, use_acc=False, is_async=True)
     if HOW[8]:
-        k = k_smem[1].index(z + b).permute((1, 0))
+        k = k_smem[1].index(z + slot).permute((1, 0))
         S = warpgroup_mma(q_smem[1].index(z), k, S, is_async=True)
     return S
 
 
 @gluon.jit
-def scales_of(scales, b, SL: gl.constexpr):
-    """The scales of the 64 keys of block b."""
-    return scales.index(b).load(gl.SliceLayout(0, SL))
+def scales_of(scales, slot, SL: gl.constexpr):
+    """The scales of the keys of a step."""
+    return scales.index(slot).load(gl.SliceLayout(0, SL))
 
 
 @gluon.jit
-def finish_scores(S, scales, b, row_scale, HOW: gl.constexpr, SL: gl.constexpr):
-    """Scores of block b, from what `begin_scores` started; scaled, but for `factor`."""
+def finish_scores(S, scales, slot, row_scale, HOW: gl.constexpr, SL: gl.constexpr):
+    """Scores of a step, from what `begin_scores` started; scaled, but for `factor`."""
     S = warpgroup_mma_wait(0, deps=(S,))
     if HOW[7]:
-        S = S * scales_of(scales, b, SL)[None, :]
+        S = S * scales_of(scales, slot, SL)[None, :]
     if HOW[6]:
         S = S * row_scale[:, None]
     return S
@@ -67,10 +69,34 @@ def row_scales(q_scale_ptr, place, heads, factor, HOW: gl.constexpr, SL: gl.cons
 
 
 @gluon.jit
-def next_reference(S, row_max, factor, scales, b, HOW: gl.constexpr, SL: gl.constexpr):
-    """The reference after a block: it moves only to a maximum that exceeds it by much."""
+def any_missing(validity, slot, MASK: gl.constexpr):
+    """Whether a step of a list has a key that is not there. Asked while its scores are made."""
+    if MASK == 0:
+        ALL: gl.constexpr = gl.BlockedLayout([PARTS * WARPS], [32], [WARPS], [0])  # of every thread
+        return gl.max(validity[1].index(slot).load(ALL), 0)
+    else:
+        return 0
+
+
+@gluon.jit
+def max_of_rows(S):
+    """The largest score of each row of [64, 128], halves against halves as in latent/softmax.py."""
+    parts = gl.reshape(S, [64, 2, 2, 2, 2, 4, 2])
+    parts = gl.max(gl.max(gl.max(gl.max(gl.max(parts, 6), 4), 3), 2), 1)
+    return gl.convert_layout(gl.max(parts, 1), gl.SliceLayout(1, S.type.layout))
+
+
+@gluon.jit
+def exponents(x):
+    """126 + log2 of the power of two above |x|; log2 itself would be a polynomial of 30 steps."""
+    return (x.to(gl.int32, bitcast=True) >> 23 & 255).to(gl.float32)
+
+
+@gluon.jit
+def next_reference(S, row_max, factor, scales, slot, HOW: gl.constexpr, SL: gl.constexpr):
+    """The reference after a step: it moves only to a maximum that exceeds it by much."""
     if HOW[9]:
-        reached = max_of_rows(S * factor + gl.log2(gl.abs(scales_of(scales, b, SL)))[None, :])
+        reached = max_of_rows(S * factor + exponents(scales_of(scales, slot, SL))[None, :]) - 126.0
     else:
         reached = max_of_rows(S) * factor
     reached -= OFFSET
@@ -78,10 +104,18 @@ def next_reference(S, row_max, factor, scales, b, HOW: gl.constexpr, SL: gl.cons
 
 
 @gluon.jit
-def weigh(S, row_max, row_sum, factor, scales, b, HOW: gl.constexpr, SL: gl.constexpr):
-    """(weights of a block, partial sums of P with them), relative to `row_max`."""
+def higher(highest, S, factor, LOGITS: gl.constexpr):
+    """The largest score so far, where somebody wants it."""
+    if LOGITS:
+        highest = gl.maximum(highest, max_of_rows(S) * factor)
+    return highest
+
+
+@gluon.jit
+def weigh(S, row_max, row_sum, factor, scales, slot, HOW: gl.constexpr, SL: gl.constexpr):
+    """(weights of a step, partial sums of P with them), relative to `row_max`."""
     P = gl.exp2(S * factor - finite(row_max)[:, None])
-    row_sum += quad_sums(P, KEYS)
+    row_sum += quad_sums(P, STEP)
     if HOW[9]:
-        P = P * scales_of(scales, b, SL)[None, :]
+        P = P * scales_of(scales, slot, SL)[None, :]
     return P, row_sum

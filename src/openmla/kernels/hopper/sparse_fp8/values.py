@@ -1,5 +1,5 @@
 # ruff: noqa: E741  (O is the output accumulator, as everywhere in attention)
-"""The values of a block: from e4m3 rows in shared memory to the left operand of wgmma.
+"""The values of a step: from e4m3 rows in shared memory to the left operand of wgmma.
 
 V is the first columns of the rows that K is, and they stay as they are. The output is computed
 transposed, O^T = V^T P^T: the left operand of a wgmma may come from registers. A thread reads two
@@ -9,10 +9,9 @@ four bytes two words of two fp16, in which e4m3 is exact, one word per column:
     key 2 t      c0 c1           c0 of both keys | c1 of both keys
     key 2 t + 1  c0 c1    ->     upper row       | lower row of a tile
 
-Keys have their natural order, and which columns a tile of 64 rows of O^T holds is free:
-
-    row 16 w + 8 h + g of tile 2 p + i is column 128 p + 64 i + 16 w + 2 g + h of a warp-group's
-    half (w: warp, g: its lane / 4)
+Keys have their natural order, and which columns 64 rows of O^T hold is free: row 16 w + 8 h + g of
+number i is column 64 i + 16 w + 2 g + h of a warp-group's half (w: warp, g: its lane / 4). A tile
+is 32 keys of 64 columns; a step has 16, in the order 0 0, 0 1, 0 2, 0 3, 1 0, … (keys, columns).
 """
 
 from triton.experimental import gluon
@@ -21,17 +20,21 @@ from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma, warp
 
 from openmla.kernels.gluon.compat import reinterpret
 from openmla.kernels.gluon.scores import opaque_zero
+from openmla.kernels.hopper.latent.source import STEP
+from openmla.kernels.hopper.sparse_fp8.signals import signal_read
 
-PANEL = gl.constexpr(64)  # pairs of columns of a swizzled row
+KEYS = gl.constexpr(32)  # of a tile
+PAIRS = gl.constexpr(32)  # of columns of a tile
+TILES = gl.constexpr(16)  # of a step
 
 
 @gluon.constexpr_function
 def pairs_layout():
-    """[64 keys, 64 pairs of columns]: thread t of a quad has keys 2 t, 2 t + 1 of every 8."""
+    """[32 keys, 32 pairs of columns]: thread t of a quad has keys 2 t, 2 t + 1 of every 8."""
     return gl.DistributedLinearLayout(
-        [[1, 0], [8, 0], [16, 0], [32, 0], [0, 32]],
+        [[1, 0], [8, 0], [16, 0]],
         [[2, 0], [4, 0], [0, 1], [0, 2], [0, 4]],
-        [[0, 8], [0, 16]], [], [64, 64],
+        [[0, 8], [0, 16]], [], [32, 32],
     )  # fmt: skip
 
 
@@ -43,19 +46,19 @@ CONVERT = gl.constexpr(
 
 
 @gluon.jit
-def load_pairs(rows, b, NUMBER: gl.constexpr):
-    """Columns 128 NUMBER … of block b: for both tiles, pairs of even keys and of odd keys."""
+def load_pairs(rows, slot, TILE: gl.constexpr, SIDE: gl.constexpr):
+    """A tile as it lies: pairs of even keys, and of odd keys."""
     LAYOUT: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
     WIDTH: gl.constexpr = rows.shape[2] // 2
-    pairs = reinterpret(rows.index(opaque_zero() + b), gl.int16, [64, WIDTH], LAYOUT)
-    pairs = pairs.slice(NUMBER * PANEL, PANEL, dim=1).load(pairs_layout())
-    first, second = gl.split(gl.permute(gl.reshape(pairs, [32, 2, 2, 32]), (0, 3, 1, 2)))
-    return gl.split(first), gl.split(second)
+    COLUMN: gl.constexpr = (SIDE * 4 + TILE % 4) * PAIRS
+    pairs = reinterpret(rows.index(opaque_zero() + slot), gl.int16, [STEP, WIDTH], LAYOUT)
+    pairs = pairs.slice(TILE // 4 * KEYS, KEYS).slice(COLUMN, PAIRS, dim=1).load(pairs_layout())
+    return gl.split(gl.permute(gl.reshape(pairs, [KEYS // 2, 2, PAIRS]), (0, 2, 1)))
 
 
 @gluon.jit
 def operand(pairs, LAYOUT: gl.constexpr):
-    """A tile: [64 columns, 64 keys] fp16."""
+    """A tile: [64 columns, 32 keys] fp16."""
     even, odd = pairs
     upper, lower = gl.inline_asm_elementwise(
         CONVERT, "=r,=r,h,h", [even, odd], dtype=(gl.int32, gl.int32), is_pure=True, pack=1
@@ -64,16 +67,21 @@ def operand(pairs, LAYOUT: gl.constexpr):
         "mov.b32 {$0, $1}, $2; // f16", "=h,=h,r", [gl.join(upper, lower)],
         dtype=(gl.float16, gl.float16), is_pure=True, pack=1,
     )  # fmt: skip
-    keys = gl.reshape(gl.join(low, high), [32, 4, 8, 2, 2])  # pair of keys, w, g, h, key of the two
+    keys = gl.reshape(
+        gl.join(low, high), [KEYS // 2, 4, 8, 2, 2]
+    )  # pair of keys, w, g, h, key of the two
     return gl.convert_layout(
-        gl.reshape(gl.permute(keys, (1, 3, 2, 0, 4)), [64, 64]), LAYOUT, assert_trivial=True
+        gl.reshape(gl.permute(keys, (1, 3, 2, 0, 4)), [64, KEYS]), LAYOUT, assert_trivial=True
     )
 
 
 @gluon.jit
-def issue(A, weights, sums):
-    """Start a product; what is in flight: the sums, and the registers that are read."""
-    return warpgroup_mma(A, weights, sums, is_async=True), A
+def multiply(sums, pairs, p_smem, slot, TILE: gl.constexpr):
+    """Start the product of a tile; what is in flight: the sums, and the registers that are read."""
+    VL: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=sums.type.layout, k_width=2)
+    weights = p_smem.index(opaque_zero() + slot).slice(TILE // 4 * KEYS, KEYS, dim=1)
+    A = operand(pairs, VL)
+    return warpgroup_mma(A, weights.permute((1, 0)), sums, is_async=True), A
 
 
 @gluon.jit
@@ -85,25 +93,27 @@ def wait_sums(PENDING: gl.constexpr, flight):
 
 
 @gluon.jit
-def add_values(O, pairs, k_smem, p_smem, b, SIDE: gl.constexpr):
-    """O + V^T P^T of block b, the product of its last tile in flight. pairs: of the first panel.
+def add_values(O, rows, p_smem, slot, SIDE: gl.constexpr):
+    """O + V^T P^T of a step, tile after tile.
 
-    Two tiles are in flight while a third is converted: there are not registers for more.
+    Two are in flight while a third is read and converted: there are not registers for more.
     """
-    OL: gl.constexpr = O[0].type.layout
-    VL: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=OL, k_width=2)
-    weights = p_smem.index(opaque_zero() + b).permute((1, 0))
-    f0 = issue(operand(pairs[0], VL), weights, O[0])
-    f1 = issue(operand(pairs[1], VL), weights, O[1])
-    pairs = load_pairs(k_smem[0], b, 2 * SIDE + 1)
-    o0 = wait_sums(1, f0)
-    f2 = issue(operand(pairs[0], VL), weights, O[2])
-    o1 = wait_sums(1, f1)
-    f3 = issue(operand(pairs[1], VL), weights, O[3])
-    return (o0, o1, wait_sums(1, f2)), f3
-
-
-@gluon.jit
-def landed(done, flight):
-    """All of O, when nothing is in flight."""
-    return done[0], done[1], done[2], wait_sums(0, flight)
+    pairs = load_pairs(rows, slot, 0, SIDE)
+    f0 = multiply(O[0], pairs, p_smem, slot, 0)
+    pairs = load_pairs(rows, slot, 1, SIDE)
+    f1 = multiply(O[1], pairs, p_smem, slot, 1)
+    pairs = load_pairs(rows, slot, 2, SIDE)
+    sums, later = O[2], O[3]
+    for tile in gl.static_range(2, TILES):
+        after = wait_sums(1, f0)
+        f0, f1 = f1, multiply(sums, pairs, p_smem, slot, tile)
+        sums, later = later, after
+        if tile + 1 < TILES:
+            pairs = load_pairs(rows, slot, tile + 1, SIDE)
+        if tile == 6:  # of 8, 12 and 16 tiles the last is on its way to registers
+            signal_read(slot, 0)
+        elif tile == 10:
+            signal_read(slot, 1)
+        elif tile == 14:
+            signal_read(slot, 2)
+    return sums, later, wait_sums(1, f0), wait_sums(0, f1)

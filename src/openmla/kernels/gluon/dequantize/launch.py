@@ -14,14 +14,12 @@ import torch
 from torch import Tensor
 
 from openmla.cache import LatentCache
-from openmla.kernels.call import WORKSPACE, ZEROED, Call, Sources, vector
+from openmla.kernels.call import WORKSPACE, Call, Sources, vector
 from openmla.kernels.gluon.dequantize.kernels import (
-    MAP_UNITS,
-    count_kernel,
+    LIST_COLUMNS,
+    claim_kernel,
     dequantize_kernel,
-    mark_kernel,
     place_kernel,
-    remap_kernel,
 )
 from openmla.operands import LatentOperands, SparseOperands
 from openmla.planning.dequantize import CacheRead
@@ -30,12 +28,13 @@ Operands = SparseOperands | LatentOperands
 VECTOR_BYTES = 16  # unit of the strides of rows
 SOURCES: Sources = {
     "lists_ptr": ("indices", "block_table"), "lengths_ptr": ("topk_lengths", "cache_lengths"),
-    "map_ptr": ZEROED, "data_ptr": ("kv", "cache_data"), "rope_ptr": ("kv", "cache_data"),
+    "data_ptr": ("kv", "cache_data"), "rope_ptr": ("kv", "cache_data"),
     "scale_ptr": ("cache_scales", "kv", "cache_data"),
-    **dict.fromkeys(("counts_ptr", "places_ptr", "total_ptr", "out_ptr"), WORKSPACE),
+    **dict.fromkeys(("map_ptr", "places_ptr", "total_ptr", "placed_ptr", "out_ptr"), WORKSPACE),
 }  # fmt: skip
-WIDEN_ROWS = 16
-WIDEN_PROGRAMS = 8  # per SM
+WARPS = 4
+FILL_ROWS = 16
+FILL_PROGRAMS = 8  # per SM
 
 
 def rows_of(cache: LatentCache | Tensor) -> dict[str, Any]:
@@ -64,18 +63,17 @@ def rows_of(cache: LatentCache | Tensor) -> dict[str, Any]:
 
 
 class Addressed(NamedTuple):
-    """Operands over a workspace, the launches that fill it, and how many units are named."""
+    """Operands over a workspace, and the launches that fill it."""
 
     operands: Operands
     calls: tuple[Call, ...]
-    total: Tensor
+    total: Tensor | None
+    """How many units are named, where those may be too many."""
     capacity: int
-    may_overflow: bool
 
     def gate(self, fits: bool) -> dict[str, Any]:
         """Arguments of an attention kernel that runs if the workspace holds all, or if not."""
-        total = self.total if self.may_overflow else None
-        return {"total_ptr": total, "capacity": self.capacity, "FITS": fits}
+        return {"total_ptr": self.total, "capacity": self.capacity, "FITS": fits}
 
 
 class Lists(NamedTuple):
@@ -120,47 +118,73 @@ class Widening(Protocol):
 
 def addressed_once(config: Widening, op: Operands) -> Addressed:
     """See kernels.py. Allocates; launches nothing."""
-    assert isinstance(op.cache, LatentCache)
+    return _named(config, op) if config.cache_read.mapped else _whole(config, op)
+
+
+def _whole(config: Widening, op: Operands) -> Addressed:
+    """Every row of the pool, at its own place."""
+    _, _, size, units = lists_of(op)
+    wide = _workspace(op, units, size)
+    lists = {"lists_ptr": None, "lengths_ptr": None, "columns": 0, "stride": 0, "blocks": 0}
+    nowhere = dict.fromkeys(("map_ptr", "places_ptr", "total_ptr", "placed_ptr"))
+    shape = {"units": units, "capacity": units, "SIZE": size, "out_ptr": wide}
+    filling = _filling(config, op, {**lists, **nowhere, **shape}, units * size)
+    return Addressed(_over(op, wide), (filling,), None, units)
+
+
+def _named(config: Widening, op: Operands) -> Addressed:
+    """Those that lists name, at the places that they get."""
     entries, lengths, size, units = lists_of(op)
     number, columns = entries.shape
     capacity = min(config.cache_read.capacity // size, units)
-    blocks = -(-units // MAP_UNITS.value)
+    blocks = number * -(-columns // LIST_COLUMNS.value)
 
     def ints(*shape: int) -> Tensor:
         return torch.empty(shape, dtype=torch.int32, device=op.q.device)
 
-    found = torch.zeros(units, dtype=torch.int32, device=op.q.device)
-    counts, total, places, lists = ints(blocks), ints(1), ints(capacity), ints(number, columns)
-    shape = (capacity, size, op.cache.width)
-    wide = torch.empty(shape, dtype=torch.bfloat16, device=op.q.device)
+    owners, total, places, lists = ints(units), ints(1), ints(capacity), ints(number, columns)
+    wide = _workspace(op, capacity, size)
     entries = entries if entries.stride(1) == 1 else entries.contiguous()
-    named = {
-        "lists_ptr": entries, "lengths_ptr": vector(lengths), "map_ptr": found, "columns": columns,
-        "stride": entries.stride(0), "units": units, "SIZE": size, "num_warps": 4,
+    claiming = {
+        "lists_ptr": entries, "lengths_ptr": vector(lengths), "map_ptr": owners, "total_ptr": total,
+        "columns": columns, "stride": entries.stride(0), "units": units, "SIZE": size,
+        "num_warps": WARPS,
     }  # fmt: skip
-    mapped = {"map_ptr": found, "counts_ptr": counts, "units": units, "num_warps": 4}
-    placed = {"places_ptr": places, "total_ptr": total, "capacity": capacity}
-    source = rows_of(op.cache)
-    dequantizing = {
-        **placed, **{n: x for n, x in source.items() if n.islower()}, "out_ptr": wide,
-        "DIMS": (config.latent, config.rope), "CACHE": (source["PAGE"], source["SCALED"]),
-        "LANES": config.copy_lanes, "SIZE": size, "ROWS": WIDEN_ROWS, "num_warps": 4,
+    placing = {
+        **claiming, "places_ptr": places, "placed_ptr": lists, "capacity": capacity,
+        "launch_pdl": True,
     }  # fmt: skip
-    programs = min(-(-capacity * size // WIDEN_ROWS), WIDEN_PROGRAMS * config.sm_count)
     calls = (
-        Call(mark_kernel, number, named, SOURCES),
-        Call(count_kernel, blocks, mapped, SOURCES),
-        Call(place_kernel, blocks, {**mapped, **placed}, SOURCES),
-        Call(dequantize_kernel, programs, dequantizing, SOURCES),
-        Call(remap_kernel, number, {**named, "out_ptr": lists}, SOURCES),
+        Call(claim_kernel, blocks, claiming, SOURCES),
+        Call(place_kernel, blocks, placing, SOURCES),
+        _filling(config, op, {**placing, "blocks": blocks, "out_ptr": wide}, capacity * size),
     )
     most = config.cache_read.rows if size == 1 else units
-    return Addressed(_over(op, wide, lists), calls, total, capacity, most > capacity)
+    gate = total if most > capacity else None
+    return Addressed(_over(op, wide, lists), calls, gate, capacity)
 
 
-def _over(op: Operands, wide: Tensor, lists: Tensor) -> Operands:
+def _workspace(op: Operands, units: int, size: int) -> Tensor:
+    shape = (units, size, op.cache.width)  # type: ignore[union-attr]
+    return torch.empty(shape, dtype=torch.bfloat16, device=op.q.device)
+
+
+def _filling(config: Widening, op: Operands, found: dict[str, Any], rows: int) -> Call:
+    """The launch that dequantizes `rows` rows or fewer."""
+    source = rows_of(op.cache)
+    arguments = {
+        **found, **{n: x for n, x in source.items() if n.islower()},
+        "DIMS": (config.latent, config.rope), "CACHE": (source["PAGE"], source["SCALED"]),
+        "LANES": config.copy_lanes, "ROWS": FILL_ROWS, "num_warps": WARPS,
+    }  # fmt: skip
+    programs = min(-(-rows // FILL_ROWS), FILL_PROGRAMS * config.sm_count)
+    return Call(dequantize_kernel, programs, arguments, SOURCES)
+
+
+def _over(op: Operands, wide: Tensor, lists: Tensor | None = None) -> Operands:
     """The same problem over dequantized rows."""
     if isinstance(op, SparseOperands):
-        return replace(op, cache=wide[:, 0], indices=lists)
+        rows = wide.view(-1, wide.shape[2])
+        return replace(op, cache=rows, indices=op.indices if lists is None else lists)
     cache = LatentCache(wide, None, op.cache.latent, op.cache.rope, "bf16")
-    return replace(op, cache=cache, block_table=lists)
+    return replace(op, cache=cache, block_table=op.block_table if lists is None else lists)

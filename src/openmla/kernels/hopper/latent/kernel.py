@@ -67,7 +67,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from openmla.kernels.gluon.barriers import barrier_pair, barriers
 from openmla.kernels.gluon.compat import thread_barrier
-from openmla.kernels.gluon.dependent import let_next_begin
+from openmla.kernels.gluon.dependent import let_next_begin, wait_for_kernel_before
 from openmla.kernels.gluon.scores import MINUS_INF, opaque_zero, signed
 from openmla.kernels.hopper.dense.softmax import rescale_rows
 from openmla.kernels.hopper.latent.epilogue import (
@@ -468,9 +468,11 @@ def column_tiles(
 @gluon.jit
 def load(
     info, source, rows, shape, descs, smem, bars, ST: gl.constexpr, DIMS: gl.constexpr,
-    PAGE: gl.constexpr, LANES: gl.constexpr, SCALED: gl.constexpr,
+    PAGE: gl.constexpr, LANES: gl.constexpr, SCALED: gl.constexpr, AFTER: gl.constexpr,
 ):  # fmt: skip
     """The producer for plain rows, or for rows of an FP8 cache."""
+    if AFTER:
+        wait_for_kernel_before()
     if SCALED > 0:
         CACHE: gl.constexpr = (PAGE, SCALED)
         fp8_producer(info, source, rows, shape, descs, smem, bars, ST, DIMS, CACHE, LANES)
@@ -502,18 +504,22 @@ def sparse_kernel(  # noqa: PLR0913
     out_stride_t, out_stride_h, lse_stride_t, lse_stride_h, logits_stride_t, logits_stride_h,
     ST: gl.constexpr, DIMS: gl.constexpr, PAGE: gl.constexpr, PAGE_SIZE: gl.constexpr,
     MASK: gl.constexpr, SIGN: gl.constexpr, OVERLAY: gl.constexpr, LANES: gl.constexpr,
-    SCALED: gl.constexpr, FITS: gl.constexpr, REGISTERS: gl.constexpr, LAYOUTS: gl.constexpr,
+    SCALED: gl.constexpr, FITS: gl.constexpr, AFTER: gl.constexpr, REGISTERS: gl.constexpr,
+    LAYOUTS: gl.constexpr,
 ):  # fmt: skip
     """DIMS: columns of half a latent, of rope. PAGE: rows of a page, 0 where pages lie end to end.
     MASK: 0: `indices` are lists of rows, one per token; 1, 2: they are a block table of sequences
     (topk: most keys), full or causal, and PAGE_SIZE is what its entries count in.
     OVERLAY: whether P takes the place of rope. SCALED: columns that share a scale, 0 for plain rows
     (see dequantize/rows.py). FITS: with `total_ptr` (see dequantize/kernels.py), run only if the
-    rows counted there fit the capacity of a workspace, or only if they do not. part_sums_ptr,
+    rows counted there fit the capacity of a workspace, or only if they do not. AFTER: launched
+    before the kernel that fills that workspace has ended. part_sums_ptr,
     part_state_ptr: room for ranges of keys (see pages.py), without it none are split. REGISTERS:
     math, producer. LAYOUTS: of tiles of half a latent, of rope, of P.
     """
-    if total_ptr is not None:  # noqa: SIM102 - decided when compiled
+    if total_ptr is not None:
+        if AFTER:
+            wait_for_kernel_before()
         if (gl.load(total_ptr) <= capacity) != FITS:
             return
     DTYPE: gl.constexpr = q_half_desc.dtype
@@ -556,7 +562,7 @@ def sparse_kernel(  # noqa: PLR0913
             (left, (info, q_smem, smem, bars, results, (factor, heads), HOW, DIMS)),
             (right, (info, q_smem, smem, bars, results, (factor, heads), HOW, DIMS)),
             (load, (info, source, data, shape, descs, load_smem, bars, ST, DIMS, PAGE, LANES,
-                    SCALED)),
+                    SCALED, AFTER)),
         ],
         [4, 4],
         [REGISTERS[0], REGISTERS[1]],

@@ -67,10 +67,12 @@ def calls(plan: Plan, op: Operands, results: Results) -> Iterator[Call]:
         yield from _attention(config, [_arguments(config, op, results)], op)
         return
     space = addressed_once(config, op)
+    # Before the launches, of which each may begin before the one in front of it has ended.
+    after = {"AFTER": True, "launch_pdl": True}
+    ways = [_arguments(config, space.operands, results) | space.gate(fits=True) | after]
+    if space.total is not None:
+        ways.append(_arguments(config, op, results) | space.gate(fits=False) | after)
     yield from space.calls
-    ways = [_arguments(config, space.operands, results) | space.gate(fits=True)]
-    if space.may_overflow:
-        ways.append(_arguments(config, op, results) | space.gate(fits=False))
     yield from _attention(config, ways, op)
 
 
@@ -81,7 +83,7 @@ def has_keys(op: Operands) -> bool:
     return bool(op.rows and op.indices.shape[1])
 
 
-NO_GATE: dict[str, Any] = {"total_ptr": None, "capacity": 0, "FITS": True}
+NO_GATE: dict[str, Any] = {"total_ptr": None, "capacity": 0, "FITS": True, "AFTER": False}
 NO_PARTS: dict[str, Any] = {"part_sums_ptr": None, "part_state_ptr": None, "part_rows": 0}
 
 

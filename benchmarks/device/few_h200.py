@@ -22,6 +22,7 @@ from openmla.cache import LatentCache
 from openmla.dispatch import plan_call
 from openmla.kernels.hopper.latent.launch import calls
 from openmla.operands import Results, SparseOperands, Weights
+from openmla.planning.dequantize import LISTED_CAP
 
 # The shapes of `openmla bench few`, and chunks beside them, which must not become slower.
 CHUNKS = (Shape(1, 4096, 8192, 128), Shape(1, 2048, 16384, 16), Shape(4, 512, 8192, 128))
@@ -49,12 +50,14 @@ def sparse(queries: int, rows: int, heads: int = 128, topk: int = 2048) -> Spars
 
 
 def launched(op: SparseOperands, mode: str = "") -> Callable[[], object]:
-    """What the plan lists; or attention in one launch, with FP8 rows read in a given way."""
+    """What the plan lists; or attention in one launch, over FP8 rows with those read in a given
+    way: see CacheRead.by."""
     shape = op.q.shape[0], op.q.shape[1], 512
     results = Results(torch.empty(shape, device="cuda", dtype=torch.bfloat16))
     chosen = plan_call(op, results, "hopper")
     if mode:
-        read = replace(chosen.config.cache_read, mode=mode)
+        read = chosen.config.cache_read
+        read = read if mode == "plain" else read.by(mode, op.rows, op.rows)
         chosen = replace(chosen, config=replace(chosen.config, cache_read=read, few=None))
 
     def launch() -> None:
@@ -121,17 +124,23 @@ def fp8_operands(queries: int, cache: LatentCache, clustered: bool) -> SparseOpe
     return SparseOperands(q, cache, indices, None, 512, Weights(SCALE))
 
 
+QUERIES = (1, 16, 64, 128, 256, 1024, 4096)
+
+
 def fp8(group: str, rounds: int) -> Iterator[dict[str, Any]]:
     """Every way to read FP8 rows; `loss`: how far the plan's is behind the best."""
     multiply, pool = matmul(), int(group)
     cache, worst = fp8_rows(pool), 0.0
-    for queries in (1, 16, 64, 128, 256, 1024, 4096):
+    for queries in QUERIES:
         for clustered in (False, True):
             op = fp8_operands(queries, cache, clustered)
-            ways = {mode: launched(op, mode) for mode in ("in_kernel", "workspace")}
+            fits = 2 * 576 * pool <= LISTED_CAP
+            ways = {n: launched(op, n) for n in ("in_kernel", "named", *["whole"] * fits)}
             results = Results(torch.empty(queries, 128, 512, device="cuda", dtype=torch.bfloat16))
             config = plan_call(op, results, "hopper").config
             mode = config.cache_read.mode
+            if mode == "workspace":
+                mode = "named" if config.cache_read.mapped else "whole"
             if config.few:
                 mode = "few"
                 ways[mode] = launched(op)

@@ -35,19 +35,21 @@ def test_every_model_has_problems_whose_operands_say_the_same(model: str):
 
 
 def test_what_is_compiled_is_what_runs():
-    """On an H200: Hopper's dense kernel for tiles of one and of two, and for split keys."""
+    """On an H200: Hopper's dense kernel for tiles of one and of two, for split keys, for one block
+    of them."""
     target, compiled = target_by_name("h200"), set()
     for problem in warmup.problems_of("deepseek-v3", tp=8):
         if problem.form == "dense":
             chosen = plan_for(problem, target)
             for call in calls(chosen, *operands_of(warmup.shortened(problem), "cpu")):
-                split = bool(call.arguments["SPLIT"])
-                compiled.add((chosen.backend, call.kernel.__name__, call.arguments["NC"], split))
+                tiles, split = (call.arguments.get(name, 0) for name in ("NC", "SPLIT"))
+                compiled.add((chosen.backend, call.kernel.__name__, tiles, split > 0))
     assert compiled == {
         ("hopper", "dense_kernel", 2, False),
         ("hopper", "dense_kernel", 1, False),
         ("hopper", "dense_kernel", 1, True),
         ("hopper", "merge_kernel", 1, True),
+        ("hopper", "one_block_kernel", 0, False),
     }
 
 

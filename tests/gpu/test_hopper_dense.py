@@ -21,6 +21,7 @@ from gpu.on_device import (
     problems,
 )
 from kernels.shared_keys import with_shared_keys
+from openmla.operands import DenseOperands
 from openmla.testing.build import build
 from openmla.testing.case import Case
 from openmla.testing.compare import judge
@@ -93,6 +94,26 @@ def test_right_repeatable_and_deaf_to_poison(name: str):
         for problem in problems(replace(case, **batch), "hopper", lambda c: c.with_num_qo(num_qo))
     ]
     assert found == []
+
+
+@pytest.mark.parametrize("name", PROFILES)
+def test_one_block_of_keys_gives_the_bits_of_the_general_kernel(name: str):
+    """Which runs where there is another request."""
+    for heads, q_len, k_len, spare in ((128, 128, 128, 0), (3, 70, 50, 7), (2, 1, 50, 0)):
+        if k_len > 64 and PROFILES[name][0].d_v > 128:
+            continue  # two blocks
+        case = replace(
+            PROFILES[name][0], heads=heads, q_lens=(q_len,), k_lens=(k_len,), spare=spare
+        )
+        assert problems(case, "hopper") == []
+        built = on(case)
+        op, alone = built.operands, attend(built, "hopper")
+        assert isinstance(op, DenseOperands)
+        cu_q, cu_k = (torch.cat([x, x[-1:]]) for x in (op.cu_seqlens_q, op.cu_seqlens_k))
+        table = op.block_table if op.block_table is None else op.block_table.repeat(2, 1)
+        pair = replace(op, cu_seqlens_q=cu_q, cu_seqlens_k=cu_k, block_table=table)
+        together = attend(replace(built, operands=pair), "hopper")
+        assert differences(together, alone) == []
 
 
 @pytest.mark.parametrize("case", SPLITS, ids=str)

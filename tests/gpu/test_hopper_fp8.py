@@ -19,7 +19,7 @@ from openmla.testing.memory.poison import differences
 
 pytestmark = on_hopper
 
-MODES = ("in_kernel", "workspace")
+MODES = ("in_kernel", "named", "whole")
 BASE = Case(
     "sparse", 20, 512, 64, 512, q_lens=(70,), k_lens=(3000,), topk=389, scale=0.05, spare=3,
     kv="fp8_656", page_size=64, index_kind="mixed",
@@ -64,8 +64,10 @@ FP8_QUERIES: dict[str, tuple[Case, ...]] = {
 
 def attend_by(built: BuiltCase, mode: str) -> Outcome:
     """With FP8 rows dequantized in one way."""
+    op = built.operands
+    assert isinstance(op, SparseOperands)
     return attend(
-        built, "hopper", lambda c: replace(c, cache_read=replace(c.cache_read, mode=mode))
+        built, "hopper", lambda c: replace(c, cache_read=c.cache_read.by(mode, op.rows, op.rows))
     )
 
 
@@ -86,7 +88,7 @@ def test_a_thousand_launches_with_fp8_queries_give_the_same_bits():
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_both_ways_give_the_same_bits(name: str):
+def test_all_ways_give_the_same_bits(name: str):
     for batch in BATCHES:
         case = replace(FORMATS[name], **batch)
         want = attend_by(on(case), "in_kernel")
@@ -101,11 +103,11 @@ def test_a_workspace_that_is_too_small_is_not_used(
 ):
     built = on(FORMATS[name])
     want = attend_by(built, "in_kernel")
-    monkeypatch.setattr(dequantize, "WORKSPACE_CAP", rows * 2 * built.operands.q.shape[2])
-    assert differences(attend_by(built, "workspace"), want) == []
+    monkeypatch.setattr(dequantize, "LISTED_CAP", rows * 2 * built.operands.q.shape[2])
+    assert differences(attend_by(built, "named"), want) == []
 
 
-def test_a_thousand_launches_of_either_way_give_the_same_bits():
+def test_a_thousand_launches_of_every_way_give_the_same_bits():
     built = on(replace(BASE, heads=64, q_lens=(300,), k_lens=(4096,), topk=400))
     want = attend_by(built, "in_kernel")
     for mode in MODES:

@@ -21,10 +21,10 @@ from openmla.problem import FORMS, Problem
 
 log = logging.getLogger("openmla.aot.warmup")
 SLOW_SECONDS = 1.0
-# (new tokens, keys) of a long prompt, a short one, and a short one after a long prefix, whose keys
-# are split: each may have a kernel of its own. Operands have no more tokens than MOST_TOKENS: what
-# is compiled follows from the plan, and only whether keys can be split from the operands.
-LENGTHS = ((4096, 4096), (64, 64), (64, 8192))
+# (new tokens, keys) of a long prompt, a short one, and a short one after a prefix or a long one,
+# whose keys are split: each may have a kernel of its own. Operands have no more tokens than
+# MOST_TOKENS: what is compiled follows from the plan, only whether keys can be split from these.
+LENGTHS = ((4096, 4096), (64, 64), (64, 256), (64, 8192))
 MOST_TOKENS = 256
 
 
@@ -32,7 +32,7 @@ def problems_of(model: str, tp: int = 1, dtypes: tuple[str, ...] = ("bf16",)) ->
     """What a model poses in each form it can be computed in, for each of LENGTHS, also with lse.
 
     >>> len(problems_of("deepseek-v3")), {p.form for p in problems_of("deepseek-v3")} - {"dense"}
-    (12, {'latent'})
+    (16, {'latent'})
     """
     found = []
     for form, dtype, (tokens, keys) in product(FORMS, dtypes, LENGTHS):

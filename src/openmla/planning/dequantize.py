@@ -4,14 +4,14 @@ Both ways give the same bits, because an element's value is bf16(fp32(e4m3) * sc
 the choice is one of speed alone and may look at the whole batch. For lists it is made by the times
 below, measured on an H200; the other thresholds are estimates.
 
-A workspace holds either every row of the pool (`sparse_cache_read`, `paged_cache_read`), or the
-rows that lists of rows or pages name (`listed_cache_read`, `named_pages_read`): how many those are
-is known on the device alone, so its size is a bound, and past it the rows are dequantized in the
-kernel after all.
+A workspace holds either every row of the pool (`sparse_cache_read`, `paged_cache_read`, small pools
+of `listed_cache_read`), or the rows that lists of rows or pages name (other pools,
+`named_pages_read`): how many those are is known on the device alone, so its size is a bound, and
+past it the rows are dequantized in the kernel after all.
 """
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, Self
 
 from openmla.planning.arithmetic import ceildiv
 
@@ -22,15 +22,17 @@ VISITS_TO_PAY = 4
 # Nanoseconds, H200, 2026-11-16, benchmarks/device/few_h200.py --section fp8 (128 heads, lists of
 # 2048 rows of 656 bytes; 1 to 4096 queries, pools of 8192 to 4,194,304 rows). A step of 128 rows
 # takes 6200 to 7500 when they are dequantized in it, wherever they lie:
-IN_KERNEL_STEP, COPIED_STEP = 7000, 3400
-# Finding the rows that are named: five launches, and the map of the pool. Then the entries of the
-# lists are translated, and rows dequantized:
-LAUNCHES, PER_1000_MAPPED = 38_000, 7
-PER_1000_ENTRIES, PER_1000_ROWS = 60, 715
-# Rows worth dequantizing for each step of a program, once they are found. If more are named, which
-# only the device knows, they are dequantized in the kernel after all, and were found in vain.
-ROWS_PER_STEP = 4800
-IN_VAIN = 6  # finding them may take a sixth of the time of the kernel that dequantizes
+IN_KERNEL_STEP, COPIED_STEP = 7000, 3500
+# Dequantizing rows of the pool, and before that finding those that are named: two launches more.
+LAUNCH, PER_1000_ROWS = 4_000, 550
+FINDING, PER_1000_ENTRIES = 8_000, 23
+# How many are named, only the device knows. All rows are dequantized where that takes at most 2.6
+# times as long as finding some: then neither way is far behind, whether few or all are named.
+WHOLE = 2.6
+# Rows worth dequantizing for each step of a program, once they are found. If more are named, they
+# are dequantized in the kernel after all, and were found in vain: that may take a tenth longer.
+ROWS_PER_STEP = 6000
+IN_VAIN = 10
 STEP = 128  # keys
 WORKSPACE_CAP = 512 * 1024 * 1024
 # Of rows that lists name, 1,000,000 at 512 + 64 columns: 4096 queries are 1.4 to 1.8 times as fast.
@@ -80,16 +82,35 @@ class CacheRead:
             return f"{self.visits} visits do not repay {size}"
         return f"{size} would exceed {MAP_CAP}" if self.mapped * MAP_BYTES > MAP_CAP else ""
 
+    @property
+    def _finding(self) -> int:
+        """Nanoseconds until it is known which rows are named, and where they go."""
+        return FINDING + _of_1000(self.entries, PER_1000_ENTRIES) if self.mapped else 0
+
     def _too_slow(self) -> str:
         """By the times above; where not all rows may fit, by what would be in vain."""
-        finding = LAUNCHES + _of_1000(self.mapped, PER_1000_MAPPED)
         in_kernel = IN_KERNEL_STEP * self.steps
         if self.rows > self.capacity:
-            slow = finding * IN_VAIN > in_kernel
+            slow = self._finding * IN_VAIN > in_kernel
         else:
-            once = _of_1000(self.entries, PER_1000_ENTRIES) + _of_1000(self.rows, PER_1000_ROWS)
-            slow = finding + once + COPIED_STEP * self.steps > in_kernel
-        return f"{self.steps} steps of a program over {self.mapped} rows" if slow else ""
+            once = LAUNCH + _of_1000(self.rows, PER_1000_ROWS) + COPIED_STEP * self.steps
+            slow = self._finding + once > in_kernel
+        return f"{self.steps} steps of a program over {self.rows} rows" if slow else ""
+
+    def whole(self) -> Self:
+        """All rows of the pool where those that are named are not worth looking for."""
+        every = replace(self, rows=self.mapped, mapped=0)
+        filling = _of_1000(every.rows, PER_1000_ROWS)
+        small = filling <= WHOLE * self._finding and every.capacity == every.rows
+        return every if small else self
+
+    def by(self, way: str, pool: int, units: int) -> Self:
+        """For comparisons: "in_kernel", or once, those of `pool` rows that are "named" (rows or
+        pages, of which there are `units`) or the "whole" pool."""
+        if way == "in_kernel":
+            return replace(self, mode="in_kernel")
+        rows = min(pool, self.entries) if self.entries and way == "named" else pool
+        return replace(self, mode="workspace", rows=rows, mapped=units * (way == "named"))
 
     def _too_few_visits(self) -> str:
         if not self.rows or self.visits < VISITS_TO_PAY * self.capacity:
@@ -101,7 +122,7 @@ class CacheRead:
         """One line of arithmetic."""
         if self.mode == "plain":
             return "cache: rows are multiplied as they are stored"
-        if self.mapped:
+        if self.mapped or self.steps:
             return self._explain_named()
         per_row = f"{self.visits} visits of {self.rows} rows"
         size = f"{self.rows} x {self.row_bytes} = {self.rows * self.row_bytes} bytes"
@@ -124,9 +145,12 @@ class CacheRead:
         enough = f"at least {VISITS_TO_PAY} each"
         if self.steps:
             enough = f"{self.steps} steps of a program"
+        which = f"rows that are named, found by a map of {self.mapped} entries,"
+        if not self.mapped:
+            which = "all rows, which takes no longer than finding those that are named,"
         return (
-            f"FP8 cache: rows that are named are dequantized once, found by a map of {self.mapped} "
-            f"entries, into a workspace of {self._held()}: {self.visits} visits, {enough}{more}"
+            f"FP8 cache: {which} are dequantized once into a workspace of {self._held()}: "
+            f"{self.visits} visits, {enough}{more}"
         )
 
     def _held(self) -> str:
@@ -157,20 +181,25 @@ def listed_cache_read(
 
     4096 queries name at most 1,000,000 rows of such a pool, in 16.8 million visits. A workspace
     holds them; dequantizing so many costs less than the visits save. 64 queries of 128 heads are
-    one tile, 16 steps, for each of 132 programs: too few for 131072 rows. One query names 2048.
+    one tile, 16 steps, for each of 132 programs: too few for 131072 rows, if so many are named.
+    Of a small pool all rows are dequantized.
 
     >>> v32 = {"topk": 2048, "pool": 1_000_000, "row_blocks": 2, "width": 576, "programs": 132}
     >>> many = listed_cache_read(4096, **v32)
     >>> many.mode, many.rows, many.capacity, many.steps
     ('workspace', 1000000, 1000000, 1008)
     >>> few = listed_cache_read(64, **v32)
-    >>> few.mode, few.steps, listed_cache_read(1, **v32).mode
-    ('in_kernel', 16, 'workspace')
+    >>> few.mode, few.steps, few.rows, few.capacity, few.mapped
+    ('workspace', 16, 131072, 96000, 1000000)
+    >>> small = listed_cache_read(64, **v32 | {"pool": 8192})
+    >>> small.mode, small.rows, small.mapped
+    ('workspace', 8192, 0)
     """
     rows, visits = min(pool, total_q * topk), total_q * topk * row_blocks
     steps = ceildiv(total_q * row_blocks, programs) * ceildiv(topk, STEP)
     entries = total_q * topk
-    return _decide_named(CacheRead("workspace", rows, 2 * width, visits, pool, steps, entries))
+    named = CacheRead("workspace", rows, 2 * width, visits, pool, steps, entries)
+    return _decide_named(named.whole())
 
 
 def read_once(rows: int, width: int) -> CacheRead:

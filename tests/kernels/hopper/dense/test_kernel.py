@@ -41,6 +41,8 @@ EDGES = replace(V3, heads=1, q_lens=(3, 65, 129), k_lens=(129, 65, 257), spare=0
 PEAKY = replace(V3, values="peaky", q_lens=(20,), k_lens=(410,))
 # One bit into a word, one word into four, and 257 keys: a word of its own in the third block.
 MASKED = replace(V3, heads=1, q_lens=(70, 129), k_lens=(300, 257), key_mask="half")
+# One request with keys for one block, in a kernel of its own.
+ONE_BLOCK = replace(V3, q_lens=(70,), k_lens=(100,), spare=7)
 # Nothing follows the entries of the last request, the longest.
 FULL_TABLE = replace(PAGED, q_lens=(33, 5), k_lens=(70, 300), spare=0)
 CASES = {
@@ -73,6 +75,17 @@ CASES = {
     "256+0": replace(V3, d_nope=256, d_rope=0, d_v=256, rope="none"),
     "64+32, 5 heads": replace(V3, d_nope=64, d_rope=32, d_v=64, heads=5),
     "40 requests": replace(V3, heads=1, q_lens=(1,) * 40, k_lens=(3,) * 40),
+    "one block": ONE_BLOCK,
+    "one block, full, sink, rope per head": replace(
+        ONE_BLOCK, causal=False, sink="mixed", rope="per_head"
+    ),
+    "one block, 192+64, more queries than keys": replace(
+        ONE_BLOCK, d_nope=192, d_v=256, q_lens=(70,), k_lens=(50,), return_lse=False
+    ),
+    "one block, pages of 16, negative scale": replace(
+        ONE_BLOCK, rope="cache", kv="bf16", page_size=16, scale=-0.1
+    ),
+    "one block, no keys": replace(ONE_BLOCK, k_lens=(0,)),
     "split": SPLIT,
     "mask": MASKED,
     "mask of few": replace(MASKED, key_mask="few", sink="normal"),

@@ -13,8 +13,8 @@ from gluon_sim import Report, intercept
 from kernels.hopper.simulated import plan_of, run
 from openmla import dispatch
 from openmla.cache import LatentCache
-from openmla.kernels.gluon.dequantize.launch import addressed_once
-from openmla.operands import SparseOperands
+from openmla.kernels.gluon.dequantize.launch import addressed_once, lists_of
+from openmla.operands import LatentOperands, SparseOperands
 from openmla.planning import Plan, dequantize, plan, target_by_name
 from openmla.problem import Problem
 from openmla.testing.build import BuiltCase, Outcome, build
@@ -58,7 +58,7 @@ CASES |= {
 }
 # CI looks at the latest schedule; a changed kernel needs OPENMLA_SIM_SEEDS=20.
 SEEDS = int(os.environ.get("OPENMLA_SIM_SEEDS", "1"))
-MODES = ("in_kernel", "workspace")
+MODES = ("in_kernel", "named", "whole")
 
 
 def on(case: Case, background: str = "zero") -> BuiltCase:
@@ -67,8 +67,10 @@ def on(case: Case, background: str = "zero") -> BuiltCase:
 
 def plan_with(built: BuiltCase, mode: str) -> Plan:
     """The plan of a case with the cache read in a given way."""
-    chosen = plan_of(built)
-    read = replace(chosen.config.cache_read, mode=mode)
+    chosen, op = plan_of(built), built.operands
+    assert isinstance(op, SparseOperands | LatentOperands)
+    lists = lists_of(op)
+    read = chosen.config.cache_read.by(mode, lists.size * lists.units, lists.units)
     return replace(chosen, config=replace(chosen.config, cache_read=read))
 
 
@@ -83,13 +85,14 @@ def attend(built: BuiltCase, mode: str, **options: object) -> Outcome:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_right_clean_and_the_same_bits_both_ways(name: str) -> None:
+def test_right_clean_and_the_same_bits_every_way(name: str) -> None:
     case = CASES[name]
     # The second run has NaN in rows that no list names, and in their scales.
     fused = attend(on(case), "in_kernel", seed=1)
     verdict = judge(on(case), fused)
     assert verdict.ok, verdict.report()
-    assert not differences(attend(on(case, "nan"), "workspace", seed=1), fused)
+    for way in ("named", "whole"):
+        assert not differences(attend(on(case, "nan"), way, seed=1), fused)
 
 
 @pytest.mark.parametrize("name", ["fp8_656, sink", "256+32"])
@@ -127,7 +130,7 @@ def test_a_workspace_that_is_too_small_is_not_used(
         for cap in ("WORKSPACE_CAP", "LISTED_CAP"):
             monkeypatch.setattr(dequantize, cap, rows * 1152)
         built = on(case, "nan")
-        outcome, reports = run(built, plan_with(built, "workspace"))
+        outcome, reports = run(built, plan_with(built, "named"))
         assert findings(reports) == [] and len(reports) == kernels
         assert not differences(outcome, expected)
 
@@ -163,15 +166,26 @@ def test_named_rows_get_a_place_each(cache_format: str) -> None:
     built = on(V32)
     op = replace(built.operands, cache=cache, indices=lists, topk_lengths=lengths)
     assert isinstance(op, SparseOperands)
-    space = addressed_once(plan_with(built, "workspace").config, op)
+    space = addressed_once(plan_with(built, "named").config, op)
     with intercept() as reports:
         for call in space.calls:
             call.run()
     assert findings(reports) == []
     assert space.calls[0].arguments["total_ptr"].tolist() == [4]
     remapped, rows = space.operands.indices, space.operands.cache
-    assert isinstance(rows, torch.Tensor) and sorted(set(remapped.flatten().tolist())) == [-1, *range(4)]
-    for i, j, row in ((0, 0, 4799), (0, 1, 7), (0, 2, 3000), (0, 3, 7), (1, 590, 3000), (1, 592, 2048), (2, 0, 7)):
+    assert isinstance(rows, torch.Tensor) and sorted(set(remapped.flatten().tolist())) == [
+        -1,
+        *range(4),
+    ]
+    for i, j, row in (
+        (0, 0, 4799),
+        (0, 1, 7),
+        (0, 2, 3000),
+        (0, 3, 7),
+        (1, 590, 3000),
+        (1, 592, 2048),
+        (2, 0, 7),
+    ):
         assert torch.equal(rows[remapped[i, j]], cache.gather(torch.tensor([row]))[0])
     for i, j in ((0, 4), (1, 589), (1, 591), (1, 593), (2, 1)):
         assert remapped[i, j] == -1
@@ -191,18 +205,19 @@ def test_the_plan_explains_its_choice() -> None:
 
     assert read() == (
         "workspace",
-        "FP8 cache: rows that are named are dequantized once, found by a map of 1000000 entries, "
+        "FP8 cache: rows that are named, found by a map of 1000000 entries, are dequantized once "
         "into a workspace of 1000000 x 1152 = 1152000000 bytes: 16777216 visits, 1008 steps of a "
         "program",
     )
-    more = read(total_k=2_000_000)
-    assert more[0] == "workspace" and more[1].endswith("if more are named, in the kernel")
-    mode, line = read(total_q=64)
-    assert mode == "in_kernel" and "16 steps of a program over 1000000 rows do not repay" in line
+    for more in (read(total_k=2_000_000), read(total_q=64)):
+        assert more[0] == "workspace" and more[1].endswith("if more are named, in the kernel")
+    mode, line = read(total_k=8192, total_q=64)
+    assert mode == "workspace" and "all rows, which takes no longer" in line
+    mode, line = read(total_q=64, topk=128, total_k=2**23)
+    assert mode == "in_kernel" and "1 steps of a program over 8192 rows do not repay" in line
     mode, line = read(total_q=1)
     assert mode == "in_kernel" and "2048 visits of 2048 rows, fewer than 4 each" in line
     assert read(total_q=23, total_k=8192)[0] == "workspace"
-    assert read(total_q=100, total_k=2**23)[0] == "in_kernel"  # finding rows might be in vain
     mode, line = read(total_q=10**6, total_k=2**27)
     assert mode == "in_kernel" and "a map of 134217728 x 4 bytes would exceed" in line
     pages = {"form": "latent", "topk": 0}
@@ -211,14 +226,15 @@ def test_the_plan_explains_its_choice() -> None:
 
 
 @pytest.mark.parametrize(
-    ("queries", "launches", "kernels"), [(1, 27_000, 1), (12, 0, 4)],
-    ids=["in the kernel", "workspace"],
+    ("queries", "finding", "kernels"), [(1, 8_000, 1), (12, 10, 4), (13, 8_000, 2)],
+    ids=["in the kernel", "named", "whole"],
 )  # fmt: skip
 def test_the_public_call_on_an_h200(
-    queries: int, launches: int, kernels: int, monkeypatch: pytest.MonkeyPatch
+    queries: int, finding: int, kernels: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(dispatch, "device_target", lambda device: target_by_name("h200"))
-    monkeypatch.setattr(dequantize, "LAUNCHES", launches)
+    monkeypatch.setattr(dequantize, "FINDING", finding)
+    monkeypatch.setattr(dequantize, "LAUNCH", 4_000 if queries == 1 else 0)
     built = on(replace(V32, q_lens=(queries,), topk=40, k_lens=(100,), spare=0))
     with intercept(resident=2) as reports:
         assert judge(built, built.run()).ok

@@ -20,7 +20,7 @@ CASES = {
     "fp8_656": V32,
     "fp8_block32": replace(V32, kv="fp8_block32"),
     "256+32": replace(V32, kv="fp8_token", d_nope=256, d_rope=32, d_v=256),
-    "wide pool": replace(V32, k_lens=(2500,), topk=140),
+    "long list": replace(V32, topk=600),
 }
 
 
@@ -101,20 +101,20 @@ DEFECTS = [
     ),
     Fp8Defect(
         "a place counts its own row", None, "dequantize.kernels",
-        "gl.associative_scan(named, 0, add) - named", "gl.associative_scan(named, 0, add)",
+        "gl.associative_scan(one, 0, add) - one", "gl.associative_scan(one, 0, add)",
         held=1000,
     ),
     Fp8Defect(
-        "rows before a block of the pool are not counted", None, "dequantize.kernels",
-        "before += gl.sum(", "before += 0 * gl.sum(", "wide pool", held=3000,
+        "owners of all blocks begin at the same place", None, "dequantize.kernels",
+        "place = before + gl", "place = gl", "long list", held=1000,
     ),
     Fp8Defect(
         "places past the workspace", Kind.BOUNDS, "dequantize.kernels",
-        "mask=here & (place < capacity)", "mask=here", held=50,
+        "mask=mine & (place < capacity)", "mask=mine", held=50,
     ),
     Fp8Defect(
         "a workspace that is too small is used", None, "dequantize.launch",
-        "calls, total, capacity, most > capacity)", "calls, total, capacity, False)", held=50,
+        "gate = total if most > capacity else None", "gate = None", held=50,
     ),
     Fp8Defect(
         "neither kernel runs", None, "latent.kernel", "<= capacity) != FITS:",
@@ -133,8 +133,8 @@ def test_defect_is_found(
             monkeypatch.setattr(dequantize, cap, defect.held * 2 * case.d_qk)
 
     def adjust(chosen: Plan) -> Plan:
-        mode = "workspace" if defect.held else "in_kernel"
-        read = replace(chosen.config.cache_read, mode=mode)
+        read, pool = chosen.config.cache_read, chosen.problem.total_k
+        read = read.by("named" if defect.held else "in_kernel", pool, pool)
         return replace(chosen, config=replace(chosen.config, cache_read=read))
 
     assert_found(defect, case, tmp_path, adjust)

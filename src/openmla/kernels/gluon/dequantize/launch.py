@@ -16,6 +16,7 @@ from torch import Tensor
 from openmla.cache import LatentCache
 from openmla.kernels.call import WORKSPACE, Call, Sources, vector
 from openmla.kernels.gluon.dequantize.kernels import (
+    IN_LINE,
     LIST_COLUMNS,
     claim_kernel,
     dequantize_kernel,
@@ -142,7 +143,8 @@ def _named(config: Widening, op: Operands) -> Addressed:
     def ints(*shape: int) -> Tensor:
         return torch.empty(shape, dtype=torch.int32, device=op.q.device)
 
-    owners, total, places, lists = ints(units), ints(1), ints(capacity), ints(number, columns)
+    owners = ints(-(-units // IN_LINE.value), IN_LINE.value)
+    total, places, lists = ints(1), ints(capacity), ints(number, columns)
     wide = _workspace(op, capacity, size)
     entries = entries if entries.stride(1) == 1 else entries.contiguous()
     claiming = {

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from openmla.kernels.jobs import Jobs, block_memory, typed
+from openmla.kernels.call import Call
+from openmla.kernels.jobs import Jobs, Predicted, block_memory, typed
+from openmla.planning import Plan
+from openmla.planning.hopper.chip import WGMMA_M
+from openmla.planning.hopper.dense import ELEMENT
 from openmla.problem import Problem
 
 _V3 = Problem(
@@ -19,7 +23,11 @@ PROBLEMS = {
     "128+64→128 rope per head": replace(_V3, rope="per_head"),
     "128+64→128 pages of 64": replace(_V3, rope="cache", page_size=64),
     "128+64→128 pages of 16": replace(_V3, rope="cache", page_size=16),
-    "128+64→128 1Q": replace(_V3, heads=16, total_q=64, total_k=64),
+    "128+64→128 1Q": replace(_V3, heads=16, total_q=64, total_k=256),
+    "128+64→128 one block": replace(_V3, total_q=128, total_k=128),
+    "192+64→256 one block, full, pages of 64": replace(
+        _V3, d_nope=192, d_v=256, causal=False, rope="cache", page_size=64, total_q=64, total_k=64
+    ),
     "128+64→128 1Q split": _SHORT,
     "128+64→128 2Q split": replace(_SHORT, total_q=4096),
     "128+64→128 key mask": replace(_V3, has_key_mask=True),
@@ -32,4 +40,14 @@ PROBLEMS = {
     "256+0→256": replace(_V3, d_nope=256, d_rope=0, d_v=256, rope="none"),
     "64+32→64": replace(_V3, d_nope=64, d_rope=32, d_v=64),
 }
-JOBS = Jobs(chip="h200", problems=PROBLEMS, predicted=block_memory)
+
+
+def predicted(plan: Plan, call: Call) -> Predicted:
+    """Of one block of keys: the tiles of Q, K and V, and three barriers."""
+    if call.kernel.__name__ != "one_block_kernel":
+        return block_memory(plan, call)
+    config = plan.config
+    return Predicted(shared=WGMMA_M * config.d_qk * ELEMENT + config.stage_bytes + 3 * 8)
+
+
+JOBS = Jobs(chip="h200", problems=PROBLEMS, predicted=predicted)

@@ -33,6 +33,7 @@ from openmla.kernels.gluon.descriptors import (
 )
 from openmla.kernels.hopper.dense.kernel import dense_kernel
 from openmla.kernels.hopper.dense.merge import merge_kernel
+from openmla.kernels.hopper.dense.one_block import one_block_kernel
 from openmla.operands import DenseOperands, Results
 from openmla.planning import Plan
 from openmla.planning.hopper import HopperDenseConfig
@@ -101,7 +102,23 @@ def calls(plan: Plan, op: DenseOperands, results: Results) -> Iterator[Call]:
         "total_k": op.k_nope.shape[0],
         "heads": op.q.shape[1],
     }
+    if one_block(plan.config, vars(op)):
+        arguments |= _requests(op, arguments, 0, 1)
+        here = {n: arguments[n] for n in (*one_block_kernel.arg_names, "num_warps")}
+        yield Call(one_block_kernel, one_block_programs(plan.config, op.q.shape[0]), here, SOURCES)
+        return
     yield from launches(dense_kernel, plan, fixed, op, arguments)
+
+
+def one_block(config: HopperDenseConfig, args: Mapping[str, Any]) -> bool:
+    """Whether there is one request and a block holds all keys there are."""
+    one = args["cu_seqlens_q"].shape[0] == 2 and args["k_nope"].shape[0] <= config.BN
+    return one and args["key_mask"] is None
+
+
+def one_block_programs(config: HopperDenseConfig, total_q: int) -> int:
+    """One for each 64 rows of a head."""
+    return -(-total_q // WGMMA_ROWS) * config.heads
 
 
 def launches(
@@ -187,22 +204,27 @@ def outputs(op: DenseOperands, results: Results) -> dict[str, Any]:
 def _group(
     kernel: Any, plan: Plan, op: DenseOperands, arguments: dict[str, Any], first: int, stop: int
 ) -> Call:
-    """Requests first … stop - 1 in one launch; the last group also owns rows after the last."""
-    config, batch = plan.config, op.cu_seqlens_q.shape[0] - 1
-    requests = slice(first, stop + 1)
+    """Requests first … stop - 1 in one launch."""
+    here = _requests(op, arguments, first, stop) | {"counter_ptr": launch_counter(op.q.device)}
+    programs = programs_of(plan.config, op.q.shape[0], stop - first, bool(arguments["SPLIT"]))
+    sources = SOURCES if kernel is dense_kernel else {}  # that for FP8 is not cached
+    return Call(kernel, programs, arguments | here, sources)
+
+
+def _requests(
+    op: DenseOperands, arguments: dict[str, Any], first: int, stop: int
+) -> dict[str, Any]:
+    """Arguments of requests first … stop - 1; the last also own the rows after them."""
+    requests, batch = slice(first, stop + 1), op.cu_seqlens_q.shape[0] - 1
     table, starts = arguments["table_ptr"], vector(op.k_start)
-    here = {
+    return {
         "cu_q_ptr": vector(op.cu_seqlens_q)[requests],  # type: ignore[index]
         "cu_k_ptr": vector(op.cu_seqlens_k)[requests],  # type: ignore[index]
         "starts_ptr": None if starts is None else starts[first:stop],
         "table_ptr": None if table is None else table[first:],
-        "counter_ptr": launch_counter(op.q.device),
         "batch": stop - first,
         "rest_q": op.q.shape[0] if stop == batch else 0,
     }
-    programs = programs_of(config, op.q.shape[0], stop - first, bool(arguments["SPLIT"]))
-    sources = SOURCES if kernel is dense_kernel else {}  # that for FP8 is not cached
-    return Call(kernel, programs, {**arguments, **here}, sources)
 
 
 def programs_of(config: HopperDenseConfig, total_q: int, batch: int, split: bool) -> int:
@@ -256,7 +278,10 @@ def counted(plan: Plan, args: Mapping[str, Any]) -> tuple[object, Counted] | Non
         numbers["k_rope_desc"] = (0, total_k)
     programs = [programs_of(config, total_q, batch, space is not None)]
     programs += [] if space is None else [merge_programs(config, space)]
-    return (config.num_qo, space), [(n, numbers) for n in programs]
+    short = one_block(config, args)
+    if short:
+        programs = [one_block_programs(config, total_q)]
+    return (config.num_qo, space, short), [(n, numbers) for n in programs]
 
 
 def split_space(

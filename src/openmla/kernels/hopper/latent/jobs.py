@@ -17,8 +17,9 @@ _V32 = Problem(
 # Of 128 heads, requests of 15360 keys and more may be split.
 _PAGES = replace(_V32, form="latent", topk=0, page_size=64, has_sink=True)
 _SPLIT = replace(_PAGES, total_k=32768)
-# So few queries that rows are dequantized where they are read.
-_FP8 = replace(_V32, kv_dtype=V32.name, page_size=64, total_q=64, total_k=1_000_000)
+# So short lists that rows are dequantized where they are read.
+_FP8 = replace(_V32, kv_dtype=V32.name, page_size=64, total_q=64, total_k=1_000_000, topk=128)
+_LONG = replace(_FP8, topk=2048)
 _MORE_THAN_FIT = 4_000_000  # rows: a workspace may be too small
 PROBLEMS = {
     "512+64": _V32,
@@ -37,17 +38,18 @@ PROBLEMS = {
     "512+64 sequences, split, not causal, no sink": replace(_SPLIT, causal=False, has_sink=False),
     "128+32 sequences, split": replace(_SPLIT, d_nope=128, d_v=128, d_rope=32),
     V32.name: _FP8,
-    f"{V32.name} few": replace(_FP8, total_q=1),
-    f"{V32.name} few, 64 columns": replace(_FP8, total_q=8),
-    f"{V32.name} few, 128 columns": replace(_FP8, total_q=12),
+    f"{V32.name} few": replace(_LONG, total_q=1),
+    f"{V32.name} few, 64 columns": replace(_LONG, total_q=8),
+    f"{V32.name} few, 128 columns": replace(_LONG, total_q=12),
     "fp8_block64 128+32 few": replace(
-        _FP8, kv_dtype="fp8_block64", d_nope=128, d_v=128, d_rope=32, total_q=20, heads=64
+        _LONG, kv_dtype="fp8_block64", d_nope=128, d_v=128, d_rope=32, total_q=20, heads=64
     ),
-    f"{V32.name} workspace": replace(_FP8, total_q=4096, total_k=_MORE_THAN_FIT),
+    f"{V32.name} workspace": replace(_LONG, total_q=4096, total_k=_MORE_THAN_FIT),
+    f"{V32.name} whole pool": replace(_LONG, total_q=4096, total_k=8192),
     "fp8_block32": replace(_FP8, kv_dtype="fp8_block32"),
     "fp8_token 512+0": replace(_FP8, kv_dtype="fp8_token", d_rope=0, rope="none"),
     "fp8_block64 256+32 workspace": replace(
-        _FP8, kv_dtype="fp8_block64", d_nope=256, d_v=256, d_rope=32, total_q=4096,
+        _LONG, kv_dtype="fp8_block64", d_nope=256, d_v=256, d_rope=32, total_q=4096,
         total_k=_MORE_THAN_FIT,
     ),
     f"{V32.name} sequences": replace(_FP8, form="latent", topk=0, total_q=1),
@@ -55,16 +57,16 @@ PROBLEMS = {
         _FP8, kv_dtype="fp8_block128", d_nope=128, d_v=128, d_rope=32
     ),
 }  # fmt: skip
-SUMS_OF_WARPS = 16  # bytes that the four warps of a block count marked rows in
+SUMS_OF_WARPS = 64  # bytes in which the four warps of a block count rows that are named
 
 
 def predicted(plan: Plan, call: Call) -> Predicted:
-    """Kernels that count marked rows add the sums of their warps. Triton 3.9's producer stores a
+    """The kernel that counts rows adds the sums of its warps. Triton 3.9's producer stores a
     register where ranges are not causal, and nine where it dequantizes pages; 3.6's none.
     """
     if plan.config.few:
         return Predicted(shared=plan.config.few.shared[call.kernel.__name__])
-    if call.kernel.__name__ in ("count_kernel", "place_kernel"):
+    if call.kernel.__name__ == "place_kernel":
         return Predicted(shared=SUMS_OF_WARPS)
     spills = 36 if call.arguments.get("SCALED") else 4 * (not plan.problem.causal)
     return replace(block_memory(plan, call), spills=spills * (plan.problem.form == "latent"))

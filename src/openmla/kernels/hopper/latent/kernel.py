@@ -466,7 +466,7 @@ def column_tiles(
 
 
 @gluon.jit
-def load(
+def load(  # noqa: PLR0913
     info, source, rows, shape, descs, smem, bars, ST: gl.constexpr, DIMS: gl.constexpr,
     PAGE: gl.constexpr, LANES: gl.constexpr, SCALED: gl.constexpr, AFTER: gl.constexpr,
 ):  # fmt: skip

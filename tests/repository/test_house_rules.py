@@ -18,7 +18,7 @@ NO_ASSERTS_WITH_MESSAGES = ("checks", "api.attention", "cache")
 GROWING = {"integrations", "nn", "distributed", "indexer", "layer", "dense_fp8", "deep_gemm",
            "executed", "check_executed", "validate", "predicted", "against", "quantize",
            "quantizing", "few", "flash_mla_decode", "pair",
-           "prediction", "sparse_fp8"}  # fmt: skip
+           "prediction", "sparse_fp8", "one_block"}  # fmt: skip
 # Lines of the rest of src/openmla, without the examples in docstrings. What a change adds, it takes
 # away elsewhere, and one that leaves fewer lowers the figure; only a form that a chip did not serve
 # before raises it. The aim is 27,000.

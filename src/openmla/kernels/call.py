@@ -13,7 +13,7 @@ from triton.runtime.errors import OutOfResources
 from openmla.errors import Unsupported
 
 # Where a pointer may come from, besides arguments of the operator: memory of the launch's own.
-WORKSPACE, ZEROED, COUNTER = "workspace", "zeroed workspace", "counter of the stream"
+WORKSPACE, COUNTER = "workspace", "counter of the stream"
 Sources = Mapping[str, str | tuple[str, ...]]
 """For each argument that is a pointer or a descriptor, the operator's argument it points into (or
 several, of which a call has one). A workspace is named where it is written first; later kernels of

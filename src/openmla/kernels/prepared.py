@@ -19,7 +19,7 @@ from torch import Tensor
 from triton import knobs
 from triton.runtime import driver
 
-from openmla.kernels.call import COUNTER, WORKSPACE, ZEROED, Call, Counted, counter_of_stream
+from openmla.kernels.call import COUNTER, WORKSPACE, Call, Counted, counter_of_stream
 from openmla.operands import extent
 
 MOST_ENCODED = 64  # addresses for which a descriptor is kept
@@ -27,7 +27,7 @@ SPACE_STEP = 256  # bytes: parts of a workspace begin at multiples, as tensors d
 # What is read of Triton here is private to it: in versions without a check, nothing is prepared.
 CHECKED_TRITONS = ((3, 6), (3, 9))
 TRITON = tuple(int(part) for part in triton.__version__.split(".")[:2])
-OWN = (COUNTER, WORKSPACE, ZEROED)  # memory that belongs to no argument of the operator
+OWN = (COUNTER, WORKSPACE)  # memory that belongs to no argument of the operator
 Launch = Callable[[int, int, list[Any]], None]
 
 
@@ -121,8 +121,7 @@ class CachedLaunch:
 def _allocate(kind: str, size: int, device: torch.device, stream: int) -> Tensor:
     if kind == COUNTER:
         return counter_of_stream(device, stream)
-    make = torch.zeros if kind == ZEROED else torch.empty
-    return make(size, dtype=torch.uint8, device=device)
+    return torch.empty(size, dtype=torch.uint8, device=device)
 
 
 class _Space:

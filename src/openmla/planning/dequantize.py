@@ -73,10 +73,13 @@ class CacheRead:
         return self.capacity * self.row_bytes + self.mapped * MAP_BYTES
 
     def against(self) -> str:
-        """What speaks against a workspace for rows that are named; empty if nothing does."""
+        """What speaks against a workspace; empty if nothing does."""
         reason = self._too_slow() if self.steps and self.rows else self._too_few_visits()
         if reason:
             return f"{reason} do not repay a workspace of {self._held()}"
+        if not self.mapped:
+            size = f"{self.rows} x {self.row_bytes} bytes would exceed {WORKSPACE_CAP}"
+            return size if self.rows > self.capacity else ""
         size = f"a map of {self.mapped} x {MAP_BYTES} bytes"
         if not self.steps and self.mapped > MAPPED_PER_VISIT * self.visits:
             return f"{self.visits} visits do not repay {size}"
@@ -100,9 +103,8 @@ class CacheRead:
     def whole(self) -> Self:
         """All rows of the pool where those that are named are not worth looking for."""
         every = replace(self, rows=self.mapped, mapped=0)
-        filling = _of_1000(every.rows, PER_1000_ROWS)
-        small = filling <= WHOLE * self._finding and every.capacity == every.rows
-        return every if small else self
+        small = _of_1000(every.rows, PER_1000_ROWS) <= WHOLE * self._finding
+        return every if small and every.capacity == every.rows else self
 
     def by(self, way: str, pool: int, units: int) -> Self:
         """For comparisons: "in_kernel", or once, those of `pool` rows that are "named" (rows or
@@ -113,44 +115,22 @@ class CacheRead:
         return replace(self, mode="workspace", rows=rows, mapped=units * (way == "named"))
 
     def _too_few_visits(self) -> str:
-        if not self.rows or self.visits < VISITS_TO_PAY * self.capacity:
-            per_row = f"{self.visits} visits of {self.capacity} rows"
-            return f"{per_row}, fewer than {VISITS_TO_PAY} each,"
-        return ""
+        few = f"{self.visits} visits of {self.capacity} rows, fewer than {VISITS_TO_PAY} each,"
+        return few if not self.rows or self.visits < VISITS_TO_PAY * self.capacity else ""
 
     def explain(self) -> str:
         """One line of arithmetic."""
         if self.mode == "plain":
             return "cache: rows are multiplied as they are stored"
-        if self.mapped or self.steps:
-            return self._explain_named()
-        per_row = f"{self.visits} visits of {self.rows} rows"
-        size = f"{self.rows} x {self.row_bytes} = {self.rows * self.row_bytes} bytes"
-        if self.mode == "workspace":
-            return (
-                f"FP8 cache: dequantized once into a workspace of {size}: {per_row}, at least "
-                f"{VISITS_TO_PAY} each"
-            )
-        if self.visits >= VISITS_TO_PAY * self.rows:
-            return f"FP8 cache: dequantized in the kernel; {size} would exceed {WORKSPACE_CAP}"
-        return (
-            f"FP8 cache: dequantized in the kernel: {per_row}, fewer than {VISITS_TO_PAY} each, do "
-            f"not repay a workspace of {size}"
-        )
-
-    def _explain_named(self) -> str:
         if self.mode == "in_kernel":
             return f"FP8 cache: dequantized in the kernel: {self.against()}"
+        which = f"rows that are named, found by a map of {self.mapped} entries," * (self.mapped > 0)
+        least = f"at least {VISITS_TO_PAY} each"
+        enough = f"{self.steps} steps of a program" if self.steps else least
         more = "; if more are named, in the kernel" if self.rows > self.capacity else ""
-        enough = f"at least {VISITS_TO_PAY} each"
-        if self.steps:
-            enough = f"{self.steps} steps of a program"
-        which = f"rows that are named, found by a map of {self.mapped} entries,"
-        if not self.mapped:
-            which = "all rows, which takes no longer than finding those that are named,"
         return (
-            f"FP8 cache: {which} are dequantized once into a workspace of {self._held()}: "
-            f"{self.visits} visits, {enough}{more}"
+            f"FP8 cache: {which or 'all rows'} are dequantized once into a workspace of "
+            f"{self._held()}: {self.visits} visits, {enough}{more}"
         )
 
     def _held(self) -> str:
@@ -170,7 +150,7 @@ def sparse_cache_read(total_q: int, topk: int, rows: int, row_blocks: int, width
     >>> sparse_cache_read(4, 2048, 32768, row_blocks=2, width=576).mode
     'in_kernel'
     """
-    return _decide(rows, 2 * width, total_q * topk * row_blocks)
+    return _decide(CacheRead("workspace", rows, 2 * width, total_q * topk * row_blocks))
 
 
 def listed_cache_read(
@@ -199,7 +179,7 @@ def listed_cache_read(
     steps = ceildiv(total_q * row_blocks, programs) * ceildiv(topk, STEP)
     entries = total_q * topk
     named = CacheRead("workspace", rows, 2 * width, visits, pool, steps, entries)
-    return _decide_named(named.whole())
+    return _decide(named.whole())
 
 
 def read_once(rows: int, width: int) -> CacheRead:
@@ -214,11 +194,11 @@ def named_pages_read(tiles_per_request: int, pool: int, width: int, page_size: i
     ('workspace', 'in_kernel')
     """
     read = CacheRead("workspace", pool, 2 * width, 0, ceildiv(pool, max(page_size, 1)))
-    read = _decide_named(replace(read, visits=read.capacity * tiles_per_request))
+    read = _decide(replace(read, visits=read.capacity * tiles_per_request))
     return replace(read, mode="in_kernel") if read.capacity < page_size else read
 
 
-def _decide_named(read: CacheRead) -> CacheRead:
+def _decide(read: CacheRead) -> CacheRead:
     return replace(read, mode="in_kernel") if read.against() else read
 
 
@@ -228,15 +208,9 @@ def _of_1000(count: int, each: int) -> int:
 
 def paged_cache_read(tiles_per_request: int, rows: int, width: int) -> CacheRead:
     """For whole sequences: every tile of a request visits every row of it."""
-    return _decide(rows, 2 * width, rows * tiles_per_request)
+    return _decide(CacheRead("workspace", rows, 2 * width, rows * tiles_per_request))
 
 
 def mean_length(total: int, requests: int) -> int:
     """Tokens of a request when they are spread evenly, rounded up."""
     return ceildiv(total, max(requests, 1))
-
-
-def _decide(rows: int, row_bytes: int, visits: int) -> CacheRead:
-    pays = rows > 0 and visits >= VISITS_TO_PAY * rows
-    fits = rows * row_bytes <= WORKSPACE_CAP
-    return CacheRead("workspace" if pays and fits else "in_kernel", rows, row_bytes, visits)

@@ -183,6 +183,11 @@ class HopperDenseConfig(HopperBlock):
         """Query tiles per block for so many prompts with so many tokens in all."""
         return 1 if self.prefer_1q(total_q, batch) else 2
 
+    def one_block(self, batch: int, total_k: int) -> bool:
+        """Whether there is one request and a block holds all keys: a kernel of its own, without
+        loops, with the same bits."""
+        return batch == 1 and total_k <= self.BN and not self.key_mask
+
     def with_num_qo(self, num_qo: int) -> Self:
         """The same key tile with another number of query tiles, its ring as deep as then fits."""
         return deepest_ring(replace(self, num_qo=num_qo))

@@ -103,6 +103,11 @@ def _dense_lines(config: HopperDenseConfig, problem: Problem) -> list[str]:
     return [*config.explain(), *tiles, *split_lines(config.split, problem)]
 
 
+def _dense_bf16_lines(config: HopperDenseConfig, problem: Problem) -> list[str]:
+    one = f"one request of at most {config.BN} keys: programs of 64 rows, without loops and rings"
+    return _dense_lines(config, problem) + [one] * config.one_block(problem.batch, problem.total_k)
+
+
 # Latent: lists of rows, and whole pages.
 
 
@@ -258,7 +263,7 @@ HOPPER = Family(
             choose=_dense,
             launcher="openmla.kernels.hopper.dense.launch",
             block=_dense_block,
-            explain=_dense_lines,
+            explain=_dense_bf16_lines,
         ),
         _dense_fp8_kernel(
             {

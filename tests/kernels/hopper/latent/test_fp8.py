@@ -13,7 +13,7 @@ from gluon_sim import Report, intercept
 from kernels.hopper.simulated import plan_of, run
 from openmla import dispatch
 from openmla.cache import LatentCache
-from openmla.kernels.gluon.dequantize.launch import addressed_once, lists_of
+from openmla.kernels.gluon.dequantize.launch import Filling, addressed_once, lists_of
 from openmla.operands import LatentOperands, SparseOperands
 from openmla.planning import Plan, dequantize, plan, target_by_name
 from openmla.problem import Problem
@@ -166,7 +166,8 @@ def test_named_rows_get_a_place_each(cache_format: str) -> None:
     built = on(V32)
     op = replace(built.operands, cache=cache, indices=lists, topk_lengths=lengths)
     assert isinstance(op, SparseOperands)
-    space = addressed_once(plan_with(built, "named").config, op)
+    read = plan_with(built, "named").config.cache_read
+    space = addressed_once(Filling(read, (512, 64), 2), op)
     with intercept() as reports:
         for call in space.calls:
             call.run()
@@ -212,7 +213,7 @@ def test_the_plan_explains_its_choice() -> None:
     for more in (read(total_k=2_000_000), read(total_q=64)):
         assert more[0] == "workspace" and more[1].endswith("if more are named, in the kernel")
     mode, line = read(total_k=8192, total_q=64)
-    assert mode == "workspace" and "all rows, which takes no longer" in line
+    assert mode == "workspace" and "FP8 cache: all rows are dequantized once" in line
     mode, line = read(total_q=64, topk=128, total_k=2**23)
     assert mode == "in_kernel" and "1 steps of a program over 8192 rows do not repay" in line
     mode, line = read(total_q=1)

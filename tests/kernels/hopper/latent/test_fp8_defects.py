@@ -114,7 +114,7 @@ DEFECTS = [
     ),
     Fp8Defect(
         "a workspace that is too small is used", None, "dequantize.launch",
-        "gate = total if most > capacity else None", "gate = None", held=50,
+        "gate = total if", "gate = None if", held=50,
     ),
     Fp8Defect(
         "neither kernel runs", None, "latent.kernel", "<= capacity) != FITS:",

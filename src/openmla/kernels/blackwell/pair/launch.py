@@ -5,7 +5,7 @@ Nothing here reads a device tensor, so nothing waits for the GPU.
 
 from collections.abc import Iterator
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 from triton.experimental.gluon import language as gl
 
@@ -20,26 +20,15 @@ from openmla.kernels.blackwell.sparse.launch import (
 )
 from openmla.kernels.call import Call, strides, vector
 from openmla.kernels.gluon.compat import pair_tmem_layout, tmem_reg_layout
-from openmla.kernels.gluon.dequantize.launch import addressed_once
+from openmla.kernels.gluon.dequantize.launch import Filling, addressed_once
 from openmla.operands import Results
 from openmla.planning import Plan
 from openmla.planning.blackwell.sparse.pair import KEYS, ROWS, TILE, PairKernel
 from openmla.planning.blackwell.sparse.shape import LATENT_ROW, LATENT_V
-from openmla.planning.dequantize import CacheRead
 from openmla.planning.target import target_by_name
 
 ATOM = 256  # columns of the output that one product writes
 OUT_SIZE = 2  # bytes
-
-
-class Rows(NamedTuple):
-    """What the kernels that dequantize every row once are told."""
-
-    cache_read: CacheRead
-    sm_count: int
-    latent: int = LATENT_V
-    rope: int = LATENT_ROW - LATENT_V
-    copy_lanes: int = 8
 
 
 def calls(plan: Plan, op: Operands, results: Results) -> Iterator[Call]:
@@ -52,7 +41,8 @@ def calls(plan: Plan, op: Operands, results: Results) -> Iterator[Call]:
         return
     kernel, chip = PairKernel(plan.config, plan.problem), target_by_name(plan.target)
     if kernel.dequantizes:
-        space = addressed_once(Rows(kernel.cache_read, chip.sm_count), op)
+        columns = LATENT_V, LATENT_ROW - LATENT_V
+        space = addressed_once(Filling(kernel.cache_read, columns, chip.sm_count), op)
         yield from space.calls
         op = space.operands
         keys, table = lists_of(op)

@@ -8,7 +8,7 @@ workspace that might be too small is used and not used by kernels that look (`Ad
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -33,6 +33,7 @@ SOURCES: Sources = {
     "scale_ptr": ("cache_scales", "kv", "cache_data"),
     **dict.fromkeys(("map_ptr", "places_ptr", "total_ptr", "placed_ptr", "out_ptr"), WORKSPACE),
 }  # fmt: skip
+MOST_ENTRIES = 2**31  # of all lists: the map holds their numbers
 WARPS = 4
 FILL_ROWS = 16
 FILL_PROGRAMS = 8  # per SM
@@ -93,51 +94,49 @@ def lists_of(op: Operands) -> Lists:
     return Lists(op.block_table, op.cache_lengths, op.cache.page_size, op.cache.num_pages)
 
 
-class Widening(Protocol):
-    """What a plan says of rows that are dequantized once."""
+class Filling(NamedTuple):
+    """How rows are dequantized once."""
 
-    @property
-    def cache_read(self) -> CacheRead:
-        """Rows that may be named, and those that the workspace holds."""
+    read: CacheRead
+    columns: tuple[int, int]
+    """Of a row: latent, rope."""
+    sm_count: int
+    lanes: int = 8
+    """Threads that take neighboring columns of a row."""
 
-    @property
-    def latent(self) -> int:
-        """Columns of a row without rope."""
-
-    @property
-    def rope(self) -> int:
-        """Columns of rope."""
-
-    @property
-    def copy_lanes(self) -> int:
-        """Threads that copy neighboring 16 bytes of a row."""
-
-    @property
-    def sm_count(self) -> int:
-        """Of the chip."""
+    def call(self, op: Operands, found: dict[str, Any], rows: int) -> Call:
+        """The launch that dequantizes `rows` rows or fewer."""
+        source = rows_of(op.cache)
+        arguments = {
+            **found, **{n: x for n, x in source.items() if n.islower()}, "DIMS": self.columns,
+            "CACHE": (source["PAGE"], source["SCALED"]), "LANES": self.lanes, "ROWS": FILL_ROWS,
+            "num_warps": WARPS,
+        }  # fmt: skip
+        programs = min(-(-rows // FILL_ROWS), FILL_PROGRAMS * self.sm_count)
+        return Call(dequantize_kernel, programs, arguments, SOURCES)
 
 
-def addressed_once(config: Widening, op: Operands) -> Addressed:
+def addressed_once(filling: Filling, op: Operands) -> Addressed:
     """See kernels.py. Allocates; launches nothing."""
-    return _named(config, op) if config.cache_read.mapped else _whole(config, op)
+    counted = lists_of(op).entries.numel() < MOST_ENTRIES
+    return _named(filling, op) if filling.read.mapped and counted else _whole(filling, op)
 
 
-def _whole(config: Widening, op: Operands) -> Addressed:
+def _whole(filling: Filling, op: Operands) -> Addressed:
     """Every row of the pool, at its own place."""
     _, _, size, units = lists_of(op)
     wide = _workspace(op, units, size)
-    lists = {"lists_ptr": None, "lengths_ptr": None, "columns": 0, "stride": 0, "blocks": 0}
-    nowhere = dict.fromkeys(("map_ptr", "places_ptr", "total_ptr", "placed_ptr"))
-    shape = {"units": units, "capacity": units, "SIZE": size, "out_ptr": wide}
-    filling = _filling(config, op, {**lists, **nowhere, **shape}, units * size)
-    return Addressed(_over(op, wide), (filling,), None, units)
+    nowhere = ("lists_ptr", "lengths_ptr", "map_ptr", "places_ptr", "total_ptr", "placed_ptr")
+    found = {**dict.fromkeys(nowhere), **dict.fromkeys(("columns", "stride", "blocks"), 0)}
+    found |= {"units": units, "capacity": units, "SIZE": size, "out_ptr": wide}
+    return Addressed(_over(op, wide), (filling.call(op, found, units * size),), None, units)
 
 
-def _named(config: Widening, op: Operands) -> Addressed:
+def _named(filling: Filling, op: Operands) -> Addressed:
     """Those that lists name, at the places that they get."""
     entries, lengths, size, units = lists_of(op)
     number, columns = entries.shape
-    capacity = min(config.cache_read.capacity // size, units)
+    capacity = min(filling.read.capacity // size, units)
     blocks = number * -(-columns // LIST_COLUMNS.value)
 
     def ints(*shape: int) -> Tensor:
@@ -147,40 +146,25 @@ def _named(config: Widening, op: Operands) -> Addressed:
     total, places, lists = ints(1), ints(capacity), ints(number, columns)
     wide = _workspace(op, capacity, size)
     entries = entries if entries.stride(1) == 1 else entries.contiguous()
-    claiming = {
+    claiming: dict[str, Any] = {
         "lists_ptr": entries, "lengths_ptr": vector(lengths), "map_ptr": owners, "total_ptr": total,
         "columns": columns, "stride": entries.stride(0), "units": units, "SIZE": size,
         "num_warps": WARPS,
     }  # fmt: skip
-    placing = {
-        **claiming, "places_ptr": places, "placed_ptr": lists, "capacity": capacity,
-        "launch_pdl": True,
-    }  # fmt: skip
+    placing = {**claiming, "places_ptr": places, "placed_ptr": lists, "capacity": capacity}
+    placing |= {"launch_pdl": True}
     calls = (
         Call(claim_kernel, blocks, claiming, SOURCES),
         Call(place_kernel, blocks, placing, SOURCES),
-        _filling(config, op, {**placing, "blocks": blocks, "out_ptr": wide}, capacity * size),
+        filling.call(op, {**placing, "blocks": blocks, "out_ptr": wide}, capacity * size),
     )
-    most = config.cache_read.rows if size == 1 else units
-    gate = total if most > capacity else None
+    gate = total if (filling.read.rows if size == 1 else units) > capacity else None
     return Addressed(_over(op, wide, lists), calls, gate, capacity)
 
 
 def _workspace(op: Operands, units: int, size: int) -> Tensor:
     shape = (units, size, op.cache.width)  # type: ignore[union-attr]
     return torch.empty(shape, dtype=torch.bfloat16, device=op.q.device)
-
-
-def _filling(config: Widening, op: Operands, found: dict[str, Any], rows: int) -> Call:
-    """The launch that dequantizes `rows` rows or fewer."""
-    source = rows_of(op.cache)
-    arguments = {
-        **found, **{n: x for n, x in source.items() if n.islower()},
-        "DIMS": (config.latent, config.rope), "CACHE": (source["PAGE"], source["SCALED"]),
-        "LANES": config.copy_lanes, "ROWS": FILL_ROWS, "num_warps": WARPS,
-    }  # fmt: skip
-    programs = min(-(-rows // FILL_ROWS), FILL_PROGRAMS * config.sm_count)
-    return Call(dequantize_kernel, programs, arguments, SOURCES)
 
 
 def _over(op: Operands, wide: Tensor, lists: Tensor | None = None) -> Operands:

@@ -46,8 +46,7 @@ def predicted(plan: Plan, call: Call) -> Predicted:
     """Of one block of keys: the tiles of Q, K and V, and three barriers."""
     if call.kernel.__name__ != "one_block_kernel":
         return block_memory(plan, call)
-    config = plan.config
-    return Predicted(shared=WGMMA_M * config.d_qk * ELEMENT + config.stage_bytes + 3 * 8)
+    return Predicted(shared=WGMMA_M * plan.config.d_qk * ELEMENT + plan.config.stage_bytes + 3 * 8)
 
 
 JOBS = Jobs(chip="h200", problems=PROBLEMS, predicted=predicted)

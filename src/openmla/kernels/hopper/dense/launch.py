@@ -21,6 +21,7 @@ from openmla.kernels.call import (
     Sources,
     launch_counter,
     scale_arguments,
+    strides,
     vector,
 )
 from openmla.kernels.gluon.descriptors import (
@@ -94,26 +95,16 @@ def calls(plan: Plan, op: DenseOperands, results: Results) -> Iterator[Call]:
         return
     fixed = fixed_of(plan.problem, plan.config)
     arguments = {
-        **fixed.constexprs,
-        **_descriptors(fixed, plan.config, op),
-        **outputs(op, results),
-        **scale_arguments(op.weights.scale),
-        "total_q": op.q.shape[0],
-        "total_k": op.k_nope.shape[0],
-        "heads": op.q.shape[1],
-    }
-    if one_block(plan.config, vars(op)):
+        **fixed.constexprs, **_descriptors(fixed, plan.config, op), **outputs(op, results),
+        **scale_arguments(op.weights.scale), "total_q": op.q.shape[0],
+        "total_k": op.k_nope.shape[0], "heads": op.q.shape[1],
+    }  # fmt: skip
+    if plan.config.one_block(op.cu_seqlens_q.shape[0] - 1, op.k_nope.shape[0]):
         arguments |= _requests(op, arguments, 0, 1)
         here = {n: arguments[n] for n in (*one_block_kernel.arg_names, "num_warps")}
         yield Call(one_block_kernel, one_block_programs(plan.config, op.q.shape[0]), here, SOURCES)
         return
     yield from launches(dense_kernel, plan, fixed, op, arguments)
-
-
-def one_block(config: HopperDenseConfig, args: Mapping[str, Any]) -> bool:
-    """Whether there is one request and a block holds all keys there are."""
-    one = args["cu_seqlens_q"].shape[0] == 2 and args["k_nope"].shape[0] <= config.BN
-    return one and args["key_mask"] is None
 
 
 def one_block_programs(config: HopperDenseConfig, total_q: int) -> int:
@@ -143,18 +134,13 @@ def fixed_of(problem: Problem, config: HopperDenseConfig) -> Fixed:
     paged = problem.rope == "cache" and config.d_rope > 0
     widths = (main, tail or 16, config.d_rope or 16, config.d_v)
     constexprs = {
-        "NC": config.num_qo,
-        "BN": config.BN,
-        "ST": config.num_kv_stages,
-        "DIMS": (*parts, config.d_v),
+        "NC": config.num_qo, "BN": config.BN, "ST": config.num_kv_stages,
+        "DIMS": (*parts, config.d_v), "CAUSAL": problem.causal,
         "ROPE": (problem.rope, config.page_size if paged else 0),
-        "CAUSAL": problem.causal,
-        "HG": config.heads_per_l2_group,
-        "SM_COUNT": config.sm_count,
+        "HG": config.heads_per_l2_group, "SM_COUNT": config.sm_count,
         "REGISTERS": (config.registers.consumer, config.registers.producer),
-        "LAYOUTS": tuple(tile_layout(width) for width in widths),
-        "num_warps": 4,
-    }
+        "LAYOUTS": tuple(tile_layout(width) for width in widths), "num_warps": 4,
+    }  # fmt: skip
     chunk, slots = rule.longest_split_chunk, 2 * config.sm_count * config.num_qo
     return Fixed(constexprs, parts, config.page_box, rule.min_keys if chunk else 0, chunk, slots)
 
@@ -190,15 +176,8 @@ def _descriptors(fixed: Fixed, config: HopperDenseConfig, op: DenseOperands) -> 
 def outputs(op: DenseOperands, results: Results) -> dict[str, Any]:
     """Arguments of the epilogue."""
     out, lse = results.out, results.lse
-    return {
-        "out_ptr": out,
-        "lse_ptr": lse,
-        "sink_ptr": vector(op.weights.sink),
-        "out_stride_t": out.stride(0) // VECTOR,
-        "out_stride_h": out.stride(1) // VECTOR,
-        "lse_stride_t": 0 if lse is None else lse.stride(0),
-        "lse_stride_h": 0 if lse is None else lse.stride(1),
-    }
+    vectors = {"out_ptr": out, "lse_ptr": lse, "sink_ptr": vector(op.weights.sink)}
+    return {**vectors, **strides("out", out, VECTOR), **strides("lse", lse)}
 
 
 def _group(
@@ -240,13 +219,9 @@ def merge_programs(config: HopperDenseConfig, space: SplitSpace) -> int:
 
 
 def _in_groups(
-    kernel: Any,
-    plan: Plan,
-    fixed: Fixed,
-    space: SplitSpace,
-    op: DenseOperands,
+    kernel: Any, plan: Plan, fixed: Fixed, space: SplitSpace, op: DenseOperands,
     arguments: dict[str, Any],
-) -> Iterator[Call]:
+) -> Iterator[Call]:  # fmt: skip
     """Launches whose partial sums fit the workspace, each followed by its merge."""
     config, batch = plan.config, op.cu_seqlens_q.shape[0] - 1
     sums, state = space.allocate(op.q.device)
@@ -278,8 +253,7 @@ def counted(plan: Plan, args: Mapping[str, Any]) -> tuple[object, Counted] | Non
         numbers["k_rope_desc"] = (0, total_k)
     programs = [programs_of(config, total_q, batch, space is not None)]
     programs += [] if space is None else [merge_programs(config, space)]
-    short = one_block(config, args)
-    if short:
+    if short := config.one_block(batch, total_k):
         programs = [one_block_programs(config, total_q)]
     return (config.num_qo, space, short), [(n, numbers) for n in programs]
 

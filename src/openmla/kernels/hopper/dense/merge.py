@@ -58,29 +58,11 @@ VECTORS = ["lse_ptr", "sink_ptr", "cu_q_ptr", "cu_k_ptr", "starts_ptr"]
 
 @gluon.jit(do_not_specialize=COUNTS + STRIDES, do_not_specialize_on_alignment=VECTORS)
 def merge_kernel(  # noqa: PLR0913
-    part_sums_ptr,
-    part_state_ptr,
-    out_ptr,
-    lse_ptr,
-    sink_ptr,
-    cu_q_ptr,
-    cu_k_ptr,
-    starts_ptr,
-    batch,
-    total_q,
-    total_k,
-    heads,
-    out_stride_t,
-    out_stride_h,
-    lse_stride_t,
-    lse_stride_h,
-    D_V: gl.constexpr,
-    NC: gl.constexpr,
-    HG: gl.constexpr,
-    SPLIT: gl.constexpr,
-    SM_COUNT: gl.constexpr,
-    BLOCK_ROWS: gl.constexpr,
-):
+    part_sums_ptr, part_state_ptr, out_ptr, lse_ptr, sink_ptr, cu_q_ptr, cu_k_ptr, starts_ptr,
+    batch, total_q, total_k, heads, out_stride_t, out_stride_h, lse_stride_t, lse_stride_h,
+    D_V: gl.constexpr, NC: gl.constexpr, HG: gl.constexpr, SPLIT: gl.constexpr,
+    SM_COUNT: gl.constexpr, BLOCK_ROWS: gl.constexpr,
+):  # fmt: skip
     """Add up the ranges of split requests and normalize; see the head of this file."""
     BM: gl.constexpr = 64 * NC
     STEPS: gl.constexpr = BM // BLOCK_ROWS

@@ -24,7 +24,7 @@ from openmla.kernels.call import (
     scale_arguments,
     vector,
 )
-from openmla.kernels.gluon.dequantize.launch import addressed_once, rows_of
+from openmla.kernels.gluon.dequantize.launch import Filling, addressed_once, rows_of
 from openmla.kernels.gluon.descriptors import tile_layout
 from openmla.kernels.hopper.few.launch import few_calls
 from openmla.kernels.hopper.latent.kernel import sparse_kernel
@@ -66,7 +66,8 @@ def calls(plan: Plan, op: Operands, results: Results) -> Iterator[Call]:
     if config.cache_read.mode != "workspace":
         yield from _attention(config, [_arguments(config, op, results)], op)
         return
-    space = addressed_once(config, op)
+    columns, lanes = (config.latent, config.rope), config.copy_lanes
+    space = addressed_once(Filling(config.cache_read, columns, config.sm_count, lanes), op)
     # Before the launches, of which each may begin before the one in front of it has ended.
     after = {"AFTER": True, "launch_pdl": True}
     ways = [_arguments(config, space.operands, results) | space.gate(fits=True) | after]

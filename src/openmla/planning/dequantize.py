@@ -37,10 +37,8 @@ STEP = 128  # keys
 WORKSPACE_CAP = 512 * 1024 * 1024
 # Of rows that lists name, 1,000,000 at 512 + 64 columns: 4096 queries are 1.4 to 1.8 times as fast.
 LISTED_CAP = 1152 * 1_000_000
-MAP_CAP = 256 * 1024 * 1024  # 4 bytes for every row of the pool
-MAP_BYTES = 4
-# The map is cleared, read and written once; a visit reads a row of about a hundred times its size.
-MAPPED_PER_VISIT = 4
+MAP_BYTES = 8  # of a slot
+FEWEST_SLOTS = 2**19  # 4 MiB; a map of 16 MiB took 7 microseconds more for 64 queries
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,20 +68,15 @@ class CacheRead:
         """Bytes of dequantized rows and of the map of the pool; 0 unless there is a workspace."""
         if self.mode != "workspace":
             return 0
-        return self.capacity * self.row_bytes + self.mapped * MAP_BYTES
+        return self.capacity * self.row_bytes + map_slots(self.mapped, self.entries) * MAP_BYTES
 
     def against(self) -> str:
         """What speaks against a workspace; empty if nothing does."""
         reason = self._too_slow() if self.steps and self.rows else self._too_few_visits()
         if reason:
             return f"{reason} do not repay a workspace of {self._held()}"
-        if not self.mapped:
-            size = f"{self.rows} x {self.row_bytes} bytes would exceed {WORKSPACE_CAP}"
-            return size if self.rows > self.capacity else ""
-        size = f"a map of {self.mapped} x {MAP_BYTES} bytes"
-        if not self.steps and self.mapped > MAPPED_PER_VISIT * self.visits:
-            return f"{self.visits} visits do not repay {size}"
-        return f"{size} would exceed {MAP_CAP}" if self.mapped * MAP_BYTES > MAP_CAP else ""
+        size = f"{self.rows} x {self.row_bytes} bytes would exceed {WORKSPACE_CAP}"
+        return size if self.rows > self.capacity and not self.mapped else ""
 
     @property
     def _finding(self) -> int:
@@ -124,7 +117,8 @@ class CacheRead:
             return "cache: rows are multiplied as they are stored"
         if self.mode == "in_kernel":
             return f"FP8 cache: dequantized in the kernel: {self.against()}"
-        which = f"rows that are named, found by a map of {self.mapped} entries," * (self.mapped > 0)
+        slots = map_slots(self.mapped, self.entries)
+        which = f"rows that are named, found by a map of {slots} slots," * (self.mapped > 0)
         least = f"at least {VISITS_TO_PAY} each"
         enough = f"{self.steps} steps of a program" if self.steps else least
         more = "; if more are named, in the kernel" if self.rows > self.capacity else ""
@@ -200,6 +194,11 @@ def named_pages_read(tiles_per_request: int, pool: int, width: int, page_size: i
 
 def _decide(read: CacheRead) -> CacheRead:
     return replace(read, mode="in_kernel") if read.against() else read
+
+
+def map_slots(units: int, entries: int) -> int:
+    """Of the map of a pool: one for each unit, or fewer if that is enough for the entries."""
+    return min(units, max(FEWEST_SLOTS, 2 * entries)) if entries else units
 
 
 def _of_1000(count: int, each: int) -> int:

@@ -5,18 +5,19 @@ what it names, a row or a page of SIZE rows, is called a unit.
 
 | kernel | a program takes | reads | writes |
 |---|---|---|---|
-| claim_kernel | LIST_COLUMNS entries of a list | them | their numbers in `map`, at their units |
+| claim_kernel | LIST_COLUMNS entries of a list | them | unit and number of each, in `map` |
 | place_kernel | the same | them, map | the place of each unit, at its owner; places; total |
 | dequantize_kernel | ROWS rows at a time | places, cache | rows of the workspace |
 | | then LIST_COLUMNS entries | them, map | the lists in terms of places |
 
-The owner of a unit is the entry that its claim was left in the map: nothing needs to be cleared,
-since only units that are named are looked up. Places follow one another in any order, of which no
-result depends. If there are more than `capacity`, nothing is dequantized, and `total` tells the
-attention kernels that the workspace must not be used.
+The owner of a unit is the entry whose claim is left in the map: nothing needs to be cleared, since
+only units that are named are looked up. Where the pool is larger than the map, units share slots,
+and entries whose unit lost its slot own a copy each. Places follow one another in any order, on
+which no result depends. If there are more than `capacity`, nothing is dequantized, and `total`
+tells the attention kernels that the workspace must not be used.
 
-Lists [[7, 3], [3, -1]] over a pool of 9 rows: entries 0 to 3; map - - - 2 - - - 0 - (or 1 for row
-3) -> row 7 at place 0, 3 at 1, total 2, lists [[0, 1], [1, -1]].
+Lists [[7, 3], [3, -1]] over a pool of 9 rows: entries 0 to 3; map 3: entry 1 or 2, 7: entry 0 ->
+row 7 at place 0, 3 at 1, total 2, lists [[0, 1], [1, -1]].
 """
 
 from triton.experimental import gluon
@@ -33,14 +34,14 @@ from openmla.kernels.gluon.dequantize.rows import (
 )
 
 LIST_COLUMNS = gl.constexpr(512)
-IN_LINE = gl.constexpr(32)  # entries of the map in a line of the L2 cache; the map is whole lines
+IN_LINE = gl.constexpr(16)  # claims in a line of the L2 cache; the map is whole lines
 LIST_LAYOUT = gl.constexpr(gl.BlockedLayout([1], [32], [4], [0]))  # lists begin at any address
 
 
 @gluon.jit
 def named_units(lists, block, SIZE: gl.constexpr):
-    """(entry, unit, whether it counts, whether there is such an entry) of block `block` of the
-    lists, LIST_COLUMNS entries of one of them. An entry is its number among those of all lists."""
+    """(number among the entries of all lists, unit, whether it counts, whether there is such an
+    entry) of LIST_COLUMNS entries of a list."""
     lists_ptr, lengths_ptr, columns, stride, units = lists
     blocks = (columns + LIST_COLUMNS - 1) // LIST_COLUMNS
     number = block // blocks
@@ -55,27 +56,34 @@ def named_units(lists, block, SIZE: gl.constexpr):
 
 
 @gluon.jit
-def in_map(unit, units):
+def slot_of(unit, lines):
     """Where the map has a unit: neighbors 128 bytes apart. Lists name neighbors, many times, and
     stores to one line of the L2 cache wait for one another (14 ns on an H200)."""
-    lines = (units + IN_LINE - 1) // IN_LINE
-    return unit % lines * IN_LINE + unit // lines
+    return unit % lines * IN_LINE + unit // lines % IN_LINE
+
+
+@gluon.jit
+def owner_of(map_ptr, entry, unit, ok, lines):
+    """The entry that owns the unit of each entry; itself where another unit has the slot."""
+    claim = gl.load(map_ptr + slot_of(unit, lines), mask=ok, other=0)
+    return gl.where((claim >> 32).to(gl.int32) == unit, claim.to(gl.int32), entry)
 
 
 LISTS = ["lists_ptr", "lengths_ptr"]
-LIST_COUNTS = ["columns", "stride", "units"]
+LIST_COUNTS = ["columns", "stride", "units", "lines"]
 
 
 @gluon.jit(do_not_specialize=LIST_COUNTS, do_not_specialize_on_alignment=LISTS)
 def claim_kernel(
-    lists_ptr, lengths_ptr, map_ptr, total_ptr, columns, stride, units, SIZE: gl.constexpr
+    lists_ptr, lengths_ptr, map_ptr, total_ptr, columns, stride, units, lines, SIZE: gl.constexpr
 ):
     """Entries that name a unit write themselves into the map; who comes last owns it."""
     let_next_begin()
     block = gl.program_id(0)
     lists = (lists_ptr, lengths_ptr, columns, stride, units)
     entry, unit, ok, _there = named_units(lists, block, SIZE)
-    gl.store(map_ptr + in_map(unit, units), entry, mask=ok)
+    claim = (unit.to(gl.int64) << 32) | entry.to(gl.int64)
+    gl.store(map_ptr + slot_of(unit, lines), claim, mask=ok)
     if block == 0:
         gl.store(total_ptr, 0)
 
@@ -89,15 +97,14 @@ def add(a, b):
 @gluon.jit(do_not_specialize=[*LIST_COUNTS, "capacity"], do_not_specialize_on_alignment=LISTS)
 def place_kernel(
     lists_ptr, lengths_ptr, map_ptr, places_ptr, total_ptr, placed_ptr, columns, stride, units,
-    capacity, SIZE: gl.constexpr,
+    lines, capacity, SIZE: gl.constexpr,
 ):  # fmt: skip
     """Owners get places, next to one another for those of a block."""
     let_next_begin()
     lists = (lists_ptr, lengths_ptr, columns, stride, units)
     entry, unit, ok, there = named_units(lists, gl.program_id(0), SIZE)
     wait_for_kernel_before()
-    owner = gl.load(map_ptr + in_map(unit, units), mask=ok, other=-1)
-    mine = (owner == entry) & ok
+    mine = ok & (owner_of(map_ptr, entry, unit, ok, lines) == entry)
     one = mine.to(gl.int32)
     before = gl.atomic_add(total_ptr, gl.sum(one, 0), sem="relaxed")
     place = before + gl.associative_scan(one, 0, add) - one
@@ -106,10 +113,10 @@ def place_kernel(
 
 
 @gluon.jit
-def take_places(lists, map_ptr, placed_ptr, block, SIZE: gl.constexpr):
+def take_places(lists, map_ptr, placed_ptr, lines, block, SIZE: gl.constexpr):
     """Entries get the places of the owners of their units."""
     entry, unit, ok, _there = named_units(lists, block, SIZE)
-    owner = gl.load(map_ptr + in_map(unit, lists[4]), mask=ok, other=0)
+    owner = owner_of(map_ptr, entry, unit, ok, lines)
     others = ok & (owner != entry)
     place = gl.load(placed_ptr + owner, mask=others, other=0)
     gl.store(placed_ptr + entry, place, mask=others)
@@ -120,8 +127,7 @@ def dequantize_columns(
     rows, row, out, DIMS: gl.constexpr, CACHE: gl.constexpr, LANES: gl.constexpr
 ):
     """All columns of some rows. Everything is loaded before anything is stored: the compiler would
-    not move a load before a store, and rows wait for memory once instead of once for each chunk.
-    """
+    not move a load before a store, and rows would wait for memory once for each chunk."""
     L: gl.constexpr = gl.BlockedLayout([1, 8], [32 // LANES, LANES], [4, 1], [1, 0])
     raw = load_raw(rows, row, 0, DIMS[0], CACHE, LANES)
     scales = load_scales(rows, row, 0, DIMS[0], CACHE, LANES)
@@ -160,7 +166,7 @@ STRIDES = ["stride_page", "stride_row", "scale_page", "scale_row"]
 )
 def dequantize_kernel(  # noqa: PLR0913
     lists_ptr, lengths_ptr, map_ptr, places_ptr, total_ptr, placed_ptr, data_ptr, scale_ptr,
-    rope_ptr, out_ptr, columns, stride, units, blocks, capacity, stride_page, stride_row,
+    rope_ptr, out_ptr, columns, stride, units, lines, blocks, capacity, stride_page, stride_row,
     scale_page, scale_row, DIMS: gl.constexpr, CACHE: gl.constexpr, LANES: gl.constexpr,
     SIZE: gl.constexpr, ROWS: gl.constexpr,
 ):  # fmt: skip
@@ -187,4 +193,4 @@ def dequantize_kernel(  # noqa: PLR0913
         lists = (lists_ptr, lengths_ptr, columns, stride, units)
         last = gl.where(count > 0, blocks, 0)
         for block in range(gl.program_id(0), last, gl.num_programs(0)):
-            take_places(lists, map_ptr, placed_ptr, block, SIZE)
+            take_places(lists, map_ptr, placed_ptr, lines, block, SIZE)

@@ -23,7 +23,7 @@ from openmla.kernels.gluon.dequantize.kernels import (
     place_kernel,
 )
 from openmla.operands import LatentOperands, SparseOperands
-from openmla.planning.dequantize import CacheRead
+from openmla.planning.dequantize import CacheRead, map_slots
 
 Operands = SparseOperands | LatentOperands
 VECTOR_BYTES = 16  # unit of the strides of rows
@@ -127,7 +127,7 @@ def _whole(filling: Filling, op: Operands) -> Addressed:
     _, _, size, units = lists_of(op)
     wide = _workspace(op, units, size)
     nowhere = ("lists_ptr", "lengths_ptr", "map_ptr", "places_ptr", "total_ptr", "placed_ptr")
-    found = {**dict.fromkeys(nowhere), **dict.fromkeys(("columns", "stride", "blocks"), 0)}
+    found = {**dict.fromkeys(nowhere), **dict.fromkeys(("columns", "stride", "lines", "blocks"), 0)}
     found |= {"units": units, "capacity": units, "SIZE": size, "out_ptr": wide}
     return Addressed(_over(op, wide), (filling.call(op, found, units * size),), None, units)
 
@@ -142,14 +142,15 @@ def _named(filling: Filling, op: Operands) -> Addressed:
     def ints(*shape: int) -> Tensor:
         return torch.empty(shape, dtype=torch.int32, device=op.q.device)
 
-    owners = ints(-(-units // IN_LINE.value), IN_LINE.value)
+    lines = -(-map_slots(units, entries.numel()) // IN_LINE.value)
+    claims = torch.empty(lines, IN_LINE.value, dtype=torch.int64, device=op.q.device)
     total, places, lists = ints(1), ints(capacity), ints(number, columns)
     wide = _workspace(op, capacity, size)
     entries = entries if entries.stride(1) == 1 else entries.contiguous()
     claiming: dict[str, Any] = {
-        "lists_ptr": entries, "lengths_ptr": vector(lengths), "map_ptr": owners, "total_ptr": total,
-        "columns": columns, "stride": entries.stride(0), "units": units, "SIZE": size,
-        "num_warps": WARPS,
+        "lists_ptr": entries, "lengths_ptr": vector(lengths), "map_ptr": claims, "total_ptr": total,
+        "columns": columns, "stride": entries.stride(0), "units": units, "lines": lines,
+        "SIZE": size, "num_warps": WARPS,
     }  # fmt: skip
     placing = {**claiming, "places_ptr": places, "placed_ptr": lists, "capacity": capacity}
     placing |= {"launch_pdl": True}

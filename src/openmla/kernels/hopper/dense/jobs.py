@@ -25,9 +25,7 @@ PROBLEMS = {
     "128+64→128 pages of 16": replace(_V3, rope="cache", page_size=16),
     "128+64→128 1Q": replace(_V3, heads=16, total_q=64, total_k=256),
     "128+64→128 one block": replace(_V3, total_q=128, total_k=128),
-    "192+64→256 one block, full, pages of 64": replace(
-        _V3, d_nope=192, d_v=256, causal=False, rope="cache", page_size=64, total_q=64, total_k=64
-    ),
+    "192+64→256 one block": replace(_V3, d_nope=192, d_v=256, total_q=64, total_k=64),
     "128+64→128 1Q split": _SHORT,
     "128+64→128 2Q split": replace(_SHORT, total_q=4096),
     "128+64→128 key mask": replace(_V3, has_key_mask=True),

@@ -100,7 +100,7 @@ def calls(plan: Plan, op: DenseOperands, results: Results) -> Iterator[Call]:
         "total_k": op.k_nope.shape[0], "heads": op.q.shape[1],
     }  # fmt: skip
     if plan.config.one_block(op.cu_seqlens_q.shape[0] - 1, op.k_nope.shape[0]):
-        arguments |= _requests(op, arguments, 0, 1)
+        arguments |= _requests(op, arguments["table_ptr"], 0, 1)
         here = {n: arguments[n] for n in (*one_block_kernel.arg_names, "num_warps")}
         yield Call(one_block_kernel, one_block_programs(plan.config, op.q.shape[0]), here, SOURCES)
         return
@@ -184,18 +184,17 @@ def _group(
     kernel: Any, plan: Plan, op: DenseOperands, arguments: dict[str, Any], first: int, stop: int
 ) -> Call:
     """Requests first … stop - 1 in one launch."""
-    here = _requests(op, arguments, first, stop) | {"counter_ptr": launch_counter(op.q.device)}
+    here = _requests(op, arguments["table_ptr"], first, stop)
+    here |= {"counter_ptr": launch_counter(op.q.device)}
     programs = programs_of(plan.config, op.q.shape[0], stop - first, bool(arguments["SPLIT"]))
     sources = SOURCES if kernel is dense_kernel else {}  # that for FP8 is not cached
     return Call(kernel, programs, arguments | here, sources)
 
 
-def _requests(
-    op: DenseOperands, arguments: dict[str, Any], first: int, stop: int
-) -> dict[str, Any]:
+def _requests(op: DenseOperands, table: Tensor | None, first: int, stop: int) -> dict[str, Any]:
     """Arguments of requests first … stop - 1; the last also own the rows after them."""
     requests, batch = slice(first, stop + 1), op.cu_seqlens_q.shape[0] - 1
-    table, starts = arguments["table_ptr"], vector(op.k_start)
+    starts = vector(op.k_start)
     return {
         "cu_q_ptr": vector(op.cu_seqlens_q)[requests],  # type: ignore[index]
         "cu_k_ptr": vector(op.cu_seqlens_k)[requests],  # type: ignore[index]

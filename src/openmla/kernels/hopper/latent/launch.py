@@ -68,8 +68,7 @@ def calls(plan: Plan, op: Operands, results: Results) -> Iterator[Call]:
         return
     columns, lanes = (config.latent, config.rope), config.copy_lanes
     space = addressed_once(Filling(config.cache_read, columns, config.sm_count, lanes), op)
-    # Before the launches, of which each may begin before the one in front of it has ended.
-    after = {"AFTER": True, "launch_pdl": True}
+    after = {"AFTER": True, "launch_pdl": True}  # may begin before the launch in front has ended
     ways = [_arguments(config, space.operands, results) | space.gate(fits=True) | after]
     if space.total is not None:
         ways.append(_arguments(config, op, results) | space.gate(fits=False) | after)

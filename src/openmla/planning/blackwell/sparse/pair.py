@@ -13,7 +13,7 @@ from openmla.planning.arithmetic import ceildiv
 from openmla.planning.blackwell.partitions import Partitioned, Worker, argument_bytes
 from openmla.planning.blackwell.sparse.prefill import MLAPrefillSparse
 from openmla.planning.blackwell.sparse.qkv_fp8 import MLAPrefillSparseQKVFP8
-from openmla.planning.dequantize import CacheRead
+from openmla.planning.dequantize import WORKSPACE_CAP, CacheRead
 from openmla.planning.family import Block, Pipeline
 from openmla.planning.memory import Columns, Wanted
 from openmla.planning.serves import GLUON_CACHES
@@ -68,6 +68,8 @@ class PairKernel(Partitioned):
         if problem.form == "sparse":
             rows = min(pool, problem.total_q * problem.topk)
         mapped = ceildiv(pool, max(problem.page_size, 1)) if problem.form == "latent" else pool
+        if rows * row > WORKSPACE_CAP:  # so many may be named, and no other kernel reads FP8 rows
+            rows, mapped = pool, 0
         return CacheRead("workspace", rows, row, problem.total_q * problem.topk, mapped)
 
     def tiles(self) -> Iterator[Wanted]:

@@ -125,44 +125,55 @@ def fp8_operands(queries: int, cache: LatentCache, clustered: bool) -> SparseOpe
 
 
 QUERIES = (1, 16, 64, 128, 256, 1024, 4096)
+POOLS = (8192, 65536, 1_000_000, 4_194_304)
 
 
-def fp8(group: str, rounds: int) -> Iterator[dict[str, Any]]:
+def fp8(_: str, rounds: int) -> Iterator[dict[str, Any]]:
     """Every way to read FP8 rows; `loss`: how far the plan's is behind the best."""
-    multiply, pool = matmul(), int(group)
-    cache, worst = fp8_rows(pool), 0.0
-    for queries in QUERIES:
-        for clustered in (False, True):
-            op = fp8_operands(queries, cache, clustered)
-            fits = 2 * 576 * pool <= LISTED_CAP
-            ways = {n: launched(op, n) for n in ("in_kernel", "named", *["whole"] * fits)}
-            results = Results(torch.empty(queries, 128, 512, device="cuda", dtype=torch.bfloat16))
-            config = plan_call(op, results, "hopper").config
-            mode = config.cache_read.mode
-            if mode == "workspace":
-                mode = "named" if config.cache_read.mapped else "whole"
-            if config.few:
-                mode = "few"
-                ways[mode] = launched(op)
-            timings = race({"matmul": multiply, **ways}, rounds)
-            ceiling = MATMUL_FLOPS / timings["matmul"].median
-            flops = 2.0 * queries * 128 * 2048 * (576 + 512)
-            times = {n: 1e3 * timings[n].median for n in ways}
-            loss = times[mode] / min(times.values()) - 1
-            worst = max(worst, loss)
-            yield {
-                "queries": queries, "pool": pool, "clustered": clustered, "plan": mode,
-                "loss": loss, **times,
-                **{f"share {n}": flops / timings[n].median / ceiling for n in ways},
-            }  # fmt: skip
-    yield {"pool": pool, "worst loss of the plan": worst}
+    multiply = matmul()
+    for pool in POOLS:
+        cache = fp8_rows(pool)
+        rows = [
+            fp8_ways(fp8_operands(queries, cache, clustered), multiply, rounds)
+            | {"clustered": clustered}
+            for queries in QUERIES
+            for clustered in (False, True)
+        ]
+        yield from rows
+        yield {"pool": pool, "worst loss of the plan": max(row["loss"] for row in rows)}
+        del cache
+        torch.cuda.empty_cache()
+
+
+def fp8_ways(op: SparseOperands, multiply: Callable[[], object], rounds: int) -> dict[str, Any]:
+    """One shape, all ways."""
+    queries, pool = op.q.shape[0], op.rows
+    fits = 2 * 576 * pool <= LISTED_CAP
+    ways = {n: launched(op, n) for n in ("in_kernel", "named", *["whole"] * fits)}
+    results = Results(torch.empty(queries, 128, 512, device="cuda", dtype=torch.bfloat16))
+    config = plan_call(op, results, "hopper").config
+    mode = config.cache_read.mode
+    if mode == "workspace":
+        mode = "named" if config.cache_read.mapped else "whole"
+    if config.few:
+        mode = "few"
+        ways[mode] = launched(op)
+    timings = race({"matmul": multiply, **ways}, rounds)
+    ceiling = MATMUL_FLOPS / timings["matmul"].median
+    flops = 2.0 * queries * 128 * 2048 * (576 + 512)
+    times = {n: 1e3 * timings[n].median for n in ways}
+    return {
+        "queries": queries, "pool": pool, "plan": mode,
+        "loss": times[mode] / min(times.values()) - 1, **times,
+        **{f"share {n}": flops / timings[n].median / ceiling for n in ways},
+    }  # fmt: skip
 
 
 SECTIONS = {
     "pages": Section(pages, 60, ("bf16", "fp8_656")),
     "lists": Section(lists, 40),
     "few": Section(few, 40, ("bf16", "fp8_656")),
-    "fp8": Section(fp8, 40, ("8192", "65536", "1000000", "4194304")),
+    "fp8": Section(fp8, 60),
 }
 
 if __name__ == "__main__":

@@ -94,6 +94,7 @@ CALLS: dict[str, tuple[Callable[..., Callable[..., Any]], dict[str, Any], int]] 
     "dense, rope per head": (dense, {"rope": "per head", "causal": False}, 1),
     "dense, rope from pages": (dense, {"rope": "pages", "batch": 2}, 1),
     "dense, no rope": (dense, {"rope": "none", "scale": 0.2}, 1),
+    "dense, one block": (dense, {"q_len": 70, "k_len": 70}, 1),
     "dense, split": (dense, {"q_len": 64, "k_len": 9000, **LSE}, 2),
     "portable dense": (dense, {**PORTABLE, **LSE}, 1),
     "portable dense, split": (dense, {"q_len": 64, "k_len": 4096, **PORTABLE}, 3),
@@ -101,8 +102,8 @@ CALLS: dict[str, tuple[Callable[..., Callable[..., Any]], dict[str, Any], int]] 
     "latent": (latent, {**HOPPER, **LSE}, 1),
     "latent, split": (latent, {"pages": 512, "tokens": 1, "heads": 16, **HOPPER, **LSE}, 2),
     "latent, plain pages": (latent, {**HOPPER, "plain": True}, 1),
-    "latent, fp8 in a workspace": (latent, {"form": "fp8_656", **HOPPER}, 4),
-    "latent, fp8 blocks": (latent, {"form": "fp8_block64", "batch": 2, **HOPPER}, 4),
+    "latent, fp8 in a workspace": (latent, {"form": "fp8_656", "pages": 640, **HOPPER}, 5),
+    "latent, fp8 blocks": (latent, {"form": "fp8_block64", "batch": 2, **HOPPER}, 2),
     "latent, fp8 in the kernel": (
         latent, {"form": "fp8_656", "tokens": 1, "heads": 8, **HOPPER}, 1
     ),

@@ -93,9 +93,9 @@ class CacheRead:
             slow = self._finding + once > in_kernel
         return f"{self.steps} steps of a program over {self.rows} rows" if slow else ""
 
-    def whole(self) -> Self:
+    def or_whole(self, pool: int) -> Self:
         """All rows of the pool where those that are named are not worth looking for."""
-        every = replace(self, rows=self.mapped, mapped=0)
+        every = replace(self, rows=pool, mapped=0)
         small = _of_1000(every.rows, PER_1000_ROWS) <= WHOLE * self._finding
         return every if small and every.capacity == every.rows else self
 
@@ -173,7 +173,7 @@ def listed_cache_read(
     steps = ceildiv(total_q * row_blocks, programs) * ceildiv(topk, STEP)
     entries = total_q * topk
     named = CacheRead("workspace", rows, 2 * width, visits, pool, steps, entries)
-    return _decide(named.whole())
+    return _decide(named.or_whole(pool))
 
 
 def read_once(rows: int, width: int) -> CacheRead:
@@ -188,7 +188,7 @@ def named_pages_read(tiles_per_request: int, pool: int, width: int, page_size: i
     ('workspace', 'in_kernel')
     """
     read = CacheRead("workspace", pool, 2 * width, 0, ceildiv(pool, max(page_size, 1)))
-    read = _decide(replace(read, visits=read.capacity * tiles_per_request))
+    read = _decide(replace(read, visits=read.capacity * tiles_per_request).or_whole(pool))
     return replace(read, mode="in_kernel") if read.capacity < page_size else read
 
 

@@ -98,7 +98,7 @@ CASES = {
 }
 
 # Also with keys that begin anywhere. Of "split" every request sees all keys, and all are split.
-SHARED = ["causal", "full", "pages of 16", "192+64", "40 requests", "mask", "split"]
+SHARED = ["causal", "full", "pages of 16", "192+64", "40 requests", "mask", "one block", "split"]
 
 
 def chip(case: Case) -> int:

@@ -103,12 +103,13 @@ def test_explain_says_what_is_different() -> None:
 
 
 @pytest.mark.parametrize("problem", [MIXED, FP8], ids=["mixed", "fp8"])
-def test_exponents_are_registers_beside_o_and_the_scores(problem: Problem) -> None:
+def test_words_of_two_blocks_are_registers_beside_o_and_the_scores(problem: Problem) -> None:
     assert config(problem).accumulators == 64 + 64 + 64
-    assert "exponents 64" in plan(problem, "h200", "hopper").explain()
+    words = 32 if problem is MIXED else 16
+    assert f"P {words} + P before {words}" in plan(problem, "h200", "hopper").explain()
 
 
-def test_consumers_take_turns_with_values_of_8_bits() -> None:
-    one_tile = config(FP8).with_num_qo(1)
-    for found, turns in ((config(MIXED), False), (config(FP8), True), (one_tile, False)):
-        assert any("take turns" in line for line in found.explain()) == turns
+def test_weights_have_a_limit_that_their_type_holds() -> None:
+    for problem, most in ((MIXED, 2.0**15), (FP8, 448.0)):
+        found = config(problem)
+        assert found.most_sum == most and any(f"more than {most:g}" in x for x in found.explain())

@@ -4,7 +4,7 @@ PTX is run by `ptx`. A text that it cannot read needs a meaning in Python (`regi
 neither raises, so a kernel never runs with an instruction silently dropped.
 
 With `pack` n a text gets n registers of a thread at a time. Which elements those are follows from
-the layout; the only one modeled is that of wgmma's accumulators.
+the layout, one of wgmma's accumulators or a linear one.
 """
 
 from __future__ import annotations
@@ -132,25 +132,39 @@ def _packed(program: ptx.Program, args: list[Any], types: list[DType], pack: int
     first: Tensor = args[0]
     if any(t.itemsize != 4 for t in [*types, *(a.dtype for a in args)]):
         raise Unsupported("the simulator packs values of 32 bits only")
-    places = accumulator_registers(first.layout, first.shape)
+    places = registers_of(first.layout, first.shape)
     used = min(pack, places[0].shape[2])
-    groups = [p.reshape(*p.shape[:2], -1, used).transpose(2, 3, 0, 1) for p in places]
-    rows, columns = groups  # [groups, used, warps, lanes]
+    # By axis of the tensor: [groups, used, warps, lanes].
+    at = tuple(p.reshape(*p.shape[:2], -1, used).transpose(2, 3, 0, 1) for p in places)
     inputs = {}
     for i, x in enumerate(args):
-        held = _bits(x)[rows, columns]
+        held = _bits(x)[at]
         for j in range(pack):
             real = held[:, j] if j < used else np.full_like(held[:, 0], QUIET_NAN)
             inputs[f"${(len(types) + i) * pack + j}"] = real
-    threads = ptx.Threads((rows.shape[0], *rows.shape[2:]), True, inputs)
+    threads = ptx.Threads((at[0].shape[0], *at[0].shape[2:]), True, inputs)
     threads.run(program)
     made = []
     for i, dtype in enumerate(types):
         out = np.empty(first.shape, np.uint32)
         for j in range(used):
-            out[rows[:, j], columns[:, j]] = threads.result(f"${i * pack + j}")
+            out[tuple(axis[:, j] for axis in at)] = threads.result(f"${i * pack + j}")
         made.append(_tensor(out, dtype, first))
     return made
+
+
+def registers_of(layout: Any, shape: Sequence[int]) -> tuple[Array, ...]:
+    """The element in every register, by axis of the tensor: [warps, lanes, registers]."""
+    if type(layout).__name__ != "DistributedLinearLayout":
+        return accumulator_registers(layout, shape)
+    kinds = (layout.warp_bases, layout.lane_bases, layout.reg_bases)
+    sizes = [1 << len(bases) for bases in kinds]
+    places = np.zeros((len(shape), *sizes), np.int64)
+    for number, bases in zip(np.indices(sizes), kinds, strict=True):
+        for bit, basis in enumerate(bases):
+            step = np.array([int(x) for x in basis]).reshape(-1, 1, 1, 1)
+            places += step * (number >> bit & 1)
+    return tuple(places)
 
 
 def accumulator_registers(layout: Any, shape: Sequence[int]) -> tuple[Array, Array]:

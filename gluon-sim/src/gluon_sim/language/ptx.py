@@ -153,6 +153,10 @@ _RESULTS: dict[str, tuple[tuple[int, ...], Callable[..., Any]]] = {
     "prmt.b32": ((32, 32, 32), _permuted),
     "selp.f32": ((32, 32, 1), lambda a, b, test: np.where(test, a, b)),
     "mul.f32": ((32, 32), _float(lambda a, b: a * b)),
+    "add.f32": ((32, 32), _float(lambda a, b: a + b)),
+    "max.f32": ((32, 32), _float(np.fmax)),  # the other one, where one is NaN
+    "neg.f32": ((32,), _float(lambda a: -a)),
+    "ex2.approx.ftz.f32": ((32,), _float(np.exp2)),
     "fma.rn.f32": ((32, 32, 32), _float(_fused)),
     "cvt.f32.f16": ((16,), lambda a: a.view(np.float16).astype(np.float32).view(np.uint32)),
     "cvt.rn.f16x2.e4m3x2": ((16,), _two_of_e4m3),
@@ -163,6 +167,7 @@ _RESULTS: dict[str, tuple[tuple[int, ...], Callable[..., Any]]] = {
 _COMPARE: dict[str, tuple[type, Callable[..., Any]]] = {
     "neu.f32": (np.float32, np.not_equal),  # also of NaN
     "lt.f32": (np.float32, np.less),
+    "gt.f32": (np.float32, np.greater),
     "lt.s32": (np.int32, np.less),
     "eq.u32": (np.uint32, np.equal),
     "ne.b32": (np.uint32, np.not_equal),
@@ -258,9 +263,10 @@ class Threads:
                 self._write(name, np.asarray(shifted).astype(f"u{half // 8}"), on)
             return
         if not on.all():
-            if operand not in self.registers:
+            if operand not in self.registers and operand.startswith("$"):
                 raise ValueError(f"only some threads write {operand}, which has no value before")
-            bits = np.where(on, bits, self.registers[operand])
+            unknown = ~np.zeros((), bits.dtype)  # all ones: NaN
+            bits = np.where(on, bits, self.registers.get(operand, unknown))
         self.registers[operand] = np.array(np.broadcast_to(bits, self.shape))
 
     def result(self, name: str) -> Array:
@@ -283,6 +289,14 @@ class Threads:
             raise Unsupported(f"shfl.sync with the bounds {operands[3]}")
         value, lane = self._read(operands[1], 32), self._read(operands[2], 32)
         self._write(operands[0], np.take_along_axis(value, lane.astype(np.int64), -1), on)
+
+    def exchange(self, operands: tuple[Operand, ...], on: Array) -> None:
+        """shfl.sync.bfly.b32 d, a, bits, 31, -1: the value of the lane whose number differs in
+        those bits."""
+        bits = self._read(operands[2], 32)
+        lane = np.broadcast_to(np.arange(WARP, dtype=np.uint32), self.shape) ^ bits
+        self.registers["%other"] = lane
+        self.shuffle((operands[0], operands[1], "%other", *operands[3:]), on)
 
     def _whole_warps(self, mask: Operand, on: Array) -> None:
         if not self.lanes:
@@ -343,6 +357,7 @@ def meet(number: int, threads: int, wait: bool) -> None:
 
 _EFFECTS: dict[str, Callable[[Threads, tuple[Operand, ...], Array], None]] = {
     "vote.sync.any.pred": Threads.vote_any,
+    "shfl.sync.bfly.b32": Threads.exchange,
     "shfl.sync.idx.b32": Threads.shuffle,
     "atom.global.add.u32": Threads.atomic_add,
     # Launches run one after the other here.

@@ -253,9 +253,12 @@ class HopperDenseConfig(HopperBlock):
             f"ring of {self.num_kv_stages}: {self._stage_bound()}",
             f"tiles from a counter, longest first, {self.heads_per_l2_group} heads per L2 group",
             *self._mask_lines(),
-            f"O is rescaled when a row's maximum grew by more than 2^{self.rescale_threshold:g}",
+            self._rescale_rule(),
         ]
         return lines + verdict_lines(self.why_unsupported())
+
+    def _rescale_rule(self) -> str:
+        return f"O is rescaled when a row's maximum grew by more than 2^{self.rescale_threshold:g}"
 
     def _mask_lines(self) -> list[str]:
         if not self.key_mask:

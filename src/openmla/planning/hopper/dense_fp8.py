@@ -17,7 +17,6 @@ from openmla.planning.hopper.chip import (
     launch_tail,
 )
 from openmla.planning.hopper.dense import (
-    RESCALE_THRESHOLD,
     TILE_INFO_BYTES,
     TILE_SLOTS,
     HopperDenseConfig,
@@ -26,7 +25,8 @@ from openmla.planning.hopper.dense import (
 from openmla.planning.memory import Wanted
 
 SCALE_BYTES = 4
-FP8_RESCALE_THRESHOLD = 4.0  # of e4m3 weights, which end at 448
+FP8_OFFSET = 3.0  # log2 of the largest e4m3 weight at first; they end at 448
+MOST_SUM = {2: 2.0**15, 1: 448.0}  # of a thread's weights of a row, by bytes of V
 PART_COLUMNS = 64  # of O that are one product; with one of 128 ptxas finds no registers for them
 MOST_PARTS = 2
 
@@ -56,10 +56,13 @@ class HopperDenseFp8Config(HopperDenseConfig):
             if getattr(self, name) not in (1, 2):
                 raise InvalidArgument(name, "1 or 2", repr(getattr(self, name)))
 
+    def _rescale_rule(self) -> str:
+        return f"weights that a thread adds up to more than {self.most_sum:g} are computed again"
+
     @property
-    def rescale_threshold(self) -> float:
-        """The reference of e4m3 weights follows the maximum more closely."""
-        return RESCALE_THRESHOLD if self.v_bytes == 2 else FP8_RESCALE_THRESHOLD
+    def most_sum(self) -> float:
+        """What a thread's weights of a row and block may add up to before the reference moves."""
+        return MOST_SUM[self.v_bytes]
 
     @property
     def wide_rope(self) -> bool:
@@ -71,23 +74,23 @@ class HopperDenseFp8Config(HopperDenseConfig):
         """Columns of O that are one product."""
         return self.d_v if self.v_bytes == 2 else min(self.d_v, PART_COLUMNS)
 
-    @property
-    def turns(self) -> bool:
-        """Whether the consumers take turns with the exponentials. H200, 128 heads, 8192 and 16384
-        tokens: 0 to 2 % faster with V of 8 bits; no gain with 16."""
-        return self.v_bytes == 1 and self.num_qo > 1
-
     # Registers.
 
     @property
     def accumulators(self) -> int:
-        """Registers of O, the scores, and exponents: weights and sums of a block take their place
-        (with V of 8 bits and a quarter of them more)."""
-        return accumulator_registers(self.d_v) + 2 * accumulator_registers(self.BN)
+        """Registers of O, the scores, the words of two blocks, and sums of an e4m3 product."""
+        return sum(self._accumulators().values())
+
+    def _accumulators(self) -> dict[str, int]:
+        out, scores = (accumulator_registers(n) for n in (self.d_v, self.BN))
+        words = scores * self.v_bytes // 4
+        found = {"O": out, "S": scores, "P": words, "P before": words}
+        if self.v_bytes == 1:
+            found["sums"] = accumulator_registers(self.part_columns)
+        return found
 
     def _accumulator_sum(self) -> str:
-        out, scores = (accumulator_registers(n) for n in (self.d_v, self.BN))
-        return f"O {out} + S {scores} + exponents {scores}"
+        return " + ".join(f"{name} {count}" for name, count in self._accumulators().items())
 
     # Shared memory.
 
@@ -153,8 +156,6 @@ class HopperDenseFp8Config(HopperDenseConfig):
         lines = ["scores are FP8 products of Q and K"]
         if self.wide_rope:
             lines += ["rope: 16-bit products, with a 16-bit copy of Q's rope columns"]
-        if self.turns:
-            lines += ["the consumers take turns: exponentials of one, products of P of the other"]
         if self.v_bytes == 1:
             lines += [
                 "V is transposed by a kernel before; weights are e4m3",

@@ -32,7 +32,7 @@ CASES = {
     **{f"fp8 {name}": case for name, case in FP8_CASES.items()},
     "fp8 many": MANY,
     "fp8 falling far": RISING,
-    "mixed peaky": replace(MIXED_CASES["causal"], values="peaky", q_lens=(70,), k_lens=(600,)),
+    "mixed falling far": replace(RISING, side_dtype="fp16", scale=-0.1),
 }
 
 
@@ -81,7 +81,8 @@ PRODUCER = [
 CONSUMER = [
     Fp8Defect(
         "rows keep the scales of the first work item", None, "dense_fp8.kernel",
-        "        by = row_factors(q_scale_ptr, work, factor, WHO, SL)\n    if", "    if",
+        "next_work_item\n        by = row_factors(q_scale_ptr, work, factor, WHO, SL)\n",
+        "next_work_item\n",
     ),
     Fp8Defect(
         "the factor is applied twice", None, "dense_fp8.softmax",
@@ -119,30 +120,16 @@ CONSUMER = [
         "PENDING + (len(O) - 1 - i)", "PENDING + (len(O) - i)", "fp8 causal",
     ),
     Fp8Defect(
-        "O is not rescaled inside the walk", None, "dense_fp8.kernel",
-        "            O = rescale_parts(O, old)\n        take", "            pass\n        take",
-        "mixed peaky",
-    ),
-    Fp8Defect(
-        "O is not rescaled with its sums", None, "dense_fp8.products",
-        "done = fma_here(O[i], by, done)", "done = O[i] + done", "fp8 falling far",
+        "O is not rescaled", None, "dense_fp8.kernel",
+        "        O = rescale_parts(O, rescale)\n", "", "fp8 falling far",
     ),
     Fp8Defect(
         "a block's sums take the place of O", None, "dense_fp8.products",
-        "done = fma_here(O[i], by, done)", "done = done + 0.0", "fp8 causal",
+        "done = O + done", "done = done + 0.0", "fp8 causal",
     ),
     Fp8Defect(
         "the second part has the values of the first", None, "dense_fp8.products",
-        ".slice(i * WIDTH, ", ".slice(0, ", "fp8 causal",
-    ),
-    Fp8Defect(
-        "a consumer keeps its turn", Kind.DEADLOCK, "dense_fp8.kernel",
-        "pass_turn(WHO, HOW[6])\n        if SUMS_FIRST", "pass\n        if SUMS_FIRST",
-        "fp8 edges",
-    ),
-    Fp8Defect(
-        "nobody has the first turn", Kind.DEADLOCK, "dense_fp8.kernel",
-        "        pass_turn(WHO, HOW[6])\n    while", "        pass\n    while", "fp8 causal",
+        "FIRST: gl.constexpr = I * WIDTH", "FIRST: gl.constexpr = 0", "fp8 causal",
     ),
     Fp8Defect(
         "turned signs are not fenced", Kind.FENCE, "dense_fp8.products",
@@ -161,15 +148,27 @@ WEIGHTS = [
     ),
     Fp8Defect(
         "weights are as large as the maximum has grown", None, "dense_fp8.softmax",
-        "gl.constexpr(FP8_RESCALE_THRESHOLD)", "gl.constexpr(1e9)", "fp8 falling far",
+        "MOST_SUM[4 // of_word], ", "1e30, ", "fp8 falling far",
     ),
     Fp8Defect(
         "weights beyond what e4m3 holds", None, "dense_fp8.softmax",
-        "OFFSET = gl.constexpr(4.0)", "OFFSET = gl.constexpr(10.0)", "fp8 causal",
+        "gl.constexpr(FP8_OFFSET)", "gl.constexpr(FP8_OFFSET + 7)", "fp8 causal",
     ),
     Fp8Defect(
-        "the row sum is not rescaled", None, "dense_fp8.softmax",
-        "row_sum * old + ", "row_sum + ", "fp8 falling far",
+        "weights of 16 bits are as large as the maximum has grown", None, "dense_fp8.softmax",
+        "MOST_SUM[4 // of_word], ", "1e38, ", "mixed falling far",
+    ),
+    Fp8Defect(
+        "sums are those of the first weights", None, "dense_fp8.softmax",
+        'text += [f"@p mov.f32 {rest[2 + row]}, s"]', "pass", "mixed falling far",
+    ),
+    Fp8Defect(
+        "halves of a block trade places", None, "dense_fp8.products",
+        "beside(new, others, words)", "beside(others, new, words)", "fp8 causal",
+    ),
+    Fp8Defect(
+        "the row sum is not rescaled", None, "dense_fp8.kernel",
+        "row_sum * rescale + ", "row_sum + ", "fp8 falling far",
     ),
     Fp8Defect(
         "keys are not scaled", None, "dense_fp8.softmax", "if SCALED:", "if False:",
@@ -266,9 +265,9 @@ def test_sums_of_fp8_products_over_all_keys_are_found(tmp_path: Path) -> None:
     """What adds to a sum of thousands of keys is cut off, as it is on the chip."""
 
     def adds(source: str) -> str:
-        apart, added = "v, none, use_acc=False, is_async=True", "done = fma_here(O[i], by, done)"
+        apart, added = "columns, none, use_acc=False, is_async=True", "done = O + done"
         assert source.count(apart) == source.count(added) == 1
-        return source.replace(apart, "v, O[i], is_async=True").replace(added, "done = done + 0.0")
+        return source.replace(apart, "columns, O, is_async=True").replace(added, "done = done + 0")
 
     assert flat_is_right(launcher)
     mutant = load_mutant(package, "dense_fp8.products", adds, "dense_fp8.launch", tmp_path)

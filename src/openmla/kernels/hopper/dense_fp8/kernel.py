@@ -20,16 +20,8 @@ of the softmax. What differs:
 | v | ST x 128 x 128 x 2 = 65536 |
 | info, barriers, epilogue's change of layout, warp states | as dense/kernel.py |
 
-A warp that starts a product waits until the tensor core takes it, so what is to run beside products
-must stand between them, not after. A step, in which scores of block j meet weights of block j - 1:
-
-| | products | beside them |
-|---|---|---|
-| first | QK of block j | exponentials of block j - 1, their sums, P |
-| then | PV of block j - 1 | maximum of block j; with V of 16 bits its exponents |
-
-The exponentials of one consumer would fill the chip's unit for them, so with V of 8 bits the two
-take turns (TURNS): one has its first half of a step while the other has its second.
+As there, QK of block j and PV of block j - 1 are in flight together, with the softmax of block j
+under PV.
 
 Scores are multiplied by k_scale when they come, and by q_scale in the exponents, without its sign:
 that goes into Q (products.py).
@@ -58,47 +50,26 @@ from openmla.kernels.hopper.dense.scheduler import (
 )
 from openmla.kernels.hopper.dense_fp8.producer import producer
 from openmla.kernels.hopper.dense_fp8.products import (
+    issue_part,
     issue_pv,
     issue_qk,
     joined,
     no_sums,
     rescale_parts,
     turn_signs,
+    wait_part,
     wait_pv,
     widen_rope,
 )
 from openmla.kernels.hopper.dense_fp8.softmax import (
-    exponents,
-    exponents_here,
+    correct,
     first_reference,
+    key_scales,
     known_before,
     masked_scores,
-    next_reference,
-    no_row_sums,
     row_factors,
-    times_keys,
-    weights_of,
+    weigh,
 )
-from openmla.kernels.hopper.dense_fp8.words import pack_weights
-from openmla.kernels.hopper.latent.signals import signal
-
-
-@gluon.jit
-def take_turn(WHO: gl.constexpr, TURNS: gl.constexpr):
-    """Wait until the other consumer has passed the turn."""
-    if TURNS and WHO == 0:
-        signal("bar.sync 8, 256; mov.b32 $0, 0;")
-    elif TURNS:
-        signal("bar.sync 9, 256; mov.b32 $0, 0;")
-
-
-@gluon.jit
-def pass_turn(WHO: gl.constexpr, TURNS: gl.constexpr):
-    """Let the other consumer take its turn."""
-    if TURNS and WHO == 0:
-        signal("bar.arrive 9, 256; mov.b32 $0, 0;")
-    elif TURNS:
-        signal("bar.arrive 8, 256; mov.b32 $0, 0;")
 
 
 @gluon.jit
@@ -123,10 +94,10 @@ def walk(  # noqa: PLR0913
 ):  # fmt: skip
     """Steps first … last - 1 of a work item; each weighs the block before it.
 
-    state: scores of the block before (with V of 16 bits their exponents), O without it, row_max,
-    row_sum, and the rescale that both still need. place: where the block before is in the rings.
+    state: packed weights of the block before, O without it, row_max and row_sum.
+    place: where the block before is in the rings.
     """
-    X, O, row_max, row_sum, rescale = state
+    words, O, row_max, row_sum = state
     before, phase_before = place
     seen, keys = limits
     q_smem, k_smem, v_smem = smem
@@ -135,52 +106,43 @@ def walk(  # noqa: PLR0913
     ST: gl.constexpr = v_smem.shape[0]
     DTYPE: gl.constexpr = v_smem.dtype
     ALONE: gl.constexpr = gl.float8e4nv == DTYPE
-    # A mask or the scales of keys, scores, O and its next sums together are too many registers.
-    SUMS_FIRST: gl.constexpr = ALONE and (MASKED or HOW[4])
+    QK_GROUPS: gl.constexpr = 1 + (DIMS[1] > 0) + (DIMS[2] > 0)
     for c in range(first, last):
         stage, phase = next_place(before, phase_before, ST)
-        if ALONE:
-            X = exponents_here(X, factor, row_max, HOW[3])
         mbarrier.wait(k_ready.index(stage), phase)
-        old = rescale
-        if not ALONE:  # no branch from here to the arrivals: ptxas spreads a block over products
-            mbarrier.wait(v_ready.index(before), phase_before)
-            O = rescale_parts(O, old)
-        take_turn(WHO, HOW[6])
-        S_next = issue_qk(q_smem, k_smem, stage, WHO, LAYOUTS, DIMS)
-        weights, row_sum = weights_of(X, row_sum, old)
-        words = pack_weights(weights, BN, DTYPE)
-        row_sum = known_before(row_sum)
-        pass_turn(WHO, HOW[6])
-        if SUMS_FIRST:
-            mbarrier.wait(v_ready.index(before), phase_before)
-            flight = issue_pv(words, v_smem, before, O, LAYOUTS[1])
-            O = wait_pv(0, O, flight, old, ALONE)
-        S = warpgroup_mma_wait(0, deps=(S_next,))
-        S = times_keys(S, k_smem[3], stage, HOW[4])
-        if ALONE:  # and here branches keep the registers of S and of the sums apart
-            release_keys(k_empty, q_empty, stage, c == blocks - 1, WHO)
-        if ALONE and not SUMS_FIRST:
-            mbarrier.wait(v_ready.index(before), phase_before)
-        if not SUMS_FIRST:
-            flight = issue_pv(words, v_smem, before, O, LAYOUTS[1])
-        S = signed(S, HOW[1])
+        mbarrier.wait(v_ready.index(before), phase_before)
+        v = v_smem.index(before)
+        if len(O) == 2:  # scores and the sums of both parts are too many registers
+            flight = issue_part(words, v, O[0], 0, LAYOUTS[1])
+            S_next = issue_qk(q_smem, k_smem, stage, WHO, LAYOUTS, DIMS)
+            done, words = wait_part(QK_GROUPS, O[0], flight, ALONE)
+            flight = issue_part(words, v, O[1], 1, LAYOUTS[1])
+        else:
+            S_next = issue_qk(q_smem, k_smem, stage, WHO, LAYOUTS, DIMS)
+            flight = issue_part(words, v, O[0], 0, LAYOUTS[1])
+        by_key = key_scales(k_smem[3], stage, LAYOUTS[0], HOW[4])
+        S = warpgroup_mma_wait(1, deps=(S_next,))
+        S = signed(S * by_key, HOW[1])
         if MASKED:
             skip = (blocks - 1 - c) * BN
             S = masked_scores(S, seen - skip, keys - skip, HOW[0])
-        row_max, rescale = next_reference(S, row_max, factor, DTYPE)
-        row_max = known_before(row_max)
-        X = S
-        if not ALONE:
-            X = exponents_here(S, factor, row_max, HOW[3])
-        if not SUMS_FIRST:
-            O = wait_pv(0, O, flight, old, ALONE)
+        words, sums = weigh(S, row_max, factor, HOW[3], DTYPE)
+        sums = known_before(sums)
+        last_part, _held = wait_part(0, O[len(O) - 1], flight, ALONE)
+        if len(O) == 2:
+            O = (done, last_part)
+        else:
+            O = (last_part,)
+        old = row_max
+        words, sums, row_max = correct(words, S, sums, old, factor, HOW[3], DTYPE)
+        rescale = gl.exp2(old - row_max)
+        row_sum = row_sum * rescale + sums
+        O = rescale_parts(O, rescale)
         mbarrier.arrive(v_empty.index(before), count=1)
-        if not ALONE:
-            release_keys(k_empty, q_empty, stage, c == blocks - 1, WHO)
+        release_keys(k_empty, q_empty, stage, c == blocks - 1, WHO)
         before = stage
         phase_before = phase
-    return (X, O, row_max, row_sum, rescale), (before, phase_before)
+    return (words, O, row_max, row_sum), (before, phase_before)
 
 
 @gluon.jit
@@ -196,7 +158,6 @@ def consumer(
     ST: gl.constexpr = v_smem.shape[0]
     DTYPE: gl.constexpr = v_smem.dtype
     SPLIT: gl.constexpr = HOW[2]
-    Q_SCALED: gl.constexpr = HOW[3]
     PART: gl.constexpr = HOW[5]
     PARTS: gl.constexpr = DIMS[3] // PART
     ALONE: gl.constexpr = gl.float8e4nv == DTYPE
@@ -227,27 +188,21 @@ def consumer(
         mbarrier.wait(k_ready.index(0), 0)
         S_next = issue_qk(q_smem, k_smem, opaque_zero(), WHO, LAYOUTS, DIMS)
         S = warpgroup_mma_wait(0, deps=(S_next,))
-    if WHO == 1:
-        pass_turn(WHO, HOW[6])
     while blocks > 0:
         # S holds the scores of the work item's first block.
-        S = times_keys(S, k_smem[3], stage, HOW[4])
+        S = S * key_scales(k_smem[3], stage, SL, HOW[4])
         mbarrier.arrive(k_empty.index(stage), count=1)
         mbarrier.arrive(q_empty.index(WHO), count=1, pred=blocks == 1)
         skip = (blocks - 1) * BN
         seen += WHO * 64
         S = masked_scores(signed(S, HOW[1]), seen - skip, keys - skip, HOW[0])
         row_max = first_reference(S, by, DTYPE)
-        X = S
-        if not ALONE:
-            X = exponents(S, by, row_max, Q_SCALED)
         O = no_sums(PARTS, OL)
-        rescale = gl.full([64], 1.0, gl.float32, gl.SliceLayout(1, SL))
-        row_sum = no_row_sums(X)
+        words, row_sum = weigh(S, row_max, by, HOW[3], DTYPE)
         place = (stage, phase)
         # Blocks come from the last to the first, so those that need a mask come first.
         masked = blocks - gl.minimum(whole, blocks - 1)
-        state = (X, O, row_max, row_sum, rescale)
+        state = (words, O, row_max, row_sum)
         state, place = walk(
             state, place, blocks, 1, masked, (seen, keys), by, smem, walk_bars, True, WHO, HOW,
             DIMS, LAYOUTS,
@@ -256,20 +211,11 @@ def consumer(
             state, place, blocks, masked, blocks, (seen, keys), by, smem, walk_bars, False, WHO,
             HOW, DIMS, LAYOUTS,
         )  # fmt: skip
-        X, O, row_max, row_sum, rescale = state
+        words, O, row_max, row_sum = state
         # The last PV of this work item, then the first QK of the next.
         before, phase_before = place
-        if ALONE:
-            X = exponents(X, by, row_max, Q_SCALED)
-        else:
-            O = rescale_parts(O, rescale)
-        take_turn(WHO, HOW[6])
-        weights, row_sum = weights_of(X, row_sum, rescale)
-        words = pack_weights(weights, BN, DTYPE)
-        row_sum = known_before(row_sum)
-        pass_turn(WHO, HOW[6])
         mbarrier.wait(v_ready.index(before), phase_before)
-        flight = issue_pv(words, v_smem, before, O, PL)
+        flight = issue_pv(words, v_smem.index(before), O, PL)
         turn += 1
         slot = turn & 1
         mbarrier.wait(t_ready.index(slot), (turn >> 1) & 1)
@@ -288,20 +234,18 @@ def consumer(
         widen_rope(q_smem, WHO, DIMS)
         mbarrier.wait(k_ready.index(stage), phase, pred=blocks > 0)
         if ALONE:  # its sums, O and the next scores together are too many registers
-            O = wait_pv(0, O, flight, rescale, True)
+            O = wait_pv(0, O, flight, True)
         if ALONE and SPLIT > 0:  # and so are the latter two and what a part of a request writes
-            finish(joined(O), row_max, row_sum, work, results, WHO, NC, SPLIT)
+            finish(joined(O), gl.max(row_max, 1), row_sum, work, results, WHO, NC, SPLIT)
         S_next = issue_qk(q_smem, k_smem, stage, WHO, LAYOUTS, DIMS)
         if not ALONE:
-            O = wait_pv(QK_GROUPS, O, flight, rescale, False)
+            O = wait_pv(QK_GROUPS, O, flight, False)
         mbarrier.arrive(v_empty.index(before), count=1)
         if not (ALONE and SPLIT > 0):
-            finish(joined(O), row_max, row_sum, work, results, WHO, NC, SPLIT)
+            finish(joined(O), gl.max(row_max, 1), row_sum, work, results, WHO, NC, SPLIT)
         S = warpgroup_mma_wait(0, deps=(S_next,))
         work = next_work_item
         by = row_factors(q_scale_ptr, work, factor, WHO, SL)
-    if WHO == 0:
-        take_turn(WHO, HOW[6])
 
 
 @gluon.jit
@@ -374,14 +318,13 @@ def dense_fp8_kernel(  # noqa: PLR0913
     REGISTERS: gl.constexpr,
     LAYOUTS: gl.constexpr,
     PART: gl.constexpr,
-    TURNS: gl.constexpr,
 ):
     """As dense_kernel; LAYOUTS: of tiles of Q's main, tail and rope columns, of V, of K's rope.
     PART: columns of O that are one product, see products.py."""
     Q_SCALED: gl.constexpr = q_scale_ptr is not None
     K_SCALED: gl.constexpr = k_scale_ptr is not None
     ROPE_TYPE: gl.constexpr = gl.float8e4nv if k_rope_desc is None else k_rope_desc.dtype
-    HOW: gl.constexpr = (CAUSAL, SIGN, SPLIT, Q_SCALED, K_SCALED, PART, TURNS)
+    HOW: gl.constexpr = (CAUSAL, SIGN, SPLIT, Q_SCALED, K_SCALED, PART)
     TILE: gl.constexpr = (64 * NC, BN, CAUSAL, HG, SPLIT, SM_COUNT)
     q_main, q_tail, q_rope = column_tiles(NC, 64, DIMS, LAYOUTS, gl.float8e4nv)
     q_wide = q_main

@@ -71,7 +71,6 @@ def _fp8_constexprs(config: HopperDenseFp8Config) -> dict[str, Any]:
     return {
         "LAYOUTS": (*narrow, values, tile_layout(rope, element=config.rope_bytes)),
         "PART": config.part_columns,
-        "TURNS": config.turns,
     }
 
 

@@ -24,8 +24,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from openmla.kernels.gluon.compat import thread_barrier
 from openmla.kernels.gluon.scores import opaque_zero
 from openmla.kernels.hopper.dense.kernel import WARPS
-from openmla.kernels.hopper.dense.softmax import rescale_rows
-from openmla.kernels.hopper.dense_fp8.softmax import fma_here
+from openmla.kernels.hopper.dense_fp8.softmax import rescale_quads
 from openmla.kernels.hopper.dense_fp8.words import unpack_weights
 
 
@@ -112,41 +111,53 @@ def rescale_parts(O, rescale):
     """O times rescale, row by row."""
     out = ()
     for i in gl.static_range(len(O)):
-        out += (rescale_rows(O[i], rescale),)
+        out += (rescale_quads(O[i], rescale),)
     return out
 
 
 @gluon.jit
-def issue_pv(words, v_smem, stage, O, PL: gl.constexpr):
-    """Start the products of P and V; returns them and P, whose registers must live as long."""
-    DTYPE: gl.constexpr = v_smem.dtype
-    if gl.float8e4nv == DTYPE:
-        P = unpack_weights(words, v_smem.shape[2], DTYPE, PL)
-        OL: gl.constexpr = O[0].type.layout
-        WIDTH: gl.constexpr = O[0].shape[1]
-        sums = ()
-        for i in gl.static_range(len(O)):
-            v = v_smem.index(stage).slice(i * WIDTH, WIDTH).permute((1, 0))
-            none = gl.zeros([64, WIDTH], gl.float32, OL)
-            sums += (warpgroup_mma(P, v, none, use_acc=False, is_async=True),)
+def issue_part(words, v, O, I: gl.constexpr, PL: gl.constexpr):
+    """Start the product of P and the columns of V that are part I of O, which is the third
+    argument. Returns it and what has P's registers, which must live as long."""
+    if gl.float8e4nv == v.dtype:
+        OL: gl.constexpr = O.type.layout
+        WIDTH: gl.constexpr = O.shape[1]
+        FIRST: gl.constexpr = I * WIDTH
+        P = unpack_weights(words, v.shape[1], v.dtype, PL)
+        none = gl.zeros([64, WIDTH], gl.float32, OL)
+        columns = v.slice(FIRST, WIDTH).permute((1, 0))
         # A wait takes no 8-bit tensor: the words are the registers that P is in.
-        return sums, words
+        return warpgroup_mma(P, columns, none, use_acc=False, is_async=True), words
     else:
-        P = unpack_weights(words, v_smem.shape[1], DTYPE, PL)
-        return (warpgroup_mma(P, v_smem.index(stage), O[0], is_async=True),), P
+        P = unpack_weights(words, v.shape[0], v.dtype, PL)
+        return warpgroup_mma(P, v, O, is_async=True), P
 
 
 @gluon.jit
-def wait_pv(PENDING: gl.constexpr, O, flight, rescale, ALONE: gl.constexpr):
-    """O with the products in flight, when at most PENDING others are. ALONE: they have their own
-    sums, and O has not been multiplied by `rescale` yet."""
-    sums, P = flight
-    by = gl.convert_layout(rescale, gl.SliceLayout(1, O[0].type.layout))[:, None]
+def wait_part(PENDING: gl.constexpr, O, flight, ALONE: gl.constexpr):
+    """A part of O with the product in flight, when at most PENDING others are, and what had P's
+    registers. ALONE: it has its own sums."""
+    done, held = warpgroup_mma_wait(PENDING, deps=flight)
+    if ALONE:
+        done = O + done
+    return done, held
+
+
+@gluon.jit
+def issue_pv(words, v, O, PL: gl.constexpr):
+    """Start all parts."""
+    flights = ()
+    for i in gl.static_range(len(O)):
+        flights += (issue_part(words, v, O[i], i, PL),)
+    return flights
+
+
+@gluon.jit
+def wait_pv(PENDING: gl.constexpr, O, flights, ALONE: gl.constexpr):
+    """O with all parts, when at most PENDING other products are in flight."""
     out = ()
     for i in gl.static_range(len(O)):
-        done, P = warpgroup_mma_wait(PENDING + (len(O) - 1 - i), deps=(sums[i], P))
-        if ALONE:
-            done = fma_here(O[i], by, done)
+        done, _held = wait_part(PENDING + (len(O) - 1 - i), O[i], flights[i], ALONE)
         out += (done,)
     return out
 

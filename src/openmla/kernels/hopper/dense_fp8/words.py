@@ -28,14 +28,35 @@ def bytes_of(words):
     return gl.join(gl.join(a, c), gl.join(b, d))
 
 
+@gluon.constexpr_function
+def word_layout(words):
+    """Of [64, words, 4]: a thread has words of two rows, 8 apart, in turn."""
+    along = [[0, 1 << bit, 0] for bit in range(words.bit_length() - 1)]
+    lanes = [[0, 0, 1], [0, 0, 2], [1, 0, 0], [2, 0, 0], [4, 0, 0]]
+    return gl.DistributedLinearLayout(
+        [[8, 0, 0], *along], lanes, [[16, 0, 0], [32, 0, 0]], [], [64, words, 4]
+    )
+
+
 @gluon.jit
-def pack_weights(P, BN: gl.constexpr, DTYPE: gl.constexpr):
-    """fp32 [64, BN] to words of two 16-bit weights, or of four e4m3 in the order above."""
+def word_parts(P, DTYPE: gl.constexpr):
+    """[64, BN] as what the words of `pack_weights` are made of, two or four of [64, words, 4]."""
+    BN: gl.constexpr = P.shape[1]
     if gl.float8e4nv == DTYPE:
         order = gl.permute(gl.reshape(P, [64, BN // 16, 2, 4, 2]), (0, 1, 3, 4, 2))
         first, second = gl.split(order)
         a, b = gl.split(first)
         c, d = gl.split(second)
+        return a, b, c, d
+    else:
+        return gl.split(gl.reshape(P, [64, BN // 8, 4, 2]))
+
+
+@gluon.jit
+def pack_weights(P, BN: gl.constexpr, DTYPE: gl.constexpr):
+    """fp32 [64, BN] to words of two 16-bit weights, or of four e4m3 in the order above."""
+    if gl.float8e4nv == DTYPE:
+        a, b, c, d = word_parts(P, DTYPE)
         return gl.inline_asm_elementwise(
             "{ .reg .b16 a, b; cvt.rn.satfinite.e4m3x2.f32 a, $2, $1; "
             "cvt.rn.satfinite.e4m3x2.f32 b, $4, $3; mov.b32 $0, {a, b}; }",

@@ -9,13 +9,11 @@ import pytest
 from openmla.aot.table import discover
 from openmla.kernels.blackwell.sparse import softmax as blackwell_sparse
 from openmla.kernels.hopper.dense import softmax as hopper_dense
-from openmla.kernels.hopper.dense_fp8 import softmax as hopper_dense_fp8
 from openmla.kernels.hopper.latent import softmax as hopper_latent
 from openmla.planning import plan
 from openmla.problem import Problem
 
 DENSE = Problem(form="dense", heads=64, d_nope=128, d_rope=64, d_v=128, total_q=4096, total_k=4096)
-FP8 = replace(DENSE, q_dtype="e4m3", kv_dtype="e4m3", v_dtype="e4m3", rope_dtype="e4m3")
 SPARSE = replace(DENSE, form="sparse", d_nope=512, d_v=512, topk=2048)
 
 FAMILY = {"h200": "hopper", "b200": "blackwell"}
@@ -25,15 +23,13 @@ FAMILY = {"h200": "hopper", "b200": "blackwell"}
     ("problem", "target", "module"),
     [
         (DENSE, "h200", hopper_dense),
-        (FP8, "h200", hopper_dense_fp8),
         (SPARSE, "h200", hopper_latent),
         (SPARSE, "b200", blackwell_sparse),
     ],
-    ids=["hopper dense", "hopper dense fp8", "hopper latent", "blackwell sparse"],
+    ids=["hopper dense", "hopper latent", "blackwell sparse"],
 )
 def test_thresholds_are_those_that_are_printed(problem: Problem, target: str, module) -> None:  # type: ignore[no-untyped-def]
-    # Of e4m3 weights its own.
-    threshold = getattr(module, "FP8_THRESHOLD", module.THRESHOLD).value
+    threshold = module.THRESHOLD.value
     assert threshold > 0
     line = f"O is rescaled when a row's maximum grew by more than 2^{threshold:g}"
     assert line in plan(problem, target, FAMILY[target]).config_lines()

@@ -40,6 +40,7 @@ LEAST_V = 16  # columns: a row of 32 bytes is the narrowest that is swizzled
 KEY_TILES = (128, 64, 32)
 # One tile to work on while the next arrives; more than 4 buys nothing.
 MIN_STAGES, MAX_STAGES = 2, 4
+MASK_KEYS = 128  # whose bits are 16 bytes
 MASK_ROW_BYTES = 16  # four words of bits, the least that a bulk copy takes: 128 keys or fewer
 TILE_SLOTS, TILE_INFO_BYTES = 2, 128  # the scheduler's ring: two pieces of work, 16 ints each
 # Heads whose tiles run next to each other, so that their K and V stay in L2. Prototype, H200, 128
@@ -48,9 +49,6 @@ L2_HEADS = 4
 RESCALE_THRESHOLD = 8.0  # prototype, H200: worth 3-5 %
 # Consumer and producer. One consumer leaves plenty for the warps that load and schedule.
 _REGISTERS = {1: (240, 64), 2: (240, 24), 3: (160, 32)}
-
-
-MASK_KEYS = 128  # whose bits are 16 bytes
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,8 +5,9 @@ import pytest
 import torch
 
 from gluon_sim import Kind, Unsupported, register_asm, simulate
-from gluon_sim.language.asm import accumulator_registers
-from gluon_sim.values.layouts import NVMMADistributedLayout
+from gluon_sim.language import ptx
+from gluon_sim.language.asm import accumulator_registers, registers_of
+from gluon_sim.values.layouts import DistributedLinearLayout, NVMMADistributedLayout
 from toys import assembly
 
 
@@ -50,6 +51,25 @@ def test_two_floats_become_two_bytes_the_first_the_high_one():
     )
     assert torch.equal(out & 0xFFFF, high << 8 | low)
     assert len(set((out & 0xFF).tolist())) > 10  # not all of them saturate
+
+
+def test_arithmetic_of_floats():
+    text = (
+        "{ .reg .f32 a; .reg .pred p; max.f32 a, $1, $2; neg.f32 a, a; add.f32 a, a, $2; "
+        "setp.gt.f32 p, $1, $2; @p neg.f32 a, a; ex2.approx.ftz.f32 $0, a; }"
+    )
+    x, out, kinds = run(text)
+    numbers = ~x.view(torch.float32).isnan().any(0)
+    a, b = x.view(torch.float32)[:, numbers]
+    wanted = torch.exp2(torch.where(a > b, a - b, torch.zeros_like(a)))
+    assert not kinds and torch.allclose(out.view(torch.float32)[numbers], wanted)
+
+
+def test_lanes_exchange_values():
+    value = np.arange(64, dtype=np.uint32).reshape(2, 32)
+    threads = ptx.Threads(value.shape, True, {"$1": value})
+    threads.run(ptx.parse("shfl.sync.bfly.b32 $0, $1, 2, 31, -1;"))
+    assert np.array_equal(threads.result("$0"), value ^ 2)
 
 
 def test_bytes_of_two_words_are_picked():
@@ -119,3 +139,16 @@ def test_registers_of_an_accumulator_cover_it_once():
     assert len(np.unique(rows * 128 + columns)) == 64 * 128
     thread = [(int(r), int(c)) for r, c in zip(rows[1, 5, :6], columns[1, 5, :6], strict=True)]
     assert thread == [(17, 2), (17, 3), (25, 2), (25, 3), (17, 10), (17, 11)]
+
+
+def test_registers_of_a_linear_layout():
+    """Every second register of an accumulator, its pairs of columns as [words, 4]."""
+    bases = (
+        [[8, 0, 0], [0, 1, 0], [0, 2, 0]],
+        [[0, 0, 1], [0, 0, 2], [1, 0, 0], [2, 0, 0], [4, 0, 0]],
+    )
+    layout = DistributedLinearLayout(*bases, [[16, 0, 0], [32, 0, 0]], [], [64, 4, 4])
+    rows, words, threads = registers_of(layout, [64, 4, 4])
+    like = NVMMADistributedLayout([3, 0], [4, 1], [16, 32, 16])
+    wanted = [x[:, :, ::2] for x in accumulator_registers(like, [64, 32])]
+    assert np.array_equal(rows, wanted[0]) and np.array_equal(words * 8 + threads * 2, wanted[1])

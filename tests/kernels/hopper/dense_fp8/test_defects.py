@@ -151,7 +151,7 @@ WEIGHTS = [
         "[a, b, c, d], dtype", "[a, c, b, d], dtype", "fp8 causal",
     ),
     Fp8Defect(
-        "weights are as large as the maximum has grown", None, "dense_fp8.softmax",
+        "weights are as large as the maximum has grown", None, "dense_fp8.correction",
         "MOST_SUM[4 // of_word], ", "1e30, ", "fp8 falling far",
     ),
     Fp8Defect(
@@ -159,11 +159,11 @@ WEIGHTS = [
         "gl.constexpr(FP8_OFFSET)", "gl.constexpr(FP8_OFFSET + 7)", "fp8 causal",
     ),
     Fp8Defect(
-        "weights of 16 bits are as large as the maximum has grown", None, "dense_fp8.softmax",
+        "weights of 16 bits are as large as the maximum has grown", None, "dense_fp8.correction",
         "MOST_SUM[4 // of_word], ", "1e38, ", "mixed falling far",
     ),
     Fp8Defect(
-        "sums are those of the first weights", None, "dense_fp8.softmax",
+        "sums are those of the first weights", None, "dense_fp8.correction",
         'text += [f"@p mov.f32 {rest[2 + row]}, s"]', "pass", "mixed falling far",
     ),
     Fp8Defect(

@@ -48,6 +48,7 @@ from openmla.kernels.hopper.dense.scheduler import (
     get,
     scheduler,
 )
+from openmla.kernels.hopper.dense_fp8.correction import correct
 from openmla.kernels.hopper.dense_fp8.producer import producer
 from openmla.kernels.hopper.dense_fp8.products import (
     issue_part,
@@ -62,7 +63,6 @@ from openmla.kernels.hopper.dense_fp8.products import (
     widen_rope,
 )
 from openmla.kernels.hopper.dense_fp8.softmax import (
-    correct,
     first_reference,
     key_scales,
     known_before,

@@ -26,6 +26,7 @@ from openmla.planning.memory import Wanted
 
 SCALE_BYTES = 4
 FP8_OFFSET = 3.0  # log2 of the largest e4m3 weight at first; they end at 448
+FP8_SHIFT = 8  # between the exponents of fp16 and of e4m3
 MOST_SUM = {2: 2.0**15, 1: 448.0}  # of a thread's weights of a row, by bytes of V
 PART_COLUMNS = 64  # of O that are one product; with one of 128 ptxas finds no registers for them
 MOST_PARTS = 2

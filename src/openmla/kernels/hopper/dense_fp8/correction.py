@@ -17,34 +17,36 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from openmla.kernels.hopper.dense_fp8.words import word_layout, word_parts
-from openmla.planning.hopper.dense_fp8 import FP8_OFFSET, MOST_SUM
+from openmla.planning.hopper.dense_fp8 import FP8_OFFSET, FP8_SHIFT, MOST_SUM
 
 
 def _correction(words: int, dtype: str) -> tuple[str, str]:
     """Assembly of `correct` for a thread with so many words, of two rows in turn, and its types.
 
-    Outputs: words; row_max of both rows, their sums, and what is not used. Inputs: words, the first
-    scores of each, the second …, and for each word its row's sum, row_max and factor.
+    Outputs: words; row_max of both rows, their sums, and what is not used. Inputs: what the words
+    are joined of, the first scores of each, the second …, and its row's sum, row_max and factor.
     """
-    of_word, convert, below = {
-        "bf16": (2, "cvt.rn.bf16x2.f32", 0.0),
-        "fp16": (2, "cvt.rn.f16x2.f32", 0.0),
-        "fp8e4nv": (4, "cvt.rn.satfinite.e4m3x2.f32", FP8_OFFSET),
+    of_word, convert, above, most = {
+        "bf16": (2, "cvt.rn.bf16x2.f32", 0.0, MOST_SUM[2]),
+        "fp16": (2, "cvt.rn.f16x2.f32", 0.0, MOST_SUM[2]),
+        "fp8e4nv": (4, "cvt.rn.f16x2.f32", FP8_SHIFT - FP8_OFFSET, MOST_SUM[1] * 2.0**-FP8_SHIFT),
     }[dtype]
-    most, offset = (struct.pack(">f", x).hex() for x in (MOST_SUM[4 // of_word], -below))
-    given, *scores = ([f"${(2 + i) * words + j}" for j in range(words)] for i in range(1 + of_word))
-    sums, old, factor = ([f"${(3 + of_word + i) * words + j}" for j in range(2)] for i in range(3))
-    out, rest = ([f"${i * words + j}" for j in range(words)] for i in range(2))
-    text = [f"mov.b32 {a}, {b}" for a, b in zip(out, given, strict=True)]
+    limit, offset = (struct.pack(">f", x).hex() for x in (most, above))
+    of = of_word // 2
+    lists = [[f"${i * words + j}" for j in range(words)] for i in range(2 + of + of_word + 3)]
+    (out, rest), given, scores = lists[:2], lists[2 : 2 + of], lists[2 + of : -3]
+    sums, old, factor = (x[:2] for x in lists[-3:])
+    join = "mov.b32 {}, {}" if of == 1 else "prmt.b32 {}, {}, {}, 0x7531"
+    text = [join.format(*each) for each in zip(out, *given, strict=True)]
     text += [f"mov.f32 {a}, {b}" for a, b in zip(rest, [*old, *sums] * (words // 4), strict=True)]
-    text += [f"setp.gt.f32 p, {sums[0]}, 0f{most}", f"setp.gt.or.f32 p, {sums[1]}, 0f{most}, p"]
+    text += [f"setp.gt.f32 p, {sums[0]}, 0f{limit}", f"setp.gt.or.f32 p, {sums[1]}, 0f{limit}, p"]
     text += ["vote.sync.any.pred p, p, -1", "@!p bra.uni DONE"]
     for row in range(2):  # only a row whose own sums are too large: no other row is in its bits
         text += [f"mov.f32 s, {sums[row]}", "mov.f32 m, 0fFF800000"]
         text += [f"max.f32 m, m, {part[i]}" for part in scores for i in range(row, words, 2)]
         for lanes, x in itertools.product((1, 2), "sm"):
             text += [f"shfl.sync.bfly.b32 x0, {x}, {lanes}, 31, -1", f"max.f32 {x}, {x}, x0"]
-        text += [f"setp.gt.f32 p, s, 0f{most}", "mov.f32 s, 0f00000000"]
+        text += [f"setp.gt.f32 p, s, 0f{limit}", "mov.f32 s, 0f00000000"]
         text += [f"fma.rn.f32 m, m, {factor[row]}, 0f{offset}", f"max.f32 m, m, {old[row]}"]
         text += [f"@p mov.f32 {rest[row]}, m", "neg.f32 m, m"]
         for i in range(row, words, 2):
@@ -55,10 +57,12 @@ def _correction(words: int, dtype: str) -> tuple[str, str]:
                 text += [f"@p {convert} {out[i]}, x1, x0"]
             else:
                 text += [f"{convert} h0, x1, x0", f"{convert} h1, x3, x2"]
-                text += [f"@p mov.b32 {out[i]}, {{h0, h1}}"]
+                text += [f"mad.lo.u32 {h}, {h}, 2, 8388736" for h in ("h0", "h1")]
+                text += [f"@p prmt.b32 {out[i]}, h0, h1, 0x7531"]
         text += [f"@p mov.f32 {rest[2 + row]}, s"]
-    registers = ".reg .pred p; .reg .f32 m, s, x0, x1, x2, x3; .reg .b16 h0, h1; "
-    kinds = ["=r"] * words + ["=f"] * words + ["r"] * words + ["f"] * (words * (of_word + 3))
+    registers = ".reg .pred p; .reg .f32 m, s, x0, x1, x2, x3; .reg .b32 h0, h1; "
+    kinds = [k for k, n in (("=r", 1), ("=f", 1), ("r", of), ("f", of_word + 3)) for _ in range(n)]
+    kinds = [kind for kind in kinds for _ in range(words)]
     return "{ " + registers + "; ".join(text) + "; DONE: }", ",".join(kinds)
 
 
@@ -85,14 +89,14 @@ def per_word(x, words):
 
 
 @gluon.jit
-def correct(words, S, sums, row_max, factor, PER_ROW: gl.constexpr, DTYPE: gl.constexpr):
-    """(words, sums, row_max) of a block, weighed again where a sum is too large."""
+def correct(weights, S, sums, row_max, factor, PER_ROW: gl.constexpr, DTYPE: gl.constexpr):
+    """(words, sums, row_max) of a block that `weigh` weighed, again where a sum is too large."""
     parts = word_parts(S, DTYPE)
     SHAPE: gl.constexpr = parts[0].shape
-    WL: gl.constexpr = words.type.layout
+    WL: gl.constexpr = weights[0].type.layout
     L: gl.constexpr = word_layout(SHAPE[1])
     QL: gl.constexpr = row_max.type.layout
-    given = gl.convert_layout(gl.reshape(words, SHAPE), L, assert_trivial=True)
+    given = gl.convert_layout(gl.reshape(weights[0], SHAPE), L, assert_trivial=True)
     if PER_ROW:
         by = per_word(factor, given)
     else:
@@ -103,6 +107,8 @@ def correct(words, S, sums, row_max, factor, PER_ROW: gl.constexpr, DTYPE: gl.co
     WORDS: gl.constexpr = 2 * SHAPE[1]  # of a thread
     ASM: gl.constexpr = chosen(CORRECTIONS, DTYPE, WORDS)
     arguments = (given,)
+    if len(weights) == 2:
+        arguments += (gl.convert_layout(gl.reshape(weights[1], SHAPE), L, assert_trivial=True),)
     for i in gl.static_range(len(parts)):
         arguments += (gl.convert_layout(parts[i], L, assert_trivial=True),)
     arguments += (total, old, by)
@@ -111,7 +117,7 @@ def correct(words, S, sums, row_max, factor, PER_ROW: gl.constexpr, DTYPE: gl.co
     )
     found, again = first_two(rest)
     return (
-        gl.convert_layout(gl.reshape(new, words.shape), WL, assert_trivial=True),
+        gl.convert_layout(gl.reshape(new, weights[0].shape), WL, assert_trivial=True),
         gl.convert_layout(again, QL, assert_trivial=True),
         gl.convert_layout(found, QL, assert_trivial=True),
     )

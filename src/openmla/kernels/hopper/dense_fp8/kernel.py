@@ -67,9 +67,11 @@ from openmla.kernels.hopper.dense_fp8.softmax import (
     key_scales,
     known_before,
     masked_scores,
+    of_products,
     row_factors,
     weigh,
 )
+from openmla.kernels.hopper.dense_fp8.words import joined_words
 
 
 @gluon.jit
@@ -120,13 +122,12 @@ def walk(  # noqa: PLR0913
         else:
             S_next = issue_qk(q_smem, k_smem, stage, WHO, LAYOUTS, DIMS)
             flight = issue_part(words, v, O[0], 0, LAYOUTS[1])
-        by_key = key_scales(k_smem[3], stage, LAYOUTS[0], HOW[4])
         S = warpgroup_mma_wait(1, deps=(S_next,))
-        S = signed(S * by_key, HOW[1])
+        S = signed(S * key_scales(k_smem[3], stage, LAYOUTS[0], HOW[4]), HOW[1])
         if MASKED:
             skip = (blocks - 1 - c) * BN
             S = masked_scores(S, seen - skip, keys - skip, HOW[0])
-        words, sums = weigh(S, row_max, factor, HOW[3], DTYPE)
+        weights, sums = weigh(S, row_max, factor, HOW[3], DTYPE)
         sums = known_before(sums)
         last_part, _held = wait_part(0, O[len(O) - 1], flight, ALONE)
         if len(O) == 2:
@@ -134,7 +135,7 @@ def walk(  # noqa: PLR0913
         else:
             O = (last_part,)
         old = row_max
-        words, sums, row_max = correct(words, S, sums, old, factor, HOW[3], DTYPE)
+        words, sums, row_max = correct(weights, S, sums, old, factor, HOW[3], DTYPE)
         rescale = gl.exp2(old - row_max)
         row_sum = row_sum * rescale + sums
         O = rescale_parts(O, rescale)
@@ -198,7 +199,8 @@ def consumer(
         S = masked_scores(signed(S, HOW[1]), seen - skip, keys - skip, HOW[0])
         row_max = first_reference(S, by, DTYPE)
         O = no_sums(PARTS, OL)
-        words, row_sum = weigh(S, row_max, by, HOW[3], DTYPE)
+        weights, row_sum = weigh(S, row_max, by, HOW[3], DTYPE)
+        words = joined_words(weights)
         place = (stage, phase)
         # Blocks come from the last to the first, so those that need a mask come first.
         masked = blocks - gl.minimum(whole, blocks - 1)
@@ -212,6 +214,7 @@ def consumer(
             HOW, DIMS, LAYOUTS,
         )  # fmt: skip
         words, O, row_max, row_sum = state
+        row_max, row_sum = of_products(row_max, row_sum, DTYPE)
         # The last PV of this work item, then the first QK of the next.
         before, phase_before = place
         mbarrier.wait(v_ready.index(before), phase_before)
@@ -236,13 +239,13 @@ def consumer(
         if ALONE:  # its sums, O and the next scores together are too many registers
             O = wait_pv(0, O, flight, True)
         if ALONE and SPLIT > 0:  # and so are the latter two and what a part of a request writes
-            finish(joined(O), gl.max(row_max, 1), row_sum, work, results, WHO, NC, SPLIT)
+            finish(joined(O), row_max, row_sum, work, results, WHO, NC, SPLIT)
         S_next = issue_qk(q_smem, k_smem, stage, WHO, LAYOUTS, DIMS)
         if not ALONE:
             O = wait_pv(QK_GROUPS, O, flight, False)
         mbarrier.arrive(v_empty.index(before), count=1)
         if not (ALONE and SPLIT > 0):
-            finish(joined(O), gl.max(row_max, 1), row_sum, work, results, WHO, NC, SPLIT)
+            finish(joined(O), row_max, row_sum, work, results, WHO, NC, SPLIT)
         S = warpgroup_mma_wait(0, deps=(S_next,))
         work = next_work_item
         by = row_factors(q_scale_ptr, work, factor, WHO, SL)

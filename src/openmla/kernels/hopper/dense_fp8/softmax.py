@@ -23,10 +23,11 @@ from openmla.kernels.hopper.dense.softmax import (
     RESCALE_64_TYPES,
     quad_sums,
 )
-from openmla.kernels.hopper.dense_fp8.words import pack_weights
-from openmla.planning.hopper.dense_fp8 import FP8_OFFSET
+from openmla.kernels.hopper.dense_fp8.words import rounded
+from openmla.planning.hopper.dense_fp8 import FP8_OFFSET, FP8_SHIFT
 
 OFFSET = gl.constexpr(FP8_OFFSET)
+SHIFT = gl.constexpr(FP8_SHIFT)
 # row_max before the first key: unlike -inf it can be subtracted from a hidden score.
 LOWEST = gl.constexpr(-1e38)
 LEAST_FACTOR = gl.constexpr(2.0**-126)
@@ -66,10 +67,10 @@ def key_scales(scales, stage, SL: gl.constexpr, SCALED: gl.constexpr):
 @gluon.jit
 def first_reference(S, factor, DTYPE: gl.constexpr):
     """row_max of a first block; LOWEST where a row sees nothing."""
-    BELOW: gl.constexpr = OFFSET if gl.float8e4nv == DTYPE else 0.0
+    ABOVE: gl.constexpr = SHIFT - OFFSET if gl.float8e4nv == DTYPE else 0.0
     SL: gl.constexpr = S.type.layout
     highest = by_quads(gl.max(S, 1), SL)
-    return gl.maximum(highest * factor - BELOW, LOWEST)
+    return gl.maximum(highest * factor + ABOVE, LOWEST)
 
 
 @gluon.jit
@@ -81,7 +82,8 @@ def per_score(x, scores):
 
 @gluon.jit
 def weigh(S, row_max, factor, PER_ROW: gl.constexpr, DTYPE: gl.constexpr):
-    """(words, sums) of columns of a block, with the reference that is known."""
+    """Weights of a block as `rounded` gives them, and their sums, with the reference that is
+    known."""
     BN: gl.constexpr = S.shape[1]
     scores = gl.reshape(S, [64, BN // 8, 4, 2])
     by = factor
@@ -89,7 +91,17 @@ def weigh(S, row_max, factor, PER_ROW: gl.constexpr, DTYPE: gl.constexpr):
         by = per_score(factor, scores)
     P = gl.exp2(scores * by - per_score(row_max, scores))
     sums = gl.convert_layout(gl.sum(gl.sum(P, 3), 1), row_max.type.layout, assert_trivial=True)
-    return pack_weights(gl.reshape(P, [64, BN]), BN, DTYPE), sums
+    return rounded(gl.reshape(P, [64, BN]), DTYPE), sums
+
+
+@gluon.jit
+def of_products(row_max, row_sum, DTYPE: gl.constexpr):
+    """row_max [64] and row_sum as they belong to O: e4m3 weights are 2^SHIFT times those summed."""
+    row_max = gl.max(row_max, 1)
+    if gl.float8e4nv == DTYPE:
+        row_max -= SHIFT
+        row_sum *= 2.0**SHIFT
+    return row_max, row_sum
 
 
 @gluon.jit

@@ -63,23 +63,6 @@ def ragged(x: Tensor, rows: int) -> Any:
     return TensorDescriptor(x, shape, strides, box, _layout_of(x, x.shape[2], 5))
 
 
-def ragged_columns(x: Tensor, columns: int) -> Any:
-    """Boxes [x.shape[1], columns] of one head of bytes x [heads, rows, columns] that end where a
-    range of columns ends, which must be at a multiple of 16; the rest is filled with zeros.
-
-    As `ragged`, along the innermost dimension, whose offsets are moved 16 bytes at a time. With
-    R = RAGGED_ROWS, column c of a range of n columns that starts at column s has the coordinates
-    (R / 16, (s + n) / 16, head, row, R - n + c), and the address
-
-        R / 16 * (16 * RAGGED_STRIDE - 16) + (s + n) + (R - n + c) = s + c   modulo 2^64.
-    """
-    heads, rows, _ = x.shape
-    shape = [UNBOUNDED, UNBOUNDED, heads, rows, RAGGED_ROWS]
-    strides = [16 * RAGGED_STRIDE - 16, 16, x.stride(0), x.stride(1), 1]
-    box = [1, 1, 1, rows, columns]
-    return TensorDescriptor(x, shape, strides, box, tile_layout(columns, 5, 1))
-
-
 def pages(x: Tensor, rows: int) -> Any:
     """Boxes of `rows` rows of one page of x [pages, page_size, columns]."""
     box = [1, rows, x.shape[2]]

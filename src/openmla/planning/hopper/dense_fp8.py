@@ -1,7 +1,7 @@
 """HopperDenseFp8Config: one block of dense MLA prefill on Hopper with FP8 queries and keys.
 
-The block of `HopperDenseConfig` with Q and K of one byte an element. V has 16 bits, or 8: then it
-is transposed before the kernel, weights are e4m3 too, and each block has sums of its own.
+The block of `HopperDenseConfig` with Q and K of one byte an element. V has 16 bits; of 8 bits it is
+widened before the kernel.
 """
 
 from __future__ import annotations
@@ -25,11 +25,8 @@ from openmla.planning.hopper.dense import (
 from openmla.planning.memory import Wanted
 
 SCALE_BYTES = 4
-FP8_OFFSET = 3.0  # log2 of the largest e4m3 weight at first; they end at 448
-FP8_SHIFT = 8  # between the exponents of fp16 and of e4m3
-MOST_SUM = {2: 2.0**15, 1: 448.0}  # of a thread's weights of a row, by bytes of V
-PART_COLUMNS = 64  # of O that are one product; with one of 128 ptxas finds no registers for them
-MOST_PARTS = 2
+VALUE_BYTES = 2
+MOST_SUM = 2.0**15  # of a thread's weights of a row and block, which fp16 holds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,14 +35,12 @@ class HopperDenseFp8Config(HopperDenseConfig):
 
     >>> dims = {"heads": 128, "d_nope": 128, "d_rope": 64, "d_v": 128}
     >>> mixed, fp8 = (select_hopper_dense_fp8_config(**dims, v_bytes=n) for n in (2, 1))
-    >>> mixed.BN, mixed.num_kv_stages, mixed.part_columns
-    (128, 3, 128)
-    >>> fp8.BN, fp8.num_kv_stages, fp8.part_columns
-    (128, 4, 64)
+    >>> mixed.BN, mixed.num_kv_stages, mixed.smem_used == fp8.smem_used
+    (128, 3, True)
     """
 
     v_bytes: int = 2
-    """Of an element of V: 2 (bf16, fp16) or 1 (e4m3)."""
+    """Of an element of V as it is given: 2 (bf16, fp16) or 1 (e4m3)."""
     rope_bytes: int = 1
     """Of an element of k_rope: 1 (e4m3) or 2 (bf16, fp16)."""
     k_scaled: bool = False
@@ -58,40 +53,23 @@ class HopperDenseFp8Config(HopperDenseConfig):
                 raise InvalidArgument(name, "1 or 2", repr(getattr(self, name)))
 
     def _rescale_rule(self) -> str:
-        return f"weights that a thread adds up to more than {self.most_sum:g} are computed again"
-
-    @property
-    def most_sum(self) -> float:
-        """What a thread's weights of a row and block may add up to before the reference moves."""
-        return MOST_SUM[self.v_bytes]
+        return f"weights that a thread adds up to more than {MOST_SUM:g} are computed again"
 
     @property
     def wide_rope(self) -> bool:
         """Whether the rope product is one of 16-bit values."""
         return self.rope_bytes == 2 and self.d_rope > 0
 
-    @property
-    def part_columns(self) -> int:
-        """Columns of O that are one product."""
-        return self.d_v if self.v_bytes == 2 else min(self.d_v, PART_COLUMNS)
-
     # Registers.
 
     @property
     def accumulators(self) -> int:
-        """Registers of O, the scores, the words of two blocks, and sums of an e4m3 product."""
-        return sum(self._accumulators().values())
-
-    def _accumulators(self) -> dict[str, int]:
-        out, scores = (accumulator_registers(n) for n in (self.d_v, self.BN))
-        words = scores * self.v_bytes // 4
-        found = {"O": out, "S": scores, "P": words, "P before": words}
-        if self.v_bytes == 1:
-            found["sums"] = accumulator_registers(self.part_columns)
-        return found
+        """Registers of O, the scores, and the packed P of two blocks."""
+        return accumulator_registers(self.d_v) + 2 * accumulator_registers(self.BN)
 
     def _accumulator_sum(self) -> str:
-        return " + ".join(f"{name} {count}" for name, count in self._accumulators().items())
+        out, scores = (accumulator_registers(n) for n in (self.d_v, self.BN))
+        return f"O {out} + S {scores} + packed P of two blocks {scores}"
 
     # Shared memory.
 
@@ -110,7 +88,7 @@ class HopperDenseFp8Config(HopperDenseConfig):
         for stage in ring if self.k_scaled else ():
             yield Wanted(f"K{stage} scales", "stats", self.BN * SCALE_BYTES)
         for stage in ring:
-            yield Wanted(f"V{stage}", "v", self.BN * self.d_v * self.v_bytes)
+            yield Wanted(f"V{stage}", "v", self.BN * self.d_v * VALUE_BYTES)
         yield Wanted("tile info", "barriers", TILE_INFO_BYTES)
         count = self.num_kv_stages
         yield from barriers(("q_ready", self.num_qo), ("q_empty", self.num_qo))
@@ -129,13 +107,13 @@ class HopperDenseFp8Config(HopperDenseConfig):
         """One key with its rope part, its scale and its value."""
         scale = SCALE_BYTES if self.k_scaled else 0
         rope = self.d_rope * self.rope_bytes
-        return self.d_nope + rope + scale + self.d_v * self.v_bytes
+        return self.d_nope + rope + scale + self.d_v * VALUE_BYTES
 
     def _key_sum(self) -> str:
         scale = f" + scale {SCALE_BYTES}" if self.k_scaled else ""
         return (
             f"(K {self.d_nope} + rope {self.d_rope * self.rope_bytes}{scale} + V "
-            f"{self.d_v * self.v_bytes})"
+            f"{self.d_v * VALUE_BYTES})"
         )
 
     # Verdict and words.
@@ -148,8 +126,6 @@ class HopperDenseFp8Config(HopperDenseConfig):
                     f"{name} {width} % {WGMMA_K_BYTES} = {width % WGMMA_K_BYTES}: one FP8 wgmma "
                     f"takes {WGMMA_K_BYTES} columns"
                 )
-        if self.d_v > MOST_PARTS * self.part_columns:
-            yield f"d_v {self.d_v}: {MOST_PARTS * PART_COLUMNS} columns of 8 bits at most"
         yield from super()._broken_limits()
 
     def explain(self) -> list[str]:
@@ -158,10 +134,7 @@ class HopperDenseFp8Config(HopperDenseConfig):
         if self.wide_rope:
             lines += ["rope: 16-bit products, with a 16-bit copy of Q's rope columns"]
         if self.v_bytes == 1:
-            lines += [
-                "V is transposed by a kernel before; weights are e4m3",
-                f"FP8 sums of {self.BN} keys, {self.part_columns} columns at a time, added in fp32",
-            ]
+            lines += ["V is widened to bf16 by a kernel before"]
         return [*lines, *super().explain()]
 
 

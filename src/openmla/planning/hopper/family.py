@@ -16,6 +16,7 @@ from openmla.planning.dequantize import (
 from openmla.planning.family import Block, Family, Kernel, Pipeline
 from openmla.planning.hopper.dense import Dense, HopperDenseConfig, select_hopper_dense_config
 from openmla.planning.hopper.dense_fp8 import (
+    VALUE_BYTES,
     HopperDenseFp8Config,
     select_hopper_dense_fp8_config,
 )
@@ -84,7 +85,6 @@ def _dense_fp8(problem: Problem, target: Target) -> HopperDenseFp8Config:
 
 def _dense_block(config: HopperDenseConfig, problem: Problem) -> Block:
     ring = config.num_kv_stages
-    element = DTYPE_BYTES[problem.v_dtype]
     return Block(
         tile_rows=config.BM,
         tile_keys=config.BN,
@@ -93,7 +93,7 @@ def _dense_block(config: HopperDenseConfig, problem: Problem) -> Block:
         memory=config.smem_map,
         registers=config.registers.most,
         pipeline=Pipeline(
-            config.num_qo, 64, config.BN, config.d_qk, config.d_v, element, ring, ring
+            config.num_qo, 64, config.BN, config.d_qk, config.d_v, VALUE_BYTES, ring, ring
         ),
     )
 
@@ -268,19 +268,10 @@ HOPPER = Family(
         _dense_fp8_kernel(
             {
                 "form": OneOf("dense"),
-                DTYPES: OneOf(*_e4m3_beside("bf16", "fp16")),
+                DTYPES: OneOf(*_e4m3_beside("bf16", "fp16", "e4m3")),
                 **_DENSE_FP8,
                 "has_k_start": YES_OR_NO,
             },
-        ),
-        _dense_fp8_kernel(
-            {
-                "form": OneOf("dense"),
-                DTYPES: OneOf(*_e4m3_beside("e4m3")),
-                **_DENSE_FP8,
-                "d_v": OneOf(16, 32, 64, 128),
-            },
-            fp8_weights=True,
         ),
         _rows_kernel(
             {

@@ -1,17 +1,16 @@
 # ruff: noqa: E741  (O is the output accumulator, as everywhere in attention)
 """Dense MLA prefill on Hopper with FP8 (e4m3) queries and keys. Out is bf16.
 
-Roles, work items and barriers are those of dense/kernel.py, and so are scheduler, epilogue and some
-of the softmax. What differs:
+Roles, work items, barriers and the order of a step are those of dense/kernel.py, and so are
+scheduler and epilogue. What differs:
 
-| | V of 16 bits | V of 8 bits |
-|---|---|---|
-| scores | FP8 products, twice the rate of bf16; rope columns in rope's own type | the same |
-| weights | V's type | e4m3, from 2^-9 to 256 (softmax.py) |
-| V tile | [BN, d_v] from v | [d_v, BN] from a transposed copy (transpose.py) |
-| O | products add to it | sums of a block are added to it in fp32 (products.py) |
+| | |
+|---|---|
+| scores | FP8 products, twice the rate of bf16; rope columns in rope's own type |
+| weights | no maximum before the exponentials of a block (softmax.py, correction.py) |
+| V | 16 bits; of 8 bits it is widened before the kernel (widen.py) |
 
-| shared memory | bytes (128 + 64 -> 128, NC 2, BN 128, ST 2, V of 16 bits) |
+| shared memory | bytes (128 + 64 -> 128, NC 2, BN 128, ST 2) |
 |---|---|
 | q_main, q_tail, q_rope | NC x 64 x (128 + 0 + 64) = 24576 |
 | q_wide: rope columns of Q in rope's type, if that is wider | NC x 64 x 64 x 2, or none |
@@ -20,8 +19,9 @@ of the softmax. What differs:
 | v | ST x 128 x 128 x 2 = 65536 |
 | info, barriers, epilogue's change of layout, warp states | as dense/kernel.py |
 
-As there, QK of block j and PV of block j - 1 are in flight together, with the softmax of block j
-under PV.
+A warp that starts a product waits until the tensor core takes it. So QK of block j and PV of block
+j - 1 are started together, and nothing stands between them: the weights of block j follow, under
+PV, while the other consumer starts its products.
 
 Scores are multiplied by k_scale when they come, and by q_scale in the exponents, without its sign:
 that goes into Q (products.py).
@@ -31,6 +31,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
     mbarrier,
+    warpgroup_mma,
     warpgroup_mma_wait,
 )
 
@@ -48,30 +49,19 @@ from openmla.kernels.hopper.dense.scheduler import (
     get,
     scheduler,
 )
+from openmla.kernels.hopper.dense.softmax import unpack
 from openmla.kernels.hopper.dense_fp8.correction import correct
 from openmla.kernels.hopper.dense_fp8.producer import producer
-from openmla.kernels.hopper.dense_fp8.products import (
-    issue_part,
-    issue_pv,
-    issue_qk,
-    joined,
-    no_sums,
-    rescale_parts,
-    turn_signs,
-    wait_part,
-    wait_pv,
-    widen_rope,
-)
+from openmla.kernels.hopper.dense_fp8.products import issue_qk, turn_signs, widen_rope
 from openmla.kernels.hopper.dense_fp8.softmax import (
     first_reference,
     key_scales,
     known_before,
     masked_scores,
-    of_products,
+    rescale_quads,
     row_factors,
     weigh,
 )
-from openmla.kernels.hopper.dense_fp8.words import joined_words
 
 
 @gluon.jit
@@ -107,38 +97,26 @@ def walk(  # noqa: PLR0913
     BN: gl.constexpr = k_smem[0].shape[1]
     ST: gl.constexpr = v_smem.shape[0]
     DTYPE: gl.constexpr = v_smem.dtype
-    ALONE: gl.constexpr = gl.float8e4nv == DTYPE
-    QK_GROUPS: gl.constexpr = 1 + (DIMS[1] > 0) + (DIMS[2] > 0)
     for c in range(first, last):
         stage, phase = next_place(before, phase_before, ST)
         mbarrier.wait(k_ready.index(stage), phase)
         mbarrier.wait(v_ready.index(before), phase_before)
-        v = v_smem.index(before)
-        if len(O) == 2:  # scores and the sums of both parts are too many registers
-            flight = issue_part(words, v, O[0], 0, LAYOUTS[1])
-            S_next = issue_qk(q_smem, k_smem, stage, WHO, LAYOUTS, DIMS)
-            done, words = wait_part(QK_GROUPS, O[0], flight, ALONE)
-            flight = issue_part(words, v, O[1], 1, LAYOUTS[1])
-        else:
-            S_next = issue_qk(q_smem, k_smem, stage, WHO, LAYOUTS, DIMS)
-            flight = issue_part(words, v, O[0], 0, LAYOUTS[1])
+        S_next = issue_qk(q_smem, k_smem, stage, WHO, LAYOUTS, DIMS)
+        P = unpack(words, BN, DTYPE, LAYOUTS[1])
+        O_next = warpgroup_mma(P, v_smem.index(before), O, is_async=True)
         S = warpgroup_mma_wait(1, deps=(S_next,))
         S = signed(S * key_scales(k_smem[3], stage, LAYOUTS[0], HOW[4]), HOW[1])
         if MASKED:
             skip = (blocks - 1 - c) * BN
             S = masked_scores(S, seen - skip, keys - skip, HOW[0])
-        weights, sums = weigh(S, row_max, factor, HOW[3], DTYPE)
+        words, sums = weigh(S, row_max, factor, HOW[3], DTYPE)
         sums = known_before(sums)
-        last_part, _held = wait_part(0, O[len(O) - 1], flight, ALONE)
-        if len(O) == 2:
-            O = (done, last_part)
-        else:
-            O = (last_part,)
+        O, P = warpgroup_mma_wait(0, deps=(O_next, P))
         old = row_max
-        words, sums, row_max = correct(weights, S, sums, old, factor, HOW[3], DTYPE)
+        words, sums, row_max = correct(words, S, sums, old, factor, HOW[3], DTYPE)
         rescale = gl.exp2(old - row_max)
         row_sum = row_sum * rescale + sums
-        O = rescale_parts(O, rescale)
+        O = rescale_quads(O, rescale)
         mbarrier.arrive(v_empty.index(before), count=1)
         release_keys(k_empty, q_empty, stage, c == blocks - 1, WHO)
         before = stage
@@ -158,16 +136,13 @@ def consumer(
     BN: gl.constexpr = k_smem[0].shape[1]
     ST: gl.constexpr = v_smem.shape[0]
     DTYPE: gl.constexpr = v_smem.dtype
+    D_V: gl.constexpr = DIMS[3]
     SPLIT: gl.constexpr = HOW[2]
-    PART: gl.constexpr = HOW[5]
-    PARTS: gl.constexpr = DIMS[3] // PART
-    ALONE: gl.constexpr = gl.float8e4nv == DTYPE
     QK_GROUPS: gl.constexpr = 1 + (DIMS[1] > 0) + (DIMS[2] > 0)
-    PK: gl.constexpr = 32 if ALONE else 16  # columns of one wgmma of P
     SL: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BN, 32])
     RL: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BN, 16])
-    OL: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, PART, PK])
-    PL: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=OL, k_width=PK // 8)
+    OL: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D_V, 16])
+    PL: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=OL, k_width=2)
     LAYOUTS: gl.constexpr = (SL, PL, RL)
     walk_bars = (q_empty, k_ready, k_empty, v_ready, v_empty)
     turn = gl.program_id(0) * 0
@@ -197,10 +172,9 @@ def consumer(
         skip = (blocks - 1) * BN
         seen += WHO * 64
         S = masked_scores(signed(S, HOW[1]), seen - skip, keys - skip, HOW[0])
-        row_max = first_reference(S, by, DTYPE)
-        O = no_sums(PARTS, OL)
-        weights, row_sum = weigh(S, row_max, by, HOW[3], DTYPE)
-        words = joined_words(weights)
+        row_max = first_reference(S, by)
+        O = gl.zeros([64, D_V], gl.float32, OL)
+        words, row_sum = weigh(S, row_max, by, HOW[3], DTYPE)
         place = (stage, phase)
         # Blocks come from the last to the first, so those that need a mask come first.
         masked = blocks - gl.minimum(whole, blocks - 1)
@@ -214,11 +188,11 @@ def consumer(
             HOW, DIMS, LAYOUTS,
         )  # fmt: skip
         words, O, row_max, row_sum = state
-        row_max, row_sum = of_products(row_max, row_sum, DTYPE)
         # The last PV of this work item, then the first QK of the next.
         before, phase_before = place
         mbarrier.wait(v_ready.index(before), phase_before)
-        flight = issue_pv(words, v_smem.index(before), O, PL)
+        P = unpack(words, BN, DTYPE, PL)
+        O_next = warpgroup_mma(P, v_smem.index(before), O, is_async=True)
         turn += 1
         slot = turn & 1
         mbarrier.wait(t_ready.index(slot), (turn >> 1) & 1)
@@ -236,16 +210,10 @@ def consumer(
         turn_signs(q_smem, q_scale_ptr, next_work_item, WHO, DIMS)
         widen_rope(q_smem, WHO, DIMS)
         mbarrier.wait(k_ready.index(stage), phase, pred=blocks > 0)
-        if ALONE:  # its sums, O and the next scores together are too many registers
-            O = wait_pv(0, O, flight, True)
-        if ALONE and SPLIT > 0:  # and so are the latter two and what a part of a request writes
-            finish(joined(O), row_max, row_sum, work, results, WHO, NC, SPLIT)
         S_next = issue_qk(q_smem, k_smem, stage, WHO, LAYOUTS, DIMS)
-        if not ALONE:
-            O = wait_pv(QK_GROUPS, O, flight, False)
+        O, P = warpgroup_mma_wait(QK_GROUPS, deps=(O_next, P))
         mbarrier.arrive(v_empty.index(before), count=1)
-        if not (ALONE and SPLIT > 0):
-            finish(joined(O), row_max, row_sum, work, results, WHO, NC, SPLIT)
+        finish(O, gl.max(row_max, 1), row_sum, work, results, WHO, NC, SPLIT)
         S = warpgroup_mma_wait(0, deps=(S_next,))
         work = next_work_item
         by = row_factors(q_scale_ptr, work, factor, WHO, SL)
@@ -320,14 +288,12 @@ def dense_fp8_kernel(  # noqa: PLR0913
     SM_COUNT: gl.constexpr,
     REGISTERS: gl.constexpr,
     LAYOUTS: gl.constexpr,
-    PART: gl.constexpr,
 ):
-    """As dense_kernel; LAYOUTS: of tiles of Q's main, tail and rope columns, of V, of K's rope.
-    PART: columns of O that are one product, see products.py."""
+    """As dense_kernel; LAYOUTS: of tiles of Q's main, tail and rope columns, of V, of K's rope."""
     Q_SCALED: gl.constexpr = q_scale_ptr is not None
     K_SCALED: gl.constexpr = k_scale_ptr is not None
     ROPE_TYPE: gl.constexpr = gl.float8e4nv if k_rope_desc is None else k_rope_desc.dtype
-    HOW: gl.constexpr = (CAUSAL, SIGN, SPLIT, Q_SCALED, K_SCALED, PART)
+    HOW: gl.constexpr = (CAUSAL, SIGN, SPLIT, Q_SCALED, K_SCALED)
     TILE: gl.constexpr = (64 * NC, BN, CAUSAL, HG, SPLIT, SM_COUNT)
     q_main, q_tail, q_rope = column_tiles(NC, 64, DIMS, LAYOUTS, gl.float8e4nv)
     q_wide = q_main
@@ -335,10 +301,7 @@ def dense_fp8_kernel(  # noqa: PLR0913
         q_wide = gl.allocate_shared_memory(ROPE_TYPE, [NC, 64, DIMS[2]], LAYOUTS[4])
     q_smem = (q_main, q_tail, q_rope, q_wide)
     k_smem = key_tiles(ST, BN, DIMS, LAYOUTS, ROPE_TYPE, K_SCALED)
-    if v_desc.dtype.primitive_bitwidth == 8:
-        v_smem = gl.allocate_shared_memory(v_desc.dtype, [ST, DIMS[3], BN], LAYOUTS[3])
-    else:
-        v_smem = gl.allocate_shared_memory(v_desc.dtype, [ST, BN, DIMS[3]], LAYOUTS[3])
+    v_smem = gl.allocate_shared_memory(v_desc.dtype, [ST, BN, DIMS[3]], LAYOUTS[3])
     info = gl.allocate_shared_memory(
         gl.int32, [2 * FIELDS, 1], gl.SwizzledSharedLayout(1, 1, 1, order=[0])
     )

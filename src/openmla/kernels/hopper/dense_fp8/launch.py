@@ -1,7 +1,7 @@
 """Host side of the dense FP8 kernel: from a Plan and its operands to kernel calls.
 
-With V of 16 bits a launch is what it is for bf16 (dense/launch.py); e4m3 values are transposed
-first. Nothing here reads a device tensor.
+A launch is what it is for bf16 (dense/launch.py); e4m3 values are widened first. Nothing here reads
+a device tensor.
 """
 
 from __future__ import annotations
@@ -17,21 +17,18 @@ from openmla.kernels.gluon.descriptors import (
     SWIZZLE_BYTES,
     pages,
     ragged,
-    ragged_columns,
     rows_of_heads,
     shared_rows,
     tile_layout,
 )
 from openmla.kernels.hopper.dense.launch import WGMMA_ROWS, Fixed, fixed_of, launches, outputs
 from openmla.kernels.hopper.dense_fp8.kernel import dense_fp8_kernel
-from openmla.kernels.hopper.dense_fp8.transpose import transpose_kernel
+from openmla.kernels.hopper.dense_fp8.widen import ROWS, VECTOR, widen_kernel
 from openmla.operands import DenseOperands, Results
 from openmla.planning import Plan
 from openmla.planning.arithmetic import ceildiv
 from openmla.planning.hopper import HopperDenseFp8Config
 
-GROUP = 16  # keys, and bytes: see transpose.py
-TRANSPOSED_BYTES = 4 * 32 * 32 * 4  # of a program of 4 warps: 32 keys and 4 bytes a thread
 NARROWEST = 32  # columns of the tile that stands for one that is not there
 
 
@@ -44,11 +41,14 @@ def calls(plan: Plan, op: DenseOperands, results: Results) -> Iterator[Call]:
         return
     config: HopperDenseFp8Config = plan.config
     fixed = fixed_of(plan.problem, config)
-    copy = _room_for_columns(op) if config.v_bytes == 1 else None
+    v = op.v
+    if config.v_bytes == 1:
+        v = torch.empty(v.shape, dtype=torch.bfloat16, device=v.device)
+        yield _widened(op.v, v)
     arguments = {
         **fixed.constexprs,
         **_fp8_constexprs(config),
-        **_descriptors(fixed, config, op, copy),
+        **_descriptors(fixed, config, op, v),
         **outputs(op, results),
         **scale_arguments(op.weights.scale),
         "q_scale_ptr": vector(op.weights.q_scale),
@@ -57,25 +57,19 @@ def calls(plan: Plan, op: DenseOperands, results: Results) -> Iterator[Call]:
         "total_k": op.k_nope.shape[0],
         "heads": op.q.shape[1],
     }
-    for call in launches(dense_fp8_kernel, plan, fixed, op, arguments):
-        if call.kernel is dense_fp8_kernel and copy is not None:
-            yield _transposed(op.v, copy, call)
-        yield call
+    yield from launches(dense_fp8_kernel, plan, fixed, op, arguments)
 
 
 def _fp8_constexprs(config: HopperDenseFp8Config) -> dict[str, Any]:
     main, tail = config.nope_tiles
-    rope, BN = config.d_rope or NARROWEST, config.BN
+    rope = config.d_rope or NARROWEST
     narrow = (tile_layout(width, element=1) for width in (main, tail or NARROWEST, rope))
-    values = tile_layout(BN, element=1) if config.v_bytes == 1 else tile_layout(config.d_v)
-    return {
-        "LAYOUTS": (*narrow, values, tile_layout(rope, element=config.rope_bytes)),
-        "PART": config.part_columns,
-    }
+    wide = (tile_layout(config.d_v), tile_layout(rope, element=config.rope_bytes))
+    return {"LAYOUTS": (*narrow, *wide)}
 
 
 def _descriptors(
-    fixed: Fixed, config: HopperDenseFp8Config, op: DenseOperands, copy: Tensor | None
+    fixed: Fixed, config: HopperDenseFp8Config, op: DenseOperands, v: Tensor
 ) -> dict[str, Any]:
     main, tail, rope = fixed.parts
     BN = config.BN
@@ -90,7 +84,7 @@ def _descriptors(
         "k_main_desc": columns(op.k_nope, BN, main),
         "k_tail_desc": columns(op.k_nope, BN, tail),
         "k_rope_desc": None,
-        "v_desc": ragged(op.v, BN) if copy is None else ragged_columns(copy, BN),
+        "v_desc": ragged(v, BN),
         "table_ptr": None,
         "table_stride": 0,
     }
@@ -110,33 +104,11 @@ def _descriptors(
     return found
 
 
-def _room_for_columns(op: DenseOperands) -> Tensor:
-    """[heads, d_v, columns], for the keys of every request from a multiple of 16 columns on."""
-    keys, heads, d_v = op.v.shape
-    columns = GROUP * (ceildiv(keys, GROUP) + op.cu_seqlens_k.shape[0] - 1)
-    return torch.empty(heads, d_v, columns, dtype=op.v.dtype, device=op.v.device)
-
-
-def _transposed(v: Tensor, copy: Tensor, launch: Call) -> Call:
-    """The call that fills the columns of a launch's requests."""
-    keys, heads, d_v = v.shape
-    batch = launch.arguments["batch"]
-    tiles = ceildiv(copy.shape[2], TRANSPOSED_BYTES // max(d_v, 128))
-    return Call(
-        transpose_kernel,
-        tiles * heads,
-        {
-            "v_ptr": v.view(torch.uint8),
-            "out_ptr": copy.view(torch.uint8),
-            "cu_k_ptr": launch.arguments["cu_k_ptr"],
-            "tokens": keys,
-            "heads": heads,
-            "batch": batch,
-            "reach": (1 << (batch - 1).bit_length()) // 2 if batch > 1 else 0,
-            "groups": copy.shape[2] // GROUP,
-            "v_stride_t": v.stride(0) // GROUP,
-            "v_stride_h": v.stride(1) // GROUP,
-            "D_V": d_v,
-            "num_warps": 4,
-        },
-    )
+def _widened(v: Tensor, copy: Tensor) -> Call:
+    tokens, heads, d_v = v.shape
+    arguments = {
+        "v_ptr": v, "out_ptr": copy, "rows": tokens * heads, "heads": heads, "D_V": d_v,
+        "v_stride_t": v.stride(0) // VECTOR.value, "v_stride_h": v.stride(1) // VECTOR.value,
+        "num_warps": 4,
+    }  # fmt: skip
+    return Call(widen_kernel, ceildiv(tokens * heads, ROWS.value), arguments)

@@ -6,8 +6,7 @@
 | K: main, tail | k_nope | 1 |
 | rope | k_rope, or pages of a bf16 cache | 1 or 2 |
 | scales of keys | k_scale, a vector | 4 |
-| V, 16 bits | v, ragged: zeros after the last key | 2 |
-| V, 8 bits | the transposed copy (transpose.py), ragged along the keys | 1 |
+| V | v or its copy (widen.py), ragged: zeros after the last key | 2 |
 """
 
 from triton.experimental import gluon
@@ -25,7 +24,6 @@ from openmla.kernels.hopper.dense.scheduler import (
     TOKEN,
     get,
 )
-from openmla.kernels.hopper.dense_fp8.transpose import column_of, load_transposed
 
 WGMMA_ROWS = gl.constexpr(64)
 
@@ -81,8 +79,6 @@ def producer(
     q_smem, k_smem, v_smem = smem
     q_bars, k_ready, k_empty, v_ready, v_empty, t_ready, t_empty, t_request = bars
     table_ptr, table_stride = table
-    V_BYTES: gl.constexpr = v_smem.dtype.primitive_bitwidth // 8
-    TRANSPOSED: gl.constexpr = V_BYTES == 1
     turn = gl.program_id(0) * 0
     it = turn  # key blocks so far, over all work items
     mbarrier.wait(t_ready.index(0), 0)
@@ -94,15 +90,11 @@ def producer(
         start = get(info, slot, KEY, 1)
         keys = get(info, slot, KEYS, 1)
         skipped = keys * 0
-        request = skipped
         line = skipped  # of the block table; without pages there is none
         if SPLIT > 0:
             skipped = get(info, slot, SKIPPED, 1)
-        if TRANSPOSED or ROPE[0] == "cache":
-            request = get(info, slot, REQUEST, 1)
         if ROPE[0] == "cache":
-            line = table_ptr + request.to(gl.int64) * table_stride
-        column = column_of(start - skipped, request) + skipped
+            line = table_ptr + get(info, slot, REQUEST, 1).to(gl.int64) * table_stride
         mbarrier.arrive(t_empty.index(slot), count=1)
         for c in range(0, blocks):
             late = c == gl.maximum(blocks - 2, 0)
@@ -119,11 +111,8 @@ def producer(
                 load_queries(q_descs, q_smem, q_bars, token, head, (turn & 1) ^ 1, NC, DIMS)
             mbarrier.wait(v_empty.index(stage), phase)
             bar = v_ready.index(stage)
-            mbarrier.expect(bar, BN * DIMS[3] * V_BYTES)
-            if TRANSPOSED:
-                load_transposed(v_desc, column, keys, row, head, bar, v_smem.index(stage))
-            else:
-                load_ragged(v_desc, start, keys, row, head, bar, v_smem.index(stage))
+            mbarrier.expect(bar, BN * DIMS[3] * 2)
+            load_ragged(v_desc, start, keys, row, head, bar, v_smem.index(stage))
             it += 1
         turn += 1
         mbarrier.wait(t_ready.index(turn & 1), (turn >> 1) & 1)

@@ -1,16 +1,7 @@
-# ruff: noqa: E741  (O is the output accumulator, as everywhere in attention)
-"""The products of a consumer of kernel.py: scores of a block of keys, weights times its values.
+"""The product of a consumer of kernel.py that is FP8: scores of a block of keys.
 
-wgmma keeps 13 binary places of a sum of FP8 products, and cuts off of every term what lies below.
-Scores are sums of few columns. What a block adds to the values of thousands of keys, however, would
-be lost: on an H200, of 8192 values of one sign and of equal weight 13 %, of 131072 a quarter. So
-products of e4m3 weights and values are sums of their own, of one block, and added to O in fp32, in
-the registers that the block's scores have left.
-
-| V | parts of O | a product |
-|---|---|---|
-| 16 bits | one, all columns | adds to O |
-| 8 bits | of 64 columns, a tuple | begins at 0 and is added to O when it is waited for |
+wgmma keeps 13 binary places of a sum of FP8 products, and cuts off of every term what lies below:
+of scores, sums of few columns, at most 0.2 %.
 """
 
 from triton.experimental import gluon
@@ -18,14 +9,11 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     warpgroup_mma,
-    warpgroup_mma_wait,
 )
 
 from openmla.kernels.gluon.compat import thread_barrier
 from openmla.kernels.gluon.scores import opaque_zero
 from openmla.kernels.hopper.dense.kernel import WARPS
-from openmla.kernels.hopper.dense_fp8.softmax import rescale_quads
-from openmla.kernels.hopper.dense_fp8.words import unpack_weights
 
 
 @gluon.jit
@@ -94,78 +82,3 @@ def _turn_tile(tile, q_scale_ptr, work, WHO: gl.constexpr):
     nan = gl.where(scale == scale, 0, 127).to(gl.int8)
     bits = tile.load(L).to(gl.int8, bitcast=True)
     tile.store(((bits ^ sign[:, None]) | nan[:, None]).to(gl.float8e4nv, bitcast=True))
-
-
-@gluon.jit
-def no_sums(PARTS: gl.constexpr, OL: gl.constexpr):
-    """The parts of O, all 0. OL: layout of a part."""
-    WIDTH: gl.constexpr = OL.instr_shape[1]
-    O = ()
-    for _ in gl.static_range(PARTS):
-        O += (gl.zeros([64, WIDTH], gl.float32, OL),)
-    return O
-
-
-@gluon.jit
-def rescale_parts(O, rescale):
-    """O times rescale, row by row."""
-    out = ()
-    for i in gl.static_range(len(O)):
-        out += (rescale_quads(O[i], rescale),)
-    return out
-
-
-@gluon.jit
-def issue_part(words, v, O, I: gl.constexpr, PL: gl.constexpr):
-    """Start the product of P and the columns of V that are part I of O, which is the third
-    argument. Returns it and what has P's registers, which must live as long."""
-    if gl.float8e4nv == v.dtype:
-        OL: gl.constexpr = O.type.layout
-        WIDTH: gl.constexpr = O.shape[1]
-        FIRST: gl.constexpr = I * WIDTH
-        P = unpack_weights(words, v.shape[1], v.dtype, PL)
-        none = gl.zeros([64, WIDTH], gl.float32, OL)
-        columns = v.slice(FIRST, WIDTH).permute((1, 0))
-        # A wait takes no 8-bit tensor: the words are the registers that P is in.
-        return warpgroup_mma(P, columns, none, use_acc=False, is_async=True), words
-    else:
-        P = unpack_weights(words, v.shape[0], v.dtype, PL)
-        return warpgroup_mma(P, v, O, is_async=True), P
-
-
-@gluon.jit
-def wait_part(PENDING: gl.constexpr, O, flight, ALONE: gl.constexpr):
-    """A part of O with the product in flight, when at most PENDING others are, and what had P's
-    registers. ALONE: it has its own sums."""
-    done, held = warpgroup_mma_wait(PENDING, deps=flight)
-    if ALONE:
-        done = O + done
-    return done, held
-
-
-@gluon.jit
-def issue_pv(words, v, O, PL: gl.constexpr):
-    """Start all parts."""
-    flights = ()
-    for i in gl.static_range(len(O)):
-        flights += (issue_part(words, v, O[i], i, PL),)
-    return flights
-
-
-@gluon.jit
-def wait_pv(PENDING: gl.constexpr, O, flights, ALONE: gl.constexpr):
-    """O with all parts, when at most PENDING other products are in flight."""
-    out = ()
-    for i in gl.static_range(len(O)):
-        done, _held = wait_part(PENDING + (len(O) - 1 - i), O[i], flights[i], ALONE)
-        out += (done,)
-    return out
-
-
-@gluon.jit
-def joined(O):
-    """The parts of O side by side, one or two."""
-    if len(O) == 1:
-        return O[0]
-    else:
-        return gl.reshape(gl.permute(gl.join(O[0], O[1]), (0, 2, 1)), [64, 2 * O[0].shape[1]])

@@ -1,5 +1,5 @@
-"""What FP8 adds to the online softmax of dense/softmax.py: scales, weights that e4m3 can hold, and
-references that no exponential waits for.
+"""What FP8 adds to the online softmax of dense/softmax.py: scales, and a reference that no
+exponential waits for.
 
 Weights are 2^(S * factor - row_max); `factor` is a number, or with q_scale one of each row. What
 belongs to a row is kept as every thread of a quad has it, [64, 4], as `quad_sums` are.
@@ -7,9 +7,6 @@ belongs to a row is kept as every thread of a quad has it, [64, 4], as `quad_sum
 A block is weighed with the reference of the blocks before it (`weigh`). Its own maximum would take
 a quarter of the instructions of a step, and all exponentials would wait for it. Where weights are
 too large for their type, which shows in their sums, correction.py weighs again.
-
-e4m3 reaches from 2^-9 to 448. With FP8 values a reference is FP8_OFFSET below the maximum, so that
-the largest weight is 8 or more, and weights keep three bits down to 2^-9 of the largest, or better.
 """
 
 from triton.experimental import gluon
@@ -21,13 +18,10 @@ from openmla.kernels.hopper.dense.softmax import (
     RESCALE_32_TYPES,
     RESCALE_64,
     RESCALE_64_TYPES,
+    pack,
     quad_sums,
 )
-from openmla.kernels.hopper.dense_fp8.words import rounded
-from openmla.planning.hopper.dense_fp8 import FP8_OFFSET, FP8_SHIFT
 
-OFFSET = gl.constexpr(FP8_OFFSET)
-SHIFT = gl.constexpr(FP8_SHIFT)
 # row_max before the first key: unlike -inf it can be subtracted from a hidden score.
 LOWEST = gl.constexpr(-1e38)
 LEAST_FACTOR = gl.constexpr(2.0**-126)
@@ -65,12 +59,10 @@ def key_scales(scales, stage, SL: gl.constexpr, SCALED: gl.constexpr):
 
 
 @gluon.jit
-def first_reference(S, factor, DTYPE: gl.constexpr):
+def first_reference(S, factor):
     """row_max of a first block; LOWEST where a row sees nothing."""
-    ABOVE: gl.constexpr = SHIFT - OFFSET if gl.float8e4nv == DTYPE else 0.0
     SL: gl.constexpr = S.type.layout
-    highest = by_quads(gl.max(S, 1), SL)
-    return gl.maximum(highest * factor + ABOVE, LOWEST)
+    return gl.maximum(by_quads(gl.max(S, 1), SL) * factor, LOWEST)
 
 
 @gluon.jit
@@ -82,8 +74,7 @@ def per_score(x, scores):
 
 @gluon.jit
 def weigh(S, row_max, factor, PER_ROW: gl.constexpr, DTYPE: gl.constexpr):
-    """Weights of a block as `rounded` gives them, and their sums, with the reference that is
-    known."""
+    """(words, sums) of a block, with the reference that is known."""
     BN: gl.constexpr = S.shape[1]
     scores = gl.reshape(S, [64, BN // 8, 4, 2])
     by = factor
@@ -91,17 +82,7 @@ def weigh(S, row_max, factor, PER_ROW: gl.constexpr, DTYPE: gl.constexpr):
         by = per_score(factor, scores)
     P = gl.exp2(scores * by - per_score(row_max, scores))
     sums = gl.convert_layout(gl.sum(gl.sum(P, 3), 1), row_max.type.layout, assert_trivial=True)
-    return rounded(gl.reshape(P, [64, BN]), DTYPE), sums
-
-
-@gluon.jit
-def of_products(row_max, row_sum, DTYPE: gl.constexpr):
-    """row_max [64] and row_sum as they belong to O: e4m3 weights are 2^SHIFT times those summed."""
-    row_max = gl.max(row_max, 1)
-    if gl.float8e4nv == DTYPE:
-        row_max -= SHIFT
-        row_sum *= 2.0**SHIFT
-    return row_max, row_sum
+    return pack(gl.reshape(P, [64, BN]), BN, DTYPE), sums
 
 
 @gluon.jit

@@ -96,10 +96,10 @@ def test_right_clean_and_deaf_to_poison(name: str, num_qo: int) -> None:
     assert_right_clean_and_deaf_to_poison(CASES[name], planned(num_qo), seed=num_qo, fp8_sums=True)
 
 
-@pytest.mark.parametrize("name", ["scales", "split"])
-def test_requests_may_share_keys(name: str) -> None:
-    change = partial(with_shared_keys, seed=1, all_keys=name == "split")
-    assert_right_clean_and_deaf_to_poison(CASES[name], planned(2), 1, change, fp8_sums=True)
+@pytest.mark.parametrize("case", [CASES["scales"], CASES["split"], FP8["causal"]], ids=str)
+def test_requests_may_share_keys(case: Case) -> None:
+    change = partial(with_shared_keys, seed=1, all_keys=case is CASES["split"])
+    assert_right_clean_and_deaf_to_poison(case, planned(2), 1, change, fp8_sums=True)
 
 
 def judged(case: Case, outcome: Outcome) -> Verdict:

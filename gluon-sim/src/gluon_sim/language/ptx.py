@@ -150,7 +150,6 @@ _RESULTS: dict[str, tuple[tuple[int, ...], Callable[..., Any]]] = {
     "mov.u32": ((32,), lambda a: a),
     "mov.f32": ((32,), lambda a: a),
     "and.b32": ((32, 32), lambda a, b: a & b),
-    "mad.lo.u32": ((32, 32, 32), lambda a, b, c: a * b + c),
     "prmt.b32": ((32, 32, 32), _permuted),
     "selp.f32": ((32, 32, 1), lambda a, b, test: np.where(test, a, b)),
     "mul.f32": ((32, 32), _float(lambda a, b: a * b)),

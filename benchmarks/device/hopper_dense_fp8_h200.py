@@ -8,7 +8,7 @@
 | errors | of both against float64: random, peaky, outliers, flat; 8192 and 131072 keys |
 | speed | ratios to our bf16 kernel on the unquantized numbers, and to matmuls of both types |
 
-`mixed` has e4m3 q, k_nope, k_rope and bf16 v; `fp8` has e4m3 v too, with its transposition timed.
+`mixed` has e4m3 q, k_nope, k_rope and bf16 v; `fp8` has e4m3 v too, with its widening timed.
 `… scales` has a scale per token of q and of the keys. The host is ahead of the device, so that none
 of its time is in the figures.
 
@@ -53,10 +53,10 @@ BARS = {
     (1, 16384, 128): {"mixed": 1.25, "fp8": 1.33},
 }
 """Sequences, length, heads: times as fast as bf16."""
-SETTLE, SUSTAIN, PASSES = 0.12, 0.12, 3
+SETTLE, SUSTAIN, PASSES = 0.08, 0.08, 2
 """Seconds, seconds, times in turn."""
 SMS = 132
-MOST_ERROR = {"mixed": 3e-3, "fp8": 5e-2}
+MOST_ERROR = {"mixed": 3e-3, "fp8": 3e-3}
 """Against float64 of the quantized inputs."""
 
 

@@ -90,7 +90,7 @@ def test_both_numbers_of_query_tiles_have_one_key_tile() -> None:
 
 def test_explain_says_what_is_different() -> None:
     text = plan(replace(FP8, rope_dtype="bf16"), "h200", "hopper").explain()
-    for words in ("FP8 products", "16-bit products", "widened to bf16 by a kernel"):
+    for words in ("FP8 products", "16-bit products", "upcast to bf16 by a kernel"):
         assert words in text
 
 

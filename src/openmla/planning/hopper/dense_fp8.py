@@ -1,7 +1,7 @@
 """HopperDenseFp8Config: one block of dense MLA prefill on Hopper with FP8 queries and keys.
 
 The block of `HopperDenseConfig` with Q and K of one byte an element. V has 16 bits; of 8 bits it is
-widened before the kernel.
+upcast before the kernel.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ class HopperDenseFp8Config(HopperDenseConfig):
         if self.wide_rope:
             lines += ["rope: 16-bit products, with a 16-bit copy of Q's rope columns"]
         if self.v_bytes == 1:
-            lines += ["V is widened to bf16 by a kernel before"]
+            lines += ["V is upcast to bf16 by a kernel before"]
         return [*lines, *super().explain()]
 
 

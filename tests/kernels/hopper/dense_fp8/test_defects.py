@@ -139,15 +139,15 @@ WEIGHTS = [
 ]  # fmt: skip
 COPY = [
     Fp8Defect(
-        "every head has the values of the first", None, "dense_fp8.widen",
+        "every head has the values of the first", None, "dense_fp8.upcast",
         "row % heads * v_stride_h", "row % heads * 0", "fp8 causal",
     ),
     Fp8Defect(
-        "more is widened than there is", Kind.BOUNDS, "dense_fp8.widen",
+        "more is upcast than there is", Kind.BOUNDS, "dense_fp8.upcast",
         "own = (row < rows)[:, None]", "own = (row < rows + heads)[:, None]", "fp8 causal",
     ),
     Fp8Defect(
-        "a part of V is not widened", None, "dense_fp8.launch",
+        "a part of V is not upcast", None, "dense_fp8.launch",
         "ceildiv(tokens * heads, ROWS.value)", "tokens * heads // ROWS.value", "fp8 causal",
     ),
 ]  # fmt: skip

@@ -8,7 +8,7 @@ scheduler and epilogue. What differs:
 |---|---|
 | scores | FP8 products, twice the rate of bf16; rope columns in rope's own type |
 | weights | no maximum before the exponentials of a block (softmax.py, correction.py) |
-| V | 16 bits; of 8 bits it is widened before the kernel (widen.py) |
+| V | 16 bits; of 8 bits it is upcast before the kernel (upcast.py) |
 
 | shared memory | bytes (128 + 64 -> 128, NC 2, BN 128, ST 2) |
 |---|---|

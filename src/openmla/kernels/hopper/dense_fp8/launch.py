@@ -1,6 +1,6 @@
 """Host side of the dense FP8 kernel: from a Plan and its operands to kernel calls.
 
-A launch is what it is for bf16 (dense/launch.py); e4m3 values are widened first. Nothing here reads
+A launch is what it is for bf16 (dense/launch.py); e4m3 values are upcast first. Nothing here reads
 a device tensor.
 """
 
@@ -23,7 +23,7 @@ from openmla.kernels.gluon.descriptors import (
 )
 from openmla.kernels.hopper.dense.launch import WGMMA_ROWS, Fixed, fixed_of, launches, outputs
 from openmla.kernels.hopper.dense_fp8.kernel import dense_fp8_kernel
-from openmla.kernels.hopper.dense_fp8.widen import ROWS, VECTOR, widen_kernel
+from openmla.kernels.hopper.dense_fp8.upcast import ROWS, VECTOR, upcast_kernel
 from openmla.operands import DenseOperands, Results
 from openmla.planning import Plan
 from openmla.planning.arithmetic import ceildiv
@@ -44,7 +44,7 @@ def calls(plan: Plan, op: DenseOperands, results: Results) -> Iterator[Call]:
     v = op.v
     if config.v_bytes == 1:
         v = torch.empty(v.shape, dtype=torch.bfloat16, device=v.device)
-        yield _widened(op.v, v)
+        yield _upcast(op.v, v)
     arguments = {
         **fixed.constexprs,
         **_fp8_constexprs(config),
@@ -104,11 +104,11 @@ def _descriptors(
     return found
 
 
-def _widened(v: Tensor, copy: Tensor) -> Call:
+def _upcast(v: Tensor, copy: Tensor) -> Call:
     tokens, heads, d_v = v.shape
     arguments = {
         "v_ptr": v, "out_ptr": copy, "rows": tokens * heads, "heads": heads, "D_V": d_v,
         "v_stride_t": v.stride(0) // VECTOR.value, "v_stride_h": v.stride(1) // VECTOR.value,
         "num_warps": 4,
     }  # fmt: skip
-    return Call(widen_kernel, ceildiv(tokens * heads, ROWS.value), arguments)
+    return Call(upcast_kernel, ceildiv(tokens * heads, ROWS.value), arguments)

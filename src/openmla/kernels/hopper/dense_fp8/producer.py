@@ -6,7 +6,7 @@
 | K: main, tail | k_nope | 1 |
 | rope | k_rope, or pages of a bf16 cache | 1 or 2 |
 | scales of keys | k_scale, a vector | 4 |
-| V | v or its copy (widen.py), ragged: zeros after the last key | 2 |
+| V | v or its copy (upcast.py), ragged: zeros after the last key | 2 |
 """
 
 from triton.experimental import gluon

@@ -13,7 +13,7 @@ VECTOR = gl.constexpr(16)  # elements that a thread reads at once
 
 
 @gluon.jit(do_not_specialize=["rows", "heads", "v_stride_t", "v_stride_h"])
-def widen_kernel(v_ptr, out_ptr, rows, heads, v_stride_t, v_stride_h, D_V: gl.constexpr):
+def upcast_kernel(v_ptr, out_ptr, rows, heads, v_stride_t, v_stride_h, D_V: gl.constexpr):
     """v [tokens, heads, D_V] to out, which has no gaps; rows: of all tokens and heads. Strides are
     in units of VECTOR, so that the compiler knows where rows may begin."""
     LANES: gl.constexpr = D_V // VECTOR

@@ -151,14 +151,17 @@ class HopperSparseConfig(HopperBlock):
             for block in range(blocks):
                 yield Wanted(f"P{block}", "p", self.BM * B_TOPK * ELEMENT)
         yield Wanted("row sums, largest scores", "stats", 3 * self.BM * FP32)
-        yield Wanted("key validity", "stats", blocks * B_TOPK * FP32)
+        # Of pages that are copied as they are it is known which keys there are.
+        told = self.gather == "indices" or self.cache_read.mode == "in_kernel"
+        if told:
+            yield Wanted("key validity", "stats", blocks * B_TOPK * FP32)
         yield Wanted("row maxima", "stats", BLOCKS * self.BM * FP32)
         yield Wanted("pieces", "stats", 2 * PIECE_FIELDS * FP32)
-        yield from barriers(
-            ("ready", 2 * blocks), ("free", 2 * blocks), ("valid", blocks), ("t_ready", 2),
-            ("t_empty", 2),
-        )  # fmt: skip
-        yield Wanted("validity flags", "stats", 4 * blocks * FP32)
+        yield from barriers(("ready", 2 * blocks), ("free", 2 * blocks))
+        if told:
+            yield from barriers(("valid", blocks))
+            yield Wanted("validity flags", "stats", 4 * blocks * FP32)
+        yield from barriers(("t_ready", 2), ("t_empty", 2))
         yield from barriers(("q_ready, q_free", 2))
         yield from launch_tail(self.registers, EPILOGUE_SCRATCH)
         if self.draws and self.cache_read.mode != "in_kernel":

@@ -24,6 +24,8 @@ CASES = {
     "ends": replace(V32, d_nope=128, d_v=128, q_lens=(2,), topk=200),
     "edges": EDGES,
     "full table": replace(EDGES, q_lens=(3, 5), k_lens=(70, 144)),
+    # Blocks of 63 keys, and of one in the last page of a full table.
+    "boxes": replace(EDGES, q_lens=(3, 5), k_lens=(191, 193), page_size=64),
 }
 
 
@@ -162,6 +164,18 @@ DEFECTS = [
     sparse(
         "the table entry after the last is read", Kind.BOUNDS,
         "mask=at < count, other=0)", "mask=at < count + 1, other=0)", "full table", "latent.pages",
+    ),
+    sparse(
+        "a block but for one key is a box", None,
+        "keys >= KEYS\n", "keys >= KEYS - 1\n", "boxes", "latent.rows",
+    ),
+    sparse(
+        "the page after the last is looked up", Kind.BOUNDS,
+        "mask=count > at, other=0)", "mask=count > at - KEYS, other=0)", "boxes", "latent.pages",
+    ),
+    sparse(
+        "threads do not arrive for a box", Kind.DEADLOCK,
+        "    mbarrier.arrive(barrier, count=THREADS - 1)\n", "", "boxes", "latent.rows",
     ),
 ]  # fmt: skip
 

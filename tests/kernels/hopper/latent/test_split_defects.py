@@ -62,7 +62,12 @@ DEFECTS = [
         file=MERGE,
     ),
     split(
-        "the merge forgets what came before", "acc = acc * old +", "acc = acc +", file=MERGE,
+        "the merge forgets what came before", "acc = acc * mine[:, :, None] +", "acc = acc +",
+        file=MERGE,
+    ),
+    split(
+        "the merge adds slots as they are", "gl.sum(acc * weights[:, :, None], 1)",
+        "gl.sum(acc, 1)", file=MERGE,
     ),
     split(
         "the merge reads rows of other ranges", "part[None, :] * rows", "part[None, :]",

@@ -497,7 +497,7 @@ VECTORS = [
 
 @gluon.jit(do_not_specialize=COUNTS + STRIDES, do_not_specialize_on_alignment=VECTORS)
 def sparse_kernel(  # noqa: PLR0913
-    q_half_desc, q_rope_desc, data_ptr, scale_ptr, rope_ptr, indices_ptr, lengths_ptr, cu_ptr,
+    q_half_desc, q_rope_desc, k_half_desc, k_rope_desc, data_ptr, scale_ptr, rope_ptr, indices_ptr, lengths_ptr, cu_ptr,
     out_ptr, lse_ptr, logits_ptr, sink_ptr, total_ptr, part_sums_ptr, part_state_ptr,
     counter_ptr, capacity, factor, topk, rows, tiles, head_blocks, heads, batch, total_q,
     rest_q, part_rows, indices_stride, stride_page, stride_row, scale_page, scale_row,
@@ -555,7 +555,7 @@ def sparse_kernel(  # noqa: PLR0913
     )  # fmt: skip
     data = (data_ptr, stride_page, stride_row, scale_ptr, scale_page, scale_row, rope_ptr)
     load_smem = (q_smem, k_smem, (bias, flags))
-    descs = (q_half_desc, q_rope_desc)
+    descs = (q_half_desc, q_rope_desc, k_half_desc, k_rope_desc)
     shape = (tiles, head_blocks)
     gl.warp_specialize(
         [

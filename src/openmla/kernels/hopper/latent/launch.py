@@ -42,7 +42,8 @@ MERGE_WARPS, MERGED_TOGETHER = 4, 16  # of a program: see merge.py
 MERGED_COLUMNS, FEW_COLUMNS, FEW_MERGES = 128, 32, 64  # fewer columns where programs are few
 Operands = SparseOperands | LatentOperands
 SOURCES: Sources = {
-    "q_half_desc": "q", "q_rope_desc": "q", "out_ptr": "out", "lse_ptr": "lse",
+    "q_half_desc": "q", "q_rope_desc": "q", "k_half_desc": "cache_data",
+    "k_rope_desc": "cache_data", "out_ptr": "out", "lse_ptr": "lse",
     "logits_ptr": "max_logits", "sink_ptr": "sink", "data_ptr": ("kv", "cache_data"),
     "rope_ptr": ("kv", "cache_data"), "scale_ptr": ("cache_scales", "kv", "cache_data"),
     "indices_ptr": ("indices", "block_table"), "lengths_ptr": ("topk_lengths", "cache_lengths"),
@@ -124,6 +125,7 @@ def _arguments(config: HopperSparseConfig, op: Operands, results: Results) -> di
         **outputs(results),
         **scale_arguments(op.weights.scale),
         **_queries(config, op.q, packed=isinstance(op, LatentOperands)),
+        **_boxes(config, op, dequantizes),
         "sink_ptr": vector(op.weights.sink),
         "heads": op.q.shape[1],
         "total_q": op.q.shape[0],
@@ -191,7 +193,7 @@ def _merge(space: PartSpace, attention: dict[str, Any]) -> Call:
     shared = {name: attention[name] for name in _MERGED}
     together = min(1 << (space.ranges - 1).bit_length(), MERGED_TOGETHER)
     mean = -(-attention["total_q"] * attention["heads"] // max(attention["batch"], 1))
-    rows = MERGE_WARPS * (MERGED_TOGETHER // together)
+    rows = MERGE_WARPS * MERGED_TOGETHER // together if together < MERGED_TOGETHER else 1
     blocks = -(-min(space.merged, mean) // rows)
     columns, tiles = MERGED_COLUMNS, attention["batch"] * blocks
     if tiles * (space.d_v // columns) <= FEW_MERGES:
@@ -297,6 +299,17 @@ def _queries(
     return {
         "q_half_desc": heads_of_tokens(q, config.latent // 2, rows),
         "q_rope_desc": heads_of_tokens(q, rope, rows) if rope else None,
+    }
+
+
+def _boxes(config: HopperSparseConfig, op: Operands, dequantizes: bool) -> dict[str, Any]:
+    """Descriptors of pages, where a block of keys never lies in two."""
+    if not isinstance(op, LatentOperands) or dequantizes or op.cache.page_size % WGMMA_ROWS:
+        return {"k_half_desc": None, "k_rope_desc": None}
+    rows, rope = op.cache.data, config.rope
+    return {
+        "k_half_desc": heads_of_tokens(rows, config.latent // 2),
+        "k_rope_desc": heads_of_tokens(rows, rope) if rope else None,
     }
 
 

@@ -2,14 +2,16 @@
 
 | | |
 |---|---|
-| a program computes | 4 x EACH rows (heads of tokens) of one request at a time, COLUMNS columns |
+| a program computes | some rows (heads of tokens) of one request at a time, COLUMNS columns |
 | reads | part_sums [row, d_v], part_state [row, 2] (row_max, row_sum), fp32; see pages.py |
 | writes | out, lse, for split requests only; programs left over do nothing |
 
-A request has `blocks` programs for each COLUMNS columns, which take turns. Ranges are added in one
-order, in fp32, 16 at a time; where there are never so many, TOGETHER at a time: what is not there
-is 0, and the bits are the same. It is a launch of its own: all SMs read the ranges of a request,
-2 MB for one query of 16 heads and 32768 keys, which one program would take longer for.
+A request has `blocks` programs for each COLUMNS columns, which take turns. Range p goes to slot
+p modulo 16, in order; then the slots are added, in order, in fp32. Where ranges are many the warps
+share the slots of one row, and each has the sums of 16 ranges on their way at once. Where there are
+never more than TOGETHER < 16, as many slots do, and each warp has rows of its own: what is not
+there is 0, and the bits are the same. It is a launch of its own: all SMs read the ranges of a
+request, 2 MB for one query of 16 heads and 32768 keys, which one program would take longer for.
 """
 
 from triton.experimental import gluon
@@ -21,15 +23,34 @@ from openmla.kernels.hopper.dense.epilogue import VECTOR
 from openmla.kernels.hopper.latent.pages import ranges_of, request_of
 
 WARPS = gl.constexpr(4)
-MOST_TOGETHER = gl.constexpr(16)
+MOST_SLOTS = gl.constexpr(16)
+
+
+@gluon.constexpr_function
+def slots_layout(slots, columns):
+    """[rows, slots, columns] as they are loaded."""
+    warps, each = [WARPS, 1, 1], [MOST_SLOTS // slots, slots, columns // 32]
+    if slots == MOST_SLOTS:
+        warps, each = [1, WARPS, 1], [1, slots // WARPS, columns // 32]
+    return gl.BlockedLayout(each, [1, 1, 32], warps, [2, 1, 0])
+
+
+@gluon.constexpr_function
+def rows_layout(slots, columns):
+    """The same with all slots of an element in one thread, which adds them in order."""
+    if slots < MOST_SLOTS:
+        return slots_layout(slots, columns)
+    return gl.BlockedLayout([1, slots, 1], [1, 1, 32], [1, 1, WARPS], [2, 1, 0])
 
 
 @gluon.jit
-def load_parts(first, places, column, spaces, D_V: gl.constexpr, L: gl.constexpr):
-    """(sums, references, sums of weights) of ranges first … of rows; places: see `merged_rows`."""
+def load_parts(first, places, column, spaces, D_V: gl.constexpr, SLOTS: gl.constexpr):
+    """(sums, references, sums of weights) of one range per slot, from number `first` on; places:
+    see `slots_of`."""
     part_sums_ptr, part_state_ptr = spaces
     start, seen, rows, parts = places
-    part = gl.arange(0, L.size_per_thread[1], gl.SliceLayout(0, gl.SliceLayout(2, L))) + first
+    L: gl.constexpr = slots_layout(SLOTS, column.shape[0])
+    part = gl.arange(0, SLOTS, gl.SliceLayout(0, gl.SliceLayout(2, L))) + first
     at = start[:, None] + part[None, :] * rows  # the workspace has fewer than 2^31 elements
     ok = seen[:, None] & (part < parts)[None, :]
     here = part_sums_ptr + (at * D_V)[:, :, None] + column[None, None, :]
@@ -41,50 +62,56 @@ def load_parts(first, places, column, spaces, D_V: gl.constexpr, L: gl.constexpr
 
 @gluon.jit
 def with_parts(state, loaded):
-    """(sums, reference, sum of weights), with some ranges more."""
-    acc, row_max, row_sum = state
+    """(sums, references, sums of weights) of the slots, each with one range more."""
+    acc, slot_max, slot_sum = state
     sums, part_max, part_sum = loaded
-    new_max = gl.maximum(row_max, gl.max(part_max, 1))
+    new_max = gl.maximum(slot_max, part_max)
     shift = gl.where(new_max == MINUS_INF, 0.0, new_max)
-    weights = gl.exp2(part_max - shift[:, None])
-    mine = gl.exp2(row_max - shift)
-    old = gl.convert_layout(mine, gl.SliceLayout(1, acc.type.layout))[:, None]
-    acc = acc * old + gl.sum(sums * weights[:, :, None], 1)
-    row_sum = row_sum * mine + gl.sum(part_sum * weights, 1)
-    return acc, new_max, row_sum
+    mine, theirs = gl.exp2(slot_max - shift), gl.exp2(part_max - shift)
+    acc = acc * mine[:, :, None] + sums * theirs[:, :, None]
+    return acc, new_max, slot_sum * mine + part_sum * theirs
 
 
 @gluon.jit
-def merged_rows(places, column, spaces, D_V: gl.constexpr, L: gl.constexpr):
-    """(sums, reference, sum of weights) of rows whose ranges begin at rows start, start + rows … of
-    the workspace, where `seen`; places: start, seen, rows, ranges."""
-    start, _seen, _rows, parts = places
-    TOGETHER: gl.constexpr = L.size_per_thread[1]
-    acc = gl.zeros([start.shape[0], column.shape[0]], gl.float32, gl.SliceLayout(1, L))
-    row_sum = gl.zeros([start.shape[0]], gl.float32, gl.SliceLayout(1, gl.SliceLayout(2, L)))
-    state = (acc, row_sum + MINUS_INF, row_sum)
-    if L.size_per_thread[2] == 1:  # registers for what comes next
-        ahead = load_parts(0, places, column, spaces, D_V, L)
-        for first in range(TOGETHER, parts + TOGETHER, TOGETHER):
-            loaded = ahead
-            ahead = load_parts(first, places, column, spaces, D_V, L)
-            state = with_parts(state, loaded)
-    else:
-        for first in range(0, parts, TOGETHER):
-            state = with_parts(state, load_parts(first, places, column, spaces, D_V, L))
+def slots_of(places, column, spaces, D_V: gl.constexpr, SLOTS: gl.constexpr):
+    """The slots of rows whose ranges begin at rows start, start + rows … of the workspace, where
+    `seen`; places: start, seen, rows, ranges."""
+    state = load_parts(0, places, column, spaces, D_V, SLOTS)
+    if SLOTS == MOST_SLOTS:
+        for first in range(SLOTS, places[3], 3 * SLOTS):
+            a = load_parts(first, places, column, spaces, D_V, SLOTS)
+            b = load_parts(first + SLOTS, places, column, spaces, D_V, SLOTS)
+            c = load_parts(first + 2 * SLOTS, places, column, spaces, D_V, SLOTS)
+            state = with_parts(with_parts(with_parts(state, a), b), c)
     return state
 
 
 @gluon.jit
+def added(state, L: gl.constexpr):
+    """(sums, reference, sum of weights) of rows, from those of their slots."""
+    SL: gl.constexpr = gl.SliceLayout(2, L)
+    acc, slot_max = gl.convert_layout(state[0], L), gl.convert_layout(state[1], SL)
+    row_max = gl.max(slot_max, 1)
+    weights = gl.exp2(slot_max - gl.where(row_max == MINUS_INF, 0.0, row_max)[:, None])
+    row_sum = gl.sum(gl.convert_layout(state[2], SL) * weights, 1)
+    return gl.sum(acc * weights[:, :, None], 1), row_max, row_sum
+
+
+@gluon.jit
 def write_merged(
-    row, places, parts, columns, spaces, results, heads, D_V: gl.constexpr, L: gl.constexpr
-):
-    """Rows of a request. places: its first row in the workspace, its first token, its rows."""
-    slot, start, rows = places
+    row, places, first_column, spaces, results, heads, D_V: gl.constexpr, SLOTS: gl.constexpr,
+    COLUMNS: gl.constexpr,
+):  # fmt: skip
+    """Rows of a request. places: its first row in the workspace, its first token, its rows, its
+    ranges."""
+    slot, start, rows, parts = places
     out, lse_out, sink_ptr = results
-    column = columns[0] + columns[1]
-    here = (slot + row, row < rows, rows, parts)
-    acc, row_max, row_sum = merged_rows(here, column, spaces, D_V, L)
+    L: gl.constexpr = slots_layout(SLOTS, COLUMNS)
+    there = gl.convert_layout(row, gl.SliceLayout(1, gl.SliceLayout(2, L)))
+    column = gl.arange(0, COLUMNS, gl.SliceLayout(0, gl.SliceLayout(1, L))) + first_column
+    there = (slot + there, there < rows, rows, parts)
+    state = slots_of(there, column, spaces, D_V, SLOTS)
+    acc, row_max, row_sum = added(state, rows_layout(SLOTS, COLUMNS))
     head = row % heads
     inverse, lse, empty = normalize(row_max, row_sum, sink_ptr, head)
     OL: gl.constexpr = gl.SliceLayout(1, acc.type.layout)
@@ -93,11 +120,12 @@ def write_merged(
     token = (start + row // heads).to(gl.int64)
     here = token * (out[1].to(gl.int64) * VECTOR)
     here += head * (out[2].to(gl.int64) * VECTOR)
+    column = gl.arange(0, COLUMNS, gl.SliceLayout(0, acc.type.layout)) + first_column
     here = gl.convert_layout(here, OL)[:, None] + column[None, :]
     gl.store(out[0] + here, result, mask=gl.convert_layout(row < rows, OL)[:, None])
     if lse_out[0] is not None:
         at_lse = token * lse_out[1].to(gl.int64) + head * lse_out[2].to(gl.int64)
-        gl.store(lse_out[0] + at_lse, lse, mask=(row < rows) & (columns[1] == 0))
+        gl.store(lse_out[0] + at_lse, lse, mask=(row < rows) & (first_column == 0))
 
 
 COUNTS = ["batch", "total_q", "rest_q", "heads", "topk", "part_rows", "blocks"]
@@ -112,13 +140,8 @@ def merge_kernel(  # noqa: PLR0913
     lse_stride_h, D_V: gl.constexpr, TOGETHER: gl.constexpr, COLUMNS: gl.constexpr,
 ):  # fmt: skip
     """Program (request x blocks + block of rows) x (D_V / COLUMNS) + columns; see the head."""
-    EACH: gl.constexpr = MOST_TOGETHER // TOGETHER
-    ROWS: gl.constexpr = WARPS * EACH
-    L: gl.constexpr = gl.BlockedLayout(
-        [EACH, TOGETHER, COLUMNS // 32], [1, 1, 32], [WARPS, 1, 1], [2, 1, 0]
-    )
-    RL: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(2, L))
-    column = gl.arange(0, COLUMNS, gl.SliceLayout(0, gl.SliceLayout(1, L)))
+    ROWS: gl.constexpr = WARPS * MOST_SLOTS // TOGETHER if TOGETHER < MOST_SLOTS else 1
+    RL: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(2, rows_layout(TOGETHER, COLUMNS)))
     source = (None, lengths_ptr, topk, 0, 0, cu_ptr, batch, total_q, heads, 0, 0, None, rest_q)
     spaces = (part_sums_ptr, part_state_ptr)
     out = (out_ptr, out_stride_t, out_stride_h)
@@ -134,6 +157,7 @@ def merge_kernel(  # noqa: PLR0913
     if parts > 1:
         for block in range(first, rows, blocks * ROWS):
             row = gl.arange(0, ROWS, RL) + block
-            places = (request * part_rows, start, rows)
-            columns = (column, first_column)
-            write_merged(row, places, parts, columns, spaces, results, heads, D_V, L)
+            places = (request * part_rows, start, rows, parts)
+            write_merged(
+                row, places, first_column, spaces, results, heads, D_V, TOGETHER, COLUMNS
+            )

@@ -28,6 +28,7 @@ from openmla.kernels.hopper.dense.tiles import CHUNK, owner, sum_before
 from openmla.planning import latent_split as rule
 
 ROWS = gl.constexpr(64)  # of a tile
+KEYS = gl.constexpr(64)  # of a block
 STEP = gl.constexpr(128)  # keys of a step
 WARPS = gl.constexpr(4)  # of the producer
 # See LatentSplit for these.
@@ -172,6 +173,14 @@ def page_entries(source, first, at, count):
     size = source[9]
     page = gl.load(source[0] + first + at // size, mask=at < count, other=0)
     return gl.where(at < count, page * size + at % size, -1)
+
+
+@gluon.jit
+def box_entry(source, first, at, count):
+    """(physical row of key number `at`, how many keys follow it in its block, itself counted)."""
+    size = source[9]
+    page = gl.load(source[0] + first + at // size, mask=count > at, other=0)
+    return page * size + at % size, gl.minimum(count - at, KEYS)
 
 
 @gluon.jit

@@ -22,10 +22,12 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from openmla.kernels.gluon.compat import cp_async, reinterpret, tma_load
 from openmla.kernels.gluon.scores import MINUS_INF
+from openmla.kernels.hopper.latent.pages import box_entry
 from openmla.kernels.hopper.latent.source import KEYS, STEP, begin, entries, locate, work_item
 from openmla.kernels.hopper.latent.work_items import announce
 
 WARPS = gl.constexpr(4)
+THREADS = gl.constexpr(128)
 VECTOR = gl.constexpr(8)  # elements of 16 bytes; strides come in this unit
 
 
@@ -41,7 +43,7 @@ def load_box(desc, place, column: gl.constexpr, barrier, tile):
 @gluon.jit
 def load_queries(descs, smem, barrier, place, DIMS: gl.constexpr):
     """Q of a tile: left, right and rope columns."""
-    half_desc, rope_desc = descs
+    half_desc, rope_desc = descs[0], descs[1]
     left, right, rope = smem
     mbarrier.expect(barrier, 64 * (2 * DIMS[0] + DIMS[1]) * 2)
     load_box(half_desc, place, 0, barrier, left.index(0))
@@ -74,6 +76,62 @@ def arrive_copied(barrier):
 
 
 @gluon.jit
+def look_up(descs, source, first, count, at, LAYOUT: gl.constexpr):
+    """What `find` needs to find the block of keys that begins at place `at` of a work item."""
+    if descs[2] is not None:
+        return box_entry(source, first, at, count)
+    else:
+        return entries(source, first, count, at, LAYOUT)
+
+
+@gluon.jit
+def find(descs, source, entry, rows, PAGE: gl.constexpr, LAYOUT: gl.constexpr):
+    """Where a block's keys lie: (pointers to their rows, whether there is a row); and of a box its
+    page, its first row in it, and whether all 64 keys are there."""
+    if descs[2] is not None:
+        row, keys = entry
+        here = gl.arange(0, KEYS, LAYOUT)
+        page, place, ok = locate(source, gl.where(here < keys, row + here, -1), PAGE)
+        box = (row // source[9], row % source[9])
+        return start_of(rows, page, place, PAGE), ok, box, keys >= KEYS
+    else:
+        page, place, ok = locate(source, entry, PAGE)
+        return start_of(rows, page, place, PAGE), ok
+
+
+@gluon.jit
+def copy_tiles(half, rope, where, barrier, FIRST: gl.constexpr, LAYOUT: gl.constexpr):
+    """Half of the latent columns of a block, and its rope columns unless None, row by row."""
+    copy(half, where[0], where[1], FIRST, LAYOUT)
+    if rope is not None:
+        copy(rope, where[0], where[1], 2 * half.shape[1], LAYOUT)
+    arrive_copied(barrier)
+
+
+@gluon.jit
+def load_boxes(descs, half, rope, box, barrier, FIRST: gl.constexpr):
+    """The same by TMA."""
+    ROPE: gl.constexpr = 0 if rope is None else rope.shape[1]
+    mbarrier.expect(barrier, KEYS * (half.shape[1] + ROPE) * 2)
+    load_box(descs[2], box, FIRST, barrier, half)
+    if rope is not None:
+        load_box(descs[3], box, 2 * half.shape[1], barrier, rope)
+    mbarrier.arrive(barrier, count=THREADS - 1)
+
+
+@gluon.jit
+def load_tiles(descs, half, rope, where, barrier, FIRST: gl.constexpr, LAYOUT: gl.constexpr):
+    """The same in one way or the other: a block that is not whole has rows that are zeros."""
+    if descs[2] is None:
+        copy_tiles(half, rope, where, barrier, FIRST, LAYOUT)
+    else:  # noqa: PLR5501 - decided when compiled
+        if where[3]:
+            load_boxes(descs, half, rope, where[2], barrier, FIRST)
+        else:
+            copy_tiles(half, rope, where, barrier, FIRST, LAYOUT)
+
+
+@gluon.jit
 def put_validity(bias, flags, ok, barrier, LANES: gl.constexpr):
     """0 or -inf per key; and for each warp's keys, whether any is -inf."""
     bias.store(gl.where(ok, 0.0, MINUS_INF))
@@ -86,52 +144,48 @@ def put_validity(bias, flags, ok, barrier, LANES: gl.constexpr):
 
 @gluon.jit
 def gather(
-    at, ahead, source, rows, smem, bars, it, ST: gl.constexpr, DIMS: gl.constexpr,
+    at, ahead, source, rows, descs, smem, bars, it, ST: gl.constexpr, DIMS: gl.constexpr,
     PAGE: gl.constexpr, LANES: gl.constexpr,
 ):  # fmt: skip
-    """Copy the two blocks of a step; returns the entries of the step that begins at `ahead`: (first
+    """Load the two blocks of a step; returns the entries of the step that begins at `ahead`: (first
     entry of its work item, place of the step in it, places that count)."""
     k_smem, validity = smem
     left, right, rope = k_smem
     bias, flags = validity
     ready, free, valid = bars
     HALF: gl.constexpr = DIMS[0]
+    LISTED: gl.constexpr = source[5] is None
     BL: gl.constexpr = gl.BlockedLayout([1, 8], [32 // LANES, LANES], [WARPS, 1], [1, 0])
     RL: gl.constexpr = gl.SliceLayout(1, BL)
     entry0, entry1 = at
     first, place_ahead, count = ahead
     b = it % ST * 2
     phase = ((it // ST) & 1) ^ 1
-    page, place, ok = locate(source, entry0, PAGE)
-    entry0 = entries(source, first, count, place_ahead, RL)
-    start = start_of(rows, page, place, PAGE)
+    where = find(descs, source, entry0, rows, PAGE, RL)
+    entry0 = look_up(descs, source, first, count, place_ahead, RL)
+    rope0 = rope.index(b) if DIMS[1] > 0 else None
+    rope1 = rope.index(b + 1) if DIMS[1] > 0 else None
     mbarrier.wait(free.index(2 * b), phase)
-    copy(left.index(b), start, ok, 0, BL)
-    arrive_copied(ready.index(2 * b))
-    put_validity(bias.index(b), flags.index(b), ok, valid.index(b), LANES)
+    load_tiles(descs, left.index(b), None, where, ready.index(2 * b), 0, BL)
+    if LISTED:
+        put_validity(bias.index(b), flags.index(b), where[1], valid.index(b), LANES)
     mbarrier.wait(free.index(2 * b + 1), phase)
-    copy(right.index(b), start, ok, HALF, BL)
-    if DIMS[1] > 0:
-        copy(rope.index(b), start, ok, 2 * HALF, BL)
-    arrive_copied(ready.index(2 * b + 1))
-    page, place, ok = locate(source, entry1, PAGE)
-    entry1 = entries(source, first, count, place_ahead + KEYS, RL)
-    start = start_of(rows, page, place, PAGE)
-    mbarrier.wait(free.index(2 * b + 2), phase)
-    copy(left.index(b + 1), start, ok, 0, BL)
-    if DIMS[1] > 0:
-        copy(rope.index(b + 1), start, ok, 2 * HALF, BL)
-    arrive_copied(ready.index(2 * b + 2))
-    mbarrier.wait(free.index(2 * b + 3), phase)
-    copy(right.index(b + 1), start, ok, HALF, BL)
-    arrive_copied(ready.index(2 * b + 3))
-    put_validity(bias.index(b + 1), flags.index(b + 1), ok, valid.index(b + 1), LANES)
+    load_tiles(descs, right.index(b), rope0, where, ready.index(2 * b + 1), HALF, BL)
+    where = find(descs, source, entry1, rows, PAGE, RL)
+    entry1 = look_up(descs, source, first, count, place_ahead + KEYS, RL)
+    b += 1
+    mbarrier.wait(free.index(2 * b), phase)
+    load_tiles(descs, left.index(b), rope1, where, ready.index(2 * b), 0, BL)
+    mbarrier.wait(free.index(2 * b + 1), phase)
+    load_tiles(descs, right.index(b), None, where, ready.index(2 * b + 1), HALF, BL)
+    if LISTED:
+        put_validity(bias.index(b), flags.index(b), where[1], valid.index(b), LANES)
     return entry0, entry1
 
 
 @gluon.jit
 def producer(
-    info, source, rows, shape, q_descs, smem, bars, ST: gl.constexpr, DIMS: gl.constexpr,
+    info, source, rows, shape, descs, smem, bars, ST: gl.constexpr, DIMS: gl.constexpr,
     PAGE: gl.constexpr, LANES: gl.constexpr,
 ):  # fmt: skip
     """Every work item of this program. LANES: threads that copy neighboring 16 bytes of a row.
@@ -150,12 +204,12 @@ def producer(
     cursor, tile, box, first, skipped, count, steps = work_item(begin(source), source, shape, False)
     announce(info, t_bars, turn, tile, steps, source)
     at = (
-        entries(source, first, count, skipped, RL),
-        entries(source, first, count, skipped + KEYS, RL),
+        look_up(descs, source, first, count, skipped, RL),
+        look_up(descs, source, first, count, skipped + KEYS, RL),
     )
     while steps > 0:
         mbarrier.wait(q_free, (turn & 1) ^ 1)
-        load_queries(q_descs, q_smem, q_ready, box, DIMS)
+        load_queries(descs, q_smem, q_ready, box, DIMS)
         left_over = steps * 0
         for j in range(0, steps):
             place = skipped + (j + 1) * STEP
@@ -167,6 +221,8 @@ def producer(
                 announce(info, t_bars, turn, tile, left_over, source)
                 place = skipped
             ahead = (first, place, count)
-            at = gather(at, ahead, source, rows, step_smem, step_bars, it, ST, DIMS, PAGE, LANES)
+            at = gather(
+                at, ahead, source, rows, descs, step_smem, step_bars, it, ST, DIMS, PAGE, LANES
+            )
             it += 1
         steps = left_over

@@ -10,7 +10,7 @@ sequence. V is the first columns of K. The output columns are split between two 
 |---|---|---|---|
 | left (default) | 4 | 216 | scores of block 0; P0 · V0 and P1 · V1 for the left output columns |
 | right | 4 | 216 | scores of block 1; the same for the right output columns |
-| producer | 4 | 72 | loads Q, gathers rows (rows.py), or dequantizes FP8 rows (rows_fp8.py) |
+| producer | 4 | 72 | loads Q, loads rows (rows.py), or dequantizes FP8 rows (rows_fp8.py) |
 
 Where FP8 rows are dequantized the registers are 200, 200 and 104.
 
@@ -20,7 +20,7 @@ Where FP8 rows are dequantized the registers are 200, 200 and 104.
 | q_free | 1 | left, right, after the last scores of a work item (2) | producer |
 | ready | 4 ST | threads of the producer: block 0 left, right, block 1 left, right (128) | both |
 | free | 4 ST | the only warp-group that multiplies V with it: left, right (1) | producer |
-| valid | 2 ST | producer: validity of a block is written (1) | left, right |
+| valid | 2 ST | producer: validity of a block of a list is written (1) | left, right |
 | t_ready | 2 | producer: a work item is described in `info` (1) | left, right |
 | t_empty | 2 | left, right: it is read (2) | producer |
 | bar 8 – 13 (named) | | see signals.py | left, right |
@@ -30,7 +30,7 @@ Where FP8 rows are dequantized the registers are 200, 200 and 104.
 | q_left, q_right, q_rope | 64 x (256 + 256 + 64) x 2 = 73728 |
 | k_left, k_right, k_rope | 2 ST x 64 x (256 + 256 + 64) x 2 = 147456 |
 | p | k_rope: scores are done with it. Narrower rope: 2 ST x 64 x 64 x 2 of its own |
-| bias, flags | 2 ST x 64 x 4, 2 ST x 4 x 4 |
+| bias, flags (of lists) | 2 ST x 64 x 4, 2 ST x 4 x 4 |
 | row_maxes, sums (and largest scores) | 2 x 64 x 4, 3 x 64 x 4 |
 | info, barriers | 64 + 8 x (2 + 10 ST + 4) |
 | epilogue's change of layout, warp states | 4096 + 8 |
@@ -497,17 +497,18 @@ VECTORS = [
 
 @gluon.jit(do_not_specialize=COUNTS + STRIDES, do_not_specialize_on_alignment=VECTORS)
 def sparse_kernel(  # noqa: PLR0913
-    q_half_desc, q_rope_desc, k_half_desc, k_rope_desc, data_ptr, scale_ptr, rope_ptr, indices_ptr, lengths_ptr, cu_ptr,
-    out_ptr, lse_ptr, logits_ptr, sink_ptr, total_ptr, part_sums_ptr, part_state_ptr,
-    counter_ptr, capacity, factor, topk, rows, tiles, head_blocks, heads, batch, total_q,
-    rest_q, part_rows, indices_stride, stride_page, stride_row, scale_page, scale_row,
+    q_half_desc, q_rope_desc, k_half_desc, k_rope_desc, data_ptr, scale_ptr, rope_ptr, indices_ptr,
+    lengths_ptr, cu_ptr, out_ptr, lse_ptr, logits_ptr, sink_ptr, total_ptr, part_sums_ptr,
+    part_state_ptr, counter_ptr, capacity, factor, topk, rows, tiles, head_blocks, heads, batch,
+    total_q, rest_q, part_rows, indices_stride, stride_page, stride_row, scale_page, scale_row,
     out_stride_t, out_stride_h, lse_stride_t, lse_stride_h, logits_stride_t, logits_stride_h,
     ST: gl.constexpr, DIMS: gl.constexpr, PAGE: gl.constexpr, PAGE_SIZE: gl.constexpr,
     MASK: gl.constexpr, SIGN: gl.constexpr, OVERLAY: gl.constexpr, LANES: gl.constexpr,
     SCALED: gl.constexpr, FITS: gl.constexpr, AFTER: gl.constexpr, REGISTERS: gl.constexpr,
     LAYOUTS: gl.constexpr,
 ):  # fmt: skip
-    """DIMS: columns of half a latent, of rope. PAGE: rows of a page, 0 where pages lie end to end.
+    """k_half_desc, k_rope_desc: of pages whose blocks are boxes (see rows.py), or None.
+    DIMS: columns of half a latent, of rope. PAGE: rows of a page, 0 where pages lie end to end.
     MASK: 0: `indices` are lists of rows, one per token; 1, 2: they are a block table of sequences
     (topk: most keys), full or causal, and PAGE_SIZE is what its entries count in.
     OVERLAY: whether P takes the place of rope. SCALED: columns that share a scale, 0 for plain rows

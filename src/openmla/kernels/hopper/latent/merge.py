@@ -158,6 +158,4 @@ def merge_kernel(  # noqa: PLR0913
         for block in range(first, rows, blocks * ROWS):
             row = gl.arange(0, ROWS, RL) + block
             places = (request * part_rows, start, rows, parts)
-            write_merged(
-                row, places, first_column, spaces, results, heads, D_V, TOGETHER, COLUMNS
-            )
+            write_merged(row, places, first_column, spaces, results, heads, D_V, TOGETHER, COLUMNS)

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from openmla.formats import V32
 from openmla.kernels.call import Call
+from openmla.kernels.hopper.latent.launch import MERGED_TOGETHER
 from openmla.kernels.jobs import Jobs, Predicted, block_memory, typed
 from openmla.planning import Plan
 from openmla.problem import Problem
@@ -36,7 +37,10 @@ PROBLEMS = {
     "512+64 sequences": _PAGES,
     "512+64 sequences, split": _SPLIT,
     "512+64 sequences, split, not causal, no sink": replace(_SPLIT, causal=False, has_sink=False),
-    "128+32 sequences, split": replace(_SPLIT, d_nope=128, d_v=128, d_rope=32),
+    # Pages whose blocks are not boxes, and more ranges than the merge has slots.
+    "128+32 sequences, split": replace(
+        _SPLIT, heads=16, d_nope=128, d_v=128, d_rope=32, page_size=48
+    ),
     V32.name: _FP8,
     f"{V32.name} few": replace(_LONG, total_q=1),
     f"{V32.name} few, 64 columns": replace(_LONG, total_q=8),
@@ -66,6 +70,8 @@ def predicted(plan: Plan, call: Call) -> Predicted:
     """
     if plan.config.few:
         return Predicted(shared=plan.config.few.shared[call.kernel.__name__])
+    if call.kernel.__name__ == "merge_kernel" and call.arguments["TOGETHER"] == MERGED_TOGETHER:
+        return Predicted(shared=4 * MERGED_TOGETHER * call.arguments["COLUMNS"])
     if call.kernel.__name__ == "place_kernel":
         return Predicted(shared=SUMS_OF_WARPS)
     spills = 36 if call.arguments.get("SCALED") else 4 * (not plan.problem.causal)

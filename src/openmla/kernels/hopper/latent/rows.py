@@ -8,12 +8,14 @@ A block is three tiles, each loaded as soon as its last reader is done with it:
 | order | tile | with it | last reader of the step before |
 |---|---|---|---|
 | 0 | Q, once per work item | | right, after its last scores |
-| 1 | block 0 left | validity 0 (of lists) | left, after P0 · V0 |
+| 1 | block 0 left | validity 0 | left, after P0 · V0 |
 | 2 | block 0 right | rope 0 | right, after P0 · V0 |
-| 3 | block 1 left | rope 1 | left, after P1 · V1 |
-| 4 | block 1 right | validity 1 (of lists) | right, after P1 · V1 |
+| 3 | block 1 left | rope 1, validity 1 | left, after P1 · V1 |
+| 4 | block 1 right | | right, after P1 · V1 |
 
-The entries that say where rows lie are loaded a step ahead, also across work items.
+Validity is told of lists only, before the copies: threads that issue these are held up, and the
+scores wait for it (2 % of whole lists, H200). The entries that say where rows lie are loaded a step
+ahead, also across work items.
 """
 
 from triton.experimental import gluon
@@ -167,20 +169,20 @@ def gather(
     rope0 = rope.index(b) if DIMS[1] > 0 else None
     rope1 = rope.index(b + 1) if DIMS[1] > 0 else None
     mbarrier.wait(free.index(2 * b), phase)
-    load_tiles(descs, left.index(b), None, where, ready.index(2 * b), 0, BL)
     if LISTED:
         put_validity(bias.index(b), flags.index(b), where[1], valid.index(b), LANES)
+    load_tiles(descs, left.index(b), None, where, ready.index(2 * b), 0, BL)
     mbarrier.wait(free.index(2 * b + 1), phase)
     load_tiles(descs, right.index(b), rope0, where, ready.index(2 * b + 1), HALF, BL)
     where = find(descs, source, entry1, rows, PAGE, RL)
     entry1 = look_up(descs, source, first, count, place_ahead + KEYS, RL)
     b += 1
     mbarrier.wait(free.index(2 * b), phase)
+    if LISTED:
+        put_validity(bias.index(b), flags.index(b), where[1], valid.index(b), LANES)
     load_tiles(descs, left.index(b), rope1, where, ready.index(2 * b), 0, BL)
     mbarrier.wait(free.index(2 * b + 1), phase)
     load_tiles(descs, right.index(b), None, where, ready.index(2 * b + 1), HALF, BL)
-    if LISTED:
-        put_validity(bias.index(b), flags.index(b), where[1], valid.index(b), LANES)
     return entry0, entry1
 
 

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 from openmla.formats import V32
 from openmla.kernels.call import Call
-from openmla.kernels.hopper.latent.launch import MERGED_TOGETHER
 from openmla.kernels.jobs import Jobs, Predicted, block_memory, typed
 from openmla.planning import Plan
 from openmla.problem import Problem
@@ -62,6 +61,7 @@ PROBLEMS = {
     ),
 }  # fmt: skip
 SUMS_OF_WARPS = 64  # bytes in which the four warps of a block count rows that are named
+SLOTS_OF_WARPS = 16 * 32 * 4  # bytes in which they exchange the slots of a row, 32 columns at once
 
 
 def predicted(plan: Plan, call: Call) -> Predicted:
@@ -70,8 +70,8 @@ def predicted(plan: Plan, call: Call) -> Predicted:
     """
     if plan.config.few:
         return Predicted(shared=plan.config.few.shared[call.kernel.__name__])
-    if call.kernel.__name__ == "merge_kernel" and call.arguments["TOGETHER"] == MERGED_TOGETHER:
-        return Predicted(shared=4 * MERGED_TOGETHER * call.arguments["COLUMNS"])
+    if call.kernel.__name__ == "merge_kernel" and call.arguments["TOGETHER"] == 16:
+        return Predicted(shared=SLOTS_OF_WARPS)
     if call.kernel.__name__ == "place_kernel":
         return Predicted(shared=SUMS_OF_WARPS)
     spills = 36 if call.arguments.get("SCALED") else 4 * (not plan.problem.causal)

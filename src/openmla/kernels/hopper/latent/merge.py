@@ -27,20 +27,15 @@ MOST_SLOTS = gl.constexpr(16)
 
 
 @gluon.constexpr_function
-def slots_layout(slots, columns):
-    """[rows, slots, columns] as they are loaded."""
-    warps, each = [WARPS, 1, 1], [MOST_SLOTS // slots, slots, columns // 32]
+def layout(slots, columns, added=False):
+    """[rows, slots, columns] as they are loaded; or `added`, with all slots of an element in one
+    thread, which adds them in order."""
+    each, warps = [MOST_SLOTS // slots, slots, columns // 32], [WARPS, 1, 1]
     if slots == MOST_SLOTS:
-        warps, each = [1, WARPS, 1], [1, slots // WARPS, columns // 32]
+        each, warps = [1, slots // WARPS, columns // 32], [1, WARPS, 1]
+        if added:
+            each, warps = [1, slots, 1], [1, 1, WARPS]
     return gl.BlockedLayout(each, [1, 1, 32], warps, [2, 1, 0])
-
-
-@gluon.constexpr_function
-def rows_layout(slots, columns):
-    """The same with all slots of an element in one thread, which adds them in order."""
-    if slots < MOST_SLOTS:
-        return slots_layout(slots, columns)
-    return gl.BlockedLayout([1, slots, 1], [1, 1, 32], [1, 1, WARPS], [2, 1, 0])
 
 
 @gluon.jit
@@ -49,7 +44,7 @@ def load_parts(first, places, column, spaces, D_V: gl.constexpr, SLOTS: gl.const
     see `slots_of`."""
     part_sums_ptr, part_state_ptr = spaces
     start, seen, rows, parts = places
-    L: gl.constexpr = slots_layout(SLOTS, column.shape[0])
+    L: gl.constexpr = layout(SLOTS, column.shape[0])
     part = gl.arange(0, SLOTS, gl.SliceLayout(0, gl.SliceLayout(2, L))) + first
     at = start[:, None] + part[None, :] * rows  # the workspace has fewer than 2^31 elements
     ok = seen[:, None] & (part < parts)[None, :]
@@ -106,12 +101,12 @@ def write_merged(
     ranges."""
     slot, start, rows, parts = places
     out, lse_out, sink_ptr = results
-    L: gl.constexpr = slots_layout(SLOTS, COLUMNS)
+    L: gl.constexpr = layout(SLOTS, COLUMNS)
     there = gl.convert_layout(row, gl.SliceLayout(1, gl.SliceLayout(2, L)))
     column = gl.arange(0, COLUMNS, gl.SliceLayout(0, gl.SliceLayout(1, L))) + first_column
     there = (slot + there, there < rows, rows, parts)
     state = slots_of(there, column, spaces, D_V, SLOTS)
-    acc, row_max, row_sum = added(state, rows_layout(SLOTS, COLUMNS))
+    acc, row_max, row_sum = added(state, layout(SLOTS, COLUMNS, True))
     head = row % heads
     inverse, lse, empty = normalize(row_max, row_sum, sink_ptr, head)
     OL: gl.constexpr = gl.SliceLayout(1, acc.type.layout)
@@ -141,7 +136,7 @@ def merge_kernel(  # noqa: PLR0913
 ):  # fmt: skip
     """Program (request x blocks + block of rows) x (D_V / COLUMNS) + columns; see the head."""
     ROWS: gl.constexpr = WARPS * MOST_SLOTS // TOGETHER if TOGETHER < MOST_SLOTS else 1
-    RL: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(2, rows_layout(TOGETHER, COLUMNS)))
+    RL: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(2, layout(TOGETHER, COLUMNS, True)))
     source = (None, lengths_ptr, topk, 0, 0, cu_ptr, batch, total_q, heads, 0, 0, None, rest_q)
     spaces = (part_sums_ptr, part_state_ptr)
     out = (out_ptr, out_stride_t, out_stride_h)

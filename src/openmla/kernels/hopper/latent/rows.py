@@ -113,23 +113,17 @@ def copy_tiles(half, rope, where, barrier, FIRST: gl.constexpr, LAYOUT: gl.const
 
 
 @gluon.jit
-def load_boxes(descs, half, rope, box, barrier, FIRST: gl.constexpr):
-    """The same by TMA."""
-    ROPE: gl.constexpr = 0 if rope is None else rope.shape[1]
-    mbarrier.expect(barrier, KEYS * (half.shape[1] + ROPE) * 2)
-    load_box(descs[2], box, FIRST, barrier, half)
-    if rope is not None:
-        load_box(descs[3], box, 2 * half.shape[1], barrier, rope)
-    mbarrier.arrive(barrier, count=THREADS - 1)
-
-
-@gluon.jit
 def load_tiles(descs, half, rope, where, barrier, FIRST: gl.constexpr, LAYOUT: gl.constexpr):
-    """The same in one way or the other: a block that is not whole has rows that are zeros."""
+    """The same as boxes, if the block has all of its keys."""
+    ROPE: gl.constexpr = 0 if rope is None else rope.shape[1]
     if descs[2] is None:
         copy_tiles(half, rope, where, barrier, FIRST, LAYOUT)
     elif where[3]:
-        load_boxes(descs, half, rope, where[2], barrier, FIRST)
+        mbarrier.expect(barrier, KEYS * (half.shape[1] + ROPE) * 2)
+        load_box(descs[2], where[2], FIRST, barrier, half)
+        if rope is not None:
+            load_box(descs[3], where[2], 2 * half.shape[1], barrier, rope)
+        mbarrier.arrive(barrier, count=THREADS - 1)
     else:
         copy_tiles(half, rope, where, barrier, FIRST, LAYOUT)
 

@@ -175,7 +175,7 @@ DEFECTS = [
     ),
     sparse(
         "threads do not arrive for a box", Kind.DEADLOCK,
-        "    mbarrier.arrive(barrier, count=THREADS - 1)\n", "", "boxes", "latent.rows",
+        "count=THREADS - 1)", "count=1)", "boxes", "latent.rows",
     ),
 ]  # fmt: skip
 

@@ -40,11 +40,23 @@ class Fp8Defect(Defect):
 DEFECTS = [
     Fp8Defect(
         "rows are overwritten while they are read", Kind.RACE, "sparse_fp8.rows",
-        "mbarrier.wait(free.index(b), phase)", NOTHING,
+        "wait_read(slot, used, max(NUMBER - 1, 0))", NOTHING,
     ),
     Fp8Defect(
-        "one warp-group frees rows that the other reads", Kind.RACE, "sparse_fp8.kernel",
-        "free = barriers(2 * ST, 2)", "free = barriers(2 * ST, 1)",
+        "rows are freed before the last is read", Kind.RACE, "sparse_fp8.values",
+        "if tile == 6:", "if tile == 5:",
+    ),
+    Fp8Defect(
+        "weights are overwritten while they are read", Kind.RACE, "sparse_fp8.kernel",
+        "mbarrier.wait(p_free.index(slot), phase ^ 1)", NOTHING,
+    ),
+    Fp8Defect(
+        "one warp-group frees weights that the other reads", Kind.RACE, "sparse_fp8.kernel",
+        "p_free = barriers(ST, 2)", "p_free = barriers(ST, 1)",
+    ),
+    Fp8Defect(
+        "validity is not waited for", Kind.RACE, "sparse_fp8.rows",
+        "(32 * WARPS.value + 1)", "32 * WARPS.value",
     ),
     Fp8Defect(
         "rope comes from the latent columns", None, "sparse_fp8.rows",
@@ -56,7 +68,7 @@ DEFECTS = [
     ),
     Fp8Defect(
         "weights are not waited for", Kind.RACE, "sparse_fp8.kernel",
-        "mbarrier.wait(p_ready.index(b), phase)", NOTHING,
+        "wait_weights(slot, SIDE)", NOTHING,
     ),
     Fp8Defect(
         "weights are not fenced", Kind.FENCE, "sparse_fp8.kernel",
@@ -72,11 +84,11 @@ DEFECTS = [
     ),
     Fp8Defect(
         "O is not rescaled", None, "sparse_fp8.kernel",
-        "            O = rescale_heads(O, stats, b)\n", "", "rising",
+        "            O = rescale_heads(O, stats, slot)\n", "", "rising",
     ),
     Fp8Defect(
         "a factor of one warp's rows is not seen", None, "sparse_fp8.kernel",
-        "gl.where(factor == 1.0, 0, 1)", "gl.where(factor == factor, 0, 1)", "rising",
+        "gl.where(every == 1.0, 0, 1)", "gl.where(every == every, 0, 1)", "rising",
     ),
     Fp8Defect(
         "rope columns are not multiplied", None, "sparse_fp8.scores", "if HOW[8]:", "if False:",
@@ -91,7 +103,7 @@ DEFECTS = [
     ),
     Fp8Defect(
         "values are not scaled", None, "sparse_fp8.scores",
-        "        P = P * scales_of(scales, b, SL)[None, :]\n", "        pass\n", "fp8_token",
+        "        P = P * scales_of(scales, slot, SL)[None, :]\n", "        pass\n", "fp8_token",
     ),
     Fp8Defect(
         "weights beyond what fp16 holds", None, "sparse_fp8.scores",
@@ -108,12 +120,12 @@ DEFECTS = [
         "keys of a pair trade places", None, "sparse_fp8.values", "[even, odd]", "[odd, even]",
     ),
     Fp8Defect(
-        "the second panel has the values of the first", None, "sparse_fp8.values",
-        "load_pairs(k_smem[0], b, 2 * SIDE + 1)", "load_pairs(k_smem[0], b, 2 * SIDE)",
+        "both halves of the columns have the values of the left", None, "sparse_fp8.values",
+        "(SIDE * 4 + TILE % 4)", "(TILE % 4)",
     ),
     Fp8Defect(
-        "rows of a tile in another order", None, "sparse_fp8.epilogue", "(3, 4, 0, 2, 1)",
-        "(3, 0, 4, 2, 1)",
+        "rows of a tile in another order", None, "sparse_fp8.epilogue", "(3, 5, 4, 0, 2, 1)",
+        "(3, 4, 5, 0, 2, 1)",
     ),
     Fp8Defect(
         "all heads have the divisors of the first", None, "sparse_fp8.epilogue",
@@ -141,7 +153,7 @@ def run(launch: ModuleType, name: str, schedule: str, seed: int) -> tuple[set[Ki
 
 
 def test_their_names_differ() -> None:
-    assert len({defect.name for defect in DEFECTS}) == len(DEFECTS) >= 21
+    assert len({defect.name for defect in DEFECTS}) == len(DEFECTS) >= 24
 
 
 @pytest.mark.parametrize("defect", DEFECTS, ids=lambda defect: defect.name)

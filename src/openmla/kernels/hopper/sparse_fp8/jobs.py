@@ -27,17 +27,17 @@ PROBLEMS = {
 
 
 # Bytes of the plan's room for the arguments of partitions that a call leaves, with either Triton.
-UNUSED = dict(zip(PROBLEMS.values(), (80, 48, 32, 128, 48, 0), strict=True))
+UNUSED = dict(zip(PROBLEMS.values(), (112, 80, 64, 160, 80, 32), strict=True))
 
 
 def predicted(plan: Plan, call: Call) -> Predicted:
     """What partitions are given when they begin has its place in shared memory; how much depends on
-    the arguments, so the plan has room for the most. Registers are stored at the ends of work
-    items; where rows have scales, also by the producer."""
+    the arguments, so the plan has room for the most. Over pages, the producer stores a register or
+    two at the ends of work items."""
     return Predicted(
         shared=plan.config.smem_used - UNUSED[plan.problem],
         registers=plan.config.registers.at_launch,
-        spills=208 if plan.config.scaled else 40,
+        spills=8 if plan.problem.form == "latent" else 0,
     )
 
 

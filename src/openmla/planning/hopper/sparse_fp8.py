@@ -141,10 +141,12 @@ class HopperSparseFp8Config(HopperSparseConfig):
 
     def explain(self) -> list[str]:
         """How each number came about, one line each."""
-        return [
-            "scores are FP8 products of Q and rows; values become fp16 in registers",
-            *super().explain(),
-        ]
+        lines = super().explain()
+        lines[1] = (
+            f"a step is {self.keys_per_step} keys; each warp-group that multiplies values holds "
+            f"{self.latent // 2} of {self.latent} output columns"
+        )
+        return ["scores are FP8 products of Q and rows; values become fp16 in registers", *lines]
 
 
 def select_hopper_sparse_fp8_config(**arguments: Any) -> HopperSparseFp8Config:

@@ -65,17 +65,16 @@ SLOTS_OF_WARPS = 16 * 32 * 4  # bytes in which they exchange the slots of a row,
 
 
 def predicted(plan: Plan, call: Call) -> Predicted:
-    """The kernel that counts rows adds the sums of its warps. Triton 3.9's producer stores a
-    register where ranges are not causal, and nine where it dequantizes pages; 3.6's none.
-    """
+    """The kernel that counts rows adds the sums of its warps. Triton 3.9's producer stores nine
+    registers where it dequantizes pages, 3.6's none."""
     if plan.config.few:
         return Predicted(shared=plan.config.few.shared[call.kernel.__name__])
     if call.kernel.__name__ == "merge_kernel" and call.arguments["TOGETHER"] == 16:
         return Predicted(shared=SLOTS_OF_WARPS)
     if call.kernel.__name__ == "place_kernel":
         return Predicted(shared=SUMS_OF_WARPS)
-    spills = 36 if call.arguments.get("SCALED") else 4 * (not plan.problem.causal)
-    return replace(block_memory(plan, call), spills=spills * (plan.problem.form == "latent"))
+    spills = 36 if call.arguments.get("SCALED") and plan.problem.form == "latent" else 0
+    return replace(block_memory(plan, call), spills=spills)
 
 
 JOBS = Jobs(

@@ -35,8 +35,10 @@ def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 
 
 def dense_rows() -> list[Row]:
-    """Shapes of the dense benchmark."""
-    return [row for row in newest("hopper-dense-h200", "speed").rows if "shape" in row]
+    """Shapes of the dense benchmark; short ones from a later run."""
+    files = (newest(name, "speed") for name in ("hopper-dense-h200", "hopper-dense-short-h200"))
+    found = {row["shape"]: row for file in files for row in file.rows if "shape" in row}
+    return list(found.values())
 
 
 def dense_table(rows: Iterable[Row]) -> str:
@@ -108,7 +110,7 @@ def few_lists_table() -> str:
     names = ("planned us", "planned us in a row", "one launch us")
     return table(head, (
         (row["rows"], row["queries"], *(f"{row[name]:.1f}" for name in names))
-        for row in newest("few-lists-h200", "few").rows
+        for row in newest("few-h200", "few").rows
     ))  # fmt: skip
 
 
@@ -199,13 +201,14 @@ def regions() -> dict[tuple[str, str], str]:
         "fp8": (fp8_table(), newest("hopper-fp8-h200", "speed")),
         "latent": (latent_table(), newest("hopper-sparse-h200", "latent")),
         "few-pages": (few_pages_table(), newest("few-h200", "pages")),
-        "few-lists": (few_lists_table(), newest("few-lists-h200", "few")),
+        "few-lists": (few_lists_table(), newest("few-h200", "few")),
         "fp8-ways": (fp8_ways_table(), newest("few-fp8-h200", "fp8")),
         "portable": (portable_table(), newest("portable-h200", "time", "times")),
         "cpu": (cpu_table(), newest("cpu", "rows")),
         "ranks": (ranks_table(), newest("context-parallel-h200", "shares")),
     }
     found = {(page, name): f"{text}\n\n{file.source}" for name, (text, file) in tables.items()}
+    found[page, "dense"] += f"\n\nShort prompts: {newest('hopper-dense-short-h200', 'speed').source}"
     found[page, "behind"] = behind()
     found |= {(page, name): contestants_table(*what) for name, what in BY_CONTESTANT.items()}
     return found | {(page, "files"): files_table(), ("README.md", "measured"): readme()}

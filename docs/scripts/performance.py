@@ -208,7 +208,8 @@ def regions() -> dict[tuple[str, str], str]:
         "ranks": (ranks_table(), newest("context-parallel-h200", "shares")),
     }
     found = {(page, name): f"{text}\n\n{file.source}" for name, (text, file) in tables.items()}
-    found[page, "dense"] += f"\n\nShort prompts: {newest('hopper-dense-short-h200', 'speed').source}"
+    short = newest("hopper-dense-short-h200", "speed").source
+    found[page, "dense"] += f"\n\nShort prompts: {short}"
     found[page, "behind"] = behind()
     found |= {(page, name): contestants_table(*what) for name, what in BY_CONTESTANT.items()}
     return found | {(page, "files"): files_table(), ("README.md", "measured"): readme()}

@@ -14,15 +14,9 @@ from repository.package_source import PACKAGE, ROOT, functions, modules, path_of
 MAY_READ_ENVIRONMENT = ("cli", "aot", "plan.target", "integrations.vllm.registration")
 # Argument errors must survive `python -O`.
 NO_ASSERTS_WITH_MESSAGES = ("checks", "api.attention", "cache")
-# Features that are still growing do not count against the budget of lines.
-GROWING = {"integrations", "nn", "distributed", "indexer", "layer", "dense_fp8", "deep_gemm",
-           "executed", "check_executed", "validate", "predicted", "against", "quantize",
-           "quantizing", "few", "flash_mla_decode", "pair",
-           "prediction", "sparse_fp8", "one_block"}  # fmt: skip
-# Lines of the rest of src/openmla, without the examples in docstrings. What a change adds, it takes
-# away elsewhere, and one that leaves fewer lowers the figure; only a form that a chip did not serve
-# before raises it. The aim is 27,000.
-MOST_LINES = 29_608
+# Lines of src/openmla, all but the examples in docstrings. What a change adds, it takes away
+# elsewhere, and one that leaves fewer lowers the figure. The aim is 40,000.
+MOST_LINES = 44_227
 MOST_FILES = 14
 # Folders that may have more Python files, until they are regrouped.
 CROWDED: dict[str, int] = {}
@@ -77,13 +71,8 @@ def test_files_stay_short():
     ] == []
 
 
-def grows(module: str) -> bool:
-    """Whether a module belongs to a feature that the budget leaves out."""
-    return not GROWING.isdisjoint(module.replace("indexer_", "indexer.").split("."))
-
-
 def test_the_package_does_not_grow():
-    counted = [path_of(m) for m in modules() if not grows(m)]
+    counted = [path_of(m) for m in modules()]
     assert len(counted) > 200
     lines = [line for path in counted for line in path.read_text().splitlines()]
     assert sum(not line.lstrip().startswith((">>> ", "... ")) for line in lines) <= MOST_LINES

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from gluon_sim import Kind
 from kernels.hopper.dense.setups import Setup
-from kernels.hopper.dense.test_kernel import EDGES, FULL_TABLE, MASKED, PAGED, PEAKY, V3
+from kernels.hopper.dense.test_kernel import EDGES, FULL_TABLE, MASKED, ONE_BLOCK, PAGED, PEAKY, V3
 from kernels.mutants import NOTHING, Defect
 
 # Every block of keys raises the maximum: they are walked from the last to the first.
@@ -21,7 +21,8 @@ SETUPS = {
     "work items": Setup(V3),
     "edges": Setup(EDGES),
     "empty rows": Setup(replace(V3, d_nope=192, d_v=256, q_lens=(129,), k_lens=(66,))),
-    "one block": Setup(replace(V3, heads=1, q_lens=(5,), k_lens=(20,), spare=0)),
+    "one block": Setup(replace(V3, heads=1, q_lens=(5, 0), k_lens=(20, 0), spare=0)),
+    "one request": Setup(ONE_BLOCK),
     "falling": Setup(FALLING),
     "peaky": Setup(replace(PEAKY, heads=1)),
     "full table": Setup(FULL_TABLE),
@@ -299,18 +300,33 @@ RESULTS = [
         "head * (out_stride_h.to(gl.int64) * VECTOR)", "head * D_V", "strided, split",
     ),
 ]  # fmt: skip
+ONE_REQUEST = [
+    DenseDefect(
+        "rows after the last query see keys", None, "one_block",
+        "gl.where((row < q_len)[:, None], sums, 0.0)", "sums", "one request",
+    ),
+    DenseDefect(
+        "the second tile is masked as the first", None, "one_block",
+        "keys - q_len + first + 1", "keys - q_len + 1", "one request",
+    ),
+    DenseDefect(
+        "values are not waited for", Kind.RACE, "one_block",
+        "mbarrier.wait(ready.index(2), 0)", NOTHING, "one request",
+    ),
+]  # fmt: skip
 HOST = [
     DenseDefect(
         "the host takes heads of out to lie end to end", Kind.OUTPUT, "launch",
-        "out.stride(1) // VECTOR", "out.shape[2] // VECTOR", "strided",
+        '**strides("lse"', '"out_stride_h": out.shape[2] // VECTOR, **strides("lse"', "strided",
     ),
     DenseDefect(
         "the host takes rows of out to lie end to end", Kind.OUTPUT, "launch",
-        "out.stride(0) // VECTOR", "out.shape[1] * out.shape[2] // VECTOR", "strided",
+        '**strides("lse"', '"out_stride_t": out.shape[1] * out.shape[2] // VECTOR, **strides("lse"',
+        "strided",
     ),
     DenseDefect(
         "the host takes lse to be [tokens, heads]", Kind.BOUNDS, "launch",
-        "lse.stride(0),", "lse.shape[1],", "strided",
+        '**strides("lse", lse)', '**strides("lse", lse), "lse_stride_t": lse.shape[1]', "strided",
     ),
     DenseDefect(
         "V's heads lie end to end", None, "descriptors",
@@ -399,4 +415,4 @@ MASK = [
         "MASKED or HOW[3], BN", "MASKED, BN", "few keys",
     ),
 ]  # fmt: skip
-DEFECTS = [*SCHEDULER, *TILES, *PRODUCER, *CONSUMER, *RESULTS, *HOST, *MASK]
+DEFECTS = [*ONE_REQUEST, *SCHEDULER, *TILES, *PRODUCER, *CONSUMER, *RESULTS, *HOST, *MASK]

@@ -25,6 +25,7 @@ from openmla.kernels.call import (
     vector,
 )
 from openmla.kernels.gluon.descriptors import (
+    SWIZZLE_BYTES,
     pages,
     ragged,
     rows_of_heads,
@@ -95,9 +96,10 @@ def calls(plan: Plan, op: DenseOperands, results: Results) -> Iterator[Call]:
         return
     fixed = fixed_of(plan.problem, plan.config)
     arguments = {
-        **fixed.constexprs, **_descriptors(fixed, plan.config, op), **outputs(op, results),
-        **scale_arguments(op.weights.scale), "total_q": op.q.shape[0],
+        **fixed.constexprs, **descriptors(fixed, plan.config.BN, op, op.v),
+        **outputs(op, results), **scale_arguments(op.weights.scale), "total_q": op.q.shape[0],
         "total_k": op.k_nope.shape[0], "heads": op.q.shape[1],
+        "mask_desc": None if op.key_mask is None else words(op.key_mask, WGMMA_ROWS),
     }  # fmt: skip
     if plan.config.one_block(op.cu_seqlens_q.shape[0] - 1, op.k_nope.shape[0]):
         arguments |= _requests(op, arguments["table_ptr"], 0, 1)
@@ -145,31 +147,30 @@ def fixed_of(problem: Problem, config: HopperDenseConfig) -> Fixed:
     return Fixed(constexprs, parts, config.page_box, rule.min_keys if chunk else 0, chunk, slots)
 
 
-def _descriptors(fixed: Fixed, config: HopperDenseConfig, op: DenseOperands) -> dict[str, Any]:
+def descriptors(fixed: Fixed, BN: int, op: DenseOperands, v: Tensor) -> dict[str, Any]:
+    """Of Q, K and rope in swizzled rows of 128 bytes, whatever their type; of V as `v` is."""
     main, tail, rope = fixed.parts
-    BN = config.BN
+
+    def columns(x: Tensor, rows: int, width: int) -> Any:
+        return rows_of_heads(x, rows, width, SWIZZLE_BYTES) if width else None
+
     found: dict[str, Any] = {
-        "q_main_desc": rows_of_heads(op.q, WGMMA_ROWS, main),
-        "q_tail_desc": rows_of_heads(op.q, WGMMA_ROWS, tail) if tail else None,
-        "q_rope_desc": rows_of_heads(op.q, WGMMA_ROWS, rope) if rope else None,
-        "k_main_desc": rows_of_heads(op.k_nope, BN, main),
-        "k_tail_desc": rows_of_heads(op.k_nope, BN, tail) if tail else None,
-        "k_rope_desc": None,
-        "v_desc": ragged(op.v, BN),
-        "mask_desc": None if op.key_mask is None else words(op.key_mask, WGMMA_ROWS),
-        "table_ptr": None,
-        "table_stride": 0,
-    }
-    if not rope:
-        return found
-    if op.rope_cache is not None and op.block_table is not None:
-        columns = op.rope_cache.data[..., op.rope_cache.latent :]
-        found["k_rope_desc"] = pages(columns, fixed.page_box)
+        "q_main_desc": columns(op.q, WGMMA_ROWS, main),
+        "q_tail_desc": columns(op.q, WGMMA_ROWS, tail),
+        "q_rope_desc": columns(op.q, WGMMA_ROWS, rope),
+        "k_main_desc": columns(op.k_nope, BN, main),
+        "k_tail_desc": columns(op.k_nope, BN, tail),
+        "k_rope_desc": None, "v_desc": ragged(v, BN), "table_ptr": None, "table_stride": 0,
+    }  # fmt: skip
+    if rope and op.rope_cache is not None and op.block_table is not None:
+        cached = op.rope_cache.data[..., op.rope_cache.latent :]
+        found["k_rope_desc"] = pages(cached, fixed.page_box)
         found |= {"table_ptr": vector(op.block_table), "table_stride": op.block_table.shape[1]}
-    elif op.k_rope is not None and op.k_rope.dim() == 2:
-        found["k_rope_desc"] = shared_rows(op.k_rope, BN)
-    elif op.k_rope is not None:
-        found["k_rope_desc"] = rows_of_heads(op.k_rope, BN, rope)
+    elif rope and op.k_rope is not None:
+        shared = op.k_rope.dim() == 2
+        found["k_rope_desc"] = (
+            shared_rows(op.k_rope, BN, SWIZZLE_BYTES) if shared else columns(op.k_rope, BN, rope)
+        )
     return found
 
 

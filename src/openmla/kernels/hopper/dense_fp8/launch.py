@@ -12,16 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from openmla.kernels.call import Call, scale_arguments, vector
-from openmla.kernels.gluon.descriptors import (
-    SWIZZLE_BYTES,
-    pages,
-    ragged,
-    rows_of_heads,
-    shared_rows,
-    tile_layout,
-)
-from openmla.kernels.hopper.dense.launch import WGMMA_ROWS, Fixed, fixed_of, launches, outputs
+from openmla.kernels.call import Call, scale_arguments, strides, vector
+from openmla.kernels.gluon.descriptors import tile_layout
+from openmla.kernels.hopper.dense.launch import descriptors, fixed_of, launches, outputs
 from openmla.kernels.hopper.dense_fp8.kernel import dense_fp8_kernel
 from openmla.kernels.hopper.dense_fp8.upcast import ROWS, VECTOR, upcast_kernel
 from openmla.operands import DenseOperands, Results
@@ -48,7 +41,7 @@ def calls(plan: Plan, op: DenseOperands, results: Results) -> Iterator[Call]:
     arguments = {
         **fixed.constexprs,
         **_fp8_constexprs(config),
-        **_descriptors(fixed, config, op, v),
+        **descriptors(fixed, config.BN, op, v),
         **outputs(op, results),
         **scale_arguments(op.weights.scale),
         "q_scale_ptr": vector(op.weights.q_scale),
@@ -68,47 +61,10 @@ def _fp8_constexprs(config: HopperDenseFp8Config) -> dict[str, Any]:
     return {"LAYOUTS": (*narrow, *wide)}
 
 
-def _descriptors(
-    fixed: Fixed, config: HopperDenseFp8Config, op: DenseOperands, v: Tensor
-) -> dict[str, Any]:
-    main, tail, rope = fixed.parts
-    BN = config.BN
-
-    def columns(x: Tensor, rows: int, width: int) -> Any:
-        return rows_of_heads(x, rows, width, SWIZZLE_BYTES) if width else None
-
-    found: dict[str, Any] = {
-        "q_main_desc": columns(op.q, WGMMA_ROWS, main),
-        "q_tail_desc": columns(op.q, WGMMA_ROWS, tail),
-        "q_rope_desc": columns(op.q, WGMMA_ROWS, rope),
-        "k_main_desc": columns(op.k_nope, BN, main),
-        "k_tail_desc": columns(op.k_nope, BN, tail),
-        "k_rope_desc": None,
-        "v_desc": ragged(v, BN),
-        "table_ptr": None,
-        "table_stride": 0,
-    }
-    if not rope:
-        return found
-    if op.rope_cache is not None and op.block_table is not None:
-        cached = op.rope_cache.data[..., op.rope_cache.latent :]
-        found["k_rope_desc"] = pages(cached, fixed.page_box)
-        found |= {
-            "table_ptr": vector(op.block_table),
-            "table_stride": op.block_table.shape[1],
-        }
-    elif op.k_rope is not None and op.k_rope.dim() == 2:
-        found["k_rope_desc"] = shared_rows(op.k_rope, BN, SWIZZLE_BYTES)
-    elif op.k_rope is not None:
-        found["k_rope_desc"] = columns(op.k_rope, BN, rope)
-    return found
-
-
 def _upcast(v: Tensor, copy: Tensor) -> Call:
     tokens, heads, d_v = v.shape
     arguments = {
         "v_ptr": v, "out_ptr": copy, "rows": tokens * heads, "heads": heads, "D_V": d_v,
-        "v_stride_t": v.stride(0) // VECTOR.value, "v_stride_h": v.stride(1) // VECTOR.value,
-        "num_warps": 4,
+        **strides("v", v, VECTOR.value), "num_warps": 4,
     }  # fmt: skip
     return Call(upcast_kernel, ceildiv(tokens * heads, ROWS.value), arguments)

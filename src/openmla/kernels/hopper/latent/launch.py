@@ -22,6 +22,7 @@ from openmla.kernels.call import (
     Sources,
     launch_counter,
     scale_arguments,
+    strides,
     vector,
 )
 from openmla.kernels.gluon.dequantize.launch import Filling, addressed_once, rows_of
@@ -315,24 +316,17 @@ def _boxes(config: HopperSparseConfig, op: Operands, dequantizes: bool) -> dict[
 
 def heads_of_tokens(q: Tensor, columns: int, rows: int = WGMMA_ROWS) -> Any:
     """Boxes of 64 heads of one token of q [tokens, heads, width]; zeros past the last head."""
-    strides = list(q.stride())
+    steps = list(q.stride())
     if q.shape[1] == 1:
-        strides[1] = strides[0]  # of one head: may be anything, and is never used
+        steps[1] = steps[0]  # of one head: may be anything, and is never used
     box = [1, rows, columns]
-    return TensorDescriptor(q, list(q.shape), strides, box, tile_layout(columns, 3))
+    layout = tile_layout(columns, 3, q.element_size())
+    return TensorDescriptor(q, list(q.shape), steps, box, layout)
 
 
 def outputs(results: Results) -> dict[str, Any]:
     """Where results are written."""
     out, lse, logits = results.out, results.lse, results.max_logits
-    return {
-        "out_ptr": out,
-        "lse_ptr": lse,
-        "logits_ptr": logits,
-        "out_stride_t": out.stride(0) // VECTOR,
-        "out_stride_h": out.stride(1) // VECTOR,
-        "lse_stride_t": 0 if lse is None else lse.stride(0),
-        "lse_stride_h": 0 if lse is None else lse.stride(1),
-        "logits_stride_t": 0 if logits is None else logits.stride(0),
-        "logits_stride_h": 0 if logits is None else logits.stride(1),
-    }
+    vectors = {"out_ptr": out, "lse_ptr": lse, "logits_ptr": logits}
+    steps = strides("out", out, VECTOR) | strides("lse", lse) | strides("logits", logits)
+    return {**vectors, **steps}

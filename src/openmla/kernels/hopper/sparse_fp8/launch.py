@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from openmla.cache import LatentCache
 from openmla.kernels.call import Call, launch_counter, scale_arguments, vector
@@ -21,6 +20,7 @@ from openmla.kernels.hopper.latent.launch import (
     WGMMA_ROWS,
     group_of,
     has_keys,
+    heads_of_tokens,
     lists,
     outputs,
     sequences,
@@ -103,12 +103,3 @@ def _queries(config: HopperSparseFp8Config, q: Tensor) -> dict[str, Any]:
         "q_latent_desc": heads_of_tokens(q, config.latent),
         "q_rope_desc": heads_of_tokens(q, config.rope) if config.rope else None,
     }
-
-
-def heads_of_tokens(q: Tensor, columns: int) -> Any:
-    """As for bf16 (latent/launch.py), for bytes."""
-    strides = list(q.stride())
-    if q.shape[1] == 1:
-        strides[1] = strides[0]  # of one head: may be anything, and is never used
-    box = [1, WGMMA_ROWS, columns]
-    return TensorDescriptor(q, list(q.shape), strides, box, tile_layout(columns, 3, 1))

@@ -161,3 +161,12 @@ def test_fp8_weights_are_too_coarse_to_run_unasked() -> None:
 @pytest.mark.parametrize("page_size", [16, 64, 128, 256])
 def test_rope_pages_run_on_blackwell(rope_dtype: str, page_size: int) -> None:
     assert plan(cached(V3, rope_dtype, page_size), B200).backend == "blackwell"
+
+
+def test_a_pool_whose_named_rows_may_exceed_a_workspace_is_dequantized_whole() -> None:
+    # No other kernel reads FP8 rows: a workspace that they do not fit would stay empty.
+    fp8 = replace(SPARSE, kv_dtype="fp8_656", v_dtype="fp8_656", rope_dtype="fp8_656", total_q=4096)
+    problems = [replace(fp8, total_k=rows) for rows in (65536, 1_000_000)]
+    small, large = (PairKernel(plan(p, B200).config, p).cache_read for p in problems)
+    assert (small.rows, small.mapped) == (65536, 65536)
+    assert (large.rows, large.mapped) == (1_000_000, 0)

@@ -1,12 +1,14 @@
 # `make demo` and `make test` are all a newcomer needs: both create .venv and install what they use.
 PYTHON ?= python3
 VENV := .venv
-# Kernels must compile with two versions of Triton; the second has an environment of its own.
-VENV39 := .venv-triton39
+# torch 2.11 to 2.15 bring four versions of Triton. The environment has the one that its torch
+# requires; the others are folders that are put in front of it.
+OTHER_TRITONS := 3.6.0 3.8.0 3.9.0
+FOLDERS := $(OTHER_TRITONS:%=.tritons/%)
 VENV_VLLM := .venv-vllm
 PIP_INSTALL = bin/pip install --quiet --disable-pip-version-check
 
-.PHONY: help demo test unit test-all test-gpu test-vllm record-vllm lint compile compile-fresh docs wheel clean
+.PHONY: help demo test unit matrix test-all test-fresh test-gpu test-vllm record-vllm lint compile-all docs wheel clean
 
 help:
 	@echo "make demo   run every kind of MLA prefill on this machine and check it"
@@ -15,6 +17,7 @@ help:
 	@echo "make wheel  build the packages of a release into dist/"
 	@echo "make test-all  the same, then longer fuzz: CPU kernels, Gluon kernels simulated and executed"
 	@echo "make test-gpu  run the tests that need a GPU, with this machine's own torch"
+	@echo "make compile-all  compile every kernel with every Triton, and keep the reports"
 	@echo "make test-vllm  run vLLM's engine on openmla; its environment takes 3.5 GB"
 	@echo "make clean  remove the environments and caches"
 
@@ -26,10 +29,8 @@ $(VENV)/.installed: pyproject.toml gluon-sim/pyproject.toml constraints.txt
 	$(VENV)/$(PIP_INSTALL) -c constraints.txt -e gluon-sim -e '.[dev]'
 	@touch $@
 
-$(VENV39)/.installed: pyproject.toml gluon-sim/pyproject.toml constraints-triton39.txt
-	$(PYTHON) -m venv $(VENV39)
-	$(VENV39)/$(PIP_INSTALL) -c constraints-triton39.txt torch
-	$(VENV39)/$(PIP_INSTALL) -c constraints-triton39.txt -e gluon-sim -e '.[cli]' pytest pytest-xdist
+.tritons/%/.installed: $(VENV)/.installed
+	$(VENV)/$(PIP_INSTALL) --no-deps --upgrade --target .tritons/$* triton==$*
 	@touch $@
 
 demo: $(VENV)/.installed
@@ -40,20 +41,27 @@ lint: $(VENV)/.installed
 	$(VENV)/bin/ruff format --check src tests benchmarks docs examples gluon-sim
 	$(VENV)/bin/mypy
 
-# Compile every kernel config with the second Triton; an unchanged kernel comes from the cache.
-compile: $(VENV39)/.installed
-	$(VENV39)/bin/pytest -n 2 --dist worksteal -m compile gluon-sim/tests tests/kernels tests/executed tests/aot/test_compiled.py
+# With every other Triton: all modules import, one job of every kernel kind compiles, and so on. With
+# the newest also what only runs there: pairs of CTAs on Blackwell, CDNA4's code.
+matrix: $(FOLDERS:%=%/.installed)
+	for folder in $(FOLDERS); do \
+		PYTHONPATH=$$folder $(VENV)/bin/pytest -n 2 --dist worksteal -m tritons || exit 1; \
+	done
+	PYTHONPATH=.tritons/3.9.0 $(VENV)/bin/pytest -n 2 --dist worksteal -m "compile and not tritons" \
+		gluon-sim/tests tests/kernels tests/executed tests/aot/test_compiled.py
 
-# Every kernel config with both Tritons, nothing from the cache: hours, once a week.
-compile-fresh: $(VENV)/.installed $(VENV39)/.installed
-	$(VENV)/bin/openmla compile --no-cache
-	$(VENV39)/bin/openmla compile --no-cache
+# Every job of every target with every Triton, nothing from the cache: an hour on two cores. What the
+# compilers say goes to tests/compiled, to be read and committed.
+compile-all: $(VENV)/.installed $(FOLDERS:%=%/.installed)
+	for folder in none $(FOLDERS); do \
+		PYTHONPATH=$$folder $(VENV)/bin/openmla compile --no-cache --jobs 2 --update tests/compiled || exit 1; \
+	done
 
 # Every kernel under every schedule of the simulator takes minutes: `make test-all` has it.
 unit: $(VENV)/.installed
 	$(VENV)/bin/pytest -n 3 --dist worksteal -k "not test_every_schedule_is_clean"
 
-test: lint compile unit
+test: lint unit matrix
 
 # Figures, tables and pictures are drawn anew, so that the site cannot be older than what it shows.
 docs: $(VENV)/.installed
@@ -75,7 +83,17 @@ test-all: test
 	done
 	$(VENV)/bin/pytest -n 2 tests/kernels -k test_every_schedule_is_clean
 	$(VENV)/bin/pytest -n 2 -m executed tests/executed
-	$(VENV39)/bin/pytest -n 2 -m executed tests/executed
+	for folder in $(FOLDERS); do \
+		PYTHONPATH=$$folder $(VENV)/bin/pytest -n 2 -m executed tests/executed || exit 1; \
+	done
+
+# What a machine with nothing but Python, pip and the package index does: the same two commands, in a
+# clone, with no other index and no local wheels. torch's CUDA packages take 6 GB there.
+test-fresh:
+	rm -rf build/fresh && git clone --quiet . build/fresh
+	cd build/fresh && env -u PIP_FIND_LINKS -u PIP_EXTRA_INDEX_URL PIP_CONFIG_FILE=/dev/null \
+		$(MAKE) demo test
+	test -z "$$(git -C build/fresh status --porcelain)"
 
 # The environments above have no CUDA; these tests need pytest beside a torch that has. Compiling
 # kernels takes most of their time, so the files run side by side.
@@ -101,4 +119,4 @@ record-vllm: $(VENV_VLLM)/.installed
 	$(VENV_VLLM)/bin/python tests/vllm_engine/recording.py tests/integrations/vllm/calls.pt
 
 clean:
-	rm -rf $(VENV) $(VENV39) $(VENV_VLLM) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .tritons $(VENV_VLLM) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

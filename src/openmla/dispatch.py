@@ -4,6 +4,7 @@ from functools import lru_cache
 
 import torch
 
+from openmla.kernels.fallback import without_failed
 from openmla.operands import Operands, Results
 from openmla.planning import NEWEST_TRITON, Plan, cached_plan
 from openmla.planning.target import Target, target_of_device
@@ -18,7 +19,7 @@ def plan_call(operands: Operands, results: Results, backend: str = "auto") -> Pl
 def plan_for(problem: Problem, target: Target, backend: str = "auto") -> Plan:
     """The plan that runs with the Triton that is installed; an explicit backend stays."""
     triton = NEWEST_TRITON if target.vendor == "cpu" else triton_version()
-    return cached_plan(problem, target, backend, triton)
+    return without_failed(lambda name: cached_plan(problem, target, name, triton), backend)
 
 
 @lru_cache(maxsize=1)

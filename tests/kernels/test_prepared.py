@@ -49,7 +49,7 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     def encode(*args: Any) -> tuple[Any, ...]:
         return tuple(tuple(x) if isinstance(x, list) else x for x in args)
 
-    names = ("fill_tma_descriptor",) if prepared.TRITON < (3, 9) else ("fill_tma_descriptor_tiled",)
+    names = ("fill_tma_descriptor",) if prepared.TRITON < (3, 7) else ("fill_tma_descriptor_tiled",)
     utils = SimpleNamespace(**dict.fromkeys(names, encode))
     active = SimpleNamespace(
         active=SimpleNamespace(utils=utils, allocate_default_profile_scratch=lambda *args: None)
@@ -75,21 +75,21 @@ def test_a_prepared_kernel_is_launched_as_triton_launches_it(described: bool) ->
     ready = prepared._Kernel(call, prepared.launcher(compiled), compiled, space)
     ready.run(5, [q.data_ptr(), out.data_ptr()])
     wanted, got = (list(args) for args in raw.calls)
-    if prepared.TRITON >= (3, 9):
+    if prepared.TRITON >= (3, 7):
         wanted, got = ([*args[:-1], *args[-1]] for args in (wanted, got))
     pointers = [x.data_ptr() if isinstance(x, torch.Tensor) else x for x in wanted]
     assert got == pointers and len(got) > len(names) + 5
     # At the same addresses again, and at another one of `out`.
     for moved in (0, 64):
         ready.run(5, [q.data_ptr(), out.data_ptr() + moved])
-        again = raw.calls[-1] if prepared.TRITON < (3, 9) else raw.calls[-1][-1]
+        again = raw.calls[-1] if prepared.TRITON < (3, 7) else raw.calls[-1][-1]
         assert out.data_ptr() + moved in again and (out.data_ptr() in again) == (not moved)
 
 
 @pytest.mark.parametrize(
     ("place", "name", "value"),
     [
-        (prepared, "TRITON", (3, 7)),
+        (prepared, "TRITON", (3, 10)),
         (driver.CudaLauncher, "launch_pdl", None),
         (driver, "TMA_DTYPE_DEVICE_TO_HOST", None),
         (prepared, "driver", SimpleNamespace(active=SimpleNamespace(utils=SimpleNamespace()))),

@@ -18,7 +18,7 @@ from toys import blackwell_attention as attention_kernels
 from toys import blackwell_features as features
 from toys import blackwell_pair as pair_kernels
 from toys.compat import (
-    RENAMED,
+    PAIR_COPIES,
     cluster_barrier_layout,
     cluster_barrier_shape,
     pair_tmem_layout,
@@ -86,7 +86,7 @@ def pair_copy() -> Launch:
         check,
         constexprs,
         ("o_ptr",),
-        compiles=RENAMED,  # older compilers copy for one CTA only
+        compiles=PAIR_COPIES,  # older compilers copy for one CTA only
     )
 
 

@@ -106,7 +106,7 @@ def specialized(job: CompileJob) -> Specialized:
     with compiling_for(job.target):
         device = triton.runtime.driver.active.get_current_device()
         binder = job.call.kernel.device_caches[device][-1]
-    arguments, kinds, options = binder(**job.call.arguments)
+    arguments, kinds, options = binder(**job.call.keywords)
     named = dict(zip(arguments, kinds, strict=True))
     signature = {
         name: kind + (rest or "").replace("D", DIVISIBLE)
@@ -184,10 +184,11 @@ def _read_cuda(compiled: Any) -> dict[str, Any]:
 
     ptx, meta = compiled.asm["ptx"], compiled.metadata
     arch = meta.target.arch
+    variant = "a" if arch >= 90 else ""  # instructions of this architecture alone
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder) / "kernel.ptx"
         source.write_text(ptx)
-        command = [get_ptxas(arch).path, "-v", f"--gpu-name=sm_{arch}a", str(source)]
+        command = [get_ptxas(arch).path, "-v", f"--gpu-name=sm_{arch}{variant}", str(source)]
         run = subprocess.run(
             [*command, "-o", f"{source}.cubin"], capture_output=True, text=True, check=False
         )

@@ -4,9 +4,9 @@
 
 The family is the first word of a job's name. A report counts only for the key it was made under (a
 hash of the kernel's source and constants, signature, target, options and Triton's version), so a
-changed kernel is compiled again and replaces its entry. In this repository the files are in
-tests/compiled, where a reviewer reads what a change did to registers and memory; for everybody else
-they are in the user's cache.
+changed kernel is compiled again and replaces its entry. In this repository the golden files are in
+tests/compiled, where a reviewer reads what a change did to registers and memory; tests only read
+them. Everything else is kept in the user's cache.
 """
 
 import fcntl
@@ -18,6 +18,12 @@ from pathlib import Path
 from typing import Any
 
 Entries = dict[str, dict[str, Any]]
+
+
+def golden() -> Path | None:
+    """$OPENMLA_COMPILE_GOLDEN: reports that are read before the others, and never written."""
+    chosen = os.environ.get("OPENMLA_COMPILE_GOLDEN")
+    return Path(chosen) if chosen else None
 
 
 def folder() -> Path:
@@ -34,14 +40,27 @@ def file_of(label: str, triton: str) -> Path:
     >>> file_of("hopper dense 128+64→128 for sm90", "3.6.0").name
     'hopper-triton3.6.json'
     """
+    return folder() / _file_name(label, triton)
+
+
+def golden_file_of(label: str, triton: str) -> Path | None:
+    """The golden file of a job; None where there are no golden files."""
+    where = golden()
+    return None if where is None else where / _file_name(label, triton)
+
+
+def _file_name(label: str, triton: str) -> str:
     family = label.split()[0]
-    return folder() / f"{family}-triton{'.'.join(triton.split('.')[:2])}.json"
+    return f"{family}-triton{'.'.join(triton.split('.')[:2])}.json"
 
 
 def stored(label: str, triton: str, key: str) -> dict[str, Any] | None:
     """What is kept for a job under this key."""
-    entry = read(file_of(label, triton)).get(label, {})
-    return {k: v for k, v in entry.items() if k != "key"} if entry.get("key") == key else None
+    for path in (golden_file_of(label, triton), file_of(label, triton)):
+        entry = read(path).get(label, {}) if path is not None else {}
+        if entry.get("key") == key:
+            return {name: value for name, value in entry.items() if name != "key"}
+    return None
 
 
 def keep(label: str, triton: str, key: str, values: Mapping[str, Any]) -> None:

@@ -11,26 +11,31 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
+from functools import lru_cache, partial
+from multiprocessing import get_context
 from typing import TYPE_CHECKING, Any
 
 from openmla.aot.jobs import CompileJob, CompileReport, compile_job
 from openmla.aot.operands import index_operands_of, operands_of
+from openmla.errors import Unsupported
 from openmla.indexer.problem import IndexProblem
 from openmla.kernels.call import Call
 from openmla.kernels.gluon.compat import TRITON
 from openmla.kernels.jobs import Jobs
 from openmla.kernels.launch import calls
-from openmla.planning import TARGETS, Plan, cached_plan
+from openmla.planning import TARGETS, Plan, Target, cached_plan
 from openmla.planning.indexer import IndexPlan, cached_index_plan
-from openmla.planning.registry import families_of
+from openmla.planning.registry import families_of, family_named
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 Row = tuple[CompileJob, CompileReport]
-TARGET_NAMES = ("sm90", "sm100", "gfx950")
+TARGET_NAMES = ("sm80", "sm89", "sm90", "sm100", "sm120", "gfx942", "gfx950")
 
 
 def discover() -> list[CompileJob]:
@@ -39,30 +44,45 @@ def discover() -> list[CompileJob]:
 
     names = (m.name for m in pkgutil.walk_packages(package.__path__, f"{package.__name__}."))
     found = (importlib.import_module(n) for n in names if n.endswith(".jobs"))
-    return [job for module in found for job in jobs_of(getattr(module, "JOBS", None))]
+    listed = (getattr(module, "JOBS", ()) for module in found)
+    kernels = [jobs for one in listed for jobs in (one if isinstance(one, tuple) else (one,))]
+    return [job for jobs in kernels for job in jobs_of(jobs)]
 
 
-def jobs_of(listed: Jobs | None) -> Iterator[CompileJob]:
+def jobs_of(listed: Jobs) -> Iterator[CompileJob]:
     """One job per problem and kernel call."""
-    if listed is None:
-        return
     chip = TARGETS[listed.chip]
-    family, *_ = families_of(chip)
-    if all(kernel.why_not_run(TRITON) for kernel in family.kernels):
-        return
+    family = family_named(listed.backend) if listed.backend else families_of(chip)[0]
     for name, problem in listed.problems.items():
-        if isinstance(problem, IndexProblem):
-            chosen: Any = cached_index_plan(problem, chip, family.name, TRITON)
-            operands: Any = index_operands_of(problem)
-        else:
-            chosen = cached_plan(problem, chip, family.name, TRITON)
-            operands = operands_of(problem, page_gap=listed.page_gaps.get(name, 0))
+        is_index = isinstance(problem, IndexProblem)
+        make_plan: Any = cached_index_plan if is_index else cached_plan
+        best = make_plan(problem, chip, family.name, None).kernel
+        if best.why_not_run(problem, TRITON) and _none_runs(make_plan, problem, chip, family.name):
+            continue
+        chosen: Any = make_plan(problem, chip, family.name, TRITON)
+        operands: Any = (
+            index_operands_of(problem)
+            if is_index
+            else operands_of(problem, page_gap=listed.page_gaps.get(name, 0))
+        )
         chosen = replace(chosen, config=replace(chosen.config, **listed.configs.get(name, {})))
+        names: Counter[str] = Counter()
         for call in calls(chosen, *operands):
             full = f"{family.name} {_kind(chosen, call)} {name}"
+            names[full] += 1
+            full += f", launch {names[full]}" * (names[full] > 1)
             # The rows of an FP8 cache may have been dequantized by an earlier call.
             full += ", dequantizing" * bool(call.arguments.get("SCALED"))
             yield CompileJob(full, call, chip.arch.replace("_", ""), listed.predicted(chosen, call))
+
+
+def _none_runs(make_plan: Any, problem: Any, chip: Target, backend: str) -> bool:
+    """Whether no kernel of the family serves the problem with this Triton."""
+    try:
+        make_plan(problem, chip, backend, TRITON)
+    except Unsupported:
+        return True
+    return False
 
 
 def _kind(chosen: Plan | IndexPlan, call: Call) -> str:
@@ -76,22 +96,48 @@ def compile_all(
     *,
     targets: Iterable[str] = (),
     use_cache: bool = True,
+    processes: int = 1,
     console: Console | None = None,
 ) -> list[Row]:
-    """Compile jobs with a progress bar, print the table, and return jobs with their reports."""
+    """Compile jobs with a progress bar, print the table, and return jobs with their reports.
+
+    Several processes compile registered jobs only: each finds them for itself, by their labels.
+    """
     from rich.console import Console
-    from rich.progress import track
 
     out = console or Console()
     chosen = discover() if jobs is None else list(jobs)
     wanted = set(targets)
     if wanted:
         chosen = [j for j in chosen if j.target in wanted]
-    rows: list[Row] = []
-    for job in track(chosen, description="compiling", console=out, transient=True):
-        rows.append((job, compile_job(job, use_cache=use_cache)))
+    if processes > 1 and jobs is None:
+        spawned = get_context("spawn")  # a forked child would share the compiler's threads
+        with ProcessPoolExecutor(processes, spawned) as pool:
+            reports = pool.map(partial(_compile_labeled, use_cache), [job.label for job in chosen])
+            rows = list(zip(chosen, _tracked(reports, len(chosen), out), strict=True))
+    else:
+        reports = (compile_job(job, use_cache=use_cache) for job in chosen)
+        rows = list(zip(chosen, _tracked(reports, len(chosen), out), strict=True))
     _print(rows, out)
     return rows
+
+
+def _tracked(
+    reports: Iterable[CompileReport], number: int, console: Console
+) -> Iterable[CompileReport]:
+    from rich.progress import track
+
+    return track(reports, "compiling", number, console=console, transient=True)
+
+
+@lru_cache(maxsize=1)
+def _by_label() -> dict[str, CompileJob]:
+    return {job.label: job for job in discover()}
+
+
+def _compile_labeled(use_cache: bool, label: str) -> CompileReport:
+    """Compile a registered job, in a process of its own."""
+    return compile_job(_by_label()[label], use_cache=use_cache)
 
 
 def failures(rows: Iterable[Row]) -> list[str]:

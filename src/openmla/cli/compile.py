@@ -19,6 +19,7 @@ def compile_command(
     update: Annotated[
         Path | None, typer.Option(help="Write the golden files of this folder (tests/compiled).")
     ] = None,
+    jobs: Annotated[int, typer.Option(min=1, help="Processes that compile side by side.")] = 1,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the reports as JSON lines, and no table")
     ] = False,
@@ -34,7 +35,12 @@ def compile_command(
             raise typer.BadParameter(f"expected one of {', '.join(TARGET_NAMES)}, got {name!r}")
     if update is not None:
         os.environ["OPENMLA_COMPILE_CACHE"] = str(update)
-    rows = compile_all(targets=target or (), use_cache=not no_cache, console=Console(quiet=as_json))
+    rows = compile_all(
+        targets=target or (),
+        use_cache=not no_cache,
+        processes=jobs,
+        console=Console(quiet=as_json),
+    )
     if as_json:
         for _, report in rows:
             typer.echo(json.dumps(asdict(report)))

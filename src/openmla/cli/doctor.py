@@ -3,6 +3,7 @@
 import importlib.metadata
 import platform
 import shutil
+import warnings
 from typing import Annotated
 
 import torch
@@ -14,6 +15,7 @@ from openmla import __version__
 from openmla.dispatch import device_target, plan_for
 from openmla.errors import OpenMLAError
 from openmla.explain.support import support_table_markdown
+from openmla.kernels.fallback import PortableFallback, launcher_of, run_plan
 from openmla.problem import Problem
 
 # One problem per form, at DeepSeek-V3 sizes.
@@ -102,8 +104,11 @@ def _label(device: torch.device) -> str:
 
 
 def _what_runs(problem: Problem, device: torch.device) -> str:
+    """The family that runs a problem. Its module is imported: this Triton may lack its names."""
     try:
-        chosen = plan_for(problem, device_target(device))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", PortableFallback)  # the reason is in the table
+            chosen, _ = run_plan(lambda: plan_for(problem, device_target(device)), launcher_of)
     except OpenMLAError as reason:
         return f"nothing: {reason}"
     reasons = "".join(f"\n  not {reason}" for reason in chosen.passed_over)

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
-from importlib import import_module
 from typing import Any
 
 import torch
@@ -16,6 +15,7 @@ from openmla.dispatch import device_target, triton_version
 from openmla.indexer.cache import IndexCache
 from openmla.indexer.operands import IndexOperands, Windows
 from openmla.indexer.windows import paged_windows
+from openmla.kernels.fallback import launcher_of, run_calls, run_plan, without_failed
 from openmla.planning import NEWEST_TRITON
 from openmla.planning.indexer import IndexPlan, cached_index_plan
 
@@ -24,17 +24,21 @@ def plan_step(operands: IndexOperands, results: Any, backend: str) -> IndexPlan:
     """The plan for these tensors on their device; raises Unsupported if nothing can run."""
     target = device_target(operands.device)
     triton = NEWEST_TRITON if target.vendor == "cpu" else triton_version()
-    return cached_index_plan(operands.problem(results), target, backend, triton)
+    problem = operands.problem(results)
+    return without_failed(lambda name: cached_index_plan(problem, target, name, triton), backend)
 
 
 def run_step(operands: IndexOperands, results: Any, backend: str) -> IndexPlan:
     """Plan and launch."""
-    plan = plan_step(operands, results, backend)
-    module: Any = import_module(plan.kernel.launcher)
-    with torch.cuda.device(operands.device) if operands.device.type == "cuda" else nullcontext():
-        for call in module.calls(plan, operands, results):
-            call.run()
-    return plan
+
+    def launch(plan: IndexPlan) -> None:
+        calls = launcher_of(plan).calls(plan, operands, results)
+        with (
+            torch.cuda.device(operands.device) if operands.device.type == "cuda" else nullcontext()
+        ):
+            run_calls(calls)
+
+    return run_plan(lambda: plan_step(operands, results, backend), launch)[0]
 
 
 def windows_of(cu_seqlens_q: Tensor, cache_lengths: Tensor, total_q: int) -> Windows:

@@ -1,7 +1,7 @@
 """What a kernel is compiled for on a machine without a GPU: named problems, as data.
 
-Each Gluon kernel lists its own in `JOBS`, in a module `jobs` beside it; `openmla.aot` compiles them
-and compares the compiler's report with what is `Predicted` here.
+Each kernel lists its own in `JOBS`, in a module `jobs` beside it, for one chip or for several;
+`openmla.aot` compiles them and compares the compiler's report with what is `Predicted` here.
 """
 
 from collections.abc import Callable, Mapping
@@ -34,6 +34,8 @@ class Jobs:
 
     chip: str
     """The target they are planned for."""
+    backend: str = ""
+    """The kernel family; unless given, the chip's own."""
     problems: Mapping[str, Any]
     """Problems of attention or of the indexer."""
     predicted: Callable[[Any, Call], Predicted]

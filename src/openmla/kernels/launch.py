@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import nullcontext
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,6 +15,7 @@ from torch import Tensor
 
 from openmla.cache import LatentCache
 from openmla.errors import Unsupported
+from openmla.kernels.fallback import launcher_of, run_calls
 from openmla.operands import Operands, Results
 from openmla.planning import Plan
 
@@ -24,10 +24,13 @@ if TYPE_CHECKING:
 
 
 def launch(plan: Plan, operands: Operands, results: Results) -> list[tuple[Call, Any]]:
-    """Fill every row of `results`; returns what was launched, with the compiled kernels."""
+    """Fill every row of `results`; returns what was launched, with the compiled kernels.
+
+    Raises NotCompiled where this Triton refuses a kernel: `fallback.run_plan` takes another.
+    """
     # Triton launches on the current GPU, wherever the tensors are.
     with torch.cuda.device(operands.q.device) if operands.q.is_cuda else nullcontext():
-        return [(call, call.run()) for call in calls(plan, operands, results)]
+        return run_calls(calls(plan, operands, results))
 
 
 def calls(plan: Plan, operands: Operands, results: Results) -> Iterator[Call]:
@@ -36,14 +39,12 @@ def calls(plan: Plan, operands: Operands, results: Results) -> Iterator[Call]:
     The plan's launcher is imported when it is needed: a CPU has no Triton. It may fill `results`
     itself where there is nothing to compute, and then yields none.
     """
-    name = plan.kernel.launcher
-    if not name:
+    if not plan.kernel.launcher:
         raise Unsupported(
             f"backend {plan.backend!r} is planned for {plan.target} but has no kernel yet",
             nearest="backend='auto', which takes a kernel that exists",
         )
-    module: Any = import_module(name)
-    yield from module.calls(plan, operands, results)
+    yield from launcher_of(plan).calls(plan, operands, results)
 
 
 def append_rows(cache: LatentCache, latent: Tensor, rope: Tensor, slots: Tensor) -> None:

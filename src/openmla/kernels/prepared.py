@@ -25,7 +25,7 @@ from openmla.operands import extent
 MOST_ENCODED = 64  # addresses for which a descriptor is kept
 SPACE_STEP = 256  # bytes: parts of a workspace begin at multiples, as tensors do
 # What is read of Triton here is private to it: in versions without a check, nothing is prepared.
-CHECKED_TRITONS = ((3, 6), (3, 9))
+CHECKED_TRITONS = ((3, 6), (3, 7), (3, 8), (3, 9))
 TRITON = tuple(int(part) for part in triton.__version__.split(".")[:2])
 OWN = (COUNTER, WORKSPACE)  # memory that belongs to no argument of the operator
 Launch = Callable[[int, int, list[Any]], None]
@@ -271,7 +271,7 @@ def launcher(compiled: Any) -> Launch:
         raise NotPrepared
     function, packed = compiled.function, compiled.packed_metadata
     flags = (outer.launch_cooperative_grid, outer.launch_pdl)
-    if TRITON >= (3, 9):
+    if TRITON >= (3, 7):  # one function launches every kernel
         kinds = (outer.arg_annotations, outer.kernel_signature)
 
         def launch_listed(programs: int, stream: int, flat: list[Any]) -> None:
@@ -287,7 +287,7 @@ def launcher(compiled: Any) -> Launch:
 
 
 def encoder() -> Callable[..., Any]:
-    """What makes a descriptor, in C; Triton 3.9 has several kinds."""
+    """What makes a descriptor, in C; from Triton 3.7 on there are several kinds."""
     utils = driver.active.utils
     found: Callable[..., Any] = getattr(utils, "fill_tma_descriptor", None) or (
         utils.fill_tma_descriptor_tiled

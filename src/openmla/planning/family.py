@@ -68,6 +68,11 @@ def no_reason(config: Any, problem: Problem) -> str:
     return ""
 
 
+def always_compiled(problem: Any, triton: tuple[int, ...]) -> str:
+    """For kernels that every version from their first on compiles."""
+    return ""
+
+
 def own_lines(config: Any, problem: Any) -> list[str]:
     """What a config says of itself."""
     lines: list[str] = config.explain()
@@ -87,6 +92,8 @@ class Kernel:
     """Module whose `calls` lists the launches of a plan; empty while there is no kernel."""
     first_triton: tuple[int, int] = (0, 0)
     """The first version that compiles it."""
+    not_compiled: Callable[[Any, tuple[int, ...]], str] = always_compiled
+    """Why a later version does not compile it for a problem; empty where it does."""
     block: Callable[[Any, Problem], Block] | None = None
     """What one block takes of a GPU; None on a CPU."""
     explain: Callable[[Any, Any], list[str]] = own_lines
@@ -115,12 +122,15 @@ class Kernel:
         """Why the kernel runs only when its backend is named; empty when it need not be."""
         return self.coarse or self.slower(config, problem)
 
-    def why_not_run(self, triton: tuple[int, ...]) -> str:
-        """Why a plan of this kernel does not run with a version of Triton; empty when it does."""
+    def why_not_run(self, problem: Any, triton: tuple[int, ...]) -> str:
+        """Why this kernel does not run a problem with a version of Triton; empty when it does."""
         if not self.launcher:
             return "planned, its kernel is not implemented yet"
         major, minor = self.first_triton
-        return "" if triton >= self.first_triton else f"needs Triton {major}.{minor} or later"
+        if triton < self.first_triton:
+            return f"needs Triton {major}.{minor} or later"
+        why = self.not_compiled(problem, triton)
+        return f"does not compile with Triton {triton[0]}.{triton[1]}: {why}" if why else ""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -161,7 +171,7 @@ class Family:
             if reason:
                 nearest = max(nearest, (kernel.serves.misfit(problem)[0], reason))
                 continue
-            why = "" if triton is None else kernel.why_not_run(triton)
+            why = "" if triton is None else kernel.why_not_run(problem, triton)
             if triton is not None and not why and not named:
                 asked_for = kernel.on_request(config, problem)
                 why = f"runs when named, {asked_for}" if asked_for else ""

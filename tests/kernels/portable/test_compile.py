@@ -8,60 +8,27 @@ from dataclasses import replace
 import pytest
 import torch
 
-from openmla.aot import store as aot_store
 from openmla.aot.ahead import compiling_for
-from openmla.aot.jobs import CompileJob, build, job_key
+from openmla.aot.jobs import CompileJob, compile_job
 from openmla.aot.operands import operands_of
+from openmla.aot.table import jobs_of
 from openmla.cache import LatentCache
-from openmla.kernels.call import Call
 from openmla.kernels.launch import calls
+from openmla.kernels.portable import jobs
 from openmla.planning import TARGETS, plan
 from openmla.problem import Problem
 
-triton = pytest.importorskip("triton")
-CHIPS = ("a100", "l40s", "h200", "rtx5090", "mi300x", "mi355x")
-DENSE = Problem(
-    form="dense", heads=16, d_nope=128, d_rope=64, d_v=128, total_q=64, total_k=64, wants_lse=True
-)
-LATENT = replace(DENSE, form="latent", d_nope=512, d_v=512, page_size=64, total_k=128)
-PROBLEMS = {
-    "dense": DENSE,
-    "dense, shared keys": replace(DENSE, has_k_start=True),
-    "dense, key mask": replace(DENSE, has_key_mask=True),
-    "latent": LATENT,
-    "latent, split": replace(LATENT, total_q=1, total_k=32768),
-    "sparse": replace(LATENT, form="sparse", heads=128, topk=64),
-    # So many rows that none is dequantized ahead.
-    "sparse fp8": replace(LATENT, form="sparse", topk=64, kv_dtype="fp8_656", total_k=1 << 20),
-    "sparse fp8_584": replace(
-        LATENT, form="sparse", d_rope=0, rope="none", topk=64, kv_dtype="fp8_584",
-        v_dtype="fp8_584", rope_dtype="fp8_584", total_k=1 << 20,
-    ),
-}  # fmt: skip
-
-
-def shared_memory(name: str, call: Call, chip: str) -> int:
-    """What the compiler takes on a chip, kept as long as the kernel stays the same."""
-    job = CompileJob(f"portable {name}", call, TARGETS[chip].arch)
-    key, version = job_key(job), triton.__version__
-    kept = aot_store.stored(job.name, version, key)
-    if kept is None:
-        kept = {"shared": build(job).metadata.shared}
-        aot_store.keep(job.name, version, key, kept)
-    shared: int = kept["shared"]
-    return shared
+JOBS = [job for listed in jobs.JOBS for job in jobs_of(listed)]
 
 
 @pytest.mark.slow
 @pytest.mark.compile
-@pytest.mark.parametrize("chip", CHIPS)
-@pytest.mark.parametrize("name", PROBLEMS)
-def test_compiles_and_fits(name: str, chip: str) -> None:
-    problem = PROBLEMS[name]
-    made = calls(plan(problem, chip, "portable"), *operands_of(problem))
-    for number, call in enumerate(made):
-        shared = shared_memory(f"{name} on {chip}, kernel {number}", call, chip)
-        assert 0 < shared <= TARGETS[chip].smem_per_block
+@pytest.mark.parametrize("job", JOBS, ids=lambda job: job.label)
+def test_compiles_and_fits(job: CompileJob) -> None:
+    report = compile_job(job)
+    assert not report.error
+    chip = job.name.rsplit(" on ", 1)[1]
+    assert report.shared is not None and 0 < report.shared <= TARGETS[chip].smem_per_block
 
 
 @pytest.mark.slow

@@ -26,9 +26,9 @@ NO_SCALES = gl.constexpr((0, 0, 0))
 def raw_of(wide, RAW: gl.constexpr):
     """Where raw rows lie in a buffer of [rows, 64] 16-bit values."""
     ROWS: gl.constexpr = wide.shape[0]
-    SHAPE: gl.constexpr = (2 * ROWS, wide.shape[1])
+    SHAPE: gl.constexpr = (2, ROWS, wide.shape[1])
     LAYOUT: gl.constexpr = RAW[2]
-    return reinterpret(wide, gl.float8e4nv, SHAPE, LAYOUT).slice(ROWS, ROWS)
+    return reinterpret(wide, gl.float8e4nv, SHAPE, LAYOUT).index(1)
 
 
 @gluon.jit

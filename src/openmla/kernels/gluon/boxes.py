@@ -42,11 +42,12 @@ def load_pages(desc, table, key, keys, barrier, tile, PAGE: gl.constexpr, BN: gl
     BOX: gl.constexpr = desc.block_shape
     LAYOUT: gl.constexpr = desc.layout
     ROWS: gl.constexpr = BOX[1]
+    BOXES: gl.constexpr = (BN // ROWS, 1, ROWS, BOX[2])
+    boxes = reinterpret(tile, desc.dtype, BOXES, LAYOUT)
     for i in gl.static_range(BN // ROWS):
         here = gl.maximum(gl.minimum(key + i * ROWS, keys - 1), 0)
         page = gl.load(table + here // PAGE, mask=keys > 0, other=0)
-        box = reinterpret(tile.slice(i * ROWS, ROWS), desc.dtype, BOX, LAYOUT)
-        tma_load(desc, [page, (key + i * ROWS) % PAGE, 0], barrier, box)
+        tma_load(desc, [page, (key + i * ROWS) % PAGE, 0], barrier, boxes.index(i))
 
 
 LANES = gl.constexpr(32)  # arrivals of `load_scales` at its barrier

@@ -66,19 +66,21 @@ def load_keys(descs, table, key, last, barrier, k_tile, s_tile, PAGE: gl.constex
     k_desc, s_desc = descs
     K_BOX: gl.constexpr = k_desc.block_shape
     K_LAYOUT: gl.constexpr = k_desc.layout
-    S_BOX: gl.constexpr = s_desc.block_shape
     S_LAYOUT: gl.constexpr = s_desc.layout
     BOX: gl.constexpr = K_BOX[1]
-    for i in gl.static_range(ROWS // BOX):
+    NUMBER: gl.constexpr = ROWS // BOX
+    BOXES: gl.constexpr = (NUMBER, 1, BOX, K_BOX[2])
+    LINES: gl.constexpr = (NUMBER, 1, BOX)
+    boxes = reinterpret(k_tile, k_desc.dtype, BOXES, K_LAYOUT)
+    lines = reinterpret(s_tile, s_desc.dtype, LINES, S_LAYOUT)
+    for i in gl.static_range(NUMBER):
         at = key + i * BOX
         page = at * 0
         if PAGE > 0:
             page = gl.load(table + gl.minimum(at, last - 1) // PAGE)
             at = at % PAGE
-        box = reinterpret(k_tile.slice(i * BOX, BOX), k_desc.dtype, K_BOX, K_LAYOUT)
-        tma_load(k_desc, [page, at, 0], barrier, box)
-        line = reinterpret(s_tile.slice(i * BOX, BOX), s_desc.dtype, S_BOX, S_LAYOUT)
-        tma_load(s_desc, [page, at], barrier, line)
+        tma_load(k_desc, [page, at, 0], barrier, boxes.index(i))
+        tma_load(s_desc, [page, at], barrier, lines.index(i))
 
 
 @gluon.jit

@@ -15,7 +15,7 @@ from openmla.planning.blackwell.mla import (
     select_mla_prefill_config,
 )
 from openmla.planning.blackwell.sparse.family import COARSE, SPARSE_KERNELS
-from openmla.planning.blackwell.units import operand_swizzle
+from openmla.planning.blackwell.units import FIRST_DENSE_PAIR, operand_swizzle
 from openmla.planning.dequantize import mean_length
 from openmla.planning.family import Family, Kernel
 from openmla.planning.serves import (
@@ -142,6 +142,12 @@ _OF_A_PAIR: Mapping[Field, Allowed] = {
 }
 
 
+def _not_compiled(problem: Problem, triton: tuple[int, ...]) -> str:
+    """An output of 256 columns begins behind 128 columns of scores."""
+    tiles = "tensor memory is sliced only between whole tiles"
+    return tiles if triton[:2] == (3, 8) and problem.d_v > 128 else ""
+
+
 def _dense(widths: Mapping[Field, Allowed], *dtypes: tuple[str, ...], coarse: str = "") -> Kernel:
     with_rope, pair = "page_size" in widths, widths is _OF_A_PAIR
     choose = _mla_pair if pair else _mla if with_rope else _fa4
@@ -149,7 +155,8 @@ def _dense(widths: Mapping[Field, Allowed], *dtypes: tuple[str, ...], coarse: st
         serves=Serves({**_EVERY_DENSE, **widths, DTYPES: OneOf(*dtypes)}),
         config=MLAPairConfig if pair else MLAConfig if with_rope else FA4Config,
         choose=choose,
-        first_triton=(3, 9) if pair else (0, 0),
+        not_compiled=_not_compiled,
+        first_triton=FIRST_DENSE_PAIR if pair else (0, 0),
         launcher="openmla.kernels.blackwell.dense.launch",
         block=lambda config, problem: DenseKernel(config, problem).block,
         explain=lambda config, problem: DenseKernel(config, problem).explain(),
@@ -162,7 +169,6 @@ BLACKWELL = Family(
     name="blackwell",
     archs=("sm_100", "sm_103"),
     kernels=(
-        # A pair's products need barriers that both CTAs share.
         _dense(_OF_A_PAIR, *alike("bf16", "fp16")),
         # The rope of an FP8 cache is dequantized to bf16, if it is not bf16 already.
         _dense(_WITH_ROPE, *_16_BITS, *(("bf16", "bf16", "bf16", name) for name in GLUON_CACHES)),

@@ -5,6 +5,11 @@ from enum import IntEnum
 from openmla.errors import InvalidArgument
 from openmla.planning.arithmetic import require_int
 
+FIRST_DENSE_PAIR = (3, 7)
+"""The first Triton that compiles the dense kernel of a CTA pair: 3.6 has no barrier of two CTAs."""
+FIRST_ROWS_PAIR = (3, 8)
+"""Likewise the kernel of latent rows: 3.7 refuses its barriers of one CTA inside a pair."""
+
 SMEM_PER_SM = 233472
 SMEM_RESERVED = 1024  # the driver keeps this much of every block's shared memory for itself
 SMEM_CARVEOUT = SMEM_PER_SM - SMEM_RESERVED

@@ -29,8 +29,8 @@ from openmla.problem import MAX_HEADS, ROPE_SOURCES, Problem
 
 # A latent cache row on CDNA4: rope begins at column 512, whatever the width before it.
 ROPE_OFFSET = 512
-# In 3.6 copies to LDS take their addresses only in layouts that cannot describe the slots of K, V.
-FIRST_TRITON = (3, 9)
+# Before 3.8, copies to LDS take their addresses only in layouts that cannot describe K and V slots.
+FIRST_TRITON = (3, 8)
 
 # Dense.
 

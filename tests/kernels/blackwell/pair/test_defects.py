@@ -13,11 +13,12 @@ from kernels.blackwell.pair.test_kernel import CASES, ONE_PAIR, V32
 from kernels.blackwell.sparse.defects import SparseDefect, load_defect
 from kernels.blackwell.sparse.test_defects import run_on
 from kernels.mutants import assert_found
-from openmla.kernels.gluon.compat import RENAMED
+from openmla.kernels.gluon.compat import TRITON
+from openmla.planning.blackwell.units import FIRST_ROWS_PAIR
 
 pytestmark = [
     pytest.mark.compile,
-    pytest.mark.skipif(not RENAMED, reason="this Triton has no barriers for a pair of CTAs"),
+    pytest.mark.skipif(TRITON < FIRST_ROWS_PAIR, reason="no pairs in this Triton"),
 ]
 TURNS = {
     "two steps": V32,

@@ -11,8 +11,9 @@ import pytest
 from gluon_sim import Report
 from kernels.blackwell.simulated import plan_of, run
 from kernels.judging import on
-from openmla.kernels.gluon.compat import RENAMED
+from openmla.kernels.gluon.compat import TRITON
 from openmla.planning.blackwell.sparse import pair
+from openmla.planning.blackwell.units import FIRST_ROWS_PAIR
 from openmla.testing.build import BuiltCase, Outcome
 from openmla.testing.case import Case
 from openmla.testing.compare import judge
@@ -52,7 +53,7 @@ ONE_PAIR = "sm_100:2x232448"  # a chip of two SMs
 SEEDS = int(os.environ.get("OPENMLA_SIM_SEEDS", "0"))
 pytestmark = [  # these run with the second version of Triton
     pytest.mark.compile,
-    pytest.mark.skipif(not RENAMED, reason="this Triton has no barriers for a pair of CTAs"),
+    pytest.mark.skipif(TRITON < FIRST_ROWS_PAIR, reason="no pairs in this Triton"),
 ]
 
 

@@ -10,14 +10,15 @@ from gluon_sim import intercept
 from kernels.blackwell.pair.test_kernel import ONE_PAIR
 from openmla.aot.operands import operands_of
 from openmla.explain.prediction import CHIPS, predict
-from openmla.kernels.gluon.compat import RENAMED
+from openmla.kernels.gluon.compat import TRITON
 from openmla.kernels.launch import launch
 from openmla.planning import plan
+from openmla.planning.blackwell.units import FIRST_ROWS_PAIR
 from openmla.problem import Problem
 
 pytestmark = [
     pytest.mark.compile,
-    pytest.mark.skipif(not RENAMED, reason="this Triton has no barriers for a pair of CTAs"),
+    pytest.mark.skipif(TRITON < FIRST_ROWS_PAIR, reason="no pairs in this Triton"),
 ]
 V32 = Problem(
     form="sparse", heads=128, d_nope=512, d_rope=64, d_v=512, topk=2048, total_q=4096, total_k=65536

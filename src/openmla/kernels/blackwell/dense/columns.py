@@ -62,13 +62,24 @@ def scores(tmem, tile: gl.constexpr, TMEM: gl.constexpr):
 
 
 @gluon.jit
+def weights_at(
+    tmem, column: gl.constexpr, KEYS: gl.constexpr, dtype: gl.constexpr, TMEM: gl.constexpr
+):
+    """Weights of KEYS keys that begin at a column of `tmem`, which holds 32 bits.
+
+    All of tensor memory is reinterpreted and then sliced: Triton 3.8 does not reinterpret a slice.
+    """
+    LAYOUT: gl.constexpr = columns_layout(KEYS, TMEM[6])
+    PER_COLUMN: gl.constexpr = 32 // dtype.primitive_bitwidth
+    SHAPE: gl.constexpr = (128 * TMEM[6], tmem.shape[1] * PER_COLUMN)
+    return reinterpret(tmem, dtype, SHAPE, LAYOUT).slice(column * PER_COLUMN, KEYS)
+
+
+@gluon.jit
 def weights(tmem, tile: gl.constexpr, part: gl.constexpr, dtype: gl.constexpr, TMEM: gl.constexpr):
     """The weights over score tile 0 or 1; of 8 bits there are two parts."""
     WIDTH: gl.constexpr = TMEM[4] * dtype.primitive_bitwidth // 32
-    raw = tmem.slice(TMEM[tile] + part * WIDTH, WIDTH)
-    LAYOUT: gl.constexpr = columns_layout(TMEM[4], TMEM[6])
-    SHAPE: gl.constexpr = (128 * TMEM[6], TMEM[4])
-    return reinterpret(raw, dtype, SHAPE, LAYOUT)
+    return weights_at(tmem, TMEM[tile] + part * WIDTH, TMEM[4], dtype, TMEM)
 
 
 @gluon.jit
@@ -79,10 +90,7 @@ def half_weights(
     """Half of the columns of `weights`."""
     KEYS: gl.constexpr = TMEM[4] // 2
     WIDTH: gl.constexpr = KEYS * dtype.primitive_bitwidth // 32
-    raw = tmem.slice(TMEM[tile] + (2 * part + half) * WIDTH, WIDTH)
-    LAYOUT: gl.constexpr = columns_layout(KEYS, TMEM[6])
-    SHAPE: gl.constexpr = (128 * TMEM[6], KEYS)
-    return reinterpret(raw, dtype, SHAPE, LAYOUT)
+    return weights_at(tmem, TMEM[tile] + (2 * part + half) * WIDTH, KEYS, dtype, TMEM)
 
 
 @gluon.jit

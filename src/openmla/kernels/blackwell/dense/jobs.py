@@ -3,11 +3,12 @@
 from dataclasses import replace
 
 from openmla.kernels.call import Call
-from openmla.kernels.gluon.compat import RENAMED
+from openmla.kernels.gluon.compat import TRITON
 from openmla.kernels.jobs import Jobs, Predicted, typed
 from openmla.planning import Plan
 from openmla.planning.blackwell.kernel import DenseKernel
 from openmla.planning.blackwell.partitions import Partitioned
+from openmla.planning.blackwell.units import FIRST_DENSE_PAIR
 from openmla.problem import Problem
 
 # Bytes. In the softmax and correction groups, as `CompileReport.spilling` shows.
@@ -65,8 +66,7 @@ PROBLEMS = {
     "192+0→128": replace(_NO_ROPE, d_nope=192),
     "256+0→256": replace(_NO_ROPE, d_nope=256, d_v=256),
 }
-# Before Triton 3.9 there are no pairs of CTAs.
-if RENAMED:
+if TRITON >= FIRST_DENSE_PAIR:
     PROBLEMS |= {
         "128+64→128 pair": _LONG,
         "128+64→128 pair full sink": replace(_LONG, causal=False, has_sink=True, wants_lse=False),

@@ -5,10 +5,11 @@ from dataclasses import replace
 from openmla.kernels.blackwell.dense.jobs import predicted_by
 from openmla.kernels.blackwell.sparse.jobs import LATENT, V32
 from openmla.kernels.call import Call
-from openmla.kernels.gluon.compat import RENAMED
+from openmla.kernels.gluon.compat import TRITON
 from openmla.kernels.jobs import Jobs, Predicted, typed
 from openmla.planning import Plan
 from openmla.planning.blackwell.sparse.pair import PairKernel
+from openmla.planning.blackwell.units import FIRST_ROWS_PAIR
 
 # FP8 rows are bf16 when they come here.
 PROBLEMS = {
@@ -28,5 +29,7 @@ def predicted(plan: Plan, call: Call) -> Predicted:
     return predicted_by(PairKernel(plan.config, plan.problem), SPILLS)
 
 
-# Before Triton 3.9 none of them is a pair, and the kernel of one CTA has jobs of its own.
-JOBS = Jobs(chip="b200", problems=PROBLEMS if RENAMED else {}, predicted=predicted)
+# Without pairs none of them is a pair, and the kernel of one CTA has jobs of its own.
+JOBS = Jobs(
+    chip="b200", problems=PROBLEMS if TRITON >= FIRST_ROWS_PAIR else {}, predicted=predicted
+)

@@ -4,10 +4,11 @@ from dataclasses import replace
 
 from openmla.kernels.blackwell.dense.jobs import predicted_by
 from openmla.kernels.call import Call
-from openmla.kernels.gluon.compat import RENAMED
+from openmla.kernels.gluon.compat import TRITON
 from openmla.kernels.jobs import Jobs, Predicted, typed
 from openmla.planning import Plan
 from openmla.planning.blackwell.sparse.kernel import SparseKernel
+from openmla.planning.blackwell.units import FIRST_ROWS_PAIR
 from openmla.problem import Problem
 
 V32 = Problem(
@@ -37,7 +38,7 @@ PROBLEMS = {
     "16 heads latent": replace(LATENT, heads=16),
     "64 heads latent fp8_block64": replace(LATENT, heads=64, kv_dtype="fp8_block64"),
 }
-if not RENAMED:  # all heads, as two CTAs; with barriers for a pair see pair/jobs.py
+if TRITON < FIRST_ROWS_PAIR:  # all heads, as two CTAs; with barriers for a pair see pair/jobs.py
     PROBLEMS["128 heads"] = V32
 
 

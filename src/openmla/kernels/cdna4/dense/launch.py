@@ -15,7 +15,7 @@ from openmla.errors import Unsupported
 from openmla.kernels.call import Call, scale_arguments, strides, vector
 from openmla.kernels.cdna4.dense.kernel import dense_kernel
 from openmla.kernels.cdna4.layouts import k_layouts, matrix_layouts, q_layouts, v_layouts
-from openmla.kernels.gluon.compat import RENAMED
+from openmla.kernels.gluon.compat import amd_function_attributes
 from openmla.operands import DenseOperands, Results
 from openmla.planning import Plan
 from openmla.planning.cdna4 import MlaPrefill16, MlaPrefillV2
@@ -27,7 +27,7 @@ OFFSET_LIMIT = 2**31
 #: All 256 registers of a lane as ordinary ones. Left alone, the compiler sets half aside for
 #: accumulators, and softmax, which cannot work on those, spills. Triton 3.6 has no such option;
 #: it does not compile these kernels either (see openmla.dispatch), but the simulator runs them.
-COMPILER_OPTIONS = {"llvm_fn_attrs": "amdgpu-agpr-alloc=0"} if RENAMED else {}
+COMPILER_OPTIONS = amd_function_attributes("amdgpu-agpr-alloc=0")
 _TYPES = {"float8_e4m3fn": gl.float8e4nv, "bfloat16": gl.bfloat16, "float16": gl.float16}
 
 

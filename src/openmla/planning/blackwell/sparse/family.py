@@ -15,6 +15,7 @@ from openmla.planning.blackwell.sparse.prefill import (
 from openmla.planning.blackwell.sparse.qkv_fp8 import MLAPrefillSparseQKVFP8
 from openmla.planning.blackwell.sparse.shape import CTA_HEADS, HEAD_STEP, PAIR_HEADS
 from openmla.planning.blackwell.sparse.smem import MLASparseSharedMemoryFP8
+from openmla.planning.blackwell.units import FIRST_ROWS_PAIR
 from openmla.planning.dequantize import WORKSPACE_CAP
 from openmla.planning.family import Kernel
 from openmla.planning.serves import (
@@ -99,6 +100,12 @@ _FORMS: Mapping[str, Mapping[Field, Allowed]] = {
 _HEADS = Range(1, MAX_HEADS)
 
 
+def _one_cta_fails(problem: Problem, triton: tuple[int, ...]) -> str:
+    """One CTA stages the query tiles for tensor memory over 8 of the 9 tiles of K."""
+    equal = "shared memory is reinterpreted only as tiles of equal size"
+    return equal if triton[:2] == (3, 8) else ""
+
+
 def _serves(form: str, heads: Range, *dtypes: tuple[str, ...]) -> Serves:
     return Serves({**_FORMS[form], "heads": heads, DTYPES: OneOf(*dtypes), "rope": OneOf("shared")})
 
@@ -124,29 +131,58 @@ _FP8_CACHES = _FP8_ROWS[1:]
 _PAIR = Range(CTA_HEADS + 1, MAX_HEADS)
 COARSE = "its weights are FP8 too: those below 2^-17 of a row's largest are lost"
 SPARSE_KERNELS = (
-    # A pair's products inside a partition need barriers that both CTAs share.
-    _kernel(MLAPrefillSparse, "sparse", _PAIR, _16_BITS, choose=_pair, first_triton=(3, 9)),
-    _kernel(MLAPrefillSparse, "sparse", _HEADS, _16_BITS, choose=_one_cta),
+    _kernel(
+        MLAPrefillSparse, "sparse", _PAIR, _16_BITS, choose=_pair, first_triton=FIRST_ROWS_PAIR
+    ),
+    _kernel(
+        MLAPrefillSparse,
+        "sparse",
+        _HEADS,
+        _16_BITS,
+        choose=_one_cta,
+        not_compiled=_one_cta_fails,
+    ),
     _kernel(
         MLAPrefillSparseFP8,
         "sparse",
         _PAIR,
         _FP8_CACHES,
         choose=_dequantized_once,
-        first_triton=(3, 9),
+        first_triton=FIRST_ROWS_PAIR,
     ),
-    _kernel(MLAPrefillSparseFP8, "sparse", _HEADS, _FP8_ROWS, choose=_dequantized),
-    _kernel(MLAPrefillSparse, "latent", _PAIR, _BF16, choose=_pair, first_triton=(3, 9)),
-    _kernel(MLAPrefillSparse, "latent", _HEADS, _BF16, choose=_one_cta),
+    _kernel(
+        MLAPrefillSparseFP8,
+        "sparse",
+        _HEADS,
+        _FP8_ROWS,
+        choose=_dequantized,
+        not_compiled=_one_cta_fails,
+    ),
+    _kernel(MLAPrefillSparse, "latent", _PAIR, _BF16, choose=_pair, first_triton=FIRST_ROWS_PAIR),
+    _kernel(
+        MLAPrefillSparse,
+        "latent",
+        _HEADS,
+        _BF16,
+        choose=_one_cta,
+        not_compiled=_one_cta_fails,
+    ),
     _kernel(
         MLAPrefillSparseFP8,
         "latent",
         _PAIR,
         _FP8_CACHES,
         choose=_dequantized_once,
-        first_triton=(3, 9),
+        first_triton=FIRST_ROWS_PAIR,
     ),
-    _kernel(MLAPrefillSparseFP8, "latent", _HEADS, _FP8_CACHES, choose=_dequantized),
+    _kernel(
+        MLAPrefillSparseFP8,
+        "latent",
+        _HEADS,
+        _FP8_CACHES,
+        choose=_dequantized,
+        not_compiled=_one_cta_fails,
+    ),
     _kernel(
         MLAPrefillSparseQKVFP8,
         "sparse",
@@ -154,6 +190,6 @@ SPARSE_KERNELS = (
         alike("e4m3"),
         choose=_all_fp8,
         coarse=COARSE,
-        first_triton=(3, 9),
+        first_triton=FIRST_ROWS_PAIR,
     ),
 )

@@ -137,4 +137,4 @@ class SparseKernel(Partitioned):
             yield f"raw rows of K have {self.config.B_TOPK * self.raw_columns} bytes of their own"
         if self.problem.heads > self.config.padded_num_q_heads:
             why = "over FP8 rows without a workspace, or " if self.dequantizes else ""
-            yield f"{self.problem.heads} heads are two CTAs: no pair {why}before Triton 3.9"
+            yield f"{self.problem.heads} heads are two CTAs: no pair {why}before Triton 3.8"

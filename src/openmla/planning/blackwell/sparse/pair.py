@@ -132,4 +132,4 @@ class PairKernel(Partitioned):
         yield "pairs stay and take tokens in turn"
         if self.problem.heads < 2 * ROWS:
             yield f"{self.problem.heads} heads are padded to the {2 * ROWS} rows of a pair"
-        yield "before Triton 3.9 a pair is two CTAs of 64 heads: it has no barriers of both"
+        yield "before Triton 3.8 a pair is two CTAs of 64 heads: it has no barriers of both"

@@ -1,0 +1,51 @@
+"""What the portable kernels are compiled for without a GPU: one chip of every kind they run on."""
+
+from dataclasses import replace
+
+from openmla.kernels.call import Call
+from openmla.kernels.jobs import Jobs, Predicted
+from openmla.planning import Plan
+from openmla.problem import Problem
+
+CHIPS = ("a100", "l40s", "h200", "rtx5090", "mi300x", "mi355x")
+DENSE = Problem(
+    form="dense", heads=16, d_nope=128, d_rope=64, d_v=128, total_q=64, total_k=64, wants_lse=True
+)
+LATENT = replace(DENSE, form="latent", d_nope=512, d_v=512, page_size=64, total_k=128)
+PROBLEMS = {
+    "": DENSE,
+    "shared keys": replace(DENSE, has_k_start=True),
+    "key mask": replace(DENSE, has_key_mask=True),
+    "pages": LATENT,
+    "split keys": replace(LATENT, total_q=1, total_k=32768),
+    "128 heads": replace(LATENT, form="sparse", heads=128, topk=64),
+    # So many rows that none is dequantized ahead.
+    "fp8_656": replace(LATENT, form="sparse", topk=64, kv_dtype="fp8_656", total_k=1 << 20),
+    "fp8_584": replace(
+        LATENT,
+        form="sparse",
+        d_rope=0,
+        rope="none",
+        topk=64,
+        kv_dtype="fp8_584",
+        v_dtype="fp8_584",
+        rope_dtype="fp8_584",
+        total_k=1 << 20,
+    ),
+}
+
+
+def predicted(plan: Plan, call: Call) -> Predicted:
+    """Plans of plain Triton estimate memory; its compiler decides what it takes and spills."""
+    return Predicted(spills=None)
+
+
+JOBS = tuple(
+    Jobs(
+        chip=chip,
+        backend="portable",
+        problems={f"{name} on {chip}".strip(): problem for name, problem in PROBLEMS.items()},
+        predicted=predicted,
+    )
+    for chip in CHIPS
+)

@@ -263,7 +263,7 @@ def _check_append(
         if value.requires_grad and torch.is_grad_enabled():
             raise Unsupported(
                 f"{name} requires a gradient, and a cache does not carry one",
-                nearest="the same call under torch.no_grad(), or with detached tensors",
+                "the same call under torch.no_grad(), or with detached tensors",
             )
     assert rope is not None
     check_rows("slot_mapping", slot_mapping, cache.rows)

@@ -166,7 +166,7 @@ def no_gradients(**tensors: Tensor | None) -> None:
         if value is not None and value.requires_grad:
             raise Unsupported(
                 f"{name} requires a gradient, and openmla computes the forward pass only",
-                nearest="the same call under torch.no_grad(), or with detached tensors",
+                "the same call under torch.no_grad(), or with detached tensors",
             )
 
 

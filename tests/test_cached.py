@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -175,6 +176,22 @@ def test_gradients_are_refused_as_ever(noted: Noted) -> None:
         call.func(q, *call.args[1:], **call.keywords)
     with torch.no_grad():
         assert not goes_the_long_way(noted, lambda: call.func(q, *call.args[1:], **call.keywords))
+
+
+@pytest.mark.parametrize("make", [dense, latent, sparse])
+def test_tangents_are_refused_on_a_repeated_call(make: Any, noted: Noted) -> None:
+    call = make(**HOPPER)
+    call()
+    assert not goes_the_long_way(noted, call)
+    q = call.args[0]
+    given = lambda q: call.func(q, *call.args[1:], **call.keywords)  # noqa: E731
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(q, torch.ones_like(q))
+        with pytest.raises(Unsupported, match="q has a tangent"):
+            given(dual)
+    with pytest.raises(Unsupported, match="q has a tangent"):
+        torch.func.jvp(given, (q,), (torch.ones_like(q),))
+    assert not goes_the_long_way(noted, call)
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from openmla.planning import Plan
 
@@ -73,6 +74,7 @@ def run(name: str, args: Sequence[Any]) -> list[Any] | None:
     """
     if (
         not _launches
+        or forward_ad._current_level >= 0
         or torch._C._len_torch_dispatch_stack()
         or torch._C._len_torch_function_stack()
     ):

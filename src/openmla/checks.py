@@ -9,9 +9,10 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
-from openmla.cache import LatentCache
-from openmla.errors import InvalidArgument, Unsupported
+from openmla.cache import LatentCache, refuse_derivatives
+from openmla.errors import InvalidArgument
 from openmla.operands import DenseOperands, LatentOperands, Results, SparseOperands, extent
 from openmla.problem import MAX_HEADS
 
@@ -158,16 +159,13 @@ def output(value: object, q: Tensor, d_v: int) -> Tensor | None:
     return checked
 
 
-def no_gradients(**tensors: Tensor | None) -> None:
-    """openmla is forward only; saying so beats silently returning a result without a gradient."""
-    if not torch.is_grad_enabled():
-        return
+def no_gradients(**tensors: Tensor | LatentCache | None) -> None:
+    """openmla computes no derivatives: neither gradients nor tangents, those of forward mode."""
     for name, value in tensors.items():
-        if value is not None and value.requires_grad:
-            raise Unsupported(
-                f"{name} requires a gradient, and openmla computes the forward pass only",
-                "the same call under torch.no_grad(), or with detached tensors",
-            )
+        if isinstance(value, LatentCache):
+            no_gradients(**{name: value.data, f"{name}.scales": value.scales})
+        elif value is not None and (value.requires_grad or forward_ad._current_level >= 0):
+            refuse_derivatives(name, value, "openmla computes the forward pass only")
 
 
 def keys_and_values(q: Tensor, k_nope: object, v: object) -> tuple[Tensor, Tensor]:

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from openmla.cache import APPEND_DTYPES, E4M3_MAX, check_rows
+from openmla.cache import APPEND_DTYPES, E4M3_MAX, check_rows, refuse_derivatives
 from openmla.errors import InvalidArgument
 from openmla.indexer.problem import DIM
 
@@ -180,6 +180,7 @@ def _check_append(cache: IndexCache, k: Tensor, slot_mapping: Tensor) -> None:
         raise InvalidArgument("k", expected, k.dtype)
     if k.device != cache.device:
         raise InvalidArgument("k", f"a tensor on {cache.device}", f"one on {k.device}")
+    refuse_derivatives("k", k, "a cache does not carry one")
     if isinstance(slot_mapping, Tensor) and slot_mapping.dim() == 1:
         host = slot_mapping.device.type == "cpu"
         # Negative slots are padding: only those past the pool are wrong.

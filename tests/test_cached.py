@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -43,6 +44,7 @@ def changed(x: Any) -> Iterator[Any]:
         yield torch.zeros(3)
     elif isinstance(x, Tensor):
         yield x.to(torch.float64)
+        yield torch._neg_view(x)
         yield torch.empty_like(x, device="meta")
         yield torch.zeros(x.shape[0] + 1, *x.shape[1:], dtype=x.dtype)
         yield torch.zeros(*x.shape[:-1], x.shape[-1] + 1, dtype=x.dtype)
@@ -175,6 +177,46 @@ def test_gradients_are_refused_as_ever(noted: Noted) -> None:
         call.func(q, *call.args[1:], **call.keywords)
     with torch.no_grad():
         assert not goes_the_long_way(noted, lambda: call.func(q, *call.args[1:], **call.keywords))
+
+
+@pytest.mark.parametrize("make", [dense, latent, sparse])
+def test_a_negative_view_is_resolved_on_a_repeated_call(make: Any, noted: Noted) -> None:
+    """Its memory holds the negatives: a kernel may see a copy of it, never its own address."""
+    call = make(**HOPPER)
+    call()
+    q = call.args[0].clone()
+
+    def addresses(q: Tensor) -> set[Any]:
+        launched = noted.take(lambda: call.func(q, *call.args[1:], **call.keywords))[1]
+        return set(flat_addresses(launched))
+
+    assert q.data_ptr() in addresses(q)
+    view = torch._neg_view(q)
+    assert view.data_ptr() == q.data_ptr() not in addresses(view)
+
+
+def flat_addresses(launched: Noted) -> Iterator[Any]:
+    """Where the arguments of launches lie, descriptors included."""
+    for _, flat in (*launched.long, *launched.cached):
+        for x in flat:
+            described = x[1] if isinstance(x, tuple) else x
+            yield described.data_ptr() if isinstance(described, Tensor) else described
+
+
+@pytest.mark.parametrize("make", [dense, latent, sparse])
+def test_tangents_are_refused_on_a_repeated_call(make: Any, noted: Noted) -> None:
+    call = make(**HOPPER)
+    call()
+    assert not goes_the_long_way(noted, call)
+    q = call.args[0]
+    given = lambda q: call.func(q, *call.args[1:], **call.keywords)  # noqa: E731
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(q, torch.ones_like(q))
+        with pytest.raises(Unsupported, match="q has a tangent"):
+            given(dual)
+    with pytest.raises(Unsupported, match="q has a tangent"):
+        torch.func.jvp(given, (q,), (torch.ones_like(q),))
+    assert not goes_the_long_way(noted, call)
 
 
 @pytest.mark.parametrize(

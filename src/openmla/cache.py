@@ -22,6 +22,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from openmla.errors import InvalidArgument, Unsupported
 from openmla.formats import FORMATS, RowLayout
@@ -138,7 +139,7 @@ class LatentCache:
     def write(self, latent: Tensor, rope: Tensor, slots: Tensor) -> None:
         """`append` without checks, in torch."""
         page, offset = slots // self.page_size, slots % self.page_size
-        row = torch.cat([latent, rope], dim=-1) if self.rope else latent
+        row = torch.cat([latent, rope], dim=-1) if self.rope else latent.resolve_neg()
         layout = self.layout
         plain = row[:, layout.quantized :].to(torch.bfloat16)
         if not layout.quantized:
@@ -245,6 +246,44 @@ def check_rows(name: str, rows: Tensor, limit: int) -> None:
             )
 
 
+def plain_memory(name: str, value: Tensor) -> None:
+    """What is written to, or read as bytes, must hold its numbers, not their negatives."""
+    if value.is_neg():
+        got = "a view with torch's negative bit (is_neg)"
+        raise InvalidArgument(name, "memory that holds the numbers themselves", got)
+
+
+def refuse_derivatives(name: str, value: Tensor, why: str) -> None:
+    """Saying so beats silently losing a gradient, or a tangent of forward-mode differentiation."""
+    if value.requires_grad and torch.is_grad_enabled():
+        raise Unsupported(
+            f"{name} requires a gradient, and {why}",
+            "the same call under torch.no_grad(), or with detached tensors",
+        )
+    tangent = _tangent(value)
+    if tangent:
+        raise Unsupported(
+            f"{name} {tangent}, and {why}",
+            "the same call under torch.inference_mode(), or with primals of forward_ad.unpack_dual",
+        )
+
+
+def _tangent(value: Tensor) -> str:
+    """What there is of a tangent, in words; torch.func.jvp is a level of forward_ad too."""
+    if forward_ad._current_level < 0:
+        return ""
+    if torch.compiler.is_compiling():
+        return "may have a tangent of forward-mode differentiation, which torch.compile hides"
+    if not torch._C._is_fwd_grad_enabled():
+        return ""
+    functorch = torch._C._functorch
+    if functorch.is_functorch_wrapped_tensor(value) and functorch.maybe_current_level() != 1:
+        return "may have a tangent of forward-mode differentiation, of an outer transform"
+    if forward_ad.unpack_dual(value).tangent is None:  # type: ignore[no-untyped-call]
+        return ""
+    return "has a tangent of forward-mode differentiation"
+
+
 def _check_append(
     cache: LatentCache, latent: Tensor, rope: Tensor | None, slot_mapping: Tensor
 ) -> Tensor:
@@ -260,11 +299,7 @@ def _check_append(
             raise InvalidArgument(name, expected, value.dtype)
         if value.device != cache.device:
             raise InvalidArgument(name, f"a tensor on {cache.device}", f"one on {value.device}")
-        if value.requires_grad and torch.is_grad_enabled():
-            raise Unsupported(
-                f"{name} requires a gradient, and a cache does not carry one",
-                nearest="the same call under torch.no_grad(), or with detached tensors",
-            )
+        refuse_derivatives(name, value, "a cache does not carry one")
     assert rope is not None
     check_rows("slot_mapping", slot_mapping, cache.rows)
     tokens = latent.shape[0]
@@ -293,6 +328,7 @@ def _check_layout(cache: LatentCache) -> None:
         raise InvalidArgument("data", "a contiguous last dimension", f"stride {data.stride(2)}")
     if data.shape[1] == 0:
         raise InvalidArgument("data", "at least 1 row per page", f"shape {tuple(data.shape)}")
+    plain_memory("data", data)
     if not layout.scale_columns:
         if cache.scales is not None:
             raise InvalidArgument("scales", f"None for {cache.format}", "a tensor")
@@ -306,6 +342,7 @@ def _check_layout(cache: LatentCache) -> None:
         raise InvalidArgument("scales", f"{scale_dtype} {list(shape)}", got)
     if scales.device != data.device:
         raise InvalidArgument("scales", f"a tensor on {data.device}", f"one on {scales.device}")
+    plain_memory("scales", scales)
     if shape[2] > 1 and scales.stride(2) != 1:
         got = f"stride {scales.stride(2)}"
         raise InvalidArgument("scales", "a contiguous last dimension", got)

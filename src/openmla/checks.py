@@ -9,9 +9,10 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
-from openmla.cache import LatentCache
-from openmla.errors import InvalidArgument, Unsupported
+from openmla.cache import LatentCache, plain_memory, refuse_derivatives
+from openmla.errors import InvalidArgument
 from openmla.operands import DenseOperands, LatentOperands, Results, SparseOperands, extent
 from openmla.problem import MAX_HEADS
 
@@ -52,6 +53,9 @@ def tensor(
             raise InvalidArgument(name, _spelled(shape, dtypes), describe(value))
     if device is not None and value.device != device:
         raise InvalidArgument(name, f"a tensor on {device}, where q is", describe(value))
+    # Of other types, the operators read views with the negative bit as torch does: resolved.
+    if value.dtype == torch.float8_e4m3fn:
+        plain_memory(name, value)
     return value
 
 
@@ -155,19 +159,17 @@ def output(value: object, q: Tensor, d_v: int) -> Tensor | None:
     shape = (q.shape[0], q.shape[1], d_v)
     checked = tensor("out", value, shape, (out_dtype(q.dtype),), q.device)
     last_dim_contiguous("out", checked)
+    plain_memory("out", checked)
     return checked
 
 
-def no_gradients(**tensors: Tensor | None) -> None:
-    """openmla is forward only; saying so beats silently returning a result without a gradient."""
-    if not torch.is_grad_enabled():
-        return
+def no_gradients(**tensors: Tensor | LatentCache | None) -> None:
+    """openmla computes no derivatives: neither gradients nor tangents, those of forward mode."""
     for name, value in tensors.items():
-        if value is not None and value.requires_grad:
-            raise Unsupported(
-                f"{name} requires a gradient, and openmla computes the forward pass only",
-                nearest="the same call under torch.no_grad(), or with detached tensors",
-            )
+        if isinstance(value, LatentCache):
+            no_gradients(**{name: value.data, f"{name}.scales": value.scales})
+        elif value is not None and (value.requires_grad or forward_ad._current_level >= 0):
+            refuse_derivatives(name, value, "openmla computes the forward pass only")
 
 
 def keys_and_values(q: Tensor, k_nope: object, v: object) -> tuple[Tensor, Tensor]:

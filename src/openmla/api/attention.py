@@ -110,9 +110,8 @@ def mla_prefill(
     key_mask = checks.key_mask(key_mask, q.shape[0], q.device)
     factor = checks.scale(scale)
     checks.flag("causal", causal)
-    rope_rows = rope if cache is None else cache.data
     weights = _weights(q, sink, q_scale, k_scale, k_nope.shape[0])
-    checks.no_gradients(q=q, k_nope=k_nope, k_rope=rope_rows, v=v)
+    checks.no_gradients(q=q, k_nope=k_nope, k_rope=rope if cache is None else cache, v=v)
     out, lse = _outputs(q, v.shape[2], out, return_lse)
     torch.ops.openmla.dense(
         q, k_nope, rope, v,
@@ -192,7 +191,7 @@ def mla_prefill_latent(
     factor = checks.scale(scale, required_for="mla_prefill_latent")
     checks.flag("causal", causal)
     weights = _weights(q, sink, q_scale, k_scale, pool.rows)
-    checks.no_gradients(q=q, cache=pool.data)
+    checks.no_gradients(q=q, cache=pool)
     out, lse = _outputs(q, width, out, return_lse)
     torch.ops.openmla.latent(
         q, *_cache_parts(pool), block_table, cache_lengths, cu_q,
@@ -269,14 +268,14 @@ def mla_prefill_sparse(
     if isinstance(rows, LatentCache):
         checks.on_device("kv", rows, q.device)
         _check_row_width("kv", rows.width, q)
-        total_rows, kv_parts, stored = rows.rows, _cache_parts(rows), rows.data
+        total_rows, kv_parts = rows.rows, _cache_parts(rows)
     else:
         stored = checks.tensor("kv", rows, ("rows", q.shape[2]), (q.dtype,), q.device)
         total_rows, kv_parts = stored.shape[0], (stored, None, "", 0)
     indices, lengths = checks.index_lists(indices, topk_lengths, q.shape[0], q.device)
     factor = checks.scale(scale, required_for="mla_prefill_sparse")
     weights = _weights(q, sink, q_scale, k_scale, total_rows)
-    checks.no_gradients(q=q, kv=stored)
+    checks.no_gradients(q=q, kv=kv)
     out, lse = _outputs(q, width, out, return_lse)
     max_logits = None
     if checks.flag("return_max_logits", return_max_logits):
@@ -361,7 +360,7 @@ def _cache_parts(cache: LatentCache | None) -> tuple[Tensor | None, Tensor | Non
 def _bf16_pool(rows: object, latent: int) -> LatentCache:
     """Plain rows [pages, page_size, width] as a cache."""
     pages = checks.tensor("cache", rows, ("pages", "page_size", "width"), (torch.bfloat16,))
-    return LatentCache(pages, None, latent, pages.shape[2] - latent, "bf16")
+    return LatentCache(pages.resolve_neg(), None, latent, pages.shape[2] - latent, "bf16")
 
 
 def _check_row_width(name: str, width: int, q: Tensor) -> None:

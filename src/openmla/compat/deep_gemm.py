@@ -82,7 +82,7 @@ def fp8_paged_mqa_logits(
     int32 [batch, max_pages].
     """
     if indices is not None:
-        raise Unsupported("fp8_paged_mqa_logits with indices", nearest="indices=None")
+        raise Unsupported("fp8_paged_mqa_logits with indices", "indices=None")
     if not isinstance(q, Tensor) or q.dim() != 4:
         raise InvalidArgument("q", "[batch, next_n, heads, 128]", checks.describe(q))
     batch, queries = q.shape[:2]

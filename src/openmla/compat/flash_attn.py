@@ -86,7 +86,7 @@ def _mask(causal: bool, window_size: object) -> bool:
     if tuple(window_size) not in (EVERYTHING, UP_TO_ITSELF):
         raise Unsupported(
             f"window_size: expected (-1, -1) or (-1, 0), got {tuple(window_size)}",
-            nearest="window_size=(-1, -1), with causal=True for a causal mask",
+            "window_size=(-1, -1), with causal=True for a causal mask",
         )
     return causal or tuple(window_size) == UP_TO_ITSELF
 
@@ -119,7 +119,7 @@ def _refuse_what_has_no_kernel(**given: object) -> None:
         if value is not None:
             what, nearest = next(reasons[kind] for kind in reasons if kind in name)
             got = checks.describe(value)
-            raise Unsupported(f"{name} ({what}): expected None, got {got}", nearest=nearest)
+            raise Unsupported(f"{name} ({what}): expected None, got {got}", nearest)
 
 
 def _refuse_other_scores(attention_chunk: object, softcap: object) -> None:
@@ -127,7 +127,7 @@ def _refuse_other_scores(attention_chunk: object, softcap: object) -> None:
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise InvalidArgument(name, "0", checks.describe(value))
         if value != 0:
-            raise Unsupported(f"{name}: expected 0, got {value}", nearest=f"{name}=0")
+            raise Unsupported(f"{name}: expected 0, got {value}", f"{name}=0")
 
 
 def _check_hints(

@@ -77,8 +77,8 @@ def indexer_scores(
         ends = checks.window("ends", ends, total_q, q.device)
         width = pool[0].shape[0]
         parts = *pool, 0
-    no_gradients(q=q, keys=parts[0], weights=weights)
     scores = checks.scores_out(out, total_q, q.device)
+    no_gradients(q=q, keys=parts[0], weights=weights, out=scores, **{"keys[1]": parts[1]})
     if scores is None:
         rows = q.new_empty((total_q, ops.scores_width(width)), dtype=torch.float32)
         scores = rows[:, :width]

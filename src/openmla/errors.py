@@ -3,30 +3,57 @@
 Every one but PeerLost is raised before any work is launched. A message says what is wrong in the
 caller's own words: the argument, what was expected, what came.
 
+Errors cross processes: each can be pickled and copied, with its attributes and its message. They
+also cross torch.compile: Dynamo cannot trace `super().__init__`, so constructors set `args`
+instead, and with fullgraph=True Dynamo's own error quotes the arguments of the constructor, those
+of them that are not keywords.
+
 >>> str(InvalidArgument("q", "3 dimensions [total_q, heads, d_qk]", "shape (4, 192)"))
 'q: expected 3 dimensions [total_q, heads, d_qk], got shape (4, 192)'
 """
 
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+PLAIN = (str, int, float, bool, type(None))
+
 
 class OpenMLAError(Exception):
     """Base of all errors that openmla raises on purpose."""
+
+    def __reduce__(self) -> tuple[Callable[..., OpenMLAError], tuple[Any, ...]]:
+        """An exception is otherwise made again from its message, which is no constructor's."""
+        return _made_again, (type(self), self.args, vars(self).copy())
+
+
+def _made_again(
+    kind: type[OpenMLAError], args: tuple[Any, ...], attributes: dict[str, Any]
+) -> OpenMLAError:
+    """What `__reduce__` took apart."""
+    error = kind.__new__(kind)
+    error.args = args
+    vars(error).update(attributes)
+    return error
 
 
 class InvalidArgument(OpenMLAError, ValueError):
     """An argument is wrong: no backend could ever accept it."""
 
     def __init__(self, name: str, expected: str, got: object) -> None:
-        super().__init__(f"{name}: expected {expected}, got {got}")
+        self.args = (f"{name}: expected {expected}, got {got}",)
         self.name = name
         self.expected = expected
-        self.got = got
+        # Whatever else came is kept as text: it may be large, and need not be picklable.
+        self.got = got if type(got) in PLAIN else str(got)
 
 
 class Unsupported(OpenMLAError, NotImplementedError):
     """The arguments are legal, but no kernel serves them where they were asked to run."""
 
     def __init__(self, reason: str, nearest: str = "") -> None:
-        super().__init__(f"{reason}; nearest supported form: {nearest}" if nearest else reason)
+        self.args = (f"{reason}; nearest supported form: {nearest}" if nearest else reason,)
         self.reason = reason
         self.nearest = nearest
 
@@ -35,9 +62,9 @@ class PeerLost(OpenMLAError, RuntimeError):
     """Another rank of a process group has ended, or did not call within the group's timeout."""
 
     def __init__(self, call: str, rank: int, world: int, reason: str) -> None:
-        super().__init__(
+        self.args = (
             f"{call} on rank {rank} of {world}: another rank has ended, or did not make this call "
-            f"within the group's timeout ({reason})"
+            f"within the group's timeout ({reason})",
         )
         self.call = call
         self.rank = rank

@@ -5,17 +5,16 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from importlib import import_module
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from openmla.dispatch import device_target, triton_version
 from openmla.indexer.cache import IndexCache
 from openmla.indexer.operands import IndexOperands, Windows
 from openmla.indexer.windows import paged_windows
+from openmla.kernels.launch import current
 from openmla.planning import NEWEST_TRITON
 from openmla.planning.indexer import IndexPlan, cached_index_plan
 
@@ -31,7 +30,7 @@ def run_step(operands: IndexOperands, results: Any, backend: str) -> IndexPlan:
     """Plan and launch."""
     plan = plan_step(operands, results, backend)
     module: Any = import_module(plan.kernel.launcher)
-    with torch.cuda.device(operands.device) if operands.device.type == "cuda" else nullcontext():
+    with current(operands.device):
         for call in module.calls(plan, operands, results):
             call.run()
     return plan
@@ -43,7 +42,7 @@ def windows_of(cu_seqlens_q: Tensor, cache_lengths: Tensor, total_q: int) -> Win
         return paged_windows(cu_seqlens_q, cache_lengths, total_q)
     from openmla.kernels.portable.indexer import windows
 
-    with torch.cuda.device(cu_seqlens_q.device):
+    with current(cu_seqlens_q.device):
         return windows.paged_windows(cu_seqlens_q, cache_lengths, total_q)
 
 
@@ -54,5 +53,5 @@ def append_keys(cache: IndexCache, k: Tensor, slots: Tensor) -> None:
         return
     from openmla.kernels.portable.indexer import windows
 
-    with torch.cuda.device(cache.device):
+    with current(cache.device):
         windows.append(cache, k, slots)

@@ -73,8 +73,9 @@ def run(built: BuiltCase, tile: Tile, launch: ModuleType = launch) -> Outcome:
     shape = (*q.shape[:2], case.d_v)
     gaps = {"strided": case.out == "strided", "aligned": case.out == "aligned"}
     out = built.memory.new(shape, dtype, **gaps)
-    lse = torch.empty(q.shape[:2]) if case.return_lse else None
-    logits = torch.empty(q.shape[:2]) if case.return_max_logits else None
+    by_head = (q.shape[1], q.shape[0])  # heads are the rows of these two: any strides are served
+    lse = built.memory.new(by_head, torch.float32).t() if case.return_lse else None
+    logits = built.memory.new(by_head, torch.float32).t() if case.return_max_logits else None
     results = Results(out, lse, logits)
     for rows in (out, lse, logits):
         if rows is not None:
@@ -301,6 +302,22 @@ def quantize(first: int, number: int) -> Iterator[list[str]]:
         yield [] if same else [f"quantize differs: seed {seed}, {heads} x {width} + {columns}"]
 
 
+def far_heads(first: int, number: int) -> Iterator[list[str]]:
+    """Heads more than 2^31 elements apart. A 32-bit offset ends the process, or reads others."""
+    for seed in range(first, first + number):
+        torch.manual_seed(seed)
+        near = torch.randn(3, 5 + seed, 24).bfloat16()
+        far = FarMemory(1).new(near.shape, near.dtype)
+        far.copy_(near)
+        made = []
+        for x in (near, far):
+            outs, scale = [torch.empty(x.shape, dtype=torch.float8_e4m3fn)], torch.empty(3)
+            portable_quantize.quantize(x, None, outs, scale)
+            made.append((outs[0].view(torch.uint8), scale))
+        same = all(torch.equal(a, b) for a, b in zip(*made, strict=True))
+        yield [] if same else [f"quantize differs: seed {seed}"]
+
+
 def e4m3(first: int, number: int) -> Iterator[list[str]]:
     """Every fp32 near an e4m3 number or a tie rounds as torch rounds it."""
     codes = torch.arange(127, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
@@ -368,6 +385,7 @@ PARTS: dict[str, Callable[[int, int], Iterator[list[str]]]] = {
     "cache": cache,
     "e4m3": e4m3,
     "quantize": quantize,
+    "far heads": far_heads,
     "light": light,
     "edges": at_edges,
     "defects": defects,

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -61,12 +62,24 @@ def vector(x: Tensor | None) -> Tensor | None:
 
 
 def counter_of_stream(device: torch.device, stream: int) -> Tensor:
-    """A zero from which launches of a stream, one after another, draw their work: each leaves it
-    zero."""
+    """A zero from which launches of the current stream, one after another, draw their work: each
+    leaves it zero.
+
+    It is kept, so it must not lie in a memory pool that somebody else empties or counts: warm-up
+    runs of torch.compile(mode="reduce-overhead") refuse to leave anything behind in theirs. Pools
+    are those of a thread, so another thread allocates it, once.
+    """
     counter = _counters.get((device, stream))
     if counter is None:
-        counter = _counters[device, stream] = torch.zeros(1, dtype=torch.int32, device=device)
+        with ThreadPoolExecutor(max_workers=1) as thread:
+            made = thread.submit(_zero_of_stream, torch.cuda.current_stream(device))
+        counter = _counters[device, stream] = made.result()
     return counter
+
+
+def _zero_of_stream(stream: torch.cuda.Stream) -> Tensor:
+    with torch.cuda.stream(stream):
+        return torch.zeros(1, dtype=torch.int32, device=stream.device)
 
 
 def launch_counter(device: torch.device) -> Tensor:

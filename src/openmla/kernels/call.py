@@ -15,13 +15,14 @@ from openmla.errors import Unsupported
 
 # Where a pointer may come from, besides arguments of the operator: memory of the launch's own.
 WORKSPACE, COUNTER = "workspace", "counter of the stream"
+COPY = "copy of an argument"  # apart from the workspace: its bytes follow from token counts
 Sources = Mapping[str, str | tuple[str, ...]]
 """For each argument that is a pointer or a descriptor, the operator's argument it points into (or
 several, of which a call has one). A workspace is named where it is written first; later kernels of
 the launch are found to use it by its memory."""
 Counted = Sequence[tuple[int, Mapping[str, Any]]]
-"""Of each kernel the programs, and arguments that follow from token counts: a number, or a
-(dimension, size) of a descriptor."""
+"""Of each kernel the programs, and what follows from token counts: arguments, as a number or as the
+(dimension, size) of a descriptor, and bytes of memory of the launch's own."""
 _counters: dict[tuple[torch.device, int], Tensor] = {}
 
 

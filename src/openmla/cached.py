@@ -33,8 +33,11 @@ ROWS = {
     "dense": {
         "q": "queries", "out": "queries", "lse": "queries", "k_nope": "keys", "k_rope": "keys",
         "v": "keys", "cu_seqlens_q": "ends", "cu_seqlens_k": "ends", "k_start": "sequences",
+        "q_scale": "queries", "k_scale": "keys",
     },
-    "sparse": dict.fromkeys(("q", "indices", "topk_lengths", "out", "lse", "max_logits"), "tokens"),
+    "sparse": dict.fromkeys(
+        ("q", "q_scale", "indices", "topk_lengths", "out", "lse", "max_logits"), "tokens"
+    ),
 }  # fmt: skip
 Key = tuple[Any, ...]
 

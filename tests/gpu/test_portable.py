@@ -172,3 +172,13 @@ def test_quantize_gives_the_bits_of_the_cpu(
         # Bytes: NaN is not equal to itself.
         codes, found = host.view(torch.uint8), device.cpu().view(torch.uint8)
         assert (codes != found).nonzero().tolist() == []
+
+
+def test_quantize_heads_that_are_far_apart() -> None:
+    """Heads are the rows of a tensor of more than 2^31 elements."""
+    by_head = torch.empty(5, 2**29 + 64, dtype=torch.bfloat16, device=DEVICE)
+    x = by_head[:, : 3 * 192].view(5, 3, 192).transpose(0, 1)
+    assert 4 * x.stride(1) > 2**31
+    x.copy_(normal(3, 5, 192))
+    for far, near in zip(openmla.quantize(x), openmla.quantize(x.contiguous()), strict=True):
+        assert torch.equal(far.view(torch.uint8), near.view(torch.uint8))

@@ -19,10 +19,10 @@ def i32(*values: int) -> Tensor:
 
 def dense(
     q_len: int = 100, k_len: int = 300, batch: int = 1, heads: int = 16, gap: int = 0,
-    dtype: torch.dtype = torch.bfloat16, rope: str = "shared", equal: bool = False,
-    factors: bool = False, shared: bool = False, **options: Any,
+    dtype: torch.dtype = torch.bfloat16, v_dtype: torch.dtype | None = None, rope: str = "shared",
+    equal: bool = False, factors: bool = False, shared: bool = False, **options: Any,
 ) -> Callable[..., Any]:  # fmt: skip
-    def rows(count: int, *rest: int) -> Tensor:
+    def rows(count: int, *rest: int, dtype: torch.dtype = dtype) -> Tensor:
         return torch.zeros(count, *rest[:-1], rest[-1] + gap, dtype=dtype)[..., : rest[-1]]
 
     total_q, total_k = batch * q_len, batch * k_len
@@ -45,7 +45,7 @@ def dense(
         options["cu_seqlens_k"] = i32(*(n * k_len for n in range(batch + 1)))
     return partial(
         openmla.mla_prefill, rows(total_q, heads, width), rows(total_k, heads, 128), ropes[rope],
-        rows(total_k, heads, 128), cu_seqlens_q=offsets, **options,
+        rows(total_k, heads, 128, dtype=v_dtype or dtype), cu_seqlens_q=offsets, **options,
     )  # fmt: skip
 
 
@@ -58,12 +58,12 @@ def pool(form: str, pages: int = 40, dtype: torch.dtype = torch.bfloat16, page: 
 
 def latent(
     form: str = "bf16", tokens: int = 70, heads: int = 128, pages: int = 40, batch: int = 1,
-    plain: bool = False, **options: Any,
+    dtype: torch.dtype = torch.bfloat16, plain: bool = False, **options: Any,
 ) -> Callable[..., Any]:  # fmt: skip
     cache = pool(form, pages)
     table = torch.arange(pages, dtype=torch.int32).view(batch, -1)
     return partial(
-        openmla.mla_prefill_latent, torch.zeros(batch * tokens, heads, 576, dtype=torch.bfloat16),
+        openmla.mla_prefill_latent, torch.zeros(batch * tokens, heads, 576, dtype=dtype),
         cache.data if plain else cache, table, i32(*[pages // batch * 64] * batch),
         cu_seqlens_q=i32(*(n * tokens for n in range(batch + 1))), scale=0.1, **options,
     )  # fmt: skip
@@ -71,8 +71,12 @@ def latent(
 
 def sparse(
     form: str = "", tokens: int = 9, heads: int = 20, topk: int = 130, pages: int = 40,
-    dtype: torch.dtype = torch.bfloat16, lengths: bool = False, **options: Any,
+    dtype: torch.dtype = torch.bfloat16, lengths: bool = False, factors: bool = False,
+    **options: Any,
 ) -> Callable[..., Any]:  # fmt: skip
+    if factors:
+        options["q_scale"] = torch.ones(tokens)
+        options |= {} if form else {"k_scale": torch.ones(64 * pages)}
     if lengths:
         options["topk_lengths"] = torch.zeros(tokens, dtype=torch.int32)
     return partial(
@@ -84,6 +88,8 @@ def sparse(
 
 HOPPER, PORTABLE = {"backend": "hopper"}, {"backend": "portable"}
 LSE = {"return_lse": True}
+E4M3 = {"dtype": torch.float8_e4m3fn}
+WIDE_V = {**E4M3, "v_dtype": torch.bfloat16}
 CALLS: dict[str, tuple[Callable[..., Callable[..., Any]], dict[str, Any], int]] = {
     # name: builder, its arguments, number of kernels
     "dense": (dense, LSE, 1),
@@ -96,6 +102,16 @@ CALLS: dict[str, tuple[Callable[..., Callable[..., Any]], dict[str, Any], int]] 
     "dense, no rope": (dense, {"rope": "none", "scale": 0.2}, 1),
     "dense, one block": (dense, {"q_len": 70, "k_len": 70}, 1),
     "dense, split": (dense, {"q_len": 64, "k_len": 9000, **LSE}, 2),
+    "dense, fp8": (dense, {**WIDE_V, **LSE}, 1),
+    "dense, fp8, factors": (dense, {**WIDE_V, "factors": True}, 1),
+    "dense, fp8, rope from pages": (dense, {**WIDE_V, "rope": "pages", "batch": 2}, 1),
+    "dense, fp8, split": (
+        dense, {**WIDE_V, "factors": True, "q_len": 64, "k_len": 9000, **LSE}, 2
+    ),
+    "dense, fp8 values": (dense, {**E4M3, "gap": 16, **LSE}, 2),
+    "dense, fp8 values, factors": (dense, {**E4M3, "factors": True, "shared": True}, 2),
+    "dense, fp8 values, one block": (dense, {**E4M3, "q_len": 70, "k_len": 70}, 2),
+    "dense, fp8 values, split": (dense, {**E4M3, "q_len": 64, "k_len": 9000, **LSE}, 3),
     "portable dense": (dense, {**PORTABLE, **LSE}, 1),
     "portable dense, split": (dense, {"q_len": 64, "k_len": 4096, **PORTABLE}, 3),
     "portable dense, factors": (dense, {"factors": True, **PORTABLE}, 1),
@@ -119,6 +135,14 @@ CALLS: dict[str, tuple[Callable[..., Callable[..., Any]], dict[str, Any], int]] 
     "sparse, fp8 in the kernel": (sparse, {"form": "fp8_656", "lengths": True, "topk": 100}, 1),
     "sparse, fp8 in a workspace": (sparse, {"form": "fp8_656", "tokens": 1000, "topk": 600}, 2),
     "sparse, fp8 blocks": (sparse, {"form": "fp8_block128", "tokens": 1000, "topk": 600}, 2),
+    "sparse, fp8 queries": (sparse, {**E4M3, **LSE}, 1),
+    "sparse, fp8 queries, factors": (
+        sparse, {**E4M3, "factors": True, "lengths": True, "return_max_logits": True}, 1
+    ),
+    "sparse, fp8 queries, pages": (
+        sparse, {**E4M3, "form": "fp8_token", "factors": True, "lengths": True}, 1
+    ),
+    "latent, fp8 queries": (latent, {**E4M3, "form": "fp8_token", "batch": 2, **HOPPER}, 1),
     "portable sparse": (sparse, {**PORTABLE, "return_max_logits": True}, 1),
     "portable sparse, fp8": (sparse, {"form": "fp8_656", **PORTABLE}, 2),
 }  # fmt: skip

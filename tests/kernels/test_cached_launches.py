@@ -54,9 +54,24 @@ COUNTS: dict[str, tuple[Callable[..., Any], dict[str, Any], dict[str, Any]]] = {
     "shared keys": (dense, {"shared": True}, {"q_len": 40, "k_len": 77, "batch": 2}),
     "two query tiles": (dense, {"q_len": 2000, "k_len": 2000}, {"q_len": 2500, "k_len": 3000}),
     "split": (dense, {"q_len": 64, "k_len": 9000}, {"q_len": 30, "k_len": 8600}),
+    "fp8": (dense, {**cached_calls.WIDE_V, "factors": True}, {"q_len": 40, "k_len": 77}),
+    "fp8, one block": (dense, cached_calls.WIDE_V, {"q_len": 40, "k_len": 77}),
+    "fp8, two query tiles": (
+        dense, {**cached_calls.WIDE_V, "q_len": 2000, "k_len": 2000}, {"q_len": 2500, "k_len": 3000}
+    ),
+    "fp8 values": (
+        dense, {**cached_calls.E4M3, "factors": True}, {"q_len": 40, "k_len": 777, "batch": 2}
+    ),
+    "fp8 values, split": (
+        dense, {**cached_calls.E4M3, "q_len": 64, "k_len": 9000}, {"q_len": 30, "k_len": 8600}
+    ),
+    "fp8 lists": (
+        sparse, {**cached_calls.E4M3, "factors": True, "lengths": True}, {"tokens": 200}
+    ),
+    "one fp8 list": (sparse, {**cached_calls.E4M3, "form": "fp8_token"}, {"tokens": 1}),
     "lists": (sparse, {"lengths": True}, {"tokens": 100}),
     "one list": (sparse, {}, {"tokens": 1}),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", COUNTS)
@@ -131,6 +146,10 @@ def small_workspace(self: Any, x: Any, source: Any) -> tuple[int, int]:
     return found
 
 
+def stale_sizes(self: Any, counted: Any) -> dict[str, int]:
+    return dict(self._sizes)
+
+
 RUN, RESIZED = prepared._Kernel.run, prepared._Kernel.resized
 FIND = prepared._Space.find
 DEFECTS: dict[str, tuple[type, str, Any, str]] = {
@@ -163,13 +182,19 @@ def test_a_defect_is_seen(defect: str, noted: Noted, monkeypatch: pytest.MonkeyP
         (prepared._Descriptor, "resized", stale_descriptor),
     ],
 )
-@pytest.mark.parametrize("counts", ["other counts", "lists"])
+@pytest.mark.parametrize("counts", ["other counts", "lists", "fp8", "fp8 values", "fp8 lists"])
 def test_a_stale_count_is_seen(
     counts: str, place: type, name: str, function: Any, noted: Noted,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     make, first, changed = COUNTS[counts]
     monkeypatch.setattr(place, name, function)
+    assert beside_the_long_way(noted, make(**first), make(**{**first, **changed})) != ""
+
+
+def test_a_copy_that_is_too_small_is_seen(noted: Noted, monkeypatch: pytest.MonkeyPatch) -> None:
+    make, first, changed = COUNTS["fp8 values"]
+    monkeypatch.setattr(prepared.CachedLaunch, "_sizes_for", stale_sizes)
     assert beside_the_long_way(noted, make(**first), make(**{**first, **changed})) != ""
 
 

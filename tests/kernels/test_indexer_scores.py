@@ -11,6 +11,7 @@ import torch
 
 from gluon_sim import intercept
 from indexer.score_cases import SCHEDULES, SCORE_CASES, UNWRITTEN, paged, width_of
+from kernels.far_memory import FarMemory
 from openmla.aot.jobs import CompileJob, compile_job
 from openmla.aot.table import jobs_of
 from openmla.indexer.operands import ScoresOperands
@@ -87,6 +88,20 @@ def test_a_narrow_output_cuts_rows() -> None:
     op = SCORE_CASES["causal, several pieces"]
     got, whole = HOPPER.run(op, 100), HOPPER.run(op, 600)
     assert torch.equal(got, whole[:, :100])
+
+
+@each_chip
+def test_rows_of_scores_may_be_far_apart(chip: Chip) -> None:
+    """Four queries of 32 heads share a tile, and three strides are more than 2^31 elements."""
+    op = paged([4, 1], [300, 200], 32, 64)
+    out = FarMemory().new((5, 320), torch.float32)
+    assert 3 * out.stride(0) > 2**31
+    out.fill_(UNWRITTEN)
+    with intercept() as reports:
+        for call in chip.part("launch").calls(chip.plan_of(op, out), op, out):
+            call.run()
+    assert all(report.ok for report in reports), "\n".join(map(str, reports))
+    assert torch.equal(out, chip.run(op, 320))
 
 
 def test_the_counter_is_left_zero() -> None:

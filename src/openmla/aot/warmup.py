@@ -15,7 +15,7 @@ import torch
 from openmla.aot.operands import operands_of
 from openmla.dispatch import device_target, plan_for
 from openmla.errors import InvalidArgument, Unsupported
-from openmla.kernels.launch import calls
+from openmla.kernels.launch import calls, current
 from openmla.planning.models import problem_for_model
 from openmla.problem import FORMS, Problem
 
@@ -63,7 +63,8 @@ def compile_model(
         started = time.perf_counter()
         for call in calls(chosen, *operands_of(shortened(problem), device)):
             before = time.perf_counter()
-            call.compile()
+            with current(device):
+                call.compile()
             seconds = time.perf_counter() - before
             if seconds > SLOW_SECONDS:
                 tell(f"{call.kernel.__name__} ({problem.form}): compiled in {seconds:.1f} s")

@@ -5,10 +5,8 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from openmla.dispatch import device_target, triton_version
@@ -16,6 +14,7 @@ from openmla.indexer.cache import IndexCache
 from openmla.indexer.operands import IndexOperands, Windows
 from openmla.indexer.windows import paged_windows
 from openmla.kernels.fallback import launcher_of, run_calls, run_plan, without_failed
+from openmla.kernels.launch import current
 from openmla.planning import NEWEST_TRITON
 from openmla.planning.indexer import IndexPlan, cached_index_plan
 
@@ -32,11 +31,8 @@ def run_step(operands: IndexOperands, results: Any, backend: str) -> IndexPlan:
     """Plan and launch."""
 
     def launch(plan: IndexPlan) -> None:
-        calls = launcher_of(plan).calls(plan, operands, results)
-        with (
-            torch.cuda.device(operands.device) if operands.device.type == "cuda" else nullcontext()
-        ):
-            run_calls(calls)
+        with current(operands.device):
+            run_calls(launcher_of(plan).calls(plan, operands, results))
 
     return run_plan(lambda: plan_step(operands, results, backend), launch)[0]
 
@@ -47,7 +43,7 @@ def windows_of(cu_seqlens_q: Tensor, cache_lengths: Tensor, total_q: int) -> Win
         return paged_windows(cu_seqlens_q, cache_lengths, total_q)
     from openmla.kernels.portable.indexer import windows
 
-    with torch.cuda.device(cu_seqlens_q.device):
+    with current(cu_seqlens_q.device):
         return windows.paged_windows(cu_seqlens_q, cache_lengths, total_q)
 
 
@@ -58,5 +54,5 @@ def append_keys(cache: IndexCache, k: Tensor, slots: Tensor) -> None:
         return
     from openmla.kernels.portable.indexer import windows
 
-    with torch.cuda.device(cache.device):
+    with current(cache.device):
         windows.append(cache, k, slots)

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,13 +15,14 @@ from openmla.errors import Unsupported
 
 # Where a pointer may come from, besides arguments of the operator: memory of the launch's own.
 WORKSPACE, COUNTER = "workspace", "counter of the stream"
+COPY = "copy of an argument"  # apart from the workspace: its bytes follow from token counts
 Sources = Mapping[str, str | tuple[str, ...]]
 """For each argument that is a pointer or a descriptor, the operator's argument it points into (or
 several, of which a call has one). A workspace is named where it is written first; later kernels of
 the launch are found to use it by its memory."""
 Counted = Sequence[tuple[int, Mapping[str, Any]]]
-"""Of each kernel the programs, and arguments that follow from token counts: a number, or a
-(dimension, size) of a descriptor."""
+"""Of each kernel the programs, and what follows from token counts: arguments, as a number or as the
+(dimension, size) of a descriptor, and bytes of memory of the launch's own."""
 RELIED_ON = {"enable_fp_fusion": True}
 """Options of Triton that every kernel relies on and whose default is Triton's to change. Products
 are fused with sums: bits and speeds were measured so, and Triton 3.10 will fuse only if asked."""
@@ -69,12 +71,24 @@ def vector(x: Tensor | None) -> Tensor | None:
 
 
 def counter_of_stream(device: torch.device, stream: int) -> Tensor:
-    """A zero from which launches of a stream, one after another, draw their work: each leaves it
-    zero."""
+    """A zero from which launches of the current stream, one after another, draw their work: each
+    leaves it zero.
+
+    It is kept, so it must not lie in a memory pool that somebody else empties or counts: warm-up
+    runs of torch.compile(mode="reduce-overhead") refuse to leave anything behind in theirs. Pools
+    are those of a thread, so another thread allocates it, once.
+    """
     counter = _counters.get((device, stream))
     if counter is None:
-        counter = _counters[device, stream] = torch.zeros(1, dtype=torch.int32, device=device)
+        with ThreadPoolExecutor(max_workers=1) as thread:
+            made = thread.submit(_zero_of_stream, torch.cuda.current_stream(device))
+        counter = _counters[device, stream] = made.result()
     return counter
+
+
+def _zero_of_stream(stream: torch.cuda.Stream) -> Tensor:
+    with torch.cuda.stream(stream):
+        return torch.zeros(1, dtype=torch.int32, device=stream.device)
 
 
 def launch_counter(device: torch.device) -> Tensor:

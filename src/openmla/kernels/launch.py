@@ -7,7 +7,7 @@ their kernels are the same on every GPU.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,13 +23,17 @@ if TYPE_CHECKING:
     from openmla.kernels.call import Call
 
 
+def current(device: torch.device) -> AbstractContextManager[Any]:
+    """Inside it, a GPU is the current one: Triton launches there, wherever the tensors are."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+
+
 def launch(plan: Plan, operands: Operands, results: Results) -> list[tuple[Call, Any]]:
     """Fill every row of `results`; returns what was launched, with the compiled kernels.
 
     Raises NotCompiled where this Triton refuses a kernel: `fallback.run_plan` takes another.
     """
-    # Triton launches on the current GPU, wherever the tensors are.
-    with torch.cuda.device(operands.q.device) if operands.q.is_cuda else nullcontext():
+    with current(operands.q.device):
         return run_calls(calls(plan, operands, results))
 
 
@@ -54,7 +58,8 @@ def append_rows(cache: LatentCache, latent: Tensor, rope: Tensor, slots: Tensor)
         return
     from openmla.kernels.portable.cache_ops import append
 
-    append(cache, latent, rope, slots)
+    with current(cache.device):
+        append(cache, latent, rope, slots)
 
 
 def gather_rows(cache: LatentCache, rows: Tensor, out: Tensor) -> None:
@@ -64,7 +69,8 @@ def gather_rows(cache: LatentCache, rows: Tensor, out: Tensor) -> None:
         return
     from openmla.kernels.portable.cache_ops import gather
 
-    gather(cache, rows, out)
+    with current(cache.device):
+        gather(cache, rows, out)
 
 
 def quantize_rows(parts: list[Tensor], outs: list[Tensor], scale: Tensor) -> None:
@@ -77,5 +83,5 @@ def quantize_rows(parts: list[Tensor], outs: list[Tensor], scale: Tensor) -> Non
         return
     from openmla.kernels.portable.quantize import quantize
 
-    with torch.cuda.device(x.device):
+    with current(x.device):
         quantize(x, rope, outs, scale)

@@ -19,7 +19,7 @@ from torch import Tensor
 from triton import knobs
 from triton.runtime import driver
 
-from openmla.kernels.call import COUNTER, WORKSPACE, Call, Counted, counter_of_stream
+from openmla.kernels.call import COPY, COUNTER, WORKSPACE, Call, Counted, counter_of_stream
 from openmla.operands import extent
 
 MOST_ENCODED = 64  # addresses for which a descriptor is kept
@@ -27,7 +27,7 @@ SPACE_STEP = 256  # bytes: parts of a workspace begin at multiples, as tensors d
 # What is read of Triton here is private to it: in versions without a check, nothing is prepared.
 CHECKED_TRITONS = ((3, 6), (3, 7), (3, 8), (3, 9))
 TRITON = tuple(int(part) for part in triton.__version__.split(".")[:2])
-OWN = (COUNTER, WORKSPACE)  # memory that belongs to no argument of the operator
+OWN = (COUNTER, WORKSPACE, COPY)  # memory that belongs to no argument of the operator
 Launch = Callable[[int, int, list[Any]], None]
 
 
@@ -96,6 +96,7 @@ class CachedLaunch:
         found = object.__new__(CachedLaunch)
         found.__dict__ = {**self.__dict__, "_spans": []}
         found._outputs = [x and ((rows, *x[0][1:]), *x[1:]) for x in self._outputs]
+        found._sizes = self._sizes_for(counted)
         found._kernels = [
             kernel.resized(programs, changed)
             for kernel, (programs, changed) in zip(self._kernels, counted, strict=True)
@@ -106,7 +107,13 @@ class CachedLaunch:
         """Whether these are the numbers of its kernels."""
         pairs = zip(self._kernels, counted, strict=False)
         same = all(kernel.has(*numbers) for kernel, numbers in pairs)
-        return same and len(counted) == len(self._kernels)
+        sized = self._sizes_for(counted) == self._sizes
+        return same and sized and len(counted) == len(self._kernels)
+
+    def _sizes_for(self, counted: Counted) -> dict[str, int]:
+        """Bytes of memory of its own."""
+        changed = {name: n for _, numbers in counted for name, n in numbers.items()}
+        return {k: stepped(changed[k]) if k in changed else n for k, n in self._sizes.items()}
 
     def _apart(self, args: Sequence[Any], addresses: list[int]) -> bool:
         """Whether an `out` that was given shares no memory with an input."""
@@ -116,6 +123,11 @@ class CachedLaunch:
         last = out + self._spans[self._inputs]
         inputs = zip(addresses[: self._inputs], self._spans, strict=False)
         return all(start >= last or out >= start + span for start, span in inputs)
+
+
+def stepped(size: int) -> int:
+    """Bytes that a part of so many takes."""
+    return -(-size // SPACE_STEP) * SPACE_STEP
 
 
 def _allocate(kind: str, size: int, device: torch.device, stream: int) -> Tensor:
@@ -139,7 +151,7 @@ class _Space:
         if source in OWN and start not in self._storages:
             size = self.sizes.setdefault(source, 0)
             self._storages[start] = len(self._tensors) + list(self.sizes).index(source), size
-            self.sizes[source] = size + -(-storage.nbytes() // SPACE_STEP) * SPACE_STEP
+            self.sizes[source] = size + stepped(storage.nbytes())
         if start in self._storages:
             index, at = self._storages[start]
             return index, at + x.data_ptr() - start

@@ -20,13 +20,11 @@ import triton
 import triton.language as tl
 
 from kernels.far_memory import FarMemory
-from kernels.portable import edges, interpreter
+from kernels.portable import cache_parts, edges, interpreter
 from kernels.shared_keys import with_shared_keys
 from openmla.cache import LatentCache
 from openmla.formats import FORMATS
-from openmla.kernels.cpu import quantize as cpu_quantize
-from openmla.kernels.portable import cache_ops, launch
-from openmla.kernels.portable import quantize as portable_quantize
+from openmla.kernels.portable import launch
 from openmla.kernels.portable.tiles import latent_ranges
 from openmla.operands import Results
 from openmla.planning import Plan, latent_split
@@ -73,8 +71,9 @@ def run(built: BuiltCase, tile: Tile, launch: ModuleType = launch) -> Outcome:
     shape = (*q.shape[:2], case.d_v)
     gaps = {"strided": case.out == "strided", "aligned": case.out == "aligned"}
     out = built.memory.new(shape, dtype, **gaps)
-    lse = torch.empty(q.shape[:2]) if case.return_lse else None
-    logits = torch.empty(q.shape[:2]) if case.return_max_logits else None
+    by_head = (q.shape[1], q.shape[0])  # heads are the rows of these two: any strides are served
+    lse = built.memory.new(by_head, torch.float32).t() if case.return_lse else None
+    logits = built.memory.new(by_head, torch.float32).t() if case.return_max_logits else None
     results = Results(out, lse, logits)
     for rows in (out, lse, logits):
         if rows is not None:
@@ -237,87 +236,6 @@ def _beside_others(alone: Case, tile: Tile) -> list[str]:
     return [f"{alone}: {problem}" for problem in differences(mine, run(single, tile))]
 
 
-def cache(first: int, number: int) -> Iterator[list[str]]:
-    """append and gather have the bits of the CPU path, in every format."""
-    for seed in range(first, first + number):
-        torch.manual_seed(seed)
-        for format in FORMATS:
-            widths = FORMATS[format].widths or ((512, 64), (40, 8), (24, 0))
-            latent, rope = widths[seed % len(widths)]
-            x = torch.randn(9, latent + rope) * torch.logspace(-9, 4, 9)[:, None]
-            x[2], x[3, :6] = 0, torch.tensor([1e-9, 1e-3, 0.0, -0.0, 448.0, 449.0])
-            x[4, 5] = torch.nan if seed % 2 else torch.inf
-            x[5] *= 1e-36  # a scale of amax/448 would not be a normal number
-            x = x.to((torch.float32, torch.bfloat16, torch.float16)[seed // 3 % 3])
-            slots = torch.randperm(21)[:9]
-            pools = [
-                LatentCache.allocate(
-                    num_pages=3, page_size=7, latent=latent, rope=rope, format=format
-                )
-                for _ in range(2)
-            ]
-            parts = (x[:, :latent], x[:, latent:])
-            pools[0].append(*parts, slots)
-            # Two tokens more, whose slots lie outside the pool: they leave no trace.
-            more = [torch.cat([part, part[:2]]) for part in parts]
-            cache_ops.append(pools[1], *more, torch.cat([slots, torch.tensor([-1, 21])]))
-            yield _different_pools(format, *pools, slots)
-
-
-def _different_pools(
-    format: str, host: LatentCache, device: LatentCache, slots: torch.Tensor
-) -> list[str]:
-    problems = []
-    if not torch.equal(host.gather(slots).nan_to_num(7), device.gather(slots).nan_to_num(7)):
-        problems.append(f"{format}: append differs")
-    scales = [torch.ones(1) if c.scales is None else c.scales for c in (host, device)]
-    if not torch.equal(*scales):
-        problems.append(f"{format}: scales differ")
-    rows = torch.full((slots.shape[0], host.width), torch.nan, dtype=torch.bfloat16)
-    cache_ops.gather(host, slots, rows)
-    if not torch.equal(host.gather(slots).nan_to_num(7), rows.nan_to_num(7)):
-        problems.append(f"{format}: gather differs")
-    return problems
-
-
-def quantize(first: int, number: int) -> Iterator[list[str]]:
-    """Rows with one scale per token have the bits that the CPU gives them."""
-    for seed in range(first, first + number):
-        torch.manual_seed(seed)
-        heads, width, columns = ((3, 24, 0), (1, 192, 64), (8, 40, 5))[seed % 3]
-        x, rope = torch.randn(6, heads, 2 * width), torch.randn(6, max(columns, 1))
-        x *= 2.0 ** torch.randint(-130, 100, (6, 1, 1))
-        x[1], rope[1], x[2, 0, 3], x[3, 0, 2] = 0, 0, torch.nan, torch.inf
-        dtype = (torch.float32, torch.bfloat16, torch.float16)[seed // 3 % 3]
-        x, rope = x.to(dtype)[..., :width], rope.to(dtype)  # rows of x are not contiguous
-        parts = [x, rope] if columns else [x]
-        made = []
-        for run in (cpu_quantize.quantize, portable_quantize.quantize):
-            outs = [torch.empty(p.shape, dtype=torch.float8_e4m3fn) for p in parts]
-            scale = torch.full((6,), torch.nan)
-            run(x, rope if columns else None, outs, scale)
-            made.append([*(out.view(torch.uint8) for out in outs), scale])
-        same = all(torch.equal(a, b) for a, b in zip(*made, strict=True))
-        yield [] if same else [f"quantize differs: seed {seed}, {heads} x {width} + {columns}"]
-
-
-def e4m3(first: int, number: int) -> Iterator[list[str]]:
-    """Every fp32 near an e4m3 number or a tie rounds as torch rounds it."""
-    codes = torch.arange(127, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
-    ties = (codes[1:] + codes[:-1]) / 2
-    points = torch.cat([codes, ties])
-    up, down = (torch.nextafter(points, torch.full_like(points, x)) for x in (1e9, -1e9))
-    values = torch.cat([points, up, down, -points, -up, -down, torch.tensor([1e-30, 2.0**-10])])
-    values = values.clamp(-448, 448)
-    pool = LatentCache.allocate(num_pages=1, page_size=1, latent=2048, rope=0, format="fp8_token")
-    row = torch.zeros(1, 2048)
-    row[0, : values.numel()], row[0, -1] = values, 448.0
-    cache_ops.append(pool, row, None, torch.tensor([0]))
-    want = row.to(torch.float8_e4m3fn).view(torch.uint8)
-    wrong = (pool.data[0].view(torch.uint8) != want).sum()
-    yield [f"{int(wrong)} codes differ"] if int(wrong) else []
-
-
 def light(first: int, number: int) -> Iterator[list[str]]:
     """A weight of exp(-24) counts where the heavy key's value is 0: FP8 never becomes fp16."""
     for form in ("dense", "sparse"):
@@ -365,9 +283,7 @@ PARTS: dict[str, Callable[[int, int], Iterator[list[str]]]] = {
     "far": far,
     "neighbors": neighbors,
     "ranges": ranges,
-    "cache": cache,
-    "e4m3": e4m3,
-    "quantize": quantize,
+    **cache_parts.PARTS,
     "light": light,
     "edges": at_edges,
     "defects": defects,

@@ -48,6 +48,7 @@ def interpreted(part: str, first: int, number: int) -> list[dict[str, Any]]:
         ("packed", 0, 3, 48),
         ("e4m3", 0, 1, 1),
         ("quantize", 0, 9, 9),
+        ("far heads", 0, 3, 3),
         ("light", 0, 1, 2),
         ("edges", 0, len(CASES), 3 * len(CASES)),
         ("defects", 0, len(DEFECTS), len(DEFECTS)),

@@ -66,7 +66,7 @@ def quantize_kernel(  # noqa: PLR0913
     head = tl.arange(0, TILE[0])[:, None]
     column = tl.arange(0, TILE[1])[None, :]
     inside = (head < HEADS) & (column < WIDTH)
-    here = x_ptr + token * x_stride_t + head * x_stride_h + column
+    here = x_ptr + token * x_stride_t + head * tl.cast(x_stride_h, tl.int64) + column
     x = tl.load(here, mask=inside, other=0.0).to(tl.float32)
     amax = _largest(x)
     if rope_ptr is not None:

@@ -133,7 +133,8 @@ def sparse_kernel(
         mask=head_ok[:, None] & (column < D_V)[None, :],
     )
     if lse_ptr is not None:
-        tl.store(lse_ptr + token * lse_stride_t + head * lse_stride_h, lse, mask=head_ok)
+        at = token * lse_stride_t + head * tl.cast(lse_stride_h, tl.int64)
+        tl.store(lse_ptr + at, lse, mask=head_ok)
     if max_logits_ptr is not None:
-        at = token * logits_stride_t + head * logits_stride_h
+        at = token * logits_stride_t + head * tl.cast(logits_stride_h, tl.int64)
         tl.store(max_logits_ptr + at, row_max * LN_2, mask=head_ok)

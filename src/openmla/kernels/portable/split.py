@@ -95,4 +95,5 @@ def merge_kernel(
         mask=row_ok[:, None] & (value < D_V)[None, :],
     )
     if lse_ptr is not None:
-        tl.store(lse_ptr + token * lse_stride_t + head * lse_stride_h, lse, mask=row_ok)
+        at = token * lse_stride_t + head * tl.cast(lse_stride_h, tl.int64)
+        tl.store(lse_ptr + at, lse, mask=row_ok)

@@ -52,6 +52,10 @@ class HopperDenseFp8Config(HopperDenseConfig):
             if getattr(self, name) not in (1, 2):
                 raise InvalidArgument(name, "1 or 2", repr(getattr(self, name)))
 
+    def one_block(self, batch: int, total_k: int) -> bool:
+        """Never: the kernel without loops is one for 16 bits."""
+        return False
+
     def _rescale_rule(self) -> str:
         return f"weights that a thread adds up to more than {MOST_SUM:g} are computed again"
 

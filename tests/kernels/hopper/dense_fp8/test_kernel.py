@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from gluon_sim import Limits, Report
+from kernels.far_memory import FarMemory
 from kernels.hopper.simulated import plan_of, run
 from kernels.judging import (
     assert_clean,
@@ -22,7 +23,7 @@ from openmla.kernels.hopper.dense.merge import merge_kernel
 from openmla.kernels.hopper.dense_fp8.kernel import dense_fp8_kernel
 from openmla.kernels.hopper.dense_fp8.launch import calls
 from openmla.operands import DenseOperands
-from openmla.testing.build import BuiltCase, Outcome
+from openmla.testing.build import BuiltCase, Outcome, build
 from openmla.testing.case import Case
 from openmla.testing.compare import Verdict, judge
 from openmla.testing.memory.poison import differences
@@ -118,6 +119,16 @@ def test_fp8_throughout(name: str, num_qo: int) -> None:
         outcomes.append(outcome)
     assert not differences(outcomes[1], outcomes[0])
     verdict = judged(FP8[name], outcomes[0])
+    assert verdict.ok, verdict.report()
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize("cases", [CASES, FP8], ids=["values of 16 bits", "of 8"])
+def test_rows_past_element_2_to_the_31(cases: dict[str, Case], axis: int) -> None:
+    case = cases["64+32, 5 heads"]
+    outcome, reports = planned()(build(case, memory=FarMemory(axis)), seed=1)
+    assert_clean(reports)
+    verdict = judged(case, outcome)
     assert verdict.ok, verdict.report()
 
 

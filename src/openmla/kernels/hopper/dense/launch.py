@@ -49,8 +49,9 @@ SOURCES: Sources = {
     **dict.fromkeys(("q_main_desc", "q_tail_desc", "q_rope_desc"), "q"),
     **dict.fromkeys(("k_main_desc", "k_tail_desc"), "k_nope"),
     "k_rope_desc": ("k_rope", "cache_data"), "v_desc": "v", "out_ptr": "out", "lse_ptr": "lse",
-    "sink_ptr": "sink", "cu_q_ptr": "cu_seqlens_q", "cu_k_ptr": "cu_seqlens_k",
-    "starts_ptr": "k_start", "table_ptr": "block_table", "counter_ptr": COUNTER,
+    "q_scale_ptr": "q_scale", "k_scale_ptr": "k_scale", "sink_ptr": "sink",
+    "cu_q_ptr": "cu_seqlens_q", "cu_k_ptr": "cu_seqlens_k", "starts_ptr": "k_start",
+    "table_ptr": "block_table", "counter_ptr": COUNTER,
     "part_sums_ptr": WORKSPACE, "part_state_ptr": WORKSPACE,
 }  # fmt: skip
 
@@ -188,8 +189,7 @@ def _group(
     here = _requests(op, arguments["table_ptr"], first, stop)
     here |= {"counter_ptr": launch_counter(op.q.device)}
     programs = programs_of(plan.config, op.q.shape[0], stop - first, bool(arguments["SPLIT"]))
-    sources = SOURCES if kernel is dense_kernel else {}  # that for FP8 is not cached
-    return Call(kernel, programs, arguments | here, sources)
+    return Call(kernel, programs, arguments | here, SOURCES)
 
 
 def _requests(op: DenseOperands, table: Tensor | None, first: int, stop: int) -> dict[str, Any]:

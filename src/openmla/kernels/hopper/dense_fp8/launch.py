@@ -6,14 +6,15 @@ a device tensor.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from openmla.kernels.call import Call, scale_arguments, strides, vector
+from openmla.kernels.call import COPY, Call, Counted, Sources, scale_arguments, strides, vector
 from openmla.kernels.gluon.descriptors import tile_layout
+from openmla.kernels.hopper.dense.launch import counted as dense_counted
 from openmla.kernels.hopper.dense.launch import descriptors, fixed_of, launches, outputs
 from openmla.kernels.hopper.dense_fp8.kernel import dense_fp8_kernel
 from openmla.kernels.hopper.dense_fp8.upcast import ROWS, VECTOR, upcast_kernel
@@ -67,4 +68,21 @@ def _upcast(v: Tensor, copy: Tensor) -> Call:
         "v_ptr": v, "out_ptr": copy, "rows": tokens * heads, "heads": heads, "D_V": d_v,
         **strides("v", v, VECTOR.value), "num_warps": 4,
     }  # fmt: skip
-    return Call(upcast_kernel, ceildiv(tokens * heads, ROWS.value), arguments)
+    sources: Sources = {"v_ptr": "v", "out_ptr": COPY}
+    return Call(upcast_kernel, upcast_programs(tokens * heads), arguments, sources)
+
+
+def upcast_programs(rows: int) -> int:
+    """One for each 64 rows of all tokens and heads."""
+    return ceildiv(rows, ROWS.value)
+
+
+def counted(plan: Plan, args: Mapping[str, Any]) -> tuple[object, Counted] | None:
+    """What follows from token counts, for openmla.cached: as for bf16, and of the copy of V."""
+    found = dense_counted(plan, args)
+    if found is None or plan.config.v_bytes != 1:
+        return found
+    tokens, heads, d_v = args["v"].shape
+    rows = tokens * heads
+    upcast = {"rows": rows, COPY: rows * d_v * torch.bfloat16.itemsize}
+    return found[0], [(upcast_programs(rows), upcast), *found[1]]

@@ -21,7 +21,7 @@ def upcast_kernel(v_ptr, out_ptr, rows, heads, v_stride_t, v_stride_h, D_V: gl.c
     row = gl.program_id(0) * ROWS + gl.arange(0, ROWS, gl.SliceLayout(1, L))
     column = gl.arange(0, D_V, gl.SliceLayout(0, L))
     token = (row // heads).to(gl.int64)
-    here = (token * v_stride_t + row % heads * v_stride_h) * VECTOR
+    here = (token * v_stride_t + (row % heads).to(gl.int64) * v_stride_h) * VECTOR
     own = (row < rows)[:, None]
     values = gl.load(v_ptr + here[:, None] + column[None, :], mask=own)
     there = row.to(gl.int64) * D_V

@@ -76,8 +76,9 @@ def finish(S, weights, scale, row_ptr, stride, key, whole, windows, QUERIES: gl.
         b, d = gl.split(odd)
         store_row(a, scale, row_ptr, keys, whole, windows[0])
         store_row(b, scale, row_ptr + stride, keys, whole, windows[1])
-        store_row(c, scale, row_ptr + 2 * stride, keys, whole, windows[2])
-        store_row(d, scale, row_ptr + 3 * stride, keys, whole, windows[3])
+        # Three times a stride may be more than a number of 32 bits holds.
+        store_row(c, scale, row_ptr + stride + stride, keys, whole, windows[2])
+        store_row(d, scale, row_ptr + stride + stride + stride, keys, whole, windows[3])
 
 
 @gluon.jit

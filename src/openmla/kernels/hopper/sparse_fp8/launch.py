@@ -5,7 +5,7 @@ Nothing here reads a device tensor, so nothing waits for the GPU.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -13,9 +13,17 @@ import torch
 from torch import Tensor
 
 from openmla.cache import LatentCache
-from openmla.kernels.call import Call, launch_counter, scale_arguments, vector
+from openmla.kernels.call import (
+    Call,
+    Counted,
+    Sources,
+    launch_counter,
+    scale_arguments,
+    vector,
+)
 from openmla.kernels.gluon.dequantize.launch import rows_of
 from openmla.kernels.gluon.descriptors import tile_layout
+from openmla.kernels.hopper.latent.launch import SOURCES as LATENT_SOURCES
 from openmla.kernels.hopper.latent.launch import (
     WGMMA_ROWS,
     group_of,
@@ -31,6 +39,12 @@ from openmla.planning import Plan
 from openmla.planning.hopper import HopperSparseFp8Config
 
 Operands = SparseOperands | LatentOperands
+SOURCES: Sources = {
+    **LATENT_SOURCES,
+    "q_latent_desc": "q",
+    "q_scale_ptr": "q_scale",
+    "scale_ptr": ("cache_scales", "k_scale"),
+}
 NARROWEST = 64  # columns of the tile that stands for one that is not there
 
 
@@ -49,7 +63,18 @@ def calls(plan: Plan, op: Operands, results: Results) -> Iterator[Call]:
         batch, rows = op.cu_seqlens_q.shape[0] - 1, op.q.shape[0] * op.q.shape[1]
         arguments |= group_of(op, arguments["indices_ptr"], slice(0, batch))
         programs = min(rows // WGMMA_ROWS + batch + 1, config.sm_count)
-    yield Call(sparse_fp8_kernel, programs, arguments)
+    yield Call(sparse_fp8_kernel, programs, arguments, SOURCES)
+
+
+def counted(plan: Plan, args: Mapping[str, Any]) -> tuple[object, Counted] | None:
+    """What follows from the number of tokens, for openmla.cached: of lists of rows."""
+    if "indices" not in args:
+        return None
+    config: HopperSparseFp8Config = plan.config
+    tokens = args["q"].shape[0]
+    tiles = tokens * config.row_blocks
+    described = dict.fromkeys(("q_latent_desc", "q_rope_desc"), (0, tokens))
+    return None, [(min(tiles, config.sm_count), {"tiles": tiles, "total_q": tokens, **described})]
 
 
 def _arguments(config: HopperSparseFp8Config, op: Operands, results: Results) -> dict[str, Any]:

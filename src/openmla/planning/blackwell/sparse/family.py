@@ -103,8 +103,11 @@ def _serves(form: str, heads: Range, *dtypes: tuple[str, ...]) -> Serves:
     return Serves({**_FORMS[form], "heads": heads, DTYPES: OneOf(*dtypes), "rope": OneOf("shared")})
 
 
-def _kernel(config: type, form: str, heads: Range, dtypes: Dtypes, **more: Any) -> Kernel:
+def _kernel(
+    name: str, config: type, form: str, heads: Range, dtypes: Dtypes, **more: Any
+) -> Kernel:
     return Kernel(
+        name=name,
         config=config,
         serves=_serves(form, heads, *dtypes),
         launcher="openmla.kernels.blackwell.rows_launch",
@@ -125,9 +128,18 @@ _PAIR = Range(CTA_HEADS + 1, MAX_HEADS)
 COARSE = "its weights are FP8 too: those below 2^-17 of a row's largest are lost"
 SPARSE_KERNELS = (
     # A pair's products inside a partition need barriers that both CTAs share.
-    _kernel(MLAPrefillSparse, "sparse", _PAIR, _16_BITS, choose=_pair, first_triton=(3, 9)),
-    _kernel(MLAPrefillSparse, "sparse", _HEADS, _16_BITS, choose=_one_cta),
     _kernel(
+        "sparse_pair",
+        MLAPrefillSparse,
+        "sparse",
+        _PAIR,
+        _16_BITS,
+        choose=_pair,
+        first_triton=(3, 9),
+    ),
+    _kernel("sparse", MLAPrefillSparse, "sparse", _HEADS, _16_BITS, choose=_one_cta),
+    _kernel(
+        "sparse_fp8_rows_pair",
         MLAPrefillSparseFP8,
         "sparse",
         _PAIR,
@@ -135,10 +147,15 @@ SPARSE_KERNELS = (
         choose=_dequantized_once,
         first_triton=(3, 9),
     ),
-    _kernel(MLAPrefillSparseFP8, "sparse", _HEADS, _FP8_ROWS, choose=_dequantized),
-    _kernel(MLAPrefillSparse, "latent", _PAIR, _BF16, choose=_pair, first_triton=(3, 9)),
-    _kernel(MLAPrefillSparse, "latent", _HEADS, _BF16, choose=_one_cta),
     _kernel(
+        "sparse_fp8_rows", MLAPrefillSparseFP8, "sparse", _HEADS, _FP8_ROWS, choose=_dequantized
+    ),
+    _kernel(
+        "latent_pair", MLAPrefillSparse, "latent", _PAIR, _BF16, choose=_pair, first_triton=(3, 9)
+    ),
+    _kernel("latent", MLAPrefillSparse, "latent", _HEADS, _BF16, choose=_one_cta),
+    _kernel(
+        "latent_fp8_rows_pair",
         MLAPrefillSparseFP8,
         "latent",
         _PAIR,
@@ -146,8 +163,11 @@ SPARSE_KERNELS = (
         choose=_dequantized_once,
         first_triton=(3, 9),
     ),
-    _kernel(MLAPrefillSparseFP8, "latent", _HEADS, _FP8_CACHES, choose=_dequantized),
     _kernel(
+        "latent_fp8_rows", MLAPrefillSparseFP8, "latent", _HEADS, _FP8_CACHES, choose=_dequantized
+    ),
+    _kernel(
+        "sparse_fp8",
         MLAPrefillSparseQKVFP8,
         "sparse",
         _HEADS,

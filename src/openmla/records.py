@@ -45,8 +45,8 @@ _SHORT = reprlib.Repr()
 _SHORT.maxstring = _SHORT.maxother = 80
 
 
-def parse_json(name: str, text: str) -> Any:
-    """The values of a JSON text; `name` says in an error what the text was to be."""
+def parse_json(name: str, text: str | bytes) -> Any:
+    """The values of a JSON text or file; `name` says in an error what it was to be."""
     try:
         return json.loads(text)
     except ValueError as error:

@@ -76,3 +76,27 @@ def test_what_cannot_be_compared_is_one_line(tmp_path: Path):
     (tmp_path / "other.json").write_text('{"rows": []}')
     result = invoke("dense", "--against", str(tmp_path / "other.json"))
     assert result.exit_code == 2 and "none of these cases" in result.output
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[" * 200_000,
+        "[]",
+        "3",
+        '{"rows": 3}',
+        '{"rows": [3]}',
+        '{"rows": [{"peers": [{}]}]}',
+        '{"rows": [{"shape": "a", "tflops": "fast"}]}',
+        '{"speed": {"a": []}}',
+    ],
+)
+def test_a_record_that_cannot_be_read_is_refused_before_anything_runs(
+    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    ran: list[object] = []
+    monkeypatch.setattr("openmla.cli.bench._run", lambda *arguments: ran.append(arguments))
+    path = tmp_path / "record.json"
+    path.write_text(text)
+    result = invoke("cpu", "--quick", "--against", str(path))
+    assert result.exit_code == 2 and "cannot read" in result.output and not ran

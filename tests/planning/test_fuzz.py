@@ -44,7 +44,7 @@ def test_a_wavering_planner_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def wavering(problem: object, target: Target, backend: str, triton: object) -> Plan:
         asked.append(problem)
-        return Plan(random_problem(random.Random(0)), target.name, "cpu", len(asked))
+        return Plan(random_problem(random.Random(0)), target.name, "cpu", "blocked", len(asked))
 
     monkeypatch.setattr(fuzz, "choose_plan", wavering)
     assert (

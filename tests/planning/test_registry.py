@@ -92,7 +92,7 @@ def plans_of(family: str, kernel: Kernel) -> list[Plan]:
             kernel.plan(problem, target) if problem.form in kernel.serves.allowed["form"] else None
         )
         if choice is not None and not choice.reason:
-            made.append(Plan(problem, target.name, family, choice.config))
+            made.append(Plan(problem, target.name, family, kernel.name, choice.config))
     return made
 
 

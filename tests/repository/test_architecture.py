@@ -18,6 +18,7 @@ from repository.package_source import imports, modules
 # of its own beside that of attention, every module has its place.
 LAYERS: list[set[str]] = [
     {"errors", "formats"},
+    {"records"},
     {"problem"},
     {"indexer", "indexer.problem"},
     {"sequences", "cache", "indexer.cache"},
@@ -42,7 +43,7 @@ LAYERS: list[set[str]] = [
     {"__main__"},
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
-PURE = {"planning", "problem", "errors", "formats", "indexer", "indexer.problem"}
+PURE = {"records", "planning", "problem", "errors", "formats", "indexer", "indexer.problem"}
 HEAVY = ("triton", "typer", "rich", "numpy", "matplotlib", "transformers", "vllm")
 
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import openmla
+from openmla.errors import InvalidArgument
 from openmla.problem import CACHE_FORMATS
 from openmla.testing.cases import HEADS, Case, build, named_cases, random_case, shrink
 from openmla.testing.compare import judge
@@ -23,14 +24,35 @@ def test_a_case_survives_json():
 
 
 def test_unknown_fields_and_impossible_cases_are_refused():
-    with pytest.raises(ValueError, match="unknown fields"):
+    with pytest.raises(InvalidArgument, match=r"fields of Case, got unknown \['color'\]"):
         Case.from_json({**DRAWN[0].to_json(), "color": "red"})
-    with pytest.raises(ValueError, match="need a scale"):
+    with pytest.raises(InvalidArgument, match="scale: expected a number, in the latent form"):
         Case("latent", 1, 8, 4, 8)
-    with pytest.raises(ValueError, match="d_v 9 is wider"):
+    with pytest.raises(InvalidArgument, match="d_v: expected at most the latent width 8, got 9"):
         Case("sparse", 1, 8, 4, 9, scale=1.0)
-    with pytest.raises(ValueError, match="does not go with"):
+    with pytest.raises(InvalidArgument, match=r"rope and d_rope: .* got 'shared' and 0"):
         Case("dense", 1, 8, 0, 8)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "complaint"),
+    [
+        ("heads", "2", "case.heads: expected an integer, got '2'"),
+        ("heads", 0, "heads: expected at least 1, got 0"),
+        ("q_lens", 4, "case.q_lens: expected a list of integers, got 4"),
+        ("q_lens", [4, None], r"case.q_lens\[1\]: expected an integer, got None"),
+        ("q_lens", [-4], "q_lens: expected lengths of at least 0"),
+        ("k_lens", [1, 2, 3, 4, 5, 6, 7, 8, 9], "q_lens and k_lens: expected as many of each"),
+        ("causal", 1, "case.causal: expected true or false, got 1"),
+        ("scale", "x", "case.scale: expected a number or null, got 'x'"),
+        ("scale", float("nan"), "case.scale: expected a number or null, got nan"),
+        ("form", ["dense"], "case.form: expected 'dense', 'latent' or 'sparse'"),
+        ("layout", "round", "layout: expected one of 'contiguous', 'strided', .* got 'round'"),
+    ],
+)
+def test_a_wrong_field_of_a_saved_case_is_named(name, value, complaint):
+    with pytest.raises(InvalidArgument, match=complaint):
+        Case.from_json({**DRAWN[0].to_json(), name: value})
 
 
 def test_the_same_seed_gives_the_same_tensors():

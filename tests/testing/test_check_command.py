@@ -52,6 +52,27 @@ def test_a_failure_is_shown_saved_and_replayed(monkeypatch, tmp_path):
     assert again.exit_code == 0 and "nothing wrong" in again.output
 
 
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('{"case": ' + "[" * 200_000, "saved case: expected JSON, got lists and objects nested"),
+        ('{"case": {"form": "dense"', "saved case: expected JSON"),
+        (b"\xff\xfe\x00", "saved case: expected JSON"),
+        ("[]", 'saved case: expected an object with a "case", got []'),
+        ('{"case": 3}', "case: expected an object with the fields of Case, got 3"),
+        ('{"case": {"form": 3}}', "case: expected the fields of Case, got missing heads"),
+    ],
+)
+@pytest.mark.parametrize("options", [(), ("--simulate", "--target", "h200")])
+def test_a_file_that_is_no_saved_case_is_refused(text, said, options, tmp_path):
+    path = tmp_path / "case.json"
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    result = invoke(*options, "--replay", str(path))
+    assert result.exit_code == 2, result.output
+    words = " ".join(result.output.replace("│", " ").split())
+    assert "is not a saved case" in words and said in words
+
+
 def test_children_and_a_record(tmp_path):
     record = tmp_path / "report.json"
     result = invoke("--cases", "4", "--seed", "9", "--jobs", "1", "--json", str(record))

@@ -11,12 +11,18 @@ them. Everything else is kept in the user's cache.
 
 import fcntl
 import json
+import logging
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from openmla.errors import InvalidArgument
+from openmla.records import parse_json, shown
+
+log = logging.getLogger("openmla.aot.store")
 Entries = dict[str, dict[str, Any]]
 
 
@@ -89,9 +95,31 @@ def prune(labels: Collection[str], triton: str) -> list[str]:
 
 
 def read(path: Path) -> Entries:
-    """All entries of a file; none if there is no such file."""
-    entries: Entries = json.loads(path.read_text()) if path.exists() else {}
+    """All entries of a file; none if there is no such file.
+
+    A file may be damaged, as by a full disk. What cannot be read counts as absent, with a warning,
+    and the next report that is kept replaces it.
+    """
+    try:
+        found = parse_json("compile reports", path.read_bytes())
+    except FileNotFoundError:
+        return {}
+    except InvalidArgument as error:
+        _warn(path, str(error))
+        return {}
+    if not isinstance(found, dict):
+        _warn(path, f"expected an object, got {shown(found)}")
+        return {}
+    entries = {label: entry for label, entry in found.items() if isinstance(entry, dict)}
+    if damaged := [label for label in found if label not in entries]:
+        _warn(path, f"expected objects for {shown(damaged)}")
     return entries
+
+
+@lru_cache(maxsize=64)
+def _warn(path: Path, reason: str) -> None:
+    """Say once what is wrong with a file, which is read for every job."""
+    log.warning("%s is damaged and counts as absent: %s", path, reason)
 
 
 def _change(path: Path, change: Callable[[Entries], Entries]) -> None:

@@ -11,6 +11,9 @@ from typing import Any, NamedTuple
 
 from rich.table import Table
 
+from openmla.errors import InvalidArgument
+from openmla.records import shown
+
 LIMIT = 0.03
 MACHINE = ("gpu", "processor", "threads", "torch", "triton", "cuda", "commit")
 
@@ -32,6 +35,20 @@ class Change(NamedTuple):
     def moved(self) -> bool:
         """Whether by more than runs of one program differ."""
         return abs(self.ratio - 1) > LIMIT
+
+
+def checked(record: Any) -> dict[str, Any]:
+    """The record of an earlier run; InvalidArgument if its figures cannot be read."""
+    expected = "what `openmla bench --json` writes"
+    try:
+        figures = dict(_figures(record))
+    except (AttributeError, KeyError, TypeError) as error:
+        raise InvalidArgument("record", expected, f"{type(error).__name__}: {error}") from None
+    for key, value in figures.items():
+        if type(value) not in (int, float):
+            raise InvalidArgument(" ".join(key), "a number", shown(value))
+    found: dict[str, Any] = record
+    return found
 
 
 def changes(now: dict[str, Any], before: dict[str, Any]) -> list[Change]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from json import loads
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -11,6 +10,9 @@ import torch
 import typer
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from openmla.errors import InvalidArgument
+from openmla.records import parse_json
 
 if TYPE_CHECKING:
     from openmla.bench.report import Report
@@ -80,7 +82,6 @@ def _check_gpu(what: str, target: str) -> None:
     if not torch.cuda.is_available():
         raise typer.BadParameter(f"{what} needs a CUDA GPU, and torch sees none here")
     if target:
-        from openmla.errors import InvalidArgument
         from openmla.planning.target import target_by_name, target_of_device
 
         try:
@@ -116,11 +117,12 @@ def _run(console: Console, what: str, rounds: int, quick: bool) -> Report:
 
 
 def _record(path: Path) -> dict[str, Any]:
+    from openmla.bench.against import checked
+
     try:
-        found: dict[str, Any] = loads(path.read_text())
-    except (OSError, ValueError) as error:
+        return checked(parse_json("against", path.read_bytes()))
+    except (OSError, InvalidArgument) as error:
         raise typer.BadParameter(f"against: cannot read {path}: {error}") from None
-    return found
 
 
 def _compare(console: Console, now: dict[str, Any], before: dict[str, Any]) -> None:

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from openmla.errors import InvalidArgument
 from openmla.testing.fuzz import Failure, FuzzReport, load
 
 MOST_REASONS = 20  # shown; the JSON has all
@@ -80,5 +81,5 @@ def require_saved_case(path: Path) -> None:
     """A file that a failure was saved in."""
     try:
         load(path)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise typer.BadParameter(f"replay: {path} is not a saved case ({error!r:.100})") from None
+    except (OSError, InvalidArgument) as error:
+        raise typer.BadParameter(f"replay: {path} is not a saved case ({error})") from None

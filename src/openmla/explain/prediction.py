@@ -38,6 +38,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
+from openmla.errors import Unsupported
 from openmla.planning.dequantize import PLAIN
 from openmla.planning.registry import Plan
 from openmla.planning.target import target_by_name
@@ -227,11 +228,14 @@ def _ctas(chosen: Plan) -> int:
 
 def _as_installed(chosen: Plan) -> Plan:
     """What runs with the Triton that is installed: a pair of CTAs, or one at a time."""
-    from openmla.dispatch import triton_version
+    from openmla.dispatch import plan_for, triton_version
 
     if chosen.backend != "blackwell" or triton_version() >= chosen.kernel.first_triton:
         return chosen
-    return replace(chosen, config=chosen.config.one_cta())
+    try:
+        return plan_for(chosen.problem, target_by_name(chosen.target), chosen.backend)
+    except Unsupported:
+        return chosen
 
 
 def _dense_blocks(q_len: int, k_len: int, chosen: Plan) -> Iterator[float]:

@@ -38,7 +38,8 @@ def installed_lines(chosen: Plan, backend: str = "auto") -> list[str]:
         runs = plan_for(chosen.problem, target_by_name(chosen.target), backend)
     except Unsupported as error:
         return [f"here: with {version} nothing runs: {error.reason}"]
-    if (runs.backend, runs.config) == (chosen.backend, chosen.config):
+    planned = (chosen.backend, chosen.kernel_name, chosen.config)
+    if (runs.backend, runs.kernel_name, runs.config) == planned:
         return []
     why = "; ".join(reason for reason in runs.passed_over if reason not in chosen.passed_over)
     return [f"here: with {version} a call runs {runs.backend}, {tile_words(runs)} ({why})"]

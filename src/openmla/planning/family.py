@@ -59,6 +59,8 @@ class Choice(NamedTuple):
 
     config: Any
     reason: str
+    kernel: str = ""
+    """Name of the kernel that the config is for."""
     passed_over: tuple[str, ...] = ()
     """Kernels that would have come first, each with the reason that it does not run."""
 
@@ -83,6 +85,8 @@ def own_lines(config: Any, problem: Any) -> list[str]:
 class Kernel:
     """One kernel of a family."""
 
+    name: str
+    """What a plan calls it: no other kernel of its family has this name."""
     serves: Serves
     config: type
     """Class of its configs: frozen, with `explain()` and `why_unsupported()`."""
@@ -116,7 +120,11 @@ class Kernel:
         except InvalidArgument as error:
             # A config refuses what it cannot even describe, such as pages that cut a swizzle.
             return Choice(None, str(error))
-        return Choice(config, "" if config is None else config.why_unsupported())
+        return Choice(config, _why_unsupported(config), self.name)
+
+    def why_not(self, config: Any, problem: Problem) -> str:
+        """Why a config that came from elsewhere is no plan of this kernel; empty when it is."""
+        return self.serves.why_not(problem) or _why_unsupported(config)
 
     def on_request(self, config: Any, problem: Problem) -> str:
         """Why the kernel runs only when its backend is named; empty when it need not be."""
@@ -167,7 +175,7 @@ class Family:
         waiting: list[str] = []
         nearest = (-1, "")
         for kernel in kernels:
-            config, reason, _ = kernel.plan(problem, target)
+            config, reason, name, _ = kernel.plan(problem, target)
             if reason:
                 nearest = max(nearest, (kernel.serves.misfit(problem)[0], reason))
                 continue
@@ -176,14 +184,21 @@ class Family:
                 asked_for = kernel.on_request(config, problem)
                 why = f"runs when named, {asked_for}" if asked_for else ""
             if not why:
-                return Choice(config, "", tuple(waiting))
+                return Choice(config, "", name, tuple(waiting))
             waiting.append(f"{self.name}: {why}")
         # Kernels that serve the problem and do not run say more than those that do not serve it,
         # and of those the one that came nearest.
         return Choice(None, "; ".join(waiting) or f"{self.name}: {nearest[1]}")
 
-    def kernel_of(self, problem: Problem, config: Any) -> Kernel | None:
-        """The kernel that a config of this family is for; several may share a class of configs."""
-        kernels = [k for k in self.of_form(problem.form) if type(config) is k.config]
-        first = kernels[0] if kernels else None
-        return next((k for k in kernels if not k.serves.why_not(problem)), first)
+    def kernel_named(self, name: str) -> Kernel:
+        """The kernel of this name."""
+        for kernel in self.kernels:
+            if kernel.name == name:
+                return kernel
+        names = ", ".join(kernel.name for kernel in self.kernels)
+        raise InvalidArgument("kernel", f"one of {names} ({self.name})", repr(name))
+
+
+def _why_unsupported(config: Any) -> str:
+    """The limit that a config breaks; the reference has no config."""
+    return "" if config is None else str(config.why_unsupported())

@@ -17,7 +17,7 @@ from openmla.planning.family import Kernel
 from openmla.planning.hopper.indexer import HOPPER_INDEX
 from openmla.planning.host.indexer import CPU_INDEX, REFERENCE_INDEX
 from openmla.planning.portable.indexer import PORTABLE_INDEX
-from openmla.planning.registry import first_that_serves
+from openmla.planning.registry import first_that_serves, version_text
 from openmla.planning.target import Target, target_by_name
 
 INDEX_FAMILIES = (
@@ -33,22 +33,26 @@ class IndexPlan:
     problem: IndexProblem
     target: str
     backend: str
+    kernel_name: str
     config: Any
     passed_over: tuple[str, ...] = ()
     """Families that would have come first, each with the reason it cannot serve the problem."""
+    triton: str = ""
+    """Version of Triton that it was made for; empty: whichever is needed."""
 
     @property
     def kernel(self) -> Kernel:
         """The declaration of the kernel that this is a plan of."""
         family = next(f for f in INDEX_FAMILIES if f.name == self.backend)
-        return next(k for k in family.of_form(self.problem.form) if type(self.config) is k.config)
+        return family.kernel_named(self.kernel_name)
 
     def explain(self) -> str:
         """What would run and why, as text."""
         lines = [
             str(self.problem),
             f"on {target_by_name(self.target)}",
-            f"kernel: {self.backend} {self.problem.form}",
+            f"kernel: {self.backend} {self.kernel_name}",
+            *([f"made for Triton {self.triton}"] if self.triton else []),
             *(f"passed over: {reason}" for reason in self.passed_over),
             *(f"  {line}" for line in self.kernel.explain(self.config, self.problem)),
         ]
@@ -60,10 +64,8 @@ def choose_index_plan(
 ) -> IndexPlan:
     """The plan; raises Unsupported with every family's reason."""
     nearest = "backend='auto'" if backend != "auto" else "backend='reference'"
-    name, config, passed_over = first_that_serves(
-        problem, target, backend, triton, INDEX_FAMILIES, nearest
-    )
-    return IndexPlan(problem, target.name, name, config, passed_over)
+    chosen = first_that_serves(problem, target, backend, triton, INDEX_FAMILIES, nearest)
+    return IndexPlan(problem, target.name, *chosen, triton=version_text(target, triton))
 
 
 cached_index_plan = lru_cache(maxsize=4096)(choose_index_plan)

@@ -1,8 +1,13 @@
-"""A map of shared memory (or LDS) as data: named regions, one after another. A leaf module."""
+"""A map of shared memory (or LDS) as data: named regions, one after another."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
+
+from openmla.errors import Unsupported
+
+MOST_REGIONS = 4096
+"""More would be of a config that nobody planned, such as one with a billion stages."""
 
 
 class Region(NamedTuple):
@@ -51,17 +56,19 @@ class MemoryMap:
 
 
 def lay_out(wanted: Iterable[Wanted], limit: int) -> MemoryMap:
-    """Place regions one after another; empty ones vanish.
+    """Place regions one after another; empty ones vanish. Raises Unsupported for too many.
 
     >>> placed = lay_out([Wanted("Q", "q", 100), Wanted("-", "q", 0), Wanted("K", "k", 64)], 256)
     >>> [(region.name, region.offset) for region in placed.regions], placed.used
     ([('Q', 0), ('K', 112)], 176)
     """
-    regions = []
+    regions: list[Region] = []
     at = 0
     for item in wanted:
         if not item.size:
             continue
+        if len(regions) == MOST_REGIONS:
+            raise Unsupported(f"a block has at most {MOST_REGIONS} regions of shared memory")
         at = -(-at // item.align) * item.align
         regions.append(Region(item.name, item.kind, at, item.size))
         at += item.size

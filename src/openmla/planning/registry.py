@@ -11,12 +11,12 @@ those that run with a version where one is.
 
 from __future__ import annotations
 
-import json
-from dataclasses import dataclass, fields, is_dataclass
+import re
+from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, get_type_hints
+from typing import Any, NamedTuple
 
-from openmla.errors import InvalidArgument, Unsupported
+from openmla.errors import InvalidArgument, OpenMLAError, Unsupported
 from openmla.planning.blackwell.family import BLACKWELL
 from openmla.planning.cdna4.family import CDNA4
 from openmla.planning.family import Block, Family, Kernel
@@ -25,14 +25,16 @@ from openmla.planning.host.family import CPU, REFERENCE
 from openmla.planning.portable.family import PORTABLE
 from openmla.planning.target import Target, target_by_name
 from openmla.problem import Problem
+from openmla.records import decode, encode, parse_json, shown
 
 FAMILIES = (REFERENCE, CPU, HOPPER, BLACKWELL, CDNA4, PORTABLE)
 """Best first: a chip's own family before the portable one."""
 BACKENDS = ("auto", *(family.name for family in FAMILIES))
 NEWEST_TRITON = (3, 9)
 """The newest version that kernels are compiled with."""
+_VERSION = re.compile(r"(\d{1,3}\.\d{1,3})?")
 _BY_NAME = {family.name: family for family in FAMILIES}
-_KEYS = ("problem", "target", "backend", "config", "passed_over")
+_KEYS = ("problem", "target", "backend", "kernel", "config", "passed_over", "triton")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,19 +52,19 @@ class Plan:
     target: str
     backend: str
     """Kernel family: reference, cpu, portable, hopper, blackwell, cdna4."""
+    kernel_name: str
+    """The family's kernel, as its declaration is called: "dense", "sparse_pair" …"""
     config: Any
-    """The family's own frozen config (CpuConfig, MLAConfig, …); None for the reference."""
+    """The kernel's own frozen config (CpuConfig, MLAConfig, …); None for the reference."""
     passed_over: tuple[str, ...] = ()
     """Families that would have come first, each with the reason it cannot serve the problem."""
+    triton: str = ""
+    """Version of Triton that it was made for, such as "3.6"; empty: whichever is needed."""
 
     @property
     def kernel(self) -> Kernel:
         """The declaration of the kernel that this is a plan of."""
-        family = _BY_NAME.get(self.backend)
-        kernel = None if family is None else family.kernel_of(self.problem, self.config)
-        if kernel is None:
-            raise InvalidArgument("config", self._expected(), type(self.config).__name__)
-        return kernel
+        return family_named(self.backend).kernel_named(self.kernel_name)
 
     @property
     def block(self) -> Block | None:
@@ -82,7 +84,8 @@ class Plan:
         lines = [
             str(self.problem),
             f"on {target_by_name(self.target)}",
-            f"kernel: {self.backend} {self.problem.form} ({status})",
+            f"kernel: {self.backend} {self.kernel_name} ({status})",
+            *([f"made for Triton {self.triton}"] if self.triton else []),
             *(f"passed over: {reason}" for reason in self.passed_over),
             *(f"  {line}" for line in self.config_lines()),
         ]
@@ -92,55 +95,68 @@ class Plan:
         """How the config's numbers came about, one line each."""
         return self.kernel.explain(self.config, self.problem)
 
-    def _expected(self) -> str:
-        """Classes of config that the family plans the form with."""
-        family = _BY_NAME.get(self.backend)
-        kernels = family.of_form(self.problem.form) if family else ()
-        forms = [kernel.config.__name__ for kernel in kernels]
-        return (
-            f"{' or '.join(dict.fromkeys(forms))} for {self.backend} and form {self.problem.form}"
-        )
-
     def to_json(self) -> dict[str, Any]:
         """Plain values only; `Plan.from_json` is the way back."""
         return {
             "problem": self.problem.to_json(),
             "target": self.target,
             "backend": self.backend,
-            "config": _encode(self.config),
+            "kernel": self.kernel_name,
+            "config": encode(self.config),
             "passed_over": list(self.passed_over),
+            "triton": self.triton,
         }
 
     @classmethod
     def from_json(cls, data: str | dict[str, Any]) -> Plan:
-        """The plan that `to_json` wrote, from its values or from their JSON text."""
-        values = _parse(data) if isinstance(data, str) else data
+        """The plan that `to_json` wrote, from its values or from their JSON text.
+
+        Every field is checked. What is accepted is a plan of its kernel that can be explained.
+        """
+        values = parse_json("plan", data) if isinstance(data, str) else data
         if not isinstance(values, dict) or set(values) != set(_KEYS):
-            got = sorted(values) if isinstance(values, dict) else type(values).__name__
-            raise InvalidArgument("plan", f"an object with {', '.join(_KEYS)}", got)
-        for name in ("target", "backend"):
-            if not isinstance(values[name], str):
-                raise InvalidArgument(name, "a string", repr(values[name]))
-        passed_over = values["passed_over"]
-        if not isinstance(passed_over, list) or not all(isinstance(x, str) for x in passed_over):
-            raise InvalidArgument("passed_over", "a list of strings", repr(passed_over))
-        chip = target_by_name(values["target"])
+            got = sorted(map(str, values)) if isinstance(values, dict) else type(values).__name__
+            raise InvalidArgument("plan", f"an object with {', '.join(_KEYS)}", shown(got))
+        strings = ("target", "backend", "kernel", "triton")
+        target, backend, name, triton = (decode(key, str, values[key]) for key in strings)
+        chip = target_by_name(target)
         families = ("reference", *(family.name for family in families_of(chip)))
-        if values["backend"] not in families:
-            raise InvalidArgument("backend", "one of " + ", ".join(families), values["backend"])
+        if backend not in families:
+            raise InvalidArgument("backend", "one of " + ", ".join(families), shown(backend))
+        if not _VERSION.fullmatch(triton):
+            raise InvalidArgument("triton", 'a version such as "3.6", or ""', shown(triton))
+        kernel = family_named(backend).kernel_named(name)
         plan = cls(
-            problem=_record("problem", Problem, values["problem"]),
-            target=values["target"],
-            backend=values["backend"],
-            config=_decode(values["config"]),
-            passed_over=tuple(passed_over),
+            problem=decode("problem", Problem, values["problem"]),
+            target=chip.name,
+            backend=backend,
+            kernel_name=name,
+            config=decode("config", kernel.config, values["config"]),
+            passed_over=decode("passed_over", tuple[str, ...], values["passed_over"]),
+            triton=triton,
         )
-        _ = plan.kernel  # raises for the config of another family or form
+        plan._require_sense()
         return plan
+
+    def _require_sense(self) -> None:
+        """Rejects a config that the kernel cannot have, or that its arithmetic fails on."""
+        try:
+            reason = self.kernel.why_not(self.config, self.problem)
+            if not reason:
+                _ = self.explain(), self.block
+        except OpenMLAError:
+            raise
+        except Exception as error:  # numbers that no planner chose, divided by one another
+            reason = f"{type(error).__name__}: {error}"
+        if reason:
+            expected = f"a plan of {self.backend}'s kernel {self.kernel_name}"
+            raise InvalidArgument("config", expected, reason)
 
 
 def family_named(name: str) -> Family:
     """The family of a backend that is not "auto"."""
+    if name not in _BY_NAME:
+        raise InvalidArgument("backend", "one of " + ", ".join(_BY_NAME), repr(name))
     return _BY_NAME[name]
 
 
@@ -156,18 +172,34 @@ def cached_plan(
     """The plan; raises Unsupported with every family's reason and the nearest supported form."""
     nearest = _nearest(problem, len(families_of(target)), backend)
     chosen = first_that_serves(problem, target, backend, triton, FAMILIES, nearest)
-    name, config, passed_over = chosen
-    return Plan(problem, target.name, name, config, passed_over)
+    return Plan(problem, target.name, *chosen, triton=version_text(target, triton))
+
+
+def version_text(target: Target, triton: tuple[int, ...] | None) -> str:
+    """A version of Triton as plans say it; empty where none was given, or none runs.
+
+    >>> version_text(target_by_name("h200"), (3, 6)), version_text(target_by_name("cpu"), (3, 6))
+    ('3.6', '')
+    """
+    if triton is None or target.vendor == "cpu":
+        return ""
+    return ".".join(map(str, triton[:2]))
+
+
+class Chosen(NamedTuple):
+    """Of a table of families: the kernel that serves a problem, and its config."""
+
+    backend: str
+    kernel_name: str
+    config: Any
+    passed_over: tuple[str, ...]
 
 
 def first_that_serves(
     problem: Any, target: Target, backend: str, triton: tuple[int, ...] | None,
     table: tuple[Family, ...], nearest: str,
-) -> tuple[str, Any, tuple[str, ...]]:  # fmt: skip
-    """Of a table of families: the name of the one that serves, its config, and who was passed over.
-
-    `nearest` is what to suggest when none does.
-    """
+) -> Chosen:  # fmt: skip
+    """The first kernel that serves; `nearest` is what to suggest when none does."""
     families = [f for f in table if f.name != "reference" and f.runs_on(target)]
     names = [family.name for family in families]
     if backend not in ("auto", "reference", *names):
@@ -183,7 +215,8 @@ def first_that_serves(
     for family in families if backend == "auto" else [f for f in table if f.name == backend]:
         choice = family.choose(problem, target, triton, named=backend != "auto")
         if not choice.reason:
-            return family.name, choice.config, (*passed_over, *choice.passed_over)
+            over = (*passed_over, *choice.passed_over)
+            return Chosen(family.name, choice.kernel, choice.config, over)
         passed_over.append(choice.reason)
     raise Unsupported("; ".join(passed_over), nearest=nearest)
 
@@ -196,51 +229,3 @@ def _nearest(problem: Problem, families: int, backend: str) -> str:
     if dtypes != {"bf16"}:
         return "bf16 tensors and a bf16 cache, or backend='reference'"
     return "the dims of a known model (openmla.planning.models), or backend='reference'"
-
-
-def _parse(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except ValueError as error:
-        raise InvalidArgument("plan", "JSON", str(error)) from None
-
-
-def _record(name: str, record_class: type, values: Any) -> Any:
-    """An instance from its fields; missing and unknown ones are a wrong argument, not a bug."""
-    if not isinstance(values, dict):
-        raise InvalidArgument(name, f"an object with the fields of {record_class.__name__}", values)
-    try:
-        return record_class(**values)
-    except TypeError as error:
-        raise InvalidArgument(name, f"the fields of {record_class.__name__}", str(error)) from None
-
-
-def _encode(value: Any) -> Any:
-    """A config as plain values, each record with the name of its class."""
-    if not is_dataclass(value) or isinstance(value, type):
-        return value
-    record = {f.name: _encode(getattr(value, f.name)) for f in fields(value)}
-    return {"class": type(value).__name__, **record}
-
-
-@lru_cache(maxsize=1)
-def _records() -> dict[str, type]:
-    """Config classes and the records inside them, by name."""
-    configs = [kernel.config for family in FAMILIES for kernel in family.kernels]
-    found: dict[str, type] = {}
-    for config in (kind for kind in configs if is_dataclass(kind)):
-        hints = get_type_hints(config)
-        inner: list[type] = [hints[f.name] for f in fields(config)]
-        found |= {kind.__name__: kind for kind in (config, *inner) if is_dataclass(kind)}
-    return found
-
-
-def _decode(value: Any) -> Any:
-    if not isinstance(value, dict):
-        return value
-    record = dict(value)
-    name = record.pop("class", None)
-    known = _records()
-    if not isinstance(name, str) or name not in known:
-        raise InvalidArgument("config", "one of " + ", ".join(sorted(known)), repr(name))
-    return _record("config", known[name], {key: _decode(item) for key, item in record.items()})

@@ -135,7 +135,7 @@ _KNOWN = (
 TARGETS = {target.name: target for target in _KNOWN}
 # An architecture alone names its best-known chip.
 _BY_ARCH = {target.arch: target for target in reversed(_KNOWN) if target.name != "h100"}
-_GENERIC = re.compile(r"(sm_\d+|gfx[0-9a-f]+):(\d+)x(\d+)")
+_GENERIC = re.compile(r"(sm_\d{1,4}|gfx[0-9a-f]{1,8}):(\d{1,9})x(\d{1,9})")
 
 
 def target_by_name(name: str) -> Target:

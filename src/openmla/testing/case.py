@@ -12,10 +12,12 @@ dense bf16 2 heads 8+4->8 q(3) k(5) causal normal seed 0
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import Any
 
+from openmla.errors import InvalidArgument
 from openmla.problem import CACHE_FORMATS, DTYPE_BYTES, FORMS, Form
+from openmla.records import decode
 
 ROPES = ("none", "shared", "shared_3d", "per_head", "cache")
 """Where dense rope comes from; shared_3d is [T, 1, d_rope]."""
@@ -40,6 +42,9 @@ OUTS = ("fresh", "given", "strided", "aligned")
 DEFAULT_DTYPES = ("fp32", "bf16", "fp16")
 DEFAULT_DEVICES = ("", "meta", "same")
 """same: the device that the tensors are on. An empty string leaves torch's own."""
+
+LEAST = {"heads": 1, "d_nope": 1, "d_rope": 0, "d_v": 1, "page_size": 1, "spare": 0, "topk": 0}
+"""Of each count."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,17 +103,26 @@ class Case:
         }  # fmt: skip
         for name, allowed in choices.items():
             if getattr(self, name) not in allowed:
-                raise ValueError(f"{name}: expected one of {allowed}, got {getattr(self, name)!r}")
+                expected = "one of " + ", ".join(map(repr, allowed))
+                raise InvalidArgument(name, expected, repr(getattr(self, name)))
+        for name, least in LEAST.items():
+            if getattr(self, name) < least:
+                raise InvalidArgument(name, f"at least {least}", getattr(self, name))
+        for name in ("q_lens", "k_lens"):
+            if any(length < 0 for length in getattr(self, name)):
+                raise InvalidArgument(name, "lengths of at least 0", getattr(self, name))
         if len(self.q_lens) != len(self.k_lens):
-            raise ValueError(f"q_lens {self.q_lens} and k_lens {self.k_lens} differ in length")
+            got = f"{len(self.q_lens)} and {len(self.k_lens)} of them"
+            raise InvalidArgument("q_lens and k_lens", "as many of each", got)
         if self.form != "dense" and self.scale is None:
-            raise ValueError("latent and sparse cases need a scale")
+            raise InvalidArgument("scale", f"a number, in the {self.form} form", None)
         if self.form != "dense" and self.d_v > self.d_nope:
-            raise ValueError(f"d_v {self.d_v} is wider than the latent {self.d_nope}")
+            raise InvalidArgument("d_v", f"at most the latent width {self.d_nope}", self.d_v)
         if self.form != "dense" and self.key_mask != "none":
-            raise ValueError(f"a {self.form} case has no key_mask")
+            raise InvalidArgument("key_mask", f"'none' in the {self.form} form", self.key_mask)
         if self.form == "dense" and (self.rope == "none") != (self.d_rope == 0):
-            raise ValueError(f"rope {self.rope!r} does not go with d_rope {self.d_rope}")
+            got = f"{self.rope!r} and {self.d_rope}"
+            raise InvalidArgument("rope and d_rope", "'none' and 0, or neither", got)
 
     @property
     def d_qk(self) -> int:
@@ -152,15 +166,9 @@ class Case:
 
     @staticmethod
     def from_json(values: dict[str, Any]) -> Case:
-        """The way back from `to_json`; unknown fields are an error."""
-        known = {f.name for f in fields(Case)}
-        if unknown := set(values) - known:
-            raise ValueError(f"unknown fields of a case: {sorted(unknown)}")
-        fixed = dict(values)
-        for name in ("q_lens", "k_lens"):
-            if name in fixed:
-                fixed[name] = tuple(fixed[name])  # JSON has lists only
-        return Case(**fixed)
+        """The way back from `to_json`; raises InvalidArgument that names a wrong field."""
+        case: Case = decode("case", Case, values)
+        return case
 
     def __str__(self) -> str:
         dtype = self.dtype + (f"/{self.side_dtype}" if self.side_dtype else "")

@@ -28,6 +28,8 @@ from typing import Any
 
 import torch
 
+from openmla.errors import InvalidArgument
+from openmla.records import parse_json, shown
 from openmla.testing.case import Case
 from openmla.testing.checker import DEEP_EVERY, Checker, Result
 from openmla.testing.draw import has_listed_widths, random_case, varied
@@ -256,8 +258,11 @@ def _answers(
 
 
 def load(path: str | Path) -> Case:
-    """The case of a saved failure, as small as it was made."""
-    return Case.from_json(json.loads(Path(path).read_text())["case"])
+    """The case of a saved failure, as small as it was made; InvalidArgument if there is none."""
+    saved = parse_json("saved case", Path(path).read_bytes())
+    if not isinstance(saved, dict) or "case" not in saved:
+        raise InvalidArgument("saved case", 'an object with a "case"', shown(saved))
+    return Case.from_json(saved["case"])
 
 
 def replay(

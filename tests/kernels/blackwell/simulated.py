@@ -19,7 +19,7 @@ def plan_of(built: BuiltCase, num_qo: int = 0) -> Plan:
     """The plan of a case on a B200; `num_qo` 0: as planned."""
     chosen = plan_on("b200", built.operands, new_results(built))
     if num_qo == PAIR:
-        return replace(chosen, config=pair_of(chosen.config))
+        return replace(chosen, kernel_name="dense_pair", config=pair_of(chosen.config))
     if not num_qo or num_qo == chosen.config.num_qo:
         return chosen
     return replace(chosen, config=chosen.config.with_num_qo(num_qo))

@@ -110,7 +110,7 @@ def _plan(built: BuiltCase, results: Results, tile: Tile) -> Plan:
         cache_read=_workspace(built) if tile.dequantizes and has_cache else PLAIN,
     )
     read = {f.name: getattr(changed, f.name) for f in fields(changed)}
-    return Plan(problem, tile.target, "portable", SimpleNamespace(**read, split=None))
+    return Plan(problem, tile.target, "portable", "tiled", SimpleNamespace(**read, split=None))
 
 
 def _workspace(built: BuiltCase) -> CacheRead:

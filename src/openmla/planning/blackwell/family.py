@@ -148,10 +148,13 @@ def _not_compiled(problem: Problem, triton: tuple[int, ...]) -> str:
     return tiles if triton[:2] == (3, 8) and problem.d_v > 128 else ""
 
 
-def _dense(widths: Mapping[Field, Allowed], *dtypes: tuple[str, ...], coarse: str = "") -> Kernel:
+def _dense(
+    name: str, widths: Mapping[Field, Allowed], *dtypes: tuple[str, ...], coarse: str = ""
+) -> Kernel:
     with_rope, pair = "page_size" in widths, widths is _OF_A_PAIR
     choose = _mla_pair if pair else _mla if with_rope else _fa4
     return Kernel(
+        name=name,
         serves=Serves({**_EVERY_DENSE, **widths, DTYPES: OneOf(*dtypes)}),
         config=MLAPairConfig if pair else MLAConfig if with_rope else FA4Config,
         choose=choose,
@@ -169,12 +172,19 @@ BLACKWELL = Family(
     name="blackwell",
     archs=("sm_100", "sm_103"),
     kernels=(
-        _dense(_OF_A_PAIR, *alike("bf16", "fp16")),
+        _dense("dense_pair", _OF_A_PAIR, *alike("bf16", "fp16")),
         # The rope of an FP8 cache is dequantized to bf16, if it is not bf16 already.
-        _dense(_WITH_ROPE, *_16_BITS, *(("bf16", "bf16", "bf16", name) for name in GLUON_CACHES)),
-        _dense(_WITH_ROPE, *alike("e4m3"), ("e4m3", "e4m3", "e4m3", "bf16"), coarse=COARSE),
-        _dense(_WITHOUT_ROPE, *_16_BITS),
-        _dense(_WITHOUT_ROPE, *alike("e4m3"), coarse=COARSE),
+        _dense(
+            "dense",
+            _WITH_ROPE,
+            *_16_BITS,
+            *(("bf16", "bf16", "bf16", name) for name in GLUON_CACHES),
+        ),
+        _dense(
+            "dense_fp8", _WITH_ROPE, *alike("e4m3"), ("e4m3", "e4m3", "e4m3", "bf16"), coarse=COARSE
+        ),
+        _dense("dense_no_rope", _WITHOUT_ROPE, *_16_BITS),
+        _dense("dense_no_rope_fp8", _WITHOUT_ROPE, *alike("e4m3"), coarse=COARSE),
         *SPARSE_KERNELS,
     ),
 )

@@ -94,6 +94,7 @@ BLACKWELL_INDEX = Family(
     archs=("sm_100",),
     kernels=(
         Kernel(
+            name="scores",
             serves=index_scores(OneOf(32, 64, 128), Range(0, 1024, BOX_STEP)),
             config=BlackwellScoresConfig,
             choose=_scores,

@@ -150,9 +150,14 @@ _DENSE_FP8 = {
 
 
 def _dense(
-    served: dict[Any, Any], config: type, choose: Callable[[Problem, Target], Any], **more: Any
+    name: str,
+    served: dict[Any, Any],
+    config: type,
+    choose: Callable[[Problem, Target], Any],
+    **more: Any,
 ) -> Kernel:
     return Kernel(
+        name=name,
         serves=Serves(served),
         config=config,
         choose=choose,
@@ -163,8 +168,9 @@ def _dense(
     )
 
 
-def _rows(served: dict[Any, Any]) -> Kernel:
+def _rows(name: str, served: dict[Any, Any]) -> Kernel:
     return Kernel(
+        name=name,
         serves=Serves(served),
         config=MlaSparse16,
         choose=_sparse,
@@ -182,9 +188,9 @@ CDNA4 = Family(
         "products of depth 64, and 64 KB of LDS where the blocks need 56 KB to 160 KB"
     },
     kernels=(
-        _dense(_DENSE_16, MlaPrefill16, _dense_16),
-        _dense(_DENSE_FP8, MlaPrefillV2, _dense_fp8, fp8_weights=True),
-        _rows(_SPARSE),
-        _rows(_LATENT),
+        _dense("dense", _DENSE_16, MlaPrefill16, _dense_16),
+        _dense("dense_fp8", _DENSE_FP8, MlaPrefillV2, _dense_fp8, fp8_weights=True),
+        _rows("sparse", _SPARSE),
+        _rows("latent", _LATENT),
     ),
 )

@@ -50,6 +50,7 @@ CDNA4_INDEX = Family(
     archs=("gfx950",),
     kernels=(
         Kernel(
+            name="scores",
             serves=index_scores(OneOf(32, 64, 128), PAGES),
             config=Cdna4ScoresConfig,
             choose=_scores,

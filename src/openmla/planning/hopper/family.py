@@ -226,8 +226,8 @@ def _e4m3_beside(*v_dtypes: str) -> list[tuple[str, ...]]:
     return [("e4m3", "e4m3", v, rope) for v in v_dtypes for rope in ("e4m3", "bf16", "fp16")]
 
 
-def _kernel(allowed: dict[Field, Allowed], **parts: Any) -> Kernel:
-    return Kernel(serves=Serves(allowed), **parts)
+def _kernel(name: str, allowed: dict[Field, Allowed], **parts: Any) -> Kernel:
+    return Kernel(name=name, serves=Serves(allowed), **parts)
 
 
 _dense_fp8_kernel = partial(
@@ -248,6 +248,7 @@ HOPPER = Family(
     archs=("sm_90",),
     kernels=(
         _kernel(
+            "dense",
             {
                 # Types first: a refusal then names the kernel for them.
                 "form": OneOf("dense"),
@@ -266,6 +267,7 @@ HOPPER = Family(
             explain=_dense_bf16_lines,
         ),
         _dense_fp8_kernel(
+            "dense_fp8",
             {
                 "form": OneOf("dense"),
                 DTYPES: OneOf(*_e4m3_beside("bf16", "fp16", "e4m3")),
@@ -274,6 +276,7 @@ HOPPER = Family(
             },
         ),
         _rows_kernel(
+            "latent",
             {
                 "form": OneOf("latent"),
                 DTYPES: OneOf(*alike("bf16"), *_BF16_OVER_CACHES),
@@ -284,6 +287,7 @@ HOPPER = Family(
             explain=_latent_lines,
         ),
         _rows_kernel(
+            "sparse",
             {
                 "form": OneOf("sparse"),
                 DTYPES: OneOf(*alike("bf16", "fp16"), *_BF16_OVER_CACHES),
@@ -293,6 +297,7 @@ HOPPER = Family(
             },
         ),
         _rows_fp8_kernel(
+            "sparse_fp8",
             {
                 "form": OneOf("sparse"),
                 DTYPES: OneOf(*alike("e4m3")),
@@ -302,6 +307,7 @@ HOPPER = Family(
             },
         ),
         _rows_fp8_kernel(
+            "sparse_fp8_cache",
             {
                 "form": OneOf("sparse"),
                 DTYPES: OneOf(*_FP8_OVER_CACHES),
@@ -312,6 +318,7 @@ HOPPER = Family(
             },
         ),
         _rows_fp8_kernel(
+            "latent_fp8_cache",
             {
                 "form": OneOf("latent"),
                 DTYPES: OneOf(*_FP8_OVER_CACHES),

@@ -154,12 +154,14 @@ HOPPER_INDEX = Family(
     archs=("sm_90",),
     kernels=(
         Kernel(
+            name="scores",
             serves=index_scores(OneOf(32, 64, 128), Range(0, 1024, BOX_STEP)),
             config=HopperScoresConfig,
             choose=_scores,
             launcher="openmla.kernels.hopper.indexer.launch",
         ),
         Kernel(
+            name="select",
             serves=index_selection(),
             config=HopperSelectConfig,
             choose=_select,

@@ -32,6 +32,7 @@ REFERENCE = Family(
     archs=("cpu", "gpu"),
     kernels=(
         Kernel(
+            name="definition",
             serves=EVERYTHING,
             config=type(None),
             choose=lambda problem, target: None,
@@ -45,6 +46,7 @@ CPU = Family(
     archs=("cpu",),
     kernels=(
         Kernel(
+            name="blocked",
             serves=EVERYTHING,
             config=CpuConfig,
             choose=lambda problem, target: plan_cpu(problem),

@@ -62,6 +62,7 @@ REFERENCE_INDEX = Family(
     archs=("cpu", "gpu"),
     kernels=(
         Kernel(
+            name="definition",
             serves=EVERY_STEP,
             config=type(None),
             choose=_no_config,
@@ -75,6 +76,7 @@ CPU_INDEX = Family(
     archs=("cpu",),
     kernels=(
         Kernel(
+            name="blocked",
             serves=EVERY_STEP,
             config=CpuIndexConfig,
             choose=_cpu,

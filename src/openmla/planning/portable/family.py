@@ -78,6 +78,7 @@ PORTABLE = Family(
     archs=("gpu",),
     kernels=(
         Kernel(
+            name="tiled",
             serves=_SERVED,
             config=PortableConfig,
             choose=_choose,

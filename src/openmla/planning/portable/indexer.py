@@ -78,12 +78,14 @@ PORTABLE_INDEX = Family(
     archs=("gpu",),
     kernels=(
         Kernel(
+            name="scores",
             serves=index_scores(Range(1, MAX_HEADS), Range(0, MOST_PAGE_ROWS), YES_OR_NO),
             config=PortableScoresConfig,
             choose=_scores,
             launcher="openmla.kernels.portable.indexer.launch",
         ),
         Kernel(
+            name="select",
             serves=index_selection("keeps", aligned_16=YES_OR_NO),
             config=PortableSelectConfig,
             choose=_select,

@@ -1,6 +1,6 @@
 """The sparse kernels of the Blackwell family: a CTA pair, one CTA, FP8 rows, FP8 throughout."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from openmla.errors import Unsupported
@@ -110,8 +110,11 @@ def _serves(form: str, heads: Range, *dtypes: tuple[str, ...]) -> Serves:
     return Serves({**_FORMS[form], "heads": heads, DTYPES: OneOf(*dtypes), "rope": OneOf("shared")})
 
 
-def _kernel(config: type, form: str, heads: Range, dtypes: Dtypes, **more: Any) -> Kernel:
+def _kernel(
+    name: str, config: type, form: str, heads: Range, dtypes: Dtypes, **more: Any
+) -> Kernel:
     return Kernel(
+        name=name,
         config=config,
         serves=_serves(form, heads, *dtypes),
         launcher="openmla.kernels.blackwell.rows_launch",
@@ -119,6 +122,20 @@ def _kernel(config: type, form: str, heads: Range, dtypes: Dtypes, **more: Any) 
         explain=lambda config, problem: _made(config, problem).explain(),
         **more,
     )
+
+
+def _pair_kernel(
+    name: str, config: type, form: str, dtypes: Dtypes, choose: Callable[[Problem, Target], Any]
+) -> Kernel:
+    """More than 64 heads, by a pair of CTAs."""
+    return _kernel(name, config, form, _PAIR, dtypes, choose=choose, first_triton=FIRST_ROWS_PAIR)
+
+
+def _cta_kernel(
+    name: str, config: type, form: str, dtypes: Dtypes, choose: Callable[[Problem, Target], Any]
+) -> Kernel:
+    """Any number of heads, by CTAs of 64 each."""
+    return _kernel(name, config, form, _HEADS, dtypes, choose=choose, not_compiled=_one_cta_fails)
 
 
 def _made(config: Any, problem: Problem) -> PairKernel | SparseKernel:
@@ -131,59 +148,20 @@ _FP8_CACHES = _FP8_ROWS[1:]
 _PAIR = Range(CTA_HEADS + 1, MAX_HEADS)
 COARSE = "its weights are FP8 too: those below 2^-17 of a row's largest are lost"
 SPARSE_KERNELS = (
-    _kernel(
-        MLAPrefillSparse, "sparse", _PAIR, _16_BITS, choose=_pair, first_triton=FIRST_ROWS_PAIR
+    _pair_kernel("sparse_pair", MLAPrefillSparse, "sparse", _16_BITS, _pair),
+    _cta_kernel("sparse", MLAPrefillSparse, "sparse", _16_BITS, _one_cta),
+    _pair_kernel(
+        "sparse_fp8_rows_pair", MLAPrefillSparseFP8, "sparse", _FP8_CACHES, _dequantized_once
     ),
-    _kernel(
-        MLAPrefillSparse,
-        "sparse",
-        _HEADS,
-        _16_BITS,
-        choose=_one_cta,
-        not_compiled=_one_cta_fails,
+    _cta_kernel("sparse_fp8_rows", MLAPrefillSparseFP8, "sparse", _FP8_ROWS, _dequantized),
+    _pair_kernel("latent_pair", MLAPrefillSparse, "latent", _BF16, _pair),
+    _cta_kernel("latent", MLAPrefillSparse, "latent", _BF16, _one_cta),
+    _pair_kernel(
+        "latent_fp8_rows_pair", MLAPrefillSparseFP8, "latent", _FP8_CACHES, _dequantized_once
     ),
+    _cta_kernel("latent_fp8_rows", MLAPrefillSparseFP8, "latent", _FP8_CACHES, _dequantized),
     _kernel(
-        MLAPrefillSparseFP8,
-        "sparse",
-        _PAIR,
-        _FP8_CACHES,
-        choose=_dequantized_once,
-        first_triton=FIRST_ROWS_PAIR,
-    ),
-    _kernel(
-        MLAPrefillSparseFP8,
-        "sparse",
-        _HEADS,
-        _FP8_ROWS,
-        choose=_dequantized,
-        not_compiled=_one_cta_fails,
-    ),
-    _kernel(MLAPrefillSparse, "latent", _PAIR, _BF16, choose=_pair, first_triton=FIRST_ROWS_PAIR),
-    _kernel(
-        MLAPrefillSparse,
-        "latent",
-        _HEADS,
-        _BF16,
-        choose=_one_cta,
-        not_compiled=_one_cta_fails,
-    ),
-    _kernel(
-        MLAPrefillSparseFP8,
-        "latent",
-        _PAIR,
-        _FP8_CACHES,
-        choose=_dequantized_once,
-        first_triton=FIRST_ROWS_PAIR,
-    ),
-    _kernel(
-        MLAPrefillSparseFP8,
-        "latent",
-        _HEADS,
-        _FP8_CACHES,
-        choose=_dequantized,
-        not_compiled=_one_cta_fails,
-    ),
-    _kernel(
+        "sparse_fp8",
         MLAPrefillSparseQKVFP8,
         "sparse",
         _HEADS,

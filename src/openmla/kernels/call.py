@@ -23,6 +23,8 @@ the launch are found to use it by its memory."""
 Counted = Sequence[tuple[int, Mapping[str, Any]]]
 """Of each kernel the programs, and what follows from token counts: arguments, as a number or as the
 (dimension, size) of a descriptor, and bytes of memory of the launch's own."""
+PLAIN_LAUNCH = {"enable_fp_fusion": True, "num_warps": 4, "num_stages": 3}
+"""Options of small plain Triton kernels that no plan tunes: the defaults of Triton 3.6 to 3.8."""
 RELIED_ON = {"enable_fp_fusion": True}
 """Options of Triton that every kernel relies on and whose default is Triton's to change. Products
 are fused with sums: bits and speeds were measured so, and Triton 3.10 will fuse only if asked."""

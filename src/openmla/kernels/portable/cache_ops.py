@@ -19,7 +19,7 @@ import triton.language as tl
 from torch import Tensor
 
 from openmla.cache import LatentCache
-from openmla.kernels.call import WORKSPACE, Call, Sources
+from openmla.kernels.call import PLAIN_LAUNCH, WORKSPACE, Call, Sources
 from openmla.kernels.portable.formats import (
     next_power_of_2,
     row_constants,
@@ -184,7 +184,7 @@ def append(cache: LatentCache, latent: Tensor, rope: Tensor | None, slot_mapping
         D_LATENT=cache.latent, D_ROPE=cache.rope, USED=layout.blocks,
         BLOCKS=next_power_of_2(layout.blocks), COLUMNS=next_power_of_2(layout.block),
         BF16=next_power_of_2(layout.width - layout.quantized), ROW=row_constants(cache),
-        PAGE=cache.page_size,
+        PAGE=cache.page_size, **PLAIN_LAUNCH,
     )  # fmt: skip
 
 
@@ -211,7 +211,7 @@ def _gathering(cache: LatentCache, rows: Tensor | None, out: Tensor) -> Call:
         "out_stride": out.stride(0),
         "D_LATENT": cache.latent, "D_ROPE": cache.rope, "LATENT": padded(cache.latent),
         "ROPE": padded(cache.rope), "ROW": row_constants(cache), "PAGE": cache.page_size,
-        "ROWS": GATHER_ROWS,
+        "ROWS": GATHER_ROWS, **PLAIN_LAUNCH,
     }  # fmt: skip
     sources: Sources = {
         "data_ptr": ("kv", "cache_data"),

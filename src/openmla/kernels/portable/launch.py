@@ -17,7 +17,15 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from openmla.cache import LatentCache
-from openmla.kernels.call import WORKSPACE, Call, Sources, scale_arguments, strides, vector
+from openmla.kernels.call import (
+    PLAIN_LAUNCH,
+    WORKSPACE,
+    Call,
+    Sources,
+    scale_arguments,
+    strides,
+    vector,
+)
 from openmla.kernels.portable.cache_ops import dequantized
 from openmla.kernels.portable.dense import dense_kernel
 from openmla.kernels.portable.formats import (
@@ -268,6 +276,7 @@ def _with_splits(
     part_state = op.q.new_empty(group * slots, BM, 2, dtype=torch.float32)
     merging = {name: arguments[name] for name in MERGED} | found.merging
     merging |= {"slots": slots, "most_units": found.units, "VALUE": value, "ROWS": MERGE_ROWS}
+    merging |= PLAIN_LAUNCH
     for first in range(0, batch, group):
         here = min(group, batch - first)
         place = {"part_out_ptr": part_out, "part_state_ptr": part_state, "first_sequence": first}

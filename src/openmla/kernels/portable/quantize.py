@@ -18,6 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from openmla.kernels.call import PLAIN_LAUNCH
 from openmla.kernels.portable.cache_ops import E4M3_MAX, e4m3_bits
 from openmla.kernels.portable.formats import next_power_of_2
 
@@ -111,7 +112,7 @@ def quantize(x: Tensor, rope: Tensor | None, outs: list[Tensor], scale: Tensor) 
         WIDTH=width,
         TILE=tile,
         NATIVE=_native(x.device),
-        num_warps=warps,
+        **{**PLAIN_LAUNCH, "num_warps": warps},
     )
 
 

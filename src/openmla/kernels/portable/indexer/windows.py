@@ -19,7 +19,7 @@ from torch import Tensor
 
 from openmla.indexer.cache import LEAST_AMAX, IndexCache
 from openmla.indexer.operands import Windows
-from openmla.kernels.call import vector
+from openmla.kernels.call import PLAIN_LAUNCH, vector
 from openmla.kernels.portable.cache_ops import E4M3_MAX, e4m3_bits
 
 QUERIES, SEQUENCES = 64, 128
@@ -58,7 +58,7 @@ def paged_windows(cu_seqlens_q: Tensor, cache_lengths: Tensor, total_q: int) -> 
     longest = torch.empty(1, dtype=torch.int32, device=device)
     windows_kernel[(max(-(-total_q // QUERIES), 1),)](
         vector(cu_seqlens_q), vector(cache_lengths), ends, sequences, longest, total_q,
-        cache_lengths.shape[0], QUERIES=QUERIES, SEQUENCES=SEQUENCES,
+        cache_lengths.shape[0], QUERIES=QUERIES, SEQUENCES=SEQUENCES, **PLAIN_LAUNCH,
     )  # fmt: skip
     return Windows(starts, ends, sequences, longest)
 
@@ -99,4 +99,5 @@ def append(cache: IndexCache, k: Tensor, slots: Tensor) -> None:
     append_kernel[(k.shape[0],)](
         k, vector(slots), values, scales, cache.rows, k.stride(0), values.stride(0),
         scales.stride(0), PAGE=cache.page_size, POWER_OF_TWO=cache.scales == "ue8m0",
+        **PLAIN_LAUNCH,
     )  # fmt: skip

@@ -44,6 +44,7 @@ def changed(x: Any) -> Iterator[Any]:
         yield torch.zeros(3)
     elif isinstance(x, Tensor):
         yield x.to(torch.float64)
+        yield torch._neg_view(x)
         yield torch.empty_like(x, device="meta")
         yield torch.zeros(x.shape[0] + 1, *x.shape[1:], dtype=x.dtype)
         yield torch.zeros(*x.shape[:-1], x.shape[-1] + 1, dtype=x.dtype)
@@ -176,6 +177,30 @@ def test_gradients_are_refused_as_ever(noted: Noted) -> None:
         call.func(q, *call.args[1:], **call.keywords)
     with torch.no_grad():
         assert not goes_the_long_way(noted, lambda: call.func(q, *call.args[1:], **call.keywords))
+
+
+@pytest.mark.parametrize("make", [dense, latent, sparse])
+def test_a_negative_view_is_resolved_on_a_repeated_call(make: Any, noted: Noted) -> None:
+    """Its memory holds the negatives: a kernel may see a copy of it, never its own address."""
+    call = make(**HOPPER)
+    call()
+    q = call.args[0].clone()
+
+    def addresses(q: Tensor) -> set[Any]:
+        launched = noted.take(lambda: call.func(q, *call.args[1:], **call.keywords))[1]
+        return set(flat_addresses(launched))
+
+    assert q.data_ptr() in addresses(q)
+    view = torch._neg_view(q)
+    assert view.data_ptr() == q.data_ptr() not in addresses(view)
+
+
+def flat_addresses(launched: Noted) -> Iterator[Any]:
+    """Where the arguments of launches lie, descriptors included."""
+    for _, flat in (*launched.long, *launched.cached):
+        for x in flat:
+            described = x[1] if isinstance(x, tuple) else x
+            yield described.data_ptr() if isinstance(described, Tensor) else described
 
 
 @pytest.mark.parametrize("make", [dense, latent, sparse])

@@ -139,7 +139,7 @@ class LatentCache:
     def write(self, latent: Tensor, rope: Tensor, slots: Tensor) -> None:
         """`append` without checks, in torch."""
         page, offset = slots // self.page_size, slots % self.page_size
-        row = torch.cat([latent, rope], dim=-1) if self.rope else latent
+        row = torch.cat([latent, rope], dim=-1) if self.rope else latent.resolve_neg()
         layout = self.layout
         plain = row[:, layout.quantized :].to(torch.bfloat16)
         if not layout.quantized:
@@ -246,6 +246,14 @@ def check_rows(name: str, rows: Tensor, limit: int) -> None:
             )
 
 
+def plain_memory(name: str, value: Tensor) -> None:
+    """What is written to, or read as bytes, must hold its numbers, not their negatives."""
+    # Dynamo cannot trace the question; while it traces, torch itself refuses to write there.
+    if not torch.compiler.is_compiling() and value.is_neg():
+        got = "a view with torch's negative bit (is_neg)"
+        raise InvalidArgument(name, "memory that holds the numbers themselves", got)
+
+
 def refuse_derivatives(name: str, value: Tensor, why: str) -> None:
     """Saying so beats silently losing a gradient, or a tangent of forward-mode differentiation."""
     if value.requires_grad and torch.is_grad_enabled():
@@ -321,6 +329,7 @@ def _check_layout(cache: LatentCache) -> None:
         raise InvalidArgument("data", "a contiguous last dimension", f"stride {data.stride(2)}")
     if data.shape[1] == 0:
         raise InvalidArgument("data", "at least 1 row per page", f"shape {tuple(data.shape)}")
+    plain_memory("data", data)
     if not layout.scale_columns:
         if cache.scales is not None:
             raise InvalidArgument("scales", f"None for {cache.format}", "a tensor")
@@ -334,6 +343,7 @@ def _check_layout(cache: LatentCache) -> None:
         raise InvalidArgument("scales", f"{scale_dtype} {list(shape)}", got)
     if scales.device != data.device:
         raise InvalidArgument("scales", f"a tensor on {data.device}", f"one on {scales.device}")
+    plain_memory("scales", scales)
     if shape[2] > 1 and scales.stride(2) != 1:
         got = f"stride {scales.stride(2)}"
         raise InvalidArgument("scales", "a contiguous last dimension", got)

@@ -5,7 +5,8 @@ what 16 leaves of its address, of anything else type and value. Checks, plan and
 nothing more but whether `out` overlaps an input, so a launch is kept under its key
 (kernels.prepared) and only addresses are exchanged. A call that differs from a kept one in token
 counts alone takes its kernels, where their host code says what follows from counts: `counted` of
-the launcher. Whatever is not plain goes the long way, which also has all the error messages.
+the launcher. Whatever is not plain goes the long way, which also has all the error messages: a view
+with torch's negative bit for one, whose memory holds other numbers, and which torch resolves there.
 """
 
 from __future__ import annotations
@@ -136,7 +137,7 @@ def _key(name: str, args: Sequence[Any], addresses: list[int]) -> Key | None:
             if x is None:
                 facts.append(None)
             elif type(x) is Tensor:
-                if gradients and x.requires_grad:
+                if (gradients and x.requires_grad) or x.is_neg():
                     return None
                 address = x.data_ptr()
                 mark = SAME if address == before else address & 15

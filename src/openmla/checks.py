@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from openmla.cache import LatentCache, refuse_derivatives
+from openmla.cache import LatentCache, plain_memory, refuse_derivatives
 from openmla.errors import InvalidArgument
 from openmla.operands import DenseOperands, LatentOperands, Results, SparseOperands, extent
 from openmla.problem import MAX_HEADS
@@ -53,6 +53,9 @@ def tensor(
             raise InvalidArgument(name, _spelled(shape, dtypes), describe(value))
     if device is not None and value.device != device:
         raise InvalidArgument(name, f"a tensor on {device}, where q is", describe(value))
+    # Of other types, the operators read views with the negative bit as torch does: resolved.
+    if value.dtype == torch.float8_e4m3fn:
+        plain_memory(name, value)
     return value
 
 
@@ -156,6 +159,7 @@ def output(value: object, q: Tensor, d_v: int) -> Tensor | None:
     shape = (q.shape[0], q.shape[1], d_v)
     checked = tensor("out", value, shape, (out_dtype(q.dtype),), q.device)
     last_dim_contiguous("out", checked)
+    plain_memory("out", checked)
     return checked
 
 

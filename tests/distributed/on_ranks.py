@@ -134,6 +134,8 @@ def gathered(rank: int, world: int, layout: Any, kind: str, wait: bool) -> Tenso
         rows = rows.view(torch.uint8)[:, :656]
     shard = split(batch.lengths, world, rank, layout)
     local = rows.view(torch.uint8)[shard.rows()].view(rows.dtype)
+    if kind == "negative bit":
+        local = torch._neg_view(-local)  # the same numbers
     if wait:
         got = gather_latent(local, shard)
     else:
@@ -218,7 +220,11 @@ def merged(rank: int, world: int, batch: Batch):
         batch.absorbed(), rows[first:last], local_indices(batch.lists(), first, last),
         scale=SCALE, return_lse=True,
     )  # fmt: skip
-    return *part, *merge_over_ranks(*part)
+    whole = merge_over_ranks(*part)
+    # Views with the negative bit: the same numbers.
+    again = merge_over_ranks(*(torch._neg_view(-x) for x in part))
+    assert whole[0].equal(again[0]) and whole[1].equal(again[1])
+    return *part, *whole
 
 
 def no_queries_merged(rank: int, world: int) -> tuple[Tensor, Tensor]:

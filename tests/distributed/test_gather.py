@@ -13,13 +13,14 @@ from openmla.problem import CACHE_FORMATS
 
 
 @pytest.mark.parametrize("wait", [True, False], ids=["at once", "wave by wave"])
-@pytest.mark.parametrize("kind", ["bf16", "e4m3", "bytes"])
+@pytest.mark.parametrize("kind", ["bf16", "e4m3", "bytes", "negative bit"])
 @pytest.mark.parametrize("layout", ["zigzag", "contiguous"])
 def test_every_rank_has_every_row(ranks: Ranks, layout: str, kind: str, wait: bool):
     found = ranks.run(on_ranks.gathered, layout, kind, wait)
     rows = on_ranks.Batch().rows()
     want = {
         "bf16": rows.view(torch.uint8),
+        "negative bit": rows.view(torch.uint8),
         "e4m3": rows.to(torch.float8_e4m3fn).view(torch.uint8),
         "bytes": rows.view(torch.uint8)[:, :656],
     }[kind]

@@ -360,7 +360,7 @@ def _cache_parts(cache: LatentCache | None) -> tuple[Tensor | None, Tensor | Non
 def _bf16_pool(rows: object, latent: int) -> LatentCache:
     """Plain rows [pages, page_size, width] as a cache."""
     pages = checks.tensor("cache", rows, ("pages", "page_size", "width"), (torch.bfloat16,))
-    return LatentCache(pages, None, latent, pages.shape[2] - latent, "bf16")
+    return LatentCache(pages.resolve_neg(), None, latent, pages.shape[2] - latent, "bf16")
 
 
 def _check_row_width(name: str, width: int, q: Tensor) -> None:

@@ -104,7 +104,7 @@ class Gathering:
     def start(self, sent: Tensor, wave: int | None) -> None:
         """Begin to send one wave of this rank's rows, or all of them in one collective."""
         due = arrival(self.shard, wave, sent.device)
-        own = sent[due.local]
+        own = sent[due.local].resolve_neg()
         if self.shard.world == 1 or not due.most:
             self._pending.append((due, None, own, own))
             return

@@ -72,11 +72,15 @@ def merge_over_ranks(
 def _packed(out: Tensor, lse: Tensor, rows: int) -> Tensor:
     """out and lse of a query side by side as bytes, [rows, …]; rows past the queries are empty."""
     queries = out.shape[0]
-    values, states = (x.contiguous().flatten(1).view(torch.uint8) for x in (out, lse))
+    values, states = (_bytes(x) for x in (out, lse))
     both = values.new_zeros(rows, values.shape[1] + states.shape[1])
     both[:queries, : values.shape[1]] = values
     both[:queries, values.shape[1] :] = states
     return both
+
+
+def _bytes(rows: Tensor) -> Tensor:
+    return rows.resolve_neg().contiguous().flatten(1).view(torch.uint8)
 
 
 def _unpacked(rows: Tensor, heads: int, d_v: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

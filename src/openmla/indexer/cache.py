@@ -26,7 +26,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from openmla.cache import APPEND_DTYPES, E4M3_MAX, check_rows, refuse_derivatives
+from openmla.cache import APPEND_DTYPES, E4M3_MAX, check_rows, plain_memory, refuse_derivatives
 from openmla.errors import InvalidArgument
 from openmla.indexer.problem import DIM
 
@@ -166,6 +166,7 @@ def _check_layout(cache: IndexCache) -> None:
         raise InvalidArgument("data", expected, type(data).__name__)
     if data.dtype != torch.uint8 or data.dim() != 2 or data.shape[1] != size * ROW_BYTES:
         raise InvalidArgument("data", expected, f"{data.dtype} {list(data.shape)}")
+    plain_memory("data", data)
     if data.numel() and (data.stride(1) != 1 or data.stride(0) % 4 or data.storage_offset() % 4):
         got = f"strides {list(data.stride())}, storage offset {data.storage_offset()}"
         raise InvalidArgument("data", "contiguous pages whose fp32 scales are aligned", got)

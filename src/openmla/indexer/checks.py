@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from openmla.cache import plain_memory
 from openmla.checks import describe, last_dim_contiguous, paging, ragged_values, tensor
 from openmla.errors import InvalidArgument
 from openmla.indexer.cache import IndexCache
@@ -105,6 +106,7 @@ def index_out(out: object, total_q: int, topk: int, device: torch.device) -> Ten
 
 def _rows_apart(name: str, out: Tensor) -> None:
     last_dim_contiguous(name, out)
+    plain_memory(name, out)
     if out.shape[0] > 1 and out.stride(0) < out.shape[1]:
         got = f"strides {list(out.stride())} for shape {list(out.shape)}"
         raise InvalidArgument(name, "memory of its own for every element", got)

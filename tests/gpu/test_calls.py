@@ -13,10 +13,11 @@ from typing import Any
 
 import pytest
 import torch
+from torch.autograd import forward_ad
 
 import openmla
 from gpu.on_device import DEVICE, offsets, on, on_gpu
-from openmla import LatentCache, cached, reference
+from openmla import LatentCache, Unsupported, cached, reference
 from openmla.testing.build import BuiltCase, Outcome
 from openmla.testing.case import Case
 from openmla.testing.compare import judge
@@ -210,3 +211,32 @@ def test_merge_many(dtype: torch.dtype):
     assert bool(((out.cpu().double() - want).abs() <= unit * want.abs() + 1e-5).all())
     assert torch.allclose(lse.cpu().double(), want_lse, rtol=1e-6, atol=1e-6)
     assert not out[7].any() and bool((lse[7] == -torch.inf).all())
+
+
+def small_sparse_call() -> tuple[torch.Tensor, dict[str, Any]]:
+    numbers = torch.Generator(DEVICE).manual_seed(3)
+    made = {"generator": numbers, "device": DEVICE}
+    q = torch.randn(9, 64, 576, **made).bfloat16()
+    rows = torch.randn(700, 576, **made).bfloat16()
+    lists = torch.randint(0, 700, (9, 130), dtype=torch.int32, **made)
+    return q, {"kv": rows, "indices": lists, "scale": 0.05}
+
+
+def test_a_view_with_the_negative_bit_is_read_right_whenever_it_comes():
+    q, options = small_sparse_call()
+    for _ in range(2):
+        cached.forget()
+        for given in (torch._neg_view(-q), q, torch._neg_view(-q), torch._neg_view(-q)):
+            expected = openmla.mla_prefill_sparse(q.clone(), **options)
+            assert openmla.mla_prefill_sparse(given, **options).equal(expected)
+
+
+def test_a_tangent_is_refused_on_a_repeated_call():
+    q, options = small_sparse_call()
+    expected = openmla.mla_prefill_sparse(q, **options)
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(q, torch.ones_like(q))
+        for _ in range(2):
+            with pytest.raises(Unsupported, match="q has a tangent"):
+                openmla.mla_prefill_sparse(dual, **options)
+    assert openmla.mla_prefill_sparse(q, **options).equal(expected)

@@ -6,13 +6,15 @@ import logging
 import subprocess
 import sys
 import tomllib
+from enum import Enum
 from importlib.metadata import EntryPoint
+from types import ModuleType
 from typing import Any
 
 import pytest
 
 from integrations.vllm import fake_vllm
-from openmla.integrations.vllm import register
+from openmla.integrations.vllm import register, registration
 from openmla.integrations.vllm.registration import SEAMS
 from repository.package_source import ROOT, imports, modules
 
@@ -130,6 +132,116 @@ def test_a_refusal_of_vllm_is_one_line(caplog: pytest.LogCaptureFixture):
         sys.modules[PREFILL].register_mla_prefill_backend = refuse
         register()
     assert lines(caplog) == ["openmla: no backend OPENMLA: RuntimeError: not today"]
+
+
+RAISED = [
+    RuntimeError("no kernel image\nis available"),
+    OSError("libcudart.so.12: cannot open shared object file"),
+    ImportError("cannot import name"),
+    AttributeError("partially initialized module"),
+    SyntaxError("invalid syntax"),
+]
+every_error = pytest.mark.parametrize("error", RAISED, ids=lambda error: type(error).__name__)
+
+
+def raising(error: Exception) -> Any:
+    def function(*_: Any) -> Any:
+        raise error
+
+    return function
+
+
+class Broken(ModuleType):
+    """A module whose import ends midway, so that asking for a name raises."""
+
+    def __init__(self, name: str, error: Exception) -> None:
+        super().__init__(name)
+        self.__error = error
+
+    def __getattr__(self, name: str) -> Any:
+        raise self.__error
+
+
+@every_error
+@pytest.mark.parametrize("where", ["import", "name", "add"])
+def test_whatever_a_registry_raises_is_one_line(
+    where: str, error: Exception, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    with fake_vllm.installed() as vllm:
+        if where == "import":
+            found, fail = registration.import_module, raising(error)
+            chosen = lambda name: fail() if name == PREFILL else found(name)  # noqa: E731
+            monkeypatch.setattr(registration, "import_module", chosen)
+        elif where == "name":
+            monkeypatch.setitem(sys.modules, PREFILL, Broken(PREFILL, error))
+        else:
+            monkeypatch.setattr(sys.modules[PREFILL], SEAMS["prefill"].add, raising(error))
+        register()
+        assert {"OPENMLA", "OPENMLA_SPARSE"} <= set(registries(vllm)[1].__members__)
+    [line] = lines(caplog)
+    assert line.startswith(f"openmla: no backend OPENMLA: {type(error).__name__}: ")
+
+
+@every_error
+def test_whatever_members_and_platforms_raise_is_one_line_each(
+    error: Exception, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    monkeypatch.setenv("OPENMLA_VLLM_CPU", "attention")
+    monkeypatch.setattr(fake_vllm.Member, "get_path", raising(error))
+    with fake_vllm.installed() as vllm:
+        vllm["vllm.platforms"]["current_platform"].is_cpu = raising(error)
+        register()
+    *offers, wish = lines(caplog)
+    kind = type(error).__name__
+    assert len(offers) == len(SEAMS)
+    assert all(f": {kind}: " in line for line in offers)
+    assert wish.startswith(f"openmla: OPENMLA_VLLM_CPU=attention has no effect: {kind}: ")
+
+
+def test_a_registry_of_other_names_is_one_line_per_backend(caplog: pytest.LogCaptureFixture):
+    class Members(Enum):
+        FLASH = "path"
+
+    with fake_vllm.installed():
+        for seam in SEAMS.values():
+            setattr(sys.modules[seam.module], seam.members, Members)
+        register()
+    assert len(lines(caplog)) == len(SEAMS)
+
+
+@pytest.mark.parametrize("members", [None, object(), {}], ids=["None", "object", "dict"])
+def test_what_is_no_registry_is_one_line_per_backend(
+    members: object, caplog: pytest.LogCaptureFixture
+):
+    with fake_vllm.installed():
+        for seam in SEAMS.values():
+            setattr(sys.modules[seam.module], seam.members, members)
+        register()
+    assert len(lines(caplog)) == len(SEAMS)
+
+
+@pytest.mark.parametrize(
+    ("dependency", "error"),
+    [("triton", "RuntimeError"), ("triton", "OSError"), ("tensor_layouts", "ImportError")],
+)
+def test_a_broken_dependency_does_not_keep_the_plug_in_from_loading(dependency: str, error: str):
+    """Triton is imported once a kernel is launched."""
+    program = f"""
+import sys
+from importlib.abc import MetaPathFinder
+from importlib.metadata import EntryPoint
+
+class Broken(MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] == {dependency!r}:
+            raise {error}("broken")
+
+sys.meta_path.insert(0, Broken())
+EntryPoint("openmla", "openmla.integrations.vllm:register", "vllm.general_plugins").load()()
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize(

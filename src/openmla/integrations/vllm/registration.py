@@ -61,24 +61,24 @@ def register() -> None:
     for seam in SEAMS.values():
         try:
             _offer(seam)
-        except _Refused as reason:
-            log.warning("openmla: no backend %s: %s", seam.name, reason)
+        except Exception as error:
+            log.warning("openmla: no backend %s: %s", seam.name, _reason(error))
     wish = os.environ.get(CPU_VARIABLE, "")
     if wish:
         try:
             _replace_on_cpu(wish)
-        except _Refused as reason:
-            log.warning("openmla: %s=%s has no effect: %s", CPU_VARIABLE, wish, reason)
+        except Exception as error:
+            log.warning("openmla: %s=%s has no effect: %s", CPU_VARIABLE, wish, _reason(error))
 
 
 def _offer(seam: Seam) -> None:
     members, add = _registry(seam)
     if seam.name not in members.__members__:
-        _call(add, seam.name, seam.backend)
+        add(seam.name, seam.backend)
         # Before names could be added, a name was taken for a member, and silently lost.
         if seam.name not in members.__members__:
             raise _Refused(f"this vLLM takes no new names, {WRITTEN_FOR} does")
-    there = _call(members[seam.name].get_path)
+    there = members[seam.name].get_path()
     if there != seam.backend:
         raise _Refused(f"another plug-in has registered that name, for {there}")
 
@@ -97,7 +97,7 @@ def _replace_on_cpu(wish: str) -> None:
         raise _Refused(f"{seam.members} has no member {seam.cpu_member}, {WRITTEN_FOR} does")
     if member.is_overridden() and member.get_path() != seam.backend:
         raise _Refused(f"another plug-in has taken {seam.cpu_member}, for {member.get_path()}")
-    _call(add, member, seam.backend)
+    add(member, seam.backend)
 
 
 def _on_cpu() -> bool:
@@ -109,16 +109,11 @@ def _registry(seam: Seam) -> tuple[Any, Any]:
         module = import_module(seam.module)
         return getattr(module, seam.members), getattr(module, seam.add)
     except (ImportError, AttributeError) as error:
-        raise _Refused(f"{_first_line(error)}; {WRITTEN_FOR} has it") from error
+        raise _Refused(f"{_reason(error)}; {WRITTEN_FOR} has it") from error
 
 
-def _call(function: Any, *arguments: Any) -> Any:
-    """vLLM's own refusals may be of any type, in any version."""
-    try:
-        return function(*arguments)
-    except Exception as error:
-        raise _Refused(_first_line(error)) from error
-
-
-def _first_line(error: Exception) -> str:
+def _reason(error: Exception) -> str:
+    """One line; what vLLM, its imports and its registries raise may be of any type."""
+    if isinstance(error, _Refused):
+        return str(error)
     return f"{type(error).__name__}: {error}".splitlines()[0]

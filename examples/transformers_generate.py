@@ -1,6 +1,6 @@
 """Generate with a tiny DeepSeek-V3 of random weights, on its own attention and on openmla.
 
-    pip install openmla[transformers] && python examples/transformers_generate.py
+    pip install 'openmla[transformers]' && python examples/transformers_generate.py
 
 A real model differs in one line: AutoModelForCausalLM.from_pretrained(name) instead of `tiny`.
 """
@@ -37,7 +37,7 @@ def main() -> None:
         )
 
     expected = generate()
-    optimize(model)  # every MLA layer now attends to its cached rows with openmla
+    model = optimize(model)  # every MLA layer now attends to its cached rows with openmla
     tokens = generate()
     restore(model)
     print(tokens[:, prompts.shape[1] :].tolist())

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import openmla
-from openmla.errors import InvalidArgument, OpenMLAError, PeerLost, Unsupported
+from openmla.errors import InvalidArgument, MissingExtra, OpenMLAError, PeerLost, Unsupported
 
 SECONDS = 30.0
 EXAMPLES: dict[str, OpenMLAError] = {
@@ -26,6 +26,7 @@ EXAMPLES: dict[str, OpenMLAError] = {
     "a lock that came": InvalidArgument("sink", "a tensor", Lock()),
     "no kernel": Unsupported("no kernel for width 7"),
     "no kernel, but another form": Unsupported("no kernel for width 7", nearest="width 8"),
+    "no extra": MissingExtra("openmla check --simulate", "gluon-sim", "sim", "no module"),
     "a lost peer": PeerLost("merge", 1, 4, "connection closed"),
 }
 

@@ -70,3 +70,15 @@ class PeerLost(OpenMLAError, RuntimeError):
         self.rank = rank
         self.world = world
         self.reason = reason
+
+
+class MissingExtra(OpenMLAError, ImportError):
+    """A part of openmla needs a package that is not installed, or not in a version that will do."""
+
+    def __init__(self, part: str, needed: str, extra: str, reason: str = "") -> None:
+        why = f" ({reason})" if reason else ""
+        self.args = (f"{part} needs {needed}{why}: pip install 'openmla[{extra}]'",)
+        self.part = part
+        self.needed = needed
+        self.extra = extra
+        self.reason = reason

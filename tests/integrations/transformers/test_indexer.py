@@ -46,6 +46,36 @@ def test_selections_are_theirs_but_for_rounding(kind: str, fp8: bool) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_of_equal_scores_the_smaller_positions_are_taken(kind: str) -> None:
+    """With four heads many scores are exactly 0, and torch.topk takes any of them."""
+    model = model_of(kind, index_n_heads=4)
+    layer = model.model.layers[1].self_attn
+    x = torch.randn(1, TOKENS, 64, generator=torch.Generator().manual_seed(6))
+    positions = torch.arange(TOKENS)[None]
+    cos_sin = model.model.rotary_emb(x, positions)
+    mask = torch.ones(1, TOKENS, TOKENS).tril().bool()
+    index, scores = layer.indexer, []
+    with torch.no_grad(), pytest.MonkeyPatch.context() as patch:
+        resid = layer.q_a_layernorm(layer.q_a_proj(x))
+        topk = Tensor.topk
+        patch.setattr(Tensor, "topk", lambda s, *a, **o: scores.append(s) or topk(s, *a, **o))
+        theirs = type(index).forward(index, x, resid, cos_sin, mask, positions)[0]
+        mine = select(index, x, resid, cos_sin, mask)[0]
+    [found] = [s[0] for s in scores if s.shape == mask.shape]
+    tied = 0
+    for t in range(TOPK, TOKENS):
+        row, chosen, others = found[t], set(mine[t].tolist()), set(theirs[t].tolist())
+        cut = row[theirs[t].long()].min()
+        equal = [p for p in range(t + 1) if row[p] == cut]
+        assert len(equal) == 1 or cut == 0
+        above = {p for p in range(t + 1) if row[p] > cut}
+        assert above <= chosen and above <= others
+        assert chosen - above == set(equal[: TOPK - len(above)])
+        tied += len(equal) > TOPK - len(above)
+    assert tied
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_model_runs_in_chunks_and_gives_its_indexer_back(kind: str) -> None:
     model = model_of(kind)
     want = logits(model, ids())

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import copy
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -38,6 +41,37 @@ def test_a_model_without_the_seam_is_named():
     for call in (optimize, restore):
         with pytest.raises(Unsupported, match="LlamaForCausalLM has no attention module with"):
             call(LlamaForCausalLM(config))
+
+
+def test_the_model_itself_comes_back(v3: PreTrainedModel):
+    assert optimize(v3) is v3
+    assert optimize(v3, "latent") is v3
+
+
+@pytest.mark.parametrize("there", ["none", "another", "old"])
+def test_without_transformers_the_error_names_the_extra(there: str, tmp_path: Path):
+    """None at all, one that cannot be imported, and one without what is needed."""
+    if there != "none":
+        text = "raise ImportError('no tokenizers')" if there == "another" else "__version__ = '4.0'"
+        (tmp_path / "transformers.py").write_text(text)
+    program = f"""
+import sys
+sys.path.insert(0, {str(tmp_path)!r})
+if {there == "none"}:
+    sys.modules["transformers"] = None
+try:
+    from openmla.integrations.transformers import optimize
+except ImportError as error:
+    from openmla.errors import MissingExtra, OpenMLAError
+    assert type(error) is MissingExtra and isinstance(error, OpenMLAError)
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    [line] = done.stdout.splitlines()
+    assert line.startswith("openmla.integrations.transformers needs Transformers 5.17 or later (")
+    assert line.endswith("): pip install 'openmla[transformers]'")
+    assert there != "another" or "no tokenizers" in line
 
 
 def test_an_unknown_form_is_refused(v3: PreTrainedModel):

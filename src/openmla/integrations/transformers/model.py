@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import nn
 from transformers import AttentionInterface, AttentionMaskInterface
@@ -18,6 +18,7 @@ from openmla.integrations.transformers.masks import causal_mask
 from openmla.integrations.transformers.ranks import check_model
 
 FORMS = ("auto", "expanded", "latent")
+Model = TypeVar("Model", bound=nn.Module)
 
 
 def register() -> None:
@@ -27,9 +28,11 @@ def register() -> None:
 
 
 def optimize(
-    model: nn.Module, form: str = "auto", fp8_indexer: bool = False, group: Group = None
-) -> None:
+    model: Model, form: str = "auto", fp8_indexer: bool = False, group: Group = None
+) -> Model:
     """Let every MLA layer of a Transformers model run on openmla, from its cached rows.
+
+    The model itself is changed, and returned.
 
     Around attention, RMS norms run as torch's own, one operation for eight.
 
@@ -59,6 +62,7 @@ def optimize(
         seam.install(layer, form, fp8_indexer, group, forward)
     for layer in layers:
         layer.config._attn_implementation = seam.NAME
+    return model
 
 
 def restore(model: nn.Module) -> None:

@@ -1,6 +1,6 @@
 """Context parallelism of a whole model: every rank runs it on its own tokens.
 
-    optimize(model, group=group)                     # ranks that share the sequences
+    model = optimize(model, group=group)             # ranks that share the sequences
     shard = split([ids.shape[1]], world, rank)       # openmla.distributed: this rank's tokens
     out = model(ids[:, shard.rows()], position_ids=shard.positions()[None], shard=shard)
     cache = gather_cache(out.past_key_values, shard, group)

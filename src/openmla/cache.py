@@ -248,7 +248,7 @@ def check_rows(name: str, rows: Tensor, limit: int) -> None:
 
 def plain_memory(name: str, value: Tensor) -> None:
     """What is written to, or read as bytes, must hold its numbers, not their negatives."""
-    # Traced values are never views: torch resolves the bit before an operator is called.
+    # Dynamo cannot trace the question; while it traces, torch itself refuses to write there.
     if not torch.compiler.is_compiling() and value.is_neg():
         got = "a view with torch's negative bit (is_neg)"
         raise InvalidArgument(name, "memory that holds the numbers themselves", got)

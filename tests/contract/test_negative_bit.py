@@ -148,3 +148,13 @@ def test_such_a_view_may_be_traced() -> None:
     compiled = torch.compile(openmla.mla_prefill_sparse, fullgraph=True, backend="aot_eager")
     assert same(compiled(**call), expected)
     assert same(compiled(**{**call, "q": negative(call["q"])}), expected)
+
+
+def test_a_traced_out_is_refused_by_torch() -> None:
+    call, memory = calls.sparse(), torch.zeros(5, calls.HEADS, calls.LATENT)
+    torch.compiler.reset()
+    compiled = torch.compile(openmla.mla_prefill_sparse, fullgraph=True, backend="eager")
+    with pytest.raises(RuntimeError):
+        compiled(**call, out=torch._neg_view(memory))
+    assert not memory.any()
+    assert compiled(**call, out=memory).equal(openmla.mla_prefill_sparse(**call))

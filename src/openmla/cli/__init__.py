@@ -3,6 +3,8 @@
 import importlib
 import sys
 
+from openmla.errors import MissingExtra
+
 # Subcommand -> (module, function).
 COMMANDS = {
     "demo": ("openmla.cli.demo", "demo_command"),
@@ -20,9 +22,10 @@ COMMANDS = {
 def main() -> None:
     """Entry point of the `openmla` script."""
     try:
+        import rich  # noqa: F401
         import typer
-    except ModuleNotFoundError:
-        sys.exit("openmla: the command line needs extra packages: pip install 'openmla[cli]'")
+    except ImportError as error:
+        sys.exit(str(MissingExtra("openmla", "packages for the command line", "cli", str(error))))
     app = typer.Typer(
         name="openmla",
         help="Multi-head Latent Attention prefill: try it, plan it, check it, time it.",
@@ -34,4 +37,7 @@ def main() -> None:
         if asked not in COMMANDS or asked == name:
             app.command(name)(getattr(importlib.import_module(module), function))
     app.callback()(lambda: None)  # keeps `openmla demo` a subcommand when it is the only one
-    app()
+    try:
+        app()
+    except MissingExtra as error:
+        sys.exit(str(error))

@@ -8,6 +8,7 @@ from pathlib import Path
 import typer
 from rich.console import Console
 
+from openmla.cli.options import require_simulator
 from openmla.cli.reports import conclude, with_progress
 
 
@@ -15,6 +16,7 @@ def check_executed_command(
     console: Console, target: str, cases: int, seed: int, save_dir: Path
 ) -> bool:
     """Whether every result was accepted, the same under all schedules, and no fault was found."""
+    require_simulator("openmla check --execute")
     try:
         import triton
 
@@ -22,7 +24,7 @@ def check_executed_command(
         from openmla.testing.executed.prepare import ARCHITECTURES
         from openmla.testing.simulate.fuzz import run_simulated
     except ImportError as error:
-        raise typer.BadParameter(f"execute: needs numpy and Triton ({error})") from None
+        raise typer.BadParameter(f"execute: needs Triton ({error})") from None
     if target not in ARCHITECTURES:
         named = ", ".join(ARCHITECTURES)
         raise typer.BadParameter(f"target: expected one of {named}, got {target or 'none'!r}")

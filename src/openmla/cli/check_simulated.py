@@ -6,6 +6,7 @@ from pathlib import Path
 import typer
 from rich.console import Console
 
+from openmla.cli.options import require_simulator
 from openmla.cli.reports import conclude, require_saved_case, show, with_progress
 from openmla.errors import InvalidArgument, Unsupported
 
@@ -14,12 +15,13 @@ def check_simulated_command(
     console: Console, target: str, cases: int, seed: int, save_dir: Path, replay_file: Path | None
 ) -> bool:
     """Whether everything that ran was right, and nothing was found in the way it ran."""
+    require_simulator("openmla check --simulate")
     try:
         import triton  # noqa: F401
 
         from openmla.testing.simulate import FAMILIES
     except ImportError as error:
-        raise typer.BadParameter(f"simulate: needs gluon-sim and Triton ({error})") from None
+        raise typer.BadParameter(f"simulate: needs Triton ({error})") from None
     if target not in FAMILIES:
         named = ", ".join(FAMILIES)
         raise typer.BadParameter(f"target: expected one of {named}, got {target or 'none'!r}")

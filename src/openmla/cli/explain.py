@@ -4,10 +4,11 @@ from typing import Annotated
 
 import typer
 
-from openmla.errors import InvalidArgument, Unsupported
-from openmla.explain.prediction import predict
+from openmla.cli.options import require_simulator
+from openmla.errors import InvalidArgument, MissingExtra, Unsupported
+from openmla.explain.prediction import CHIPS, predict
 from openmla.explain.text import explain_text
-from openmla.planning import plan
+from openmla.planning import Plan, plan
 from openmla.planning.models import problem_for_model
 
 
@@ -35,11 +36,21 @@ def explain_command(
     except Unsupported as error:
         typer.echo(f"no plan: {error}", err=True)
         raise typer.Exit(1) from None
+    if compiled:
+        require_simulator("openmla explain --compiled")
     typer.echo(explain_text(chosen))
     predicted = predict(chosen)
-    none = "no prediction: kernels of Hopper, Blackwell and CDNA4 are modeled, most of them"
-    typer.echo("\n" + "\n".join(predicted.lines() if predicted else [none]))
+    typer.echo("\n" + "\n".join(predicted.lines() if predicted else [_no_prediction(chosen)]))
     if compiled:
         from openmla.testing.executed.facts import explained
 
         typer.echo("\n" + "\n".join(explained(problem, target)))
+
+
+def _no_prediction(chosen: Plan) -> str:
+    try:
+        if chosen.backend in CHIPS:
+            require_simulator("the model of its kernels")
+    except MissingExtra as error:
+        return f"no prediction: {error}"
+    return "no prediction: kernels of Hopper, Blackwell and CDNA4 are modeled, most of them"

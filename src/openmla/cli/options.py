@@ -1,9 +1,21 @@
 """Option values that several subcommands check alike."""
 
+from importlib import import_module
+
 import torch
 import typer
 
+from openmla.errors import MissingExtra
+
 DEVICE_HELP = "Where to run: cpu, cuda, cuda:1 …; auto: a GPU if there is one."
+
+
+def require_simulator(part: str) -> None:
+    """gluon-sim, which runs kernels on a CPU, is an extra."""
+    try:
+        import_module("gluon_sim")
+    except ImportError as error:
+        raise MissingExtra(part, "gluon-sim", "sim", str(error)) from error
 
 
 def device_here(name: str) -> torch.device:

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from openmla.bench.provenance import provenance
+from openmla.cli.options import require_simulator
 from openmla.dispatch import device_target
 from openmla.testing.validate import STEPS, Validation, validate
 
@@ -42,6 +43,8 @@ def validate_command(
         raise typer.BadParameter(
             f"target: this machine has {here or 'no GPU'}, not {target}; --simulate needs none"
         )
+    if simulate:
+        require_simulator("openmla validate --simulate")
     tell = partial(console.print, highlight=False)
     report = validate(target, simulated=simulate, jobs=jobs, tell=tell)
     record: dict[str, Any] = {

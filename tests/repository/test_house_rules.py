@@ -4,27 +4,16 @@ from __future__ import annotations
 
 import ast
 import subprocess
-from collections import Counter
 from functools import cache
 
 import pytest
 
-from repository.package_source import PACKAGE, ROOT, functions, modules, path_of
+from repository.package_source import ROOT, functions, modules
 
 MAY_READ_ENVIRONMENT = ("cli", "aot", "plan.target", "integrations.vllm.registration")
 # Argument errors must survive `python -O`.
 NO_ASSERTS_WITH_MESSAGES = ("checks", "api.attention", "cache")
-# Lines of src/openmla, all but the examples in docstrings. What a change adds, it takes away
-# elsewhere, and one that leaves fewer lowers the figure. The aim is 40,000.
-MOST_LINES = 44_227
-MOST_FILES = 14
-# Folders that may have more Python files, until they are regrouped.
-CROWDED: dict[str, int] = {}
 MACHINE_PATHS = ("/" + "work/", "/" + "root/", "/" + "home/")
-
-
-def is_kernel(module: str) -> bool:
-    return module.startswith("kernels.")
 
 
 def is_device_function(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
@@ -62,38 +51,6 @@ def documented_methods() -> set[str]:
         for name, node in functions(module)
         if "." in name and ast.get_docstring(node)
     }
-
-
-def test_files_stay_short():
-    lengths = {m: len(path_of(m).read_text().splitlines()) for m in modules()}
-    assert [
-        f"{m}: {n} lines" for m, n in lengths.items() if n > (600 if is_kernel(m) else 400)
-    ] == []
-
-
-def test_the_package_does_not_grow():
-    counted = [path_of(m) for m in modules()]
-    assert len(counted) > 200
-    lines = [line for path in counted for line in path.read_text().splitlines()]
-    assert sum(not line.lstrip().startswith((">>> ", "... ")) for line in lines) <= MOST_LINES
-
-
-def test_folders_stay_small():
-    files = [path for top in ("src", "tests") for path in (ROOT / top).rglob("*.py")]
-    counts = Counter(str(path.parent.relative_to(ROOT)) for path in files)
-    crowded = {folder: n for folder, n in counts.items() if n > CROWDED.get(folder, MOST_FILES)}
-    assert crowded == {}
-    assert {f for f in CROWDED if counts[f] <= MOST_FILES} == set(), "no longer an exception"
-
-
-def test_functions_stay_short():
-    long = []
-    for module in modules():
-        for name, node in functions(module):
-            length = (node.end_lineno or node.lineno) - node.lineno + 1
-            if length > (250 if is_kernel(module) else 80):
-                long.append(f"{module}.{name}: {length} lines")
-    assert long == []
 
 
 def test_modules_say_what_they_are():
@@ -152,10 +109,6 @@ def test_user_errors_are_not_asserts():
     assert asserts == []
 
 
-def test_no_drawer_for_leftovers():
-    assert [str(p) for p in PACKAGE.rglob("*.py") if p.name in ("utils.py", "helpers.py")] == []
-
-
 def test_no_machine_paths_in_tracked_files():
     listed = subprocess.run(
         ["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=False
@@ -170,11 +123,6 @@ def test_no_machine_paths_in_tracked_files():
         text = path.read_text(errors="replace")
         found += [f"{name}: {part}" for part in MACHINE_PATHS if part in text]
     assert found == []
-
-
-def test_test_files_stay_short_too():
-    lengths = {p.name: len(p.read_text().splitlines()) for p in (ROOT / "tests").rglob("*.py")}
-    assert {name: n for name, n in lengths.items() if n > 400} == {}
 
 
 def _arguments(node: ast.FunctionDef | ast.AsyncFunctionDef) -> list[ast.arg]:

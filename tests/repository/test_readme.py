@@ -39,3 +39,16 @@ def test_blocks_are_found_and_no_run_is_respected():
         "a\n```python\nx = 1\n```\n```python no-run\nboom()\n```\n```\ny\n```\n```python\nx\n```\n"
     )
     assert python_blocks(text) == [(3, "x = 1\n"), (12, "x\n")]
+
+
+def test_links_are_absolute_and_lead_to_files():
+    """A package page has no files beside it."""
+    home = "https://github.com/openmla/openmla/"
+    raw = "https://raw.githubusercontent.com/openmla/openmla/main/"
+    links = re.findall(r"\]\(([^)#]+)", README.read_text())
+    assert links and [link for link in links if not link.startswith("https://")] == []
+    ours = (f"{home}blob/main/", f"{home}tree/main/", raw)
+    inside = [link for link in links if link.startswith(ours)]
+    paths = [link.removeprefix(raw).split("/main/")[-1] for link in inside]
+    assert len(paths) > 10
+    assert [path for path in paths if not (README.parent / path).exists()] == []

@@ -94,6 +94,15 @@ class DenseOperands:
             **_common(self.q, self.weights, results),
         )  # fmt: skip
 
+    @property
+    def has_keys(self) -> bool:
+        """Whether anybody could see a key: there are some, and where their rope lies in pages there
+        are pages, and places in the table."""
+        mask, cache, table = self.key_mask, self.rope_cache, self.block_table
+        paged = cache is not None and table is not None and self.q.shape[2] > self.k_nope.shape[2]
+        reached = not paged or bool(cache.rows and table.shape[1])  # type: ignore[union-attr]
+        return bool(self.k_nope.shape[0]) and reached and (mask is None or mask.shape[1] > 0)
+
     def _rope_source(self) -> RopeSource:
         if self.rope_cache is not None:
             return "cache"

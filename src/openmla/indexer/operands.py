@@ -64,7 +64,8 @@ class ScoresOperands:
         """Columns that can be written: those of `out` that are keys."""
         if isinstance(self.keys, IndexCache):
             assert self.block_table is not None
-            return min(out.shape[1], self.block_table.shape[1] * self.keys.page_size)
+            places = self.block_table.shape[1] * self.keys.page_size
+            return min(out.shape[1], places) if self.keys.rows else 0
         return min(out.shape[1], self.keys[0].shape[0])
 
     def problem(self, out: Tensor) -> IndexProblem:

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
 from functools import partial
-from itertools import count, islice
+from itertools import count, islice, product
 from types import ModuleType, SimpleNamespace
 
 import torch
@@ -22,6 +22,7 @@ import triton.language as tl
 from kernels.far_memory import FarMemory
 from kernels.portable import cache_parts, edges, interpreter
 from kernels.shared_keys import with_shared_keys
+from kernels.wild_values import KINDS, with_wild_values
 from openmla.cache import LatentCache
 from openmla.formats import FORMATS
 from openmla.kernels.portable import launch
@@ -35,6 +36,7 @@ from openmla.testing.build import BuiltCase, Outcome, build
 from openmla.testing.case import Case
 from openmla.testing.compare import judge
 from openmla.testing.draw import random_case
+from openmla.testing.memory.guard import EDGES, GuardedMemory
 from openmla.testing.memory.poison import differences, poison_problems
 
 MOST_WORK = 2_000_000  # multiply-adds of a case; larger ones take minutes here
@@ -184,6 +186,23 @@ def far(first: int, number: int) -> Iterator[list[str]]:
         yield [f"seed {seed}, {case}, {tile}: {problem}" for problem in problems]
 
 
+def wild(first: int, number: int) -> Iterator[list[str]]:
+    """Offsets, lengths, tables and lists that hold anything, between inaccessible pages: whoever
+    leaves a tensor ends the process."""
+    fp8 = replace(edges.LATENT, d_nope=512, d_rope=64, d_v=512, kv="fp8_656", page_size=16)
+    drawn = {**edges.CASES, "latent, fp8": fp8, "sparse, pages": replace(
+        edges.SPARSE, kv="bf16", page_size=16, topk_lengths="ragged", q_scale=False
+    )}  # fmt: skip
+    for name, case in drawn.items():
+        for kind, edge in product(KINDS, EDGES):
+            for seed in range(first, first + number):
+                built = build(case, memory=GuardedMemory(edge))
+                if name == "dense" and seed % 2:
+                    built = with_shared_keys(built, seed)
+                run(with_wild_values(built, kind, seed), TILES[seed % len(TILES)])
+        yield []
+
+
 def neighbors(first: int, number: int) -> Iterator[list[str]]:
     """A request alone has the bits it has in a batch, split or not."""
     tile = Tile(16, 16, min_keys=16)
@@ -281,6 +300,7 @@ PARTS: dict[str, Callable[[int, int], Iterator[list[str]]]] = {
     "packed": packed,
     "poison": poison,
     "far": far,
+    "wild": wild,
     "neighbors": neighbors,
     "ranges": ranges,
     **cache_parts.PARTS,

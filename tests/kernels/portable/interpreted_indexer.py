@@ -7,6 +7,7 @@ a last line with the counts.
 from __future__ import annotations
 
 import json
+import random
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -16,6 +17,7 @@ import torch
 
 from indexer import cases
 from kernels.portable import interpreter
+from kernels.wild_values import KINDS, make_wild
 from openmla import IndexCache
 from openmla.indexer import reference
 from openmla.indexer.cache import quantize
@@ -24,6 +26,7 @@ from openmla.indexer.windows import paged_windows
 from openmla.kernels.portable.indexer import launch, windows
 from openmla.planning.indexer import IndexPlan, index_plan
 from openmla.testing.indexer import score_problems
+from openmla.testing.memory.guard import EDGES, GuardedMemory
 
 UNWRITTEN = 12345.0
 
@@ -121,10 +124,36 @@ def paging() -> Iterator[list[str]]:
         yield [] if same and torch.equal(*values) else [f"append {scales} {dtype}"]
 
 
+def wild() -> Iterator[list[str]]:
+    """Offsets, lengths, tables and windows that hold anything, between inaccessible pages: whoever
+    leaves a tensor ends the process."""
+    for seed, (kind, edge) in enumerate(product(KINDS, EDGES)):
+        rng, memory = random.Random(f"{kind} {seed}"), GuardedMemory(edge)
+        case = cases.paged([3, 0, 5, 1], [20, 6, 130, 2], heads=3, page_size=16)
+        pool = IndexCache(memory.of(case.keys.data), 16)
+        table, cu, lengths = (
+            memory.of(case.options[name])
+            for name in ("block_table", "cu_seqlens_q", "cache_lengths")
+        )
+        for x in (table, cu, lengths):
+            make_wild(x, kind, rng)
+        where = windows.paged_windows(cu, lengths, 9)
+        for x in (where.starts, where.ends) if seed % 2 else ():
+            make_wild(x, kind, rng)
+        scores = memory.new((9, table.shape[1] * 16), torch.float32)
+        run(ScoresOperands(case.q, case.weights, pool, where, table), scores, chunk=64, BN=32)
+        how = {"block_table": table, "page_size": 16} if seed % 3 else {"add_starts": True}
+        mask = memory.new((9, -(-scores.shape[1] // 32)), torch.int32)
+        out, counts = memory.new((9, 30), torch.int32), memory.new((9,), torch.int32)
+        run(SelectOperands(scores, 30, where, **how), SelectResults(out, counts, mask), block=64)
+        yield []
+
+
 PARTS: dict[str, Callable[[], Iterator[list[str]]]] = {
     "scores": scores,
     "select": select,
     "paging": paging,
+    "wild": wild,
 }
 
 

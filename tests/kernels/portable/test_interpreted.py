@@ -42,6 +42,7 @@ def interpreted(part: str, first: int, number: int) -> list[dict[str, Any]]:
         ("shared", 5000, 12, 12),
         ("poison", 3000, 4, 4),
         ("far", 4000, 8, 8),
+        ("wild", 0, 3, len(CASES) + 2),
         ("neighbors", 0, 4, 4),
         ("ranges", 0, 5, 5),
         ("cache", 0, 4, 28),

@@ -17,6 +17,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.blackwell import fence_async_shared, mbarrier
 
 from openmla.kernels.gluon.compat import reinterpret, thread_barrier
+from openmla.kernels.gluon.offsets import cut
 
 Q_ROWS = gl.constexpr(128)
 NO_SCALES = gl.constexpr((0, 0, 0))
@@ -34,9 +35,10 @@ def raw_of(wide, RAW: gl.constexpr):
 @gluon.jit
 def row_scales(source, row, keys, first: gl.constexpr, PAGE: gl.constexpr):
     """Scale number `first` of cache rows; 0 for rows that do not exist."""
-    scales_ptr, page_stride, row_stride, line = source
+    scales_ptr, page_stride, row_stride, last_page, line, entries = source
     exists = (row >= 0) & (row < keys)
-    page = gl.load(line + gl.where(exists, row, 0) // PAGE, mask=exists, other=0)
+    entry = gl.minimum(gl.where(exists, row, 0) // PAGE, entries - 1)
+    page = cut(gl.load(line + entry, mask=exists, other=0), last_page)
     here = page.to(gl.int64) * page_stride + (row % PAGE).to(gl.int64) * row_stride + first
     return gl.load(scales_ptr + here, mask=exists, other=0.0)
 
@@ -77,7 +79,7 @@ def dequantize(
     q_rope, k_rope = smem
     q_raw, q_wide, k_raw, k_wide = bars
     table_ptr, table_stride = table
-    scales_ptr, page_stride, row_stride = source
+    scales_ptr, page_stride, row_stride, last_page = source
     rows, keys, blocks, request = work[2], work[4], work[6], work[8]
     BN: gl.constexpr = k_rope.shape[1]
     NQ: gl.constexpr = q_rope.shape[0]
@@ -91,7 +93,7 @@ def dequantize(
         line = request  # of the block table; without pages there is none
         if ROPE[0] == "cache":
             line = table_ptr + request.to(gl.int64) * table_stride
-        row_source = (scales_ptr, page_stride, row_stride, line)
+        row_source = (scales_ptr, page_stride, row_stride, last_page, line, table_stride)
         for j in range(0, blocks):
             place = j % RING[2]
             phase = (j // RING[2]) & 1

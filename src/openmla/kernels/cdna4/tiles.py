@@ -19,21 +19,23 @@ all tiles of a head run on one die and share its L2. Longer causal tiles run fir
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from openmla.kernels.gluon.offsets import cut, span_of
+
 
 @gluon.jit
-def first_tile(sequence, cu_ptr, per_token, BM: gl.constexpr):
+def first_tile(sequence, cu_ptr, total, per_token, BM: gl.constexpr):
     """Number of a sequence's first tile."""
-    return gl.load(cu_ptr + sequence) * per_token // BM + sequence
+    return cut(gl.load(cu_ptr + sequence), total) * per_token // BM + sequence
 
 
 @gluon.jit
-def sequence_of(tile, cu_ptr, batch, per_token, BM: gl.constexpr):
+def sequence_of(tile, cu_ptr, batch, total, per_token, BM: gl.constexpr):
     """The last sequence whose first tile is not after `tile`, by bisection."""
     low = tile * 0
     high = tile * 0 + batch
     while low < high:
         middle = (low + high + 1) // 2
-        before = first_tile(middle, cu_ptr, per_token, BM) <= tile
+        before = first_tile(middle, cu_ptr, total, per_token, BM) <= tile
         low = gl.where(before, middle, low)
         high = gl.where(before, high, middle - 1)
     return low
@@ -43,8 +45,14 @@ def sequence_of(tile, cu_ptr, batch, per_token, BM: gl.constexpr):
 def span(sequence, cu_ptr, batch, total, rest):
     """(start, length) of a sequence's tokens; number `batch` owns those up to `rest`."""
     start = gl.load(cu_ptr + sequence)
-    stop = gl.minimum(gl.load(cu_ptr + gl.minimum(sequence + 1, batch)), total)
-    return start, gl.maximum(gl.where(sequence < batch, stop, rest) - start, 0)
+    stop = gl.load(cu_ptr + gl.minimum(sequence + 1, batch))
+    return span_of(start, gl.where(sequence < batch, stop, rest), total)
+
+
+@gluon.jit
+def first_row(tile, sequence, cu_ptr, total, per_token, BM: gl.constexpr):
+    """Of a tile among the rows of its sequence; 0 for one before, by offsets that go back."""
+    return gl.maximum(tile - first_tile(sequence, cu_ptr, total, per_token, BM), 0) * BM
 
 
 @gluon.jit
@@ -58,10 +66,10 @@ def work_item_of(program, tiles, shape, BM: gl.constexpr):
     cu_q_ptr, cu_k_ptr, batch, total_q, total_k, heads = shape
     head = program % heads
     tile = tiles - 1 - program // heads
-    sequence = sequence_of(tile, cu_q_ptr, batch, 1, BM)
+    sequence = sequence_of(tile, cu_q_ptr, batch, total_q, 1, BM)
     q_start, q_len = span(sequence, cu_q_ptr, batch, total_q, total_q)
     k_start, k_len = span(sequence, cu_k_ptr, batch, total_k, 0)
-    row = (tile - first_tile(sequence, cu_q_ptr, 1, BM)) * BM
+    row = first_row(tile, sequence, cu_q_ptr, total_q, 1, BM)
     return head, sequence, q_start + row, q_len - row, k_start, k_len, k_len - q_len + row + 1
 
 

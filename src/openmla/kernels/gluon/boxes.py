@@ -33,12 +33,14 @@ def load_ragged(desc, start, length, row, head, barrier, tile):
 
 
 @gluon.jit
-def load_pages(desc, table, key, keys, barrier, tile, PAGE: gl.constexpr, BN: gl.constexpr):
+def load_pages(desc, line, key, keys, barrier, tile, PAGE: gl.constexpr, BN: gl.constexpr):
     """The rope columns of BN keys of a request from its pages, as many rows at a time as fit.
 
-    Entries of the table after the request's last page are never read: those keys are masked, and
-    any page will do for them.
+    line: its line of the block table, and the entries of that. Those after the request's last page
+    are never read: those keys are masked, and any page will do for them. A page that is not in the
+    pool is zeros, as TMA has it.
     """
+    table, entries = line
     BOX: gl.constexpr = desc.block_shape
     LAYOUT: gl.constexpr = desc.layout
     ROWS: gl.constexpr = BOX[1]
@@ -46,7 +48,7 @@ def load_pages(desc, table, key, keys, barrier, tile, PAGE: gl.constexpr, BN: gl
     boxes = reinterpret(tile, desc.dtype, BOXES, LAYOUT)
     for i in gl.static_range(BN // ROWS):
         here = gl.maximum(gl.minimum(key + i * ROWS, keys - 1), 0)
-        page = gl.load(table + here // PAGE, mask=keys > 0, other=0)
+        page = gl.load(table + gl.minimum(here // PAGE, entries - 1), mask=keys > 0, other=0)
         tma_load(desc, [page, (key + i * ROWS) % PAGE, 0], barrier, boxes.index(i))
 
 

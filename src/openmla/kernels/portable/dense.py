@@ -26,7 +26,7 @@ import triton.language as tl
 from openmla.kernels.portable.rows import load_query, load_tile, page_of, read_columns, upcast
 from openmla.kernels.portable.softmax import MINUS_INF, normalize, softmax_step
 from openmla.kernels.portable.tiles import (
-    first_tile,
+    first_row,
     key_range,
     key_span,
     sequence_of,
@@ -55,7 +55,8 @@ def bits_of(lines, start, row_ok, words, BN: tl.constexpr):
     return ((word[:, :, None] >> bit[None, None, :]) & 1).reshape(lines.shape[0], BN) != 0
 
 
-COUNTS = ["factor", "total_q", "total_k", "batch", "tiles", "heads", "first_sequence", "words"]
+COUNTS = ["factor", "total_q", "total_k", "batch", "tiles", "heads", "first_sequence", "words",
+          "last_page"]  # fmt: skip
 
 
 @triton.jit(do_not_specialize=COUNTS)
@@ -63,7 +64,7 @@ def dense_kernel(
     q_ptr, k_ptr, rope_ptr, v_ptr, out_ptr, lse_ptr, sink_ptr, q_scale_ptr, k_scale_ptr, cu_q_ptr,
     cu_k_ptr, k_start_ptr, table_ptr, rope_scale_ptr, part_out_ptr, part_state_ptr, mask_ptr,
     k_desc, rope_desc, v_desc,
-    factor, total_q, total_k, batch, tiles, heads, first_sequence, words,
+    factor, total_q, total_k, batch, tiles, heads, first_sequence, words, last_page,
     q_stride_t, q_stride_h, k_stride_t, k_stride_h, rope_stride_t, rope_stride_h, rope_stride_page,
     rope_scale_stride_t, rope_scale_stride_page, v_stride_t, v_stride_h,
     out_stride_t, out_stride_h, lse_stride_t, lse_stride_h, table_stride, mask_stride,
@@ -84,7 +85,7 @@ def dense_kernel(
         head = 0
     else:
         head, tile = head_and_tile(program, tiles, heads, GROUP)
-        sequence = sequence_of(tile, cu_q_ptr, batch, 1, BM)
+        sequence = sequence_of(tile, cu_q_ptr, batch, total_q, 1, BM)
     q_start, q_len = span(sequence, cu_q_ptr, batch, total_q)
     k_start, k_len = key_span(sequence, cu_k_ptr, k_start_ptr, batch, total_k)
     own_tiles = (q_len + BM - 1) // BM
@@ -98,7 +99,7 @@ def dense_kernel(
             return
         k_first, k_stop = key_range(slot % parts, parts, k_len, KEY_STEP)
     else:
-        row_start = (tile - first_tile(sequence, cu_q_ptr, 1, BM)) * BM
+        row_start = first_row(tile, sequence, cu_q_ptr, total_q, 1, BM)
         if (parts > 1) | (row_start >= q_len):
             return
         k_first = 0
@@ -182,7 +183,9 @@ def dense_kernel(
                 s = tl.dot(q_tail, tl.trans(upcast(k_tail, K_TYPE)), s)
             if ROPE > 0:
                 if PAGE > 0:
-                    page, place = page_of(table, here, here_ok, PAGE, masked == 1)
+                    page, place = page_of(
+                        (table, table_stride, last_page), here, here_ok, PAGE, masked == 1
+                    )
                     k_rope = read_columns(
                         rope_ptr, rope_scale_ptr, page * rope_stride_page + place * rope_stride_t,
                         page * rope_scale_stride_page + place * rope_scale_stride_t, here_ok,

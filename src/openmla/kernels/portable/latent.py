@@ -21,20 +21,22 @@ from openmla.kernels.portable.row_block import row_step
 from openmla.kernels.portable.rows import load_query, page_of
 from openmla.kernels.portable.softmax import MINUS_INF, PARTS, normalize
 from openmla.kernels.portable.tiles import (
-    first_tile,
+    cut,
+    first_row,
     latent_ranges,
     sequence_of,
     span,
 )
 
-COUNTS = ["factor", "total_q", "most_keys", "batch", "tiles", "heads", "first_sequence", "slots"]
+COUNTS = ["factor", "total_q", "most_keys", "batch", "tiles", "heads", "first_sequence", "slots",
+          "last_page"]  # fmt: skip
 
 
 @triton.jit(do_not_specialize=COUNTS)
 def latent_kernel(
     q_ptr, data_ptr, scale_ptr, table_ptr, lengths_ptr, cu_q_ptr, out_ptr, lse_ptr, sink_ptr,
     q_scale_ptr, k_scale_ptr, part_out_ptr, part_state_ptr,
-    factor, total_q, most_keys, batch, tiles, heads, first_sequence, slots,
+    factor, total_q, most_keys, batch, tiles, heads, first_sequence, slots, last_page,
     q_stride_t, q_stride_h, data_stride_page, data_stride_t, scale_stride_page, scale_stride_t,
     table_stride, out_stride_t, out_stride_h, lse_stride_t, lse_stride_h,
     CAUSAL: tl.constexpr, SIGN: tl.constexpr, D_LATENT: tl.constexpr, D_ROPE: tl.constexpr,
@@ -51,10 +53,10 @@ def latent_kernel(
         tile = 0
     else:
         tile = tiles - 1 - program
-        sequence = sequence_of(tile, cu_q_ptr, batch, heads, BM)
+        sequence = sequence_of(tile, cu_q_ptr, batch, total_q, heads, BM)
     q_start, q_len = span(sequence, cu_q_ptr, batch, total_q)
     k_len = tl.load(lengths_ptr + sequence, mask=sequence < batch, other=0)
-    k_len = tl.maximum(tl.minimum(k_len, most_keys), 0)
+    k_len = cut(k_len, most_keys)
     rows = q_len * heads
     parts, keys_of_range = latent_ranges(rows, k_len, RULE)
     if SPLIT:
@@ -65,7 +67,7 @@ def latent_kernel(
         k_first = slot % parts * keys_of_range
         k_stop = tl.minimum(k_first + keys_of_range, k_len)
     else:
-        row_start = (tile - first_tile(sequence, cu_q_ptr, heads, BM)) * BM
+        row_start = first_row(tile, sequence, cu_q_ptr, total_q, heads, BM)
         if (parts > 1) | (row_start >= rows):
             return
         k_first = 0
@@ -118,7 +120,9 @@ def latent_kernel(
         for start in tl.range(begin, end, BN, num_stages=STAGES):
             here = start + key
             here_ok = here < stop
-            page, place = page_of(table, here, here_ok, PAGE, masked == 1)
+            page, place = page_of(
+                (table, table_stride, last_page), here, here_ok, PAGE, masked == 1
+            )
             key_factor = None
             if k_scale_ptr is not None:
                 key_factor = tl.load(k_scale_ptr + page * PAGE + place, mask=here_ok, other=0.0)

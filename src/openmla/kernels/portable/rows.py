@@ -25,6 +25,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from openmla.kernels.portable.tiles import cut
+
 
 @triton.jit
 def load_tile(pointers, row_ok, column_ok, MASK_ROWS: tl.constexpr, MASK_COLUMNS: tl.constexpr):
@@ -81,16 +83,19 @@ def load_query(
 
 
 @triton.jit
-def page_of(table, keys, key_ok, PAGE: tl.constexpr, MASKED: tl.constexpr):
-    """(page, row in the page) of a sequence's keys; `table` points at its line of the block table.
+def page_of(line, keys, key_ok, PAGE: tl.constexpr, MASKED: tl.constexpr):
+    """(page, row in the page) of a sequence's keys. line: a pointer to the sequence's line of the
+    block table, how many entries that has, the number of the pool's last page.
 
     Entries of keys that are not ok are never read.
     """
+    table, entries, last_page = line
+    entry = table + tl.minimum(keys // PAGE, entries - 1)
     if MASKED:
-        page = tl.load(table + keys // PAGE, mask=key_ok, other=0)
+        page = tl.load(entry, mask=key_ok, other=0)
     else:
-        page = tl.load(table + keys // PAGE)
-    return page.to(tl.int64), (keys % PAGE).to(tl.int64)
+        page = tl.load(entry)
+    return cut(page, last_page).to(tl.int64), (keys % PAGE).to(tl.int64)
 
 
 @triton.jit

@@ -24,6 +24,7 @@ import triton.language as tl
 from openmla.kernels.portable.row_block import row_step
 from openmla.kernels.portable.rows import load_query
 from openmla.kernels.portable.softmax import LN_2, MINUS_INF, PARTS, normalize
+from openmla.kernels.portable.tiles import cut
 
 SURVEY = tl.constexpr(1024)  # indices looked at together
 COUNTS = ["factor", "rows", "topk", "heads", "head_blocks"]
@@ -63,7 +64,7 @@ def sparse_kernel(
     head_ok = head < heads
     count = topk
     if lengths_ptr is not None:
-        count = tl.minimum(tl.load(lengths_ptr + token), topk)
+        count = cut(tl.load(lengths_ptr + token), topk)
 
     column = tl.arange(0, LATENT)
     q_row = q_ptr + token * q_stride_t + (head * tl.cast(q_stride_h, tl.int64))[:, None]

@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 
 from openmla.kernels.portable.softmax import MINUS_INF, normalize
-from openmla.kernels.portable.tiles import key_span, latent_ranges, span, split_count
+from openmla.kernels.portable.tiles import cut, key_span, latent_ranges, span, split_count
 
 COUNTS = ["total_q", "most_keys", "batch", "heads", "first_sequence", "slots", "most_units"]
 
@@ -41,7 +41,7 @@ def merge_kernel(
     sequence = first_sequence + local
     q_start, q_len = span(sequence, cu_q_ptr, batch, total_q)
     if lengths_ptr is not None:
-        k_len = tl.maximum(tl.minimum(tl.load(lengths_ptr + sequence), most_keys), 0)
+        k_len = cut(tl.load(lengths_ptr + sequence), most_keys)
     else:
         _, k_len = key_span(sequence, cu_k_ptr, k_start_ptr, batch, most_keys)
     if PACKED:

@@ -19,32 +19,46 @@ import triton.language as tl
 
 
 @triton.jit
-def first_tile(sequence, cu_ptr, rows_per_token, BM: tl.constexpr):
+def cut(x, most):
+    """x, or the nearest number from 0 to `most`: nobody has looked at offsets, lengths and tables
+    before, and whatever they hold, no row outside a tensor is read or written."""
+    return tl.minimum(tl.maximum(x, 0), most)
+
+
+@triton.jit
+def first_tile(sequence, cu_ptr, total, rows_per_token, BM: tl.constexpr):
     """Number of a sequence's first tile."""
-    rows = tl.load(cu_ptr + sequence).to(tl.int64) * rows_per_token
+    rows = cut(tl.load(cu_ptr + sequence), total).to(tl.int64) * rows_per_token
     return (rows // BM).to(tl.int32) + sequence
 
 
 @triton.jit
-def sequence_of(tile, cu_ptr, batch, rows_per_token, BM: tl.constexpr):
+def sequence_of(tile, cu_ptr, batch, total, rows_per_token, BM: tl.constexpr):
     """The last sequence whose first tile is not after `tile`, by bisection."""
     low = tl.cast(0, tl.int32)
     high = tl.cast(batch, tl.int32)
     while low < high:
         middle = (low + high + 1) // 2
-        before = first_tile(middle, cu_ptr, rows_per_token, BM) <= tile
+        before = first_tile(middle, cu_ptr, total, rows_per_token, BM) <= tile
         low = tl.where(before, middle, low)
         high = tl.where(before, high, middle - 1)
     return low
 
 
 @triton.jit
+def first_row(tile, sequence, cu_ptr, total, rows_per_token, BM: tl.constexpr):
+    """Of a tile among the rows of its sequence; 0 for one before, by offsets that go back."""
+    return tl.maximum(tile - first_tile(sequence, cu_ptr, total, rows_per_token, BM), 0) * BM
+
+
+@triton.jit
 def span(sequence, cu_ptr, batch, total):
     """(start, length) of a sequence's tokens; number `batch` owns what is left of `total`."""
-    start = tl.load(cu_ptr + sequence)
+    start = cut(tl.load(cu_ptr + sequence), total)
     stop = tl.load(cu_ptr + tl.minimum(sequence + 1, batch))
     stop = tl.where(sequence < batch, stop, total)
-    return start, tl.maximum(tl.minimum(stop, total) - start, 0)
+    # Not the difference of what was given, which 32 bits may not hold.
+    return start, tl.maximum(tl.minimum(stop, total), start) - start
 
 
 @triton.jit
@@ -57,7 +71,7 @@ def key_span(sequence, cu_ptr, start_ptr, batch, total):
         start, length = span(sequence, cu_ptr, batch, total)
     else:
         real = sequence < batch
-        start = tl.maximum(tl.load(start_ptr + sequence, mask=real, other=0), 0)
+        start = cut(tl.load(start_ptr + sequence, mask=real, other=0), total)
         offset = tl.load(cu_ptr + sequence)
         length = tl.load(cu_ptr + tl.minimum(sequence + 1, batch)) - offset
         length = tl.maximum(tl.minimum(length, total - start), 0)

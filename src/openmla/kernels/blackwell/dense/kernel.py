@@ -114,7 +114,7 @@ def key_tiles(
         return (main, tail, rope), v
 
 
-COUNTS = ["batch", "total_q", "total_k", "heads", "table_stride", "factor"]
+COUNTS = ["batch", "total_q", "total_k", "heads", "table_stride", "last_page", "factor"]
 STRIDES = [
     "out_stride_t", "out_stride_h", "lse_stride_t", "lse_stride_h", "scales_stride_p",
     "scales_stride_r",
@@ -132,7 +132,7 @@ def dense_kernel(  # noqa: PLR0913
     k_scale_ptr, q_scale_ptr, rope_scales_ptr,
     out_ptr, lse_ptr, sink_ptr, cu_q_ptr, cu_k_ptr, table_ptr,
     factor, batch, total_q, total_k, heads,
-    table_stride, scales_stride_p, scales_stride_r, out_stride_t, out_stride_h,
+    table_stride, last_page, scales_stride_p, scales_stride_r, out_stride_t, out_stride_h,
     lse_stride_t, lse_stride_h,
     QUERIES: gl.constexpr, GROUPS: gl.constexpr, BN: gl.constexpr, RING: gl.constexpr,
     DIMS: gl.constexpr, ROPE: gl.constexpr, ROPE_DTYPE: gl.constexpr, RAW: gl.constexpr,
@@ -203,7 +203,7 @@ def dense_kernel(  # noqa: PLR0913
     corr = (tmem, q_smem[0], c_bars, work, results, sink_ptr)
     mult = (smem, tmem, m_bars, work)
     fill = (descs, loaded, l_bars, table, work)
-    source = (rope_scales_ptr, scales_stride_p, scales_stride_r)
+    source = (rope_scales_ptr, scales_stride_p, scales_stride_r, last_page)
     wide = ((q_smem[2], k_smem[2]), w_bars, table, work, source)
     R0: gl.constexpr = REGISTERS[0]
     R1: gl.constexpr = REGISTERS[1]

@@ -36,7 +36,7 @@ _DTYPES = {"bfloat16": gl.bfloat16, "float16": gl.float16, "float8_e4m3fn": gl.f
 
 def calls(plan: Plan, op: DenseOperands, results: Results) -> Iterator[Call]:
     """What a launch runs; nothing for an empty output."""
-    if not op.k_nope.shape[0]:
+    if not op.has_keys:
         results.clear()  # nobody sees a key, and a descriptor cannot describe an empty tensor
         return
     if not results.out.numel():
@@ -128,7 +128,7 @@ def _descriptors(config: FA4Config, op: DenseOperands) -> dict[str, Any]:
         "v_desc": ragged(op.v, BN),
         "k_scale_ptr": vector(op.weights.k_scale),
         "ROPE_SCALES": rope_scales(op.rope_cache),
-        "rope_scales_ptr": None, "scales_stride_p": 0, "scales_stride_r": 0,
+        "rope_scales_ptr": None, "scales_stride_p": 0, "scales_stride_r": 0, "last_page": 0,
     }  # fmt: skip
     cache = op.rope_cache
     if cache is not None:
@@ -136,7 +136,10 @@ def _descriptors(config: FA4Config, op: DenseOperands) -> dict[str, Any]:
         found["k_rope_desc"] = pages(rope_rows(cache), box)
         if cache.scales is not None:
             first = cache.latent // cache.layout.block
-            found["rope_scales_ptr"] = cache.scales[..., first:]
+            found |= {
+                "rope_scales_ptr": cache.scales[..., first:],
+                "last_page": cache.num_pages - 1,
+            }
             found["scales_stride_p"], found["scales_stride_r"], _ = cache.scales.stride()
     elif op.k_rope is not None and op.k_rope.dim() == 2:
         found["k_rope_desc"] = shared_rows(op.k_rope, BN)

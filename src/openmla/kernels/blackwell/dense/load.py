@@ -81,7 +81,7 @@ def load_keys(
     if DIMS[1] > 0:
         load_rows(k_tail, key + row, head, DIMS[0], bar, tail.index(slot))
     if ROPE[0] == "cache":
-        line = table_ptr + request.to(gl.int64) * table_stride
+        line = (table_ptr + request.to(gl.int64) * table_stride, table_stride)
         load_pages(k_rope, line, row, keys, rope_bar, rope_tile, ROPE[1], BN)
     elif ROPE[0] == "per_head":
         load_rows(k_rope, key + row, head, 0, rope_bar, rope_tile)

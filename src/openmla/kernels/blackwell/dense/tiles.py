@@ -24,6 +24,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from openmla.kernels.blackwell.sparse.rows import lanes_layout
+from openmla.kernels.gluon.offsets import span_of
 
 CHUNK = gl.constexpr(32)  # requests looked at together
 WARPS = gl.constexpr(4)
@@ -33,8 +34,8 @@ WARPS = gl.constexpr(4)
 def span(request, cu_ptr, batch, total, rest):
     """(start, length) of a request; number `batch` owns the rows up to `rest`."""
     start = gl.load(cu_ptr + gl.minimum(request, batch))
-    stop = gl.minimum(gl.load(cu_ptr + gl.minimum(request + 1, batch)), total)
-    return start, gl.maximum(gl.where(request < batch, stop, rest) - start, 0)
+    stop = gl.load(cu_ptr + gl.minimum(request + 1, batch))
+    return span_of(start, gl.where(request < batch, stop, rest), total)
 
 
 @gluon.jit

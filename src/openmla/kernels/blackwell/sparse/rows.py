@@ -13,6 +13,8 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.blackwell import mbarrier
 
+from openmla.kernels.gluon.offsets import cut, span_of
+
 CHUNK = gl.constexpr(32)  # sequences looked at together
 NOWHERE = gl.constexpr(-1)  # a row outside the tensor: TMA fills it with zeros
 
@@ -67,11 +69,12 @@ def keys_seen(token, cu_ptr, lengths_ptr, batch, tokens, most, HOW: gl.constexpr
     """(sequence of a token, how many of its keys the token sees); none after the last sequence."""
     sequence = sequence_of(token, cu_ptr, batch, HOW[4])
     exists = sequence < batch
-    here = gl.minimum(sequence, batch - 1)
-    count = gl.minimum(gl.load(lengths_ptr + here), most)
+    here = gl.maximum(gl.minimum(sequence, batch - 1), 0)
+    count = cut(gl.load(lengths_ptr + here, mask=exists, other=0), most)
     if HOW[6]:  # causal
-        count -= gl.minimum(gl.load(cu_ptr + here + 1), tokens) - token - 1
-    return here, gl.where(exists, gl.maximum(count, 0), 0)
+        stop = gl.load(cu_ptr + here + 1, mask=exists, other=0)
+        count -= span_of(token + 1, stop, tokens)[1]
+    return here, gl.maximum(count, 0)
 
 
 @gluon.jit

@@ -108,7 +108,7 @@ def dma_K(slots, k, rope, pages, first, limit, K: gl.constexpr, PARTS: gl.conste
     """Start copying keys first, first + 1, … of the sequence to a K slot, as one group. Its first
     PARTS parts are without rope; one more is rope, if there is one."""
     k_ptr, k_stride = k
-    rope_ptr, rope_stride, page_stride, _table_ptr = rope
+    rope_ptr, rope_stride, page_stride, last_page, _line = rope
     WIDTH: gl.constexpr = slots[0].shape[1]
     PIECE: gl.constexpr = 128 // slots[0].dtype.primitive_bitwidth
     at = k_ptr + first.to(gl.int64) * k_stride * PIECE
@@ -117,8 +117,9 @@ def dma_K(slots, k, rope, pages, first, limit, K: gl.constexpr, PARTS: gl.conste
     if len(K) > PARTS:
         if PAGE > 0:
             copy_paged_rows(
-                slots[PARTS], rope_ptr, page_stride, rope_stride, pages, first, K[PARTS][COPY], PAGE
-            )
+                slots[PARTS], rope_ptr, page_stride, rope_stride, last_page, pages, first,
+                K[PARTS][COPY], PAGE,
+            )  # fmt: skip
         else:
             at = rope_ptr + first.to(gl.int64) * rope_stride * PIECE
             copy_rows(slots[PARTS], at, rope_stride, first, limit, K[PARTS][COPY], True)
@@ -232,7 +233,7 @@ def walk(
         slot = (j + 1) % K_RING
         pages_ahead = pages
         if PAGE > 0:
-            pages_ahead = pages_of(rope[3], ahead + KV, limit, K[PARTS][COPY], PAGE)
+            pages_ahead = pages_of(rope[4], ahead + KV, limit, K[PARTS][COPY], PAGE)
         later = slots_at(k_rings, slot, len(K))
         dma_K(later, k, rope, pages, ahead, limit, K, PARTS, PAGE)
         pages = pages_ahead
@@ -263,7 +264,7 @@ def walk(
     return O, shift, row_sum
 
 
-COUNTS = ["batch", "total_q", "total_k", "heads", "tiles", "table_stride", "factor"]
+COUNTS = ["batch", "total_q", "total_k", "heads", "tiles", "table_stride", "last_page", "factor"]
 # Vectors of 4-byte elements, read one by one: a slice of a tensor is as good as all.
 VECTORS = ["lse_ptr", "sink_ptr", "cu_q_ptr", "cu_k_ptr", "table_ptr"]
 
@@ -272,7 +273,7 @@ VECTORS = ["lse_ptr", "sink_ptr", "cu_q_ptr", "cu_k_ptr", "table_ptr"]
 def dense_kernel(  # noqa: PLR0913
     q_ptr, k_ptr, rope_ptr, v_ptr, out_ptr, lse_ptr, sink_ptr, cu_q_ptr, cu_k_ptr, table_ptr,
     factor, batch, total_q, total_k, heads, tiles,
-    table_stride, q_stride_t, q_stride_h, k_stride_t, k_stride_h,
+    table_stride, last_page, q_stride_t, q_stride_h, k_stride_t, k_stride_h,
     rope_stride_t, rope_stride_h, rope_stride_page, v_stride_t, v_stride_h,
     out_stride_t, out_stride_h, lse_stride_t, lse_stride_h,
     BLOCK: gl.constexpr, GROUPS: gl.constexpr, ROPE_AT: gl.constexpr, PAGE: gl.constexpr,
@@ -310,14 +311,15 @@ def dense_kernel(  # noqa: PLR0913
     row = key.to(gl.int64)
     k = (k_ptr + (row * k_stride_t + kv_head * k_stride_h) * PIECE, k_stride_t)
     v = (v_ptr + (row * v_stride_t + kv_head * v_stride_h) * PIECE, v_stride_t)
-    rope = (rope_ptr, rope_stride_t, rope_stride_page, table_ptr)
+    line = (table_ptr, table_stride)
+    rope = (rope_ptr, rope_stride_t, rope_stride_page, last_page, line)
     if PAGE > 0:
-        table = table_ptr + sequence.to(gl.int64) * table_stride
-        rope = (rope_ptr + ROPE_AT, rope_stride_t, rope_stride_page, table)
+        line = (table_ptr + sequence.to(gl.int64) * table_stride, table_stride)
+        rope = (rope_ptr + ROPE_AT, rope_stride_t, rope_stride_page, last_page, line)
     elif len(K) > PARTS:
         rope_head = (head // GROUPS[1]).to(gl.int64)
         at = rope_ptr + (row * rope_stride_t + rope_head * rope_stride_h) * PIECE + ROPE_AT
-        rope = (at, rope_stride_t, rope_stride_page, table_ptr)
+        rope = (at, rope_stride_t, rope_stride_page, last_page, line)
     sources = (k, rope, v)
 
     q = (q_ptr, q_stride_t, q_stride_h)
@@ -331,8 +333,8 @@ def dense_kernel(  # noqa: PLR0913
     pages = start
     later_pages = start
     if PAGE > 0:
-        pages = pages_of(rope[3], start, limit, K[PARTS][COPY], PAGE)
-        later_pages = pages_of(rope[3], start + KV, limit, K[PARTS][COPY], PAGE)
+        pages = pages_of(rope[4], start, limit, K[PARTS][COPY], PAGE)
+        later_pages = pages_of(rope[4], start + KV, limit, K[PARTS][COPY], PAGE)
     dma_K(slots_at(k_rings, 0, len(K)), k, rope, pages, start, limit, K, PARTS, PAGE)
     dma_V(v_ring.index(0), v, start, limit, LAYOUTS[3])
     if Q_IN_LDS:

@@ -35,8 +35,7 @@ def calls(plan: Plan, op: DenseOperands, results: Results) -> Iterator[Call]:
     """The kernel calls of a plan; none for an empty output."""
     if not results.out.numel():
         return
-    cache = op.rope_cache
-    if not op.k_nope.shape[0] or (cache is not None and not cache.data.numel()):
+    if not op.has_keys:
         results.clear()  # nobody sees a key, and an empty tensor has no address to copy from
         return
     block = plan.config
@@ -102,7 +101,8 @@ def piece_strides(name: str, x: Tensor, rows: int = 0) -> dict[str, int]:
 def _rope(op: DenseOperands, keys: int) -> dict[str, Any]:
     """Where rope comes from: the rope columns of a paged cache, or a tensor (shared or not)."""
     found: dict[str, Any] = {
-        "table_ptr": None, "table_stride": 0, "rope_stride_h": 0, "rope_stride_page": 0,
+        "table_ptr": None, "table_stride": 0, "last_page": 0, "rope_stride_h": 0,
+        "rope_stride_page": 0,
         "ROPE_AT": 0, "PAGE": 0,
     }  # fmt: skip
     if op.rope_cache is not None and op.block_table is not None:
@@ -111,7 +111,8 @@ def _rope(op: DenseOperands, keys: int) -> dict[str, Any]:
         return found | {
             "rope_ptr": data, "rope_stride_page": data.stride(0) // piece,
             "rope_stride_t": data.stride(1) // piece, "table_ptr": vector(op.block_table),
-            "table_stride": op.block_table.shape[1], "ROPE_AT": op.rope_cache.latent,
+            "table_stride": op.block_table.shape[1],
+            "last_page": op.rope_cache.num_pages - 1, "ROPE_AT": op.rope_cache.latent,
             "PAGE": op.rope_cache.page_size,
         }  # fmt: skip
     if op.k_rope is None:

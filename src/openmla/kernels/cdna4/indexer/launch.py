@@ -73,6 +73,7 @@ def _keys(op: ScoresOperands) -> dict[str, Any]:
     return {
         "k_ptr": values,
         "scales_ptr": scales,
+        "last_page": values.shape[0] - 1 if values.dim() == 3 else 0,
         "k_stride_page": pages[0],
         "k_stride_t": values.stride(-2) // PIECE,
         "scales_stride_page": pages[1],

@@ -15,6 +15,8 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.amd import cdna4
 
+from openmla.kernels.gluon.offsets import cut
+
 WARPS = gl.constexpr(4)
 BN = gl.constexpr(128)  # keys of a step
 DEPTH = gl.constexpr(64)  # columns of one product
@@ -39,8 +41,8 @@ def load_query(q_ptr, strides, query, live, HEADS: gl.constexpr, LAYOUTS: gl.con
 def row_offset(keys, inside, table, strides, PAGE: gl.constexpr):
     """Where rows are, in strides; entries of the table past the last key are never read."""
     if PAGE > 0:
-        page = gl.load(table + keys // PAGE, mask=inside, other=0).to(gl.int64)
-        return page * strides[0] + (keys % PAGE).to(gl.int64) * strides[1]
+        page = cut(gl.load(table + keys // PAGE, mask=inside, other=0), strides[2])
+        return page.to(gl.int64) * strides[0] + (keys % PAGE).to(gl.int64) * strides[1]
     else:
         return keys.to(gl.int64) * strides[1]
 
@@ -101,7 +103,7 @@ def score_range(  # noqa: PLR0913
             gl.store(row + key, sums * scale, mask=(key >= begin) & (key < end))
 
 
-COUNTS = ["total_q", "columns", "chunks", "weights_stride", "table_stride"]
+COUNTS = ["total_q", "columns", "chunks", "last_page", "weights_stride", "table_stride"]
 VECTORS = [
     "weights_ptr", "starts_ptr", "ends_ptr", "sequences_ptr", "table_ptr", "scales_ptr",
 ]  # fmt: skip
@@ -121,6 +123,7 @@ def scores_kernel(  # noqa: PLR0913
     total_q,
     columns,
     chunks,
+    last_page,
     q_stride_t,
     q_stride_h,
     k_stride_page,
@@ -140,7 +143,9 @@ def scores_kernel(  # noqa: PLR0913
     query = gl.program_id(0) // chunks * QUERIES
     chunk = gl.program_id(0) % chunks
     windows = (starts_ptr, ends_ptr, sequences_ptr)
-    source = (k_ptr, (k_stride_page, k_stride_t), scales_ptr, (scales_stride_page, scales_stride_t))
+    k_strides = (k_stride_page, k_stride_t, last_page)
+    s_strides = (scales_stride_page, scales_stride_t, last_page)
+    source = (k_ptr, k_strides, scales_ptr, s_strides)
     head = gl.arange(0, HEADS, gl.SliceLayout(0, LAYOUTS[0]))
     queries = ()
     weights = ()

@@ -65,7 +65,7 @@ from openmla.kernels.cdna4.sparse.rows import (
     fetch_block,
     numbers_of,
 )
-from openmla.kernels.cdna4.tiles import first_tile, sequence_of, span
+from openmla.kernels.cdna4.tiles import first_row, sequence_of, span
 from openmla.kernels.gluon.compat import reinterpret
 from openmla.kernels.gluon.scores import LN_2, MINUS_INF
 
@@ -95,9 +95,9 @@ def paged_work(program, work, heads, BM: gl.constexpr):
     token sees (may be negative). Longer causal tiles run first."""
     table_ptr, stride, lengths_ptr, most, cu_ptr, batch, total_q, tiles = work
     tile = tiles - 1 - program
-    sequence = sequence_of(tile, cu_ptr, batch, heads, BM)
+    sequence = sequence_of(tile, cu_ptr, batch, total_q, heads, BM)
     start, tokens = span(sequence, cu_ptr, batch, total_q, total_q)
-    first = (tile - first_tile(sequence, cu_ptr, heads, BM)) * BM
+    first = first_row(tile, sequence, cu_ptr, total_q, heads, BM)
     keys = gl.load(lengths_ptr + gl.minimum(sequence, batch - 1), mask=sequence < batch, other=0)
     keys = gl.maximum(gl.minimum(keys, most), 0)
     table = table_ptr + sequence.to(gl.int64) * stride

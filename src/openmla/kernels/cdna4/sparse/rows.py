@@ -18,6 +18,7 @@ from triton.experimental.gluon.language.amd.cdna4 import async_copy
 from openmla.kernels.cdna4.copies import COPY, swizzled_pieces, swizzled_source
 from openmla.kernels.cdna4.softmax import opaque_zero
 from openmla.kernels.gluon.compat import thread_barrier
+from openmla.kernels.gluon.offsets import cut
 
 GROUP = gl.constexpr(8)  # columns that one lane copies: 16 bytes of LDS
 # Of the 64 numbers of a block: one per lane, the same in all waves; in LDS, one after another.
@@ -68,9 +69,10 @@ def row_offset(number, at, source, strides, HOW: gl.constexpr):
     64 bits, a cache may be of any size."""
     stride_page, stride_t = strides
     if HOW[0]:
-        return number.to(gl.int64) * stride_page + (at % HOW[1]).to(gl.int64) * stride_t
+        page = cut(number, source[2] // HOW[1] - 1).to(gl.int64)
+        return page * stride_page + (at % HOW[1]).to(gl.int64) * stride_t
     else:
-        safe = gl.minimum(gl.maximum(number, 0), source[2] - 1)
+        safe = cut(number, source[2] - 1)
         if HOW[1] > 0:
             page = (safe // HOW[1]).to(gl.int64) * stride_page
             return page + (safe % HOW[1]).to(gl.int64) * stride_t

@@ -14,7 +14,15 @@ from triton.experimental.gluon import language as gl
 
 from openmla.kernels.gluon.scores import MINUS_INF, normalize
 from openmla.kernels.hopper.dense.epilogue import VECTOR
-from openmla.kernels.hopper.dense.tiles import CHUNK, owner, ranges, spans, sum_before, work_items
+from openmla.kernels.hopper.dense.tiles import (
+    CHUNK,
+    last_slot,
+    owner,
+    ranges,
+    spans,
+    sum_before,
+    work_items,
+)
 
 WARPS = gl.constexpr(4)
 
@@ -86,8 +94,10 @@ def merge_kernel(  # noqa: PLR0913
         ok = place < q_len
         # The work item numbers of tiles.place, the other way round.
         work = head // HG * (tiles * parts * HG) + (tiles - 1 - number) * HG + head % HG
+        last = last_slot(shape, SPLIT, SM_COUNT)
         for part in range(0, parts):
-            slot = (before + work + part * (tiles * HG)).to(gl.int64) * NC + step // 64
+            own = gl.minimum(before + work + part * (tiles * HG), last)
+            slot = own.to(gl.int64) * NC + step // 64
             part_max = gl.load(part_state_ptr + slot * 128 + row, mask=ok, other=MINUS_INF)
             part_sum = gl.load(part_state_ptr + slot * 128 + 64 + row, mask=ok, other=0.0)
             here = (part_sums_ptr + slot * (64 * D_V)) + (row[:, None] * D_V + column[None, :])

@@ -64,9 +64,8 @@ def one_block_kernel(  # noqa: PLR0913
     q_start, q_len, key, keys = spans(first * 0, shape)
     token = q_start + first
     k_descs = (k_main_desc, k_tail_desc, k_rope_desc)
-    load_keys(
-        k_descs, k_smem, ready.index(0), 0, key, head, (table_ptr, keys), 0, DIMS, BN, ROPE, 0
-    )
+    paged = ((table_ptr, table_stride), keys)
+    load_keys(k_descs, k_smem, ready.index(0), 0, key, head, paged, 0, DIMS, BN, ROPE, 0)
     load_queries((q_main_desc, q_tail_desc, q_rope_desc), q_smem, ready.index(1), token, head, DIMS)
     mbarrier.expect(ready.index(2), BN * D_V * 2)
     load_ragged(v_desc, key, keys, 0, head, ready.index(2), v_smem)

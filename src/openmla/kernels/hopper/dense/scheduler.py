@@ -28,6 +28,7 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 from openmla.kernels.hopper.dense.tiles import (
     CHUNK,
     key_blocks,
+    last_slot,
     owner,
     place,
     sum_before,
@@ -98,7 +99,8 @@ def put_work_item(info, slot, request, x, before, shape, TILE: gl.constexpr):
     put(info, slot, REQUEST, request)
     put(info, slot, SKIPPED, skipped)
     if SPLIT > 0:
-        put(info, slot, SLOT, gl.where(parts > 1, before + x, -1))
+        own = gl.minimum(before + x, last_slot(shape, SPLIT, TILE[5]))
+        put(info, slot, SLOT, gl.where(parts > 1, own, -1))
 
 
 @gluon.jit

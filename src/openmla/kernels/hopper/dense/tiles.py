@@ -21,6 +21,8 @@ per lane, and bisects: no table is built and nothing is read back.
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from openmla.kernels.gluon.offsets import cut, span_of
+
 CHUNK = gl.constexpr(32)  # requests looked at together
 WGMMA_ROWS = gl.constexpr(64)
 RANGE_STEP = gl.constexpr(128)  # every key tile divides it, so no range cuts one
@@ -30,8 +32,8 @@ RANGE_STEP = gl.constexpr(128)  # every key tile divides it, so no range cuts on
 def span(request, cu_ptr, batch, total, rest):
     """(start, length) of a request; number `batch` owns the rows up to `rest`."""
     start = gl.load(cu_ptr + request)
-    stop = gl.minimum(gl.load(cu_ptr + gl.minimum(request + 1, batch)), total)
-    return start, gl.maximum(gl.where(request < batch, stop, rest) - start, 0)
+    stop = gl.load(cu_ptr + gl.minimum(request + 1, batch))
+    return span_of(start, gl.where(request < batch, stop, rest), total)
 
 
 @gluon.jit
@@ -44,7 +46,7 @@ def spans(request, shape):
     q_start, q_len = span(request, cu_q, batch, total_q, rest_q)
     k_start, k_len = span(request, cu_k, batch, total_k, 0)
     if starts is not None:
-        k_start = gl.maximum(gl.load(starts + gl.minimum(request, batch - 1)), 0)
+        k_start = cut(gl.load(starts + request, mask=request < batch, other=0), total_k)
         k_len = gl.load(cu_k + gl.minimum(request + 1, batch)) - gl.load(cu_k + request)
         k_len = gl.maximum(gl.minimum(k_len, total_k - k_start), 0)
     return q_start, q_len, k_start, k_len
@@ -70,6 +72,14 @@ def ranges(q_len, k_len, heads, SPLIT: gl.constexpr, SM_COUNT: gl.constexpr):
         keys = k_len
         parts = 1
     return parts, keys
+
+
+@gluon.jit
+def last_slot(shape, SPLIT: gl.constexpr, SMS: gl.constexpr):
+    """Number of the last workspace slot: a request has 2 x SMS, and so many can be split as have
+    keys for two ranges. Offsets that make sequences overlap would need more."""
+    batch, total_k = shape[2], shape[5]
+    return gl.minimum(batch, total_k // (2 * SPLIT)) * (2 * SMS) - 1
 
 
 @gluon.jit

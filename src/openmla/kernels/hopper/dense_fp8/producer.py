@@ -52,7 +52,7 @@ def load_keys(
     """One block of K: per-head columns, rope from a tensor or from pages, scales."""
     k_main, k_tail, k_rope, k_scale = descs
     main, tail, rope, scales = smem
-    table, keys = paged
+    line, keys = paged
     ROPE_BYTES: gl.constexpr = rope.dtype.primitive_bitwidth // 8
     mbarrier.expect(barrier, BN * (DIMS[0] + DIMS[1] + DIMS[2] * ROPE_BYTES))
     load_rows(k_main, row, head, 0, barrier, main.index(stage))
@@ -60,7 +60,7 @@ def load_keys(
         load_rows(k_tail, row, head, DIMS[0], barrier, tail.index(stage))
     if DIMS[2] > 0:
         if ROPE[0] == "cache":
-            load_pages(k_rope, table, key, keys, barrier, rope.index(stage), ROPE[1], BN)
+            load_pages(k_rope, line, key, keys, barrier, rope.index(stage), ROPE[1], BN)
         elif ROPE[0] == "per_head":
             load_rows(k_rope, row, head, 0, barrier, rope.index(stage))
         else:
@@ -90,11 +90,12 @@ def producer(
         start = get(info, slot, KEY, 1)
         keys = get(info, slot, KEYS, 1)
         skipped = keys * 0
-        line = skipped  # of the block table; without pages there is none
+        line = (skipped, skipped)  # of the block table; without pages there is none
         if SPLIT > 0:
             skipped = get(info, slot, SKIPPED, 1)
         if ROPE[0] == "cache":
-            line = table_ptr + get(info, slot, REQUEST, 1).to(gl.int64) * table_stride
+            request = get(info, slot, REQUEST, 1)
+            line = (table_ptr + request.to(gl.int64) * table_stride, table_stride)
         mbarrier.arrive(t_empty.index(slot), count=1)
         for c in range(0, blocks):
             late = c == gl.maximum(blocks - 2, 0)

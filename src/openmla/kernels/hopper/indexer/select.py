@@ -280,7 +280,7 @@ def select_kernel(  # noqa: PLR0913
         ring = gl.allocate_shared_memory(gl.float32, [CFG[3], CFG[0], CFG[1], 32, VECTOR], LINEAR)
     for row in range(gl.program_id(0), rows, gl.num_programs(0)):
         start = gl.maximum(gl.load(starts_ptr + row), 0)
-        n = gl.maximum(gl.minimum(gl.load(ends_ptr + row), width) - start, 0)
+        n = gl.maximum(gl.minimum(gl.load(ends_ptr + row), width), start) - start
         wide_row = gl.to_tensor(row).to(gl.int64)
         # What is not asked for is never used.
         mask_row = out_ptr

@@ -24,6 +24,7 @@ each request `part_rows`, the most that one can have, after those of the one bef
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from openmla.kernels.gluon.offsets import cut, span_of
 from openmla.kernels.hopper.dense.tiles import CHUNK, owner, sum_before
 from openmla.planning import latent_split as rule
 
@@ -48,10 +49,9 @@ def request_of(request, source):
     here = gl.minimum(request, batch)
     start = gl.load(cu_ptr + here)
     stop = gl.load(cu_ptr + gl.minimum(here + 1, batch))
-    stop = gl.minimum(gl.where(here < batch, stop, rest_q), total_q)
+    start, tokens = span_of(start, gl.where(here < batch, stop, rest_q), total_q)
     keys = gl.load(lengths_ptr + here, mask=request < batch, other=0)
-    tokens = gl.where(request <= batch, gl.maximum(stop - start, 0), 0)
-    return start, tokens, gl.maximum(gl.minimum(keys, most_keys), 0)
+    return start, gl.where(request <= batch, tokens, 0), cut(keys, most_keys)
 
 
 @gluon.jit

@@ -21,19 +21,20 @@ import triton
 import triton.language as tl
 
 from openmla.kernels.portable.rows import upcast
+from openmla.kernels.portable.tiles import cut
 
 DIM = tl.constexpr(128)
 
 
 @triton.jit
 def key_tile(
-    values_ptr, scales_ptr, table, key, stop, values_stride, values_stride_page, scales_stride_page,
-    PAGE: tl.constexpr,
+    values_ptr, scales_ptr, table, key, stop, last_page, values_stride, values_stride_page,
+    scales_stride_page, PAGE: tl.constexpr,
 ):  # fmt: skip
     """BN keys [BN, 128] and their scales; those from `stop` on are 0 and never read."""
     ok = key < stop
     if PAGE > 0:
-        page = tl.load(table + key // PAGE, mask=ok, other=0).to(tl.int64)
+        page = cut(tl.load(table + key // PAGE, mask=ok, other=0), last_page).to(tl.int64)
         place = (key % PAGE).to(tl.int64)
         row = page * values_stride_page + place * values_stride
         at = page * scales_stride_page + place
@@ -45,7 +46,7 @@ def key_tile(
     return k, tl.load(scales_ptr + at, mask=ok, other=0.0)
 
 
-@triton.jit(do_not_specialize=["total_q", "columns", "chunks", "heads"])
+@triton.jit(do_not_specialize=["total_q", "columns", "chunks", "heads", "last_page"])
 def scores_kernel(
     q_ptr,
     weights_ptr,
@@ -60,6 +61,7 @@ def scores_kernel(
     columns,
     chunks,
     heads,
+    last_page,
     q_stride_t,
     q_stride_h,
     weights_stride,
@@ -111,8 +113,8 @@ def scores_kernel(
         for at in tl.range(begin, stop, BN):
             key = at + tl.arange(0, BN)
             k, scale = key_tile(
-                values_ptr, scales_ptr, table, key, stop, values_stride, values_stride_page,
-                scales_stride_page, PAGE,
+                values_ptr, scales_ptr, table, key, stop, last_page, values_stride,
+                values_stride_page, scales_stride_page, PAGE,
             )  # fmt: skip
             s = tl.maximum(tl.dot(upcast(k, TYPE), q), 0.0) * weights[None, :]
             sums = tl.sum(tl.reshape(s, [BN, QUERIES, HEADS]), 2) * scale[:, None]

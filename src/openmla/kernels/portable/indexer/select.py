@@ -108,7 +108,7 @@ def select_kernel(
     """One row; see the top of the file."""
     row = tl.program_id(0).to(tl.int64)
     start = tl.maximum(tl.load(starts_ptr + row), 0)
-    n = tl.maximum(tl.minimum(tl.load(ends_ptr + row), width) - start, 0)
+    n = tl.maximum(tl.minimum(tl.load(ends_ptr + row), width), start) - start
     row_ptr = scores_ptr + row * scores_stride + start
     out_row = out_ptr + row * out_stride
     if PAGE > 0:

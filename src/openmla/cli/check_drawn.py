@@ -11,7 +11,10 @@ import typer
 from rich.console import Console
 
 from openmla.cli.reports import require_saved_case, show, with_progress
+from openmla.dispatch import triton_version
 from openmla.errors import InvalidArgument, Unsupported
+from openmla.planning.registry import families_of
+from openmla.planning.target import target_by_name
 from openmla.testing.fuzz import FuzzReport
 
 if TYPE_CHECKING:
@@ -58,6 +61,14 @@ def executing(target: str) -> Way:
     except ImportError as error:
         raise typer.BadParameter(f"execute: needs numpy and Triton ({error})") from None
     _require_target(target, ARCHITECTURES)
+    kernels = families_of(target_by_name(target))[0].kernels
+    first = min(kernel.first_triton for kernel in kernels if kernel.launcher)
+    if triton_version() < first:
+        needed = ".".join(map(str, first))
+        raise typer.BadParameter(
+            f"execute: Triton {needed} is the first that compiles kernels for {target}, "
+            f"{triton.__version__} is installed"
+        )
     compiled = f"compiled for {ARCHITECTURES[target]} by Triton {triton.__version__}"
     return Way("execute", target, f"{compiled} and executed on the CPU", check_executed)
 

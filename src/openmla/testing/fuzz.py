@@ -28,6 +28,7 @@ from typing import Any
 
 import torch
 
+from openmla.dispatch import triton_version
 from openmla.errors import InvalidArgument
 from openmla.records import parse_json, shown
 from openmla.testing.case import Case
@@ -138,6 +139,7 @@ class FuzzReport:
         return {
             "ok": self.ok,
             **{name: getattr(self, name) for name in plain},
+            **_versions(),
             "refused": dict(self.refused.most_common()),
             "served": {f"{form}, {family}": n for (form, family), n in sorted(self.served.items())},
             "failures": [_failure_json(failure) for failure in self.failures],
@@ -331,8 +333,17 @@ def save(failure: Failure, save_dir: str | Path) -> Path:
 def _failure_json(failure: Failure) -> dict[str, Any]:
     return {
         "kind": failure.kind, "case": failure.shrunk.to_json(), "found_as": failure.case.to_json(),
-        "message": failure.message, "torch": torch.__version__,
+        "message": failure.message, **_versions(),
     }  # fmt: skip
+
+
+def _versions() -> dict[str, str]:
+    """What a finding may depend on; a machine without a GPU need not have Triton."""
+    try:
+        triton = ".".join(map(str, triton_version()))
+    except ImportError:
+        triton = ""
+    return {"torch": torch.__version__, "triton": triton}
 
 
 def saved(failure: Failure, save_dir: str | Path | None) -> Failure:

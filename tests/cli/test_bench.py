@@ -111,7 +111,7 @@ def test_plain_torch_computes_what_openmla_does():
 def test_a_file_that_cannot_be_written_is_one_line(tmp_path: Path):
     (tmp_path / "file").write_text("")
     result = invoke("dense", "--json", str(tmp_path / "file" / "dense.json"))
-    assert result.exit_code == 2 and "cannot write" in result.output
+    assert result.exit_code == 2 and "is a file, not a folder" in result.output
 
 
 @pytest.mark.usefixtures("fake_gpu")

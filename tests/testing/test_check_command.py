@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 from openmla.cli.check import check_command
 from openmla.cli.demo import demo_command
 from openmla.cli.options import device_here
+from openmla.dispatch import triton_version
 from openmla.testing.checker import Checker
 
 app = typer.Typer()
@@ -79,6 +80,8 @@ def test_children_and_a_record(tmp_path):
     assert result.exit_code == 0, result.output
     written = json.loads(record.read_text())
     assert written["ok"] and (written["cases"], written["right"]) == (4, 4)
+    version = ".".join(map(str, triton_version()))
+    assert (written["torch"], written["triton"]) == (torch.__version__, version)
     assert written["guarded"] == 1 and sum(written["served"].values()) == 4
 
 

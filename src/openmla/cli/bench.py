@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
+from openmla.cli.options import writable_file
 from openmla.errors import InvalidArgument
 from openmla.records import parse_json
 
@@ -59,6 +60,8 @@ def bench_command(
     if threads:
         torch.set_num_threads(threads)
     torch.manual_seed(0)
+    writable_file("json", json, makes_folders=True)
+    writable_file("plot", plot, makes_folders=True)
     before = _record(against) if against is not None else None
     options = f"--rounds {rounds} --threads {threads}" + " --quick" * quick
     command = f"openmla bench {what}" + f" --target {target}" * bool(target) + f" {options}"

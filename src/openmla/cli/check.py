@@ -3,21 +3,29 @@
 import json
 import math
 from collections import Counter
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
-from openmla.cli.check_executed import check_executed_command
-from openmla.cli.check_simulated import check_simulated_command
-from openmla.cli.options import DEVICE_HELP, device_here
+from openmla.cli.check_drawn import executing, replay_drawn, run_drawn, simulating
+from openmla.cli.options import (
+    DEVICE_HELP,
+    device_here,
+    writable_file,
+    writable_folder,
+    write_file,
+)
 from openmla.cli.reports import conclude, require_saved_case, show, with_progress
 from openmla.planning import BACKENDS
 from openmla.testing.fuzz import one_thread, replay, run_fuzz
-from openmla.testing.indexer_fuzz import check_index_call
+from openmla.testing.indexer_fuzz import IndexResult, check_index_call
 
+INTERRUPTED = 130
+"""What shells say of a command that Ctrl-C ended."""
 INDEX_SHARE = 5  # one call of the indexer for so many of attention
 
 
@@ -60,14 +68,23 @@ def check_command(
     device = str(device_here(device))
     if backend not in BACKENDS:
         raise typer.BadParameter(f"backend: expected one of {', '.join(BACKENDS)}, got {backend!r}")
-    if json_file is not None and not json_file.parent.is_dir():
-        raise typer.BadParameter(f"json: there is no folder {json_file.parent}")
-    if simulate:
-        ok = check_simulated_command(console, target, cases, seed, save_dir, replay_file)
-    elif execute:
-        ok = check_executed_command(console, target, cases, seed, save_dir)
-    elif replay_file is not None:
-        ok = _replay(console, replay_file, backend, device)
+    if simulate and execute:
+        raise typer.BadParameter("simulate, execute: expected one of them, got both")
+    if replay_file is not None and json_file is not None:
+        raise typer.BadParameter("json: one replayed case has no report")
+    way = simulating(target) if simulate else executing(target) if execute else None
+    if replay_file is not None:
+        if way is not None:
+            ok = replay_drawn(console, way, replay_file)
+        else:
+            ok = _replay(console, replay_file, backend, device)
+        raise typer.Exit(0 if ok else 1)
+    writable_file("json", json_file)
+    writable_folder("save-dir", save_dir)
+    calls = IndexCalls()
+    if way is not None:
+        report = run_drawn(console, way, cases, seed, save_dir)
+        conclude(console, report, way.command)
     else:
         run = partial(
             run_fuzz, cases, seed, backend, device, save_dir=save_dir, jobs=jobs,
@@ -79,25 +96,61 @@ def check_command(
             f"{cases} random cases, seeds {seed} to {last}, backend {backend}, on {device}"
         )
         report = with_progress(console, cases, run)
-        if json_file is not None:
-            json_file.write_text(json.dumps(report.to_json(), indent=1) + "\n")
-        ok = conclude(console, report)
-        ok &= _index_calls(console, -(-cases // INDEX_SHARE), seed, backend, device)
+        conclude(console, report)
+        if not report.interrupted:
+            calls = _index_calls(console, -(-cases // INDEX_SHARE), seed, backend, device)
+    ok = report.ok and calls.ok
+    if json_file is not None:
+        record = {**report.to_json(), "ok": ok, "indexer": calls.to_json()}
+        write_file("json", json_file, json.dumps(record, indent=1) + "\n")
+    if report.interrupted or calls.interrupted:
+        raise typer.Exit(INTERRUPTED)
     raise typer.Exit(0 if ok else 1)
 
 
-def _index_calls(console: Console, calls: int, seed: int, backend: str, device: str) -> bool:
-    with one_thread():
-        results = [check_index_call(seed + i, backend, device) for i in range(calls)]
-    counts = Counter(result.status for result in results)
-    for i, result in enumerate(results):
+@dataclass
+class IndexCalls:
+    """What calls of the indexer gave."""
+
+    results: list[IndexResult] = field(default_factory=list)
+    interrupted: bool = False
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """How many were right, refused and failed."""
+        counted = Counter(result.status for result in self.results)
+        return {status: counted[status] for status in ("right", "refused", "failed")}
+
+    @property
+    def ok(self) -> bool:
+        """Whether all of them were right or refused."""
+        return not self.counts["failed"] and not self.interrupted
+
+    def to_json(self) -> dict[str, Any]:
+        """For the report."""
+        failed = [result for result in self.results if result.status == "failed"]
+        messages = [f"{result.call}: {result.problems[0]}" for result in failed]
+        return {**self.counts, "interrupted": self.interrupted, "failures": messages}
+
+
+def _index_calls(console: Console, calls: int, seed: int, backend: str, device: str) -> IndexCalls:
+    done = IndexCalls()
+    try:
+        with one_thread():
+            for i in range(calls):
+                done.results.append(check_index_call(seed + i, backend, device))
+    except KeyboardInterrupt:
+        done.interrupted = True
+    for i, result in enumerate(done.results):
         if result.status == "failed":
             console.print(
                 f"[red]indexer seed {seed + i}, {result.call}[/red]: {result.problems[0]}"
             )
-    said = ", ".join(f"{counts[status]} {status}" for status in ("right", "refused", "failed"))
-    console.print(f"{calls} calls of the indexer: {said}")
-    return not counts["failed"]
+    said = ", ".join(f"{n} {status}" for status, n in done.counts.items())
+    console.print(f"{len(done.results)} calls of the indexer: {said}")
+    if done.interrupted:
+        console.print("[red]interrupted[/red]")
+    return done
 
 
 def _replay(console: Console, path: Path, backend: str, device: str) -> bool:

@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from openmla.cli.options import writable_folder
+
 
 def compile_command(
     target: Annotated[
@@ -34,6 +36,7 @@ def compile_command(
         if name not in TARGET_NAMES:
             raise typer.BadParameter(f"expected one of {', '.join(TARGET_NAMES)}, got {name!r}")
     if update is not None:
+        writable_folder("update", update)
         os.environ["OPENMLA_COMPILE_CACHE"] = str(update)
     rows = compile_all(
         targets=target or (),

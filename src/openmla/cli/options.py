@@ -1,6 +1,8 @@
 """Option values that several subcommands check alike."""
 
+import tempfile
 from importlib import import_module
+from pathlib import Path
 
 import torch
 import typer
@@ -29,3 +31,50 @@ def device_here(name: str) -> torch.device:
         reason = str(error).splitlines()[0][:80]
         raise typer.BadParameter(f"no such device here: {name} ({reason})") from None
     return device
+
+
+def writable_file(option: str, path: Path | None, makes_folders: bool = False) -> None:
+    """Refuses a file that cannot be written: before anything runs, not when all of it has.
+
+    `makes_folders`: whether whoever writes it makes the folders that it is in.
+    """
+    if path is None:
+        return
+    try:
+        if path.is_dir():
+            raise typer.BadParameter(f"{option}: {path} is a folder, not a file")
+        if makes_folders:
+            writable_folder(option, path.parent)
+        elif not path.parent.is_dir():
+            raise typer.BadParameter(f"{option}: there is no folder {path.parent}")
+        there = path.exists()
+        # Opening a pipe may block, and a folder may have to be made yet.
+        if path.is_file() or (not there and path.parent.is_dir()):
+            with path.open("ab"):
+                pass
+        if not there:
+            path.unlink(missing_ok=True)
+    except OSError as error:
+        raise typer.BadParameter(f"{option}: cannot write {path}: {error.strerror}") from None
+
+
+def writable_folder(option: str, path: Path | None) -> None:
+    """Likewise a folder, which need not exist yet."""
+    if path is None:
+        return
+    try:
+        nearest = next((folder for folder in (path, *path.parents) if folder.exists()), Path())
+        if not nearest.is_dir():
+            raise typer.BadParameter(f"{option}: {nearest} is a file, not a folder")
+        with tempfile.TemporaryFile(dir=nearest):
+            pass
+    except OSError as error:
+        raise typer.BadParameter(f"{option}: cannot write to {path}: {error.strerror}") from None
+
+
+def write_file(option: str, path: Path, text: str) -> None:
+    """Write results, of which a disk may still have no room."""
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise typer.BadParameter(f"{option}: cannot write {path}: {error.strerror}") from None

@@ -7,6 +7,7 @@ from typing import Annotated, cast
 
 import typer
 
+from openmla.cli.options import writable_file, write_file
 from openmla.distributed.shard import ContextShard, Layout, split
 from openmla.errors import InvalidArgument, Unsupported
 from openmla.explain.html import explain_html
@@ -37,6 +38,7 @@ def plan_command(
     as_json: Annotated[bool, typer.Option("--json", help="print the plan as JSON")] = False,
 ) -> None:
     """Say what would run for a model on a chip, with the arithmetic that led to it."""
+    writable_file("html", html)
     try:
         problem = problem_for_model(
             model, tokens=tokens, context=context, tp=tp, page_size=page_size, dtype=dtype,
@@ -61,7 +63,8 @@ def plan_command(
         heads = problem.heads if target_by_name(chosen.target).arch == MASKED_ARCH else 0
         typer.echo(_form_of_layer(model_by_name(model), tokens, context or tokens, heads))
     if html is not None:
-        _write(html, explain_html(chosen, f"{model} on {chosen.target}"))
+        write_file("html", html, explain_html(chosen, f"{model} on {chosen.target}"))
+        typer.echo(f"wrote {html}", err=True)
 
 
 def _form_of_layer(model: Model, tokens: int, keys: int, heads: int) -> str:
@@ -82,11 +85,3 @@ def _of_one_rank(problem: Problem, shard: ContextShard) -> Problem:
         return problem
     parts = shard.parts
     return replace(problem, batch=len(parts), total_k=sum(part.keys for part in parts))
-
-
-def _write(path: Path, page: str) -> None:
-    try:
-        path.write_text(page, encoding="utf-8")
-    except OSError as error:
-        raise typer.BadParameter(f"html: cannot write {path}: {error.strerror}") from None
-    typer.echo(f"wrote {path}", err=True)

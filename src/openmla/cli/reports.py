@@ -10,7 +10,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from openmla.errors import InvalidArgument
-from openmla.testing.fuzz import Failure, FuzzReport, load
+from openmla.testing.fuzz import Failure, FuzzReport, Interrupted, load
 
 MOST_REASONS = 20  # shown; the JSON has all
 
@@ -22,10 +22,15 @@ def progress_bar(console: Console) -> Progress:
 
 
 def with_progress(console: Console, cases: int, run: Callable[..., FuzzReport]) -> FuzzReport:
-    """What a run that tells its progress reports."""
+    """What a run that tells its progress reports; if Ctrl-C ends it, what it did until then."""
     with progress_bar(console) as bar:
         task = bar.add_task("cases", total=cases)
-        return run(progress=lambda done, total, note: bar.update(task, completed=done, total=total))
+        try:
+            return run(
+                progress=lambda done, total, note: bar.update(task, completed=done, total=total)
+            )
+        except Interrupted as stop:
+            return stop.report
 
 
 def conclude(console: Console, report: FuzzReport, command: str = "openmla check") -> bool:
@@ -35,13 +40,24 @@ def conclude(console: Console, report: FuzzReport, command: str = "openmla check
         show(console, failure, command)
     if report.ok:
         console.print("[green]every case is right or refused[/green]")
+    elif report.interrupted:
+        console.print(f"[red]interrupted after {report.cases} cases[/red]")
     elif not report.right:
         console.print("[red]nothing ran: no case is right there[/red]")
+        _say_why(console, report)
     elif report.cases < report.asked:
         console.print(f"[red]stopped after {len(report.failures)} failures[/red]")
     elif not report.failures:
-        console.print(f"[red]only {report.right} of {report.cases} cases ran[/red]")
+        console.print(f"[red]only {report.right} of {report.least} cases ran[/red]")
+        _say_why(console, report)
     return report.ok
+
+
+def _say_why(console: Console, report: FuzzReport) -> None:
+    """Why cases are refused, in one line."""
+    for why, times in report.refused.most_common(1):
+        total = report.refused.total()
+        console.print(f"refused: {total}, {times} of them because: {why}", markup=False)
 
 
 def _summary(report: FuzzReport) -> Table:

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from openmla.bench.provenance import provenance
-from openmla.cli.options import require_simulator
+from openmla.cli.options import require_simulator, writable_file, write_file
 from openmla.dispatch import device_target
 from openmla.testing.validate import STEPS, Validation, validate
 
@@ -45,17 +45,23 @@ def validate_command(
         )
     if simulate:
         require_simulator("openmla validate --simulate")
+    writable_file("json", json_file)
     tell = partial(console.print, highlight=False)
     report = validate(target, simulated=simulate, jobs=jobs, tell=tell)
     record: dict[str, Any] = {
         **provenance(f"openmla validate --target {target}", gpu=not simulate), **report.to_json()
     }  # fmt: skip
+    console.print(_summary(report))
+    _write(json_file, record)  # whatever becomes of the timings
     if not simulate:
         record["speed"] = _speed(console)
-    json_file.write_text(json.dumps(record, indent=1) + "\n")
-    console.print(_summary(report))
+        _write(json_file, record)
     console.print(f"written: {json_file}")
     raise typer.Exit(0 if report.ok else 1)
+
+
+def _write(path: Path, record: dict[str, Any]) -> None:
+    write_file("json", path, json.dumps(record, indent=1) + "\n")
 
 
 def _summary(report: Validation) -> Table:

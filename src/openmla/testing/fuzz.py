@@ -18,9 +18,9 @@ import math
 import queue
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from itertools import chain, takewhile
 from pathlib import Path
@@ -28,12 +28,13 @@ from typing import Any
 
 import torch
 
+from openmla.dispatch import triton_version
 from openmla.errors import InvalidArgument
 from openmla.records import parse_json, shown
 from openmla.testing.case import Case
 from openmla.testing.checker import DEEP_EVERY, Checker, Result
 from openmla.testing.draw import has_listed_widths, random_case, varied
-from openmla.testing.isolate import SECONDS_PER_CASE, Child, Death, run_guarded
+from openmla.testing.isolate import SECONDS_PER_CASE, Child, Death, end_all, run_guarded
 from openmla.testing.shrink import shrink
 
 MAX_FAILURES = 20
@@ -58,6 +59,14 @@ class Failure:
     path: Path | None = None
 
 
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C during a run; `report` says what was found until then."""
+
+    def __init__(self, report: "FuzzReport") -> None:
+        super().__init__()
+        self.report = report
+
+
 @dataclass
 class FuzzReport:
     """What a run did. Every case is right, refused or a failure, and is counted as such."""
@@ -71,6 +80,8 @@ class FuzzReport:
     """Cases that must be right."""
     variants: int = 1
     """Cases drawn from one seed."""
+    interrupted: bool = False
+    """Whether Ctrl-C ended the run."""
     cases: int = 0
     right: int = 0
     random_widths: int = 0
@@ -90,7 +101,8 @@ class FuzzReport:
     def ok(self) -> bool:
         """Every case that was asked for is right or refused, and enough of them are right."""
         answered = self.right + self.refused.total()
-        return not self.failures and self.right >= self.least and answered == self.asked
+        complete = answered == self.asked and not self.interrupted
+        return not self.failures and self.right >= self.least and complete
 
     @property
     def seeds(self) -> str:
@@ -122,11 +134,12 @@ class FuzzReport:
 
     def to_json(self) -> dict[str, Any]:
         """Everything, as plain values."""
-        plain = ("seed", "backend", "device", "asked", "cases", "right", "random_widths",
-                 "poisoned", "guarded", "seconds", "worst")  # fmt: skip
+        plain = ("seed", "backend", "device", "asked", "interrupted", "cases", "right",
+                 "random_widths", "poisoned", "guarded", "seconds", "worst")  # fmt: skip
         return {
             "ok": self.ok,
             **{name: getattr(self, name) for name in plain},
+            **_versions(),
             "refused": dict(self.refused.most_common()),
             "served": {f"{form}, {family}": n for (form, family), n in sorted(self.served.items())},
             "failures": [_failure_json(failure) for failure in self.failures],
@@ -174,7 +187,8 @@ def run_fuzz(
 ) -> FuzzReport:  # fmt: skip
     """Run `cases` random cases from `seed` on, in `jobs` child processes (0: in this one).
 
-    After `most_seconds` no more are begun, and the report is about those that were.
+    After `most_seconds` no more are begun, and the report is about those that were. Ctrl-C raises
+    Interrupted, with the report of those that were done.
     """
     started = time.perf_counter()
     report = FuzzReport(seed, backend, device, asked=cases, variants=variants)
@@ -182,46 +196,66 @@ def run_fuzz(
     jobs = jobs or (0 if on_cpu else 1)
     checker = Checker(backend, device, implementation, guard_pages=jobs > 0)
     seconds = seconds_per_case or (SECONDS_PER_CASE if on_cpu else SECONDS_ON_GPU)
-    drawn = [varied(random_case(seed + i // variants), i % variants) for i in range(cases)]
-    groups = [drawn[first : first + variants] for first in range(0, cases, variants)]
     # In this process a fault would be the end: guard pages come afterwards, in a child.
     guard_later = jobs == 0 and backend in ("auto", "cpu") and not implementation
     total = cases + (-(-cases // DEEP_EVERY) if guard_later else 0)
     tell = progress or (lambda done, total, note: None)
-    passed = []
-    with one_thread():
-        for case, result, shrunk in _answers(
-            checker, seconds, groups, jobs, started + most_seconds
-        ):
-            report.add(case, result)
-            tell(report.cases, total, str(case))
-            if result.status == "failed":
-                failure = Failure(result.kind, case, shrunk, result.message)
-                report.failures.append(saved(failure, save_dir))
-                if len(report.failures) >= max_failures:
-                    break
-            elif result.poisoned:
-                passed.append((case, result.family))
-    if guard_later and len(report.failures) < max_failures:
-        problems = run_guarded([case for case, _ in passed])
+    passed: list[tuple[Case, str]] = []
+    with reported(report):
+        drawn = [varied(random_case(seed + i // variants), i % variants) for i in range(cases)]
+        groups = [drawn[first : first + variants] for first in range(0, cases, variants)]
+        answers = _answers(checker, seconds, groups, jobs, started + most_seconds)
+        with one_thread(), closing(answers):
+            for case, result, shrunk in answers:
+                report.add(case, result)
+                tell(report.cases, total, str(case))
+                if result.status == "failed":
+                    failure = Failure(result.kind, case, shrunk, result.message)
+                    report.failures.append(saved(failure, save_dir))
+                    if len(report.failures) >= max_failures:
+                        break
+                elif result.poisoned:
+                    passed.append((case, result.family))
+        if guard_later and len(report.failures) < max_failures:
+            _guard(report, passed, save_dir, lambda note: tell(cases + report.guarded, total, note))
+        if time.perf_counter() - started >= most_seconds:
+            report.asked = report.cases
+        tell(total, total, "done")
+    return report
+
+
+def _guard(
+    report: FuzzReport, passed: list[tuple[Case, str]], save_dir: str | Path | None,
+    tell: Callable[[str], None],
+) -> None:  # fmt: skip
+    """Run cases that passed once more, between guard pages in a child."""
+    with closing(run_guarded([case for case, _ in passed])) as problems:
         for (case, family), (_, problem) in zip(passed, problems, strict=True):
             report.guarded += 1
-            tell(cases + report.guarded, total, f"guard pages: {case}")
+            tell(f"guard pages: {case}")
             if problem:  # counted as right before
                 report.right -= 1
                 report.served[case.form, family] -= 1
                 report.failures.append(saved(Failure("guard", case, case, problem), save_dir))
-    if time.perf_counter() - started >= most_seconds:
-        report.asked = report.cases
-    report.failures.sort(key=lambda failure: failure.case.seed)
-    tell(total, total, "done")
-    report.seconds = time.perf_counter() - started
-    return report
+
+
+@contextmanager
+def reported(report: FuzzReport) -> Iterator[None]:
+    """A run that completes its report however it ends; Ctrl-C becomes Interrupted."""
+    started = time.perf_counter()
+    try:
+        yield
+    except KeyboardInterrupt:
+        report.interrupted = True
+        raise Interrupted(report) from None
+    finally:
+        report.failures.sort(key=lambda failure: failure.case.seed)
+        report.seconds = time.perf_counter() - started
 
 
 def _answers(
     checker: Checker, seconds: float, groups: list[list[Case]], jobs: int, deadline: float
-) -> Iterator[Answered]:
+) -> Generator[Answered, None, None]:
     """Every case with its result, as they come; a group in one process, which compiles once for it.
 
     A group ends with the first failure: other variants would fail likewise, and take their time.
@@ -231,8 +265,9 @@ def _answers(
         yield from (_here(checker, case) for case in in_time)
         return
     idle: queue.SimpleQueue[Child] = queue.SimpleQueue()
-    for _ in range(jobs):
-        idle.put(child_for(checker, seconds))
+    children = [child_for(checker, seconds) for _ in range(jobs)]
+    for one in children:
+        idle.put(one)
 
     def examined(group: list[Case]) -> list[Answered]:
         child = idle.get()
@@ -252,9 +287,7 @@ def _answers(
         for done in as_completed([pool.submit(examined, group) for group in groups]):
             yield from done.result()
     finally:
-        pool.shutdown(cancel_futures=True)
-        for _ in range(jobs):
-            idle.get().end()
+        end_all(pool, children)
 
 
 def load(path: str | Path) -> Case:
@@ -300,8 +333,17 @@ def save(failure: Failure, save_dir: str | Path) -> Path:
 def _failure_json(failure: Failure) -> dict[str, Any]:
     return {
         "kind": failure.kind, "case": failure.shrunk.to_json(), "found_as": failure.case.to_json(),
-        "message": failure.message, "torch": torch.__version__,
+        "message": failure.message, **_versions(),
     }  # fmt: skip
+
+
+def _versions() -> dict[str, str]:
+    """What a finding may depend on; a machine without a GPU need not have Triton."""
+    try:
+        triton = ".".join(map(str, triton_version()))
+    except ImportError:
+        triton = ""
+    return {"torch": torch.__version__, "triton": triton}
 
 
 def saved(failure: Failure, save_dir: str | Path | None) -> Failure:

@@ -22,7 +22,8 @@ import sys
 import tempfile
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import IO, Any
 
 import torch
@@ -47,6 +48,10 @@ class Death(Exception):
         self.kind = kind
 
 
+class Stopped(Exception):
+    """A child was asked after it had been stopped, or was stopped before it answered."""
+
+
 class Child:
     """A process that answers cases with one check; it starts when it is first asked."""
 
@@ -58,9 +63,13 @@ class Child:
         """The last cases that the living child answered."""
         self._process: subprocess.Popen[str] | None = None
         self._stderr: IO[str] | None = None
+        self._alone: Child | None = None
+        """The child that is asked again about what this one died of."""
+        self._stopped = False
+        self._starting = threading.Lock()
 
     def ask(self, case: Case) -> Answer:
-        """The answer; raises Death, after which the next case gets a fresh child."""
+        """The answer; raises Death, after which the next case gets a fresh child, or Stopped."""
         self._start()
         answer = self._exchange(case.to_json(), self.seconds)
         if answer.get("fatal"):
@@ -76,8 +85,10 @@ class Child:
         except Death as death:
             before = [str(other.seed) for other in self.answered]
             kind, message = death.kind, str(death)
-        alone = Child(self.check, self.options, self.seconds)
         try:
+            with self._starting:
+                alone = self._alone = Child(self.check, self.options, self.seconds)
+                alone._stopped = self._stopped
             answer = alone.ask(case)
             if answer["status"] == "failed":
                 return answer
@@ -88,6 +99,16 @@ class Child:
         finally:
             alone.end()
         return {"status": "failed", "kind": kind, "message": message}
+
+    def stop(self) -> None:
+        """Kill the process from another thread, for good: whoever waits for it gets Stopped."""
+        with self._starting:
+            self._stopped = True
+            process = self._process  # which its own thread may end meanwhile
+            if process is not None:
+                process.kill()
+            if self._alone is not None:
+                self._alone.stop()
 
     def end(self) -> None:
         """Kill the process, if there is one."""
@@ -103,12 +124,16 @@ class Child:
         if self._process is not None:
             return
         self.answered.clear()
-        # A file, not a pipe: nobody reads it before the child is dead, and a full pipe stops it.
-        self._stderr = tempfile.TemporaryFile("w+")  # noqa: SIM115  closed by end()
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "openmla.testing.isolate"],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._stderr, text=True,
-        )  # fmt: skip
+        with self._starting:
+            if self._stopped:
+                raise Stopped
+            # A file, not a pipe: nobody reads it before the child is dead, and a full pipe would
+            # stop it.
+            self._stderr = tempfile.TemporaryFile("w+")  # noqa: SIM115  closed by end()
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "openmla.testing.isolate"],
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._stderr, text=True,
+            )  # fmt: skip
         self._exchange({"check": self.check, "options": self.options}, SECONDS_TO_START)
 
     def _exchange(self, question: dict[str, Any], seconds: float) -> Answer:
@@ -133,6 +158,9 @@ class Child:
         if line:
             answer: Answer = json.loads(line)
             return answer
+        if self._stopped:
+            self.end()
+            raise Stopped
         death = Death("hang", f"no answer within {seconds:.0f} s") if hung.is_set() else None
         death = death or self._crash(process.wait())
         self.end()
@@ -149,9 +177,18 @@ class Child:
         return Death("crash", f"killed by {name}{outside or f': {last_words}'}")
 
 
+def end_all(pool: ThreadPoolExecutor, children: Sequence[Child]) -> None:
+    """End children at once, and the threads of a pool that wait for them."""
+    for child in children:
+        child.stop()
+    pool.shutdown(cancel_futures=True)
+    for child in children:
+        child.end()
+
+
 def run_guarded(
     cases: Sequence[Case], implementation: str = PUBLIC_CALL
-) -> Iterator[tuple[Case, str]]:
+) -> Generator[tuple[Case, str], None, None]:
     """Every case against guard pages, with what went wrong, empty if nothing, in order."""
     child = Child("openmla.testing.memory.guard:check", {"implementation": implementation})
     try:
@@ -169,6 +206,8 @@ def named(function: str) -> Any:
 
 def _child() -> None:
     """Answer each case with one line of JSON until there are no more."""
+    # Ctrl-C reaches the whole group of processes: what it means is for the parent to say.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     # Whatever prints (a compiler, an autotuner) must not print between the answers.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)

@@ -24,7 +24,7 @@ from openmla.planning.registry import families_of
 from openmla.testing.case import Case
 from openmla.testing.checker import Checker, Result, refusal
 from openmla.testing.fuzz import child_for
-from openmla.testing.isolate import Child
+from openmla.testing.isolate import Child, end_all
 
 SECONDS_PER_CASE = 120.0  # a first compilation is among them
 _DENSE = Case("dense", 1, 128, 64, 128, q_lens=(16,), k_lens=(16,))
@@ -161,14 +161,12 @@ def _on_device(family: str, device: str, jobs: int) -> Iterator[Ran]:
         answer = own.child.ask_or_blame(case)
         return step, case, Result(**answer), time.monotonic() - started
 
-    with ThreadPoolExecutor(jobs) as pool:
-        try:
-            for done in as_completed([pool.submit(run, step, case) for step, case in _cases()]):
-                yield done.result()
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)
-            for child in children:
-                child.end()
+    pool = ThreadPoolExecutor(jobs)
+    try:
+        for done in as_completed([pool.submit(run, step, case) for step, case in _cases()]):
+            yield done.result()
+    finally:
+        end_all(pool, children)
 
 
 def _simulated(target: str) -> Iterator[Ran]:

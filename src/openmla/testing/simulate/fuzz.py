@@ -8,9 +8,9 @@ again.
     report.ok, report.summary()
 """
 
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 
 from openmla.errors import InvalidArgument, Unsupported
@@ -23,6 +23,7 @@ from openmla.testing.fuzz import (
     Progress,
     load,
     one_thread,
+    reported,
     saved,
 )
 from openmla.testing.shrink import shrink
@@ -32,8 +33,8 @@ from openmla.testing.simulate.draw import simulated_case
 Check = Callable[[Case, str, bool], Result]
 DEEP_EVERY = 5
 """Every fifth case is run again with NaN in all unused memory."""
-DRAWS_PER_CASE = 20
-"""A run also ends when this many draws for each case asked for were not enough."""
+MOST_REFUSED = 100
+"""In a row: every family takes a third of the cases that are drawn for it, or more."""
 SHRINK_ATTEMPTS = 80
 
 
@@ -43,40 +44,45 @@ def run_simulated(
 ) -> FuzzReport:  # fmt: skip
     """Draw from `seed` on until `cases` cases ran, or there were too many failures or refusals.
 
-    `check` says of a case, a target and whether to look deeper what is wrong; it may refuse.
+    `check` says of a case, a target and whether to look deeper what is wrong; it may refuse. Ctrl-C
+    raises Interrupted, with the report of what ran.
     """
     judge = check or check_simulated
-    started = time.perf_counter()
-    report = FuzzReport(seed, FAMILIES[target], target, asked=DRAWS_PER_CASE * cases, least=cases)
+    report = FuzzReport(seed, FAMILIES[target], target, least=cases)
+    folder = None if save_dir is None else Path(save_dir) / target
     tell = progress or (lambda done, total, note: None)
-    ran = 0
-    with one_thread():
-        while ran < cases and report.cases < report.asked:
-            case = simulated_case(target, seed + report.cases)
-            report.add(case, _checked(judge, case, report, ran % DEEP_EVERY == 0, save_dir))
-            ran = report.cases - report.refused.total()
-            tell(ran, cases, str(case))
+    with one_thread(), reported(report):
+        for case, result in answers(cases, seed, target, judge):
+            if result.status == "failed":
+                small = _shrunk(judge, case, target, result.kind)
+                failure = Failure(result.kind, case, small, result.message)
+                report.failures.append(saved(failure, folder))
+            report.add(case, replace(result, family=report.backend))
+            report.asked = report.cases
+            tell(report.cases - report.refused.total(), cases, str(case))
             if len(report.failures) >= MAX_FAILURES:
                 break
-    report.asked = report.cases
-    report.seconds = time.perf_counter() - started
     return report
 
 
-def _checked(
-    check: Check, case: Case, report: FuzzReport, deep: bool, save_dir: str | Path | None
-) -> Result:
-    """What a case is; failures go into the report, shrunk."""
-    target = report.device
-    try:
-        found = check(case, target, deep)
-    except (InvalidArgument, Unsupported) as error:
-        return Result("refused", message=refusal(error))
-    if found.status == "failed":
-        small = _shrunk(check, case, target, found.kind)
-        folder = None if save_dir is None else Path(save_dir) / target
-        report.failures.append(saved(Failure(found.kind, case, small, found.message), folder))
-    return replace(found, family=report.backend, poisoned=deep)
+def answers(cases: int, seed: int, target: str, check: Check) -> Iterator[tuple[Case, Result]]:
+    """What a check says of each case from `seed` on, until it took `cases` of them.
+
+    A refusal is one answer more, and the next case is drawn; after MOST_REFUSED of them in a row
+    there is nothing that the target's kernels take.
+    """
+    taken = in_a_row = 0
+    for number in count(seed):
+        if taken == cases or in_a_row == MOST_REFUSED:
+            return
+        case, deep = simulated_case(target, number), taken % DEEP_EVERY == 0
+        try:
+            result = replace(check(case, target, deep), poisoned=deep)
+            taken, in_a_row = taken + 1, 0
+        except (InvalidArgument, Unsupported) as error:
+            result = Result("refused", message=refusal(error))
+            in_a_row += 1
+        yield case, result
 
 
 def _shrunk(check: Check, case: Case, target: str, kind: str) -> Case:
@@ -91,9 +97,9 @@ def _shrunk(check: Check, case: Case, target: str, kind: str) -> Case:
     return shrink(case, fails, SHRINK_ATTEMPTS)
 
 
-def replay_simulated(path: str | Path, target: str) -> Failure | None:
+def replay_simulated(path: str | Path, target: str, check: Check | None = None) -> Failure | None:
     """Run a saved case again with every check; None when nothing is wrong any more."""
     case = load(path)
     with one_thread():
-        found = check_simulated(case, target)
+        found = (check or check_simulated)(case, target, True)
     return Failure(found.kind, case, case, found.message, Path(path)) if found.kind else None

@@ -94,7 +94,7 @@ def test_a_call_is_specialized_as_a_launch_would_be():
     signature, constexprs, options = aot.specialized(job(arguments={"n": 1, "num_warps": 8}))
     assert signature == {"o_ptr": "*i32:16"}
     assert constexprs == {"n": 1, "FACTOR": 3}
-    assert options == {"num_warps": 8}
+    assert options == {"num_warps": 8, "enable_fp_fusion": True}
 
 
 def test_a_kernel_that_does_not_compile_is_a_report_and_is_not_cached(tmp_path):

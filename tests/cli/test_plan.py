@@ -49,14 +49,14 @@ def test_the_form_of_a_layer_is_explained(options: str, form: str):
         (
             "--model deepseek-v3.2 --target b200", (3, 6),
             "here: with Triton 3.6 a call runs blackwell, 64 rows x 64 keys, 2 stages "
-            "(blackwell: needs Triton 3.9 or later)",
+            "(blackwell: needs Triton 3.8 or later)",
         ),
         ("--model deepseek-v3.2 --target b200", (3, 9), ""),
         ("--target mi355x", (3, 6), "here: with Triton 3.6 a call runs portable, 128 rows"),
         ("--target mi355x", (3, 9), ""),
         (
             "--target mi355x --backend cdna4", (3, 6),
-            "here: with Triton 3.6 nothing runs: cdna4: needs Triton 3.9 or later",
+            "here: with Triton 3.6 nothing runs: cdna4: needs Triton 3.8 or later",
         ),
         ("--target b200 --dtype e4m3", (3, 9), "here: with Triton 3.9 a call runs portable"),
         ("--target h200 --form latent --page-size 64 --tokens 2", (3, 9), ""),

@@ -17,7 +17,7 @@ import openmla.kernels.portable.indexer.windows as index_windows
 import openmla.kernels.portable.quantize as quantize
 from openmla.aot import warmup
 from openmla.indexer import dispatch
-from openmla.kernels import launch
+from openmla.kernels import fallback, launch
 
 SECOND_GPU = torch.device("cuda", 1)
 HERE: Any = SimpleNamespace(device=SECOND_GPU)
@@ -49,7 +49,11 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[torch.device]:
 
     call = SimpleNamespace(run=note, compile=note, kernel=note)
     plan = SimpleNamespace(
-        kernel=SimpleNamespace(launcher="the launcher"), backend="hopper", target="h200"
+        kernel=SimpleNamespace(launcher="the launcher"),
+        backend="hopper",
+        target="h200",
+        config=None,
+        passed_over=(),
     )
     module = SimpleNamespace(calls=lambda *args: iter([call, call]))
     monkeypatch.setattr(torch.cuda, "device", Current)
@@ -58,8 +62,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[torch.device]:
         (index_windows, "append"), (index_windows, "paged_windows"),
     ):  # fmt: skip
         monkeypatch.setattr(place, name, note)
-    for place in (launch, dispatch):
-        monkeypatch.setattr(place, "import_module", lambda name: module)
+    monkeypatch.setattr(fallback, "import_module", lambda name: module)
     monkeypatch.setattr(dispatch, "plan_step", lambda *args: plan)
     monkeypatch.setattr(warmup, "plan_for", lambda *args: plan)
     monkeypatch.setattr(warmup, "device_target", lambda device: None)

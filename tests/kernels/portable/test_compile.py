@@ -15,10 +15,11 @@ from openmla.aot.table import jobs_of
 from openmla.cache import LatentCache
 from openmla.kernels.launch import calls
 from openmla.kernels.portable import jobs
+from openmla.kernels.portable.indexer import jobs as index_jobs
 from openmla.planning import TARGETS, plan
 from openmla.problem import Problem
 
-JOBS = [job for listed in jobs.JOBS for job in jobs_of(listed)]
+JOBS = [job for listed in (*jobs.JOBS, *index_jobs.JOBS) for job in jobs_of(listed)]
 
 
 @pytest.mark.slow

@@ -66,6 +66,12 @@ def _reinterpret(view, dtype: gl.constexpr, shape: gl.constexpr, layout: gl.cons
         return view._reinterpret(dtype, shape, layout)
 
 
+@gluon.jit
+def reinterpret_columns(view, dtype: gl.constexpr, shape: gl.constexpr, layout: gl.constexpr):
+    """Columns of tensor memory as another type and shape; 64 rows take half of the lanes."""
+    return _reinterpret(view, dtype, shape, layout)
+
+
 @gluon.constexpr_function
 def _tiles_in(view_shape, view_dtype, shape, dtype):
     """[n, *shape] where n tiles of `shape` fill the view; `shape` itself where one does."""

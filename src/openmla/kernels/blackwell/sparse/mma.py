@@ -16,7 +16,7 @@ from triton.experimental.gluon.language.nvidia.blackwell import (
 
 from openmla.kernels.blackwell.sparse.load import GATHERED, HEADS, q_staging
 from openmla.kernels.blackwell.sparse.rows import wait_for_step
-from openmla.kernels.gluon.compat import reinterpret
+from openmla.kernels.gluon.compat import reinterpret_columns
 from openmla.kernels.gluon.scores import opaque_zero
 
 WORDS_PER_TILE = gl.constexpr(32)  # tensor-memory columns of 64 columns of Q, two to a cell
@@ -27,7 +27,7 @@ def output(tmem, ATOM: gl.constexpr, MAP: gl.constexpr, TMEM: gl.constexpr):
     """256 columns of O. One CTA's two atoms share columns, each in half of the lanes."""
     LAYOUT: gl.constexpr = TMEM[0]
     COLUMNS: gl.constexpr = MAP[1] - MAP[0]
-    both = reinterpret(tmem.slice(MAP[0], COLUMNS), gl.float32, [HEADS, 512], LAYOUT)
+    both = reinterpret_columns(tmem.slice(MAP[0], COLUMNS), gl.float32, [HEADS, 512], LAYOUT)
     return both.slice(ATOM * 256, 256)
 
 
@@ -35,7 +35,7 @@ def output(tmem, ATOM: gl.constexpr, MAP: gl.constexpr, TMEM: gl.constexpr):
 def scores(tmem, MAP: gl.constexpr, TMEM: gl.constexpr, B_TOPK: gl.constexpr):
     """S: a row per head, a column per key of a step."""
     LAYOUT: gl.constexpr = TMEM[1]
-    return reinterpret(tmem.slice(MAP[1], B_TOPK), gl.float32, [HEADS, B_TOPK], LAYOUT)
+    return reinterpret_columns(tmem.slice(MAP[1], B_TOPK), gl.float32, [HEADS, B_TOPK], LAYOUT)
 
 
 @gluon.jit
@@ -43,7 +43,7 @@ def query(tmem, GROUP: gl.constexpr, DTYPE: gl.constexpr, MAP: gl.constexpr, TME
     """Columns GROUP x 64 … of the copied part of Q, as a left operand."""
     LAYOUT: gl.constexpr = TMEM[2]
     place = tmem.slice(MAP[2] + GROUP * WORDS_PER_TILE, WORDS_PER_TILE)
-    return reinterpret(place, DTYPE, [HEADS, GATHERED], LAYOUT)
+    return reinterpret_columns(place, DTYPE, [HEADS, GATHERED], LAYOUT)
 
 
 @gluon.jit
@@ -55,7 +55,7 @@ def cp_q_from_smem_to_tmem(
     LAYOUT: gl.constexpr = TMEM[3]
     for g in gl.static_range(GROUPS):
         place = tmem.slice(MAP[2] + g * WORDS_PER_TILE, WORDS_PER_TILE)
-        lanes = reinterpret(place, gl.float32, [128, WORDS_PER_TILE], LAYOUT)
+        lanes = reinterpret_columns(place, gl.float32, [128, WORDS_PER_TILE], LAYOUT)
         tcgen05_copy(q_staging(k_smem, v_smem, g, WORDS), lanes)
 
 

@@ -55,8 +55,8 @@ DEFECTS = [
     ),
     DenseDefect(
         "weights 16 columns off", None, "columns",
-        "tmem.slice(TMEM[tile] + part * WIDTH, WIDTH)",
-        "tmem.slice(TMEM[tile] + part * WIDTH + 16, WIDTH)",
+        "weights_at(tmem, TMEM[tile] + part * WIDTH, TMEM[4]",
+        "weights_at(tmem, TMEM[tile] + part * WIDTH + 16, TMEM[4]",
     ),
     DenseDefect(
         "halves of the weights swapped", None, "columns",
@@ -181,8 +181,8 @@ DEFECTS = [
         "\"WEIGHTS\": kernel.weights,", "\"WEIGHTS\": (kernel.weights[0], 0.0),", "light keys",
     ),
     DenseDefect(
-        "one table entry after the last page is read", Kind.BOUNDS, "boxes",
-        "gl.minimum(key + i * ROWS, keys - 1)", "gl.minimum(key + i * ROWS, keys + PAGE - 1)",
+        "one table entry after the last one is read", Kind.BOUNDS, "boxes",
+        "gl.minimum(here // PAGE, entries - 1)", "gl.minimum(here // PAGE, entries - 1) + 1",
         "full table",
     ),
 ]  # fmt: skip

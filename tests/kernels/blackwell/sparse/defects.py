@@ -35,7 +35,7 @@ def load_defect(defect: SparseDefect, folder: Path, kernel: str = "sparse") -> M
 DEFECTS = [
     SparseDefect(
         "Q is copied to the wrong column of tensor memory", Kind.UNWRITTEN, "mma",
-        "lanes = reinterpret(place, gl.float32, [128, WORDS_PER_TILE], LAYOUT)",
+        "lanes = reinterpret_columns(place, gl.float32, [128, WORDS_PER_TILE], LAYOUT)",
         "lanes = reinterpret(tmem.slice(MAP[2] + (GROUPS - 1) * WORDS_PER_TILE, WORDS_PER_TILE),"
         " gl.float32, [128, WORDS_PER_TILE], LAYOUT)",
     ),
@@ -157,7 +157,7 @@ DEFECTS = [
     ),
     SparseDefect(
         "causal: a token sees one key after its own", None, "rows",
-        "tokens) - token - 1", "tokens) - token - 2", "latent",
+        "span_of(token + 1, stop", "span_of(token + 2, stop", "latent",
     ),
     SparseDefect(
         "a row of a page is taken for the next", None, "rows",

@@ -356,13 +356,8 @@ HOST = [
         "first, min(first + group, batch))", "first, min(first + group, batch - 1))", "groups",
     ),
     DenseDefect(
-        "table entries after the last page are read", Kind.BOUNDS, "boxes",
-        "gl.maximum(gl.minimum(key + i * ROWS, keys - 1), 0)", "gl.maximum(key + i * ROWS, 0)",
-        "full table",
-    ),
-    DenseDefect(
-        "one table entry after the last page is read", Kind.BOUNDS, "boxes",
-        "gl.minimum(key + i * ROWS, keys - 1)", "gl.minimum(key + i * ROWS, keys + PAGE - 1)",
+        "table entries after the last one are read", Kind.BOUNDS, "boxes",
+        "gl.minimum(here // PAGE, entries - 1)", "gl.minimum(here // PAGE, entries - 1) + 1",
         "full table",
     ),
     DenseDefect(

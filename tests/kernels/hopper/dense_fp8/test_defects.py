@@ -140,7 +140,7 @@ WEIGHTS = [
 COPY = [
     Fp8Defect(
         "every head has the values of the first", None, "dense_fp8.upcast",
-        "row % heads * v_stride_h", "row % heads * 0", "fp8 causal",
+        "(row % heads).to(gl.int64) * v_stride_h", "(row % heads).to(gl.int64) * 0", "fp8 causal",
     ),
     Fp8Defect(
         "more is upcast than there is", Kind.BOUNDS, "dense_fp8.upcast",
@@ -148,7 +148,7 @@ COPY = [
     ),
     Fp8Defect(
         "a part of V is not upcast", None, "dense_fp8.launch",
-        "ceildiv(tokens * heads, ROWS.value)", "tokens * heads // ROWS.value", "fp8 causal",
+        "ceildiv(rows, ROWS.value)", "rows // ROWS.value", "fp8 causal",
     ),
 ]  # fmt: skip
 DEFECTS = PRODUCER + CONSUMER + WEIGHTS + COPY

@@ -48,7 +48,8 @@ matrix: $(FOLDERS:%=%/.installed)
 		PYTHONPATH=$$folder $(VENV)/bin/pytest -n 2 --dist worksteal -m tritons || exit 1; \
 	done
 	PYTHONPATH=.tritons/3.9.0 $(VENV)/bin/pytest -n 2 --dist worksteal -m "compile and not tritons" \
-		gluon-sim/tests tests/kernels tests/executed tests/aot/test_compiled.py
+		gluon-sim/tests tests/executed tests/kernels/blackwell/dense/test_pair.py \
+		tests/kernels/blackwell/pair/test_kernel.py tests/kernels/blackwell/pair/test_defects.py
 
 # Every job of every target with every Triton, nothing from the cache: an hour on two cores. What the
 # compilers say goes to tests/compiled, to be read and committed.

@@ -36,8 +36,9 @@ DEFECTS = [
     SparseDefect(
         "Q is copied to the wrong column of tensor memory", Kind.UNWRITTEN, "mma",
         "lanes = reinterpret_columns(place, gl.float32, [128, WORDS_PER_TILE], LAYOUT)",
-        "lanes = reinterpret(tmem.slice(MAP[2] + (GROUPS - 1) * WORDS_PER_TILE, WORDS_PER_TILE),"
-        " gl.float32, [128, WORDS_PER_TILE], LAYOUT)",
+        "lanes = reinterpret_columns("
+        "tmem.slice(MAP[2] + (GROUPS - 1) * WORDS_PER_TILE, WORDS_PER_TILE), "
+        "gl.float32, [128, WORDS_PER_TILE], LAYOUT)",
     ),
     SparseDefect(
         "the scores lie over the output", Kind.RACE, "mma",

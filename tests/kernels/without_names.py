@@ -27,6 +27,7 @@ from openmla.planning import TARGETS  # noqa: E402
 
 def main() -> None:
     interpreter.repair()
+    torch.manual_seed(0)
     dispatch.device_target = lambda device: TARGETS["h200"]
     doctor.device_target = dispatch.device_target
     q, k = torch.randn(9, 2, 192), torch.randn(9, 2, 128)
@@ -43,7 +44,8 @@ def main() -> None:
     except Unsupported as error:
         refused = str(error)
     truth = openmla.mla_prefill(q, k, rope, v, cu_seqlens_q=cu, backend="reference")
-    errors = [float((out.double() - truth.double()).abs().max()) for out in outs]
+    scale = 1 + truth.double().abs()  # bf16 rounds to 8 bits
+    errors = [float(((out.double() - truth.double()).abs() / scale).max()) for out in outs]
     print(
         json.dumps(
             {

@@ -19,6 +19,7 @@ from toys import blackwell_features as features
 from toys import blackwell_pair as pair_kernels
 from toys.compat import (
     PAIR_COPIES,
+    PAIR_PRODUCTS,
     cluster_barrier_layout,
     cluster_barrier_shape,
     pair_tmem_layout,
@@ -48,6 +49,7 @@ def blackwell_pair(blocks: int = 3, seed: int = 0) -> Launch:
         ),
         check,
         {**pair_constexprs(), "num_ctas": 2},
+        compiles=PAIR_PRODUCTS,
         ("o_ptr",),
     )
 

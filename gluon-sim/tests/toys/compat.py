@@ -23,10 +23,12 @@ cp_async = _renamed(async_copy, "async_load", "async_copy_global_to_shared")
 thread_barrier = _renamed(gl, "barrier", "thread_barrier")
 PAIR_COPIES = hasattr(tma, "async_load")
 """Whether the compiler copies for both CTAs of a pair: from 3.8 on."""
+PAIR_PRODUCTS = PAIR_COPIES or hasattr(gl, "thread_barrier")
+"""Whether barriers of a pair are known to work: with 3.6 and from 3.8 on, not with 3.7."""
 _PUBLIC_REINTERPRET = gl.constexpr(hasattr(gl.shared_memory_descriptor, "reinterpret"))
 _HAS_CGA_LAYOUT = "cga_layout" in blackwell.TensorMemoryLayout.__dataclass_fields__
 _REG_LAYOUT_OF_TYPE = hasattr(blackwell.tensor_memory_descriptor_type, "get_reg_layout")
-_WIDE_CLUSTER_BARRIERS = not hasattr(gl, "thread_barrier")
+_WIDE_CLUSTER_BARRIERS = PAIR_COPIES
 
 
 @gluon.jit

@@ -5,8 +5,9 @@ from enum import IntEnum
 from openmla.errors import InvalidArgument
 from openmla.planning.arithmetic import require_int
 
-FIRST_DENSE_PAIR = (3, 7)
-"""The first Triton that compiles the dense kernel of a CTA pair: 3.6 has no barrier of two CTAs."""
+FIRST_DENSE_PAIR = (3, 8)
+"""The first Triton whose dense kernel of a CTA pair was compiled and executed: 3.6 has no barrier of
+two CTAs, and what 3.7 compiles was not executed."""
 FIRST_ROWS_PAIR = (3, 8)
 """Likewise the kernel of latent rows: 3.7 refuses its barriers of one CTA inside a pair."""
 

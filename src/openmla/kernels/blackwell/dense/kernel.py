@@ -4,7 +4,7 @@ A block works on one work item (tiles.py): BM = 256 or 128 queries of a head, in
 and walks their keys BN at a time, from the last block to the first. All tiles, columns and ring
 depths are the plan's (MLAConfig; FA4Config without rope).
 
-With a pair of CTAs (TMEM[6] = 2, Triton 3.7 and later) a query tile has 256 rows, of which each CTA
+With a pair of CTAs (TMEM[6] = 2, Triton 3.8 and later) a query tile has 256 rows, of which each CTA
 holds and weighs 128, and multiplies them by all keys: it loads half of the keys of K and half of
 the columns of V, and two-CTA products read both. So K and V pass through shared memory once for 512
 rows, and their rings are deeper. Each CTA has all partitions; the products are issued by the first.

@@ -33,7 +33,7 @@ def make_wild(x: Tensor, kind: str, rng: random.Random) -> None:
     else:
         drawn = torch.tensor(rng.choices(EXTREMES, k=x.numel()), dtype=x.dtype).view(x.shape)
         kept = torch.tensor([rng.random() < 0.5 for _ in range(x.numel())]).view(x.shape)
-        x.copy_(torch.where(kept, x, drawn) if kind == "something" else drawn)
+        x.copy_(torch.where(kept, x.cpu(), drawn) if kind == "something" else drawn)
 
 
 def with_wild_values(built: BuiltCase, kind: str, seed: int) -> BuiltCase:

@@ -49,8 +49,8 @@ def blackwell_pair(blocks: int = 3, seed: int = 0) -> Launch:
         ),
         check,
         {**pair_constexprs(), "num_ctas": 2},
-        compiles=PAIR_PRODUCTS,
         ("o_ptr",),
+        compiles=PAIR_PRODUCTS,
     )
 
 

@@ -6,8 +6,8 @@ from openmla.errors import InvalidArgument
 from openmla.planning.arithmetic import require_int
 
 FIRST_DENSE_PAIR = (3, 8)
-"""The first Triton whose dense kernel of a CTA pair was compiled and executed: 3.6 has no barrier of
-two CTAs, and what 3.7 compiles was not executed."""
+"""The first Triton with the dense kernel of a CTA pair: 3.6 has no barrier of two CTAs, and a pair
+that 3.7 compiles gives wrong numbers when it is executed."""
 FIRST_ROWS_PAIR = (3, 8)
 """Likewise the kernel of latent rows: 3.7 refuses its barriers of one CTA inside a pair."""
 

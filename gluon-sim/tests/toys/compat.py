@@ -28,7 +28,7 @@ PAIR_PRODUCTS = PAIR_COPIES or hasattr(gl, "thread_barrier")
 _PUBLIC_REINTERPRET = gl.constexpr(hasattr(gl.shared_memory_descriptor, "reinterpret"))
 _HAS_CGA_LAYOUT = "cga_layout" in blackwell.TensorMemoryLayout.__dataclass_fields__
 _REG_LAYOUT_OF_TYPE = hasattr(blackwell.tensor_memory_descriptor_type, "get_reg_layout")
-_WIDE_CLUSTER_BARRIERS = PAIR_COPIES
+_WIDE_CLUSTER_BARRIERS = not hasattr(gl, "thread_barrier")
 
 
 @gluon.jit

@@ -21,8 +21,8 @@ Sources = Mapping[str, str | tuple[str, ...]]
 several, of which a call has one). A workspace is named where it is written first; later kernels of
 the launch are found to use it by its memory."""
 Counted = Sequence[tuple[int, Mapping[str, Any]]]
-"""Of each kernel the programs, and what follows from token counts: arguments, as a number or as the
-(dimension, size) of a descriptor, and bytes of memory of the launch's own."""
+"""The programs of each kernel, and what token counts decide of it: arguments, as a number or as the
+(dimension, size) of a descriptor, and bytes of the launch's own memory."""
 PLAIN_LAUNCH = {"enable_fp_fusion": True, "num_warps": 4, "num_stages": 3}
 """Options of small plain Triton kernels that no plan tunes: the defaults of Triton 3.6 to 3.8."""
 RELIED_ON = {"enable_fp_fusion": True}

@@ -34,7 +34,7 @@ PROBLEMS = {
 def _predicted(plan: Plan, call: Call) -> Predicted:
     """As for dense; over FP8 pages, registers that are only needed before and after the loop are
     kept in memory during it."""
-    kept = 4 * (plan.problem.form == "latent" and plan.config.dequantized)
+    kept = 6 * (plan.problem.form == "latent" and plan.config.dequantized)
     return replace(predicted(plan, call), spills=kept)
 
 

@@ -30,6 +30,11 @@ PROBLEMS = {
 UNUSED = dict(zip(PROBLEMS.values(), (112, 80, 64, 160, 80, 32), strict=True))
 
 
+# Bytes that Triton 3.8's code stores of the registers of the products' partitions; the code of the
+# versions before and after it keeps them all.
+SPILLED_BY = {"3.8": 16}
+
+
 def predicted(plan: Plan, call: Call) -> Predicted:
     """What partitions are given when they begin has its place in shared memory; how much depends on
     the arguments, so the plan has room for the most. Over pages, the producer stores a register or
@@ -37,7 +42,7 @@ def predicted(plan: Plan, call: Call) -> Predicted:
     return Predicted(
         shared=plan.config.smem_used - UNUSED[plan.problem],
         registers=plan.config.registers.at_launch,
-        spills=8 if plan.problem.form == "latent" else 0,
+        spills=SPILLED_BY.get(plan.triton, 8 if plan.problem.form == "latent" else 0),
     )
 
 

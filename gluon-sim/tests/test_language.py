@@ -116,7 +116,7 @@ def test_unknown_assembly_raises_until_it_is_registered():
 
 def test_outputs_must_be_written_exactly_once():
     out = torch.zeros(128, dtype=torch.int32)
-    twice = simulate(language.record, 2, (out, 5), outputs=("o_ptr",))
+    twice = simulate(language.record, 2, (out, 5), outputs=("o_ptr",), ignore=[Kind.RACE])
     assert "written more than once" in str(twice)
     partly = simulate(
         language.record, 1, (torch.zeros(130, dtype=torch.int32), 5), outputs=["o_ptr"]
@@ -176,3 +176,5 @@ def test_programs_can_wait_for_each_other(seed):
     flag, out = torch.zeros(1, dtype=torch.int32), torch.zeros(2, dtype=torch.int32)
     simulate(language.relay, 2, (flag, out), seed=seed, outputs=("o_ptr",)).raise_if_bad()
     assert out.tolist() == [42, 43]
+    relaxed = simulate(language.relay, 2, (flag.zero_(), out, True), seed=seed)
+    assert relaxed.kinds() == {Kind.RACE}, "the flag is seen, what was stored before it need not be"

@@ -16,7 +16,7 @@ import torch
 
 import kernels.blackwell.simulated as blackwell
 import kernels.cdna4.simulated as cdna4
-from gluon_sim import Limits, intercept
+from gluon_sim import Kind, Limits, intercept
 from indexer.score_cases import paged, pair
 from kernels.hopper import simulated as hopper
 from kernels.hopper.few.test_few import few_plan
@@ -124,11 +124,15 @@ RUNS: dict[str, tuple[PlanOf, Case]] = {
 }  # fmt: skip
 
 
+# Requests that overlap are written by several programs at once; what lands is not promised.
+EXPECTED = (Kind.RACE,)
+
+
 def problems_of(plan_of: PlanOf, built: BuiltCase) -> list[str]:
     """What the simulator found, and counters that are not zero for the next launch."""
     results = new_results(built)
     prepared = list(calls(plan_of(built), built.operands, results))
-    with intercept(limits=LIMITS) as reports:
+    with intercept(limits=LIMITS, ignore=EXPECTED) as reports:
         for call in prepared:
             call.run()
     found = [str(report) for report in reports if not report.ok]
@@ -182,7 +186,7 @@ def test_the_selection_stays_inside_its_tensors(kind: str) -> None:
         for x in (op.windows.starts, op.windows.ends, table):
             make_wild(x, kind, rng)
         got = selection.results_of(op)
-        with intercept(limits=LIMITS) as reports:
+        with intercept(limits=LIMITS, ignore=EXPECTED) as reports:
             for call in selection.calls(selection.plan_of(op, got), op, got):
                 call.run()
         assert [str(report) for report in reports if not report.ok] == []

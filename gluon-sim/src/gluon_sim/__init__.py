@@ -19,6 +19,7 @@ the README says what is not modeled.
 | memory/ | shared, tensor and global memory |
 | machine/ | partitions, barriers, operations in flight, the scheduler |
 | report/ | findings, outputs, the timeline |
+| stream.py | launches that may run at the same time |
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from gluon_sim.launch import Limits, simulate
 from gluon_sim.memory.unreserved import unreserved
 from gluon_sim.report.findings import Finding, Kind, Report
 from gluon_sim.report.timeline import Rates, Timeline
+from gluon_sim.stream import contended_by
 
 __all__ = [
     "Finding",
@@ -40,6 +42,7 @@ __all__ = [
     "Report",
     "Timeline",
     "Unsupported",
+    "contended_by",
     "intercept",
     "register_asm",
     "simulate",

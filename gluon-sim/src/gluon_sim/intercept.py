@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from gluon_sim.launch import simulate
+from gluon_sim.memory.history import History
 from gluon_sim.report.findings import Report
 from gluon_sim.report.outputs import faults_of_all
 
@@ -33,10 +34,11 @@ def intercept(
     from triton.experimental.gluon._runtime import GluonJITFunction
 
     reports: list[Report] = []
+    history = History()
 
     def run(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
         size = grid(dict(kwargs)) if callable(grid) else grid
-        reports.append(simulate(self, size, args, kwargs, **options))
+        reports.append(simulate(self, size, args, kwargs, history=history, **options))
 
     GluonJITFunction.run = run
     try:

@@ -21,9 +21,11 @@ from gluon_sim.machine.clusters import Machine
 from gluon_sim.machine.context import Location
 from gluon_sim.machine.scheduler import Scheduler
 from gluon_sim.memory.global_memory import Descriptor, GlobalBuffer
+from gluon_sim.memory.history import History
 from gluon_sim.report.findings import Finding, Kind, Log, Report
 from gluon_sim.report.outputs import output_faults
 from gluon_sim.report.timeline import NOMINAL, Rates
+from gluon_sim.stream import contended_by
 from gluon_sim.values.dtypes import Array
 from gluon_sim.values.tensors import Pointer, scalar
 
@@ -35,7 +37,6 @@ _LAUNCH_OPTIONS = (
     "maxnreg",
     "waves_per_eu",
     "matrix_instr_nonkdim",
-    "launch_pdl",
     "launch_cooperative_grid",
     "enable_fp_fusion",
 )
@@ -63,7 +64,7 @@ DEFAULT_LIMITS = Limits()
 class _Arguments:
     """Kernel arguments as the simulator sees them, and the memory behind them."""
 
-    def __init__(self, kernel: Any, loader: Loader) -> None:
+    def __init__(self, kernel: Any, loader: Loader, history: History) -> None:
         plain = kernel.fn
         self.signature = inspect.signature(plain)
         self.constexprs = {
@@ -74,6 +75,8 @@ class _Arguments:
         self.tensors: dict[str, torch.Tensor] = {}
         self.counts: dict[tuple[int, int], Array] = {}
         self._loader = loader
+        self._history = history
+        self._contended = contended_by(kernel)
 
     def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """Names to simulated values."""
@@ -86,7 +89,8 @@ class _Arguments:
 
     def _buffer(self, name: str, tensor: torch.Tensor) -> GlobalBuffer:
         self.tensors[name] = tensor
-        return GlobalBuffer(tensor, name, self.counts)
+        cells = self._history.cells(tensor)
+        return GlobalBuffer(tensor, name, self.counts, cells, name in self._contended)
 
     def _runtime(self, name: str, x: Any) -> Any:
         if isinstance(x, torch.Tensor):
@@ -135,7 +139,7 @@ def _refill(machine: Machine, body: Any, resident: int) -> Any:
     return start
 
 
-def simulate(
+def simulate(  # noqa: PLR0913
     kernel: Any,
     grid: int | Sequence[int],
     args: Sequence[Any] = (),
@@ -149,6 +153,7 @@ def simulate(
     limits: Limits = DEFAULT_LIMITS,
     picture: str | Path | None = None,
     rates: Rates = NOMINAL,
+    history: History | None = None,
 ) -> Report:
     """Run `kernel` over `grid` on the CPU and report what went wrong.
 
@@ -158,9 +163,12 @@ def simulate(
     `outputs`: names of arguments every element of which must be written exactly once; a mapping
     gives a mask of the elements that must be (all others must not).
     `resident` clusters run side by side. `limits` end every run. `picture` writes the timeline
-    of a "timed" run (.svg or .html), whose units work at `rates`.
+    of a "timed" run (.svg or .html), whose units work at `rates`. `history` has the launches in
+    front on the same stream: with the option `launch_pdl` the last of them may still run.
     """
     options = dict(kwargs or {})
+    history = history or History()
+    launched = history.stream.begin(kernel.fn.__name__, bool(options.pop("launch_pdl", False)))
     num_warps, num_ctas = options.pop("num_warps", 4), options.pop("num_ctas", 1)
     for name in _LAUNCH_OPTIONS:
         options.pop(name, None)
@@ -168,7 +176,7 @@ def simulate(
         raise Unsupported(f"clusters of {num_ctas} CTAs: 1 or 2 are modeled")
     started = time.perf_counter()
     loader = Loader()
-    arguments = _Arguments(kernel, loader)
+    arguments = _Arguments(kernel, loader, history)
     bound = arguments.bind(args, options)
     entry = loader.function(kernel)
     log = Log(limits.findings, ignore)
@@ -176,7 +184,9 @@ def simulate(
     scheduler.load_alignment = limits.load_alignment
     scheduler.fp8_bits = limits.fp8_bits
     scheduler.rates = rates
-    machine = Machine(scheduler, _grid(grid), num_warps, num_ctas, _pair_barriers())
+    machine = Machine(
+        scheduler, _grid(grid), num_warps, num_ctas, _pair_barriers(), history, launched
+    )
 
     def body() -> None:
         agent = context.current()

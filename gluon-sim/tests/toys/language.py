@@ -150,13 +150,14 @@ def unmodeled(o_ptr):
 
 
 @gluon.jit
-def relay(flag_ptr, o_ptr):
-    """Program 1 polls a flag in global memory that program 0 raises."""
+def relay(flag_ptr, o_ptr, RELAXED: gl.constexpr = False):
+    """Program 1 polls a flag in global memory that program 0 raises; RELAXED tells nothing else."""
+    SEM: gl.constexpr = "relaxed" if RELAXED else "acq_rel"
     if gl.program_id(0) == 0:
         gl.store(o_ptr, 42)
-        gl.store(flag_ptr, 1)
+        gl.atomic_xchg(flag_ptr, 1, sem=SEM)
     else:
-        while gl.load(flag_ptr, volatile=True) == 0:
+        while gl.atomic_add(flag_ptr, 0, sem=SEM) == 0:
             gl.device_print("waiting")
         gl.store(o_ptr + 1, gl.load(o_ptr) + 1)
 

@@ -12,6 +12,7 @@ poisoned; every access is checked. What every instruction's meaning rests on: `s
 
 from __future__ import annotations
 
+from gluon_sim.compiled.core.launches import Launches
 from gluon_sim.compiled.core.report import (
     Fault,
     Finding,
@@ -32,6 +33,7 @@ __all__ = [
     "Fault",
     "Finding",
     "Kind",
+    "Launches",
     "LineSlack",
     "Location",
     "Loop",

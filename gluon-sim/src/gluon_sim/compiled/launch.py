@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from gluon_sim.compiled.core.buffers import Buffers
+from gluon_sim.compiled.core.launches import Launches
 from gluon_sim.compiled.core.report import Fault, Finding, Log, Report, UnknownInstruction
 from gluon_sim.compiled.core.schedule import Schedule
 from gluon_sim.compiled.core.trace import Trace
@@ -27,26 +28,38 @@ def execute(
     schedule: Schedule = _FIRST,
     kernel: Any = None,
     trace: bool = False,
+    launches: Launches | None = None,
+    dependent: bool = False,
+    contended: Collection[str] = (),
 ) -> Report:
     """Run `programs` programs of a kernel that `triton.compile` made; tensors are written in place.
 
     `arguments` are the runtime arguments in the kernel's order: tensors on the CPU, tensor
     descriptors, integers, floats. `outputs` names those that may be written (None: all of them).
     `kernel` replaces the parsed kernel, for instance by one without a barrier. With `trace` the
-    report has what the run shows about speed (`core.trace`).
+    report has what the run shows about speed (`core.trace`). `launches` has those in front on the
+    same stream; a `dependent` launch (`launch_pdl`) may begin before the last of them has ended.
+    `contended` are arguments in which programs may overwrite one another's stores.
 
     Raises `UnknownInstruction` for code that the interpreter does not know.
     """
     log, executed = Log(trace=Trace() if trace else None), Counter[int]()
     buffers = Buffers(arguments, outputs, extra=_KERNEL_ARGUMENTS)
+    buffers.let_overwrite(arguments[name] for name in contended)
+    launches = launches or Launches()
+    name = getattr(compiled.metadata, "name", "the launch in front")
+    launch = launches.begin(name, dependent, buffers)
     started, total = time.perf_counter(), 0
     run = _interpreter(compiled)
     with np.errstate(all="ignore"):  # lanes overflow and divide by zero as the machine does
         try:
-            total = run(compiled, programs, arguments, buffers, schedule, log, executed, kernel)
+            total = run(
+                compiled, programs, arguments, buffers, schedule, log, executed, kernel, launch
+            )
         except Fault as fault:
             log.add(Finding(fault.kind, str(fault), fault.where, fault.who))
     buffers.copy_back()
+    launches.end(launch, buffers)
     seconds = time.perf_counter() - started
     hits = tuple(executed[at] for at in range(1 + max(executed, default=-1)))
     return Report(

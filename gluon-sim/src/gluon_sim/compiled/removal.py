@@ -17,7 +17,7 @@ _KINDS = {
     "tcgen05.wait::ld": "wait for loads", "bar.sync": "barrier", "barrier.sync": "barrier",
     "wgmma.wait_group": "wait for products", "cp.async.wait_group": "wait for copies",
     "cp.async.bulk.wait_group": "wait for bulk stores", "barrier.cluster.wait": "cluster barrier",
-    "s_barrier": "barrier",
+    "s_barrier": "barrier", "griddepcontrol.wait": "wait for the launch in front",
 }  # fmt: skip
 
 

@@ -63,6 +63,7 @@ def global_load_to_shared(
     pending = queue("lds")
     op.after = (pending.last,) if pending.last is not None and not pending.last.done else ()
     op.issue(_channel(dest), writes=[dest], in_order=False)
+    ptr.buffer.touch(position, where, "load to LDS", by=op)
     pending.last = op
     pending.open.append(op)
     agent.yield_()

@@ -251,6 +251,7 @@ def async_gather(
     op.run = run
     hopper._deliver(op, barrier, part.nbytes)
     op.issue(hopper._channel(part), writes=[part], in_order=False)
+    tensor_desc.touch_rows(_inside(tensor_desc, rows, first, part), "TMA gather", op)
     agent.yield_()
 
 
@@ -272,7 +273,14 @@ def async_scatter(
 
     op.run = run
     queue("tma store").issue(op, reads=[src])
+    tensor_desc.touch_rows(_inside(tensor_desc, rows, first, src), "TMA scatter", op, write=True)
     agent.yield_()
+
+
+def _inside(desc: Descriptor, rows: Array, first: int, view: MemoryView) -> list[Array]:
+    """The rows and columns of a gather or scatter that the tensor has."""
+    last = min(first + view.shape[1], desc.shape[1])
+    return [rows[(rows >= 0) & (rows < desc.shape[0])], np.arange(first, max(first, last))]
 
 
 def _check_gather(desc: Descriptor, rows: Array, view: MemoryView) -> None:

@@ -85,11 +85,14 @@ def store(pointer: Pointer, value: Any, mask: Any = None, **_: Any) -> None:
 
 
 def _atomic(function: Callable[[Any, Any], Any]) -> Callable[..., Tensor]:
-    def apply(pointer: Pointer, value: Any, mask: Any = None, **_: Any) -> Tensor:
+    def apply(
+        pointer: Pointer, value: Any, mask: Any = None, sem: str = "acq_rel", **_: Any
+    ) -> Tensor:
         agent = current()
         agent.yield_()
         buffer = pointer.buffer
         position, where = buffer.resolve(pointer, raw(mask), "atomic")
+        buffer.touch_atomically(position, where, hands_on=sem != "relaxed")
         on = np.ones(np.shape(position), bool) if where is None else np.asarray(where)
         operand = np.broadcast_to(np.asarray(raw(value)), np.shape(position))
         old = np.zeros(np.shape(position), buffer.dtype.register)

@@ -174,6 +174,7 @@ def tma_load(
     op.run = run
     _deliver(op, barrier, part.nbytes)
     op.issue(_channel(part), writes=[part], in_order=False)
+    tensor_desc.touch(start, part.shape, "TMA load", op, write=False)
     agent.yield_()
 
 
@@ -191,6 +192,7 @@ def tma_store(tensor_desc: Descriptor, coord: Sequence[Any], src: MemoryView, **
 
     op.run = run
     queue("tma store").issue(op, reads=[part])
+    tensor_desc.touch(start, part.shape, "TMA store", op, write=True)
     agent.yield_()
 
 
@@ -233,6 +235,7 @@ def cp_async(smem: MemoryView, pointer: Pointer, mask: Any = None, **_: Any) -> 
 
     op.run = run
     op.issue(_channel(smem), writes=[smem], in_order=False, generic=True)
+    pointer.buffer.touch(position, where, "cp.async", by=op)
     queue("cp.async").open.append(op)
     agent.yield_()
 

@@ -312,6 +312,7 @@ class Threads:
         current().yield_()
         buffer = pointer.buffer
         at = int(buffer.resolve(pointer, None, "atomic")[0])
+        buffer.touch_atomically(np.asarray(at), None, hands_on=False)
         old = np.zeros(self.shape, np.uint32)
         for thread in np.argwhere(on):
             place = tuple(thread)
@@ -360,9 +361,8 @@ _EFFECTS: dict[str, Callable[[Threads, tuple[Operand, ...], Array], None]] = {
     "shfl.sync.bfly.b32": Threads.exchange,
     "shfl.sync.idx.b32": Threads.shuffle,
     "atom.global.add.u32": Threads.atomic_add,
-    # Launches run one after the other here.
-    "griddepcontrol.wait": lambda _threads, _operands, _on: None,
-    "griddepcontrol.launch_dependents": lambda _threads, _operands, _on: None,
+    "griddepcontrol.wait": lambda _threads, _operands, _on: current().wait_for_launch_in_front(),
+    "griddepcontrol.launch_dependents": lambda _threads, _operands, _on: current().let_next_begin(),
     "st.shared.f32": Threads.store_shared,
     "bar.sync": functools.partial(Threads.named_barrier, wait=True),
     "bar.arrive": functools.partial(Threads.named_barrier, wait=False),

@@ -36,6 +36,8 @@ class AsyncOp:
         self.after: Sequence[AsyncOp] = ()
         self.accesses: list[Access] = []
         self.completion = Clock()
+        self.channel: Component = None
+        self.time = 0  # of its channel, from its issue on
         self.run: Callable[[], None] = lambda: None
         self.on_done: list[Callable[[], None]] = []
         self.start_time = 0.0
@@ -58,6 +60,7 @@ class AsyncOp:
         """
         agent = self.agent
         time = agent.scheduler.next_time(channel)
+        self.channel, self.time = channel, time
         known = agent.clock.copy()
         if in_order:
             known.seen[channel] = time

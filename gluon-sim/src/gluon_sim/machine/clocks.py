@@ -30,6 +30,12 @@ class CopyChannel(NamedTuple):
     shape: tuple[int, ...]
 
 
+class LaunchEnd(NamedTuple):
+    """Whoever has heard of it knows that a launch has ended and sees its writes."""
+
+    launch: int
+
+
 class Clock:
     """A vector clock and its fenced part. Components that never ticked are absent."""
 

@@ -12,8 +12,10 @@ from gluon_sim.machine.barriers import MBarrier, NamedBarrier
 from gluon_sim.machine.clocks import Clock, Component
 from gluon_sim.machine.context import current, here
 from gluon_sim.machine.scheduler import Agent, Scheduler
+from gluon_sim.memory.history import History
 from gluon_sim.memory.views import MemoryView, allocate
 from gluon_sim.report.findings import Kind
+from gluon_sim.stream import Launch
 from gluon_sim.values.dtypes import DType
 from gluon_sim.values.layouts import cta_basis, is_barrier_layout, split_axis
 
@@ -174,8 +176,12 @@ class Machine:
         num_warps: int,
         num_ctas: int,
         pair_barriers: bool,
+        history: History,
+        launched: Launch,
     ) -> None:
         self.scheduler = scheduler
+        self.history = history
+        self.launched = launched
         self.grid = grid
         self.num_warps = num_warps
         self.num_ctas = num_ctas

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gluon_sim.machine import context
-from gluon_sim.machine.clocks import Access, Clock, Component
+from gluon_sim.machine.clocks import Access, Clock, Component, LaunchEnd
 from gluon_sim.machine.context import Location, here
 from gluon_sim.machine.warps import Warps
 from gluon_sim.report.findings import Finding, Kind, Log
@@ -141,6 +141,21 @@ class Agent:
             self.time = max(self.time, woken_at())
             if self.time > started:
                 self.scheduler.note(self.lane, "wait", reason(), started, self.time)
+
+    # -- launches
+    @property
+    def launch(self) -> int:
+        """The number of the launch that it belongs to."""
+        return self.cta.cluster.machine.launched.number
+
+    def let_next_begin(self) -> None:
+        """griddepcontrol.launch_dependents."""
+        self.cta.cluster.machine.launched.release(self.cta.program)
+
+    def wait_for_launch_in_front(self) -> None:
+        """griddepcontrol.wait."""
+        for launch in self.cta.cluster.machine.launched.wait(self.cta.program):
+            self.clock.seen[LaunchEnd(launch)] = 1
 
     # -- effects
     def charge(self, amount: Any, unit: str = "vector", split: int | None = None) -> None:

@@ -10,7 +10,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from gluon_sim.machine.context import current
+from gluon_sim.machine.async_units import AsyncOp
+from gluon_sim.machine.context import current, here
+from gluon_sim.memory.history import Cells, GlobalAccess, report_races
 from gluon_sim.memory.unreserved import unreserved
 from gluon_sim.report.findings import Kind
 from gluon_sim.report.outputs import storage_of
@@ -32,10 +34,16 @@ def _zeros(number: int) -> Array:
 
 
 class GlobalBuffer:
-    """One tensor argument: the bits of its storage, its bounds, and how often each was stored."""
+    """One tensor argument: the bits of its storage, its bounds, how often each was stored, and who
+    touched it last (`cells`). `contended`: programs may overwrite one another's stores."""
 
     def __init__(
-        self, tensor: torch.Tensor, name: str, counts: dict[tuple[int, int], Array]
+        self,
+        tensor: torch.Tensor,
+        name: str,
+        counts: dict[tuple[int, int], Array],
+        cells: Cells,
+        contended: bool = False,
     ) -> None:
         if tensor.device.type != "cpu":
             raise TypeError(f"{name}: the simulator takes CPU tensors, got one on {tensor.device}")
@@ -53,6 +61,8 @@ class GlobalBuffer:
         if key not in counts:
             counts[key] = _zeros(len(self.flat))
         self.counts = counts[key]
+        self.cells = cells
+        self.contended = contended
 
     def shifted(self, offset: int) -> GlobalBuffer:
         """The same buffer from a later element on."""
@@ -83,9 +93,42 @@ class GlobalBuffer:
         position = offset + self.base
         return (position if where is None else np.where(where, position, self.base)), where
 
+    def touch(
+        self,
+        position: Array,
+        where: Array | None,
+        what: str,
+        *,
+        write: bool = False,
+        atomic: bool = False,
+        by: AsyncOp | None = None,
+    ) -> None:
+        """Record an access of the running partition, or of `by`, and report what it races with."""
+        agent = current()
+        at = np.asarray(position) if where is None else np.asarray(position)[where]
+        component = agent.component if by is None else by.channel
+        time = agent.clock.seen[component] if by is None else by.time
+        line = here() if by is None else by.where
+        contended = write and self.contended
+        access = GlobalAccess(agent.launch, component, time, what, line, atomic, contended)
+        cells = self.cells.of(at, self.dtype.itemsize)
+        report_races(agent, self.cells, cells, access, write, self.name)
+
+    def touch_atomically(self, position: Array, where: Array | None, hands_on: bool) -> None:
+        """Record an atomic; one that `hands_on` clocks releases and acquires."""
+        agent = current()
+        if hands_on:
+            at = np.asarray(position) if where is None else np.asarray(position)[where]
+            history = agent.cta.cluster.machine.history
+            history.hand_on(self.cells, self.cells.of(at, self.dtype.itemsize), agent.clock)
+        self.touch(position, where, "atomic", write=True, atomic=True)
+        if hands_on:
+            agent.clock.tick(agent.component)
+
     def load(self, pointer: Pointer, mask: Any = None, other: Any = None) -> Array:
         """Values at `pointer`; `other` (default 0) where the mask is off."""
         position, where = self.resolve(pointer, mask, "load")
+        self.touch(position, where, "load")
         if where is not None and not where.any():
             bits = np.zeros(np.shape(position), self.dtype.storage)
         else:
@@ -99,6 +142,7 @@ class GlobalBuffer:
     def store(self, pointer: Pointer, values: Any, mask: Any = None) -> None:
         """Write values where the mask is on, and count the writes."""
         position, where = self.resolve(pointer, mask, "store")
+        self.touch(position, where, "store", write=True)
         bits = np.broadcast_to(self.dtype.encode(np.asarray(values)), position.shape)
         if where is not None:
             position, bits = position[where], bits[where]
@@ -154,6 +198,26 @@ class Descriptor:
         position, _ = self.buffer.resolve(pointer, None, "TMA load")
         block[where] = self.buffer.flat[position]
         return block
+
+    def touch(
+        self, start: Sequence[int], extent: Sequence[int], what: str, by: AsyncOp, write: bool
+    ) -> None:
+        """Record that `by` copies a block."""
+        outer, _ = self.window(start, extent)
+        self.touch_rows([np.arange(part.start, part.stop) for part in outer], what, by, write)
+
+    def touch_rows(
+        self, indices: Sequence[Array], what: str, by: AsyncOp, write: bool = False
+    ) -> None:
+        """Record that `by` copies the elements at all combinations of `indices`."""
+        if self.wraps:
+            return
+        parts = np.ix_(*indices)
+        position = sum(
+            (part * stride for part, stride in zip(parts, self.strides, strict=True)),
+            np.asarray(self.buffer.base),
+        )
+        self.buffer.touch(position, None, what, by=by, write=write)
 
     @property
     def type(self) -> Descriptor:

@@ -12,7 +12,8 @@ from typing import Any
 
 from torch import Tensor
 
-from gluon_sim.compiled import Report, Schedule, execute
+from gluon_sim import contended_by
+from gluon_sim.compiled import Launches, Report, Schedule, execute
 from openmla.aot.jobs import CompileJob, build, specialized
 from openmla.dispatch import triton_version
 from openmla.errors import Unsupported
@@ -33,18 +34,23 @@ SM_COUNT = 2
 
 @dataclass(frozen=True, eq=False)
 class Prepared:
-    """One launch: the compiled kernel, its runtime arguments in order, and those it may write."""
+    """One launch: the compiled kernel, its runtime arguments in order, those it may write,
+    whether it may begin before the launch in front of it has ended, and in which arguments its
+    programs may overwrite one another's stores."""
 
     compiled: Any
     programs: int
     arguments: dict[str, Any]
     outputs: tuple[str, ...]
+    dependent: bool
+    contended: tuple[str, ...]
 
-    def run(self, schedule: Schedule, kernel: Any = None) -> Report:
-        """Execute it; `kernel` replaces what the compiled text says."""
+    def run(self, schedule: Schedule, launches: Launches, kernel: Any = None) -> Report:
+        """Execute it after `launches`; `kernel` replaces what the compiled text says."""
         return execute(
             self.compiled, self.programs, self.arguments, outputs=self.outputs,
-            schedule=schedule, kernel=kernel,
+            schedule=schedule, kernel=kernel, launches=launches, dependent=self.dependent,
+            contended=self.contended,
         )  # fmt: skip
 
 
@@ -66,8 +72,9 @@ class PreparedCase:
         for tensor, before in self._fresh:
             tensor.copy_(before)
         replaced = kernels or {}
+        launches = Launches()
         reports = [
-            launch.run(schedule, replaced.get(number))
+            launch.run(schedule, launches, replaced.get(number))
             for number, launch in enumerate(self.launches)
         ]
         found = (self.results.out, self.results.lse, self.results.max_logits)
@@ -108,7 +115,9 @@ def _prepared(call: Call, target: str, inputs: set[int]) -> Prepared:
     names = [name for name in call.kernel.arg_names if name not in constexprs]
     arguments = {name: call.arguments[name] for name in names}
     outputs = tuple(name for name, value in arguments.items() if _may_write(value, inputs))
-    return Prepared(build(job), call.programs, arguments, outputs)
+    dependent = bool(call.arguments.get("launch_pdl"))
+    contended = contended_by(call.kernel)
+    return Prepared(build(job), call.programs, arguments, outputs, dependent, contended)
 
 
 def _may_write(value: Any, inputs: set[int]) -> bool:

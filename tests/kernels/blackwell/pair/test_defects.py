@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
+import openmla.kernels.blackwell.pair.launch as launcher
 from gluon_sim import Kind
 from kernels.blackwell.pair.test_kernel import CASES, ONE_PAIR, V32
 from kernels.blackwell.sparse.defects import SparseDefect, load_defect
 from kernels.blackwell.sparse.test_defects import run_on
-from kernels.mutants import assert_found
+from kernels.mutants import RUNS, assert_found
 from openmla.kernels.gluon.compat import TRITON
 from openmla.planning.blackwell.units import FIRST_ROWS_PAIR
 
@@ -91,3 +92,10 @@ DEFECTS = [
 def test_defect_is_found(defect: SparseDefect, tmp_path: Path) -> None:
     mutant = load_defect(defect, tmp_path, "pair")
     assert_found(defect.kind, partial(run_on, mutant, TURNS[defect.case], target=ONE_PAIR))
+
+
+@pytest.mark.parametrize("name", TURNS)
+def test_the_kernel_itself_is_clean_and_right(name: str) -> None:
+    for schedule, seed in RUNS[:2]:
+        found = run_on(launcher, TURNS[name], schedule, seed, target=ONE_PAIR)
+        assert found == (set(), True)

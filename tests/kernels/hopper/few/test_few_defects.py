@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from gluon_sim import Kind
 from kernels.hopper.few.test_few import NARROW, few_plan
-from kernels.hopper.latent.defect import SparseDefect, assert_found
+from kernels.hopper.latent.defect import SparseDefect, assert_clean_and_right, assert_found
 
 SCORES, WEIGHTS, VALUES, ROWS = "few.scores", "few.weights", "few.values", "few.rows"
 CASES = {
@@ -19,6 +20,7 @@ CASES = {
     "long": replace(NARROW, topk=900),
     "halves": replace(NARROW, topk=400, return_max_logits=True),
     "lengths": replace(NARROW, topk_lengths="ragged", q_lens=(3,), topk=400),
+    "negative scale": replace(NARROW, topk=400, scale=-0.05),
 }
 
 
@@ -31,7 +33,7 @@ DEFECTS = [
     wrong("keys that are not there are scored", SCORES, "seen = gl.convert_layout(keys >= 0",
           "seen = gl.convert_layout(keys >= -1", "even"),
     wrong("the right columns are scored twice", SCORES, "q, k, (2, 1))", "q, k, (2, 2))"),
-    wrong("the sign of the scale is forgotten", SCORES, "signed(S, SIGN)", "S", "lengths"),
+    wrong("the sign of the scale is forgotten", SCORES, "signed(S, SIGN)", "S", "negative scale"),
     wrong("the right half of V is the left one", SCORES, "DIMS[0]], k_right)",
           "DIMS[0]], k_left)"),
     wrong("a list does not end", ROWS, "mask=at < count, other=-1", "mask=at < 10**6, other=-1",
@@ -58,6 +60,13 @@ DEFECTS = [
                  "bf16"),
     SparseDefect("sums are read before they are written", Kind.RACE, VALUES,
                  "    mbarrier.wait(done, 0)\n", "", "bf16"),
+    SparseDefect("scores are read while they are written", Kind.RACE, WEIGHTS,
+                 "            wait_for_kernel_before()\n", "            pass\n", "bf16"),
+    SparseDefect("weights are copied while they are written", Kind.RACE, VALUES,
+                 "        wait_for_kernel_before()\n    for j in range(0, own):",
+                 "        pass\n    for j in range(0, own):", "bf16"),
+    SparseDefect("sums are added up while they are written", Kind.RACE, VALUES,
+                 "        wait_for_kernel_before()\n    stop", "        pass\n    stop", "bf16"),
     SparseDefect("copies are not waited for", Kind.RACE, SCORES,
                  "        async_copy.wait_group(1 - SIDE)\n", "        pass\n", "bf16"),
     SparseDefect("rows are handed on before the fence", Kind.FENCE, SCORES,
@@ -68,8 +77,16 @@ DEFECTS = [
 @pytest.mark.slow
 @pytest.mark.parametrize("defect", DEFECTS, ids=lambda d: d.name)
 def test_defect_is_found(defect: SparseDefect, tmp_path: Path) -> None:
-    case = CASES[defect.case]
-    if "sign" in defect.name:
-        case = replace(case, scale=-0.05)
-    width = 32 if defect.case == "halves" else 64
-    assert_found(defect, case, tmp_path, adjust=lambda plan: few_plan(plan, width))
+    adjust = partial(few_plan, width=width_of(defect.case))
+    assert_found(defect, CASES[defect.case], tmp_path, adjust)
+
+
+def width_of(name: str) -> int:
+    """Columns of V that a program takes; with 32, blocks of scores come in two halves."""
+    return 32 if name == "halves" else 64
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
+def test_the_kernels_themselves_are_clean_and_right(name: str) -> None:
+    assert_clean_and_right(CASES[name], partial(few_plan, width=width_of(name)))

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from gluon_sim import Kind
-from kernels.hopper.latent.defect import SparseDefect, assert_found
+from kernels.hopper.latent.defect import SparseDefect, assert_clean_and_right, assert_found
 from kernels.hopper.latent.test_pages import EDGES
-from kernels.judging import as_built, ends_with_invalid
+from kernels.judging import Change, as_built, ends_with_invalid
 from openmla.testing.case import Case
 
 # One stage of keys, so every tile is loaded again in the next step; and three, so the left
@@ -182,5 +182,14 @@ DEFECTS = [
 
 @pytest.mark.parametrize("defect", DEFECTS, ids=lambda d: d.name)
 def test_defect_is_found(defect: SparseDefect, tmp_path: Path) -> None:
-    change = ends_with_invalid if defect.case == "ends" else as_built
-    assert_found(defect, CASES[defect.case], tmp_path, change=change)
+    assert_found(defect, CASES[defect.case], tmp_path, change=change_of(defect.case))
+
+
+def change_of(name: str) -> Change:
+    """What is changed in a case after it was built."""
+    return ends_with_invalid if name == "ends" else as_built
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_kernel_itself_is_clean_and_right(name: str) -> None:
+    assert_clean_and_right(CASES[name], change=change_of(name))

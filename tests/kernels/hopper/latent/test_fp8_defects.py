@@ -4,13 +4,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
-from gluon_sim import Kind
-from kernels.hopper.latent.defect import SparseDefect, assert_found
+import openmla.kernels.hopper as package
+import openmla.kernels.hopper.latent.launch as launcher
+from gluon_sim import Kind, Limits, intercept
+from kernels.hopper.latent.defect import Adjust, SparseDefect, assert_clean_and_right, assert_found
+from kernels.hopper.simulated import plan_of
+from kernels.judging import on
+from kernels.mutants import load_mutant, once
 from openmla.planning import Plan, dequantize
+from openmla.testing.build import Outcome
 from openmla.testing.case import Case
+from openmla.testing.compare import judge
+from openmla.testing.simulate import new_results
 
 V32 = Case(
     "sparse", 4, 512, 64, 512, q_lens=(1,), k_lens=(400,), topk=300, scale=0.07, seed=1,
@@ -117,6 +126,23 @@ DEFECTS = [
         "gate = total if", "gate = None if", held=50,
     ),
     Fp8Defect(
+        "claims are read while they are made", Kind.RACE, "dequantize.kernels",
+        "    wait_for_kernel_before()\n    mine", "    mine", held=1000,
+    ),
+    Fp8Defect(
+        "rows are dequantized before they have places", Kind.RACE, "dequantize.kernels",
+        "        wait_for_kernel_before()\n        total", "        total", held=1000,
+    ),
+    Fp8Defect(
+        "a workspace is read while it is filled", Kind.RACE, "latent.kernel",
+        "        wait_for_kernel_before()\n    if SCALED", "        pass\n    if SCALED", held=1000,
+    ),
+    Fp8Defect(
+        "the number of rows is read while they are counted", Kind.RACE, "latent.kernel",
+        "            wait_for_kernel_before()\n        if (gl.load",
+        "            pass\n        if (gl.load", held=50,
+    ),
+    Fp8Defect(
         "neither kernel runs", None, "latent.kernel", "<= capacity) != FITS:",
         "> capacity) != FITS:", held=50,
     ),
@@ -128,13 +154,48 @@ def test_defect_is_found(
     defect: Fp8Defect, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     case = CASES[defect.case]
-    if defect.held:
+    assert_found(defect, case, tmp_path, holding(defect.held, case, monkeypatch))
+
+
+def holding(held: int, case: Case, monkeypatch: pytest.MonkeyPatch) -> Adjust:
+    """Plans with a workspace of `held` rows; 0: rows are dequantized in the kernel."""
+    if held:
         for cap in ("WORKSPACE_CAP", "LISTED_CAP"):
-            monkeypatch.setattr(dequantize, cap, defect.held * 2 * case.d_qk)
+            monkeypatch.setattr(dequantize, cap, held * 2 * case.d_qk)
 
     def adjust(chosen: Plan) -> Plan:
         read, pool = chosen.config.cache_read, chosen.problem.total_k
-        read = read.by("named" if defect.held else "in_kernel", pool, pool)
+        read = read.by("named" if held else "in_kernel", pool, pool)
         return replace(chosen, config=replace(chosen.config, cache_read=read))
 
-    assert_found(defect, case, tmp_path, adjust)
+    return adjust
+
+
+@pytest.mark.parametrize(("name", "held"), sorted({(d.case, d.held) for d in DEFECTS}))
+def test_the_kernels_themselves_are_clean_and_right(
+    name: str, held: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = CASES[name]
+    assert_clean_and_right(case, holding(held, case, monkeypatch))
+
+
+def kinds_of_two_calls(launch: ModuleType, monkeypatch: pytest.MonkeyPatch) -> set[Kind]:
+    """What is found when the same call runs twice in a row on the same workspace."""
+    built = on(V32, "nan")
+    results = new_results(built)
+    plan = holding(1000, V32, monkeypatch)(plan_of(built))
+    prepared = list(launch.calls(plan, built.operands, results))
+    with intercept(limits=Limits(steps=20_000)) as reports:
+        for call in prepared * 2:
+            call.run()
+    assert judge(on(V32), Outcome(results.out, results.lse, results.max_logits)).ok
+    return {kind for report in reports for kind in report.kinds()}
+
+
+def test_a_call_waits_for_the_call_before_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert kinds_of_two_calls(launcher, monkeypatch) == set()
+    early = once("claiming, SOURCES", '{**claiming, "launch_pdl": True}, SOURCES')
+    mutant = load_mutant(package, "dequantize.launch", early, "latent.launch", tmp_path)
+    assert kinds_of_two_calls(mutant, monkeypatch) == {Kind.RACE}

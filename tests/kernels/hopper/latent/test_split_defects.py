@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from kernels.hopper.latent.defect import SparseDefect, assert_found
+from gluon_sim import Kind
+from kernels.hopper.latent.defect import SparseDefect, assert_clean_and_right, assert_found
 from kernels.hopper.latent.test_pages import SMALL
 
 # Eighteen ranges, which the merge adds in two groups; one and two.
@@ -75,6 +76,8 @@ DEFECTS = [
     ),
     split("the merge takes another head's sink", "head = row % heads", "head = row // heads",
           file=MERGE),
+    SparseDefect("the merge begins while ranges are written", Kind.RACE, MERGE,
+                 "    wait_for_kernel_before()\n", "", "split"),
     split("the merge reads another request", "(request * part_rows, ", "(request * 0, ",
           file=MERGE),
 ]  # fmt: skip
@@ -83,3 +86,7 @@ DEFECTS = [
 @pytest.mark.parametrize("defect", DEFECTS, ids=lambda d: d.name)
 def test_defect_is_found(defect: SparseDefect, tmp_path: Path) -> None:
     assert_found(defect, SPLIT, tmp_path)
+
+
+def test_the_kernels_themselves_are_clean_and_right() -> None:
+    assert_clean_and_right(SPLIT)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -35,21 +35,30 @@ class Buffers:
         storages = {t.untyped_storage().data_ptr(): (n, _storage(t)) for n, t in reached.items()}
         sizes = [len(raw) for _, raw in storages.values()]
         self.memory = Memory(Memory.room([*sizes, extra]))
-        self._placed = {
+        self.placed = {
+            # By the address of a storage: where it lies here, and its bytes.
             pointer: (self.memory.put(raw, name, pointer in written), raw)
             for pointer, (name, raw) in storages.items()
         }
 
+    def let_overwrite(self, values: Iterable[Any]) -> None:
+        """Programs may overwrite one another's stores to the storages of these arguments."""
+        for tensor in (_tensor(value) for value in values):
+            if tensor is None:
+                continue
+            address, raw = self.placed[tensor.untyped_storage().data_ptr()]
+            self.memory.contended[address - BASE :][: len(raw)] = True
+
     def address(self, tensor: torch.Tensor) -> int:
         """Where a tensor's first element lies."""
         start = tensor.untyped_storage().data_ptr()
-        return self._placed[start][0] + tensor.data_ptr() - start
+        return self.placed[start][0] + tensor.data_ptr() - start
 
     def copy_back(self) -> None:
         """Bytes that the kernel wrote, into the tensors."""
-        for address, raw in self._placed.values():
+        for address, raw in self.placed.values():
             at = slice(address - BASE, address - BASE + len(raw))
-            np.copyto(raw, self.memory.bytes[at], where=self.memory.written[at])
+            np.copyto(raw, self.memory.bytes[at], where=self.memory.own.written[at] > 0)
 
 
 def _tensor(value: Any) -> torch.Tensor | None:

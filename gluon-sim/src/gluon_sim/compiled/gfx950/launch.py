@@ -16,6 +16,7 @@ from gluon_sim.compiled.core.report import Log, UnknownInstruction
 from gluon_sim.compiled.core.schedule import Schedule
 from gluon_sim.compiled.gfx950.parse import Kernel
 from gluon_sim.compiled.gfx950.state import LANES, Wave, Workgroup
+from gluon_sim.stream import Launch as StreamLaunch
 
 _UNUSED = 0xA5  # what bytes of the argument block hold that belong to no argument
 
@@ -35,6 +36,7 @@ def run(
     log: Log,
     executed: Counter[int],
     kernel: Kernel | None = None,
+    _stream: StreamLaunch | None = None,
 ) -> int:
     """Run every workgroup, one after another; returns the number of instructions."""
     kernel = kernel or parsed(compiled.asm["amdgcn"])
@@ -42,6 +44,7 @@ def run(
     address = buffers.memory.put(block, "kernel arguments", writable=False)
     waves, total = int(compiled.metadata.num_warps), 0
     for program in range(programs):
+        buffers.memory.program = program
         size = int(compiled.metadata.shared)
         group = Workgroup(kernel, buffers.memory, size, program, schedule, log)
         group.waves = [_first_state(group, index, address, block) for index in range(waves)]

@@ -69,6 +69,9 @@ class Block:
         self.races = Shadow(-(-self.size // WORD), clocks)
         self.tensor_races = Shadow(TENSOR_CELLS if cluster.kernel.sm >= 100 else 1, clocks)
         self.tensor = np.full((_TENSOR_LANES, _TENSOR_COLUMNS), schedule.poison_word, np.uint32)
+        self.narrow = np.zeros(-(-self.size // WORD), np.uint8)
+        """Of every word the bytes, as bits, that stores of fewer than four have written since it
+        was last written otherwise. Warps may store to different bytes of one."""
         self.columns: int | None = None
         self.mbarriers: dict[int, MBarrier] = {}
         self.named: dict[int, NamedBarrier] = {}
@@ -81,8 +84,20 @@ class Block:
         if first < SHARED_BASE or first + size > self.size:
             raise Fault(Kind.BOUNDS, f"{what}: shared bytes {first:#x}+{size} of {self.size:#x}")
 
+    def beside(self, at: Array) -> Array:
+        """Which of narrow stores to bytes [n, size] go to others than the narrow stores before."""
+        cells = at[:, 0] // WORD
+        mine = ((1 << at.shape[1]) - 1 << at[:, 0] % WORD).astype(np.uint8)
+        before = self.narrow[cells]
+        apart: Array = (before != 0) & (before & mine == 0)
+        self.narrow[cells[~apart]] = 0
+        np.bitwise_or.at(self.narrow, cells, mine)
+        return apart
+
     def store(self, at: Array, data: Array, how: int = STORED) -> None:
         """An ordinary store: it ends the life of a barrier that lies there."""
+        if data.shape[-1] >= WORD:
+            self.narrow[at[..., ::WORD] // WORD] = 0
         self.shared[at] = data
         self.unpublished[at] = np.where(self.seen_by_units[at] == data, 0, how)
         if self.mbarriers:

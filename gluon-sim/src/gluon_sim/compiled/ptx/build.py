@@ -16,8 +16,8 @@ from gluon_sim.compiled.ptx.units import tcgen05, wgmma
 if TYPE_CHECKING:
     from gluon_sim.compiled.ptx.parse import Kernel
 
-# Waits for other grids, hints, and orders that a run of one warp at a time keeps anyway.
-_NOTHING = ("griddepcontrol", "membar", "nanosleep", "prefetch", "applypriority", "discard")
+# Hints, and orders that a run of one warp at a time keeps anyway.
+_NOTHING = ("membar", "nanosleep", "prefetch", "applypriority", "discard")
 
 
 def _jump(form: Form) -> Run:
@@ -35,6 +35,15 @@ def _table_jump(form: Form) -> Run:
     return run
 
 
+def _launches(form: Form) -> Run:
+    """griddepcontrol: other launches of the stream."""
+    if form.has("wait"):
+        return lambda w: w.wait_for_launch_in_front()
+    if form.has("launch_dependents"):
+        return lambda w: w.let_next_launch_begin()
+    raise form.unknown()
+
+
 _BUILDERS: dict[str, Callable[[Form], Run]] = {
     **arithmetic.BUILDERS,
     **barriers.BUILDERS,
@@ -45,6 +54,7 @@ _BUILDERS: dict[str, Callable[[Form], Run]] = {
     "tcgen05": tcgen05.tcgen05,
     "bra": _jump,
     "brx": _table_jump,
+    "griddepcontrol": _launches,
     **dict.fromkeys(_NOTHING, _jump),
 }
 

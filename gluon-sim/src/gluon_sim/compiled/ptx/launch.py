@@ -17,6 +17,7 @@ from gluon_sim.compiled.core.schedule import Schedule
 from gluon_sim.compiled.ptx.parse import Kernel, Parameter
 from gluon_sim.compiled.ptx.state import PARAMETER_BASE, PARAMETER_STEP, Cluster, Launch
 from gluon_sim.compiled.ptx.units.tensor_map import TensorMap
+from gluon_sim.stream import Launch as StreamLaunch
 
 _TENSOR_MAP_BYTES = 128
 
@@ -36,6 +37,7 @@ def run(
     log: Log,
     executed: Counter[int],
     kernel: Kernel | None = None,
+    stream: StreamLaunch | None = None,
 ) -> int:
     """Run every cluster, one after another; returns the number of instructions."""
     metadata = compiled.metadata
@@ -44,10 +46,11 @@ def run(
     size = int(metadata.num_ctas)
     launch = Launch(
         kernel, buffers.memory, int(metadata.shared), parameters, maps, programs * size,
-        strict_loads=_waits_for_loads(kernel),
+        strict_loads=_waits_for_loads(kernel), stream=stream or StreamLaunch(0, kernel.name),
     )  # fmt: skip
     total = 0
     for program in range(programs):
+        buffers.memory.program = program
         cluster = Cluster(launch, program * size, size, schedule, log)
         try:
             total += cluster.run()

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from gluon_sim.compiled.core.launches import MOST_RUNNING
 from gluon_sim.compiled.core.numbers import Array
 from gluon_sim.compiled.core.report import Fault, Kind
 
@@ -45,7 +46,8 @@ class Clocks:
     def __init__(self, warps: int, blocks: int) -> None:
         self.warps, self.blocks = warps, blocks
         self.readers = len(_KINDS) * warps + blocks
-        self.times = np.zeros(self.readers + _MOST_BARRIERS, np.int32)
+        self._copiers = self.readers + MOST_RUNNING  # in front of them: ends of launches
+        self.times = np.zeros(self._copiers + _MOST_BARRIERS, np.int32)
         self.times[:warps] = 1
         self.heard = np.zeros((warps, len(self.times)), np.int32)
         self.heard[np.arange(warps), np.arange(warps)] = 1
@@ -72,7 +74,7 @@ class Clocks:
     def copy(self, warp: int, block: int, barrier: int) -> Event:
         """A copy begins that signals an mbarrier."""
         key = (block, barrier)
-        agent = self._signals.setdefault(key, self.readers + len(self._signals))
+        agent = self._signals.setdefault(key, self._copiers + len(self._signals))
         if agent >= len(self.times):
             raise Fault(Kind.LIMIT, f"more than {_MOST_BARRIERS} mbarriers that copies signal")
         self.times[agent] += 1
@@ -80,6 +82,15 @@ class Clocks:
         told = heard.copy()
         told[agent] = self.times[agent]
         return Event(agent, int(self.times[agent]), heard, told)
+
+    def hear_launch_end(self, warp: int, slot: int) -> None:
+        """A warp has waited for an earlier launch, that in place `slot` of those that ran."""
+        self.heard[warp, self.readers + slot] = 1
+
+    def ended(self, event: Event) -> Array:
+        """Which earlier launches have ended, as far as whoever makes an access knows."""
+        known: Array = event.heard[self.readers : self.readers + MOST_RUNNING] > 0
+        return known
 
     def finish(self, warp: int, kind: int, time: int = 0) -> None:
         """A warp has waited for its work up to `time` (0: all of it)."""
@@ -135,9 +146,11 @@ class Shadow:
         if event.agent < self._clocks.readers:
             self._read[event.agent, cells] = event.time
 
-    def write(self, cells: Cells, event: Event, what: str) -> None:
-        """An access that must be ordered after the last write and all reads since."""
-        self._after_writes(cells, event, what)
+    def write(self, cells: Cells, event: Event, what: str, beside: bool = False) -> None:
+        """An access that must be ordered after the last write and all reads since; if it is
+        `beside` the last write, in other bytes of the same cells, after the reads alone."""
+        if not beside:
+            self._after_writes(cells, event, what)
         late = self._read[:, cells] > event.heard[: self._clocks.readers, None]
         late[event.agent : event.agent + 1] = False  # its own reads came before
         if late.any():

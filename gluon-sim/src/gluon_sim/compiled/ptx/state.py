@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from gluon_sim.compiled.core.memory import Memory
     from gluon_sim.compiled.ptx.parse import Instruction, Kernel
     from gluon_sim.compiled.ptx.units.tensor_map import TensorMap
+    from gluon_sim.stream import Launch as StreamLaunch
 
 LANES = np.arange(32)
 ALL = np.ones(32, bool)
@@ -103,6 +104,17 @@ class Warp(Strand):
     def event(self) -> Event:
         """An access of this warp, now."""
         return self.clocks.now(self.number)
+
+    def let_next_launch_begin(self) -> None:
+        """griddepcontrol.launch_dependents."""
+        self.cluster.launch.stream.release(self.cluster.program)
+
+    def wait_for_launch_in_front(self) -> None:
+        """griddepcontrol.wait."""
+        ended = self.cluster.launch.stream.wait(self.cluster.program)
+        for slot, launch in enumerate(self.cluster.memory.running):
+            if launch.number in ended:
+                self.clocks.hear_launch_end(self.number, slot)
 
     def commit(self, kind: str) -> None:
         """Close the open group."""
@@ -225,6 +237,7 @@ class Launch:
     parameters: dict[str, bytes]
     maps: dict[int, TensorMap]
     blocks: int
+    stream: StreamLaunch
     strict_loads: bool = True
 
 
@@ -235,6 +248,7 @@ class Cluster:
         self.launch, self.kernel, self.memory = launch, launch.kernel, launch.memory
         self.log = log
         self.engine = Engine(schedule, log)
+        self.program = first // size
         self.clocks = Clocks(size * (self.kernel.threads // 32), size)
         self.blocks: list[Block] = [
             Block(self, rank, first + rank, launch.shared) for rank in range(size)

@@ -63,7 +63,8 @@ def _load(form: Form) -> Run:
             w.block.races.read(words(at), w.event(), "a load")
             raw = w.block.shared[at]
         else:
-            raw = w.cluster.memory.load(global_addresses(w, address(w), size), size)
+            at = global_addresses(w, address(w), size)
+            raw = w.cluster.memory.load(at, size, w.clocks.ended(w.event()))
         values = raw.view(dtype).reshape(-1, len(names))
         for i, write in enumerate(writes):
             if w.full:
@@ -113,9 +114,16 @@ def _store(form: Form) -> Run:
         data = data if w.full else data[w.mask]
         if where == "shared":
             at = shared_index(w, address(w), size)
-            w.block.races.write(_changed(w, at, data), w.event(), "a store")
+            if size < WORD:
+                apart = w.block.beside(at)
+                w.block.races.write(words(at[apart]), w.event(), "a store", beside=True)
+                w.block.races.write(_changed(w, at[~apart], data[~apart]), w.event(), "a store")
+            else:
+                w.block.races.write(_changed(w, at, data), w.event(), "a store")
             w.block.store(at, data)
-        elif w.cluster.memory.store(global_addresses(w, address(w), size), data):
+            return
+        at = global_addresses(w, address(w), size)
+        if w.cluster.memory.store(at, data, w.clocks.ended(w.event())):
             w.cluster.log.note("global bytes were written twice")
 
     return run
@@ -144,14 +152,15 @@ def _atomic(form: Form) -> Run:
             index = (at.astype(np.int64) & OFFSET)[:, None] + np.arange(4)
             if where == "shared":
                 w.block.check(int(index[0, 0]), 4, "atomic")
-            raw = w.block.shared[index] if where == "shared" else w.cluster.memory.load(at, 4)
+            memory, ended = w.cluster.memory, w.clocks.ended(w.event())
+            raw = w.block.shared[index] if where == "shared" else memory.load(at, 4, ended, True)
             old[lane] = raw.view(DTYPES[kind])[0, 0]
             new = change(int(old[lane]), int(values[lane])) & MASK32
             data = np.frombuffer(new.to_bytes(4, "little"), np.uint8)[None]
             if where == "shared":
                 w.block.store(index, data)
             else:
-                w.cluster.memory.store(at, data)
+                memory.store(at, data, ended, atomic=True)
         if write:
             write(w, old)
 
@@ -264,7 +273,9 @@ def _copy(form: Form) -> Run:
         data = np.zeros((len(at), size), np.uint8)
         for length in set(lengths.tolist()) - {0}:
             chosen = lengths == length
-            data[chosen, :length] = w.cluster.memory.load(addresses[chosen], length)
+            data[chosen, :length] = w.cluster.memory.load(
+                addresses[chosen], length, w.clocks.ended(w.event())
+            )
         block, poison = w.block, w.cluster.engine.schedule.poison_byte
         block.store(at, np.full_like(data, poison), COPIED)
         event = w.clocks.start(w.number, COPIES)

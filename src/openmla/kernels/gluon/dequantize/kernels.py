@@ -88,6 +88,10 @@ def claim_kernel(
         gl.store(total_ptr, 0)
 
 
+# Entries that name the same unit overwrite one another's claims: any of them may own it.
+claim_kernel.contended = ("map_ptr",)
+
+
 @gluon.jit
 def add(a, b):
     """For running sums."""

@@ -72,22 +72,33 @@ class TensorMap:
             for step, start in zip(steps[::-1], coordinates[1:], strict=True)
         ]
 
-    def load(self, memory: Memory, column: int, rows: Sequence[Array]) -> Array:
-        """Bytes of rows that begin at `column`; `rows` as `rows_of_box` gives them."""
+    def load(
+        self, memory: Memory, column: int, rows: Sequence[Array], ended: Array | None = None
+    ) -> Array:
+        """Bytes of rows that begin at `column`; `rows` as `rows_of_box` gives them, `ended` as
+        `Memory.load` takes it."""
         inside, addresses, first, end = self._reach(column, rows)
         found = np.zeros((len(inside), self.box[0] * self.element), np.uint8)
         if inside.any() and end > first:
             at = addresses[inside] + np.uint64(first)
-            found[inside, first:end] = memory.load(at, end - first)
+            found[inside, first:end] = memory.load(at, end - first, ended)
         return found.reshape(-1)
 
-    def store(self, memory: Memory, column: int, rows: Sequence[Array], data: Array) -> bool:
+    def store(
+        self,
+        memory: Memory,
+        column: int,
+        rows: Sequence[Array],
+        data: Array,
+        ended: Array | None = None,
+    ) -> bool:
         """Write what lies inside the tensor; True when a byte had been written before."""
         inside, addresses, first, end = self._reach(column, rows)
         lines = data.reshape(-1, self.box[0] * self.element)
         if not inside.any() or end <= first:
             return False
-        return memory.store(addresses[inside] + np.uint64(first), lines[inside, first:end])
+        at = addresses[inside] + np.uint64(first)
+        return memory.store(at, lines[inside, first:end], ended)
 
     def _reach(self, column: int, rows: Sequence[Array]) -> tuple[Array, Array, int, int]:
         """Rows inside the tensor, their addresses (64 bits, which wrap), and their valid bytes."""

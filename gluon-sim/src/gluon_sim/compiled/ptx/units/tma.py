@@ -89,9 +89,10 @@ def _load(form: Form) -> Run:
         span = np.arange(at, at + size)
         block.write_by_unit(span, w.cluster.engine.schedule.poison_byte)
         place = swizzled(span, described.swizzle)
+        ended = w.clocks.ended(event)
 
         def arrive() -> None:
-            block.write_by_unit(place, described.load(w.cluster.memory, column, rows))
+            block.write_by_unit(place, described.load(w.cluster.memory, column, rows, ended))
             owner.expect(bar, -size, event.told)
 
         w.cluster.engine.issue(Pending("load", arrive, w))
@@ -118,11 +119,12 @@ def _store(form: Form) -> Run:
         _shared_box(block, at, size, "TMA store")
         place = swizzled(np.arange(at, at + size), described.swizzle)
         event = w.clocks.start(w.number, BULK)
+        ended = w.clocks.ended(event)
         block.races.read(slice(at // WORD, (at + size) // WORD), event, "a TMA store")
 
         def leave() -> None:
             data = block.read_by_unit(place, "TMA store")
-            if described.store(w.cluster.memory, column, rows, data):
+            if described.store(w.cluster.memory, column, rows, data, ended):
                 w.cluster.log.note("global bytes were written twice")
 
         work = Pending("store", leave, w, event.time)

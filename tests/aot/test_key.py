@@ -114,6 +114,7 @@ def load(tmp_path, monkeypatch):
         ("return self.base + 1", "return self.base + 2"),
         ("self.base = base\n", "self.base = base + 0\n"),
         ("base: gl.tensor", "base: gl.constexpr"),
+        ("return half(n) * 2", "return half((n,)[0]) * 2"),
     ],
 )
 def test_the_key_changes_with_what_the_compiler_sees(load, before, after):
@@ -129,6 +130,8 @@ def test_the_key_changes_with_what_the_compiler_sees(load, before, after):
         ("class Window:\n", 'class Window:\n    """In words."""\n\n'),
         ("UNUSED = gl.constexpr(5)", "UNUSED = gl.constexpr(6)"),
         ("COUNTS = ", "OTHERS = [1]\nCOUNTS = "),
+        ("shifted(i))\n", "shifted(\n            i,\n        ),\n    )\n"),
+        ("return i * FACTOR", "return i*FACTOR"),
     ],
 )
 def test_the_key_does_not_change_with_anything_else(load, before, after):

@@ -9,7 +9,7 @@ repository need a key that changes with what the compiler sees and with nothing 
              + BLOCK   a constant: its value
              + gl.load something of Triton: its name; Triton's version is the caller's to add
 
-Comments, docstrings, blank lines and the place in the file are not part of it.
+Comments, docstrings, how lines are wrapped and the place in the file are not part of it.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import functools
 import hashlib
 import inspect
 import io
+import keyword
 import symtable
 import sys
 import textwrap
@@ -184,9 +185,36 @@ def _code(source: str) -> str:
 
 
 def _joined(line: list[tokenize.TokenInfo]) -> str:
-    """A space wherever there is any between two tokens."""
-    text, end = "", line[0].start
-    for token in line:
-        text += ("" if token.start == end else " ") + token.string
-        end = token.end
-    return text
+    """The tokens of a statement, however a formatter has wrapped it: a comma before a closing
+    bracket is left out, unless it makes a tuple of one element."""
+    words = [token.string for token in line]
+    kept = []
+    for at, word in enumerate(words):
+        closes = word == "," and words[at + 1 : at + 2] in ([")"], ["]"], ["}"])
+        if not closes or _makes_a_tuple(words, at):
+            kept.append(word)
+    return " ".join(kept)
+
+
+def _makes_a_tuple(words: list[str], comma: int) -> bool:
+    """Whether the comma in front of a ")" is the only one between its brackets, which are those of
+    no call.
+
+    >>> _makes_a_tuple(["x", "=", "(", "1", ",", ")"], 4)
+    True
+    >>> _makes_a_tuple(["f", "(", "1", ",", ")"], 3)
+    False
+    >>> _makes_a_tuple(["(", "1", ",", "2", ",", ")"], 4)
+    False
+    """
+    depth = 0
+    for at in range(comma - 1, -1, -1):
+        word = words[at]
+        depth += (word in (")", "]", "}")) - (word in ("(", "[", "{"))
+        if depth < 0:
+            before = words[at - 1] if at else ""
+            named = before.isidentifier() and not keyword.iskeyword(before)
+            return word == "(" and not named and before not in (")", "]")
+        if depth == 0 and word == ",":
+            return False
+    return False

@@ -178,3 +178,15 @@ def test_programs_can_wait_for_each_other(seed):
     assert out.tolist() == [42, 43]
     relaxed = simulate(language.relay, 2, (flag.zero_(), out, True), seed=seed)
     assert relaxed.kinds() == {Kind.RACE}, "the flag is seen, what was stored before it need not be"
+
+
+@pytest.mark.parametrize("size", [48, 1 << 21])
+def test_shapes_that_triton_refuses(size):
+    report = simulate(language.filled, 1, (torch.zeros(1, dtype=torch.int32), size, 4))
+    assert report.kinds() == {Kind.ERROR}
+
+
+@pytest.mark.parametrize(("warps", "ok"), [(4, True), (2, False), (8, False)])
+def test_layouts_have_the_warps_of_their_partition(warps, ok):
+    report = simulate(language.filled, 1, (torch.zeros(1, dtype=torch.int32), 64, warps))
+    assert report.ok is ok

@@ -168,3 +168,10 @@ def constant_loop(o_ptr, N: gl.constexpr = 4):
     while N > 3:
         pass
     gl.store(o_ptr, 1)
+
+
+@gluon.jit
+def filled(o_ptr, SIZE: gl.constexpr, WARPS: gl.constexpr):
+    """The sum of SIZE ones, in a layout of WARPS warps."""
+    ones = gl.full([SIZE], 1, gl.int32, gl.BlockedLayout([1], [32], [WARPS], [0]))
+    gl.store(o_ptr, gl.sum(ones, 0))

@@ -13,6 +13,7 @@ from gluon_sim.machine.context import current
 from gluon_sim.values import dtypes, layouts
 from gluon_sim.values.dtypes import DType
 from gluon_sim.values.layouts import split_axis
+from gluon_sim.values.rules import check_layout, check_shape
 from gluon_sim.values.tensors import Pointer, Tensor, raw, scalar
 
 
@@ -22,7 +23,10 @@ def _split(layout: Any) -> int | None:
 
 def full(shape: Sequence[Any], value: Any, dtype: DType, layout: Any = None) -> Tensor:
     """A constant tensor."""
-    data = np.full([int(n) for n in shape], dtype.round(np.asarray(raw(value))), dtype.register)
+    extents = [int(n) for n in shape]
+    check_shape(extents)
+    check_layout(layout, len(extents))
+    data = np.full(extents, dtype.round(np.asarray(raw(value))), dtype.register)
     return Tensor(data, dtype, _split(layout), layout)
 
 
@@ -43,6 +47,8 @@ def zeros_like(x: Tensor, **_: Any) -> Tensor:
 
 def arange(start: Any, end: Any, layout: Any = None) -> Tensor:
     """int32 from `start` up to `end`."""
+    check_shape([int(end) - int(start)])
+    check_layout(layout, 1)
     data = np.arange(int(start), int(end), dtype=np.int32)
     return Tensor(data, dtypes.int32, _split(layout), layout)
 

@@ -40,7 +40,8 @@ class Truth:
     total_v: Tensor
     """sum(|v|): what an absolute error of every P costs, before it is divided by the row sum."""
     score_magnitude: Tensor
-    """Largest scale * sum(|q| * |k|) of the row: what rounding errors of scores scale with."""
+    """Largest scale * sum(|q| * |k|) of the row: what rounding errors of scores scale with. Scores
+    that are not finite have none."""
     keys: Tensor
     """Keys the row sees, int64 [T]."""
 
@@ -85,9 +86,8 @@ class Truth:
         together = p * _weight_of_row(p, k_ids)
         self.deviation[row] = torch.einsum("hn,nhv->hv", together, v**2).sqrt()
         self.total_v[row] = v.abs().sum(dim=0)
-        self.score_magnitude[row] = (
-            torch.einsum("hd,nhd->hn", q.abs(), k.abs()) * factor.abs()
-        ).amax(-1)
+        sizes = torch.einsum("hd,nhd->hn", q.abs(), k.abs()) * factor.abs()
+        self.score_magnitude[row] = torch.where(scores.isfinite(), sizes, 0.0).amax(-1)
         self.keys[row] = k.shape[0]
 
 

@@ -36,9 +36,11 @@ about its deviation; one of a single column (d_v = 1) may be anything below it. 
 values is noisy: its limit is widened by 1 + 2/sqrt(values that carry it), up to 2u (for a single
 value 2u of truth and deviation together: 5 standard deviations); equal values and nearly equal
 ones, which round alike, count as one.
-Rows without a key must be exactly +0 and -inf; nothing else may be NaN or Inf. Where every number
-is exactly representable (`exact`), rows of 2^n keys must match bit for bit. Where an eager result
-of the same dtype is given, the error may be at most 1.1 times its error.
+Rows without a key must be exactly +0 and -inf. NaN and Inf in what a row uses: where the truth is
+not finite the result must not be, and where it is finite the result must be (which of NaN and Inf
+it is, weights too small for their dtype decide); lse likewise. Where every number is exactly
+representable (`exact`), rows of 2^n keys must match bit for bit. Where an eager result of the same
+dtype is given, the error may be at most 1.1 times its error.
 """
 
 from collections.abc import Callable
@@ -187,6 +189,15 @@ def compare(
     return Verdict(not problems, bound, frobenius, worst_row, bias, lse, ratio, problems)
 
 
+def _without(truth: Truth, lost: Tensor) -> Truth:
+    """The truth with zeros for elements that are not finite, and for what bounds their errors."""
+    if not bool(lost.any()):
+        return truth
+    names = ("out", "magnitude", "deviation", "total_v")
+    kept = {name: torch.where(lost, 0.0, getattr(truth, name)) for name in names}
+    return replace(truth, **kept)
+
+
 class _Judgement:
     """One comparison under way: error, slack and the problems found so far."""
 
@@ -200,7 +211,10 @@ class _Judgement:
         self.problems: list[str] = []
         if out.shape != truth.out.shape:
             return
-        self.out = out.double()
+        self.lost = ~truth.out.isfinite()
+        """Elements of which the truth is NaN or Inf. They are judged by that alone."""
+        truth = self.truth = _without(truth, self.lost)
+        self.out = torch.where(self.lost, 0.0, out.double())
         self.error = (self.out - truth.out).abs().nan_to_num(nan=torch.inf)
         delta, self.lse_delta = (loss * truth.score_magnitude for loss in losses)
         score = torch.expm1((2 * delta).clamp(max=50.0))
@@ -211,7 +225,10 @@ class _Judgement:
         self.slack = score[..., None] * truth.magnitude + rule.floor + small
 
     def anomalies(self) -> None:
-        """Empty rows exactly +0, no NaN or Inf anywhere."""
+        """Empty rows exactly +0; NaN or Inf where the truth is not finite, and nowhere else."""
+        kept = self.lost & self.raw.isfinite()
+        if bool(kept.any()):
+            self._blame("finite, though what it is made of is not", kept, kept)
         wrong = ~torch.isfinite(self.out)
         if bool(wrong.any()):
             self._blame("not finite", wrong, wrong)
@@ -291,12 +308,18 @@ class _Judgement:
             self._blame("must be exact: every number is representable", wrong, self.error)
 
     def per_row(self, name: str, got: Tensor, expected: Tensor) -> float:
-        """lse or max_logits: -inf exactly where the truth says so, close elsewhere."""
+        """lse or max_logits: -inf exactly where the truth says so, close elsewhere. The largest of
+        scores of which some are NaN may be any."""
         got = got.detach().cpu().double()
         if got.shape != expected.shape or not got.numel():
             if got.shape != expected.shape:
                 self.problems.append(f"{name} has shape {list(got.shape)}")
             return 0.0
+        lost = expected.isnan() | (expected == torch.inf)
+        kept = lost & got.isfinite() if name == "lse" else torch.zeros_like(lost)
+        if bool(kept.any()):
+            self.problems.append(f"{name}: {int(kept.sum())} finite, though scores are not")
+        got, expected = torch.where(lost, 0.0, got), torch.where(lost, 0.0, expected)
         empty = expected == -torch.inf
         error = torch.where(empty, (got != expected).double() * torch.inf, (got - expected).abs())
         error = error.nan_to_num(nan=0.0 if bool(empty.all()) else torch.inf)

@@ -37,11 +37,14 @@ CASES = {
     "dense, mask": replace(DENSE, key_mask="half"),
     "latent": LATENT,
     "latent, 3 heads": replace(LATENT, heads=3, q_lens=(3, 11)),
+    # Four ranges and three: rows are few.
+    "latent, split": replace(LATENT, heads=3, q_lens=(3, 2), k_lens=(97, 65)),
     "sparse": SPARSE,
     # The first index that does not count is the last of a block of 16 or of 32.
     "sparse, ends": replace(SPARSE, topk=70),
 }
 Run = Callable[..., Outcome]  # of a built case, on the kernels of a launch module
+GROUPS = 5  # the number of the tile with which every split request is a group of its own
 WRONG = 3  # how a child says so; an exception is another matter
 
 
@@ -91,6 +94,10 @@ DEFECTS = [
            "middle = (good + 1) // BN * BN", "sparse, ends", 2),
     Defect("one index into a block is not a block", "sparse", "            end = count\n",
            "            end = count - 1\n", "sparse"),
+    Defect("the first group is merged again", "split", "sequence = first_sequence + local",
+           "sequence = local", "dense", GROUPS),
+    Defect("likewise, in latent form", "split", "sequence = first_sequence + local",
+           "sequence = local", "latent, split", GROUPS),
 ]  # fmt: skip
 
 

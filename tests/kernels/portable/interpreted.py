@@ -54,6 +54,8 @@ class Tile:
     min_keys: int = 1024
     group_heads: int = 4
     dequantizes: bool = False
+    workspace: int = launch.WORKSPACE_CAP
+    """Bytes of the partial results of a group of split requests."""
 
 
 # a100 reads e4m3 by its bits; 32 keys make a range, so that short requests are split as well.
@@ -64,6 +66,8 @@ TILES = (
     Tile(16, 16, "a100", min_keys=32, dequantizes=True),
     Tile(32, 32, bulk_copies=True, min_keys=32, group_heads=2),
 )
+# Every request is a group of its own.
+GROUPS = Tile(16, 16, min_keys=32, workspace=1)
 
 
 def run(built: BuiltCase, tile: Tile, launch: ModuleType = launch) -> Outcome:
@@ -81,6 +85,7 @@ def run(built: BuiltCase, tile: Tile, launch: ModuleType = launch) -> Outcome:
         if rows is not None:
             rows.fill_(torch.nan)
     launch.MIN_KEYS, launch.KEY_STEP = tile.min_keys, min(tile.min_keys, 128)
+    launch.WORKSPACE_CAP = tile.workspace
     _shorten_ranges(tile.min_keys)
     for call in launch.calls(_plan(built, results, tile), built.operands, results):
         call.run()
@@ -283,14 +288,14 @@ def light(first: int, number: int) -> Iterator[list[str]]:
 def at_edges(first: int, number: int) -> Iterator[list[str]]:
     """Cases at the edges of blocks of 16 and 32 keys and of ranges."""
     for name in list(edges.CASES)[first : first + number]:
-        for tile in TILES[1:4]:
+        for tile in (*TILES[1:4], GROUPS):
             yield edges.problems_of(name, tile.BN, partial(run, tile=tile))
 
 
 def defects(first: int, number: int) -> Iterator[list[str]]:
     """Every seeded defect is found."""
     for defect in edges.DEFECTS[first : first + number]:
-        tile = TILES[defect.tile]
+        tile = (*TILES, GROUPS)[defect.tile]
         yield edges.unfound(defect, tile.BN, partial(run, tile=tile))
 
 

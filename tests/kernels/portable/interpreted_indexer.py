@@ -9,13 +9,18 @@ from __future__ import annotations
 import json
 import random
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import product
+from pathlib import Path
+from types import ModuleType
 
 import torch
 
+import openmla.kernels.portable as package
 from indexer import cases
+from kernels.mutants import load_mutant, once
 from kernels.portable import interpreter
 from kernels.wild_values import KINDS, make_wild
 from openmla import IndexCache
@@ -36,7 +41,9 @@ def plan_of(operands, results, target: str, **changes: int) -> IndexPlan:
     return replace(chosen, config=replace(chosen.config, **changes))
 
 
-def run(operands, results, target: str = "h200", **changes: int) -> None:
+def run(
+    operands, results, target: str = "h200", launch: ModuleType = launch, **changes: int
+) -> None:
     for call in launch.calls(plan_of(operands, results, target, **changes), operands, results):
         call.run()
 
@@ -70,7 +77,10 @@ def select() -> Iterator[list[str]]:
     ends = torch.tensor([300, 290, 300, 20, 400, 64], dtype=torch.int32)
     table = torch.randperm(60).int().view(2, 30)
     lines = torch.tensor([0, 0, 1, 1, 1, 0], dtype=torch.int32)
-    ways = ({}, {"add_starts": True}, {"keep_first": 1}, {"block_table": table, "page_size": 10})
+    ways = (
+        {}, {"add_starts": True}, {"keep_first": 1}, {"block_table": table, "page_size": 10},
+        {"keep_last": 1}, {"keep_first": 2, "keep_last": 5},
+    )  # fmt: skip
     for number, (kind, topk) in enumerate(product(cases.KINDS, (1, 7, 64, 200, 301))):
         how = {"keep_first": 0, **ways[number % len(ways)]}
         scores = cases.scores_of(kind, 6, 300)
@@ -78,7 +88,32 @@ def select() -> Iterator[list[str]]:
         yield [f"{kind}, top-{topk}, {list(how)}: {p}" for p in _selection_problems(op)]
 
 
-def _selection_problems(op: SelectOperands) -> list[str]:
+SELECT_DEFECTS = {
+    "one of the last is not kept": ("position >= n - keep_last", "position > n - keep_last"),
+    "one more of the last is kept": ("position >= n - keep_last", "position >= n - keep_last - 1"),
+    "the last are not kept": ("n - keep_last", "n"),
+    "as many of the first are kept as of the last": (
+        "position < keep_first",
+        "position < keep_last",
+    ),
+    "one more of the first is kept": ("position < keep_first", "position <= keep_first"),
+}
+
+
+def defects() -> Iterator[list[str]]:
+    """Every seeded defect of what is kept is found, on a row whose first and last score least."""
+    scores = cases.scores_of("random", 6, 300)
+    scores[:, :9], scores[:, -9:] = -100.0, -100.0
+    where = Windows(torch.zeros(6, dtype=torch.int32), torch.full((6,), 300, dtype=torch.int32))
+    op = SelectOperands(scores, 64, where, keep_first=2, keep_last=5)
+    yield _selection_problems(op)
+    for name, change in SELECT_DEFECTS.items():
+        folder = Path(tempfile.mkdtemp())
+        mutant = load_mutant(package, "indexer.select", once(*change), "indexer.launch", folder)
+        yield [] if _selection_problems(op, mutant) else [f"{name}: not found"]
+
+
+def _selection_problems(op: SelectOperands, launch: ModuleType = launch) -> list[str]:
     rows, words = op.scores.shape[0], -(-op.scores.shape[1] // 32)
 
     def empty() -> SelectResults:
@@ -86,7 +121,7 @@ def _selection_problems(op: SelectOperands) -> list[str]:
         return SelectResults(*(torch.full(size, 99, dtype=torch.int32) for size in sizes))
 
     got, want = empty(), empty()
-    run(op, got, block=64)
+    run(op, got, launch=launch, block=64)
     reference.write_selection(op, want, reference.select(op))
     return [
         f"{name} differ in rows {(a != b).view(rows, -1).any(1).nonzero().flatten().tolist()}"
@@ -152,6 +187,7 @@ def wild() -> Iterator[list[str]]:
 PARTS: dict[str, Callable[[], Iterator[list[str]]]] = {
     "scores": scores,
     "select": select,
+    "defects": defects,
     "paging": paging,
     "wild": wild,
 }

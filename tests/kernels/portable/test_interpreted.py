@@ -51,7 +51,7 @@ def interpreted(part: str, first: int, number: int) -> list[dict[str, Any]]:
         ("quantize", 0, 9, 9),
         ("far heads", 0, 3, 3),
         ("light", 0, 1, 2),
-        ("edges", 0, len(CASES), 3 * len(CASES)),
+        ("edges", 0, len(CASES), 4 * len(CASES)),
         ("defects", 0, len(DEFECTS), len(DEFECTS)),
     ],
 )

@@ -75,6 +75,15 @@ def test_dense_tiles(dims: tuple[int, int, int], BN: int, stages: int) -> None:
     assert config.num_threads == 384
 
 
+@pytest.mark.parametrize(("dims", "keys"), [((128, 64, 128), 128), ((192, 64, 256), 64)])
+def test_one_request_whose_keys_fit_a_block_has_a_kernel_of_its_own(
+    dims: tuple[int, int, int], keys: int
+) -> None:
+    config = dense(dims)
+    assert config.one_block(1, keys) and not config.one_block(1, keys + 1)
+    assert not config.one_block(2, keys)
+
+
 def check_map(smem: MemoryMap, used: int) -> None:
     end = 0
     for region in smem.regions:

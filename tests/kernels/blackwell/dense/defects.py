@@ -185,4 +185,12 @@ DEFECTS = [
         "gl.minimum(here // PAGE, entries - 1)", "gl.minimum(here // PAGE, entries - 1) + 1",
         "full table",
     ),
+    DenseDefect(
+        "blocks are counted as those of pairs", Kind.OUTPUT, "dense.launch",
+        "config.BM * (2 if config.pair_cta else 1)", "config.BM * 2", "seven tiles",
+    ),
+    DenseDefect(
+        "the last row has no block", Kind.OUTPUT, "dense.launch",
+        "total_q // rows + batch + 1", "total_q // rows + batch - 1", "seven tiles",
+    ),
 ]  # fmt: skip

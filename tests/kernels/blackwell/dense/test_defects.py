@@ -35,6 +35,7 @@ CASES = {
     "half an edge": replace(TWO, q_lens=(129,), k_lens=(130,)),
     "light keys": LIGHT,
     "light keys, bf16": replace(LIGHT, dtype="bf16"),
+    "seven tiles": replace(TWO, q_lens=(1537,), k_lens=(20,), causal=False),  # one has a row
     "fp8 rope": replace(TWO, rope="cache", kv="fp8_block32", page_size=64),
 }
 

@@ -43,6 +43,11 @@ DEFECTS = [
         "one step each",
     ),
     SparseDefect(
+        "Q is taken to be free a token early", Kind.RACE, "load",
+        "q_free.index(0), turn & 1)", "q_free.index(0), (turn & 1) ^ 1)",
+        "one step each",
+    ),
+    SparseDefect(
         "V of the step after", None, "load",
         "first = (k - 1) * KEYS", "first = k * KEYS", "two steps",
     ),

@@ -23,6 +23,7 @@ SETUPS = {
     "empty rows": Setup(replace(V3, d_nope=192, d_v=256, q_lens=(129,), k_lens=(66,))),
     "one block": Setup(replace(V3, heads=1, q_lens=(5, 0), k_lens=(20, 0), spare=0)),
     "one request": Setup(ONE_BLOCK),
+    "one key too many": Setup(replace(ONE_BLOCK, k_lens=(129,), spare=0, causal=False)),
     "falling": Setup(FALLING),
     "peaky": Setup(replace(PEAKY, heads=1)),
     "full table": Setup(FULL_TABLE),
@@ -315,6 +316,11 @@ ONE_REQUEST = [
     ),
 ]  # fmt: skip
 HOST = [
+    DenseDefect(
+        "129 keys are taken for one block", None, "launch",
+        "op.cu_seqlens_q.shape[0] - 1, op.k_nope.shape[0])",
+        "op.cu_seqlens_q.shape[0] - 1, op.k_nope.shape[0] - 1)", "one key too many",
+    ),
     DenseDefect(
         "the host takes heads of out to lie end to end", Kind.OUTPUT, "launch",
         '**strides("lse"', '"out_stride_h": out.shape[2] // VECTOR, **strides("lse"', "strided",

@@ -8,14 +8,15 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+import torch
 
 import openmla.kernels.hopper as package
 from gluon_sim import Kind, intercept
 from kernels.hopper.dense_fp8.test_kernel import CASES as MIXED_CASES
 from kernels.hopper.dense_fp8.test_kernel import FP8 as FP8_CASES
-from kernels.hopper.dense_fp8.test_kernel import H200, chip, judged
+from kernels.hopper.dense_fp8.test_kernel import H200, chip
 from kernels.hopper.simulated import plan_of
-from kernels.judging import on
+from kernels.judging import Change, as_built, on
 from kernels.mutants import NOTHING, Defect, assert_found, load_mutant, once
 from openmla.kernels.hopper.dense_fp8 import launch as launcher
 from openmla.operands import DenseOperands
@@ -31,6 +32,21 @@ CASES = {
         MIXED_CASES["rising"], side_dtype="fp16", scale=-0.1, q_lens=(70,), k_lens=(390,)
     ),
 }
+CASES |= {f"mixed falling {rows} rows": CASES["mixed falling far"] for rows in ("upper", "lower")}
+
+
+def change_of(name: str) -> Change:
+    """What is changed in a case after it was built."""
+    return partial(only_half_grows, upper="upper" in name) if " rows" in name else as_built
+
+
+def only_half_grows(built: BuiltCase, upper: bool) -> BuiltCase:
+    """A thread has rows r and r + 8 of every 16: scores of one of them are 0."""
+    op = built.operands
+    assert isinstance(op, DenseOperands)
+    tokens = torch.arange(op.q.shape[0])
+    op.q.view(torch.uint8)[(tokens % 16 < 8) != upper] = 0
+    return built
 
 
 @dataclass(frozen=True)
@@ -126,6 +142,16 @@ WEIGHTS = [
         'text += [f"@p mov.f32 {rest[2 + row]}, s"]', "pass", "mixed falling far",
     ),
     Fp8Defect(
+        "only the upper row of a thread is looked at", None, "dense_fp8.correction",
+        "setp.gt.or.f32 p, {sums[1]}", "setp.gt.or.f32 p, {sums[0]}",
+        "mixed falling lower rows",
+    ),
+    Fp8Defect(
+        "only the lower row of a thread is looked at", None, "dense_fp8.correction",
+        "setp.gt.f32 p, {sums[0]}", "setp.gt.f32 p, {sums[1]}",
+        "mixed falling upper rows",
+    ),
+    Fp8Defect(
         "the row sum is not rescaled", None, "dense_fp8.kernel",
         "row_sum * rescale + ", "row_sum + ", "mixed falling far",
     ),
@@ -159,7 +185,8 @@ def run(
 ) -> tuple[set[Kind], bool]:
     """What the simulator found, and whether the numbers are right. Around the operands is NaN."""
     case = CASES[name]
-    built = on(case, "nan")
+    change = change_of(name)
+    built = change(on(case, "nan"))
     results = new_results(built)
     plan = plan_of(built, chip(case), num_qo)
     outcome = Outcome(results.out, results.lse)
@@ -169,7 +196,7 @@ def run(
         for call in launch.calls(plan, built.operands, results):
             call.run()
     kinds = {kind for report in reports for kind in report.kinds()}
-    return kinds, judged(case, outcome).ok
+    return kinds, judge(change(on(case)), outcome, fp8_sums=True).ok
 
 
 def test_their_names_differ() -> None:

@@ -11,6 +11,9 @@ import pytest
 from gluon_sim import Kind
 from kernels.hopper.few.test_few import NARROW, few_plan
 from kernels.hopper.latent.defect import SparseDefect, assert_clean_and_right, assert_found
+from kernels.judging import Change, as_built
+from openmla.operands import SparseOperands
+from openmla.testing.build import BuiltCase
 
 SCORES, WEIGHTS, VALUES, ROWS = "few.scores", "few.weights", "few.values", "few.rows"
 CASES = {
@@ -21,7 +24,11 @@ CASES = {
     "halves": replace(NARROW, topk=400, return_max_logits=True),
     "lengths": replace(NARROW, topk_lengths="ragged", q_lens=(3,), topk=400),
     "negative scale": replace(NARROW, topk=400, scale=-0.05),
+    # Nineteen steps, 38 blocks: the ring turns three times, and largest scores are loaded twice.
+    "far": replace(NARROW, topk=2400, q_lens=(1,), index_kind="duplicates", return_max_logits=True),
 }
+WAIT = "        O = warpgroup_mma_wait(0, deps=(O,))\n"
+FREE = "        mbarrier.arrive(free.index(slot // 2), count=1)\n"
 
 
 def wrong(name: str, file: str, old: str, new: str, case: str = "bf16") -> SparseDefect:
@@ -43,6 +50,13 @@ DEFECTS = [
           "row_max, high"),
     wrong("blocks from far on are not walked", WEIGHTS, "range(0, block, TOGETHER)",
           "range(0, block - 2, TOGETHER)"),
+    wrong("only the first 32 blocks are walked", WEIGHTS, "range(0, block, TOGETHER)",
+          "range(0, gl.minimum(block, TOGETHER), TOGETHER)", "far"),
+    wrong("the first 32 blocks are walked again", WEIGHTS, "gl.minimum(first + i, block - 1)",
+          "gl.minimum(i, block - 1)", "far"),
+    wrong("the largest score moves only with the first 32 blocks", WEIGHTS,
+          "highest = gl.maximum(highest, maxima[i])",
+          "highest = gl.where(first > 0, highest, gl.maximum(highest, maxima[i]))", "far"),
     wrong("a row moves with another's largest score", WEIGHTS, "maxima_ptr, row, before",
           "maxima_ptr, row + 1, before"),
     wrong("the largest score is of the first half of a block", WEIGHTS, "static_range(1, PARTS)",
@@ -56,6 +70,18 @@ DEFECTS = [
     wrong("the second tile has the first one's heads", VALUES, "% TILES * 64", "% TILES * 0"),
     SparseDefect("a step is overwritten while it is read", Kind.RACE, VALUES,
                  "        mbarrier.wait(free.index(slot), phase ^ 1)\n", "", "long"),
+    SparseDefect("the ring turns only once", Kind.RACE, VALUES, "(j // RING) & 1",
+                 "gl.minimum(j // RING, 1)", "far"),
+    SparseDefect("a step is free for the turn before", Kind.RACE, VALUES, "phase ^ 1)",
+                 "(phase ^ 1) | (j < 12).to(gl.int32))", "far"),
+    SparseDefect("a step is freed under its last product", Kind.RACE, VALUES, WAIT + FREE,
+                 FREE + WAIT, "far"),
+    SparseDefect("another step is freed", Kind.DEADLOCK, VALUES, "free.index(slot // 2)",
+                 "free.index((slot // 2 + 1) % factors.shape[0])", "far"),
+    wrong("factors are of the ring's first turn", VALUES, "both = factors.index(slot)",
+          "both = factors.index(gl.minimum(j, slot + 1) % factors.shape[0])", "far"),
+    wrong("a product is of another step", VALUES, "slot = j % factors.shape[0] * 2",
+          "slot = gl.minimum(j, factors.shape[0] - 1) * 2", "far"),
     SparseDefect("V is read before it has arrived", Kind.RACE, VALUES, "2 * BYTES)", "BYTES)",
                  "bf16"),
     SparseDefect("sums are read before they are written", Kind.RACE, VALUES,
@@ -78,7 +104,23 @@ DEFECTS = [
 @pytest.mark.parametrize("defect", DEFECTS, ids=lambda d: d.name)
 def test_defect_is_found(defect: SparseDefect, tmp_path: Path) -> None:
     adjust = partial(few_plan, width=width_of(defect.case))
-    assert_found(defect, CASES[defect.case], tmp_path, adjust)
+    change = change_of(defect.case)
+    assert_found(defect, CASES[defect.case], tmp_path, adjust, change)
+
+
+def best_late(built: BuiltCase) -> BuiltCase:
+    """Lists in the order of rows, whose scores rise; but the best three blocks come after 32 others
+    and before the last."""
+    op = built.operands
+    assert isinstance(op, SparseOperands)
+    op.indices.copy_(op.indices.sort(1).values)
+    op.indices[:, 32 * 64 :] = op.indices[:, 32 * 64 :].roll(3 * 64, 1)
+    return built
+
+
+def change_of(name: str) -> Change:
+    """What is changed in a case after it was built."""
+    return best_late if name == "far" else as_built
 
 
 def width_of(name: str) -> int:
@@ -89,4 +131,5 @@ def width_of(name: str) -> int:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_the_kernels_themselves_are_clean_and_right(name: str) -> None:
-    assert_clean_and_right(CASES[name], partial(few_plan, width=width_of(name)))
+    adjust = partial(few_plan, width=width_of(name))
+    assert_clean_and_right(CASES[name], adjust, change_of(name))

@@ -51,7 +51,7 @@ def run_on(
     op, results = built.operands, new_results(built)
     assert isinstance(op, SparseOperands | LatentOperands)
     outcome = Outcome(results.out, results.lse, results.max_logits)
-    options = {"schedule": schedule, "seed": seed, "limits": Limits(steps=20_000)}
+    options = {"schedule": schedule, "seed": seed, "limits": Limits(steps=60_000)}
     with intercept(outputs=outcome.tensors(), **options) as reports:
         for call in launch.calls(adjust(plan_of(built)), op, results):
             call.run()

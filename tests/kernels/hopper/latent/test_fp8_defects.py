@@ -30,6 +30,8 @@ CASES = {
     "fp8_block32": replace(V32, kv="fp8_block32"),
     "256+32": replace(V32, kv="fp8_token", d_nope=256, d_rope=32, d_v=256),
     "long list": replace(V32, topk=600),
+    # The map has a claim for each unit, and none is left.
+    "every unit": replace(V32, topk=400, index_kind="distinct", spare=0),
 }
 
 
@@ -124,6 +126,14 @@ DEFECTS = [
     Fp8Defect(
         "a workspace that is too small is used", None, "dequantize.launch",
         "gate = total if", "gate = None if", held=50,
+    ),
+    Fp8Defect(
+        "the map has a line more", Kind.BOUNDS, "dequantize.kernels",
+        "unit % lines * IN_LINE", "unit % (lines + 1) * IN_LINE", "long list", held=1000,
+    ),
+    Fp8Defect(
+        "a line of the map has a claim more", Kind.BOUNDS, "dequantize.kernels",
+        "unit // lines % IN_LINE", "unit // lines % IN_LINE + 1", "every unit", held=1000,
     ),
     Fp8Defect(
         "claims are read while they are made", Kind.RACE, "dequantize.kernels",

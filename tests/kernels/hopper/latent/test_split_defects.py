@@ -17,6 +17,15 @@ from kernels.hopper.latent.test_pages import SMALL
 SPLIT = replace(
     SMALL, heads=4, q_lens=(2, 1, 1), k_lens=(13500, 7, 4600), sink="normal", values="rising"
 )
+CASES = {
+    "split": SPLIT,
+    # 66 ranges: five groups of 16, which the merge loads three at a time after the first.
+    "many ranges": replace(SMALL, heads=3, q_lens=(1,), k_lens=(33792,), scale=0.2),
+    # Two tiles of rows, the second of 6 heads; two ranges and one. Rows are more than on average.
+    "70 heads": replace(
+        SMALL, heads=70, q_lens=(1, 0, 1), k_lens=(9000, 5, 300), sink="normal", spare=0
+    ),
+}
 
 
 @pytest.fixture(autouse=True)
@@ -27,9 +36,11 @@ def new_memory_is_full_of_nan() -> Iterator[None]:
     torch.use_deterministic_algorithms(False)
 
 
-def split(name: str, old: str, new: str, file: str = "latent.pages") -> SparseDefect:
+def split(
+    name: str, old: str, new: str, file: str = "latent.pages", case: str = "split"
+) -> SparseDefect:
     """Nothing waits for anything here: only the numbers are wrong."""
-    return SparseDefect(name, None, file, old, new, "split")
+    return SparseDefect(name, None, file, old, new, case)
 
 
 MERGE, EPILOGUE = "latent.merge", "latent.epilogue"
@@ -83,13 +94,39 @@ DEFECTS = [
                  "    wait_for_kernel_before()\n", "", "split"),
     split("the merge reads another request", "(request * part_rows, ", "(request * 0, ",
           file=MERGE),
+    split("sums of weights of before are not rescaled", "slot_sum * mine +", "slot_sum +",
+          MERGE, "many ranges"),
+    split("sums of weights of before are forgotten", "slot_sum * mine +", "slot_sum * 0.0 +",
+          MERGE, "many ranges"),
+    split("sums of weights of a range more are not rescaled", "part_sum * theirs", "part_sum",
+          MERGE, "many ranges"),
+    split("sums of a range more are not rescaled", "sums * theirs[:, :, None]", "sums",
+          MERGE, "many ranges"),
+    split("the merge ends after 64 ranges", "range(SLOTS, places[3], 3 * SLOTS)",
+          "range(SLOTS, gl.minimum(places[3], 4 * SLOTS), 3 * SLOTS)", MERGE, "many ranges"),
+    split("the merge adds a third group twice", "load_parts(first + 2 * SLOTS,",
+          "load_parts(first + SLOTS,", MERGE, "many ranges"),
+    split("tiles of a range lie over each other", "part * rows + row, -1)", "part * rows, -1)",
+          case="70 heads"),
+    split("ranges are as far apart as a tile", "part * rows + row, -1)", "part * ROWS + row, -1)",
+          case="70 heads"),
+    split("a range has one tile", "part = number // tiles", "part = number", case="70 heads"),
+    split("the second tile has the rows of the first", "(tiles - 1 - number % tiles) * ROWS",
+          "(number * 0) * ROWS", case="70 heads"),
+    split("programs that merge rows do not take turns", "blocks * ROWS):", "rows):",
+          MERGE, "70 heads"),
+    split("the merge is for fewer ranges than there are", "(space.ranges - 1).bit_length()",
+          "(space.ranges - 1).bit_length() // 2", "latent.launch", "70 heads"),
+    split("programs of the merge are counted by wide columns", "tiles * (space.d_v // columns), ",
+          "tiles * (space.d_v // MERGED_COLUMNS), ", "latent.launch", "70 heads"),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize("defect", DEFECTS, ids=lambda d: d.name)
 def test_defect_is_found(defect: SparseDefect, tmp_path: Path) -> None:
-    assert_found(defect, SPLIT, tmp_path)
+    assert_found(defect, CASES[defect.case], tmp_path)
 
 
-def test_the_kernels_themselves_are_clean_and_right() -> None:
-    assert_clean_and_right(SPLIT)
+@pytest.mark.parametrize("name", CASES)
+def test_the_kernels_themselves_are_clean_and_right(name: str) -> None:
+    assert_clean_and_right(CASES[name])

@@ -1,0 +1,144 @@
+"""Seeded defects of the indexer's kernels on Hopper and of the producer that Blackwell shares.
+
+Configurations are those of plans, but for the number of SMs: the ring of keys turns within a piece
+of work, and a thread holds as many vectors of a list as on the chip.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+
+import openmla.kernels.blackwell as blackwell
+import openmla.kernels.hopper as hopper
+from gluon_sim import Kind, Limits, intercept
+from indexer.score_cases import UNWRITTEN, pair
+from kernels.hopper.indexer.test_select import operands, results_of
+from kernels.mutants import RUNS, assert_found, load_mutant, once
+from openmla.indexer import reference
+from openmla.indexer.operands import ScoresOperands, SelectOperands
+from openmla.kernels.blackwell.indexer import launch as blackwell_launcher
+from openmla.kernels.hopper.indexer import launch as hopper_launcher
+from openmla.planning.indexer import index_plan
+from openmla.testing.indexer import score_problems
+
+PACKAGES = {"hopper": hopper, "blackwell": blackwell}
+LAUNCHERS = {"hopper": hopper_launcher, "blackwell": blackwell_launcher}
+TARGETS = {"hopper": "h200", "blackwell": "b200"}
+LIMITS = Limits(steps=60_000)
+# Ten blocks of 128 keys in one piece, through a ring of four.
+SCORES = {
+    "long": pair([0] * 9, [1280] * 9, 1280, 64),
+    "ends at 127": pair([0] * 8, [1279] * 8, 1280, 64),
+    "begins at 129": pair([129] * 8, [1280] * 8, 1280, 64),
+}
+LISTS: dict[str, SelectOperands] = {
+    "short rows": operands("random", 4000, 900),
+    "equal scores": operands("equal", 4000, 1500),
+}
+
+
+@dataclass(frozen=True)
+class IndexDefect:
+    """Replace `old` by `new` in `file`. `kind` None: only the numbers are wrong."""
+
+    name: str
+    kind: Kind | None
+    file: str
+    old: str
+    new: str
+    case: str
+    family: str = "hopper"
+
+
+SCORE, WORK, TILE = "indexer.scores", "indexer_work", "indexer.tile"
+WAIT_FREE = "        mbarrier.wait(k_empty.index(stage), ((it // ST) & 1) ^ 1)\n"
+RELEASE = (
+    "                if j == SUB - 1:\n"
+    "                    mbarrier.arrive(k_empty.index(stage), count=1)\n"
+)
+WAIT_SCORES = "                S = warpgroup_mma_wait(0, deps=(S_next,))\n"
+WIDE = "gl.int64 if R > 4 else gl.int32"
+DEFECTS = [
+    IndexDefect("keys are overwritten while they are read", Kind.RACE, WORK, WAIT_FREE, "", "long"),
+    IndexDefect("keys are overwritten while Blackwell reads them", Kind.RACE, WORK, WAIT_FREE, "",
+                "long", "blackwell"),
+    IndexDefect("the ring of keys turns only once", Kind.RACE, WORK, "((it // ST) & 1) ^ 1",
+                "gl.where(it < 2 * ST, ((it // ST) & 1) ^ 1, (it // ST) & 1)", "long"),
+    IndexDefect("keys are released under their product", Kind.RACE, SCORE, WAIT_SCORES + RELEASE,
+                RELEASE + WAIT_SCORES, "long"),
+    IndexDefect("keys are released after the first half", Kind.RACE, SCORE, "if j == SUB - 1:",
+                "if j == 0:", "long"),
+    IndexDefect("keys of a turn before are read", None, SCORE,
+                "mbarrier.wait(k_ready.index(stage), (it // ST) & 1)",
+                "mbarrier.wait(k_ready.index(stage), gl.minimum(it // ST, 1))", "long"),
+    IndexDefect("a block but for one key is whole", None, SCORE, "(key + BN <= high)",
+                "(key + BN <= high + 1)", "ends at 127"),
+    IndexDefect("a block but for its first key is whole", None, SCORE, "(key >= low)",
+                "(key >= low - 1)", "begins at 129"),
+    IndexDefect("counts of eight vectors are packed into 32 bits", None, TILE, WIDE, "gl.int32",
+                "short rows"),
+    IndexDefect("counts of ties are packed into 32 bits", None, TILE, WIDE, "gl.int32",
+                "equal scores"),
+    IndexDefect("a warp's count of 128 has a sign", None, TILE,
+                "sums = ((of_warp[:, None] >> shift) & 255)",
+                "sums = ((of_warp[:, None] >> shift) & 127)", "equal scores"),
+]  # fmt: skip
+
+
+def scores_of(
+    launch: ModuleType, family: str, op: ScoresOperands, schedule: str, seed: int
+) -> tuple[set[Kind], bool]:
+    out = torch.full((op.q.shape[0], 1300), UNWRITTEN)
+    chosen = index_plan(op.problem(out), TARGETS[family], family)
+    chosen = replace(chosen, config=replace(chosen.config, sm_count=1))
+    with intercept(limits=LIMITS, schedule=schedule, seed=seed) as reports:
+        for call in launch.calls(chosen, op, out):
+            call.run()
+    kinds = {kind for report in reports for kind in report.kinds()}
+    return kinds, not score_problems(op, out, UNWRITTEN)
+
+
+def selection_of(
+    launch: ModuleType, op: SelectOperands, schedule: str, seed: int
+) -> tuple[set[Kind], bool]:
+    got, want = results_of(op), results_of(op)
+    chosen = index_plan(op.problem(got), "h200", "hopper")
+    assert chosen.config.list_vectors == 8
+    with intercept(limits=LIMITS, schedule=schedule, seed=seed) as reports:
+        for call in launch.calls(chosen, op, got):
+            call.run()
+    reference.write_selection(op, want, reference.select(op))
+    kinds = {kind for report in reports for kind in report.kinds()}
+    names = ("out", "counts", "mask")
+    return kinds, all(torch.equal(getattr(got, name), getattr(want, name)) for name in names)
+
+
+def run(
+    launch: ModuleType, family: str, case: str, schedule: str, seed: int
+) -> tuple[set[Kind], bool]:
+    """What the simulator found, and whether the numbers are right."""
+    if case in SCORES:
+        return scores_of(launch, family, SCORES[case], schedule, seed)
+    return selection_of(launch, LISTS[case], schedule, seed)
+
+
+@pytest.mark.parametrize("defect", DEFECTS, ids=lambda defect: defect.name)
+def test_defect_is_found(defect: IndexDefect, tmp_path: Path) -> None:
+    edit = once(defect.old, defect.new)
+    package = PACKAGES[defect.family]
+    mutant = load_mutant(package, defect.file, edit, "indexer.launch", tmp_path)
+    assert_found(defect.kind, partial(run, mutant, defect.family, defect.case))
+
+
+@pytest.mark.parametrize(
+    ("family", "name"), [*[("hopper", name) for name in (*SCORES, *LISTS)], ("blackwell", "long")]
+)
+def test_the_kernel_itself_is_clean_and_right(family: str, name: str) -> None:
+    for schedule, seed in RUNS[:3]:
+        assert run(LAUNCHERS[family], family, name, schedule, seed) == (set(), True)

@@ -1,0 +1,198 @@
+"""Draw defects from the sources of a kernel, and see which of them its tests find.
+
+    python tests/defects/draw.py --kernel hopper.few --count 20 --seed 1 --jobs 2
+
+Defects are drawn evenly by class and by operator; a seed draws the same ones on every machine. Each
+becomes a copy of the package with one change, on which the tests run that `make test` runs for the
+kernel. The command ends with 0 when every mutant was judged, whatever was found, and with 2 on
+errors: above all when the tests fail on a kernel that nobody changed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+if __name__ == "__main__":
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
+
+from defects.drawing.candidates import CLASSES, draw
+from defects.drawing.judge import (
+    CampaignError,
+    Limits,
+    Repository,
+    control,
+    judge,
+    limits_after,
+    quick_first,
+)
+from defects.drawing.kernels import KERNELS, Kernel
+from defects.drawing.source import Edit
+from defects.harmless import reason
+
+FAILED = 2
+FOUND, LIVES, CANNOT_MATTER, ERROR = "found", "lives", "cannot matter", "error"
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A drawn defect and what became of it."""
+
+    kernel: str
+    edit: Edit
+    verdict: str
+    by: str
+    """The test that found it, why it cannot matter, or the error."""
+    seconds: float
+
+    def record(self) -> dict[str, Any]:
+        """As it is written to a file."""
+        told = {"verdict": self.verdict, "by": self.by, "seconds": round(self.seconds, 1)}
+        return {"kernel": self.kernel, **asdict(self.edit), **told}
+
+    def __str__(self) -> str:
+        """One line, for the progress of a campaign."""
+        told = {FOUND: "found by ", LIVES: "lives", CANNOT_MATTER: "cannot matter: "}
+        return f"{told.get(self.verdict, 'error: ')}{self.by}  ({self.seconds:.0f} s)"
+
+
+def described(edit: Edit) -> str:
+    """Where a change is, and what it is."""
+    head = f"{edit.file}:{edit.line}  {edit.function}  [{edit.group}: {edit.operator}]"
+    return f"{head}\n    - {edit.statement}\n    + {edit.becomes}"
+
+
+def campaign(
+    kernel: Kernel, edits: Sequence[Edit], repository: Repository, limits: Limits, jobs: int
+) -> list[Judged]:
+    """Judge drawn defects of a kernel, in the order in which they were drawn."""
+    clean = control(repository, kernel, limits)
+    tests, limits = quick_first(kernel, clean), limits_after(clean, limits)
+    print(
+        f"{kernel.name}: {clean.passed} tests pass without a defect ({clean.seconds:.0f} s); "
+        f"a mutant has {limits.seconds:.0f} s",
+        flush=True,
+    )
+
+    def judged(edit: Edit) -> Judged:
+        try:
+            verdict = judge(repository, kernel, tests, edit, limits)
+        except CampaignError as error:
+            return Judged(kernel.name, edit, ERROR, str(error), 0.0)
+        if verdict.found:
+            return Judged(kernel.name, edit, FOUND, verdict.by, verdict.seconds)
+        why = reason(edit)
+        return Judged(kernel.name, edit, CANNOT_MATTER if why else LIVES, why, verdict.seconds)
+
+    found: dict[int, Judged] = {}
+    with ThreadPoolExecutor(jobs) as pool:
+        waiting = {pool.submit(judged, edit): i for i, edit in enumerate(edits)}
+        for done in as_completed(waiting):
+            found[waiting[done]] = done.result()
+            print(f"{len(found)} of {len(edits)}  {done.result()}", flush=True)
+    return [found[i] for i in sorted(found)]
+
+
+def table(results: Sequence[Judged]) -> str:
+    """How many were found, by kernel and class."""
+    lines = ["| kernel | class | drawn | found | share | lives | cannot matter |"]
+    lines.append("|---|---|---|---|---|---|---|")
+    kernels = list(dict.fromkeys(result.kernel for result in results))
+    rows = [(kernel, group) for kernel in kernels for group in CLASSES]
+    for kernel, group in [*rows, ("all", "all")]:
+        own = [
+            result.verdict
+            for result in results
+            if kernel in (result.kernel, "all") and group in (result.edit.group, "all")
+        ]
+        if own:
+            harmless = own.count(CANNOT_MATTER)
+            share = own.count(FOUND) / (len(own) - harmless) if len(own) > harmless else 1.0
+            lines.append(
+                f"| {kernel} | {group} | {len(own)} | {own.count(FOUND)} | {share:.0%} | "
+                f"{own.count(LIVES)} | {harmless} |"
+            )
+    return "\n".join(lines)
+
+
+def versions() -> dict[str, str]:
+    """Of what can change a verdict."""
+    found = {"python": platform.python_version()}
+    for name in ("torch", "triton", "pytest"):
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            found[name] = ""
+    return found
+
+
+def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--kernel", required=True, choices=[*KERNELS, "all"])
+    parser.add_argument("--count", type=int, default=20, help="of each kernel")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--class", dest="group", default="all", choices=[*CLASSES, "all"])
+    parser.add_argument("--jobs", type=int, default=1, help="mutants at a time")
+    parser.add_argument("--timeout", type=float, default=Limits.seconds, help="seconds")
+    parser.add_argument("--memory", type=float, default=Limits.gib, help="GiB of a process, 0: any")
+    parser.add_argument("--json", type=Path, help="where to write every verdict")
+    parser.add_argument("--list", action="store_true", help="only say what would be drawn")
+    return parser.parse_args(arguments)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a campaign; the exit status says whether all of it could be judged."""
+    options = parsed(arguments)
+    repository = Repository()
+    kernels = list(KERNELS.values()) if options.kernel == "all" else [KERNELS[options.kernel]]
+    limits = Limits(options.timeout, options.memory)
+    results: list[Judged] = []
+    errors: list[str] = []
+    for kernel in kernels:
+        edits = draw(kernel, repository.source, options.count, options.seed, options.group)
+        if options.list:
+            print("\n".join(described(edit) for edit in edits))
+            continue
+        if not edits:
+            print(f"{kernel.name}: nothing to draw")
+            continue
+        try:
+            results += campaign(kernel, edits, repository, limits, options.jobs)
+        except CampaignError as error:
+            errors.append(str(error))
+            print(f"error: {error}", file=sys.stderr, flush=True)
+        if options.json:
+            write(options, results, errors)
+    if not options.list:
+        print(f"\n{table(results)}\n")
+        for result in results:
+            if result.verdict in (LIVES, CANNOT_MATTER, ERROR):
+                print(f"{result.kernel}: {result.verdict}  {result.by}".rstrip())
+                print(described(result.edit))
+    errors += [result.by for result in results if result.verdict == ERROR]
+    return FAILED if errors else 0
+
+
+def write(options: argparse.Namespace, results: Sequence[Judged], errors: Sequence[str]) -> None:
+    """Keep every verdict in a file."""
+    whole = {
+        "seed": options.seed, "count": options.count, "class": options.group,
+        "versions": versions(), "errors": list(errors),
+        "mutants": [result.record() for result in results],
+    }  # fmt: skip
+    options.json.write_text(json.dumps(whole, indent=1, ensure_ascii=False) + "\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,250 @@
+"""The kernels that defects are drawn from: their sources, and the tests that `make test` has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[3]
+NOT_DRAWN = ("jobs.py",)
+"""Files that only list what is compiled ahead."""
+
+
+@dataclass(frozen=True)
+class Suite:
+    """A file or folder of tests; with `words`, only tests whose names have one of them."""
+
+    path: str
+    words: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """Files and folders below src/openmla, and what tests them."""
+
+    name: str
+    sources: tuple[str, ...]
+    tests: tuple[Suite, ...]
+    triton: str = ""
+    """The folder of .tritons that is put in front, where the checkout has it."""
+
+    def files(self, package: Path) -> Iterator[str]:
+        """Its files below the package, sorted."""
+        found = set()
+        for source in self.sources:
+            place = package / source
+            found |= {place} if place.is_file() else set(place.rglob("*.py"))
+        for path in sorted(found):
+            if path.name not in NOT_DRAWN:
+                yield path.relative_to(package).as_posix()
+
+
+HOPPER = (
+    "kernels/gluon/barriers.py", "kernels/gluon/boxes.py", "kernels/gluon/compat.py",
+    "kernels/gluon/descriptors.py", "kernels/gluon/offsets.py", "kernels/gluon/scores.py",
+)  # fmt: skip
+BLACKWELL = (*HOPPER, "kernels/blackwell/dequantize.py", "kernels/blackwell/rows_launch.py")
+CDNA4 = (
+    "kernels/cdna4/copies.py", "kernels/cdna4/layouts.py", "kernels/cdna4/mma_op.py",
+    "kernels/cdna4/softmax.py", "kernels/cdna4/tiles.py", "kernels/gluon/offsets.py",
+    "kernels/gluon/scores.py",
+)  # fmt: skip
+INDEXER = ("kernels/gluon/indexer_operands.py", "kernels/gluon/indexer_work.py")
+ATTENTION = tuple(
+    f"kernels/portable/{file}.py"
+    for file in (
+        "dense", "latent", "launch", "row_block", "rows", "softmax", "sparse", "split", "tiles",
+    )
+)  # fmt: skip
+
+LAUNCHES = (
+    Suite("tests/kernels/test_launch.py"),
+    Suite("tests/kernels/test_plan_constants.py"),
+    Suite("tests/kernels/test_loop_values.py"),
+)
+PLANS = tuple(
+    Suite(f"tests/planning/test_{name}.py")
+    for name in ("target", "registry", "models", "latent_split", "plan", "fuzz", "plan_json")
+)
+
+
+def everywhere(*words: str) -> tuple[Suite, ...]:
+    """The tests that all attention kernels have together, of some of them."""
+    files = ("test_far_rows.py", "test_wild_values.py")
+    return (*LAUNCHES, *(Suite(f"tests/kernels/{file}", words) for file in files))
+
+
+def indexer(family: str) -> tuple[Suite, ...]:
+    """The tests of an indexer in Gluon."""
+    more = {"hopper": ("three_consumers", "narrow_output", "counter")}.get(family, ())
+    return (
+        *LAUNCHES,
+        Suite("tests/kernels/test_indexer_scores.py", (family, *more)),
+        Suite("tests/kernels/test_wild_values.py", (f"scores_stay_inside_their_tensors[{family}",)),
+    )
+
+
+CACHED = Suite("tests/kernels/test_cached_launches.py")
+_TABLE = (
+    Kernel(
+        "hopper.dense",
+        ("kernels/hopper/dense", *HOPPER),
+        (
+            CACHED,
+            Suite("tests/kernels/hopper/test_far_rows.py"),
+            *everywhere("hopper dense", "shared_keys"),
+            Suite("tests/kernels/hopper/dense"),
+        ),
+    ),
+    Kernel(
+        "hopper.dense_fp8",
+        ("kernels/hopper/dense_fp8", *HOPPER),
+        (CACHED, *everywhere("hopper dense fp8"), Suite("tests/kernels/hopper/dense_fp8")),
+    ),
+    Kernel(
+        "hopper.latent",
+        ("kernels/hopper/latent", *HOPPER),
+        (
+            CACHED,
+            Suite("tests/kernels/hopper/test_far_rows.py"),
+            *everywhere("hopper pages", "hopper rows"),
+            Suite("tests/kernels/hopper/latent"),
+        ),
+    ),
+    Kernel(
+        "hopper.few",
+        ("kernels/hopper/few", "kernels/gluon/dependent.py", *HOPPER),
+        (
+            CACHED,
+            *everywhere("hopper rows, few"),
+            Suite("tests/kernels/hopper/few"),
+            Suite("tests/kernels/hopper/test_far_rows.py"),
+        ),
+    ),
+    Kernel(
+        "hopper.sparse_fp8",
+        ("kernels/hopper/sparse_fp8", *HOPPER),
+        (
+            CACHED,
+            *everywhere("hopper rows, fp8 queries"),
+            Suite("tests/kernels/hopper/sparse_fp8"),
+            Suite("tests/kernels/hopper/test_far_rows.py"),
+        ),
+    ),
+    Kernel(
+        "hopper.indexer",
+        ("kernels/hopper/indexer", *INDEXER, *HOPPER),
+        (
+            *indexer("hopper"),
+            Suite("tests/kernels/test_wild_values.py", ("selection_stays",)),
+            Suite("tests/kernels/hopper/indexer"),
+        ),
+    ),
+    Kernel(
+        "blackwell.dense",
+        ("kernels/blackwell/dense", *BLACKWELL),
+        (*everywhere("blackwell dense"), Suite("tests/kernels/blackwell/dense")),
+        triton="3.9.0",
+    ),
+    Kernel(
+        "blackwell.sparse",
+        ("kernels/blackwell/sparse", *BLACKWELL),
+        (
+            *everywhere("blackwell pages", "blackwell rows"),
+            Suite("tests/kernels/blackwell/sparse"),
+        ),
+    ),
+    Kernel(
+        "blackwell.pair",
+        ("kernels/blackwell/pair", *BLACKWELL),
+        (*LAUNCHES, Suite("tests/kernels/blackwell/pair")),
+        triton="3.9.0",
+    ),
+    Kernel(
+        "blackwell.indexer",
+        ("kernels/blackwell/indexer", *INDEXER, *HOPPER),
+        indexer("blackwell"),
+    ),
+    Kernel(
+        "cdna4.dense",
+        ("kernels/cdna4/dense", *CDNA4),
+        (
+            Suite("tests/kernels/cdna4/test_layouts.py"),
+            *everywhere("cdna4 dense"),
+            Suite("tests/kernels/cdna4/dense"),
+        ),
+    ),
+    Kernel(
+        "cdna4.sparse",
+        ("kernels/cdna4/sparse", *CDNA4),
+        (
+            Suite("tests/kernels/cdna4/test_layouts.py"),
+            *everywhere("cdna4 pages", "cdna4 rows"),
+            Suite("tests/kernels/cdna4/sparse"),
+        ),
+    ),
+    Kernel("cdna4.indexer", ("kernels/cdna4/indexer", *INDEXER, *CDNA4), indexer("cdna4")),
+    Kernel(
+        "gluon.dequantize",
+        ("kernels/gluon/dequantize", "kernels/blackwell/dequantize.py", *HOPPER),
+        (
+            CACHED,
+            *LAUNCHES,
+            Suite("tests/kernels/hopper/latent"),
+            Suite("tests/kernels/blackwell/sparse"),
+        ),
+    ),
+    Kernel(
+        "portable.attention",
+        (*ATTENTION, "kernels/portable/formats.py"),
+        (
+            *LAUNCHES,
+            CACHED,
+            Suite("tests/kernels/test_fallback.py"),
+            Suite("tests/kernels/portable/test_interpreted.py"),
+        ),
+    ),
+    Kernel(
+        "portable.indexer",
+        ("kernels/portable/indexer",),
+        (*LAUNCHES, Suite("tests/kernels/portable/test_indexer.py")),
+    ),
+    Kernel(
+        "portable.quantize",
+        ("kernels/portable/quantize.py", "kernels/portable/cache_ops.py"),
+        (
+            *LAUNCHES,
+            Suite("tests/kernels/portable/test_interpreted.py",
+                  ("cache", "packed", "e4m3", "quantize", "far")),
+        ),
+    ),
+    Kernel(
+        "planning.hopper",
+        ("planning/hopper", "planning/latent_split.py", "planning/split.py"),
+        (
+            Suite("tests/planning/hopper"),
+            *PLANS,
+            *LAUNCHES,
+            Suite("tests/kernels/hopper/few/test_few.py"),
+            Suite("tests/explain"),
+        ),
+    ),
+    Kernel(
+        "planning.blackwell",
+        ("planning/blackwell",),
+        (Suite("tests/planning/blackwell"), *PLANS, *LAUNCHES, Suite("tests/explain")),
+    ),
+    Kernel(
+        "planning.cdna4",
+        ("planning/cdna4",),
+        (
+            Suite("tests/planning/cdna4"),
+            *PLANS,
+            *LAUNCHES,
+            Suite("tests/kernels/cdna4/test_layouts.py"),
+            Suite("tests/explain"),
+        ),
+    ),
+)  # fmt: skip
+KERNELS = {kernel.name: kernel for kernel in _TABLE}

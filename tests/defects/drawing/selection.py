@@ -1,0 +1,103 @@
+"""A plugin of pytest for runs on a mutant: which tests count, and what became of them.
+
+Tests that change the source themselves, that read committed compile reports, or that only look at
+the repository do not count: they fail, or hold, whatever the change is. What was run is written to
+the file that OPENMLA_DRAW_RESULT names;
+OPENMLA_DRAW_TESTS has the files with their words, OPENMLA_DRAW_PACKAGE what is tested.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+CONTROL = "clean_and_right"
+"""Part of the names of the controls of seeded defects: the kernel itself."""
+SEEDED = re.compile(r"defect|mutant|is_seen|offset_of_32_bits|every_schedule_is_clean")
+REPORTS = re.compile(r"test_compiles|compiles_|_compiles|do_not_spill|memory_is_what_the_plan")
+PASSED_OVER = ("aot", "compiled", "repository", "defects", "executed", "docs", "release", "gpu")
+
+
+class Result:
+    """What a run leaves behind."""
+
+    def __init__(self) -> None:
+        self.passed = 0
+        self.failed: list[str] = []
+        self.seconds: dict[str, float] = {}
+
+    def write(self, path: Path) -> None:
+        """As JSON."""
+        module = sys.modules.get(os.environ.get("OPENMLA_DRAW_PACKAGE", "openmla"))
+        path.write_text(
+            json.dumps(
+                {
+                    "passed": self.passed,
+                    "failed": self.failed,
+                    "seconds": self.seconds,
+                    "package": str(Path(str(module.__file__)).parent) if module else "",
+                }
+            )
+        )
+
+
+RESULT = Result()
+
+
+def counts(path: Path, root: Path, name: str) -> bool:
+    """Whether a test can tell a mutant from the kernel."""
+    parts = path.relative_to(root).parts if path.is_relative_to(root) else path.parts
+    if parts[0] == "tests" and len(parts) > 1 and parts[1] in PASSED_OVER:
+        return False
+    if path.name == "test_compile.py" or REPORTS.search(name):
+        return False
+    return CONTROL in name or not (SEEDED.search(name) or "defects" in path.name)
+
+
+def wanted(path: Path, root: Path, name: str, chosen: dict[str, list[str]]) -> bool:
+    """Whether the table of kernels asks for a test: no words are all of them."""
+    for place, words in chosen.items():
+        if path == root / place or (root / place) in path.parents:
+            return not words or any(word in name for word in words)
+    return True
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Keep what counts."""
+    chosen = json.loads(os.environ.get("OPENMLA_DRAW_TESTS", "{}"))
+    root = config.rootpath
+    kept: list[pytest.Item] = []
+    dropped: list[pytest.Item] = []
+    for item in items:
+        good = counts(item.path, root, item.name) and wanted(item.path, root, item.name, chosen)
+        (kept if good else dropped).append(item)
+    items[:] = kept
+    config.hook.pytest_deselected(items=dropped)
+
+
+def pytest_collectreport(report: pytest.CollectReport) -> None:
+    """A file that cannot be imported fails."""
+    if report.failed:
+        RESULT.failed.append(report.nodeid)
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Note the first failures, and how long files take."""
+    file = report.nodeid.split("::")[0]
+    RESULT.seconds[file] = RESULT.seconds.get(file, 0.0) + report.duration
+    if report.failed:
+        RESULT.failed.append(report.nodeid)
+    elif report.when == "call" and report.passed:
+        RESULT.passed += 1
+
+
+def pytest_sessionfinish(session: Any) -> None:
+    """Write down what was run."""
+    if "OPENMLA_DRAW_RESULT" in os.environ:
+        RESULT.write(Path(os.environ["OPENMLA_DRAW_RESULT"]))

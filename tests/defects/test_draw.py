@@ -1,0 +1,175 @@
+"""The drawing of defects: operators make other programs, draws repeat, verdicts are right."""
+
+from __future__ import annotations
+
+import ast
+import random
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from defects import draw as command
+from defects.drawing.candidates import CLASSES, candidates, different, draw, of_file
+from defects.drawing.judge import CampaignError, Limits, Repository, control
+from defects.drawing.kernels import KERNELS, ROOT, Kernel, Suite
+from defects.drawing.selection import counts, wanted
+from defects.drawing.source import Edit, Source
+from defects.harmless import HARMLESS, Harmless, reason
+
+PACKAGE = ROOT / "src" / "openmla"
+LEAST = 30
+OF_EACH = 6
+"""Changes of each operator that are made."""
+TOY = '''"""A module of 2 + 2 numbers."""
+
+
+def total(numbers: list[int], start: int = 3) -> int:
+    """The sum of at most 4 numbers: 1 + 1."""
+    if len(numbers) > 4:
+        raise ValueError("more than" + " 4")
+    result = 0
+    for number in numbers[:9]:
+        result = result + number  # not result - number
+    return result
+
+
+def explain(numbers: list[int]) -> str:
+    return "sum" * (len(numbers) + 1)
+'''
+TOY_TEST = """
+from toy.sums import total
+
+
+def test_total():
+    assert total([1, 2]) == 3
+
+
+def test_no_defect_counts():
+    assert False
+"""
+TOY_KERNEL = Kernel("toy", ("sums.py",), (Suite("tests/test_sums.py"),))
+
+
+@pytest.fixture
+def toy(tmp_path: Path) -> Repository:
+    """A repository with one module and one test."""
+    for folder in ("src/toy", "tests"):
+        (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / "src/toy/__init__.py").write_text("")
+    (tmp_path / "src/toy/sums.py").write_text(TOY)
+    (tmp_path / "tests/test_sums.py").write_text(TOY_TEST)
+    (tmp_path / "pytest.ini").write_text("[pytest]\n")
+    return Repository(tmp_path, "toy", (str(ROOT / "tests"),))
+
+
+def everything() -> list[Edit]:
+    """The changes of all kernels, each once."""
+    files = {file for kernel in KERNELS.values() for file in kernel.files(PACKAGE)}
+    return [edit for file in sorted(files) for edit in of_file(PACKAGE, file)]
+
+
+def test_every_operator_makes_another_program() -> None:
+    edits = everything()
+    random.Random(0).shuffle(edits)
+    made: Counter[tuple[str, str]] = Counter()
+    for edit in edits:
+        made[edit.group, edit.operator] += 1
+        if made[edit.group, edit.operator] <= OF_EACH:
+            assert different(edit, PACKAGE), edit
+    assert {group for group, _ in made} == set(CLASSES)
+
+
+def test_texts_are_left_alone() -> None:
+    for file in sorted({edit.file for edit in everything()}):
+        source = Source(file, (PACKAGE / file).read_bytes())
+        texts = [
+            source.span(node)
+            for node in ast.walk(source.tree)
+            if isinstance(node, ast.Expr)
+            and isinstance(node.value, ast.Constant)
+            and isinstance(node.value.value, str)
+        ]
+        for edit in of_file(PACKAGE, file):
+            assert not any(first <= edit.start < last for first, last in texts), edit
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_there_are_enough(name: str) -> None:
+    found = candidates(KERNELS[name], PACKAGE)
+    assert {g: len(e) for g, e in found.items() if 0 < len(e) < LEAST} == {}
+    assert any(found.values())
+    assert [t.path for t in KERNELS[name].tests if not (ROOT / t.path).exists()] == []
+
+
+def test_a_seed_draws_the_same_again() -> None:
+    kernel = KERNELS["hopper.few"]
+    first = draw(kernel, PACKAGE, 9, 5)
+    assert first == draw(kernel, PACKAGE, 9, 5) != draw(kernel, PACKAGE, 9, 6)
+    assert Counter(edit.group for edit in first) == {
+        "synchronization": 3, "arithmetic": 2, "addresses": 2, "host": 2,
+    }  # fmt: skip
+    assert {edit.group for edit in draw(kernel, PACKAGE, 4, 5, "addresses")} == {"addresses"}
+
+
+def test_what_is_known_to_be_harmless_is_still_there() -> None:
+    known = [
+        each
+        for each in HARMLESS
+        if not any(each.covers(edit) for edit in of_file(PACKAGE, each.file))
+    ]
+    assert known == []
+    assert all(each.reason.endswith(".") for each in HARMLESS)
+
+
+def test_a_harmless_change_is_told_by_its_statement() -> None:
+    edit = draw(KERNELS["hopper.few"], PACKAGE, 1, 0)[0]
+    same = Harmless(
+        edit.file, edit.function, edit.statement, edit.becomes, "Nobody looks.", edit.place
+    )
+    assert reason(edit, (same,)) == "Nobody looks."
+    assert reason(edit, ()) == ""
+
+
+def test_only_tests_that_can_tell_count() -> None:
+    seeded, kernel = Path("tests/kernels/x/test_defects.py"), Path("tests/kernels/x/test_kernel.py")
+    assert not counts(seeded, Path(), "test_defect_is_found[a]")
+    assert counts(seeded, Path(), "test_the_kernel_itself_is_clean_and_right[a]")
+    assert not counts(kernel, Path(), "test_interpreted[defects-0]")
+    assert not counts(kernel, Path(), "test_compiles_as_planned[a]")
+    assert not counts(Path("tests/repository/test_house_rules.py"), Path(), "test_x")
+    assert counts(kernel, Path(), "test_right")
+    assert wanted(kernel, Path(), "test_right[a]", {"tests/kernels": ["[a"]})
+    assert not wanted(kernel, Path(), "test_right[b]", {"tests/kernels": ["[a"]})
+
+
+def change_of(repository: Repository, becomes: str) -> Edit:
+    """The change of the toy that makes this statement."""
+    return next(e for e in of_file(repository.source, "sums.py") if e.becomes == becomes)
+
+
+def test_found_and_alive(toy: Repository, capsys: pytest.CaptureFixture[str]) -> None:
+    wrong = change_of(toy, "result = result - number")
+    equal = change_of(toy, "for number in numbers[:10]:")
+    found, alive = command.campaign(TOY_KERNEL, [wrong, equal], toy, Limits(60), 2)
+    assert (found.verdict, found.by) == ("found", "tests/test_sums.py::test_total")
+    assert alive.verdict == "lives"
+    assert "2 of 2" in capsys.readouterr().out
+    assert "| toy | host | 2 | 1 | 50% | 1 | 0 |" in command.table([found, alive])
+    assert (toy.source / "sums.py").read_text() == TOY
+
+
+def test_only_code_of_the_toy_changes(toy: Repository) -> None:
+    lines = {edit.line for edit in of_file(toy.source, "sums.py")}
+    assert lines == {6, 8, 9, 10}
+
+
+def test_a_kernel_that_fails_by_itself_is_an_error(toy: Repository) -> None:
+    (toy.source / "sums.py").write_text(TOY.replace("result + number", "result"))
+    with pytest.raises(CampaignError, match="without any defect"):
+        control(toy, TOY_KERNEL, Limits(60))
+
+
+def test_the_command_lists(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main(["--kernel", "portable.indexer", "--count", "3", "--list"]) == 0
+    assert capsys.readouterr().out.count("kernels/portable/indexer/") == 3

@@ -44,6 +44,8 @@ class Truth:
     that are not finite have none."""
     keys: Tensor
     """Keys the row sees, int64 [T]."""
+    unsettled: Tensor
+    """Where NaN comes of Inf in V times a weight of 0 alone: whether it does is not promised."""
 
     @staticmethod
     def empty(total_q: int, heads: int, d_v: int) -> Truth:
@@ -59,6 +61,7 @@ class Truth:
             total_v=torch.zeros(wide, **make),
             score_magnitude=torch.zeros(wide[:2], **make),
             keys=torch.zeros(total_q, dtype=torch.int64, device="cpu"),
+            unsettled=torch.zeros(wide, dtype=torch.bool, device="cpu"),
         )
 
     def attend_row(
@@ -80,6 +83,10 @@ class Truth:
         if w.sink is not None:
             p = p / (1 + torch.exp(w.sink.double() - lse))[:, None]
         self.out[row] = torch.einsum("hn,nhv->hv", p, v)
+        if not bool(v.isfinite().all()):
+            broken = (~v.isfinite()).double()
+            reached = torch.einsum("hn,nhv->hv", (p != 0).double(), broken)
+            self.unsettled[row] = ~self.out[row].isfinite() & (reached == 0)
         self.lse[row] = lse
         self.max_logits[row] = scores.amax(-1)
         self.magnitude[row] = torch.einsum("hn,nhv->hv", p, v.abs())

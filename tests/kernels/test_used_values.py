@@ -71,9 +71,7 @@ def spoil(built: BuiltCase, what: str, value: float) -> None:
     else:
         rows = op.cache if isinstance(op.cache, torch.Tensor) else op.cache.data
         key = KEY
-        if isinstance(
-            op, SparseOperands
-        ):  # a row that the first list names and the second does not
+        if isinstance(op, SparseOperands):  # which the first list names and the second does not
             key = next(i for i in op.indices[0].tolist() if i >= 0 and i not in op.indices[1])
         rows.view(-1, rows.shape[-1])[key, 515 if what == "k" else 3] = value
 

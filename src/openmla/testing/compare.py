@@ -38,7 +38,8 @@ value 2u of truth and deviation together: 5 standard deviations); equal values a
 ones, which round alike, count as one.
 Rows without a key must be exactly +0 and -inf. NaN and Inf in what a row uses: where the truth is
 not finite the result must not be, and where it is finite the result must be (which of NaN and Inf
-it is, weights too small for their dtype decide); lse likewise. Where every number is exactly
+it is, weights too small for their dtype decide; Inf times a weight of exactly 0 may be either); lse
+likewise. Where every number is exactly
 representable (`exact`), rows of 2^n keys must match bit for bit. Where an eager result of the same
 dtype is given, the error may be at most 1.1 times its error.
 """
@@ -226,7 +227,7 @@ class _Judgement:
 
     def anomalies(self) -> None:
         """Empty rows exactly +0; NaN or Inf where the truth is not finite, and nowhere else."""
-        kept = self.lost & self.raw.isfinite()
+        kept = self.lost & ~self.truth.unsettled & self.raw.isfinite()
         if bool(kept.any()):
             self._blame("finite, though what it is made of is not", kept, kept)
         wrong = ~torch.isfinite(self.out)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import platform
+import signal
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -30,6 +31,7 @@ from defects.drawing.judge import (
     Limits,
     Repository,
     control,
+    end_all,
     judge,
     limits_after,
     quick_first,
@@ -93,11 +95,16 @@ def campaign(
         return Judged(kernel.name, edit, CANNOT_MATTER if why else LIVES, why, verdict.seconds)
 
     found: dict[int, Judged] = {}
-    with ThreadPoolExecutor(jobs) as pool:
+    pool = ThreadPoolExecutor(jobs)
+    try:
         waiting = {pool.submit(judged, edit): i for i, edit in enumerate(edits)}
         for done in as_completed(waiting):
             found[waiting[done]] = done.result()
             print(f"{len(found)} of {len(edits)}  {done.result()}", flush=True)
+    finally:  # an interrupt too leaves nothing behind
+        pool.shutdown(wait=False, cancel_futures=True)
+        end_all()
+        pool.shutdown()
     return [found[i] for i in sorted(found)]
 
 
@@ -195,4 +202,6 @@ def write(options: argparse.Namespace, results: Sequence[Judged], errors: Sequen
 
 
 if __name__ == "__main__":
+    # Or what was started would go on without this command.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     sys.exit(main())

@@ -23,6 +23,7 @@ COPIES = re.compile(
     r"|\w*(pointers|offsets?)|make_\w*descriptor|upcast_row\w*|row_\w+)$"
 )
 """Calls whose arguments are places."""
+NOT_COUNTED = re.compile(r"nan|inf", re.IGNORECASE)
 
 
 def address_changes(source: Source) -> Iterator[Edit]:
@@ -107,8 +108,9 @@ def masks(source: Source, node: ast.Call) -> Iterator[Edit]:
         if len(inside) == 1 + (other is not None):
             yield source.edit(mask, "mask=None", "mask dropped", GROUP, (start, stop))
     if other is not None and not is_none(other.value):
-        value = f"({source.text(other.value)}) + 1"
-        yield source.edit(other.value, value, "other value", GROUP)
+        text = source.text(other.value)
+        number = NOT_COUNTED.search(text) is None  # or one more would be the same
+        yield source.edit(other.value, f"({text}) + 1" if number else "0.0", "other value", GROUP)
 
 
 def coordinates(source: Source, node: ast.Call) -> Iterator[Edit]:

@@ -16,6 +16,7 @@ from defects.drawing.addresses import address_changes
 from defects.drawing.arithmetic import arithmetic_changes
 from defects.drawing.host import host_changes
 from defects.drawing.kernels import Kernel
+from defects.drawing.reach import reached, uses
 from defects.drawing.source import Edit, Source, is_device
 from defects.drawing.synchronization import synchronization_changes
 
@@ -55,7 +56,11 @@ def of_file(package: Path, file: str) -> tuple[Edit, ...]:
 
 def candidates(kernel: Kernel, package: Path) -> Candidates:
     """The defects that a kernel can have, by class."""
-    edits = [edit for file in kernel.files(package) for edit in of_file(package, file)]
+    own = kernel.files(package)
+    edits = [edit for file in own for edit in of_file(package, file)]
+    names = reached(package, own, kernel.shared)
+    for file in sorted(kernel.shared):
+        edits += [edit for edit in of_file(package, file) if uses(edit, names)]
     return {group: [edit for edit in edits if edit.group == group] for group in CLASSES}
 
 

@@ -29,6 +29,10 @@ SHARED = ("docs", "examples", "benchmarks")
 """Folders beside src that tests find from the package."""
 
 
+RUNNING: set[int] = set()
+"""Groups of processes that are not at their end."""
+
+
 class CampaignError(Exception):
     """Nothing can be said about mutants."""
 
@@ -139,16 +143,16 @@ def run_tests(
             [*command, *(test.path for test in tests)], cwd=repository.root, env=environment,
             stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
         )  # fmt: skip
-        most = int(limits.gib * 2**30)
-        if most:
-            resource.prlimit(process.pid, resource.RLIMIT_DATA, (most, most))
+        RUNNING.add(process.pid)
         try:
+            if limits.gib:
+                most = int(limits.gib * 2**30)
+                resource.prlimit(process.pid, resource.RLIMIT_DATA, (most, most))
             status: int | None = process.wait(limits.seconds)
         except subprocess.TimeoutExpired:
             status = None
         finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
+            end(process.pid)
             process.wait()
         output.seek(0)
         told = output.read()[-4000:]
@@ -157,6 +161,19 @@ def run_tests(
         status, time.monotonic() - started, kept.get("passed", 0), tuple(kept.get("failed", ())),
         kept.get("seconds", {}), kept.get("package", ""), told,
     )  # fmt: skip
+
+
+def end(group: int) -> None:
+    """End a group of processes that was started here."""
+    RUNNING.discard(group)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(group, signal.SIGKILL)
+
+
+def end_all() -> None:
+    """End all that runs."""
+    for group in sorted(RUNNING):
+        end(group)
 
 
 def control(repository: Repository, kernel: Kernel, limits: Limits) -> Run:

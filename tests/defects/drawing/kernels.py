@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[3]
-NOT_DRAWN = ("jobs.py",)
+NOT_DRAWN = ("/jobs.py",)
 """Files that only list what is compiled ahead."""
 
 
@@ -26,18 +25,19 @@ class Kernel:
     name: str
     sources: tuple[str, ...]
     tests: tuple[Suite, ...]
+    shared: tuple[str, ...] = ()
+    """Files of which only what it uses is drawn from."""
     triton: str = ""
     """The folder of .tritons that is put in front, where the checkout has it."""
 
-    def files(self, package: Path) -> Iterator[str]:
-        """Its files below the package, sorted."""
-        found = set()
+    def files(self, package: Path) -> list[str]:
+        """Its own files below the package, sorted."""
+        found: set[Path] = set()
         for source in self.sources:
             place = package / source
             found |= {place} if place.is_file() else set(place.rglob("*.py"))
-        for path in sorted(found):
-            if path.name not in NOT_DRAWN:
-                yield path.relative_to(package).as_posix()
+        named = sorted(path.relative_to(package).as_posix() for path in found)
+        return [file for file in named if not file.endswith(NOT_DRAWN)]
 
 
 HOPPER = (
@@ -89,110 +89,146 @@ CACHED = Suite("tests/kernels/test_cached_launches.py")
 _TABLE = (
     Kernel(
         "hopper.dense",
-        ("kernels/hopper/dense", *HOPPER),
+        ("kernels/hopper/dense",),
         (
             CACHED,
             Suite("tests/kernels/hopper/test_far_rows.py"),
             *everywhere("hopper dense", "shared_keys"),
             Suite("tests/kernels/hopper/dense"),
         ),
+        shared=HOPPER,
     ),
     Kernel(
         "hopper.dense_fp8",
-        ("kernels/hopper/dense_fp8", *HOPPER),
+        ("kernels/hopper/dense_fp8",),
         (CACHED, *everywhere("hopper dense fp8"), Suite("tests/kernels/hopper/dense_fp8")),
+        shared=HOPPER,
     ),
     Kernel(
         "hopper.latent",
-        ("kernels/hopper/latent", *HOPPER),
+        ("kernels/hopper/latent",),
         (
             CACHED,
             Suite("tests/kernels/hopper/test_far_rows.py"),
             *everywhere("hopper pages", "hopper rows"),
             Suite("tests/kernels/hopper/latent"),
         ),
+        shared=HOPPER,
     ),
     Kernel(
         "hopper.few",
-        ("kernels/hopper/few", "kernels/gluon/dependent.py", *HOPPER),
+        ("kernels/hopper/few",),
         (
             CACHED,
             *everywhere("hopper rows, few"),
             Suite("tests/kernels/hopper/few"),
             Suite("tests/kernels/hopper/test_far_rows.py"),
         ),
+        shared=(
+            "kernels/gluon/dependent.py",
+            *HOPPER,
+        ),
     ),
     Kernel(
         "hopper.sparse_fp8",
-        ("kernels/hopper/sparse_fp8", *HOPPER),
+        ("kernels/hopper/sparse_fp8",),
         (
             CACHED,
             *everywhere("hopper rows, fp8 queries"),
             Suite("tests/kernels/hopper/sparse_fp8"),
             Suite("tests/kernels/hopper/test_far_rows.py"),
         ),
+        shared=HOPPER,
     ),
     Kernel(
         "hopper.indexer",
-        ("kernels/hopper/indexer", *INDEXER, *HOPPER),
+        ("kernels/hopper/indexer",),
         (
             *indexer("hopper"),
-            Suite("tests/kernels/test_wild_values.py", ("selection_stays",)),
+            Suite(
+                "tests/kernels/test_wild_values.py",
+                ("selection_stays",),
+            ),
             Suite("tests/kernels/hopper/indexer"),
+        ),
+        shared=(
+            *INDEXER,
+            *HOPPER,
         ),
     ),
     Kernel(
         "blackwell.dense",
-        ("kernels/blackwell/dense", *BLACKWELL),
+        ("kernels/blackwell/dense",),
         (*everywhere("blackwell dense"), Suite("tests/kernels/blackwell/dense")),
+        shared=BLACKWELL,
         triton="3.9.0",
     ),
     Kernel(
         "blackwell.sparse",
-        ("kernels/blackwell/sparse", *BLACKWELL),
+        ("kernels/blackwell/sparse",),
         (
             *everywhere("blackwell pages", "blackwell rows"),
             Suite("tests/kernels/blackwell/sparse"),
         ),
+        shared=BLACKWELL,
     ),
     Kernel(
         "blackwell.pair",
-        ("kernels/blackwell/pair", *BLACKWELL),
+        ("kernels/blackwell/pair",),
         (*LAUNCHES, Suite("tests/kernels/blackwell/pair")),
+        shared=BLACKWELL,
         triton="3.9.0",
     ),
     Kernel(
         "blackwell.indexer",
-        ("kernels/blackwell/indexer", *INDEXER, *HOPPER),
+        ("kernels/blackwell/indexer",),
         indexer("blackwell"),
+        shared=(
+            *INDEXER,
+            *HOPPER,
+        ),
     ),
     Kernel(
         "cdna4.dense",
-        ("kernels/cdna4/dense", *CDNA4),
+        ("kernels/cdna4/dense",),
         (
             Suite("tests/kernels/cdna4/test_layouts.py"),
             *everywhere("cdna4 dense"),
             Suite("tests/kernels/cdna4/dense"),
         ),
+        shared=CDNA4,
     ),
     Kernel(
         "cdna4.sparse",
-        ("kernels/cdna4/sparse", *CDNA4),
+        ("kernels/cdna4/sparse",),
         (
             Suite("tests/kernels/cdna4/test_layouts.py"),
             *everywhere("cdna4 pages", "cdna4 rows"),
             Suite("tests/kernels/cdna4/sparse"),
         ),
+        shared=CDNA4,
     ),
-    Kernel("cdna4.indexer", ("kernels/cdna4/indexer", *INDEXER, *CDNA4), indexer("cdna4")),
+    Kernel(
+        "cdna4.indexer",
+        ("kernels/cdna4/indexer",),
+        indexer("cdna4"),
+        shared=(
+            *INDEXER,
+            *CDNA4,
+        ),
+    ),
     Kernel(
         "gluon.dequantize",
-        ("kernels/gluon/dequantize", "kernels/blackwell/dequantize.py", *HOPPER),
+        ("kernels/gluon/dequantize",),
         (
             CACHED,
             *LAUNCHES,
             Suite("tests/kernels/hopper/latent"),
             Suite("tests/kernels/blackwell/sparse"),
+        ),
+        shared=(
+            "kernels/blackwell/dequantize.py",
+            *HOPPER,
         ),
     ),
     Kernel(
@@ -215,8 +251,10 @@ _TABLE = (
         ("kernels/portable/quantize.py", "kernels/portable/cache_ops.py"),
         (
             *LAUNCHES,
-            Suite("tests/kernels/portable/test_interpreted.py",
-                  ("cache", "packed", "e4m3", "quantize", "far")),
+            Suite(
+                "tests/kernels/portable/test_interpreted.py",
+                ("cache", "packed", "e4m3", "quantize", "far"),
+            ),
         ),
     ),
     Kernel(
@@ -246,5 +284,5 @@ _TABLE = (
             Suite("tests/explain"),
         ),
     ),
-)  # fmt: skip
+)
 KERNELS = {kernel.name: kernel for kernel in _TABLE}

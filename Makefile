@@ -47,7 +47,7 @@ matrix: $(FOLDERS:%=%/.installed)
 	for folder in $(FOLDERS); do \
 		PYTHONPATH=$$folder $(VENV)/bin/pytest -n 2 --dist worksteal -m tritons || exit 1; \
 	done
-	PYTHONPATH=.tritons/3.9.0 $(VENV)/bin/pytest -n 2 --dist worksteal -m "compile and not tritons" \
+	PYTHONPATH=.tritons/3.9.0 $(VENV)/bin/pytest -n 2 --dist worksteal -m "compile and not tritons and not seeded" \
 		gluon-sim/tests tests/executed tests/kernels/blackwell/dense/test_pair.py \
 		tests/kernels/blackwell/pair/test_kernel.py tests/kernels/blackwell/pair/test_defects.py
 
@@ -58,9 +58,10 @@ compile-all: $(VENV)/.installed $(FOLDERS:%=%/.installed)
 		PYTHONPATH=$$folder $(VENV)/bin/openmla compile --no-cache --jobs 2 --update tests/compiled || exit 1; \
 	done
 
-# Every kernel under every schedule of the simulator takes minutes: `make test-all` has it.
+# Every kernel under every schedule of the simulator, and with every seeded defect, takes minutes:
+# `make test-all` has them.
 unit: $(VENV)/.installed
-	$(VENV)/bin/pytest -n 3 --dist worksteal -k "not test_every_schedule_is_clean"
+	$(VENV)/bin/pytest -n 3 --dist worksteal -m "not seeded" -k "not test_every_schedule_is_clean"
 
 test: lint unit matrix
 
@@ -83,6 +84,7 @@ test-all: test
 		$(VENV)/bin/openmla validate --simulate --target $$target --json /dev/null || exit 1; \
 	done
 	$(VENV)/bin/pytest -n 2 tests/kernels -k test_every_schedule_is_clean
+	$(VENV)/bin/pytest -n 2 tests/kernels tests/executed -m seeded
 	$(VENV)/bin/pytest -n 2 -m executed tests/executed
 	for folder in $(FOLDERS); do \
 		PYTHONPATH=$$folder $(VENV)/bin/pytest -n 2 -m executed tests/executed || exit 1; \

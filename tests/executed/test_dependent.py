@@ -37,7 +37,7 @@ def waits(prepared: PreparedCase) -> list[tuple[int, int]]:
 
 
 @pytest.mark.slow
-@pytest.mark.compile
+@pytest.mark.seeded
 @pytest.mark.parametrize("name", CASES)
 def test_every_wait_is_missed_when_it_goes(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if name in FEW:

@@ -9,6 +9,8 @@ lines do. An example:
     )
 """
 
+# ruff: noqa: E501  (statements are quoted in one line)
+
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -38,7 +40,92 @@ class Harmless:
         )  # fmt: skip
 
 
-HARMLESS: tuple[Harmless, ...] = ()
+HARMLESS: tuple[Harmless, ...] = (
+    Harmless(
+        "kernels/blackwell/dense/multiply.py",
+        "score",
+        "mbarrier.wait(q_wide.index(half), 0, pred=j == first)",
+        "mbarrier.wait(q_wide.index(half), 0, pred=True)",
+        "Its phase has completed by then and the barrier does not turn again: the wait passes.",
+    ),
+    Harmless(
+        "kernels/blackwell/dense/softmax.py",
+        "store_weights",
+        "rest = (P - rounded.to(gl.float32)).to(DTYPE)",
+        "rest = (P - rounded).to(DTYPE)",
+        "The difference of fp32 and a narrower type is made in fp32 all the same.",
+    ),
+    Harmless(
+        "kernels/gluon/compat.py",
+        "_reinterpret",
+        "if _PUBLIC_REINTERPRET:",
+        "if (not _PUBLIC_REINTERPRET):",
+        "It chooses between two names of one call, by the version of Triton.",
+    ),
+    Harmless(
+        "kernels/blackwell/dense/softmax.py",
+        "start",
+        "row_scale = gl.load(q_scale_ptr + (token + row), mask=row < rows, other=0.0)",
+        "row_scale = gl.load(q_scale_ptr + (token + row), mask=row < rows, other=(0.0) + 1)",
+        "Rows past the last query are not stored.",
+    ),
+    Harmless(
+        "kernels/blackwell/dense/softmax.py",
+        "start",
+        "VECTOR: gl.constexpr = gl.SliceLayout(1, row_registers(gl.float32, TMEM[4] // 2, TMEM[6]))",
+        "VECTOR: gl.constexpr = gl.SliceLayout(1, row_registers(gl.float32, (-(-(TMEM[4]) // (2))), TMEM[6]))",
+        "The number of columns is even.",
+    ),
+    Harmless(
+        "kernels/blackwell/dense/launch.py",
+        "calls",
+        "yield Call(dense_kernel, blocks, arguments)",
+        "yield Call(dense_kernel, (blocks) + 1, arguments)",
+        "A block more finds no work item and ends.",
+    ),
+    Harmless(
+        "kernels/hopper/few/values.py",
+        "multiply",
+        "mbarrier.wait(done, 0)",
+        "mbarrier.wait(done, 0) mbarrier.wait(done, 0)",
+        "The phase that is waited for again has completed.",
+    ),
+    Harmless(
+        "kernels/hopper/few/scores.py",
+        "scores_kernel",
+        "S, _, _ = warpgroup_mma_wait(0, deps=(S, q_left, k_left))",
+        "S, _, _ = warpgroup_mma_wait((0) + 1, deps=(S, q_left, k_left))",
+        "The next product adds to the same registers and is waited for; nothing overwrites the tiles.",
+    ),
+    Harmless(
+        "kernels/hopper/few/weights.py",
+        "store_weights",
+        "P = gl.convert_layout(P.to(weights_ptr.dtype.element_ty), L)",
+        "P = gl.convert_layout(P, L)",
+        "The store rounds to the type that it points to.",
+    ),
+    Harmless(
+        "kernels/gluon/boxes.py",
+        "load_pages",
+        "page = gl.load(table + gl.minimum(here // PAGE, entries - 1), mask=keys > 0, other=0)",
+        "page = gl.load(table + gl.minimum(here // PAGE, entries - 1), mask=keys > 0, other=(0) + 1)",
+        "The page of a block without keys is not copied.",
+    ),
+    Harmless(
+        "kernels/hopper/few/rows.py",
+        "copied_rope",
+        "cp_async(tile, start[:, None] + column[None, :], mask=(keys >= 0)[:, None])",
+        "cp_async(tile, start[:, None] + column[None, :], mask=None)",
+        "Scores of rows that are not there are replaced by -inf, whatever rope they were made of.",
+    ),
+    Harmless(
+        "kernels/hopper/few/launch.py",
+        "few_calls",
+        'launches = ( (scores_kernel, few.score_programs, {"num_warps": SCORE_WARPS}), (weights_kernel, few.weight_programs, {"num_warps": 4, "launch_pdl": few.overlap}), (values_kernel, few.value_programs, {"num_warps": 4, "launch_pdl": few.overlap}), )',
+        'launches = ( (scores_kernel, few.score_programs, {"num_warps": SCORE_WARPS}), (weights_kernel, few.weight_programs, { "launch_pdl": few.overlap}), (values_kernel, few.value_programs, {"num_warps": 4, "launch_pdl": few.overlap}), )',
+        "Four warps are what a launch has unless it says otherwise.",
+    ),
+)
 
 
 def reason(edit: Edit, known: tuple[Harmless, ...] = HARMLESS) -> str:

@@ -97,10 +97,14 @@ def write_selection(op: SelectOperands, results: SelectResults, chosen: list[lis
 
 
 def written(op: SelectOperands, row: int, positions: Tensor) -> Tensor:
-    """Positions of a row as physical rows, as columns of the scores, or as they are."""
+    """Positions of a row as physical rows (-1 past the end of the table), as columns of the scores,
+    or as they are."""
     if op.block_table is not None and op.windows.sequences is not None:
         pages = op.block_table[int(op.windows.sequences[row])].cpu().long()
-        return pages[positions // op.page_size] * op.page_size + positions % op.page_size
+        entry = positions // op.page_size
+        page = pages[entry.clamp(max=len(pages) - 1)]
+        rows = page * op.page_size + positions % op.page_size
+        return torch.where(entry < len(pages), rows, -1)
     return positions + max(int(op.windows.starts[row]), 0) if op.add_starts else positions
 
 

@@ -131,3 +131,10 @@ def test_what_it_does_not_serve_is_portable(change: dict, reason: str) -> None:
     problem = replace(op.problem(results_of(op)), **change)
     chosen = index_plan(problem, "h200")
     assert chosen.backend == "portable" and reason in chosen.passed_over[0]
+
+
+def test_a_table_that_ends_before_the_row() -> None:
+    """Positions past the table are shown as -1, and nothing past it is read."""
+    table = torch.arange(160, dtype=torch.int32).view(2, 80)
+    op = operands("ascending", 700, 100, block_table=table, page_size=8)
+    assert problems_of(op) == []

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from gluon_sim import Limits, intercept
+from kernels.far_memory import FarMemory
 from kernels.hopper.simulated import plan_of, run
 from kernels.judging import (
     assert_clean,
@@ -29,6 +30,7 @@ from openmla.kernels.hopper.sparse_fp8.jobs import JOBS
 from openmla.operands import LatentOperands, SparseOperands
 from openmla.planning import target_by_name
 from openmla.planning.hopper.chip import SMEM_PER_BLOCK
+from openmla.testing.build import build
 from openmla.testing.case import Case
 from openmla.testing.compare import judge
 from openmla.testing.simulate import new_results
@@ -175,3 +177,12 @@ def test_what_it_does_not_serve_runs_on_the_portable_kernel(
     chosen = dispatch.plan_call(built.operands, new_results(built))
     assert chosen.backend == "portable" and reason in chosen.passed_over[0]
     assert plan_of(on(PLAIN)).backend == "hopper"
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_rows_and_scales_past_element_2_31(axis: int) -> None:
+    built = build(TOKEN, memory=FarMemory(axis))
+    outcome, reports = on_h200(built, seed=1)
+    assert_clean(reports)
+    verdict = judge(built, outcome, fp8_sums=True)
+    assert verdict.ok, verdict.report()

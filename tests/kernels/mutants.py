@@ -103,7 +103,7 @@ def assert_found(kind: Kind | None, run: Callable[[str, int], tuple[set[Kind], b
     for schedule, seed in RUNS:
         found, ok = run(schedule, seed)
         kinds |= found
-        wrong |= not ok
+        wrong |= not ok and Kind.LIMIT not in found  # a run that was stopped has no numbers
         if kind in kinds or (wrong and kind is None):
             return
     pytest.fail(f"not found; wrong numbers: {wrong}, findings: {kinds}")

@@ -76,5 +76,5 @@ def assert_clean_and_right(
     case: Case, adjust: Adjust = as_planned, change: Change = as_built
 ) -> None:
     """On a case that shows defects, nothing is found in the kernel itself, and it is right."""
-    for schedule, seed in mutants.RUNS[:3]:
+    for schedule, seed in mutants.RUNS[:2]:
         assert run_on(launcher, case, adjust, change, schedule, seed) == (set(), True)

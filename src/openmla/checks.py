@@ -53,7 +53,7 @@ def tensor(
             raise InvalidArgument(name, _spelled(shape, dtypes), describe(value))
     if device is not None and value.device != device:
         raise InvalidArgument(name, f"a tensor on {device}, where q is", describe(value))
-    # Of other types, the operators read views with the negative bit as torch does: resolved.
+    # Operators resolve torch's negative bit in tensors of every other type; FP8 cannot be negated.
     if value.dtype == torch.float8_e4m3fn:
         plain_memory(name, value)
     return value

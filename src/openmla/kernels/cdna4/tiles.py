@@ -51,7 +51,7 @@ def span(sequence, cu_ptr, batch, total, rest):
 
 @gluon.jit
 def first_row(tile, sequence, cu_ptr, total, per_token, BM: gl.constexpr):
-    """Of a tile among the rows of its sequence; 0 for one before, by offsets that go back."""
+    """The first row of a tile, counted within its sequence. Offsets that go back give 0."""
     return gl.maximum(tile - first_tile(sequence, cu_ptr, total, per_token, BM), 0) * BM
 
 

@@ -82,7 +82,7 @@ def _tiles_in(view_shape, view_dtype, shape, dtype):
 
 @gluon.jit
 def reinterpret(view, dtype: gl.constexpr, shape: gl.constexpr, layout: gl.constexpr):
-    """The same shared or tensor memory as another type and shape, or the beginning of it.
+    """A view of the same shared or tensor memory, or of its beginning, with another type and shape.
 
     Triton 3.8 reinterprets only what is of equal size, so a smaller tile is the first of several.
     """

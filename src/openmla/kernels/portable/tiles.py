@@ -47,7 +47,7 @@ def sequence_of(tile, cu_ptr, batch, total, rows_per_token, BM: tl.constexpr):
 
 @triton.jit
 def first_row(tile, sequence, cu_ptr, total, rows_per_token, BM: tl.constexpr):
-    """Of a tile among the rows of its sequence; 0 for one before, by offsets that go back."""
+    """The first row of a tile, counted within its sequence. Offsets that go back give 0."""
     return tl.maximum(tile - first_tile(sequence, cu_ptr, total, rows_per_token, BM), 0) * BM
 
 

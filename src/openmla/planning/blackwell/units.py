@@ -9,7 +9,7 @@ FIRST_DENSE_PAIR = (3, 8)
 """The first Triton with the dense kernel of a CTA pair: 3.6 has no barrier of two CTAs, and a pair
 that 3.7 compiles gives wrong numbers when it is executed."""
 FIRST_ROWS_PAIR = (3, 8)
-"""Likewise the kernel of latent rows: 3.7 refuses its barriers of one CTA inside a pair."""
+"""The first Triton with the latent-row kernel of a CTA pair: 3.7 refuses its one-CTA barriers."""
 
 SMEM_PER_SM = 233472
 SMEM_RESERVED = 1024  # the driver keeps this much of every block's shared memory for itself

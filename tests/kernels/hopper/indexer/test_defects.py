@@ -19,6 +19,7 @@ import openmla.kernels.hopper as hopper
 from gluon_sim import Kind, Limits, intercept
 from indexer.score_cases import UNWRITTEN, pair
 from kernels.hopper.indexer.test_select import operands, results_of
+from kernels.hopper.latent.defect import SparseDefect
 from kernels.mutants import RUNS, assert_found, load_mutant, once
 from openmla.indexer import reference
 from openmla.indexer.operands import ScoresOperands, SelectOperands
@@ -44,15 +45,9 @@ LISTS: dict[str, SelectOperands] = {
 
 
 @dataclass(frozen=True)
-class IndexDefect:
-    """Replace `old` by `new` in `file`. `kind` None: only the numbers are wrong."""
+class IndexDefect(SparseDefect):
+    """A defect of the indexer's kernels of one family."""
 
-    name: str
-    kind: Kind | None
-    file: str
-    old: str
-    new: str
-    case: str
     family: str = "hopper"
 
 

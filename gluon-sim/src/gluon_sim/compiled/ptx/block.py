@@ -70,8 +70,8 @@ class Block:
         self.tensor_races = Shadow(TENSOR_CELLS if cluster.kernel.sm >= 100 else 1, clocks)
         self.tensor = np.full((_TENSOR_LANES, _TENSOR_COLUMNS), schedule.poison_word, np.uint32)
         self.narrow = np.zeros(-(-self.size // WORD), np.uint8)
-        """Of every word the bytes, as bits, that stores of fewer than four have written since it
-        was last written otherwise. Warps may store to different bytes of one."""
+        """A bit for each byte of every word: whether a narrower store wrote it since the last store
+        of a whole word. Two warps may store to different bytes of a word."""
         self.columns: int | None = None
         self.mbarriers: dict[int, MBarrier] = {}
         self.named: dict[int, NamedBarrier] = {}

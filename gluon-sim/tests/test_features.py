@@ -5,7 +5,7 @@ import pytest
 from launches import CASES
 
 
-@pytest.mark.parametrize("schedule", ["early", "late", "random", "timed"])
+@pytest.mark.parametrize("schedule", ["early", "late", "random", "unfair", "timed"])
 @pytest.mark.parametrize("name", CASES)
 def test_result_and_no_findings(name, schedule):
     launch = CASES[name]()

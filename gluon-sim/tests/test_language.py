@@ -52,6 +52,15 @@ def test_running_sums():
     assert torch.equal(out, both.int())
 
 
+def test_named_tuples():
+    x = torch.arange(5 * 130, dtype=torch.int32).view(5, 130)
+    out = torch.zeros(2, 128, dtype=torch.int32)
+    how = language.Choices(negative=True, times=3)
+    simulate(language.named_records, 1, (x, out, 5, 130, how)).raise_if_bad()
+    assert torch.equal(out[0], -3 * x[:, :128].sum(0).int())
+    assert torch.equal(out[1], -x[0, :128])
+
+
 def test_records_with_methods():
     out = torch.zeros(128, dtype=torch.int32)
     simulate(language.record, 1, (out, 5)).raise_if_bad()
@@ -103,6 +112,13 @@ def test_a_python_error_in_the_kernel_is_a_finding_with_its_line():
     assert finding.kind is Kind.ERROR
     assert finding.file.endswith("language.py")
     assert "store of shape (128,) to box of shape (64,)" in finding.message
+
+
+def test_a_store_to_shared_memory_does_not_round():
+    """Triton refuses it."""
+    report = simulate(language.unrounded, 1, (torch.zeros(1, dtype=torch.int32),))
+    (finding,) = report.findings
+    assert finding.kind is Kind.ERROR and "store of fp32 to box of bf16" in finding.message
 
 
 def test_unknown_assembly_raises_until_it_is_registered():

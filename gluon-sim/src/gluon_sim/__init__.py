@@ -18,7 +18,7 @@ the README says what is not modeled.
 | values/ | what registers hold |
 | memory/ | shared, tensor and global memory |
 | machine/ | partitions, barriers, operations in flight, the scheduler |
-| report/ | findings, outputs, the timeline |
+| report/ | findings, outputs, the timeline, what runs exercised |
 | stream.py | launches that may run at the same time |
 """
 
@@ -29,21 +29,28 @@ from gluon_sim.intercept import intercept
 from gluon_sim.language.asm import register as register_asm
 from gluon_sim.launch import Limits, simulate
 from gluon_sim.memory.unreserved import unreserved
+from gluon_sim.report.exercise import Exercise, Record, recording
 from gluon_sim.report.findings import Finding, Kind, Report
+from gluon_sim.report.gaps import Gap, gaps
 from gluon_sim.report.timeline import Rates, Timeline
 from gluon_sim.stream import contended_by
 
 __all__ = [
+    "Exercise",
     "Finding",
+    "Gap",
     "InvalidArgument",
     "Kind",
     "Limits",
     "Rates",
+    "Record",
     "Report",
     "Timeline",
     "Unsupported",
     "contended_by",
+    "gaps",
     "intercept",
+    "recording",
     "register_asm",
     "simulate",
     "unreserved",

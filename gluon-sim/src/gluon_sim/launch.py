@@ -15,13 +15,14 @@ import numpy as np
 import torch
 
 from gluon_sim.errors import InvalidArgument, Unsupported
-from gluon_sim.language.loader import Loader
+from gluon_sim.language.loader import Loader, same_kind
 from gluon_sim.machine import context
 from gluon_sim.machine.clusters import Machine
 from gluon_sim.machine.context import Location
 from gluon_sim.machine.scheduler import Scheduler
 from gluon_sim.memory.global_memory import Descriptor, GlobalBuffer
 from gluon_sim.memory.history import History
+from gluon_sim.report.exercise import observer_of
 from gluon_sim.report.findings import Finding, Kind, Log, Report
 from gluon_sim.report.outputs import output_faults
 from gluon_sim.report.timeline import NOMINAL, Rates
@@ -100,7 +101,7 @@ class _Arguments:
         if hasattr(x, "block_shape") and hasattr(x, "base"):
             return Descriptor(x, self._buffer(name, x.base))
         if isinstance(x, tuple):
-            return tuple(self._runtime(f"{name}[{i}]", v) for i, v in enumerate(x))
+            return same_kind(x, (self._runtime(f"{name}[{i}]", v) for i, v in enumerate(x)))
         if x is None:
             return None
         raise InvalidArgument(name, "a CPU tensor, a number or a tensor descriptor", type(x))
@@ -159,7 +160,8 @@ def simulate(  # noqa: PLR0913
 
     `args` and `kwargs` are those of a launch: CPU tensors (results are written to them), numbers,
     tensor descriptors, constexprs, and the options `num_warps` (4) and `num_ctas` (1).
-    `schedule`: "random" (by `seed`), "early", "late", or "timed" (records a timeline).
+    `schedule`: "random" (by `seed`), "early", "late", "unfair" (by `seed`, partitions far ahead of
+    one another), or "timed" (records a timeline).
     `outputs`: names of arguments every element of which must be written exactly once; a mapping
     gives a mask of the elements that must be (all others must not).
     `resident` clusters run side by side. `limits` end every run. `picture` writes the timeline
@@ -175,7 +177,8 @@ def simulate(  # noqa: PLR0913
     if num_ctas not in (1, 2):
         raise Unsupported(f"clusters of {num_ctas} CTAs: 1 or 2 are modeled")
     started = time.perf_counter()
-    loader = Loader()
+    observer = observer_of(kernel)
+    loader = Loader(None if observer is None else observer.branch)
     arguments = _Arguments(kernel, loader, history)
     bound = arguments.bind(args, options)
     entry = loader.function(kernel)
@@ -184,6 +187,7 @@ def simulate(  # noqa: PLR0913
     scheduler.load_alignment = limits.load_alignment
     scheduler.fp8_bits = limits.fp8_bits
     scheduler.rates = rates
+    scheduler.observer = observer
     machine = Machine(
         scheduler, _grid(grid), num_warps, num_ctas, _pair_barriers(), history, launched
     )
@@ -192,6 +196,8 @@ def simulate(  # noqa: PLR0913
         agent = context.current()
         entry(**bound)
         agent.cta.check_exit(agent.clock)
+        if observer is not None:
+            observer.ended(agent.cta.cluster)
 
     scheduler.on_idle = _refill(machine, body, resident)
     if machine.programs():

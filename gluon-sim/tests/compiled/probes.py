@@ -54,9 +54,11 @@ class Probe:
         meta = []
         if self.map is not None:
             described = SimpleNamespace(
-                base=_tensor(self.map.base), shape=self.map.shape, strides=self.map.strides,
+                base=_tensor(self.map.base),
+                shape=self.map.shape,
+                strides=self.map.strides,
                 block_shape=self.map.box,
-            )  # fmt: skip
+            )
             arguments = {"map": described, **arguments}
             m = self.map
             meta = [{"block_size": m.box, "elem_size": m.element, "swizzle": m.swizzle}]
@@ -158,9 +160,14 @@ def _boxes() -> dict[str, Probe]:
         columns = (width or 128) // 2
         described = Map(image, (60, 90), (96, 1), (32, columns), 2, mode)
         for name, at in {
-            "inside": (8, 16), "above": (-3, 16), "left": (8, -8), "odd": (8, 5), "corner": (-3, -5),
-            "behind": (50, 80), "outside": (70, 0),
-        }.items():  # fmt: skip
+            "inside": (8, 16),
+            "above": (-3, 16),
+            "left": (8, -8),
+            "odd": (8, 5),
+            "corner": (-3, -5),
+            "behind": (50, 80),
+            "outside": (70, 0),
+        }.items():
             probes[f"box {width} {name}"] = _box(described, at)
     octets = (np.arange(64 * 128) % 251).astype(np.uint8)
     for mode, width in SWIZZLES.items():
@@ -168,12 +175,19 @@ def _boxes() -> dict[str, Probe]:
         probes[f"bytes {width}"] = _box(described, (1, 10, 64))
     most, rows, stride = 0x7FFF0000, 1 << 30, 64
     ragged = Map(
-        image, (most, most, rows, 2, 32), ((1 << 34) - stride, stride, stride, 32, 1),
-        (1, 1, 16, 1, 32), 2, 2,
-    )  # fmt: skip
+        image,
+        (most, most, rows, 2, 32),
+        ((1 << 34) - stride, stride, stride, 32, 1),
+        (1, 1, 16, 1, 32),
+        2,
+        2,
+    )
     for name, (start, length, row, head) in {
-        "first": (0, 40, 0, 0), "end": (5, 20, 12, 1), "past": (5, 20, 32, 0), "no rows": (7, 0, 0, 1),
-    }.items():  # fmt: skip
+        "first": (0, 40, 0, 0),
+        "end": (5, 20, 12, 1),
+        "past": (5, 20, 32, 0),
+        "no rows": (7, 0, 0, 1),
+    }.items():
         probes[f"ragged {name}"] = _box(
             ragged, (rows, start + length, rows - length + row, head, 0)
         )

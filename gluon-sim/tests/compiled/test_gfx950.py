@@ -33,32 +33,71 @@ def lanes(body: str, waves: int = 1) -> list[int]:
         ("v_bitop3_b32 v2, v0, 7, 1 bitop3:0x6a", lambda i: (i & 7) ^ 1),
         ("v_bfrev_b32_e32 v3, v0\nv_bfrev_b32_e32 v2, v3", lambda i: i),
         ("s_mov_b32 s4, 0x04050607\nv_perm_b32 v2, v0, 0, s4", lambda i: i << 24),
-        ("v_mov_b32_e32 v3, 1\nv_mad_u64_u32 v[4:5], s[4:5], v0, 3, 0\nv_mov_b32_e32 v2, v4", lambda i: 3 * i),
-        ("v_cmp_gt_u32_e32 vcc, 7, v0\nv_cndmask_b32_e64 v2, 1, 2, vcc", lambda i: 2 if i < 7 else 1),
-        ("s_movk_i32 s4, 0x10\ns_add_u32 s4, s4, 3\ns_lshl_b32 s4, s4, 1\nv_mov_b32_e32 v2, s4", lambda i: 38),
+        (
+            "v_mov_b32_e32 v3, 1\nv_mad_u64_u32 v[4:5], s[4:5], v0, 3, 0\nv_mov_b32_e32 v2, v4",
+            lambda i: 3 * i,
+        ),
+        (
+            "v_cmp_gt_u32_e32 vcc, 7, v0\nv_cndmask_b32_e64 v2, 1, 2, vcc",
+            lambda i: 2 if i < 7 else 1,
+        ),
+        (
+            "s_movk_i32 s4, 0x10\ns_add_u32 s4, s4, 3\ns_lshl_b32 s4, s4, 1\nv_mov_b32_e32 v2, s4",
+            lambda i: 38,
+        ),
         ("v_add_u32_e32 v3, 7, v0\nv_readfirstlane_b32 s4, v3\nv_mov_b32_e32 v2, s4", lambda i: 7),
         ("v_readlane_b32 s4, v0, 9\nv_mov_b32_e32 v2, s4", lambda i: 9),
-        ("v_add_u32_dpp v2, v0, v0 row_shr:4 row_mask:0xf bank_mask:0xf bound_ctrl:1",
-         lambda i: i + (i - 4 if i % 16 >= 4 else 0)),
-        ("v_mov_b32_e32 v2, 7\nv_mov_b32_dpp v2, v0 row_bcast:15 row_mask:0xa bank_mask:0xf bound_ctrl:1",
-         lambda i: i // 16 * 16 - 1 if i // 16 % 2 else 7),
-        ("v_mov_b32_dpp v2, v0 row_bcast:31 row_mask:0xf bank_mask:0xf bound_ctrl:1", lambda i: 31 if i > 31 else 0),
-        ("v_subrev_u32_e32 v3, 9, v0\ns_mov_b32 s4, 0x40000000\nv_mul_hi_i32 v2, v3, s4", lambda i: (i - 9) >> 2),
-        ("v_lshlrev_b32_e32 v3, 16, v0\nv_cmp_gt_u32_e32 vcc, 7, v0\nv_mov_b32_e32 v4, 5\n"
-         "v_cndmask_b32_sdwa v2, v4, v3, vcc dst_sel:DWORD dst_unused:UNUSED_PAD src0_sel:DWORD src1_sel:WORD_1",
-         lambda i: i if i < 7 else 5),
-        ("v_lshlrev_b32_e32 v1, 2, v0\nds_write_b32 v1, v0\ns_waitcnt lgkmcnt(0)\nv_and_b32_e32 v1, 0x7c, v1\n"
-         "ds_read2_b32 v[2:3], v1 offset1:8\ns_waitcnt lgkmcnt(0)\nv_mov_b32_e32 v2, v3", lambda i: i % 32 + 8),
-        ("v_mov_b32_e32 v2, 4\nv_mov_b32_e32 v3, 5\nscratch_store_dwordx2 off, v[2:3], off offset:8\nscratch_store_dword off, v0, off offset:12\n"
-         "scratch_load_dword v2, off, off offset:12\ns_waitcnt vmcnt(0)", lambda i: i),
-        ("v_mov_b32_e32 v2, v0\nv_mov_b32_e32 v3, v0\nv_permlane32_swap_b32 v2, v3", lambda i: i % 32),
-        ("v_mov_b32_e32 v2, v0\nv_mov_b32_e32 v3, v0\nv_permlane16_swap_b32 v2, v3", lambda i: i & ~16),
-        ("v_mov_b32_e32 v3, 9\nv_mov_b32_e32 v1, 1\nscratch_store_dwordx2 off, v[0:1], off offset:8\nscratch_store_dword off, v3, off offset:12\n"
-         "scratch_load_dwordx2 v[4:5], off, off offset:8\ns_waitcnt vmcnt(0)\nv_add_u32_e32 v2, v4, v5", lambda i: i + 9),
-        ("v_mov_b32_e32 v2, 3\nv_cmp_gt_u32_e32 vcc, 5, v0\ns_and_saveexec_b64 s[4:5], vcc\nv_mov_b32_e32 v2, 4\n"
-         "s_mov_b64 exec, s[4:5]", lambda i: 4 if i < 5 else 3),
+        (
+            "v_add_u32_dpp v2, v0, v0 row_shr:4 row_mask:0xf bank_mask:0xf bound_ctrl:1",
+            lambda i: i + (i - 4 if i % 16 >= 4 else 0),
+        ),
+        (
+            "v_mov_b32_e32 v2, 7\nv_mov_b32_dpp v2, v0 row_bcast:15 row_mask:0xa bank_mask:0xf bound_ctrl:1",
+            lambda i: i // 16 * 16 - 1 if i // 16 % 2 else 7,
+        ),
+        (
+            "v_mov_b32_dpp v2, v0 row_bcast:31 row_mask:0xf bank_mask:0xf bound_ctrl:1",
+            lambda i: 31 if i > 31 else 0,
+        ),
+        (
+            "v_subrev_u32_e32 v3, 9, v0\ns_mov_b32 s4, 0x40000000\nv_mul_hi_i32 v2, v3, s4",
+            lambda i: (i - 9) >> 2,
+        ),
+        (
+            "v_lshlrev_b32_e32 v3, 16, v0\nv_cmp_gt_u32_e32 vcc, 7, v0\nv_mov_b32_e32 v4, 5\n"
+            "v_cndmask_b32_sdwa v2, v4, v3, vcc dst_sel:DWORD dst_unused:UNUSED_PAD src0_sel:DWORD src1_sel:WORD_1",
+            lambda i: i if i < 7 else 5,
+        ),
+        (
+            "v_lshlrev_b32_e32 v1, 2, v0\nds_write_b32 v1, v0\ns_waitcnt lgkmcnt(0)\nv_and_b32_e32 v1, 0x7c, v1\n"
+            "ds_read2_b32 v[2:3], v1 offset1:8\ns_waitcnt lgkmcnt(0)\nv_mov_b32_e32 v2, v3",
+            lambda i: i % 32 + 8,
+        ),
+        (
+            "v_mov_b32_e32 v2, 4\nv_mov_b32_e32 v3, 5\nscratch_store_dwordx2 off, v[2:3], off offset:8\nscratch_store_dword off, v0, off offset:12\n"
+            "scratch_load_dword v2, off, off offset:12\ns_waitcnt vmcnt(0)",
+            lambda i: i,
+        ),
+        (
+            "v_mov_b32_e32 v2, v0\nv_mov_b32_e32 v3, v0\nv_permlane32_swap_b32 v2, v3",
+            lambda i: i % 32,
+        ),
+        (
+            "v_mov_b32_e32 v2, v0\nv_mov_b32_e32 v3, v0\nv_permlane16_swap_b32 v2, v3",
+            lambda i: i & ~16,
+        ),
+        (
+            "v_mov_b32_e32 v3, 9\nv_mov_b32_e32 v1, 1\nscratch_store_dwordx2 off, v[0:1], off offset:8\nscratch_store_dword off, v3, off offset:12\n"
+            "scratch_load_dwordx2 v[4:5], off, off offset:8\ns_waitcnt vmcnt(0)\nv_add_u32_e32 v2, v4, v5",
+            lambda i: i + 9,
+        ),
+        (
+            "v_mov_b32_e32 v2, 3\nv_cmp_gt_u32_e32 vcc, 5, v0\ns_and_saveexec_b64 s[4:5], vcc\nv_mov_b32_e32 v2, 4\n"
+            "s_mov_b64 exec, s[4:5]",
+            lambda i: 4 if i < 5 else 3,
+        ),
     ],
-)  # fmt: skip
+)
 def test_integers(body, expected):
     assert lanes(body) == [expected(i) for i in range(64)]
 
@@ -70,10 +109,12 @@ def test_integers(body, expected):
         ("v_cvt_f32_u32_e32 v3, v0\nv_fma_f32 v2, -v3, 0.5, |v3|", lambda x: x / 2),
         ("v_cvt_f32_u32_e32 v3, v0\nv_exp_f32_e32 v2, v3", lambda x: 2.0**x),
         ("v_cvt_f32_u32_e32 v3, v0\nv_max3_f32 v2, v3, 1.0, 4.0", lambda x: max(x, 4)),
-        ("v_cvt_f32_u32_e32 v4, v0\nv_mov_b32_e32 v5, 1.0\nv_pk_add_f32 v[6:7], v[4:5], v[4:5] op_sel:[0,1]\nv_mov_b32_e32 v2, v6",
-         lambda x: x + 1),
+        (
+            "v_cvt_f32_u32_e32 v4, v0\nv_mov_b32_e32 v5, 1.0\nv_pk_add_f32 v[6:7], v[4:5], v[4:5] op_sel:[0,1]\nv_mov_b32_e32 v2, v6",
+            lambda x: x + 1,
+        ),
     ],
-)  # fmt: skip
+)
 def test_floats(body, expected):
     found = torch.tensor(lanes(body), dtype=torch.int32).view(torch.float32)
     wanted = torch.tensor([expected(float(i)) for i in range(64)])
@@ -122,10 +163,13 @@ def test_copies_to_lds(schedule):
         ("v_mov_b32_e32 v1, 2\n" + READ, {Kind.ALIGNMENT}),
         ("v_add_u32_e32 v2, 1, v7\n" + STORE, {Kind.UNINITIALIZED}),
         ("global_load_dword v2, v0, s[2:3]\n" + STORE, {Kind.ALIGNMENT}),
-        ("v_lshlrev_b32_e32 v1, 2, v0\nglobal_load_dword v2, v1, s[2:3]\n" + STORE, {Kind.UNINITIALIZED}),
+        (
+            "v_lshlrev_b32_e32 v1, 2, v0\nglobal_load_dword v2, v1, s[2:3]\n" + STORE,
+            {Kind.UNINITIALIZED},
+        ),
         ("v_lshlrev_b32_e32 v1, 8, v0\nglobal_store_dword v1, v0, s[2:3]", {Kind.BOUNDS}),
     ],
-)  # fmt: skip
+)
 def test_faults(body, kinds):
     out = torch.zeros(64, dtype=torch.int32)
     report = run_gfx950(gfx950(body), out, schedule=LATE)

@@ -40,7 +40,10 @@ def faults(body: str, threads: int = 32, schedule: Schedule = LATE) -> Report:
         ("sub.s32 %r3, %r1, 9; div.s32 %r2, %r3, 4;", lambda i: int((i - 9) / 4)),
         ("sub.s32 %r3, %r1, 9; rem.s32 %r2, %r3, 4;", lambda i: int(math.fmod(i - 9, 4))),
         ("sub.s32 %r3, %r1, 9; min.relu.s32 %r2, %r3, 4;", lambda i: max(min(i - 9, 4), 0)),
-        ("cvt.u16.u32 %rs1, %r1; mul.hi.u16 %rs2, %rs1, 21846; cvt.u32.u16 %r2, %rs2;", lambda i: i // 3),
+        (
+            "cvt.u16.u32 %rs1, %r1; mul.hi.u16 %rs2, %rs1, 21846; cvt.u32.u16 %r2, %rs2;",
+            lambda i: i // 3,
+        ),
         ("lop3.b32 %r2, %r1, 7, 1, 0x6a;", lambda i: (i & 7) ^ 1),
         ("bfe.u32 %r2, %r1, 1, 3;", lambda i: (i >> 1) & 7),
         ("shl.b32 %r3, %r1, 27; bfe.s32 %r2, %r3, 28, 4;", lambda i: ((i >> 1 & 15) ^ 8) - 8),
@@ -54,9 +57,12 @@ def faults(body: str, threads: int = 32, schedule: Schedule = LATE) -> Report:
         ("setp.gt.s32 %p1, %r1, 4; selp.b32 %r2, 1, 2, %p1;", lambda i: 1 if i > 4 else 2),
         ("mov.b32 {%rs1, %rs2}, %r1; mov.b32 %r2, {%rs2, %rs1};", lambda i: i << 16),
         ("{ .reg .b32 t<2>; add.s32 t1, %r1, 1; mov.b32 %r2, t1; }", lambda i: i + 1),
-        ("{ .reg .b32 t; .reg .b32 t<2>; mov.b32 t, %r1; mov.b32 t0, 9; mov.b32 %r2, t; }", lambda i: i),
+        (
+            "{ .reg .b32 t; .reg .b32 t<2>; mov.b32 t, %r1; mov.b32 t0, 9; mov.b32 %r2, t; }",
+            lambda i: i,
+        ),
     ],
-)  # fmt: skip
+)
 def test_integers(body, expected):
     assert lanes(body) == [expected(i) for i in range(32)]
 
@@ -65,21 +71,34 @@ def test_integers(body, expected):
     ("body", "expected"),
     [
         ("cvt.rn.f32.u32 %r2, %r1;", lambda x: x),
-        ("cvt.rn.f32.u32 %r3, %r1; mul.f32 %r3, %r3, 0fBF000000; cvt.rpi.f32.f32 %r2, %r3;", lambda x: float(math.ceil(-x / 2))),
+        (
+            "cvt.rn.f32.u32 %r3, %r1; mul.f32 %r3, %r3, 0fBF000000; cvt.rpi.f32.f32 %r2, %r3;",
+            lambda x: float(math.ceil(-x / 2)),
+        ),
         ("cvt.rpi.f32.f32 %r2, 0f00000001;", lambda x: 1.0),
         ("cvt.rpi.ftz.f32.f32 %r2, 0f00000001;", lambda x: 0.0),
         ("cvt.rn.f32.u32 %r3, %r1; ex2.approx.f32 %r2, %r3;", lambda x: 2.0**x),
-        ("cvt.rn.f32.u32 %r3, %r1; fma.rn.f32 %r2, %r3, 0f3F000000, 0f3F800000;", lambda x: x / 2 + 1),
+        (
+            "cvt.rn.f32.u32 %r3, %r1; fma.rn.f32 %r2, %r3, 0f3F000000, 0f3F800000;",
+            lambda x: x / 2 + 1,
+        ),
         ("cvt.rn.f32.u32 %r3, %r1; max.f32 %r2, %r3, 0f41000000;", lambda x: max(x, 8)),
         ("cvt.rn.f32.u32 %r3, %r1; max.NaN.f32 %r2, %r3, 0f7FC00000;", lambda x: math.nan),
-        ("cvt.rn.f32.u32 %r3, %r1; cvt.rn.bf16x2.f32 %r4, %r3, %r3; mov.b32 {%rs1, %rs2}, %r4; cvt.f32.bf16 %r2, %rs2;",
-         lambda x: x),
-        ("cvt.rn.f32.u32 %r3, %r1; cvt.rn.f16.f32 %rs1, %r3; cvt.rn.bf16.f16 %rs2, %rs1; cvt.f32.bf16 %r2, %rs2;",
-         lambda x: x),
-        ("cvt.rn.f32.u32 %r3, %r1; cvt.rn.satfinite.e4m3x2.f32 %rs1, 0f447A0000, %r3; cvt.rn.f16x2.e4m3x2 %r4, %rs1; "
-         "mov.b32 {%rs1, %rs2}, %r4; cvt.f32.f16 %r2, %rs2;", lambda x: 448.0),
+        (
+            "cvt.rn.f32.u32 %r3, %r1; cvt.rn.bf16x2.f32 %r4, %r3, %r3; mov.b32 {%rs1, %rs2}, %r4; cvt.f32.bf16 %r2, %rs2;",
+            lambda x: x,
+        ),
+        (
+            "cvt.rn.f32.u32 %r3, %r1; cvt.rn.f16.f32 %rs1, %r3; cvt.rn.bf16.f16 %rs2, %rs1; cvt.f32.bf16 %r2, %rs2;",
+            lambda x: x,
+        ),
+        (
+            "cvt.rn.f32.u32 %r3, %r1; cvt.rn.satfinite.e4m3x2.f32 %rs1, 0f447A0000, %r3; cvt.rn.f16x2.e4m3x2 %r4, %rs1; "
+            "mov.b32 {%rs1, %rs2}, %r4; cvt.f32.f16 %r2, %rs2;",
+            lambda x: 448.0,
+        ),
     ],
-)  # fmt: skip
+)
 def test_floats(body, expected):
     found = torch.tensor(lanes(body), dtype=torch.int32).view(torch.float32)
     wanted = torch.tensor([expected(float(i)) for i in range(32)])
@@ -120,12 +139,15 @@ def test_faults_name_the_line_of_the_source():
         ("ld.global.b64 %rd4, [%rd3];", Kind.ALIGNMENT),
         ("mbarrier.arrive.shared::cta.b64 _, [global_smem];", Kind.UNINITIALIZED),
         (f"{BARRIER} mbarrier.arrive.shared::cta.b64 _, [global_smem], 2;", Kind.BARRIER),
-        (f"{BARRIER} W: mbarrier.try_wait.parity.shared::cta.b64 %p2, [global_smem], 0; @!%p2 bra W;", Kind.DEADLOCK),
+        (
+            f"{BARRIER} W: mbarrier.try_wait.parity.shared::cta.b64 %p2, [global_smem], 0; @!%p2 bra W;",
+            Kind.DEADLOCK,
+        ),
         ("bar.sync 1, 96;", Kind.DEADLOCK),
         ("setp.lt.u32 %p1, %r1, 3; @%p1 bar.sync 0;", Kind.DIVERGENCE),
         ("setmaxnreg.inc.sync.aligned.u32 240; setmaxnreg.inc.sync.aligned.u32 100;", Kind.BARRIER),
     ],
-)  # fmt: skip
+)
 def test_faults(body, kind):
     assert faults(body).kinds() == {kind}
 

@@ -33,17 +33,19 @@ ORDERED = {
     "an mbarrier": f"{INIT} @!%p2 bra B; {STORE} {ARRIVE} bra E; B: {WAIT} {LOAD} E:",
     "what was read before": f"{STORE} bar.sync 0; {LOAD} bar.sync 0; st.shared.b32 [%r6], %r2;",
     "a wait for copies": f"{COPY} cp.async.wait_group 0; bar.sync 0; {LOAD}",
-    "the same value": f"st.shared.b32 [%r5], 7; st.shared.b32 [%r5], 7; bar.sync 0; {LOAD}"
-    .replace("%r7", "%r5"),
-}  # fmt: skip
+    "the same value": f"st.shared.b32 [%r5], 7; st.shared.b32 [%r5], 7; bar.sync 0; {LOAD}".replace(
+        "%r7", "%r5"
+    ),
+}
 UNORDERED = {
     "no barrier": f"{STORE} {LOAD}",
     "no wait": f"{INIT} @!%p2 bra B; {STORE} {ARRIVE} bra E; B: {LOAD} E:",
     "no barrier after the read": f"{STORE} bar.sync 0; {LOAD} st.shared.b32 [%r6], %r2;",
     "no wait for copies": f"{COPY} bar.sync 0; {LOAD}",
     "different values": "st.shared.b32 [%r5], %r1; bar.sync 0;",
-    "mbarrier.init not ordered": INIT.replace("bar.sync 0;", "") + f"@%p2 bra E; {WAIT} E: @%p2 {ARRIVE}",
-}  # fmt: skip
+    "mbarrier.init not ordered": INIT.replace("bar.sync 0;", "")
+    + f"@%p2 bra E; {WAIT} E: @%p2 {ARRIVE}",
+}
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=str)

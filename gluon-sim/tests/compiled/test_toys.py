@@ -54,9 +54,10 @@ def test_what_is_not_known_is_named(name):
 
 
 @pytest.mark.parametrize(
-    "module", [numbers, source, semantics, ptx_operands, gfx950_operands, tensor_map],
+    "module",
+    [numbers, source, semantics, ptx_operands, gfx950_operands, tensor_map],
     ids=lambda module: module.__name__,
-)  # fmt: skip
+)
 def test_examples(module):
     found = doctest.testmod(module)
     assert found.attempted and not found.failed

@@ -4,6 +4,8 @@ One partition of 4 warps each. Only `lonely` has barriers (box[2], count 2, one 
 `mismatch` and `unwritten` have shared memory (box).
 """
 
+from typing import Any, NamedTuple
+
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
@@ -54,6 +56,47 @@ class Window:
     @gluon.jit
     def columns(self):
         return self.base + gl.arange(0, self.width, L1)
+
+
+class Rows(NamedTuple):
+    """A named tuple of run-time values."""
+
+    base: Any
+    stride: Any
+
+
+class Choices(NamedTuple):
+    """One of constants."""
+
+    negative: bool
+    times: int
+
+
+class Sums(NamedTuple):
+    """One that a loop carries."""
+
+    total: Any
+    most: Any
+
+
+@gluon.jit
+def add_row(sums, rows, number, HOW: gl.constexpr):
+    x = gl.load(rows.base + number * rows.stride + gl.arange(0, 128, L1))
+    if HOW.negative:
+        x = -x
+    return Sums(total=sums.total + x * HOW.times, most=gl.maximum(sums.most, x))
+
+
+@gluon.jit
+def named_records(x_ptr, o_ptr, count, stride, HOW: gl.constexpr):
+    """Named tuples: run-time values, constants from the host, and what a loop carries."""
+    rows = Rows(x_ptr, stride)
+    zero = gl.zeros([128], gl.int32, L1)
+    sums = Sums(zero, zero - 1000)
+    for i in range(0, count):
+        sums = add_row(sums, rows, i, HOW)
+    gl.store(o_ptr + gl.arange(0, 128, L1), sums.total)
+    gl.store(o_ptr + 128 + gl.arange(0, 128, L1), sums.most)
 
 
 @gluon.jit
@@ -123,6 +166,14 @@ def mismatch(o_ptr):
     L: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
     box = gl.allocate_shared_memory(gl.int32, [64], L)
     box.store(gl.arange(0, 128, L1))
+    gl.store(o_ptr, 1)
+
+
+@gluon.jit
+def unrounded(o_ptr):
+    L: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
+    box = gl.allocate_shared_memory(gl.bfloat16, [128], L)
+    box.store(gl.arange(0, 128, L1).to(gl.float32))
     gl.store(o_ptr, 1)
 
 

@@ -12,13 +12,21 @@ from typing import Any
 
 # The beginning of an instruction's name, and what it is called.
 _KINDS = {
-    "mbarrier.try_wait": "wait", "mbarrier.arrive": "arrive", "fence.proxy": "fence",
-    "tcgen05.commit": "commit", "tcgen05.wait::st": "wait for stores",
-    "tcgen05.wait::ld": "wait for loads", "bar.sync": "barrier", "barrier.sync": "barrier",
-    "wgmma.wait_group": "wait for products", "cp.async.wait_group": "wait for copies",
-    "cp.async.bulk.wait_group": "wait for bulk stores", "barrier.cluster.wait": "cluster barrier",
-    "s_barrier": "barrier", "griddepcontrol.wait": "wait for the launch in front",
-}  # fmt: skip
+    "mbarrier.try_wait": "wait",
+    "mbarrier.arrive": "arrive",
+    "fence.proxy": "fence",
+    "tcgen05.commit": "commit",
+    "tcgen05.wait::st": "wait for stores",
+    "tcgen05.wait::ld": "wait for loads",
+    "bar.sync": "barrier",
+    "barrier.sync": "barrier",
+    "wgmma.wait_group": "wait for products",
+    "cp.async.wait_group": "wait for copies",
+    "cp.async.bulk.wait_group": "wait for bulk stores",
+    "barrier.cluster.wait": "cluster barrier",
+    "s_barrier": "barrier",
+    "griddepcontrol.wait": "wait for the launch in front",
+}
 
 
 def synchronizations(kernel: Any) -> dict[int, str]:

@@ -2,7 +2,8 @@
 
 `it = 0` before a loop that changes `it` is a constant to Python and a 32-bit register to Triton: it
 wraps around, divides to zero and has `.to()`. The function is compiled again from its own file with
-such constants wrapped, so files and lines stay what they are.
+such constants wrapped, so files and lines stay what they are. On request its branches are marked
+on the way (see `branches`).
 """
 
 from __future__ import annotations
@@ -16,13 +17,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from gluon_sim.language.branches import Marked
+
 WRAP = "__sim_register__"
 
 
-def recompile(function: Callable[..., Any]) -> types.CodeType | None:
-    """The code of `function` with loop-carried constants wrapped; None when there are none."""
+def recompile(function: Callable[..., Any], branches: bool = False) -> types.CodeType | None:
+    """The code of `function` with loop-carried constants wrapped, and `branches` marked; None where
+    that changes nothing."""
     code = function.__code__
-    return _recompile(code.co_filename, code.co_firstlineno, code)
+    return _recompile(code.co_filename, code.co_firstlineno, code, branches)
 
 
 @functools.cache
@@ -31,7 +35,7 @@ def _parse(path: str, changed: int) -> ast.Module:
 
 
 @functools.cache
-def _recompile(file: str, line: int, code: types.CodeType) -> types.CodeType | None:
+def _recompile(file: str, line: int, code: types.CodeType, branches: bool) -> types.CodeType | None:
     # Code objects of two files compare equal when their instructions do, hence file and line.
     path = Path(file)
     if code.co_freevars or not path.is_file():
@@ -44,7 +48,10 @@ def _recompile(file: str, line: int, code: types.CodeType) -> types.CodeType | N
     names = _carried(node)
     wrapper = _Wrap(names)
     wrapper.visit(node)
-    if not wrapper.changed:
+    marked = Marked(file)
+    if branches:
+        marked.visit(node)
+    if not (wrapper.changed or marked.changed):
         return None
     node.decorator_list = []
     node.args.defaults = []

@@ -60,6 +60,9 @@ def wait(mbarrier: MemoryView, phase: Any, pred: Any = True, deps: Sequence[Any]
         return  # only CTA 0 waits on a pair barrier: it is the one that issues
     barrier, parity = _barrier(mbarrier), int(phase)
     agent.phase = parity
+    mbarrier.alloc.turning |= isinstance(phase, Tensor)
+    if agent.scheduler.observer is not None:
+        agent.scheduler.observer.waited_on(mbarrier, not barrier.passes(parity))
     agent.wait(
         lambda: barrier.passes(parity),
         lambda: f"phase {parity} of {barrier.describe()}",

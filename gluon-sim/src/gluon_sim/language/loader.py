@@ -1,7 +1,7 @@
 """Runs the very source that compiles: rebinds the names a `@gluon.jit` function uses.
 
 A jitted function keeps its plain Python function. The loader makes a copy of that function (same
-source, so the same file and lines; see `carried` for the one change) whose globals lead to the
+source, so the same file and lines; see `carried` for what changes) whose globals lead to the
 simulator's language instead of Triton's: modules and builtins by the module that defines them,
 other jitted functions by translating them the same way, constexprs by their value. Everything else
 (numbers, strings, layouts) stays as it is.
@@ -10,20 +10,35 @@ other jitted functions by translating them the same way, constexprs by their val
 from __future__ import annotations
 
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from gluon_sim.errors import Unsupported
 from gluon_sim.language import NAMESPACES, gl
+from gluon_sim.language.branches import BRANCH
 from gluon_sim.language.carried import WRAP, recompile
 from gluon_sim.values import dtypes
 from gluon_sim.values.tensors import scalar
 
 
-class Loader:
-    """Translates functions; every object is translated once."""
+def same_kind(record: tuple[Any, ...], values: Iterable[Any]) -> tuple[Any, ...]:
+    """These values as a tuple, or as a named one where the record is one.
 
-    def __init__(self) -> None:
+    >>> from collections import namedtuple
+    >>> same_kind(namedtuple("Rows", "first last")(1, 2), (3, 4))
+    Rows(first=3, last=4)
+    """
+    return type(record)(*values) if hasattr(record, "_fields") else tuple(values)
+
+
+class Loader:
+    """Translates functions; every object is translated once.
+
+    `branch` gets the place and the condition of every branch, and says where it goes.
+    """
+
+    def __init__(self, branch: Callable[[str, int, int, Any], bool] | None = None) -> None:
+        self._names: dict[str, Any] = {"range": gl.range, WRAP: scalar, BRANCH: branch}
         self._functions: dict[int, Callable[..., Any]] = {}
         self._classes: dict[int, type] = {}
         self._globals: dict[int, dict[str, Any]] = {}
@@ -34,11 +49,11 @@ class Loader:
         plain = getattr(source, "fn", source)
         if id(plain) in self._functions:
             return self._functions[id(plain)]
-        module = self._globals.setdefault(id(plain.__globals__), {"range": gl.range, WRAP: scalar})
+        module = self._globals.setdefault(id(plain.__globals__), dict(self._names))
         self._keep.append(plain)
         closure = plain.__closure__
         cells = tuple(types.CellType() for _ in closure) if closure else None
-        code = recompile(plain) or plain.__code__
+        code = recompile(plain, self._names[BRANCH] is not None) or plain.__code__
         copy = types.FunctionType(code, module, plain.__name__, None, cells)
         copy.__kwdefaults__ = self._defaults(plain.__kwdefaults__)
         copy.__defaults__ = tuple(self.value(v) for v in plain.__defaults__ or ()) or None
@@ -58,7 +73,7 @@ class Loader:
         if isinstance(x, types.ModuleType):
             return self._module(x)
         if isinstance(x, tuple):
-            return tuple(self.value(v) for v in x)
+            return same_kind(x, (self.value(v) for v in x))
         if isinstance(x, list):
             return [self.value(v) for v in x]
         kind = type(x)

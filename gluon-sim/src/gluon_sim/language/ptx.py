@@ -345,6 +345,8 @@ def meet(number: int, threads: int, wait: bool) -> None:
     if not wait:  # its warps go on without one another
         agent.yield_()
         return
+    if agent.scheduler.observer is not None:
+        agent.scheduler.observer.waited(f"barrier {number}", barrier.generation == generation)
     agent.wait(
         lambda: barrier.generation != generation,
         lambda: f"named barrier {barrier.number}: {barrier.arrived} of {barrier.threads} threads",

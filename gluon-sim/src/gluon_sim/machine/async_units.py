@@ -189,7 +189,10 @@ class Queue:
 
 def wait_for_all(agent: Agent, ops: Sequence[AsyncOp], reason: str) -> None:
     """Block until all of `ops` are done, and learn that they are."""
-    if any(not op.done for op in ops):
+    blocked = any(not op.done for op in ops)
+    if agent.scheduler.observer is not None:
+        agent.scheduler.observer.waited(reason, blocked)
+    if blocked:
         agent.wait(
             lambda: all(op.done for op in ops),
             lambda: reason,

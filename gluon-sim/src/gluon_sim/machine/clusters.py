@@ -52,6 +52,8 @@ class Cluster:
             view = allocate(_variable(space), space, dtype, shape, layout)
             self._views[key] = view
             self.machine.count_memory(self, view)
+            if agent.scheduler.observer is not None:
+                agent.scheduler.observer.allocated(view)
         return self._views[key]
 
     def views(self) -> list[MemoryView]:
@@ -87,6 +89,15 @@ class Cluster:
                 total = count * (self.size if pair else 1)
                 self._barriers[key] = MBarrier(view.alloc.name, total, view.stage)
 
+    def completed(self, view: MemoryView) -> int | None:
+        """Phases that all mbarriers of an allocation have completed, in the CTA with most of them;
+        None if it has no mbarriers."""
+        phases: dict[int, list[int]] = {}
+        for (alloc, _, rank), barrier in self._barriers.items():
+            if alloc == id(view.alloc):
+                phases.setdefault(rank, []).append(barrier.generation)
+        return max(map(min, phases.values())) if phases else None
+
     def shared_by_pair(self, view: MemoryView) -> bool:
         """Whether both CTAs use the same mbarrier: its layout gives the second CTA no step."""
         if self.size == 1 or not self.machine.pair_barriers:
@@ -114,6 +125,8 @@ class Cluster:
         if self._waiting == self.size:
             self._waiting, self._generation = 0, generation + 1
             self._published, self._arriving = self._arriving, Clock()
+        if agent.scheduler.observer is not None:
+            agent.scheduler.observer.waited("the cluster", self._generation == generation)
         agent.wait(lambda: self._generation != generation, lambda: "the cluster barrier")
         agent.clock.join(self._published)
 

@@ -5,6 +5,8 @@ operation that may finish now. The decision comes from a seeded generator, so on
 
 Policies: "early" finishes every asynchronous operation as soon as it may, "late" only when nothing
 else can run, "random" mixes, "timed" advances a nominal clock and gives the pipeline picture.
+"unfair" draws priorities: partitions run far ahead of one another, as far as their barriers let
+them, and of some channels operations are as late as they may be, of others as early.
 """
 
 from __future__ import annotations
@@ -29,8 +31,14 @@ if TYPE_CHECKING:
     from gluon_sim.machine.barriers import MBarrier
     from gluon_sim.machine.clusters import Cta
     from gluon_sim.memory.views import MemoryView
+    from gluon_sim.report.exercise import Observer
 
-POLICIES = ("random", "early", "late", "timed")
+POLICIES = ("random", "early", "late", "unfair", "timed")
+LAPSE = 0.1
+"""How often an unfair choice is a fair one, after which the chosen has another priority: whoever
+waits in a loop that reads memory must not run alone."""
+CHANGE = 0.01
+"""How often a channel of operations becomes a slow or a quick one."""
 
 
 class Aborted(BaseException):
@@ -233,6 +241,8 @@ class Agent:
 
     def check(self, view: MemoryView, made: Access, clock: Clock) -> None:
         """Record an access in the shadow and report what it is not ordered after."""
+        if self.scheduler.observer is not None:
+            self.scheduler.observer.accessed(view, made.write)
         for conflict in view.alloc.shadow.check(made, clock):
             old = conflict.earlier
             doing = "write" if old.write else "read"
@@ -263,6 +273,7 @@ class Scheduler:
         self.fp8_bits = 0
         self.timed = policy == "timed"
         self.rates = NOMINAL
+        self.observer: Observer | None = None
         self.random = random.Random(seed)
         self.log = log
         self.steps = 0
@@ -279,6 +290,8 @@ class Scheduler:
         self.last_end = 0.0  # nominal time at which the latest partition ended
         self.changed = True  # an agent came or went since `on_idle` last had nothing to do
         self._over = threading.Semaphore(0)
+        self._priority: dict[Agent, float] = {}
+        self._slow: dict[Component, bool] = {}
 
     # -- picture
     def take(self, lane: str, unit: str, ready: float, clocks: float) -> float:
@@ -380,7 +393,19 @@ class Scheduler:
     def _pick_agent(self, ready: list[Agent]) -> Agent:
         if self.timed:
             return min(ready, key=lambda a: a.time)
+        if self.policy == "unfair" and len(ready) > 1:
+            return self._pick_unfairly(ready)
         return ready[self.random.randrange(len(ready))] if len(ready) > 1 else ready[0]
+
+    def _pick_unfairly(self, ready: list[Agent]) -> Agent:
+        """The partition with the highest priority; now and then any, which gets another one."""
+        for agent in ready:
+            self._priority.setdefault(agent, self.random.random())
+        if self.random.random() < LAPSE:
+            chosen = ready[self.random.randrange(len(ready))]
+            self._priority[chosen] = self.random.random()
+            return chosen
+        return max(ready, key=self._priority.__getitem__)
 
     def _pick_operation(self, any_ready: bool, ready: list[Agent]) -> AsyncOp | None:
         able = [op for op in self.flying if op.may_finish()]
@@ -392,9 +417,22 @@ class Scheduler:
             return None if late else op
         if self.policy == "early":
             return able[0]
+        if self.policy == "unfair":
+            return self._pick_quick(able, any_ready)
         if any_ready and (self.policy == "late" or self.random.random() > 0.3):
             return None
         return able[self.random.randrange(len(able))]
+
+    def _pick_quick(self, able: list[AsyncOp], any_ready: bool) -> AsyncOp | None:
+        """An operation of a quick channel, or of a slow one where nothing else can happen."""
+        for op in able:
+            if op.channel not in self._slow or self.random.random() < CHANGE:
+                self._slow[op.channel] = self.random.random() < 0.5
+        quick = [op for op in able if not self._slow[op.channel]]
+        if not quick and any_ready and self.random.random() >= LAPSE:
+            return None
+        chosen = quick or able
+        return chosen[self.random.randrange(len(chosen))]
 
     def _deadlock(self) -> None:
         """Nobody can run and nothing is in flight: say who waits for what, and why it stays."""

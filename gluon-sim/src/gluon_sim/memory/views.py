@@ -35,6 +35,7 @@ class Allocation:
         self.written = np.zeros(nbytes, np.uint8)
         self.shadow = Shadow()
         self.cell = cell
+        self.turning = False  # indexed, or waited for, by what a register holds
         self._cells: dict[tuple[Any, ...], int] = {}
 
     def cells(self, view: MemoryView) -> int:
@@ -143,6 +144,8 @@ class MemoryView:
 
     def index(self, i: Any) -> MemoryView:
         """The i-th part along the first axis (a pipeline stage)."""
+        if isinstance(i, Tensor):
+            self.alloc.turning = True
         i = int(i)
         if not 0 <= i < self._shape[0]:
             raise IndexError(f"index {i} of {self.label}, which has {self._shape[0]} stages")
@@ -301,6 +304,8 @@ class MemoryView:
         """Write from registers (an ordinary, synchronous access)."""
         if not bool(pred):
             return
+        if value.dtype != self.dtype:  # as Triton: a store does not round
+            raise ValueError(f"store of {value.dtype} to {self.label} of {self.dtype}")
         agent = current()
         bits = self.dtype.encode(value.value)
         if tuple(bits.shape) != self._shape:

@@ -1,1 +1,2 @@
-"""What a run says: findings, whether outputs were written exactly once, and the timeline."""
+"""What a run says: findings, whether outputs were written exactly once, the timeline, and what was
+exercised."""

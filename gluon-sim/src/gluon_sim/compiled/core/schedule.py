@@ -56,17 +56,25 @@ class Schedule:
 
 
 DEFAULT = (
-    Schedule("late", "forward"), Schedule("early", "reverse", 1), Schedule("random", "random", 2),
-    Schedule("copies late", "random", 3), Schedule("copies early", "starve", 4),
-)  # fmt: skip
+    Schedule("late", "forward"),
+    Schedule("early", "reverse", 1),
+    Schedule("random", "random", 2),
+    Schedule("copies late", "random", 3),
+    Schedule("copies early", "starve", 4),
+)
 """Five schedules that together complete everything early and late and run warps in every order."""
 
 
 THOROUGH = (
-    *DEFAULT, Schedule("late", "forward", 1), Schedule("late", "reverse", 2),
-    Schedule("early", "starve"), Schedule("early", "starve", 1), Schedule("early", "starve", 5),
-    Schedule("copies early", "starve", 2), Schedule("random", "random", 8),
-)  # fmt: skip
+    *DEFAULT,
+    Schedule("late", "forward", 1),
+    Schedule("late", "reverse", 2),
+    Schedule("early", "starve"),
+    Schedule("early", "starve", 1),
+    Schedule("early", "starve", 5),
+    Schedule("copies early", "starve", 2),
+    Schedule("random", "random", 8),
+)
 """More of them, for the question whether a missing wait is seen: copies that complete in the other
 order, and other warps starved."""
 

@@ -154,11 +154,22 @@ def _loop(kernel: Any, warps: tuple[int, ...], hits: Sequence[int], span: tuple[
     turns = max(1, hits[first])
 
     def each(names: tuple[str, ...] = ("",)) -> float:
-        return sum(n for at, n in enumerate(hits[first:end], first)
-                   if kernel.code[at].op.startswith(names)) / turns  # fmt: skip
+        return (
+            sum(
+                n
+                for at, n in enumerate(hits[first:end], first)
+                if kernel.code[at].op.startswith(names)
+            )
+            / turns
+        )
 
     busiest = max(range(first, end), key=lambda at: hits[at])
     return Loop(
-        warps, kernel.code[busiest].where.source, turns, each(), each(_PRODUCTS), each(_BARRIERS),
+        warps,
+        kernel.code[busiest].where.source,
+        turns,
+        each(),
+        each(_PRODUCTS),
+        each(_BARRIERS),
         each(_WAITS),
-    )  # fmt: skip
+    )

@@ -89,11 +89,17 @@ def build(form: Form) -> Run | None:
     if base in _PAIRS:
         return _pair(form, _PAIRS[base])
     known: dict[str, Callable[[Form], Run]] = {
-        "v_fmac_f32": _fmac, "v_ldexp_f32": _ldexp, "v_cvt_f32_u32": _from_unsigned,
-        "v_cvt_u32_f32": _to_unsigned, "v_cvt_pk_bf16_f32": _narrow, "v_cvt_pk_f16_f32": _narrow,
-        "v_cvt_scalef32_pk_fp8_f32": _to_fp8, "v_div_scale_f32": _div_scale,
-        "v_div_fmas_f32": _div_fmas, **dict.fromkeys(_FROM_FP8, _from_fp8),
-    }  # fmt: skip
+        "v_fmac_f32": _fmac,
+        "v_ldexp_f32": _ldexp,
+        "v_cvt_f32_u32": _from_unsigned,
+        "v_cvt_u32_f32": _to_unsigned,
+        "v_cvt_pk_bf16_f32": _narrow,
+        "v_cvt_pk_f16_f32": _narrow,
+        "v_cvt_scalef32_pk_fp8_f32": _to_fp8,
+        "v_div_scale_f32": _div_scale,
+        "v_div_fmas_f32": _div_fmas,
+        **dict.fromkeys(_FROM_FP8, _from_fp8),
+    }
     return known[base](form) if base in known else None
 
 

@@ -72,9 +72,13 @@ SAVE: dict[str, Callable[[int, int], int]] = {
     "s_andn2_saveexec_b64": lambda s, e: s & ~e & MASK64,
 }
 _COMPARE: dict[str, Callable[[int, int], bool]] = {
-    "eq": lambda a, b: a == b, "lg": lambda a, b: a != b, "gt": lambda a, b: a > b,
-    "lt": lambda a, b: a < b, "ge": lambda a, b: a >= b, "le": lambda a, b: a <= b,
-}  # fmt: skip
+    "eq": lambda a, b: a == b,
+    "lg": lambda a, b: a != b,
+    "gt": lambda a, b: a > b,
+    "lt": lambda a, b: a < b,
+    "ge": lambda a, b: a >= b,
+    "le": lambda a, b: a <= b,
+}
 _BRANCHES: dict[str, Callable[[Wave], bool]] = {
     "s_branch": lambda w: True,
     "s_cbranch_scc0": lambda w: not w.scc,
@@ -125,12 +129,21 @@ def build(form: Form, labels: dict[str, int]) -> Run | None:
     if op.startswith("s_cmp"):
         return _comparison(form)
     known: dict[str, Callable[[Form], Run]] = {
-        "s_endpgm": _end, "s_barrier": _barrier, "s_waitcnt": _waitcnt, "s_mov_b64": _move,
-        "s_addc_u32": _add_carry, "s_subb_u32": _subtract_borrow, "s_movk_i32": _immediate,
-        "s_addk_i32": _immediate, "s_mulk_i32": _immediate, "s_cselect_b32": _select,
-        "s_cselect_b64": _select, "s_setreg_imm32_b32": _mode, **dict.fromkeys(SAVE, _save),
+        "s_endpgm": _end,
+        "s_barrier": _barrier,
+        "s_waitcnt": _waitcnt,
+        "s_mov_b64": _move,
+        "s_addc_u32": _add_carry,
+        "s_subb_u32": _subtract_borrow,
+        "s_movk_i32": _immediate,
+        "s_addk_i32": _immediate,
+        "s_mulk_i32": _immediate,
+        "s_cselect_b32": _select,
+        "s_cselect_b64": _select,
+        "s_setreg_imm32_b32": _mode,
+        **dict.fromkeys(SAVE, _save),
         **dict.fromkeys(_LOADS, _load),
-    }  # fmt: skip
+    }
     return known[op](form) if op in known else None
 
 

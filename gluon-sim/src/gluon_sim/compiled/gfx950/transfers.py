@@ -13,9 +13,15 @@ from gluon_sim.compiled.gfx950.operands import Form, Run, pair, registers
 from gluon_sim.compiled.gfx950.state import LANES, M0, Access, Wave
 
 _SIZES = {
-    "dword": 4, "dwordx2": 8, "dwordx3": 12, "dwordx4": 16, "ubyte": 1, "ushort": 2, "short": 2,
+    "dword": 4,
+    "dwordx2": 8,
+    "dwordx3": 12,
+    "dwordx4": 16,
+    "ubyte": 1,
+    "ushort": 2,
+    "short": 2,
     "byte": 1,
-}  # fmt: skip
+}
 _LDS_LIMIT = 0x3FFFF
 
 Place = Callable[[Wave], tuple[Array, Array]]
@@ -149,9 +155,13 @@ def _store(form: Form, size: int) -> Run:
 def _store_place(form: Form, size: int) -> Place:
     """global_store has its data between the address and the base."""
     moved = Form(
-        form.text, form.op, [form.operands[0], form.operands[2]], form.modifiers,
-        form.reads, form.scalar_reads,
-    )  # fmt: skip
+        form.text,
+        form.op,
+        [form.operands[0], form.operands[2]],
+        form.modifiers,
+        form.reads,
+        form.scalar_reads,
+    )
     return _place(moved, size, 0)
 
 

@@ -132,12 +132,21 @@ WORDS: dict[str, Function] = {
     "v_perm_b32": _permute,
 }
 COMPARE: dict[str, Function] = {
-    "lt": np.less, "gt": np.greater, "le": np.less_equal, "ge": np.greater_equal, "eq": np.equal,
-    "ne": np.not_equal, "lg": lambda a, b: (a < b) | (a > b), "neq": lambda a, b: ~(a == b),
-    "nlt": lambda a, b: ~(a < b), "ngt": lambda a, b: ~(a > b), "nge": lambda a, b: ~(a >= b),
-    "nle": lambda a, b: ~(a <= b), "u": lambda a, b: np.isnan(a) | np.isnan(b),
+    "lt": np.less,
+    "gt": np.greater,
+    "le": np.less_equal,
+    "ge": np.greater_equal,
+    "eq": np.equal,
+    "ne": np.not_equal,
+    "lg": lambda a, b: (a < b) | (a > b),
+    "neq": lambda a, b: ~(a == b),
+    "nlt": lambda a, b: ~(a < b),
+    "ngt": lambda a, b: ~(a > b),
+    "nge": lambda a, b: ~(a >= b),
+    "nle": lambda a, b: ~(a <= b),
+    "u": lambda a, b: np.isnan(a) | np.isnan(b),
     "o": lambda a, b: ~(np.isnan(a) | np.isnan(b)),
-}  # fmt: skip
+}
 
 
 def build(form: Form) -> Run | None:
@@ -149,12 +158,21 @@ def build(form: Form) -> Run | None:
     if base.startswith("v_cmp_"):
         return _comparison(form)
     known: dict[str, Callable[[Form], Run]] = {
-        "v_bitop3_b32": _bitop3, "v_bitop3_b16": _bitop3, "v_mov_b64": _move64,
-        "v_lshl_add_u64": _shift_add64, "v_lshrrev_b64": _shift64, "v_lshlrev_b64": _shift64,
-        "v_mad_u64_u32": _mad64, "v_mad_i64_i32": _mad64, "v_cndmask_b32": _select,
-        "v_pk_mov_b32": _halves, "v_readfirstlane_b32": _first_lane, "v_readlane_b32": _one_lane,
-        "v_permlane32_swap_b32": _swap, "v_permlane16_swap_b32": _swap,
-    }  # fmt: skip
+        "v_bitop3_b32": _bitop3,
+        "v_bitop3_b16": _bitop3,
+        "v_mov_b64": _move64,
+        "v_lshl_add_u64": _shift_add64,
+        "v_lshrrev_b64": _shift64,
+        "v_lshlrev_b64": _shift64,
+        "v_mad_u64_u32": _mad64,
+        "v_mad_i64_i32": _mad64,
+        "v_cndmask_b32": _select,
+        "v_pk_mov_b32": _halves,
+        "v_readfirstlane_b32": _first_lane,
+        "v_readlane_b32": _one_lane,
+        "v_permlane32_swap_b32": _swap,
+        "v_permlane16_swap_b32": _swap,
+    }
     return known[base](form) if base in known else None
 
 

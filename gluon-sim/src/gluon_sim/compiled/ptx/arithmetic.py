@@ -231,10 +231,17 @@ def _selp(form: Form) -> Run:
 
 
 _COMPARE: dict[str, Function] = {
-    "eq": np.equal, "ne": np.not_equal, "lt": np.less, "le": np.less_equal, "gt": np.greater,
-    "ge": np.greater_equal, "lo": np.less, "ls": np.less_equal, "hi": np.greater,
+    "eq": np.equal,
+    "ne": np.not_equal,
+    "lt": np.less,
+    "le": np.less_equal,
+    "gt": np.greater,
+    "ge": np.greater_equal,
+    "lo": np.less,
+    "ls": np.less_equal,
+    "hi": np.greater,
     "hs": np.greater_equal,
-}  # fmt: skip
+}
 
 
 def _unordered(a: Array, b: Array) -> Array:
@@ -280,12 +287,32 @@ def _approximate(function: Function) -> Callable[[Form], Run]:
 
 
 BUILDERS: dict[str, Callable[[Form], Run]] = {
-    "add": _plain(np.add), "sub": _plain(np.subtract), "mul": _mul, "mad": _mad,
-    "fma": _plain(fma), "div": _div, "rem": _rem, "min": _extreme(np.fmin, np.minimum),
-    "max": _extreme(np.fmax, np.maximum), "and": _plain(np.bitwise_and),
-    "or": _plain(np.bitwise_or), "xor": _plain(np.bitwise_xor), "not": _plain(np.invert),
-    "neg": _plain(np.negative), "abs": _plain(np.abs), "shl": _shift(True), "shr": _shift(False),
-    "lop3": _lop3, "bfe": _bfe, "bfi": _bfi, "prmt": _prmt, "mov": _mov, "cvta": _cvta,
-    "selp": _selp, "setp": _setp, "ex2": _approximate(np.exp2), "lg2": _approximate(np.log2),
+    "add": _plain(np.add),
+    "sub": _plain(np.subtract),
+    "mul": _mul,
+    "mad": _mad,
+    "fma": _plain(fma),
+    "div": _div,
+    "rem": _rem,
+    "min": _extreme(np.fmin, np.minimum),
+    "max": _extreme(np.fmax, np.maximum),
+    "and": _plain(np.bitwise_and),
+    "or": _plain(np.bitwise_or),
+    "xor": _plain(np.bitwise_xor),
+    "not": _plain(np.invert),
+    "neg": _plain(np.negative),
+    "abs": _plain(np.abs),
+    "shl": _shift(True),
+    "shr": _shift(False),
+    "lop3": _lop3,
+    "bfe": _bfe,
+    "bfi": _bfi,
+    "prmt": _prmt,
+    "mov": _mov,
+    "cvta": _cvta,
+    "selp": _selp,
+    "setp": _setp,
+    "ex2": _approximate(np.exp2),
+    "lg2": _approximate(np.log2),
     "rcp": _approximate(np.reciprocal),
-}  # fmt: skip
+}

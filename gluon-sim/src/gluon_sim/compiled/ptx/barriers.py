@@ -241,6 +241,11 @@ def _exit(form: Form) -> Run:
 
 
 BUILDERS: dict[str, Callable[[Form], Run]] = {
-    "mbarrier": _mbarrier, "bar": _bar, "barrier": _bar, "setmaxnreg": _setmaxnreg,
-    "fence": _fence, "ret": _exit, "exit": _exit,
-}  # fmt: skip
+    "mbarrier": _mbarrier,
+    "bar": _bar,
+    "barrier": _bar,
+    "setmaxnreg": _setmaxnreg,
+    "fence": _fence,
+    "ret": _exit,
+    "exit": _exit,
+}

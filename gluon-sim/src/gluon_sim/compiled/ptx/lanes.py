@@ -30,9 +30,11 @@ def _shfl(form: Form) -> Run:
         segment = (bounds >> 8) & 31
         first, last = LANES & segment, (LANES & segment) | (bounds & 31 & ~segment)
         source = {
-            "idx": first | (by & ~segment), "bfly": LANES ^ by,
-            "up": LANES - by, "down": LANES + by,
-        }[mode]  # fmt: skip
+            "idx": first | (by & ~segment),
+            "bfly": LANES ^ by,
+            "up": LANES - by,
+            "down": LANES + by,
+        }[mode]
         inside = source >= last if mode == "up" else source <= last
         source = np.where(inside, source, LANES)
         if not w.mask[source[w.mask]].all():
@@ -60,9 +62,13 @@ def _vote(form: Form) -> Run:
 
 def _redux(form: Form) -> Run:
     joins: dict[str, Callable[[Array], object]] = {
-        "add": np.sum, "max": np.max, "min": np.min, "or": np.bitwise_or.reduce,
-        "and": np.bitwise_and.reduce, "xor": np.bitwise_xor.reduce,
-    }  # fmt: skip
+        "add": np.sum,
+        "max": np.max,
+        "min": np.min,
+        "or": np.bitwise_or.reduce,
+        "and": np.bitwise_and.reduce,
+        "xor": np.bitwise_xor.reduce,
+    }
     if form.type not in ("u32", "s32") or form.parts[2] not in joins:
         raise form.unknown()
     join, dtype = joins[form.parts[2]], DTYPES[form.type]
@@ -94,5 +100,9 @@ def _activemask(form: Form) -> Run:
 
 
 BUILDERS: dict[str, Callable[[Form], Run]] = {
-    "shfl": _shfl, "vote": _vote, "redux": _redux, "elect": _elect, "activemask": _activemask,
-}  # fmt: skip
+    "shfl": _shfl,
+    "vote": _vote,
+    "redux": _redux,
+    "elect": _elect,
+    "activemask": _activemask,
+}

@@ -45,9 +45,15 @@ def run(
     parameters, maps = _parameters(kernel, arguments, buffers, metadata)
     size = int(metadata.num_ctas)
     launch = Launch(
-        kernel, buffers.memory, int(metadata.shared), parameters, maps, programs * size,
-        strict_loads=_waits_for_loads(kernel), stream=stream or StreamLaunch(0, kernel.name),
-    )  # fmt: skip
+        kernel,
+        buffers.memory,
+        int(metadata.shared),
+        parameters,
+        maps,
+        programs * size,
+        strict_loads=_waits_for_loads(kernel),
+        stream=stream or StreamLaunch(0, kernel.name),
+    )
     total = 0
     for program in range(programs):
         buffers.memory.program = program
@@ -113,9 +119,13 @@ def _tensor_map(value: Any, meta: Any, buffers: Buffers, parameter: Parameter) -
     if parameter.count != _TENSOR_MAP_BYTES or getattr(value, "padding", "zero") != "zero":
         raise UnknownInstruction(f"tensor map in parameter {parameter}")
     return TensorMap(
-        buffers.address(value.base), value.shape, value.strides, meta["block_size"],
-        int(meta["elem_size"]), int(meta["swizzle"]),
-    )  # fmt: skip
+        buffers.address(value.base),
+        value.shape,
+        value.strides,
+        meta["block_size"],
+        int(meta["elem_size"]),
+        int(meta["swizzle"]),
+    )
 
 
 def _shape_and_strides(

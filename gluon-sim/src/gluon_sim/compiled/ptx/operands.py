@@ -23,16 +23,40 @@ Write = Callable[[Warp, Array], None]
 
 # How a lane holds a type of PTX.
 TYPES = {
-    "b8": "u8", "u8": "u8", "s8": "s8", "b16": "u16", "u16": "u16", "s16": "s16", "f16": "u16",
-    "bf16": "u16", "b32": "u32", "u32": "u32", "s32": "s32", "f32": "f32", "b64": "u64",
-    "u64": "u64", "s64": "s64", "f64": "f64", "pred": "pred", "f16x2": "u32", "bf16x2": "u32",
+    "b8": "u8",
+    "u8": "u8",
+    "s8": "s8",
+    "b16": "u16",
+    "u16": "u16",
+    "s16": "s16",
+    "f16": "u16",
+    "bf16": "u16",
+    "b32": "u32",
+    "u32": "u32",
+    "s32": "s32",
+    "f32": "f32",
+    "b64": "u64",
+    "u64": "u64",
+    "s64": "s64",
+    "f64": "f64",
+    "pred": "pred",
+    "f16x2": "u32",
+    "bf16x2": "u32",
     "f32x2": "u64",
-}  # fmt: skip
+}
 DTYPES: dict[str, type[np.generic]] = {
-    "u8": np.uint8, "s8": np.int8, "u16": np.uint16, "s16": np.int16, "u32": np.uint32,
-    "s32": np.int32, "f32": np.float32, "u64": np.uint64, "s64": np.int64, "f64": np.float64,
+    "u8": np.uint8,
+    "s8": np.int8,
+    "u16": np.uint16,
+    "s16": np.int16,
+    "u32": np.uint32,
+    "s32": np.int32,
+    "f32": np.float32,
+    "u64": np.uint64,
+    "s64": np.int64,
+    "f64": np.float64,
     "pred": np.bool_,
-}  # fmt: skip
+}
 SIZES = {name: np.dtype(dtype).itemsize for name, dtype in DTYPES.items()}
 _BANK_SIZES = {"b16": 2, "b32": 4, "b64": 8}
 

@@ -19,10 +19,24 @@ Run = Callable[["Warp"], object]
 
 # The register file that holds values of a type.
 FILES = {
-    "b16": "b16", "u16": "b16", "s16": "b16", "f16": "b16", "bf16": "b16",
-    "b32": "b32", "u32": "b32", "s32": "b32", "f32": "b32", "f16x2": "b32", "bf16x2": "b32",
-    "b64": "b64", "u64": "b64", "s64": "b64", "f64": "b64", "f32x2": "b64", "pred": "pred",
-}  # fmt: skip
+    "b16": "b16",
+    "u16": "b16",
+    "s16": "b16",
+    "f16": "b16",
+    "bf16": "b16",
+    "b32": "b32",
+    "u32": "b32",
+    "s32": "b32",
+    "f32": "b32",
+    "f16x2": "b32",
+    "bf16x2": "b32",
+    "b64": "b64",
+    "u64": "b64",
+    "s64": "b64",
+    "f64": "b64",
+    "f32x2": "b64",
+    "pred": "pred",
+}
 _REGISTERS_OF_AN_SM = 65536
 _MOST_REGISTERS = 255
 

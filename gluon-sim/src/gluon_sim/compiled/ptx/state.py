@@ -48,11 +48,16 @@ class Warp(Strand):
         u32 = np.full((sizes["b32"] + 1, 32), word, np.uint32)
         u64 = np.full((sizes["b64"] + 1, 32), word << 32 | word, np.uint64)
         self.regs: dict[str, Array] = {
-            "u16": u16, "s16": u16.view(np.int16), "u32": u32, "s32": u32.view(np.int32),
-            "f32": u32.view(np.float32), "u64": u64, "s64": u64.view(np.int64),
+            "u16": u16,
+            "s16": u16.view(np.int16),
+            "u32": u32,
+            "s32": u32.view(np.int32),
+            "f32": u32.view(np.float32),
+            "u64": u64,
+            "s64": u64.view(np.int64),
             "f64": u64.view(np.float64),
             "pred": np.full((sizes["pred"] + 1, 32), bool(cluster.engine.schedule.seed % 2)),
-        }  # fmt: skip
+        }
         self.hits = [0] * len(self.kernel.code)
         self.registers = self.kernel.registers
         self.waiting_at: tuple[str, int, int] | None = None

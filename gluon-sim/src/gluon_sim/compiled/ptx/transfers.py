@@ -133,10 +133,13 @@ def _atomic(form: Form) -> Run:
     """Lane by lane. The result goes nowhere for `red`."""
     result = form.parts[0] == "atom"
     functions: dict[str, Callable[[int, int], int]] = {
-        "add": lambda old, new: old + new, "max": max, "min": min,
-        "or": lambda old, new: old | new, "and": lambda old, new: old & new,
+        "add": lambda old, new: old + new,
+        "max": max,
+        "min": min,
+        "or": lambda old, new: old | new,
+        "and": lambda old, new: old & new,
         "exch": lambda old, new: new,
-    }  # fmt: skip
+    }
     name = next((part for part in form.parts if part in functions), "")
     where = space(form)
     if not name or form.type not in ("u32", "s32") or form.operands[-1].startswith("{"):
@@ -290,6 +293,12 @@ def _copy(form: Form) -> Run:
 
 
 BUILDERS: dict[str, Callable[[Form], Run]] = {
-    "ld": _load, "ldu": _load, "st": _store, "atom": _atomic, "red": _atomic, "cp": _cp,
-    "ldmatrix": _matrix, "stmatrix": _matrix,
-}  # fmt: skip
+    "ld": _load,
+    "ldu": _load,
+    "st": _store,
+    "atom": _atomic,
+    "red": _atomic,
+    "cp": _cp,
+    "ldmatrix": _matrix,
+    "stmatrix": _matrix,
+}

@@ -25,9 +25,15 @@ def tcgen05(form: Form) -> Run:
     """All tcgen05 instructions."""
     what = form.parts[1].split("::")[0]
     builders: dict[str, Callable[[Form], Run]] = {
-        "alloc": _alloc, "dealloc": _dealloc, "wait": _wait, "ld": _load, "st": _store,
-        "commit": _commit, "cp": _copy, "mma": mma,
-    }  # fmt: skip
+        "alloc": _alloc,
+        "dealloc": _dealloc,
+        "wait": _wait,
+        "ld": _load,
+        "st": _store,
+        "commit": _commit,
+        "cp": _copy,
+        "mma": mma,
+    }
     if what in ("fence", "relinquish_alloc_permit"):
         return lambda w: None
     if what not in builders:

@@ -54,9 +54,17 @@ def mma(form: Form) -> Run:
         if paired and w.block.rank != 0:
             raise Fault(Kind.DESCRIPTOR, "a product of a pair issued by its odd block")
         given = Product(
-            int(result(w)[lane]), int(a(w)[lane]), int(b(w)[lane]), rows, columns, kinds, across,
-            bool(keeps(w)[lane]), in_tensor, paired,
-        )  # fmt: skip
+            int(result(w)[lane]),
+            int(a(w)[lane]),
+            int(b(w)[lane]),
+            rows,
+            columns,
+            kinds,
+            across,
+            bool(keeps(w)[lane]),
+            in_tensor,
+            paired,
+        )
         w.block.products += 1
         _record(w, given)
         work = Pending("mma", lambda: _multiply(w, given), w)

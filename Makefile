@@ -86,6 +86,7 @@ test-all: test
 	done
 	$(VENV)/bin/pytest -n 2 tests/kernels -k test_every_schedule_is_clean
 	$(VENV)/bin/pytest -n 2 tests/kernels tests/executed -m seeded
+	$(VENV)/bin/python tests/kernels/exercise.py --kernel all --jobs 2
 	$(VENV)/bin/pytest -n 2 -m executed tests/executed
 	for folder in $(FOLDERS); do \
 		PYTHONPATH=$$folder $(VENV)/bin/pytest -n 2 -m executed tests/executed || exit 1; \

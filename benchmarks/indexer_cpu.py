@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 import openmla
-from openmla.bench.provenance import provenance
-from openmla.bench.timing import Contestant, race
 from openmla.indexer.cache import quantize
+from openmla.lab.bench.provenance import provenance
+from openmla.lab.bench.timing import Contestant, race
 
 QUERIES, KEYS, HEADS, TOPK = 1024, 4096, 64, 2048
 AT_ONCE = 64  # queries of the plain formula: [64, 64 heads, 4096 keys] fp32 are 64 MiB
@@ -66,10 +66,16 @@ def calls() -> Calls:
     _, mask = openmla.select_topk(scores, TOPK, ends=ends, return_mask=True)
     seen = (mask[:, :, None] >> torch.arange(32)).bitwise_and_(1).view(QUERIES, -1)[:, :KEYS] > 0
     heads = 16  # of the attention
-    dense = (torch.randn(QUERIES, heads, 192), torch.randn(KEYS, heads, 128),
-             torch.randn(KEYS, 64), torch.randn(KEYS, heads, 128))  # fmt: skip
-    lens = {"cu_seqlens_q": paging["cu_seqlens_q"],
-            "cu_seqlens_k": torch.tensor([0, KEYS], dtype=torch.int32)}  # fmt: skip
+    dense = (
+        torch.randn(QUERIES, heads, 192),
+        torch.randn(KEYS, heads, 128),
+        torch.randn(KEYS, 64),
+        torch.randn(KEYS, heads, 128),
+    )
+    lens = {
+        "cu_seqlens_q": paging["cu_seqlens_q"],
+        "cu_seqlens_k": torch.tensor([0, KEYS], dtype=torch.int32),
+    }
     return {
         "indexer_scores": (
             lambda: openmla.indexer_scores(q, (k, scale), w, starts=starts, ends=ends),

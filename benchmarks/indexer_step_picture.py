@@ -14,10 +14,11 @@ from openmla.explain.bars_picture import bars_picture
 FORMS = {
     "selected rows": {"index_topk": "index_topk", "sparse attention": "attention"},
     "all keys, masked": {
-        "index_topk with mask": "index_topk", "expansion": "expansion",
+        "index_topk with mask": "index_topk",
+        "expansion": "expansion",
         "masked attention": "attention",
     },
-}  # fmt: skip
+}
 
 if __name__ == "__main__":
     path = Path(sys.argv[1])

@@ -38,9 +38,15 @@ def main() -> None:
             low = torch.einsum("thd,lhd->thl", q[new, :, :NOPE].float(), up_k).bfloat16()
             low = torch.cat([low, q[new, :, NOPE:]], -1)
             past, lse = openmla.mla_prefill_latent(
-                low, cache, table, torch.tensor([first]).int(), cu_seqlens_q=cu, scale=SCALE,
-                causal=False, return_lse=True,
-            )  # fmt: skip
+                low,
+                cache,
+                table,
+                torch.tensor([first]).int(),
+                cu_seqlens_q=cu,
+                scale=SCALE,
+                causal=False,
+                return_lse=True,
+            )
             values = torch.einsum("thl,lhd->thd", past.float(), up_v).bfloat16()
             state = openmla.merge_states(values, lse, *state)
         parts.append(state[0])

@@ -11,7 +11,7 @@ import torch
 from openmla import LatentCache
 from openmla.nn import Batch, MLAAttention, MLAConfig
 from openmla.nn.rope import Rope
-from openmla.planning.layer.form import LayerDims
+from openmla.planning.form import LayerDims
 
 
 def main() -> None:

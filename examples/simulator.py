@@ -8,10 +8,10 @@ The launch is the one that an H200 would get: the same plan, the same host code,
 import sys
 from pathlib import Path
 
-from openmla.testing.build import build
-from openmla.testing.case import Case
-from openmla.testing.compare import judge
-from openmla.testing.simulate import new_results, plan_on, simulated
+from openmla.lab.testing.build import build
+from openmla.lab.testing.case import Case
+from openmla.lab.testing.compare import judge
+from openmla.lab.testing.simulate import new_results, plan_on, simulated
 
 
 def main(picture: str = "") -> None:

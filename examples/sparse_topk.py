@@ -31,9 +31,15 @@ def main() -> None:
     index_q = torch.randn(NEW, INDEX_HEADS, 128).to(torch.float8_e4m3fn)
     weights = torch.rand(NEW, INDEX_HEADS)
     indices, counts = openmla.index_topk(
-        index_q, keys, weights, TOPK, cu_seqlens_q=cu, block_table=table, cache_lengths=lengths,
+        index_q,
+        keys,
+        weights,
+        TOPK,
+        cu_seqlens_q=cu,
+        block_table=table,
+        cache_lengths=lengths,
         return_counts=True,
-    )  # fmt: skip
+    )
 
     q, scale = torch.randn(NEW, HEADS, LATENT + ROPE).bfloat16(), 192**-0.5
     out, lse = openmla.mla_prefill_sparse(q, cache, indices, scale=scale, return_lse=True)

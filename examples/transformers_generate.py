@@ -14,12 +14,25 @@ from openmla.integrations.transformers import optimize, restore
 def tiny() -> DeepseekV3ForCausalLM:
     """Two layers, the first dense and the second of experts."""
     config = DeepseekV3Config(
-        vocab_size=256, hidden_size=128, intermediate_size=256, moe_intermediate_size=64,
-        num_hidden_layers=2, num_attention_heads=8, num_key_value_heads=8, first_k_dense_replace=1,
-        n_routed_experts=8, num_experts_per_tok=2, n_group=1, topk_group=1, q_lora_rank=64,
-        kv_lora_rank=128, qk_nope_head_dim=32, qk_rope_head_dim=16, v_head_dim=32,
+        vocab_size=256,
+        hidden_size=128,
+        intermediate_size=256,
+        moe_intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=8,
+        num_key_value_heads=8,
+        first_k_dense_replace=1,
+        n_routed_experts=8,
+        num_experts_per_tok=2,
+        n_group=1,
+        topk_group=1,
+        q_lora_rank=64,
+        kv_lora_rank=128,
+        qk_nope_head_dim=32,
+        qk_rope_head_dim=16,
+        v_head_dim=32,
         eos_token_id=None,
-    )  # fmt: skip
+    )
     torch.manual_seed(0)
     return DeepseekV3ForCausalLM(config).eval()
 

@@ -57,11 +57,15 @@ def ragged(
     starts = zip(_starts(q_lens), _starts(k_lens), q_lens, k_lens, strict=True)
     parts = [
         attend(
-            q[q_at : q_at + m], k[k_at : k_at + n], v[k_at : k_at + n],
-            scale, bottom_right(m, n, causal), sink,
+            q[q_at : q_at + m],
+            k[k_at : k_at + n],
+            v[k_at : k_at + n],
+            scale,
+            bottom_right(m, n, causal),
+            sink,
         )
         for q_at, k_at, m, n in starts
-    ]  # fmt: skip
+    ]
     return Expected(*(torch.cat(columns) for columns in zip(*parts, strict=True)))
 
 

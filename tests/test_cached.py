@@ -57,8 +57,9 @@ def changed(x: Any) -> Iterator[Any]:
         yield float(x) if isinstance(x, int) else None
 
 
-@pytest.mark.parametrize("name", ["dense", "dense, rope from pages", "latent, fp8 blocks",
-                                  "sparse, everything"])  # fmt: skip
+@pytest.mark.parametrize(
+    "name", ["dense", "dense, rope from pages", "latent, fp8 blocks", "sparse, everything"]
+)
 def test_every_argument_of_an_operator_is_in_the_key(
     name: str, noted: Noted, monkeypatch: pytest.MonkeyPatch
 ) -> None:

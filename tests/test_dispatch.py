@@ -48,5 +48,5 @@ def test_a_pair_of_ctas_waits_for_its_triton(
     """The plan says what runs: no launcher replaces its config."""
     monkeypatch.setattr(dispatch, "triton_version", lambda: version)
     chosen = dispatch.plan_for(SPARSE_128, TARGETS["b200"])
-    assert (chosen.backend, chosen.config.cta_group) == ("blackwell", ctas)
+    assert (chosen.backend, chosen.config.ctas) == ("blackwell", ctas)
     assert bool(chosen.passed_over) == (ctas == 1)

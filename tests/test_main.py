@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from openmla.cli import COMMANDS, main
-from openmla.explain import prediction
+from openmla.lab import prediction
 
 
 def test_help_lists_every_command():
@@ -40,9 +40,13 @@ def test_without_the_extra_of_the_command_line_one_line_names_it(
 
 @pytest.mark.parametrize(
     "arguments",
-    ["check --simulate --target h200", "check --execute --target h200",
-     "validate --simulate --target b200", "explain --compiled --target h200"],
-)  # fmt: skip
+    [
+        "check --simulate --target h200",
+        "check --execute --target h200",
+        "validate --simulate --target b200",
+        "explain --compiled --target h200",
+    ],
+)
 def test_without_the_simulator_one_line_names_its_extra(
     arguments: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):

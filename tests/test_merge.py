@@ -28,10 +28,15 @@ def test_chunks_of_keys_merge_to_the_whole(dtype: torch.dtype):
     out, lse = None, None
     for first, last in ((0, 13), (13, 14), (14, 40)):
         part = openmla.mla_prefill(
-            q, k[first:last], None, v[first:last],
-            cu_seqlens_q=formula.cu_seqlens([6]), cu_seqlens_k=formula.cu_seqlens([last - first]),
-            causal=False, return_lse=True,
-        )  # fmt: skip
+            q,
+            k[first:last],
+            None,
+            v[first:last],
+            cu_seqlens_q=formula.cu_seqlens([6]),
+            cu_seqlens_k=formula.cu_seqlens([last - first]),
+            causal=False,
+            return_lse=True,
+        )
         out, lse = part if out is None else openmla.merge_states(out, lse, *part)
     want = formula.ragged(q, k, v, [6], [40], 12**-0.5, causal=False)
     # Every stored part is rounded once to dtype: half a unit each, three parts and two merges.
@@ -46,9 +51,15 @@ def test_chunked_prefill_with_a_causal_last_chunk():
         q, k[7:], None, v[7:], cu_seqlens_q=formula.cu_seqlens([4]), return_lse=True
     )
     context = openmla.mla_prefill(
-        q, k[:7], None, v[:7], causal=False, return_lse=True,
-        cu_seqlens_q=formula.cu_seqlens([4]), cu_seqlens_k=formula.cu_seqlens([7]),
-    )  # fmt: skip
+        q,
+        k[:7],
+        None,
+        v[:7],
+        causal=False,
+        return_lse=True,
+        cu_seqlens_q=formula.cu_seqlens([4]),
+        cu_seqlens_k=formula.cu_seqlens([7]),
+    )
     want = formula.ragged(q, k, v, [4], [11], 12**-0.5)
     for got in (openmla.merge_states(*context, *new), openmla.merge_states(*new, *context)):
         formula.assert_close(got[0], want.out)
@@ -101,8 +112,9 @@ def test_parts_far_apart_do_not_overflow(gap: float):
 
 def test_strided_parts_as_head_major_libraries_return_them():
     call = calls.merge()
-    strided = {name: value.transpose(0, 1).contiguous().transpose(0, 1)
-               for name, value in call.items()}  # fmt: skip
+    strided = {
+        name: value.transpose(0, 1).contiguous().transpose(0, 1) for name, value in call.items()
+    }
     for got, want in zip(merged(strided), merged(call), strict=True):
         assert formula.same_bits(got, want)
 
@@ -152,8 +164,10 @@ def test_a_chain_of_merges_rounds_at_every_link():
     chained = (outs[0], lses[0])
     for out, lse in zip(outs[1:], lses[1:], strict=True):
         chained = openmla.merge_states(*chained, out, lse)
-    errors = [float((x.double() - want).square().mean().sqrt())
-              for x in (chained[0], openmla.merge_many(outs, lses)[0])]  # fmt: skip
+    errors = [
+        float((x.double() - want).square().mean().sqrt())
+        for x in (chained[0], openmla.merge_many(outs, lses)[0])
+    ]
     assert errors[0] > 2 * errors[1]
 
 

@@ -19,29 +19,75 @@ from openmla.compat.flash_mla import flash_mla_sparse_fwd
 def dense_arguments(lse: bool) -> tuple[Any, ...]:
     call = calls.dense()
     return (
-        call["q"], call["k_nope"], call["k_rope"], call["v"], None, None, "", 0, None, None,
-        call["cu_seqlens_q"], call["cu_seqlens_k"], None, torch.zeros(2), None, None, None, 0.3,
+        call["q"],
+        call["k_nope"],
+        call["k_rope"],
+        call["v"],
+        None,
+        None,
+        "",
+        0,
+        None,
+        None,
+        call["cu_seqlens_q"],
+        call["cu_seqlens_k"],
+        None,
+        torch.zeros(2),
+        None,
+        None,
+        None,
+        0.3,
         True,
-        "auto", torch.empty(5, 2, 6), torch.empty(5, 2) if lse else None,
-    )  # fmt: skip
+        "auto",
+        torch.empty(5, 2, 6),
+        torch.empty(5, 2) if lse else None,
+    )
 
 
 def latent_arguments(lse: bool) -> tuple[Any, ...]:
     call = calls.latent()
     return (
-        call["q"], call["cache"].data, None, "bf16", 8, call["block_table"], call["cache_lengths"],
-        call["cu_seqlens_q"], None, torch.ones(5), None, 0.3, True, 8, "auto",
-        torch.empty(5, 2, 8), torch.empty(5, 2) if lse else None,
-    )  # fmt: skip
+        call["q"],
+        call["cache"].data,
+        None,
+        "bf16",
+        8,
+        call["block_table"],
+        call["cache_lengths"],
+        call["cu_seqlens_q"],
+        None,
+        torch.ones(5),
+        None,
+        0.3,
+        True,
+        8,
+        "auto",
+        torch.empty(5, 2, 8),
+        torch.empty(5, 2) if lse else None,
+    )
 
 
 def sparse_arguments(lse: bool) -> tuple[Any, ...]:
     call = calls.sparse()
     extra = torch.empty(5, 2) if lse else None
     return (
-        call["q"], call["kv"], None, "", 0, call["indices"], None, None, None, torch.ones(7),
-        0.3, 8, "auto", torch.empty(5, 2, 8), extra, None if extra is None else extra.clone(),
-    )  # fmt: skip
+        call["q"],
+        call["kv"],
+        None,
+        "",
+        0,
+        call["indices"],
+        None,
+        None,
+        None,
+        torch.ones(7),
+        0.3,
+        8,
+        "auto",
+        torch.empty(5, 2, 8),
+        extra,
+        None if extra is None else extra.clone(),
+    )
 
 
 def merge_arguments(lse: bool) -> tuple[Any, ...]:

@@ -49,8 +49,10 @@ def test_the_last_query_sees_every_key_and_a_longer_q_starts_blind():
 def test_page_rows_follow_the_table(page_size: int):
     pages = torch.tensor([7, 2, 9], dtype=torch.int32)
     rows = page_rows(pages, page_size, 1, 3 * page_size)
-    expected = [int(pages[key // page_size]) * page_size + key % page_size
-                for key in range(1, 3 * page_size)]  # fmt: skip
+    expected = [
+        int(pages[key // page_size]) * page_size + key % page_size
+        for key in range(1, 3 * page_size)
+    ]
     assert rows.tolist() == expected
     assert rows.dtype == torch.int64
 

@@ -19,9 +19,9 @@ from sections import Section, run
 from torch import Tensor
 
 import openmla
-from openmla.bench.gpu_timing import race
 from openmla.distributed import ContextShard, split
 from openmla.distributed.indexes import ragged
+from openmla.lab.bench.gpu_timing import race
 
 TOKENS, WORLD = 131072, 8
 NOPE, ROPE, V = 128, 64, 128
@@ -86,10 +86,15 @@ def shares(_: str, rounds: int) -> Iterator[dict[str, Any]]:
         ratios = {key: ms / eighth[key] for key, ms in asdict(found[name]).items()}
         tflops = 2 * heads * (NOPE + ROPE + V) * shard.pairs() / found[name].median / 1e9
         yield {
-            "share": name, "heads": heads, "tokens": shard.tokens, "pairs": shard.pairs(),
-            "of_an_eighth": ratios, "ms": asdict(found[name]), "tflops": tflops,
+            "share": name,
+            "heads": heads,
+            "tokens": shard.tokens,
+            "pairs": shard.pairs(),
+            "of_an_eighth": ratios,
+            "ms": asdict(found[name]),
+            "tflops": tflops,
             "bar": BAR if name.startswith("zigzag") else None,
-        }  # fmt: skip
+        }
 
 
 def line(r: dict[str, Any]) -> str:

@@ -119,12 +119,12 @@ def run_case(name: str, folder: Path) -> None:
     """One case on the kernels that its plan for a chip of two SMs names."""
     from executed.cases import CASES
     from openmla.kernels.launch import calls
+    from openmla.lab.testing.build import build
+    from openmla.lab.testing.compare import judge
+    from openmla.lab.testing.executed.prepare import SM_COUNT
+    from openmla.lab.testing.memory import Memory
+    from openmla.lab.testing.simulate import new_results, plan_on
     from openmla.operands import Results
-    from openmla.testing.build import build
-    from openmla.testing.compare import judge
-    from openmla.testing.executed.prepare import SM_COUNT
-    from openmla.testing.memory import Memory
-    from openmla.testing.simulate import new_results, plan_on
 
     built = build(CASES["h200"][name], memory=Memory("cuda", "nan"))
     tensors = new_results(built).tensors()

@@ -16,11 +16,11 @@ from typing import Any
 import torch
 from sections import Section, run
 
-from openmla.bench.few import SCALE, SHAPES, Shape, fill, on_gpu
-from openmla.bench.gpu_timing import MATMUL_FLOPS, graph_of, matmul, race
 from openmla.cache import LatentCache
 from openmla.dispatch import plan_call
 from openmla.kernels.hopper.latent.launch import calls
+from openmla.lab.bench.few import SCALE, SHAPES, Shape, fill, on_gpu
+from openmla.lab.bench.gpu_timing import MATMUL_FLOPS, graph_of, matmul, race
 from openmla.operands import Results, SparseOperands, Weights
 from openmla.planning.dequantize import LISTED_CAP
 
@@ -75,13 +75,15 @@ def lists(_: str, rounds: int) -> Iterator[dict[str, Any]]:
     contestants = {
         "whole": (launched(op), 1.0),
         "random topk_lengths": (
-            launched(replace(op, topk_lengths=lengths)), float(lengths.float().mean()) / 2048,
+            launched(replace(op, topk_lengths=lengths)),
+            float(lengths.float().mean()) / 2048,
         ),
         "all lengths 2048": (
-            launched(replace(op, topk_lengths=torch.full_like(lengths, 2048))), 1.0,
+            launched(replace(op, topk_lengths=torch.full_like(lengths, 2048))),
+            1.0,
         ),
         "20 % invalid": (launched(replace(op, indices=holes)), 1.0),
-    }  # fmt: skip
+    }
     timings = race({"matmul": matmul(), **{n: c for n, (c, _) in contestants.items()}}, rounds)
     ceiling = MATMUL_FLOPS / timings["matmul"].median
     flops = 2.0 * 4096 * 128 * 2048 * (576 + 512)
@@ -102,10 +104,11 @@ def few(kind: str, rounds: int) -> Iterator[dict[str, Any]]:
         one = "plain" if kind == "bf16" else "in_kernel"
         timings = race({"planned": launched(op), "one launch": launched(op, one)}, rounds)
         yield {
-            "queries": queries, "rows": kind,
+            "queries": queries,
+            "rows": kind,
             **{f"{n} us": 1e3 * t.median for n, t in timings.items()},
             **{f"{n} us in a row": 1e3 * t.back_to_back for n, t in timings.items()},
-        }  # fmt: skip
+        }
 
 
 def fp8_rows(pool: int) -> LatentCache:
@@ -163,10 +166,13 @@ def fp8_ways(op: SparseOperands, multiply: Callable[[], object], rounds: int) ->
     flops = 2.0 * queries * 128 * 2048 * (576 + 512)
     times = {n: 1e3 * timings[n].median for n in ways}
     return {
-        "queries": queries, "pool": pool, "plan": mode,
-        "loss": times[mode] / min(times.values()) - 1, **times,
+        "queries": queries,
+        "pool": pool,
+        "plan": mode,
+        "loss": times[mode] / min(times.values()) - 1,
+        **times,
         **{f"share {n}": flops / timings[n].median / ceiling for n in ways},
-    }  # fmt: skip
+    }
 
 
 SECTIONS = {
@@ -177,6 +183,10 @@ SECTIONS = {
 }
 
 if __name__ == "__main__":
-    run(__file__, SECTIONS, lambda result: json.dumps(
-        {k: round(v, 4) if isinstance(v, float) else v for k, v in result.items()}
-    ))  # fmt: skip
+    run(
+        __file__,
+        SECTIONS,
+        lambda result: json.dumps(
+            {k: round(v, 4) if isinstance(v, float) else v for k, v in result.items()}
+        ),
+    )

@@ -33,7 +33,7 @@ from sections import Section, run
 from torch import Tensor
 
 import openmla
-from openmla.bench.gpu_timing import race
+from openmla.lab.bench.gpu_timing import race
 
 E4M3, LARGEST = torch.float8_e4m3fn, 448.0
 MATMUL = 8192
@@ -116,9 +116,16 @@ class Inputs:
 
     def bf16(self) -> Callable[[], object]:
         return partial(
-            openmla.mla_prefill, self.q, self.k, self.rope, self.v, cu_seqlens_q=self.cu_q,
-            cu_seqlens_k=self.cu_k, out=torch.empty_like(self.out), backend="hopper",
-        )  # fmt: skip
+            openmla.mla_prefill,
+            self.q,
+            self.k,
+            self.rope,
+            self.v,
+            cu_seqlens_q=self.cu_q,
+            cu_seqlens_k=self.cu_k,
+            out=torch.empty_like(self.out),
+            backend="hopper",
+        )
 
     def quantize(self) -> None:
         """What a layer does before a call with scales."""
@@ -140,9 +147,17 @@ class Inputs:
         if not per_token:
             scale = {"scale": 192**-0.5 * float(q_scale) * float(k_scale)}
         call = partial(
-            openmla.mla_prefill, q, k, rope, v, cu_seqlens_q=self.cu_q, cu_seqlens_k=self.cu_k,
-            out=torch.empty_like(self.out), backend="hopper", **scale,
-        )  # fmt: skip
+            openmla.mla_prefill,
+            q,
+            k,
+            rope,
+            v,
+            cu_seqlens_q=self.cu_q,
+            cu_seqlens_k=self.cu_k,
+            out=torch.empty_like(self.out),
+            backend="hopper",
+            **scale,
+        )
         factors = ((q, q_scale[:, None, None]), (k, by[..., None]), (rope, by))
         return call, lambda: [*(x.double() * f.double() for x, f in factors), v.double()]
 
@@ -168,16 +183,20 @@ def errors(name: str, shape: Shape, per_token: bool) -> dict[str, Any]:
     again = torch.equal(call(), out)
     given = [inputs.q, inputs.k, inputs.rope, inputs.v]
     found: dict[str, Any] = {
-        "errors": str(shape), "kernel": name, "per_token": per_token, "same_bits": again,
-    }  # fmt: skip
+        "errors": str(shape),
+        "kernel": name,
+        "per_token": per_token,
+        "same_bits": again,
+    }
     # The last rows see all keys; the first few hundred few.
     for label, rows in (("last", slice(-512, None)), ("first", slice(0, 512))):
         truths = [exact(shape, x, shape.heads // 2, rows) for x in (used(), given)]
         got = out[rows, shape.heads // 2]
         found[label] = {
-            "to_quantized": relative(got, truths[0]), "to_bf16": relative(got, truths[1]),
+            "to_quantized": relative(got, truths[0]),
+            "to_bf16": relative(got, truths[1]),
             "inputs_alone": relative(truths[0], truths[1]),
-        }  # fmt: skip
+        }
         found["ok"] = found.get("ok", True) and found[label]["to_quantized"] <= MOST_ERROR
     return found
 
@@ -273,7 +292,10 @@ def speed(_: str, rounds: int) -> Iterator[dict[str, Any]]:
         in_a_row = {n: work[n] / times[n].back_to_back * 1e-9 for n in work}
         steady = sustained({n: contestants[n] for n in work}, ms)
         yield {
-            "shape": str(shape), "tflops": rates, "tflops_in_a_row": in_a_row, "ms": ms,
+            "shape": str(shape),
+            "tflops": rates,
+            "tflops_in_a_row": in_a_row,
+            "ms": ms,
             "tflops_sustained": {n: work[n] / steady[n]["ms"] * 1e-9 for n in work},
             "sustained": steady,
             **{
@@ -285,7 +307,7 @@ def speed(_: str, rounds: int) -> Iterator[dict[str, Any]]:
             "mixed_with_quantize_over_bf16": ms["bf16"] / (ms["mixed scales"] + quantize),
             "of_matmul": {n: rates[n] / rates["matmul e4m3"] for n in KERNELS},
             "bars": BARS[batch, length, heads],
-        }  # fmt: skip
+        }
 
 
 def line(result: dict[str, Any]) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 
 from sections import Section, host_microseconds, run
 
-from openmla.bench.dense import CHUNKS, SHORT, Inputs, Shape, matmul_tflops, run_dense
+from openmla.lab.bench.dense import CHUNKS, SHORT, Inputs, Shape, matmul_tflops, run_dense
 
 
 def speed(group: str, rounds: int) -> Iterator[dict[str, Any]]:

@@ -15,10 +15,10 @@ import torch
 from sections import Section, host_microseconds, run
 
 import openmla
-from openmla.bench.gpu_timing import MATMUL_FLOPS, graph_of, matmul, race
 from openmla.cache import LatentCache
 from openmla.dispatch import plan_call
 from openmla.kernels.hopper.latent.launch import calls
+from openmla.lab.bench.gpu_timing import MATMUL_FLOPS, graph_of, matmul, race
 from openmla.operands import Results, SparseOperands, Weights
 from openmla.planning import Plan
 
@@ -146,14 +146,17 @@ def speed(_: str, rounds: int) -> Iterator[dict[str, Any]]:
         ceiling = MATMUL_FLOPS / timings["matmul"].median
         in_a_row = MATMUL_FLOPS / timings["matmul"].back_to_back
         row: dict[str, Any] = {
-            "shape": f"{name}: {shape}", "bar": bar, "plan": inputs.chosen.config.cache_read.mode,
+            "shape": f"{name}: {shape}",
+            "bar": bar,
+            "plan": inputs.chosen.config.cache_read.mode,
             "matmul_tflops": ceiling * 1e-9,
-        }  # fmt: skip
+        }
         for contestant, t in timings.items():
             row[contestant] = {
-                "ms": t.median, "share": shape.flops / t.median / ceiling,
+                "ms": t.median,
+                "share": shape.flops / t.median / ceiling,
                 "share_in_a_row": shape.flops / t.back_to_back / in_a_row,
-            }  # fmt: skip
+            }
         yield row
         yield {"stages": inputs.stages()}
         del inputs, contestants

@@ -18,15 +18,18 @@ from sections import Section, host_microseconds, run
 
 import openmla
 from openmla import cached
-from openmla.bench.gpu_timing import MATMUL_FLOPS, matmul, race
-from openmla.bench.sparse import SHAPES, Inputs, Shape, run_sparse
 from openmla.cache import LatentCache
+from openmla.lab.bench.gpu_timing import MATMUL_FLOPS, matmul, race
+from openmla.lab.bench.sparse import SHAPES, Inputs, Shape, run_sparse
 
 # A chunk of tokens at the end of a sequence: heads, tokens, keys, format of the cache.
 CHUNKS = (
-    (128, 4096, 32768, "bf16"), (128, 512, 32768, "bf16"), (128, 128, 32768, "bf16"),
-    (16, 2048, 65536, "bf16"), (128, 1024, 32768, "fp8_656"),
-)  # fmt: skip
+    (128, 4096, 32768, "bf16"),
+    (128, 512, 32768, "bf16"),
+    (128, 128, 32768, "bf16"),
+    (16, 2048, 65536, "bf16"),
+    (128, 1024, 32768, "fp8_656"),
+)
 
 
 def speed(_: str, rounds: int) -> Iterator[dict[str, Any]]:

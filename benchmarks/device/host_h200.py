@@ -36,9 +36,15 @@ def offsets(*values: int) -> torch.Tensor:
 def dense(q_len: int, k_len: int, heads: int = 16, **options: Any) -> Callable[[], object]:
     k, v = (zeros(k_len, heads, 128) for _ in range(2))
     return partial(
-        openmla.mla_prefill, zeros(q_len, heads, 192), k, zeros(k_len, 64), v,
-        cu_seqlens_q=offsets(0, q_len), cu_seqlens_k=offsets(0, k_len), **options,
-    )  # fmt: skip
+        openmla.mla_prefill,
+        zeros(q_len, heads, 192),
+        k,
+        zeros(k_len, 64),
+        v,
+        cu_seqlens_q=offsets(0, q_len),
+        cu_seqlens_k=offsets(0, k_len),
+        **options,
+    )
 
 
 def pool(form: str, pages: int) -> LatentCache:
@@ -48,9 +54,15 @@ def pool(form: str, pages: int) -> LatentCache:
 def latent(form: str, backend: str, tokens: int = 64, pages: int = 64) -> Callable[[], object]:
     table = torch.arange(pages, device="cuda", dtype=torch.int32)[None]
     return partial(
-        openmla.mla_prefill_latent, zeros(tokens, 128, 576), pool(form, pages), table,
-        offsets(pages * PAGE), cu_seqlens_q=offsets(0, tokens), scale=0.04, backend=backend,
-    )  # fmt: skip
+        openmla.mla_prefill_latent,
+        zeros(tokens, 128, 576),
+        pool(form, pages),
+        table,
+        offsets(pages * PAGE),
+        cu_seqlens_q=offsets(0, tokens),
+        scale=0.04,
+        backend=backend,
+    )
 
 
 def sparse(form: str, tokens: int, topk: int = 128, backend: str = "auto") -> Callable[[], object]:

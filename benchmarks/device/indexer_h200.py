@@ -17,10 +17,10 @@ from sections import Section, run
 
 import openmla
 from openmla import IndexCache, LatentCache
-from openmla.bench.gpu_timing import race
 from openmla.indexer.operands import ScoresOperands, SelectOperands, SelectResults, Windows
+from openmla.lab.bench.gpu_timing import race
+from openmla.planning.form import LayerDims, choose_form
 from openmla.planning.indexer import index_plan
-from openmla.planning.layer.form import LayerDims, choose_form
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
 E4M3 = torch.float8_e4m3fn
@@ -90,8 +90,11 @@ SCORES = {
     "4096x65536 h64": (4096, 65536, 64),
     "128x1048576 h32": (128, 1 << 20, 32),
 }
-SCORES_VARIANTS = {"3 consumers": {"consumers": 3}, "chunk 1024": {"chunk": 1024},
-                   "chunk 4096": {"chunk": 4096}}  # fmt: skip
+SCORES_VARIANTS = {
+    "3 consumers": {"consumers": 3},
+    "chunk 1024": {"chunk": 1024},
+    "chunk 4096": {"chunk": 4096},
+}
 
 
 def scores(group: str, rounds: int) -> Iterator[dict[str, Any]]:
@@ -173,8 +176,11 @@ def select(group: str, rounds: int) -> Iterator[dict[str, Any]]:
         timings = race(contestants, rounds if kind == "random" else 5)
         ms = {n: t.median for n, t in timings.items()}
         randomly = ms["select_topk"] if kind == "random" else randomly
-        result = {"rows": f"{rows} x {width} {kind}", "ms": ms,
-                  "of_random": ms["select_topk"] / randomly}  # fmt: skip
+        result = {
+            "rows": f"{rows} x {width} {kind}",
+            "ms": ms,
+            "of_random": ms["select_topk"] / randomly,
+        }
         if kind == "random":
             openmla.select_topk(x, topk, out=out)
             want = torch.topk(x[:64], topk, -1).indices.sort(-1).values.int()
@@ -219,9 +225,13 @@ def both(group: str, rounds: int) -> Iterator[dict[str, Any]]:
         for first in range(0, total_q, step):
             rows = slice(first, first + step)
             openmla.indexer_scores(
-                x.q[rows], (x.k, x.k_scale), x.weights[rows], starts=x.starts[rows],
-                ends=x.ends[rows], out=buffers[0][: x.q[rows].shape[0]],
-            )  # fmt: skip
+                x.q[rows],
+                (x.k, x.k_scale),
+                x.weights[rows],
+                starts=x.starts[rows],
+                ends=x.ends[rows],
+                out=buffers[0][: x.q[rows].shape[0]],
+            )
 
     timings = race({"index_topk": whole, "scores": alone}, rounds)
     buffers.clear()
@@ -296,10 +306,15 @@ def step(group: str, rounds: int) -> Iterator[dict[str, Any]]:
         "sparse attention": lambda: openmla.mla_prefill_sparse(q, cache, rows, scale=0.07),
         "expansion": lambda: latent @ expand,
         "masked attention": lambda: openmla.mla_prefill(
-            narrow, kv[..., :128], rope.contiguous(), kv[..., 128:], cu_seqlens_q=cu_q,
-            cu_seqlens_k=cu_k, key_mask=mask,
+            narrow,
+            kv[..., :128],
+            rope.contiguous(),
+            kv[..., 128:],
+            cu_seqlens_q=cu_q,
+            cu_seqlens_k=cu_k,
+            key_mask=mask,
         ),
-    }  # fmt: skip
+    }
     ms = {n: t.median for n, t in race(contestants, rounds).items()}
     forms = {
         "sparse": ("index_topk", "sparse attention"),
@@ -317,8 +332,17 @@ def line(r: dict[str, Any]) -> str:
     return json.dumps(r, default=str)
 
 
-CHECKS = ("scores-hopper", "scores-portable", "select-hopper", "select-portable", "topk-hopper",
-          "topk-portable", "append-portable", "mask-hopper", "mask-portable")  # fmt: skip
+CHECKS = (
+    "scores-hopper",
+    "scores-portable",
+    "select-hopper",
+    "select-portable",
+    "topk-hopper",
+    "topk-portable",
+    "append-portable",
+    "mask-hopper",
+    "mask-portable",
+)
 STEPS = ("128x4096x32768", "16x4096x32768", "128x8192x8192", "16x8192x8192")
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@
 
 Sections: compile (all candidates, side by side, into Triton's cache on disk), time (one group per
 shape; `--only h16` times those whose name has it), cache. The winners go to
-src/openmla/planning/portable/tuned/h200.json.
+src/openmla/kernels/portable/tuned/h200.json.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ import torch
 from sections import Section, run
 from triton.testing import do_bench
 
-from openmla.bench.gpu_timing import MATMUL_FLOPS, matmul
 from openmla.cache import LatentCache
 from openmla.dispatch import plan_call
 from openmla.formats import FORMATS
 from openmla.kernels.call import Call
 from openmla.kernels.portable import cache_ops
 from openmla.kernels.portable.launch import calls
+from openmla.lab.bench.gpu_timing import MATMUL_FLOPS, matmul
 from openmla.operands import DenseOperands, LatentOperands, Results, SparseOperands, Weights
 
 WORKERS = 12
@@ -198,12 +198,18 @@ def time_shape(name: str, rounds: int) -> Iterator[dict[str, Any]]:
             reference = results.out.float()
         tflops = shape.flops / ms / 1e9
         yield {
-            **found, "ms": ms, "tflops": tflops, "matmul": ceiling, "share": tflops / ceiling,
-            "gathered_tbps": shape.gathered_bytes / ms / 1e9, "registers": compiled.n_regs,
-            "spills": compiled.n_spills, "shared": compiled.metadata.shared,
+            **found,
+            "ms": ms,
+            "tflops": tflops,
+            "matmul": ceiling,
+            "share": tflops / ceiling,
+            "gathered_tbps": shape.gathered_bytes / ms / 1e9,
+            "registers": compiled.n_regs,
+            "spills": compiled.n_spills,
+            "shared": compiled.metadata.shared,
             # A timing of something wrong is worth nothing: the distance from the first candidate.
             "apart": float((results.out.float() - reference).norm() / reference.norm()),
-        }  # fmt: skip
+        }
 
 
 def cache(_: str, rounds: int) -> Iterator[dict[str, Any]]:
@@ -218,9 +224,7 @@ def cache(_: str, rounds: int) -> Iterator[dict[str, Any]]:
         append = partial(cache_ops.append, pool, x[:, :latent], x[:, latent:], slots)
         append()
         gather = partial(cache_ops.gather, pool, slots, torch.empty_like(x))
-        yield {
-            "format": name, "append_us": bench(append) * 1e3, "gather_us": bench(gather) * 1e3
-        }  # fmt: skip
+        yield {"format": name, "append_us": bench(append) * 1e3, "gather_us": bench(gather) * 1e3}
 
 
 def line(r: dict[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""Cycles that the Hopper kernels take on an H200, for openmla.explain.prediction to be tested with.
+"""Cycles that the Hopper kernels take on an H200, for openmla.lab.prediction to be tested with.
 
     PYTHONPATH=src python benchmarks/device/predicted_h200.py --out DIR --section cycles
 
@@ -17,17 +17,30 @@ from typing import Any
 import torch
 from sections import Section, run
 
-from openmla.bench import dense, sparse
-from openmla.bench.predicted import DENSE, SHAPES, SPARSE
+from openmla.lab.bench import dense, sparse
+from openmla.lab.bench.predicted import DENSE, SHAPES, SPARSE
 
 METRIC = "sm__cycles_elapsed.max"
 
 
 def cycles(_: str, rounds: int) -> Iterator[dict[str, Any]]:
     """One process under Nsight Compute for all shapes."""
-    command = ["ncu", "--csv", "--metrics", METRIC, "--clock-control", "none", "--kernel-name",
-               "regex:dense_kernel|sparse_kernel", "--target-processes", "all",
-               sys.executable, __file__, "--child", "shapes:"]  # fmt: skip
+    command = [
+        "ncu",
+        "--csv",
+        "--metrics",
+        METRIC,
+        "--clock-control",
+        "none",
+        "--kernel-name",
+        "regex:dense_kernel|latent_kernel",
+        "--target-processes",
+        "all",
+        sys.executable,
+        __file__,
+        "--child",
+        "shapes:",
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     lines = [line for line in done.stdout.splitlines() if line.startswith('"')]
     found = [row for row in csv.DictReader(lines) if row["Metric Name"] == METRIC]

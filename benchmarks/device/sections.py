@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 
-from openmla.bench.provenance import commit_of_source, provenance
+from openmla.lab.bench.provenance import commit_of_source, provenance
 
 Results = Iterator[dict[str, Any]]
 

@@ -34,16 +34,25 @@ from transformers import (
     PreTrainedModel,
 )
 
-from openmla.bench.gpu_timing import race
-from openmla.bench.provenance import provenance
 from openmla.integrations.transformers import optimize, register
+from openmla.lab.bench.gpu_timing import race
+from openmla.lab.bench.provenance import provenance
 
 WIDTHS: dict[str, Any] = {
-    "vocab_size": 1024, "hidden_size": 2048, "intermediate_size": 4096, "num_hidden_layers": 2,
-    "num_attention_heads": 128, "num_key_value_heads": 128, "q_lora_rank": 1536,
-    "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128,
-    "first_k_dense_replace": 2, "max_position_embeddings": 16384,
-}  # fmt: skip
+    "vocab_size": 1024,
+    "hidden_size": 2048,
+    "intermediate_size": 4096,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 128,
+    "num_key_value_heads": 128,
+    "q_lora_rank": 1536,
+    "kv_lora_rank": 512,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+    "first_k_dense_replace": 2,
+    "max_position_embeddings": 16384,
+}
 PREFILL_BARS = {2048: 1.25, 8192: 1.15}
 DSA_TOKENS, DSA_SPEED_BAR, DSA_MEMORY_BAR = 8192, 5.0, 0.1
 ROUNDS = 12

@@ -19,18 +19,25 @@ class Step(NamedTuple):
 
 
 STEPS = (
-    Step(("A whole model, or a whole layer?",),
-         "optimize(model), MLAAttention", "they choose the form"),
-    Step(("One prompt over several GPUs?",),
-         "openmla.distributed.prefill", "and _latent, _sparse"),
-    Step(("Does each query attend to its own", "selection of rows (V3.2, GLM-5)?"),
-         "mla_prefill_sparse", "rows by index_topk"),
-    Step(("Few new tokens over a long", "latent cache?"),
-         "mla_prefill_latent", "queries absorbed"),
-    Step(("New tokens after a cached prefix?",),
-         "both calls, merge_states", "dense new, latent prefix"),
+    Step(
+        ("A whole model, or a whole layer?",),
+        "optimize(model), MLAAttention",
+        "they choose the form",
+    ),
+    Step(("One prompt over several GPUs?",), "openmla.distributed.prefill", "and _latent, _sparse"),
+    Step(
+        ("Does each query attend to its own", "selection of rows (V3.2, GLM-5)?"),
+        "mla_prefill_sparse",
+        "rows by index_topk",
+    ),
+    Step(("Few new tokens over a long", "latent cache?"), "mla_prefill_latent", "queries absorbed"),
+    Step(
+        ("New tokens after a cached prefix?",),
+        "both calls, merge_states",
+        "dense new, latent prefix",
+    ),
     Step(("Otherwise: whole prompts",), "mla_prefill", "K and V per head"),
-)  # fmt: skip
+)
 
 
 def pictures() -> dict[str, str]:

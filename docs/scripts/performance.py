@@ -14,9 +14,14 @@ from openmla.explain.bars_picture import bars_picture
 
 V3 = "128+64→128"
 IN_README = (
-    "causal 1x4096 h128", "causal 1x8192 h128", "causal 1x16384 h128", "causal 1x8192 h16",
-    "causal 4x4096 h128", "full 1x8192 h128", "causal 1x128 h128",
-)  # fmt: skip
+    "causal 1x4096 h128",
+    "causal 1x8192 h128",
+    "causal 1x16384 h128",
+    "causal 1x8192 h16",
+    "causal 4x4096 h128",
+    "full 1x8192 h128",
+    "causal 1x128 h128",
+)
 # Region -> file, section, field, format: of scripts whose rows have a figure per contestant.
 BY_CONTESTANT = {
     "dense-fp8": ("hopper-dense-fp8-h200", "speed", "tflops", ".0f"),
@@ -44,11 +49,18 @@ def dense_rows() -> list[Row]:
 def dense_table(rows: Iterable[Row]) -> str:
     """TFLOP/s and ratios over cuDNN."""
     head = ("shape", "TFLOP/s", "over cuDNN, kernel", "over cuDNN, layer")
-    return table(head, (
-        (_named(row), f"{row['tflops']['openmla']:.0f}", _ratio(row["kernel"]),
-         _ratio(row["layer"]))
-        for row in rows
-    ))  # fmt: skip
+    return table(
+        head,
+        (
+            (
+                _named(row),
+                f"{row['tflops']['openmla']:.0f}",
+                _ratio(row["kernel"]),
+                _ratio(row["layer"]),
+            )
+            for row in rows
+        ),
+    )
 
 
 def behind() -> str:
@@ -64,54 +76,92 @@ def sparse_table() -> str:
     found = newest("hopper-sparse-h200", "speed")
     second = {row["shape"]: row for row in again(found)}
     head = ("queries, rows, heads, width", "ms", "TFLOP/s", "share of the matmul", "gathered, TB/s")
-    return table(head, (
-        (row["shape"], *(_both(row, second.get(row["shape"]), *figure) for figure in (
-            ("timings openmla median", ".2f"), ("tflops", ".0f"), ("share", ".2f"),
-            ("gather_tb_per_s", ".1f"),
-        )))
-        for row in found.rows
-    ))  # fmt: skip
+    return table(
+        head,
+        (
+            (
+                row["shape"],
+                *(
+                    _both(row, second.get(row["shape"]), *figure)
+                    for figure in (
+                        ("timings openmla median", ".2f"),
+                        ("tflops", ".0f"),
+                        ("share", ".2f"),
+                        ("gather_tb_per_s", ".1f"),
+                    )
+                ),
+            )
+            for row in found.rows
+        ),
+    )
 
 
 def fp8_table() -> str:
     """Sparse prefill over FP8 rows: the way the planner chose, beside bf16 rows."""
     rows = [row for row in newest("hopper-fp8-h200", "speed").rows if "shape" in row]
-    head = ("queries, region, pool, rows per query, heads, format", "dequantized", "ms",
-            "share of the matmul", "bf16 rows: share")  # fmt: skip
-    return table(head, (
-        (_fp8_shape(row["shape"]), _way(row), f"{_chosen(row)['ms']:.3f}",
-         f"{_chosen(row)['share']:.2f}", f"{row['bf16 rows']['share']:.2f}")
-        for row in rows
-    ))  # fmt: skip
+    head = (
+        "queries, region, pool, rows per query, heads, format",
+        "dequantized",
+        "ms",
+        "share of the matmul",
+        "bf16 rows: share",
+    )
+    return table(
+        head,
+        (
+            (
+                _fp8_shape(row["shape"]),
+                _way(row),
+                f"{_chosen(row)['ms']:.3f}",
+                f"{_chosen(row)['share']:.2f}",
+                f"{row['bf16 rows']['share']:.2f}",
+            )
+            for row in rows
+        ),
+    )
 
 
 def latent_table() -> str:
     """Chunks of whole sequences over pages."""
     head = ("chunk", "ms", "share of the matmul", "portable kernel: share")
-    return table(head, (
-        (row["chunk"], f"{row['milliseconds']['hopper']:.2f}", f"{row['share']['hopper']:.2f}",
-         f"{row['share']['portable']:.2f}")
-        for row in newest("hopper-sparse-h200", "latent").rows
-    ))  # fmt: skip
+    return table(
+        head,
+        (
+            (
+                row["chunk"],
+                f"{row['milliseconds']['hopper']:.2f}",
+                f"{row['share']['hopper']:.2f}",
+                f"{row['share']['portable']:.2f}",
+            )
+            for row in newest("hopper-sparse-h200", "latent").rows
+        ),
+    )
 
 
 def few_pages_table() -> str:
     """Few queries over many keys: the shapes of `openmla bench few`."""
     head = ("requests x queries on keys, heads", "us", "share of the matmul", "TB/s")
-    return table(head, (
-        (row["shape"], f"{row['us']:.0f}", f"{row['share']:.2f}", f"{row['tb_per_s']:.1f}")
-        for row in newest("few-h200", "pages").rows if row["backend"] == "hopper"
-    ))  # fmt: skip
+    return table(
+        head,
+        (
+            (row["shape"], f"{row['us']:.0f}", f"{row['share']:.2f}", f"{row['tb_per_s']:.1f}")
+            for row in newest("few-h200", "pages").rows
+            if row["backend"] == "hopper"
+        ),
+    )
 
 
 def few_lists_table() -> str:
     """Lists of few queries, replayed once and in a row."""
     head = ("rows", "queries", "us", "in a row", "in one launch")
     names = ("planned us", "planned us in a row", "one launch us")
-    return table(head, (
-        (row["rows"], row["queries"], *(f"{row[name]:.1f}" for name in names))
-        for row in newest("few-h200", "few").rows
-    ))  # fmt: skip
+    return table(
+        head,
+        (
+            (row["rows"], row["queries"], *(f"{row[name]:.1f}" for name in names))
+            for row in newest("few-h200", "few").rows
+        ),
+    )
 
 
 def fp8_ways_table() -> str:
@@ -137,32 +187,54 @@ def portable_table() -> str:
         if "ms" in row:
             planned.setdefault(row["shape"], row)
     head = ("shape", "ms", "TFLOP/s", "share of the matmul", "gathered, TB/s")
-    return table(head, (
-        (name, f"{row['ms']:.2f}", f"{row['tflops']:.0f}", f"{row['share']:.2f}",
-         f"{row['gathered_tbps']:.1f}" if row["gathered_tbps"] else "–")
-        for name, row in planned.items()
-    ))  # fmt: skip
+    return table(
+        head,
+        (
+            (
+                name,
+                f"{row['ms']:.2f}",
+                f"{row['tflops']:.0f}",
+                f"{row['share']:.2f}",
+                f"{row['gathered_tbps']:.1f}" if row["gathered_tbps"] else "–",
+            )
+            for name, row in planned.items()
+        ),
+    )
 
 
 def cpu_table() -> str:
     """How many times faster than each peer."""
     found = newest("cpu", "rows")
     head = ("case", "dtype", "ms", "times as fast as")
-    return table(head, (
-        (row["case"], row["dtype"], f"{row['seconds'] * 1e3:.0f}",
-         ", ".join(f"{p['name']}: {p['times_faster']:.2f}" for p in row["peers"]))
-        for row in found.rows
-    ))  # fmt: skip
+    return table(
+        head,
+        (
+            (
+                row["case"],
+                row["dtype"],
+                f"{row['seconds'] * 1e3:.0f}",
+                ", ".join(f"{p['name']}: {p['times_faster']:.2f}" for p in row["peers"]),
+            )
+            for row in found.rows
+        ),
+    )
 
 
 def ranks_table() -> str:
     """One rank's attention of a prompt that eight ranks share."""
     head = ("share of 131072 tokens, 128 heads", "ms", "TFLOP/s", "over an eighth of the whole")
-    return table(head, (
-        (row["share"], f"{row['ms']['median']:.0f}", f"{row['tflops']:.0f}",
-         f"{row['of_an_eighth']['median']:.2f}")
-        for row in newest("context-parallel-h200", "shares").rows
-    ))  # fmt: skip
+    return table(
+        head,
+        (
+            (
+                row["share"],
+                f"{row['ms']['median']:.0f}",
+                f"{row['tflops']:.0f}",
+                f"{row['of_an_eighth']['median']:.2f}",
+            )
+            for row in newest("context-parallel-h200", "shares").rows
+        ),
+    )
 
 
 def contestants_table(prefix: str, section: str, field: str, form: str) -> str:
@@ -174,10 +246,12 @@ def contestants_table(prefix: str, section: str, field: str, form: str) -> str:
     rows = [row for row in found.rows if isinstance(row.get(field), dict)]
     names = list(dict.fromkeys(name for row in rows for name in row[field]))
     figures = (
-        (next(v for v in row.values() if isinstance(v, str)),
-         *(format(row[field][n], form) if n in row[field] else "–" for n in names))
+        (
+            next(v for v in row.values() if isinstance(v, str)),
+            *(format(row[field][n], form) if n in row[field] else "–" for n in names),
+        )
         for row in rows
-    )  # fmt: skip
+    )
     return f"{table((section, *names), figures)}\n\n{found.source}"
 
 

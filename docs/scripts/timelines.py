@@ -10,9 +10,9 @@ from collections.abc import Iterable, Iterator
 
 from gluon_sim.report.timeline import Event, Timeline
 from openmla.explain.svg import line, rect, standalone, text, text_width
-from openmla.testing.build import build
-from openmla.testing.case import Case
-from openmla.testing.simulate import new_results, plan_on, simulated
+from openmla.lab.testing.build import build
+from openmla.lab.testing.case import Case
+from openmla.lab.testing.simulate import new_results, plan_on, simulated
 
 CASES = {
     "hopper-dense": Case("dense", 1, 128, 64, 128, q_lens=(128,), k_lens=(896,), causal=False),
@@ -26,15 +26,32 @@ TITLES = {
 }
 # Lanes of the simulator -> what they are, in the order they are drawn.
 LANES = {
-    "copy": "copies", "mma": "tensor core", "consumer#0": "consumer 0", "consumer#1": "consumer 1",
-    "left": "left", "right": "right", "producer": "producer", "load": "producer",
-}  # fmt: skip
-KINDS = {"exp": "p", "vector": "stats", "memory": "scratch", "global": "scratch", "copy": "k",
-         "mma": "qk", "wait": ""}  # fmt: skip
+    "copy": "copies",
+    "mma": "tensor core",
+    "consumer#0": "consumer 0",
+    "consumer#1": "consumer 1",
+    "left": "left",
+    "right": "right",
+    "producer": "producer",
+    "load": "producer",
+}
+KINDS = {
+    "exp": "p",
+    "vector": "stats",
+    "memory": "scratch",
+    "global": "scratch",
+    "copy": "k",
+    "mma": "qk",
+    "wait": "",
+}
 LEGEND = {
-    "copy": "copies", "mma": "products", "exp": "exponentials", "vector": "other arithmetic",
-    "global": "loads and stores", "wait": "waiting",
-}  # fmt: skip
+    "copy": "copies",
+    "mma": "products",
+    "exp": "exponentials",
+    "vector": "other arithmetic",
+    "global": "loads and stores",
+    "wait": "waiting",
+}
 WIDTH, LEFT, TOP, ROW, BAR = 960, 130, 30, 30, 20
 SMALLEST = 0.4  # pixels: what is narrower is not drawn
 

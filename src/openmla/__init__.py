@@ -26,8 +26,22 @@ from openmla.problem import Problem
 
 __version__ = "0.2.0"
 __all__ = [
-    "IndexCache", "InvalidArgument", "LatentCache", "OpenMLAError", "Plan", "Problem",
-    "Unsupported", "__version__", "index_topk", "indexer_scores", "merge_many", "merge_states",
-    "mla_prefill", "mla_prefill_latent", "mla_prefill_sparse", "plan", "quantize",
+    "IndexCache",
+    "InvalidArgument",
+    "LatentCache",
+    "OpenMLAError",
+    "Plan",
+    "Problem",
+    "Unsupported",
+    "__version__",
+    "index_topk",
+    "indexer_scores",
+    "merge_many",
+    "merge_states",
+    "mla_prefill",
+    "mla_prefill_latent",
+    "mla_prefill_sparse",
+    "plan",
+    "quantize",
     "select_topk",
-]  # fmt: skip
+]

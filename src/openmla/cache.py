@@ -30,9 +30,13 @@ from openmla.formats import FORMATS, RowLayout
 E4M3_MAX = 448.0
 APPEND_DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 DTYPES = {
-    "bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32,
-    "e4m3": torch.float8_e4m3fn, "ue8m0": torch.uint8, "byte": torch.uint8,
-}  # fmt: skip
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+    "fp32": torch.float32,
+    "e4m3": torch.float8_e4m3fn,
+    "ue8m0": torch.uint8,
+    "byte": torch.uint8,
+}
 """Element types by the short names used everywhere in openmla."""
 
 
@@ -52,9 +56,13 @@ class LatentCache:
     @staticmethod
     def allocate(
         *,
-        num_pages: int, page_size: int, latent: int = 512, rope: int = 64, format: str = "bf16",
+        num_pages: int,
+        page_size: int,
+        latent: int = 512,
+        rope: int = 64,
+        format: str = "bf16",
         device: torch.device | str = "cpu",
-    ) -> LatentCache:  # fmt: skip
+    ) -> LatentCache:
         """A zeroed cache of num_pages * page_size rows."""
         _check_count("num_pages", num_pages, least=0)
         _check_count("page_size", page_size, least=1)

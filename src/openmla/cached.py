@@ -4,14 +4,16 @@ The key of a call is all arguments of its operator: of a tensor dtype, device, s
 what 16 leaves of its address, of anything else type and value. Checks, plan and launch depend on
 nothing more but whether `out` overlaps an input, so a launch is kept under its key
 (kernels.prepared) and only addresses are exchanged. A call that differs from a kept one in token
-counts alone takes its kernels, where their host code says what follows from counts: `counted` of
-the launcher. Whatever is not plain goes the long way, which also has all the error messages: a view
-with torch's negative bit for one, whose memory holds other numbers, and which torch resolves there.
+counts alone takes its kernels if its plan would have the same variant; the launcher's `numbers`,
+which the launch itself asks, says what follows from the counts. Whatever is not plain goes the long
+way, which also has all the error messages: a view with torch's negative bit for one, whose memory
+holds other numbers, and which torch resolves there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -20,9 +22,10 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from openmla.planning import Plan
+from openmla.problem import Problem
 
 if TYPE_CHECKING:
-    from openmla.kernels.call import Call, Counted
+    from openmla.kernels.call import Call, LaunchNumbers
     from openmla.kernels.prepared import CachedLaunch
 
 MOST_KEPT = 1024
@@ -31,14 +34,22 @@ MOST_ROWS = 2**24  # of a call with other counts: times 128 heads, an int of 32 
 # Arguments of operators whose rows are counted by token or sequence, and what counts them.
 ROWS = {
     "dense": {
-        "q": "queries", "out": "queries", "lse": "queries", "k_nope": "keys", "k_rope": "keys",
-        "v": "keys", "cu_seqlens_q": "ends", "cu_seqlens_k": "ends", "k_start": "sequences",
-        "q_scale": "queries", "k_scale": "keys",
+        "q": "queries",
+        "out": "queries",
+        "lse": "queries",
+        "k_nope": "keys",
+        "k_rope": "keys",
+        "v": "keys",
+        "cu_seqlens_q": "ends",
+        "cu_seqlens_k": "ends",
+        "k_start": "sequences",
+        "q_scale": "queries",
+        "k_scale": "keys",
     },
     "sparse": dict.fromkeys(
         ("q", "q_scale", "indices", "topk_lengths", "out", "lse", "max_logits"), "tokens"
     ),
-}  # fmt: skip
+}
 Key = tuple[Any, ...]
 
 
@@ -54,9 +65,10 @@ class Template(NamedTuple):
     """A kept launch whose kernels serve other token counts."""
 
     plan: Plan
-    counted: Callable[[Plan, dict[str, Any]], tuple[object, Counted] | None]
-    variant: object
-    """What `counted` must find for a call to have the same kernels and the same workspace."""
+    variant: Any
+    """The plan's: with another one, other kernels or another workspace would be needed."""
+    numbers: Callable[[Plan, Problem], Sequence[LaunchNumbers] | None]
+    """What the launcher makes of the counts of a problem."""
     launch: CachedLaunch
 
 
@@ -163,26 +175,43 @@ def _keep(key: Key, launch: CachedLaunch) -> None:
 
 
 def _keep_template(name: str, args: Sequence[Any], plan: Plan, launch: CachedLaunch) -> None:
-    counted = getattr(import_module(plan.kernel.launcher), "counted", None)
+    numbers = getattr(import_module(plan.kernel.launcher), "numbers", None)
     key = _key_without_counts(name, args)
-    if counted is None or key is None:
+    if numbers is None or key is None:
         return
-    found = counted(plan, dict(zip(_names[name], args, strict=True)))
-    if found and launch.has(found[1]):
-        _templates.setdefault(key, []).append(Template(plan, counted, found[0], launch))
+    found = numbers(plan, plan.problem)
+    if found and launch.has(found):
+        _templates.setdefault(key, []).append(Template(plan, plan.variant, numbers, launch))
 
 
 def _other_counts(key: Key, args: Sequence[Any]) -> CachedLaunch | None:
     """The launch of a call that differs from a kept one in token counts alone."""
     templates = _templates.get(_key_without_counts(key[0], args), ())
     named = dict(zip(_names[key[0]], args, strict=True)) if templates else {}
-    for template in templates:
-        found = template.counted(template.plan, named)
-        if found and found[0] == template.variant:
-            launch = template.launch.resized(args[0].shape[0], found[1])
+    for plan, variant, numbers, kept in templates:
+        problem = _recounted(plan.problem, named)
+        if plan.kernel.variant(plan.config, problem) != variant:
+            continue
+        found = numbers(plan, problem)
+        if found:
+            launch = kept.resized(args[0].shape[0], found)
             _keep(key, launch)
             return launch
     return None
+
+
+def _recounted(problem: Problem, args: Mapping[str, Any]) -> Problem:
+    """The problem with the token counts of other arguments of its operator."""
+    if problem.form == "sparse":
+        return replace(problem, total_q=args["q"].shape[0])
+    offsets_q, offsets_k = args["cu_seqlens_q"], args["cu_seqlens_k"]
+    return replace(
+        problem,
+        total_q=args["q"].shape[0],
+        total_k=args["k_nope"].shape[0],
+        batch=offsets_q.shape[0] - 1,
+        self_attention=offsets_q.data_ptr() == offsets_k.data_ptr(),
+    )
 
 
 def _key_without_counts(name: str, args: Sequence[Any]) -> Key | None:

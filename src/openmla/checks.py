@@ -36,9 +36,12 @@ def describe(value: object) -> str:
 
 
 def tensor(
-    name: str, value: object, shape: Sequence[int | str], dtypes: Sequence[torch.dtype],
+    name: str,
+    value: object,
+    shape: Sequence[int | str],
+    dtypes: Sequence[torch.dtype],
     device: torch.device | None = None,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """`value` must be a tensor of that shape (a name in it is a free size), dtype and device."""
     # The message is put together only on failure: torch.compile traces this function.
     if not isinstance(value, Tensor):
@@ -60,9 +63,12 @@ def tensor(
 
 
 def parts(
-    name: str, value: object, shape: Sequence[int | str], dtypes: Sequence[torch.dtype],
+    name: str,
+    value: object,
+    shape: Sequence[int | str],
+    dtypes: Sequence[torch.dtype],
     device: torch.device | None = None,
-) -> list[Tensor]:  # fmt: skip
+) -> list[Tensor]:
     """One or more tensors of one shape, dtype and device: stacked in one, or a list or tuple."""
     if isinstance(value, Tensor):
         found = list(tensor(name, value, ("parts", *shape), dtypes, device).unbind(0))

@@ -22,12 +22,11 @@ def plan_for(problem: Problem, target: Target, backend: str = "auto") -> Plan:
     return without_failed(lambda name: cached_plan(problem, target, name, triton), backend)
 
 
-@lru_cache(maxsize=1)
 def triton_version() -> tuple[int, ...]:
-    """Major and minor number."""
-    import triton
+    """Major and minor number of the installed Triton, which a CPU does without."""
+    from openmla.kernels.triton_version import TRITON
 
-    return tuple(int(part) for part in triton.__version__.split(".")[:2])
+    return TRITON
 
 
 @lru_cache(maxsize=64)

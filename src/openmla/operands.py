@@ -83,16 +83,24 @@ class DenseOperands:
         copied = [self.q, self.k_nope, rows, self.v, results.out]
         copied += [] if self.key_mask is None else [self.key_mask]
         return Problem(
-            form="dense", d_nope=d_nope, d_rope=self.q.shape[2] - d_nope, d_v=self.v.shape[2],
-            kv_dtype=DTYPE_NAMES[self.k_nope.dtype], v_dtype=DTYPE_NAMES[self.v.dtype],
+            form="dense",
+            d_nope=d_nope,
+            d_rope=self.q.shape[2] - d_nope,
+            d_v=self.v.shape[2],
+            kv_dtype=DTYPE_NAMES[self.k_nope.dtype],
+            v_dtype=DTYPE_NAMES[self.v.dtype],
             rope=self._rope_source(),
             rope_dtype=DTYPE_NAMES[rope.dtype] if cache is None else cache.format,
             page_size=0 if cache is None else cache.page_size,
-            causal=self.causal, has_k_start=self.k_start is not None,
-            has_key_mask=self.key_mask is not None, batch=self.cu_seqlens_q.shape[0] - 1,
-            total_k=self.k_nope.shape[0], aligned_16=aligned_16(*copied),
+            causal=self.causal,
+            has_k_start=self.k_start is not None,
+            has_key_mask=self.key_mask is not None,
+            batch=self.cu_seqlens_q.shape[0] - 1,
+            total_k=self.k_nope.shape[0],
+            self_attention=self.cu_seqlens_q.data_ptr() == self.cu_seqlens_k.data_ptr(),
+            aligned_16=aligned_16(*copied),
             **_common(self.q, self.weights, results),
-        )  # fmt: skip
+        )
 
     @property
     def has_keys(self) -> bool:
@@ -127,9 +135,15 @@ class LatentOperands:
     def problem(self, results: Results) -> Problem:
         """This call without its tensors."""
         return _latent_problem(
-            self, results, form="latent", page_size=self.cache.page_size, causal=self.causal,
-            batch=self.cu_seqlens_q.shape[0] - 1, total_k=self.cache.rows,
-        )  # fmt: skip
+            self,
+            results,
+            form="latent",
+            page_size=self.cache.page_size,
+            causal=self.causal,
+            batch=self.cu_seqlens_q.shape[0] - 1,
+            total_k=self.cache.rows,
+            table_keys=self.block_table.shape[1] * self.cache.page_size,
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -157,11 +171,16 @@ class SparseOperands:
     def problem(self, results: Results) -> Problem:
         """This call without its tensors."""
         return _latent_problem(
-            self, results, form="sparse", causal=False, topk=self.indices.shape[1],
+            self,
+            results,
+            form="sparse",
+            causal=False,
+            topk=self.indices.shape[1],
             page_size=self.cache.page_size if isinstance(self.cache, LatentCache) else 0,
             has_topk_lengths=self.topk_lengths is not None,
-            wants_max_logits=results.max_logits is not None, total_k=self.rows,
-        )  # fmt: skip
+            wants_max_logits=results.max_logits is not None,
+            total_k=self.rows,
+        )
 
 
 Operands = DenseOperands | LatentOperands | SparseOperands
@@ -175,20 +194,29 @@ def _latent_problem(op: LatentOperands | SparseOperands, results: Results, **res
     else:
         latent, kv_dtype, data = op.d_v, DTYPE_NAMES[rows.dtype], rows
     return Problem(
-        d_nope=latent, d_rope=width - latent, d_v=op.d_v, kv_dtype=kv_dtype, v_dtype=kv_dtype,
-        rope="shared" if width > latent else "none", rope_dtype=kv_dtype,
+        d_nope=latent,
+        d_rope=width - latent,
+        d_v=op.d_v,
+        kv_dtype=kv_dtype,
+        v_dtype=kv_dtype,
+        rope="shared" if width > latent else "none",
+        rope_dtype=kv_dtype,
         aligned_16=aligned_16(op.q, data, results.out),
-        **_common(op.q, op.weights, results), **rest,
-    )  # fmt: skip
+        **_common(op.q, op.weights, results),
+        **rest,
+    )
 
 
 def _common(q: Tensor, weights: Weights, results: Results) -> dict[str, Any]:
     """Fields that every form fills alike."""
     given = {f"has_{x}": getattr(weights, x) is not None for x in ("sink", "q_scale", "k_scale")}
     return {
-        "heads": q.shape[1], "q_dtype": DTYPE_NAMES[q.dtype], "total_q": q.shape[0],
-        "wants_lse": results.lse is not None, **given,
-    }  # fmt: skip
+        "heads": q.shape[1],
+        "q_dtype": DTYPE_NAMES[q.dtype],
+        "total_q": q.shape[0],
+        "wants_lse": results.lse is not None,
+        **given,
+    }
 
 
 def extent(x: Tensor) -> int:

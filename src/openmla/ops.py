@@ -40,13 +40,29 @@ RESULTS = ("out", "lse", "max_logits")  # of the others
 
 # `str` arguments: formats and backends. `*_latent` is the latent width of a cache (0: no cache).
 def _dense(
-    q: Tensor, k_nope: Tensor, k_rope: Tensor | None, v: Tensor,
-    cache_data: Tensor | None, cache_scales: Tensor | None, cache_format: str, cache_latent: int,
-    block_table: Tensor | None, cache_lengths: Tensor | None,
-    cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, k_start: Tensor | None,
-    sink: Tensor | None, q_scale: Tensor | None, k_scale: Tensor | None, key_mask: Tensor | None,
-    scale: float, causal: bool, backend: str, out: Tensor, lse: Tensor | None,
-) -> Bundle:  # fmt: skip
+    q: Tensor,
+    k_nope: Tensor,
+    k_rope: Tensor | None,
+    v: Tensor,
+    cache_data: Tensor | None,
+    cache_scales: Tensor | None,
+    cache_format: str,
+    cache_latent: int,
+    block_table: Tensor | None,
+    cache_lengths: Tensor | None,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    k_start: Tensor | None,
+    sink: Tensor | None,
+    q_scale: Tensor | None,
+    k_scale: Tensor | None,
+    key_mask: Tensor | None,
+    scale: float,
+    causal: bool,
+    backend: str,
+    out: Tensor,
+    lse: Tensor | None,
+) -> Bundle:
     cache = None
     if cache_data is not None:
         d_rope = q.shape[2] - k_nope.shape[2]
@@ -64,18 +80,41 @@ def _dense(
             checks.equal_lengths(cache_lengths, cu_seqlens_k)
     weights = Weights(scale, sink, q_scale, k_scale)
     operands = DenseOperands(
-        q, k_nope, k_rope, v, cu_seqlens_q, cu_seqlens_k, causal, weights, cache, block_table,
-        k_start, key_mask,
-    )  # fmt: skip
+        q,
+        k_nope,
+        k_rope,
+        v,
+        cu_seqlens_q,
+        cu_seqlens_k,
+        causal,
+        weights,
+        cache,
+        block_table,
+        k_start,
+        key_mask,
+    )
     return operands, Results(out, lse), backend
 
 
 def _latent(
-    q: Tensor, cache_data: Tensor, cache_scales: Tensor | None, cache_format: str,
-    cache_latent: int, block_table: Tensor, cache_lengths: Tensor, cu_seqlens_q: Tensor,
-    sink: Tensor | None, q_scale: Tensor | None, k_scale: Tensor | None, scale: float,
-    causal: bool, d_v: int, backend: str, out: Tensor, lse: Tensor | None,
-) -> Bundle:  # fmt: skip
+    q: Tensor,
+    cache_data: Tensor,
+    cache_scales: Tensor | None,
+    cache_format: str,
+    cache_latent: int,
+    block_table: Tensor,
+    cache_lengths: Tensor,
+    cu_seqlens_q: Tensor,
+    sink: Tensor | None,
+    q_scale: Tensor | None,
+    k_scale: Tensor | None,
+    scale: float,
+    causal: bool,
+    d_v: int,
+    backend: str,
+    out: Tensor,
+    lse: Tensor | None,
+) -> Bundle:
     d_rope = q.shape[2] - cache_latent
     cache = LatentCache(cache_data, cache_scales, cache_latent, d_rope, cache_format)
     if q.device.type == "cpu":
@@ -89,11 +128,23 @@ def _latent(
 
 
 def _sparse(
-    q: Tensor, kv: Tensor, cache_scales: Tensor | None, cache_format: str, cache_latent: int,
-    indices: Tensor, topk_lengths: Tensor | None, sink: Tensor | None, q_scale: Tensor | None,
-    k_scale: Tensor | None, scale: float, d_v: int, backend: str, out: Tensor,
-    lse: Tensor | None, max_logits: Tensor | None,
-) -> Bundle:  # fmt: skip
+    q: Tensor,
+    kv: Tensor,
+    cache_scales: Tensor | None,
+    cache_format: str,
+    cache_latent: int,
+    indices: Tensor,
+    topk_lengths: Tensor | None,
+    sink: Tensor | None,
+    q_scale: Tensor | None,
+    k_scale: Tensor | None,
+    scale: float,
+    d_v: int,
+    backend: str,
+    out: Tensor,
+    lse: Tensor | None,
+    max_logits: Tensor | None,
+) -> Bundle:
     rows: LatentCache | Tensor = kv
     if cache_format:
         d_rope = q.shape[2] - cache_latent
@@ -104,9 +155,14 @@ def _sparse(
 
 
 def _cache_append(
-    data: Tensor, scales: Tensor | None, format: str, latent_width: int, latent: Tensor,
-    rope: Tensor, slots: Tensor,
-) -> None:  # fmt: skip
+    data: Tensor,
+    scales: Tensor | None,
+    format: str,
+    latent_width: int,
+    latent: Tensor,
+    rope: Tensor,
+    slots: Tensor,
+) -> None:
     cache = LatentCache(data, scales, latent_width, rope.shape[1], format)
     append_rows(cache, latent, rope, slots)
 
@@ -153,10 +209,12 @@ FORMS: dict[str, Callable[..., Bundle]] = {"dense": _dense, "latent": _latent, "
 
 def _register() -> None:
     implementations: dict[str, Callable[..., None]] = {
-        "merge_many": merge, "cache_append": _cache_append, "cache_gather": _cache_gather,
+        "merge_many": merge,
+        "cache_append": _cache_append,
+        "cache_gather": _cache_gather,
         "quantize": quantize_rows,
         **{form: _attention(form, bundled) for form, bundled in FORMS.items()},
-    }  # fmt: skip
+    }
     for name, function in implementations.items():
         taken = set(inspect.signature(function).parameters)
         written = taken.intersection(WRITTEN.get(name, RESULTS))

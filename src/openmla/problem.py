@@ -69,6 +69,11 @@ class Problem:
     total_q: int = 0
     total_k: int = 0
     """Rows of keys that exist: ragged keys, rows of a plain tensor, or capacity of the cache."""
+    self_attention: bool = False
+    """Queries and keys share their offsets: each request has as many keys as queries. Dense form
+    only."""
+    table_keys: int = 0
+    """Keys that a line of the block table can name; 0 where no table is known. Latent form only."""
     aligned_16: bool = True
     """Every pointer and every stride is a multiple of 16 bytes, as bulk copies demand."""
 
@@ -90,7 +95,7 @@ class Problem:
         for name in ("d_nope", "d_v"):
             if getattr(self, name) <= 0:
                 raise InvalidArgument(name, "a positive width", getattr(self, name))
-        for name in ("d_rope", "page_size", "topk", "batch", "total_q", "total_k"):
+        for name in ("d_rope", "page_size", "topk", "batch", "total_q", "total_k", "table_keys"):
             if getattr(self, name) < 0:
                 raise InvalidArgument(name, "a count of 0 or more", getattr(self, name))
         if self.form != "dense" and self.has_k_start:
@@ -107,9 +112,12 @@ class Problem:
         V and rope of the latent and sparse forms are columns of the row that K is.
         """
         if self.form != "dense":
+            object.__setattr__(self, "self_attention", False)
             object.__setattr__(self, "rope", "shared")
             object.__setattr__(self, "v_dtype", self.kv_dtype)
             object.__setattr__(self, "rope_dtype", self.kv_dtype)
+        if self.form != "latent":
+            object.__setattr__(self, "table_keys", 0)
         if not self.d_rope:
             object.__setattr__(self, "rope", "none")
             object.__setattr__(self, "rope_dtype", self.kv_dtype)
@@ -118,6 +126,11 @@ class Problem:
     def d_qk(self) -> int:
         """Width of a query: d_nope + d_rope."""
         return self.d_nope + self.d_rope
+
+    @property
+    def most_keys(self) -> int:
+        """Most keys that one request can have, by what is known without its length."""
+        return self.table_keys or self.total_k
 
     @property
     def out_dtype(self) -> str:

@@ -14,8 +14,14 @@ from openmla.aot.operands import index_operands_of, operands_of
 from openmla.indexer.problem import IndexProblem
 from openmla.problem import Problem
 
-KERNELS = ("hopper.dense", "hopper.latent", "blackwell.dense", "blackwell.sparse",
-           "cdna4.dense", "cdna4.sparse")  # fmt: skip
+KERNELS = (
+    "hopper.dense",
+    "hopper.latent",
+    "blackwell.dense",
+    "blackwell.sparse",
+    "cdna4.dense",
+    "cdna4.sparse",
+)
 JOBS = [import_module(f"openmla.kernels.{name}.jobs").JOBS for name in KERNELS]
 PROBLEMS = [
     pytest.param(problem, id=f"{name} {job}")
@@ -23,16 +29,34 @@ PROBLEMS = [
     for job, problem in listed.problems.items()
 ]
 SMALL = Problem(
-    form="dense", heads=2, d_nope=16, d_rope=8, d_v=16, total_q=6, total_k=9, batch=3,
-    has_k_start=True, has_sink=True, has_q_scale=True, has_k_scale=True, has_key_mask=True,
-)  # fmt: skip
+    form="dense",
+    heads=2,
+    d_nope=16,
+    d_rope=8,
+    d_v=16,
+    total_q=6,
+    total_k=9,
+    batch=3,
+    has_k_start=True,
+    has_sink=True,
+    has_q_scale=True,
+    has_k_scale=True,
+    has_key_mask=True,
+)
 STEPS = (
     IndexProblem(form="scores", heads=4, total_q=3, width=96),
     IndexProblem(form="scores", heads=4, total_q=3, width=128, page_size=64),
     IndexProblem(form="select", topk=8, total_q=3, width=96, add_starts=True, keeps=True),
-    IndexProblem(form="select", topk=8, total_q=3, width=128, page_size=64, wants_counts=True,
-                 wants_mask=True),
-)  # fmt: skip
+    IndexProblem(
+        form="select",
+        topk=8,
+        total_q=3,
+        width=128,
+        page_size=64,
+        wants_counts=True,
+        wants_mask=True,
+    ),
+)
 
 
 def posed(problem: Problem) -> Problem:
@@ -44,6 +68,8 @@ def posed(problem: Problem) -> Problem:
     if problem.form != "dense" and problem.page_size:
         pages = -(-problem.total_k // problem.page_size)
         problem = replace(problem, total_k=pages * problem.page_size)
+    if problem.form == "latent":
+        problem = replace(problem, table_keys=problem.total_k)
     return problem
 
 
@@ -66,15 +92,25 @@ def test_every_option_has_its_tensor(device: str) -> None:
 
 
 def test_a_whole_prompt_has_one_tensor_of_offsets() -> None:
-    whole, chunk = (operands_of(replace(SMALL, total_q=n))[0] for n in (9, 6))
+    whole = operands_of(replace(SMALL, total_q=9, self_attention=True))[0]
+    chunk = operands_of(SMALL)[0]
     assert whole.cu_seqlens_q is whole.cu_seqlens_k
     assert chunk.cu_seqlens_q.data_ptr() != chunk.cu_seqlens_k.data_ptr()
 
 
 @pytest.mark.parametrize("kv_dtype", ["bf16", "fp8_block32"])
 def test_pages_may_lie_apart(kv_dtype: str) -> None:
-    problem = Problem(form="latent", heads=2, d_nope=64, d_rope=64, d_v=64, page_size=16,
-                      total_q=2, total_k=32, kv_dtype=kv_dtype)  # fmt: skip
+    problem = Problem(
+        form="latent",
+        heads=2,
+        d_nope=64,
+        d_rope=64,
+        d_v=64,
+        page_size=16,
+        total_q=2,
+        total_k=32,
+        kv_dtype=kv_dtype,
+    )
     cache = operands_of(problem, page_gap=4)[0].cache
     assert (cache.page_size, cache.data.stride(0)) == (16, 20 * 128)
     assert cache.scales is None or cache.scales.stride(0) == 20 * 4

@@ -8,9 +8,7 @@ from openmla import LatentCache
 from openmla.formats import ELEMENT_BYTES, FORMATS, RowFormat, RowLayout
 
 WIDTHS = {name: format.widths or ((512, 64), (40, 8), (24, 0)) for name, format in FORMATS.items()}
-LAYOUTS = [
-    FORMATS[name].layout(*widths) for name, several in WIDTHS.items() for widths in several
-]  # fmt: skip
+LAYOUTS = [FORMATS[name].layout(*widths) for name, several in WIDTHS.items() for widths in several]
 NAMES = [f"{layout.format.name} {layout.latent}+{layout.rope}" for layout in LAYOUTS]
 
 

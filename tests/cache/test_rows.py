@@ -22,8 +22,12 @@ from openmla.problem import CACHE_FORMATS
 
 FP8_FORMATS = [name for name in CACHE_FORMATS if name != "bf16"]
 BLOCKS = {
-    "fp8_656": 128, "fp8_block32": 32, "fp8_block64": 64, "fp8_block128": 128, "fp8_584": 64,
-}  # fmt: skip
+    "fp8_656": 128,
+    "fp8_block32": 32,
+    "fp8_block64": 64,
+    "fp8_block128": 128,
+    "fp8_584": 64,
+}
 
 
 def allocate(format: str, pages: int = 3, page_size: int = 4) -> LatentCache:
@@ -100,9 +104,7 @@ def test_largest_element_of_a_block_comes_back_exactly_and_zeros_stay_zero(forma
 def test_a_block_of_denormals_gives_no_nan(amax: float):
     values = torch.zeros(1, 12)
     values[0, 3] = amax
-    cache = LatentCache.allocate(
-        num_pages=1, page_size=1, latent=8, rope=4, format="fp8_token"
-    )  # fmt: skip
+    cache = LatentCache.allocate(num_pages=1, page_size=1, latent=8, rope=4, format="fp8_token")
     write(cache, values, torch.tensor([0]))
     back = cache.gather(torch.tensor([0])).float()
     assert (back >= 0).all() and (back <= 2 * amax + 1e-40).all()
@@ -136,9 +138,16 @@ def test_wrapped_tensors_are_used_where_they_are():
 
 @pytest.mark.parametrize(
     ("format", "bytes_per_token"),
-    [("bf16", 1152), ("fp8_656", 656), ("fp8_block32", 648), ("fp8_block64", 612),
-     ("fp8_block128", 596), ("fp8_token", 580), ("fp8_584", 584)],
-)  # fmt: skip
+    [
+        ("bf16", 1152),
+        ("fp8_656", 656),
+        ("fp8_block32", 648),
+        ("fp8_block64", 612),
+        ("fp8_block128", 596),
+        ("fp8_token", 580),
+        ("fp8_584", 584),
+    ],
+)
 def test_bytes_per_token(format: str, bytes_per_token: int):
     assert allocate(format, pages=5, page_size=64).nbytes == 5 * 64 * bytes_per_token
 
@@ -182,9 +191,7 @@ def test_the_584_byte_row_has_the_layout_that_other_readers_expect():
 
 
 def test_every_exponent_is_its_power_of_two():
-    cache = LatentCache.allocate(
-        num_pages=1, page_size=256, latent=512, rope=0, format="fp8_584"
-    )  # fmt: skip
+    cache = LatentCache.allocate(num_pages=1, page_size=256, latent=512, rope=0, format="fp8_584")
     cache.data.view(torch.uint8)[..., :448] = 0x38  # 1.0
     assert cache.scales is not None
     cache.scales[0, :, :7] = torch.arange(256, dtype=torch.uint8)[:, None]

@@ -11,8 +11,8 @@ from typing import Any
 import typer
 
 from openmla.cli import check
-from openmla.testing.build import BuiltCase
-from openmla.testing.fuzz import run_fuzz
+from openmla.lab.testing.build import BuiltCase
+from openmla.lab.testing.fuzz import run_fuzz
 
 WRONG, ENDLESS = 601, 602
 

@@ -10,9 +10,9 @@ import torch
 import typer
 from typer.testing import CliRunner, Result
 
-from openmla.bench import dense, few, gpu_timing, sparse
-from openmla.bench.gpu_timing import GpuTiming
 from openmla.cli.bench import bench_command
+from openmla.lab.bench import dense, few, gpu_timing, sparse
+from openmla.lab.bench.gpu_timing import GpuTiming
 from openmla.planning import target
 
 app = typer.Typer()

@@ -17,9 +17,9 @@ import typer
 from typer.testing import CliRunner
 
 from openmla.cli import check
-from openmla.testing.checker import Result
-from openmla.testing.fuzz import Interrupted, run_fuzz
-from openmla.testing.simulate import fuzz as simulated
+from openmla.lab.testing.checker import Result
+from openmla.lab.testing.fuzz import Interrupted, run_fuzz
+from openmla.lab.testing.simulate import fuzz as simulated
 
 SCRIPT = Path(__file__).with_name("interrupted_run.py")
 PATIENCE = 180.0
@@ -53,17 +53,30 @@ def test_what_ran_is_shown_and_written(jobs: int, to_all: bool, tmp_path: Path) 
     """A terminal sends the signal to all processes, `kill` to one."""
     endless, failures, record = (tmp_path / name for name in ("endless", "failures", "report.json"))
     command = [
-        sys.executable, str(SCRIPT), "--cases", "50", "--seed", "601",
-        "--jobs", str(jobs), "--save-dir", str(failures), "--json", str(record),
-    ]  # fmt: skip
+        sys.executable,
+        str(SCRIPT),
+        "--cases",
+        "50",
+        "--seed",
+        "601",
+        "--jobs",
+        str(jobs),
+        "--save-dir",
+        str(failures),
+        "--json",
+        str(record),
+    ]
     found = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
     process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
         env={**os.environ, "OPENMLA_TEST_ENDLESS": str(endless), "PYTHONPATH": found},
         start_new_session=True,
         # A shell that runs tests in the background has them ignore it.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    )  # fmt: skip
+    )
     try:
         wait_for(lambda: endless.exists() and bool(endless.read_text()))
         wait_for(lambda: any(failures.glob("*.json")))
@@ -89,7 +102,7 @@ def test_a_run_from_python_still_ends_with_a_keyboard_interrupt(
             raise KeyboardInterrupt
         return Result("right")
 
-    monkeypatch.setattr("openmla.testing.checker.Checker.result", interrupts)
+    monkeypatch.setattr("openmla.lab.testing.checker.Checker.result", interrupts)
     with pytest.raises(KeyboardInterrupt) as caught:
         run_fuzz(cases=9, seed=0)
     assert isinstance(caught.value, Interrupted)
@@ -109,8 +122,8 @@ def test_a_simulated_run_likewise(
             raise KeyboardInterrupt
         return Result("right")
 
-    monkeypatch.setattr("openmla.testing.simulate.check_simulated", interrupts)
-    monkeypatch.setattr("openmla.testing.executed.check.check_executed", interrupts)
+    monkeypatch.setattr("openmla.lab.testing.simulate.check_simulated", interrupts)
+    monkeypatch.setattr("openmla.lab.testing.executed.check.check_executed", interrupts)
     record = tmp_path / "report.json"
     result = CliRunner().invoke(app, [option, "--target", "h200", "--json", str(record)])
     assert result.exit_code == 130 and "interrupted after 2 cases" in result.output, result.output

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from openmla.cli import bench, check, check_drawn, plan, validate
 from openmla.cli.compile import compile_command
-from openmla.testing.checker import Checker
+from openmla.lab.testing.checker import Checker
 
 # Command, its arguments, the option that takes a path, and the names that do the work.
 FILES: dict[str, tuple[Callable[..., None], list[str], str, list[str]]] = {
@@ -43,7 +43,7 @@ FILES: dict[str, tuple[Callable[..., None], list[str], str, list[str]]] = {
 }
 FOLDERS: dict[str, tuple[Callable[..., None], list[str], str, list[str]]] = {
     "check": (check.check_command, [], "save-dir", ["openmla.cli.check.run_fuzz"]),
-    "compile": (compile_command, [], "update", ["openmla.aot.table.compile_all"]),
+    "compile": (compile_command, [], "update", ["openmla.lab.compiling.table.compile_all"]),
 }
 
 
@@ -139,7 +139,7 @@ def test_the_report_is_written_when_cases_failed(
 def test_failures_of_the_indexer_are_in_the_report(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from openmla.testing.indexer_fuzz import IndexResult
+    from openmla.lab.testing.indexer_fuzz import IndexResult
 
     found = IndexResult("failed", "selection", ("row 3",))
     monkeypatch.setattr(check, "check_index_call", lambda *arguments: found)
@@ -156,13 +156,13 @@ def test_failures_of_the_indexer_are_in_the_report(
 def test_the_report_of_another_way_is_written_too(
     option: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from openmla.testing.checker import Result
+    from openmla.lab.testing.checker import Result
 
     monkeypatch.setattr(
-        "openmla.testing.simulate.check_simulated", lambda *arguments: Result("right")
+        "openmla.lab.testing.simulate.check_simulated", lambda *arguments: Result("right")
     )
     monkeypatch.setattr(
-        "openmla.testing.executed.check.check_executed", lambda *arguments: Result("right")
+        "openmla.lab.testing.executed.check.check_executed", lambda *arguments: Result("right")
     )
     app, record = typer.Typer(), tmp_path / "report.json"
     app.command()(check.check_command)

@@ -47,7 +47,8 @@ def test_the_form_of_a_layer_is_explained(options: str, form: str):
         ("--target b200", (3, 6), "with Triton 3.6 a call runs blackwell, 256 rows x 128 keys"),
         ("--target b200 --tokens 1024", (3, 6), ""),
         (
-            "--model deepseek-v3.2 --target b200", (3, 6),
+            "--model deepseek-v3.2 --target b200",
+            (3, 6),
             "here: with Triton 3.6 a call runs blackwell, 64 rows x 64 keys, 2 stages "
             "(blackwell: needs Triton 3.8 or later)",
         ),
@@ -55,7 +56,8 @@ def test_the_form_of_a_layer_is_explained(options: str, form: str):
         ("--target mi355x", (3, 6), "here: with Triton 3.6 a call runs portable, 128 rows"),
         ("--target mi355x", (3, 9), ""),
         (
-            "--target mi355x --backend cdna4", (3, 6),
+            "--target mi355x --backend cdna4",
+            (3, 6),
             "here: with Triton 3.6 nothing runs: cdna4: needs Triton 3.8 or later",
         ),
         ("--target b200 --dtype e4m3", (3, 9), "here: with Triton 3.9 a call runs portable"),
@@ -63,7 +65,7 @@ def test_the_form_of_a_layer_is_explained(options: str, form: str):
         ("--target h200", None, "here: no Triton is installed, so no GPU kernel runs"),
         ("--target cpu", None, ""),
     ],
-)  # fmt: skip
+)
 def test_what_the_installed_triton_runs_instead(
     options: str, version: tuple[int, int] | None, here: str, monkeypatch: pytest.MonkeyPatch
 ):

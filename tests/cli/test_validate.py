@@ -11,13 +11,13 @@ import typer
 from typer.testing import CliRunner
 
 from openmla.cli.validate import CHIPS, validate_command
+from openmla.lab.testing import simulate
+from openmla.lab.testing.build import build
+from openmla.lab.testing.checker import Result
+from openmla.lab.testing.simulate import new_results
+from openmla.lab.testing.validate import STEPS, validate
 from openmla.planning import NEWEST_TRITON, TARGETS
 from openmla.planning.registry import families_of
-from openmla.testing import simulate
-from openmla.testing.build import build
-from openmla.testing.checker import Result
-from openmla.testing.simulate import new_results
-from openmla.testing.validate import STEPS, validate
 
 app = typer.Typer()
 app.command()(validate_command)
@@ -29,7 +29,7 @@ def test_steps_run_in_the_simulator(
 ) -> None:
     path = tmp_path / "found.json"
     few = {step: STEPS[step][:2] for step in ("one tile", "FP8")}
-    for module in ("openmla.testing.validate", "openmla.cli.validate"):
+    for module in ("openmla.lab.testing.validate", "openmla.cli.validate"):
         monkeypatch.setattr(import_module(module), "STEPS", few)
     done = CliRunner().invoke(app, ["--simulate", "--target", target, "--json", str(path)])
     assert done.exit_code == 0, done.output

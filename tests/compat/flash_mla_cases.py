@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from openmla.compat.flash_mla import flash_mla_sparse_fwd
-from openmla.testing.values import FLOAT
+from openmla.lab.testing.values import FLOAT
 
 INT32 = torch.iinfo(torch.int32)
 OUT_LIMIT = 8e-3  # relative to the norm of a row of the result: bf16 rounds weights and output
@@ -102,9 +102,14 @@ def _draw(
 
 
 def _definition(
-    q: Tensor, kv: Tensor, indices: Tensor, lengths: Tensor | None, sink: Tensor | None,
-    scale: float, d_v: int,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    q: Tensor,
+    kv: Tensor,
+    indices: Tensor,
+    lengths: Tensor | None,
+    sink: Tensor | None,
+    scale: float,
+    d_v: int,
+) -> tuple[Tensor, Tensor, Tensor]:
     """(out, max_logits, lse), float64."""
     counts = (indices >= 0) & (indices < kv.shape[0])
     if lengths is not None:

@@ -29,9 +29,15 @@ def test_signature_is_flash_attention_3s():
     defaults = {n: p.default for n, p in parameters.items() if p.default is not p.empty}
     given = {n: d for n, d in defaults.items() if d is not None}
     assert given == {
-        "causal": False, "window_size": (-1, -1), "attention_chunk": 0, "softcap": 0.0,
-        "num_splits": 1, "deterministic": False, "sm_margin": 0, "return_attn_probs": False,
-    }  # fmt: skip
+        "causal": False,
+        "window_size": (-1, -1),
+        "attention_chunk": 0,
+        "softcap": 0.0,
+        "num_splits": 1,
+        "deterministic": False,
+        "sm_margin": 0,
+        "return_attn_probs": False,
+    }
 
 
 @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])

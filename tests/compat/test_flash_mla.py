@@ -24,9 +24,9 @@ def test_signature_is_flash_mlas_plus_out():
 def test_values_match_the_formula(heads: int, with_sink: bool):
     q = calls.numbers(4, heads, 12)
     kv = calls.numbers(9, 1, 12, seed=1)
-    indices = torch.tensor(
-        [[0, 3, 8], [4, -1, 4], [9, 100, 2], [7, 6, 5]], dtype=torch.int32
-    )[:, None]  # fmt: skip
+    indices = torch.tensor([[0, 3, 8], [4, -1, 4], [9, 100, 2], [7, 6, 5]], dtype=torch.int32)[
+        :, None
+    ]
     topk_length = torch.tensor([3, 3, 3, 1], dtype=torch.int32)
     sink = calls.numbers(heads, seed=2) if with_sink else None
     out, max_logits, lse = flash_mla_sparse_fwd(

@@ -25,10 +25,23 @@ BF16 = torch.bfloat16
 
 def test_signature_is_flash_mlas():
     expected = [
-        "q", "k_cache", "block_table", "cache_seqlens", "head_dim_v", "tile_scheduler_metadata",
-        "num_splits", "softmax_scale", "causal", "is_fp8_kvcache", "indices", "attn_sink",
-        "extra_k_cache", "extra_indices_in_kvcache", "topk_length", "extra_topk_length",
-    ]  # fmt: skip
+        "q",
+        "k_cache",
+        "block_table",
+        "cache_seqlens",
+        "head_dim_v",
+        "tile_scheduler_metadata",
+        "num_splits",
+        "softmax_scale",
+        "causal",
+        "is_fp8_kvcache",
+        "indices",
+        "attn_sink",
+        "extra_k_cache",
+        "extra_indices_in_kvcache",
+        "topk_length",
+        "extra_topk_length",
+    ]
     assert list(inspect.signature(flash_mla_with_kvcache).parameters) == expected
 
 
@@ -42,10 +55,13 @@ def dense(s_q: int, lengths: list[int], heads: int = 3) -> dict[str, Any]:
     k_cache = calls.numbers(7, PAGE, 1, 12, seed=1, dtype=BF16)
     k_cache[6] = torch.nan
     return {
-        "q": calls.numbers(2, s_q, heads, 12, dtype=BF16), "k_cache": k_cache, "block_table": table,
-        "cache_seqlens": torch.tensor(lengths, dtype=torch.int32), "head_dim_v": 8,
+        "q": calls.numbers(2, s_q, heads, 12, dtype=BF16),
+        "k_cache": k_cache,
+        "block_table": table,
+        "cache_seqlens": torch.tensor(lengths, dtype=torch.int32),
+        "head_dim_v": 8,
         "tile_scheduler_metadata": get_mla_metadata()[0],
-    }  # fmt: skip
+    }
 
 
 def keys_of(call: dict[str, Any], request: int) -> Tensor:
@@ -88,11 +104,16 @@ def sparse() -> dict[str, Any]:
         [[[0, 31, 5, -1], [7, 7, 40, 2]], [[3, 2, 1, 0], [9, -1, -1, -1]]], dtype=torch.int32
     )
     return {
-        "q": calls.numbers(2, 2, 3, 576, dtype=BF16), "k_cache": cache.data[:, :, None],
-        "block_table": None, "cache_seqlens": None, "head_dim_v": 512,
-        "tile_scheduler_metadata": None, "is_fp8_kvcache": True, "indices": indices,
+        "q": calls.numbers(2, 2, 3, 576, dtype=BF16),
+        "k_cache": cache.data[:, :, None],
+        "block_table": None,
+        "cache_seqlens": None,
+        "head_dim_v": 512,
+        "tile_scheduler_metadata": None,
+        "is_fp8_kvcache": True,
+        "indices": indices,
         "softmax_scale": 0.04,
-    }  # fmt: skip
+    }
 
 
 LISTS = [[0, 31, 5], [7, 7, 2], [3, 2, 1, 0], [9]]
@@ -136,9 +157,14 @@ def test_rows_of_584_bytes_and_a_second_cache(with_sink: bool, extra: bool):
     for row, listed in zip(indices.flatten(0, 1), lists, strict=True):
         row[: len(listed)] = torch.tensor(listed)
     call: dict[str, Any] = {
-        "q": calls.numbers(2, 2, 3, 512, dtype=BF16), "k_cache": k_cache, "indices": indices,
-        "block_table": None, "cache_seqlens": None, "head_dim_v": 512, "is_fp8_kvcache": True,
-    }  # fmt: skip
+        "q": calls.numbers(2, 2, 3, 512, dtype=BF16),
+        "k_cache": k_cache,
+        "indices": indices,
+        "block_table": None,
+        "cache_seqlens": None,
+        "head_dim_v": 512,
+        "is_fp8_kvcache": True,
+    }
     if extra:
         more, others = paged_v4(2, 3, seed=2)
         call |= {

@@ -212,8 +212,10 @@ def test_6_a_duplicate_counts_twice_and_a_negative_length_hides_all(backend: str
     lengths = torch.tensor([1, 2], dtype=torch.int32)
     once, twice = openmla.mla_prefill_sparse(
         **{**call, "q": call["q"][:1].expand(2, -1, -1)},
-        topk_lengths=lengths, return_lse=True, backend=backend,
-    )[1]  # fmt: skip
+        topk_lengths=lengths,
+        return_lse=True,
+        backend=backend,
+    )[1]
     formula.assert_close(twice, once.double() + math.log(2), bound=1e-6)
     lengths = torch.tensor([-3, 0], dtype=torch.int32)
     assert_empty(

@@ -24,9 +24,9 @@ from openmla import LatentCache
 from openmla.aot.operands import operands_of
 from openmla.compat.flash_attn import flash_attn_varlen_func
 from openmla.compat.flash_mla import flash_mla_sparse_fwd
+from openmla.lab.testing.cases import random_case
+from openmla.lab.testing.checker import Checker
 from openmla.problem import CACHE_FORMATS, Problem
-from openmla.testing.cases import random_case
-from openmla.testing.checker import Checker
 
 DEFAULTS: dict[str, tuple[torch.dtype, str | None]] = {
     "bf16": (torch.bfloat16, None),
@@ -139,8 +139,17 @@ def test_13_outputs_of_a_cached_launch(name: str, default: str, monkeypatch):
 @every_default
 def test_13_warm_up_compiles_for_the_types_of_a_call(default: str):
     """A lse of another dtype would compile another kernel than the one that serves."""
-    problem = Problem(form="dense", heads=2, d_nope=8, d_rope=4, d_v=8, total_q=3, total_k=3,
-                      wants_lse=True, has_sink=True)  # fmt: skip
+    problem = Problem(
+        form="dense",
+        heads=2,
+        d_nope=8,
+        d_rope=4,
+        d_v=8,
+        total_q=3,
+        total_k=3,
+        wants_lse=True,
+        has_sink=True,
+    )
     with defaults(default):
         operands, results = operands_of(problem, "cpu")
     for rows in (results.lse, operands.weights.sink):

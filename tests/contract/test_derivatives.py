@@ -72,8 +72,12 @@ def topk() -> Arguments:
 def append() -> Arguments:
     cache = LatentCache.allocate(num_pages=2, page_size=3, latent=8, rope=4)
     slots = torch.tensor([0, 4])
-    return {"self": cache, "latent": torch.ones(2, 8), "rope": torch.ones(2, 4),
-            "slot_mapping": slots}  # fmt: skip
+    return {
+        "self": cache,
+        "latent": torch.ones(2, 8),
+        "rope": torch.ones(2, 4),
+        "slot_mapping": slots,
+    }
 
 
 def append_keys() -> Arguments:
@@ -95,19 +99,22 @@ CALLS: dict[str, tuple[Callable[..., Any], Callable[[], Arguments], tuple[str, .
     "merge_states": (openmla.merge_states, calls.merge, ("out_a", "lse_a", "out_b", "lse_b")),
     "merge_many": (openmla.merge_many, calls.merge_many, ("outs", "lses")),
     "quantize": (
-        openmla.quantize, lambda: {"x": torch.ones(2, 3, 4), "rope": torch.ones(2, 4)},
+        openmla.quantize,
+        lambda: {"x": torch.ones(2, 3, 4), "rope": torch.ones(2, 4)},
         ("x", "rope"),
     ),
     "indexer_scores": (openmla.indexer_scores, scores, ("weights", "keys[1]", "out")),
     "index_topk": (openmla.index_topk, topk, ("weights",)),
     "select_topk": (
-        openmla.select_topk, lambda: {"scores": torch.ones(3, 8), "topk": 2}, ("scores",)
+        openmla.select_topk,
+        lambda: {"scores": torch.ones(3, 8), "topk": 2},
+        ("scores",),
     ),
     "LatentCache.append": (method(LatentCache.append), append, ("latent", "rope")),
     "IndexCache.append": (method(IndexCache.append), append_keys, ("k",)),
     "flash_mla_sparse_fwd": (flash_mla_sparse_fwd, calls.flash_mla, ("q", "kv")),
     "flash_attn_varlen_func": (flash_attn_varlen_func, calls.flash_attn, ("q", "k", "v")),
-}  # fmt: skip
+}
 CASES = [(call, name) for call, (_, _, names) in CALLS.items() for name in names]
 every_tensor = pytest.mark.parametrize(("call", "name"), CASES)
 

@@ -31,9 +31,15 @@ def dense(v: Tensor, **options: object) -> Tensor:
     q = torch.randn(3, heads, 4).to(v.dtype)
     k = torch.randn(k_len, heads, 4).to(v.dtype)
     return openmla.mla_prefill(
-        q, k, None, v, cu_seqlens_q=formula.cu_seqlens([3]), causal=False,
-        cu_seqlens_k=formula.cu_seqlens([k_len]), **options,
-    )  # fmt: skip
+        q,
+        k,
+        None,
+        v,
+        cu_seqlens_q=formula.cu_seqlens([3]),
+        causal=False,
+        cu_seqlens_k=formula.cu_seqlens([k_len]),
+        **options,
+    )
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -79,10 +85,13 @@ def test_latent(format: str):
     rows = large(576, 6, dtype=torch.bfloat16)
     cache.append(rows, torch.randn(576, 2), torch.arange(576))
     out = openmla.mla_prefill_latent(
-        torch.zeros(2, 3, 8, dtype=torch.bfloat16), cache,
-        torch.arange(9, dtype=torch.int32)[None], torch.tensor([570], dtype=torch.int32),
-        cu_seqlens_q=formula.cu_seqlens([2]), scale=1.0,
-    )  # fmt: skip
+        torch.zeros(2, 3, 8, dtype=torch.bfloat16),
+        cache,
+        torch.arange(9, dtype=torch.int32)[None],
+        torch.tensor([570], dtype=torch.int32),
+        cu_seqlens_q=formula.cu_seqlens([2]),
+        scale=1.0,
+    )
     assert_all_are(out, rows[0])
 
 
@@ -91,9 +100,12 @@ def test_latent(format: str):
 def test_sparse(dtype: torch.dtype, topk: int):
     rows = large(7, 6, dtype=dtype)
     out = openmla.mla_prefill_sparse(
-        torch.zeros(2, 3, 6, dtype=dtype), rows,
-        torch.randint(0, 7, (2, topk), dtype=torch.int32), scale=1.0, d_v=6,
-    )  # fmt: skip
+        torch.zeros(2, 3, 6, dtype=dtype),
+        rows,
+        torch.randint(0, 7, (2, topk), dtype=torch.int32),
+        scale=1.0,
+        d_v=6,
+    )
     assert_all_are(out, rows[0])
 
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from openmla.testing.fuzz import load, replay
-from openmla.testing.isolate import run_guarded
+from openmla.lab.testing.fuzz import load, replay
+from openmla.lab.testing.isolate import run_guarded
 
 CORPUS = sorted((Path(__file__).parents[1] / "corpus").glob("*.json"))
 

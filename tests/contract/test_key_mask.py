@@ -139,8 +139,14 @@ def test_only_dense_problems_have_a_mask() -> None:
 )
 def test_families_without_a_mask_refuse_it(target: str, backend: str) -> None:
     problem = Problem(
-        form="dense", heads=16, d_nope=128, d_rope=64, d_v=128, total_q=64, total_k=64,
+        form="dense",
+        heads=16,
+        d_nope=128,
+        d_rope=64,
+        d_v=128,
+        total_q=64,
+        total_k=64,
         has_key_mask=True,
-    )  # fmt: skip
+    )
     with pytest.raises(Unsupported, match="has_key_mask True: not served"):
         openmla.plan(problem, target, backend)

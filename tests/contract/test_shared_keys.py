@@ -12,9 +12,9 @@ import formula
 import openmla
 from kernels.shared_keys import with_shared_keys
 from openmla import InvalidArgument, Problem, Unsupported, plan
-from openmla.testing.build import build
-from openmla.testing.compare import judge
-from openmla.testing.draw import random_case
+from openmla.lab.testing.build import build
+from openmla.lab.testing.compare import judge
+from openmla.lab.testing.draw import random_case
 
 GPUS_WITHOUT = {"b200": "blackwell", "mi355x": "cdna4"}
 

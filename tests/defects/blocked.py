@@ -15,10 +15,10 @@ from torch import Tensor
 
 from openmla.cache import LatentCache
 from openmla.checks import out_dtype
+from openmla.lab.testing.build import BuiltCase, Outcome
+from openmla.lab.testing.values import FLOAT
 from openmla.operands import DenseOperands, LatentOperands, SparseOperands
 from openmla.sequences import Span, page_rows, paged_spans, ragged_spans
-from openmla.testing.build import BuiltCase, Outcome
-from openmla.testing.values import FLOAT
 
 
 @dataclass(eq=False)

@@ -17,9 +17,9 @@ from dataclasses import dataclass, replace
 from defects import keys, output, scores, softmax
 from defects.blocked import Blocked
 from defects.showcases import REGISTER, SEEDS, SHOWCASES, Defect
-from openmla.testing.build import build
-from openmla.testing.case import Case
-from openmla.testing.compare import Verdict, judge
+from openmla.lab.testing.build import build
+from openmla.lab.testing.case import Case
+from openmla.lab.testing.compare import Verdict, judge
 
 __all__ = ["Defect", "DefectVerdict", "catalog", "judge_all", "judge_correct", "judge_defect"]
 

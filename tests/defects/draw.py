@@ -5,17 +5,19 @@
 Defects are drawn evenly by class and by operator; a seed draws the same ones on every machine. Each
 becomes a copy of the package with one change, on which the tests run that `make test` runs for the
 kernel. The command ends with 0 when every mutant was judged, whatever was found, and with 2 on
-errors: above all when the tests fail on a kernel that nobody changed.
+errors: above all when the tests fail on a kernel that nobody changed. A run that is cut off loses
+no verdict: a defect that lives is shown at once, and --json is written again after each verdict.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import platform
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
 from importlib import metadata
@@ -72,10 +74,22 @@ def described(edit: Edit) -> str:
     return f"{head}\n    - {edit.statement}\n    + {edit.becomes}"
 
 
+def nobody(judged: Judged) -> None:
+    """Nobody keeps the verdicts of a campaign while it runs."""
+
+
 def campaign(
-    kernel: Kernel, edits: Sequence[Edit], repository: Repository, limits: Limits, jobs: int
+    kernel: Kernel,
+    edits: Sequence[Edit],
+    repository: Repository,
+    limits: Limits,
+    jobs: int,
+    keep: Callable[[Judged], None] = nobody,
 ) -> list[Judged]:
-    """Judge drawn defects of a kernel, in the order in which they were drawn."""
+    """Judge drawn defects of a kernel; the results are in the order of drawing.
+
+    `keep` gets each verdict as soon as it is there, before the others of a run that is cut off.
+    """
     clean = control(repository, kernel, limits)
     tests, limits = quick_first(kernel, clean), limits_after(clean, limits)
     print(
@@ -99,8 +113,11 @@ def campaign(
     try:
         waiting = {pool.submit(judged, edit): i for i, edit in enumerate(edits)}
         for done in as_completed(waiting):
-            found[waiting[done]] = done.result()
-            print(f"{len(found)} of {len(edits)}  {done.result()}", flush=True)
+            result = found[waiting[done]] = done.result()
+            keep(result)
+            print(f"{len(found)} of {len(edits)}  {result}", flush=True)
+            if result.verdict in (LIVES, ERROR):
+                print(described(result.edit), flush=True)
     finally:  # an interrupt too leaves nothing behind
         pool.shutdown(wait=False, cancel_futures=True)
         end_all()
@@ -153,7 +170,7 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--jobs", type=int, default=1, help="mutants at a time")
     parser.add_argument("--timeout", type=float, default=Limits.seconds, help="seconds")
     parser.add_argument("--memory", type=float, default=Limits.gib, help="GiB of a process, 0: any")
-    parser.add_argument("--json", type=Path, help="where to write every verdict")
+    parser.add_argument("--json", type=Path, help="file that has every verdict so far")
     parser.add_argument("--list", action="store_true", help="only say what would be drawn")
     return parser.parse_args(arguments)
 
@@ -166,6 +183,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     limits = Limits(options.timeout, options.memory)
     results: list[Judged] = []
     errors: list[str] = []
+
+    def keep(*judged: Judged) -> None:
+        results.extend(judged)
+        if options.json:
+            write(options, results, errors)
+
     for kernel in kernels:
         edits = draw(kernel, repository.source, options.count, options.seed, options.group)
         if options.list:
@@ -174,13 +197,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not edits:
             print(f"{kernel.name}: nothing to draw")
             continue
+        before = len(results)
         try:
-            results += campaign(kernel, edits, repository, limits, options.jobs)
+            ordered = campaign(kernel, edits, repository, limits, options.jobs, keep)
+            results[before:] = ordered
         except CampaignError as error:
             errors.append(str(error))
             print(f"error: {error}", file=sys.stderr, flush=True)
-        if options.json:
-            write(options, results, errors)
+        keep()
     if not options.list:
         print(f"\n{table(results)}\n")
         for result in results:
@@ -194,11 +218,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def write(options: argparse.Namespace, results: Sequence[Judged], errors: Sequence[str]) -> None:
     """Keep every verdict in a file."""
     whole = {
-        "seed": options.seed, "count": options.count, "class": options.group,
-        "versions": versions(), "errors": list(errors),
+        "seed": options.seed,
+        "count": options.count,
+        "class": options.group,
+        "versions": versions(),
+        "errors": list(errors),
         "mutants": [result.record() for result in results],
-    }  # fmt: skip
-    options.json.write_text(json.dumps(whole, indent=1, ensure_ascii=False) + "\n")
+    }
+    # Whoever reads while it is written, or after a crash, sees one state or the next.
+    unfinished = options.json.with_name(options.json.name + ".part")
+    unfinished.write_text(json.dumps(whole, indent=1, ensure_ascii=False) + "\n")
+    os.replace(unfinished, options.json)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Changes of kernels that cannot matter, and why not: survivors that nobody needs to look at again.
 
-Each is anchored to a file, a function and the text of a statement, so that it does not move when
-lines do. An example:
+Each is anchored to a file, a function and the text of a statement, or of the part of it that
+matters, so that it does not move when lines do. An example:
 
     Harmless(
         "kernels/hopper/dense/producer.py", "produce", "thread_barrier()", "pass",
@@ -27,25 +27,28 @@ class Harmless:
     function: str
     """Its dotted name; "(module)" outside of functions."""
     statement: str
-    """In one line; of a statement with a body, what stands before the body."""
+    """In one line, all of it or a part that it has once; of a statement with a body, what stands
+    before the body."""
     becomes: str
     reason: str
     place: int = 1
-    """Which of the function's statements with this text it is."""
+    """Which of the function's statements with the text of the whole statement it is."""
 
     def covers(self, edit: Edit) -> bool:
         """Whether an edit is this change."""
-        return (self.file, self.function, self.statement, self.becomes, self.place) == (
-            edit.file, edit.function, edit.statement, edit.becomes, edit.place,
-        )  # fmt: skip
+        here = (self.file, self.function, self.place) == (edit.file, edit.function, edit.place)
+        once = edit.statement.count(self.statement) == 1
+        return (
+            here and once and edit.statement.replace(self.statement, self.becomes) == edit.becomes
+        )
 
 
 HARMLESS: tuple[Harmless, ...] = (
     Harmless(
         "kernels/blackwell/dense/multiply.py",
         "score",
-        "mbarrier.wait(q_wide.index(half), 0, pred=j == first)",
-        "mbarrier.wait(q_wide.index(half), 0, pred=True)",
+        "mbarrier.wait(bars.q_wide.index(half), 0, pred=j == first)",
+        "mbarrier.wait(bars.q_wide.index(half), 0, pred=True)",
         "Its phase has completed by then and the barrier does not turn again: the wait passes.",
     ),
     Harmless(
@@ -64,16 +67,16 @@ HARMLESS: tuple[Harmless, ...] = (
     ),
     Harmless(
         "kernels/blackwell/dense/softmax.py",
-        "start",
-        "row_scale = gl.load(q_scale_ptr + (token + row), mask=row < rows, other=0.0)",
-        "row_scale = gl.load(q_scale_ptr + (token + row), mask=row < rows, other=(0.0) + 1)",
+        "scales_of_rows",
+        "return gl.load(q_scale_ptr + (work.token + row), mask=row < work.rows, other=0.0)",
+        "return gl.load(q_scale_ptr + (work.token + row), mask=row < work.rows, other=(0.0) + 1)",
         "Rows past the last query are not stored.",
     ),
     Harmless(
         "kernels/blackwell/dense/softmax.py",
         "start",
-        "VECTOR: gl.constexpr = gl.SliceLayout(1, row_registers(gl.float32, TMEM[4] // 2, TMEM[6]))",
-        "VECTOR: gl.constexpr = gl.SliceLayout(1, row_registers(gl.float32, (-(-(TMEM[4]) // (2))), TMEM[6]))",
+        "VECTOR: gl.constexpr = gl.SliceLayout(1, row_registers(gl.float32, TMEM.keys // 2, TMEM.ctas))",
+        "VECTOR: gl.constexpr = gl.SliceLayout(1, row_registers(gl.float32, (((TMEM.keys) + (2) - 1) // (2)), TMEM.ctas))",
         "The number of columns is even.",
     ),
     Harmless(
@@ -86,8 +89,8 @@ HARMLESS: tuple[Harmless, ...] = (
     Harmless(
         "kernels/hopper/few/values.py",
         "multiply",
-        "mbarrier.wait(done, 0)",
-        "mbarrier.wait(done, 0) mbarrier.wait(done, 0)",
+        "mbarrier.wait(bars.done, 0)",
+        "mbarrier.wait(bars.done, 0) mbarrier.wait(bars.done, 0)",
         "The phase that is waited for again has completed.",
     ),
     Harmless(
@@ -121,8 +124,8 @@ HARMLESS: tuple[Harmless, ...] = (
     Harmless(
         "kernels/hopper/few/launch.py",
         "few_calls",
-        'launches = ( (scores_kernel, few.score_programs, {"num_warps": SCORE_WARPS}), (weights_kernel, few.weight_programs, {"num_warps": 4, "launch_pdl": few.overlap}), (values_kernel, few.value_programs, {"num_warps": 4, "launch_pdl": few.overlap}), )',
-        'launches = ( (scores_kernel, few.score_programs, {"num_warps": SCORE_WARPS}), (weights_kernel, few.weight_programs, { "launch_pdl": few.overlap}), (values_kernel, few.value_programs, {"num_warps": 4, "launch_pdl": few.overlap}), )',
+        'few.weight_programs, {"num_warps": 4, "launch_pdl"',
+        'few.weight_programs, { "launch_pdl"',
         "Four warps are what a launch has unless it says otherwise.",
     ),
     Harmless(
@@ -135,8 +138,8 @@ HARMLESS: tuple[Harmless, ...] = (
     Harmless(
         "kernels/hopper/indexer/scores.py",
         "scores_kernel",
-        "STAGES: gl.constexpr = CFG[2] * CFG[1] // ROWS",
-        "STAGES: gl.constexpr = (-(-(CFG[2] * CFG[1]) // (ROWS)))",
+        "STAGES: gl.constexpr = CFG.key_stages * CFG.block_keys // ROWS",
+        "STAGES: gl.constexpr = (((CFG.key_stages * CFG.block_keys) + (ROWS) - 1) // (ROWS))",
         "The division has no remainder.",
     ),
     Harmless(
@@ -149,8 +152,8 @@ HARMLESS: tuple[Harmless, ...] = (
     Harmless(
         "kernels/gluon/indexer_work.py",
         "window_of",
-        "own = gl.load(sequences_ptr + query, mask=live, other=-1) == line",
-        "own = gl.load(sequences_ptr + query, mask=live, other=(-1) + 1) == line",
+        "own = gl.load(windows.sequences_ptr + query, mask=live, other=-1) == line",
+        "own = gl.load(windows.sequences_ptr + query, mask=live, other=(-1) + 1) == line",
         "A query past the last has an empty window whatever sequence it is of.",
     ),
     Harmless(
@@ -170,8 +173,8 @@ HARMLESS: tuple[Harmless, ...] = (
     Harmless(
         "kernels/hopper/indexer/launch.py",
         "_scores",
-        'arguments = { **scores_arguments(op, out, config.box_rows, config.chunk), "CFG": (config.consumers, config.BN, config.stages, config.query_stages, config.chunk), "REGISTERS": (config.registers.consumer, config.registers.producer), "num_warps": 4, }',
-        'arguments = { **scores_arguments(op, out, config.box_rows, config.chunk), "CFG": (config.consumers, config.BN, config.stages, config.query_stages, config.chunk), "REGISTERS": (config.registers.consumer, config.registers.producer), }',
+        '"num_warps": 4, }',
+        "}",
         "Four warps are what a launch has unless it says otherwise.",
     ),
     Harmless(
@@ -184,16 +187,212 @@ HARMLESS: tuple[Harmless, ...] = (
     Harmless(
         "kernels/hopper/sparse_fp8/launch.py",
         "constexprs",
-        'return { "ST": config.num_kv_stages, "DIMS": (config.latent, config.rope), "REGISTERS": (registers.consumer, registers.scores, registers.producer), "LAYOUTS": (*rows, tile_layout(64)), "num_warps": 4, }',
-        'return { "ST": config.num_kv_stages, "DIMS": (config.latent, config.rope), "REGISTERS": (registers.consumer, registers.scores, registers.producer), "LAYOUTS": (*rows, tile_layout(64)), }',
+        '"num_warps": 4, }',
+        "}",
         "Four warps are what a launch has unless it says otherwise.",
     ),
     Harmless(
         "kernels/hopper/sparse_fp8/launch.py",
         "calls",
-        "programs = min(rows // WGMMA_ROWS + batch + 1, config.sm_count)",
-        "programs = min((-(-(rows) // (WGMMA_ROWS))) + batch + 1, config.sm_count)",
+        "programs = min(total // WGMMA_ROWS + batch + 1, config.sm_count)",
+        "programs = min((-(-(total) // (WGMMA_ROWS))) + batch + 1, config.sm_count)",
         "A program more finds no work item and ends.",
+    ),
+    Harmless(
+        "kernels/hopper/dense/scheduler.py",
+        "scheduler",
+        "mbarrier.wait(bars.t_empty.index(slot), ((turn >> 1) & 1) ^ 1)",
+        "mbarrier.wait(bars.t_empty.index(slot), ((turn >> 1) & 1) ^ 1) mbarrier.wait(bars.t_empty.index(slot), ((turn >> 1) & 1) ^ 1)",
+        "Nobody arrives there before the next work item is announced: the phase has completed.",
+    ),
+    Harmless(
+        "kernels/hopper/dense/launch.py",
+        "fixed_of",
+        "config.d_rope > 0",
+        "config.d_rope >= 0",
+        "Without columns of rope nothing is read from pages, whatever their size is.",
+    ),
+    Harmless(
+        "kernels/hopper/dense/producer.py",
+        "load_keys",
+        "tiles.rope.dtype.primitive_bitwidth // 8",
+        "(((tiles.rope.dtype.primitive_bitwidth) + (8) - 1) // (8))",
+        "Types of rope have 8 or 16 bits.",
+    ),
+    Harmless(
+        "kernels/hopper/dense_fp8/correction.py",
+        "per_word",
+        "assert_trivial=True",
+        "assert_trivial=False",
+        "It asks the compiler for a check, and changes no value.",
+    ),
+    Harmless(
+        "kernels/hopper/dense_fp8/launch.py",
+        "_upcast",
+        '"num_warps": 4, }',
+        "}",
+        "Four warps are what a launch has unless it says otherwise.",
+    ),
+    Harmless(
+        "kernels/hopper/latent/kernel.py",
+        "left_step",
+        "O_next = warpgroup_mma(A, k_left.index(z + b), O, is_async=True)",
+        "O_next = warpgroup_mma(A, k_left.index(z + b), O, is_async=False)",
+        "The product is waited for where it is issued, one statement before its own wait.",
+    ),
+    Harmless(
+        "kernels/hopper/latent/launch.py",
+        "_merge",
+        "config.latent // columns), shared",
+        "(-(-(config.latent) // (columns)))), shared",
+        "The division has no remainder.",
+    ),
+    Harmless(
+        "kernels/hopper/latent/launch.py",
+        "constexprs",
+        '"num_warps": 4, }',
+        "}",
+        "Four warps are what a launch has unless it says otherwise.",
+    ),
+    Harmless(
+        "kernels/gluon/dequantize/kernels.py",
+        "claim_kernel",
+        "let_next_begin()",
+        "pass",
+        "The next launch begins when this one has ended: later, with the same results.",
+    ),
+    Harmless(
+        "kernels/gluon/dequantize/kernels.py",
+        "claim_kernel",
+        "let_next_begin()",
+        "let_next_begin() let_next_begin()",
+        "The next launch has been let begin already.",
+    ),
+    Harmless(
+        "kernels/gluon/dequantize/kernels.py",
+        "dequantize_kernel",
+        "let_next_begin()",
+        "pass",
+        "The next launch begins when this one has ended: later, with the same results.",
+    ),
+    Harmless(
+        "kernels/gluon/dequantize/kernels.py",
+        "dequantize_kernel",
+        "let_next_begin()",
+        "let_next_begin() let_next_begin()",
+        "The next launch has been let begin already.",
+    ),
+    Harmless(
+        "kernels/gluon/dequantize/kernels.py",
+        "place_kernel",
+        "wait_for_kernel_before()",
+        "wait_for_kernel_before() wait_for_kernel_before()",
+        "The launch before has ended: the second wait passes.",
+    ),
+    Harmless(
+        "kernels/gluon/dequantize/kernels.py",
+        "dequantize_kernel",
+        "wait_for_kernel_before()",
+        "wait_for_kernel_before() wait_for_kernel_before()",
+        "The launch before has ended: the second wait passes.",
+    ),
+    Harmless(
+        "kernels/gluon/dequantize/rows.py",
+        "dequantized",
+        "is_pure=True",
+        "is_pure=False",
+        "The text reads and writes registers alone; the compiler may move it less.",
+    ),
+    Harmless(
+        "kernels/gluon/dequantize/launch.py",
+        "rows_of",
+        "data.shape[0] > 1 and",
+        "data.shape[0] >= 1 and",
+        "The rows of a single page are found by its number 0 as well as without it.",
+    ),
+    Harmless(
+        "kernels/gluon/dequantize/launch.py",
+        "_named",
+        'placing |= {"launch_pdl": True}',
+        'placing |= {"launch_pdl": False}',
+        "The launches begin when the ones before have ended, and find nothing to wait for.",
+    ),
+    Harmless(
+        "kernels/portable/indexer/scores.py",
+        "key_tile",
+        "at = key.to(tl.int64)",
+        "at = key",
+        "The offset of a scale is the key itself, a number of 32 bits.",
+    ),
+    Harmless(
+        "kernels/portable/indexer/launch.py",
+        "_select",
+        '"pages": 0 if table is None',
+        '"pages": 1 if table is None',
+        "Without a table the kernel does not look at how long it is.",
+    ),
+    Harmless(
+        "kernels/portable/indexer/launch.py",
+        "_scores",
+        '"num_warps": config.num_warps, ',
+        "",
+        "The number of warps is a matter of speed.",
+    ),
+    Harmless(
+        "kernels/blackwell/sparse/load.py",
+        "load_q",
+        "SPLIT.smem // GATHERED",
+        "(((SPLIT.smem) + (GATHERED) - 1) // (GATHERED))",
+        "The division has no remainder.",
+    ),
+    Harmless(
+        "kernels/gluon/compat.py",
+        "_tmem_reg_layout",
+        'getattr(layout, "two_ctas", False)',
+        'getattr(layout, "two_ctas", True)',
+        "The layouts of tensor memory have this field in every Triton from 3.6 to 3.9.",
+    ),
+    Harmless(
+        "kernels/blackwell/sparse/launch.py",
+        "rows_of",
+        "data.stride(1) // stride",
+        "(-(-(data.stride(1)) // (stride)))",
+        "The stride of a descriptor row divides that of a row.",
+    ),
+    Harmless(
+        "kernels/blackwell/sparse/launch.py",
+        "constexprs_of",
+        '"num_warps": 4, }',
+        "}",
+        "Four warps are what a launch has unless it says otherwise.",
+    ),
+    Harmless(
+        "kernels/hopper/dense/plan.py",
+        "deepest_ring",
+        "deeper.smem_used <= SMEM_PER_BLOCK",
+        "deeper.smem_used < SMEM_PER_BLOCK",
+        "No widths, tiles and stages take shared memory to its last byte.",
+    ),
+    Harmless(
+        "kernels/hopper/chip.py",
+        "accumulator_registers",
+        "ceildiv(WGMMA_M * columns, WARPGROUP)",
+        "((WGMMA_M * columns) // (WARPGROUP))",
+        "Tiles have an even number of columns.",
+    ),
+    Harmless(
+        "kernels/hopper/sparse_fp8/plan.py",
+        "(module)",
+        "7 * accumulator_registers(16) // 2",
+        "(-(-(7 * accumulator_registers(16)) // (2)))",
+        "The division has no remainder.",
+    ),
+    Harmless(
+        "kernels/hopper/sparse_fp8/plan.py",
+        "HopperSparseFp8Config",
+        "scaled: bool = False",
+        "scaled: bool = True",
+        "The planner says of every plan whether rows have scales.",
     ),
 )
 

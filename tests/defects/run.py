@@ -14,7 +14,7 @@ if __name__ == "__main__":
 
 from defects.catalog import catalog, judge_correct, judge_defect
 from defects.showcases import Defect
-from openmla.testing.fuzz import one_thread
+from openmla.lab.testing.fuzz import one_thread
 
 REQUIRED_SHARE = 0.95
 

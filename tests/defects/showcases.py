@@ -10,19 +10,37 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from defects.blocked import Blocked
-from openmla.testing.case import Case
+from openmla.lab.testing.case import Case
 
 SEEDS = (1, 2, 3)
 _DENSE = Case("dense", 4, 32, 16, 32, q_lens=(20, 9, 35), k_lens=(40, 9, 70))
 _LONG = Case("dense", 2, 16, 8, 16, q_lens=(6,), k_lens=(700,))
 _LATENT = Case(
-    "latent", 5, 64, 16, 64, q_lens=(17, 5), k_lens=(50, 33), kv="bf16", page_size=8, spare=1,
+    "latent",
+    5,
+    64,
+    16,
+    64,
+    q_lens=(17, 5),
+    k_lens=(50, 33),
+    kv="bf16",
+    page_size=8,
+    spare=1,
     scale=0.1,
-)  # fmt: skip
+)
 _SPARSE = Case(
-    "sparse", 4, 32, 8, 32, q_lens=(12,), k_lens=(90,), topk=70, topk_lengths="ragged", spare=2,
+    "sparse",
+    4,
+    32,
+    8,
+    32,
+    q_lens=(12,),
+    k_lens=(90,),
+    topk=70,
+    topk_lengths="ragged",
+    spare=2,
     scale=0.15,
-)  # fmt: skip
+)
 SHOWCASES = {
     "dense": _DENSE,
     "full": replace(_DENSE, causal=False),

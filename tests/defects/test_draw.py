@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import ast
+import json
 import random
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from defects import draw as command
 from defects.drawing.candidates import CLASSES, candidates, different, draw, of_file
-from defects.drawing.judge import CampaignError, Limits, Repository, control
+from defects.drawing.expressions import rounding
+from defects.drawing.judge import CampaignError, Limits, Repository, Verdict, control
 from defects.drawing.kernels import KERNELS, ROOT, Kernel, Suite
 from defects.drawing.selection import counts, wanted
 from defects.drawing.source import Edit, Source
@@ -19,7 +22,10 @@ from defects.harmless import HARMLESS, Harmless, reason
 
 PACKAGE = ROOT / "src" / "openmla"
 LEAST = 30
-FEWER = {("cdna4.indexer", "synchronization"), ("gluon.dequantize", "synchronization")}
+FEWER = {
+    ("cdna4.sparse", "synchronization"),
+    ("gluon.dequantize", "synchronization"),
+}
 """Kernels that order little: one copy waits for another, or one launch for the one before."""
 OF_EACH = 6
 """Changes of each operator that are made."""
@@ -117,13 +123,40 @@ def test_what_a_kernel_does_not_use_is_not_drawn() -> None:
     assert "barriers" in drawn and "barrier_pair" not in drawn
 
 
+def test_a_function_of_the_same_name_is_another() -> None:
+    """The sparse kernel of Blackwell has a `dequantize` of its own."""
+    drawn = {
+        edit.file
+        for edits in candidates(KERNELS["blackwell.sparse"], PACKAGE).values()
+        for edit in edits
+        if edit.function == "dequantize"
+    }
+    assert drawn == {"kernels/blackwell/sparse/rows_fp8.py"}
+
+
+def test_quotients_of_kernels_are_rounded_up_as_triton_divides() -> None:
+    """Toward zero: -(-a // b) would be the same program."""
+    text = "def host(a):\n    return a // 4\n\n\n@gluon.jit\ndef kernel(a):\n    return a // 4\n"
+    source = Source("x.py", text.encode())
+    made = [
+        edit.becomes
+        for device in (False, True)
+        for node in source.of(ast.BinOp, device=device)
+        for edit in rounding(source, node, "host")
+    ]
+    assert made == ["return (-(-(a) // (4)))", "return (((a) + (4) - 1) // (4))"]
+
+
 def test_a_seed_draws_the_same_again() -> None:
     kernel = KERNELS["hopper.few"]
     first = draw(kernel, PACKAGE, 9, 5)
     assert first == draw(kernel, PACKAGE, 9, 5) != draw(kernel, PACKAGE, 9, 6)
     assert Counter(edit.group for edit in first) == {
-        "synchronization": 3, "arithmetic": 2, "addresses": 2, "host": 2,
-    }  # fmt: skip
+        "synchronization": 3,
+        "arithmetic": 2,
+        "addresses": 2,
+        "host": 2,
+    }
     assert {edit.group for edit in draw(kernel, PACKAGE, 4, 5, "addresses")} == {"addresses"}
 
 
@@ -163,15 +196,56 @@ def change_of(repository: Repository, becomes: str) -> Edit:
     return next(e for e in of_file(repository.source, "sums.py") if e.becomes == becomes)
 
 
+def test_a_part_of_a_statement_tells_a_harmless_change(toy: Repository) -> None:
+    edit = change_of(toy, "result = result - number")
+
+    def part(statement: str, becomes: str) -> Harmless:
+        return Harmless("sums.py", "total", statement, becomes, "Nobody looks.")
+
+    assert reason(edit, (part("result + number", "result - number"),)) == "Nobody looks."
+    assert reason(edit, (part("result + number", "number"),)) == ""
+    assert reason(edit, (part("result", "result"),)) == ""
+
+
 def test_found_and_alive(toy: Repository, capsys: pytest.CaptureFixture[str]) -> None:
     wrong = change_of(toy, "result = result - number")
     equal = change_of(toy, "for number in numbers[:10]:")
-    found, alive = command.campaign(TOY_KERNEL, [wrong, equal], toy, Limits(60), 2)
+    kept: list[command.Judged] = []
+    results = command.campaign(TOY_KERNEL, [wrong, equal], toy, Limits(60), 2, kept.append)
+    found, alive = results
     assert (found.verdict, found.by) == ("found", "tests/test_sums.py::test_total")
     assert alive.verdict == "lives"
-    assert "2 of 2" in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert "2 of 2" in told
+    assert command.described(equal) in told and command.described(wrong) not in told
+    assert sorted(map(str, kept)) == sorted(map(str, results))
     assert "| toy | host | 2 | 1 | 50% | 1 | 0 |" in command.table([found, alive])
     assert (toy.source / "sums.py").read_text() == TOY
+
+
+def test_a_run_that_is_cut_off_keeps_its_verdicts(
+    toy: Repository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "verdicts.json"
+    edits = [
+        change_of(toy, "result = result - number"),
+        change_of(toy, "for number in numbers[:10]:"),
+    ]
+
+    def judged_until_the_second(*given: Any) -> Verdict:
+        if given[3] == edits[1]:
+            raise KeyboardInterrupt
+        return Verdict(True, "test_total", 1.0)
+
+    monkeypatch.setattr(command, "judge", judged_until_the_second)
+    monkeypatch.setattr(command, "Repository", lambda: toy)
+    monkeypatch.setattr(command, "KERNELS", {"toy": TOY_KERNEL})
+    monkeypatch.setattr(command, "draw", lambda *given: edits)
+    with pytest.raises(KeyboardInterrupt):
+        command.main(["--kernel", "toy", "--json", str(file)])
+    kept = json.loads(file.read_text())
+    assert [each["by"] for each in kept["mutants"]] == ["test_total"]
+    assert not list(tmp_path.glob("*.part"))
 
 
 def test_only_code_of_the_toy_changes(toy: Repository) -> None:
@@ -181,7 +255,15 @@ def test_only_code_of_the_toy_changes(toy: Repository) -> None:
 
 def test_a_kernel_that_fails_by_itself_is_an_error(toy: Repository) -> None:
     (toy.source / "sums.py").write_text(TOY.replace("result + number", "result"))
-    with pytest.raises(CampaignError, match="without any defect"):
+    with pytest.raises(CampaignError, match="without any defect") as raised:
+        control(toy, TOY_KERNEL, Limits(60))
+    assert "test_total" in str(raised.value) and "assert" in str(raised.value)
+
+
+def test_a_missing_package_is_named(toy: Repository) -> None:
+    """Where the tests lack what they need, no verdict says anything about the kernel."""
+    (toy.root / "tests/test_sums.py").write_text("import no_such_package\n")
+    with pytest.raises(CampaignError, match="No module named 'no_such_package'"):
         control(toy, TOY_KERNEL, Limits(60))
 
 

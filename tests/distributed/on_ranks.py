@@ -101,9 +101,12 @@ class Batch:
         for row, count in zip(table, pages, strict=True):
             row[:count] = torch.tensor([next(order) for _ in range(count)], dtype=torch.int32)
         cache = LatentCache.allocate(
-            num_pages=sum(pages) + 2, page_size=PAGE, latent=self.latent, rope=self.rope,
+            num_pages=sum(pages) + 2,
+            page_size=PAGE,
+            latent=self.latent,
+            rope=self.rope,
             format=format,
-        )  # fmt: skip
+        )
         old = torch.ones(sum(self.keys), dtype=torch.bool)
         old[self.new()] = False
         self.append(cache, table, old.nonzero()[:, 0])
@@ -217,9 +220,12 @@ def merged(rank: int, world: int, batch: Batch):
     rows = batch.rows()
     first, last = (rows.shape[0] * r // world for r in (rank, rank + 1))
     part = openmla.mla_prefill_sparse(
-        batch.absorbed(), rows[first:last], local_indices(batch.lists(), first, last),
-        scale=SCALE, return_lse=True,
-    )  # fmt: skip
+        batch.absorbed(),
+        rows[first:last],
+        local_indices(batch.lists(), first, last),
+        scale=SCALE,
+        return_lse=True,
+    )
     whole = merge_over_ranks(*part)
     # Views with the negative bit: the same numbers.
     again = merge_over_ranks(*(torch._neg_view(-x) for x in part))

@@ -24,11 +24,11 @@ from openmla.distributed import (
     split,
 )
 from openmla.distributed.gather import Rows
+from openmla.lab.testing.build import Outcome
+from openmla.lab.testing.compare import compare
 from openmla.operands import DenseOperands, LatentOperands, SparseOperands, Weights
 from openmla.planning.target import target_by_name
 from openmla.reference import Truth
-from openmla.testing.build import Outcome
-from openmla.testing.compare import compare
 
 PREFIX = (3, 40, 0, 21, 0)
 
@@ -147,9 +147,14 @@ def test_keys_are_shared_copied_or_expanded_twice(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize(
     ("target", "backend", "shares"),
-    [("cpu", "auto", True), ("a100", "auto", True), ("h200", "auto", True),
-     ("h200", "portable", True), ("b200", "blackwell", False)],
-)  # fmt: skip
+    [
+        ("cpu", "auto", True),
+        ("a100", "auto", True),
+        ("h200", "auto", True),
+        ("h200", "portable", True),
+        ("b200", "blackwell", False),
+    ],
+)
 def test_keys_are_shared_where_the_same_kernels_take_them(
     target: str, backend: str, shares: bool, monkeypatch: pytest.MonkeyPatch
 ):

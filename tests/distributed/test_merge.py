@@ -13,8 +13,8 @@ from distributed.ranks import Ranks
 from distributed.test_attention import truth_of
 from openmla import InvalidArgument, reference
 from openmla.distributed import local_indices, merge, merge_over_ranks
-from openmla.testing.build import Outcome
-from openmla.testing.compare import compare
+from openmla.lab.testing.build import Outcome
+from openmla.lab.testing.compare import compare
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

@@ -82,8 +82,11 @@ def tokens_of(parts: tuple[shard.Part, ...]) -> set[tuple[int, int]]:
 def test_rows_and_positions():
     batch = split([5, 0, 4], 2, 1, cached=[0, 7, 10])
     starts = {0: 0, 2: 5}
-    want = [(starts[p.sequence] + i, p.keys - p.end + i)
-            for p in batch.parts for i in range(p.start, p.end)]  # fmt: skip
+    want = [
+        (starts[p.sequence] + i, p.keys - p.end + i)
+        for p in batch.parts
+        for i in range(p.start, p.end)
+    ]
     assert batch.rows().tolist() == [row for row, _ in want]
     assert batch.positions().tolist() == [position for _, position in want]
     assert sorted(batch.rows().tolist() + batch.at(0).rows().tolist()) == list(range(9))

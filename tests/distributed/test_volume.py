@@ -84,8 +84,15 @@ def test_many_ranks_are_not_all_listed():
 def test_the_example_runs_under_torchrun():
     example = ROOT / "examples" / "context_parallel.py"
     assert len(example.read_text().splitlines()) < 80
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node",
-               "2", str(example)]  # fmt: skip
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+        str(example),
+    ]
     paths = os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": paths}
     done = subprocess.run(

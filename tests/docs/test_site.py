@@ -16,9 +16,13 @@ from docs.pages import ROOT
 pytest.importorskip("mkdocs", reason="the docs extra is not installed")
 pytest.importorskip("mkdocstrings", reason="the docs extra is not installed")
 CALLS = (
-    "mla_prefill", "mla_prefill_latent", "mla_prefill_sparse", "index_topk", "merge_states",
+    "mla_prefill",
+    "mla_prefill_latent",
+    "mla_prefill_sparse",
+    "index_topk",
+    "merge_states",
     "merge_many",
-)  # fmt: skip
+)
 LOADED = {"script": "src", "img": "src", "iframe": "src", "source": "src"}
 
 

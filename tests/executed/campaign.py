@@ -22,14 +22,14 @@ import triton
 
 from executed.cases import CASES
 from gluon_sim.compiled import SCHEDULES
-from openmla.aot.jobs import CompileJob, job_key
 from openmla.errors import InvalidArgument, Unsupported
-from openmla.testing.build import build
-from openmla.testing.case import Case
-from openmla.testing.executed.check import executed
-from openmla.testing.executed.prepare import ARCHITECTURES, planned
-from openmla.testing.fuzz import one_thread
-from openmla.testing.simulate.draw import simulated_case, tiles
+from openmla.lab.compiling.jobs import CompileJob, job_key
+from openmla.lab.testing.build import build
+from openmla.lab.testing.case import Case
+from openmla.lab.testing.executed.check import executed
+from openmla.lab.testing.executed.prepare import ARCHITECTURES, planned
+from openmla.lab.testing.fuzz import one_thread
+from openmla.lab.testing.simulate.draw import simulated_case, tiles
 
 MOST_TILES = 20
 """Of 64 rows and 64 keys: a run of more takes longer than it shows."""
@@ -90,11 +90,14 @@ def line(case: Case, target: str) -> dict[str, Any]:
     result, reports = executed(case, target, SCHEDULES)
     told = {"message": result.message, "kind": result.kind} if result.status != "right" else {}
     return {
-        "status": result.status, **told, "bound": round(result.bound, 3),
-        "runs": len(SCHEDULES), "instructions": sum(r.instructions for r in reports),
+        "status": result.status,
+        **told,
+        "bound": round(result.bound, 3),
+        "runs": len(SCHEDULES),
+        "instructions": sum(r.instructions for r in reports),
         "seconds": round(time.process_time() - started, 1),
         "notes": sorted({note for report in reports for note in report.notes}),
-    }  # fmt: skip
+    }
 
 
 def keep(path: Path, whole: dict[str, Any]) -> None:

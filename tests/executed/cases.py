@@ -7,13 +7,19 @@ from __future__ import annotations
 
 from typing import Any
 
-from openmla.testing.case import Case
+from openmla.lab.testing.case import Case
 
 _DENSE: dict[str, Any] = {"form": "dense", "heads": 2, "d_nope": 128, "d_rope": 64, "d_v": 128}
 _ROWS: dict[str, Any] = {
-    "heads": 16, "d_nope": 512, "d_rope": 64, "d_v": 512, "q_lens": (3,), "k_lens": (200,),
-    "scale": 192**-0.5, "page_size": 64,
-}  # fmt: skip
+    "heads": 16,
+    "d_nope": 512,
+    "d_rope": 64,
+    "d_v": 512,
+    "q_lens": (3,),
+    "k_lens": (200,),
+    "scale": 192**-0.5,
+    "page_size": 64,
+}
 _RAGGED = {"q_lens": (40, 0, 70), "k_lens": (150, 60, 129)}
 
 
@@ -176,14 +182,18 @@ QUICK: dict[str, dict[str, tuple[dict[str, Any], ...]]] = {
         "sparse 656": ({}, *_LISTS[:2]),
     },
     "b200": {
-        "dense one tile": _LENGTHS, "dense two tiles": _TILES, "sparse bf16": _LISTS,
+        "dense one tile": _LENGTHS,
+        "dense two tiles": _TILES,
+        "sparse bf16": _LISTS,
         "sparse pair": _LISTS,
     },
     "mi355x": {
-        "dense bf16": ({}, *_LENGTHS[:2]), "dense fp8": _LENGTHS, "sparse bf16": _LISTS,
+        "dense bf16": ({}, *_LENGTHS[:2]),
+        "dense fp8": _LENGTHS,
+        "sparse bf16": _LISTS,
         "sparse 656": _LISTS,
     },
-}  # fmt: skip
+}
 """What `make test` executes: twelve cases per target of few compiled kernels, which changes of a
 case's lengths, lists and values do not change. The others run with `-m executed`."""
 QUICK_TRITON = {"h200": (3, 7), "b200": (3, 9), "mi355x": (3, 9)}

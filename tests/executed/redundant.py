@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from openmla.testing.executed.sensitivity import Removal
+from openmla.lab.testing.executed.sensitivity import Removal
 
 ANYWHERE = ""
 
@@ -35,53 +35,73 @@ REDUNDANT: dict[str, tuple[Redundant, ...]] = {
     "h200": (
         Redundant("barrier", ANYWHERE, 80, ORDERED),
         Redundant(
-            "wait", "scheduler.py", 2,
+            "wait",
+            "scheduler.py",
+            2,
             "for a slot to be read, and for the next work item to be wanted: who asks for it has "
             "heard that the slot was read, so either wait does for both",
         ),
         Redundant(
-            "wait", "producer.py", 1,
+            "wait",
+            "producer.py",
+            1,
             "for the slot of a work item's first K: V of the item before was waited for since",
         ),
         Redundant(
-            "wait", "work_items.py", 4,
+            "wait",
+            "work_items.py",
+            4,
             "work items lie in two slots: tiles of the item between were waited for by the same "
             "warps",
         ),
         Redundant(
-            "wait", "kernel.py", 3,
+            "wait",
+            "kernel.py",
+            3,
             "for the flags of a list's block, which were stored before its last tile, and that was "
             "waited for",
         ),
         Redundant(
-            "arrive", "kernel.py", 2,
+            "arrive",
+            "kernel.py",
+            2,
             "says that Q was read: of a program's last work item, nobody asks",
         ),
         Redundant(
-            "arrive", "rows.py", 2,
+            "arrive",
+            "rows.py",
+            2,
             "the flags of a list's block are there: without a list, nobody waits for them",
         ),
     ),
     "b200": (
         Redundant("barrier", ANYWHERE, 80, ORDERED),
         Redundant(
-            "wait for loads", ANYWHERE, 20,
+            "wait for loads",
+            ANYWHERE,
+            20,
             "in the machine code, the first use of what was loaded waits for it; so it is executed "
             "where a text relies on that (Triton 3.9)",
         ),
         Redundant(
-            "wait for stores", "correction.py", 2,
+            "wait for stores",
+            "correction.py",
+            2,
             "parts of a row in turn: the wait behind the last part covers them all",
         ),
         Redundant("wait for stores", "softmax.py", 1, "a later wait of the same warp covers it"),
         Redundant(
-            "cluster barrier", ANYWHERE, 4,
+            "cluster barrier",
+            ANYWHERE,
+            4,
             "all warps of both blocks wait for the cluster, and the warps of a block meet behind "
             "it: it is enough that some do",
         ),
         Redundant("wait", "load.py", 1, "the first wait for a slot that has never been filled"),
         Redundant(
-            "wait for bulk stores", "softmax.py", 1,
+            "wait for bulk stores",
+            "softmax.py",
+            1,
             "the kernel ends behind it, and its end waits for stores",
         ),
     ),
@@ -91,12 +111,14 @@ REDUNDANT: dict[str, tuple[Redundant, ...]] = {
             "wait for copies", "scores.py", 1, "the last block's: by then no copy is in flight"
         ),
         Redundant(
-            "barrier", "kernel.py", 2,
+            "barrier",
+            "kernel.py",
+            2,
             "behind the last wait, before Q, or where a wait for indices has drained all copies: "
             "every wave reads only what it copied itself, or what was met for before",
         ),
     ),
-}  # fmt: skip
+}
 
 
 def unexplained(target: str, removals: Iterable[Removal]) -> list[Removal]:

@@ -18,10 +18,10 @@ from executed.campaign import keep
 from executed.cases import dense, latent, sparse
 from gluon_sim.compiled import SCHEDULES
 from openmla.errors import Unsupported
-from openmla.testing.case import Case
-from openmla.testing.executed.prepare import prepare
-from openmla.testing.executed.sensitivity import Removal, sensitivity
-from openmla.testing.fuzz import one_thread
+from openmla.lab.testing.case import Case
+from openmla.lab.testing.executed.prepare import prepare
+from openmla.lab.testing.executed.sensitivity import Removal, sensitivity
+from openmla.lab.testing.fuzz import one_thread
 
 _RISING: dict[str, Any] = {"values": "rising", "scale": -0.3, "seed": 5}
 _PEAKY: dict[str, Any] = {"values": "peaky", "scale": 1.0, "seed": 5, "q_lens": (1,)}

@@ -10,8 +10,10 @@ import pytest
 from executed.campaign import draws, profile, variant
 from executed.cases import CASES
 
-RESULTS = {path.stem: json.loads(path.read_text())["cases"]
-           for path in Path(__file__).with_name("results").glob("*.json")}  # fmt: skip
+RESULTS = {
+    path.stem: json.loads(path.read_text())["cases"]
+    for path in Path(__file__).with_name("results").glob("*.json")
+}
 README = Path(__file__).parents[2] / "gluon-sim/src/gluon_sim/compiled/README.md"
 SCHEDULES = 5
 

@@ -7,8 +7,8 @@ import pytest
 from executed.cases import CASES
 from gluon_sim.compiled import SCHEDULES, parse
 from gluon_sim.compiled.removal import synchronizations, without
-from openmla.testing.compare import judge
-from openmla.testing.executed.prepare import prepare
+from openmla.lab.testing.compare import judge
+from openmla.lab.testing.executed.prepare import prepare
 
 
 @pytest.mark.compile

@@ -8,10 +8,10 @@ from executed.cases import latent, sparse
 from gluon_sim.compiled import SCHEDULES, Kind, parse
 from gluon_sim.compiled.removal import synchronizations, without
 from kernels.hopper.few.test_few import few_plan
-from openmla.testing.case import Case
-from openmla.testing.executed import prepare as prepare_module
-from openmla.testing.executed.prepare import PreparedCase, prepare
-from openmla.testing.simulate import plan_on
+from openmla.lab.testing.case import Case
+from openmla.lab.testing.executed import prepare as prepare_module
+from openmla.lab.testing.executed.prepare import PreparedCase, prepare
+from openmla.lab.testing.simulate import plan_on
 
 WAIT = "wait for the launch in front"
 CASES: dict[str, Case] = {

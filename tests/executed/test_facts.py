@@ -8,9 +8,9 @@ from typer.testing import CliRunner
 
 from gluon_sim.compiled import LineSlack
 from openmla.cli.explain import explain_command
+from openmla.lab.testing.executed import facts as module
+from openmla.lab.testing.executed.facts import Facts, case_like, facts
 from openmla.planning.models import problem_for_model
-from openmla.testing.executed import facts as module
-from openmla.testing.executed.facts import Facts, case_like, facts
 
 app = typer.Typer()
 app.command()(explain_command)
@@ -49,7 +49,7 @@ def test_the_command_prints_them(monkeypatch: pytest.MonkeyPatch):
         ({"form": "latent"}, "latent bf16 128 heads 512+64->512 q(4) k(1024) full"),
         ({"dtype": "e4m3"}, "dense e4m3 1 heads 128+64->128 q(256) k(1024) full"),
     ],
-)  # fmt: skip
+)
 def test_a_small_case_of_the_same_kernel(options: dict[str, str], said: str):
     problem = problem_for_model(options.pop("model", "deepseek-v3"), tokens=8192, **options)
     assert str(case_like(problem)).startswith(said)

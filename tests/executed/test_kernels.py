@@ -10,8 +10,8 @@ from executed.cases import CASES, QUICK, QUICK_TRITON
 from gluon_sim.compiled import SCHEDULES
 from openmla.dispatch import triton_version
 from openmla.errors import Unsupported
-from openmla.testing.case import Case
-from openmla.testing.executed.check import check_executed
+from openmla.lab.testing.case import Case
+from openmla.lab.testing.executed.check import check_executed
 
 ALL = [(target, name) for target, cases in CASES.items() for name in cases]
 KERNELS = [(target, name) for target, names in QUICK.items() for name in names]

@@ -8,8 +8,8 @@ from executed.redundant import REDUNDANT, Redundant, unexplained
 from executed.removals import CASES, SCHEDULE_OF
 from gluon_sim.compiled import Location
 from openmla.errors import Unsupported
-from openmla.testing.executed.prepare import prepare
-from openmla.testing.executed.sensitivity import Removal, sensitivity
+from openmla.lab.testing.executed.prepare import prepare
+from openmla.lab.testing.executed.sensitivity import Removal, sensitivity
 
 LEAST = 0.95
 """Of what a kernel needs, the share whose removal is noticed."""

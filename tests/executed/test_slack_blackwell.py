@@ -8,8 +8,8 @@ import pytest
 
 from executed.cases import dense, sparse
 from openmla.errors import Unsupported
-from openmla.testing.case import Case
-from openmla.testing.executed.facts import facts
+from openmla.lab.testing.case import Case
+from openmla.lab.testing.executed.facts import facts
 
 LONG: dict[str, Any] = {"heads": 1, "causal": False, "spare": 0}
 # Products of a block of keys: as many are issued under a typical copy, or more.

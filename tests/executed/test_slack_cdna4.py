@@ -10,8 +10,8 @@ import pytest
 from executed.cases import dense, latent, sparse
 from gluon_sim.compiled import EQUAL, Location, execute, parse
 from openmla.errors import Unsupported
-from openmla.testing.case import Case
-from openmla.testing.executed.prepare import prepare
+from openmla.lab.testing.case import Case
+from openmla.lab.testing.executed.prepare import prepare
 
 _LONG = {"heads": 1, "causal": False}
 _ROWS = {"heads": 64, "q_lens": (1,), "k_lens": (330,)}
@@ -44,9 +44,13 @@ def check(case: Case) -> None:
     except Unsupported as error:
         pytest.skip(error.reason)
     report = execute(
-        launch.compiled, launch.programs, launch.arguments, outputs=launch.outputs,
-        schedule=EQUAL, trace=True,
-    )  # fmt: skip
+        launch.compiled,
+        launch.programs,
+        launch.arguments,
+        outputs=launch.outputs,
+        schedule=EQUAL,
+        trace=True,
+    )
     report.raise_if_bad()
     assert report.trace is not None
     (loop,) = report.trace.loops(parse(launch.compiled))

@@ -17,12 +17,12 @@ from pathlib import Path
 
 import pytest
 
-from openmla.aot.jobs import build
-from openmla.aot.table import jobs_of
 from openmla.kernels.blackwell.dense import jobs as dense
 from openmla.kernels.blackwell.indexer import jobs as indexer
 from openmla.kernels.blackwell.pair import jobs as pair
 from openmla.kernels.blackwell.sparse import jobs as sparse
+from openmla.lab.compiling.jobs import build
+from openmla.lab.compiling.table import jobs_of
 
 LINE = re.compile(
     r"^(\.L\S+):$|/\*([0-9a-f]{4,})\*/\s+(.*?);\s+/\* 0x[0-9a-f]{16} \*/"
@@ -137,10 +137,16 @@ def read_too_early(code: Code, load: int) -> str:
 
 
 NAMES = (
-    "dense 128+64→128 2Q", "dense 128+64→128 1Q", "dense 128+64→128 pair", "dense 192+64→256",
-    "dense 128+64→128 2Q fp8 bf16 rope scales", "indexer scores 64 heads", "pair 128 heads",
-    "sparse 64 heads sink", "sparse 64 heads fp8_656",
-)  # fmt: skip
+    "dense 128+64→128 2Q",
+    "dense 128+64→128 1Q",
+    "dense 128+64→128 pair",
+    "dense 192+64→256",
+    "dense 128+64→128 2Q fp8 bf16 rope scales",
+    "indexer scores 64 heads",
+    "pair 128 heads",
+    "sparse 64 heads sink",
+    "sparse 64 heads fp8_656",
+)
 SCOREBOARD_1, NONE, WAIT_1 = 1 << 46, 7 << 46, 1 << 53
 
 
@@ -180,7 +186,7 @@ USE = "FADD R2, R35, R3"
         (((LOAD[0], 0), (USE, WAIT_1)), True),
         ((LOAD,), True),
     ],
-)  # fmt: skip
+)
 def test_an_early_use_is_found(lines: tuple[tuple[str, int], ...], early: bool) -> None:
     made = [Instruction(16 * i, t, w | NONE * (not w >> 46 & 7)) for i, (t, w) in enumerate(lines)]
     code = Code(made, {".L_1": 2})

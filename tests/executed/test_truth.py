@@ -17,8 +17,8 @@ import torch
 from executed.cases import CASES, QUICK
 from gluon_sim.compiled import SCHEDULES
 from openmla.dispatch import triton_version
-from openmla.testing.build import Outcome
-from openmla.testing.executed.prepare import prepare
+from openmla.lab.testing.build import Outcome
+from openmla.lab.testing.executed.prepare import prepare
 
 EVERY = 7
 RECORDED = dict(np.load(Path(__file__).with_name("h200.npz")).items())

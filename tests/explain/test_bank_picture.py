@@ -10,8 +10,8 @@ import pytest
 from openmla.errors import InvalidArgument
 from openmla.explain.bank_picture import BankPanel, bank_picture, v227_picture
 from openmla.explain.banks import group_uses
-from openmla.planning.cdna4.layout import V227, DefaultV
-from openmla.planning.cdna4.layout.v import v_lane_addresses
+from openmla.modular.cdna4.layout import V227, DefaultV
+from openmla.modular.cdna4.layout.v import v_lane_addresses
 
 SVG = "{http://www.w3.org/2000/svg}"
 

@@ -63,8 +63,12 @@ def test_the_indexer_has_its_rows() -> None:
     table = support_table()
     scores = table["index scores, 64 heads, pages of 64"]
     assert [scores[t].runs for t in ("cpu", "h200", "b200", "mi355x", "a100")] == [
-        "cpu", "hopper", "blackwell", "cdna4", "portable",
-    ]  # fmt: skip
+        "cpu",
+        "hopper",
+        "blackwell",
+        "cdna4",
+        "portable",
+    ]
     selection = table["selection of 2048"]
     assert [selection[t].runs for t in ("cpu", "h200", "b200")] == ["cpu", "hopper", "portable"]
 

@@ -89,11 +89,19 @@ def browse(folder: Path, scheme: str) -> tuple[dict[str, dict[str, object]], Pat
     )
     shot = folder / f"{scheme}.png"
     command = [
-        CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--allow-file-access-from-files",
-        "--disable-background-networking", f"--user-data-dir={folder / 'profile'}",
-        f"--blink-settings=preferredColorScheme={SCHEMES[scheme]}", "--window-size=1300,8600",
-        f"--screenshot={shot}", "--dump-dom", whole.as_uri(),
-    ]  # fmt: skip
+        CHROMIUM,
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--allow-file-access-from-files",
+        "--disable-background-networking",
+        f"--user-data-dir={folder / 'profile'}",
+        f"--blink-settings=preferredColorScheme={SCHEMES[scheme]}",
+        "--window-size=1300,8600",
+        f"--screenshot={shot}",
+        "--dump-dom",
+        whole.as_uri(),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
     found = re.search(r'data-found="([^"]*)"', done.stdout)
     assert found is not None, done.stdout[-1000:]

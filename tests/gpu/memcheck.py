@@ -38,8 +38,8 @@ def run_cases(cases: int, first: int, step: int) -> None:
     sys.path.append(str(Path(__file__).parents[1]))
     from kernels.wild_values import KINDS, with_wild_values
     from openmla import Unsupported
-    from openmla.testing.build import build
-    from openmla.testing.draw import random_case
+    from openmla.lab.testing.build import build
+    from openmla.lab.testing.draw import random_case
 
     done = 0
     for seed in count(first, step):

@@ -20,13 +20,13 @@ from openmla.checks import out_dtype
 from openmla.dispatch import plan_call
 from openmla.formats import FORMATS
 from openmla.kernels.launch import launch
+from openmla.lab.testing.build import BuiltCase, Outcome, build
+from openmla.lab.testing.case import Case
+from openmla.lab.testing.compare import judge
+from openmla.lab.testing.draw import random_case
+from openmla.lab.testing.memory import Memory
+from openmla.lab.testing.memory.poison import differences, poison_problems
 from openmla.operands import Results
-from openmla.testing.build import BuiltCase, Outcome, build
-from openmla.testing.case import Case
-from openmla.testing.compare import judge
-from openmla.testing.draw import random_case
-from openmla.testing.memory import Memory
-from openmla.testing.memory.poison import differences, poison_problems
 
 DEVICE = "cuda"
 HAS_GPU = torch.cuda.is_available()
@@ -52,8 +52,10 @@ def attend(
     shape = (*op.q.shape[:2], case.d_v)
     gaps = {"strided": case.out == "strided", "aligned": case.out == "aligned"}
     out = built.memory.new(shape, out_dtype(op.q.dtype), **gaps)
-    rows = [torch.full(op.q.shape[:2], torch.nan, dtype=torch.float32, device=op.q.device)
-            for _ in range(2)]  # fmt: skip
+    rows = [
+        torch.full(op.q.shape[:2], torch.nan, dtype=torch.float32, device=op.q.device)
+        for _ in range(2)
+    ]
     results = Results(
         out.fill_(torch.nan),
         rows[0] if case.return_lse else None,

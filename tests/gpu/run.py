@@ -45,8 +45,18 @@ class Ran:
 
 def run_file(path: Path, shard: int, shards: int, seconds: float) -> Ran:
     """pytest on one file, or on one shard of it (see conftest.py), for at most so long."""
-    command = [sys.executable, "-m", "pytest", "-m", "gpu", "-p", "no:cacheprovider", "-rfE",
-               "--color=no", str(path)]  # fmt: skip
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-m",
+        "gpu",
+        "-p",
+        "no:cacheprovider",
+        "-rfE",
+        "--color=no",
+        str(path),
+    ]
     started = time.monotonic()
     environment = {**os.environ, SHARD: f"{shard}/{shards}"}
     status, output = run_limited(command, seconds, environment)

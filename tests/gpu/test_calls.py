@@ -18,18 +18,27 @@ from torch.autograd import forward_ad
 import openmla
 from gpu.on_device import DEVICE, offsets, on, on_gpu
 from openmla import LatentCache, Unsupported, cached, ops, reference
-from openmla.testing.build import BuiltCase, Outcome
-from openmla.testing.case import Case
-from openmla.testing.compare import judge
-from openmla.testing.memory.poison import differences
+from openmla.lab.testing.build import BuiltCase, Outcome
+from openmla.lab.testing.case import Case
+from openmla.lab.testing.compare import judge
+from openmla.lab.testing.memory.poison import differences
 
 pytestmark = on_gpu
 
 DENSE = Case("dense", 16, 128, 64, 128, q_lens=(200, 56), k_lens=(300, 100), spare=2)
 LATENT = Case(
-    "latent", 16, 512, 64, 512, q_lens=(40, 24), k_lens=(400, 200), scale=0.05, kv="bf16",
-    page_size=64, spare=2,
-)  # fmt: skip
+    "latent",
+    16,
+    512,
+    64,
+    512,
+    q_lens=(40, 24),
+    k_lens=(400, 200),
+    scale=0.05,
+    kv="bf16",
+    page_size=64,
+    spare=2,
+)
 SPARSE = Case("sparse", 64, 512, 64, 512, q_lens=(50,), k_lens=(900,), topk=130, scale=0.05)
 CASES: dict[str, Case] = {
     "dense": DENSE,

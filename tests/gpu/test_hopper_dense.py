@@ -21,11 +21,11 @@ from gpu.on_device import (
     problems,
 )
 from kernels.shared_keys import with_shared_keys
+from openmla.lab.testing.build import build
+from openmla.lab.testing.case import Case
+from openmla.lab.testing.compare import judge
+from openmla.lab.testing.memory.poison import differences
 from openmla.operands import DenseOperands
-from openmla.testing.build import build
-from openmla.testing.case import Case
-from openmla.testing.compare import judge
-from openmla.testing.memory.poison import differences
 
 pytestmark = on_hopper
 
@@ -46,7 +46,8 @@ PROFILES: dict[str, tuple[Case, int]] = {
     },
     **{
         f"{nope}+{rope}-{v} full pages": (
-            Case("dense", 1, nope, rope, v, **PAGES, page_size=48, causal=False, sink="normal"), 1
+            Case("dense", 1, nope, rope, v, **PAGES, page_size=48, causal=False, sink="normal"),
+            1,
         )
         for nope, rope, v in ((192, 64, 256), (64, 64, 128), (64, 32, 64))
     },
@@ -56,11 +57,12 @@ PROFILES: dict[str, tuple[Case, int]] = {
     },
     **{
         f"{width}+0-{width} full fp16": (
-            Case("dense", 1, width, 0, width, rope="none", dtype="fp16", causal=False), 1
+            Case("dense", 1, width, 0, width, rope="none", dtype="fp16", causal=False),
+            1,
         )
         for width in (128, 256)
     },
-}  # fmt: skip
+}
 # Lengths at the edges of tiles, any head count, every kind of numbers, fewer keys than queries.
 BATCHES: tuple[dict[str, Any], ...] = (
     {"heads": 3, "q_lens": (129, 0, 300), "k_lens": (129, 5, 301), "spare": 7},
@@ -221,9 +223,14 @@ def test_a_request_alone_has_the_bits_it_has_in_a_batch():
     keys = zip(k.split(lens_k), rope.split(lens_k), v.split(lens_k), strict=True)
     for (one, want, want_lse), (k_one, rope_one, v_one) in zip(parts, keys, strict=True):
         out, own = openmla.mla_prefill(
-            one, k_one, rope_one, v_one, cu_seqlens_q=offsets(len(one)),
-            cu_seqlens_k=offsets(len(k_one)), **options,
-        )  # fmt: skip
+            one,
+            k_one,
+            rope_one,
+            v_one,
+            cu_seqlens_q=offsets(len(one)),
+            cu_seqlens_k=offsets(len(k_one)),
+            **options,
+        )
         assert torch.equal(out, want) and torch.equal(own, want_lse), len(one)
 
 

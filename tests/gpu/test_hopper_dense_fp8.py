@@ -20,7 +20,7 @@ from gpu.on_device import (
     problems,
 )
 from gpu.test_hopper_dense import BATCHES, PAGES
-from openmla.testing.case import Case
+from openmla.lab.testing.case import Case
 
 pytestmark = on_hopper
 
@@ -39,9 +39,10 @@ PROFILES: dict[str, tuple[Case, int]] = {
     "mixed 192+64-256": (replace(MIXED, d_nope=192, d_v=256, **SCALES), 2),
     "mixed 64+32-64": (replace(MIXED, d_nope=64, d_rope=32, d_v=64), 2),
     "mixed 256+0-256": (
-        replace(MIXED, d_nope=256, d_rope=0, d_v=256, rope="none", rope_dtype=""), 2
+        replace(MIXED, d_nope=256, d_rope=0, d_v=256, rope="none", rope_dtype=""),
+        2,
     ),
-}  # fmt: skip
+}
 FP8 = replace(MIXED, side_dtype="")
 PROFILES |= {
     "fp8": (FP8, 2),

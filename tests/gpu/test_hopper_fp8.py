@@ -11,19 +11,30 @@ import torch
 
 from gpu.on_device import DEVICE, attend, different, on, on_hopper, problems
 from openmla import LatentCache
+from openmla.lab.testing.build import BuiltCase, Outcome
+from openmla.lab.testing.case import Case
+from openmla.lab.testing.memory.poison import differences
 from openmla.operands import SparseOperands
 from openmla.planning import dequantize
-from openmla.testing.build import BuiltCase, Outcome
-from openmla.testing.case import Case
-from openmla.testing.memory.poison import differences
 
 pytestmark = on_hopper
 
 MODES = ("in_kernel", "named", "whole")
 BASE = Case(
-    "sparse", 20, 512, 64, 512, q_lens=(70,), k_lens=(3000,), topk=389, scale=0.05, spare=3,
-    kv="fp8_656", page_size=64, index_kind="mixed",
-)  # fmt: skip
+    "sparse",
+    20,
+    512,
+    64,
+    512,
+    q_lens=(70,),
+    k_lens=(3000,),
+    topk=389,
+    scale=0.05,
+    spare=3,
+    kv="fp8_656",
+    page_size=64,
+    index_kind="mixed",
+)
 # What is compiled in; one kernel each way.
 FORMATS: dict[str, Case] = {
     **{kv: replace(BASE, kv=kv) for kv in ("fp8_656", "fp8_block32", "fp8_block64")},
@@ -43,9 +54,15 @@ BATCHES: tuple[dict[str, Any], ...] = (
 
 Q8 = replace(BASE, kv="plain", dtype="e4m3", q_scale=True)
 Q8_PAGES = replace(
-    Q8, form="latent", topk=0, kv="fp8_token", q_lens=(3, 0, 70), k_lens=(900, 3, 70), spare=2,
+    Q8,
+    form="latent",
+    topk=0,
+    kv="fp8_token",
+    q_lens=(3, 0, 70),
+    k_lens=(900, 3, 70),
+    spare=2,
     sink="normal",
-)  # fmt: skip
+)
 FP8_QUERIES: dict[str, tuple[Case, ...]] = {
     "e4m3": tuple(replace(Q8, q_scale=False, **batch) for batch in BATCHES),
     "e4m3 scales": tuple(replace(Q8, k_scale=True, **batch) for batch in BATCHES),

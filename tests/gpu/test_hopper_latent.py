@@ -21,16 +21,25 @@ from gpu.on_device import (
     on_hopper,
     problems,
 )
-from openmla.testing.case import Case
-from openmla.testing.memory.poison import differences
+from openmla.lab.testing.case import Case
+from openmla.lab.testing.memory.poison import differences
 
 pytestmark = on_hopper
 
 LISTS = Case("sparse", 12, 512, 64, 512, q_lens=(40,), k_lens=(3000,), topk=200, scale=0.05)
 PAGES = Case(
-    "latent", 20, 512, 64, 512, q_lens=(70, 33, 5), k_lens=(70, 900, 2), scale=0.05, kv="bf16",
-    page_size=64, spare=3,
-)  # fmt: skip
+    "latent",
+    20,
+    512,
+    64,
+    512,
+    q_lens=(70, 33, 5),
+    k_lens=(70, 900, 2),
+    scale=0.05,
+    kv="bf16",
+    page_size=64,
+    spare=3,
+)
 NARROW: dict[str, dict[str, Any]] = {
     f"{latent}+{rope}": {"d_nope": latent, "d_rope": rope, "d_v": latent}
     for latent, rope in ((512, 0), (256, 64), (256, 32), (128, 32))
@@ -137,9 +146,13 @@ def test_flash_mla_conventions(case: flash_mla.FlashCase):
 
 # One query and a few, of requests that are split and that are not (see LatentSplit).
 FEW = replace(
-    PAGES, heads=16, q_lens=(1, 3, 1, 8, 1), k_lens=(9000, 5000, 100, 3000, 20000), spare=2,
+    PAGES,
+    heads=16,
+    q_lens=(1, 3, 1, 8, 1),
+    k_lens=(9000, 5000, 100, 3000, 20000),
+    spare=2,
     sink="mixed",
-)  # fmt: skip
+)
 SPLIT_BATCHES: tuple[dict[str, Any], ...] = (
     {},
     {"heads": 128, "q_lens": (1, 1, 2), "k_lens": (17000, 15400, 4096), "values": "rising"},
@@ -166,10 +179,12 @@ def test_a_request_alone_has_the_bits_it_has_among_others():
     for number in (0, 1, 2, 100, 257):
         start, stop = offsets[number : number + 2]
         out, lse = openmla.mla_prefill_latent(
-            q[start:stop], block_table=table[number : number + 1],
+            q[start:stop],
+            block_table=table[number : number + 1],
             cache_lengths=lengths[number : number + 1],
-            cu_seqlens_q=torch.tensor([0, stop - start], device=DEVICE).int(), **arguments,
-        )  # fmt: skip
+            cu_seqlens_q=torch.tensor([0, stop - start], device=DEVICE).int(),
+            **arguments,
+        )
         assert torch.equal(out, whole.out[start:stop]), number
         assert torch.equal(lse, whole.lse[start:stop]), number
 
@@ -184,9 +199,16 @@ def test_lengths_change_between_replays_of_a_graph_over_a_wide_table():
 
     def call() -> Any:
         return openmla.mla_prefill_latent(
-            q, rows, block_table=table, cache_lengths=lengths, cu_seqlens_q=offsets, scale=0.05,
-            d_v=512, backend="hopper", return_lse=True,
-        )  # fmt: skip
+            q,
+            rows,
+            block_table=table,
+            cache_lengths=lengths,
+            cu_seqlens_q=offsets,
+            scale=0.05,
+            d_v=512,
+            backend="hopper",
+            return_lse=True,
+        )
 
     call()
     torch.cuda.synchronize()

@@ -15,20 +15,37 @@ import openmla
 from gpu.on_device import DEVICE, different, drawn_problems, normal, offsets, on, on_gpu, problems
 from openmla import LatentCache
 from openmla.formats import FORMATS
-from openmla.testing.case import Case
-from openmla.testing.cases import named_cases
+from openmla.lab.testing.case import Case
+from openmla.lab.testing.cases import named_cases
 
 pytestmark = on_gpu
 
 DENSE = Case("dense", 3, 128, 64, 128, q_lens=(129, 0, 65), k_lens=(129, 5, 301), spare=3)
 LATENT = Case(
-    "latent", 20, 512, 64, 512, q_lens=(33, 5), k_lens=(300, 2), scale=0.05, kv="bf16",
-    page_size=64, spare=3,
-)  # fmt: skip
+    "latent",
+    20,
+    512,
+    64,
+    512,
+    q_lens=(33, 5),
+    k_lens=(300, 2),
+    scale=0.05,
+    kv="bf16",
+    page_size=64,
+    spare=3,
+)
 SPARSE = Case(
-    "sparse", 20, 512, 64, 512, q_lens=(40,), k_lens=(900,), topk=200, scale=0.05,
+    "sparse",
+    20,
+    512,
+    64,
+    512,
+    q_lens=(40,),
+    k_lens=(900,),
+    topk=200,
+    scale=0.05,
     index_kind="mixed",
-)  # fmt: skip
+)
 
 
 def over_caches(case: Case) -> Iterator[tuple[str, Case]]:
@@ -118,9 +135,10 @@ def relative_error(got: Tensor, want: Tensor) -> float:
 
 
 @pytest.mark.parametrize(
-    ("tokens", "heads", "length"), [(70_000, 2, 500), (90_000, 128, 1000)],
+    ("tokens", "heads", "length"),
+    [(70_000, 2, 500), (90_000, 128, 1000)],
     ids=["more than 65535 tokens", "more than 2^31 elements"],
-)  # fmt: skip
+)
 def test_many_dense_tokens(tokens: int, heads: int, length: int):
     """The first sequence, one in the middle and the last against fp32."""
     q, k, v = (normal(tokens, heads, width) for width in (192, 128, 128))
@@ -139,9 +157,10 @@ def test_many_dense_tokens(tokens: int, heads: int, length: int):
 
 
 @pytest.mark.parametrize(
-    ("tokens", "rows", "topk"), [(70_000, 8192, 64), (2048, 4_200_000, 128)],
+    ("tokens", "rows", "topk"),
+    [(70_000, 8192, 64), (2048, 4_200_000, 128)],
     ids=["more than 65535 tokens", "more than 2^31 elements"],
-)  # fmt: skip
+)
 def test_many_sparse_tokens_and_rows(tokens: int, rows: int, topk: int):
     """Lists of rows in the upper half of the pool; three tokens against fp32."""
     q, kv = normal(tokens, 16, 576) / 10, normal(rows, 576)

@@ -12,8 +12,8 @@ import pytest
 
 from gpu.on_device import on, on_gpu
 from openmla import Unsupported
-from openmla.testing.case import Case
-from openmla.testing.compare import judge
+from openmla.lab.testing.case import Case
+from openmla.lab.testing.compare import judge
 
 pytestmark = on_gpu
 
@@ -37,11 +37,20 @@ PARTS = [
 NARROW = [
     dense(*widths, dtype)
     for widths in (
-        (17, 8, 10), (24, 8, 10), (52, 64, 24), (136, 64, 24), (156, 0, 1), (220, 0, 32),
-        (128, 64, 6), (128, 64, 7), (64, 0, 12), (192, 64, 20), (128, 64, 8),
+        (17, 8, 10),
+        (24, 8, 10),
+        (52, 64, 24),
+        (136, 64, 24),
+        (156, 0, 1),
+        (220, 0, 32),
+        (128, 64, 6),
+        (128, 64, 7),
+        (64, 0, 12),
+        (192, 64, 20),
+        (128, 64, 8),
     )
     for dtype in ("bf16", "fp16")
-]  # fmt: skip
+]
 # fp16 queries over bf16 or FP8 rows, which take more shared memory.
 FP16_ROWS = [
     replace(LATENT, kv=kv, d_nope=width, d_v=width, d_rope=rope)

@@ -25,11 +25,22 @@ pytestmark = on_gpu
 TOKENS = 300
 CHUNKS = (200, 1, 99)
 WIDTHS: dict[str, Any] = {
-    "vocab_size": 256, "hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 2,
-    "num_attention_heads": 16, "num_key_value_heads": 16, "q_lora_rank": 128, "kv_lora_rank": 512,
-    "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128, "first_k_dense_replace": 2,
-    "initializer_range": 0.05, "max_position_embeddings": 512, "pad_token_id": 0,
-}  # fmt: skip
+    "vocab_size": 256,
+    "hidden_size": 256,
+    "intermediate_size": 256,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 16,
+    "q_lora_rank": 128,
+    "kv_lora_rank": 512,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+    "first_k_dense_replace": 2,
+    "initializer_range": 0.05,
+    "max_position_embeddings": 512,
+    "pad_token_id": 0,
+}
 SPARSE = {"index_topk": 64, "index_n_heads": 4, "index_head_dim": 128}
 
 

@@ -18,22 +18,41 @@ from indexer.on_device import on_gpu as moved
 from kernels.shared_keys import with_shared_keys
 from kernels.wild_values import KINDS, make_wild, with_wild_values
 from openmla import Unsupported
-from openmla.testing.build import build
-from openmla.testing.case import Case
-from openmla.testing.memory.margin import MarginMemory
-from openmla.testing.memory.poison import differences
+from openmla.lab.testing.build import build
+from openmla.lab.testing.case import Case
+from openmla.lab.testing.memory.margin import MarginMemory
+from openmla.lab.testing.memory.poison import differences
 
 pytestmark = on_gpu
 SEEDS = range(6)
 DENSE = Case("dense", 16, 128, 64, 128, q_lens=(200, 56), k_lens=(300, 100), spare=2, out="given")
 LATENT = Case(
-    "latent", 16, 512, 64, 512, q_lens=(40, 24), k_lens=(400, 200), scale=0.05, kv="bf16",
-    page_size=64, spare=2, out="given",
-)  # fmt: skip
+    "latent",
+    16,
+    512,
+    64,
+    512,
+    q_lens=(40, 24),
+    k_lens=(400, 200),
+    scale=0.05,
+    kv="bf16",
+    page_size=64,
+    spare=2,
+    out="given",
+)
 SPARSE = Case(
-    "sparse", 64, 512, 64, 512, q_lens=(50,), k_lens=(900,), topk=130, scale=0.05, out="given",
+    "sparse",
+    64,
+    512,
+    64,
+    512,
+    q_lens=(50,),
+    k_lens=(900,),
+    topk=130,
+    scale=0.05,
+    out="given",
     topk_lengths="ragged",
-)  # fmt: skip
+)
 FP8 = {"dtype": "e4m3", "q_scale": True, "k_scale": True}
 CASES: dict[str, Case] = {
     "dense": DENSE,
@@ -71,8 +90,11 @@ def problems_of(case: Case, backend: str, kind: str) -> Iterator[str]:
         inputs = [buffer.clone() for buffer in memory.buffers]
         attend(built, backend)
         torch.cuda.synchronize()
-        changed = [n for n, (a, b) in enumerate(zip(inputs, memory.buffers, strict=False))
-                   if not torch.equal(a, b)]  # fmt: skip
+        changed = [
+            n
+            for n, (a, b) in enumerate(zip(inputs, memory.buffers, strict=False))
+            if not torch.equal(a, b)
+        ]
         yield from (f"seed {seed}: {problem}" for problem in memory.written())
         yield from (f"seed {seed}: input {n} was written" for n in changed)
 

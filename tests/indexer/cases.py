@@ -16,9 +16,18 @@ from openmla import IndexCache
 from openmla.indexer.cache import quantize
 
 KINDS = (
-    "random", "equal", "zeros", "half zeros", "narrow", "coarse", "ascending", "descending", "nan",
-    "infinite", "lone peak",
-)  # fmt: skip
+    "random",
+    "equal",
+    "zeros",
+    "half zeros",
+    "narrow",
+    "coarse",
+    "ascending",
+    "descending",
+    "nan",
+    "infinite",
+    "lone peak",
+)
 
 
 class Paged(NamedTuple):

@@ -18,11 +18,11 @@ from openmla.indexer import reference
 from openmla.indexer.cache import quantize
 from openmla.indexer.operands import ScoresOperands, Windows
 from openmla.indexer.windows import paged_windows
-from openmla.testing.build import build
-from openmla.testing.case import Case
-from openmla.testing.compare import judge
-from openmla.testing.indexer import BOUND, score_problems, selection_fits
-from openmla.testing.memory.poison import differences
+from openmla.lab.testing.build import build
+from openmla.lab.testing.case import Case
+from openmla.lab.testing.compare import judge
+from openmla.lab.testing.indexer import BOUND, score_problems, selection_fits
+from openmla.lab.testing.memory.poison import differences
 
 UNWRITTEN = 12345.0
 
@@ -42,8 +42,11 @@ def scores(backend: str) -> Iterator[str]:
     """Pages and pairs, windows of every kind, several heads; twice the same bits."""
     lens = (([5, 0, 40, 1], [300, 9, 5000, 129]), ([33], [2100]), ([1, 1, 1], [4100, 33, 1]))
     for (q_lens, k_lens), heads, page in (
-        (lens[0], 64, 64), (lens[1], 32, 64), (lens[2], 64, 32), (lens[0], 128, 96),
-    ):  # fmt: skip
+        (lens[0], 64, 64),
+        (lens[1], 32, 64),
+        (lens[2], 64, 32),
+        (lens[0], 128, 96),
+    ):
         case = cases.paged(q_lens, k_lens, heads=heads, page_size=page)
         o = case.options
         width = o["block_table"].shape[1] * page

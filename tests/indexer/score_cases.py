@@ -10,7 +10,7 @@ from openmla.indexer.operands import ScoresOperands, Windows
 from openmla.indexer.windows import paged_windows
 
 UNWRITTEN = 12345.0
-SCHEDULES = [("early", 0), ("late", 0), ("random", 1), ("random", 2)]
+SCHEDULES = [("early", 0), ("late", 0), ("random", 1), ("unfair", 2)]
 
 
 def paged(q_lens: list[int], k_lens: list[int], heads: int, page_size: int) -> ScoresOperands:
@@ -28,8 +28,12 @@ def pair(starts: list[int], ends: list[int], keys: int, heads: int) -> ScoresOpe
 
 SCORE_CASES = {
     "causal, several pieces": pair([0] * 11, list(range(590, 601)), 600, 64),
-    "random windows": pair([3, 130, 64, 500, 20, 0, -7, 299, 300, 1],
-                           [5, 400, 64, 601, 10, 300, 128, 301, 450, 64], 600, 64),
+    "random windows": pair(
+        [3, 130, 64, 500, 20, 0, -7, 299, 300, 1],
+        [5, 400, 64, 601, 10, 300, 128, 301, 450, 64],
+        600,
+        64,
+    ),
     "32 heads": pair([0, 70, 3] * 6, [300, 200, 299] * 6, 300, 32),
     "128 heads": pair([0, 70, 3, 9, 0], [200, 130, 64, 199, 0], 200, 128),
     "far window": pair([900] * 9, [1000] * 9, 1000, 64),
@@ -38,7 +42,7 @@ SCORE_CASES = {
     "pages of 32": paged([9, 3], [100, 290], 64, 32),
     "pages of 96, 32 heads": paged([20, 1, 2], [100, 200, 2], 32, 96),
     "no keys": paged([3, 2], [0, 5], 64, 64),
-}  # fmt: skip
+}
 
 
 def width_of(op: ScoresOperands) -> int:

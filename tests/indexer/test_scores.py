@@ -74,10 +74,13 @@ def test_bits_depend_neither_on_the_batch_nor_on_the_chunk() -> None:
     table = case.options["block_table"]
     for t, (line, length) in {2: (0, 897), 8: (1, 1296), 12: (1, 1300)}.items():
         alone = openmla.indexer_scores(
-            case.q[t : t + 1], case.keys, case.weights[t : t + 1],
-            cu_seqlens_q=torch.tensor([0, 1]).int(), block_table=table[line : line + 1],
+            case.q[t : t + 1],
+            case.keys,
+            case.weights[t : t + 1],
+            cu_seqlens_q=torch.tensor([0, 1]).int(),
+            block_table=table[line : line + 1],
             cache_lengths=torch.tensor([length]).int(),
-        )  # fmt: skip
+        )
         assert torch.equal(alone[0, :length], whole[t, :length])
         assert torch.equal(again[t, :length], whole[t, :length])
 
@@ -181,8 +184,10 @@ def test_a_family_of_another_chip_is_unsupported() -> None:
 def test_fp32_scales_are_read_like_powers_of_two() -> None:
     case = cases.paged([2], [7])
     fp32 = replace(case.keys, scales="fp32")
-    fp32.append(cases.keys(7), case.options["block_table"][0].long().repeat_interleave(4)[:7] * 4
-                + torch.arange(7) % 4)  # fmt: skip
+    fp32.append(
+        cases.keys(7),
+        case.options["block_table"][0].long().repeat_interleave(4)[:7] * 4 + torch.arange(7) % 4,
+    )
     got = openmla.indexer_scores(case.q, fp32, case.weights, **case.options)
     want = cases.formula(case.q, *quantize(cases.keys(7), "fp32"), case.weights)
     assert torch.allclose(got[1, :7].double(), want[1], rtol=1e-4, atol=1e-5)

@@ -40,8 +40,12 @@ def test_selection_is_a_stable_sort(backend: str, kind: str, topk: int) -> None:
 def test_ties_zeros_and_nan(backend: str) -> None:
     """T1, by hand."""
     row = torch.tensor([[-0.0, 0.0, -0.0, 0.0, -1.0, NAN, -INF]])
-    for topk, want in ((2, [0, 1]), (5, [0, 1, 2, 3, 4]), (6, [0, 1, 2, 3, 4, 6]),
-                       (7, [0, 1, 2, 3, 4, 5, 6])):  # fmt: skip
+    for topk, want in (
+        (2, [0, 1]),
+        (5, [0, 1, 2, 3, 4]),
+        (6, [0, 1, 2, 3, 4, 6]),
+        (7, [0, 1, 2, 3, 4, 5, 6]),
+    ):
         assert openmla.select_topk(row, topk, backend=backend).tolist() == [want]
     all_nan = torch.full((1, 4), NAN)
     assert openmla.select_topk(all_nan, 3, backend=backend).tolist() == [[0, 1, 2]]
@@ -52,9 +56,13 @@ def test_counts_and_minus_one(backend: str) -> None:
     """T2: counts are min(topk, n); a window that ends before it starts is an empty row."""
     scores = torch.randn(4, 9)
     got, counts = openmla.select_topk(
-        scores, 5, starts=int32(0, 4, 8, 0), ends=int32(9, 6, 3, -2), return_counts=True,
+        scores,
+        5,
+        starts=int32(0, 4, 8, 0),
+        ends=int32(9, 6, 3, -2),
+        return_counts=True,
         backend=backend,
-    )  # fmt: skip
+    )
     assert counts.tolist() == [5, 2, 0, 0]
     assert got[1].tolist() == [0, 1, -1, -1, -1] and (got[2:] == -1).all()
 
@@ -153,14 +161,18 @@ REFUSED = {
     ],
     "add_starts": [
         {"add_starts": 1},
-        {"add_starts": True, "block_table": int32(0).view(1, 1), "page_size": 64,
-         "cu_seqlens_q": int32(0, 2)},
+        {
+            "add_starts": True,
+            "block_table": int32(0).view(1, 1),
+            "page_size": 64,
+            "cu_seqlens_q": int32(0, 2),
+        },
     ],
     "out": [{"out": torch.zeros(2, 3)}, {"out": torch.zeros(2, 4, dtype=torch.int32)}],
     "return_counts": [{"return_counts": 1}],
     "return_mask": [{"return_mask": "yes"}],
     "backend": [{"backend": "cuda"}],
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(

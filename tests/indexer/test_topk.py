@@ -23,9 +23,16 @@ def test_chunks_change_nothing(backend: str, limit: int) -> None:
     ends = torch.tensor([*range(56, 61), *range(192, 201)], dtype=torch.int32)
     want = openmla.select_topk(scores, 30, ends=ends)
     got, counts, mask = openmla.index_topk(
-        case.q, case.keys, case.weights, 30, **options, rows="relative", scores_limit=limit,
-        return_counts=True, return_mask=True,
-    )  # fmt: skip
+        case.q,
+        case.keys,
+        case.weights,
+        30,
+        **options,
+        rows="relative",
+        scores_limit=limit,
+        return_counts=True,
+        return_mask=True,
+    )
     assert torch.equal(got, want) and counts.tolist() == [30] * 14
     for t in range(14):
         bits = [s for s in range(200) if int(mask[t, s // 32]) >> (s % 32) & 1]
@@ -52,9 +59,16 @@ def test_kept_keys_win_over_every_score(backend: str, first: int, last: int) -> 
     """T4: they count inside topk."""
     case = cases.paged([6], [50])
     got = openmla.index_topk(
-        case.q, case.keys, case.weights, 10, **case.options, rows="relative", keep_first=first,
-        keep_last=last, backend=backend,
-    )  # fmt: skip
+        case.q,
+        case.keys,
+        case.weights,
+        10,
+        **case.options,
+        rows="relative",
+        keep_first=first,
+        keep_last=last,
+        backend=backend,
+    )
     scores = openmla.indexer_scores(case.q, case.keys, case.weights, **case.options)
     for t in range(6):
         n = 45 + t
@@ -67,9 +81,15 @@ def test_kept_keys_win_over_every_score(backend: str, first: int, last: int) -> 
 def test_kept_keys_clip_to_the_row() -> None:
     case = cases.paged([3], [3])
     got = openmla.index_topk(
-        case.q, case.keys, case.weights, 4, **case.options, rows="relative", keep_first=2,
+        case.q,
+        case.keys,
+        case.weights,
+        4,
+        **case.options,
+        rows="relative",
+        keep_first=2,
         keep_last=2,
-    )  # fmt: skip
+    )
     assert got.tolist() == [[0, -1, -1, -1], [0, 1, -1, -1], [0, 1, 2, -1]]
 
 
@@ -130,12 +150,35 @@ def test_operators_are_well_formed() -> None:
     out, mask = torch.zeros(14, 9, dtype=torch.int32), torch.zeros(14, 7, dtype=torch.int32)
     scores = torch.zeros(14, 200)
     calls = {
-        "index_scores": (case.q, case.keys.data, None, 4, case.weights, *paging, None, None,
-                         "auto", scores),
+        "index_scores": (
+            case.q,
+            case.keys.data,
+            None,
+            4,
+            case.weights,
+            *paging,
+            None,
+            None,
+            "auto",
+            scores,
+        ),
         "select_topk": (scores, 9, None, None, None, None, 0, False, "auto", out, None, mask),
-        "index_topk": (case.q, case.keys.data, 4, case.weights, *paging, 9, True, [0, 1], 9999,
-                       "auto", out, None, None),
-    }  # fmt: skip
+        "index_topk": (
+            case.q,
+            case.keys.data,
+            4,
+            case.weights,
+            *paging,
+            9,
+            True,
+            [0, 1],
+            9999,
+            "auto",
+            out,
+            None,
+            None,
+        ),
+    }
     for name, arguments in calls.items():
         operator = getattr(torch.ops.openmla, name).default
         # The schema test compares inputs in ways that torch does not implement for e4m3.

@@ -18,18 +18,29 @@ def i32(*values: int) -> Tensor:
 
 
 def dense(
-    q_len: int = 100, k_len: int = 300, batch: int = 1, heads: int = 16, gap: int = 0,
-    dtype: torch.dtype = torch.bfloat16, v_dtype: torch.dtype | None = None, rope: str = "shared",
-    equal: bool = False, factors: bool = False, shared: bool = False, **options: Any,
-) -> Callable[..., Any]:  # fmt: skip
+    q_len: int = 100,
+    k_len: int = 300,
+    batch: int = 1,
+    heads: int = 16,
+    gap: int = 0,
+    dtype: torch.dtype = torch.bfloat16,
+    v_dtype: torch.dtype | None = None,
+    rope: str = "shared",
+    equal: bool = False,
+    factors: bool = False,
+    shared: bool = False,
+    **options: Any,
+) -> Callable[..., Any]:
     def rows(count: int, *rest: int, dtype: torch.dtype = dtype) -> Tensor:
         return torch.zeros(count, *rest[:-1], rest[-1] + gap, dtype=dtype)[..., : rest[-1]]
 
     total_q, total_k = batch * q_len, batch * k_len
     ropes: dict[str, Any] = {
-        "shared": rows(total_k, 64), "one head": rows(total_k, 1, 64),
-        "per head": rows(total_k, heads, 64), "none": None,
-    }  # fmt: skip
+        "shared": rows(total_k, 64),
+        "one head": rows(total_k, 1, 64),
+        "per head": rows(total_k, heads, 64),
+        "none": None,
+    }
     width = 128 if rope == "none" else 192
     if rope == "pages":
         pages = -(-k_len // 64)
@@ -44,9 +55,14 @@ def dense(
     if not equal:
         options["cu_seqlens_k"] = i32(*(n * k_len for n in range(batch + 1)))
     return partial(
-        openmla.mla_prefill, rows(total_q, heads, width), rows(total_k, heads, 128), ropes[rope],
-        rows(total_k, heads, 128, dtype=v_dtype or dtype), cu_seqlens_q=offsets, **options,
-    )  # fmt: skip
+        openmla.mla_prefill,
+        rows(total_q, heads, width),
+        rows(total_k, heads, 128),
+        ropes[rope],
+        rows(total_k, heads, 128, dtype=v_dtype or dtype),
+        cu_seqlens_q=offsets,
+        **options,
+    )
 
 
 def pool(form: str, pages: int = 40, dtype: torch.dtype = torch.bfloat16, page: int = 64) -> Any:
@@ -57,33 +73,53 @@ def pool(form: str, pages: int = 40, dtype: torch.dtype = torch.bfloat16, page: 
 
 
 def latent(
-    form: str = "bf16", tokens: int = 70, heads: int = 128, pages: int = 40, batch: int = 1,
-    dtype: torch.dtype = torch.bfloat16, plain: bool = False, **options: Any,
-) -> Callable[..., Any]:  # fmt: skip
+    form: str = "bf16",
+    tokens: int = 70,
+    heads: int = 128,
+    pages: int = 40,
+    batch: int = 1,
+    dtype: torch.dtype = torch.bfloat16,
+    plain: bool = False,
+    **options: Any,
+) -> Callable[..., Any]:
     cache = pool(form, pages)
     table = torch.arange(pages, dtype=torch.int32).view(batch, -1)
     return partial(
-        openmla.mla_prefill_latent, torch.zeros(batch * tokens, heads, 576, dtype=dtype),
-        cache.data if plain else cache, table, i32(*[pages // batch * 64] * batch),
-        cu_seqlens_q=i32(*(n * tokens for n in range(batch + 1))), scale=0.1, **options,
-    )  # fmt: skip
+        openmla.mla_prefill_latent,
+        torch.zeros(batch * tokens, heads, 576, dtype=dtype),
+        cache.data if plain else cache,
+        table,
+        i32(*[pages // batch * 64] * batch),
+        cu_seqlens_q=i32(*(n * tokens for n in range(batch + 1))),
+        scale=0.1,
+        **options,
+    )
 
 
 def sparse(
-    form: str = "", tokens: int = 9, heads: int = 20, topk: int = 130, pages: int = 40,
-    dtype: torch.dtype = torch.bfloat16, lengths: bool = False, factors: bool = False,
+    form: str = "",
+    tokens: int = 9,
+    heads: int = 20,
+    topk: int = 130,
+    pages: int = 40,
+    dtype: torch.dtype = torch.bfloat16,
+    lengths: bool = False,
+    factors: bool = False,
     **options: Any,
-) -> Callable[..., Any]:  # fmt: skip
+) -> Callable[..., Any]:
     if factors:
         options["q_scale"] = torch.ones(tokens)
         options |= {} if form else {"k_scale": torch.ones(64 * pages)}
     if lengths:
         options["topk_lengths"] = torch.zeros(tokens, dtype=torch.int32)
     return partial(
-        openmla.mla_prefill_sparse, torch.zeros(tokens, heads, 576, dtype=dtype),
-        pool(form, pages, dtype), torch.zeros(tokens, topk, dtype=torch.int32), scale=0.1,
+        openmla.mla_prefill_sparse,
+        torch.zeros(tokens, heads, 576, dtype=dtype),
+        pool(form, pages, dtype),
+        torch.zeros(tokens, topk, dtype=torch.int32),
+        scale=0.1,
         **options,
-    )  # fmt: skip
+    )
 
 
 HOPPER, PORTABLE = {"backend": "hopper"}, {"backend": "portable"}
@@ -105,9 +141,7 @@ CALLS: dict[str, tuple[Callable[..., Callable[..., Any]], dict[str, Any], int]] 
     "dense, fp8": (dense, {**WIDE_V, **LSE}, 1),
     "dense, fp8, factors": (dense, {**WIDE_V, "factors": True}, 1),
     "dense, fp8, rope from pages": (dense, {**WIDE_V, "rope": "pages", "batch": 2}, 1),
-    "dense, fp8, split": (
-        dense, {**WIDE_V, "factors": True, "q_len": 64, "k_len": 9000, **LSE}, 2
-    ),
+    "dense, fp8, split": (dense, {**WIDE_V, "factors": True, "q_len": 64, "k_len": 9000, **LSE}, 2),
     "dense, fp8 values": (dense, {**E4M3, "gap": 16, **LSE}, 2),
     "dense, fp8 values, factors": (dense, {**E4M3, "factors": True, "shared": True}, 2),
     "dense, fp8 values, one block": (dense, {**E4M3, "q_len": 70, "k_len": 70}, 2),
@@ -121,7 +155,9 @@ CALLS: dict[str, tuple[Callable[..., Callable[..., Any]], dict[str, Any], int]] 
     "latent, fp8 in a workspace": (latent, {"form": "fp8_656", "pages": 640, **HOPPER}, 5),
     "latent, fp8 blocks": (latent, {"form": "fp8_block64", "batch": 2, **HOPPER}, 2),
     "latent, fp8 in the kernel": (
-        latent, {"form": "fp8_656", "tokens": 1, "heads": 8, **HOPPER}, 1
+        latent,
+        {"form": "fp8_656", "tokens": 1, "heads": 8, **HOPPER},
+        1,
     ),
     "portable latent": (latent, {"pages": 8, **PORTABLE, **LSE}, 1),
     "portable latent, split": (latent, {"pages": 256, **PORTABLE}, 3),
@@ -129,20 +165,27 @@ CALLS: dict[str, tuple[Callable[..., Callable[..., Any]], dict[str, Any], int]] 
     "sparse": (sparse, {**HOPPER, **LSE}, 1),
     "sparse, few": (sparse, {"tokens": 1, "topk": 600, **HOPPER, **LSE}, 3),
     "sparse, few, fp8": (sparse, {"form": "fp8_656", "tokens": 2, "topk": 600, **HOPPER}, 3),
-    "sparse, everything": (sparse, {"form": "bf16", "lengths": True, **LSE,
-                                    "return_max_logits": True, "heads": 70}, 1),
+    "sparse, everything": (
+        sparse,
+        {"form": "bf16", "lengths": True, **LSE, "return_max_logits": True, "heads": 70},
+        1,
+    ),
     "sparse, fp16": (sparse, {"dtype": torch.float16}, 1),
     "sparse, fp8 in the kernel": (sparse, {"form": "fp8_656", "lengths": True, "topk": 100}, 1),
     "sparse, fp8 in a workspace": (sparse, {"form": "fp8_656", "tokens": 1000, "topk": 600}, 2),
     "sparse, fp8 blocks": (sparse, {"form": "fp8_block128", "tokens": 1000, "topk": 600}, 2),
     "sparse, fp8 queries": (sparse, {**E4M3, **LSE}, 1),
     "sparse, fp8 queries, factors": (
-        sparse, {**E4M3, "factors": True, "lengths": True, "return_max_logits": True}, 1
+        sparse,
+        {**E4M3, "factors": True, "lengths": True, "return_max_logits": True},
+        1,
     ),
     "sparse, fp8 queries, pages": (
-        sparse, {**E4M3, "form": "fp8_token", "factors": True, "lengths": True}, 1
+        sparse,
+        {**E4M3, "form": "fp8_token", "factors": True, "lengths": True},
+        1,
     ),
     "latent, fp8 queries": (latent, {**E4M3, "form": "fp8_token", "batch": 2, **HOPPER}, 1),
     "portable sparse": (sparse, {**PORTABLE, "return_max_logits": True}, 1),
     "portable sparse, fp8": (sparse, {"form": "fp8_656", **PORTABLE}, 2),
-}  # fmt: skip
+}

@@ -7,10 +7,12 @@ when it is the one that changes.
 
 from __future__ import annotations
 
+import ast
 import importlib
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -18,6 +20,7 @@ from types import ModuleType
 import pytest
 
 from gluon_sim import Kind
+from kernels.patch import once
 
 RUNS = [("late", 0), ("early", 0), ("random", 1), ("random", 2), ("random", 3)]
 NOTHING = "pass"  # takes the place of a removed statement
@@ -26,9 +29,10 @@ SHARED = "gluon"
 
 @dataclass(frozen=True)
 class Defect:
-    """Replace the first `old` after `after` by `new` in `file`.py, and run `case` with `num_qo`.
+    """Replace `old` by `new` in `file`.py, and run `case` with `num_qo`.
 
-    `kind` is what the simulator must find. None: it need not, the numbers are wrong.
+    `old` stands there once; where it does not, the first one that follows the text `after` is
+    meant. `kind` is what the simulator must find. None: it need not, the numbers are wrong.
     """
 
     name: str
@@ -41,18 +45,25 @@ class Defect:
     after: str = ""
 
     def apply(self, source: str) -> str:
-        at = source.index(self.old, source.index(self.after))
-        return source[:at] + self.new + source[at + len(self.old) :]
+        return once(self.old, self.new, self.after)(source)
 
 
-def once(old: str, new: str) -> Callable[[str], str]:
-    """The change of `old`, which must occur exactly once, into `new`."""
+class Planted(Exception):
+    """A defect was planted, and nobody wants to run it."""
 
-    def edit(source: str) -> str:
-        assert source.count(old) == 1, f"{source.count(old)} places: {old}"
-        return source.replace(old, new)
 
-    return edit
+_only_planting = False
+
+
+@contextmanager
+def only_planting() -> Iterator[None]:
+    """Here `load_mutant` changes its file, and ends with `Planted` if that is still Python."""
+    global _only_planting
+    _only_planting = True
+    try:
+        yield
+    finally:
+        _only_planting = False
 
 
 def load_mutant(
@@ -62,6 +73,9 @@ def load_mutant(
     name = f"mutant_{folder.name}_{abs(hash(str(folder)))}"
     own = Path(package.__path__[0])
     changed = path_of(own, file)
+    if _only_planting:
+        ast.parse(edit(changed.read_text()))
+        raise Planted
     common = own.parent / SHARED
     # A shared module, or a shared folder of them, becomes one of the copy's own.
     inner = file.split(".")[0] if changed.is_relative_to(common) else ""

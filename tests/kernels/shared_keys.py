@@ -8,8 +8,8 @@ from itertools import accumulate
 
 import torch
 
+from openmla.lab.testing.build import BuiltCase
 from openmla.operands import DenseOperands
-from openmla.testing.build import BuiltCase
 
 
 def with_shared_keys(built: BuiltCase, seed: int, all_keys: bool = False) -> BuiltCase:

@@ -12,6 +12,7 @@ from kernels.cached_calls import CALLS, dense, latent, sparse
 from kernels.noted import Noted, difference, note_launches
 from openmla import cached
 from openmla.kernels import prepared
+from openmla.kernels.call import Extent, LaunchNumbers
 
 
 @pytest.fixture
@@ -57,21 +58,25 @@ COUNTS: dict[str, tuple[Callable[..., Any], dict[str, Any], dict[str, Any]]] = {
     "fp8": (dense, {**cached_calls.WIDE_V, "factors": True}, {"q_len": 40, "k_len": 77}),
     "fp8, one block": (dense, cached_calls.WIDE_V, {"q_len": 40, "k_len": 77}),
     "fp8, two query tiles": (
-        dense, {**cached_calls.WIDE_V, "q_len": 2000, "k_len": 2000}, {"q_len": 2500, "k_len": 3000}
+        dense,
+        {**cached_calls.WIDE_V, "q_len": 2000, "k_len": 2000},
+        {"q_len": 2500, "k_len": 3000},
     ),
     "fp8 values": (
-        dense, {**cached_calls.E4M3, "factors": True}, {"q_len": 40, "k_len": 777, "batch": 2}
+        dense,
+        {**cached_calls.E4M3, "factors": True},
+        {"q_len": 40, "k_len": 777, "batch": 2},
     ),
     "fp8 values, split": (
-        dense, {**cached_calls.E4M3, "q_len": 64, "k_len": 9000}, {"q_len": 30, "k_len": 8600}
+        dense,
+        {**cached_calls.E4M3, "q_len": 64, "k_len": 9000},
+        {"q_len": 30, "k_len": 8600},
     ),
-    "fp8 lists": (
-        sparse, {**cached_calls.E4M3, "factors": True, "lengths": True}, {"tokens": 200}
-    ),
+    "fp8 lists": (sparse, {**cached_calls.E4M3, "factors": True, "lengths": True}, {"tokens": 200}),
     "one fp8 list": (sparse, {**cached_calls.E4M3, "form": "fp8_token"}, {"tokens": 1}),
     "lists": (sparse, {"lengths": True}, {"tokens": 100}),
     "one list": (sparse, {}, {"tokens": 1}),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", COUNTS)
@@ -119,16 +124,17 @@ def stale_address(self: Any, stream: int, addresses: list[int]) -> None:
     RUN(self, stream, [*self.first[:1], *addresses[1:]])
 
 
-def stale_length(self: Any, programs: int, changed: dict[str, Any]) -> Any:
-    return RESIZED(self, programs, {n: x for n, x in changed.items() if n != "total_q"})
+def stale_length(self: Any, numbers: LaunchNumbers) -> Any:
+    kept = {n: x for n, x in numbers.arguments.items() if n != "total_q"}
+    return RESIZED(self, numbers._replace(arguments=kept))
 
 
-def stale_descriptor(self: Any, dimension: int, size: int) -> Any:
+def stale_descriptor(self: Any, extent: Extent) -> Any:
     return self
 
 
-def stale_programs(self: Any, programs: int, changed: dict[str, Any]) -> Any:
-    return RESIZED(self, self._programs, changed)
+def stale_programs(self: Any, numbers: LaunchNumbers) -> Any:
+    return RESIZED(self, numbers._replace(programs=self._programs))
 
 
 def wrong_workspace(self: Any, x: Any, source: Any) -> tuple[int, int]:
@@ -146,7 +152,7 @@ def small_workspace(self: Any, x: Any, source: Any) -> tuple[int, int]:
     return found
 
 
-def stale_sizes(self: Any, counted: Any) -> dict[str, int]:
+def stale_sizes(self: Any, numbers: Any) -> dict[str, int]:
     return dict(self._sizes)
 
 
@@ -158,12 +164,15 @@ DEFECTS: dict[str, tuple[type, str, Any, str]] = {
     "a stale address, fp8": (prepared._Kernel, "run", stale_address, "latent, fp8 in the kernel"),
     "a wrong workspace": (prepared._Space, "find", wrong_workspace, "latent, fp8 in a workspace"),
     "a wrong workspace, portable": (
-        prepared._Space, "find", wrong_workspace, "portable latent, split"
+        prepared._Space,
+        "find",
+        wrong_workspace,
+        "portable latent, split",
     ),
     "scales taken for rows": (prepared._Space, "find", no_offset, "sparse, fp8 in the kernel"),
     "rope taken for latents": (prepared._Space, "find", no_offset, "dense, rope from pages"),
     "a small workspace": (prepared._Space, "find", small_workspace, "sparse, fp8 in a workspace"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("defect", DEFECTS)
@@ -184,9 +193,13 @@ def test_a_defect_is_seen(defect: str, noted: Noted, monkeypatch: pytest.MonkeyP
 )
 @pytest.mark.parametrize("counts", ["other counts", "lists", "fp8", "fp8 values", "fp8 lists"])
 def test_a_stale_count_is_seen(
-    counts: str, place: type, name: str, function: Any, noted: Noted,
+    counts: str,
+    place: type,
+    name: str,
+    function: Any,
+    noted: Noted,
     monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+) -> None:
     make, first, changed = COUNTS[counts]
     monkeypatch.setattr(place, name, function)
     assert beside_the_long_way(noted, make(**first), make(**{**first, **changed})) != ""
@@ -204,7 +217,7 @@ def test_a_declaration_that_misses_a_count_is_not_kept(
     """What it says of the first call must be that call."""
     from openmla.kernels.hopper.latent import launch
 
-    monkeypatch.setattr(launch, "counted", lambda plan, args: (None, [(1, {"tiles": 1})]))
+    monkeypatch.setattr(launch, "numbers", lambda plan, problem: [LaunchNumbers(1, {"tiles": 1})])
     noted.take(sparse())
     assert noted.take(sparse(tokens=8))[1].long
     assert noted.take(sparse(tokens=8))[1].cached  # by its own key

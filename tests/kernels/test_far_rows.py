@@ -1,6 +1,7 @@
 """Rows past element 2^31 on the simulated Blackwell and CDNA4 kernels: right, or refused.
 
-The Hopper kernels have theirs, and seeded 32-bit offsets, in hopper/test_far_rows.py.
+The Hopper kernels have theirs, and seeded 32-bit offsets, in hopper/test_far_rows.py, the latent
+CDNA4 kernel in cdna4/sparse/test_far_rows.py.
 """
 
 from __future__ import annotations
@@ -11,12 +12,12 @@ import pytest
 
 import kernels.blackwell.simulated as blackwell
 import kernels.cdna4.simulated as cdna4
-from kernels.far_memory import FarMemory
+from kernels.far_memory import FarMemory, with_far_table
 from kernels.judging import Run, assert_clean, on
 from openmla.errors import Unsupported
-from openmla.testing.build import build
-from openmla.testing.case import Case
-from openmla.testing.compare import judge
+from openmla.lab.testing.build import build
+from openmla.lab.testing.case import Case
+from openmla.lab.testing.compare import judge
 
 DENSE = Case("dense", 4, 128, 64, 128, q_lens=(9, 7, 3), k_lens=(9, 70, 3))
 PAGES = replace(DENSE, rope="cache", kv="bf16", page_size=64)
@@ -55,6 +56,18 @@ def test_right_and_clean_or_refused(name: str, axis: int) -> None:
             run(built, seed=1)
         return
     outcome, reports = run(built, seed=1)
+    assert reports
+    assert_clean(reports)
+    verdict = judge(on(case), outcome)
+    assert verdict.ok, verdict.report()
+
+
+@pytest.mark.parametrize(
+    "name", ["blackwell dense, pages", "blackwell dense, fp8 pages", "cdna4 dense, pages"]
+)
+def test_a_far_line_of_the_block_table(name: str) -> None:
+    run, case = RUNS[name]
+    outcome, reports = run(with_far_table(build(case)), seed=1)
     assert reports
     assert_clean(reports)
     verdict = judge(on(case), outcome)

@@ -12,11 +12,11 @@ import torch
 from gluon_sim import intercept
 from indexer.score_cases import SCHEDULES, SCORE_CASES, UNWRITTEN, paged, width_of
 from kernels.far_memory import FarMemory
-from openmla.aot.jobs import CompileJob, compile_job
-from openmla.aot.table import jobs_of
 from openmla.indexer.operands import ScoresOperands
+from openmla.lab.compiling.jobs import CompileJob, compile_job
+from openmla.lab.compiling.table import jobs_of
+from openmla.lab.testing.indexer import score_problems
 from openmla.planning.indexer import IndexPlan, index_plan
-from openmla.testing.indexer import score_problems
 
 
 @dataclass(frozen=True)
@@ -77,6 +77,16 @@ def test_bits_depend_neither_on_the_batch_nor_on_the_pieces(chip: Chip) -> None:
             op, q=op.q[t : t + 1], weights=op.weights[t : t + 1], windows=op.windows.part(t, t + 1)
         )
         assert torch.equal(chip.run(alone, 320)[0], whole[t])
+
+
+@pytest.mark.parametrize("chip", [HOPPER, BLACKWELL], ids=lambda chip: chip.family)
+def test_one_program_does_all_work_items(chip: Chip) -> None:
+    """Its ring of queries turns more than twice."""
+    op = SCORE_CASES["causal, several pieces"]
+    alone = {"sm_count": 1, "chunk": 128}
+    for seed in (1, 2):
+        out = chip.run(op, width_of(op), alone, schedule="unfair", seed=seed)
+        assert score_problems(op, out, UNWRITTEN) == []
 
 
 def test_three_consumers() -> None:

@@ -58,9 +58,12 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[torch.device]:
     module = SimpleNamespace(calls=lambda *args: iter([call, call]))
     monkeypatch.setattr(torch.cuda, "device", Current)
     for place, name in (
-        (cache_ops, "append"), (cache_ops, "gather"), (quantize, "quantize"),
-        (index_windows, "append"), (index_windows, "paged_windows"),
-    ):  # fmt: skip
+        (cache_ops, "append"),
+        (cache_ops, "gather"),
+        (quantize, "quantize"),
+        (index_windows, "append"),
+        (index_windows, "paged_windows"),
+    ):
         monkeypatch.setattr(place, name, note)
     monkeypatch.setattr(fallback, "import_module", lambda name: module)
     monkeypatch.setattr(dispatch, "plan_step", lambda *args: plan)

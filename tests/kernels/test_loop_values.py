@@ -35,7 +35,7 @@ HARMLESS = {
         "        last = tile", "        tile = tile + 1\n        last = tile"
     ),
     "changed in place": TRAP.replace("        last = tile\n", "        last += tile\n"),
-}  # fmt: skip
+}
 
 
 def trapped(function: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[str]:
@@ -97,9 +97,10 @@ def _blocks(statement: ast.stmt) -> list[list[ast.stmt]]:
 def test_no_kernel_hands_on_a_value_that_triton_takes_for_unchanged() -> None:
     found = {
         f"{module}.{name}": list(trapped(function))
-        for module in modules() if module.startswith("kernels.")
+        for module in modules()
+        if module.startswith("kernels.")
         for name, function in functions(module)
-    }  # fmt: skip
+    }
     assert len(found) > 100
     assert {name: lines for name, lines in found.items() if lines} == {}
 

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from openmla.aot.table import discover
 from openmla.kernels.blackwell.sparse import softmax as blackwell_sparse
 from openmla.kernels.hopper.dense import softmax as hopper_dense
 from openmla.kernels.hopper.latent import softmax as hopper_latent
+from openmla.lab.compiling.table import discover
 from openmla.planning import plan
 from openmla.problem import Problem
 

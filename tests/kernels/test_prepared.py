@@ -35,11 +35,18 @@ def compiled_kernel(raw: Raw, signature: dict[str, str]) -> Any:
     metas = [COMPILED_META for kind in signature.values() if kind.startswith("tensordesc")]
     outer = object.__new__(driver.CudaLauncher)
     vars(outer).update(
-        num_ctas=1, global_scratch_size=0, profile_scratch_size=0, launch_cooperative_grid=False,
-        global_scratch_align=1, profile_scratch_align=1, launch_pdl=True, gsan_enabled=False,
-        arg_annotations="annotations", kernel_signature=b"signature",
+        num_ctas=1,
+        global_scratch_size=0,
+        profile_scratch_size=0,
+        launch_cooperative_grid=False,
+        global_scratch_align=1,
+        profile_scratch_align=1,
+        launch_pdl=True,
+        gsan_enabled=False,
+        arg_annotations="annotations",
+        kernel_signature=b"signature",
         launch=driver.wrap_handle_tensordesc(raw, signature, metas),
-    )  # fmt: skip
+    )
     metadata = SimpleNamespace(tensordesc_meta=metas)
     return SimpleNamespace(run=outer, function=77, packed_metadata="packed", metadata=metadata)
 

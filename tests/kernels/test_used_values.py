@@ -19,12 +19,12 @@ from gluon_sim import intercept
 from kernels.hopper.few.test_few import few_plan
 from kernels.judging import on
 from kernels.mutants import load_mutant, once
+from openmla.lab.testing.build import BuiltCase, Outcome
+from openmla.lab.testing.case import Case
+from openmla.lab.testing.compare import judge
+from openmla.lab.testing.simulate import new_results, simulated
 from openmla.operands import DenseOperands, SparseOperands
 from openmla.planning import Plan
-from openmla.testing.build import BuiltCase, Outcome
-from openmla.testing.case import Case
-from openmla.testing.compare import judge
-from openmla.testing.simulate import new_results, simulated
 
 NAN, INF = torch.nan, torch.inf
 DENSE = Case("dense", 2, 128, 64, 128, q_lens=(5, 70), k_lens=(140, 90), causal=True)
@@ -32,9 +32,17 @@ LATENT = Case(
     "latent", 16, 512, 64, 512, kv="bf16", page_size=64, q_lens=(2, 3), k_lens=(150, 70), scale=0.05
 )
 LISTS = Case(
-    "sparse", 16, 512, 64, 512, q_lens=(4,), k_lens=(300,), topk=150, scale=0.05,
+    "sparse",
+    16,
+    512,
+    64,
+    512,
+    q_lens=(4,),
+    k_lens=(300,),
+    topk=150,
+    scale=0.05,
     index_kind="distinct",
-)  # fmt: skip
+)
 
 
 def few(built: BuiltCase) -> Plan:

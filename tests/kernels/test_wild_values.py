@@ -27,10 +27,10 @@ from kernels.test_indexer_scores import CHIPS, Chip
 from kernels.wild_values import KINDS, make_wild, with_wild_values
 from openmla.indexer.operands import SelectOperands
 from openmla.kernels.launch import calls
+from openmla.lab.testing.build import BuiltCase
+from openmla.lab.testing.case import Case
+from openmla.lab.testing.simulate import new_results
 from openmla.planning import Plan
-from openmla.testing.build import BuiltCase
-from openmla.testing.case import Case
-from openmla.testing.simulate import new_results
 
 # CI looks at one draw of each kind; a changed kernel needs OPENMLA_SIM_SEEDS=10.
 SEEDS = int(os.environ.get("OPENMLA_SIM_SEEDS", "1"))
@@ -39,14 +39,32 @@ DENSE = Case("dense", 2, 64, 32, 64, q_lens=(70, 33, 5), k_lens=(70, 150, 2), sp
 PAGED = replace(DENSE, rope="cache", kv="bf16", page_size=16)
 FP8 = replace(DENSE, dtype="e4m3", side_dtype="bf16", rope_dtype="e4m3", q_scale=True, k_scale=True)
 LATENT = Case(
-    "latent", 4, 128, 32, 128, q_lens=(7, 2, 3), k_lens=(7, 150, 2), scale=0.05, kv="bf16",
-    page_size=16, spare=2,
-)  # fmt: skip
+    "latent",
+    4,
+    128,
+    32,
+    128,
+    q_lens=(7, 2, 3),
+    k_lens=(7, 150, 2),
+    scale=0.05,
+    kv="bf16",
+    page_size=16,
+    spare=2,
+)
 WIDE = replace(LATENT, d_nope=512, d_rope=64, d_v=512)
 ROWS = Case(
-    "sparse", 4, 128, 32, 128, q_lens=(5,), k_lens=(150,), topk=70, scale=0.1,
-    topk_lengths="ragged", return_max_logits=True,
-)  # fmt: skip
+    "sparse",
+    4,
+    128,
+    32,
+    128,
+    q_lens=(5,),
+    k_lens=(150,),
+    topk=70,
+    scale=0.1,
+    topk_lengths="ragged",
+    return_max_logits=True,
+)
 WIDE_ROWS = replace(ROWS, d_nope=512, d_rope=64, d_v=512, kv="fp8_656", page_size=16)
 PlanOf = Callable[[BuiltCase], Plan]
 
@@ -69,10 +87,12 @@ def one_query_tile(built: BuiltCase) -> Plan:
 RUNS: dict[str, tuple[PlanOf, Case]] = {
     "hopper dense": (hopper.plan_of, DENSE),
     "hopper dense, one block": (
-        one_query_tile, replace(DENSE, q_lens=(60,), k_lens=(50,), d_nope=128, d_v=128)
+        one_query_tile,
+        replace(DENSE, q_lens=(60,), k_lens=(50,), d_nope=128, d_v=128),
     ),
     "hopper dense, 40 requests": (
-        hopper.plan_of, replace(DENSE, q_lens=(3,) * 40, k_lens=(9,) * 40)
+        hopper.plan_of,
+        replace(DENSE, q_lens=(3,) * 40, k_lens=(9,) * 40),
     ),
     "hopper dense, pages": (hopper.plan_of, PAGED),
     "hopper dense, mask": (hopper.plan_of, replace(DENSE, key_mask="half")),
@@ -82,17 +102,20 @@ RUNS: dict[str, tuple[PlanOf, Case]] = {
     ),
     "hopper dense fp8": (hopper.plan_of, FP8),
     "hopper dense fp8, pages": (
-        hopper.plan_of, replace(FP8, rope="cache", kv="bf16", page_size=16, rope_dtype="")
+        hopper.plan_of,
+        replace(FP8, rope="cache", kv="bf16", page_size=16, rope_dtype=""),
     ),
     "hopper pages": (hopper.plan_of, LATENT),
     "hopper pages, boxes": (hopper.plan_of, replace(LATENT, page_size=64)),
     "hopper pages, split": (
-        hopper.plan_of, replace(LATENT, q_lens=(2, 1, 3), k_lens=(4500, 600, 2800))
+        hopper.plan_of,
+        replace(LATENT, q_lens=(2, 1, 3), k_lens=(4500, 600, 2800)),
     ),
     "hopper pages, fp8 in a workspace": (hopper.plan_of, replace(WIDE, kv="fp8_656")),
     "hopper pages, fp8 in the kernel": (in_kernel, replace(WIDE, kv="fp8_656")),
     "hopper pages, fp8 queries": (
-        hopper.plan_of, replace(WIDE, dtype="e4m3", kv="fp8_token", q_scale=True)
+        hopper.plan_of,
+        replace(WIDE, dtype="e4m3", kv="fp8_token", q_scale=True),
     ),
     "hopper rows": (hopper.plan_of, ROWS),
     "hopper rows, pages": (hopper.plan_of, replace(ROWS, kv="bf16", page_size=24)),
@@ -105,7 +128,8 @@ RUNS: dict[str, tuple[PlanOf, Case]] = {
     ),
     "blackwell dense": (blackwell.plan_of, replace(DENSE, d_nope=128, d_rope=64, d_v=128)),
     "blackwell dense, pages": (
-        blackwell.plan_of, replace(PAGED, d_nope=128, d_rope=64, d_v=128, page_size=64)
+        blackwell.plan_of,
+        replace(PAGED, d_nope=128, d_rope=64, d_v=128, page_size=64),
     ),
     "blackwell dense, fp8 pages": (
         blackwell.plan_of,
@@ -121,7 +145,7 @@ RUNS: dict[str, tuple[PlanOf, Case]] = {
     "cdna4 pages, fp8": (cdna4.plan_of, replace(WIDE, kv="fp8_block32")),
     "cdna4 rows": (cdna4.plan_of, replace(WIDE_ROWS, kv="plain")),
     "cdna4 rows, fp8": (cdna4.plan_of, WIDE_ROWS),
-}  # fmt: skip
+}
 
 
 # Requests that overlap are written by several programs at once; what lands is not promised.

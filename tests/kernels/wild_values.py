@@ -11,12 +11,17 @@ import random
 import torch
 from torch import Tensor
 
-from openmla.testing.build import BuiltCase
+from openmla.lab.testing.build import BuiltCase
 
 NAMES = (
-    "cu_seqlens_q", "cu_seqlens_k", "k_start", "cache_lengths", "block_table", "indices",
+    "cu_seqlens_q",
+    "cu_seqlens_k",
+    "k_start",
+    "cache_lengths",
+    "block_table",
+    "indices",
     "topk_lengths",
-)  # fmt: skip
+)
 EXTREMES = (-(2**31), -(2**31) + 1, -(2**30), -70, -1, 0, 1, 70, 2**20, 2**30, 2**31 - 1)
 KINDS = ("early", "late", "backwards", "anything", "something")
 """Numbers too small or too large by a few, in the opposite order, extreme, or half of them so."""

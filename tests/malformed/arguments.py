@@ -44,8 +44,12 @@ def latent_cache() -> Arguments:
     """LatentCache(...): tensors that fit each other."""
     data = torch.zeros(2, 3, 12, dtype=torch.float8_e4m3fn)
     return {
-        "data": data, "scales": torch.ones(2, 3, 1), "latent": 8, "rope": 4, "format": "fp8_block32"
-    }  # fmt: skip
+        "data": data,
+        "scales": torch.ones(2, 3, 1),
+        "latent": 8,
+        "rope": 4,
+        "format": "fp8_block32",
+    }
 
 
 def problem() -> Arguments:
@@ -133,8 +137,9 @@ def judge(entry: Malformed) -> str:
             return f"raised {type(error).__name__}: {message}"
         if isinstance(error, InvalidArgument) and error.name != entry.argument:
             return f"named {error.name!r}: {message}"
-        missing = [part for part in (entry.argument, entry.expected, entry.got)
-                   if part not in message]  # fmt: skip
+        missing = [
+            part for part in (entry.argument, entry.expected, entry.got) if part not in message
+        ]
         if missing:
             return f"{missing} not in: {message}"
     except Exception as error:

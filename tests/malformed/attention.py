@@ -64,8 +64,13 @@ def common(call: str) -> list[Malformed]:
         of(call, "q", lambda q: q[None], q_shape, "[1, 5, 2, 12]"),
         of(call, "q", lambda q: q.to_sparse(), "a strided tensor", "torch.sparse_coo"),
         of(call, "q", lambda q: q.numpy(), "a tensor", "ndarray"),
-        of(call, "q", lambda q: torch.nested.nested_tensor([q, q], layout=torch.jagged),
-           "a strided tensor", "a nested tensor"),
+        of(
+            call,
+            "q",
+            lambda q: torch.nested.nested_tensor([q, q], layout=torch.jagged),
+            "a strided tensor",
+            "a nested tensor",
+        ),
         of(call, "q", lambda q: q.double(), "torch.float8_e4m3fn", "torch.float64"),
         of(call, "q", lambda q: q.int(), "torch.bfloat16", INT32),
         of(call, "q", lambda q: q[:, :0], "1 to 128 heads", "0"),
@@ -104,19 +109,50 @@ def common(call: str) -> list[Malformed]:
         of(call, "out", on_meta, "a tensor on cpu", "on meta"),
         to(call, "out", True, f"a tensor, torch.float32 [5, 2, {width}]", "bool True"),
         of(call, "out", lambda o: o[:1].expand(5, -1, -1), "memory of its own", "strides [0"),
-        Malformed(call, "out", "apart from q", "an overlap",
-                  lambda a: {"out": a["q"][..., :width]}),
-        Malformed(call, "q", "the forward pass", "requires a gradient",
-                  lambda a: {"q": a["q"].requires_grad_()}, Unsupported),
-        Malformed(call, "out", "the forward pass", "requires a gradient",
-                  lambda a: {"out": a["out"].requires_grad_()}, Unsupported),
-        Malformed(call, "q_scale", "the forward pass", "requires a gradient",
-                  {"q_scale": torch.ones(5, requires_grad=True)}, Unsupported),
-        Malformed(call, "sink", "the forward pass", "requires a gradient",
-                  {"sink": torch.zeros(2, requires_grad=True)}, Unsupported),
-        Malformed(call, "hopper", "nearest supported form", "backend 'hopper'",
-                  {"backend": "hopper"}, Unsupported),
-    ]  # fmt: skip
+        Malformed(
+            call, "out", "apart from q", "an overlap", lambda a: {"out": a["q"][..., :width]}
+        ),
+        Malformed(
+            call,
+            "q",
+            "the forward pass",
+            "requires a gradient",
+            lambda a: {"q": a["q"].requires_grad_()},
+            Unsupported,
+        ),
+        Malformed(
+            call,
+            "out",
+            "the forward pass",
+            "requires a gradient",
+            lambda a: {"out": a["out"].requires_grad_()},
+            Unsupported,
+        ),
+        Malformed(
+            call,
+            "q_scale",
+            "the forward pass",
+            "requires a gradient",
+            {"q_scale": torch.ones(5, requires_grad=True)},
+            Unsupported,
+        ),
+        Malformed(
+            call,
+            "sink",
+            "the forward pass",
+            "requires a gradient",
+            {"sink": torch.zeros(2, requires_grad=True)},
+            Unsupported,
+        ),
+        Malformed(
+            call,
+            "hopper",
+            "nearest supported form",
+            "backend 'hopper'",
+            {"backend": "hopper"},
+            Unsupported,
+        ),
+    ]
 
 
 def offsets(call: str) -> list[Malformed]:
@@ -149,15 +185,16 @@ def paging(call: str) -> list[Malformed]:
         of(call, table, on_meta, "a tensor on cpu", "on meta"),
         of(call, table, lambda t: t - 10, "pages 0 to 3", "for sequence 0, entry 0"),
         of(call, table, lambda t: t.where(t != t[1, 1], 4), "0 to 3", "page 4 for sequence 1"),
-        Malformed(call, lengths, "0 to 0 pages", "for sequence 0",
-                  lambda a: {table: a[table][:, :0]}),
+        Malformed(
+            call, lengths, "0 to 0 pages", "for sequence 0", lambda a: {table: a[table][:, :0]}
+        ),
         to(call, lengths, None, f"a tensor, {INT32} [2]", "None"),
         to(call, lengths, torch.tensor([2, 3]), f"{INT32} [2]", "torch.int64"),
         to(call, lengths, int32(2), f"{INT32} [2]", "[1]"),
         to(call, lengths, int32(2, 3).to("meta"), "a tensor on cpu", "on meta"),
         to(call, lengths, int32(2, -1), "0 to 2 pages", "-1 for sequence 1"),
         to(call, lengths, int32(999, 3), "0 to 2 pages", "999 for sequence 0"),
-    ]  # fmt: skip
+    ]
 
 
 DENSE_ONLY = [
@@ -192,36 +229,69 @@ DENSE_ONLY = [
     to(DENSE, "block_table", int32(0)[None], "None, unless k_rope is a LatentCache", "a tensor"),
     to(DENSE, "cache_lengths", int32(0), "None, unless k_rope is a LatentCache", "a tensor"),
     Malformed(DENSE, "out", "apart from v", "an overlap", lambda a: {"out": a["v"]}),
-    Malformed(DENSE, "v", "the forward pass", "requires a gradient",
-              lambda a: {"v": a["v"].requires_grad_()}, Unsupported),
-    of(DENSE_CACHE, "k_rope", lambda c: LatentCache(c.data, None, 7, 5, "bf16"),
-       "a cache with 4 rope columns", "5"),
+    Malformed(
+        DENSE,
+        "v",
+        "the forward pass",
+        "requires a gradient",
+        lambda a: {"v": a["v"].requires_grad_()},
+        Unsupported,
+    ),
+    of(
+        DENSE_CACHE,
+        "k_rope",
+        lambda c: LatentCache(c.data, None, 7, 5, "bf16"),
+        "a cache with 4 rope columns",
+        "5",
+    ),
     of(DENSE_CACHE, "k_rope", cache_on_meta, "a cache on cpu", "one on meta"),
     to(DENSE_CACHE, "cache_lengths", int32(1, 3), "2 keys for sequence 0", "1"),
-]  # fmt: skip
+]
 
 LATENT_ONLY = [
     to(LATENT, "cache", None, "a tensor", "None"),
     to(LATENT, "cache", torch.zeros(4, 12), "[pages, page_size, width]", "[4, 12]"),
     to(LATENT, "cache", torch.zeros(4, 4, 512), "torch.bfloat16 [pages", "torch.float32"),
-    of(LATENT, "cache", lambda c: LatentCache(c.data[..., :10], None, 8, 2, "bf16"),
-       "rows of 12 values, as q has", "10"),
+    of(
+        LATENT,
+        "cache",
+        lambda c: LatentCache(c.data[..., :10], None, 8, 2, "bf16"),
+        "rows of 12 values, as q has",
+        "10",
+    ),
     of(LATENT, "cache", cache_on_meta, "a cache on cpu", "one on meta"),
-    of(LATENT, "cache", lambda c: last_dim_strided(c.data.repeat(1, 1, 43)),
-       "a contiguous last dimension", "stride 2"),
+    of(
+        LATENT,
+        "cache",
+        lambda c: last_dim_strided(c.data.repeat(1, 1, 43)),
+        "a contiguous last dimension",
+        "stride 2",
+    ),
     to(LATENT, "d_v", 9, "at most the latent width 8", "9"),
     to(LATENT, "d_v", 0, "a positive int", "int 0"),
     to(LATENT, "d_v", 2.0, "a positive int", "float 2.0"),
-    Malformed(LATENT, "d_v", "at most the row width 12", "512",
-              lambda a: {"cache": a["cache"].data}),
+    Malformed(
+        LATENT, "d_v", "at most the row width 12", "512", lambda a: {"cache": a["cache"].data}
+    ),
     to(LATENT, "scale", REMOVED, "mla_prefill_latent has no default", "None"),
-    Malformed(LATENT, "out", "apart from cache", "an overlap",
-              lambda a: {"q": a["q"].bfloat16(),
-                         "out": a["cache"].data.view(-1)[:80].view(5, 2, 8)}),
-    Malformed(LATENT, "cache", "the forward pass", "requires a gradient",
-              lambda a: {"cache": LatentCache(a["cache"].data.clone().requires_grad_(), None,
-                                              8, 4, "bf16")}, Unsupported),
-]  # fmt: skip
+    Malformed(
+        LATENT,
+        "out",
+        "apart from cache",
+        "an overlap",
+        lambda a: {"q": a["q"].bfloat16(), "out": a["cache"].data.view(-1)[:80].view(5, 2, 8)},
+    ),
+    Malformed(
+        LATENT,
+        "cache",
+        "the forward pass",
+        "requires a gradient",
+        lambda a: {
+            "cache": LatentCache(a["cache"].data.clone().requires_grad_(), None, 8, 4, "bf16")
+        },
+        Unsupported,
+    ),
+]
 
 SPARSE_ONLY = [
     to(SPARSE, "kv", None, "a tensor", "None"),
@@ -249,15 +319,31 @@ SPARSE_ONLY = [
     to(SPARSE, "d_v", "8", "a positive int", "str '8'"),
     to(SPARSE, "scale", REMOVED, "mla_prefill_sparse has no default", "None"),
     to(SPARSE, "return_max_logits", "yes", "True or False", "str 'yes'"),
-    Malformed(SPARSE, "out", "apart from kv", "an overlap",
-              lambda a: {"kv": a["out"].view(-1)[:72].view(6, 12)}),
-    Malformed(SPARSE, "kv", "the forward pass", "requires a gradient",
-              lambda a: {"kv": a["kv"].requires_grad_()}, Unsupported),
+    Malformed(
+        SPARSE,
+        "out",
+        "apart from kv",
+        "an overlap",
+        lambda a: {"kv": a["out"].view(-1)[:72].view(6, 12)},
+    ),
+    Malformed(
+        SPARSE,
+        "kv",
+        "the forward pass",
+        "requires a gradient",
+        lambda a: {"kv": a["kv"].requires_grad_()},
+        Unsupported,
+    ),
     of(SPARSE_CACHE, "kv", cache_on_meta, "a cache on cpu", "one on meta"),
-    of(SPARSE_CACHE, "kv", lambda c: LatentCache(c.data[..., :11], None, 8, 3, "bf16"),
-       "rows of 12 values, as q has", "11"),
+    of(
+        SPARSE_CACHE,
+        "kv",
+        lambda c: LatentCache(c.data[..., :11], None, 8, 3, "bf16"),
+        "rows of 12 values, as q has",
+        "11",
+    ),
     to(SPARSE_CACHE, "d_v", 9, "at most the latent width 8", "9"),
-]  # fmt: skip
+]
 
 ATTENTION = [
     *(entry for form in FORMS for entry in common(form)),

@@ -44,8 +44,14 @@ MERGES = [
     of(MERGE, "lse_b", lambda t: t[..., None], "torch.float32 [5, 2]", "[5, 2, 1]"),
     to(MERGE, "lse_b", 0.0, "a tensor, torch.float32 [5, 2]", "float 0.0"),
     of(MERGE, "lse_b", on_meta, "a tensor on cpu", "on meta"),
-    Malformed(MERGE, "lse_a", "the forward pass", "requires a gradient",
-              lambda a: {"lse_a": a["lse_a"].requires_grad_()}, Unsupported),
+    Malformed(
+        MERGE,
+        "lse_a",
+        "the forward pass",
+        "requires a gradient",
+        lambda a: {"lse_a": a["lse_a"].requires_grad_()},
+        Unsupported,
+    ),
     to(MANY, "outs", None, "a list of tensors or a tensor", "None"),
     to(MANY, "outs", [], "at least one part", "list []"),
     to(MANY, "outs", torch.ones(0, 5, 2, 6), "at least one part", "[0, 5, 2, 6]"),
@@ -62,9 +68,15 @@ MERGES = [
     of(MANY, "lses", lambda t: t.bfloat16(), "torch.float32 [parts, 5, 2]", "torch.bfloat16"),
     of(MANY, "lses", on_meta, "a tensor on cpu", "on meta"),
     second("lses", lambda t: t[..., None], "torch.float32 [5, 2]", "[5, 2, 1]"),
-    Malformed(MANY, "lses", "the forward pass", "requires a gradient",
-              lambda a: {"lses": a["lses"].requires_grad_()}, Unsupported),
-]  # fmt: skip
+    Malformed(
+        MANY,
+        "lses",
+        "the forward pass",
+        "requires a gradient",
+        lambda a: {"lses": a["lses"].requires_grad_()},
+        Unsupported,
+    ),
+]
 
 PROBLEMS = [
     to(PROBLEM, "form", "paged", "one of dense, latent, sparse", "'paged'"),
@@ -94,9 +106,10 @@ PROBLEMS = [
     to(PLAN, "target", "h900", "one of cpu", "'h900'"),
     to(PLAN, "target", None, "the name of a target", "None"),
     to(PLAN, "backend", "sm90", "one of auto, reference, cpu", "'sm90'"),
-    Malformed(PLAN, "hopper", "nearest supported form", "target 'cpu'",
-              {"backend": "hopper"}, Unsupported),
-]  # fmt: skip
+    Malformed(
+        PLAN, "hopper", "nearest supported form", "target 'cpu'", {"backend": "hopper"}, Unsupported
+    ),
+]
 
 CACHES = [
     to(ALLOCATE, "num_pages", -1, "an int of at least 0", "-1"),
@@ -111,14 +124,24 @@ CACHES = [
     to(ALLOCATE, "device", "gpu", "a torch device", "'gpu'"),
     to(ALLOCATE, "device", 1.5, "a torch device", "1.5"),
     to(ALLOCATE, "device", "cuda:99", "a torch device of this machine", "'cuda:99'"),
-    Malformed(ALLOCATE, "format", "latent 512, rope 64 for fp8_656", "latent 256, rope 64",
-              {"format": "fp8_656", "latent": 256}),
+    Malformed(
+        ALLOCATE,
+        "format",
+        "latent 512, rope 64 for fp8_656",
+        "latent 256, rope 64",
+        {"format": "fp8_656", "latent": 256},
+    ),
     to(CACHE, "data", None, "a tensor, torch.float8_e4m3fn", "NoneType"),
     of(CACHE, "data", lambda d: d[0], "[pages, page_size, 12]", "(3, 12)"),
     of(CACHE, "data", lambda d: d[..., :11], "[pages, page_size, 12]", "(2, 3, 11)"),
     of(CACHE, "data", lambda d: d.bfloat16(), "torch.float8_e4m3fn", "torch.bfloat16"),
-    of(CACHE, "data", lambda d: d.view(torch.uint8).repeat(1, 1, 2)[..., ::2].view(d.dtype),
-       "a contiguous last dimension", "stride 2"),
+    of(
+        CACHE,
+        "data",
+        lambda d: d.view(torch.uint8).repeat(1, 1, 2)[..., ::2].view(d.dtype),
+        "a contiguous last dimension",
+        "stride 2",
+    ),
     of(CACHE, "data", lambda d: d[:, :0], "at least 1 row per page", "(2, 0, 12)"),
     to(CACHE, "scales", None, "float32 [2, 3, 1]", "NoneType"),
     of(CACHE, "scales", lambda s: s[0], "float32 [2, 3, 1]", "(3, 1)"),
@@ -128,11 +151,24 @@ CACHES = [
     to(CACHE, "rope", None, "an int of at least 0", "None"),
     Malformed(CACHE, "data", "[pages, page_size, 13]", "(2, 3, 12)", {"rope": 5}),
     to(CACHE, "format", "fp16", "one of bf16", "'fp16'"),
-    Malformed(CACHE, "scales", "None for bf16", "a tensor",
-              lambda a: {"format": "bf16", "data": a["data"].bfloat16()}),
-    Malformed(CACHE, "scales", "a contiguous last dimension", "stride 2",
-              {"data": torch.zeros(2, 3, 44, dtype=torch.float8_e4m3fn), "latent": 40,
-               "scales": torch.ones(2, 3, 4)[..., ::2]}),
+    Malformed(
+        CACHE,
+        "scales",
+        "None for bf16",
+        "a tensor",
+        lambda a: {"format": "bf16", "data": a["data"].bfloat16()},
+    ),
+    Malformed(
+        CACHE,
+        "scales",
+        "a contiguous last dimension",
+        "stride 2",
+        {
+            "data": torch.zeros(2, 3, 44, dtype=torch.float8_e4m3fn),
+            "latent": 40,
+            "scales": torch.ones(2, 3, 4)[..., ::2],
+        },
+    ),
     to(APPEND, "latent", None, "a tensor [tokens, 8]", "NoneType"),
     to(APPEND, "latent", torch.ones(2, 7), "[tokens, 8]", "(2, 7)"),
     to(APPEND, "latent", torch.ones(8), "[tokens, 8]", "(8,)"),
@@ -148,13 +184,19 @@ CACHES = [
     to(APPEND, "slot_mapping", torch.tensor([0, -1]), "rows 0 to 5", "row -1"),
     to(APPEND, "slot_mapping", torch.tensor([0.0, 1.0]), "int64 [tokens]", "torch.float32"),
     to(APPEND, "slot_mapping", torch.tensor([[0, 1]]), "int64 [tokens]", "(1, 2)"),
-    Malformed(APPEND, "rope", "does not carry one", "requires a gradient",
-              {"rope": torch.ones(2, 4, requires_grad=True)}, Unsupported),
+    Malformed(
+        APPEND,
+        "rope",
+        "does not carry one",
+        "requires a gradient",
+        {"rope": torch.ones(2, 4, requires_grad=True)},
+        Unsupported,
+    ),
     to(GATHER, "rows", 0, "a tensor of row numbers", "int"),
     to(GATHER, "rows", torch.tensor([6]), "rows 0 to 5", "row 6"),
     to(GATHER, "rows", torch.tensor([True]), "int64 [tokens]", "torch.bool"),
     to(GATHER, "rows", torch.tensor([0]).to("meta"), "a tensor on cpu", "one on meta"),
-]  # fmt: skip
+]
 
 SHIM_FLASH_MLA = [
     of(FLASH_MLA, "q", lambda q: q[:, 0], "[total_q, heads, d_qk]", "[5, 12]"),
@@ -173,9 +215,15 @@ SHIM_FLASH_MLA = [
     to(FLASH_MLA, "topk_length", int32(3), f"{INT32} [5]", "[1]"),
     to(FLASH_MLA, "topk_length", torch.ones(5).long(), f"{INT32} [5]", "torch.int64"),
     of(FLASH_MLA, "out", lambda o: o[..., :7], "[5, 2, 8]", "[5, 2, 7]"),
-    Malformed(FLASH_MLA, "attn_sink", "the forward pass", "requires a gradient",
-              {"attn_sink": torch.zeros(2, requires_grad=True)}, Unsupported),
-]  # fmt: skip
+    Malformed(
+        FLASH_MLA,
+        "attn_sink",
+        "the forward pass",
+        "requires a gradient",
+        {"attn_sink": torch.zeros(2, requires_grad=True)},
+        Unsupported,
+    ),
+]
 
 SHIM_FLASH_ATTN = [
     to(FLASH_ATTN, "q", None, "[total_q, heads, d_qk]", "None"),
@@ -216,8 +264,14 @@ SHIM_FLASH_ATTN = [
     unsupported(FLASH_ATTN, "q_descale", torch.ones(2, 4), "one per token", "[2, 4]"),
     unsupported(FLASH_ATTN, "k_descale", torch.ones(2, 4), "expected None", "[2, 4]"),
     unsupported(FLASH_ATTN, "v_descale", torch.ones(2, 4), "expected None", "[2, 4]"),
-    Malformed(FLASH_ATTN, "k", "the forward pass", "requires a gradient",
-              lambda a: {"k": a["k"].requires_grad_()}, Unsupported),
-]  # fmt: skip
+    Malformed(
+        FLASH_ATTN,
+        "k",
+        "the forward pass",
+        "requires a gradient",
+        lambda a: {"k": a["k"].requires_grad_()},
+        Unsupported,
+    ),
+]
 
 OTHERS = [*MERGES, *PROBLEMS, *CACHES, *SHIM_FLASH_MLA, *SHIM_FLASH_ATTN]

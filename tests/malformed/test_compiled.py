@@ -9,9 +9,16 @@ from malformed.arguments import CALLS, Malformed, arguments_of
 from malformed.table import ENTRIES
 
 TRACED = (
-    "mla_prefill", "mla_prefill+cache", "mla_prefill_latent", "mla_prefill_sparse",
-    "mla_prefill_sparse+cache", "merge_states", "merge_many", "flash_mla", "flash_attn",
-)  # fmt: skip
+    "mla_prefill",
+    "mla_prefill+cache",
+    "mla_prefill_latent",
+    "mla_prefill_sparse",
+    "mla_prefill_sparse+cache",
+    "merge_states",
+    "merge_many",
+    "flash_mla",
+    "flash_attn",
+)
 
 
 def traceable(entry: Malformed) -> bool:

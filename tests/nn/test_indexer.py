@@ -15,10 +15,10 @@ from nn.test_mla import Theirs
 from openmla import IndexCache, LatentCache
 from openmla.errors import InvalidArgument, Unsupported
 from openmla.indexer.cache import quantize
+from openmla.lab.testing.indexer import BOUND, selection_fits
 from openmla.nn import Batch, Indexer, IndexerConfig, MLAAttention, indexer
 from openmla.nn.indexer import INTERLEAVED, fold, hadamard
-from openmla.planning.layer import form
-from openmla.testing.indexer import BOUND, selection_fits
+from openmla.planning import form
 
 TOKENS, TOPK = 60, EXTRA["deepseek_v32"]["index_topk"]
 KINDS = list(INTERLEAVED)

@@ -17,15 +17,19 @@ from openmla import LatentCache
 from openmla.errors import InvalidArgument, Unsupported
 from openmla.nn import Batch, MLAAttention, MLAConfig
 from openmla.nn.config import SERVED
-from openmla.planning.layer import form
+from openmla.planning import form
 
 CLOSE = 2e-6
 DENSE = [k for k in SERVED if k not in EXTRA or "index_topk" not in EXTRA[k]]
 SPARSE = [k for k in SERVED if k not in DENSE]
 YARN = {
-    "rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "mscale": 1.0,
-    "mscale_all_dim": 0.7, "original_max_position_embeddings": 128,
-}  # fmt: skip
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "mscale": 1.0,
+    "mscale_all_dim": 0.7,
+    "original_max_position_embeddings": 128,
+}
 
 
 class Theirs:

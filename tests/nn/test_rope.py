@@ -12,9 +12,15 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from openmla.nn.rope import Rope
 
 V3 = {
-    "rope_type": "yarn", "rope_theta": 10000.0, "factor": 40.0, "beta_fast": 32, "beta_slow": 1,
-    "mscale": 1.0, "mscale_all_dim": 1.0, "original_max_position_embeddings": 4096,
-}  # fmt: skip
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 40.0,
+    "beta_fast": 32,
+    "beta_slow": 1,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+    "original_max_position_embeddings": 4096,
+}
 
 
 def config(**changes: Any) -> Any:

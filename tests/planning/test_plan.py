@@ -13,15 +13,17 @@ import pytest
 from openmla.errors import InvalidArgument, Unsupported
 from openmla.explain.support import FEATURES, TABLE_TARGETS
 from openmla.formats import FORMATS
+from openmla.kernels.cpu.plan import CpuConfig
+from openmla.kernels.hopper.dense.plan import HopperDenseConfig
+from openmla.kernels.hopper.dense_fp8.plan import HopperDenseFp8Config
+from openmla.kernels.hopper.latent.plan import HopperSparseConfig
+from openmla.kernels.portable.plan import PortableConfig
 from openmla.planning import TARGETS, Plan, plan, target_by_name
-from openmla.planning.blackwell import FA4Config, MLAConfig, MLAPrefillSparse
-from openmla.planning.blackwell.mla import MLAPairConfig
+from openmla.planning.blackwell.dense import DenseConfig
+from openmla.planning.blackwell.sparse.pair import PairConfig
 from openmla.planning.budget import over_budget, uses
-from openmla.planning.cdna4 import MlaPrefill16, MlaPrefillV2
-from openmla.planning.hopper import HopperDenseConfig, HopperDenseFp8Config, HopperSparseConfig
-from openmla.planning.host.tiles import CpuConfig
+from openmla.planning.cdna4 import Dense16, DenseFP8
 from openmla.planning.models import MODELS, problem_for_model
-from openmla.planning.portable.tiles import PortableConfig
 from openmla.planning.registry import families_of
 from openmla.planning.serves import FP8_CACHES, GLUON_CACHES
 from openmla.problem import FORMS, Problem
@@ -49,14 +51,14 @@ EVERY_MODEL = [
         (LATENT, "h200", "hopper", HopperSparseConfig),
         (SPARSE, "h100", "hopper", HopperSparseConfig),
         (FP8, "h200", "hopper", HopperDenseFp8Config),
-        (DENSE, "b200", "blackwell", MLAPairConfig),
-        (replace(DENSE, total_q=512), "b200", "blackwell", MLAConfig),
-        (NO_ROPE, "b200", "blackwell", FA4Config),
-        (LATENT, "b200", "blackwell", MLAPrefillSparse),
+        (DENSE, "b200", "blackwell", DenseConfig),
+        (replace(DENSE, total_q=512), "b200", "blackwell", DenseConfig),
+        (NO_ROPE, "b200", "blackwell", DenseConfig),
+        (LATENT, "b200", "blackwell", PairConfig),
         (replace(DENSE, d_rope=32), "b200", "portable", PortableConfig),
-        (DENSE, "mi355x", "cdna4", MlaPrefill16),
-        (FP8, "mi355x", "cdna4", MlaPrefillV2),
-        (NO_ROPE, "mi355x", "cdna4", MlaPrefill16),
+        (DENSE, "mi355x", "cdna4", Dense16),
+        (FP8, "mi355x", "cdna4", DenseFP8),
+        (NO_ROPE, "mi355x", "cdna4", Dense16),
         (DENSE, "a100", "portable", PortableConfig),
         (FP8, "a100", "portable", PortableConfig),
         (DENSE, "sm_86:84x101376", "portable", PortableConfig),
@@ -183,7 +185,12 @@ def test_json_of_an_unknown_config() -> None:
         (replace(DENSE, d_nope=96), "mi355x", "cdna4", "d_nope 96"),
         (replace(FP8, v_dtype="bf16"), "mi355x", "cdna4", "v_dtype bf16"),
         (replace(SPARSE, d_rope=0), "b200", "blackwell", "d_rope 0, d_v 512: 512/64/512"),
-        (replace(DENSE, rope="cache", page_size=7), "b200", "blackwell", "7 (= 0 x 8 + 7)"),
+        (
+            replace(DENSE, rope="cache", page_size=7),
+            "b200",
+            "blackwell",
+            "page_size 7: pages of 8, 16, 32 or a multiple of 64 rows",
+        ),
         (
             replace(DENSE, rope="cache", page_size=7),
             "h200",
@@ -328,7 +335,7 @@ def test_planning_imports_no_heavy_package() -> None:
         "package.__path__ = [sys.argv[1]]; sys.modules['openmla'] = package;"
         "from openmla.planning.models import problem_for_model; from openmla.planning import plan;"
         "[plan(problem_for_model('glm-5'), t) for t in ('h200', 'b200', 'mi355x', 'cpu')];"
-        "print([name for name in ('torch', 'triton', 'tensor_layouts') if name in sys.modules])"
+        "print([name for name in ('torch', 'triton') if name in sys.modules])"
     )
     import openmla
 
@@ -343,11 +350,11 @@ def test_planning_imports_no_heavy_package() -> None:
 
 def test_the_package_is_the_call_and_still_a_package():
     import openmla
-    import openmla.planning.blackwell
+    import openmla.modular.blackwell
 
     problem = Problem(form="dense", heads=8, d_nope=128, d_rope=64, d_v=128)
     assert openmla.plan(problem, target="b200") == plan(problem, "b200")
-    assert openmla.planning.blackwell.FA4Config.__name__ == "FA4Config"
+    assert openmla.modular.blackwell.FA4Config.__name__ == "FA4Config"
 
 
 @pytest.mark.parametrize(

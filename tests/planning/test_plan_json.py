@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from openmla.errors import InvalidArgument, Unsupported
 from openmla.explain.support import FEATURES
 from openmla.indexer.problem import IndexProblem
+from openmla.kernels.hopper.few.plan import FewQueries
 from openmla.planning import TARGETS, Plan, cached_plan, plan
-from openmla.planning.hopper.few import FewQueries
 from openmla.planning.indexer import INDEX_FAMILIES, INDEX_FEATURES, cached_index_plan
 from openmla.planning.registry import FAMILIES
 from openmla.planning.target import target_by_name
@@ -26,9 +26,15 @@ from planning.plan_mutations import mutated
 
 TRITONS = ((3, 6), (3, 7), (3, 8), (3, 9), None)
 SPARSE = Problem(
-    form="sparse", heads=128, d_nope=512, d_rope=64, d_v=512, topk=2048, total_q=4096,
+    form="sparse",
+    heads=128,
+    d_nope=512,
+    d_rope=64,
+    d_v=512,
+    topk=2048,
+    total_q=4096,
     total_k=65536,
-)  # fmt: skip
+)
 FEW = replace(SPARSE, heads=16, total_q=1)
 GRID = [
     *(
@@ -78,7 +84,7 @@ def test_a_plan_is_of_the_kernel_that_was_chosen(triton: tuple[int, int] | None)
     chosen = cached_plan(SPARSE, target_by_name("b200"), "auto", triton)
     pair = triton is None or triton >= (3, 8)
     assert chosen.kernel_name == ("sparse_pair" if pair else "sparse")
-    assert chosen.config.cta_group == (2 if pair else 1)
+    assert chosen.config.ctas == (2 if pair else 1)
     assert triton is None or triton >= chosen.kernel.first_triton
     assert bool(chosen.passed_over) != pair
 

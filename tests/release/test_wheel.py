@@ -43,9 +43,12 @@ print(openmla.plan(problem, "b200"))
 def run(*command: object) -> subprocess.CompletedProcess[str]:
     """Like a shell whose environment names no other place to import from."""
     return subprocess.run(
-        [str(c) for c in command], capture_output=True, text=True, check=False,
+        [str(c) for c in command],
+        capture_output=True,
+        text=True,
+        check=False,
         env={"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8"},
-    )  # fmt: skip
+    )
 
 
 @pytest.fixture(scope="module")

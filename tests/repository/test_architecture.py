@@ -1,8 +1,10 @@
 """Imports point one way only: from the public calls down to the errors.
 
-    errors < problem < sequences < planning < operands < kernels < ... < cli
+    errors < arithmetic < modular < problem < sequences < planning < plans of kernels < registry
+           < operands < kernels < … < cli
 
-A module may import from its own group and from lower ones, inside functions too.
+A module may import from its own group and from lower ones, inside functions too. The plan of a
+kernel lies in the kernel's folder and is as pure as the planner: neither torch nor Triton.
 """
 
 from __future__ import annotations
@@ -14,15 +16,24 @@ from collections.abc import Iterable
 from repository import package_source
 from repository.package_source import imports, modules
 
+PLANS, REGISTRY = "plans of kernels", "registry of families"
+PLAN_FILES = {"plan", "family", "chip", "tuned"}
+"""Modules below openmla.kernels that plan: integers only."""
+IN_REGISTRY = {"planning", "planning.registry", "planning.indexer", "planning.budget"}
+"""What knows all families; `openmla.planning` itself offers it."""
 # Bottom to top. A name stands for a module or for a whole package; of the indexer, which has a flow
 # of its own beside that of attention, every module has its place.
 LAYERS: list[set[str]] = [
     {"errors", "formats"},
+    {"arithmetic"},
+    {"modular"},  # the five systems know nothing of openmla's own plans
     {"records"},
     {"problem"},
     {"indexer", "indexer.problem"},
     {"sequences", "cache", "indexer.cache"},
     {"planning"},
+    {PLANS},
+    {REGISTRY},
     {"operands", "indexer.operands", "indexer.windows"},
     {"kernels"},
     {"reference", "indexer.reference"},
@@ -37,19 +48,23 @@ LAYERS: list[set[str]] = [
     {"nn"},
     {"integrations"},
     {"explain"},
-    {"testing"},
-    {"bench"},
+    {"lab"},
     {"cli"},
     {"__main__"},
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
-PURE = {"records", "planning", "problem", "errors", "formats", "indexer", "indexer.problem"}
+PURE = {"errors", "formats", "arithmetic", "modular", "records", "problem", "planning"}
+PURE |= {PLANS, REGISTRY, "indexer", "indexer.problem"}
 HEAVY = ("triton", "typer", "rich", "numpy", "matplotlib", "transformers", "vllm")
 
 
 def group(module: str) -> str:
     """The module itself or the package around it that LAYERS names."""
     head, _, rest = module.partition(".")
+    if module in IN_REGISTRY:
+        return REGISTRY
+    if head == "kernels" and PLAN_FILES & set(rest.split(".")):
+        return PLANS
     two = f"{head}.{rest.split('.')[0]}"
     return two if two in LEVEL else head
 
@@ -158,6 +173,7 @@ def test_planted_imports_are_caught():
     """Another check of the checker."""
     assert upward("planning.target", [("openmla.api", 3)]) != []
     assert upward("checks", [("openmla", 3)]) != []
+    assert upward("modular.blackwell.fa4", [("openmla.planning.family", 3)]) != []
     assert upward("api", [("openmla.checks", 3), ("torch", 4), ("openmla.api", 5)]) == []
     assert foreign_kernels("kernels.hopper.dense", [("openmla.kernels.cpu.dense", 3)]) != []
     assert foreign_kernels("kernels.cpu.dense", [("openmla.reference", 3)]) != []

@@ -32,8 +32,12 @@ def script(name: str, *arguments: str, path: str = "") -> subprocess.CompletedPr
     environment = {**os.environ, "PATH": f"{path}{os.pathsep}{os.environ['PATH']}"}
     return subprocess.run(
         [sys.executable, str(FOLDER / name), *arguments],
-        capture_output=True, text=True, env=environment, timeout=300, check=False,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        env=environment,
+        timeout=300,
+        check=False,
+    )
 
 
 def test_a_file_that_dies_or_hangs_does_not_take_the_others_along(tmp_path: Path):

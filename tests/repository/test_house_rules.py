@@ -10,7 +10,7 @@ import pytest
 
 from repository.package_source import ROOT, functions, modules
 
-MAY_READ_ENVIRONMENT = ("cli", "aot", "plan.target", "integrations.vllm.registration")
+MAY_READ_ENVIRONMENT = ("cli", "lab.compiling", "integrations.vllm.registration")
 # Argument errors must survive `python -O`.
 NO_ASSERTS_WITH_MESSAGES = ("checks", "api.attention", "cache")
 MACHINE_PATHS = ("/" + "work/", "/" + "root/", "/" + "home/")
@@ -29,17 +29,27 @@ def public(dotted: str) -> bool:
 def public_functions(module: str) -> list[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
     """Functions and methods that a user of the module can name; nested ones are not."""
     everything = dict(functions(module))
-    return [(name, node) for name, node in everything.items()
-            if public(name) and name.rpartition(".")[0] not in everything]  # fmt: skip
+    return [
+        (name, node)
+        for name, node in everything.items()
+        if public(name) and name.rpartition(".")[0] not in everything
+    ]
 
 
 def says_what_it_is(node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) -> bool:
-    """A docstring, a decorator that begins with a description, or a bare `...` of a protocol."""
+    """A docstring, a decorator that begins with a description, or a bare `...` of a protocol.
+
+    Of a property that only returns a value, its name may be enough.
+    """
     described = any(
         isinstance(d, ast.Call) and d.args and isinstance(d.args[0], ast.Constant)
         for d in node.decorator_list
     )
-    return bool(ast.get_docstring(node)) or described or ast.unparse(node.body) == "..."
+    decorators = [ast.unparse(d) for d in node.decorator_list]
+    value = decorators[-1:] in (["property"], ["cached_property"])
+    only_returns = value and len(node.body) == 1 and isinstance(node.body[0], ast.Return)
+    documented = bool(ast.get_docstring(node)) or ast.unparse(node.body) == "..."
+    return documented or described or only_returns
 
 
 @cache

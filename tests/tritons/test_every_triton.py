@@ -14,10 +14,11 @@ import triton
 
 import gluon_sim
 import openmla
-from openmla.aot import table
-from openmla.aot.jobs import CompileJob, captured_output, compile_job, specialized
 from openmla.kernels import prepared
 from openmla.kernels.gluon import compat
+from openmla.kernels.triton_version import TRITON
+from openmla.lab.compiling import table
+from openmla.lab.compiling.jobs import CompileJob, captured_output, compile_job, specialized
 
 pytestmark = pytest.mark.tritons
 # Engines that the environment of these tests does not have.
@@ -70,8 +71,8 @@ def test_every_launch_says_what_it_relies_on() -> None:
 
 
 def test_this_version_is_one_that_cached_launches_were_read_for() -> None:
-    assert compat.TRITON in prepared.CHECKED_TRITONS
-    assert triton.__version__.startswith(".".join(str(n) for n in compat.TRITON))
+    assert TRITON in prepared.CHECKED_TRITONS
+    assert triton.__version__.startswith(".".join(str(n) for n in TRITON))
 
 
 def test_names_are_looked_up_one_by_one() -> None:

@@ -47,11 +47,23 @@ def make_model(folder: Path) -> None:
     """Two dense layers with DeepSeek-V3's head widths; weights that make some scores stand out."""
     torch.manual_seed(0)
     config = DeepseekV3Config(
-        vocab_size=64, hidden_size=128, intermediate_size=256, moe_intermediate_size=64,
-        num_hidden_layers=2, first_k_dense_replace=2, num_attention_heads=4, num_key_value_heads=4,
-        n_routed_experts=8, num_experts_per_tok=2, n_group=2, topk_group=1, q_lora_rank=64,
-        kv_lora_rank=512, max_position_embeddings=2048, initializer_range=0.1,
-    )  # fmt: skip
+        vocab_size=64,
+        hidden_size=128,
+        intermediate_size=256,
+        moe_intermediate_size=64,
+        num_hidden_layers=2,
+        first_k_dense_replace=2,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        n_routed_experts=8,
+        num_experts_per_tok=2,
+        n_group=2,
+        topk_group=1,
+        q_lora_rank=64,
+        kv_lora_rank=512,
+        max_position_embeddings=2048,
+        initializer_range=0.1,
+    )
     model = DeepseekV3ForCausalLM._from_config(config, dtype=torch.bfloat16)
     model.save_pretrained(folder)
 
@@ -70,9 +82,14 @@ def started() -> Iterator[LLM]:
     with tempfile.TemporaryDirectory() as folder:
         make_model(Path(folder))
         yield LLM(
-            model=folder, skip_tokenizer_init=True, enforce_eager=True, max_model_len=LONGEST,
-            dtype="bfloat16", max_num_seqs=4, block_size=16,
-        )  # fmt: skip
+            model=folder,
+            skip_tokenizer_init=True,
+            enforce_eager=True,
+            max_model_len=LONGEST,
+            dtype="bfloat16",
+            max_num_seqs=4,
+            block_size=16,
+        )
 
 
 def keep_chunked_prefill() -> None:

@@ -45,9 +45,18 @@ class Recorder:
         setattr(owner, name, recorded)
 
     def _step(
-        self, usual: Any, layer: Any, q: Tensor, kv_c: Tensor, k_pe: Tensor, cache: Tensor,
-        metadata: Any, k_scale: Tensor, output: Tensor, output_scale: None = None,
-    ) -> None:  # fmt: skip
+        self,
+        usual: Any,
+        layer: Any,
+        q: Tensor,
+        kv_c: Tensor,
+        k_pe: Tensor,
+        cache: Tensor,
+        metadata: Any,
+        k_scale: Tensor,
+        output: Tensor,
+        output_scale: None = None,
+    ) -> None:
         self._layer = self._layer or layer
         self._attention = [] if layer is self._layer else None
         usual(layer, q, kv_c, k_pe, cache, metadata, k_scale, output, output_scale)
@@ -55,9 +64,14 @@ class Recorder:
             return
         self.weight = layer.kv_b_proj.weight.detach().clone()
         step = {
-            "q": q, "kv_c": kv_c, "k_pe": k_pe, "scale": layer.scale, "output": output,
-            "offsets": metadata.prefill.query_start_loc, "attention": self._attention,
-        }  # fmt: skip
+            "q": q,
+            "kv_c": kv_c,
+            "k_pe": k_pe,
+            "scale": layer.scale,
+            "output": output,
+            "offsets": metadata.prefill.query_start_loc,
+            "attention": self._attention,
+        }
         context = metadata.prefill.chunked_context
         if context is not None:
             lengths = context.context_lens
@@ -67,16 +81,31 @@ class Recorder:
         self.steps.append(kept(step))
 
     def _new_tokens(
-        self, usual: Any, backend: Any, q: Tensor, k: Tensor, v: Tensor,
-        return_softmax_lse: bool, out: None = None, output_scale: None = None,
-    ) -> Any:  # fmt: skip
+        self,
+        usual: Any,
+        backend: Any,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        return_softmax_lse: bool,
+        out: None = None,
+        output_scale: None = None,
+    ) -> Any:
         result = usual(backend, q, k, v, return_softmax_lse)
         offsets = backend._prefill_metadata.query_start_loc
         self._attended(q, k, v, (offsets, offsets), True, result)
         return result
 
-    def _context_chunk(self, usual: Any, backend: Any, chunk: Any, q: Tensor, k: Tensor,
-                       v: Tensor, out: None = None) -> Any:  # fmt: skip
+    def _context_chunk(
+        self,
+        usual: Any,
+        backend: Any,
+        chunk: Any,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        out: None = None,
+    ) -> Any:
         result = usual(backend, chunk, q, k, v)
         self._attended(q, k, v, (chunk.query_start_loc, chunk.cu_seq_lens), False, result)
         return result

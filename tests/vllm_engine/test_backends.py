@@ -34,9 +34,13 @@ def test_vllms_registries_have_the_backends(name: str):
 
 def test_no_abstract_method_is_left():
     classes = (
-        prefill.OpenMLAPrefillBackend, attention.OpenMLABackend, attention.OpenMLAImpl,
-        sparse.OpenMLASparseBackend, sparse.OpenMLASparseMetadataBuilder, sparse.OpenMLASparseImpl,
-    )  # fmt: skip
+        prefill.OpenMLAPrefillBackend,
+        attention.OpenMLABackend,
+        attention.OpenMLAImpl,
+        sparse.OpenMLASparseBackend,
+        sparse.OpenMLASparseMetadataBuilder,
+        sparse.OpenMLASparseImpl,
+    )
     assert [c.__name__ for c in classes if c.__abstractmethods__] == []
 
 
@@ -45,13 +49,17 @@ def test_no_abstract_method_is_left():
     [
         (attention.OpenMLAImpl.forward_mha, mla_attention.MLACommonBaseImpl.forward_mha),
         (sparse.OpenMLASparseImpl.forward_mqa, mla_attention.MLACommonImpl.forward_mqa),
-        (prefill.OpenMLAPrefillBackend.run_prefill_new_tokens,
-         MLAPrefillBackend.run_prefill_new_tokens),
-        (prefill.OpenMLAPrefillBackend.run_prefill_context_chunk,
-         MLAPrefillBackend.run_prefill_context_chunk),
+        (
+            prefill.OpenMLAPrefillBackend.run_prefill_new_tokens,
+            MLAPrefillBackend.run_prefill_new_tokens,
+        ),
+        (
+            prefill.OpenMLAPrefillBackend.run_prefill_context_chunk,
+            MLAPrefillBackend.run_prefill_context_chunk,
+        ),
     ],
     ids=lambda f: f.__name__,
-)  # fmt: skip
+)
 def test_overridden_methods_take_what_vllm_passes(ours: Any, theirs: Any):
     assert list(inspect.signature(ours).parameters) == list(inspect.signature(theirs).parameters)
 
@@ -67,14 +75,18 @@ def test_selected_rows_of_every_cache(kind: str):
     batch = selected.batch(kind)
     layer = object.__new__(sparse.OpenMLASparseImpl)
     vars(layer).update(
-        scale=selected.SCALE, kv_lora_rank=512, kv_cache_dtype=batch.kv_cache_dtype,
+        scale=selected.SCALE,
+        kv_lora_rank=512,
+        kv_cache_dtype=batch.kv_cache_dtype,
         _topk_indices_buffer=batch.tokens,
-    )  # fmt: skip
+    )
     layer.dcp_world_size, layer.dcp_rank = 1, 0
     metadata = SimpleNamespace(
-        block_size=selected.PAGE, req_id_per_token=batch.requests, block_table=batch.table,
+        block_size=selected.PAGE,
+        req_id_per_token=batch.requests,
+        block_table=batch.table,
         cp_kv_cache_interleave_size=1,
-    )  # fmt: skip
+    )
     out, lse = layer.forward_mqa(batch.q, batch.pages, metadata, None)
     want = batch.exact()
     formula.assert_close(out, want.out, bound=2.0**-8)
@@ -93,17 +105,26 @@ def vllms_prefill(backend_class: Any, dtype: torch.dtype, workspace_rows: int) -
     kv_c, k_pe = torch.randn(len(q), LATENT).to(dtype), torch.randn(len(q), 1, ROPE).to(dtype)
     backend = backend_class(HEADS, SCALE, LATENT, NOPE, ROPE, V, None)
     context = mla_attention.build_mla_chunked_context_metadata(
-        context_lens_cpu=torch.tensor(CONTEXT), prefill_query_start_loc_cpu=offsets,
+        context_lens_cpu=torch.tensor(CONTEXT),
+        prefill_query_start_loc_cpu=offsets,
         chunked_prefill_workspace=torch.empty(workspace_rows, LATENT + ROPE, dtype=dtype),
-        chunked_prefill_workspace_size=workspace_rows, block_size=PAGE, align_chunk_to_block=True,
-        device=torch.device("cpu"), dcp_world_size=1, dcp_local_block_size=1,
+        chunked_prefill_workspace_size=workspace_rows,
+        block_size=PAGE,
+        align_chunk_to_block=True,
+        device=torch.device("cpu"),
+        dcp_world_size=1,
+        dcp_local_block_size=1,
         dcp_virtual_block_size=1,
-    )  # fmt: skip
+    )
     assert len(context.chunks) == (2 if workspace_rows > sum(CONTEXT) else 4)
     metadata = mla_attention.MLACommonPrefillMetadata(
-        block_table=table, query_start_loc=offsets, max_query_len=max(NEW),
-        chunked_context=context, q_data_type=dtype, prefill_backend=backend,
-    )  # fmt: skip
+        block_table=table,
+        query_start_loc=offsets,
+        max_query_len=max(NEW),
+        chunked_context=context,
+        q_data_type=dtype,
+        prefill_backend=backend,
+    )
     backend.prepare_metadata(metadata)
 
     class Layer(mla_attention.MLACommonBaseImpl):
@@ -115,8 +136,9 @@ def vllms_prefill(backend_class: Any, dtype: torch.dtype, workspace_rows: int) -
         return (rows @ weight.T,)
 
     kv_b_proj.weight = weight
-    layer = Layer(HEADS, LATENT + ROPE, SCALE, 1, "auto", LATENT, NOPE, ROPE, NOPE + ROPE, V,
-                  kv_b_proj)  # fmt: skip
+    layer = Layer(
+        HEADS, LATENT + ROPE, SCALE, 1, "auto", LATENT, NOPE, ROPE, NOPE + ROPE, V, kv_b_proj
+    )
     layer._use_flashinfer_concat_mla_k = False
     layer.dcp_world_size = 1
     out = torch.empty(len(q), HEADS * V, dtype=dtype)

@@ -1,1 +1,1 @@
-"""Compiling ahead of time, without a GPU, and what the compiler said."""
+"""Compiling a model's kernels ahead of its first call, and for GPUs that are not there."""

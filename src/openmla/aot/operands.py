@@ -13,6 +13,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from openmla.arithmetic import ceildiv
 from openmla.cache import LatentCache
 from openmla.indexer.cache import IndexCache
 from openmla.indexer.operands import (
@@ -69,9 +70,13 @@ class _Zeros:
         """Room for all rows; `gap` more between pages."""
         size = problem.page_size or PAGE
         cache = LatentCache.allocate(
-            num_pages=-(-problem.total_k // size), page_size=size + gap, latent=latent,
-            rope=problem.d_rope, format=format, device=self.device,
-        )  # fmt: skip
+            num_pages=-(-problem.total_k // size),
+            page_size=size + gap,
+            latent=latent,
+            rope=problem.d_rope,
+            format=format,
+            device=self.device,
+        )
         scales = None if cache.scales is None else cache.scales[:, :size]
         return replace(cache, data=cache.data[:, :size], scales=scales)
 
@@ -101,7 +106,7 @@ def operands_of(
         cache = zeros.cache(problem, problem.d_nope, problem.kv_dtype, page_gap)
     if problem.form == "latent":
         assert isinstance(cache, LatentCache)
-        table = zeros.ints(problem.batch, cache.num_pages)
+        table = zeros.ints(problem.batch, ceildiv(problem.most_keys, cache.page_size))
         lengths = zeros.ends(problem.total_k, problem.batch).diff()
         cu = zeros.ends(rows, problem.batch)
         op = LatentOperands(q, cache, table, lengths, cu, problem.causal, problem.d_v, weights)
@@ -121,15 +126,22 @@ def _dense(zeros: _Zeros, problem: Problem, q: Tensor, weights: Weights) -> Dens
         per_head = (heads,) if problem.rope == "per_head" else ()
         rope = zeros(problem.rope_dtype, keys, *per_head, problem.d_rope)
     cu_q = zeros.ends(problem.total_q, batch)
-    cu_k = cu_q if keys == problem.total_q else zeros.ends(keys, batch)
+    cu_k = cu_q if problem.self_attention else zeros.ends(keys, batch)
     words = -(-keys // (4 * WORD)) * 4  # rows of a mask begin at 16 bytes
     return DenseOperands(
-        q, zeros(problem.kv_dtype, keys, heads, problem.d_nope), rope,
-        zeros(problem.v_dtype, keys, heads, problem.d_v), cu_q, cu_k, problem.causal, weights,
-        cache, table,
+        q,
+        zeros(problem.kv_dtype, keys, heads, problem.d_nope),
+        rope,
+        zeros(problem.v_dtype, keys, heads, problem.d_v),
+        cu_q,
+        cu_k,
+        problem.causal,
+        weights,
+        cache,
+        table,
         zeros.ints(batch) if problem.has_k_start else None,
         zeros.ints(problem.total_q, words) if problem.has_key_mask else None,
-    )  # fmt: skip
+    )
 
 
 def index_operands_of(

@@ -49,9 +49,12 @@ def problems_of(model: str, tp: int = 1, dtypes: tuple[str, ...] = ("bf16",)) ->
 
 
 def compile_model(
-    model: str, device: torch.device, tp: int = 1, dtypes: tuple[str, ...] = ("bf16",),
+    model: str,
+    device: torch.device,
+    tp: int = 1,
+    dtypes: tuple[str, ...] = ("bf16",),
     tell: Callable[[str], None] = log.info,
-) -> Iterator[str]:  # fmt: skip
+) -> Iterator[str]:
     """Compile the kernels that a model runs on a GPU; yields a line per problem when it is done."""
     if device.type != "cuda":
         raise Unsupported(
@@ -77,5 +80,5 @@ def compile_model(
 def shortened(problem: Problem) -> Problem:
     """The problem with no more tokens than MOST_TOKENS; a whole prompt stays a whole prompt."""
     tokens = min(problem.total_q, MOST_TOKENS)
-    keys = tokens if problem.total_q == problem.total_k else problem.total_k
+    keys = tokens if problem.self_attention else problem.total_k
     return replace(problem, total_q=tokens, total_k=keys)

@@ -5,6 +5,10 @@ from openmla.api.merging import merge_many, merge_states
 from openmla.api.quantizing import quantize
 
 __all__ = [
-    "merge_many", "merge_states", "mla_prefill", "mla_prefill_latent", "mla_prefill_sparse",
+    "merge_many",
+    "merge_states",
+    "mla_prefill",
+    "mla_prefill_latent",
+    "mla_prefill_sparse",
     "quantize",
-]  # fmt: skip
+]

@@ -31,19 +31,34 @@ assert ops.FORMS  # importing ops registers torch.ops.openmla.*
 
 @overload
 def mla_prefill(
-    q: Tensor, k_nope: Tensor, k_rope: Tensor | LatentCache | None, v: Tensor,
-    *, return_lse: Literal[False] = False, **options: Unpack[DenseOptions],
-) -> Tensor: ...  # fmt: skip
+    q: Tensor,
+    k_nope: Tensor,
+    k_rope: Tensor | LatentCache | None,
+    v: Tensor,
+    *,
+    return_lse: Literal[False] = False,
+    **options: Unpack[DenseOptions],
+) -> Tensor: ...
 @overload
 def mla_prefill(
-    q: Tensor, k_nope: Tensor, k_rope: Tensor | LatentCache | None, v: Tensor,
-    *, return_lse: Literal[True], **options: Unpack[DenseOptions],
-) -> tuple[Tensor, Tensor]: ...  # fmt: skip
+    q: Tensor,
+    k_nope: Tensor,
+    k_rope: Tensor | LatentCache | None,
+    v: Tensor,
+    *,
+    return_lse: Literal[True],
+    **options: Unpack[DenseOptions],
+) -> tuple[Tensor, Tensor]: ...
 @overload
 def mla_prefill(
-    q: Tensor, k_nope: Tensor, k_rope: Tensor | LatentCache | None, v: Tensor,
-    *, return_lse: bool, **options: Unpack[DenseOptions],
-) -> Tensor | tuple[Tensor, Tensor]: ...  # fmt: skip
+    q: Tensor,
+    k_nope: Tensor,
+    k_rope: Tensor | LatentCache | None,
+    v: Tensor,
+    *,
+    return_lse: bool,
+    **options: Unpack[DenseOptions],
+) -> Tensor | tuple[Tensor, Tensor]: ...
 def mla_prefill(
     q: Tensor,
     k_nope: Tensor,
@@ -89,12 +104,30 @@ def mla_prefill(
     given_k = cu_seqlens_q if cu_seqlens_k is None else cu_seqlens_k
     if cached.any_kept() and type(q) is Tensor and q.dim() == 3 and q.size(2):
         rope, pool = _rope_and_pool(k_rope, q)
-        done = cached.run("dense", (
-            q, k_nope, rope, v, *_cache_parts(pool), block_table, cache_lengths, cu_seqlens_q,
-            given_k, k_start, sink, q_scale, k_scale, key_mask,
-            q.size(2) ** -0.5 if scale is None else scale, causal, backend,
-            MADE if out is None else out, _wanted(return_lse),
-        ))  # fmt: skip
+        done = cached.run(
+            "dense",
+            (
+                q,
+                k_nope,
+                rope,
+                v,
+                *_cache_parts(pool),
+                block_table,
+                cache_lengths,
+                cu_seqlens_q,
+                given_k,
+                k_start,
+                sink,
+                q_scale,
+                k_scale,
+                key_mask,
+                q.size(2) ** -0.5 if scale is None else scale,
+                causal,
+                backend,
+                MADE if out is None else out,
+                _wanted(return_lse),
+            ),
+        )
         if done is not None:
             return _with_lse(*done)
     q = checks.queries(q)
@@ -114,32 +147,57 @@ def mla_prefill(
     checks.no_gradients(q=q, k_nope=k_nope, k_rope=rope if cache is None else cache, v=v)
     out, lse = _outputs(q, v.shape[2], out, return_lse)
     torch.ops.openmla.dense(
-        q, k_nope, rope, v,
+        q,
+        k_nope,
+        rope,
+        v,
         *_cache_parts(cache),
-        block_table, cache_lengths, cu_q, cu_k, k_start,
+        block_table,
+        cache_lengths,
+        cu_q,
+        cu_k,
+        k_start,
         *weights,
         key_mask,
         q.shape[2] ** -0.5 if factor is None else factor,
-        causal, checks.backend(backend, BACKENDS), out, lse,
-    )  # fmt: skip
+        causal,
+        checks.backend(backend, BACKENDS),
+        out,
+        lse,
+    )
     return _with_lse(out, lse)
 
 
 @overload
 def mla_prefill_latent(
-    q: Tensor, cache: LatentCache | Tensor, block_table: Tensor, cache_lengths: Tensor,
-    *, return_lse: Literal[False] = False, **options: Unpack[LatentOptions],
-) -> Tensor: ...  # fmt: skip
+    q: Tensor,
+    cache: LatentCache | Tensor,
+    block_table: Tensor,
+    cache_lengths: Tensor,
+    *,
+    return_lse: Literal[False] = False,
+    **options: Unpack[LatentOptions],
+) -> Tensor: ...
 @overload
 def mla_prefill_latent(
-    q: Tensor, cache: LatentCache | Tensor, block_table: Tensor, cache_lengths: Tensor,
-    *, return_lse: Literal[True], **options: Unpack[LatentOptions],
-) -> tuple[Tensor, Tensor]: ...  # fmt: skip
+    q: Tensor,
+    cache: LatentCache | Tensor,
+    block_table: Tensor,
+    cache_lengths: Tensor,
+    *,
+    return_lse: Literal[True],
+    **options: Unpack[LatentOptions],
+) -> tuple[Tensor, Tensor]: ...
 @overload
 def mla_prefill_latent(
-    q: Tensor, cache: LatentCache | Tensor, block_table: Tensor, cache_lengths: Tensor,
-    *, return_lse: bool, **options: Unpack[LatentOptions],
-) -> Tensor | tuple[Tensor, Tensor]: ...  # fmt: skip
+    q: Tensor,
+    cache: LatentCache | Tensor,
+    block_table: Tensor,
+    cache_lengths: Tensor,
+    *,
+    return_lse: bool,
+    **options: Unpack[LatentOptions],
+) -> Tensor | tuple[Tensor, Tensor]: ...
 def mla_prefill_latent(
     q: Tensor,
     cache: LatentCache | Tensor,
@@ -174,11 +232,25 @@ def mla_prefill_latent(
     if cached.any_kept():
         pool = cache if type(cache) is LatentCache else None
         width = d_v if d_v is not None else 512 if pool is None else pool.latent
-        done = cached.run("latent", (
-            q, *((cache, None, "bf16", width) if pool is None else _cache_parts(pool)),
-            block_table, cache_lengths, cu_seqlens_q, sink, q_scale, k_scale, scale, causal, width,
-            backend, MADE if out is None else out, _wanted(return_lse),
-        ))  # fmt: skip
+        done = cached.run(
+            "latent",
+            (
+                q,
+                *((cache, None, "bf16", width) if pool is None else _cache_parts(pool)),
+                block_table,
+                cache_lengths,
+                cu_seqlens_q,
+                sink,
+                q_scale,
+                k_scale,
+                scale,
+                causal,
+                width,
+                backend,
+                MADE if out is None else out,
+                _wanted(return_lse),
+            ),
+        )
         if done is not None:
             return _with_lse(*done)
     q = checks.queries(q)
@@ -194,35 +266,62 @@ def mla_prefill_latent(
     checks.no_gradients(q=q, cache=pool)
     out, lse = _outputs(q, width, out, return_lse)
     torch.ops.openmla.latent(
-        q, *_cache_parts(pool), block_table, cache_lengths, cu_q,
+        q,
+        *_cache_parts(pool),
+        block_table,
+        cache_lengths,
+        cu_q,
         *weights,
-        factor, causal, width, checks.backend(backend, BACKENDS), out, lse,
-    )  # fmt: skip
+        factor,
+        causal,
+        width,
+        checks.backend(backend, BACKENDS),
+        out,
+        lse,
+    )
     return _with_lse(out, lse)
 
 
 @overload
 def mla_prefill_sparse(
-    q: Tensor, kv: LatentCache | Tensor, indices: Tensor,
-    *, return_lse: Literal[False] = False, return_max_logits: Literal[False] = False,
+    q: Tensor,
+    kv: LatentCache | Tensor,
+    indices: Tensor,
+    *,
+    return_lse: Literal[False] = False,
+    return_max_logits: Literal[False] = False,
     **options: Unpack[SparseOptions],
-) -> Tensor: ...  # fmt: skip
+) -> Tensor: ...
 @overload
 def mla_prefill_sparse(
-    q: Tensor, kv: LatentCache | Tensor, indices: Tensor,
-    *, return_lse: Literal[True], return_max_logits: Literal[False] = False,
+    q: Tensor,
+    kv: LatentCache | Tensor,
+    indices: Tensor,
+    *,
+    return_lse: Literal[True],
+    return_max_logits: Literal[False] = False,
     **options: Unpack[SparseOptions],
-) -> tuple[Tensor, Tensor]: ...  # fmt: skip
+) -> tuple[Tensor, Tensor]: ...
 @overload
 def mla_prefill_sparse(
-    q: Tensor, kv: LatentCache | Tensor, indices: Tensor,
-    *, return_lse: bool = False, return_max_logits: bool, **options: Unpack[SparseOptions],
-) -> Tensor | tuple[Tensor, ...]: ...  # fmt: skip
+    q: Tensor,
+    kv: LatentCache | Tensor,
+    indices: Tensor,
+    *,
+    return_lse: bool = False,
+    return_max_logits: bool,
+    **options: Unpack[SparseOptions],
+) -> Tensor | tuple[Tensor, ...]: ...
 @overload
 def mla_prefill_sparse(
-    q: Tensor, kv: LatentCache | Tensor, indices: Tensor,
-    *, return_lse: bool, return_max_logits: bool = False, **options: Unpack[SparseOptions],
-) -> Tensor | tuple[Tensor, ...]: ...  # fmt: skip
+    q: Tensor,
+    kv: LatentCache | Tensor,
+    indices: Tensor,
+    *,
+    return_lse: bool,
+    return_max_logits: bool = False,
+    **options: Unpack[SparseOptions],
+) -> Tensor | tuple[Tensor, ...]: ...
 def mla_prefill_sparse(
     q: Tensor,
     kv: LatentCache | Tensor,
@@ -256,11 +355,24 @@ def mla_prefill_sparse(
     if cached.any_kept():
         pool = kv if type(kv) is LatentCache else None
         width = d_v if d_v is not None else 512 if pool is None else pool.latent
-        done = cached.run("sparse", (
-            q, *((kv, None, "", 0) if pool is None else _cache_parts(pool)), indices, topk_lengths,
-            sink, q_scale, k_scale, scale, width, backend, MADE if out is None else out,
-            _wanted(return_lse), _wanted(return_max_logits),
-        ))  # fmt: skip
+        done = cached.run(
+            "sparse",
+            (
+                q,
+                *((kv, None, "", 0) if pool is None else _cache_parts(pool)),
+                indices,
+                topk_lengths,
+                sink,
+                q_scale,
+                k_scale,
+                scale,
+                width,
+                backend,
+                MADE if out is None else out,
+                _wanted(return_lse),
+                _wanted(return_max_logits),
+            ),
+        )
         if done is not None:
             return _with_extras(*done)
     q = checks.queries(q)
@@ -281,10 +393,18 @@ def mla_prefill_sparse(
     if checks.flag("return_max_logits", return_max_logits):
         max_logits = q.new_empty(q.shape[:2], dtype=torch.float32)
     torch.ops.openmla.sparse(
-        q, *kv_parts, indices, lengths,
+        q,
+        *kv_parts,
+        indices,
+        lengths,
         *weights,
-        factor, width, checks.backend(backend, BACKENDS), out, lse, max_logits,
-    )  # fmt: skip
+        factor,
+        width,
+        checks.backend(backend, BACKENDS),
+        out,
+        lse,
+        max_logits,
+    )
     return _with_extras(out, lse, max_logits)
 
 
@@ -303,9 +423,13 @@ def _wanted(flag: object) -> object:
 
 
 def _checked_rope(
-    k_rope: object, q: Tensor, k_nope: Tensor, block_table: object, cache_lengths: object,
+    k_rope: object,
+    q: Tensor,
+    k_nope: Tensor,
+    block_table: object,
+    cache_lengths: object,
     batch: int,
-) -> tuple[Tensor | None, LatentCache | None]:  # fmt: skip
+) -> tuple[Tensor | None, LatentCache | None]:
     """Where rope comes from: a tensor, a cache, or nowhere."""
     if isinstance(k_rope, LatentCache):
         checks.rope_cache(k_rope, q, k_nope.shape[2])

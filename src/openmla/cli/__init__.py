@@ -29,8 +29,10 @@ def main() -> None:
     app = typer.Typer(
         name="openmla",
         help="Multi-head Latent Attention prefill: try it, plan it, check it, time it.",
-        no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False,
-    )  # fmt: skip
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+    )
     asked = sys.argv[1] if len(sys.argv) > 1 else ""
     for name, (module, function) in COMMANDS.items():
         # A known command needs its own module only; anything else shows the list of them all.

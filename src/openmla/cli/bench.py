@@ -16,7 +16,7 @@ from openmla.errors import InvalidArgument
 from openmla.records import parse_json
 
 if TYPE_CHECKING:
-    from openmla.bench.report import Report
+    from openmla.lab.bench.report import Report
 
 T = TypeVar("T")
 BENCHMARKS = ("cpu", "dense", "few", "sparse")
@@ -69,7 +69,7 @@ def bench_command(
     report = _run(console, what, rounds, quick)
     console.print(report.table())
     if json is not None or before is not None:
-        from openmla.bench.provenance import provenance
+        from openmla.lab.bench.provenance import provenance
 
         given = provenance(command, gpu=what != "cpu" and torch.cuda.is_available())
     if json is not None:
@@ -98,7 +98,7 @@ def _check_gpu(what: str, target: str) -> None:
 
 def _run(console: Console, what: str, rounds: int, quick: bool) -> Report:
     """Run a benchmark, and say which case is done."""
-    from openmla.bench import cpu, dense, few, sparse
+    from openmla.lab.bench import cpu, dense, few, sparse
 
     columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as progress:
@@ -120,7 +120,7 @@ def _run(console: Console, what: str, rounds: int, quick: bool) -> Report:
 
 
 def _record(path: Path) -> dict[str, Any]:
-    from openmla.bench.against import checked
+    from openmla.lab.bench.against import checked
 
     try:
         return checked(parse_json("against", path.read_bytes()))
@@ -129,7 +129,7 @@ def _record(path: Path) -> dict[str, Any]:
 
 
 def _compare(console: Console, now: dict[str, Any], before: dict[str, Any]) -> None:
-    from openmla.bench.against import changes, table
+    from openmla.lab.bench.against import changes, table
 
     found = changes(now, before)
     if not found:

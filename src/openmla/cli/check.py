@@ -20,9 +20,9 @@ from openmla.cli.options import (
     write_file,
 )
 from openmla.cli.reports import conclude, require_saved_case, show, with_progress
+from openmla.lab.testing.fuzz import one_thread, replay, run_fuzz
+from openmla.lab.testing.indexer_fuzz import IndexResult, check_index_call
 from openmla.planning import BACKENDS
-from openmla.testing.fuzz import one_thread, replay, run_fuzz
-from openmla.testing.indexer_fuzz import IndexResult, check_index_call
 
 INTERRUPTED = 130
 """What shells say of a command that Ctrl-C ended."""
@@ -87,10 +87,17 @@ def check_command(
         conclude(console, report, way.command)
     else:
         run = partial(
-            run_fuzz, cases, seed, backend, device, save_dir=save_dir, jobs=jobs,
-            max_failures=max_failures, variants=variants,
+            run_fuzz,
+            cases,
+            seed,
+            backend,
+            device,
+            save_dir=save_dir,
+            jobs=jobs,
+            max_failures=max_failures,
+            variants=variants,
             most_seconds=60 * minutes or math.inf,
-        )  # fmt: skip
+        )
         last = seed + (cases - 1) // variants
         console.print(
             f"{cases} random cases, seeds {seed} to {last}, backend {backend}, on {device}"

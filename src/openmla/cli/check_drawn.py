@@ -14,14 +14,14 @@ from openmla.cli.options import require_simulator
 from openmla.cli.reports import require_saved_case, show, with_progress
 from openmla.dispatch import triton_version
 from openmla.errors import InvalidArgument, Unsupported
+from openmla.lab.testing.fuzz import FuzzReport
 from openmla.planning.registry import families_of
 from openmla.planning.target import target_by_name
-from openmla.testing.fuzz import FuzzReport
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from openmla.testing.simulate.fuzz import Check
+    from openmla.lab.testing.simulate.fuzz import Check
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ def simulating(target: str) -> Way:
     try:
         import triton  # noqa: F401
 
-        from openmla.testing.simulate import FAMILIES, check_simulated
+        from openmla.lab.testing.simulate import FAMILIES, check_simulated
     except ImportError as error:
         raise typer.BadParameter(f"simulate: needs Triton ({error})") from None
     _require_target(target, FAMILIES)
@@ -59,8 +59,8 @@ def executing(target: str) -> Way:
     try:
         import triton
 
-        from openmla.testing.executed.check import check_executed
-        from openmla.testing.executed.prepare import ARCHITECTURES
+        from openmla.lab.testing.executed.check import check_executed
+        from openmla.lab.testing.executed.prepare import ARCHITECTURES
     except ImportError as error:
         raise typer.BadParameter(f"execute: needs Triton ({error})") from None
     _require_target(target, ARCHITECTURES)
@@ -84,7 +84,7 @@ def _require_target(target: str, targets: Collection[str]) -> None:
 
 def run_drawn(console: Console, way: Way, cases: int, seed: int, save_dir: Path) -> FuzzReport:
     """Random cases, drawn until so many ran."""
-    from openmla.testing.simulate.fuzz import run_simulated
+    from openmla.lab.testing.simulate.fuzz import run_simulated
 
     console.print(f"{cases} random cases from seed {seed} on, {way.words}")
     run = partial(run_simulated, cases, seed, way.target, save_dir=save_dir, check=way.check)
@@ -93,7 +93,7 @@ def run_drawn(console: Console, way: Way, cases: int, seed: int, save_dir: Path)
 
 def replay_drawn(console: Console, way: Way, path: Path) -> bool:
     """Whether nothing is wrong with a saved case any more."""
-    from openmla.testing.simulate.fuzz import replay_simulated
+    from openmla.lab.testing.simulate.fuzz import replay_simulated
 
     require_saved_case(path)
     try:

@@ -29,8 +29,8 @@ def compile_command(
     """Compile all kernel configurations and compare registers and memory with the plans."""
     from rich.console import Console
 
-    from openmla.aot import store
-    from openmla.aot.table import TARGET_NAMES, compile_all, failures
+    from openmla.lab.compiling import store
+    from openmla.lab.compiling.table import TARGET_NAMES, compile_all, failures
 
     for name in target or ():
         if name not in TARGET_NAMES:

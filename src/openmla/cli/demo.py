@@ -12,13 +12,13 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 import openmla
-from openmla.bench.report import duration
 from openmla.cli.options import DEVICE_HELP, device_here
 from openmla.dispatch import plan_call
 from openmla.formats import V32
+from openmla.lab.bench.report import duration
+from openmla.lab.testing.cases import BuiltCase, Case, Outcome, build
+from openmla.lab.testing.compare import Verdict, judge
 from openmla.operands import DenseOperands, Results
-from openmla.testing.cases import BuiltCase, Case, Outcome, build
-from openmla.testing.compare import Verdict, judge
 
 V3 = Case("dense", heads=16, d_nope=128, d_rope=64, d_v=128)
 LATENT = replace(V3, form="latent", d_nope=512, d_v=512, kv="bf16", page_size=64, scale=192**-0.5)
@@ -30,7 +30,12 @@ CASES = {
         V3, q_lens=(96,), k_lens=(224,), rope="cache", kv="bf16", page_size=64
     ),
     "dense, fp8": replace(
-        V3, q_lens=(128,), k_lens=(128,), dtype="e4m3", side_dtype="bf16", q_scale=True,
+        V3,
+        q_lens=(128,),
+        k_lens=(128,),
+        dtype="e4m3",
+        side_dtype="bf16",
+        q_scale=True,
         k_scale=True,
     ),
     "latent, paged": replace(LATENT, q_lens=(48, 16), k_lens=(300, 16)),
@@ -39,7 +44,7 @@ CASES = {
     f"sparse, {V32.name}, sink": replace(
         SPARSE, q_lens=(64,), k_lens=(1024,), kv=V32.name, sink="normal"
     ),
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True)
@@ -103,9 +108,15 @@ def _chunked(built: BuiltCase) -> Line:
         keys = slice(first, last)
         cu_k = torch.tensor([0, last - first], dtype=torch.int32, device=op.q.device)
         state = openmla.mla_prefill(
-            op.q, op.k_nope[keys], k_rope[keys], op.v[keys], cu_seqlens_q=cu,
-            cu_seqlens_k=cu_k, causal=causal, return_lse=True,
-        )  # fmt: skip
+            op.q,
+            op.k_nope[keys],
+            k_rope[keys],
+            op.v[keys],
+            cu_seqlens_q=cu,
+            cu_seqlens_k=cu_k,
+            causal=causal,
+            return_lse=True,
+        )
         return state[0], state[1]
 
     def run() -> Outcome:
@@ -133,9 +144,13 @@ def _table(lines: list[Line]) -> Table:
         case, verdict = line.built.case, line.verdict
         keys = case.topk if case.form == "sparse" else case.total_k
         table.add_row(
-            line.what, str(case.total_q), str(keys),
-            plan_call(line.built.operands, Results(line.out)).backend, duration(line.seconds),
-            f"{verdict.frobenius:.1e}", f"{verdict.bound:.0%}",
+            line.what,
+            str(case.total_q),
+            str(keys),
+            plan_call(line.built.operands, Results(line.out)).backend,
+            duration(line.seconds),
+            f"{verdict.frobenius:.1e}",
+            f"{verdict.bound:.0%}",
             "[green]right[/]" if verdict.ok else "[red]WRONG[/]",
-        )  # fmt: skip
+        )
     return table

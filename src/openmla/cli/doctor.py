@@ -24,14 +24,26 @@ EXAMPLES = {
         form="dense", heads=128, d_nope=128, d_rope=64, d_v=128, total_q=4096, total_k=4096
     ),
     "mla_prefill_latent": Problem(
-        form="latent", heads=128, d_nope=512, d_rope=64, d_v=512, page_size=64, total_q=512,
+        form="latent",
+        heads=128,
+        d_nope=512,
+        d_rope=64,
+        d_v=512,
+        page_size=64,
+        total_q=512,
         total_k=65536,
     ),
     "mla_prefill_sparse": Problem(
-        form="sparse", heads=128, d_nope=512, d_rope=64, d_v=512, topk=2048, total_q=4096,
+        form="sparse",
+        heads=128,
+        d_nope=512,
+        d_rope=64,
+        d_v=512,
+        topk=2048,
+        total_q=4096,
         total_k=65536,
     ),
-}  # fmt: skip
+}
 
 
 def doctor_command(
@@ -75,7 +87,7 @@ def versions() -> Table:
     table = Table("package", "version", title="versions", title_justify="left")
     table.add_row("openmla", __version__)
     table.add_row("python", platform.python_version())
-    for name in ("torch", "triton", "numpy", "tensor-layouts"):
+    for name in ("torch", "triton", "numpy"):
         try:
             table.add_row(name, importlib.metadata.version(name))
         except importlib.metadata.PackageNotFoundError:

@@ -6,8 +6,8 @@ import typer
 
 from openmla.cli.options import require_simulator
 from openmla.errors import InvalidArgument, MissingExtra, Unsupported
-from openmla.explain.prediction import CHIPS, predict
 from openmla.explain.text import explain_text
+from openmla.lab.prediction import CHIPS, predict
 from openmla.planning import Plan, plan
 from openmla.planning.models import problem_for_model
 
@@ -42,7 +42,7 @@ def explain_command(
     predicted = predict(chosen)
     typer.echo("\n" + "\n".join(predicted.lines() if predicted else [_no_prediction(chosen)]))
     if compiled:
-        from openmla.testing.executed.facts import explained
+        from openmla.lab.testing.executed.facts import explained
 
         typer.echo("\n" + "\n".join(explained(problem, target)))
 

@@ -14,12 +14,11 @@ from openmla.explain.html import explain_html
 from openmla.explain.shares import share_lines, share_report
 from openmla.explain.text import explain_text, installed_lines
 from openmla.planning import plan
-from openmla.planning.layer.form import LayerDims, choose_form
+from openmla.planning.form import LayerDims, choose_form
 from openmla.planning.models import Model, model_by_name, problem_for_model
+from openmla.planning.registry import masks_keys
 from openmla.planning.target import target_by_name
 from openmla.problem import Problem
-
-MASKED_ARCH = "sm_90"  # whose own dense kernel takes a mask of keys
 
 
 def plan_command(
@@ -41,9 +40,14 @@ def plan_command(
     writable_file("html", html)
     try:
         problem = problem_for_model(
-            model, tokens=tokens, context=context, tp=tp, page_size=page_size, dtype=dtype,
+            model,
+            tokens=tokens,
+            context=context,
+            tp=tp,
+            page_size=page_size,
+            dtype=dtype,
             form=form,
-        )  # fmt: skip
+        )
         shard = split([tokens], world, 0, cast(Layout, layout), cached=[max(context - tokens, 0)])
         chosen = plan(_of_one_rank(problem, shard), target, backend)
     except InvalidArgument as error:
@@ -60,7 +64,7 @@ def plan_command(
         shares = ["", *share_lines(shard, model_by_name(model), tp)] if world > 1 else []
         here = installed_lines(chosen, backend)
         typer.echo("\n".join([explain_text(chosen), *here, *shares]))
-        heads = problem.heads if target_by_name(chosen.target).arch == MASKED_ARCH else 0
+        heads = problem.heads if masks_keys(target_by_name(chosen.target)) else 0
         typer.echo(_form_of_layer(model_by_name(model), tokens, context or tokens, heads))
     if html is not None:
         write_file("html", html, explain_html(chosen, f"{model} on {chosen.target}"))

@@ -10,7 +10,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from openmla.errors import InvalidArgument
-from openmla.testing.fuzz import Failure, FuzzReport, Interrupted, load
+from openmla.lab.testing.fuzz import Failure, FuzzReport, Interrupted, load
 
 MOST_REASONS = 20  # shown; the JSON has all
 

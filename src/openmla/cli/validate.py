@@ -13,10 +13,10 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from openmla.bench.provenance import provenance
 from openmla.cli.options import require_simulator, writable_file, write_file
 from openmla.dispatch import device_target
-from openmla.testing.validate import STEPS, Validation, validate
+from openmla.lab.bench.provenance import provenance
+from openmla.lab.testing.validate import STEPS, Validation, validate
 
 CHIPS = ("h200", "b200", "mi355x")
 
@@ -49,8 +49,9 @@ def validate_command(
     tell = partial(console.print, highlight=False)
     report = validate(target, simulated=simulate, jobs=jobs, tell=tell)
     record: dict[str, Any] = {
-        **provenance(f"openmla validate --target {target}", gpu=not simulate), **report.to_json()
-    }  # fmt: skip
+        **provenance(f"openmla validate --target {target}", gpu=not simulate),
+        **report.to_json(),
+    }
     console.print(_summary(report))
     _write(json_file, record)  # whatever becomes of the timings
     if not simulate:
@@ -75,7 +76,7 @@ def _summary(report: Validation) -> Table:
 
 def _speed(console: Console) -> list[dict[str, Any]]:
     """Measured shares of the matmul beside what `openmla explain` predicts of the peak."""
-    from openmla.bench.predicted import measured_and_predicted
+    from openmla.lab.bench.predicted import measured_and_predicted
 
     rows = []
     for row in measured_and_predicted():

@@ -89,8 +89,9 @@ def fp8_paged_mqa_logits(
     shape = (batch, queries)
     checks.tensor("context_lens", context_lens, shape, (torch.int32,), q.device)
     checks.tensor("block_table", block_table, (batch, "max_pages"), (torch.int32,), q.device)
-    pool = checks.tensor("kv_cache", kv_cache, ("pages", "rows", 1, ROW_BYTES), (torch.uint8,),
-                         q.device)  # fmt: skip
+    pool = checks.tensor(
+        "kv_cache", kv_cache, ("pages", "rows", 1, ROW_BYTES), (torch.uint8,), q.device
+    )
     width = index_checks.count("max_context_len", max_context_len, 0)
     # Every query is a request of its own: then it may see as many keys as it likes.
     logits = _logits(q, batch * queries, width, clean_logits)

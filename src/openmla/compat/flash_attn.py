@@ -23,15 +23,30 @@ EVERYTHING, UP_TO_ITSELF = (-1, -1), (-1, 0)
 
 
 def flash_attn_varlen_func(
-    q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, max_seqlen_q: int,
-    max_seqlen_k: int, seqused_q: Tensor | None = None, seqused_k: Tensor | None = None,
-    softmax_scale: float | None = None, causal: bool = False, qv: Tensor | None = None,
-    q_descale: Tensor | None = None, k_descale: Tensor | None = None,
-    v_descale: Tensor | None = None, window_size: Sequence[int] = (-1, -1),
-    attention_chunk: int = 0, softcap: float = 0.0, num_splits: int = 1,
-    pack_gqa: bool | None = None, deterministic: bool = False, sm_margin: int = 0,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    seqused_q: Tensor | None = None,
+    seqused_k: Tensor | None = None,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    qv: Tensor | None = None,
+    q_descale: Tensor | None = None,
+    k_descale: Tensor | None = None,
+    v_descale: Tensor | None = None,
+    window_size: Sequence[int] = (-1, -1),
+    attention_chunk: int = 0,
+    softcap: float = 0.0,
+    num_splits: int = 1,
+    pack_gqa: bool | None = None,
+    deterministic: bool = False,
+    sm_margin: int = 0,
     return_attn_probs: bool = False,
-) -> Tensor | tuple[Tensor, Tensor]:  # fmt: skip
+) -> Tensor | tuple[Tensor, Tensor]:
     """out [total_q, H, d_v], or (out, lse [H, total_q], natural log) with return_attn_probs.
 
     q [total_q, H, d]; k [total_k, H_k, d]; v [total_k, H_k, d_v]; H a multiple of H_k, and query
@@ -40,9 +55,13 @@ def flash_attn_varlen_func(
     openmla does not need them.
     """
     _refuse_what_has_no_kernel(
-        seqused_q=seqused_q, seqused_k=seqused_k, qv=qv,
-        q_descale=q_descale, k_descale=k_descale, v_descale=v_descale,
-    )  # fmt: skip
+        seqused_q=seqused_q,
+        seqused_k=seqused_k,
+        qv=qv,
+        q_descale=q_descale,
+        k_descale=k_descale,
+        v_descale=v_descale,
+    )
     _refuse_other_scores(attention_chunk, softcap)
     _check_hints(max_seqlen_q, max_seqlen_k, num_splits, sm_margin)
     checks.flag("deterministic", deterministic)
@@ -65,12 +84,17 @@ def flash_attn_varlen_func(
         heads = slice(call * per_call, (call + 1) * per_call)
         shared = slice(call * key_heads, (call + 1) * key_heads)
         result = mla_prefill(
-            q[:, heads], k[:, shared].expand(-1, per_call, -1), None,
+            q[:, heads],
+            k[:, shared].expand(-1, per_call, -1),
+            None,
             v[:, shared].expand(-1, per_call, -1),
             cu_seqlens_q=checks.cu_seqlens("cu_seqlens_q", cu_seqlens_q, q.device),
-            cu_seqlens_k=checks.cu_seqlens("cu_seqlens_k", cu_seqlens_k, q.device), scale=scale,
-            causal=visible, out=out[:, heads], return_lse=wants_lse,
-        )  # fmt: skip
+            cu_seqlens_k=checks.cu_seqlens("cu_seqlens_k", cu_seqlens_k, q.device),
+            scale=scale,
+            causal=visible,
+            out=out[:, heads],
+            return_lse=wants_lse,
+        )
         if lse is not None:
             lse[heads] = result[1].T
     return out if lse is None else (out, lse)

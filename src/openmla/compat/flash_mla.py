@@ -35,9 +35,15 @@ __all__ = [
 
 
 def flash_mla_sparse_fwd(
-    q: Tensor, kv: Tensor, indices: Tensor, sm_scale: float, d_v: int = 512,
-    attn_sink: Tensor | None = None, topk_length: Tensor | None = None, out: Tensor | None = None,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    q: Tensor,
+    kv: Tensor,
+    indices: Tensor,
+    sm_scale: float,
+    d_v: int = 512,
+    attn_sink: Tensor | None = None,
+    topk_length: Tensor | None = None,
+    out: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
     """(out [s_q, h_q, d_v], max_logits [s_q, h_q], lse [s_q, h_q]).
 
     q [s_q, h_q, d_qk]; kv [s_kv, 1, d_qk], V is its first d_v columns; indices int32
@@ -52,9 +58,15 @@ def flash_mla_sparse_fwd(
         checks.tensor("topk_length", topk_length, (s_q,), (torch.int32,), q.device)
     checks.no_gradients(q=q, kv=kv, attn_sink=checks.sink(attn_sink, heads, q.device, "attn_sink"))
     result, lse, max_logits = mla_prefill_sparse(
-        q, kv[:, 0], indices[:, 0],
+        q,
+        kv[:, 0],
+        indices[:, 0],
         scale=checks.scale(sm_scale, "flash_mla_sparse_fwd", name="sm_scale"),
-        topk_lengths=topk_length, d_v=d_v, sink=attn_sink, out=out, return_lse=True,
+        topk_lengths=topk_length,
+        d_v=d_v,
+        sink=attn_sink,
+        out=out,
+        return_lse=True,
         return_max_logits=True,
-    )  # fmt: skip
+    )
     return result, max_logits, lse.masked_fill_(lse == -torch.inf, torch.inf)

@@ -94,10 +94,16 @@ def flash_mla_with_kvcache(
     if indices is None:
         _absent("indices", topk_length=topk_length, extra_k_cache=extra_k_cache)
         found = mla_prefill_latent(
-            rows, cache, block_table, cache_seqlens,  # type: ignore[arg-type]
+            rows,
+            cache,
+            block_table,  # type: ignore[arg-type]
+            cache_seqlens,  # type: ignore[arg-type]
             cu_seqlens_q=s_q * torch.arange(batch + 1, dtype=torch.int32, device=q.device),
-            scale=scale, causal=causal, sink=attn_sink, return_lse=True,
-        )  # fmt: skip
+            scale=scale,
+            causal=causal,
+            sink=attn_sink,
+            return_lse=True,
+        )
     else:
         if causal:
             raise InvalidArgument("causal", "False with indices", "True")
@@ -139,9 +145,14 @@ class _Lists(NamedTuple):
             checks.tensor(name_of_lengths, lengths, (batch,), kind, device)
             lengths = lengths[:, None].expand(batch, s_q).reshape(-1)
         found = mla_prefill_sparse(
-            self.rows, cache, lists.reshape(batch * s_q, lists.shape[2]), scale=self.scale,
-            topk_lengths=lengths, sink=sink, return_lse=True,
-        )  # fmt: skip
+            self.rows,
+            cache,
+            lists.reshape(batch * s_q, lists.shape[2]),
+            scale=self.scale,
+            topk_lengths=lengths,
+            sink=sink,
+            return_lse=True,
+        )
         assert isinstance(found, tuple)
         return found
 

@@ -36,22 +36,40 @@ those of each part begin if they share them."""
 
 @overload
 def prefill(
-    q: Tensor, latent: Tensor | Gathering, rope: Tensor | None, expand: Expand, shard: ContextShard,
+    q: Tensor,
+    latent: Tensor | Gathering,
+    rope: Tensor | None,
+    expand: Expand,
+    shard: ContextShard,
     group: Group = None,
-    *, return_lse: Literal[False] = False, **options: Unpack[DenseOptions],
-) -> Tensor: ...  # fmt: skip
+    *,
+    return_lse: Literal[False] = False,
+    **options: Unpack[DenseOptions],
+) -> Tensor: ...
 @overload
 def prefill(
-    q: Tensor, latent: Tensor | Gathering, rope: Tensor | None, expand: Expand, shard: ContextShard,
+    q: Tensor,
+    latent: Tensor | Gathering,
+    rope: Tensor | None,
+    expand: Expand,
+    shard: ContextShard,
     group: Group = None,
-    *, return_lse: Literal[True], **options: Unpack[DenseOptions],
-) -> tuple[Tensor, Tensor]: ...  # fmt: skip
+    *,
+    return_lse: Literal[True],
+    **options: Unpack[DenseOptions],
+) -> tuple[Tensor, Tensor]: ...
 @overload
 def prefill(
-    q: Tensor, latent: Tensor | Gathering, rope: Tensor | None, expand: Expand, shard: ContextShard,
+    q: Tensor,
+    latent: Tensor | Gathering,
+    rope: Tensor | None,
+    expand: Expand,
+    shard: ContextShard,
     group: Group = None,
-    *, return_lse: bool, **options: Unpack[DenseOptions],
-) -> Tensor | tuple[Tensor, ...]: ...  # fmt: skip
+    *,
+    return_lse: bool,
+    **options: Unpack[DenseOptions],
+) -> Tensor | tuple[Tensor, ...]: ...
 def prefill(
     q: Tensor,
     latent: Tensor | Gathering,
@@ -95,12 +113,18 @@ def prefill(
         where = ragged(parts, q.device)
         results.add(
             mla_prefill(
-                q[queries], k_nope, k_rope, v,
-                cu_seqlens_q=where.cu_seqlens_q, cu_seqlens_k=where.cu_seqlens_k,
-                k_start=k_start, out=results.room(queries, v.shape[2]), return_lse=return_lse,
+                q[queries],
+                k_nope,
+                k_rope,
+                v,
+                cu_seqlens_q=where.cu_seqlens_q,
+                cu_seqlens_k=where.cu_seqlens_k,
+                k_start=k_start,
+                out=results.room(queries, v.shape[2]),
+                return_lse=return_lse,
                 **options,
             )
-        )  # fmt: skip
+        )
     going.wait()
     if not shard.tokens:  # how wide V is, `expand` alone knows
         results.room(slice(0), _expanded(going, expand, ())[2].shape[2])
@@ -109,22 +133,37 @@ def prefill(
 
 @overload
 def prefill_latent(
-    q: Tensor, latent: Tensor | Gathering, rope: Tensor | None, shard: ContextShard,
+    q: Tensor,
+    latent: Tensor | Gathering,
+    rope: Tensor | None,
+    shard: ContextShard,
     group: Group = None,
-    *, return_lse: Literal[False] = False, **options: Unpack[LatentOptions],
-) -> Tensor: ...  # fmt: skip
+    *,
+    return_lse: Literal[False] = False,
+    **options: Unpack[LatentOptions],
+) -> Tensor: ...
 @overload
 def prefill_latent(
-    q: Tensor, latent: Tensor | Gathering, rope: Tensor | None, shard: ContextShard,
+    q: Tensor,
+    latent: Tensor | Gathering,
+    rope: Tensor | None,
+    shard: ContextShard,
     group: Group = None,
-    *, return_lse: Literal[True], **options: Unpack[LatentOptions],
-) -> tuple[Tensor, Tensor]: ...  # fmt: skip
+    *,
+    return_lse: Literal[True],
+    **options: Unpack[LatentOptions],
+) -> tuple[Tensor, Tensor]: ...
 @overload
 def prefill_latent(
-    q: Tensor, latent: Tensor | Gathering, rope: Tensor | None, shard: ContextShard,
+    q: Tensor,
+    latent: Tensor | Gathering,
+    rope: Tensor | None,
+    shard: ContextShard,
     group: Group = None,
-    *, return_lse: bool, **options: Unpack[LatentOptions],
-) -> Tensor | tuple[Tensor, ...]: ...  # fmt: skip
+    *,
+    return_lse: bool,
+    **options: Unpack[LatentOptions],
+) -> Tensor | tuple[Tensor, ...]: ...
 def prefill_latent(
     q: Tensor,
     latent: Tensor | Gathering,
@@ -156,11 +195,18 @@ def prefill_latent(
         where = ragged(parts, q.device)
         results.add(
             mla_prefill_latent(
-                q[queries], pages.cache, pages.block_table[where.sequences], where.lengths,
-                cu_seqlens_q=where.cu_seqlens_q, scale=scale, sink=sink, backend=backend,
-                out=results.room(queries, going.latent), return_lse=return_lse,
+                q[queries],
+                pages.cache,
+                pages.block_table[where.sequences],
+                where.lengths,
+                cu_seqlens_q=where.cu_seqlens_q,
+                scale=scale,
+                sink=sink,
+                backend=backend,
+                out=results.room(queries, going.latent),
+                return_lse=return_lse,
             )
-        )  # fmt: skip
+        )
     going.wait()
     results.room(slice(0), going.latent)
     return results.whole()
@@ -168,22 +214,40 @@ def prefill_latent(
 
 @overload
 def prefill_sparse(
-    q: Tensor, latent: Tensor | Gathering, rope: Tensor | None, indices: Tensor,
-    shard: ContextShard, group: Group = None,
-    *, return_lse: Literal[False] = False, **options: Unpack[SparseOptions],
-) -> Tensor: ...  # fmt: skip
+    q: Tensor,
+    latent: Tensor | Gathering,
+    rope: Tensor | None,
+    indices: Tensor,
+    shard: ContextShard,
+    group: Group = None,
+    *,
+    return_lse: Literal[False] = False,
+    **options: Unpack[SparseOptions],
+) -> Tensor: ...
 @overload
 def prefill_sparse(
-    q: Tensor, latent: Tensor | Gathering, rope: Tensor | None, indices: Tensor,
-    shard: ContextShard, group: Group = None,
-    *, return_lse: Literal[True], **options: Unpack[SparseOptions],
-) -> tuple[Tensor, Tensor]: ...  # fmt: skip
+    q: Tensor,
+    latent: Tensor | Gathering,
+    rope: Tensor | None,
+    indices: Tensor,
+    shard: ContextShard,
+    group: Group = None,
+    *,
+    return_lse: Literal[True],
+    **options: Unpack[SparseOptions],
+) -> tuple[Tensor, Tensor]: ...
 @overload
 def prefill_sparse(
-    q: Tensor, latent: Tensor | Gathering, rope: Tensor | None, indices: Tensor,
-    shard: ContextShard, group: Group = None,
-    *, return_lse: bool, **options: Unpack[SparseOptions],
-) -> Tensor | tuple[Tensor, ...]: ...  # fmt: skip
+    q: Tensor,
+    latent: Tensor | Gathering,
+    rope: Tensor | None,
+    indices: Tensor,
+    shard: ContextShard,
+    group: Group = None,
+    *,
+    return_lse: bool,
+    **options: Unpack[SparseOptions],
+) -> Tensor | tuple[Tensor, ...]: ...
 def prefill_sparse(
     q: Tensor,
     latent: Tensor | Gathering,
@@ -211,9 +275,16 @@ def prefill_sparse(
     done = going.wait()
     rows = done.cache if isinstance(done, Pages) else done.rows
     return mla_prefill_sparse(
-        q, rows, indices, scale=scale, topk_lengths=topk_lengths, d_v=going.latent, sink=sink,
-        return_lse=return_lse, backend=backend,
-    )  # fmt: skip
+        q,
+        rows,
+        indices,
+        scale=scale,
+        topk_lengths=topk_lengths,
+        d_v=going.latent,
+        sink=sink,
+        return_lse=return_lse,
+        backend=backend,
+    )
 
 
 def _started(

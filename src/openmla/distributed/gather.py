@@ -323,9 +323,13 @@ def _stored(rows: Tensor, cache: LatentCache) -> Tensor:
     if not cache.layout.quantized:
         return rows.to(torch.bfloat16)
     page = LatentCache.allocate(
-        num_pages=1, page_size=max(tokens, 1), latent=cache.latent, rope=cache.rope,
-        format=cache.format, device=rows.device,
-    )  # fmt: skip
+        num_pages=1,
+        page_size=max(tokens, 1),
+        latent=cache.latent,
+        rope=cache.rope,
+        format=cache.format,
+        device=rows.device,
+    )
     slots = torch.arange(tokens, device=rows.device)
     page.append(rows[:, : cache.latent], rows[:, cache.latent :], slots)
     parts = [page.data[0, :tokens]]
@@ -343,9 +347,12 @@ def _cache_for(shard: ContextShard, latent: Tensor, width: int) -> tuple[LatentC
         row[:count] = torch.arange(first, first + count, device="cpu")
         first += count
     cache = LatentCache.allocate(
-        num_pages=first, page_size=PAGE_ROWS, latent=latent.shape[1],
-        rope=width - latent.shape[1], device=latent.device,
-    )  # fmt: skip
+        num_pages=first,
+        page_size=PAGE_ROWS,
+        latent=latent.shape[1],
+        rope=width - latent.shape[1],
+        device=latent.device,
+    )
     return cache, table.to(latent.device)
 
 

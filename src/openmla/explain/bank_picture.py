@@ -13,8 +13,8 @@ from xml.sax.saxutils import escape, quoteattr
 
 from openmla.errors import InvalidArgument
 from openmla.explain.banks import CDNA4_LDS, Banks, BankUse, group_uses, words_of
-from openmla.planning.cdna4.layout.v import READ_BYTES, DefaultV, v_lane_addresses
-from openmla.planning.cdna4.layout.v227 import V227
+from openmla.modular.cdna4.layout.v import READ_BYTES, DefaultV, v_lane_addresses
+from openmla.modular.cdna4.layout.v227 import V227
 
 #: Fill by number of words asked of a bank: none, one (free), two, three or more (costly).
 _FILLS = ("#e9edf2", "#2a9d8f", "#e76f51", "#9d2235")
@@ -166,10 +166,15 @@ def _fill(count: int) -> str:
 
 
 def _text(
-    x: float, y: float, text: str,
+    x: float,
+    y: float,
+    text: str,
     *,
-    size: int = 11, weight: int = 400, anchor: str = "start", fill: str = "#1d2733",
-) -> str:  # fmt: skip
+    size: int = 11,
+    weight: int = 400,
+    anchor: str = "start",
+    fill: str = "#1d2733",
+) -> str:
     return (
         f'<text x="{x:g}" y="{y:g}" font-size="{size}" font-weight="{weight}" '
         f'text-anchor="{anchor}" fill="{fill}">{escape(text)}</text>'

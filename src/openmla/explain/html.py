@@ -23,9 +23,14 @@ def explain_html(chosen: Plan, title: str = "") -> str:
     """The whole page."""
     heading = title or f"{chosen.problem.form.capitalize()} prefill on {chosen.target}"
     sections = [
-        _header(chosen, heading), _memory(chosen), _tensor_memory(chosen), _pipeline(chosen),
-        _banks(chosen), _arithmetic(chosen), _targets(chosen.problem, chosen.target),
-    ]  # fmt: skip
+        _header(chosen, heading),
+        _memory(chosen),
+        _tensor_memory(chosen),
+        _pipeline(chosen),
+        _banks(chosen),
+        _arithmetic(chosen),
+        _targets(chosen.problem, chosen.target),
+    ]
     body = "\n".join(section for section in sections if section)
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'

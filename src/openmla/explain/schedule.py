@@ -15,9 +15,14 @@ from openmla.planning.target import target_by_name
 
 # Multiply-adds count as two. bf16 flops per clock and SM: datasheet peak / SMs / boost clock.
 _FLOPS_PER_CLOCK = {
-    "sm_80": 2048, "sm_89": 1024, "sm_90": 4096, "sm_100": 8192, "sm_120": 512, "gfx942": 2048,
+    "sm_80": 2048,
+    "sm_89": 1024,
+    "sm_90": 4096,
+    "sm_100": 8192,
+    "sm_120": 512,
+    "gfx942": 2048,
     "gfx950": 4096,
-}  # fmt: skip
+}
 _DEFAULT_FLOPS = 1024
 _EXPONENTIALS_PER_CLOCK = 16  # of one SM
 _BYTES_PER_CLOCK = 64  # from L2 into one SM

@@ -13,10 +13,13 @@ def share_report(shard: ContextShard, model: Model, tp: int = 1) -> dict[str, An
     """Shares, balance and bytes of every rank, as plain values."""
     ranks = [shard.at(rank) for rank in range(shard.world)]
     return {
-        "world": shard.world, "layout": shard.layout, "tokens": list(shard.counts),
-        "pairs": [one.pairs() for one in ranks], "balance": shard.balance(),
+        "world": shard.world,
+        "layout": shard.layout,
+        "tokens": list(shard.counts),
+        "pairs": [one.pairs() for one in ranks],
+        "balance": shard.balance(),
         "received_bytes": received_bytes(shard, model, tp),
-    }  # fmt: skip
+    }
 
 
 def share_lines(shard: ContextShard, model: Model, tp: int = 1) -> list[str]:

@@ -83,9 +83,17 @@ def indexer_scores(
         rows = q.new_empty((total_q, ops.scores_width(width)), dtype=torch.float32)
         scores = rows[:, :width]
     torch.ops.openmla.index_scores(
-        q, *parts, weights, cu_seqlens_q, block_table, cache_lengths, starts, ends,
-        known_backend(backend, BACKENDS), scores,
-    )  # fmt: skip
+        q,
+        *parts,
+        weights,
+        cu_seqlens_q,
+        block_table,
+        cache_lengths,
+        starts,
+        ends,
+        known_backend(backend, BACKENDS),
+        scores,
+    )
     return scores
 
 
@@ -136,9 +144,17 @@ def select_topk(
     indices = checks.index_out(out, total_q, topk, scores.device)
     results = _selection(scores, total_q, topk, width, indices, (return_counts, return_mask))
     torch.ops.openmla.select_topk(
-        scores, topk, starts, ends, block_table, cu_seqlens_q, page_size or 0, add_starts,
-        known_backend(backend, BACKENDS), *results,
-    )  # fmt: skip
+        scores,
+        topk,
+        starts,
+        ends,
+        block_table,
+        cu_seqlens_q,
+        page_size or 0,
+        add_starts,
+        known_backend(backend, BACKENDS),
+        *results,
+    )
     return _given(results)
 
 
@@ -192,9 +208,18 @@ def index_topk(
     width = block_table.shape[1] * pool.page_size
     results = _selection(q, q.shape[0], topk, width, indices, (return_counts, return_mask))
     torch.ops.openmla.index_topk(
-        q, pool.data, pool.page_size, weights, *paging, topk, rows == "physical", keep, limit,
-        known_backend(backend, BACKENDS), *results,
-    )  # fmt: skip
+        q,
+        pool.data,
+        pool.page_size,
+        weights,
+        *paging,
+        topk,
+        rows == "physical",
+        keep,
+        limit,
+        known_backend(backend, BACKENDS),
+        *results,
+    )
     return _given(results)
 
 

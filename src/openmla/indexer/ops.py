@@ -163,9 +163,11 @@ def scores_width(columns: int) -> int:
 
 def _register() -> None:
     implementations: dict[str, Callable[..., None]] = {
-        "index_scores": _index_scores, "select_topk": _select_topk, "index_topk": _index_topk,
+        "index_scores": _index_scores,
+        "select_topk": _select_topk,
+        "index_topk": _index_topk,
         "index_append": _index_append,
-    }  # fmt: skip
+    }
     for name, function in implementations.items():
         torch.library.define(f"openmla::{name}", SCHEMAS[name])
         torch.library.impl(f"openmla::{name}", "CompositeExplicitAutograd", function)

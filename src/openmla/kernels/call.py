@@ -1,10 +1,10 @@
 """One kernel launch as data, shared by all kernel families that Triton compiles."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,15 +20,38 @@ Sources = Mapping[str, str | tuple[str, ...]]
 """For each argument that is a pointer or a descriptor, the operator's argument it points into (or
 several, of which a call has one). A workspace is named where it is written first; later kernels of
 the launch are found to use it by its memory."""
-Counted = Sequence[tuple[int, Mapping[str, Any]]]
-"""The programs of each kernel, and what token counts decide of it: arguments, as a number or as the
-(dimension, size) of a descriptor, and bytes of the launch's own memory."""
 PLAIN_LAUNCH = {"enable_fp_fusion": True, "num_warps": 4, "num_stages": 3}
 """Options of small plain Triton kernels that no plan tunes: the defaults of Triton 3.6 to 3.8."""
 RELIED_ON = {"enable_fp_fusion": True}
 """Options of Triton that every kernel relies on and whose default is Triton's to change. Products
 are fused with sums: bits and speeds were measured so, and Triton 3.10 will fuse only if asked."""
 _counters: dict[tuple[torch.device, int], Tensor] = {}
+
+
+class Extent(NamedTuple):
+    """The size of one dimension of a tensor that a descriptor describes."""
+
+    dimension: int
+    size: int
+
+
+class LaunchNumbers(NamedTuple):
+    """What token counts decide of one kernel launch; everything else follows from the variant.
+
+    A launcher's `numbers(plan, problem)` has them for every launch of a plan, by the functions that
+    `calls` uses: so a kept launch can be made again for other counts.
+    """
+
+    programs: int
+    arguments: Mapping[str, int | Extent]
+    """Integers that the kernel takes, and dimensions of its descriptors, by name."""
+    memory: Mapping[str, int] = {}
+    """Bytes of the launch's own memory whose size they decide: COPY."""
+
+    @property
+    def integers(self) -> dict[str, int]:
+        """The arguments without descriptors."""
+        return {name: n for name, n in self.arguments.items() if not isinstance(n, Extent)}
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,7 +1,8 @@
 """What a kernel is compiled for on a machine without a GPU: named problems, as data.
 
 Each kernel lists its own in `JOBS`, in a module `jobs` beside it, for one chip or for several;
-`openmla.aot` compiles them and compares the compiler's report with what is `Predicted` here.
+`openmla.lab.compiling` compiles them and compares the compiler's report with what is `Predicted`
+here.
 """
 
 from collections.abc import Callable, Mapping

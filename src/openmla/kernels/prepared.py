@@ -14,19 +14,26 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-import triton
 from torch import Tensor
 from triton import knobs
 from triton.runtime import driver
 
-from openmla.kernels.call import COPY, COUNTER, WORKSPACE, Call, Counted, counter_of_stream
+from openmla.kernels.call import (
+    COPY,
+    COUNTER,
+    WORKSPACE,
+    Call,
+    Extent,
+    LaunchNumbers,
+    counter_of_stream,
+)
+from openmla.kernels.triton_version import TRITON
 from openmla.operands import extent
 
 MOST_ENCODED = 64  # addresses for which a descriptor is kept
 SPACE_STEP = 256  # bytes: parts of a workspace begin at multiples, as tensors do
 # What is read of Triton here is private to it: in versions without a check, nothing is prepared.
 CHECKED_TRITONS = ((3, 6), (3, 7), (3, 8), (3, 9))
-TRITON = tuple(int(part) for part in triton.__version__.split(".")[:2])
 OWN = (COUNTER, WORKSPACE, COPY)  # memory that belongs to no argument of the operator
 Launch = Callable[[int, int, list[Any]], None]
 
@@ -91,28 +98,27 @@ class CachedLaunch:
         """Faster than torch.empty."""
         return torch.empty_strided(shape, strides, dtype=dtype, device=self._device)
 
-    def resized(self, rows: int, counted: Counted) -> CachedLaunch:
+    def resized(self, rows: int, numbers: Sequence[LaunchNumbers]) -> CachedLaunch:
         """The same kernels for other token counts, with so many rows of output."""
         found = object.__new__(CachedLaunch)
         found.__dict__ = {**self.__dict__, "_spans": []}
         found._outputs = [x and ((rows, *x[0][1:]), *x[1:]) for x in self._outputs]
-        found._sizes = self._sizes_for(counted)
+        found._sizes = self._sizes_for(numbers)
         found._kernels = [
-            kernel.resized(programs, changed)
-            for kernel, (programs, changed) in zip(self._kernels, counted, strict=True)
+            kernel.resized(own) for kernel, own in zip(self._kernels, numbers, strict=True)
         ]
         return found
 
-    def has(self, counted: Counted) -> bool:
+    def has(self, numbers: Sequence[LaunchNumbers]) -> bool:
         """Whether these are the numbers of its kernels."""
-        pairs = zip(self._kernels, counted, strict=False)
-        same = all(kernel.has(*numbers) for kernel, numbers in pairs)
-        sized = self._sizes_for(counted) == self._sizes
-        return same and sized and len(counted) == len(self._kernels)
+        if len(numbers) != len(self._kernels) or self._sizes_for(numbers) != self._sizes:
+            return False
+        pairs = zip(self._kernels, numbers, strict=True)
+        return all(kernel.has(own) for kernel, own in pairs)
 
-    def _sizes_for(self, counted: Counted) -> dict[str, int]:
+    def _sizes_for(self, numbers: Sequence[LaunchNumbers]) -> dict[str, int]:
         """Bytes of memory of its own."""
-        changed = {name: n for _, numbers in counted for name, n in numbers.items()}
+        changed = {kind: size for own in numbers for kind, size in own.memory.items()}
         return {k: stepped(changed[k]) if k in changed else n for k, n in self._sizes.items()}
 
     def _apart(self, args: Sequence[Any], addresses: list[int]) -> bool:
@@ -205,27 +211,30 @@ class _Kernel:
             flat[place] = descriptor.encoded.get(address) or descriptor.encode(address)
         return flat
 
-    def resized(self, programs: int, changed: Mapping[str, Any]) -> _Kernel:
+    def resized(self, numbers: LaunchNumbers) -> _Kernel:
         """The same kernel with other numbers, where it has arguments of these names."""
         found = object.__new__(_Kernel)
-        found.__dict__ = {**self.__dict__, "_programs": programs, "_flat": self._flat.copy()}
-        found._last = [], []
-        numbers = {self._places[name]: changed[name] for name in changed.keys() & self._places}
-        found._descriptors = []
-        for place, index, offset, descriptor in self._descriptors:
-            if place in numbers:
-                dimension, size = numbers[place]
-                numbers[place + 1 + dimension] = size
-                descriptor = descriptor.resized(dimension, size)
-            found._descriptors.append((place, index, offset, descriptor))
-        for place, number in numbers.items():
-            if isinstance(number, int):  # the rest is of descriptors, or of such that are not there
+        found.__dict__ = {**self.__dict__, "_programs": numbers.programs}
+        found._flat, found._descriptors, found._last = self._flat.copy(), [], ([], [])
+        changed = {
+            self._places[name]: number
+            for name, number in numbers.arguments.items()
+            if name in self._places
+        }
+        for place, number in changed.items():
+            if not isinstance(number, Extent):
                 found._flat[place] = number
+        for place, index, offset, descriptor in self._descriptors:
+            extent = changed.get(place)
+            if isinstance(extent, Extent):
+                found._flat[place + 1 + extent.dimension] = extent.size
+                descriptor = descriptor.resized(extent)
+            found._descriptors.append((place, index, offset, descriptor))
         return found
 
-    def has(self, programs: int, changed: Mapping[str, Any]) -> bool:
+    def has(self, numbers: LaunchNumbers) -> bool:
         """Whether these are its numbers."""
-        same = self.resized(programs, changed)
+        same = self.resized(numbers)
         return (same._programs, same._flat) == (self._programs, self._flat)
 
 
@@ -257,10 +266,11 @@ class _Descriptor:
         self.encoded[address] = found
         return found
 
-    def resized(self, dimension: int, size: int) -> _Descriptor:
-        """Of a tensor with another size."""
+    def resized(self, extent: Extent) -> _Descriptor:
+        """The descriptor of a tensor with another size."""
         encode, form, rest = self._given
-        shape = [*self._shape[:dimension], size, *self._shape[dimension + 1 :]]
+        shape = self._shape.copy()
+        shape[extent.dimension] = extent.size
         return _Descriptor(encode, form, shape, rest)
 
 
@@ -287,8 +297,22 @@ def launcher(compiled: Any) -> Launch:
         kinds = (outer.arg_annotations, outer.kernel_signature)
 
         def launch_listed(programs: int, stream: int, flat: list[Any]) -> None:
-            raw(programs, 1, 1, stream, function, *flags, packed, None, None, None, None, None,
-                *kinds, tuple(flat))  # fmt: skip
+            raw(
+                programs,
+                1,
+                1,
+                stream,
+                function,
+                *flags,
+                packed,
+                None,
+                None,
+                None,
+                None,
+                None,
+                *kinds,
+                tuple(flat),
+            )
 
         return launch_listed
 

@@ -12,7 +12,7 @@ from openmla.errors import Unsupported
 from openmla.indexer.problem import DIM
 from openmla.nn.indexer import INTERLEAVED, IndexerConfig
 from openmla.nn.rope import Rope
-from openmla.planning.layer.form import LayerDims
+from openmla.planning.form import LayerDims
 
 # Models whose attention is this layer, each compared with its module in the tests. Others have
 # gates, sinks or scales of their own.

@@ -103,10 +103,16 @@ class Indexer(nn.Module):
         assert batch.block_table is not None  # or slots would have said so
         values, folded = fold(q, weights)
         return openmla.index_topk(
-            values, cache, folded, self.config.topk, cu_seqlens_q=batch.cu_seqlens,
-            block_table=batch.block_table, cache_lengths=batch.cache_lengths, rows="relative",
+            values,
+            cache,
+            folded,
+            self.config.topk,
+            cu_seqlens_q=batch.cu_seqlens,
+            block_table=batch.block_table,
+            cache_lengths=batch.cache_lengths,
+            rows="relative",
             return_mask=return_mask,
-        )  # fmt: skip
+        )
 
     def append(self, x: Tensor, positions: Tensor, batch: Batch, cache: IndexCache) -> None:
         """Only keep the new keys: what a batch needs in which every key is attended to."""

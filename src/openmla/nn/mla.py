@@ -13,7 +13,7 @@ W_K and W_V side by side in `kv_b_proj`. So attention can be computed in two ord
 
 Over the keys that an indexer selected for each query, sparse is latent over those rows alone, and
 masked is expanded with bits that hide the others. The layer chooses by lengths and heads
-(openmla.planning.layer.form). Parameters are named as in Transformers.
+(openmla.planning.form). Parameters are named as in Transformers.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from torch import Tensor, nn
 
 import openmla
 from openmla.cache import LatentCache
+from openmla.dispatch import device_target
 from openmla.distributed import ContextShard
 from openmla.distributed.agreement import Group
 from openmla.errors import InvalidArgument
@@ -34,7 +35,8 @@ from openmla.nn import ranks
 from openmla.nn.batch import Batch
 from openmla.nn.config import MLAConfig
 from openmla.nn.indexer import Indexer
-from openmla.planning.layer.form import FormChoice, choose_form, keys_per_piece
+from openmla.planning.form import FormChoice, choose_form, keys_per_piece
+from openmla.planning.registry import masks_keys
 
 MASK_STEP = 128  # keys whose bits are 16 bytes: a part of a mask that begins there can be copied
 EPS = 1e-6  # of both norms, in every model that is served, whatever rms_norm_eps says
@@ -132,7 +134,8 @@ class MLAAttention(nn.Module):
 
     def choose(self, batch: Batch, device: torch.device | None = None) -> FormChoice:
         """The form that a batch is computed in, and why; masked only on a device that masks."""
-        heads = self.config.heads if device is not None and _masks(device) else 0
+        masks = device is not None and masks_keys(device_target(device))
+        heads = self.config.heads if masks else 0
         return choose_form(self.config.dims, batch.new, batch.keys, self.config.topk, heads)
 
     def project(
@@ -203,9 +206,17 @@ class MLAAttention(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         k_nope, v = self.expand(latent)
         out, lse = openmla.mla_prefill(
-            q, k_nope, rope, v, cu_seqlens_q=cu_q, cu_seqlens_k=cu_k,
-            scale=self.config.scale, causal=causal, key_mask=mask, return_lse=True,
-        )  # fmt: skip
+            q,
+            k_nope,
+            rope,
+            v,
+            cu_seqlens_q=cu_q,
+            cu_seqlens_k=cu_k,
+            scale=self.config.scale,
+            causal=causal,
+            key_mask=mask,
+            return_lse=True,
+        )
         return out, lse
 
     def _masked(
@@ -255,9 +266,13 @@ class MLAAttention(nn.Module):
     def _latent(self, q: Tensor, cache: LatentCache, batch: Batch) -> Tensor:
         assert batch.block_table is not None
         out = openmla.mla_prefill_latent(
-            self.absorb(q), cache, batch.block_table, batch.cache_lengths,
-            cu_seqlens_q=batch.cu_seqlens, scale=self.config.scale,
-        )  # fmt: skip
+            self.absorb(q),
+            cache,
+            batch.block_table,
+            batch.cache_lengths,
+            cu_seqlens_q=batch.cu_seqlens,
+            scale=self.config.scale,
+        )
         assert isinstance(out, Tensor)
         return self.release(out)
 
@@ -304,8 +319,3 @@ def check(
         raise InvalidArgument("cache", "the cache that holds the batch's context", None)
     if cache is not None and batch.block_table is None:
         raise InvalidArgument("batch", "one with a block_table, beside a cache", "none")
-
-
-def _masks(device: torch.device) -> bool:
-    """Whether the fastest dense kernel of a device takes a mask of keys."""
-    return device.type == "cpu" or torch.cuda.get_device_capability(device) == (9, 0)

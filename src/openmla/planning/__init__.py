@@ -2,18 +2,42 @@
 
 Pure and deterministic: integers in, a frozen `Plan` out; no torch, no GPU, no environment. A plan
 says what the planner would run; `openmla.dispatch.plan_for` says what runs with the Triton that is
-installed.
+installed. This package holds what no family owns; the plan of a kernel lies beside the kernel.
 """
 
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from openmla.errors import InvalidArgument
-from openmla.planning.registry import BACKENDS, NEWEST_TRITON, Plan, cached_plan
 from openmla.planning.target import TARGETS, Target, target_by_name
 from openmla.problem import Problem
 
+if TYPE_CHECKING:
+    from openmla.planning.registry import BACKENDS, NEWEST_TRITON, Plan, cached_plan
+
 __all__ = [
-    "BACKENDS", "NEWEST_TRITON", "TARGETS", "Plan", "Target", "cached_plan", "plan",
+    "BACKENDS",
+    "NEWEST_TRITON",
+    "TARGETS",
+    "Plan",
+    "Target",
+    "cached_plan",
+    "plan",
     "target_by_name",
-]  # fmt: skip
+]
+
+
+OF_REGISTRY = ("BACKENDS", "NEWEST_TRITON", "Plan", "cached_plan")
+
+
+def __getattr__(name: str) -> Any:
+    """The registry imports the plans of all kernels, and these import modules of this package: so
+    it is imported when one of its names is asked for."""
+    if name not in OF_REGISTRY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module("openmla.planning.registry"), name)
 
 
 def plan(problem: Problem, target: str | Target = "cpu", backend: str = "auto") -> Plan:
@@ -26,6 +50,8 @@ def plan(problem: Problem, target: str | Target = "cpu", backend: str = "auto") 
     >>> chosen.backend, chosen.block.tile_rows, chosen.block.tile_keys
     ('hopper', 128, 128)
     """
+    from openmla.planning.registry import BACKENDS, cached_plan
+
     if not isinstance(problem, Problem):
         raise InvalidArgument("problem", "a Problem", repr(problem))
     if not isinstance(target, str | Target):

@@ -13,7 +13,8 @@ past it the rows are dequantized in the kernel after all.
 from dataclasses import dataclass, replace
 from typing import Literal, Self
 
-from openmla.planning.arithmetic import ceildiv
+from openmla.arithmetic import ceildiv
+from openmla.problem import Problem
 
 CacheMode = Literal["plain", "in_kernel", "workspace"]
 
@@ -34,10 +35,11 @@ WHOLE = 2.6
 ROWS_PER_STEP = 6000
 IN_VAIN = 10
 STEP = 128  # keys
-WORKSPACE_CAP = 512 * 1024 * 1024
+DEQUANTIZED_CAP = 512 * 1024 * 1024
 # Of rows that lists name, 1,000,000 at 512 + 64 columns: 4096 queries are 1.4 to 1.8 times as fast.
 LISTED_CAP = 1152 * 1_000_000
 MAP_BYTES = 8  # of a slot
+MOST_ENTRIES = 2**31  # of all lists: the map holds their numbers
 FEWEST_SLOTS = 2**19  # 4 MiB; a map of 16 MiB took 7 microseconds more for 64 queries
 
 
@@ -59,7 +61,7 @@ class CacheRead:
     @property
     def capacity(self) -> int:
         """Rows that a workspace holds; of lists, no more than are worth it."""
-        cap = LISTED_CAP if self.steps else WORKSPACE_CAP
+        cap = LISTED_CAP if self.steps else DEQUANTIZED_CAP
         most = min(self.rows, cap // max(self.row_bytes, 1))
         return min(most, ROWS_PER_STEP * self.steps) if self.steps else most
 
@@ -75,7 +77,7 @@ class CacheRead:
         reason = self._too_slow() if self.steps and self.rows else self._too_few_visits()
         if reason:
             return f"{reason} do not repay a workspace of {self._held()}"
-        size = f"{self.rows} x {self.row_bytes} bytes would exceed {WORKSPACE_CAP}"
+        size = f"{self.rows} x {self.row_bytes} bytes would exceed {DEQUANTIZED_CAP}"
         return size if self.rows > self.capacity and not self.mapped else ""
 
     @property
@@ -132,6 +134,33 @@ class CacheRead:
 
 
 PLAIN = CacheRead("plain")
+
+
+@dataclass(frozen=True, slots=True)
+class Workspace:
+    """What a workspace of dequantized rows holds, in rows (lists) or pages (sequences)."""
+
+    names: bool
+    """Units that lists or tables name, each at a place of its own; otherwise the whole pool."""
+    units: int
+    """Most units that it holds."""
+    may_overflow: bool
+    """More may be named than it holds: of two attention launches one exits early."""
+
+
+def workspace_of(read: CacheRead, problem: Problem) -> Workspace | None:
+    """The workspace that a problem's rows are dequantized into; None unless there is one."""
+    if read.mode != "workspace":
+        return None
+    size = problem.page_size if problem.form == "latent" else 1
+    pool = ceildiv(problem.total_k, size)
+    lists = problem.total_q * problem.topk
+    tables = problem.batch * ceildiv(problem.most_keys, size)
+    if not read.mapped or (tables if problem.form == "latent" else lists) >= MOST_ENTRIES:
+        return Workspace(False, pool, False)
+    units = min(read.capacity // size, pool)
+    named = pool if problem.form == "latent" else read.rows
+    return Workspace(True, units, named > units)
 
 
 def sparse_cache_read(total_q: int, topk: int, rows: int, row_blocks: int, width: int) -> CacheRead:

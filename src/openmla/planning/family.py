@@ -75,6 +75,10 @@ def always_compiled(problem: Any, triton: tuple[int, ...]) -> str:
     return ""
 
 
+def one_way(config: Any, problem: Any) -> None:
+    """For kernels whose launches are the same for every problem that they serve."""
+
+
 def own_lines(config: Any, problem: Any) -> list[str]:
     """What a config says of itself."""
     lines: list[str] = config.explain()
@@ -98,6 +102,10 @@ class Kernel:
     """The first version that compiles it."""
     not_compiled: Callable[[Any, tuple[int, ...]], str] = always_compiled
     """Why a later version does not compile it for a problem; empty where it does."""
+    variant: Callable[[Any, Any], Any] = one_way
+    """Which launches a config takes for a problem: a frozen record, equal where the kernels, their
+    constants and their workspaces are. Launchers read it, and a kept launch serves other token
+    counts only if it is the same for them."""
     block: Callable[[Any, Problem], Block] | None = None
     """What one block takes of a GPU; None on a CPU."""
     explain: Callable[[Any, Any], list[str]] = own_lines

@@ -22,8 +22,9 @@ the merge reads again: with K = 64 R that is 6 % more. H200, 2026-11-16, request
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from openmla.planning.arithmetic import ceildiv, round_up
+from openmla.arithmetic import ceildiv, round_up
 from openmla.planning.dequantize import mean_length
 from openmla.problem import Problem
 
@@ -39,12 +40,23 @@ STEP = 128  # keys: no range cuts one
 FP32 = 4
 STATE = 2  # row_max and row_sum
 # Partial results of a launch. Requests that might need more go in further launches.
-WORKSPACE_CAP = 512 * 1024 * 1024
+PARTIAL_CAP = 512 * 1024 * 1024
 
 
-def constants() -> tuple[int, ...]:
-    """For kernels that take the rule as an argument."""
-    return MIN_RANGE, SHORT, KEYS_PER_ROW, FREE_ROWS, MOST_PART_ROWS, STEP
+class RuleConstants(NamedTuple):
+    """The numbers of the rule."""
+
+    min_range: int
+    short: int
+    keys_per_row: int
+    free_rows: int
+    most_part_rows: int
+    step: int
+
+
+def constants() -> RuleConstants:
+    """The numbers of the rule, for kernels that take them as an argument."""
+    return RuleConstants(MIN_RANGE, SHORT, KEYS_PER_ROW, FREE_ROWS, MOST_PART_ROWS, STEP)
 
 
 def most_ranges(rows: int, keys: int) -> int:
@@ -102,7 +114,7 @@ class LatentSplit:
         >>> rule.group(128, 32768), rule.group(1024, 131072)
         (128, 127)
         """
-        room = WORKSPACE_CAP // (FP32 * (self.d_v + STATE))
+        room = PARTIAL_CAP // (FP32 * (self.d_v + STATE))
         return min(requests, max(1, room // self.part_rows(1, most_keys)))
 
     def explain_mean(self, problem: Problem) -> str:
@@ -117,5 +129,5 @@ class LatentSplit:
         return (
             f"split keys: ranges of at least {MIN_RANGE} keys, {KEYS_PER_ROW} for each row but "
             f"{FREE_ROWS} and {SHORT} / keys, by the request's own rows and keys; {rows} rows x "
-            f"{keys} keys: {here}; workspace at most {WORKSPACE_CAP} bytes a launch"
+            f"{keys} keys: {here}; workspace at most {PARTIAL_CAP} bytes a launch"
         )

@@ -60,8 +60,17 @@ _MODELS = (
         "deepseek-v4-flash", 64, 512, 448, 64, 512, topk=512, window=128, one_row=True, sink=True
     ),
     Model(
-        "deepseek-v4-pro", 128, 512, 448, 64, 512, topk=1024, evidence="reported", window=128,
-        one_row=True, sink=True,
+        "deepseek-v4-pro",
+        128,
+        512,
+        448,
+        64,
+        512,
+        topk=1024,
+        evidence="reported",
+        window=128,
+        one_row=True,
+        sink=True,
     ),
     Model("kimi-k2", 64, 512, 128, 64, 128, evidence="reported"),
     Model("kimi-k2.5", 64, 512, 128, 64, 128, evidence="reported"),
@@ -81,7 +90,7 @@ _MODELS = (
     Model("a.x-k1", 64, 512, 128, 64, 128),
     Model("a.x-k2", 32, 128, 64, 32, 64, topk=2048),
     Model("dots3", 64, 512, 128, 64, 128),
-)  # fmt: skip
+)
 MODELS = {model.name: model for model in _MODELS}
 DTYPES = ("bf16", "fp16", "e4m3", *(name for name in CACHE_FORMATS if name != "bf16"))
 
@@ -97,9 +106,13 @@ def model_by_name(name: str) -> Model:
 def problem_for_model(
     name: str,
     *,
-    tokens: int = 4096, context: int = 0, tp: int = 1, page_size: int = 0, dtype: str = "bf16",
+    tokens: int = 4096,
+    context: int = 0,
+    tp: int = 1,
+    page_size: int = 0,
+    dtype: str = "bf16",
     form: str = "",
-) -> Problem:  # fmt: skip
+) -> Problem:
     """The problem a model poses on one of `tp` ranks: one sequence of `tokens` new tokens.
 
     `context` counts all keys, new ones included; 0 means no more than the new ones. `dtype` is
@@ -133,12 +146,22 @@ def _dense_problem(
         )
     rope_dtype = (dtype if dtype in CACHE_FORMATS else "bf16") if from_cache else element
     return Problem(
-        form="dense", heads=heads, d_nope=model.nope, d_rope=model.rope, d_v=model.v,
-        q_dtype=element, kv_dtype=element, v_dtype=element,
-        rope="cache" if from_cache else "shared" if model.rope else "none", rope_dtype=rope_dtype,
+        form="dense",
+        heads=heads,
+        d_nope=model.nope,
+        d_rope=model.rope,
+        d_v=model.v,
+        q_dtype=element,
+        kv_dtype=element,
+        v_dtype=element,
+        rope="cache" if from_cache else "shared" if model.rope else "none",
+        rope_dtype=rope_dtype,
         page_size=page_size if from_cache else 0,
-        has_sink=model.sink, total_q=lengths[0], total_k=lengths[1],
-    )  # fmt: skip
+        has_sink=model.sink,
+        total_q=lengths[0],
+        total_k=lengths[1],
+        self_attention=lengths[0] == lengths[1],
+    )
 
 
 def _latent_problem(
@@ -154,12 +177,22 @@ def _latent_problem(
         raise InvalidArgument("dtype", row, repr(dtype))
     element = "bf16" if dtype in CACHE_FORMATS else dtype
     return Problem(
-        form=form, heads=heads, d_nope=model.kv_lora, d_rope=rope, d_v=model.kv_lora,
-        q_dtype=element, kv_dtype=dtype, v_dtype=dtype, rope_dtype=dtype,
-        rope="cache" if rope else "none", page_size=page,
+        form=form,
+        heads=heads,
+        d_nope=model.kv_lora,
+        d_rope=rope,
+        d_v=model.kv_lora,
+        q_dtype=element,
+        kv_dtype=dtype,
+        v_dtype=dtype,
+        rope_dtype=dtype,
+        rope="cache" if rope else "none",
+        page_size=page,
         topk=model.topk + model.window if form == "sparse" else 0,
-        has_sink=model.sink, total_q=tokens, total_k=-(-keys // page) * page,
-    )  # fmt: skip
+        has_sink=model.sink,
+        total_q=tokens,
+        total_k=-(-keys // page) * page,
+    )
 
 
 def _heads_per_rank(model: Model, tp: int) -> int:

@@ -17,12 +17,12 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from openmla.errors import InvalidArgument, OpenMLAError, Unsupported
+from openmla.kernels.cpu.family import CPU, REFERENCE
+from openmla.kernels.hopper.family import HOPPER
+from openmla.kernels.portable.family import PORTABLE
 from openmla.planning.blackwell.family import BLACKWELL
 from openmla.planning.cdna4.family import CDNA4
 from openmla.planning.family import Block, Family, Kernel
-from openmla.planning.hopper.family import HOPPER
-from openmla.planning.host.family import CPU, REFERENCE
-from openmla.planning.portable.family import PORTABLE
 from openmla.planning.target import Target, target_by_name
 from openmla.problem import Problem
 from openmla.records import decode, encode, parse_json, shown
@@ -65,6 +65,11 @@ class Plan:
     def kernel(self) -> Kernel:
         """The declaration of the kernel that this is a plan of."""
         return family_named(self.backend).kernel_named(self.kernel_name)
+
+    @property
+    def variant(self) -> Any:
+        """Which launches of its kernel run; None where there is one way only."""
+        return self.kernel.variant(self.config, self.problem)
 
     @property
     def block(self) -> Block | None:
@@ -165,6 +170,17 @@ def families_of(target: Target) -> tuple[Family, ...]:
     return tuple(f for f in FAMILIES if f is not REFERENCE and f.runs_on(target))
 
 
+def masks_keys(target: Target) -> bool:
+    """Whether the chip's own dense kernel takes a mask of keys: then DSA has a masked form.
+
+    >>> masks_keys(target_by_name("h200")), masks_keys(target_by_name("b200"))
+    (True, False)
+    """
+    own = families_of(target)[0]
+    kernels = () if own is PORTABLE else own.of_form("dense")
+    return any(kernel.serves.takes("has_key_mask", True) for kernel in kernels)
+
+
 @lru_cache(maxsize=4096)
 def cached_plan(
     problem: Problem, target: Target, backend: str, triton: tuple[int, ...] | None
@@ -196,9 +212,13 @@ class Chosen(NamedTuple):
 
 
 def first_that_serves(
-    problem: Any, target: Target, backend: str, triton: tuple[int, ...] | None,
-    table: tuple[Family, ...], nearest: str,
-) -> Chosen:  # fmt: skip
+    problem: Any,
+    target: Target,
+    backend: str,
+    triton: tuple[int, ...] | None,
+    table: tuple[Family, ...],
+    nearest: str,
+) -> Chosen:
     """The first kernel that serves; `nearest` is what to suggest when none does."""
     families = [f for f in table if f.name != "reference" and f.runs_on(target)]
     names = [family.name for family in families]

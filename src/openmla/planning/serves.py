@@ -25,6 +25,7 @@ from dataclasses import MISSING, dataclass, fields
 from functools import lru_cache
 from typing import Any
 
+from openmla.arithmetic import Limit, broken
 from openmla.formats import FORMATS
 from openmla.problem import Problem
 
@@ -85,18 +86,29 @@ def alike(*dtypes: str) -> tuple[tuple[str, ...], ...]:
 def index_scores(heads: Allowed, page_size: Allowed, aligned_16: Allowed = ALIGNED) -> Serves:
     """Scores of the indexer, over pages or contiguous keys."""
     return Serves(
-        {"form": OneOf("scores"), "heads": heads, "page_size": page_size, **_WINDOWS,
-         "aligned_16": aligned_16}
-    )  # fmt: skip
+        {
+            "form": OneOf("scores"),
+            "heads": heads,
+            "page_size": page_size,
+            **_WINDOWS,
+            "aligned_16": aligned_16,
+        }
+    )
 
 
 def index_selection(*flags: str, aligned_16: Allowed = ALIGNED) -> Serves:
     """Selection of any number of scores, with these flags beside the common ones."""
     more = either(*flags, "add_starts", "wants_counts", "wants_mask")
     return Serves(
-        {"form": OneOf("select"), "topk": Range(1), "page_size": ANY, **more, **_WINDOWS,
-         "aligned_16": aligned_16}
-    )  # fmt: skip
+        {
+            "form": OneOf("select"),
+            "topk": Range(1),
+            "page_size": ANY,
+            **more,
+            **_WINDOWS,
+            "aligned_16": aligned_16,
+        }
+    )
 
 
 def either(*names: str) -> dict[Field, Allowed]:
@@ -105,7 +117,10 @@ def either(*names: str) -> dict[Field, Allowed]:
 
 
 DTYPES = ("q_dtype", "kv_dtype", "v_dtype", "rope_dtype")
-LENGTHS: Mapping[Field, Allowed] = {"batch": ANY, "total_q": ANY, "total_k": ANY}
+LENGTHS: Mapping[Field, Allowed] = {
+    **dict.fromkeys(("batch", "total_q", "total_k", "table_keys"), ANY),
+    "self_attention": YES_OR_NO,
+}
 """No kernel has a limit on tokens, keys or sequences."""
 _WINDOWS: Mapping[Field, Allowed] = {"total_q": ANY, "width": ANY}
 """No kernel of the indexer has a limit on queries or keys."""
@@ -116,6 +131,8 @@ class Serves:
     """The values that one kernel takes, by field or by group of fields that go together."""
 
     allowed: Mapping[Field, Allowed]
+    limits: tuple[Limit[Any], ...] = ()
+    """What values of several fields must keep together, with the reason."""
 
     def why_not(self, problem: Problem) -> str:
         """The first field whose value is not served, with those that are; empty if all are."""
@@ -129,7 +146,7 @@ class Serves:
             if got not in allowed:
                 served = allowed if names in self.allowed else "not served"
                 return place, f"{_label(names, got)}: {served}"
-        return len(complete), ""
+        return len(complete), next(broken(self.limits, problem), "")
 
     def takes(self, name: str, value: Any) -> bool:
         """Whether one field may have a value, for some values of the fields that go with it."""
@@ -171,4 +188,5 @@ def _label(names: Field, value: Any) -> str:
 def _spelled(value: Any) -> str:
     if not isinstance(value, tuple):
         return str(value)
-    return f"all {value[0]}" if len(set(value)) == 1 else "/".join(map(str, value))
+    one_type = len(set(value)) == 1 and isinstance(value[0], str)
+    return f"all {value[0]}" if one_type else "/".join(map(str, value))

@@ -9,7 +9,7 @@ request's own q_len and k_len and from nothing else: not the batch, not the numb
 
 from dataclasses import dataclass
 
-from openmla.planning.arithmetic import ceildiv, round_up
+from openmla.arithmetic import ceildiv, round_up
 from openmla.problem import Problem
 
 # A partial result is written and read once more. It may cost this fraction of the K and V traffic.
@@ -18,7 +18,7 @@ MIN_KEYS = 1024
 TILE_ROWS = 64
 FP32 = 4  # bytes
 # Partial results of a launch; requests beyond it go in further groups.
-WORKSPACE_CAP = 256 * 1024 * 1024
+PARTIAL_CAP = 256 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class SplitRule:
         if not self.longest_split_chunk:
             return 0
         one = 2 * self.sm_count * self.rows_per_tile * (self.d_v + 1) * FP32
-        return min(requests * one, WORKSPACE_CAP)
+        return min(requests * one, PARTIAL_CAP)
 
     def explain(self, q_len: int, k_len: int, requests: int) -> str:
         """The rule in numbers, for a request of q_len queries and k_len keys."""
@@ -104,8 +104,11 @@ def split_lines(rule: SplitRule | None, problem: Problem) -> list[str]:
     if rule is None:
         return []
     requests = max(problem.batch, 1)
-    return [rule.explain(ceildiv(problem.total_q, requests), ceildiv(problem.total_k, requests),
-                         requests)]  # fmt: skip
+    return [
+        rule.explain(
+            ceildiv(problem.total_q, requests), ceildiv(problem.total_k, requests), requests
+        )
+    ]
 
 
 def query_tile_lines(problem: Problem, rows: int) -> list[str]:

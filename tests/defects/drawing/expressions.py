@@ -15,12 +15,19 @@ from defects.drawing.source import Edit, Node, Source, name_of
 Operator = Callable[[Source, ast.AST, str], Iterator[Edit]]
 
 NEIGHBORS: dict[type[ast.cmpop], tuple[str, str]] = {
-    ast.Lt: ("<", "<="), ast.LtE: ("<=", "<"), ast.Gt: (">", ">="), ast.GtE: (">=", ">"),
-    ast.Eq: ("==", "!="), ast.NotEq: ("!=", "=="),
-}  # fmt: skip
+    ast.Lt: ("<", "<="),
+    ast.LtE: ("<=", "<"),
+    ast.Gt: (">", ">="),
+    ast.GtE: (">=", ">"),
+    ast.Eq: ("==", "!="),
+    ast.NotEq: ("!=", "=="),
+}
 OPPOSITES: dict[type[ast.operator], tuple[str, str]] = {
-    ast.Add: ("+", "-"), ast.Sub: ("-", "+"), ast.BitAnd: ("&", "|"), ast.BitOr: ("|", "&"),
-}  # fmt: skip
+    ast.Add: ("+", "-"),
+    ast.Sub: ("-", "+"),
+    ast.BitAnd: ("&", "|"),
+    ast.BitOr: ("|", "&"),
+}
 EXTREMES = {"min": "max", "max": "min", "minimum": "maximum", "maximum": "minimum"}
 CEILINGS = {
     "ceildiv": "(({0}) // ({1}))",
@@ -35,8 +42,16 @@ UNJOINED = (ast.Tuple, ast.List, ast.Dict, ast.Set, ast.ListComp, ast.JoinedStr)
 def expression_changes(source: Source, node: ast.AST, group: str) -> Iterator[Edit]:
     """The changes of a node by every operator of this file."""
     for operator in (
-        comparison, sum_or_difference, truth, extreme, rounding, factor, constant, cast, branches,
-    ):  # fmt: skip
+        comparison,
+        sum_or_difference,
+        truth,
+        extreme,
+        rounding,
+        factor,
+        constant,
+        cast,
+        branches,
+    ):
         yield from operator(source, node, group)
 
 
@@ -127,7 +142,12 @@ def rounding(source: Source, node: ast.AST, group: str) -> Iterator[Edit]:
         and ceiling_of(source.parents[id(node)]) is not node
     ):
         left, right = source.text(node.left), source.text(node.right)
-        yield source.edit(node, f"(-(-({left}) // ({right})))", "rounding", group)
+        # Triton rounds quotients toward zero, so that -(-a // b) is a // b in a kernel.
+        if source.scope(node).device:
+            new = f"((({left}) + ({right}) - 1) // ({right}))"
+        else:
+            new = f"(-(-({left}) // ({right})))"
+        yield source.edit(node, new, "rounding", group)
 
 
 def ceiling_of(node: ast.AST) -> ast.BinOp | None:

@@ -112,15 +112,20 @@ def linked(source: str, target: str) -> None:
         shutil.copy2(source, target)
 
 
+def words_of(tests: Sequence[Suite]) -> dict[str, tuple[str, ...]]:
+    """Files and folders with the words of their tests; none where all tests are wanted."""
+    words: dict[str, tuple[str, ...]] = {}
+    for test in tests:
+        both = bool(test.words and words.get(test.path, test.words))
+        words[test.path] = (*words.get(test.path, ()), *test.words) if both else ()
+    return words
+
+
 def run_tests(
     repository: Repository, kernel: Kernel, tests: Sequence[Suite], source: Path, limits: Limits
 ) -> Run:
     """The tests of a kernel, on the package in the folder `source`, until the first failure."""
     result = source.parent / "result.json"
-    words: dict[str, tuple[str, ...]] = {}
-    for test in tests:
-        both = bool(test.words and words.get(test.path, test.words))
-        words[test.path] = (*words.get(test.path, ()), *test.words) if both else ()
     before = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     triton = repository.root / ".tritons" / kernel.triton
     path = [str(source), *(str(repository.root / more) for more in repository.more)]
@@ -133,16 +138,20 @@ def run_tests(
         "MKL_NUM_THREADS": "1",
         "OPENMLA_DRAW_RESULT": str(result),
         "OPENMLA_DRAW_PACKAGE": repository.package,
-        "OPENMLA_DRAW_TESTS": json.dumps(words),
+        "OPENMLA_DRAW_TESTS": json.dumps(words_of(tests)),
         "HYPOTHESIS_STORAGE_DIRECTORY": str(source.parent / "hypothesis"),
     }
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-p", PLUGIN]
     started = time.monotonic()
     with open(source.parent / "output.txt", "w+") as output:
         process = subprocess.Popen(
-            [*command, *(test.path for test in tests)], cwd=repository.root, env=environment,
-            stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
-        )  # fmt: skip
+            [*command, *(test.path for test in tests)],
+            cwd=repository.root,
+            env=environment,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
         RUNNING.add(process.pid)
         try:
             if limits.gib:
@@ -158,9 +167,14 @@ def run_tests(
         told = output.read()[-4000:]
     kept: dict[str, Any] = json.loads(result.read_text()) if result.exists() else {}
     return Run(
-        status, time.monotonic() - started, kept.get("passed", 0), tuple(kept.get("failed", ())),
-        kept.get("seconds", {}), kept.get("package", ""), told,
-    )  # fmt: skip
+        status,
+        time.monotonic() - started,
+        kept.get("passed", 0),
+        tuple(kept.get("failed", ())),
+        kept.get("seconds", {}),
+        kept.get("package", ""),
+        told,
+    )
 
 
 def end(group: int) -> None:
@@ -183,8 +197,8 @@ def control(repository: Repository, kernel: Kernel, limits: Limits) -> Run:
         if run.status is None:
             raise CampaignError(f"{kernel.name}: its own tests take more than {limits.seconds} s")
         if run.status:
-            why = ", ".join(run.failed) or run.output
-            raise CampaignError(f"{kernel.name} fails without any defect: {why}")
+            why = ", ".join(run.failed)
+            raise CampaignError(f"{kernel.name} fails without any defect: {why}\n{run.output}")
         if not run.passed:
             raise CampaignError(f"{kernel.name}: no test ran, all were skipped")
         if run.package != str(source / repository.package):

@@ -9,6 +9,10 @@ ROOT = Path(__file__).resolve().parents[3]
 NOT_DRAWN = ("/jobs.py",)
 """Files that only list what is compiled ahead."""
 
+OF_PLANS = ("plan.py", "family.py", "chip.py")
+"""Files that are drawn from where they are named, not with the folder of their kernel."""
+HOPPER_KERNELS = ("dense", "dense_fp8", "few", "indexer", "latent", "sparse_fp8")
+
 
 @dataclass(frozen=True)
 class Suite:
@@ -35,28 +39,45 @@ class Kernel:
         found: set[Path] = set()
         for source in self.sources:
             place = package / source
-            found |= {place} if place.is_file() else set(place.rglob("*.py"))
+            inside = (path for path in place.rglob("*.py") if path.name not in OF_PLANS)
+            found |= {place} if place.is_file() else set(inside)
         named = sorted(path.relative_to(package).as_posix() for path in found)
         return [file for file in named if not file.endswith(NOT_DRAWN)]
 
 
 HOPPER = (
-    "kernels/gluon/barriers.py", "kernels/gluon/boxes.py", "kernels/gluon/compat.py",
-    "kernels/gluon/descriptors.py", "kernels/gluon/offsets.py", "kernels/gluon/scores.py",
-)  # fmt: skip
+    "kernels/gluon/barriers.py",
+    "kernels/gluon/boxes.py",
+    "kernels/gluon/compat.py",
+    "kernels/gluon/descriptors.py",
+    "kernels/gluon/offsets.py",
+    "kernels/gluon/scores.py",
+)
 BLACKWELL = (*HOPPER, "kernels/blackwell/dequantize.py", "kernels/blackwell/rows_launch.py")
 CDNA4 = (
-    "kernels/cdna4/copies.py", "kernels/cdna4/layouts.py", "kernels/cdna4/mma_op.py",
-    "kernels/cdna4/softmax.py", "kernels/cdna4/tiles.py", "kernels/gluon/offsets.py",
+    "kernels/cdna4/copies.py",
+    "kernels/cdna4/layouts.py",
+    "kernels/cdna4/mma_op.py",
+    "kernels/cdna4/softmax.py",
+    "kernels/cdna4/tiles.py",
+    "kernels/gluon/offsets.py",
     "kernels/gluon/scores.py",
-)  # fmt: skip
+)
 INDEXER = ("kernels/gluon/indexer_operands.py", "kernels/gluon/indexer_work.py")
 ATTENTION = tuple(
     f"kernels/portable/{file}.py"
     for file in (
-        "dense", "latent", "launch", "row_block", "rows", "softmax", "sparse", "split", "tiles",
+        "dense",
+        "latent",
+        "launch",
+        "row_block",
+        "rows",
+        "softmax",
+        "sparse",
+        "split",
+        "tiles",
     )
-)  # fmt: skip
+)
 
 LAUNCHES = (
     Suite("tests/kernels/test_launch.py"),
@@ -101,7 +122,12 @@ _TABLE = (
     Kernel(
         "hopper.dense_fp8",
         ("kernels/hopper/dense_fp8",),
-        (CACHED, *everywhere("hopper dense fp8"), Suite("tests/kernels/hopper/dense_fp8")),
+        (
+            CACHED,
+            *everywhere("hopper dense fp8"),
+            Suite("tests/kernels/hopper/test_far_rows.py", ("dense fp8",)),
+            Suite("tests/kernels/hopper/dense_fp8"),
+        ),
         shared=HOPPER,
     ),
     Kernel(
@@ -111,6 +137,7 @@ _TABLE = (
             CACHED,
             Suite("tests/kernels/hopper/test_far_rows.py"),
             *everywhere("hopper pages", "hopper rows"),
+            Suite("tests/planning/test_latent_split.py"),
             Suite("tests/kernels/hopper/latent"),
         ),
         shared=HOPPER,
@@ -182,7 +209,10 @@ _TABLE = (
     Kernel(
         "blackwell.indexer",
         ("kernels/blackwell/indexer",),
-        indexer("blackwell"),
+        (
+            *indexer("blackwell"),
+            Suite("tests/kernels/hopper/indexer/test_defects.py", ("blackwell",)),
+        ),
         shared=(
             *INDEXER,
             *HOPPER,
@@ -226,10 +256,7 @@ _TABLE = (
             Suite("tests/kernels/hopper/latent"),
             Suite("tests/kernels/blackwell/sparse"),
         ),
-        shared=(
-            "kernels/blackwell/dequantize.py",
-            *HOPPER,
-        ),
+        shared=HOPPER,
     ),
     Kernel(
         "portable.attention",
@@ -259,9 +286,15 @@ _TABLE = (
     ),
     Kernel(
         "planning.hopper",
-        ("planning/hopper", "planning/latent_split.py", "planning/split.py"),
         (
-            Suite("tests/planning/hopper"),
+            "kernels/hopper/chip.py",
+            "kernels/hopper/family.py",
+            *(f"kernels/hopper/{kernel}/plan.py" for kernel in HOPPER_KERNELS),
+            "planning/latent_split.py",
+            "planning/split.py",
+        ),
+        (
+            Suite("tests/kernels/hopper/plans"),
             *PLANS,
             *LAUNCHES,
             Suite("tests/kernels/hopper/few/test_few.py"),
@@ -270,14 +303,21 @@ _TABLE = (
     ),
     Kernel(
         "planning.blackwell",
-        ("planning/blackwell",),
-        (Suite("tests/planning/blackwell"), *PLANS, *LAUNCHES, Suite("tests/explain")),
+        ("planning/blackwell", "modular/blackwell"),
+        (
+            Suite("tests/planning/blackwell"),
+            Suite("tests/modular/blackwell"),
+            *PLANS,
+            *LAUNCHES,
+            Suite("tests/explain"),
+        ),
     ),
     Kernel(
         "planning.cdna4",
-        ("planning/cdna4",),
+        ("planning/cdna4", "modular/cdna4"),
         (
             Suite("tests/planning/cdna4"),
+            Suite("tests/modular/cdna4"),
             *PLANS,
             *LAUNCHES,
             Suite("tests/kernels/cdna4/test_layouts.py"),

@@ -1,6 +1,7 @@
-"""Which parts of shared files a kernel uses, by the names that its own files mention.
+"""Which parts of shared files a kernel uses, by what its own files import from them.
 
-A defect in a function of kernels/gluon that a kernel never calls says nothing about its tests.
+A defect in a function of kernels/gluon that a kernel never calls says nothing about its tests, not
+even where the kernel has a function of the same name.
 """
 
 from __future__ import annotations
@@ -10,6 +11,9 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from defects.drawing.source import MODULE, Edit, name_of
+
+Name = tuple[str, str]
+"""A file below the package, and a name that it defines."""
 
 
 def mentioned(tree: ast.AST) -> set[str]:
@@ -40,14 +44,30 @@ def parts_of(target: ast.expr) -> list[ast.expr]:
     return target.elts if isinstance(target, ast.Tuple | ast.List) else [target]
 
 
-def reached(package: Path, own: Iterable[str], shared: Iterable[str]) -> set[str]:
-    """The names of shared files that files of a kernel mention, through one another too."""
-    names = set().union(*(mentioned(ast.parse((package / file).read_bytes())) for file in own))
-    uses: list[tuple[set[str], set[str]]] = []
+def imports(tree: ast.Module, package: str) -> dict[str, Name]:
+    """The names that a file imports from other files of the package, and what they are there."""
+    found: dict[str, Name] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(f"{package}."):
+            file = "/".join(str(node.module).split(".")[1:]) + ".py"
+            found |= {alias.asname or alias.name: (file, alias.name) for alias in node.names}
+    return found
+
+
+def reached(package: Path, own: Iterable[str], shared: Iterable[str]) -> set[Name]:
+    """The names of shared files that files of a kernel import, through one another too."""
+    names: set[Name] = set()
+    for file in own:
+        names |= set(imports(ast.parse((package / file).read_bytes()), package.name).values())
+    uses: list[tuple[set[Name], set[Name]]] = []
     for file in shared:
-        for statement in ast.parse((package / file).read_bytes()).body:
+        tree = ast.parse((package / file).read_bytes())
+        meant = imports(tree, package.name)
+        for statement in tree.body:
             if not isinstance(statement, ast.Import | ast.ImportFrom):
-                uses.append((defined(statement), mentioned(statement)))
+                made = {(file, name) for name in defined(statement)}
+                used = {meant.get(name, (file, name)) for name in mentioned(statement)}
+                uses.append((made, used))
     while True:
         more = set().union(*(used for made, used in uses if made & names)) - names
         if not more:
@@ -55,11 +75,13 @@ def reached(package: Path, own: Iterable[str], shared: Iterable[str]) -> set[str
         names |= more
 
 
-def uses(edit: Edit, names: set[str]) -> bool:
+def uses(edit: Edit, names: set[Name]) -> bool:
     """Whether a change of a shared file is in what a kernel reaches."""
     if edit.function == MODULE:
-        return bool(set().union(*map(defined, ast.parse(shortened(edit)).body)) & names)
-    return edit.function.split(".")[0] in names
+        made = set().union(*map(defined, ast.parse(shortened(edit)).body))
+    else:
+        made = {edit.function.split(".")[0]}
+    return any((edit.file, name) in names for name in made)
 
 
 def shortened(edit: Edit) -> str:

@@ -21,7 +21,17 @@ CONTROL = "clean_and_right"
 """Part of the names of the controls of seeded defects: the kernel itself."""
 SEEDED = re.compile(r"defect|mutant|is_seen|offset_of_32_bits|every_schedule_is_clean")
 REPORTS = re.compile(r"test_compiles|compiles_|_compiles|do_not_spill|memory_is_what_the_plan")
-PASSED_OVER = ("aot", "compiled", "repository", "defects", "executed", "docs", "release", "gpu")
+PASSED_OVER = (
+    "aot",
+    "compiling",
+    "compiled",
+    "repository",
+    "defects",
+    "executed",
+    "docs",
+    "release",
+    "gpu",
+)
 
 
 class Result:

@@ -149,10 +149,19 @@ class Source:
         before = self.data[first:start].decode()
         behind = self.data[stop : max(last, stop)].decode()
         return Edit(
-            self.file, start, stop, new, operator, group,
-            self.data.count(b"\n", 0, start) + 1, scope.function, old,
-            one_line(before + old + behind), one_line(before + new + behind), scope.place,
-        )  # fmt: skip
+            self.file,
+            start,
+            stop,
+            new,
+            operator,
+            group,
+            self.data.count(b"\n", 0, start) + 1,
+            scope.function,
+            old,
+            one_line(before + old + behind),
+            one_line(before + new + behind),
+            scope.place,
+        )
 
     def _visit_body(self, body: list[ast.stmt], function: str, device: bool) -> None:
         for statement in body:

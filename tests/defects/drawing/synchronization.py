@@ -16,6 +16,8 @@ ORDERS = re.compile(
 """Calls of these names order others."""
 MAKES = re.compile(r"^(barriers|barrier_pair|barrier_layout|signals)$")
 """Calls of these names make barriers."""
+STAGES = re.compile(r"^slots?_at$")
+"""Calls of these names take a stage of several rings, their second argument."""
 COUNTED_WAITS = {"wait_group", "store_wait", "warpgroup_mma_wait"}
 
 
@@ -101,11 +103,14 @@ def predicate(source: Source, node: ast.Call) -> Iterator[Edit]:
 
 def stage(source: Source, node: ast.Call) -> Iterator[Edit]:
     """The stage of a ring is its neighbor, or the first."""
-    if not (isinstance(node.func, ast.Attribute) and node.func.attr == "index"):
+    if isinstance(node.func, ast.Attribute) and node.func.attr == "index" and len(node.args) == 1:
+        at = node.args[0]
+    elif STAGES.search(name_of(node.func)) and len(node.args) > 1:
+        at = node.args[1]
+    else:
         return
-    if len(node.args) != 1 or isinstance(node.args[0], ast.Starred):
+    if isinstance(at, ast.Starred):
         return
-    at = node.args[0]
     if isinstance(at, ast.Constant):
         if isinstance(at.value, int):
             yield source.edit(at, str(at.value ^ 1), "another stage", GROUP)

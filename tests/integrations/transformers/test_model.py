@@ -35,9 +35,12 @@ def prompt() -> torch.Tensor:
 
 def test_a_model_without_the_seam_is_named():
     config = LlamaConfig(
-        vocab_size=32, hidden_size=16, intermediate_size=16, num_hidden_layers=1,
+        vocab_size=32,
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=1,
         num_attention_heads=2,
-    )  # fmt: skip
+    )
     for call in (optimize, restore):
         with pytest.raises(Unsupported, match="LlamaForCausalLM has no attention module with"):
             call(LlamaForCausalLM(config))

@@ -18,13 +18,32 @@ def settings(**values: Any) -> dict[str, Any]:
 
 
 COMMON = settings(
-    vocab_size=128, hidden_size=64, intermediate_size=96, moe_intermediate_size=32,
-    num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=4, n_shared_experts=1,
-    n_routed_experts=4, num_local_experts=4, num_experts_per_tok=2, n_group=1, topk_group=1,
-    first_k_dense_replace=1, q_lora_rank=48, kv_lora_rank=64, qk_nope_head_dim=32,
-    qk_rope_head_dim=16, v_head_dim=24, head_dim=16, max_position_embeddings=512,
-    initializer_range=0.05, pad_token_id=0, bos_token_id=1, eos_token_id=None,
-)  # fmt: skip
+    vocab_size=128,
+    hidden_size=64,
+    intermediate_size=96,
+    moe_intermediate_size=32,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=4,
+    n_shared_experts=1,
+    n_routed_experts=4,
+    num_local_experts=4,
+    num_experts_per_tok=2,
+    n_group=1,
+    topk_group=1,
+    first_k_dense_replace=1,
+    q_lora_rank=48,
+    kv_lora_rank=64,
+    qk_nope_head_dim=32,
+    qk_rope_head_dim=16,
+    v_head_dim=24,
+    head_dim=16,
+    max_position_embeddings=512,
+    initializer_range=0.05,
+    pad_token_id=0,
+    bos_token_id=1,
+    eos_token_id=None,
+)
 INDEXER = settings(index_topk=12, index_n_heads=16, index_head_dim=32)
 HYBRID = settings(layer_types=["linear_attention", "full_attention"])
 LINEAR = settings(linear_head_dim=16, linear_num_heads=4)
@@ -46,21 +65,31 @@ EXTRA: dict[str, dict[str, Any]] = {
     "mistral4": settings(head_dim=48),
     "mistral_large4": settings(**INDEXER, num_hidden_layers=4),
     "youtu": settings(embedding_initializer_range=0.05),
-}  # fmt: skip
+}
 # Models with eyes: their language model is the part with MLA, and only text is given to them.
 EYES: dict[str, dict[str, Any]] = {
     "glm5_next": settings(
-        depth=1, hidden_size=32, num_heads=2, intermediate_size=32, out_hidden_size=64,
+        depth=1,
+        hidden_size=32,
+        num_heads=2,
+        intermediate_size=32,
+        out_hidden_size=64,
         projection_intermediate_size=32,
     ),
     "kimi_k25": settings(
-        num_hidden_layers=1, hidden_size=32, num_attention_heads=2, intermediate_size=32,
-    ),
-    "mistral_large4": settings(
-        num_hidden_layers=1, hidden_size=32, num_attention_heads=2, head_dim=16,
+        num_hidden_layers=1,
+        hidden_size=32,
+        num_attention_heads=2,
         intermediate_size=32,
     ),
-}  # fmt: skip
+    "mistral_large4": settings(
+        num_hidden_layers=1,
+        hidden_size=32,
+        num_attention_heads=2,
+        head_dim=16,
+        intermediate_size=32,
+    ),
+}
 
 
 def kinds() -> list[str]:

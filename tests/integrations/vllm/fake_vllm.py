@@ -117,28 +117,33 @@ def modules() -> dict[str, dict[str, Any]]:
     backends, layers = "vllm.v1.attention.backends", "vllm.model_executor.layers.attention"
     return {
         f"{backends}.mla.prefill.registry": {
-            "MLAPrefillBackendEnum": prefill, "register_mla_prefill_backend": prefill.add,
+            "MLAPrefillBackendEnum": prefill,
+            "register_mla_prefill_backend": prefill.add,
         },
         f"{backends}.registry": {
-            "AttentionBackendEnum": attention, "register_backend": attention.add,
+            "AttentionBackendEnum": attention,
+            "register_backend": attention.add,
         },
         f"{backends}.mla.prefill.base": {"MLAPrefillBackend": MLAPrefillBackend},
         f"{backends}.mla.cpu_mla": {"CPUMLABackend": Backend},
         f"{backends}.mla.index_group": {"HiSparseMLAIndexGroup": SimpleNamespace},
         f"{backends}.mla.sparse_utils": {
-            "align_blocks_to_rows": lambda spec: spec, "flat_kv_row_view": flat_kv_row_view,
+            "align_blocks_to_rows": lambda spec: spec,
+            "flat_kv_row_view": flat_kv_row_view,
         },
         "vllm.v1.attention.backend": {
-            "AttentionBackend": Backend, "MultipleOf": int,
+            "AttentionBackend": Backend,
+            "MultipleOf": int,
             "AttentionCGSupport": SimpleNamespace(UNIFORM_BATCH="uniform"),
         },
         f"{layers}.mla_attention": {"split_kv_b_proj": split_kv_b_proj},
         f"{layers}.sparse_mla_attention": {
-            "SparseMLACommonImpl": SparseImpl, "SparseMLACommonMetadata": SimpleNamespace,
+            "SparseMLACommonImpl": SparseImpl,
+            "SparseMLACommonMetadata": SimpleNamespace,
             "SparseMLACommonMetadataBuilder": SparseBuilder,
         },
         "vllm.platforms": {"current_platform": SimpleNamespace(is_cpu=lambda: True)},
-    }  # fmt: skip
+    }
 
 
 @contextmanager
@@ -151,8 +156,11 @@ def installed(without: tuple[str, ...] = ()) -> Iterator[dict[str, dict[str, Any
             del contents[module][attribute]
         else:
             del contents[module]
-    ours = ("openmla.integrations.vllm.prefill", "openmla.integrations.vllm.attention",
-            "openmla.integrations.vllm.sparse")  # fmt: skip
+    ours = (
+        "openmla.integrations.vllm.prefill",
+        "openmla.integrations.vllm.attention",
+        "openmla.integrations.vllm.sparse",
+    )
     before = dict(sys.modules)
     for name in list(sys.modules):
         if name in ours or name.partition(".")[0] == "vllm":

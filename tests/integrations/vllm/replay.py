@@ -42,8 +42,13 @@ def layer(weight: Tensor, scale: float) -> Any:
             return (rows @ weight.T,)
 
         kv_b_proj.weight = weight  # type: ignore[attr-defined]
-        dims = {"num_heads": HEADS, "kv_lora_rank": LATENT, "qk_nope_head_dim": NOPE,
-                "qk_rope_head_dim": ROPE, "v_head_dim": V}  # fmt: skip
+        dims = {
+            "num_heads": HEADS,
+            "kv_lora_rank": LATENT,
+            "qk_nope_head_dim": NOPE,
+            "qk_rope_head_dim": ROPE,
+            "v_head_dim": V,
+        }
         made = OpenMLAImpl(**dims, scale=scale, kv_b_proj=kv_b_proj)
         made.process_weights_after_loading(weight.dtype)
         return made
@@ -53,9 +58,11 @@ def metadata(step: dict[str, Any]) -> Any:
     """What forward_mha reads of vLLM's metadata."""
     context = SimpleNamespace(context_lens=step["lengths"]) if "lengths" in step else None
     prefill = SimpleNamespace(
-        query_start_loc=step["offsets"], max_query_len=max(lengths(step["offsets"])),
-        chunked_context=context, block_table=step.get("block_table"),
-    )  # fmt: skip
+        query_start_loc=step["offsets"],
+        max_query_len=max(lengths(step["offsets"])),
+        chunked_context=context,
+        block_table=step.get("block_table"),
+    )
     return SimpleNamespace(prefill=prefill)
 
 

@@ -37,14 +37,20 @@ class Batch:
             from openmla.integrations.vllm.sparse import OpenMLASparseImpl
 
             layer = OpenMLASparseImpl(
-                scale=SCALE, kv_lora_rank=512, qk_rope_head_dim=64, dcp_rank=shard.rank,
-                dcp_world_size=shard.ranks, kv_cache_dtype=self.kv_cache_dtype,
+                scale=SCALE,
+                kv_lora_rank=512,
+                qk_rope_head_dim=64,
+                dcp_rank=shard.rank,
+                dcp_world_size=shard.ranks,
+                kv_cache_dtype=self.kv_cache_dtype,
                 topk_indices_buffer=self.tokens,
-            )  # fmt: skip
+            )
         metadata: Any = SimpleNamespace(
-            block_size=PAGE, req_id_per_token=self.requests, block_table=self.table,
+            block_size=PAGE,
+            req_id_per_token=self.requests,
+            block_table=self.table,
             cp_kv_cache_interleave_size=shard.interleave,
-        )  # fmt: skip
+        )
         return layer.forward_mqa(self.q, self.pages, metadata, None)
 
     def exact(self) -> formula.Expected:
@@ -77,6 +83,11 @@ def batch(kind: str, heads: int = 12, device: str = "cpu") -> Batch:
     queries = [torch.randn(len(requests), heads, n).bfloat16().to(device) for n in (512, 64)]
     table = torch.randperm(PAGES)[:8].view(2, 4).int()
     return Batch(
-        (queries[0], queries[1]), pages, cache.gather(slots), tokens.to(device),
-        requests.to(device), table.to(device), "fp8_ds_mla" if fp8 else "auto",
-    )  # fmt: skip
+        (queries[0], queries[1]),
+        pages,
+        cache.gather(slots),
+        tokens.to(device),
+        requests.to(device),
+        table.to(device),
+        "fp8_ds_mla" if fp8 else "auto",
+    )

@@ -14,7 +14,7 @@ from openmla import InvalidArgument, Unsupported
 def test_a_long_chunk_has_its_context_attended_to_by_vllm():
     step, weight = replay.recorded("context")
     layer, metadata = replay.layer(weight, step["scale"]), replay.metadata(step)
-    limit = layer._projection.break_even(replay.ROPE)
+    limit = layer._projection.most_latent_tokens(replay.ROPE)
     for tokens, way in ((limit, ""), (limit + 1, "context")):
         layer.went_vllms_way = ""
         metadata.prefill.max_query_len = tokens

@@ -37,7 +37,7 @@ def test_absorbed_queries_score_latent_rows_as_queries_score_keys():
 def test_expanding_the_sum_is_the_sum_of_expanded_rows():
     proj, p, rows = projection(), torch.rand(5, HEADS, 7), torch.randn(7, LATENT)
     values = torch.einsum("sl,hlv->shv", rows, proj.values)
-    got = proj.expand(torch.einsum("ths,sl->thl", p, rows))
+    got = proj.release(torch.einsum("ths,sl->thl", p, rows))
     assert torch.allclose(got, torch.einsum("ths,shv->thv", p, values), atol=1e-4)
 
 
@@ -45,7 +45,7 @@ def test_break_even_is_where_both_forms_cost_the_same():
     def costs(tokens: int) -> tuple[int, int]:
         return tokens * (NOPE + ROPE + V) + LATENT * (NOPE + V), tokens * (2 * LATENT + ROPE)
 
-    tokens = projection().break_even(ROPE)
+    tokens = projection().most_latent_tokens(ROPE)
     expanded, latent = costs(tokens)
     assert latent <= expanded
     expanded, latent = costs(tokens + 1)

@@ -98,9 +98,14 @@ def test_another_plug_in_on_the_cpu_member_is_left_alone(
 
 @pytest.mark.parametrize(
     ("missing", "lost"),
-    [(PREFILL, 1), (f"{PREFILL}:register_mla_prefill_backend", 1),
-     (f"{PREFILL}:MLAPrefillBackendEnum", 1), (ATTENTION, 2), (f"{ATTENTION}:register_backend", 2)],
-)  # fmt: skip
+    [
+        (PREFILL, 1),
+        (f"{PREFILL}:register_mla_prefill_backend", 1),
+        (f"{PREFILL}:MLAPrefillBackendEnum", 1),
+        (ATTENTION, 2),
+        (f"{ATTENTION}:register_backend", 2),
+    ],
+)
 def test_an_old_vllm_costs_one_line_per_backend(
     missing: str, lost: int, caplog: pytest.LogCaptureFixture
 ):
@@ -220,11 +225,8 @@ def test_what_is_no_registry_is_one_line_per_backend(
     assert len(lines(caplog)) == len(SEAMS)
 
 
-@pytest.mark.parametrize(
-    ("dependency", "error"),
-    [("triton", "RuntimeError"), ("triton", "OSError"), ("tensor_layouts", "ImportError")],
-)
-def test_a_broken_dependency_does_not_keep_the_plug_in_from_loading(dependency: str, error: str):
+@pytest.mark.parametrize("error", ["RuntimeError", "OSError", "ImportError"])
+def test_a_broken_triton_does_not_keep_the_plug_in_from_loading(error: str):
     """Triton is imported once a kernel is launched."""
     program = f"""
 import sys
@@ -233,7 +235,7 @@ from importlib.metadata import EntryPoint
 
 class Broken(MetaPathFinder):
     def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] == {dependency!r}:
+        if name.split(".")[0] == "triton":
             raise {error}("broken")
 
 sys.meta_path.insert(0, Broken())

@@ -6,10 +6,10 @@ from dataclasses import replace
 from typing import Any
 
 from gluon_sim import Report
+from openmla.lab.testing.build import BuiltCase, Outcome
+from openmla.lab.testing.simulate import new_results, plan_on, simulated
 from openmla.planning import Plan
-from openmla.planning.blackwell.mla import pair_of
-from openmla.testing.build import BuiltCase, Outcome
-from openmla.testing.simulate import new_results, plan_on, simulated
+from openmla.planning.blackwell.dense import following, in_a_pair, original_plan
 
 PAIR = 4
 """Tiles of 128 queries of a dense work item that two CTAs share."""
@@ -18,11 +18,13 @@ PAIR = 4
 def plan_of(built: BuiltCase, num_qo: int = 0) -> Plan:
     """The plan of a case on a B200; `num_qo` 0: as planned."""
     chosen = plan_on("b200", built.operands, new_results(built))
-    if num_qo == PAIR:
-        return replace(chosen, kernel_name="dense_pair", config=pair_of(chosen.config))
     if not num_qo or num_qo == chosen.config.num_qo:
         return chosen
-    return replace(chosen, config=chosen.config.with_num_qo(num_qo))
+    original = original_plan(chosen.problem)
+    if num_qo == PAIR:
+        pair = following(original, in_a_pair(original))
+        return replace(chosen, kernel_name="dense_pair", config=pair)
+    return replace(chosen, config=following(original.with_num_qo(num_qo)))
 
 
 def run(

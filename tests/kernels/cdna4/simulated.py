@@ -6,9 +6,9 @@ from dataclasses import replace
 from typing import Any
 
 from gluon_sim import Report
+from openmla.lab.testing.build import BuiltCase, Outcome
+from openmla.lab.testing.simulate import new_results, plan_on, simulated
 from openmla.planning import Plan
-from openmla.testing.build import BuiltCase, Outcome
-from openmla.testing.simulate import new_results, plan_on, simulated
 
 
 def plan_of(built: BuiltCase, **config: Any) -> Plan:

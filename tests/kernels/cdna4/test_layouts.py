@@ -13,33 +13,45 @@ from typing import Any
 
 import pytest
 
-from openmla.aot.jobs import build, captured_output
-from openmla.aot.table import jobs_of
 from openmla.explain.banks import group_uses
 from openmla.kernels.cdna4.dense.jobs import JOBS
 from openmla.kernels.cdna4.dense.launch import COMPILER_OPTIONS, dense_constexprs
 from openmla.kernels.cdna4.sparse.launch import sparse_constexprs
-from openmla.planning.cdna4 import LDS_BYTES, MlaConfigV2, MlaPrefill16, MlaPrefillV2, MlaSparse16
-from openmla.planning.cdna4.layout.v import read_cell
+from openmla.lab.compiling.jobs import build, captured_output
+from openmla.lab.compiling.table import jobs_of
+from openmla.modular.cdna4 import LDS_BYTES, MlaConfigV2
+from openmla.modular.cdna4.layout.v import read_cell
+from openmla.planning.cdna4 import Dense16, DenseFP8, MlaSparse16
 
-MAPS = json.loads((Path(__file__).parents[2] / "oracle" / "cdna4.json").read_text())["lane_maps"]
+MAPS = json.loads((Path(__file__).parents[2] / "modular" / "oracle" / "cdna4.json").read_text())[
+    "lane_maps"
+]
 DSV3 = MlaConfigV2(
-    q_block_size=32, kv_block=128, depth=128, num_heads=128, num_kv_heads=1, d_qk=192, d_rope=64,
-    cache_depth=576, rope_cache_offset=512, dtype="float8_e4m3fn",
-)  # fmt: skip
+    q_block_size=32,
+    kv_block=128,
+    depth=128,
+    num_heads=128,
+    num_kv_heads=1,
+    d_qk=192,
+    d_rope=64,
+    cache_depth=576,
+    rope_cache_offset=512,
+    dtype="float8_e4m3fn",
+)
 BF16 = replace(DSV3, kv_block=64, dtype="bfloat16")
 BLOCKS = {
-    ("float8_e4m3fn", True): MlaPrefillV2(DSV3),
-    ("float8_e4m3fn", False): MlaPrefillV2(DSV3, v_full_v227=False),
-    ("bfloat16", False): MlaPrefill16(BF16),
+    ("float8_e4m3fn", True): DenseFP8(DSV3),
+    ("float8_e4m3fn", False): DenseFP8(DSV3, v_full_v227=False),
+    ("bfloat16", False): Dense16(BF16),
 }
 V_ROWS = [pytest.param(row, id=f"{row['dtype']}-{row['v_full_v227']}") for row in MAPS["v_write"]]
 
 
-def tiles(block: MlaPrefillV2 | MlaPrefill16) -> dict[str, Any]:
-    """The layouts as they are passed to the kernel: (write, read, copy) of each tile."""
-    _, q, (nope, rope), v = dense_constexprs(block)["LAYOUTS"]
-    return {"q": q, "nope": nope, "rope": rope, "v": v}
+def tiles(block: DenseFP8 | Dense16) -> dict[str, Any]:
+    """The layouts as they are passed to the kernel: TileLayouts of each tile."""
+    layouts = dense_constexprs(block)["LAYOUTS"]
+    nope, rope = layouts.k
+    return {"q": layouts.q, "nope": nope, "rope": rope, "v": layouts.v}
 
 
 def coordinate(bases: list[list[int]], offset: int) -> tuple[int, int]:
@@ -95,8 +107,8 @@ def test_every_lane_copies_what_the_original_copies(row: dict[str, Any]) -> None
 def test_every_byte_of_k_is_read_where_the_original_reads_it(row: dict[str, Any]) -> None:
     block = BLOCKS["float8_e4m3fn", True]
     layouts = tiles(block)
-    assert layouts["nope"][1] == layouts["rope"][1]
-    places = bytes_of(layouts["nope"][1], 1)
+    assert layouts["nope"].read == layouts["rope"].read
+    places = bytes_of(layouts["nope"].read, 1)
     rope_first = block._K_ROPE_SUBBLOCK_OFFSET
     assert rope_first * 2048 == 128 * 128  # rope sub-blocks lie behind those of nope
     sub_blocks = row["kv_block"] // 32 * (row["d"] // 64)
@@ -123,9 +135,10 @@ def test_copies_of_k_and_q_fill_memory_lane_after_lane(block: Any, part: str) ->
         lanes = []
         for lane in range(64):
             at = [
-                *coordinate(copy.warp_bases, warp), *coordinate(copy.lane_bases, lane),
+                *coordinate(copy.warp_bases, warp),
+                *coordinate(copy.lane_bases, lane),
                 *coordinate(copy.reg_bases[vector:], step),
-            ]  # fmt: skip
+            ]
             lanes.append(places[at[0] ^ at[2] ^ at[4], at[1] ^ at[3] ^ at[5]])
         assert lanes == [lanes[0] + 16 * lane for lane in range(64)]
         starts.add(lanes[0])
@@ -133,11 +146,11 @@ def test_copies_of_k_and_q_fill_memory_lane_after_lane(block: Any, part: str) ->
 
 
 @lru_cache
-def v_bytes(block: MlaPrefillV2) -> dict[tuple[int, int], int]:
-    return bytes_of(tiles(block)["v"][1], 1)
+def v_bytes(block: DenseFP8) -> dict[tuple[int, int], int]:
+    return bytes_of(tiles(block)["v"].read, 1)
 
 
-def read_addresses(block: MlaPrefillV2, i_strip: int, j_depth: int, r: int) -> list[int]:
+def read_addresses(block: DenseFP8, i_strip: int, j_depth: int, r: int) -> list[int]:
     """Where all lanes begin one transposing read, looked up in the kernel's own layout."""
     places = v_bytes(block)
     cells = [read_cell(lane) for lane in range(64)]
@@ -160,7 +173,7 @@ def test_bank_conflicts_of_v_reads(v227: bool, ways: int, distinct: int) -> None
 
 
 def test_k_reads_have_no_bank_conflicts() -> None:
-    places = bytes_of(tiles(BLOCKS["float8_e4m3fn", True])["nope"][1], 1)
+    places = bytes_of(tiles(BLOCKS["float8_e4m3fn", True])["nope"].read, 1)
     for half in (0, 16):
         lanes = [places[lane % 32, 32 * (lane // 32) + half] for lane in range(64)]
         assert {use.ways for use in group_uses(lanes, 16)} == {1}
@@ -169,7 +182,7 @@ def test_k_reads_have_no_bank_conflicts() -> None:
 def test_latent_rows_of_the_sparse_kernel() -> None:
     """A wave's copy is one row; 16 rows read side by side meet in no bank."""
     block = MlaSparse16(num_heads=64, latent=512, rope=64, dtype="bfloat16")
-    write, read, copy = sparse_constexprs(block)["LAYOUTS"][1]
+    write, read, copy = sparse_constexprs(block)["LAYOUTS"].latent
     places = bytes_of(read, 2)
     slot = block.latent_slot
     assert write == read
@@ -231,9 +244,10 @@ class TestCompiled:
         text = assembly(self.FP8_P if v227 else f"{self.FP8_P} default V")
         reads = re.findall(r"ds_read_b64_tr_b8 \S+ (v\d+)(?: offset:(\d+))?", text)
         wanted = next(
-            row["out"] for row in MAPS["load_V_frag_cell_offset"]
+            row["out"]
+            for row in MAPS["load_V_frag_cell_offset"]
             if row["depth"] == 128 and row["v_full_v227"] == v227
-        )  # fmt: skip
+        )
         cells = sorted(r for strip in wanted for depth in strip for r in depth)
         assert sorted(int(offset or 0) for _, offset in reads) == cells
         assert len({base for base, _ in reads}) == 1

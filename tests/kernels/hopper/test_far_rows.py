@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 from gluon_sim import Kind
-from kernels.far_memory import FarMemory
+from kernels.far_memory import FarMemory, with_far_table
 from kernels.hopper.dense.mutant_run import mutant, plan_of, run_on
 from openmla.kernels.hopper.dense import launch
+from openmla.kernels.hopper.dense_fp8 import launch as fp8_launch
 from openmla.kernels.hopper.latent import launch as sparse_launch
-from openmla.testing.build import build
-from openmla.testing.case import Case
+from openmla.lab.testing.build import build
+from openmla.lab.testing.case import Case
 
 SM_COUNT = 12  # enough to split long requests
 DENSE = Case("dense", 4, 128, 64, 128, q_lens=(9, 7, 3), k_lens=(9, 70, 3))
@@ -58,6 +60,19 @@ def test_right_and_clean(name: str, axis: int) -> None:
     assert run_on(launcher, built, plan_of(built, SM_COUNT)) == (set(), True)
 
 
+FP8 = replace(CASES["dense, pages"], dtype="e4m3", side_dtype="bf16", rope_dtype="e4m3")
+
+
+@pytest.mark.parametrize(
+    ("launcher", "case"),
+    [(launch, CASES["dense, pages"]), (fp8_launch, replace(FP8, page_size=64))],
+    ids=["dense", "dense fp8"],
+)
+def test_a_far_line_of_the_block_table(launcher: ModuleType, case: Case) -> None:
+    built = with_far_table(build(case))
+    assert run_on(launcher, built, plan_of(built, SM_COUNT)) == (set(), True)
+
+
 @dataclass(frozen=True)
 class Narrow:
     """An offset of 32 bits: `old` becomes `new` in `file`."""
@@ -71,10 +86,10 @@ class Narrow:
 
 
 PLACE = (
-    "place.to(gl.int64) * (stride_row.to(gl.int64) * VECTOR)",
-    "place * (stride_row * VECTOR)",
+    "place.to(gl.int64) * (rows.row_stride.to(gl.int64) * VECTOR)",
+    "place * (rows.row_stride * VECTOR)",
 )
-PAGE = "page.to(gl.int64) * (stride_page.to(gl.int64) * VECTOR)"
+PAGE = "page.to(gl.int64) * (rows.page_stride.to(gl.int64) * VECTOR)"
 WIDE = ("(stride + opaque_zero()).to(gl.int64)", "(stride + opaque_zero())")
 FP8_PAGE = "(row // PAGE).to(gl.int64) * stride_page.to(gl.int64)"
 FP8_PLACE = "(row % PAGE).to(gl.int64) * stride_row.to(gl.int64)"
@@ -82,25 +97,36 @@ DEFECTS = [
     Narrow("out, by token", "epilogue", *WIDE, "dense"),
     Narrow("out, by head", "epilogue", *WIDE, "dense", 1),
     Narrow(
-        "merged out, by head", "merge", "head * (out_stride_h.to(gl.int64) * VECTOR)",
-        "head * (out_stride_h * VECTOR)", "dense, split", 1,
+        "merged out, by head",
+        "merge",
+        "head * (out_stride_h.to(gl.int64) * VECTOR)",
+        "head * (out_stride_h * VECTOR)",
+        "dense, split",
+        1,
     ),
     Narrow(
-        "merged out, by token", "merge", "token * (out_stride_t.to(gl.int64) * VECTOR)",
-        "token.to(gl.int32) * (out_stride_t * VECTOR)", "dense, split",
+        "merged out, by token",
+        "merge",
+        "token * (out_stride_t.to(gl.int64) * VECTOR)",
+        "token.to(gl.int32) * (out_stride_t * VECTOR)",
+        "dense, split",
     ),
     Narrow("rows' out", "epilogue", *WIDE, "rows"),
     Narrow("rows", "latent.rows", *PLACE, "rows"),
     Narrow("rows of a page", "latent.rows", *PLACE, "rows, pages", 1),
-    Narrow("pages", "latent.rows", PAGE, "page * (stride_page * VECTOR)", "rows, pages"),
+    Narrow("pages", "latent.rows", PAGE, "page * (rows.page_stride * VECTOR)", "rows, pages"),
     Narrow("lists", "latent.source", "token.to(gl.int64)", "token", "rows"),
     Narrow("block table", "latent.pages", "sequence.to(gl.int64) *", "sequence *", "sequences"),
     Narrow("pages of FP8", "dequantize.rows", FP8_PAGE, "row // PAGE * stride_page", "rows, fp8"),
     Narrow(
-        "rows of an FP8 page", "dequantize.rows", FP8_PLACE, "row % PAGE * stride_row", "rows, fp8",
-        1
+        "rows of an FP8 page",
+        "dequantize.rows",
+        FP8_PLACE,
+        "row % PAGE * stride_row",
+        "rows, fp8",
+        1,
     ),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("defect", DEFECTS, ids=lambda d: d.name)

@@ -22,10 +22,10 @@ from pathlib import Path
 import openmla.kernels.portable as package
 from kernels.judging import as_built, ends_with_invalid
 from kernels.mutants import load_mutant, once
-from openmla.testing.build import BuiltCase, Outcome, build
-from openmla.testing.case import Case
-from openmla.testing.compare import judge
-from openmla.testing.memory.guard import GuardedMemory
+from openmla.lab.testing.build import BuiltCase, Outcome, build
+from openmla.lab.testing.case import Case
+from openmla.lab.testing.compare import judge
+from openmla.lab.testing.memory.guard import GuardedMemory
 
 LENS = {"q_lens": (3, 33), "k_lens": (33, 65)}
 DENSE = Case("dense", 1, 32, 16, 32, **LENS)
@@ -62,43 +62,141 @@ class Defect:
 
 SECOND = "if (parts > 1) | (row_start >= {0}):"
 DEFECTS = [
-    Defect("a block but for one key needs no mask", "dense", "middle // BN * BN",
-           "(middle + 1) // BN * BN", "dense"),
-    Defect("the last row's last key is not visited", "dense", "q_len) - 1 + offset",
-           "q_len) - 2 + offset", "dense"),
-    Defect("one query into a tile is not a tile", "dense", SECOND.format("q_len"),
-           SECOND.format("q_len - 1"), "dense"),
-    Defect("one key into a range is not a range", "tiles", "tl.minimum((part + 1) * keys, k_len)",
-           "tl.minimum((part + 1) * keys, k_len - 1)", "dense", 3),
-    Defect("words of a mask are those of the next 32 keys", "dense", "at = start // 32 +",
-           "at = start // 32 + 1 +", "dense, mask", 2),
-    Defect("the last word of a mask is dropped", "dense", "(at < words)", "(at < words - 1)",
-           "dense, mask"),
-    Defect("a block of 16 keys begins with bit 0", "dense", "bit = start % 32 +", "bit = 0 +",
-           "dense, mask"),
-    Defect("only blocks that causal masks are masked", "dense", "if mask_ptr is not None:",
-           "if mask_ptr is not None and masked == 1:", "dense, mask"),
-    Defect("a block of latent rows but for one needs no mask", "latent", "middle // BN * BN",
-           "(middle + 1) // BN * BN", "latent", 2),
-    Defect("the last head's last key is not visited", "latent", "rows) - 1) // heads",
-           "rows) - 2) // heads", "latent"),
-    Defect("one row into a tile is not a tile", "latent", SECOND.format("rows"),
-           SECOND.format("rows - 1"), "latent, 3 heads"),
-    Defect("the last page is not in the pool", "rows", "cut(page, last_page)",
-           "cut(page, last_page - 1)", "latent", 2),
-    Defect("the last entry of a line is not in the table", "rows", "entries - 1)", "entries - 2)",
-           "dense, pages", 2),
-    Defect("an index that does not count is taken for one that does", "sparse",
-           "tl.where(ok, count, at)", "tl.where(ok, count, at + 1)", "sparse, ends"),
-    Defect("likewise, in a block of 32", "sparse", "middle = good // BN * BN",
-           "middle = (good + 1) // BN * BN", "sparse, ends", 2),
-    Defect("one index into a block is not a block", "sparse", "            end = count\n",
-           "            end = count - 1\n", "sparse"),
-    Defect("the first group is merged again", "split", "sequence = first_sequence + local",
-           "sequence = local", "dense", GROUPS),
-    Defect("likewise, in latent form", "split", "sequence = first_sequence + local",
-           "sequence = local", "latent, split", GROUPS),
-]  # fmt: skip
+    Defect(
+        "a block but for one key needs no mask",
+        "dense",
+        "middle // BN * BN",
+        "(middle + 1) // BN * BN",
+        "dense",
+    ),
+    Defect(
+        "the last row's last key is not visited",
+        "dense",
+        "q_len) - 1 + offset",
+        "q_len) - 2 + offset",
+        "dense",
+    ),
+    Defect(
+        "one query into a tile is not a tile",
+        "dense",
+        SECOND.format("q_len"),
+        SECOND.format("q_len - 1"),
+        "dense",
+    ),
+    Defect(
+        "one key into a range is not a range",
+        "tiles",
+        "tl.minimum((part + 1) * keys, k_len)",
+        "tl.minimum((part + 1) * keys, k_len - 1)",
+        "dense",
+        3,
+    ),
+    Defect(
+        "words of a mask are those of the next 32 keys",
+        "dense",
+        "at = start // 32 +",
+        "at = start // 32 + 1 +",
+        "dense, mask",
+        2,
+    ),
+    Defect(
+        "the last word of a mask is dropped",
+        "dense",
+        "(at < words)",
+        "(at < words - 1)",
+        "dense, mask",
+    ),
+    Defect(
+        "a block of 16 keys begins with bit 0",
+        "dense",
+        "bit = start % 32 +",
+        "bit = 0 +",
+        "dense, mask",
+    ),
+    Defect(
+        "only blocks that causal masks are masked",
+        "dense",
+        "if mask_ptr is not None:",
+        "if mask_ptr is not None and masked == 1:",
+        "dense, mask",
+    ),
+    Defect(
+        "a block of latent rows but for one needs no mask",
+        "latent",
+        "middle // BN * BN",
+        "(middle + 1) // BN * BN",
+        "latent",
+        2,
+    ),
+    Defect(
+        "the last head's last key is not visited",
+        "latent",
+        "rows) - 1) // heads",
+        "rows) - 2) // heads",
+        "latent",
+    ),
+    Defect(
+        "one row into a tile is not a tile",
+        "latent",
+        SECOND.format("rows"),
+        SECOND.format("rows - 1"),
+        "latent, 3 heads",
+    ),
+    Defect(
+        "the last page is not in the pool",
+        "rows",
+        "cut(page, line.last_page)",
+        "cut(page, line.last_page - 1)",
+        "latent",
+        2,
+    ),
+    Defect(
+        "the last entry of a line is not in the table",
+        "rows",
+        "entries - 1)",
+        "entries - 2)",
+        "dense, pages",
+        2,
+    ),
+    Defect(
+        "an index that does not count is taken for one that does",
+        "sparse",
+        "tl.where(ok, count, at)",
+        "tl.where(ok, count, at + 1)",
+        "sparse, ends",
+    ),
+    Defect(
+        "likewise, in a block of 32",
+        "sparse",
+        "middle = good // BN * BN",
+        "middle = (good + 1) // BN * BN",
+        "sparse, ends",
+        2,
+    ),
+    Defect(
+        "one index into a block is not a block",
+        "sparse",
+        "            end = count\n",
+        "            end = count - 1\n",
+        "sparse",
+    ),
+    Defect(
+        "the first group is merged again",
+        "split",
+        "sequence = first_sequence + local",
+        "sequence = local",
+        "dense",
+        GROUPS,
+    ),
+    Defect(
+        "likewise, in latent form",
+        "split",
+        "sequence = first_sequence + local",
+        "sequence = local",
+        "latent, split",
+        GROUPS,
+    ),
+]
 
 
 def built_case(name: str, block: int) -> BuiltCase:

@@ -26,18 +26,18 @@ from kernels.wild_values import KINDS, with_wild_values
 from openmla.cache import LatentCache
 from openmla.formats import FORMATS
 from openmla.kernels.portable import launch
+from openmla.kernels.portable.plan import select_portable_config
 from openmla.kernels.portable.tiles import latent_ranges
+from openmla.lab.testing.build import BuiltCase, Outcome, build
+from openmla.lab.testing.case import Case
+from openmla.lab.testing.compare import judge
+from openmla.lab.testing.draw import random_case
+from openmla.lab.testing.memory.guard import EDGES, GuardedMemory
+from openmla.lab.testing.memory.poison import differences, poison_problems
 from openmla.operands import Results
 from openmla.planning import Plan, latent_split
 from openmla.planning.dequantize import PLAIN, CacheRead
-from openmla.planning.portable.tiles import select_portable_config
 from openmla.planning.target import target_by_name
-from openmla.testing.build import BuiltCase, Outcome, build
-from openmla.testing.case import Case
-from openmla.testing.compare import judge
-from openmla.testing.draw import random_case
-from openmla.testing.memory.guard import EDGES, GuardedMemory
-from openmla.testing.memory.poison import differences, poison_problems
 
 MOST_WORK = 2_000_000  # multiply-adds of a case; larger ones take minutes here
 
@@ -54,7 +54,7 @@ class Tile:
     min_keys: int = 1024
     group_heads: int = 4
     dequantizes: bool = False
-    workspace: int = launch.WORKSPACE_CAP
+    workspace: int = launch.PARTIAL_CAP
     """Bytes of the partial results of a group of split requests."""
 
 
@@ -85,7 +85,7 @@ def run(built: BuiltCase, tile: Tile, launch: ModuleType = launch) -> Outcome:
         if rows is not None:
             rows.fill_(torch.nan)
     launch.MIN_KEYS, launch.KEY_STEP = tile.min_keys, min(tile.min_keys, 128)
-    launch.WORKSPACE_CAP = tile.workspace
+    launch.PARTIAL_CAP = tile.workspace
     _shorten_ranges(tile.min_keys)
     for call in launch.calls(_plan(built, results, tile), built.operands, results):
         call.run()
@@ -163,8 +163,20 @@ def packed(first: int, number: int) -> Iterator[list[str]]:
     """Rows of several types, at any address or at multiples of 16 bytes, poison around them."""
     for name, format in FORMATS.items():
         for latent, rope in format.widths:
-            rows = Case("latent", 2, latent, rope, latent, q_lens=(3,), k_lens=(21,), kv=name,
-                        page_size=8, spare=1, scale=0.05, seed=first)  # fmt: skip
+            rows = Case(
+                "latent",
+                2,
+                latent,
+                rope,
+                latent,
+                q_lens=(3,),
+                k_lens=(21,),
+                kv=name,
+                page_size=8,
+                spare=1,
+                scale=0.05,
+                seed=first,
+            )
             drawn = [rows, replace(rows, form="sparse", topk=19, index_kind="mixed")]
             if rope:
                 dense = replace(rows, form="dense", d_nope=32, d_v=32, rope="cache", scale=None)
@@ -195,9 +207,13 @@ def wild(first: int, number: int) -> Iterator[list[str]]:
     """Offsets, lengths, tables and lists that hold anything, between inaccessible pages: whoever
     leaves a tensor ends the process."""
     fp8 = replace(edges.LATENT, d_nope=512, d_rope=64, d_v=512, kv="fp8_656", page_size=16)
-    drawn = {**edges.CASES, "latent, fp8": fp8, "sparse, pages": replace(
-        edges.SPARSE, kv="bf16", page_size=16, topk_lengths="ragged", q_scale=False
-    )}  # fmt: skip
+    drawn = {
+        **edges.CASES,
+        "latent, fp8": fp8,
+        "sparse, pages": replace(
+            edges.SPARSE, kv="bf16", page_size=16, topk_lengths="ragged", q_scale=False
+        ),
+    }
     for name, case in drawn.items():
         for kind, edge in product(KINDS, EDGES):
             for seed in range(first, first + number):
@@ -265,9 +281,19 @@ def light(first: int, number: int) -> Iterator[list[str]]:
     for form in ("dense", "sparse"):
         lens = {"q_lens": (1,), "k_lens": (2,)}
         case = Case(
-            form, 1, 16, 0, 16, dtype="e4m3", rope="none", causal=False, **lens, topk=2, scale=1.0,
+            form,
+            1,
+            16,
+            0,
+            16,
+            dtype="e4m3",
+            rope="none",
+            causal=False,
+            **lens,
+            topk=2,
+            scale=1.0,
             seed=first,
-        )  # fmt: skip
+        )
         built = build(case)
         op = built.operands
         op.q.fill_(0.0)

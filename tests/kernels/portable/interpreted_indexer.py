@@ -29,9 +29,9 @@ from openmla.indexer.cache import quantize
 from openmla.indexer.operands import ScoresOperands, SelectOperands, SelectResults, Windows
 from openmla.indexer.windows import paged_windows
 from openmla.kernels.portable.indexer import launch, windows
+from openmla.lab.testing.indexer import score_problems
+from openmla.lab.testing.memory.guard import EDGES, GuardedMemory
 from openmla.planning.indexer import IndexPlan, index_plan
-from openmla.testing.indexer import score_problems
-from openmla.testing.memory.guard import EDGES, GuardedMemory
 
 UNWRITTEN = 12345.0
 
@@ -49,7 +49,7 @@ def run(
 
 
 def scores() -> Iterator[list[str]]:
-    """Pages in place, several sequences in a block of queries, windows, odd head counts."""
+    """Pages in place, queries of several sequences, windows, odd head counts and strides."""
     lens = (([3, 0, 5, 1], [20, 6, 130, 2]), ([9], [70]), ([1, 1, 1], [40, 33, 1]))
     for (q_lens, k_lens), heads, page in product(lens, (3, 32, 64), (1, 16, 24)):
         case = cases.paged(q_lens, k_lens, heads=heads, page_size=page)
@@ -63,6 +63,8 @@ def scores() -> Iterator[list[str]]:
         ]
     for heads, target in product((1, 16, 128), ("a100", "h200")):
         q, weights = cases.queries(5, heads)
+        if heads == 16:  # the weights of a head side by side
+            weights = weights.T.contiguous().T
         starts = torch.tensor([0, 70, 3, 50, -4], dtype=torch.int32)
         ends = torch.tensor([150, 75, 149, 50, 999], dtype=torch.int32)
         op = ScoresOperands(q, weights, quantize(cases.keys(150), "fp32"), Windows(starts, ends))
@@ -78,9 +80,13 @@ def select() -> Iterator[list[str]]:
     table = torch.randperm(60).int().view(2, 30)
     lines = torch.tensor([0, 0, 1, 1, 1, 0], dtype=torch.int32)
     ways = (
-        {}, {"add_starts": True}, {"keep_first": 1}, {"block_table": table, "page_size": 10},
-        {"keep_last": 1}, {"keep_first": 2, "keep_last": 5},
-    )  # fmt: skip
+        {},
+        {"add_starts": True},
+        {"keep_first": 1},
+        {"block_table": table, "page_size": 10},
+        {"keep_last": 1},
+        {"keep_first": 2, "keep_last": 5},
+    )
     for number, (kind, topk) in enumerate(product(cases.KINDS, (1, 7, 64, 200, 301))):
         how = {"keep_first": 0, **ways[number % len(ways)]}
         scores = cases.scores_of(kind, 6, 300)
@@ -143,9 +149,10 @@ def paging() -> Iterator[list[str]]:
         got, want = (m(cu, lengths, total) for m in (windows.paged_windows, paged_windows))
         names = ("starts", "ends", "sequences", "longest")
         yield [
-            f"{q_lens}: {name}" for name in names
+            f"{q_lens}: {name}"
+            for name in names
             if not torch.equal(getattr(got, name), getattr(want, name))
-        ]  # fmt: skip
+        ]
     for scales, dtype in product(("ue8m0", "fp32"), (torch.float32, torch.bfloat16)):
         k = torch.randn(9, 128) * torch.logspace(-7, 6, 9)[:, None]
         k[2], k[3, 5], k[4, 6], k[5] = 0, torch.nan, torch.inf, 448.0

@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from openmla.aot.ahead import compiling_for
-from openmla.aot.jobs import CompileJob, compile_job
 from openmla.aot.operands import operands_of
-from openmla.aot.table import jobs_of
 from openmla.cache import LatentCache
 from openmla.kernels.launch import calls
 from openmla.kernels.portable import jobs
 from openmla.kernels.portable.indexer import jobs as index_jobs
+from openmla.lab.compiling.jobs import CompileJob, compile_job
+from openmla.lab.compiling.table import jobs_of
 from openmla.planning import TARGETS, plan
 from openmla.problem import Problem
 
@@ -36,8 +36,18 @@ def test_compiles_and_fits(job: CompileJob) -> None:
 @pytest.mark.compile
 def test_rope_bytes_at_odd_addresses_are_multiplied_row_by_row() -> None:
     """Stored column by column, blocks of 32 keys were multiplied wrongly (Triton 3.6.0, H200)."""
-    problem = Problem(form="dense", heads=1, d_nope=448, d_rope=64, d_v=64, rope="cache",
-                      rope_dtype="fp8_656", page_size=32, total_q=64, total_k=64)  # fmt: skip
+    problem = Problem(
+        form="dense",
+        heads=1,
+        d_nope=448,
+        d_rope=64,
+        d_v=64,
+        rope="cache",
+        rope_dtype="fp8_656",
+        page_size=32,
+        total_q=64,
+        total_k=64,
+    )
     (op, results), pool = operands_of(problem), torch.zeros(2 * 32 * 656 + 1, dtype=torch.uint8)
     cache = LatentCache(pool[1:].view(2, 32, 656), None, 512, 64, "fp8_656")
     op = replace(op, rope_cache=cache)

@@ -31,7 +31,7 @@ def kernel_of(problem: Problem) -> Partitioned:
     config = plan(problem, B200, "blackwell").config
     if problem.form == "dense":
         return DenseKernel(config, problem)
-    return (PairKernel if config.cta_group == 2 else SparseKernel)(config, problem)
+    return (PairKernel if config.ctas == 2 else SparseKernel)(config, problem)
 
 
 def cached(problem: Problem, rope_dtype: str, page_size: int = 64) -> Problem:
@@ -39,8 +39,8 @@ def cached(problem: Problem, rope_dtype: str, page_size: int = 64) -> Problem:
 
 
 REFUSED = {
-    "d_v 192: 64, 128 or 256 are served": replace(V3, d_nope=192, d_v=192),
-    "multiple of 8 rows": cached(V3, "bf16", 4),
+    "d_nope 192, d_v 192: 64/64, 64/128": replace(V3, d_nope=192, d_v=192),
+    "page_size 4: pages of 8, 16, 32 or a multiple of 64 rows are served": cached(V3, "bf16", 4),
     "rope_dtype fp8_block64": cached(FP8, "fp8_block64"),
     "rope_dtype fp8_token": cached(
         replace(V3, q_dtype="fp16", kv_dtype="fp16", v_dtype="fp16"), "fp8_token"

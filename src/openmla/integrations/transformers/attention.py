@@ -14,16 +14,22 @@ from openmla.errors import InvalidArgument, Unsupported
 from openmla.integrations.transformers import forms, ranks
 from openmla.integrations.transformers.masks import full_mask, selected
 from openmla.integrations.transformers.seam import installed
-from openmla.planning.layer.form import LayerDims, choose_form
+from openmla.planning.form import LayerDims, choose_form
 
 # Keywords that models pass along and that do not change what attention computes: positions are in
 # the rope already, and where they matter to the mask, the mask says so.
 WITHOUT_EFFECT = frozenset(
     {
-        "position_ids", "cache_position", "use_cache", "logits_to_keep", "return_dict",
-        "output_hidden_states", "output_router_logits", "num_items_in_batch",
+        "position_ids",
+        "cache_position",
+        "use_cache",
+        "logits_to_keep",
+        "return_dict",
+        "output_hidden_states",
+        "output_router_logits",
+        "num_items_in_batch",
     }
-)  # fmt: skip
+)
 
 
 class Call(NamedTuple):

@@ -104,9 +104,14 @@ def _prefilled(
 ) -> Tensor:
     """mla_prefill over ragged keys, k_nope [keys, H, nope]; its rows as `query` has them."""
     out = openmla.mla_prefill(
-        ragged.queries(query.transpose(1, 2)), k_nope, k_rope, v, cu_seqlens_q=ragged.cu_q,
-        cu_seqlens_k=ragged.cu_k, **options,
-    )  # fmt: skip
+        ragged.queries(query.transpose(1, 2)),
+        k_nope,
+        k_rope,
+        v,
+        cu_seqlens_q=ragged.cu_q,
+        cu_seqlens_k=ragged.cu_k,
+        **options,
+    )
     assert isinstance(out, Tensor)
     return ragged.restored(out, query.shape[0])
 

@@ -17,8 +17,14 @@ from openmla.integrations.transformers.attention import attention
 
 # Classes with this forward, word for word, each compared in the tests; Kimi-K2 is of the first.
 CLASSES = ("DeepseekV3Attention", "Glm4MoeLiteAttention", "YoutuAttention")
-ARGUMENTS = ("self", "hidden_states", "position_embeddings", "attention_mask", "past_key_values",
-             "kwargs")  # fmt: skip
+ARGUMENTS = (
+    "self",
+    "hidden_states",
+    "position_embeddings",
+    "attention_mask",
+    "past_key_values",
+    "kwargs",
+)
 _TURN = "openmla_turn"
 
 

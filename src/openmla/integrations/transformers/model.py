@@ -36,7 +36,7 @@ def optimize(
 
     Around attention, RMS norms run as torch's own, one operation for eight.
 
-    form "auto" chooses by lengths (openmla.planning.layer.form); "expanded" makes K and V per head,
+    form "auto" chooses by lengths (openmla.planning.form); "expanded" makes K and V per head,
     but never puts K together; "latent" attends to the cached rows, for few tokens over long caches.
     Models that select keys (DSA) run the sparse call; their indexers score as exactly as before, or
     in e4m3 with fp8_indexer, which is faster and may select other keys near the cut (openmla.

@@ -24,7 +24,7 @@ from openmla.distributed import ContextShard, gather_latent, prefill, prefill_la
 from openmla.distributed.agreement import Facts, Group, check_together
 from openmla.errors import InvalidArgument, Unsupported
 from openmla.integrations.transformers.forms import Heads
-from openmla.planning.layer.form import LayerDims, choose_form
+from openmla.planning.form import LayerDims, choose_form
 
 
 def attend(

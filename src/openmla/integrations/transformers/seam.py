@@ -26,11 +26,24 @@ _INSTALLED, _OVERRIDDEN = "openmla_installed", "openmla_overridden"
 PLAIN_NORMS = frozenset(
     f"{model}RMSNorm"
     for model in (
-        "AXK1", "AXK2", "BailingHybrid", "DeepseekV2", "DeepseekV3", "DeepseekV32", "Glm4MoeLite",
-        "Glm5NextText", "GlmMoeDsa", "HYV4", "KimiLinear", "LongcatFlash", "MiniCPM3", "Mistral4",
-        "MistralLarge4", "Youtu",
+        "AXK1",
+        "AXK2",
+        "BailingHybrid",
+        "DeepseekV2",
+        "DeepseekV3",
+        "DeepseekV32",
+        "Glm4MoeLite",
+        "Glm5NextText",
+        "GlmMoeDsa",
+        "HYV4",
+        "KimiLinear",
+        "LongcatFlash",
+        "MiniCPM3",
+        "Mistral4",
+        "MistralLarge4",
+        "Youtu",
     )
-)  # fmt: skip
+)
 
 
 class Installed(NamedTuple):

@@ -2,10 +2,10 @@
 
 New tokens go through `mla_prefill` as k_nope, one rope row for all heads, and v, a view of the
 projection. Their context is read where it lies, in the paged latent cache, by `mla_prefill_latent`;
-the two are merged by their lse. Where requests bring more new tokens than `break_even` says (about
-170), the context goes vLLM's way instead, expanded chunk by chunk and attended to by the prefill
-backend: fewer operations. Decoding is vLLM's: FlashMLA where it runs, Triton's otherwise, and the
-CPU's own on a CPU.
+the two are merged by their lse. Where requests bring more new tokens than `most_latent_tokens` says
+(about 170), the context goes vLLM's way instead, expanded chunk by chunk and attended to by the
+prefill backend: fewer operations. Decoding is vLLM's: FlashMLA where it runs, Triton's otherwise,
+and the CPU's own on a CPU.
 """
 
 from __future__ import annotations
@@ -80,9 +80,13 @@ class OpenMLAImpl(_DecodingImpl):
             # On a CPU, vLLM does not look at supported_dtypes.
             raise Unsupported(f"a latent cache of {act_dtype}", nearest="--dtype bfloat16")
         keys, values = split_kv_b_proj(
-            self.kv_b_proj, act_dtype, self.kv_lora_rank, self.num_heads,
-            self.qk_nope_head_dim, self.v_head_dim,
-        )  # fmt: skip
+            self.kv_b_proj,
+            act_dtype,
+            self.kv_lora_rank,
+            self.num_heads,
+            self.qk_nope_head_dim,
+            self.v_head_dim,
+        )
         self._projection = UpProjection(keys.permute(1, 2, 0), values.transpose(0, 1))
 
     def forward_mha(
@@ -99,9 +103,15 @@ class OpenMLAImpl(_DecodingImpl):
         """Write the attention of all requests that are not decoding to `output`."""
         if output_scale is not None:  # another prefill backend that quantizes was chosen
             super().forward_mha(
-                q, kv_c_normed, k_pe, kv_c_and_k_pe_cache, attn_metadata, k_scale,
-                output, output_scale,
-            )  # fmt: skip
+                q,
+                kv_c_normed,
+                k_pe,
+                kv_c_and_k_pe_cache,
+                attn_metadata,
+                k_scale,
+                output,
+                output_scale,
+            )
             return
         prefill = attn_metadata.prefill
         has_context = prefill.chunked_context is not None
@@ -109,10 +119,15 @@ class OpenMLAImpl(_DecodingImpl):
         kv = self.kv_b_proj(kv_c_normed)[0].view(len(q), self.num_heads, -1)
         k_nope, v = kv.split([self.qk_nope_head_dim, self.v_head_dim], dim=-1)
         new = mla_prefill(
-            q, k_nope, k_pe if self.qk_rope_head_dim else None, v,
-            cu_seqlens_q=prefill.query_start_loc, scale=self.scale,
-            return_lse=has_context, out=None if has_context else out,
-        )  # fmt: skip
+            q,
+            k_nope,
+            k_pe if self.qk_rope_head_dim else None,
+            v,
+            cu_seqlens_q=prefill.query_start_loc,
+            scale=self.scale,
+            return_lse=has_context,
+            out=None if has_context else out,
+        )
         if has_context:
             context = self._attend_context(q, kv_c_and_k_pe_cache, attn_metadata, k_scale)
             merged, _ = merge_states(new[0], new[1], *context)
@@ -123,7 +138,7 @@ class OpenMLAImpl(_DecodingImpl):
     ) -> tuple[Tensor, Tensor]:
         """out, and lse [tokens, heads], of the new tokens over their requests' context."""
         prefill = attn_metadata.prefill
-        if prefill.max_query_len > self._projection.break_even(self.qk_rope_head_dim):
+        if prefill.max_query_len > self._projection.most_latent_tokens(self.qk_rope_head_dim):
             out, lse = self._compute_prefill_context(q, pages, attn_metadata, k_scale)
             return out[..., : self.v_head_dim], lse.T
         lengths = prefill.chunked_context.context_lens

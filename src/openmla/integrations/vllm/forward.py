@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from openmla import LatentCache, mla_prefill_latent
+from openmla.planning.form import LayerDims, most_latent_tokens
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,21 +39,14 @@ class UpProjection:
         absorbed[..., latent:] = q[..., d_nope:]
         return absorbed
 
-    def expand(self, latent: Tensor) -> Tensor:
+    def release(self, latent: Tensor) -> Tensor:
         """What was attended to in latent rows as values: [tokens, heads, latent] -> [.., d_v]."""
         return torch.bmm(latent.transpose(0, 1), self.values).transpose(0, 1)
 
-    def break_even(self, d_rope: int) -> int:
-        """New tokens per request up to which the latent form needs less arithmetic.
-
-        >>> weight = torch.empty(1, 128, 512, device="meta")
-        >>> UpProjection(weight, weight.mT).break_even(d_rope=64)
-        170
-        """
+    def most_latent_tokens(self, d_rope: int) -> int:
+        """New tokens of a request up to which the latent form needs less arithmetic."""
         _, d_nope, latent = self.keys.shape
-        d_v = self.values.shape[2]
-        more_per_token = (2 * latent + d_rope) - (d_nope + d_rope + d_v)
-        return latent * (d_nope + d_v) // more_per_token
+        return most_latent_tokens(LayerDims(latent, d_nope, d_rope, self.values.shape[2]))
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,10 +67,16 @@ def attend_context(
     Tokens of a request without context get zeros, and -inf in lse: merging ignores them.
     """
     latent, lse = mla_prefill_latent(
-        projection.absorb(q), context.cache, context.block_table, context.lengths,
-        cu_seqlens_q=cu_seqlens, scale=scale, causal=False, return_lse=True,
-    )  # fmt: skip
-    return projection.expand(latent), lse
+        projection.absorb(q),
+        context.cache,
+        context.block_table,
+        context.lengths,
+        cu_seqlens_q=cu_seqlens,
+        scale=scale,
+        causal=False,
+        return_lse=True,
+    )
+    return projection.release(latent), lse
 
 
 @dataclass(frozen=True)
@@ -92,9 +92,13 @@ WHOLE = Shard()
 
 
 def physical_rows(
-    tokens: Tensor, requests: Tensor, block_table: Tensor, block_size: int, block_stride: int,
+    tokens: Tensor,
+    requests: Tensor,
+    block_table: Tensor,
+    block_size: int,
+    block_stride: int,
     shard: Shard = WHOLE,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """The cache rows of each query's selected tokens; -1 for no token and for another rank's.
 
     tokens int32 [queries, topk] count from the start of the query's request; requests [queries]

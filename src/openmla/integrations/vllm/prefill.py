@@ -57,16 +57,30 @@ class OpenMLAPrefillBackend(MLAPrefillBackend):
         return self._attend(q, k, v, offsets, False, True, out)
 
     def _attend(
-        self, q: Tensor, k: Tensor, v: Tensor, offsets: tuple[Tensor, Tensor],
-        causal: bool, return_lse: bool, out: Tensor | None,
-    ) -> Any:  # fmt: skip
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        offsets: tuple[Tensor, Tensor],
+        causal: bool,
+        return_lse: bool,
+        out: Tensor | None,
+    ) -> Any:
         # Every head holds the same rope columns, so one head's stand for all and are read once.
         d_nope = self.qk_nope_head_dim
         rope = k[:, 0, d_nope:] if k.shape[2] > d_nope else None
         result = mla_prefill(
-            q, k[..., :d_nope], rope, v, cu_seqlens_q=offsets[0], cu_seqlens_k=offsets[1],
-            scale=self.scale, causal=causal, return_lse=return_lse, out=out,
-        )  # fmt: skip
+            q,
+            k[..., :d_nope],
+            rope,
+            v,
+            cu_seqlens_q=offsets[0],
+            cu_seqlens_k=offsets[1],
+            scale=self.scale,
+            causal=causal,
+            return_lse=return_lse,
+            out=out,
+        )
         if not return_lse:
             return result
         # vLLM's lse is [heads, tokens], and its CUDA merge takes it for contiguous.

@@ -115,10 +115,13 @@ class OpenMLASparseImpl(SparseMLACommonImpl[SparseMLACommonMetadata]):
         else:
             rows, stride = flat_kv_row_view(kv_c_and_k_pe_cache, size)
         selected = physical_rows(
-            self.topk_indices_buffer[: len(q)], attn_metadata.req_id_per_token[: len(q)],
-            attn_metadata.block_table, size, stride,
+            self.topk_indices_buffer[: len(q)],
+            attn_metadata.req_id_per_token[: len(q)],
+            attn_metadata.block_table,
+            size,
+            stride,
             Shard(self.dcp_world_size, self.dcp_rank, attn_metadata.cp_kv_cache_interleave_size),
-        )  # fmt: skip
+        )
         out, lse = mla_prefill_sparse(
             q, rows, selected, scale=self.scale, d_v=self.kv_lora_rank, return_lse=True
         )

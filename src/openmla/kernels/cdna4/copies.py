@@ -11,9 +11,6 @@ from triton.experimental.gluon.language.amd.cdna4 import async_copy
 
 from openmla.kernels.gluon.offsets import cut
 
-# Where the layouts of a TileLayouts record are when a kernel gets it as a tuple.
-WRITE, READ, COPY = (gl.constexpr(n) for n in range(3))
-
 
 @gluon.jit
 def swizzled_pieces(rows, pieces):
@@ -47,29 +44,27 @@ def copy_rows(slot, ptr, stride, first, limit, COPY_LAYOUT: gl.constexpr, SWIZZL
 @gluon.jit
 def pages_of(line, first, limit, COPY_LAYOUT: gl.constexpr, PAGE: gl.constexpr):
     """The pages of rows first, first + 1, …, as the rows are copied; 0 at or past `limit`. `line`:
-    of the block table, and how many entries it has.
+    TableLine.
 
-    To be loaded a tile before the copies that need them: a wait for them is then none for copies
-    that were started later. Nothing is masked by a branch, behind which the compiler could not
-    count what is in flight.
+    Pages are loaded a tile before the copies that need them: waiting for them is then no wait for
+    copies that were started later. Nothing is masked by a branch, behind which the compiler could
+    not count what is in flight.
     """
-    table_ptr, entries = line
     keys = gl.arange(0, COPY_LAYOUT.shape[0], gl.SliceLayout(1, COPY_LAYOUT)) + first
-    return cdna4.buffer_load(table_ptr, gl.minimum(keys // PAGE, entries - 1), mask=keys < limit)
+    inside = keys < limit
+    entry = gl.minimum(keys // PAGE, line.entries - 1)
+    return cdna4.buffer_load(line.ptr, entry, mask=inside)
 
 
 @gluon.jit
-def copy_paged_rows(
-    slot, ptr, page_stride, stride, last_page, pages, first, COPY_LAYOUT: gl.constexpr,
-    PAGE: gl.constexpr,
-):  # fmt: skip
-    """Rows first, first + 1, … of a paged cache to a swizzled slot; ptr points at the columns. Rows
-    past the last are some row of page 0, so their scores must be masked."""
+def copy_paged_rows(slot, rope, pages, first, COPY_LAYOUT: gl.constexpr, PAGE: gl.constexpr):
+    """Rows first, first + 1, … of a paged cache to a swizzled slot; rope: RopeRows, `pages`: see
+    pages_of. Rows past the last are some row of page 0, so their scores must be masked."""
     PIECE: gl.constexpr = 128 // slot.dtype.primitive_bitwidth
     rows = gl.arange(0, slot.shape[0], gl.SliceLayout(1, COPY_LAYOUT))
     columns = gl.arange(0, slot.shape[1], gl.SliceLayout(0, COPY_LAYOUT))
     # Pages may be anywhere in a cache of any size: 64-bit addresses.
-    pages = cut(pages, last_page)
-    row = pages.to(gl.int64) * page_stride + ((rows + first) % PAGE).to(gl.int64) * stride
-    pointers = (ptr + row * PIECE)[:, None] + swizzled_source(rows, columns, PIECE)
+    pages = cut(pages, rope.last_page).to(gl.int64)
+    row = pages * rope.page_stride + ((rows + first) % PAGE).to(gl.int64) * rope.row_stride
+    pointers = (rope.ptr + row * PIECE)[:, None] + swizzled_source(rows, columns, PIECE)
     async_copy.global_load_to_shared(slot, pointers)

@@ -1,9 +1,9 @@
-"""Layouts of the CDNA4 kernels, built from the maps of planning.cdna4.layout.
+"""Layouts of the CDNA4 kernels, built from the maps of modular.cdna4.layout.
 
-Nothing is written down twice: the compiler is given the bases of the very maps that the proofs and
-pictures use. Memory that is filled with a swizzle has two layouts, because a copy to LDS writes
-lane after lane and cannot swizzle: `write` is the same memory unswizzled (the kernel permutes the
-source instead), `read` has the swizzle.
+The compiler is given the bases of the very maps that the proofs and pictures use. Memory that is
+filled with a swizzle has two layouts, because a copy to LDS writes lane after lane and cannot
+swizzle: `write` is the same memory unswizzled (the kernel permutes the source instead), `read` has
+the swizzle.
 """
 
 from typing import Any, NamedTuple
@@ -11,9 +11,10 @@ from typing import Any, NamedTuple
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.amd import AMDMFMALayout
 
-from openmla.planning.cdna4.layout.k import K_SUB_ROWS, KSlot
-from openmla.planning.cdna4.layout.latent import LatentSlot
-from openmla.planning.cdna4.layout.shared_bases import (
+from openmla.modular.cdna4.layout.k import K_SUB_ROWS, KSlot
+from openmla.modular.cdna4.layout.v import VMap
+from openmla.planning.cdna4.latent_slot import LatentSlot
+from openmla.planning.cdna4.shared_bases import (
     CopyBases,
     SharedBases,
     copy_bases,
@@ -22,7 +23,6 @@ from openmla.planning.cdna4.layout.shared_bases import (
     latent_bases,
     v_bases,
 )
-from openmla.planning.cdna4.layout.v import VMap
 
 CDNA4_MFMA = 4
 #: Keys of the second product are taken four at a time, as a lane holds the scores of the first.
@@ -38,14 +38,18 @@ class TileLayouts(NamedTuple):
 
 
 class MatrixLayouts(NamedTuple):
-    """Registers of the two products; the order is that of mma_op.SCORES … V_OPERAND."""
+    """Register layouts of the two products (MMA), scores = Q K and output = P V."""
 
     scores: Any
     output: Any
     q: Any
+    """Left operand of the first product."""
     k: Any
+    """Right operand of the first product."""
     p: Any
+    """Left operand of the second product."""
     v: Any
+    """Right operand of the second product."""
 
 
 def shared_layout(bases: SharedBases) -> Any:
@@ -92,7 +96,7 @@ def latent_layouts(slot: LatentSlot) -> TileLayouts:
 
 
 def _one_map(bases: SharedBases, slot: VMap | LatentSlot, element_bytes: int) -> TileLayouts:
-    """Padded, not swizzled: filled and read through one map."""
+    """Layouts of a padded tile, which is not swizzled: it is filled and read through one map."""
     copy = copy_bases(bases, slot.write, slot.passes, slot.num_warps, element_bytes)
     layout = shared_layout(bases)
     return TileLayouts(layout, layout, register_layout(copy))
@@ -142,6 +146,10 @@ def sparse_matrix_layouts() -> MatrixLayouts:
         version=CDNA4_MFMA, instr_shape=[32, 32, 16], transposed=True, warps_per_cta=[2, 4]
     )
     return MatrixLayouts(
-        scores, output, gl.DotOperandLayout(0, scores, 8), gl.DotOperandLayout(1, scores, 8),
-        gl.DotOperandLayout(0, output, 8), gl.DotOperandLayout(1, output, 8),
-    )  # fmt: skip
+        scores,
+        output,
+        gl.DotOperandLayout(0, scores, 8),
+        gl.DotOperandLayout(1, scores, 8),
+        gl.DotOperandLayout(0, output, 8),
+        gl.DotOperandLayout(1, output, 8),
+    )

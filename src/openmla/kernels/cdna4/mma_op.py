@@ -1,6 +1,6 @@
 """The products of a CDNA4 prefill block and the fragments they are fed with.
 
-The names are those of MlaMmaOp (openmla.planning.cdna4.mma). K and V are never held in registers
+The names are those of MlaMmaOp (openmla.modular.cdna4.mma). K and V are never held in registers
 as whole tiles: a fragment is loaded, multiplied, and its registers serve the next one.
 
 | function | gives | LDS reads of a wave, FP8 |
@@ -15,8 +15,9 @@ as whole tiles: a fragment is loaded, multiplied, and its registers serve the ne
 | mma_PV | the output tile of 32 columns, plus one strip of keys | |
 
 Scores lie in registers as [queries, keys] of the "transposed" product: lane l holds query l % 32
-and, of each tile of 32 keys, {0-3, 8-11, 16-19, 24-27} + 4 * (l // 32). OPERANDS of PV take keys
-in that very order (k_width 4), so P needs no exchange between lanes.
+and, of each tile of 32 keys, {0-3, 8-11, 16-19, 24-27} + 4 * (l // 32). The operands of PV take
+keys in that very order (k_width 4), so P needs no exchange between lanes. MMA is a MatrixLayouts
+(layouts.py).
 
 With two waves side by side (V of 256 columns) tiles have 64 keys and 64 columns, and P passes
 through LDS.
@@ -31,10 +32,7 @@ from triton.experimental.gluon.language.amd import cdna4
 
 from openmla.kernels.gluon.compat import reinterpret
 
-EDGE = gl.constexpr(32)  # of a product: keys of a tile of scores and columns of one of the output
-
-# Where the layouts of a MatrixLayouts record are when a kernel gets it as a tuple.
-SCORES, OUTPUT, Q_OPERAND, K_OPERAND, P_OPERAND, V_OPERAND = (gl.constexpr(n) for n in range(6))
+EDGE = gl.constexpr(32)  # edge of a product: keys of a tile of scores, columns of one of the output
 
 
 @gluon.jit
@@ -49,7 +47,7 @@ def product(a, b, acc):
 @gluon.jit
 def load_K_frag(k_subs, SUB_ID: gl.constexpr, MMA: gl.constexpr):
     """One fragment of K, from a slot seen as sub-blocks [number, 32 keys, columns]."""
-    return k_subs.index(SUB_ID).permute((1, 0)).load(MMA[K_OPERAND])
+    return k_subs.index(SUB_ID).permute((1, 0)).load(MMA.k)
 
 
 @gluon.jit
@@ -74,7 +72,7 @@ def exp2_inplace_range(
 
 @gluon.jit
 def pack_P(weights, STRIP: gl.constexpr, P_DTYPE: gl.constexpr, MMA: gl.constexpr):
-    """Strip STRIP of the weights in the type of the second product, where that wants it."""
+    """Strip STRIP of the weights, as the left operand of the second product."""
     if gl.float8e4nv == P_DTYPE:
         low = weights[2 * STRIP].to(P_DTYPE)
         high = weights[2 * STRIP + 1].to(P_DTYPE)
@@ -82,7 +80,7 @@ def pack_P(weights, STRIP: gl.constexpr, P_DTYPE: gl.constexpr, MMA: gl.constexp
         p = gl.reshape(pair, [low.shape[0], 2 * low.shape[1]])
     else:
         p = weights[STRIP].to(P_DTYPE)
-    return gl.convert_layout(p, MMA[P_OPERAND])
+    return gl.convert_layout(p, MMA.p)
 
 
 @gluon.jit
@@ -93,20 +91,28 @@ def precompute_v_lane_base(v_slot, READ: gl.constexpr):
 
 @gluon.jit
 def load_V_frag(
-    v_lane_base, I_STRIP: gl.constexpr, J_DEPTH: gl.constexpr, TILE: gl.constexpr,
-    P_DTYPE: gl.constexpr, MMA: gl.constexpr,
-):  # fmt: skip
+    v_lane_base,
+    I_STRIP: gl.constexpr,
+    J_DEPTH: gl.constexpr,
+    TILE: gl.constexpr,
+    P_DTYPE: gl.constexpr,
+    MMA: gl.constexpr,
+):
     """V of strip I_STRIP and columns TILE x J_DEPTH …, in the type of the weights."""
     KEYS: gl.constexpr = 2 * TILE if gl.float8e4nv == P_DTYPE else TILE
     strip = v_lane_base.slice(KEYS * I_STRIP, KEYS, 0)
-    return strip.slice(TILE * J_DEPTH, TILE, 1).load(MMA[V_OPERAND]).to(P_DTYPE)
+    return strip.slice(TILE * J_DEPTH, TILE, 1).load(MMA.v).to(P_DTYPE)
 
 
 @gluon.jit
 def load_V_from_lane_base(
-    v_lane_base, I_STRIP: gl.constexpr, TILES: gl.constexpr, TILE: gl.constexpr,
-    P_DTYPE: gl.constexpr, MMA: gl.constexpr,
-):  # fmt: skip
+    v_lane_base,
+    I_STRIP: gl.constexpr,
+    TILES: gl.constexpr,
+    TILE: gl.constexpr,
+    P_DTYPE: gl.constexpr,
+    MMA: gl.constexpr,
+):
     """All fragments of a strip: TILES x TILE columns."""
     frags = ()
     for j in gl.static_range(TILES):

@@ -19,6 +19,7 @@ all tiles of a head run on one die and share its L2. Longer causal tiles run fir
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from openmla.kernels.cdna4.records import WorkItem
 from openmla.kernels.gluon.offsets import cut, span_of
 
 
@@ -56,21 +57,26 @@ def first_row(tile, sequence, cu_ptr, total, per_token, BM: gl.constexpr):
 
 
 @gluon.jit
-def work_item_of(program, tiles, shape, BM: gl.constexpr):
-    """What program `program` works on.
-
-    Returns head; sequence; first query of the tile and queries from there to the sequence's end (0
-    or less: nothing to do); first key row of the sequence and its keys; keys that the tile's first
-    query sees, if causal (may be negative).
-    """
-    cu_q_ptr, cu_k_ptr, batch, total_q, total_k, heads = shape
-    head = program % heads
-    tile = tiles - 1 - program // heads
+def work_item_of(program, tiles, sequences, BM: gl.constexpr):
+    """The WorkItem of program `program` over Sequences."""
+    head = program % sequences.heads
+    tile = tiles - 1 - program // sequences.heads
+    batch = sequences.batch
+    total_q = sequences.total_q
+    cu_q_ptr = sequences.cu_q_ptr
     sequence = sequence_of(tile, cu_q_ptr, batch, total_q, 1, BM)
     q_start, q_len = span(sequence, cu_q_ptr, batch, total_q, total_q)
-    k_start, k_len = span(sequence, cu_k_ptr, batch, total_k, 0)
+    k_start, k_len = span(sequence, sequences.cu_k_ptr, batch, sequences.total_k, 0)
     row = first_row(tile, sequence, cu_q_ptr, total_q, 1, BM)
-    return head, sequence, q_start + row, q_len - row, k_start, k_len, k_len - q_len + row + 1
+    return WorkItem(
+        head=head,
+        sequence=sequence,
+        token=q_start + row,
+        rows=q_len - row,
+        key=k_start,
+        keys=k_len,
+        seen=k_len - q_len + row + 1,
+    )
 
 
 @gluon.jit

@@ -23,9 +23,9 @@ from openmla.kernels.cpu.online_softmax import (
     hide_unset_keys,
     is_tame,
 )
+from openmla.kernels.cpu.plan import CpuConfig
 from openmla.kernels.cpu.workspace import Workspace
 from openmla.operands import DenseOperands, Results
-from openmla.planning.host.tiles import CpuConfig
 from openmla.sequences import Span, page_rows, ragged_spans, visible_keys
 
 
@@ -40,9 +40,14 @@ def dense(config: CpuConfig, op: DenseOperands, results: Results) -> None:
 
 
 def _panel(
-    config: CpuConfig, op: DenseOperands, results: Results, work: Workspace, span: Span,
-    heads: slice, starts: range,
-) -> None:  # fmt: skip
+    config: CpuConfig,
+    op: DenseOperands,
+    results: Results,
+    work: Workspace,
+    span: Span,
+    heads: slice,
+    starts: range,
+) -> None:
     """All tiles that begin at `starts`, block of keys by block of keys."""
     stops = [min(start + config.BM, starts.stop) for start in starts]
     tiles = [_Tile(op, span, heads, *ends) for ends in zip(starts, stops, strict=True)]

@@ -7,9 +7,9 @@ heads rows of one matrix product, and a cache row is fetched (and dequantized) o
 import torch
 
 from openmla.kernels.cpu.online_softmax import OnlineSoftmax, hide_future_keys, is_tame
+from openmla.kernels.cpu.plan import CpuConfig
 from openmla.kernels.cpu.workspace import Workspace
 from openmla.operands import LatentOperands, Results
-from openmla.planning.host.tiles import CpuConfig
 from openmla.sequences import Span, page_rows, paged_spans, visible_keys
 
 
@@ -23,9 +23,14 @@ def latent(config: CpuConfig, op: LatentOperands, results: Results) -> None:
 
 
 def _tile(
-    config: CpuConfig, op: LatentOperands, results: Results, work: Workspace, span: Span,
-    start: int, stop: int,
-) -> None:  # fmt: skip
+    config: CpuConfig,
+    op: LatentOperands,
+    results: Results,
+    work: Workspace,
+    span: Span,
+    start: int,
+    stop: int,
+) -> None:
     """Tokens start … stop-1 of one sequence, all heads."""
     heads = op.q.shape[1]
     tokens = slice(span.q_start + start, span.q_start + stop)

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from openmla.kernels.cpu.online_softmax import OnlineSoftmax
+from openmla.kernels.cpu.plan import CpuConfig
 from openmla.kernels.cpu.workspace import Workspace
 from openmla.operands import Results, SparseOperands
-from openmla.planning.host.tiles import CpuConfig
 
 
 def sparse(config: CpuConfig, op: SparseOperands, results: Results) -> None:
@@ -28,9 +28,13 @@ def sparse(config: CpuConfig, op: SparseOperands, results: Results) -> None:
 
 
 def _token(
-    config: CpuConfig, op: SparseOperands, results: Results, work: Workspace, token: int,
+    config: CpuConfig,
+    op: SparseOperands,
+    results: Results,
+    work: Workspace,
+    token: int,
     slots: Tensor,
-) -> None:  # fmt: skip
+) -> None:
     """One query token over the physical rows `slots`."""
     out, lse, max_logits = _attend(config, op, work, token, slots, tame=True)
     if not torch.isfinite(out).all():

@@ -15,7 +15,7 @@ RAGGED = gl.constexpr(1 << 30)  # rows a ragged descriptor claims to have
 
 @gluon.jit
 def load_rows(desc, row, head, column: gl.constexpr, barrier, tile):
-    """A [rows, 1 head, columns] box into a [rows, columns] tile."""
+    """Load a [rows, 1 head, columns] box into a [rows, columns] tile."""
     BOX: gl.constexpr = desc.block_shape
     LAYOUT: gl.constexpr = desc.layout
     box = reinterpret(tile, desc.dtype, BOX, LAYOUT)
@@ -24,7 +24,7 @@ def load_rows(desc, row, head, column: gl.constexpr, barrier, tile):
 
 @gluon.jit
 def load_ragged(desc, start, length, row, head, barrier, tile):
-    """Likewise rows start + row …, with zeros from start + length on."""
+    """Load rows start + row … of a head into a tile, with zeros from start + length on."""
     BOX: gl.constexpr = desc.block_shape
     LAYOUT: gl.constexpr = desc.layout
     box = reinterpret(tile, desc.dtype, BOX, LAYOUT)
@@ -34,17 +34,16 @@ def load_ragged(desc, start, length, row, head, barrier, tile):
 
 @gluon.jit
 def load_pages(desc, line, key, keys, barrier, tile, PAGE: gl.constexpr, BN: gl.constexpr):
-    """The rope columns of BN keys of a request from its pages, as many rows at a time as fit.
+    """Load the rope columns of BN keys of a request from its pages, a box of rows at a time.
 
-    line: its line of the block table, and the entries of that. Those after the request's last page
-    are never read: those keys are masked, and any page will do for them. A page that is not in the
-    pool is zeros, as TMA has it.
+    line: a pointer to the request's line of the block table, and the number of its entries. Entries
+    after the request's last page are never read: the keys there are masked, so any page will do. A
+    page number outside the pool loads zeros, as TMA does.
     """
     table, entries = line
-    BOX: gl.constexpr = desc.block_shape
     LAYOUT: gl.constexpr = desc.layout
-    ROWS: gl.constexpr = BOX[1]
-    BOXES: gl.constexpr = (BN // ROWS, 1, ROWS, BOX[2])
+    ROWS: gl.constexpr = desc.block_shape[1]
+    BOXES: gl.constexpr = (BN // ROWS, 1, ROWS, desc.block_shape[2])
     boxes = reinterpret(tile, desc.dtype, BOXES, LAYOUT)
     for i in gl.static_range(BN // ROWS):
         here = gl.maximum(gl.minimum(key + i * ROWS, keys - 1), 0)
@@ -57,9 +56,9 @@ LANES = gl.constexpr(32)  # arrivals of `load_scales` at its barrier
 
 @gluon.jit
 def load_scales(scale_ptr, row, left, barrier, tile):
-    """The scales of keys row …, zeros after `left` of them, copied by one warp.
+    """Copy the scales of keys row … with one warp (cp.async); zeros after `left` of them.
 
-    Not by TMA: a sequence may begin at any key, and on an H200 a box that does not begin at a
+    TMA cannot: a sequence may begin at any key, and on an H200 a box that does not begin at a
     multiple of 16 bytes is an illegal instruction.
     """
     L: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])

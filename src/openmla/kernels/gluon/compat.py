@@ -32,9 +32,6 @@ from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.experimental.gluon.language.nvidia.hopper import tma
 from triton.language.core import _aggregate as aggregate  # noqa: F401 - for kernels
 
-TRITON = tuple(int(part) for part in triton.__version__.split(".")[:2])
-"""Major and minor number of the Triton that is installed."""
-
 
 class MissingFromTriton(ImportError):
     """This Triton has a call under none of the names that openmla knows."""

@@ -22,13 +22,13 @@ UNBOUNDED = 0x7FFF0000
 
 @lru_cache
 def tile_layout(columns: int, rank: int = 2, element: int = 2, span: int = SWIZZLE_BYTES) -> Any:
-    """How a tile of `element`-byte values lies in shared memory: swizzled rows of `span` bytes."""
+    """The shared-memory layout of a tile of `element`-byte values, swizzled by `span` bytes."""
     swizzle = min(span, element * columns)
     return gl.NVMMASharedLayout(swizzle_byte_width=swizzle, element_bitwidth=8 * element, rank=rank)
 
 
 def _layout_of(x: Tensor, columns: int, rank: int, span: int = 0) -> Any:
-    """Rows of `span` bytes: unless given, of 128 bytes, and of 64 bytes for one-byte values."""
+    """The layout of a tile of x. `span` 0 means 128 bytes, or 64 bytes for one-byte values."""
     element = x.element_size()
     usual = SWIZZLE_BYTES if element > 1 else SWIZZLE_BYTES // 2
     return tile_layout(columns, rank, element, span or usual)
@@ -41,7 +41,7 @@ def rows_of_heads(x: Tensor, rows: int, columns: int, span: int = 0) -> Any:
 
 
 def shared_rows(x: Tensor, rows: int, span: int = 0) -> Any:
-    """Likewise for x [rows, columns], which all heads share."""
+    """Boxes of `rows` rows of x [rows, columns], which all heads share."""
     shape, strides = [x.shape[0], 1, x.shape[1]], [x.stride(0), x.stride(0), 1]
     box = [rows, 1, x.shape[1]]
     return TensorDescriptor(x, shape, strides, box, _layout_of(x, x.shape[1], 3, span))

@@ -1,4 +1,4 @@
-"""What the scores kernels of Hopper and Blackwell are called with: descriptors, vectors, counts."""
+"""Arguments of the scores kernels of Hopper and Blackwell: descriptors, vectors, counts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ LINE = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=2)
 
 
 def scores_arguments(op: ScoresOperands, out: Tensor, box_rows: int, chunk: int) -> dict[str, Any]:
-    """All but what a plan decides. box_rows: keys of one copy; chunk: keys of a piece of work."""
+    """Arguments of a scores kernel but for those that its plan decides. box_rows: keys of one TMA
+    box; chunk: most keys of a work item."""
     windows, columns, q = op.windows, op.columns(out), op.q
     total_q, heads, _ = q.shape
     weights = op.weights if op.weights.stride(1) == 1 else op.weights.contiguous()
@@ -55,7 +56,7 @@ def _keys(op: ScoresOperands, box_rows: int) -> dict[str, Any]:
         strides = list(values.stride()), list(scales.stride())
     else:
         values, scales = op.keys[0][None], _aligned(op.keys[1])[None]
-        rows = -(-values.shape[1] // 4) * 4  # of the one page: its stride is never used
+        rows = -(-values.shape[1] // 4) * 4  # a multiple of 16 bytes; no second page is ever read
         strides = [rows * values.stride(1), values.stride(1), 1], [rows, 1]
     boxes = [1, box_rows, DIM], [1, box_rows]
     layout = tile_layout(DIM, 3, element=1)

@@ -26,8 +26,9 @@ from openmla.kernels.portable.formats import (
     row_strides,
     row_tensors,
 )
+from openmla.kernels.portable.plan import padded
+from openmla.kernels.portable.records import RowBlock
 from openmla.kernels.portable.rows import read_columns
-from openmla.planning.portable.tiles import padded
 
 E4M3_MAX = tl.constexpr(448.0)
 FP32_TINY = tl.constexpr(2.0**-126)
@@ -89,13 +90,28 @@ def _store_bytes(pointers, words, inside, BYTES: tl.constexpr):
 
 @triton.jit(do_not_specialize=["rows"])
 def append_kernel(
-    latent_ptr, rope_ptr, slots_ptr, data_ptr, scale_ptr,
+    latent_ptr,
+    rope_ptr,
+    slots_ptr,
+    data_ptr,
+    scale_ptr,
     rows,
-    latent_stride, rope_stride, slots_stride, data_stride_page, data_stride_t,
-    scale_stride_page, scale_stride_t,
-    D_LATENT: tl.constexpr, D_ROPE: tl.constexpr, USED: tl.constexpr, BLOCKS: tl.constexpr,
-    COLUMNS: tl.constexpr, BF16: tl.constexpr, ROW: tl.constexpr, PAGE: tl.constexpr,
-):  # fmt: skip
+    latent_stride,
+    rope_stride,
+    slots_stride,
+    data_stride_page,
+    data_stride_t,
+    scale_stride_page,
+    scale_stride_t,
+    D_LATENT: tl.constexpr,
+    D_ROPE: tl.constexpr,
+    USED: tl.constexpr,
+    BLOCKS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    BF16: tl.constexpr,
+    ROW: tl.constexpr,
+    PAGE: tl.constexpr,
+):
     """USED blocks that share a scale, as a tile [BLOCKS, COLUMNS], and up to BF16 bf16 columns."""
     token = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots_ptr + token * slots_stride).to(tl.int64)
@@ -104,23 +120,23 @@ def append_kernel(
     data_row = data_ptr + slot // PAGE * data_stride_page + slot % PAGE * data_stride_t
     latent_row = latent_ptr + token * latent_stride
     rope_row = rope_ptr + token * rope_stride if D_ROPE > 0 else None
-    QUANTIZED: tl.constexpr = ROW[0]
+    QUANTIZED: tl.constexpr = ROW.quantized
     if QUANTIZED > 0:
         block = tl.arange(0, BLOCKS)
         place = tl.arange(0, COLUMNS)
-        column = block[:, None] * ROW[1] + place[None, :]
-        inside = (place < ROW[1])[None, :] & (column < QUANTIZED)
+        column = block[:, None] * ROW.scale_block + place[None, :]
+        inside = (place < ROW.scale_block)[None, :] & (column < QUANTIZED)
         x = _load_columns(latent_row, rope_row, column, inside, D_LATENT)
-        code, scale = _quantize(x, inside, ROW[5])
-        if ROW[5]:
+        code, scale = _quantize(x, inside, ROW.has_exponents)
+        if ROW.has_exponents:
             scale = (scale.to(tl.uint32, bitcast=True) >> 23).to(tl.uint8)
         tl.store(data_row + column, code, mask=inside)
-        if ROW[2] == 0:
+        if ROW.scales_at == 0:
             scales = scale_ptr + slot // PAGE * scale_stride_page + slot % PAGE * scale_stride_t
             tl.store(scales + block, scale, mask=block < USED)
         else:
             words = scale.to(tl.uint32, bitcast=True)
-            _store_bytes(data_row + ROW[2] + block * 4, words, block < USED, 4)
+            _store_bytes(data_row + ROW.scales_at + block * 4, words, block < USED, 4)
     if QUANTIZED < D_LATENT + D_ROPE:
         place = tl.arange(0, BF16)
         inside = place < D_LATENT + D_ROPE - QUANTIZED
@@ -128,17 +144,33 @@ def append_kernel(
         if QUANTIZED == 0:
             tl.store(data_row + place, x, mask=inside)
         else:
-            _store_bytes(data_row + ROW[3] + place * 2, x.to(tl.uint16, bitcast=True), inside, 2)
+            _store_bytes(
+                data_row + ROW.bf16_at + place * 2, x.to(tl.uint16, bitcast=True), inside, 2
+            )
 
 
 @triton.jit(do_not_specialize=["rows", "count"])
 def gather_kernel(
-    data_ptr, scale_ptr, rows_ptr, out_ptr,
-    rows, count,
-    data_stride_page, data_stride_t, scale_stride_page, scale_stride_t, rows_stride, out_stride,
-    D_LATENT: tl.constexpr, D_ROPE: tl.constexpr, LATENT: tl.constexpr, ROPE: tl.constexpr,
-    ROW: tl.constexpr, PAGE: tl.constexpr, ROWS: tl.constexpr,
-):  # fmt: skip
+    data_ptr,
+    scale_ptr,
+    rows_ptr,
+    out_ptr,
+    rows,
+    count,
+    data_stride_page,
+    data_stride_t,
+    scale_stride_page,
+    scale_stride_t,
+    rows_stride,
+    out_stride,
+    D_LATENT: tl.constexpr,
+    D_ROPE: tl.constexpr,
+    LATENT: tl.constexpr,
+    ROPE: tl.constexpr,
+    ROW: tl.constexpr,
+    PAGE: tl.constexpr,
+    ROWS: tl.constexpr,
+):
     """ROWS pool rows as bf16, into consecutive rows of out; without rows_ptr, all in order."""
     at = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     listed = at < count
@@ -152,17 +184,12 @@ def gather_kernel(
     scale_row = row // PAGE * scale_stride_page + row % PAGE * scale_stride_t
     out_row = out_ptr + (at * out_stride)[:, None]
     column = tl.arange(0, LATENT)
-    latent = read_columns(
-        data_ptr, scale_ptr, data_row, scale_row, ok,
-        0, D_LATENT, LATENT, ROW, tl.bfloat16, True,
-    )  # fmt: skip
+    block = RowBlock(data_ptr, scale_ptr, data_row, scale_row, ok)
+    latent = read_columns(block, 0, D_LATENT, LATENT, ROW, tl.bfloat16, True)
     tl.store(out_row + column[None, :], latent, mask=listed[:, None] & (column < D_LATENT)[None, :])
     if D_ROPE > 0:
         column = tl.arange(0, ROPE)
-        rope = read_columns(
-            data_ptr, scale_ptr, data_row, scale_row, ok,
-            D_LATENT, D_ROPE, ROPE, ROW, tl.bfloat16, True,
-        )  # fmt: skip
+        rope = read_columns(block, D_LATENT, D_ROPE, ROPE, ROW, tl.bfloat16, True)
         inside = listed[:, None] & (column < D_ROPE)[None, :]
         tl.store(out_row + D_LATENT + column[None, :], rope, mask=inside)
 
@@ -177,15 +204,26 @@ def append(cache: LatentCache, latent: Tensor, rope: Tensor | None, slot_mapping
     latent = _rows_contiguous(latent)
     rope = _rows_contiguous(rope) if rope is not None and cache.rope else None
     append_kernel[(tokens,)](
-        latent_ptr=latent, rope_ptr=rope, slots_ptr=slot_mapping, data_ptr=data, scale_ptr=scales,
+        latent_ptr=latent,
+        rope_ptr=rope,
+        slots_ptr=slot_mapping,
+        data_ptr=data,
+        scale_ptr=scales,
         rows=cache.rows,
-        latent_stride=latent.stride(0), rope_stride=0 if rope is None else rope.stride(0),
-        slots_stride=slot_mapping.stride(0), **row_strides(data, scales),
-        D_LATENT=cache.latent, D_ROPE=cache.rope, USED=layout.blocks,
-        BLOCKS=next_power_of_2(layout.blocks), COLUMNS=next_power_of_2(layout.block),
-        BF16=next_power_of_2(layout.width - layout.quantized), ROW=row_constants(cache),
-        PAGE=cache.page_size, **PLAIN_LAUNCH,
-    )  # fmt: skip
+        latent_stride=latent.stride(0),
+        rope_stride=0 if rope is None else rope.stride(0),
+        slots_stride=slot_mapping.stride(0),
+        **row_strides(data, scales),
+        D_LATENT=cache.latent,
+        D_ROPE=cache.rope,
+        USED=layout.blocks,
+        BLOCKS=next_power_of_2(layout.blocks),
+        COLUMNS=next_power_of_2(layout.block),
+        BF16=next_power_of_2(layout.width - layout.quantized),
+        ROW=row_constants(cache),
+        PAGE=cache.page_size,
+        **PLAIN_LAUNCH,
+    )
 
 
 def gather(cache: LatentCache, rows: Tensor, out: Tensor) -> None:
@@ -205,14 +243,24 @@ def dequantized(cache: LatentCache) -> tuple[LatentCache, Call]:
 def _gathering(cache: LatentCache, rows: Tensor | None, out: Tensor) -> Call:
     data, scales = row_tensors(cache, native_e4m3=False)
     arguments = {
-        "data_ptr": data, "scale_ptr": scales, "rows_ptr": rows, "out_ptr": out,
-        "rows": cache.rows, "count": out.shape[0],
-        **row_strides(data, scales), "rows_stride": 0 if rows is None else rows.stride(0),
+        "data_ptr": data,
+        "scale_ptr": scales,
+        "rows_ptr": rows,
+        "out_ptr": out,
+        "rows": cache.rows,
+        "count": out.shape[0],
+        **row_strides(data, scales),
+        "rows_stride": 0 if rows is None else rows.stride(0),
         "out_stride": out.stride(0),
-        "D_LATENT": cache.latent, "D_ROPE": cache.rope, "LATENT": padded(cache.latent),
-        "ROPE": padded(cache.rope), "ROW": row_constants(cache), "PAGE": cache.page_size,
-        "ROWS": GATHER_ROWS, **PLAIN_LAUNCH,
-    }  # fmt: skip
+        "D_LATENT": cache.latent,
+        "D_ROPE": cache.rope,
+        "LATENT": padded(cache.latent),
+        "ROPE": padded(cache.rope),
+        "ROW": row_constants(cache),
+        "PAGE": cache.page_size,
+        "ROWS": GATHER_ROWS,
+        **PLAIN_LAUNCH,
+    }
     sources: Sources = {
         "data_ptr": ("kv", "cache_data"),
         "scale_ptr": "cache_scales",

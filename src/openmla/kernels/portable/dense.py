@@ -23,6 +23,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from openmla.kernels.portable.records import RowBlock, TableLine
 from openmla.kernels.portable.rows import load_query, load_tile, page_of, read_columns, upcast
 from openmla.kernels.portable.softmax import MINUS_INF, normalize, softmax_step
 from openmla.kernels.portable.tiles import (
@@ -55,29 +56,94 @@ def bits_of(lines, start, row_ok, words, BN: tl.constexpr):
     return ((word[:, :, None] >> bit[None, None, :]) & 1).reshape(lines.shape[0], BN) != 0
 
 
-COUNTS = ["factor", "total_q", "total_k", "batch", "tiles", "heads", "first_sequence", "words",
-          "last_page"]  # fmt: skip
+COUNTS = [
+    "factor",
+    "total_q",
+    "total_k",
+    "batch",
+    "tiles",
+    "heads",
+    "first_sequence",
+    "words",
+    "last_page",
+]
 
 
 @triton.jit(do_not_specialize=COUNTS)
 def dense_kernel(
-    q_ptr, k_ptr, rope_ptr, v_ptr, out_ptr, lse_ptr, sink_ptr, q_scale_ptr, k_scale_ptr, cu_q_ptr,
-    cu_k_ptr, k_start_ptr, table_ptr, rope_scale_ptr, part_out_ptr, part_state_ptr, mask_ptr,
-    k_desc, rope_desc, v_desc,
-    factor, total_q, total_k, batch, tiles, heads, first_sequence, words, last_page,
-    q_stride_t, q_stride_h, k_stride_t, k_stride_h, rope_stride_t, rope_stride_h, rope_stride_page,
-    rope_scale_stride_t, rope_scale_stride_page, v_stride_t, v_stride_h,
-    out_stride_t, out_stride_h, lse_stride_t, lse_stride_h, table_stride, mask_stride,
-    CAUSAL: tl.constexpr, SIGN: tl.constexpr, D_NOPE: tl.constexpr, D_ROPE: tl.constexpr,
-    D_V: tl.constexpr, NOPE: tl.constexpr, TAIL: tl.constexpr, ROPE: tl.constexpr,
-    VALUE: tl.constexpr, K_TYPE: tl.constexpr, ROPE_TYPE: tl.constexpr, V_TYPE: tl.constexpr,
-    ROPE_ROW: tl.constexpr, ROPE_FIRST: tl.constexpr, ROPE_PER_HEAD: tl.constexpr,
-    PAGE: tl.constexpr, TWO_TERMS: tl.constexpr, SPLIT: tl.constexpr, PROGRAMS: tl.constexpr,
-    MIN_KEYS: tl.constexpr, KEY_STEP: tl.constexpr, GROUP: tl.constexpr, BM: tl.constexpr,
+    q_ptr,
+    k_ptr,
+    rope_ptr,
+    v_ptr,
+    out_ptr,
+    lse_ptr,
+    sink_ptr,
+    q_scale_ptr,
+    k_scale_ptr,
+    cu_q_ptr,
+    cu_k_ptr,
+    k_start_ptr,
+    table_ptr,
+    rope_scale_ptr,
+    part_out_ptr,
+    part_state_ptr,
+    mask_ptr,
+    k_desc,
+    rope_desc,
+    v_desc,
+    factor,
+    total_q,
+    total_k,
+    batch,
+    tiles,
+    heads,
+    first_sequence,
+    words,
+    last_page,
+    q_stride_t,
+    q_stride_h,
+    k_stride_t,
+    k_stride_h,
+    rope_stride_t,
+    rope_stride_h,
+    rope_stride_page,
+    rope_scale_stride_t,
+    rope_scale_stride_page,
+    v_stride_t,
+    v_stride_h,
+    out_stride_t,
+    out_stride_h,
+    lse_stride_t,
+    lse_stride_h,
+    table_stride,
+    mask_stride,
+    CAUSAL: tl.constexpr,
+    SIGN: tl.constexpr,
+    D_NOPE: tl.constexpr,
+    D_ROPE: tl.constexpr,
+    D_V: tl.constexpr,
+    NOPE: tl.constexpr,
+    TAIL: tl.constexpr,
+    ROPE: tl.constexpr,
+    VALUE: tl.constexpr,
+    K_TYPE: tl.constexpr,
+    ROPE_TYPE: tl.constexpr,
+    V_TYPE: tl.constexpr,
+    ROPE_ROW: tl.constexpr,
+    ROPE_FIRST: tl.constexpr,
+    ROPE_PER_HEAD: tl.constexpr,
+    PAGE: tl.constexpr,
+    TWO_TERMS: tl.constexpr,
+    SPLIT: tl.constexpr,
+    PROGRAMS: tl.constexpr,
+    MIN_KEYS: tl.constexpr,
+    KEY_STEP: tl.constexpr,
+    GROUP: tl.constexpr,
+    BM: tl.constexpr,
     BN: tl.constexpr,
-):  # fmt: skip
+):
     """One tile of queries and one head; see the top of the file."""
-    # Whose rows.
+    # Locate the request and the tile's first row.
     program = tl.program_id(0)
     if SPLIT:
         sequence = first_sequence + program // PROGRAMS
@@ -150,7 +216,11 @@ def dense_kernel(
     if ROPE > 0:
         rope_step = tl.cast(rope_stride_t, tl.int64)
         if PAGE > 0:
-            table = table_ptr + tl.cast(sequence, tl.int64) * table_stride
+            line = TableLine(
+                ptr=table_ptr + tl.cast(sequence, tl.int64) * table_stride,
+                entries=table_stride,
+                last_page=last_page,
+            )
         else:
             rope_row = rope_ptr + head * tl.cast(rope_stride_h, tl.int64)
             rope_pointers = rope_row + k_token[:, None] * rope_step + rope[None, :]
@@ -177,28 +247,37 @@ def dense_kernel(
             s = tl.dot(q, tl.trans(upcast(k, K_TYPE)))
             if TAIL > 0:
                 k_tail = load_tile(
-                    k_row + skip * k_step + tail[None, :], here_ok, tail < D_NOPE, masked == 1,
+                    k_row + skip * k_step + tail[None, :],
+                    here_ok,
+                    tail < D_NOPE,
+                    masked == 1,
                     NOPE + TAIL != D_NOPE,
-                )  # fmt: skip
+                )
                 s = tl.dot(q_tail, tl.trans(upcast(k_tail, K_TYPE)), s)
             if ROPE > 0:
                 if PAGE > 0:
-                    page, place = page_of(
-                        (table, table_stride, last_page), here, here_ok, PAGE, masked == 1
+                    page, place = page_of(line, here, here_ok, PAGE, masked == 1)
+                    rows = RowBlock(
+                        data_ptr=rope_ptr,
+                        scale_ptr=rope_scale_ptr,
+                        data_row=page * rope_stride_page + place * rope_stride_t,
+                        scale_row=page * rope_scale_stride_page + place * rope_scale_stride_t,
+                        ok=here_ok,
                     )
                     k_rope = read_columns(
-                        rope_ptr, rope_scale_ptr, page * rope_stride_page + place * rope_stride_t,
-                        page * rope_scale_stride_page + place * rope_scale_stride_t, here_ok,
-                        ROPE_FIRST, D_ROPE, ROPE, ROPE_ROW, ROPE_TYPE, masked == 1,
-                    )  # fmt: skip
+                        rows, ROPE_FIRST, D_ROPE, ROPE, ROPE_ROW, ROPE_TYPE, masked == 1
+                    )
                 elif rope_desc is not None and masked == 0:
                     k_rope = rope_desc.load([head * ROPE_PER_HEAD, k_start + start, 0])
                     k_rope = k_rope.reshape(BN, ROPE)
                 else:
                     k_rope = load_tile(
-                        rope_pointers + skip * rope_step, here_ok, rope < D_ROPE, masked == 1,
+                        rope_pointers + skip * rope_step,
+                        here_ok,
+                        rope < D_ROPE,
+                        masked == 1,
                         ROPE != D_ROPE,
-                    )  # fmt: skip
+                    )
                     k_rope = upcast(k_rope, ROPE_TYPE)
                 s = tl.dot(q_rope, tl.trans(k_rope), s)
                 if TWO_TERMS:

@@ -7,10 +7,9 @@ import triton.language as tl
 from torch import Tensor
 
 from openmla.cache import LatentCache
+from openmla.kernels.portable.records import PLAIN_ROW, CacheRow
 
 _WIDE = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
-Row = tuple[int, int, int, int, bool, bool]
-PLAIN_ROW: Row = (0, 0, 0, 0, False, False)
 
 
 def next_power_of_2(n: int) -> int:
@@ -22,16 +21,22 @@ def next_power_of_2(n: int) -> int:
     return 1 << max(n - 1, 0).bit_length()
 
 
-def row_constants(cache: LatentCache | Tensor) -> Row:
-    """Rows as the kernels' constant ROW describes them: see rows.py."""
+def row_constants(cache: LatentCache | Tensor) -> CacheRow:
+    """Rows as the kernels' constant ROW describes them."""
     if isinstance(cache, Tensor) or not cache.layout.quantized:
         return PLAIN_ROW
     layout, data = cache.layout, cache.data
     places = {field.dtype: field.offset for field in layout.fields if field.tensor == "data"}
     scales_at, bf16_at = places.get(layout.format.scale, 0), places.get("bf16", 0)
     anywhere = any(n % 4 for n in (data.data_ptr(), data.stride(0), data.stride(1)))
-    exponents = layout.format.scale == "ue8m0"
-    return layout.quantized, layout.block, scales_at, bf16_at, bool(bf16_at and anywhere), exponents
+    return CacheRow(
+        quantized=layout.quantized,
+        scale_block=layout.block,
+        scales_at=scales_at,
+        bf16_at=bf16_at,
+        is_unaligned=bool(bf16_at and anywhere),
+        has_exponents=layout.format.scale == "ue8m0",
+    )
 
 
 def row_tensors(cache: LatentCache | Tensor, native_e4m3: bool) -> tuple[Tensor, Tensor | None]:
@@ -70,5 +75,5 @@ def operand_type(dtype: torch.dtype) -> Any:
 
 
 def row_type(cache: LatentCache | Tensor) -> Any:
-    """Likewise for rows; those of a cache are bf16 by definition."""
+    """The type tl.dot multiplies rows as; rows of a cache are bf16 by definition."""
     return operand_type(cache.dtype) if isinstance(cache, Tensor) else tl.bfloat16

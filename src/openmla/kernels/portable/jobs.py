@@ -19,7 +19,7 @@ PROBLEMS = {
     "pages": LATENT,
     "split keys": replace(LATENT, total_q=1, total_k=32768),
     "128 heads": replace(LATENT, form="sparse", heads=128, topk=64),
-    # So many rows that none is dequantized ahead.
+    # With so many rows, rows are dequantized where they are read, not ahead.
     "fp8_656": replace(LATENT, form="sparse", topk=64, kv_dtype="fp8_656", total_k=1 << 20),
     "fp8_584": replace(
         LATENT,

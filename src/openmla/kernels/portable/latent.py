@@ -17,6 +17,13 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from openmla.kernels.portable.records import (
+    Factors,
+    QueryTile,
+    RowBlock,
+    SoftmaxState,
+    TableLine,
+)
 from openmla.kernels.portable.row_block import row_step
 from openmla.kernels.portable.rows import load_query, page_of
 from openmla.kernels.portable.softmax import MINUS_INF, PARTS, normalize
@@ -28,25 +35,74 @@ from openmla.kernels.portable.tiles import (
     span,
 )
 
-COUNTS = ["factor", "total_q", "most_keys", "batch", "tiles", "heads", "first_sequence", "slots",
-          "last_page"]  # fmt: skip
+COUNTS = [
+    "factor",
+    "total_q",
+    "most_keys",
+    "batch",
+    "tiles",
+    "heads",
+    "first_sequence",
+    "slots",
+    "last_page",
+]
 
 
 @triton.jit(do_not_specialize=COUNTS)
 def latent_kernel(
-    q_ptr, data_ptr, scale_ptr, table_ptr, lengths_ptr, cu_q_ptr, out_ptr, lse_ptr, sink_ptr,
-    q_scale_ptr, k_scale_ptr, part_out_ptr, part_state_ptr,
-    factor, total_q, most_keys, batch, tiles, heads, first_sequence, slots, last_page,
-    q_stride_t, q_stride_h, data_stride_page, data_stride_t, scale_stride_page, scale_stride_t,
-    table_stride, out_stride_t, out_stride_h, lse_stride_t, lse_stride_h,
-    CAUSAL: tl.constexpr, SIGN: tl.constexpr, D_LATENT: tl.constexpr, D_ROPE: tl.constexpr,
-    D_V: tl.constexpr, LATENT: tl.constexpr, ROPE: tl.constexpr, TYPE: tl.constexpr,
-    ROW: tl.constexpr, PAGE: tl.constexpr, TWO_TERMS: tl.constexpr, SPLIT: tl.constexpr,
-    RULE: tl.constexpr, STAGES: tl.constexpr, BRANCH: tl.constexpr, BM: tl.constexpr,
+    q_ptr,
+    data_ptr,
+    scale_ptr,
+    table_ptr,
+    lengths_ptr,
+    cu_q_ptr,
+    out_ptr,
+    lse_ptr,
+    sink_ptr,
+    q_scale_ptr,
+    k_scale_ptr,
+    part_out_ptr,
+    part_state_ptr,
+    factor,
+    total_q,
+    most_keys,
+    batch,
+    tiles,
+    heads,
+    first_sequence,
+    slots,
+    last_page,
+    q_stride_t,
+    q_stride_h,
+    data_stride_page,
+    data_stride_t,
+    scale_stride_page,
+    scale_stride_t,
+    table_stride,
+    out_stride_t,
+    out_stride_h,
+    lse_stride_t,
+    lse_stride_h,
+    CAUSAL: tl.constexpr,
+    SIGN: tl.constexpr,
+    D_LATENT: tl.constexpr,
+    D_ROPE: tl.constexpr,
+    D_V: tl.constexpr,
+    LATENT: tl.constexpr,
+    ROPE: tl.constexpr,
+    TYPE: tl.constexpr,
+    ROW: tl.constexpr,
+    PAGE: tl.constexpr,
+    TWO_TERMS: tl.constexpr,
+    SPLIT: tl.constexpr,
+    RULE: tl.constexpr,
+    STAGES: tl.constexpr,
+    BRANCH: tl.constexpr,
+    BM: tl.constexpr,
     BN: tl.constexpr,
-):  # fmt: skip
+):
     """One tile of packed rows; see the top of the file."""
-    # Whose rows.
+    # Locate the request and the tile's first row.
     program = tl.program_id(0)
     if SPLIT:
         sequence = first_sequence + program // slots
@@ -93,23 +149,37 @@ def latent_kernel(
 
     column = tl.arange(0, LATENT)
     q_row = q_ptr + (token * q_stride_t + head * tl.cast(q_stride_h, tl.int64))[:, None]
-    q, q_rest = load_query(q_row + column[None, :], row_ok, D_LATENT, LATENT, TYPE, SIGN, TWO_TERMS)
-    q_rope = q
-    q_rope_rest = q
+    q_latent, q_latent_rest = load_query(
+        q_row + column[None, :], row_ok, D_LATENT, LATENT, TYPE, SIGN, TWO_TERMS
+    )
+    q_rope = None
+    q_rope_rest = None
     if ROPE > 0:
         q_rope, q_rope_rest = load_query(
-            q_row + D_LATENT + tl.arange(0, ROPE)[None, :], row_ok, D_ROPE, ROPE, TYPE, SIGN,
+            q_row + D_LATENT + tl.arange(0, ROPE)[None, :],
+            row_ok,
+            D_ROPE,
+            ROPE,
+            TYPE,
+            SIGN,
             TWO_TERMS,
-        )  # fmt: skip
+        )
+    q = QueryTile(q_latent, q_latent_rest, q_rope, q_rope_rest)
     row_factor = None
     if q_scale_ptr is not None:
         row_factor = tl.load(q_scale_ptr + token, mask=row_ok, other=0.0)
 
-    table = table_ptr + tl.cast(sequence, tl.int64) * table_stride
+    line = TableLine(
+        ptr=table_ptr + tl.cast(sequence, tl.int64) * table_stride,
+        entries=table_stride,
+        last_page=last_page,
+    )
     key = tl.arange(0, BN)
-    acc = tl.zeros([BM, LATENT], tl.float32)
-    row_max = tl.full([BM], MINUS_INF, tl.float32)
-    row_sum = tl.zeros([BM, PARTS], tl.float32)
+    state = SoftmaxState(
+        acc=tl.zeros([BM, LATENT], tl.float32),
+        row_max=tl.full([BM], MINUS_INF, tl.float32),
+        row_sum=tl.zeros([BM, PARTS], tl.float32),
+    )
     for masked in tl.static_range(2):
         if masked == 0:
             begin = k_first
@@ -120,32 +190,51 @@ def latent_kernel(
         for start in tl.range(begin, end, BN, num_stages=STAGES):
             here = start + key
             here_ok = here < stop
-            page, place = page_of(
-                (table, table_stride, last_page), here, here_ok, PAGE, masked == 1
-            )
+            page, place = page_of(line, here, here_ok, PAGE, masked == 1)
             key_factor = None
             if k_scale_ptr is not None:
                 key_factor = tl.load(k_scale_ptr + page * PAGE + place, mask=here_ok, other=0.0)
-            acc, row_max, row_sum = row_step(
-                acc, row_max, row_sum, q, q_rest, q_rope, q_rope_rest, data_ptr, scale_ptr,
-                page * data_stride_page + place * data_stride_t,
-                page * scale_stride_page + place * scale_stride_t, here_ok,
-                here[None, :] < seen[:, None], key_factor, row_factor, factor, start < end,
-                heads > 0, D_LATENT, D_ROPE, LATENT, ROPE, TYPE, ROW, TWO_TERMS, BN, BRANCH,
-                masked == 1, masked == 1,
-            )  # fmt: skip
+            rows_here = RowBlock(
+                data_ptr=data_ptr,
+                scale_ptr=scale_ptr,
+                data_row=page * data_stride_page + place * data_stride_t,
+                scale_row=page * scale_stride_page + place * scale_stride_t,
+                ok=here_ok,
+            )
+            visible = here[None, :] < seen[:, None]
+            factors = Factors(factor=factor, key=key_factor, row=row_factor)
+            state = row_step(
+                state,
+                q,
+                rows_here,
+                visible,
+                factors,
+                start < end,
+                heads > 0,
+                D_LATENT,
+                D_ROPE,
+                LATENT,
+                ROPE,
+                TYPE,
+                ROW,
+                TWO_TERMS,
+                BN,
+                BRANCH,
+                masked == 1,
+                masked == 1,
+            )
 
-    row_sum = tl.sum(row_sum, 1)
+    row_sum = tl.sum(state.row_sum, 1)
     if SPLIT:
         at = tl.cast(program, tl.int64) * BM + tl.arange(0, BM)
-        tl.store(part_out_ptr + at[:, None] * LATENT + column[None, :], acc)
-        tl.store(part_state_ptr + at * 2, row_max)
+        tl.store(part_out_ptr + at[:, None] * LATENT + column[None, :], state.acc)
+        tl.store(part_state_ptr + at * 2, state.row_max)
         tl.store(part_state_ptr + at * 2 + 1, row_sum)
     else:
         sink = None
         if sink_ptr is not None:
             sink = tl.load(sink_ptr + head)
-        out, lse = normalize(acc, row_max, row_sum, sink)
+        out, lse = normalize(state.acc, state.row_max, row_sum, sink)
         out_row = out_ptr + (token * out_stride_t + head * tl.cast(out_stride_h, tl.int64))[:, None]
         tl.store(
             out_row + column[None, :],

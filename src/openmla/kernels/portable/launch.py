@@ -29,7 +29,6 @@ from openmla.kernels.call import (
 from openmla.kernels.portable.cache_ops import dequantized
 from openmla.kernels.portable.dense import dense_kernel
 from openmla.kernels.portable.formats import (
-    PLAIN_ROW,
     as_operand,
     operand_type,
     row_constants,
@@ -38,6 +37,8 @@ from openmla.kernels.portable.formats import (
     row_type,
 )
 from openmla.kernels.portable.latent import latent_kernel
+from openmla.kernels.portable.plan import padded
+from openmla.kernels.portable.records import PLAIN_ROW, DenseRule
 from openmla.kernels.portable.sparse import sparse_kernel
 from openmla.kernels.portable.split import merge_kernel
 from openmla.operands import (
@@ -48,23 +49,38 @@ from openmla.operands import (
     SparseOperands,
 )
 from openmla.planning import Plan, latent_split
-from openmla.planning.portable.tiles import padded
+from openmla.planning.split import PARTIAL_CAP
 from openmla.planning.target import target_by_name
 
 MIN_KEYS = 1024  # no range of a split request is shorter, unless the plan says otherwise
 KEY_STEP = 128  # ranges are multiples of it, so no block of keys is cut
-WORKSPACE_CAP = 256 * 1024 * 1024
 MERGE_ROWS = 16
 SOURCES: Sources = {
-    "q_ptr": "q", "k_ptr": "k_nope", "v_ptr": "v", "k_desc": "k_nope", "v_desc": "v",
-    "rope_desc": "k_rope", "rope_ptr": ("k_rope", "cache_data"), "rope_scale_ptr": "cache_scales",
-    "data_ptr": ("kv", "cache_data"), "scale_ptr": "cache_scales", "table_ptr": "block_table",
-    "indices_ptr": "indices", "lengths_ptr": ("topk_lengths", "cache_lengths"),
-    "cu_q_ptr": "cu_seqlens_q", "cu_k_ptr": "cu_seqlens_k", "k_start_ptr": "k_start",
-    "out_ptr": "out", "lse_ptr": "lse", "max_logits_ptr": "max_logits", "sink_ptr": "sink",
-    "q_scale_ptr": "q_scale", "k_scale_ptr": "k_scale", "part_out_ptr": WORKSPACE,
+    "q_ptr": "q",
+    "k_ptr": "k_nope",
+    "v_ptr": "v",
+    "k_desc": "k_nope",
+    "v_desc": "v",
+    "rope_desc": "k_rope",
+    "rope_ptr": ("k_rope", "cache_data"),
+    "rope_scale_ptr": "cache_scales",
+    "data_ptr": ("kv", "cache_data"),
+    "scale_ptr": "cache_scales",
+    "table_ptr": "block_table",
+    "indices_ptr": "indices",
+    "lengths_ptr": ("topk_lengths", "cache_lengths"),
+    "cu_q_ptr": "cu_seqlens_q",
+    "cu_k_ptr": "cu_seqlens_k",
+    "k_start_ptr": "k_start",
+    "out_ptr": "out",
+    "lse_ptr": "lse",
+    "max_logits_ptr": "max_logits",
+    "sink_ptr": "sink",
+    "q_scale_ptr": "q_scale",
+    "k_scale_ptr": "k_scale",
+    "part_out_ptr": WORKSPACE,
     "part_state_ptr": WORKSPACE,
-}  # fmt: skip
+}
 
 
 def calls(plan: Plan, operands: Operands, results: Results) -> Iterator[Call]:
@@ -92,48 +108,75 @@ def _dense(plan: Plan, op: DenseOperands, results: Results) -> Call:
     config = plan.config
     tiles = total_q // config.BM + op.cu_seqlens_q.shape[0]
     arguments = {
-        "k_ptr": as_operand(op.k_nope, native), **strides("k", op.k_nope),
-        "v_ptr": as_operand(op.v, native), **strides("v", op.v),
-        "cu_k_ptr": vector(op.cu_seqlens_k), "k_start_ptr": vector(op.k_start),
-        "total_k": op.k_nope.shape[0] if op.has_keys else 0, "tiles": tiles,
+        "k_ptr": as_operand(op.k_nope, native),
+        **strides("k", op.k_nope),
+        "v_ptr": as_operand(op.v, native),
+        **strides("v", op.v),
+        "cu_k_ptr": vector(op.cu_seqlens_k),
+        "k_start_ptr": vector(op.k_start),
+        "total_k": op.k_nope.shape[0] if op.has_keys else 0,
+        "tiles": tiles,
         "GROUP": config.group_heads,
-        "D_NOPE": d_nope, "NOPE": config.nope_cols, "TAIL": config.tail_cols,
+        "D_NOPE": d_nope,
+        "NOPE": config.nope_cols,
+        "TAIL": config.tail_cols,
         "VALUE": config.v_cols,
-        "PROGRAMS": 0, "MIN_KEYS": MIN_KEYS, "KEY_STEP": KEY_STEP,
-        "K_TYPE": operand_type(op.k_nope.dtype), "V_TYPE": operand_type(op.v.dtype),
+        "PROGRAMS": 0,
+        "MIN_KEYS": MIN_KEYS,
+        "KEY_STEP": KEY_STEP,
+        "K_TYPE": operand_type(op.k_nope.dtype),
+        "V_TYPE": operand_type(op.v.dtype),
         "mask_ptr": op.key_mask,
         "mask_stride": 0 if op.key_mask is None else op.key_mask.stride(0),
         "words": 0 if op.key_mask is None else op.key_mask.shape[1],
-        **_bulk_copies(plan, op), **_rope(plan, op, d_rope, native), **_sequences(op),
+        **_bulk_copies(plan, op),
+        **_rope(plan, op, d_rope, native),
+        **_sequences(op),
         **_common(plan, op, results, d_rope, d_v, native),
-    }  # fmt: skip
+    }
     return Call(dense_kernel, tiles * heads, arguments, SOURCES)
 
 
 def _rope(plan: Plan, op: DenseOperands, d_rope: int, native: bool) -> dict[str, Any]:
     """Where rope comes from: nowhere, a tensor (shared by stride 0, or per head), a cache."""
     found: dict[str, Any] = {
-        "rope_ptr": None, "rope_scale_ptr": None, "table_ptr": None, "rope_stride_t": 0,
-        "rope_stride_h": 0, "rope_stride_page": 0, "rope_scale_stride_t": 0,
-        "rope_scale_stride_page": 0, "table_stride": 0, "ROPE": plan.config.rope_cols,
-        "last_page": 0, "ROPE_PER_HEAD": 0, "ROPE_TYPE": tl.bfloat16, "ROPE_ROW": PLAIN_ROW,
-        "ROPE_FIRST": 0, "PAGE": 0, "TWO_TERMS": False,
-    }  # fmt: skip
+        "rope_ptr": None,
+        "rope_scale_ptr": None,
+        "table_ptr": None,
+        "rope_stride_t": 0,
+        "rope_stride_h": 0,
+        "rope_stride_page": 0,
+        "rope_scale_stride_t": 0,
+        "rope_scale_stride_page": 0,
+        "table_stride": 0,
+        "ROPE": plan.config.rope_cols,
+        "last_page": 0,
+        "ROPE_PER_HEAD": 0,
+        "ROPE_TYPE": tl.bfloat16,
+        "ROPE_ROW": PLAIN_ROW,
+        "ROPE_FIRST": 0,
+        "PAGE": 0,
+        "TWO_TERMS": False,
+    }
     if op.rope_cache is not None and op.block_table is not None and d_rope:
         data, scales = row_tensors(op.rope_cache, native)
         table = vector(op.block_table)
         steps = row_strides(data, scales)
         found |= {
-            "rope_ptr": data, "rope_scale_ptr": scales, "table_ptr": table,
+            "rope_ptr": data,
+            "rope_scale_ptr": scales,
+            "table_ptr": table,
             "rope_stride_t": steps["data_stride_t"],
             "rope_stride_page": steps["data_stride_page"],
             "rope_scale_stride_t": steps["scale_stride_t"],
             "rope_scale_stride_page": steps["scale_stride_page"],
-            "table_stride": op.block_table.shape[1], "last_page": op.rope_cache.num_pages - 1,
+            "table_stride": op.block_table.shape[1],
+            "last_page": op.rope_cache.num_pages - 1,
             "ROPE_ROW": row_constants(op.rope_cache),
-            "ROPE_FIRST": op.rope_cache.latent, "PAGE": op.rope_cache.page_size,
+            "ROPE_FIRST": op.rope_cache.latent,
+            "PAGE": op.rope_cache.page_size,
             "TWO_TERMS": plan.config.terms == 2,
-        }  # fmt: skip
+        }
     elif op.k_rope is not None:
         shared = op.k_rope.dim() == 2
         found |= {
@@ -178,15 +221,19 @@ def _latent(plan: Plan, op: LatentOperands, results: Results) -> Call:
     native = target_by_name(plan.target).has_e4m3
     tiles = total_q * heads // plan.config.BM + op.cu_seqlens_q.shape[0]
     arguments = {
-        "table_ptr": vector(op.block_table), "table_stride": op.block_table.shape[1],
-        "lengths_ptr": vector(op.cache_lengths), "tiles": tiles,
+        "table_ptr": vector(op.block_table),
+        "table_stride": op.block_table.shape[1],
+        "lengths_ptr": vector(op.cache_lengths),
+        "tiles": tiles,
         "last_page": op.cache.num_pages - 1,
         "most_keys": op.block_table.shape[1] * op.cache.page_size if op.cache.rows else 0,
-        "slots": 1, "RULE": (),
-        **_rows(plan, op.cache, op.cache.latent, native), "PAGE": op.cache.page_size,
+        "slots": 1,
+        "RULE": None,
+        **_rows(plan, op.cache, op.cache.latent, native),
+        "PAGE": op.cache.page_size,
         **_sequences(op),
         **_common(plan, op, results, op.q.shape[2] - op.cache.latent, op.d_v, native),
-    }  # fmt: skip
+    }
     return Call(latent_kernel, tiles, arguments, SOURCES)
 
 
@@ -197,12 +244,17 @@ def _sparse(plan: Plan, op: SparseOperands, results: Results) -> Call:
     blocks = -(-heads // plan.config.BM)
     indices = op.indices if op.indices.stride(1) == 1 else op.indices.contiguous()
     arguments = {
-        "indices_ptr": indices, "indices_stride": indices.stride(0), "topk": indices.shape[1],
-        "lengths_ptr": vector(op.topk_lengths), "rows": op.rows, "head_blocks": blocks,
-        "max_logits_ptr": results.max_logits, **strides("logits", results.max_logits),
+        "indices_ptr": indices,
+        "indices_stride": indices.stride(0),
+        "topk": indices.shape[1],
+        "lengths_ptr": vector(op.topk_lengths),
+        "rows": op.rows,
+        "head_blocks": blocks,
+        "max_logits_ptr": results.max_logits,
+        **strides("logits", results.max_logits),
         **_rows(plan, op.cache, latent, native),
         **_common(plan, op, results, width - latent, op.d_v, native),
-    }  # fmt: skip
+    }
     return Call(sparse_kernel, total_q * blocks, arguments, SOURCES)
 
 
@@ -213,39 +265,60 @@ def _rows(plan: Plan, cache: LatentCache | Tensor, latent: int, native: bool) ->
         x is None or x.stride(0) == x.shape[1] * x.stride(1) for x in (data, scales)
     )
     return {
-        "data_ptr": data, "scale_ptr": scales, **row_strides(data, scales), "D_LATENT": latent,
-        "LATENT": plan.config.nope_cols, "ROPE": plan.config.rope_cols, "TYPE": row_type(cache),
-        "ROW": row_constants(cache), "PAGE": 0 if end_to_end else data.shape[1],
+        "data_ptr": data,
+        "scale_ptr": scales,
+        **row_strides(data, scales),
+        "D_LATENT": latent,
+        "LATENT": plan.config.nope_cols,
+        "ROPE": plan.config.rope_cols,
+        "TYPE": row_type(cache),
+        "ROW": row_constants(cache),
+        "PAGE": 0 if end_to_end else data.shape[1],
         "TWO_TERMS": plan.config.terms == 2,
         # A loop that names its stages has all of its loads pipelined, not only those of products.
         "STAGES": plan.config.num_stages if plan.config.branches else None,
         "BRANCH": plan.config.branches,
-    }  # fmt: skip
+    }
 
 
 def _sequences(op: DenseOperands | LatentOperands) -> dict[str, Any]:
-    """What the two forms with sequences share."""
+    """Arguments that the two forms with sequences share."""
     return {
-        "cu_q_ptr": vector(op.cu_seqlens_q), "batch": op.cu_seqlens_q.shape[0] - 1,
-        "total_q": op.q.shape[0], "first_sequence": 0, "CAUSAL": op.causal,
-        "part_out_ptr": None, "part_state_ptr": None, "SPLIT": False,
-    }  # fmt: skip
+        "cu_q_ptr": vector(op.cu_seqlens_q),
+        "batch": op.cu_seqlens_q.shape[0] - 1,
+        "total_q": op.q.shape[0],
+        "first_sequence": 0,
+        "CAUSAL": op.causal,
+        "part_out_ptr": None,
+        "part_state_ptr": None,
+        "SPLIT": False,
+    }
 
 
 def _common(
     plan: Plan, op: Operands, results: Results, d_rope: int, d_v: int, native: bool
 ) -> dict[str, Any]:
-    """What all three kernels share: queries, outputs, weights, tile."""
+    """Arguments that all three kernels share: queries, outputs, weights, tile."""
     config, weights = plan.config, op.weights
     return {
-        "q_ptr": as_operand(op.q, native), **strides("q", op.q), "heads": op.q.shape[1],
-        "out_ptr": results.out, **strides("out", results.out),
-        "lse_ptr": results.lse, **strides("lse", results.lse),
-        "sink_ptr": vector(weights.sink), "q_scale_ptr": vector(weights.q_scale),
-        "k_scale_ptr": vector(weights.k_scale), **scale_arguments(weights.scale),
-        "D_ROPE": d_rope, "D_V": d_v, "BM": config.BM, "BN": config.BN,
-        "num_warps": config.num_warps, "num_stages": config.num_stages,
-    }  # fmt: skip
+        "q_ptr": as_operand(op.q, native),
+        **strides("q", op.q),
+        "heads": op.q.shape[1],
+        "out_ptr": results.out,
+        **strides("out", results.out),
+        "lse_ptr": results.lse,
+        **strides("lse", results.lse),
+        "sink_ptr": vector(weights.sink),
+        "q_scale_ptr": vector(weights.q_scale),
+        "k_scale_ptr": vector(weights.k_scale),
+        **scale_arguments(weights.scale),
+        "D_ROPE": d_rope,
+        "D_V": d_v,
+        "BM": config.BM,
+        "BN": config.BN,
+        "num_warps": config.num_warps,
+        "num_stages": config.num_stages,
+    }
 
 
 class Splits(NamedTuple):
@@ -256,7 +329,8 @@ class Splits(NamedTuple):
     units: int
     """Most tiles of a request that is split."""
     changed: dict[str, Any]
-    """Arguments of the kernel that say so, also where it skips such requests."""
+    """Arguments by which the kernel knows which requests are split: the launch over whole requests
+    skips them."""
     merging: dict[str, Any]
     """Arguments of the merge besides those that it shares."""
 
@@ -275,7 +349,7 @@ def _with_splits(
     arguments, BM = whole.arguments, plan.config.BM
     value = arguments["VALUE" if dense else "LATENT"]
     batch, slots = arguments["batch"], found.slots
-    group = min(batch, max(1, WORKSPACE_CAP // (slots * BM * (value + 2) * 4)))
+    group = min(batch, max(1, PARTIAL_CAP // (slots * BM * (value + 2) * 4)))
     part_out = op.q.new_empty(group * slots, BM, value, dtype=torch.float32)
     part_state = op.q.new_empty(group * slots, BM, 2, dtype=torch.float32)
     merging = {name: arguments[name] for name in MERGED} | found.merging
@@ -298,9 +372,11 @@ def _dense_splits(plan: Plan, whole: Call) -> Splits | None:
         return None
     names = ("cu_k_ptr", "k_start_ptr")
     merging = {name: arguments[name] for name in names} | {
-        "lengths_ptr": None, "most_keys": arguments["total_k"], "PACKED": False,
-        "RULE": (programs, least),
-    }  # fmt: skip
+        "lengths_ptr": None,
+        "most_keys": arguments["total_k"],
+        "PACKED": False,
+        "RULE": DenseRule(programs=programs, min_keys=least),
+    }
     changed = {"PROGRAMS": programs, "MIN_KEYS": least}
     return Splits(programs, programs // 4, changed, merging)
 
@@ -316,13 +392,28 @@ def _latent_splits(plan: Plan, whole: Call) -> Splits | None:
     slots = rule.slots(most_keys, config.BM)
     units = -(-rule.split_rows(1, latent_split.MOST_PART_ROWS // 2, most_keys) // config.BM)
     merging = {
-        "cu_k_ptr": None, "k_start_ptr": None, "lengths_ptr": arguments["lengths_ptr"],
-        "most_keys": most_keys, "PACKED": True, "RULE": constants,
-    }  # fmt: skip
+        "cu_k_ptr": None,
+        "k_start_ptr": None,
+        "lengths_ptr": arguments["lengths_ptr"],
+        "most_keys": most_keys,
+        "PACKED": True,
+        "RULE": constants,
+    }
     return Splits(slots, units, {"slots": slots, "RULE": constants}, merging)
 
 
 MERGED = (
-    "out_ptr", "lse_ptr", "sink_ptr", "cu_q_ptr", "total_q", "batch", "heads", "out_stride_t",
-    "out_stride_h", "lse_stride_t", "lse_stride_h", "D_V", "BM",
-)  # fmt: skip
+    "out_ptr",
+    "lse_ptr",
+    "sink_ptr",
+    "cu_q_ptr",
+    "total_q",
+    "batch",
+    "heads",
+    "out_stride_t",
+    "out_stride_h",
+    "lse_stride_t",
+    "lse_stride_h",
+    "D_V",
+    "BM",
+)

@@ -21,6 +21,7 @@ from torch import Tensor
 from openmla.kernels.call import PLAIN_LAUNCH
 from openmla.kernels.portable.cache_ops import E4M3_MAX, e4m3_bits
 from openmla.kernels.portable.formats import next_power_of_2
+from openmla.kernels.portable.records import TokenTile
 
 VALUES_PER_THREAD, MOST_WARPS = 32, 16
 LEAST_AMAX = tl.constexpr(2.0**-117)  # keeps the scale a normal number, and 448 / amax finite
@@ -29,7 +30,7 @@ NATIVE = (8, 9)  # the first chip that converts to e4m3
 
 @triton.jit
 def _largest(x):
-    """Of a tile, NaN not counted."""
+    """The largest magnitude of a tile; NaN is not counted."""
     return tl.max(tl.max(tl.where(x == x, tl.abs(x), 0.0), 1), 0)
 
 
@@ -62,16 +63,16 @@ def quantize_kernel(  # noqa: PLR0913
     TILE: tl.constexpr,
     NATIVE: tl.constexpr,
 ):
-    """TILE: powers of two that hold HEADS, WIDTH and ROPE."""
+    """Quantize one token. TILE: TokenTile."""
     token = tl.program_id(0).to(tl.int64)
-    head = tl.arange(0, TILE[0])[:, None]
-    column = tl.arange(0, TILE[1])[None, :]
+    head = tl.arange(0, TILE.heads)[:, None]
+    column = tl.arange(0, TILE.columns)[None, :]
     inside = (head < HEADS) & (column < WIDTH)
     here = x_ptr + token * x_stride_t + head * tl.cast(x_stride_h, tl.int64) + column
     x = tl.load(here, mask=inside, other=0.0).to(tl.float32)
     amax = _largest(x)
     if rope_ptr is not None:
-        at = tl.arange(0, TILE[2])[None, :]
+        at = tl.arange(0, TILE.rope)[None, :]
         kept = at < ROPE
         rope = tl.load(rope_ptr + token * rope_stride_t + at, mask=kept, other=0.0).to(tl.float32)
         amax = tl.maximum(amax, _largest(rope))
@@ -90,17 +91,17 @@ def quantize(x: Tensor, rope: Tensor | None, outs: list[Tensor], scale: Tensor) 
     tokens, heads, width = x.shape
     if not tokens:
         return
-    tile = (next_power_of_2(heads), next_power_of_2(width), 1)
+    tile = TokenTile(heads=next_power_of_2(heads), columns=next_power_of_2(width), rope=1)
     more: dict[str, Any] = {"rope_ptr": None, "rope_out_ptr": None, "rope_stride_t": 0, "ROPE": 0}
     if rope is not None:
-        tile = (*tile[:2], next_power_of_2(rope.shape[1]))
+        tile = tile._replace(rope=next_power_of_2(rope.shape[1]))
         more = {
             "rope_ptr": rope,
             "rope_out_ptr": outs[1].view(torch.uint8),
             "rope_stride_t": rope.stride(0),
             "ROPE": rope.shape[1],
         }
-    warps = min(max(tile[0] * tile[1] // (32 * VALUES_PER_THREAD), 1), MOST_WARPS)
+    warps = min(max(tile.heads * tile.columns // (32 * VALUES_PER_THREAD), 1), MOST_WARPS)
     quantize_kernel[(tokens,)](
         x_ptr=x,
         x_out_ptr=outs[0].view(torch.uint8),

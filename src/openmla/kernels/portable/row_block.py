@@ -22,6 +22,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from openmla.kernels.portable.records import Factors, SoftmaxState
 from openmla.kernels.portable.rows import read_columns, two_terms
 from openmla.kernels.portable.softmax import MINUS_INF, softmax_step
 
@@ -34,75 +35,83 @@ def scores(q, k, s):
 
 @triton.jit
 def row_step(
-    acc, row_max, row_sum, q, q_rest, q_rope, q_rope_rest,
-    data_ptr, scale_ptr,
-    data_row, scale_row, row_ok, visible, key_factor, row_factor, factor, go, some,
-    D_LATENT: tl.constexpr, D_ROPE: tl.constexpr, LATENT: tl.constexpr, ROPE: tl.constexpr,
-    TYPE: tl.constexpr, ROW: tl.constexpr, TWO_TERMS: tl.constexpr, BN: tl.constexpr,
-    BRANCH: tl.constexpr, MASK_ROWS: tl.constexpr, MASKED: tl.constexpr,
-):  # fmt: skip
-    """Take in the rows at data_row (int64 offsets); returns acc, row_max, row_sum.
+    state,
+    q,
+    rows,
+    visible,
+    factors,
+    go,
+    some,
+    D_LATENT: tl.constexpr,
+    D_ROPE: tl.constexpr,
+    LATENT: tl.constexpr,
+    ROPE: tl.constexpr,
+    TYPE: tl.constexpr,
+    ROW: tl.constexpr,
+    TWO_TERMS: tl.constexpr,
+    BN: tl.constexpr,
+    BRANCH: tl.constexpr,
+    MASK_ROWS: tl.constexpr,
+    MASKED: tl.constexpr,
+):
+    """Take in a RowBlock; returns the new SoftmaxState.
 
-    row_ok: [BN], rows that may be read, used when MASK_ROWS.
-    visible: [BM or 1, BN], used when MASKED. key_factor and row_factor: per key, per row, or None.
+    q: QueryTile; factors: Factors. rows.ok is used when MASK_ROWS.
+    visible: [BM or 1, BN], used when MASKED.
     go, some: runtime conditions that hold and differ; used when BRANCH.
     """
-    k = read_columns(
-        data_ptr, scale_ptr, data_row, scale_row, row_ok,
-        0, D_LATENT, LATENT, ROW, TYPE, MASK_ROWS,
-    )  # fmt: skip
-    s_rope = tl.zeros([q.shape[0], BN], tl.float32)
+    k = read_columns(rows, 0, D_LATENT, LATENT, ROW, TYPE, MASK_ROWS)
+    s_rope = tl.zeros([q.latent.shape[0], BN], tl.float32)
     if ROPE > 0:
-        k_rope = read_columns(
-            data_ptr, scale_ptr, data_row, scale_row, row_ok,
-            D_LATENT, D_ROPE, ROPE, ROW, TYPE, MASK_ROWS,
-        )  # fmt: skip
-        s_rope = scores(q_rope, k_rope, None)
+        k_rope = read_columns(rows, D_LATENT, D_ROPE, ROPE, ROW, TYPE, MASK_ROWS)
+        s_rope = scores(q.rope, k_rope, None)
         if TWO_TERMS:
-            s_rope = scores(q_rope_rest, k_rope, s_rope)
+            s_rope = scores(q.rope_rest, k_rope, s_rope)
     if BRANCH:
-        s_rope *= factor
+        s_rope *= factors.factor
         if go:
             s = s_rope
             if some:
-                s_latent = scores(q, k, None)
+                s_latent = scores(q.latent, k, None)
                 if TWO_TERMS:
-                    s_latent = scores(q_rest, k, s_latent)
-                s = s_latent * factor + s_rope
-            acc, row_max, row_sum = _weigh(
-                acc, row_max, row_sum, s, k, visible, key_factor, row_factor, 1.0, TYPE, TWO_TERMS,
-                MASKED,
-            )  # fmt: skip
+                    s_latent = scores(q.latent_rest, k, s_latent)
+                s = s_latent * factors.factor + s_rope
+            scaled = Factors(factor=1.0, key=factors.key, row=factors.row)
+            state = _weigh(state, s, k, visible, scaled, TYPE, TWO_TERMS, MASKED)
     else:
-        s = scores(q, k, s_rope)
+        s = scores(q.latent, k, s_rope)
         if TWO_TERMS:
-            s = scores(q_rest, k, s)
-        acc, row_max, row_sum = _weigh(
-            acc, row_max, row_sum, s, k, visible, key_factor, row_factor, factor, TYPE, TWO_TERMS,
-            MASKED,
-        )  # fmt: skip
-    return acc, row_max, row_sum
+            s = scores(q.latent_rest, k, s)
+        state = _weigh(state, s, k, visible, factors, TYPE, TWO_TERMS, MASKED)
+    return state
 
 
 @triton.jit
 def _weigh(
-    acc, row_max, row_sum, s, k, visible, key_factor, row_factor, factor,
-    TYPE: tl.constexpr, TWO_TERMS: tl.constexpr, MASKED: tl.constexpr,
-):  # fmt: skip
-    """Softmax over scores s, and its product with the rows k."""
-    if key_factor is not None:
-        s = s * (key_factor * factor)[None, :]
+    state,
+    s,
+    k,
+    visible,
+    factors,
+    TYPE: tl.constexpr,
+    TWO_TERMS: tl.constexpr,
+    MASKED: tl.constexpr,
+):
+    """Softmax over scores s, and its product with the rows k; returns the new SoftmaxState."""
+    factor = factors.factor
+    if factors.key is not None:
+        s = s * (factors.key * factor)[None, :]
         factor = 1.0
-    if row_factor is not None:
-        s = s * (row_factor * factor)[:, None]
+    if factors.row is not None:
+        s = s * (factors.row * factor)[:, None]
         factor = 1.0
     if MASKED:
         s = tl.where(visible, s, MINUS_INF)
-    p, row_max, row_sum, rescale = softmax_step(s, row_max, row_sum, factor, MASKED)
-    acc = acc * rescale[:, None]
+    p, row_max, row_sum, rescale = softmax_step(s, state.row_max, state.row_sum, factor, MASKED)
+    acc = state.acc * rescale[:, None]
     if TWO_TERMS:
         p_first, p_rest = two_terms(p, TYPE)
         acc = tl.dot(p_rest, k, tl.dot(p_first, k, acc))
     else:
         acc = tl.dot(p.to(TYPE), k, acc)
-    return acc, row_max, row_sum
+    return SoftmaxState(acc, row_max, row_sum)

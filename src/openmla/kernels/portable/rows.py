@@ -8,16 +8,8 @@
 | page_of | where the rows of a paged cache lie |
 | read_columns | columns of cache rows in any cache format, dequantized |
 
-A cache row (ROW) is, as openmla.formats describes it:
-
-0. e4m3 columns; none: values are as they are in the tensor
-1. columns that share a scale
-2. byte of the row's first scale; 0: scales are a tensor of their own
-3. byte of the row's first bf16 column
-4. whether rows may begin anywhere, rather than at multiples of 4 bytes
-5. whether scales are exponents (ue8m0), rather than fp32
-
-The value of an e4m3 column is bf16(fp32(e4m3) * scale).
+ROW, a CacheRow, says what a cache row holds. The value of an e4m3 column is
+bf16(fp32(e4m3) * scale).
 """
 
 from __future__ import annotations
@@ -66,10 +58,14 @@ def two_terms(x, TYPE: tl.constexpr):
 
 @triton.jit
 def load_query(
-    pointers, row_ok,
-    WIDTH: tl.constexpr, COLUMNS: tl.constexpr, TYPE: tl.constexpr, SIGN: tl.constexpr,
+    pointers,
+    row_ok,
+    WIDTH: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    TYPE: tl.constexpr,
+    SIGN: tl.constexpr,
     TWO_TERMS: tl.constexpr,
-):  # fmt: skip
+):
     """A tile of queries [BM, COLUMNS] as TYPE, and its second term (without one, itself)."""
     tile = load_tile(pointers, row_ok, tl.arange(0, COLUMNS) < WIDTH, True, COLUMNS != WIDTH)
     if SIGN != 1:
@@ -84,18 +80,16 @@ def load_query(
 
 @triton.jit
 def page_of(line, keys, key_ok, PAGE: tl.constexpr, MASKED: tl.constexpr):
-    """(page, row in the page) of a sequence's keys. line: a pointer to the sequence's line of the
-    block table, how many entries that has, the number of the pool's last page.
+    """(page, row in the page) of the keys of a sequence; line: its TableLine.
 
     Entries of keys that are not ok are never read.
     """
-    table, entries, last_page = line
-    entry = table + tl.minimum(keys // PAGE, entries - 1)
+    entry = line.ptr + tl.minimum(keys // PAGE, line.entries - 1)
     if MASKED:
         page = tl.load(entry, mask=key_ok, other=0)
     else:
         page = tl.load(entry)
-    return cut(page, last_page).to(tl.int64), (keys % PAGE).to(tl.int64)
+    return cut(page, line.last_page).to(tl.int64), (keys % PAGE).to(tl.int64)
 
 
 @triton.jit
@@ -110,28 +104,32 @@ def _load_bytes(pointers, row_ok, column_ok, BYTES: tl.constexpr, MASK_COLUMNS: 
 
 @triton.jit
 def _bf16_columns(
-    data_ptr,
-    data_row, row_ok,
-    FIRST: tl.constexpr, WIDTH: tl.constexpr, COLUMNS: tl.constexpr, ROW: tl.constexpr,
+    rows,
+    FIRST: tl.constexpr,
+    WIDTH: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    ROW: tl.constexpr,
     MASKED: tl.constexpr,
-):  # fmt: skip
-    """Columns FIRST … FIRST+WIDTH-1 of rows, as far as they are bf16 beside e4m3; others are 0."""
-    AT: tl.constexpr = ROW[0] - FIRST  # the first of them
+):
+    """Columns FIRST … FIRST+WIDTH-1 of a RowBlock, as far as they are bf16 beside e4m3; others are
+    0."""
+    AT: tl.constexpr = ROW.quantized - FIRST  # the first bf16 column
     SOME: tl.constexpr = AT > 0 or COLUMNS != WIDTH
     column = tl.arange(0, COLUMNS)
-    if ROW[4]:
+    if ROW.is_unaligned:
         # Bytes side by side: read two apart, Triton 3.6.0 stores the tile transposed for wgmma, and
         # with fewer than 64 rows multiplies it wrongly (H200).
         byte = tl.arange(0, 2 * COLUMNS)
-        pointers = data_ptr + ROW[3] + data_row[:, None] + (byte - 2 * AT)[None, :]
-        tile = load_tile(pointers, row_ok, (byte >= 2 * AT) & (byte < 2 * WIDTH), True, SOME)
+        start = rows.data_ptr + ROW.bf16_at + rows.data_row[:, None]
+        pointers = start + (byte - 2 * AT)[None, :]
+        tile = load_tile(pointers, rows.ok, (byte >= 2 * AT) & (byte < 2 * WIDTH), True, SOME)
         words = tile.to(tl.uint8, bitcast=True).to(tl.uint16)
         low, high = tl.split(words.reshape(tile.shape[0], COLUMNS, 2))
         values = (low | high << 8).to(tl.bfloat16, bitcast=True)
     else:
-        start = (data_ptr + ROW[3]).to(tl.pointer_type(tl.bfloat16), bitcast=True)
-        pointers = start + (data_row // 2)[:, None] + (column - AT)[None, :]
-        values = load_tile(pointers, row_ok, (column >= AT) & (column < WIDTH), MASKED, SOME)
+        start = (rows.data_ptr + ROW.bf16_at).to(tl.pointer_type(tl.bfloat16), bitcast=True)
+        pointers = start + (rows.data_row // 2)[:, None] + (column - AT)[None, :]
+        values = load_tile(pointers, rows.ok, (column >= AT) & (column < WIDTH), MASKED, SOME)
     return values
 
 
@@ -144,13 +142,16 @@ def _power_of_two(exponent):
 
 @triton.jit
 def _load_scales(
-    data_ptr, scale_ptr,
-    data_row, scale_row, row_ok,
-    FIRST: tl.constexpr, WIDTH: tl.constexpr, COLUMNS: tl.constexpr, ROW: tl.constexpr,
+    rows,
+    FIRST: tl.constexpr,
+    WIDTH: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    ROW: tl.constexpr,
     MASKED: tl.constexpr,
-):  # fmt: skip
-    """Scales of columns FIRST … FIRST+WIDTH-1, fp32 [rows, runs of columns that share one]."""
-    BLOCK: tl.constexpr = ROW[1]
+):
+    """Scales of columns FIRST … FIRST+WIDTH-1 of a RowBlock, fp32 [rows, runs of columns that share
+    one]."""
+    BLOCK: tl.constexpr = ROW.scale_block
     # The widest runs of columns that share a scale, wherever FIRST lies in its block.
     RUN: tl.constexpr = (
         COLUMNS if FIRST + WIDTH <= BLOCK else BLOCK if FIRST % BLOCK == 0 else FIRST & -FIRST
@@ -159,19 +160,20 @@ def _load_scales(
     USED: tl.constexpr = (WIDTH + RUN - 1) // RUN
     run = tl.arange(0, RUNS)
     block = (FIRST + run * RUN) // BLOCK
-    if ROW[2] == 0:
-        pointers = scale_ptr + scale_row[:, None] + block[None, :]
-        scales = load_tile(pointers, row_ok, run < USED, MASKED, RUNS != USED)
-        if ROW[5]:
+    if ROW.scales_at == 0:
+        pointers = rows.scale_ptr + rows.scale_row[:, None] + block[None, :]
+        scales = load_tile(pointers, rows.ok, run < USED, MASKED, RUNS != USED)
+        if ROW.has_exponents:
             scales = _power_of_two(scales)
-    elif ROW[4]:
-        pointers = data_ptr + ROW[2] + data_row[:, None] + (block * 4)[None, :]
-        words = _load_bytes(pointers, row_ok, run < USED, 4, RUNS != USED)
+    elif ROW.is_unaligned:
+        start = rows.data_ptr + ROW.scales_at + rows.data_row[:, None]
+        pointers = start + (block * 4)[None, :]
+        words = _load_bytes(pointers, rows.ok, run < USED, 4, RUNS != USED)
         scales = words.to(tl.float32, bitcast=True)
     else:
-        start = (data_ptr + ROW[2]).to(tl.pointer_type(tl.float32), bitcast=True)
-        pointers = start + (data_row // 4)[:, None] + block[None, :]
-        scales = load_tile(pointers, row_ok, run < USED, MASKED, RUNS != USED)
+        start = (rows.data_ptr + ROW.scales_at).to(tl.pointer_type(tl.float32), bitcast=True)
+        pointers = start + (rows.data_row // 4)[:, None] + block[None, :]
+        scales = load_tile(pointers, rows.ok, run < USED, MASKED, RUNS != USED)
     return scales
 
 
@@ -187,30 +189,28 @@ def _scaled(x, scales):
 
 @triton.jit
 def read_columns(
-    data_ptr, scale_ptr,
-    data_row, scale_row, row_ok,
-    FIRST: tl.constexpr, WIDTH: tl.constexpr, COLUMNS: tl.constexpr, ROW: tl.constexpr,
-    TYPE: tl.constexpr, MASKED: tl.constexpr,
-):  # fmt: skip
-    """Columns FIRST … FIRST+WIDTH-1 of rows, padded to COLUMNS; int64 offsets data_row, scale_row.
-
-    Offsets count elements of data_ptr (bytes, if rows have e4m3 columns) and of scale_ptr.
-    """
+    rows,
+    FIRST: tl.constexpr,
+    WIDTH: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    ROW: tl.constexpr,
+    TYPE: tl.constexpr,
+    MASKED: tl.constexpr,
+):
+    """Columns FIRST … FIRST+WIDTH-1 of a RowBlock, padded to COLUMNS. MASKED: not all rows may be
+    read."""
     column = tl.arange(0, COLUMNS)
-    if ROW[0] > 0 and ROW[0] <= FIRST:
-        tile = _bf16_columns(data_ptr, data_row, row_ok, FIRST, WIDTH, COLUMNS, ROW, MASKED)
+    if ROW.quantized > 0 and ROW.quantized <= FIRST:
+        tile = _bf16_columns(rows, FIRST, WIDTH, COLUMNS, ROW, MASKED)
     else:
-        MIXED: tl.constexpr = ROW[0] > 0 and ROW[0] < FIRST + WIDTH
-        ALIKE: tl.constexpr = ROW[0] - FIRST if MIXED else WIDTH
-        pointers = data_ptr + data_row[:, None] + (FIRST + column)[None, :]
-        tile = load_tile(pointers, row_ok, column < ALIKE, MASKED, COLUMNS != ALIKE)
-        if ROW[0] > 0:
-            scales = _load_scales(
-                data_ptr, scale_ptr, data_row, scale_row, row_ok,
-                FIRST, ALIKE, COLUMNS, ROW, MASKED,
-            )  # fmt: skip
+        MIXED: tl.constexpr = ROW.quantized > 0 and ROW.quantized < FIRST + WIDTH
+        ALIKE: tl.constexpr = ROW.quantized - FIRST if MIXED else WIDTH
+        pointers = rows.data_ptr + rows.data_row[:, None] + (FIRST + column)[None, :]
+        tile = load_tile(pointers, rows.ok, column < ALIKE, MASKED, COLUMNS != ALIKE)
+        if ROW.quantized > 0:
+            scales = _load_scales(rows, FIRST, ALIKE, COLUMNS, ROW, MASKED)
             tile = _scaled(upcast(tile, tl.float32), scales).to(tl.bfloat16)
         if MIXED:
-            rest = _bf16_columns(data_ptr, data_row, row_ok, FIRST, WIDTH, COLUMNS, ROW, MASKED)
+            rest = _bf16_columns(rows, FIRST, WIDTH, COLUMNS, ROW, MASKED)
             tile = tl.where((column < ALIKE)[None, :], tile, rest)
     return upcast(tile, TYPE)

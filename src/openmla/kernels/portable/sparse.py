@@ -21,6 +21,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from openmla.kernels.portable.records import Factors, QueryTile, RowBlock, SoftmaxState
 from openmla.kernels.portable.row_block import row_step
 from openmla.kernels.portable.rows import load_query
 from openmla.kernels.portable.softmax import LN_2, MINUS_INF, PARTS, normalize
@@ -46,17 +47,50 @@ def survey(indices, count, rows):
 
 @triton.jit(do_not_specialize=COUNTS)
 def sparse_kernel(
-    q_ptr, data_ptr, scale_ptr, indices_ptr, lengths_ptr, out_ptr, lse_ptr, max_logits_ptr,
-    sink_ptr, q_scale_ptr, k_scale_ptr,
-    factor, rows, topk, heads, head_blocks,
-    q_stride_t, q_stride_h, data_stride_page, data_stride_t, scale_stride_page, scale_stride_t,
-    indices_stride, out_stride_t, out_stride_h, lse_stride_t, lse_stride_h,
-    logits_stride_t, logits_stride_h,
-    SIGN: tl.constexpr, D_LATENT: tl.constexpr, D_ROPE: tl.constexpr, D_V: tl.constexpr,
-    LATENT: tl.constexpr, ROPE: tl.constexpr, TYPE: tl.constexpr, ROW: tl.constexpr,
-    PAGE: tl.constexpr, TWO_TERMS: tl.constexpr, STAGES: tl.constexpr, BRANCH: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr,
-):  # fmt: skip
+    q_ptr,
+    data_ptr,
+    scale_ptr,
+    indices_ptr,
+    lengths_ptr,
+    out_ptr,
+    lse_ptr,
+    max_logits_ptr,
+    sink_ptr,
+    q_scale_ptr,
+    k_scale_ptr,
+    factor,
+    rows,
+    topk,
+    heads,
+    head_blocks,
+    q_stride_t,
+    q_stride_h,
+    data_stride_page,
+    data_stride_t,
+    scale_stride_page,
+    scale_stride_t,
+    indices_stride,
+    out_stride_t,
+    out_stride_h,
+    lse_stride_t,
+    lse_stride_h,
+    logits_stride_t,
+    logits_stride_h,
+    SIGN: tl.constexpr,
+    D_LATENT: tl.constexpr,
+    D_ROPE: tl.constexpr,
+    D_V: tl.constexpr,
+    LATENT: tl.constexpr,
+    ROPE: tl.constexpr,
+    TYPE: tl.constexpr,
+    ROW: tl.constexpr,
+    PAGE: tl.constexpr,
+    TWO_TERMS: tl.constexpr,
+    STAGES: tl.constexpr,
+    BRANCH: tl.constexpr,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+):
     """One token and BM of its heads; see the top of the file."""
     program = tl.program_id(0)
     token = (program // head_blocks).to(tl.int64)
@@ -68,16 +102,22 @@ def sparse_kernel(
 
     column = tl.arange(0, LATENT)
     q_row = q_ptr + token * q_stride_t + (head * tl.cast(q_stride_h, tl.int64))[:, None]
-    q, q_rest = load_query(
+    q_latent, q_latent_rest = load_query(
         q_row + column[None, :], head_ok, D_LATENT, LATENT, TYPE, SIGN, TWO_TERMS
     )
-    q_rope = q
-    q_rope_rest = q
+    q_rope = None
+    q_rope_rest = None
     if ROPE > 0:
         q_rope, q_rope_rest = load_query(
-            q_row + D_LATENT + tl.arange(0, ROPE)[None, :], head_ok, D_ROPE, ROPE, TYPE, SIGN,
+            q_row + D_LATENT + tl.arange(0, ROPE)[None, :],
+            head_ok,
+            D_ROPE,
+            ROPE,
+            TYPE,
+            SIGN,
             TWO_TERMS,
-        )  # fmt: skip
+        )
+    q = QueryTile(q_latent, q_latent_rest, q_rope, q_rope_rest)
     row_factor = None
     if q_scale_ptr is not None:
         row_factor = tl.load(q_scale_ptr + token) + tl.zeros([BM], tl.float32)
@@ -87,9 +127,11 @@ def sparse_kernel(
     count = tl.where(lead < 0, 0, count)
     middle = good // BN * BN
     place = tl.arange(0, BN)
-    acc = tl.zeros([BM, LATENT], tl.float32)
-    row_max = tl.full([BM], MINUS_INF, tl.float32)
-    row_sum = tl.zeros([BM, PARTS], tl.float32)
+    state = SoftmaxState(
+        acc=tl.zeros([BM, LATENT], tl.float32),
+        row_max=tl.full([BM], MINUS_INF, tl.float32),
+        row_sum=tl.zeros([BM, PARTS], tl.float32),
+    )
     for masked in tl.static_range(2):
         if masked == 0:
             begin = 0
@@ -116,17 +158,33 @@ def sparse_kernel(
             key_factor = None
             if k_scale_ptr is not None:
                 key_factor = tl.load(k_scale_ptr + index)
-            acc, row_max, row_sum = row_step(
-                acc, row_max, row_sum, q, q_rest, q_rope, q_rope_rest, data_ptr, scale_ptr,
-                data_row, scale_row, ok, ok[None, :], key_factor, row_factor, factor, start < end,
-                rows > 0, D_LATENT, D_ROPE, LATENT, ROPE, TYPE, ROW, TWO_TERMS, BN, BRANCH, False,
+            rows_here = RowBlock(data_ptr, scale_ptr, data_row, scale_row, ok)
+            factors = Factors(factor=factor, key=key_factor, row=row_factor)
+            state = row_step(
+                state,
+                q,
+                rows_here,
+                ok[None, :],
+                factors,
+                start < end,
+                rows > 0,
+                D_LATENT,
+                D_ROPE,
+                LATENT,
+                ROPE,
+                TYPE,
+                ROW,
+                TWO_TERMS,
+                BN,
+                BRANCH,
+                False,
                 masked == 1,
-            )  # fmt: skip
+            )
 
     sink = None
     if sink_ptr is not None:
         sink = tl.load(sink_ptr + head, mask=head_ok, other=0.0)
-    out, lse = normalize(acc, row_max, tl.sum(row_sum, 1), sink)
+    out, lse = normalize(state.acc, state.row_max, tl.sum(state.row_sum, 1), sink)
     out_row = out_ptr + token * out_stride_t + (head * tl.cast(out_stride_h, tl.int64))[:, None]
     tl.store(
         out_row + column[None, :],
@@ -138,4 +196,4 @@ def sparse_kernel(
         tl.store(lse_ptr + at, lse, mask=head_ok)
     if max_logits_ptr is not None:
         at = token * logits_stride_t + head * tl.cast(logits_stride_h, tl.int64)
-        tl.store(max_logits_ptr + at, row_max * LN_2, mask=head_ok)
+        tl.store(max_logits_ptr + at, state.row_max * LN_2, mask=head_ok)

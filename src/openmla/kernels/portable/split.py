@@ -26,14 +26,35 @@ COUNTS = ["total_q", "most_keys", "batch", "heads", "first_sequence", "slots", "
 
 @triton.jit(do_not_specialize=COUNTS)
 def merge_kernel(
-    part_out_ptr, part_state_ptr, out_ptr, lse_ptr, sink_ptr, cu_q_ptr, cu_k_ptr, k_start_ptr,
+    part_out_ptr,
+    part_state_ptr,
+    out_ptr,
+    lse_ptr,
+    sink_ptr,
+    cu_q_ptr,
+    cu_k_ptr,
+    k_start_ptr,
     lengths_ptr,
-    total_q, most_keys, batch, heads, first_sequence, slots, most_units,
-    out_stride_t, out_stride_h, lse_stride_t, lse_stride_h,
-    D_V: tl.constexpr, VALUE: tl.constexpr, PACKED: tl.constexpr, RULE: tl.constexpr,
-    BM: tl.constexpr, ROWS: tl.constexpr,
-):  # fmt: skip
-    """ROWS rows of one split tile; see the top of the file."""
+    total_q,
+    most_keys,
+    batch,
+    heads,
+    first_sequence,
+    slots,
+    most_units,
+    out_stride_t,
+    out_stride_h,
+    lse_stride_t,
+    lse_stride_h,
+    D_V: tl.constexpr,
+    VALUE: tl.constexpr,
+    PACKED: tl.constexpr,
+    RULE: tl.constexpr,
+    BM: tl.constexpr,
+    ROWS: tl.constexpr,
+):
+    """ROWS rows of one split tile; see the top of the file. RULE: RuleConstants of the latent form,
+    DenseRule of the dense form."""
     blocks: tl.constexpr = BM // ROWS
     program = tl.program_id(0)
     local = program // (most_units * blocks)
@@ -53,7 +74,7 @@ def merge_kernel(
         rows = q_len
         units = (q_len + BM - 1) // BM * heads
         row_start = unit // heads * BM
-        parts = split_count(units, k_len, RULE[0], RULE[1])
+        parts = split_count(units, k_len, RULE.programs, RULE.min_keys)
     if (parts == 1) | (unit >= units):
         return
 

@@ -20,8 +20,8 @@ import triton.language as tl
 
 @triton.jit
 def cut(x, most):
-    """x, or the nearest number from 0 to `most`: nobody has looked at offsets, lengths and tables
-    before, and whatever they hold, no row outside a tensor is read or written."""
+    """Clamp x to 0 … `most`. The host never validates offsets, lengths and tables, and whatever
+    they hold, no row outside a tensor is read or written."""
     return tl.minimum(tl.maximum(x, 0), most)
 
 
@@ -57,7 +57,7 @@ def span(sequence, cu_ptr, batch, total):
     start = cut(tl.load(cu_ptr + sequence), total)
     stop = tl.load(cu_ptr + tl.minimum(sequence + 1, batch))
     stop = tl.where(sequence < batch, stop, total)
-    # Not the difference of what was given, which 32 bits may not hold.
+    # Clamped before the subtraction: the difference of arbitrary offsets may overflow 32 bits.
     return start, tl.maximum(tl.minimum(stop, total), start) - start
 
 
@@ -92,19 +92,16 @@ def split_count(tiles, k_len, PROGRAMS: tl.constexpr, MIN_KEYS: tl.constexpr):
 @triton.jit
 def latent_ranges(rows, k_len, RULE: tl.constexpr):
     """(ranges, keys of each) of a request of the latent form, by its own rows and keys alone: see
-    LatentSplit. An empty RULE splits nothing.
+    LatentSplit. RULE: RuleConstants; None splits nothing.
     """
     keys = tl.maximum(k_len, 1)
     parts = 1
-    if len(RULE) > 0:
-        MIN_RANGE: tl.constexpr = RULE[0]
-        SHORT: tl.constexpr = RULE[1]
-        PER_ROW: tl.constexpr = RULE[2]
-        FREE_ROWS: tl.constexpr = RULE[3]
-        PART_ROWS: tl.constexpr = RULE[4]
-        STEP: tl.constexpr = RULE[5]
+    if RULE is not None:
+        PART_ROWS: tl.constexpr = RULE.most_part_rows
+        STEP: tl.constexpr = RULE.step
         few = tl.maximum(tl.minimum(rows, PART_ROWS), 1)
-        least = tl.maximum(tl.maximum(SHORT // keys, PER_ROW * (few - FREE_ROWS)), MIN_RANGE)
+        least = tl.maximum(RULE.short // keys, RULE.keys_per_row * (few - RULE.free_rows))
+        least = tl.maximum(least, RULE.min_range)
         count = tl.maximum(tl.minimum(keys // least, PART_ROWS // tl.maximum(rows, 1)), 1)
         keys = ((keys - 1) // count // STEP + 1) * STEP
         parts = tl.maximum((k_len + keys - 1) // keys, 1)

@@ -1,42 +1,12 @@
-"""Plans for attention on Blackwell: every number a kernel needs, before any GPU is touched.
+"""Plans of the Blackwell kernels: what each runs on, takes of an SM and is compiled with.
 
-Start at `select_mla_prefill_config` or `select_mla_sparse_config`. The rules live beside what they
-decide:
-
-    units       what a B200 offers
-    tile        BN and the tensor-memory columns
-    ring        how many K/V tiles shared memory holds
-    fa4         FA4Config: one attention block
-    mla         MLAConfig: one MLA prefill block, 1Q or 2Q, and the choice between variants
-    barriers    the barriers and their arrivals
-    smem        the original's byte map of shared memory
-    masks       which key tiles a query tile visits
-    kernel      DenseKernel: what our kernel takes of an SM and is compiled with
+    dense       DenseConfig: the dense kernel's numbers, and how they follow from the original's
+    kernel      DenseKernel: what it takes of an SM
+    pairs       the first Triton with pairs of CTAs
     partitions  what Triton makes of a kernel in partitions
+    indexer     scores of the indexer
     family      what the kernels serve
-    sparse/     the same for token lists
+    sparse/     the same for latent rows, by lists or pages
+
+`openmla.modular` has the original's plans, which are called where a kernel follows them.
 """
-
-from openmla.planning.blackwell.barriers import Barriers
-from openmla.planning.blackwell.fa4 import FA4Config
-from openmla.planning.blackwell.masks import CausalMask, KeyTiles, NullMask
-from openmla.planning.blackwell.mla import MLAConfig, select_mla_prefill_config
-from openmla.planning.blackwell.smem import SM100AttentionSMem
-from openmla.planning.blackwell.sparse import (
-    MLAPrefillSparse,
-    MLAPrefillSparseFP8,
-    MLAPrefillSparseQKVFP8,
-    MLASparseConfig,
-    MLASparseSharedMemory,
-    MLASparseSharedMemoryFP8,
-    MLASparseSharedMemoryQKVFP8,
-    select_mla_sparse_config,
-)
-from openmla.planning.blackwell.units import Swizzle
-
-__all__ = [
-    "Barriers", "CausalMask", "FA4Config", "KeyTiles", "MLAConfig", "MLAPrefillSparse",
-    "MLAPrefillSparseFP8", "MLAPrefillSparseQKVFP8", "MLASparseConfig", "MLASparseSharedMemory",
-    "MLASparseSharedMemoryFP8", "MLASparseSharedMemoryQKVFP8", "NullMask", "SM100AttentionSMem",
-    "Swizzle", "select_mla_prefill_config", "select_mla_sparse_config",
-]  # fmt: skip

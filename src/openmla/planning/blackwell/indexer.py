@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
+from openmla.arithmetic import Limited, Part
 from openmla.indexer.problem import DIM, IndexProblem
-from openmla.planning.arithmetic import Limited, Part
-from openmla.planning.blackwell.units import MBAR_BYTES, SMEM_CARVEOUT, TMEM_COLS
+from openmla.modular.blackwell.units import MBAR_BYTES, SMEM_CARVEOUT, TMEM_COLS
 from openmla.planning.family import Family, Kernel
 from openmla.planning.memory import MemoryMap, Wanted, lay_out
 from openmla.planning.serves import OneOf, Range, index_scores
@@ -40,12 +40,15 @@ class BlackwellScoresConfig(Limited):
     registers: tuple[int, int, int] = (192, 24, 24)
     """Of the second partition of sums, of the one that multiplies, of the producer."""
 
-    # Keys of one copy: no box crosses a page.
-    box_rows = cached_property[int](
-        lambda c: math.gcd(c.page_size, LARGEST_BOX) if c.page_size else LARGEST_BOX
-    )
-    # Queries of a block: a key is read once for all of them.
-    block_queries = cached_property[int](lambda c: c.tiles * (COLUMNS // c.heads))
+    @cached_property
+    def box_rows(self) -> int:
+        """Keys of one copy: no box crosses a page."""
+        return math.gcd(self.page_size, LARGEST_BOX) if self.page_size else LARGEST_BOX
+
+    @cached_property
+    def block_queries(self) -> int:
+        """Queries of a block: a key is read once for all of them."""
+        return self.tiles * (COLUMNS // self.heads)
 
     @cached_property
     def smem_map(self) -> MemoryMap:
@@ -61,8 +64,15 @@ class BlackwellScoresConfig(Limited):
         yield Wanted("k_scale", "k", keys * FP32, align=128)
         yield Wanted("weights", "q", self.tiles * COLUMNS * FP32)
         yield Wanted("pieces", "info", self.query_stages * PIECE_FIELDS * 4)
-        counts = (self.query_stages, self.query_stages, self.stages, self.stages,
-                  self.query_stages, self.tiles, self.tiles)  # fmt: skip
+        counts = (
+            self.query_stages,
+            self.query_stages,
+            self.stages,
+            self.stages,
+            self.query_stages,
+            self.tiles,
+            self.tiles,
+        )
         for number, count in enumerate(counts):
             yield Wanted(f"barriers {number}", "barriers", count * MBAR_BYTES)
         # What partitions are called with goes through shared memory, with a byte for every warp.

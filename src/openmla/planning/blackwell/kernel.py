@@ -1,71 +1,40 @@
 """What the dense Blackwell kernel takes of an SM, and what it is compiled with, from its plan.
 
-MLAConfig, or without rope FA4Config, decides tiles, columns, stages and rings, as in the original.
-The kernel is written in Gluon, so some of its bytes are others; `DenseKernel.explain` says which.
+The kernel is written in Gluon, so some of its bytes are others than the original's;
+`DenseKernel.explain` says which.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from openmla.formats import BF16, FORMATS
-from openmla.planning.arithmetic import ceildiv
-from openmla.planning.blackwell.fa4 import FA4Config
-from openmla.planning.blackwell.mla import MLAConfig
+from openmla.modular.blackwell.ring import CORRECTION_BYTES
+from openmla.planning.blackwell.dense import (
+    Q_ROWS,
+    ColumnParts,
+    DenseConfig,
+    attention_of,
+    in_a_pair,
+    original_of,
+    original_plan,
+    weights_of,
+)
 from openmla.planning.blackwell.partitions import (
     Partitioned,
     Worker,
     allocated,
     argument_bytes,
 )
-from openmla.planning.blackwell.ring import CORRECTION_BYTES
 from openmla.planning.family import Block, Pipeline
 from openmla.planning.memory import Columns, Wanted
 from openmla.planning.split import query_tile_lines
 from openmla.problem import Problem
 
-LEAST_COLUMNS = 64  # a row of 64 or 128 bytes, which is what tiles are swizzled by
-Q_ROWS = 128  # of a query tile
 FP32 = 4
-# How far, in log2 units, a row's maximum may grow before O is rescaled, and the exponent that
-# weights are lifted by: e4m3 reaches 448, so 2^(2 + 6) fits and small weights keep their bits.
-WEIGHTS, FP8_WEIGHTS = (8.0, 0.0), (2.0, 6.0)
 # Registers of the second softmax group, the correction group and single warps. With one query tile
 # the second group is idle; with one accumulator there is none.
 TWO_Q, ONE_Q, SINGLE_O = (184, 96, 48), (48, 128, 112), (0, 144, 144)
-
-
-def attention_of(config: MLAConfig | FA4Config) -> FA4Config:
-    """The attention plan that a dense plan is or has."""
-    return config if isinstance(config, FA4Config) else config.fa4_config
-
-
-def why_no_kernel(given: MLAConfig | FA4Config) -> str:
-    """The first thing the kernel cannot do; empty when it can run the plan.
-
-    >>> from openmla.planning.blackwell.mla import select_mla_prefill_config
-    >>> config = select_mla_prefill_config(
-    ...     qkv_dtype="bfloat16", rope_gmem_dtype="bfloat16", rope_mma_dtype="bfloat16",
-    ...     num_q_heads=64, group=64, depth=256, page_size=0, v_depth=192)
-    >>> why_no_kernel(config)
-    'V of 192 columns: a tile has a power of two of them, 64 or more'
-    """
-    config = attention_of(given)
-    main, tail = column_parts(config)
-    for name, width in (("V", config.ov_depth), ("K", main), ("K's second part", tail)):
-        if width & (width - 1) or 0 < width < LEAST_COLUMNS:
-            return f"{name} of {width} columns: a tile has a power of two of them, 64 or more"
-    if config.BN & (config.BN - 1):
-        return f"tiles of {config.BN} keys: their number is a power of two"
-    if tail and config.use_fused_kv:
-        return f"K of {main} + {tail} columns: in a ring that V shares, K is one tile"
-    return ""
-
-
-def column_parts(config: FA4Config) -> tuple[int, int]:
-    """Columns of the main and the tail tile of Q and K: tile widths are powers of two."""
-    main = 1 << (config.nope_depth.bit_length() - 1)
-    return main, config.nope_depth - main
 
 
 @dataclass(frozen=True)
@@ -80,40 +49,46 @@ class DenseKernel(Partitioned):
     (348, 221736, 512)
     """
 
-    config: MLAConfig | FA4Config
+    config: DenseConfig
     problem: Problem
 
-    attention = cached_property[FA4Config](lambda k: attention_of(k.config))
-    parts = cached_property[tuple[int, int]](lambda k: column_parts(k.attention))
-    rope = cached_property[int](lambda k: k.attention.rope_depth())
-    # Whether rope is stored narrower than it is multiplied. A cache may hold its rope in bf16,
-    # whatever its latent part is.
-    q_raw = cached_property[bool](
-        lambda k: k.attention.qkv_dtype_size < k.attention.rope_dtype_size
-    )
-    k_raw = cached_property[bool](
-        lambda k: (
-            isinstance(k.config, MLAConfig)
-            and k.config.rope_gmem_dtype_size < k.config.rope_mma_dtype_size
-            and not FORMATS.get(k.problem.rope_dtype, BF16).bf16_columns
-        )
-    )
-    # CTAs that a work item's tiles are divided among.
-    ctas = cached_property[int](lambda k: 2 if k.attention.pair_cta else 1)
-    # Buffers of K's rope, and of the scales of keys: one for each K tile that can be in flight.
-    ropes = cached_property[int](
-        lambda k: ceildiv(k.config.num_kv_stages, 2 if k.config.use_fused_kv else 1)
-    )
-    # (threshold, bias) of the weights.
-    weights = cached_property[tuple[float, float]](
-        lambda k: FP8_WEIGHTS if k.config.qkv_dtype_size == 1 else WEIGHTS
-    )
+    @property
+    def parts(self) -> ColumnParts:
+        return self.config.parts
+
+    @property
+    def rope(self) -> int:
+        """Columns of rope."""
+        return self.config.rope_depth
+
+    @property
+    def q_raw(self) -> bool:
+        """Whether the rope of Q is stored narrower than it is multiplied."""
+        return self.config.qkv_dtype_size < self.config.rope_dtype_size
+
+    @property
+    def k_raw(self) -> bool:
+        """Whether the rope of K is; a cache may hold it in bf16, whatever its latent part is."""
+        narrow = self.config.rope_gmem_dtype_size < self.config.rope_dtype_size
+        return narrow and not FORMATS.get(self.problem.rope_dtype, BF16).bf16_columns
+
+    @property
+    def ctas(self) -> int:
+        return self.config.ctas
+
+    @property
+    def ropes(self) -> int:
+        return self.config.rope_buffers
+
+    @property
+    def weights(self) -> tuple[float, float]:
+        """(threshold, bias) of the weights."""
+        return weights_of(self.config.qkv_dtype)
 
     @property
     def queries(self) -> int:
         """Query tiles of a block; 0 for two where it has more than 128 rows left, else one."""
-        config = self.config
-        return 0 if config.num_qo == 2 and config.can_switch_to_1q() else config.num_qo
+        return 0 if self.config.switches_to_1q else self.config.num_qo
 
     @property
     def registers(self) -> tuple[int, int, int]:
@@ -132,7 +107,7 @@ class DenseKernel(Partitioned):
         return [*listed, Worker("dequantize", 2, single)] if raw else listed
 
     def tiles(self) -> Iterator[Wanted]:
-        config, (main, tail) = self.attention, self.parts
+        config, (main, tail) = self.config, self.parts
         size, rope = config.qkv_dtype_size, self.rope * config.rope_dtype_size
         rows, keys = Q_ROWS * config.num_qo, config.num_kv_stages * config.BN // self.ctas
         yield Wanted("Q", "q", rows * main * size)
@@ -177,55 +152,75 @@ class DenseKernel(Partitioned):
         integers += (2 + 2 * problem.causal) if two else 0
         lines = int(problem.has_k_scale)  # a scale tile has two dimensions, and no descriptor
         return argument_bytes(
-            tiles=len(tiles) - lines, arrays=len(self.barriers()) + lines,
-            pointers=descriptors + pointers, integers=integers,
-        )  # fmt: skip
+            tiles=len(tiles) - lines,
+            arrays=len(self.barriers()) + lines,
+            pointers=descriptors + pointers,
+            integers=integers,
+        )
 
     @cached_property
     def block(self) -> Block:
-        config, ring = self.attention, self.config.num_kv_stages
+        config, ring = self.config, self.config.num_kv_stages
         widths = config.qk_depth, config.ov_depth, config.qkv_dtype_size
         groups = 1 if config.single_o else 2
         v_slots = -1 if config.use_fused_kv else ring
         return Block(
-            tile_rows=config.BM * self.ctas, tile_keys=config.BN, stages=ring, threads=self.threads,
-            registers=self.block_registers, memory=self.memory(),
+            tile_rows=config.BM * self.ctas,
+            tile_keys=config.BN,
+            stages=ring,
+            threads=self.threads,
+            registers=self.block_registers,
+            memory=self.memory(),
             tensor_memory=allocated(columns_of(config)),
             pipeline=Pipeline(
                 groups, Q_ROWS, config.BN, *widths, ring, v_slots, shares_keys=config.num_qo == 2
             ),
-        )  # fmt: skip
+        )
 
     def explain(self) -> list[str]:
-        """The plan's arithmetic, and what Triton makes of it."""
-        lines = self.config.explain()
+        """The original's arithmetic, and what Triton makes of the kernel that follows it."""
+        lines = self._original_lines()
         if self.config.num_qo == 1 and not self.config.single_o:
             lines += query_tile_lines(self.problem, self.config.BM)
         return [*lines, *self.compiled_lines(self._differences(), self.weights)]
 
+    def _original_lines(self) -> list[str]:
+        if not self.config.pair_cta:
+            return original_of(self.config, self.problem).explain()
+        original = original_plan(self.problem)
+        return [*original.explain()[:1], *in_a_pair(original).number_lines()]
+
     def _differences(self) -> Iterator[str]:
-        """Where the kernel's bytes are not those of the plan, and why."""
-        config = self.config
+        """Where the kernel is not the original's, and why."""
+        config, original = self.config, original_of(self.config, self.problem)
         yield f"correction factors go through tensor memory, not {CORRECTION_BYTES} bytes"
         yield "Triton passes arguments to partitions through shared memory"
         if config.single_o:
             yield "K and V take their own widths, not the wider of both"
-        other = config.switch_1q_config().smem_used if config.can_switch_to_1q() else 0
-        if other > config.smem_used:
-            yield f"a short last tile runs in the ring of 2Q; 1Q's own, {other} bytes, is not there"
+        wide = replace(attention_of(original), bn_cap=0).BN
+        if wide & (wide - 1):
+            yield f"tiles of {config.BN} keys, not {wide}: their number is a power of two"
+        own = original.switch_1q_config().smem_used if config.switches_to_1q else 0
+        if own > original.smem_used:
+            yield f"a short last tile runs in the ring of 2Q; 1Q's own, {own} bytes, is not there"
+        if config.switches_to_1q or (config.num_qo == 1 and not config.single_o):
+            yield "one query tile has one softmax group; the original's two take its blocks in turn"
+            if self.problem.batch > 1:
+                yield "one or two follows from the mean length; the original knows the longest"
         if self.ctas == 2:
             yield "a pair of CTAs shares K and V; the original pairs them without rope only"
             yield "O is multiplied for every block: a pair has no branch that both CTAs take"
-        if config.num_qk_stages > 1:
-            yield f"a K tile arrives whole, not in {config.num_qk_stages} pieces"
+        if attention_of(original).num_qk_stages > 1:
+            pieces = attention_of(original).num_qk_stages
+            yield f"a K tile arrives whole, not in {pieces} pieces"
         spare = self.tmem_columns - config.tmem_used
         if spare:
             yield f"{spare} columns of tensor memory more: allocations are powers of two"
 
 
-def columns_of(config: FA4Config) -> tuple[Columns, ...]:
+def columns_of(config: DenseConfig) -> tuple[Columns, ...]:
     """The tensor memory of a dense plan: two score tiles, then one output or two."""
-    score, width = config.TMEM_S1, config.padded_ov_depth
+    score, width = config.TMEM_S1, config.ov_depth
     scores = Columns("S0, then P0", 0, score), Columns("S1, then P1", score, score)
     if config.single_o:
         return (*scores, Columns("O", config.TMEM_O0, width))

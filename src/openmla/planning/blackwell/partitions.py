@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import NamedTuple
 
-from openmla.planning.blackwell.units import MBAR_BYTES, SMEM_CARVEOUT, WARPGROUP
+from openmla.modular.blackwell.units import MBAR_BYTES, SMEM_CARVEOUT, WARPGROUP
 from openmla.planning.family import Block
 from openmla.planning.memory import Columns, MemoryMap, Wanted, lay_out
 
@@ -54,15 +54,24 @@ class Partitioned:
         """What one block takes of the chip."""
         raise NotImplementedError
 
-    worker_groups = cached_property[int](lambda k: len(k._group_registers))
-    threads = cached_property[int](lambda k: WARPGROUP * (1 + k.worker_groups))
-    # Of every thread, before partitions divide the registers of the SM among themselves.
-    registers_at_launch = cached_property[int](
-        lambda k: REGISTERS_PER_SM // k.threads // REGISTER_STEP * REGISTER_STEP
-    )
-    tmem_columns = cached_property[int](
-        lambda k: max(c.first + c.count for c in k.block.tensor_memory)
-    )
+    @cached_property
+    def worker_groups(self) -> int:
+        """Warp groups besides the first."""
+        return len(self._group_registers)
+
+    @cached_property
+    def threads(self) -> int:
+        return WARPGROUP * (1 + self.worker_groups)
+
+    @cached_property
+    def registers_at_launch(self) -> int:
+        """Of every thread, before partitions divide the registers of the SM among themselves."""
+        return REGISTERS_PER_SM // self.threads // REGISTER_STEP * REGISTER_STEP
+
+    @cached_property
+    def tmem_columns(self) -> int:
+        """Columns of tensor memory that are allocated."""
+        return max(c.first + c.count for c in self.block.tensor_memory)
 
     @cached_property
     def _group_registers(self) -> list[int]:

@@ -1,25 +1,18 @@
-"""Plans for MLA prefill on CDNA4 (gfx950, MI355X): every number a kernel needs, before any GPU.
+"""Plans of the CDNA4 kernels (gfx950, MI355X): what each takes of a compute unit.
 
-Start at `MlaConfigV2`, then ask `MlaPrefillV2(config)`. The rules live beside what they decide:
-
-    config      MhaConfigV2, MlaConfigV2: what a caller chooses
-    mma         MhaMmaOp, MlaMmaOp: products, sub-blocks, register tiles, fragment addresses
-    core        MlaPrefillV2Core: counts and strides of a block
-    prefill     MlaPrefillV2: rings, LDS budget, limits (FP8)
-    prefill16   MlaPrefill16: the same for bf16 and fp16
-    sparse      MlaSparse16: the sparse latent prefill
-    family      what the kernels serve
-    layout/     where bytes lie inside a slot
+dense          DenseBlock: what both dense blocks have
+dense_fp8      DenseFP8: FP8, as the original's MlaPrefillV2
+dense_16       Dense16: bf16 and fp16
+sparse         MlaSparse16: latent prefill, over lists of rows or pages
+latent_slot    where latent rows lie in LDS
+shared_bases   address maps as bases, the form in which the compiler takes them
+indexer        scores of the indexer
+family         what the kernels serve
 """
 
-from openmla.planning.cdna4.config import MhaConfigV2, MlaConfigV2
-from openmla.planning.cdna4.core import MlaPrefillV2Core
-from openmla.planning.cdna4.mma import MhaMmaOp, MlaMmaOp, RegisterTile
-from openmla.planning.cdna4.prefill import LANE_REGISTERS, LDS_BYTES, MlaPrefillV2
-from openmla.planning.cdna4.prefill16 import MlaPrefill16
+from openmla.planning.cdna4.dense import LANE_REGISTERS, DenseBlock
+from openmla.planning.cdna4.dense_16 import Dense16
+from openmla.planning.cdna4.dense_fp8 import DenseFP8
 from openmla.planning.cdna4.sparse import MlaSparse16
 
-__all__ = [
-    "LANE_REGISTERS", "LDS_BYTES", "MhaConfigV2", "MhaMmaOp", "MlaConfigV2", "MlaMmaOp",
-    "MlaPrefill16", "MlaPrefillV2", "MlaPrefillV2Core", "MlaSparse16", "RegisterTile",
-]  # fmt: skip
+__all__ = ["LANE_REGISTERS", "Dense16", "DenseBlock", "DenseFP8", "MlaSparse16"]

@@ -1,12 +1,15 @@
 """The CDNA4 family: Gluon kernels for gfx950, dense and latent (lists and pages)."""
 
 from collections.abc import Callable
+from itertools import product
 from typing import Any
 
-from openmla.planning.cdna4.config import MlaConfigV2
-from openmla.planning.cdna4.layout.dma import WAVE
-from openmla.planning.cdna4.prefill import LANE_REGISTERS, LDS_BYTES, MlaPrefillV2, RingBlock
-from openmla.planning.cdna4.prefill16 import MlaPrefill16
+from openmla.modular.cdna4.config import MlaConfigV2
+from openmla.modular.cdna4.layout.dma import WAVE
+from openmla.modular.cdna4.prefill import LDS_BYTES
+from openmla.planning.cdna4.dense import LANE_REGISTERS, DenseBlock
+from openmla.planning.cdna4.dense_16 import Dense16
+from openmla.planning.cdna4.dense_fp8 import DenseFP8
 from openmla.planning.cdna4.sparse import ROPE_COLUMNS, MlaSparse16
 from openmla.planning.family import Block, Family, Kernel, Pipeline
 from openmla.planning.memory import Wanted, lay_out
@@ -37,36 +40,46 @@ FIRST_TRITON = (3, 8)
 
 def _shape(problem: Problem, kv_block: int) -> MlaConfigV2:
     return MlaConfigV2(
-        q_block_size=32, kv_block=kv_block, depth=problem.d_v, num_heads=problem.heads,
-        num_kv_heads=problem.heads, d_qk=problem.d_qk, d_rope=problem.d_rope,
-        cache_depth=ROPE_OFFSET + problem.d_rope, rope_cache_offset=ROPE_OFFSET,
-        dtype=LONG_NAMES[problem.q_dtype], output_dtype=LONG_NAMES[problem.out_dtype],
-    )  # fmt: skip
+        q_block_size=32,
+        kv_block=kv_block,
+        depth=problem.d_v,
+        num_heads=problem.heads,
+        num_kv_heads=problem.heads,
+        d_qk=problem.d_qk,
+        d_rope=problem.d_rope,
+        cache_depth=ROPE_OFFSET + problem.d_rope,
+        rope_cache_offset=ROPE_OFFSET,
+        dtype=LONG_NAMES[problem.q_dtype],
+        output_dtype=LONG_NAMES[problem.out_dtype],
+    )
 
 
-def _dense_16(problem: Problem, target: Target) -> MlaPrefill16:
+def _dense_16(problem: Problem, target: Target) -> Dense16:
     """Copies are dealt to 8 waves, so a rope of 32 columns takes tiles of 128 keys."""
-    return MlaPrefill16(_shape(problem, kv_block=128 if problem.d_rope == 32 else 64))
+    return Dense16(_shape(problem, kv_block=128 if problem.d_rope == 32 else 64))
 
 
-def _dense_fp8(problem: Problem, target: Target) -> MlaPrefillV2:
+def _dense_fp8(problem: Problem, target: Target) -> DenseFP8:
     config = _shape(problem, kv_block=128)
-    blocks = [MlaPrefillV2(config, v_full_v227=v227) for v227 in (True, False)]
+    blocks = [DenseFP8(config, v_full_v227=v227) for v227 in (True, False)]
     return next((block for block in blocks if block.supported()), blocks[0])
 
 
-def _dense_block(block: RingBlock, problem: Problem) -> Block:
+def _dense_block(block: DenseBlock, problem: Problem) -> Block:
     widths = block.D_QK, block.DEPTH, block.config.element_bytes
     keys = [Wanted(f"K{i}", "k", block.k_slot_bytes) for i in range(block.k_slots)]
     values = [Wanted(f"V{i}", "v", block.v_slot_bytes) for i in range(block.v_slots - 1)]
     last = block.v_slot_bytes - block.smem_used + block.launch_smem_used
     values.append(Wanted(f"V{block.v_slots - 1}", "v", last))
     return Block(
-        tile_rows=block.BM, tile_keys=block.KV_BLOCK, stages=block.k_slots,
-        threads=block.NUM_THREADS, registers=block.NUM_THREADS * LANE_REGISTERS,
+        tile_rows=block.BM,
+        tile_keys=block.KV_BLOCK,
+        stages=block.k_slots,
+        threads=block.NUM_THREADS,
+        registers=block.NUM_THREADS * LANE_REGISTERS,
         memory=lay_out([Wanted("Q", "q", block.q_bytes), *keys, *values], LDS_BYTES),
         pipeline=Pipeline(2, block.BM // 2, block.KV_BLOCK, *widths, block.k_slots, block.v_slots),
-    )  # fmt: skip
+    )
 
 
 # Sparse.
@@ -74,11 +87,13 @@ def _dense_block(block: RingBlock, problem: Problem) -> Block:
 
 def _sparse(problem: Problem, target: Target) -> MlaSparse16:
     return MlaSparse16(
-        num_heads=problem.heads, latent=problem.d_nope, rope=problem.d_rope,
+        num_heads=problem.heads,
+        latent=problem.d_nope,
+        rope=problem.d_rope,
         dtype=LONG_NAMES[problem.out_dtype],
         dequantized=problem.kv_dtype == "e4m3" or problem.kv_dtype in GLUON_CACHES,
         gather="pages" if problem.form == "latent" else "indices",
-    )  # fmt: skip
+    )
 
 
 def _sparse_block(block: MlaSparse16, problem: Problem) -> Block:
@@ -89,11 +104,14 @@ def _sparse_block(block: MlaSparse16, problem: Problem) -> Block:
     wanted.append(Wanted("P between waves", "p", block.p_bytes))
     widths = block.latent + block.rope, block.latent, 2
     return Block(
-        tile_rows=block.BM, tile_keys=block.B_TOPK, stages=block.num_kv_stages,
-        threads=block.num_warps * WAVE, registers=block.num_warps * WAVE * LANE_REGISTERS,
+        tile_rows=block.BM,
+        tile_keys=block.B_TOPK,
+        stages=block.num_kv_stages,
+        threads=block.num_warps * WAVE,
+        registers=block.num_warps * WAVE * LANE_REGISTERS,
         memory=lay_out(wanted, LDS_BYTES),
         pipeline=Pipeline(1, block.BM, block.B_TOPK, *widths, block.num_kv_stages, 0),
-    )  # fmt: skip
+    )
 
 
 _EVERY_DENSE = {
@@ -130,21 +148,25 @@ _LATENT = {
 }
 
 
+_WIDTHS = ("d_nope", "d_rope", "d_v")
 _DENSE_16 = {
     **_EVERY_DENSE,
     DTYPES: OneOf(*alike("bf16", "fp16")),
-    "d_nope": OneOf(64, 128, 192, 256),
-    "d_rope": OneOf(0, 32, 64, 128),
-    "d_v": OneOf(64, 128, 256),
+    _WIDTHS: OneOf(
+        *product((64, 128, 192, 256), (0, 64), (64, 128, 256)),
+        # Two waves share wider rows, in parts of 64 columns.
+        *((64, 32, 64), (64, 32, 128), (128, 32, 64)),
+        *((64, 128, 64), (64, 128, 128), (128, 128, 64), (128, 128, 128)),
+        why="64, 128, 192 or 256 columns, a rope of 0 or 64 and 64, 128 or 256 of V are served; "
+        "a rope of 32 or 128 only with 64 or 128 of both, 32 not with 128 of both",
+    ),
     "rope": OneOf(*ROPE_SOURCES),
 }
 _DENSE_FP8 = {
     **_EVERY_DENSE,
     DTYPES: OneOf(*alike("e4m3")),
-    # One depth serves K and V.
-    "d_nope": OneOf(64, 128),
-    "d_rope": OneOf(64, 128),
-    "d_v": OneOf(64, 128),
+    # One depth serves K and V; Q stays in LDS.
+    _WIDTHS: OneOf((64, 64, 64), (64, 128, 64), (128, 64, 128)),
     "rope": OneOf("shared", "per_head", "cache"),
 }
 
@@ -188,8 +210,8 @@ CDNA4 = Family(
         "products of depth 64, and 64 KB of LDS where the blocks need 56 KB to 160 KB"
     },
     kernels=(
-        _dense("dense", _DENSE_16, MlaPrefill16, _dense_16),
-        _dense("dense_fp8", _DENSE_FP8, MlaPrefillV2, _dense_fp8, fp8_weights=True),
+        _dense("dense", _DENSE_16, Dense16, _dense_16),
+        _dense("dense_fp8", _DENSE_FP8, DenseFP8, _dense_fp8, fp8_weights=True),
         _rows("sparse", _SPARSE),
         _rows("latent", _LATENT),
     ),

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
+from openmla.arithmetic import Limited
 from openmla.indexer.problem import IndexProblem
-from openmla.planning.arithmetic import Limited
 from openmla.planning.cdna4.family import FIRST_TRITON
 from openmla.planning.family import Family, Kernel
 from openmla.planning.serves import OneOf, Range, index_scores
@@ -28,7 +28,9 @@ class Cdna4ScoresConfig(Limited):
     chunk: int = 2048
     """Keys of a block: queries are loaded once for all of them."""
 
-    queries = cached_property[int](lambda c: COLUMNS // c.heads)
+    @cached_property
+    def queries(self) -> int:
+        return COLUMNS // self.heads
 
     def _broken_limits(self) -> Iterator[str]:
         yield from ()

@@ -13,9 +13,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
-from openmla.planning.arithmetic import Limited
-from openmla.planning.cdna4.layout.latent import LatentSlot
-from openmla.planning.cdna4.prefill import LDS_BYTES
+from openmla.arithmetic import Limited
+from openmla.modular.cdna4.prefill import LDS_BYTES
+from openmla.planning.cdna4.latent_slot import LatentSlot
 
 ROPE_COLUMNS = 64
 #: Rows whose weights pass from the waves of the scores to those of the output at once.
@@ -48,17 +48,39 @@ class MlaSparse16(Limited):
     num_kv_stages: int = 2
     num_warps: int = 8
 
-    row_blocks = cached_property[int](lambda b: -(-b.num_heads // b.BM))  # blocks per token
-    # Where the bytes of a slot of latent rows lie.
-    latent_slot = cached_property[LatentSlot](lambda b: LatentSlot(b.B_TOPK, b.num_warps))
-    rope_bytes = cached_property[int](lambda b: b.B_TOPK * ROPE_COLUMNS * 2 if b.rope else 0)
-    index_bytes = cached_property[int](lambda b: 4 * b.B_TOPK)
-    # LDS of the rings; what the compiler asks for: also one strip of P on its way between waves.
-    smem_used = cached_property[int](
-        lambda b: b.num_kv_stages * (b.latent_slot.slot_bytes + b.rope_bytes + b.index_bytes)
-    )
-    p_bytes = cached_property[int](lambda b: b.BM * STRIP_ROWS * 2)
-    launch_smem_used = cached_property[int](lambda b: b.smem_used + b.p_bytes)
+    @cached_property
+    def row_blocks(self) -> int:
+        """Blocks of a token."""
+        return -(-self.num_heads // self.BM)
+
+    @cached_property
+    def latent_slot(self) -> LatentSlot:
+        """Where the bytes of a slot of latent rows lie."""
+        return LatentSlot(self.B_TOPK, self.num_warps)
+
+    @cached_property
+    def rope_bytes(self) -> int:
+        return self.B_TOPK * ROPE_COLUMNS * 2 if self.rope else 0
+
+    @cached_property
+    def index_bytes(self) -> int:
+        return 4 * self.B_TOPK
+
+    @cached_property
+    def smem_used(self) -> int:
+        """LDS of the rings."""
+        stage = self.latent_slot.slot_bytes + self.rope_bytes + self.index_bytes
+        return self.num_kv_stages * stage
+
+    @cached_property
+    def p_bytes(self) -> int:
+        """One strip of P on its way between waves."""
+        return self.BM * STRIP_ROWS * 2
+
+    @cached_property
+    def launch_smem_used(self) -> int:
+        """LDS that the compiler asks for."""
+        return self.smem_used + self.p_bytes
 
     def explain(self) -> list[str]:
         """How the LDS is filled, and whether the block can run."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from openmla.aot.jobs import compile_job
-from openmla.aot.table import jobs_of
 from openmla.kernels.blackwell.dense import jobs
 from openmla.kernels.blackwell.dense.jobs import PROBLEMS
+from openmla.lab.compiling.jobs import compile_job
+from openmla.lab.compiling.table import jobs_of
 from openmla.planning import plan
 from openmla.planning.blackwell.kernel import DenseKernel
 
@@ -28,7 +28,7 @@ def test_memory_is_what_the_plan_says(name: str) -> None:
 
 @pytest.mark.parametrize("name", JOBS)
 def test_the_mma_and_load_warps_do_not_spill(name: str) -> None:
-    report, (_, _, registers) = compile_job(JOBS[name]), JOBS[name].call.arguments["REGISTERS"]
+    report, registers = compile_job(JOBS[name]), JOBS[name].call.arguments["REGISTERS"].single
     assert registers in report.partition_registers
     if registers in report.spilling:
         assert report.spills == KNOWN.get((report.triton, name))

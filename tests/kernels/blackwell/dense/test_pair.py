@@ -10,15 +10,15 @@ import pytest
 from kernels.blackwell.dense.test_kernel import EDGES, FALLING, LONG, PEAKY, V3
 from kernels.blackwell.simulated import PAIR, plan_of, run
 from kernels.judging import on
-from openmla.explain.prediction import predict
-from openmla.kernels.gluon.compat import TRITON
+from openmla.kernels.triton_version import TRITON
+from openmla.lab.prediction import predict
+from openmla.lab.testing.compare import judge
+from openmla.lab.testing.memory.poison import differences
 from openmla.planning import plan
-from openmla.planning.blackwell.mla import MLAPairConfig
-from openmla.planning.blackwell.units import FIRST_DENSE_PAIR
+from openmla.planning.blackwell.dense import following, original_plan
+from openmla.planning.blackwell.pairs import FIRST_DENSE_PAIR
 from openmla.planning.models import problem_for_model
 from openmla.problem import Problem
-from openmla.testing.compare import judge
-from openmla.testing.memory.poison import differences
 
 # 600 rows are a whole work item of 512 and one whose second query tile has no rows.
 LARGE = replace(V3, q_lens=(600,), k_lens=(610,))
@@ -63,7 +63,8 @@ def test_right_clean_and_the_bits_of_one_cta(name: str) -> None:
 def test_what_bounds_a_long_prompt() -> None:
     """The tensor cores, where one CTA is bound by shared memory; see docs/prediction.md."""
     chosen = plan(problem_for_model("deepseek-v3", tokens=8192), "b200")
-    pair, one = predict(chosen), predict(replace(chosen, config=chosen.config.one_cta()))
+    alone = replace(chosen, config=following(original_plan(chosen.problem)))
+    pair, one = predict(chosen), predict(alone)
     assert pair is not None and one is not None
     assert pair.share_of_peak >= 0.84 and pair.bound_by == "mma"
     assert one.share_of_peak <= 0.78 and one.bound_by == "smem"
@@ -74,6 +75,6 @@ def test_long_prompts_are_pairs() -> None:
     lengths = {(1, 2047): False, (1, 2048): True, (2, 4094): False, (2, 4096): True}
     for (batch, rows), pair in lengths.items():
         chosen = plan(replace(problem, batch=batch, total_q=rows), "b200")
-        assert isinstance(chosen.config, MLAPairConfig) == pair
+        assert chosen.config.pair_cta == pair
     few = plan(replace(problem, heads=1, total_q=2048), "b200")
     assert few.config.num_qo == 1

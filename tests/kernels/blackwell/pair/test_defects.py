@@ -13,9 +13,9 @@ from gluon_sim import Kind
 from kernels.blackwell.pair.test_kernel import CASES, ONE_PAIR, V32
 from kernels.blackwell.sparse.defects import SparseDefect, load_defect
 from kernels.blackwell.sparse.test_defects import run_on
-from kernels.mutants import RUNS, assert_found
-from openmla.kernels.gluon.compat import TRITON
-from openmla.planning.blackwell.units import FIRST_ROWS_PAIR
+from kernels.mutants import NOTHING, RUNS, assert_found
+from openmla.kernels.triton_version import TRITON
+from openmla.planning.blackwell.pairs import FIRST_ROWS_PAIR
 
 pytestmark = [
     pytest.mark.compile,
@@ -30,67 +30,120 @@ TURNS = {
 }
 DEFECTS = [
     SparseDefect(
-        "a slot is filled before it is free", Kind.RACE, "load",
-        "                        mbarrier.wait(empty.index(slot), phase)\n", "", "two steps",
+        "a slot is filled before it is free",
+        Kind.RACE,
+        "load",
+        "mbarrier.wait(empty.index(slot), phase)",
+        NOTHING,
+        "two steps",
+        "for atom in",
     ),
     SparseDefect(
-        "every CTA announces the bytes of both", Kind.DEADLOCK, "load",
-        "KEYS // 2 * GATHERED * BYTES", "KEYS * GATHERED * BYTES", "two steps",
+        "every CTA announces the bytes of both",
+        Kind.DEADLOCK,
+        "load",
+        "KEYS // 2 * GATHERED * BYTES",
+        "KEYS * GATHERED * BYTES",
+        "two steps",
     ),
     SparseDefect(
-        "Q of the next token is loaded under products", Kind.RACE, "load",
-        "                            mbarrier.wait(q_free.index(0), turn & 1)\n", "",
+        "Q of the next token is loaded under products",
+        Kind.RACE,
+        "load",
+        "                            mbarrier.wait(bars.q_free.index(0), turn & 1)\n",
+        "",
         "one step each",
     ),
     SparseDefect(
-        "Q is taken to be free a token early", Kind.RACE, "load",
-        "q_free.index(0), turn & 1)", "q_free.index(0), (turn & 1) ^ 1)",
+        "Q is taken to be free a token early",
+        Kind.RACE,
+        "load",
+        "q_free.index(0), turn & 1)",
+        "q_free.index(0), (turn & 1) ^ 1)",
         "one step each",
     ),
     SparseDefect(
-        "V of the step after", None, "load",
-        "first = (k - 1) * KEYS", "first = k * KEYS", "two steps",
+        "V of the step after",
+        None,
+        "load",
+        "first = (k - 1) * KEYS",
+        "first = k * KEYS",
+        "two steps",
     ),
     SparseDefect(
-        "V is not waited for", Kind.RACE, "multiply",
-        "                        mbarrier.wait(full.index(slot), phase)\n", "", "two steps",
+        "V is not waited for",
+        Kind.RACE,
+        "multiply",
+        "mbarrier.wait(full.index(slot), phase)",
+        NOTHING,
+        "two steps",
+        "for atom in",
     ),
     SparseDefect(
-        "weights are not waited for", Kind.RACE, "multiply",
-        "                mbarrier.wait(p_full.index(0), (step - 1) & 1)\n", "", "two steps",
+        "weights are not waited for",
+        Kind.RACE,
+        "multiply",
+        "                mbarrier.wait(bars.p_full.index(0), (step - 1) & 1)\n",
+        "",
+        "two steps",
     ),
     SparseDefect(
-        "the output of the token before is kept", None, "multiply",
-        "kept = (k > 1) | (part > 0) | (i > 0)", "kept = (number > 0) | (k > 1) | (part > 0)",
+        "the output of the token before is kept",
+        None,
+        "multiply",
+        "kept = (k > 1) | (part > 0) | (i > 0)",
+        "kept = (number > 0) | (k > 1) | (part > 0)",
         "in turn",
     ),
     SparseDefect(
-        "the first CTA does not wait for the weights of the second", Kind.RACE, "kernel",
-        "p_full = barriers(1, True)", "p_full = barriers(1, False)", "two steps",
+        "the first CTA does not wait for the weights of the second",
+        Kind.RACE,
+        "kernel",
+        "p_full = barriers(1, True)",
+        "p_full = barriers(1, False)",
+        "two steps",
     ),
     SparseDefect(
-        "the second CTA does not hear of finished products", Kind.DEADLOCK, "kernel",
-        "o_done = barriers(1, False)", "o_done = barriers(1, True)", "two steps",
+        "the second CTA does not hear of finished products",
+        Kind.DEADLOCK,
+        "kernel",
+        "o_done = barriers(1, False)",
+        "o_done = barriers(1, True)",
+        "two steps",
     ),
     SparseDefect(
-        "only one atom of the output is multiplied", None, "softmax",
+        "only one atom of the output is multiplied",
+        None,
+        "softmax",
         "    for atom in gl.static_range(2):\n        O[atom].store(",
-        "    for atom in gl.static_range(1):\n        O[atom].store(", "rising",
+        "    for atom in gl.static_range(1):\n        O[atom].store(",
+        "rising",
     ),
     SparseDefect(
-        "missing fence of the weights", Kind.FENCE, "softmax",
-        "            fence_async_shared()\n            mbarrier.arrive(p_full",
-        "            mbarrier.arrive(p_full", "two steps",
+        "missing fence of the weights",
+        Kind.FENCE,
+        "softmax",
+        "            fence_async_shared()\n            mbarrier.arrive(bars.p_full",
+        "            mbarrier.arrive(bars.p_full",
+        "two steps",
     ),
     SparseDefect(
-        "the rest of 8-bit weights is lost", None, "softmax",
-        "rest = (weights - rounded.to(gl.float32))", "rest = (weights - weights)", "e4m3",
+        "the rest of 8-bit weights is lost",
+        None,
+        "softmax",
+        "rest = (weights - rounded.to(gl.float32))",
+        "rest = (weights - weights)",
+        "e4m3",
     ),
     SparseDefect(
-        "out is stored from a buffer that is overwritten", Kind.RACE, "softmax",
-        "        tma.store_wait(0)\n", "", "two steps",
+        "out is stored from a buffer that is overwritten",
+        Kind.RACE,
+        "softmax",
+        "        tma.store_wait(0)\n",
+        "",
+        "two steps",
     ),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("defect", DEFECTS, ids=lambda d: d.name)

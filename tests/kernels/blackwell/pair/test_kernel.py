@@ -11,13 +11,13 @@ import pytest
 from gluon_sim import Report
 from kernels.blackwell.simulated import plan_of, run
 from kernels.judging import on
-from openmla.kernels.gluon.compat import TRITON
+from openmla.kernels.triton_version import TRITON
+from openmla.lab.testing.build import BuiltCase, Outcome
+from openmla.lab.testing.case import Case
+from openmla.lab.testing.compare import judge
+from openmla.lab.testing.memory.poison import differences
+from openmla.planning.blackwell.pairs import FIRST_ROWS_PAIR
 from openmla.planning.blackwell.sparse import pair
-from openmla.planning.blackwell.units import FIRST_ROWS_PAIR
-from openmla.testing.build import BuiltCase, Outcome
-from openmla.testing.case import Case
-from openmla.testing.compare import judge
-from openmla.testing.memory.poison import differences
 
 V32 = Case("sparse", 128, 512, 64, 512, q_lens=(1,), k_lens=(300,), topk=300, scale=0.07, spare=2)
 LATENT = replace(V32, form="latent", kv="bf16", page_size=64, topk=0)
@@ -25,7 +25,11 @@ CASES = {
     "two steps": V32,
     "three tokens in turn": replace(V32, q_lens=(3,), topk_lengths="ragged"),
     "lengths and wild indices": replace(
-        V32, q_lens=(2,), topk_lengths="wild", index_kind="mixed", sink="mixed",
+        V32,
+        q_lens=(2,),
+        topk_lengths="wild",
+        index_kind="mixed",
+        sink="mixed",
         return_max_logits=True,
     ),
     "no index counts": replace(V32, index_kind="invalid", sink="normal", topk=129),
@@ -45,7 +49,7 @@ CASES = {
     "latent, fp8_token": replace(LATENT, kv="fp8_token", page_size=7, k_lens=(40,)),
     "e4m3": replace(V32, dtype="e4m3", sink="mixed"),
     "e4m3, 16 heads": replace(V32, dtype="e4m3", heads=16, q_lens=(2,), topk_lengths="wild"),
-}  # fmt: skip
+}
 QUICK = ("two steps", "three tokens in turn", "latent, rising", "fp8_656", "e4m3, 16 heads")
 # CI looks at the earliest and the latest schedule of these; a changed kernel needs
 # OPENMLA_SIM_SEEDS=20, and then takes all.

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from openmla.aot.jobs import CompileJob, compile_job
-from openmla.aot.table import jobs_of
 from openmla.kernels.blackwell.sparse.jobs import JOBS
+from openmla.lab.compiling.jobs import CompileJob, compile_job
+from openmla.lab.compiling.table import jobs_of
 from openmla.planning.blackwell.sparse.kernel import WORKERS
 
 

@@ -13,16 +13,25 @@ from gluon_sim import Kind, Limits, intercept
 from kernels.blackwell.simulated import plan_of
 from kernels.blackwell.sparse.defects import DEFECTS, SparseDefect, load_defect
 from kernels.mutants import assert_found
-from openmla.testing.build import Outcome, build
-from openmla.testing.case import Case
-from openmla.testing.compare import judge
-from openmla.testing.memory import Memory
-from openmla.testing.simulate import new_results
+from openmla.lab.testing.build import Outcome, build
+from openmla.lab.testing.case import Case
+from openmla.lab.testing.compare import judge
+from openmla.lab.testing.memory import Memory
+from openmla.lab.testing.simulate import new_results
 
 BF16 = Case(
-    "sparse", 8, 512, 64, 512, q_lens=(1,), k_lens=(300,), topk=150, scale=0.07,
-    index_kind="mixed", seed=1,
-)  # fmt: skip
+    "sparse",
+    8,
+    512,
+    64,
+    512,
+    q_lens=(1,),
+    k_lens=(300,),
+    topk=150,
+    scale=0.07,
+    index_kind="mixed",
+    seed=1,
+)
 CASES = {
     "bf16": BF16,
     "rising": replace(BF16, values="rising", scale=1.0, index_kind="distinct", topk=200),

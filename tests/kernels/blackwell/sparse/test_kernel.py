@@ -10,21 +10,19 @@ import pytest
 import torch
 
 from gluon_sim import intercept
-from kernels.blackwell.simulated import plan_of, run
+from kernels.blackwell.simulated import run
 from kernels.judging import assert_right_clean_and_deaf_to_poison, ends_with_invalid
 from openmla import dispatch
 from openmla.cache import LatentCache
 from openmla.errors import Unsupported
 from openmla.kernels.blackwell.sparse import launch as sparse_launch
-from openmla.kernels.launch import launch
+from openmla.lab.testing.build import BuiltCase, build
+from openmla.lab.testing.case import Case
+from openmla.lab.testing.compare import judge
+from openmla.lab.testing.memory import Memory
+from openmla.lab.testing.memory.poison import differences
 from openmla.operands import SparseOperands
 from openmla.planning import target_by_name
-from openmla.testing.build import BuiltCase, Outcome, build
-from openmla.testing.case import Case
-from openmla.testing.compare import judge
-from openmla.testing.memory import Memory
-from openmla.testing.memory.poison import differences
-from openmla.testing.simulate import new_results
 
 V32 = Case("sparse", 16, 512, 64, 512, q_lens=(2,), k_lens=(300,), topk=150, scale=0.07, spare=2)
 ONE = replace(V32, q_lens=(1,), topk=70)
@@ -93,7 +91,7 @@ def test_every_schedule_is_clean(name: str) -> None:
 
 
 def spread(pages: torch.Tensor, gap: int) -> torch.Tensor:
-    """The same pages, `gap` elements of NaN after each."""
+    """A copy of the pages with `gap` elements of NaN after each."""
     number, size, width = pages.shape
     nan = 255 if pages.dtype == torch.uint8 else torch.nan
     store = torch.full((number, size * width + gap), nan).to(pages.dtype)
@@ -145,17 +143,9 @@ def test_a_token_does_not_see_its_neighbors() -> None:
 
 @pytest.mark.parametrize("heads", [20, 5])
 def test_any_number_of_heads_up_to_64(heads: int) -> None:
-    """The planner asks for multiples of 8, the kernel does not."""
+    """The original asks for multiples of 8, the kernel does not."""
     built = on(replace(ONE, heads=heads))
-    results = new_results(built)
-    op = built.operands
-    assert isinstance(op, SparseOperands)
-    like = on(replace(ONE, heads=8))
-    chosen = plan_of(like)
-    chosen = replace(chosen, config=replace(chosen.config, num_q_heads=heads))
-    outcome = Outcome(results.out, results.lse)
-    with intercept(outputs=outcome.tensors()) as reports:
-        launch(chosen, op, results)
+    outcome, reports = run(built)
     assert [str(f) for report in reports for f in report.findings] == []
     verdict = judge(built, outcome)
     assert verdict.ok, verdict.report()

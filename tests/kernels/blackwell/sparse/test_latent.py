@@ -9,14 +9,23 @@ import pytest
 
 from kernels.blackwell.simulated import run
 from kernels.judging import on
-from openmla.testing.case import Case
-from openmla.testing.compare import judge
-from openmla.testing.memory.poison import differences
+from openmla.lab.testing.case import Case
+from openmla.lab.testing.compare import judge
+from openmla.lab.testing.memory.poison import differences
 
 LATENT = Case(
-    "latent", 16, 512, 64, 512, kv="bf16", page_size=64, q_lens=(2, 0, 1), k_lens=(66, 5, 129),
-    scale=0.07, spare=1,
-)  # fmt: skip
+    "latent",
+    16,
+    512,
+    64,
+    512,
+    kv="bf16",
+    page_size=64,
+    q_lens=(2, 0, 1),
+    k_lens=(66, 5, 129),
+    scale=0.07,
+    spare=1,
+)
 CASES = {
     "causal": LATENT,
     "full, sinks": replace(LATENT, causal=False, q_lens=(1, 1), k_lens=(65, 3), sink="mixed"),

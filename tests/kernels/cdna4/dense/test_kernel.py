@@ -10,12 +10,12 @@ import torch
 
 from kernels.cdna4.simulated import run
 from kernels.judging import light_keys
+from openmla.lab.testing.build import BuiltCase, build
+from openmla.lab.testing.case import Case
+from openmla.lab.testing.compare import Rule, compare, judge
+from openmla.lab.testing.memory import Memory
+from openmla.lab.testing.memory.poison import differences
 from openmla.operands import DenseOperands
-from openmla.testing.build import BuiltCase, build
-from openmla.testing.case import Case
-from openmla.testing.compare import Rule, compare, judge
-from openmla.testing.memory import Memory
-from openmla.testing.memory.poison import differences
 
 FP8 = Case("dense", 2, 128, 64, 128, q_lens=(70, 33, 5), k_lens=(70, 300, 2), spare=3, dtype="e4m3")
 BF16 = replace(FP8, dtype="bf16")
@@ -149,10 +149,14 @@ def test_a_request_does_not_see_its_neighbors(case: Case) -> None:
     for q_len, k_len in zip(case.q_lens, case.k_lens, strict=True):
         rows, keys = slice(q_first, q_first + q_len), slice(k_first, k_first + k_len)
         alone = replace(
-            op, q=op.q[rows], k_nope=op.k_nope[keys], v=op.v[keys], k_rope=op.k_rope[keys],
+            op,
+            q=op.q[rows],
+            k_nope=op.k_nope[keys],
+            v=op.v[keys],
+            k_rope=op.k_rope[keys],
             cu_seqlens_q=torch.tensor([0, q_len]).int(),
             cu_seqlens_k=torch.tensor([0, k_len]).int(),
-        )  # fmt: skip
+        )
         single = replace(
             built, operands=alone, case=replace(case, q_lens=(q_len,), k_lens=(k_len,))
         )

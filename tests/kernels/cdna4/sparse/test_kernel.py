@@ -9,16 +9,26 @@ import pytest
 
 from kernels.cdna4.simulated import run
 from kernels.judging import assert_right_clean_and_deaf_to_poison, ends_with_invalid
-from openmla.testing.build import BuiltCase, build
-from openmla.testing.case import Case
-from openmla.testing.compare import judge
-from openmla.testing.memory import Memory
-from openmla.testing.memory.poison import differences
+from openmla.lab.testing.build import BuiltCase, build
+from openmla.lab.testing.case import Case
+from openmla.lab.testing.compare import judge
+from openmla.lab.testing.memory import Memory
+from openmla.lab.testing.memory.poison import differences
 
 ROWS = Case(
-    "sparse", 3, 512, 64, 512, q_lens=(2,), k_lens=(150,), spare=3, topk=140, scale=0.07,
-    index_kind="mixed", return_max_logits=True,
-)  # fmt: skip
+    "sparse",
+    3,
+    512,
+    64,
+    512,
+    q_lens=(2,),
+    k_lens=(150,),
+    spare=3,
+    topk=140,
+    scale=0.07,
+    index_kind="mixed",
+    return_max_logits=True,
+)
 PAGES = replace(ROWS, kv="bf16", page_size=16)
 CASES = {
     "rows": ROWS,
@@ -40,12 +50,22 @@ CASES = {
     "fp8_block32": replace(PAGES, kv="fp8_block32", topk=70),
     "fp8_block128": replace(PAGES, kv="fp8_block128", topk=70),
     "fp8_token": replace(PAGES, kv="fp8_token", topk=70, sink="normal"),
+    "fp8_block64 without rope": replace(PAGES, kv="fp8_block64", topk=70, d_rope=0, rope="none"),
     "e4m3": replace(ROWS, dtype="e4m3"),
 }
 LATENT = Case(
-    "latent", 20, 512, 64, 512, q_lens=(5, 0, 3), k_lens=(70, 9, 130), spare=3, scale=0.07,
-    kv="bf16", page_size=16,
-)  # fmt: skip
+    "latent",
+    20,
+    512,
+    64,
+    512,
+    q_lens=(5, 0, 3),
+    k_lens=(70, 9, 130),
+    spare=3,
+    scale=0.07,
+    kv="bf16",
+    page_size=16,
+)
 CASES |= {
     "latent": LATENT,
     "latent, full": replace(LATENT, causal=False, heads=70, q_lens=(1, 2), k_lens=(64, 65)),

@@ -11,10 +11,10 @@ import openmla.kernels.hopper as package
 from gluon_sim import Kind, Limits, intercept
 from kernels.hopper import simulated
 from kernels.mutants import load_mutant, once
+from openmla.lab.testing.build import BuiltCase, Outcome
+from openmla.lab.testing.compare import judge
+from openmla.lab.testing.simulate import new_results
 from openmla.planning import Plan
-from openmla.testing.build import BuiltCase, Outcome
-from openmla.testing.compare import judge
-from openmla.testing.simulate import new_results
 
 LIMITS = Limits(steps=20_000)
 

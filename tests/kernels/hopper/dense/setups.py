@@ -19,15 +19,17 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
+import openmla.kernels.hopper.dense.plan as planning
 from gluon_sim import Kind, Limits, intercept
 from kernels.hopper.simulated import plan_of
+from openmla.kernels.hopper.dense.plan import HopperDenseConfig
+from openmla.lab.testing.build import BuiltCase, Outcome, build
+from openmla.lab.testing.case import Case
+from openmla.lab.testing.compare import judge
+from openmla.lab.testing.memory import Memory
 from openmla.operands import DenseOperands, Results
 from openmla.planning import Plan
-from openmla.planning.hopper import HopperDenseConfig, SplitRule
-from openmla.testing.build import BuiltCase, Outcome, build
-from openmla.testing.case import Case
-from openmla.testing.compare import judge
-from openmla.testing.memory import Memory
+from openmla.planning.split import SplitRule
 
 SPLITTING_SMS = 6
 GAP = 8  # elements of 16 bytes: rows still begin where the kernel wants them
@@ -89,12 +91,13 @@ def results_of(setup: Setup, built: BuiltCase) -> Results:
 
 @contextmanager
 def hosted(launch: ModuleType, setup: Setup, num_qo: int, counter: Tensor) -> Iterator[None]:
-    """The launcher draws its work from `counter`; its workspace is as small as the setup says."""
+    """The launcher draws its work from `counter`; the plan's workspace is as small as the setup
+    says."""
     one = 4 * 64 * (setup.case.d_v + 2) * 2 * SPLITTING_SMS * num_qo
-    cap = setup.group * one or launch.WORKSPACE_CAP
+    cap = setup.group * one or planning.PARTIAL_CAP
     with (
         patch.object(launch, "launch_counter", lambda device: counter),
-        patch.object(launch, "WORKSPACE_CAP", cap),
+        patch.object(planning, "PARTIAL_CAP", cap),
     ):
         yield
 

@@ -12,7 +12,7 @@ from kernels.hopper.dense.mutant_run import mutant, run_on
 from kernels.judging import on
 from openmla.kernels.hopper.dense import launch
 from openmla.kernels.hopper.latent import launch as sparse_launch
-from openmla.testing.case import Case
+from openmla.lab.testing.case import Case
 
 # Keys are walked from the last to the first in the dense kernel: with this sign each block raises
 # the maximum, so that sums are rescaled. Rows of a list are walked forward.
@@ -69,28 +69,41 @@ RESCALE = [
 RESCALE += [TextDefect("lanes branch alone", "softmax", VOTE, "", "rare", Kind.ERROR)]
 HALVES = [
     TextDefect(
-        "weights of two columns change places", "softmax", '"cvt.rn.bf16x2.f32 $0, $2, $1;"',
+        "weights of two columns change places",
+        "softmax",
+        '"cvt.rn.bf16x2.f32 $0, $2, $1;"',
         '"cvt.rn.bf16x2.f32 $0, $1, $2;"',
     ),
     TextDefect(
-        "one weight for two columns, fp16", "softmax", '"cvt.rn.f16x2.f32 $0, $2, $1;"',
-        '"cvt.rn.f16x2.f32 $0, $2, $2;"', "dense fp16",
+        "one weight for two columns, fp16",
+        "softmax",
+        '"cvt.rn.f16x2.f32 $0, $2, $1;"',
+        '"cvt.rn.f16x2.f32 $0, $2, $2;"',
+        "dense fp16",
     ),
     TextDefect(
-        "weights are unpacked the other way round", "softmax", '"mov.b32 {$0, $1}, $2;"',
+        "weights are unpacked the other way round",
+        "softmax",
+        '"mov.b32 {$0, $1}, $2;"',
         '"mov.b32 {$1, $0}, $2;"',
     ),
     TextDefect(
-        "fp16 weights are taken for bf16", "softmax", "cvt.rn.f16x2.f32", "cvt.rn.bf16x2.f32",
+        "fp16 weights are taken for bf16",
+        "softmax",
+        "cvt.rn.f16x2.f32",
+        "cvt.rn.bf16x2.f32",
         "dense fp16",
     ),
     TextDefect("sums are lost", "softmax", "mov.b32 $0, $1; }", "mov.b32 $0, a; }"),
     TextDefect("every lane draws a number", "scheduler", "@p atom", "atom", "many work items"),
     TextDefect(
-        "a lane that drew nothing tells the number", "scheduler", "t, 0, 31, -1", "t, 1, 31, -1",
+        "a lane that drew nothing tells the number",
+        "scheduler",
+        "t, 0, 31, -1",
+        "t, 1, 31, -1",
         "many work items",
     ),
-]  # fmt: skip
+]
 WIDEN = [
     TextDefect(
         "columns 0 and 1 change places", "dequantize.rows", "p, f1, f0;", "p, f0, f1;", "fp8 rows"
@@ -106,16 +119,24 @@ WIDEN = [
 ]
 SIGNALS = [
     TextDefect(
-        f"the compiler's barrier {number}", "latent.signals", "bar.sync 8, 256",
-        f"bar.sync {number}, 256", "rows", Kind.BARRIER,
+        f"the compiler's barrier {number}",
+        "latent.signals",
+        "bar.sync 8, 256",
+        f"bar.sync {number}, 256",
+        "rows",
+        Kind.BARRIER,
     )
     for number in range(4)
 ] + [
     TextDefect(
-        "half the threads are counted", "latent.signals", "bar.arrive 8, 256", "bar.arrive 8, 128",
-        "rows", Kind.ARRIVE,
+        "half the threads are counted",
+        "latent.signals",
+        "bar.arrive 8, 256",
+        "bar.arrive 8, 128",
+        "rows",
+        Kind.ARRIVE,
     ),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("defect", RESCALE + HALVES + WIDEN + SIGNALS, ids=lambda d: d.name)
@@ -139,9 +160,10 @@ REFUSED = [
     TextDefect("another vote", "softmax", "vote.sync.any", "vote.sync.all"),
     TextDefect("a store that happens", "softmax", "setp.lt.f32 p, $1", "setp.neu.f32 p, $1"),
     TextDefect("another format", "dequantize.rows", "e4m3x2 p, a;", "e5m2x2 p, a;", "fp8 rows"),
-    TextDefect("another way to draw", "scheduler", "atom.global.add", "atom.global.max",
-               "many work items"),
-]  # fmt: skip
+    TextDefect(
+        "another way to draw", "scheduler", "atom.global.add", "atom.global.max", "many work items"
+    ),
+]
 
 
 @pytest.mark.parametrize("defect", REFUSED, ids=lambda d: d.name)

@@ -21,19 +21,17 @@ from kernels.shared_keys import with_shared_keys
 from openmla.aot.ahead import compiling_for
 from openmla.kernels.hopper.dense import launch
 from openmla.kernels.launch import calls
+from openmla.lab.testing.build import BuiltCase, Outcome
+from openmla.lab.testing.case import Case
+from openmla.lab.testing.compare import judge
+from openmla.lab.testing.memory.poison import differences
+from openmla.lab.testing.simulate import new_results
 from openmla.operands import DenseOperands
 from openmla.planning.split import SplitRule
-from openmla.testing.build import BuiltCase, Outcome
-from openmla.testing.case import Case
-from openmla.testing.compare import judge
-from openmla.testing.memory.poison import differences
-from openmla.testing.simulate import new_results
 
 V3 = Case("dense", 2, 128, 64, 128, q_lens=(70, 33, 5), k_lens=(70, 300, 2), spare=3)
 PAGED = replace(V3, rope="cache", kv="bf16")
-SPLIT = Case(
-    "dense", 2, 64, 32, 64, q_lens=(50, 20), k_lens=(4500, 300), spare=3, sink="normal"
-)  # fmt: skip
+SPLIT = Case("dense", 2, 64, 32, 64, q_lens=(50, 20), k_lens=(4500, 300), spare=3, sink="normal")
 # Block edges: one key into a block, one query into a tile (of 64 and of 128 rows), and a first row
 # that sees one key less than a block (3 queries, 129 keys: 127).
 EDGES = replace(V3, heads=1, q_lens=(3, 65, 129), k_lens=(129, 65, 257), spare=0)
@@ -86,7 +84,13 @@ CASES = {
         ONE_BLOCK, rope="cache", kv="bf16", page_size=16, scale=-0.1
     ),
     "one block, no keys": replace(ONE_BLOCK, k_lens=(0,)),
+    "one block, 128+0": replace(ONE_BLOCK, d_rope=0, rope="none"),
     "split": SPLIT,
+    "split, no lse": replace(SPLIT, heads=1, q_lens=(5,), k_lens=(4500,), return_lse=False),
+    # More requests than are looked at together; the one that is split comes after the first 32.
+    "split, 40 requests": replace(
+        SPLIT, heads=1, q_lens=(1,) * 40, k_lens=(3,) * 37 + (4500, 7, 0), sink="mixed"
+    ),
     "mask": MASKED,
     "mask of few": replace(MASKED, key_mask="few", sink="normal"),
     "mask, full": replace(MASKED, causal=False),
@@ -136,10 +140,14 @@ def test_a_request_does_not_see_its_neighbors(case: Case) -> None:
         rows, keys = slice(q_first, q_first + q_len), slice(k_first, k_first + k_len)
         assert op.k_rope is not None
         alone = replace(
-            op, q=op.q[rows], k_nope=op.k_nope[keys], v=op.v[keys], k_rope=op.k_rope[keys],
+            op,
+            q=op.q[rows],
+            k_nope=op.k_nope[keys],
+            v=op.v[keys],
+            k_rope=op.k_rope[keys],
             cu_seqlens_q=torch.tensor([0, q_len]).int(),
             cu_seqlens_k=torch.tensor([0, k_len]).int(),
-        )  # fmt: skip
+        )
         single = replace(
             built, operands=alone, case=replace(case, q_lens=(q_len,), k_lens=(k_len,))
         )
@@ -188,12 +196,15 @@ def test_every_schedule_is_clean(name: str) -> None:
 
 
 def test_the_device_splits_as_the_plan_says() -> None:
-    """tiles.keys_of_range and SplitRule.keys_per_split are the same function."""
-    rule = SplitRule(heads_tiles=16, tokens_per_tile=64, min_keys=2048, sm_count=132, d_v=128)
+    """tiles.keys_of_range and SplitRule.keys_per_split are the same function. A query of 66 heads
+    leaves half of 132 SMs idle, of 67 less."""
     got = torch.zeros(1, dtype=torch.int32)
-    for q_len in (1, 64, 65, 256, 300):
+    for heads, q_len in ((16, 1), (16, 64), (16, 65), (16, 256), (16, 300), (66, 1), (67, 1)):
+        rule = SplitRule(
+            heads_tiles=heads, tokens_per_tile=64, min_keys=2048, sm_count=132, d_v=128
+        )
         for k_len in (0, 1, 2047, 4096, 5000, 131072, 131073):
-            report = simulate(ranges_kernel, 1, (got, q_len, k_len, 16, 132, 2048))
+            report = simulate(ranges_kernel, 1, (got, q_len, k_len, heads, 132, 2048))
             assert report.ok and int(got) == rule.keys_per_split(q_len, k_len)
 
 

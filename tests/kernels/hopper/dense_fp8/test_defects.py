@@ -19,10 +19,10 @@ from kernels.hopper.simulated import plan_of
 from kernels.judging import Change, as_built, on
 from kernels.mutants import NOTHING, Defect, assert_found, load_mutant, once
 from openmla.kernels.hopper.dense_fp8 import launch as launcher
+from openmla.lab.testing.build import BuiltCase, Outcome
+from openmla.lab.testing.compare import judge
+from openmla.lab.testing.simulate import new_results
 from openmla.operands import DenseOperands
-from openmla.testing.build import BuiltCase, Outcome
-from openmla.testing.compare import judge
-from openmla.testing.simulate import new_results
 
 LIMITS = replace(H200, steps=20_000)
 CASES = {
@@ -58,125 +58,224 @@ class Fp8Defect(Defect):
 
 PRODUCER = [
     Fp8Defect(
-        "K is overwritten while it is read", Kind.RACE, "dense_fp8.producer",
-        "mbarrier.wait(k_empty.index(stage), phase)", NOTHING,
+        "K is overwritten while it is read",
+        Kind.RACE,
+        "dense.producer",
+        "mbarrier.wait(bars.k_empty.index(stage), phase)",
+        NOTHING,
     ),
     Fp8Defect(
-        "V is overwritten while it is read", Kind.RACE, "dense_fp8.producer",
-        "mbarrier.wait(v_empty.index(stage), phase)", NOTHING, "mixed rising",
+        "V is overwritten while it is read",
+        Kind.RACE,
+        "dense.producer",
+        "mbarrier.wait(bars.v_empty.index(stage), phase)",
+        NOTHING,
+        "mixed rising",
     ),
     Fp8Defect(
-        "scales are not waited for", Kind.RACE, "dense_fp8.kernel",
-        "k_ready = barriers(ST, 1 + LANES if K_SCALED else 1)", "k_ready = barriers(ST, 1)",
+        "scales are not waited for",
+        Kind.RACE,
+        "dense_fp8.kernel",
+        "k_ready=barriers(ST, 1 + LANES if K_SCALED else 1)",
+        "k_ready=barriers(ST, 1)",
     ),
     Fp8Defect(
-        "a wide rope is announced as a narrow one", Kind.BYTES, "dense_fp8.producer",
-        "DIMS[2] * ROPE_BYTES", "DIMS[2]", "mixed rope bf16",
-    ),
-    Fp8Defect(
-        "scales are those of the request's first keys", None, "dense_fp8.producer",
-        "load_scales(k_scale, row, ", "load_scales(k_scale, row * 0, ",
-    ),
-    Fp8Defect(
-        "V of the next request is loaded", None, "dense_fp8.producer",
-        "load_ragged(v_desc, start, keys,", "load_ragged(v_desc, start, keys + BN,", "mixed causal",
-    ),
-]  # fmt: skip
-CONSUMER = [
-    Fp8Defect(
-        "rows keep the scales of the first work item", None, "dense_fp8.kernel",
-        "next_work_item\n        by = row_factors(q_scale_ptr, work, factor, WHO, SL)\n",
-        "next_work_item\n",
-    ),
-    Fp8Defect(
-        "the factor is applied twice", None, "dense_fp8.softmax",
-        "gl.abs(q_scale) * factor", "gl.abs(q_scale) * factor * factor",
-    ),
-    Fp8Defect(
-        "Q of the next work item is not waited for", Kind.RACE, "dense_fp8.kernel",
-        "mbarrier.wait(q_ready.index(WHO), turn & 1, pred=blocks > 0)", NOTHING, "fp8 causal",
-    ),
-    Fp8Defect(
-        "Q is not released", Kind.DEADLOCK, "dense_fp8.kernel",
-        "        mbarrier.arrive(q_empty.index(WHO), count=1)\n", "        pass\n",
-        "mixed edges",
-    ),
-    Fp8Defect(
-        "wide rope columns of Q are not fenced", Kind.FENCE, "dense_fp8.products",
-        "        fence_async_shared()\n", "", "mixed rope bf16",
-    ),
-    Fp8Defect(
-        "wide rope columns of Q are lost", None, "dense_fp8.products",
-        "        q_smem[3].index(WHO).store(rope.to(q_smem[3].dtype))\n",
-        "        q_smem[3].index(WHO).store((rope.to(gl.float32) * 0).to(q_smem[3].dtype))\n",
+        "a wide rope is announced as a narrow one",
+        Kind.BYTES,
+        "dense.producer",
+        "DIMS.rope * ROPE_BYTES",
+        "DIMS.rope * BYTES",
         "mixed rope bf16",
     ),
     Fp8Defect(
-        "a wide rope is not added", None, "dense_fp8.products", "use_acc=WIDE_ROPE",
-        "use_acc=False", "mixed rope bf16",
+        "scales are those of the request's first keys",
+        None,
+        "dense.producer",
+        "load_scales(sources.k_scale, block.row, ",
+        "load_scales(sources.k_scale, block.row * 0, ",
     ),
     Fp8Defect(
-        "the output is read while it is made", Kind.ACCUMULATOR, "dense_fp8.kernel",
-        "wait(QK_GROUPS,", "wait(QK_GROUPS + 1,", "mixed causal",
+        "V of the next request is loaded",
+        None,
+        "dense.producer",
+        "load_ragged(sources.v, start, keys,",
+        "load_ragged(sources.v, start, keys + BN,",
+        "mixed causal",
+    ),
+]
+CONSUMER = [
+    Fp8Defect(
+        "rows keep the scales of the first work item",
+        None,
+        "dense_fp8.kernel",
+        "next_tile\n        by = row_factors(q_scale_ptr, tile, factor, WHO, SL)\n",
+        "next_tile\n",
     ),
     Fp8Defect(
-        "O is not rescaled", None, "dense_fp8.kernel",
-        "        O = rescale_quads(O, rescale)\n", "", "mixed falling far",
+        "the factor is applied twice",
+        None,
+        "dense_fp8.softmax",
+        "gl.abs(q_scale) * factor",
+        "gl.abs(q_scale) * factor * factor",
     ),
     Fp8Defect(
-        "turned signs are not fenced", Kind.FENCE, "dense_fp8.products",
-        "        fence_async_shared()\n", "", "mixed scales", after="def turn_signs",
+        "Q of the next work item is not waited for",
+        Kind.RACE,
+        "dense_fp8.kernel",
+        "mbarrier.wait(bars.q_ready.index(WHO), turn & 1, pred=blocks > 0)",
+        NOTHING,
+        "fp8 causal",
     ),
-]  # fmt: skip
+    Fp8Defect(
+        "Q is not released",
+        Kind.DEADLOCK,
+        "dense_fp8.kernel",
+        "        mbarrier.arrive(bars.q_empty.index(WHO), count=1)\n",
+        "        pass\n",
+        "mixed edges",
+    ),
+    Fp8Defect(
+        "wide rope columns of Q are not fenced",
+        Kind.FENCE,
+        "dense_fp8.products",
+        "fence_async_shared()",
+        NOTHING,
+        "mixed rope bf16",
+        after="def widen_rope",
+    ),
+    Fp8Defect(
+        "wide rope columns of Q are lost",
+        None,
+        "dense_fp8.products",
+        "        smem.q_wide_rope.index(WHO).store(rope.to(smem.q_wide_rope.dtype))\n",
+        "        zeros = (rope.to(gl.float32) * 0).to(smem.q_wide_rope.dtype)\n"
+        "        smem.q_wide_rope.index(WHO).store(zeros)\n",
+        "mixed rope bf16",
+    ),
+    Fp8Defect(
+        "a wide rope is not added",
+        None,
+        "dense_fp8.products",
+        "use_acc=WIDE_ROPE",
+        "use_acc=False",
+        "mixed rope bf16",
+    ),
+    Fp8Defect(
+        "the output is read while it is made",
+        Kind.ACCUMULATOR,
+        "dense_fp8.kernel",
+        "wait(QK_GROUPS,",
+        "wait(QK_GROUPS + 1,",
+        "mixed causal",
+    ),
+    Fp8Defect(
+        "O is not rescaled",
+        None,
+        "dense_fp8.kernel",
+        "        O = rescale_quads(O, rescale)\n",
+        "",
+        "mixed falling far",
+    ),
+    Fp8Defect(
+        "turned signs are not fenced",
+        Kind.FENCE,
+        "dense_fp8.products",
+        "        fence_async_shared()\n",
+        "",
+        "mixed scales",
+        after="def turn_signs",
+    ),
+]
 WEIGHTS = [
     Fp8Defect(
-        "scores of a word trade places", None, "dense_fp8.correction",
-        "[given, left, right, ", "[given, right, left, ", "mixed falling far",
+        "scores of a word trade places",
+        None,
+        "dense_fp8.correction",
+        "[given, left, right, ",
+        "[given, right, left, ",
+        "mixed falling far",
     ),
     Fp8Defect(
-        "weights are as large as the maximum has grown", None, "dense_fp8.correction",
-        "MOST_SUM).hex()", "1e38).hex()", "mixed falling far",
+        "weights are as large as the maximum has grown",
+        None,
+        "dense_fp8.correction",
+        "MOST_SUM).hex()",
+        "1e38).hex()",
+        "mixed falling far",
     ),
     Fp8Defect(
-        "sums are those of the first weights", None, "dense_fp8.correction",
-        'text += [f"@p mov.f32 {rest[2 + row]}, s"]', "pass", "mixed falling far",
+        "sums are those of the first weights",
+        None,
+        "dense_fp8.correction",
+        'text += [f"@p mov.f32 {rest[2 + row]}, s"]',
+        "pass",
+        "mixed falling far",
     ),
     Fp8Defect(
-        "only the upper row of a thread is looked at", None, "dense_fp8.correction",
-        "setp.gt.or.f32 p, {sums[1]}", "setp.gt.or.f32 p, {sums[0]}",
+        "only the upper row of a thread is looked at",
+        None,
+        "dense_fp8.correction",
+        "setp.gt.or.f32 p, {sums[1]}",
+        "setp.gt.or.f32 p, {sums[0]}",
         "mixed falling lower rows",
     ),
     Fp8Defect(
-        "only the lower row of a thread is looked at", None, "dense_fp8.correction",
-        "setp.gt.f32 p, {sums[0]}", "setp.gt.f32 p, {sums[1]}",
+        "only the lower row of a thread is looked at",
+        None,
+        "dense_fp8.correction",
+        "setp.gt.f32 p, {sums[0]}",
+        "setp.gt.f32 p, {sums[1]}",
         "mixed falling upper rows",
     ),
     Fp8Defect(
-        "the row sum is not rescaled", None, "dense_fp8.kernel",
-        "row_sum * rescale + ", "row_sum + ", "mixed falling far",
+        "the row sum is not rescaled",
+        None,
+        "dense_fp8.kernel",
+        "row_sum * rescale + ",
+        "row_sum + ",
+        "mixed falling far",
     ),
     Fp8Defect(
-        "keys are not scaled", None, "dense_fp8.softmax", "if SCALED:", "if False:",
+        "keys are not scaled",
+        None,
+        "dense_fp8.softmax",
+        "if scales is not None:",
+        "if False:",
     ),
     Fp8Defect(
-        "rows of the next request have its scales", Kind.BOUNDS, "dense_fp8.softmax",
-        "mask=row < rows, other=0.0", "mask=row < rows + 999, other=0.0",
+        "rows of the next request have its scales",
+        Kind.BOUNDS,
+        "dense_fp8.softmax",
+        "mask=row < tile.rows, other=0.0",
+        "mask=row < tile.rows + 999, other=0.0",
     ),
-]  # fmt: skip
+]
 COPY = [
     Fp8Defect(
-        "every head has the values of the first", None, "dense_fp8.upcast",
-        "(row % heads).to(gl.int64) * v_stride_h", "(row % heads).to(gl.int64) * 0", "fp8 causal",
+        "every head has the values of the first",
+        None,
+        "dense_fp8.upcast",
+        "(row % heads).to(gl.int64) * v_stride_h",
+        "(row % heads).to(gl.int64) * 0",
+        "fp8 causal",
     ),
     Fp8Defect(
-        "more is upcast than there is", Kind.BOUNDS, "dense_fp8.upcast",
-        "own = (row < rows)[:, None]", "own = (row < rows + heads)[:, None]", "fp8 causal",
+        "more is upcast than there is",
+        Kind.BOUNDS,
+        "dense_fp8.upcast",
+        "own = (row < rows)[:, None]",
+        "own = (row < rows + heads)[:, None]",
+        "fp8 causal",
     ),
     Fp8Defect(
-        "a part of V is not upcast", None, "dense_fp8.launch",
-        "ceildiv(rows, ROWS.value)", "rows // ROWS.value", "fp8 causal",
+        "a part of V is not upcast",
+        None,
+        "dense_fp8.launch",
+        "ceildiv(rows, ROWS.value)",
+        "rows // ROWS.value",
+        "fp8 causal",
     ),
-]  # fmt: skip
+]
 DEFECTS = PRODUCER + CONSUMER + WEIGHTS + COPY
 
 

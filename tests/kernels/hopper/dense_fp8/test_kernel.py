@@ -22,17 +22,26 @@ from kernels.shared_keys import with_shared_keys
 from openmla.kernels.hopper.dense.merge import merge_kernel
 from openmla.kernels.hopper.dense_fp8.kernel import dense_fp8_kernel
 from openmla.kernels.hopper.dense_fp8.launch import calls
+from openmla.lab.testing.build import BuiltCase, Outcome, build
+from openmla.lab.testing.case import Case
+from openmla.lab.testing.compare import Verdict, judge
+from openmla.lab.testing.memory.poison import differences
+from openmla.lab.testing.simulate import new_results
 from openmla.operands import DenseOperands
-from openmla.testing.build import BuiltCase, Outcome, build
-from openmla.testing.case import Case
-from openmla.testing.compare import Verdict, judge
-from openmla.testing.memory.poison import differences
-from openmla.testing.simulate import new_results
 
 MIXED = Case(
-    "dense", 2, 128, 64, 128, q_lens=(70, 33, 5), k_lens=(70, 300, 2), spare=3, dtype="e4m3",
-    side_dtype="bf16", rope_dtype="e4m3",
-)  # fmt: skip
+    "dense",
+    2,
+    128,
+    64,
+    128,
+    q_lens=(70, 33, 5),
+    k_lens=(70, 300, 2),
+    spare=3,
+    dtype="e4m3",
+    side_dtype="bf16",
+    rope_dtype="e4m3",
+)
 SCALES: dict[str, Any] = {"q_scale": True, "k_scale": True}
 PAGED = replace(MIXED, rope="cache", kv="bf16", page_size=64)
 # A range has 4096 keys or more.
@@ -62,7 +71,10 @@ CASES = {
     "192+64": replace(MIXED, d_nope=192, d_v=256),
     "192+64 rope bf16, scales": replace(MIXED, d_nope=192, d_v=256, rope_dtype="bf16", **SCALES),
     "96+0": replace(MIXED, d_nope=96, d_rope=0, rope="none", rope_dtype=""),
-    "256+0": replace(MIXED, d_nope=256, d_rope=0, d_v=256, rope="none", rope_dtype=""),
+    "256+0, scales": replace(
+        MIXED, d_nope=256, d_rope=0, d_v=256, rope="none", rope_dtype="", **SCALES
+    ),
+    "40 requests": replace(MIXED, heads=1, q_lens=(1,) * 40, k_lens=(3,) * 40),
     "64+32, 5 heads": replace(MIXED, d_nope=64, d_rope=32, d_v=64, heads=5, **SCALES),
     "32+128, d_v 16": replace(MIXED, d_nope=32, d_rope=128, d_v=16),
     "split": SPLIT,
@@ -70,11 +82,21 @@ CASES = {
 }
 # What e4m3 values change: V is a copy.
 FP8_NAMES = (
-    "causal", "scales", "rope bf16", "pages of 64", "more queries than keys", "rising", "192+64",
-    "64+32, 5 heads", "32+128, d_v 16", "split, scales",
-)  # fmt: skip
-FP8 = {name: replace(CASES[name], side_dtype="", rope_dtype=CASES[name].rope_dtype)
-       for name in FP8_NAMES}  # fmt: skip
+    "causal",
+    "scales",
+    "rope bf16",
+    "pages of 64",
+    "more queries than keys",
+    "rising",
+    "192+64",
+    "64+32, 5 heads",
+    "32+128, d_v 16",
+    "split, scales",
+)
+FP8 = {
+    name: replace(CASES[name], side_dtype="", rope_dtype=CASES[name].rope_dtype)
+    for name in FP8_NAMES
+}
 FP8["rope bf16"] = replace(FP8["rope bf16"], rope_dtype="bf16")
 # What an H200 demands of copies, and keeps of sums of FP8 products.
 H200 = Limits(load_alignment=16, fp8_bits=13)
@@ -149,11 +171,15 @@ def test_a_request_does_not_see_its_neighbors(case: Case) -> None:
     for q_len, k_len in zip(case.q_lens, case.k_lens, strict=True):
         rows, keys = slice(q_first, q_first + q_len), slice(k_first, k_first + k_len)
         alone = replace(
-            op, q=op.q[rows], k_nope=op.k_nope[keys], v=op.v[keys], k_rope=op.k_rope[keys],
+            op,
+            q=op.q[rows],
+            k_nope=op.k_nope[keys],
+            v=op.v[keys],
+            k_rope=op.k_rope[keys],
             cu_seqlens_q=torch.tensor([0, q_len]).int(),
             cu_seqlens_k=torch.tensor([0, k_len]).int(),
             weights=replace(by, q_scale=by.q_scale[rows], k_scale=by.k_scale[keys]),
-        )  # fmt: skip
+        )
         single = replace(
             built, operands=alone, case=replace(case, q_lens=(q_len,), k_lens=(k_len,))
         )

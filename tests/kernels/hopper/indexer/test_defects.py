@@ -1,7 +1,7 @@
 """Seeded defects of the indexer's kernels on Hopper and of the producer that Blackwell shares.
 
-Configurations are those of plans, but for the number of SMs: the ring of keys turns within a piece
-of work, and a thread holds as many vectors of a list as on the chip.
+Configurations are those of plans, but for the number of SMs: the ring of keys turns within a work
+item, and a thread holds as many vectors of a list as on the chip.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from openmla.indexer import reference
 from openmla.indexer.operands import ScoresOperands, SelectOperands
 from openmla.kernels.blackwell.indexer import launch as blackwell_launcher
 from openmla.kernels.hopper.indexer import launch as hopper_launcher
+from openmla.lab.testing.indexer import score_problems
 from openmla.planning.indexer import index_plan
-from openmla.testing.indexer import score_problems
 
 PACKAGES = {"hopper": hopper, "blackwell": blackwell}
 LAUNCHERS = {"hopper": hopper_launcher, "blackwell": blackwell_launcher}
 TARGETS = {"hopper": "h200", "blackwell": "b200"}
 LIMITS = Limits(steps=60_000)
-# Ten blocks of 128 keys in one piece, through a ring of four.
+# Ten blocks of 128 keys in one work item, through a ring of four.
 SCORES = {
     "long": pair([0] * 9, [1280] * 9, 1280, 64),
     "ends at 127": pair([0] * 8, [1279] * 8, 1280, 64),
@@ -52,38 +52,92 @@ class IndexDefect(SparseDefect):
 
 
 SCORE, WORK, TILE = "indexer.scores", "indexer_work", "indexer.tile"
-WAIT_FREE = "        mbarrier.wait(k_empty.index(stage), ((it // ST) & 1) ^ 1)\n"
+WAIT_FREE = "        mbarrier.wait(bars.k_empty.index(stage), ((it // ST) & 1) ^ 1)\n"
 RELEASE = (
     "                if j == SUB - 1:\n"
-    "                    mbarrier.arrive(k_empty.index(stage), count=1)\n"
+    "                    mbarrier.arrive(bars.k_empty.index(stage), count=1)\n"
 )
 WAIT_SCORES = "                S = warpgroup_mma_wait(0, deps=(S_next,))\n"
 WIDE = "gl.int64 if R > 4 else gl.int32"
 DEFECTS = [
     IndexDefect("keys are overwritten while they are read", Kind.RACE, WORK, WAIT_FREE, "", "long"),
-    IndexDefect("keys are overwritten while Blackwell reads them", Kind.RACE, WORK, WAIT_FREE, "",
-                "long", "blackwell"),
-    IndexDefect("the ring of keys turns only once", Kind.RACE, WORK, "((it // ST) & 1) ^ 1",
-                "gl.where(it < 2 * ST, ((it // ST) & 1) ^ 1, (it // ST) & 1)", "long"),
-    IndexDefect("keys are released under their product", Kind.RACE, SCORE, WAIT_SCORES + RELEASE,
-                RELEASE + WAIT_SCORES, "long"),
-    IndexDefect("keys are released after the first half", Kind.RACE, SCORE, "if j == SUB - 1:",
-                "if j == 0:", "long"),
-    IndexDefect("keys of a turn before are read", None, SCORE,
-                "mbarrier.wait(k_ready.index(stage), (it // ST) & 1)",
-                "mbarrier.wait(k_ready.index(stage), gl.minimum(it // ST, 1))", "long"),
-    IndexDefect("a block but for one key is whole", None, SCORE, "(key + BN <= high)",
-                "(key + BN <= high + 1)", "ends at 127"),
-    IndexDefect("a block but for its first key is whole", None, SCORE, "(key >= low)",
-                "(key >= low - 1)", "begins at 129"),
-    IndexDefect("counts of eight vectors are packed into 32 bits", None, TILE, WIDE, "gl.int32",
-                "short rows"),
-    IndexDefect("counts of ties are packed into 32 bits", None, TILE, WIDE, "gl.int32",
-                "equal scores"),
-    IndexDefect("a warp's count of 128 has a sign", None, TILE,
-                "sums = ((of_warp[:, None] >> shift) & 255)",
-                "sums = ((of_warp[:, None] >> shift) & 127)", "equal scores"),
-]  # fmt: skip
+    IndexDefect(
+        "keys are overwritten while Blackwell reads them",
+        Kind.RACE,
+        WORK,
+        WAIT_FREE,
+        "",
+        "long",
+        "blackwell",
+    ),
+    IndexDefect(
+        "the ring of keys turns only once",
+        Kind.RACE,
+        WORK,
+        "((it // ST) & 1) ^ 1",
+        "gl.where(it < 2 * ST, ((it // ST) & 1) ^ 1, (it // ST) & 1)",
+        "long",
+    ),
+    IndexDefect(
+        "keys are released under their product",
+        Kind.RACE,
+        SCORE,
+        WAIT_SCORES + RELEASE,
+        RELEASE + WAIT_SCORES,
+        "long",
+    ),
+    IndexDefect(
+        "keys are released after the first half",
+        Kind.RACE,
+        SCORE,
+        "if j == SUB - 1:",
+        "if j == 0:",
+        "long",
+    ),
+    IndexDefect(
+        "keys of a turn before are read",
+        None,
+        SCORE,
+        "mbarrier.wait(bars.k_ready.index(stage), (it // ST) & 1)",
+        "mbarrier.wait(bars.k_ready.index(stage), gl.minimum(it // ST, 1))",
+        "long",
+    ),
+    IndexDefect(
+        "a block but for one key is whole",
+        None,
+        SCORE,
+        "(key + BN <= high)",
+        "(key + BN <= high + 1)",
+        "ends at 127",
+    ),
+    IndexDefect(
+        "a block but for its first key is whole",
+        None,
+        SCORE,
+        "(key >= low)",
+        "(key >= low - 1)",
+        "begins at 129",
+    ),
+    IndexDefect(
+        "counts of eight vectors are packed into 32 bits",
+        None,
+        TILE,
+        WIDE,
+        "gl.int32",
+        "short rows",
+    ),
+    IndexDefect(
+        "counts of ties are packed into 32 bits", None, TILE, WIDE, "gl.int32", "equal scores"
+    ),
+    IndexDefect(
+        "a warp's count of 128 has a sign",
+        None,
+        TILE,
+        "sums = ((of_warp[:, None] >> shift) & 255)",
+        "sums = ((of_warp[:, None] >> shift) & 127)",
+        "equal scores",
+    ),
+]
 
 
 def scores_of(

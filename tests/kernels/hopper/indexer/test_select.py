@@ -15,8 +15,14 @@ from openmla.indexer.operands import SelectOperands, SelectResults, Windows
 from openmla.kernels.hopper.indexer.launch import calls
 from openmla.planning.indexer import IndexPlan, index_plan
 
-SMALL = {"warps": 1, "chunk_vectors": 2, "list_vectors": 4, "long_rows": True, "sm_count": 1,
-         "max_registers": 255}  # fmt: skip
+SMALL = {
+    "warps": 1,
+    "chunk_vectors": 2,
+    "list_vectors": 4,
+    "long_rows": True,
+    "sm_count": 1,
+    "max_registers": 255,
+}
 """Rows of 513 scores are long ones; two blocks do all rows."""
 
 
@@ -93,6 +99,30 @@ def test_how_positions_are_written(width: int) -> None:
     table = torch.randperm(2 * -(-width // 10)).int().view(2, -1)
     paged = {"block_table": table, "page_size": 10}
     assert problems_of(operands("coarse", width, 90, **paged)) == []
+
+
+@pytest.mark.parametrize("width", [512, 1500])
+@pytest.mark.parametrize("how", ["positions", "columns", "rows"])
+def test_counts_and_bits_are_written_only_where_they_are_asked_for(how: str, width: int) -> None:
+    table = torch.randperm(2 * -(-width // 10)).int().view(2, -1)
+    shown_as: dict[str, dict[str, Any]] = {
+        "positions": {},
+        "columns": {"add_starts": True},
+        "rows": {"block_table": table, "page_size": 10},
+    }
+    op = operands("coarse", width, 90, **shown_as[how])
+    got, want = replace(results_of(op), counts=None, mask=None), results_of(op)
+    with intercept() as reports:
+        for call in calls(plan_of(op, got), op, got):
+            call.run()
+    reference.write_selection(op, want, reference.select(op))
+    assert [str(report) for report in reports if not report.ok] == []
+    assert torch.equal(got.out, want.out)
+
+
+@pytest.mark.parametrize("kind", ["random", "coarse"])
+def test_rows_that_fit_the_registers_need_no_list(kind: str) -> None:
+    assert problems_of(operands(kind, 512, 100), {"long_rows": False}) == []
 
 
 def test_rows_shorter_than_topk_are_not_read() -> None:

@@ -15,12 +15,12 @@ from kernels import mutants
 from kernels.hopper.simulated import plan_of
 from kernels.judging import Change, as_built, on
 from kernels.mutants import load_mutant, once
+from openmla.lab.testing.build import Outcome
+from openmla.lab.testing.case import Case
+from openmla.lab.testing.compare import judge
+from openmla.lab.testing.simulate import new_results
 from openmla.operands import LatentOperands, SparseOperands
 from openmla.planning import Plan
-from openmla.testing.build import Outcome
-from openmla.testing.case import Case
-from openmla.testing.compare import judge
-from openmla.testing.simulate import new_results
 
 
 @dataclass(frozen=True)

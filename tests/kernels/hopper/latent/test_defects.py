@@ -11,7 +11,7 @@ from gluon_sim import Kind
 from kernels.hopper.latent.defect import SparseDefect, assert_clean_and_right, assert_found
 from kernels.hopper.latent.test_pages import EDGES
 from kernels.judging import Change, as_built, ends_with_invalid
-from openmla.testing.case import Case
+from openmla.lab.testing.case import Case
 
 # One stage of keys, so every tile is loaded again in the next step; and three, so the left
 # warp-group can be a step ahead. P takes the place of rope in both.
@@ -40,8 +40,8 @@ def sparse(
     return SparseDefect(name, kind, file, old, new, case)
 
 
-STORE_P0 = "    p_smem.index(z + b).store(P)\n"
-STORE_P1 = "    p_smem.index(z + b + 1).store(P)\n"
+STORE_P0 = "    smem.p.index(z + b).store(P)\n"
+STORE_P1 = "    smem.p.index(z + b + 1).store(P)\n"
 FENCE = "    fence_async_shared()\n"
 OWN_WARPS = (
     "        thread_barrier()  # every warp has finished the scores, which read the rope tile\n"
@@ -52,132 +52,210 @@ SUMS = (
 )
 WAIT = "    O = warpgroup_mma_wait(0, deps=(O_next,))\n"
 WAIT_A = "    O, A = warpgroup_mma_wait(0, deps=(O_next, A))\n"
-RELEASE = "    mbarrier.arrive(free.index(2 * b{}), count=1)\n"
+RELEASE_LEFT = "    mbarrier.arrive(bars.k_empty.index(2 * b), count=1)\n"
+RELEASE_RIGHT = "    mbarrier.arrive(k_empty.index(2 * b + 1), count=1)\n"
 SCORES = "    S = warpgroup_mma_wait(0, deps=(S_next,))\n"
-RELEASE_Q = "    if LAST:\n        mbarrier.arrive(q_free, count=1)\n"
+RELEASE_Q = "    if LAST:\n        mbarrier.arrive(bars.q_empty, count=1)\n"
 
 DEFECTS = [
+    sparse(
+        "validity is read before it is written",
+        Kind.RACE,
+        "mbarrier.wait(valid_ready.index(b), phase)",
+        "pass",
+    ),
     sparse("the reference is not waited for", Kind.RACE, "    wait_reference()\n", ""),
     sparse(
-        "the reference is told and then written", Kind.RACE,
+        "the reference is told and then written",
+        Kind.RACE,
         "    row_maxes.index(0).store(row_max0)\n    signal_reference()\n",
         "    signal_reference()\n    row_maxes.index(0).store(row_max0)\n",
     ),
     sparse("the reference is not told", Kind.DEADLOCK, "    signal_reference()\n", ""),
     sparse("P0 is not waited for", Kind.RACE, "    wait_p0(it)\n", ""),
     sparse(
-        "P0 is told and then fenced", Kind.FENCE,
-        FENCE + "    signal_p0(it)\n", "    signal_p0(it)\n" + FENCE,
+        "P0 is told and then fenced",
+        Kind.FENCE,
+        FENCE + "    signal_p0(it)\n",
+        "    signal_p0(it)\n" + FENCE,
     ),
     sparse(
-        "P0 is fenced and then written", Kind.FENCE, STORE_P0 + FENCE, FENCE + STORE_P0,
+        "P0 is fenced and then written",
+        Kind.FENCE,
+        STORE_P0 + FENCE,
+        FENCE + STORE_P0,
     ),
     sparse(
-        "P0 is told and then written", Kind.RACE,
-        STORE_P0 + FENCE + "    signal_p0(it)\n", "    signal_p0(it)\n" + STORE_P0 + FENCE,
+        "P0 is told and then written",
+        Kind.RACE,
+        STORE_P0 + FENCE + "    signal_p0(it)\n",
+        "    signal_p0(it)\n" + STORE_P0 + FENCE,
     ),
     sparse(
-        "P0 is told at the barrier of the step before", Kind.DEADLOCK,
-        "    signal_p0(it)\n", "    signal_p0(it + 1)\n",
+        "P0 is told at the barrier of the step before",
+        Kind.DEADLOCK,
+        "    signal_p0(it)\n",
+        "    signal_p0(it + 1)\n",
     ),
     # With one stage the scores of the next step wait for keys that the right warp-group releases
     # after it has heard P0: there, one barrier would do.
     sparse(
-        "one barrier for P0 of all steps", Kind.ARRIVE,
-        "[number], dtype", "[number * 0 + 10], dtype", "three stages", "latent.signals",
+        "one barrier for P0 of all steps",
+        Kind.ARRIVE,
+        "[number], dtype",
+        "[number * 0 + 10], dtype",
+        "three stages",
+        "latent.signals",
     ),
     sparse("P1 is not waited for", Kind.RACE, "    wait_p1()\n", ""),
     sparse(
-        "P1 is told and then fenced", Kind.FENCE,
-        FENCE + "    signal_p1()\n", "    signal_p1()\n" + FENCE,
+        "P1 is told and then fenced",
+        Kind.FENCE,
+        FENCE + "    signal_p1()\n",
+        "    signal_p1()\n" + FENCE,
     ),
     sparse(
-        "P1 is told and then written", Kind.RACE,
-        STORE_P1 + FENCE + "    signal_p1()\n", "    signal_p1()\n" + STORE_P1 + FENCE,
+        "P1 is told and then written",
+        Kind.RACE,
+        STORE_P1 + FENCE + "    signal_p1()\n",
+        "    signal_p1()\n" + STORE_P1 + FENCE,
     ),
     sparse(
-        "P0 is stored over rope that other warps read", Kind.RACE,
-        OWN_WARPS + STORE_P0, "        pass\n" + STORE_P0,
+        "P0 is stored over rope that other warps read",
+        Kind.RACE,
+        OWN_WARPS + STORE_P0,
+        "        pass\n" + STORE_P0,
     ),
     sparse(
-        "P1 is stored over rope that other warps read", Kind.RACE,
-        OWN_WARPS + STORE_P1, "        pass\n" + STORE_P1,
-    ),
-    sparse(
-        "a wait that passes at once takes the place of the warps' barrier", Kind.RACE,
+        "P1 is stored over rope that other warps read",
+        Kind.RACE,
         OWN_WARPS + STORE_P1,
-        "        mbarrier.wait(ready.index(2 * b + 2), phase)\n" + STORE_P1,
+        "        pass\n" + STORE_P1,
+    ),
+    sparse(
+        "a wait that passes at once takes the place of the warps' barrier",
+        Kind.RACE,
+        OWN_WARPS + STORE_P1,
+        "        mbarrier.wait(k_ready.index(2 * b + 2), phase)\n" + STORE_P1,
     ),
     sparse("the sums are not waited for", Kind.RACE, "    wait_sums(SIDE)\n", ""),
     sparse(
-        "the sums are told and then written", Kind.RACE,
-        SUMS + "    signal_sums(SIDE)\n", "    signal_sums(SIDE)\n" + SUMS,
+        "the sums are told and then written",
+        Kind.RACE,
+        SUMS + "    signal_sums(SIDE)\n",
+        "    signal_sums(SIDE)\n" + SUMS,
     ),
     sparse(
-        "left waits for its own sums", Kind.DEADLOCK,
-        "bar.sync 13, 256", "bar.sync 12, 256", file="latent.signals",
+        "left waits for its own sums",
+        Kind.DEADLOCK,
+        "bar.sync 13, 256",
+        "bar.sync 12, 256",
+        file="latent.signals",
     ),
     sparse(
-        "block 0's left half is released under its product", Kind.RACE,
-        WAIT_A + RELEASE.format(""), RELEASE.format("") + WAIT_A,
+        "block 0's left half is released under its product",
+        Kind.RACE,
+        WAIT_A + RELEASE_LEFT,
+        RELEASE_LEFT + WAIT_A,
     ),
     sparse(
-        "block 0's right half is released under its product", Kind.RACE,
-        WAIT + RELEASE.format(" + 1"), RELEASE.format(" + 1") + WAIT,
+        "block 0's right half is released under its product",
+        Kind.RACE,
+        WAIT + RELEASE_RIGHT,
+        RELEASE_RIGHT + WAIT,
     ),
     sparse(
-        "Q is released under the last scores", Kind.RACE,
-        SCORES + RELEASE_Q, RELEASE_Q + SCORES, "two work items",
+        "Q is released under the last scores",
+        Kind.RACE,
+        SCORES + RELEASE_Q,
+        RELEASE_Q + SCORES,
+        "two work items",
     ),
     sparse(
-        "nobody says that copies are trusted", Kind.FENCE,
-        "        trust_arrived_copies()\n", "        pass\n",
+        "nobody says that copies are trusted",
+        Kind.FENCE,
+        "        trust_arrived_copies()\n",
+        "        pass\n",
     ),
     sparse(
-        "a tile is trusted and not waited for", Kind.RACE,
-        "    mbarrier.wait(barrier, phase)\n", "",
+        "a tile is trusted and not waited for",
+        Kind.RACE,
+        "    mbarrier.wait(barrier, phase)\n",
+        "",
     ),
     sparse(
-        "one index into a step is not a step", None,
-        "(count + (STEP - 1)) // STEP", "(count + (STEP - 2)) // STEP", "topk 129", "latent.source",
+        "one index into a step is not a step",
+        None,
+        "(count + (STEP - 1)) // STEP",
+        "(count + (STEP - 2)) // STEP",
+        "topk 129",
+        "latent.source",
     ),
     sparse(
-        "the last index of a block is taken to count", None,
+        "the last index of a block is taken to count",
+        None,
         "gl.where(ok, 0, 1)",
         "gl.where(ok | (gl.arange(0, KEYS, ok.type.layout) == KEYS - 1), 0, 1)",
-        "ends", "latent.rows",
+        "ends",
+        "latent.rows",
     ),
     sparse(
-        "one key into a step is not a step", None,
-        "(count - skipped + (STEP - 1)) // STEP", "(count - skipped + (STEP - 2)) // STEP",
-        "edges", "latent.pages",
+        "one key into a step is not a step",
+        None,
+        "(count - skipped + (STEP - 1)) // STEP",
+        "(count - skipped + (STEP - 2)) // STEP",
+        "edges",
+        "latent.pages",
     ),
     sparse(
-        "a block but for one key needs no mask", None,
-        "first + S.shape[1] > whole", "first + S.shape[1] > whole + 1", "edges", "latent.pages",
+        "a block but for one key needs no mask",
+        None,
+        "first + S.shape[1] > tile.whole",
+        "first + S.shape[1] > tile.whole + 1",
+        "edges",
+        "latent.pages",
     ),
     sparse(
-        "one row into a tile is not a tile", Kind.OUTPUT,
-        "tiles = (rows + (ROWS - 1)) // ROWS\n", "tiles = (rows + (ROWS - 2)) // ROWS\n",
-        "edges", "latent.pages",
+        "one row into a tile is not a tile",
+        Kind.OUTPUT,
+        "tiles = (rows + (ROWS - 1)) // ROWS\n",
+        "tiles = (rows + (ROWS - 2)) // ROWS\n",
+        "edges",
+        "latent.pages",
     ),
     sparse(
-        "the table entry after the last is read", Kind.BOUNDS,
-        "mask=at < count, other=0)", "mask=at < count + 1, other=0)", "full table", "latent.pages",
+        "the table entry after the last is read",
+        Kind.BOUNDS,
+        "mask=at < stop, other=0)",
+        "mask=at < stop + 1, other=0)",
+        "full table",
+        "latent.pages",
     ),
     sparse(
-        "a block but for one key is a box", None,
-        "keys >= KEYS\n", "keys >= KEYS - 1\n", "boxes", "latent.rows",
+        "a block but for one key is a box",
+        None,
+        "is_whole=entry.keys >= KEYS)",
+        "is_whole=entry.keys >= KEYS - 1)",
+        "boxes",
+        "latent.rows",
     ),
     sparse(
-        "the page after the last is looked up", Kind.BOUNDS,
-        "mask=count > at, other=0)", "mask=count > at - KEYS, other=0)", "boxes", "latent.pages",
+        "the page after the last is looked up",
+        Kind.BOUNDS,
+        "mask=stop > at, other=0)",
+        "mask=stop > at - KEYS, other=0)",
+        "boxes",
+        "latent.pages",
     ),
     sparse(
-        "threads do not arrive for a box", Kind.DEADLOCK,
-        "count=THREADS - 1)", "count=1)", "boxes", "latent.rows",
+        "threads do not arrive for a box",
+        Kind.DEADLOCK,
+        "count=THREADS - 1)",
+        "count=1)",
+        "boxes",
+        "latent.rows",
     ),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("defect", DEFECTS, ids=lambda d: d.name)

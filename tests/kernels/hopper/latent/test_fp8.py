@@ -14,23 +14,44 @@ from kernels.hopper.simulated import plan_of, run
 from openmla import dispatch
 from openmla.cache import LatentCache
 from openmla.kernels.gluon.dequantize.launch import Filling, addressed_once, lists_of
+from openmla.lab.testing.build import BuiltCase, Outcome, build
+from openmla.lab.testing.case import Case
+from openmla.lab.testing.compare import judge
+from openmla.lab.testing.memory import Memory
+from openmla.lab.testing.memory.poison import differences
 from openmla.operands import LatentOperands, SparseOperands
 from openmla.planning import Plan, dequantize, plan, target_by_name
+from openmla.planning.dequantize import Workspace
 from openmla.problem import Problem
-from openmla.testing.build import BuiltCase, Outcome, build
-from openmla.testing.case import Case
-from openmla.testing.compare import judge
-from openmla.testing.memory import Memory
-from openmla.testing.memory.poison import differences
 
 V32 = Case(
-    "sparse", 12, 512, 64, 512, q_lens=(2,), k_lens=(200,), topk=133, scale=0.05, spare=2,
-    kv="fp8_656", page_size=16, index_kind="mixed",
-)  # fmt: skip
+    "sparse",
+    12,
+    512,
+    64,
+    512,
+    q_lens=(2,),
+    k_lens=(200,),
+    topk=133,
+    scale=0.05,
+    spare=2,
+    kv="fp8_656",
+    page_size=16,
+    index_kind="mixed",
+)
 PAGES = Case(
-    "latent", 20, 512, 64, 512, q_lens=(7, 2, 3), k_lens=(7, 150, 2), scale=0.05, kv="fp8_656",
-    page_size=16, spare=2,
-)  # fmt: skip
+    "latent",
+    20,
+    512,
+    64,
+    512,
+    q_lens=(7, 2, 3),
+    k_lens=(7, 150, 2),
+    scale=0.05,
+    kv="fp8_656",
+    page_size=16,
+    spare=2,
+)
 SMALL = replace(V32, d_nope=128, d_rope=32, d_v=128, kv="fp8_token")
 CASES = {
     "fp8_656, sink": replace(V32, sink="mixed", return_max_logits=True),
@@ -46,7 +67,7 @@ CASES = {
     "512+0": replace(V32, kv="fp8_block64", d_rope=0, rope="none"),
     "256+64": replace(V32, kv="fp8_block128", d_nope=256, d_v=256, topk=300),
     "256+32": replace(V32, kv="fp8_block32", d_nope=256, d_rope=32, d_v=256, topk=300),
-    "128+32, short work items": replace(SMALL, q_lens=(5,), topk=40, topk_lengths="ragged"),
+    "128+32, short work items": replace(SMALL, q_lens=(8,), topk=40, topk_lengths="ragged"),
     "128+32, long": replace(SMALL, kv="fp8_block128", topk=700, sink="low"),
 }
 CASES |= {
@@ -95,10 +116,10 @@ def test_right_clean_and_the_same_bits_every_way(name: str) -> None:
         assert not differences(attend(on(case, "nan"), way, seed=1), fused)
 
 
-@pytest.mark.parametrize("name", ["fp8_656, sink", "256+32"])
+@pytest.mark.parametrize("name", ["fp8_656, sink", "256+32", "128+32, short work items"])
 def test_deaf_to_poison_in_the_kernel(name: str) -> None:
     case = CASES[name]
-    poisoned = attend(on(case, "nan"), "in_kernel", seed=2)
+    poisoned = attend(on(case, "nan"), "in_kernel", seed=2, schedule="unfair")
     assert not differences(poisoned, attend(on(case), "in_kernel", seed=2))
 
 
@@ -127,7 +148,7 @@ def test_a_workspace_that_is_too_small_is_not_used(
 ) -> None:
     expected = attend(on(case), "in_kernel")
     for rows, kernels in sizes:
-        for cap in ("WORKSPACE_CAP", "LISTED_CAP"):
+        for cap in ("DEQUANTIZED_CAP", "LISTED_CAP"):
             monkeypatch.setattr(dequantize, cap, rows * 1152)
         built = on(case, "nan")
         outcome, reports = run(built, plan_with(built, "named"))
@@ -153,16 +174,20 @@ def test_pages_with_gaps() -> None:
         assert torch.equal(attend(gapped, mode).out, whole)
 
 
-@pytest.mark.parametrize("fewest", [2**19, 16], ids=["slots for all", "slots are shared"])
+@pytest.mark.parametrize(
+    ("fewest", "columns"),
+    [(2**19, 600), (2**19, 1024), (16, 600)],
+    ids=["slots for all", "whole blocks", "slots are shared"],
+)
 @pytest.mark.parametrize("cache_format", ["fp8_656", "fp8_block32", "fp8_token"])
 def test_named_rows_get_places(
-    cache_format: str, fewest: int, monkeypatch: pytest.MonkeyPatch
+    cache_format: str, fewest: int, columns: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(dequantize, "FEWEST_SLOTS", fewest)
     cache = LatentCache.allocate(num_pages=300, page_size=16, format=cache_format)
     named = torch.tensor([7, 2048, 3000, 3607, 4799])  # 7 and 3607: the same of 3600 slots
     cache.append(torch.randn(5, 512), 1e-3 * torch.randn(5, 64), named)
-    lists = torch.full((3, 600), -1, dtype=torch.int32)
+    lists = torch.full((3, columns), -1, dtype=torch.int32)
     lists[0, :4] = torch.tensor([4799, 7, 3000, 7])
     lists[1, 590:594] = torch.tensor([3000, 4800, 2048, 3607])
     lists[2, :2] = torch.tensor([7, 5])  # the second lies past its length
@@ -170,8 +195,8 @@ def test_named_rows_get_places(
     built = on(V32)
     op = replace(built.operands, cache=cache, indices=lists, topk_lengths=lengths)
     assert isinstance(op, SparseOperands)
-    read = plan_with(built, "named").config.cache_read
-    space = addressed_once(Filling(read, (512, 64), 2), op)
+    workspace = Workspace(names=True, units=op.rows, may_overflow=False)
+    space = addressed_once(Filling(workspace, (512, 64), 2), op)
     with intercept() as reports:
         for call in space.calls:
             call.run()
@@ -186,12 +211,33 @@ def test_named_rows_get_places(
     assert torch.equal(rows[remapped[valid]], cache.gather(lists[valid]))
 
 
+@pytest.mark.parametrize(("rows", "programs"), [(200, 15), (4000, 16)])
+def test_programs_for_every_row_of_a_pool_or_for_the_chip(rows: int, programs: int) -> None:
+    """16 rows each, of whole pages with two spare ones, and no more than 8 to an SM."""
+    built = on(replace(V32, k_lens=(rows,)))
+    op = built.operands
+    assert isinstance(op, SparseOperands)
+    workspace = Workspace(names=False, units=op.rows, may_overflow=False)
+    filling = Filling(workspace, (512, 64), sm_count=2)
+    (call,) = addressed_once(filling, op).calls
+    assert call.programs == programs
+
+
 def test_the_plan_explains_its_choice() -> None:
     problem = Problem(
-        form="sparse", heads=128, d_nope=512, d_rope=64, d_v=512, kv_dtype="fp8_656",
-        v_dtype="fp8_656", rope_dtype="fp8_656", page_size=64, topk=2048, total_q=4096,
+        form="sparse",
+        heads=128,
+        d_nope=512,
+        d_rope=64,
+        d_v=512,
+        kv_dtype="fp8_656",
+        v_dtype="fp8_656",
+        rope_dtype="fp8_656",
+        page_size=64,
+        topk=2048,
+        total_q=4096,
         total_k=1_000_000,
-    )  # fmt: skip
+    )
 
     def read(**changes: Any) -> tuple[str, str]:
         config = plan(replace(problem, **changes), "h200", "hopper").config
@@ -219,9 +265,10 @@ def test_the_plan_explains_its_choice() -> None:
 
 
 @pytest.mark.parametrize(
-    ("queries", "finding", "kernels"), [(1, 8_000, 1), (12, 10, 4), (13, 8_000, 2)],
+    ("queries", "finding", "kernels"),
+    [(1, 8_000, 1), (12, 10, 4), (13, 8_000, 2)],
     ids=["in the kernel", "named", "whole"],
-)  # fmt: skip
+)
 def test_the_public_call_on_an_h200(
     queries: int, finding: int, kernels: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -17,14 +17,14 @@ from kernels.judging import (
     on,
 )
 from openmla import dispatch
-from openmla.aot.jobs import CompileJob, compile_job
-from openmla.aot.table import jobs_of
 from openmla.kernels.hopper.latent.jobs import JOBS
+from openmla.lab.compiling.jobs import CompileJob, compile_job
+from openmla.lab.compiling.table import jobs_of
+from openmla.lab.testing.case import Case
+from openmla.lab.testing.compare import judge
+from openmla.lab.testing.simulate import new_results
 from openmla.operands import SparseOperands
 from openmla.planning import target_by_name
-from openmla.testing.case import Case
-from openmla.testing.compare import judge
-from openmla.testing.simulate import new_results
 
 V32 = Case("sparse", 12, 512, 64, 512, q_lens=(3,), k_lens=(300,), topk=200, scale=0.05, spare=5)
 SMALL = replace(V32, d_nope=128, d_rope=32, d_v=128)

@@ -16,16 +16,25 @@ from kernels.judging import (
 )
 from openmla import dispatch
 from openmla.kernels.hopper.latent.launch import calls
+from openmla.lab.testing.case import Case
+from openmla.lab.testing.compare import judge
+from openmla.lab.testing.simulate import new_results
 from openmla.operands import LatentOperands
 from openmla.planning import target_by_name
-from openmla.testing.case import Case
-from openmla.testing.compare import judge
-from openmla.testing.simulate import new_results
 
 V3 = Case(
-    "latent", 20, 512, 64, 512, q_lens=(7, 2, 3), k_lens=(7, 150, 2), scale=0.05, kv="bf16",
-    page_size=16, spare=2,
-)  # fmt: skip
+    "latent",
+    20,
+    512,
+    64,
+    512,
+    q_lens=(7, 2, 3),
+    k_lens=(7, 150, 2),
+    scale=0.05,
+    kv="bf16",
+    page_size=16,
+    spare=2,
+)
 SMALL = replace(V3, d_nope=128, d_rope=32, d_v=128)
 # Of 64 rows and 128 keys: one row into a tile, one key into a step, and a first row that sees one
 # key less than a step (3 queries, 129 keys: 127).
@@ -51,6 +60,7 @@ CASES = {
     ),
     # Two ranges, three and one (see LatentSplit).
     "split": replace(SMALL, heads=4, q_lens=(2, 1, 3), k_lens=(4500, 6000, 2800), sink="mixed"),
+    "split, no lse": replace(SMALL, heads=4, q_lens=(1,), k_lens=(4500,), return_lse=False),
     "split, full, 512 columns": replace(V3, heads=3, q_lens=(1,), k_lens=(4500,), causal=False),
     # More requests than are looked at together; the 37th and the 40th are split.
     "split, 40 requests": replace(
@@ -80,10 +90,12 @@ def test_a_request_does_not_see_its_neighbors() -> None:
     for number, length in enumerate(V3.q_lens):
         rows = slice(start, start + length)
         alone = replace(
-            op, q=op.q[rows], block_table=op.block_table[number : number + 1],
+            op,
+            q=op.q[rows],
+            block_table=op.block_table[number : number + 1],
             cache_lengths=op.cache_lengths[number : number + 1],
             cu_seqlens_q=torch.tensor([0, length]).int(),
-        )  # fmt: skip
+        )
         assert torch.equal(run(replace(built, operands=alone))[0].out, together[rows])
         start += length
 
@@ -95,10 +107,12 @@ def test_a_request_that_is_split_does_not_see_its_neighbors() -> None:
     assert isinstance(op, LatentOperands) and together.lse is not None
     for number in (3, 36, 39):
         alone = replace(
-            op, q=op.q[number : number + 1], block_table=op.block_table[number : number + 1],
+            op,
+            q=op.q[number : number + 1],
+            block_table=op.block_table[number : number + 1],
             cache_lengths=op.cache_lengths[number : number + 1],
             cu_seqlens_q=torch.tensor([0, 1]).int(),
-        )  # fmt: skip
+        )
         found = run(replace(built, operands=alone))[0]
         assert torch.equal(found.out[:1], together.out[number : number + 1])
         assert found.lse is not None

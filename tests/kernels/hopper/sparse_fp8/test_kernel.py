@@ -24,23 +24,32 @@ from kernels.judging import (
     on,
 )
 from openmla import dispatch
-from openmla.aot.jobs import CompileJob, compile_job
-from openmla.aot.table import jobs_of
+from openmla.kernels.hopper.chip import SMEM_PER_BLOCK
 from openmla.kernels.hopper.sparse_fp8.jobs import JOBS
+from openmla.lab.compiling.jobs import CompileJob, compile_job
+from openmla.lab.compiling.table import jobs_of
+from openmla.lab.testing.build import BuiltCase, build
+from openmla.lab.testing.case import Case
+from openmla.lab.testing.compare import judge
+from openmla.lab.testing.simulate import new_results
 from openmla.operands import LatentOperands, SparseOperands
 from openmla.planning import target_by_name
-from openmla.planning.hopper.chip import SMEM_PER_BLOCK
-from openmla.testing.build import build
-from openmla.testing.case import Case
-from openmla.testing.compare import judge
-from openmla.testing.simulate import new_results
 
 H200 = Limits(fp8_bits=13)
 on_h200 = partial(run, limits=H200)
 PLAIN = Case(
-    "sparse", 12, 512, 64, 512, q_lens=(3,), k_lens=(300,), topk=200, scale=0.05, spare=5,
+    "sparse",
+    12,
+    512,
+    64,
+    512,
+    q_lens=(3,),
+    k_lens=(300,),
+    topk=200,
+    scale=0.05,
+    spare=5,
     dtype="e4m3",
-)  # fmt: skip
+)
 CASES = {
     "distinct": PLAIN,
     "mixed indices, sink": replace(PLAIN, index_kind="mixed", sink="mixed", return_max_logits=True),
@@ -56,8 +65,9 @@ CASES = {
     "scale 0": replace(PLAIN, scale=0.0, topk=70),
     "peaky": replace(PLAIN, values="peaky", topk=300, q_lens=(1,)),
     "scales": replace(PLAIN, q_scale=True, k_scale=True, index_kind="mixed"),
-    "512+0": replace(PLAIN, d_rope=0, rope="none", index_kind="mixed"),
-    "9 short work items": replace(PLAIN, q_lens=(9,), topk=40, topk_lengths="ragged"),
+    "512+0, no lse": replace(PLAIN, d_rope=0, rope="none", index_kind="mixed", return_lse=False),
+    # A program has nine or more: its ring of four sums turns twice.
+    "19 short work items": replace(PLAIN, q_lens=(19,), topk=40, topk_lengths="ragged"),
 }
 TOKEN = replace(PLAIN, kv="fp8_token", page_size=24, index_kind="mixed", q_scale=True)
 PAGES = replace(TOKEN, form="latent", topk=0, page_size=64, q_lens=(5, 0, 3), k_lens=(5, 9, 200))
@@ -82,6 +92,19 @@ def test_right_with_the_sums_of_an_h200(name: str) -> None:
     assert_right_clean_and_deaf_to_poison((CASES | CACHES)[name], on_h200, fp8_sums=True)
 
 
+def test_every_step_moves_the_reference() -> None:
+    """Lists in the order of rows, whose scores rise: factors go through their ring twice."""
+    case = replace(PLAIN, q_lens=(1,), topk=640, k_lens=(700,), values="rising")
+    assert_right_clean_and_deaf_to_poison(case, run, change=in_order)
+
+
+def in_order(built: BuiltCase) -> BuiltCase:
+    op = built.operands
+    assert isinstance(op, SparseOperands)
+    op.indices.copy_(op.indices.sort(1).values)
+    return built
+
+
 def test_the_first_index_that_does_not_count_ends_a_block() -> None:
     assert_right_clean_and_deaf_to_poison(PLAIN, run, change=ends_with_invalid)
 
@@ -102,9 +125,12 @@ def test_a_token_does_not_see_its_neighbors() -> None:
     for token in range(4):
         rows = slice(token, token + 1)
         alone = replace(
-            op, q=op.q[rows], indices=op.indices[rows], topk_lengths=op.topk_lengths[rows],
+            op,
+            q=op.q[rows],
+            indices=op.indices[rows],
+            topk_lengths=op.topk_lengths[rows],
             weights=replace(op.weights, q_scale=scale[rows]),
-        )  # fmt: skip
+        )
         assert torch.equal(run(replace(built, operands=alone))[0].out, together[rows])
 
 

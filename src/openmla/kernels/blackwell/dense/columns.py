@@ -1,17 +1,16 @@
 """Tensor memory: where scores, weights and outputs lie, and how registers hold them.
 
-TMEM = (S0, S1, O0, O1, BN, D_V, CTAS): first columns of the two score tiles and of the two outputs,
-as the plan has them, the widths of both, and how many CTAs a tile is divided among: each holds 128
-of its rows. Weights lie over the left half of the scores they were made from. Columns of the right
-half carry a number per row from a softmax group to the correction group: C0, C1 of the two tiles,
-in the plan's words.
+TMEM, a records.TmemMap, has the first columns of the two score tiles and of the two output
+accumulators, as planned, and their widths. With a pair each CTA holds 128 rows of every tile. The
+weights alias the left half of the scores they were made from. Columns of the right half carry a
+number per row from a softmax group to the correction group: the plan calls them C0 and C1.
 
-| of a score tile | columns (BN 128) | |
+| in a score tile | columns (BN 128) | lives |
 |---|---|---|
 | scores, fp32 | 0-127 | until the softmax group has them in registers |
 | weights, 16 bits | 0-63 | until their product is done |
-| weights, 8 bits, two parts | 0-31, 32-63 | likewise |
-| what O is multiplied by | 64 | until the MMA warp may multiply the weights |
+| weights, 8 bits, two parts | 0-31, 32-63 | until their product is done |
+| factor that O is rescaled by | 64 | until the MMA warp may multiply the weights |
 | row_sum, row_max of all blocks | 65, 66 | until the end |
 
 A thread of a group of four warps holds one row.
@@ -41,75 +40,80 @@ def columns_layout(columns, ctas):
 
 @gluon.constexpr_function
 def row_registers(dtype, columns, ctas):
-    """How four warps of a CTA hold 128 rows of `columns` columns: a row per thread."""
+    """Register layout in which four warps of a CTA hold 128 rows of `columns` columns, a row per
+    thread."""
     rows = 128 * int(ctas)
     return tmem_reg_layout(dtype, [rows, int(columns)], columns_layout(columns, ctas), 4)
 
 
 @gluon.jit
 def allocate(COLUMNS: gl.constexpr, TMEM: gl.constexpr):
-    """All columns of a block in one work item, so that the plan's numbers are addresses."""
-    WIDEST: gl.constexpr = TMEM[5] if TMEM[5] > TMEM[4] else TMEM[4]
+    """One allocation per CTA; the plan's columns are offsets into it."""
+    WIDEST: gl.constexpr = TMEM.d_v if TMEM.d_v > TMEM.keys else TMEM.keys
     return allocate_tensor_memory(
-        gl.float32, [128 * TMEM[6], COLUMNS], columns_layout(WIDEST, TMEM[6])
+        gl.float32, [128 * TMEM.ctas, COLUMNS], columns_layout(WIDEST, TMEM.ctas)
     )
 
 
 @gluon.jit
 def scores(tmem, tile: gl.constexpr, TMEM: gl.constexpr):
     """Score tile 0 or 1."""
-    return tmem.slice(TMEM[tile], TMEM[4])
+    return tmem.slice(TMEM.scores[tile], TMEM.keys)
 
 
 @gluon.jit
 def weights_at(
     tmem, column: gl.constexpr, KEYS: gl.constexpr, dtype: gl.constexpr, TMEM: gl.constexpr
 ):
-    """Weights of KEYS keys that begin at a column of `tmem`, which holds 32 bits.
+    """Weights of KEYS keys from `column` on; a column of `tmem` holds 32 bits.
 
     All of tensor memory is reinterpreted and then sliced: Triton 3.8 does not reinterpret a slice.
     """
-    LAYOUT: gl.constexpr = columns_layout(KEYS, TMEM[6])
+    LAYOUT: gl.constexpr = columns_layout(KEYS, TMEM.ctas)
     PER_COLUMN: gl.constexpr = 32 // dtype.primitive_bitwidth
-    SHAPE: gl.constexpr = (128 * TMEM[6], tmem.shape[1] * PER_COLUMN)
+    SHAPE: gl.constexpr = (128 * TMEM.ctas, tmem.shape[1] * PER_COLUMN)
     return reinterpret(tmem, dtype, SHAPE, LAYOUT).slice(column * PER_COLUMN, KEYS)
 
 
 @gluon.jit
 def weights(tmem, tile: gl.constexpr, part: gl.constexpr, dtype: gl.constexpr, TMEM: gl.constexpr):
-    """The weights over score tile 0 or 1; of 8 bits there are two parts."""
-    WIDTH: gl.constexpr = TMEM[4] * dtype.primitive_bitwidth // 32
-    return weights_at(tmem, TMEM[tile] + part * WIDTH, TMEM[4], dtype, TMEM)
+    """The weights over score tile 0 or 1: part 0, or of 8-bit weights part 0 or 1."""
+    WIDTH: gl.constexpr = TMEM.keys * dtype.primitive_bitwidth // 32
+    return weights_at(tmem, TMEM.scores[tile] + part * WIDTH, TMEM.keys, dtype, TMEM)
 
 
 @gluon.jit
 def half_weights(
-    tmem, tile: gl.constexpr, part: gl.constexpr, half: gl.constexpr, dtype: gl.constexpr,
+    tmem,
+    tile: gl.constexpr,
+    part: gl.constexpr,
+    half: gl.constexpr,
+    dtype: gl.constexpr,
     TMEM: gl.constexpr,
-):  # fmt: skip
+):
     """Half of the columns of `weights`."""
-    KEYS: gl.constexpr = TMEM[4] // 2
+    KEYS: gl.constexpr = TMEM.keys // 2
     WIDTH: gl.constexpr = KEYS * dtype.primitive_bitwidth // 32
-    return weights_at(tmem, TMEM[tile] + (2 * part + half) * WIDTH, KEYS, dtype, TMEM)
+    return weights_at(tmem, TMEM.scores[tile] + (2 * part + half) * WIDTH, KEYS, dtype, TMEM)
 
 
 @gluon.jit
 def output(tmem, out: gl.constexpr, TMEM: gl.constexpr):
     """Output accumulator 0 or 1."""
-    return tmem.slice(TMEM[2 + out], TMEM[5])
+    return tmem.slice(TMEM.outputs[out], TMEM.d_v)
 
 
 @gluon.jit
 def tell(tmem, tile: gl.constexpr, what: gl.constexpr, value, TMEM: gl.constexpr):
     """Leave one number per row beside the weights of a tile: RESCALE, TOTAL or REFERENCE."""
-    REGS: gl.constexpr = row_registers(gl.float32, 1, TMEM[6])
-    column = tmem.slice(TMEM[tile] + TMEM[4] // 2 + what, 1)
+    REGS: gl.constexpr = row_registers(gl.float32, 1, TMEM.ctas)
+    column = tmem.slice(TMEM.scores[tile] + TMEM.keys // 2 + what, 1)
     column.store(gl.convert_layout(value[:, None], REGS))
 
 
 @gluon.jit
 def told(tmem, tile: gl.constexpr, what: gl.constexpr, TMEM: gl.constexpr):
-    """What `tell` left there."""
-    REGS: gl.constexpr = row_registers(gl.float32, 1, TMEM[6])
-    column = tmem.slice(TMEM[tile] + TMEM[4] // 2 + what, 1).load(REGS)
+    """The number per row that `tell` left beside the weights of a tile."""
+    REGS: gl.constexpr = row_registers(gl.float32, 1, TMEM.ctas)
+    column = tmem.slice(TMEM.scores[tile] + TMEM.keys // 2 + what, 1).load(REGS)
     return gl.max(column, 1)

@@ -1,10 +1,11 @@
 # ruff: noqa: E741  (O is the output accumulator, as everywhere in attention)
 """The correction group: keeps the accumulators in step with the reference maxima, then stores.
 
-For every block of a query tile a softmax group tells what each row's sums are multiplied by. Where
-one of the 128 references moved, so is the accumulator; otherwise it is left alone. Either way the
-MMA warp hears from here, and from the softmax group, before it adds the next product. After the
-last block row_max and row_sum come the same way, and the accumulator becomes rows of out and lse.
+For every block of a query tile a softmax group tells the factor that each row's sums are multiplied
+by. If one of the 128 reference maxima moved, this group multiplies the accumulator by it; otherwise
+it leaves the accumulator alone. In both cases it arrives at p_full, as the softmax group does,
+before the MMA warp adds the next product. After the last block row_max and row_sum come through
+tensor memory as well, and the accumulator becomes rows of out and lse.
 """
 
 from triton.experimental import gluon
@@ -24,34 +25,33 @@ VECTOR = gl.constexpr(8)  # out's strides come in units of 16 bytes
 @gluon.jit
 def multiply_rows(tmem, out: gl.constexpr, factor, TMEM: gl.constexpr):
     """Accumulator `out` times factor, row by row."""
-    REGS: gl.constexpr = row_registers(gl.float32, STEP, TMEM[6])
+    REGS: gl.constexpr = row_registers(gl.float32, STEP, TMEM.ctas)
     factor = gl.convert_layout(factor, gl.SliceLayout(1, REGS))[:, None]
-    for i in gl.static_range(TMEM[5] // STEP):
-        part = tmem.slice(TMEM[2 + out] + i * STEP, STEP)
+    for i in gl.static_range(TMEM.d_v // STEP):
+        part = tmem.slice(TMEM.outputs[out] + i * STEP, STEP)
         part.store(part.load(REGS) * factor)
 
 
 @gluon.jit
 def rescale(tmem, out: gl.constexpr, factor, TMEM: gl.constexpr):
-    """Accumulator `out` times factor; left alone if that is 1 in all rows.
+    """Accumulator `out` times factor; left alone if the factor is 1 in all rows.
 
     The CTAs of a pair have no branch that they take together, and always multiply.
     """
-    # Decided when compiled for a pair: a maximum of both CTAs would be a barrier of the cluster.
-    if TMEM[6] == 2 or gl.max(gl.where(factor == 1.0, 0, 1), 0) > 0:
+    # Decided at compile time for a pair: a maximum over both CTAs would need a cluster barrier.
+    if TMEM.ctas == 2 or gl.max(gl.where(factor == 1.0, 0, 1), 0) > 0:
         multiply_rows(tmem, out, factor, TMEM)
 
 
 @gluon.jit
 def correct(tmem, bars, tile: gl.constexpr, out: gl.constexpr, turn, j, TMEM: gl.constexpr):
     """Bring accumulator `out` to the reference of block j, the turn-th in score tile `tile`."""
-    p_full, o_full, c_full, _t_full = bars
-    mbarrier.wait(c_full.index(tile), turn & 1)
+    mbarrier.wait(bars.c_full.index(tile), turn & 1)
     factor = told(tmem, tile, RESCALE, TMEM)
     if j > 0:
-        mbarrier.wait(o_full.index(out), (j - 1) & 1)
+        mbarrier.wait(bars.o_full.index(out), (j - 1) & 1)
         rescale(tmem, out, factor, TMEM)
-    mbarrier.arrive(p_full.index(tile), count=1)
+    mbarrier.arrive(bars.p_full.index(tile), count=1)
 
 
 @gluon.constexpr_function
@@ -63,36 +63,36 @@ def written_layout(ctas):
 
 @gluon.constexpr_function
 def staged_layout(ctas):
-    """The same in shared memory."""
+    """Shared memory layout of the rows of out on their way between two register layouts."""
     return gl.NVMMASharedLayout(
         swizzle_byte_width=64, element_bitwidth=16, rank=2, cga_layout=[[1, 0]] if ctas == 2 else []
     )
 
 
 @gluon.jit
-def write_rows(tmem, stage, out: gl.constexpr, inverse, empty, work, results, TMEM: gl.constexpr):
-    """Normalize and round an accumulator, and store it with 16 bytes per thread.
+def write_rows(tmem, stage, tile: gl.constexpr, inverse, empty, work, out, TMEM: gl.constexpr):
+    """Normalize and round accumulator `tile`, and store it to `out` with 16 bytes per thread.
 
-    A thread holds a row; neighbors must write neighboring columns. So the values change hands in
-    the shared memory that held the query tile.
+    A thread holds a row; neighbors must write neighboring columns. So the values change threads
+    through `stage`, the shared memory that held the query tile.
     """
-    head, token, rows = work[0], work[1], work[2]
-    out_ptr, stride_t, stride_h = results
-    DTYPE: gl.constexpr = out_ptr.dtype.element_ty
-    REGS: gl.constexpr = row_registers(gl.float32, STORED, TMEM[6])
-    ROWS: gl.constexpr = Q_ROWS * TMEM[6]
-    BL: gl.constexpr = written_layout(TMEM[6])
-    TILE: gl.constexpr = staged_layout(TMEM[6])
+    DTYPE: gl.constexpr = out.base.dtype.element_ty
+    REGS: gl.constexpr = row_registers(gl.float32, STORED, TMEM.ctas)
+    ROWS: gl.constexpr = Q_ROWS * TMEM.ctas
+    BL: gl.constexpr = written_layout(TMEM.ctas)
+    TILE: gl.constexpr = staged_layout(TMEM.ctas)
     SHAPE: gl.constexpr = (ROWS, STORED)
     box = reinterpret(stage, DTYPE, SHAPE, TILE)
     row = gl.arange(0, ROWS, gl.SliceLayout(1, BL))
     column = gl.arange(0, STORED, gl.SliceLayout(0, BL))
-    step = stride_t.to(gl.int64) * VECTOR
-    first = out_ptr + ((token + out * ROWS) * step + head * (stride_h.to(gl.int64) * VECTOR))
+    step = out.token_stride.to(gl.int64) * VECTOR
+    first = out.base + (
+        (work.token + tile * ROWS) * step + work.head * (out.head_stride.to(gl.int64) * VECTOR)
+    )
     here = (first + row * step)[:, None] + column[None, :]
-    exists = (row + out * ROWS < rows)[:, None]
-    for i in gl.static_range(TMEM[5] // STORED):
-        O = tmem.slice(TMEM[2 + out] + i * STORED, STORED).load(REGS)
+    exists = (row + tile * ROWS < work.rows)[:, None]
+    for i in gl.static_range(TMEM.d_v // STORED):
+        O = tmem.slice(TMEM.outputs[tile] + i * STORED, STORED).load(REGS)
         scale = gl.convert_layout(inverse, gl.SliceLayout(1, REGS))[:, None]
         nothing = gl.convert_layout(empty, gl.SliceLayout(1, REGS))[:, None]
         box.store(gl.where(nothing, 0.0, O * scale).to(DTYPE))
@@ -101,25 +101,31 @@ def write_rows(tmem, stage, out: gl.constexpr, inverse, empty, work, results, TM
 
 @gluon.jit
 def finish(
-    tmem, stage, bars, out: gl.constexpr, products, work, results, sink_ptr,
-    BIAS: gl.constexpr, TMEM: gl.constexpr,
-):  # fmt: skip
+    tmem,
+    stage,
+    bars,
+    out: gl.constexpr,
+    products,
+    work,
+    results,
+    sink_ptr,
+    BIAS: gl.constexpr,
+    TMEM: gl.constexpr,
+):
     """Rows of out and lse from accumulator `out`, once all products are in it."""
-    _p_full, o_full, _c_full, t_full = bars
-    out_rows, lse_rows = results
-    head, token, rows = work[0], work[1], work[2]
-    mbarrier.wait(t_full.index(out), 0)
+    mbarrier.wait(bars.t_full.index(out), 0)
     row_max = told(tmem, out, REFERENCE, TMEM)
     row_sum = told(tmem, out, TOTAL, TMEM)
-    inverse, lse, empty = normalize(row_max - BIAS, row_sum, sink_ptr, head)
-    lse_ptr, stride_t, stride_h = lse_rows
-    if lse_ptr is not None:
+    inverse, lse, empty = normalize(row_max - BIAS, row_sum, sink_ptr, work.head)
+    lse_rows = results.lse
+    if lse_rows.base is not None:
         row = gl.arange(0, row_max.shape[0], row_max.type.layout) + out * row_max.shape[0]
-        step = stride_t.to(gl.int64)
-        here = lse_ptr + (token * step + head * stride_h.to(gl.int64)) + row * step
-        gl.store(here, lse, mask=row < rows)
-    mbarrier.wait(o_full.index(out), (products - 1) & 1)
-    write_rows(tmem, stage, out, inverse, empty, work, out_rows, TMEM)
+        step = lse_rows.token_stride.to(gl.int64)
+        first = work.token * step + work.head * lse_rows.head_stride.to(gl.int64)
+        here = lse_rows.base + first + row * step
+        gl.store(here, lse, mask=row < work.rows)
+    mbarrier.wait(bars.o_full.index(out), (products - 1) & 1)
+    write_rows(tmem, stage, out, inverse, empty, work, results.out, TMEM)
 
 
 @gluon.jit
@@ -127,8 +133,7 @@ def correct_two(
     tmem, q_smem, bars, work, results, sink_ptr, BIAS: gl.constexpr, TMEM: gl.constexpr
 ):
     """Both query tiles."""
-    blocks = work[6]
-    skipped = work[9]
+    blocks, skipped = work.blocks, work.skipped
     for j in range(0, blocks):
         if j >= skipped:
             correct(tmem, bars, 0, 0, j - skipped, j - skipped, TMEM)
@@ -143,8 +148,8 @@ def correct_two(
 def correct_one(
     tmem, q_smem, bars, work, results, sink_ptr, BIAS: gl.constexpr, TMEM: gl.constexpr
 ):
-    """One query tile, one accumulator; block j speaks through score tile j % 2."""
-    blocks = work[6]
+    """One query tile, one accumulator; the factors of block j are in score tile j % 2."""
+    blocks = work.blocks
     for pair in range(0, (blocks + 1) // 2):
         for tile in gl.static_range(2):
             if 2 * pair + tile < blocks:
@@ -154,15 +159,28 @@ def correct_one(
 
 
 @gluon.jit
-def correction(given, QUERIES: gl.constexpr, BIAS: gl.constexpr, TMEM: gl.constexpr):
-    """QUERIES as in multiply.py; q_smem: main columns of Q, reused to change the layout of out."""
-    tmem, q_smem, bars, work, results, sink_ptr = given
+def correction(
+    tmem,
+    q_smem,
+    bars,
+    work,
+    results,
+    sink_ptr,
+    QUERIES: gl.constexpr,
+    BIAS: gl.constexpr,
+    TMEM: gl.constexpr,
+):
+    """The correction partition: Barriers `bars`, WorkItem `work`, Results `results`.
+
+    q_smem: main columns of Q, reused to change the layout of out. QUERIES: as in multiply.py.
+    BIAS: of the weights, as in softmax.py.
+    """
     if QUERIES == 1:
         correct_one(tmem, q_smem, bars, work, results, sink_ptr, BIAS, TMEM)
     elif QUERIES == 2:
         correct_two(tmem, q_smem, bars, work, results, sink_ptr, BIAS, TMEM)
     else:
-        if work[2] > Q_ROWS:
+        if work.rows > Q_ROWS:
             correct_two(tmem, q_smem, bars, work, results, sink_ptr, BIAS, TMEM)
         else:
             correct_one(tmem, q_smem, bars, work, results, sink_ptr, BIAS, TMEM)

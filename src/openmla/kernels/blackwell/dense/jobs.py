@@ -1,22 +1,28 @@
-"""What the dense Blackwell kernel is compiled for without a GPU."""
+"""The problems that the dense Blackwell kernel is compiled for without a GPU."""
 
 from dataclasses import replace
 
 from openmla.kernels.call import Call
-from openmla.kernels.gluon.compat import TRITON
 from openmla.kernels.jobs import Jobs, Predicted, typed
+from openmla.kernels.triton_version import TRITON
 from openmla.planning import Plan
 from openmla.planning.blackwell.kernel import DenseKernel
+from openmla.planning.blackwell.pairs import FIRST_DENSE_PAIR
 from openmla.planning.blackwell.partitions import Partitioned
-from openmla.planning.blackwell.units import FIRST_DENSE_PAIR
 from openmla.problem import Problem
 
-# Bytes. In the softmax and correction groups, as `CompileReport.spilling` shows.
+# Bytes that the softmax and correction groups spill, as `CompileReport.spilling` shows.
 SPILLS = 104
 _V3 = Problem(
-    form="dense", heads=128, d_nope=128, d_rope=64, d_v=128, total_q=1024, total_k=1024,
+    form="dense",
+    heads=128,
+    d_nope=128,
+    d_rope=64,
+    d_v=128,
+    total_q=1024,
+    total_k=1024,
     wants_lse=True,
-)  # fmt: skip
+)
 _FP8 = replace(_V3, q_dtype="e4m3", kv_dtype="e4m3", v_dtype="e4m3")
 _GLM = replace(_V3, heads=64, d_nope=192, d_v=256)
 _NO_ROPE = replace(_V3, d_rope=0)
@@ -75,12 +81,12 @@ if TRITON >= FIRST_DENSE_PAIR:
 
 
 def predicted(plan: Plan, call: Call) -> Predicted:
-    """What the plan says of its kernel."""
+    """Memory and registers that the plan predicts."""
     return predicted_by(DenseKernel(plan.config, plan.problem), SPILLS)
 
 
 def predicted_by(kernel: Partitioned, spills: int) -> Predicted:
-    """Memory and registers of a kernel of warps with roles."""
+    """Memory and registers of a warp-specialized kernel."""
     return Predicted(
         shared=kernel.block.memory.used,
         tmem=kernel.tmem_columns,

@@ -4,10 +4,10 @@ A block works on one work item (tiles.py): BM = 256 or 128 queries of a head, in
 and walks their keys BN at a time, from the last block to the first. All tiles, columns and ring
 depths are the plan's (MLAConfig; FA4Config without rope).
 
-With a pair of CTAs (TMEM[6] = 2, Triton 3.8 and later) a query tile has 256 rows, of which each CTA
-holds and weighs 128, and multiplies them by all keys: it loads half of the keys of K and half of
-the columns of V, and two-CTA products read both. So K and V pass through shared memory once for 512
-rows, and their rings are deeper. Each CTA has all partitions; the products are issued by the first.
+With a pair of CTAs (TMEM.ctas = 2, Triton 3.8 and later) a query tile has 256 rows, of which each
+CTA holds and weighs 128, and multiplies them by all keys: it loads half of the keys of K and half
+of the columns of V, and two-CTA products read both. So K and V pass through shared memory once for
+512 rows, and their rings are deeper. Each CTA has all partitions; the first issues the products.
 
 | partition | warps | registers | does |
 |---|---|---|---|
@@ -22,25 +22,26 @@ rows, and their rings are deeper. Each CTA has all partitions; the products are 
 With two query tiles, softmax group i and accumulator i belong to query tile i. With one, blocks
 take turns in the two score tiles and all go through softmax group 0 and accumulator 0, in order: a
 row's bits are the same as with two, so they do not depend on what else is in the batch. A plan with
-one accumulator (V 256) has no softmax 1. QUERIES says which: 1, 2, or 0 for two tiles where the
-work item has more than 128 rows left and one where it has not.
+one accumulator (V 256) has no softmax 1. QUERIES is the number of query tiles: 1, 2, or 0 for two
+where the work item has more than 128 rows left and one where it has not.
 
 | barrier | number | completed by (count) | waited for by |
 |---|---|---|---|
-| ring full * | slots | TMA bytes of K, the first with Q, or of V (1) | multiply |
-| ring empty | slots | commit of the last product that reads the slot (1) | load |
+| ring.full * | slots | TMA bytes of K, the first with Q, or of V (1) | multiply |
+| ring.empty | slots | commit of the last product that reads the slot (1) | load |
 | second * | 1 | TMA bytes of the second query tile (1) | multiply |
 | s_full | 2 | commit of a score tile (1) | its softmax group |
-| c_full | 2 | softmax: what a block rescales is told (1) | correction |
+| c_full | 2 | softmax: the factor for O is in tensor memory (1) | correction |
 | p_full * | 2 | softmax: weights are stored; correction: O is in step (2) | multiply |
 | o_full | 2 | commit of a product with V (1) | correction |
-| t_full | 2 | softmax: row_max and row_sum are told (1) | correction |
-| scale full | rope buffers | load: its copies of scales of keys have landed (32) | softmax |
-| scale empty | rope buffers | both softmax groups have read them, or one for both (2) | load |
+| t_full | 2 | softmax: row_max and row_sum are there as well (1) | correction |
+| scales.full | rope buffers | load: its copies of scales of keys have landed (32) | softmax |
+| scales.empty | rope buffers | both softmax groups have read them, or one for both (2) | load |
 | q_raw, k_raw | query tiles, rope buffers | TMA bytes of FP8 rope (1) | dequantize |
-| q_wide, k_wide | likewise | dequantize: the rope is 16 bits wide (1) | multiply |
+| q_wide, k_wide | query tiles, rope buffers | dequantize: the rope is 16 bits wide (1) | multiply |
 
-Of a pair the first CTA has the barriers marked *, for both; commits signal the others in each.
+With a pair, the first CTA has the barriers marked * for both; each CTA has its own of the others,
+and a commit signals both.
 
 | shared memory | bytes (128 + 64 -> 128 in bf16, two query tiles, BN 128, fused ring of 3) |
 |---|---|
@@ -52,8 +53,8 @@ Of a pair the first CTA has the barriers marked *, for both; commits signal the 
 | what Triton passes to the partitions, and their warps' states | about 340 |
 
 `openmla.planning.blackwell.kernel.DenseKernel` has the bytes in full. The original has 1024 more
-for the correction factors; they go through tensor memory here (see columns.py, where its map is),
-and Triton's own bytes fit in their place.
+for the correction factors; here these go through tensor memory (columns.py has its map), and
+Triton's own bytes fit in their place.
 """
 
 from triton.experimental import gluon
@@ -63,160 +64,237 @@ from openmla.kernels.blackwell.dense.columns import allocate
 from openmla.kernels.blackwell.dense.correction import correction
 from openmla.kernels.blackwell.dense.load import load
 from openmla.kernels.blackwell.dense.multiply import multiply
+from openmla.kernels.blackwell.dense.records import (
+    Barriers,
+    BlockTable,
+    CacheScales,
+    LoadHow,
+    MultiplyHow,
+    Parts,
+    Results,
+    RingBarriers,
+    Sequences,
+    SoftmaxHow,
+    Sources,
+    Tiles,
+    TokenScales,
+)
 from openmla.kernels.blackwell.dense.ring import signals
 from openmla.kernels.blackwell.dense.softmax import softmax
 from openmla.kernels.blackwell.dense.tiles import work_item_of
 from openmla.kernels.blackwell.dequantize import dequantize
+from openmla.kernels.blackwell.records import HeadRows
 from openmla.kernels.gluon.barriers import barriers
 from openmla.kernels.gluon.boxes import LANES
 
-
-@gluon.jit
-def query_tiles(
-    TILES: gl.constexpr, DIMS: gl.constexpr, LAYOUTS: gl.constexpr, DTYPE: gl.constexpr,
-    ROPE_DTYPE: gl.constexpr,
-):  # fmt: skip
-    """Query tiles, TILES = (number, rows): main, tail and rope columns. For a missing one main
-    stands in."""
-    main = gl.allocate_shared_memory(DTYPE, [TILES[0], TILES[1], DIMS[0]], LAYOUTS[0])
-    tail = main
-    if DIMS[1] > 0:
-        tail = gl.allocate_shared_memory(DTYPE, [TILES[0], TILES[1], DIMS[1]], LAYOUTS[1])
-    rope = main
-    if DIMS[2] > 0:
-        rope = gl.allocate_shared_memory(ROPE_DTYPE, [TILES[0], TILES[1], DIMS[2]], LAYOUTS[2])
-    return main, tail, rope
-
-
-@gluon.jit
-def key_tiles(
-    BN: gl.constexpr, RING: gl.constexpr, DIMS: gl.constexpr, LAYOUTS: gl.constexpr,
-    DTYPE: gl.constexpr, ROPE_DTYPE: gl.constexpr,
-):  # fmt: skip
-    """The slots of K (main, tail, rope columns) and of V; in a fused ring main and V are one."""
-    ST: gl.constexpr = RING[1]
-    if RING[0]:
-        WIDE: gl.constexpr = DIMS[0] if DIMS[0] > DIMS[3] else DIMS[3]
-        slots = gl.allocate_shared_memory(DTYPE, [ST, BN, WIDE], LAYOUTS[4])
-        rope = slots
-        if DIMS[2] > 0:
-            rope = gl.allocate_shared_memory(ROPE_DTYPE, [RING[2], BN, DIMS[2]], LAYOUTS[2])
-        return (slots, slots, rope), slots
-    else:
-        main = gl.allocate_shared_memory(DTYPE, [ST, BN, DIMS[0]], LAYOUTS[0])
-        rope = main
-        if DIMS[2] > 0:
-            rope = gl.allocate_shared_memory(ROPE_DTYPE, [RING[2], BN, DIMS[2]], LAYOUTS[2])
-        tail = main
-        if DIMS[1] > 0:
-            tail = gl.allocate_shared_memory(DTYPE, [ST, BN, DIMS[1]], LAYOUTS[1])
-        v = gl.allocate_shared_memory(DTYPE, [ST, BN, DIMS[3]], LAYOUTS[3])
-        return (main, tail, rope), v
-
-
 COUNTS = ["batch", "total_q", "total_k", "heads", "table_stride", "last_page", "factor"]
 STRIDES = [
-    "out_stride_t", "out_stride_h", "lse_stride_t", "lse_stride_h", "scales_stride_p",
+    "out_stride_t",
+    "out_stride_h",
+    "lse_stride_t",
+    "lse_stride_h",
+    "scales_stride_p",
     "scales_stride_r",
-]  # fmt: skip
+]
 # Vectors of 4-byte elements, read and written one by one: a slice of a tensor is as good as all.
 VECTORS = [
-    "lse_ptr", "sink_ptr", "cu_q_ptr", "cu_k_ptr", "table_ptr", "q_scale_ptr", "k_scale_ptr",
+    "lse_ptr",
+    "sink_ptr",
+    "cu_q_ptr",
+    "cu_k_ptr",
+    "table_ptr",
+    "q_scale_ptr",
+    "k_scale_ptr",
     "rope_scales_ptr",
-]  # fmt: skip
+]
 
 
 @gluon.jit(do_not_specialize=COUNTS + STRIDES, do_not_specialize_on_alignment=VECTORS)
 def dense_kernel(  # noqa: PLR0913
-    q_main_desc, q_tail_desc, q_rope_desc, k_main_desc, k_tail_desc, k_rope_desc, v_desc,
-    k_scale_ptr, q_scale_ptr, rope_scales_ptr,
-    out_ptr, lse_ptr, sink_ptr, cu_q_ptr, cu_k_ptr, table_ptr,
-    factor, batch, total_q, total_k, heads,
-    table_stride, last_page, scales_stride_p, scales_stride_r, out_stride_t, out_stride_h,
-    lse_stride_t, lse_stride_h,
-    QUERIES: gl.constexpr, GROUPS: gl.constexpr, BN: gl.constexpr, RING: gl.constexpr,
-    DIMS: gl.constexpr, ROPE: gl.constexpr, ROPE_DTYPE: gl.constexpr, RAW: gl.constexpr,
-    ROPE_SCALES: gl.constexpr, CAUSAL: gl.constexpr, SIGN: gl.constexpr, WEIGHTS: gl.constexpr,
-    TMEM: gl.constexpr, TMEM_COLUMNS: gl.constexpr, BYTES: gl.constexpr, REGISTERS: gl.constexpr,
+    q_main_desc,
+    q_tail_desc,
+    q_rope_desc,
+    k_main_desc,
+    k_tail_desc,
+    k_rope_desc,
+    v_desc,
+    k_scale_ptr,
+    q_scale_ptr,
+    rope_scales_ptr,
+    out_ptr,
+    lse_ptr,
+    sink_ptr,
+    cu_q_ptr,
+    cu_k_ptr,
+    table_ptr,
+    factor,
+    batch,
+    total_q,
+    total_k,
+    heads,
+    table_stride,
+    last_page,
+    scales_stride_p,
+    scales_stride_r,
+    out_stride_t,
+    out_stride_h,
+    lse_stride_t,
+    lse_stride_h,
+    QUERIES: gl.constexpr,
+    GROUPS: gl.constexpr,
+    BN: gl.constexpr,
+    RING: gl.constexpr,
+    DIMS: gl.constexpr,
+    ROPE: gl.constexpr,
+    ROPE_DTYPE: gl.constexpr,
+    RAW: gl.constexpr,
+    ROPE_SCALES: gl.constexpr,
+    CAUSAL: gl.constexpr,
+    SIGN: gl.constexpr,
+    WEIGHTS: gl.constexpr,
+    TMEM: gl.constexpr,
+    TMEM_COLUMNS: gl.constexpr,
+    BYTES: gl.constexpr,
+    REGISTERS: gl.constexpr,
     LAYOUTS: gl.constexpr,
-):  # fmt: skip
-    """DIMS: columns of main, tail, rope, V. RING: see ring.py. ROPE: source of K's rope, page size.
-    RAW, ROPE_SCALES: see dequantize.py. WEIGHTS: threshold and bias, see softmax.py. TMEM: see
-    columns.py. BYTES: on the barrier of a Q, of a K, of a V tile, from one CTA. LAYOUTS: as DIMS,
-    then of a fused slot.
+):
+    """QUERIES: as in multiply.py. GROUPS: softmax groups. TMEM_COLUMNS: columns to allocate. These
+    constants are records:
+
+    | constant | record |
+    |---|---|
+    | RING | Ring, see ring.py |
+    | DIMS, LAYOUTS | Columns, TileLayouts |
+    | ROPE, RAW, ROPE_SCALES | Rope, RawRope, RopeScales, see dequantize.py |
+    | WEIGHTS | WeightRange, see softmax.py |
+    | TMEM | TmemMap, see columns.py |
+    | BYTES, REGISTERS | TileBytes, Registers |
     """
     DTYPE: gl.constexpr = v_desc.dtype
     NQ: gl.constexpr = 1 if QUERIES == 1 else 2
-    CTAS: gl.constexpr = TMEM[6]
+    CTAS: gl.constexpr = TMEM.ctas
+    ROPES: gl.constexpr = RING.rope_buffers
     SCALED: gl.constexpr = k_scale_ptr is not None
-    HOW: gl.constexpr = (CAUSAL, SIGN, WEIGHTS[0], WEIGHTS[1], DTYPE, SCALED)
-    LOAD: gl.constexpr = (BYTES, RAW)
-    BIAS: gl.constexpr = WEIGHTS[1]
-    shape = (cu_q_ptr, cu_k_ptr, batch, total_q, total_k, heads)
+    DEQUANTIZES: gl.constexpr = RAW.q or RAW.k
+    SOFTMAX: gl.constexpr = SoftmaxHow(
+        is_causal=CAUSAL,
+        sign=SIGN,
+        weights=WEIGHTS,
+        dtype=DTYPE,
+        scale_buffers=ROPES,
+    )
+    BIAS: gl.constexpr = WEIGHTS.bias
+    MULTIPLY: gl.constexpr = MultiplyHow(columns=DIMS, ring=RING, raw=RAW)
+    LOAD: gl.constexpr = LoadHow(columns=DIMS, ring=RING, rope=ROPE, raw=RAW, tile_bytes=BYTES)
+    sequences = Sequences(
+        cu_seqlens_q=cu_q_ptr,
+        cu_seqlens_k=cu_k_ptr,
+        batch=batch,
+        total_q=total_q,
+        total_k=total_k,
+        heads=heads,
+    )
     # Scales of keys are released by both softmax groups, block by block, so none may skip one.
-    work = work_item_of(gl.program_id(0), shape, 128 * NQ * CTAS, BN, CAUSAL, not SCALED, CTAS)
-    q_smem = query_tiles((NQ, 128 * CTAS), DIMS, LAYOUTS, DTYPE, ROPE_DTYPE)
-    k_smem, v_smem = key_tiles(BN, RING, DIMS, LAYOUTS, DTYPE, ROPE_DTYPE)
-    SLOTS: gl.constexpr = RING[1] if RING[0] else 2 * RING[1]
-    ring = (signals(SLOTS, 1, CTAS, True), signals(SLOTS, 1, CTAS, False))
+    work = work_item_of(gl.program_id(0), sequences, 128 * NQ * CTAS, BN, CAUSAL, not SCALED, CTAS)
+
+    # A buffer or barrier that this problem does not use is None, not an alias of another one.
+    ROWS: gl.constexpr = 128 * CTAS
+    q_main = gl.allocate_shared_memory(DTYPE, [NQ, ROWS, DIMS.main], LAYOUTS.main)
+    q_tail = None
+    if DIMS.tail > 0:
+        q_tail = gl.allocate_shared_memory(DTYPE, [NQ, ROWS, DIMS.tail], LAYOUTS.tail)
+    q_rope = None
+    if DIMS.rope > 0:
+        q_rope = gl.allocate_shared_memory(ROPE_DTYPE, [NQ, ROWS, DIMS.rope], LAYOUTS.rope)
+    ST: gl.constexpr = RING.stages
+    K_COLUMNS: gl.constexpr = DIMS.v if RING.is_fused and DIMS.v > DIMS.main else DIMS.main
+    K_LAYOUT: gl.constexpr = LAYOUTS.fused if RING.is_fused else LAYOUTS.main
+    k_main = gl.allocate_shared_memory(DTYPE, [ST, BN, K_COLUMNS], K_LAYOUT)
+    k_rope = None
+    if DIMS.rope > 0:
+        k_rope = gl.allocate_shared_memory(ROPE_DTYPE, [ROPES, BN, DIMS.rope], LAYOUTS.rope)
+    k_tail = None
+    v_smem = k_main  # in a fused ring, which has no tail, K and V take turns
+    if not RING.is_fused:
+        if DIMS.tail > 0:
+            k_tail = gl.allocate_shared_memory(DTYPE, [ST, BN, DIMS.tail], LAYOUTS.tail)
+        v_smem = gl.allocate_shared_memory(DTYPE, [ST, BN, DIMS.v], LAYOUTS.v)
+
+    SLOTS: gl.constexpr = RING.stages if RING.is_fused else 2 * RING.stages
+    ring = RingBarriers(full=signals(SLOTS, 1, CTAS, True), empty=signals(SLOTS, 1, CTAS, False))
     s_full = signals(2, 1, CTAS, False)
     p_full = signals(2, 2, CTAS, True)
     o_full = signals(2, 1, CTAS, False)
     c_full = signals(2, 1, CTAS, False)
     t_full = signals(2, 1, CTAS, False)
-    second = signals(1, 1, CTAS, True) if NQ == 2 else o_full
-    # What a problem does not need stands for something else, and is never touched.
-    scale_smem = k_smem[2]
-    scale_bars = (s_full, s_full)
-    q_raw = s_full
-    q_wide = s_full
-    k_raw = s_full
-    k_wide = s_full
+    second = signals(1, 1, CTAS, True) if NQ == 2 else None
+    scale_smem = None
+    scale_bars = None
+    q_raw = None
+    q_wide = None
+    k_raw = None
+    k_wide = None
     if SCALED:
         LINEAR: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, order=[0])
-        scale_smem = gl.allocate_shared_memory(gl.float32, [RING[2], BN], LINEAR)
-        scale_bars = (barriers(RING[2], LANES), barriers(RING[2], 2))
-    if RAW[0]:
+        scale_smem = gl.allocate_shared_memory(gl.float32, [ROPES, BN], LINEAR)
+        scale_bars = RingBarriers(full=barriers(ROPES, LANES), empty=barriers(ROPES, 2))
+    if RAW.q:
         q_raw = barriers(NQ, 1)
         q_wide = barriers(NQ, 1)
-    if RAW[1]:
-        k_raw = barriers(RING[2], 1)
-        k_wide = barriers(RING[2], 1)
+    if RAW.k:
+        k_raw = barriers(ROPES, 1)
+        k_wide = barriers(ROPES, 1)
     tmem = allocate(TMEM_COLUMNS, TMEM)
-    smem = (q_smem, k_smem, v_smem)
-    loaded = (q_smem, k_smem, v_smem, scale_smem)
-    descs = (
-        (q_main_desc, q_tail_desc, q_rope_desc),
-        (k_main_desc, k_tail_desc, k_rope_desc),
-        v_desc,
-        k_scale_ptr,
+    smem = Tiles(
+        q=Parts(main=q_main, tail=q_tail, rope=q_rope),
+        k=Parts(main=k_main, tail=k_tail, rope=k_rope),
+        v=v_smem,
+        key_scales=scale_smem,
     )
-    results = ((out_ptr, out_stride_t, out_stride_h), (lse_ptr, lse_stride_t, lse_stride_h))
-    table = (table_ptr, table_stride)
-    scales = (scale_smem, q_scale_ptr)
-    s_bars = (s_full, p_full, c_full, t_full, scale_bars)
-    c_bars = (p_full, o_full, c_full, t_full)
-    m_bars = (ring, second, s_full, p_full, o_full, (q_wide, k_wide))
-    l_bars = (ring, second, scale_bars, q_raw, k_raw)
-    w_bars = (q_raw, q_wide, k_raw, k_wide)
-    soft = (tmem, s_bars, work, factor, scales)
-    corr = (tmem, q_smem[0], c_bars, work, results, sink_ptr)
-    mult = (smem, tmem, m_bars, work)
-    fill = (descs, loaded, l_bars, table, work)
-    source = (rope_scales_ptr, scales_stride_p, scales_stride_r, last_page)
-    wide = ((q_smem[2], k_smem[2]), w_bars, table, work, source)
-    R0: gl.constexpr = REGISTERS[0]
-    R1: gl.constexpr = REGISTERS[1]
-    R2: gl.constexpr = REGISTERS[2]
-    if GROUPS == 2 and RAW[3]:
+    bars = Barriers(
+        ring=ring,
+        second=second,
+        s_full=s_full,
+        p_full=p_full,
+        o_full=o_full,
+        c_full=c_full,
+        t_full=t_full,
+        scales=scale_bars,
+        q_raw=q_raw,
+        q_wide=q_wide,
+        k_raw=k_raw,
+        k_wide=k_wide,
+    )
+    sources = Sources(
+        q=Parts(main=q_main_desc, tail=q_tail_desc, rope=q_rope_desc),
+        k=Parts(main=k_main_desc, tail=k_tail_desc, rope=k_rope_desc),
+        v=v_desc,
+        key_scales=k_scale_ptr,
+    )
+    results = Results(
+        out=HeadRows(base=out_ptr, token_stride=out_stride_t, head_stride=out_stride_h),
+        lse=HeadRows(base=lse_ptr, token_stride=lse_stride_t, head_stride=lse_stride_h),
+    )
+    table = BlockTable(base=table_ptr, entries=table_stride)
+    rope_scales = CacheScales(
+        base=rope_scales_ptr,
+        page_stride=scales_stride_p,
+        row_stride=scales_stride_r,
+        last_page=last_page,
+    )
+    scales = TokenScales(keys=scale_smem, queries=q_scale_ptr)
+    R0: gl.constexpr = REGISTERS.softmax
+    R1: gl.constexpr = REGISTERS.correction
+    R2: gl.constexpr = REGISTERS.single
+    if GROUPS == 2 and DEQUANTIZES:
         gl.warp_specialize(
             [
-                (softmax, (soft, 0, QUERIES, HOW, TMEM)),
-                (softmax, (soft, 1, QUERIES, HOW, TMEM)),
-                (correction, (corr, QUERIES, BIAS, TMEM)),
-                (multiply, (mult, QUERIES, RING, DIMS, RAW, TMEM)),
-                (load, (fill, QUERIES, RING, DIMS, ROPE, LOAD)),
-                (dequantize, (wide, RING, ROPE, RAW, ROPE_SCALES)),
+                (softmax, (tmem, bars, work, factor, scales, 0, QUERIES, SOFTMAX, TMEM)),
+                (softmax, (tmem, bars, work, factor, scales, 1, QUERIES, SOFTMAX, TMEM)),
+                (correction, (tmem, q_main, bars, work, results, sink_ptr, QUERIES, BIAS, TMEM)),
+                (multiply, (smem, tmem, bars, work, QUERIES, MULTIPLY, TMEM)),
+                (load, (sources, smem, bars, table, work, QUERIES, LOAD)),
+                (dequantize, (smem, bars, table, work, rope_scales, RING, ROPE, RAW, ROPE_SCALES)),
             ],
             [4, 4, 1, 1, 2],
             [R0, R1, R2, R2, R2],
@@ -224,23 +302,23 @@ def dense_kernel(  # noqa: PLR0913
     elif GROUPS == 2:
         gl.warp_specialize(
             [
-                (softmax, (soft, 0, QUERIES, HOW, TMEM)),
-                (softmax, (soft, 1, QUERIES, HOW, TMEM)),
-                (correction, (corr, QUERIES, BIAS, TMEM)),
-                (multiply, (mult, QUERIES, RING, DIMS, RAW, TMEM)),
-                (load, (fill, QUERIES, RING, DIMS, ROPE, LOAD)),
+                (softmax, (tmem, bars, work, factor, scales, 0, QUERIES, SOFTMAX, TMEM)),
+                (softmax, (tmem, bars, work, factor, scales, 1, QUERIES, SOFTMAX, TMEM)),
+                (correction, (tmem, q_main, bars, work, results, sink_ptr, QUERIES, BIAS, TMEM)),
+                (multiply, (smem, tmem, bars, work, QUERIES, MULTIPLY, TMEM)),
+                (load, (sources, smem, bars, table, work, QUERIES, LOAD)),
             ],
             [4, 4, 1, 1],
             [R0, R1, R2, R2],
         )
-    elif RAW[3]:
+    elif DEQUANTIZES:
         gl.warp_specialize(
             [
-                (softmax, (soft, 0, QUERIES, HOW, TMEM)),
-                (correction, (corr, QUERIES, BIAS, TMEM)),
-                (multiply, (mult, QUERIES, RING, DIMS, RAW, TMEM)),
-                (load, (fill, QUERIES, RING, DIMS, ROPE, LOAD)),
-                (dequantize, (wide, RING, ROPE, RAW, ROPE_SCALES)),
+                (softmax, (tmem, bars, work, factor, scales, 0, QUERIES, SOFTMAX, TMEM)),
+                (correction, (tmem, q_main, bars, work, results, sink_ptr, QUERIES, BIAS, TMEM)),
+                (multiply, (smem, tmem, bars, work, QUERIES, MULTIPLY, TMEM)),
+                (load, (sources, smem, bars, table, work, QUERIES, LOAD)),
+                (dequantize, (smem, bars, table, work, rope_scales, RING, ROPE, RAW, ROPE_SCALES)),
             ],
             [4, 1, 1, 2],
             [R1, R2, R2, R2],
@@ -248,10 +326,10 @@ def dense_kernel(  # noqa: PLR0913
     else:
         gl.warp_specialize(
             [
-                (softmax, (soft, 0, QUERIES, HOW, TMEM)),
-                (correction, (corr, QUERIES, BIAS, TMEM)),
-                (multiply, (mult, QUERIES, RING, DIMS, RAW, TMEM)),
-                (load, (fill, QUERIES, RING, DIMS, ROPE, LOAD)),
+                (softmax, (tmem, bars, work, factor, scales, 0, QUERIES, SOFTMAX, TMEM)),
+                (correction, (tmem, q_main, bars, work, results, sink_ptr, QUERIES, BIAS, TMEM)),
+                (multiply, (smem, tmem, bars, work, QUERIES, MULTIPLY, TMEM)),
+                (load, (sources, smem, bars, table, work, QUERIES, LOAD)),
             ],
             [4, 1, 1],
             [R1, R2, R2],

@@ -14,6 +14,18 @@ from triton.experimental.gluon import language as gl
 
 from openmla.cache import LatentCache
 from openmla.kernels.blackwell.dense.kernel import dense_kernel
+from openmla.kernels.blackwell.dense.records import (
+    Columns,
+    RawRope,
+    Registers,
+    Ring,
+    Rope,
+    RopeScales,
+    TileBytes,
+    TileLayouts,
+    TmemMap,
+)
+from openmla.kernels.blackwell.records import WeightRange
 from openmla.kernels.call import Call, scale_arguments, strides, vector
 from openmla.kernels.gluon.descriptors import (
     pages,
@@ -24,112 +36,146 @@ from openmla.kernels.gluon.descriptors import (
 )
 from openmla.operands import DenseOperands, Results
 from openmla.planning import Plan
-from openmla.planning.blackwell.fa4 import FA4Config
-from openmla.planning.blackwell.kernel import Q_ROWS, DenseKernel, attention_of, column_parts
-from openmla.planning.blackwell.mla import MLAConfig
+from openmla.planning.blackwell.dense import Q_ROWS, DenseConfig
+from openmla.planning.blackwell.kernel import DenseKernel
 from openmla.problem import Problem
 
 VECTOR = 8  # elements in 16 bytes
-V = 3  # among the tiles of `constexprs_of`
 _DTYPES = {"bfloat16": gl.bfloat16, "float16": gl.float16, "float8_e4m3fn": gl.float8e4nv}
 
 
 def calls(plan: Plan, op: DenseOperands, results: Results) -> Iterator[Call]:
-    """What a launch runs; nothing for an empty output."""
+    """The kernel call of a launch; none for an empty output."""
     if not op.has_keys:
-        results.clear()  # nobody sees a key, and a descriptor cannot describe an empty tensor
+        results.clear()  # there are no keys, and a descriptor cannot describe an empty tensor
         return
     if not results.out.numel():
         return
-    config = attention_of(plan.config)
+    config = plan.config
     total_q, heads, _ = op.q.shape
     batch = op.cu_seqlens_q.shape[0] - 1
     arguments = {
-        **constexprs_of(plan.problem, plan.config), **_descriptors(config, op),
-        "out_ptr": results.out, **strides("out", results.out, VECTOR),
-        "lse_ptr": results.lse, **strides("lse", results.lse),
-        "sink_ptr": vector(op.weights.sink), "q_scale_ptr": vector(op.weights.q_scale),
-        **scale_arguments(op.weights.scale), "cu_q_ptr": vector(op.cu_seqlens_q),
-        "cu_k_ptr": vector(op.cu_seqlens_k), "table_ptr": vector(op.block_table),
+        **constexprs_of(plan.problem, plan.config),
+        **_descriptors(config, op),
+        "out_ptr": results.out,
+        **strides("out", results.out, VECTOR),
+        "lse_ptr": results.lse,
+        **strides("lse", results.lse),
+        "sink_ptr": vector(op.weights.sink),
+        "q_scale_ptr": vector(op.weights.q_scale),
+        **scale_arguments(op.weights.scale),
+        "cu_q_ptr": vector(op.cu_seqlens_q),
+        "cu_k_ptr": vector(op.cu_seqlens_k),
+        "table_ptr": vector(op.block_table),
         "table_stride": 0 if op.block_table is None else op.block_table.shape[1],
-        "batch": batch, "total_q": total_q, "total_k": op.k_nope.shape[0], "heads": heads,
-    }  # fmt: skip
+        "batch": batch,
+        "total_q": total_q,
+        "total_k": op.k_nope.shape[0],
+        "heads": heads,
+    }
     rows = config.BM * (2 if config.pair_cta else 1)
     blocks = (total_q // rows + batch + 1) * heads
     yield Call(dense_kernel, blocks, arguments)
 
 
 @lru_cache(maxsize=4096)
-def constexprs_of(problem: Problem, planned: MLAConfig | FA4Config) -> dict[str, Any]:
-    """What the kernel is compiled for."""
-    kernel = DenseKernel(planned, problem)
-    config, rope = kernel.attention, kernel.rope
+def constexprs_of(problem: Problem, config: DenseConfig) -> dict[str, Any]:
+    """The constants that the kernel is compiled for."""
+    kernel = DenseKernel(config, problem)
+    rope = kernel.rope
     main, tail = kernel.parts
     size, rope_size = config.qkv_dtype_size, config.rope_dtype_size or config.qkv_dtype_size
     q_raw, k_raw = kernel.q_raw, kernel.k_raw
     rope_bytes = rope * rope_size
     row = config.nope_depth * size
-    columns = (main, tail or 64, rope or 64, config.ov_depth, max(main, config.ov_depth))
-    sizes = (size, size, rope_size, size, size)
-    layouts = tuple(
-        tile_layout(n, 2, e, 128 if e > 1 else 64) for n, e in zip(columns, sizes, strict=True)
-    )
-    if config.pair_cta:  # rows of Q and keys of K are divided, and columns of V
-        layouts = tuple(halved(tile, int(i == V)) for i, tile in enumerate(layouts))
-    raw_layout = tile_layout(rope or 64, 2, 1, 64)
+    pair = config.pair_cta
     return {
-        "QUERIES": kernel.queries, "GROUPS": 1 if config.single_o else 2, "BN": config.BN,
-        "RING": (config.use_fused_kv, config.num_kv_stages, kernel.ropes),
-        "DIMS": (main, tail, rope, config.ov_depth),
-        "ROPE": (problem.rope, config.page_size),
+        "QUERIES": kernel.queries,
+        "GROUPS": 1 if config.single_o else 2,
+        "BN": config.BN,
+        "RING": Ring(
+            is_fused=config.use_fused_kv,
+            stages=config.num_kv_stages,
+            rope_buffers=kernel.ropes,
+        ),
+        "DIMS": Columns(main=main, tail=tail, rope=rope, v=config.ov_depth),
+        "ROPE": Rope(source=problem.rope, page_size=config.page_size),
         "ROPE_DTYPE": _DTYPES[config.rope_dtype or config.qkv_dtype],
-        "RAW": (q_raw, k_raw, raw_layout, q_raw or k_raw),
+        "RAW": RawRope(
+            q=q_raw, k=k_raw, layout=tile_layout(rope, 2, 1, 64) if q_raw or k_raw else None
+        ),
         "CAUSAL": problem.causal,
-        "WEIGHTS": kernel.weights,
-        "TMEM": (
-            config.TMEM_S0, config.TMEM_S1, config.TMEM_O0, config.TMEM_O1, config.BN,
-            config.ov_depth, kernel.ctas,
+        "WEIGHTS": WeightRange(*kernel.weights),
+        "TMEM": TmemMap(
+            scores=(config.TMEM_S0, config.TMEM_S1),
+            outputs=(config.TMEM_O0, config.TMEM_O1),
+            keys=config.BN,
+            d_v=config.ov_depth,
+            ctas=kernel.ctas,
         ),
         "TMEM_COLUMNS": kernel.tmem_columns,
-        "BYTES": (
-            Q_ROWS * (row + (0 if q_raw else rope_bytes)),
-            config.BN * (row + (0 if k_raw else rope_bytes)) // kernel.ctas,
-            config.BN * config.ov_depth * size // kernel.ctas,
+        "BYTES": TileBytes(
+            q=Q_ROWS * (row + (0 if q_raw else rope_bytes)),
+            k=config.BN * (row + (0 if k_raw else rope_bytes)) // kernel.ctas,
+            v=config.BN * config.ov_depth * size // kernel.ctas,
         ),
-        "REGISTERS": kernel.registers,
-        "LAYOUTS": layouts,
+        "REGISTERS": Registers(*kernel.registers),
+        # A pair divides the rows of Q and the keys of K, and the columns of V.
+        "LAYOUTS": TileLayouts(
+            main=_tile(main, size, pair),
+            tail=_tile(tail, size, pair),
+            rope=_tile(rope, rope_size, pair),
+            v=_tile(config.ov_depth, size, pair, divided_axis=1),
+            fused=_tile(max(main, config.ov_depth), size, pair),
+        ),
         "num_warps": 4,
         "num_ctas": kernel.ctas,
-    }  # fmt: skip
+    }
 
 
-def rope_scales(cache: LatentCache | None) -> tuple[int, int, int]:
-    """Scales of a row's rope, the first rope column of the second, columns per scale.
+def _tile(columns: int, element: int, pair: bool, divided_axis: int = 0) -> Any:
+    """Shared memory layout of a tile, in a pair divided along an axis; None without columns."""
+    if not columns:
+        return None
+    layout = tile_layout(columns, 2, element, 128 if element > 1 else 64)
+    return halved(layout, divided_axis) if pair else layout
+
+
+def rope_scales(cache: LatentCache | None) -> RopeScales:
+    """The scales that the rope columns of a cache row need.
 
     512 + 64 columns, a scale per 32: (2, 32, 32). A scale per 128: (1, 128, 128), since the last
     64 columns are one block, if half a one.
     """
     if cache is None or cache.scales is None:
-        return 0, 0, 0
+        return RopeScales(number=0, second_column=0, columns=0)
     width = cache.layout.block
     first = cache.latent // width
-    return cache.scales.shape[2] - first, (first + 1) * width - cache.latent, width
+    return RopeScales(
+        number=cache.scales.shape[2] - first,
+        second_column=(first + 1) * width - cache.latent,
+        columns=width,
+    )
 
 
-def _descriptors(config: FA4Config, op: DenseOperands) -> dict[str, Any]:
-    main, tail = column_parts(config)
-    rows, BN, rope = Q_ROWS * (2 if config.pair_cta else 1), config.BN, config.rope_depth()
+def _descriptors(config: DenseConfig, op: DenseOperands) -> dict[str, Any]:
+    main, tail = config.parts
+    rows, BN, rope = Q_ROWS * (2 if config.pair_cta else 1), config.BN, config.rope_depth
     found: dict[str, Any] = {
         "q_main_desc": rows_of_heads(op.q, rows, main),
         "q_tail_desc": rows_of_heads(op.q, rows, tail) if tail else None,
-        "q_rope_desc": rows_of_heads(op.q, rows, rope) if rope else None, "k_rope_desc": None,
+        "q_rope_desc": rows_of_heads(op.q, rows, rope) if rope else None,
+        "k_rope_desc": None,
         "k_main_desc": rows_of_heads(op.k_nope, BN, main),
         "k_tail_desc": rows_of_heads(op.k_nope, BN, tail) if tail else None,
         "v_desc": ragged(op.v, BN),
         "k_scale_ptr": vector(op.weights.k_scale),
         "ROPE_SCALES": rope_scales(op.rope_cache),
-        "rope_scales_ptr": None, "scales_stride_p": 0, "scales_stride_r": 0, "last_page": 0,
-    }  # fmt: skip
+        "rope_scales_ptr": None,
+        "scales_stride_p": 0,
+        "scales_stride_r": 0,
+        "last_page": 0,
+    }
     cache = op.rope_cache
     if cache is not None:
         box = math.gcd(cache.page_size, BN)
@@ -157,7 +203,7 @@ def halved(layout: Any, axis: int) -> Any:
 
 
 def _divided(box: Any, axis: int) -> Any:
-    """Boxes that fill such tiles."""
+    """A descriptor whose boxes fill tiles that `halved` divides among the CTAs of a pair."""
     return replace(box, layout=halved(box.layout, axis))
 
 

@@ -1,7 +1,8 @@
 """Where K and V of block j lie, and how often their barriers have turned by then.
 
-RING = (FUSED, ST, ROPES): K and V in turn in one ring of ST slots, with ROPES buffers of rope
-beside it; or K (with its rope) and V in rings of ST slots each, behind one another.
+RING is a records.Ring. In a fused ring K and V take turns in one ring of `stages` slots, with
+`rope_buffers` buffers of rope beside it. Otherwise K (with its rope) and V have rings of `stages`
+slots each, and the barriers of V's slots follow those of K's.
 
 The order of a fused ring is the order in which the products need the tiles:
 
@@ -10,8 +11,9 @@ The order of a fused ring is the order in which the products need the tiles:
 | two query tiles | K0 | V0 | K1 | V1 | K2 | V2 |
 | one query tile | K0 | K1 | V0 | K2 | V1 | K3 |
 
-A rope buffer needs no barrier of its own. With ROPES = (ST + 1) / 2, block j + ROPES takes the slot
-that V of block j (one query tile: of block j - 1) was in, and that product follows block j's QK.
+A rope buffer needs no barrier of its own. With rope_buffers = (stages + 1) / 2, block
+j + rope_buffers takes the slot that V of block j (one query tile: of block j - 1) was in, and the
+product with this V follows the QK of block j.
 """
 
 from triton.experimental import gluon
@@ -25,8 +27,11 @@ from openmla.kernels.gluon.compat import reinterpret
 
 @gluon.jit
 def signals(NUMBER: gl.constexpr, COUNT: gl.constexpr, CTAS: gl.constexpr, COMMON: gl.constexpr):
-    """NUMBER mbarriers, each completed by COUNT arrivals. Of a pair every CTA has its own, or if
-    COMMON the first has them, and each CTA arrives COUNT times."""
+    """NUMBER mbarriers, each completed by COUNT arrivals.
+
+    With a pair of CTAs each has its own barriers; or, if COMMON, the first CTA has them for both,
+    and each CTA arrives COUNT times.
+    """
     if CTAS == 1:
         return barriers(NUMBER, COUNT)
     else:
@@ -41,27 +46,27 @@ def signals(NUMBER: gl.constexpr, COUNT: gl.constexpr, CTAS: gl.constexpr, COMMO
 @gluon.jit
 def k_place(j, ONE: gl.constexpr, RING: gl.constexpr):
     """(slot, phase, rope buffer) of K of block j."""
-    if RING[0]:
+    if RING.is_fused:
         item = 2 * j
         if ONE:
             item = gl.maximum(2 * j - 1, 0)
-        return item % RING[1], (item // RING[1]) & 1, j % RING[2]
+        return item % RING.stages, (item // RING.stages) & 1, j % RING.rope_buffers
     else:
-        return j % RING[1], (j // RING[1]) & 1, j % RING[1]
+        return j % RING.stages, (j // RING.stages) & 1, j % RING.stages
 
 
 @gluon.jit
 def v_place(j, ONE: gl.constexpr, RING: gl.constexpr):
     """(slot, phase, number of the slot's barriers) of V of block j."""
-    if RING[0]:
+    if RING.is_fused:
         item = 2 * j + 1
         if ONE:
             item = 2 * j + 2
-        slot = item % RING[1]
-        return slot, (item // RING[1]) & 1, slot
+        slot = item % RING.stages
+        return slot, (item // RING.stages) & 1, slot
     else:
-        slot = j % RING[1]
-        return slot, (j // RING[1]) & 1, slot + RING[1]
+        slot = j % RING.stages
+        return slot, (j // RING.stages) & 1, slot + RING.stages
 
 
 @gluon.jit

@@ -15,8 +15,11 @@ Per-token scales multiply the scores first, since they are part of the scores.
 
 The reference moves only when the maximum grew by more than THRESHOLD, because then the correction
 group has to multiply the accumulator. Weights reach 2^THRESHOLD instead of 1, which every dtype
-holds. By how much goes to the correction group as soon as it is known; row_max and row_sum follow
+holds. The factor goes to the correction group as soon as it is known; row_max and row_sum follow
 after the last block.
+
+Arguments of all functions: the TMEM allocation `tmem`, all Barriers `bars`, WorkItem `work`,
+TokenScales or TileScales `scales`, SoftmaxHow `HOW`; factor = scale * log2 e. TMEM: see columns.py.
 """
 
 from triton.experimental import gluon
@@ -31,6 +34,7 @@ from openmla.kernels.blackwell.dense.columns import (
     row_registers,
     tell,
 )
+from openmla.kernels.blackwell.dense.records import Limits, SoftmaxState, TileScales
 from openmla.kernels.gluon.scores import MINUS_INF, mask, signed
 
 Q_ROWS = gl.constexpr(128)
@@ -40,8 +44,8 @@ MANTISSA_BITS = gl.constexpr(23)
 
 @gluon.jit
 def moved(row_max, highest, THRESHOLD: gl.constexpr):
-    """The reference after a block whose maximum is `highest`, and what sums made with the one
-    before are multiplied by: exactly 1 where it stayed.
+    """(new reference, factor for sums made with the old one) after a block whose maximum is
+    `highest`. The factor is exactly 1 where the reference stayed.
 
     After its first value a reference moves by whole numbers, so that 2^-steps is made of its
     exponent's bits: the units that compute exponentials are busy, and no sum is rounded. From 127
@@ -57,23 +61,31 @@ def moved(row_max, highest, THRESHOLD: gl.constexpr):
 
 @gluon.jit
 def half_of(
-    tmem, tile: gl.constexpr, half: gl.constexpr, limits, scales, place, MASKED: gl.constexpr,
-    HOW: gl.constexpr, TMEM: gl.constexpr,
-):  # fmt: skip
-    """Half of the columns of a score tile, times scales where there are any, and masked."""
-    WIDTH: gl.constexpr = TMEM[4] // 2
-    REGS: gl.constexpr = row_registers(gl.float32, WIDTH, TMEM[6])
-    key_scales, q_scale_ptr, row_scale = scales
-    seen, keys = limits
+    tmem,
+    tile: gl.constexpr,
+    half: gl.constexpr,
+    limits,
+    scales,
+    place,
+    MASKED: gl.constexpr,
+    HOW: gl.constexpr,
+    TMEM: gl.constexpr,
+):
+    """Half of the columns of a score tile, times scales where there are any, and masked.
+
+    The scales of the keys are in buffer `place`. If MASKED, Limits `limits` say what counts.
+    """
+    WIDTH: gl.constexpr = TMEM.keys // 2
+    REGS: gl.constexpr = row_registers(gl.float32, WIDTH, TMEM.ctas)
     first: gl.constexpr = half * WIDTH
-    S = signed(tmem.slice(TMEM[tile] + first, WIDTH).load(REGS), HOW[1])
-    if HOW[5]:
-        part = key_scales.index(place).slice(first, WIDTH)
+    S = signed(tmem.slice(TMEM.scores[tile] + first, WIDTH).load(REGS), HOW.sign)
+    if scales.keys is not None:
+        part = scales.keys.index(place).slice(first, WIDTH)
         S = S * part.load(gl.SliceLayout(0, REGS))[None, :]
-    if q_scale_ptr is not None:
-        S = S * row_scale[:, None]
+    if scales.rows is not None:
+        S = S * scales.rows[:, None]
     if MASKED:
-        S = mask(S, seen - first, keys - first, HOW[0])
+        S = mask(S, limits.seen - first, limits.keys - first, HOW.is_causal)
     return S
 
 
@@ -82,7 +94,7 @@ def store_weights(
     tmem, P, tile: gl.constexpr, half: gl.constexpr, DTYPE: gl.constexpr, TMEM: gl.constexpr
 ):
     """Half of the weights of a tile, over its scores; 8-bit ones in two parts."""
-    REGS: gl.constexpr = row_registers(DTYPE, TMEM[4] // 2, TMEM[6])
+    REGS: gl.constexpr = row_registers(DTYPE, TMEM.keys // 2, TMEM.ctas)
     rounded = P.to(DTYPE)
     half_weights(tmem, tile, 0, half, DTYPE, TMEM).store(gl.convert_layout(rounded, REGS))
     if DTYPE.primitive_bitwidth == 8:
@@ -92,129 +104,162 @@ def store_weights(
 
 @gluon.jit
 def weigh(  # noqa: PLR0913
-    tmem, bars, state, tile: gl.constexpr, j, turn, limits, factor, scales,
-    READERS: gl.constexpr, MASKED: gl.constexpr, HOW: gl.constexpr, TMEM: gl.constexpr,
-):  # fmt: skip
-    """Scores of block j, the turn-th in score tile `tile`, to weights.
+    tmem,
+    bars,
+    state,
+    tile: gl.constexpr,
+    j,
+    turn,
+    limits,
+    factor,
+    scales,
+    READERS: gl.constexpr,
+    MASKED: gl.constexpr,
+    HOW: gl.constexpr,
+    TMEM: gl.constexpr,
+):
+    """Scores of block j, the turn-th in score tile `tile`, to weights; returns the new state.
 
-    Half a row at a time: less is alive at once, so it stays in registers.
+    Half a row at a time: less is alive at once, so it stays in registers. READERS: how many softmax
+    groups read the scales of keys.
     """
-    s_full, p_full, c_full, _t_full, scale_bars = bars
-    row_max, row_sum = state
-    THRESHOLD: gl.constexpr = HOW[2]
-    BIAS: gl.constexpr = HOW[3]
-    DTYPE: gl.constexpr = HOW[4]
-    place = j % scales[0].shape[0]
-    mbarrier.wait(s_full.index(tile), turn & 1)
-    if HOW[5]:
-        mbarrier.wait(scale_bars[0].index(place), (j // scales[0].shape[0]) & 1)
+    BIAS: gl.constexpr = HOW.weights.bias
+    place = j % HOW.scale_buffers
+    mbarrier.wait(bars.s_full.index(tile), turn & 1)
+    if scales.keys is not None:
+        mbarrier.wait(bars.scales.full.index(place), (j // HOW.scale_buffers) & 1)
     left = half_of(tmem, tile, 0, limits, scales, place, MASKED, HOW, TMEM)
     right = half_of(tmem, tile, 1, limits, scales, place, MASKED, HOW, TMEM)
-    if HOW[5]:
-        mbarrier.arrive(scale_bars[1].index(place), count=2 // READERS)
+    if scales.keys is not None:
+        mbarrier.arrive(bars.scales.empty.index(place), count=2 // READERS)
     highest = gl.maximum(gl.max(left, 1), gl.max(right, 1)) * factor
-    new_max, rescale = moved(row_max, highest, THRESHOLD)
+    new_max, rescale = moved(state.row_max, highest, HOW.weights.threshold)
     tell(tmem, tile, RESCALE, rescale, TMEM)
-    mbarrier.arrive(c_full.index(tile), count=1)
+    mbarrier.arrive(bars.c_full.index(tile), count=1)
     shift = (gl.where(new_max == MINUS_INF, 0.0, new_max) - BIAS)[:, None]
     left = gl.exp2(left * factor - shift)
-    row_sum = row_sum * rescale + gl.sum(left, 1)
-    store_weights(tmem, left, tile, 0, DTYPE, TMEM)
+    row_sum = state.row_sum * rescale + gl.sum(left, 1)
+    store_weights(tmem, left, tile, 0, HOW.dtype, TMEM)
     right = gl.exp2(right * factor - shift)
     row_sum += gl.sum(right, 1)
-    store_weights(tmem, right, tile, 1, DTYPE, TMEM)
-    mbarrier.arrive(p_full.index(tile), count=1)
-    return new_max, row_sum
+    store_weights(tmem, right, tile, 1, HOW.dtype, TMEM)
+    mbarrier.arrive(bars.p_full.index(tile), count=1)
+    return SoftmaxState(row_max=new_max, row_sum=row_sum)
 
 
 @gluon.jit
-def start(work, q_scale_ptr, half: gl.constexpr, TMEM: gl.constexpr):
-    """(row_max, row_sum) before the first key, and the scales of the rows, if they have any."""
-    token, rows = work[1], work[2]
-    ROWS: gl.constexpr = Q_ROWS * TMEM[6]
-    VECTOR: gl.constexpr = gl.SliceLayout(1, row_registers(gl.float32, TMEM[4] // 2, TMEM[6]))
+def start(TMEM: gl.constexpr):
+    """The SoftmaxState before the first key."""
+    ROWS: gl.constexpr = Q_ROWS * TMEM.ctas
+    VECTOR: gl.constexpr = gl.SliceLayout(1, row_registers(gl.float32, TMEM.keys // 2, TMEM.ctas))
     row_max = gl.full([ROWS], MINUS_INF, gl.float32, VECTOR)
     row_sum = gl.zeros([ROWS], gl.float32, VECTOR)
-    row_scale = row_sum
-    if q_scale_ptr is not None:
-        row = gl.arange(0, ROWS, VECTOR) + half * ROWS
-        row_scale = gl.load(q_scale_ptr + (token + row), mask=row < rows, other=0.0)
-    return (row_max, row_sum), row_scale
+    return SoftmaxState(row_max=row_max, row_sum=row_sum)
+
+
+@gluon.jit
+def scales_of_rows(q_scale_ptr, work, half: gl.constexpr, row_max):
+    """The scales of the rows of query tile `half`, laid out as `row_max`."""
+    ROWS: gl.constexpr = row_max.shape[0]
+    row = gl.arange(0, ROWS, row_max.type.layout) + half * ROWS
+    return gl.load(q_scale_ptr + (work.token + row), mask=row < work.rows, other=0.0)
 
 
 @gluon.jit
 def softmax_two(
     tmem, bars, work, factor, scales, WHO: gl.constexpr, HOW: gl.constexpr, TMEM: gl.constexpr
 ):
-    """Query tile WHO over every block, but for those that the first tile skips."""
-    _head, _token, _rows, _key, keys, seen, blocks, whole, _request, skipped = work
-    key_scales, q_scale_ptr = scales
-    BN: gl.constexpr = TMEM[4]
-    seen += WHO * Q_ROWS * TMEM[6]
-    state, row_scale = start(work, q_scale_ptr, WHO, TMEM)
-    by = (key_scales, q_scale_ptr, row_scale)
+    """Query tile WHO over every block; the first tile leaves out those that it skips."""
+    keys, blocks = work.keys, work.blocks
+    BN: gl.constexpr = TMEM.keys
+    seen = work.seen + WHO * Q_ROWS * TMEM.ctas
+    state = start(TMEM)
+    row_scales = None
+    if scales.queries is not None:
+        row_scales = scales_of_rows(scales.queries, work, WHO, state.row_max)
+    tile_scales = TileScales(keys=scales.keys, rows=row_scales)
     first = blocks * 0
     if WHO == 0:
-        first = skipped
-    for j in range(first, blocks - whole):
+        first = work.skipped
+    for j in range(first, blocks - work.unmasked):
         skip = (blocks - 1 - j) * BN
+        turn = j - first
+        limits = Limits(seen=seen - skip, keys=keys - skip)
         state = weigh(
-            tmem, bars, state, WHO, j, j - first, (seen - skip, keys - skip), factor, by, 2, True,
-            HOW, TMEM,
-        )  # fmt: skip
-    for j in range(blocks - whole, blocks):
+            tmem, bars, state, WHO, j, turn, limits, factor, tile_scales, 2, True, HOW, TMEM
+        )
+    for j in range(blocks - work.unmasked, blocks):
+        turn = j - first
         state = weigh(
-            tmem, bars, state, WHO, j, j - first, (seen, keys), factor, by, 2, False, HOW, TMEM
+            tmem, bars, state, WHO, j, turn, None, factor, tile_scales, 2, False, HOW, TMEM
         )
     if blocks > 0:
-        tell(tmem, WHO, REFERENCE, state[0], TMEM)
-        tell(tmem, WHO, TOTAL, state[1], TMEM)
-        mbarrier.arrive(bars[3].index(WHO), count=1)
+        tell(tmem, WHO, REFERENCE, state.row_max, TMEM)
+        tell(tmem, WHO, TOTAL, state.row_sum, TMEM)
+        mbarrier.arrive(bars.t_full.index(WHO), count=1)
 
 
 @gluon.jit
 def softmax_one(tmem, bars, work, factor, scales, HOW: gl.constexpr, TMEM: gl.constexpr):
     """One query tile, the scores of block j in score tile j % 2."""
-    _head, _token, _rows, _key, keys, seen, blocks, whole, _request, _ = work
-    key_scales, q_scale_ptr = scales
-    BN: gl.constexpr = TMEM[4]
-    state, row_scale = start(work, q_scale_ptr, 0, TMEM)
-    by = (key_scales, q_scale_ptr, row_scale)
+    blocks, unmasked = work.blocks, work.unmasked
+    BN: gl.constexpr = TMEM.keys
+    state = start(TMEM)
+    row_scales = None
+    if scales.queries is not None:
+        row_scales = scales_of_rows(scales.queries, work, 0, state.row_max)
+    tile_scales = TileScales(keys=scales.keys, rows=row_scales)
     for pair in range(0, (blocks + 1) // 2):
         for tile in gl.static_range(2):
             j = 2 * pair + tile
             skip = (blocks - 1 - j) * BN
-            if j < blocks - whole:
+            if j < blocks - unmasked:
+                limits = Limits(seen=work.seen - skip, keys=work.keys - skip)
                 state = weigh(
-                    tmem, bars, state, tile, j, pair, (seen - skip, keys - skip), factor, by, 1,
-                    True, HOW, TMEM,
-                )  # fmt: skip
+                    tmem,
+                    bars,
+                    state,
+                    tile,
+                    j,
+                    pair,
+                    limits,
+                    factor,
+                    tile_scales,
+                    1,
+                    True,
+                    HOW,
+                    TMEM,
+                )
             elif j < blocks:
                 state = weigh(
-                    tmem, bars, state, tile, j, pair, (seen, keys), factor, by, 1, False, HOW,
-                    TMEM,
-                )  # fmt: skip
+                    tmem, bars, state, tile, j, pair, None, factor, tile_scales, 1, False, HOW, TMEM
+                )
     if blocks > 0:
-        tell(tmem, 0, REFERENCE, state[0], TMEM)
-        tell(tmem, 0, TOTAL, state[1], TMEM)
-        mbarrier.arrive(bars[3].index(0), count=1)
+        tell(tmem, 0, REFERENCE, state.row_max, TMEM)
+        tell(tmem, 0, TOTAL, state.row_sum, TMEM)
+        mbarrier.arrive(bars.t_full.index(0), count=1)
 
 
 @gluon.jit
-def softmax(given, WHO: gl.constexpr, QUERIES: gl.constexpr, HOW: gl.constexpr, TMEM: gl.constexpr):
-    """Softmax group WHO.
-
-    HOW: causal, sign of the scale; threshold, bias and type of the weights; whether keys have
-    scales. scales: the buffers of those of the keys, pointer to those of the queries or None.
-    """
-    tmem, bars, work, factor, scales = given
+def softmax(
+    tmem,
+    bars,
+    work,
+    factor,
+    scales,
+    WHO: gl.constexpr,
+    QUERIES: gl.constexpr,
+    HOW: gl.constexpr,
+    TMEM: gl.constexpr,
+):
+    """The partition of softmax group WHO. QUERIES: as in multiply.py."""
     if QUERIES == 2:
         softmax_two(tmem, bars, work, factor, scales, WHO, HOW, TMEM)
     elif QUERIES == 1:
         if WHO == 0:
             softmax_one(tmem, bars, work, factor, scales, HOW, TMEM)
     else:
-        if work[2] > Q_ROWS:
+        if work.rows > Q_ROWS:
             softmax_two(tmem, bars, work, factor, scales, WHO, HOW, TMEM)
         elif WHO == 0:
             softmax_one(tmem, bars, work, factor, scales, HOW, TMEM)

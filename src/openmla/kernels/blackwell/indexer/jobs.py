@@ -5,7 +5,7 @@ from __future__ import annotations
 from openmla.indexer.problem import IndexProblem
 from openmla.kernels.call import Call
 from openmla.kernels.jobs import Jobs, Predicted
-from openmla.planning.blackwell.units import TMEM_COLS
+from openmla.modular.blackwell.units import TMEM_COLS
 from openmla.planning.indexer import IndexPlan
 
 PROBLEMS = {

@@ -17,6 +17,7 @@ from openmla.kernels.blackwell.indexer.scores import scores_kernel
 from openmla.kernels.call import Call
 from openmla.kernels.gluon.compat import tmem_reg_layout
 from openmla.kernels.gluon.indexer_operands import scores_arguments
+from openmla.kernels.gluon.indexer_records import ScoresConfig
 from openmla.planning.blackwell.indexer import COLUMNS, PART, BlackwellScoresConfig
 from openmla.planning.indexer import IndexPlan
 
@@ -38,7 +39,13 @@ def _constexprs(config: BlackwellScoresConfig) -> dict[str, Any]:
     product = TensorMemoryLayout((config.BN, COLUMNS), col_stride=1)
     part = TensorMemoryLayout((config.BN, PART), col_stride=1)
     return {
-        "CFG": (config.tiles, config.BN, config.stages, config.query_stages, config.chunk),
+        "CFG": ScoresConfig(
+            tiles=config.tiles,
+            block_keys=config.BN,
+            key_stages=config.stages,
+            query_stages=config.query_stages,
+            chunk=config.chunk,
+        ),
         "REGISTERS": config.registers,
         "TMEM": product,
         "REGS": tmem_reg_layout(gl.float32, (config.BN, PART), part, 4),

@@ -6,7 +6,7 @@
 |---|---|---|
 | sums 0, 1 | 4 each | relu, weights, sum over heads, store; every second query tile |
 | multiply | 1 | issues all products |
-| producer | 1 | draws work items, loads queries, keys and scales by TMA (indexer_work.py) |
+| producer | 1 | fetches work items, loads queries, keys and scales by TMA (indexer_work.py) |
 
 A product is 128 keys (M) times the heads of a query tile (N = 128: 128 / HEADS queries), over the
 128 columns of a key. Its row is a key and lies in one thread, so the sum over heads needs no other.
@@ -18,8 +18,8 @@ three others run meanwhile.
 | q_ready, k_ready | QS, ST | TMA bytes (1) | multiply; k_ready also sums |
 | q_empty | QS | commit of the item's last product, multiply and sums have read (4) | producer |
 | k_empty | ST | commit of the stage's products, sums 0, 1 have its scales (3) | producer |
-| t_ready | QS | producer: the item is announced (1) | multiply, sums |
-| s_ready, s_empty | TILES | commit of the product (1), its sums have it (1) | sums, multiply |
+| item_ready | QS | producer: the item is announced (1) | multiply, sums |
+| ready, empty of products | TILES | commit of the product (1), sums have it (1) | sums, multiply |
 """
 
 from triton.experimental import gluon
@@ -31,8 +31,16 @@ from triton.experimental.gluon.language.nvidia.blackwell import (
     tcgen05_mma,
 )
 
+from openmla.kernels.blackwell.indexer.records import ProductBarriers
 from openmla.kernels.gluon.barriers import barriers
 from openmla.kernels.gluon.compat import reinterpret
+from openmla.kernels.gluon.indexer_records import (
+    Descriptors,
+    Matrix,
+    ScoresBarriers,
+    SharedTiles,
+    WindowPointers,
+)
 from openmla.kernels.gluon.indexer_work import (
     BLOCKS,
     COLUMNS,
@@ -53,46 +61,46 @@ WARPS = gl.constexpr(4)  # of each of them
 
 
 @gluon.jit
-def multiply(smem, bars, s_bars, tmem, CFG: gl.constexpr, LAYOUT: gl.constexpr):
-    """Every product of every work item."""
-    info, q_smem, k_smem, _ = smem
-    q_ready, q_empty, k_ready, k_empty, t_ready = bars
-    s_ready, s_empty = s_bars
-    TILES: gl.constexpr = CFG[0]
-    ST: gl.constexpr = CFG[2]
-    QS: gl.constexpr = CFG[3]
-    k_tiles = reinterpret(k_smem, k_smem.dtype, [ST, BN, COLUMNS], LAYOUT)
+def multiply(smem, bars, products, tmem, CFG: gl.constexpr, LAYOUT: gl.constexpr):
+    """Issue every product of every work item.
+
+    smem: SharedTiles; bars: ScoresBarriers; products: ProductBarriers.
+    """
+    TILES: gl.constexpr = CFG.tiles
+    ST: gl.constexpr = CFG.key_stages
+    QS: gl.constexpr = CFG.query_stages
+    k_tiles = reinterpret(smem.k, smem.k.dtype, [ST, BN, COLUMNS], LAYOUT)
     turn = gl.program_id(0) * 0
     it = turn
-    mbarrier.wait(t_ready.index(0), 0)
-    blocks = get(info, turn, BLOCKS, 1)
+    mbarrier.wait(bars.item_ready.index(0), 0)
+    blocks = get(smem.items, turn, BLOCKS, 1)
     while blocks > 0:
         slot = turn % QS
-        mbarrier.wait(q_ready.index(slot), (turn // QS) & 1)
+        mbarrier.wait(bars.q_ready.index(slot), (turn // QS) & 1)
         for _c in range(0, blocks):
             stage = it % ST
-            mbarrier.wait(k_ready.index(stage), (it // ST) & 1)
+            mbarrier.wait(bars.k_ready.index(stage), (it // ST) & 1)
             for j in gl.static_range(TILES):
-                mbarrier.wait(s_empty.index(j), (it & 1) ^ 1)
-                q = q_smem.index(slot * TILES + j).permute((1, 0))
+                mbarrier.wait(products.empty.index(j), (it & 1) ^ 1)
+                q = smem.q.index(slot * TILES + j).permute((1, 0))
                 tcgen05_mma(k_tiles.index(stage), q, tmem.index(j), use_acc=False)
-                tcgen05_commit(s_ready.index(j))
-            tcgen05_commit(k_empty.index(stage))
+                tcgen05_commit(products.ready.index(j))
+            tcgen05_commit(bars.k_empty.index(stage))
             it += 1
-        tcgen05_commit(q_empty.index(slot))
-        mbarrier.arrive(q_empty.index(slot), count=1)
+        tcgen05_commit(bars.q_empty.index(slot))
+        mbarrier.arrive(bars.q_empty.index(slot), count=1)
         turn += 1
-        mbarrier.wait(t_ready.index(turn % QS), (turn // QS) & 1)
-        blocks = get(info, turn % QS, BLOCKS, 1)
+        mbarrier.wait(bars.item_ready.index(turn % QS), (turn // QS) & 1)
+        blocks = get(smem.items, turn % QS, BLOCKS, 1)
 
 
 @gluon.jit
-def put_weights(w_smem, results, query, total_q, TILE: gl.constexpr, HEADS: gl.constexpr):
-    """The weights of a tile's columns, halved: sums are of x + |x|, which is 2 relu(x)."""
-    weights_ptr, weights_stride, _, _ = results
+def put_weights(w_smem, weights, query, total_q, TILE: gl.constexpr, HEADS: gl.constexpr):
+    """Copy the weights (Matrix) of a tile's columns to shared memory, halved: sums are of x + |x|,
+    which is 2 relu(x)."""
     column = gl.arange(0, COLUMNS, gl.BlockedLayout([1], [32], [WARPS], [0]))
     token = query + column // HEADS
-    at = weights_ptr + token.to(gl.int64) * weights_stride + column % HEADS
+    at = weights.ptr + token.to(gl.int64) * weights.row_stride + column % HEADS
     w_smem.index(TILE).store(gl.load(at, mask=token < total_q, other=0.0) * 0.5)
 
 
@@ -109,61 +117,80 @@ def sum_heads(tile, weights, FIRST: gl.constexpr, HEADS: gl.constexpr, REGS: gl.
 
 @gluon.jit
 def sums(  # noqa: PLR0913
-    smem, w_smem, bars, s_bars, tmem, windows, results, total_q, columns, WHO: gl.constexpr,
-    CFG: gl.constexpr, HEADS: gl.constexpr, PAGE: gl.constexpr, REGS: gl.constexpr,
-):  # fmt: skip
-    """Query tiles WHO, WHO + 2, … of every block of keys."""
-    info, _, _, s_smem = smem
-    _, q_empty, k_ready, k_empty, t_ready = bars
-    s_ready, s_empty = s_bars
-    _, _, out_ptr, out_stride = results
-    TILES: gl.constexpr = CFG[0]
-    ST: gl.constexpr = CFG[2]
-    QS: gl.constexpr = CFG[3]
+    smem,
+    w_smem,
+    bars,
+    products,
+    tmem,
+    windows,
+    weights,
+    out,
+    total_q,
+    columns,
+    WHO: gl.constexpr,
+    CFG: gl.constexpr,
+    HEADS: gl.constexpr,
+    PAGE: gl.constexpr,
+    REGS: gl.constexpr,
+):
+    """Sum and store query tiles WHO, WHO + 2, … of every block of keys.
+
+    smem: SharedTiles; bars: ScoresBarriers; products: ProductBarriers; windows: WindowPointers;
+    weights, out: Matrix.
+    """
+    TILES: gl.constexpr = CFG.tiles
+    ST: gl.constexpr = CFG.key_stages
+    QS: gl.constexpr = CFG.query_stages
     QUERIES: gl.constexpr = COLUMNS // HEADS
     BY_KEY: gl.constexpr = gl.SliceLayout(1, REGS)
     LINEAR: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, order=[0])
-    scales = reinterpret(s_smem, gl.float32, [ST, BN], LINEAR)
+    scales = reinterpret(smem.scales, gl.float32, [ST, BN], LINEAR)
     row = gl.arange(0, BN, BY_KEY)
     turn = gl.program_id(0) * 0
     it = turn
-    mbarrier.wait(t_ready.index(0), 0)
-    blocks = get(info, turn, BLOCKS, WARPS)
+    mbarrier.wait(bars.item_ready.index(0), 0)
+    blocks = get(smem.items, turn, BLOCKS, WARPS)
     while blocks > 0:
         slot = turn % QS
-        first = get(info, slot, QUERY, WARPS)
-        key = get(info, slot, KEY, WARPS)
-        line = get(info, slot, LINE, WARPS)
+        first = get(smem.items, slot, QUERY, WARPS)
+        key = get(smem.items, slot, KEY, WARPS)
+        line = get(smem.items, slot, LINE, WARPS)
         for j in gl.static_range(WHO, TILES, GROUPS):
-            put_weights(w_smem, results, first + j * QUERIES, total_q, j, HEADS)
+            put_weights(w_smem, weights, first + j * QUERIES, total_q, j, HEADS)
         for c in range(0, blocks):
             stage = it % ST
             keys = key + c * BN + row
-            mbarrier.wait(k_ready.index(stage), (it // ST) & 1)
+            mbarrier.wait(bars.k_ready.index(stage), (it // ST) & 1)
             scale = scales.index(stage).load(BY_KEY)
-            mbarrier.arrive(k_empty.index(stage), count=1)
+            mbarrier.arrive(bars.k_empty.index(stage), count=1)
             for j in gl.static_range(WHO, TILES, GROUPS):
-                mbarrier.wait(s_ready.index(j), it & 1)
+                mbarrier.wait(products.ready.index(j), it & 1)
                 for q in gl.static_range(QUERIES):
                     query = first + j * QUERIES + q
                     scores = sum_heads(tmem.index(j), w_smem.index(j), q * HEADS, HEADS, REGS)
                     if q == QUERIES - 1:
-                        mbarrier.arrive(s_empty.index(j), count=1)
-                    low, high = window_of(windows, query, line, total_q, columns, PAGE)
-                    at = out_ptr + query.to(gl.int64) * out_stride
-                    gl.store(at + keys, scores * scale, mask=(keys >= low) & (keys < high))
+                        mbarrier.arrive(products.empty.index(j), count=1)
+                    window = window_of(windows, query, line, total_q, columns, PAGE)
+                    at = out.ptr + query.to(gl.int64) * out.row_stride
+                    inside = (keys >= window.low) & (keys < window.high)
+                    gl.store(at + keys, scores * scale, mask=inside)
             it += 1
-        mbarrier.arrive(q_empty.index(slot), count=1)
+        mbarrier.arrive(bars.q_empty.index(slot), count=1)
         turn += 1
-        mbarrier.wait(t_ready.index(turn % QS), (turn // QS) & 1)
-        blocks = get(info, turn % QS, BLOCKS, WARPS)
+        mbarrier.wait(bars.item_ready.index(turn % QS), (turn // QS) & 1)
+        blocks = get(smem.items, turn % QS, BLOCKS, WARPS)
 
 
 COUNTS = ["total_q", "columns", "chunks", "weights_stride", "table_stride"]
 VECTORS = [
-    "weights_ptr", "starts_ptr", "ends_ptr", "sequences_ptr", "longest_ptr", "table_ptr",
+    "weights_ptr",
+    "starts_ptr",
+    "ends_ptr",
+    "sequences_ptr",
+    "longest_ptr",
+    "table_ptr",
     "counter_ptr",
-]  # fmt: skip
+]
 
 
 @gluon.jit(do_not_specialize=COUNTS, do_not_specialize_on_alignment=VECTORS)
@@ -193,38 +220,93 @@ def scores_kernel(  # noqa: PLR0913
     TMEM: gl.constexpr,
     REGS: gl.constexpr,
 ):
-    """CFG: query tiles, keys per stage (128), key stages, query stages, keys per piece. REGISTERS:
-    of the partitions after the first. LAYOUT: of tiles of rows of 128 bytes. TMEM: of a product.
-    REGS: of 32 columns of it."""
-    TILES: gl.constexpr = CFG[0]
-    ST: gl.constexpr = CFG[2]
-    QS: gl.constexpr = CFG[3]
+    """Scores of all queries; CFG: ScoresConfig with 128 keys per stage. REGISTERS: of a thread in
+    the partitions after the first, in their order. LAYOUT: of shared tiles whose rows have 128
+    bytes. TMEM: of a product. REGS: of 32 columns of a product in registers."""
+    TILES: gl.constexpr = CFG.tiles
+    ST: gl.constexpr = CFG.key_stages
+    QS: gl.constexpr = CFG.query_stages
     SUB: gl.constexpr = BN // ROWS
     LINEAR: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, order=[0])
     q_smem = gl.allocate_shared_memory(q_desc.dtype, [QS * TILES, COLUMNS, COLUMNS], LAYOUT)
     k_smem = gl.allocate_shared_memory(k_desc.dtype, [ST * SUB, ROWS, COLUMNS], LAYOUT)
-    s_smem = gl.allocate_shared_memory(gl.float32, [ST * SUB, ROWS], LINEAR)
+    scales = gl.allocate_shared_memory(gl.float32, [ST * SUB, ROWS], LINEAR)
     w_smem = gl.allocate_shared_memory(gl.float32, [TILES, COLUMNS], LINEAR)
-    info = gl.allocate_shared_memory(gl.int32, [QS * FIELDS, 1], LINEAR)
-    bars = (
-        barriers(QS, 1), barriers(QS, 2 + GROUPS), barriers(ST, 1), barriers(ST, 1 + GROUPS),
-        barriers(QS, 1),
-    )  # fmt: skip
-    s_bars = (barriers(TILES, 1), barriers(TILES, 1))
+    items = gl.allocate_shared_memory(gl.int32, [QS * FIELDS, 1], LINEAR)
+    bars = ScoresBarriers(
+        q_ready=barriers(QS, 1),
+        q_empty=barriers(QS, 2 + GROUPS),
+        k_ready=barriers(ST, 1),
+        k_empty=barriers(ST, 1 + GROUPS),
+        item_ready=barriers(QS, 1),
+    )
+    products = ProductBarriers(ready=barriers(TILES, 1), empty=barriers(TILES, 1))
     tmem = allocate_tensor_memory(gl.float32, [TILES, BN, COLUMNS], TMEM)
-    smem = (info, q_smem, k_smem, s_smem)
-    windows = (starts_ptr, ends_ptr, sequences_ptr, longest_ptr)
-    results = (weights_ptr, weights_stride, out_ptr, out_stride)
+    smem = SharedTiles(items=items, q=q_smem, k=k_smem, scales=scales)
+    windows = WindowPointers(starts_ptr, ends_ptr, sequences_ptr, longest_ptr)
+    weights = Matrix(weights_ptr, weights_stride)
+    out = Matrix(out_ptr, out_stride)
     gl.warp_specialize(
         [
-            (sums, (smem, w_smem, bars, s_bars, tmem, windows, results, total_q, columns, 0, CFG,
-                    HEADS, PAGE, REGS)),
-            (sums, (smem, w_smem, bars, s_bars, tmem, windows, results, total_q, columns, 1, CFG,
-                    HEADS, PAGE, REGS)),
-            (multiply, (smem, bars, s_bars, tmem, CFG, LAYOUT)),
-            (producer, ((q_desc, k_desc, s_desc), smem, bars, windows, (table_ptr, table_stride),
-                        counter_ptr, total_q, columns, chunks, CFG, HEADS, PAGE)),
+            (
+                sums,
+                (
+                    smem,
+                    w_smem,
+                    bars,
+                    products,
+                    tmem,
+                    windows,
+                    weights,
+                    out,
+                    total_q,
+                    columns,
+                    0,
+                    CFG,
+                    HEADS,
+                    PAGE,
+                    REGS,
+                ),
+            ),
+            (
+                sums,
+                (
+                    smem,
+                    w_smem,
+                    bars,
+                    products,
+                    tmem,
+                    windows,
+                    weights,
+                    out,
+                    total_q,
+                    columns,
+                    1,
+                    CFG,
+                    HEADS,
+                    PAGE,
+                    REGS,
+                ),
+            ),
+            (multiply, (smem, bars, products, tmem, CFG, LAYOUT)),
+            (
+                producer,
+                (
+                    Descriptors(q=q_desc, k=k_desc, scales=s_desc),
+                    smem,
+                    bars,
+                    windows,
+                    Matrix(table_ptr, table_stride),
+                    counter_ptr,
+                    total_q,
+                    columns,
+                    chunks,
+                    CFG,
+                    HEADS,
+                    PAGE,
+                ),
+            ),
         ],
         [4, 1, 1],
         REGISTERS,
-    )  # fmt: skip
+    )

@@ -1,17 +1,17 @@
-"""What the kernel of a CTA pair is compiled for without a GPU."""
+"""The problems that the kernel of a CTA pair is compiled for without a GPU."""
 
 from dataclasses import replace
 
 from openmla.kernels.blackwell.dense.jobs import predicted_by
 from openmla.kernels.blackwell.sparse.jobs import LATENT, V32
 from openmla.kernels.call import Call
-from openmla.kernels.gluon.compat import TRITON
 from openmla.kernels.jobs import Jobs, Predicted, typed
+from openmla.kernels.triton_version import TRITON
 from openmla.planning import Plan
+from openmla.planning.blackwell.pairs import FIRST_ROWS_PAIR
 from openmla.planning.blackwell.sparse.pair import PairKernel
-from openmla.planning.blackwell.units import FIRST_ROWS_PAIR
 
-# FP8 rows are bf16 when they come here.
+# A kernel before this one has dequantized FP8 rows to bf16.
 PROBLEMS = {
     "128 heads": V32,
     "128 heads sink, no lse": replace(V32, has_sink=True, wants_lse=False, has_topk_lengths=False),
@@ -20,16 +20,16 @@ PROBLEMS = {
     "128 heads e4m3": typed(V32, "e4m3"),
     "16 heads e4m3": typed(replace(V32, heads=16), "e4m3"),
 }
-# Addresses that every partition of a pair needs, stored once before the partitions part.
+# Bytes of addresses that every partition needs: they are spilled once, before warp specialization.
 SPILLS = 32
 
 
 def predicted(plan: Plan, call: Call) -> Predicted:
-    """What the plan says of its kernel."""
+    """Memory and registers that the plan predicts."""
     return predicted_by(PairKernel(plan.config, plan.problem), SPILLS)
 
 
-# Without pairs none of them is a pair, and the kernel of one CTA has jobs of its own.
+# Where Triton has no pairs, these problems run as the kernel of one CTA, which has its own jobs.
 JOBS = Jobs(
     chip="b200", problems=PROBLEMS if TRITON >= FIRST_ROWS_PAIR else {}, predicted=predicted
 )

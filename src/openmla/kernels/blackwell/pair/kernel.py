@@ -1,10 +1,10 @@
 """Latent MLA prefill on Blackwell with a pair of CTAs: 128 heads over rows of 512 + 64 columns.
 
-The rows of a token are those of a list, or all that its sequence has in a paged cache (see
-sparse/rows.py). A pair serves one token at a time and walks its rows KEYS = 256 at a time by
-two-CTA products: each CTA holds 64 heads of Q, of the weights and of the output. Pairs are as many
-as fit on the chip, and take tokens in turn: the first products of a token run under the last
-softmax and the store of the one before.
+The rows of a token are listed, or all that its sequence has in a paged cache (see sparse/rows.py).
+A pair serves one token at a time and walks its rows KEYS = 256 at a time by two-CTA products: each
+CTA holds 64 heads of Q, of the weights and of the output. Pairs are persistent: as many as fit on
+the chip take tokens in turn, so that the first products of a token run under the last softmax and
+the store of the one before.
 
 | partition | warps | does |
 |---|---|---|
@@ -13,10 +13,10 @@ softmax and the store of the one before.
 | multiply | 1 | issues all products (multiply.py); CTA 0 |
 | kv_valid_producer | 1 | one bit per key: does its index count? (softmax.py) |
 
-K and V go through one ring of slots of 16 KiB a CTA. Of K a slot holds 64 columns of all keys of a
-step, half the keys in each CTA; of V 64 keys and 256 columns, half the columns in each. A step is 9
-slots of K, and 8 of V behind the K of the next step. So a slot is refilled as soon as its product
-is done, a seventeenth of a step, and gathers are in flight SLOTS - 1 products ahead.
+K and V go through one ring of slots of 16 KiB a CTA. A slot of K holds 64 columns of all keys of a
+step, half the keys in each CTA; a slot of V holds 64 keys and 256 columns, half the columns in each
+CTA. A step is 9 slots of K, and 8 of V behind the K of the next step. So a slot is refilled as soon
+as its product is done, a seventeenth of a step, and gathers are in flight SLOTS - 1 products ahead.
 
 256 keys because Q is read from shared memory once for them all: what bounds the kernel is shared
 memory, and with 128 keys Q would be a fifth of its bytes. (The original has most of Q in tensor
@@ -53,30 +53,62 @@ from triton.experimental.gluon.language.nvidia.blackwell import allocate_tensor_
 from openmla.kernels.blackwell.pair.items import KEYS, ROWS, barriers
 from openmla.kernels.blackwell.pair.load import load
 from openmla.kernels.blackwell.pair.multiply import multiply
+from openmla.kernels.blackwell.pair.records import Barriers, Sources, TensorMemory, Tiles
 from openmla.kernels.blackwell.pair.softmax import kv_valid_producer, softmax
+from openmla.kernels.blackwell.records import HeadRows
+from openmla.kernels.blackwell.sparse.records import Pool, Results, TokenLists
 from openmla.kernels.blackwell.sparse.rows import vector_layout
 
 COUNTS = ["factor", "rows", "topk", "tokens", "batch", "heads", "page_step", "row_step"]
 STRIDES = [
-    "indices_stride", "lse_stride_t", "lse_stride_h", "logits_stride_t", "logits_stride_h",
-]  # fmt: skip
+    "indices_stride",
+    "lse_stride_t",
+    "lse_stride_h",
+    "logits_stride_t",
+    "logits_stride_h",
+]
 # Vectors of 4-byte elements, read and written one by one: a slice of a tensor is as good as all.
 VECTORS = ["indices_ptr", "lengths_ptr", "cu_ptr", "lse_ptr", "max_logits_ptr", "sink_ptr"]
 
 
 @gluon.jit(do_not_specialize=COUNTS + STRIDES, do_not_specialize_on_alignment=VECTORS)
 def pair_kernel(  # noqa: PLR0913
-    q_desc, k_desc, v_desc, out_desc,
-    indices_ptr, lengths_ptr, cu_ptr, lse_ptr, max_logits_ptr, sink_ptr,
-    factor, rows, topk, tokens, batch, heads, page_step, row_step,
-    indices_stride, lse_stride_t, lse_stride_h, logits_stride_t, logits_stride_h,
-    HOW: gl.constexpr, SLOTS: gl.constexpr, WEIGHTS: gl.constexpr, ATOM: gl.constexpr,
-    REGS: gl.constexpr, TILE: gl.constexpr, V_TILE: gl.constexpr, OUT_TILE: gl.constexpr,
+    q_desc,
+    k_desc,
+    v_desc,
+    out_desc,
+    indices_ptr,
+    lengths_ptr,
+    cu_ptr,
+    lse_ptr,
+    max_logits_ptr,
+    sink_ptr,
+    factor,
+    rows,
+    topk,
+    tokens,
+    batch,
+    heads,
+    page_step,
+    row_step,
+    indices_stride,
+    lse_stride_t,
+    lse_stride_h,
+    logits_stride_t,
+    logits_stride_h,
+    INDEXING: gl.constexpr,
+    SLOTS: gl.constexpr,
+    WEIGHTS: gl.constexpr,
+    ATOM: gl.constexpr,
+    REGS: gl.constexpr,
+    TILE: gl.constexpr,
+    V_TILE: gl.constexpr,
+    OUT_TILE: gl.constexpr,
     REGISTERS: gl.constexpr,
-):  # fmt: skip
-    """HOW: as in sparse/kernel.py. WEIGHTS: threshold and bias, see softmax.py. ATOM: layout of a
-    tile of 256 columns in tensor memory, REGS: in registers. TILE, V_TILE, OUT_TILE: shared layouts
-    of tiles of Q and K, of V, of the output."""
+):
+    """INDEXING: sparse.records.Indexing. WEIGHTS: WeightRange, see softmax.py. REGISTERS: a record.
+    ATOM, REGS: layouts of a tile of 256 columns in tensor memory and in registers. TILE, V_TILE,
+    OUT_TILE: shared memory layouts of tiles of Q and K, of V, of the output."""
     DTYPE: gl.constexpr = q_desc.dtype
     PARTS: gl.constexpr = 16 // DTYPE.primitive_bitwidth
     q_smem = gl.allocate_shared_memory(DTYPE, [9, ROWS, 64], TILE)
@@ -98,28 +130,60 @@ def pair_kernel(  # noqa: PLR0913
     valid_full = barriers(2, False)
     valid_free = barriers(2, False)
 
-    work = (indices_ptr, lengths_ptr, cu_ptr, indices_stride, topk, tokens, batch)
-    pool = (rows, page_step, row_step)
-    tmem = (first, second, S)
-    soft_bars = (s_full, valid_full, valid_free, p_full, o_done)
-    lse = (lse_ptr, lse_stride_t, lse_stride_h)
-    max_logits = (max_logits_ptr, logits_stride_t, logits_stride_h)
+    smem = Tiles(q=q_smem, ring=ring, p=p_smem, is_k_valid=is_k_valid)
+    tmem = TensorMemory(outputs=(first, second), scores=S)
+    bars = Barriers(
+        q_full=q_full,
+        q_free=q_free,
+        full=full,
+        empty=empty,
+        s_full=s_full,
+        p_full=p_full,
+        o_done=o_done,
+        valid_full=valid_full,
+        valid_free=valid_free,
+    )
+    lists = TokenLists(
+        indices=indices_ptr,
+        lengths=lengths_ptr,
+        cu_seqlens=cu_ptr,
+        stride=indices_stride,
+        topk=topk,
+        tokens=tokens,
+        batch=batch,
+    )
+    pool = Pool(rows=rows, page_step=page_step, row_step=row_step)
+    sources = Sources(q=q_desc, k=k_desc, v=v_desc)
+    results = Results(
+        out=out_desc,
+        lse=HeadRows(base=lse_ptr, token_stride=lse_stride_t, head_stride=lse_stride_h),
+        max_logits=HeadRows(
+            base=max_logits_ptr, token_stride=logits_stride_t, head_stride=logits_stride_h
+        ),
+    )
     gl.warp_specialize(
         [
-            (softmax, (
-                tmem, p_smem, is_k_valid, soft_bars, work, (out_desc, lse, max_logits),
-                (sink_ptr, heads, factor), HOW, WEIGHTS, REGS, OUT_TILE,
-            )),
-            (load, (
-                (q_desc, k_desc, v_desc), (q_smem, ring), (q_full, q_free, full, empty), work, pool,
-                HOW, V_TILE,
-            )),
-            (multiply, (
-                (q_smem, ring, p_smem), tmem, (q_full, q_free, full, empty),
-                (s_full, p_full, o_done), work, HOW, V_TILE,
-            )),
-            (kv_valid_producer, (is_k_valid, valid_full, valid_free, work, pool, HOW)),
+            (
+                softmax,
+                (
+                    tmem,
+                    smem,
+                    bars,
+                    lists,
+                    results,
+                    sink_ptr,
+                    heads,
+                    factor,
+                    INDEXING,
+                    WEIGHTS,
+                    REGS,
+                    OUT_TILE,
+                ),
+            ),
+            (load, (sources, smem, bars, lists, pool, INDEXING, V_TILE)),
+            (multiply, (smem, tmem, bars, lists, INDEXING, V_TILE)),
+            (kv_valid_producer, (is_k_valid, bars, lists, pool, INDEXING)),
         ],
         [4, 1, 1],
-        [REGISTERS[0], REGISTERS[1], REGISTERS[2]],
-    )  # fmt: skip
+        [REGISTERS.load, REGISTERS.multiply, REGISTERS.kv_valid_producer],
+    )

@@ -10,21 +10,26 @@ from typing import Any
 from triton.experimental.gluon import language as gl
 
 from openmla.kernels.blackwell.pair.kernel import pair_kernel
+from openmla.kernels.blackwell.pair.records import Registers
+from openmla.kernels.blackwell.records import WeightRange
 from openmla.kernels.blackwell.sparse.launch import (
     LOG2_E,
     Operands,
+    Table,
     gather_box,
     head_box,
     lists_of,
     source_of,
 )
+from openmla.kernels.blackwell.sparse.records import Indexing
 from openmla.kernels.call import Call, strides, vector
 from openmla.kernels.gluon.compat import pair_tmem_layout, tmem_reg_layout
 from openmla.kernels.gluon.dequantize.launch import Filling, addressed_once
+from openmla.modular.blackwell.sparse.shape import LATENT_ROW, LATENT_V
 from openmla.operands import Results
 from openmla.planning import Plan
 from openmla.planning.blackwell.sparse.pair import KEYS, ROWS, TILE, PairKernel
-from openmla.planning.blackwell.sparse.shape import LATENT_ROW, LATENT_V
+from openmla.planning.dequantize import workspace_of
 from openmla.planning.target import target_by_name
 
 ATOM = 256  # columns of the output that one product writes
@@ -32,59 +37,72 @@ OUT_SIZE = 2  # bytes
 
 
 def calls(plan: Plan, op: Operands, results: Results) -> Iterator[Call]:
-    """What a launch runs; nothing for an empty output."""
+    """The kernel calls of a launch; none for an empty output."""
     if not results.out.numel():
         return
     keys, table = lists_of(op)
     if not min(keys["rows"], keys["topk"]):
-        results.clear()  # nobody sees a key, and a descriptor cannot describe an empty tensor
+        results.clear()  # there are no keys, and a descriptor cannot describe an empty tensor
         return
     kernel, chip = PairKernel(plan.config, plan.problem), target_by_name(plan.target)
     if kernel.dequantizes:
         columns = LATENT_V, LATENT_ROW - LATENT_V
-        space = addressed_once(Filling(kernel.cache_read, columns, chip.sm_count), op)
+        workspace = workspace_of(kernel.cache_read, plan.problem)
+        assert workspace is not None and not workspace.may_overflow
+        space = addressed_once(Filling(workspace, columns, chip.sm_count), op)
         yield from space.calls
         op = space.operands
         keys, table = lists_of(op)
     rows, size = source_of(op.cache, plan.config.qk_depth).data, kernel.size
     tokens, heads, _ = op.q.shape
     arguments = {
-        **constexprs_of(kernel, rows.page_size, table), **keys,
+        **constexprs_of(kernel, rows.page_size, table),
+        **keys,
         "q_desc": head_box(op.q, 2 * ROWS, TILE, tile(1, size, 3)),
         "k_desc": gather_box(rows, TILE, tile(0, size)),
         "v_desc": gather_box(rows, ATOM, tile(1, size)),
         "out_desc": head_box(results.out, 2 * ROWS, ATOM, tile(1, OUT_SIZE, 3)),
-        "lse_ptr": results.lse, **strides("lse", results.lse),
-        "max_logits_ptr": results.max_logits, **strides("logits", results.max_logits),
-        "sink_ptr": vector(op.weights.sink), "factor": op.weights.scale * LOG2_E,
-        "tokens": tokens, "heads": heads, "page_step": rows.page_step, "row_step": rows.row_step,
-    }  # fmt: skip
+        "lse_ptr": results.lse,
+        **strides("lse", results.lse),
+        "max_logits_ptr": results.max_logits,
+        **strides("logits", results.max_logits),
+        "sink_ptr": vector(op.weights.sink),
+        "factor": op.weights.scale * LOG2_E,
+        "tokens": tokens,
+        "heads": heads,
+        "page_step": rows.page_step,
+        "row_step": rows.row_step,
+    }
     yield Call(pair_kernel, min(tokens, max(chip.sm_count // 2, 1)), arguments)
 
 
 @lru_cache(maxsize=64)
-def constexprs_of(kernel: PairKernel, page: int, table: tuple[int, bool]) -> dict[str, Any]:
-    """What follows from the plan and from how the cache is laid out."""
+def constexprs_of(kernel: PairKernel, page: int, table: Table) -> dict[str, Any]:
+    """The constants that follow from the plan and from how the cache is laid out."""
     atom = pair_tmem_layout(ROWS, KEYS)
     return {
-        "HOW": (KEYS, 2, page, 0, 2, *table),
+        "INDEXING": Indexing(
+            page_size=page, table_page_size=table.page_size, is_causal=table.is_causal, ctas=2
+        ),
         "SLOTS": kernel.slots,
-        "WEIGHTS": kernel.weights,
+        "WEIGHTS": WeightRange(*kernel.weights),
         "ATOM": atom,
         "REGS": tmem_reg_layout(gl.float32, (2 * ROWS, KEYS), atom, 4),
         "TILE": tile(0, kernel.size),
         "V_TILE": tile(1, kernel.size),
         "OUT_TILE": tile(0, OUT_SIZE),
-        "REGISTERS": kernel.registers,
+        "REGISTERS": Registers(*kernel.registers),
         "num_warps": 4,
         "num_ctas": 2,
     }
 
 
 def tile(axis: int, element: int, rank: int = 2) -> Any:
-    """The layout of a tile, of which the CTAs hold halves along `axis`: swizzled by 64 columns."""
+    """The layout of a tile of which each CTA holds half, along `axis`: swizzled by 64 columns."""
     cluster = [[int(i == axis) for i in range(rank)]]
     return gl.NVMMASharedLayout(
-        swizzle_byte_width=TILE * element, element_bitwidth=8 * element, rank=rank,
+        swizzle_byte_width=TILE * element,
+        element_bitwidth=8 * element,
+        rank=rank,
         cga_layout=cluster,
-    )  # fmt: skip
+    )

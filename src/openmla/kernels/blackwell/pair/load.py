@@ -1,7 +1,7 @@
 """The load partition: Q of a token, then K and V of every step, in the order of the products.
 
 Q of the next token comes among the last V of this one, when all products with Q are done: nine
-tiles at once, before the next K, would keep that waiting.
+tiles at once, before the next K, would keep that K waiting.
 """
 
 from triton.experimental import gluon
@@ -10,6 +10,7 @@ from triton.experimental.gluon.language.nvidia.blackwell import mbarrier, tma
 
 from openmla.kernels.blackwell.pair.items import KEYS, ROWS, after, item_of, token_of
 from openmla.kernels.blackwell.sparse.load import offsets_layout
+from openmla.kernels.blackwell.sparse.records import KeyList
 from openmla.kernels.blackwell.sparse.rows import descriptor_rows
 from openmla.kernels.gluon.boxes import load_rows
 from openmla.kernels.gluon.compat import reinterpret
@@ -19,21 +20,22 @@ GATHERED = gl.constexpr(64)  # columns of a tile of Q and K, keys of a tile of V
 
 @gluon.jit
 def load_q(desc, q_smem, bar, token, QUARTER: gl.constexpr):
-    """Two tiles of a token's heads, three in the last quarter; their bytes are announced."""
+    """A quarter of a token's Q: two tiles, three in the last one. The caller has announced the
+    bytes."""
     for t in gl.static_range(2 + QUARTER // 3):
         tile = q_smem.index(2 * QUARTER + t)
         load_rows(desc, token, 0, (2 * QUARTER + t) * GATHERED, bar, tile)
 
 
 @gluon.jit
-def load(
-    descs, smem, bars, work, pool, HOW: gl.constexpr, V_TILE: gl.constexpr
-):  # fmt: skip
-    """All items of a pair."""
-    q_desc, k_desc, v_desc = descs
-    q_smem, ring = smem
-    q_full, q_free, full, empty = bars
-    rows, page_step, row_step = pool
+def load(sources, smem, bars, lists, pool, INDEXING: gl.constexpr, V_TILE: gl.constexpr):
+    """The load partition, for all items of a pair.
+
+    Sources `sources`, Tiles `smem`, Barriers `bars`; TokenLists `lists` and Pool `pool` as in
+    sparse/records.py.
+    """
+    q_smem, ring = smem.q, smem.ring
+    q_full, full, empty = bars.q_full, bars.full, bars.empty
     DTYPE: gl.constexpr = ring.dtype
     BYTES: gl.constexpr = DTYPE.primitive_bitwidth // 8
     TILES: gl.constexpr = q_smem.shape[0]
@@ -49,37 +51,41 @@ def load(
     Q_BYTES: gl.constexpr = ROWS // 2 * TILES * GATHERED * BYTES
     mbarrier.expect(q_full.index(0), Q_BYTES)
     for quarter in gl.static_range(4):
-        load_q(q_desc, q_smem, q_full.index(0), token_of(gl.program_id(0), work), quarter)
-    for number in range(gl.program_id(0), work[5], gl.num_programs(0)):
-        _token, line, count, steps = item_of(number, work, HOW)
+        load_q(sources.q, q_smem, q_full.index(0), token_of(gl.program_id(0), lists), quarter)
+    for number in range(gl.program_id(0), lists.tokens, gl.num_programs(0)):
+        item = item_of(number, lists, INDEXING)
+        steps = item.steps
         following = number + gl.num_programs(0)
-        token = token_of(following, work)
-        keys = (line, count, rows, page_step, row_step)
+        next_token = token_of(following, lists)
+        keys = KeyList(indices=item.indices, length=item.length, pool=pool)
         for k in range(0, steps + 1):
             if k < steps:
-                here = descriptor_rows(keys, k * KEYS, KEYS, DIVIDED, HOW)
+                here = descriptor_rows(keys, k * KEYS, KEYS, DIVIDED, INDEXING)
                 for t in gl.static_range(TILES):
                     mbarrier.wait(empty.index(slot), phase)
                     mbarrier.expect(full.index(slot), SLOT_BYTES)
-                    tma.async_gather(k_desc, here, t * GATHERED, full.index(slot), ring.index(slot))
+                    tma.async_gather(
+                        sources.k, here, t * GATHERED, full.index(slot), ring.index(slot)
+                    )
                     slot, phase = after(slot, phase, SLOTS)
             if k > 0:
-                last = (k == steps) & (following < work[5])
+                last = (k == steps) & (following < lists.tokens)
                 for part in gl.static_range(PARTS):
                     if part == PARTS // 2:  # noqa: SIM102 - decided when compiled
                         if last:
-                            mbarrier.wait(q_free.index(0), turn & 1)
+                            mbarrier.wait(bars.q_free.index(0), turn & 1)
                             mbarrier.expect(q_full.index(0), Q_BYTES)
                     first = (k - 1) * KEYS + part * GATHERED
-                    here = descriptor_rows(keys, first, GATHERED, ALL, HOW)
+                    here = descriptor_rows(keys, first, GATHERED, ALL, INDEXING)
                     for atom in gl.static_range(2):
                         mbarrier.wait(empty.index(slot), phase)
                         mbarrier.expect(full.index(slot), SLOT_BYTES)
                         tma.async_gather(
-                            v_desc, here, atom * 256, full.index(slot), values.index(slot)
+                            sources.v, here, atom * 256, full.index(slot), values.index(slot)
                         )
                         slot, phase = after(slot, phase, SLOTS)
                         if part >= PARTS // 2:  # noqa: SIM102 - decided when compiled
                             if last:
-                                load_q(q_desc, q_smem, q_full.index(0), token, 2 * part + atom - 4)
+                                q_bar = q_full.index(0)
+                                load_q(sources.q, q_smem, q_bar, next_token, 2 * part + atom - 4)
         turn += 1

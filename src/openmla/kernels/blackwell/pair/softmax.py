@@ -1,10 +1,10 @@
 # ruff: noqa: E741  (O is the output accumulator, as everywhere in attention)
 """Online softmax of a pair: 64 rows of scores a CTA in tensor memory, in log2 units.
 
-State per row as in sparse/softmax.py. The CTAs of a pair have no branch that they take together, so
-O is multiplied in every step, mostly by 1: that is hidden under the products of 256 keys.
+The state per row is that of sparse/softmax.py. The CTAs of a pair have no branch that they take
+together, so O is multiplied in every step, mostly by 1: the products of 256 keys hide it.
 
-Weights of 8 bits come in two parts, as in dense/softmax.py, lifted by 2^BIAS.
+Weights of 8 bits come in two parts, as in dense/softmax.py, multiplied by 2^BIAS.
 """
 
 from triton.experimental import gluon
@@ -16,6 +16,7 @@ from triton.experimental.gluon.language.nvidia.blackwell import (
 )
 
 from openmla.kernels.blackwell.pair.items import KEYS, ROWS, item_of
+from openmla.kernels.blackwell.sparse.records import KeyList, SoftmaxState
 from openmla.kernels.blackwell.sparse.rows import bits_layout, list_layout, listed, wait_for_step
 from openmla.kernels.blackwell.sparse.softmax import hide_invalid, write_row_values
 from openmla.kernels.gluon.compat import reinterpret, thread_barrier, tma_store
@@ -23,24 +24,24 @@ from openmla.kernels.gluon.scores import LN_2, MINUS_INF, normalize
 
 
 @gluon.jit
-def kv_valid_producer(is_k_valid, valid_full, valid_free, work, pool, HOW: gl.constexpr):
-    """One bit per key of a step, eight to a byte: does its index count?"""
-    rows, page_step, row_step = pool
+def kv_valid_producer(is_k_valid, bars, lists, pool, INDEXING: gl.constexpr):
+    """The kv_valid_producer partition: one bit per key of a step, eight to a byte: does its index
+    count? Barriers `bars`, TokenLists `lists`, sparse.records.Pool `pool`."""
     L: gl.constexpr = bits_layout(2)
     FLAT: gl.constexpr = list_layout(2)
     bit = gl.arange(0, 8, gl.SliceLayout(0, L))[None, :]
     done = gl.program_id(0) * 0
-    for number in range(gl.program_id(0), work[5], gl.num_programs(0)):
-        _token, line, count, steps = item_of(number, work, HOW)
-        keys = (line, count, rows, page_step, row_step)
-        for k in range(0, steps):
+    for number in range(gl.program_id(0), lists.tokens, gl.num_programs(0)):
+        item = item_of(number, lists, INDEXING)
+        keys = KeyList(indices=item.indices, length=item.length, pool=pool)
+        for k in range(0, item.steps):
             step = done + k
-            _, ok = listed(keys, k * KEYS, KEYS, FLAT, HOW)
+            _, ok = listed(keys, k * KEYS, KEYS, FLAT, INDEXING)
             grouped = gl.convert_layout(gl.reshape(ok.to(gl.int32), [KEYS // 8, 8]), L)
-            wait_for_step(valid_free, step - 2, 2)
+            wait_for_step(bars.valid_free, step - 2, 2)
             is_k_valid.index(step % 2).store(gl.sum(grouped << bit, 1).to(gl.uint8))
-            mbarrier.arrive(valid_full.index(step % 2), count=1)
-        done += steps
+            mbarrier.arrive(bars.valid_full.index(step % 2), count=1)
+        done += item.steps
 
 
 @gluon.jit
@@ -57,7 +58,7 @@ def store_weights(p_smem, weights):
 
 @gluon.jit
 def multiply_rows(O, rescale, REGS: gl.constexpr):
-    """O times rescale, row by row."""
+    """Both atoms of O times rescale, row by row."""
     factor = gl.convert_layout(rescale, gl.SliceLayout(1, REGS))[:, None]
     for atom in gl.static_range(2):
         O[atom].store(O[atom].load(REGS) * factor)
@@ -66,29 +67,41 @@ def multiply_rows(O, rescale, REGS: gl.constexpr):
 
 @gluon.jit
 def softmax(
-    tmem, p_smem, is_k_valid, bars, work, results, given, HOW: gl.constexpr, WEIGHTS: gl.constexpr,
-    REGS: gl.constexpr, OUT_TILE: gl.constexpr,
-):  # fmt: skip
-    """Weights of every step of all items, and their results."""
-    s_full, valid_full, valid_free, p_full, o_done = bars
-    _sink_ptr, _heads, factor = given
-    O = (tmem[0], tmem[1])
-    THRESHOLD: gl.constexpr = WEIGHTS[0]
-    BIAS: gl.constexpr = WEIGHTS[1]
+    tmem,
+    smem,
+    bars,
+    lists,
+    results,
+    sink_ptr,
+    heads,
+    factor,
+    INDEXING: gl.constexpr,
+    WEIGHTS: gl.constexpr,
+    REGS: gl.constexpr,
+    OUT_TILE: gl.constexpr,
+):
+    """The softmax partition: weights of every step of all items, and their results.
+
+    TensorMemory `tmem`, Tiles `smem`, Barriers `bars`, TokenLists `lists`, sparse.records.Results
+    `results`, WeightRange `WEIGHTS`; factor = scale * log2 e.
+    """
+    O = tmem.outputs
+    THRESHOLD: gl.constexpr = WEIGHTS.threshold
+    BIAS: gl.constexpr = WEIGHTS.bias
     BY_ROW: gl.constexpr = gl.SliceLayout(1, REGS)
     done = gl.program_id(0) * 0
-    for number in range(gl.program_id(0), work[5], gl.num_programs(0)):
-        token, _line, _count, steps = item_of(number, work, HOW)
+    for number in range(gl.program_id(0), lists.tokens, gl.num_programs(0)):
+        item = item_of(number, lists, INDEXING)
         row_max = gl.full([ROWS], MINUS_INF, gl.float32, BY_ROW)
         highest = row_max
         row_sum = gl.zeros([ROWS], gl.float32, BY_ROW)
-        for k in range(0, steps):
+        for k in range(0, item.steps):
             step = done + k
-            wait_for_step(s_full, step, 2)
-            s = tmem[2].index(step % 2).load(REGS) * factor
-            wait_for_step(valid_full, step, 2)
-            s = hide_invalid(s, is_k_valid.index(step % 2), KEYS)
-            mbarrier.arrive(valid_free.index(step % 2), count=1)
+            wait_for_step(bars.s_full, step, 2)
+            s = tmem.scores.index(step % 2).load(REGS) * factor
+            wait_for_step(bars.valid_full, step, 2)
+            s = hide_invalid(s, smem.is_k_valid.index(step % 2), KEYS)
+            mbarrier.arrive(bars.valid_free.index(step % 2), count=1)
             here = gl.max(s, 1)
             highest = gl.maximum(highest, here)
             new_max = gl.where(here > row_max + THRESHOLD, here, row_max)
@@ -97,31 +110,39 @@ def softmax(
             rescale = gl.exp2(row_max - shift)
             row_sum = row_sum * rescale + gl.sum(weights, 1)
             row_max = new_max
-            wait_for_step(o_done, step - 1, 1)  # both the weights before and O are free now
-            store_weights(p_smem, weights)
+            wait_for_step(bars.o_done, step - 1, 1)  # both the last weights and O are free now
+            store_weights(smem.p, weights)
             if k > 0:
                 multiply_rows(O, rescale, REGS)
             fence_async_shared()
-            mbarrier.arrive(p_full.index(0), count=1)
-        done += steps
-        wait_for_step(o_done, done - 1, 1)
-        finish(O, p_smem, (row_max - BIAS, row_sum, highest), results, given, token, REGS, OUT_TILE)
+            mbarrier.arrive(bars.p_full.index(0), count=1)
+        done += item.steps
+        wait_for_step(bars.o_done, done - 1, 1)
+        state = SoftmaxState(row_max=row_max - BIAS, row_sum=row_sum, highest=highest)
+        finish(O, smem.p, state, results, sink_ptr, item.token, heads, REGS, OUT_TILE)
 
 
 @gluon.jit
 def finish(
-    O, p_smem, state, results, given, token, REGS: gl.constexpr, OUT_TILE: gl.constexpr
-):  # fmt: skip
-    """Normalize and store; rows past the last head are dropped. P's buffer takes half the output
-    at a time."""
+    O,
+    p_smem,
+    state,
+    results,
+    sink_ptr,
+    token,
+    heads,
+    REGS: gl.constexpr,
+    OUT_TILE: gl.constexpr,
+):
+    """Normalize and store to Results `results`; rows past the last head are dropped. Half of the
+    output at a time passes through P's buffer."""
     row_max, row_sum, highest = state
     out_desc, lse, max_logits = results
-    sink_ptr, heads, _factor = given
     head = gl.arange(0, ROWS, row_max.type.layout)
     inverse, row_lse, empty = normalize(row_max, row_sum, sink_ptr, gl.minimum(head, heads - 1))
-    if lse[0] is not None:
+    if lse.base is not None:
         write_row_values(row_lse, lse, token, head, heads)
-    if max_logits[0] is not None:
+    if max_logits.base is not None:
         write_row_values(highest * LN_2, max_logits, token, head, heads)
     scale = gl.convert_layout(inverse, gl.SliceLayout(1, REGS))[:, None]
     nothing = gl.convert_layout(empty, gl.SliceLayout(1, REGS))[:, None]

@@ -1,1 +1,1 @@
-"""The sparse Blackwell kernel: listed rows by gather, one CTA or a pair."""
+"""The sparse Blackwell kernel: listed rows by gather, one CTA per token and 64 heads."""

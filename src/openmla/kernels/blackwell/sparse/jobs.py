@@ -1,20 +1,28 @@
-"""What the sparse Blackwell kernel is compiled for without a GPU."""
+"""The problems that the sparse Blackwell kernel is compiled for without a GPU."""
 
 from dataclasses import replace
 
 from openmla.kernels.blackwell.dense.jobs import predicted_by
 from openmla.kernels.call import Call
-from openmla.kernels.gluon.compat import TRITON
 from openmla.kernels.jobs import Jobs, Predicted, typed
+from openmla.kernels.triton_version import TRITON
 from openmla.planning import Plan
+from openmla.planning.blackwell.pairs import FIRST_ROWS_PAIR
 from openmla.planning.blackwell.sparse.kernel import SparseKernel
-from openmla.planning.blackwell.units import FIRST_ROWS_PAIR
 from openmla.problem import Problem
 
 V32 = Problem(
-    form="sparse", heads=128, d_nope=512, d_rope=64, d_v=512, topk=2048, total_q=4096,
-    total_k=65536, has_topk_lengths=True, wants_lse=True,
-)  # fmt: skip
+    form="sparse",
+    heads=128,
+    d_nope=512,
+    d_rope=64,
+    d_v=512,
+    topk=2048,
+    total_q=4096,
+    total_k=65536,
+    has_topk_lengths=True,
+    wants_lse=True,
+)
 LATENT = replace(V32, form="latent", topk=0, has_topk_lengths=False, page_size=64, total_k=4096)
 
 
@@ -38,12 +46,12 @@ PROBLEMS = {
     "16 heads latent": replace(LATENT, heads=16),
     "64 heads latent fp8_block64": replace(LATENT, heads=64, kv_dtype="fp8_block64"),
 }
-if TRITON < FIRST_ROWS_PAIR:  # all heads, as two CTAs; with barriers for a pair see pair/jobs.py
+if TRITON < FIRST_ROWS_PAIR:  # two CTAs serve 128 heads; later Tritons have pair/jobs.py
     PROBLEMS["128 heads"] = V32
 
 
 def predicted(plan: Plan, call: Call) -> Predicted:
-    """What the plan says of its kernel."""
+    """Memory and registers that the plan predicts."""
     return predicted_by(SparseKernel(plan.config, plan.problem), 0)
 
 

@@ -1,16 +1,16 @@
 """Latent MLA prefill on Blackwell: rows of 512 + 64 columns, all heads share them.
 
-The rows of a token are those of a list, or (rows.py) all that its sequence has in a paged cache.
+The rows of a token are listed, or (rows.py) all that its sequence has in a paged cache.
 
 A CTA serves one token and up to 64 of its heads, padded to the 64 rows of a product, and walks the
-token's list of rows B_TOPK = 64 at a time. The kernel obeys an `MLASparseConfig` of one CTA; those
-of a pair are pair/kernel.py's.
+token's list of rows B_TOPK = 64 at a time. The kernel obeys an `MLASparseConfig` of one CTA; for
+plans of a pair see pair/kernel.py.
 
 | partition | warps | does |
 |---|---|---|
 | softmax (default) | 4 | scores to weights, multiplies O, stores the result (softmax.py) |
 | load_k | 4 | gathers K, for an fp8 cache also dequantizes it (load.py, rows_fp8.py) |
-| load_v | 4 | loads Q, gathers V, likewise |
+| load_v | 4 | loads Q, gathers V, for an fp8 cache also dequantizes it |
 | mma | 1 | copies Q to tensor memory, issues all products (mma.py) |
 | kv_valid_producer | 1 | one bit per key: does its index count? (rows.py) |
 
@@ -28,8 +28,8 @@ of a pair are pair/kernel.py's.
 | k_fp8_tma_done, v_fp8_tma_done | NB | TMA bytes of fp8 rows (1) | load_k, load_v |
 | k_rope_done | NB | TMA bytes of rope in rows of 656 bytes (1) | load_k |
 
-There is one buffer of K and of V; NB = 2 barriers of each kind let a step's signals be told from
-those of the step before. Over an fp8 cache the four ready barriers are completed by the producers.
+There is one buffer of K and one of V; NB = 2 barriers of each kind tell the signals of a step from
+those of the step before. Over an fp8 cache the producers complete the four ready barriers.
 
 | shared memory of a CTA | bytes | before the steps | after them |
 |---|---|---|---|
@@ -55,8 +55,20 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.blackwell import allocate_tensor_memory
 
+from openmla.kernels.blackwell.records import HeadRows
 from openmla.kernels.blackwell.sparse.load import GATHERED, HEADS, load_k, load_q, load_v
 from openmla.kernels.blackwell.sparse.mma import mma
+from openmla.kernels.blackwell.sparse.records import (
+    Barriers,
+    KeyList,
+    Pool,
+    Results,
+    ScaleSource,
+    Sources,
+    Tiles,
+    TokenLists,
+    WorkItem,
+)
 from openmla.kernels.blackwell.sparse.rows import (
     count_of,
     keys_seen,
@@ -71,104 +83,182 @@ from openmla.kernels.gluon.barriers import barriers
 
 @gluon.jit
 def serve_rows(
-    tmem, smem, bars, results, sink_ptr, place, factor, HOW: gl.constexpr, MAP: gl.constexpr,
-    TMEM: gl.constexpr, REGS: gl.constexpr, TILE: gl.constexpr,
-):  # fmt: skip
+    tmem,
+    smem,
+    bars,
+    results,
+    sink_ptr,
+    work,
+    factor,
+    HOW: gl.constexpr,
+    MAP: gl.constexpr,
+    TMEM: gl.constexpr,
+    REGS: gl.constexpr,
+    TILE: gl.constexpr,
+):
     """The softmax partition: all steps, then the result."""
-    p_smem, v_smem, is_k_valid = smem
-    token, first_head, heads, steps = place
-    state = softmax(
-        tmem, p_smem, is_k_valid, bars, steps, factor, HOW[0], HOW[1], MAP, TMEM, REGS
-    )  # fmt: skip
-    finish(
-        tmem, v_smem, state, results, sink_ptr, token, first_head, heads, MAP, TMEM, REGS, TILE
-    )  # fmt: skip
-
-
-@gluon.jit
-def load_q_and_v(
-    q_descs, v_source, keys, smem, q_ready, v_bars, place, SPLIT: gl.constexpr, HOW: gl.constexpr,
-    CACHE: gl.constexpr, TILE: gl.constexpr, BYTES: gl.constexpr,
-):  # fmt: skip
-    """The load_v partition."""
-    q_smem, k_smem, v_smem, v_scales = smem
-    token, first_head, steps = place
-    load_q(
-        q_descs[0], q_descs[1], q_smem, k_smem, v_smem, q_ready.index(0), token, first_head, SPLIT,
-        TILE,
-    )  # fmt: skip
-    v_desc, scales = v_source
-    if CACHE is None:
-        load_v(v_desc, keys, v_smem, v_bars, steps, HOW)
-    else:
-        load_v_fp8(
-            v_desc, scales, keys, v_smem, v_scales, v_bars, steps, HOW, CACHE, BYTES
-        )  # fmt: skip
+    state = softmax(tmem, smem, bars, work.steps, factor, HOW, MAP, TMEM, REGS)
+    finish(tmem, smem.v, state, results, sink_ptr, work, MAP, TMEM, REGS, TILE)
 
 
 @gluon.jit
 def load_rows_of_k(
-    source, keys, k_smem, k_raw, k_scales, bars, steps, EARLY: gl.constexpr, HOW: gl.constexpr,
+    sources,
+    keys,
+    smem,
+    bars,
+    steps,
+    EARLY: gl.constexpr,
+    HOW: gl.constexpr,
     CACHE: gl.constexpr,
-):  # fmt: skip
+):
     """The load_k partition."""
-    k_desc, rope_desc, scales = source
     if CACHE is None:
-        load_k(k_desc, keys, k_smem, bars, steps, EARLY, HOW)
+        load_k(sources.k, keys, smem.k, bars, steps, EARLY, HOW)
     else:
         load_k_fp8(
-            (k_desc, rope_desc), scales, keys, k_smem, k_raw, k_scales, bars, steps, EARLY, HOW,
-            CACHE,
-        )  # fmt: skip
+            sources.k, sources.rope, sources.scales, keys, smem, bars, steps, EARLY, HOW, CACHE
+        )
+
+
+@gluon.jit
+def load_q_and_v(
+    sources,
+    keys,
+    smem,
+    bars,
+    work,
+    SPLIT: gl.constexpr,
+    HOW: gl.constexpr,
+    CACHE: gl.constexpr,
+    TILE: gl.constexpr,
+    BYTES: gl.constexpr,
+):
+    """The load_v partition."""
+    ready = bars.q_ready.index(0)
+    load_q(sources.q, sources.q_warp, smem, ready, work.token, work.first_head, SPLIT, TILE)
+    if CACHE is None:
+        load_v(sources.v, keys, smem.v, bars, work.steps, HOW)
+    else:
+        load_v_fp8(sources.v, sources.scales, keys, smem, bars, work.steps, HOW, CACHE, BYTES)
 
 
 COUNTS = [
-    "factor", "rows", "topk", "tokens", "batch", "heads", "head_blocks", "page_step", "row_step",
-]  # fmt: skip
+    "factor",
+    "rows",
+    "topk",
+    "tokens",
+    "batch",
+    "heads",
+    "head_blocks",
+    "page_step",
+    "row_step",
+]
 STRIDES = [
-    "indices_stride", "lse_stride_t", "lse_stride_h", "logits_stride_t", "logits_stride_h",
-    "scale_stride_page", "scale_stride_row",
-]  # fmt: skip
+    "indices_stride",
+    "lse_stride_t",
+    "lse_stride_h",
+    "logits_stride_t",
+    "logits_stride_h",
+    "scale_stride_page",
+    "scale_stride_row",
+]
 # Vectors of 4-byte elements, read and written one by one: a slice of a tensor is as good as all.
 VECTORS = [
-    "indices_ptr", "lengths_ptr", "cu_ptr", "lse_ptr", "max_logits_ptr", "sink_ptr", "scale_ptr",
-]  # fmt: skip
+    "indices_ptr",
+    "lengths_ptr",
+    "cu_ptr",
+    "lse_ptr",
+    "max_logits_ptr",
+    "sink_ptr",
+    "scale_ptr",
+]
 
 
 @gluon.jit(do_not_specialize=COUNTS + STRIDES, do_not_specialize_on_alignment=VECTORS)
 def sparse_kernel(  # noqa: PLR0913
-    q_desc, q_warp_desc, k_desc, rope_desc, v_desc, out_desc,
-    scale_ptr, indices_ptr, lengths_ptr, cu_ptr, lse_ptr, max_logits_ptr, sink_ptr,
-    factor, rows, topk, tokens, batch, heads, head_blocks, page_step, row_step,
-    scale_stride_page, scale_stride_row, indices_stride, lse_stride_t, lse_stride_h,
-    logits_stride_t, logits_stride_h,
-    HOW: gl.constexpr, SPLIT: gl.constexpr, CACHE: gl.constexpr, MAP: gl.constexpr,
-    TMEM: gl.constexpr, REGS: gl.constexpr, TILE: gl.constexpr, V_TILE: gl.constexpr,
-    WORDS: gl.constexpr, BYTES: gl.constexpr, REGISTERS: gl.constexpr,
-):  # fmt: skip
-    """HOW: B_TOPK, barriers of a kind, page sizes of rows and of scales (0: rows lie evenly), CTAs,
-    page size of a block table (0: indices are lists), causal. SPLIT: columns of Q in shared and in
-    tensor memory. CACHE: None, or see rows_fp8.py. MAP: first columns of O, S and Q in tensor
-    memory. TMEM: layouts of O, S, Q, Q's copy, and of all. REGS: registers for S
-    and for some columns of O, and how many columns those are. TILE, V_TILE, WORDS, BYTES: shared
-    layouts of tiles of 16, 16, 32 and 8 bits."""
+    q_desc,
+    q_warp_desc,
+    k_desc,
+    rope_desc,
+    v_desc,
+    out_desc,
+    scale_ptr,
+    indices_ptr,
+    lengths_ptr,
+    cu_ptr,
+    lse_ptr,
+    max_logits_ptr,
+    sink_ptr,
+    factor,
+    rows,
+    topk,
+    tokens,
+    batch,
+    heads,
+    head_blocks,
+    page_step,
+    row_step,
+    scale_stride_page,
+    scale_stride_row,
+    indices_stride,
+    lse_stride_t,
+    lse_stride_h,
+    logits_stride_t,
+    logits_stride_h,
+    HOW: gl.constexpr,
+    SPLIT: gl.constexpr,
+    CACHE: gl.constexpr,
+    MAP: gl.constexpr,
+    TMEM: gl.constexpr,
+    REGS: gl.constexpr,
+    TILE: gl.constexpr,
+    V_TILE: gl.constexpr,
+    WORDS: gl.constexpr,
+    BYTES: gl.constexpr,
+    REGISTERS: gl.constexpr,
+):
+    """These constants are records:
+
+    | constant | record |
+    |---|---|
+    | HOW, SPLIT | How, QSplit |
+    | CACHE | Fp8Cache; None for 16-bit rows |
+    | MAP, TMEM | TmemMap, TmemLayouts |
+    | REGS, REGISTERS | RegisterLayouts, Registers |
+
+    TILE, V_TILE, WORDS, BYTES: shared memory layouts of tiles of 16, 16, 32 and 8 bits.
+    """
     DTYPE: gl.constexpr = q_desc.dtype
-    B_TOPK: gl.constexpr = HOW[0]
-    NB: gl.constexpr = HOW[1]
-    EARLY: gl.constexpr = SPLIT[0] // GATHERED
-    TILES: gl.constexpr = EARLY + SPLIT[1] // GATHERED
+    B_TOPK: gl.constexpr = HOW.b_topk
+    NB: gl.constexpr = HOW.num_mbars
+    INDEXING: gl.constexpr = HOW.indexing
+    EARLY: gl.constexpr = SPLIT.smem // GATHERED
+    TILES: gl.constexpr = EARLY + SPLIT.tmem // GATHERED
+    lists = TokenLists(
+        indices=indices_ptr,
+        lengths=lengths_ptr,
+        cu_seqlens=cu_ptr,
+        stride=indices_stride,
+        topk=topk,
+        tokens=tokens,
+        batch=batch,
+    )
     program = gl.program_id(0)
     token = program // head_blocks
     first_head = program % head_blocks * HEADS
-    of_line = token
+    line = token
     if cu_ptr is None:
-        count = count_of(lengths_ptr, token, topk)
+        count = count_of(lists, token)
     else:  # the last tokens see most keys
         token = tokens - 1 - token
-        of_line, count = keys_seen(token, cu_ptr, lengths_ptr, batch, tokens, topk, HOW)
+        line, count = keys_seen(token, lists, INDEXING)
     steps = steps_of(count, B_TOPK)
-    line = indices_ptr + of_line.to(gl.int64) * indices_stride
-    keys = (line, count, rows, page_step, row_step)
+    keys = KeyList(
+        indices=indices_ptr + line.to(gl.int64) * indices_stride,
+        length=count,
+        pool=Pool(rows=rows, page_step=page_step, row_step=row_step),
+    )
 
     q_smem = gl.allocate_shared_memory(DTYPE, [EARLY, HEADS, GATHERED], TILE)
     k_smem = gl.allocate_shared_memory(DTYPE, [TILES, B_TOPK, GATHERED], TILE)
@@ -176,63 +266,98 @@ def sparse_kernel(  # noqa: PLR0913
     p_smem = gl.allocate_shared_memory(DTYPE, [HEADS, B_TOPK], TILE)
     FLAT: gl.constexpr = vector_layout(1)
     is_k_valid = gl.allocate_shared_memory(gl.uint8, [NB, B_TOPK // 8], FLAT)
-    ALL: gl.constexpr = TMEM[4]
+    ALL: gl.constexpr = TMEM.whole
     tmem = allocate_tensor_memory(gl.float32, [128, 512], ALL)
 
     q_ready = barriers(1, 1)
     q_copied = barriers(1, 1)
-    k_ready = (barriers(NB, 1), barriers(NB, 1))
-    qk_done = (barriers(NB, 1), barriers(NB, 1))
-    v_ready = (barriers(NB, 1), barriers(NB, 1))
-    sv_done = (barriers(NB, 1), barriers(NB, 1))
+    k_p0_ready = barriers(NB, 1)
+    k_p1_ready = barriers(NB, 1)
+    qk_ss_done = barriers(NB, 1)
+    qk_ts_done = barriers(NB, 1)
+    v_p0_ready = barriers(NB, 1)
+    v_p1_ready = barriers(NB, 1)
+    sv_p0_done = barriers(NB, 1)
+    sv_p1_done = barriers(NB, 1)
     p_free = barriers(NB, 1)
     so_ready = barriers(NB, 1)
     k_valid_ready = barriers(NB, 1)
     k_valid_free = barriers(NB, 1)
 
-    k_scales = is_k_valid  # without an fp8 cache something must stand there
-    v_scales = is_k_valid
-    k_raw = is_k_valid
-    fp8_done = ((p_free, p_free), p_free)
+    # Only an fp8 cache needs these; k_rope_done only where rope is stored in 16 bits.
+    k_raw = None
+    k_scales = None
+    v_scales = None
+    k_fp8_tma_done = None
+    k_rope_done = None
+    v_fp8_tma_done = None
     if CACHE is not None:
-        k_raw = gl.allocate_shared_memory(gl.float8e4nv, [CACHE[1], B_TOPK, GATHERED], BYTES)
-        BLOCKS: gl.constexpr = scale_blocks(CACHE, TILES)
-        k_scales = gl.allocate_shared_memory(gl.float32, [BLOCKS[0], B_TOPK], FLAT)
-        v_scales = gl.allocate_shared_memory(gl.float32, [BLOCKS[1], B_TOPK], FLAT)
-        raw_done = barriers(NB, 1)
-        rope_done = barriers(NB, 1) if CACHE[1] < TILES else raw_done
-        fp8_done = ((raw_done, rope_done), barriers(NB, 1))
-    k_bars = (q_copied, qk_done[0], qk_done[1], k_ready[0], k_ready[1], fp8_done[0])
-    v_bars = (q_copied, sv_done[0], sv_done[1], v_ready[0], v_ready[1], fp8_done[1])
-    soft_bars = (qk_done[1], p_free, k_valid_ready, k_valid_free, sv_done[1], so_ready)
-    qk_bars = (k_ready[0], k_ready[1], p_free, qk_done[0], qk_done[1])
-    mma_bars = ((q_ready, q_copied), qk_bars, so_ready, v_ready, sv_done)
-    lse = (lse_ptr, lse_stride_t, lse_stride_h)
-    max_logits = (max_logits_ptr, logits_stride_t, logits_stride_h)
-    scales = (scale_ptr, scale_stride_page, scale_stride_row)
+        RAW: gl.constexpr = CACHE.raw_tiles
+        k_raw = gl.allocate_shared_memory(gl.float8e4nv, [RAW, B_TOPK, GATHERED], BYTES)
+        BLOCKS: gl.constexpr = scale_blocks(CACHE)
+        k_scales = gl.allocate_shared_memory(gl.float32, [BLOCKS.k, B_TOPK], FLAT)
+        v_scales = gl.allocate_shared_memory(gl.float32, [BLOCKS.v, B_TOPK], FLAT)
+        k_fp8_tma_done = barriers(NB, 1)
+        k_rope_done = barriers(NB, 1) if RAW < TILES else None
+        v_fp8_tma_done = barriers(NB, 1)
+    smem = Tiles(
+        q=q_smem,
+        k=k_smem,
+        k_raw=k_raw,
+        k_scales=k_scales,
+        v=v_smem,
+        v_scales=v_scales,
+        p=p_smem,
+        is_k_valid=is_k_valid,
+    )
+    bars = Barriers(
+        q_ready=q_ready,
+        q_copied=q_copied,
+        qk_ss_done=qk_ss_done,
+        qk_ts_done=qk_ts_done,
+        k_p0_ready=k_p0_ready,
+        k_p1_ready=k_p1_ready,
+        k_fp8_tma_done=k_fp8_tma_done,
+        k_rope_done=k_rope_done,
+        sv_p0_done=sv_p0_done,
+        sv_p1_done=sv_p1_done,
+        v_p0_ready=v_p0_ready,
+        v_p1_ready=v_p1_ready,
+        v_fp8_tma_done=v_fp8_tma_done,
+        p_free=p_free,
+        so_ready=so_ready,
+        k_valid_ready=k_valid_ready,
+        k_valid_free=k_valid_free,
+    )
+    work = WorkItem(token=token, first_head=first_head, heads=heads, steps=steps)
+    sources = Sources(
+        q=q_desc,
+        q_warp=q_warp_desc,
+        k=k_desc,
+        rope=rope_desc,
+        v=v_desc,
+        scales=ScaleSource(
+            base=scale_ptr, page_stride=scale_stride_page, row_stride=scale_stride_row
+        ),
+    )
+    results = Results(
+        out=out_desc,
+        lse=HeadRows(base=lse_ptr, token_stride=lse_stride_t, head_stride=lse_stride_h),
+        max_logits=HeadRows(
+            base=max_logits_ptr, token_stride=logits_stride_t, head_stride=logits_stride_h
+        ),
+    )
     gl.warp_specialize(
         [
-            (serve_rows, (
-                tmem, (p_smem, v_smem, is_k_valid), soft_bars, (out_desc, lse, max_logits),
-                sink_ptr, (token, first_head, heads, steps), factor, HOW, MAP, TMEM, REGS, TILE,
-            )),
-            (load_rows_of_k, (
-                (k_desc, rope_desc, scales), keys, k_smem, k_raw, k_scales, k_bars, steps, EARLY,
-                HOW, CACHE,
-            )),
-            (load_q_and_v, (
-                (q_desc, q_warp_desc), (v_desc, scales), keys,
-                (q_smem, k_smem, v_smem, v_scales), q_ready, v_bars,
-                (token, first_head, steps), SPLIT, HOW, CACHE, TILE, BYTES,
-            )),
-            (mma, (
-                (q_smem, k_smem, v_smem, p_smem), tmem, mma_bars, steps, B_TOPK, NB, MAP,
-                TMEM, WORDS,
-            )),
-            (kv_valid_producer, (
-                keys, is_k_valid, k_valid_ready, k_valid_free, steps, HOW,
-            )),
+            (
+                serve_rows,
+                (tmem, smem, bars, results, sink_ptr, work, factor, HOW, MAP, TMEM, REGS, TILE),
+            ),
+            (load_rows_of_k, (sources, keys, smem, bars, steps, EARLY, HOW, CACHE)),
+            (load_q_and_v, (sources, keys, smem, bars, work, SPLIT, HOW, CACHE, TILE, BYTES)),
+            (mma, (smem, tmem, bars, steps, B_TOPK, NB, MAP, TMEM, WORDS)),
+            (kv_valid_producer, (keys, is_k_valid, bars, steps, HOW)),
         ],
         [4, 4, 1, 1],
-        [REGISTERS[0], REGISTERS[1], REGISTERS[2], REGISTERS[3]],
-    )  # fmt: skip
+        [REGISTERS.load_k, REGISTERS.load_v, REGISTERS.mma, REGISTERS.kv_valid_producer],
+    )

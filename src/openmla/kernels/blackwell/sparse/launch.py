@@ -17,13 +17,22 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from openmla.cache import LatentCache
 from openmla.errors import Unsupported
 from openmla.kernels.blackwell.sparse.kernel import sparse_kernel
+from openmla.kernels.blackwell.sparse.records import (
+    Fp8Cache,
+    How,
+    Indexing,
+    QSplit,
+    RegisterLayouts,
+    Registers,
+    TmemLayouts,
+    TmemMap,
+)
 from openmla.kernels.call import Call, strides, vector
 from openmla.kernels.gluon.compat import tmem_reg_layout
 from openmla.kernels.gluon.descriptors import tile_layout
 from openmla.operands import LatentOperands, Results, SparseOperands
 from openmla.planning import Plan
-from openmla.planning.blackwell.sparse import MLAPrefillSparse
-from openmla.planning.blackwell.sparse.kernel import SparseKernel
+from openmla.planning.blackwell.sparse.kernel import SparseConfig, SparseKernel
 
 LOG2_E = math.log2(math.e)
 WARP_LANES = 32
@@ -33,7 +42,7 @@ Operands = SparseOperands | LatentOperands
 
 
 class Rows(NamedTuple):
-    """Cache rows as the kernel counts them: `page_step` and `row_step` apart."""
+    """Cache rows as the kernel addresses them: by steps from page to page and from row to row."""
 
     tensor: Tensor | None
     page_size: int
@@ -41,8 +50,9 @@ class Rows(NamedTuple):
     page_step: int
     row_step: int
     number: int = 0
-    """Of a descriptor: its rows, and the elements from one to the next."""
+    """Rows of the TMA descriptor."""
     stride: int = 0
+    """Elements from one row of the descriptor to the next."""
 
 
 class Source(NamedTuple):
@@ -52,90 +62,109 @@ class Source(NamedTuple):
     rope: Tensor | None
     """The rows as 16-bit values, where a part of them is."""
     scales: Rows
-    cache: tuple[int, int] | None
-    """None for rows without dequantizing, else columns that share a scale, and 64-column tiles."""
+    cache: Fp8Cache | None
+    """None for rows without dequantizing."""
+
+
+class Table(NamedTuple):
+    """How the lists of tokens are given, which is compiled in."""
+
+    page_size: int
+    """Keys of a page of the block table; 0: every token has a list of indices."""
+    is_causal: bool
 
 
 def calls(plan: Plan, op: Operands, results: Results) -> Iterator[Call]:
-    """What a launch runs; nothing for an empty output."""
+    """The kernel call of a launch; none for an empty output."""
     if not results.out.numel():
         return
     keys, table = lists_of(op)
     if not min(keys["rows"], keys["topk"]):
-        results.clear()  # nobody sees a key, and a descriptor cannot describe an empty tensor
+        results.clear()  # there are no keys, and a descriptor cannot describe an empty tensor
         return
     source = source_of(op.cache, plan.config.qk_depth)
     config, kernel = plan.config, SparseKernel(plan.config, plan.problem)
     tokens, heads, _ = op.q.shape
     blocks = -(-heads // config.padded_num_q_heads)
     arguments = {
-        **constexprs_of(
-            kernel, source.cache, source.data.page_size, source.scales.page_size, table
-        ),
-        **_descriptors(config, op, source, results), **keys,
-        "lse_ptr": results.lse, **strides("lse", results.lse),
-        "max_logits_ptr": results.max_logits, **strides("logits", results.max_logits),
-        "sink_ptr": vector(op.weights.sink), "tokens": tokens,
-        "factor": op.weights.scale * LOG2_E, "heads": heads, "head_blocks": blocks,
-        "page_step": source.data.page_step, "row_step": source.data.row_step,
-        "scale_ptr": source.scales.tensor, "scale_stride_page": source.scales.page_step,
+        **constexprs_of(kernel, source.cache, source.data.page_size, table),
+        **_descriptors(config, op, source, results),
+        **keys,
+        "lse_ptr": results.lse,
+        **strides("lse", results.lse),
+        "max_logits_ptr": results.max_logits,
+        **strides("logits", results.max_logits),
+        "sink_ptr": vector(op.weights.sink),
+        "tokens": tokens,
+        "factor": op.weights.scale * LOG2_E,
+        "heads": heads,
+        "head_blocks": blocks,
+        "page_step": source.data.page_step,
+        "row_step": source.data.row_step,
+        "scale_ptr": source.scales.tensor,
+        "scale_stride_page": source.scales.page_step,
         "scale_stride_row": source.scales.row_step,
-    }  # fmt: skip
+    }
     yield Call(sparse_kernel, tokens * blocks, arguments)
 
 
 @lru_cache(maxsize=64)
 def constexprs_of(
-    kernel: SparseKernel,
-    cache: tuple[int, int] | None,
-    page: int,
-    scale_page: int,
-    table: tuple[int, bool],
+    kernel: SparseKernel, cache: Fp8Cache | None, page: int, table: Table
 ) -> dict[str, Any]:
-    """What follows from the plan and from how the cache is laid out."""
+    """The constants that follow from the plan and from how the cache is laid out."""
     config = kernel.config
     keys, span, rows = config.B_TOPK, config.k_gather_box, config.padded_num_q_heads
-    output, scores, part, copy, whole = (
-        TensorMemoryLayout(block, col_stride=1)
-        for block in (
-            (rows, config.SV_ATOM_MMA_N), (rows, keys), (rows, span), (128, span // 2),
-            (128, config.sm100_tmem_cols),
-        )
-    )  # fmt: skip
+    layouts = TmemLayouts(
+        output=TensorMemoryLayout((rows, config.SV_ATOM_MMA_N), col_stride=1),
+        scores=TensorMemoryLayout((rows, keys), col_stride=1),
+        q=TensorMemoryLayout((rows, span), col_stride=1),
+        q_copy=TensorMemoryLayout((128, span // 2), col_stride=1),
+        whole=TensorMemoryLayout((128, config.sm100_tmem_cols), col_stride=1),
+    )
+    indexing = Indexing(
+        page_size=page, table_page_size=table.page_size, is_causal=table.is_causal, ctas=1
+    )
     return {
-        "HOW": (keys, config.num_mbars, page, scale_page, 1, *table),
-        "SPLIT": kernel.q_split,
+        "HOW": How(b_topk=keys, num_mbars=config.num_mbars, indexing=indexing),
+        "SPLIT": QSplit(*kernel.q_split),
         "CACHE": cache,
-        "MAP": (config.O_TMEM_ADDR, config.P_TMEM_ADDR, config.Q_TMEM_ADDR),
-        "TMEM": (output, scores, part, copy, whole),
-        "REGS": (
-            tmem_reg_layout(gl.float32, (rows, keys), scores, 4),
-            tmem_reg_layout(gl.float32, (rows, span), part, 4),
-            span,
+        "MAP": TmemMap(output=config.O_TMEM_ADDR, scores=config.P_TMEM_ADDR, q=config.Q_TMEM_ADDR),
+        "TMEM": layouts,
+        "REGS": RegisterLayouts(
+            scores=tmem_reg_layout(gl.float32, (rows, keys), layouts.scores, 4),
+            output=tmem_reg_layout(gl.float32, (rows, span), layouts.q, 4),
+            output_columns=span,
         ),
         "TILE": tile_layout(span),
         "V_TILE": tile_layout(config.SV_ATOM_MMA_N),
         "WORDS": tile_layout(span // 2, element=4),
         "BYTES": tile_layout(span, element=1),
-        "REGISTERS": kernel.registers,
+        "REGISTERS": Registers(*kernel.registers),
         "num_warps": 4,
     }
 
 
 def source_of(rows: LatentCache | Tensor, width: int) -> Source:
-    """The tensors behind a cache format; see rows_fp8.py for `cache`."""
+    """The tensors behind a cache format; see rows_fp8.py for FP8 ones."""
     tiles = width // GATHERED
     data = rows.data if isinstance(rows, LatentCache) else rows
     none = Rows(None, 0, 0, 0)
     if data.element_size() == 2:
         return Source(rows_of(data), None, none, None)
     if not isinstance(rows, LatentCache):
-        return Source(rows_of(data), None, none, (0, tiles))
-    layout, scales = rows.layout, rows.field("scales")
-    assert scales is not None
+        cache = Fp8Cache(scale_columns=0, raw_tiles=tiles, scale_page_size=0)
+        return Source(rows_of(data), None, none, cache)
+    layout, stored = rows.layout, rows.field("scales")
+    assert stored is not None
+    scales = scales_of(stored)
     rope = data.view(torch.bfloat16) if layout.field("bf16") else None
-    cache = (layout.block, layout.quantized // GATHERED)
-    return Source(rows_of(data.view(torch.float8_e4m3fn)), rope, scales_of(scales), cache)
+    cache = Fp8Cache(
+        scale_columns=layout.block,
+        raw_tiles=layout.quantized // GATHERED,
+        scale_page_size=scales.page_size,
+    )
+    return Source(rows_of(data.view(torch.float8_e4m3fn)), rope, scales, cache)
 
 
 def rows_of(data: Tensor) -> Rows:
@@ -187,39 +216,48 @@ def head_box(x: Tensor, heads: int, columns: int, layout: Any = None) -> Any:
 
 
 def _descriptors(
-    config: MLAPrefillSparse, op: Operands, source: Source, results: Results
+    config: SparseConfig, op: Operands, source: Source, results: Results
 ) -> dict[str, Any]:
     span, atom, rows = config.k_gather_box, config.SV_ATOM_MMA_N, source.data
     padded = config.padded_num_q_heads
     return {
-        "q_desc": head_box(op.q, padded, span), "q_warp_desc": head_box(op.q, WARP_LANES, span),
+        "q_desc": head_box(op.q, padded, span),
+        "q_warp_desc": head_box(op.q, WARP_LANES, span),
         "k_desc": gather_box(rows, span),
         "rope_desc": None if source.rope is None else gather_box(rows_of(source.rope), span),
         "v_desc": gather_box(rows, span if source.cache else atom),
         "out_desc": head_box(results.out, padded, span),
-    }  # fmt: skip
+    }
 
 
-def lists_of(op: Operands) -> tuple[dict[str, Any], tuple[int, bool]]:
-    """Where the rows of a token are said, and what is compiled in for that."""
+def lists_of(op: Operands) -> tuple[dict[str, Any], Table]:
+    """Arguments that say which rows a token attends to, and what is compiled in for them."""
     return _pages(op) if isinstance(op, LatentOperands) else _lists(op)
 
 
-def _lists(op: SparseOperands) -> tuple[dict[str, Any], tuple[int, bool]]:
-    """Every token with its own list of rows."""
+def _lists(op: SparseOperands) -> tuple[dict[str, Any], Table]:
+    """Every token has its own list of rows."""
     indices = op.indices if op.indices.stride(1) == 1 else op.indices.contiguous()
     return {
-        "indices_ptr": indices, "indices_stride": indices.stride(0), "topk": indices.shape[1],
-        "lengths_ptr": vector(op.topk_lengths), "cu_ptr": None, "batch": 0, "rows": op.rows,
-    }, (0, False)  # fmt: skip
+        "indices_ptr": indices,
+        "indices_stride": indices.stride(0),
+        "topk": indices.shape[1],
+        "lengths_ptr": vector(op.topk_lengths),
+        "cu_ptr": None,
+        "batch": 0,
+        "rows": op.rows,
+    }, Table(page_size=0, is_causal=False)
 
 
-def _pages(op: LatentOperands) -> tuple[dict[str, Any], tuple[int, bool]]:
-    """Every token with the rows of its sequence."""
+def _pages(op: LatentOperands) -> tuple[dict[str, Any], Table]:
+    """Every token has the rows of its sequence."""
     table = op.block_table if op.block_table.stride(1) == 1 else op.block_table.contiguous()
     return {
-        "indices_ptr": table, "indices_stride": table.stride(0),
+        "indices_ptr": table,
+        "indices_stride": table.stride(0),
         "topk": min(table.shape[1] * op.cache.page_size, MOST_KEYS),
-        "lengths_ptr": vector(op.cache_lengths), "cu_ptr": vector(op.cu_seqlens_q),
-        "batch": table.shape[0], "rows": op.cache.rows,
-    }, (op.cache.page_size, op.causal)  # fmt: skip
+        "lengths_ptr": vector(op.cache_lengths),
+        "cu_ptr": vector(op.cu_seqlens_q),
+        "batch": table.shape[0],
+        "rows": op.cache.rows,
+    }, Table(page_size=op.cache.page_size, is_causal=op.causal)

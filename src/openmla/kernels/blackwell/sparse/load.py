@@ -2,8 +2,9 @@
 
 K of a step is 9 tiles of [B_TOPK, 64]; the first three (which meet Q's columns in shared memory)
 and the others have a barrier each. V is two halves of the keys, each with two atoms of 256 columns.
-HOW is (B_TOPK, barriers of a kind, page size or 0, the same for scales, CTAs, page size of a block
-table or 0, causal).
+
+Arguments of all functions: Tiles `smem`, Barriers `bars`, the token's KeyList `keys`, records.How
+`HOW`, QSplit `SPLIT`.
 """
 
 from triton.experimental import gluon
@@ -24,95 +25,98 @@ LANES = gl.constexpr(32)
 def offsets_layout(warps, ctas=1, divided=False):
     """Row numbers for gather4: four to a message, the messages dealt to the warps.
 
-    Of a pair every CTA gathers all rows, or (`divided`) the second half of them.
+    In a pair every CTA gathers all rows, or, if `divided`, each CTA gathers one half.
     """
     cluster = [[0, int(divided)]] if ctas > 1 else []
     return gl.SliceLayout(0, gl.BlockedLayout([1, 4], [32, 1], [1, warps], [1, 0], cluster))
 
 
 @gluon.jit
-def q_staging(k_smem, v_smem, GROUP: gl.constexpr, WORDS: gl.constexpr):
+def q_staging(smem, GROUP: gl.constexpr, WORDS: gl.constexpr):
     """Where columns GROUP x 64 … of Q wait to be copied: 128 rows of 128 bytes, as fp32 words.
 
     The first four groups are in V's buffer, the others from the fifth tile of K on.
     """
     if GROUP < 4:
-        return reinterpret(v_smem, gl.float32, [4, 128, 32], WORDS).index(GROUP)
+        return reinterpret(smem.v, gl.float32, [4, 128, 32], WORDS).index(GROUP)
     else:
-        return reinterpret(k_smem, gl.float32, [4, 128, 32], WORDS).index(GROUP - 2)
+        return reinterpret(smem.k, gl.float32, [4, 128, 32], WORDS).index(GROUP - 2)
 
 
 @gluon.jit
 def load_q(
-    q_desc, q_warp_desc, q_smem, k_smem, v_smem, ready, token, head, SPLIT: gl.constexpr,
+    q_desc,
+    q_warp_desc,
+    smem,
+    ready,
+    token,
+    head,
+    SPLIT: gl.constexpr,
     TILE: gl.constexpr,
-):  # fmt: skip
-    """The token's heads: the first SPLIT[0] columns to stay, the other SPLIT[1] to be copied.
+):
+    """The token's heads: the first SPLIT.smem columns stay in shared memory, the other SPLIT.tmem
+    wait there to be copied to tensor memory.
 
     Heads past the last are zeros.
     """
-    KEPT: gl.constexpr = SPLIT[0] // GATHERED
-    mbarrier.expect(ready, HEADS * (SPLIT[0] + 2 * SPLIT[1]) * 2)
+    KEPT: gl.constexpr = SPLIT.smem // GATHERED
+    mbarrier.expect(ready, HEADS * (SPLIT.smem + 2 * SPLIT.tmem) * 2)
     for g in gl.static_range(KEPT):
-        load_rows(q_desc, token, head, g * GATHERED, ready, q_smem.index(g))
-    stage_q(q_warp_desc, k_smem, v_smem, ready, token, head, SPLIT, TILE)
+        load_rows(q_desc, token, head, g * GATHERED, ready, smem.q.index(g))
+    stage_q(q_warp_desc, smem, ready, token, head, SPLIT, TILE)
 
 
 @gluon.jit
-def stage_q(
-    q_warp_desc, k_smem, v_smem, ready, token, head, SPLIT: gl.constexpr, TILE: gl.constexpr
-):
+def stage_q(q_warp_desc, smem, ready, token, head, SPLIT: gl.constexpr, TILE: gl.constexpr):
     """The columns to be copied. A copy moves 128 rows to the 128 lanes of tensor memory, but the
     products read 64 rows, 16 from each warp's 32 lanes. So 32 heads are loaded for every warp, and
     the next starts 16 heads further on.
     """
-    COPIED: gl.constexpr = SPLIT[1] // GATHERED
-    low = reinterpret(v_smem, q_warp_desc.dtype, [16, LANES, GATHERED], TILE)
-    high = reinterpret(k_smem, q_warp_desc.dtype, [16, LANES, GATHERED], TILE)
+    KEPT: gl.constexpr = SPLIT.smem
+    COPIED: gl.constexpr = SPLIT.tmem // GATHERED
+    low = reinterpret(smem.v, q_warp_desc.dtype, [16, LANES, GATHERED], TILE)
+    high = reinterpret(smem.k, q_warp_desc.dtype, [16, LANES, GATHERED], TILE)
     for g in gl.static_range(COPIED):
         for w in gl.static_range(HEADS // WARP_HEADS):
             tile = low.index(4 * g + w) if g < 4 else high.index(4 * (g - 2) + w)
-            load_rows(
-                q_warp_desc, token, head + w * WARP_HEADS, SPLIT[0] + g * GATHERED, ready, tile
-            )  # fmt: skip
+            load_rows(q_warp_desc, token, head + w * WARP_HEADS, KEPT + g * GATHERED, ready, tile)
 
 
 @gluon.jit
 def load_k(k_desc, keys, k_smem, bars, steps, EARLY: gl.constexpr, HOW: gl.constexpr):
     """K of every step, as soon as the products of the step before have read their columns."""
-    q_copied, qk_ss_done, qk_ts_done, k_p0_ready, k_p1_ready, _ = bars
-    B_TOPK: gl.constexpr = HOW[0]
-    NB: gl.constexpr = HOW[1]
+    B_TOPK: gl.constexpr = HOW.b_topk
+    NB: gl.constexpr = HOW.num_mbars
+    INDEXING: gl.constexpr = HOW.indexing
     OFFSETS: gl.constexpr = offsets_layout(gl.num_warps())
     TILES: gl.constexpr = k_smem.shape[0]
     TILE_BYTES: gl.constexpr = B_TOPK * GATHERED * 2
     for k in range(0, steps):
-        rows = descriptor_rows(keys, k * B_TOPK, B_TOPK, OFFSETS, HOW)
-        ready = k_p0_ready.index(k % NB)
-        wait_for_step(qk_ss_done, k - 1, NB)
+        rows = descriptor_rows(keys, k * B_TOPK, B_TOPK, OFFSETS, INDEXING)
+        ready = bars.k_p0_ready.index(k % NB)
+        wait_for_step(bars.qk_ss_done, k - 1, NB)
         mbarrier.expect(ready, EARLY * TILE_BYTES)
         for g in gl.static_range(EARLY):
             tma.async_gather(k_desc, rows, g * GATHERED, ready, k_smem.index(g))
-        ready = k_p1_ready.index(k % NB)
+        ready = bars.k_p1_ready.index(k % NB)
         if k == 0:
-            mbarrier.wait(q_copied.index(0), 0)
-        wait_for_step(qk_ts_done, k - 1, NB)
+            mbarrier.wait(bars.q_copied.index(0), 0)
+        wait_for_step(bars.qk_ts_done, k - 1, NB)
         mbarrier.expect(ready, (TILES - EARLY) * TILE_BYTES)
         for g in gl.static_range(EARLY, TILES):
             tma.async_gather(k_desc, rows, g * GATHERED, ready, k_smem.index(g))
 
 
 @gluon.jit
-def load_v_half(
-    v_desc, keys, v_smem, done, ready, k, HALF: gl.constexpr, HOW: gl.constexpr
-):  # fmt: skip
+def load_v_half(v_desc, keys, v_smem, done, ready, k, HALF: gl.constexpr, HOW: gl.constexpr):
     """Half the keys of step k, both atoms of columns."""
-    B_TOPK: gl.constexpr = HOW[0]
-    NB: gl.constexpr = HOW[1]
+    B_TOPK: gl.constexpr = HOW.b_topk
+    NB: gl.constexpr = HOW.num_mbars
+    INDEXING: gl.constexpr = HOW.indexing
     OFFSETS: gl.constexpr = offsets_layout(gl.num_warps())
     KEYS: gl.constexpr = B_TOPK // 2
     ATOM: gl.constexpr = v_smem.shape[2]
-    rows = descriptor_rows(keys, k * B_TOPK + HALF * KEYS, KEYS, OFFSETS, HOW)
+    rows = descriptor_rows(keys, k * B_TOPK + HALF * KEYS, KEYS, OFFSETS, INDEXING)
     wait_for_step(done, k - 1, NB)
     mbarrier.expect(ready.index(k % NB), 2 * KEYS * ATOM * 2)
     for atom in gl.static_range(2):
@@ -123,8 +127,7 @@ def load_v_half(
 @gluon.jit
 def load_v(v_desc, keys, v_smem, bars, steps, HOW: gl.constexpr):
     """V of every step; the first has to wait until Q has left the buffer."""
-    q_copied, sv_p0_done, sv_p1_done, v_p0_ready, v_p1_ready, _ = bars
-    mbarrier.wait(q_copied.index(0), 0)
+    mbarrier.wait(bars.q_copied.index(0), 0)
     for k in range(0, steps):
-        load_v_half(v_desc, keys, v_smem, sv_p0_done, v_p0_ready, k, 0, HOW)
-        load_v_half(v_desc, keys, v_smem, sv_p1_done, v_p1_ready, k, 1, HOW)
+        load_v_half(v_desc, keys, v_smem, bars.sv_p0_done, bars.v_p0_ready, k, 0, HOW)
+        load_v_half(v_desc, keys, v_smem, bars.sv_p1_done, bars.v_p1_ready, k, 1, HOW)

@@ -3,6 +3,9 @@
 
 Step k multiplies Q with the keys of step k, then the weights of step k - 1 with their V: the
 softmax of a step runs under the products of the next.
+
+Arguments of all functions: Tiles `smem`, the TMEM allocation `tmem`, Barriers `bars`, TmemMap `MAP`
+and TmemLayouts `TMEM`.
 """
 
 from triton.experimental import gluon
@@ -24,63 +27,73 @@ WORDS_PER_TILE = gl.constexpr(32)  # tensor-memory columns of 64 columns of Q, t
 
 @gluon.jit
 def output(tmem, ATOM: gl.constexpr, MAP: gl.constexpr, TMEM: gl.constexpr):
-    """256 columns of O. One CTA's two atoms share columns, each in half of the lanes."""
-    LAYOUT: gl.constexpr = TMEM[0]
-    COLUMNS: gl.constexpr = MAP[1] - MAP[0]
-    both = reinterpret_columns(tmem.slice(MAP[0], COLUMNS), gl.float32, [HEADS, 512], LAYOUT)
+    """Atom ATOM, 256 columns of O. The two atoms share columns, each in half of the lanes."""
+    LAYOUT: gl.constexpr = TMEM.output
+    COLUMNS: gl.constexpr = MAP.scores - MAP.output
+    both = reinterpret_columns(tmem.slice(MAP.output, COLUMNS), gl.float32, [HEADS, 512], LAYOUT)
     return both.slice(ATOM * 256, 256)
 
 
 @gluon.jit
 def scores(tmem, MAP: gl.constexpr, TMEM: gl.constexpr, B_TOPK: gl.constexpr):
     """S: a row per head, a column per key of a step."""
-    LAYOUT: gl.constexpr = TMEM[1]
-    return reinterpret_columns(tmem.slice(MAP[1], B_TOPK), gl.float32, [HEADS, B_TOPK], LAYOUT)
+    LAYOUT: gl.constexpr = TMEM.scores
+    return reinterpret_columns(tmem.slice(MAP.scores, B_TOPK), gl.float32, [HEADS, B_TOPK], LAYOUT)
 
 
 @gluon.jit
 def query(tmem, GROUP: gl.constexpr, DTYPE: gl.constexpr, MAP: gl.constexpr, TMEM: gl.constexpr):
     """Columns GROUP x 64 … of the copied part of Q, as a left operand."""
-    LAYOUT: gl.constexpr = TMEM[2]
-    place = tmem.slice(MAP[2] + GROUP * WORDS_PER_TILE, WORDS_PER_TILE)
+    LAYOUT: gl.constexpr = TMEM.q
+    place = tmem.slice(MAP.q + GROUP * WORDS_PER_TILE, WORDS_PER_TILE)
     return reinterpret_columns(place, DTYPE, [HEADS, GATHERED], LAYOUT)
 
 
 @gluon.jit
 def cp_q_from_smem_to_tmem(
-    k_smem, v_smem, tmem, GROUPS: gl.constexpr, WORDS: gl.constexpr, MAP: gl.constexpr,
+    smem,
+    tmem,
+    GROUPS: gl.constexpr,
+    WORDS: gl.constexpr,
+    MAP: gl.constexpr,
     TMEM: gl.constexpr,
-):  # fmt: skip
+):
     """Move the staged columns of Q, 64 at a time."""
-    LAYOUT: gl.constexpr = TMEM[3]
+    LAYOUT: gl.constexpr = TMEM.q_copy
     for g in gl.static_range(GROUPS):
-        place = tmem.slice(MAP[2] + g * WORDS_PER_TILE, WORDS_PER_TILE)
+        place = tmem.slice(MAP.q + g * WORDS_PER_TILE, WORDS_PER_TILE)
         lanes = reinterpret_columns(place, gl.float32, [128, WORDS_PER_TILE], LAYOUT)
-        tcgen05_copy(q_staging(k_smem, v_smem, g, WORDS), lanes)
+        tcgen05_copy(q_staging(smem, g, WORDS), lanes)
 
 
 @gluon.jit
 def multiply_qk(
-    q_smem, k_smem, tmem, bars, k, B_TOPK: gl.constexpr, NB: gl.constexpr, MAP: gl.constexpr,
+    smem,
+    tmem,
+    bars,
+    k,
+    B_TOPK: gl.constexpr,
+    NB: gl.constexpr,
+    MAP: gl.constexpr,
     TMEM: gl.constexpr,
-):  # fmt: skip
+):
     """S of step k: Q's columns in shared memory, then those in tensor memory."""
-    k_p0_ready, k_p1_ready, p_free, qk_ss_done, qk_ts_done = bars
+    q_smem, k_smem = smem.q, smem.k
     EARLY: gl.constexpr = q_smem.shape[0]
     TILES: gl.constexpr = k_smem.shape[0]
     S = scores(tmem, MAP, TMEM, B_TOPK)
-    wait_for_step(k_p0_ready, k, NB)
-    wait_for_step(p_free, k - 1, NB)
+    wait_for_step(bars.k_p0_ready, k, NB)
+    wait_for_step(bars.p_free, k - 1, NB)
     # Opaque: else the descriptors of all tiles would be kept in registers over the steps.
     for g in gl.static_range(EARLY):
         here = opaque_zero() + g
         tcgen05_mma(q_smem.index(here), k_smem.index(here).permute((1, 0)), S, use_acc=g > 0)
-    tcgen05_commit(qk_ss_done.index(k % NB))
-    wait_for_step(k_p1_ready, k, NB)
+    tcgen05_commit(bars.qk_ss_done.index(k % NB))
+    wait_for_step(bars.k_p1_ready, k, NB)
     for g in gl.static_range(EARLY, TILES):
         q = query(tmem, g - EARLY, q_smem.dtype, MAP, TMEM)
         tcgen05_mma(q, k_smem.index(opaque_zero() + g).permute((1, 0)), S)
-    tcgen05_commit(qk_ts_done.index(k % NB))
+    tcgen05_commit(bars.qk_ts_done.index(k % NB))
 
 
 @gluon.jit
@@ -97,22 +110,27 @@ def multiply_sv_half(p_smem, v_smem, O, ready, done, k, HALF: gl.constexpr, NB: 
 
 @gluon.jit
 def mma(
-    smem, tmem, bars, steps, B_TOPK: gl.constexpr, NB: gl.constexpr, MAP: gl.constexpr,
-    TMEM: gl.constexpr, WORDS: gl.constexpr,
-):  # fmt: skip
-    """Every product of the token, one step more than there are steps."""
-    q_smem, k_smem, v_smem, p_smem = smem
-    q_bars, qk_bars, so_ready, v_ready, sv_done = bars
-    q_ready, q_copied = q_bars
-    GROUPS: gl.constexpr = k_smem.shape[0] - q_smem.shape[0]
-    mbarrier.wait(q_ready.index(0), 0)
-    cp_q_from_smem_to_tmem(k_smem, v_smem, tmem, GROUPS, WORDS, MAP, TMEM)
-    tcgen05_commit(q_copied.index(0))
+    smem,
+    tmem,
+    bars,
+    steps,
+    B_TOPK: gl.constexpr,
+    NB: gl.constexpr,
+    MAP: gl.constexpr,
+    TMEM: gl.constexpr,
+    WORDS: gl.constexpr,
+):
+    """The mma partition: every product of the token. V of a step comes with K of the next, so the
+    loop has one iteration more than there are steps."""
+    GROUPS: gl.constexpr = smem.k.shape[0] - smem.q.shape[0]
+    mbarrier.wait(bars.q_ready.index(0), 0)
+    cp_q_from_smem_to_tmem(smem, tmem, GROUPS, WORDS, MAP, TMEM)
+    tcgen05_commit(bars.q_copied.index(0))
     O = (output(tmem, 0, MAP, TMEM), output(tmem, 1, MAP, TMEM))
     for k in range(0, steps + 1):
         if k < steps:
-            multiply_qk(q_smem, k_smem, tmem, qk_bars, k, B_TOPK, NB, MAP, TMEM)
+            multiply_qk(smem, tmem, bars, k, B_TOPK, NB, MAP, TMEM)
         if k > 0:
-            wait_for_step(so_ready, k - 1, NB)
-            multiply_sv_half(p_smem, v_smem, O, v_ready[0], sv_done[0], k - 1, 0, NB)
-            multiply_sv_half(p_smem, v_smem, O, v_ready[1], sv_done[1], k - 1, 1, NB)
+            wait_for_step(bars.so_ready, k - 1, NB)
+            multiply_sv_half(smem.p, smem.v, O, bars.v_p0_ready, bars.sv_p0_done, k - 1, 0, NB)
+            multiply_sv_half(smem.p, smem.v, O, bars.v_p1_ready, bars.sv_p1_done, k - 1, 1, NB)

@@ -1,12 +1,11 @@
 """Which cache rows a token attends to: a list of indices, checked, as descriptors count rows.
 
-A list is (pointer to the token's indices, how many of them count, rows of the pool, descriptor rows
-from page to page, descriptor rows from row to row). Pages lie any multiple of 16 bytes apart, so a
-descriptor's row may be shorter than a cache row; with pages back to back all steps are 1.
+The list of a token is a records.KeyList. Pages lie any multiple of 16 bytes apart, so a row of a
+TMA descriptor may be shorter than a cache row; with pages back to back all steps are 1.
 
-In the latent form nobody wrote the list: it is all keys of the token's sequence, if causal up to
-its own. Then the pointer is to the sequence's line of the block table, from which indices follow.
-HOW, here as in load.py: HOW[5] is the page size of that table, 0 for lists.
+In the latent form the list is implicit: all keys of the token's sequence, under a causal mask up to
+its own. Then the KeyList points to the sequence's line of the block table, from which the indices
+follow. INDEXING, a records.Indexing, says which of the two it is.
 """
 
 from triton.experimental import gluon
@@ -15,7 +14,7 @@ from triton.experimental.gluon.language.nvidia.blackwell import mbarrier
 
 from openmla.kernels.gluon.offsets import cut, span_of
 
-CHUNK = gl.constexpr(32)  # sequences looked at together
+CHUNK = gl.constexpr(32)  # sequences that a warp looks at together
 NOWHERE = gl.constexpr(-1)  # a row outside the tensor: TMA fills it with zeros
 
 
@@ -44,11 +43,11 @@ def vector_layout(ctas):
 
 
 @gluon.jit
-def count_of(lengths_ptr, token, topk):
-    """How many indices of a token count."""
-    count = topk
-    if lengths_ptr is not None:
-        count = gl.minimum(gl.load(lengths_ptr + token), topk)
+def count_of(lists, token):
+    """The valid length of a token's list, which is one of TokenLists `lists`."""
+    count = lists.topk
+    if lists.lengths is not None:
+        count = gl.minimum(gl.load(lists.lengths + token), lists.topk)
     return gl.maximum(count, 0)
 
 
@@ -65,15 +64,19 @@ def sequence_of(token, cu_ptr, batch, CTAS: gl.constexpr):
 
 
 @gluon.jit
-def keys_seen(token, cu_ptr, lengths_ptr, batch, tokens, most, HOW: gl.constexpr):
-    """(sequence of a token, how many of its keys the token sees); none after the last sequence."""
-    sequence = sequence_of(token, cu_ptr, batch, HOW[4])
-    exists = sequence < batch
-    here = gl.maximum(gl.minimum(sequence, batch - 1), 0)
-    count = cut(gl.load(lengths_ptr + here, mask=exists, other=0), most)
-    if HOW[6]:  # causal
-        stop = gl.load(cu_ptr + here + 1, mask=exists, other=0)
-        count -= span_of(token + 1, stop, tokens)[1]
+def keys_seen(token, lists, INDEXING: gl.constexpr):
+    """(sequence of a token, how many of its keys the token sees); none after the last sequence.
+
+    TokenLists `lists` has a block table.
+    """
+    sequence = sequence_of(token, lists.cu_seqlens, lists.batch, INDEXING.ctas)
+    exists = sequence < lists.batch
+    here = gl.maximum(gl.minimum(sequence, lists.batch - 1), 0)
+    count = cut(gl.load(lists.lengths + here, mask=exists, other=0), lists.topk)
+    if INDEXING.is_causal:
+        stop = gl.load(lists.cu_seqlens + here + 1, mask=exists, other=0)
+        _start, later = span_of(token + 1, stop, lists.tokens)
+        count -= later
     return here, gl.maximum(count, 0)
 
 
@@ -84,50 +87,51 @@ def steps_of(count, B_TOPK: gl.constexpr):
 
 
 @gluon.jit
-def listed(keys, first, N: gl.constexpr, LAYOUT: gl.constexpr, HOW: gl.constexpr):
-    """Indices first … first + N - 1 of the list, and whether each counts."""
-    line, count, rows, _, _ = keys
-    TABLE: gl.constexpr = HOW[5]
+def listed(keys, first, N: gl.constexpr, LAYOUT: gl.constexpr, INDEXING: gl.constexpr):
+    """Indices first … first + N - 1 of KeyList `keys`, and whether each counts."""
+    TABLE: gl.constexpr = INDEXING.table_page_size
     at = first + gl.arange(0, N, LAYOUT)
     if TABLE > 0:
-        page = gl.load(line + at // TABLE, mask=at < count, other=-1)
+        page = gl.load(keys.indices + at // TABLE, mask=at < keys.length, other=-1)
         index = gl.where(page >= 0, page * TABLE + at % TABLE, -1)
     else:
-        index = gl.load(line + at, mask=at < count, other=-1)
-    return index, (index >= 0) & (index < rows)
+        index = gl.load(keys.indices + at, mask=at < keys.length, other=-1)
+    return index, (index >= 0) & (index < keys.pool.rows)
 
 
 @gluon.jit
-def descriptor_rows(keys, first, N: gl.constexpr, LAYOUT: gl.constexpr, HOW: gl.constexpr):
-    """The rows those indices name, NOWHERE for one that does not count."""
-    _, _, _, page_step, row_step = keys
-    PAGE: gl.constexpr = HOW[2]
-    index, ok = listed(keys, first, N, LAYOUT, HOW)
-    row = index * row_step
+def descriptor_rows(keys, first, N: gl.constexpr, LAYOUT: gl.constexpr, INDEXING: gl.constexpr):
+    """Descriptor rows of entries first … first + N - 1 of KeyList `keys`; NOWHERE for an entry that
+    does not count."""
+    PAGE: gl.constexpr = INDEXING.page_size
+    index, ok = listed(keys, first, N, LAYOUT, INDEXING)
+    row = index * keys.pool.row_step
     if PAGE > 0:
-        row = index // PAGE * page_step + index % PAGE * row_step
+        row = index // PAGE * keys.pool.page_step + index % PAGE * keys.pool.row_step
     return gl.where(ok, row, NOWHERE)
 
 
 @gluon.jit
 def wait_for_step(barrier, step, NB: gl.constexpr):
-    """Wait until `step` has completed its barrier; steps before the first have."""
+    """Wait until `step` has completed its barrier; steps before the first are complete."""
     if step >= 0:
         mbarrier.wait(barrier.index(step % NB), (step // NB) & 1)
 
 
 @gluon.jit
-def kv_valid_producer(keys, is_k_valid, k_valid_ready, k_valid_free, steps, HOW: gl.constexpr):
-    """One bit per key of a step, eight to a byte: does its index count?"""
-    B_TOPK: gl.constexpr = HOW[0]
-    NB: gl.constexpr = HOW[1]
+def kv_valid_producer(keys, is_k_valid, bars, steps, HOW: gl.constexpr):
+    """The kv_valid_producer partition: one bit per key of a step, eight to a byte: does its index
+    count? KeyList `keys`, Barriers `bars`, records.How `HOW`."""
+    B_TOPK: gl.constexpr = HOW.b_topk
+    NB: gl.constexpr = HOW.num_mbars
     BYTES: gl.constexpr = B_TOPK // 8
-    L: gl.constexpr = bits_layout(HOW[4])
-    FLAT: gl.constexpr = list_layout(HOW[4])
+    INDEXING: gl.constexpr = HOW.indexing
+    L: gl.constexpr = bits_layout(INDEXING.ctas)
+    FLAT: gl.constexpr = list_layout(INDEXING.ctas)
     bit = gl.arange(0, 8, gl.SliceLayout(0, L))[None, :]
     for k in range(0, steps):
-        _, ok = listed(keys, k * B_TOPK, B_TOPK, FLAT, HOW)
+        _, ok = listed(keys, k * B_TOPK, B_TOPK, FLAT, INDEXING)
         grouped = gl.convert_layout(gl.reshape(ok.to(gl.int32), [BYTES, 8]), L)
-        wait_for_step(k_valid_free, k - NB, NB)
+        wait_for_step(bars.k_valid_free, k - NB, NB)
         is_k_valid.index(k % NB).store(gl.sum(grouped << bit, 1).to(gl.uint8))
-        mbarrier.arrive(k_valid_ready.index(k % NB), count=1)
+        mbarrier.arrive(bars.k_valid_ready.index(k % NB), count=1)

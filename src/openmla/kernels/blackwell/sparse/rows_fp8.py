@@ -8,16 +8,16 @@ The value of an element is bf16(fp32(e4m3) * scale), rounded once.
 | K, rows of 656 bytes | 9, the last one bf16 | 8 of them |
 | V | 2 of [32, 512], 32768 bytes each | 16 of [32, 64], tile i at 32768 + 2048 * i of V's |
 
-Raw rows of K are gathered a step ahead: as soon as all warps have read those of the step before, so
-that they arrive under its products. There is no room for V's beside its tiles: they lie in the
-upper half. V's first half overwrites nothing, of the second all is read first.
+Raw rows of K are gathered a step ahead: as soon as all warps have read the raw rows of the step
+before, so that they arrive under its products. There is no room for raw rows of V beside V's tiles:
+they lie in the upper half. Dequantizing the first half of the keys overwrites nothing; raw rows of
+the second half are all read before any is overwritten.
 
 Rows of 656 bytes hold their rope part as bf16, which is gathered straight to its tile, and their
 scales, one per 128 columns.
 
-HOW as in load.py. CACHE is
-(columns that share a scale, dequantized tiles of K): (64, 9) for fp8_block64, (128, 8) for 656
-bytes, (576, 9) for fp8_token, (0, 9) for rows without scales.
+Arguments of all functions: Tiles `smem`, Barriers `bars`, the token's KeyList `keys`, ScaleSource
+`scales`, records.How `HOW`, Fp8Cache `CACHE`.
 """
 
 from triton.experimental import gluon
@@ -29,6 +29,7 @@ from triton.experimental.gluon.language.nvidia.blackwell import (
 )
 
 from openmla.kernels.blackwell.sparse.load import GATHERED, offsets_layout
+from openmla.kernels.blackwell.sparse.records import ScaleBlocks
 from openmla.kernels.blackwell.sparse.rows import descriptor_rows, listed, wait_for_step
 from openmla.kernels.gluon.compat import reinterpret, thread_barrier
 
@@ -36,39 +37,42 @@ ROPE_OF_656 = gl.constexpr(264)  # 16-bit columns before the rope part: 512 byte
 
 
 @gluon.constexpr_function
-def scale_blocks(cache, tiles):
-    """Scales of a key: of its K columns and of its 512 V columns; one where there are none."""
-    block, dequantized = cache
+def scale_blocks(cache):
+    """The scales of a key's K columns and of its 512 V columns; one where there are none."""
+    block = cache.scale_columns
     if block == 0:
-        return 1, 1
-    return -(-dequantized * 64 // block), -(-512 // block)
+        return ScaleBlocks(k=1, v=1)
+    return ScaleBlocks(k=-(-cache.raw_tiles * 64 // block), v=-(-512 // block))
 
 
 @gluon.jit
-def load_scales_to_smem(scales, keys, first, smem, N: gl.constexpr, HOW: gl.constexpr):
-    """fp32 scales of N listed keys, a line of `smem` per block of columns; 0 where none counts."""
-    scale_ptr, stride_page, stride_row = scales
+def load_scales_to_smem(scales, keys, k, tile, HOW: gl.constexpr, CACHE: gl.constexpr):
+    """fp32 scales of the keys of step k, a row of `tile` per block of columns; 0 for a key whose
+    index does not count."""
     L: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
-    BLOCKS: gl.constexpr = smem.shape[0]
-    PAGE: gl.constexpr = HOW[3]
-    index, ok = listed(keys, first, N, L, HOW)
-    at = index.to(gl.int64) * stride_row
+    BLOCKS: gl.constexpr = tile.shape[0]
+    B_TOPK: gl.constexpr = HOW.b_topk
+    INDEXING: gl.constexpr = HOW.indexing
+    PAGE: gl.constexpr = CACHE.scale_page_size
+    index, ok = listed(keys, k * B_TOPK, B_TOPK, L, INDEXING)
+    at = index.to(gl.int64) * scales.row_stride
     if PAGE > 0:
-        at = (index // PAGE).to(gl.int64) * stride_page + (index % PAGE).to(gl.int64) * stride_row
+        page = (index // PAGE).to(gl.int64) * scales.page_stride
+        at = page + (index % PAGE).to(gl.int64) * scales.row_stride
     for block in gl.static_range(BLOCKS):
-        smem.index(block).store(gl.load(scale_ptr + at + block, mask=ok, other=0.0))
+        tile.index(block).store(gl.load(scales.base + at + block, mask=ok, other=0.0))
 
 
 @gluon.jit
-def load_k_scales_to_smem(scales, keys, k, k_scales, HOW: gl.constexpr):
+def load_k_scales_to_smem(scales, keys, k, k_scales, HOW: gl.constexpr, CACHE: gl.constexpr):
     """Scales of the keys of step k, all columns."""
-    load_scales_to_smem(scales, keys, k * HOW[0], k_scales, HOW[0], HOW)
+    load_scales_to_smem(scales, keys, k, k_scales, HOW, CACHE)
 
 
 @gluon.jit
-def load_v_scales_to_smem(scales, keys, k, v_scales, HOW: gl.constexpr):
+def load_v_scales_to_smem(scales, keys, k, v_scales, HOW: gl.constexpr, CACHE: gl.constexpr):
     """Scales of the keys of step k, columns of V."""
-    load_scales_to_smem(scales, keys, k * HOW[0], v_scales, HOW[0], HOW)
+    load_scales_to_smem(scales, keys, k, v_scales, HOW, CACHE)
 
 
 @gluon.jit
@@ -98,22 +102,21 @@ def raw_layout(warps):
 
 
 @gluon.jit
-def convert_k_fp8_to_bf16(
-    raw, k_smem, k_scales, FIRST: gl.constexpr, LAST: gl.constexpr, CACHE: gl.constexpr
-):
+def convert_k_fp8_to_bf16(smem, FIRST: gl.constexpr, LAST: gl.constexpr, CACHE: gl.constexpr):
     """Dequantize tiles FIRST … LAST - 1 of K."""
     L: gl.constexpr = raw_layout(gl.num_warps())
-    BLOCK: gl.constexpr = CACHE[0]
+    BLOCK: gl.constexpr = CACHE.scale_columns
     for g in gl.static_range(FIRST, LAST):
-        wide = dequantize(raw.index(g).load(L), k_scales, 0, g * GATHERED, BLOCK, k_smem.dtype)
-        k_smem.index(g).store(wide)
+        raw = smem.k_raw.index(g).load(L)
+        wide = dequantize(raw, smem.k_scales, 0, g * GATHERED, BLOCK, smem.k.dtype)
+        smem.k.index(g).store(wide)
 
 
 @gluon.jit
 def convert_v_fp8_to_bf16(raw, v_smem, v_scales, HALF: gl.constexpr, CACHE: gl.constexpr):
     """Dequantize half the keys of V: read all 8 raw tiles, then write."""
     L: gl.constexpr = raw_layout(gl.num_warps())
-    BLOCK: gl.constexpr = CACHE[0]
+    BLOCK: gl.constexpr = CACHE.scale_columns
     KEYS: gl.constexpr = v_smem.shape[1]
     PER_ATOM: gl.constexpr = v_smem.shape[2] // GATHERED
     tiles = ()
@@ -127,59 +130,69 @@ def convert_v_fp8_to_bf16(raw, v_smem, v_scales, HALF: gl.constexpr, CACHE: gl.c
 
 
 @gluon.jit
-def load_k_fp8_tma(raw_desc, keys, raw, bars, k, HOW: gl.constexpr):
+def load_k_fp8_tma(raw_desc, keys, raw, done, k, HOW: gl.constexpr):
     """Start gathering the raw tiles of step k."""
     OFFSETS: gl.constexpr = offsets_layout(gl.num_warps())
     TILES: gl.constexpr = raw.shape[0]
-    done = bars.index(k % HOW[1])
-    rows = descriptor_rows(keys, k * HOW[0], HOW[0], OFFSETS, HOW)
-    mbarrier.expect(done, HOW[0] * GATHERED * TILES)
+    B_TOPK: gl.constexpr = HOW.b_topk
+    INDEXING: gl.constexpr = HOW.indexing
+    ready = done.index(k % HOW.num_mbars)
+    rows = descriptor_rows(keys, k * B_TOPK, B_TOPK, OFFSETS, INDEXING)
+    mbarrier.expect(ready, B_TOPK * GATHERED * TILES)
     for g in gl.static_range(TILES):
-        tma.async_gather(raw_desc, rows, g * GATHERED, done, raw.index(g))
+        tma.async_gather(raw_desc, rows, g * GATHERED, ready, raw.index(g))
 
 
 @gluon.jit
-def load_k_rope_tma(rope_desc, keys, tile, bars, k, HOW: gl.constexpr):
-    """Likewise the rope part of rows of 656 bytes, which needs no dequantizing."""
+def load_k_rope_tma(rope_desc, keys, tile, done, k, HOW: gl.constexpr):
+    """Start gathering the rope part of rows of 656 bytes, which needs no dequantizing."""
     OFFSETS: gl.constexpr = offsets_layout(gl.num_warps())
-    done = bars.index(k % HOW[1])
-    mbarrier.expect(done, HOW[0] * GATHERED * 2)
-    rows = descriptor_rows(keys, k * HOW[0], HOW[0], OFFSETS, HOW)
-    tma.async_gather(rope_desc, rows, ROPE_OF_656, done, tile)
+    B_TOPK: gl.constexpr = HOW.b_topk
+    INDEXING: gl.constexpr = HOW.indexing
+    ready = done.index(k % HOW.num_mbars)
+    mbarrier.expect(ready, B_TOPK * GATHERED * 2)
+    rows = descriptor_rows(keys, k * B_TOPK, B_TOPK, OFFSETS, INDEXING)
+    tma.async_gather(rope_desc, rows, ROPE_OF_656, ready, tile)
 
 
 @gluon.jit
 def load_k_fp8(
-    descs, scales, keys, k_smem, raw, k_scales, bars, steps, EARLY: gl.constexpr,
-    HOW: gl.constexpr, CACHE: gl.constexpr,
-):  # fmt: skip
+    raw_desc,
+    rope_desc,
+    scales,
+    keys,
+    smem,
+    bars,
+    steps,
+    EARLY: gl.constexpr,
+    HOW: gl.constexpr,
+    CACHE: gl.constexpr,
+):
     """K of every step; raw rows come a step ahead."""
-    q_copied, qk_ss_done, qk_ts_done, k_p0_ready, k_p1_ready, fp8_bars = bars
-    k_fp8_tma_done, k_rope_done = fp8_bars
-    NB: gl.constexpr = HOW[1]
-    WIDENED: gl.constexpr = CACHE[1]
-    PLAIN: gl.constexpr = k_smem.shape[0] - WIDENED
-    load_k_fp8_tma(descs[0], keys, raw, k_fp8_tma_done, steps * 0, HOW)
-    mbarrier.wait(q_copied.index(0), 0)
+    NB: gl.constexpr = HOW.num_mbars
+    RAW: gl.constexpr = CACHE.raw_tiles
+    PLAIN: gl.constexpr = smem.k.shape[0] - RAW
+    load_k_fp8_tma(raw_desc, keys, smem.k_raw, bars.k_fp8_tma_done, steps * 0, HOW)
+    mbarrier.wait(bars.q_copied.index(0), 0)
     for k in range(0, steps):
-        if CACHE[0] > 0:
-            load_k_scales_to_smem(scales, keys, k, k_scales, HOW)
-        wait_for_step(qk_ss_done, k - 1, NB)
-        wait_for_step(qk_ts_done, k - 1, NB)
+        if CACHE.scale_columns > 0:
+            load_k_scales_to_smem(scales, keys, k, smem.k_scales, HOW, CACHE)
+        wait_for_step(bars.qk_ss_done, k - 1, NB)
+        wait_for_step(bars.qk_ts_done, k - 1, NB)
         if PLAIN > 0:
-            load_k_rope_tma(descs[1], keys, k_smem.index(WIDENED), k_rope_done, k, HOW)
-        wait_for_step(k_fp8_tma_done, k, NB)
-        convert_k_fp8_to_bf16(raw, k_smem, k_scales, 0, EARLY, CACHE)
+            load_k_rope_tma(rope_desc, keys, smem.k.index(RAW), bars.k_rope_done, k, HOW)
+        wait_for_step(bars.k_fp8_tma_done, k, NB)
+        convert_k_fp8_to_bf16(smem, 0, EARLY, CACHE)
         fence_async_shared()
-        mbarrier.arrive(k_p0_ready.index(k % NB), count=1)
-        convert_k_fp8_to_bf16(raw, k_smem, k_scales, EARLY, WIDENED, CACHE)
+        mbarrier.arrive(bars.k_p0_ready.index(k % NB), count=1)
+        convert_k_fp8_to_bf16(smem, EARLY, RAW, CACHE)
         if PLAIN > 0:
-            wait_for_step(k_rope_done, k, NB)
+            wait_for_step(bars.k_rope_done, k, NB)
         fence_async_shared()
-        mbarrier.arrive(k_p1_ready.index(k % NB), count=1)
+        mbarrier.arrive(bars.k_p1_ready.index(k % NB), count=1)
         thread_barrier()  # all warps have read the raw rows
         if k + 1 < steps:
-            load_k_fp8_tma(descs[0], keys, raw, k_fp8_tma_done, k + 1, HOW)
+            load_k_fp8_tma(raw_desc, keys, smem.k_raw, bars.k_fp8_tma_done, k + 1, HOW)
 
 
 @gluon.jit
@@ -188,9 +201,10 @@ def load_v_fp8_tma(raw_desc, keys, raw, done, k, HOW: gl.constexpr):
     OFFSETS: gl.constexpr = offsets_layout(gl.num_warps())
     KEYS: gl.constexpr = raw.shape[1]
     TILES: gl.constexpr = raw.shape[0] // 2
+    INDEXING: gl.constexpr = HOW.indexing
     mbarrier.expect(done, TILES * KEYS * GATHERED)
     for half in gl.static_range(2):
-        rows = descriptor_rows(keys, k * HOW[0] + half * KEYS, KEYS, OFFSETS, HOW)
+        rows = descriptor_rows(keys, k * HOW.b_topk + half * KEYS, KEYS, OFFSETS, INDEXING)
         for g in gl.static_range(TILES // 2):
             tile = raw.index(TILES + half * (TILES // 2) + g)
             tma.async_gather(raw_desc, rows, g * GATHERED, done, tile)
@@ -198,26 +212,33 @@ def load_v_fp8_tma(raw_desc, keys, raw, done, k, HOW: gl.constexpr):
 
 @gluon.jit
 def load_v_fp8(
-    raw_desc, scales, keys, v_smem, v_scales, bars, steps, HOW: gl.constexpr, CACHE: gl.constexpr,
+    raw_desc,
+    scales,
+    keys,
+    smem,
+    bars,
+    steps,
+    HOW: gl.constexpr,
+    CACHE: gl.constexpr,
     BYTES: gl.constexpr,
-):  # fmt: skip
-    """V of every step, likewise."""
-    q_copied, sv_p0_done, sv_p1_done, v_p0_ready, v_p1_ready, v_fp8_tma_done = bars
-    NB: gl.constexpr = HOW[1]
+):
+    """V of every step; raw rows come once the products of the step before have read V."""
+    v_smem, v_scales = smem.v, smem.v_scales
+    NB: gl.constexpr = HOW.num_mbars
     TILES: gl.constexpr = v_smem.shape[0] * (v_smem.shape[2] // GATHERED)
     KEYS: gl.constexpr = v_smem.shape[1]
     raw = reinterpret(v_smem, gl.float8e4nv, [2 * TILES, KEYS, GATHERED], BYTES)
-    mbarrier.wait(q_copied.index(0), 0)
+    mbarrier.wait(bars.q_copied.index(0), 0)
     for k in range(0, steps):
-        wait_for_step(sv_p0_done, k - 1, NB)
-        wait_for_step(sv_p1_done, k - 1, NB)
-        load_v_fp8_tma(raw_desc, keys, raw, v_fp8_tma_done.index(k % NB), k, HOW)
-        if CACHE[0] > 0:
-            load_v_scales_to_smem(scales, keys, k, v_scales, HOW)
-        wait_for_step(v_fp8_tma_done, k, NB)
+        wait_for_step(bars.sv_p0_done, k - 1, NB)
+        wait_for_step(bars.sv_p1_done, k - 1, NB)
+        load_v_fp8_tma(raw_desc, keys, raw, bars.v_fp8_tma_done.index(k % NB), k, HOW)
+        if CACHE.scale_columns > 0:
+            load_v_scales_to_smem(scales, keys, k, v_scales, HOW, CACHE)
+        wait_for_step(bars.v_fp8_tma_done, k, NB)
         convert_v_fp8_to_bf16(raw, v_smem, v_scales, 0, CACHE)
         fence_async_shared()
-        mbarrier.arrive(v_p0_ready.index(k % NB), count=1)
+        mbarrier.arrive(bars.v_p0_ready.index(k % NB), count=1)
         convert_v_fp8_to_bf16(raw, v_smem, v_scales, 1, CACHE)
         fence_async_shared()
-        mbarrier.arrive(v_p1_ready.index(k % NB), count=1)
+        mbarrier.arrive(bars.v_p1_ready.index(k % NB), count=1)

@@ -10,6 +10,8 @@
 
 References move, and O is multiplied, only in a step where the maximum of some row grew by more than
 THRESHOLD: O is 64 x 512 values in tensor memory. Weights then reach 2^6 instead of 1.
+
+MAP, TMEM and REGS are TmemMap, TmemLayouts and RegisterLayouts.
 """
 
 from triton.experimental import gluon
@@ -21,6 +23,7 @@ from triton.experimental.gluon.language.nvidia.blackwell import (
 )
 
 from openmla.kernels.blackwell.sparse.mma import output, scores
+from openmla.kernels.blackwell.sparse.records import SoftmaxState
 from openmla.kernels.blackwell.sparse.rows import wait_for_step
 from openmla.kernels.gluon.compat import reinterpret, thread_barrier, tma_store
 from openmla.kernels.gluon.scores import LN_2, MINUS_INF, normalize
@@ -45,9 +48,9 @@ def hide_invalid(s, bits, B_TOPK: gl.constexpr):
 
 @gluon.jit
 def rescale_rows(O, rescale, REGS: gl.constexpr):
-    """O times rescale, row by row, REGS[2] columns at a time."""
-    COLUMNS: gl.constexpr = REGS[1]
-    WIDTH: gl.constexpr = REGS[2]
+    """O times rescale, row by row, REGS.output_columns columns at a time."""
+    COLUMNS: gl.constexpr = REGS.output
+    WIDTH: gl.constexpr = REGS.output_columns
     factor = gl.convert_layout(rescale, gl.SliceLayout(1, COLUMNS))[:, None]
     for i in gl.static_range(512 // WIDTH):
         part = columns_of(O, i, WIDTH)
@@ -62,26 +65,38 @@ def columns_of(O, PART: gl.constexpr, WIDTH: gl.constexpr):
 
 @gluon.jit
 def softmax(
-    tmem, p_smem, is_k_valid, bars, steps, factor, B_TOPK: gl.constexpr, NB: gl.constexpr,
-    MAP: gl.constexpr, TMEM: gl.constexpr, REGS: gl.constexpr,
-):  # fmt: skip
-    """Weights of every step; returns row_max, row_sum and the true maximum of the rows."""
-    qk_ts_done, p_free, k_valid_ready, k_valid_free, sv_p1_done, so_ready = bars
+    tmem,
+    smem,
+    bars,
+    steps,
+    factor,
+    HOW: gl.constexpr,
+    MAP: gl.constexpr,
+    TMEM: gl.constexpr,
+    REGS: gl.constexpr,
+):
+    """Weights of every step; returns the SoftmaxState after the last.
+
+    Tiles `smem`, Barriers `bars`, records.How `HOW`; factor = scale * log2 e.
+    """
+    p_smem = smem.p
+    B_TOPK: gl.constexpr = HOW.b_topk
+    NB: gl.constexpr = HOW.num_mbars
     S = scores(tmem, MAP, TMEM, B_TOPK)
     O = (output(tmem, 0, MAP, TMEM), output(tmem, 1, MAP, TMEM))
-    BY_ROW: gl.constexpr = gl.SliceLayout(1, REGS[0])
+    BY_ROW: gl.constexpr = gl.SliceLayout(1, REGS.scores)
     ROWS: gl.constexpr = p_smem.shape[0]
     row_max = gl.full([ROWS], MINUS_INF, gl.float32, BY_ROW)
     highest = row_max
     row_sum = gl.zeros([ROWS], gl.float32, BY_ROW)
     for k in range(0, steps):
         slot = k % NB
-        wait_for_step(qk_ts_done, k, NB)
-        s = S.load(REGS[0]) * factor
-        mbarrier.arrive(p_free.index(slot), count=1)
-        wait_for_step(k_valid_ready, k, NB)
-        s = hide_invalid(s, is_k_valid.index(slot), B_TOPK)
-        mbarrier.arrive(k_valid_free.index(slot), count=1)
+        wait_for_step(bars.qk_ts_done, k, NB)
+        s = S.load(REGS.scores) * factor
+        mbarrier.arrive(bars.p_free.index(slot), count=1)
+        wait_for_step(bars.k_valid_ready, k, NB)
+        s = hide_invalid(s, smem.is_k_valid.index(slot), B_TOPK)
+        mbarrier.arrive(bars.k_valid_free.index(slot), count=1)
         here = gl.max(s, 1)
         highest = gl.maximum(highest, here)
         grew = gl.max(gl.where(here > row_max + THRESHOLD, 1, 0), 0)
@@ -91,47 +106,57 @@ def softmax(
         rescale = gl.exp2(row_max - shift)
         row_sum = row_sum * rescale + gl.sum(weights, 1)
         row_max = new_max
-        wait_for_step(sv_p1_done, k - 1, NB)  # both the weights before and O are free now
+        wait_for_step(bars.sv_p1_done, k - 1, NB)  # both the last weights and O are free now
         p_smem.store(weights.to(p_smem.dtype))
         if (k > 0) & (grew > 0):
             rescale_rows(O, rescale, REGS)
         fence_async_shared()
-        mbarrier.arrive(so_ready.index(slot), count=1)
-    wait_for_step(sv_p1_done, steps - 1, NB)
-    return row_max, row_sum, highest
+        mbarrier.arrive(bars.so_ready.index(slot), count=1)
+    wait_for_step(bars.sv_p1_done, steps - 1, NB)
+    return SoftmaxState(row_max=row_max, row_sum=row_sum, highest=highest)
 
 
 @gluon.jit
 def write_row_values(values, out, token, head, heads):
-    """One fp32 per head of a token."""
-    ptr, stride_t, stride_h = out
-    here = ptr + token.to(gl.int64) * stride_t + head.to(gl.int64) * stride_h
+    """One fp32 per head of a token, to HeadRows `out`."""
+    first = out.base + token.to(gl.int64) * out.token_stride
+    here = first + head.to(gl.int64) * out.head_stride
     gl.store(here, values, mask=head < heads)
 
 
 @gluon.jit
 def finish(
-    tmem, v_smem, state, results, sink_ptr, token, first_head, heads, MAP: gl.constexpr,
-    TMEM: gl.constexpr, REGS: gl.constexpr, TILE: gl.constexpr,
-):  # fmt: skip
-    """Normalize and store; rows past the last head are dropped. V's buffer takes the output."""
+    tmem,
+    v_smem,
+    state,
+    results,
+    sink_ptr,
+    work,
+    MAP: gl.constexpr,
+    TMEM: gl.constexpr,
+    REGS: gl.constexpr,
+    TILE: gl.constexpr,
+):
+    """Normalize and store to Results `results`; rows past the last head are dropped. The output
+    passes through V's buffer. SoftmaxState `state`, WorkItem `work`."""
+    token, first_head, heads = work.token, work.first_head, work.heads
     row_max, row_sum, highest = state
     out_desc, lse, max_logits = results
     O = (output(tmem, 0, MAP, TMEM), output(tmem, 1, MAP, TMEM))
     ROWS: gl.constexpr = row_max.shape[0]
-    WIDTH: gl.constexpr = REGS[2]
+    WIDTH: gl.constexpr = REGS.output_columns
     head = first_head + gl.arange(0, ROWS, row_max.type.layout)
     inverse, row_lse, empty = normalize(row_max, row_sum, sink_ptr, gl.minimum(head, heads - 1))
-    if lse[0] is not None:
+    if lse.base is not None:
         write_row_values(row_lse, lse, token, head, heads)
-    if max_logits[0] is not None:
+    if max_logits.base is not None:
         write_row_values(highest * LN_2, max_logits, token, head, heads)
-    scale = gl.convert_layout(inverse, gl.SliceLayout(1, REGS[1]))[:, None]
-    nothing = gl.convert_layout(empty, gl.SliceLayout(1, REGS[1]))[:, None]
+    scale = gl.convert_layout(inverse, gl.SliceLayout(1, REGS.output))[:, None]
+    nothing = gl.convert_layout(empty, gl.SliceLayout(1, REGS.output))[:, None]
     GROUPS: gl.constexpr = 512 // WIDTH
     tiles = reinterpret(v_smem, out_desc.dtype, [GROUPS, ROWS, WIDTH], TILE)
     for i in gl.static_range(GROUPS):
-        part = columns_of(O, i, WIDTH).load(REGS[1])
+        part = columns_of(O, i, WIDTH).load(REGS.output)
         tiles.index(i).store(gl.where(nothing, 0.0, part * scale).to(out_desc.dtype))
     fence_async_shared()
     thread_barrier()

@@ -10,9 +10,15 @@ from openmla.planning.cdna4 import LANE_REGISTERS
 from openmla.problem import Problem
 
 _V3 = Problem(
-    form="dense", heads=128, d_nope=128, d_rope=64, d_v=128, total_q=4096, total_k=4096,
+    form="dense",
+    heads=128,
+    d_nope=128,
+    d_rope=64,
+    d_v=128,
+    total_q=4096,
+    total_k=4096,
     wants_lse=True,
-)  # fmt: skip
+)
 _FP8 = typed(_V3, "e4m3")
 _GLM5 = replace(_V3, heads=64, d_nope=192, d_v=256)
 PROBLEMS = {

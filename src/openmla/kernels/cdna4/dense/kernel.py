@@ -39,12 +39,10 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.amd.cdna4 import async_copy
 
-from openmla.kernels.cdna4.copies import COPY, READ, WRITE, copy_paged_rows, copy_rows, pages_of
+from openmla.kernels.cdna4.copies import copy_paged_rows, copy_rows, pages_of
+from openmla.kernels.cdna4.dense.records import HeadRows, How, Rings, RopeRows, Sources
 from openmla.kernels.cdna4.mma_op import (
     EDGE,
-    OUTPUT,
-    Q_OPERAND,
-    SCORES,
     load_K_frag,
     load_V_from_lane_base,
     mma_PV,
@@ -52,22 +50,31 @@ from openmla.kernels.cdna4.mma_op import (
     pack_P,
     precompute_v_lane_base,
 )
+from openmla.kernels.cdna4.records import Places, Queries, Sequences, TableLine, TokenRows
 from openmla.kernels.cdna4.softmax import finish, opaque_zero, signed_tiles, softmax
 from openmla.kernels.cdna4.tiles import key_blocks, work_item_of
 from openmla.kernels.gluon.compat import reinterpret
 from openmla.kernels.gluon.scores import MINUS_INF
 
 
+@gluon.constexpr_function
+def width_of(block, part):
+    """Columns of a part of K."""
+    return block.part_width if part < block.nope_parts else block.d_rope
+
+
 @gluon.jit
-def load_Q(q_slab, q, token, head, rows, BM: gl.constexpr, LAYOUT: gl.constexpr):
-    """Start copying the tile's queries to the slab, 64 columns at a time, as one group."""
-    q_ptr, stride_t, stride_h = q
+def load_Q(q_slab, q, item, LAYOUT: gl.constexpr):
+    """Start copying Queries `q` of a WorkItem to the slab, 64 columns at a time, as one group."""
     TILES: gl.constexpr = q_slab.shape[0]
     COLUMNS: gl.constexpr = q_slab.shape[2]
     PIECE: gl.constexpr = 128 // q_slab.dtype.primitive_bitwidth
-    at = q_ptr + (token.to(gl.int64) * stride_t + head.to(gl.int64) * stride_h) * PIECE
+    row = item.token.to(gl.int64) * q.token_stride + item.head.to(gl.int64) * q.head_stride
+    at = q.ptr + row * PIECE
     for c in gl.static_range(TILES):
-        copy_rows(q_slab.index(c), at + c * COLUMNS, stride_t, 0, rows, LAYOUT[COPY], True)
+        copy_rows(
+            q_slab.index(c), at + c * COLUMNS, q.token_stride, 0, item.rows, LAYOUT.copy, True
+        )
     async_copy.commit_group()
 
 
@@ -78,61 +85,68 @@ def Q_frags_from_slab(q_slab, MMA: gl.constexpr, LAYOUT: gl.constexpr):
     frags = ()
     for c in gl.static_range(TILES):
         tile = q_slab.index(c)
-        view = reinterpret(tile, tile.dtype, tile.shape, LAYOUT[READ])
-        frags = frags + (view.load(MMA[Q_OPERAND]),)  # noqa: RUF005
+        view = reinterpret(tile, tile.dtype, tile.shape, LAYOUT.read)
+        frags = frags + (view.load(MMA.q),)  # noqa: RUF005
     return frags
 
 
 @gluon.jit
-def Q_frags_from_memory(
-    q, token, head, rows, BM: gl.constexpr, COLUMNS: gl.constexpr, TILES: gl.constexpr,
-    MMA: gl.constexpr,
-):  # fmt: skip
-    """All fragments of Q, straight to registers; rows past the end are zeros."""
-    q_ptr, stride_t, stride_h = q
-    PIECE: gl.constexpr = 128 // q_ptr.dtype.element_ty.primitive_bitwidth
-    at = q_ptr + (token.to(gl.int64) * stride_t + head.to(gl.int64) * stride_h) * PIECE
-    row = gl.arange(0, BM, gl.SliceLayout(1, MMA[Q_OPERAND]))
-    column = gl.arange(0, COLUMNS, gl.SliceLayout(0, MMA[Q_OPERAND]))
-    pointers = (at + row.to(gl.int64) * stride_t * PIECE)[:, None] + column[None, :]
+def Q_frags_from_memory(q, item, BLOCK: gl.constexpr, MMA: gl.constexpr):
+    """All fragments of Queries `q` of a WorkItem, straight to registers; rows past the end are
+    zeros."""
+    COLUMNS: gl.constexpr = BLOCK.frag_columns
+    FRAGS: gl.constexpr = BLOCK.q_frags
+    PIECE: gl.constexpr = 128 // q.ptr.dtype.element_ty.primitive_bitwidth
+    start = item.token.to(gl.int64) * q.token_stride + item.head.to(gl.int64) * q.head_stride
+    at = q.ptr + start * PIECE
+    row = gl.arange(0, BLOCK.queries, gl.SliceLayout(1, MMA.q))
+    column = gl.arange(0, COLUMNS, gl.SliceLayout(0, MMA.q))
+    pointers = (at + row.to(gl.int64) * q.token_stride * PIECE)[:, None] + column[None, :]
     frags = ()
-    for c in gl.static_range(TILES):
-        frag = gl.load(pointers + c * COLUMNS, mask=(row < rows)[:, None], other=0.0)
+    for c in gl.static_range(FRAGS):
+        frag = gl.load(pointers + c * COLUMNS, mask=(row < item.rows)[:, None], other=0.0)
         frags = frags + (frag,)  # noqa: RUF005
     return frags
 
 
 @gluon.jit
-def dma_K(slots, k, rope, pages, first, limit, K: gl.constexpr, PARTS: gl.constexpr,
-          PAGE: gl.constexpr):  # fmt: skip
-    """Start copying keys first, first + 1, … of the sequence to a K slot, as one group. Its first
-    PARTS parts are without rope; one more is rope, if there is one."""
-    k_ptr, k_stride = k
-    rope_ptr, rope_stride, page_stride, last_page, _line = rope
-    WIDTH: gl.constexpr = slots[0].shape[1]
-    PIECE: gl.constexpr = 128 // slots[0].dtype.primitive_bitwidth
-    at = k_ptr + first.to(gl.int64) * k_stride * PIECE
+def dma_K(
+    slots,
+    sources,
+    pages,
+    first,
+    limit,
+    BLOCK: gl.constexpr,
+    K: gl.constexpr,
+    PAGE: gl.constexpr,
+):
+    """Start copying keys first, first + 1, … of the sequence to a slot of each part of K, as one
+    group. sources: Sources; K: TileLayouts of the parts. The parts without rope come first, then
+    rope, if there is one."""
+    k = sources.k
+    rope = sources.rope
+    PARTS: gl.constexpr = BLOCK.nope_parts
+    PIECE: gl.constexpr = 128 // k.ptr.dtype.element_ty.primitive_bitwidth
+    at = k.ptr + first.to(gl.int64) * k.row_stride * PIECE
     for p in gl.static_range(PARTS):
-        copy_rows(slots[p], at + p * WIDTH, k_stride, first, limit, K[p][COPY], True)
+        columns = at + p * BLOCK.part_width
+        copy_rows(slots[p], columns, k.row_stride, first, limit, K[p].copy, True)
     if len(K) > PARTS:
         if PAGE > 0:
-            copy_paged_rows(
-                slots[PARTS], rope_ptr, page_stride, rope_stride, last_page, pages, first,
-                K[PARTS][COPY], PAGE,
-            )  # fmt: skip
+            copy_paged_rows(slots[PARTS], rope, pages, first, K[PARTS].copy, PAGE)
         else:
-            at = rope_ptr + first.to(gl.int64) * rope_stride * PIECE
-            copy_rows(slots[PARTS], at, rope_stride, first, limit, K[PARTS][COPY], True)
+            at = rope.ptr + first.to(gl.int64) * rope.row_stride * PIECE
+            copy_rows(slots[PARTS], at, rope.row_stride, first, limit, K[PARTS].copy, True)
     async_copy.commit_group()
 
 
 @gluon.jit
 def dma_V(v_slot, v, first, limit, LAYOUT: gl.constexpr):
-    """Start copying values of keys first, first + 1, … to a V slot, as one group: the W of v227."""
-    v_ptr, v_stride = v
+    """Start copying values (HeadRows) of keys first, first + 1, … to a V slot, as one group: the W
+    of v227."""
     PIECE: gl.constexpr = 128 // v_slot.dtype.primitive_bitwidth
-    at = v_ptr + first.to(gl.int64) * v_stride * PIECE
-    copy_rows(v_slot, at, v_stride, first, limit, LAYOUT[COPY], False)
+    at = v.ptr + first.to(gl.int64) * v.row_stride * PIECE
+    copy_rows(v_slot, at, v.row_stride, first, limit, LAYOUT.copy, False)
     async_copy.commit_group()
 
 
@@ -146,41 +160,53 @@ def slots_at(rings, slot, PARTS: gl.constexpr):
 
 
 @gluon.jit
-def add_scores(att, q_frags, slot, I: gl.constexpr, FIRST: gl.constexpr, LAYOUT: gl.constexpr,
-               MMA: gl.constexpr):  # fmt: skip
-    """Scores of tile I plus what a part of K adds, which meets fragments FIRST … of Q."""
+def add_scores(
+    att,
+    q_frags,
+    slot,
+    I: gl.constexpr,
+    FIRST: gl.constexpr,
+    COLUMNS: gl.constexpr,
+    LAYOUT: gl.constexpr,
+    MMA: gl.constexpr,
+):
+    """Scores of tile I plus what a part of K adds, which meets fragments FIRST … of Q, COLUMNS
+    columns each."""
     TILE: gl.constexpr = att.shape[1]
-    COLUMNS: gl.constexpr = q_frags[0].shape[1]
     FRAGS: gl.constexpr = slot.shape[1] // COLUMNS
     SUBS: gl.constexpr = slot.shape[0] // TILE * FRAGS
-    subs = reinterpret(slot, slot.dtype, [SUBS, TILE, COLUMNS], LAYOUT[READ])
+    subs = reinterpret(slot, slot.dtype, [SUBS, TILE, COLUMNS], LAYOUT.read)
     for c in gl.static_range(FRAGS):
         att = mma_QK(att, load_K_frag(subs, I * FRAGS + c, MMA), q_frags[FIRST + c])
     return att
 
 
 @gluon.jit
-def scores(q_frags, slots, K: gl.constexpr, TILE: gl.constexpr, MMA: gl.constexpr):
-    """Score tiles [BM, TILE keys] of a K slot: the parts' fragments in the order of Q's columns."""
-    BM: gl.constexpr = q_frags[0].shape[0]
-    TILES: gl.constexpr = slots[0].shape[0] // TILE
-    # All parts but rope, the last, are as wide as the first.
-    PER_PART: gl.constexpr = slots[0].shape[1] // q_frags[0].shape[1]
+def scores(q_frags, slots, BLOCK: gl.constexpr, LAYOUTS: gl.constexpr):
+    """Score tiles [queries, TILE keys] of a K slot: the parts' fragments in the order of Q's
+    columns."""
+    MMA: gl.constexpr = LAYOUTS.matrices
+    K: gl.constexpr = LAYOUTS.k
+    TILE: gl.constexpr = EDGE * BLOCK.across
+    TILES: gl.constexpr = BLOCK.keys // TILE
+    COLUMNS: gl.constexpr = BLOCK.frag_columns
+    PER_PART: gl.constexpr = BLOCK.part_width // COLUMNS
     tiles = ()
     for i in gl.static_range(TILES):
-        att = gl.zeros([BM, TILE], gl.float32, MMA[SCORES])
+        att = gl.zeros([BLOCK.queries, TILE], gl.float32, MMA.scores)
         for p in gl.static_range(len(K)):
-            att = add_scores(att, q_frags, slots[p], i, p * PER_PART, K[p], MMA)
+            att = add_scores(att, q_frags, slots[p], i, p * PER_PART, COLUMNS, K[p], MMA)
         tiles = tiles + (att,)  # noqa: RUF005
     return tiles
 
 
 @gluon.jit
-def mask_tiles(tiles, seen, keys, TILES: gl.constexpr, CAUSAL: gl.constexpr):
+def mask_tiles(tiles, seen, keys, CAUSAL: gl.constexpr, BLOCK: gl.constexpr, MMA: gl.constexpr):
     """-inf where row r does not see a key: it sees those below min(seen + r, keys) if causal."""
-    SL: gl.constexpr = tiles[0].type.layout
-    row = gl.arange(0, tiles[0].shape[0], gl.SliceLayout(1, SL))
-    TILE: gl.constexpr = tiles[0].shape[1]
+    SL: gl.constexpr = MMA.scores
+    TILE: gl.constexpr = EDGE * BLOCK.across
+    TILES: gl.constexpr = BLOCK.keys // TILE
+    row = gl.arange(0, BLOCK.queries, gl.SliceLayout(1, SL))
     key = gl.arange(0, TILE, gl.SliceLayout(0, SL)) + opaque_zero()
     if CAUSAL:
         last = gl.minimum(row + seen, keys)
@@ -195,63 +221,71 @@ def mask_tiles(tiles, seen, keys, TILES: gl.constexpr, CAUSAL: gl.constexpr):
 
 @gluon.jit
 def walk(
-    blocks, whole, limit, q_frags, rings, sources, pages, view, factor, HOW: gl.constexpr,
+    item,
+    blocks,
+    whole,
+    limit,
+    q_frags,
+    rings,
+    sources,
+    pages,
+    factor,
+    HOW: gl.constexpr,
+    BLOCK: gl.constexpr,
     LAYOUTS: gl.constexpr,
-):  # fmt: skip
-    """All key tiles; the next tile's copies are started on the way. Returns O, shift, row_sum.
+):
+    """Visit all key tiles of a WorkItem; the next tile's copies are started on the way. Returns O,
+    shift, row_sum.
 
-    `pages` are those of tile 1 if rope comes from pages.
+    rings: Rings; sources: Sources; `pages` are those of tile 1 if rope comes from pages. HOW: How;
+    BLOCK: DenseBlock; LAYOUTS: DenseLayouts.
     """
-    k_rings, v_ring = rings
-    k, rope, v = sources
-    seen, keys = view
-    MMA: gl.constexpr = LAYOUTS[0]
-    K: gl.constexpr = LAYOUTS[2]
-    V: gl.constexpr = LAYOUTS[3]
-    CAUSAL: gl.constexpr = HOW[0]
-    SIGN: gl.constexpr = HOW[1]
-    P_DTYPE: gl.constexpr = HOW[2]
-    PAGE: gl.constexpr = HOW[3]
-    PARTS: gl.constexpr = HOW[4]
-    TILE: gl.constexpr = HOW[5]
+    MMA: gl.constexpr = LAYOUTS.matrices
+    K: gl.constexpr = LAYOUTS.k
+    V: gl.constexpr = LAYOUTS.v
+    P_DTYPE: gl.constexpr = HOW.p_dtype
+    PAGE: gl.constexpr = HOW.page_size
+    ROPE_PART: gl.constexpr = BLOCK.nope_parts
     FP8_P: gl.constexpr = gl.float8e4nv == P_DTYPE
     BIAS: gl.constexpr = 8.0 if FP8_P else 0.0
-    BM: gl.constexpr = q_frags[0].shape[0]
-    KV: gl.constexpr = v_ring.shape[1]
-    K_RING: gl.constexpr = k_rings[0].shape[0]
-    V_RING: gl.constexpr = v_ring.shape[0]
+    BM: gl.constexpr = BLOCK.queries
+    KV: gl.constexpr = BLOCK.keys
+    K_RING: gl.constexpr = BLOCK.k_slots
+    V_RING: gl.constexpr = BLOCK.v_slots
+    TILE: gl.constexpr = EDGE * BLOCK.across
     TILES: gl.constexpr = KV // TILE
     STRIPS: gl.constexpr = TILES // 2 if FP8_P else TILES
-    DEPTHS: gl.constexpr = v_ring.shape[2] // TILE
+    DEPTHS: gl.constexpr = BLOCK.d_v // TILE
     O = ()
     for _d in gl.static_range(DEPTHS):
-        O = O + (gl.zeros([BM, TILE], gl.float32, MMA[OUTPUT]),)  # noqa: RUF005
-    shift = gl.full([BM], float("-inf"), gl.float32, gl.SliceLayout(1, MMA[SCORES]))
-    row_sum = gl.zeros([BM], gl.float32, gl.SliceLayout(1, MMA[SCORES]))
+        O = O + (gl.zeros([BM, TILE], gl.float32, MMA.output),)  # noqa: RUF005
+    shift = gl.full([BM], float("-inf"), gl.float32, gl.SliceLayout(1, MMA.scores))
+    row_sum = gl.zeros([BM], gl.float32, gl.SliceLayout(1, MMA.scores))
     for j in range(0, blocks):
         ahead = (j + 1) * KV
         slot = (j + 1) % K_RING
         pages_ahead = pages
         if PAGE > 0:
-            pages_ahead = pages_of(rope[4], ahead + KV, limit, K[PARTS][COPY], PAGE)
-        later = slots_at(k_rings, slot, len(K))
-        dma_K(later, k, rope, pages, ahead, limit, K, PARTS, PAGE)
+            pages_ahead = pages_of(sources.rope.line, ahead + KV, limit, K[ROPE_PART].copy, PAGE)
+        later = slots_at(rings.k, slot, len(K))
+        dma_K(later, sources, pages, ahead, limit, BLOCK, K, PAGE)
         pages = pages_ahead
         async_copy.wait_group(2)
         slot = j % K_RING
-        tiles = scores(q_frags, slots_at(k_rings, slot, len(K)), K, TILE, MMA)
-        dma_V(v_ring.index((j + 1) % V_RING), v, ahead, limit, V)
-        if SIGN != 1:
-            tiles = signed_tiles(tiles, TILES, SIGN)
+        tiles = scores(q_frags, slots_at(rings.k, slot, len(K)), BLOCK, LAYOUTS)
+        dma_V(rings.v.index((j + 1) % V_RING), sources.v, ahead, limit, V)
+        if HOW.sign != 1:
+            tiles = signed_tiles(tiles, TILES, HOW.sign)
         if j >= whole:
-            tiles = mask_tiles(tiles, seen - j * KV, keys - j * KV, TILES, CAUSAL)
+            seen = item.seen - j * KV
+            tiles = mask_tiles(tiles, seen, item.keys - j * KV, HOW.is_causal, BLOCK, MMA)
         weights, shift, row_sum, rescale = softmax(tiles, shift, row_sum, factor, TILES, BIAS)
-        rescales = gl.convert_layout(rescale, gl.SliceLayout(1, MMA[OUTPUT]))[:, None]
+        rescales = gl.convert_layout(rescale, gl.SliceLayout(1, MMA.output))[:, None]
         sums = ()
         for d in gl.static_range(DEPTHS):
             sums = sums + (O[d] * rescales,)  # noqa: RUF005
         async_copy.wait_group(2)
-        v_lane_base = precompute_v_lane_base(v_ring.index(j % V_RING), V[READ])
+        v_lane_base = precompute_v_lane_base(rings.v.index(j % V_RING), V.read)
         for i in gl.static_range(STRIPS):
             p = pack_P(weights, i, P_DTYPE, MMA)
             frags = load_V_from_lane_base(v_lane_base, i, DEPTHS, TILE, P_DTYPE, MMA)
@@ -271,83 +305,145 @@ VECTORS = ["lse_ptr", "sink_ptr", "cu_q_ptr", "cu_k_ptr", "table_ptr"]
 
 @gluon.jit(do_not_specialize=COUNTS, do_not_specialize_on_alignment=VECTORS)
 def dense_kernel(  # noqa: PLR0913
-    q_ptr, k_ptr, rope_ptr, v_ptr, out_ptr, lse_ptr, sink_ptr, cu_q_ptr, cu_k_ptr, table_ptr,
-    factor, batch, total_q, total_k, heads, tiles,
-    table_stride, last_page, q_stride_t, q_stride_h, k_stride_t, k_stride_h,
-    rope_stride_t, rope_stride_h, rope_stride_page, v_stride_t, v_stride_h,
-    out_stride_t, out_stride_h, lse_stride_t, lse_stride_h,
-    BLOCK: gl.constexpr, GROUPS: gl.constexpr, ROPE_AT: gl.constexpr, PAGE: gl.constexpr,
-    CAUSAL: gl.constexpr, SIGN: gl.constexpr, P_DTYPE: gl.constexpr, Q_IN_LDS: gl.constexpr,
+    q_ptr,
+    k_ptr,
+    rope_ptr,
+    v_ptr,
+    out_ptr,
+    lse_ptr,
+    sink_ptr,
+    cu_q_ptr,
+    cu_k_ptr,
+    table_ptr,
+    factor,
+    batch,
+    total_q,
+    total_k,
+    heads,
+    tiles,
+    table_stride,
+    last_page,
+    q_stride_t,
+    q_stride_h,
+    k_stride_t,
+    k_stride_h,
+    rope_stride_t,
+    rope_stride_h,
+    rope_stride_page,
+    v_stride_t,
+    v_stride_h,
+    out_stride_t,
+    out_stride_h,
+    lse_stride_t,
+    lse_stride_h,
+    BLOCK: gl.constexpr,
+    GROUPS: gl.constexpr,
+    ROPE_AT: gl.constexpr,
+    PAGE: gl.constexpr,
+    CAUSAL: gl.constexpr,
+    SIGN: gl.constexpr,
+    P_DTYPE: gl.constexpr,
+    Q_IN_LDS: gl.constexpr,
     LAYOUTS: gl.constexpr,
-):  # fmt: skip
-    """BLOCK: BM, KV, widths of the parts of K, how many are without rope, d_v, K slots, V slots,
-    columns of a fragment of Q and K, waves side by side, fragments of Q. GROUPS: query heads per
-    head of K and V, and of rope. ROPE_AT: first rope column of a cache row. PAGE: rows per page, 0
-    for a tensor. LAYOUTS: products, Q, parts of K, V."""
-    BM: gl.constexpr = BLOCK[0]
-    KV: gl.constexpr = BLOCK[1]
-    PARTS: gl.constexpr = BLOCK[3]
+):
+    """One tile of queries of one head. BLOCK: DenseBlock. GROUPS: HeadGroups. ROPE_AT: first rope
+    column of a cache row. PAGE: rows per page, 0 for a tensor. LAYOUTS: DenseLayouts."""
+    BM: gl.constexpr = BLOCK.queries
+    KV: gl.constexpr = BLOCK.keys
     DTYPE: gl.constexpr = k_ptr.dtype.element_ty
     PIECE: gl.constexpr = 128 // DTYPE.primitive_bitwidth
-    COLUMNS: gl.constexpr = BLOCK[7]
-    TILE: gl.constexpr = EDGE * BLOCK[8]
-    MMA: gl.constexpr = LAYOUTS[0]
-    K: gl.constexpr = LAYOUTS[2]
-    HOW: gl.constexpr = (CAUSAL, SIGN, P_DTYPE, PAGE, PARTS, TILE)
-    shape = (cu_q_ptr, cu_k_ptr, batch, total_q, total_k, heads)
-    head, sequence, token, rows, key, keys, seen = work_item_of(gl.program_id(0), tiles, shape, BM)
-    if rows <= 0:
+    TILE: gl.constexpr = EDGE * BLOCK.across
+    MMA: gl.constexpr = LAYOUTS.matrices
+    K: gl.constexpr = LAYOUTS.k
+    V: gl.constexpr = LAYOUTS.v
+    ROPE_PART: gl.constexpr = BLOCK.nope_parts
+    HOW: gl.constexpr = How(is_causal=CAUSAL, sign=SIGN, p_dtype=P_DTYPE, page_size=PAGE)
+    sequences = Sequences(cu_q_ptr, cu_k_ptr, batch, total_q, total_k, heads)
+    item = work_item_of(gl.program_id(0), tiles, sequences, BM)
+    if item.rows <= 0:
         return
-    blocks, whole = key_blocks(rows, keys, seen, BM, KV, CAUSAL)
+    blocks, whole = key_blocks(item.rows, item.keys, item.seen, BM, KV, CAUSAL)
     k_rings = ()
     for p in gl.static_range(len(K)):
-        ring = gl.allocate_shared_memory(DTYPE, [BLOCK[5], KV, BLOCK[2][p]], K[p][WRITE])
+        ring = gl.allocate_shared_memory(DTYPE, [BLOCK.k_slots, KV, width_of(BLOCK, p)], K[p].write)
         k_rings = k_rings + (ring,)  # noqa: RUF005
-    v_ring = gl.allocate_shared_memory(DTYPE, [BLOCK[6], KV, BLOCK[4]], LAYOUTS[3][WRITE])
-    rings = (k_rings, v_ring)
+    v_ring = gl.allocate_shared_memory(DTYPE, [BLOCK.v_slots, KV, BLOCK.d_v], V.write)
+    rings = Rings(k=k_rings, v=v_ring)
 
     # Pointers to key 0 of the sequence, for this head.
-    kv_head = (head // GROUPS[0]).to(gl.int64)
-    row = key.to(gl.int64)
-    k = (k_ptr + (row * k_stride_t + kv_head * k_stride_h) * PIECE, k_stride_t)
-    v = (v_ptr + (row * v_stride_t + kv_head * v_stride_h) * PIECE, v_stride_t)
-    line = (table_ptr, table_stride)
-    rope = (rope_ptr, rope_stride_t, rope_stride_page, last_page, line)
+    kv_head = (item.head // GROUPS.kv).to(gl.int64)
+    row = item.key.to(gl.int64)
+    k = HeadRows(k_ptr + (row * k_stride_t + kv_head * k_stride_h) * PIECE, k_stride_t)
+    v = HeadRows(v_ptr + (row * v_stride_t + kv_head * v_stride_h) * PIECE, v_stride_t)
+    rope = None
     if PAGE > 0:
-        line = (table_ptr + sequence.to(gl.int64) * table_stride, table_stride)
-        rope = (rope_ptr + ROPE_AT, rope_stride_t, rope_stride_page, last_page, line)
-    elif len(K) > PARTS:
-        rope_head = (head // GROUPS[1]).to(gl.int64)
+        line = table_ptr + item.sequence.to(gl.int64) * table_stride
+        rope = RopeRows(
+            ptr=rope_ptr + ROPE_AT,
+            row_stride=rope_stride_t,
+            page_stride=rope_stride_page,
+            last_page=last_page,
+            line=TableLine(ptr=line, entries=table_stride),
+        )
+    elif len(K) > ROPE_PART:
+        rope_head = (item.head // GROUPS.rope).to(gl.int64)
         at = rope_ptr + (row * rope_stride_t + rope_head * rope_stride_h) * PIECE + ROPE_AT
-        rope = (at, rope_stride_t, rope_stride_page, last_page, line)
-    sources = (k, rope, v)
+        rope = HeadRows(at, rope_stride_t)
+    sources = Sources(k=k, rope=rope, v=v)
 
-    q = (q_ptr, q_stride_t, q_stride_h)
-    start = head * 0
-    limit = gl.minimum(keys, blocks * KV)
+    q = Queries(q_ptr, q_stride_t, q_stride_h)
+    start = item.head * 0
+    limit = gl.minimum(item.keys, blocks * KV)
     if Q_IN_LDS:
-        q_slab = gl.allocate_shared_memory(DTYPE, [BLOCK[9], BM, COLUMNS], LAYOUTS[1][WRITE])
-        load_Q(q_slab, q, token, head, rows, BM, LAYOUTS[1])
+        Q_SLAB: gl.constexpr = [BLOCK.q_frags, BM, BLOCK.frag_columns]
+        q_slab = gl.allocate_shared_memory(DTYPE, Q_SLAB, LAYOUTS.q.write)
+        load_Q(q_slab, q, item, LAYOUTS.q)
     else:
-        q_frags = Q_frags_from_memory(q, token, head, rows, BM, COLUMNS, BLOCK[9], MMA)
+        q_frags = Q_frags_from_memory(q, item, BLOCK, MMA)
     pages = start
     later_pages = start
     if PAGE > 0:
-        pages = pages_of(rope[4], start, limit, K[PARTS][COPY], PAGE)
-        later_pages = pages_of(rope[4], start + KV, limit, K[PARTS][COPY], PAGE)
-    dma_K(slots_at(k_rings, 0, len(K)), k, rope, pages, start, limit, K, PARTS, PAGE)
-    dma_V(v_ring.index(0), v, start, limit, LAYOUTS[3])
+        pages = pages_of(sources.rope.line, start, limit, K[ROPE_PART].copy, PAGE)
+        later_pages = pages_of(sources.rope.line, start + KV, limit, K[ROPE_PART].copy, PAGE)
+    dma_K(slots_at(k_rings, 0, len(K)), sources, pages, start, limit, BLOCK, K, PAGE)
+    dma_V(v_ring.index(0), v, start, limit, V)
     if Q_IN_LDS:
         async_copy.wait_group(2)
-        q_frags = Q_frags_from_slab(q_slab, MMA, LAYOUTS[1])
+        q_frags = Q_frags_from_slab(q_slab, MMA, LAYOUTS.q)
 
-    view = (seen, keys)
     O, shift, row_sum = walk(
-        blocks, whole, limit, q_frags, rings, sources, later_pages, view, factor, HOW, LAYOUTS
+        item,
+        blocks,
+        whole,
+        limit,
+        q_frags,
+        rings,
+        sources,
+        later_pages,
+        factor,
+        HOW,
+        BLOCK,
+        LAYOUTS,
     )
+    # Rows of the tile are tokens of one head.
     OUT_PIECE: gl.constexpr = 128 // out_ptr.dtype.element_ty.primitive_bitwidth
-    out = (out_ptr + head.to(gl.int64) * out_stride_h * OUT_PIECE, (out_stride_t, 0))
+    out_ptr = out_ptr + item.head.to(gl.int64) * out_stride_h * OUT_PIECE
+    out = TokenRows(ptr=out_ptr, token_stride=out_stride_t, row_stride=0)
     if lse_ptr is not None:
-        lse_ptr = lse_ptr + head.to(gl.int64) * lse_stride_h
-    lse = (lse_ptr, (lse_stride_t, 0))
-    finish(O, shift, row_sum, out, lse, sink_ptr, head, rows, (token, 1), BLOCK[4] // TILE)
+        lse_ptr = lse_ptr + item.head.to(gl.int64) * lse_stride_h
+    lse = TokenRows(ptr=lse_ptr, token_stride=lse_stride_t, row_stride=0)
+    places = Places(first=item.token, per_token=1)
+    finish(
+        O,
+        shift,
+        row_sum,
+        out,
+        lse,
+        sink_ptr,
+        item.head,
+        item.rows,
+        places,
+        TILE,
+        BLOCK.d_v // TILE,
+        MMA,
+    )

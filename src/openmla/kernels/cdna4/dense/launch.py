@@ -14,12 +14,13 @@ from triton.experimental.gluon import language as gl
 from openmla.errors import Unsupported
 from openmla.kernels.call import Call, scale_arguments, strides, vector
 from openmla.kernels.cdna4.dense.kernel import dense_kernel
+from openmla.kernels.cdna4.dense.records import DenseBlock, DenseLayouts, HeadGroups
 from openmla.kernels.cdna4.layouts import k_layouts, matrix_layouts, q_layouts, v_layouts
 from openmla.kernels.gluon.compat import amd_function_attributes
+from openmla.modular.cdna4.layout.k import K_SUB_ROWS
 from openmla.operands import DenseOperands, Results
 from openmla.planning import Plan
-from openmla.planning.cdna4 import MlaPrefill16, MlaPrefillV2
-from openmla.planning.cdna4.layout.k import K_SUB_ROWS
+from openmla.planning.cdna4 import DenseBlock as DensePlan
 
 PIECE_BYTES = 16
 #: Offsets inside a tile are 32-bit byte offsets from its first row.
@@ -36,30 +37,41 @@ def calls(plan: Plan, op: DenseOperands, results: Results) -> Iterator[Call]:
     if not results.out.numel():
         return
     if not op.has_keys:
-        results.clear()  # nobody sees a key, and an empty tensor has no address to copy from
+        results.clear()  # no query sees a key, and an empty tensor has no address to copy from
         return
     block = plan.config
     heads = op.q.shape[1]
     batch = op.cu_seqlens_q.shape[0] - 1
     tiles = op.q.shape[0] // block.BM + batch + 1
     arguments = {
-        **dense_constexprs(block), "CAUSAL": op.causal,
-        "q_ptr": op.q, **piece_strides("q", op.q, block.BM),
-        "k_ptr": op.k_nope, **piece_strides("k", op.k_nope, block.KV_BLOCK),
-        "v_ptr": op.v, **piece_strides("v", op.v, block.KV_BLOCK),
-        **_rope(op, block.KV_BLOCK), **outputs(results), **scale_arguments(op.weights.scale),
-        "sink_ptr": vector(op.weights.sink), "cu_q_ptr": vector(op.cu_seqlens_q),
-        "cu_k_ptr": vector(op.cu_seqlens_k), "batch": batch, "total_q": op.q.shape[0],
-        "total_k": op.k_nope.shape[0], "heads": heads, "tiles": tiles,
-    }  # fmt: skip
+        **dense_constexprs(block),
+        "CAUSAL": op.causal,
+        "q_ptr": op.q,
+        **piece_strides("q", op.q, block.BM),
+        "k_ptr": op.k_nope,
+        **piece_strides("k", op.k_nope, block.KV_BLOCK),
+        "v_ptr": op.v,
+        **piece_strides("v", op.v, block.KV_BLOCK),
+        **_rope(op, block.KV_BLOCK),
+        **outputs(results),
+        **scale_arguments(op.weights.scale),
+        "sink_ptr": vector(op.weights.sink),
+        "cu_q_ptr": vector(op.cu_seqlens_q),
+        "cu_k_ptr": vector(op.cu_seqlens_k),
+        "batch": batch,
+        "total_q": op.q.shape[0],
+        "total_k": op.k_nope.shape[0],
+        "heads": heads,
+        "tiles": tiles,
+    }
     rope_heads = 1 if op.k_rope is None or op.k_rope.dim() == 2 else op.k_rope.shape[1]
-    arguments["GROUPS"] = (heads // op.k_nope.shape[1], heads // rope_heads)
+    arguments["GROUPS"] = HeadGroups(kv=heads // op.k_nope.shape[1], rope=heads // rope_heads)
     yield Call(dense_kernel, tiles * heads, arguments)
 
 
 @lru_cache(maxsize=256)
-def dense_constexprs(block: MlaPrefillV2 | MlaPrefill16) -> dict[str, Any]:
-    """What follows from the config alone."""
+def dense_constexprs(block: DensePlan) -> dict[str, Any]:
+    """Constants and launch options that follow from the config alone."""
     size = block.config.element_bytes
     fp8 = size == 1
     pv_depth = 64 if block.p_dtype == "float8_e4m3fn" else 16
@@ -68,22 +80,29 @@ def dense_constexprs(block: MlaPrefillV2 | MlaPrefill16) -> dict[str, Any]:
     )
     strip = K_SUB_ROWS * block.across
     parts = [*block.k_widths, *([block.D_ROPE] if block.D_ROPE else [])]
-    k = tuple(
-        tuple(k_layouts(block.KV_BLOCK, width, size, block.NUM_WARPS, strip)) for width in parts
-    )
-    q = tuple(q_layouts(block.BM, block.NUM_WARPS)) if fp8 else None
+    k = tuple(k_layouts(block.KV_BLOCK, width, size, block.NUM_WARPS, strip) for width in parts)
+    q = q_layouts(block.BM, block.NUM_WARPS) if fp8 else None
+    [part_width] = set(block.k_widths)
     return {
-        "BLOCK": (
-            block.BM, block.KV_BLOCK, tuple(parts), len(block.k_widths), block.DEPTH,
-            block.k_slots, block.v_slots, block.frag_columns, block.across,
-            block.D_QK // block.frag_columns,
+        "BLOCK": DenseBlock(
+            queries=block.BM,
+            keys=block.KV_BLOCK,
+            part_width=part_width,
+            nope_parts=len(block.k_widths),
+            d_rope=block.D_ROPE,
+            d_v=block.DEPTH,
+            k_slots=block.k_slots,
+            v_slots=block.v_slots,
+            frag_columns=block.frag_columns,
+            across=block.across,
+            q_frags=block.D_QK // block.frag_columns,
         ),
         "P_DTYPE": _TYPES[block.p_dtype],
         "Q_IN_LDS": fp8,
-        "LAYOUTS": (tuple(matrices), q, k, tuple(v_layouts(block.v_slot, size))),
+        "LAYOUTS": DenseLayouts(matrices=matrices, q=q, k=k, v=v_layouts(block.v_slot, size)),
         "num_warps": block.NUM_WARPS,
         **COMPILER_OPTIONS,
-    }  # fmt: skip
+    }
 
 
 def piece_strides(name: str, x: Tensor, rows: int = 0) -> dict[str, int]:
@@ -101,20 +120,27 @@ def piece_strides(name: str, x: Tensor, rows: int = 0) -> dict[str, int]:
 def _rope(op: DenseOperands, keys: int) -> dict[str, Any]:
     """Where rope comes from: the rope columns of a paged cache, or a tensor (shared or not)."""
     found: dict[str, Any] = {
-        "table_ptr": None, "table_stride": 0, "last_page": 0, "rope_stride_h": 0,
+        "table_ptr": None,
+        "table_stride": 0,
+        "last_page": 0,
+        "rope_stride_h": 0,
         "rope_stride_page": 0,
-        "ROPE_AT": 0, "PAGE": 0,
-    }  # fmt: skip
+        "ROPE_AT": 0,
+        "PAGE": 0,
+    }
     if op.rope_cache is not None and op.block_table is not None:
         data = op.rope_cache.data
         piece = PIECE_BYTES // data.element_size()
         return found | {
-            "rope_ptr": data, "rope_stride_page": data.stride(0) // piece,
-            "rope_stride_t": data.stride(1) // piece, "table_ptr": vector(op.block_table),
+            "rope_ptr": data,
+            "rope_stride_page": data.stride(0) // piece,
+            "rope_stride_t": data.stride(1) // piece,
+            "table_ptr": vector(op.block_table),
             "table_stride": op.block_table.shape[1],
-            "last_page": op.rope_cache.num_pages - 1, "ROPE_AT": op.rope_cache.latent,
+            "last_page": op.rope_cache.num_pages - 1,
+            "ROPE_AT": op.rope_cache.latent,
             "PAGE": op.rope_cache.page_size,
-        }  # fmt: skip
+        }
     if op.k_rope is None:
         return found | {"rope_ptr": op.k_nope, "rope_stride_t": 0}
     rope = op.k_rope if op.k_rope.dim() == 3 else op.k_rope[:, None]

@@ -16,6 +16,7 @@ from triton.experimental.gluon.language.amd import AMDMFMALayout
 from openmla.indexer.cache import IndexCache
 from openmla.indexer.operands import ScoresOperands
 from openmla.kernels.call import Call, vector
+from openmla.kernels.cdna4.indexer.records import ScoresLayouts
 from openmla.kernels.cdna4.indexer.scores import scores_kernel
 from openmla.kernels.cdna4.layouts import CDNA4_MFMA
 from openmla.planning.cdna4.indexer import Cdna4ScoresConfig
@@ -82,10 +83,10 @@ def _keys(op: ScoresOperands) -> dict[str, Any]:
 
 
 @lru_cache
-def _layouts() -> tuple[Any, Any, Any]:
-    """Of products (a lane has half the columns of one row), of keys and of queries."""
+def _layouts() -> ScoresLayouts:
+    """In a product, a lane has half the columns of one row."""
     products = AMDMFMALayout(
         version=CDNA4_MFMA, instr_shape=[32, 32, 64], transposed=True, warps_per_cta=[4, 1]
     )
     keys, queries = (gl.DotOperandLayout(i, products, K_WIDTH) for i in range(2))
-    return products, keys, queries
+    return ScoresLayouts(products, keys, queries)

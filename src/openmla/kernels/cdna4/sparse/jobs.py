@@ -10,9 +10,19 @@ from openmla.planning import Plan
 from openmla.problem import Problem
 
 _V32 = Problem(
-    form="sparse", heads=128, d_nope=512, d_rope=64, d_v=512, topk=2048, total_q=4096,
-    total_k=65536, wants_lse=True, has_sink=True, has_topk_lengths=True, page_size=64,
-)  # fmt: skip
+    form="sparse",
+    heads=128,
+    d_nope=512,
+    d_rope=64,
+    d_v=512,
+    topk=2048,
+    total_q=4096,
+    total_k=65536,
+    wants_lse=True,
+    has_sink=True,
+    has_topk_lengths=True,
+    page_size=64,
+)
 _ROWS = replace(_V32, page_size=0)
 _LATENT = replace(_V32, form="latent", topk=0, has_sink=False, has_topk_lengths=False, causal=True)
 PROBLEMS = {
@@ -32,8 +42,8 @@ PROBLEMS = {
 
 
 def _predicted(plan: Plan, call: Call) -> Predicted:
-    """As for dense; over FP8 pages, registers that are only needed before and after the loop are
-    kept in memory during it."""
+    """The prediction of the dense kernel; over FP8 pages, registers that are only needed before and
+    after the loop spill."""
     kept = 6 * (plan.problem.form == "latent" and plan.config.dequantized)
     return replace(predicted(plan, call), spills=kept)
 

@@ -43,18 +43,20 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.amd.cdna4 import async_copy
 
-from openmla.kernels.cdna4.copies import READ, WRITE
-from openmla.kernels.cdna4.mma_op import (
-    K_OPERAND,
-    OUTPUT,
-    P_OPERAND,
-    Q_OPERAND,
-    SCORES,
-    V_OPERAND,
-    mma_PV,
-    mma_QK,
-)
+from openmla.kernels.cdna4.mma_op import mma_PV, mma_QK
+from openmla.kernels.cdna4.records import Places, TokenRows
 from openmla.kernels.cdna4.softmax import finish, opaque_zero, row_place, signed_tiles, softmax
+from openmla.kernels.cdna4.sparse.records import (
+    CacheParts,
+    PagedRows,
+    PageTables,
+    Rings,
+    RowFormat,
+    RowSource,
+    RowsWork,
+    Slot,
+    TokenLists,
+)
 from openmla.kernels.cdna4.sparse.rows import (
     NUMBERS,
     all_count,
@@ -75,56 +77,78 @@ ROPE_WIDTH = gl.constexpr(64)
 
 
 @gluon.jit
-def listed_work(program, work, heads, BM: gl.constexpr):
-    """What program `program` works on: the number of its first row of scores (all rows of all
-    tokens are numbered, heads fastest), how many there are from there on, the (list, places) that
-    they see, and how many keys each sees if causal, which does not apply."""
-    indices_ptr, stride, lengths_ptr, topk, _cu_ptr, _batch, _total_q, blocks = work
-    token = program // blocks
-    first_head = program % blocks * BM
-    count = topk
-    if lengths_ptr is not None:
-        count = gl.minimum(gl.load(lengths_ptr + token), topk)
-    list_ = indices_ptr + token.to(gl.int64) * stride
-    return token, first_head, heads - first_head, list_, gl.maximum(count, 0), 0
+def listed_work(program, lists, heads, BM: gl.constexpr):
+    """The RowsWork of program `program` over TokenLists: BM heads of a token."""
+    token = program // lists.blocks
+    first_head = program % lists.blocks * BM
+    count = lists.topk
+    if lists.lengths_ptr is not None:
+        count = gl.minimum(gl.load(lists.lengths_ptr + token), lists.topk)
+    list_ptr = lists.ptr + token.to(gl.int64) * lists.stride
+    return RowsWork(
+        token=token,
+        first=first_head,
+        here=heads - first_head,
+        list_ptr=list_ptr,
+        keys=gl.maximum(count, 0),
+        seen=None,
+    )
 
 
 @gluon.jit
-def paged_work(program, work, heads, BM: gl.constexpr):
-    """The same of a sequence: the table of its pages, its keys, and how many of them the first
-    token sees (may be negative). Longer causal tiles run first."""
-    table_ptr, stride, lengths_ptr, most, cu_ptr, batch, total_q, tiles = work
-    tile = tiles - 1 - program
+def paged_work(program, tables, heads, BM: gl.constexpr):
+    """The RowsWork of program `program` over PageTables: BM rows of a sequence. Longer causal tiles
+    run first."""
+    cu_ptr = tables.cu_ptr
+    batch = tables.batch
+    total_q = tables.total_q
+    tile = tables.tiles - 1 - program
     sequence = sequence_of(tile, cu_ptr, batch, total_q, heads, BM)
     start, tokens = span(sequence, cu_ptr, batch, total_q, total_q)
     first = first_row(tile, sequence, cu_ptr, total_q, heads, BM)
-    keys = gl.load(lengths_ptr + gl.minimum(sequence, batch - 1), mask=sequence < batch, other=0)
-    keys = gl.maximum(gl.minimum(keys, most), 0)
-    table = table_ptr + sequence.to(gl.int64) * stride
-    return start, first, tokens * heads - first, table, keys, keys - tokens + 1
+    length = tables.lengths_ptr + gl.minimum(sequence, batch - 1)
+    keys = gl.load(length, mask=sequence < batch, other=0)
+    keys = gl.maximum(gl.minimum(keys, tables.most_keys), 0)
+    line = tables.ptr + sequence.to(gl.int64) * tables.stride
+    return RowsWork(
+        token=start,
+        first=first,
+        here=tokens * heads - first,
+        list_ptr=line,
+        keys=keys,
+        seen=keys - tokens + 1,
+    )
 
 
 @gluon.jit
-def blocks_seen(first, here, keys, seen, heads, BM: gl.constexpr, KV: gl.constexpr,
-                CAUSAL: gl.constexpr):  # fmt: skip
-    """(blocks of KV rows that the tile visits, those of them that all its rows see whole)."""
-    stop = keys
-    whole = keys
+def blocks_seen(work, heads, BM: gl.constexpr, KV: gl.constexpr, CAUSAL: gl.constexpr):
+    """(blocks of KV rows that RowsWork visits, those of them that all its rows see whole)."""
+    stop = work.keys
+    whole = work.keys
     if CAUSAL:
-        stop = gl.minimum(keys, seen + (first + gl.minimum(here, BM) - 1) // heads)
-        whole = gl.minimum(keys, seen + first // heads)
+        last = (work.first + gl.minimum(work.here, BM) - 1) // heads
+        stop = gl.minimum(work.keys, work.seen + last)
+        whole = gl.minimum(work.keys, work.seen + work.first // heads)
     blocks = (gl.maximum(stop, 0) + KV - 1) // KV
     return blocks, gl.minimum(gl.maximum(whole, 0) // KV, blocks)
 
 
 @gluon.jit
-def Q_frags(q_ptr, strides, places, here, DTYPE: gl.constexpr, BM: gl.constexpr,
-            FRAGS: gl.constexpr, MMA: gl.constexpr):  # fmt: skip
-    """All fragments of the tile's queries, in registers; rows past the last are zeros."""
-    PIECE: gl.constexpr = 128 // q_ptr.dtype.element_ty.primitive_bitwidth
-    row = gl.arange(0, BM, gl.SliceLayout(1, MMA[Q_OPERAND]))
-    column = gl.arange(0, COLUMNS, gl.SliceLayout(0, MMA[Q_OPERAND]))
-    pointers = (q_ptr + row_place(row, places, strides) * PIECE)[:, None] + column[None, :]
+def Q_frags(
+    q,
+    places,
+    here,
+    DTYPE: gl.constexpr,
+    BM: gl.constexpr,
+    FRAGS: gl.constexpr,
+    MMA: gl.constexpr,
+):
+    """All fragments of the tile's queries (TokenRows, Places), in registers; rows from `here` on
+    are zeros."""
+    PIECE: gl.constexpr = 128 // q.ptr.dtype.element_ty.primitive_bitwidth
+    row = gl.arange(0, BM, gl.SliceLayout(1, MMA.q))
+    column = gl.arange(0, COLUMNS, gl.SliceLayout(0, MMA.q))
+    pointers = (q.ptr + row_place(row, places, q) * PIECE)[:, None] + column[None, :]
     frags = ()
     for c in gl.static_range(FRAGS):
         frag = gl.load(pointers + c * COLUMNS, mask=(row < here)[:, None], other=0.0)
@@ -133,34 +157,49 @@ def Q_frags(q_ptr, strides, places, here, DTYPE: gl.constexpr, BM: gl.constexpr,
 
 
 @gluon.jit
-def scores(q_frags, slots, LAYOUTS: gl.constexpr, HOW: gl.constexpr):
-    """Score tiles [BM, 32 rows] of a slot."""
-    latent_slot, rope_slot = slots
-    MMA: gl.constexpr = LAYOUTS[0]
-    BM: gl.constexpr = q_frags[0].shape[0]
-    TILES: gl.constexpr = latent_slot.shape[0] // STRIP
-    FRAGS: gl.constexpr = latent_slot.shape[1] // COLUMNS
-    rope = rope_slot
-    if HOW[2] > 0:
-        rope = reinterpret(rope_slot, rope_slot.dtype, [TILES, STRIP, ROPE_WIDTH], LAYOUTS[2][READ])
+def slot_at(rings, number):
+    """Slot `number` of the Rings."""
+    latent = rings.latent.index(number)
+    rope = None
+    if rings.rope is not None:
+        rope = rings.rope.index(number)
+    return Slot(latent=latent, rope=rope)
+
+
+@gluon.jit
+def scores(q_frags, slot, BLOCK: gl.constexpr, LAYOUTS: gl.constexpr):
+    """Score tiles [queries, 32 rows] of a Slot."""
+    MMA: gl.constexpr = LAYOUTS.matrices
+    TILES: gl.constexpr = BLOCK.keys // STRIP
+    FRAGS: gl.constexpr = slot.latent.shape[1] // COLUMNS
+    if BLOCK.rope > 0:
+        READ: gl.constexpr = LAYOUTS.rope.read
+        rope = reinterpret(slot.rope, slot.rope.dtype, [TILES, STRIP, ROPE_WIDTH], READ)
     tiles = ()
     for i in gl.static_range(TILES):
-        att = gl.zeros([BM, STRIP], gl.float32, MMA[SCORES])
+        att = gl.zeros([BLOCK.queries, STRIP], gl.float32, MMA.scores)
         for c in gl.static_range(FRAGS):
-            part = latent_slot.slice(STRIP * i, STRIP, 0).slice(COLUMNS * c, COLUMNS, 1)
-            att = mma_QK(att, part.permute((1, 0)).load(MMA[K_OPERAND]), q_frags[c])
-        if HOW[2] > 0:
-            part = rope.index(i).permute((1, 0)).load(MMA[K_OPERAND])
+            part = slot.latent.slice(STRIP * i, STRIP, 0).slice(COLUMNS * c, COLUMNS, 1)
+            att = mma_QK(att, part.permute((1, 0)).load(MMA.k), q_frags[c])
+        if BLOCK.rope > 0:
+            part = rope.index(i).permute((1, 0)).load(MMA.k)
             att = mma_QK(att, part, q_frags[FRAGS])
         tiles = tiles + (att,)  # noqa: RUF005
     return tiles
 
 
 @gluon.jit
-def mask_listed(tiles, numbers, first, source, TILES: gl.constexpr, HOW: gl.constexpr):
+def mask_listed(
+    tiles,
+    numbers,
+    first,
+    source,
+    TILES: gl.constexpr,
+    MMA: gl.constexpr,
+    HOW: gl.constexpr,
+):
     """-inf where an index does not count."""
-    SL: gl.constexpr = tiles[0].type.layout
-    at = gl.arange(0, STRIP, gl.SliceLayout(0, SL)) + first
+    at = gl.arange(0, STRIP, gl.SliceLayout(0, MMA.scores)) + first
     done = ()
     for i in gl.static_range(TILES):
         number = numbers.slice(STRIP * i, STRIP, 0).load(at.type.layout)
@@ -170,17 +209,25 @@ def mask_listed(tiles, numbers, first, source, TILES: gl.constexpr, HOW: gl.cons
 
 
 @gluon.jit
-def mask_paged(tiles, first, keys, seen, row, heads, TILES: gl.constexpr, CAUSAL: gl.constexpr):
-    """-inf where a row of scores, the tile's first being number `row` of its sequence, does not see
-    a key."""
-    SL: gl.constexpr = tiles[0].type.layout
+def mask_paged(
+    tiles,
+    first,
+    work,
+    heads,
+    CAUSAL: gl.constexpr,
+    BLOCK: gl.constexpr,
+    MMA: gl.constexpr,
+):
+    """-inf where a row of RowsWork does not see a key; `first`: the block's first key."""
+    SL: gl.constexpr = MMA.scores
+    TILES: gl.constexpr = BLOCK.keys // STRIP
     zero = opaque_zero()
     at = gl.arange(0, STRIP, gl.SliceLayout(0, SL)) + (first + zero)
-    last = gl.arange(0, tiles[0].shape[0], gl.SliceLayout(1, SL)) + (row + zero)
+    last = gl.arange(0, BLOCK.queries, gl.SliceLayout(1, SL)) + (work.first + zero)
     if CAUSAL:
-        last = gl.minimum(last // heads + seen, keys)
+        last = gl.minimum(last // heads + work.seen, work.keys)
     else:
-        last = last * 0 + keys
+        last = last * 0 + work.keys
     done = ()
     for i in gl.static_range(TILES):
         here = (at + STRIP * i)[None, :] < last[:, None]
@@ -195,102 +242,157 @@ VECTORS = ["lse_ptr", "logits_ptr", "sink_ptr", "indices_ptr", "lengths_ptr", "c
 
 @gluon.jit(do_not_specialize=COUNTS, do_not_specialize_on_alignment=VECTORS)
 def sparse_kernel(  # noqa: PLR0913
-    q_ptr, latent_ptr, rope_ptr, scale_ptr, indices_ptr, lengths_ptr, cu_ptr, out_ptr, lse_ptr,
-    logits_ptr, sink_ptr,
-    factor, rows, topk, heads, blocks, batch, total_q,
-    q_stride_t, q_stride_h, latent_stride_page, latent_stride_t, rope_stride_page, rope_stride_t,
-    scale_stride_page, scale_stride_t, indices_stride, out_stride_t, out_stride_h,
-    lse_stride_t, lse_stride_h, logits_stride_t, logits_stride_h,
-    BLOCK: gl.constexpr, DTYPE: gl.constexpr, WIDENED: gl.constexpr, PAGED: gl.constexpr,
-    CAUSAL: gl.constexpr, PAGE: gl.constexpr, SCALE_BLOCK: gl.constexpr, SIGN: gl.constexpr,
+    q_ptr,
+    latent_ptr,
+    rope_ptr,
+    scale_ptr,
+    indices_ptr,
+    lengths_ptr,
+    cu_ptr,
+    out_ptr,
+    lse_ptr,
+    logits_ptr,
+    sink_ptr,
+    factor,
+    rows,
+    topk,
+    heads,
+    blocks,
+    batch,
+    total_q,
+    q_stride_t,
+    q_stride_h,
+    latent_stride_page,
+    latent_stride_t,
+    rope_stride_page,
+    rope_stride_t,
+    scale_stride_page,
+    scale_stride_t,
+    indices_stride,
+    out_stride_t,
+    out_stride_h,
+    lse_stride_t,
+    lse_stride_h,
+    logits_stride_t,
+    logits_stride_h,
+    BLOCK: gl.constexpr,
+    DTYPE: gl.constexpr,
+    WIDENED: gl.constexpr,
+    PAGED: gl.constexpr,
+    CAUSAL: gl.constexpr,
+    PAGE: gl.constexpr,
+    SCALE_BLOCK: gl.constexpr,
+    SIGN: gl.constexpr,
     LAYOUTS: gl.constexpr,
-):  # fmt: skip
-    """BLOCK: BM, KV, slots, rope columns. DTYPE: what is multiplied. PAGED: `indices` are a table
-    of pages, `topk` the keys it has room for, `lengths` those of sequences, `blocks` all tiles; or
-    else lists, their length, how much of it counts (or None), and blocks per token. PAGE: rows per
-    page, 0 if pages lie end to end. SCALE_BLOCK: columns per scale, 0 without scales. LAYOUTS:
-    products, latent rows, rope. Strides of rows, q and out count pieces of 16 bytes, those of
-    scales elements."""
-    BM: gl.constexpr = BLOCK[0]
-    KV: gl.constexpr = BLOCK[1]
-    SLOTS: gl.constexpr = BLOCK[2]
+):
+    """One tile of rows of scores. BLOCK: RowsBlock. DTYPE: what is multiplied. WIDENED: rows pass
+    through registers. PAGED: `indices` are a block table, `topk` the keys that a line of it has
+    room for, `lengths` the keys of sequences, `blocks` all tiles; else `indices` are lists, `topk`
+    their length, `lengths` how much of each counts (or None), `blocks` the blocks per token. PAGE:
+    rows per page, 0 if pages lie end to end. SCALE_BLOCK: columns per scale, 0 without scales.
+    LAYOUTS: RowsLayouts. Strides of rows, q and out count pieces of 16 bytes, those of scales
+    elements."""
+    BM: gl.constexpr = BLOCK.queries
+    KV: gl.constexpr = BLOCK.keys
+    SLOTS: gl.constexpr = BLOCK.slots
     TILES: gl.constexpr = KV // STRIP
-    FRAGS: gl.constexpr = (512 + BLOCK[3]) // COLUMNS
-    MMA: gl.constexpr = LAYOUTS[0]
-    HOW: gl.constexpr = (PAGED, PAGE, BLOCK[3], SCALE_BLOCK)
-    work = (indices_ptr, indices_stride, lengths_ptr, topk, cu_ptr, batch, total_q, blocks)
+    FRAGS: gl.constexpr = (512 + BLOCK.rope) // COLUMNS
+    MMA: gl.constexpr = LAYOUTS.matrices
+    HOW: gl.constexpr = RowFormat(
+        is_paged=PAGED, page_size=PAGE, rope=BLOCK.rope, scale_block=SCALE_BLOCK
+    )
     if PAGED:
-        token, first, here, list_, keys, seen = paged_work(gl.program_id(0), work, heads, BM)
-        if here <= 0:
+        tables = PageTables(
+            ptr=indices_ptr,
+            stride=indices_stride,
+            lengths_ptr=lengths_ptr,
+            most_keys=topk,
+            cu_ptr=cu_ptr,
+            batch=batch,
+            total_q=total_q,
+            tiles=blocks,
+        )
+        work = paged_work(gl.program_id(0), tables, heads, BM)
+        if work.here <= 0:
             return
     else:
-        token, first, here, list_, keys, seen = listed_work(gl.program_id(0), work, heads, BM)
-    visits, whole = blocks_seen(first, here, keys, seen, heads, BM, KV, CAUSAL)
-    source = (list_, gl.minimum(keys, visits * KV), rows)
-    latent_ring = gl.allocate_shared_memory(DTYPE, [SLOTS, KV, 512], LAYOUTS[1][WRITE])
-    rope_ring = latent_ring
-    if BLOCK[3] > 0:
-        rope_ring = gl.allocate_shared_memory(DTYPE, [SLOTS, KV, ROPE_WIDTH], LAYOUTS[2][WRITE])
+        lists = TokenLists(
+            ptr=indices_ptr,
+            stride=indices_stride,
+            lengths_ptr=lengths_ptr,
+            topk=topk,
+            blocks=blocks,
+        )
+        work = listed_work(gl.program_id(0), lists, heads, BM)
+    visits, whole = blocks_seen(work, heads, BM, KV, CAUSAL)
+    source = RowSource(ptr=work.list_ptr, places=gl.minimum(work.keys, visits * KV), rows=rows)
+    latent_ring = gl.allocate_shared_memory(DTYPE, [SLOTS, KV, 512], LAYOUTS.latent.write)
+    rope_ring = None
+    if BLOCK.rope > 0:
+        rope_ring = gl.allocate_shared_memory(DTYPE, [SLOTS, KV, ROPE_WIDTH], LAYOUTS.rope.write)
+    rings = Rings(latent=latent_ring, rope=rope_ring)
     number_ring = gl.allocate_shared_memory(gl.int32, [2, KV], NUMBERS)
-    parts = (
-        (latent_ptr, (latent_stride_page, latent_stride_t)),
-        (rope_ptr, (rope_stride_page, rope_stride_t)),
-        (scale_ptr, (scale_stride_page, scale_stride_t)),
+    parts = CacheParts(
+        latent=PagedRows(latent_ptr, latent_stride_page, latent_stride_t),
+        rope=PagedRows(rope_ptr, rope_stride_page, rope_stride_t),
+        scales=PagedRows(scale_ptr, scale_stride_page, scale_stride_t),
     )
-    slots = (latent_ring.index(0), rope_ring.index(0))
+    slot = slot_at(rings, 0)
     number_ring.index(0).store(numbers_of(source, 0, KV, HOW))
     number_ring.index(1).store(numbers_of(source, KV, KV, HOW))
     if WIDENED:
-        fetched = fetch_block(slots, parts, number_ring.index(0), 0, source, LAYOUTS, HOW)
-        dequantize_block(slots, fetched, HOW)
+        fetched = fetch_block(slot, parts, number_ring.index(0), 0, source, LAYOUTS, HOW)
+        dequantize_block(slot, fetched, HOW)
     else:
-        copy_block(slots, parts, number_ring.index(0), 0, source, LAYOUTS, HOW)
-    places = (token * heads + first, heads)
-    q_frags = Q_frags(q_ptr, (q_stride_t, q_stride_h), places, here, DTYPE, BM, FRAGS, MMA)
+        copy_block(slot, parts, number_ring.index(0), 0, source, LAYOUTS, HOW)
+    places = Places(first=work.token * heads + work.first, per_token=heads)
+    q = TokenRows(q_ptr, q_stride_t, q_stride_h)
+    q_frags = Q_frags(q, places, work.here, DTYPE, BM, FRAGS, MMA)
 
-    O = gl.zeros([BM, 512], gl.float32, MMA[OUTPUT])
-    shift = gl.full([BM], float("-inf"), gl.float32, gl.SliceLayout(1, MMA[SCORES]))
-    row_sum = gl.zeros([BM], gl.float32, gl.SliceLayout(1, MMA[SCORES]))
+    O = gl.zeros([BM, 512], gl.float32, MMA.output)
+    shift = gl.full([BM], float("-inf"), gl.float32, gl.SliceLayout(1, MMA.scores))
+    row_sum = gl.zeros([BM], gl.float32, gl.SliceLayout(1, MMA.scores))
     for j in range(0, visits):
         coming = numbers_of(source, (j + 2) * KV, KV, HOW)
-        slot = (j + 1) % SLOTS
-        later = (latent_ring.index(slot), rope_ring.index(slot))
+        later = slot_at(rings, (j + 1) % SLOTS)
         numbers = number_ring.index((j + 1) % 2)
         if WIDENED:
             fetched = fetch_block(later, parts, numbers, (j + 1) * KV, source, LAYOUTS, HOW)
         else:
             copy_block(later, parts, numbers, (j + 1) * KV, source, LAYOUTS, HOW)
             async_copy.wait_group(1)
-        slots = (latent_ring.index(j % SLOTS), rope_ring.index(j % SLOTS))
+        slot = slot_at(rings, j % SLOTS)
         numbers = number_ring.index(j % 2)
         if not all_count(numbers, j * KV, source, KV, HOW):
-            clear_rows(slots[0], numbers, j * KV, source, HOW)
-        tiles = scores(q_frags, slots, LAYOUTS, HOW)
+            clear_rows(slot.latent, numbers, j * KV, source, HOW)
+        tiles = scores(q_frags, slot, BLOCK, LAYOUTS)
         if SIGN != 1:
             tiles = signed_tiles(tiles, TILES, SIGN)
         if PAGED:
             if j >= whole:
-                tiles = mask_paged(tiles, j * KV, keys, seen, first, heads, TILES, CAUSAL)
+                tiles = mask_paged(tiles, j * KV, work, heads, CAUSAL, BLOCK, MMA)
         else:
-            tiles = mask_listed(tiles, numbers, j * KV, source, TILES, HOW)
+            tiles = mask_listed(tiles, numbers, j * KV, source, TILES, MMA, HOW)
         weights, shift, row_sum, rescale = softmax(tiles, shift, row_sum, factor, TILES, 0.0)
-        O = O * gl.convert_layout(rescale, gl.SliceLayout(1, MMA[OUTPUT]))[:, None]
+        O = O * gl.convert_layout(rescale, gl.SliceLayout(1, MMA.output))[:, None]
         for i in gl.static_range(TILES):
-            p = gl.convert_layout(weights[i].to(DTYPE), MMA[P_OPERAND])
-            O = mma_PV(O, slots[0].slice(STRIP * i, STRIP, 0).load(MMA[V_OPERAND]), p)
+            p = gl.convert_layout(weights[i].to(DTYPE), MMA.p)
+            O = mma_PV(O, slot.latent.slice(STRIP * i, STRIP, 0).load(MMA.v), p)
         if WIDENED:
             dequantize_block(later, fetched, HOW)
         numbers.store(coming)
     if not WIDENED:
         async_copy.wait_group(0)
 
-    # Counted anew, so that nothing of it is kept in registers during the loop.
-    first = first + opaque_zero()
-    places = (token * heads + first, heads)
+    # Computed again, so that nothing of it is kept in registers during the loop.
+    first = work.first + opaque_zero()
+    places = Places(first=work.token * heads + first, per_token=heads)
     row = gl.arange(0, BM, shift.type.layout)
-    out = (out_ptr, (out_stride_t, out_stride_h))
-    lse = (lse_ptr, (lse_stride_t, lse_stride_h))
-    finish((O,), shift, row_sum, out, lse, sink_ptr, (first + row) % heads, here, places, 1)
+    head = (first + row) % heads
+    out = TokenRows(out_ptr, out_stride_t, out_stride_h)
+    lse = TokenRows(lse_ptr, lse_stride_t, lse_stride_h)
+    finish((O,), shift, row_sum, out, lse, sink_ptr, head, work.here, places, 512, 1, MMA)
     if logits_ptr is not None:
-        at = row_place(row, places, (logits_stride_t, logits_stride_h))
-        gl.store(logits_ptr + at, shift * LN_2, mask=row < here)
+        logits = TokenRows(logits_ptr, logits_stride_t, logits_stride_h)
+        at = logits.ptr + row_place(row, places, logits)
+        gl.store(at, shift * LN_2, mask=row < work.here)

@@ -12,6 +12,7 @@ from openmla.kernels.call import Call, scale_arguments, strides, vector
 from openmla.kernels.cdna4.dense.launch import COMPILER_OPTIONS, PIECE_BYTES, outputs, piece_strides
 from openmla.kernels.cdna4.layouts import latent_layouts, rope_layouts, sparse_matrix_layouts
 from openmla.kernels.cdna4.sparse.kernel import sparse_kernel
+from openmla.kernels.cdna4.sparse.records import RowsBlock, RowsLayouts
 from openmla.operands import LatentOperands, Results, SparseOperands
 from openmla.planning import Plan
 from openmla.planning.cdna4 import MlaSparse16
@@ -39,12 +40,19 @@ def calls(plan: Plan, op: SparseOperands | LatentOperands, results: Results) -> 
     block = plan.config
     programs = places.pop("programs")
     arguments = {
-        **sparse_constexprs(block), **places, "q_ptr": op.q, **piece_strides("q", op.q),
+        **sparse_constexprs(block),
+        **places,
+        "q_ptr": op.q,
+        **piece_strides("q", op.q),
         **_rows(parts_of(op.cache, block.latent), places["PAGED"]),
-        **outputs(results), **scale_arguments(op.weights.scale),
-        "logits_ptr": results.max_logits, **strides("logits", results.max_logits),
-        "sink_ptr": vector(op.weights.sink), "heads": op.q.shape[1], "total_q": op.q.shape[0],
-    }  # fmt: skip
+        **outputs(results),
+        **scale_arguments(op.weights.scale),
+        "logits_ptr": results.max_logits,
+        **strides("logits", results.max_logits),
+        "sink_ptr": vector(op.weights.sink),
+        "heads": op.q.shape[1],
+        "total_q": op.q.shape[0],
+    }
     yield Call(sparse_kernel, programs, arguments)
 
 
@@ -52,11 +60,18 @@ def _lists(op: SparseOperands, block: MlaSparse16) -> dict[str, Any]:
     """Which rows a token sees: those of its list."""
     indices = op.indices if op.indices.stride(1) == 1 else op.indices.contiguous()
     return {
-        "PAGED": False, "CAUSAL": False, "cu_ptr": None, "batch": 0,
-        "indices_ptr": indices, "indices_stride": indices.stride(0), "topk": indices.shape[1],
-        "lengths_ptr": vector(op.topk_lengths), "rows": op.rows, "blocks": block.row_blocks,
+        "PAGED": False,
+        "CAUSAL": False,
+        "cu_ptr": None,
+        "batch": 0,
+        "indices_ptr": indices,
+        "indices_stride": indices.stride(0),
+        "topk": indices.shape[1],
+        "lengths_ptr": vector(op.topk_lengths),
+        "rows": op.rows,
+        "blocks": block.row_blocks,
         "programs": op.q.shape[0] * block.row_blocks,
-    }  # fmt: skip
+    }
 
 
 def _pages(op: LatentOperands, block: MlaSparse16) -> dict[str, Any]:
@@ -64,12 +79,18 @@ def _pages(op: LatentOperands, block: MlaSparse16) -> dict[str, Any]:
     batch, table = op.cu_seqlens_q.shape[0] - 1, vector(op.block_table)
     tiles = op.q.shape[0] * op.q.shape[1] // block.BM + batch + 1
     return {
-        "PAGED": True, "CAUSAL": op.causal, "cu_ptr": vector(op.cu_seqlens_q), "batch": batch,
-        "indices_ptr": table, "indices_stride": op.block_table.shape[1],
+        "PAGED": True,
+        "CAUSAL": op.causal,
+        "cu_ptr": vector(op.cu_seqlens_q),
+        "batch": batch,
+        "indices_ptr": table,
+        "indices_stride": op.block_table.shape[1],
         "topk": op.block_table.shape[1] * op.cache.page_size,
-        "lengths_ptr": vector(op.cache_lengths), "blocks": tiles, "programs": tiles,
+        "lengths_ptr": vector(op.cache_lengths),
+        "blocks": tiles,
+        "programs": tiles,
         "rows": op.cache.rows if op.block_table.numel() else 0,
-    }  # fmt: skip
+    }
 
 
 def parts_of(cache: LatentCache | Tensor, latent: int) -> Rows:
@@ -90,14 +111,16 @@ def _rope(rows: Tensor, latent: int) -> Tensor | None:
 
 @lru_cache(maxsize=64)
 def sparse_constexprs(block: MlaSparse16) -> dict[str, Any]:
-    """What follows from the config alone."""
+    """Constants and launch options that follow from the config alone."""
     latent = latent_layouts(block.latent_slot)
     rope = rope_layouts(block.B_TOPK, block.num_warps)
     return {
-        "BLOCK": (block.BM, block.B_TOPK, block.num_kv_stages, block.rope),
+        "BLOCK": RowsBlock(
+            queries=block.BM, keys=block.B_TOPK, slots=block.num_kv_stages, rope=block.rope
+        ),
         "DTYPE": _TYPES[block.dtype],
         "WIDENED": block.dequantized,
-        "LAYOUTS": tuple(tuple(x) for x in (sparse_matrix_layouts(), latent, rope)),
+        "LAYOUTS": RowsLayouts(matrices=sparse_matrix_layouts(), latent=latent, rope=rope),
         "num_warps": block.num_warps,
         **COMPILER_OPTIONS,
     }

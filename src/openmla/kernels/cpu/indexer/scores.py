@@ -17,7 +17,7 @@ from torch import Tensor
 from openmla.indexer.cache import IndexCache
 from openmla.indexer.operands import ScoresOperands
 from openmla.indexer.problem import DIM
-from openmla.planning.host.indexer import CpuIndexConfig
+from openmla.kernels.cpu.indexer.plan import CpuIndexConfig
 from openmla.sequences import page_rows
 
 

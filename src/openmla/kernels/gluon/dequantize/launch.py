@@ -1,8 +1,9 @@
 """Host side of cache rows: their tensors as the kernels take them, and a workspace.
 
 `addressed_once` lists the kernels that dequantize every row that is named, once, and gives the same
-problem over the dequantized rows. How many rows are named is known on the device alone, so a
-workspace that might be too small is used and not used by kernels that look (`Addressed.gate`).
+problem over the dequantized rows. How many rows are named is known on the device alone. Where the
+workspace might be too small, two attention kernels are launched, one over the workspace and one
+over the FP8 rows, and exactly one of them works: the other takes an early exit (`Addressed.gate`).
 """
 
 from __future__ import annotations
@@ -22,18 +23,20 @@ from openmla.kernels.gluon.dequantize.kernels import (
     dequantize_kernel,
     place_kernel,
 )
+from openmla.kernels.gluon.dequantize.records import CacheFormat, RowColumns
 from openmla.operands import LatentOperands, SparseOperands
-from openmla.planning.dequantize import CacheRead, map_slots
+from openmla.planning.dequantize import Workspace, map_slots
 
 Operands = SparseOperands | LatentOperands
 VECTOR_BYTES = 16  # unit of the strides of rows
 SOURCES: Sources = {
-    "lists_ptr": ("indices", "block_table"), "lengths_ptr": ("topk_lengths", "cache_lengths"),
-    "data_ptr": ("kv", "cache_data"), "rope_ptr": ("kv", "cache_data"),
+    "lists_ptr": ("indices", "block_table"),
+    "lengths_ptr": ("topk_lengths", "cache_lengths"),
+    "data_ptr": ("kv", "cache_data"),
+    "rope_ptr": ("kv", "cache_data"),
     "scale_ptr": ("cache_scales", "kv", "cache_data"),
     **dict.fromkeys(("map_ptr", "places_ptr", "total_ptr", "placed_ptr", "out_ptr"), WORKSPACE),
-}  # fmt: skip
-MOST_ENTRIES = 2**31  # of all lists: the map holds their numbers
+}
 WARPS = 4
 FILL_ROWS = 16
 FILL_PROGRAMS = 8  # per SM
@@ -70,21 +73,24 @@ class Addressed(NamedTuple):
     operands: Operands
     calls: tuple[Call, ...]
     total: Tensor | None
-    """How many units are named, where those may be too many."""
+    """One int32 on the device: how many units are named. None if all fit the capacity anyway."""
     capacity: int
 
     def gate(self, fits: bool) -> dict[str, Any]:
-        """Arguments of an attention kernel that runs if the workspace holds all, or if not."""
+        """Arguments of an attention kernel that exits early unless the workspace holds all named
+        units (fits), or unless it does not."""
         return {"total_ptr": self.total, "capacity": self.capacity, "FITS": fits}
 
 
 class Lists(NamedTuple):
-    """What names units of the pool: see kernels.py."""
+    """What names units of the pool, rows or pages: see kernels.py."""
 
     entries: Tensor
     lengths: Tensor | None
     size: int
+    """Rows of a unit."""
     units: int
+    """Units of the pool."""
 
 
 def lists_of(op: Operands) -> Lists:
@@ -97,9 +103,9 @@ def lists_of(op: Operands) -> Lists:
 class Filling(NamedTuple):
     """How rows are dequantized once."""
 
-    read: CacheRead
+    space: Workspace
     columns: tuple[int, int]
-    """Of a row: latent, rope."""
+    """Columns of a row: latent, rope."""
     sm_count: int
     lanes: int = 8
     """Threads that take neighboring columns of a row."""
@@ -108,22 +114,28 @@ class Filling(NamedTuple):
         """The launch that dequantizes `rows` rows or fewer."""
         source = rows_of(op.cache)
         arguments = {
-            **found, **{n: x for n, x in source.items() if n.islower()}, "DIMS": self.columns,
-            "CACHE": (source["PAGE"], source["SCALED"]), "LANES": self.lanes, "ROWS": FILL_ROWS,
+            **found,
+            **{n: x for n, x in source.items() if n.islower()},
+            "DIMS": RowColumns(*self.columns),
+            "CACHE": CacheFormat(page_size=source["PAGE"], scale_block=source["SCALED"]),
+            "LANES": self.lanes,
+            "ROWS": FILL_ROWS,
             "num_warps": WARPS,
-        }  # fmt: skip
+        }
         programs = min(-(-rows // FILL_ROWS), FILL_PROGRAMS * self.sm_count)
         return Call(dequantize_kernel, programs, arguments, SOURCES)
 
 
 def addressed_once(filling: Filling, op: Operands) -> Addressed:
-    """See kernels.py. Allocates; launches nothing."""
-    counted = lists_of(op).entries.numel() < MOST_ENTRIES
-    return _named(filling, op) if filling.read.mapped and counted else _whole(filling, op)
+    """The pass that dequantizes each referenced row once, and the operands over its results.
+
+    It allocates the workspace and lists the launches of kernels.py; nothing is launched here.
+    """
+    return _named(filling, op) if filling.space.names else _whole(filling, op)
 
 
 def _whole(filling: Filling, op: Operands) -> Addressed:
-    """Every row of the pool, at its own place."""
+    """The pass over every row of the pool, each at its own place."""
     _, _, size, units = lists_of(op)
     wide = _workspace(op, units, size)
     nowhere = ("lists_ptr", "lengths_ptr", "map_ptr", "places_ptr", "total_ptr", "placed_ptr")
@@ -133,10 +145,10 @@ def _whole(filling: Filling, op: Operands) -> Addressed:
 
 
 def _named(filling: Filling, op: Operands) -> Addressed:
-    """Those that lists name, at the places that they get."""
+    """The passes over the units that lists name, at the places that these get."""
     entries, lengths, size, units = lists_of(op)
     number, columns = entries.shape
-    capacity = min(filling.read.capacity // size, units)
+    capacity = filling.space.units
     blocks = number * -(-columns // LIST_COLUMNS.value)
 
     def ints(*shape: int) -> Tensor:
@@ -148,10 +160,17 @@ def _named(filling: Filling, op: Operands) -> Addressed:
     wide = _workspace(op, capacity, size)
     entries = entries if entries.stride(1) == 1 else entries.contiguous()
     claiming: dict[str, Any] = {
-        "lists_ptr": entries, "lengths_ptr": vector(lengths), "map_ptr": claims, "total_ptr": total,
-        "columns": columns, "stride": entries.stride(0), "units": units, "lines": lines,
-        "SIZE": size, "num_warps": WARPS,
-    }  # fmt: skip
+        "lists_ptr": entries,
+        "lengths_ptr": vector(lengths),
+        "map_ptr": claims,
+        "total_ptr": total,
+        "columns": columns,
+        "stride": entries.stride(0),
+        "units": units,
+        "lines": lines,
+        "SIZE": size,
+        "num_warps": WARPS,
+    }
     placing = {**claiming, "places_ptr": places, "placed_ptr": lists, "capacity": capacity}
     placing |= {"launch_pdl": True}
     calls = (
@@ -159,7 +178,7 @@ def _named(filling: Filling, op: Operands) -> Addressed:
         Call(place_kernel, blocks, placing, SOURCES),
         filling.call(op, {**placing, "blocks": blocks, "out_ptr": wide}, capacity * size),
     )
-    gate = total if (filling.read.rows if size == 1 else units) > capacity else None
+    gate = total if filling.space.may_overflow else None
     return Addressed(_over(op, wide, lists), calls, gate, capacity)
 
 
@@ -169,7 +188,7 @@ def _workspace(op: Operands, units: int, size: int) -> Tensor:
 
 
 def _over(op: Operands, wide: Tensor, lists: Tensor | None = None) -> Operands:
-    """The same problem over dequantized rows."""
+    """The problem of `op` over its dequantized rows."""
     if isinstance(op, SparseOperands):
         rows = wide.view(-1, wide.shape[2])
         return replace(op, cache=rows, indices=op.indices if lists is None else lists)

@@ -5,15 +5,15 @@
 | bf16 | words, of the e4m3 columns | fp32, scales in the row | bf16, in the row |
 | e4m3 | words, latent and rope | fp32, a tensor of its own | None |
 
-The value of an element is bf16(fp32(e4m3) * scale), rounded once, whoever reads it.
+The value of an element is bf16(fp32(e4m3) * scale), rounded once, in every kernel that reads it.
+
+`rows` is a CacheRows, CACHE a CacheFormat. A row is its number in the pool, or -1 where there is no
+key.
 
 A word is four e4m3 columns: a loop would carry one-byte values with a register for each. Registers
 hold a chunk of columns as [keys, blocks of columns that share a scale, words of a block], so that a
 scale is one value per thread and block: 64 columns with scales of 32 are [64, 2, 8]. Eight
 neighboring columns belong to a thread, which stores them with 16 bytes.
-
-CACHE is (rows of a page, or 0 where pages lie end to end; columns that share a scale). A row is its
-number in the pool, or -1 where there is no key.
 """
 
 from triton.experimental import gluon
@@ -40,7 +40,7 @@ FOUR = gl.constexpr((gl.bfloat16, gl.bfloat16, gl.bfloat16, gl.bfloat16))
 
 @gluon.constexpr_function
 def blocks_of(width, block):
-    """Scales that a chunk of `width` columns has."""
+    """The number of scales of a chunk of `width` columns, `block` columns each."""
     return max(1, width // block)
 
 
@@ -53,15 +53,14 @@ def chunk_layout(width, block, lanes):
 
 @gluon.constexpr_function
 def key_layout(width, block, lanes):
-    """One value per row of such a chunk. Rows are held alike whatever the width and the block."""
+    """One value per row of a chunk; the same layout for all widths and blocks."""
     return gl.SliceLayout(1, gl.SliceLayout(2, chunk_layout(width, block, lanes)))
 
 
 @gluon.jit
 def start_of_row(row, stride_page, stride_row, PAGE: gl.constexpr):
-    """Where physical rows begin, in units of their strides; row 0 for one that is not there."""
-    # Made of a hidden zero, or the 64-bit offsets of a block of keys would be computed once and
-    # kept in registers that are not there.
+    """Where physical rows begin, in units of their strides; row 0 for -1."""
+    # An opaque zero, or the 64-bit offsets of a block of keys would be computed once and spilled.
     row = gl.maximum(row, 0) + opaque_zero()
     if PAGE > 0:
         page = (row // PAGE).to(gl.int64) * stride_page.to(gl.int64)
@@ -75,14 +74,16 @@ def load_scales(
     rows, row, FIRST: gl.constexpr, WIDTH: gl.constexpr, CACHE: gl.constexpr, LANES: gl.constexpr
 ):
     """Scales of columns FIRST … FIRST + WIDTH - 1, [keys, blocks]; 0 where there is no key."""
-    _data, stride_page, stride_row, scale_ptr, scale_page, scale_row, rope_ptr = rows
-    L: gl.constexpr = gl.SliceLayout(2, chunk_layout(WIDTH, CACHE[1], LANES))
+    BLOCK: gl.constexpr = CACHE.scale_block
+    L: gl.constexpr = gl.SliceLayout(2, chunk_layout(WIDTH, BLOCK, LANES))
     row = gl.convert_layout(row, gl.SliceLayout(1, L))
-    block = gl.arange(0, blocks_of(WIDTH, CACHE[1]), gl.SliceLayout(0, L)) + FIRST // CACHE[1]
-    if rope_ptr is None:
-        start = scale_ptr + start_of_row(row, scale_page, scale_row, CACHE[0])
+    block = gl.arange(0, blocks_of(WIDTH, BLOCK), gl.SliceLayout(0, L)) + FIRST // BLOCK
+    PAGE: gl.constexpr = CACHE.page_size
+    if rows.rope_ptr is None:
+        at = start_of_row(row, rows.scale_page_stride, rows.scale_row_stride, PAGE)
     else:
-        start = scale_ptr + start_of_row(row, stride_page, stride_row, CACHE[0]) * FP32S
+        at = start_of_row(row, rows.page_stride, rows.row_stride, PAGE) * FP32S
+    start = rows.scale_ptr + at
     return gl.load(start[:, None] + block[None, :], mask=(row >= 0)[:, None], other=0.0)
 
 
@@ -91,13 +92,14 @@ def load_raw(
     rows, row, FIRST: gl.constexpr, WIDTH: gl.constexpr, CACHE: gl.constexpr, LANES: gl.constexpr
 ):
     """Words of columns FIRST … of a chunk, [keys, blocks, words]; 0 where there is no key."""
-    L: gl.constexpr = chunk_layout(WIDTH, CACHE[1], LANES)
-    BLOCKS: gl.constexpr = blocks_of(WIDTH, CACHE[1])
+    L: gl.constexpr = chunk_layout(WIDTH, CACHE.scale_block, LANES)
+    BLOCKS: gl.constexpr = blocks_of(WIDTH, CACHE.scale_block)
     IN: gl.constexpr = WIDTH // BLOCKS // 4
     row = gl.convert_layout(row, gl.SliceLayout(1, gl.SliceLayout(2, L)))
     block = gl.arange(0, BLOCKS, gl.SliceLayout(0, gl.SliceLayout(2, L))) * IN + FIRST // 4
     inside = gl.arange(0, IN, gl.SliceLayout(0, gl.SliceLayout(1, L)))
-    start = rows[0] + start_of_row(row, rows[1], rows[2], CACHE[0]) * WORDS
+    at = start_of_row(row, rows.page_stride, rows.row_stride, CACHE.page_size)
+    start = rows.data_ptr + at * WORDS
     word = block[None, :, None] + inside[None, None, :]
     return gl.load(start[:, None, None] + word, mask=(row >= 0)[:, None, None], other=0)
 
@@ -105,7 +107,8 @@ def load_raw(
 @gluon.jit
 def rope_start(rows, row, CACHE: gl.constexpr):
     """Pointers to the rope columns of rows that store them as bf16."""
-    return rows[6] + start_of_row(row, rows[1], rows[2], CACHE[0]) * BF16S
+    at = start_of_row(row, rows.page_stride, rows.row_stride, CACHE.page_size)
+    return rows.rope_ptr + at * BF16S
 
 
 @gluon.jit

@@ -5,16 +5,22 @@ from __future__ import annotations
 from dataclasses import replace
 
 from openmla.kernels.call import Call
+from openmla.kernels.hopper.chip import WGMMA_M
+from openmla.kernels.hopper.dense.plan import ELEMENT
 from openmla.kernels.jobs import Jobs, Predicted, block_memory, typed
 from openmla.planning import Plan
-from openmla.planning.hopper.chip import WGMMA_M
-from openmla.planning.hopper.dense import ELEMENT
 from openmla.problem import Problem
 
 _V3 = Problem(
-    form="dense", heads=128, d_nope=128, d_rope=64, d_v=128, total_q=4096, total_k=4096,
+    form="dense",
+    heads=128,
+    d_nope=128,
+    d_rope=64,
+    d_v=128,
+    total_q=4096,
+    total_k=4096,
     wants_lse=True,
-)  # fmt: skip
+)
 _SHORT = replace(_V3, heads=16, total_q=64, total_k=131072)
 PROBLEMS = {
     "128+64→128": _V3,
@@ -41,7 +47,7 @@ PROBLEMS = {
 
 
 def predicted(plan: Plan, call: Call) -> Predicted:
-    """Of one block of keys: the tiles of Q, K and V, and three barriers."""
+    """Bytes of the one-block kernel are its tiles of Q, K and V, and three barriers."""
     if call.kernel.__name__ != "one_block_kernel":
         return block_memory(plan, call)
     return Predicted(shared=WGMMA_M * plan.config.d_qk * ELEMENT + plan.config.stage_bytes + 3 * 8)

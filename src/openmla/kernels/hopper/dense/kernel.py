@@ -1,14 +1,14 @@
 # ruff: noqa: E741  (O is the output accumulator, as everywhere in attention)
 """Dense MLA prefill on Hopper: per-head K and V, one rope row for all heads. bf16 or fp16.
 
-A block works on BM = 64 x NC queries of one head at a time and walks their keys BN at a time.
-Blocks stay and draw the next work item of work (tiles.py) from a counter (scheduler.py).
+A CTA works on BM = 64 x NC queries of one head at a time and walks their keys BN at a time. CTAs
+are persistent and fetch work items (tiles.py) from an atomic counter (scheduler.py).
 
 | partition | warps | registers | does |
 |---|---|---|---|
 | consumer 0 (default), consumer 1 (if NC 2) | 4 each | 240 | 64 rows: QK, softmax, PV, store |
 | producer | 1 | 24 | TMA loads of Q, K, V (producer.py) |
-| scheduler | 1 | 24 | draws work items, works out their rows and keys |
+| scheduler | 1 | 24 | fetches work items, works out their rows and keys |
 
 | barrier | number | completed by (count) | waited for by |
 |---|---|---|---|
@@ -36,7 +36,7 @@ block j under PV. At the end of a work item the last PV and the first QK of the 
 overlap, and normalizing and storing runs under that QK. Nothing is in flight on a loop's back edge,
 or ptxas would put waits between all wgmma.
 
-With a mask of keys, four words for each row come with a block of K, and no block is without a mask.
+With a key mask, four words for each row come with a block of K, and no block is without a mask.
 """
 
 from triton.experimental import gluon
@@ -51,6 +51,22 @@ from openmla.kernels.gluon.barriers import barriers
 from openmla.kernels.gluon.scores import opaque_zero, signed
 from openmla.kernels.hopper.dense.epilogue import finish
 from openmla.kernels.hopper.dense.producer import producer
+from openmla.kernels.hopper.dense.records import (
+    Barriers,
+    BlockTable,
+    ColumnTiles,
+    How,
+    Limits,
+    MmaLayouts,
+    Output,
+    OutputTile,
+    Requests,
+    Results,
+    SharedMemory,
+    SoftmaxState,
+    Sources,
+    Tiling,
+)
 from openmla.kernels.hopper.dense.scheduler import (
     BLOCKS,
     FIELDS,
@@ -80,120 +96,132 @@ WARPS = gl.constexpr(4)  # of a consumer
 
 
 @gluon.jit
-def issue_qk(q_smem, k_smem, stage, WHO: gl.constexpr, SL: gl.constexpr, DIMS: gl.constexpr):
-    """Start the scores of a block: one product per part of the columns."""
-    q_main, q_tail, q_rope = q_smem
-    k_main, k_tail, k_rope = k_smem
-    BN: gl.constexpr = k_main.shape[1]
+def issue_qk(q, k, stage, WHO: gl.constexpr, SL: gl.constexpr, DIMS: gl.constexpr):
+    """Start the scores of a block: one product for each of the ColumnTiles q and k."""
+    BN: gl.constexpr = k.main.shape[1]
     S = gl.zeros([64, BN], gl.float32, SL)
-    k = k_main.index(stage).permute((1, 0))
-    S = warpgroup_mma(q_main.index(opaque_zero() + WHO), k, S, use_acc=False, is_async=True)
-    if DIMS[1] > 0:
-        k = k_tail.index(stage).permute((1, 0))
-        S = warpgroup_mma(q_tail.index(opaque_zero() + WHO), k, S, is_async=True)
-    if DIMS[2] > 0:
-        k = k_rope.index(stage).permute((1, 0))
-        S = warpgroup_mma(q_rope.index(opaque_zero() + WHO), k, S, is_async=True)
+    keys = k.main.index(stage).permute((1, 0))
+    S = warpgroup_mma(q.main.index(opaque_zero() + WHO), keys, S, use_acc=False, is_async=True)
+    if DIMS.tail > 0:
+        keys = k.tail.index(stage).permute((1, 0))
+        S = warpgroup_mma(q.tail.index(opaque_zero() + WHO), keys, S, is_async=True)
+    if DIMS.rope > 0:
+        keys = k.rope.index(stage).permute((1, 0))
+        S = warpgroup_mma(q.rope.index(opaque_zero() + WHO), keys, S, is_async=True)
     return S
 
 
 @gluon.jit
 def walk(  # noqa: PLR0913
-    state, it, blocks, first, last, limits, factor, smem, bars, MASKED: gl.constexpr,
-    WHO: gl.constexpr, HOW: gl.constexpr, DIMS: gl.constexpr, LAYOUTS: gl.constexpr,
-):  # fmt: skip
+    state,
+    it,
+    blocks,
+    first,
+    last,
+    limits,
+    factor,
+    smem,
+    bars,
+    MASKED: gl.constexpr,
+    WHO: gl.constexpr,
+    HOW: gl.constexpr,
+    DIMS: gl.constexpr,
+    LAYOUTS: gl.constexpr,
+):
     """Steps first … last - 1 of a work item; each multiplies V of the block before it.
 
-    state: packed P of the block before, O without it, row_max, row_sum, and the rescale O still
-    needs.
+    Takes and returns a SoftmaxState and the number of the next block; limits: Limits, smem:
+    SharedMemory, bars: Barriers, HOW: How, DIMS: Columns, LAYOUTS: MmaLayouts.
     """
     words, O, row_max, row_sum, rescale = state
-    seen, keys = limits
-    q_smem, k_smem, v_smem, mask_smem = smem
-    q_empty, k_ready, k_empty, v_ready, v_empty = bars
-    BN: gl.constexpr = v_smem.shape[1]
-    ST: gl.constexpr = v_smem.shape[0]
-    DTYPE: gl.constexpr = v_smem.dtype
-    NC: gl.constexpr = q_smem[0].shape[0]
+    BN: gl.constexpr = smem.v.shape[1]
+    ST: gl.constexpr = smem.v.shape[0]
+    DTYPE: gl.constexpr = smem.v.dtype
+    NC: gl.constexpr = smem.q.main.shape[0]
     for c in range(first, last):
         stage = it % ST
-        if HOW[3]:
+        if HOW.has_key_mask:
             stage += opaque_zero()  # or the words' addresses are carried, and one too many
         before = (it + (ST - 1)) % ST
-        mbarrier.wait(k_ready.index(stage), (it // ST) & 1)
-        S_next = issue_qk(q_smem, k_smem, stage, WHO, LAYOUTS[0], DIMS)
+        mbarrier.wait(bars.k_ready.index(stage), (it // ST) & 1)
+        S_next = issue_qk(smem.q, smem.k, stage, WHO, LAYOUTS.scores, DIMS)
         O = rescale_rows(O, rescale)
-        mbarrier.wait(v_ready.index(before), ((it - 1) // ST) & 1)
-        P = unpack(words, BN, DTYPE, LAYOUTS[1])
-        O_next = warpgroup_mma(P, v_smem.index(before), O, is_async=True)
+        mbarrier.wait(bars.v_ready.index(before), ((it - 1) // ST) & 1)
+        P = unpack(words, BN, DTYPE, LAYOUTS.weights)
+        O_next = warpgroup_mma(P, smem.v.index(before), O, is_async=True)
         S = warpgroup_mma_wait(1, deps=(S_next,))
-        if HOW[3]:
-            bits = load_words(mask_smem.index(stage * NC + WHO), S)
-        mbarrier.arrive(k_empty.index(stage), count=1)
+        if HOW.has_key_mask:
+            bits = load_words(smem.key_mask.index(stage * NC + WHO), S)
+        mbarrier.arrive(bars.k_empty.index(stage), count=1)
         if c == blocks - 1:  # a branch: the barrier that comes with an arrive costs every step
-            mbarrier.arrive(q_empty.index(WHO), count=1)
-        S = signed(S, HOW[1])
+            mbarrier.arrive(bars.q_empty.index(WHO), count=1)
+        S = signed(S, HOW.sign)
         if MASKED:
             skip = (blocks - 1 - c) * BN
-            S = hide(S, seen - skip, keys - skip, HOW[0])
-        if HOW[3]:
+            S = hide(S, limits.seen - skip, limits.keys - skip, HOW.is_causal)
+        if HOW.has_key_mask:
             S = keep_bits(S, bits)
         weights, row_max, row_sum, rescale = softmax_step(
-            S, row_max, row_sum, factor, MASKED or HOW[3], BN
+            S, row_max, row_sum, factor, MASKED or HOW.has_key_mask, BN
         )
         row_sum = keep_before(row_sum)
         O, P = warpgroup_mma_wait(0, deps=(O_next, P))
-        mbarrier.arrive(v_empty.index(before), count=1)
+        mbarrier.arrive(bars.v_empty.index(before), count=1)
         words = pack(weights, BN, DTYPE)
         it += 1
-    return (words, O, row_max, row_sum, rescale), it
+    return SoftmaxState(words, O, row_max, row_sum, rescale), it
 
 
 @gluon.jit
 def consumer(
-    info, smem, bars, results, factor, WHO: gl.constexpr, NC: gl.constexpr, HOW: gl.constexpr,
+    info,
+    smem,
+    bars,
+    results,
+    factor,
+    WHO: gl.constexpr,
+    NC: gl.constexpr,
+    HOW: gl.constexpr,
     DIMS: gl.constexpr,
-):  # fmt: skip
-    """64 rows of every work item: rows 64 x WHO … of its tile."""
-    q_smem, k_smem, v_smem, mask_smem = smem
-    q_bars, k_ready, k_empty, v_ready, v_empty, t_ready, t_empty = bars
-    q_ready, q_empty = q_bars
-    BN: gl.constexpr = v_smem.shape[1]
-    ST: gl.constexpr = v_smem.shape[0]
-    DTYPE: gl.constexpr = v_smem.dtype
-    D_V: gl.constexpr = DIMS[3]
-    SPLIT: gl.constexpr = HOW[2]
-    QK_GROUPS: gl.constexpr = 1 + (DIMS[1] > 0) + (DIMS[2] > 0)
+):
+    """64 rows of every work item: rows 64 x WHO … of its tile.
+
+    smem: SharedMemory, bars: Barriers, results: Results, HOW: How, DIMS: Columns.
+    """
+    BN: gl.constexpr = smem.v.shape[1]
+    ST: gl.constexpr = smem.v.shape[0]
+    DTYPE: gl.constexpr = smem.v.dtype
+    D_V: gl.constexpr = DIMS.v
+    QK_GROUPS: gl.constexpr = 1 + (DIMS.tail > 0) + (DIMS.rope > 0)
     SL: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BN, 16])
     OL: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D_V, 16])
     PL: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=OL, k_width=2)
-    LAYOUTS: gl.constexpr = (SL, PL)
-    walk_bars = (q_empty, k_ready, k_empty, v_ready, v_empty)
+    LAYOUTS: gl.constexpr = MmaLayouts(scores=SL, weights=PL)
     turn = gl.program_id(0) * 0
     it = turn  # key blocks so far, over all work items
-    mbarrier.wait(t_ready.index(0), 0)
-    work = read_work_item(info, turn, SPLIT)
+    mbarrier.wait(bars.t_ready.index(0), 0)
+    tile = read_output_tile(info, turn, HOW.min_split)
     blocks = get(info, turn, BLOCKS, WARPS)
     whole = get(info, turn, WHOLE, WARPS)
     keys = get(info, turn, KEYS, WARPS)
     seen = get(info, turn, SEEN, WARPS)
-    mbarrier.arrive(t_empty.index(0), count=1)
+    mbarrier.arrive(bars.t_empty.index(0), count=1)
     S = gl.zeros([64, BN], gl.float32, SL)
     if blocks > 0:
-        mbarrier.wait(q_ready.index(WHO), 0)
-        mbarrier.wait(k_ready.index(0), 0)
-        S_next = issue_qk(q_smem, k_smem, opaque_zero(), WHO, SL, DIMS)
+        mbarrier.wait(bars.q_ready.index(WHO), 0)
+        mbarrier.wait(bars.k_ready.index(0), 0)
+        S_next = issue_qk(smem.q, smem.k, opaque_zero(), WHO, SL, DIMS)
         S = warpgroup_mma_wait(0, deps=(S_next,))
     while blocks > 0:
         # S holds the scores of the work item's first block, number `it`.
-        if HOW[3]:
-            bits = load_words(mask_smem.index(it % ST * NC + WHO), S)
-        mbarrier.arrive(k_empty.index(it % ST), count=1)
-        mbarrier.arrive(q_empty.index(WHO), count=1, pred=blocks == 1)
+        if HOW.has_key_mask:
+            bits = load_words(smem.key_mask.index(it % ST * NC + WHO), S)
+        mbarrier.arrive(bars.k_empty.index(it % ST), count=1)
+        mbarrier.arrive(bars.q_empty.index(WHO), count=1, pred=blocks == 1)
         skip = (blocks - 1) * BN
         seen += WHO * 64
-        S = hide(signed(S, HOW[1]), seen - skip, keys - skip, HOW[0])
-        if HOW[3]:
+        S = hide(signed(S, HOW.sign), seen - skip, keys - skip, HOW.is_causal)
+        if HOW.has_key_mask:
             S = keep_bits(S, bits)
         weights, row_max, row_sum = softmax_first(S, factor, BN)
         words = pack(weights, BN, DTYPE)
@@ -202,70 +230,102 @@ def consumer(
         it += 1
         # Blocks come from the last to the first, so those that need a mask come first.
         masked = blocks - gl.minimum(whole, blocks - 1)
-        state = (words, O, row_max, row_sum, rescale)
+        state = SoftmaxState(words, O, row_max, row_sum, rescale)
         state, it = walk(
-            state, it, blocks, 1, masked, (seen, keys), factor, smem, walk_bars, True, WHO, HOW,
-            DIMS, LAYOUTS,
-        )  # fmt: skip
+            state,
+            it,
+            blocks,
+            1,
+            masked,
+            Limits(seen, keys),
+            factor,
+            smem,
+            bars,
+            True,
+            WHO,
+            HOW,
+            DIMS,
+            LAYOUTS,
+        )
         state, it = walk(
-            state, it, blocks, masked, blocks, (seen, keys), factor, smem, walk_bars, False, WHO,
-            HOW, DIMS, LAYOUTS,
-        )  # fmt: skip
+            state,
+            it,
+            blocks,
+            masked,
+            blocks,
+            Limits(seen, keys),
+            factor,
+            smem,
+            bars,
+            False,
+            WHO,
+            HOW,
+            DIMS,
+            LAYOUTS,
+        )
         words, O, row_max, row_sum, rescale = state
         # The last PV of this work item, then the first QK of the next.
         before = (it + (ST - 1)) % ST
         O = rescale_rows(O, rescale)
-        mbarrier.wait(v_ready.index(before), ((it - 1) // ST) & 1)
+        mbarrier.wait(bars.v_ready.index(before), ((it - 1) // ST) & 1)
         P = unpack(words, BN, DTYPE, PL)
-        O_next = warpgroup_mma(P, v_smem.index(before), O, is_async=True)
+        O_next = warpgroup_mma(P, smem.v.index(before), O, is_async=True)
         turn += 1
         slot = turn & 1
-        mbarrier.wait(t_ready.index(slot), (turn >> 1) & 1)
-        next_work_item = read_work_item(info, slot, SPLIT)
+        mbarrier.wait(bars.t_ready.index(slot), (turn >> 1) & 1)
+        next_tile = read_output_tile(info, slot, HOW.min_split)
         blocks = get(info, slot, BLOCKS, WARPS)
         whole = get(info, slot, WHOLE, WARPS)
         keys = get(info, slot, KEYS, WARPS)
         seen = get(info, slot, SEEN, WARPS)
-        mbarrier.arrive(t_empty.index(slot), count=1)
-        # After the last work item the product is idle: over the block before, which nobody
-        # overwrites.
+        mbarrier.arrive(bars.t_empty.index(slot), count=1)
+        # After the last work item the product is idle: it reads the block before, which the
+        # producer does not overwrite any more.
         stage = gl.where(blocks > 0, it % ST, before)
-        mbarrier.wait(q_ready.index(WHO), turn & 1, pred=blocks > 0)
-        mbarrier.wait(k_ready.index(stage), (it // ST) & 1, pred=blocks > 0)
-        S_next = issue_qk(q_smem, k_smem, stage, WHO, SL, DIMS)
+        mbarrier.wait(bars.q_ready.index(WHO), turn & 1, pred=blocks > 0)
+        mbarrier.wait(bars.k_ready.index(stage), (it // ST) & 1, pred=blocks > 0)
+        S_next = issue_qk(smem.q, smem.k, stage, WHO, SL, DIMS)
         O, P = warpgroup_mma_wait(QK_GROUPS, deps=(O_next, P))
-        mbarrier.arrive(v_empty.index(before), count=1)
-        finish(O, row_max, row_sum, work, results, WHO, NC, SPLIT)
+        mbarrier.arrive(bars.v_empty.index(before), count=1)
+        finish(O, row_max, row_sum, tile, results, WHO, NC, HOW.min_split)
         S = warpgroup_mma_wait(0, deps=(S_next,))
-        work = next_work_item
+        tile = next_tile
 
 
 @gluon.jit
-def read_work_item(info, slot, SPLIT: gl.constexpr):
-    """What the epilogue needs to know: head, first token, rows, workspace slot."""
+def read_output_tile(info, slot, SPLIT: gl.constexpr):
+    """The OutputTile of the work item described in a slot of `info`."""
     head = get(info, slot, HEAD, WARPS)
     token = get(info, slot, TOKEN, WARPS)
     rows = get(info, slot, ROWS, WARPS)
-    part = head * 0
+    workspace_slot = head * 0  # not read unless requests are split
     if SPLIT > 0:
-        part = get(info, slot, SLOT, WARPS)
-    return head, token, rows, part
+        workspace_slot = get(info, slot, SLOT, WARPS)
+    return OutputTile(head=head, token=token, rows=rows, slot=workspace_slot)
 
 
 @gluon.jit
 def column_tiles(
-    NUMBER: gl.constexpr, HIGH: gl.constexpr, DIMS: gl.constexpr, LAYOUTS: gl.constexpr,
+    NUMBER: gl.constexpr,
+    HIGH: gl.constexpr,
+    DIMS: gl.constexpr,
+    LAYOUTS: gl.constexpr,
     DTYPE: gl.constexpr,
-):  # fmt: skip
-    """NUMBER tiles of Q or K: main, tail and rope columns. A missing part stands for the first."""
-    main = gl.allocate_shared_memory(DTYPE, [NUMBER, HIGH, DIMS[0]], LAYOUTS[0])
+    ROPE_LAYOUT: gl.constexpr,
+    ROPE_DTYPE: gl.constexpr,
+):
+    """NUMBER ColumnTiles of HIGH rows of Q or K; a part that does not exist is an alias of `main`.
+
+    DIMS: Columns, LAYOUTS: TileLayouts.
+    """
+    main = gl.allocate_shared_memory(DTYPE, [NUMBER, HIGH, DIMS.main], LAYOUTS.main)
     tail = main
     rope = main
-    if DIMS[1] > 0:
-        tail = gl.allocate_shared_memory(DTYPE, [NUMBER, HIGH, DIMS[1]], LAYOUTS[1])
-    if DIMS[2] > 0:
-        rope = gl.allocate_shared_memory(DTYPE, [NUMBER, HIGH, DIMS[2]], LAYOUTS[2])
-    return main, tail, rope
+    if DIMS.tail > 0:
+        tail = gl.allocate_shared_memory(DTYPE, [NUMBER, HIGH, DIMS.tail], LAYOUTS.tail)
+    if DIMS.rope > 0:
+        rope = gl.allocate_shared_memory(ROPE_DTYPE, [NUMBER, HIGH, DIMS.rope], ROPE_LAYOUT)
+    return ColumnTiles(main, tail, rope)
 
 
 COUNTS = ["batch", "total_q", "rest_q", "total_k", "heads", "table_stride", "factor"]
@@ -278,66 +338,130 @@ VECTORS = ["lse_ptr", "sink_ptr", "cu_q_ptr", "cu_k_ptr", "starts_ptr", "table_p
 
 @gluon.jit(do_not_specialize=COUNTS + STRIDES, do_not_specialize_on_alignment=VECTORS)
 def dense_kernel(  # noqa: PLR0913
-    q_main_desc, q_tail_desc, q_rope_desc, k_main_desc, k_tail_desc, k_rope_desc, v_desc, mask_desc,
-    out_ptr, lse_ptr, sink_ptr, cu_q_ptr, cu_k_ptr, starts_ptr, table_ptr, counter_ptr,
-    part_sums_ptr, part_state_ptr, factor, batch, total_q, rest_q, total_k, heads, table_stride,
-    out_stride_t, out_stride_h, lse_stride_t, lse_stride_h, NC: gl.constexpr, BN: gl.constexpr,
-    ST: gl.constexpr, DIMS: gl.constexpr, ROPE: gl.constexpr, CAUSAL: gl.constexpr,
-    SIGN: gl.constexpr, HG: gl.constexpr, SPLIT: gl.constexpr, SM_COUNT: gl.constexpr,
-    REGISTERS: gl.constexpr, LAYOUTS: gl.constexpr,
-):  # fmt: skip
-    """DIMS: columns of main, tail, rope, V. ROPE: source and page size. SPLIT: fewest keys of a
-    range (0: never). REGISTERS: consumer, producer. LAYOUTS: of [rows, columns] tiles, as DIMS."""
+    q_main_desc,
+    q_tail_desc,
+    q_rope_desc,
+    k_main_desc,
+    k_tail_desc,
+    k_rope_desc,
+    v_desc,
+    mask_desc,
+    out_ptr,
+    lse_ptr,
+    sink_ptr,
+    cu_q_ptr,
+    cu_k_ptr,
+    starts_ptr,
+    table_ptr,
+    counter_ptr,
+    part_sums_ptr,
+    part_state_ptr,
+    factor,
+    batch,
+    total_q,
+    rest_q,
+    total_k,
+    heads,
+    table_stride,
+    out_stride_t,
+    out_stride_h,
+    lse_stride_t,
+    lse_stride_h,
+    NC: gl.constexpr,
+    BN: gl.constexpr,
+    ST: gl.constexpr,
+    DIMS: gl.constexpr,
+    ROPE: gl.constexpr,
+    CAUSAL: gl.constexpr,
+    SIGN: gl.constexpr,
+    HG: gl.constexpr,
+    SPLIT: gl.constexpr,
+    SM_COUNT: gl.constexpr,
+    REGISTERS: gl.constexpr,
+    LAYOUTS: gl.constexpr,
+):
+    """DIMS: Columns, ROPE: Rope, REGISTERS: Registers, LAYOUTS: TileLayouts. SPLIT: fewest keys of
+    a range of a split request (0: never). HG: heads of a group that shares L2."""
     DTYPE: gl.constexpr = v_desc.dtype
-    HOW: gl.constexpr = (CAUSAL, SIGN, SPLIT, mask_desc is not None)
-    TILE: gl.constexpr = (64 * NC, BN, CAUSAL, HG, SPLIT, SM_COUNT)
-    shape = (cu_q_ptr, cu_k_ptr, batch, total_q, rest_q, total_k, heads, starts_ptr)
-    q_smem = column_tiles(NC, 64, DIMS, LAYOUTS, DTYPE)
-    k_smem = column_tiles(ST, BN, DIMS, LAYOUTS, DTYPE)
-    v_smem = gl.allocate_shared_memory(DTYPE, [ST, BN, DIMS[3]], LAYOUTS[3])
+    HOW: gl.constexpr = How(
+        is_causal=CAUSAL, sign=SIGN, min_split=SPLIT, has_key_mask=mask_desc is not None
+    )
+    TILE: gl.constexpr = Tiling(
+        block_m=64 * NC,
+        block_n=BN,
+        is_causal=CAUSAL,
+        head_group=HG,
+        min_split=SPLIT,
+        sm_count=SM_COUNT,
+    )
+    requests = Requests(
+        cu_seqlens_q=cu_q_ptr,
+        cu_seqlens_k=cu_k_ptr,
+        batch=batch,
+        total_q=total_q,
+        rest_q=rest_q,
+        total_k=total_k,
+        heads=heads,
+        k_start=starts_ptr,
+    )
+    Q_ROPE: gl.constexpr = LAYOUTS.rope
+    K_ROPE: gl.constexpr = LAYOUTS.k_rope
+    q_smem = column_tiles(NC, 64, DIMS, LAYOUTS, DTYPE, Q_ROPE, DTYPE)
+    k_smem = column_tiles(ST, BN, DIMS, LAYOUTS, DTYPE, K_ROPE, DTYPE)
+    v_smem = gl.allocate_shared_memory(DTYPE, [ST, BN, DIMS.v], LAYOUTS.v)
     info = gl.allocate_shared_memory(
         gl.int32, [2 * FIELDS, 1], gl.SwizzledSharedLayout(1, 1, 1, order=[0])
     )
-    q_bars = (barriers(NC, 1), barriers(NC, 1))
-    k_ready = barriers(ST, 1)
-    k_empty = barriers(ST, NC)
-    v_ready = barriers(ST, 1)
-    v_empty = barriers(ST, NC)
-    t_ready = barriers(2, 1)
-    t_empty = barriers(2, NC + 1)
-    t_request = barriers(1, 1)
-    smem = (q_smem, k_smem, v_smem, mask_desc)
+    bars = Barriers(
+        q_ready=barriers(NC, 1),
+        q_empty=barriers(NC, 1),
+        k_ready=barriers(ST, 1),
+        k_empty=barriers(ST, NC),
+        v_ready=barriers(ST, 1),
+        v_empty=barriers(ST, NC),
+        t_ready=barriers(2, 1),
+        t_empty=barriers(2, NC + 1),
+        t_request=barriers(1, 1),
+    )
+    mask_smem = None
     if mask_desc is not None:
-        words = gl.allocate_shared_memory(gl.int32, [ST * NC, 64, 4], mask_desc.layout)
-        smem = (q_smem, k_smem, v_smem, words)
-    bars = (q_bars, k_ready, k_empty, v_ready, v_empty, t_ready, t_empty)
-    out = (out_ptr, out_stride_t, out_stride_h)
-    lse = (lse_ptr, lse_stride_t, lse_stride_h)
-    results = (out, lse, sink_ptr, (part_sums_ptr, part_state_ptr))
-    q_descs = (q_main_desc, q_tail_desc, q_rope_desc)
-    k_descs = (k_main_desc, k_tail_desc, k_rope_desc)
-    load_bars = (q_bars, k_ready, k_empty, v_ready, v_empty, t_ready, t_empty, t_request)
-    table = (table_ptr, table_stride)
-    descs = (q_descs, k_descs, v_desc, mask_desc)
-    draw_bars = (t_ready, t_empty, t_request)
+        mask_smem = gl.allocate_shared_memory(gl.int32, [ST * NC, 64, 4], mask_desc.layout)
+    smem = SharedMemory(
+        q=q_smem, q_wide_rope=None, k=k_smem, k_scale=None, v=v_smem, key_mask=mask_smem
+    )
+    sources = Sources(
+        q=ColumnTiles(q_main_desc, q_tail_desc, q_rope_desc),
+        k=ColumnTiles(k_main_desc, k_tail_desc, k_rope_desc),
+        k_scale=None,
+        v=v_desc,
+        key_mask=mask_desc,
+    )
+    results = Results(
+        out=Output(out_ptr, out_stride_t, out_stride_h),
+        lse=Output(lse_ptr, lse_stride_t, lse_stride_h),
+        sink=sink_ptr,
+        part_sums=part_sums_ptr,
+        part_state=part_state_ptr,
+    )
+    table = BlockTable(table_ptr, table_stride)
     if NC == 1:
         gl.warp_specialize(
             [
                 (consumer, (info, smem, bars, results, factor, 0, NC, HOW, DIMS)),
-                (producer, (info, descs, smem, load_bars, table, NC, BN, ST, DIMS, ROPE, SPLIT)),
-                (scheduler, (info, draw_bars, counter_ptr, shape, TILE)),
+                (producer, (info, sources, smem, bars, table, NC, BN, ST, DIMS, ROPE, SPLIT)),
+                (scheduler, (info, bars, counter_ptr, requests, TILE)),
             ],
             [1, 1],
-            [REGISTERS[1], REGISTERS[1]],
+            [REGISTERS.producer, REGISTERS.producer],
         )
     else:
         gl.warp_specialize(
             [
                 (consumer, (info, smem, bars, results, factor, 0, NC, HOW, DIMS)),
                 (consumer, (info, smem, bars, results, factor, 1, NC, HOW, DIMS)),
-                (producer, (info, descs, smem, load_bars, table, NC, BN, ST, DIMS, ROPE, SPLIT)),
-                (scheduler, (info, draw_bars, counter_ptr, shape, TILE)),
+                (producer, (info, sources, smem, bars, table, NC, BN, ST, DIMS, ROPE, SPLIT)),
+                (scheduler, (info, bars, counter_ptr, requests, TILE)),
             ],
             [4, 1, 1],
-            [REGISTERS[0], REGISTERS[1], REGISTERS[1]],
+            [REGISTERS.consumer, REGISTERS.producer, REGISTERS.producer],
         )

@@ -4,7 +4,7 @@
 |---|---|
 | a program computes | BLOCK_ROWS of the 64 rows of one consumer of one tile and head |
 | reads | part_sums [slot, 64, d_v], part_state [slot, 2, 64] (row_max, row_sum), fp32 |
-| writes | out, lse, for split requests only; programs left over do nothing |
+| writes | out, lse, for split requests only; the programs after the last tile exit early |
 
 Ranges are added in their order, in fp32, so the bits are the same in every run.
 """
@@ -14,12 +14,13 @@ from triton.experimental.gluon import language as gl
 
 from openmla.kernels.gluon.scores import MINUS_INF, normalize
 from openmla.kernels.hopper.dense.epilogue import VECTOR
+from openmla.kernels.hopper.dense.records import Requests
 from openmla.kernels.hopper.dense.tiles import (
     CHUNK,
     last_slot,
     owner,
     ranges,
-    spans,
+    request_rows,
     sum_before,
     work_items,
 )
@@ -28,22 +29,23 @@ WARPS = gl.constexpr(4)
 
 
 @gluon.jit
-def split_tile(x, shape, BM: gl.constexpr, SPLIT: gl.constexpr, SMS: gl.constexpr):
-    """(request, number of the tile in it, first slot) of tile x of the split requests.
+def split_tile(x, requests, BM: gl.constexpr, SPLIT: gl.constexpr, SMS: gl.constexpr):
+    """(request, number of the tile in it, its first workspace slot) of tile x of split requests.
 
-    A tile here is one head and BM queries, all its ranges. The request is batch + 1 past the end.
+    A tile is one head and BM queries with all ranges of keys. The request is batch + 1 where there
+    is no tile x. requests: Requests.
     """
-    batch = shape[2]
+    batch = requests.batch
     first = x * 0
     slots = x * 0
     base = x * 0
-    split, whole = tiles_of_split(first, shape, BM, SPLIT, SMS)
+    split, whole = tiles_of_split(first, requests, BM, SPLIT, SMS)
     size = gl.sum(whole, 0)
     while (x >= base + size) & (first + CHUNK <= batch):
         base += size
         slots += gl.sum(split, 0)
         first += CHUNK
-        split, whole = tiles_of_split(first, shape, BM, SPLIT, SMS)
+        split, whole = tiles_of_split(first, requests, BM, SPLIT, SMS)
         size = gl.sum(whole, 0)
     lane = owner(x - base, whole, WARPS)
     before = slots + sum_before(lane, split, WARPS)
@@ -52,10 +54,10 @@ def split_tile(x, shape, BM: gl.constexpr, SPLIT: gl.constexpr, SMS: gl.constexp
 
 
 @gluon.jit
-def tiles_of_split(first, shape, BM: gl.constexpr, SPLIT: gl.constexpr, SMS: gl.constexpr):
-    """Work items of split requests, one request per lane, and their tiles."""
-    _, split = work_items(first, shape, BM, SPLIT, SMS, WARPS)
-    alone, _ = work_items(first, shape, BM, 0, SMS, WARPS)
+def tiles_of_split(first, requests, BM: gl.constexpr, SPLIT: gl.constexpr, SMS: gl.constexpr):
+    """Numbers of work items of split requests, one request per lane, and of their tiles."""
+    _, split = work_items(first, requests, BM, SPLIT, SMS, WARPS)
+    alone, _ = work_items(first, requests, BM, 0, SMS, WARPS)
     return split, gl.where(split > 0, alone, 0)
 
 
@@ -66,22 +68,49 @@ VECTORS = ["lse_ptr", "sink_ptr", "cu_q_ptr", "cu_k_ptr", "starts_ptr"]
 
 @gluon.jit(do_not_specialize=COUNTS + STRIDES, do_not_specialize_on_alignment=VECTORS)
 def merge_kernel(  # noqa: PLR0913
-    part_sums_ptr, part_state_ptr, out_ptr, lse_ptr, sink_ptr, cu_q_ptr, cu_k_ptr, starts_ptr,
-    batch, total_q, total_k, heads, out_stride_t, out_stride_h, lse_stride_t, lse_stride_h,
-    D_V: gl.constexpr, NC: gl.constexpr, HG: gl.constexpr, SPLIT: gl.constexpr,
-    SM_COUNT: gl.constexpr, BLOCK_ROWS: gl.constexpr,
-):  # fmt: skip
+    part_sums_ptr,
+    part_state_ptr,
+    out_ptr,
+    lse_ptr,
+    sink_ptr,
+    cu_q_ptr,
+    cu_k_ptr,
+    starts_ptr,
+    batch,
+    total_q,
+    total_k,
+    heads,
+    out_stride_t,
+    out_stride_h,
+    lse_stride_t,
+    lse_stride_h,
+    D_V: gl.constexpr,
+    NC: gl.constexpr,
+    HG: gl.constexpr,
+    SPLIT: gl.constexpr,
+    SM_COUNT: gl.constexpr,
+    BLOCK_ROWS: gl.constexpr,
+):
     """Add up the ranges of split requests and normalize; see the head of this file."""
     BM: gl.constexpr = 64 * NC
     STEPS: gl.constexpr = BM // BLOCK_ROWS
     L: gl.constexpr = gl.BlockedLayout([1, 4], [1, 32], [4, 1], [1, 0])
     program = gl.program_id(0)
-    shape = (cu_q_ptr, cu_k_ptr, batch, total_q, 0, total_k, heads, starts_ptr)
-    request, tile, before = split_tile(program // STEPS, shape, BM, SPLIT, SM_COUNT)
+    requests = Requests(
+        cu_seqlens_q=cu_q_ptr,
+        cu_seqlens_k=cu_k_ptr,
+        batch=batch,
+        total_q=total_q,
+        rest_q=0,
+        total_k=total_k,
+        heads=heads,
+        k_start=starts_ptr,
+    )
+    request, tile, before = split_tile(program // STEPS, requests, BM, SPLIT, SM_COUNT)
     if request < batch:
-        q_start, q_len, _, k_len = spans(request, shape)
-        parts, _ = ranges(q_len, k_len, heads, SPLIT, SM_COUNT)
-        tiles = (q_len + BM - 1) // BM
+        own = request_rows(request, requests)
+        parts, _ = ranges(own.q_len, own.k_len, heads, SPLIT, SM_COUNT)
+        tiles = (own.q_len + BM - 1) // BM
         head = tile // tiles
         number = tile % tiles
         step = program % STEPS * BLOCK_ROWS
@@ -91,13 +120,13 @@ def merge_kernel(  # noqa: PLR0913
         row_max = gl.full([BLOCK_ROWS], MINUS_INF, gl.float32, gl.SliceLayout(1, L))
         row_sum = gl.zeros([BLOCK_ROWS], gl.float32, gl.SliceLayout(1, L))
         place = number * BM + step + (row - step % 64)
-        ok = place < q_len
-        # The work item numbers of tiles.place, the other way round.
+        ok = place < own.q_len
+        # The inverse of tiles.work_item: from head and tile to the number of the first range.
         work = head // HG * (tiles * parts * HG) + (tiles - 1 - number) * HG + head % HG
-        last = last_slot(shape, SPLIT, SM_COUNT)
+        last = last_slot(requests, SPLIT, SM_COUNT)
         for part in range(0, parts):
-            own = gl.minimum(before + work + part * (tiles * HG), last)
-            slot = own.to(gl.int64) * NC + step // 64
+            slot = gl.minimum(before + work + part * (tiles * HG), last)
+            slot = slot.to(gl.int64) * NC + step // 64
             part_max = gl.load(part_state_ptr + slot * 128 + row, mask=ok, other=MINUS_INF)
             part_sum = gl.load(part_state_ptr + slot * 128 + 64 + row, mask=ok, other=0.0)
             here = (part_sums_ptr + slot * (64 * D_V)) + (row[:, None] * D_V + column[None, :])
@@ -111,7 +140,7 @@ def merge_kernel(  # noqa: PLR0913
             row_max = new_max
         inverse, lse, empty = normalize(row_max, row_sum, sink_ptr, head)
         result = gl.where(empty[:, None], 0.0, acc * inverse[:, None])
-        token = (q_start + place).to(gl.int64)
+        token = (own.q_start + place).to(gl.int64)
         first = out_ptr + head * (out_stride_h.to(gl.int64) * VECTOR)
         at = (first + token * (out_stride_t.to(gl.int64) * VECTOR))[:, None] + column[None, :]
         gl.store(at, result.to(out_ptr.dtype.element_ty), mask=ok[:, None])

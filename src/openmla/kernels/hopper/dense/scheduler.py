@@ -1,8 +1,8 @@
-"""The scheduler warp: takes work items from a counter and tells the other partitions.
+"""The scheduler warp: fetches work items from an atomic counter and tells the other partitions.
 
-The next number is drawn when the producer has two key blocks left to load: late, so that the
-longest work items really go to whoever is free first, and early enough to hide the atomic and the
-lookup. What a work item is goes through a ring of two slots in shared memory, one int32 per field:
+The next number is fetched when the producer has two key blocks left to load: late, so that the
+longest work items really go to the first CTA that is free, and early enough to hide the atomic and
+the lookup. A work item is described in one of two slots in shared memory, one int32 per field:
 
 | field | meaning | producer | consumer |
 |---|---|---|---|
@@ -17,8 +17,8 @@ lookup. What a work item is goes through a ring of two slots in shared memory, o
 | REQUEST, SKIPPED | line of the block table, keys before the range | if paged | |
 | SLOT | where a part of a split request goes; -1: it is whole | | if split |
 
-The counter is 0 between launches: whoever draws the last number puts it back. Where there are no
-more work items than programs nobody draws.
+The counter is 0 between launches: the CTA that fetches the last number resets it. Where there are
+no more work items than CTAs, none is fetched.
 """
 
 from triton.experimental import gluon
@@ -30,8 +30,8 @@ from openmla.kernels.hopper.dense.tiles import (
     key_blocks,
     last_slot,
     owner,
-    place,
     sum_before,
+    work_item,
     work_items,
 )
 
@@ -57,7 +57,7 @@ DRAW = gl.constexpr(
 
 @gluon.jit
 def draw(counter):
-    """The next number of the launch."""
+    """Fetch the next number of the launch."""
     return gl.inline_asm_elementwise(
         DRAW, "=r,l,~{memory}", [counter], dtype=gl.int32, is_pure=False, pack=1
     )
@@ -78,39 +78,40 @@ def get(info, slot, FIELD: gl.constexpr, NW: gl.constexpr):
 
 
 @gluon.jit
-def put_work_item(info, slot, request, x, before, shape, TILE: gl.constexpr):
-    """Work out work item x of a request and write all its fields; `before`: its slot if it is
-    split.
+def put_work_item(info, slot, request, x, before, requests, TILE: gl.constexpr):
+    """Work out work item x of a request and write all its fields.
+
+    before: workspace slots of the split requests before this one; requests: Requests, TILE: Tiling.
     """
-    BM: gl.constexpr = TILE[0]
-    SPLIT: gl.constexpr = TILE[4]
-    head, token, rows, key, keys, seen, skipped, parts = place(
-        request, x, shape, BM, TILE[3], SPLIT, TILE[5]
-    )
-    blocks, whole = key_blocks(rows, keys, seen, BM, TILE[1], TILE[2])
-    put(info, slot, HEAD, head)
-    put(info, slot, TOKEN, token)
-    put(info, slot, ROWS, rows)
-    put(info, slot, KEY, key)
-    put(info, slot, KEYS, keys)
+    BM: gl.constexpr = TILE.block_m
+    SPLIT: gl.constexpr = TILE.min_split
+    item = work_item(request, x, requests, BM, TILE.head_group, SPLIT, TILE.sm_count)
+    blocks, whole = key_blocks(item.rows, item.keys, item.seen, BM, TILE.block_n, TILE.is_causal)
+    put(info, slot, HEAD, item.head)
+    put(info, slot, TOKEN, item.token)
+    put(info, slot, ROWS, item.rows)
+    put(info, slot, KEY, item.key)
+    put(info, slot, KEYS, item.keys)
     put(info, slot, BLOCKS, blocks)
     put(info, slot, WHOLE, whole)
-    put(info, slot, SEEN, seen)
+    put(info, slot, SEEN, item.seen)
     put(info, slot, REQUEST, request)
-    put(info, slot, SKIPPED, skipped)
+    put(info, slot, SKIPPED, item.skipped)
     if SPLIT > 0:
-        own = gl.minimum(before + x, last_slot(shape, SPLIT, TILE[5]))
-        put(info, slot, SLOT, gl.where(parts > 1, own, -1))
+        own = gl.minimum(before + x, last_slot(requests, SPLIT, TILE.sm_count))
+        put(info, slot, SLOT, gl.where(item.parts > 1, own, -1))
 
 
 @gluon.jit
-def scheduler(info, bars, counter, shape, TILE: gl.constexpr):
-    """Announce work items until there are none, then announce the end. TILE as in dense.py."""
-    t_ready, t_empty, t_request = bars
-    batch = shape[2]
-    BM: gl.constexpr = TILE[0]
-    SPLIT: gl.constexpr = TILE[4]
-    SMS: gl.constexpr = TILE[5]
+def scheduler(info, bars, counter, requests, TILE: gl.constexpr):
+    """Announce work items until there are none, then announce the end.
+
+    bars: Barriers, requests: Requests, TILE: Tiling.
+    """
+    batch = requests.batch
+    BM: gl.constexpr = TILE.block_m
+    SPLIT: gl.constexpr = TILE.min_split
+    SMS: gl.constexpr = TILE.sm_count
     programs = gl.num_programs(0)
     x = gl.program_id(0)
     # The chunk of requests at hand: its first request, its first work item, its first workspace
@@ -118,7 +119,7 @@ def scheduler(info, bars, counter, shape, TILE: gl.constexpr):
     first = x * 0
     base = x * 0
     slots = x * 0
-    every, split = work_items(first, shape, BM, SPLIT, SMS, 1)
+    every, split = work_items(first, requests, BM, SPLIT, SMS, 1)
     size = gl.sum(every, 0)
     turn = x * 0
     live = x * 0 + 1
@@ -127,27 +128,27 @@ def scheduler(info, bars, counter, shape, TILE: gl.constexpr):
             base += size
             slots += gl.sum(split, 0)
             first += CHUNK
-            every, split = work_items(first, shape, BM, SPLIT, SMS, 1)
+            every, split = work_items(first, requests, BM, SPLIT, SMS, 1)
             size = gl.sum(every, 0)
         slot = turn & 1
-        mbarrier.wait(t_empty.index(slot), ((turn >> 1) & 1) ^ 1)
+        mbarrier.wait(bars.t_empty.index(slot), ((turn >> 1) & 1) ^ 1)
         if x < base + size:
             lane = owner(x - base, every, 1)
             start = sum_before(lane, every, 1)
             before = slots
             if SPLIT > 0:
                 before = slots + sum_before(lane, split, 1)
-            put_work_item(info, slot, first + lane, x - base - start, before, shape, TILE)
-            mbarrier.arrive(t_ready.index(slot), count=1)
-            if (batch < CHUNK) & (size <= programs):  # seen alike by everybody: one work item each
+            put_work_item(info, slot, first + lane, x - base - start, before, requests, TILE)
+            mbarrier.arrive(bars.t_ready.index(slot), count=1)
+            if (batch < CHUNK) & (size <= programs):  # every CTA sees the same: one work item each
                 x = size + programs
             else:
-                mbarrier.wait(t_request.index(0), turn & 1)
+                mbarrier.wait(bars.t_request.index(0), turn & 1)
                 x = draw(counter) + programs
         else:
             for field in gl.static_range(SLOT + 1):
                 put(info, slot, field, 0)
-            mbarrier.arrive(t_ready.index(slot), count=1)
+            mbarrier.arrive(bars.t_ready.index(slot), count=1)
             if x - programs == base + size - 1:
                 gl.store(counter, 0)
             live = x * 0

@@ -19,7 +19,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from openmla.kernels.gluon.scores import MINUS_INF
-from openmla.planning.hopper.dense import RESCALE_THRESHOLD
+from openmla.kernels.hopper.dense.plan import RESCALE_THRESHOLD
 
 THRESHOLD = gl.constexpr(RESCALE_THRESHOLD)
 
@@ -105,7 +105,7 @@ def load_words(tile, S):
     return words[:, :, None] >> (2 * thread)[None, None, :]
 
 
-# In assembly for the same reason.
+# In assembly, because LLVM would gather the tests of a whole row in integers, as for BELOW.
 SELECT = gl.constexpr(
     "{ .reg .pred p; .reg .b32 t; and.b32 t, $2, $3; setp.ne.b32 p, t, 0; "
     "selp.f32 $0, $1, 0fFF800000, p; }"
@@ -175,29 +175,45 @@ def pack(P, BN: gl.constexpr, DTYPE: gl.constexpr):
     low, high = gl.split(gl.reshape(P, [64, BN // 2, 2]))
     if gl.bfloat16 == DTYPE:
         return gl.inline_asm_elementwise(
-            "cvt.rn.bf16x2.f32 $0, $2, $1;", "=r,f,f", [low, high], dtype=gl.int32, is_pure=True,
+            "cvt.rn.bf16x2.f32 $0, $2, $1;",
+            "=r,f,f",
+            [low, high],
+            dtype=gl.int32,
+            is_pure=True,
             pack=1,
-        )  # fmt: skip
+        )
     else:
         return gl.inline_asm_elementwise(
-            "cvt.rn.f16x2.f32 $0, $2, $1;", "=r,f,f", [low, high], dtype=gl.int32, is_pure=True,
+            "cvt.rn.f16x2.f32 $0, $2, $1;",
+            "=r,f,f",
+            [low, high],
+            dtype=gl.int32,
+            is_pure=True,
             pack=1,
-        )  # fmt: skip
+        )
 
 
 @gluon.jit
 def unpack(words, BN: gl.constexpr, DTYPE: gl.constexpr, PL: gl.constexpr):
-    """The way back, as the left operand of a product."""
+    """The inverse of `pack`, in the layout PL of the left operand of a product."""
     if gl.bfloat16 == DTYPE:
         low, high = gl.inline_asm_elementwise(
-            "mov.b32 {$0, $1}, $2;", "=h,=h,r", [words], dtype=(gl.bfloat16, gl.bfloat16),
-            is_pure=True, pack=1,
-        )  # fmt: skip
+            "mov.b32 {$0, $1}, $2;",
+            "=h,=h,r",
+            [words],
+            dtype=(gl.bfloat16, gl.bfloat16),
+            is_pure=True,
+            pack=1,
+        )
     else:
         low, high = gl.inline_asm_elementwise(
-            "mov.b32 {$0, $1}, $2; // f16", "=h,=h,r", [words], dtype=(gl.float16, gl.float16),
-            is_pure=True, pack=1,
-        )  # fmt: skip
+            "mov.b32 {$0, $1}, $2; // f16",
+            "=h,=h,r",
+            [words],
+            dtype=(gl.float16, gl.float16),
+            is_pure=True,
+            pack=1,
+        )
     return gl.convert_layout(gl.reshape(gl.join(low, high), [64, BN]), PL)
 
 
@@ -208,5 +224,9 @@ def keep_before(row_sum):
     return gl.inline_asm_elementwise(
         "{ .reg .pred p; .reg .b32 a; mov.b32 a, 0; setp.lt.f32 p, $1, 0f00000000; "
         "@p st.shared.f32 [a], $1; mov.b32 $0, $1; }",
-        "=f,f,~{memory}", [row_sum], dtype=gl.float32, is_pure=False, pack=1,
-    )  # fmt: skip
+        "=f,f,~{memory}",
+        [row_sum],
+        dtype=gl.float32,
+        is_pure=False,
+        pack=1,
+    )

@@ -1,4 +1,4 @@
-"""Which rows of which request a block works on, and over which keys.
+"""Which rows of which request a CTA works on, and over which keys.
 
 A request makes heads x tiles x parts work items: `tiles` of BM queries, `parts` ranges of
 keys (1 unless the request alone leaves half the SMs idle, see openmla.planning.split). Work items
@@ -14,14 +14,17 @@ BM 128, 1 head, cu_seqlens_q [0, 300, 310], 320 tokens, nothing split:
 | request | 0 | 0 | 0 | 1 | 2 (no keys) |
 | rows of it | 256-299 | 128-255 | 0-127 | 0-9 | 0-9 |
 
-Lengths are only known on the device. Whoever needs work item x looks at 32 requests at a time, one
-per lane, and bisects: no table is built and nothing is read back.
+Lengths are only known on the device. A warp that needs work item x looks at 32 requests at a time,
+one per lane, and bisects: no table is built and nothing is read back.
+
+`requests` is a Requests record everywhere, `request` the number of one of them.
 """
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from openmla.kernels.gluon.offsets import cut, span_of
+from openmla.kernels.hopper.dense.records import RequestRows, WorkItem
 
 CHUNK = gl.constexpr(32)  # requests looked at together
 WGMMA_ROWS = gl.constexpr(64)
@@ -37,19 +40,22 @@ def span(request, cu_ptr, batch, total, rest):
 
 
 @gluon.jit
-def spans(request, shape):
-    """First query and queries, first key and keys of a request; number `batch` has no keys.
+def request_rows(request, requests):
+    """The RequestRows of a request; number `batch` has no keys.
 
-    Where requests may share keys, `starts` names the row of the first, and the offsets only count.
+    Where requests may share keys, `k_start` names the first key row, and the offsets only count.
     """
-    cu_q, cu_k, batch, total_q, rest_q, total_k, _, starts = shape
-    q_start, q_len = span(request, cu_q, batch, total_q, rest_q)
+    batch = requests.batch
+    cu_k = requests.cu_seqlens_k
+    total_k = requests.total_k
+    q_start, q_len = span(request, requests.cu_seqlens_q, batch, requests.total_q, requests.rest_q)
     k_start, k_len = span(request, cu_k, batch, total_k, 0)
-    if starts is not None:
-        k_start = cut(gl.load(starts + request, mask=request < batch, other=0), total_k)
+    if requests.k_start is not None:
+        k_start = gl.load(requests.k_start + request, mask=request < batch, other=0)
+        k_start = cut(k_start, total_k)
         k_len = gl.load(cu_k + gl.minimum(request + 1, batch)) - gl.load(cu_k + request)
         k_len = gl.maximum(gl.minimum(k_len, total_k - k_start), 0)
-    return q_start, q_len, k_start, k_len
+    return RequestRows(q_start, q_len, k_start, k_len)
 
 
 @gluon.jit
@@ -75,29 +81,28 @@ def ranges(q_len, k_len, heads, SPLIT: gl.constexpr, SM_COUNT: gl.constexpr):
 
 
 @gluon.jit
-def last_slot(shape, SPLIT: gl.constexpr, SMS: gl.constexpr):
-    """Number of the last workspace slot: a request has 2 x SMS, and so many can be split as have
-    keys for two ranges. Offsets that make sequences overlap would need more."""
-    batch, total_k = shape[2], shape[5]
-    return gl.minimum(batch, total_k // (2 * SPLIT)) * (2 * SMS) - 1
+def last_slot(requests, SPLIT: gl.constexpr, SMS: gl.constexpr):
+    """Number of the last workspace slot: a split request has at most 2 x SMS slots, and a request
+    needs keys for two ranges to be split. Offsets that make sequences overlap would need more."""
+    return gl.minimum(requests.batch, requests.total_k // (2 * SPLIT)) * (2 * SMS) - 1
 
 
 @gluon.jit
 def work_items(
-    first, shape, BM: gl.constexpr, SPLIT: gl.constexpr, SMS: gl.constexpr, NW: gl.constexpr
+    first, requests, BM: gl.constexpr, SPLIT: gl.constexpr, SMS: gl.constexpr, NW: gl.constexpr
 ):
-    """Work items of requests first … first + CHUNK - 1, one per lane, and those of splits."""
-    batch, heads = shape[2], shape[6]
+    """Numbers of work items of requests first … first + CHUNK - 1, one request per lane: all of
+    them, and those of split requests only."""
     LANES: gl.constexpr = gl.BlockedLayout([1], [32], [NW], [0])
     request = first + gl.arange(0, CHUNK, LANES)
-    _q_start, q_len, _k_start, k_len = spans(gl.minimum(request, batch), shape)
-    tiles = gl.where(request <= batch, (q_len + BM - 1) // BM, 0)
+    own = request_rows(gl.minimum(request, requests.batch), requests)
+    tiles = gl.where(request <= requests.batch, (own.q_len + BM - 1) // BM, 0)
     if SPLIT > 0:
-        parts, _keys = ranges(q_len, k_len, heads, SPLIT, SMS)
-        every = heads * tiles * parts
+        parts, _keys = ranges(own.q_len, own.k_len, requests.heads, SPLIT, SMS)
+        every = requests.heads * tiles * parts
         split = gl.where(parts > 1, every, 0)
     else:
-        every = heads * tiles
+        every = requests.heads * tiles
         split = every
     return every, split
 
@@ -120,18 +125,19 @@ def owner(x, counts, NW: gl.constexpr):
 
 
 @gluon.jit
-def place(
-    request, x, shape, BM: gl.constexpr, HG: gl.constexpr, SPLIT: gl.constexpr, SMS: gl.constexpr
+def work_item(
+    request,
+    x,
+    requests,
+    BM: gl.constexpr,
+    HG: gl.constexpr,
+    SPLIT: gl.constexpr,
+    SMS: gl.constexpr,
 ):
-    """Work item x of a request, in rows of tensors and in keys of the work item's own range.
-
-    Returns head; first query and queries from there to the request's end; first key row and keys;
-    keys of the range that the first query sees, if causal (may be negative); keys of the request
-    before the range; ranges of the request.
-    """
-    q_start, q_len, k_start, k_len = spans(request, shape)
+    """WorkItem number x of a request."""
+    q_start, q_len, k_start, k_len = request_rows(request, requests)
     tiles = (q_len + BM - 1) // BM
-    parts, keys = ranges(q_len, k_len, shape[6], SPLIT, SMS)
+    parts, keys = ranges(q_len, k_len, requests.heads, SPLIT, SMS)
     group = x // (tiles * parts * HG)
     rest = x - group * (tiles * parts * HG)
     head = group * HG + rest % HG
@@ -143,12 +149,21 @@ def place(
     row = (tiles - 1 - rest) * BM
     seen = k_len - q_len + row + 1 - skipped
     keys = gl.minimum(keys, k_len - skipped)
-    return head, q_start + row, q_len - row, k_start + skipped, keys, seen, skipped, parts
+    return WorkItem(
+        head=head,
+        token=q_start + row,
+        rows=q_len - row,
+        key=k_start + skipped,
+        keys=keys,
+        seen=seen,
+        skipped=skipped,
+        parts=parts,
+    )
 
 
 @gluon.jit
 def key_blocks(rows, keys, seen, BM: gl.constexpr, BN: gl.constexpr, CAUSAL: gl.constexpr):
-    """(blocks of BN keys a tile visits, blocks all its rows see whole); at least one is visited."""
+    """(blocks of BN keys that a tile visits, at least one; blocks that all its rows see whole)."""
     if CAUSAL:
         stop = gl.minimum(keys, seen + gl.minimum(rows, BM) - 1)
         whole = gl.maximum(gl.minimum(seen, keys), 0) // BN

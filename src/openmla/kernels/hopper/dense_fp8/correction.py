@@ -1,4 +1,4 @@
-"""Weights of a block once more, of rows whose reference has become too low.
+"""Weights of a block computed again, for rows whose reference has become too low.
 
 softmax.py weighs a block with the reference of the blocks before it. How far the scores of a row
 have grown beyond that shows in the sums of its weights: when one of a thread is above MOST_SUM,
@@ -9,15 +9,23 @@ that their bits do not depend on other rows.
 
 import itertools
 import struct
+from typing import NamedTuple
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from openmla.planning.hopper.dense_fp8 import MOST_SUM
+from openmla.kernels.hopper.dense_fp8.plan import MOST_SUM
 
 
-def _correction(words: int, dtype: str) -> tuple[str, str]:
-    """Assembly of `correct` for a thread with so many words, of two rows in turn, and its types.
+class Assembly(NamedTuple):
+    """Inline assembly."""
+
+    text: str
+    constraints: str
+
+
+def _correction(words: int, dtype: str) -> Assembly:
+    """Assembly of `correct` for a thread with so many words, of two rows in turn.
 
     Outputs: words; row_max of both rows, their sums, and what is not used. Inputs: words, the left
     and the right score of each, and its row's sum, row_max and factor.
@@ -46,25 +54,28 @@ def _correction(words: int, dtype: str) -> tuple[str, str]:
         text += [f"@p mov.f32 {rest[2 + row]}, s"]
     kinds = ["=r", "=f", "r", *["f"] * 5]
     types = ",".join(kind for kind in kinds for _ in range(words))
-    return "{ .reg .pred p; .reg .f32 m, s, x, y; " + "; ".join(text) + "; DONE: }", types
+    return Assembly("{ .reg .pred p; .reg .f32 m, s, x, y; " + "; ".join(text) + "; DONE: }", types)
 
 
 # By the type of the weights and the words of a thread: a block of 128, 64 or 32 keys.
 CORRECTIONS = gl.constexpr(
-    {(n, words): _correction(words, asm) for n, asm in (("bf16", "bf16"), ("fp16", "f16"))
-     for words in (8, 16, 32)}
-)  # fmt: skip
+    {
+        (n, words): _correction(words, asm)
+        for n, asm in (("bf16", "bf16"), ("fp16", "f16"))
+        for words in (8, 16, 32)
+    }
+)
 
 
 @gluon.constexpr_function
 def chosen(corrections, dtype, words):
-    """Assembly and types for a thread with so many words of that type."""
+    """The Assembly for a thread with so many words of that type."""
     return corrections[dtype.name, words]
 
 
 @gluon.constexpr_function
 def word_layout(words):
-    """Of [64, words, 4]: a thread has words of two rows, 8 apart, in turn."""
+    """Layout of [64, words, 4]: a thread has words of two rows, 8 apart, in turn."""
     along = [[0, 1 << bit, 0] for bit in range(words.bit_length() - 1)]
     lanes = [[0, 0, 1], [0, 0, 2], [1, 0, 0], [2, 0, 0], [4, 0, 0]]
     return gl.DistributedLinearLayout(
@@ -74,20 +85,23 @@ def word_layout(words):
 
 @gluon.jit
 def per_word(x, words):
-    """[64, 4] for words [64, words, 4]."""
+    """Expand [64, 4] to words [64, words, 4]."""
     ROWS: gl.constexpr = gl.SliceLayout(1, words.type.layout)
     return gl.convert_layout(x, ROWS, assert_trivial=True)[:, None, :]
 
 
 @gluon.jit
 def correct(words, S, sums, row_max, factor, PER_ROW: gl.constexpr, DTYPE: gl.constexpr):
-    """(words, sums, row_max) of a block that `weigh` weighed, again where a sum is too large."""
-    SHAPE: gl.constexpr = [64, S.shape[1] // 8, 4]
-    L: gl.constexpr = word_layout(SHAPE[1])
+    """(words, sums, row_max) of a block, from those of `weigh`.
+
+    Rows with a sum above MOST_SUM repeat exp2 with their true maximum; the others stay as they are.
+    """
+    EIGHTS: gl.constexpr = S.shape[1] // 8
+    L: gl.constexpr = word_layout(EIGHTS)
     WL: gl.constexpr = words.type.layout
     QL: gl.constexpr = row_max.type.layout
-    given = gl.convert_layout(gl.reshape(words, SHAPE), L, assert_trivial=True)
-    left, right = gl.split(gl.reshape(S, [64, SHAPE[1], 4, 2]))
+    given = gl.convert_layout(gl.reshape(words, [64, EIGHTS, 4]), L, assert_trivial=True)
+    left, right = gl.split(gl.reshape(S, [64, EIGHTS, 4, 2]))
     left = gl.convert_layout(left, L, assert_trivial=True)
     right = gl.convert_layout(right, L, assert_trivial=True)
     if PER_ROW:
@@ -97,12 +111,16 @@ def correct(words, S, sums, row_max, factor, PER_ROW: gl.constexpr, DTYPE: gl.co
     given, total = gl.broadcast(given, per_word(sums, given))
     given, old = gl.broadcast(given, per_word(row_max, given))
     given, by = gl.broadcast(given, by)
-    WORDS: gl.constexpr = 2 * SHAPE[1]  # of a thread
+    WORDS: gl.constexpr = 2 * EIGHTS  # of a thread
     ASM: gl.constexpr = chosen(CORRECTIONS, DTYPE, WORDS)
     new, rest = gl.inline_asm_elementwise(
-        ASM[0], ASM[1], [given, left, right, total, old, by], dtype=(gl.int32, gl.float32),
-        is_pure=True, pack=WORDS,
-    )  # fmt: skip
+        ASM.text,
+        ASM.constraints,
+        [given, left, right, total, old, by],
+        dtype=(gl.int32, gl.float32),
+        is_pure=True,
+        pack=WORDS,
+    )
     found, again = first_two(rest)
     return (
         gl.convert_layout(gl.reshape(new, words.shape), WL, assert_trivial=True),

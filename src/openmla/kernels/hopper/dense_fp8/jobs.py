@@ -8,9 +8,18 @@ from openmla.kernels.jobs import Jobs, block_memory
 from openmla.problem import Problem
 
 _MIXED = Problem(
-    form="dense", heads=128, d_nope=128, d_rope=64, d_v=128, total_q=4096, total_k=4096,
-    q_dtype="e4m3", kv_dtype="e4m3", rope_dtype="e4m3", wants_lse=True,
-)  # fmt: skip
+    form="dense",
+    heads=128,
+    d_nope=128,
+    d_rope=64,
+    d_v=128,
+    total_q=4096,
+    total_k=4096,
+    q_dtype="e4m3",
+    kv_dtype="e4m3",
+    rope_dtype="e4m3",
+    wants_lse=True,
+)
 _SCALED = replace(_MIXED, has_q_scale=True, has_k_scale=True)
 PROBLEMS = {
     "128+64→128 v bf16": _MIXED,

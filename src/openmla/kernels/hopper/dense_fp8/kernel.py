@@ -1,14 +1,14 @@
 # ruff: noqa: E741  (O is the output accumulator, as everywhere in attention)
 """Dense MLA prefill on Hopper with FP8 (e4m3) queries and keys. Out is bf16.
 
-Roles, work items, barriers and the order of a step are those of dense/kernel.py, and so are
-scheduler and epilogue. What differs:
+Partitions, work items, barriers and the order of a step are those of dense/kernel.py, and so are
+the producer, the scheduler, the epilogue and the records. What differs:
 
 | | |
 |---|---|
 | scores | FP8 products, twice the rate of bf16; rope columns in rope's own type |
 | weights | no maximum before the exponentials of a block (softmax.py, correction.py) |
-| V | 16 bits; of 8 bits it is upcast before the kernel (upcast.py) |
+| V | 16 bits; e4m3 values are upcast before the kernel (upcast.py) |
 
 | shared memory | bytes (128 + 64 -> 128, NC 2, BN 128, ST 2) |
 |---|---|
@@ -39,7 +39,22 @@ from openmla.kernels.gluon.barriers import barriers
 from openmla.kernels.gluon.boxes import LANES
 from openmla.kernels.gluon.scores import opaque_zero, signed
 from openmla.kernels.hopper.dense.epilogue import finish
-from openmla.kernels.hopper.dense.kernel import WARPS, column_tiles, read_work_item
+from openmla.kernels.hopper.dense.kernel import WARPS, column_tiles, read_output_tile
+from openmla.kernels.hopper.dense.producer import producer
+from openmla.kernels.hopper.dense.records import (
+    Barriers,
+    BlockTable,
+    ColumnTiles,
+    How,
+    Limits,
+    MmaLayouts,
+    Output,
+    Requests,
+    Results,
+    SharedMemory,
+    Sources,
+    Tiling,
+)
 from openmla.kernels.hopper.dense.scheduler import (
     BLOCKS,
     FIELDS,
@@ -51,8 +66,8 @@ from openmla.kernels.hopper.dense.scheduler import (
 )
 from openmla.kernels.hopper.dense.softmax import unpack
 from openmla.kernels.hopper.dense_fp8.correction import correct
-from openmla.kernels.hopper.dense_fp8.producer import producer
 from openmla.kernels.hopper.dense_fp8.products import issue_qk, turn_signs, widen_rope
+from openmla.kernels.hopper.dense_fp8.records import RingPlace, SoftmaxState
 from openmla.kernels.hopper.dense_fp8.softmax import (
     first_reference,
     key_scales,
@@ -65,183 +80,211 @@ from openmla.kernels.hopper.dense_fp8.softmax import (
 
 
 @gluon.jit
-def next_place(stage, phase, ST: gl.constexpr):
-    """The place in the rings after this one: (stage, parity of the round)."""
-    last = stage == ST - 1
-    return gl.where(last, 0, stage + 1), gl.where(last, phase ^ 1, phase)
+def next_place(place, ST: gl.constexpr):
+    """The RingPlace after this one."""
+    last = place.stage == ST - 1
+    return RingPlace(
+        stage=gl.where(last, 0, place.stage + 1),
+        phase=gl.where(last, place.phase ^ 1, place.phase),
+    )
 
 
 @gluon.jit
-def release_keys(k_empty, q_empty, stage, last, WHO: gl.constexpr):
-    """After the QK of a block; after that of a work item's last block Q too."""
-    mbarrier.arrive(k_empty.index(stage), count=1)
+def release_keys(bars, stage, last, WHO: gl.constexpr):
+    """Release K after the QK of a block, and Q after that of a work item's last block."""
+    mbarrier.arrive(bars.k_empty.index(stage), count=1)
     if last:  # a branch: the barrier that comes with an arrive costs every step
-        mbarrier.arrive(q_empty.index(WHO), count=1)
+        mbarrier.arrive(bars.q_empty.index(WHO), count=1)
 
 
 @gluon.jit
 def walk(  # noqa: PLR0913
-    state, place, blocks, first, last, limits, factor, smem, bars, MASKED: gl.constexpr,
-    WHO: gl.constexpr, HOW: gl.constexpr, DIMS: gl.constexpr, LAYOUTS: gl.constexpr,
-):  # fmt: skip
+    state,
+    place,
+    blocks,
+    first,
+    last,
+    limits,
+    factor,
+    smem,
+    bars,
+    MASKED: gl.constexpr,
+    WHO: gl.constexpr,
+    HOW: gl.constexpr,
+    DIMS: gl.constexpr,
+    LAYOUTS: gl.constexpr,
+):
     """Steps first … last - 1 of a work item; each weighs the block before it.
 
-    state: packed weights of the block before, O without it, row_max and row_sum.
-    place: where the block before is in the rings.
+    Takes and returns a SoftmaxState and the RingPlace of the block before; limits: Limits, smem:
+    SharedMemory, bars: Barriers, HOW: How, DIMS: Columns, LAYOUTS: MmaLayouts.
     """
     words, O, row_max, row_sum = state
-    before, phase_before = place
-    seen, keys = limits
-    q_smem, k_smem, v_smem = smem
-    q_empty, k_ready, k_empty, v_ready, v_empty = bars
-    BN: gl.constexpr = k_smem[0].shape[1]
-    ST: gl.constexpr = v_smem.shape[0]
-    DTYPE: gl.constexpr = v_smem.dtype
+    before = place
+    BN: gl.constexpr = smem.v.shape[1]
+    ST: gl.constexpr = smem.v.shape[0]
+    DTYPE: gl.constexpr = smem.v.dtype
     for c in range(first, last):
-        stage, phase = next_place(before, phase_before, ST)
-        mbarrier.wait(k_ready.index(stage), phase)
-        mbarrier.wait(v_ready.index(before), phase_before)
-        S_next = issue_qk(q_smem, k_smem, stage, WHO, LAYOUTS, DIMS)
-        P = unpack(words, BN, DTYPE, LAYOUTS[1])
-        O_next = warpgroup_mma(P, v_smem.index(before), O, is_async=True)
+        here = next_place(before, ST)
+        mbarrier.wait(bars.k_ready.index(here.stage), here.phase)
+        mbarrier.wait(bars.v_ready.index(before.stage), before.phase)
+        S_next = issue_qk(smem, here.stage, WHO, LAYOUTS, DIMS)
+        P = unpack(words, BN, DTYPE, LAYOUTS.weights)
+        O_next = warpgroup_mma(P, smem.v.index(before.stage), O, is_async=True)
         S = warpgroup_mma_wait(1, deps=(S_next,))
-        S = signed(S * key_scales(k_smem[3], stage, LAYOUTS[0], HOW[4]), HOW[1])
+        S = signed(S * key_scales(smem.k_scale, here.stage, LAYOUTS.scores), HOW.sign)
         if MASKED:
             skip = (blocks - 1 - c) * BN
-            S = masked_scores(S, seen - skip, keys - skip, HOW[0])
-        words, sums = weigh(S, row_max, factor, HOW[3], DTYPE)
+            S = masked_scores(S, limits.seen - skip, limits.keys - skip, HOW.is_causal)
+        words, sums = weigh(S, row_max, factor, HOW.has_q_scale, DTYPE)
         sums = known_before(sums)
         O, P = warpgroup_mma_wait(0, deps=(O_next, P))
         old = row_max
-        words, sums, row_max = correct(words, S, sums, old, factor, HOW[3], DTYPE)
+        words, sums, row_max = correct(words, S, sums, old, factor, HOW.has_q_scale, DTYPE)
         rescale = gl.exp2(old - row_max)
         row_sum = row_sum * rescale + sums
         O = rescale_quads(O, rescale)
-        mbarrier.arrive(v_empty.index(before), count=1)
-        release_keys(k_empty, q_empty, stage, c == blocks - 1, WHO)
-        before = stage
-        phase_before = phase
-    return (words, O, row_max, row_sum), (before, phase_before)
+        mbarrier.arrive(bars.v_empty.index(before.stage), count=1)
+        release_keys(bars, here.stage, c == blocks - 1, WHO)
+        before = here
+    return SoftmaxState(words, O, row_max, row_sum), before
 
 
 @gluon.jit
 def consumer(
-    info, smem, bars, results, factor, q_scale_ptr, WHO: gl.constexpr, NC: gl.constexpr,
-    HOW: gl.constexpr, DIMS: gl.constexpr,
-):  # fmt: skip
-    """64 rows of every work item: rows 64 x WHO … of its tile."""
-    q_smem, k_smem, v_smem = smem
-    q_bars, k_ready, k_empty, v_ready, v_empty, t_ready, t_empty = bars
-    q_ready, q_empty = q_bars
-    BN: gl.constexpr = k_smem[0].shape[1]
-    ST: gl.constexpr = v_smem.shape[0]
-    DTYPE: gl.constexpr = v_smem.dtype
-    D_V: gl.constexpr = DIMS[3]
-    SPLIT: gl.constexpr = HOW[2]
-    QK_GROUPS: gl.constexpr = 1 + (DIMS[1] > 0) + (DIMS[2] > 0)
+    info,
+    smem,
+    bars,
+    results,
+    factor,
+    q_scale_ptr,
+    WHO: gl.constexpr,
+    NC: gl.constexpr,
+    HOW: gl.constexpr,
+    DIMS: gl.constexpr,
+):
+    """64 rows of every work item: rows 64 x WHO … of its tile.
+
+    smem: SharedMemory, bars: Barriers, results: Results, HOW: How, DIMS: Columns.
+    """
+    BN: gl.constexpr = smem.v.shape[1]
+    ST: gl.constexpr = smem.v.shape[0]
+    DTYPE: gl.constexpr = smem.v.dtype
+    D_V: gl.constexpr = DIMS.v
+    QK_GROUPS: gl.constexpr = 1 + (DIMS.tail > 0) + (DIMS.rope > 0)
     SL: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BN, 32])
     RL: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BN, 16])
     OL: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D_V, 16])
     PL: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=OL, k_width=2)
-    LAYOUTS: gl.constexpr = (SL, PL, RL)
-    walk_bars = (q_empty, k_ready, k_empty, v_ready, v_empty)
+    LAYOUTS: gl.constexpr = MmaLayouts(scores=SL, weights=PL, rope_scores=RL)
     turn = gl.program_id(0) * 0
-    stage = turn  # of the block that S is of, and the parity of its round
-    phase = turn
-    mbarrier.wait(t_ready.index(0), 0)
-    work = read_work_item(info, turn, SPLIT)
+    place = RingPlace(stage=turn, phase=turn)  # of the block whose scores are in S
+    mbarrier.wait(bars.t_ready.index(0), 0)
+    tile = read_output_tile(info, turn, HOW.min_split)
     blocks = get(info, turn, BLOCKS, WARPS)
     whole = get(info, turn, WHOLE, WARPS)
     keys = get(info, turn, KEYS, WARPS)
     seen = get(info, turn, SEEN, WARPS)
-    mbarrier.arrive(t_empty.index(0), count=1)
-    by = row_factors(q_scale_ptr, work, factor, WHO, SL)
+    mbarrier.arrive(bars.t_empty.index(0), count=1)
+    by = row_factors(q_scale_ptr, tile, factor, WHO, SL)
     S = gl.zeros([64, BN], gl.float32, SL)
     if blocks > 0:
-        mbarrier.wait(q_ready.index(WHO), 0)
-        turn_signs(q_smem, q_scale_ptr, work, WHO, DIMS)
-        widen_rope(q_smem, WHO, DIMS)
-        mbarrier.wait(k_ready.index(0), 0)
-        S_next = issue_qk(q_smem, k_smem, opaque_zero(), WHO, LAYOUTS, DIMS)
+        mbarrier.wait(bars.q_ready.index(WHO), 0)
+        turn_signs(smem.q, q_scale_ptr, tile, WHO, DIMS)
+        widen_rope(smem, WHO, DIMS)
+        mbarrier.wait(bars.k_ready.index(0), 0)
+        S_next = issue_qk(smem, opaque_zero(), WHO, LAYOUTS, DIMS)
         S = warpgroup_mma_wait(0, deps=(S_next,))
     while blocks > 0:
         # S holds the scores of the work item's first block.
-        S = S * key_scales(k_smem[3], stage, SL, HOW[4])
-        mbarrier.arrive(k_empty.index(stage), count=1)
-        mbarrier.arrive(q_empty.index(WHO), count=1, pred=blocks == 1)
+        S = S * key_scales(smem.k_scale, place.stage, SL)
+        mbarrier.arrive(bars.k_empty.index(place.stage), count=1)
+        mbarrier.arrive(bars.q_empty.index(WHO), count=1, pred=blocks == 1)
         skip = (blocks - 1) * BN
         seen += WHO * 64
-        S = masked_scores(signed(S, HOW[1]), seen - skip, keys - skip, HOW[0])
+        S = masked_scores(signed(S, HOW.sign), seen - skip, keys - skip, HOW.is_causal)
         row_max = first_reference(S, by)
         O = gl.zeros([64, D_V], gl.float32, OL)
-        words, row_sum = weigh(S, row_max, by, HOW[3], DTYPE)
-        place = (stage, phase)
+        words, row_sum = weigh(S, row_max, by, HOW.has_q_scale, DTYPE)
         # Blocks come from the last to the first, so those that need a mask come first.
         masked = blocks - gl.minimum(whole, blocks - 1)
-        state = (words, O, row_max, row_sum)
-        state, place = walk(
-            state, place, blocks, 1, masked, (seen, keys), by, smem, walk_bars, True, WHO, HOW,
-            DIMS, LAYOUTS,
-        )  # fmt: skip
-        state, place = walk(
-            state, place, blocks, masked, blocks, (seen, keys), by, smem, walk_bars, False, WHO,
-            HOW, DIMS, LAYOUTS,
-        )  # fmt: skip
+        state = SoftmaxState(words, O, row_max, row_sum)
+        state, before = walk(
+            state,
+            place,
+            blocks,
+            1,
+            masked,
+            Limits(seen, keys),
+            by,
+            smem,
+            bars,
+            True,
+            WHO,
+            HOW,
+            DIMS,
+            LAYOUTS,
+        )
+        state, before = walk(
+            state,
+            before,
+            blocks,
+            masked,
+            blocks,
+            Limits(seen, keys),
+            by,
+            smem,
+            bars,
+            False,
+            WHO,
+            HOW,
+            DIMS,
+            LAYOUTS,
+        )
         words, O, row_max, row_sum = state
         # The last PV of this work item, then the first QK of the next.
-        before, phase_before = place
-        mbarrier.wait(v_ready.index(before), phase_before)
+        mbarrier.wait(bars.v_ready.index(before.stage), before.phase)
         P = unpack(words, BN, DTYPE, PL)
-        O_next = warpgroup_mma(P, v_smem.index(before), O, is_async=True)
+        O_next = warpgroup_mma(P, smem.v.index(before.stage), O, is_async=True)
         turn += 1
         slot = turn & 1
-        mbarrier.wait(t_ready.index(slot), (turn >> 1) & 1)
-        next_work_item = read_work_item(info, slot, SPLIT)
+        mbarrier.wait(bars.t_ready.index(slot), (turn >> 1) & 1)
+        next_tile = read_output_tile(info, slot, HOW.min_split)
         blocks = get(info, slot, BLOCKS, WARPS)
         whole = get(info, slot, WHOLE, WARPS)
         keys = get(info, slot, KEYS, WARPS)
         seen = get(info, slot, SEEN, WARPS)
-        mbarrier.arrive(t_empty.index(slot), count=1)
-        # After the last work item the product is idle: over the block before, which nobody
-        # overwrites.
-        stage, phase = next_place(before, phase_before, ST)
-        stage = gl.where(blocks > 0, stage, before)
-        mbarrier.wait(q_ready.index(WHO), turn & 1, pred=blocks > 0)
-        turn_signs(q_smem, q_scale_ptr, next_work_item, WHO, DIMS)
-        widen_rope(q_smem, WHO, DIMS)
-        mbarrier.wait(k_ready.index(stage), phase, pred=blocks > 0)
-        S_next = issue_qk(q_smem, k_smem, stage, WHO, LAYOUTS, DIMS)
+        mbarrier.arrive(bars.t_empty.index(slot), count=1)
+        # After the last work item the product is idle: it reads the block before, which the
+        # producer does not overwrite any more.
+        place = next_place(before, ST)
+        place = RingPlace(gl.where(blocks > 0, place.stage, before.stage), place.phase)
+        mbarrier.wait(bars.q_ready.index(WHO), turn & 1, pred=blocks > 0)
+        turn_signs(smem.q, q_scale_ptr, next_tile, WHO, DIMS)
+        widen_rope(smem, WHO, DIMS)
+        mbarrier.wait(bars.k_ready.index(place.stage), place.phase, pred=blocks > 0)
+        S_next = issue_qk(smem, place.stage, WHO, LAYOUTS, DIMS)
         O, P = warpgroup_mma_wait(QK_GROUPS, deps=(O_next, P))
-        mbarrier.arrive(v_empty.index(before), count=1)
-        finish(O, gl.max(row_max, 1), row_sum, work, results, WHO, NC, SPLIT)
+        mbarrier.arrive(bars.v_empty.index(before.stage), count=1)
+        finish(O, gl.max(row_max, 1), row_sum, tile, results, WHO, NC, HOW.min_split)
         S = warpgroup_mma_wait(0, deps=(S_next,))
-        work = next_work_item
-        by = row_factors(q_scale_ptr, work, factor, WHO, SL)
-
-
-@gluon.jit
-def key_tiles(ST: gl.constexpr, BN: gl.constexpr, DIMS: gl.constexpr, LAYOUTS: gl.constexpr,
-              ROPE_TYPE: gl.constexpr, SCALED: gl.constexpr):  # fmt: skip
-    """The ring of K: main, tail and rope columns, and the scales of keys. What is missing stands
-    for the first."""
-    NARROW: gl.constexpr = (DIMS[0], DIMS[1], 0)
-    main, tail, rope = column_tiles(ST, BN, NARROW, LAYOUTS, gl.float8e4nv)
-    if DIMS[2] > 0:
-        rope = gl.allocate_shared_memory(ROPE_TYPE, [ST, BN, DIMS[2]], LAYOUTS[4])
-    scales = main
-    if SCALED:
-        LINEAR: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, order=[0])
-        scales = gl.allocate_shared_memory(gl.float32, [ST, BN], LINEAR)
-    return main, tail, rope, scales
+        tile = next_tile
+        by = row_factors(q_scale_ptr, tile, factor, WHO, SL)
 
 
 COUNTS = ["batch", "total_q", "rest_q", "total_k", "heads", "table_stride", "factor"]
 STRIDES = ["out_stride_t", "out_stride_h", "lse_stride_t", "lse_stride_h"]
 VECTORS = [
-    "lse_ptr", "sink_ptr", "q_scale_ptr", "k_scale_ptr", "cu_q_ptr", "cu_k_ptr", "starts_ptr",
+    "lse_ptr",
+    "sink_ptr",
+    "q_scale_ptr",
+    "k_scale_ptr",
+    "cu_q_ptr",
+    "cu_k_ptr",
+    "starts_ptr",
     "table_ptr",
     "counter_ptr",
-]  # fmt: skip
+]
 
 
 @gluon.jit(do_not_specialize=COUNTS + STRIDES, do_not_specialize_on_alignment=VECTORS)
@@ -289,60 +332,100 @@ def dense_fp8_kernel(  # noqa: PLR0913
     REGISTERS: gl.constexpr,
     LAYOUTS: gl.constexpr,
 ):
-    """As dense_kernel; LAYOUTS: of tiles of Q's main, tail and rope columns, of V, of K's rope."""
-    Q_SCALED: gl.constexpr = q_scale_ptr is not None
+    """Arguments are those of dense_kernel, and scales of queries and of keys."""
     K_SCALED: gl.constexpr = k_scale_ptr is not None
     ROPE_TYPE: gl.constexpr = gl.float8e4nv if k_rope_desc is None else k_rope_desc.dtype
-    HOW: gl.constexpr = (CAUSAL, SIGN, SPLIT, Q_SCALED, K_SCALED)
-    TILE: gl.constexpr = (64 * NC, BN, CAUSAL, HG, SPLIT, SM_COUNT)
-    q_main, q_tail, q_rope = column_tiles(NC, 64, DIMS, LAYOUTS, gl.float8e4nv)
-    q_wide = q_main
+    HOW: gl.constexpr = How(
+        is_causal=CAUSAL,
+        sign=SIGN,
+        min_split=SPLIT,
+        has_q_scale=q_scale_ptr is not None,
+    )
+    TILE: gl.constexpr = Tiling(
+        block_m=64 * NC,
+        block_n=BN,
+        is_causal=CAUSAL,
+        head_group=HG,
+        min_split=SPLIT,
+        sm_count=SM_COUNT,
+    )
+    Q_ROPE: gl.constexpr = LAYOUTS.rope
+    K_ROPE: gl.constexpr = LAYOUTS.k_rope
+    q_smem = column_tiles(NC, 64, DIMS, LAYOUTS, gl.float8e4nv, Q_ROPE, gl.float8e4nv)
+    q_wide_rope = None
     if ROPE_TYPE.primitive_bitwidth > 8:
-        q_wide = gl.allocate_shared_memory(ROPE_TYPE, [NC, 64, DIMS[2]], LAYOUTS[4])
-    q_smem = (q_main, q_tail, q_rope, q_wide)
-    k_smem = key_tiles(ST, BN, DIMS, LAYOUTS, ROPE_TYPE, K_SCALED)
-    v_smem = gl.allocate_shared_memory(v_desc.dtype, [ST, BN, DIMS[3]], LAYOUTS[3])
+        q_wide_rope = gl.allocate_shared_memory(ROPE_TYPE, [NC, 64, DIMS.rope], LAYOUTS.k_rope)
+    k_smem = column_tiles(ST, BN, DIMS, LAYOUTS, gl.float8e4nv, K_ROPE, ROPE_TYPE)
+    k_scale_smem = None
+    if K_SCALED:
+        LINEAR: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, order=[0])
+        k_scale_smem = gl.allocate_shared_memory(gl.float32, [ST, BN], LINEAR)
+    v_smem = gl.allocate_shared_memory(v_desc.dtype, [ST, BN, DIMS.v], LAYOUTS.v)
     info = gl.allocate_shared_memory(
         gl.int32, [2 * FIELDS, 1], gl.SwizzledSharedLayout(1, 1, 1, order=[0])
     )
-    q_bars = (barriers(NC, 1), barriers(NC, 1))
-    k_ready = barriers(ST, 1 + LANES if K_SCALED else 1)
-    k_empty = barriers(ST, NC)
-    v_ready = barriers(ST, 1)
-    v_empty = barriers(ST, NC)
-    t_ready = barriers(2, 1)
-    t_empty = barriers(2, NC + 1)
-    t_request = barriers(1, 1)
-    shape = (cu_q_ptr, cu_k_ptr, batch, total_q, rest_q, total_k, heads, starts_ptr)
-    smem = (q_smem, k_smem, v_smem)
-    bars = (q_bars, k_ready, k_empty, v_ready, v_empty, t_ready, t_empty)
-    out = (out_ptr, out_stride_t, out_stride_h)
-    lse = (lse_ptr, lse_stride_t, lse_stride_h)
-    results = (out, lse, sink_ptr, (part_sums_ptr, part_state_ptr))
-    q_descs = (q_main_desc, q_tail_desc, q_rope_desc)
-    k_descs = (k_main_desc, k_tail_desc, k_rope_desc, k_scale_ptr)
-    load_bars = (q_bars, k_ready, k_empty, v_ready, v_empty, t_ready, t_empty, t_request)
-    table = (table_ptr, table_stride)
-    descs = (q_descs, k_descs, v_desc)
-    draw_bars = (t_ready, t_empty, t_request)
+    bars = Barriers(
+        q_ready=barriers(NC, 1),
+        q_empty=barriers(NC, 1),
+        k_ready=barriers(ST, 1 + LANES if K_SCALED else 1),
+        k_empty=barriers(ST, NC),
+        v_ready=barriers(ST, 1),
+        v_empty=barriers(ST, NC),
+        t_ready=barriers(2, 1),
+        t_empty=barriers(2, NC + 1),
+        t_request=barriers(1, 1),
+    )
+    requests = Requests(
+        cu_seqlens_q=cu_q_ptr,
+        cu_seqlens_k=cu_k_ptr,
+        batch=batch,
+        total_q=total_q,
+        rest_q=rest_q,
+        total_k=total_k,
+        heads=heads,
+        k_start=starts_ptr,
+    )
+    smem = SharedMemory(
+        q=q_smem,
+        q_wide_rope=q_wide_rope,
+        k=k_smem,
+        k_scale=k_scale_smem,
+        v=v_smem,
+        key_mask=None,
+    )
+    sources = Sources(
+        q=ColumnTiles(q_main_desc, q_tail_desc, q_rope_desc),
+        k=ColumnTiles(k_main_desc, k_tail_desc, k_rope_desc),
+        k_scale=k_scale_ptr,
+        v=v_desc,
+        key_mask=None,
+    )
+    results = Results(
+        out=Output(out_ptr, out_stride_t, out_stride_h),
+        lse=Output(lse_ptr, lse_stride_t, lse_stride_h),
+        sink=sink_ptr,
+        part_sums=part_sums_ptr,
+        part_state=part_state_ptr,
+    )
+    table = BlockTable(table_ptr, table_stride)
     if NC == 1:
         gl.warp_specialize(
             [
                 (consumer, (info, smem, bars, results, factor, q_scale_ptr, 0, NC, HOW, DIMS)),
-                (producer, (info, descs, smem, load_bars, table, NC, BN, ST, DIMS, ROPE, SPLIT)),
-                (scheduler, (info, draw_bars, counter_ptr, shape, TILE)),
+                (producer, (info, sources, smem, bars, table, NC, BN, ST, DIMS, ROPE, SPLIT)),
+                (scheduler, (info, bars, counter_ptr, requests, TILE)),
             ],
             [1, 1],
-            [REGISTERS[1], REGISTERS[1]],
+            [REGISTERS.producer, REGISTERS.producer],
         )
     else:
         gl.warp_specialize(
             [
                 (consumer, (info, smem, bars, results, factor, q_scale_ptr, 0, NC, HOW, DIMS)),
                 (consumer, (info, smem, bars, results, factor, q_scale_ptr, 1, NC, HOW, DIMS)),
-                (producer, (info, descs, smem, load_bars, table, NC, BN, ST, DIMS, ROPE, SPLIT)),
-                (scheduler, (info, draw_bars, counter_ptr, shape, TILE)),
+                (producer, (info, sources, smem, bars, table, NC, BN, ST, DIMS, ROPE, SPLIT)),
+                (scheduler, (info, bars, counter_ptr, requests, TILE)),
             ],
             [4, 1, 1],
-            [REGISTERS[0], REGISTERS[1], REGISTERS[1]],
+            [REGISTERS.consumer, REGISTERS.producer, REGISTERS.producer],
         )

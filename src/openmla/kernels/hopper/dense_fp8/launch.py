@@ -6,24 +6,35 @@ a device tensor.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
-from openmla.kernels.call import COPY, Call, Counted, Sources, scale_arguments, strides, vector
-from openmla.kernels.gluon.descriptors import tile_layout
-from openmla.kernels.hopper.dense.launch import counted as dense_counted
-from openmla.kernels.hopper.dense.launch import descriptors, fixed_of, launches, outputs
+from openmla.arithmetic import ceildiv
+from openmla.kernels.call import (
+    COPY,
+    Call,
+    LaunchNumbers,
+    Sources,
+    scale_arguments,
+    strides,
+    vector,
+)
+from openmla.kernels.hopper.dense.launch import (
+    descriptors,
+    fixed_of,
+    launches,
+    outputs,
+    tile_layouts,
+)
+from openmla.kernels.hopper.dense.launch import numbers as dense_numbers
 from openmla.kernels.hopper.dense_fp8.kernel import dense_fp8_kernel
+from openmla.kernels.hopper.dense_fp8.plan import HopperDenseFp8Config
 from openmla.kernels.hopper.dense_fp8.upcast import ROWS, VECTOR, upcast_kernel
 from openmla.operands import DenseOperands, Results
 from openmla.planning import Plan
-from openmla.planning.arithmetic import ceildiv
-from openmla.planning.hopper import HopperDenseFp8Config
-
-NARROWEST = 32  # columns of the tile that stands for one that is not there
+from openmla.problem import Problem
 
 
 def calls(plan: Plan, op: DenseOperands, results: Results) -> Iterator[Call]:
@@ -41,33 +52,28 @@ def calls(plan: Plan, op: DenseOperands, results: Results) -> Iterator[Call]:
         yield _upcast(op.v, v)
     arguments = {
         **fixed.constexprs,
-        **_fp8_constexprs(config),
+        "LAYOUTS": tile_layouts(fixed.columns, element=1, rope_element=config.rope_bytes),
         **descriptors(fixed, config.BN, op, v),
         **outputs(op, results),
         **scale_arguments(op.weights.scale),
         "q_scale_ptr": vector(op.weights.q_scale),
         "k_scale_ptr": vector(op.weights.k_scale),
-        "total_q": op.q.shape[0],
-        "total_k": op.k_nope.shape[0],
         "heads": op.q.shape[1],
     }
-    yield from launches(dense_fp8_kernel, plan, fixed, op, arguments)
-
-
-def _fp8_constexprs(config: HopperDenseFp8Config) -> dict[str, Any]:
-    main, tail = config.nope_tiles
-    rope = config.d_rope or NARROWEST
-    narrow = (tile_layout(width, element=1) for width in (main, tail or NARROWEST, rope))
-    wide = (tile_layout(config.d_v), tile_layout(rope, element=config.rope_bytes))
-    return {"LAYOUTS": (*narrow, *wide)}
+    yield from launches(dense_fp8_kernel, plan, op, arguments)
 
 
 def _upcast(v: Tensor, copy: Tensor) -> Call:
     tokens, heads, d_v = v.shape
     arguments = {
-        "v_ptr": v, "out_ptr": copy, "rows": tokens * heads, "heads": heads, "D_V": d_v,
-        **strides("v", v, VECTOR.value), "num_warps": 4,
-    }  # fmt: skip
+        "v_ptr": v,
+        "out_ptr": copy,
+        "rows": tokens * heads,
+        "heads": heads,
+        "D_V": d_v,
+        **strides("v", v, VECTOR.value),
+        "num_warps": 4,
+    }
     sources: Sources = {"v_ptr": "v", "out_ptr": COPY}
     return Call(upcast_kernel, upcast_programs(tokens * heads), arguments, sources)
 
@@ -77,12 +83,11 @@ def upcast_programs(rows: int) -> int:
     return ceildiv(rows, ROWS.value)
 
 
-def counted(plan: Plan, args: Mapping[str, Any]) -> tuple[object, Counted] | None:
-    """What follows from token counts, for openmla.cached: as for bf16, and of the copy of V."""
-    found = dense_counted(plan, args)
+def numbers(plan: Plan, problem: Problem) -> list[LaunchNumbers] | None:
+    """What a problem's token counts decide: as for bf16, and of the copy of e4m3 values."""
+    found = dense_numbers(plan, problem)
     if found is None or plan.config.v_bytes != 1:
         return found
-    tokens, heads, d_v = args["v"].shape
-    rows = tokens * heads
-    upcast = {"rows": rows, COPY: rows * d_v * torch.bfloat16.itemsize}
-    return found[0], [(upcast_programs(rows), upcast), *found[1]]
+    rows = problem.total_k * problem.heads
+    size = rows * problem.d_v * torch.bfloat16.itemsize
+    return [LaunchNumbers(upcast_programs(rows), {"rows": rows}, {COPY: size}), *found]

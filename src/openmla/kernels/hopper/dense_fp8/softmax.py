@@ -36,23 +36,22 @@ def by_quads(x, SL: gl.constexpr):
 
 
 @gluon.jit
-def row_factors(q_scale_ptr, work, factor, WHO: gl.constexpr, SL: gl.constexpr):
+def row_factors(q_scale_ptr, tile, factor, WHO: gl.constexpr, SL: gl.constexpr):
     """What the scores of a consumer's 64 rows are multiplied by: factor, times q_scale without its
-    sign, which is in Q (products.py); never 0."""
+    sign, which is in Q (products.py); never 0. tile: OutputTile."""
     if q_scale_ptr is None:
         return factor
     else:
-        _head, token, rows, _part = work
         row = gl.arange(0, 64, gl.SliceLayout(1, SL)) + (opaque_zero() + WHO * 64)
-        q_scale = gl.load(q_scale_ptr + (token + row), mask=row < rows, other=0.0)
+        q_scale = gl.load(q_scale_ptr + (tile.token + row), mask=row < tile.rows, other=0.0)
         found = gl.abs(q_scale) * factor
         return by_quads(gl.where(found > LEAST_FACTOR, found, LEAST_FACTOR), SL)
 
 
 @gluon.jit
-def key_scales(scales, stage, SL: gl.constexpr, SCALED: gl.constexpr):
-    """What the scores of a block are multiplied by: [1, BN], or 1."""
-    if SCALED:
+def key_scales(scales, stage, SL: gl.constexpr):
+    """What the scores of a block are multiplied by: [1, BN], or 1 where keys have no scales."""
+    if scales is not None:
         return scales.index(stage).load(gl.SliceLayout(0, SL))[None, :]
     else:
         return 1.0
@@ -67,14 +66,14 @@ def first_reference(S, factor):
 
 @gluon.jit
 def per_score(x, scores):
-    """[64, 4] for scores [64, eights, 4, 2]."""
+    """Expand [64, 4] to scores [64, eights, 4, 2]."""
     ROWS: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(3, scores.type.layout))
     return gl.convert_layout(x, ROWS, assert_trivial=True)[:, None, :, None]
 
 
 @gluon.jit
 def weigh(S, row_max, factor, PER_ROW: gl.constexpr, DTYPE: gl.constexpr):
-    """(words, sums) of a block, with the reference that is known."""
+    """(packed weights, their sums) of a block, with the reference of the blocks before it."""
     BN: gl.constexpr = S.shape[1]
     scores = gl.reshape(S, [64, BN // 8, 4, 2])
     by = factor
@@ -104,8 +103,8 @@ def rescale_quads(O, rescale):  # noqa: E741
 
 @gluon.jit
 def masked_scores(S, seen, keys, CAUSAL: gl.constexpr):
-    """As `mask` of gluon/scores.py, where a column is a constant plus the thread's own two: then
-    a comparison is one instruction, and no column takes a register."""
+    """Scores as `mask` of gluon/scores.py gives them. A column is a constant plus the thread's own
+    two, so that a comparison is one instruction, and no column takes a register."""
     SL: gl.constexpr = S.type.layout
     BN: gl.constexpr = S.shape[1]
     scores = gl.reshape(S, [64, BN // 8, 4, 2])
@@ -130,5 +129,9 @@ def known_before(x):
     return gl.inline_asm_elementwise(
         "{ .reg .pred p; .reg .b32 a, t; mov.b32 a, 0; mov.b32 t, $1; "
         "setp.eq.u32 p, t, 4290847557; @p st.shared.f32 [a], $1; mov.b32 $0, $1; }",
-        "=f,f,~{memory}", [x], dtype=gl.float32, is_pure=False, pack=1,
-    )  # fmt: skip
+        "=f,f,~{memory}",
+        [x],
+        dtype=gl.float32,
+        is_pure=False,
+        pack=1,
+    )

@@ -23,7 +23,8 @@ VECTOR = gl.constexpr(8)  # elements of 16 bytes
 
 @gluon.constexpr_function
 def word_layout(width, block):
-    """[keys, blocks of columns that share a scale, words]: a thread has 8 neighboring columns."""
+    """Layout of [keys, blocks of columns that share a scale, words]: a thread has 8 neighboring
+    columns."""
     blocks = blocks_of(width, block)
     inside = width // blocks // 8
     return gl.BlockedLayout(
@@ -33,22 +34,23 @@ def word_layout(width, block):
 
 @gluon.constexpr_function
 def copy_layout(width):
-    """[keys, columns]: a thread has 8 neighboring columns."""
+    """Layout of [keys, columns]: a thread has 8 neighboring columns."""
     lanes = min(8, width // 8)
     return gl.BlockedLayout([1, 8], [32 // lanes, lanes], [WARPS, 1], [1, 0])
 
 
 @gluon.constexpr_function
 def key_layout(width, block):
-    """One value per key, for chunks of `width` columns; block 0: of rows that are copied."""
+    """Layout of one value per key, for chunks of `width` columns. block: columns that share a
+    scale; 0: rows are copied."""
     if block == 0:
         return gl.SliceLayout(1, copy_layout(width))
     return gl.SliceLayout(1, gl.SliceLayout(2, word_layout(width, block)))
 
 
 @gluon.jit
-def places(lengths_ptr, query, topk):
-    """Places of a list that count."""
+def list_length(lengths_ptr, query, topk):
+    """The valid length of a query's list."""
     if lengths_ptr is not None:
         return gl.minimum(gl.load(lengths_ptr + query), topk)
     else:
@@ -62,29 +64,30 @@ def steps_of(count):
 
 
 @gluon.jit
-def listed(source, query, count, first, NUMBER: gl.constexpr, LAYOUT: gl.constexpr):
-    """Physical rows of places from `first` on of a list, -1 where there is none."""
-    indices_ptr, stride, rows = source
+def listed(lists, query, count, first, NUMBER: gl.constexpr, LAYOUT: gl.constexpr):
+    """Physical rows of entries from `first` on of a query's list (`Lists`), -1 where there is no
+    key."""
     at = gl.arange(0, NUMBER, LAYOUT) + first
-    start = indices_ptr + query.to(gl.int64) * stride
+    start = lists.indices + query.to(gl.int64) * lists.list_stride
     index = gl.load(start + at, mask=at < count, other=-1)
-    return gl.where((index >= 0) & (index < rows), index, -1)
+    return gl.where((index >= 0) & (index < lists.pool_rows), index, -1)
 
 
 @gluon.jit
 def copied(tile, rows, keys, chunk, CACHE: gl.constexpr):
-    """Start copying columns of plain rows; zeros where there is no key."""
+    """Start copying columns of plain rows (`CacheRows`); zeros where there is no key."""
     WIDTH: gl.constexpr = tile.shape[1]
     L: gl.constexpr = copy_layout(WIDTH)
     keys = gl.convert_layout(keys, gl.SliceLayout(1, L))
-    start = rows[0] + start_of_row(keys, rows[1], rows[2], CACHE[0]) * VECTOR
+    start = start_of_row(keys, rows.page_stride, rows.row_stride, CACHE.page_size) * VECTOR
+    start = rows.data_ptr + start
     column = gl.arange(0, WIDTH, gl.SliceLayout(0, L)) + chunk * WIDTH
     cp_async(tile, start[:, None] + column[None, :], mask=(keys >= 0)[:, None])
 
 
 @gluon.jit
 def copied_rope(tile, rows, keys, CACHE: gl.constexpr):
-    """Likewise rope that rows of an FP8 cache store as bf16."""
+    """Start copying rope that rows of an FP8 cache (`CacheRows`) store as bf16."""
     L: gl.constexpr = copy_layout(tile.shape[1])
     keys = gl.convert_layout(keys, gl.SliceLayout(1, L))
     column = gl.arange(0, tile.shape[1], gl.SliceLayout(0, L))
@@ -95,36 +98,39 @@ def copied_rope(tile, rows, keys, CACHE: gl.constexpr):
 @gluon.jit
 def words(rows, keys, chunk, WIDTH: gl.constexpr, CACHE: gl.constexpr):
     """Words of a chunk of e4m3 columns, [keys, blocks, words]; 0 where there is no key."""
-    L: gl.constexpr = word_layout(WIDTH, CACHE[1])
-    BLOCKS: gl.constexpr = blocks_of(WIDTH, CACHE[1])
+    L: gl.constexpr = word_layout(WIDTH, CACHE.scale_block)
+    BLOCKS: gl.constexpr = blocks_of(WIDTH, CACHE.scale_block)
     IN: gl.constexpr = WIDTH // BLOCKS // 4
     keys = gl.convert_layout(keys, gl.SliceLayout(1, gl.SliceLayout(2, L)))
     block = gl.arange(0, BLOCKS, gl.SliceLayout(0, gl.SliceLayout(2, L))) * IN
     inside = gl.arange(0, IN, gl.SliceLayout(0, gl.SliceLayout(1, L))) + chunk * (WIDTH // 4)
-    start = rows[0] + start_of_row(keys, rows[1], rows[2], CACHE[0]) * WORDS
+    start = start_of_row(keys, rows.page_stride, rows.row_stride, CACHE.page_size) * WORDS
+    start = rows.data_ptr + start
     word = block[None, :, None] + inside[None, None, :]
     return gl.load(start[:, None, None] + word, mask=(keys >= 0)[:, None, None], other=0)
 
 
 @gluon.jit
 def scales(rows, keys, chunk, WIDTH: gl.constexpr, CACHE: gl.constexpr):
-    """Their scales, [keys, blocks]; 0 where there is no key."""
-    _data, stride_page, stride_row, scale_ptr, scale_page, scale_row, rope_ptr = rows
-    L: gl.constexpr = gl.SliceLayout(2, word_layout(WIDTH, CACHE[1]))
+    """Scales of a chunk of e4m3 columns, [keys, blocks]; 0 where there is no key.
+
+    They lie in the row where rope is bf16, else in a tensor of their own.
+    """
+    L: gl.constexpr = gl.SliceLayout(2, word_layout(WIDTH, CACHE.scale_block))
     keys = gl.convert_layout(keys, gl.SliceLayout(1, L))
-    block = gl.arange(0, blocks_of(WIDTH, CACHE[1]), gl.SliceLayout(0, L))
-    block += chunk * WIDTH // CACHE[1]
-    if rope_ptr is None:
-        start = scale_ptr + start_of_row(keys, scale_page, scale_row, CACHE[0])
+    block = gl.arange(0, blocks_of(WIDTH, CACHE.scale_block), gl.SliceLayout(0, L))
+    block += chunk * WIDTH // CACHE.scale_block
+    if rows.rope_ptr is None:
+        start = start_of_row(keys, rows.scale_page_stride, rows.scale_row_stride, CACHE.page_size)
     else:
-        start = scale_ptr + start_of_row(keys, stride_page, stride_row, CACHE[0]) * FP32S
+        start = start_of_row(keys, rows.page_stride, rows.row_stride, CACHE.page_size) * FP32S
+    start = rows.scale_ptr + start
     return gl.load(start[:, None] + block[None, :], mask=(keys >= 0)[:, None], other=0.0)
 
 
 @gluon.jit
-def write_stat(values, stat, query, first, heads):
-    """One fp32 value per row."""
-    ptr, stride_t, stride_h = stat
-    head = gl.arange(0, 64, values.type.layout) + first
-    start = ptr + query.to(gl.int64) * stride_t.to(gl.int64)
-    gl.store(start + head * stride_h.to(gl.int64), values, mask=head < heads)
+def write_stat(stat, output, query, first, heads):
+    """Store one fp32 value for each of 64 heads of a query to an `Output`."""
+    head = gl.arange(0, 64, stat.type.layout) + first
+    start = output.base + query.to(gl.int64) * output.token_stride.to(gl.int64)
+    gl.store(start + head * output.head_stride.to(gl.int64), stat, mask=head < heads)

@@ -1,16 +1,17 @@
 """Scores of few queries: a program takes 32 or 64 keys of one query's list and all of its heads.
 
-The first of three launches (weights.py and values.py follow). Rows are read, and dequantized, once
-for all heads. Products are summed in the order of the latent kernel, so scores have the same bits:
+This is the first of three launches (weights.py and values.py follow). Rows are read, and
+dequantized, once for all heads. Products are summed in the order of the latent kernel, so scores
+have the same bits:
 
 | block of a step | columns, in order |
 |---|---|
 | 0 | left half of the latent, right half, rope |
 | 1 | left half, rope, right half |
 
-Written: rows without rope, in 16 bits, [query, block, 64], zeros where there is no key; scores
-[query, block, head, 64], -inf where there is no key; and the largest of each row of a program's.
-Heads are as many as tiles of 64 hold.
+The kernel writes rows without rope, in 16 bits, [query, block, 64], zeros where there is no key;
+scores [query, block, head, 64], -inf where there is no key; and the largest score of each row of a
+program. Heads are padded to tiles of 64.
 """
 
 from triton.experimental import gluon
@@ -27,96 +28,111 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from openmla.kernels.gluon.barriers import barriers
 from openmla.kernels.gluon.compat import reinterpret, thread_barrier, tma_load, tma_store
 from openmla.kernels.gluon.dependent import let_next_begin
+from openmla.kernels.gluon.dequantize.records import CacheFormat, CacheRows
 from openmla.kernels.gluon.dequantize.rows import dequantized
 from openmla.kernels.gluon.scores import MINUS_INF, signed
+from openmla.kernels.hopper.few.records import Chunks, Lists
 from openmla.kernels.hopper.few.rows import (
     KEYS,
     copied,
     copied_rope,
     key_layout,
+    list_length,
     listed,
-    places,
     scales,
     steps_of,
     words,
 )
+from openmla.kernels.hopper.latent.records import ColumnTiles, RowDescriptors
 
 CHUNK = gl.constexpr(64)  # columns that are dequantized at a time
 
 
 @gluon.jit
 def load_queries(descs, tiles, barrier, query, DIMS: gl.constexpr):
-    """Q of all heads: left, right and rope columns; zeros past the last head."""
-    half_desc, rope_desc = descs
+    """Load Q of all heads into `ColumnTiles`; zeros past the last head. descs: its
+    `RowDescriptors`."""
+    HALF: gl.constexpr = DIMS.latent // 2
     left, right, rope = tiles
     HEADS: gl.constexpr = left.shape[0]
-    BOX: gl.constexpr = half_desc.block_shape
-    LAYOUT: gl.constexpr = half_desc.layout
-    mbarrier.expect(barrier, HEADS * (2 * DIMS[0] + DIMS[1]) * 2)
-    tma_load(half_desc, [query, 0, 0], barrier, reinterpret(left, left.dtype, BOX, LAYOUT))
-    tma_load(half_desc, [query, 0, DIMS[0]], barrier, reinterpret(right, left.dtype, BOX, LAYOUT))
-    if DIMS[1] > 0:
-        ROPE_BOX: gl.constexpr = rope_desc.block_shape
-        ROPE_LAYOUT: gl.constexpr = rope_desc.layout
+    BOX: gl.constexpr = descs.latent.block_shape
+    LAYOUT: gl.constexpr = descs.latent.layout
+    mbarrier.expect(barrier, HEADS * (DIMS.latent + DIMS.rope) * 2)
+    tma_load(descs.latent, [query, 0, 0], barrier, reinterpret(left, left.dtype, BOX, LAYOUT))
+    tma_load(descs.latent, [query, 0, HALF], barrier, reinterpret(right, left.dtype, BOX, LAYOUT))
+    if DIMS.rope > 0:
+        ROPE_BOX: gl.constexpr = descs.rope.block_shape
+        ROPE_LAYOUT: gl.constexpr = descs.rope.layout
         tile = reinterpret(rope, left.dtype, ROPE_BOX, ROPE_LAYOUT)
-        tma_load(rope_desc, [query, 0, 2 * DIMS[0]], barrier, tile)
+        tma_load(descs.rope, [query, 0, DIMS.latent], barrier, tile)
+
+
+@gluon.jit
+def with_chunk(chunks, rows, keys, number, WIDTH: gl.constexpr, CACHE: gl.constexpr):
+    """`Chunks` with one more: columns number * WIDTH … of `CacheRows`."""
+    all_words, all_scales = chunks
+    all_words += (words(rows, keys, number, WIDTH, CACHE),)
+    all_scales += (scales(rows, keys, number, WIDTH, CACHE),)
+    return Chunks(words=all_words, scales=all_scales)
 
 
 @gluon.jit
 def begin(tiles, rows, keys, DIMS: gl.constexpr, CACHE: gl.constexpr):
-    """Start reading rows: all of an FP8 cache into registers; or copies, of the left half first.
-    Rope is copied where it is not FP8."""
-    HALF: gl.constexpr = DIMS[0]
-    raw = ()
-    if CACHE[1] == 0:
-        copied(tiles[0], rows, keys, 0, CACHE)
+    """Start reading `CacheRows` for `ColumnTiles`. All columns of an FP8 cache are loaded into
+    registers, and returned as `Chunks`; plain rows are copied, the left half first. Rope is copied
+    where it is not FP8."""
+    chunks = Chunks(words=(), scales=())
+    if CACHE.scale_block == 0:
+        copied(tiles.left, rows, keys, 0, CACHE)
         async_copy.commit_group()
-        copied(tiles[1], rows, keys, 1, CACHE)
-        if DIMS[1] > 0:
-            copied(tiles[2], rows, keys, 2 * HALF // DIMS[1], CACHE)
+        copied(tiles.right, rows, keys, 1, CACHE)
+        if DIMS.rope > 0:
+            copied(tiles.rope, rows, keys, DIMS.latent // DIMS.rope, CACHE)
     else:
-        for c in gl.static_range(2 * HALF // CHUNK):
-            raw += ((words(rows, keys, c, CHUNK, CACHE), scales(rows, keys, c, CHUNK, CACHE)),)
-        if DIMS[1] > 0:
-            if rows[6] is None:
-                AT: gl.constexpr = 2 * HALF // DIMS[1]
-                rope = words(rows, keys, AT, DIMS[1], CACHE)
-                raw += ((rope, scales(rows, keys, AT, DIMS[1], CACHE)),)
+        for c in gl.static_range(DIMS.latent // CHUNK):
+            chunks = with_chunk(chunks, rows, keys, c, CHUNK, CACHE)
+        if DIMS.rope > 0:
+            if rows.rope_ptr is None:
+                AT: gl.constexpr = DIMS.latent // DIMS.rope
+                chunks = with_chunk(chunks, rows, keys, AT, DIMS.rope, CACHE)
             else:
-                copied_rope(tiles[2], rows, keys, CACHE)
+                copied_rope(tiles.rope, rows, keys, CACHE)
     async_copy.commit_group()
-    return raw
+    return chunks
 
 
 @gluon.jit
-def finish(tiles, raw, SIDE: gl.constexpr):
-    """The left half of the rows (SIDE 0), or the rest of them, is in its tiles."""
-    COUNT: gl.constexpr = tiles[0].shape[1] // CHUNK
-    if len(raw) == 0 or SIDE == 1:
+def finish(tiles, chunks, SIDE: gl.constexpr):
+    """Wait until the left half of the rows (SIDE 0), or the rest of them (1), is in its
+    `ColumnTiles`. chunks: what `begin` returned."""
+    COUNT: gl.constexpr = tiles.left.shape[1] // CHUNK
+    NUMBER: gl.constexpr = len(chunks.words)
+    if NUMBER == 0 or SIDE == 1:
         async_copy.wait_group(1 - SIDE)
-    if len(raw) > 0:
+    if NUMBER > 0:
+        half = tiles.left if SIDE == 0 else tiles.right
         for c in gl.static_range(COUNT):
-            tile = tiles[SIDE].slice(c * CHUNK, CHUNK, dim=1)
-            tile.store(dequantized(raw[SIDE * COUNT + c][0], raw[SIDE * COUNT + c][1]))
-        if SIDE == 1 and len(raw) > 2 * COUNT:
-            tiles[2].store(dequantized(raw[2 * COUNT][0], raw[2 * COUNT][1]))
+            tile = half.slice(c * CHUNK, CHUNK, dim=1)
+            tile.store(dequantized(chunks.words[SIDE * COUNT + c], chunks.scales[SIDE * COUNT + c]))
+        if SIDE == 1 and NUMBER > 2 * COUNT:
+            tiles.rope.store(dequantized(chunks.words[2 * COUNT], chunks.scales[2 * COUNT]))
     fence_async_shared()
     thread_barrier()
 
 
 @gluon.jit
-def multiply(S, q, k, ORDER: gl.constexpr):
-    """Scores with the products of more tiles of columns, in the given order."""
-    for i in gl.static_range(len(ORDER)):
-        columns = k[ORDER[i]].permute((1, 0))
-        S = warpgroup_mma(q[ORDER[i]], columns, S, is_async=True)
+def multiply(S, q, k):
+    """Scores with the products of more tiles of columns, in the order in which q and k list
+    them."""
+    for i in gl.static_range(len(q)):
+        columns = k[i].permute((1, 0))
+        S = warpgroup_mma(q[i], columns, S, is_async=True)
     return warpgroup_mma_wait(0, deps=(S,))
 
 
 @gluon.jit
-def put_scores(S, spaces, part):
-    """Scores and the largest of each row of a part of a block."""
-    scores_ptr, maxima_ptr = spaces
+def put_scores(S, scores_ptr, maxima_ptr, part):
+    """Store the scores of a part of a block, and the largest of each row."""
     HEADS: gl.constexpr = S.shape[0]
     PARTS: gl.constexpr = KEYS // S.shape[1]
     head = gl.arange(0, HEADS, gl.SliceLayout(1, S.type.layout))
@@ -161,54 +177,65 @@ def scores_kernel(  # noqa: PLR0913
     OVERLAP: gl.constexpr,
 ):
     """Keys from SPAN * (`program % N`) on, query `program // N`. SPAN: 32 or 64. HEADS: 64 or 128.
-    DIMS: columns of half a latent, of rope. PAGE, SCALED: see latent/kernel.py."""
+    DIMS: `RowColumns`. LAYOUTS: `TileLayouts`. PAGE, SCALED: see latent/kernel.py."""
     DTYPE: gl.constexpr = q_half_desc.dtype
-    CACHE: gl.constexpr = (PAGE, SCALED)
+    CACHE: gl.constexpr = CacheFormat(page_size=PAGE, scale_block=SCALED)
     GROUPS: gl.constexpr = HEADS // 64  # warp-groups side by side in the rows, else in the keys
     SL: gl.constexpr = gl.NVMMADistributedLayout(
         [3, 0], [4 * GROUPS, 2 // GROUPS], [16, SPAN // 2 * GROUPS, 16]
     )
     KL: gl.constexpr = key_layout(CHUNK, SCALED)
     PARTS: gl.constexpr = KEYS // SPAN
+    HALF: gl.constexpr = DIMS.latent // 2
     if OVERLAP:
         let_next_begin()
     query = gl.program_id(0) // (2 * PARTS * steps)
     part = gl.program_id(0) % (2 * PARTS * steps)
-    count = places(lengths_ptr, query, topk)
+    count = list_length(lengths_ptr, query, topk)
     if part < 2 * PARTS * steps_of(count):
-        keys = listed((indices_ptr, indices_stride, rows), query, count, part * SPAN, SPAN, KL)
-        q_left = gl.allocate_shared_memory(DTYPE, [HEADS, DIMS[0]], LAYOUTS[0])
-        q_right = gl.allocate_shared_memory(DTYPE, [HEADS, DIMS[0]], LAYOUTS[0])
-        k_left = gl.allocate_shared_memory(DTYPE, [SPAN, DIMS[0]], LAYOUTS[0])
-        k_right = gl.allocate_shared_memory(DTYPE, [SPAN, DIMS[0]], LAYOUTS[0])
+        lists = Lists(indices=indices_ptr, list_stride=indices_stride, pool_rows=rows)
+        keys = listed(lists, query, count, part * SPAN, SPAN, KL)
+        q_left = gl.allocate_shared_memory(DTYPE, [HEADS, HALF], LAYOUTS.latent)
+        q_right = gl.allocate_shared_memory(DTYPE, [HEADS, HALF], LAYOUTS.latent)
+        k_left = gl.allocate_shared_memory(DTYPE, [SPAN, HALF], LAYOUTS.latent)
+        k_right = gl.allocate_shared_memory(DTYPE, [SPAN, HALF], LAYOUTS.latent)
         q_rope = q_left
         k_rope = k_left
-        if DIMS[1] > 0:
-            q_rope = gl.allocate_shared_memory(DTYPE, [HEADS, DIMS[1]], LAYOUTS[1])
-            k_rope = gl.allocate_shared_memory(DTYPE, [SPAN, DIMS[1]], LAYOUTS[1])
-        q = (q_left, q_right, q_rope)
-        k = (k_left, k_right, k_rope)
+        if DIMS.rope > 0:
+            q_rope = gl.allocate_shared_memory(DTYPE, [HEADS, DIMS.rope], LAYOUTS.rope)
+            k_rope = gl.allocate_shared_memory(DTYPE, [SPAN, DIMS.rope], LAYOUTS.rope)
+        q = ColumnTiles(left=q_left, right=q_right, rope=q_rope)
+        k = ColumnTiles(left=k_left, right=k_right, rope=k_rope)
         q_ready = barriers(1, 1)
         fence_async_shared()
-        load_queries((q_half_desc, q_rope_desc), q, q_ready.index(0), query, DIMS)
-        data = (data_ptr, stride_page, stride_row, scale_ptr, scale_page, scale_row, rope_ptr)
-        raw = begin(k, data, keys, DIMS, CACHE)
+        q_descs = RowDescriptors(latent=q_half_desc, rope=q_rope_desc)
+        load_queries(q_descs, q, q_ready.index(0), query, DIMS)
+        data = CacheRows(
+            data_ptr=data_ptr,
+            page_stride=stride_page,
+            row_stride=stride_row,
+            scale_ptr=scale_ptr,
+            scale_page_stride=scale_page,
+            scale_row_stride=scale_row,
+            rope_ptr=rope_ptr,
+        )
+        chunks = begin(k, data, keys, DIMS, CACHE)
         seen = gl.convert_layout(keys >= 0, gl.SliceLayout(0, SL))
-        finish(k, raw, 0)
+        finish(k, chunks, 0)
         tma_store(v_half_desc, [gl.program_id(0) * SPAN, 0], k_left)
         mbarrier.wait(q_ready.index(0), 0)
         S = gl.zeros([HEADS, SPAN], gl.float32, SL)
         S = warpgroup_mma(q_left, k_left.permute((1, 0)), S, use_acc=False, is_async=True)
-        finish(k, raw, 1)
-        tma_store(v_half_desc, [gl.program_id(0) * SPAN, DIMS[0]], k_right)
+        finish(k, chunks, 1)
+        tma_store(v_half_desc, [gl.program_id(0) * SPAN, HALF], k_right)
         S, _, _ = warpgroup_mma_wait(0, deps=(S, q_left, k_left))  # tiles keep their place so long
-        if DIMS[1] == 0:
-            S = multiply(S, q, k, (1,))
+        if DIMS.rope == 0:
+            S = multiply(S, (q_right,), (k_right,))
         elif part // PARTS % 2 == 0:
-            S = multiply(S, q, k, (1, 2))
+            S = multiply(S, (q_right, q_rope), (k_right, k_rope))
         else:
-            S = multiply(S, q, k, (2, 1))
+            S = multiply(S, (q_rope, q_right), (k_rope, k_right))
         tma.store_wait(0)
         thread_barrier()  # what follows may use the memory of the tiles
         S = gl.where(seen[None, :], signed(S, SIGN), MINUS_INF)
-        put_scores(S, (scores_ptr, maxima_ptr), gl.program_id(0))
+        put_scores(S, scores_ptr, maxima_ptr, gl.program_id(0))

@@ -4,9 +4,9 @@ The second of three launches. The latent kernel moves a row's reference from blo
 (latent/softmax.py); the largest scores of the blocks before tell where it is at any of them, so
 that all blocks are weighted at once.
 
-Written, for every block of [query, block, head]: weights, 64 of a row; the reference they are
-relative to; what O must be multiplied by when it moves there; and the sums of weights, four partial
-ones of a row as the latent kernel keeps them.
+The kernel writes, for every [query, block, head]: the 64 weights of a row; the reference they are
+relative to; what O must be multiplied by when it moves there; and four partial sums of the weights,
+as the latent kernel keeps them.
 """
 
 from triton.experimental import gluon
@@ -14,7 +14,8 @@ from triton.experimental.gluon import language as gl
 
 from openmla.kernels.gluon.dependent import let_next_begin, wait_for_kernel_before
 from openmla.kernels.gluon.scores import LN_2, MINUS_INF
-from openmla.kernels.hopper.few.rows import KEYS, places, steps_of, write_stat
+from openmla.kernels.hopper.few.rows import KEYS, list_length, steps_of, write_stat
+from openmla.kernels.hopper.latent.records import Output
 from openmla.kernels.hopper.latent.softmax import THRESHOLD, follow, weigh
 
 TOGETHER = gl.constexpr(32)  # blocks whose largest scores are loaded at a time
@@ -28,7 +29,7 @@ def moved(scaled, row_max):
 
 @gluon.jit
 def largest(maxima_ptr, row, block, HEADS: gl.constexpr, PARTS: gl.constexpr):
-    """The largest scores of a block, of all its parts; `row`: of block 0."""
+    """The largest scores of all parts of a block; `row`: where block 0 has them."""
     at = maxima_ptr + row + block * (PARTS * HEADS)
     found = gl.load(at)
     for i in gl.static_range(1, PARTS):
@@ -39,7 +40,7 @@ def largest(maxima_ptr, row, block, HEADS: gl.constexpr, PARTS: gl.constexpr):
 @gluon.jit
 def walk(maxima_ptr, start, block, factor, HEADS: gl.constexpr, PARTS: gl.constexpr):
     """(the reference before a block, at it, the largest score up to it), a thread for a row;
-    `start`: of block 0."""
+    `start`: where block 0 has its largest scores."""
     L: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
     row = gl.arange(0, 64, L) + start
     own = largest(maxima_ptr, row, block, HEADS, PARTS)
@@ -110,7 +111,7 @@ def weights_kernel(  # noqa: PLR0913
     first_head = gl.program_id(0) % TILES * 64
     block = gl.program_id(0) // TILES % (2 * steps)
     query = gl.program_id(0) // (TILES * 2 * steps)
-    last = 2 * steps_of(places(lengths_ptr, query, topk)) - 1
+    last = 2 * steps_of(list_length(lengths_ptr, query, topk)) - 1
     if block <= last:
         if OVERLAP:
             wait_for_kernel_before()
@@ -129,5 +130,7 @@ def weights_kernel(  # noqa: PLR0913
         gl.store(factors_ptr + row, follow(before, row_max))
         store_sums(quads, quads_ptr, start + block * HEADS)
         if logits_ptr is not None and block == last:
-            logits = (logits_ptr, logits_stride_t, logits_stride_h)
+            logits = Output(
+                base=logits_ptr, token_stride=logits_stride_t, head_stride=logits_stride_h
+            )
             write_stat(highest * factor * LN_2, logits, query, first_head, heads)

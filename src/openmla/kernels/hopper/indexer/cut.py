@@ -1,4 +1,4 @@
-"""The k-th largest of keys in registers, by counts.
+"""The k-th largest of keys in registers, found by counting.
 
 A key is a score as an int32 of the same order. `kth` keeps an interval of keys that holds the
 answer, and counts how many keys are at least some key inside it. Which one:
@@ -37,7 +37,7 @@ def key_of(x):
 
 @gluon.jit
 def score_of(key):
-    """The way back."""
+    """The score of a key: the inverse of `key_of`."""
     bits = key ^ ((key >> 31) & 0x7FFFFFFF)
     return bits.to(gl.float32, bitcast=True)
 
@@ -85,9 +85,9 @@ def kth(keys, low, above, rank, slack):
 
 @gluon.jit
 def choose(keys, cut, above, k):
-    """Which keys are the k best (of those equal to the cut the first), and their places.
+    """Which keys are the k best, and their places; among keys equal to the cut the first win.
 
-    above: at most so many keys are at least the cut.
+    above: an upper bound of how many keys are at least the cut.
     """
     if above > k:
         rank, _ = places(keys == cut)

@@ -25,13 +25,14 @@ PROBLEMS = {
 }
 
 
-# Bytes. Of long rows the cut of a full list spills, which few rows need; of short ones the places
-# of the chosen, once per row. More registers are slower: fewer rows on an SM at a time.
+# Bytes. The kernel of long rows spills in the cut of a full list, which few rows need; that of
+# short rows spills the places of the selected scores, once per row. With more registers both are
+# slower, because fewer rows run on an SM at a time.
 MOST_SPILLED = 128
 
 
 def predicted(plan: IndexPlan, call: Call) -> Predicted:
-    """Of a selection shared memory, and the limits of registers and of what does not fit them."""
+    """Shared memory, and for a selection the limits of registers and of spilled bytes."""
     if plan.problem.form == "scores":
         return block_memory(plan, call)
     config = plan.config

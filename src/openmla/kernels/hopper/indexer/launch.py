@@ -19,9 +19,11 @@ from openmla.indexer.operands import (
 )
 from openmla.kernels.call import Call, vector
 from openmla.kernels.gluon.indexer_operands import scores_arguments
+from openmla.kernels.gluon.indexer_records import ScoresConfig
+from openmla.kernels.hopper.indexer.plan import HopperScoresConfig, HopperSelectConfig
+from openmla.kernels.hopper.indexer.records import Registers, SelectConfig
 from openmla.kernels.hopper.indexer.scores import scores_kernel
 from openmla.kernels.hopper.indexer.select import select_kernel
-from openmla.planning.hopper.indexer import HopperScoresConfig, HopperSelectConfig
 from openmla.planning.indexer import IndexPlan
 
 
@@ -37,8 +39,14 @@ def calls(plan: IndexPlan, operands: IndexOperands, results: Any) -> Iterator[Ca
 def _scores(config: HopperScoresConfig, op: ScoresOperands, out: Tensor) -> Call:
     arguments = {
         **scores_arguments(op, out, config.box_rows, config.chunk),
-        "CFG": (config.consumers, config.BN, config.stages, config.query_stages, config.chunk),
-        "REGISTERS": (config.registers.consumer, config.registers.producer),
+        "CFG": ScoresConfig(
+            tiles=config.consumers,
+            block_keys=config.BN,
+            key_stages=config.stages,
+            query_stages=config.query_stages,
+            chunk=config.chunk,
+        ),
+        "REGISTERS": Registers(config.registers.consumer, config.registers.producer),
         "num_warps": 4,
     }
     work_items = -(-op.q.shape[0] // config.block_queries) * arguments["chunks"]
@@ -67,7 +75,12 @@ def _select(config: HopperSelectConfig, op: SelectOperands, results: SelectResul
         "stride": scores.stride(0) // 4,
         "out_stride": results.out.stride(0),
         "table_stride": 0 if table is None else table.shape[1],
-        "CFG": (config.warps, config.chunk_vectors, config.list_vectors, config.stages),
+        "CFG": SelectConfig(
+            warps=config.warps,
+            chunk_vectors=config.chunk_vectors,
+            list_vectors=config.list_vectors,
+            stages=config.stages,
+        ),
         "PAGE": op.page_size if table is not None else 0,
         "ADD": op.add_starts,
         "LONG": config.long_rows,

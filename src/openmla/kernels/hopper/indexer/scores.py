@@ -5,7 +5,7 @@
 | partition | warps | does |
 |---|---|---|
 | consumer 0 … 3 | 4 each | its 128 / HEADS queries against every block of keys |
-| producer | 1 | draws work items, loads queries, keys and scales by TMA (indexer_work.py) |
+| producer | 1 | fetches work items, loads queries, keys and scales by TMA (indexer_work.py) |
 
 Keys are wgmma's M (64 rows), the heads of a consumer's queries its N = 128, the 128 columns of a
 key its K, so the sum over heads stays inside a quad of threads. Queries are divided among the
@@ -27,6 +27,13 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from openmla.kernels.gluon.barriers import barriers
+from openmla.kernels.gluon.indexer_records import (
+    Descriptors,
+    Matrix,
+    ScoresBarriers,
+    SharedTiles,
+    WindowPointers,
+)
 from openmla.kernels.gluon.indexer_work import (
     BLOCKS,
     COLUMNS,
@@ -39,61 +46,71 @@ from openmla.kernels.gluon.indexer_work import (
     producer,
     window_of,
 )
+from openmla.kernels.hopper.indexer.records import TileWindows
 
 WARPS = gl.constexpr(4)  # of a consumer
 
 
 @gluon.jit
 def store_row(sums, scale, pointer, keys, whole, window):
-    """The scores of one query and 64 keys."""
+    """Scale and store the scores of one query and 64 keys: all of them if the block is whole, else
+    those inside the query's Window."""
     RL: gl.constexpr = scale.type.layout
     scores = gl.convert_layout(sums, RL, assert_trivial=True) * scale
     if whole:
         gl.store(pointer + keys, scores)
     else:
-        low, high = window
-        gl.store(pointer + keys, scores, mask=(keys >= low) & (keys < high))
+        inside = (keys >= window.low) & (keys < window.high)
+        gl.store(pointer + keys, scores, mask=inside)
 
 
 @gluon.jit
 def finish(S, weights, scale, row_ptr, stride, key, whole, windows, QUERIES: gl.constexpr):
     """Relu, weigh, add up the heads of every query, scale and store.
 
-    x + |x| is 2 relu(x) at the full rate of FADD; the half is in `weights`.
+    x + |x| is 2 relu(x) at the full rate of FADD; the half is in `weights`. windows: TileWindows.
     """
     keys = key + gl.arange(0, ROWS, gl.SliceLayout(1, S.type.layout))
     S = (S + gl.abs(S)) * weights[None, :]
     sums = gl.sum(S.reshape([ROWS, QUERIES, COLUMNS // QUERIES]), 2)
     if QUERIES == 1:
-        store_row(gl.sum(sums, 1), scale, row_ptr, keys, whole, windows[0])
+        store_row(gl.sum(sums, 1), scale, row_ptr, keys, whole, windows.first)
     elif QUERIES == 2:
         a, b = gl.split(sums)
-        store_row(a, scale, row_ptr, keys, whole, windows[0])
-        store_row(b, scale, row_ptr + stride, keys, whole, windows[1])
+        store_row(a, scale, row_ptr, keys, whole, windows.first)
+        store_row(b, scale, row_ptr + stride, keys, whole, windows.second)
     else:
         even, odd = gl.split(sums.reshape([ROWS, 2, 2]))
         a, c = gl.split(even)
         b, d = gl.split(odd)
-        store_row(a, scale, row_ptr, keys, whole, windows[0])
-        store_row(b, scale, row_ptr + stride, keys, whole, windows[1])
-        # Three times a stride may be more than a number of 32 bits holds.
-        store_row(c, scale, row_ptr + stride + stride, keys, whole, windows[2])
-        store_row(d, scale, row_ptr + stride + stride + stride, keys, whole, windows[3])
+        store_row(a, scale, row_ptr, keys, whole, windows.first)
+        store_row(b, scale, row_ptr + stride, keys, whole, windows.second)
+        # Added one by one: three times a stride may overflow 32 bits.
+        store_row(c, scale, row_ptr + stride + stride, keys, whole, windows.third)
+        store_row(d, scale, row_ptr + stride + stride + stride, keys, whole, windows.fourth)
 
 
 @gluon.jit
 def consumer(
-    smem, bars, windows, results, total_q, columns, WHO: gl.constexpr, CFG: gl.constexpr,
-    HEADS: gl.constexpr, PAGE: gl.constexpr,
-):  # fmt: skip
-    """Its queries of every piece against the piece's keys, 64 at a time."""
-    info, q_smem, k_smem, s_smem = smem
-    q_ready, q_empty, k_ready, k_empty, t_ready = bars
-    weights_ptr, weights_stride, out_ptr, out_stride = results
-    NC: gl.constexpr = CFG[0]
-    BN: gl.constexpr = CFG[1]
-    ST: gl.constexpr = CFG[2]
-    QS: gl.constexpr = CFG[3]
+    smem,
+    bars,
+    windows,
+    weights,
+    out,
+    total_q,
+    columns,
+    WHO: gl.constexpr,
+    CFG: gl.constexpr,
+    HEADS: gl.constexpr,
+    PAGE: gl.constexpr,
+):
+    """Multiply query tile WHO of every work item with the item's keys, 64 at a time.
+
+    smem: SharedTiles; bars: ScoresBarriers; windows: WindowPointers; weights, out: Matrix.
+    """
+    BN: gl.constexpr = CFG.block_keys
+    ST: gl.constexpr = CFG.key_stages
+    QS: gl.constexpr = CFG.query_stages
     SUB: gl.constexpr = BN // ROWS
     QUERIES: gl.constexpr = COLUMNS // HEADS
     SL: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 128, 32])
@@ -101,63 +118,75 @@ def consumer(
     column = gl.arange(0, COLUMNS, gl.SliceLayout(0, SL))
     turn = gl.program_id(0) * 0
     it = turn
-    mbarrier.wait(t_ready.index(0), 0)
-    blocks = get(info, turn, BLOCKS, WARPS)
+    mbarrier.wait(bars.item_ready.index(0), 0)
+    blocks = get(smem.items, turn, BLOCKS, WARPS)
     while blocks > 0:
         slot = turn % QS
-        query = get(info, slot, QUERY, WARPS) + WHO * QUERIES
-        first = get(info, slot, KEY, WARPS)
-        line = get(info, slot, LINE, WARPS)
+        query = get(smem.items, slot, QUERY, WARPS) + WHO * QUERIES
+        first = get(smem.items, slot, KEY, WARPS)
+        line = get(smem.items, slot, LINE, WARPS)
         token = query + column // HEADS
-        at = weights_ptr + token.to(gl.int64) * weights_stride + column % HEADS
-        weights = gl.load(at, mask=token < total_q, other=0.0) * 0.5
+        at = weights.ptr + token.to(gl.int64) * weights.row_stride + column % HEADS
+        halves = gl.load(at, mask=token < total_q, other=0.0) * 0.5
         w0 = window_of(windows, query, line, total_q, columns, PAGE)
-        low = w0[0]
-        high = w0[1]
+        low = w0.low
+        high = w0.high
         w1 = w0
         w2 = w0
         w3 = w0
         if QUERIES > 1:
             w1 = window_of(windows, query + 1, line, total_q, columns, PAGE)
-            low = gl.maximum(low, w1[0])
-            high = gl.minimum(high, w1[1])
+            low = gl.maximum(low, w1.low)
+            high = gl.minimum(high, w1.high)
         if QUERIES > 2:
             w2 = window_of(windows, query + 2, line, total_q, columns, PAGE)
             w3 = window_of(windows, query + 3, line, total_q, columns, PAGE)
-            low = gl.maximum(gl.maximum(low, w2[0]), w3[0])
-            high = gl.minimum(gl.minimum(high, w2[1]), w3[1])
-        row_ptr = out_ptr + query.to(gl.int64) * out_stride
-        mbarrier.wait(q_ready.index(slot), (turn // QS) & 1)
-        q = q_smem.index(slot * NC + WHO).permute((1, 0))
+            low = gl.maximum(gl.maximum(low, w2.low), w3.low)
+            high = gl.minimum(gl.minimum(high, w2.high), w3.high)
+        row_ptr = out.ptr + query.to(gl.int64) * out.row_stride
+        mbarrier.wait(bars.q_ready.index(slot), (turn // QS) & 1)
+        q = smem.q.index(slot * CFG.tiles + WHO).permute((1, 0))
         zero = gl.zeros([ROWS, COLUMNS], gl.float32, SL)
         for c in range(0, blocks):
             stage = it % ST
             key = first + c * BN
             whole = (key >= low) & (key + BN <= high)
-            mbarrier.wait(k_ready.index(stage), (it // ST) & 1)
+            mbarrier.wait(bars.k_ready.index(stage), (it // ST) & 1)
             for j in gl.static_range(SUB):
-                k = k_smem.index(stage * SUB + j)
+                k = smem.k.index(stage * SUB + j)
                 S_next = warpgroup_mma(k, q, zero, use_acc=False, is_async=True)
-                scale = s_smem.index(stage * SUB + j).load(RL)
+                scale = smem.scales.index(stage * SUB + j).load(RL)
                 S = warpgroup_mma_wait(0, deps=(S_next,))
                 if j == SUB - 1:
-                    mbarrier.arrive(k_empty.index(stage), count=1)
+                    mbarrier.arrive(bars.k_empty.index(stage), count=1)
                 finish(
-                    S, weights, scale, row_ptr, out_stride, key + j * ROWS, whole,
-                    (w0, w1, w2, w3), QUERIES,
-                )  # fmt: skip
+                    S,
+                    halves,
+                    scale,
+                    row_ptr,
+                    out.row_stride,
+                    key + j * ROWS,
+                    whole,
+                    TileWindows(w0, w1, w2, w3),
+                    QUERIES,
+                )
             it += 1
-        mbarrier.arrive(q_empty.index(slot), count=1)
+        mbarrier.arrive(bars.q_empty.index(slot), count=1)
         turn += 1
-        mbarrier.wait(t_ready.index(turn % QS), (turn // QS) & 1)
-        blocks = get(info, turn % QS, BLOCKS, WARPS)
+        mbarrier.wait(bars.item_ready.index(turn % QS), (turn // QS) & 1)
+        blocks = get(smem.items, turn % QS, BLOCKS, WARPS)
 
 
 COUNTS = ["total_q", "columns", "chunks", "weights_stride", "table_stride"]
 VECTORS = [
-    "weights_ptr", "starts_ptr", "ends_ptr", "sequences_ptr", "longest_ptr", "table_ptr",
+    "weights_ptr",
+    "starts_ptr",
+    "ends_ptr",
+    "sequences_ptr",
+    "longest_ptr",
+    "table_ptr",
     "counter_ptr",
-]  # fmt: skip
+]
 
 
 @gluon.jit(do_not_specialize=COUNTS, do_not_specialize_on_alignment=VECTORS)
@@ -185,46 +214,102 @@ def scores_kernel(  # noqa: PLR0913
     REGISTERS: gl.constexpr,
     LAYOUT: gl.constexpr,
 ):
-    """CFG: consumers (3 or 4), keys per stage, key stages, query stages, keys per piece. REGISTERS:
-    of a consumer, of the producer. LAYOUT: of tiles of rows of 128 bytes."""
-    NC: gl.constexpr = CFG[0]
-    STAGES: gl.constexpr = CFG[2] * CFG[1] // ROWS
+    """Scores of all queries; CFG: ScoresConfig with a query tile for each of 3 or 4 consumers.
+    REGISTERS: Registers. LAYOUT: of shared tiles whose rows have 128 bytes."""
+    NC: gl.constexpr = CFG.tiles
+    QS: gl.constexpr = CFG.query_stages
+    STAGES: gl.constexpr = CFG.key_stages * CFG.block_keys // ROWS
     LINEAR: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, order=[0])
-    q_smem = gl.allocate_shared_memory(q_desc.dtype, [CFG[3] * NC, COLUMNS, COLUMNS], LAYOUT)
+    q_smem = gl.allocate_shared_memory(q_desc.dtype, [QS * NC, COLUMNS, COLUMNS], LAYOUT)
     k_smem = gl.allocate_shared_memory(k_desc.dtype, [STAGES, ROWS, COLUMNS], LAYOUT)
-    s_smem = gl.allocate_shared_memory(gl.float32, [STAGES, ROWS], LINEAR)
-    info = gl.allocate_shared_memory(gl.int32, [CFG[3] * FIELDS, 1], LINEAR)
-    bars = (
-        barriers(CFG[3], 1), barriers(CFG[3], NC), barriers(CFG[2], 1), barriers(CFG[2], NC),
-        barriers(CFG[3], 1),
-    )  # fmt: skip
-    smem = (info, q_smem, k_smem, s_smem)
-    windows = (starts_ptr, ends_ptr, sequences_ptr, longest_ptr)
-    results = (weights_ptr, weights_stride, out_ptr, out_stride)
-    table = (table_ptr, table_stride)
-    descs = (q_desc, k_desc, s_desc)
+    scales = gl.allocate_shared_memory(gl.float32, [STAGES, ROWS], LINEAR)
+    items = gl.allocate_shared_memory(gl.int32, [QS * FIELDS, 1], LINEAR)
+    bars = ScoresBarriers(
+        q_ready=barriers(QS, 1),
+        q_empty=barriers(QS, NC),
+        k_ready=barriers(CFG.key_stages, 1),
+        k_empty=barriers(CFG.key_stages, NC),
+        item_ready=barriers(QS, 1),
+    )
+    smem = SharedTiles(items=items, q=q_smem, k=k_smem, scales=scales)
+    windows = WindowPointers(starts_ptr, ends_ptr, sequences_ptr, longest_ptr)
+    weights = Matrix(weights_ptr, weights_stride)
+    out = Matrix(out_ptr, out_stride)
+    table = Matrix(table_ptr, table_stride)
+    descs = Descriptors(q=q_desc, k=k_desc, scales=s_desc)
     if NC == 3:
         gl.warp_specialize(
             [
-                (consumer, (smem, bars, windows, results, total_q, columns, 0, CFG, HEADS, PAGE)),
-                (consumer, (smem, bars, windows, results, total_q, columns, 1, CFG, HEADS, PAGE)),
-                (consumer, (smem, bars, windows, results, total_q, columns, 2, CFG, HEADS, PAGE)),
-                (producer, (descs, smem, bars, windows, table, counter_ptr, total_q, columns,
-                            chunks, CFG, HEADS, PAGE)),
+                (
+                    consumer,
+                    (smem, bars, windows, weights, out, total_q, columns, 0, CFG, HEADS, PAGE),
+                ),
+                (
+                    consumer,
+                    (smem, bars, windows, weights, out, total_q, columns, 1, CFG, HEADS, PAGE),
+                ),
+                (
+                    consumer,
+                    (smem, bars, windows, weights, out, total_q, columns, 2, CFG, HEADS, PAGE),
+                ),
+                (
+                    producer,
+                    (
+                        descs,
+                        smem,
+                        bars,
+                        windows,
+                        table,
+                        counter_ptr,
+                        total_q,
+                        columns,
+                        chunks,
+                        CFG,
+                        HEADS,
+                        PAGE,
+                    ),
+                ),
             ],
             [4, 4, 1],
-            [REGISTERS[0], REGISTERS[0], REGISTERS[1]],
-        )  # fmt: skip
+            [REGISTERS.consumer, REGISTERS.consumer, REGISTERS.producer],
+        )
     else:
         gl.warp_specialize(
             [
-                (consumer, (smem, bars, windows, results, total_q, columns, 0, CFG, HEADS, PAGE)),
-                (consumer, (smem, bars, windows, results, total_q, columns, 1, CFG, HEADS, PAGE)),
-                (consumer, (smem, bars, windows, results, total_q, columns, 2, CFG, HEADS, PAGE)),
-                (consumer, (smem, bars, windows, results, total_q, columns, 3, CFG, HEADS, PAGE)),
-                (producer, (descs, smem, bars, windows, table, counter_ptr, total_q, columns,
-                            chunks, CFG, HEADS, PAGE)),
+                (
+                    consumer,
+                    (smem, bars, windows, weights, out, total_q, columns, 0, CFG, HEADS, PAGE),
+                ),
+                (
+                    consumer,
+                    (smem, bars, windows, weights, out, total_q, columns, 1, CFG, HEADS, PAGE),
+                ),
+                (
+                    consumer,
+                    (smem, bars, windows, weights, out, total_q, columns, 2, CFG, HEADS, PAGE),
+                ),
+                (
+                    consumer,
+                    (smem, bars, windows, weights, out, total_q, columns, 3, CFG, HEADS, PAGE),
+                ),
+                (
+                    producer,
+                    (
+                        descs,
+                        smem,
+                        bars,
+                        windows,
+                        table,
+                        counter_ptr,
+                        total_q,
+                        columns,
+                        chunks,
+                        CFG,
+                        HEADS,
+                        PAGE,
+                    ),
+                ),
             ],
             [4, 4, 4, 1],
-            [REGISTERS[0], REGISTERS[0], REGISTERS[0], REGISTERS[1]],
-        )  # fmt: skip
+            [REGISTERS.consumer, REGISTERS.consumer, REGISTERS.consumer, REGISTERS.producer],
+        )

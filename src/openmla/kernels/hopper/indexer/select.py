@@ -33,6 +33,7 @@ from openmla.kernels.hopper.indexer.cut import (
     kth,
     score_of,
 )
+from openmla.kernels.hopper.indexer.records import Lists, RowOutput, Writing
 from openmla.kernels.hopper.indexer.tile import (
     GROUP,
     VECTOR,
@@ -45,41 +46,41 @@ from openmla.kernels.hopper.indexer.tile import (
 
 @gluon.jit
 def load_tile(row_ptr, first, end, CFG: gl.constexpr, R: gl.constexpr):
-    """Scores of a row from a multiple of four on; vectors past the end are -inf."""
-    number, v = vectors(CFG[0], R)
+    """Load scores of a row from a multiple of four on; vectors past the end are -inf."""
+    number, v = vectors(CFG.warps, R)
     at = number * VECTOR + first
     return gl.load(row_ptr + at + v, mask=(at < end) & (v >= 0), other=MINUS_INF)
 
 
 @gluon.jit
 def load_list(list_ptr, length, CFG: gl.constexpr):
-    """What is in a list: positions, or bits of scores."""
-    number, v = vectors(CFG[0], CFG[2])
+    """Load one of the Lists, positions or bits of scores; -1 past its end."""
+    number, v = vectors(CFG.warps, CFG.list_vectors)
     index = number * VECTOR + v
     return gl.load(list_ptr + index, mask=index < length, other=-1)
 
 
 @gluon.jit
 def list_keys(lists, length, n, CFG: gl.constexpr):
-    """The keys of what is in the list; what lies outside the window has none."""
-    position = load_list(lists[0], length, CFG)
-    key = key_of(load_list(lists[1], length, CFG).to(gl.float32, bitcast=True))
+    """The keys of the listed scores; NOTHING where a position lies outside the window."""
+    position = load_list(lists.positions_ptr, length, CFG)
+    key = key_of(load_list(lists.scores_ptr, length, CFG).to(gl.float32, bitcast=True))
     return gl.where((position >= 0) & (position < n), key, NOTHING)
 
 
 @gluon.jit
 def shrink(lists, length, low, n, k, CFG: gl.constexpr):
-    """Cut the list to its k best, in place. Returns the k-th key."""
+    """Cut the Lists to their k best, in place. Returns the k-th key."""
     thread_barrier()
     keys = list_keys(lists, length, n, CFG)
     cut, above = kth(keys, low, length, k, 0)
     chosen, place = choose(keys, cut, above, k)
     thread_barrier()
-    gl.store(lists[1] + place, score_of(keys).to(gl.int32, bitcast=True), mask=chosen)
-    position = load_list(lists[0], length, CFG)
+    gl.store(lists.scores_ptr + place, score_of(keys).to(gl.int32, bitcast=True), mask=chosen)
+    position = load_list(lists.positions_ptr, length, CFG)
     thread_barrier()
-    # Another zero: the addresses above need not be kept for this.
-    gl.store(lists[0] + (place + opaque_zero()), position, mask=chosen)
+    # An opaque zero: these addresses are computed again, those above are not kept in registers.
+    gl.store(lists.positions_ptr + (place + opaque_zero()), position, mask=chosen)
     thread_barrier()
     return cut
 
@@ -87,40 +88,41 @@ def shrink(lists, length, low, n, k, CFG: gl.constexpr):
 @gluon.jit
 def fetch(ring, row_ptr, c, end, CFG: gl.constexpr):
     """Begin to copy a chunk, 16 bytes a thread, which the same thread reads."""
-    R: gl.constexpr = CFG[1]
-    number, v = vectors(CFG[0], R)
-    at = number * VECTOR + c * (CFG[0] * R * GROUP)
-    cp_async(ring.index(c % CFG[3]), row_ptr + at + v, mask=(at < end) & (v >= 0))
+    R: gl.constexpr = CFG.chunk_vectors
+    number, v = vectors(CFG.warps, R)
+    at = number * VECTOR + c * (CFG.warps * R * GROUP)
+    cp_async(ring.index(c % CFG.stages), row_ptr + at + v, mask=(at < end) & (v >= 0))
     async_copy.commit_group()
 
 
 @gluon.jit
 def inside(x, first, n, CFG: gl.constexpr):
-    """A chunk whose scores outside of the window are -inf; first: the position of its first."""
-    number, v = vectors(CFG[0], CFG[1])
+    """The chunk x with -inf for scores outside of the window; first: the position of its first."""
+    number, v = vectors(CFG.warps, CFG.chunk_vectors)
     position = number * VECTOR + first + v
     return gl.where((position >= 0) & (position < n), x, MINUS_INF)
 
 
 @gluon.jit
 def passes(x, low, everything):
-    """Which scores are listed. Compared again where it is needed: there are only 7 predicates to
-    keep them in, so the compiler must not see that it has been done before."""
+    """Which scores are listed. They are compared again wherever that is needed: there are only 7
+    predicate registers, so the compiler must not see that the result is known."""
     return (x > score_of(low + opaque_zero())) | everything
 
 
 @gluon.jit
 def walk(ring, row_ptr, skew, n, low, everything, k, lists, CFG: gl.constexpr):
-    """One pass over a row: lists scores above the key `low`, or everything. Returns how many.
+    """One pass over a row: appends scores above the key `low`, or everything, to the Lists. Returns
+    how many there are.
 
     With everything, the list may hold positions outside the window, which list_keys tells apart:
     fewer than a chunk of them, so that a full list still has k others.
     """
-    R: gl.constexpr = CFG[1]
-    LT: gl.constexpr = tile_layout(CFG[0], R)
-    CHUNK: gl.constexpr = CFG[0] * R * GROUP
-    LIST: gl.constexpr = CFG[0] * CFG[2] * GROUP
-    AHEAD: gl.constexpr = CFG[3] - 1
+    R: gl.constexpr = CFG.chunk_vectors
+    LT: gl.constexpr = tile_layout(CFG.warps, R)
+    CHUNK: gl.constexpr = CFG.warps * R * GROUP
+    LIST: gl.constexpr = CFG.warps * CFG.list_vectors * GROUP
+    AHEAD: gl.constexpr = CFG.stages - 1
     end = n + skew
     chunks = (end + CHUNK - 1) // CHUNK
     length = n * 0
@@ -128,7 +130,7 @@ def walk(ring, row_ptr, skew, n, low, everything, k, lists, CFG: gl.constexpr):
         fetch(ring, row_ptr, c, end, CFG)
     for c in range(0, chunks):
         async_copy.wait_group(AHEAD - 1)
-        x = ring.index(c % CFG[3]).load(LT)
+        x = ring.index(c % CFG.stages).load(LT)
         if (c == 0) | (c == chunks - 1):
             x = inside(x, c * CHUNK - skew, n, CFG)
         place, count = places(passes(x, low, everything))
@@ -136,15 +138,15 @@ def walk(ring, row_ptr, skew, n, low, everything, k, lists, CFG: gl.constexpr):
             low = shrink(lists, length, low, n, k, CFG)
             everything = low == NAN_KEY
             length = k + length * 0
-            x = inside(ring.index(c % CFG[3]).load(LT), c * CHUNK - skew, n, CFG)
+            x = inside(ring.index(c % CFG.stages).load(LT), c * CHUNK - skew, n, CFG)
             place, count = places(passes(x, low, everything))
-        number, v = vectors(CFG[0], R)
+        number, v = vectors(CFG.warps, R)
         position = number * VECTOR + (c * CHUNK - skew) + v
         bits = x.to(gl.int32, bitcast=True)
-        gl.store(lists[0] + length + place, position, mask=passes(x, low, everything))
-        gl.store(lists[1] + length + place, bits, mask=passes(x, low, everything))
+        gl.store(lists.positions_ptr + length + place, position, mask=passes(x, low, everything))
+        gl.store(lists.scores_ptr + length + place, bits, mask=passes(x, low, everything))
         length += count
-        # The sums met all warps: the chunk before this one has been read by all of them.
+        # The prefix sums synchronized all warps: all of them have read the chunk before this one.
         fetch(ring, row_ptr, c + AHEAD, end, CFG)
     async_copy.wait_group(0)
     return length
@@ -154,12 +156,12 @@ def walk(ring, row_ptr, skew, n, low, everything, k, lists, CFG: gl.constexpr):
 def sample_pivot(row_ptr, end, k, CFG: gl.constexpr):
     """A key just below the one at a rank of a sample that is safely above k in the row.
 
-    Of q expected sampled scores among the k best, q + 3.5 sqrt(q) + 3 are not exceeded by more than
-    3.5 standard deviations.
+    Where q sampled scores among the k best are expected, q + 3.5 sqrt(q) + 3 are exceeded only by a
+    deviation of more than 3.5 standard deviations.
     """
-    R: gl.constexpr = CFG[2]
-    COUNT: gl.constexpr = CFG[0] * R * 32  # vectors
-    number, v = vectors(CFG[0], R)
+    R: gl.constexpr = CFG.list_vectors
+    COUNT: gl.constexpr = CFG.warps * R * 32  # vectors
+    number, v = vectors(CFG.warps, R)
     step = end // VECTOR
     at = number * (step // COUNT) + number * (step % COUNT) // COUNT
     keys = key_of(gl.load(row_ptr + at * VECTOR + v))
@@ -173,75 +175,90 @@ def sample_pivot(row_ptr, end, k, CFG: gl.constexpr):
 @gluon.jit
 def tile_positions(skew, CFG: gl.constexpr):
     """Positions of a row that is loaded whole."""
-    number, v = vectors(CFG[0], CFG[2])
+    number, v = vectors(CFG.warps, CFG.list_vectors)
     return number * VECTOR + v - skew
 
 
 @gluon.jit
 def line_of(CFG: gl.constexpr):
     """0, 1, …: places of a row that is written from the first to the last, four in a thread."""
-    return gl.arange(0, CFG[0] * GROUP, gl.BlockedLayout([VECTOR], [32], [CFG[0]], [0]))
+    WARPS: gl.constexpr = CFG.warps
+    return gl.arange(0, WARPS * GROUP, gl.BlockedLayout([VECTOR], [32], [WARPS], [0]))
 
 
 @gluon.jit
 def shown(position, wanted, target, HOW: gl.constexpr):
-    """Positions as physical rows (-1 where the table ends), as columns, or as they are."""
-    _, _, _, start, entries, pages = target
-    PAGE: gl.constexpr = HOW[0]
+    """Positions as physical rows (-1 where the table ends), as columns, or as they are.
+
+    target: RowOutput; HOW: Writing.
+    """
+    PAGE: gl.constexpr = HOW.page_size
     if PAGE > 0:
         entry = position // PAGE
-        page = gl.load(entries + entry, mask=wanted & (entry < pages), other=0)
-        position = gl.where(entry < pages, page * PAGE + position % PAGE, -1)
-    elif HOW[1]:
-        position = position + start
+        page = gl.load(target.entries + entry, mask=wanted & (entry < target.pages), other=0)
+        position = gl.where(entry < target.pages, page * PAGE + position % PAGE, -1)
+    elif HOW.adds_start:
+        position = position + target.start
     return position
 
 
 @gluon.jit
 def finish(k, target, CFG: gl.constexpr, HOW: gl.constexpr):
-    """The row holds k positions: set their bits, and write what they shall be shown as."""
-    out_row, mask_row, words, _, _, _ = target
-    if HOW[2]:
-        clear(mask_row, words, CFG)
-    if HOW[0] > 0 or HOW[1] or HOW[2]:
+    """The row holds k positions: set their bits, and write what they shall be shown as.
+
+    target: RowOutput; HOW: Writing.
+    """
+    if HOW.has_mask:
+        clear(target, CFG)
+    if HOW.page_size > 0 or HOW.adds_start or HOW.has_mask:
         thread_barrier()
-        for f in range(0, k, CFG[0] * GROUP):
+        for f in range(0, k, CFG.warps * GROUP):
             index = f + line_of(CFG)
-            position = gl.load(out_row + index, mask=index < k, other=0)
-            gl.store(out_row + index, shown(position, index < k, target, HOW), mask=index < k)
-            if HOW[2]:
+            position = gl.load(target.out_row + index, mask=index < k, other=0)
+            row = shown(position, index < k, target, HOW)
+            gl.store(target.out_row + index, row, mask=index < k)
+            if HOW.has_mask:
                 bit = gl.full_like(position, 1) << (position & 31)
-                gl.atomic_or(mask_row + (position >> 5), bit, mask=index < k, sem="relaxed")
+                word = target.mask_row + (position >> 5)
+                gl.atomic_or(word, bit, mask=index < k, sem="relaxed")
 
 
 @gluon.jit
 def write_all(n, k, target, CFG: gl.constexpr, HOW: gl.constexpr):
-    """A row of at most k scores: every position, then -1."""
-    out_row, mask_row, words, _, _, _ = target
-    for f in range(0, k, CFG[0] * GROUP):
+    """A row of at most k scores: every position, then -1.
+
+    target: RowOutput; HOW: Writing.
+    """
+    for f in range(0, k, CFG.warps * GROUP):
         position = f + line_of(CFG)
         row = shown(position, position < n, target, HOW)
-        gl.store(out_row + position, gl.where(position < n, row, -1), mask=position < k)
-    if HOW[2]:
-        for f in range(0, words, CFG[0] * GROUP):
+        gl.store(target.out_row + position, gl.where(position < n, row, -1), mask=position < k)
+    if HOW.has_mask:
+        for f in range(0, target.words, CFG.warps * GROUP):
             word = f + line_of(CFG)
             left = gl.minimum(gl.maximum(n - 32 * word, 0), 32)
             bits = gl.where(left == 32, -1, (gl.full_like(left, 1) << (left & 31)) - 1)
-            gl.store(mask_row + word, bits, mask=word < words)
+            gl.store(target.mask_row + word, bits, mask=word < target.words)
 
 
 @gluon.jit
-def clear(mask_row, words, CFG: gl.constexpr):
-    """No bit set; what comes after the next barrier sees it."""
-    for f in range(0, words, CFG[0] * GROUP):
+def clear(target, CFG: gl.constexpr):
+    """Write a mask without a bit set; accesses after the next barrier see it."""
+    for f in range(0, target.words, CFG.warps * GROUP):
         word = f + line_of(CFG)
-        gl.store(mask_row + word, word * 0, mask=word < words)
+        gl.store(target.mask_row + word, word * 0, mask=word < target.words)
 
 
 COUNTS = ["rows", "width", "k", "words", "pages", "stride", "out_stride", "table_stride"]
 VECTORS = [
-    "starts_ptr", "ends_ptr", "sequences_ptr", "table_ptr", "out_ptr", "counts_ptr", "mask_ptr",
-]  # fmt: skip
+    "starts_ptr",
+    "ends_ptr",
+    "sequences_ptr",
+    "table_ptr",
+    "out_ptr",
+    "counts_ptr",
+    "mask_ptr",
+]
 
 
 @gluon.jit(do_not_specialize=COUNTS, do_not_specialize_on_alignment=VECTORS)
@@ -268,29 +285,36 @@ def select_kernel(  # noqa: PLR0913
     ADD: gl.constexpr,
     LONG: gl.constexpr,
 ):
-    """CFG: warps, vectors of a thread in a chunk and in the list, chunks of the ring. stride: from
-    row to row, in vectors. LONG: whether any row can be longer than the list."""
-    R: gl.constexpr = CFG[2]
-    LIST: gl.constexpr = CFG[0] * R * GROUP
-    HOW: gl.constexpr = (PAGE, ADD, mask_ptr is not None)
+    """The top-k of all rows. CFG: SelectConfig. stride: from row to row, in vectors. ADD: positions
+    become columns. LONG: whether any row can be longer than the list."""
+    R: gl.constexpr = CFG.list_vectors
+    LIST: gl.constexpr = CFG.warps * R * GROUP
+    HOW: gl.constexpr = Writing(page_size=PAGE, adds_start=ADD, has_mask=mask_ptr is not None)
     if LONG:
         lists_ptr += gl.program_id(0) * (2 * LIST)
-        lists = (lists_ptr, lists_ptr + LIST)  # positions, and bits of their scores
+        lists = Lists(positions_ptr=lists_ptr, scores_ptr=lists_ptr + LIST)
         LINEAR: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, order=[3, 2, 1, 0])
-        ring = gl.allocate_shared_memory(gl.float32, [CFG[3], CFG[0], CFG[1], 32, VECTOR], LINEAR)
+        CHUNKS: gl.constexpr = [CFG.stages, CFG.warps, CFG.chunk_vectors, 32, VECTOR]
+        ring = gl.allocate_shared_memory(gl.float32, CHUNKS, LINEAR)
     for row in range(gl.program_id(0), rows, gl.num_programs(0)):
         start = gl.maximum(gl.load(starts_ptr + row), 0)
         n = gl.maximum(gl.minimum(gl.load(ends_ptr + row), width), start) - start
         wide_row = gl.to_tensor(row).to(gl.int64)
-        # What is not asked for is never used.
-        mask_row = out_ptr
-        entries = out_ptr
+        mask_row = None
+        entries = None
         if mask_ptr is not None:
             mask_row = mask_ptr + wide_row * words
         if PAGE > 0:
             line = gl.load(sequences_ptr + row)
             entries = table_ptr + line.to(gl.int64) * table_stride
-        target = (out_ptr + wide_row * out_stride, mask_row, words, start, entries, pages)
+        target = RowOutput(
+            out_row=out_ptr + wide_row * out_stride,
+            mask_row=mask_row,
+            words=words,
+            start=start,
+            entries=entries,
+            pages=pages,
+        )
         if counts_ptr is not None:
             gl.store(counts_ptr + row, gl.minimum(n, k))
         if n <= k:
@@ -305,8 +329,8 @@ def select_kernel(  # noqa: PLR0913
                 low = least(gl.where(keys > NOTHING, keys, HIGHEST))
                 cut, above = kth(keys, low, n, k, 0)
                 chosen, place = choose(keys, cut, above, k)
-                # Computed again: there are no registers to keep them.
-                gl.store(target[0] + place, tile_positions(skew, CFG), mask=chosen)
+                # The positions are computed again: keeping them would spill.
+                gl.store(target.out_row + place, tile_positions(skew, CFG), mask=chosen)
             elif LONG:
                 low = sample_pivot(row_ptr, n + skew, k, CFG)
                 everything = low <= MINUS_INF_KEY
@@ -320,5 +344,9 @@ def select_kernel(  # noqa: PLR0913
                 keys = list_keys(lists, length, n, CFG)
                 cut, above = kth(keys, low, length, k, 0)
                 chosen, place = choose(keys, cut, above, k)
-                gl.store(target[0] + place, load_list(lists[0], length, CFG), mask=chosen)
+                gl.store(
+                    target.out_row + place,
+                    load_list(lists.positions_ptr, length, CFG),
+                    mask=chosen,
+                )
             finish(k, target, CFG, HOW)

@@ -1,4 +1,4 @@
-"""Tiles of scores in registers, [WARPS, R, 32 lanes, 4], and where each one's hits go.
+"""Tiles of scores in registers, [WARPS, R, 32 lanes, 4], and the places of selected elements.
 
 Element (w, r, lane, v) is number ((w * R + r) * 32 + lane) * 4 + v of the tile: a warp's part is
 contiguous, and a thread loads four neighbors at once. Order among hits is order of these numbers.
@@ -15,13 +15,13 @@ GROUP = gl.constexpr(128)  # scores of a warp that are loaded by one instruction
 
 @gluon.constexpr_function
 def tile_layout(WARPS: gl.constexpr, R: gl.constexpr):
-    """How a tile lies in registers."""
+    """The register layout of a tile."""
     return gl.BlockedLayout([1, R, 1, 4], [1, 1, 32, 1], [WARPS, 1, 1, 1], [3, 2, 1, 0])
 
 
 @gluon.jit
 def plus(a, b):
-    """For scans."""
+    """The operator of prefix sums."""
     return a + b
 
 
@@ -41,8 +41,8 @@ def vectors(WARPS: gl.constexpr, R: gl.constexpr):
 
 @gluon.jit
 def of_all_warps(x, WARPS: gl.constexpr):
-    """[WARPS], one value per warp, as every thread has them all: one exchange, where a reduction of
-    Triton's over warps takes two."""
+    """Give every thread all of the values [WARPS], one per warp. This is one exchange through
+    shared memory, where Triton's reduction over warps takes two."""
     P: gl.constexpr = gl.BlockedLayout([1, WARPS], [1, 32], [WARPS, 1], [1, 0])
     return gl.convert_layout(x, gl.SliceLayout(0, P))
 
@@ -67,7 +67,7 @@ def greatest(x):
 
 @gluon.jit
 def over_lanes(x, WARPS: gl.constexpr):
-    """Sums of [WARPS, 32] over the lanes before. Triton scans only what it calls blocked."""
+    """Exclusive prefix sums of [WARPS, 32] over lanes. Triton scans only blocked layouts."""
     L: gl.constexpr = gl.BlockedLayout([1, 1], [1, 32], [WARPS, 1], [1, 0])
     upto = gl.associative_scan(gl.convert_layout(x, L, assert_trivial=True), 1, plus)
     return gl.convert_layout(upto, x.type.layout, assert_trivial=True) - x
@@ -75,7 +75,7 @@ def over_lanes(x, WARPS: gl.constexpr):
 
 @gluon.jit
 def over_registers(x, WARPS: gl.constexpr):
-    """Sums of [WARPS, R] over the registers before."""
+    """Exclusive prefix sums of [WARPS, R] over registers."""
     L: gl.constexpr = gl.BlockedLayout([1, x.shape[1]], [1, 32], [WARPS, 1], [1, 0])
     upto = gl.associative_scan(gl.convert_layout(x, L, assert_trivial=True), 1, plus)
     return gl.convert_layout(upto, x.type.layout, assert_trivial=True) - x
@@ -83,7 +83,7 @@ def over_registers(x, WARPS: gl.constexpr):
 
 @gluon.jit
 def over_warps(x, WARPS: gl.constexpr):
-    """Sums of [WARPS] over the warps before, and over all."""
+    """Exclusive prefix sums of [WARPS] over warps, and the total."""
     P: gl.constexpr = gl.BlockedLayout([1, WARPS], [1, 32], [WARPS, 1], [1, 0])
     every = of_all_warps(x, WARPS)
     mine = gl.arange(0, WARPS, gl.SliceLayout(1, P))
@@ -94,10 +94,10 @@ def over_warps(x, WARPS: gl.constexpr):
 
 @gluon.jit
 def places(hit):
-    """How many hits come before each element, and how many there are.
+    """Exclusive prefix sums of `hit` over the whole tile, and the total.
 
-    The counts of a thread's vectors are packed, 8 bits each (a warp has at most 128 hits in one):
-    R scans over the lanes are one.
+    The counts of a thread's vectors are packed, 8 bits each (a warp has at most 128 hits in one
+    vector), so that one prefix sum over lanes serves all R of them.
     """
     LT: gl.constexpr = hit.type.layout
     L3: gl.constexpr = gl.SliceLayout(3, LT)

@@ -10,45 +10,62 @@ from triton.experimental.gluon import language as gl
 
 from openmla.kernels.gluon.scores import LN_2, normalize, opaque_zero
 from openmla.kernels.hopper.dense.epilogue import VECTOR, wide
+from openmla.kernels.hopper.latent.records import LISTED, HeadsOfToken, RowRange
 
 PART = gl.constexpr(64)  # columns that are exchanged and stored together
 
 
 @gluon.jit
 def place_of(tile, heads, MASK: gl.constexpr, SPLIT: gl.constexpr):
-    """Where the rows of a tile belong, in two numbers that are kept when the next tile has begun.
+    """Where the rows of a tile are written: `HeadsOfToken` for a `ListedTile`, else a `RowRange`.
 
-    MASK 0 (see kernel.py): the token and its first head. Else rows are heads of several tokens: the
-    first row and the first that is not there, counted from the first head of the first token; or of
-    a range, -2 - the first row in the workspace and the first that is not there.
+    A place is two numbers, few enough to be kept while the next tile is worked on.
     """
-    if MASK == 0:
-        return tile[0], tile[1]
+    if MASK == LISTED:
+        return HeadsOfToken(token=tile.token, first_head=tile.first_head)
     elif SPLIT:
-        slot = tile[6]
+        slot = tile.slot
         parted = slot >= 0
-        first = gl.where(parted, -2 - slot, tile[0] * heads + tile[1])
-        return first, gl.where(parted, slot + tile[2] - tile[1], tile[0] * heads + tile[2])
+        begin = gl.where(parted, -2 - slot, tile.first_token * heads + tile.first_row)
+        part_end = slot + tile.rows - tile.first_row
+        return RowRange(
+            begin=begin, end=gl.where(parted, part_end, tile.first_token * heads + tile.rows)
+        )
     else:
-        return tile[0] * heads + tile[1], tile[0] * heads + tile[2]
+        return RowRange(
+            begin=tile.first_token * heads + tile.first_row,
+            end=tile.first_token * heads + tile.rows,
+        )
 
 
 @gluon.jit
-def nowhere(tile):
-    """The place before the first tile: token -1. Its values must be its own: what begins a loop as
-    the same value that the body assigns to it is not carried by Triton's loops."""
-    return tile[0] * 0 - 1, tile[1] * 0
+def nowhere(tile, MASK: gl.constexpr):
+    """The place before the first tile. Its values are computed from the tile: Triton's loops do not
+    carry a variable that begins as the very value that the body assigns to it."""
+    if MASK == LISTED:
+        return HeadsOfToken(token=tile.token * 0 - 1, first_head=tile.first_head * 0)
+    else:
+        return RowRange(begin=tile.first_token * 0 - 1, end=tile.first_row * 0)
+
+
+@gluon.jit
+def is_somewhere(place, MASK: gl.constexpr):
+    """Whether a place is one of a tile, and not the one before the first."""
+    if MASK == LISTED:
+        return place.token != -1
+    else:
+        return place.begin != -1
 
 
 @gluon.jit
 def rows_of(place, heads, MASK: gl.constexpr, LAYOUT: gl.constexpr):
-    """(token, head, whether it exists) of the 64 rows of a tile."""
-    if MASK == 0:
-        head = gl.arange(0, 64, LAYOUT) + (opaque_zero() + place[1])
-        return place[0], head, head < heads
+    """(token, head, whether it exists) of the 64 rows of a tile, by its place."""
+    if MASK == LISTED:
+        head = gl.arange(0, 64, LAYOUT) + (opaque_zero() + place.first_head)
+        return place.token, head, head < heads
     else:
-        row = gl.arange(0, 64, LAYOUT) + (opaque_zero() + place[0])
-        return row // heads, row % heads, row < place[1]
+        row = gl.arange(0, 64, LAYOUT) + (opaque_zero() + place.begin)
+        return row // heads, row % heads, row < place.end
 
 
 @gluon.constexpr_function
@@ -65,8 +82,8 @@ def quad_layout(columns):
 
 @gluon.jit
 def write_part(part, start, ok, FIRST: gl.constexpr):
-    """Columns FIRST … of rows that begin at `start`, 64 at a time: the first stores are on their
-    way while the other columns are still being exchanged."""
+    """Store columns FIRST … of rows that begin at `start`, 64 at a time: the first stores are on
+    their way while the other columns are still being exchanged."""
     if part.shape[1] > PART:
         HALF: gl.constexpr = part.shape[1] // 2
         low, high = gl.split(gl.permute(gl.reshape(part, [64, 2, HALF]), (0, 2, 1)))
@@ -81,92 +98,88 @@ def write_part(part, start, ok, FIRST: gl.constexpr):
 
 @gluon.jit
 def write_half(O, inverse, out, place, heads, FIRST: gl.constexpr, MASK: gl.constexpr):
-    """Normalize, round, and store with 16 bytes per thread; zeros where `inverse` is 0, whatever O
-    holds."""
-    out_ptr, stride_t, stride_h = out
+    """Normalize, round, and store columns FIRST … of a tile to an `Output`, 16 bytes per thread;
+    zeros where `inverse` is 0, whatever O holds."""
     OL: gl.constexpr = O.type.layout
     RL: gl.constexpr = gl.SliceLayout(1, quad_layout(PART))
     factors = gl.convert_layout(inverse, gl.SliceLayout(1, OL))[:, None]
-    result = gl.where(factors == 0.0, 0.0, O * factors).to(out_ptr.dtype.element_ty)
+    result = gl.where(factors == 0.0, 0.0, O * factors).to(out.base.dtype.element_ty)
     token, head, ok = rows_of(place, heads, MASK, RL)
-    start = token * (wide(stride_t) * VECTOR) + head * (wide(stride_h) * VECTOR)
-    write_part(result, out_ptr + start, ok, FIRST)
+    start = token * (wide(out.token_stride) * VECTOR) + head * (wide(out.head_stride) * VECTOR)
+    write_part(result, out.base + start, ok, FIRST)
 
 
 @gluon.jit
 def write_sums(O, parts, place, FIRST: gl.constexpr):
-    """Columns FIRST … of a range, as they are."""
+    """Store columns FIRST … of a range of keys to the workspace (`Parts`), unnormalized."""
     OL: gl.constexpr = O.type.layout
-    row = gl.arange(0, 64, gl.SliceLayout(1, OL)) + (opaque_zero() - 2 - place[0])
+    row = gl.arange(0, 64, gl.SliceLayout(1, OL)) + (opaque_zero() - 2 - place.begin)
     column = gl.arange(0, O.shape[1], gl.SliceLayout(0, OL)) + FIRST
-    start = parts[0] + row.to(gl.int64) * (2 * O.shape[1])
-    gl.store(start[:, None] + column[None, :], O, mask=(row < place[1])[:, None])
+    start = parts.sums + row.to(gl.int64) * (2 * O.shape[1])
+    gl.store(start[:, None] + column[None, :], O, mask=(row < place.end)[:, None])
 
 
 @gluon.jit
 def write_state(row_max, row_sum, parts, place):
-    """The reference of each row of a range, and the sum of its weights."""
-    row = gl.arange(0, 64, row_max.type.layout) + (opaque_zero() - 2 - place[0])
-    start = parts[1] + row.to(gl.int64) * 2
-    gl.store(start, row_max, mask=row < place[1])
-    gl.store(start + 1, row_sum, mask=row < place[1])
+    """Store the reference of each row of a range, and the sum of its weights, to `Parts`."""
+    row = gl.arange(0, 64, row_max.type.layout) + (opaque_zero() - 2 - place.begin)
+    start = parts.state + row.to(gl.int64) * 2
+    gl.store(start, row_max, mask=row < place.end)
+    gl.store(start + 1, row_sum, mask=row < place.end)
 
 
 @gluon.jit
 def write_left(O, inverse, results, place, heads, HOW: gl.constexpr):
-    """The left half of a tile."""
-    out, parts = results[0], results[4]
-    if HOW[5]:
-        if place[0] < 0:
-            write_sums(O, parts, place, 0)
+    """Write the left half of a tile, to `Results`."""
+    if HOW.is_split:
+        if place.begin < 0:
+            write_sums(O, results.parts, place, 0)
         else:
-            write_half(O, inverse, out, place, heads, 0, HOW[3])
+            write_half(O, inverse, results.out, place, heads, 0, HOW.mask)
     else:
-        write_half(O, inverse, out, place, heads, 0, HOW[3])
+        write_half(O, inverse, results.out, place, heads, 0, HOW.mask)
 
 
 @gluon.jit
-def write_stat(values, stat, place, heads, MASK: gl.constexpr):
-    """One fp32 value per row."""
-    ptr, stride_t, stride_h = stat
-    RL: gl.constexpr = values.type.layout
+def write_stat(stat, output, place, heads, MASK: gl.constexpr):
+    """Store one fp32 value per row to an `Output`."""
+    RL: gl.constexpr = stat.type.layout
     token, head, ok = rows_of(place, heads, MASK, RL)
-    gl.store(ptr + (token * wide(stride_t) + head * wide(stride_h)), values, mask=ok)
+    start = token * wide(output.token_stride) + head * wide(output.head_stride)
+    gl.store(output.base + start, stat, mask=ok)
 
 
 @gluon.jit
-def divisors(row_max, row_sum, place, heads, sink_ptr, HOW: gl.constexpr):
+def divisors(row_max, row_sum, place, heads, sink_ptr, MASK: gl.constexpr, SPLIT: gl.constexpr):
     """(1 / denominator, or 0 where no key was seen; lse) of a tile's rows."""
     RL: gl.constexpr = row_max.type.layout
-    _token, head, _ok = rows_of(place, heads, HOW[3], RL)
+    _token, head, _ok = rows_of(place, heads, MASK, RL)
     head = gl.minimum(head, heads - 1)
-    if HOW[5]:
-        head = gl.maximum(head, 0)  # of a range: nobody asks
+    if SPLIT:
+        head = gl.maximum(head, 0)  # a range has no head here, and its divisors are not used
     inverse, lse, empty = normalize(row_max, row_sum, sink_ptr, head)
     return gl.where(empty, 0.0, inverse), lse
 
 
 @gluon.jit
 def write_right(O, row_max, row_sum, highest, place, heads, results, HOW: gl.constexpr):
-    """The right half of a tile that sees all keys, and what is one per row."""
-    out, lse_out, logits_out, sink_ptr, _parts = results
-    MASK: gl.constexpr = HOW[3]
-    inverse, lse = divisors(row_max, row_sum, place, heads, sink_ptr, HOW)
-    write_half(O, inverse, out, place, heads, O.shape[1], MASK)
-    if lse_out[0] is not None:
-        write_stat(lse, lse_out, place, heads, MASK)
-    if logits_out[0] is not None:
-        write_stat(highest * LN_2, logits_out, place, heads, MASK)
+    """Write the right half of a tile that sees all keys, and what is one per row, to `Results`."""
+    inverse, lse = divisors(row_max, row_sum, place, heads, results.sink, HOW.mask, HOW.is_split)
+    write_half(O, inverse, results.out, place, heads, O.shape[1], HOW.mask)
+    if results.lse.base is not None:
+        write_stat(lse, results.lse, place, heads, HOW.mask)
+    if results.max_logits.base is not None:
+        write_stat(highest * LN_2, results.max_logits, place, heads, HOW.mask)
 
 
 @gluon.jit
 def finish_right(O, row_max, row_sum, highest, place, heads, results, HOW: gl.constexpr):
-    """Write the right half of a tile, and what is one per row. `highest`: the largest score of each
-    row, in log2 units."""
-    if HOW[5]:
-        if place[0] < 0:
-            write_sums(O, results[4], place, O.shape[1])
-            write_state(row_max, row_sum, results[4], place)
+    """Write the right half of a tile, and what is one per row, to `Results`. `highest`: the largest
+    score of each row, in log2 units."""
+    if HOW.is_split:
+        if place.begin < 0:
+            write_sums(O, results.parts, place, O.shape[1])
+            write_state(row_max, row_sum, results.parts, place)
         else:
             write_right(O, row_max, row_sum, highest, place, heads, results, HOW)
     else:

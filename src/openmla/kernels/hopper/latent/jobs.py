@@ -1,4 +1,4 @@
-"""What the latent Hopper kernel and those that dequantize are compiled for without a GPU."""
+"""What the latent Hopper kernel and the kernels that dequantize are compiled for without a GPU."""
 
 from __future__ import annotations
 
@@ -11,21 +11,26 @@ from openmla.planning import Plan
 from openmla.problem import Problem
 
 _V32 = Problem(
-    form="sparse", heads=128, d_nope=512, d_rope=64, d_v=512, total_q=4096, total_k=8192, topk=2048,
+    form="sparse",
+    heads=128,
+    d_nope=512,
+    d_rope=64,
+    d_v=512,
+    total_q=4096,
+    total_k=8192,
+    topk=2048,
     wants_lse=True,
-)  # fmt: skip
-# Of 128 heads, requests of 15360 keys and more may be split.
+)
+# With 128 heads, requests of 15360 keys and more may be split.
 _PAGES = replace(_V32, form="latent", topk=0, page_size=64, has_sink=True)
 _SPLIT = replace(_PAGES, total_k=32768)
-# So short lists that rows are dequantized where they are read.
+# Lists so short that rows are dequantized where they are read.
 _FP8 = replace(_V32, kv_dtype=V32.name, page_size=64, total_q=64, total_k=1_000_000, topk=128)
 _LONG = replace(_FP8, topk=2048)
 _MORE_THAN_FIT = 4_000_000  # rows: a workspace may be too small
 PROBLEMS = {
     "512+64": _V32,
-    "512+64 fp16 sink lengths": replace(
-        typed(_V32, "fp16"), has_sink=True, has_topk_lengths=True
-    ),
+    "512+64 fp16 sink lengths": replace(typed(_V32, "fp16"), has_sink=True, has_topk_lengths=True),
     "512+64 pages with gaps, max logits": replace(_V32, page_size=64, wants_max_logits=True),
     "512+0": replace(_V32, d_rope=0, rope="none"),
     "256+64": replace(_V32, d_nope=256, d_v=256),
@@ -52,14 +57,17 @@ PROBLEMS = {
     "fp8_block32": replace(_FP8, kv_dtype="fp8_block32"),
     "fp8_token 512+0": replace(_FP8, kv_dtype="fp8_token", d_rope=0, rope="none"),
     "fp8_block64 256+32 workspace": replace(
-        _LONG, kv_dtype="fp8_block64", d_nope=256, d_v=256, d_rope=32, total_q=4096,
+        _LONG,
+        kv_dtype="fp8_block64",
+        d_nope=256,
+        d_v=256,
+        d_rope=32,
+        total_q=4096,
         total_k=_MORE_THAN_FIT,
     ),
     f"{V32.name} sequences": replace(_FP8, form="latent", topk=0, total_q=1),
-    "fp8_block128 128+32": replace(
-        _FP8, kv_dtype="fp8_block128", d_nope=128, d_v=128, d_rope=32
-    ),
-}  # fmt: skip
+    "fp8_block128 128+32": replace(_FP8, kv_dtype="fp8_block128", d_nope=128, d_v=128, d_rope=32),
+}
 SUMS_OF_WARPS = 64  # bytes in which the four warps of a block count rows that are named
 SLOTS_OF_WARPS = 16 * 32 * 4  # bytes in which they exchange the slots of a row, 32 columns at once
 

@@ -8,10 +8,10 @@
 
 A request has `blocks` programs for each COLUMNS columns, which take turns. Range p goes to slot
 p modulo 16, in order; then the slots are added, in order, in fp32. Where ranges are many the warps
-share the slots of one row, and each has the sums of 16 ranges on their way at once. Where there are
-never more than TOGETHER < 16, as many slots do, and each warp has rows of its own: what is not
-there is 0, and the bits are the same. It is a launch of its own: all SMs read the ranges of a
-request, 2 MB for one query of 16 heads and 32768 keys, which one program would take longer for.
+share the slots of one row, and each loads the sums of 16 ranges at once. Where there are never more
+than TOGETHER < 16 ranges, as many slots do, and each warp has rows of its own: a missing slot adds
+0, and the bits are the same. The merge is a launch of its own, so that all SMs read the ranges of a
+request: 2 MB for one query of 16 heads and 32768 keys, which one program would take longer for.
 """
 
 from triton.experimental import gluon
@@ -21,6 +21,14 @@ from openmla.kernels.gluon.dependent import wait_for_kernel_before
 from openmla.kernels.gluon.scores import MINUS_INF, normalize
 from openmla.kernels.hopper.dense.epilogue import VECTOR
 from openmla.kernels.hopper.latent.pages import ranges_of, request_of
+from openmla.kernels.hopper.latent.records import (
+    MergedRows,
+    Output,
+    Parts,
+    Requests,
+    Slots,
+    SplitRequest,
+)
 
 WARPS = gl.constexpr(4)
 MOST_SLOTS = gl.constexpr(16)
@@ -28,8 +36,8 @@ MOST_SLOTS = gl.constexpr(16)
 
 @gluon.constexpr_function
 def layout(slots, columns, added=False):
-    """[rows, slots, columns] as they are loaded; or `added`, with all slots of an element in one
-    thread, which adds them in order."""
+    """Layout of [rows, slots, columns] as they are loaded; or `added`, with all slots of an element
+    in one thread, which adds them in order."""
     each, warps = [MOST_SLOTS // slots, slots, columns // 32], [WARPS, 1, 1]
     if slots == MOST_SLOTS:
         each, warps = [1, slots // WARPS, columns // 32], [1, WARPS, 1]
@@ -39,88 +47,96 @@ def layout(slots, columns, added=False):
 
 
 @gluon.jit
-def load_parts(first, places, column, spaces, D_V: gl.constexpr, SLOTS: gl.constexpr):
-    """(sums, references, sums of weights) of one range per slot, from number `first` on; places:
-    see `slots_of`."""
-    part_sums_ptr, part_state_ptr = spaces
-    start, seen, rows, parts = places
+def load_parts(first, merged, column, parts, D_V: gl.constexpr, SLOTS: gl.constexpr):
+    """`Slots` with one range each of `MergedRows`, from range number `first` on."""
     L: gl.constexpr = layout(SLOTS, column.shape[0])
     part = gl.arange(0, SLOTS, gl.SliceLayout(0, gl.SliceLayout(2, L))) + first
-    at = start[:, None] + part[None, :] * rows  # the workspace has fewer than 2^31 elements
-    ok = seen[:, None] & (part < parts)[None, :]
-    here = part_sums_ptr + (at * D_V)[:, :, None] + column[None, None, :]
+    # The workspace has fewer than 2^31 elements.
+    at = merged.first_row[:, None] + part[None, :] * merged.rows
+    ok = merged.exists[:, None] & (part < merged.ranges)[None, :]
+    here = parts.sums + (at * D_V)[:, :, None] + column[None, None, :]
     sums = gl.load(here, mask=ok[:, :, None], other=0.0)
-    part_max = gl.load(part_state_ptr + at * 2, mask=ok, other=MINUS_INF)
-    part_sum = gl.load(part_state_ptr + at * 2 + 1, mask=ok, other=0.0)
-    return sums, part_max, part_sum
+    row_max = gl.load(parts.state + at * 2, mask=ok, other=MINUS_INF)
+    row_sum = gl.load(parts.state + at * 2 + 1, mask=ok, other=0.0)
+    return Slots(sums=sums, row_max=row_max, row_sum=row_sum)
 
 
 @gluon.jit
-def with_parts(state, loaded):
-    """(sums, references, sums of weights) of the slots, each with one range more."""
-    acc, slot_max, slot_sum = state
-    sums, part_max, part_sum = loaded
-    new_max = gl.maximum(slot_max, part_max)
-    shift = gl.where(new_max == MINUS_INF, 0.0, new_max)
-    mine, theirs = gl.exp2(slot_max - shift), gl.exp2(part_max - shift)
-    acc = acc * mine[:, :, None] + sums * theirs[:, :, None]
-    return acc, new_max, slot_sum * mine + part_sum * theirs
+def with_parts(slots, loaded):
+    """`Slots`, each with one range more."""
+    row_max = gl.maximum(slots.row_max, loaded.row_max)
+    shift = gl.where(row_max == MINUS_INF, 0.0, row_max)
+    mine, theirs = gl.exp2(slots.row_max - shift), gl.exp2(loaded.row_max - shift)
+    sums = slots.sums * mine[:, :, None] + loaded.sums * theirs[:, :, None]
+    row_sum = slots.row_sum * mine + loaded.row_sum * theirs
+    return Slots(sums=sums, row_max=row_max, row_sum=row_sum)
 
 
 @gluon.jit
-def slots_of(places, column, spaces, D_V: gl.constexpr, SLOTS: gl.constexpr):
-    """The slots of rows whose ranges begin at rows start, start + rows … of the workspace, where
-    `seen`; places: start, seen, rows, ranges."""
-    state = load_parts(0, places, column, spaces, D_V, SLOTS)
+def slots_of(merged, column, parts, D_V: gl.constexpr, SLOTS: gl.constexpr):
+    """The `Slots` of `MergedRows`, with all of their ranges."""
+    slots = load_parts(0, merged, column, parts, D_V, SLOTS)
     if SLOTS == MOST_SLOTS:
-        for first in range(SLOTS, places[3], 3 * SLOTS):
-            a = load_parts(first, places, column, spaces, D_V, SLOTS)
-            b = load_parts(first + SLOTS, places, column, spaces, D_V, SLOTS)
-            c = load_parts(first + 2 * SLOTS, places, column, spaces, D_V, SLOTS)
-            state = with_parts(with_parts(with_parts(state, a), b), c)
-    return state
+        for first in range(SLOTS, merged.ranges, 3 * SLOTS):
+            a = load_parts(first, merged, column, parts, D_V, SLOTS)
+            b = load_parts(first + SLOTS, merged, column, parts, D_V, SLOTS)
+            c = load_parts(first + 2 * SLOTS, merged, column, parts, D_V, SLOTS)
+            slots = with_parts(with_parts(with_parts(slots, a), b), c)
+    return slots
 
 
 @gluon.jit
-def added(state, L: gl.constexpr):
-    """(sums, reference, sum of weights) of rows, from those of their slots."""
+def added(slots, L: gl.constexpr):
+    """(sums, reference, sum of weights) of rows: their `Slots`, added in order."""
     SL: gl.constexpr = gl.SliceLayout(2, L)
-    acc, slot_max = gl.convert_layout(state[0], L), gl.convert_layout(state[1], SL)
+    acc, slot_max = gl.convert_layout(slots.sums, L), gl.convert_layout(slots.row_max, SL)
     row_max = gl.max(slot_max, 1)
     weights = gl.exp2(slot_max - gl.where(row_max == MINUS_INF, 0.0, row_max)[:, None])
-    row_sum = gl.sum(gl.convert_layout(state[2], SL) * weights, 1)
+    row_sum = gl.sum(gl.convert_layout(slots.row_sum, SL) * weights, 1)
     return gl.sum(acc * weights[:, :, None], 1), row_max, row_sum
 
 
 @gluon.jit
 def write_merged(
-    row, places, first_column, spaces, results, heads, D_V: gl.constexpr, SLOTS: gl.constexpr,
+    row,
+    request,
+    first_column,
+    parts,
+    out,
+    lse_out,
+    sink_ptr,
+    heads,
+    D_V: gl.constexpr,
+    SLOTS: gl.constexpr,
     COLUMNS: gl.constexpr,
-):  # fmt: skip
-    """Rows of a request. places: its first row in the workspace, its first token, its rows, its
-    ranges."""
-    slot, start, rows, parts = places
-    out, lse_out, sink_ptr = results
+):
+    """Merge and write rows of a `SplitRequest`. parts: the workspace; out, lse_out: `Output`s."""
     L: gl.constexpr = layout(SLOTS, COLUMNS)
     there = gl.convert_layout(row, gl.SliceLayout(1, gl.SliceLayout(2, L)))
     column = gl.arange(0, COLUMNS, gl.SliceLayout(0, gl.SliceLayout(1, L))) + first_column
-    there = (slot + there, there < rows, rows, parts)
-    state = slots_of(there, column, spaces, D_V, SLOTS)
-    acc, row_max, row_sum = added(state, layout(SLOTS, COLUMNS, True))
+    merged = MergedRows(
+        first_row=request.first_row + there,
+        exists=there < request.rows,
+        rows=request.rows,
+        ranges=request.ranges,
+    )
+    slots = slots_of(merged, column, parts, D_V, SLOTS)
+    acc, row_max, row_sum = added(slots, layout(SLOTS, COLUMNS, True))
     head = row % heads
     inverse, lse, empty = normalize(row_max, row_sum, sink_ptr, head)
     OL: gl.constexpr = gl.SliceLayout(1, acc.type.layout)
     inverse = gl.convert_layout(gl.where(empty, 0.0, inverse), OL)[:, None]
-    result = gl.where(inverse == 0.0, 0.0, acc * inverse).to(out[0].dtype.element_ty)
-    token = (start + row // heads).to(gl.int64)
-    here = token * (out[1].to(gl.int64) * VECTOR)
-    here += head * (out[2].to(gl.int64) * VECTOR)
+    result = gl.where(inverse == 0.0, 0.0, acc * inverse).to(out.base.dtype.element_ty)
+    token = (request.first_token + row // heads).to(gl.int64)
+    here = token * (out.token_stride.to(gl.int64) * VECTOR)
+    here += head * (out.head_stride.to(gl.int64) * VECTOR)
     column = gl.arange(0, COLUMNS, gl.SliceLayout(0, acc.type.layout)) + first_column
     here = gl.convert_layout(here, OL)[:, None] + column[None, :]
-    gl.store(out[0] + here, result, mask=gl.convert_layout(row < rows, OL)[:, None])
-    if lse_out[0] is not None:
-        at_lse = token * lse_out[1].to(gl.int64) + head * lse_out[2].to(gl.int64)
-        gl.store(lse_out[0] + at_lse, lse, mask=(row < rows) & (first_column == 0))
+    gl.store(out.base + here, result, mask=gl.convert_layout(row < request.rows, OL)[:, None])
+    if lse_out.base is not None:
+        at_lse = token * lse_out.token_stride.to(gl.int64)
+        at_lse += head * lse_out.head_stride.to(gl.int64)
+        gl.store(lse_out.base + at_lse, lse, mask=(row < request.rows) & (first_column == 0))
 
 
 COUNTS = ["batch", "total_q", "rest_q", "heads", "topk", "part_rows", "blocks"]
@@ -130,27 +146,56 @@ VECTORS = ["lse_ptr", "sink_ptr", "cu_ptr", "lengths_ptr", "part_state_ptr"]
 
 @gluon.jit(do_not_specialize=COUNTS + STRIDES, do_not_specialize_on_alignment=VECTORS)
 def merge_kernel(  # noqa: PLR0913
-    part_sums_ptr, part_state_ptr, out_ptr, lse_ptr, sink_ptr, cu_ptr, lengths_ptr, topk, batch,
-    total_q, rest_q, heads, part_rows, blocks, out_stride_t, out_stride_h, lse_stride_t,
-    lse_stride_h, D_V: gl.constexpr, TOGETHER: gl.constexpr, COLUMNS: gl.constexpr,
-):  # fmt: skip
+    part_sums_ptr,
+    part_state_ptr,
+    out_ptr,
+    lse_ptr,
+    sink_ptr,
+    cu_ptr,
+    lengths_ptr,
+    topk,
+    batch,
+    total_q,
+    rest_q,
+    heads,
+    part_rows,
+    blocks,
+    out_stride_t,
+    out_stride_h,
+    lse_stride_t,
+    lse_stride_h,
+    D_V: gl.constexpr,
+    TOGETHER: gl.constexpr,
+    COLUMNS: gl.constexpr,
+):
     """Program (request x blocks + block of rows) x (D_V / COLUMNS) + columns; see the head."""
     ROWS: gl.constexpr = WARPS * MOST_SLOTS // TOGETHER if TOGETHER < MOST_SLOTS else 1
     RL: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(2, layout(TOGETHER, COLUMNS, True)))
-    source = (None, lengths_ptr, topk, 0, 0, cu_ptr, batch, total_q, heads, 0, 0, None, rest_q)
-    spaces = (part_sums_ptr, part_state_ptr)
-    out = (out_ptr, out_stride_t, out_stride_h)
-    results = (out, (lse_ptr, lse_stride_t, lse_stride_h), sink_ptr)
+    requests = Requests(
+        cu_seqlens_q=cu_ptr,
+        lengths=lengths_ptr,
+        most_keys=topk,
+        batch=batch,
+        total_q=total_q,
+        rest_q=rest_q,
+    )
+    parts = Parts(sums=part_sums_ptr, state=part_state_ptr)
+    out = Output(base=out_ptr, token_stride=out_stride_t, head_stride=out_stride_h)
+    lse = Output(base=lse_ptr, token_stride=lse_stride_t, head_stride=lse_stride_h)
     first_column = gl.program_id(0) % (D_V // COLUMNS) * COLUMNS
     number = gl.program_id(0) // (D_V // COLUMNS)
     request = number // blocks
     first = number % blocks * ROWS
-    start, tokens, keys = request_of(request, source)
+    start, tokens, keys = request_of(request, requests)
     rows = tokens * heads
-    parts, _each = ranges_of(rows, keys, True)
+    ranges, _each = ranges_of(rows, keys, True)
     wait_for_kernel_before()
-    if parts > 1:
+    if ranges > 1:
         for block in range(first, rows, blocks * ROWS):
             row = gl.arange(0, ROWS, RL) + block
-            places = (request * part_rows, start, rows, parts)
-            write_merged(row, places, first_column, spaces, results, heads, D_V, TOGETHER, COLUMNS)
+            split = SplitRequest(
+                first_row=request * part_rows, first_token=start, rows=rows, ranges=ranges
+            )
+            write_merged(
+                row, split, first_column, parts, out, lse, sink_ptr, heads, D_V, TOGETHER, COLUMNS
+            )

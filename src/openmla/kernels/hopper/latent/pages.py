@@ -4,21 +4,21 @@ A row of scores is one head of one token, heads fastest, so 20 or 96 heads leave
 request makes tiles x ranges work items: tiles of 64 rows, ranges of its keys (one, unless it has
 few rows and many keys: see `keys_of_range`). Work items are numbered request by request; inside a
 request by range, so that the tiles of a range find its rows in L2, and by tile from the last to the
-first: of a causal request the longest come first. Tokens after the last sequence belong to one more
-request, number `batch`, that has no keys, so every row of the outputs is written (only in the last
-launch of a call: `rest_q` is 0 in the others). 20 heads, cu_seqlens_q [0, 5, 7], 8 tokens:
+first, so that the longest of a causal request come first. Tokens after the last sequence belong to
+one more request, number `batch`, that has no keys, so every row of the outputs is written (only in
+the last launch of a call: `rest_q` is 0 in the others). 20 heads, cu_seqlens_q [0, 5, 7], 8 tokens:
 
 | work item | 0 | 1 | 2 | 3 |
 |---|---|---|---|---|
 | sequence | 0 | 0 | 1 | 2 (no keys) |
 | rows of it | 64-99 | 0-63 | 0-39 | 0-19 |
 
-Lengths are only known on the device. Whoever needs work item x looks at 32 requests at a time, one
-per lane, and bisects; a program remembers where it was (its cursor).
+Lengths are only known on the device. To find work item x, a program looks at 32 requests at a time,
+one per lane, and bisects; it remembers where it was (its `Cursor`).
 
 The rows of a range that is not all of its request's keys go to a workspace, unnormalized, for
-merge.py: those of range p begin p x (rows of the request) after the request's first, and those of
-each request `part_rows`, the most that one can have, after those of the one before.
+merge.py. The rows of range p begin p x (rows of the request) after the request's first, and each
+request has `part_rows` rows of the workspace, the most that one can need.
 """
 
 from triton.experimental import gluon
@@ -26,6 +26,15 @@ from triton.experimental.gluon import language as gl
 
 from openmla.kernels.gluon.offsets import cut, span_of
 from openmla.kernels.hopper.dense.tiles import CHUNK, owner, sum_before
+from openmla.kernels.hopper.latent.records import (
+    CAUSAL,
+    BoxEntry,
+    BoxStart,
+    Cursor,
+    RangeTile,
+    Requests,
+    WorkItem,
+)
 from openmla.planning import latent_split as rule
 
 ROWS = gl.constexpr(64)  # of a tile
@@ -42,16 +51,29 @@ NEVER = gl.constexpr(2**20)  # rows of a request that is not split
 
 
 @gluon.jit
-def request_of(request, source):
-    """(first token, tokens, keys) of a request, or of several."""
-    lengths_ptr, most_keys = source[1], source[2]
-    cu_ptr, batch, total_q, rest_q = source[5], source[6], source[7], source[12]
-    here = gl.minimum(request, batch)
-    start = gl.load(cu_ptr + here)
-    stop = gl.load(cu_ptr + gl.minimum(here + 1, batch))
-    start, tokens = span_of(start, gl.where(here < batch, stop, rest_q), total_q)
-    keys = gl.load(lengths_ptr + here, mask=request < batch, other=0)
-    return start, gl.where(request <= batch, tokens, 0), cut(keys, most_keys)
+def requests_of(source):
+    """The `Requests` of a source whose keys are those of sequences."""
+    return Requests(
+        cu_seqlens_q=source.sequences.cu_seqlens_q,
+        lengths=source.lengths,
+        most_keys=source.most_keys,
+        batch=source.sequences.batch,
+        total_q=source.sequences.total_q,
+        rest_q=source.sequences.rest_q,
+    )
+
+
+@gluon.jit
+def request_of(number, requests):
+    """(first token, tokens, keys) of one or several requests of `Requests`, by their numbers."""
+    here = gl.minimum(number, requests.batch)
+    start = gl.load(requests.cu_seqlens_q + here)
+    stop = gl.load(requests.cu_seqlens_q + gl.minimum(here + 1, requests.batch))
+    stop = gl.where(here < requests.batch, stop, requests.rest_q)
+    start, tokens = span_of(start, stop, requests.total_q)
+    keys = gl.load(requests.lengths + here, mask=number < requests.batch, other=0)
+    tokens = gl.where(number <= requests.batch, tokens, 0)
+    return start, tokens, cut(keys, requests.most_keys)
 
 
 @gluon.jit
@@ -77,20 +99,20 @@ def ranges_of(rows, keys, SPLIT: gl.constexpr):
 
 @gluon.jit
 def work_items(first, source, NW: gl.constexpr):
-    """Of requests first … first + CHUNK - 1, one per lane: their work items."""
+    """How many work items requests first … first + CHUNK - 1 make, one request per lane."""
     LANES: gl.constexpr = gl.BlockedLayout([1], [32], [NW], [0])
-    _start, tokens, keys = request_of(first + gl.arange(0, CHUNK, LANES), source)
-    rows = tokens * source[8]
+    number = first + gl.arange(0, CHUNK, LANES)
+    _start, tokens, keys = request_of(number, requests_of(source))
+    rows = tokens * source.sequences.heads
     tiles = (rows + (ROWS - 1)) // ROWS
-    parts, _each = ranges_of(rows, keys, source[11] is not None)
+    parts, _each = ranges_of(rows, keys, source.part_rows is not None)
     return tiles * parts
 
 
 @gluon.jit
-def draw(x, source):
-    """The number of a program's next work item: the next that nobody has, or without a counter the
-    one that follows number x when all programs take turns."""
-    counter = source[13]
+def fetch_number(x, counter):
+    """The number of a program's next work item: fetched from the atomic counter, or without one
+    the number that follows x when all programs take turns."""
     if counter is not None:
         return gl.atomic_add(counter, 1, sem="relaxed") + gl.num_programs(0)
     else:
@@ -98,10 +120,12 @@ def draw(x, source):
 
 
 @gluon.jit
-def finish_drawing(x, total, source):
-    """Put the counter back to 0, if x is the last number that was drawn: of `total` work items all
-    but the first of each program, and one more number for each that has done any."""
-    counter = source[13]
+def reset_counter(x, total, counter):
+    """Set the atomic counter back to 0 if x is the last number that is fetched from it.
+
+    Each of `total` work items is followed by one fetch, the last of each program past the end; the
+    numbers with which programs begin are not fetched.
+    """
     if counter is not None:  # noqa: SIM102 - decided when compiled
         if x - gl.num_programs(0) == total - 1:
             gl.store(counter, 0)
@@ -109,48 +133,42 @@ def finish_drawing(x, total, source):
 
 @gluon.jit
 def first_cursor(source):
-    """Where a program begins: its work item; the chunk of requests at hand, the work items before
-    it; and what `work_items` says of the chunk."""
+    """The `Cursor` with which a program begins."""
     x = gl.program_id(0)
-    return x, x * 0, x * 0, work_items(x * 0, source, WARPS)
+    return Cursor(number=x, chunk=x * 0, before=x * 0, of_requests=work_items(x * 0, source, WARPS))
 
 
 @gluon.jit
 def paged_work_item(cursor, source, NEXT: gl.constexpr):
-    """What source.work_item returns.
-
-    The tile is described by its request's first token and the tile's first row; the rows of the
-    request; then, counted from the first key of its range, the keys that a row of the first token
-    sees, the keys that all rows of the tile see, the keys there are; and where its rows begin in
-    the workspace, -1 if it sees all keys of the request.
-    """
-    x, chunk, base, every = cursor
+    """What source.work_item returns, for sequences; the tile is a `RangeTile`."""
+    x, chunk, before, of_requests = cursor
     if NEXT:
-        x = draw(x, source)
-    stride, batch, heads = source[3], source[6], source[8]
-    size = gl.sum(every, 0)
-    while (x >= base + size) & (chunk + CHUNK <= batch):
-        base += size
+        x = fetch_number(x, source.counter)
+    heads = source.sequences.heads
+    SPLIT: gl.constexpr = source.part_rows is not None
+    size = gl.sum(of_requests, 0)
+    while (x >= before + size) & (chunk + CHUNK <= source.sequences.batch):
+        before += size
         chunk += CHUNK
-        every = work_items(chunk, source, WARPS)
-        size = gl.sum(every, 0)
-    lane = owner(x - base, every, WARPS)
+        of_requests = work_items(chunk, source, WARPS)
+        size = gl.sum(of_requests, 0)
+    lane = owner(x - before, of_requests, WARPS)
     sequence = chunk + lane
-    number = x - base - sum_before(lane, every, WARPS)
-    start, q_len, keys = request_of(sequence, source)
+    number = x - before - sum_before(lane, of_requests, WARPS)
+    start, q_len, keys = request_of(sequence, requests_of(source))
     rows = q_len * heads
     tiles = gl.maximum((rows + (ROWS - 1)) // ROWS, 1)
-    parts, each = ranges_of(rows, keys, source[11] is not None)
+    parts, each = ranges_of(rows, keys, SPLIT)
     row = (tiles - 1 - number % tiles) * ROWS
     skipped = x * 0
     slot = x * 0 - 1
     stop = keys
-    if source[11] is not None:
+    if SPLIT:
         part = number // tiles
         skipped = part * each
         stop = gl.minimum(skipped + each, keys)
-        slot = gl.where(parts > 1, sequence * source[14] + part * rows + row, -1)
-    if source[10] == 2:
+        slot = gl.where(parts > 1, sequence * source.part_rows + part * rows + row, -1)
+    if source.sequences.mask == CAUSAL:
         seen = keys - q_len + 1
         whole = gl.minimum(seen + row // heads, stop)
         count = gl.minimum(seen + (gl.minimum(row + ROWS, rows) - 1) // heads, stop)
@@ -159,40 +177,56 @@ def paged_work_item(cursor, source, NEXT: gl.constexpr):
         whole = stop
         count = stop
     steps = gl.maximum((count - skipped + (STEP - 1)) // STEP, 1)
-    steps = gl.where(x < base + size, steps, 0)
-    tile = (start, row, rows, seen - skipped, whole - skipped, stop - skipped, slot)
-    finish_drawing(x, base + size, source)
-    cursor = (x, chunk, base, every)
-    box = (x * 0, start * heads + row)
-    return cursor, tile, box, sequence.to(gl.int64) * stride, skipped, count, steps
+    steps = gl.where(x < before + size, steps, 0)
+    tile = RangeTile(
+        first_token=start,
+        first_row=row,
+        rows=rows,
+        seen=seen - skipped,
+        whole=whole - skipped,
+        keys=stop - skipped,
+        slot=slot,
+    )
+    reset_counter(x, before + size, source.counter)
+    item = WorkItem(
+        cursor=Cursor(number=x, chunk=chunk, before=before, of_requests=of_requests),
+        tile=tile,
+        box=BoxStart(outer=x * 0, row=start * heads + row),
+        first_entry=sequence.to(gl.int64) * source.table_stride,
+        skipped=skipped,
+        stop=count,
+    )
+    return item, steps
 
 
 @gluon.jit
-def page_entries(source, first, at, count):
-    """Physical rows of a sequence's keys number `at`; -1 past the last that counts."""
-    size = source[9]
-    page = gl.load(source[0] + first + at // size, mask=at < count, other=0)
-    return gl.where(at < count, page * size + at % size, -1)
+def page_entries(source, first, at, stop):
+    """Physical rows of keys number `at` of a sequence; -1 from key `stop` on.
+
+    first: where the sequence's line of the block table begins.
+    """
+    size = source.sequences.page_size
+    page = gl.load(source.table + first + at // size, mask=at < stop, other=0)
+    return gl.where(at < stop, page * size + at % size, -1)
 
 
 @gluon.jit
-def box_entry(source, first, at, count):
-    """(physical row of key number `at`, how many keys follow it in its block, itself counted)."""
-    size = source[9]
-    page = gl.load(source[0] + first + at // size, mask=count > at, other=0)
-    return page * size + at % size, gl.minimum(count - at, KEYS)
+def box_entry(source, first, at, stop):
+    """The `BoxEntry` of the block of keys that begins with number `at`; see `page_entries`."""
+    size = source.sequences.page_size
+    page = gl.load(source.table + first + at // size, mask=stop > at, other=0)
+    return BoxEntry(row=page * size + at % size, keys=gl.minimum(stop - at, KEYS))
 
 
 @gluon.jit
-def hide_unseen(S, tile, first, heads, CAUSAL: gl.constexpr):
-    """-inf for keys that a row does not see; S holds the scores of keys `first` … of a range."""
-    row0, seen, whole, keys = tile[1], tile[3], tile[4], tile[5]
+def hide_unseen(S, tile, first, heads, MASK: gl.constexpr):
+    """Scores of keys `first` … of a sequence's tile, -inf for keys that a row does not see."""
     SL: gl.constexpr = S.type.layout
-    if first + S.shape[1] > whole:
+    if first + S.shape[1] > tile.whole:
         key = gl.arange(0, S.shape[1], gl.SliceLayout(0, SL)) + first
-        last = gl.zeros([S.shape[0]], gl.int32, gl.SliceLayout(1, SL)) + keys
-        if CAUSAL:
-            row = gl.arange(0, S.shape[0], gl.SliceLayout(1, SL)) + row0
-            last = gl.minimum(seen + row // heads, last)
+        last = gl.zeros([S.shape[0]], gl.int32, gl.SliceLayout(1, SL)) + tile.keys
+        if MASK == CAUSAL:
+            row = gl.arange(0, S.shape[0], gl.SliceLayout(1, SL)) + tile.first_row
+            last = gl.minimum(tile.seen + row // heads, last)
         S = gl.where(key[None, :] < last[:, None], S, float("-inf"))
     return S

@@ -8,10 +8,10 @@
 | 12 | `signal_sums(0)` | `wait_sums(1)` | the left sums of a work item are written |
 | 13 | `wait_sums(0)` | `signal_sums(1)` | the right sums of a work item are written |
 
-Whoever signals does not wait: `bar.arrive` counts 128 threads, `bar.sync` the other 128. A barrier
-may be signaled again only after the other warp-group has passed it. The left one passes P1 of a
-step before it signals for the next, and the right one has passed the reference by then, but P0
-perhaps not yet: so P0 has two barriers.
+A warp-group that signals does not wait: its 128 threads count as `bar.arrive`, the other 128 as
+`bar.sync`. A barrier may be signaled again only after the other warp-group has passed it. Left
+waits for P1 of a step before it signals for the next, and right has passed the reference by then,
+but P0 perhaps not yet: so P0 has two barriers.
 """
 
 from triton.experimental import gluon
@@ -26,7 +26,7 @@ def signal(asm: gl.constexpr):
 
 @gluon.jit
 def signal_at(asm: gl.constexpr, number):
-    """The same with the number of a barrier in a register."""
+    """One instruction, as `signal` has it, with the number of a barrier in a register."""
     gl.inline_asm_elementwise(
         asm, "=r,r,~{memory}", [number], dtype=gl.int32, is_pure=False, pack=1
     )
@@ -34,43 +34,43 @@ def signal_at(asm: gl.constexpr, number):
 
 @gluon.jit
 def signal_reference():
-    """Left, as soon as it knows the maximum of block 0."""
+    """Left signals as soon as it knows the maximum of block 0."""
     signal("bar.arrive 8, 256; mov.b32 $0, 0;")
 
 
 @gluon.jit
 def wait_reference():
-    """Right, before it weighs block 1."""
+    """Right waits before it weighs block 1."""
     signal("bar.sync 8, 256; mov.b32 $0, 0;")
 
 
 @gluon.jit
 def signal_p1():
-    """Right, after a fence."""
+    """Right signals after it has written and fenced P1."""
     signal("bar.arrive 9, 256; mov.b32 $0, 0;")
 
 
 @gluon.jit
 def wait_p1():
-    """Left, before P1 · V1."""
+    """Left waits before P1 · V1."""
     signal("bar.sync 9, 256; mov.b32 $0, 0;")
 
 
 @gluon.jit
 def signal_p0(it):
-    """Left in step number `it`, after a fence."""
+    """Left signals in step number `it` after it has written and fenced P0."""
     signal_at("bar.arrive $1, 256; mov.b32 $0, 0;", 10 + (it & 1))
 
 
 @gluon.jit
 def wait_p0(it):
-    """Right, before P0 · V0."""
+    """Right waits in step number `it` before P0 · V0."""
     signal_at("bar.sync $1, 256; mov.b32 $0, 0;", 10 + (it & 1))
 
 
 @gluon.jit
 def signal_sums(SIDE: gl.constexpr):
-    """Left (SIDE 0) or right (1), at the end of a work item."""
+    """Left (SIDE 0) or right (1) signals at the end of a work item."""
     if SIDE == 0:
         signal("bar.arrive 12, 256; mov.b32 $0, 0;")
     else:
@@ -79,7 +79,7 @@ def signal_sums(SIDE: gl.constexpr):
 
 @gluon.jit
 def wait_sums(SIDE: gl.constexpr):
-    """Left or right, before it divides by the sums of both."""
+    """Left (SIDE 0) or right (1) waits before it divides by the sums of both."""
     if SIDE == 0:
         signal("bar.sync 13, 256; mov.b32 $0, 0;")
     else:

@@ -19,7 +19,7 @@ from triton.experimental.gluon import language as gl
 
 from openmla.kernels.gluon.scores import MINUS_INF
 from openmla.kernels.hopper.dense.softmax import quad_sums
-from openmla.planning.hopper import HopperSparseConfig
+from openmla.kernels.hopper.latent.plan import HopperSparseConfig
 
 THRESHOLD = gl.constexpr(HopperSparseConfig.rescale_threshold)
 KEYS = gl.constexpr(64)  # of a block
@@ -27,7 +27,8 @@ KEYS = gl.constexpr(64)  # of a block
 
 @gluon.jit
 def finite(row_max):
-    """What to subtract for a reference: that of a row that saw nothing is -inf, and becomes 0."""
+    """The reference as it is subtracted from scores: 0 instead of -inf, for a row that has seen
+    nothing."""
     return gl.where(row_max == MINUS_INF, 0.0, row_max)
 
 
@@ -80,5 +81,5 @@ def weigh(S, row_max, row_sum, factor):
 
 @gluon.jit
 def row_sums(row_sum, row_max):
-    """One sum per row of partial sums, in the layout of `row_max`."""
+    """The sum of a row's partial sums, in the layout of `row_max`."""
     return gl.convert_layout(gl.sum(row_sum, 1), row_max.type.layout)

@@ -1,32 +1,27 @@
 """Where the rows of a tile's keys lie: a list of indices per token, or the pages of a sequence.
 
-A source answers three questions, in the producer's layout:
+A `Source` answers three questions, in the producer's layout:
 
 | function | gives |
 |---|---|
 | `work_item` | what a program works on next: its rows, its queries, its steps of 128 keys |
 | `entries` | for 64 places of a work item, the physical rows; -1: none (loaded a step ahead) |
-| `locate` | from entries: (page, place in the page, whether there is a key) |
+| `locate` | from entries: (page, row of the page, whether there is a key) |
 
-A source is a tuple. Elements of both kinds: 0 indices or block table; 1 lengths; 2 topk or most
-keys; 3 stride of a list or of a line of the table; 4 rows of the pool; 5 offsets of the sequences'
-tokens, None for lists; 13 the counter of work items, or None. Of sequences alone: 6 batch; 7
-tokens; 8 heads; 9 rows of a page; 10 MASK (see kernel.py); 11 a workspace for ranges of keys, or
-None; 12 tokens up to which rows are written; 14 rows of a request in the workspace.
-
-A row's address is then page * page stride + place * row stride, 64 bits wide.
+The address of a row is page * page stride + row of the page * row stride, 64 bits wide.
 """
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from openmla.kernels.hopper.latent.pages import (
-    draw,
-    finish_drawing,
+    fetch_number,
     first_cursor,
     page_entries,
     paged_work_item,
+    reset_counter,
 )
+from openmla.kernels.hopper.latent.records import BoxStart, ListedTile, WorkItem
 
 KEYS = gl.constexpr(64)  # of a block
 STEP = gl.constexpr(128)  # keys of a step
@@ -38,46 +33,51 @@ WARPS = gl.constexpr(4)  # of the producer
 @gluon.jit
 def begin(source):
     """The cursor of a program: what `work_item` needs to find its first."""
-    if source[5] is not None:
+    if source.sequences is not None:
         return first_cursor(source)
     else:
         return gl.program_id(0)
 
 
 @gluon.jit
-def work_item(cursor, source, shape, NEXT: gl.constexpr):
-    """(cursor, tile, box, first entry, entries skipped, entries, steps) of the work item at the
-    cursor, or (NEXT) of the one after it.
+def work_item(cursor, source, counts, NEXT: gl.constexpr):
+    """(`WorkItem`, steps) of the work item at the cursor, or (NEXT) of the one after it.
 
-    tile: (token, first head), or what `paged_work_item` says; box: where Q begins, in the
-    descriptor's first two dimensions. At least one step, 0 past the last work item.
+    Every work item has at least one step; 0 steps: the cursor is past the last one. counts: the
+    `TileCounts` of lists.
     """
-    if source[5] is not None:
+    if source.sequences is not None:
         return paged_work_item(cursor, source, NEXT)
     else:
-        tiles, head_blocks = shape
-        lengths_ptr, topk, stride = source[1], source[2], source[3]
         if NEXT:
-            cursor = draw(cursor, source)
+            cursor = fetch_number(cursor, source.counter)
         # The halves of a token are neighbors, so that they find each other's rows in L2.
-        token = gl.minimum(cursor, tiles - 1) // head_blocks
-        if source[13] is not None and lengths_ptr is not None:
-            token = longest_first(token, tiles // head_blocks, lengths_ptr)
-        tile = (token, cursor % head_blocks * ROWS)
-        count = topk
-        if lengths_ptr is not None:
-            count = gl.minimum(gl.load(lengths_ptr + token), topk)
-        steps = gl.where(cursor < tiles, gl.maximum((count + (STEP - 1)) // STEP, 1), 0)
-        finish_drawing(cursor, tiles, source)
-        return cursor, tile, tile, token.to(gl.int64) * stride, cursor * 0, count, steps
+        token = gl.minimum(cursor, counts.tiles - 1) // counts.head_blocks
+        if source.counter is not None and source.lengths is not None:
+            token = longest_first(token, counts.tiles // counts.head_blocks, source.lengths)
+        first_head = cursor % counts.head_blocks * ROWS
+        count = source.most_keys
+        if source.lengths is not None:
+            count = gl.minimum(gl.load(source.lengths + token), source.most_keys)
+        steps = gl.where(cursor < counts.tiles, gl.maximum((count + (STEP - 1)) // STEP, 1), 0)
+        reset_counter(cursor, counts.tiles, source.counter)
+        item = WorkItem(
+            cursor=cursor,
+            tile=ListedTile(token=token, first_head=first_head),
+            box=BoxStart(outer=token, row=first_head),
+            first_entry=token.to(gl.int64) * source.table_stride,
+            skipped=cursor * 0,
+            stop=count,
+        )
+        return item, steps
 
 
 @gluon.jit
 def longest_first(token, tokens, lengths_ptr):
     """The token whose turn it is: they come in order, but of the last 64 the longest list first.
 
-    Whoever draws a long list last keeps the others waiting: 2 % of the time of 4096 lists of 1 to
-    2048 keys (H200). All lists in order would gain hardly more.
+    A program that fetches a long list last keeps the others waiting: 2 % of the time of 4096 lists
+    of 1 to 2048 keys (H200). All lists in the order of their lengths would gain hardly more.
     """
     first = gl.maximum(tokens - LAST, 0)
     if token >= first:
@@ -93,19 +93,25 @@ def longest_first(token, tokens, lengths_ptr):
 
 
 @gluon.jit
-def entries(source, first, count, start, LAYOUT: gl.constexpr):
-    """Physical rows of places start … start + 63 of a work item; -1 past its end."""
+def entries(source, first, stop, start, LAYOUT: gl.constexpr):
+    """Physical rows of places start … start + 63 of a work item; -1 from place `stop` on.
+
+    first: where its list, or its line of the block table, begins.
+    """
     at = gl.arange(0, KEYS, LAYOUT) + start
-    if source[5] is not None:
-        return page_entries(source, first, at, count)
+    if source.sequences is not None:
+        return page_entries(source, first, at, stop)
     else:
-        return gl.load(source[0] + first + at, mask=at < count, other=-1)
+        return gl.load(source.table + first + at, mask=at < stop, other=-1)
 
 
 @gluon.jit
 def locate(source, index, PAGE: gl.constexpr):
-    """Physical rows; PAGE 0: pages lie end to end, and a row's number is enough."""
-    ok = (index >= 0) & (index < source[4])
+    """(page, row of the page, whether there is a key) of physical rows.
+
+    PAGE: rows of a page; 0 where pages lie end to end, and the physical row is enough.
+    """
+    ok = (index >= 0) & (index < source.pool_rows)
     row = gl.where(ok, index, 0)
     page = row
     if PAGE > 0:

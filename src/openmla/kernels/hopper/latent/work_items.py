@@ -9,57 +9,89 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
+from openmla.kernels.hopper.latent.records import LISTED, ListedTile, RangeTile, SequenceTile
+
 WARPS = gl.constexpr(4)
-# Fields of a work item: its steps, and its tile (see source.work_item).
-FIELDS = gl.constexpr(8)
+FIELDS = gl.constexpr(8)  # of a work item in `info`
 STEPS = gl.constexpr(0)
-TILE = gl.constexpr(1)
+# Fields of a ListedTile.
+TOKEN = gl.constexpr(1)
+FIRST_HEAD = gl.constexpr(2)
+# Fields of a SequenceTile, and of a RangeTile.
+FIRST_TOKEN = gl.constexpr(1)
+FIRST_ROW = gl.constexpr(2)
+ROWS = gl.constexpr(3)
+SEEN = gl.constexpr(4)
+WHOLE = gl.constexpr(5)
+KEYS = gl.constexpr(6)
+SLOT = gl.constexpr(7)
 
 
 @gluon.jit
-def put(info, slot, FIELD: gl.constexpr, value):
-    """Write one field of a work item."""
+def put(info, number, FIELD: gl.constexpr, value):
+    """Write one field of the work item that `info` holds as number 0 or 1."""
     ONE: gl.constexpr = gl.BlockedLayout([1], [32], [WARPS], [0])
-    info.index(slot * FIELDS + FIELD).store(gl.full([1], 0, gl.int32, ONE) + value)
+    info.index(number * FIELDS + FIELD).store(gl.full([1], 0, gl.int32, ONE) + value)
 
 
 @gluon.jit
-def get(info, slot, FIELD: gl.constexpr):
-    """Read one field."""
+def get(info, number, FIELD: gl.constexpr):
+    """Read one field of the work item that `info` holds as number 0 or 1."""
     ONE: gl.constexpr = gl.BlockedLayout([1], [32], [WARPS], [0])
-    return gl.max(info.index(slot * FIELDS + FIELD).load(ONE), 0)
+    return gl.max(info.index(number * FIELDS + FIELD).load(ONE), 0)
 
 
 @gluon.jit
-def announce(info, bars, turn, tile, steps, source):
-    """Tell both warp-groups work item number `turn`; 0 steps: there are no more."""
-    SIZE: gl.constexpr = 2 if source[5] is None else 6 if source[11] is None else 7
-    t_ready, t_empty = bars
-    slot = turn & 1
-    mbarrier.wait(t_empty.index(slot), ((turn >> 1) & 1) ^ 1)
-    put(info, slot, STEPS, steps)
-    for i in gl.static_range(SIZE):
-        put(info, slot, TILE + i, tile[i])
-    mbarrier.arrive(t_ready.index(slot), count=1)
+def publish_work_item(info, bars, turn, tile, steps, source):
+    """Publish the tile and the steps of work item number `turn`; 0 steps mark the end.
 
-
-@gluon.jit
-def read_work_item(info, t_bars, turn, MASK: gl.constexpr, SPLIT: gl.constexpr):
-    """The tile of work item number `turn`, and its steps."""
-    t_ready, t_empty = t_bars
-    slot = turn & 1
-    mbarrier.wait(t_ready.index(slot), (turn >> 1) & 1)
-    steps = get(info, slot, STEPS)
-    token = get(info, slot, TILE)
-    row = get(info, slot, TILE + 1)
-    if MASK == 0:
-        tile = (token, row)
+    bars: a kernel's `Barriers`. tile: see `WorkItem`.
+    """
+    number = turn & 1
+    mbarrier.wait(bars.item_empty.index(number), ((turn >> 1) & 1) ^ 1)
+    put(info, number, STEPS, steps)
+    if source.sequences is None:
+        put(info, number, TOKEN, tile.token)
+        put(info, number, FIRST_HEAD, tile.first_head)
     else:
-        rows = get(info, slot, TILE + 2)
-        seen = get(info, slot, TILE + 3)
-        whole = get(info, slot, TILE + 4)
-        tile = (token, row, rows, seen, whole, get(info, slot, TILE + 5))
-        if SPLIT:
-            tile += (get(info, slot, TILE + 6),)
-    mbarrier.arrive(t_empty.index(slot), count=1)
+        put(info, number, FIRST_TOKEN, tile.first_token)
+        put(info, number, FIRST_ROW, tile.first_row)
+        put(info, number, ROWS, tile.rows)
+        put(info, number, SEEN, tile.seen)
+        put(info, number, WHOLE, tile.whole)
+        put(info, number, KEYS, tile.keys)
+        if source.part_rows is not None:
+            put(info, number, SLOT, tile.slot)
+    mbarrier.arrive(bars.item_ready.index(number), count=1)
+
+
+@gluon.jit
+def read_work_item(info, bars, turn, MASK: gl.constexpr, SPLIT: gl.constexpr):
+    """(tile, steps) of work item number `turn`, as `publish_work_item` wrote them: a `ListedTile`,
+    a `RangeTile` where requests may be split, else a `SequenceTile`."""
+    number = turn & 1
+    mbarrier.wait(bars.item_ready.index(number), (turn >> 1) & 1)
+    steps = get(info, number, STEPS)
+    if MASK == LISTED:
+        tile = ListedTile(token=get(info, number, TOKEN), first_head=get(info, number, FIRST_HEAD))
+    elif SPLIT:
+        tile = RangeTile(
+            first_token=get(info, number, FIRST_TOKEN),
+            first_row=get(info, number, FIRST_ROW),
+            rows=get(info, number, ROWS),
+            seen=get(info, number, SEEN),
+            whole=get(info, number, WHOLE),
+            keys=get(info, number, KEYS),
+            slot=get(info, number, SLOT),
+        )
+    else:
+        tile = SequenceTile(
+            first_token=get(info, number, FIRST_TOKEN),
+            first_row=get(info, number, FIRST_ROW),
+            rows=get(info, number, ROWS),
+            seen=get(info, number, SEEN),
+            whole=get(info, number, WHOLE),
+            keys=get(info, number, KEYS),
+        )
+    mbarrier.arrive(bars.item_empty.index(number), count=1)
     return tile, steps

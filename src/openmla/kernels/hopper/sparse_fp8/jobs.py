@@ -10,9 +10,18 @@ from openmla.planning import Plan
 from openmla.problem import Problem
 
 _E4M3 = Problem(
-    form="sparse", heads=128, d_nope=512, d_rope=64, d_v=512, total_q=4096, total_k=8192, topk=2048,
-    q_dtype="e4m3", kv_dtype="e4m3", wants_lse=True,
-)  # fmt: skip
+    form="sparse",
+    heads=128,
+    d_nope=512,
+    d_rope=64,
+    d_v=512,
+    total_q=4096,
+    total_k=8192,
+    topk=2048,
+    q_dtype="e4m3",
+    kv_dtype="e4m3",
+    wants_lse=True,
+)
 _CACHE = replace(_E4M3, kv_dtype="fp8_token", page_size=64, has_q_scale=True)
 PROBLEMS = {
     "512+64": _E4M3,

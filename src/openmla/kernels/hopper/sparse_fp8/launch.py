@@ -5,7 +5,7 @@ Nothing here reads a device tensor, so nothing waits for the GPU.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any
 
@@ -15,13 +15,15 @@ from torch import Tensor
 from openmla.cache import LatentCache
 from openmla.kernels.call import (
     Call,
-    Counted,
+    Extent,
+    LaunchNumbers,
     Sources,
     launch_counter,
     scale_arguments,
     vector,
 )
 from openmla.kernels.gluon.dequantize.launch import rows_of
+from openmla.kernels.gluon.dequantize.records import RowColumns
 from openmla.kernels.gluon.descriptors import tile_layout
 from openmla.kernels.hopper.latent.launch import SOURCES as LATENT_SOURCES
 from openmla.kernels.hopper.latent.launch import (
@@ -29,14 +31,20 @@ from openmla.kernels.hopper.latent.launch import (
     group_of,
     has_keys,
     heads_of_tokens,
+    list_counts,
+    list_programs,
     lists,
     outputs,
     sequences,
 )
+from openmla.kernels.hopper.latent.plan import RowsLaunch
+from openmla.kernels.hopper.latent.records import TileLayouts
 from openmla.kernels.hopper.sparse_fp8.kernel import sparse_fp8_kernel
+from openmla.kernels.hopper.sparse_fp8.plan import HopperSparseFp8Config
+from openmla.kernels.hopper.sparse_fp8.records import Registers
 from openmla.operands import LatentOperands, Results, SparseOperands
 from openmla.planning import Plan
-from openmla.planning.hopper import HopperSparseFp8Config
+from openmla.problem import Problem
 
 Operands = SparseOperands | LatentOperands
 SOURCES: Sources = {
@@ -56,35 +64,36 @@ def calls(plan: Plan, op: Operands, results: Results) -> Iterator[Call]:
         results.clear()
         return
     config: HopperSparseFp8Config = plan.config
-    arguments = _arguments(config, op, results)
-    if isinstance(op, SparseOperands):
-        programs = min(arguments["tiles"], config.sm_count)
-    else:
-        batch, rows = op.cu_seqlens_q.shape[0] - 1, op.q.shape[0] * op.q.shape[1]
+    [rows] = plan.variant.rows
+    arguments = _arguments(config, rows, op, results)
+    programs = list_programs(config, plan.problem)
+    if isinstance(op, LatentOperands):
+        batch, total = op.cu_seqlens_q.shape[0] - 1, op.q.shape[0] * op.q.shape[1]
         arguments |= group_of(op, arguments["indices_ptr"], slice(0, batch))
-        programs = min(rows // WGMMA_ROWS + batch + 1, config.sm_count)
+        programs = min(total // WGMMA_ROWS + batch + 1, config.sm_count)
     yield Call(sparse_fp8_kernel, programs, arguments, SOURCES)
 
 
-def counted(plan: Plan, args: Mapping[str, Any]) -> tuple[object, Counted] | None:
-    """What follows from the number of tokens, for openmla.cached: of lists of rows."""
-    if "indices" not in args:
+def numbers(plan: Plan, problem: Problem) -> list[LaunchNumbers] | None:
+    """What the number of tokens decides of a launch over lists; sequences are planned anew."""
+    if problem.form != "sparse":
         return None
     config: HopperSparseFp8Config = plan.config
-    tokens = args["q"].shape[0]
-    tiles = tokens * config.row_blocks
-    described = dict.fromkeys(("q_latent_desc", "q_rope_desc"), (0, tokens))
-    return None, [(min(tiles, config.sm_count), {"tiles": tiles, "total_q": tokens, **described})]
+    described = dict.fromkeys(("q_latent_desc", "q_rope_desc"), Extent(0, problem.total_q))
+    arguments: dict[str, int | Extent] = {**list_counts(config, problem.total_q), **described}
+    return [LaunchNumbers(list_programs(config, problem), arguments)]
 
 
-def _arguments(config: HopperSparseFp8Config, op: Operands, results: Results) -> dict[str, Any]:
+def _arguments(
+    config: HopperSparseFp8Config, rows: RowsLaunch, op: Operands, results: Results
+) -> dict[str, Any]:
     packed = isinstance(op, LatentOperands)
     places = sequences(op) if isinstance(op, LatentOperands) else lists(config, op)
     return {
         **constexprs(config),
         **places,
         **_rows(op),
-        "counter_ptr": launch_counter(op.q.device) if config.draws else None,
+        "counter_ptr": launch_counter(op.q.device) if rows.draws else None,
         **outputs(results),
         **scale_arguments(op.weights.scale),
         **_queries(config, op.q.reshape(1, -1, op.q.shape[2]) if packed else op.q),
@@ -99,13 +108,15 @@ def _arguments(config: HopperSparseFp8Config, op: Operands, results: Results) ->
 def constexprs(config: HopperSparseFp8Config) -> dict[str, Any]:
     """What is compiled in, besides the page size and the sign of the scale."""
     registers = config.registers
-    rope = config.rope or NARROWEST
-    rows = (tile_layout(width, element=1) for width in (config.latent, rope))
     return {
         "ST": config.num_kv_stages,
-        "DIMS": (config.latent, config.rope),
-        "REGISTERS": (registers.consumer, registers.scores, registers.producer),
-        "LAYOUTS": (*rows, tile_layout(64)),
+        "DIMS": RowColumns(config.latent, config.rope),
+        "REGISTERS": Registers(registers.consumer, registers.scores, registers.producer),
+        "LAYOUTS": TileLayouts(
+            latent=tile_layout(config.latent, element=1),
+            rope=tile_layout(config.rope or NARROWEST, element=1),
+            p=tile_layout(64),
+        ),
         "num_warps": 4,
     }
 

@@ -1,9 +1,10 @@
-"""The producer of the latent FP8 kernel: tells the warp-groups their tiles, loads Q, gathers rows.
+"""The producer of the latent FP8 kernel: publishes work items, loads Q and gathers rows.
 
 Rows are copied 16 bytes at a time (cp.async) into swizzled tiles, and their scales 4 bytes at a
-time; where there is no key the copy fills in zeros. Bytes are copied as pairs, which nobody looks
-at. The 128 rows of a step are copied in parts of 32, as soon as those before in their place are
-read: a step is waited for as a whole, and most of its rows are there before the last are asked for.
+time; where there is no key the copy fills in zeros. The copies see pairs of bytes as bf16, whose
+values do not matter. The 128 rows of a step are copied in parts of 32, each as soon as the rows
+before it in the slot are read. The scores wait for a step as a whole, and most of its rows are
+there before the last copies are issued.
 """
 
 from triton.experimental import gluon
@@ -12,27 +13,35 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from openmla.kernels.gluon.compat import cp_async, reinterpret
 from openmla.kernels.gluon.scores import MINUS_INF
-from openmla.kernels.hopper.latent.rows import arrive_copied, copy, load_box, start_of
-from openmla.kernels.hopper.latent.source import KEYS, STEP, begin, entries, locate, work_item
-from openmla.kernels.hopper.latent.work_items import announce
+from openmla.kernels.hopper.latent.rows import (
+    arrive_copied,
+    copy,
+    first_work_item,
+    load_box,
+    start_of,
+    step_ahead,
+)
+from openmla.kernels.hopper.latent.source import KEYS, entries, locate
 from openmla.kernels.hopper.sparse_fp8.signals import wait_read
 
 WARPS = gl.constexpr(4)
 LANES = gl.constexpr(8)
 PART = gl.constexpr(32)  # rows that are copied together
 PARTS = gl.constexpr(4)  # of a step
-ARRIVALS = gl.constexpr(PARTS.value * (32 * WARPS.value + 1))  # when rows and validity are there
+# For each part of a step, every thread arrives when its copies are done, and one thread when
+# validity is written.
+ARRIVALS = gl.constexpr(PARTS.value * (32 * WARPS.value + 1))
 
 
 @gluon.jit
-def load_queries(descs, smem, barrier, place, ROPE: gl.constexpr):
-    """Q of a tile: latent and rope columns."""
-    LATENT: gl.constexpr = smem[0].shape[2]
-    BYTES: gl.constexpr = LATENT + (smem[1].shape[2] if ROPE else 0)
+def load_queries(descs, tiles, barrier, start, ROPE: gl.constexpr):
+    """Load Q of a tile into `RowTiles`. descs: its `RowDescriptors`; start: its `BoxStart`."""
+    LATENT: gl.constexpr = tiles.latent.shape[2]
+    BYTES: gl.constexpr = LATENT + (tiles.rope.shape[2] if ROPE else 0)
     mbarrier.expect(barrier, 64 * BYTES)
-    load_box(descs[0], place, 0, barrier, smem[0].index(0))
+    load_box(descs.latent, start, 0, barrier, tiles.latent.index(0))
     if ROPE:
-        load_box(descs[1], place, LATENT, barrier, smem[1].index(0))
+        load_box(descs.rope, start, LATENT, barrier, tiles.rope.index(0))
 
 
 @gluon.jit
@@ -67,80 +76,86 @@ def any_of_warps(ok):
 
 @gluon.jit
 def copy_scales(tile, rows, page, place, ok, PAGE: gl.constexpr):
-    """The scales of some rows."""
-    _data, _page, _row, scale_ptr, scale_page, scale_row = rows
-    start = place.to(gl.int64) * scale_row
+    """Start copying the scales of some rows of `CacheRows`."""
+    start = place.to(gl.int64) * rows.scale_row_stride
     if PAGE > 0:
-        start += page.to(gl.int64) * scale_page
-    cp_async(tile, scale_ptr + start, mask=ok)
+        start += page.to(gl.int64) * rows.scale_page_stride
+    cp_async(tile, rows.scale_ptr + start, mask=ok)
 
 
 @gluon.jit
 def gather(
-    entry, source, rows, smem, ready, slot, used, NUMBER: gl.constexpr, PAGE: gl.constexpr,
+    entry,
+    source,
+    rows,
+    smem,
+    k_ready,
+    slot,
+    used,
+    NUMBER: gl.constexpr,
+    PAGE: gl.constexpr,
     ROPE: gl.constexpr,
-):  # fmt: skip
-    """Copy part NUMBER of a step's rows, with their scales; the first two are read together."""
-    _q, k_smem, validity, scales = smem
+):
+    """Copy part NUMBER of a step's rows, with their scales, and write their validity. Parts 0 and 1
+    are read together, and waited for as one."""
     BL: gl.constexpr = gl.BlockedLayout([1, 8], [32 // LANES, LANES], [WARPS, 1], [1, 0])
-    LATENT: gl.constexpr = k_smem[0].shape[2] // 2
+    LATENT: gl.constexpr = smem.k.latent.shape[2] // 2
     FIRST: gl.constexpr = NUMBER * PART
     page, place, ok = locate(source, entry, PAGE)
-    start = start_of(rows[:3], page, place, PAGE)
+    start = start_of(rows, page, place, PAGE)
     missing = any_of_warps(ok)
     if NUMBER != 1:
         wait_read(slot, used, max(NUMBER - 1, 0))
-    copy(as_pairs(k_smem[0].index(slot)).slice(FIRST, PART), start, ok, 0, BL)
+    copy(as_pairs(smem.k.latent.index(slot)).slice(FIRST, PART), start, ok, 0, BL)
     if ROPE:
-        copy(as_pairs(k_smem[1].index(slot)).slice(FIRST, PART), start, ok, LATENT, BL)
-    if rows[3] is not None:
-        copy_scales(scales.index(slot).slice(FIRST, PART), rows, page, place, ok, PAGE)
-    arrive_copied(ready.index(slot))
-    validity[0].index(slot).slice(FIRST, PART).store(gl.where(ok, 0.0, MINUS_INF))
-    validity[1].index(slot).slice(NUMBER * WARPS, WARPS).store(missing)
-    mbarrier.arrive(ready.index(slot), count=1)
+        copy(as_pairs(smem.k.rope.index(slot)).slice(FIRST, PART), start, ok, LATENT, BL)
+    if rows.scale_ptr is not None:
+        copy_scales(smem.scales.index(slot).slice(FIRST, PART), rows, page, place, ok, PAGE)
+    arrive_copied(k_ready.index(slot))
+    bias = smem.validity.bias.index(slot).slice(FIRST, PART)
+    bias.store(gl.where(ok, 0.0, MINUS_INF))
+    smem.validity.flags.index(slot).slice(NUMBER * WARPS, WARPS).store(missing)
+    mbarrier.arrive(k_ready.index(slot), count=1)
 
 
 @gluon.jit
 def producer(
-    info, source, rows, shape, q_descs, smem, bars, ST: gl.constexpr, PAGE: gl.constexpr,
+    info,
+    source,
+    rows,
+    counts,
+    q_descs,
+    smem,
+    bars,
+    ST: gl.constexpr,
+    PAGE: gl.constexpr,
     ROPE: gl.constexpr,
-):  # fmt: skip
-    """Every work item of this program.
-
-    The next work item is looked for before the last step of one: the warp-groups are busy then.
-    """
-    q_bars, ready, t_bars = bars
-    q_ready, q_free = q_bars
+):
+    """Load every work item of this program: the `CacheRows` that a `Source` names."""
     BL: gl.constexpr = gl.BlockedLayout([1, 8], [32 // LANES, LANES], [WARPS, 1], [1, 0])
     RL: gl.constexpr = gl.SliceLayout(1, BL)
+    k_ready = bars.k_ready
     turn = gl.program_id(0) * 0
     it = turn  # steps so far, over all work items
-    cursor, tile, box, first, skipped, count, steps = work_item(begin(source), source, shape, False)
-    announce(info, t_bars, turn, tile, steps, source)
-    entry0 = entries(source, first, count, skipped, RL)
-    entry1 = entries(source, first, count, skipped + KEYS, RL)
+    item, steps = first_work_item(turn, info, source, counts, bars)
+    entry0 = entries(source, item.first_entry, item.stop, item.skipped, RL)
+    entry1 = entries(source, item.first_entry, item.stop, item.skipped + KEYS, RL)
     while steps > 0:
-        mbarrier.wait(q_free, (turn & 1) ^ 1)
-        load_queries(q_descs, smem[0], q_ready, box, ROPE)
-        left_over = steps * 0
+        mbarrier.wait(bars.q_empty, (turn & 1) ^ 1)
+        load_queries(q_descs, smem.q, bars.q_ready, item.box, ROPE)
+        next_steps = steps * 0
         for j in range(0, steps):
-            place = skipped + (j + 1) * STEP
-            if j == steps - 1:
-                turn += 1
-                cursor, tile, box, first, skipped, count, left_over = work_item(
-                    cursor, source, shape, True
-                )
-                announce(info, t_bars, turn, tile, left_over, source)
-                place = skipped
+            turn, item, next_steps, place = step_ahead(
+                turn, item, next_steps, j, steps, info, source, counts, bars
+            )
             slot, used = it % ST, it >= ST
             low, high = halves(entry0)
-            entry0 = entries(source, first, count, place, RL)
-            gather(low, source, rows, smem, ready, slot, used, 0, PAGE, ROPE)
-            gather(high, source, rows, smem, ready, slot, used, 1, PAGE, ROPE)
+            entry0 = entries(source, item.first_entry, item.stop, place, RL)
+            gather(low, source, rows, smem, k_ready, slot, used, 0, PAGE, ROPE)
+            gather(high, source, rows, smem, k_ready, slot, used, 1, PAGE, ROPE)
             low, high = halves(entry1)
-            entry1 = entries(source, first, count, place + KEYS, RL)
-            gather(low, source, rows, smem, ready, slot, used, 2, PAGE, ROPE)
-            gather(high, source, rows, smem, ready, slot, used, 3, PAGE, ROPE)
+            entry1 = entries(source, item.first_entry, item.stop, place + KEYS, RL)
+            gather(low, source, rows, smem, k_ready, slot, used, 2, PAGE, ROPE)
+            gather(high, source, rows, smem, k_ready, slot, used, 3, PAGE, ROPE)
             it += 1
-        steps = left_over
+        steps = next_steps

@@ -2,9 +2,9 @@
 
 | rows | scores | weights |
 |---|---|---|
-| e4m3 | a sum of FP8 products | P |
-| e4m3, with `k_scale` | the same, times the key's scale | P |
-| of a cache with a scale per row | the same, times the row's scale | P, times it |
+| e4m3 | FP8 products | P |
+| e4m3, with `k_scale` | FP8 products, times the key's scale | P |
+| rows of a cache with a scale per row | FP8 products, times the row's scale | P, times it |
 
 Weights are fp16, in which e4m3 values are exact. It reaches from 2^-24 to 65504, so the reference
 of a row is OFFSET below its maximum, and weights lie below 2^(OFFSET + THRESHOLD). Where weights
@@ -18,24 +18,25 @@ from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma, warp
 from openmla.kernels.gluon.scores import opaque_zero
 from openmla.kernels.hopper.dense.softmax import quad_sums
 from openmla.kernels.hopper.latent.epilogue import rows_of
+from openmla.kernels.hopper.latent.records import LISTED
 from openmla.kernels.hopper.latent.softmax import THRESHOLD, finite
 from openmla.kernels.hopper.latent.source import STEP
+from openmla.kernels.hopper.sparse_fp8.plan import WEIGHT_OFFSET
 from openmla.kernels.hopper.sparse_fp8.rows import PARTS, WARPS
-from openmla.planning.hopper.sparse_fp8 import WEIGHT_OFFSET
 
 OFFSET = gl.constexpr(WEIGHT_OFFSET)
 
 
 @gluon.jit
-def begin_scores(q_smem, k_smem, slot, HOW: gl.constexpr, SL: gl.constexpr):
-    """Start the scores of a step."""
+def begin_scores(q, k, slot, HOW: gl.constexpr, SL: gl.constexpr):
+    """Start the scores of a step. q, k: `RowTiles`."""
     z = opaque_zero()
     S = gl.zeros([64, STEP], gl.float32, SL)
-    k = k_smem[0].index(z + slot).permute((1, 0))
-    S = warpgroup_mma(q_smem[0].index(z), k, S, use_acc=False, is_async=True)
-    if HOW[8]:
-        k = k_smem[1].index(z + slot).permute((1, 0))
-        S = warpgroup_mma(q_smem[1].index(z), k, S, is_async=True)
+    columns = k.latent.index(z + slot).permute((1, 0))
+    S = warpgroup_mma(q.latent.index(z), columns, S, use_acc=False, is_async=True)
+    if HOW.has_rope:
+        columns = k.rope.index(z + slot).permute((1, 0))
+        S = warpgroup_mma(q.rope.index(z), columns, S, is_async=True)
     return S
 
 
@@ -47,21 +48,25 @@ def scales_of(scales, slot, SL: gl.constexpr):
 
 @gluon.jit
 def finish_scores(S, scales, slot, row_scale, HOW: gl.constexpr, SL: gl.constexpr):
-    """Scores of a step, from what `begin_scores` started; scaled, but for `factor`."""
+    """Wait for the scores of a step that `begin_scores` started, and scale them.
+
+    row_scale: what `row_scales` returned. Without scales of queries the softmax factor is left out.
+    """
     S = warpgroup_mma_wait(0, deps=(S,))
-    if HOW[7]:
+    if HOW.has_row_scales:
         S = S * scales_of(scales, slot, SL)[None, :]
-    if HOW[6]:
+    if HOW.has_q_scale:
         S = S * row_scale[:, None]
     return S
 
 
 @gluon.jit
 def row_scales(q_scale_ptr, place, heads, factor, HOW: gl.constexpr, SL: gl.constexpr):
-    """(q_scale times factor of 64 rows, 0 where there is none; what is left to multiply by)."""
+    """q_scale times the softmax factor for 64 rows, 0 where there is no row; or without q_scale the
+    factor alone. place: see place_of of latent/epilogue.py."""
     RL: gl.constexpr = gl.SliceLayout(1, SL)
-    if HOW[6]:
-        token, _head, ok = rows_of(place, heads, HOW[3], RL)
+    if HOW.has_q_scale:
+        token, _head, ok = rows_of(place, heads, HOW.mask, RL)
         scale = gl.load(q_scale_ptr + token + gl.zeros([64], gl.int32, RL), mask=ok, other=0.0)
         return scale * factor
     else:
@@ -70,10 +75,12 @@ def row_scales(q_scale_ptr, place, heads, factor, HOW: gl.constexpr, SL: gl.cons
 
 @gluon.jit
 def any_missing(validity, slot, MASK: gl.constexpr):
-    """Whether a step of a list has a key that is not there. Asked while its scores are made."""
-    if MASK == 0:
-        ALL: gl.constexpr = gl.BlockedLayout([PARTS * WARPS], [32], [WARPS], [0])  # of every thread
-        return gl.max(validity[1].index(slot).load(ALL), 0)
+    """Whether a step of a list has a key that is not there (`Validity`). It is asked while the
+    step's scores are computed."""
+    if MASK == LISTED:
+        # Every thread has all flags.
+        ALL: gl.constexpr = gl.BlockedLayout([PARTS * WARPS], [32], [WARPS], [0])
+        return gl.max(validity.flags.index(slot).load(ALL), 0)
     else:
         return 0
 
@@ -95,7 +102,7 @@ def exponents(x):
 @gluon.jit
 def next_reference(S, row_max, factor, scales, slot, HOW: gl.constexpr, SL: gl.constexpr):
     """The reference after a step: it moves only to a maximum that exceeds it by much."""
-    if HOW[9]:
+    if HOW.scales_values:
         reached = max_of_rows(S * factor + exponents(scales_of(scales, slot, SL))[None, :]) - 126.0
     else:
         reached = max_of_rows(S) * factor
@@ -105,7 +112,7 @@ def next_reference(S, row_max, factor, scales, slot, HOW: gl.constexpr, SL: gl.c
 
 @gluon.jit
 def higher(highest, S, factor, LOGITS: gl.constexpr):
-    """The largest score so far, where somebody wants it."""
+    """The largest score so far, if max_logits are wanted."""
     if LOGITS:
         highest = gl.maximum(highest, max_of_rows(S) * factor)
     return highest
@@ -116,6 +123,6 @@ def weigh(S, row_max, row_sum, factor, scales, slot, HOW: gl.constexpr, SL: gl.c
     """(weights of a step, partial sums of P with them), relative to `row_max`."""
     P = gl.exp2(S * factor - finite(row_max)[:, None])
     row_sum += quad_sums(P, STEP)
-    if HOW[9]:
+    if HOW.scales_values:
         P = P * scales_of(scales, slot, SL)[None, :]
     return P, row_sum

@@ -5,9 +5,10 @@
 | 5 + 2 slot + side | scores | left (side 0) or right (1) | weights of a step are written |
 | 9 + 3 slot + group | left and right | producer | 64, 32, 32 rows of a step are read |
 
-Whoever signals does not wait, nor do its warps for each other, as they would where a thread arrives
-at an mbarrier for all. A barrier is signaled again only after it was passed: weights when `p_free`
-says that those of the step before in the slot are read, rows when there are new ones in the slot.
+A partition that signals does not wait, nor do its warps for each other, as they would where one
+thread arrives at an mbarrier for all. A barrier is signaled again only after it was passed: the one
+of weights after `p_empty` completed, for the weights that the slot held before; the ones of rows
+when the slot has new rows.
 """
 
 from triton.experimental import gluon
@@ -15,30 +16,30 @@ from triton.experimental.gluon import language as gl
 
 from openmla.kernels.hopper.latent.signals import signal_at
 
-GROUPS = gl.constexpr(3)  # of rows of a step that are freed together
+GROUPS = gl.constexpr(3)  # groups of rows of a step, each of which is freed as a whole
 
 
 @gluon.jit
 def signal_weights(slot):
-    """Scores, after a fence."""
+    """The scores' partition signals after it has written and fenced the weights of a step."""
     signal_at("bar.arrive $1, 256; mov.b32 $0, 0;", 5 + 2 * slot)
     signal_at("bar.arrive $1, 256; mov.b32 $0, 0;", 6 + 2 * slot)
 
 
 @gluon.jit
 def wait_weights(slot, SIDE: gl.constexpr):
-    """Left or right, before the products of a step."""
+    """Left (SIDE 0) or right (1) waits before the products of a step."""
     signal_at("bar.sync $1, 256; mov.b32 $0, 0;", 5 + SIDE + 2 * slot)
 
 
 @gluon.jit
 def signal_read(slot, GROUP: gl.constexpr):
-    """Left and right, when a group of rows is in registers."""
+    """Left and right signal when a group of rows is in registers."""
     signal_at("bar.arrive $1, 384; mov.b32 $0, 0;", 9 + GROUP + GROUPS * slot)
 
 
 @gluon.jit
 def wait_read(slot, used, GROUP: gl.constexpr):
-    """The producer, before it copies rows to where others were, if the slot was used."""
+    """The producer waits before it copies rows to where others were, if the slot was used."""
     if used:
         signal_at("bar.sync $1, 384; mov.b32 $0, 0;", 9 + GROUP + GROUPS * slot)

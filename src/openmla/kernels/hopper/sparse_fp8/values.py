@@ -30,15 +30,18 @@ TILES = gl.constexpr(16)  # of a step
 
 @gluon.constexpr_function
 def pairs_layout():
-    """[32 keys, 32 pairs of columns]: thread t of a quad has keys 2 t, 2 t + 1 of every 8."""
+    """Layout of [32 keys, 32 pairs of columns]: thread t of a quad has keys 2 t and 2 t + 1 of
+    every 8."""
     return gl.DistributedLinearLayout(
         [[1, 0], [8, 0], [16, 0]],
         [[2, 0], [4, 0], [0, 1], [0, 2], [0, 4]],
-        [[0, 8], [0, 16]], [], [32, 32],
-    )  # fmt: skip
+        [[0, 8], [0, 16]],
+        [],
+        [32, 32],
+    )
 
 
-# Of two keys, two bytes each: both first bytes, then both second ones; each two become two fp16.
+# Two keys with two bytes each become two words: fp16 of both first bytes, and of both second ones.
 CONVERT = gl.constexpr(
     "{ .reg .b32 a; .reg .b16 b, c; mov.b32 a, {$2, $3}; prmt.b32 a, a, 0, 0x3120; "
     "mov.b32 {b, c}, a; cvt.rn.f16x2.e4m3x2 $0, b; cvt.rn.f16x2.e4m3x2 $1, c; }"
@@ -64,9 +67,13 @@ def operand(pairs, LAYOUT: gl.constexpr):
         CONVERT, "=r,=r,h,h", [even, odd], dtype=(gl.int32, gl.int32), is_pure=True, pack=1
     )
     low, high = gl.inline_asm_elementwise(
-        "mov.b32 {$0, $1}, $2; // f16", "=h,=h,r", [gl.join(upper, lower)],
-        dtype=(gl.float16, gl.float16), is_pure=True, pack=1,
-    )  # fmt: skip
+        "mov.b32 {$0, $1}, $2; // f16",
+        "=h,=h,r",
+        [gl.join(upper, lower)],
+        dtype=(gl.float16, gl.float16),
+        is_pure=True,
+        pack=1,
+    )
     keys = gl.reshape(
         gl.join(low, high), [KEYS // 2, 4, 8, 2, 2]
     )  # pair of keys, w, g, h, key of the two
@@ -77,7 +84,8 @@ def operand(pairs, LAYOUT: gl.constexpr):
 
 @gluon.jit
 def multiply(sums, pairs, p_smem, slot, TILE: gl.constexpr):
-    """Start the product of a tile; what is in flight: the sums, and the registers that are read."""
+    """Start the product of a tile; returns what is in flight: the sums, and the registers that it
+    reads."""
     VL: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=sums.type.layout, k_width=2)
     weights = p_smem.index(opaque_zero() + slot).slice(TILE // 4 * KEYS, KEYS, dim=1)
     A = operand(pairs, VL)
@@ -98,19 +106,20 @@ def add_values(O, rows, p_smem, slot, SIDE: gl.constexpr):
 
     Two are in flight while a third is read and converted: there are not registers for more.
     """
+    o0, o1, o2, o3 = O
     pairs = load_pairs(rows, slot, 0, SIDE)
-    f0 = multiply(O[0], pairs, p_smem, slot, 0)
+    f0 = multiply(o0, pairs, p_smem, slot, 0)
     pairs = load_pairs(rows, slot, 1, SIDE)
-    f1 = multiply(O[1], pairs, p_smem, slot, 1)
+    f1 = multiply(o1, pairs, p_smem, slot, 1)
     pairs = load_pairs(rows, slot, 2, SIDE)
-    sums, later = O[2], O[3]
+    sums, later = o2, o3
     for tile in gl.static_range(2, TILES):
         after = wait_sums(1, f0)
         f0, f1 = f1, multiply(sums, pairs, p_smem, slot, tile)
         sums, later = later, after
         if tile + 1 < TILES:
             pairs = load_pairs(rows, slot, tile + 1, SIDE)
-        if tile == 6:  # of 8, 12 and 16 tiles the last is on its way to registers
+        if tile == 6:  # the last of the first 8 tiles is on its way to registers; then of 12, 16
             signal_read(slot, 0)
         elif tile == 10:
             signal_read(slot, 1)

@@ -67,18 +67,28 @@ def _keys(op: ScoresOperands, native: bool) -> dict[str, Any]:
         assert table is not None
         values, scales = op.keys.values_view, op.keys.scales_view
         return {
-            "values_ptr": as_operand(values, native), "scales_ptr": scales, "table_ptr": table,
-            "values_stride": values.stride(1), "values_stride_page": values.stride(0),
-            "scales_stride_page": scales.stride(0), "table_stride": table.shape[1],
+            "values_ptr": as_operand(values, native),
+            "scales_ptr": scales,
+            "table_ptr": table,
+            "values_stride": values.stride(1),
+            "values_stride_page": values.stride(0),
+            "scales_stride_page": scales.stride(0),
+            "table_stride": table.shape[1],
             "last_page": op.keys.num_pages - 1,
             "PAGE": op.keys.page_size,
-        }  # fmt: skip
+        }
     values, scales = op.keys
     return {
-        "values_ptr": as_operand(values, native), "scales_ptr": vector(scales), "table_ptr": None,
-        "values_stride": values.stride(0), "values_stride_page": 0, "scales_stride_page": 0,
-        "table_stride": 0, "last_page": 0, "PAGE": 0,
-    }  # fmt: skip
+        "values_ptr": as_operand(values, native),
+        "scales_ptr": vector(scales),
+        "table_ptr": None,
+        "values_stride": values.stride(0),
+        "values_stride_page": 0,
+        "scales_stride_page": 0,
+        "table_stride": 0,
+        "last_page": 0,
+        "PAGE": 0,
+    }
 
 
 def _select(plan: IndexPlan, op: SelectOperands, results: SelectResults) -> Call:

@@ -28,9 +28,17 @@ DIM = tl.constexpr(128)
 
 @triton.jit
 def key_tile(
-    values_ptr, scales_ptr, table, key, stop, last_page, values_stride, values_stride_page,
-    scales_stride_page, PAGE: tl.constexpr,
-):  # fmt: skip
+    values_ptr,
+    scales_ptr,
+    table,
+    key,
+    stop,
+    last_page,
+    values_stride,
+    values_stride_page,
+    scales_stride_page,
+    PAGE: tl.constexpr,
+):
     """BN keys [BN, 128] and their scales; those from `stop` on are 0 and never read."""
     ok = key < stop
     if PAGE > 0:
@@ -113,9 +121,17 @@ def scores_kernel(
         for at in tl.range(begin, stop, BN):
             key = at + tl.arange(0, BN)
             k, scale = key_tile(
-                values_ptr, scales_ptr, table, key, stop, last_page, values_stride,
-                values_stride_page, scales_stride_page, PAGE,
-            )  # fmt: skip
+                values_ptr,
+                scales_ptr,
+                table,
+                key,
+                stop,
+                last_page,
+                values_stride,
+                values_stride_page,
+                scales_stride_page,
+                PAGE,
+            )
             s = tl.maximum(tl.dot(upcast(k, TYPE), q), 0.0) * weights[None, :]
             sums = tl.sum(tl.reshape(s, [BN, QUERIES, HEADS]), 2) * scale[:, None]
             inside = mine[None, :] & (key[:, None] >= start[None, :])

@@ -31,7 +31,7 @@ def order_keys(x):
 
 @triton.jit
 def load_keys(row_ptr, position, n, keep_first, keep_last, KEEPS: tl.constexpr):
-    """The keys of positions; of those that are kept, the highest. Past the end: the lowest."""
+    """The keys of positions. Kept positions have the highest key, those past the end the lowest."""
     keys = order_keys(tl.load(row_ptr + position, mask=position < n, other=float("nan")))
     if KEEPS:
         kept = (position < keep_first) | ((position >= n - keep_last) & (position < n))

@@ -5,7 +5,7 @@
 | windows_kernel | QUERIES queries | cu_seqlens_q, cache_lengths | ends, sequences, the longest |
 | append_kernel | one token | its key and slot | a row of a page and its scale |
 
-The same as openmla.indexer.windows and IndexCache.write have it, bit by bit.
+Results have the bits of openmla.indexer.windows and IndexCache.write, which run on the CPU.
 """
 
 # Device code: Triton gives its values their types.
@@ -28,9 +28,16 @@ _LEAST_AMAX = tl.constexpr(LEAST_AMAX)
 
 @triton.jit(do_not_specialize=["total_q", "batch"])
 def windows_kernel(
-    cu_ptr, lengths_ptr, ends_ptr, sequences_ptr, longest_ptr, total_q, batch,
-    QUERIES: tl.constexpr, SEQUENCES: tl.constexpr,
-):  # fmt: skip
+    cu_ptr,
+    lengths_ptr,
+    ends_ptr,
+    sequences_ptr,
+    longest_ptr,
+    total_q,
+    batch,
+    QUERIES: tl.constexpr,
+    SEQUENCES: tl.constexpr,
+):
     """A query's sequence is the number of sequences that end before it or at it."""
     query = tl.program_id(0) * QUERIES + tl.arange(0, QUERIES)
     place = tl.zeros([QUERIES], tl.int32)
@@ -57,17 +64,33 @@ def paged_windows(cu_seqlens_q: Tensor, cache_lengths: Tensor, total_q: int) -> 
     ends, sequences = torch.empty_like(starts), torch.empty_like(starts)
     longest = torch.empty(1, dtype=torch.int32, device=device)
     windows_kernel[(max(-(-total_q // QUERIES), 1),)](
-        vector(cu_seqlens_q), vector(cache_lengths), ends, sequences, longest, total_q,
-        cache_lengths.shape[0], QUERIES=QUERIES, SEQUENCES=SEQUENCES, **PLAIN_LAUNCH,
-    )  # fmt: skip
+        vector(cu_seqlens_q),
+        vector(cache_lengths),
+        ends,
+        sequences,
+        longest,
+        total_q,
+        cache_lengths.shape[0],
+        QUERIES=QUERIES,
+        SEQUENCES=SEQUENCES,
+        **PLAIN_LAUNCH,
+    )
     return Windows(starts, ends, sequences, longest)
 
 
 @triton.jit(do_not_specialize=["rows"])
 def append_kernel(
-    k_ptr, slots_ptr, values_ptr, scales_ptr, rows, k_stride, values_stride, scales_stride,
-    PAGE: tl.constexpr, POWER_OF_TWO: tl.constexpr,
-):  # fmt: skip
+    k_ptr,
+    slots_ptr,
+    values_ptr,
+    scales_ptr,
+    rows,
+    k_stride,
+    values_stride,
+    scales_stride,
+    PAGE: tl.constexpr,
+    POWER_OF_TWO: tl.constexpr,
+):
     """Quantize one key; a slot outside the pool is skipped."""
     token = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots_ptr + token).to(tl.int64)
@@ -97,7 +120,15 @@ def append(cache: IndexCache, k: Tensor, slots: Tensor) -> None:
     k = k if k.stride(1) == 1 else k.contiguous()
     values, scales = cache.values_view.view(torch.uint8), cache.scales_view
     append_kernel[(k.shape[0],)](
-        k, vector(slots), values, scales, cache.rows, k.stride(0), values.stride(0),
-        scales.stride(0), PAGE=cache.page_size, POWER_OF_TWO=cache.scales == "ue8m0",
+        k,
+        vector(slots),
+        values,
+        scales,
+        cache.rows,
+        k.stride(0),
+        values.stride(0),
+        scales.stride(0),
+        PAGE=cache.page_size,
+        POWER_OF_TWO=cache.scales == "ue8m0",
         **PLAIN_LAUNCH,
-    )  # fmt: skip
+    )

@@ -1,34 +1,6 @@
-"""Plans for sparse MLA prefill on Blackwell: each query token attends to its own latent rows.
+"""Plans of the Blackwell kernels over latent rows, which lists or pages name.
 
-Start at `select_mla_sparse_config`. Every class takes the same keyword arguments and looks at one
-side of the block:
-
-    shape      the arguments, checked, and the geometry they imply
-    smem       the original's byte map of shared memory, for a bf16 and for an fp8 cache
-    prefill    limits, tensor memory, TMA boxes
-    qkv_fp8    both for the kernel that computes in fp8
-    kernel     SparseKernel: what our kernel takes of an SM and is compiled with
-    family     what the kernels serve
+kernel     SparseConfig, SparseKernel: one CTA, 64 heads
+pair       PairConfig, PairKernel: a pair of CTAs
+family     what the kernels serve
 """
-
-from openmla.planning.blackwell.sparse.prefill import (
-    MLAPrefillSparse,
-    MLAPrefillSparseFP8,
-    MLASparseConfig,
-    select_mla_sparse_config,
-)
-from openmla.planning.blackwell.sparse.qkv_fp8 import (
-    MLAPrefillSparseQKVFP8,
-    MLASparseSharedMemoryQKVFP8,
-)
-from openmla.planning.blackwell.sparse.smem import (
-    MLASparseSharedMemory,
-    MLASparseSharedMemoryFP8,
-    Offsets,
-)
-
-__all__ = [
-    "MLAPrefillSparse", "MLAPrefillSparseFP8", "MLAPrefillSparseQKVFP8", "MLASparseConfig",
-    "MLASparseSharedMemory", "MLASparseSharedMemoryFP8", "MLASparseSharedMemoryQKVFP8", "Offsets",
-    "select_mla_sparse_config",
-]  # fmt: skip

@@ -1,25 +1,30 @@
-"""What the sparse Blackwell kernel takes of an SM, and what it is compiled with, from its plan.
+"""What the sparse Blackwell kernel of one CTA runs on, what it takes of an SM, and why.
 
-MLASparseConfig decides heads, keys per step, steps in flight and where Q lies, as in the original.
-The kernel is written in Gluon, so some of its bytes are others; `SparseKernel.explain` says which.
+Heads, keys of a step, steps in flight and where Q lies are the original's: `MLAPrefillSparse` is
+asked for them. The kernel is written in Gluon, so some of its bytes are others;
+`SparseKernel.explain` says which.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
+from typing import Any, ClassVar
 
+from openmla.arithmetic import Limited, ceildiv, round_up
 from openmla.formats import BF16, FORMATS, RowLayout
-from openmla.planning.arithmetic import ceildiv
+from openmla.modular import MLAPrefillSparse, select_mla_sparse_config
+from openmla.modular.blackwell.sparse.shape import CTA_HEADS, HEAD_STEP, PAIR_HEADS
+from openmla.modular.blackwell.units import TMEM_COLS, dtype_size
 from openmla.planning.blackwell.partitions import (
     Partitioned,
     Worker,
     allocated,
     argument_bytes,
 )
-from openmla.planning.blackwell.sparse.prefill import P_TMEM_ADDR, MLAPrefillSparse
-from openmla.planning.blackwell.units import TMEM_COLS
 from openmla.planning.family import Block, Pipeline
 from openmla.planning.memory import Columns, Wanted
+from openmla.planning.serves import LONG_NAMES
+from openmla.planning.target import Target
 from openmla.problem import Problem
 
 FP32 = 4
@@ -34,9 +39,94 @@ WORKERS = (
 )
 
 
+def original_arguments(problem: Problem) -> dict[str, Any]:
+    """Arguments of the original's plan for a problem.
+
+    The original has kernels for multiples of 8 heads up to 64 and for 128; others are padded to
+    these. TMA fills what is not there with zeros, and does not store it.
+    """
+    heads = PAIR_HEADS if problem.heads > CTA_HEADS else round_up(problem.heads, HEAD_STEP)
+    topk = max(problem.topk, 1)  # pages have no lists
+    chosen = select_mla_sparse_config(num_q_heads=heads, indices_stride=topk)
+    return chosen.arguments() | {"qkv_dtype": LONG_NAMES[problem.q_dtype]}
+
+
+def original_block(problem: Problem) -> MLAPrefillSparse:
+    """The original's plan for a problem of up to 64 heads; of more, for each half of them."""
+    arguments = original_arguments(replace(problem, heads=min(problem.heads, CTA_HEADS)))
+    return MLAPrefillSparse(**arguments)
+
+
 def layout_of(problem: Problem) -> RowLayout:
     """Where a row's columns and scales lie; plain e4m3 rows have no scales, as bf16 ones."""
     return FORMATS.get(problem.kv_dtype, BF16).layout(problem.d_nope, problem.d_rope)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SparseConfig(Limited):
+    """The numbers of one CTA, which are the original's for up to 64 heads, under its names.
+
+    >>> problem = Problem(form="sparse", heads=16, d_nope=512, d_rope=64, d_v=512, topk=64)
+    >>> config = sparse_config(problem)
+    >>> config.B_TOPK, config.Q_TMEM_ADDR
+    (64, 320)
+    """
+
+    qkv_dtype: str
+    padded_num_q_heads: int
+    """Rows of scores: heads, or padding."""
+    B_TOPK: int
+    """Keys of a step."""
+    num_mbars: int
+    """Steps in flight."""
+    qk_depth: int
+    v_depth: int
+    q_smem_depth: int
+    """Columns of Q in shared memory."""
+    q_tmem_depth: int
+    """Columns of Q in tensor memory."""
+    k_gather_box: int
+    """Columns of a row that one copy gathers."""
+    SV_ATOM_MMA_N: int
+    """Columns of the output that one product writes."""
+    O_ATOM_PHYS_COLS: int
+    """Columns of tensor memory that they take."""
+    O_TMEM_ADDR: int
+    P_TMEM_ADDR: int
+    Q_TMEM_ADDR: int
+
+    ctas: ClassVar[int] = 1
+    sm100_tmem_cols: ClassVar[int] = TMEM_COLS
+
+    @property
+    def qkv_dtype_size(self) -> int:
+        return dtype_size(self.qkv_dtype)
+
+    def _broken_limits(self) -> Iterator[str]:
+        """The kernel is written for the original's numbers."""
+        only = following(original_block(_LIKE))
+        for field in fields(self):
+            got, want = getattr(self, field.name), getattr(only, field.name)
+            if got != want and field.name != "qkv_dtype":
+                yield f"{field.name} {got}: the kernel is written for {want}"
+
+    def explain(self) -> list[str]:
+        """Its numbers; `SparseKernel.explain` has the arithmetic."""
+        block = f"{self.padded_num_q_heads} heads x {self.B_TOPK} keys"
+        return [f"{block}, {self.num_mbars} steps in flight"]
+
+
+_LIKE = Problem(form="sparse", heads=CTA_HEADS, d_nope=512, d_rope=64, d_v=512, topk=1)
+
+
+def following(original: MLAPrefillSparse) -> SparseConfig:
+    """The kernel's numbers, taken from a plan of the original."""
+    return SparseConfig(**{f.name: getattr(original, f.name) for f in fields(SparseConfig)})
+
+
+def sparse_config(problem: Problem, target: Target | None = None) -> SparseConfig:
+    """The plan of one CTA."""
+    return following(original_block(problem))
 
 
 @dataclass(frozen=True)
@@ -50,20 +140,31 @@ class SparseKernel(Partitioned):
     (388, 172680)
     """
 
-    config: MLAPrefillSparse
+    config: SparseConfig
     problem: Problem
 
-    workers = cached_property[tuple[Worker, ...]](lambda k: WORKERS)
-    registers = cached_property[tuple[int, ...]](lambda k: tuple(w.registers for w in k.workers))
-    dequantizes = cached_property[bool](lambda k: k.problem.kv_dtype not in ("bf16", "fp16"))
-    # Columns of a row that are dequantized: all but those of bf16.
-    raw_columns = cached_property[int](
-        lambda k: (layout_of(k.problem).quantized or k.config.qk_depth) if k.dequantizes else 0
-    )
-    # Columns of Q in shared memory and in tensor memory.
-    q_split = cached_property[tuple[int, int]](
-        lambda k: (k.config.q_smem_depth, k.config.q_tmem_depth)
-    )
+    workers: ClassVar[tuple[Worker, ...]] = WORKERS
+
+    @property
+    def registers(self) -> tuple[int, ...]:
+        """Of a thread of each worker."""
+        return tuple(worker.registers for worker in self.workers)
+
+    @property
+    def dequantizes(self) -> bool:
+        return self.problem.kv_dtype not in ("bf16", "fp16")
+
+    @property
+    def raw_columns(self) -> int:
+        """Columns of a row that are dequantized: all but those of bf16."""
+        if not self.dequantizes:
+            return 0
+        return layout_of(self.problem).quantized or self.config.qk_depth
+
+    @property
+    def q_split(self) -> tuple[int, int]:
+        """Columns of Q in shared memory and in tensor memory."""
+        return self.config.q_smem_depth, self.config.q_tmem_depth
 
     @property
     def scale_blocks(self) -> tuple[int, int]:
@@ -73,7 +174,7 @@ class SparseKernel(Partitioned):
 
     def tiles(self) -> Iterator[Wanted]:
         config, keys = self.config, self.config.B_TOPK
-        rows = config.PADDED_HEADS_PER_CTA
+        rows = config.padded_num_q_heads
         yield Wanted("Q", "q", rows * self.q_split[0] * ELEMENT)
         # Q's last columns, before they are copied.
         yield Wanted("Q, then K", "k", keys * config.qk_depth * ELEMENT)
@@ -108,33 +209,39 @@ class SparseKernel(Partitioned):
     @cached_property
     def block(self) -> Block:
         config = self.config
-        rows, keys = config.PADDED_HEADS_PER_CTA, config.B_TOPK
+        rows, keys = config.padded_num_q_heads, config.B_TOPK
         widths = config.qk_depth, config.v_depth, config.qkv_dtype_size
         return Block(
-            tile_rows=rows, tile_keys=keys, stages=config.num_mbars, threads=self.threads,
-            registers=self.block_registers, memory=self.memory(),
+            tile_rows=rows,
+            tile_keys=keys,
+            stages=config.num_mbars,
+            threads=self.threads,
+            registers=self.block_registers,
+            memory=self.memory(),
             tensor_memory=allocated(self._columns()),
             pipeline=Pipeline(1, rows, keys, *widths, config.num_mbars, 0),
-        )  # fmt: skip
+        )
 
     def _columns(self) -> tuple[Columns, ...]:
         config, atom = self.config, self.config.O_ATOM_PHYS_COLS
         outputs = Columns("O left", 0, atom), Columns("O right", atom, atom)
-        scores, q = Columns("scores", P_TMEM_ADDR, config.score_cols), config.Q_TMEM_ADDR
+        scores = Columns("scores", config.P_TMEM_ADDR, config.B_TOPK // 2)
+        q = config.Q_TMEM_ADDR
         return (*outputs, scores, Columns("Q", q, TMEM_COLS - q))
 
     def explain(self) -> list[str]:
-        """The plan's arithmetic, and what Triton makes of it."""
+        """The original's arithmetic, and what Triton makes of the kernel that follows it."""
         compiled = self.compiled_lines(self._differences(), (RESCALE_THRESHOLD, 0.0))
-        return [*self.config.explain(), *compiled]
+        return [*original_block(self.problem).explain(), *compiled]
 
     def _differences(self) -> Iterator[str]:
-        """Where the kernel's bytes are not those of the plan, and why."""
-        smem = self.config.smem
-        yield f"weights leave registers in 16 bits: no fp32 P, {smem.S_SIZE * FP32} bytes"
+        """Where the kernel is not the original's, and why."""
+        config = self.config
+        scores = config.padded_num_q_heads * config.B_TOPK
+        yield f"weights leave registers in 16 bits: no fp32 P, {scores * FP32} bytes"
         yield "row statistics stay in registers, and Triton passes arguments through shared memory"
         if self.dequantizes:
-            yield f"raw rows of K have {self.config.B_TOPK * self.raw_columns} bytes of their own"
-        if self.problem.heads > self.config.padded_num_q_heads:
+            yield f"raw rows of K have {config.B_TOPK * self.raw_columns} bytes of their own"
+        if self.problem.heads > config.padded_num_q_heads:
             why = "over FP8 rows without a workspace, or " if self.dequantizes else ""
             yield f"{self.problem.heads} heads are two CTAs: no pair {why}before Triton 3.8"

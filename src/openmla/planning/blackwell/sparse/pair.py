@@ -1,22 +1,28 @@
-"""What the kernel of a CTA pair takes of each of its two SMs, from its plan.
+"""What the kernel of a CTA pair runs on, what it takes of each of its two SMs, and why.
 
-The plan is the original's; of its numbers the kernel keeps the heads of a CTA, the columns and the
-two atoms of the output. Its steps are twice as long, and K and V share one ring; why, says
-`PairKernel.explain`.
+Of the original's plan for 128 heads (`MLAPrefillSparse`, or in FP8 `MLAPrefillSparseQKVFP8`) the
+kernel keeps the heads of a CTA, the columns and the two atoms of the output. All of Q stays in
+shared memory, since Triton refuses a pair's product of 64 rows a CTA that takes Q from tensor
+memory; so its steps are twice as long, Q is read half as often, and K and V share one ring.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from typing import ClassVar
 
-from openmla.planning.arithmetic import ceildiv
+from openmla.arithmetic import Limited, ceildiv
+from openmla.errors import Unsupported
+from openmla.modular import MLAPrefillSparse, MLAPrefillSparseQKVFP8
+from openmla.modular.blackwell.sparse.shape import LATENT_ROW, LATENT_V
+from openmla.modular.blackwell.units import FP8_FLOATS, HALF_FLOATS, dtype_size
 from openmla.planning.blackwell.partitions import Partitioned, Worker, argument_bytes
-from openmla.planning.blackwell.sparse.prefill import MLAPrefillSparse
-from openmla.planning.blackwell.sparse.qkv_fp8 import MLAPrefillSparseQKVFP8
-from openmla.planning.dequantize import WORKSPACE_CAP, CacheRead
+from openmla.planning.blackwell.sparse.kernel import original_arguments
+from openmla.planning.dequantize import DEQUANTIZED_CAP, CacheRead
 from openmla.planning.family import Block, Pipeline
 from openmla.planning.memory import Columns, Wanted
-from openmla.planning.serves import GLUON_CACHES
+from openmla.planning.serves import GLUON_CACHES, LONG_NAMES
+from openmla.planning.target import Target
 from openmla.problem import Problem
 
 KEYS = 256  # of a step
@@ -25,13 +31,65 @@ TILE = 64  # columns of a tile of Q and K, keys of a tile of V
 BITS_PER_BYTE = 8
 RING_BYTES = 114688  # what is left beside Q and the weights, in slots of 16 KiB
 WORKERS = (Worker("load", 4, 160), Worker("multiply", 1, 88), Worker("kv_valid_producer", 1, 88))
-# (threshold, bias) of the weights: see planning/blackwell/kernel.py.
+# (threshold, bias) of the weights: see planning/blackwell/dense.py.
 WEIGHTS, FP8_WEIGHTS = (6.0, 0.0), (2.0, 6.0)
 
 
-def takes_pair(config: MLAPrefillSparse | MLAPrefillSparseQKVFP8) -> bool:
-    """Whether a plan runs as a pair: those in fp8 throughout always do."""
-    return config.cta_group == 2 or isinstance(config, MLAPrefillSparseQKVFP8)
+@dataclass(frozen=True, kw_only=True)
+class PairConfig(Limited):
+    """The numbers of a pair: one shape of rows, in 16 or 8 bits.
+
+    >>> PairConfig(qkv_dtype="bfloat16").slots, PairConfig(qkv_dtype="float8_e4m3fn").slots
+    (7, 14)
+    """
+
+    qkv_dtype: str
+    """What is multiplied; FP8 rows of a bf16 query are bf16 when they come here."""
+    qk_depth: int = LATENT_ROW
+    v_depth: int = LATENT_V
+
+    ctas: ClassVar[int] = 2
+
+    @property
+    def qkv_dtype_size(self) -> int:
+        return dtype_size(self.qkv_dtype)
+
+    @property
+    def slot_bytes(self) -> int:
+        """A tile of K or V: each CTA holds half of it."""
+        return KEYS // 2 * TILE * self.qkv_dtype_size
+
+    @property
+    def slots(self) -> int:
+        """Of the ring that K and V share."""
+        return RING_BYTES // self.slot_bytes
+
+    def _broken_limits(self) -> Iterator[str]:
+        if self.qkv_dtype not in (*HALF_FLOATS, FP8_FLOATS[0]):
+            yield f"products of {self.qkv_dtype}: of bf16, fp16 or e4m3"
+        if (self.qk_depth, self.v_depth) != (LATENT_ROW, LATENT_V):
+            rows = f"rows of {self.qk_depth} with {self.v_depth} of V"
+            yield f"{rows}; the kernel reads rows of {LATENT_ROW} with {LATENT_V}"
+
+    def explain(self) -> list[str]:
+        """Its numbers; `PairKernel.explain` has the arithmetic."""
+        return [f"2 x {ROWS} heads x {KEYS} keys, a ring of {self.slots} slots"]
+
+
+def pair_config(problem: Problem, target: Target | None = None) -> PairConfig:
+    """The plan of a pair."""
+    return PairConfig(qkv_dtype=LONG_NAMES[problem.q_dtype])
+
+
+def pair_config_once(problem: Problem, target: Target) -> PairConfig:
+    """A pair over rows that were dequantized before, if a workspace may hold all of the cache: a
+    question of the cache alone, since other kernels give other bits."""
+    config = pair_config(problem)
+    workspace = problem.total_k * config.qk_depth * 2
+    if workspace > DEQUANTIZED_CAP:
+        rows = f"{problem.total_k} rows of {2 * config.qk_depth} bytes"
+        raise Unsupported(f"a workspace of {rows} = {workspace} would exceed {DEQUANTIZED_CAP}")
+    return config
 
 
 @dataclass(frozen=True)
@@ -45,19 +103,37 @@ class PairKernel(Partitioned):
     (7, 512)
     """
 
-    config: MLAPrefillSparse | MLAPrefillSparseQKVFP8
+    config: PairConfig
     problem: Problem
 
-    workers = cached_property[tuple[Worker, ...]](lambda k: WORKERS)
-    registers = cached_property[tuple[int, ...]](lambda k: tuple(w.registers for w in k.workers))
-    size = cached_property[int](lambda k: k.config.qkv_dtype_size)
-    slots = cached_property[int](lambda k: RING_BYTES // k.slot_bytes)
-    slot_bytes = cached_property[int](lambda k: KEYS // 2 * TILE * k.size)
-    weights = cached_property[tuple[float, float]](
-        lambda k: FP8_WEIGHTS if k.size == 1 else WEIGHTS
-    )
+    workers: ClassVar[tuple[Worker, ...]] = WORKERS
 
-    dequantizes = cached_property[bool](lambda k: k.problem.kv_dtype in GLUON_CACHES)
+    @property
+    def registers(self) -> tuple[int, ...]:
+        """Of a thread of each worker."""
+        return tuple(worker.registers for worker in self.workers)
+
+    @property
+    def size(self) -> int:
+        """Bytes of an element."""
+        return self.config.qkv_dtype_size
+
+    @property
+    def slots(self) -> int:
+        return self.config.slots
+
+    @property
+    def slot_bytes(self) -> int:
+        return self.config.slot_bytes
+
+    @property
+    def weights(self) -> tuple[float, float]:
+        """(threshold, bias) of the weights."""
+        return FP8_WEIGHTS if self.size == 1 else WEIGHTS
+
+    @property
+    def dequantizes(self) -> bool:
+        return self.problem.kv_dtype in GLUON_CACHES
 
     @property
     def cache_read(self) -> CacheRead:
@@ -68,7 +144,7 @@ class PairKernel(Partitioned):
         if problem.form == "sparse":
             rows = min(pool, problem.total_q * problem.topk)
         mapped = ceildiv(pool, max(problem.page_size, 1)) if problem.form == "latent" else pool
-        if rows * row > WORKSPACE_CAP:  # so many may be named, and no other kernel reads FP8 rows
+        if rows * row > DEQUANTIZED_CAP:  # so many may be named, and no other kernel reads FP8 rows
             rows, mapped = pool, 0
         return CacheRead("workspace", rows, row, problem.total_q * problem.topk, mapped)
 
@@ -107,19 +183,27 @@ class PairKernel(Partitioned):
         names = "O left", "O right", "scores of even steps", "scores of odd steps"
         columns = tuple(Columns(name, i * cells, cells) for i, name in enumerate(names))
         return Block(
-            tile_rows=ROWS, tile_keys=KEYS, stages=self.slots, threads=self.threads,
-            registers=self.block_registers, memory=self.memory(exchanged), tensor_memory=columns,
+            tile_rows=ROWS,
+            tile_keys=KEYS,
+            stages=self.slots,
+            threads=self.threads,
+            registers=self.block_registers,
+            memory=self.memory(exchanged),
+            tensor_memory=columns,
             pipeline=Pipeline(1, ROWS, KEYS, *widths, self.slots, -1),
-        )  # fmt: skip
+        )
 
     def explain(self) -> list[str]:
-        """The plan's arithmetic, and what Triton makes of it."""
-        config = self.config
-        own = config.explain() if isinstance(config, MLAPrefillSparse) else config.smem.explain()
+        """The original's arithmetic, and what Triton makes of this kernel."""
+        arguments = original_arguments(self.problem)
+        if self.size == 1:
+            own = MLAPrefillSparseQKVFP8(**arguments).smem.explain()
+        else:
+            own = MLAPrefillSparse(**arguments).explain()
         return [*own, *self.compiled_lines(self._differences(), self.weights)]
 
     def _differences(self) -> Iterator[str]:
-        """Where the kernel is not that of the plan, and why."""
+        """Where the kernel is not the original's, and why."""
         yield (
             "all of Q stays in shared memory: Triton refuses a pair's product of 64 rows a CTA "
             "that takes Q from tensor memory"

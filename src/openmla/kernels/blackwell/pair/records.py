@@ -1,0 +1,65 @@
+"""Records of the pair kernel; others are the sparse kernel's.
+
+Fields of type Any hold values of the running kernel; all others are known when it is compiled.
+"""
+
+from typing import Any, NamedTuple
+
+
+class Item(NamedTuple):
+    """What a pair works on: one token."""
+
+    token: Any
+    indices: Any
+    """Pointer to its list, or to its sequence's line of the block table."""
+    length: Any
+    """Valid length of the list."""
+    steps: Any
+
+
+class Sources(NamedTuple):
+    """TMA descriptors of the operands."""
+
+    q: Any
+    k: Any
+    v: Any
+
+
+class Tiles(NamedTuple):
+    """Shared memory; see the table in kernel.py."""
+
+    q: Any
+    ring: Any
+    p: Any
+    is_k_valid: Any
+
+
+class TensorMemory(NamedTuple):
+    """Allocations in tensor memory."""
+
+    outputs: Any
+    """The two atoms of O, 256 columns each."""
+    scores: Any
+    """Two score tiles, one for even and one for odd steps."""
+
+
+class Barriers(NamedTuple):
+    """All mbarriers; the table in kernel.py says who completes and who awaits them."""
+
+    q_full: Any
+    q_free: Any
+    full: Any
+    empty: Any
+    s_full: Any
+    p_full: Any
+    o_done: Any
+    valid_full: Any
+    valid_free: Any
+
+
+class Registers(NamedTuple):
+    """Registers per thread; softmax, the default partition, gets what is left."""
+
+    load: int
+    multiply: int
+    kv_valid_producer: int

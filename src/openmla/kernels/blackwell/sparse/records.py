@@ -1,0 +1,217 @@
+"""Records of the sparse kernel; the pair kernel shares the first ones.
+
+Fields of type Any hold values of the running kernel; all others are known when it is compiled. A
+field that a problem does not need is None.
+"""
+
+from typing import Any, NamedTuple
+
+from openmla.kernels.blackwell.records import HeadRows
+
+
+class Indexing(NamedTuple):
+    """How a position in a token's list becomes a row of the pool; see rows.py."""
+
+    page_size: int
+    """Rows of a page of the pool; 0 where all rows lie evenly."""
+    table_page_size: int
+    """Keys of a page of the block table; 0: every token has a list of indices."""
+    is_causal: bool
+    """With a block table: tokens see no keys after their own."""
+    ctas: int
+
+
+class TokenLists(NamedTuple):
+    """The lists of all tokens, or the block table that they follow from."""
+
+    indices: Any
+    """Pointer to the lists, or to the block table."""
+    lengths: Any
+    """Pointer to the valid length of every list, or to the keys of every sequence."""
+    cu_seqlens: Any
+    """Pointer to the sequences' offsets, which a block table needs."""
+    stride: Any
+    """Entries from list to list, or from sequence to sequence."""
+    topk: Any
+    """Most keys of a token."""
+    tokens: Any
+    batch: Any
+    """Sequences of a block table."""
+
+
+class Pool(NamedTuple):
+    """The rows that indices name. Steps are in rows of a TMA descriptor, which may be shorter."""
+
+    rows: Any
+    page_step: Any
+    row_step: Any
+
+
+class KeyList(NamedTuple):
+    """The keys of one token."""
+
+    indices: Any
+    """Pointer to its indices, or to its sequence's line of the block table."""
+    length: Any
+    """Valid length of the list."""
+    pool: Pool
+
+
+class Results(NamedTuple):
+    """What a kernel writes."""
+
+    out: Any
+    """A TMA descriptor."""
+    lse: HeadRows
+    max_logits: HeadRows
+
+
+class SoftmaxState(NamedTuple):
+    """What the softmax partition knows of its rows; see softmax.py."""
+
+    row_max: Any
+    row_sum: Any
+    highest: Any
+
+
+class How(NamedTuple):
+    """How the kernel walks the list of a token."""
+
+    b_topk: int
+    """Keys of a step."""
+    num_mbars: int
+    """Barriers of a kind."""
+    indexing: Indexing
+
+
+class QSplit(NamedTuple):
+    """Columns of Q that the products read from shared memory and from tensor memory."""
+
+    smem: int
+    tmem: int
+
+
+class Fp8Cache(NamedTuple):
+    """The format of FP8 rows: fp8_block64 has (64, 9), 656 bytes have (128, 8), fp8_token has
+    (576, 9), rows without scales have (0, 9) as their first two fields."""
+
+    scale_columns: int
+    """Columns that share a scale; 0: rows have no scales."""
+    raw_tiles: int
+    """64-column tiles of K that are dequantized; the others are 16-bit rope."""
+    scale_page_size: int
+    """Rows of a page of scales; 0 where all scales lie evenly."""
+
+
+class ScaleBlocks(NamedTuple):
+    """Scales of a key: for its K columns and for its V columns."""
+
+    k: int
+    v: int
+
+
+class TmemMap(NamedTuple):
+    """First columns of tensor memory."""
+
+    output: int
+    scores: int
+    q: int
+
+
+class TmemLayouts(NamedTuple):
+    """Tensor memory layouts."""
+
+    output: Any
+    """256 columns of O."""
+    scores: Any
+    q: Any
+    """64 columns of Q as a left operand."""
+    q_copy: Any
+    """64 columns of Q while they are copied, as 32-bit words in all lanes."""
+    whole: Any
+    """The allocation."""
+
+
+class RegisterLayouts(NamedTuple):
+    """Register layouts of the softmax partition."""
+
+    scores: Any
+    output: Any
+    """`output_columns` columns of O."""
+    output_columns: int
+
+
+class Registers(NamedTuple):
+    """Registers per thread; softmax, the default partition, gets what is left."""
+
+    load_k: int
+    load_v: int
+    mma: int
+    kv_valid_producer: int
+
+
+class WorkItem(NamedTuple):
+    """What a CTA works on: one token and up to 64 of its heads."""
+
+    token: Any
+    first_head: Any
+    heads: Any
+    """Heads of the problem."""
+    steps: Any
+    """Steps over the list of the token."""
+
+
+class ScaleSource(NamedTuple):
+    """Where the scales of FP8 rows are."""
+
+    base: Any
+    page_stride: Any
+    row_stride: Any
+
+
+class Sources(NamedTuple):
+    """Where the producers read: TMA descriptors, and the scales."""
+
+    q: Any
+    q_warp: Any
+    """Q by 32 heads, the lanes of a warp."""
+    k: Any
+    rope: Any
+    """The 16-bit rope of rows of 656 bytes."""
+    v: Any
+    scales: ScaleSource
+
+
+class Tiles(NamedTuple):
+    """Shared memory; see the table in kernel.py."""
+
+    q: Any
+    k: Any
+    k_raw: Any
+    k_scales: Any
+    v: Any
+    v_scales: Any
+    p: Any
+    is_k_valid: Any
+
+
+class Barriers(NamedTuple):
+    """All mbarriers; the table in kernel.py says who completes and who awaits them."""
+
+    q_ready: Any
+    q_copied: Any
+    qk_ss_done: Any
+    qk_ts_done: Any
+    k_p0_ready: Any
+    k_p1_ready: Any
+    k_fp8_tma_done: Any
+    k_rope_done: Any
+    sv_p0_done: Any
+    sv_p1_done: Any
+    v_p0_ready: Any
+    v_p1_ready: Any
+    v_fp8_tma_done: Any
+    p_free: Any
+    so_ready: Any
+    k_valid_ready: Any
+    k_valid_free: Any

@@ -1,0 +1,136 @@
+"""Records of the CDNA4 kernel over latent rows; kernels/cdna4/records.py has more."""
+
+from typing import Any, NamedTuple
+
+
+class RowsBlock(NamedTuple):
+    """Sizes of a block (BLOCK), chosen by its plan."""
+
+    queries: int
+    """Rows of scores, each one head of one token."""
+    keys: int
+    """Cache rows that are visited at a time."""
+    slots: int
+    """Slots of the rings of cache rows."""
+    rope: int
+    """Rope columns."""
+
+
+class RowsLayouts(NamedTuple):
+    """Layouts of the products (MatrixLayouts) and of cache rows in LDS (TileLayouts): LAYOUTS."""
+
+    matrices: Any
+    latent: Any
+    rope: Any
+
+
+class RowFormat(NamedTuple):
+    """Constants of cache rows and of what names them (HOW)."""
+
+    is_paged: bool
+    """Rows are those of a sequence's pages; else a list names them."""
+    page_size: int
+    """Rows per page; 0 if pages lie end to end and a list names rows."""
+    rope: int
+    """Rope columns."""
+    scale_block: int
+    """Columns that share a scale; 0 without scales."""
+
+
+class PagedRows(NamedTuple):
+    """One part of the cache rows, or their scales, in global memory."""
+
+    ptr: Any
+    page_stride: Any
+    row_stride: Any
+
+
+class CacheParts(NamedTuple):
+    """The parts of cache rows, each a PagedRows. Strides of scales count elements."""
+
+    latent: Any
+    rope: Any
+    scales: Any
+
+
+class RowSource(NamedTuple):
+    """What names the rows that a block visits."""
+
+    ptr: Any
+    """The list of a token, or the line of the block table of a sequence."""
+    places: Any
+    """Places of the list, or keys of the sequence, that are visited; places after them do not
+    count."""
+    rows: Any
+    """Rows in the pool."""
+
+
+class Slot(NamedTuple):
+    """A slot of the rings of cache rows."""
+
+    latent: Any
+    rope: Any
+    """None without rope."""
+
+
+class Rings(NamedTuple):
+    """Rings of cache rows in LDS."""
+
+    latent: Any
+    rope: Any
+    """None without rope."""
+
+
+class FetchedRows(NamedTuple):
+    """Rows on their way through registers, as they are stored. None: there are none."""
+
+    latent: Any
+    rope: Any
+    latent_scales: Any
+    rope_scales: Any
+
+
+class TokenLists(NamedTuple):
+    """The lists of all tokens."""
+
+    ptr: Any
+    stride: Any
+    lengths_ptr: Any
+    """How many places of each list count; None: all."""
+    topk: Any
+    blocks: Any
+    """Blocks of heads of a token."""
+
+
+class PageTables(NamedTuple):
+    """Sequences of a paged cache."""
+
+    ptr: Any
+    """The block table."""
+    stride: Any
+    lengths_ptr: Any
+    """Keys of each sequence."""
+    most_keys: Any
+    """Keys that a line of the block table has room for."""
+    cu_ptr: Any
+    batch: Any
+    total_q: Any
+    tiles: Any
+    """Tiles of all sequences."""
+
+
+class RowsWork(NamedTuple):
+    """A tile of rows of scores: heads of a token, or packed heads of a sequence's tokens."""
+
+    token: Any
+    """The token, or the first token of the sequence."""
+    first: Any
+    """The tile's first row, counted from that token's first; heads run fastest."""
+    here: Any
+    """Rows from there on; 0 or less: there is nothing to do."""
+    list_ptr: Any
+    """The list or the line of the block table."""
+    keys: Any
+    """Places of the list, or keys of the sequence."""
+    seen: Any
+    """Keys that the sequence's first token sees, if causal; may be negative. Unused for lists."""

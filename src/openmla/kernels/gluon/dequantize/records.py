@@ -1,0 +1,71 @@
+"""Records of cache rows, of the lists that name them, and of the workspace they go to."""
+
+from typing import Any, NamedTuple
+
+
+class CacheRows(NamedTuple):
+    """Where the rows of a cache and their scales lie. Strides of rows count 16 bytes."""
+
+    data_ptr: Any
+    """Words of four e4m3 columns, or the columns of rows that are not dequantized."""
+    page_stride: Any
+    row_stride: Any
+    scale_ptr: Any
+    """fp32: inside the rows, or in a tensor of their own; None: rows have no scales."""
+    scale_page_stride: Any
+    """Used, as is scale_row_stride, if scales are in a tensor of their own; counts elements."""
+    scale_row_stride: Any
+    rope_ptr: Any
+    """bf16 columns inside e4m3 rows; None if rope is stored as the latent is: scales, if there are
+    any, are then in a tensor of their own."""
+
+
+class CacheFormat(NamedTuple):
+    """Constants of a cache (CACHE)."""
+
+    page_size: int
+    """Rows of a page; 0 if pages lie end to end."""
+    scale_block: int
+    """Columns that share a scale; 0 if rows are not dequantized."""
+
+
+class RowColumns(NamedTuple):
+    """Columns of a row (DIMS)."""
+
+    latent: int
+    rope: int
+    """0 if rows have none."""
+
+
+class UnitLists(NamedTuple):
+    """Lists of units, rows or pages of the pool: a matrix of their numbers."""
+
+    ptr: Any
+    lengths_ptr: Any
+    """How many rows or keys of each list count; None: all."""
+    columns: Any
+    stride: Any
+    """From list to list."""
+    units: Any
+    """Units in the pool; other numbers name nothing."""
+
+
+class Entries(NamedTuple):
+    """A block of entries of one list, one per thread and register."""
+
+    number: Any
+    """Among the entries of all lists."""
+    unit: Any
+    """What the entry names; 0 if it names nothing."""
+    valid: Any
+    """Whether it names a unit of the pool and counts."""
+    exists: Any
+    """Whether the list has such an entry."""
+
+
+class WorkspaceRows(NamedTuple):
+    """Rows of the workspace that a program fills."""
+
+    ptr: Any
+    start: Any
+    """Where each of them begins, in elements."""

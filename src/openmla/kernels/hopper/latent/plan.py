@@ -1,0 +1,343 @@
+"""HopperSparseConfig: one block of latent MLA prefill on Hopper, over token lists or whole pages.
+
+A block is 64 rows (heads of one token, or of several tokens that share their keys), two math
+warp-groups and a producer warp-group. A step takes two blocks of 64 keys: warp-group 0 scores the
+first, warp-group 1 the second, and each accumulates its half of the output columns from both. Rows
+are gathered once; V is their first columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, ClassVar, Literal
+
+from openmla.arithmetic import ceildiv, require_int, verdict_lines
+from openmla.errors import InvalidArgument
+from openmla.kernels.hopper.chip import (
+    FP32,
+    SMEM_PER_BLOCK,
+    WGMMA_M,
+    HopperBlock,
+    Registers,
+    accumulator_registers,
+    barriers,
+    launch_tail,
+    register_reasons,
+    smem_reasons,
+)
+from openmla.kernels.hopper.few.plan import FewQueries, few_queries
+from openmla.planning.dequantize import PLAIN, CacheRead, Workspace, workspace_of
+from openmla.planning.latent_split import LatentSplit, most_ranges
+from openmla.planning.memory import Wanted
+from openmla.planning.serves import GLUON_CACHES
+from openmla.problem import Problem
+
+ELEMENT = 2
+B_TOPK = 64  # keys of one block
+BLOCKS = 2  # of a step, one per math warp-group
+MAX_STAGES = 4
+LATENT_WIDTHS = (128, 256, 512)
+ROPE_WIDTHS = (0, 32, 64)
+PIECE_FIELDS = 8  # what the warp-groups are told of a piece
+EPILOGUE_SCRATCH = 2048  # the output's change of layout, 64 columns at a time
+Gather = Literal["indices", "pages"]
+# A producer that dequantizes FP8 rows needs more registers than one that copies: with 72 it spills
+# 100 bytes and reached 0.29 of the matmul's rate, with 88 it spilled 8 and reached 0.400, with 104
+# none and 0.421 (H200, 64 queries, 128 heads, before bytes were copied a block ahead).
+COPYING = Registers(consumer_groups=2, consumer=216, producer=72)
+WIDENING = Registers(consumer_groups=2, consumer=200, producer=104)
+
+
+MOST_ROWS = 2**31 - 1  # no index names more
+
+
+@dataclass(frozen=True, slots=True)
+class RowsLaunch:
+    """One launch of the latent kernel."""
+
+    dequantizes: bool
+    """Rows are those of an FP8 cache, dequantized by the producer; otherwise 16-bit rows."""
+    draws: bool
+    """Persistent programs fetch work items from an atomic counter; otherwise they take turns."""
+    boxes: bool
+    """Full blocks of keys come by TMA, a page being a multiple of a block."""
+
+
+@dataclass(frozen=True, slots=True)
+class RangeSpace:
+    """Room for the partial results of requests whose keys are split into ranges."""
+
+    group: int
+    """Requests of one launch."""
+    rows: int
+    """Rows of partial results of a request; 0 where none can be split."""
+    merged: int
+    """Most rows (queries x heads) of a request that is split."""
+    ranges: int
+    """Most ranges of a request."""
+
+
+@dataclass(frozen=True, slots=True)
+class LatentVariant:
+    """The launches of a call over latent rows."""
+
+    few: FewQueries | None
+    """Three launches for few lists; nothing below runs then."""
+    suits_few: bool
+    """Whether such launches are faster for so many lists."""
+    workspace: Workspace | None
+    """FP8 rows are dequantized into it first."""
+    rows: tuple[RowsLaunch, ...]
+    """The attention launches; of two, one exits early: more rows were named than the workspace
+    holds, or not."""
+    ranges: RangeSpace | None
+    """The latent form: how its sequences are split and grouped. None for lists."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HopperSparseConfig(HopperBlock):
+    """The plan of one latent block.
+
+    >>> deepseek_v32 = select_hopper_sparse_config(heads=128, latent=512, rope=64)
+    >>> deepseek_v32.row_blocks, deepseek_v32.num_kv_stages, deepseek_v32.smem_used
+    (2, 1, 227304)
+    """
+
+    heads: int
+    latent: int
+    """Columns of a row without rope, which are V too."""
+    rope: int
+    gather: Gather = "indices"
+    """Where a block's rows come from: a list per token, or the pages of a sequence."""
+    num_kv_stages: int = 1
+    """Steps (pairs of key blocks) in flight. A step's column halves are released one by one."""
+    draws: bool = False
+    """Whether programs draw work items from a counter: where these are not all alike. Those that
+    dequantize take turns; they have no register to spare."""
+    cache_read: CacheRead = PLAIN
+    few: FewQueries | None = None
+    """Three launches that spread few queries over the chip, instead of this kernel."""
+    sm_count: int = 132
+
+    rescale_threshold: ClassVar[float] = 6.0
+    """log2 units the row maximum may grow before O is rescaled. Prototype, H200: worth 3-5 %."""
+    B_TOPK: ClassVar[int] = B_TOPK
+
+    def __post_init__(self) -> None:
+        for name in ("heads", "latent", "num_kv_stages", "sm_count"):
+            require_int(name, getattr(self, name), 1)
+        require_int("rope", self.rope, 0)
+        if self.gather not in ("indices", "pages"):
+            raise InvalidArgument("gather", "indices or pages", repr(self.gather))
+
+    BM: ClassVar[int] = WGMMA_M  # rows of a block: one wgmma
+    keys_per_step: ClassVar[int] = B_TOPK * BLOCKS  # that both warp-groups take together
+
+    @cached_property
+    def width(self) -> int:
+        """Columns of a row."""
+        return self.latent + self.rope
+
+    @cached_property
+    def row_blocks(self) -> int:
+        """Blocks of 64 rows that one token's heads fill."""
+        return ceildiv(self.heads, WGMMA_M)
+
+    @cached_property
+    def is_packed(self) -> bool:
+        """Whether blocks hold heads of several tokens: those of a sequence see the same pages."""
+        return self.gather == "pages"
+
+    @property
+    def num_threads(self) -> int:
+        return self.registers.threads
+
+    @cached_property
+    def p_overlays_rope(self) -> bool:
+        """Whether P of a block fits where its rope columns were; they are consumed first."""
+        return self.rope >= B_TOPK
+
+    @cached_property
+    def step_bytes(self) -> int:
+        """Bytes of the rows of a step."""
+        return BLOCKS * B_TOPK * self.width * ELEMENT
+
+    @cached_property
+    def copy_lanes(self) -> int:
+        """Threads that copy neighboring 16 bytes of a row: no tile is narrower than they are."""
+        return 4 if self.rope == 32 else 8
+
+    def tiles(self, tokens: int) -> int:
+        """Blocks of rows for so many tokens of one sequence.
+
+        >>> lists = select_hopper_sparse_config(heads=20, latent=512, rope=64)
+        >>> lists.tiles(16), replace(lists, gather="pages").tiles(16)
+        (16, 5)
+        """
+        if self.is_packed:
+            return ceildiv(tokens * self.heads, WGMMA_M)
+        return tokens * self.row_blocks
+
+    @property
+    def split(self) -> LatentSplit:
+        """When the keys of a sequence are split."""
+        return LatentSplit(self.heads, self.latent)
+
+    # Launches.
+
+    def variant(self, problem: Problem) -> LatentVariant:
+        """The launches that a problem takes: the only place that decides."""
+        workspace = workspace_of(self.cache_read, problem)
+        ways = [workspace is None and self.cache_read.mode == "in_kernel"]
+        if workspace is not None and workspace.may_overflow:
+            ways.append(True)
+        rows = tuple(self._rows_launch(problem, dequantizes) for dequantizes in ways)
+        ranges = self._range_space(problem) if problem.form == "latent" else None
+        few = self.few if self.few and self.few.queries == problem.total_q else None
+        return LatentVariant(few, self.few_queries(problem) is not None, workspace, rows, ranges)
+
+    def few_queries(self, problem: Problem) -> FewQueries | None:
+        """Three launches for a problem's lists, if they are faster than one."""
+        if problem.form != "sparse":
+            return None
+        sizes = problem.total_q, problem.heads, problem.topk, (self.latent, self.rope)
+        return few_queries(*sizes, self.sm_count, fp8=problem.kv_dtype in GLUON_CACHES)
+
+    def _rows_launch(self, problem: Problem, dequantizes: bool) -> RowsLaunch:
+        draws = self.draws and not dequantizes and self._most_work_items(problem) > self.sm_count
+        whole_blocks = problem.form == "latent" and problem.page_size % B_TOPK == 0
+        return RowsLaunch(dequantizes, draws, whole_blocks and not dequantizes)
+
+    def _most_work_items(self, problem: Problem) -> int:
+        """By what is known without lengths: if every program has one, there is nothing to draw."""
+        if problem.form == "sparse":
+            return problem.total_q * self.row_blocks
+        tiles = problem.total_q * problem.heads // WGMMA_M + problem.batch + 1
+        return tiles * most_ranges(problem.heads, min(problem.most_keys, MOST_ROWS))
+
+    def _range_space(self, problem: Problem) -> RangeSpace:
+        rule, most = self.split, min(problem.most_keys, MOST_ROWS)
+        if not problem.batch or not rule.can_split(most):
+            return RangeSpace(group=max(problem.batch, 1), rows=0, merged=0, ranges=1)
+        return RangeSpace(
+            group=rule.group(problem.batch, most),
+            rows=rule.part_rows(1, most),
+            merged=rule.split_rows(1, problem.total_q * problem.heads, most),
+            ranges=most_ranges(problem.heads, most),
+        )
+
+    # Threads and registers.
+
+    @property
+    def registers(self) -> Registers:
+        """Of the kernel that this plan is about."""
+        return self.registers_of(dequantizes=self.cache_read.mode == "in_kernel")
+
+    @staticmethod
+    def registers_of(dequantizes: bool) -> Registers:
+        """Of a kernel that dequantizes FP8 rows, or copies rows as they are."""
+        return WIDENING if dequantizes else COPYING
+
+    @property
+    def accumulators(self) -> int:
+        """Registers of half the output columns and a score tile."""
+        return accumulator_registers(self.latent // 2) + accumulator_registers(B_TOPK)
+
+    def _accumulator_sum(self) -> str:
+        o, s = accumulator_registers(self.latent // 2), accumulator_registers(B_TOPK)
+        return f"half of O {o} + S {s}"
+
+    # Shared memory.
+
+    def _buffers(self) -> Iterator[Wanted]:
+        half = self.latent // 2
+        for name, columns in (("left", half), ("right", half), ("rope", self.rope)):
+            yield Wanted(f"Q {name} {columns}", "q", self.BM * columns * ELEMENT)
+        blocks = BLOCKS * self.num_kv_stages
+        for block in range(blocks):
+            for name in ("left", "right"):
+                yield Wanted(f"K{block} {name} {half}", "k", B_TOPK * half * ELEMENT)
+            p = ", then P" if self.p_overlays_rope else ""
+            yield Wanted(f"K{block} rope{p}", "rope", B_TOPK * self.rope * ELEMENT)
+        if not self.p_overlays_rope:
+            for block in range(blocks):
+                yield Wanted(f"P{block}", "p", self.BM * B_TOPK * ELEMENT)
+        yield Wanted("row sums, largest scores", "stats", 3 * self.BM * FP32)
+        # Of pages that are copied as they are it is known which keys there are.
+        told = self.gather == "indices" or self.cache_read.mode == "in_kernel"
+        if told:
+            yield Wanted("key validity", "stats", blocks * B_TOPK * FP32)
+        yield Wanted("row maxima", "stats", BLOCKS * self.BM * FP32)
+        yield Wanted("pieces", "stats", 2 * PIECE_FIELDS * FP32)
+        yield from barriers(("ready", 2 * blocks), ("free", 2 * blocks))
+        if told:
+            yield from barriers(("valid", blocks))
+            yield Wanted("validity flags", "stats", 4 * blocks * FP32)
+        yield from barriers(("t_ready", 2), ("t_empty", 2))
+        yield from barriers(("q_ready, q_free", 2))
+        yield from launch_tail(self.registers, EPILOGUE_SCRATCH)
+        if self.draws and self.cache_read.mode != "in_kernel":
+            yield Wanted("drawn number", "scratch", FP32, align=128)
+
+    # Verdict and words.
+
+    def _broken_limits(self) -> Iterator[str]:
+        if self.latent not in LATENT_WIDTHS:
+            yield f"latent width {self.latent} is not one of {', '.join(map(str, LATENT_WIDTHS))}"
+        if self.rope not in ROPE_WIDTHS:
+            yield f"rope width {self.rope} is not one of {', '.join(map(str, ROPE_WIDTHS))}"
+        yield from register_reasons(self.registers, self.accumulators, self._accumulator_sum())
+        yield from smem_reasons(self.smem_used, self._smem_sum())
+
+    def _smem_sum(self) -> str:
+        q = self.BM * self.width * ELEMENT
+        p = 0 if self.p_overlays_rope else BLOCKS * self.BM * B_TOPK * ELEMENT
+        p *= self.num_kv_stages
+        rest = self.smem_used - q - p - self.num_kv_stages * self.step_bytes
+        return (
+            f"Q {q} + {self.num_kv_stages} x ({self.keys_per_step} keys x {self.width} x {ELEMENT} "
+            f"= {self.step_bytes}) + P {p} + {rest} of statistics, barriers and scratch"
+        )
+
+    def explain(self) -> list[str]:
+        """How each number came about, one line each."""
+        overlay = "over the rope columns of its own block" if self.p_overlays_rope else "in buffers"
+        lines = [
+            self._rows_line(),
+            f"a step is {BLOCKS} blocks of {B_TOPK} keys, one per math warp-group; each holds "
+            f"{self.latent // 2} of {self.latent} output columns",
+            self.registers.explain(self._accumulator_sum(), self.accumulators),
+            f"shared memory: {self._smem_sum()} = {self.smem_used} of {self.smem_limit}",
+            f"ring of {self.num_kv_stages} step(s): {self._stage_bound()}; P lies {overlay}",
+            self.cache_read.explain(),
+            f"O is rescaled when a row's maximum grew by more than 2^{self.rescale_threshold:g}",
+        ]
+        if self.few:
+            lines.append(self.few.explain())
+        return lines + verdict_lines(self.why_unsupported())
+
+    def _rows_line(self) -> str:
+        if self.is_packed:
+            return f"{self.heads} heads of consecutive tokens fill blocks of {WGMMA_M} rows"
+        padded = self.row_blocks * WGMMA_M
+        return (
+            f"{self.heads} heads: {self.heads} of {padded} rows in {self.row_blocks} block(s) of "
+            f"{WGMMA_M}"
+        )
+
+    def _stage_bound(self) -> str:
+        if self.num_kv_stages == MAX_STAGES:
+            return f"{MAX_STAGES} are enough to hide a gather"
+        more = self.smem_used + self.step_bytes
+        return f"one more would take at least {more} > {self.smem_limit}"
+
+
+def select_hopper_sparse_config(**arguments: Any) -> HopperSparseConfig:
+    """The deepest ring that fits; the other arguments of HopperSparseConfig are the caller's."""
+    config = HopperSparseConfig(**arguments)
+    room = SMEM_PER_BLOCK - config.BM * config.width * ELEMENT
+    most = min(MAX_STAGES, room // config.step_bytes)  # before statistics, barriers and scratch
+    deeper = (replace(config, num_kv_stages=stages) for stages in range(most, 1, -1))
+    return next((c for c in deeper if c.smem_used <= SMEM_PER_BLOCK), config)

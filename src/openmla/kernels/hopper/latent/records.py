@@ -1,0 +1,391 @@
+"""Records of the latent Hopper kernels: what partitions and helpers pass to one another.
+
+Fields are run-time values (pointers, numbers, registers, shared memory), or None where there is no
+value. Records of constants say so: Triton turns every other constant but None into a run-time value
+when a record is assigned to a variable. (Triton 3.6 cannot return None in a record, and forgets the
+fields of a record that is added to a tuple.)
+
+Rows of a cache, their format and their columns have the records of dequantize/records.py.
+
+A partition gets the records that it needs through shared memory, field by field in their order.
+"""
+
+from typing import Any, NamedTuple
+
+from triton.experimental.gluon import language as gl
+
+# What the keys of a launch are (MASK).
+LISTED = gl.constexpr(0)  # rows that lists name, a list for each token
+FULL = gl.constexpr(1)  # keys of sequences, all of which every token of the sequence sees
+CAUSAL = gl.constexpr(2)  # keys of sequences, whose last tokens are the queries
+
+
+class How(NamedTuple):
+    """Constants: what the latent kernel is compiled for."""
+
+    sign: Any
+    """Sign of the softmax scale: 1, -1, or 0 where all scores are 0."""
+    mask: Any
+    """LISTED, FULL or CAUSAL."""
+    wants_logits: Any
+    """Whether the largest score of each row is written."""
+    p_overlays_rope: Any
+    """Whether P aliases the rope columns of K."""
+    is_copied: Any
+    """Whether K arrives by cp.async or TMA; else the producer dequantizes it and stores it."""
+    is_split: Any
+    """Whether requests may be split into ranges of keys."""
+
+
+class TileLayouts(NamedTuple):
+    """Constants: layouts of tiles in shared memory (LAYOUTS)."""
+
+    latent: Any
+    """A tile of latent columns: half of them for bf16 and fp16, all of them for e4m3."""
+    rope: Any
+    p: Any
+    """None where weights do not pass through shared memory."""
+
+
+class Registers(NamedTuple):
+    """Constants: registers per thread of the partitions besides the default one (REGISTERS)."""
+
+    consumer: int
+    producer: int
+
+
+class RowDescriptors(NamedTuple):
+    """TMA descriptors of Q or of pages."""
+
+    latent: Any
+    """Boxes of latent columns, as many as a tile has; None where rows are not loaded by TMA."""
+    rope: Any
+    """None where rows have no rope."""
+
+
+class BoxStart(NamedTuple):
+    """Where a box of 64 rows begins, in the first two dimensions of a TMA descriptor."""
+
+    outer: Any
+    """Token of Q, or page; 0 where tiles hold heads of several tokens."""
+    row: Any
+
+
+class Requests(NamedTuple):
+    """The sequences of a launch."""
+
+    cu_seqlens_q: Any
+    """Prefix sums of their query tokens."""
+    lengths: Any
+    """Their numbers of keys."""
+    most_keys: Any
+    """Keys of a line of the block table."""
+    batch: Any
+    total_q: Any
+    rest_q: Any
+    """Where the tokens end that follow the last sequence, and whose outputs are cleared."""
+
+
+class Sequences(NamedTuple):
+    """Sequences that a source reads; see `Requests`."""
+
+    cu_seqlens_q: Any
+    batch: Any
+    total_q: Any
+    heads: Any
+    page_size: Any
+    """Rows of a page, in which entries of the block table count."""
+    mask: Any
+    """FULL or CAUSAL."""
+    rest_q: Any
+
+
+class Source(NamedTuple):
+    """Where keys come from: a list of rows for each token, or the pages of sequences."""
+
+    table: Any
+    """The lists, or the block table."""
+    lengths: Any
+    """Keys of each token or sequence; None: all of a list."""
+    most_keys: Any
+    """Keys of a line of the table."""
+    table_stride: Any
+    pool_rows: Any
+    """Rows of the pool: row numbers go from 0 to pool_rows - 1."""
+    sequences: Any
+    """`Sequences`; None for lists."""
+    counter: Any
+    """Atomic counter of work items; None: programs take turns."""
+    part_rows: Any
+    """Rows of the workspace that each request has; None where no request is split."""
+
+
+class TileCounts(NamedTuple):
+    """Tiles of a launch over lists."""
+
+    tiles: Any
+    head_blocks: Any
+    """Tiles of 64 heads that a token has."""
+
+
+class ListedTile(NamedTuple):
+    """64 heads of a token that has its own list of keys."""
+
+    token: Any
+    first_head: Any
+
+
+class SequenceTile(NamedTuple):
+    """64 rows of a sequence, which are heads of its tokens, and a range of its keys.
+
+    Keys are counted from the first one of the range.
+    """
+
+    first_token: Any
+    """First token of the sequence."""
+    first_row: Any
+    """First row of the tile, counted from the first one of the sequence."""
+    rows: Any
+    """Rows of the sequence."""
+    seen: Any
+    """Keys that the rows of the sequence's first token see."""
+    whole: Any
+    """Keys that all rows of the tile see."""
+    keys: Any
+    """Keys of the range."""
+
+
+class RangeTile(NamedTuple):
+    """A `SequenceTile` with the place of its range, which matters where requests may be split."""
+
+    first_token: Any
+    first_row: Any
+    rows: Any
+    seen: Any
+    whole: Any
+    keys: Any
+    slot: Any
+    """First row of the tile in the workspace; -1 if the range is all keys of the sequence."""
+
+
+class Cursor(NamedTuple):
+    """Where a program is among the work items of sequences."""
+
+    number: Any
+    """Its work item."""
+    chunk: Any
+    """First request of the chunk of requests that it looks at."""
+    before: Any
+    """Work items of all requests before the chunk."""
+    of_requests: Any
+    """Work items of each request of the chunk, one per lane."""
+
+
+class WorkItem(NamedTuple):
+    """What the producer knows of a work item, but for its steps."""
+
+    cursor: Any
+    """A `Cursor`, or for lists the number of the work item."""
+    tile: Any
+    """A `ListedTile` or a `RangeTile`."""
+    box: Any
+    """`BoxStart` of Q."""
+    first_entry: Any
+    """Where its list, or its line of the block table, begins."""
+    skipped: Any
+    """Places (entries of the list, or keys of the sequence) before the first of its range."""
+    stop: Any
+    """Place after the last one that counts."""
+
+
+class HeadsOfToken(NamedTuple):
+    """Where the rows of a `ListedTile` are written."""
+
+    token: Any
+    """-1 before the first tile."""
+    first_head: Any
+
+
+class RowRange(NamedTuple):
+    """Where the rows of a `SequenceTile` or `RangeTile` are written."""
+
+    begin: Any
+    """First row, counted from the first head of the first token; -2 - the first row of the
+    workspace, for a range of keys; -1 before the first tile."""
+    end: Any
+    """Row after the last one, of the outputs or of the workspace."""
+
+
+class ColumnTiles(NamedTuple):
+    """Tiles of Q or K in shared memory, by columns."""
+
+    left: Any
+    """The left half of the latent columns."""
+    right: Any
+    rope: Any
+    """Aliases `left` where rows have no rope."""
+
+
+class Validity(NamedTuple):
+    """Which keys of a list are there."""
+
+    bias: Any
+    """0 or -inf for each key."""
+    flags: Any
+    """1 for each warp of the producer that misses a key of its own, else 0."""
+
+
+class Stats(NamedTuple):
+    """What the warp-groups tell each other in shared memory."""
+
+    row_maxes: Any
+    """References after blocks 0 and 1."""
+    sums: Any
+    """Sums of weights of left and right, and the largest scores of left."""
+
+
+class Smem(NamedTuple):
+    """Shared memory of the latent kernel."""
+
+    q: Any
+    """`ColumnTiles`, one of each."""
+    k: Any
+    """`ColumnTiles`, two of each for every stage."""
+    p: Any
+    validity: Any
+    stats: Any
+
+
+class Barriers(NamedTuple):
+    """mbarriers of the latent kernel; the head of kernel.py lists them."""
+
+    q_ready: Any
+    q_empty: Any
+    k_ready: Any
+    k_empty: Any
+    valid_ready: Any
+    item_ready: Any
+    item_empty: Any
+
+
+class Output(NamedTuple):
+    """A tensor of results."""
+
+    base: Any
+    """None where it is not wanted."""
+    token_stride: Any
+    head_stride: Any
+
+
+class Parts(NamedTuple):
+    """The workspace for ranges of keys (see pages.py)."""
+
+    sums: Any
+    """[rows, d_v], unnormalized."""
+    state: Any
+    """[rows, 2]: the reference, and the sum of weights."""
+
+
+class Results(NamedTuple):
+    """What a launch writes, and the sinks it needs for that."""
+
+    out: Any
+    lse: Any
+    max_logits: Any
+    sink: Any
+    parts: Any
+    """`Parts`; their pointers are None where no request is split."""
+
+
+class State(NamedTuple):
+    """Online softmax of a tile: the sums, and what they are relative to (see softmax.py)."""
+
+    O: Any  # noqa: E741
+    row_max: Any
+    row_sum: Any
+    """Partial sums of the weights of a warp-group's own blocks."""
+    highest: Any
+    """The largest score of each row."""
+
+
+class Ended(NamedTuple):
+    """A work item that has ended and whose left half is still in registers."""
+
+    inverse: Any
+    """1 / denominator of each row; 0 where no key was seen."""
+    place: Any
+    """`HeadsOfToken` or `RowRange`."""
+
+
+class BoxEntry(NamedTuple):
+    """A block of keys that lies in one page."""
+
+    row: Any
+    """Physical row of its first key."""
+    keys: Any
+    """Its keys, at most 64."""
+
+
+class StepEntries(NamedTuple):
+    """What the producer has looked up for the two blocks of a step: physical rows of keys, or a
+    `BoxEntry` each."""
+
+    block0: Any
+    block1: Any
+
+
+class FoundRows(NamedTuple):
+    """Where the keys of a block lie."""
+
+    start: Any
+    """Pointers to their rows."""
+    is_there: Any
+    """Whether there is a key."""
+
+
+class FoundBox(NamedTuple):
+    """Where the keys of a block lie that may be a box of one page."""
+
+    start: Any
+    """Pointers to their rows."""
+    is_there: Any
+    """Whether there is a key."""
+    box: Any
+    """`BoxStart` of the block in its page."""
+    is_whole: Any
+    """Whether the block has all of its 64 keys."""
+
+
+class SplitRequest(NamedTuple):
+    """A request whose ranges of keys are merged."""
+
+    first_row: Any
+    """Its first row in the workspace."""
+    first_token: Any
+    rows: Any
+    """Its rows, which each of its ranges has in the workspace."""
+    ranges: Any
+
+
+class MergedRows(NamedTuple):
+    """Rows of a split request that a program merges; range p of a row lies p x `rows` after range
+    0."""
+
+    first_row: Any
+    """Where range 0 of each row lies in the workspace."""
+    exists: Any
+    """Whether the request has the row."""
+    rows: Any
+    """Rows of the request."""
+    ranges: Any
+
+
+class Slots(NamedTuple):
+    """Partial results of the ranges that the merge has put into each slot of a row."""
+
+    sums: Any
+    """[rows, slots, columns]"""
+    row_max: Any
+    """References, [rows, slots]."""
+    row_sum: Any
+    """Sums of weights, [rows, slots]."""

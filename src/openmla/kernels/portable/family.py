@@ -1,0 +1,93 @@
+"""The portable family: plain Triton kernels for any CUDA or ROCm GPU."""
+
+from openmla.errors import Unsupported
+from openmla.kernels.portable.plan import PortableConfig, select_portable_config
+from openmla.planning.family import Block, Family, Kernel, Pipeline
+from openmla.planning.latent_split import LatentSplit
+from openmla.planning.memory import Wanted, lay_out
+from openmla.planning.serves import (
+    ANY,
+    FP8_CACHES,
+    LENGTHS,
+    MOST_PAGE_ROWS,
+    OneOf,
+    Range,
+    Serves,
+    either,
+)
+from openmla.planning.split import split_lines
+from openmla.planning.target import Target
+from openmla.problem import FORMS, MAX_HEADS, ROPE_SOURCES, Problem
+
+WIDEST = 576
+"""Columns of the widest row that was run: 512 + 64."""
+_ELEMENTS = ("bf16", "fp16", "e4m3")
+_STORED = OneOf(*_ELEMENTS, *FP8_CACHES)
+
+
+def _choose(problem: Problem, target: Target) -> PortableConfig:
+    if not target.has_bf16:
+        raise Unsupported(f"{target.arch}: Triton's products of bf16 and fp16 need sm_80")
+    return select_portable_config(problem, target)
+
+
+def _block(config: PortableConfig, problem: Problem) -> Block:
+    stages = [
+        Wanted(f"stage {i}: K and V", "k", config.stage_bytes, align=1)
+        for i in range(config.buffers)
+    ]
+    q, p = Wanted("Q", "q", config.q_bytes, align=1), Wanted("P", "p", config.p_bytes, align=1)
+    scratch = Wanted("scratch", "scratch", config.scratch_bytes, align=1)
+    widths = config.qk_cols, config.out_cols, config.element
+    v_slots = config.buffers if config.v_cols else 0
+    return Block(
+        tile_rows=config.BM,
+        tile_keys=config.BN,
+        stages=config.num_stages,
+        threads=config.num_threads,
+        memory=lay_out([q, *stages, p, scratch], config.smem_limit),
+        pipeline=Pipeline(1, config.BM, config.BN, *widths, config.buffers, v_slots),
+    )
+
+
+def _explain(config: PortableConfig, problem: Problem) -> list[str]:
+    rule = config.split
+    if isinstance(rule, LatentSplit):
+        return [*config.explain(), rule.explain_mean(problem)]
+    return [*config.explain(), *split_lines(rule, problem)]
+
+
+_SERVED = Serves(
+    {
+        "form": OneOf(*FORMS),
+        "heads": Range(1, MAX_HEADS),
+        "d_nope": Range(1, WIDEST),
+        "d_rope": Range(0, WIDEST),
+        "d_v": Range(1, WIDEST),
+        "q_dtype": OneOf(*_ELEMENTS),
+        "kv_dtype": _STORED,
+        "v_dtype": _STORED,
+        "rope": OneOf(*ROPE_SOURCES),
+        "rope_dtype": _STORED,
+        "page_size": Range(0, MOST_PAGE_ROWS),
+        "topk": ANY,
+        **LENGTHS,
+        **either("causal", "has_k_start", "has_topk_lengths", "has_sink", "has_q_scale"),
+        **either("has_k_scale", "has_key_mask", "wants_lse", "wants_max_logits", "aligned_16"),
+    }
+)
+PORTABLE = Family(
+    name="portable",
+    archs=("gpu",),
+    kernels=(
+        Kernel(
+            name="tiled",
+            serves=_SERVED,
+            config=PortableConfig,
+            choose=_choose,
+            launcher="openmla.kernels.portable.launch",
+            block=_block,
+            explain=_explain,
+        ),
+    ),
+)

@@ -1,0 +1,100 @@
+"""The portable family's plans of the indexer: plain Triton for any CUDA or ROCm GPU."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from openmla.errors import Unsupported
+from openmla.indexer.problem import IndexProblem
+from openmla.planning.family import Family, Kernel
+from openmla.planning.serves import (
+    MOST_PAGE_ROWS,
+    YES_OR_NO,
+    Range,
+    index_scores,
+    index_selection,
+)
+from openmla.planning.target import Target
+from openmla.problem import MAX_HEADS
+
+COLUMNS = 128
+"""Heads of all queries of a product: wider tiles spill, narrower ones read keys more often."""
+LEAST_HEADS = 16  # the narrowest operand of tl.dot
+
+
+@dataclass(frozen=True, slots=True)
+class PortableScoresConfig:
+    """Tile of one program: `queries` x `heads` (padded) columns, BN keys a step."""
+
+    heads: int
+    queries: int
+    native_products: bool
+    """e4m3 products by the tensor cores; elsewhere keys and queries are widened to bf16."""
+    chunk: int = 2048
+    """Keys of one program: 128 queries over 1M keys are 32768 programs."""
+    BN: int = 64
+    num_warps: int = 4
+    num_stages: int = 3
+
+    def why_unsupported(self) -> str:
+        """Every tile of this kind compiles."""
+        return ""
+
+    def explain(self) -> list[str]:
+        """What the numbers mean."""
+        kind = "e4m3" if self.native_products else "bf16 (widened)"
+        return [
+            f"{kind} products of {self.BN} keys with {self.queries} x {self.heads} heads, "
+            f"{self.num_warps} warps, {self.num_stages} stages",
+            f"a program has {self.queries} queries and {self.chunk} keys",
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class PortableSelectConfig:
+    """One program per row; `block` scores at a time."""
+
+    block: int = 2048
+    num_warps: int = 8
+
+    def why_unsupported(self) -> str:
+        """Nothing is."""
+        return ""
+
+    def explain(self) -> list[str]:
+        """What the numbers mean."""
+        return [f"a row is read 5 times, {self.block} scores at a time, by {self.num_warps} warps"]
+
+
+def _scores(problem: IndexProblem, target: Target) -> PortableScoresConfig:
+    if not target.has_bf16:
+        raise Unsupported(f"{target.arch}: Triton's products of bf16 and fp16 need sm_80")
+    heads = max(LEAST_HEADS, 1 << (problem.heads - 1).bit_length())
+    native = target.vendor == "nvidia" and target.has_e4m3
+    return PortableScoresConfig(heads, max(COLUMNS // heads, 1), native)
+
+
+def _select(problem: IndexProblem, target: Target) -> PortableSelectConfig:
+    return PortableSelectConfig()
+
+
+PORTABLE_INDEX = Family(
+    name="portable",
+    archs=("gpu",),
+    kernels=(
+        Kernel(
+            name="scores",
+            serves=index_scores(Range(1, MAX_HEADS), Range(0, MOST_PAGE_ROWS), YES_OR_NO),
+            config=PortableScoresConfig,
+            choose=_scores,
+            launcher="openmla.kernels.portable.indexer.launch",
+        ),
+        Kernel(
+            name="select",
+            serves=index_selection("keeps", aligned_16=YES_OR_NO),
+            config=PortableSelectConfig,
+            choose=_select,
+            launcher="openmla.kernels.portable.indexer.launch",
+        ),
+    ),
+)

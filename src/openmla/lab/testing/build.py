@@ -1,0 +1,417 @@
+"""From a Case to tensors: `build(case)`.
+
+Only what the problem addresses is written: tokens of sequences, the slots of their keys, rows that
+a valid index names, table entries of pages in use. All other memory keeps the background of the
+`Memory` it came from, so building the same case with another background poisons it.
+"""
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import openmla
+from openmla import reference
+from openmla.cache import DTYPES, LatentCache
+from openmla.checks import out_dtype
+from openmla.formats import BF16, FORMATS
+from openmla.lab.testing.case import Case
+from openmla.lab.testing.memory import INT_FILL, Memory
+from openmla.lab.testing.values import Draw, to_dtype
+from openmla.operands import (
+    DenseOperands,
+    LatentOperands,
+    Operands,
+    Results,
+    SparseOperands,
+    Weights,
+)
+from openmla.sequences import visible_keys
+
+Outcome = Results
+"""What an implementation returned."""
+
+
+@dataclass(frozen=True, eq=False)
+class BuiltCase:
+    """A case with its tensors, ready to be called."""
+
+    case: Case
+    memory: Memory
+    operands: Operands
+    arguments: dict[str, Any]
+    """Keyword arguments of the public call, without out, return_* and backend."""
+
+    def run(self, backend: str = "auto") -> Outcome:
+        """The public call. A given `out` starts full of NaN."""
+        case = self.case
+        options: dict[str, Any] = {"return_lse": case.return_lse, "backend": backend}
+        if case.out != "fresh":
+            options["out"] = self.new_out()
+        if case.form == "sparse":
+            options["return_max_logits"] = case.return_max_logits
+        call = {
+            "dense": openmla.mla_prefill,
+            "latent": openmla.mla_prefill_latent,
+            "sparse": openmla.mla_prefill_sparse,
+        }[case.form]
+        with self._defaults():
+            returned = call(**self.arguments, **options)  # type: ignore[operator]
+        results = list(returned) if isinstance(returned, tuple) else [returned]
+        return Outcome(
+            out=results.pop(0),
+            lse=results.pop(0) if case.return_lse else None,
+            max_logits=results.pop(0) if case.return_max_logits else None,
+        )
+
+    def new_out(self) -> Tensor:
+        """An `out` full of NaN that lies as the case says."""
+        q, place = self.operands.q, self.case.out
+        gaps = {"strided": place == "strided", "aligned": place == "aligned"}
+        shape = (*q.shape[:2], self.case.d_v)
+        return self.memory.new(shape, out_dtype(q.dtype), **gaps).fill_(torch.nan)
+
+    @contextmanager
+    def _defaults(self) -> Iterator[None]:
+        """torch's defaults as the case wants them, for the call alone."""
+        dtype, device = torch.get_default_dtype(), self.case.default_device
+        torch.set_default_dtype(DTYPES[self.case.default_dtype])
+        where = self.memory.device if device == "same" else device
+        try:
+            with torch.device(where) if where else nullcontext():
+                yield
+        finally:
+            torch.set_default_dtype(dtype)
+
+    def truth(self) -> reference.Truth:
+        """The float64 definition, on the CPU, computed once."""
+        return self._truth
+
+    @cached_property
+    def _truth(self) -> reference.Truth:
+        if self.memory.device.type != "cpu":
+            return build(self.case).truth()
+        return reference.of(self.operands)
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether rows that see 2^n keys have no rounding error in any sane implementation."""
+        case = self.case
+        power_of_two = case.factor == 0 or math.frexp(abs(case.factor))[0] == 0.5
+        quantized = FORMATS.get(case.kv, BF16).scale  # then V is no longer made of integers
+        plain_sink = case.sink in ("none", "low")
+        whole = case.key_mask in ("none", "all")
+        return case.values == "exact" and plain_sink and power_of_two and not quantized and whole
+
+    def describe_row(self, row: int) -> str:
+        """Where a query row sits: its sequence, its place there, what it may see."""
+        case = self.case
+        ends = list(accumulate(case.q_lens))
+        number = next((b for b, end in enumerate(ends) if row < end), None)
+        if number is None:
+            return "after the last sequence"
+        q_len, k_len = case.q_lens[number], case.k_lens[number]
+        query = row - (ends[number] - q_len)
+        place = f"sequence {number}, query {query} of {q_len}"
+        if case.form == "sparse":
+            return f"{place}, its own list of {case.topk} indices"
+        seen = visible_keys(query, q_len, k_len, case.causal)
+        return f"{place}, sees {seen} of {k_len} keys"
+
+
+def build(case: Case, device: Any = "cpu", memory: Memory | None = None) -> BuiltCase:
+    """The tensors of a case, in plain memory of `device` unless another memory is given."""
+    builder = _Builder(case, memory or Memory(device))
+    operands, arguments = getattr(builder, case.form)()
+    return BuiltCase(case, builder.memory, operands, arguments)
+
+
+def _count(n: int) -> Tensor:
+    return torch.arange(n, device="cpu")
+
+
+class _Builder:
+    def __init__(self, case: Case, memory: Memory) -> None:
+        self.case, self.memory, self.draw = case, memory, Draw(case)
+        self.gaps = {"strided": case.layout == "strided", "aligned": case.layout == "aligned"}
+        self.dtype = DTYPES[case.dtype]
+        self.side_dtype = DTYPES[case.side_dtype or case.dtype]
+        self.rope_dtype = DTYPES[case.rope_dtype or case.side_dtype or case.dtype]
+        self.positions = torch.cat([_count(0), *(_count(k) for k in case.k_lens)])
+
+    def dense(self) -> tuple[Operands, dict[str, Any]]:
+        case, draw = self.case, self.draw
+        q, tokens = self._queries(), case.total_k
+        k_nope = self._rows(draw.keys(self.positions, case.heads, case.d_nope), self.dtype)
+        gaps = {"aligned": True} if case.layout == "values" else self.gaps
+        v = self._rows(draw.values(tokens, case.heads, case.d_v), self.side_dtype, gaps=gaps)
+        cu_q, cu_k = self._offsets(case.q_lens), self._offsets(case.k_lens)
+        weights = self._weights(tokens + case.spare, _count(tokens))
+        k_rope, cache, paging = None, None, {}
+        if case.rope == "cache":
+            cache, table = self._paged_cache(self._latent_beside_rope())
+            paging = {"block_table": table, "cache_lengths": self._ints(case.k_lens)}
+        elif case.rope != "none":
+            row = {"shared": (), "shared_3d": (1,), "per_head": (case.heads,)}[case.rope]
+            keys = draw.keys(self.positions, *row, case.d_rope)
+            k_rope = self._rows(keys, self.rope_dtype)
+        arguments: dict[str, Any] = {
+            "q": q,
+            "k_nope": k_nope,
+            "k_rope": k_rope if cache is None else cache,
+            "v": v,
+            "cu_seqlens_q": cu_q,
+            "causal": case.causal,
+            **paging,
+            **self._options(weights),
+        }
+        if case.k_lens != case.q_lens:
+            arguments["cu_seqlens_k"] = cu_k
+        if case.scale is None:
+            del arguments["scale"]
+        if k_rope is not None and case.rope == "shared_3d":
+            k_rope = k_rope[:, 0]
+        if case.key_mask != "none":
+            arguments["key_mask"] = self._key_mask(q.shape[0])
+        operands = DenseOperands(
+            q,
+            k_nope,
+            k_rope,
+            v,
+            cu_q,
+            cu_k,
+            case.causal,
+            weights,
+            cache,
+            paging.get("block_table"),
+            key_mask=arguments.get("key_mask"),
+        )
+        return operands, arguments
+
+    def latent(self) -> tuple[Operands, dict[str, Any]]:
+        case = self.case
+        q = self._queries()
+        cache, table = self._paged_cache(case.d_nope)
+        slots = self._slots(table, cache.page_size)
+        weights = self._weights(cache.rows, slots)
+        lengths, cu_q = self._ints(case.k_lens), self._offsets(case.q_lens)
+        pool: LatentCache | Tensor = cache
+        if case.kv == "plain":
+            pool = cache.data
+            cache = LatentCache(cache.data, None, case.d_v, case.d_qk - case.d_v, "bf16")
+        arguments: dict[str, Any] = {
+            "q": q,
+            "cache": pool,
+            "block_table": table,
+            "cache_lengths": lengths,
+            "cu_seqlens_q": cu_q,
+            "causal": case.causal,
+            **self._options(weights),
+        }
+        if case.kv == "plain" or case.d_v != case.d_nope:
+            arguments["d_v"] = case.d_v
+        operands = LatentOperands(q, cache, table, lengths, cu_q, case.causal, case.d_v, weights)
+        return operands, arguments
+
+    def sparse(self) -> tuple[Operands, dict[str, Any]]:
+        case = self.case
+        q = self._queries()
+        pages = -(-case.total_k // case.page_size) + case.spare
+        rows = pages * case.page_size if case.is_paged else case.total_k + case.spare
+        listed, lengths = self._index_lists(q.shape[0], rows)
+        used = torch.unique(listed[(listed >= 0) & (listed < rows)])
+        self._fill_unused(listed, lengths, used, rows)
+        kv: LatentCache | Tensor
+        if case.is_paged:
+            kv = self._cache(pages, case.d_nope)
+            self._append(kv, used, used)
+        else:
+            kv = self.memory.new((rows, case.d_qk), self.dtype, **self.gaps)
+            values = to_dtype(self._latent_rows(used), self.dtype)
+            # Plain bytes: indexed writes of float8 tensors are not implemented everywhere.
+            raw = kv.view(torch.uint8) if self.dtype.itemsize == 1 else kv
+            raw[used.to(raw.device)] = values.view(raw.dtype).to(raw.device)
+        weights = self._weights(rows, used)
+        indices = self.memory.new(tuple(listed.shape), torch.int32, **self.gaps)
+        indices.copy_(listed)
+        on_device = None if lengths is None else self.memory.of(lengths.to(torch.int32))
+        arguments: dict[str, Any] = {
+            "q": q,
+            "kv": kv,
+            "indices": indices,
+            "topk_lengths": on_device,
+            **self._options(weights),
+        }
+        if not case.is_paged or case.d_v != case.d_nope:
+            arguments["d_v"] = case.d_v
+        return SparseOperands(q, kv, indices, on_device, case.d_v, weights), arguments
+
+    def _key_mask(self, tokens: int) -> Tensor:
+        """Bits past a query's keys are background. Rows lie 16 bytes apart, as select_topk makes
+        them, unless the layout is strided."""
+        case = self.case
+        words = -(-max(case.k_lens, default=0) // 32) + case.spare
+        strided = case.layout == "strided"
+        mask = self.memory.new((tokens, words), torch.int32, strided=strided, aligned=not strided)
+        mask[: case.total_q].copy_(self.draw.key_mask(words, self.memory.background != "zero"))
+        return mask
+
+    def _queries(self) -> Tensor:
+        values = self.draw.queries(self.case.total_q)
+        if self.case.form == "sparse":  # every row of q is a query: there is no cu_seqlens
+            return self._rows(values, self.dtype, spare=0)
+        return self._rows(values, self.dtype)
+
+    def _rows(
+        self,
+        values: Tensor,
+        dtype: torch.dtype,
+        spare: int | None = None,
+        gaps: dict[str, bool] | None = None,
+    ) -> Tensor:
+        """`values`, followed by spare rows of background."""
+        spare = self.case.spare if spare is None else spare
+        shape = (values.shape[0] + spare, *values.shape[1:])
+        rows = self.memory.new(shape, dtype, **(self.gaps if gaps is None else gaps))
+        rows[: values.shape[0]].copy_(to_dtype(values, dtype))
+        return rows
+
+    def _ints(self, values: tuple[int, ...]) -> Tensor:
+        return self.memory.of(torch.tensor(values, dtype=torch.int32, device="cpu"))
+
+    def _offsets(self, lengths: tuple[int, ...]) -> Tensor:
+        return self._ints((0, *accumulate(lengths)))
+
+    def _weights(self, keys: int, used: Tensor) -> Weights:
+        """k_scale has one entry per key row; only those of `used` rows are written."""
+        case, draw = self.case, self.draw
+        sink = draw.sink()
+        q_scale = k_scale = None
+        if case.q_scale:
+            spare = 0 if case.form == "sparse" else case.spare
+            q_scale = self._rows(draw.per_token_scale(case.total_q), torch.float32, spare)
+        if case.k_scale:
+            k_scale = self.memory.new((keys,), torch.float32)
+            values = draw.per_token_scale(used.shape[0])
+            k_scale[used.to(k_scale.device)] = values.to(k_scale.device)
+        return Weights(
+            case.factor, None if sink is None else self.memory.of(sink), q_scale, k_scale
+        )
+
+    def _options(self, weights: Weights) -> dict[str, Any]:
+        q_scale = weights.q_scale
+        if q_scale is not None and self.case.seed % 2:
+            q_scale = q_scale[:, None]  # the call takes [tokens] and [tokens, 1] alike
+        return {
+            "scale": weights.scale,
+            "sink": weights.sink,
+            "q_scale": q_scale,
+            "k_scale": weights.k_scale,
+        }
+
+    def _latent_beside_rope(self) -> int:
+        """How wide the latent of rows is from which only rope is read; narrow if it may be."""
+        case = self.case
+        return next((latent for latent, d in FORMATS[case.kv].widths if d == case.d_rope), 32)
+
+    def _cache(self, pages: int, latent: int) -> LatentCache:
+        case, format = self.case, FORMATS.get(self.case.kv, BF16)
+        layout, scales = format.layout(latent, case.d_rope), None
+        dtype, columns = layout.data
+        shape: tuple[int, ...] = (pages, case.page_size)
+        data = self.memory.new((*shape, columns), DTYPES[dtype], **self.gaps)
+        if layout.scale_columns:
+            shape = (*shape, layout.scale_columns)
+            scales = self.memory.new(shape, DTYPES[format.scale], **self.gaps)
+        return LatentCache(data, scales, latent, case.d_rope, format.name)
+
+    def _paged_cache(self, latent: int) -> tuple[LatentCache, Tensor]:
+        """A pool in random page order, its keys written, and the table that finds them."""
+        case = self.case
+        counts = [-(-k // case.page_size) for k in case.k_lens]
+        cache = self._cache(sum(counts) + case.spare, latent)
+        order = self.draw.permutation(cache.num_pages).to(torch.int32)
+        shape = (len(counts), max(counts, default=0) + case.spare)
+        table = self.memory.new(shape, torch.int32, **self.gaps)
+        start = 0
+        for b, count in enumerate(counts):
+            table[b, :count] = order[start : start + count].to(table.device)
+            start += count
+        self._append(cache, self._slots(table, case.page_size), self.positions)
+        return cache, table
+
+    def _slots(self, table: Tensor, page_size: int) -> Tensor:
+        """Physical rows of all keys, sequence by sequence, on the CPU.
+
+        Spelled out rather than shared with openmla.sequences: a mistake there then reads rows that
+        were never written, which poisons show.
+        """
+        pages = table.tolist()
+        rows = [
+            pages[b][key // page_size] * page_size + key % page_size
+            for b, keys in enumerate(self.case.k_lens)
+            for key in range(keys)
+        ]
+        return torch.tensor(rows, dtype=torch.int64, device="cpu")
+
+    def _append(self, cache: LatentCache, slots: Tensor, positions: Tensor) -> None:
+        case, device = self.case, self.memory.device
+        rope = self.draw.keys(positions, case.d_rope).to(device)
+        slots = slots.to(device)
+        if case.form == "dense" and not cache.layout.quantized:
+            # Only the rope columns are addressed; the latent ones stay background.
+            page, offset = slots // cache.page_size, slots % cache.page_size
+            cache.data[page, offset, cache.latent :] = to_dtype(rope, torch.bfloat16)
+            return
+        if case.form == "dense":
+            latent = self.draw.keys(positions, cache.latent)
+        else:
+            latent = self.draw.latent(positions)
+        limit = torch.finfo(torch.bfloat16).max
+        cache.append(latent.clamp(-limit, limit).to(device), rope, slots)
+
+    def _latent_rows(self, positions: Tensor) -> Tensor:
+        rope = self.draw.keys(positions, self.case.d_rope)
+        return torch.cat([self.draw.latent(positions), rope], dim=1)
+
+    def _index_lists(self, tokens: int, rows: int) -> tuple[Tensor, Tensor | None]:
+        """int64 lists [tokens, topk]; entries at or past a token's length are -1 for now."""
+        case, draw, topk = self.case, self.draw, self.case.topk
+        bad = torch.tensor([-1, -(2**31), 2**31 - 1, rows, rows + 1], device="cpu")
+        listed = bad[draw.integers(0, len(bad), tokens, topk)]
+        if rows and case.index_kind != "invalid":
+            named = draw.integers(0, rows, tokens, topk)
+            if case.index_kind == "distinct":
+                named = torch.full((tokens, topk), -1, device="cpu")
+                for token in range(tokens):
+                    order = draw.permutation(rows)[:topk]
+                    named[token, : order.shape[0]] = order
+            keep = draw.integers(0, 10, tokens, topk) < (7 if case.index_kind == "mixed" else 10)
+            if case.index_kind == "block_end":
+                ends = [end for end in (15, 31, 63, 127) if end < topk] or [max(topk - 1, 0)]
+                first_bad = torch.tensor(ends)[draw.integers(0, len(ends), tokens, 1)]
+                keep = torch.arange(topk) != first_bad
+            listed = torch.where(keep, named, listed)
+        if case.topk_lengths == "none":
+            return listed, None
+        low, high = {"full": (topk, topk), "ragged": (0, topk), "wild": (-2, topk + 3)}[
+            case.topk_lengths
+        ]
+        lengths = draw.integers(low, high + 1, tokens)
+        listed[_count(topk) >= lengths[:, None]] = -1
+        return listed, lengths
+
+    def _fill_unused(self, listed: Tensor, lengths: Tensor | None, used: Tensor, rows: int) -> None:
+        """Entries at or past topk_lengths: background, and best a real row that nobody names."""
+        if lengths is None:
+            return
+        unnamed = sorted(set(range(rows)) - set(used.tolist()))
+        real = unnamed and self.memory.background == "nan"
+        filler = unnamed[0] if real else INT_FILL[self.memory.background]
+        listed[_count(listed.shape[1]) >= lengths[:, None]] = filler

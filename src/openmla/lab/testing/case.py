@@ -1,0 +1,204 @@
+"""`Case`: one attention call as plain data. Everything random about it follows from its seed.
+
+A case says what to compute; `openmla.lab.testing.build` turns it into tensors. It goes to JSON and
+back, so a failure found anywhere can be replayed anywhere.
+
+>>> case = Case(form="dense", heads=2, d_nope=8, d_rope=4, d_v=8, q_lens=(3,), k_lens=(5,))
+>>> Case.from_json(case.to_json()) == case
+True
+>>> print(case)
+dense bf16 2 heads 8+4->8 q(3) k(5) causal normal seed 0
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from openmla.errors import InvalidArgument
+from openmla.problem import CACHE_FORMATS, DTYPE_BYTES, FORMS, Form
+from openmla.records import decode
+
+ROPES = ("none", "shared", "shared_3d", "per_head", "cache")
+"""Where dense rope comes from; shared_3d is [T, 1, d_rope]."""
+KV_KINDS = ("plain", *CACHE_FORMATS)
+"""plain: rows in an ordinary tensor, not a LatentCache."""
+INDEX_KINDS = ("distinct", "duplicates", "mixed", "invalid", "block_end")
+"""mixed: some indices negative or past the pool; invalid: all of them; block_end: one of a token's,
+in the last place of a block of 16, 32, 64 or 128."""
+TOPK_LENGTHS = ("none", "full", "ragged", "wild")
+"""ragged: 0 to topk; wild: also negative and past topk."""
+SINKS = ("none", "normal", "low", "high", "mixed")
+"""low: -inf everywhere; high: +inf everywhere; mixed: both among ordinary ones."""
+KEY_MASKS = ("none", "half", "few", "all")
+"""How many bits of a dense call's key_mask are set: few leave rows and blocks of keys empty."""
+VALUES = ("normal", "peaky", "rising", "tiny", "large", "equal", "exact")
+"""What the numbers look like; see openmla.lab.testing.values."""
+LAYOUTS = ("contiguous", "strided", "aligned", "values")
+"""strided: rows with odd gaps between them; aligned: gaps that keep rows at multiples of 16 bytes,
+as hardware copies need them; values: V alone, aligned, as a view of a projection's output is."""
+OUTS = ("fresh", "given", "strided", "aligned")
+"""fresh: the call allocates out; otherwise the caller passes one, full of NaN."""
+DEFAULT_DTYPES = ("fp32", "bf16", "fp16")
+DEFAULT_DEVICES = ("", "meta", "same")
+"""same: the device that the tensors are on. An empty string leaves torch's own."""
+
+LEAST = {"heads": 1, "d_nope": 1, "d_rope": 0, "d_v": 1, "page_size": 1, "spare": 0, "topk": 0}
+"""Of each count."""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One call. Sequence b has q_lens[b] queries and k_lens[b] keys.
+
+    In the sparse form the queries of all sequences lie end to end, and sum(k_lens) is the size of
+    the pool that indices name. `spare` adds memory that belongs to nobody: tokens after the last
+    sequence, pages in the pool, columns of the block table.
+    """
+
+    form: Form
+    heads: int
+    d_nope: int
+    d_rope: int
+    d_v: int
+    q_lens: tuple[int, ...] = (4,)
+    k_lens: tuple[int, ...] = (4,)
+    dtype: str = "bf16"
+    side_dtype: str = ""
+    """Type of V and rope beside e4m3 queries; empty: the same."""
+    rope_dtype: str = ""
+    """Type of rope, where it is not V's; beside e4m3 queries only."""
+    rope: str = "shared"
+    kv: str = "plain"
+    page_size: int = 16
+    spare: int = 0
+    causal: bool = True
+    topk: int = 0
+    index_kind: str = "distinct"
+    topk_lengths: str = "none"
+    sink: str = "none"
+    q_scale: bool = False
+    k_scale: bool = False
+    key_mask: str = "none"
+    return_lse: bool = True
+    return_max_logits: bool = False
+    scale: float | None = None
+    values: str = "normal"
+    layout: str = "contiguous"
+    out: str = "fresh"
+    default_dtype: str = "fp32"
+    """torch's default dtype during the call, which must not matter."""
+    default_device: str = ""
+    """torch's default device during the call, likewise."""
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        choices: dict[str, tuple[str, ...]] = {
+            "form": FORMS,
+            "dtype": tuple(DTYPE_BYTES),
+            "side_dtype": ("", *DTYPE_BYTES),
+            "rope_dtype": ("", *DTYPE_BYTES),
+            "rope": ROPES,
+            "kv": KV_KINDS,
+            "index_kind": INDEX_KINDS,
+            "topk_lengths": TOPK_LENGTHS,
+            "sink": SINKS,
+            "key_mask": KEY_MASKS,
+            "values": VALUES,
+            "layout": LAYOUTS,
+            "out": OUTS,
+            "default_dtype": DEFAULT_DTYPES,
+            "default_device": DEFAULT_DEVICES,
+        }
+        for name, allowed in choices.items():
+            if getattr(self, name) not in allowed:
+                expected = "one of " + ", ".join(map(repr, allowed))
+                raise InvalidArgument(name, expected, repr(getattr(self, name)))
+        for name, least in LEAST.items():
+            if getattr(self, name) < least:
+                raise InvalidArgument(name, f"at least {least}", getattr(self, name))
+        for name in ("q_lens", "k_lens"):
+            if any(length < 0 for length in getattr(self, name)):
+                raise InvalidArgument(name, "lengths of at least 0", getattr(self, name))
+        if len(self.q_lens) != len(self.k_lens):
+            got = f"{len(self.q_lens)} and {len(self.k_lens)} of them"
+            raise InvalidArgument("q_lens and k_lens", "as many of each", got)
+        if self.form != "dense" and self.scale is None:
+            raise InvalidArgument("scale", f"a number, in the {self.form} form", None)
+        if self.form != "dense" and self.d_v > self.d_nope:
+            raise InvalidArgument("d_v", f"at most the latent width {self.d_nope}", self.d_v)
+        if self.form != "dense" and self.key_mask != "none":
+            raise InvalidArgument("key_mask", f"'none' in the {self.form} form", self.key_mask)
+        if self.form == "dense" and (self.rope == "none") != (self.d_rope == 0):
+            got = f"{self.rope!r} and {self.d_rope}"
+            raise InvalidArgument("rope and d_rope", "'none' and 0, or neither", got)
+
+    @property
+    def d_qk(self) -> int:
+        """Width of a query."""
+        return self.d_nope + self.d_rope
+
+    @property
+    def total_q(self) -> int:
+        """Queries that belong to a sequence."""
+        return sum(self.q_lens)
+
+    @property
+    def total_k(self) -> int:
+        """Keys that belong to a sequence."""
+        return sum(self.k_lens)
+
+    @property
+    def factor(self) -> float:
+        """The scale that applies, default or given."""
+        return self.d_qk**-0.5 if self.scale is None else self.scale
+
+    @property
+    def is_paged(self) -> bool:
+        """Whether any key lives in pages."""
+        if self.form == "dense":
+            return self.rope == "cache"
+        return self.form == "latent" or self.kv != "plain"
+
+    @property
+    def cost(self) -> int:
+        """Multiply-adds of the reference, roughly."""
+        if self.form == "sparse":
+            pairs = self.total_q * self.topk
+        else:
+            pairs = sum(q * k for q, k in zip(self.q_lens, self.k_lens, strict=True))
+        return pairs * self.heads * (self.d_qk + self.d_v)
+
+    def to_json(self) -> dict[str, Any]:
+        """All fields as plain values."""
+        return asdict(self)
+
+    @staticmethod
+    def from_json(values: dict[str, Any]) -> Case:
+        """The way back from `to_json`; raises InvalidArgument that names a wrong field."""
+        case: Case = decode("case", Case, values)
+        return case
+
+    def __str__(self) -> str:
+        dtype = self.dtype + (f"/{self.side_dtype}" if self.side_dtype else "")
+        dtype += f" rope {self.rope_dtype}" if self.rope_dtype else ""
+        parts = [
+            f"{self.form} {dtype} {self.heads} heads {self.d_nope}+{self.d_rope}->{self.d_v}",
+            f"q({','.join(map(str, self.q_lens))}) k({','.join(map(str, self.k_lens))})",
+        ]
+        if self.form == "sparse":
+            parts += [f"topk {self.topk} {self.index_kind} lengths {self.topk_lengths}"]
+        else:
+            parts += ["causal" if self.causal else "full"]
+        if self.is_paged:
+            parts += [f"{self.kv} pages of {self.page_size}"]
+        if self.form == "dense" and self.rope not in ("shared", "cache"):
+            parts += [f"rope {self.rope}"]
+        parts += [f"sink {self.sink}"] * (self.sink != "none")
+        parts += [name for name in ("q_scale", "k_scale") if getattr(self, name)]
+        parts += [f"mask {self.key_mask}"] * (self.key_mask != "none")
+        parts += [self.layout] * (self.layout != "contiguous")
+        parts += [f"out {self.out}"] * (self.out != "fresh")
+        parts += [f"default {self.default_dtype}"] * (self.default_dtype != "fp32")
+        parts += [f"default {self.default_device} device"] * bool(self.default_device)
+        return " ".join([*parts, self.values, f"seed {self.seed}"])

@@ -1,0 +1,128 @@
+"""What one case is checked for, here or in a child process.
+
+    accuracy   the acceptance rule, for every case
+    poison     unused memory must not matter, for deep cases
+    guard      nothing beside a tensor is touched, for deep cases: margins on a GPU, guard pages on
+               the CPU (where a fault ends the process: only in a child)
+
+A case is right, refused (the call raised one of openmla's own errors before anything ran) or
+failed; there is nothing else.
+"""
+
+import re
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import torch
+
+from openmla.dispatch import plan_call
+from openmla.errors import InvalidArgument, Unsupported
+from openmla.lab.testing.build import BuiltCase, Outcome, build
+from openmla.lab.testing.case import Case
+from openmla.lab.testing.compare import judge
+from openmla.lab.testing.isolate import named
+from openmla.lab.testing.memory.guard import guard_problems
+from openmla.lab.testing.memory.margin import margin_problems
+from openmla.lab.testing.memory.poison import poison_problems
+
+DEEP_EVERY = 10
+"""Cases whose seed is a multiple of this are deep."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """What checking one case found."""
+
+    status: str
+    """right, refused or failed."""
+    kind: str = ""
+    """Of a failure: accuracy, error, poison, guard, crash or hang."""
+    message: str = ""
+    """What went wrong, or why the call was refused."""
+    family: str = ""
+    """Whose kernel ran."""
+    poisoned: bool = False
+    guarded: bool = False
+    bound: float = 0.0
+    lse: float = 0.0
+    """Largest share of the componentwise bound and of the lse limit."""
+    fatal: bool = False
+    """The GPU cannot be used by this process any more."""
+
+
+@dataclass(frozen=True)
+class Checker:
+    """How a case is run and judged."""
+
+    backend: str = "auto"
+    device: str = "cpu"
+    implementation: str = ""
+    """"module:function" that takes a BuiltCase; empty: the public call."""
+    guard_pages: bool = False
+    """Whether this process may die of a fault."""
+
+    def run(self, built: BuiltCase) -> Outcome:
+        """The call."""
+        if self.implementation:
+            outcome: Outcome = named(self.implementation)(built)
+            return outcome
+        return built.run(backend=self.backend)
+
+    def result(self, case: Case, deep: bool) -> Result:
+        """Everything that is checked of a case."""
+        try:
+            return self._result(case, deep)
+        except Exception as error:
+            message = f"{type(error).__name__}: {error}"
+            return Result("failed", "error", message, fatal=not self._device_works())
+
+    def _result(self, case: Case, deep: bool) -> Result:
+        built = build(case, device=self.device)
+        try:
+            outcome = self.run(built)
+        except (Unsupported, InvalidArgument) as error:
+            return Result("refused", message=refusal(error))
+        plan = plan_call(built.operands, outcome, self.backend)
+        if plan.kernel.coarse:
+            return Result("refused", message=plan.kernel.coarse)  # the rule would only confirm it
+        family = plan.backend
+        verdict = judge(built, outcome, fp8_weights=plan.kernel.fp8_weights)
+        if not verdict.ok:
+            return Result("failed", "accuracy", verdict.report(), family)
+        right = Result("right", family=family, bound=verdict.bound, lse=verdict.lse)
+        if not deep:
+            return right
+        if problems := poison_problems(case, self.run, self.device):
+            return Result("failed", "poison", "\n".join(problems), family)
+        guarded = self.guard_pages or torch.device(self.device).type != "cpu"
+        if guarded and (problems := self._guard_problems(case)):
+            return Result("failed", "guard", "\n".join(problems), family)
+        return replace(right, poisoned=True, guarded=guarded)
+
+    def _guard_problems(self, case: Case) -> list[str]:
+        if torch.device(self.device).type == "cpu":
+            return guard_problems(case, self.run)
+        return margin_problems(case, self.run, self.device)
+
+    def _device_works(self) -> bool:
+        """After an illegal access, a CUDA context fails in everything it is asked."""
+        try:
+            return bool(torch.ones(1, dtype=torch.int32, device=self.device).item() == 1)
+        except Exception:
+            return False
+
+
+def check(case: Case, options: dict[str, Any]) -> dict[str, Any]:
+    """An answer of a child process; see openmla.lab.testing.isolate."""
+    deep = case.seed % options["deep_every"] == 0
+    return asdict(Checker(**options["checker"]).result(case, deep))
+
+
+def refusal(error: Unsupported | InvalidArgument) -> str:
+    """Why a call was refused, without its numbers: cases refused alike are counted together.
+
+    >>> refusal(Unsupported("no config holds d_nope 112 in 232448 bytes"))
+    'no config holds d_nope # in # bytes'
+    """
+    text = error.reason if isinstance(error, Unsupported) else f"InvalidArgument: {error}"
+    return re.sub(r"\d+(\.\d+)?", "#", text)

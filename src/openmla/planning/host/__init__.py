@@ -1,1 +1,0 @@
-"""Plans that need no GPU: the float64 reference and the CPU kernels."""

@@ -1,1 +1,0 @@
-"""Choices of a whole attention layer, made before any kernel is planned."""

@@ -1,1 +1,0 @@
-"""Plans of the plain Triton kernels: tiles, the measured ones among them, and what they serve."""

@@ -1,0 +1,86 @@
+"""What no simulated test of a kernel exercises, and why that is so.
+
+`exercise.py` finds what its tests leave out: waits that never had to wait, rings that did not turn
+twice, conditions that went one way only. Each is anchored to a kernel, a function and a text of the
+source, so that it does not move when lines do. An example:
+
+    Unexercised(
+        "hopper.dense", "produce", "mbarrier.wait(k_empty.index(stage), phase)", NEVER_BLOCKS,
+        "The wait in front completes with the same arrivals.",
+    )
+"""
+
+# ruff: noqa: E501  (statements are quoted in one line)
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gluon_sim import Gap
+from gluon_sim.report.gaps import NEVER_BLOCKS, NEVER_FALSE, NEVER_TRUE
+
+
+@dataclass(frozen=True)
+class Unexercised:
+    """A gap, and a sentence that says why no case can close it, or what closes it elsewhere."""
+
+    kernel: str
+    """As `exercise.py` takes it; "shared" for constants in files that several kernels use."""
+    function: str
+    text: str
+    """The wait, the condition or the name of the ring; "" for a whole function."""
+    what: str
+    reason: str
+
+    def covers(self, kernel: str, gap: Gap) -> bool:
+        """Whether a gap of a kernel is this one."""
+        return (self.kernel, self.function, self.text, self.what) == (
+            kernel,
+            gap.function,
+            gap.text,
+            gap.what,
+        )
+
+
+UNEXERCISED: tuple[Unexercised, ...] = (
+    Unexercised(
+        "hopper.indexer",
+        "select_kernel",
+        "LONG",
+        NEVER_FALSE,
+        "It is asked of rows that do not fit the list; without LONG the width does, and a row with what is before its first vector is no longer than that.",
+    ),
+    Unexercised(
+        "hopper.sparse_fp8",
+        "longest_first",
+        "token >= first",
+        NEVER_FALSE,
+        "The code is the latent kernel's, whose own tests take both ways; 33 work items of 512 columns would take this kernel's 20 s.",
+    ),
+    Unexercised(
+        "hopper.sparse_fp8",
+        "paged_work_item",
+        "(x >= before + size) & (chunk + CHUNK <= source.sequences.batch)",
+        NEVER_TRUE,
+        "The code is the latent kernel's, whose own tests take both ways; 33 work items of 512 columns would take this kernel's 20 s.",
+    ),
+    Unexercised(
+        "hopper.latent",
+        "any_missing",
+        "mbarrier.wait(valid_ready.index(b), phase)",
+        NEVER_BLOCKS,
+        "The producer announces a block's validity before it starts to copy the block's tiles, which are waited for first; the wait orders the stores of validity, and without it a race is found (a seeded defect).",
+    ),
+    Unexercised(
+        "hopper.latent",
+        "latent_kernel",
+        "AFTER",
+        NEVER_FALSE,
+        "Only launches behind the kernel that counts rows have a count to look at.",
+    ),
+)
+
+
+def reason(kernel: str, gap: Gap, known: tuple[Unexercised, ...] = UNEXERCISED) -> str:
+    """Why a gap stays; nothing where nobody has said so."""
+    return next((each.reason for each in known if each.covers(kernel, gap)), "")

@@ -1,0 +1,90 @@
+"""What kernels declare is what they plan: every combination of declared values has a plan."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import product
+from typing import Any
+
+import pytest
+
+from openmla.errors import InvalidArgument, Unsupported
+from openmla.planning.family import Kernel
+from openmla.planning.registry import family_named
+from openmla.planning.serves import Allowed, Field, Range
+from openmla.planning.target import Target, target_by_name
+from openmla.problem import MAX_HEADS, Problem
+
+CHIPS = {"hopper": "h200", "blackwell": "b200", "cdna4": "mi355x"}
+KERNELS = [(chip, kernel) for name, chip in CHIPS.items() for kernel in family_named(name).kernels]
+# Which kernel serves does not depend on these, and they would multiply the combinations.
+ALIKE = {"causal", "has_sink", "wants_lse", "wants_max_logits", "has_topk_lengths", "has_k_start"}
+ALIKE |= {"has_q_scale"}
+# Long enough for pairs of CTAs, and few enough rows for a workspace.
+COUNTS = {"total_q": 8192, "total_k": 8192, "batch": 1}
+NUMBERS = (0, 64, 1000, 2048)
+
+
+def values_of(names: Field, allowed: Allowed) -> list[tuple[tuple[str, Any], ...]]:
+    """The declared values of one field or group, as (name, value) pairs; of ranges, some."""
+    if isinstance(allowed, Range):
+        found: list[Any] = [n for n in NUMBERS if n in allowed]
+    else:
+        found = list(allowed.values)
+    if isinstance(names, str):
+        return [((names, value),) for value in found]
+    return [tuple(zip(names, group, strict=True)) for group in found]
+
+
+def declared(kernel: Kernel) -> Iterator[Problem]:
+    """A problem of every combination, where the fields make sense together."""
+    axes = [
+        values_of(names, allowed)[-1:] if names in ALIKE else values_of(names, allowed)
+        for names, allowed in kernel.serves.allowed.items()
+        if names not in COUNTS and names != "heads"
+    ]
+    for combination in product(*axes):
+        values: dict[str, Any] = dict(pair for pairs in combination for pair in pairs)
+        if values["form"] == "dense":
+            paged = bool(values.get("page_size"))
+            if (values["rope"] == "cache") != paged or (values["rope"] == "none") != (
+                values["d_rope"] == 0
+            ):
+                continue  # only the rope of a cache comes in pages
+        problem = Problem(**values, **COUNTS, heads=MAX_HEADS)
+        if not kernel.serves.why_not(problem):
+            yield problem
+
+
+def id_of(value: object) -> str:
+    return value.name if isinstance(value, Kernel) else str(value)
+
+
+@pytest.mark.parametrize(("chip", "kernel"), KERNELS, ids=id_of)
+def test_every_declared_combination_is_planned(chip: str, kernel: Kernel) -> None:
+    target, count = target_by_name(chip), 0
+    for problem in declared(kernel):
+        count += 1
+        assert kernel.plan(problem, target).reason == "", problem
+    assert count > 0
+
+
+@pytest.mark.parametrize(("name", "types"), [("dense", "bf16"), ("dense_fp8", "e4m3")])
+def test_widths_that_blackwell_leaves_out_have_no_plan(name: str, types: str) -> None:
+    """The planner refuses them by itself: the list leaves out nothing that would run."""
+    kernel, target = family_named("blackwell").kernel_named(name), target_by_name("b200")
+    dtypes = dict.fromkeys(("q_dtype", "kv_dtype", "v_dtype", "rope_dtype"), types)
+    for d_nope, d_v in product(range(64, 449, 64), (64, 128, 192, 256)):
+        problem = Problem(
+            form="dense", heads=16, d_nope=d_nope, d_rope=64, d_v=d_v, total_q=64, **dtypes
+        )
+        served = kernel.serves.why_not(problem) == ""
+        assert tried(kernel, problem, target) == served, (d_nope, d_v)
+
+
+def tried(kernel: Kernel, problem: Problem, target: Target) -> bool:
+    """Whether the planner would accept a problem that is not declared."""
+    try:
+        return not kernel.choose(problem, target).why_unsupported()
+    except (Unsupported, InvalidArgument):
+        return False

@@ -26,7 +26,7 @@ class Results:
     max_logits: Tensor | None = None
 
     def tensors(self) -> dict[str, Tensor]:
-        """Those that are wanted, by name."""
+        """The results that are wanted, by name."""
         return {name: x for name, x in vars(self).items() if x is not None}
 
     def write(self, place: Any, out: Tensor, lse: Tensor, max_logits: Tensor) -> None:

@@ -142,7 +142,7 @@ def dense(op: DenseOperands) -> Truth:
 
 
 def masked_keys(words: Tensor, n: int) -> Tensor:
-    """Those of keys 0 … n - 1 whose bits are set.
+    """The keys among 0 … n - 1 whose bits are set.
 
     >>> masked_keys(torch.tensor([0b1011, -1], dtype=torch.int32), 34).tolist()
     [0, 1, 3, 32, 33]

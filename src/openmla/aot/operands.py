@@ -147,7 +147,7 @@ def _dense(zeros: _Zeros, problem: Problem, q: Tensor, weights: Weights) -> Dens
 def index_operands_of(
     problem: IndexProblem, device: torch.device | str = "meta"
 ) -> tuple[IndexOperands, Tensor | SelectResults]:
-    """Likewise for a step of the indexer."""
+    """Stand-ins for the operands and results of a step of the indexer."""
     zeros, rows, width, page = _Zeros(device), problem.total_q, problem.width, problem.page_size
     row, scores = zeros.ints(rows), zeros("fp32", rows, width)
     table = zeros.ints(1, -(-width // page)) if page else None

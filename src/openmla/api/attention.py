@@ -443,7 +443,7 @@ def _checked_rope(
 
 
 def _rope_and_pool(k_rope: object, q: Tensor) -> tuple[object, LatentCache | None]:
-    """Likewise, unchecked, as the operator takes it."""
+    """k_rope as the operator takes it, a tensor or the cache it lies in; nothing is checked."""
     if type(k_rope) is LatentCache:
         return None, k_rope
     if type(k_rope) is Tensor and k_rope.dim() == 3 and k_rope.size(1) == 1 != q.size(1):

@@ -21,7 +21,7 @@ class CallOptions(TypedDict, total=False):
 
 
 class DenseOptions(CallOptions, total=False):
-    """Of `mla_prefill`."""
+    """Keyword arguments of `mla_prefill`."""
 
     cu_seqlens_q: Required[Tensor]
     cu_seqlens_k: Tensor | None
@@ -33,7 +33,7 @@ class DenseOptions(CallOptions, total=False):
 
 
 class LatentOptions(CallOptions, total=False):
-    """Of `mla_prefill_latent`."""
+    """Keyword arguments of `mla_prefill_latent`."""
 
     cu_seqlens_q: Required[Tensor]
     causal: bool
@@ -41,7 +41,7 @@ class LatentOptions(CallOptions, total=False):
 
 
 class SparseOptions(CallOptions, total=False):
-    """Of `mla_prefill_sparse`."""
+    """Keyword arguments of `mla_prefill_sparse`."""
 
     topk_lengths: Tensor | None
     d_v: int | None

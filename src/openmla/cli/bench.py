@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 BENCHMARKS = ("cpu", "dense", "few", "sparse")
 ANYWHERE = ("cpu", "few")
-"""Those that need no GPU."""
+"""Benchmarks that need no GPU."""
 
 
 def bench_command(

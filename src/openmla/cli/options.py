@@ -59,7 +59,7 @@ def writable_file(option: str, path: Path | None, makes_folders: bool = False) -
 
 
 def writable_folder(option: str, path: Path | None) -> None:
-    """Likewise a folder, which need not exist yet."""
+    """Refuse a folder that cannot be written; it need not exist yet."""
     if path is None:
         return
     try:

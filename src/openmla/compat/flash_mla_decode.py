@@ -31,7 +31,7 @@ from openmla.formats import V4, V32
 
 FP8_LATENT = 512  # columns of V in both FP8 rows
 FP8_ROWS = {576: (V32, 656), 512: (V4, 584)}
-"""Of each d_qk: the format, and the bytes of a token."""
+"""The format and the bytes of a token, by d_qk."""
 
 
 @dataclass(frozen=True)

@@ -179,7 +179,7 @@ def prefill_latent(
     return_lse: bool = False,
     backend: str = "auto",
 ) -> Tensor | tuple[Tensor, ...]:
-    """The same in latent form: q [shard.tokens, H, 512 + 64] is absorbed, nothing is expanded.
+    """Prefill in latent form: q [shard.tokens, H, 512 + 64] is absorbed, nothing is expanded.
 
     Parts share the pages of their sequence. Without a `cache` the rows, which must be bf16, go into
     one that lasts as long as the call.

@@ -18,19 +18,19 @@ class CallOptions(TypedDict, total=False):
 
 
 class DenseOptions(CallOptions, total=False):
-    """Of `prefill`."""
+    """Keyword arguments of `prefill`."""
 
     overlap: bool
     scale: float | None
 
 
 class LatentOptions(CallOptions, total=False):
-    """Of `prefill_latent`."""
+    """Keyword arguments of `prefill_latent`."""
 
     scale: Required[float]
 
 
 class SparseOptions(LatentOptions, total=False):
-    """Of `prefill_sparse`."""
+    """Keyword arguments of `prefill_sparse`."""
 
     topk_lengths: Tensor | None

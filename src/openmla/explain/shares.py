@@ -23,7 +23,7 @@ def share_report(shard: ContextShard, model: Model, tp: int = 1) -> dict[str, An
 
 
 def share_lines(shard: ContextShard, model: Model, tp: int = 1) -> list[str]:
-    """The same as text."""
+    """The shares as text."""
     report = share_report(shard, model, tp)
     mean = max(shard.total_pairs() / shard.world, 1)
     lines = [

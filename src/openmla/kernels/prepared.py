@@ -248,7 +248,7 @@ class _Descriptor:
 
     @staticmethod
     def of(value: Any, meta: Any) -> _Descriptor:
-        """Of Triton's descriptor and what the compiler says of it."""
+        """A descriptor of Triton's, prepared with what the compiler says about it."""
         unusual = getattr(value, "round_f32_to_tf32", False)
         if meta is None or unusual or meta.get("fp4_padded") or meta.get("is_im2col"):
             raise NotPrepared

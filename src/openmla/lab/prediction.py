@@ -100,9 +100,9 @@ class Prediction:
     item_clocks: float
     """Clocks that every work item costs besides: filling the pipeline and writing the result."""
     clocks: float
-    """Of the whole kernel."""
+    """Clocks of the whole kernel."""
     share_of_peak: float
-    """Of the datasheet's dense peak."""
+    """Share of the datasheet's dense peak."""
     busy: dict[str, float]
     """Share of the time, while blocks follow one another, that each unit is busy."""
     sm_count: int
@@ -245,7 +245,8 @@ def _as_installed(chosen: Plan) -> Plan:
 
 
 def _dense_blocks(q_len: int, k_len: int, chosen: Plan) -> Iterator[float]:
-    """Of two query tiles of a Blackwell kernel the first skips what it does not see."""
+    """Blocks of keys by work item. Where a Blackwell kernel has two query tiles, the first skips
+    the blocks that it does not see."""
     config, rows = chosen.config, chosen.config.BM * _ctas(chosen)
     tiles = config.num_qo if chosen.backend == "blackwell" else 1
 
@@ -271,7 +272,7 @@ def _timed(item: Plan) -> tuple[float, dict[str, float]]:
     report.raise_if_bad()
     timeline = report.timeline
     assert timeline is not None
-    # Of a pair of CTAs, those of the first.
+    # A pair of CTAs is timed by its first one.
     first = timeline.events[0].lane.split(" ")[0]
     bars = [e for e in timeline.events if e.lane == f"{first} {e.kind}" and e.kind in UNITS]
     busy = dict.fromkeys(UNITS, 0.0)

@@ -87,7 +87,7 @@ class Batch:
         return self._rows(self.context, start, stop, page_size)
 
     def key_rows(self, start: int, stop: int, page_size: int) -> tuple[Tensor, Tensor]:
-        """Likewise of all keys start to stop, new ones included."""
+        """Physical rows of all keys start to stop, new ones too, and their cu_seqlens int32."""
         return self._rows(self.keys, start, stop, page_size)
 
     def _rows(
@@ -114,7 +114,7 @@ class Batch:
         return torch.where(inside, rows, -1).to(torch.int32)
 
     def _span(self, first: Sequence[int], last: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Of places first[i] to last[i] of each sequence i, in order: the sequence, the place."""
+        """The (sequence, place) of places first[i] to last[i] of each sequence i, in order."""
         device = self.cu_seqlens.device
         lengths = [b - a for a, b in zip(first, last, strict=True)]
         total = sum(lengths)

@@ -35,7 +35,7 @@ class MLAConfig:
     bias: bool = False
     """Whether the projections from and to the hidden state have one."""
     indexer: IndexerConfig | None = None
-    """Of the layer's own indexer; None where it has none, or one that is not served."""
+    """The config of the layer's own indexer; None where it has none, or one that is not served."""
 
     @staticmethod
     def of(config: Any) -> MLAConfig:

@@ -36,7 +36,8 @@ ROWS_PER_STEP = 6000
 IN_VAIN = 10
 STEP = 128  # keys
 DEQUANTIZED_CAP = 512 * 1024 * 1024
-# Of rows that lists name, 1,000,000 at 512 + 64 columns: 4096 queries are 1.4 to 1.8 times as fast.
+# The workspace for rows that lists name holds 1,000,000 of 512 + 64 columns; it makes 4096 queries
+# 1.4 to 1.8 times as fast.
 LISTED_CAP = 1152 * 1_000_000
 MAP_BYTES = 8  # of a slot
 MOST_ENTRIES = 2**31  # of all lists: the map holds their numbers
@@ -56,7 +57,7 @@ class CacheRead:
     steps: int = 0
     """Steps of a program, where rows are named by lists. How often each is named is not known."""
     entries: int = 0
-    """Of all lists."""
+    """Entries of all lists together."""
 
     @property
     def capacity(self) -> int:
@@ -179,13 +180,13 @@ def sparse_cache_read(total_q: int, topk: int, rows: int, row_blocks: int, width
 def listed_cache_read(
     total_q: int, topk: int, pool: int, row_blocks: int, width: int, programs: int
 ) -> CacheRead:
-    """Likewise where only rows that a list names are dequantized: at most total_q x topk, or the
-    pool.
+    """For token lists, where only the rows that they name are dequantized: at most total_q x topk
+    rows, or the whole pool.
 
     4096 queries name at most 1,000,000 rows of such a pool, in 16.8 million visits. A workspace
     holds them; dequantizing so many costs less than the visits save. 64 queries of 128 heads are
     one tile, 16 steps, for each of 132 programs: too few for 131072 rows, if so many are named.
-    Of a small pool all rows are dequantized.
+    A small pool is dequantized whole.
 
     >>> v32 = {"topk": 2048, "pool": 1_000_000, "row_blocks": 2, "width": 576, "programs": 132}
     >>> many = listed_cache_read(4096, **v32)
@@ -211,7 +212,8 @@ def read_once(rows: int, width: int) -> CacheRead:
 
 
 def named_pages_read(tiles_per_request: int, pool: int, width: int, page_size: int) -> CacheRead:
-    """Likewise for whole sequences: every tile of a request visits every row of its pages.
+    """For whole sequences, where only their own pages are dequantized: every tile of a request
+    visits every row of its pages.
 
     >>> named_pages_read(16, 1_000_000, 576, 64).mode, named_pages_read(2, 10**6, 576, 64).mode
     ('workspace', 'in_kernel')
@@ -226,7 +228,7 @@ def _decide(read: CacheRead) -> CacheRead:
 
 
 def map_slots(units: int, entries: int) -> int:
-    """Of the map of a pool: one for each unit, or fewer if that is enough for the entries."""
+    """Slots of the map of a pool: one for each unit, or fewer if that is enough for the entries."""
     return min(units, max(FEWEST_SLOTS, 2 * entries)) if entries else units
 
 

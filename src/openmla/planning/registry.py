@@ -203,7 +203,7 @@ def version_text(target: Target, triton: tuple[int, ...] | None) -> str:
 
 
 class Chosen(NamedTuple):
-    """Of a table of families: the kernel that serves a problem, and its config."""
+    """The kernel of a table of families that serves a problem, and its config."""
 
     backend: str
     kernel_name: str

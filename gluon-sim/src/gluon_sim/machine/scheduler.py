@@ -169,7 +169,7 @@ class Agent:
     def charge(self, amount: Any, unit: str = "vector", split: int | None = None) -> None:
         """Advance the nominal clock by the cost of `amount` elements on `unit`.
 
-        Of a tensor that a cluster splits, a CTA has its share.
+        A CTA pays for its share of a tensor that its cluster splits.
         """
         if self.scheduler.timed:
             rates = self.scheduler.rates

@@ -239,7 +239,7 @@ class MemoryView:
         return self.slice(self._shape[dim] // 2 * rank, self._shape[dim] // 2, dim)
 
     def byte_positions(self) -> Array:
-        """Of a placed view: the position of every byte, element by element."""
+        """The position of every byte of a placed view, element by element."""
         assert self.place is not None
         first = np.full((1,) * self.place.ndim, self.offset)
         for axis in reversed(range(self.rank - self.place.ndim)):

@@ -25,7 +25,7 @@ class Gap:
     line: int
     function: str
     text: str
-    """Of a ring its name; of a function nothing."""
+    """The name of a ring, or the condition; empty for a function."""
     what: str
 
     def __str__(self) -> str:
@@ -126,7 +126,7 @@ def _waits(record: Record, file: str) -> list[Gap]:
 
 
 def turns_by_stages(record: Record) -> dict[tuple[Place, str], dict[int, int]]:
-    """Of every ring, by where it is allocated and its name: the most turns by number of stages."""
+    """The most turns of every ring (where it is allocated, its name), by number of stages."""
     found: dict[tuple[Place, str], dict[int, int]] = {}
     for ring, turns in record.rings.items():
         found.setdefault((ring.place, ring.name), {})[ring.stages] = turns

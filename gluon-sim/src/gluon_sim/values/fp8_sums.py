@@ -28,7 +28,7 @@ from gluon_sim.values.dtypes import Array
 COLUMNS = 32  # of one wgmma
 NOWHERE = -2000  # the place of a zero
 HALF_COLUMNS, HALF_BITS, HALF_KEPT = 16, 25, 23
-"""Of 16-bit formats: columns of one wgmma, places that are added, places of the result."""
+"""16-bit formats: columns of one wgmma, places that are added, places of the result."""
 
 
 def add_products(

@@ -34,7 +34,7 @@ class Heads:
 
     @staticmethod
     def of(module: Any) -> Heads:
-        """Those of an attention module that has `expand_kv`."""
+        """The heads of an attention module that has `kv_b_proj`."""
         return Heads(module.qk_nope_head_dim, module.v_head_dim, module.kv_b_proj)
 
     def expand(self, latent: Tensor) -> tuple[Tensor, Tensor]:

@@ -29,5 +29,5 @@ def quantize(x: Tensor, rope: Tensor | None, outs: list[Tensor], scale: Tensor) 
 
 
 def _largest(x: Tensor) -> Tensor:
-    """Of each row, NaN not counted."""
+    """The largest magnitude of each row, NaN not counted."""
     return torch.where(x.isnan(), 0.0, x.abs()).amax(-1)

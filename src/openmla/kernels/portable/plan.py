@@ -226,7 +226,7 @@ class PortableConfig(Limited):
 def portable_candidates(problem: Problem, target: Target) -> Iterator[PortableConfig]:
     """All blocks for a problem, best first, whether they fit or not."""
     dense = problem.form == "dense"
-    # Of a latent row one tile is V too.
+    # In a latent row all columns without rope are V too, so they are one tile.
     nope_cols, tail_cols = split_columns(problem.d_nope) if dense else (padded(problem.d_nope), 0)
     for tile, measured in _tiles(problem, target):
         yield PortableConfig(
@@ -269,7 +269,8 @@ def _tiles(problem: Problem, target: Target) -> Iterator[tuple[Tile, str]]:
 
 
 def _joins(problem: Problem) -> bool:
-    """Of DeepSeek-V4's rows the last columns are bf16 and belong to V, unless they are rope."""
+    """Whether the last columns of a row, which are bf16 in DeepSeek-V4's format, belong to V: they
+    do unless they are rope."""
     return problem.form != "dense" and problem.kv_dtype == V4.name and not problem.d_rope
 
 

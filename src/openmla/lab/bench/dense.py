@@ -42,7 +42,7 @@ class Shape:
 
     @property
     def flops(self) -> float:
-        """Of the products, with half of a square for causal."""
+        """Floating-point operations of the products; a causal square counts half."""
         pairs = self.q_len * self.k_len
         if self.causal:
             pairs -= self.q_len * (self.q_len - 1) // 2
@@ -192,7 +192,7 @@ class Inputs:
             )
 
     def cudnn_layer(self) -> Tensor:
-        """The same from k_nope and k_rope."""
+        """torch SDPA on cuDNN with K assembled from k_nope and k_rope first, as a layer must."""
         return self.cudnn(self.assemble())
 
 

@@ -41,14 +41,14 @@ class Shape:
 
     @property
     def flops(self) -> float:
-        """Of the products."""
+        """Floating-point operations of the products."""
         hidden = (self.queries - 1) / 2 if self.causal else 0.0
         pairs = self.requests * self.queries * (self.keys - hidden)
         return 2.0 * pairs * self.heads * (2 * LATENT + ROPE)
 
     @property
     def bytes(self) -> float:
-        """Of the rows, each read once."""
+        """Bytes of the rows, each read once."""
         layout = LatentCache.allocate(num_pages=0, page_size=1, format=self.cache_format).layout
         return float(layout.row_bytes * self.requests * self.keys)
 
@@ -153,7 +153,7 @@ class Row:
 
     @property
     def rate(self) -> float:
-        """Of the products."""
+        """Floating-point operations per second."""
         return self.shape.flops / self.seconds
 
     @property

@@ -38,7 +38,7 @@ def commit_of_source() -> str:
 
 
 def provenance(command: str, *, gpu: bool, commit: str = "") -> dict[str, Any]:
-    """Of a run on a GPU, or on the CPU."""
+    """What a result was measured with, on a GPU or on the CPU."""
     return {
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
         "commit": commit or commit_of_source() or UNKNOWN,

@@ -42,7 +42,7 @@ class Shape:
 
     @property
     def flops(self) -> float:
-        """Of the products."""
+        """Floating-point operations of the products."""
         return 2.0 * self.q_len * self.heads * self.topk * (2 * self.latent + self.rope)
 
     @property

@@ -44,7 +44,7 @@ DEFAULT_DEVICES = ("", "meta", "same")
 """same: the device that the tensors are on. An empty string leaves torch's own."""
 
 LEAST = {"heads": 1, "d_nope": 1, "d_rope": 0, "d_v": 1, "page_size": 1, "spare": 0, "topk": 0}
-"""Of each count."""
+"""The smallest value of each count."""
 
 
 @dataclass(frozen=True, slots=True)

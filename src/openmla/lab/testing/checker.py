@@ -36,7 +36,7 @@ class Result:
     status: str
     """right, refused or failed."""
     kind: str = ""
-    """Of a failure: accuracy, error, poison, guard, crash or hang."""
+    """What kind of failure: accuracy, error, poison, guard, crash or hang."""
     message: str = ""
     """What went wrong, or why the call was refused."""
     family: str = ""

@@ -39,7 +39,7 @@ from openmla.records import parse_json, shown
 
 MAX_FAILURES = 20
 SECONDS_ON_GPU = 120.0
-"""Of one case in a child: the first use of a kernel compiles it."""
+"""Time limit of one case in a child process: the first use of a kernel compiles it."""
 SHRINK_SECONDS = 60.0
 Answered = tuple[Case, Result, Case]
 """A case, what was found, and the case shrunk."""
@@ -106,7 +106,7 @@ class FuzzReport:
 
     @property
     def seeds(self) -> str:
-        """Those that the cases were to be drawn from."""
+        """The seeds that the cases were to be drawn from."""
         return f"seeds {self.seed} to {self.seed + max(self.asked - 1, 0) // self.variants}"
 
     def add(self, case: Case, result: Result) -> None:

@@ -81,7 +81,7 @@ class Trace:
 
     slack: list[Slack] = field(default_factory=list)
     hits: dict[int, list[int]] = field(default_factory=dict)
-    """Of the longest program: how often each warp executed each instruction."""
+    """How often each warp of the longest program executed each instruction."""
     _copies: dict[Hashable, tuple[Location, int]] = field(default_factory=dict)
 
     def program(self, warps: Iterable[Any]) -> None:

@@ -40,9 +40,9 @@ class HopperDenseFp8Config(HopperDenseConfig):
     """
 
     v_bytes: int = 2
-    """Of an element of V as it is given: 2 (bf16, fp16) or 1 (e4m3)."""
+    """Bytes of an element of V as the caller gives it: 2 (bf16, fp16) or 1 (e4m3)."""
     rope_bytes: int = 1
-    """Of an element of k_rope: 1 (e4m3) or 2 (bf16, fp16)."""
+    """Bytes of an element of k_rope: 1 (e4m3) or 2 (bf16, fp16)."""
     k_scaled: bool = False
     """Whether keys have scales."""
 

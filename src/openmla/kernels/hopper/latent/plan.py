@@ -232,12 +232,12 @@ class HopperSparseConfig(HopperBlock):
 
     @property
     def registers(self) -> Registers:
-        """Of the kernel that this plan is about."""
+        """Registers of the kernel that this plan is about."""
         return self.registers_of(dequantizes=self.cache_read.mode == "in_kernel")
 
     @staticmethod
     def registers_of(dequantizes: bool) -> Registers:
-        """Of a kernel that dequantizes FP8 rows, or copies rows as they are."""
+        """Registers of a launch that dequantizes FP8 rows, or of one that copies 16-bit rows."""
         return WIDENING if dequantizes else COPYING
 
     @property
@@ -265,7 +265,7 @@ class HopperSparseConfig(HopperBlock):
             for block in range(blocks):
                 yield Wanted(f"P{block}", "p", self.BM * B_TOPK * ELEMENT)
         yield Wanted("row sums, largest scores", "stats", 3 * self.BM * FP32)
-        # Of pages that are copied as they are it is known which keys there are.
+        # The validity of a key needs no memory where 16-bit pages are read: lengths decide it.
         told = self.gather == "indices" or self.cache_read.mode == "in_kernel"
         if told:
             yield Wanted("key validity", "stats", blocks * B_TOPK * FP32)

@@ -103,7 +103,7 @@ class HopperSparseFp8Config(HopperSparseConfig):
 
     @property
     def registers(self) -> Roles:
-        """Of the warp-groups; what a consumer has is what one for values has."""
+        """Registers by role; a consumer's are those of a warp-group for values."""
         return REGISTERS
 
     @property

@@ -29,7 +29,7 @@ from openmla.planning import Plan
 
 ARCHITECTURES = {"h200": "sm90", "b200": "sm100", "mi355x": "gfx950"}
 SM_COUNT = 2
-"""Of the chip that is planned for: few enough that a program does several work items."""
+"""SMs of the chip that is planned for: few enough that a program does several work items."""
 
 
 @dataclass(frozen=True, eq=False)

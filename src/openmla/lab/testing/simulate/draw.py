@@ -19,7 +19,7 @@ from openmla.planning.registry import families_of
 from openmla.problem import CACHE_FORMATS
 
 MOST_TILES = 40
-"""Of 64 rows and 64 keys. A case that has more is cut down."""
+"""Most tiles of 64 rows and 64 keys. A case that has more is cut down."""
 ARBITRARY = 0.4
 """Share of cases with arbitrary widths."""
 UNSERVED = 0.04

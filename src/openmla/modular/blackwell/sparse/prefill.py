@@ -149,7 +149,7 @@ class MLAPrefillSparse(MLASparseConfig):
     v_tma_swizzle_fp8: ClassVar[Swizzle] = Swizzle.NONE
 
     SMemType: ClassVar[type[MLASparseSharedMemory]] = MLASparseSharedMemory
-    """Of the byte map; `smem` is the map of this block."""
+    """The type of the byte map; `smem` is the map of this block."""
     FULL_Q_TYPE = Part[Array]("smem")
     SHARED_QKV_TYPE = Part[Array]("smem")
     O_TYPE = Part[Array]("smem")

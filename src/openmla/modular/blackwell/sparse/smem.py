@@ -213,7 +213,7 @@ class MLASparseSharedMemoryFP8(ByteMap):
 
     @cached_property
     def V_SCALES_SIZE(self) -> int:
-        """Of V a CTA holds some columns, but all keys."""
+        """Bytes of V's scales: a CTA holds some columns of V, but all keys."""
         return self.base.B_TOPK * self.V_scales_per_token
 
     def _blocks(self, depth: int) -> int:

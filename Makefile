@@ -61,7 +61,7 @@ compile-all: $(VENV)/.installed $(FOLDERS:%=%/.installed)
 # Every kernel under every schedule of the simulator, and with every seeded defect, takes minutes:
 # `make test-all` has them. Compiled kernels are executed with the newest Triton, by `matrix`.
 unit: $(VENV)/.installed
-	$(VENV)/bin/pytest -n 3 --dist worksteal -m "not seeded" -k "not test_every_schedule_is_clean" \
+	$(VENV)/bin/pytest -n 3 --dist worksteal -m "not seeded and not long" -k "not test_every_schedule_is_clean" \
 		--ignore tests/executed/test_kernels.py
 
 test: lint unit matrix
@@ -85,7 +85,7 @@ test-all: test
 		$(VENV)/bin/openmla validate --simulate --target $$target --json /dev/null || exit 1; \
 	done
 	$(VENV)/bin/pytest -n 2 tests/kernels -k test_every_schedule_is_clean
-	$(VENV)/bin/pytest -n 2 tests/kernels tests/executed -m seeded
+	$(VENV)/bin/pytest -n 2 tests/kernels tests/executed -m "seeded or long"
 	$(VENV)/bin/python tests/kernels/exercise.py --kernel all --jobs 2
 	$(VENV)/bin/pytest -n 2 -m executed tests/executed
 	for folder in $(FOLDERS); do \

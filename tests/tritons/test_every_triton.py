@@ -8,12 +8,14 @@ from __future__ import annotations
 import importlib
 import pkgutil
 import warnings
+from pathlib import Path
 
 import pytest
 import triton
 
 import gluon_sim
 import openmla
+from lab.compiling.same_code import intermediate_code
 from openmla.kernels import prepared
 from openmla.kernels.gluon import compat
 from openmla.kernels.triton_version import TRITON
@@ -51,15 +53,39 @@ def one_of_every_kind() -> list[CompileJob]:
     return list(found.values())
 
 
-@pytest.mark.slow
+def dense_of_every_family() -> list[CompileJob]:
+    return [job for job in one_of_every_kind() if job.call.kernel.__name__ == "dense_kernel"]
+
+
+def quiet(seen: list[warnings.WarningMessage], log: str) -> bool:
+    """No dependency warns whoever calls."""
+    return not seen and "warn" not in log.lower()
+
+
 @pytest.mark.parametrize("job", one_of_every_kind(), ids=lambda job: job.label)
-def test_one_job_of_every_kernel_kind_compiles(job: CompileJob) -> None:
-    """By the compiler, not from a report; and no dependency warns whoever calls."""
+def test_one_job_of_every_kernel_kind_is_lowered(
+    job: CompileJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To Triton's intermediate code, where names of Gluon that are gone or changed show.
+
+    What the compiler makes of it is in the reports of tests/compiled, by a hash of the source.
+    """
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))  # what was compiled before has no code
+    with warnings.catch_warnings(record=True) as seen, captured_output() as log:
+        warnings.simplefilter("always")
+        assert intermediate_code(job)
+    assert quiet(seen, log.text), log.text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("job", dense_of_every_family(), ids=lambda job: job.label)
+def test_the_dense_kernel_of_every_family_compiles(job: CompileJob) -> None:
+    """To machine code of every target, by the compiler and not from a report."""
     with warnings.catch_warnings(record=True) as seen, captured_output() as log:
         warnings.simplefilter("always")
         report = compile_job(job, use_cache=False)
     assert not report.error, report.error
-    assert [str(one.message) for one in seen] == [] and "warn" not in log.text.lower()
+    assert quiet(seen, log.text), log.text
 
 
 def test_every_launch_says_what_it_relies_on() -> None:

@@ -32,7 +32,7 @@ from typing import Any, NamedTuple
 import triton
 
 from openmla.lab.compiling import store, table
-from openmla.lab.compiling.jobs import build, job_key
+from openmla.lab.compiling.jobs import CompileJob, build, job_key
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -95,15 +95,21 @@ def inlined(module: Any) -> str:
     return re.sub(r"@\w+", "@kernel", str(module.str_nodebug()))
 
 
-def code_of(number: int) -> tuple[str, Code]:
-    """The label of a job, by its number in the table, and its code."""
-    job = _jobs()[number]
+def intermediate_code(job: CompileJob) -> str:
+    """The intermediate code of a job; nothing is compiled."""
     try:
         with stopping_early():
             build(job)
     except _Seen as seen:
-        return job.label, Code(job_key(job), hashlib.sha256(seen.text.encode()).hexdigest())
+        return seen.text
     raise AssertionError(f"{job.label} was compiled without intermediate code")
+
+
+def code_of(number: int) -> tuple[str, Code]:
+    """The label of a job, by its number in the table, and its code."""
+    job = _jobs()[number]
+    code = hashlib.sha256(intermediate_code(job).encode()).hexdigest()
+    return job.label, Code(job_key(job), code)
 
 
 _found: list[Any] = []

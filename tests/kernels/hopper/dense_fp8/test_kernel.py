@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -80,6 +81,7 @@ CASES = {
     "split": SPLIT,
     "split, scales": replace(SPLIT, **SCALES),
 }
+LONG = ("split", "split, scales", "rising", "falling", "peaky", "40 requests", "64+32, 5 heads")
 # What e4m3 values change: V is a copy.
 FP8_NAMES = (
     "causal",
@@ -113,8 +115,17 @@ def planned(num_qo: int = 0) -> Any:
     return planned_run
 
 
-@pytest.mark.parametrize("num_qo", [1, 2])
-@pytest.mark.parametrize("name", CASES)
+def by_query_tiles(cases: Iterable[str]) -> list[Any]:
+    """Every case with one and with two query tiles; of those that take long, `make test` has two
+    tiles only."""
+    return [
+        pytest.param(name, num_qo, marks=[pytest.mark.long] if name in LONG and num_qo == 1 else [])
+        for name in cases
+        for num_qo in (1, 2)
+    ]
+
+
+@pytest.mark.parametrize(("name", "num_qo"), by_query_tiles(CASES))
 def test_right_clean_and_deaf_to_poison(name: str, num_qo: int) -> None:
     assert_right_clean_and_deaf_to_poison(CASES[name], planned(num_qo), seed=num_qo, fp8_sums=True)
 
@@ -130,8 +141,7 @@ def judged(case: Case, outcome: Outcome) -> Verdict:
     return judge(on(case), outcome, fp8_sums=True)
 
 
-@pytest.mark.parametrize("num_qo", [1, 2])
-@pytest.mark.parametrize("name", FP8)
+@pytest.mark.parametrize(("name", "num_qo"), by_query_tiles(FP8))
 def test_fp8_throughout(name: str, num_qo: int) -> None:
     outcomes = []
     for background in ("zero", "nan"):

@@ -11,11 +11,11 @@ from functools import lru_cache
 from typing import Any
 
 from openmla.indexer.problem import IndexProblem
+from openmla.kernels.blackwell.indexer.plan import BLACKWELL_INDEX
+from openmla.kernels.cdna4.indexer.plan import CDNA4_INDEX
 from openmla.kernels.cpu.indexer.plan import CPU_INDEX, REFERENCE_INDEX
 from openmla.kernels.hopper.indexer.plan import HOPPER_INDEX
 from openmla.kernels.portable.indexer.plan import PORTABLE_INDEX
-from openmla.planning.blackwell.indexer import BLACKWELL_INDEX
-from openmla.planning.cdna4.indexer import CDNA4_INDEX
 from openmla.planning.family import Kernel
 from openmla.planning.registry import first_that_serves, version_text
 from openmla.planning.target import Target, target_by_name

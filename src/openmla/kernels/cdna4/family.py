@@ -4,13 +4,12 @@ from collections.abc import Callable
 from itertools import product
 from typing import Any
 
+from openmla.kernels.cdna4.chip import FIRST_TRITON, LANE_REGISTERS
+from openmla.kernels.cdna4.dense.plan import Dense16, DenseBlock, DenseFP8
+from openmla.kernels.cdna4.sparse.plan import ROPE_COLUMNS, MlaSparse16
 from openmla.modular.cdna4.config import MlaConfigV2
 from openmla.modular.cdna4.layout.dma import WAVE
 from openmla.modular.cdna4.prefill import LDS_BYTES
-from openmla.planning.cdna4.dense import LANE_REGISTERS, DenseBlock
-from openmla.planning.cdna4.dense_16 import Dense16
-from openmla.planning.cdna4.dense_fp8 import DenseFP8
-from openmla.planning.cdna4.sparse import ROPE_COLUMNS, MlaSparse16
 from openmla.planning.family import Block, Family, Kernel, Pipeline
 from openmla.planning.memory import Wanted, lay_out
 from openmla.planning.serves import (
@@ -32,8 +31,6 @@ from openmla.problem import MAX_HEADS, ROPE_SOURCES, Problem
 
 # A latent cache row on CDNA4: rope begins at column 512, whatever the width before it.
 ROPE_OFFSET = 512
-# Before 3.8, copies to LDS take their addresses only in layouts that cannot describe K and V slots.
-FIRST_TRITON = (3, 8)
 
 # Dense.
 

@@ -52,8 +52,9 @@ HOPPER = (
     "kernels/gluon/boxes.py",
     "kernels/gluon/compat.py",
     "kernels/gluon/descriptors.py",
-    "kernels/gluon/offsets.py",
+    "kernels/gluon/requests.py",
     "kernels/gluon/scores.py",
+    "kernels/hopper/accumulator.py",
 )
 BLACKWELL = (*HOPPER, "kernels/blackwell/dequantize.py", "kernels/blackwell/rows_launch.py")
 CDNA4 = (
@@ -62,7 +63,7 @@ CDNA4 = (
     "kernels/cdna4/mma_op.py",
     "kernels/cdna4/softmax.py",
     "kernels/cdna4/tiles.py",
-    "kernels/gluon/offsets.py",
+    "kernels/gluon/requests.py",
     "kernels/gluon/scores.py",
 )
 INDEXER = ("kernels/gluon/indexer_operands.py", "kernels/gluon/indexer_work.py")
@@ -153,10 +154,7 @@ _TABLE = (
             Suite("tests/kernels/hopper/few"),
             Suite("tests/kernels/hopper/test_far_rows.py"),
         ),
-        shared=(
-            "kernels/gluon/dependent.py",
-            *HOPPER,
-        ),
+        shared=(*HOPPER,),
     ),
     Kernel(
         "hopper.sparse_fp8",

@@ -94,8 +94,8 @@ WIDE = ("(stride + opaque_zero()).to(gl.int64)", "(stride + opaque_zero())")
 FP8_PAGE = "(row // PAGE).to(gl.int64) * stride_page.to(gl.int64)"
 FP8_PLACE = "(row % PAGE).to(gl.int64) * stride_row.to(gl.int64)"
 DEFECTS = [
-    Narrow("out, by token", "epilogue", *WIDE, "dense"),
-    Narrow("out, by head", "epilogue", *WIDE, "dense", 1),
+    Narrow("out, by token", "accumulator", *WIDE, "dense"),
+    Narrow("out, by head", "accumulator", *WIDE, "dense", 1),
     Narrow(
         "merged out, by head",
         "merge",
@@ -111,12 +111,12 @@ DEFECTS = [
         "token.to(gl.int32) * (out_stride_t * VECTOR)",
         "dense, split",
     ),
-    Narrow("rows' out", "epilogue", *WIDE, "rows"),
+    Narrow("rows' out", "accumulator", *WIDE, "rows"),
     Narrow("rows", "latent.rows", *PLACE, "rows"),
     Narrow("rows of a page", "latent.rows", *PLACE, "rows, pages", 1),
     Narrow("pages", "latent.rows", PAGE, "page * (rows.page_stride * VECTOR)", "rows, pages"),
     Narrow("lists", "latent.source", "token.to(gl.int64)", "token", "rows"),
-    Narrow("block table", "latent.pages", "sequence.to(gl.int64) *", "sequence *", "sequences"),
+    Narrow("block table", "latent.source", "sequence.to(gl.int64) *", "sequence *", "sequences"),
     Narrow("pages of FP8", "dequantize.rows", FP8_PAGE, "row // PAGE * stride_page", "rows, fp8"),
     Narrow(
         "rows of an FP8 page",

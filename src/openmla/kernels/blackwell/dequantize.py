@@ -20,7 +20,7 @@ from triton.experimental.gluon.language.nvidia.blackwell import fence_async_shar
 
 from openmla.kernels.blackwell.dense.records import RopeScales, TableLine
 from openmla.kernels.gluon.compat import reinterpret, thread_barrier
-from openmla.kernels.gluon.offsets import cut
+from openmla.kernels.gluon.requests import cut
 
 Q_ROWS = gl.constexpr(128)
 NO_SCALES = gl.constexpr(RopeScales(number=0, second_column=0, columns=0))

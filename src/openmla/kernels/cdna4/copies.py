@@ -9,7 +9,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.amd import cdna4
 from triton.experimental.gluon.language.amd.cdna4 import async_copy
 
-from openmla.kernels.gluon.offsets import cut
+from openmla.kernels.gluon.requests import cut
 
 
 @gluon.jit

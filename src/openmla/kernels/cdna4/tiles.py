@@ -20,7 +20,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from openmla.kernels.cdna4.records import WorkItem
-from openmla.kernels.gluon.offsets import cut, span_of
+from openmla.kernels.gluon.requests import cut, span_of
 
 
 @gluon.jit

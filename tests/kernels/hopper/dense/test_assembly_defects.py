@@ -50,7 +50,7 @@ LOWER = 'f"setp.neu.or.f32 p, ${2 * values + 2}, 0f3F800000, p; "'
 ONE = "0f3F800000"
 VOTE = "vote.sync.any.pred p, p, -1; "
 RESCALE = [
-    TextDefect(name, "softmax", old, new, "rare")
+    TextDefect(name, "accumulator", old, new, "rare")
     for name, old, new in (
         ("a sum for a product", 'f"mul.f32', 'f"add.f32'),
         ("rows are rescaled by each other's factor", "(i & 2)", "(2 - (i & 2))"),
@@ -66,7 +66,7 @@ RESCALE = [
         ("the lower row's factor is not looked at", LOWER, '""'),
     )
 ]
-RESCALE += [TextDefect("lanes branch alone", "softmax", VOTE, "", "rare", Kind.ERROR)]
+RESCALE += [TextDefect("lanes branch alone", "accumulator", VOTE, "", "rare", Kind.ERROR)]
 HALVES = [
     TextDefect(
         "weights of two columns change places",

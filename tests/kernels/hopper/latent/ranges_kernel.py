@@ -3,7 +3,7 @@
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from openmla.kernels.hopper.latent.pages import keys_of_range
+from openmla.kernels.hopper.latent.source import keys_of_range
 
 
 @gluon.jit

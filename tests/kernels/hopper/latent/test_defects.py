@@ -174,14 +174,16 @@ DEFECTS = [
     sparse(
         "nobody says that copies are trusted",
         Kind.FENCE,
-        "        trust_arrived_copies()\n",
-        "        pass\n",
+        "    if COPIED:\n        trust_arrived_copies()\n",
+        "    if COPIED:\n        pass\n",
+        file="latent.signals",
     ),
     sparse(
         "a tile is trusted and not waited for",
         Kind.RACE,
         "    mbarrier.wait(barrier, phase)\n",
         "",
+        file="latent.signals",
     ),
     sparse(
         "one index into a step is not a step",
@@ -205,7 +207,7 @@ DEFECTS = [
         "(count - skipped + (STEP - 1)) // STEP",
         "(count - skipped + (STEP - 2)) // STEP",
         "edges",
-        "latent.pages",
+        "latent.source",
     ),
     sparse(
         "a block but for one key needs no mask",
@@ -213,7 +215,7 @@ DEFECTS = [
         "first + S.shape[1] > tile.whole",
         "first + S.shape[1] > tile.whole + 1",
         "edges",
-        "latent.pages",
+        "latent.source",
     ),
     sparse(
         "one row into a tile is not a tile",
@@ -221,7 +223,7 @@ DEFECTS = [
         "tiles = (rows + (ROWS - 1)) // ROWS\n",
         "tiles = (rows + (ROWS - 2)) // ROWS\n",
         "edges",
-        "latent.pages",
+        "latent.source",
     ),
     sparse(
         "the table entry after the last is read",
@@ -229,7 +231,7 @@ DEFECTS = [
         "mask=at < stop, other=0)",
         "mask=at < stop + 1, other=0)",
         "full table",
-        "latent.pages",
+        "latent.source",
     ),
     sparse(
         "a block but for one key is a box",
@@ -245,7 +247,7 @@ DEFECTS = [
         "mask=stop > at, other=0)",
         "mask=stop > at - KEYS, other=0)",
         "boxes",
-        "latent.pages",
+        "latent.source",
     ),
     sparse(
         "threads do not arrive for a box",

@@ -65,7 +65,7 @@ DEFECTS = [
     Fp8Defect(
         "a work item is announced over one that nobody has read",
         Kind.RACE,
-        "latent.work_items",
+        "latent.signals",
         "mbarrier.wait(bars.item_empty.index(number), ((turn >> 1) & 1) ^ 1)",
         "pass",
         "short work items",
@@ -108,7 +108,7 @@ DEFECTS = [
     Fp8Defect(
         "wgmma reads before the fence",
         Kind.FENCE,
-        "latent.kernel",
+        "latent.signals",
         "    else:\n        fence_async_shared()\n",
         "",
     ),

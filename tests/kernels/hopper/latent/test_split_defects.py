@@ -38,7 +38,7 @@ def new_memory_is_full_of_nan() -> Iterator[None]:
 
 
 def split(
-    name: str, old: str, new: str, file: str = "latent.pages", case: str = "split"
+    name: str, old: str, new: str, file: str = "latent.source", case: str = "split"
 ) -> SparseDefect:
     """Nothing waits for anything here: only the numbers are wrong."""
     return SparseDefect(name, None, file, old, new, case)

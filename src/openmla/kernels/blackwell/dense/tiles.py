@@ -21,7 +21,7 @@ from triton.experimental.gluon import language as gl
 
 from openmla.kernels.blackwell.dense.records import WorkItem
 from openmla.kernels.blackwell.sparse.rows import lanes_layout
-from openmla.kernels.gluon.offsets import span_of
+from openmla.kernels.gluon.requests import span_of
 
 CHUNK = gl.constexpr(32)  # requests that a warp looks at together
 WARPS = gl.constexpr(4)

@@ -12,7 +12,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.blackwell import mbarrier
 
-from openmla.kernels.gluon.offsets import cut, span_of
+from openmla.kernels.gluon.requests import cut, span_of
 
 CHUNK = gl.constexpr(32)  # sequences that a warp looks at together
 NOWHERE = gl.constexpr(-1)  # a row outside the tensor: TMA fills it with zeros

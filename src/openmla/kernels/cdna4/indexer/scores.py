@@ -22,7 +22,7 @@ from openmla.kernels.cdna4.indexer.records import (
     WindowPointers,
 )
 from openmla.kernels.cdna4.records import Queries
-from openmla.kernels.gluon.offsets import cut
+from openmla.kernels.gluon.requests import cut
 
 WARPS = gl.constexpr(4)
 BN = gl.constexpr(128)  # keys of a step

@@ -19,7 +19,7 @@ from openmla.kernels.cdna4.copies import swizzled_pieces, swizzled_source
 from openmla.kernels.cdna4.softmax import opaque_zero
 from openmla.kernels.cdna4.sparse.records import FetchedRows
 from openmla.kernels.gluon.compat import thread_barrier
-from openmla.kernels.gluon.offsets import cut
+from openmla.kernels.gluon.requests import cut
 
 GROUP = gl.constexpr(8)  # columns that one lane copies: 16 bytes of LDS
 # The 64 numbers of a block: in registers one per lane, the same in all waves; in LDS one after

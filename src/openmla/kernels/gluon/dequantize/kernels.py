@@ -24,7 +24,7 @@ row 7 at place 0, 3 at 1, total 2, lists [[0, 1], [1, -1]].
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from openmla.kernels.gluon.dependent import let_next_begin, wait_for_kernel_before
+from openmla.kernels.gluon.barriers import let_next_begin, wait_for_kernel_before
 from openmla.kernels.gluon.dequantize.records import (
     CacheRows,
     Entries,

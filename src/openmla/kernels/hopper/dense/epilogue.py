@@ -5,16 +5,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from openmla.kernels.gluon.scores import normalize, opaque_zero
-
-# Out's head and token strides come in units of 8 elements: the compiler then knows that rows begin
-# at multiples of 16 bytes, whatever the strides are.
-VECTOR = gl.constexpr(8)
-
-
-@gluon.jit
-def wide(stride):
-    """A stride as int64, made where it is used: kept over the key loop it would be spilled."""
-    return (stride + opaque_zero()).to(gl.int64)
+from openmla.kernels.hopper.accumulator import VECTOR, wide
 
 
 @gluon.jit

@@ -49,6 +49,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from openmla.kernels.gluon.barriers import barriers
 from openmla.kernels.gluon.scores import opaque_zero, signed
+from openmla.kernels.hopper.accumulator import rescale_rows
 from openmla.kernels.hopper.dense.epilogue import finish
 from openmla.kernels.hopper.dense.producer import producer
 from openmla.kernels.hopper.dense.records import (
@@ -86,7 +87,6 @@ from openmla.kernels.hopper.dense.softmax import (
     keep_bits,
     load_words,
     pack,
-    rescale_rows,
     softmax_first,
     softmax_step,
     unpack,

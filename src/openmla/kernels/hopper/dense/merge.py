@@ -12,18 +12,11 @@ Ranges are added in their order, in fp32, so the bits are the same in every run.
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from openmla.kernels.gluon.requests import CHUNK, owner, sum_before
 from openmla.kernels.gluon.scores import MINUS_INF, normalize
-from openmla.kernels.hopper.dense.epilogue import VECTOR
+from openmla.kernels.hopper.accumulator import VECTOR
 from openmla.kernels.hopper.dense.records import Requests
-from openmla.kernels.hopper.dense.tiles import (
-    CHUNK,
-    last_slot,
-    owner,
-    ranges,
-    request_rows,
-    sum_before,
-    work_items,
-)
+from openmla.kernels.hopper.dense.tiles import last_slot, ranges, request_rows, work_items
 
 WARPS = gl.constexpr(4)
 

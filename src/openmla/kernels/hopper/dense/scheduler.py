@@ -25,15 +25,8 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
-from openmla.kernels.hopper.dense.tiles import (
-    CHUNK,
-    key_blocks,
-    last_slot,
-    owner,
-    sum_before,
-    work_item,
-    work_items,
-)
+from openmla.kernels.gluon.requests import CHUNK, owner, sum_before
+from openmla.kernels.hopper.dense.tiles import key_blocks, last_slot, work_item, work_items
 
 FIELDS = gl.constexpr(16)
 HEAD = gl.constexpr(0)

@@ -23,10 +23,9 @@ one per lane, and bisects: no table is built and nothing is read back.
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from openmla.kernels.gluon.offsets import cut, span_of
+from openmla.kernels.gluon.requests import CHUNK, cut, span_of
 from openmla.kernels.hopper.dense.records import RequestRows, WorkItem
 
-CHUNK = gl.constexpr(32)  # requests looked at together
 WGMMA_ROWS = gl.constexpr(64)
 RANGE_STEP = gl.constexpr(128)  # every key tile divides it, so no range cuts one
 
@@ -105,23 +104,6 @@ def work_items(
         every = requests.heads * tiles
         split = every
     return every, split
-
-
-@gluon.jit
-def sum_before(lane, counts, NW: gl.constexpr):
-    """Sum of the counts of the lanes before `lane`."""
-    LANES: gl.constexpr = gl.BlockedLayout([1], [32], [NW], [0])
-    return gl.sum(gl.where(gl.arange(0, CHUNK, LANES) < lane, counts, 0), 0)
-
-
-@gluon.jit
-def owner(x, counts, NW: gl.constexpr):
-    """The lane with work item x of the chunk: the last that begins at or before x."""
-    lane = x * 0
-    for bit in gl.static_range(5):
-        tried = lane + (16 >> bit)
-        lane = gl.where(sum_before(tried, counts, NW) <= x, tried, lane)
-    return lane
 
 
 @gluon.jit

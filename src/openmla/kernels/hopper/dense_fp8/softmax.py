@@ -13,14 +13,14 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from openmla.kernels.gluon.scores import MINUS_INF, opaque_zero
-from openmla.kernels.hopper.dense.softmax import (
+from openmla.kernels.hopper.accumulator import (
     RESCALE_32,
     RESCALE_32_TYPES,
     RESCALE_64,
     RESCALE_64_TYPES,
-    pack,
     quad_sums,
 )
+from openmla.kernels.hopper.dense.softmax import pack
 
 # row_max before the first key: unlike -inf it can be subtracted from a hidden score.
 LOWEST = gl.constexpr(-1e38)

@@ -25,9 +25,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from openmla.kernels.gluon.barriers import barriers
+from openmla.kernels.gluon.barriers import barriers, let_next_begin
 from openmla.kernels.gluon.compat import reinterpret, thread_barrier, tma_load, tma_store
-from openmla.kernels.gluon.dependent import let_next_begin
 from openmla.kernels.gluon.dequantize.records import CacheFormat, CacheRows
 from openmla.kernels.gluon.dequantize.rows import dequantized
 from openmla.kernels.gluon.scores import MINUS_INF, signed

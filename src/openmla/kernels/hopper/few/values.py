@@ -28,9 +28,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from openmla.kernels.gluon.barriers import barriers
+from openmla.kernels.gluon.barriers import barriers, wait_for_kernel_before
 from openmla.kernels.gluon.compat import cp_async, tma_load
-from openmla.kernels.gluon.dependent import wait_for_kernel_before
 from openmla.kernels.gluon.scores import normalize
 from openmla.kernels.hopper.few.records import (
     Barriers,

@@ -12,7 +12,7 @@ as the latent kernel keeps them.
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from openmla.kernels.gluon.dependent import let_next_begin, wait_for_kernel_before
+from openmla.kernels.gluon.barriers import let_next_begin, wait_for_kernel_before
 from openmla.kernels.gluon.scores import LN_2, MINUS_INF
 from openmla.kernels.hopper.few.rows import KEYS, list_length, steps_of, write_stat
 from openmla.kernels.hopper.latent.records import Output

@@ -9,7 +9,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from openmla.kernels.gluon.scores import LN_2, normalize, opaque_zero
-from openmla.kernels.hopper.dense.epilogue import VECTOR, wide
+from openmla.kernels.hopper.accumulator import VECTOR, wide
 from openmla.kernels.hopper.latent.records import LISTED, HeadsOfToken, RowRange
 
 PART = gl.constexpr(64)  # columns that are exchanged and stored together

@@ -65,12 +65,16 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from openmla.kernels.gluon.barriers import barrier_pair, barriers
+from openmla.kernels.gluon.barriers import (
+    barrier_pair,
+    barriers,
+    let_next_begin,
+    wait_for_kernel_before,
+)
 from openmla.kernels.gluon.compat import thread_barrier
-from openmla.kernels.gluon.dependent import let_next_begin, wait_for_kernel_before
 from openmla.kernels.gluon.dequantize.records import CacheFormat, CacheRows
 from openmla.kernels.gluon.scores import MINUS_INF, opaque_zero, signed
-from openmla.kernels.hopper.dense.softmax import rescale_rows
+from openmla.kernels.hopper.accumulator import rescale_rows
 from openmla.kernels.hopper.latent.epilogue import (
     divisors,
     finish_right,
@@ -79,7 +83,6 @@ from openmla.kernels.hopper.latent.epilogue import (
     place_of,
     write_left,
 )
-from openmla.kernels.hopper.latent.pages import hide_unseen
 from openmla.kernels.hopper.latent.records import (
     LISTED,
     Barriers,
@@ -101,15 +104,17 @@ from openmla.kernels.hopper.latent.records import (
 from openmla.kernels.hopper.latent.rows import producer
 from openmla.kernels.hopper.latent.rows_fp8 import fp8_producer
 from openmla.kernels.hopper.latent.signals import (
+    FIELDS,
+    read_work_item,
     signal_p0,
     signal_p1,
     signal_reference,
     signal_sums,
-    trust_arrived_copies,
     wait_p0,
     wait_p1,
     wait_reference,
     wait_sums,
+    wait_tile,
 )
 from openmla.kernels.hopper.latent.softmax import (
     first_sums,
@@ -120,25 +125,9 @@ from openmla.kernels.hopper.latent.softmax import (
     row_sums,
     weigh,
 )
-from openmla.kernels.hopper.latent.work_items import FIELDS, read_work_item
+from openmla.kernels.hopper.latent.source import masked
 
 WARPS = gl.constexpr(4)
-
-
-@gluon.jit
-def wait_tile(barrier, phase, COPIED: gl.constexpr):
-    """Wait for a tile. COPIED: by cp.async, whose arrival comes after its bytes are in place.
-
-    PTX asks for a proxy fence between such a copy and wgmma, and here it would delay every score
-    (4 to 5 % of the kernel). Like CUTLASS's cp.async main loop for Hopper, this kernel relies on
-    the arrival instead. Tiles that ordinary stores wrote are fenced here, not by the producer: a
-    fence waits for all loads of its thread, and the producer always has some on their way.
-    """
-    mbarrier.wait(barrier, phase)
-    if COPIED:
-        trust_arrived_copies()
-    else:
-        fence_async_shared()
 
 
 @gluon.jit
@@ -181,22 +170,6 @@ def any_missing(validity, valid_ready, b, phase, MASK: gl.constexpr):
         return gl.max(validity.flags.index(b).load(ALL), 0)
     else:
         return 0
-
-
-@gluon.jit
-def masked(S, missing, validity, b, tile, first, heads, MASK: gl.constexpr):
-    """Scores with -inf for keys that are not there or not seen.
-
-    S holds the scores of block b, which are keys `first` … of the tile. A block that misses no key
-    and that all rows see is left alone.
-    """
-    if MASK == LISTED:
-        SL: gl.constexpr = S.type.layout
-        if missing != 0:
-            S = S + validity.bias.index(b).load(gl.SliceLayout(0, SL))[None, :]
-        return S
-    else:
-        return hide_unseen(S, tile, first, heads, MASK)
 
 
 @gluon.jit
@@ -666,7 +639,7 @@ def latent_kernel(  # noqa: PLR0913
     (`indices_ptr`: their block table, of `topk` keys in a line), until none is left.
 
     k_half_desc, k_rope_desc: of pages whose blocks are boxes (see rows.py), or None.
-    part_sums_ptr, part_state_ptr: workspace for ranges of keys (see pages.py); None: no request is
+    part_sums_ptr, part_state_ptr: workspace for ranges of keys (see source.py); None: no request is
     split.
 
     DIMS: `RowColumns`. PAGE: rows of a page, 0 where pages lie end to end. PAGE_SIZE: rows of a

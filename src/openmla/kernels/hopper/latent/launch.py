@@ -257,7 +257,7 @@ def lists(config: HopperSparseConfig, op: SparseOperands) -> dict[str, Any]:
 
 
 def sequences(op: LatentOperands) -> dict[str, Any]:
-    """Sequences over pages: a tile is 64 rows, heads of tokens (see pages.py)."""
+    """Sequences over pages: a tile is 64 rows, heads of tokens (see source.py)."""
     table = op.block_table if op.block_table.stride(1) == 1 else op.block_table.contiguous()
     return {
         "indices_ptr": table,

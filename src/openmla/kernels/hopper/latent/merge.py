@@ -3,7 +3,7 @@
 | | |
 |---|---|
 | a program computes | some rows (heads of tokens) of one request at a time, COLUMNS columns |
-| reads | part_sums [row, d_v], part_state [row, 2] (row_max, row_sum), fp32; see pages.py |
+| reads | part_sums [row, d_v], part_state [row, 2] (row_max, row_sum), fp32; see source.py |
 | writes | out, lse, for split requests only; programs left over do nothing |
 
 A request has `blocks` programs for each COLUMNS columns, which take turns. Range p goes to slot
@@ -17,10 +17,9 @@ request: 2 MB for one query of 16 heads and 32768 keys, which one program would 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from openmla.kernels.gluon.dependent import wait_for_kernel_before
+from openmla.kernels.gluon.barriers import wait_for_kernel_before
 from openmla.kernels.gluon.scores import MINUS_INF, normalize
-from openmla.kernels.hopper.dense.epilogue import VECTOR
-from openmla.kernels.hopper.latent.pages import ranges_of, request_of
+from openmla.kernels.hopper.accumulator import VECTOR
 from openmla.kernels.hopper.latent.records import (
     MergedRows,
     Output,
@@ -29,6 +28,7 @@ from openmla.kernels.hopper.latent.records import (
     Slots,
     SplitRequest,
 )
+from openmla.kernels.hopper.latent.source import ranges_of, request_of
 
 WARPS = gl.constexpr(4)
 MOST_SLOTS = gl.constexpr(16)

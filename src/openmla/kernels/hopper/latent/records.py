@@ -278,7 +278,7 @@ class Output(NamedTuple):
 
 
 class Parts(NamedTuple):
-    """The workspace for ranges of keys (see pages.py)."""
+    """The workspace for ranges of keys (see source.py)."""
 
     sums: Any
     """[rows, d_v], unnormalized."""

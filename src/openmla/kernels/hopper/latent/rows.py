@@ -25,7 +25,6 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from openmla.kernels.gluon.compat import cp_async, reinterpret, tma_load
 from openmla.kernels.gluon.scores import MINUS_INF
-from openmla.kernels.hopper.latent.pages import box_entry
 from openmla.kernels.hopper.latent.records import (
     BoxStart,
     FoundBox,
@@ -33,8 +32,16 @@ from openmla.kernels.hopper.latent.records import (
     StepEntries,
     Validity,
 )
-from openmla.kernels.hopper.latent.source import KEYS, STEP, begin, entries, locate, work_item
-from openmla.kernels.hopper.latent.work_items import publish_work_item
+from openmla.kernels.hopper.latent.signals import publish_work_item
+from openmla.kernels.hopper.latent.source import (
+    KEYS,
+    STEP,
+    begin,
+    box_entry,
+    entries,
+    locate,
+    work_item,
+)
 
 WARPS = gl.constexpr(4)
 THREADS = gl.constexpr(128)

@@ -47,8 +47,8 @@ from openmla.kernels.hopper.latent.rows import (
     put_validity,
     validity_of,
 )
+from openmla.kernels.hopper.latent.signals import publish_work_item
 from openmla.kernels.hopper.latent.source import KEYS, STEP, entries, locate, work_item
-from openmla.kernels.hopper.latent.work_items import publish_work_item
 
 THREADS = gl.constexpr(128)
 MOST_AHEAD = gl.constexpr(4)  # groups of columns whose scales are loaded a block ahead

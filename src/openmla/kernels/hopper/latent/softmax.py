@@ -18,7 +18,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from openmla.kernels.gluon.scores import MINUS_INF
-from openmla.kernels.hopper.dense.softmax import quad_sums
+from openmla.kernels.hopper.accumulator import quad_sums
 from openmla.kernels.hopper.latent.plan import HopperSparseConfig
 
 THRESHOLD = gl.constexpr(HopperSparseConfig.rescale_threshold)

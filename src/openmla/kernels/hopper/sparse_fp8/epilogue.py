@@ -5,7 +5,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from openmla.kernels.gluon.scores import opaque_zero
-from openmla.kernels.hopper.dense.epilogue import VECTOR, wide
+from openmla.kernels.hopper.accumulator import VECTOR, wide
 from openmla.kernels.hopper.latent.records import LISTED
 
 HEADS = gl.constexpr(8)  # that are stored together

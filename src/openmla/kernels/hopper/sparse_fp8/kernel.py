@@ -33,9 +33,8 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 from openmla.kernels.gluon.barriers import barrier_pair, barriers
 from openmla.kernels.gluon.dequantize.records import CacheRows
 from openmla.kernels.gluon.scores import LN_2, MINUS_INF, opaque_zero, signed
-from openmla.kernels.hopper.dense.softmax import quad_sums
+from openmla.kernels.hopper.accumulator import quad_sums
 from openmla.kernels.hopper.latent.epilogue import divisors, place_of, write_stat
-from openmla.kernels.hopper.latent.kernel import masked, wait_tile
 from openmla.kernels.hopper.latent.records import (
     LISTED,
     Output,
@@ -46,9 +45,9 @@ from openmla.kernels.hopper.latent.records import (
     TileCounts,
     Validity,
 )
+from openmla.kernels.hopper.latent.signals import FIELDS, read_work_item, wait_tile
 from openmla.kernels.hopper.latent.softmax import follow, rescaled, row_sums
-from openmla.kernels.hopper.latent.source import STEP
-from openmla.kernels.hopper.latent.work_items import FIELDS, read_work_item
+from openmla.kernels.hopper.latent.source import STEP, masked
 from openmla.kernels.hopper.sparse_fp8.epilogue import write_heads
 from openmla.kernels.hopper.sparse_fp8.records import (
     Barriers,

@@ -16,7 +16,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma, warpgroup_mma_wait
 
 from openmla.kernels.gluon.scores import opaque_zero
-from openmla.kernels.hopper.dense.softmax import quad_sums
+from openmla.kernels.hopper.accumulator import quad_sums
 from openmla.kernels.hopper.latent.epilogue import rows_of
 from openmla.kernels.hopper.latent.records import LISTED
 from openmla.kernels.hopper.latent.softmax import THRESHOLD, finite

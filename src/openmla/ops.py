@@ -7,17 +7,16 @@ implementations do nothing, because the outputs already have their shapes.
 
 import inspect
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.library import infer_schema
 
-from openmla import cached, checks, reference
+from openmla import cached, checks
 from openmla.cache import LatentCache
-from openmla.dispatch import plan_call
-from openmla.kernels.fallback import run_plan
-from openmla.kernels.launch import append_rows, gather_rows, launch, quantize_rows
+from openmla.dispatch import run_call
+from openmla.kernels.launch import append_rows, gather_rows, quantize_rows
 from openmla.kernels.merge import merge
 from openmla.operands import (
     DenseOperands,
@@ -27,10 +26,6 @@ from openmla.operands import (
     SparseOperands,
     Weights,
 )
-from openmla.planning import Plan
-
-if TYPE_CHECKING:
-    from openmla.kernels.call import Call
 
 Bundle = tuple[Operands, Results, str]
 # What operators write into.
@@ -174,16 +169,6 @@ def _cache_gather(
     gather_rows(cache, rows, out)
 
 
-def _run(plan: Plan, operands: Operands, results: Results) -> "list[tuple[Call, Any]]":
-    """Fill `results` by the plan's kernels, or by the reference, which has none."""
-    if plan.backend != "reference":
-        return launch(plan, operands, results)
-    truth = reference.of(operands)
-    for written, rows in results.tensors().items():
-        rows.copy_(getattr(truth, written))
-    return []
-
-
 def _attention(name: str, bundled: Callable[..., Bundle]) -> Callable[..., None]:
     """The operator whose arguments `bundled` takes."""
     signature = inspect.signature(bundled).replace(return_annotation=None)
@@ -194,10 +179,7 @@ def _attention(name: str, bundled: Callable[..., Bundle]) -> Callable[..., None]
             return
         operands, results, backend = bundled(*args)
         checks.separate_outputs(operands, results)
-        plan, made = run_plan(
-            lambda: plan_call(operands, results, backend),
-            lambda plan: _run(plan, operands, results),
-        )
+        plan, made = run_call(operands, results, backend)
         cached.remember(name, names, args, plan, made)
 
     run.__signature__ = signature  # type: ignore[attr-defined]  # what its schema is read from

@@ -57,7 +57,7 @@ class ScoresOperands:
 
     @property
     def device(self) -> torch.device:
-        """Where it runs."""
+        """Where the step runs."""
         return self.q.device
 
     def columns(self, out: Tensor) -> int:
@@ -98,7 +98,7 @@ class SelectOperands:
 
     @property
     def device(self) -> torch.device:
-        """Where it runs."""
+        """Where the step runs."""
         return self.scores.device
 
     def problem(self, results: SelectResults) -> IndexProblem:

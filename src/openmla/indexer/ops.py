@@ -11,10 +11,12 @@ import torch
 from torch import Tensor
 
 from openmla.checks import ragged_values
+from openmla.dispatch import run_call
 from openmla.indexer import checks
 from openmla.indexer.cache import IndexCache
-from openmla.indexer.dispatch import append_keys, run_step, windows_of
 from openmla.indexer.operands import Keys, ScoresOperands, SelectOperands, SelectResults, Windows
+from openmla.indexer.windows import paged_windows
+from openmla.kernels.launch import append_keys, current
 
 SCHEMAS = {
     "index_scores": (
@@ -67,7 +69,7 @@ def _index_scores(
         windows = _given_windows(starts, ends, total_q, keys.shape[0], q.device)
     inputs = {"q": q, "keys": keys, "keys[1]": k_scale, "weights": weights}
     checks.separate(out, **inputs, block_table=block_table, starts=starts, ends=ends)
-    run_step(ScoresOperands(q, weights, pool, windows, block_table), out, backend)
+    run_call(ScoresOperands(q, weights, pool, windows, block_table), out, backend)
 
 
 def _given_windows(
@@ -106,7 +108,7 @@ def _select_topk(
         windows = Windows(windows.starts, windows.ends, lines)
     checks.separate(out, scores=scores, starts=starts, ends=ends, block_table=block_table)
     operands = SelectOperands(scores, topk, windows, block_table, page_size, add_starts)
-    run_step(operands, SelectResults(out, counts, mask), backend)
+    run_call(operands, SelectResults(out, counts, mask), backend)
 
 
 def _index_topk(
@@ -145,11 +147,21 @@ def _index_topk(
         stop = min(first + step, total_q)
         rows = scores[: stop - first]
         part = q[first:stop], weights[first:stop], pool, scored.part(first, stop), block_table
-        run_step(ScoresOperands(*part), rows, backend)
+        run_call(ScoresOperands(*part), rows, backend)
         choice = SelectOperands(
             rows, topk, seen.part(first, stop), table, page_size if physical else 0, False, *keep
         )
-        run_step(choice, results.part(first, stop), backend)
+        run_call(choice, results.part(first, stop), backend)
+
+
+def windows_of(cu_seqlens_q: Tensor, cache_lengths: Tensor, total_q: int) -> Windows:
+    """`paged_windows` on any device, without waiting for it."""
+    if cu_seqlens_q.device.type == "cpu":
+        return paged_windows(cu_seqlens_q, cache_lengths, total_q)
+    from openmla.kernels.portable.indexer import windows
+
+    with current(cu_seqlens_q.device):
+        return windows.paged_windows(cu_seqlens_q, cache_lengths, total_q)
 
 
 def _index_append(data: Tensor, page_size: int, scales: str, k: Tensor, slots: Tensor) -> None:

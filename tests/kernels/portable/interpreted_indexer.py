@@ -31,13 +31,13 @@ from openmla.indexer.windows import paged_windows
 from openmla.kernels.portable.indexer import launch, windows
 from openmla.lab.testing.indexer import score_problems
 from openmla.lab.testing.memory.guard import EDGES, GuardedMemory
-from openmla.planning.indexer import IndexPlan, index_plan
+from openmla.planning import Plan, plan
 
 UNWRITTEN = 12345.0
 
 
-def plan_of(operands, results, target: str, **changes: int) -> IndexPlan:
-    chosen = index_plan(operands.problem(results), target, "portable")
+def plan_of(operands, results, target: str, **changes: int) -> Plan:
+    chosen = plan(operands.problem(results), target, "portable")
     return replace(chosen, config=replace(chosen.config, **changes))
 
 

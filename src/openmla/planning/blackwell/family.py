@@ -1,9 +1,10 @@
-"""The Blackwell family: Gluon kernels for sm_100, dense and over latent rows."""
+"""The Blackwell family: Gluon kernels for sm_100, dense, latent rows, the indexer's scores."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from openmla.planning.blackwell.dense import DenseConfig, dense_config, pair_config
+from openmla.planning.blackwell.indexer import INDEX_KERNELS
 from openmla.planning.blackwell.kernel import DenseKernel
 from openmla.planning.blackwell.pairs import FIRST_DENSE_PAIR
 from openmla.planning.blackwell.sparse.family import COARSE, SPARSE_KERNELS
@@ -137,5 +138,6 @@ BLACKWELL = Family(
         _dense("dense_no_rope", {**_16_BITS, **_WITHOUT_ROPE}),
         _dense("dense_no_rope_fp8", {**_ALL_FP8, **_WITHOUT_ROPE}, coarse=COARSE),
         *SPARSE_KERNELS,
+        *INDEX_KERNELS,
     ),
 )

@@ -14,6 +14,8 @@ from openmla.modular.cdna4.core import MlaPrefillV2Core
 from openmla.modular.cdna4.layout.k import SUB_ROW_BYTES
 from openmla.modular.cdna4.layout.v import VMap
 
+# Before 3.8, copies to LDS take their addresses only in layouts that cannot describe K and V slots.
+FIRST_TRITON = (3, 8)
 LANE_REGISTERS = 256
 """Of a lane: the 512 threads of a block share the 512 registers of each SIMD's lanes two by two."""
 

@@ -1,4 +1,4 @@
-"""The CDNA4 family: Gluon kernels for gfx950, dense and latent (lists and pages)."""
+"""The CDNA4 family: Gluon kernels for gfx950: dense, latent, the indexer's scores."""
 
 from collections.abc import Callable
 from itertools import product
@@ -7,9 +7,10 @@ from typing import Any
 from openmla.modular.cdna4.config import MlaConfigV2
 from openmla.modular.cdna4.layout.dma import WAVE
 from openmla.modular.cdna4.prefill import LDS_BYTES
-from openmla.planning.cdna4.dense import LANE_REGISTERS, DenseBlock
+from openmla.planning.cdna4.dense import FIRST_TRITON, LANE_REGISTERS, DenseBlock
 from openmla.planning.cdna4.dense_16 import Dense16
 from openmla.planning.cdna4.dense_fp8 import DenseFP8
+from openmla.planning.cdna4.indexer import INDEX_KERNELS
 from openmla.planning.cdna4.sparse import ROPE_COLUMNS, MlaSparse16
 from openmla.planning.family import Block, Family, Kernel, Pipeline
 from openmla.planning.memory import Wanted, lay_out
@@ -32,8 +33,6 @@ from openmla.problem import MAX_HEADS, ROPE_SOURCES, Problem
 
 # A latent cache row on CDNA4: rope begins at column 512, whatever the width before it.
 ROPE_OFFSET = 512
-# Before 3.8, copies to LDS take their addresses only in layouts that cannot describe K and V slots.
-FIRST_TRITON = (3, 8)
 
 # Dense.
 
@@ -214,5 +213,6 @@ CDNA4 = Family(
         _dense("dense_fp8", _DENSE_FP8, DenseFP8, _dense_fp8, fp8_weights=True),
         _rows("sparse", _SPARSE),
         _rows("latent", _LATENT),
+        *INDEX_KERNELS,
     ),
 )

@@ -18,11 +18,11 @@ from openmla.kernels.call import Call
 from openmla.kernels.gluon.compat import tmem_reg_layout
 from openmla.kernels.gluon.indexer_operands import scores_arguments
 from openmla.kernels.gluon.indexer_records import ScoresConfig
+from openmla.planning import Plan
 from openmla.planning.blackwell.indexer import COLUMNS, PART, BlackwellScoresConfig
-from openmla.planning.indexer import IndexPlan
 
 
-def calls(plan: IndexPlan, op: ScoresOperands, out: Tensor) -> Iterator[Call]:
+def calls(plan: Plan, op: ScoresOperands, out: Tensor) -> Iterator[Call]:
     """What a launch runs; nothing where there is nothing to write."""
     config: BlackwellScoresConfig = plan.config
     if not op.columns(out) or not op.q.shape[0]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from openmla.indexer.problem import IndexProblem
 from openmla.kernels.call import Call
 from openmla.kernels.jobs import Jobs, Predicted
+from openmla.planning import Plan
 from openmla.planning.cdna4 import LANE_REGISTERS
-from openmla.planning.indexer import IndexPlan
 
 PROBLEMS = {
     f"{heads} heads{f' pages of {page}' if page else ''}": IndexProblem(
@@ -17,7 +17,7 @@ PROBLEMS = {
 }
 
 
-def predicted(_: IndexPlan, __: Call) -> Predicted:
+def predicted(_: Plan, __: Call) -> Predicted:
     """No LDS."""
     return Predicted(shared=0, registers=LANE_REGISTERS)
 

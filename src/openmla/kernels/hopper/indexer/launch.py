@@ -24,10 +24,10 @@ from openmla.kernels.hopper.indexer.plan import HopperScoresConfig, HopperSelect
 from openmla.kernels.hopper.indexer.records import Registers, SelectConfig
 from openmla.kernels.hopper.indexer.scores import scores_kernel
 from openmla.kernels.hopper.indexer.select import select_kernel
-from openmla.planning.indexer import IndexPlan
+from openmla.planning import Plan
 
 
-def calls(plan: IndexPlan, operands: IndexOperands, results: Any) -> Iterator[Call]:
+def calls(plan: Plan, operands: IndexOperands, results: Any) -> Iterator[Call]:
     """What a launch runs; nothing where there is nothing to write."""
     if isinstance(operands, SelectOperands):
         if operands.scores.shape[0]:

@@ -14,11 +14,11 @@ from openmla.kernels.call import Call, vector
 from openmla.kernels.portable.formats import as_operand
 from openmla.kernels.portable.indexer.scores import scores_kernel
 from openmla.kernels.portable.indexer.select import select_kernel
-from openmla.planning.indexer import IndexPlan
+from openmla.planning import Plan
 from openmla.planning.target import target_by_name
 
 
-def calls(plan: IndexPlan, operands: IndexOperands, results: Any) -> Iterator[Call]:
+def calls(plan: Plan, operands: IndexOperands, results: Any) -> Iterator[Call]:
     """What a launch runs; nothing where there is nothing to write."""
     if isinstance(operands, SelectOperands):
         if operands.scores.shape[0]:
@@ -27,7 +27,7 @@ def calls(plan: IndexPlan, operands: IndexOperands, results: Any) -> Iterator[Ca
         yield _scores(plan, operands, results)
 
 
-def _scores(plan: IndexPlan, op: ScoresOperands, out: Tensor) -> Call:
+def _scores(plan: Plan, op: ScoresOperands, out: Tensor) -> Call:
     config, windows = plan.config, op.windows
     native = target_by_name(plan.target).has_e4m3
     chunks = -(-op.columns(out) // config.chunk)
@@ -91,7 +91,7 @@ def _keys(op: ScoresOperands, native: bool) -> dict[str, Any]:
     }
 
 
-def _select(plan: IndexPlan, op: SelectOperands, results: SelectResults) -> Call:
+def _select(plan: Plan, op: SelectOperands, results: SelectResults) -> Call:
     config, windows = plan.config, op.windows
     table, mask = vector(op.block_table), results.mask
     arguments = {

@@ -16,7 +16,7 @@ from openmla.indexer.operands import ScoresOperands
 from openmla.kernels.blackwell.indexer.scores import scores_kernel
 from openmla.kernels.call import Call
 from openmla.kernels.gluon.compat import tmem_reg_layout
-from openmla.kernels.gluon.indexer_operands import scores_arguments
+from openmla.kernels.gluon.indexer_operands import SOURCES, scores_arguments
 from openmla.kernels.gluon.indexer_records import ScoresConfig
 from openmla.planning import Plan
 from openmla.planning.blackwell.indexer import COLUMNS, PART, BlackwellScoresConfig
@@ -32,7 +32,7 @@ def calls(plan: Plan, op: ScoresOperands, out: Tensor) -> Iterator[Call]:
         **_constexprs(config),
     }
     work_items = -(-op.q.shape[0] // config.block_queries) * arguments["chunks"]
-    yield Call(scores_kernel, min(work_items, config.sm_count), arguments)
+    yield Call(scores_kernel, min(work_items, config.sm_count), arguments, SOURCES)
 
 
 def _constexprs(config: BlackwellScoresConfig) -> dict[str, Any]:

@@ -10,12 +10,32 @@ from torch import Tensor
 
 from openmla.indexer.cache import IndexCache
 from openmla.indexer.operands import IndexOperands, ScoresOperands, SelectOperands, SelectResults
-from openmla.kernels.call import Call, vector
+from openmla.kernels.call import WORKSPACE, Call, Sources, vector
 from openmla.kernels.portable.formats import as_operand
 from openmla.kernels.portable.indexer.scores import scores_kernel
 from openmla.kernels.portable.indexer.select import select_kernel
 from openmla.planning import Plan
 from openmla.planning.target import target_by_name
+
+SCORES_SOURCES: Sources = {
+    "q_ptr": "q",
+    "weights_ptr": "weights",
+    "values_ptr": "keys",
+    "scales_ptr": ("k_scale", "keys"),
+    "starts_ptr": "starts",
+    "ends_ptr": "ends",
+    "table_ptr": "block_table",
+    "out_ptr": ("out", WORKSPACE),  # where a selection follows, scores are its own
+}
+SELECT_SOURCES: Sources = {
+    "scores_ptr": "scores",
+    "starts_ptr": "starts",
+    "ends_ptr": "ends",
+    "table_ptr": "block_table",
+    "out_ptr": "out",
+    "counts_ptr": "counts",
+    "mask_ptr": "mask",
+}
 
 
 def calls(plan: Plan, operands: IndexOperands, results: Any) -> Iterator[Call]:
@@ -57,7 +77,7 @@ def _scores(plan: Plan, op: ScoresOperands, out: Tensor) -> Call:
         "num_warps": config.num_warps,
         "num_stages": config.num_stages,
     }
-    return Call(scores_kernel, -(-total_q // config.queries) * chunks, arguments)
+    return Call(scores_kernel, -(-total_q // config.queries) * chunks, arguments, SCORES_SOURCES)
 
 
 def _keys(op: ScoresOperands, native: bool) -> dict[str, Any]:
@@ -118,4 +138,4 @@ def _select(plan: Plan, op: SelectOperands, results: SelectResults) -> Call:
         "BLOCK": config.block,
         "num_warps": config.num_warps,
     }
-    return Call(select_kernel, op.scores.shape[0], arguments)
+    return Call(select_kernel, op.scores.shape[0], arguments, SELECT_SOURCES)

@@ -13,16 +13,16 @@ import pytest
 from openmla.errors import InvalidArgument, Unsupported
 from openmla.explain.support import FEATURES, TABLE_TARGETS
 from openmla.formats import FORMATS
+from openmla.kernels.blackwell.dense.plan import DenseConfig
+from openmla.kernels.blackwell.pair.plan import PairConfig
+from openmla.kernels.cdna4.dense.plan import Dense16, DenseFP8
 from openmla.kernels.cpu.plan import CpuConfig
 from openmla.kernels.hopper.dense.plan import HopperDenseConfig
 from openmla.kernels.hopper.dense_fp8.plan import HopperDenseFp8Config
 from openmla.kernels.hopper.latent.plan import HopperSparseConfig
 from openmla.kernels.portable.plan import PortableConfig
 from openmla.planning import TARGETS, Plan, plan, target_by_name
-from openmla.planning.blackwell.dense import DenseConfig
-from openmla.planning.blackwell.sparse.pair import PairConfig
 from openmla.planning.budget import over_budget, uses
-from openmla.planning.cdna4 import Dense16, DenseFP8
 from openmla.planning.models import MODELS, problem_for_model
 from openmla.planning.registry import families_of
 from openmla.planning.serves import FP8_CACHES, GLUON_CACHES

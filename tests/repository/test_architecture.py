@@ -17,7 +17,7 @@ from repository import package_source
 from repository.package_source import imports, modules
 
 PLANS, REGISTRY = "plans of kernels", "registry of families"
-PLAN_FILES = {"plan", "family", "chip", "tuned"}
+PLAN_FILES = {"plan", "resources", "family", "chip", "lds", "tuned"}
 """Modules below openmla.kernels that plan: integers only."""
 IN_REGISTRY = {"planning", "planning.registry", "planning.budget"}
 """What knows all families; `openmla.planning` itself offers it."""

@@ -17,11 +17,11 @@ from functools import lru_cache
 from typing import Any
 
 from openmla.errors import InvalidArgument, OpenMLAError, Unsupported
+from openmla.kernels.blackwell.family import BLACKWELL
+from openmla.kernels.cdna4.family import CDNA4
 from openmla.kernels.cpu.family import CPU, REFERENCE
 from openmla.kernels.hopper.family import HOPPER
 from openmla.kernels.portable.family import PORTABLE
-from openmla.planning.blackwell.family import BLACKWELL
-from openmla.planning.cdna4.family import CDNA4
 from openmla.planning.family import Block, Family, Kernel
 from openmla.planning.problems import AnyProblem, decode_problem
 from openmla.planning.target import Target, target_by_name
@@ -57,7 +57,7 @@ class Plan:
     kernel_name: str
     """The family's kernel, as its declaration is called: "dense", "sparse_pair", "scores" …"""
     config: Any
-    """The kernel's own frozen config (CpuConfig, MLAConfig, …); None for the reference."""
+    """The kernel's own frozen config (CpuConfig, HopperDenseConfig, …); None for the reference."""
     passed_over: tuple[str, ...] = ()
     """Families that would have come first, each with the reason it cannot serve the problem."""
     triton: str = ""

@@ -9,9 +9,11 @@ ROOT = Path(__file__).resolve().parents[3]
 NOT_DRAWN = ("/jobs.py",)
 """Files that only list what is compiled ahead."""
 
-OF_PLANS = ("plan.py", "family.py", "chip.py")
+OF_PLANS = ("plan.py", "resources.py", "family.py", "chip.py", "lds.py")
 """Files that are drawn from where they are named, not with the folder of their kernel."""
 HOPPER_KERNELS = ("dense", "dense_fp8", "few", "indexer", "latent", "sparse_fp8")
+BLACKWELL_KERNELS = ("dense", "indexer", "pair", "sparse")
+CDNA4_KERNELS = ("dense", "indexer", "sparse")
 
 
 @dataclass(frozen=True)
@@ -303,9 +305,15 @@ _TABLE = (
     ),
     Kernel(
         "planning.blackwell",
-        ("planning/blackwell", "modular/blackwell"),
         (
-            Suite("tests/planning/blackwell"),
+            "kernels/blackwell/chip.py",
+            "kernels/blackwell/family.py",
+            "kernels/blackwell/dense/resources.py",
+            *(f"kernels/blackwell/{kernel}/plan.py" for kernel in BLACKWELL_KERNELS),
+            "modular/blackwell",
+        ),
+        (
+            Suite("tests/kernels/blackwell/plans"),
             Suite("tests/modular/blackwell"),
             *PLANS,
             *LAUNCHES,
@@ -314,9 +322,15 @@ _TABLE = (
     ),
     Kernel(
         "planning.cdna4",
-        ("planning/cdna4", "modular/cdna4"),
         (
-            Suite("tests/planning/cdna4"),
+            "kernels/cdna4/chip.py",
+            "kernels/cdna4/family.py",
+            "kernels/cdna4/lds.py",
+            *(f"kernels/cdna4/{kernel}/plan.py" for kernel in CDNA4_KERNELS),
+            "modular/cdna4",
+        ),
+        (
+            Suite("tests/kernels/cdna4/plans"),
             Suite("tests/modular/cdna4"),
             *PLANS,
             *LAUNCHES,

@@ -6,10 +6,10 @@ from dataclasses import replace
 from typing import Any
 
 from gluon_sim import Report
+from openmla.kernels.blackwell.dense.plan import following, in_a_pair, original_plan
 from openmla.lab.testing.build import BuiltCase, Outcome
 from openmla.lab.testing.simulate import new_results, plan_on, simulated
 from openmla.planning import Plan
-from openmla.planning.blackwell.dense import following, in_a_pair, original_plan
 
 PAIR = 4
 """Tiles of 128 queries of a dense work item that two CTAs share."""

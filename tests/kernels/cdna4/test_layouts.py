@@ -16,12 +16,13 @@ import pytest
 from openmla.explain.banks import group_uses
 from openmla.kernels.cdna4.dense.jobs import JOBS
 from openmla.kernels.cdna4.dense.launch import COMPILER_OPTIONS, dense_constexprs
+from openmla.kernels.cdna4.dense.plan import Dense16, DenseFP8
 from openmla.kernels.cdna4.sparse.launch import sparse_constexprs
+from openmla.kernels.cdna4.sparse.plan import MlaSparse16
 from openmla.lab.compiling.jobs import build, captured_output
 from openmla.lab.compiling.table import jobs_of
 from openmla.modular.cdna4 import LDS_BYTES, MlaConfigV2
 from openmla.modular.cdna4.layout.v import read_cell
-from openmla.planning.cdna4 import Dense16, DenseFP8, MlaSparse16
 
 MAPS = json.loads((Path(__file__).parents[2] / "modular" / "oracle" / "cdna4.json").read_text())[
     "lane_maps"

@@ -19,6 +19,14 @@ from modular.cdna4.proof import (
 )
 from openmla.errors import InvalidArgument
 from openmla.explain.banks import group_uses
+from openmla.kernels.cdna4.lds import (
+    SharedBases,
+    bases_of,
+    k_nope_bases,
+    k_rope_bases,
+    v227_bases,
+    v_bases,
+)
 from openmla.modular.cdna4.layout import (
     V227,
     ACC_ROW_OFFSETS_32x32,
@@ -36,14 +44,6 @@ from openmla.modular.cdna4.layout import (
 from openmla.modular.cdna4.layout.dma import Dma
 from openmla.modular.cdna4.layout.k import swizzle_bytes
 from openmla.modular.cdna4.layout.v227 import _BASE, _CELL, _COLUMN, _KEY, _LDS, Layout, crd2idx
-from openmla.planning.cdna4.shared_bases import (
-    SharedBases,
-    bases_of,
-    k_nope_bases,
-    k_rope_bases,
-    v227_bases,
-    v_bases,
-)
 
 ORACLE = json.loads((Path(__file__).parents[1] / "oracle" / "cdna4.json").read_text())
 MAPS = ORACLE["lane_maps"]

@@ -11,11 +11,9 @@ from typing import Any, NamedTuple
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.amd import AMDMFMALayout
 
-from openmla.modular.cdna4.layout.k import K_SUB_ROWS, KSlot
-from openmla.modular.cdna4.layout.v import VMap
-from openmla.planning.cdna4.latent_slot import LatentSlot
-from openmla.planning.cdna4.shared_bases import (
+from openmla.kernels.cdna4.lds import (
     CopyBases,
+    LatentSlot,
     SharedBases,
     copy_bases,
     k_nope_bases,
@@ -23,6 +21,8 @@ from openmla.planning.cdna4.shared_bases import (
     latent_bases,
     v_bases,
 )
+from openmla.modular.cdna4.layout.k import K_SUB_ROWS, KSlot
+from openmla.modular.cdna4.layout.v import VMap
 
 CDNA4_MFMA = 4
 #: Keys of the second product are taken four at a time, as a lane holds the scores of the first.

@@ -6,10 +6,10 @@ import pytest
 
 from openmla.kernels.blackwell.dense import jobs
 from openmla.kernels.blackwell.dense.jobs import PROBLEMS
+from openmla.kernels.blackwell.dense.resources import DenseKernel
 from openmla.lab.compiling.jobs import compile_job
 from openmla.lab.compiling.table import jobs_of
 from openmla.planning import plan
-from openmla.planning.blackwell.kernel import DenseKernel
 
 # Bytes that the MMA warp spills in spite of registers to spare, by Triton's version and job.
 KNOWN = {("3.9.0", "128+64→128 1Q"): 12}

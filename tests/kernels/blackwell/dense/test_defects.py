@@ -15,13 +15,13 @@ from kernels.blackwell.dense.test_kernel import EDGES, FULL_TABLE, LIGHT, PEAKY
 from kernels.blackwell.simulated import PAIR, plan_of
 from kernels.judging import as_built, light_keys, on
 from kernels.mutants import assert_found
+from openmla.kernels.blackwell.dense.plan import FIRST_DENSE_PAIR
 from openmla.kernels.triton_version import TRITON
 from openmla.lab.testing.build import Outcome
 from openmla.lab.testing.case import Case
 from openmla.lab.testing.compare import judge
 from openmla.lab.testing.simulate import new_results
 from openmla.operands import DenseOperands
-from openmla.planning.blackwell.pairs import FIRST_DENSE_PAIR
 
 TWO = Case("dense", 1, 128, 64, 128, q_lens=(140,), k_lens=(200,))
 CASES = {

@@ -10,13 +10,12 @@ import pytest
 from kernels.blackwell.dense.test_kernel import EDGES, FALLING, LONG, PEAKY, V3
 from kernels.blackwell.simulated import PAIR, plan_of, run
 from kernels.judging import on
+from openmla.kernels.blackwell.dense.plan import FIRST_DENSE_PAIR, following, original_plan
 from openmla.kernels.triton_version import TRITON
 from openmla.lab.prediction import predict
 from openmla.lab.testing.compare import judge
 from openmla.lab.testing.memory.poison import differences
 from openmla.planning import plan
-from openmla.planning.blackwell.dense import following, original_plan
-from openmla.planning.blackwell.pairs import FIRST_DENSE_PAIR
 from openmla.planning.models import problem_for_model
 from openmla.problem import Problem
 

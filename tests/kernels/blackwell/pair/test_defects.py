@@ -14,8 +14,8 @@ from kernels.blackwell.pair.test_kernel import CASES, ONE_PAIR, V32
 from kernels.blackwell.sparse.defects import SparseDefect, load_defect
 from kernels.blackwell.sparse.test_defects import run_on
 from kernels.mutants import NOTHING, RUNS, assert_found
+from openmla.kernels.blackwell.pair.plan import FIRST_ROWS_PAIR
 from openmla.kernels.triton_version import TRITON
-from openmla.planning.blackwell.pairs import FIRST_ROWS_PAIR
 
 pytestmark = [
     pytest.mark.compile,

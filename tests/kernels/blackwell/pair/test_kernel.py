@@ -11,13 +11,13 @@ import pytest
 from gluon_sim import Report
 from kernels.blackwell.simulated import plan_of, run
 from kernels.judging import on
+from openmla.kernels.blackwell.pair import plan as pair
+from openmla.kernels.blackwell.pair.plan import FIRST_ROWS_PAIR
 from openmla.kernels.triton_version import TRITON
 from openmla.lab.testing.build import BuiltCase, Outcome
 from openmla.lab.testing.case import Case
 from openmla.lab.testing.compare import judge
 from openmla.lab.testing.memory.poison import differences
-from openmla.planning.blackwell.pairs import FIRST_ROWS_PAIR
-from openmla.planning.blackwell.sparse import pair
 
 V32 = Case("sparse", 128, 512, 64, 512, q_lens=(1,), k_lens=(300,), topk=300, scale=0.07, spare=2)
 LATENT = replace(V32, form="latent", kv="bf16", page_size=64, topk=0)

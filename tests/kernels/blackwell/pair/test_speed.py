@@ -9,11 +9,11 @@ import pytest
 from gluon_sim import intercept
 from kernels.blackwell.pair.test_kernel import ONE_PAIR
 from openmla.aot.operands import operands_of
+from openmla.kernels.blackwell.pair.plan import FIRST_ROWS_PAIR
 from openmla.kernels.launch import launch
 from openmla.kernels.triton_version import TRITON
 from openmla.lab.prediction import CHIPS, predict
 from openmla.planning import plan
-from openmla.planning.blackwell.pairs import FIRST_ROWS_PAIR
 from openmla.problem import Problem
 
 pytestmark = [

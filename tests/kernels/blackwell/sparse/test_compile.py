@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from openmla.kernels.blackwell.sparse.jobs import JOBS
+from openmla.kernels.blackwell.sparse.plan import WORKERS
 from openmla.lab.compiling.jobs import CompileJob, compile_job
 from openmla.lab.compiling.table import jobs_of
-from openmla.planning.blackwell.sparse.kernel import WORKERS
 
 
 @pytest.mark.compile

@@ -2,13 +2,13 @@
 
 from dataclasses import replace
 
+from openmla.kernels.blackwell.chip import Partitioned
+from openmla.kernels.blackwell.dense.plan import FIRST_DENSE_PAIR
+from openmla.kernels.blackwell.dense.resources import DenseKernel
 from openmla.kernels.call import Call
 from openmla.kernels.jobs import Jobs, Predicted, typed
 from openmla.kernels.triton_version import TRITON
 from openmla.planning import Plan
-from openmla.planning.blackwell.kernel import DenseKernel
-from openmla.planning.blackwell.pairs import FIRST_DENSE_PAIR
-from openmla.planning.blackwell.partitions import Partitioned
 from openmla.problem import Problem
 
 # Bytes that the softmax and correction groups spill, as `CompileReport.spilling` shows.

@@ -52,8 +52,8 @@ and a commit signals both.
 | barriers | 17 x 8 = 136 |
 | what Triton passes to the partitions, and their warps' states | about 340 |
 
-`openmla.planning.blackwell.kernel.DenseKernel` has the bytes in full. The original has 1024 more
-for the correction factors; here these go through tensor memory (columns.py has its map), and
+`openmla.kernels.blackwell.dense.resources.DenseKernel` has the bytes in full. The original has 1024
+more for the correction factors; here these go through tensor memory (columns.py has its map), and
 Triton's own bytes fit in their place.
 """
 

@@ -14,6 +14,7 @@ from triton.experimental.gluon import language as gl
 
 from openmla.cache import LatentCache
 from openmla.kernels.blackwell.dense.kernel import dense_kernel
+from openmla.kernels.blackwell.dense.plan import Q_ROWS, DenseConfig
 from openmla.kernels.blackwell.dense.records import (
     Columns,
     RawRope,
@@ -25,6 +26,7 @@ from openmla.kernels.blackwell.dense.records import (
     TileLayouts,
     TmemMap,
 )
+from openmla.kernels.blackwell.dense.resources import DenseKernel
 from openmla.kernels.blackwell.records import WeightRange
 from openmla.kernels.call import Call, scale_arguments, strides, vector
 from openmla.kernels.gluon.descriptors import (
@@ -36,8 +38,6 @@ from openmla.kernels.gluon.descriptors import (
 )
 from openmla.operands import DenseOperands, Results
 from openmla.planning import Plan
-from openmla.planning.blackwell.dense import Q_ROWS, DenseConfig
-from openmla.planning.blackwell.kernel import DenseKernel
 from openmla.problem import Problem
 
 VECTOR = 8  # elements in 16 bytes

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from openmla.indexer.problem import IndexProblem
+from openmla.kernels.blackwell.indexer.plan import REGISTERS_AT_LAUNCH
 from openmla.kernels.call import Call
 from openmla.kernels.jobs import Jobs, Predicted
 from openmla.modular.blackwell.units import TMEM_COLS
 from openmla.planning import Plan
-from openmla.planning.blackwell.indexer import REGISTERS_AT_LAUNCH
 
 PROBLEMS = {
     f"{heads} heads{f' pages of {page}' if page else ''}": IndexProblem(

@@ -13,13 +13,13 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.blackwell import TensorMemoryLayout
 
 from openmla.indexer.operands import ScoresOperands
+from openmla.kernels.blackwell.indexer.plan import COLUMNS, PART, BlackwellScoresConfig
 from openmla.kernels.blackwell.indexer.scores import scores_kernel
 from openmla.kernels.call import Call
 from openmla.kernels.gluon.compat import tmem_reg_layout
 from openmla.kernels.gluon.indexer_operands import SOURCES, scores_arguments
 from openmla.kernels.gluon.indexer_records import ScoresConfig
 from openmla.planning import Plan
-from openmla.planning.blackwell.indexer import COLUMNS, PART, BlackwellScoresConfig
 
 
 def calls(plan: Plan, op: ScoresOperands, out: Tensor) -> Iterator[Call]:

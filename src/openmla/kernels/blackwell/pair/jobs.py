@@ -3,13 +3,12 @@
 from dataclasses import replace
 
 from openmla.kernels.blackwell.dense.jobs import predicted_by
+from openmla.kernels.blackwell.pair.plan import FIRST_ROWS_PAIR, PairKernel
 from openmla.kernels.blackwell.sparse.jobs import LATENT, V32
 from openmla.kernels.call import Call
 from openmla.kernels.jobs import Jobs, Predicted, typed
 from openmla.kernels.triton_version import TRITON
 from openmla.planning import Plan
-from openmla.planning.blackwell.pairs import FIRST_ROWS_PAIR
-from openmla.planning.blackwell.sparse.pair import PairKernel
 
 # A kernel before this one has dequantized FP8 rows to bf16.
 PROBLEMS = {

@@ -43,7 +43,7 @@ to be overwritten: products of step k + 2 are issued after the weights of step k
 | p_smem, then output | 64 x 256 x 2 = 32768 | the same: weights in two parts |
 
 Tensor memory: O in two atoms of 256 columns (128 cells each), then two score tiles of 128 cells.
-`openmla.planning.blackwell.sparse.pair.PairKernel` has the bytes in full.
+`openmla.kernels.blackwell.pair.plan.PairKernel` has the bytes in full.
 """
 
 from triton.experimental import gluon

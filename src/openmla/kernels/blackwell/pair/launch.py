@@ -10,6 +10,7 @@ from typing import Any
 from triton.experimental.gluon import language as gl
 
 from openmla.kernels.blackwell.pair.kernel import pair_kernel
+from openmla.kernels.blackwell.pair.plan import KEYS, ROWS, TILE, PairKernel
 from openmla.kernels.blackwell.pair.records import Registers
 from openmla.kernels.blackwell.records import WeightRange
 from openmla.kernels.blackwell.sparse.launch import (
@@ -28,7 +29,6 @@ from openmla.kernels.gluon.dequantize.launch import Filling, addressed_once
 from openmla.modular.blackwell.sparse.shape import LATENT_ROW, LATENT_V
 from openmla.operands import Results
 from openmla.planning import Plan
-from openmla.planning.blackwell.sparse.pair import KEYS, ROWS, TILE, PairKernel
 from openmla.planning.dequantize import workspace_of
 from openmla.planning.target import target_by_name
 

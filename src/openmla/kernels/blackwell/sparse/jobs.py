@@ -3,12 +3,12 @@
 from dataclasses import replace
 
 from openmla.kernels.blackwell.dense.jobs import predicted_by
+from openmla.kernels.blackwell.pair.plan import FIRST_ROWS_PAIR
+from openmla.kernels.blackwell.sparse.plan import SparseKernel
 from openmla.kernels.call import Call
 from openmla.kernels.jobs import Jobs, Predicted, typed
 from openmla.kernels.triton_version import TRITON
 from openmla.planning import Plan
-from openmla.planning.blackwell.pairs import FIRST_ROWS_PAIR
-from openmla.planning.blackwell.sparse.kernel import SparseKernel
 from openmla.problem import Problem
 
 V32 = Problem(

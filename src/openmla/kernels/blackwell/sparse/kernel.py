@@ -48,7 +48,7 @@ those of the step before. Over an fp8 cache the producers complete the four read
 | Q's columns 192 … 575, two to a cell | 320 … 511 |
 
 The original's fp32 P, 32 KiB, is not needed.
-`openmla.planning.blackwell.sparse.kernel.SparseKernel` has the bytes in full.
+`openmla.kernels.blackwell.sparse.plan.SparseKernel` has the bytes in full.
 """
 
 from triton.experimental import gluon

@@ -17,6 +17,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from openmla.cache import LatentCache
 from openmla.errors import Unsupported
 from openmla.kernels.blackwell.sparse.kernel import sparse_kernel
+from openmla.kernels.blackwell.sparse.plan import SparseConfig, SparseKernel
 from openmla.kernels.blackwell.sparse.records import (
     Fp8Cache,
     How,
@@ -32,7 +33,6 @@ from openmla.kernels.gluon.compat import tmem_reg_layout
 from openmla.kernels.gluon.descriptors import tile_layout
 from openmla.operands import LatentOperands, Results, SparseOperands
 from openmla.planning import Plan
-from openmla.planning.blackwell.sparse.kernel import SparseConfig, SparseKernel
 
 LOG2_E = math.log2(math.e)
 WARP_LANES = 32

@@ -23,11 +23,11 @@ from triton.experimental.gluon.language.nvidia.blackwell import (
 )
 
 from openmla.kernels.blackwell.sparse.mma import output, scores
+from openmla.kernels.blackwell.sparse.plan import RESCALE_THRESHOLD
 from openmla.kernels.blackwell.sparse.records import SoftmaxState
 from openmla.kernels.blackwell.sparse.rows import wait_for_step
 from openmla.kernels.gluon.compat import reinterpret, thread_barrier, tma_store
 from openmla.kernels.gluon.scores import LN_2, MINUS_INF, normalize
-from openmla.planning.blackwell.sparse.kernel import RESCALE_THRESHOLD
 
 THRESHOLD = gl.constexpr(RESCALE_THRESHOLD)
 

@@ -4,9 +4,9 @@ from dataclasses import replace
 from typing import Any
 
 from openmla.kernels.call import Call
+from openmla.kernels.cdna4.chip import LANE_REGISTERS
 from openmla.kernels.jobs import Jobs, Predicted, typed
 from openmla.planning import Plan
-from openmla.planning.cdna4 import LANE_REGISTERS
 from openmla.problem import Problem
 
 _V3 = Problem(

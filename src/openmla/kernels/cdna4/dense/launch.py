@@ -14,13 +14,13 @@ from triton.experimental.gluon import language as gl
 from openmla.errors import Unsupported
 from openmla.kernels.call import Call, scale_arguments, strides, vector
 from openmla.kernels.cdna4.dense.kernel import dense_kernel
+from openmla.kernels.cdna4.dense.plan import DenseBlock as DensePlan
 from openmla.kernels.cdna4.dense.records import DenseBlock, DenseLayouts, HeadGroups
 from openmla.kernels.cdna4.layouts import k_layouts, matrix_layouts, q_layouts, v_layouts
 from openmla.kernels.gluon.compat import amd_function_attributes
 from openmla.modular.cdna4.layout.k import K_SUB_ROWS
 from openmla.operands import DenseOperands, Results
 from openmla.planning import Plan
-from openmla.planning.cdna4 import DenseBlock as DensePlan
 
 PIECE_BYTES = 16
 #: Offsets inside a tile are 32-bit byte offsets from its first row.

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from openmla.indexer.problem import IndexProblem
 from openmla.kernels.call import Call
+from openmla.kernels.cdna4.chip import LANE_REGISTERS
 from openmla.kernels.jobs import Jobs, Predicted
 from openmla.planning import Plan
-from openmla.planning.cdna4 import LANE_REGISTERS
 
 PROBLEMS = {
     f"{heads} heads{f' pages of {page}' if page else ''}": IndexProblem(

@@ -16,11 +16,11 @@ from triton.experimental.gluon.language.amd import AMDMFMALayout
 from openmla.indexer.cache import IndexCache
 from openmla.indexer.operands import ScoresOperands
 from openmla.kernels.call import Call, vector
+from openmla.kernels.cdna4.indexer.plan import Cdna4ScoresConfig
 from openmla.kernels.cdna4.indexer.records import ScoresLayouts
 from openmla.kernels.cdna4.indexer.scores import scores_kernel
 from openmla.kernels.cdna4.layouts import CDNA4_MFMA
 from openmla.planning import Plan
-from openmla.planning.cdna4.indexer import Cdna4ScoresConfig
 
 PIECE = 16
 """Bytes: strides of rows count them, so that the compiler knows that rows are aligned."""

@@ -12,10 +12,10 @@ from openmla.kernels.call import Call, scale_arguments, strides, vector
 from openmla.kernels.cdna4.dense.launch import COMPILER_OPTIONS, PIECE_BYTES, outputs, piece_strides
 from openmla.kernels.cdna4.layouts import latent_layouts, rope_layouts, sparse_matrix_layouts
 from openmla.kernels.cdna4.sparse.kernel import sparse_kernel
+from openmla.kernels.cdna4.sparse.plan import MlaSparse16
 from openmla.kernels.cdna4.sparse.records import RowsBlock, RowsLayouts
 from openmla.operands import LatentOperands, Results, SparseOperands
 from openmla.planning import Plan
-from openmla.planning.cdna4 import MlaSparse16
 
 _TYPES = {"bfloat16": gl.bfloat16, "float16": gl.float16}
 

@@ -41,6 +41,9 @@ MOST_KEYS = 128  # of a tile, without rope; the original's may be wider
 # Tokens from which on work items of 512 rows are predicted to be faster than those of 256 (of the
 # peak, 128 heads: 57 and 55 % at 2048 tokens, 32 and 34 % at 1024; `openmla explain`, 2026-11-16).
 PAIR_PROMPT = 2048
+FIRST_DENSE_PAIR = (3, 8)
+"""The first Triton with the dense kernel of a CTA pair: 3.6 has no barrier of two CTAs, and a pair
+that 3.7 compiles gives wrong numbers when it is executed."""
 
 
 class ColumnParts(NamedTuple):
@@ -313,7 +316,7 @@ def _prefers_1q(original: Original, problem: Problem, target: Target) -> bool:
     return one_q.BN == config.BN and one_q.supported()
 
 
-def pair_config(problem: Problem, target: Target) -> DenseConfig:
+def dense_pair_config(problem: Problem, target: Target) -> DenseConfig:
     """Two CTAs that share K and V, for prompts that fill several of their work items."""
     alone = dense_config(problem, target)
     if alone.num_qo == 1 or mean_length(problem.total_q, problem.batch) < PAIR_PROMPT:

@@ -9,10 +9,11 @@ from typing import Any, ClassVar
 import pytest
 
 from openmla.errors import InvalidArgument
+from openmla.kernels.cdna4.dense.plan import Dense16, DenseFP8
+from openmla.kernels.cdna4.sparse.plan import MlaSparse16
 from openmla.modular import MlaConfigV2, MlaPrefillV2
 from openmla.modular.cdna4 import LDS_BYTES
 from openmla.modular.cdna4.layout.k import KSlot
-from openmla.planning.cdna4 import Dense16, DenseFP8, MlaSparse16
 
 DSV3: dict[str, Any] = {
     "q_block_size": 32,
@@ -32,11 +33,9 @@ def dsv3(**changes: Any) -> MlaConfigV2:
     return MlaConfigV2(**{**DSV3, **changes})
 
 
-@pytest.mark.parametrize(
-    "module", ["dense_16", "dense_fp8", "sparse", "latent_slot", "shared_bases"]
-)
+@pytest.mark.parametrize("module", ["dense.plan", "sparse.plan", "lds"])
 def test_worked_examples(module: str) -> None:
-    result = doctest.testmod(importlib.import_module(f"openmla.planning.cdna4.{module}"))
+    result = doctest.testmod(importlib.import_module(f"openmla.kernels.cdna4.{module}"))
     assert result.attempted and not result.failed
 
 

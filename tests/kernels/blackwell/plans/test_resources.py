@@ -11,13 +11,14 @@ import pytest
 
 from openmla.errors import Unsupported
 from openmla.explain.support import FEATURES
+from openmla.kernels.blackwell import chip
+from openmla.kernels.blackwell.chip import Partitioned
+from openmla.kernels.blackwell.dense import resources
+from openmla.kernels.blackwell.dense.resources import DenseKernel
+from openmla.kernels.blackwell.pair.plan import PairKernel
+from openmla.kernels.blackwell.sparse import plan as sparse_plan
+from openmla.kernels.blackwell.sparse.plan import SparseKernel
 from openmla.planning import NEWEST_TRITON, cached_plan, plan, target_by_name
-from openmla.planning.blackwell import kernel, partitions
-from openmla.planning.blackwell.kernel import DenseKernel
-from openmla.planning.blackwell.partitions import Partitioned
-from openmla.planning.blackwell.sparse import kernel as sparse_kernel
-from openmla.planning.blackwell.sparse.kernel import SparseKernel
-from openmla.planning.blackwell.sparse.pair import PairKernel
 from openmla.planning.models import MODELS, problem_for_model
 from openmla.problem import Problem
 
@@ -53,7 +54,7 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("module", [kernel, partitions, sparse_kernel])
+@pytest.mark.parametrize("module", [resources, chip, sparse_plan])
 def test_examples(module: ModuleType) -> None:
     result = doctest.testmod(module)
     assert result.attempted and not result.failed

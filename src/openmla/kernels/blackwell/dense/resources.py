@@ -9,8 +9,13 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from openmla.formats import BF16, FORMATS
-from openmla.modular.blackwell.ring import CORRECTION_BYTES
-from openmla.planning.blackwell.dense import (
+from openmla.kernels.blackwell.chip import (
+    Partitioned,
+    Worker,
+    allocated,
+    argument_bytes,
+)
+from openmla.kernels.blackwell.dense.plan import (
     Q_ROWS,
     ColumnParts,
     DenseConfig,
@@ -20,12 +25,7 @@ from openmla.planning.blackwell.dense import (
     original_plan,
     weights_of,
 )
-from openmla.planning.blackwell.partitions import (
-    Partitioned,
-    Worker,
-    allocated,
-    argument_bytes,
-)
+from openmla.modular.blackwell.ring import CORRECTION_BYTES
 from openmla.planning.family import Block, Pipeline
 from openmla.planning.memory import Columns, Wanted
 from openmla.planning.split import query_tile_lines

@@ -3,11 +3,23 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from openmla.planning.blackwell.dense import DenseConfig, dense_config, pair_config
-from openmla.planning.blackwell.indexer import INDEX_KERNELS
-from openmla.planning.blackwell.kernel import DenseKernel
-from openmla.planning.blackwell.pairs import FIRST_DENSE_PAIR
-from openmla.planning.blackwell.sparse.family import COARSE, SPARSE_KERNELS
+from openmla.kernels.blackwell.dense.plan import (
+    FIRST_DENSE_PAIR,
+    DenseConfig,
+    dense_config,
+    dense_pair_config,
+)
+from openmla.kernels.blackwell.dense.resources import DenseKernel
+from openmla.kernels.blackwell.indexer.plan import INDEX_KERNELS
+from openmla.kernels.blackwell.pair.plan import (
+    FIRST_ROWS_PAIR,
+    PairConfig,
+    PairKernel,
+    pair_config,
+    pair_config_once,
+)
+from openmla.kernels.blackwell.sparse.plan import SparseConfig, SparseKernel, sparse_config
+from openmla.modular.blackwell.sparse.shape import CTA_HEADS
 from openmla.planning.family import Family, Kernel
 from openmla.planning.serves import (
     ALIGNED,
@@ -25,6 +37,10 @@ from openmla.planning.serves import (
 )
 from openmla.planning.target import Target
 from openmla.problem import MAX_HEADS, Problem
+
+COARSE = "its weights are FP8 too: those below 2^-17 of a row's largest are lost"
+
+# Dense.
 
 ROPE_COLUMNS = 64  # MLAConfig's
 # Rows of a page that rope comes from. A tile of 64 or 128 keys is whole pages or a part of one, and
@@ -123,6 +139,95 @@ _16_BITS_BESIDE_CACHES = {
 }
 _FP8 = {("q_dtype", "kv_dtype", "v_dtype"): OneOf(("e4m3",) * 3), **_EVERY_DENSE}
 _ALL_FP8 = {DTYPES: OneOf(*alike("e4m3")), **_EVERY_DENSE}
+
+
+# Latent rows, which lists or pages name: a CTA pair, one CTA, FP8 rows, all FP8.
+
+Dtypes = tuple[tuple[str, ...], ...]
+
+_EVERY_ROW = {
+    ("d_nope", "d_rope", "d_v"): OneOf((512, 64, 512)),
+    **either("causal", "has_sink", "wants_lse"),
+    **LENGTHS,
+    "aligned_16": ALIGNED,
+}
+_ROW_FORMS: Mapping[str, Mapping[Field, Allowed]] = {
+    "sparse": {
+        "form": OneOf("sparse"),
+        **_EVERY_ROW,
+        "page_size": Range(0, MOST_PAGE_ROWS),
+        "topk": Range(1),
+        **either("has_topk_lengths", "wants_max_logits"),
+    },
+    "latent": {"form": OneOf("latent"), **_EVERY_ROW, "page_size": Range(1, MOST_PAGE_ROWS)},
+}
+_HEADS = Range(1, MAX_HEADS)
+_MORE_HEADS = Range(CTA_HEADS + 1, MAX_HEADS)
+
+
+def _one_cta_fails(problem: Problem, triton: tuple[int, ...]) -> str:
+    """One CTA stages the query tiles for tensor memory over 8 of the 9 tiles of K."""
+    equal = "shared memory is reinterpreted only as tiles of equal size"
+    return equal if triton[:2] == (3, 8) else ""
+
+
+def _serves_rows(form: str, heads: Range, *dtypes: tuple[str, ...]) -> Serves:
+    return Serves(
+        {**_ROW_FORMS[form], "heads": heads, DTYPES: OneOf(*dtypes), "rope": OneOf("shared")}
+    )
+
+
+def _pair(
+    name: str,
+    form: str,
+    dtypes: Dtypes,
+    choose: Callable[[Problem, Target], PairConfig] = pair_config,
+    heads: Range = _MORE_HEADS,
+    coarse: str = "",
+) -> Kernel:
+    """A pair of CTAs, for more than 64 heads."""
+    return Kernel(
+        name=name,
+        config=PairConfig,
+        serves=_serves_rows(form, heads, *dtypes),
+        choose=choose,
+        launcher="openmla.kernels.blackwell.rows_launch",
+        block=lambda config, problem: PairKernel(config, problem).block,
+        explain=lambda config, problem: PairKernel(config, problem).explain(),
+        first_triton=FIRST_ROWS_PAIR,
+        coarse=coarse,
+    )
+
+
+def _one_cta(name: str, form: str, dtypes: Dtypes) -> Kernel:
+    """Any number of heads, by CTAs of 64 each."""
+    return Kernel(
+        name=name,
+        config=SparseConfig,
+        serves=_serves_rows(form, _HEADS, *dtypes),
+        choose=sparse_config,
+        launcher="openmla.kernels.blackwell.rows_launch",
+        block=lambda config, problem: SparseKernel(config, problem).block,
+        explain=lambda config, problem: SparseKernel(config, problem).explain(),
+        not_compiled=_one_cta_fails,
+    )
+
+
+_ROWS_BF16, _ROWS_16_BITS = alike("bf16"), alike("bf16", "fp16")
+_FP8_ROWS = tuple(("bf16", name, name, name) for name in ("e4m3", *GLUON_CACHES))
+_FP8_CACHES = _FP8_ROWS[1:]
+_ROWS_KERNELS = (
+    _pair("sparse_pair", "sparse", _ROWS_16_BITS),
+    _one_cta("sparse", "sparse", _ROWS_16_BITS),
+    _pair("sparse_fp8_rows_pair", "sparse", _FP8_CACHES, pair_config_once),
+    _one_cta("sparse_fp8_rows", "sparse", _FP8_ROWS),
+    _pair("latent_pair", "latent", _ROWS_BF16),
+    _one_cta("latent", "latent", _ROWS_BF16),
+    _pair("latent_fp8_rows_pair", "latent", _FP8_CACHES, pair_config_once),
+    _one_cta("latent_fp8_rows", "latent", _FP8_CACHES),
+    _pair("sparse_fp8", "sparse", alike("e4m3"), heads=_HEADS, coarse=COARSE),
+)
+
 BLACKWELL = Family(
     name="blackwell",
     archs=("sm_100", "sm_103"),
@@ -130,14 +235,14 @@ BLACKWELL = Family(
         _dense(
             "dense_pair",
             {**_16_BITS, **_OF_A_PAIR},
-            choose=pair_config,
+            choose=dense_pair_config,
             first_triton=FIRST_DENSE_PAIR,
         ),
         _dense("dense", {**_16_BITS_BESIDE_CACHES, **_16_BITS_WITH_ROPE}),
         _dense("dense_fp8", {**_FP8, **_FP8_WITH_ROPE}, coarse=COARSE),
         _dense("dense_no_rope", {**_16_BITS, **_WITHOUT_ROPE}),
         _dense("dense_no_rope_fp8", {**_ALL_FP8, **_WITHOUT_ROPE}, coarse=COARSE),
-        *SPARSE_KERNELS,
+        *_ROWS_KERNELS,
         *INDEX_KERNELS,
     ),
 )

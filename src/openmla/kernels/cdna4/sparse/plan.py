@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from openmla.arithmetic import Limited
+from openmla.kernels.cdna4.lds import LatentSlot
 from openmla.modular.cdna4.prefill import LDS_BYTES
-from openmla.planning.cdna4.latent_slot import LatentSlot
 
 ROPE_COLUMNS = 64
 #: Rows whose weights pass from the waves of the scores to those of the output at once.

@@ -12,15 +12,15 @@ from typing import Any, ClassVar
 
 from openmla.arithmetic import Limited, ceildiv, round_up
 from openmla.formats import BF16, FORMATS, RowLayout
-from openmla.modular import MLAPrefillSparse, select_mla_sparse_config
-from openmla.modular.blackwell.sparse.shape import CTA_HEADS, HEAD_STEP, PAIR_HEADS
-from openmla.modular.blackwell.units import TMEM_COLS, dtype_size
-from openmla.planning.blackwell.partitions import (
+from openmla.kernels.blackwell.chip import (
     Partitioned,
     Worker,
     allocated,
     argument_bytes,
 )
+from openmla.modular import MLAPrefillSparse, select_mla_sparse_config
+from openmla.modular.blackwell.sparse.shape import CTA_HEADS, HEAD_STEP, PAIR_HEADS
+from openmla.modular.blackwell.units import TMEM_COLS, dtype_size
 from openmla.planning.family import Block, Pipeline
 from openmla.planning.memory import Columns, Wanted
 from openmla.planning.serves import LONG_NAMES

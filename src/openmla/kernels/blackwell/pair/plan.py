@@ -13,11 +13,11 @@ from typing import ClassVar
 
 from openmla.arithmetic import Limited, ceildiv
 from openmla.errors import Unsupported
+from openmla.kernels.blackwell.chip import Partitioned, Worker, argument_bytes
+from openmla.kernels.blackwell.sparse.plan import original_arguments
 from openmla.modular import MLAPrefillSparse, MLAPrefillSparseQKVFP8
 from openmla.modular.blackwell.sparse.shape import LATENT_ROW, LATENT_V
 from openmla.modular.blackwell.units import FP8_FLOATS, HALF_FLOATS, dtype_size
-from openmla.planning.blackwell.partitions import Partitioned, Worker, argument_bytes
-from openmla.planning.blackwell.sparse.kernel import original_arguments
 from openmla.planning.dequantize import DEQUANTIZED_CAP, CacheRead
 from openmla.planning.family import Block, Pipeline
 from openmla.planning.memory import Columns, Wanted
@@ -25,13 +25,15 @@ from openmla.planning.serves import GLUON_CACHES, LONG_NAMES
 from openmla.planning.target import Target
 from openmla.problem import Problem
 
+FIRST_ROWS_PAIR = (3, 8)
+"""The first Triton with the latent-row kernel of a CTA pair: 3.7 refuses its one-CTA barriers."""
 KEYS = 256  # of a step
 ROWS = 64  # heads of a CTA
 TILE = 64  # columns of a tile of Q and K, keys of a tile of V
 BITS_PER_BYTE = 8
 RING_BYTES = 114688  # what is left beside Q and the weights, in slots of 16 KiB
 WORKERS = (Worker("load", 4, 160), Worker("multiply", 1, 88), Worker("kv_valid_producer", 1, 88))
-# (threshold, bias) of the weights: see planning/blackwell/dense.py.
+# (threshold, bias) of the weights: see kernels/blackwell/dense/plan.py.
 WEIGHTS, FP8_WEIGHTS = (6.0, 0.0), (2.0, 6.0)
 
 

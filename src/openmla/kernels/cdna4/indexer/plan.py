@@ -8,7 +8,7 @@ from functools import cached_property
 
 from openmla.arithmetic import Limited
 from openmla.indexer.problem import IndexProblem
-from openmla.planning.cdna4.dense import FIRST_TRITON
+from openmla.kernels.cdna4.chip import FIRST_TRITON
 from openmla.planning.family import Kernel
 from openmla.planning.serves import OneOf, Range, index_scores
 from openmla.planning.target import Target

@@ -4,14 +4,13 @@ from collections.abc import Callable
 from itertools import product
 from typing import Any
 
+from openmla.kernels.cdna4.chip import FIRST_TRITON, LANE_REGISTERS
+from openmla.kernels.cdna4.dense.plan import Dense16, DenseBlock, DenseFP8
+from openmla.kernels.cdna4.indexer.plan import INDEX_KERNELS
+from openmla.kernels.cdna4.sparse.plan import ROPE_COLUMNS, MlaSparse16
 from openmla.modular.cdna4.config import MlaConfigV2
 from openmla.modular.cdna4.layout.dma import WAVE
 from openmla.modular.cdna4.prefill import LDS_BYTES
-from openmla.planning.cdna4.dense import FIRST_TRITON, LANE_REGISTERS, DenseBlock
-from openmla.planning.cdna4.dense_16 import Dense16
-from openmla.planning.cdna4.dense_fp8 import DenseFP8
-from openmla.planning.cdna4.indexer import INDEX_KERNELS
-from openmla.planning.cdna4.sparse import ROPE_COLUMNS, MlaSparse16
 from openmla.planning.family import Block, Family, Kernel, Pipeline
 from openmla.planning.memory import Wanted, lay_out
 from openmla.planning.serves import (

@@ -1,4 +1,4 @@
-"""What Triton makes of a warp-specialized kernel on Blackwell: registers by partition, and bytes.
+"""What a B200 offers one block, and what Triton makes of a kernel in partitions. Pure integers.
 
 The first partition is the kernel's own four warps, the others are workers. Workers are called with
 values that pass through shared memory, and each of their warps has a byte of state there. Triton

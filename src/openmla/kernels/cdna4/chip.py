@@ -1,0 +1,10 @@
+"""What a compute unit of an MI350X or MI355X offers one block. Pure integers.
+
+`openmla.modular.cdna4` has what the original's blocks have too: the LDS, waves, copies to LDS.
+"""
+
+LANE_REGISTERS = 256
+"""Of a lane: the 512 threads of a block share the 512 registers of each SIMD's lanes two by two."""
+FIRST_TRITON = (3, 8)
+"""Before it, copies to LDS take their addresses only in layouts that cannot describe the slots of K
+and V."""

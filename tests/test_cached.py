@@ -16,11 +16,18 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from kernels.cached_calls import CALLS, HOPPER, dense, latent, sparse
 from kernels.noted import Noted, note_launches
-from openmla import InvalidArgument, Unsupported, cached, ops
+from openmla import InvalidArgument, Unsupported, cached, dispatch, ops
+from openmla.indexer import ops as index_ops
 from openmla.kernels import prepared
 from openmla.kernels.hopper.latent import launch as latent_launch
 
-NAMES = {form: tuple(inspect.signature(bundled).parameters) for form, bundled in ops.FORMS.items()}
+OPERATORS = {
+    **ops.FORMS,
+    "index_scores": index_ops._index_scores,
+    "select_topk": index_ops._select_topk,
+    "index_topk": index_ops._index_topk,
+}
+NAMES = {name: tuple(inspect.signature(taken).parameters) for name, taken in OPERATORS.items()}
 
 
 @pytest.fixture
@@ -58,7 +65,17 @@ def changed(x: Any) -> Iterator[Any]:
 
 
 @pytest.mark.parametrize(
-    "name", ["dense", "dense, rope from pages", "latent, fp8 blocks", "sparse, everything"]
+    "name",
+    [
+        "dense",
+        "dense, rope from pages",
+        "latent, fp8 blocks",
+        "sparse, everything",
+        "scores",
+        "scores, windows",
+        "select, everything",
+        "index_topk",
+    ],
 )
 def test_every_argument_of_an_operator_is_in_the_key(
     name: str, noted: Noted, monkeypatch: pytest.MonkeyPatch
@@ -77,15 +94,24 @@ def test_every_argument_of_an_operator_is_in_the_key(
 def test_calls_with_one_key_have_one_problem(
     name: str, noted: Noted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All that sets a Problem apart is in the key."""
+    """All that sets a problem apart is in the key."""
     make, options, _ = CALLS[name]
-    (form, args), (_, others) = (operator_arguments(make(**options), monkeypatch) for _ in range(2))
+    calls = [make(**options) for _ in range(2)]
+    (form, args), (_, others) = (operator_arguments(call, monkeypatch) for call in calls)
     assert cached._key(form, args, []) == cached._key(form, others, [])
-    problems = [
-        operands.problem(results)
-        for operands, results, _ in (ops.FORMS[form](*a) for a in (args, others))
-    ]
-    assert problems[0] == problems[1]
+    planned: list[Any] = []
+    plan_for = dispatch.plan_for
+
+    def noted_plan(problem: Any, *rest: Any) -> Any:
+        planned.append(problem)
+        return plan_for(problem, *rest)
+
+    monkeypatch.setattr(dispatch, "plan_for", noted_plan)
+    for call in calls:
+        cached.forget()
+        noted.take(call)
+    half = len(planned) // 2
+    assert half and planned[:half] == planned[half:]
 
 
 def test_offsets_that_are_the_same_tensor_are_in_the_key(

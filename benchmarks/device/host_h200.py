@@ -17,11 +17,12 @@ import torch
 from sections import Section, host_microseconds, run
 
 import openmla
-from openmla import LatentCache, cached
+from openmla import IndexCache, LatentCache, cached
 from openmla.kernels.call import Call
 
 # Microseconds that a repeated call may take, by form.
 BARS = {"dense": 30, "sparse": 35, "latent": 40}
+BARS |= {"select_topk": 40, "indexer_scores": 50, "index_topk": 80}
 PAGE = 64
 
 
@@ -73,6 +74,30 @@ def sparse(form: str, tokens: int, topk: int = 128, backend: str = "auto") -> Ca
     )
 
 
+def index_operands(tokens: int, pages: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Queries, keys and weights of one sequence, and where its keys are."""
+    q = zeros(tokens, 64, 128, dtype=torch.float8_e4m3fn)
+    keys = IndexCache.allocate(num_pages=pages, page_size=PAGE, device="cuda")
+    table = torch.arange(pages, device="cuda", dtype=torch.int32)[None]
+    paging = {"block_table": table, "cache_lengths": offsets(pages * PAGE)}
+    weights = zeros(tokens, 64, dtype=torch.float32)
+    return (q, keys, weights), {"cu_seqlens_q": offsets(0, tokens), **paging}
+
+
+def indexer_scores(tokens: int = 64, pages: int = 64, **options: Any) -> Callable[[], object]:
+    operands, paging = index_operands(tokens, pages)
+    return partial(openmla.indexer_scores, *operands, **paging, **options)
+
+
+def select_topk(rows: int = 64, width: int = 4096, **options: Any) -> Callable[[], object]:
+    return partial(openmla.select_topk, zeros(rows, width, dtype=torch.float32), 2048, **options)
+
+
+def index_topk(tokens: int = 64, pages: int = 64, **options: Any) -> Callable[[], object]:
+    operands, paging = index_operands(tokens, pages)
+    return partial(openmla.index_topk, *operands, 2048, **paging, **options)
+
+
 CALLS: dict[str, Callable[[], Callable[[], object]]] = {
     "dense": partial(dense, 256, 256),
     "dense with lse": partial(dense, 256, 256, return_lse=True),
@@ -90,6 +115,10 @@ CALLS: dict[str, Callable[[], Callable[[], object]]] = {
     "latent bf16 portable": partial(latent, "bf16", "portable", 64, 16),
     "latent bf16 portable, split": partial(latent, "bf16", "portable", 16, 512),
     "latent fp8 portable": partial(latent, "fp8_656", "portable", 64, 16),
+    "indexer_scores": indexer_scores,
+    "select_topk": select_topk,
+    "index_topk": index_topk,
+    "index_topk portable": partial(index_topk, backend="portable"),
 }
 
 
@@ -125,7 +154,7 @@ def host(_: str, rounds: int) -> Iterator[dict[str, Any]]:
         cached.forget()
         call()
 
-    for name in ("dense", "sparse bf16 rows", "latent bf16", "latent bf16 portable"):
+    for name in ("dense", "sparse bf16 rows", "latent bf16", "latent bf16 portable", "index_topk"):
         call = partial(forgotten, call=CALLS[name]())
         yield {"host": f"{name}, planned", "microseconds": host_microseconds(call, 50)}
 

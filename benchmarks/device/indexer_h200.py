@@ -19,8 +19,8 @@ import openmla
 from openmla import IndexCache, LatentCache
 from openmla.indexer.operands import ScoresOperands, SelectOperands, SelectResults, Windows
 from openmla.lab.bench.gpu_timing import race
+from openmla.planning import plan
 from openmla.planning.form import LayerDims, choose_form
-from openmla.planning.indexer import index_plan
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
 E4M3 = torch.float8_e4m3fn
@@ -80,8 +80,9 @@ def prepared(operands: Any, results: Any, **changes: int) -> Callable[[], object
     """The Hopper kernel with other numbers than planned, without the host's share."""
     from openmla.kernels.hopper.indexer.launch import calls
 
-    plan = index_plan(operands.problem(results), "h200", "hopper")
-    (call,) = calls(replace(plan, config=replace(plan.config, **changes)), operands, results)
+    chosen = plan(operands.problem(results), "h200", "hopper")
+    config = replace(chosen.config, **changes)
+    (call,) = calls(replace(chosen, config=config), operands, results)
     return call.run
 
 

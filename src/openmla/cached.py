@@ -21,6 +21,8 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from openmla.arithmetic import round_up
+from openmla.indexer.operands import SCORES_STEP
 from openmla.planning import Plan
 from openmla.problem import Problem
 
@@ -50,6 +52,8 @@ ROWS = {
         ("q", "q_scale", "indices", "topk_lengths", "out", "lse", "max_logits"), "tokens"
     ),
 }
+ROW_STEPS = {"index_scores": SCORES_STEP}
+"""Of outputs whose rows are longer than their columns: what the lengths are multiples of."""
 Key = tuple[Any, ...]
 
 
@@ -59,6 +63,17 @@ class Made:
 
 MADE = Made()
 PLAIN = frozenset({type(None), bool, int, float, str, Made})
+
+
+def wanted(flag: object) -> object:
+    """An output that a flag asks for, or not; what is no flag makes a call that is not plain."""
+    return MADE if flag is True else None if flag is False else ...
+
+
+def with_extras(out: Tensor, *extras: Tensor | None) -> Tensor | tuple[Tensor, ...]:
+    """What a call returns: `out`, with the outputs that were asked for."""
+    found = [x for x in extras if x is not None]
+    return (out, *found) if found else out
 
 
 class Template(NamedTuple):
@@ -104,10 +119,17 @@ def run(name: str, args: Sequence[Any]) -> list[Any] | None:
 
 
 def remember(
-    name: str, names: Sequence[str], args: Sequence[Any], plan: Plan, made: list[tuple[Call, Any]]
+    name: str,
+    names: Sequence[str],
+    args: Sequence[Any],
+    plan: Plan | None,
+    made: list[tuple[Call, Any]],
 ) -> None:
-    """Keep what a checked call with these arguments, just launched with this plan, came to."""
-    if not made or not _on_this_gpu(args[0]):
+    """Keep what a checked call with these arguments, just launched with this plan, came to.
+
+    Where a call takes several plans, this is the last one.
+    """
+    if plan is None or not made or not _on_this_gpu(args[0]):
         return
     key = _key(name, args, [])
     if key is None or key in _launches:
@@ -116,7 +138,7 @@ def remember(
 
     calls = [args]
     outputs = args[names.index("out") :]
-    if all(x is None or (x.is_contiguous() and not x.data_ptr() % 16) for x in outputs):
+    if all(x is None or _as_made(name, x) for x in outputs):
         unmade = [None if x is None else MADE for x in outputs]
         calls.append([*args[: -len(outputs)], *unmade])
     try:
@@ -129,6 +151,13 @@ def remember(
         if key is not None:
             _keep(key, launch)
             _keep_template(name, given, plan, launch)
+
+
+def _as_made(name: str, x: Tensor) -> bool:
+    """Whether an output lies as one does that the call makes."""
+    step = ROW_STEPS.get(name)
+    plain = x.is_contiguous() if step is None else x.stride() == (round_up(x.shape[1], step), 1)
+    return plain and not x.data_ptr() % 16
 
 
 def _on_this_gpu(q: Tensor) -> bool:

@@ -1,22 +1,41 @@
-"""Which plan a call runs with: the planner's choice among kernels that run with this Triton."""
+"""Which plan a call runs with: the planner's choice among kernels that run with this Triton.
+
+A call is one of attention or a step of the indexer: its operands pose a problem, the problem has a
+plan, and the plan's kernels are launched.
+"""
 
 from functools import lru_cache
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from openmla.kernels.fallback import without_failed
-from openmla.operands import Operands, Results
+from openmla.kernels.fallback import run_plan, without_failed
+from openmla.kernels.launch import launch
+from openmla.operands import AnyOperands
 from openmla.planning import NEWEST_TRITON, Plan, cached_plan
+from openmla.planning.problems import AnyProblem
 from openmla.planning.target import Target, target_of_device
-from openmla.problem import Problem
+
+if TYPE_CHECKING:
+    from openmla.kernels.call import Call
 
 
-def plan_call(operands: Operands, results: Results, backend: str = "auto") -> Plan:
+def run_call(
+    operands: AnyOperands, results: Any, backend: str = "auto"
+) -> "tuple[Plan, list[tuple[Call, Any]]]":
+    """Plan and launch; returns the plan, and what was launched with its compiled kernels."""
+    return run_plan(
+        lambda: plan_call(operands, results, backend),
+        lambda plan: launch(plan, operands, results),
+    )
+
+
+def plan_call(operands: AnyOperands, results: Any, backend: str = "auto") -> Plan:
     """The plan for these tensors on their device; raises Unsupported if nothing can run."""
-    return plan_for(operands.problem(results), device_target(operands.q.device), backend)
+    return plan_for(operands.problem(results), device_target(operands.device), backend)
 
 
-def plan_for(problem: Problem, target: Target, backend: str = "auto") -> Plan:
+def plan_for(problem: AnyProblem, target: Target, backend: str = "auto") -> Plan:
     """The plan that runs with the Triton that is installed; an explicit backend stays."""
     triton = NEWEST_TRITON if target.vendor == "cpu" else triton_version()
     return without_failed(lambda name: cached_plan(problem, target, name, triton), backend)

@@ -6,15 +6,27 @@ a row, -inf where it sees no key.
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from openmla.cache import DTYPES, LatentCache
+from openmla.planning.problems import AnyProblem
 from openmla.problem import DTYPE_BYTES, Problem, RopeSource
 
 DTYPE_NAMES = {DTYPES[name]: name for name in DTYPE_BYTES}
+
+
+class AnyOperands(Protocol):
+    """The tensors of a call of attention, or of a step of the indexer."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where the call runs."""
+
+    def problem(self, results: Any, /) -> AnyProblem:
+        """The call without its tensors."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,8 +68,19 @@ class Weights:
     k_scale: Tensor | None = None
 
 
+class _OfQueries:
+    """A call runs where its queries are."""
+
+    q: Tensor
+
+    @property
+    def device(self) -> torch.device:
+        """Where the call runs."""
+        return self.q.device
+
+
 @dataclass(frozen=True, eq=False)
-class DenseOperands:
+class DenseOperands(_OfQueries):
     """MHA form: per-head keys and values, ragged; rope from a tensor or from a cache."""
 
     q: Tensor
@@ -120,7 +143,7 @@ class DenseOperands:
 
 
 @dataclass(frozen=True, eq=False)
-class LatentOperands:
+class LatentOperands(_OfQueries):
     """Latent form over a paged cache: every head reads the same rows."""
 
     q: Tensor
@@ -147,7 +170,7 @@ class LatentOperands:
 
 
 @dataclass(frozen=True, eq=False)
-class SparseOperands:
+class SparseOperands(_OfQueries):
     """Latent form, each query with its own list of physical rows."""
 
     q: Tensor

@@ -13,11 +13,10 @@ import torch
 from torch import Tensor
 from torch.library import infer_schema
 
-from openmla import cached, checks, reference
+from openmla import cached, checks
 from openmla.cache import LatentCache
-from openmla.dispatch import plan_call
-from openmla.kernels.fallback import run_plan
-from openmla.kernels.launch import append_rows, gather_rows, launch, quantize_rows
+from openmla.dispatch import run_call
+from openmla.kernels.launch import append_rows, gather_rows, quantize_rows
 from openmla.kernels.merge import merge
 from openmla.operands import (
     DenseOperands,
@@ -33,9 +32,15 @@ if TYPE_CHECKING:
     from openmla.kernels.call import Call
 
 Bundle = tuple[Operands, Results, str]
+Launched = tuple[Plan | None, "list[tuple[Call, Any]]"]
+"""The plan of a call (the last one, where there are several), and what was launched."""
 # What operators write into.
-WRITTEN = {"cache_append": ("data", "scales"), "quantize": ("outs", "scale")}
-RESULTS = ("out", "lse", "max_logits")  # of the others
+WRITTEN = {
+    "cache_append": ("data", "scales"),
+    "index_append": ("data",),
+    "quantize": ("outs", "scale"),
+}
+RESULTS = ("out", "lse", "max_logits", "counts", "mask")  # of the others
 
 
 # `str` arguments: formats and backends. `*_latent` is the latent width of a cache (0: no cache).
@@ -174,48 +179,34 @@ def _cache_gather(
     gather_rows(cache, rows, out)
 
 
-def _run(plan: Plan, operands: Operands, results: Results) -> "list[tuple[Call, Any]]":
-    """Fill `results` by the plan's kernels, or by the reference, which has none."""
-    if plan.backend != "reference":
-        return launch(plan, operands, results)
-    truth = reference.of(operands)
-    for written, rows in results.tensors().items():
-        rows.copy_(getattr(truth, written))
-    return []
+def _attention(bundled: Callable[..., Bundle]) -> Callable[..., Launched]:
+    """A call whose arguments `bundled` takes: checked, planned, launched."""
+
+    def launched(*args: Any) -> Launched:
+        operands, results, backend = bundled(*args)
+        checks.separate_outputs(operands, results)
+        return run_call(operands, results, backend)
+
+    launched.__signature__ = inspect.signature(bundled)  # type: ignore[attr-defined]
+    return launched
 
 
-def _attention(name: str, bundled: Callable[..., Bundle]) -> Callable[..., None]:
-    """The operator whose arguments `bundled` takes."""
-    signature = inspect.signature(bundled).replace(return_annotation=None)
+def cached_operator(name: str, launched: Callable[..., Launched]) -> Callable[..., None]:
+    """The operator of these arguments: `launched`, unless a call like it was made before."""
+    signature = inspect.signature(launched).replace(return_annotation=None)
     names = tuple(signature.parameters)
 
     def run(*args: Any) -> None:
-        if cached.run(name, args) is not None:
-            return
-        operands, results, backend = bundled(*args)
-        checks.separate_outputs(operands, results)
-        plan, made = run_plan(
-            lambda: plan_call(operands, results, backend),
-            lambda plan: _run(plan, operands, results),
-        )
-        cached.remember(name, names, args, plan, made)
+        if cached.run(name, args) is None:
+            cached.remember(name, names, args, *launched(*args))
 
     run.__signature__ = signature  # type: ignore[attr-defined]  # what its schema is read from
     return run
 
 
-FORMS: dict[str, Callable[..., Bundle]] = {"dense": _dense, "latent": _latent, "sparse": _sparse}
-
-
-def _register() -> None:
-    implementations: dict[str, Callable[..., None]] = {
-        "merge_many": merge,
-        "cache_append": _cache_append,
-        "cache_gather": _cache_gather,
-        "quantize": quantize_rows,
-        **{form: _attention(form, bundled) for form, bundled in FORMS.items()},
-    }
-    for name, function in implementations.items():
+def register(operators: dict[str, Callable[..., None]]) -> None:
+    """Define torch.ops.openmla.* by the signatures of functions that write into arguments."""
+    for name, function in operators.items():
         taken = set(inspect.signature(function).parameters)
         written = taken.intersection(WRITTEN.get(name, RESULTS))
         schema = infer_schema(function, mutates_args=written)
@@ -225,4 +216,13 @@ def _register() -> None:
         torch.library.register_fake(f"openmla::{name}", lambda *args, **kwargs: None)
 
 
-_register()
+FORMS: dict[str, Callable[..., Bundle]] = {"dense": _dense, "latent": _latent, "sparse": _sparse}
+register(
+    {
+        "merge_many": merge,
+        "cache_append": _cache_append,
+        "cache_gather": _cache_gather,
+        "quantize": quantize_rows,
+        **{form: cached_operator(form, _attention(bundled)) for form, bundled in FORMS.items()},
+    }
+)

@@ -10,18 +10,27 @@ of keys; `attend_row` is all of attention for it:
 The three forms differ only in which keys a row sees. Nothing outside those keys is ever touched, so
 NaN in unused memory cannot matter here. Besides out and lse, a `Truth` holds what an error bound
 needs: sums over p and v that rounding errors scale with, and how large the scores were before
-cancellation.
+cancellation. `calls` lets it run as a backend.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from openmla.operands import DenseOperands, LatentOperands, Operands, SparseOperands, Weights
+from openmla.operands import (
+    DenseOperands,
+    LatentOperands,
+    Operands,
+    Results,
+    SparseOperands,
+    Weights,
+)
+from openmla.planning import Plan
 from openmla.sequences import page_rows, paged_spans, ragged_spans, visible_keys
 
 
@@ -196,3 +205,22 @@ def merge(outs: list[Tensor], lses: list[Tensor]) -> tuple[Tensor, Tensor]:
         empty = (part_lse == -torch.inf)[..., None]
         out = out + torch.where(empty, 0.0, weight * part.double())
     return out, lse
+
+
+@dataclass(frozen=True, eq=False)
+class ReferenceCall:
+    """One call, to be computed here and now."""
+
+    operands: Operands
+    results: Results
+
+    def run(self) -> None:
+        """Write what the definition says."""
+        truth = of(self.operands)
+        for written, rows in self.results.tensors().items():
+            rows.copy_(getattr(truth, written))
+
+
+def calls(plan: Plan, operands: Operands, results: Results) -> Iterator[ReferenceCall]:
+    """The one call."""
+    yield ReferenceCall(operands, results)

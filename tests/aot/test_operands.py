@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from openmla.aot import operands as aot_operands
-from openmla.aot.operands import index_operands_of, operands_of
+from openmla.aot.operands import operands_of
 from openmla.indexer.problem import IndexProblem
 from openmla.problem import Problem
 
@@ -118,7 +118,7 @@ def test_pages_may_lie_apart(kv_dtype: str) -> None:
 
 @pytest.mark.parametrize("problem", STEPS, ids=str)
 def test_steps_of_the_indexer(problem: IndexProblem) -> None:
-    operands, results = index_operands_of(problem)
+    operands, results = operands_of(problem)
     assert operands.problem(results) == problem
 
 

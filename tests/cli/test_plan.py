@@ -10,7 +10,10 @@ from typer.testing import CliRunner
 
 from openmla import dispatch
 from openmla.cli.plan import plan_command
+from openmla.errors import InvalidArgument
 from openmla.explain import text
+from openmla.planning import Plan
+from openmla.planning.models import index_problem_for_model
 
 app = typer.Typer()
 app.command()(plan_command)
@@ -38,6 +41,48 @@ def test_the_form_of_a_layer_is_explained(options: str, form: str):
     result = CliRunner().invoke(app, options.split())
     assert result.exit_code == 0
     assert result.output.endswith(f"form of a layer\n  {form}\n")
+
+
+@pytest.mark.parametrize(
+    ("options", "lines"),
+    [
+        (
+            "--form scores --context 32768",
+            [
+                "scores, 64 heads, 4096 queries x 32768 keys, pages of 64",
+                "kernel: hopper scores (runs today)",
+                "work: 2 x 64 heads x 4096 queries x 32768 keys x 128 = 2.2 TFLOP at most",
+                "  shared memory bytes 199088 of 232448",
+                "  mi355x   cdna4 (runs today), 4 waves, 2 queries x 64 heads in registers",
+            ],
+        ),
+        (
+            "--form select --context 32768 --tokens 128 --page-size 32",
+            [
+                "select, top-2048 of 128 rows x 32768 scores, pages of 32",
+                "kernel: hopper select (runs today)",
+                "work: 128 rows x 32768 scores = 0.0168 GB at most",
+                "  24592  end, of 232448",
+            ],
+        ),
+        ("--form scores --world 4", ["scores, 64 heads, 1024 queries x 4096 keys, pages of 64"]),
+    ],
+)
+def test_steps_of_the_indexer_are_planned_as_calls_of_attention_are(options: str, lines: list[str]):
+    result = CliRunner().invoke(app, ["--model", "deepseek-v3.2", *options.split()])
+    assert result.exit_code == 0 and "form of a layer" not in result.output
+    assert set(lines) <= set(result.output.splitlines())
+    assert "kernel: hopper" in result.output
+    as_json = CliRunner().invoke(app, ["--model", "glm-5", "--form", "scores", "--json"])
+    assert Plan.from_json(as_json.output).problem.heads == 32
+
+
+def test_a_model_without_an_indexer_of_all_keys_is_refused():
+    for model in ("deepseek-v3", "deepseek-v4-flash"):
+        result = CliRunner().invoke(app, ["--model", model, "--form", "scores"])
+        assert result.exit_code == 2 and "form" in result.output
+        with pytest.raises(InvalidArgument, match=f"form: .*{model} has no indexer of all keys"):
+            index_problem_for_model(model)
 
 
 @pytest.mark.parametrize(

@@ -10,12 +10,13 @@ import pytest
 from openmla.explain.schedule import BLOCKS, Step, busy_share, schedule
 from openmla.explain.support import FEATURES, TABLE_TARGETS, support_of
 from openmla.planning import Plan, plan
+from openmla.problem import Problem
 
 PLANS = [
     plan(problem, target)
     for problem in FEATURES.values()
     for target in TABLE_TARGETS
-    if target != "cpu" and support_of(problem, target).family
+    if target != "cpu" and isinstance(problem, Problem) and support_of(problem, target).family
 ]
 
 
@@ -65,3 +66,9 @@ def test_a_deeper_ring_never_waits_longer() -> None:
 def test_nothing_to_show_on_a_cpu() -> None:
     chosen = plan(FEATURES["dense 128+64 → 128, bf16"], "cpu")
     assert schedule(chosen) == [] and busy_share([], "load") == 0.0
+
+
+@pytest.mark.parametrize("name", ["index scores, 64 heads, pages of 64", "selection of 2048"])
+def test_the_indexer_has_no_softmax_to_draw(name: str) -> None:
+    chosen = plan(FEATURES[name], "h200")
+    assert chosen.block is not None and schedule(chosen) == []

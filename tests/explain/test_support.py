@@ -20,7 +20,6 @@ from openmla.explain.support import (
     support_table_markdown,
 )
 from openmla.planning import NEWEST_TRITON, Plan, cached_plan, plan, target_by_name
-from openmla.planning.indexer import INDEX_FEATURES
 from openmla.planning.registry import family_named
 from openmla.problem import FORMS, Problem
 
@@ -55,7 +54,7 @@ def test_cells_are_what_the_planner_says(feature: str) -> None:
 
 def test_markdown_has_a_row_per_feature_and_a_column_per_target() -> None:
     rows = [line for line in support_table_markdown().splitlines() if line.startswith("| ")]
-    assert len(rows) == len(FEATURES) + len(INDEX_FEATURES) + 1
+    assert len(rows) == len(FEATURES) + 1
     assert all(line.count("|") == len(TABLE_TARGETS) + 2 for line in rows)
 
 

@@ -20,7 +20,7 @@ def available(backend: str) -> str:
 
 
 @pytest.mark.parametrize("backend", FAMILIES)
-@pytest.mark.parametrize("part", ["scores", "select", "topk", "mask"])
+@pytest.mark.parametrize("part", ["scores", "select", "topk", "kept", "mask"])
 def test_right(part: str, backend: str) -> None:
     assert list(on_device.CHECKS[part](available(backend))) == []
 

@@ -13,7 +13,7 @@ import torch
 
 import openmla
 from indexer import cases
-from openmla import IndexCache
+from openmla import IndexCache, cached
 from openmla.indexer import reference
 from openmla.indexer.cache import quantize
 from openmla.indexer.operands import ScoresOperands, Windows
@@ -125,6 +125,37 @@ def topk(backend: str) -> Iterator[str]:
             yield f"{backend} index_topk: physical rows of row {t}"
 
 
+def kept(backend: str) -> Iterator[str]:
+    """A launch that is kept gives other tensors the bits that the long way gives them."""
+    lens = [40, 3], [3000, 2]
+    made = [cases.paged(*lens, heads=64, page_size=64, seed=seed) for seed in range(2)]
+    calls = {
+        "indexer_scores": lambda x, o: openmla.indexer_scores(*x, **o, out=_unwritten(x[0], o)),
+        "index_topk": lambda x, o: openmla.index_topk(*x, 500, **o),
+        "select_topk": lambda x, o: openmla.select_topk(x[2], 16, backend=backend),
+    }
+    for name, call in calls.items():
+        cached.forget()
+        got, want = [], []
+        for case in made:
+            given = on_gpu((case.q, case.keys, case.weights))
+            got.append(call(given, on_gpu(case.options) | {"backend": backend}))
+        known = len(cached._launches)
+        for case in made:
+            cached.forget()
+            given = on_gpu((case.q, case.keys, case.weights))
+            want.append(call(given, on_gpu(case.options) | {"backend": backend}))
+        if not known:
+            yield f"{backend} {name}: no launch is kept"
+        if not all(torch.equal(a, b) for a, b in zip(got, want, strict=True)):
+            yield f"{backend} {name}: a kept launch changes bits"
+
+
+def _unwritten(q: torch.Tensor, options: dict[str, Any]) -> torch.Tensor:
+    width = options["block_table"].shape[1] * 64
+    return torch.full((q.shape[0], width), UNWRITTEN, device=q.device)
+
+
 def append(_: str) -> Iterator[str]:
     """New keys have the bytes they have on the CPU."""
     for scales in ("ue8m0", "fp32"):
@@ -167,4 +198,11 @@ def mask(backend: str) -> Iterator[str]:
         yield "a mask of all keys changes bits"
 
 
-CHECKS = {"scores": scores, "select": select, "topk": topk, "append": append, "mask": mask}
+CHECKS = {
+    "scores": scores,
+    "select": select,
+    "topk": topk,
+    "kept": kept,
+    "append": append,
+    "mask": mask,
+}

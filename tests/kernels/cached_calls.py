@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import openmla
-from openmla import LatentCache
+from openmla import IndexCache, LatentCache
 
 
 def i32(*values: int) -> Tensor:
@@ -122,6 +122,49 @@ def sparse(
     )
 
 
+def index_pool(pages: int, page: int = 64) -> IndexCache:
+    return IndexCache.allocate(num_pages=pages, page_size=page)
+
+
+def index_paging(tokens: int, pages: int, batch: int = 2) -> dict[str, Tensor]:
+    """Sequences of so many tokens each, with all keys that their pages hold."""
+    return {
+        "cu_seqlens_q": i32(*(n * tokens for n in range(batch + 1))),
+        "block_table": torch.arange(batch * pages, dtype=torch.int32).view(batch, -1),
+        "cache_lengths": i32(*[64 * pages] * batch),
+    }
+
+
+def scores(
+    tokens: int = 9, heads: int = 64, pages: int = 3, contiguous: int = 0, **options: Any
+) -> Callable[..., Any]:
+    """Over pages, or over so many contiguous keys."""
+    q = torch.zeros(2 * tokens, heads, 128).to(torch.float8_e4m3fn)
+    weights = torch.zeros(2 * tokens, heads)
+    if contiguous:
+        pair = torch.zeros(contiguous, 128).to(torch.float8_e4m3fn), torch.zeros(contiguous)
+        return partial(openmla.indexer_scores, q, pair, weights, **options)
+    paging = index_paging(tokens, pages)
+    return partial(openmla.indexer_scores, q, index_pool(2 * pages), weights, **paging, **options)
+
+
+def select(
+    tokens: int = 9, width: int = 192, topk: int = 64, table: bool = False, **options: Any
+) -> Callable[..., Any]:
+    if table:
+        paging = index_paging(tokens, -(-width // 64))
+        options |= {name: paging[name] for name in ("cu_seqlens_q", "block_table")}
+        options["page_size"] = 64
+    return partial(openmla.select_topk, torch.zeros(2 * tokens, width), topk, **options)
+
+
+def topk(tokens: int = 9, heads: int = 64, pages: int = 3, **options: Any) -> Callable[..., Any]:
+    q = torch.zeros(2 * tokens, heads, 128).to(torch.float8_e4m3fn)
+    weights, pool = torch.zeros(2 * tokens, heads), index_pool(2 * pages)
+    paging = index_paging(tokens, pages)
+    return partial(openmla.index_topk, q, pool, weights, 64, **paging, **options)
+
+
 HOPPER, PORTABLE = {"backend": "hopper"}, {"backend": "portable"}
 LSE = {"return_lse": True}
 E4M3 = {"dtype": torch.float8_e4m3fn}
@@ -186,6 +229,33 @@ CALLS: dict[str, tuple[Callable[..., Callable[..., Any]], dict[str, Any], int]] 
         1,
     ),
     "latent, fp8 queries": (latent, {**E4M3, "form": "fp8_token", "batch": 2, **HOPPER}, 1),
+    "scores": (scores, {}, 2),
+    "scores, contiguous keys": (scores, {"contiguous": 300}, 2),
+    "scores, rows that are padded": (scores, {"contiguous": 301, "heads": 128}, 2),
+    "scores, windows": (
+        scores,
+        {"contiguous": 300, "starts": i32(*[3] * 18), "ends": i32(*[200] * 18)},
+        1,
+    ),
+    "scores, one bound": (scores, {"contiguous": 300, "starts": i32(*[3] * 18)}, 2),
+    "select": (select, {}, 2),
+    "select, everything": (
+        select,
+        {"table": True, "width": 9024, "return_counts": True, "return_mask": True},
+        2,
+    ),
+    "select, windows": (
+        select,
+        {"starts": i32(*[3] * 18), "ends": i32(*[99] * 18), "add_starts": True},
+        1,
+    ),
+    "index_topk": (topk, {"return_counts": True}, 3),
+    "index_topk, relative": (topk, {"rows": "relative", "return_mask": True}, 3),
+    "index_topk, kept keys": (topk, {"keep_first": 1, "keep_last": 2}, 3),
+    "portable scores": (scores, {**PORTABLE, "heads": 5}, 2),
+    "portable scores, contiguous keys": (scores, {**PORTABLE, "contiguous": 300}, 2),
+    "portable select": (select, {**PORTABLE, "table": True, "return_mask": True}, 2),
+    "portable index_topk": (topk, {**PORTABLE}, 3),
     "portable sparse": (sparse, {**PORTABLE, "return_max_logits": True}, 1),
     "portable sparse, fp8": (sparse, {"form": "fp8_656", **PORTABLE}, 2),
 }

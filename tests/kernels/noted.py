@@ -17,11 +17,14 @@ import torch
 from torch import Tensor
 
 from openmla import cached, dispatch
+from openmla.indexer import ops as index_ops
 from openmla.kernels import prepared
 from openmla.kernels.call import COUNTER, Call
+from openmla.kernels.gluon import indexer_operands
 from openmla.kernels.hopper.dense import launch as dense_launch
 from openmla.kernels.hopper.latent import launch as latent_launch
 from openmla.kernels.hopper.sparse_fp8 import launch as sparse_fp8_launch
+from openmla.kernels.portable.indexer import windows
 from openmla.planning import target_by_name
 
 META = {"swizzle": 3, "elem_size": 2, "elem_type": 10, "block_size": [64, 1, 64]}
@@ -93,6 +96,9 @@ def note_launches(monkeypatch: pytest.MonkeyPatch) -> Noted:
         (dense_launch, "launch_counter", lambda device: noted.counter),
         (latent_launch, "launch_counter", lambda device: noted.counter),
         (sparse_fp8_launch, "launch_counter", lambda device: noted.counter),
+        (indexer_operands, "launch_counter", lambda device: noted.counter),
+        (index_ops, "windows_of", windows.paged_windows),  # as on a GPU
+        (index_ops, "given_windows", windows.given_windows),
         (Call, "run", lambda call: noted.run(call)),
     ):
         monkeypatch.setattr(place, name, value)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
+import torch
 
 from kernels import cached_calls
-from kernels.cached_calls import CALLS, dense, latent, sparse
+from kernels.cached_calls import CALLS, dense, latent, scores, select, sparse, topk
 from kernels.noted import Noted, difference, note_launches
-from openmla import cached
+from openmla import cached, dispatch
+from openmla.errors import InvalidArgument
 from openmla.kernels import prepared
 from openmla.kernels.call import Extent, LaunchNumbers
 
@@ -172,6 +175,10 @@ DEFECTS: dict[str, tuple[type, str, Any, str]] = {
     "scales taken for rows": (prepared._Space, "find", no_offset, "sparse, fp8 in the kernel"),
     "rope taken for latents": (prepared._Space, "find", no_offset, "dense, rope from pages"),
     "a small workspace": (prepared._Space, "find", small_workspace, "sparse, fp8 in a workspace"),
+    "scores over windows": (prepared._Space, "find", wrong_workspace, "index_topk"),
+    "scores that do not fit": (prepared._Space, "find", small_workspace, "index_topk"),
+    "a stale address, scores": (prepared._Kernel, "run", stale_address, "scores"),
+    "scales of keys taken for keys": (prepared._Space, "find", no_offset, "portable scores"),
 }
 
 
@@ -221,3 +228,71 @@ def test_a_declaration_that_misses_a_count_is_not_kept(
     noted.take(sparse())
     assert noted.take(sparse(tokens=8))[1].long
     assert noted.take(sparse(tokens=8))[1].cached  # by its own key
+
+
+INDEX_CALLS = {"scores": scores, "select": select, "index_topk": topk}
+
+
+@pytest.mark.parametrize("name", INDEX_CALLS)
+def test_a_step_of_the_indexer_is_planned_once(
+    name: str, noted: Noted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    call = INDEX_CALLS[name]()
+    noted.take(call)
+    monkeypatch.setattr(dispatch, "plan_for", None)  # whoever asks for a plan fails
+    assert noted.take(call)[1].cached
+    cached.forget()
+    with pytest.raises(TypeError):
+        call()
+
+
+def test_a_selection_in_parts_is_not_kept(noted: Noted) -> None:
+    """The lists of all parts together would take more memory than the limit of the scores."""
+    call = topk(scores_limit=8000)
+    for _ in range(2):
+        _, launched = noted.take(call)
+        assert len(launched.long) == 1 + 2 * 4 and not launched.cached
+
+
+@pytest.mark.parametrize(
+    ("make", "changes", "refusal"),
+    [
+        (scores, {"ends": cached_calls.i32(*[1] * 18)}, "ends: expected None"),
+        (scores, {"backend": "magic"}, "backend: expected one of"),
+        (scores, {"out": torch.zeros(18, 192, dtype=torch.float16)}, "out: expected"),
+        (select, {"page_size": 0}, "page_size: expected None"),
+        (select, {"page_size": 64}, "page_size: expected None"),
+        (select, {"add_starts": 0}, "add_starts: expected True or False"),
+        (select, {"return_counts": 1}, "return_counts: expected True or False"),
+        (topk, {"rows": "logical"}, "rows: expected one of physical, relative"),
+        (topk, {"rows": None}, "rows: expected one of physical, relative"),
+        (topk, {"keep_first": False}, "keep_first: expected an int"),
+        (topk, {"scores_limit": 0}, "scores_limit: expected an int of at least 1"),
+    ],
+)
+def test_what_is_refused_is_refused_after_a_call_was_kept(
+    make: Callable[..., Any], changes: dict[str, Any], refusal: str, noted: Noted
+) -> None:
+    call = make()
+    noted.take(call)
+    assert noted.take(call)[1].cached
+    with pytest.raises(InvalidArgument, match=refusal):
+        call(**changes)
+
+
+def test_scores_into_memory_of_their_own_are_refused_as_ever(noted: Noted) -> None:
+    call = scores()
+    (out,), _ = noted.take(call)
+    weights = out[:, :64]
+    with pytest.raises(InvalidArgument, match="out: expected memory of its own, apart from weig"):
+        partial(call.func, *call.args[:2], weights, **call.keywords)(out=out)  # type: ignore[attr-defined]
+
+
+def test_scores_of_another_shape_than_a_call_makes_are_not_made_by_it(noted: Noted) -> None:
+    """Rows that are not padded: a call without `out` pads them, so that selections read vectors."""
+    call, out = scores(contiguous=301), torch.zeros(18, 301)
+    noted.take(lambda: call(out=out))
+    (made,), launched = noted.take(call)
+    assert launched.long and made.stride() == (304, 1)
+    (made,), launched = noted.take(call)
+    assert launched.cached and made.stride() == (304, 1) and made.shape == (18, 301)

@@ -16,7 +16,7 @@ from openmla.indexer.operands import ScoresOperands
 from openmla.lab.compiling.jobs import CompileJob, compile_job
 from openmla.lab.compiling.table import jobs_of
 from openmla.lab.testing.indexer import score_problems
-from openmla.planning.indexer import IndexPlan, index_plan
+from openmla.planning import Plan, plan
 
 
 @dataclass(frozen=True)
@@ -34,8 +34,8 @@ class Chip:
     def part(self, module: str) -> Any:
         return import_module(f"openmla.kernels.{self.family}.indexer.{module}")
 
-    def plan_of(self, op: ScoresOperands, out: torch.Tensor, **changes: int) -> IndexPlan:
-        chosen = index_plan(op.problem(out), self.target, self.family)
+    def plan_of(self, op: ScoresOperands, out: torch.Tensor, **changes: int) -> Plan:
+        chosen = plan(op.problem(out), self.target, self.family)
         return replace(chosen, config=replace(chosen.config, **self.small | changes))
 
     def run(
@@ -141,9 +141,9 @@ def test_compiles_as_planned(job: CompileJob) -> None:
 @pytest.mark.parametrize("field", ["heads", "page_size", "aligned_16"])
 def test_what_it_does_not_serve_is_portable(chip: Chip, field: str) -> None:
     problem = SCORE_CASES["pages of 64"].problem(torch.zeros(16, 320))
-    assert index_plan(problem, chip.target).backend == chip.family
+    assert plan(problem, chip.target).backend == chip.family
     value = {"heads": 48, "page_size": chip.page_size, "aligned_16": False}[field]
-    other = index_plan(replace(problem, **{field: value}), chip.target)
+    other = plan(replace(problem, **{field: value}), chip.target)
     assert other.backend == "portable"
     reason = "16 bytes" if field == "aligned_16" else f"{field} {value}"
     assert any(reason in why for why in other.passed_over)

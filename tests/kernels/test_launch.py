@@ -6,6 +6,7 @@ No GPU is needed: tensors of the second GPU are stand-ins, and so is `torch.cuda
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,9 +16,12 @@ import torch
 import openmla.kernels.portable.cache_ops as cache_ops
 import openmla.kernels.portable.indexer.windows as index_windows
 import openmla.kernels.portable.quantize as quantize
+from openmla import dispatch
 from openmla.aot import warmup
-from openmla.indexer import dispatch
+from openmla.aot.operands import operands_of
+from openmla.indexer import ops
 from openmla.kernels import fallback, launch
+from openmla.planning.models import problem_for_model
 
 SECOND_GPU = torch.device("cuda", 1)
 HERE: Any = SimpleNamespace(device=SECOND_GPU)
@@ -66,23 +70,29 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[torch.device]:
     ):
         monkeypatch.setattr(place, name, note)
     monkeypatch.setattr(fallback, "import_module", lambda name: module)
-    monkeypatch.setattr(dispatch, "plan_step", lambda *args: plan)
+    monkeypatch.setattr(dispatch, "plan_call", lambda *args: plan)
     monkeypatch.setattr(warmup, "plan_for", lambda *args: plan)
     monkeypatch.setattr(warmup, "device_target", lambda device: None)
     monkeypatch.setattr(warmup, "operands_of", lambda problem, device: (HERE, HERE))
     return devices
 
 
+def attention_there() -> Any:
+    operands, _ = operands_of(problem_for_model("deepseek-v3", tokens=2))
+    return replace(operands, q=HERE)
+
+
 PLAN: Any = SimpleNamespace(kernel=SimpleNamespace(launcher="the launcher"))
 LAUNCHES: dict[str, tuple[Callable[[], Any], int]] = {
     # name: what is called, how often it launches
-    "attention": (lambda: launch.launch(PLAN, SimpleNamespace(q=HERE), HERE), 2),  # type: ignore[arg-type]
+    "a plan": (lambda: launch.launch(PLAN, HERE, HERE), 2),
+    "attention": (lambda: dispatch.run_call(attention_there(), HERE), 2),
     "LatentCache.append": (lambda: launch.append_rows(HERE, HERE, HERE, HERE), 1),
     "LatentCache.gather": (lambda: launch.gather_rows(HERE, HERE, HERE), 1),
     "quantize": (lambda: launch.quantize_rows([HERE], [HERE], HERE), 1),
-    "a step of the indexer": (lambda: dispatch.run_step(HERE, HERE, "auto"), 2),
-    "windows": (lambda: dispatch.windows_of(HERE, HERE, 1), 1),
-    "IndexCache.append": (lambda: dispatch.append_keys(HERE, HERE, HERE), 1),
+    "a step of the indexer": (lambda: dispatch.run_call(HERE, HERE), 2),
+    "windows": (lambda: ops.windows_of(HERE, HERE, 1), 1),
+    "IndexCache.append": (lambda: launch.append_keys(HERE, HERE, HERE), 1),
     "compiling ahead": (lambda: next(warmup.compile_model("deepseek-v3", SECOND_GPU)), 2),
 }
 

@@ -16,8 +16,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from openmla.errors import InvalidArgument, Unsupported
+from openmla.indexer.problem import IndexProblem
 from openmla.planning import BACKENDS, cached_plan
 from openmla.planning.budget import over_budget
+from openmla.planning.problems import AnyProblem
 from openmla.planning.registry import Plan
 from openmla.planning.target import TARGETS, target_by_name
 from openmla.problem import CACHE_FORMATS, Problem
@@ -49,8 +51,25 @@ class Tally:
     findings: list[str] = field(default_factory=list)
 
 
-def random_problem(rng: random.Random) -> Problem:
+def random_step(rng: random.Random) -> IndexProblem:
+    """A legal step of the indexer, with lengths at the edges."""
+    flags = ("add_starts", "keeps", "wants_counts", "wants_mask")
+    return IndexProblem(
+        form=rng.choice(("scores", "select")),
+        heads=rng.choice((1, 16, 32, 64, 128, rng.randint(1, 128))),
+        page_size=rng.choice(_PAGES),
+        topk=rng.choice((1, 64, 2048, 4097, 8192, rng.randint(1, 2**20))),
+        total_q=rng.choice(_LENGTHS),
+        width=rng.choice(_LENGTHS),
+        aligned_16=rng.random() < 0.8,
+        **{flag: rng.random() < 0.3 for flag in flags},
+    )
+
+
+def random_problem(rng: random.Random) -> AnyProblem:
     """A legal problem: usually a model's dims, sometimes any, with lengths at the edges."""
+    if rng.random() < 0.2:
+        return random_step(rng)
     form = rng.choice(("dense", "latent", "sparse"))
     odd = rng.random() < 0.15
     values: dict[str, Any] = {

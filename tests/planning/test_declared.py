@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 from openmla.errors import InvalidArgument, Unsupported
+from openmla.indexer.problem import INDEX_FORMS, IndexProblem
 from openmla.planning.family import Kernel
+from openmla.planning.problems import AnyProblem
 from openmla.planning.registry import family_named
 from openmla.planning.serves import Allowed, Field, Range
 from openmla.planning.target import Target, target_by_name
@@ -36,7 +38,7 @@ def values_of(names: Field, allowed: Allowed) -> list[tuple[tuple[str, Any], ...
     return [tuple(zip(names, group, strict=True)) for group in found]
 
 
-def declared(kernel: Kernel) -> Iterator[Problem]:
+def declared(kernel: Kernel) -> Iterator[AnyProblem]:
     """A problem of every combination, where the fields make sense together."""
     axes = [
         values_of(names, allowed)[-1:] if names in ALIKE else values_of(names, allowed)
@@ -45,6 +47,10 @@ def declared(kernel: Kernel) -> Iterator[Problem]:
     ]
     for combination in product(*axes):
         values: dict[str, Any] = dict(pair for pairs in combination for pair in pairs)
+        if values["form"] in INDEX_FORMS:
+            for heads in (32, 64, 128):
+                yield IndexProblem(**values, total_q=8192, heads=heads)
+            continue
         if values["form"] == "dense":
             paged = bool(values.get("page_size"))
             if (values["rope"] == "cache") != paged or (values["rope"] == "none") != (

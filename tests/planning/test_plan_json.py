@@ -13,10 +13,9 @@ from hypothesis import strategies as st
 
 from openmla.errors import InvalidArgument, Unsupported
 from openmla.explain.support import FEATURES
-from openmla.indexer.problem import IndexProblem
+from openmla.indexer.problem import INDEX_FORMS, IndexProblem
 from openmla.kernels.hopper.few.plan import FewQueries
 from openmla.planning import TARGETS, Plan, cached_plan, plan
-from openmla.planning.indexer import INDEX_FAMILIES, INDEX_FEATURES, cached_index_plan
 from openmla.planning.registry import FAMILIES
 from openmla.planning.target import target_by_name
 from openmla.problem import Problem
@@ -99,7 +98,7 @@ def test_no_plan_is_of_a_kernel_that_does_not_run(
         assert triton is None or not chosen.kernel.why_not_run(chosen.problem, triton)
 
 
-@pytest.mark.parametrize("family", [*FAMILIES, *INDEX_FAMILIES], ids=lambda family: family.name)
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 def test_names_of_kernels_are_unique_in_a_family(family: Any) -> None:
     names = [kernel.name for kernel in family.kernels]
     assert len(set(names)) == len(names) and all(names)
@@ -110,11 +109,13 @@ def test_names_of_kernels_are_unique_in_a_family(family: Any) -> None:
 
 @pytest.mark.parametrize("triton", TRITONS)
 def test_plans_of_the_indexer_name_their_kernel(triton: tuple[int, int] | None) -> None:
-    problems: list[IndexProblem] = list(INDEX_FEATURES.values())
+    problems = [p for p in FEATURES.values() if isinstance(p, IndexProblem)]
+    assert {problem.form for problem in problems} == set(INDEX_FORMS)
     for target in TARGETS.values():
         for problem in problems:
-            chosen = cached_index_plan(problem, target, "auto", triton)
+            chosen = cached_plan(problem, target, "auto", triton)
             assert type(chosen.config) is chosen.kernel.config
+            assert Plan.from_json(json.dumps(chosen.to_json())) == chosen
             assert problem.form in chosen.kernel.serves.allowed["form"]
             assert f"kernel: {chosen.backend} {chosen.kernel_name}" in chosen.explain()
             assert (f"made for Triton {chosen.triton}\n" in chosen.explain()) == bool(chosen.triton)
@@ -166,6 +167,38 @@ def test_a_field_of_the_wrong_type_is_named(
     home[path[-1]] = value
     with pytest.raises(InvalidArgument, match=complaint):
         Plan.from_json(values)
+
+
+INDEX = IndexProblem(form="scores", heads=64, page_size=64, total_q=16, width=4096)
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({"problem": {"form": "scores", "d_nope": 64}}, r"fields of IndexProblem.*\['d_nope'\]"),
+        ({"problem": {"form": "scores", "heads": 129}}, "heads: expected 1 to 128, got 129"),
+        ({"problem": SPARSE.to_json()}, "config: .* hopper's kernel scores, got form sparse: scor"),
+        ({"problem": {"form": "scores", "heads": 48}}, "got heads 48: 32, 64 or 128 are served"),
+        ({"kernel": "select"}, "config.class: expected 'HopperSelectConfig', got 'HopperScores"),
+        ({"kernel": "indexer"}, "kernel: expected one of dense, .*scores, select"),
+        ({"target": "b200"}, "backend: expected one of reference, blackwell, portable"),
+    ],
+)
+def test_a_damaged_plan_of_the_indexer_is_refused(changes: dict[str, Any], complaint: str) -> None:
+    values = plan(INDEX, "h200").to_json()
+    assert Plan.from_json(values) == plan(INDEX, "h200")
+    with pytest.raises(InvalidArgument, match=complaint):
+        Plan.from_json(values | changes)
+
+
+def test_a_chip_that_the_scores_were_not_made_for_is_refused() -> None:
+    """Attention runs on sm_103 too; the scores were proved for sm_100 alone."""
+    values = plan(INDEX, "b200").to_json() | {"target": "sm_103:148x232448"}
+    with pytest.raises(InvalidArgument, match="sm_103: the scores kernel is made for sm_100"):
+        Plan.from_json(values)
+    chosen = plan(INDEX, "sm_103:148x232448")
+    assert chosen.backend == "portable" and "made for sm_100" in chosen.passed_over[0]
+    assert plan(SPARSE, "sm_103:148x232448").backend == "blackwell"
 
 
 def nested(depth: int) -> Any:

@@ -19,10 +19,10 @@ from repository.package_source import imports, modules
 PLANS, REGISTRY = "plans of kernels", "registry of families"
 PLAN_FILES = {"plan", "resources", "family", "chip", "lds", "tuned"}
 """Modules below openmla.kernels that plan: integers only."""
-IN_REGISTRY = {"planning", "planning.registry", "planning.indexer", "planning.budget"}
+IN_REGISTRY = {"planning", "planning.registry", "planning.budget"}
 """What knows all families; `openmla.planning` itself offers it."""
-# Bottom to top. A name stands for a module or for a whole package; of the indexer, which has a flow
-# of its own beside that of attention, every module has its place.
+# Bottom to top. A name stands for a module or for a whole package; every module of the indexer has
+# a place beside that of attention which does the same.
 LAYERS: list[set[str]] = [
     {"errors", "formats"},
     {"arithmetic"},
@@ -38,7 +38,7 @@ LAYERS: list[set[str]] = [
     {"kernels"},
     {"reference", "indexer.reference"},
     {"checks", "indexer.checks"},
-    {"dispatch", "indexer.dispatch"},
+    {"dispatch"},
     {"cached"},
     {"ops", "indexer.ops"},
     {"api", "indexer.api"},

@@ -9,6 +9,7 @@ On the device "meta", which has shapes and no memory, a problem of any size can 
 """
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,7 +18,6 @@ from openmla.arithmetic import ceildiv
 from openmla.cache import LatentCache
 from openmla.indexer.cache import IndexCache
 from openmla.indexer.operands import (
-    IndexOperands,
     ScoresOperands,
     SelectOperands,
     SelectResults,
@@ -26,13 +26,14 @@ from openmla.indexer.operands import (
 from openmla.indexer.problem import DIM, IndexProblem
 from openmla.operands import (
     DTYPE_NAMES,
+    AnyOperands,
     DenseOperands,
     LatentOperands,
-    Operands,
     Results,
     SparseOperands,
     Weights,
 )
+from openmla.planning.problems import AnyProblem
 from openmla.problem import Problem
 
 DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
@@ -82,10 +83,13 @@ class _Zeros:
 
 
 def operands_of(
-    problem: Problem, device: torch.device | str = "meta", page_gap: int = 0
-) -> tuple[Operands, Results]:
+    problem: AnyProblem, device: torch.device | str = "meta", page_gap: int = 0
+) -> tuple[AnyOperands, Any]:
     """Operands and results of a call that poses the problem; `page_gap` rows lie between pages."""
-    zeros, rows, heads = _Zeros(device), problem.total_q, problem.heads
+    zeros = _Zeros(device)
+    if isinstance(problem, IndexProblem):
+        return _scores(zeros, problem) if problem.form == "scores" else _select(zeros, problem)
+    rows, heads = problem.total_q, problem.heads
     q = zeros(problem.q_dtype, rows, heads, problem.d_qk)
     results = Results(
         zeros(problem.out_dtype, rows, heads, problem.d_v),
@@ -144,27 +148,35 @@ def _dense(zeros: _Zeros, problem: Problem, q: Tensor, weights: Weights) -> Dens
     )
 
 
-def index_operands_of(
-    problem: IndexProblem, device: torch.device | str = "meta"
-) -> tuple[IndexOperands, Tensor | SelectResults]:
-    """Stand-ins for the operands and results of a step of the indexer."""
-    zeros, rows, width, page = _Zeros(device), problem.total_q, problem.width, problem.page_size
-    row, scores = zeros.ints(rows), zeros("fp32", rows, width)
-    table = zeros.ints(1, -(-width // page)) if page else None
-    if problem.form == "select":
-        counts = row if problem.wants_counts else None
-        mask = zeros.ints(rows, -(-width // WORD)) if problem.wants_mask else None
-        results = SelectResults(zeros.ints(rows, problem.topk), counts, mask)
-        windows = Windows(row, row, row)
-        keeps = int(problem.keeps)
-        select = SelectOperands(
-            scores, problem.topk, windows, table, page, problem.add_starts, keeps, keeps
-        )
-        return select, results
+def _scores(zeros: _Zeros, problem: IndexProblem) -> tuple[ScoresOperands, Tensor]:
+    rows, width, page = problem.total_q, problem.width, problem.page_size
+    row, out = zeros.ints(rows), zeros("fp32", rows, width)
     q, weights = zeros("e4m3", rows, problem.heads, DIM), zeros("fp32", rows, problem.heads)
-    if table is None:
+    if not page:
         keys = zeros("e4m3", width, DIM), zeros("fp32", width)
-        return ScoresOperands(q, weights, keys, Windows(row, row)), scores
+        return ScoresOperands(q, weights, keys, Windows(row, row)), out
+    table = zeros.ints(1, ceildiv(width, page))
     cache = IndexCache.allocate(num_pages=table.shape[1], page_size=page, device=zeros.device)
     windows = Windows(row, row, row, row[:1])
-    return ScoresOperands(q, weights, cache, windows, table), scores
+    return ScoresOperands(q, weights, cache, windows, table), out
+
+
+def _select(zeros: _Zeros, problem: IndexProblem) -> tuple[SelectOperands, SelectResults]:
+    rows, width, page = problem.total_q, problem.width, problem.page_size
+    row, keeps = zeros.ints(rows), int(problem.keeps)
+    results = SelectResults(
+        zeros.ints(rows, problem.topk),
+        row if problem.wants_counts else None,
+        zeros.ints(rows, ceildiv(width, WORD)) if problem.wants_mask else None,
+    )
+    operands = SelectOperands(
+        zeros("fp32", rows, width),
+        problem.topk,
+        Windows(row, row, row),
+        zeros.ints(1, ceildiv(width, page)) if page else None,
+        page,
+        problem.add_starts,
+        keeps,
+        keeps,
+    )
+    return operands, results

@@ -20,7 +20,7 @@ from torch import Tensor
 from openmla import cached, checks, ops
 from openmla.api.options import DenseOptions, LatentOptions, SparseOptions
 from openmla.cache import LatentCache
-from openmla.cached import MADE
+from openmla.cached import MADE, wanted, with_extras
 from openmla.errors import InvalidArgument
 from openmla.planning import BACKENDS
 
@@ -125,7 +125,7 @@ def mla_prefill(
                 causal,
                 backend,
                 MADE if out is None else out,
-                _wanted(return_lse),
+                wanted(return_lse),
             ),
         )
         if done is not None:
@@ -248,7 +248,7 @@ def mla_prefill_latent(
                 width,
                 backend,
                 MADE if out is None else out,
-                _wanted(return_lse),
+                wanted(return_lse),
             ),
         )
         if done is not None:
@@ -369,12 +369,12 @@ def mla_prefill_sparse(
                 width,
                 backend,
                 MADE if out is None else out,
-                _wanted(return_lse),
-                _wanted(return_max_logits),
+                wanted(return_lse),
+                wanted(return_max_logits),
             ),
         )
         if done is not None:
-            return _with_extras(*done)
+            return with_extras(*done)
     q = checks.queries(q)
     rows, width = checks.latent_rows("kv", kv, d_v, dims=2)
     if isinstance(rows, LatentCache):
@@ -405,21 +405,11 @@ def mla_prefill_sparse(
         lse,
         max_logits,
     )
-    return _with_extras(out, lse, max_logits)
+    return with_extras(out, lse, max_logits)
 
 
 def _with_lse(out: Tensor, lse: Tensor | None) -> Tensor | tuple[Tensor, Tensor]:
     return out if lse is None else (out, lse)
-
-
-def _with_extras(out: Tensor, *extras: Tensor | None) -> Tensor | tuple[Tensor, ...]:
-    found = [x for x in extras if x is not None]
-    return (out, *found) if found else out
-
-
-def _wanted(flag: object) -> object:
-    """An output that is asked for, or not, to openmla.cached, which refuses what is no flag."""
-    return MADE if flag is True else None if flag is False else ...
 
 
 def _checked_rope(

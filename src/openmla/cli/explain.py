@@ -5,11 +5,12 @@ from typing import Annotated
 import typer
 
 from openmla.cli.options import require_simulator
+from openmla.cli.plan import FORM_HELP, posed
 from openmla.errors import InvalidArgument, MissingExtra, Unsupported
 from openmla.explain.text import explain_text
 from openmla.lab.prediction import CHIPS, predict
 from openmla.planning import Plan, plan
-from openmla.planning.models import problem_for_model
+from openmla.problem import Problem
 
 
 def explain_command(
@@ -19,7 +20,7 @@ def explain_command(
     context: Annotated[int, typer.Option(help="all keys, new ones included; 0: as tokens")] = 0,
     tp: Annotated[int, typer.Option(help="ranks that share the heads")] = 1,
     dtype: Annotated[str, typer.Option(help="bf16, fp16, e4m3 or an FP8 cache format")] = "bf16",
-    form: Annotated[str, typer.Option(help="dense, latent or sparse; default: the model's")] = "",
+    form: Annotated[str, typer.Option(help=FORM_HELP)] = "",
     compiled: Annotated[
         bool,
         typer.Option("--compiled", help="compile its kernels, and say what they show of speed"),
@@ -27,15 +28,15 @@ def explain_command(
 ) -> None:
     """Say what `openmla plan` says, and predict the share of peak where the model can."""
     try:
-        problem = problem_for_model(
-            model, tokens=tokens, context=context, tp=tp, dtype=dtype, form=form
-        )
+        problem = posed(model, tokens, context, tp, 0, dtype, form)
         chosen = plan(problem, target)
     except InvalidArgument as error:
         raise typer.BadParameter(str(error)) from None
     except Unsupported as error:
         typer.echo(f"no plan: {error}", err=True)
         raise typer.Exit(1) from None
+    if compiled and not isinstance(problem, Problem):
+        raise typer.BadParameter("compiled: kernels of attention are executed, not the indexer's")
     if compiled:
         require_simulator("openmla explain --compiled")
     typer.echo(explain_text(chosen))
@@ -44,7 +45,7 @@ def explain_command(
     if compiled:
         from openmla.lab.testing.executed.facts import explained
 
-        typer.echo("\n" + "\n".join(explained(problem, target)))
+        typer.echo("\n" + "\n".join(explained(chosen.problem, target)))
 
 
 def _no_prediction(chosen: Plan) -> str:
@@ -53,4 +54,4 @@ def _no_prediction(chosen: Plan) -> str:
             require_simulator("the model of its kernels")
     except MissingExtra as error:
         return f"no prediction: {error}"
-    return "no prediction: kernels of Hopper, Blackwell and CDNA4 are modeled, most of them"
+    return "no prediction: attention on Hopper, Blackwell and CDNA4 is modeled, most kernels of it"

@@ -13,12 +13,21 @@ from openmla.errors import InvalidArgument, Unsupported
 from openmla.explain.html import explain_html
 from openmla.explain.shares import share_lines, share_report
 from openmla.explain.text import explain_text, installed_lines
+from openmla.indexer.problem import INDEX_FORMS
 from openmla.planning import plan
 from openmla.planning.form import LayerDims, choose_form
-from openmla.planning.models import Model, model_by_name, problem_for_model
+from openmla.planning.models import (
+    Model,
+    index_problem_for_model,
+    model_by_name,
+    problem_for_model,
+)
+from openmla.planning.problems import AnyProblem
 from openmla.planning.registry import masks_keys
 from openmla.planning.target import target_by_name
 from openmla.problem import Problem
+
+FORM_HELP = "dense, latent or sparse, or scores or select of the indexer; default: the model's"
 
 
 def plan_command(
@@ -29,7 +38,7 @@ def plan_command(
     tp: Annotated[int, typer.Option(help="ranks that share the heads")] = 1,
     page_size: Annotated[int, typer.Option(help="rows per cache page; 0: not paged")] = 0,
     dtype: Annotated[str, typer.Option(help="bf16, fp16, e4m3 or an FP8 cache format")] = "bf16",
-    form: Annotated[str, typer.Option(help="dense, latent or sparse; default: the model's")] = "",
+    form: Annotated[str, typer.Option(help=FORM_HELP)] = "",
     backend: Annotated[str, typer.Option(help="one kernel family, never replaced")] = "auto",
     world: Annotated[int, typer.Option(help="ranks that share the tokens")] = 1,
     layout: Annotated[str, typer.Option(help="how they do: zigzag or contiguous")] = "zigzag",
@@ -39,15 +48,7 @@ def plan_command(
     """Say what would run for a model on a chip, with the arithmetic that led to it."""
     writable_file("html", html)
     try:
-        problem = problem_for_model(
-            model,
-            tokens=tokens,
-            context=context,
-            tp=tp,
-            page_size=page_size,
-            dtype=dtype,
-            form=form,
-        )
+        problem = posed(model, tokens, context, tp, page_size, dtype, form)
         shard = split([tokens], world, 0, cast(Layout, layout), cached=[max(context - tokens, 0)])
         chosen = plan(_of_one_rank(problem, shard), target, backend)
     except InvalidArgument as error:
@@ -64,11 +65,25 @@ def plan_command(
         shares = ["", *share_lines(shard, model_by_name(model), tp)] if world > 1 else []
         here = installed_lines(chosen, backend)
         typer.echo("\n".join([explain_text(chosen), *here, *shares]))
-        heads = problem.heads if masks_keys(target_by_name(chosen.target)) else 0
-        typer.echo(_form_of_layer(model_by_name(model), tokens, context or tokens, heads))
+        if isinstance(problem, Problem):
+            heads = problem.heads if masks_keys(target_by_name(chosen.target)) else 0
+            typer.echo(_form_of_layer(model_by_name(model), tokens, context or tokens, heads))
     if html is not None:
         write_file("html", html, explain_html(chosen, f"{model} on {chosen.target}"))
         typer.echo(f"wrote {html}", err=True)
+
+
+def posed(
+    model: str, tokens: int, context: int, tp: int, page_size: int, dtype: str, form: str
+) -> AnyProblem:
+    """What a model poses on one of `tp` ranks: a call of attention, or a step of its indexer."""
+    if form in INDEX_FORMS:
+        return index_problem_for_model(
+            model, tokens=tokens, context=context, page_size=page_size, form=form
+        )
+    return problem_for_model(
+        model, tokens=tokens, context=context, tp=tp, page_size=page_size, dtype=dtype, form=form
+    )
 
 
 def _form_of_layer(model: Model, tokens: int, keys: int, heads: int) -> str:
@@ -80,12 +95,12 @@ def _form_of_layer(model: Model, tokens: int, keys: int, heads: int) -> str:
     return f"\nform of a layer\n  {choice.reason}"
 
 
-def _of_one_rank(problem: Problem, shard: ContextShard) -> Problem:
+def _of_one_rank(problem: AnyProblem, shard: ContextShard) -> AnyProblem:
     """The problem of rank 0: its tokens, and in dense form the keys of its parts."""
     if shard.world == 1:
         return problem
     problem = replace(problem, total_q=shard.tokens)
-    if problem.form != "dense":
+    if not isinstance(problem, Problem) or problem.form != "dense":
         return problem
     parts = shard.parts
     return replace(problem, batch=len(parts), total_k=sum(part.keys for part in parts))

@@ -14,6 +14,7 @@ from openmla.explain.style import CSS
 from openmla.explain.text import SIDE_BY_SIDE, tile_words, work_lines
 from openmla.planning import plan
 from openmla.planning.budget import uses
+from openmla.planning.problems import AnyProblem
 from openmla.planning.registry import Plan
 from openmla.planning.target import TARGETS, target_by_name
 from openmla.problem import Problem
@@ -21,7 +22,8 @@ from openmla.problem import Problem
 
 def explain_html(chosen: Plan, title: str = "") -> str:
     """The whole page."""
-    heading = title or f"{chosen.problem.form.capitalize()} prefill on {chosen.target}"
+    what = str(chosen.problem.form).capitalize() + " prefill" * _is_attention(chosen)
+    heading = title or f"{what} on {chosen.target}"
     sections = [
         _header(chosen, heading),
         _memory(chosen),
@@ -39,6 +41,10 @@ def explain_html(chosen: Plan, title: str = "") -> str:
         f"<title>{escape(heading)}</title>\n<style>{CSS}</style>\n</head>\n"
         f"<body>\n<main>\n{body}\n</main>\n</body>\n</html>\n"
     )
+
+
+def _is_attention(chosen: Plan) -> bool:
+    return isinstance(chosen.problem, Problem)
 
 
 def _header(chosen: Plan, heading: str) -> str:
@@ -86,7 +92,8 @@ def _tensor_memory(chosen: Plan) -> str:
     if not columns:
         return ""
     limit = target_by_name(chosen.target).tmem_cols
-    intro = "512 columns of 128 lanes. Scores and outputs live here; P overwrites its scores."
+    purpose = "Scores and outputs live here; P overwrites its scores." * _is_attention(chosen)
+    intro = f"512 columns of 128 lanes. {purpose}".strip()
     return _section("Tensor memory", intro, _figure(tmem_picture(columns, limit)))
 
 
@@ -102,7 +109,7 @@ def _pipeline(chosen: Plan) -> str:
 
 
 def _banks(chosen: Plan) -> str:
-    if chosen.backend != "cdna4":
+    if chosen.backend != "cdna4" or not _is_attention(chosen):
         return ""
     intro = (
         "One transposing read of V before (left) and after (right) the v227 layout: which of the "
@@ -119,7 +126,7 @@ def _arithmetic(chosen: Plan) -> str:
     return _section("How the numbers came about", intro, f"<ol>\n{items}\n</ol>")
 
 
-def _targets(problem: Problem, here: str) -> str:
+def _targets(problem: AnyProblem, here: str) -> str:
     names = [here, *(name for name in SIDE_BY_SIDE if name != here)]
     rows = "\n".join(_target_row(problem, name, name == here) for name in names)
     table = (
@@ -131,7 +138,7 @@ def _targets(problem: Problem, here: str) -> str:
     return _section("The same problem on every target", "What would serve it, and how.", table)
 
 
-def _target_row(problem: Problem, name: str, here: bool) -> str:
+def _target_row(problem: AnyProblem, name: str, here: bool) -> str:
     mark = ' class="here"' if here else ""
     head = f'<tr{mark}><th scope="row">{escape(name)}</th>'
     try:

@@ -9,7 +9,7 @@ from typing import Any
 from openmla.errors import Unsupported
 from openmla.indexer.problem import IndexProblem
 from openmla.planning import NEWEST_TRITON, cached_plan
-from openmla.planning.indexer import INDEX_FEATURES, cached_index_plan
+from openmla.planning.problems import AnyProblem
 from openmla.planning.target import TARGETS, target_by_name
 from openmla.problem import Problem
 
@@ -24,7 +24,9 @@ _FP8: dict[str, Any] = dict.fromkeys(("q_dtype", "kv_dtype", "v_dtype", "rope_dt
 _DENSE_FP8 = replace(_DENSE, **_FP8)
 _LATENT = replace(_DENSE, form="latent", d_nope=512, d_v=512, page_size=64)
 _SPARSE = replace(_LATENT, form="sparse", topk=2048)
-FEATURES = {
+_SCORES = IndexProblem(form="scores", heads=64, page_size=64, total_q=4096, width=131072)
+_SELECT = IndexProblem(form="select", topk=2048, total_q=4096, width=131072)
+FEATURES: dict[str, AnyProblem] = {
     "dense 128+64 → 128, bf16": _DENSE,
     "dense 128+64 → 128, rope from a paged cache": replace(_DENSE, rope="cache", page_size=64),
     "dense 128+64 → 128, fp8": _DENSE_FP8,
@@ -47,7 +49,12 @@ FEATURES = {
     "sparse 512+64, fp8 queries and cache": replace(_SPARSE, q_dtype="e4m3", kv_dtype="fp8_token"),
     "sparse 512+64, fp8 throughout": replace(_SPARSE, page_size=0, **_FP8),
     "sparse 512+0, bf16": replace(_SPARSE, d_rope=0, rope="none"),
+    "index scores, 64 heads, pages of 64": _SCORES,
+    "index scores, 64 heads, contiguous keys": replace(_SCORES, page_size=0),
+    "selection of 2048": _SELECT,
+    "selection of 2048, with bits for `key_mask`": replace(_SELECT, wants_mask=True),
 }
+"""Rows of the support table."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,16 +76,15 @@ class Support:
         return f"**{self.runs}**, {other}" if self.runs else other
 
 
-def support_of(problem: Problem | IndexProblem, target: str) -> Support:
+def support_of(problem: AnyProblem, target: str) -> Support:
     """What serves a problem on a target, by asking the planner."""
-    ask: Any = cached_index_plan if isinstance(problem, IndexProblem) else cached_plan
     asked = problem, target_by_name(target), "auto"
     try:
-        chosen = ask(*asked, None)
+        chosen = cached_plan(*asked, None)
     except Unsupported as error:
         return Support("", "", error.reason)
     try:
-        runs = ask(*asked, NEWEST_TRITON).backend
+        runs = cached_plan(*asked, NEWEST_TRITON).backend
     except Unsupported:
         runs = ""
     exists = bool(chosen.kernel.launcher)
@@ -89,7 +95,7 @@ def support_table() -> dict[str, dict[str, Support]]:
     """Feature -> target -> what serves it."""
     return {
         feature: {target: support_of(problem, target) for target in TABLE_TARGETS}
-        for feature, problem in (FEATURES | INDEX_FEATURES).items()
+        for feature, problem in FEATURES.items()
     }
 
 

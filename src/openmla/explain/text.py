@@ -2,6 +2,7 @@
 
 from openmla.dispatch import plan_for, triton_version
 from openmla.errors import Unsupported
+from openmla.indexer.problem import DIM, IndexProblem
 from openmla.planning import plan
 from openmla.planning.budget import uses
 from openmla.planning.registry import Plan
@@ -33,7 +34,8 @@ def installed_lines(chosen: Plan, backend: str = "auto") -> list[str]:
     try:
         version = "Triton " + ".".join(map(str, triton_version()))
     except ImportError:
-        return ["here: no Triton is installed, so no GPU kernel runs"] if chosen.block else []
+        on_gpu = target_by_name(chosen.target).vendor != "cpu"
+        return ["here: no Triton is installed, so no GPU kernel runs"] if on_gpu else []
     try:
         runs = plan_for(chosen.problem, target_by_name(chosen.target), backend)
     except Unsupported as error:
@@ -48,6 +50,8 @@ def installed_lines(chosen: Plan, backend: str = "auto") -> list[str]:
 def work_lines(chosen: Plan) -> list[str]:
     """How much there is to compute, and the least time it can take."""
     problem, target = chosen.problem, target_by_name(chosen.target)
+    if isinstance(problem, IndexProblem):
+        return _index_work(problem, target)
     keys = f"{problem.topk} rows each" if problem.form == "sparse" else f"{problem.total_k} keys"
     widths = f"({problem.d_qk} + {problem.d_v})"
     lines = [
@@ -56,17 +60,31 @@ def work_lines(chosen: Plan) -> list[str]:
     ]
     if problem.causal and problem.form != "sparse" and problem.total_q == problem.total_k:
         lines.append(f"  the causal mask leaves about half: {problem.flops / 2e12:.3g} TFLOP")
-    return lines + _floor(chosen, target)
+    whole = not problem.causal or problem.form == "sparse" or problem.total_q != problem.total_k
+    flops = problem.flops if whole else problem.flops // 2
+    return lines + _floor(flops, target, fp8=problem.q_dtype == "e4m3")
 
 
-def _floor(chosen: Plan, target: Target) -> list[str]:
-    fp8 = chosen.problem.q_dtype == "e4m3"
+def _index_work(problem: IndexProblem, target: Target) -> list[str]:
+    """Products of scores; a selection reads every score once at least."""
+    if problem.form == "scores":
+        work = (
+            f"2 x {problem.heads} heads x {problem.total_q} queries x {problem.width} keys x {DIM}"
+        )
+        lines = [f"work: {work} = {problem.flops / 1e12:.3g} TFLOP at most"]
+        return lines + _floor(problem.flops, target, fp8=True)
+    size = 4 * problem.total_q * problem.width
+    lines = [f"work: {problem.total_q} rows x {problem.width} scores = {size / 1e9:.3g} GB at most"]
+    if target.hbm_gbps:
+        took = f"{1e3 * size / (target.hbm_gbps * 1e9):.3g} ms or more"
+        lines.append(f"  at the datasheet's {target.hbm_gbps:g} GB/s: {took}")
+    return lines
+
+
+def _floor(flops: int, target: Target, fp8: bool) -> list[str]:
     peak = target.fp8_tflops if fp8 else target.bf16_tflops
     if not peak:
         return []
-    problem = chosen.problem
-    whole = not problem.causal or problem.form == "sparse" or problem.total_q != problem.total_k
-    flops = problem.flops if whole else problem.flops // 2
     lines = [f"  at the datasheet's {peak:g} TFLOP/s: {1e3 * flops / (peak * 1e12):.3g} ms or more"]
     measured = target.measured_bf16_tflops
     if measured and not fp8:
@@ -94,7 +112,9 @@ def _summary(chosen: Plan, target: str) -> str:
 def tile_words(chosen: Plan) -> str:
     """The tile in a few words: "128 rows x 128 keys, 2 stages"."""
     block = chosen.block
-    if block is None:
+    if target_by_name(chosen.target).vendor == "cpu":
         return "no tiles of a GPU"
+    if block is None:
+        return chosen.config_lines()[0]
     tail = f", {block.stages} stage{'s' * (block.stages != 1)}"
-    return f"{block.tile_rows} rows x {block.tile_keys} keys{tail}"
+    return f"{block.tile_rows} row{'s' * (block.tile_rows != 1)} x {block.tile_keys} keys{tail}"

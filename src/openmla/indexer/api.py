@@ -14,6 +14,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from openmla import cached
+from openmla.cached import MADE, wanted, with_extras
 from openmla.checks import backend as known_backend
 from openmla.checks import flag, last_dim_contiguous, no_gradients, tensor
 from openmla.errors import InvalidArgument
@@ -23,7 +25,6 @@ from openmla.planning import BACKENDS
 
 __all__ = ["index_topk", "indexer_scores", "select_topk"]
 
-assert ops.SCHEMAS  # importing ops registers torch.ops.openmla.*
 SCORES_LIMIT = 496 << 20  # with the lists of the selection, less than 512 MiB
 
 
@@ -60,6 +61,25 @@ def indexer_scores(
     tensor([[ 512., 1024., 1536.],
             [ 512., 1024., 1536.]])
     """
+    if cached.any_kept():
+        done = cached.run(
+            "index_scores",
+            (
+                q,
+                *_key_parts(keys),
+                weights,
+                cu_seqlens_q,
+                block_table,
+                cache_lengths,
+                starts,
+                ends,
+                backend,
+                MADE if out is None else out,
+            ),
+        )
+        if done is not None:
+            made: Tensor = done[0]
+            return made
     q = checks.queries(q)
     weights = checks.head_weights(weights, q)
     pool = checks.keys(keys, q.device)
@@ -128,6 +148,26 @@ def select_topk(
     >>> select_topk(torch.tensor([[0.5, 3.0, 3.0, 1.0]]), 3, ends=torch.tensor([2]).int())
     tensor([[ 0,  1, -1]], dtype=torch.int32)
     """
+    if cached.any_kept():
+        done = cached.run(
+            "select_topk",
+            (
+                scores,
+                topk,
+                starts,
+                ends,
+                block_table,
+                cu_seqlens_q,
+                0 if page_size is None else page_size or ...,
+                add_starts,
+                backend,
+                MADE if out is None else out,
+                wanted(return_counts),
+                wanted(return_mask),
+            ),
+        )
+        if done is not None:
+            return with_extras(*done)
     scores = tensor("scores", scores, ("total_q", "width"), (torch.float32,))
     last_dim_contiguous("scores", scores)
     total_q, width = scores.shape
@@ -155,7 +195,7 @@ def select_topk(
         known_backend(backend, BACKENDS),
         *results,
     )
-    return _given(results)
+    return with_extras(*results)
 
 
 def index_topk(
@@ -194,6 +234,31 @@ def index_topk(
     >>> index_topk(q, cache, torch.ones(3, 64), 16, **paging).shape
     torch.Size([3, 16])
     """
+    if cached.any_kept():
+        data, _, page_size = _key_parts(keys)
+        done = cached.run(
+            "index_topk",
+            (
+                q,
+                data,
+                page_size,
+                weights,
+                cu_seqlens_q,
+                block_table,
+                cache_lengths,
+                topk,
+                {"physical": True, "relative": False}.get(rows) if type(rows) is str else ...,
+                keep_first,
+                keep_last,
+                scores_limit,
+                backend,
+                MADE if out is None else out,
+                wanted(return_counts),
+                wanted(return_mask),
+            ),
+        )
+        if done is not None:
+            return with_extras(*done)
     q = checks.queries(q)
     weights = checks.head_weights(weights, q)
     pool = checks.cache(keys, q.device)
@@ -201,7 +266,7 @@ def index_topk(
     paging = checks.paged_tensors(cu_seqlens_q, block_table, cache_lengths, q.device)
     if not isinstance(rows, str) or rows not in checks.ROWS:
         raise InvalidArgument("rows", "one of " + ", ".join(checks.ROWS), repr(rows))
-    keep = list(checks.kept(keep_first, keep_last, topk))
+    keep = checks.kept(keep_first, keep_last, topk)
     limit = checks.count("scores_limit", scores_limit, 1)
     no_gradients(q=q, weights=weights)
     indices = checks.index_out(out, q.shape[0], topk, q.device)
@@ -215,12 +280,12 @@ def index_topk(
         *paging,
         topk,
         rows == "physical",
-        keep,
+        *keep,
         limit,
         known_backend(backend, BACKENDS),
         *results,
     )
-    return _given(results)
+    return with_extras(*results)
 
 
 def _check_table(
@@ -251,6 +316,10 @@ def _selection(
     )
 
 
-def _given(results: tuple[Tensor, Tensor | None, Tensor | None]) -> Tensor | tuple[Tensor, ...]:
-    extras = tuple(x for x in results[1:] if x is not None)
-    return (results[0], *extras) if extras else results[0]
+def _key_parts(keys: object) -> tuple[object, object, object]:
+    """Values, scales and page size as the operator takes them, unchecked."""
+    if type(keys) is IndexCache:
+        return keys.data, None, keys.page_size
+    if type(keys) is tuple and len(keys) == 2:
+        return *keys, 0
+    return ..., None, 0

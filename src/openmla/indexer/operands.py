@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,8 +12,15 @@ from openmla.indexer.cache import IndexCache
 from openmla.indexer.problem import IndexProblem
 from openmla.operands import aligned_16
 
+if TYPE_CHECKING:
+    from openmla.kernels.call import Call
+
 Keys = IndexCache | tuple[Tensor, Tensor]
 """A paged cache; or contiguous values e4m3 [keys, 128] with their scales fp32 [keys]."""
+
+
+SCORES_STEP = 4
+"""Rows of scores begin at multiples of so many elements, 16 bytes."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,6 +53,15 @@ class Windows:
         return start, max(min(int(self.ends[row]), width), start)
 
 
+class FoundWindows(NamedTuple):
+    """Windows that a call uses, and what was launched to write them: nothing on a CPU."""
+
+    seen: Windows
+    scored: Windows
+    """The same, but for windows that need no scores: those are empty."""
+    made: list[tuple[Call, Any]]
+
+
 @dataclass(frozen=True, eq=False)
 class ScoresOperands:
     """Queries e4m3 [total_q, heads, 128], weights fp32 [total_q, heads], keys."""
@@ -57,7 +74,7 @@ class ScoresOperands:
 
     @property
     def device(self) -> torch.device:
-        """Where it runs."""
+        """Where the step runs."""
         return self.q.device
 
     def columns(self, out: Tensor) -> int:
@@ -98,7 +115,7 @@ class SelectOperands:
 
     @property
     def device(self) -> torch.device:
-        """Where it runs."""
+        """Where the step runs."""
         return self.scores.device
 
     def problem(self, results: SelectResults) -> IndexProblem:

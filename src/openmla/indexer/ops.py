@@ -1,42 +1,73 @@
 """The indexer's calls as torch operators, so that torch.compile sees one opaque op each.
 
-Called by openmla.indexer.api, which has checked the arguments and allocated the outputs.
+Called by openmla.indexer.api, which has checked the arguments and allocated the outputs. Windows
+come first: where every query's keys begin and end. Scores and selections are then planned and
+launched as calls of attention are, and kept as these are (openmla.cached).
 """
-
-from __future__ import annotations
-
-from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
+from openmla.arithmetic import ceildiv, round_up
 from openmla.checks import ragged_values
+from openmla.dispatch import run_call
 from openmla.indexer import checks
 from openmla.indexer.cache import IndexCache
-from openmla.indexer.dispatch import append_keys, run_step, windows_of
-from openmla.indexer.operands import Keys, ScoresOperands, SelectOperands, SelectResults, Windows
+from openmla.indexer.operands import (
+    SCORES_STEP,
+    FoundWindows,
+    Keys,
+    ScoresOperands,
+    SelectOperands,
+    SelectResults,
+    Windows,
+)
+from openmla.indexer.windows import paged_windows
+from openmla.kernels.launch import append_keys, current
+from openmla.ops import Launched, cached_operator, register
 
-SCHEMAS = {
-    "index_scores": (
-        "(Tensor q, Tensor keys, Tensor? k_scale, int page_size, Tensor weights, "
-        "Tensor? cu_seqlens_q, Tensor? block_table, Tensor? cache_lengths, Tensor? starts, "
-        "Tensor? ends, str backend, Tensor(a!) out) -> ()"
-    ),
-    "select_topk": (
-        "(Tensor scores, int topk, Tensor? starts, Tensor? ends, Tensor? block_table, "
-        "Tensor? cu_seqlens_q, int page_size, bool add_starts, str backend, Tensor(a!) out, "
-        "Tensor(b!)? counts, Tensor(c!)? mask) -> ()"
-    ),
-    "index_topk": (
-        "(Tensor q, Tensor keys, int page_size, Tensor weights, Tensor cu_seqlens_q, "
-        "Tensor block_table, Tensor cache_lengths, int topk, bool physical, int[] keep, "
-        "int scores_limit, str backend, Tensor(a!) out, Tensor(b!)? counts, Tensor(c!)? mask) -> ()"
-    ),
-    "index_append": ("(Tensor(a!) data, int page_size, str scales, Tensor k, Tensor slots) -> ()"),
-}
-WIDEST_STEP = 4  # score rows begin at multiples of 16 bytes
 SELECTION_BYTES = 20 << 20
 """Taken off a limit of scores: the lists of Hopper's selection (17 MB on an H200), and windows."""
+
+
+def windows_of(
+    cu_seqlens_q: Tensor, cache_lengths: Tensor, total_q: int, least: int = 0
+) -> FoundWindows:
+    """Windows over a paged cache, without waiting for a GPU; those of at most `least` keys need no
+    scores."""
+    if cu_seqlens_q.device.type == "cpu":
+        seen = paged_windows(cu_seqlens_q, cache_lengths, total_q)
+        return FoundWindows(seen, seen.longer_than(least), [])
+    from openmla.kernels.portable.indexer import windows
+
+    with current(cu_seqlens_q.device):
+        return windows.paged_windows(cu_seqlens_q, cache_lengths, total_q, least)
+
+
+def given_windows(
+    starts: Tensor | None,
+    ends: Tensor | None,
+    total_q: int,
+    width: int,
+    device: torch.device,
+    cu_seqlens_q: Tensor | None = None,
+) -> FoundWindows:
+    """Windows of the caller, from the first column to the last where there are none; with
+    `cu_seqlens_q`, the sequences that queries are of."""
+    if device.type != "cpu":
+        from openmla.kernels.portable.indexer import windows
+
+        with current(device):
+            return windows.given_windows(starts, ends, total_q, width, device, cu_seqlens_q)
+    lines = None
+    if cu_seqlens_q is not None:
+        lines = paged_windows(cu_seqlens_q, torch.zeros_like(cu_seqlens_q[1:]), total_q).sequences
+    if starts is None:
+        starts = torch.zeros(total_q, dtype=torch.int32, device=device)
+    if ends is None:
+        ends = torch.full((total_q,), width, dtype=torch.int32, device=device)
+    seen = Windows(starts, ends, lines)
+    return FoundWindows(seen, seen, [])
 
 
 def _index_scores(
@@ -52,8 +83,10 @@ def _index_scores(
     ends: Tensor | None,
     backend: str,
     out: Tensor,
-) -> None:
+) -> Launched:
     total_q = q.shape[0]
+    inputs = {"q": q, "keys": keys, "keys[1]": k_scale, "weights": weights}
+    checks.separate(out, **inputs, block_table=block_table, starts=starts, ends=ends)
     pool: Keys
     if k_scale is None:
         assert cu_seqlens_q is not None and block_table is not None and cache_lengths is not None
@@ -64,21 +97,10 @@ def _index_scores(
         windows = windows_of(cu_seqlens_q, cache_lengths, total_q)
     else:
         pool = keys, k_scale
-        windows = _given_windows(starts, ends, total_q, keys.shape[0], q.device)
-    inputs = {"q": q, "keys": keys, "keys[1]": k_scale, "weights": weights}
-    checks.separate(out, **inputs, block_table=block_table, starts=starts, ends=ends)
-    run_step(ScoresOperands(q, weights, pool, windows, block_table), out, backend)
-
-
-def _given_windows(
-    starts: Tensor | None, ends: Tensor | None, total_q: int, width: int, device: torch.device
-) -> Windows:
-    """Those of the caller; from the first column to the last where there are none."""
-    if starts is None:
-        starts = torch.zeros(total_q, dtype=torch.int32, device=device)
-    if ends is None:
-        ends = torch.full((total_q,), width, dtype=torch.int32, device=device)
-    return Windows(starts, ends)
+        windows = given_windows(starts, ends, total_q, keys.shape[0], q.device)
+    operands = ScoresOperands(q, weights, pool, windows.seen, block_table)
+    plan, made = run_call(operands, out, backend)
+    return plan, windows.made + made
 
 
 def _select_topk(
@@ -94,19 +116,17 @@ def _select_topk(
     out: Tensor,
     counts: Tensor | None,
     mask: Tensor | None,
-) -> None:
+) -> Launched:
     total_q, width = scores.shape
-    windows = _given_windows(starts, ends, total_q, width, scores.device)
-    if block_table is not None and cu_seqlens_q is not None:
-        if scores.device.type == "cpu":
-            ragged_values("cu_seqlens_q", cu_seqlens_q, total_q, "the scores")
-            checks.table_reaches(block_table, page_size, windows, width)
-        lengths = torch.zeros_like(cu_seqlens_q[1:])
-        lines = windows_of(cu_seqlens_q, lengths, total_q).sequences
-        windows = Windows(windows.starts, windows.ends, lines)
     checks.separate(out, scores=scores, starts=starts, ends=ends, block_table=block_table)
-    operands = SelectOperands(scores, topk, windows, block_table, page_size, add_starts)
-    run_step(operands, SelectResults(out, counts, mask), backend)
+    if block_table is not None and cu_seqlens_q is not None and scores.device.type == "cpu":
+        ragged_values("cu_seqlens_q", cu_seqlens_q, total_q, "the scores")
+    windows = given_windows(starts, ends, total_q, width, scores.device, cu_seqlens_q)
+    if block_table is not None and scores.device.type == "cpu":
+        checks.table_reaches(block_table, page_size, windows.seen, width)
+    operands = SelectOperands(scores, topk, windows.seen, block_table, page_size, add_starts)
+    plan, made = run_call(operands, SelectResults(out, counts, mask), backend)
+    return plan, windows.made + made
 
 
 def _index_topk(
@@ -119,37 +139,56 @@ def _index_topk(
     cache_lengths: Tensor,
     topk: int,
     physical: bool,
-    keep: list[int],
+    keep_first: int,
+    keep_last: int,
     scores_limit: int,
     backend: str,
     out: Tensor,
     counts: Tensor | None,
     mask: Tensor | None,
-) -> None:
-    """Scores and selection, as many queries at a time as the limit has room for."""
+) -> Launched:
+    """Scores and selection, as many queries at a time as the limit has room for.
+
+    What several parts launched is not returned: together they would hold more memory than one.
+    """
     total_q, pool = q.shape[0], IndexCache(keys, page_size)
     if q.device.type == "cpu":
         checks.paged_values(cu_seqlens_q, total_q, pool, block_table, cache_lengths)
     checks.separate(out, q=q, keys=keys, weights=weights, block_table=block_table)
-    seen = windows_of(cu_seqlens_q, cache_lengths, total_q)
     # Rows of at most topk keys are selected whole: nobody reads their scores.
-    scored = seen.longer_than(topk)
+    windows = windows_of(cu_seqlens_q, cache_lengths, total_q, least=topk)
     width = scores_width(block_table.shape[1] * page_size)
     room = max(scores_limit - SELECTION_BYTES, scores_limit // 2)
-    parts = -(-total_q // max(room // (4 * max(width, 1)), 1))
-    step = -(-total_q // max(parts, 1)) or 1
+    parts = ceildiv(total_q, max(room // (4 * max(width, 1)), 1))
+    step = max(ceildiv(total_q, max(parts, 1)), 1)
     scores = torch.empty(step, width, dtype=torch.float32, device=q.device)
     results = SelectResults(out, counts, mask)
     table = block_table if physical else None
+    plan, made = None, windows.made
     for first in range(0, total_q, step):
         stop = min(first + step, total_q)
         rows = scores[: stop - first]
-        part = q[first:stop], weights[first:stop], pool, scored.part(first, stop), block_table
-        run_step(ScoresOperands(*part), rows, backend)
-        choice = SelectOperands(
-            rows, topk, seen.part(first, stop), table, page_size if physical else 0, False, *keep
+        scored = ScoresOperands(
+            q[first:stop],
+            weights[first:stop],
+            pool,
+            windows.scored.part(first, stop),
+            block_table,
         )
-        run_step(choice, results.part(first, stop), backend)
+        _, scoring = run_call(scored, rows, backend)
+        choice = SelectOperands(
+            rows,
+            topk,
+            windows.seen.part(first, stop),
+            table,
+            page_size if physical else 0,
+            False,
+            keep_first,
+            keep_last,
+        )
+        plan, selecting = run_call(choice, results.part(first, stop), backend)
+        made = [*made, *scoring, *selecting] if parts == 1 else []
+    return plan, made
 
 
 def _index_append(data: Tensor, page_size: int, scales: str, k: Tensor, slots: Tensor) -> None:
@@ -158,20 +197,14 @@ def _index_append(data: Tensor, page_size: int, scales: str, k: Tensor, slots: T
 
 def scores_width(columns: int) -> int:
     """Columns of a buffer for scores whose rows all begin at a multiple of 16 bytes."""
-    return -(-columns // WIDEST_STEP) * WIDEST_STEP
+    return round_up(columns, SCORES_STEP)
 
 
-def _register() -> None:
-    implementations: dict[str, Callable[..., None]] = {
-        "index_scores": _index_scores,
-        "select_topk": _select_topk,
-        "index_topk": _index_topk,
+register(
+    {
+        "index_scores": cached_operator("index_scores", _index_scores),
+        "select_topk": cached_operator("select_topk", _select_topk),
+        "index_topk": cached_operator("index_topk", _index_topk),
         "index_append": _index_append,
     }
-    for name, function in implementations.items():
-        torch.library.define(f"openmla::{name}", SCHEMAS[name])
-        torch.library.impl(f"openmla::{name}", "CompositeExplicitAutograd", function)
-        torch.library.register_fake(f"openmla::{name}", lambda *args, **kwargs: None)
-
-
-_register()
+)

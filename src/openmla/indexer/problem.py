@@ -8,13 +8,22 @@ select, top-2048 of 4096 rows x 32768 scores
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-from typing import Literal
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Literal
 
 from openmla.errors import InvalidArgument
 from openmla.problem import MAX_HEADS
 
+IndexForm = Literal["scores", "select"]
 INDEX_FORMS = ("scores", "select")
+_OF_SCORES = {"heads": 0}
+_OF_SELECTION: dict[str, int | bool] = {
+    "topk": 0,
+    "add_starts": False,
+    "keeps": False,
+    "wants_counts": False,
+    "wants_mask": False,
+}
 DIM = 128
 """Columns of an indexer key: the same in every model that has an indexer."""
 
@@ -23,7 +32,7 @@ DIM = 128
 class IndexProblem:
     """Scores of queries against keys (e4m3), or the selection of the best of given scores."""
 
-    form: Literal["scores", "select"]
+    form: IndexForm
     heads: int = 0
     page_size: int = 0
     """Rows per page of the keys, or of the physical rows that a selection is written as."""
@@ -52,11 +61,23 @@ class IndexProblem:
             raise InvalidArgument("heads", f"1 to {MAX_HEADS}", self.heads)
         if self.form == "select" and self.topk < 1:
             raise InvalidArgument("topk", "1 or more", self.topk)
+        self._settle()
+
+    def _settle(self) -> None:
+        """Give fields of the other form the value that they have by default, so that equals are
+        equal."""
+        of_the_other = _OF_SCORES if self.form == "select" else _OF_SELECTION
+        for name, value in of_the_other.items():
+            object.__setattr__(self, name, value)
 
     @property
     def flops(self) -> int:
         """Multiply-adds of the products, 2 flops each, when every query sees every key."""
         return 2 * self.heads * DIM * self.total_q * self.width
+
+    def to_json(self) -> dict[str, Any]:
+        """All fields as plain values; `IndexProblem(**d)` is the way back."""
+        return asdict(self)
 
     def __str__(self) -> str:
         if self.form == "select":

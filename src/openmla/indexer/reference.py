@@ -14,6 +14,7 @@ from torch import Tensor
 
 from openmla.indexer.cache import IndexCache
 from openmla.indexer.operands import IndexOperands, ScoresOperands, SelectOperands, SelectResults
+from openmla.planning import Plan
 from openmla.sequences import page_rows
 
 
@@ -139,6 +140,6 @@ class ReferenceCall:
             out[row, start:end] = exact[row, start:end].to(out)
 
 
-def calls(plan: Any, operands: IndexOperands, results: Any) -> Iterator[ReferenceCall]:
+def calls(plan: Plan, operands: IndexOperands, results: Any) -> Iterator[ReferenceCall]:
     """The one call."""
     yield ReferenceCall(operands, results)

@@ -18,8 +18,8 @@ WORKSPACE, COUNTER = "workspace", "counter of the stream"
 COPY = "copy of an argument"  # apart from the workspace: its bytes follow from token counts
 Sources = Mapping[str, str | tuple[str, ...]]
 """For each argument that is a pointer or a descriptor, the operator's argument it points into (or
-several, of which a call has one). A workspace is named where it is written first; later kernels of
-the launch are found to use it by its memory."""
+several, of which a call has one; WORKSPACE last, where it may have none). A workspace is named
+where it is written first; later kernels of the launch are found to use it by its memory."""
 PLAIN_LAUNCH = {"enable_fp_fusion": True, "num_warps": 4, "num_stages": 3}
 """Options of small plain Triton kernels that no plan tunes: the defaults of Triton 3.6 to 3.8."""
 RELIED_ON = {"enable_fp_fusion": True}

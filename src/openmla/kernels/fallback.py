@@ -15,34 +15,14 @@ import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from importlib import import_module
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from openmla.errors import Unsupported
+from openmla.planning import Plan
 
 DOCS = "https://openmla.github.io/openmla/triton/"
 
 
-class AnyPlan(Protocol):
-    """What plans of attention and of the indexer have in common."""
-
-    @property
-    def backend(self) -> str:
-        """The kernel family."""
-
-    @property
-    def config(self) -> Any:
-        """The numbers that a kernel is compiled for."""
-
-    @property
-    def passed_over(self) -> tuple[str, ...]:
-        """Kernels that would have come first, each with the reason that it does not run."""
-
-    @property
-    def kernel(self) -> Any:
-        """The kernel's declaration; its `launcher` is the module that lists its launches."""
-
-
-P = TypeVar("P", bound=AnyPlan)
 R = TypeVar("R")
 
 
@@ -58,7 +38,7 @@ _failed: dict[tuple[str, str], str] = {}
 _warned: set[str] = set()
 
 
-def launcher_of(plan: AnyPlan) -> Any:
+def launcher_of(plan: Plan) -> Any:
     """The module whose `calls` lists the launches of a plan; raises NotCompiled."""
     name = plan.kernel.launcher
     try:
@@ -73,7 +53,8 @@ def run_calls(calls: Iterable[Any]) -> list[tuple[Any, Any]]:
     """Launch calls in order; raises NotCompiled if it is the compiler that refuses one of them.
 
     Errors of the compiler have no type of their own, so a call that failed is compiled once more,
-    without a launch: if that works, the error was of the launch and is the caller's to see.
+    without a launch: if that works, the error was of the launch and is the caller's to see. So is
+    every error of a call that runs on the host, which has nothing to compile.
     """
     made = []
     for call in calls:
@@ -82,6 +63,8 @@ def run_calls(calls: Iterable[Any]) -> list[tuple[Any, Any]]:
         except Unsupported:
             raise
         except Exception as error:
+            if not hasattr(call, "compile"):
+                raise
             try:
                 call.compile()
             except Exception:
@@ -92,7 +75,7 @@ def run_calls(calls: Iterable[Any]) -> list[tuple[Any, Any]]:
     return made
 
 
-def run_plan(plan_call: Callable[[], P], launch: Callable[[P], R]) -> tuple[P, R]:
+def run_plan(plan_call: Callable[[], Plan], launch: Callable[[Plan], R]) -> tuple[Plan, R]:
     """Plan and launch; after a kernel that cannot be compiled, plan and launch once more.
 
     `plan_call` asks `without_failed`, so that the second plan is another one or a typed error.
@@ -105,7 +88,7 @@ def run_plan(plan_call: Callable[[], P], launch: Callable[[P], R]) -> tuple[P, R
             _remember(plan, failure)
 
 
-def without_failed(choose: Callable[[str], P], backend: str) -> P:
+def without_failed(choose: Callable[[str], Plan], backend: str) -> Plan:
     """The plan that `choose` finds for a backend, unless its kernel failed before.
 
     Instead of such a kernel, "auto" takes the portable one; a named backend is refused.
@@ -115,7 +98,7 @@ def without_failed(choose: Callable[[str], P], backend: str) -> P:
     if reason and backend == "auto" and plan.backend != "portable":
         portable = choose("portable")
         passed_over = (*plan.passed_over, f"{plan.backend}: {reason}")
-        plan = replace(portable, passed_over=passed_over)  # type: ignore[type-var]
+        plan = replace(portable, passed_over=passed_over)
         reason = why_failed(plan)
     if reason:
         nearest = "" if plan.backend == "portable" else "backend='auto', the portable kernel"
@@ -123,7 +106,7 @@ def without_failed(choose: Callable[[str], P], backend: str) -> P:
     return plan
 
 
-def why_failed(plan: AnyPlan) -> str:
+def why_failed(plan: Plan) -> str:
     """Why the kernel of a plan could not be compiled in this process; empty if nobody tried."""
     whole = _failed.get((plan.kernel.launcher, ""), "")
     return whole or _failed.get((plan.kernel.launcher, repr(plan.config)), "")
@@ -135,7 +118,7 @@ def forget() -> None:
     _warned.clear()
 
 
-def _remember(plan: AnyPlan, failure: NotCompiled) -> None:
+def _remember(plan: Plan, failure: NotCompiled) -> None:
     """A module that cannot be imported serves no plan; a kernel may compile for other numbers."""
     launcher = plan.kernel.launcher
     imported = not isinstance(failure.__cause__, ImportError | AttributeError)

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from openmla.kernels.call import Call
+from openmla.planning import Plan
+from openmla.planning.problems import AnyProblem
 from openmla.problem import Problem
 
 
@@ -37,9 +39,8 @@ class Jobs:
     """The target they are planned for."""
     backend: str = ""
     """The kernel family; unless given, the chip's own."""
-    problems: Mapping[str, Any]
-    """Problems of attention or of the indexer."""
-    predicted: Callable[[Any, Call], Predicted]
+    problems: Mapping[str, AnyProblem]
+    predicted: Callable[[Plan, Call], Predicted]
     """What a plan expects of one of its calls."""
     configs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Fields of the plan's config that a job replaces, by name."""
@@ -52,7 +53,7 @@ def typed(problem: Problem, dtype: str) -> Problem:
     return replace(problem, q_dtype=dtype, kv_dtype=dtype, v_dtype=dtype, rope_dtype=dtype)
 
 
-def block_memory(plan: Any, call: Call) -> Predicted:
+def block_memory(plan: Plan, call: Call) -> Predicted:
     """The bytes and registers that Hopper's configs promise for their own kernel."""
     if "REGISTERS" not in call.arguments:
         return Predicted(shared=0)  # a helper of the launch, such as the merge of split keys

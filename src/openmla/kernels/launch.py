@@ -15,8 +15,9 @@ from torch import Tensor
 
 from openmla.cache import LatentCache
 from openmla.errors import Unsupported
+from openmla.indexer.cache import IndexCache
 from openmla.kernels.fallback import launcher_of, run_calls
-from openmla.operands import Operands, Results
+from openmla.operands import AnyOperands
 from openmla.planning import Plan
 
 if TYPE_CHECKING:
@@ -28,16 +29,16 @@ def current(device: torch.device) -> AbstractContextManager[Any]:
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
-def launch(plan: Plan, operands: Operands, results: Results) -> list[tuple[Call, Any]]:
+def launch(plan: Plan, operands: AnyOperands, results: Any) -> list[tuple[Call, Any]]:
     """Fill every row of `results`; returns what was launched, with the compiled kernels.
 
     Raises NotCompiled where this Triton refuses a kernel: `fallback.run_plan` takes another.
     """
-    with current(operands.q.device):
+    with current(operands.device):
         return run_calls(calls(plan, operands, results))
 
 
-def calls(plan: Plan, operands: Operands, results: Results) -> Iterator[Call]:
+def calls(plan: Plan, operands: AnyOperands, results: Any) -> Iterator[Call]:
     """The kernel calls of a plan, in order; none for an empty output.
 
     The plan's launcher is imported when it is needed: a CPU has no Triton. It may fill `results`
@@ -60,6 +61,17 @@ def append_rows(cache: LatentCache, latent: Tensor, rope: Tensor, slots: Tensor)
 
     with current(cache.device):
         append(cache, latent, rope, slots)
+
+
+def append_keys(cache: IndexCache, k: Tensor, slots: Tensor) -> None:
+    """`IndexCache.append` for checked arguments; on a GPU, slots outside the pool are skipped."""
+    if cache.device.type == "cpu":
+        cache.write(k, slots)
+        return
+    from openmla.kernels.portable.indexer.windows import append
+
+    with current(cache.device):
+        append(cache, k, slots)
 
 
 def gather_rows(cache: LatentCache, rows: Tensor, out: Tensor) -> None:

@@ -153,19 +153,24 @@ class _Space:
 
     def find(self, x: Tensor, source: Any) -> tuple[int, int]:
         """A copy of an operand is found nowhere: it would have to be made again."""
-        storage, start = x.untyped_storage(), x.untyped_storage().data_ptr()
-        if source in OWN and start not in self._storages:
-            size = self.sizes.setdefault(source, 0)
-            self._storages[start] = len(self._tensors) + list(self.sizes).index(source), size
-            self.sizes[source] = size + stepped(storage.nbytes())
-        if start in self._storages:
-            index, at = self._storages[start]
-            return index, at + x.data_ptr() - start
-        for name in (source,) if isinstance(source, str) else source:
-            index, tensor = self._tensors.get(name, (0, None))
-            if tensor is not None and tensor.untyped_storage().data_ptr() == start:
-                return index, x.data_ptr() - tensor.data_ptr()
-        raise NotPrepared
+        start = x.untyped_storage().data_ptr()
+        if start not in self._storages:
+            names = (source,) if isinstance(source, str) else source
+            for index, tensor in (self._tensors[name] for name in names if name in self._tensors):
+                if tensor.untyped_storage().data_ptr() == start:
+                    return index, x.data_ptr() - tensor.data_ptr()
+            if names[-1] not in OWN:
+                raise NotPrepared
+            self._add(names[-1], x)
+        index, at = self._storages[start]
+        return index, at + x.data_ptr() - start
+
+    def _add(self, kind: str, x: Tensor) -> None:
+        """Room for all of a tensor's memory behind what there is of its kind."""
+        storage, size = x.untyped_storage(), self.sizes.setdefault(kind, 0)
+        place = len(self._tensors) + list(self.sizes).index(kind)
+        self._storages[storage.data_ptr()] = place, size
+        self.sizes[kind] = size + stepped(storage.nbytes())
 
 
 class _Kernel:

@@ -131,10 +131,12 @@ class Prediction:
 
 
 def predict(chosen: Plan) -> Prediction | None:
-    """For a plan of one Hopper, Blackwell or CDNA4 kernel; None where nothing can be simulated.
+    """For a plan of attention on Hopper, Blackwell or CDNA4; None where nothing can be simulated.
 
     FP8 rows that a pass dequantizes count as bf16: the pass takes about 1 % of the time.
     """
+    if not isinstance(chosen.problem, Problem):
+        return None  # a step of the indexer
     chosen, amd = _as_installed(chosen), chosen.backend == "cdna4"
     pages = chosen.problem.form == "latent" and chosen.backend == "hopper"
     if chosen.backend not in CHIPS or not chosen.runs_today or pages:
@@ -202,7 +204,7 @@ def useful_flops(problem: Problem) -> float:
 
 def _work(chosen: Plan) -> list[float]:
     """Blocks of keys of every work item, of sequences of equal lengths."""
-    problem = chosen.problem
+    problem: Problem = chosen.problem
     batch = max(problem.batch, 1)
     if problem.form != "dense":
         rows, keys = _sparse_tile(chosen)
@@ -341,7 +343,8 @@ def _lds_bytes(chosen: Plan) -> float:
 
 def _work_of_waves(chosen: Plan) -> list[int]:
     """Blocks of keys of every CDNA4 work item, of sequences of equal lengths."""
-    problem, block = chosen.problem, chosen.block
+    problem: Problem = chosen.problem
+    block = chosen.block
     assert block is not None
     if problem.form == "sparse":
         return [-(-problem.topk // block.tile_keys)] * (problem.total_q * chosen.config.row_blocks)

@@ -11,8 +11,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from openmla.errors import InvalidArgument
+from openmla.planning.problems import AnyProblem
 from openmla.planning.target import TARGETS, Target, target_by_name
-from openmla.problem import Problem
 
 if TYPE_CHECKING:
     from openmla.planning.registry import BACKENDS, NEWEST_TRITON, Plan, cached_plan
@@ -40,11 +40,12 @@ def __getattr__(name: str) -> Any:
     return getattr(import_module("openmla.planning.registry"), name)
 
 
-def plan(problem: Problem, target: str | Target = "cpu", backend: str = "auto") -> Plan:
+def plan(problem: AnyProblem, target: str | Target = "cpu", backend: str = "auto") -> Plan:
     """The plan for a problem on a target; `backend` other than "auto" is never replaced.
 
     Raises `Unsupported` with the reason and the nearest form that would work.
 
+    >>> from openmla.problem import Problem
     >>> dense = Problem(form="dense", heads=128, d_nope=128, d_rope=64, d_v=128, total_q=4096)
     >>> chosen = plan(dense, "h200")  # no GPU is asked
     >>> chosen.backend, chosen.block.tile_rows, chosen.block.tile_keys
@@ -52,8 +53,8 @@ def plan(problem: Problem, target: str | Target = "cpu", backend: str = "auto") 
     """
     from openmla.planning.registry import BACKENDS, cached_plan
 
-    if not isinstance(problem, Problem):
-        raise InvalidArgument("problem", "a Problem", repr(problem))
+    if not isinstance(problem, AnyProblem):
+        raise InvalidArgument("problem", "a Problem or an IndexProblem", repr(problem))
     if not isinstance(target, str | Target):
         raise InvalidArgument("target", "the name of a target, or a Target", repr(target))
     if not isinstance(backend, str) or backend not in BACKENDS:

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 
 from openmla.errors import InvalidArgument, Unsupported
 from openmla.planning.memory import Columns, MemoryMap
+from openmla.planning.problems import AnyProblem
 from openmla.planning.serves import Serves
 from openmla.planning.target import Target
-from openmla.problem import Problem
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,8 @@ class Block:
     threads: int
     memory: MemoryMap
     """Shared memory (LDS), region by region."""
-    pipeline: Pipeline
+    pipeline: Pipeline | None = None
+    """None for kernels without a softmax."""
     tensor_memory: tuple[Columns, ...] = ()
     registers: int = 0
     """Registers of the block that the plan fixes; 0 where the compiler decides."""
@@ -65,7 +66,7 @@ class Choice(NamedTuple):
     """Kernels that would have come first, each with the reason that it does not run."""
 
 
-def no_reason(config: Any, problem: Problem) -> str:
+def no_reason(config: Any, problem: Any) -> str:
     """For kernels that run whenever they are planned."""
     return ""
 
@@ -96,6 +97,8 @@ class Kernel:
     """Class of its configs: frozen, with `explain()` and `why_unsupported()`."""
     choose: Callable[[Any, Target], Any]
     """The config for a problem that `serves` lets through."""
+    archs: tuple[str, ...] = ()
+    """Those of the family's architectures that it runs on; empty: all of them."""
     launcher: str = ""
     """Module whose `calls` lists the launches of a plan; empty while there is no kernel."""
     first_triton: tuple[int, int] = (0, 0)
@@ -106,19 +109,19 @@ class Kernel:
     """Which launches a config takes for a problem: a frozen record, equal where the kernels, their
     constants and their workspaces are. Launchers read it, and a kept launch serves other token
     counts only if it is the same for them."""
-    block: Callable[[Any, Problem], Block] | None = None
-    """What one block takes of a GPU; None on a CPU."""
+    block: Callable[[Any, Any], Block] | None = None
+    """What one block takes of a GPU; None on a CPU, and where the compiler alone decides."""
     explain: Callable[[Any, Any], list[str]] = own_lines
-    slower: Callable[[Any, Problem], str] = no_reason
+    slower: Callable[[Any, Any], str] = no_reason
     """Why another kernel is faster, so that this one runs only when its backend is named."""
     coarse: str = ""
     """Why results are less accurate than the contract asks: likewise only when it is named."""
     fp8_weights: bool = False
     """Whether it rounds weights to e4m3, as V is: the acceptance rule allows what that costs."""
 
-    def plan(self, problem: Problem, target: Target) -> Choice:
+    def plan(self, problem: AnyProblem, target: Target) -> Choice:
         """The config for a problem, or the reason that there is none."""
-        reason = self.serves.why_not(problem)
+        reason = self._why_not_serve(problem, target)
         if reason:
             return Choice(None, reason)
         try:
@@ -130,11 +133,17 @@ class Kernel:
             return Choice(None, str(error))
         return Choice(config, _why_unsupported(config), self.name)
 
-    def why_not(self, config: Any, problem: Problem) -> str:
+    def why_not(self, config: Any, problem: AnyProblem, target: Target) -> str:
         """Why a config that came from elsewhere is no plan of this kernel; empty when it is."""
-        return self.serves.why_not(problem) or _why_unsupported(config)
+        return self._why_not_serve(problem, target) or _why_unsupported(config)
 
-    def on_request(self, config: Any, problem: Problem) -> str:
+    def _why_not_serve(self, problem: AnyProblem, target: Target) -> str:
+        reason = self.serves.why_not(problem)
+        if not reason and self.archs and target.arch not in self.archs:
+            reason = f"{target.arch}: the {self.name} kernel is made for {', '.join(self.archs)}"
+        return reason
+
+    def on_request(self, config: Any, problem: AnyProblem) -> str:
         """Why the kernel runs only when its backend is named; empty when it need not be."""
         return self.coarse or self.slower(config, problem)
 
@@ -170,7 +179,7 @@ class Family:
         return tuple(k for k in self.kernels if form in k.serves.allowed["form"])
 
     def choose(
-        self, problem: Problem, target: Target, triton: tuple[int, ...] | None, named: bool
+        self, problem: AnyProblem, target: Target, triton: tuple[int, ...] | None, named: bool
     ) -> Choice:
         """The config of the first kernel that serves the problem, or why none does.
 

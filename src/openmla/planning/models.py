@@ -12,6 +12,7 @@ from typing import Literal, cast, get_args
 
 from openmla.errors import InvalidArgument
 from openmla.formats import BF16, FORMATS
+from openmla.indexer.problem import INDEX_FORMS, IndexForm, IndexProblem
 from openmla.problem import CACHE_FORMATS, FORMS, Form, Problem
 
 Evidence = Literal["config class", "reported", "general knowledge"]
@@ -42,6 +43,9 @@ class Model:
     one_row: bool = False
     """K and V are the same `kv_lora`-wide row, rope included, and there is no per-head form."""
     sink: bool = False
+    index_heads: int = 0
+    """Heads of an indexer that scores every key; 0 where there is none, or where it scores keys
+    that were pooled or compressed before."""
 
     @property
     def form(self) -> Form:
@@ -55,7 +59,7 @@ _MODELS = (
     Model("deepseek-v3", 128, 512, 128, 64, 128),
     Model("deepseek-r1", 128, 512, 128, 64, 128),
     Model("deepseek-v3.1", 128, 512, 128, 64, 128),
-    Model("deepseek-v3.2", 128, 512, 128, 64, 128, topk=2048),
+    Model("deepseek-v3.2", 128, 512, 128, 64, 128, topk=2048, index_heads=64),
     Model(
         "deepseek-v4-flash", 64, 512, 448, 64, 512, topk=512, window=128, one_row=True, sink=True
     ),
@@ -76,11 +80,11 @@ _MODELS = (
     Model("kimi-k2.5", 64, 512, 128, 64, 128, evidence="reported"),
     Model("kimi-linear-48b", 32, 512, 128, 64, 128),
     Model("kimi-k3", 96, 512, 128, 64, 128, evidence="reported"),
-    Model("glm-5", 64, 512, 192, 64, 256, topk=2048),
+    Model("glm-5", 64, 512, 192, 64, 256, topk=2048, index_heads=32),
     Model("glm-5.3-flash", 64, 512, 256, 0, 256, topk=2048),
     Model("glm-4.7-flash", 20, 512, 192, 64, 256),
-    Model("hy4-preview", 32, 512, 192, 64, 256, topk=2048),
-    Model("mistral-large-4", 64, 512, 64, 64, 128, topk=2048),
+    Model("hy4-preview", 32, 512, 192, 64, 256, topk=2048, index_heads=16),
+    Model("mistral-large-4", 64, 512, 64, 64, 128, topk=2048, index_heads=32),
     Model("mistral-small-4", 32, 256, 64, 64, 128),
     Model("mistral-large-3", 128, 512, 128, 64, 128, evidence="general knowledge"),
     Model("longcat-flash", 64, 512, 128, 64, 128),
@@ -88,7 +92,7 @@ _MODELS = (
     Model("minicpm3-4b", 40, 256, 64, 32, 64),
     Model("youtu-llm-2b", 16, 512, 128, 64, 128),
     Model("a.x-k1", 64, 512, 128, 64, 128),
-    Model("a.x-k2", 32, 128, 64, 32, 64, topk=2048),
+    Model("a.x-k2", 32, 128, 64, 32, 64, topk=2048, index_heads=16),
     Model("dots3", 64, 512, 128, 64, 128),
 )
 MODELS = {model.name: model for model in _MODELS}
@@ -130,6 +134,36 @@ def problem_for_model(
     if chosen == "dense":
         return _dense_problem(model, heads, (tokens, keys), page_size, dtype)
     return _latent_problem(model, cast(Form, chosen), heads, (tokens, keys), page_size, dtype)
+
+
+def index_problem_for_model(
+    name: str, *, tokens: int = 4096, context: int = 0, page_size: int = 0, form: str = "scores"
+) -> IndexProblem:
+    """The step that a model's indexer takes on every rank: one sequence of `tokens` new tokens.
+
+    `context` counts all keys, as in `problem_for_model`. Keys lie in pages of 64 unless told
+    otherwise; a selection is written as the physical rows of these pages.
+
+    >>> print(index_problem_for_model("deepseek-v3.2", context=32768))
+    scores, 64 heads, 4096 queries x 32768 keys, pages of 64
+    >>> print(index_problem_for_model("deepseek-v3.2", context=32768, form="select"))
+    select, top-2048 of 4096 rows x 32768 scores, pages of 64
+    """
+    model, page = model_by_name(name), page_size or DEFAULT_PAGE_SIZE
+    keys = _check_counts(tokens, context, page_size)
+    if form not in INDEX_FORMS:
+        raise InvalidArgument("form", "one of " + ", ".join(INDEX_FORMS), repr(form))
+    if not model.index_heads:
+        forms = ", ".join(FORMS)
+        raise InvalidArgument("form", f"one of {forms}: {name} has no indexer of all keys", form)
+    return IndexProblem(
+        form=cast(IndexForm, form),
+        heads=model.index_heads if form == "scores" else 0,
+        topk=model.topk if form == "select" else 0,
+        page_size=page,
+        total_q=tokens,
+        width=-(-keys // page) * page,
+    )
 
 
 def _dense_problem(

@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 from openmla.errors import InvalidArgument, OpenMLAError, Unsupported
 from openmla.kernels.blackwell.family import BLACKWELL
@@ -23,6 +23,7 @@ from openmla.kernels.cpu.family import CPU, REFERENCE
 from openmla.kernels.hopper.family import HOPPER
 from openmla.kernels.portable.family import PORTABLE
 from openmla.planning.family import Block, Family, Kernel
+from openmla.planning.problems import AnyProblem, decode_problem
 from openmla.planning.target import Target, target_by_name
 from openmla.problem import Problem
 from openmla.records import decode, encode, parse_json, shown
@@ -48,12 +49,13 @@ class Plan:
     ('hopper', 128, 128, True)
     """
 
-    problem: Problem
+    problem: Any
+    """What the kernel serves: a Problem, or an IndexProblem where it is one of the indexer."""
     target: str
     backend: str
     """Kernel family: reference, cpu, portable, hopper, blackwell, cdna4."""
     kernel_name: str
-    """The family's kernel, as its declaration is called: "dense", "sparse_pair" …"""
+    """The family's kernel, as its declaration is called: "dense", "sparse_pair", "scores" …"""
     config: Any
     """The kernel's own frozen config (CpuConfig, HopperDenseConfig, …); None for the reference."""
     passed_over: tuple[str, ...] = ()
@@ -73,7 +75,7 @@ class Plan:
 
     @property
     def block(self) -> Block | None:
-        """What one block takes of the chip; None on a CPU."""
+        """What one block takes of the chip; None on a CPU, and where the compiler decides."""
         block = self.kernel.block
         return None if block is None else block(self.config, self.problem)
 
@@ -132,7 +134,7 @@ class Plan:
             raise InvalidArgument("triton", 'a version such as "3.6", or ""', shown(triton))
         kernel = family_named(backend).kernel_named(name)
         plan = cls(
-            problem=decode("problem", Problem, values["problem"]),
+            problem=decode_problem(values["problem"]),
             target=chip.name,
             backend=backend,
             kernel_name=name,
@@ -146,7 +148,7 @@ class Plan:
     def _require_sense(self) -> None:
         """Rejects a config that the kernel cannot have, or that its arithmetic fails on."""
         try:
-            reason = self.kernel.why_not(self.config, self.problem)
+            reason = self.kernel.why_not(self.config, self.problem, target_by_name(self.target))
             if not reason:
                 _ = self.explain(), self.block
         except OpenMLAError:
@@ -183,12 +185,36 @@ def masks_keys(target: Target) -> bool:
 
 @lru_cache(maxsize=4096)
 def cached_plan(
-    problem: Problem, target: Target, backend: str, triton: tuple[int, ...] | None
+    problem: AnyProblem, target: Target, backend: str, triton: tuple[int, ...] | None
 ) -> Plan:
     """The plan; raises Unsupported with every family's reason and the nearest supported form."""
-    nearest = _nearest(problem, len(families_of(target)), backend)
-    chosen = first_that_serves(problem, target, backend, triton, FAMILIES, nearest)
-    return Plan(problem, target.name, *chosen, triton=version_text(target, triton))
+    families = families_of(target)
+    names = [family.name for family in families]
+    if backend not in ("auto", "reference", *names):
+        raise Unsupported(
+            f"backend {backend!r} has no {problem.form} kernel for target {target.name!r}",
+            nearest=f"backend 'auto' (there: {', '.join(names)})",
+        )
+    passed_over = [
+        f"{family.name}: {family.near_misses[target.arch]}"
+        for family in FAMILIES
+        if target.arch in family.near_misses and family.of_form(problem.form)
+    ]
+    for family in families if backend == "auto" else (family_named(backend),):
+        choice = family.choose(problem, target, triton, named=backend != "auto")
+        if not choice.reason:
+            return Plan(
+                problem=problem,
+                target=target.name,
+                backend=family.name,
+                kernel_name=choice.kernel,
+                config=choice.config,
+                passed_over=(*passed_over, *choice.passed_over),
+                triton=version_text(target, triton),
+            )
+        passed_over.append(choice.reason)
+    nearest = _nearest(problem, len(families), backend)
+    raise Unsupported("; ".join(passed_over), nearest=nearest)
 
 
 def version_text(target: Target, triton: tuple[int, ...] | None) -> str:
@@ -202,49 +228,12 @@ def version_text(target: Target, triton: tuple[int, ...] | None) -> str:
     return ".".join(map(str, triton[:2]))
 
 
-class Chosen(NamedTuple):
-    """The kernel of a table of families that serves a problem, and its config."""
-
-    backend: str
-    kernel_name: str
-    config: Any
-    passed_over: tuple[str, ...]
-
-
-def first_that_serves(
-    problem: Any,
-    target: Target,
-    backend: str,
-    triton: tuple[int, ...] | None,
-    table: tuple[Family, ...],
-    nearest: str,
-) -> Chosen:
-    """The first kernel that serves; `nearest` is what to suggest when none does."""
-    families = [f for f in table if f.name != "reference" and f.runs_on(target)]
-    names = [family.name for family in families]
-    if backend not in ("auto", "reference", *names):
-        raise Unsupported(
-            f"backend {backend!r} has no {problem.form} kernel for target {target.name!r}",
-            nearest=f"backend 'auto' (there: {', '.join(names)})",
-        )
-    passed_over = [
-        f"{family.name}: {family.near_misses[target.arch]}"
-        for family in table
-        if target.arch in family.near_misses
-    ]
-    for family in families if backend == "auto" else [f for f in table if f.name == backend]:
-        choice = family.choose(problem, target, triton, named=backend != "auto")
-        if not choice.reason:
-            over = (*passed_over, *choice.passed_over)
-            return Chosen(family.name, choice.kernel, choice.config, over)
-        passed_over.append(choice.reason)
-    raise Unsupported("; ".join(passed_over), nearest=nearest)
-
-
-def _nearest(problem: Problem, families: int, backend: str) -> str:
+def _nearest(problem: AnyProblem, families: int, backend: str) -> str:
     """What to change so that something would serve the problem."""
     if backend != "auto" and families > 1:
         return "backend='auto', which may take another kernel family"
+    if not isinstance(problem, Problem):
+        return "backend='reference'"
     dtypes = {problem.q_dtype, problem.kv_dtype, problem.v_dtype, problem.rope_dtype}
     if dtypes != {"bf16"}:
         return "bf16 tensors and a bf16 cache, or backend='reference'"

@@ -1,9 +1,10 @@
-"""What a kernel serves, declared as data: the values of every field of a Problem that it takes.
+"""What a kernel serves, declared as data: the values of every field of a problem that it takes.
 
 A declaration is an allow-list. A field that it does not mention is served at its default value
-alone, so an option that is added to `Problem` is refused by every kernel until the kernel says
+alone, so an option that is added to a problem is refused by every kernel until the kernel says
 otherwise.
 
+>>> from openmla.problem import Problem
 >>> toy = Serves({
 ...     "form": OneOf("dense"), "heads": Range(1, 128), "d_nope": OneOf(64, 128),
 ...     "d_rope": OneOf(0, 64), "d_v": OneOf(64, 128),
@@ -27,10 +28,10 @@ from typing import Any
 
 from openmla.arithmetic import Limit, broken
 from openmla.formats import FORMATS
-from openmla.problem import Problem
+from openmla.planning.problems import AnyProblem
 
 Field = str | tuple[str, ...]
-"""One field of a Problem, or several whose values go together."""
+"""One field of a problem, or several whose values go together."""
 
 
 class OneOf:
@@ -134,12 +135,14 @@ class Serves:
     limits: tuple[Limit[Any], ...] = ()
     """What values of several fields must keep together, with the reason."""
 
-    def why_not(self, problem: Problem) -> str:
+    def why_not(self, problem: AnyProblem) -> str:
         """The first field whose value is not served, with those that are; empty if all are."""
         return self.misfit(problem)[1]
 
-    def misfit(self, problem: Problem) -> tuple[int, str]:
+    def misfit(self, problem: AnyProblem) -> tuple[int, str]:
         """How many fields fit before the first that does not, and why that one does not."""
+        if problem.form not in self.allowed["form"]:  # the other fields may not even be there
+            return 0, f"form {problem.form}: {self.allowed['form']}"
         complete = _complete(self, type(problem))  # type: ignore[arg-type]  # hashed by identity
         for place, (names, allowed) in enumerate(complete):
             got = _value(problem, names)
@@ -158,12 +161,12 @@ class Serves:
         return False
 
     def mentions(self, name: str) -> bool:
-        """Whether a field of Problem is declared, alone or in a group."""
+        """Whether a field of a problem is declared, alone or in a group."""
         return any(name in (key if isinstance(key, tuple) else (key,)) for key in self.allowed)
 
 
 @lru_cache(maxsize=256)
-def _complete(serves: Serves, kind: type[Problem]) -> tuple[tuple[Field, Allowed], ...]:
+def _complete(serves: Serves, kind: type[AnyProblem]) -> tuple[tuple[Field, Allowed], ...]:
     """A declaration, and the defaults of the fields that it does not mention."""
     rest = [
         (f.name, OneOf() if f.default is MISSING else OneOf(f.default))
@@ -173,7 +176,7 @@ def _complete(serves: Serves, kind: type[Problem]) -> tuple[tuple[Field, Allowed
     return (*serves.allowed.items(), *rest)
 
 
-def _value(problem: Problem, names: Field) -> Any:
+def _value(problem: AnyProblem, names: Field) -> Any:
     if isinstance(names, tuple):
         return tuple(_value(problem, name) for name in names)
     return getattr(problem, names)

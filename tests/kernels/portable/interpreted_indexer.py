@@ -31,13 +31,13 @@ from openmla.indexer.windows import paged_windows
 from openmla.kernels.portable.indexer import launch, windows
 from openmla.lab.testing.indexer import score_problems
 from openmla.lab.testing.memory.guard import EDGES, GuardedMemory
-from openmla.planning.indexer import IndexPlan, index_plan
+from openmla.planning import Plan, plan
 
 UNWRITTEN = 12345.0
 
 
-def plan_of(operands, results, target: str, **changes: int) -> IndexPlan:
-    chosen = index_plan(operands.problem(results), target, "portable")
+def plan_of(operands, results, target: str, **changes: int) -> Plan:
+    chosen = plan(operands.problem(results), target, "portable")
     return replace(chosen, config=replace(chosen.config, **changes))
 
 
@@ -146,13 +146,29 @@ def paging() -> Iterator[list[str]]:
     ):
         cu = torch.tensor([0, *torch.tensor(q_lens).cumsum(0).tolist()], dtype=torch.int32)
         total, lengths = sum(q_lens) + spare, torch.tensor(k_lens, dtype=torch.int32)
-        got, want = (m(cu, lengths, total) for m in (windows.paged_windows, paged_windows))
+        found = windows.paged_windows(cu, lengths, total, least=3)
+        want = paged_windows(cu, lengths, total)
         names = ("starts", "ends", "sequences", "longest")
         yield [
             f"{q_lens}: {name}"
             for name in names
-            if not torch.equal(getattr(got, name), getattr(want, name))
+            if not torch.equal(getattr(found.seen, name), getattr(want, name))
         ]
+        scored = want.longer_than(3).ends
+        yield [] if torch.equal(found.scored.ends, scored) else [f"{q_lens}: scored"]
+        starts = torch.arange(total, dtype=torch.int32)
+        for given, offsets in product((None, starts), (None, cu)):
+            got = windows.given_windows(given, None, total, 77, cu.device, offsets).seen
+            lines = (
+                got.sequences is None
+                if offsets is None
+                else torch.equal(got.sequences, want.sequences)
+            )
+            begin = torch.zeros_like(starts) if given is None else given
+            right = torch.equal(got.starts, begin) and bool((got.ends == 77).all()) and lines
+            yield [] if right else [f"{q_lens}: given windows"]
+        whole = windows.given_windows(starts, starts, total, 77, cu.device)
+        yield [] if whole.made == [] and whole.seen.ends is starts else [f"{q_lens}: launched"]
     for scales, dtype in product(("ue8m0", "fp32"), (torch.float32, torch.bfloat16)):
         k = torch.randn(9, 128) * torch.logspace(-7, 6, 9)[:, None]
         k[2], k[3, 5], k[4, 6], k[5] = 0, torch.nan, torch.inf, 448.0
@@ -179,7 +195,7 @@ def wild() -> Iterator[list[str]]:
         )
         for x in (table, cu, lengths):
             make_wild(x, kind, rng)
-        where = windows.paged_windows(cu, lengths, 9)
+        where = windows.paged_windows(cu, lengths, 9).seen
         for x in (where.starts, where.ends) if seed % 2 else ():
             make_wild(x, kind, rng)
         scores = memory.new((9, table.shape[1] * 16), torch.float32)

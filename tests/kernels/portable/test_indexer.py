@@ -22,7 +22,7 @@ SCRIPT = Path(__file__).with_name("interpreted_indexer.py")
         ("scores", 33),
         ("select", 55),
         pytest.param("defects", 6, marks=pytest.mark.seeded),
-        ("paging", 8),
+        ("paging", 32),
         ("wild", 10),
     ],
 )

@@ -1,4 +1,4 @@
-"""The Blackwell family: Gluon kernels for sm_100, dense and over latent rows (lists and pages)."""
+"""The Blackwell family: Gluon kernels for sm_100, dense, latent rows, the indexer's scores."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -10,6 +10,7 @@ from openmla.kernels.blackwell.dense.plan import (
     dense_pair_config,
 )
 from openmla.kernels.blackwell.dense.resources import DenseKernel
+from openmla.kernels.blackwell.indexer.plan import INDEX_KERNELS
 from openmla.kernels.blackwell.pair.plan import (
     FIRST_ROWS_PAIR,
     PairConfig,
@@ -242,5 +243,6 @@ BLACKWELL = Family(
         _dense("dense_no_rope", {**_16_BITS, **_WITHOUT_ROPE}),
         _dense("dense_no_rope_fp8", {**_ALL_FP8, **_WITHOUT_ROPE}, coarse=COARSE),
         *_ROWS_KERNELS,
+        *INDEX_KERNELS,
     ),
 )

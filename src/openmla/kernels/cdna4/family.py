@@ -1,4 +1,4 @@
-"""The CDNA4 family: Gluon kernels for gfx950, dense and latent (lists and pages)."""
+"""The CDNA4 family: Gluon kernels for gfx950: dense, latent, the indexer's scores."""
 
 from collections.abc import Callable
 from itertools import product
@@ -6,6 +6,7 @@ from typing import Any
 
 from openmla.kernels.cdna4.chip import FIRST_TRITON, LANE_REGISTERS
 from openmla.kernels.cdna4.dense.plan import Dense16, DenseBlock, DenseFP8
+from openmla.kernels.cdna4.indexer.plan import INDEX_KERNELS
 from openmla.kernels.cdna4.sparse.plan import ROPE_COLUMNS, MlaSparse16
 from openmla.modular.cdna4.config import MlaConfigV2
 from openmla.modular.cdna4.layout.dma import WAVE
@@ -211,5 +212,6 @@ CDNA4 = Family(
         _dense("dense_fp8", _DENSE_FP8, DenseFP8, _dense_fp8, fp8_weights=True),
         _rows("sparse", _SPARSE),
         _rows("latent", _LATENT),
+        *INDEX_KERNELS,
     ),
 )

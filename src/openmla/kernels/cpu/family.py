@@ -1,5 +1,6 @@
 """The families that need no GPU: the float64 reference and the CPU kernels. They serve all."""
 
+from openmla.kernels.cpu.indexer.plan import CPU_INDEXER, DEFINITION
 from openmla.kernels.cpu.plan import CpuConfig, plan_cpu
 from openmla.planning.family import Family, Kernel
 from openmla.planning.serves import ANY, LENGTHS, OneOf, Range, Serves, either
@@ -39,6 +40,7 @@ REFERENCE = Family(
             launcher="openmla.reference",
             explain=lambda config, problem: ["the definition in float64, no tiling"],
         ),
+        DEFINITION,
     ),
 )
 CPU = Family(
@@ -52,5 +54,6 @@ CPU = Family(
             choose=lambda problem, target: plan_cpu(problem),
             launcher="openmla.kernels.cpu.launch",
         ),
+        CPU_INDEXER,
     ),
 )

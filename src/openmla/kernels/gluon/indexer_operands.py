@@ -12,9 +12,20 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from openmla.indexer.cache import IndexCache
 from openmla.indexer.operands import ScoresOperands
 from openmla.indexer.problem import DIM
-from openmla.kernels.call import launch_counter, vector
+from openmla.kernels.call import COUNTER, WORKSPACE, Sources, launch_counter, vector
 from openmla.kernels.gluon.descriptors import tile_layout
 
+SOURCES: Sources = {
+    "q_desc": "q",
+    "k_desc": "keys",
+    "s_desc": ("k_scale", "keys"),
+    "weights_ptr": "weights",
+    "starts_ptr": "starts",
+    "ends_ptr": "ends",
+    "table_ptr": "block_table",
+    "out_ptr": ("out", WORKSPACE),  # where a selection follows, scores are its own
+    "counter_ptr": COUNTER,
+}
 LINE = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=2)
 
 

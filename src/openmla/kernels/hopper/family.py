@@ -1,4 +1,4 @@
-"""The Hopper family: Gluon kernels for sm_90, dense and latent (lists and pages)."""
+"""The Hopper family: Gluon kernels for sm_90: dense, latent (lists and pages), the indexer."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from openmla.kernels.hopper.dense_fp8.plan import (
     HopperDenseFp8Config,
     select_hopper_dense_fp8_config,
 )
+from openmla.kernels.hopper.indexer.plan import INDEX_KERNELS
 from openmla.kernels.hopper.latent.plan import HopperSparseConfig, select_hopper_sparse_config
 from openmla.kernels.hopper.sparse_fp8.plan import (
     HopperSparseFp8Config,
@@ -149,7 +150,7 @@ def _cache_read(problem: Problem, config: HopperSparseConfig) -> CacheRead:
     return named_pages_read(tiles, rows, width, problem.page_size)
 
 
-def _latent_block(config: HopperSparseConfig, problem: Problem) -> Block:
+def _latent_block(config: HopperSparseConfig, problem: Problem, element: int = 2) -> Block:
     slots = 2 * config.num_kv_stages
     return Block(
         tile_rows=config.BM,
@@ -158,13 +159,14 @@ def _latent_block(config: HopperSparseConfig, problem: Problem) -> Block:
         threads=config.num_threads,
         memory=config.smem_map,
         registers=config.registers.most,
-        pipeline=Pipeline(2, 64, 64, config.width, config.latent, 2, slots, 0, shares_keys=False),
+        pipeline=Pipeline(
+            2, 64, 64, config.width, config.latent, element, slots, 0, shares_keys=False
+        ),
     )
 
 
 def _latent_fp8_block(config: HopperSparseFp8Config, problem: Problem) -> Block:
-    block = _latent_block(config, problem)
-    return replace(block, pipeline=replace(block.pipeline, element=1))
+    return _latent_block(config, problem, element=1)
 
 
 def _keys_not_split(config: HopperSparseFp8Config, problem: Problem) -> str:
@@ -359,5 +361,6 @@ HOPPER = Family(
                 "causal": YES_OR_NO,
             },
         ),
+        *INDEX_KERNELS,
     ),
 )

@@ -17,9 +17,9 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from functools import lru_cache, partial
 from multiprocessing import get_context
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from openmla.aot.operands import index_operands_of, operands_of
+from openmla.aot.operands import operands_of
 from openmla.errors import Unsupported
 from openmla.indexer.problem import IndexProblem
 from openmla.kernels.call import Call
@@ -28,7 +28,7 @@ from openmla.kernels.launch import calls
 from openmla.kernels.triton_version import TRITON
 from openmla.lab.compiling.jobs import CompileJob, CompileReport, compile_job
 from openmla.planning import TARGETS, Plan, Target, cached_plan
-from openmla.planning.indexer import IndexPlan, cached_index_plan
+from openmla.planning.problems import AnyProblem
 from openmla.planning.registry import families_of, family_named
 
 if TYPE_CHECKING:
@@ -54,17 +54,11 @@ def jobs_of(listed: Jobs) -> Iterator[CompileJob]:
     chip = TARGETS[listed.chip]
     family = family_named(listed.backend) if listed.backend else families_of(chip)[0]
     for name, problem in listed.problems.items():
-        is_index = isinstance(problem, IndexProblem)
-        make_plan: Any = cached_index_plan if is_index else cached_plan
-        best = make_plan(problem, chip, family.name, None).kernel
-        if best.why_not_run(problem, TRITON) and _none_runs(make_plan, problem, chip, family.name):
+        best = cached_plan(problem, chip, family.name, None).kernel
+        if best.why_not_run(problem, TRITON) and _none_runs(problem, chip, family.name):
             continue
-        chosen: Any = make_plan(problem, chip, family.name, TRITON)
-        operands: Any = (
-            index_operands_of(problem)
-            if is_index
-            else operands_of(problem, page_gap=listed.page_gaps.get(name, 0))
-        )
+        chosen = cached_plan(problem, chip, family.name, TRITON)
+        operands = operands_of(problem, page_gap=listed.page_gaps.get(name, 0))
         chosen = replace(chosen, config=replace(chosen.config, **listed.configs.get(name, {})))
         names: Counter[str] = Counter()
         for call in calls(chosen, *operands):
@@ -76,18 +70,18 @@ def jobs_of(listed: Jobs) -> Iterator[CompileJob]:
             yield CompileJob(full, call, chip.arch.replace("_", ""), listed.predicted(chosen, call))
 
 
-def _none_runs(make_plan: Any, problem: Any, chip: Target, backend: str) -> bool:
+def _none_runs(problem: AnyProblem, chip: Target, backend: str) -> bool:
     """Whether no kernel of the family serves the problem with this Triton."""
     try:
-        make_plan(problem, chip, backend, TRITON)
+        cached_plan(problem, chip, backend, TRITON)
     except Unsupported:
         return True
     return False
 
 
-def _kind(chosen: Plan | IndexPlan, call: Call) -> str:
+def _kind(chosen: Plan, call: Call) -> str:
     """The kernel's name."""
-    step = "indexer " if isinstance(chosen, IndexPlan) else ""
+    step = "indexer " if isinstance(chosen.problem, IndexProblem) else ""
     return step + str(call.kernel.__name__).removesuffix("_kernel")
 
 

@@ -26,7 +26,7 @@ from openmla.indexer.operands import ScoresOperands, SelectOperands
 from openmla.kernels.blackwell.indexer import launch as blackwell_launcher
 from openmla.kernels.hopper.indexer import launch as hopper_launcher
 from openmla.lab.testing.indexer import score_problems
-from openmla.planning.indexer import index_plan
+from openmla.planning import plan
 
 PACKAGES = {"hopper": hopper, "blackwell": blackwell}
 LAUNCHERS = {"hopper": hopper_launcher, "blackwell": blackwell_launcher}
@@ -144,7 +144,7 @@ def scores_of(
     launch: ModuleType, family: str, op: ScoresOperands, schedule: str, seed: int
 ) -> tuple[set[Kind], bool]:
     out = torch.full((op.q.shape[0], 1300), UNWRITTEN)
-    chosen = index_plan(op.problem(out), TARGETS[family], family)
+    chosen = plan(op.problem(out), TARGETS[family], family)
     chosen = replace(chosen, config=replace(chosen.config, sm_count=1))
     with intercept(limits=LIMITS, schedule=schedule, seed=seed) as reports:
         for call in launch.calls(chosen, op, out):
@@ -157,7 +157,7 @@ def selection_of(
     launch: ModuleType, op: SelectOperands, schedule: str, seed: int
 ) -> tuple[set[Kind], bool]:
     got, want = results_of(op), results_of(op)
-    chosen = index_plan(op.problem(got), "h200", "hopper")
+    chosen = plan(op.problem(got), "h200", "hopper")
     assert chosen.config.list_vectors == 8
     with intercept(limits=LIMITS, schedule=schedule, seed=seed) as reports:
         for call in launch.calls(chosen, op, got):

@@ -13,7 +13,7 @@ from indexer import cases
 from openmla.indexer import reference
 from openmla.indexer.operands import SelectOperands, SelectResults, Windows
 from openmla.kernels.hopper.indexer.launch import calls
-from openmla.planning.indexer import IndexPlan, index_plan
+from openmla.planning import Plan, plan
 
 SMALL = {
     "warps": 1,
@@ -26,8 +26,8 @@ SMALL = {
 """Rows of 513 scores are long ones; two blocks do all rows."""
 
 
-def plan_of(op: SelectOperands, results: SelectResults, **changes: Any) -> IndexPlan:
-    chosen = index_plan(op.problem(results), "h200", "hopper")
+def plan_of(op: SelectOperands, results: SelectResults, **changes: Any) -> Plan:
+    chosen = plan(op.problem(results), "h200", "hopper")
     return replace(chosen, config=replace(chosen.config, **SMALL | changes))
 
 
@@ -159,7 +159,7 @@ def test_a_row_does_not_see_its_neighbors() -> None:
 def test_what_it_does_not_serve_is_portable(change: dict, reason: str) -> None:
     op = operands("random", 512, 100)
     problem = replace(op.problem(results_of(op)), **change)
-    chosen = index_plan(problem, "h200")
+    chosen = plan(problem, "h200")
     assert chosen.backend == "portable" and reason in chosen.passed_over[0]
 
 

@@ -17,12 +17,12 @@ from openmla.kernels.blackwell.indexer.plan import COLUMNS, PART, BlackwellScore
 from openmla.kernels.blackwell.indexer.scores import scores_kernel
 from openmla.kernels.call import Call
 from openmla.kernels.gluon.compat import tmem_reg_layout
-from openmla.kernels.gluon.indexer_operands import scores_arguments
+from openmla.kernels.gluon.indexer_operands import SOURCES, scores_arguments
 from openmla.kernels.gluon.indexer_records import ScoresConfig
-from openmla.planning.indexer import IndexPlan
+from openmla.planning import Plan
 
 
-def calls(plan: IndexPlan, op: ScoresOperands, out: Tensor) -> Iterator[Call]:
+def calls(plan: Plan, op: ScoresOperands, out: Tensor) -> Iterator[Call]:
     """What a launch runs; nothing where there is nothing to write."""
     config: BlackwellScoresConfig = plan.config
     if not op.columns(out) or not op.q.shape[0]:
@@ -32,7 +32,7 @@ def calls(plan: IndexPlan, op: ScoresOperands, out: Tensor) -> Iterator[Call]:
         **_constexprs(config),
     }
     work_items = -(-op.q.shape[0] // config.block_queries) * arguments["chunks"]
-    yield Call(scores_kernel, min(work_items, config.sm_count), arguments)
+    yield Call(scores_kernel, min(work_items, config.sm_count), arguments, SOURCES)
 
 
 def _constexprs(config: BlackwellScoresConfig) -> dict[str, Any]:

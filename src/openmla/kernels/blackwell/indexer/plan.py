@@ -10,8 +10,8 @@ from functools import cached_property
 from openmla.arithmetic import Limited, Part
 from openmla.indexer.problem import DIM, IndexProblem
 from openmla.modular.blackwell.units import MBAR_BYTES, SMEM_CARVEOUT, TMEM_COLS
-from openmla.planning.family import Family, Kernel
-from openmla.planning.memory import MemoryMap, Wanted, lay_out
+from openmla.planning.family import Block, Kernel
+from openmla.planning.memory import Columns, MemoryMap, Wanted, lay_out
 from openmla.planning.serves import OneOf, Range, index_scores
 from openmla.planning.target import Target
 
@@ -22,6 +22,8 @@ FP32 = 4
 BOX_STEP = 32  # rows: a copy of fp32 scales begins at a multiple of 128 bytes of shared memory
 LARGEST_BOX = 64  # keys of one copy
 PIECE_FIELDS = 4
+THREADS = 384  # 12 warps: two partitions of sums, and those that multiply and load
+REGISTERS_AT_LAUNCH = 168  # of a thread: 12 warps share 65536
 
 
 @dataclass(frozen=True)
@@ -99,16 +101,29 @@ def _scores(problem: IndexProblem, target: Target) -> BlackwellScoresConfig:
     return BlackwellScoresConfig(problem.heads, problem.page_size, target.sm_count)
 
 
-BLACKWELL_INDEX = Family(
-    name="blackwell",
-    archs=("sm_100",),
-    kernels=(
-        Kernel(
-            name="scores",
-            serves=index_scores(OneOf(32, 64, 128), Range(0, 1024, BOX_STEP)),
-            config=BlackwellScoresConfig,
-            choose=_scores,
-            launcher="openmla.kernels.blackwell.indexer.launch",
+def _scores_block(config: BlackwellScoresConfig, problem: IndexProblem) -> Block:
+    return Block(
+        tile_rows=config.tiles * COLUMNS,
+        tile_keys=config.BN,
+        stages=config.stages,
+        threads=THREADS,
+        memory=config.smem_map,
+        registers=THREADS * REGISTERS_AT_LAUNCH,
+        tensor_memory=tuple(
+            Columns(f"products of tile {tile}", tile * COLUMNS, COLUMNS)
+            for tile in range(config.tiles)
         ),
+    )
+
+
+INDEX_KERNELS = (
+    Kernel(
+        name="scores",
+        serves=index_scores(OneOf(32, 64, 128), Range(0, 1024, BOX_STEP)),
+        config=BlackwellScoresConfig,
+        choose=_scores,
+        block=_scores_block,
+        archs=("sm_100",),
+        launcher="openmla.kernels.blackwell.indexer.launch",
     ),
 )

@@ -6,7 +6,7 @@ from openmla.indexer.problem import IndexProblem
 from openmla.kernels.call import Call
 from openmla.kernels.cdna4.chip import LANE_REGISTERS
 from openmla.kernels.jobs import Jobs, Predicted
-from openmla.planning.indexer import IndexPlan
+from openmla.planning import Plan
 
 PROBLEMS = {
     f"{heads} heads{f' pages of {page}' if page else ''}": IndexProblem(
@@ -17,7 +17,7 @@ PROBLEMS = {
 }
 
 
-def predicted(_: IndexPlan, __: Call) -> Predicted:
+def predicted(_: Plan, __: Call) -> Predicted:
     """No LDS."""
     return Predicted(shared=0, registers=LANE_REGISTERS)
 

@@ -20,7 +20,7 @@ from openmla.kernels.cdna4.indexer.plan import Cdna4ScoresConfig
 from openmla.kernels.cdna4.indexer.records import ScoresLayouts
 from openmla.kernels.cdna4.indexer.scores import scores_kernel
 from openmla.kernels.cdna4.layouts import CDNA4_MFMA
-from openmla.planning.indexer import IndexPlan
+from openmla.planning import Plan
 
 PIECE = 16
 """Bytes: strides of rows count them, so that the compiler knows that rows are aligned."""
@@ -28,7 +28,7 @@ K_WIDTH = 16
 """Neighboring columns of an operand in a lane: one load."""
 
 
-def calls(plan: IndexPlan, op: ScoresOperands, out: Tensor) -> Iterator[Call]:
+def calls(plan: Plan, op: ScoresOperands, out: Tensor) -> Iterator[Call]:
     """What a launch runs; nothing where there is nothing to write."""
     config: Cdna4ScoresConfig = plan.config
     columns, total_q = op.columns(out), op.q.shape[0]

@@ -9,7 +9,7 @@ from functools import cached_property
 from openmla.arithmetic import Limited
 from openmla.indexer.problem import IndexProblem
 from openmla.kernels.cdna4.chip import FIRST_TRITON
-from openmla.planning.family import Family, Kernel
+from openmla.planning.family import Kernel
 from openmla.planning.serves import OneOf, Range, index_scores
 from openmla.planning.target import Target
 
@@ -47,17 +47,13 @@ def _scores(problem: IndexProblem, target: Target) -> Cdna4ScoresConfig:
     return Cdna4ScoresConfig(problem.heads, problem.page_size)
 
 
-CDNA4_INDEX = Family(
-    name="cdna4",
-    archs=("gfx950",),
-    kernels=(
-        Kernel(
-            name="scores",
-            serves=index_scores(OneOf(32, 64, 128), PAGES),
-            config=Cdna4ScoresConfig,
-            choose=_scores,
-            launcher="openmla.kernels.cdna4.indexer.launch",
-            first_triton=FIRST_TRITON,
-        ),
+INDEX_KERNELS = (
+    Kernel(
+        name="scores",
+        serves=index_scores(OneOf(32, 64, 128), PAGES),
+        config=Cdna4ScoresConfig,
+        choose=_scores,
+        launcher="openmla.kernels.cdna4.indexer.launch",
+        first_triton=FIRST_TRITON,
     ),
 )

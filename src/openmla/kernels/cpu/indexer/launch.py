@@ -9,14 +9,14 @@ from typing import Any
 from openmla.indexer.operands import IndexOperands, SelectOperands
 from openmla.kernels.cpu.indexer.scores import scores
 from openmla.kernels.cpu.indexer.select import select
-from openmla.planning.indexer import IndexPlan
+from openmla.planning import Plan
 
 
 @dataclass(frozen=True, eq=False)
 class HostCall:
     """A kernel that runs here and now."""
 
-    plan: IndexPlan
+    plan: Plan
     operands: IndexOperands
     results: Any
     """The scores, or SelectResults."""
@@ -29,6 +29,6 @@ class HostCall:
             scores(self.plan.config, self.operands, self.results)
 
 
-def calls(plan: IndexPlan, operands: IndexOperands, results: Any) -> Iterator[HostCall]:
+def calls(plan: Plan, operands: IndexOperands, results: Any) -> Iterator[HostCall]:
     """The one call."""
     yield HostCall(plan, operands, results)

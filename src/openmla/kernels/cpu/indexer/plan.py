@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from openmla.indexer.problem import INDEX_FORMS, IndexProblem
-from openmla.planning.family import Family, Kernel
+from openmla.planning.family import Kernel
 from openmla.planning.serves import ANY, YES_OR_NO, OneOf, Serves
 from openmla.planning.target import Target
 
@@ -45,42 +44,28 @@ class CpuIndexConfig:
         return [f"scores: {self.group_queries} queries x {self.block_keys} keys at a time, in fp32"]
 
 
-def _no_config(problem: Any, target: Target) -> None:
-    """The reference has no tiles to choose."""
+def _lines(config: CpuIndexConfig, problem: IndexProblem) -> list[str]:
+    return config.explain() if problem.form == "scores" else ["one row at a time: a partial sort"]
 
 
-def _definition(config: None, problem: Any) -> list[str]:
-    return ["the definition in float64, one row at a time"]
-
-
-def _cpu(problem: IndexProblem, target: Target) -> CpuIndexConfig:
+def _config(problem: IndexProblem, target: Target) -> CpuIndexConfig:
     return CpuIndexConfig()
 
 
-REFERENCE_INDEX = Family(
-    name="reference",
-    archs=("cpu", "gpu"),
-    kernels=(
-        Kernel(
-            name="definition",
-            serves=EVERY_STEP,
-            config=type(None),
-            choose=_no_config,
-            launcher="openmla.indexer.reference",
-            explain=_definition,
-        ),
-    ),
+DEFINITION = Kernel(
+    name="indexer",
+    serves=EVERY_STEP,
+    config=type(None),
+    choose=lambda problem, target: None,
+    launcher="openmla.indexer.reference",
+    explain=lambda config, problem: ["the definition in float64, one row at a time"],
 )
-CPU_INDEX = Family(
-    name="cpu",
-    archs=("cpu",),
-    kernels=(
-        Kernel(
-            name="blocked",
-            serves=EVERY_STEP,
-            config=CpuIndexConfig,
-            choose=_cpu,
-            launcher="openmla.kernels.cpu.indexer.launch",
-        ),
-    ),
+"""The reference's kernel of the indexer."""
+CPU_INDEXER = Kernel(
+    name="indexer",
+    serves=EVERY_STEP,
+    config=CpuIndexConfig,
+    choose=_config,
+    explain=_lines,
+    launcher="openmla.kernels.cpu.indexer.launch",
 )

@@ -7,7 +7,7 @@ from dataclasses import replace
 from openmla.indexer.problem import IndexProblem
 from openmla.kernels.call import Call
 from openmla.kernels.jobs import Jobs, Predicted, block_memory
-from openmla.planning.indexer import IndexPlan
+from openmla.planning import Plan
 
 _LONG = IndexProblem(form="select", topk=2048, total_q=16, width=131072)
 PROBLEMS = {
@@ -31,7 +31,7 @@ PROBLEMS = {
 MOST_SPILLED = 128
 
 
-def predicted(plan: IndexPlan, call: Call) -> Predicted:
+def predicted(plan: Plan, call: Call) -> Predicted:
     """Shared memory, and for a selection the limits of registers and of spilled bytes."""
     if plan.problem.form == "scores":
         return block_memory(plan, call)

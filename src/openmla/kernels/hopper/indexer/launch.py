@@ -17,17 +17,28 @@ from openmla.indexer.operands import (
     SelectOperands,
     SelectResults,
 )
-from openmla.kernels.call import Call, vector
-from openmla.kernels.gluon.indexer_operands import scores_arguments
+from openmla.kernels.call import WORKSPACE, Call, Sources, vector
+from openmla.kernels.gluon.indexer_operands import SOURCES, scores_arguments
 from openmla.kernels.gluon.indexer_records import ScoresConfig
 from openmla.kernels.hopper.indexer.plan import HopperScoresConfig, HopperSelectConfig
 from openmla.kernels.hopper.indexer.records import Registers, SelectConfig
 from openmla.kernels.hopper.indexer.scores import scores_kernel
 from openmla.kernels.hopper.indexer.select import select_kernel
-from openmla.planning.indexer import IndexPlan
+from openmla.planning import Plan
+
+SELECT_SOURCES: Sources = {
+    "scores_ptr": "scores",
+    "starts_ptr": "starts",
+    "ends_ptr": "ends",
+    "table_ptr": "block_table",
+    "out_ptr": "out",
+    "counts_ptr": "counts",
+    "mask_ptr": "mask",
+    "lists_ptr": WORKSPACE,
+}
 
 
-def calls(plan: IndexPlan, operands: IndexOperands, results: Any) -> Iterator[Call]:
+def calls(plan: Plan, operands: IndexOperands, results: Any) -> Iterator[Call]:
     """What a launch runs; nothing where there is nothing to write."""
     if isinstance(operands, SelectOperands):
         if operands.scores.shape[0]:
@@ -50,7 +61,7 @@ def _scores(config: HopperScoresConfig, op: ScoresOperands, out: Tensor) -> Call
         "num_warps": 4,
     }
     work_items = -(-op.q.shape[0] // config.block_queries) * arguments["chunks"]
-    return Call(scores_kernel, min(work_items, config.sm_count), arguments)
+    return Call(scores_kernel, min(work_items, config.sm_count), arguments, SOURCES)
 
 
 def _select(config: HopperSelectConfig, op: SelectOperands, results: SelectResults) -> Call:
@@ -87,4 +98,4 @@ def _select(config: HopperSelectConfig, op: SelectOperands, results: SelectResul
         "num_warps": config.warps,
         "maxnreg": config.max_registers,
     }
-    return Call(select_kernel, programs, arguments)
+    return Call(select_kernel, programs, arguments, SELECT_SOURCES)

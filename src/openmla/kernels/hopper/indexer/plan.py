@@ -1,4 +1,4 @@
-"""Hopper's plans of the indexer: Gluon kernels for sm_90."""
+"""Plans of the indexer on Hopper: scores and selection, Gluon kernels for sm_90."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from openmla.kernels.hopper.chip import (
     launch_tail,
     smem_reasons,
 )
-from openmla.planning.family import Family, Kernel
+from openmla.planning.family import Block, Kernel
 from openmla.planning.memory import Wanted
 from openmla.planning.serves import OneOf, Range, index_scores, index_selection
 from openmla.planning.target import Target
@@ -162,23 +162,44 @@ def _scores(problem: IndexProblem, target: Target) -> HopperScoresConfig:
     return HopperScoresConfig(problem.heads, problem.page_size, target.sm_count)
 
 
-HOPPER_INDEX = Family(
-    name="hopper",
-    archs=("sm_90",),
-    kernels=(
-        Kernel(
-            name="scores",
-            serves=index_scores(OneOf(32, 64, 128), Range(0, 1024, BOX_STEP)),
-            config=HopperScoresConfig,
-            choose=_scores,
-            launcher="openmla.kernels.hopper.indexer.launch",
-        ),
-        Kernel(
-            name="select",
-            serves=index_selection(),
-            config=HopperSelectConfig,
-            choose=_select,
-            launcher="openmla.kernels.hopper.indexer.launch",
-        ),
+def _scores_block(config: HopperScoresConfig, problem: IndexProblem) -> Block:
+    return Block(
+        tile_rows=config.consumers * COLUMNS,
+        tile_keys=config.BN,
+        stages=config.stages,
+        threads=config.registers.threads,
+        memory=config.smem_map,
+        registers=config.registers.most,
+    )
+
+
+def _select_block(config: HopperSelectConfig, problem: IndexProblem) -> Block:
+    threads = 32 * config.warps
+    return Block(
+        tile_rows=1,
+        tile_keys=config.chunk if config.long_rows else config.list_size,
+        stages=config.stages if config.long_rows else 1,
+        threads=threads,
+        memory=config.smem_map,
+        registers=threads * config.max_registers,
+    )
+
+
+INDEX_KERNELS = (
+    Kernel(
+        name="scores",
+        serves=index_scores(OneOf(32, 64, 128), Range(0, 1024, BOX_STEP)),
+        config=HopperScoresConfig,
+        choose=_scores,
+        block=_scores_block,
+        launcher="openmla.kernels.hopper.indexer.launch",
+    ),
+    Kernel(
+        name="select",
+        serves=index_selection(),
+        config=HopperSelectConfig,
+        choose=_select,
+        block=_select_block,
+        launcher="openmla.kernels.hopper.indexer.launch",
     ),
 )

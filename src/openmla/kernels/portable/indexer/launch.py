@@ -10,15 +10,35 @@ from torch import Tensor
 
 from openmla.indexer.cache import IndexCache
 from openmla.indexer.operands import IndexOperands, ScoresOperands, SelectOperands, SelectResults
-from openmla.kernels.call import Call, vector
+from openmla.kernels.call import WORKSPACE, Call, Sources, vector
 from openmla.kernels.portable.formats import as_operand
 from openmla.kernels.portable.indexer.scores import scores_kernel
 from openmla.kernels.portable.indexer.select import select_kernel
-from openmla.planning.indexer import IndexPlan
+from openmla.planning import Plan
 from openmla.planning.target import target_by_name
 
+SCORES_SOURCES: Sources = {
+    "q_ptr": "q",
+    "weights_ptr": "weights",
+    "values_ptr": "keys",
+    "scales_ptr": ("k_scale", "keys"),
+    "starts_ptr": "starts",
+    "ends_ptr": "ends",
+    "table_ptr": "block_table",
+    "out_ptr": ("out", WORKSPACE),  # where a selection follows, scores are its own
+}
+SELECT_SOURCES: Sources = {
+    "scores_ptr": "scores",
+    "starts_ptr": "starts",
+    "ends_ptr": "ends",
+    "table_ptr": "block_table",
+    "out_ptr": "out",
+    "counts_ptr": "counts",
+    "mask_ptr": "mask",
+}
 
-def calls(plan: IndexPlan, operands: IndexOperands, results: Any) -> Iterator[Call]:
+
+def calls(plan: Plan, operands: IndexOperands, results: Any) -> Iterator[Call]:
     """What a launch runs; nothing where there is nothing to write."""
     if isinstance(operands, SelectOperands):
         if operands.scores.shape[0]:
@@ -27,7 +47,7 @@ def calls(plan: IndexPlan, operands: IndexOperands, results: Any) -> Iterator[Ca
         yield _scores(plan, operands, results)
 
 
-def _scores(plan: IndexPlan, op: ScoresOperands, out: Tensor) -> Call:
+def _scores(plan: Plan, op: ScoresOperands, out: Tensor) -> Call:
     config, windows = plan.config, op.windows
     native = target_by_name(plan.target).has_e4m3
     chunks = -(-op.columns(out) // config.chunk)
@@ -57,7 +77,7 @@ def _scores(plan: IndexPlan, op: ScoresOperands, out: Tensor) -> Call:
         "num_warps": config.num_warps,
         "num_stages": config.num_stages,
     }
-    return Call(scores_kernel, -(-total_q // config.queries) * chunks, arguments)
+    return Call(scores_kernel, -(-total_q // config.queries) * chunks, arguments, SCORES_SOURCES)
 
 
 def _keys(op: ScoresOperands, native: bool) -> dict[str, Any]:
@@ -91,7 +111,7 @@ def _keys(op: ScoresOperands, native: bool) -> dict[str, Any]:
     }
 
 
-def _select(plan: IndexPlan, op: SelectOperands, results: SelectResults) -> Call:
+def _select(plan: Plan, op: SelectOperands, results: SelectResults) -> Call:
     config, windows = plan.config, op.windows
     table, mask = vector(op.block_table), results.mask
     arguments = {
@@ -118,4 +138,4 @@ def _select(plan: IndexPlan, op: SelectOperands, results: SelectResults) -> Call
         "BLOCK": config.block,
         "num_warps": config.num_warps,
     }
-    return Call(select_kernel, op.scores.shape[0], arguments)
+    return Call(select_kernel, op.scores.shape[0], arguments, SELECT_SOURCES)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from openmla.errors import Unsupported
 from openmla.indexer.problem import IndexProblem
-from openmla.planning.family import Family, Kernel
+from openmla.planning.family import Kernel
 from openmla.planning.serves import (
     MOST_PAGE_ROWS,
     YES_OR_NO,
@@ -78,23 +78,19 @@ def _select(problem: IndexProblem, target: Target) -> PortableSelectConfig:
     return PortableSelectConfig()
 
 
-PORTABLE_INDEX = Family(
-    name="portable",
-    archs=("gpu",),
-    kernels=(
-        Kernel(
-            name="scores",
-            serves=index_scores(Range(1, MAX_HEADS), Range(0, MOST_PAGE_ROWS), YES_OR_NO),
-            config=PortableScoresConfig,
-            choose=_scores,
-            launcher="openmla.kernels.portable.indexer.launch",
-        ),
-        Kernel(
-            name="select",
-            serves=index_selection("keeps", aligned_16=YES_OR_NO),
-            config=PortableSelectConfig,
-            choose=_select,
-            launcher="openmla.kernels.portable.indexer.launch",
-        ),
+INDEX_KERNELS = (
+    Kernel(
+        name="scores",
+        serves=index_scores(Range(1, MAX_HEADS), Range(0, MOST_PAGE_ROWS), YES_OR_NO),
+        config=PortableScoresConfig,
+        choose=_scores,
+        launcher="openmla.kernels.portable.indexer.launch",
+    ),
+    Kernel(
+        name="select",
+        serves=index_selection("keeps", aligned_16=YES_OR_NO),
+        config=PortableSelectConfig,
+        choose=_select,
+        launcher="openmla.kernels.portable.indexer.launch",
     ),
 )

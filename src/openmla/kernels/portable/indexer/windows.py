@@ -2,15 +2,20 @@
 
 | kernel | a program computes | reads | writes |
 |---|---|---|---|
-| windows_kernel | QUERIES queries | cu_seqlens_q, cache_lengths | ends, sequences, the longest |
+| windows_kernel | QUERIES queries | cu_seqlens_q, cache_lengths | windows, sequences, the longest |
 | append_kernel | one token | its key and slot | a row of a page and its scale |
 
 Results have the bits of openmla.indexer.windows and IndexCache.write, which run on the CPU.
 """
 
 # Device code: Triton gives its values their types.
+# ruff: noqa: PLR0913
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
 
 import torch
 import triton
@@ -18,64 +23,135 @@ import triton.language as tl
 from torch import Tensor
 
 from openmla.indexer.cache import LEAST_AMAX, IndexCache
-from openmla.indexer.operands import Windows
-from openmla.kernels.call import PLAIN_LAUNCH, vector
+from openmla.indexer.operands import FoundWindows, Windows
+from openmla.kernels.call import PLAIN_LAUNCH, WORKSPACE, Call, vector
 from openmla.kernels.portable.cache_ops import E4M3_MAX, e4m3_bits
 
 QUERIES, SEQUENCES = 64, 128
 _LEAST_AMAX = tl.constexpr(LEAST_AMAX)
 
 
-@triton.jit(do_not_specialize=["total_q", "batch"])
+@triton.jit(do_not_specialize=["total_q", "batch", "width", "least"])
 def windows_kernel(
     cu_ptr,
     lengths_ptr,
+    starts_ptr,
     ends_ptr,
+    scored_ptr,
     sequences_ptr,
     longest_ptr,
     total_q,
     batch,
+    width,
+    least,
     QUERIES: tl.constexpr,
     SEQUENCES: tl.constexpr,
 ):
-    """A query's sequence is the number of sequences that end before it or at it."""
+    """A window begins at column 0. With lengths it ends at the query's own key, otherwise at width.
+
+    A query's sequence is the number of sequences that end before it or at it.
+    """
     query = tl.program_id(0) * QUERIES + tl.arange(0, QUERIES)
-    place = tl.zeros([QUERIES], tl.int32)
-    longest = tl.zeros([SEQUENCES], tl.int32)
-    for first in tl.range(0, batch, SEQUENCES):
-        b = first + tl.arange(0, SEQUENCES)
-        stop = tl.load(cu_ptr + b + 1, mask=b < batch, other=0x7FFFFFFF)
-        place += tl.sum((stop[None, :] <= query[:, None]).to(tl.int32), 1)
-        longest = tl.maximum(longest, tl.load(lengths_ptr + b, mask=b < batch, other=0))
-    owned = (place < batch) & (query < total_q)
-    stop = tl.load(cu_ptr + place + 1, mask=owned, other=0)
-    length = tl.load(lengths_ptr + place, mask=owned, other=0)
-    end = tl.where(owned, tl.maximum(length - stop + query + 1, 0), 0)
-    tl.store(ends_ptr + query, end, mask=query < total_q)
-    tl.store(sequences_ptr + query, tl.where(owned, place, 0), mask=query < total_q)
-    if tl.program_id(0) == 0:
-        tl.store(longest_ptr, tl.max(longest, 0))
+    inside = query < total_q
+    if starts_ptr is not None:
+        tl.store(starts_ptr + query, tl.zeros([QUERIES], tl.int32), mask=inside)
+    if lengths_ptr is None and ends_ptr is not None:
+        tl.store(ends_ptr + query, tl.zeros([QUERIES], tl.int32) + width, mask=inside)
+    if cu_ptr is not None:
+        place = tl.zeros([QUERIES], tl.int32)
+        longest = tl.zeros([SEQUENCES], tl.int32)
+        for first in tl.range(0, batch, SEQUENCES):
+            b = first + tl.arange(0, SEQUENCES)
+            stop = tl.load(cu_ptr + b + 1, mask=b < batch, other=0x7FFFFFFF)
+            place += tl.sum((stop[None, :] <= query[:, None]).to(tl.int32), 1)
+            if lengths_ptr is not None:
+                longest = tl.maximum(longest, tl.load(lengths_ptr + b, mask=b < batch, other=0))
+        owned = (place < batch) & inside
+        tl.store(sequences_ptr + query, tl.where(owned, place, 0), mask=inside)
+        if lengths_ptr is not None:
+            stop = tl.load(cu_ptr + place + 1, mask=owned, other=0)
+            length = tl.load(lengths_ptr + place, mask=owned, other=0)
+            end = tl.where(owned, tl.maximum(length - stop + query + 1, 0), 0)
+            tl.store(ends_ptr + query, end, mask=inside)
+            if scored_ptr is not None:
+                tl.store(scored_ptr + query, tl.where(end > least, end, 0), mask=inside)
+            if tl.program_id(0) == 0:
+                tl.store(longest_ptr, tl.max(longest, 0))
 
 
-def paged_windows(cu_seqlens_q: Tensor, cache_lengths: Tensor, total_q: int) -> Windows:
-    """One launch; nothing waits for it."""
+def paged_windows(
+    cu_seqlens_q: Tensor, cache_lengths: Tensor, total_q: int, least: int = 0
+) -> FoundWindows:
+    """Windows over a cache, bottom-right causal; those of at most `least` keys need no scores."""
     device = cu_seqlens_q.device
-    starts = torch.zeros(total_q, dtype=torch.int32, device=device)
-    ends, sequences = torch.empty_like(starts), torch.empty_like(starts)
-    longest = torch.empty(1, dtype=torch.int32, device=device)
-    windows_kernel[(max(-(-total_q // QUERIES), 1),)](
-        vector(cu_seqlens_q),
-        vector(cache_lengths),
-        ends,
-        sequences,
-        longest,
-        total_q,
-        cache_lengths.shape[0],
-        QUERIES=QUERIES,
-        SEQUENCES=SEQUENCES,
+    starts, ends, scored, sequences = (_ints(total_q, device) for _ in range(4))
+    seen = Windows(starts, ends, sequences, _ints(1, device))
+    written = {
+        "starts_ptr": starts,
+        "ends_ptr": ends,
+        "scored_ptr": scored,
+        "sequences_ptr": sequences,
+        "longest_ptr": seen.longest,
+    }
+    made = _launched(written, total_q, cu_seqlens_q, cache_lengths, least=least)
+    return FoundWindows(seen, replace(seen, ends=scored), made)
+
+
+def given_windows(
+    starts: Tensor | None,
+    ends: Tensor | None,
+    total_q: int,
+    width: int,
+    device: torch.device,
+    cu_seqlens_q: Tensor | None = None,
+) -> FoundWindows:
+    """Windows of the caller, from the first column to the last where there are none; with
+    `cu_seqlens_q`, the sequences that queries are of."""
+    written = {
+        "starts_ptr": None if starts is not None else _ints(total_q, device),
+        "ends_ptr": None if ends is not None else _ints(total_q, device),
+        "sequences_ptr": None if cu_seqlens_q is None else _ints(total_q, device),
+    }
+    first = written["starts_ptr"] if starts is None else starts
+    last = written["ends_ptr"] if ends is None else ends
+    assert first is not None and last is not None
+    found = Windows(first, last, written["sequences_ptr"])
+    missing = any(x is not None for x in written.values())
+    made = _launched(written, total_q, cu_seqlens_q, width=width) if missing else []
+    return FoundWindows(found, found, made)
+
+
+def _ints(count: int, device: torch.device) -> Tensor:
+    return torch.empty(count, dtype=torch.int32, device=device)
+
+
+def _launched(
+    written: Mapping[str, Tensor | None],
+    total_q: int,
+    cu_seqlens_q: Tensor | None,
+    cache_lengths: Tensor | None = None,
+    width: int = 0,
+    least: int = 0,
+) -> list[tuple[Call, Any]]:
+    """One launch; nothing waits for it."""
+    arguments = {
+        "cu_ptr": vector(cu_seqlens_q),
+        "lengths_ptr": vector(cache_lengths),
+        "scored_ptr": None,
+        "longest_ptr": None,
+        **written,
+        "total_q": total_q,
+        "batch": 0 if cu_seqlens_q is None else cu_seqlens_q.shape[0] - 1,
+        "width": width,
+        "least": least,
+        "QUERIES": QUERIES,
+        "SEQUENCES": SEQUENCES,
         **PLAIN_LAUNCH,
-    )
-    return Windows(starts, ends, sequences, longest)
+    }
+    sources = {"cu_ptr": "cu_seqlens_q", "lengths_ptr": "cache_lengths"}
+    sources |= dict.fromkeys(written, WORKSPACE)
+    call = Call(windows_kernel, max(-(-total_q // QUERIES), 1), arguments, sources)
+    return [(call, call.run())]
 
 
 @triton.jit(do_not_specialize=["rows"])

@@ -55,7 +55,7 @@ HOPPER = (
     "kernels/gluon/offsets.py",
     "kernels/gluon/scores.py",
 )
-BLACKWELL = (*HOPPER, "kernels/blackwell/dequantize.py", "kernels/blackwell/rows_launch.py")
+BLACKWELL = (*HOPPER, "kernels/blackwell/dequantize.py")
 CDNA4 = (
     "kernels/cdna4/copies.py",
     "kernels/cdna4/layouts.py",

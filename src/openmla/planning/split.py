@@ -16,6 +16,7 @@ from openmla.problem import Problem
 MERGE_SHARE = 16
 MIN_KEYS = 1024
 TILE_ROWS = 64
+KEY_STEP = 128  # ranges are multiples of it, so that no block of keys is cut
 FP32 = 4  # bytes
 # Partial results of a launch; requests beyond it go in further groups.
 PARTIAL_CAP = 256 * 1024 * 1024
@@ -41,6 +42,11 @@ class SplitRule:
     d_v: int
     rows_per_tile: int = TILE_ROWS
 
+    @property
+    def programs(self) -> int:
+        """Most ranges of all tiles of a request that is split: two per SM."""
+        return 2 * self.sm_count
+
     def tiles(self, q_len: int) -> int:
         """Tiles of a request."""
         return self.heads_tiles * ceildiv(q_len, self.tokens_per_tile)
@@ -50,11 +56,11 @@ class SplitRule:
         tiles = self.tiles(q_len)
         if tiles == 0 or 2 * tiles > self.sm_count:
             return 1
-        return max(1, min(k_len // self.min_keys, 2 * self.sm_count // tiles))
+        return max(1, min(k_len // self.min_keys, self.programs // tiles))
 
     def keys_per_split(self, q_len: int, k_len: int) -> int:
-        """Keys of a range, in steps of 128 so that no key tile is cut; the last may be shorter."""
-        return round_up(ceildiv(max(k_len, 1), self.splits(q_len, k_len)), 128)
+        """Keys of a range, in whole steps; the last may be shorter."""
+        return round_up(ceildiv(max(k_len, 1), self.splits(q_len, k_len)), KEY_STEP)
 
     @property
     def longest_split_chunk(self) -> int:
@@ -65,7 +71,7 @@ class SplitRule:
         """Partial outputs and LSEs, fp32: at most two waves of tiles per request, and the cap."""
         if not self.longest_split_chunk:
             return 0
-        one = 2 * self.sm_count * self.rows_per_tile * (self.d_v + 1) * FP32
+        one = self.programs * self.rows_per_tile * (self.d_v + 1) * FP32
         return min(requests * one, PARTIAL_CAP)
 
     def explain(self, q_len: int, k_len: int, requests: int) -> str:

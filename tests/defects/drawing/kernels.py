@@ -56,7 +56,7 @@ HOPPER = (
     "kernels/gluon/scores.py",
     "kernels/hopper/accumulator.py",
 )
-BLACKWELL = (*HOPPER, "kernels/blackwell/dequantize.py", "kernels/blackwell/rows_launch.py")
+BLACKWELL = (*HOPPER, "kernels/blackwell/dequantize.py")
 CDNA4 = (
     "kernels/cdna4/copies.py",
     "kernels/cdna4/layouts.py",

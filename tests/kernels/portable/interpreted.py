@@ -10,10 +10,10 @@ import json
 import math
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count, islice, product
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 
 import torch
 import triton
@@ -25,7 +25,7 @@ from kernels.shared_keys import with_shared_keys
 from kernels.wild_values import KINDS, with_wild_values
 from openmla.cache import LatentCache
 from openmla.formats import FORMATS
-from openmla.kernels.portable import launch
+from openmla.kernels.portable import launch, plan
 from openmla.kernels.portable.plan import select_portable_config
 from openmla.kernels.portable.tiles import latent_ranges
 from openmla.lab.testing.build import BuiltCase, Outcome, build
@@ -35,7 +35,7 @@ from openmla.lab.testing.draw import random_case
 from openmla.lab.testing.memory.guard import EDGES, GuardedMemory
 from openmla.lab.testing.memory.poison import differences, poison_problems
 from openmla.operands import Results
-from openmla.planning import Plan, latent_split
+from openmla.planning import Plan, latent_split, split
 from openmla.planning.dequantize import PLAIN, CacheRead
 from openmla.planning.target import target_by_name
 
@@ -54,7 +54,7 @@ class Tile:
     min_keys: int = 1024
     group_heads: int = 4
     dequantizes: bool = False
-    workspace: int = launch.PARTIAL_CAP
+    workspace: int = split.PARTIAL_CAP
     """Bytes of the partial results of a group of split requests."""
 
 
@@ -84,8 +84,7 @@ def run(built: BuiltCase, tile: Tile, launch: ModuleType = launch) -> Outcome:
     for rows in (out, lse, logits):
         if rows is not None:
             rows.fill_(torch.nan)
-    launch.MIN_KEYS, launch.KEY_STEP = tile.min_keys, min(tile.min_keys, 128)
-    launch.PARTIAL_CAP = tile.workspace
+    split.PARTIAL_CAP = tile.workspace
     _shorten_ranges(tile.min_keys)
     for call in launch.calls(_plan(built, results, tile), built.operands, results):
         call.run()
@@ -93,8 +92,10 @@ def run(built: BuiltCase, tile: Tile, launch: ModuleType = launch) -> Outcome:
 
 
 def _shorten_ranges(min_keys: int) -> None:
-    """The rule of the latent form with other numbers: rows are few where tensors are small."""
+    """Both rules with other numbers: rows are few where tensors are small."""
     small = min_keys < Tile.min_keys
+    plan.least_keys_per_split = lambda row_bytes, d_v: min_keys
+    split.KEY_STEP = min(min_keys, 128)
     latent_split.MIN_RANGE = min_keys if small else 512
     latent_split.SHORT = 0 if small else 10**7
     latent_split.KEYS_PER_ROW = min_keys // 8 if small else 64
@@ -103,7 +104,7 @@ def _shorten_ranges(min_keys: int) -> None:
 
 
 def _plan(built: BuiltCase, results: Results, tile: Tile) -> Plan:
-    """The planner's widths with the tile of a test; ranges are as short as MIN_KEYS says."""
+    """The planner's widths with the tile of a test."""
     problem = built.operands.problem(results)
     config = select_portable_config(problem, target_by_name(tile.target))
     has_cache = getattr(built.operands, "cache", None) is not None
@@ -116,8 +117,7 @@ def _plan(built: BuiltCase, results: Results, tile: Tile) -> Plan:
         group_heads=tile.group_heads,
         cache_read=_workspace(built) if tile.dequantizes and has_cache else PLAIN,
     )
-    read = {f.name: getattr(changed, f.name) for f in fields(changed)}
-    return Plan(problem, tile.target, "portable", "tiled", SimpleNamespace(**read, split=None))
+    return Plan(problem, tile.target, "portable", "tiled", changed)
 
 
 def _workspace(built: BuiltCase) -> CacheRead:

@@ -86,6 +86,7 @@ PORTABLE = Family(
             serves=_SERVED,
             config=PortableConfig,
             choose=_choose,
+            variant=PortableConfig.variant,
             launcher="openmla.kernels.portable.launch",
             block=_block,
             explain=_explain,

@@ -1,13 +1,13 @@
 """Host side of the portable kernels: from a Plan and its operands to kernel calls.
 
-`calls` lists what a launch runs, as data. Nothing here reads a device tensor, so nothing waits for
-the GPU. A split request (see tiles.py) is computed in ranges of keys by the same kernel and merged;
-the partial results of a group of sequences share one bounded workspace. An FP8 cache whose rows are
-visited often is dequantized to bf16 first, where the plan says so: its rows have the same values
-either way.
+`calls` lists what a launch runs, as data: the plan's variant says which kernels. Nothing here reads
+a device tensor, so nothing waits for the GPU. A split request (see tiles.py) is computed in ranges
+of keys by the same kernel and merged; the partial results of a group of sequences share one bounded
+workspace. An FP8 cache whose rows are visited often is dequantized to bf16 first: its rows have the
+same values either way.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -37,7 +37,7 @@ from openmla.kernels.portable.formats import (
     row_type,
 )
 from openmla.kernels.portable.latent import latent_kernel
-from openmla.kernels.portable.plan import padded
+from openmla.kernels.portable.plan import PARTIAL_STATE, SplitSpace, padded
 from openmla.kernels.portable.records import PLAIN_ROW, DenseRule
 from openmla.kernels.portable.sparse import sparse_kernel
 from openmla.kernels.portable.split import merge_kernel
@@ -48,12 +48,9 @@ from openmla.operands import (
     Results,
     SparseOperands,
 )
-from openmla.planning import Plan, latent_split
-from openmla.planning.split import PARTIAL_CAP
+from openmla.planning import Plan, latent_split, split
 from openmla.planning.target import target_by_name
 
-MIN_KEYS = 1024  # no range of a split request is shorter, unless the plan says otherwise
-KEY_STEP = 128  # ranges are multiples of it, so no block of keys is cut
 MERGE_ROWS = 16
 SOURCES: Sources = {
     "q_ptr": "q",
@@ -87,8 +84,8 @@ def calls(plan: Plan, operands: Operands, results: Results) -> Iterator[Call]:
     """What a launch runs, in order; nothing for an empty output."""
     if not results.out.numel():
         return
-    if plan.config.cache_read.mode == "workspace" and not isinstance(operands, DenseOperands):
-        assert isinstance(operands.cache, LatentCache)
+    if plan.variant.dequantizes:
+        assert not isinstance(operands, DenseOperands) and isinstance(operands.cache, LatentCache)
         wide, dequantizing = dequantized(operands.cache)
         yield dequantizing
         operands = replace(operands, cache=wide)
@@ -122,8 +119,8 @@ def _dense(plan: Plan, op: DenseOperands, results: Results) -> Call:
         "TAIL": config.tail_cols,
         "VALUE": config.v_cols,
         "PROGRAMS": 0,
-        "MIN_KEYS": MIN_KEYS,
-        "KEY_STEP": KEY_STEP,
+        "MIN_KEYS": split.MIN_KEYS,
+        "KEY_STEP": split.KEY_STEP,
         "K_TYPE": operand_type(op.k_nope.dtype),
         "V_TYPE": operand_type(op.v.dtype),
         "mask_ptr": op.key_mask,
@@ -321,85 +318,67 @@ def _common(
     }
 
 
-class Splits(NamedTuple):
-    """How requests of a call are split."""
-
-    slots: int
-    """Most partial tiles of a request."""
-    units: int
-    """Most tiles of a request that is split."""
-    changed: dict[str, Any]
-    """Arguments by which the kernel knows which requests are split: the launch over whole requests
-    skips them."""
-    merging: dict[str, Any]
-    """Arguments of the merge besides those that it shares."""
-
-
 def _with_splits(
     plan: Plan, whole: Call, op: DenseOperands | LatentOperands, results: Results
 ) -> Iterator[Call]:
     """The call itself, then the ranges of requests that are split, group of sequences by group."""
-    dense = isinstance(op, DenseOperands)
-    found = _dense_splits(plan, whole) if dense else _latent_splits(plan, whole)
-    if found is None or not whole.arguments["batch"]:
+    space: SplitSpace | None = plan.variant.split
+    if space is None:
         yield whole
         return
-    whole.arguments.update(found.changed)
-    yield whole
-    arguments, BM = whole.arguments, plan.config.BM
+    dense = isinstance(op, DenseOperands)
+    splitting, merging = (_dense_ranges if dense else _latent_ranges)(plan, space, whole.arguments)
+    arguments = whole.arguments | splitting
+    yield Call(whole.kernel, whole.programs, arguments, SOURCES)
+    batch, slots, BM = arguments["batch"], space.slots, plan.config.BM
     value = arguments["VALUE" if dense else "LATENT"]
-    batch, slots = arguments["batch"], found.slots
-    group = min(batch, max(1, PARTIAL_CAP // (slots * BM * (value + 2) * 4)))
-    part_out = op.q.new_empty(group * slots, BM, value, dtype=torch.float32)
-    part_state = op.q.new_empty(group * slots, BM, 2, dtype=torch.float32)
-    merging = {name: arguments[name] for name in MERGED} | found.merging
-    merging |= {"slots": slots, "most_units": found.units, "VALUE": value, "ROWS": MERGE_ROWS}
-    merging |= PLAIN_LAUNCH
-    for first in range(0, batch, group):
-        here = min(group, batch - first)
+    part_out = op.q.new_empty(space.group * slots, BM, value, dtype=torch.float32)
+    part_state = op.q.new_empty(space.group * slots, BM, PARTIAL_STATE, dtype=torch.float32)
+    merging |= {name: arguments[name] for name in MERGED} | PLAIN_LAUNCH
+    merging |= {"slots": slots, "most_units": space.tiles, "VALUE": value, "ROWS": MERGE_ROWS}
+    for first in range(0, batch, space.group):
+        here = min(space.group, batch - first)
         place = {"part_out_ptr": part_out, "part_state_ptr": part_state, "first_sequence": first}
         yield Call(whole.kernel, here * slots, arguments | place | {"SPLIT": True}, SOURCES)
-        blocks = found.units * (BM // MERGE_ROWS)
+        blocks = space.tiles * (BM // MERGE_ROWS)
         yield Call(merge_kernel, here * blocks, merging | place, SOURCES)
 
 
-def _dense_splits(plan: Plan, whole: Call) -> Splits | None:
-    """Two programs per SM, by SplitRule; None when no request of this call can be split."""
-    arguments, programs = whole.arguments, 2 * target_by_name(plan.target).sm_count
-    rule = getattr(plan.config, "split", None)
-    least = MIN_KEYS if rule is None else int(rule.min_keys)
-    if arguments["total_k"] < 2 * least or 4 * arguments["heads"] > programs:
-        return None
-    names = ("cu_k_ptr", "k_start_ptr")
-    merging = {name: arguments[name] for name in names} | {
+class Ranges(NamedTuple):
+    """Arguments by which kernels know which requests are split, and how."""
+
+    splitting: dict[str, Any]
+    """Of the attention kernel: the launch over whole requests skips those that are split."""
+    merging: dict[str, Any]
+    """Of the merge, besides those that it shares with the attention kernel."""
+
+
+def _dense_ranges(plan: Plan, space: SplitSpace, arguments: Mapping[str, Any]) -> Ranges:
+    """By SplitRule: two programs per SM."""
+    rule = DenseRule(programs=space.slots, min_keys=plan.config.split.min_keys)
+    merging = {
+        "cu_k_ptr": arguments["cu_k_ptr"],
+        "k_start_ptr": arguments["k_start_ptr"],
         "lengths_ptr": None,
         "most_keys": arguments["total_k"],
         "PACKED": False,
-        "RULE": DenseRule(programs=programs, min_keys=least),
+        "RULE": rule,
     }
-    changed = {"PROGRAMS": programs, "MIN_KEYS": least}
-    return Splits(programs, programs // 4, changed, merging)
+    return Ranges({"PROGRAMS": rule.programs, "MIN_KEYS": rule.min_keys}, merging)
 
 
-def _latent_splits(plan: Plan, whole: Call) -> Splits | None:
-    """By LatentSplit; None when no request of this call can be split."""
-    arguments, config = whole.arguments, plan.config
-    rule = latent_split.LatentSplit(config.heads, config.out_cols)
-    most_keys = arguments["most_keys"]
-    if not rule.can_split(most_keys):
-        return None
-    constants = latent_split.constants()
-    slots = rule.slots(most_keys, config.BM)
-    units = -(-rule.split_rows(1, latent_split.MOST_PART_ROWS // 2, most_keys) // config.BM)
+def _latent_ranges(plan: Plan, space: SplitSpace, arguments: Mapping[str, Any]) -> Ranges:
+    """By LatentSplit."""
+    rule = latent_split.constants()
     merging = {
         "cu_k_ptr": None,
         "k_start_ptr": None,
         "lengths_ptr": arguments["lengths_ptr"],
-        "most_keys": most_keys,
+        "most_keys": arguments["most_keys"],
         "PACKED": True,
-        "RULE": constants,
+        "RULE": rule,
     }
-    return Splits(slots, units, {"slots": slots, "RULE": constants}, merging)
+    return Ranges({"slots": space.slots, "RULE": rule}, merging)
 
 
 MERGED = (

@@ -14,6 +14,7 @@ from openmla.arithmetic import Limited, ceildiv, require_int, verdict_lines
 from openmla.errors import InvalidArgument
 from openmla.formats import V4
 from openmla.kernels.portable.tuned import Tile, tuned_tile
+from openmla.planning import latent_split, split
 from openmla.planning.dequantize import (
     PLAIN,
     CacheRead,
@@ -41,6 +42,7 @@ SCRATCH, SCRATCH_OF_TERMS = 1024, 4352
 # the compiler keeps both until they are joined. Triton 3.6.0, sm_80 to sm_120: 704 to 754.
 JOINED = 768
 SPARE_REGISTERS = 63  # kept from 255 for addresses and statistics
+PARTIAL_STATE = 2  # numbers beside the columns of a partial row: its maximum and its sum
 GROUP_HEADS = 4  # heads of the dense form side by side: 1, 2, 8 and 16 are slower on an H200
 
 # Best first, for chips without measured tiles: the winners of the H200, then the next smaller ones.
@@ -68,6 +70,29 @@ LATENT_TILES = (
     Tile(16, 16, 2, 4),
     Tile(16, 16, 1, 4),
 )
+
+
+@dataclass(frozen=True, slots=True)
+class SplitSpace:
+    """Room for the partial results of requests whose keys are split into ranges."""
+
+    slots: int
+    """Most partial tiles of a request."""
+    tiles: int
+    """Most tiles of a request that is split."""
+    group: int
+    """Requests of one launch, so that the workspace stays within its cap."""
+
+
+@dataclass(frozen=True, slots=True)
+class PortableVariant:
+    """The launches of a call."""
+
+    dequantizes: bool
+    """An FP8 cache is dequantized to bf16 first."""
+    split: SplitSpace | None
+    """Keys of some requests may be split: after the launch over whole requests, each group of
+    requests has a launch over ranges and a merge."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,6 +198,29 @@ class PortableConfig(Limited):
             least = least_keys_per_split((self.qk_cols + self.v_cols) * self.element, self.out_cols)
             return SplitRule(self.heads, self.BM, least, self.sm_count, self.out_cols, self.BM)
         return LatentSplit(self.heads, self.out_cols) if self.form == "latent" else None
+
+    def variant(self, problem: Problem) -> PortableVariant:
+        """The launches that a problem takes: the only place that decides."""
+        return PortableVariant(self.cache_read.mode == "workspace", self._split_space(problem))
+
+    def _split_space(self, problem: Problem) -> SplitSpace | None:
+        """None where no request can be split."""
+        rule, most_keys = self.split, problem.most_keys
+        if rule is None or not problem.batch or not problem.total_k:
+            return None
+        if isinstance(rule, LatentSplit):
+            if not rule.can_split(most_keys):
+                return None
+            slots = rule.slots(most_keys, self.BM)
+            rows = rule.split_rows(1, latent_split.MOST_PART_ROWS // 2, most_keys)
+            tiles = ceildiv(rows, self.BM)
+        else:
+            if most_keys < 2 * rule.min_keys or not rule.longest_split_chunk:
+                return None
+            slots = rule.programs
+            tiles = slots // 4  # a request that is split leaves half of the SMs idle
+        one = slots * self.BM * (self.out_cols + PARTIAL_STATE) * split.FP32
+        return SplitSpace(slots, tiles, min(problem.batch, max(1, split.PARTIAL_CAP // one)))
 
     @property
     def scratch_bytes(self) -> int:

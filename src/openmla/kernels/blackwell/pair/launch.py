@@ -29,7 +29,6 @@ from openmla.kernels.gluon.dequantize.launch import Filling, addressed_once
 from openmla.modular.blackwell.sparse.shape import LATENT_ROW, LATENT_V
 from openmla.operands import Results
 from openmla.planning import Plan
-from openmla.planning.dequantize import workspace_of
 from openmla.planning.target import target_by_name
 
 ATOM = 256  # columns of the output that one product writes
@@ -45,10 +44,9 @@ def calls(plan: Plan, op: Operands, results: Results) -> Iterator[Call]:
         results.clear()  # there are no keys, and a descriptor cannot describe an empty tensor
         return
     kernel, chip = PairKernel(plan.config, plan.problem), target_by_name(plan.target)
-    if kernel.dequantizes:
+    workspace = plan.variant.workspace
+    if workspace is not None:
         columns = LATENT_V, LATENT_ROW - LATENT_V
-        workspace = workspace_of(kernel.cache_read, plan.problem)
-        assert workspace is not None and not workspace.may_overflow
         space = addressed_once(Filling(workspace, columns, chip.sm_count), op)
         yield from space.calls
         op = space.operands

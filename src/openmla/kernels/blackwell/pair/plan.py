@@ -18,7 +18,7 @@ from openmla.kernels.blackwell.sparse.plan import original_arguments
 from openmla.modular import MLAPrefillSparse, MLAPrefillSparseQKVFP8
 from openmla.modular.blackwell.sparse.shape import LATENT_ROW, LATENT_V
 from openmla.modular.blackwell.units import FP8_FLOATS, HALF_FLOATS, dtype_size
-from openmla.planning.dequantize import DEQUANTIZED_CAP, CacheRead
+from openmla.planning.dequantize import DEQUANTIZED_CAP, CacheRead, Workspace, workspace_of
 from openmla.planning.family import Block, Pipeline
 from openmla.planning.memory import Columns, Wanted
 from openmla.planning.serves import GLUON_CACHES, LONG_NAMES
@@ -35,6 +35,14 @@ RING_BYTES = 114688  # what is left beside Q and the weights, in slots of 16 KiB
 WORKERS = (Worker("load", 4, 160), Worker("multiply", 1, 88), Worker("kv_valid_producer", 1, 88))
 # (threshold, bias) of the weights: see kernels/blackwell/dense/plan.py.
 WEIGHTS, FP8_WEIGHTS = (6.0, 0.0), (2.0, 6.0)
+
+
+@dataclass(frozen=True, slots=True)
+class PairVariant:
+    """The launches of a call."""
+
+    workspace: Workspace | None
+    """FP8 rows are dequantized into it first. It holds all that can be named."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +73,11 @@ class PairConfig(Limited):
     def slots(self) -> int:
         """Of the ring that K and V share."""
         return RING_BYTES // self.slot_bytes
+
+    def variant(self, problem: Problem) -> PairVariant:
+        """The launches that a problem takes."""
+        kernel = PairKernel(self, problem)
+        return PairVariant(workspace_of(kernel.cache_read, problem) if kernel.dequantizes else None)
 
     def _broken_limits(self) -> Iterator[str]:
         if self.qkv_dtype not in (*HALF_FLOATS, FP8_FLOATS[0]):

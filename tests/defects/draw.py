@@ -1,12 +1,17 @@
 """Draw defects from the sources of a kernel, and see which of them its tests find.
 
     python tests/defects/draw.py --kernel hopper.few --count 20 --seed 1 --jobs 2
+    python tests/defects/draw.py --family hopper --count 30 --seed 1 --jobs 2
 
-Defects are drawn evenly by class and by operator; a seed draws the same ones on every machine. Each
-becomes a copy of the package with one change, on which the tests run that `make test` runs for the
-kernel. The command ends with 0 when every mutant was judged, whatever was found, and with 2 on
-errors: above all when the tests fail on a kernel that nobody changed. A run that is cut off loses
-no verdict: a defect that lives is shown at once, and --json is written again after each verdict.
+Defects are drawn evenly by class and by operator; a seed draws the same ones on every machine. Of a
+kernel --count are drawn in all, of a family that many of each class. Each becomes a copy of the
+package with one change. A control runs what `make test` runs for the kernel and records which lines
+each test executes; a mutant is judged by the tests that execute the changed statement. What
+`harmless.py` has a reason for is not run.
+
+The command ends with 0 when every mutant was judged, whatever was found, and with 2 on errors:
+above all when the tests fail on a kernel that nobody changed. A run that is cut off loses no
+verdict: a defect that lives is shown at once, and --json is written again after each verdict.
 """
 
 from __future__ import annotations
@@ -30,15 +35,13 @@ if __name__ == "__main__":
 from defects.drawing.candidates import CLASSES, draw
 from defects.drawing.judge import (
     CampaignError,
+    Judge,
     Limits,
     Repository,
     control,
     end_all,
-    judge,
-    limits_after,
-    quick_first,
 )
-from defects.drawing.kernels import KERNELS, Kernel
+from defects.drawing.kernels import FAMILIES, KERNELS, Kernel, family
 from defects.drawing.source import Edit
 from defects.harmless import reason
 
@@ -54,7 +57,7 @@ class Judged:
     edit: Edit
     verdict: str
     by: str
-    """The test that found it, why it cannot matter, or the error."""
+    """The test that found it, why it lives or cannot matter, or the error."""
     seconds: float
 
     def record(self) -> dict[str, Any]:
@@ -64,7 +67,7 @@ class Judged:
 
     def __str__(self) -> str:
         """One line, for the progress of a campaign."""
-        told = {FOUND: "found by ", LIVES: "lives", CANNOT_MATTER: "cannot matter: "}
+        told = {FOUND: "found by ", LIVES: "lives  ", CANNOT_MATTER: "cannot matter: "}
         return f"{told.get(self.verdict, 'error: ')}{self.by}  ({self.seconds:.0f} s)"
 
 
@@ -90,26 +93,29 @@ def campaign(
 
     `keep` gets each verdict as soon as it is there, before the others of a run that is cut off.
     """
-    clean = control(repository, kernel, limits)
-    tests, limits = quick_first(kernel, clean), limits_after(clean, limits)
+    clean = control(repository, kernel, limits, jobs)
     print(
-        f"{kernel.name}: {clean.passed} tests pass without a defect ({clean.seconds:.0f} s); "
-        f"a mutant has {limits.seconds:.0f} s",
+        f"{kernel.name}: {len(clean.tests)} tests pass without a defect ({clean.seconds:.0f} s)",
         flush=True,
     )
+    judges = [Judge(repository, kernel, clean) for _ in range(min(jobs, len(edits)))]
 
     def judged(edit: Edit) -> Judged:
+        if why := reason(edit):
+            return Judged(kernel.name, edit, CANNOT_MATTER, why, 0.0)
+        judge = judges.pop()  # there are as many as threads
         try:
-            verdict = judge(repository, kernel, tests, edit, limits)
+            verdict = judge.judge(edit, limits)
         except CampaignError as error:
             return Judged(kernel.name, edit, ERROR, str(error), 0.0)
-        if verdict.found:
-            return Judged(kernel.name, edit, FOUND, verdict.by, verdict.seconds)
-        why = reason(edit)
-        return Judged(kernel.name, edit, CANNOT_MATTER if why else LIVES, why, verdict.seconds)
+        finally:
+            judges.append(judge)
+        return Judged(
+            kernel.name, edit, FOUND if verdict.found else LIVES, verdict.by, verdict.seconds
+        )
 
     found: dict[int, Judged] = {}
-    pool = ThreadPoolExecutor(jobs)
+    pool = ThreadPoolExecutor(len(judges))
     try:
         waiting = {pool.submit(judged, edit): i for i, edit in enumerate(edits)}
         for done in as_completed(waiting):
@@ -122,6 +128,8 @@ def campaign(
         pool.shutdown(wait=False, cancel_futures=True)
         end_all()
         pool.shutdown()
+        for judge in judges:
+            judge.close()
     return [found[i] for i in sorted(found)]
 
 
@@ -163,8 +171,12 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--kernel", required=True, choices=[*KERNELS, "all"])
-    parser.add_argument("--count", type=int, default=20, help="of each kernel")
+    drawn_from = parser.add_mutually_exclusive_group(required=True)
+    drawn_from.add_argument("--kernel", choices=[*KERNELS, "all"])
+    drawn_from.add_argument("--family", choices=[*FAMILIES, "all"])
+    parser.add_argument(
+        "--count", type=int, default=20, help="of each kernel, or of each class of a family"
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--class", dest="group", default="all", choices=[*CLASSES, "all"])
     parser.add_argument("--jobs", type=int, default=1, help="mutants at a time")
@@ -175,11 +187,28 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
+def asked_for(options: argparse.Namespace) -> list[Kernel]:
+    """The kernels, or the families as kernels, that a campaign is about."""
+    if options.family:
+        return [family(name) for name in FAMILIES if options.family in (name, "all")]
+    return [kernel for name, kernel in KERNELS.items() if options.kernel in (name, "all")]
+
+
+def drawn(kernel: Kernel, repository: Repository, options: argparse.Namespace) -> list[Edit]:
+    """The defects of one kernel: so many in all, or so many of each class of a family."""
+    groups = CLASSES if options.family and options.group == "all" else (options.group,)
+    return [
+        edit
+        for group in groups
+        for edit in draw(kernel, repository.source, options.count, options.seed, group)
+    ]
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a campaign; the exit status says whether all of it could be judged."""
     options = parsed(arguments)
     repository = Repository()
-    kernels = list(KERNELS.values()) if options.kernel == "all" else [KERNELS[options.kernel]]
+    kernels = asked_for(options)
     limits = Limits(options.timeout, options.memory)
     results: list[Judged] = []
     errors: list[str] = []
@@ -190,7 +219,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             write(options, results, errors)
 
     for kernel in kernels:
-        edits = draw(kernel, repository.source, options.count, options.seed, options.group)
+        edits = drawn(kernel, repository, options)
         if options.list:
             print("\n".join(described(edit) for edit in edits))
             continue

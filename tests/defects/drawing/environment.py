@@ -16,6 +16,8 @@ CHOSEN = "OPENMLA_DRAW_CHOSEN"
 """A file with the tests that were chosen for a mutant."""
 LINES = "OPENMLA_DRAW_LINES"
 """A folder for the lines that the processes of a test execute."""
+RECORDS = "OPENMLA_DRAW_RECORDS"
+"""A folder with what is known of single tests, for the next control of the same sources."""
 JOBS = "OPENMLA_DRAW_JOBS"
 """How many tests of a control run at a time."""
 

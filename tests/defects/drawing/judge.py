@@ -8,6 +8,7 @@ what runs when the package is imported belongs to all tests.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import shutil
@@ -21,7 +22,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from defects.drawing.environment import CHOSEN, JOBS, PACKAGE, RESULT, SUITES
+from defects import harmless
+from defects.drawing.environment import CHOSEN, JOBS, PACKAGE, RECORDS, RESULT, SUITES
 from defects.drawing.forks import Request
 from defects.drawing.kernels import ROOT, Kernel, Suite
 from defects.drawing.lines import Executed
@@ -201,10 +203,11 @@ def control(repository: Repository, kernel: Kernel, limits: Limits, jobs: int = 
         open(source.parent / "output.txt", "w+") as output,
     ):
         environment = environment_of(repository, kernel, source)
+        records = str(records_of(repository, kernel))
         process = subprocess.Popen(
             [*command, *dict.fromkeys(test.path for test in kernel.tests)],
             cwd=repository.root,
-            env={**os.environ, **environment, JOBS: str(jobs)},
+            env={**os.environ, **environment, RECORDS: records, JOBS: str(jobs)},
             stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,
@@ -220,21 +223,27 @@ def control(repository: Repository, kernel: Kernel, limits: Limits, jobs: int = 
             process.wait()
         output.seek(0)
         kept = read(Path(environment[RESULT]))
-        failed = [test for test in kept.get("tests", ()) if test["failed"]]
-        if failed or not kept:
-            names = ", ".join(test["name"] for test in failed)
-            texts = "\n".join(text for test in failed for text in test["failed"])
-            told = texts or output.read()[-4000:]
+        if not kept or kept["failed"]:
+            names = ", ".join(kept.get("failed", ()))
+            told = "\n".join(kept["failed"].values()) if kept else output.read()[-4000:]
             raise CampaignError(f"{kernel.name} fails without any defect: {names}\n{told}")
-        tests = tuple(
-            Test(test["name"], test["seconds"], test["lines"])
-            for test in kept["tests"]
-            if test["passed"]
-        )
-        if not tests:
-            raise CampaignError(f"{kernel.name}: no test ran, all were skipped")
         assert_imported(kept["package"], source / repository.package)
-    return Control(tests, kept["at_import"], time.monotonic() - started)
+    kept_of = [read(Path(path)) for path in kept["tests"].values()]
+    tests = tuple(Test(r["name"], r["seconds"], r["lines"]) for r in kept_of if r["passed"])
+    if not tests:
+        raise CampaignError(f"{kernel.name}: no test ran, all were skipped")
+    return Control(tests, read(Path(kept["at_import"])), time.monotonic() - started)
+
+
+def records_of(repository: Repository, kernel: Kernel) -> Path:
+    """A folder for what is known of tests, of these very sources and this Triton alone."""
+    text = hashlib.sha256(f"{sys.version} {kernel.triton}".encode())
+    for folder in (repository.source, *(repository.root / more for more in repository.more)):
+        for path in sorted(set(folder.rglob("*.py")) - {Path(harmless.__file__)}):
+            text.update(f"\n{path}\n".encode() + path.read_bytes())
+    made = repository.root / "build" / "drawn" / text.hexdigest()[:16]
+    made.mkdir(parents=True, exist_ok=True)
+    return made
 
 
 def read(path: Path) -> dict[str, Any]:

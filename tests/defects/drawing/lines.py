@@ -12,7 +12,7 @@ import sys
 import threading
 from collections.abc import Mapping
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 TRACED = str(Path(__file__).with_name("traced"))
@@ -23,13 +23,18 @@ Executed = Mapping[str, list[int]]
 
 
 class Lines:
-    """A recorder of lines; it follows all threads that begin after it."""
+    """A recorder of lines; it follows all threads that begin after it.
+
+    Code whose lines have all been seen is no longer followed.
+    """
 
     def __init__(self, package: str) -> None:
         self._package = package + os.sep
         self._lines: dict[str, set[int]] = {}
-        self._local: dict[str, Any] = {}
-        """What traces the frames of a file; None for files that are not of the package."""
+        self._inside: dict[str, bool] = {}
+        """Whether a file is of the package."""
+        self._tracers: dict[int, Tracer] = {}
+        """By the number of the code: functions of equal code are equal."""
 
     def begin(self) -> None:
         """Record from here on."""
@@ -39,28 +44,38 @@ class Lines:
     def taken(self) -> Executed:
         """The lines since the last time that somebody asked."""
         found = {file: sorted(lines) for file, lines in self._lines.items() if lines}
-        for lines in self._lines.values():
-            lines.clear()
+        self._lines.clear()
+        self._tracers.clear()
         return found
 
     def _enter(self, frame: FrameType, event: str, argument: Any) -> Any:
-        file = frame.f_code.co_filename
-        try:
-            return self._local[file]
-        except KeyError:
-            self._local[file] = found = self._tracer(file)
-            return found
-
-    def _tracer(self, file: str) -> Any:
-        if not file.startswith(self._package):
+        code = frame.f_code
+        file = code.co_filename
+        if file not in self._inside:
+            self._inside[file] = file.startswith(self._package)
+        if not self._inside[file]:
             return None
-        lines = self._lines.setdefault(file.removeprefix(self._package).replace(os.sep, "/"), set())
+        tracer = self._tracers.get(id(code))
+        if tracer is None:
+            short = file.removeprefix(self._package).replace(os.sep, "/")
+            tracer = Tracer(code, self._lines.setdefault(short, set()))
+            self._tracers[id(code)] = tracer
+        return tracer.executed if tracer.unseen else None
 
-        def executed(frame: FrameType, event: str, argument: Any) -> Any:
-            lines.add(frame.f_lineno)
-            return executed
 
-        return executed
+class Tracer:
+    """What follows the frames of one function."""
+
+    def __init__(self, code: CodeType, lines: set[int]) -> None:
+        self._code, self._lines = code, lines
+        lines.add(code.co_firstlineno)
+        self.unseen = {line for _, _, line in code.co_lines() if line} - lines
+
+    def executed(self, frame: FrameType, event: str, argument: Any) -> Any:
+        """A line is executed."""
+        self._lines.add(frame.f_lineno)
+        self.unseen.discard(frame.f_lineno)
+        return self.executed
 
 
 def write(executed: Executed, folder: Path) -> None:

@@ -2,11 +2,12 @@
 
 The tests are collected once; then each is run by a fork of that process, so that no test profits
 from what another has cached. Which lines of the package it executed, how long it took and what came
-of it goes to the file OPENMLA_DRAW_RESULT.
+of it goes to a file of its own in OPENMLA_DRAW_RECORDS; a test that has one is not run again.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import sys
@@ -18,7 +19,7 @@ from typing import Any
 import pytest
 from _pytest.runner import runtestprotocol
 
-from defects.drawing.environment import JOBS, LINES, PACKAGE, RESULT, imported_package
+from defects.drawing.environment import JOBS, LINES, PACKAGE, RECORDS, RESULT, imported_package
 from defects.drawing.lines import TRACED, Lines, together, write
 
 ENDED = "ended.json"
@@ -64,39 +65,61 @@ def told(item: pytest.Item, folder: Path) -> dict[str, Any]:
     return {"name": item.nodeid, **ended, "lines": together(parts)}
 
 
+def record_of(name: str) -> Path:
+    """The file of a test among the records."""
+    number = hashlib.sha256(name.encode()).hexdigest()[:32]
+    return Path(os.environ[RECORDS]) / f"{number}.json"
+
+
 def pytest_collectreport(report: pytest.CollectReport) -> None:
     """A file that cannot be imported is the end of a control."""
     if report.failed:
-        told = {"name": report.nodeid, "failed": [report.longreprtext]}
-        leave([{**told, "passed": False, "seconds": 0.0, "lines": {}}])
+        leave([], failed={report.nodeid: report.longreprtext})
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtestloop(session: pytest.Session) -> bool | None:
-    """Run all tests, several at a time, until one fails."""
+    """Run all tests that have no record, several at a time, until one fails."""
     if session.testsfailed:
         return None
-    at_import = _lines.taken()
+    remember_import()
+    names = [item.nodeid for item in session.items]
+    waiting = [item for item in reversed(session.items) if not record_of(item.nodeid).exists()]
     session.config._tmp_path_factory.getbasetemp()  # type: ignore[attr-defined]
-    tests: list[dict[str, Any]] = []
     running: dict[int, tuple[pytest.Item, Path]] = {}
-    waiting = list(reversed(session.items))
+    failed: dict[str, str] = {}
     with tempfile.TemporaryDirectory() as place:
         while running or waiting:
             while waiting and len(running) < int(os.environ[JOBS]):
                 item, folder = waiting.pop(), Path(place) / str(len(waiting))
                 running[forked(item, folder)] = item, folder
             child, _ = os.wait()
-            if child in running:
-                tests.append(told(*running.pop(child)))
-                if tests[-1]["failed"]:
-                    waiting.clear()
-                    session.testsfailed += 1
-    leave(tests, at_import)
+            if child not in running:
+                continue
+            item, folder = running.pop(child)
+            ended = told(item, folder)
+            if ended["failed"]:
+                failed[item.nodeid] = "\n".join(ended["failed"])
+                waiting.clear()
+            else:
+                record_of(item.nodeid).write_text(json.dumps(ended))
+    leave(names, failed)
     return True
 
 
-def leave(tests: list[dict[str, Any]], at_import: Any = ()) -> None:
+def remember_import() -> None:
+    """Add the lines that ran before any test to what is known of them."""
+    path = record_of("import")
+    before = json.loads(path.read_text()) if path.exists() else {}
+    path.write_text(json.dumps(together([before, _lines.taken()])))
+
+
+def leave(names: list[str], failed: dict[str, str]) -> None:
     """Write down what was run."""
-    whole = {"package": imported_package(), "at_import": dict(at_import), "tests": tests}
+    whole = {
+        "package": imported_package(),
+        "at_import": str(record_of("import")),
+        "tests": {name: str(record_of(name)) for name in names},
+        "failed": failed,
+    }
     Path(os.environ[RESULT]).write_text(json.dumps(whole))

@@ -9,6 +9,10 @@ package with one change. A control runs what `make test` runs for the kernel and
 each test executes; a mutant is judged by the tests that execute the changed statement. What
 `harmless.py` has a reason for is not run.
 
+A found defect is found by whatever test: --every 8 runs one test in eight, and the same command
+without it goes on with those that still live. What --json holds of the same draw is not run again,
+unless it lives or failed.
+
 The command ends with 0 when every mutant was judged, whatever was found, and with 2 on errors:
 above all when the tests fail on a kernel that nobody changed. A run that is cut off loses no
 verdict: a defect that lives is shown at once, and --json is written again after each verdict.
@@ -24,7 +28,7 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -65,6 +69,12 @@ class Judged:
         told = {"verdict": self.verdict, "by": self.by, "seconds": round(self.seconds, 1)}
         return {"kernel": self.kernel, **asdict(self.edit), **told}
 
+    @classmethod
+    def from_record(cls, kept: dict[str, Any]) -> Judged:
+        """The way back."""
+        edit = Edit(**{field.name: kept[field.name] for field in fields(Edit)})
+        return cls(kept["kernel"], edit, kept["verdict"], kept["by"], kept["seconds"])
+
     def __str__(self) -> str:
         """One line, for the progress of a campaign."""
         told = {FOUND: "found by ", LIVES: "lives  ", CANNOT_MATTER: "cannot matter: "}
@@ -88,19 +98,26 @@ def campaign(
     limits: Limits,
     jobs: int,
     keep: Callable[[Judged], None] = nobody,
+    known: Sequence[Judged] = (),
+    every: int = 1,
 ) -> list[Judged]:
     """Judge drawn defects of a kernel; the results are in the order of drawing.
 
-    `keep` gets each verdict as soon as it is there, before the others of a run that is cut off.
+    What is `known` to be found is not run again. `keep` gets each verdict as soon as it is there,
+    before the others of a run that is cut off.
     """
-    clean = control(repository, kernel, limits, jobs)
+    clean = control(repository, kernel, limits, jobs, every)
     print(
         f"{kernel.name}: {len(clean.tests)} tests pass without a defect ({clean.seconds:.0f} s)",
         flush=True,
     )
     judges = [Judge(repository, kernel, clean) for _ in range(min(jobs, len(edits)))]
 
+    before = {result.edit: result for result in known if result.verdict == FOUND}
+
     def judged(edit: Edit) -> Judged:
+        if edit in before:
+            return before[edit]
         if why := reason(edit):
             return Judged(kernel.name, edit, CANNOT_MATTER, why, 0.0)
         judge = judges.pop()  # there are as many as threads
@@ -182,6 +199,7 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--jobs", type=int, default=1, help="mutants at a time")
     parser.add_argument("--timeout", type=float, default=Limits.seconds, help="seconds")
     parser.add_argument("--memory", type=float, default=Limits.gib, help="GiB of a process, 0: any")
+    parser.add_argument("--every", type=int, default=1, help="run every so-manieth test only")
     parser.add_argument("--json", type=Path, help="file that has every verdict so far")
     parser.add_argument("--list", action="store_true", help="only say what would be drawn")
     return parser.parse_args(arguments)
@@ -210,6 +228,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     repository = Repository()
     kernels = asked_for(options)
     limits = Limits(options.timeout, options.memory)
+    known = verdicts_in(options.json)
     results: list[Judged] = []
     errors: list[str] = []
 
@@ -228,7 +247,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             continue
         before = len(results)
         try:
-            ordered = campaign(kernel, edits, repository, limits, options.jobs, keep)
+            ordered = campaign(
+                kernel, edits, repository, limits, options.jobs, keep, known, options.every
+            )
             results[before:] = ordered
         except CampaignError as error:
             errors.append(str(error))
@@ -242,6 +263,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 print(described(result.edit))
     errors += [result.by for result in results if result.verdict == ERROR]
     return FAILED if errors else 0
+
+
+def verdicts_in(file: Path | None) -> list[Judged]:
+    """What a run before has written to a file, if there is one."""
+    if file is None or not file.exists():
+        return []
+    return [Judged.from_record(kept) for kept in json.loads(file.read_text())["mutants"]]
 
 
 def write(options: argparse.Namespace, results: Sequence[Judged], errors: Sequence[str]) -> None:

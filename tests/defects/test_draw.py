@@ -313,6 +313,28 @@ def test_a_run_that_is_cut_off_keeps_its_verdicts(
     assert not list(tmp_path.glob("*.part"))
 
 
+def test_what_was_found_before_is_not_run_again(
+    toy: Repository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One test in three finds nothing; all of them do, and then none is needed."""
+    file = tmp_path / "verdicts.json"
+    edits = [change_of(toy, "return (number)")]
+    monkeypatch.setattr(command, "Repository", lambda: toy)
+    monkeypatch.setattr(command, "KERNELS", {"toy": TOY_KERNEL})
+    monkeypatch.setattr(command, "draw", lambda *given: edits)
+
+    def verdict(*more: str) -> tuple[str, str]:
+        assert command.main(["--kernel", "toy", "--json", str(file), *more]) == 0
+        [kept] = json.loads(file.read_text())["mutants"]
+        return kept["verdict"], kept["by"]
+
+    finds = "tests/test_sums.py::test_in_another_process"
+    assert verdict("--every", "3") == ("lives", NOT_EXECUTED)
+    assert verdict() == ("found", finds)
+    monkeypatch.setattr(command.Judge, "judge", lambda *given: pytest.fail("it ran again"))
+    assert verdict() == ("found", finds)
+
+
 def test_only_code_of_the_toy_changes(toy: Repository) -> None:
     lines = {edit.line for edit in of_file(toy.source, "sums.py")}
     assert lines == {3, 8, 10, 11, 12, 17, 21}

@@ -18,6 +18,8 @@ LINES = "OPENMLA_DRAW_LINES"
 """A folder for the lines that the processes of a test execute."""
 RECORDS = "OPENMLA_DRAW_RECORDS"
 """A folder with what is known of single tests, for the next control of the same sources."""
+EVERY = "OPENMLA_DRAW_EVERY"
+"""Only every so-manieth test of a control is run."""
 JOBS = "OPENMLA_DRAW_JOBS"
 """How many tests of a control run at a time."""
 

@@ -22,8 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from defects import harmless
-from defects.drawing.environment import CHOSEN, JOBS, PACKAGE, RECORDS, RESULT, SUITES
+from defects.drawing.environment import CHOSEN, EVERY, JOBS, PACKAGE, RECORDS, RESULT, SUITES
 from defects.drawing.forks import Request
 from defects.drawing.kernels import ROOT, Kernel, Suite
 from defects.drawing.lines import Executed
@@ -42,6 +41,8 @@ TO_COLLECT = 120
 """Seconds that a mutant has beside those of its tests."""
 SHARED = ("docs", "examples", "benchmarks")
 """Folders beside src that tests find from the package."""
+DRAWING = Path(__file__).resolve().parents[1]
+"""What draws and judges is no part of what is tested."""
 NOT_EXECUTED = "no test executes it"
 
 
@@ -194,8 +195,10 @@ def end_all() -> None:
         end(group)
 
 
-def control(repository: Repository, kernel: Kernel, limits: Limits, jobs: int = 1) -> Control:
-    """The tests of a kernel on a copy of it that nobody changed; they must pass."""
+def control(
+    repository: Repository, kernel: Kernel, limits: Limits, jobs: int = 1, every: int = 1
+) -> Control:
+    """The tests of a kernel, or every so-manieth, on a copy that nobody changed; they must pass."""
     command = [sys.executable, "-m", "pytest", "-s", *QUIET, "-p", PLUGIN, "-p", RECORDER]
     started = time.monotonic()
     with (
@@ -207,7 +210,7 @@ def control(repository: Repository, kernel: Kernel, limits: Limits, jobs: int = 
         process = subprocess.Popen(
             [*command, *dict.fromkeys(test.path for test in kernel.tests)],
             cwd=repository.root,
-            env={**os.environ, **environment, RECORDS: records, JOBS: str(jobs)},
+            env={**os.environ, **environment, RECORDS: records, JOBS: str(jobs), EVERY: str(every)},
             stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,
@@ -239,7 +242,7 @@ def records_of(repository: Repository, kernel: Kernel) -> Path:
     """A folder for what is known of tests, of these very sources and this Triton alone."""
     text = hashlib.sha256(f"{sys.version} {kernel.triton}".encode())
     for folder in (repository.source, *(repository.root / more for more in repository.more)):
-        for path in sorted(set(folder.rglob("*.py")) - {Path(harmless.__file__)}):
+        for path in sorted(set(folder.rglob("*.py")) - set(DRAWING.rglob("*.py"))):
             text.update(f"\n{path}\n".encode() + path.read_bytes())
     made = repository.root / "build" / "drawn" / text.hexdigest()[:16]
     made.mkdir(parents=True, exist_ok=True)

@@ -19,7 +19,15 @@ from typing import Any
 import pytest
 from _pytest.runner import runtestprotocol
 
-from defects.drawing.environment import JOBS, LINES, PACKAGE, RECORDS, RESULT, imported_package
+from defects.drawing.environment import (
+    EVERY,
+    JOBS,
+    LINES,
+    PACKAGE,
+    RECORDS,
+    RESULT,
+    imported_package,
+)
 from defects.drawing.lines import TRACED, Lines, together, write
 
 ENDED = "ended.json"
@@ -83,8 +91,9 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
     if session.testsfailed:
         return None
     remember_import()
-    names = [item.nodeid for item in session.items]
-    waiting = [item for item in reversed(session.items) if not record_of(item.nodeid).exists()]
+    items = session.items[:: int(os.environ[EVERY])]
+    names = [item.nodeid for item in items]
+    waiting = [item for item in reversed(items) if not record_of(item.nodeid).exists()]
     session.config._tmp_path_factory.getbasetemp()  # type: ignore[attr-defined]
     running: dict[int, tuple[pytest.Item, Path]] = {}
     failed: dict[str, str] = {}

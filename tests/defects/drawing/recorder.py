@@ -91,9 +91,10 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
     if session.testsfailed:
         return None
     remember_import()
-    items = session.items[:: int(os.environ[EVERY])]
-    names = [item.nodeid for item in items]
-    waiting = [item for item in reversed(items) if not record_of(item.nodeid).exists()]
+    known = {item.nodeid for item in session.items if record_of(item.nodeid).exists()}
+    sample = session.items[:: int(os.environ[EVERY])]
+    waiting = [item for item in reversed(sample) if item.nodeid not in known]
+    names = [item.nodeid for item in session.items if item in sample or item.nodeid in known]
     session.config._tmp_path_factory.getbasetemp()  # type: ignore[attr-defined]
     running: dict[int, tuple[pytest.Item, Path]] = {}
     failed: dict[str, str] = {}

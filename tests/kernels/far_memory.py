@@ -60,6 +60,17 @@ def with_far_table(built: BuiltCase) -> BuiltCase:
     return replace(built, operands=replace(built.operands, block_table=wide))
 
 
+def with_far_keys(built: BuiltCase, stride: int) -> BuiltCase:
+    """A dense case whose rows of K, V and rope begin `stride` elements apart."""
+    apart = {}
+    for name in ("k_nope", "v", "k_rope"):
+        x = getattr(built.operands, name)
+        reach = len(x) * stride + x[0].numel()
+        far = torch.frombuffer(unreserved(reach * x.itemsize), dtype=x.dtype)
+        apart[name] = far.as_strided(x.shape, (stride, *x.stride()[1:])).copy_(x)
+    return replace(built, operands=replace(built.operands, **apart))
+
+
 def far_strides(shape: Sequence[int], axis: int, far: int = FAR) -> tuple[int, ...]:
     """Strides whose `axis` reaches `far`: 2^32, in steps that a signed 32-bit number holds.
 

@@ -12,7 +12,7 @@ import pytest
 
 import kernels.blackwell.simulated as blackwell
 import kernels.cdna4.simulated as cdna4
-from kernels.far_memory import FarMemory, with_far_table
+from kernels.far_memory import FarMemory, with_far_keys, with_far_table
 from kernels.judging import Run, assert_clean, on
 from openmla.errors import Unsupported
 from openmla.lab.testing.build import build
@@ -56,6 +56,31 @@ def test_right_and_clean_or_refused(name: str, axis: int) -> None:
             run(built, seed=1)
         return
     outcome, reports = run(built, seed=1)
+    assert reports
+    assert_clean(reports)
+    verdict = judge(on(case), outcome)
+    assert verdict.ok, verdict.report()
+
+
+# Strides count 16 bytes, and a tile of keys spans less than 2 GiB: key 2100 is past 2^31 of them.
+LONG = Case("dense", 1, 128, 64, 128, q_lens=(3, 5), k_lens=(2100, 70), rope="per_head")
+
+
+@pytest.mark.parametrize("name", ["cdna4 dense"])
+def test_keys_past_2_to_the_31_pieces(name: str) -> None:
+    run, _ = RUNS[name]
+    outcome, reports = run(with_far_keys(on(LONG), 2**23), seed=1)
+    assert reports
+    assert_clean(reports)
+    verdict = judge(on(LONG), outcome)
+    assert verdict.ok, verdict.report()
+
+
+@pytest.mark.parametrize("name", ["cdna4 dense"])
+def test_heads_past_2_to_the_31_pieces(name: str) -> None:
+    run, case = RUNS[name]
+    case = replace(case, rope="per_head")
+    outcome, reports = run(build(case, memory=FarMemory(1, pieces=True)), seed=1)
     assert reports
     assert_clean(reports)
     verdict = judge(on(case), outcome)

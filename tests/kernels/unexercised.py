@@ -17,7 +17,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gluon_sim import Gap
-from gluon_sim.report.gaps import NEVER_BLOCKS, NEVER_FALSE, NEVER_TRUE
+from gluon_sim.report.gaps import DOES_NOT_TURN, NEVER_BLOCKS, NEVER_FALSE, NEVER_TRUE
 
 
 @dataclass(frozen=True)
@@ -43,6 +43,20 @@ class Unexercised:
 
 
 UNEXERCISED: tuple[Unexercised, ...] = (
+    Unexercised(
+        "blackwell.sparse",
+        "sparse_kernel",
+        "q_smem",
+        DOES_NOT_TURN,
+        "It is no ring: its tiles hold the columns of Q, which is loaded once and stays for all steps.",
+    ),
+    Unexercised(
+        "blackwell.sparse",
+        "wait_for_step",
+        "mbarrier.wait(barrier.index(step % NB), step // NB & 1) of k_valid_ready",
+        NEVER_BLOCKS,
+        "The scores of a step, which are waited for first, take a chain of copies and products, its bits a load; the wait orders the stores of the bits, and without it a race is found (a seeded defect).",
+    ),
     Unexercised(
         "hopper.indexer",
         "select_kernel",

@@ -223,7 +223,7 @@ def _sparse_tile(chosen: Plan) -> tuple[int, int]:
     if chosen.backend == "hopper":
         return chosen.config.BM, chosen.config.keys_per_step
     assert chosen.block is not None
-    return int(chosen.config.padded_num_q_heads), chosen.block.tile_keys
+    return chosen.block.tile_rows * _ctas(chosen), chosen.block.tile_keys
 
 
 def _ctas(chosen: Plan) -> int:

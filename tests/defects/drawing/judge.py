@@ -1,11 +1,16 @@
-"""Whether the tests of a kernel find a mutant: a copy of the package with one file changed."""
+"""Whether the tests of a kernel find a mutant: a copy of the package with one file changed.
+
+A control runs the tests on a copy that nobody changed, and records the lines that each of them
+executes. A mutant is then judged by the tests that execute the changed statement, quickest first;
+what runs when the package is imported belongs to all tests.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
-import resource
 import shutil
 import signal
 import subprocess
@@ -13,20 +18,32 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from defects.drawing.environment import CHOSEN, EVERY, JOBS, PACKAGE, RECORDS, RESULT, SUITES
+from defects.drawing.forks import Request
 from defects.drawing.kernels import ROOT, Kernel, Suite
-from defects.drawing.source import Edit
+from defects.drawing.lines import Executed
+from defects.drawing.source import Edit, Source
 
 PLUGIN = "defects.drawing.selection"
+RECORDER = "defects.drawing.recorder"
+CHOOSER = "defects.drawing.chosen"
+FORKS = "defects.drawing.forks"
+QUIET = ("-q", "-p", "no:cacheprovider")
 NOTHING_RAN = 5
 """Exit status of pytest without any test."""
-SLACK = 3
-"""A mutant may take so many times as long as the kernel itself."""
+SLACK, LEAST_SECONDS = 10, 30
+"""A test on a mutant may take so many times as long as on the kernel, and so long at least."""
+TO_COLLECT = 120
+"""Seconds that a mutant has beside those of its tests."""
 SHARED = ("docs", "examples", "benchmarks")
 """Folders beside src that tests find from the package."""
+DRAWING = Path(__file__).resolve().parents[1]
+"""What draws and judges is no part of what is tested."""
+NOT_EXECUTED = "no test executes it"
 
 
 RUNNING: set[int] = set()
@@ -39,11 +56,13 @@ class CampaignError(Exception):
 
 @dataclass(frozen=True)
 class Limits:
-    """Of the run of one mutant."""
+    """Of a control, and of the run of one mutant."""
 
-    seconds: float = 300.0
+    seconds: float = 3600.0
     gib: float = 0.0
     """Of memory, for each process; 0 is no limit. Tests of far rows reserve more than there is."""
+    tests: int | None = None
+    """The quickest so many judge a mutant; None: all that execute it."""
 
 
 @dataclass(frozen=True)
@@ -62,18 +81,39 @@ class Repository:
 
 
 @dataclass(frozen=True)
-class Run:
-    """What became of the tests."""
+class Test:
+    """A test that passes on the kernel itself."""
 
-    status: int | None
-    """The exit status of pytest; None if they did not end."""
+    name: str
     seconds: float
-    passed: int = 0
-    failed: tuple[str, ...] = ()
-    files: dict[str, float] = field(default_factory=dict)
-    """Seconds of every test file."""
-    package: str = ""
-    output: str = ""
+    lines: Executed
+
+    @property
+    def file(self) -> str:
+        """Where it stands."""
+        return self.name.split("::")[0]
+
+    @property
+    def limit(self) -> float:
+        """The seconds that it may take on a mutant."""
+        return LEAST_SECONDS + SLACK * self.seconds
+
+
+@dataclass(frozen=True)
+class Control:
+    """What the tests of a kernel do without any defect."""
+
+    tests: tuple[Test, ...]
+    at_import: Executed
+    """The lines that run before any test does."""
+    seconds: float
+
+    def executing(self, file: str, lines: range) -> list[Test]:
+        """The tests that execute one of these lines, quickest first."""
+        wanted = set(lines)
+        whole = bool(wanted & set(self.at_import.get(file, ())))
+        found = [t for t in self.tests if whole or wanted & set(t.lines.get(file, ()))]
+        return sorted(found, key=lambda test: test.seconds)
 
 
 @dataclass(frozen=True)
@@ -121,67 +161,34 @@ def words_of(tests: Sequence[Suite]) -> dict[str, tuple[str, ...]]:
     return words
 
 
-def run_tests(
-    repository: Repository, kernel: Kernel, tests: Sequence[Suite], source: Path, limits: Limits
-) -> Run:
-    """The tests of a kernel, on the package in the folder `source`, until the first failure."""
-    result = source.parent / "result.json"
-    before = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+def path_of(repository: Repository, kernel: Kernel, source: Path | None = None) -> list[str]:
+    """Where a process finds the package, the tests and Triton."""
+    path = [str(source)] if source else []
+    path += [str(repository.root / more) for more in repository.more]
     triton = repository.root / ".tritons" / kernel.triton
-    path = [str(source), *(str(repository.root / more) for more in repository.more)]
     if kernel.triton and triton.is_dir():
         path.append(str(triton))
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join([*path, *filter(None, before)]),
+    return [*path, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+
+
+def environment_of(repository: Repository, kernel: Kernel, source: Path) -> dict[str, str]:
+    """What a run of tests on the package in the folder `source` is told."""
+    return {
+        "PYTHONPATH": os.pathsep.join(path_of(repository, kernel, source)),
         "OMP_NUM_THREADS": "1",
         "MKL_NUM_THREADS": "1",
-        "OPENMLA_DRAW_RESULT": str(result),
-        "OPENMLA_DRAW_PACKAGE": repository.package,
-        "OPENMLA_DRAW_TESTS": json.dumps(words_of(tests)),
+        PACKAGE: str(source / repository.package),
+        RESULT: str(source.parent / "result.json"),
+        SUITES: json.dumps(words_of(kernel.tests)),
         "HYPOTHESIS_STORAGE_DIRECTORY": str(source.parent / "hypothesis"),
     }
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-p", PLUGIN]
-    started = time.monotonic()
-    with open(source.parent / "output.txt", "w+") as output:
-        process = subprocess.Popen(
-            [*command, *(test.path for test in tests)],
-            cwd=repository.root,
-            env=environment,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-        RUNNING.add(process.pid)
-        try:
-            if limits.gib:
-                most = int(limits.gib * 2**30)
-                resource.prlimit(process.pid, resource.RLIMIT_DATA, (most, most))
-            status: int | None = process.wait(limits.seconds)
-        except subprocess.TimeoutExpired:
-            status = None
-        finally:
-            end(process.pid)
-            process.wait()
-        output.seek(0)
-        told = output.read()[-4000:]
-    kept: dict[str, Any] = json.loads(result.read_text()) if result.exists() else {}
-    return Run(
-        status,
-        time.monotonic() - started,
-        kept.get("passed", 0),
-        tuple(kept.get("failed", ())),
-        kept.get("seconds", {}),
-        kept.get("package", ""),
-        told,
-    )
 
 
 def end(group: int) -> None:
-    """End a group of processes that was started here."""
+    """End a group of processes that was started here; a process with forks ends those first."""
     RUNNING.discard(group)
     with contextlib.suppress(ProcessLookupError):
-        os.killpg(group, signal.SIGKILL)
+        os.killpg(group, signal.SIGTERM)
 
 
 def end_all() -> None:
@@ -190,64 +197,143 @@ def end_all() -> None:
         end(group)
 
 
-def control(repository: Repository, kernel: Kernel, limits: Limits) -> Run:
-    """The tests of a kernel on a copy of it that nobody changed; they must pass."""
-    with mutant(repository, None) as source:
-        run = run_tests(repository, kernel, kernel.tests, source, limits)
-        if run.status is None:
-            raise CampaignError(f"{kernel.name}: its own tests take more than {limits.seconds} s")
-        if run.status:
-            why = ", ".join(run.failed)
-            raise CampaignError(f"{kernel.name} fails without any defect: {why}\n{run.output}")
-        if not run.passed:
-            raise CampaignError(f"{kernel.name}: no test ran, all were skipped")
-        if run.package != str(source / repository.package):
-            raise CampaignError(f"the tests import {run.package}, not the copy in {source}")
-    return run
-
-
-def quick_first(kernel: Kernel, clean: Run) -> list[Suite]:
-    """The tests of a kernel by the time that they took; those with words stay with their files."""
-
-    def seconds(test: Suite) -> float:
-        return sum(
-            took
-            for file, took in clean.files.items()
-            if file == test.path or file.startswith(f"{test.path}/")
+def control(
+    repository: Repository, kernel: Kernel, limits: Limits, jobs: int = 1, every: int = 1
+) -> Control:
+    """The tests of a kernel, or every so-manieth, on a copy that nobody changed; they must pass."""
+    command = [sys.executable, "-m", "pytest", "-s", *QUIET, "-p", PLUGIN, "-p", RECORDER]
+    started = time.monotonic()
+    with (
+        mutant(repository, None) as source,
+        open(source.parent / "output.txt", "w+") as output,
+    ):
+        environment = environment_of(repository, kernel, source)
+        records = str(records_of(repository, kernel))
+        process = subprocess.Popen(
+            [*command, *dict.fromkeys(test.path for test in kernel.tests)],
+            cwd=repository.root,
+            env={**os.environ, **environment, RECORDS: records, JOBS: str(jobs), EVERY: str(every)},
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
         )
+        RUNNING.add(process.pid)
+        try:
+            process.wait(limits.seconds)
+        except subprocess.TimeoutExpired:
+            why = f"{kernel.name}: its own tests take more than {limits.seconds} s"
+            raise CampaignError(why) from None
+        finally:
+            end(process.pid)
+            process.wait()
+        output.seek(0)
+        kept = read(Path(environment[RESULT]))
+        if not kept or kept["failed"]:
+            names = ", ".join(kept.get("failed", ()))
+            told = "\n".join(kept["failed"].values()) if kept else output.read()[-4000:]
+            raise CampaignError(f"{kernel.name} fails without any defect: {names}\n{told}")
+        assert_imported(kept["package"], source / repository.package)
+    kept_of = [read(Path(path)) for path in kept["tests"].values()]
+    tests = tuple(Test(r["name"], r["seconds"], r["lines"]) for r in kept_of if r["passed"])
+    if not tests:
+        raise CampaignError(f"{kernel.name}: no test ran, all were skipped")
+    return Control(tests, read(Path(kept["at_import"])), time.monotonic() - started)
 
-    listed: list[Suite] = []
-    for test in sorted(split(kernel.tests, clean), key=lambda test: (seconds(test), test.path)):
-        if test not in listed:
-            listed.append(test)
-    return listed
+
+def records_of(repository: Repository, kernel: Kernel) -> Path:
+    """A folder for what is known of tests, of these very sources and this Triton alone."""
+    text = hashlib.sha256(f"{sys.version} {kernel.triton}".encode())
+    for folder in (repository.source, *(repository.root / more for more in repository.more)):
+        for path in sorted(set(folder.rglob("*.py")) - set(DRAWING.rglob("*.py"))):
+            text.update(f"\n{path}\n".encode() + path.read_bytes())
+    made = repository.root / "build" / "drawn" / text.hexdigest()[:16]
+    made.mkdir(parents=True, exist_ok=True)
+    return made
 
 
-def split(tests: Sequence[Suite], clean: Run) -> Iterator[Suite]:
-    """The files of folders, one by one; what has words stays as it is."""
-    for test in tests:
-        inside = [file for file in sorted(clean.files) if file.startswith(f"{test.path}/")]
-        yield from (Suite(file, test.words) for file in inside) if inside else (test,)
+def read(path: Path) -> dict[str, Any]:
+    """What a run left; nothing where it did not come so far."""
+    return dict(json.loads(path.read_text())) if path.exists() else {}
 
 
-def limits_after(clean: Run, limits: Limits) -> Limits:
-    """A mutant has time for what the kernel itself does, with slack."""
-    return Limits(max(limits.seconds, SLACK * clean.seconds), limits.gib)
+def assert_imported(package: str, meant: Path) -> None:
+    """The tests were those of a copy, not of another package that is installed."""
+    if package and package != str(meant):
+        raise CampaignError(f"the tests import {package}, not the copy in {meant}")
 
 
-def judge(
-    repository: Repository, kernel: Kernel, tests: Sequence[Suite], edit: Edit, limits: Limits
-) -> Verdict:
-    """Whether the tests of a kernel find a change."""
-    with mutant(repository, edit) as source:
-        run = run_tests(repository, kernel, tests, source, limits)
-    if run.status is None:
-        return Verdict(True, "hangs", run.seconds)
-    if run.status == 0:
-        if run.package and run.package != str(source / repository.package):
-            raise CampaignError(f"the tests import {run.package}, not the copy in {source}")
-        return Verdict(False, "", run.seconds)
-    if run.status == NOTHING_RAN:
-        raise CampaignError(f"no test ran: {run.output}")
-    by = run.failed[0] if run.failed else f"pytest itself, status {run.status}"
-    return Verdict(True, by, run.seconds)
+def lines_of(edit: Edit, package: Path) -> range:
+    """The lines of the statement that a change is in; with a body, those before the body."""
+    source = Source(edit.file, (package / edit.file).read_bytes())
+    start, stop = source.statement_at(edit.start)
+    text = source.data[start:stop].rstrip()
+    return range(source.line(start), source.line(start + len(text)) + 1)
+
+
+class Judge:
+    """A process that runs tests on mutants, one mutant at a time."""
+
+    def __init__(self, repository: Repository, kernel: Kernel, clean: Control) -> None:
+        self._repository, self._kernel, self._clean = repository, kernel, clean
+        environment = {"PYTHONPATH": os.pathsep.join(path_of(repository, kernel))}
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", FORKS],
+            cwd=repository.root,
+            env={**os.environ, **environment, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,
+            text=True,
+        )
+        RUNNING.add(self._process.pid)
+
+    def close(self) -> None:
+        """End it."""
+        end(self._process.pid)
+        self._process.wait()
+
+    def judge(self, edit: Edit, limits: Limits) -> Verdict:
+        """Whether the tests of the kernel find a change."""
+        lines = lines_of(edit, self._repository.source)
+        tests = self._clean.executing(edit.file, lines)[: limits.tests]
+        if not tests:
+            return Verdict(False, NOT_EXECUTED, 0.0)
+        started = time.monotonic()
+        with mutant(self._repository, edit) as source:
+            status = self._run(source, tests, limits)
+            kept = read(source.parent / "result.json")
+            told = (source.parent / "output.txt").read_text()[-2000:]
+        seconds = time.monotonic() - started
+        if status is None:
+            return Verdict(True, "hangs", seconds)
+        assert_imported(kept.get("package", ""), source / self._repository.package)
+        if status == 0:
+            return Verdict(False, "", seconds)
+        if status == NOTHING_RAN:
+            raise CampaignError(f"no test ran: {told}")
+        failed = kept.get("failed") or [f"pytest itself, status {status}"]
+        return Verdict(True, failed[0], seconds)
+
+    def _run(self, source: Path, tests: Sequence[Test], limits: Limits) -> int | None:
+        chosen = source.parent / "chosen.json"
+        known = [test.name for test in self._clean.tests]
+        asked = {"limits": {test.name: test.limit for test in tests}, "known": known}
+        chosen.write_text(json.dumps(asked))
+        files = dict.fromkeys(test.file for test in tests)
+        environment = environment_of(self._repository, self._kernel, source)
+        request = Request(
+            ["-x", *QUIET, "-p", PLUGIN, "-p", CHOOSER, *files],
+            path_of(self._repository, self._kernel, source),
+            {**environment, CHOSEN: str(chosen)},
+            str(source.parent / "output.txt"),
+            min(limits.seconds, TO_COLLECT + sum(test.limit for test in tests)),
+            limits.gib,
+        )
+        assert self._process.stdin and self._process.stdout
+        self._process.stdin.write(request.line())
+        self._process.stdin.flush()
+        answer = self._process.stdout.readline()
+        if not answer:
+            raise CampaignError("the process that runs the tests has ended")
+        status: int | None = json.loads(answer)
+        return status

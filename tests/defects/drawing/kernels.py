@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
+T = TypeVar("T")
 ROOT = Path(__file__).resolve().parents[3]
 NOT_DRAWN = ("/jobs.py",)
 """Files that only list what is compiled ahead."""
@@ -338,3 +341,38 @@ _TABLE = (
     ),
 )
 KERNELS = {kernel.name: kernel for kernel in _TABLE}
+
+FAMILIES = {
+    "hopper": (
+        *(f"hopper.{kernel}" for kernel in HOPPER_KERNELS),
+        "gluon.dequantize",
+        "planning.hopper",
+    ),
+    "blackwell": (
+        "blackwell.dense",
+        "blackwell.sparse",
+        "blackwell.pair",
+        "blackwell.indexer",
+        "planning.blackwell",
+    ),
+    "cdna4": ("cdna4.dense", "cdna4.sparse", "cdna4.indexer", "planning.cdna4"),
+    "portable": ("portable.attention", "portable.indexer", "portable.quantize"),
+}
+
+
+def family(name: str) -> Kernel:
+    """All kernels of a family as one, without the tests of other families."""
+    kernels = [KERNELS[kernel] for kernel in FAMILIES[name]]
+    others = tuple(f"tests/kernels/{other}" for other in FAMILIES if other != name)
+
+    def once(parts: Iterable[tuple[T, ...]]) -> tuple[T, ...]:
+        return tuple(dict.fromkeys(part for each in parts for part in each))
+
+    tests = once(kernel.tests for kernel in kernels)
+    return Kernel(
+        name,
+        once(kernel.sources for kernel in kernels),
+        tuple(test for test in tests if test.words or not test.path.startswith(others)),
+        once(kernel.shared for kernel in kernels),
+        max(kernel.triton for kernel in kernels),
+    )

@@ -1,9 +1,8 @@
-"""A plugin of pytest for runs on a mutant: which tests count, and what became of them.
+"""A plugin of pytest: which tests of a kernel can tell a mutant from it.
 
 Tests that change the source themselves, that read committed compile reports, or that only look at
-the repository do not count: they fail, or hold, whatever the change is. What was run is written to
-the file that OPENMLA_DRAW_RESULT names;
-OPENMLA_DRAW_TESTS has the files with their words, OPENMLA_DRAW_PACKAGE what is tested.
+the repository do not count: they fail, or hold, whatever the change is. OPENMLA_DRAW_TESTS has the
+files with their words.
 """
 
 from __future__ import annotations
@@ -11,11 +10,11 @@ from __future__ import annotations
 import json
 import os
 import re
-import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
+
+from defects.drawing.environment import SUITES
 
 CONTROL = "clean_and_right"
 """Part of the names of the controls of seeded defects: the kernel itself."""
@@ -32,32 +31,6 @@ PASSED_OVER = (
     "release",
     "gpu",
 )
-
-
-class Result:
-    """What a run leaves behind."""
-
-    def __init__(self) -> None:
-        self.passed = 0
-        self.failed: list[str] = []
-        self.seconds: dict[str, float] = {}
-
-    def write(self, path: Path) -> None:
-        """As JSON."""
-        module = sys.modules.get(os.environ.get("OPENMLA_DRAW_PACKAGE", "openmla"))
-        path.write_text(
-            json.dumps(
-                {
-                    "passed": self.passed,
-                    "failed": self.failed,
-                    "seconds": self.seconds,
-                    "package": str(Path(str(module.__file__)).parent) if module else "",
-                }
-            )
-        )
-
-
-RESULT = Result()
 
 
 def counts(path: Path, root: Path, name: str) -> bool:
@@ -80,7 +53,7 @@ def wanted(path: Path, root: Path, name: str, chosen: dict[str, list[str]]) -> b
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Keep what counts."""
-    chosen = json.loads(os.environ.get("OPENMLA_DRAW_TESTS", "{}"))
+    chosen = json.loads(os.environ.get(SUITES, "{}"))
     root = config.rootpath
     kept: list[pytest.Item] = []
     dropped: list[pytest.Item] = []
@@ -89,25 +62,3 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         (kept if good else dropped).append(item)
     items[:] = kept
     config.hook.pytest_deselected(items=dropped)
-
-
-def pytest_collectreport(report: pytest.CollectReport) -> None:
-    """A file that cannot be imported fails."""
-    if report.failed:
-        RESULT.failed.append(report.nodeid)
-
-
-def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """Note the first failures, and how long files take."""
-    file = report.nodeid.split("::")[0]
-    RESULT.seconds[file] = RESULT.seconds.get(file, 0.0) + report.duration
-    if report.failed:
-        RESULT.failed.append(report.nodeid)
-    elif report.when == "call" and report.passed:
-        RESULT.passed += 1
-
-
-def pytest_sessionfinish(session: Any) -> None:
-    """Write down what was run."""
-    if "OPENMLA_DRAW_RESULT" in os.environ:
-        RESULT.write(Path(os.environ["OPENMLA_DRAW_RESULT"]))

@@ -138,6 +138,15 @@ class Source:
             stop = self.span(decorated[0])[0] if decorated else self.span(first)[0]
         return start, stop
 
+    def statement_at(self, byte: int) -> tuple[int, int]:
+        """The bytes of the innermost statement there that may be changed, without its body."""
+        spans = [self.header(node) for node in self.nodes if isinstance(node, ast.stmt)]
+        return min((s for s in spans if s[0] <= byte < s[1]), key=lambda s: s[1] - s[0])
+
+    def line(self, byte: int) -> int:
+        """The line of the text that a byte is in, from 1 on."""
+        return self.data.count(b"\n", 0, byte) + 1
+
     def edit(
         self, node: Node, new: str, operator: str, group: str, at: tuple[int, int] | None = None
     ) -> Edit:
@@ -155,7 +164,7 @@ class Source:
             new,
             operator,
             group,
-            self.data.count(b"\n", 0, start) + 1,
+            self.line(start),
             scope.function,
             old,
             one_line(before + old + behind),

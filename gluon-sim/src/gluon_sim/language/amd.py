@@ -107,6 +107,8 @@ def load_shared_relaxed(smem: MemoryView, layout: Any = None) -> Tensor:
 # -- matrix cores
 def mfma(a: Tensor, b: Tensor, acc: Tensor, **_: Any) -> Tensor:
     """acc + a @ b, in registers."""
+    if a.dtype != b.dtype and 16 in (a.dtype.bits, b.dtype.bits):  # as Triton
+        raise ValueError(f"product of {a.dtype} and {b.dtype}")
     current().charge(a.numel * b.shape[1], "mma")
     data = dtypes.matmul(a.value, b.value) + acc.value
     return Tensor(acc.dtype.round(data), acc.dtype, acc.split, acc.layout)

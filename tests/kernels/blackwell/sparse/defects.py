@@ -139,6 +139,13 @@ DEFECTS = [
         "by_byte = gl.where(counts >= 0, by_byte, MINUS_INF)",
     ),
     SparseDefect(
+        "validity bits are read before they are there",
+        Kind.RACE,
+        "softmax",
+        "wait_for_step(bars.k_valid_ready, k, NB)",
+        "pass",
+    ),
+    SparseDefect(
         "the validity bits of the step before are read",
         Kind.RACE,
         "softmax",

@@ -79,6 +79,13 @@ def test_the_first_index_that_does_not_count_ends_a_block() -> None:
     assert_right_clean_and_deaf_to_poison(case, run, change=ends_with_invalid)
 
 
+@pytest.mark.parametrize("kv", ["fp8_656", "fp8_block64"])
+def test_rings_of_fp8_rows_turn_twice(kv: str) -> None:
+    """Five steps use each of the two barriers twice, and some partitions run far ahead."""
+    case = replace(ONE, heads=8, kv=kv, topk=260)
+    assert_right_clean_and_deaf_to_poison(case, run)
+
+
 @pytest.mark.skipif(not SEEDS, reason="OPENMLA_SIM_SEEDS is not set")
 @pytest.mark.parametrize("name", CASES)
 def test_every_schedule_is_clean(name: str) -> None:

@@ -93,6 +93,19 @@ def test_a_sample_that_sees_nothing_of_the_large_scores() -> None:
     assert problems_of(op) == []
 
 
+def test_what_lies_behind_a_row_is_not_counted() -> None:
+    """The sample sees all of the large scores, so that too few pass the pivot. Scores are negative,
+    and the last chunk ends with zeros."""
+    width = 1900
+    op = operands("random", width, 100)
+    number, step = torch.arange(128), width // 4
+    vectors = number * (step // 128) + number * (step % 128) // 128
+    sampled = (4 * vectors[:, None] + torch.arange(4)).flatten()
+    op.scores.abs_().neg_().sub_(50)
+    op.scores[:, sampled] += 49
+    assert problems_of(op) == []
+
+
 @pytest.mark.parametrize("width", [512, 1500])
 def test_how_positions_are_written(width: int) -> None:
     assert problems_of(operands("coarse", width, 90, add_starts=True)) == []

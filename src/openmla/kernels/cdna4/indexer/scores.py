@@ -27,7 +27,6 @@ from openmla.kernels.gluon.requests import cut
 WARPS = gl.constexpr(4)
 BN = gl.constexpr(128)  # keys of a step
 DEPTH = gl.constexpr(64)  # columns of one product
-DIM = gl.constexpr(128)
 PIECE = gl.constexpr(16)  # strides of rows count pieces of 16 bytes
 FAR = gl.constexpr(0x7FFFFFFF)
 

@@ -21,7 +21,7 @@ from openmla.kernels import prepared
 from openmla.kernels.call import COUNTER, Call
 from openmla.kernels.hopper.dense import launch as dense_launch
 from openmla.kernels.hopper.latent import launch as latent_launch
-from openmla.kernels.hopper.sparse_fp8 import launch as sparse_fp8_launch
+from openmla.kernels.hopper.latent_fp8 import launch as latent_fp8_launch
 from openmla.planning import target_by_name
 
 META = {"swizzle": 3, "elem_size": 2, "elem_type": 10, "block_size": [64, 1, 64]}
@@ -92,7 +92,7 @@ def note_launches(monkeypatch: pytest.MonkeyPatch) -> Noted:
         (prepared, "launcher", lambda _: lambda n, stream, flat: noted.cached.append((n, flat))),
         (dense_launch, "launch_counter", lambda device: noted.counter),
         (latent_launch, "launch_counter", lambda device: noted.counter),
-        (sparse_fp8_launch, "launch_counter", lambda device: noted.counter),
+        (latent_fp8_launch, "launch_counter", lambda device: noted.counter),
         (Call, "run", lambda call: noted.run(call)),
     ):
         monkeypatch.setattr(place, name, value)

@@ -23,7 +23,7 @@ from openmla.kernels.call import COUNTER, Call
 from openmla.kernels.gluon import indexer_operands
 from openmla.kernels.hopper.dense import launch as dense_launch
 from openmla.kernels.hopper.latent import launch as latent_launch
-from openmla.kernels.hopper.sparse_fp8 import launch as sparse_fp8_launch
+from openmla.kernels.hopper.latent_fp8 import launch as latent_fp8_launch
 from openmla.kernels.portable.indexer import windows
 from openmla.planning import target_by_name
 
@@ -95,7 +95,7 @@ def note_launches(monkeypatch: pytest.MonkeyPatch) -> Noted:
         (prepared, "launcher", lambda _: lambda n, stream, flat: noted.cached.append((n, flat))),
         (dense_launch, "launch_counter", lambda device: noted.counter),
         (latent_launch, "launch_counter", lambda device: noted.counter),
-        (sparse_fp8_launch, "launch_counter", lambda device: noted.counter),
+        (latent_fp8_launch, "launch_counter", lambda device: noted.counter),
         (indexer_operands, "launch_counter", lambda device: noted.counter),
         (index_ops, "windows_of", windows.paged_windows),  # as on a GPU
         (index_ops, "given_windows", windows.given_windows),

@@ -65,14 +65,14 @@ UNEXERCISED: tuple[Unexercised, ...] = (
         "It is asked of rows that do not fit the list; without LONG the width does, and a row with what is before its first vector is no longer than that.",
     ),
     Unexercised(
-        "hopper.sparse_fp8",
+        "hopper.latent_fp8",
         "longest_first",
         "token >= first",
         NEVER_FALSE,
         "The code is the latent kernel's, whose own tests take both ways; 33 work items of 512 columns would take this kernel's 20 s.",
     ),
     Unexercised(
-        "hopper.sparse_fp8",
+        "hopper.latent_fp8",
         "paged_work_item",
         "(x >= before + size) & (chunk + CHUNK <= source.sequences.batch)",
         NEVER_TRUE,

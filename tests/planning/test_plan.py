@@ -19,7 +19,7 @@ from openmla.kernels.cdna4.dense.plan import Dense16, DenseFP8
 from openmla.kernels.cpu.plan import CpuConfig
 from openmla.kernels.hopper.dense.plan import HopperDenseConfig
 from openmla.kernels.hopper.dense_fp8.plan import HopperDenseFp8Config
-from openmla.kernels.hopper.latent.plan import HopperSparseConfig
+from openmla.kernels.hopper.latent.plan import HopperLatentConfig
 from openmla.kernels.portable.plan import PortableConfig
 from openmla.planning import TARGETS, Plan, plan, target_by_name
 from openmla.planning.budget import over_budget, uses
@@ -48,8 +48,8 @@ EVERY_MODEL = [
     [
         (DENSE, "cpu", "cpu", CpuConfig),
         (DENSE, "h200", "hopper", HopperDenseConfig),
-        (LATENT, "h200", "hopper", HopperSparseConfig),
-        (SPARSE, "h100", "hopper", HopperSparseConfig),
+        (LATENT, "h200", "hopper", HopperLatentConfig),
+        (SPARSE, "h100", "hopper", HopperLatentConfig),
         (FP8, "h200", "hopper", HopperDenseFp8Config),
         (DENSE, "b200", "blackwell", DenseConfig),
         (replace(DENSE, total_q=512), "b200", "blackwell", DenseConfig),
@@ -144,7 +144,7 @@ def test_json_with_the_config_of_another_family(problem: Problem, target: str, o
 
 def test_json_with_the_config_of_another_form() -> None:
     dense, sparse = (plan(p, "h200").to_json() for p in (DENSE, SPARSE))
-    with pytest.raises(InvalidArgument, match="got 'HopperSparseConfig'"):
+    with pytest.raises(InvalidArgument, match="got 'HopperLatentConfig'"):
         Plan.from_json(dense | {"config": sparse["config"]})
     with pytest.raises(InvalidArgument, match="hopper's kernel sparse, got form dense: sparse is"):
         Plan.from_json(dense | {"config": sparse["config"], "kernel": "sparse"})

@@ -14,7 +14,7 @@ NOT_DRAWN = ("/jobs.py",)
 
 OF_PLANS = ("plan.py", "resources.py", "family.py", "chip.py", "lds.py")
 """Files that are drawn from where they are named, not with the folder of their kernel."""
-HOPPER_KERNELS = ("dense", "dense_fp8", "few", "indexer", "latent", "sparse_fp8")
+HOPPER_KERNELS = ("dense", "dense_fp8", "few", "indexer", "latent", "latent_fp8")
 BLACKWELL_KERNELS = ("dense", "indexer", "pair", "sparse")
 CDNA4_KERNELS = ("dense", "indexer", "sparse")
 
@@ -160,12 +160,12 @@ _TABLE = (
         shared=(*HOPPER,),
     ),
     Kernel(
-        "hopper.sparse_fp8",
-        ("kernels/hopper/sparse_fp8",),
+        "hopper.latent_fp8",
+        ("kernels/hopper/latent_fp8",),
         (
             CACHED,
             *everywhere("hopper rows, fp8 queries"),
-            Suite("tests/kernels/hopper/sparse_fp8"),
+            Suite("tests/kernels/hopper/latent_fp8"),
             Suite("tests/kernels/hopper/test_far_rows.py"),
         ),
         shared=HOPPER,

@@ -14,10 +14,10 @@ from openmla.kernels.hopper.dense_fp8.plan import (
     select_hopper_dense_fp8_config,
 )
 from openmla.kernels.hopper.indexer.plan import INDEX_KERNELS
-from openmla.kernels.hopper.latent.plan import HopperSparseConfig, select_hopper_sparse_config
-from openmla.kernels.hopper.sparse_fp8.plan import (
-    HopperSparseFp8Config,
-    select_hopper_sparse_fp8_config,
+from openmla.kernels.hopper.latent.plan import HopperLatentConfig, select_hopper_latent_config
+from openmla.kernels.hopper.latent_fp8.plan import (
+    HopperLatentFp8Config,
+    select_hopper_latent_fp8_config,
 )
 from openmla.planning.dequantize import (
     CacheRead,
@@ -111,8 +111,8 @@ def _dense_bf16_lines(config: HopperDenseConfig, problem: Problem) -> list[str]:
 # Latent: lists of rows, and whole pages.
 
 
-def _latent(problem: Problem, target: Target) -> HopperSparseConfig:
-    config = select_hopper_sparse_config(
+def _latent(problem: Problem, target: Target) -> HopperLatentConfig:
+    config = select_hopper_latent_config(
         heads=problem.heads,
         latent=problem.d_nope,
         rope=problem.d_rope,
@@ -126,8 +126,8 @@ def _latent(problem: Problem, target: Target) -> HopperSparseConfig:
     return config
 
 
-def _latent_fp8(problem: Problem, target: Target) -> HopperSparseFp8Config:
-    return select_hopper_sparse_fp8_config(
+def _latent_fp8(problem: Problem, target: Target) -> HopperLatentFp8Config:
+    return select_hopper_latent_fp8_config(
         heads=problem.heads,
         latent=problem.d_nope,
         rope=problem.d_rope,
@@ -138,7 +138,7 @@ def _latent_fp8(problem: Problem, target: Target) -> HopperSparseFp8Config:
     )
 
 
-def _cache_read(problem: Problem, config: HopperSparseConfig) -> CacheRead:
+def _cache_read(problem: Problem, config: HopperLatentConfig) -> CacheRead:
     rows, width = problem.total_k, problem.d_qk
     if config.few:
         return read_once(problem.total_q * problem.topk, width)
@@ -150,7 +150,7 @@ def _cache_read(problem: Problem, config: HopperSparseConfig) -> CacheRead:
     return named_pages_read(tiles, rows, width, problem.page_size)
 
 
-def _latent_block(config: HopperSparseConfig, problem: Problem, element: int = 2) -> Block:
+def _latent_block(config: HopperLatentConfig, problem: Problem, element: int = 2) -> Block:
     slots = 2 * config.num_kv_stages
     return Block(
         tile_rows=config.BM,
@@ -165,15 +165,15 @@ def _latent_block(config: HopperSparseConfig, problem: Problem, element: int = 2
     )
 
 
-def _latent_fp8_block(config: HopperSparseFp8Config, problem: Problem) -> Block:
+def _latent_fp8_block(config: HopperLatentFp8Config, problem: Problem) -> Block:
     return _latent_block(config, problem, element=1)
 
 
-def _keys_not_split(config: HopperSparseFp8Config, problem: Problem) -> str:
+def _keys_not_split(config: HopperLatentFp8Config, problem: Problem) -> str:
     return "" if problem.form == "sparse" else "the portable kernel splits the keys of few queries"
 
 
-def _latent_lines(config: HopperSparseConfig, problem: Problem) -> list[str]:
+def _latent_lines(config: HopperLatentConfig, problem: Problem) -> list[str]:
     if config.gather == "indices":
         return config.explain()
     return [*config.explain(), config.split.explain_mean(problem)]
@@ -256,20 +256,20 @@ _dense_fp8_kernel = partial(
 )
 _rows_kernel = partial(
     _kernel,
-    config=HopperSparseConfig,
+    config=HopperLatentConfig,
     choose=_latent,
-    variant=HopperSparseConfig.variant,
+    variant=HopperLatentConfig.variant,
     block=_latent_block,
     launcher="openmla.kernels.hopper.latent.launch",
 )
 _rows_fp8_kernel = partial(
     _kernel,
-    config=HopperSparseFp8Config,
+    config=HopperLatentFp8Config,
     choose=_latent_fp8,
-    variant=HopperSparseFp8Config.variant,
+    variant=HopperLatentFp8Config.variant,
     slower=_keys_not_split,
     block=_latent_fp8_block,
-    launcher="openmla.kernels.hopper.sparse_fp8.launch",
+    launcher="openmla.kernels.hopper.latent_fp8.launch",
 )
 
 HOPPER = Family(

@@ -1,4 +1,4 @@
-"""The sparse Hopper kernel over FP8 caches, on the simulator: in the kernel and by a workspace."""
+"""The latent Hopper kernel over FP8 caches, on the simulator: in the kernel and by a workspace."""
 
 from __future__ import annotations
 

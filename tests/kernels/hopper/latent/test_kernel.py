@@ -1,4 +1,4 @@
-"""The sparse Hopper kernel on the simulator: right, clean under every schedule, deaf to poison."""
+"""The latent Hopper kernel on the simulator: right, clean under every schedule, deaf to poison."""
 
 from __future__ import annotations
 

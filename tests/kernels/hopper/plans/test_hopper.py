@@ -13,7 +13,7 @@ from openmla.kernels.hopper import chip
 from openmla.kernels.hopper.dense import plan as hopper_dense
 from openmla.kernels.hopper.dense.plan import HopperDenseConfig, select_hopper_dense_config
 from openmla.kernels.hopper.latent import plan as hopper_latent
-from openmla.kernels.hopper.latent.plan import HopperSparseConfig, select_hopper_sparse_config
+from openmla.kernels.hopper.latent.plan import HopperLatentConfig, select_hopper_latent_config
 from openmla.planning import dequantize, memory, plan, split
 from openmla.planning.dequantize import DEQUANTIZED_CAP, paged_cache_read, sparse_cache_read
 from openmla.planning.memory import MemoryMap
@@ -30,8 +30,8 @@ def dense(dims: tuple[int, int, int], heads: int = 128, page_size: int = 0) -> H
     )
 
 
-def latent(dims: tuple[int, int], heads: int = 128, gather: str = "indices") -> HopperSparseConfig:
-    return select_hopper_sparse_config(
+def latent(dims: tuple[int, int], heads: int = 128, gather: str = "indices") -> HopperLatentConfig:
+    return select_hopper_latent_config(
         heads=heads,
         latent=dims[0],
         rope=dims[1],
@@ -236,7 +236,7 @@ def test_fp8_cache_choice() -> None:
 
 
 @pytest.mark.parametrize("config", [dense((192, 64, 256)), latent((256, 32), 20, "pages")])
-def test_explanations_name_their_numbers(config: HopperDenseConfig | HopperSparseConfig) -> None:
+def test_explanations_name_their_numbers(config: HopperDenseConfig | HopperLatentConfig) -> None:
     text = "\n".join(config.explain())
     assert f"= {config.smem_used} of 232448" in text
     assert f"setmaxnreg {config.registers.consumer}/{config.registers.producer}" in text
@@ -247,7 +247,7 @@ def test_explanations_name_their_numbers(config: HopperDenseConfig | HopperSpars
     "config",
     [dense((192, 64, 256)), latent((512, 64)), latent((512, 0)), latent((256, 32), 20, "pages")],
 )
-def test_sums_in_explanations_add_up(config: HopperDenseConfig | HopperSparseConfig) -> None:
+def test_sums_in_explanations_add_up(config: HopperDenseConfig | HopperLatentConfig) -> None:
     lines = {line.split(":")[0]: line for line in config.explain()}
     terms, used = lines["registers"].split(" of 2")[0].rsplit(" = ", 1)
     assert sum(int(term.split()[-1]) for term in terms.split(" + ")) == int(used)

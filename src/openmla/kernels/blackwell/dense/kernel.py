@@ -2,7 +2,7 @@
 
 A block works on one work item (tiles.py): BM = 256 or 128 queries of a head, in query tiles of 128,
 and walks their keys BN at a time, from the last block to the first. All tiles, columns and ring
-depths are the plan's (MLAConfig; FA4Config without rope).
+depths are the plan's (DenseConfig).
 
 With a pair of CTAs (TMEM.ctas = 2, Triton 3.8 and later) a query tile has 256 rows, of which each
 CTA holds and weighs 128, and multiplies them by all keys: it loads half of the keys of K and half

@@ -13,7 +13,7 @@ them. Where the kernel cannot follow, a plan differs:
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import ClassVar, NamedTuple, TypeVar
+from typing import ClassVar, NamedTuple
 
 from openmla.arithmetic import Limited, ceildiv
 from openmla.errors import Unsupported
@@ -31,7 +31,6 @@ from openmla.planning.target import Target
 from openmla.problem import Problem
 
 Original = MLAConfig | FA4Config
-AnyOriginal = TypeVar("AnyOriginal", MLAConfig, FA4Config)
 
 Q_ROWS = 128
 """Rows of a query tile."""

@@ -34,7 +34,7 @@ from openmla.kernels.hopper.latent.kernel import latent_kernel
 from openmla.kernels.hopper.latent.merge import merge_kernel
 from openmla.kernels.hopper.latent.plan import (
     MOST_ROWS,
-    HopperSparseConfig,
+    HopperLatentConfig,
     LatentVariant,
     RangeSpace,
     RowsLaunch,
@@ -77,7 +77,7 @@ def calls(plan: Plan, op: Operands, results: Results) -> Iterator[Call]:
     if not has_keys(op):
         results.clear()
         return
-    config: HopperSparseConfig = plan.config
+    config: HopperLatentConfig = plan.config
     variant: LatentVariant = plan.variant
     if variant.few:
         heads = _queries(config, op.q, packed=False, rows=variant.few.padded_heads)
@@ -154,7 +154,7 @@ def _arguments(plan: Plan, rows: RowsLaunch, op: Operands, results: Results) -> 
 def numbers(plan: Plan, problem: Problem) -> list[LaunchNumbers] | None:
     """What the number of tokens decides of a launch over lists of rows that are read as they are.
     Sequences over pages, and whether FP8 rows are worth a workspace, are planned anew."""
-    config: HopperSparseConfig = plan.config
+    config: HopperLatentConfig = plan.config
     if config.cache_read.mode != "plain" or problem.form != "sparse" or plan.variant.few:
         return None
     described = dict.fromkeys(("q_half_desc", "q_rope_desc"), Extent(0, problem.total_q))
@@ -162,17 +162,17 @@ def numbers(plan: Plan, problem: Problem) -> list[LaunchNumbers] | None:
     return [LaunchNumbers(list_programs(config, problem), arguments)]
 
 
-def list_counts(config: HopperSparseConfig, tokens: int) -> dict[str, int]:
+def list_counts(config: HopperLatentConfig, tokens: int) -> dict[str, int]:
     """Integers that follow from the number of lists."""
     return {"tiles": tokens * config.row_blocks, "total_q": tokens}
 
 
-def list_programs(config: HopperSparseConfig, problem: Problem) -> int:
+def list_programs(config: HopperLatentConfig, problem: Problem) -> int:
     """One for each SM, or for each tile if those are fewer."""
     return min(problem.total_q * config.row_blocks, config.sm_count)
 
 
-def range_programs(config: HopperSparseConfig, problem: Problem, space: RangeSpace) -> int:
+def range_programs(config: HopperLatentConfig, problem: Problem, space: RangeSpace) -> int:
     """One for each SM, or for each tile if those are fewer and no range is cut."""
     tiles = problem.total_q * problem.heads // WGMMA_ROWS + problem.batch + 1
     return config.sm_count if space.rows else min(tiles, config.sm_count)
@@ -195,7 +195,7 @@ def groups(space: RangeSpace, op: LatentOperands) -> list[slice]:
     return [slice(i, min(i + step, batch)) for i in range(0, max(batch, 1), step)]
 
 
-def _merge(config: HopperSparseConfig, space: RangeSpace, attention: dict[str, Any]) -> Call:
+def _merge(config: HopperLatentConfig, space: RangeSpace, attention: dict[str, Any]) -> Call:
     """Programs for as many rows as a request has on average, if it may be split."""
     shared = {name: attention[name] for name in _MERGED}
     together = min(1 << (space.ranges - 1).bit_length(), MERGED_TOGETHER)
@@ -237,7 +237,7 @@ _MERGED = (
 )
 
 
-def lists(config: HopperSparseConfig, op: SparseOperands) -> dict[str, Any]:
+def lists(config: HopperLatentConfig, op: SparseOperands) -> dict[str, Any]:
     """Every token with its own list of rows: a tile is 64 of its heads."""
     indices = op.indices if op.indices.stride(1) == 1 else op.indices.contiguous()
     return {
@@ -284,7 +284,7 @@ def group_of(op: LatentOperands, table: Tensor, group: slice) -> dict[str, Any]:
 
 
 @lru_cache(maxsize=4096)
-def constexprs(config: HopperSparseConfig) -> dict[str, Any]:
+def constexprs(config: HopperLatentConfig) -> dict[str, Any]:
     """What is compiled in, besides the page size and the sign of the scale."""
     half = config.latent // 2
     return {
@@ -300,7 +300,7 @@ def constexprs(config: HopperSparseConfig) -> dict[str, Any]:
 
 
 def _queries(
-    config: HopperSparseConfig, q: Tensor, packed: bool, rows: int = WGMMA_ROWS
+    config: HopperLatentConfig, q: Tensor, packed: bool, rows: int = WGMMA_ROWS
 ) -> dict[str, Any]:
     """Descriptors of Q. `packed`: tiles hold heads of several tokens, so these must follow one
     another as the heads of one do."""
@@ -313,7 +313,7 @@ def _queries(
     }
 
 
-def _boxes(config: HopperSparseConfig, rows: RowsLaunch, op: Operands) -> dict[str, Any]:
+def _boxes(config: HopperLatentConfig, rows: RowsLaunch, op: Operands) -> dict[str, Any]:
     """Descriptors of pages, where full blocks of keys come by TMA."""
     if not rows.boxes or not isinstance(op, LatentOperands):
         return {"k_half_desc": None, "k_rope_desc": None}

@@ -1,4 +1,4 @@
-"""HopperSparseConfig: one block of latent MLA prefill on Hopper, over token lists or whole pages.
+"""HopperLatentConfig: one block of latent MLA prefill on Hopper, over token lists or whole pages.
 
 A block is 64 rows (heads of one token, or of several tokens that share their keys), two math
 warp-groups and a producer warp-group. A step takes two blocks of 64 keys: warp-group 0 scores the
@@ -97,10 +97,10 @@ class LatentVariant:
 
 
 @dataclass(frozen=True, kw_only=True)
-class HopperSparseConfig(HopperBlock):
+class HopperLatentConfig(HopperBlock):
     """The plan of one latent block.
 
-    >>> deepseek_v32 = select_hopper_sparse_config(heads=128, latent=512, rope=64)
+    >>> deepseek_v32 = select_hopper_latent_config(heads=128, latent=512, rope=64)
     >>> deepseek_v32.row_blocks, deepseek_v32.num_kv_stages, deepseek_v32.smem_used
     (2, 1, 227304)
     """
@@ -172,7 +172,7 @@ class HopperSparseConfig(HopperBlock):
     def tiles(self, tokens: int) -> int:
         """Blocks of rows for so many tokens of one sequence.
 
-        >>> lists = select_hopper_sparse_config(heads=20, latent=512, rope=64)
+        >>> lists = select_hopper_latent_config(heads=20, latent=512, rope=64)
         >>> lists.tiles(16), replace(lists, gather="pages").tiles(16)
         (16, 5)
         """
@@ -334,9 +334,9 @@ class HopperSparseConfig(HopperBlock):
         return f"one more would take at least {more} > {self.smem_limit}"
 
 
-def select_hopper_sparse_config(**arguments: Any) -> HopperSparseConfig:
-    """The deepest ring that fits; the other arguments of HopperSparseConfig are the caller's."""
-    config = HopperSparseConfig(**arguments)
+def select_hopper_latent_config(**arguments: Any) -> HopperLatentConfig:
+    """The deepest ring that fits; the other arguments of HopperLatentConfig are the caller's."""
+    config = HopperLatentConfig(**arguments)
     room = SMEM_PER_BLOCK - config.BM * config.width * ELEMENT
     most = min(MAX_STAGES, room // config.step_bytes)  # before statistics, barriers and scratch
     deeper = (replace(config, num_kv_stages=stages) for stages in range(most, 1, -1))

@@ -19,9 +19,9 @@ from triton.experimental.gluon import language as gl
 
 from openmla.kernels.gluon.scores import MINUS_INF
 from openmla.kernels.hopper.accumulator import quad_sums
-from openmla.kernels.hopper.latent.plan import HopperSparseConfig
+from openmla.kernels.hopper.latent.plan import HopperLatentConfig
 
-THRESHOLD = gl.constexpr(HopperSparseConfig.rescale_threshold)
+THRESHOLD = gl.constexpr(HopperLatentConfig.rescale_threshold)
 KEYS = gl.constexpr(64)  # of a block
 
 

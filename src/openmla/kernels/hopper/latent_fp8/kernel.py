@@ -48,8 +48,8 @@ from openmla.kernels.hopper.latent.records import (
 from openmla.kernels.hopper.latent.signals import FIELDS, read_work_item, wait_tile
 from openmla.kernels.hopper.latent.softmax import follow, rescaled, row_sums
 from openmla.kernels.hopper.latent.source import STEP, masked
-from openmla.kernels.hopper.sparse_fp8.epilogue import write_heads
-from openmla.kernels.hopper.sparse_fp8.records import (
+from openmla.kernels.hopper.latent_fp8.epilogue import write_heads
+from openmla.kernels.hopper.latent_fp8.records import (
     Barriers,
     How,
     RowTiles,
@@ -57,8 +57,8 @@ from openmla.kernels.hopper.sparse_fp8.records import (
     State,
     Stats,
 )
-from openmla.kernels.hopper.sparse_fp8.rows import ARRIVALS, PARTS, producer
-from openmla.kernels.hopper.sparse_fp8.scores import (
+from openmla.kernels.hopper.latent_fp8.rows import ARRIVALS, PARTS, producer
+from openmla.kernels.hopper.latent_fp8.scores import (
     any_missing,
     begin_scores,
     finish_scores,
@@ -67,8 +67,8 @@ from openmla.kernels.hopper.sparse_fp8.scores import (
     row_scales,
     weigh,
 )
-from openmla.kernels.hopper.sparse_fp8.signals import signal_weights, wait_weights
-from openmla.kernels.hopper.sparse_fp8.values import add_values
+from openmla.kernels.hopper.latent_fp8.signals import signal_weights, wait_weights
+from openmla.kernels.hopper.latent_fp8.values import add_values
 
 WARPS = gl.constexpr(4)
 
@@ -261,7 +261,7 @@ VECTORS = [
 
 
 @gluon.jit(do_not_specialize=COUNTS + STRIDES, do_not_specialize_on_alignment=VECTORS)
-def sparse_fp8_kernel(  # noqa: PLR0913
+def latent_fp8_kernel(  # noqa: PLR0913
     q_latent_desc,
     q_rope_desc,
     data_ptr,

@@ -1,6 +1,6 @@
-"""HopperSparseFp8Config: one block of latent MLA prefill on Hopper with FP8 queries and rows.
+"""HopperLatentFp8Config: one block of latent MLA prefill on Hopper with FP8 queries and rows.
 
-64 rows of scores, as `HopperSparseConfig`, whose rows of keys take half the shared memory: two
+64 rows of scores, as `HopperLatentConfig`, whose rows of keys take half the shared memory: two
 steps of them are in flight. One warp-group computes scores and weights, two multiply values, each
 half of the columns: so neither the exponentials nor the conversion of values keeps the tensor cores
 waiting.
@@ -29,7 +29,7 @@ from openmla.kernels.hopper.latent.plan import (
     BLOCKS,
     MAX_STAGES,
     PIECE_FIELDS,
-    HopperSparseConfig,
+    HopperLatentConfig,
     LatentVariant,
     RowsLaunch,
 )
@@ -71,10 +71,10 @@ REGISTERS = Roles(consumer_groups=2, consumer=176, producer=48, scores=112)
 
 
 @dataclass(frozen=True, kw_only=True)
-class HopperSparseFp8Config(HopperSparseConfig):
+class HopperLatentFp8Config(HopperLatentConfig):
     """The plan of one latent FP8 block.
 
-    >>> e4m3 = select_hopper_sparse_fp8_config(heads=128, latent=512, rope=64)
+    >>> e4m3 = select_hopper_latent_fp8_config(heads=128, latent=512, rope=64)
     >>> e4m3.row_blocks, e4m3.num_kv_stages
     (2, 2)
     """
@@ -172,8 +172,8 @@ class HopperSparseFp8Config(HopperSparseConfig):
         return ["scores are FP8 products of Q and rows; values become fp16 in registers", *lines]
 
 
-def select_hopper_sparse_fp8_config(**arguments: Any) -> HopperSparseFp8Config:
-    """The deepest ring that fits; the arguments are those of HopperSparseFp8Config."""
-    config = HopperSparseFp8Config(**arguments)
+def select_hopper_latent_fp8_config(**arguments: Any) -> HopperLatentFp8Config:
+    """The deepest ring that fits; the arguments are those of HopperLatentFp8Config."""
+    config = HopperLatentFp8Config(**arguments)
     deeper = (replace(config, num_kv_stages=stages) for stages in range(MAX_STAGES, 1, -1))
     return next((c for c in deeper if c.smem_used <= SMEM_PER_BLOCK), config)

@@ -6,9 +6,9 @@ import pytest
 
 from openmla.errors import Unsupported
 from openmla.kernels.hopper.chip import REGISTERS_PER_SM, SMEM_PER_BLOCK
-from openmla.kernels.hopper.sparse_fp8.plan import (
-    HopperSparseFp8Config,
-    select_hopper_sparse_fp8_config,
+from openmla.kernels.hopper.latent_fp8.plan import (
+    HopperLatentFp8Config,
+    select_hopper_latent_fp8_config,
 )
 from openmla.planning import plan
 from openmla.problem import Problem
@@ -32,7 +32,7 @@ PAGES = replace(LISTS, form="latent", topk=0, kv_dtype="fp8_token", page_size=64
 def test_two_steps_of_keys_fit(problem: Problem) -> None:
     chosen = plan(problem, "h200", "hopper")
     config = chosen.config
-    assert isinstance(config, HopperSparseFp8Config)
+    assert isinstance(config, HopperLatentFp8Config)
     assert config.num_kv_stages == 2 and config.smem_used <= SMEM_PER_BLOCK
     assert config.scaled == (problem is not LISTS)
     assert config.registers.total <= REGISTERS_PER_SM and config.registers.threads == 512
@@ -61,5 +61,5 @@ def test_what_is_refused(change: dict[str, object], reason: str) -> None:
 
 
 def test_a_config_says_what_it_cannot_do() -> None:
-    config = select_hopper_sparse_fp8_config(heads=128, latent=256, rope=32)
+    config = select_hopper_latent_fp8_config(heads=128, latent=256, rope=32)
     assert "latent width 256" in config.why_unsupported()

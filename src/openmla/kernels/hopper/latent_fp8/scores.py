@@ -21,8 +21,8 @@ from openmla.kernels.hopper.latent.epilogue import rows_of
 from openmla.kernels.hopper.latent.records import LISTED
 from openmla.kernels.hopper.latent.softmax import THRESHOLD, finite
 from openmla.kernels.hopper.latent.source import STEP
-from openmla.kernels.hopper.sparse_fp8.plan import WEIGHT_OFFSET
-from openmla.kernels.hopper.sparse_fp8.rows import PARTS, WARPS
+from openmla.kernels.hopper.latent_fp8.plan import WEIGHT_OFFSET
+from openmla.kernels.hopper.latent_fp8.rows import PARTS, WARPS
 
 OFFSET = gl.constexpr(WEIGHT_OFFSET)
 

@@ -21,7 +21,7 @@ from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma, warp
 from openmla.kernels.gluon.compat import reinterpret
 from openmla.kernels.gluon.scores import opaque_zero
 from openmla.kernels.hopper.latent.source import STEP
-from openmla.kernels.hopper.sparse_fp8.signals import signal_read
+from openmla.kernels.hopper.latent_fp8.signals import signal_read
 
 KEYS = gl.constexpr(32)  # of a tile
 PAIRS = gl.constexpr(32)  # of columns of a tile

@@ -25,7 +25,7 @@ from kernels.judging import (
 )
 from openmla import dispatch
 from openmla.kernels.hopper.chip import SMEM_PER_BLOCK
-from openmla.kernels.hopper.sparse_fp8.jobs import JOBS
+from openmla.kernels.hopper.latent_fp8.jobs import JOBS
 from openmla.lab.compiling.jobs import CompileJob, compile_job
 from openmla.lab.compiling.table import jobs_of
 from openmla.lab.testing.build import BuiltCase, build

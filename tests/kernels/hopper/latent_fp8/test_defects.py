@@ -11,12 +11,12 @@ import pytest
 
 import openmla.kernels.hopper as package
 from gluon_sim import Kind, intercept
+from kernels.hopper.latent_fp8.test_kernel import CACHES, H200, PLAIN
+from kernels.hopper.latent_fp8.test_kernel import CASES as PLAIN_CASES
 from kernels.hopper.simulated import plan_of
-from kernels.hopper.sparse_fp8.test_kernel import CACHES, H200, PLAIN
-from kernels.hopper.sparse_fp8.test_kernel import CASES as PLAIN_CASES
 from kernels.judging import on
 from kernels.mutants import NOTHING, Defect, assert_found, load_mutant
-from openmla.kernels.hopper.sparse_fp8 import launch as launcher
+from openmla.kernels.hopper.latent_fp8 import launch as launcher
 from openmla.lab.testing.build import Outcome
 from openmla.lab.testing.compare import judge
 from openmla.lab.testing.simulate import new_results
@@ -41,70 +41,70 @@ DEFECTS = [
     Fp8Defect(
         "rows are overwritten while they are read",
         Kind.RACE,
-        "sparse_fp8.rows",
+        "latent_fp8.rows",
         "wait_read(slot, used, max(NUMBER - 1, 0))",
         NOTHING,
     ),
     Fp8Defect(
         "rows are freed before the last is read",
         Kind.RACE,
-        "sparse_fp8.values",
+        "latent_fp8.values",
         "if tile == 6:",
         "if tile == 5:",
     ),
     Fp8Defect(
         "weights are overwritten while they are read",
         Kind.RACE,
-        "sparse_fp8.kernel",
+        "latent_fp8.kernel",
         "mbarrier.wait(bars.p_empty.index(slot), phase ^ 1)",
         NOTHING,
     ),
     Fp8Defect(
         "one warp-group frees weights that the other reads",
         Kind.RACE,
-        "sparse_fp8.kernel",
+        "latent_fp8.kernel",
         "p_empty=barriers(ST, 2)",
         "p_empty=barriers(ST, 1)",
     ),
     Fp8Defect(
         "validity is not waited for",
         Kind.RACE,
-        "sparse_fp8.rows",
+        "latent_fp8.rows",
         "(32 * WARPS.value + 1)",
         "32 * WARPS.value",
     ),
     Fp8Defect(
         "rope comes from the latent columns",
         None,
-        "sparse_fp8.rows",
+        "latent_fp8.rows",
         "start, ok, LATENT, BL",
         "start, ok, 0 * LATENT, BL",
     ),
     Fp8Defect(
         "Q is not waited for",
         Kind.RACE,
-        "sparse_fp8.kernel",
+        "latent_fp8.kernel",
         "mbarrier.wait(bars.q_ready, turn & 1)",
         NOTHING,
     ),
     Fp8Defect(
         "weights are not waited for",
         Kind.RACE,
-        "sparse_fp8.kernel",
+        "latent_fp8.kernel",
         "wait_weights(slot, SIDE)",
         NOTHING,
     ),
     Fp8Defect(
         "weights are not fenced",
         Kind.FENCE,
-        "sparse_fp8.kernel",
+        "latent_fp8.kernel",
         "    fence_async_shared()\n",
         "",
     ),
     Fp8Defect(
         "divisors are not waited for",
         Kind.RACE,
-        "sparse_fp8.kernel",
+        "latent_fp8.kernel",
         "mbarrier.wait(bars.sums_ready.index(turn & 3), (turn >> 2) & 1)",
         NOTHING,
         "19 short work items",
@@ -112,7 +112,7 @@ DEFECTS = [
     Fp8Defect(
         "divisors have one place",
         Kind.RACE,
-        "sparse_fp8.kernel",
+        "latent_fp8.kernel",
         "stats.inverses.index(turn & 3), HOW)",
         "stats.inverses.index(turn & 0), HOW)",
         "19 short work items",
@@ -120,7 +120,7 @@ DEFECTS = [
     Fp8Defect(
         "O is not rescaled",
         None,
-        "sparse_fp8.kernel",
+        "latent_fp8.kernel",
         "            O = rescale_heads(O, smem.stats, slot)\n",
         "",
         "rising",
@@ -128,7 +128,7 @@ DEFECTS = [
     Fp8Defect(
         "a factor of one warp's rows is not seen",
         None,
-        "sparse_fp8.kernel",
+        "latent_fp8.kernel",
         "gl.where(every == 1.0, 0, 1)",
         "gl.where(every == every, 0, 1)",
         "rising",
@@ -136,14 +136,14 @@ DEFECTS = [
     Fp8Defect(
         "rope columns are not multiplied",
         None,
-        "sparse_fp8.scores",
+        "latent_fp8.scores",
         "if HOW.has_rope:",
         "if False:",
     ),
     Fp8Defect(
         "rows are not scaled",
         None,
-        "sparse_fp8.scores",
+        "latent_fp8.scores",
         "if HOW.has_row_scales:",
         "if False:",
         "fp8_token",
@@ -151,7 +151,7 @@ DEFECTS = [
     Fp8Defect(
         "queries are not scaled",
         None,
-        "sparse_fp8.scores",
+        "latent_fp8.scores",
         "        S = S * row_scale[:, None]\n",
         "        pass\n",
         "fp8_token",
@@ -159,7 +159,7 @@ DEFECTS = [
     Fp8Defect(
         "values are not scaled",
         None,
-        "sparse_fp8.scores",
+        "latent_fp8.scores",
         "        P = P * scales_of(scales, slot, SL)[None, :]\n",
         "        pass\n",
         "fp8_token",
@@ -167,14 +167,14 @@ DEFECTS = [
     Fp8Defect(
         "weights beyond what fp16 holds",
         None,
-        "sparse_fp8.scores",
+        "latent_fp8.scores",
         "OFFSET = gl.constexpr(WEIGHT_OFFSET)",
         "OFFSET = gl.constexpr(17.0)",
     ),
     Fp8Defect(
         "the reference does not move",
         None,
-        "sparse_fp8.scores",
+        "latent_fp8.scores",
         "reached > row_max + THRESHOLD",
         "reached > row_max + 1e9",
         "rising",
@@ -182,35 +182,35 @@ DEFECTS = [
     Fp8Defect(
         "columns of a pair trade places",
         None,
-        "sparse_fp8.values",
+        "latent_fp8.values",
         "0x3120",
         "0x2031",
     ),
     Fp8Defect(
         "keys of a pair trade places",
         None,
-        "sparse_fp8.values",
+        "latent_fp8.values",
         "[even, odd]",
         "[odd, even]",
     ),
     Fp8Defect(
         "both halves of the columns have the values of the left",
         None,
-        "sparse_fp8.values",
+        "latent_fp8.values",
         "(SIDE * 4 + TILE % 4)",
         "(TILE % 4)",
     ),
     Fp8Defect(
         "rows of a tile in another order",
         None,
-        "sparse_fp8.epilogue",
+        "latent_fp8.epilogue",
         "(3, 5, 4, 0, 2, 1)",
         "(3, 4, 5, 0, 2, 1)",
     ),
     Fp8Defect(
         "all heads have the divisors of the first",
         None,
-        "sparse_fp8.epilogue",
+        "latent_fp8.epilogue",
         "inverse.slice(ROW, HEADS)",
         "inverse.slice(0, HEADS)",
         "70 heads, wild lengths",
@@ -242,7 +242,7 @@ def test_their_names_differ() -> None:
 
 @pytest.mark.parametrize("defect", DEFECTS, ids=lambda defect: defect.name)
 def test_defect_is_found(defect: Fp8Defect, tmp_path: Path) -> None:
-    mutant = load_mutant(package, defect.file, defect.apply, "sparse_fp8.launch", tmp_path)
+    mutant = load_mutant(package, defect.file, defect.apply, "latent_fp8.launch", tmp_path)
     assert_found(defect.kind, partial(run, mutant, defect.case))
 
 

@@ -22,7 +22,7 @@ from openmla.kernels.hopper.latent.rows import (
     step_ahead,
 )
 from openmla.kernels.hopper.latent.source import KEYS, entries, locate
-from openmla.kernels.hopper.sparse_fp8.signals import wait_read
+from openmla.kernels.hopper.latent_fp8.signals import wait_read
 
 WARPS = gl.constexpr(4)
 LANES = gl.constexpr(8)

@@ -39,9 +39,9 @@ from openmla.kernels.hopper.latent.launch import (
 )
 from openmla.kernels.hopper.latent.plan import RowsLaunch
 from openmla.kernels.hopper.latent.records import TileLayouts
-from openmla.kernels.hopper.sparse_fp8.kernel import sparse_fp8_kernel
-from openmla.kernels.hopper.sparse_fp8.plan import HopperSparseFp8Config
-from openmla.kernels.hopper.sparse_fp8.records import Registers
+from openmla.kernels.hopper.latent_fp8.kernel import latent_fp8_kernel
+from openmla.kernels.hopper.latent_fp8.plan import HopperLatentFp8Config
+from openmla.kernels.hopper.latent_fp8.records import Registers
 from openmla.operands import LatentOperands, Results, SparseOperands
 from openmla.planning import Plan
 from openmla.problem import Problem
@@ -63,7 +63,7 @@ def calls(plan: Plan, op: Operands, results: Results) -> Iterator[Call]:
     if not has_keys(op):
         results.clear()
         return
-    config: HopperSparseFp8Config = plan.config
+    config: HopperLatentFp8Config = plan.config
     [rows] = plan.variant.rows
     arguments = _arguments(config, rows, op, results)
     programs = list_programs(config, plan.problem)
@@ -71,21 +71,21 @@ def calls(plan: Plan, op: Operands, results: Results) -> Iterator[Call]:
         batch, total = op.cu_seqlens_q.shape[0] - 1, op.q.shape[0] * op.q.shape[1]
         arguments |= group_of(op, arguments["indices_ptr"], slice(0, batch))
         programs = min(total // WGMMA_ROWS + batch + 1, config.sm_count)
-    yield Call(sparse_fp8_kernel, programs, arguments, SOURCES)
+    yield Call(latent_fp8_kernel, programs, arguments, SOURCES)
 
 
 def numbers(plan: Plan, problem: Problem) -> list[LaunchNumbers] | None:
     """What the number of tokens decides of a launch over lists; sequences are planned anew."""
     if problem.form != "sparse":
         return None
-    config: HopperSparseFp8Config = plan.config
+    config: HopperLatentFp8Config = plan.config
     described = dict.fromkeys(("q_latent_desc", "q_rope_desc"), Extent(0, problem.total_q))
     arguments: dict[str, int | Extent] = {**list_counts(config, problem.total_q), **described}
     return [LaunchNumbers(list_programs(config, problem), arguments)]
 
 
 def _arguments(
-    config: HopperSparseFp8Config, rows: RowsLaunch, op: Operands, results: Results
+    config: HopperLatentFp8Config, rows: RowsLaunch, op: Operands, results: Results
 ) -> dict[str, Any]:
     packed = isinstance(op, LatentOperands)
     places = sequences(op) if isinstance(op, LatentOperands) else lists(config, op)
@@ -105,7 +105,7 @@ def _arguments(
 
 
 @lru_cache(maxsize=4096)
-def constexprs(config: HopperSparseFp8Config) -> dict[str, Any]:
+def constexprs(config: HopperLatentFp8Config) -> dict[str, Any]:
     """What is compiled in, besides the page size and the sign of the scale."""
     registers = config.registers
     return {
@@ -133,7 +133,7 @@ def _rows(op: Operands) -> dict[str, Any]:
     return found | {"data_ptr": data.view(torch.bfloat16), "SCALED_VALUES": cached}
 
 
-def _queries(config: HopperSparseFp8Config, q: Tensor) -> dict[str, Any]:
+def _queries(config: HopperLatentFp8Config, q: Tensor) -> dict[str, Any]:
     """Descriptors of Q: 64 heads of one token; zeros past the last head."""
     return {
         "q_latent_desc": heads_of_tokens(q, config.latent),

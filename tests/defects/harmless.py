@@ -437,7 +437,7 @@ HARMLESS: tuple[Harmless, ...] = (
         "The width of the latent part is even.",
     ),
     Harmless(
-        "kernels/hopper/sparse_fp8/scores.py",
+        "kernels/hopper/latent_fp8/scores.py",
         "exponents",
         "return (x.to(gl.int32, bitcast=True) >> 23 & 255).to(gl.float32)",
         "return (x.to(gl.int32, bitcast=True) >> 23 & 255)",

@@ -1,6 +1,6 @@
 """Work items of the indexer's scores, a block of queries and a range of keys, and their loads.
 
-Hopper and Blackwell share this: both load by TMA.
+Hopper and Blackwell share this: both load by TMA. What differs is who multiplies and who adds up.
 
 Programs are persistent. One warp of each, the producer, fetches work-item numbers from an atomic
 counter, finds out what they stand for, and loads that by TMA:
@@ -19,9 +19,21 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
+from openmla.kernels.gluon.barriers import barriers
 from openmla.kernels.gluon.compat import reinterpret, tma_load
-from openmla.kernels.gluon.indexer_records import Window, WorkItem
+from openmla.kernels.gluon.indexer_records import ScoresBarriers, Window, WorkItem
 
+# Arguments of a scores kernel whose values, and pointers whose alignment, are compiled into none.
+COUNTS = ["total_q", "columns", "chunks", "weights_stride", "table_stride"]
+VECTORS = [
+    "weights_ptr",
+    "starts_ptr",
+    "ends_ptr",
+    "sequences_ptr",
+    "longest_ptr",
+    "table_ptr",
+    "counter_ptr",
+]
 # Numbers of the fields of a slot in the ring of work items; see WorkItem.
 FIELDS = gl.constexpr(4)
 QUERY = gl.constexpr(0)
@@ -36,6 +48,37 @@ DRAW = gl.constexpr(
     "{ .reg .pred p; .reg .b32 t; mov.u32 t, %laneid; setp.eq.u32 p, t, 0; mov.b32 t, 0; "
     "@p atom.global.add.u32 t, [$1], 1; shfl.sync.idx.b32 $0, t, 0, 31, -1; }"
 )
+
+
+@gluon.jit
+def allocate_tiles(q_desc, k_desc, CFG: gl.constexpr, LAYOUT: gl.constexpr):
+    """Rings in shared memory for tiles of queries, tiles of keys, and the keys' scales."""
+    STAGES: gl.constexpr = CFG.key_stages * CFG.block_keys // ROWS
+    LINEAR: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, order=[0])
+    TILES: gl.constexpr = CFG.query_stages * CFG.tiles
+    q_smem = gl.allocate_shared_memory(q_desc.dtype, [TILES, COLUMNS, COLUMNS], LAYOUT)
+    k_smem = gl.allocate_shared_memory(k_desc.dtype, [STAGES, ROWS, COLUMNS], LAYOUT)
+    scales = gl.allocate_shared_memory(gl.float32, [STAGES, ROWS], LINEAR)
+    return q_smem, k_smem, scales
+
+
+@gluon.jit
+def allocate_items(CFG: gl.constexpr):
+    """The ring of announced work items."""
+    LINEAR: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, order=[0])
+    return gl.allocate_shared_memory(gl.int32, [CFG.query_stages * FIELDS, 1], LINEAR)
+
+
+@gluon.jit
+def allocate_barriers(CFG: gl.constexpr, Q_READERS: gl.constexpr, K_READERS: gl.constexpr):
+    """ScoresBarriers; so many arrivals say that a slot of queries or a stage of keys was read."""
+    return ScoresBarriers(
+        q_ready=barriers(CFG.query_stages, 1),
+        q_empty=barriers(CFG.query_stages, Q_READERS),
+        k_ready=barriers(CFG.key_stages, 1),
+        k_empty=barriers(CFG.key_stages, K_READERS),
+        item_ready=barriers(CFG.query_stages, 1),
+    )
 
 
 @gluon.jit
@@ -58,6 +101,15 @@ def get(items, slot, FIELD: gl.constexpr, NW: gl.constexpr):
     """Read one field of a slot in a partition of NW warps."""
     ONE: gl.constexpr = gl.BlockedLayout([1], [32], [NW], [0])
     return gl.max(items.index(slot * FIELDS + FIELD).load(ONE), 0)
+
+
+@gluon.jit
+def next_item(smem, bars, turn, CFG: gl.constexpr, NW: gl.constexpr):
+    """Wait in a partition of NW warps until work item number `turn` is announced; returns its
+    blocks of keys, of which the end marker has none."""
+    slot = turn % CFG.query_stages
+    mbarrier.wait(bars.item_ready.index(slot), (turn // CFG.query_stages) & 1)
+    return get(smem.items, slot, BLOCKS, NW)
 
 
 @gluon.jit
@@ -227,3 +279,13 @@ def window_of(windows, query, line, total_q, columns, PAGE: gl.constexpr):
         own = gl.load(windows.sequences_ptr + query, mask=live, other=-1) == line
         high = gl.where(own, high, 0)
     return Window(gl.maximum(low, 0), high)
+
+
+@gluon.jit
+def weights_of(weights, query, column, HEADS: gl.constexpr):
+    """Addresses of the weights (Matrix) of a query tile's columns, and the query of each.
+
+    Kernels halve them: what they sum is x + |x|, at the full rate of FADD, which is 2 relu(x).
+    """
+    token = query + column // HEADS
+    return weights.ptr + token.to(gl.int64) * weights.row_stride + column % HEADS, token

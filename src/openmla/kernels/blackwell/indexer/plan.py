@@ -66,17 +66,17 @@ class BlackwellScoresConfig(Limited):
         yield Wanted("k_scale", "k", keys * FP32, align=128)
         yield Wanted("weights", "q", self.tiles * COLUMNS * FP32)
         yield Wanted("pieces", "info", self.query_stages * PIECE_FIELDS * 4)
-        counts = (
-            self.query_stages,
-            self.query_stages,
-            self.stages,
-            self.stages,
-            self.query_stages,
-            self.tiles,
-            self.tiles,
-        )
-        for number, count in enumerate(counts):
-            yield Wanted(f"barriers {number}", "barriers", count * MBAR_BYTES)
+        counts = {
+            "Q ready": self.query_stages,
+            "Q empty": self.query_stages,
+            "K ready": self.stages,
+            "K empty": self.stages,
+            "piece ready": self.query_stages,
+            "product ready": self.tiles,
+            "product empty": self.tiles,
+        }
+        for name, count in counts.items():
+            yield Wanted(name, "barriers", count * MBAR_BYTES)
         # What partitions are called with goes through shared memory, with a byte for every warp.
         yield Wanted("arguments", "scratch", 320 if self.page_size else 304, align=8)
         yield Wanted("warp states", "scratch", 8, align=1)

@@ -34,23 +34,21 @@ from triton.experimental.gluon.language.nvidia.blackwell import (
 from openmla.kernels.blackwell.indexer.records import ProductBarriers
 from openmla.kernels.gluon.barriers import barriers
 from openmla.kernels.gluon.compat import reinterpret
-from openmla.kernels.gluon.indexer_records import (
-    Descriptors,
-    Matrix,
-    ScoresBarriers,
-    SharedTiles,
-    WindowPointers,
-)
+from openmla.kernels.gluon.indexer_records import Descriptors, Matrix, SharedTiles, WindowPointers
 from openmla.kernels.gluon.indexer_work import (
-    BLOCKS,
     COLUMNS,
-    FIELDS,
+    COUNTS,
     KEY,
     LINE,
     QUERY,
-    ROWS,
+    VECTORS,
+    allocate_barriers,
+    allocate_items,
+    allocate_tiles,
     get,
+    next_item,
     producer,
+    weights_of,
     window_of,
 )
 
@@ -72,8 +70,7 @@ def multiply(smem, bars, products, tmem, CFG: gl.constexpr, LAYOUT: gl.constexpr
     k_tiles = reinterpret(smem.k, smem.k.dtype, [ST, BN, COLUMNS], LAYOUT)
     turn = gl.program_id(0) * 0
     it = turn
-    mbarrier.wait(bars.item_ready.index(0), 0)
-    blocks = get(smem.items, turn, BLOCKS, 1)
+    blocks = next_item(smem, bars, turn, CFG, 1)
     while blocks > 0:
         slot = turn % QS
         mbarrier.wait(bars.q_ready.index(slot), (turn // QS) & 1)
@@ -90,17 +87,14 @@ def multiply(smem, bars, products, tmem, CFG: gl.constexpr, LAYOUT: gl.constexpr
         tcgen05_commit(bars.q_empty.index(slot))
         mbarrier.arrive(bars.q_empty.index(slot), count=1)
         turn += 1
-        mbarrier.wait(bars.item_ready.index(turn % QS), (turn // QS) & 1)
-        blocks = get(smem.items, turn % QS, BLOCKS, 1)
+        blocks = next_item(smem, bars, turn, CFG, 1)
 
 
 @gluon.jit
 def put_weights(w_smem, weights, query, total_q, TILE: gl.constexpr, HEADS: gl.constexpr):
-    """Copy the weights (Matrix) of a tile's columns to shared memory, halved: sums are of x + |x|,
-    which is 2 relu(x)."""
+    """Copy the weights (Matrix) of a tile's columns to shared memory, halved."""
     column = gl.arange(0, COLUMNS, gl.BlockedLayout([1], [32], [WARPS], [0]))
-    token = query + column // HEADS
-    at = weights.ptr + token.to(gl.int64) * weights.row_stride + column % HEADS
+    at, token = weights_of(weights, query, column, HEADS)
     w_smem.index(TILE).store(gl.load(at, mask=token < total_q, other=0.0) * 0.5)
 
 
@@ -148,8 +142,7 @@ def sums(  # noqa: PLR0913
     row = gl.arange(0, BN, BY_KEY)
     turn = gl.program_id(0) * 0
     it = turn
-    mbarrier.wait(bars.item_ready.index(0), 0)
-    blocks = get(smem.items, turn, BLOCKS, WARPS)
+    blocks = next_item(smem, bars, turn, CFG, WARPS)
     while blocks > 0:
         slot = turn % QS
         first = get(smem.items, slot, QUERY, WARPS)
@@ -177,20 +170,7 @@ def sums(  # noqa: PLR0913
             it += 1
         mbarrier.arrive(bars.q_empty.index(slot), count=1)
         turn += 1
-        mbarrier.wait(bars.item_ready.index(turn % QS), (turn // QS) & 1)
-        blocks = get(smem.items, turn % QS, BLOCKS, WARPS)
-
-
-COUNTS = ["total_q", "columns", "chunks", "weights_stride", "table_stride"]
-VECTORS = [
-    "weights_ptr",
-    "starts_ptr",
-    "ends_ptr",
-    "sequences_ptr",
-    "longest_ptr",
-    "table_ptr",
-    "counter_ptr",
-]
+        blocks = next_item(smem, bars, turn, CFG, WARPS)
 
 
 @gluon.jit(do_not_specialize=COUNTS, do_not_specialize_on_alignment=VECTORS)
@@ -224,25 +204,13 @@ def scores_kernel(  # noqa: PLR0913
     the partitions after the first, in their order. LAYOUT: of shared tiles whose rows have 128
     bytes. TMEM: of a product. REGS: of 32 columns of a product in registers."""
     TILES: gl.constexpr = CFG.tiles
-    ST: gl.constexpr = CFG.key_stages
-    QS: gl.constexpr = CFG.query_stages
-    SUB: gl.constexpr = BN // ROWS
     LINEAR: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, order=[0])
-    q_smem = gl.allocate_shared_memory(q_desc.dtype, [QS * TILES, COLUMNS, COLUMNS], LAYOUT)
-    k_smem = gl.allocate_shared_memory(k_desc.dtype, [ST * SUB, ROWS, COLUMNS], LAYOUT)
-    scales = gl.allocate_shared_memory(gl.float32, [ST * SUB, ROWS], LINEAR)
+    q_smem, k_smem, scales = allocate_tiles(q_desc, k_desc, CFG, LAYOUT)
     w_smem = gl.allocate_shared_memory(gl.float32, [TILES, COLUMNS], LINEAR)
-    items = gl.allocate_shared_memory(gl.int32, [QS * FIELDS, 1], LINEAR)
-    bars = ScoresBarriers(
-        q_ready=barriers(QS, 1),
-        q_empty=barriers(QS, 2 + GROUPS),
-        k_ready=barriers(ST, 1),
-        k_empty=barriers(ST, 1 + GROUPS),
-        item_ready=barriers(QS, 1),
-    )
+    smem = SharedTiles(items=allocate_items(CFG), q=q_smem, k=k_smem, scales=scales)
+    bars = allocate_barriers(CFG, 2 + GROUPS, 1 + GROUPS)
     products = ProductBarriers(ready=barriers(TILES, 1), empty=barriers(TILES, 1))
     tmem = allocate_tensor_memory(gl.float32, [TILES, BN, COLUMNS], TMEM)
-    smem = SharedTiles(items=items, q=q_smem, k=k_smem, scales=scales)
     windows = WindowPointers(starts_ptr, ends_ptr, sequences_ptr, longest_ptr)
     weights = Matrix(weights_ptr, weights_stride)
     out = Matrix(out_ptr, out_stride)

@@ -26,24 +26,22 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from openmla.kernels.gluon.barriers import barriers
-from openmla.kernels.gluon.indexer_records import (
-    Descriptors,
-    Matrix,
-    ScoresBarriers,
-    SharedTiles,
-    WindowPointers,
-)
+from openmla.kernels.gluon.indexer_records import Descriptors, Matrix, SharedTiles, WindowPointers
 from openmla.kernels.gluon.indexer_work import (
-    BLOCKS,
     COLUMNS,
-    FIELDS,
+    COUNTS,
     KEY,
     LINE,
     QUERY,
     ROWS,
+    VECTORS,
+    allocate_barriers,
+    allocate_items,
+    allocate_tiles,
     get,
+    next_item,
     producer,
+    weights_of,
     window_of,
 )
 from openmla.kernels.hopper.indexer.records import TileWindows
@@ -68,7 +66,7 @@ def store_row(sums, scale, pointer, keys, whole, window):
 def finish(S, weights, scale, row_ptr, stride, key, whole, windows, QUERIES: gl.constexpr):
     """Relu, weigh, add up the heads of every query, scale and store.
 
-    x + |x| is 2 relu(x) at the full rate of FADD; the half is in `weights`. windows: TileWindows.
+    weights: halved, as of `weights_of`; windows: TileWindows.
     """
     keys = key + gl.arange(0, ROWS, gl.SliceLayout(1, S.type.layout))
     S = (S + gl.abs(S)) * weights[None, :]
@@ -118,15 +116,13 @@ def consumer(
     column = gl.arange(0, COLUMNS, gl.SliceLayout(0, SL))
     turn = gl.program_id(0) * 0
     it = turn
-    mbarrier.wait(bars.item_ready.index(0), 0)
-    blocks = get(smem.items, turn, BLOCKS, WARPS)
+    blocks = next_item(smem, bars, turn, CFG, WARPS)
     while blocks > 0:
         slot = turn % QS
         query = get(smem.items, slot, QUERY, WARPS) + WHO * QUERIES
         first = get(smem.items, slot, KEY, WARPS)
         line = get(smem.items, slot, LINE, WARPS)
-        token = query + column // HEADS
-        at = weights.ptr + token.to(gl.int64) * weights.row_stride + column % HEADS
+        at, token = weights_of(weights, query, column, HEADS)
         halves = gl.load(at, mask=token < total_q, other=0.0) * 0.5
         w0 = window_of(windows, query, line, total_q, columns, PAGE)
         low = w0.low
@@ -173,20 +169,7 @@ def consumer(
             it += 1
         mbarrier.arrive(bars.q_empty.index(slot), count=1)
         turn += 1
-        mbarrier.wait(bars.item_ready.index(turn % QS), (turn // QS) & 1)
-        blocks = get(smem.items, turn % QS, BLOCKS, WARPS)
-
-
-COUNTS = ["total_q", "columns", "chunks", "weights_stride", "table_stride"]
-VECTORS = [
-    "weights_ptr",
-    "starts_ptr",
-    "ends_ptr",
-    "sequences_ptr",
-    "longest_ptr",
-    "table_ptr",
-    "counter_ptr",
-]
+        blocks = next_item(smem, bars, turn, CFG, WARPS)
 
 
 @gluon.jit(do_not_specialize=COUNTS, do_not_specialize_on_alignment=VECTORS)
@@ -217,21 +200,9 @@ def scores_kernel(  # noqa: PLR0913
     """Scores of all queries; CFG: ScoresConfig with a query tile for each of 3 or 4 consumers.
     REGISTERS: Registers. LAYOUT: of shared tiles whose rows have 128 bytes."""
     NC: gl.constexpr = CFG.tiles
-    QS: gl.constexpr = CFG.query_stages
-    STAGES: gl.constexpr = CFG.key_stages * CFG.block_keys // ROWS
-    LINEAR: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, order=[0])
-    q_smem = gl.allocate_shared_memory(q_desc.dtype, [QS * NC, COLUMNS, COLUMNS], LAYOUT)
-    k_smem = gl.allocate_shared_memory(k_desc.dtype, [STAGES, ROWS, COLUMNS], LAYOUT)
-    scales = gl.allocate_shared_memory(gl.float32, [STAGES, ROWS], LINEAR)
-    items = gl.allocate_shared_memory(gl.int32, [QS * FIELDS, 1], LINEAR)
-    bars = ScoresBarriers(
-        q_ready=barriers(QS, 1),
-        q_empty=barriers(QS, NC),
-        k_ready=barriers(CFG.key_stages, 1),
-        k_empty=barriers(CFG.key_stages, NC),
-        item_ready=barriers(QS, 1),
-    )
-    smem = SharedTiles(items=items, q=q_smem, k=k_smem, scales=scales)
+    q_smem, k_smem, scales = allocate_tiles(q_desc, k_desc, CFG, LAYOUT)
+    smem = SharedTiles(items=allocate_items(CFG), q=q_smem, k=k_smem, scales=scales)
+    bars = allocate_barriers(CFG, NC, NC)
     windows = WindowPointers(starts_ptr, ends_ptr, sequences_ptr, longest_ptr)
     weights = Matrix(weights_ptr, weights_stride)
     out = Matrix(out_ptr, out_stride)

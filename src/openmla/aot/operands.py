@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 
 from openmla.arithmetic import ceildiv
+from openmla.backward.operands import BackwardOperands, Gradients
+from openmla.backward.problem import BackwardProblem
 from openmla.cache import LatentCache
 from openmla.indexer.cache import IndexCache
 from openmla.indexer.operands import (
@@ -114,6 +116,18 @@ def operands_of(
     some = zeros.ints(rows) if problem.has_topk_lengths else None
     lists = zeros.ints(rows, problem.topk)
     return SparseOperands(q, cache, lists, some, problem.d_v, weights), results
+
+
+def backward_operands_of(
+    problem: BackwardProblem, device: torch.device | str = "meta"
+) -> tuple[BackwardOperands, Gradients]:
+    """Operands and gradients of a backward pass that poses the problem."""
+    forward, results = operands_of(problem, device)
+    assert isinstance(forward, DenseOperands) and results.lse is not None
+    d_lse = torch.zeros_like(results.lse) if problem.has_d_lse else None
+    d_out = torch.zeros_like(results.out)
+    operands = BackwardOperands(forward, results.out, results.lse, d_out, d_lse)
+    return operands, Gradients.allocate(forward)
 
 
 def _dense(zeros: _Zeros, problem: Problem, q: Tensor, weights: Weights) -> DenseOperands:

@@ -19,7 +19,8 @@ from functools import lru_cache, partial
 from multiprocessing import get_context
 from typing import TYPE_CHECKING, Any
 
-from openmla.aot.operands import index_operands_of, operands_of
+from openmla.aot.operands import backward_operands_of, index_operands_of, operands_of
+from openmla.backward.problem import BackwardProblem
 from openmla.errors import Unsupported
 from openmla.indexer.problem import IndexProblem
 from openmla.kernels.call import Call
@@ -28,6 +29,7 @@ from openmla.kernels.launch import calls
 from openmla.kernels.triton_version import TRITON
 from openmla.lab.compiling.jobs import CompileJob, CompileReport, compile_job
 from openmla.planning import TARGETS, Plan, Target, cached_plan
+from openmla.planning.backward import BackwardPlan, cached_backward_plan
 from openmla.planning.indexer import IndexPlan, cached_index_plan
 from openmla.planning.registry import families_of, family_named
 
@@ -54,17 +56,12 @@ def jobs_of(listed: Jobs) -> Iterator[CompileJob]:
     chip = TARGETS[listed.chip]
     family = family_named(listed.backend) if listed.backend else families_of(chip)[0]
     for name, problem in listed.problems.items():
-        is_index = isinstance(problem, IndexProblem)
-        make_plan: Any = cached_index_plan if is_index else cached_plan
+        make_plan = _planner(problem)
         best = make_plan(problem, chip, family.name, None).kernel
         if best.why_not_run(problem, TRITON) and _none_runs(make_plan, problem, chip, family.name):
             continue
         chosen: Any = make_plan(problem, chip, family.name, TRITON)
-        operands: Any = (
-            index_operands_of(problem)
-            if is_index
-            else operands_of(problem, page_gap=listed.page_gaps.get(name, 0))
-        )
+        operands = _operands(problem, listed.page_gaps.get(name, 0))
         chosen = replace(chosen, config=replace(chosen.config, **listed.configs.get(name, {})))
         names: Counter[str] = Counter()
         for call in calls(chosen, *operands):
@@ -76,6 +73,22 @@ def jobs_of(listed: Jobs) -> Iterator[CompileJob]:
             yield CompileJob(full, call, chip.arch.replace("_", ""), listed.predicted(chosen, call))
 
 
+def _planner(problem: Any) -> Any:
+    """What plans a problem of attention, of the indexer or of a backward pass."""
+    if isinstance(problem, IndexProblem):
+        return cached_index_plan
+    return cached_backward_plan if isinstance(problem, BackwardProblem) else cached_plan
+
+
+def _operands(problem: Any, page_gap: int) -> Any:
+    """Operands and results that pose the problem, without memory."""
+    if isinstance(problem, IndexProblem):
+        return index_operands_of(problem)
+    if isinstance(problem, BackwardProblem):
+        return backward_operands_of(problem)
+    return operands_of(problem, page_gap=page_gap)
+
+
 def _none_runs(make_plan: Any, problem: Any, chip: Target, backend: str) -> bool:
     """Whether no kernel of the family serves the problem with this Triton."""
     try:
@@ -85,10 +98,10 @@ def _none_runs(make_plan: Any, problem: Any, chip: Target, backend: str) -> bool
     return False
 
 
-def _kind(chosen: Plan | IndexPlan, call: Call) -> str:
+def _kind(chosen: Plan | IndexPlan | BackwardPlan, call: Call) -> str:
     """The kernel's name."""
-    step = "indexer " if isinstance(chosen, IndexPlan) else ""
-    return step + str(call.kernel.__name__).removesuffix("_kernel")
+    steps = {IndexPlan: "indexer ", BackwardPlan: "backward "}
+    return steps.get(type(chosen), "") + str(call.kernel.__name__).removesuffix("_kernel")
 
 
 def compile_all(

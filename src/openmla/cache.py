@@ -269,6 +269,11 @@ def refuse_derivatives(name: str, value: Tensor, why: str) -> None:
             f"{name} requires a gradient, and {why}",
             "the same call under torch.no_grad(), or with detached tensors",
         )
+    refuse_tangent(name, value, why)
+
+
+def refuse_tangent(name: str, value: Tensor, why: str) -> None:
+    """Likewise for forward mode alone."""
     tangent = _tangent(value)
     if tangent:
         raise Unsupported(

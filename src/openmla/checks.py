@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from openmla.cache import LatentCache, plain_memory, refuse_derivatives
-from openmla.errors import InvalidArgument
+from openmla.cache import LatentCache, plain_memory, refuse_derivatives, refuse_tangent
+from openmla.errors import InvalidArgument, Unsupported
 from openmla.operands import DenseOperands, LatentOperands, Results, SparseOperands, extent
 from openmla.problem import MAX_HEADS
 
@@ -170,12 +170,42 @@ def output(value: object, q: Tensor, d_v: int) -> Tensor | None:
 
 
 def no_gradients(**tensors: Tensor | LatentCache | None) -> None:
-    """openmla computes no derivatives: neither gradients nor tangents, those of forward mode."""
+    """Of these arguments openmla computes no derivatives: neither gradients nor tangents, those of
+    forward mode."""
     for name, value in tensors.items():
         if isinstance(value, LatentCache):
             no_gradients(**{name: value.data, f"{name}.scales": value.scales})
         elif value is not None and (value.requires_grad or forward_ad._current_level >= 0):
-            refuse_derivatives(name, value, "openmla computes the forward pass only")
+            refuse_derivatives(name, value, "openmla computes the forward pass of this call only")
+
+
+def needs_gradients(*tensors: Tensor | None) -> bool:
+    """Whether autograd is to compute a gradient of one of them."""
+    return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
+
+
+def plain_for_gradients(out: object, **given: object) -> None:
+    """What a call that needs gradients must not have: arguments that have no backward pass."""
+    if out is not None:
+        raise Unsupported(
+            "out is given, and a call that needs gradients does not write into an argument",
+            "the same call without out, or under torch.no_grad()",
+        )
+    for name, value in given.items():
+        if value is not None:
+            what = "a LatentCache" if isinstance(value, LatentCache) else "given"
+            raise Unsupported(
+                f"{name} is {what}, and such a call has no backward pass",
+                f"the same call without {name}, or under torch.no_grad()",
+            )
+
+
+def no_tangents(**tensors: Tensor | None) -> None:
+    """openmla computes no tangents, those of forward-mode differentiation."""
+    if forward_ad._current_level >= 0:
+        for name, value in tensors.items():
+            if value is not None:
+                refuse_tangent(name, value, "openmla computes gradients of reverse mode only")
 
 
 def keys_and_values(q: Tensor, k_nope: object, v: object) -> tuple[Tensor, Tensor]:

@@ -89,3 +89,27 @@ def test_v_may_be_a_strided_view_of_a_projection():
     wide[..., 12:18] = call["v"]
     got = flash_attn_varlen_func(**{**call, "v": wide[..., 12:18]})
     assert formula.same_bits(got, flash_attn_varlen_func(**call))
+
+
+@pytest.mark.parametrize("key_heads", [4, 2, 1])
+def test_gradients_are_those_of_the_formula(key_heads: int):
+    """Query heads that share a key head add up; the forward pass has the bits that it had."""
+    call = calls.flash_attn([5, 3], [7, 3], key_heads=key_heads)
+    served = flash_attn_varlen_func(**call, causal=True, return_attn_probs=True)
+    given = {name: call[name].requires_grad_() for name in ("q", "k", "v")}
+    out, lse = flash_attn_varlen_func(**call, causal=True, return_attn_probs=True)
+    assert formula.same_bits(out.detach(), served[0]) and formula.same_bits(lse.detach(), served[1])
+    got = torch.autograd.grad(out.square().sum() + lse.sum(), list(given.values()))
+    wide = {name: x.detach().double().requires_grad_() for name, x in given.items()}
+    total = torch.zeros((), dtype=torch.float64)
+    for first, last, start, stop in ((0, 5, 0, 7), (5, 8, 7, 10)):
+        q, k = wide["q"][first:last], per_query_head(wide["k"], 4)[start:stop]
+        scores = torch.einsum("qhd,khd->qhk", q, k) * 12**-0.5
+        position = torch.arange(last - first)[:, None] + (stop - start) - (last - first)
+        seen = torch.arange(stop - start) <= position
+        scores = scores.masked_fill(~seen[:, None], -torch.inf)
+        v = per_query_head(wide["v"], 4)[start:stop]
+        total = total + torch.einsum("qhk,khv->qhv", scores.softmax(-1), v).square().sum()
+        total = total + scores.logsumexp(-1).sum()
+    for x, y in zip(got, torch.autograd.grad(total, list(wide.values())), strict=True):
+        assert torch.allclose(x.double(), y, rtol=1e-4, atol=1e-5)

@@ -1,7 +1,8 @@
-"""openmla computes no derivatives: a tensor that has one is refused by name, never ignored.
+"""Derivatives that openmla does not compute are refused by the tensor's name, never ignored.
 
 Each call, each of its tensors of real numbers: with a gradient to be computed (reverse mode), and
-with a tangent (forward mode), given directly or by torch.func.jvp.
+with a tangent (forward mode), given directly or by torch.func.jvp. The dense form alone has
+gradients: tests/backward.
 """
 
 from __future__ import annotations
@@ -116,6 +117,8 @@ CALLS: dict[str, tuple[Callable[..., Any], Callable[[], Arguments], tuple[str, .
     "flash_attn_varlen_func": (flash_attn_varlen_func, calls.flash_attn, ("q", "k", "v")),
 }
 CASES = [(call, name) for call, (_, _, names) in CALLS.items() for name in names]
+HAVE_GRADIENTS = [("mla_prefill", name) for name in ("q", "k_nope", "k_rope", "v", "sink")]
+SERVED = [*HAVE_GRADIENTS, *(("flash_attn_varlen_func", name) for name in ("q", "k", "v"))]
 every_tensor = pytest.mark.parametrize(("call", "name"), CASES)
 
 
@@ -158,13 +161,26 @@ def test_the_calls_are_valid(call: str) -> None:
         function(**valid())
 
 
-@every_tensor
+@pytest.mark.parametrize(("call", "name"), [c for c in CASES if c not in SERVED])
 def test_a_gradient_is_refused(call: str, name: str) -> None:
     function, valid, _ = CALLS[call]
     arguments = valid()
     tracked = tensor_of(arguments, name).clone().requires_grad_()
     with refused("requires a gradient", name):
         function(**with_tensor(arguments, name, tracked))
+
+
+@pytest.mark.parametrize(("call", "name"), HAVE_GRADIENTS)
+def test_a_gradient_beside_what_has_none_is_refused(call: str, name: str) -> None:
+    """out is given there, and scales per token: of such a call there is no backward pass."""
+    function, valid, _ = CALLS[call]
+    arguments = valid()
+    tracked = tensor_of(arguments, name).clone().requires_grad_()
+    for missing in ("out", "q_scale", "k_scale"):
+        with refused("is given", missing):
+            function(**with_tensor(arguments, name, tracked))
+        arguments[missing] = None
+    assert function(**with_tensor(arguments, name, tracked)).requires_grad
 
 
 @every_tensor

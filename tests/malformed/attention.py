@@ -25,6 +25,40 @@ INT32 = "torch.int32"
 NAN, INF = float("nan"), float("inf")
 
 
+def has_no_backward(call: str) -> list[Malformed]:
+    """Gradients of the latent and the sparse form."""
+    return [
+        Malformed(
+            call,
+            "q",
+            "the forward pass",
+            "requires a gradient",
+            lambda a: {"q": a["q"].requires_grad_()},
+            Unsupported,
+        ),
+        Malformed(
+            call,
+            "sink",
+            "the forward pass",
+            "requires a gradient",
+            {"sink": torch.zeros(2, requires_grad=True)},
+            Unsupported,
+        ),
+    ]
+
+
+HAVE_A_BACKWARD = [
+    Malformed(
+        DENSE,
+        "out",
+        "does not write into an argument",
+        "is given",
+        lambda a: {"q": a["q"].requires_grad_()},
+        Unsupported,
+    )
+]
+
+
 def to(call: str, argument: str, value: Any, expected: str, got: str) -> Malformed:
     """The argument replaced by a value."""
     return Malformed(call, argument, expected, got, {argument: value})
@@ -112,14 +146,7 @@ def common(call: str) -> list[Malformed]:
         Malformed(
             call, "out", "apart from q", "an overlap", lambda a: {"out": a["q"][..., :width]}
         ),
-        Malformed(
-            call,
-            "q",
-            "the forward pass",
-            "requires a gradient",
-            lambda a: {"q": a["q"].requires_grad_()},
-            Unsupported,
-        ),
+        *(HAVE_A_BACKWARD if call == DENSE else has_no_backward(call)),
         Malformed(
             call,
             "out",
@@ -134,14 +161,6 @@ def common(call: str) -> list[Malformed]:
             "the forward pass",
             "requires a gradient",
             {"q_scale": torch.ones(5, requires_grad=True)},
-            Unsupported,
-        ),
-        Malformed(
-            call,
-            "sink",
-            "the forward pass",
-            "requires a gradient",
-            {"sink": torch.zeros(2, requires_grad=True)},
             Unsupported,
         ),
         Malformed(
@@ -231,10 +250,18 @@ DENSE_ONLY = [
     Malformed(DENSE, "out", "apart from v", "an overlap", lambda a: {"out": a["v"]}),
     Malformed(
         DENSE,
-        "v",
-        "the forward pass",
-        "requires a gradient",
-        lambda a: {"v": a["v"].requires_grad_()},
+        "k_start",
+        "has no backward pass",
+        "is given",
+        lambda a: {"v": a["v"].requires_grad_(), "out": None, "k_start": int32(0, 2)},
+        Unsupported,
+    ),
+    Malformed(
+        DENSE,
+        "q_scale",
+        "has no backward pass",
+        "is given",
+        lambda a: {"q": a["q"].requires_grad_(), "out": None, "q_scale": torch.ones(5)},
         Unsupported,
     ),
     of(

@@ -264,14 +264,6 @@ SHIM_FLASH_ATTN = [
     unsupported(FLASH_ATTN, "q_descale", torch.ones(2, 4), "one per token", "[2, 4]"),
     unsupported(FLASH_ATTN, "k_descale", torch.ones(2, 4), "expected None", "[2, 4]"),
     unsupported(FLASH_ATTN, "v_descale", torch.ones(2, 4), "expected None", "[2, 4]"),
-    Malformed(
-        FLASH_ATTN,
-        "k",
-        "the forward pass",
-        "requires a gradient",
-        lambda a: {"k": a["k"].requires_grad_()},
-        Unsupported,
-    ),
 ]
 
 OTHERS = [*MERGES, *PROBLEMS, *CACHES, *SHIM_FLASH_MLA, *SHIM_FLASH_ATTN]

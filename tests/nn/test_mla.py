@@ -46,8 +46,13 @@ class Theirs:
         """[tokens, hidden] of a whole sequence; its first keys replaced by `rows`, if given."""
         if rows is not None:
             self.module.expand_kv = MethodType(_expand_with(rows), self.module)
-        out = self.module(x[None], **self._arguments(x), past_key_values=None)[0][0]
+        out = self.trained(x)
         self.module.__dict__.pop("expand_kv", None)
+        return out
+
+    def trained(self, x: Tensor) -> Tensor:
+        """Likewise, with gradients."""
+        out: Tensor = self.module(x[None], **self._arguments(x), past_key_values=None)[0][0]
         return out
 
     @torch.no_grad()
@@ -219,8 +224,28 @@ def test_wrong_arguments_are_named():
         ours(x, positions, cache)
 
 
-def test_gradients_are_refused():
+@pytest.mark.parametrize("kind", ["deepseek_v3", "glm4_moe_lite"])
+def test_it_trains(kind: str):
+    """Gradients of every weight, and of x, are those of the module, over two sequences at once."""
+    theirs, _ = both(kind)
+    module = theirs.module.requires_grad_(True)
+    ours = MLAAttention.from_config(theirs.config).load(module)
+    batch, sequences = Batch.of([30, 9]), hidden(30, 9)
+    x = torch.cat(sequences).requires_grad_()
+    ours(x, batch.positions, batch=batch).square().sum().backward()
+    expected = [s.requires_grad_() for s in sequences]
+    torch.cat([theirs.trained(s) for s in expected]).square().sum().backward()
+    weights = dict(module.named_parameters())
+    pairs = [(p.grad, weights[name].grad) for name, p in ours.named_parameters()]
+    pairs += [(x.grad, torch.cat([s.grad for s in expected]))]
+    assert all(off_by(got, want) <= CLOSE * want.abs().max() for got, want in pairs)
+    assert all(got.any() for got, _ in pairs)
+
+
+def test_gradients_of_other_forms_and_of_caches_are_refused():
     theirs, _ = both("deepseek_v3")
     ours = MLAAttention.from_config(theirs.config)
-    with pytest.raises(Unsupported, match="gradient"):
-        ours(hidden(4)[0], torch.arange(4))
+    cache = LatentCache.allocate(num_pages=2, page_size=16, latent=64, rope=16)
+    batch = Batch.of([4], block_table=torch.tensor([[0, 1]]).int())
+    with pytest.raises(Unsupported, match="a cache does not carry one"):
+        ours(hidden(4)[0], torch.arange(4), cache, batch)

@@ -21,26 +21,26 @@ PLAN_FILES = {"plan", "resources", "family", "chip", "lds", "tuned"}
 """Modules below openmla.kernels that plan: integers only."""
 IN_REGISTRY = {"planning", "planning.registry", "planning.budget"}
 """What knows all families; `openmla.planning` itself offers it."""
-# Bottom to top. A name stands for a module or for a whole package; every module of the indexer has
-# a place beside that of attention which does the same.
+# Bottom to top. A name stands for a module or for a whole package; every module of the indexer and
+# of gradients has a place beside that of attention which does the same.
 LAYERS: list[set[str]] = [
     {"errors", "formats"},
     {"arithmetic"},
     {"modular"},  # the five systems know nothing of openmla's own plans
     {"records"},
     {"problem"},
-    {"indexer", "indexer.problem"},
+    {"indexer", "indexer.problem", "backward", "backward.problem"},
     {"sequences", "cache", "indexer.cache"},
     {"planning"},
     {PLANS},
     {REGISTRY},
-    {"operands", "indexer.operands", "indexer.windows"},
+    {"operands", "indexer.operands", "indexer.windows", "backward.operands"},
     {"kernels"},
-    {"reference", "indexer.reference"},
+    {"reference", "indexer.reference", "backward.reference"},
     {"checks", "indexer.checks"},
     {"dispatch"},
     {"cached"},
-    {"ops", "indexer.ops"},
+    {"ops", "indexer.ops", "backward.ops"},
     {"api", "indexer.api"},
     {""},  # openmla/__init__.py: the public names
     {"compat", "distributed"},
@@ -54,7 +54,7 @@ LAYERS: list[set[str]] = [
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 PURE = {"errors", "formats", "arithmetic", "modular", "records", "problem", "planning"}
-PURE |= {PLANS, REGISTRY, "indexer", "indexer.problem"}
+PURE |= {PLANS, REGISTRY, "indexer", "indexer.problem", "backward", "backward.problem"}
 HEAVY = ("triton", "typer", "rich", "numpy", "matplotlib", "transformers", "vllm")
 
 

@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 
 from openmla.arithmetic import ceildiv
+from openmla.backward.operands import BackwardOperands, Gradients
+from openmla.backward.problem import BackwardProblem
 from openmla.cache import LatentCache
 from openmla.indexer.cache import IndexCache
 from openmla.indexer.operands import (
@@ -89,6 +91,8 @@ def operands_of(
     zeros = _Zeros(device)
     if isinstance(problem, IndexProblem):
         return _scores(zeros, problem) if problem.form == "scores" else _select(zeros, problem)
+    if isinstance(problem, BackwardProblem):
+        return _backward(problem, device)
     rows, heads = problem.total_q, problem.heads
     q = zeros(problem.q_dtype, rows, heads, problem.d_qk)
     results = Results(
@@ -118,6 +122,17 @@ def operands_of(
     some = zeros.ints(rows) if problem.has_topk_lengths else None
     lists = zeros.ints(rows, problem.topk)
     return SparseOperands(q, cache, lists, some, problem.d_v, weights), results
+
+
+def _backward(
+    problem: BackwardProblem, device: torch.device | str
+) -> tuple[BackwardOperands, Gradients]:
+    forward, results = operands_of(problem.forward, device)
+    assert isinstance(forward, DenseOperands)
+    d_lse = torch.zeros_like(results.lse) if problem.has_d_lse else None
+    d_out = torch.zeros_like(results.out)
+    operands = BackwardOperands(forward, results.out, results.lse, d_out, d_lse)
+    return operands, Gradients.allocate(forward)
 
 
 def _dense(zeros: _Zeros, problem: Problem, q: Tensor, weights: Weights) -> DenseOperands:

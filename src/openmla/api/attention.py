@@ -19,6 +19,7 @@ from torch import Tensor
 
 from openmla import cached, checks, ops
 from openmla.api.options import DenseOptions, LatentOptions, SparseOptions
+from openmla.backward import ops as backward_ops
 from openmla.cache import LatentCache
 from openmla.cached import MADE, wanted, with_extras
 from openmla.errors import InvalidArgument
@@ -26,7 +27,7 @@ from openmla.planning import BACKENDS
 
 __all__ = ["mla_prefill", "mla_prefill_latent", "mla_prefill_sparse"]
 
-assert ops.FORMS  # importing ops registers torch.ops.openmla.*
+assert ops.FORMS and backward_ops.SCHEMAS  # importing them registers torch.ops.openmla.*
 
 
 @overload
@@ -143,8 +144,18 @@ def mla_prefill(
     key_mask = checks.key_mask(key_mask, q.shape[0], q.device)
     factor = checks.scale(scale)
     checks.flag("causal", causal)
-    weights = _weights(q, sink, q_scale, k_scale, k_nope.shape[0])
-    checks.no_gradients(q=q, k_nope=k_nope, k_rope=rope if cache is None else cache, v=v)
+    sink, *scales = _weights(q, sink, q_scale, k_scale, k_nope.shape[0])
+    checks.no_gradients(k_rope=cache)
+    checks.no_tangents(q=q, k_nope=k_nope, k_rope=rope, v=v, sink=sink)
+    number = q.shape[2] ** -0.5 if factor is None else factor
+    if checks.needs_gradients(q, k_nope, rope, v, sink):
+        given = {"k_rope": cache, "k_start": k_start, "q_scale": q_scale, "k_scale": k_scale}
+        checks.plain_for_gradients(out=out, **given)
+        out, lse = torch.ops.openmla.dense_train(
+            *(q, k_nope, rope, v, cu_q, cu_k, sink, key_mask),
+            *(number, causal, checks.backend(backend, BACKENDS)),
+        )
+        return _with_lse(out, lse if checks.flag("return_lse", return_lse) else None)
     out, lse = _outputs(q, v.shape[2], out, return_lse)
     torch.ops.openmla.dense(
         q,
@@ -157,9 +168,10 @@ def mla_prefill(
         cu_q,
         cu_k,
         k_start,
-        *weights,
+        sink,
+        *scales,
         key_mask,
-        q.shape[2] ** -0.5 if factor is None else factor,
+        number,
         causal,
         checks.backend(backend, BACKENDS),
         out,
@@ -263,7 +275,7 @@ def mla_prefill_latent(
     factor = checks.scale(scale, required_for="mla_prefill_latent")
     checks.flag("causal", causal)
     weights = _weights(q, sink, q_scale, k_scale, pool.rows)
-    checks.no_gradients(q=q, cache=pool)
+    checks.no_gradients(q=q, cache=pool, sink=weights[0])
     out, lse = _outputs(q, width, out, return_lse)
     torch.ops.openmla.latent(
         q,
@@ -387,7 +399,7 @@ def mla_prefill_sparse(
     indices, lengths = checks.index_lists(indices, topk_lengths, q.shape[0], q.device)
     factor = checks.scale(scale, required_for="mla_prefill_sparse")
     weights = _weights(q, sink, q_scale, k_scale, total_rows)
-    checks.no_gradients(q=q, kv=kv)
+    checks.no_gradients(q=q, kv=kv, sink=weights[0])
     out, lse = _outputs(q, width, out, return_lse)
     max_logits = None
     if checks.flag("return_max_logits", return_max_logits):
@@ -448,7 +460,7 @@ def _weights(
     sink = checks.sink(sink, q.shape[1], q.device)
     q_scale = checks.per_token_scale("q_scale", q_scale, q.shape[0], q.device)
     k_scale = checks.per_token_scale("k_scale", k_scale, keys, q.device)
-    checks.no_gradients(sink=sink, q_scale=q_scale, k_scale=k_scale)
+    checks.no_gradients(q_scale=q_scale, k_scale=k_scale)
     return sink, q_scale, k_scale
 
 

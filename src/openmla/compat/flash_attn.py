@@ -2,8 +2,9 @@
 
 Same signature, shapes and conventions as `flash_attn_interface.flash_attn_varlen_func`: v may be
 narrower than q and k (192/128), causal is aligned bottom-right, and a query that sees no key gets
-zeros and an lse of -inf. Hints about speed (num_splits, pack_gqa, sm_margin) change nothing, and
-results are always deterministic. What openmla has no kernel for raises `Unsupported`.
+zeros and an lse of -inf. q, k and v that require gradients have them. Hints about speed
+(num_splits, pack_gqa, sm_margin) change nothing, and results and gradients are always
+deterministic. What openmla has no kernel for raises `Unsupported`.
 """
 
 from __future__ import annotations
@@ -69,13 +70,19 @@ def flash_attn_varlen_func(
         checks.flag("pack_gqa", pack_gqa)
     q = checks.queries(q)
     k, v = _check_keys_and_values(q, k, v)
-    checks.no_gradients(q=q, k=k, v=v)
+    checks.no_tangents(q=q, k=k, v=v)
     wants_lse = checks.flag("return_attn_probs", return_attn_probs)
     scale = checks.scale(softmax_scale, name="softmax_scale")
     visible = _mask(checks.flag("causal", causal), window_size)
 
-    out = q.new_empty((*q.shape[:2], v.shape[2]), dtype=checks.out_dtype(q.dtype))
-    lse = q.new_empty((q.shape[1], q.shape[0]), dtype=torch.float32) if wants_lse else None
+    # Calls that need gradients have results of their own, which are joined.
+    parts: list[tuple[Tensor, Tensor]] | None = None
+    out = lse = None
+    if checks.needs_gradients(q, k, v):
+        parts = []
+    else:
+        out = q.new_empty((*q.shape[:2], v.shape[2]), dtype=checks.out_dtype(q.dtype))
+        lse = q.new_empty((q.shape[1], q.shape[0]), dtype=torch.float32) if wants_lse else None
     # Several query heads per key head: one call for each key head, which its query heads all see
     # through a stride of 0. Nothing is copied.
     calls = 1 if k.shape[1] == q.shape[1] else k.shape[1]
@@ -92,11 +99,17 @@ def flash_attn_varlen_func(
             cu_seqlens_k=checks.cu_seqlens("cu_seqlens_k", cu_seqlens_k, q.device),
             scale=scale,
             causal=visible,
-            out=out[:, heads],
-            return_lse=wants_lse,
+            out=None if out is None else out[:, heads],
+            return_lse=wants_lse or parts is not None,
         )
-        if lse is not None:
+        if parts is not None:
+            parts.append((result[0], result[1]))
+        elif lse is not None:
             lse[heads] = result[1].T
+    if parts is not None:
+        out = torch.cat([part for part, _ in parts], dim=1)
+        lse = torch.cat([rows.T for _, rows in parts]) if wants_lse else None
+    assert out is not None
     return out if lse is None else (out, lse)
 
 

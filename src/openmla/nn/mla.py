@@ -43,7 +43,10 @@ EPS = 1e-6  # of both norms, in every model that is served, whatever rms_norm_ep
 
 
 class MLAAttention(nn.Module):
-    """One attention layer, for inference, over ragged batches and paged caches."""
+    """One attention layer over ragged batches and paged caches.
+
+    Without a cache its expanded form has gradients; what else it does is inference.
+    """
 
     def __init__(self, config: MLAConfig) -> None:
         super().__init__()
@@ -164,7 +167,8 @@ class MLAAttention(nn.Module):
         """K without rope [keys, heads, nope] and V [keys, heads, v]: views of one projection."""
         dims = self.config.dims
         kv = self.kv_b_proj(latent).view(len(latent), -1, dims.nope + dims.v)
-        return kv[..., : dims.nope], kv[..., dims.nope :]
+        k_nope, v = kv.split([dims.nope, dims.v], -1)  # their gradients are joined in one step
+        return k_nope, v
 
     def absorb(self, q: Tensor) -> Tensor:
         """Queries to compare with rows: [tokens, heads, latent+rope]."""

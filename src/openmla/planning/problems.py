@@ -1,14 +1,19 @@
-"""What can be planned: a call of attention, or a step of the indexer. Its form says which it is."""
+"""What can be planned: a call of attention, its backward pass, or a step of the indexer.
+
+The form says which it is.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
+from openmla.backward.problem import BACKWARD_FORM, BackwardProblem
 from openmla.indexer.problem import INDEX_FORMS, IndexProblem
 from openmla.problem import Problem
 from openmla.records import decode
 
 AnyProblem = Problem | IndexProblem
+"""A BackwardProblem is a Problem, of a form of its own."""
 
 
 def decode_problem(values: Any) -> AnyProblem:
@@ -18,6 +23,8 @@ def decode_problem(values: Any) -> AnyProblem:
     64
     """
     form = values.get("form") if isinstance(values, dict) else None
-    of_indexer = isinstance(form, str) and form in INDEX_FORMS
-    problem: AnyProblem = decode("problem", IndexProblem if of_indexer else Problem, values)
+    kinds: dict[Any, type[AnyProblem]] = dict.fromkeys(INDEX_FORMS, IndexProblem)
+    kinds[BACKWARD_FORM] = BackwardProblem
+    kind = kinds.get(form, Problem) if isinstance(form, str) else Problem
+    problem: AnyProblem = decode("problem", kind, values)
     return problem

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+from openmla.backward.problem import BackwardProblem
 from openmla.errors import InvalidArgument, OpenMLAError, Unsupported
 from openmla.kernels.blackwell.family import BLACKWELL
 from openmla.kernels.cdna4.family import CDNA4
@@ -234,6 +235,8 @@ def _nearest(problem: AnyProblem, families: int, backend: str) -> str:
         return "backend='auto', which may take another kernel family"
     if not isinstance(problem, Problem):
         return "backend='reference'"
+    if isinstance(problem, BackwardProblem):
+        return "the same call under torch.no_grad(), or backend='reference'"
     dtypes = {problem.q_dtype, problem.kv_dtype, problem.v_dtype, problem.rope_dtype}
     if dtypes != {"bf16"}:
         return "bf16 tensors and a bf16 cache, or backend='reference'"

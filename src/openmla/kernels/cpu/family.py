@@ -1,5 +1,6 @@
 """The families that need no GPU: the float64 reference and the CPU kernels. They serve all."""
 
+from openmla.kernels.cpu.backward.plan import BACKWARD_DEFINITION, CPU_BACKWARD
 from openmla.kernels.cpu.indexer.plan import CPU_INDEXER, DEFINITION
 from openmla.kernels.cpu.plan import CpuConfig, plan_cpu
 from openmla.planning.family import Family, Kernel
@@ -41,6 +42,7 @@ REFERENCE = Family(
             explain=lambda config, problem: ["the definition in float64, no tiling"],
         ),
         DEFINITION,
+        BACKWARD_DEFINITION,
     ),
 )
 CPU = Family(
@@ -55,5 +57,6 @@ CPU = Family(
             launcher="openmla.kernels.cpu.launch",
         ),
         CPU_INDEXER,
+        CPU_BACKWARD,
     ),
 )

@@ -1,6 +1,7 @@
 """The portable family: plain Triton kernels for any CUDA or ROCm GPU."""
 
 from openmla.errors import Unsupported
+from openmla.kernels.portable.backward.plan import PORTABLE_BACKWARD
 from openmla.kernels.portable.indexer.plan import INDEX_KERNELS
 from openmla.kernels.portable.plan import PortableConfig, select_portable_config
 from openmla.planning.family import Block, Family, Kernel, Pipeline
@@ -92,5 +93,6 @@ PORTABLE = Family(
             explain=_explain,
         ),
         *INDEX_KERNELS,
+        PORTABLE_BACKWARD,
     ),
 )

@@ -20,6 +20,7 @@ from multiprocessing import get_context
 from typing import TYPE_CHECKING
 
 from openmla.aot.operands import operands_of
+from openmla.backward.problem import BackwardProblem
 from openmla.errors import Unsupported
 from openmla.indexer.problem import IndexProblem
 from openmla.kernels.call import Call
@@ -81,7 +82,8 @@ def _none_runs(problem: AnyProblem, chip: Target, backend: str) -> bool:
 
 def _kind(chosen: Plan, call: Call) -> str:
     """The kernel's name."""
-    step = "indexer " if isinstance(chosen.problem, IndexProblem) else ""
+    steps = {IndexProblem: "indexer ", BackwardProblem: "backward "}
+    step = steps.get(type(chosen.problem), "")
     return step + str(call.kernel.__name__).removesuffix("_kernel")
 
 

@@ -1,0 +1,204 @@
+"""The dense form as functional operators, for calls that need gradients.
+
+`openmla::dense` writes into its outputs, and torch takes no autograd formula for such an operator.
+So a call that needs gradients goes through
+
+    dense_train(q, k_nope, k_rope, v, …) -> out, lse               by the same plan, the same bits
+    dense_backward(d_out, d_lse, …, out, lse) -> d_q, d_kv, d_rope, d_sink
+
+which neither write nor keep an argument: activation checkpointing and torch.compile need that. The
+arguments are saved for the backward pass, as the views they are, with out and lse: nothing is
+copied. Whether gradients can be computed is asked before the forward pass.
+
+d_kv has the gradients of k_nope and v side by side. A second derivative is refused.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from openmla import checks
+from openmla.backward.operands import BackwardOperands, Gradients, Wanted
+from openmla.backward.problem import BackwardProblem
+from openmla.dispatch import device_target, plan_for, run_call
+from openmla.errors import Unsupported
+from openmla.operands import DenseOperands, Results, Weights
+
+_ARGUMENTS = (
+    "Tensor q, Tensor k_nope, Tensor? k_rope, Tensor v, Tensor cu_seqlens_q, Tensor cu_seqlens_k, "
+    "Tensor? sink, Tensor? key_mask, float scale, bool causal, str backend"
+)
+SCHEMAS = {
+    "dense_train": f"({_ARGUMENTS}) -> (Tensor out, Tensor lse)",
+    "dense_backward": (
+        f"(Tensor d_out, Tensor? d_lse, Tensor out, Tensor lse, bool[] wanted, {_ARGUMENTS}) -> "
+        "(Tensor d_q, Tensor d_kv, Tensor d_rope, Tensor d_sink)"
+    ),
+}
+TENSORS = ("q", "k_nope", "k_rope", "v", "cu_seqlens_q", "cu_seqlens_k", "sink", "key_mask")
+DIFFERENTIABLE = ("q", "k_nope", "k_rope", "v", "sink")
+OPTIONS = ("scale", "causal", "backend")
+
+
+def _dense_train(
+    q: Tensor,
+    k_nope: Tensor,
+    k_rope: Tensor | None,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    sink: Tensor | None,
+    key_mask: Tensor | None,
+    scale: float,
+    causal: bool,
+    backend: str,
+) -> tuple[Tensor, Tensor]:
+    """The forward pass, by the operator that serves calls without gradients."""
+    out, lse = _outputs(q, v)
+    weights = Weights(scale, sink)
+    operands = DenseOperands(
+        q, k_nope, k_rope, v, cu_seqlens_q, cu_seqlens_k, causal, weights, key_mask=key_mask
+    )
+    require_backward(operands, Results(out, lse), backend)
+    torch.ops.openmla.dense(
+        q,
+        k_nope,
+        k_rope,
+        v,
+        None,
+        None,
+        "",
+        0,
+        None,
+        None,
+        cu_seqlens_q,
+        cu_seqlens_k,
+        None,
+        sink,
+        None,
+        None,
+        key_mask,
+        scale,
+        causal,
+        backend,
+        out,
+        lse,
+    )
+    return out, lse
+
+
+def require_backward(operands: DenseOperands, results: Results, backend: str) -> None:
+    """Raise Unsupported, before the forward pass, if no kernel computes its gradients."""
+    problem = BackwardProblem.of(operands.problem(results))
+    plan_for(problem, device_target(operands.device), backend)
+
+
+def _outputs(q: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+    """out and lse, not yet written: as openmla.api allocates them."""
+    out = q.new_empty((*q.shape[:2], v.shape[2]), dtype=checks.out_dtype(q.dtype))
+    return out, q.new_empty(q.shape[:2], dtype=torch.float32)
+
+
+def _fake_train(
+    q: Tensor, k_nope: Tensor, k_rope: Tensor | None, v: Tensor, *rest: Any
+) -> tuple[Tensor, Tensor]:
+    return _outputs(q, v)
+
+
+def _dense_backward(
+    d_out: Tensor,
+    d_lse: Tensor | None,
+    out: Tensor,
+    lse: Tensor,
+    wanted: list[bool],
+    *arguments: Any,
+) -> tuple[Tensor, ...]:
+    """The gradients that are wanted; an empty tensor stands for another."""
+    operands, gradients, backend = _bundled(wanted, *arguments)
+    rows = d_out if d_out.shape[-1] == 1 or d_out.stride(-1) == 1 else d_out.contiguous()
+    run_call(BackwardOperands(operands, out, lse, rows, d_lse), gradients, backend)
+    return _returned(gradients, out)
+
+
+def _fake_backward(
+    d_out: Tensor,
+    d_lse: Tensor | None,
+    out: Tensor,
+    lse: Tensor,
+    wanted: list[bool],
+    *arguments: Any,
+) -> tuple[Tensor, ...]:
+    return _returned(_bundled(wanted, *arguments)[1], out)
+
+
+def _bundled(wanted: list[bool], *arguments: Any) -> tuple[DenseOperands, Gradients, str]:
+    """What the backward pass reads besides d_out and d_lse, and where it writes."""
+    named = dict(zip((*TENSORS, *OPTIONS), arguments, strict=True))
+    weights = Weights(named["scale"], named["sink"])
+    rows = {name: named[name] for name in TENSORS if name != "sink"}
+    operands = DenseOperands(**rows, causal=named["causal"], weights=weights)
+    return operands, Gradients.allocate(operands, Wanted(*wanted)), named["backend"]
+
+
+def _returned(gradients: Gradients, like: Tensor) -> tuple[Tensor, ...]:
+    found = (gradients.q, gradients.kv, gradients.k_rope, gradients.sink)
+    return tuple(like.new_empty(0) if x is None else x for x in found)
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    """Keep the arguments, out and lse."""
+    ctx.set_materialize_grads(False)
+    tensors, ctx.options = inputs[: len(TENSORS)], inputs[len(TENSORS) :]
+    ctx.save_for_backward(*tensors, *output)
+
+
+def _differentiate(ctx: Any, d_out: Tensor | None, d_lse: Tensor | None) -> tuple[Any, ...]:
+    """Gradients of all arguments: None for what has none, or is not wanted."""
+    *tensors, out, lse = ctx.saved_tensors
+    needed = dict(zip(TENSORS, ctx.needs_input_grad, strict=False))
+    kv = needed["k_nope"] or needed["k_rope"] or needed["v"]
+    wanted = [needed["q"], kv, needed["sink"]]
+    nothing = (None,) * (len(TENSORS) + len(OPTIONS))
+    if (d_out is None and d_lse is None) or not any(wanted):
+        return nothing
+    if d_out is None:
+        d_out = torch.zeros_like(out)
+    d_q, d_kv, d_rope, d_sink = torch.ops.openmla.dense_backward(
+        d_out, d_lse, out, lse, wanted, *tensors, *ctx.options
+    )
+    d_nope = tensors[1].shape[2]
+    found = {
+        "q": d_q,
+        "k_nope": d_kv[..., :d_nope] if kv else None,
+        "k_rope": d_rope,
+        "v": d_kv[..., d_nope:] if kv else None,
+        "sink": d_sink,
+    }
+    by_argument = [found[name] if needed[name] else None for name in DIFFERENTIABLE]
+    named = dict(zip(DIFFERENTIABLE, by_argument, strict=True))
+    return (*(named.get(name) for name in TENSORS), *(None for _ in OPTIONS))
+
+
+def _refuse(ctx: Any, *gradients: Any) -> Any:
+    raise Unsupported(
+        "a second derivative: openmla computes gradients, not gradients of gradients",
+        "torch.autograd.grad(…, create_graph=False)",
+    )
+
+
+def _register() -> None:
+    implementations: dict[str, Any] = {
+        "dense_train": (_dense_train, _fake_train, _differentiate, _save),
+        "dense_backward": (_dense_backward, _fake_backward, _refuse, None),
+    }
+    for name, (function, fake, formula, setup) in implementations.items():
+        torch.library.define(f"openmla::{name}", SCHEMAS[name])
+        torch.library.impl(f"openmla::{name}", "CompositeExplicitAutograd", function)
+        torch.library.register_fake(f"openmla::{name}", fake)
+        torch.library.register_autograd(f"openmla::{name}", formula, setup_context=setup)
+
+
+_register()

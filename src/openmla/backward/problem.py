@@ -1,0 +1,66 @@
+"""`BackwardProblem`: the backward pass of one attention call, as plain data for the planner.
+
+>>> forward = Problem(form="dense", heads=16, d_nope=128, d_rope=64, d_v=128, total_q=512)
+>>> print(BackwardProblem.of(forward))
+backward of dense bf16, 16 heads, d_nope 128 + d_rope 64 -> d_v 128, 512 queries x 0 keys, \
+1 sequence, causal
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+from openmla.errors import InvalidArgument, Unsupported
+from openmla.problem import Problem
+
+BACKWARD_FORM = "dense_backward"
+"""The form of the planner that computes gradients of the dense form."""
+
+
+@dataclass(frozen=True, slots=True)
+class BackwardProblem(Problem):
+    """Gradients of an attention call: all that the call is, and what comes in besides."""
+
+    has_d_lse: bool = False
+    """Whether a gradient of lse comes in, beside that of out."""
+
+    def __post_init__(self) -> None:
+        if self.form != BACKWARD_FORM:
+            raise InvalidArgument("form", BACKWARD_FORM, repr(self.form))
+        if not isinstance(self.has_d_lse, bool):
+            raise InvalidArgument("has_d_lse", "True or False", repr(self.has_d_lse))
+        for name, value in _fields_of(self.forward).items():
+            if name != "form":
+                object.__setattr__(self, name, value)
+
+    @staticmethod
+    def of(forward: Problem, has_d_lse: bool = False) -> BackwardProblem:
+        """The backward pass of a call, which always has the lse, whether its caller does or not."""
+        if forward.form != "dense":
+            raise Unsupported(
+                f"the {forward.form} form has no backward pass, the dense form alone has one",
+                nearest="the same call under torch.no_grad()",
+            )
+        changed = {"form": BACKWARD_FORM, "wants_lse": True, "has_d_lse": has_d_lse}
+        return BackwardProblem(**{**_fields_of(forward), **changed})
+
+    @property
+    def forward(self) -> Problem:
+        """The call that this is the backward pass of; its checks are those of this one."""
+        return Problem(**{**_fields_of(self), "form": "dense"})
+
+    @property
+    def flops(self) -> int:
+        """Upper bound of the work of five products, 2 flops each: scores, dP, dQ, dK and dV."""
+        pairs = self.heads * self.total_q * self.total_k
+        return 2 * pairs * (3 * self.d_qk + 2 * self.d_v)
+
+    def __str__(self) -> str:
+        text = str(self.forward).removesuffix(", lse")
+        return f"backward of {text}" + ", gradient of lse" * self.has_d_lse
+
+
+def _fields_of(problem: Problem) -> dict[str, Any]:
+    """What a problem of attention has, by name."""
+    return {f.name: getattr(problem, f.name) for f in fields(Problem)}

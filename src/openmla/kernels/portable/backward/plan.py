@@ -1,0 +1,122 @@
+"""The portable backward pass: two kernels of plain Triton that own what they write.
+
+    query pass    a program has BM queries of a head and walks the keys: delta, then d_q
+    key pass      a program has BN keys of a head and walks the queries: d_k and d_v
+
+Seven products, where one kernel that adds d_q in global memory would have five: nothing is added by
+two programs, so bits are the same every time and depend on the request alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from functools import cached_property
+from typing import Any, NamedTuple
+
+from openmla.arithmetic import Limited, verdict_lines
+from openmla.backward.problem import BACKWARD_FORM, BackwardProblem
+from openmla.errors import Unsupported
+from openmla.kernels.portable.plan import padded
+from openmla.planning.family import Kernel
+from openmla.planning.serves import DTYPES, LENGTHS, OneOf, Range, Serves, alike, either
+from openmla.planning.target import Target
+from openmla.problem import MAX_HEADS
+
+COMPILED = ("sm_80", "sm_90", "gfx950")
+"""Architectures that the kernels are compiled for (jobs.py)."""
+WIDEST = 256
+SCRATCH = 4096
+"""Shared memory that the compiler takes besides operands, estimated."""
+
+
+class Tile(NamedTuple):
+    """Queries and keys of a step, and how a program runs them."""
+
+    BM: int
+    BN: int
+    num_warps: int
+    num_stages: int
+
+
+WIDE, NARROW = Tile(64, 64, 8, 2), (Tile(32, 32, 4, 2), Tile(32, 32, 4, 1))
+"""Hopper multiplies out of shared memory. Elsewhere operands that stay, K and V of the key pass,
+take registers as well: with 64 x 64 an A100's key pass spilled 1,336 bytes, with 32 x 32 none. No
+tile was chosen by its speed: nothing was measured yet."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PortableBackwardConfig(Limited):
+    """One program of either kernel; widths are padded to powers of two."""
+
+    BM: int
+    BN: int
+    num_warps: int
+    num_stages: int
+    nope_cols: int
+    rope_cols: int
+    v_cols: int
+    smem_limit: int
+
+    @cached_property
+    def smem_used(self) -> int:
+        """Shared memory of a program, estimated: what stays, the stages of a step, P and dS."""
+        columns = self.nope_cols + self.rope_cols + self.v_cols
+        rows = max(self.BM, self.BN) + self.num_stages * max(self.BM, self.BN)
+        return 2 * (rows * columns + 2 * self.BM * self.BN) + SCRATCH
+
+    def _broken_limits(self) -> Iterator[str]:
+        if self.smem_used > self.smem_limit:
+            yield f"shared memory: {self.smem_used} > {self.smem_limit}"
+
+    def explain(self) -> list[str]:
+        """Each number with its name."""
+        numbers = [f"{f.name} = {getattr(self, f.name)}" for f in fields(self)]
+        return [", ".join(numbers), *verdict_lines(self.why_unsupported())]
+
+
+def select_config(problem: BackwardProblem, target: Target) -> PortableBackwardConfig:
+    """The first tile that fits; when none does, the smallest, which then says why not."""
+    last = None
+    for tile in (WIDE, *NARROW) if target.arch == "sm_90" else NARROW:
+        last = PortableBackwardConfig(
+            **tile._asdict(),
+            nope_cols=padded(problem.d_nope),
+            rope_cols=padded(problem.d_rope),
+            v_cols=padded(problem.d_v),
+            smem_limit=target.smem_per_block,
+        )
+        if last.supported():
+            break
+    assert last is not None
+    return last
+
+
+def _choose(problem: Any, target: Target) -> PortableBackwardConfig:
+    if target.arch not in COMPILED:
+        compiled = ", ".join(COMPILED)
+        raise Unsupported(f"{target.arch}: backward kernels are compiled for {compiled} alone")
+    return select_config(problem, target)
+
+
+SERVED = Serves(
+    {
+        "form": OneOf(BACKWARD_FORM),
+        "heads": Range(1, MAX_HEADS),
+        "d_nope": Range(1, WIDEST),
+        "d_rope": Range(0, WIDEST),
+        "d_v": Range(1, WIDEST),
+        # fp16 would flush gradients of scores that a loss without a scale leaves.
+        DTYPES: OneOf(*alike("bf16")),
+        "rope": OneOf("none", "shared", "per_head", why="rope of a cache has no gradient"),
+        **LENGTHS,
+        **either("causal", "has_sink", "has_key_mask", "wants_lse", "aligned_16", "has_d_lse"),
+    }
+)
+PORTABLE_BACKWARD = Kernel(
+    name="backward",
+    serves=SERVED,
+    config=PortableBackwardConfig,
+    choose=_choose,
+    launcher="openmla.kernels.portable.backward.launch",
+)

@@ -1,0 +1,44 @@
+"""What runs on every rank of a group: one step of a layer whose weights FSDP2 has sharded."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from openmla.nn import Batch, MLAAttention, MLAConfig
+from openmla.nn.rope import Rope
+from openmla.planning.form import LayerDims
+
+LENGTHS = [9, 4]
+
+
+def layer() -> MLAAttention:
+    """The same weights everywhere."""
+    torch.manual_seed(3)
+    config = MLAConfig(
+        hidden=32,
+        heads=4,
+        dims=LayerDims(latent=16, nope=8, rope=4, v=8),
+        q_lora=0,
+        rope=Rope(width=4, theta=100.0),
+        scale=12**-0.5,
+    )
+    return MLAAttention(config)
+
+
+def step(module: nn.Module, seed: int) -> None:
+    """Gradients of one batch, which the seed draws."""
+    batch = Batch.of(LENGTHS)
+    x = torch.randn(sum(LENGTHS), 32, generator=torch.Generator().manual_seed(seed))
+    module(x, batch.positions, batch=batch).square().sum().backward()
+
+
+def sharded_gradients(rank: int, world: int) -> dict[str, Tensor]:
+    """Of the mean over the ranks, each with a batch of its own."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    module = layer()
+    fully_shard(module, mesh=init_device_mesh("cpu", (world,)))
+    step(module, seed=rank)
+    return {name: p.grad.full_tensor() for name, p in module.named_parameters()}

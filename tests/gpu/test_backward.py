@@ -1,0 +1,126 @@
+"""Gradients on a GPU: accepted by the rule, repeatable, the same in graphs and when compiled."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import openmla
+from gpu.on_device import DEVICE, normal, offsets, on_gpu
+from openmla.lab.testing.case import Case
+from openmla.lab.testing.compare_gradients import judge_twice
+from openmla.lab.testing.gradients import GradientCase, build_gradients, random_gradient_case
+from openmla.lab.testing.memory import BACKGROUNDS, Memory
+
+pytestmark = on_gpu
+REPEATS = 100
+V3 = Case("dense", 4, 128, 64, 128, q_lens=(300, 41, 1), k_lens=(300, 90, 1))
+
+
+def usable(case: GradientCase) -> GradientCase:
+    """The case in bf16, with widths that have kernels."""
+    widths = {n: min(getattr(case.case, n), 256) for n in ("d_nope", "d_rope", "d_v")}
+    return replace(case, case=replace(case.case, dtype="bf16", **widths))
+
+
+@pytest.mark.parametrize("seed", range(100))
+def test_the_rule_accepts_random_cases(seed: int) -> None:
+    built = build_gradients(usable(random_gradient_case(seed)), Memory(DEVICE))
+    found = built.run()
+    for verdict in judge_twice(built, found.gradients, found.saved):
+        assert verdict.ok, f"{built.case}\n{verdict.report()}"
+
+
+@pytest.mark.parametrize("sink", ["none", "normal", "mixed"])
+@pytest.mark.parametrize("key_mask", ["none", "half"])
+@pytest.mark.parametrize("d_lse", [False, True])
+def test_model_widths(sink: str, key_mask: str, d_lse: bool) -> None:
+    case = replace(V3, sink=sink, key_mask=key_mask)
+    built = build_gradients(GradientCase(case, d_lse=d_lse), Memory(DEVICE))
+    found = built.run()
+    for verdict in judge_twice(built, found.gradients, found.saved):
+        assert verdict.ok, verdict.report()
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_memory_that_is_not_addressed_reaches_no_gradient(seed: int) -> None:
+    case = usable(random_gradient_case(500 + seed))
+    case = replace(case, case=replace(case.case, spare=3, layout="strided"))
+    clean: dict[str, Tensor] = {}
+    for background in BACKGROUNDS:
+        found = build_gradients(case, Memory(DEVICE, background)).run().gradients
+        clean = clean or found
+        assert all(torch.equal(found[name], clean[name]) for name in clean), background
+
+
+def step(*tensors: Tensor, cu: Tensor) -> tuple[Tensor, ...]:
+    """Gradients of one call, for all of its tensors."""
+    given = [x.detach().requires_grad_() for x in tensors]
+    out = openmla.mla_prefill(*given, cu_seqlens_q=cu)
+    return torch.autograd.grad(out.float().square().sum(), given)
+
+
+def prompts(tokens: int = 1000) -> tuple[Tensor, ...]:
+    return (
+        normal(tokens, 8, 192),
+        normal(tokens, 8, 128),
+        normal(tokens, 64),
+        normal(tokens, 8, 128),
+    )
+
+
+def test_repeats_and_streams_have_equal_bits() -> None:
+    tensors, cu = prompts(), offsets(700, 300)
+    first = step(*tensors, cu=cu)
+    streams = [torch.cuda.Stream() for _ in range(2)]
+    for i in range(REPEATS):
+        with torch.cuda.stream(streams[i % 2]):
+            again = step(*tensors, cu=cu)
+        torch.cuda.synchronize()
+        assert all(torch.equal(x, y) for x, y in zip(first, again, strict=True)), i
+
+
+def test_a_request_has_the_gradients_that_it_has_alone() -> None:
+    tensors = prompts()
+    together = step(*tensors, cu=offsets(700, 300))
+    alone = step(*(x[700:] for x in tensors), cu=offsets(300))
+    assert all(torch.equal(x[700:], y) for x, y in zip(together, alone, strict=True))
+
+
+def test_forward_bits_are_those_without_gradients() -> None:
+    tensors, cu = prompts(), offsets(700, 300)
+    out, lse = openmla.mla_prefill(*tensors, cu_seqlens_q=cu, return_lse=True)
+    tracked = [x.detach().requires_grad_() for x in tensors]
+    got, got_lse = openmla.mla_prefill(*tracked, cu_seqlens_q=cu, return_lse=True)
+    assert torch.equal(got, out) and torch.equal(got_lse, lse)
+    assert torch.equal(out, openmla.mla_prefill(*tensors, cu_seqlens_q=cu))
+
+
+def test_a_captured_step_replays() -> None:
+    tensors, cu = prompts(), offsets(700, 300)
+    want = step(*tensors, cu=cu)
+    graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        step(*tensors, cu=cu)
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph, stream=stream):
+        got = step(*tensors, cu=cu)
+    for _ in range(3):
+        graph.replay()
+        torch.cuda.synchronize()
+        assert all(torch.equal(x, y) for x, y in zip(got, want, strict=True))
+
+
+def test_a_compiled_step_has_the_same_gradients() -> None:
+    tensors, cu = prompts(), offsets(700, 300)
+    want = step(*tensors, cu=cu)
+    torch._dynamo.reset()
+    compiled: Any = torch.compile(openmla.mla_prefill, fullgraph=True)
+    given = [x.detach().requires_grad_() for x in tensors]
+    out = compiled(*given, cu_seqlens_q=cu)
+    got = torch.autograd.grad(out.float().square().sum(), given)
+    assert all(torch.equal(x, y) for x, y in zip(got, want, strict=True))

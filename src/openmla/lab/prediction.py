@@ -218,10 +218,8 @@ def _work(chosen: Plan) -> list[float]:
 
 def _sparse_tile(chosen: Plan) -> tuple[int, int]:
     """Heads of a work item and keys of a step."""
-    if chosen.backend == "hopper":
-        return chosen.config.BM, chosen.config.keys_per_step
     assert chosen.block is not None
-    return int(chosen.config.padded_num_q_heads), chosen.block.tile_keys
+    return chosen.block.tile_rows * _ctas(chosen), chosen.block.tile_keys
 
 
 def _ctas(chosen: Plan) -> int:

@@ -220,8 +220,6 @@ def _work(chosen: Plan) -> list[float]:
 
 def _sparse_tile(chosen: Plan) -> tuple[int, int]:
     """Heads of a work item and keys of a step."""
-    if chosen.backend == "hopper":
-        return chosen.config.BM, chosen.config.keys_per_step
     assert chosen.block is not None
     return chosen.block.tile_rows * _ctas(chosen), chosen.block.tile_keys
 

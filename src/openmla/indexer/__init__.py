@@ -3,6 +3,7 @@
     scores   score[t, s] = k_scale[s] * sum over heads of weights[t, h] * relu(q[t, h] . k[s])
     select   the topk largest of a row, in the order of their positions
 
-The same flow as attention has: api -> checks -> ops -> operands -> problem -> plan -> kernel.
-Kernels are in openmla.kernels.<family>.indexer, their plans in openmla.planning.<family>.indexer.
+This package has what the indexer's calls need before a plan: checks, windows, operands. From there
+on scores and select are forms like dense, latent and sparse: openmla.dispatch plans and launches
+them. Their kernels and plans are in openmla.kernels.<family>.indexer.
 """

@@ -703,6 +703,13 @@ HARMLESS: tuple[Harmless, ...] = (
         "return gl.where(pivot == 0, -1, pivot - 1)",
         "Scores of 0 are then not listed; where that leaves too few the row is walked again.",
     ),
+    Harmless(
+        "kernels/cdna4/indexer/launch.py",
+        "_layouts",
+        ", transposed=True, warps_per_cta",
+        ", transposed=False, warps_per_cta",
+        "Which lane holds which product: all layouts of the kernel follow from this one, and no value depends on it.",
+    ),
 )
 
 

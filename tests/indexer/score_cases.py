@@ -41,6 +41,7 @@ SCORE_CASES = {
     "pages of 64": paged([5, 0, 4, 7], [300, 9, 70, 129], 64, 64),
     "pages of 32": paged([9, 3], [100, 290], 64, 32),
     "pages of 96, 32 heads": paged([20, 1, 2], [100, 200, 2], 32, 96),
+    "a full table": paged([3], [192], 64, 64),
     "no keys": paged([3, 2], [0, 5], 64, 64),
 }
 

@@ -10,13 +10,13 @@ import pytest
 from openmla.explain.schedule import BLOCKS, Step, busy_share, schedule
 from openmla.explain.support import FEATURES, TABLE_TARGETS, support_of
 from openmla.planning import Plan, plan
-from openmla.problem import Problem
+from openmla.problem import FORMS
 
 PLANS = [
     plan(problem, target)
     for problem in FEATURES.values()
     for target in TABLE_TARGETS
-    if target != "cpu" and isinstance(problem, Problem) and support_of(problem, target).family
+    if target != "cpu" and problem.form in FORMS and support_of(problem, target).family
 ]
 
 

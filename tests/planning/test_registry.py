@@ -9,6 +9,7 @@ from importlib import import_module
 
 import pytest
 
+from openmla.backward.problem import BACKWARD_FORM, BackwardProblem
 from openmla.errors import Unsupported
 from openmla.explain.support import FEATURES
 from openmla.indexer.problem import IndexProblem
@@ -36,6 +37,13 @@ class WithWindow(Problem):
 
 
 @dataclass(frozen=True, slots=True)
+class BackwardWithWindow(BackwardProblem):
+    """A backward pass of tomorrow."""
+
+    window: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class StepWithWindow(IndexProblem):
     """A step of the indexer of tomorrow."""
 
@@ -58,8 +66,8 @@ def test_a_declaration_names_fields_of_a_problem_once(family: object, kernel: Ke
         for name in (key if isinstance(key, tuple) else (key,))
     ]
     forms = kernel.serves.allowed["form"].values
-    kind = Problem if set(forms) <= set(FORMS) else IndexProblem
-    known = fields(kind)
+    kinds = {**dict.fromkeys(FORMS, Problem), BACKWARD_FORM: BackwardProblem}
+    known = fields(kinds.get(forms[0], IndexProblem))
     assert set(names) <= {f.name for f in known} and len(set(names)) == len(names)
     assert {f.name for f in known if f.default is MISSING} <= set(names)
 
@@ -79,6 +87,14 @@ def test_an_option_that_nobody_declares_is_refused_everywhere(
     assert plan(tomorrow(**values), target).backend == plan(problem, target).backend
     with pytest.raises(Unsupported, match="window 7: not served"):
         plan(tomorrow(**values, window=7), target)
+
+
+@pytest.mark.parametrize("target", ["cpu", "h200", "mi355x", "a100"])
+def test_gradients_under_an_option_that_nobody_declares_are_refused(target: str) -> None:
+    values = BackwardProblem.of(DENSE).to_json()
+    assert plan(BackwardWithWindow(**values), target).kernel_name == "backward"
+    with pytest.raises(Unsupported, match="window 7: not served"):
+        plan(BackwardWithWindow(**values, window=7), target)
 
 
 @pytest.mark.parametrize("d_nope", [112, 176, 208, 224, 240])

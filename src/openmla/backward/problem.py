@@ -9,19 +9,21 @@ backward of dense bf16, 16 heads, d_nope 128 + d_rope 64 -> d_v 128, 512 queries
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, Literal
 
 from openmla.errors import InvalidArgument, Unsupported
 from openmla.problem import Problem
 
-BACKWARD_FORM = "dense_backward"
-"""The form of the planner that computes gradients of the dense form."""
+BackwardForm = Literal["dense_backward"]
+BACKWARD_FORM: BackwardForm = "dense_backward"
+"""The planner's name for gradients of the dense form."""
 
 
 @dataclass(frozen=True, slots=True)
 class BackwardProblem(Problem):
     """Gradients of an attention call: all that the call is, and what comes in besides."""
 
+    form: BackwardForm  # type: ignore[assignment]  # one more form of the planner
     has_d_lse: bool = False
     """Whether a gradient of lse comes in, beside that of out."""
 

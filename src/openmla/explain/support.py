@@ -6,6 +6,7 @@
 from dataclasses import dataclass, replace
 from typing import Any
 
+from openmla.backward.problem import BackwardProblem
 from openmla.errors import Unsupported
 from openmla.indexer.problem import IndexProblem
 from openmla.planning import NEWEST_TRITON, cached_plan
@@ -53,6 +54,7 @@ FEATURES: dict[str, AnyProblem] = {
     "index scores, 64 heads, contiguous keys": replace(_SCORES, page_size=0),
     "selection of 2048": _SELECT,
     "selection of 2048, with bits for `key_mask`": replace(_SELECT, wants_mask=True),
+    "gradients of dense 128+64 → 128, bf16": BackwardProblem.of(_DENSE),
 }
 """Rows of the support table."""
 

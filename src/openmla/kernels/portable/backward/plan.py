@@ -95,7 +95,7 @@ def select_config(problem: BackwardProblem, target: Target) -> PortableBackwardC
 def _choose(problem: Any, target: Target) -> PortableBackwardConfig:
     if target.arch not in COMPILED:
         compiled = ", ".join(COMPILED)
-        raise Unsupported(f"{target.arch}: backward kernels are compiled for {compiled} alone")
+        raise Unsupported(f"backward kernels are compiled for {compiled} alone")
     return select_config(problem, target)
 
 

@@ -44,6 +44,20 @@ class Unexercised:
 
 UNEXERCISED: tuple[Unexercised, ...] = (
     Unexercised(
+        "blackwell.dense",
+        "dense_kernel",
+        "q_tail",
+        DOES_NOT_TURN,
+        "It is no ring: its tiles hold the columns of Q, which is loaded once for all blocks of keys.",
+    ),
+    Unexercised(
+        "shared",
+        "exp2_inplace_range",
+        "i >= START and i < STOP",
+        NEVER_FALSE,
+        "Both kernels ask for all tiles at once.",
+    ),
+    Unexercised(
         "blackwell.sparse",
         "sparse_kernel",
         "q_smem",

@@ -51,6 +51,13 @@ UNEXERCISED: tuple[Unexercised, ...] = (
         "It is no ring: its tiles hold the columns of Q, which is loaded once for all blocks of keys.",
     ),
     Unexercised(
+        "blackwell.pair",
+        "wait_for_step",
+        "mbarrier.wait(barrier.index(step % NB), step // NB & 1) of valid_full",
+        NEVER_BLOCKS,
+        "The scores of a step, which are waited for first, take a chain of copies and products, its bits a load; the wait orders the stores of the bits, and without it a race is found (a seeded defect).",
+    ),
+    Unexercised(
         "shared",
         "exp2_inplace_range",
         "i >= START and i < STOP",

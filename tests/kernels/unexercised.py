@@ -59,6 +59,13 @@ UNEXERCISED: tuple[Unexercised, ...] = (
     ),
     Unexercised(
         "shared",
+        "dequantize",
+        "ROPE.source == 'cache'",
+        NEVER_FALSE,
+        "FP8 rope beside 16-bit queries comes from the pages of a cache alone; such tensors are refused.",
+    ),
+    Unexercised(
+        "shared",
         "exp2_inplace_range",
         "i >= START and i < STOP",
         NEVER_FALSE,

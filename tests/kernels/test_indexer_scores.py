@@ -114,6 +114,14 @@ def test_rows_of_scores_may_be_far_apart(chip: Chip) -> None:
     assert torch.equal(out, chip.run(op, 320))
 
 
+@each_chip
+def test_weights_may_lie_head_by_head(chip: Chip) -> None:
+    op = SCORE_CASES["pages of 32"]
+    other = replace(op, weights=op.weights.t().contiguous().t())
+    assert other.weights.stride(0) == 1
+    assert torch.equal(chip.run(other, width_of(op)), chip.run(op, width_of(op)))
+
+
 def test_the_counter_is_left_zero() -> None:
     op = SCORE_CASES["random windows"]
     out = torch.full((10, 600), UNWRITTEN)

@@ -44,6 +44,34 @@ class Unexercised:
 
 UNEXERCISED: tuple[Unexercised, ...] = (
     Unexercised(
+        "blackwell.dense",
+        "dense_kernel",
+        "q_tail",
+        DOES_NOT_TURN,
+        "It is no ring: its tiles hold the columns of Q, which is loaded once for all blocks of keys.",
+    ),
+    Unexercised(
+        "blackwell.pair",
+        "wait_for_step",
+        "mbarrier.wait(barrier.index(step % NB), step // NB & 1) of valid_full",
+        NEVER_BLOCKS,
+        "The scores of a step, which are waited for first, take a chain of copies and products, its bits a load; the wait orders the stores of the bits, and without it a race is found (a seeded defect).",
+    ),
+    Unexercised(
+        "shared",
+        "dequantize",
+        "ROPE.source == 'cache'",
+        NEVER_FALSE,
+        "FP8 rope beside 16-bit queries comes from the pages of a cache alone; such tensors are refused.",
+    ),
+    Unexercised(
+        "shared",
+        "exp2_inplace_range",
+        "i >= START and i < STOP",
+        NEVER_FALSE,
+        "Both kernels ask for all tiles at once.",
+    ),
+    Unexercised(
         "blackwell.sparse",
         "sparse_kernel",
         "q_smem",

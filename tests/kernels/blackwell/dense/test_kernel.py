@@ -73,6 +73,7 @@ CASES = {
     "64+64 to 64": replace(V3, d_nope=64, d_v=64),
     "64+64 to 64, ring turns": replace(LONG, d_nope=64, d_v=64),
     "64+64 to 64, fp8": replace(V3, d_nope=64, d_v=64, dtype="e4m3"),
+    "64+64 to 128, fp8": replace(V3, d_nope=64, dtype="e4m3"),
     "scales": replace(V3, q_scale=True, k_scale=True),
     "fp8": FP8,
     "fp8, ring turns": replace(LONG, dtype="e4m3"),
@@ -158,6 +159,12 @@ def test_right_clean_and_deaf_to_poison(name: str, num_qo: int) -> None:
 
 def test_small_fp8_weights_are_not_lost() -> None:
     assert_right_clean_and_deaf_to_poison(LIGHT, run, change=light_keys)
+
+
+def test_the_ring_of_scales_turns_twice() -> None:
+    """Eight blocks of keys in a ring of three, and some partitions run far ahead."""
+    scaled = replace(FP8_PAGED, heads=1, q_scale=True, k_scale=True, q_lens=(20,), k_lens=(900,))
+    assert_right_clean_and_deaf_to_poison(scaled, run, seed=3)
 
 
 @pytest.mark.parametrize("name", ["causal", "ring turns", "fp8", "fp8_block32 rope", "no rope"])

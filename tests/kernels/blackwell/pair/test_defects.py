@@ -63,6 +63,14 @@ DEFECTS = [
         "one step each",
     ),
     SparseDefect(
+        "validity bits are read before they are there",
+        Kind.RACE,
+        "softmax",
+        "wait_for_step(bars.valid_full, step, 2)",
+        NOTHING,
+        "two steps",
+    ),
+    SparseDefect(
         "V of the step after",
         None,
         "load",

@@ -23,7 +23,9 @@ V32 = Case("sparse", 128, 512, 64, 512, q_lens=(1,), k_lens=(300,), topk=300, sc
 LATENT = replace(V32, form="latent", kv="bf16", page_size=64, topk=0)
 CASES = {
     "two steps": V32,
-    "three tokens in turn": replace(V32, q_lens=(3,), topk_lengths="ragged"),
+    "three tokens in turn": replace(
+        V32, q_lens=(3,), topk_lengths="ragged", return_max_logits=True
+    ),
     "lengths and wild indices": replace(
         V32,
         q_lens=(2,),

@@ -6,14 +6,17 @@ import os
 from dataclasses import replace
 
 import pytest
+import torch
 
 from kernels.cdna4.simulated import run
 from kernels.judging import assert_right_clean_and_deaf_to_poison, ends_with_invalid
+from openmla.cache import LatentCache
 from openmla.lab.testing.build import BuiltCase, build
 from openmla.lab.testing.case import Case
 from openmla.lab.testing.compare import judge
 from openmla.lab.testing.memory import Memory
 from openmla.lab.testing.memory.poison import differences
+from openmla.operands import SparseOperands
 
 ROWS = Case(
     "sparse",
@@ -125,3 +128,18 @@ def test_every_schedule_is_clean(name: str) -> None:
         assert findings(reports) == []
         assert first is None or not differences(outcome, first)
         first = outcome
+
+
+def test_pages_of_one_row_that_do_not_lie_evenly() -> None:
+    built = build(replace(PAGES, page_size=1, topk=70), memory=Memory("cpu", "zero"))
+    op = built.operands
+    assert isinstance(op, SparseOperands) and isinstance(op.cache, LatentCache)
+    pages, width = op.cache.data, op.cache.data.shape[2]
+    store = torch.full((len(pages), width + 64), torch.nan, dtype=pages.dtype)
+    apart = store.as_strided(pages.shape, (width + 64, width, 1)).copy_(pages)
+    cache = LatentCache(apart, None, op.cache.latent, op.cache.rope, "bf16")
+    (got, reports), (wanted, _) = (
+        run(replace(built, operands=replace(op, cache=c))) for c in (cache, op.cache)
+    )
+    assert [str(f) for report in reports for f in report.findings] == []
+    assert not differences(got, wanted)

@@ -18,7 +18,8 @@ from openmla.cli import COMMANDS
 WITH_PYTHON = [page for page in PAGES if blocks(page.read_text(), "python")]
 README = ROOT / "README.md"
 DOCUMENTS = [*PAGES, README, ROOT / "CONTRIBUTING.md", ROOT / "DESIGN.md"]
-SHELL = {"pip", "vllm", "make", "openmla", "OPENMLA_VLLM_CPU=prefill", "OPENMLA_VLLM_CPU=attention"}
+CPU = {f"OPENMLA_VLLM_CPU={name}" for name in ("prefill", "attention", "sparse")}
+SHELL = {"pip", "vllm", "make", "openmla"} | CPU
 
 
 @pytest.mark.parametrize("page", WITH_PYTHON, ids=lambda page: page.stem)

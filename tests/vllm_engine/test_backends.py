@@ -14,7 +14,7 @@ from vllm.v1.attention.backends.mla.prefill.cpu_sdpa import CPUSDPAMLAPrefillBac
 
 import formula
 from integrations.vllm import selected
-from openmla.integrations.vllm import attention, prefill, register, sparse
+from openmla.integrations.vllm import attention, indexer, prefill, register, sparse
 from openmla.integrations.vllm.registration import SEAMS, _registry
 
 HEADS, LATENT, NOPE, ROPE, V, PAGE, SCALE = 8, 512, 128, 64, 128, 16, 192**-0.5
@@ -40,8 +40,11 @@ def test_no_abstract_method_is_left():
         sparse.OpenMLASparseBackend,
         sparse.OpenMLASparseMetadataBuilder,
         sparse.OpenMLASparseImpl,
+        indexer.OpenMLAIndexBackend,
+        indexer.OpenMLAIndexMetadataBuilder,
+        indexer.OpenMLAIndexer,
     )
-    assert [c.__name__ for c in classes if c.__abstractmethods__] == []
+    assert [c.__name__ for c in classes if getattr(c, "__abstractmethods__", ())] == []
 
 
 @pytest.mark.parametrize(
@@ -77,6 +80,7 @@ def test_selected_rows_of_every_cache(kind: str):
     vars(layer).update(
         scale=selected.SCALE,
         kv_lora_rank=512,
+        qk_rope_head_dim=64,
         kv_cache_dtype=batch.kv_cache_dtype,
         _topk_indices_buffer=batch.tokens,
     )

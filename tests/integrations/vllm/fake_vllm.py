@@ -9,12 +9,13 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import ModuleType, SimpleNamespace
-from typing import Any, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 import torch
 from torch import Tensor
 
 T = TypeVar("T")
+CONFIG = SimpleNamespace(attention_config=SimpleNamespace(sparse_mla_force_mqa=False))
 
 
 class Member:
@@ -95,6 +96,45 @@ class SparseBuilder(Generic[T]):
         self.reorder_batch_threshold = threshold
 
 
+class CustomOp:
+    """Ops that a plug-in may replace: `register_oot` refuses a name twice."""
+
+    registry: ClassVar[dict[str, type]] = {}
+
+    @classmethod
+    def register_oot(cls, op: type, name: str) -> type:
+        assert name not in cls.registry, f"Duplicate op name: {name}"
+        cls.registry[name] = op
+        return op
+
+
+class SparseAttnIndexer:
+    """The indexer's op: vLLM's refuses a CPU when it runs."""
+
+    skip_k_cache_insert = False
+
+    def __init__(self, k_cache: Any, scale_fmt: str, topk: int, buffer: Tensor) -> None:
+        self.k_cache, self.scale_fmt = k_cache, scale_fmt
+        self.topk_tokens, self.topk_indices_buffer = topk, buffer
+
+
+class CpuPlatform:
+    """vLLM's platform for CPUs, which knows no sparse attention and caches no prefixes of MLA."""
+
+    @classmethod
+    def get_attn_backend_cls(cls, selected: Any, config: Any, num_heads: Any = None) -> str:
+        if config.use_sparse:
+            raise NotImplementedError("Sparse Attention is not supported on CPU.")
+        return "vllm.CPU_MLA"
+
+    @classmethod
+    def check_and_update_config(cls, config: Any) -> None:
+        config.cache_config.enable_prefix_caching = False
+        config.cache_config.block_size = 128
+        config.scheduler_config.enable_chunked_prefill = False
+        config.scheduler_config.max_num_batched_tokens = 2048
+
+
 def split_kv_b_proj(
     kv_b_proj: Any, out_dtype: torch.dtype, latent: int, heads: int, d_nope: int, d_v: int
 ) -> Any:
@@ -114,6 +154,7 @@ def modules() -> dict[str, dict[str, Any]]:
     """What each module holds."""
     prefill = Registry(CPU="vllm.CPU")
     attention = Registry(CPU_MLA="vllm.CPU_MLA")
+    ops = type("CustomOp", (CustomOp,), {"registry": {}})
     backends, layers = "vllm.v1.attention.backends", "vllm.model_executor.layers.attention"
     return {
         f"{backends}.mla.prefill.registry": {
@@ -134,15 +175,28 @@ def modules() -> dict[str, dict[str, Any]]:
         "vllm.v1.attention.backend": {
             "AttentionBackend": Backend,
             "MultipleOf": int,
-            "AttentionCGSupport": SimpleNamespace(UNIFORM_BATCH="uniform"),
+            "AttentionCGSupport": SimpleNamespace(UNIFORM_BATCH="uniform", NEVER="never"),
+            "AttentionMetadataBuilder": SparseBuilder,
         },
+        "vllm.envs": {"VLLM_BATCH_INVARIANT": False},
+        "vllm.config": {"get_current_vllm_config": lambda: CONFIG},
+        "vllm.forward_context": {
+            "get_forward_context": lambda: SimpleNamespace(attn_metadata=None)
+        },
+        "vllm.model_executor.custom_op": {"CustomOp": ops, "op_registry_oot": ops.registry},
+        "vllm.model_executor.layers.sparse_attn_indexer": {"SparseAttnIndexer": SparseAttnIndexer},
+        "vllm.model_executor.models.deepseek_v2": {"per_token_group_quant_fp8": None},
+        "vllm.platforms.cpu": {"CpuPlatform": CpuPlatform},
         f"{layers}.mla_attention": {"split_kv_b_proj": split_kv_b_proj},
         f"{layers}.sparse_mla_attention": {
             "SparseMLACommonImpl": SparseImpl,
             "SparseMLACommonMetadata": SimpleNamespace,
             "SparseMLACommonMetadataBuilder": SparseBuilder,
         },
-        "vllm.platforms": {"current_platform": SimpleNamespace(is_cpu=lambda: True)},
+        "vllm.platforms": {
+            "current_platform": SimpleNamespace(is_cpu=lambda: True),
+            "cpu_platform_plugin": lambda: "vllm.platforms.cpu.CpuPlatform",
+        },
     }
 
 
@@ -156,11 +210,8 @@ def installed(without: tuple[str, ...] = ()) -> Iterator[dict[str, dict[str, Any
             del contents[module][attribute]
         else:
             del contents[module]
-    ours = (
-        "openmla.integrations.vllm.prefill",
-        "openmla.integrations.vllm.attention",
-        "openmla.integrations.vllm.sparse",
-    )
+    loaded = ("prefill", "attention", "sparse", "indexer", "cpu")
+    ours = tuple(f"openmla.integrations.vllm.{name}" for name in loaded)
     before = dict(sys.modules)
     for name in list(sys.modules):
         if name in ours or name.partition(".")[0] == "vllm":
@@ -173,6 +224,8 @@ def installed(without: tuple[str, ...] = ()) -> Iterator[dict[str, dict[str, Any
             )
             package.__path__ = []  # type: ignore[attr-defined]
         vars(sys.modules[name]).update(content)
+        if len(parts) > 1:
+            setattr(sys.modules[".".join(parts[:-1])], parts[-1], sys.modules[name])
     try:
         yield contents
     finally:

@@ -14,13 +14,15 @@ from typing import Any
 import pytest
 
 from integrations.vllm import fake_vllm
-from openmla.integrations.vllm import register, registration
+from openmla.integrations.vllm import platform, register, registration
 from openmla.integrations.vllm.registration import SEAMS
 from repository.package_source import ROOT, imports, modules
 
 PREFILL, ATTENTION = SEAMS["prefill"].module, SEAMS["attention"].module
 OTHERS = "somebody.elses.Backend"
-VLLM_LOADS = {f"integrations.vllm.{name}" for name in ("prefill", "attention", "sparse")}
+LOADED = ("prefill", "attention", "sparse", "indexer", "cpu")
+VLLM_LOADS = {f"integrations.vllm.{name}" for name in LOADED}
+OPS, MODEL = "vllm.model_executor.custom_op", "vllm.model_executor.models.deepseek_v2"
 
 
 def registries(vllm: dict[str, dict[str, Any]]) -> tuple[fake_vllm.Registry, fake_vllm.Registry]:
@@ -249,8 +251,8 @@ EntryPoint("openmla", "openmla.integrations.vllm:register", "vllm.general_plugin
 @pytest.mark.parametrize(
     ("wish", "reason"),
     [
-        ("sparse", "expected prefill or attention"),
-        ("yes", "expected prefill or attention"),
+        ("sparse", "this is not a CPU"),
+        ("yes", "expected prefill, attention, sparse"),
         ("prefill", "MLAPrefillBackendEnum has no member CPU"),
         ("attention", "this is not a CPU"),
     ],
@@ -263,7 +265,7 @@ def test_a_wish_that_cannot_be_met_is_one_line(
         prefill, _ = registries(vllm)
         if wish == "prefill":
             prefill.__members__["CPU_NATIVE"] = prefill.__members__.pop("CPU")
-        if wish == "attention":
+        if wish in ("attention", "sparse"):
             vllm["vllm.platforms"]["current_platform"].is_cpu = lambda: False
         register()
     [line] = lines(caplog)
@@ -276,11 +278,94 @@ def test_without_vllm_registering_is_three_lines_and_no_error(caplog: pytest.Log
     assert len(lines(caplog)) == len(SEAMS)
 
 
-def test_vllm_finds_the_plug_in():
-    group = "vllm.general_plugins"
+@pytest.mark.parametrize(
+    ("group", "function"),
+    [("vllm.general_plugins", register), ("vllm.platform_plugins", platform)],
+    ids=["general", "platform"],
+)
+def test_vllm_finds_the_plug_in(group: str, function: Any):
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     [(name, value)] = project["entry-points"][group].items()
-    assert EntryPoint(name, value, group).load() is register
+    assert EntryPoint(name, value, group).load() is function
+
+
+def test_on_a_cpu_the_indexer_is_registered_when_asked_for(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    monkeypatch.setenv("OPENMLA_VLLM_CPU", "sparse")
+    with fake_vllm.installed():
+        assert platform() == registration.PLATFORM
+        register()
+        register()
+        from openmla.integrations.vllm import cpu, indexer
+
+        assert sys.modules[OPS].op_registry_oot == {"SparseAttnIndexer": indexer.OpenMLAIndexer}
+        assert sys.modules[MODEL].per_token_group_quant_fp8 is cpu.quantize_queries
+    assert lines(caplog) == []
+
+
+@pytest.mark.parametrize("wish", ["", "prefill", "attention", "yes"])
+def test_unless_asked_for_the_platform_and_the_indexer_are_vllms(
+    wish: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("OPENMLA_VLLM_CPU", wish)
+    with fake_vllm.installed():
+        assert platform() is None
+        register()
+        assert sys.modules[OPS].op_registry_oot == {}
+        assert sys.modules[MODEL].per_token_group_quant_fp8 is None
+
+
+@every_error
+@pytest.mark.parametrize("where", ["platform", "op", "model"])
+def test_whatever_stands_in_the_way_of_the_indexer_is_one_line(
+    where: str, error: Exception, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    monkeypatch.setenv("OPENMLA_VLLM_CPU", "sparse")
+    with fake_vllm.installed():
+        if where == "platform":
+            monkeypatch.setattr(
+                sys.modules["vllm.platforms"], "cpu_platform_plugin", raising(error)
+            )
+            assert platform() is None
+        elif where == "op":
+            sys.modules[OPS].CustomOp.register_oot = raising(error)
+            register()
+        else:
+            monkeypatch.setitem(sys.modules, MODEL, Broken(MODEL, error))
+            register()
+    [line] = lines(caplog)
+    assert line.startswith("openmla: OPENMLA_VLLM_CPU=sparse has no effect: ")
+
+
+@pytest.mark.parametrize(
+    ("missing", "reason"),
+    [
+        (f"{MODEL}:per_token_group_quant_fp8", f"{MODEL} has no per_token_group_quant_fp8"),
+        ("vllm.model_executor.layers.sparse_attn_indexer", "ModuleNotFoundError: "),
+    ],
+)
+def test_a_vllm_without_the_indexers_seams_is_one_line(
+    missing: str, reason: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    monkeypatch.setenv("OPENMLA_VLLM_CPU", "sparse")
+    with fake_vllm.installed(without=(missing,)):
+        register()
+    [line] = lines(caplog)
+    assert line.startswith(f"openmla: OPENMLA_VLLM_CPU=sparse has no effect: {reason}")
+
+
+def test_another_plug_ins_indexer_is_left_alone(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    monkeypatch.setenv("OPENMLA_VLLM_CPU", "sparse")
+    with fake_vllm.installed():
+        sys.modules[OPS].CustomOp.register_oot(Broken, name="SparseAttnIndexer")
+        register()
+        assert sys.modules[OPS].op_registry_oot == {"SparseAttnIndexer": Broken}
+        assert sys.modules[MODEL].per_token_group_quant_fp8 is None
+    [line] = lines(caplog)
+    assert "another plug-in has registered SparseAttnIndexer, as Broken" in line
 
 
 def test_only_what_vllm_loads_imports_vllm():

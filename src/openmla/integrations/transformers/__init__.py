@@ -7,6 +7,7 @@
     model = optimize(model)                 # and K is never put together per head
     restore(model)                          # as it was
     model = optimize(model, group=group)    # its sequences over several ranks: see ranks.py
+    model.generate_batch(inputs=prompts)    # continuous batching, from latent rows: see serving.py
 
 Every model whose attention has an `expand_kv` method is served: DeepSeek-V2, V3 and V3.2, Kimi,
 GLM-5, and their relatives. What openmla cannot do (dropout, gradients, 4-D masks that are more than

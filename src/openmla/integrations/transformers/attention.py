@@ -11,9 +11,9 @@ from torch import Tensor
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from openmla.errors import InvalidArgument, Unsupported
-from openmla.integrations.transformers import forms, ranks
+from openmla.integrations.transformers import forms, paged, ranks
 from openmla.integrations.transformers.masks import full_mask, selected
-from openmla.integrations.transformers.seam import installed
+from openmla.integrations.transformers.seam import installed, is_served
 from openmla.planning.form import LayerDims, choose_form
 
 # Keywords that models pass along and that do not change what attention computes: positions are in
@@ -60,6 +60,8 @@ def attention(
 ) -> tuple[Tensor, None]:
     """What `ALL_ATTENTION_FUNCTIONS["openmla"]` is: [B, S, H, v] from one layer's tensors."""
     options = {k: v for k, v in options.items() if _has_effect(k, v)}
+    if "cache" in options or is_served(module.config):
+        return _served(module, query, (key, value), scaling, options, indices, s_aux), None
     mask = attention_mask
     if indices is not None and (mask is None or mask.dim() < 4):
         mask = full_mask(mask, query.shape[2], key.shape[2], query.device)
@@ -79,6 +81,31 @@ def attention(
     if reason:
         return _sdpa(call, reason, dropout=dropout, scaling=scaling)
     return _openmla(call, scale=scaling, sink=sink), None
+
+
+def _served(
+    module: Any,
+    query: Tensor,
+    rows: tuple[Tensor, Tensor],
+    scale: float | None,
+    options: dict[str, Any],
+    *others: Tensor | None,
+) -> Tensor:
+    """One layer of a batch of continuous batching, which comes without a mask."""
+    form = installed(module).form
+    if not form or not is_served(module.config):
+        raise Unsupported(
+            "continuous batching of a model that is not optimized",
+            nearest="openmla.integrations.transformers.optimize(model)",
+        )
+    if "cache" not in options:
+        raise Unsupported(
+            "a forward pass of a model that continuous batching serves",
+            nearest="the same after the manager's stop()",
+        )
+    if any(x is not None for x in others):
+        raise Unsupported("selected keys or attention sinks in continuous batching")
+    return paged.attend(module, query, rows, form, scale, options)
 
 
 def why_sdpa(call: Call, dropout: float) -> str:

@@ -81,7 +81,7 @@ def expanded(
     ragged = Ragged.of(keep, query.shape[0], query.shape[2], rows[0].shape[2], query.device)
     latent, rope = (ragged.rows(x) for x in rows)
     k_nope, v = heads.expand(latent)
-    return _prefilled(query, k_nope, rope, v, ragged, **options)
+    return prefilled(query, k_nope, rope, v, ragged, **options)
 
 
 def dense(
@@ -96,10 +96,10 @@ def dense(
     b, h, s, _ = query.shape
     ragged = Ragged.of(keep, b, s, k_rope.shape[1], query.device)
     k_nope, v = (ragged.keys(x).expand(-1, h, -1) for x in (k_nope, v))
-    return _prefilled(query, k_nope, ragged.keys(k_rope), v, ragged, **options)
+    return prefilled(query, k_nope, ragged.keys(k_rope), v, ragged, **options)
 
 
-def _prefilled(
+def prefilled(
     query: Tensor, k_nope: Tensor, k_rope: Tensor, v: Tensor, ragged: Ragged, **options: Any
 ) -> Tensor:
     """mla_prefill over ragged keys, k_nope [keys, H, nope]; its rows as `query` has them."""

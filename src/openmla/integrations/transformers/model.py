@@ -10,7 +10,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from openmla.distributed.agreement import Group
 from openmla.errors import InvalidArgument, Unsupported
 from openmla.integrations.transformers import layer as shorter
-from openmla.integrations.transformers import seam
+from openmla.integrations.transformers import seam, serving
 from openmla.integrations.transformers.attention import attention
 from openmla.integrations.transformers.forms import Heads
 from openmla.integrations.transformers.indexer import check_fp8
@@ -23,7 +23,8 @@ Model = TypeVar("Model", bound=nn.Module)
 
 def register() -> None:
     """Make attn_implementation="openmla" a name that Transformers knows. Safe to call twice."""
-    AttentionInterface.register(seam.NAME, attention)
+    for name in (seam.NAME, *seam.SERVING):
+        AttentionInterface.register(name, attention)
     AttentionMaskInterface.register(seam.NAME, causal_mask)
 
 
@@ -62,6 +63,7 @@ def optimize(
         seam.install(layer, form, fp8_indexer, group, forward)
     for layer in layers:
         layer.config._attn_implementation = seam.NAME
+    serving.install(model)
     return model
 
 
@@ -72,7 +74,7 @@ def restore(model: nn.Module) -> None:
 
 
 def _layers(model: nn.Module) -> list[Any]:
-    layers = [m for m in model.modules() if hasattr(type(m), "expand_kv")]
+    layers = seam.layers(model)
     if not layers:
         raise Unsupported(
             f"{type(model).__name__} has no attention module with an expand_kv method",

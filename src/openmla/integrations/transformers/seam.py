@@ -21,6 +21,9 @@ from openmla.distributed.agreement import Group
 from openmla.integrations.transformers import indexer
 
 NAME = "openmla"
+# While continuous batching serves a model. Transformers 5.17 looks for "paged|", later ones for
+# "flash" in a name; masks are made for neither.
+SERVING = ("openmla_flash", "paged|openmla_flash")
 _INSTALLED, _OVERRIDDEN = "openmla_installed", "openmla_overridden"
 # Classes whose `forward` is torch's rms_norm in eight operations, each compared in the tests.
 PLAIN_NORMS = frozenset(
@@ -72,21 +75,21 @@ def install(
 ) -> None:
     """Override the methods of one attention module, and note what its config says now."""
     layer.__dict__[_INSTALLED] = Installed(form, group, layer.config._attn_implementation)
-    _override(layer, "expand_kv", _rows)
+    override(layer, "expand_kv", _rows)
     if hasattr(type(layer), "build_attention_mask_from_topk"):
-        _override(layer, "build_attention_mask_from_topk", _list_as_mask)
+        override(layer, "build_attention_mask_from_topk", _list_as_mask)
     if forward is not None:
-        _override(layer, "forward", partial(_forward, forward))
+        override(layer, "forward", partial(_forward, forward))
     own = getattr(layer, "indexer", None)
     if own is not None and not indexer.why_not(own, fp8_indexer):
-        _override(own, "forward", partial(_select, fp8=fp8_indexer))
+        override(own, "forward", partial(_select, fp8=fp8_indexer))
 
 
 def shorten_norms(model: nn.Module) -> None:
     """Let the norms of a model, those between its layers too, run as torch's own."""
     for module in model.modules():
         if type(module).__name__ in PLAIN_NORMS:
-            _override(module, "forward", _normalized)
+            override(module, "forward", _normalized)
 
 
 def remove(model: nn.Module) -> None:
@@ -100,11 +103,16 @@ def remove(model: nn.Module) -> None:
             config._attn_implementation = found.before
 
 
-def _override(module: Any, name: str, function: Callable[..., Any]) -> None:
+def override(module: Any, name: str, function: Callable[..., Any]) -> None:
     """Unless somebody else has done so, who may move weights to where they are needed."""
     if name not in module.__dict__:
         module.__dict__[name] = MethodType(function, module)
         module.__dict__.setdefault(_OVERRIDDEN, []).append(name)
+
+
+def layers(model: nn.Module) -> list[Any]:
+    """Attention modules of a model that have the seam."""
+    return [module for module in model.modules() if hasattr(type(module), "expand_kv")]
 
 
 def installed(module: Any) -> Installed:
@@ -120,7 +128,13 @@ def runs_on_openmla(config: Any) -> bool:
     only where what it returns is kept elsewhere.
     """
     name = config.__dict__.get("_attn_implementation_internal")
-    return bool((config._attn_implementation if name is None else name) == NAME)
+    name = config._attn_implementation if name is None else name
+    return name == NAME or name in SERVING
+
+
+def is_served(config: Any) -> bool:
+    """Whether continuous batching has the model."""
+    return config._attn_implementation in SERVING
 
 
 def _rows(self: Any, latent: Tensor, rope: Tensor) -> tuple[Tensor, Tensor]:

@@ -4,10 +4,12 @@
     vllm serve MODEL --attention-backend OPENMLA          K not put together, see `attention`
     vllm serve MODEL --attention-backend OPENMLA_SPARSE   DeepSeek-V3.2, GLM-5
 
-Written for vLLM 0.32. `prefill`, `attention` and `sparse` are loaded by vLLM, by name, once one of
-them is chosen; the rest of openmla never imports vLLM.
+On a CPU, the environment variable OPENMLA_VLLM_CPU says which: prefill, attention or sparse.
+
+Written for vLLM 0.32. `prefill`, `attention`, `sparse`, `indexer` and `cpu` are loaded by vLLM, by
+name, once one of them is chosen; the rest of openmla never imports vLLM.
 """
 
-from openmla.integrations.vllm.registration import register
+from openmla.integrations.vllm.registration import platform, register
 
-__all__ = ["register"]
+__all__ = ["platform", "register"]

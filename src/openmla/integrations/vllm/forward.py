@@ -79,6 +79,17 @@ def attend_context(
     return projection.release(latent), lse
 
 
+def requests_of_tokens(starts: Tensor) -> Tensor:
+    """int32 [tokens]: the request of each token, from the requests' offsets [requests + 1].
+
+    >>> requests_of_tokens(torch.tensor([0, 2, 2, 3])).tolist()
+    [0, 0, 2]
+    """
+    lengths = (starts[1:] - starts[:-1]).long()
+    requests = torch.arange(len(lengths), dtype=torch.int32, device=starts.device)
+    return requests.repeat_interleave(lengths)
+
+
 @dataclass(frozen=True)
 class Shard:
     """Decode context parallelism: runs of `interleave` tokens go to the ranks in turn."""

@@ -52,8 +52,31 @@ SEAMS = {
 }
 
 
+PLATFORM = f"{_HERE}.cpu.OpenMLACpuPlatform"
+# The op of vLLM that openmla's indexer takes the place of, and what of the model needs Triton.
+INDEXER = "SparseAttnIndexer"
+QUANTIZER = ("vllm.model_executor.models.deepseek_v2", "per_token_group_quant_fp8")
+
+
 class _Refused(Exception):
     """Why a backend cannot be registered."""
+
+
+def platform() -> str | None:
+    """The class path of the platform that vLLM shall run on; None for vLLM's own.
+
+    vLLM asks before it knows its platform, so nothing here may ask for it.
+    """
+    if os.environ.get(CPU_VARIABLE, "") != "sparse":
+        return None
+    try:
+        on_cpu = import_module("vllm.platforms").cpu_platform_plugin() is not None
+        if not on_cpu:
+            raise _Refused("this is not a CPU; --attention-backend OPENMLA_SPARSE names it")
+        return PLATFORM
+    except Exception as error:
+        log.warning("openmla: %s=sparse has no effect: %s", CPU_VARIABLE, _reason(error))
+        return None
 
 
 def register() -> None:
@@ -86,11 +109,13 @@ def _offer(seam: Seam) -> None:
 def _replace_on_cpu(wish: str) -> None:
     """vLLM ignores the choice of a backend on a CPU: the way in is its own member's place."""
     seam = SEAMS.get(wish)
-    if seam is None or not seam.cpu_member:
-        known = " or ".join(name for name, seam in SEAMS.items() if seam.cpu_member)
-        raise _Refused(f"expected {known}")
+    if seam is None:
+        raise _Refused(f"expected {', '.join(SEAMS)}")
     if not _on_cpu():
         raise _Refused("this is not a CPU; name the backend on vLLM's command line")
+    if not seam.cpu_member:
+        _select_on_cpu()
+        return
     members, add = _registry(seam)
     member = members.__members__.get(seam.cpu_member)
     if member is None:
@@ -98,6 +123,21 @@ def _replace_on_cpu(wish: str) -> None:
     if member.is_overridden() and member.get_path() != seam.backend:
         raise _Refused(f"another plug-in has taken {seam.cpu_member}, for {member.get_path()}")
     add(member, seam.backend)
+
+
+def _select_on_cpu() -> None:
+    """The indexer that vLLM has not on a CPU; `platform` has let its attention through."""
+    ops = import_module("vllm.model_executor.custom_op")
+    own = import_module(f"{_HERE}.indexer").OpenMLAIndexer
+    if INDEXER not in ops.op_registry_oot:
+        ops.CustomOp.register_oot(own, name=INDEXER)
+    there = ops.op_registry_oot[INDEXER]
+    if there is not own:
+        raise _Refused(f"another plug-in has registered {INDEXER}, as {there.__name__}")
+    model, name = import_module(QUANTIZER[0]), QUANTIZER[1]
+    if not hasattr(model, name):
+        raise _Refused(f"{QUANTIZER[0]} has no {name}, {WRITTEN_FOR} does")
+    setattr(model, name, import_module(f"{_HERE}.cpu").quantize_queries)
 
 
 def _on_cpu() -> bool:

@@ -1,8 +1,9 @@
 """`--attention-backend OPENMLA_SPARSE`: DeepSeek-V3.2 and GLM-5, each query over its selected rows.
 
 Any head count without padding; bf16 caches and `fp8_ds_mla`, which is openmla's `fp8_656`; an lse
-for decode context parallelism. Metadata, the indexer and the dense prefill of prompts shorter than
-the selection are vLLM's.
+for decode context parallelism. Metadata and the dense prefill of prompts shorter than the selection
+are vLLM's; so is the indexer, but on a CPU, where vLLM has none (`indexer`). There rows are written
+by openmla as well.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
+from vllm import envs
+from vllm.config import get_current_vllm_config
 from vllm.model_executor.layers.attention.sparse_mla_attention import (
     SparseMLACommonImpl,
     SparseMLACommonMetadata,
@@ -22,7 +25,7 @@ from vllm.v1.attention.backends.mla.sparse_utils import align_blocks_to_rows, fl
 
 from openmla import LatentCache, Unsupported, mla_prefill_sparse
 from openmla.formats import V32
-from openmla.integrations.vllm.forward import Shard, physical_rows
+from openmla.integrations.vllm.forward import Shard, physical_rows, requests_of_tokens
 
 
 class OpenMLASparseBackend(AttentionBackend):
@@ -68,8 +71,13 @@ class OpenMLASparseBackend(AttentionBackend):
 
     @classmethod
     def supports_compute_capability(cls, capability: Any) -> bool:
-        """Whatever Triton multiplies bf16 matrices on."""
-        return bool(capability.major >= 8)
+        """Whatever Triton multiplies bf16 matrices on; a CPU has no capability."""
+        return capability is None or capability.major >= 8
+
+    @classmethod
+    def supports_batch_invariance(cls) -> bool:
+        """A query's bits depend on its selected rows alone; a layer checks that all queries do."""
+        return True
 
 
 class OpenMLASparseMetadataBuilder(SparseMLACommonMetadataBuilder[SparseMLACommonMetadata]):
@@ -81,6 +89,14 @@ class OpenMLASparseMetadataBuilder(SparseMLACommonMetadataBuilder[SparseMLACommo
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._init_reorder_batch_threshold(1, supports_spec_as_decode=True)
+
+    def _build_req_id_per_token(self, common_attn_metadata: Any) -> Tensor:
+        """int32 [tokens]: the row of the block table that each token's request has."""
+        starts = common_attn_metadata.query_start_loc
+        if not starts.is_cpu:
+            own: Tensor = super()._build_req_id_per_token(common_attn_metadata)
+            return own
+        return requests_of_tokens(starts)  # vLLM's is a Triton kernel
 
 
 class OpenMLASparseImpl(SparseMLACommonImpl[SparseMLACommonMetadata]):
@@ -97,6 +113,39 @@ class OpenMLASparseImpl(SparseMLACommonImpl[SparseMLACommonMetadata]):
             raise Unsupported("HiSparse keeps rows outside the paged cache")
         if self.kv_cache_dtype == "fp8_ds_mla" and self.qk_rope_head_dim == 0:
             raise Unsupported("fp8_ds_mla rows without rope", nearest="--kv-cache-dtype bfloat16")
+        if (
+            envs.VLLM_BATCH_INVARIANT
+            and not get_current_vllm_config().attention_config.sparse_mla_force_mqa
+        ):
+            # Whether prompts are attended to densely depends on the longest of a batch.
+            raise Unsupported(
+                "batch invariance where vLLM prefills short prompts densely",
+                nearest="-ac.sparse_mla_force_mqa=true",
+            )
+
+    def do_kv_cache_update(
+        self,
+        kv_c_normed: Tensor,
+        k_pe: Tensor,
+        kv_cache: Tensor,
+        slot_mapping: Tensor,
+        kv_cache_dtype: str,
+        k_scale: Tensor,
+    ) -> None:
+        """Write the rows of new tokens; vLLM's operation for it exists on GPUs alone."""
+        if not kv_cache.is_cpu:
+            super().do_kv_cache_update(
+                kv_c_normed, k_pe, kv_cache, slot_mapping, kv_cache_dtype, k_scale
+            )
+        elif kv_cache.numel():
+            slots = slot_mapping.flatten().long()
+            real = slots >= 0  # tokens that fill up a batch have no slot
+            latent, rope = kv_c_normed[: len(slots)], k_pe[: len(slots)].flatten(1)
+            self._cache(kv_cache).append(latent[real], rope[real], slots[real])
+
+    def _cache(self, pages: Tensor) -> LatentCache:
+        name = V32.name if self.kv_cache_dtype == "fp8_ds_mla" else "bf16"
+        return LatentCache(pages, None, self.kv_lora_rank, self.qk_rope_head_dim, name)
 
     def forward_mqa(
         self,
@@ -110,7 +159,7 @@ class OpenMLASparseImpl(SparseMLACommonImpl[SparseMLACommonMetadata]):
         size = attn_metadata.block_size
         rows: LatentCache | Tensor
         if self.kv_cache_dtype == "fp8_ds_mla":
-            rows = LatentCache(kv_c_and_k_pe_cache, None, 512, 64, V32.name)
+            rows = self._cache(kv_c_and_k_pe_cache)
             stride = size  # a LatentCache counts its own rows, wherever its pages lie
         else:
             rows, stride = flat_kv_row_view(kv_c_and_k_pe_cache, size)

@@ -1,0 +1,141 @@
+"""The indexer of DSA models in vLLM, without DeepGEMM: `SparseAttnIndexer` as an out-of-tree op.
+
+vLLM's own writes keys, scores and selects by kernels for SM90, SM100 and SM120, from metadata that
+a Triton kernel prepares. This one needs what every attention layer needs, where queries begin, how
+long requests are, which blocks they have, and calls `openmla.index_topk` once for prefills and
+decodes together. Pages are vLLM's: 128 bytes of e4m3 and one scale for each row.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from torch import Tensor
+from vllm.forward_context import get_forward_context
+from vllm.model_executor.layers.sparse_attn_indexer import SparseAttnIndexer
+from vllm.v1.attention.backend import (
+    AttentionBackend,
+    AttentionCGSupport,
+    AttentionMetadataBuilder,
+    MultipleOf,
+)
+
+from openmla import IndexCache, index_topk
+
+ROW_BYTES = 132
+
+
+@dataclass(frozen=True, eq=False)
+class IndexMetadata:
+    """One batch, as every layer of the model sees it."""
+
+    query_start_loc: Tensor
+    seq_lens: Tensor
+    """Of each request, new tokens included."""
+    block_table: Tensor
+    slot_mapping: Tensor
+    max_seq_len: int
+    tokens: int
+    """Without those that fill up the batch."""
+
+
+class OpenMLAIndexMetadataBuilder(AttentionMetadataBuilder[IndexMetadata]):
+    """What vLLM knows of a batch, passed on."""
+
+    _cudagraph_support: ClassVar[Any] = AttentionCGSupport.NEVER
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)  # vLLM's is abstract
+
+    def build(
+        self, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False
+    ) -> IndexMetadata:
+        """The metadata of one batch."""
+        batch = common_attn_metadata
+        return IndexMetadata(
+            batch.query_start_loc[: batch.num_reqs + 1],
+            batch.seq_lens[: batch.num_reqs],
+            batch.block_table_tensor[: batch.num_reqs],
+            batch.slot_mapping,
+            batch.max_seq_len,
+            batch.num_actual_tokens,
+        )
+
+
+class OpenMLAIndexBackend(AttentionBackend):
+    """How vLLM prepares batches for the indexer's cache; nothing attends to it."""
+
+    @staticmethod
+    def get_name() -> str:
+        """In vLLM's log."""
+        return "OPENMLA_INDEXER"
+
+    @staticmethod
+    def get_impl_cls() -> Any:
+        """None: the op is not an attention layer."""
+        raise NotImplementedError
+
+    @staticmethod
+    def get_builder_cls() -> Any:
+        """The class that prepares a batch."""
+        return OpenMLAIndexMetadataBuilder
+
+    @staticmethod
+    def get_supported_kernel_block_sizes(kv_cache_spec: Any = None) -> list[Any]:
+        """Rows per page."""
+        return [MultipleOf(16)]
+
+    @classmethod
+    def get_supported_head_sizes(cls) -> list[int]:
+        """Bytes of a row."""
+        return [ROW_BYTES]
+
+    @classmethod
+    def supports_batch_invariance(cls) -> bool:
+        """A selection is a function of its query's scores, and they of its own request's keys."""
+        return True
+
+
+class OpenMLAIndexer(SparseAttnIndexer):
+    """Keys into the paged cache, scores, and each query's selection into vLLM's buffer."""
+
+    def __init__(self, k_cache: Any, *args: Any, **kwargs: Any) -> None:
+        super().__init__(k_cache, *args, **kwargs)
+        k_cache.get_attn_backend = lambda: OpenMLAIndexBackend
+
+    def select(self, hidden_states: Tensor, q_quant: Tensor, k: Tensor, weights: Tensor) -> Tensor:
+        """int32 [tokens, topk], positions in each token's request in ascending order, then -1.
+
+        q_quant are e4m3 [tokens, heads, 128], their scales in weights [tokens, heads] already.
+        """
+        metadata = get_forward_context().attn_metadata
+        buffer: Tensor = self.topk_indices_buffer
+        if not isinstance(metadata, dict):  # a run that only measures memory
+            return buffer
+        batch: IndexMetadata = metadata[self.k_cache.prefix]
+        cache, n = self._cache(), batch.tokens
+        if not self.skip_k_cache_insert:
+            cache.append(k[:n], batch.slot_mapping[:n])
+        used = -(-batch.max_seq_len // cache.page_size)
+        index_topk(
+            q_quant[:n],
+            cache,
+            weights[:n].float(),
+            self.topk_tokens,
+            rows="relative",
+            cu_seqlens_q=batch.query_start_loc.int(),
+            block_table=batch.block_table[:, :used].int().contiguous(),
+            cache_lengths=batch.seq_lens.int(),
+            out=buffer[:n],
+        )
+        return buffer
+
+    forward_native = forward_cpu = forward_cuda = forward_hip = forward_oot = select
+
+    def _cache(self) -> IndexCache:
+        """vLLM's pages, which may lie further apart than they are long."""
+        pages = self.k_cache.kv_cache
+        count, size = pages.shape[:2]
+        data = pages.as_strided((count, size * ROW_BYTES), (pages.stride(0), 1))
+        return IndexCache(data, size, "ue8m0" if self.scale_fmt == "ue8m0" else "fp32")

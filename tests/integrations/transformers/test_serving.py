@@ -1,0 +1,221 @@
+"""Continuous batching in Transformers' own engine, from a paged cache of latent rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from transformers import GenerationConfig, PreTrainedModel
+from transformers.generation.configuration_utils import ContinuousBatchingConfig
+
+from integrations.transformers.tiny import kinds, selects_keys, set_attention, tiny
+from openmla.errors import Unsupported
+from openmla.integrations.transformers import optimize, restore
+from openmla.integrations.transformers.paged import Batch, Pages, Request, _split, share_rows
+from openmla.planning.form import LayerDims, choose_form
+
+NEW = 4
+PAGE = 16
+SIZE = "page_size" if hasattr(ContinuousBatchingConfig(), "page_size") else "block_size"
+REFUSED = {
+    "bailing_hybrid": "1 layers that are not MLA",
+    "kimi_linear": "1 layers that are not MLA",
+    "kimi_k25": "the language model inside a",
+}
+REFUSED = {kind: why for kind, why in REFUSED.items() if kind in kinds()}
+SERVED = [kind for kind in kinds() if not selects_keys(kind) and kind not in REFUSED]
+pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
+
+
+def prompts() -> list[list[int]]:
+    """Short and long ones; the last two begin with the same 32 tokens, two pages."""
+    draw = torch.Generator().manual_seed(1)
+    found = [torch.randint(2, 128, (n,), generator=draw).tolist() for n in (21, 3, 70)]
+    return [*found, [*found[2][:32], 7, 8, 9]]
+
+
+def engine(**settings: Any) -> ContinuousBatchingConfig:
+    """Chunks of 48 tokens over pages of 16."""
+    return ContinuousBatchingConfig(
+        **{SIZE: PAGE, "num_blocks": 24, "max_batch_tokens": 48} | settings
+    )
+
+
+def greedy(new: int | None = NEW) -> GenerationConfig:
+    return GenerationConfig(max_new_tokens=new, do_sample=False, eos_token_id=-1, pad_token_id=0)
+
+
+def serve(model: PreTrainedModel, inputs: list[list[int]], **settings: Any) -> list[Any]:
+    """Results of `generate_batch`, in the order of the prompts."""
+    found = model.generate_batch(
+        inputs=inputs,
+        generation_config=greedy(),
+        continuous_batching_config=engine(**settings),
+        warmup=False,
+    )
+    return list(found.values())
+
+
+def alone(model: PreTrainedModel, prompt: list[int]) -> list[int]:
+    """Tokens of `generate`, which knows nothing of pages."""
+    ids = torch.tensor([prompt])
+    whole = model.generate(ids, generation_config=greedy(), attention_mask=torch.ones_like(ids))
+    return whole[0, len(prompt) :].tolist()
+
+
+@pytest.fixture
+def v3() -> Iterator[PreTrainedModel]:
+    model = tiny("deepseek_v3")
+    set_attention(model, "sdpa")
+    yield optimize(model)
+    restore(model)
+
+
+@pytest.mark.parametrize("kind", SERVED)
+def test_tokens_are_those_of_each_request_alone(kind: str):
+    """Chunks, shared prefixes, prompts beside requests that decode; float32."""
+    model = tiny(kind)
+    expected = [alone(model, prompt) for prompt in prompts()]
+    try:
+        found = serve(optimize(model), prompts())
+    finally:
+        restore(model)
+    assert [(r.generated_tokens, r.error) for r in found] == [(e, None) for e in expected]
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_models_that_the_engine_cannot_hold_are_refused(kind: str):
+    model = optimize(tiny(kind))
+    try:
+        with pytest.raises(Unsupported, match=f"continuous batching of {REFUSED[kind]}"):
+            serve(model, prompts())
+    finally:
+        restore(model)
+
+
+def test_models_that_select_keys_are_refused():
+    model = optimize(tiny("deepseek_v32"))
+    try:
+        with pytest.raises(Unsupported, match="layers that select keys"):
+            serve(model, prompts())
+    finally:
+        restore(model)
+
+
+def test_without_optimize_the_engine_fails():
+    """Its cache is as wide as head_dim. docs/transformers.md says so: change it if this fails."""
+    model = tiny("deepseek_v3")
+    set_attention(model, "sdpa")
+    found = serve(model, prompts()[:1])
+    assert [r.generated_tokens for r in found] == [[]] and found[0].error
+
+
+def test_a_request_that_fails_harms_no_other(v3: PreTrainedModel):
+    good = prompts()[:2]
+    expected = [r.generated_tokens for r in serve(v3, good)]
+    too_long = [5] * (24 * PAGE)
+    found = serve(v3, [[2, 128], good[0], too_long, good[1], [-1]])
+    assert [r.generated_tokens for r in found] == [[], expected[0], [], expected[1], []]
+    errors = [r.error for r in found if r.error]
+    assert [e.split("got ")[1] for e in errors] == ["128", str(24 * PAGE + NEW), "-1"]
+
+
+def test_several_batches_from_one_engine(v3: PreTrainedModel):
+    """Requests added later, one without a limit but the cache, prefixes kept from before."""
+    first, second = prompts()[2:]
+    expected = alone(v3, second)
+    settings = {"generation_config": greedy(None), "continuous_batching_config": engine()}
+    with v3.continuous_batching_context_manager(**settings, warmup=False) as manager:
+        cache = None
+        for prompt, new in ((first, NEW), (second, NEW), ([4] * (24 * PAGE - 9), None)):
+            manager.add_request(prompt, max_new_tokens=new)
+            result = manager.get_result(timeout=120)
+            assert result is not None and result.is_finished()
+            assert len(result.generated_tokens) == (new or 9) and result.error is None
+            if prompt is second:
+                assert result.generated_tokens == expected
+            cache = manager.batch_processor.cache
+        with pytest.raises(Unsupported, match="a forward pass of a model that continuous batching"):
+            v3(torch.tensor([[3, 4]]))
+    held = [cache.cache_tensor] if hasattr(cache, "cache_tensor") else cache.openmla_rows
+    rows = (24 + 2) * PAGE * 2  # two pages that belong to nobody; two layers
+    assert sum(x.nbytes for x in held) == rows * (64 + 16) * 4
+
+
+def test_the_model_is_left_as_it_was(v3: PreTrainedModel):
+    before, sizes = alone(v3, prompts()[0]), (v3.config.head_dim, v3.config.num_key_value_heads)
+    serve(v3, prompts()[:1])
+    assert v3.config._attn_implementation == "openmla"
+    assert (v3.config.head_dim, v3.config.num_key_value_heads) == sizes
+    assert alone(v3, prompts()[0]) == before
+    restore(v3)
+    assert "init_continuous_batching" not in vars(v3)
+
+
+@pytest.mark.parametrize("wish", ["use_cuda_graph", "use_async_batching", "default_compile_level"])
+def test_what_was_never_run_is_refused(v3: PreTrainedModel, wish: str):
+    with pytest.raises(Unsupported, match=f"continuous batching with {wish}"):
+        serve(v3, prompts(), **{wish: True})
+    assert v3.config._attn_implementation == "openmla"
+
+
+def test_mixed_batches_are_split_by_form(v3: PreTrainedModel, monkeypatch: pytest.MonkeyPatch):
+    """Every request has the form of its own lengths, whatever its neighbors' are."""
+    seen: list[Batch] = []
+    plain = Batch.of
+
+    def noted(*args: Any) -> Batch:
+        seen.append(plain(*args))
+        return seen[-1]
+
+    monkeypatch.setattr(Batch, "of", staticmethod(noted))
+    serve(v3, prompts())
+    dims = LayerDims(latent=64, nope=32, rope=16, v=24)
+    for batch in seen:
+        for part in batch.parts:
+            new = (part.cu_q[1:] - part.cu_q[:-1]).tolist()
+            for n, keys in zip(new, part.lengths.tolist(), strict=True):
+                assert part.form == choose_form(dims, [n], [keys]).form
+    assert any(len(batch.parts) == 2 for batch in seen)
+
+
+def test_latent_form_in_bf16_is_the_same_in_other_chunks():
+    """Pages are read by mla_prefill_latent, in which it does not matter where a chunk ends."""
+    model = tiny("deepseek_v3", torch.bfloat16)
+    optimize(model, "latent")
+    try:
+        small, large = (serve(model, prompts(), max_batch_tokens=n) for n in (24, 300))
+    finally:
+        restore(model)
+    assert [r.generated_tokens for r in small] == [r.generated_tokens for r in large]
+    assert all(len(r.generated_tokens) == NEW for r in small)
+
+
+def test_expanded_requests_share_calls_of_bounded_size():
+    """Eight fresh prompts of 40 tokens over at most 100 keys a call; 120 alone are not expanded."""
+    dims = LayerDims(latent=64, nope=32, rope=16, v=24)
+    requests = [Request(i * 40, 40, i * 40, 40) for i in range(8)]
+    assert [(f, len(p)) for f, p in _split(requests, "auto", dims, 100)] == [("expanded", 2)] * 4
+    long = [Request(0, 120, 0, 120)]
+    assert [f for f, _ in _split(long, "auto", dims, 100)] == ["latent"]
+    assert [f for f, _ in _split(long, "expanded", dims, 100)] == ["expanded"]
+
+
+def test_keys_and_values_of_the_older_cache_are_halves_of_rows():
+    """As Transformers 5.17 has it: a tensor of keys and one of values for every layer."""
+    cache = SimpleNamespace(
+        key_cache=[torch.zeros(12, 1, 3) for _ in range(2)],
+        value_cache=[torch.ones(12, 1, 3) for _ in range(2)],
+        block_size=4,
+        layer_index_to_group_indices={0: (0, 0), 1: (0, 1)},
+    )
+    share_rows(cache)
+    pages = Pages.of(cache, 1)
+    assert pages.rows.shape == (3, 4, 6)
+    pages.flat()[pages.physical(torch.tensor([5]))] = torch.arange(6.0)
+    assert cache.key_cache[1][5].tolist() == [[0, 1, 2]]
+    assert cache.value_cache[1].view(3, 4, 1, 3)[1, 1].tolist() == [[3, 4, 5]]  # as forks copy
+    assert not Pages.of(cache, 0).rows[..., :3].any()

@@ -136,8 +136,8 @@ HARMLESS: tuple[Harmless, ...] = (
         "It asks the compiler for a check, and changes no value.",
     ),
     Harmless(
-        "kernels/hopper/indexer/scores.py",
-        "scores_kernel",
+        "kernels/gluon/indexer_work.py",
+        "allocate_tiles",
         "STAGES: gl.constexpr = CFG.key_stages * CFG.block_keys // ROWS",
         "STAGES: gl.constexpr = (((CFG.key_stages * CFG.block_keys) + (ROWS) - 1) // (ROWS))",
         "The division has no remainder.",
@@ -620,7 +620,7 @@ HARMLESS: tuple[Harmless, ...] = (
         "The width of V is a multiple of a tile.",
     ),
     Harmless(
-        "planning/cdna4/latent_slot.py",
+        "kernels/cdna4/lds.py",
         "LatentSlot.passes",
         "return self.rows // self.num_warps",
         "return (-(-(self.rows) // (self.num_warps)))",

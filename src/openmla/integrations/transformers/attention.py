@@ -60,7 +60,7 @@ def attention(
 ) -> tuple[Tensor, None]:
     """What `ALL_ATTENTION_FUNCTIONS["openmla"]` is: [B, S, H, v] from one layer's tensors."""
     options = {k: v for k, v in options.items() if _has_effect(k, v)}
-    if "cache" in options or is_served(module.config):
+    if "cache" in options or is_served(module):
         return _served(module, query, (key, value), scaling, options, indices, s_aux), None
     mask = attention_mask
     if indices is not None and (mask is None or mask.dim() < 4):
@@ -93,7 +93,7 @@ def _served(
 ) -> Tensor:
     """One layer of a batch of continuous batching, which comes without a mask."""
     form = installed(module).form
-    if not form or not is_served(module.config):
+    if not form or not is_served(module):
         raise Unsupported(
             "continuous batching of a model that is not optimized",
             nearest="openmla.integrations.transformers.optimize(model)",

@@ -132,7 +132,7 @@ def kept(value: Any) -> Any:
 def main() -> None:
     """Record three batches to the file named on the command line."""
     engine.keep_chunked_prefill()
-    with engine.started() as llm:
+    with engine.started() as (llm, _):
         engine.generate(llm, engine.prompts(BEFORE, seed=2))
         recorder = Recorder()
         engine.generate(llm, engine.prompts(FRESH, seed=3))

@@ -1,5 +1,7 @@
 """vLLM's real engine on a CPU generates the same with openmla's backends as with its own.
 
+Both are compared with Transformers too: what they share, a rotary embedding for one, may be wrong.
+
 Logits are bf16, so two tokens may be equally likely but for rounding. Tokens must be equal up to
 such a place, where vLLM itself found the two best to be that close.
 """
@@ -19,6 +21,7 @@ import pytest
 
 ENGINE = Path(__file__).with_name("engine.py")
 CLOSE = 0.04  # of log probabilities; bf16 logits of 2 to 4 are 0.016 apart
+FROM_TRANSFORMERS = 0.06  # whose bf16 model is 0.03 from the same in float32
 
 
 @cache
@@ -59,7 +62,9 @@ def test_the_engine_generates_the_same(backend: str, chunked: bool):
     ours, theirs = engine(backend, chunked), engine("", chunked)
     equal, total, worst = agreement(ours, theirs)
     print(f"{backend}, chunked {chunked}: {equal} of {total} tokens equal, {worst:.4f}", end=" ")
-    print(f"largest difference of log probabilities, calls {ours['calls']}")
+    print(f"largest difference of log probabilities, calls {ours['calls']}", end=" ")
+    print(f"from Transformers {ours['off']:.4f}, vLLM's own {theirs['off']:.4f}")
+    assert ours["off"] <= FROM_TRANSFORMERS and theirs["off"] <= FROM_TRANSFORMERS
     assert equal >= 0.75 * total  # a tie ends the comparison of its prompt
     assert worst <= CLOSE
     assert theirs["calls"] == {}

@@ -60,7 +60,8 @@ def attention(
 ) -> tuple[Tensor, None]:
     """What `ALL_ATTENTION_FUNCTIONS["openmla"]` is: [B, S, H, v] from one layer's tensors."""
     options = {k: v for k, v in options.items() if _has_effect(k, v)}
-    if "cache" in options or is_served(module):
+    how = installed(module)
+    if "cache" in options or (how.form and is_served(module)):
         return _served(module, query, (key, value), scaling, options, indices, s_aux), None
     mask = attention_mask
     if indices is not None and (mask is None or mask.dim() < 4):
@@ -68,7 +69,7 @@ def attention(
     elif mask is not None and mask.dim() == 3:
         # The seam's stand-in for a mask made of a list: the list, with -1 for what is not seen.
         indices, mask = forms.unique(mask), None
-    how, sink = installed(module), None if s_aux is None else s_aux.float()
+    sink = None if s_aux is None else s_aux.float()
     call = Call(module, query, key, value, mask, indices, s_aux, how.form, options)
     shard = options.pop("shard", None)
     reason = why_sdpa(call, dropout)

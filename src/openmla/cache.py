@@ -273,7 +273,7 @@ def refuse_derivatives(name: str, value: Tensor, why: str) -> None:
 
 
 def refuse_tangent(name: str, value: Tensor, why: str) -> None:
-    """Likewise for forward mode alone."""
+    """Refuse a tangent of forward mode: openmla computes none."""
     tangent = _tangent(value)
     if tangent:
         raise Unsupported(

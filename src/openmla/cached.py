@@ -53,7 +53,7 @@ ROWS = {
     ),
 }
 ROW_STEPS = {"index_scores": SCORES_STEP}
-"""Of outputs whose rows are longer than their columns: what the lengths are multiples of."""
+"""What row strides are multiples of, where an output's rows are longer than its columns."""
 Key = tuple[Any, ...]
 
 

@@ -170,8 +170,8 @@ def output(value: object, q: Tensor, d_v: int) -> Tensor | None:
 
 
 def no_gradients(**tensors: Tensor | LatentCache | None) -> None:
-    """Of these arguments openmla computes no derivatives: neither gradients nor tangents, those of
-    forward mode."""
+    """Refuse derivatives of these arguments: neither gradients nor tangents of forward mode are
+    computed."""
     for name, value in tensors.items():
         if isinstance(value, LatentCache):
             no_gradients(**{name: value.data, f"{name}.scales": value.scales})

@@ -45,7 +45,7 @@ class Wanted(NamedTuple):
 
     q: bool = True
     kv: bool = True
-    """Those of k_nope, k_rope and v, which one kernel computes together."""
+    """The gradients of k_nope, k_rope and v, which one kernel computes together."""
     sink: bool = True
 
 
@@ -93,7 +93,7 @@ class Gradients:
         return None if self.kv is None else self.kv[..., self.d_nope :]
 
     def tensors(self) -> dict[str, Tensor]:
-        """Those that are wanted, by the names of what they are gradients of."""
+        """The gradients that are wanted, by the names of what they are gradients of."""
         names = ("q", "k_nope", "k_rope", "v", "sink")
         found = {name: getattr(self, name) for name in names}
         return {name: x for name, x in found.items() if x is not None}

@@ -38,7 +38,7 @@ class Windows:
     """int32 [1]: no window ends after it. Where it is not known, the width of the scores counts."""
 
     def part(self, first: int, stop: int) -> Windows:
-        """Those of queries first … stop - 1."""
+        """The windows of queries first … stop - 1."""
         rows = slice(first, stop)
         of = None if self.sequences is None else self.sequences[rows]
         return replace(self, starts=self.starts[rows], ends=self.ends[rows], sequences=of)
@@ -108,7 +108,7 @@ class SelectOperands:
     windows: Windows
     block_table: Tensor | None = None
     page_size: int = 0
-    """Of the block table; positions are written as physical rows. 0: as positions."""
+    """Rows of a page: selected positions are written as physical rows. 0: as positions."""
     add_starts: bool = False
     keep_first: int = 0
     keep_last: int = 0
@@ -147,7 +147,7 @@ class SelectResults:
     mask: Tensor | None = None
 
     def part(self, first: int, stop: int) -> SelectResults:
-        """Those of queries first … stop - 1."""
+        """The results of queries first … stop - 1."""
         rows = slice(first, stop)
         counts, mask = (x if x is None else x[rows] for x in (self.counts, self.mask))
         return SelectResults(self.out[rows], counts, mask)

@@ -98,7 +98,7 @@ class Kernel:
     choose: Callable[[Any, Target], Any]
     """The config for a problem that `serves` lets through."""
     archs: tuple[str, ...] = ()
-    """Those of the family's architectures that it runs on; empty: all of them."""
+    """The architectures of the family that it runs on; empty: all of them."""
     launcher: str = ""
     """Module whose `calls` lists the launches of a plan; empty while there is no kernel."""
     first_triton: tuple[int, int] = (0, 0)

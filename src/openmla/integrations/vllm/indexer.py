@@ -32,7 +32,7 @@ class IndexMetadata:
 
     query_start_loc: Tensor
     seq_lens: Tensor
-    """Of each request, new tokens included."""
+    """Keys of each request, new tokens included."""
     block_table: Tensor
     slot_mapping: Tensor
     max_seq_len: int

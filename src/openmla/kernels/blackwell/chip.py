@@ -25,7 +25,7 @@ class Worker(NamedTuple):
     name: str
     warps: int
     registers: int
-    """Of a thread."""
+    """Registers of a thread."""
 
 
 class Partitioned:
@@ -65,7 +65,7 @@ class Partitioned:
 
     @cached_property
     def registers_at_launch(self) -> int:
-        """Of every thread, before partitions divide the registers of the SM among themselves."""
+        """Registers of every thread before the partitions divide those of the SM."""
         return REGISTERS_PER_SM // self.threads // REGISTER_STEP * REGISTER_STEP
 
     @cached_property
@@ -75,13 +75,13 @@ class Partitioned:
 
     @cached_property
     def _group_registers(self) -> list[int]:
-        """Of a thread, by warp group: single warps share one, as large as its hungriest needs."""
+        """Registers of a thread by warp-group; single warps share one, sized for the largest."""
         whole = [worker.registers for worker in self.workers if worker.warps == 4]
         return [*whole, max(worker.registers for worker in self.workers if worker.warps < 4)]
 
     @property
     def first_registers(self) -> int:
-        """Of a thread of the first partition: what the others leave."""
+        """Registers of a thread of the first partition: what the others leave."""
         budget = self.registers_at_launch * (1 + self.worker_groups)
         return min(budget - sum(self._group_registers), MOST_REGISTERS)
 
@@ -121,8 +121,8 @@ class Partitioned:
 
 
 def argument_bytes(*, tiles: int, arrays: int, pointers: int, integers: int) -> int:
-    """Of an address with three dimensions (a tile) or two (barriers), of an address alone (tensor
-    memory too) and of a number."""
+    """Bytes of a partition's arguments: an address with three dimensions (a tile) or two (an array
+    of barriers), an address alone (a pointer, tensor memory) and a number take these."""
     return 20 * tiles + 16 * arrays + 8 * pointers + 4 * integers
 
 

@@ -4,7 +4,7 @@
 """
 
 LANE_REGISTERS = 256
-"""Of a lane: the 512 threads of a block share the 512 registers of each SIMD's lanes two by two."""
+"""Registers of a lane: two threads of a block's 512 share the 512 registers of each SIMD lane."""
 FIRST_TRITON = (3, 8)
 """Before it, copies to LDS take their addresses only in layouts that cannot describe the slots of K
 and V."""

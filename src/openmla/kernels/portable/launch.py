@@ -348,9 +348,9 @@ class Ranges(NamedTuple):
     """Arguments by which kernels know which requests are split, and how."""
 
     splitting: dict[str, Any]
-    """Of the attention kernel: the launch over whole requests skips those that are split."""
+    """Arguments of the attention kernel, whose launch over whole requests skips split ones."""
     merging: dict[str, Any]
-    """Of the merge, besides those that it shares with the attention kernel."""
+    """Arguments of the merge, besides those that it shares with the attention kernel."""
 
 
 def _dense_ranges(plan: Plan, space: SplitSpace, arguments: Mapping[str, Any]) -> Ranges:

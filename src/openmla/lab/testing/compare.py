@@ -370,7 +370,7 @@ class _Judgement:
         """What an error norm along the last dim is relative to, and how large it may be so."""
         sizes = out.norm(dim=-1), deviation.norm(dim=-1)
         norm = torch.maximum(*sizes).clamp(min=1e-300)
-        # Of one value, the rounding of the output and that of P may be at their worst together.
+        # The rounding of the output and that of P may be at their worst together in one value.
         both = 1 + (torch.hypot(*sizes) / norm - 1).clamp(min=0) / carriers
         return norm, torch.minimum(limit * (1 + 2 / carriers.sqrt()), 2 * self.p * both)
 

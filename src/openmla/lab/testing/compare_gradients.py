@@ -71,7 +71,7 @@ ROUNDING = 0.41
 """Standard deviation of a relative rounding error, in units of u."""
 DEVIATIONS = 6
 MOST_ROUNDINGS = 3
-"""Of one value: a gradient of a score, out, the result."""
+"""Roundings of one value at most: a gradient of a score, out, the result."""
 P_FLOOR = 2.0**-126
 """Absolute error of a weight, and of the gradient of a score: smaller ones may be flushed."""
 D_STEPS = 8

@@ -73,7 +73,7 @@ class BuiltGradients:
 
     @property
     def operands(self) -> DenseOperands:
-        """Those of the forward pass."""
+        """The operands of the forward pass."""
         assert isinstance(self.built.operands, DenseOperands)
         return self.built.operands
 

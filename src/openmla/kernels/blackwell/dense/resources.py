@@ -92,7 +92,7 @@ class DenseKernel(Partitioned):
 
     @property
     def registers(self) -> tuple[int, int, int]:
-        """Of the second softmax group, the correction group, and each single warp."""
+        """Registers of the second softmax group, the correction group, and each single warp."""
         if self.config.single_o:
             return SINGLE_O
         return TWO_Q if self.config.num_qo == 2 else ONE_Q

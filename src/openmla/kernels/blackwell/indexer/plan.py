@@ -40,7 +40,7 @@ class BlackwellScoresConfig(Limited):
     chunk: int = 2048
     """Keys of a piece of work, as on Hopper."""
     registers: tuple[int, int, int] = (192, 24, 24)
-    """Of the second partition of sums, of the one that multiplies, of the producer."""
+    """Registers per thread: second partition of sums, the one that multiplies, the producer."""
 
     @cached_property
     def box_rows(self) -> int:

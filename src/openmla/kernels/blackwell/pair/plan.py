@@ -71,7 +71,7 @@ class PairConfig(Limited):
 
     @property
     def slots(self) -> int:
-        """Of the ring that K and V share."""
+        """Slots of the ring that K and V share."""
         return RING_BYTES // self.slot_bytes
 
     def variant(self, problem: Problem) -> PairVariant:
@@ -125,7 +125,7 @@ class PairKernel(Partitioned):
 
     @property
     def registers(self) -> tuple[int, ...]:
-        """Of a thread of each worker."""
+        """Registers of a thread of each worker."""
         return tuple(worker.registers for worker in self.workers)
 
     @property

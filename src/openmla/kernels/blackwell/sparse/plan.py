@@ -147,7 +147,7 @@ class SparseKernel(Partitioned):
 
     @property
     def registers(self) -> tuple[int, ...]:
-        """Of a thread of each worker."""
+        """Registers of a thread of each worker."""
         return tuple(worker.registers for worker in self.workers)
 
     @property

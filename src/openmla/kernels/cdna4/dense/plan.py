@@ -222,7 +222,7 @@ class Dense16(DenseBlock):
 
     @property
     def p_dtype(self) -> str:
-        """That of V."""
+        """The dtype of weights is that of V."""
         return self.config.dtype
 
     @property

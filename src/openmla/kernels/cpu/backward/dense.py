@@ -95,7 +95,7 @@ class _Rows(NamedTuple):
     total: Tensor
     """What exponents of weights are relative to: lse with the sink; +inf where no key is seen."""
     alone: Tensor
-    """Likewise without the sink."""
+    """What they would be relative to without the sink: lse; +inf where no key is seen."""
     d_sum: Tensor
     """D = sum(out * d_out), less the gradient of lse where there is no sink."""
     d_lse: Tensor | None

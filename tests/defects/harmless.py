@@ -717,6 +717,20 @@ HARMLESS: tuple[Harmless, ...] = (
         "fp8 = size == 0",
         "Queries of 8 bits go to registers without LDS between, as those of 16 bits do.",
     ),
+    Harmless(
+        "kernels/hopper/few/values.py",
+        "load_sums",
+        "factor1 = gl.load(written.factors + HEADS + row, mask=row < stop, other=1.0)",
+        "factor1 = gl.load(written.factors + HEADS + row, mask=row < ((stop) - 1), other=1.0)",
+        "A row of block 0 of a step is below stop - HEADS, or the step is past the last one.",
+    ),
+    Harmless(
+        "modular/cdna4/prefill.py",
+        "MlaPrefillV2",
+        "v_full_v227: bool = True",
+        "v_full_v227: bool = False",
+        "The constructor sets the field, whatever its default in the class is.",
+    ),
 )
 
 

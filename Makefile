@@ -85,7 +85,7 @@ test-all: test
 		$(VENV)/bin/openmla validate --simulate --target $$target --json /dev/null || exit 1; \
 	done
 	$(VENV)/bin/pytest -n 2 tests/kernels -k test_every_schedule_is_clean
-	$(VENV)/bin/pytest -n 2 tests/kernels tests/executed -m "seeded or long"
+	$(VENV)/bin/pytest -n 2 tests -m "seeded or long"
 	$(VENV)/bin/python tests/kernels/exercise.py --kernel all --jobs 2
 	$(VENV)/bin/pytest -n 2 -m executed tests/executed
 	for folder in $(FOLDERS); do \

@@ -48,8 +48,10 @@ def interpreted(part: str, first: int, number: int) -> list[dict[str, Any]]:
     ("part", "first", "number"),
     [
         # More of them: TRITON_INTERPRET=1 python …/interpreted_backward.py fuzz 0 100
-        ("fuzz", 100, 12),
-        ("poison", 200, 4),
+        ("fuzz", 100, 6),
+        pytest.param("fuzz", 100, 12, marks=pytest.mark.long),
+        ("poison", 200, 1),
+        pytest.param("poison", 200, 4, marks=pytest.mark.long),
         ("neighbors", 0, 4),
         ("parts", 0, 3),
         ("unseen", 0, 4),

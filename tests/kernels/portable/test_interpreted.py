@@ -38,13 +38,15 @@ def interpreted(part: str, first: int, number: int) -> list[dict[str, Any]]:
     [
         # More of them: TRITON_INTERPRET=1 python tests/kernels/portable/interpreted.py fuzz 0 120
         ("fuzz", 1000, 8, 8),
-        ("fuzz", 2000, 8, 8),
-        ("shared", 5000, 12, 12),
+        pytest.param("fuzz", 2000, 8, 8, marks=pytest.mark.long),
+        ("shared", 5000, 6, 6),
+        pytest.param("shared", 5000, 12, 12, marks=pytest.mark.long),
         ("poison", 3000, 4, 4),
         ("far", 4000, 8, 8),
         ("wild", 0, 1, len(CASES) + 2),
         pytest.param("wild", 1, 3, len(CASES) + 2, marks=pytest.mark.long),
-        ("neighbors", 0, 4, 4),
+        ("neighbors", 0, 2, 2),
+        pytest.param("neighbors", 0, 4, 4, marks=pytest.mark.long),
         ("ranges", 0, 5, 5),
         ("cache", 0, 4, 28),
         ("packed", 0, 1, 16),

@@ -163,7 +163,7 @@ def test_a_mask_of_all_keys_is_no_mask() -> None:
     assert not differences(run(built)[0], run(plain)[0])
 
 
-@pytest.mark.parametrize("num_qo", [1, 2])
+@pytest.mark.parametrize("num_qo", [pytest.param(1, marks=pytest.mark.long), 2])
 @pytest.mark.parametrize("name", SHARED)
 def test_requests_may_share_keys(name: str, num_qo: int) -> None:
     case = CASES[name]

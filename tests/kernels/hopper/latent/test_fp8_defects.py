@@ -221,7 +221,7 @@ DEFECTS = [
     ),
     Fp8Defect(
         "a workspace that is too small is used",
-        None,
+        Kind.OUTPUT,
         "dequantize.launch",
         "gate = total if",
         "gate = None if",

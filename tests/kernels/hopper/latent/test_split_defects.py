@@ -53,6 +53,7 @@ DEFECTS = [
         "a range does not end",
         "stop = gl.minimum(skipped + each, keys)",
         "stop = keys",
+        case="70 heads",  # of eighteen ranges, all that do not end would take too many steps
     ),
     split(
         "what a row sees is counted from the first key of all",

@@ -1,7 +1,7 @@
 """Which plan a call runs with: the planner's choice among kernels that run with this Triton.
 
-A call is one of attention or a step of the indexer: its operands pose a problem, the problem has a
-plan, and the plan's kernels are launched.
+A call is one of attention, its backward pass, or a step of the indexer: its operands pose a
+problem, the problem has a plan, and the plan's kernels are launched.
 """
 
 from functools import lru_cache

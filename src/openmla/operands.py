@@ -19,7 +19,7 @@ DTYPE_NAMES = {DTYPES[name]: name for name in DTYPE_BYTES}
 
 
 class AnyOperands(Protocol):
-    """The tensors of a call of attention, or of a step of the indexer."""
+    """The tensors of a call of attention, of its backward pass, or of a step of the indexer."""
 
     @property
     def device(self) -> torch.device:

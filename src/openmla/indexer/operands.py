@@ -58,7 +58,7 @@ class FoundWindows(NamedTuple):
 
     seen: Windows
     scored: Windows
-    """The same, but for windows that need no scores: those are empty."""
+    """The windows of `seen` that need scores; the others are empty."""
     made: list[tuple[Call, Any]]
 
 

@@ -61,8 +61,15 @@ def attention(
     """What `ALL_ATTENTION_FUNCTIONS["openmla"]` is: [B, S, H, v] from one layer's tensors."""
     options = {k: v for k, v in options.items() if _has_effect(k, v)}
     how = installed(module)
-    if "cache" in options or (how.form and is_served(module)):
-        return _served(module, query, (key, value), scaling, options, indices, s_aux), None
+    served = bool(how.form) and is_served(module.config)
+    if "cache" in options and not served:
+        raise Unsupported(
+            "continuous batching of a model that is not optimized",
+            nearest="openmla.integrations.transformers.optimize(model)",
+        )
+    if served:
+        others = indices, s_aux
+        return _served(module, query, (key, value), how.form, scaling, options, *others), None
     mask = attention_mask
     if indices is not None and (mask is None or mask.dim() < 4):
         mask = full_mask(mask, query.shape[2], key.shape[2], query.device)
@@ -88,17 +95,12 @@ def _served(
     module: Any,
     query: Tensor,
     rows: tuple[Tensor, Tensor],
+    form: str,
     scale: float | None,
     options: dict[str, Any],
     *others: Tensor | None,
 ) -> Tensor:
     """One layer of a batch of continuous batching, which comes without a mask."""
-    form = installed(module).form
-    if not form or not is_served(module):
-        raise Unsupported(
-            "continuous batching of a model that is not optimized",
-            nearest="openmla.integrations.transformers.optimize(model)",
-        )
     if "cache" not in options:
         raise Unsupported(
             "a forward pass of a model that continuous batching serves",

@@ -132,11 +132,9 @@ def runs_on_openmla(config: Any) -> bool:
     return name == NAME or name in SERVING
 
 
-def is_served(module: Any) -> bool:
-    """Whether continuous batching has the model of an attention module; one without a config is
-    no model's."""
-    config = getattr(module, "config", None)
-    return config is not None and config._attn_implementation in SERVING
+def is_served(config: Any) -> bool:
+    """Whether continuous batching has the model."""
+    return config._attn_implementation in SERVING
 
 
 def _rows(self: Any, latent: Tensor, rope: Tensor) -> tuple[Tensor, Tensor]:

@@ -13,4 +13,4 @@ class RowStatistics(NamedTuple):
     total: Any
     """What exponents of weights are relative to, log2: lse and the sink; +inf where no key is."""
     alone: Any
-    """Likewise without the sink: what the gradient of lse goes by."""
+    """What weights without the sink are relative to, log2; the gradient of lse goes by these."""

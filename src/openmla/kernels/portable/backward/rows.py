@@ -18,7 +18,7 @@ def row_statistics(lse_rows, row_ok, sink_ptr, head):
     seeing = lse != MINUS_INF
     total = lse
     if sink_ptr is not None:
-        # Of infinite sinks: the larger is infinite, and the exponential of -inf is 0.
+        # An infinite sink works too: the larger one is infinite, and the exponential of -inf is 0.
         sink = tl.load(sink_ptr + head)
         total = tl.maximum(lse, sink) + tl.log(1.0 + tl.exp(-tl.abs(lse - sink)))
     return RowStatistics(

@@ -16,7 +16,7 @@ from openmla.problem import MAX_HEADS
 
 IndexForm = Literal["scores", "select"]
 INDEX_FORMS = ("scores", "select")
-_OF_SCORES = {"heads": 0}
+_OF_SCORES = {"heads": 0, "batch": 0}
 _OF_SELECTION: dict[str, int | bool] = {
     "topk": 0,
     "add_starts": False,
@@ -45,6 +45,8 @@ class IndexProblem:
     total_q: int = 0
     width: int = 0
     """Columns of the scores."""
+    batch: int = 0
+    """Requests that the queries over pages are of; 0: unknown."""
     aligned_16: bool = True
     """Every pointer and row stride is a multiple of 16 bytes, as bulk copies demand."""
 

@@ -91,6 +91,7 @@ def index_scores(heads: Allowed, page_size: Allowed, aligned_16: Allowed = ALIGN
             "form": OneOf("scores"),
             "heads": heads,
             "page_size": page_size,
+            "batch": ANY,
             **_WINDOWS,
             "aligned_16": aligned_16,
         }

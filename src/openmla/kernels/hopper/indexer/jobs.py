@@ -17,6 +17,11 @@ PROBLEMS = {
     for heads in (32, 64, 128)
     for page in (0, 64)
 } | {
+    f"{heads} heads pages of {page}, {queries} per request": IndexProblem(
+        form="scores", heads=heads, page_size=page, total_q=16, batch=16 // queries, width=4096
+    )
+    for heads, page, queries in ((64, 64, 1), (64, 64, 2), (64, 32, 1), (32, 64, 2), (128, 64, 1))
+} | {
     "short rows": replace(_LONG, width=8192),
     "long rows": _LONG,
     "long rows, pages, counts, mask": replace(

@@ -32,8 +32,8 @@ LINE = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=2)
 def scores_arguments(
     op: ScoresOperands, out: Tensor, box_rows: int, tile_queries: int
 ) -> dict[str, Any]:
-    """Arguments of a scores kernel but for those that its plan decides. box_rows, tile_queries: keys
-    and queries of one TMA box."""
+    """Arguments of a scores kernel but for those that its plan decides. box_rows, tile_queries: so
+    many keys and queries are one TMA box."""
     windows, columns, q = op.windows, op.columns(out), op.q
     total_q, heads, _ = q.shape
     weights = op.weights if op.weights.stride(1) == 1 else op.weights.contiguous()

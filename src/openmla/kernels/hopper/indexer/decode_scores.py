@@ -18,6 +18,8 @@ queries (prefix sums over 128 queries at a time) and takes its share of the cons
 requests of any lengths give every SM as many blocks, and an empty window costs nothing. A share is
 few work items, parts of neighboring requests, and its first keys are loaded as soon as the ring has
 room. Entries of the block table are read 32 at a time, one such group ahead of the keys.
+
+The kernel in front, which writes the windows, ends while this one sets up its barriers.
 """
 
 from triton.experimental import gluon
@@ -28,7 +30,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from openmla.kernels.gluon.barriers import barriers
+from openmla.kernels.gluon.barriers import barriers, wait_for_kernel_before
 from openmla.kernels.gluon.compat import reinterpret, tma_load
 from openmla.kernels.gluon.indexer_records import (
     Descriptors,
@@ -51,7 +53,7 @@ from openmla.kernels.gluon.indexer_work import (
     put,
     weights_of,
 )
-from openmla.kernels.hopper.indexer.records import Group
+from openmla.kernels.hopper.indexer.records import DecodeScores, Group
 from openmla.kernels.hopper.indexer.scores import WARPS, finish, tile_windows
 from openmla.kernels.hopper.indexer.tile import plus
 
@@ -63,24 +65,26 @@ LANES = gl.constexpr(32)  # entries of the block table that are read at once
 
 
 @gluon.jit
-def load_group(windows, first, total_q, columns, CFG: gl.constexpr):
+def load_group(work, first, CFG: gl.constexpr):
     """The Group of queries first … first + GROUP - 1.
 
-    Queries of one request that share a tile are one work item, the first's. windows:
-    WindowPointers.
+    Queries of one request that share a tile are one work item, the first's. work: DecodeScores.
     """
+    windows = work.windows
     BN: gl.constexpr = CFG.block_keys
     query = first + gl.arange(0, GROUP, gl.BlockedLayout([GROUP // 32], [32], [1], [0]))
-    inside = query < total_q
+    inside = query < work.total_q
     low = gl.maximum(gl.load(windows.starts_ptr + query, mask=inside, other=0), 0)
-    high = gl.minimum(gl.load(windows.ends_ptr + query, mask=inside, other=0), columns)
+    high = gl.minimum(gl.load(windows.ends_ptr + query, mask=inside, other=0), work.columns)
     line = gl.load(windows.sequences_ptr + query, mask=inside, other=0)
     live = low < high
     if CFG.queries == 2:
         other = query ^ 1
-        inside = other < total_q
+        inside = other < work.total_q
         other_low = gl.maximum(gl.load(windows.starts_ptr + other, mask=inside, other=0), 0)
-        other_high = gl.minimum(gl.load(windows.ends_ptr + other, mask=inside, other=0), columns)
+        other_high = gl.minimum(
+            gl.load(windows.ends_ptr + other, mask=inside, other=0), work.columns
+        )
         other_line = gl.load(windows.sequences_ptr + other, mask=inside, other=0)
         together = live & (other_low < other_high) & (other_line == line)
         low = gl.where(together, gl.minimum(low, other_low), low)
@@ -106,22 +110,15 @@ def load_entries(entries, page, pages):
 
 @gluon.jit
 def load_work_item(
-    descs,
-    smem,
-    bars,
-    entries,
-    item,
-    blocks,
-    turn,
-    it,
-    CFG: gl.constexpr,
-    PAGE: gl.constexpr,
+    work, descs, entries, item, blocks, turn, it, CFG: gl.constexpr, PAGE: gl.constexpr
 ):
-    """Announce a WorkItem and load its keys, and with the first of them its queries.
+    """Announce a WorkItem of so many blocks, and load its queries and keys.
 
-    descs: Descriptors; smem: SharedTiles; bars: ScoresBarriers; entries: the line of the block
-    table. `it` is the number of the next stage of keys, `turn` that of the work item.
+    work: DecodeScores; descs: Descriptors; entries: the line of the block table; `turn` and `it`
+    are the numbers of the work item and of its first stage of keys.
     """
+    smem = work.smem
+    bars = work.bars
     BN: gl.constexpr = CFG.block_keys
     ST: gl.constexpr = CFG.key_stages
     QS: gl.constexpr = CFG.query_stages
@@ -173,29 +170,20 @@ def load_work_item(
 
 
 @gluon.jit
-def producer(
-    descs,
-    smem,
-    bars,
-    windows,
-    table,
-    total_q,
-    columns,
-    CFG: gl.constexpr,
-    PAGE: gl.constexpr,
-):
+def producer(work, descs, table, CFG: gl.constexpr, PAGE: gl.constexpr):
     """Load this program's share of all blocks, then announce the end.
 
-    descs: Descriptors; smem: SharedTiles; bars: ScoresBarriers; windows: WindowPointers; table:
-    Matrix of pages.
+    work: DecodeScores; descs: Descriptors; table: Matrix of pages.
     """
+    smem = work.smem
+    bars = work.bars
     BN: gl.constexpr = CFG.block_keys
     QS: gl.constexpr = CFG.query_stages
     program = gl.program_id(0)
     programs = gl.num_programs(0)
     total = program * 0
-    for first in range(0, total_q, GROUP):
-        total += gl.sum(load_group(windows, first, total_q, columns, CFG).blocks, 0)
+    for first in range(0, work.total_q, GROUP):
+        total += gl.sum(load_group(work, first, CFG).blocks, 0)
     share = total // programs
     longer = total % programs  # so many programs have a block more
     number = program * share + gl.minimum(program, longer)
@@ -205,7 +193,7 @@ def producer(
     before = program * 0  # blocks of the groups before
     first = program * 0
     while number < end:
-        group = load_group(windows, first, total_q, columns, CFG)
+        group = load_group(work, first, CFG)
         upto = before + gl.associative_scan(group.blocks, 0, plus)
         until = gl.minimum(before + gl.sum(group.blocks, 0), end)
         while number < until:
@@ -216,7 +204,7 @@ def producer(
             query = pick(group.query, mine) // CFG.queries * CFG.queries
             item = WorkItem(query, key, pick(group.high, mine), line)
             entries = table.ptr + line.to(gl.int64) * table.row_stride
-            load_work_item(descs, smem, bars, entries, item, blocks, turn, number - begin, CFG, PAGE)
+            load_work_item(work, descs, entries, item, blocks, turn, number - begin, CFG, PAGE)
             number += blocks
             turn += 1
         before += gl.sum(group.blocks, 0)
@@ -229,13 +217,9 @@ def producer(
 
 @gluon.jit
 def consumer(
-    smem,
-    bars,
-    windows,
+    work,
     weights,
     out,
-    total_q,
-    columns,
     WHO: gl.constexpr,
     CFG: gl.constexpr,
     HEADS: gl.constexpr,
@@ -245,8 +229,10 @@ def consumer(
 
     Blocks count through all work items of the program, as stages of the ring do.
 
-    smem: SharedTiles; bars: ScoresBarriers; windows: WindowPointers; weights, out: Matrix.
+    work: DecodeScores; weights, out: Matrix.
     """
+    smem = work.smem
+    bars = work.bars
     NC: gl.constexpr = CFG.consumers
     BN: gl.constexpr = CFG.block_keys
     ST: gl.constexpr = CFG.key_stages
@@ -265,8 +251,10 @@ def consumer(
         first = get(smem.items, slot, KEY, WARPS)
         line = get(smem.items, slot, LINE, WARPS)
         at, token = weights_of(weights, query, column, HEADS)
-        halves = gl.load(at, mask=token < total_q, other=0.0) * 0.5
-        seen, low, high = tile_windows(windows, query, line, total_q, columns, CFG.queries, PAGE)
+        halves = gl.load(at, mask=token < work.total_q, other=0.0) * 0.5
+        seen, low, high = tile_windows(
+            work.windows, query, line, work.total_q, work.columns, CFG.queries, PAGE
+        )
         row_ptr = out.ptr + query.to(gl.int64) * out.row_stride
         mbarrier.wait(bars.q_ready.index(slot), (turn // QS) & 1)
         q = smem.q.index(slot).permute((1, 0))
@@ -292,7 +280,7 @@ def consumer(
 
 
 @gluon.jit(do_not_specialize=COUNTS, do_not_specialize_on_alignment=VECTORS)
-def decode_scores_kernel(
+def decode_scores_kernel(  # noqa: PLR0913
     q_desc,
     k_desc,
     s_desc,
@@ -337,32 +325,38 @@ def decode_scores_kernel(
     out = Matrix(out_ptr, out_stride)
     table = Matrix(table_ptr, table_stride)
     descs = Descriptors(q=q_desc, k=k_desc, scales=s_desc)
-    loading = (descs, smem, bars, windows, table, total_q, columns, CFG, PAGE)
-    first = (smem, bars, windows, weights, out, total_q, columns, 0, CFG, HEADS, PAGE)
-    second = (smem, bars, windows, weights, out, total_q, columns, 1, CFG, HEADS, PAGE)
-    third = (smem, bars, windows, weights, out, total_q, columns, 2, CFG, HEADS, PAGE)
-    fourth = (smem, bars, windows, weights, out, total_q, columns, 3, CFG, HEADS, PAGE)
+    work = DecodeScores(smem, bars, windows, total_q, columns)
+    wait_for_kernel_before()
     R: gl.constexpr = REGISTERS
     if NC == 2:
         gl.warp_specialize(
-            [(consumer, first), (consumer, second), (producer, loading)],
+            [
+                (consumer, (work, weights, out, 0, CFG, HEADS, PAGE)),
+                (consumer, (work, weights, out, 1, CFG, HEADS, PAGE)),
+                (producer, (work, descs, table, CFG, PAGE)),
+            ],
             [4, 1],
             [R.consumer, R.producer],
         )
     elif NC == 3:
         gl.warp_specialize(
-            [(consumer, first), (consumer, second), (consumer, third), (producer, loading)],
+            [
+                (consumer, (work, weights, out, 0, CFG, HEADS, PAGE)),
+                (consumer, (work, weights, out, 1, CFG, HEADS, PAGE)),
+                (consumer, (work, weights, out, 2, CFG, HEADS, PAGE)),
+                (producer, (work, descs, table, CFG, PAGE)),
+            ],
             [4, 4, 1],
             [R.consumer, R.consumer, R.producer],
         )
     else:
         gl.warp_specialize(
             [
-                (consumer, first),
-                (consumer, second),
-                (consumer, third),
-                (consumer, fourth),
-                (producer, loading),
+                (consumer, (work, weights, out, 0, CFG, HEADS, PAGE)),
+                (consumer, (work, weights, out, 1, CFG, HEADS, PAGE)),
+                (consumer, (work, weights, out, 2, CFG, HEADS, PAGE)),
+                (consumer, (work, weights, out, 3, CFG, HEADS, PAGE)),
+                (producer, (work, descs, table, CFG, PAGE)),
             ],
             [4, 4, 4, 1],
             [R.consumer, R.consumer, R.consumer, R.producer],

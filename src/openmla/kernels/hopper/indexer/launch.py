@@ -71,13 +71,16 @@ def _scores(config: HopperScoresConfig, op: ScoresOperands, out: Tensor) -> Call
 
 
 def _decode_scores(config: HopperScoresConfig, arguments: dict[str, Any]) -> Call:
-    arguments["CFG"] = DecodeScoresConfig(
-        consumers=config.consumers,
-        queries=config.shared_queries,
-        block_keys=config.BN,
-        key_stages=config.stages,
-        query_stages=config.query_stages,
-    )
+    arguments |= {
+        "CFG": DecodeScoresConfig(
+            consumers=config.consumers,
+            queries=config.shared_queries,
+            block_keys=config.BN,
+            key_stages=config.stages,
+            query_stages=config.query_stages,
+        ),
+        "launch_pdl": True,  # may begin before the launch in front has ended
+    }
     # What lengths are, only the device knows: the most blocks there can be.
     blocks = arguments["total_q"] * -(-arguments["columns"] // config.BN)
     sources = {name: source for name, source in SOURCES.items() if name in arguments}

@@ -99,7 +99,9 @@ class HopperScoresConfig(HopperBlock):
             ("piece ready", self.query_stages),
         )
         # What partitions are called with goes through shared memory (triton 3.6.0).
-        yield Wanted("arguments", "scratch", 272 if self.page_size else 240, align=8)
+        counted = 272 if self.page_size else 240
+        arguments = 256 if self.shared_queries else counted
+        yield Wanted("arguments", "scratch", arguments, align=8)
         yield from launch_tail(self.registers, epilogue=0)
 
     def _broken_limits(self) -> Iterator[str]:
@@ -195,7 +197,9 @@ def _scores(problem: IndexProblem, target: Target) -> HopperScoresConfig:
     config = HopperScoresConfig(problem.heads, problem.page_size, target.sm_count)
     if problem.page_size and problem.total_q <= DECODE_QUERIES * problem.batch:
         queries = 2 if problem.total_q > problem.batch and 2 * problem.heads <= COLUMNS else 1
-        return replace(config, shared_queries=queries, stages=8)
+        # An accumulator of 128 columns has room in the registers of three consumers.
+        consumers, stages = (3, 9) if queries * problem.heads > 64 else (4, 8)
+        return replace(config, shared_queries=queries, consumers=consumers, stages=stages)
     return config
 
 

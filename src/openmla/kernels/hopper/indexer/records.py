@@ -24,6 +24,20 @@ class DecodeScoresConfig(NamedTuple):
     query_stages: int
 
 
+class DecodeScores(NamedTuple):
+    """Operands of that kernel and what its partitions share."""
+
+    smem: Any
+    """SharedTiles."""
+    bars: Any
+    """ScoresBarriers."""
+    windows: Any
+    """WindowPointers."""
+    total_q: Any
+    columns: Any
+    """Columns of the scores that can be written."""
+
+
 class Group(NamedTuple):
     """Neighboring queries, one element each: what they see, and how much work that is."""
 

@@ -91,8 +91,8 @@ def index_scores(heads: Allowed, page_size: Allowed, aligned_16: Allowed = ALIGN
             "form": OneOf("scores"),
             "heads": heads,
             "page_size": page_size,
-            "batch": ANY,
             **_WINDOWS,
+            "batch": ANY,
             "aligned_16": aligned_16,
         }
     )

@@ -26,6 +26,7 @@ CASES = {
     "full table": replace(EDGES, q_lens=(3, 5), k_lens=(70, 144)),
     # Blocks of 63 keys, and of one in the last page of a full table.
     "boxes": replace(EDGES, q_lens=(3, 5), k_lens=(191, 193), page_size=64),
+    "one box": replace(EDGES, q_lens=(3,), k_lens=(64,), page_size=64),
 }
 
 
@@ -246,7 +247,7 @@ DEFECTS = [
         Kind.BOUNDS,
         "mask=stop > at, other=0)",
         "mask=stop > at - KEYS, other=0)",
-        "boxes",
+        "one box",
         "latent.source",
     ),
     sparse(

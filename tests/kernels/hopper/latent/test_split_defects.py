@@ -13,16 +13,17 @@ from gluon_sim import Kind
 from kernels.hopper.latent.defect import SparseDefect, assert_clean_and_right, assert_found
 from kernels.hopper.latent.test_pages import SMALL
 
-# Eighteen ranges, which the merge adds in two groups; one and two.
+# Eighteen ranges, which the merge adds in two groups; one and nine.
 SPLIT = replace(
-    SMALL, heads=4, q_lens=(2, 1, 1), k_lens=(13500, 7, 4600), sink="normal", values="rising"
+    SMALL, heads=4, q_lens=(2, 1, 1), k_lens=(9000, 7, 4600), sink="normal", values="rising"
 )
 CASES = {
     "split": SPLIT,
-    # 66 ranges: five groups of 16, which the merge loads three at a time after the first. Of 16
-    # rows each they fill the workspace, 33792 / 32 rows, to its end.
-    "many ranges": replace(SMALL, heads=16, q_lens=(1,), k_lens=(33792,), scale=0.2, spare=0),
-    # Two tiles of rows, the second of 6 heads; two ranges and one. Rows are more than on average.
+    # 66 ranges: five groups of 16, which the merge loads three at a time after the first.
+    "many ranges": replace(SMALL, heads=8, q_lens=(1,), k_lens=(33792,), scale=0.2, spare=0),
+    # Three ranges of 64 rows fill the workspace to its end.
+    "full workspace": replace(SMALL, heads=64, q_lens=(1,), k_lens=(4097,), spare=0),
+    # Two tiles of rows, the second of 6 heads; three ranges and one. Rows are more than on average.
     "70 heads": replace(
         SMALL, heads=70, q_lens=(1, 0, 1), k_lens=(9000, 5, 300), sink="normal", spare=0
     ),
@@ -48,10 +49,14 @@ MERGE, EPILOGUE = "latent.merge", "latent.epilogue"
 DEFECTS = [
     split("ranges lie over each other", ".part_rows + part * rows + row", ".part_rows + row"),
     split("requests lie over each other", "sequence * source.part_rows + part", "part"),
-    split("a range begins a step late", "skipped = part * each", "skipped = part * (each + STEP)"),
+    split(
+        "a range begins a step late",
+        "gl.where(parts > 1, part << bits, 0)",
+        "gl.where(parts > 1, (part << bits) + part * STEP, 0)",
+    ),
     split(
         "a range does not end",
-        "stop = gl.minimum(skipped + each, keys)",
+        "stop = gl.where(is_full, skipped + (1 << bits), keys)",
         "stop = keys",
         case="70 heads",  # of eighteen ranges, all that do not end would take too many steps
     ),
@@ -60,7 +65,24 @@ DEFECTS = [
         "seen=seen - skipped",
         "seen=seen",
     ),
-    split("the last range is left out", "(keys + each - 1) // each", "keys // each"),
+    split(
+        "a full range is left out",
+        "full=tiles * (parts - 1)",
+        "full=tiles * gl.maximum(parts - 2, 0)",
+    ),
+    split("a work item is numbered by its rank alone", "- here + gl.sum(higher, 0)", "- here"),
+    split(
+        "a request begins after its first work item", "begun = before <= x", "begun = before < x"
+    ),
+    split(
+        "requests without such work items are found", "(before <= x) & (here > 0)", "before <= x"
+    ),
+    split("the last range is taken for a full one", "(full_rank == rank) & (number", "(number"),
+    split(
+        "the highest rank is not looked at",
+        "opaque_zero() + RANKS // 2",
+        "opaque_zero() + RANKS // 4",
+    ),
     split(
         "a range is taken for a whole request",
         "    parted = slot >= 0\n",
@@ -185,7 +207,12 @@ DEFECTS = [
         "part * ROWS + row, -1)",
         case="70 heads",
     ),
-    split("a range has one tile", "part = number // tiles", "part = number", case="70 heads"),
+    split(
+        "a range has one tile",
+        "gl.where(is_full, number // tiles, ",
+        "gl.where(is_full, number, ",
+        case="70 heads",
+    ),
     split(
         "the second tile has the rows of the first",
         "(tiles - 1 - number % tiles) * ROWS",

@@ -26,6 +26,7 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 from openmla.kernels.gluon.compat import cp_async, reinterpret, tma_load
 from openmla.kernels.gluon.scores import MINUS_INF
 from openmla.kernels.hopper.latent.records import (
+    BoxEntry,
     BoxStart,
     FoundBox,
     FoundRows,
@@ -36,9 +37,10 @@ from openmla.kernels.hopper.latent.signals import publish_work_item
 from openmla.kernels.hopper.latent.source import (
     KEYS,
     STEP,
-    begin,
+    before_first,
     box_entry,
     entries,
+    first_cursor,
     locate,
     work_item,
 )
@@ -98,6 +100,16 @@ def look_up(k_descs, source, item, place, LAYOUT: gl.constexpr):
         return box_entry(source, item.first_entry, place, item.stop)
     else:
         return entries(source, item.first_entry, item.stop, place, LAYOUT)
+
+
+@gluon.jit
+def no_entry(k_descs, LAYOUT: gl.constexpr):
+    """What `look_up` returns, before anything is looked up."""
+    if k_descs.latent is not None:
+        zero = gl.program_id(0) * 0
+        return BoxEntry(row=zero, keys=zero)
+    else:
+        return gl.arange(0, KEYS, LAYOUT) * 0
 
 
 @gluon.jit
@@ -167,7 +179,7 @@ def put_validity(validity, ok, barrier, LANES: gl.constexpr):
 @gluon.jit
 def first_work_item(turn, info, source, counts, bars):
     """(`WorkItem`, steps) of the first work item of this program, after it is published."""
-    item, steps = work_item(begin(source), source, counts, False)
+    item, steps = work_item(first_cursor(source), source, counts, False)
     publish_work_item(info, bars, turn, item.tile, steps, source)
     return item, steps
 
@@ -178,12 +190,12 @@ def step_ahead(turn, item, next_steps, j, steps, info, source, counts, bars):
     `steps`.
 
     The next work item is looked for and published before the last step of one: the warp-groups are
-    busy then. Its steps are `next_steps` from there on.
+    busy then. Its steps are `next_steps` from there on. Before the first, `turn` is -1.
     """
     place = item.skipped + (j + 1) * STEP
     if j == steps - 1:
         turn += 1
-        item, next_steps = work_item(item.cursor, source, counts, True)
+        item, next_steps = work_item(item.cursor, source, counts, turn > 0)
         publish_work_item(info, bars, turn, item.tile, next_steps, source)
         place = item.skipped
     return turn, item, next_steps, place
@@ -205,8 +217,9 @@ def gather(  # noqa: PLR0913
     PAGE: gl.constexpr,
     LANES: gl.constexpr,
 ):
-    """Load the two blocks of a step, whose `StepEntries` are `at`. Returns the `StepEntries` of the
-    next step, which begins at place `place_ahead` of a `WorkItem`."""
+    """Load the two blocks of step number `it`, whose `StepEntries` are `at`; nothing where `it` is
+    -1. Returns the `StepEntries` of the next step, which begins at place `place_ahead` of a
+    `WorkItem`."""
     HALF: gl.constexpr = DIMS.latent // 2
     BL: gl.constexpr = gl.BlockedLayout([1, 8], [32 // LANES, LANES], [WARPS, 1], [1, 0])
     RL: gl.constexpr = gl.SliceLayout(1, BL)
@@ -216,25 +229,27 @@ def gather(  # noqa: PLR0913
     phase = ((it // ST) & 1) ^ 1
     found = find(k_descs, source, at.block0, rows, PAGE, RL)
     block0 = look_up(k_descs, source, item, place_ahead, RL)
-    rope0 = rope.index(b) if DIMS.rope > 0 else None
-    rope1 = rope.index(b + 1) if DIMS.rope > 0 else None
-    mbarrier.wait(k_empty.index(2 * b), phase)
-    if source.sequences is None:
-        validity = validity_of(smem.validity, b)
-        put_validity(validity, found.is_there, bars.valid_ready.index(b), LANES)
-    load_tiles(k_descs, left.index(b), None, found, k_ready.index(2 * b), 0, BL)
-    mbarrier.wait(k_empty.index(2 * b + 1), phase)
-    load_tiles(k_descs, right.index(b), rope0, found, k_ready.index(2 * b + 1), HALF, BL)
+    if it >= 0:
+        rope0 = rope.index(b) if DIMS.rope > 0 else None
+        mbarrier.wait(k_empty.index(2 * b), phase)
+        if source.sequences is None:
+            validity = validity_of(smem.validity, b)
+            put_validity(validity, found.is_there, bars.valid_ready.index(b), LANES)
+        load_tiles(k_descs, left.index(b), None, found, k_ready.index(2 * b), 0, BL)
+        mbarrier.wait(k_empty.index(2 * b + 1), phase)
+        load_tiles(k_descs, right.index(b), rope0, found, k_ready.index(2 * b + 1), HALF, BL)
     found = find(k_descs, source, at.block1, rows, PAGE, RL)
     block1 = look_up(k_descs, source, item, place_ahead + KEYS, RL)
-    b += 1
-    mbarrier.wait(k_empty.index(2 * b), phase)
-    if source.sequences is None:
-        validity = validity_of(smem.validity, b)
-        put_validity(validity, found.is_there, bars.valid_ready.index(b), LANES)
-    load_tiles(k_descs, left.index(b), rope1, found, k_ready.index(2 * b), 0, BL)
-    mbarrier.wait(k_empty.index(2 * b + 1), phase)
-    load_tiles(k_descs, right.index(b), None, found, k_ready.index(2 * b + 1), HALF, BL)
+    if it >= 0:
+        b += 1
+        rope1 = rope.index(b) if DIMS.rope > 0 else None
+        mbarrier.wait(k_empty.index(2 * b), phase)
+        if source.sequences is None:
+            validity = validity_of(smem.validity, b)
+            put_validity(validity, found.is_there, bars.valid_ready.index(b), LANES)
+        load_tiles(k_descs, left.index(b), rope1, found, k_ready.index(2 * b), 0, BL)
+        mbarrier.wait(k_empty.index(2 * b + 1), phase)
+        load_tiles(k_descs, right.index(b), None, found, k_ready.index(2 * b + 1), HALF, BL)
     return StepEntries(block0=block0, block1=block1)
 
 
@@ -258,16 +273,20 @@ def producer(
     """
     BL: gl.constexpr = gl.BlockedLayout([1, 8], [32 // LANES, LANES], [WARPS, 1], [1, 0])
     RL: gl.constexpr = gl.SliceLayout(1, BL)
-    turn = gl.program_id(0) * 0
+    # A step before the first, which loads nothing: the code that looks for a work item is there
+    # once, or each copy of it would have to be fetched when it first runs.
+    turn = gl.program_id(0) * 0 - 1
     it = turn  # steps so far, over all work items
-    item, steps = first_work_item(turn, info, source, counts, bars)
+    steps = turn + 2
+    item = before_first(source)
     at = StepEntries(
-        block0=look_up(k_descs, source, item, item.skipped, RL),
-        block1=look_up(k_descs, source, item, item.skipped + KEYS, RL),
+        block0=no_entry(k_descs, RL),
+        block1=no_entry(k_descs, RL),
     )
     while steps > 0:
-        mbarrier.wait(bars.q_empty, (turn & 1) ^ 1)
-        load_queries(q_descs, smem.q, bars.q_ready, item.box, DIMS)
+        if turn >= 0:
+            mbarrier.wait(bars.q_empty, (turn & 1) ^ 1)
+            load_queries(q_descs, smem.q, bars.q_ready, item.box, DIMS)
         next_steps = steps * 0
         for j in range(0, steps):
             turn, item, next_steps, place = step_ahead(

@@ -17,7 +17,7 @@ from torch.autograd import forward_ad
 
 import openmla
 from gpu.on_device import DEVICE, offsets, on, on_gpu
-from openmla import LatentCache, Unsupported, cached, ops, reference
+from openmla import LatentCache, Unsupported, cached, dispatch, reference
 from openmla.lab.testing.build import BuiltCase, Outcome
 from openmla.lab.testing.case import Case
 from openmla.lab.testing.compare import judge
@@ -122,8 +122,8 @@ def test_a_repeated_call_is_not_planned_again(name: str, monkeypatch: pytest.Mon
     case, planned = CASES[name], []
     built, elsewhere = on(case), on(case)
     cached.forget()
-    plan_call = ops.plan_call
-    monkeypatch.setattr(ops, "plan_call", lambda *args: planned.append(1) or plan_call(*args))
+    plan_call = dispatch.plan_call
+    monkeypatch.setattr(dispatch, "plan_call", lambda *args: planned.append(1) or plan_call(*args))
     first = built.run()
     for again in (built, elsewhere):
         assert differences(again.run(), first) == []

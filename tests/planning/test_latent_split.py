@@ -21,8 +21,7 @@ from openmla.planning.latent_split import (
 )
 from openmla.problem import Problem
 
-# Of 4472 and 8366 keys SHORT // keys, rounded up, would be one range less.
-LENGTHS = (0, 1, 513, 4096, 4472, 4500, 8192, 8366, 16000, 32768, 65537, 131072, 2**20, 2**30)
+LENGTHS = (0, 1, 513, 4096, 4097, 4500, 8192, 8193, 16000, 32767, 32768, 65537, 2**17, 2**20, 2**30)
 
 
 @pytest.mark.parametrize("rows", [1, 16, 20, 128, 1024, 4096 * 128])
@@ -35,18 +34,28 @@ def test_ranges_are_whole_steps_that_cover_every_key_once(rows: int) -> None:
 
 
 def test_the_device_has_the_same_rule() -> None:
-    got = torch.zeros(1, dtype=torch.int32)
-    for rows in (1, 16, 130, 2000, 4096 * 128):
-        for keys in LENGTHS[:-1]:
+    rule, got = LatentSplit(heads=16, d_v=512), torch.zeros(2, dtype=torch.int32)
+    for rows in (1, 2, 3, 16, 17, 64, 130, 1024, 2000, 2049, 4096 * 128, 2**22):
+        for keys in (*LENGTHS, 2**23, 2**23 + 1, 2**24 + 1, 2**25, 2**31 - 1):
             assert simulate(ranges_kernel, 1, (got, rows, keys)).ok
-            assert int(got) == LatentSplit.keys_of_range(rows, keys), (rows, keys)
+            parts, bits = got.tolist()
+            assert parts == rule.ranges(rows, keys), (rows, keys)
+            assert parts == 1 or 1 << bits == rule.keys_of_range(rows, keys), (rows, keys)
 
 
 def test_full_chunks_and_short_requests_are_not_split() -> None:
     rule = LatentSplit(heads=128, d_v=512)
     assert rule.ranges(rows=4096 * 128, keys=131072) == 1
-    assert not rule.can_split(15000) and rule.can_split(16384)
-    assert not LatentSplit(heads=16, d_v=512).can_split(4096)
+    assert not rule.can_split(8192) and rule.can_split(8193)
+    few = LatentSplit(heads=16, d_v=512)
+    assert not few.can_split(4096) and few.can_split(4097)
+
+
+def test_long_ranges_from_four_of_them_on() -> None:
+    rule = LatentSplit(heads=128, d_v=512)
+    assert (rule.keys_of_range(128, 32767), rule.keys_of_range(128, 32768)) == (4096, 8192)
+    assert rule.keys_of_range(16, 4097) == 1024  # whose SHORT is four long ranges
+    assert rule.keys_of_range(1, 2**20) == 512 and rule.keys_of_range(1, 2**21) == 1024
 
 
 def test_the_workspace_holds_every_batch() -> None:
@@ -96,4 +105,4 @@ def test_the_plan_says_how_requests_are_split() -> None:
         total_k=4 * 32768,
     )
     text = plan(problem, "h200", "hopper").explain()
-    assert "16 rows x 32768 keys: 64 ranges of 512 keys" in text
+    assert "16 rows x 32768 keys: 32 ranges of 1024 keys" in text

@@ -28,12 +28,10 @@ from openmla.arithmetic import ceildiv, round_up
 from openmla.planning.dequantize import mean_length
 from openmla.problem import Problem
 
-MIN_RANGE = 512  # keys: of up to 16 rows
-KEYS_PER_ROW, FREE_ROWS = 64, 8  # for each row after the first few
-LEAST_PER_ROW = 32  # keys that a range has for each of its rows, by the two numbers above
-# Where keys are few, so are ranges: a batch of such requests fills the chip without them. One for
-# 4096 keys, 6 for 8192, 26 for 16384.
-SHORT = 10**7
+KEYS_PER_ROW = 64  # keys that a long range has for each of its rows
+LONG_RANGES = 4  # a request of at least so many long ranges has long ones; others are half as long
+MIN_RANGE = 512  # keys
+SHORT = 4096  # keys of a request that is never split
 # Rows of partial results of a request: 4 MiB at 512 columns.
 MOST_PART_ROWS = 2048
 STEP = 128  # keys: no range cuts one
@@ -46,23 +44,36 @@ PARTIAL_CAP = 512 * 1024 * 1024
 class RuleConstants(NamedTuple):
     """The numbers of the rule."""
 
+    keys_per_row: int
+    long_ranges: int
     min_range: int
     short: int
-    keys_per_row: int
-    free_rows: int
     most_part_rows: int
     step: int
 
 
 def constants() -> RuleConstants:
     """The numbers of the rule, for kernels that take them as an argument."""
-    return RuleConstants(MIN_RANGE, SHORT, KEYS_PER_ROW, FREE_ROWS, MOST_PART_ROWS, STEP)
+    return RuleConstants(KEYS_PER_ROW, LONG_RANGES, MIN_RANGE, SHORT, MOST_PART_ROWS, STEP)
+
+
+def power_of_two(x: int) -> int:
+    """The smallest power of two that is not below x; all numbers of the rule are such powers."""
+    return 1 << (max(x, 1) - 1).bit_length()
 
 
 def most_ranges(rows: int, keys: int) -> int:
-    """A bound on ranges that does not fall with more keys or fewer rows."""
-    least = max(MIN_RANGE, SHORT // max(keys, 1), KEYS_PER_ROW * (rows - FREE_ROWS))
-    return max(1, min(keys // least, MOST_PART_ROWS // max(rows, 1)))
+    """A bound on the ranges of requests that have at least so many rows and at most so many keys.
+
+    Long ranges are as many as keys allow; of half the length there are never more than twice
+    LONG_RANGES.
+    """
+    long = KEYS_PER_ROW * power_of_two(rows)
+    if keys <= SHORT:
+        return 1
+    halves = ceildiv(keys, max(long // 2, MIN_RANGE))
+    longs = max(ceildiv(keys, max(long, MIN_RANGE)), 2 * LONG_RANGES)
+    return max(1, min(halves, longs, MOST_PART_ROWS // max(rows, 1)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +82,7 @@ class LatentSplit:
 
     >>> rule = LatentSplit(heads=16, d_v=512)
     >>> rule.keys_of_range(rows=16, keys=32768), rule.ranges(rows=16, keys=32768)
-    (512, 64)
+    (1024, 32)
     >>> rule.ranges(rows=128, keys=32768), rule.ranges(rows=4096 * 16, keys=32768)
     (4, 1)
     """
@@ -82,7 +93,12 @@ class LatentSplit:
     @staticmethod
     def keys_of_range(rows: int, keys: int) -> int:
         """Keys of a range, in whole steps; the last range of a request may be shorter."""
-        return round_up(ceildiv(max(keys, 1), most_ranges(rows, keys)), STEP)
+        rows, keys = power_of_two(rows), max(keys, 1)
+        long = KEYS_PER_ROW * rows
+        if keys <= max(long, SHORT):
+            return round_up(keys, STEP)
+        each = long if keys >= LONG_RANGES * long else long // 2
+        return max(each, MIN_RANGE, power_of_two(keys) * rows // MOST_PART_ROWS)
 
     def ranges(self, rows: int, keys: int) -> int:
         """Ranges of a request."""
@@ -93,19 +109,19 @@ class LatentSplit:
         return self.ranges(self.heads, most_keys) > 1
 
     def split_rows(self, requests: int, total_rows: int, most_keys: int) -> int:
-        """Most rows of requests that are split: each has two ranges."""
-        return min(total_rows, requests * (most_keys // (2 * LEAST_PER_ROW)))
+        """Most rows of requests that are split: each has more keys than one long range."""
+        return min(total_rows, requests * (most_keys // KEYS_PER_ROW))
 
     def part_rows(self, requests: int, most_keys: int) -> int:
-        """Most rows of partial results of so many requests."""
-        return requests * min(most_keys // LEAST_PER_ROW, MOST_PART_ROWS)
+        """Most rows of partial results of so many requests. Ranges are half of a long one or more,
+        but for the last, and a request is longer than a long one."""
+        return requests * min(3 * most_keys // KEYS_PER_ROW, MOST_PART_ROWS)
 
     def slots(self, most_keys: int, tile_rows: int) -> int:
         """Most partial tiles of `tile_rows` rows that a request has: the last of a range may hold
         few rows.
         """
-        ranges = min(most_keys // MIN_RANGE, MOST_PART_ROWS // self.heads)
-        return self.part_rows(1, most_keys) // tile_rows + ranges
+        return self.part_rows(1, most_keys) // tile_rows + most_ranges(self.heads, most_keys)
 
     def group(self, requests: int, most_keys: int) -> int:
         """How many of the requests go in one launch, so that the workspace is large enough.
@@ -127,7 +143,8 @@ class LatentSplit:
         count, each = self.ranges(rows, keys), self.keys_of_range(rows, keys)
         here = f"{count} ranges of {each} keys" if count > 1 else "not split"
         return (
-            f"split keys: ranges of at least {MIN_RANGE} keys, {KEYS_PER_ROW} for each row but "
-            f"{FREE_ROWS} and {SHORT} / keys, by the request's own rows and keys; {rows} rows x "
-            f"{keys} keys: {here}; workspace at most {PARTIAL_CAP} bytes a launch"
+            f"split keys: ranges of {KEYS_PER_ROW} keys for each row, half as long where there "
+            f"would be fewer than {LONG_RANGES}, at least {MIN_RANGE}, by the request's own rows "
+            f"and keys; {rows} rows x {keys} keys: {here}; workspace at most {PARTIAL_CAP} bytes "
+            "a launch"
         )

@@ -97,9 +97,8 @@ def _shorten_ranges(min_keys: int) -> None:
     plan.least_keys_per_split = lambda row_bytes, d_v: min_keys
     split.KEY_STEP = min(min_keys, 128)
     latent_split.MIN_RANGE = min_keys if small else 512
-    latent_split.SHORT = 0 if small else 10**7
+    latent_split.SHORT = 0 if small else 4096
     latent_split.KEYS_PER_ROW = min_keys // 8 if small else 64
-    latent_split.LEAST_PER_ROW = latent_split.KEYS_PER_ROW // 2
     latent_split.STEP = min(min_keys, 128)
 
 

@@ -90,6 +90,15 @@ def split_count(tiles, k_len, PROGRAMS: tl.constexpr, MIN_KEYS: tl.constexpr):
 
 
 @triton.jit
+def power_of_two(x):
+    """The smallest power of two that is not below x, 1 … 2^30."""
+    power = x * 0 + 1
+    while power < x:
+        power *= 2
+    return power
+
+
+@triton.jit
 def latent_ranges(rows, k_len, RULE: tl.constexpr):
     """(ranges, keys of each) of a request of the latent form, by its own rows and keys alone: see
     LatentSplit. RULE: RuleConstants; None splits nothing.
@@ -99,11 +108,14 @@ def latent_ranges(rows, k_len, RULE: tl.constexpr):
     if RULE is not None:
         PART_ROWS: tl.constexpr = RULE.most_part_rows
         STEP: tl.constexpr = RULE.step
-        few = tl.maximum(tl.minimum(rows, PART_ROWS), 1)
-        least = tl.maximum(RULE.short // keys, RULE.keys_per_row * (few - RULE.free_rows))
-        least = tl.maximum(least, RULE.min_range)
-        count = tl.maximum(tl.minimum(keys // least, PART_ROWS // tl.maximum(rows, 1)), 1)
-        keys = ((keys - 1) // count // STEP + 1) * STEP
+        # With more rows than partial results may have, nothing is split.
+        few = power_of_two(tl.minimum(tl.maximum(rows, 1), 2 * PART_ROWS))
+        long = RULE.keys_per_row * few
+        each = tl.where(keys >= RULE.long_ranges * long, long, long // 2)
+        room = tl.maximum(PART_ROWS // few, 1)  # ranges that there is room for
+        each = tl.maximum(tl.maximum(each, RULE.min_range), power_of_two((keys - 1) // room + 1))
+        whole = (keys <= tl.maximum(long, RULE.short)) | (few > PART_ROWS)
+        keys = tl.where(whole, ((keys - 1) // STEP + 1) * STEP, each)
         parts = tl.maximum((k_len + keys - 1) // keys, 1)
     return parts, keys
 

@@ -58,13 +58,13 @@ CASES = {
     "256+64, negative scale": replace(
         V3, d_nope=256, d_v=256, scale=-0.1, q_lens=(8,), k_lens=(300,)
     ),
-    # Two ranges, three and one (see LatentSplit).
+    # 9 ranges, 12 and one (see LatentSplit).
     "split": replace(SMALL, heads=4, q_lens=(2, 1, 3), k_lens=(4500, 6000, 2800), sink="mixed"),
     "split, no lse": replace(SMALL, heads=4, q_lens=(1,), k_lens=(4500,), return_lse=False),
     "split, full, 512 columns": replace(V3, heads=3, q_lens=(1,), k_lens=(4500,), causal=False),
-    # More requests than are looked at together; the 37th and the 40th are split.
-    "split, 40 requests": replace(
-        SMALL, heads=1, q_lens=(1,) * 40, k_lens=(5, 0, 3, 200) * 9 + (4500, 7, 0, 4600), spare=1
+    # More requests than are numbered together; the 132nd and the 135th are split.
+    "split, 135 requests": replace(
+        SMALL, heads=1, q_lens=(1,) * 135, k_lens=(5, 0, 3) * 43 + (200, 1, 4500, 7, 0, 4600), spare=1
     ),
     "512+0": replace(V3, d_rope=0, rope="none", q_lens=(4,), k_lens=(129,)),
 }
@@ -101,11 +101,11 @@ def test_a_request_does_not_see_its_neighbors() -> None:
 
 
 def test_a_request_that_is_split_does_not_see_its_neighbors() -> None:
-    built = on(CASES["split, 40 requests"])
+    built = on(CASES["split, 135 requests"])
     together = run(built)[0]
     op = built.operands
     assert isinstance(op, LatentOperands) and together.lse is not None
-    for number in (3, 36, 39):
+    for number in (3, 129, 131, 134):
         alone = replace(
             op,
             q=op.q[number : number + 1],

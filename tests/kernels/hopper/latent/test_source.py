@@ -1,12 +1,16 @@
 """Where work items of the latent kernel come from."""
 
+import random
+
 import pytest
 import torch
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from gluon_sim import intercept
-from openmla.kernels.hopper.latent.source import longest_first
+from openmla.kernels.hopper.latent.records import FULL, Sequences, Source
+from openmla.kernels.hopper.latent.source import begin, longest_first, work_item
+from openmla.planning.latent_split import LatentSplit
 
 
 @gluon.jit
@@ -26,3 +30,93 @@ def test_the_last_64_lists_are_drawn_longest_first(tokens: int):
     first = max(tokens - 64, 0)
     last = sorted(range(first, tokens), key=lambda token: -int(lengths[token]))
     assert order.tolist() == [*range(first), *last]
+
+
+@gluon.jit
+def numbering_kernel(
+    items_ptr, cu_ptr, lengths_ptr, batch, total_q, most_keys, heads, part_rows, SPLIT: gl.constexpr
+):
+    """Write (sequence's first token, first row, first key, steps, slot) of every work item."""
+    sequences = Sequences(
+        cu_seqlens_q=cu_ptr,
+        batch=batch,
+        total_q=total_q,
+        heads=heads,
+        page_size=64,
+        mask=FULL,
+        rest_q=total_q,
+    )
+    source = Source(
+        table=None,
+        lengths=lengths_ptr,
+        most_keys=most_keys,
+        table_stride=1,
+        pool_rows=0,
+        sequences=sequences,
+        counter=None,
+        part_rows=part_rows if SPLIT else None,
+    )
+    item, steps = work_item(begin(source), source, None, False)
+    while steps > 0:
+        at = items_ptr + item.cursor.number * 5
+        gl.store(at, item.tile.first_token)
+        gl.store(at + 1, item.tile.first_row)
+        gl.store(at + 2, item.skipped)
+        gl.store(at + 3, steps)
+        gl.store(at + 4, item.tile.slot)
+        item, steps = work_item(item.cursor, source, None, True)
+
+
+def numbered(lengths: list[int], heads: int, spare: int) -> list[tuple[int, ...]]:
+    """The work items of requests with one query each, in the order of their numbers."""
+    batch, tiles = len(lengths), -(-heads // 64)
+    rule = LatentSplit(heads, 512)
+    count = sum(tiles * rule.ranges(heads, keys) for keys in lengths) + -(-spare * heads // 64)
+    items = torch.full((count + 1, 5), -9, dtype=torch.int32)
+    cu = torch.arange(batch + 1).int()
+    with intercept() as reports:
+        numbering_kernel[(1,)](
+            items,
+            cu,
+            torch.tensor(lengths).int(),
+            batch,
+            batch + spare,
+            max(lengths),
+            heads,
+            rule.part_rows(1, max(lengths)),
+            True,
+        )
+    assert all(report.ok for report in reports)
+    assert items[-1].tolist() == [-9] * 5, "more work items than there are"
+    return [tuple(row) for row in items[:-1].tolist()]
+
+
+@pytest.mark.parametrize("heads", [16, 70, 128])
+@pytest.mark.parametrize("batch", [1, 3, 128, 150])
+def test_every_work_item_has_one_number(batch: int, heads: int):
+    """The last tokens belong to no request; requests may have no keys; each range of a request that
+    is split has rows of the workspace that no other has."""
+    draw = random.Random(batch)
+    lengths = [draw.choice((0, 1, 4096, 5000, 9000, draw.randint(1, 40000))) for _ in range(batch)]
+    rule, spare = LatentSplit(heads, 512), 2
+    part_rows = rule.part_rows(1, max(lengths))
+    want = set()
+    for request, keys in enumerate(lengths):
+        each, ranges = rule.keys_of_range(heads, keys), rule.ranges(heads, keys)
+        for part in range(ranges):
+            steps = max(-(-min(each, keys - part * each) // 128), 1)
+            for row in range(0, heads, 64):
+                slot = request * part_rows + part * heads + row if ranges > 1 else -1
+                want.add((request, row, part * each, steps, slot))
+    want |= {(batch, row, 0, 1, -1) for row in range(0, spare * heads, 64)}
+    got = numbered(lengths, heads, spare)
+    assert len(got) == len(want) and set(got) == want
+
+
+def test_long_work_items_have_low_numbers():
+    """Among 128 requests: by steps, in units of a thirty-second of the longest."""
+    draw = random.Random(1)
+    lengths = [draw.randint(1, 8192) for _ in range(127)]
+    steps = [item[3] for item in numbered(lengths, 128, 0)]
+    ranks = [step * 31 // max(steps) for step in steps]
+    assert ranks == sorted(ranks, reverse=True) and len(set(ranks)) > 20

@@ -186,7 +186,7 @@ def test_split_counts_the_tiles_of_the_form() -> None:
     dense = select_portable_config(DENSE, TARGETS["h200"]).split
     rows = select_portable_config(LATENT, TARGETS["h200"]).split
     assert dense is not None and dense.tiles(128) == 16
-    assert isinstance(rows, LatentSplit) and rows.ranges(rows=16, keys=32768) == 64
+    assert isinstance(rows, LatentSplit) and rows.ranges(rows=16, keys=32768) == 32
     assert select_portable_config(replace(LATENT, form="sparse"), TARGETS["h200"]).split is None
 
 

@@ -188,7 +188,7 @@ def merge_kernel(  # noqa: PLR0913
     first = number % blocks * ROWS
     start, tokens, keys = request_of(request, requests)
     rows = tokens * heads
-    ranges, _each = ranges_of(rows, keys, True)
+    ranges, _bits = ranges_of(rows, keys, True)
     wait_for_kernel_before()
     if ranges > 1:
         for block in range(first, rows, blocks * ROWS):

@@ -177,8 +177,20 @@ class Cursor(NamedTuple):
     """First request of the chunk of requests that it looks at."""
     before: Any
     """Work items of all requests before the chunk."""
-    of_requests: Any
-    """Work items of each request of the chunk, one per lane."""
+
+
+class Work(NamedTuple):
+    """The work items of a chunk of requests; the first four are one per request."""
+
+    full: Any
+    """Work items of all ranges of keys but the last."""
+    full_rank: Any
+    """Their rank: the longer, the higher."""
+    last: Any
+    """Work items of the last range, or of the only one."""
+    last_rank: Any
+    unit: Any
+    """Ranks of one step."""
 
 
 class WorkItem(NamedTuple):

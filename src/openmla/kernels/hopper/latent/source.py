@@ -13,19 +13,26 @@ The address of a row is page * page stride + row of the page * row stride, 64 bi
 Whole sequences (dense prefill in latent form, over the pages of a cache): a row of scores is one
 head of one token, heads fastest, so 20 or 96 heads leave no row idle. A request makes tiles x
 ranges work items: tiles of 64 rows, ranges of its keys (one, unless it has few rows and many keys:
-see `keys_of_range`). Work items are numbered request by request; inside a request by range, so that
-the tiles of a range find its rows in L2, and by tile from the last to the first, so that the
-longest of a causal request come first. Tokens after the last sequence belong to one more request,
-number `batch`, that has no keys, so every row of the outputs is written (only in the last launch of
-a call: `rest_q` is 0 in the others). 20 heads, cu_seqlens_q [0, 5, 7], 8 tokens:
+see `range_bits`). Tokens after the last sequence belong to one more request, number `batch`,
+that has no keys, so every row of the outputs is written (only in the last launch of a call:
+`rest_q` is 0 in the others).
+
+A program that begins a long work item last keeps all others waiting, so long ones are numbered
+before short ones, among 128 requests at a time: by rank, which is the number of their steps in
+units of the longest's thirty-second. All ranges of a request but its last are equally long, so a
+request has two ranks. Inside a rank work items are numbered request by request; inside a request by
+range, so that the tiles of a range find its rows in L2, and by tile from the last to the first,
+since the last of a causal request sees the most keys. 20 heads, cu_seqlens_q [0, 5, 7], 8 tokens,
+cache_lengths [200, 1000]:
 
 | work item | 0 | 1 | 2 | 3 |
 |---|---|---|---|---|
-| sequence | 0 | 0 | 1 | 2 (no keys) |
-| rows of it | 64-99 | 0-63 | 0-39 | 0-19 |
+| sequence | 1 | 0 | 0 | 2 (no keys) |
+| rows of it | 0-39 | 64-99 | 0-63 | 0-19 |
 
-Lengths are only known on the device. To find work item x, a program looks at 32 requests at a time,
-one per lane, and bisects; it remembers where it was (its `Cursor`).
+H200, 128 requests of 1 to 8192 keys at random, 128 heads: RATIO. Lengths are only known on the
+device: to find work item x, a program counts the work items of 128 requests by rank and bisects. It
+remembers which 128 requests it was at (its `Cursor`).
 
 The rows of a range that is not all of its request's keys go to a workspace, unnormalized, for
 merge.py. The rows of range p begin p x (rows of the request) after the request's first, and each
@@ -35,7 +42,7 @@ request has `part_rows` rows of the workspace, the most that one can need.
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from openmla.kernels.gluon.requests import CHUNK, cut, owner, span_of, sum_before
+from openmla.kernels.gluon.requests import cut, span_of
 from openmla.kernels.hopper.latent.records import (
     CAUSAL,
     LISTED,
@@ -45,6 +52,7 @@ from openmla.kernels.hopper.latent.records import (
     ListedTile,
     RangeTile,
     Requests,
+    Work,
     WorkItem,
 )
 from openmla.planning import latent_split as rule
@@ -54,13 +62,18 @@ KEYS = gl.constexpr(64)  # of a block
 STEP = gl.constexpr(128)  # keys of a step
 LAST = gl.constexpr(64)  # tokens that are taken in the order of their lengths
 WARPS = gl.constexpr(4)  # of the producer
-# See LatentSplit for these.
-MIN_RANGE = gl.constexpr(rule.MIN_RANGE)
+CHUNK = gl.constexpr(128)  # requests whose work items are numbered together
+RANK_BITS = gl.constexpr(5)
+RANKS = gl.constexpr(32)
+# Logarithms of LatentSplit's numbers: all are powers of two.
+KEYS_PER_ROW = gl.constexpr(rule.KEYS_PER_ROW.bit_length() - 1)
+LONG_RANGES = gl.constexpr(rule.LONG_RANGES.bit_length() - 1)
+MIN_RANGE = gl.constexpr(rule.MIN_RANGE.bit_length() - 1)
+PART_ROWS = gl.constexpr(rule.MOST_PART_ROWS.bit_length() - 1)
+STEP_BITS = gl.constexpr(rule.STEP.bit_length() - 1)
 SHORT = gl.constexpr(rule.SHORT)
-KEYS_PER_ROW = gl.constexpr(rule.KEYS_PER_ROW)
-FREE_ROWS = gl.constexpr(rule.FREE_ROWS)
-PART_ROWS = gl.constexpr(rule.MOST_PART_ROWS)
 NEVER = gl.constexpr(2**20)  # rows of a request that is not split
+ALL_KEYS = gl.constexpr(31)  # logarithm of more keys than a request can have
 
 
 @gluon.jit
@@ -90,36 +103,115 @@ def request_of(number, requests):
 
 
 @gluon.jit
-def keys_of_range(rows, keys):
-    """Keys of a range, from the request's own rows and keys alone: see LatentSplit."""
+def log2(x):
+    """The logarithm of the smallest power of two that is not below x, 1 … 2^31 - 1."""
+    below = x - 1
+    large = below >= 2**23  # and no longer exact in fp32
+    exponent = gl.where(large, below >> 8, below).to(gl.float32).to(gl.int32, bitcast=True) >> 23
+    return gl.where(below > 0, exponent - 126 + gl.where(large, 8, 0), 0)
+
+
+@gluon.jit
+def range_bits(rows, keys):
+    """Logarithm of the keys of a range, from the request's own rows and keys alone: see
+    LatentSplit. ALL_KEYS where these are one range. Nothing is divided: every program looks at all
+    requests, and each does so 4 requests to a thread."""
     rows = gl.maximum(gl.minimum(rows, NEVER), 1)
     keys = gl.maximum(keys, 1)
-    least = gl.maximum(gl.maximum(SHORT // keys, KEYS_PER_ROW * (rows - FREE_ROWS)), MIN_RANGE)
-    count = gl.maximum(gl.minimum(keys // least, PART_ROWS // rows), 1)
-    return ((keys - 1) // count // STEP + 1) * STEP
+    rows_bits = log2(rows)
+    long = rows_bits + KEYS_PER_ROW
+    bits = gl.where((keys >> LONG_RANGES) >> long > 0, long, long - 1)
+    bits = gl.maximum(gl.maximum(bits, MIN_RANGE), log2(keys) + rows_bits - PART_ROWS)
+    whole = (keys <= gl.maximum(1 << long, SHORT)) | (bits > ALL_KEYS)
+    return gl.where(whole, ALL_KEYS, bits)
 
 
 @gluon.jit
 def ranges_of(rows, keys, SPLIT: gl.constexpr):
-    """(ranges of a request, keys of each)."""
-    each = keys
+    """(ranges of a request, logarithm of the keys of each but the last)."""
+    bits = rows * 0 + ALL_KEYS
     parts = rows * 0 + 1
     if SPLIT:
-        each = keys_of_range(rows, keys)
-        parts = gl.maximum((keys + each - 1) // each, 1)
-    return parts, each
+        bits = range_bits(rows, keys)
+        parts = (gl.maximum(keys - 1, 0) >> bits) + 1
+    return parts, bits
 
 
 @gluon.jit
-def work_items(first, source, NW: gl.constexpr):
-    """How many work items requests first … first + CHUNK - 1 make, one request per lane."""
-    LANES: gl.constexpr = gl.BlockedLayout([1], [32], [NW], [0])
-    number = first + gl.arange(0, CHUNK, LANES)
-    _start, tokens, keys = request_of(number, requests_of(source))
+def steps_of(keys):
+    """Steps of a work item over so many keys."""
+    return gl.maximum((keys + (STEP - 1)) >> STEP_BITS, 1)
+
+
+@gluon.jit
+def lanes():
+    """0 … CHUNK - 1: the requests of a chunk. Every warp has them all, 4 in a thread."""
+    return gl.arange(0, CHUNK, gl.BlockedLayout([CHUNK // 32], [32], [WARPS], [0]))
+
+
+@gluon.jit
+def work_of(first, source):
+    """`Work` of requests first … first + CHUNK - 1."""
+    _start, tokens, keys = request_of(first + lanes(), requests_of(source))
     rows = tokens * source.sequences.heads
     tiles = (rows + (ROWS - 1)) // ROWS
-    parts, _each = ranges_of(rows, keys, source.part_rows is not None)
-    return tiles * parts
+    parts, bits = ranges_of(rows, keys, source.part_rows is not None)
+    full = 1 << (bits - STEP_BITS)
+    last = steps_of(keys - gl.where(parts > 1, (parts - 1) << bits, 0))
+    longest = gl.max(gl.where(tiles > 0, gl.where(parts > 1, full, last), 1), 0)
+    unit = (RANKS - 1) / longest.to(gl.float32)
+    return Work(
+        full=tiles * (parts - 1),
+        full_rank=rank_of(full, unit),
+        last=tiles,
+        last_rank=rank_of(last, unit),
+        unit=unit,
+    )
+
+
+@gluon.jit
+def no_work():
+    """`Work` of no requests."""
+    zero = lanes() * 0
+    unit = gl.max(zero, 0).to(gl.float32)
+    return Work(full=zero, full_rank=zero, last=zero, last_rank=zero, unit=unit)
+
+
+@gluon.jit
+def rank_of(steps, unit):
+    """The rank of work items of so many steps, from 0 to RANKS - 1. unit: RANKS - 1, divided by the
+    steps of the longest."""
+    return gl.minimum((steps.to(gl.float32) * unit).to(gl.int32), RANKS - 1)
+
+
+@gluon.jit
+def ranked(work, rank):
+    """Work items of each request of `Work` that have this rank or a higher one."""
+    full = gl.where(work.full_rank >= rank, work.full, 0)
+    return full + gl.where(work.last_rank >= rank, work.last, 0)
+
+
+@gluon.jit
+def plus(a, b):
+    """The operator of prefix sums."""
+    return a + b
+
+
+@gluon.jit
+def find_ranked(x, work):
+    """(rank, request of the chunk, number) of work item x of a chunk: it is the number-th of its
+    request that has this rank."""
+    rank = x * 0
+    for bit in gl.static_range(RANK_BITS):
+        tried = rank + (RANKS >> (bit + 1))
+        rank = gl.where(x < gl.sum(ranked(work, tried), 0), tried, rank)
+    higher = ranked(work, rank + 1)
+    here = ranked(work, rank) - higher
+    before = gl.associative_scan(here, 0, plus) - here + gl.sum(higher, 0)
+    # The last request that begins at or before x, among those that have such work items.
+    begun = (before <= x) & (here > 0)
+    lane = gl.max(gl.where(begun, lanes(), 0), 0)
+    return rank, lane, x - gl.max(gl.where(begun, before, 0), 0)
 
 
 @gluon.jit
@@ -145,41 +237,46 @@ def reset_counter(x, total, counter):
 
 
 @gluon.jit
-def first_cursor(source):
+def first_cursor():
     """The `Cursor` with which a program begins."""
     x = gl.program_id(0)
-    return Cursor(number=x, chunk=x * 0, before=x * 0, of_requests=work_items(x * 0, source, WARPS))
+    return Cursor(number=x, chunk=x * 0, before=x * 0)
 
 
 @gluon.jit
 def paged_work_item(cursor, source, NEXT: gl.constexpr):
     """What source.work_item returns, for sequences; the tile is a `RangeTile`."""
-    x, chunk, before, of_requests = cursor
+    x, chunk, before = cursor
     if NEXT:
         x = fetch_number(x, source.counter)
     heads = source.sequences.heads
     SPLIT: gl.constexpr = source.part_rows is not None
-    size = gl.sum(of_requests, 0)
-    while (x >= before + size) & (chunk + CHUNK <= source.sequences.batch):
-        before += size
-        chunk += CHUNK
-        of_requests = work_items(chunk, source, WARPS)
-        size = gl.sum(of_requests, 0)
-    lane = owner(x - before, of_requests, WARPS)
+    work = no_work()
+    size = x * 0
+    beyond = x >= 0
+    while beyond:  # at least once: the code of work_of is there once
+        work = work_of(chunk, source)
+        size = gl.sum(work.full + work.last, 0)
+        beyond = (x >= before + size) & (chunk + CHUNK <= source.sequences.batch)
+        before = gl.where(beyond, before + size, before)
+        chunk = gl.where(beyond, chunk + CHUNK, chunk)
+    rank, lane, number = find_ranked(x - before, work)
     sequence = chunk + lane
-    number = x - before - sum_before(lane, of_requests, WARPS)
     start, q_len, keys = request_of(sequence, requests_of(source))
     rows = q_len * heads
     tiles = gl.maximum((rows + (ROWS - 1)) // ROWS, 1)
-    parts, each = ranges_of(rows, keys, SPLIT)
+    parts, bits = ranges_of(rows, keys, SPLIT)
     row = (tiles - 1 - number % tiles) * ROWS
     skipped = x * 0
     slot = x * 0 - 1
     stop = keys
     if SPLIT:
-        part = number // tiles
-        skipped = part * each
-        stop = gl.minimum(skipped + each, keys)
+        # Full ranges come before the last one if they have its rank.
+        full_rank = rank_of(1 << (bits - STEP_BITS), work.unit)
+        is_full = (full_rank == rank) & (number < tiles * (parts - 1))
+        part = gl.where(is_full, number // tiles, parts - 1)
+        skipped = gl.where(parts > 1, part << bits, 0)
+        stop = gl.where(is_full, skipped + (1 << bits), keys)
         slot = gl.where(parts > 1, sequence * source.part_rows + part * rows + row, -1)
     if source.sequences.mask == CAUSAL:
         seen = keys - q_len + 1
@@ -202,7 +299,7 @@ def paged_work_item(cursor, source, NEXT: gl.constexpr):
     )
     reset_counter(x, before + size, source.counter)
     item = WorkItem(
-        cursor=Cursor(number=x, chunk=chunk, before=before, of_requests=of_requests),
+        cursor=Cursor(number=x, chunk=chunk, before=before),
         tile=tile,
         box=BoxStart(outer=x * 0, row=start * heads + row),
         first_entry=sequence.to(gl.int64) * source.table_stride,
@@ -235,7 +332,7 @@ def box_entry(source, first, at, stop):
 def begin(source):
     """The cursor of a program: what `work_item` needs to find its first."""
     if source.sequences is not None:
-        return first_cursor(source)
+        return first_cursor()
     else:
         return gl.program_id(0)
 

@@ -45,7 +45,7 @@ SMALL = Problem(
 )
 STEPS = (
     IndexProblem(form="scores", heads=4, total_q=3, width=96),
-    IndexProblem(form="scores", heads=4, total_q=3, width=128, page_size=64),
+    IndexProblem(form="scores", heads=4, total_q=3, width=128, page_size=64, batch=2),
     IndexProblem(form="select", topk=8, total_q=3, width=96, add_starts=True, keeps=True),
     IndexProblem(
         form="select",

@@ -61,6 +61,7 @@ def random_step(rng: random.Random) -> IndexProblem:
         topk=rng.choice((1, 64, 2048, 4097, 8192, rng.randint(1, 2**20))),
         total_q=rng.choice(_LENGTHS),
         width=rng.choice(_LENGTHS),
+        batch=rng.choice((0, 1, 2, 128, 4096)),
         aligned_16=rng.random() < 0.8,
         **{flag: rng.random() < 0.3 for flag in flags},
     )

@@ -170,7 +170,7 @@ def _scores(zeros: _Zeros, problem: IndexProblem) -> tuple[ScoresOperands, Tenso
     if not page:
         keys = zeros("e4m3", width, DIM), zeros("fp32", width)
         return ScoresOperands(q, weights, keys, Windows(row, row)), out
-    table = zeros.ints(1, ceildiv(width, page))
+    table = zeros.ints(max(problem.batch, 1), ceildiv(width, page))
     cache = IndexCache.allocate(num_pages=table.shape[1], page_size=page, device=zeros.device)
     windows = Windows(row, row, row, row[:1])
     return ScoresOperands(q, weights, cache, windows, table), out

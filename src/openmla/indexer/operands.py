@@ -95,6 +95,7 @@ class ScoresOperands:
             page_size=keys.page_size if isinstance(keys, IndexCache) else 0,
             total_q=self.q.shape[0],
             width=out.shape[1],
+            batch=0 if self.block_table is None else self.block_table.shape[0],
             aligned_16=aligned_16(self.q, stored),
         )
 

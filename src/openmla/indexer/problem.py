@@ -2,6 +2,8 @@
 
 >>> print(IndexProblem(form="scores", heads=64, page_size=64, total_q=4096, width=32768))
 scores, 64 heads, 4096 queries x 32768 keys, pages of 64
+>>> print(IndexProblem(form="scores", heads=64, page_size=64, total_q=128, batch=128, width=8192))
+scores, 64 heads, 128 queries of 128 requests x 8192 keys, pages of 64
 >>> print(IndexProblem(form="select", topk=2048, total_q=4096, width=32768))
 select, top-2048 of 4096 rows x 32768 scores
 """
@@ -16,7 +18,7 @@ from openmla.problem import MAX_HEADS
 
 IndexForm = Literal["scores", "select"]
 INDEX_FORMS = ("scores", "select")
-_OF_SCORES = {"heads": 0}
+_OF_SCORES = {"heads": 0, "batch": 0}
 _OF_SELECTION: dict[str, int | bool] = {
     "topk": 0,
     "add_starts": False,
@@ -45,6 +47,8 @@ class IndexProblem:
     total_q: int = 0
     width: int = 0
     """Columns of the scores."""
+    batch: int = 0
+    """Requests that queries over pages are of; 0: unknown."""
     aligned_16: bool = True
     """Every pointer and row stride is a multiple of 16 bytes, as bulk copies demand."""
 
@@ -64,11 +68,13 @@ class IndexProblem:
         self._settle()
 
     def _settle(self) -> None:
-        """Give fields of the other form the value that they have by default, so that equals are
-        equal."""
+        """Give fields of the other form, and `batch` without pages, the value that they have by
+        default, so that equals are equal."""
         of_the_other = _OF_SCORES if self.form == "select" else _OF_SELECTION
         for name, value in of_the_other.items():
             object.__setattr__(self, name, value)
+        if not self.page_size:
+            object.__setattr__(self, "batch", 0)
 
     @property
     def flops(self) -> int:
@@ -83,6 +89,7 @@ class IndexProblem:
         if self.form == "select":
             parts = [f"select, top-{self.topk} of {self.total_q} rows x {self.width} scores"]
         else:
-            size = f"{self.total_q} queries x {self.width} keys"
+            of = f" of {self.batch} requests" if self.batch > 1 else ""
+            size = f"{self.total_q} queries{of} x {self.width} keys"
             parts = [f"scores, {self.heads} heads, {size}"]
         return ", ".join([*parts, *([f"pages of {self.page_size}"] if self.page_size else [])])

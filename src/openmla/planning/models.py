@@ -163,6 +163,7 @@ def index_problem_for_model(
         page_size=page,
         total_q=tokens,
         width=-(-keys // page) * page,
+        batch=1,
     )
 
 

@@ -92,6 +92,7 @@ def index_scores(heads: Allowed, page_size: Allowed, aligned_16: Allowed = ALIGN
             "heads": heads,
             "page_size": page_size,
             **_WINDOWS,
+            "batch": ANY,
             "aligned_16": aligned_16,
         }
     )

@@ -29,14 +29,16 @@ SOURCES: Sources = {
 LINE = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=2)
 
 
-def scores_arguments(op: ScoresOperands, out: Tensor, box_rows: int, chunk: int) -> dict[str, Any]:
-    """Arguments of a scores kernel but for those that its plan decides. box_rows: keys of one TMA
-    box; chunk: most keys of a work item."""
+def scores_arguments(
+    op: ScoresOperands, out: Tensor, box_rows: int, tile_queries: int
+) -> dict[str, Any]:
+    """Arguments of a scores kernel but for those that its plan decides. box_rows, tile_queries: so
+    many keys and queries are one TMA box."""
     windows, columns, q = op.windows, op.columns(out), op.q
     total_q, heads, _ = q.shape
     weights = op.weights if op.weights.stride(1) == 1 else op.weights.contiguous()
     table = vector(op.block_table)
-    box, layout = [DIM // heads, heads, DIM], tile_layout(DIM, 3, element=1)
+    box, layout = [tile_queries, heads, DIM], tile_layout(DIM, 3, element=1)
     return {
         "q_desc": TensorDescriptor(q, list(q.shape), list(q.stride()), box, layout),
         **_keys(op, box_rows),
@@ -44,19 +46,26 @@ def scores_arguments(op: ScoresOperands, out: Tensor, box_rows: int, chunk: int)
         "starts_ptr": vector(windows.starts),
         "ends_ptr": vector(windows.ends),
         "sequences_ptr": windows.sequences,
-        "longest_ptr": windows.longest,
         "table_ptr": table,
         "out_ptr": out,
-        "counter_ptr": launch_counter(q.device),
         "total_q": total_q,
         "columns": columns,
-        "chunks": -(-columns // chunk),
         "weights_stride": weights.stride(0),
         "table_stride": 0 if table is None else table.shape[1],
         "out_stride": out.stride(0),
         "HEADS": heads,
         "PAGE": op.keys.page_size if isinstance(op.keys, IndexCache) else 0,
         "LAYOUT": tile_layout(DIM, 2, element=1),
+    }
+
+
+def counted(op: ScoresOperands, out: Tensor, chunk: int) -> dict[str, Any]:
+    """Arguments of a kernel that fetches work items from an atomic counter. chunk: most keys of a
+    work item."""
+    return {
+        "longest_ptr": op.windows.longest,
+        "counter_ptr": launch_counter(op.device),
+        "chunks": -(-op.columns(out) // chunk),
     }
 
 

@@ -17,7 +17,7 @@ import torch
 import openmla.kernels.blackwell as blackwell
 import openmla.kernels.hopper as hopper
 from gluon_sim import Kind, Limits, intercept
-from indexer.score_cases import UNWRITTEN, pair
+from indexer.score_cases import UNWRITTEN, paged, pair
 from kernels.hopper.indexer.test_select import operands, results_of
 from kernels.hopper.latent.defect import SparseDefect
 from kernels.mutants import RUNS, assert_found, load_mutant, once
@@ -37,6 +37,9 @@ SCORES = {
     "long": pair([0] * 9, [1280] * 9, 1280, 64),
     "ends at 127": pair([0] * 8, [1279] * 8, 1280, 64),
     "begins at 129": pair([129] * 8, [1280] * 8, 1280, 64),
+    # One query a request: 21 blocks through a ring of eight, then four requests more.
+    "decode": paged([1] * 5, [2600, 129, 300, 64, 200], 64, 32),
+    "decode, two queries": paged([2, 1, 1], [300, 200, 129], 64, 64),
 }
 LISTS: dict[str, SelectOperands] = {
     "short rows": operands("random", 4000, 900),
@@ -52,6 +55,7 @@ class IndexDefect(SparseDefect):
 
 
 SCORE, WORK, TILE = "indexer.scores", "indexer_work", "indexer.tile"
+DECODE = "indexer.decode_scores"
 WAIT_FREE = "        mbarrier.wait(bars.k_empty.index(stage), ((it // ST) & 1) ^ 1)\n"
 RELEASE = (
     "                if j == SUB - 1:\n"
@@ -119,6 +123,87 @@ DEFECTS = [
         "begins at 129",
     ),
     IndexDefect(
+        "decode: keys are overwritten while they are read",
+        Kind.RACE,
+        DECODE,
+        "        mbarrier.wait(bars.k_empty.index(stage), (((it + c) // ST) & 1) ^ 1)\n",
+        "",
+        "decode",
+    ),
+    IndexDefect(
+        "decode: the ring of keys turns only once",
+        Kind.RACE,
+        DECODE,
+        "(((it + c) // ST) & 1) ^ 1",
+        "gl.where(it + c < 2 * ST, (((it + c) // ST) & 1) ^ 1, ((it + c) // ST) & 1)",
+        "decode",
+    ),
+    IndexDefect(
+        "decode: keys are released under their product",
+        Kind.RACE,
+        DECODE,
+        WAIT_SCORES + RELEASE,
+        RELEASE + WAIT_SCORES,
+        "decode",
+    ),
+    IndexDefect(
+        "decode: keys are released after the first half",
+        Kind.RACE,
+        DECODE,
+        "if j == SUB - 1:",
+        "if j == 0:",
+        "decode",
+    ),
+    IndexDefect(
+        "decode: keys are read before they are there",
+        None,
+        DECODE,
+        "            mbarrier.wait(bars.k_ready.index(stage), ((it + c) // ST) & 1)\n",
+        "",
+        "decode",
+    ),
+    IndexDefect(
+        "decode: queries are read before they are there",
+        Kind.RACE,
+        DECODE,
+        "        mbarrier.wait(bars.q_ready.index(slot), (turn // QS) & 1)\n",
+        "",
+        "decode",
+    ),
+    IndexDefect(
+        "decode: a work item is announced over one that is read",
+        Kind.RACE,
+        DECODE,
+        "    mbarrier.wait(bars.q_empty.index(slot), ((turn // QS) & 1) ^ 1)\n"
+        "    put(smem.items, slot, QUERY",
+        "    put(smem.items, slot, QUERY",
+        "decode",
+    ),
+    IndexDefect(
+        "decode: one entry too many of the block table's 32",
+        None,
+        DECODE,
+        "if number >= page + LANES:",
+        "if number > page + LANES:",
+        "decode",
+    ),
+    IndexDefect(
+        "decode: the second query of a request is done twice",
+        None,
+        DECODE,
+        "live = live & ((query % 2 == 0) | (together == 0))",
+        "live = live & ((query % 2 == 0) | together)",
+        "decode, two queries",
+    ),
+    IndexDefect(
+        "decode: the last blocks are nobody's",
+        None,
+        DECODE,
+        "end = number + share + (program < longer).to(gl.int32)",
+        "end = number + share",
+        "decode, two queries",
+    ),
+    IndexDefect(
         "counts of eight vectors are packed into 32 bits",
         None,
         TILE,
@@ -143,9 +228,10 @@ DEFECTS = [
 def scores_of(
     launch: ModuleType, family: str, op: ScoresOperands, schedule: str, seed: int
 ) -> tuple[set[Kind], bool]:
-    out = torch.full((op.q.shape[0], 1300), UNWRITTEN)
+    out = torch.full((op.q.shape[0], 1300 if op.block_table is None else 2700), UNWRITTEN)
     chosen = plan(op.problem(out), TARGETS[family], family)
-    chosen = replace(chosen, config=replace(chosen.config, sm_count=1))
+    programs = 2 if op is SCORES["decode, two queries"] else 1
+    chosen = replace(chosen, config=replace(chosen.config, sm_count=programs))
     with intercept(limits=LIMITS, schedule=schedule, seed=seed) as reports:
         for call in launch.calls(chosen, op, out):
             call.run()

@@ -17,7 +17,7 @@ from openmla.kernels.blackwell.indexer.plan import COLUMNS, PART, BlackwellScore
 from openmla.kernels.blackwell.indexer.scores import scores_kernel
 from openmla.kernels.call import Call
 from openmla.kernels.gluon.compat import tmem_reg_layout
-from openmla.kernels.gluon.indexer_operands import SOURCES, scores_arguments
+from openmla.kernels.gluon.indexer_operands import SOURCES, counted, scores_arguments
 from openmla.kernels.gluon.indexer_records import ScoresConfig
 from openmla.planning import Plan
 
@@ -28,7 +28,8 @@ def calls(plan: Plan, op: ScoresOperands, out: Tensor) -> Iterator[Call]:
     if not op.columns(out) or not op.q.shape[0]:
         return
     arguments = {
-        **scores_arguments(op, out, config.box_rows, config.chunk),
+        **scores_arguments(op, out, config.box_rows, COLUMNS // config.heads),
+        **counted(op, out, config.chunk),
         **_constexprs(config),
     }
     work_items = -(-op.q.shape[0] // config.block_queries) * arguments["chunks"]

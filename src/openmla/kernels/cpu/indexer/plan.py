@@ -21,6 +21,7 @@ EVERY_STEP = Serves(
         "wants_mask": YES_OR_NO,
         "total_q": ANY,
         "width": ANY,
+        "batch": ANY,
         "aligned_16": YES_OR_NO,
     }
 )

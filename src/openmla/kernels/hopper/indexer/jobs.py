@@ -10,19 +10,34 @@ from openmla.kernels.jobs import Jobs, Predicted, block_memory
 from openmla.planning import Plan
 
 _LONG = IndexProblem(form="select", topk=2048, total_q=16, width=131072)
-PROBLEMS = {
-    f"{heads} heads{f' pages of {page}' if page else ''}": IndexProblem(
-        form="scores", heads=heads, page_size=page, total_q=16, width=4096
-    )
-    for heads in (32, 64, 128)
-    for page in (0, 64)
-} | {
-    "short rows": replace(_LONG, width=8192),
-    "long rows": _LONG,
-    "long rows, pages, counts, mask": replace(
-        _LONG, page_size=64, wants_counts=True, wants_mask=True
-    ),
-}
+PROBLEMS = (
+    {
+        f"{heads} heads{f' pages of {page}' if page else ''}": IndexProblem(
+            form="scores", heads=heads, page_size=page, total_q=16, width=4096
+        )
+        for heads in (32, 64, 128)
+        for page in (0, 64)
+    }
+    | {
+        f"{heads} heads pages of {page}, {queries} per request": IndexProblem(
+            form="scores", heads=heads, page_size=page, total_q=16, batch=16 // queries, width=4096
+        )
+        for heads, page, queries in (
+            (64, 64, 1),
+            (64, 64, 2),
+            (64, 32, 1),
+            (32, 64, 2),
+            (128, 64, 1),
+        )
+    }
+    | {
+        "short rows": replace(_LONG, width=8192),
+        "long rows": _LONG,
+        "long rows, pages, counts, mask": replace(
+            _LONG, page_size=64, wants_counts=True, wants_mask=True
+        ),
+    }
+)
 
 
 # Bytes. The kernel of long rows spills in the cut of a full list, which few rows need; that of

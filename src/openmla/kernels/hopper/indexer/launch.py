@@ -18,10 +18,11 @@ from openmla.indexer.operands import (
     SelectResults,
 )
 from openmla.kernels.call import WORKSPACE, Call, Sources, vector
-from openmla.kernels.gluon.indexer_operands import SOURCES, scores_arguments
+from openmla.kernels.gluon.indexer_operands import SOURCES, counted, scores_arguments
 from openmla.kernels.gluon.indexer_records import ScoresConfig
+from openmla.kernels.hopper.indexer.decode_scores import decode_scores_kernel
 from openmla.kernels.hopper.indexer.plan import HopperScoresConfig, HopperSelectConfig
-from openmla.kernels.hopper.indexer.records import Registers, SelectConfig
+from openmla.kernels.hopper.indexer.records import DecodeScoresConfig, Registers, SelectConfig
 from openmla.kernels.hopper.indexer.scores import scores_kernel
 from openmla.kernels.hopper.indexer.select import select_kernel
 from openmla.planning import Plan
@@ -49,7 +50,14 @@ def calls(plan: Plan, operands: IndexOperands, results: Any) -> Iterator[Call]:
 
 def _scores(config: HopperScoresConfig, op: ScoresOperands, out: Tensor) -> Call:
     arguments = {
-        **scores_arguments(op, out, config.box_rows, config.chunk),
+        **scores_arguments(op, out, config.box_rows, config.tile_queries),
+        "REGISTERS": Registers(config.registers.consumer, config.registers.producer),
+        "num_warps": 4,
+    }
+    if config.shared_queries:
+        return _decode_scores(config, arguments)
+    arguments |= {
+        **counted(op, out, config.chunk),
         "CFG": ScoresConfig(
             tiles=config.consumers,
             block_keys=config.BN,
@@ -57,11 +65,26 @@ def _scores(config: HopperScoresConfig, op: ScoresOperands, out: Tensor) -> Call
             query_stages=config.query_stages,
             chunk=config.chunk,
         ),
-        "REGISTERS": Registers(config.registers.consumer, config.registers.producer),
-        "num_warps": 4,
     }
     work_items = -(-op.q.shape[0] // config.block_queries) * arguments["chunks"]
     return Call(scores_kernel, min(work_items, config.sm_count), arguments, SOURCES)
+
+
+def _decode_scores(config: HopperScoresConfig, arguments: dict[str, Any]) -> Call:
+    arguments |= {
+        "CFG": DecodeScoresConfig(
+            consumers=config.consumers,
+            queries=config.shared_queries,
+            block_keys=config.BN,
+            key_stages=config.stages,
+            query_stages=config.query_stages,
+        ),
+        "launch_pdl": True,  # may begin before the launch in front has ended
+    }
+    # What lengths are, only the device knows: the most blocks there can be.
+    blocks = arguments["total_q"] * -(-arguments["columns"] // config.BN)
+    sources = {name: source for name, source in SOURCES.items() if name in arguments}
+    return Call(decode_scores_kernel, min(blocks, config.sm_count), arguments, sources)
 
 
 def _select(config: HopperSelectConfig, op: SelectOperands, results: SelectResults) -> Call:

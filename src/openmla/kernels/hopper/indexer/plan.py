@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from openmla.indexer.problem import DIM, IndexProblem
@@ -14,6 +14,7 @@ from openmla.kernels.hopper.chip import (
     WGMMA_M,
     HopperBlock,
     Registers,
+    accumulator_registers,
     barriers,
     launch_tail,
     smem_reasons,
@@ -25,6 +26,8 @@ from openmla.planning.target import Target
 
 COLUMNS = 128
 """N of the product: all heads of a consumer's queries."""
+DECODE_QUERIES = 2
+"""Requests with at most so many queries each, in the mean, share their keys with nobody."""
 PIECE_FIELDS = 4
 SCAN_BYTES = 4  # of a warp
 GROUP = 128  # scores that a warp loads at once
@@ -35,7 +38,12 @@ BOX_STEP = 32  # rows: a copy of fp32 scales begins at a multiple of 128 bytes o
 
 @dataclass(frozen=True)
 class HopperScoresConfig(HopperBlock):
-    """4 consumers of 128 / heads queries each, over blocks of 128 keys: see kernels' scores.py."""
+    """Consumers divide queries or keys among them.
+
+    Queries: 4 consumers of 128 / heads queries each share blocks of 128 keys (scores.py). Keys: all
+    consumers share the one or two queries of a request (decode_scores.py), and the ring holds as
+    many bytes as memory needs in flight.
+    """
 
     heads: int
     page_size: int
@@ -47,10 +55,24 @@ class HopperScoresConfig(HopperBlock):
     chunk: int = 2048
     """Keys of a piece of work: 1024 of them at 2048 queries x 8192 keys, on 132 SMs. H200: 4096 is
     5 % slower there, 1024 3 % slower at 4096 x 65536 (2026-11-15)."""
+    shared_queries: int = 0
+    """Queries of the tile that all consumers share, 1 or 2; 0: each has a tile of its own."""
+
+    @cached_property
+    def tile_queries(self) -> int:
+        """Queries of a consumer's product."""
+        return self.shared_queries or COLUMNS // self.heads
+
+    @cached_property
+    def tile_columns(self) -> int:
+        """N of a consumer's product: all heads of its queries."""
+        return self.tile_queries * self.heads
 
     @cached_property
     def registers(self) -> Registers:
-        """Registers of the warp-groups; 64 of a consumer are the accumulator."""
+        """Registers of the warp-groups; up to 64 of a consumer are the accumulator."""
+        if self.shared_queries:
+            return Registers(self.consumers, {2: 216, 3: 144, 4: 104}[self.consumers], 56)
         return Registers(self.consumers, 112 if self.consumers == 4 else 160, 24)
 
     @cached_property
@@ -61,10 +83,10 @@ class HopperScoresConfig(HopperBlock):
     @cached_property
     def block_queries(self) -> int:
         """Queries of a block: a key is read once for all of them."""
-        return self.consumers * (COLUMNS // self.heads)
+        return self.tile_queries * (1 if self.shared_queries else self.consumers)
 
     def _buffers(self) -> Iterator[Wanted]:
-        q = self.query_stages * self.consumers * COLUMNS * DIM
+        q = self.query_stages * self.block_queries * self.heads * DIM
         yield Wanted("Q", "q", q, align=128)
         yield Wanted("K", "k", self.stages * self.BN * DIM, align=128)
         yield Wanted("k_scale", "k", self.stages * self.BN * FP32, align=128)
@@ -77,22 +99,35 @@ class HopperScoresConfig(HopperBlock):
             ("piece ready", self.query_stages),
         )
         # What partitions are called with goes through shared memory (triton 3.6.0).
-        yield Wanted("arguments", "scratch", 272 if self.page_size else 240, align=8)
+        counted = 272 if self.page_size else 240
+        arguments = 256 if self.shared_queries else counted
+        yield Wanted("arguments", "scratch", arguments, align=8)
         yield from launch_tail(self.registers, epilogue=0)
 
     def _broken_limits(self) -> Iterator[str]:
         yield from smem_reasons(self.smem_used, "Q, K and scales")
+        if self.tile_columns > COLUMNS:
+            yield f"{self.tile_queries} queries x {self.heads} heads: more than {COLUMNS} columns"
+        if self.shared_queries and self.stages % self.consumers:
+            yield f"{self.stages} stages of {self.consumers} consumers: a stage must be of one"
 
     def explain(self) -> list[str]:
         """What the numbers mean."""
-        queries = COLUMNS // self.heads
-        return [
-            f"{self.consumers} consumers x {queries} queries x {self.heads} heads = N {COLUMNS}, "
-            f"blocks of {self.BN} keys, {self.stages} stages",
-            f"pieces of {self.block_queries} queries x {self.chunk} keys, drawn by "
-            f"{self.sm_count} blocks",
-            self.registers.explain("the accumulator", COLUMNS * WGMMA_M // 128),
-        ]
+        product = f"{self.tile_queries} queries x {self.heads} heads = N {self.tile_columns}"
+        keys = f"blocks of {self.BN} keys, {self.stages} stages"
+        if self.shared_queries:
+            lines = [
+                f"few queries a request: {self.consumers} consumers divide its keys, {product}",
+                f"{keys}; as many blocks for each of {self.sm_count} programs",
+            ]
+        else:
+            lines = [
+                f"{self.consumers} consumers x {product}, {keys}",
+                f"pieces of {self.block_queries} queries x {self.chunk} keys, drawn by "
+                f"{self.sm_count} blocks",
+            ]
+        accumulator = accumulator_registers(self.tile_columns)
+        return [*lines, self.registers.explain("the accumulator", accumulator)]
 
 
 @dataclass(frozen=True)
@@ -159,12 +194,18 @@ def _select(problem: IndexProblem, target: Target) -> HopperSelectConfig:
 
 
 def _scores(problem: IndexProblem, target: Target) -> HopperScoresConfig:
-    return HopperScoresConfig(problem.heads, problem.page_size, target.sm_count)
+    config = HopperScoresConfig(problem.heads, problem.page_size, target.sm_count)
+    if problem.page_size and problem.total_q <= DECODE_QUERIES * problem.batch:
+        queries = 2 if problem.total_q > problem.batch and 2 * problem.heads <= COLUMNS else 1
+        # An accumulator of 128 columns has room in the registers of three consumers.
+        consumers, stages = (3, 9) if queries * problem.heads > 64 else (4, 8)
+        return replace(config, shared_queries=queries, consumers=consumers, stages=stages)
+    return config
 
 
 def _scores_block(config: HopperScoresConfig, problem: IndexProblem) -> Block:
     return Block(
-        tile_rows=config.consumers * COLUMNS,
+        tile_rows=config.block_queries * config.heads,
         tile_keys=config.BN,
         stages=config.stages,
         threads=config.registers.threads,

@@ -10,6 +10,48 @@ class Registers(NamedTuple):
     producer: int
 
 
+class DecodeScoresConfig(NamedTuple):
+    """Constants of the scores of requests with few queries (CFG), chosen by their plan."""
+
+    consumers: int
+    """They divide a work item's blocks of keys among them."""
+    queries: int
+    """Queries of a tile, 1 or 2; a work item is those of one request."""
+    block_keys: int
+    """Keys of one stage."""
+    key_stages: int
+    """A multiple of the consumers, so that a stage is always the same consumer's."""
+    query_stages: int
+
+
+class DecodeScores(NamedTuple):
+    """Operands of that kernel and what its partitions share."""
+
+    smem: Any
+    """SharedTiles."""
+    bars: Any
+    """ScoresBarriers."""
+    windows: Any
+    """WindowPointers."""
+    total_q: Any
+    columns: Any
+    """Columns of the scores that can be written."""
+
+
+class Group(NamedTuple):
+    """Neighboring queries, one element each: what they see, and how much work that is."""
+
+    query: Any
+    low: Any
+    """The first key to load, a multiple of 64."""
+    high: Any
+    """The key after the last."""
+    line: Any
+    """The sequence, as a line of the block table."""
+    blocks: Any
+    """Blocks of keys; 0 for a query that sees none or is part of its neighbor's work item."""
+
+
 class TileWindows(NamedTuple):
     """Windows of the queries of one tile; a tile of fewer than four repeats the first."""
 

@@ -70,7 +70,7 @@ def finish(S, weights, scale, row_ptr, stride, key, whole, windows, QUERIES: gl.
     """
     keys = key + gl.arange(0, ROWS, gl.SliceLayout(1, S.type.layout))
     S = (S + gl.abs(S)) * weights[None, :]
-    sums = gl.sum(S.reshape([ROWS, QUERIES, COLUMNS // QUERIES]), 2)
+    sums = gl.sum(S.reshape([ROWS, QUERIES, S.shape[1] // QUERIES]), 2)
     if QUERIES == 1:
         store_row(gl.sum(sums, 1), scale, row_ptr, keys, whole, windows.first)
     elif QUERIES == 2:
@@ -86,6 +86,30 @@ def finish(S, weights, scale, row_ptr, stride, key, whole, windows, QUERIES: gl.
         # Added one by one: three times a stride may overflow 32 bits.
         store_row(c, scale, row_ptr + stride + stride, keys, whole, windows.third)
         store_row(d, scale, row_ptr + stride + stride + stride, keys, whole, windows.fourth)
+
+
+@gluon.jit
+def tile_windows(windows, query, line, total_q, columns, QUERIES: gl.constexpr, PAGE: gl.constexpr):
+    """TileWindows of the queries from `query` on, and the keys low … high - 1 that all of them see.
+
+    windows: WindowPointers.
+    """
+    w0 = window_of(windows, query, line, total_q, columns, PAGE)
+    low = w0.low
+    high = w0.high
+    w1 = w0
+    w2 = w0
+    w3 = w0
+    if QUERIES > 1:
+        w1 = window_of(windows, query + 1, line, total_q, columns, PAGE)
+        low = gl.maximum(low, w1.low)
+        high = gl.minimum(high, w1.high)
+    if QUERIES > 2:
+        w2 = window_of(windows, query + 2, line, total_q, columns, PAGE)
+        w3 = window_of(windows, query + 3, line, total_q, columns, PAGE)
+        low = gl.maximum(gl.maximum(low, w2.low), w3.low)
+        high = gl.minimum(gl.minimum(high, w2.high), w3.high)
+    return TileWindows(w0, w1, w2, w3), low, high
 
 
 @gluon.jit
@@ -124,21 +148,7 @@ def consumer(
         line = get(smem.items, slot, LINE, WARPS)
         at, token = weights_of(weights, query, column, HEADS)
         halves = gl.load(at, mask=token < total_q, other=0.0) * 0.5
-        w0 = window_of(windows, query, line, total_q, columns, PAGE)
-        low = w0.low
-        high = w0.high
-        w1 = w0
-        w2 = w0
-        w3 = w0
-        if QUERIES > 1:
-            w1 = window_of(windows, query + 1, line, total_q, columns, PAGE)
-            low = gl.maximum(low, w1.low)
-            high = gl.minimum(high, w1.high)
-        if QUERIES > 2:
-            w2 = window_of(windows, query + 2, line, total_q, columns, PAGE)
-            w3 = window_of(windows, query + 3, line, total_q, columns, PAGE)
-            low = gl.maximum(gl.maximum(low, w2.low), w3.low)
-            high = gl.minimum(gl.minimum(high, w2.high), w3.high)
+        seen, low, high = tile_windows(windows, query, line, total_q, columns, QUERIES, PAGE)
         row_ptr = out.ptr + query.to(gl.int64) * out.row_stride
         mbarrier.wait(bars.q_ready.index(slot), (turn // QS) & 1)
         q = smem.q.index(slot * CFG.tiles + WHO).permute((1, 0))
@@ -163,7 +173,7 @@ def consumer(
                     out.row_stride,
                     key + j * ROWS,
                     whole,
-                    TileWindows(w0, w1, w2, w3),
+                    seen,
                     QUERIES,
                 )
             it += 1

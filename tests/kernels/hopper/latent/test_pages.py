@@ -64,7 +64,11 @@ CASES = {
     "split, full, 512 columns": replace(V3, heads=3, q_lens=(1,), k_lens=(4500,), causal=False),
     # More requests than are numbered together; the 132nd and the 135th are split.
     "split, 135 requests": replace(
-        SMALL, heads=1, q_lens=(1,) * 135, k_lens=(5, 0, 3) * 43 + (200, 1, 4500, 7, 0, 4600), spare=1
+        SMALL,
+        heads=1,
+        q_lens=(1,) * 135,
+        k_lens=(5, 0, 3) * 43 + (200, 1, 4500, 7, 0, 4600),
+        spare=1,
     ),
     "512+0": replace(V3, d_rope=0, rope="none", q_lens=(4,), k_lens=(129,)),
 }

@@ -20,6 +20,7 @@ from openmla.backward.problem import BackwardProblem
 from openmla.cache import LatentCache
 from openmla.indexer.cache import IndexCache
 from openmla.indexer.operands import (
+    Requests,
     ScoresOperands,
     SelectOperands,
     SelectResults,
@@ -172,7 +173,8 @@ def _scores(zeros: _Zeros, problem: IndexProblem) -> tuple[ScoresOperands, Tenso
         return ScoresOperands(q, weights, keys, Windows(row, row)), out
     table = zeros.ints(max(problem.batch, 1), ceildiv(width, page))
     cache = IndexCache.allocate(num_pages=table.shape[1], page_size=page, device=zeros.device)
-    windows = Windows(row, row, row, row[:1])
+    requests = Requests(zeros.ints(table.shape[0] + 1), zeros.ints(table.shape[0]))
+    windows = Windows(row, row, row, row[:1], requests)
     return ScoresOperands(q, weights, cache, windows, table), out
 
 

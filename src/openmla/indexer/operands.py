@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -24,6 +24,18 @@ SCORES_STEP = 4
 
 
 @dataclass(frozen=True, eq=False)
+class Requests:
+    """What windows over a paged cache follow from."""
+
+    cu_seqlens_q: Tensor
+    cache_lengths: Tensor
+    first: int = 0
+    """What cu_seqlens_q calls the first query."""
+    least: int = 0
+    """Windows of at most so many keys count as empty."""
+
+
+@dataclass(frozen=True, eq=False)
 class Windows:
     """Which columns a query sees: start … end - 1. int32 [total_q] each.
 
@@ -36,16 +48,24 @@ class Windows:
     """The line of the block table that a query's keys are in."""
     longest: Tensor | None = None
     """int32 [1]: no window ends after it. Where it is not known, the width of the scores counts."""
+    requests: Requests | None = None
+    """What they follow from, over pages; None for windows of the caller."""
 
     def part(self, first: int, stop: int) -> Windows:
         """The windows of queries first … stop - 1."""
         rows = slice(first, stop)
         of = None if self.sequences is None else self.sequences[rows]
-        return replace(self, starts=self.starts[rows], ends=self.ends[rows], sequences=of)
+        asked = self.requests
+        if asked is not None:
+            asked = replace(asked, first=asked.first + first)
+        found = {"starts": self.starts[rows], "ends": self.ends[rows], "sequences": of}
+        return replace(self, **found, requests=asked)
 
     def longer_than(self, least: int) -> Windows:
         """These, but for windows that end at `least` or before: those are empty."""
-        return replace(self, ends=torch.where(self.ends > least, self.ends, 0))
+        ends = torch.where(self.ends > least, self.ends, 0)
+        asked = self.requests
+        return replace(self, ends=ends, requests=asked and replace(asked, least=least))
 
     def of_row(self, row: int, width: int) -> tuple[int, int]:
         """(start, end) of one query, end >= start; reads values, so for the CPU."""
@@ -53,13 +73,22 @@ class Windows:
         return start, max(min(int(self.ends[row]), width), start)
 
 
-class FoundWindows(NamedTuple):
-    """Windows that a call uses, and what was launched to write them: nothing on a CPU."""
+@dataclass(frozen=True, eq=False)
+class FoundWindows:
+    """Windows that a call uses; on a GPU, a launch may have to write them first."""
 
     seen: Windows
     scored: Windows
     """The windows of `seen` that need scores; the others are empty."""
-    made: list[tuple[Call, Any]]
+    call: Call | None = None
+    """The launch that writes them; None where they are written."""
+    made: list[tuple[Call, Any]] = field(default_factory=list)
+    """That launch, once it was made."""
+
+    def write(self) -> None:
+        """Launch what writes them, once."""
+        if self.call is not None and not self.made:
+            self.made.append((self.call, self.call.run()))
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,6 +100,9 @@ class ScoresOperands:
     keys: Keys
     windows: Windows
     block_table: Tensor | None = None
+    seen: Windows | None = None
+    """Where a kernel that finds windows over pages itself writes them, for a selection that
+    follows: all of them, also those that need no scores."""
 
     @property
     def device(self) -> torch.device:

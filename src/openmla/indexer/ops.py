@@ -5,12 +5,14 @@ come first: where every query's keys begin and end. Scores and selections are th
 launched as calls of attention are, and kept as these are (openmla.cached).
 """
 
+from typing import TYPE_CHECKING, Any
+
 import torch
 from torch import Tensor
 
 from openmla.arithmetic import ceildiv, round_up
 from openmla.checks import ragged_values
-from openmla.dispatch import run_call
+from openmla.dispatch import plan_call, run_call
 from openmla.indexer import checks
 from openmla.indexer.cache import IndexCache
 from openmla.indexer.operands import (
@@ -23,8 +25,13 @@ from openmla.indexer.operands import (
     Windows,
 )
 from openmla.indexer.windows import paged_windows
-from openmla.kernels.launch import append_keys, current
+from openmla.kernels.fallback import run_plan
+from openmla.kernels.launch import append_keys, current, launch
 from openmla.ops import Launched, cached_operator, register
+from openmla.planning import Plan
+
+if TYPE_CHECKING:
+    from openmla.kernels.call import Call
 
 SELECTION_BYTES = 20 << 20
 """Taken off a limit of scores: the lists of Hopper's selection (17 MB on an H200), and windows."""
@@ -33,15 +40,14 @@ SELECTION_BYTES = 20 << 20
 def windows_of(
     cu_seqlens_q: Tensor, cache_lengths: Tensor, total_q: int, least: int = 0
 ) -> FoundWindows:
-    """Windows over a paged cache, without waiting for a GPU; those of at most `least` keys need no
-    scores."""
+    """Windows over a paged cache, on a GPU still to be written; those of at most `least` keys need
+    no scores."""
     if cu_seqlens_q.device.type == "cpu":
         seen = paged_windows(cu_seqlens_q, cache_lengths, total_q)
-        return FoundWindows(seen, seen.longer_than(least), [])
+        return FoundWindows(seen, seen.longer_than(least))
     from openmla.kernels.portable.indexer import windows
 
-    with current(cu_seqlens_q.device):
-        return windows.paged_windows(cu_seqlens_q, cache_lengths, total_q, least)
+    return windows.paged_windows(cu_seqlens_q, cache_lengths, total_q, least)
 
 
 def given_windows(
@@ -57,8 +63,7 @@ def given_windows(
     if device.type != "cpu":
         from openmla.kernels.portable.indexer import windows
 
-        with current(device):
-            return windows.given_windows(starts, ends, total_q, width, device, cu_seqlens_q)
+        return windows.given_windows(starts, ends, total_q, width, device, cu_seqlens_q)
     lines = None
     if cu_seqlens_q is not None:
         lines = paged_windows(cu_seqlens_q, torch.zeros_like(cu_seqlens_q[1:]), total_q).sequences
@@ -67,7 +72,25 @@ def given_windows(
     if ends is None:
         ends = torch.full((total_q,), width, dtype=torch.int32, device=device)
     seen = Windows(starts, ends, lines)
-    return FoundWindows(seen, seen, [])
+    return FoundWindows(seen, seen)
+
+
+def run_scores(op: ScoresOperands, out: Tensor, backend: str, windows: FoundWindows) -> Launched:
+    """Plan and launch, behind the launch that writes the windows unless the kernel finds them."""
+
+    def launched(plan: Plan) -> list[tuple[Call, Any]]:
+        # Without columns nothing is launched, and a selection still reads its windows.
+        if not (plan.kernel.finds_windows(plan.config) and op.columns(out)):
+            write(windows, op.device)
+        return launch(plan, op, out)
+
+    return run_plan(lambda: plan_call(op, out, backend), launched)
+
+
+def write(windows: FoundWindows, device: torch.device) -> None:
+    """Launch what writes windows, where that was not done yet."""
+    with current(device):
+        windows.write()
 
 
 def _index_scores(
@@ -99,7 +122,7 @@ def _index_scores(
         pool = keys, k_scale
         windows = given_windows(starts, ends, total_q, keys.shape[0], q.device)
     operands = ScoresOperands(q, weights, pool, windows.seen, block_table)
-    plan, made = run_call(operands, out, backend)
+    plan, made = run_scores(operands, out, backend, windows)
     return plan, windows.made + made
 
 
@@ -125,6 +148,7 @@ def _select_topk(
     if block_table is not None and scores.device.type == "cpu":
         checks.table_reaches(block_table, page_size, windows.seen, width)
     operands = SelectOperands(scores, topk, windows.seen, block_table, page_size, add_starts)
+    write(windows, scores.device)
     plan, made = run_call(operands, SelectResults(out, counts, mask), backend)
     return plan, windows.made + made
 
@@ -164,7 +188,7 @@ def _index_topk(
     scores = torch.empty(step, width, dtype=torch.float32, device=q.device)
     results = SelectResults(out, counts, mask)
     table = block_table if physical else None
-    plan, made = None, windows.made
+    plan, made = None, []
     for first in range(0, total_q, step):
         stop = min(first + step, total_q)
         rows = scores[: stop - first]
@@ -174,12 +198,13 @@ def _index_topk(
             pool,
             windows.scored.part(first, stop),
             block_table,
+            windows.seen.part(first, stop),
         )
-        _, scoring = run_call(scored, rows, backend)
+        _, scoring = run_scores(scored, rows, backend, windows)
         choice = SelectOperands(
             rows,
             topk,
-            windows.seen.part(first, stop),
+            scored.seen,
             table,
             page_size if physical else 0,
             False,
@@ -187,7 +212,7 @@ def _index_topk(
             keep_last,
         )
         plan, selecting = run_call(choice, results.part(first, stop), backend)
-        made = [*made, *scoring, *selecting] if parts == 1 else []
+        made = [*windows.made, *scoring, *selecting] if parts == 1 else []
     return plan, made
 
 

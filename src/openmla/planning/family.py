@@ -80,6 +80,11 @@ def one_way(config: Any, problem: Any) -> None:
     """For kernels whose launches are the same for every problem that they serve."""
 
 
+def given_windows(config: Any) -> bool:
+    """For kernels of the indexer's scores that read windows."""
+    return False
+
+
 def own_lines(config: Any, problem: Any) -> list[str]:
     """What a config says of itself."""
     lines: list[str] = config.explain()
@@ -116,6 +121,9 @@ class Kernel:
     """Why another kernel is faster, so that this one runs only when its backend is named."""
     coarse: str = ""
     """Why results are less accurate than the contract asks: likewise only when it is named."""
+    finds_windows: Callable[[Any], bool] = given_windows
+    """Whether the indexer's scores over pages, with a config, need no windows: the kernel finds
+    them, and writes them where a selection follows."""
     fp8_weights: bool = False
     """Whether it rounds weights to e4m3, as V is: the acceptance rule allows what that costs."""
 

@@ -10,7 +10,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from openmla.indexer.cache import IndexCache
-from openmla.indexer.operands import ScoresOperands
+from openmla.indexer.operands import ScoresOperands, Windows
 from openmla.indexer.problem import DIM
 from openmla.kernels.call import COUNTER, WORKSPACE, Sources, launch_counter, vector
 from openmla.kernels.gluon.descriptors import tile_layout
@@ -26,15 +26,16 @@ SOURCES: Sources = {
     "out_ptr": ("out", WORKSPACE),  # where a selection follows, scores are its own
     "counter_ptr": COUNTER,
 }
+WINDOW_POINTERS = "starts_ptr", "ends_ptr", "sequences_ptr"
 LINE = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=2)
 
 
 def scores_arguments(
     op: ScoresOperands, out: Tensor, box_rows: int, tile_queries: int
 ) -> dict[str, Any]:
-    """Arguments of a scores kernel but for those that its plan decides. box_rows, tile_queries: so
-    many keys and queries are one TMA box."""
-    windows, columns, q = op.windows, op.columns(out), op.q
+    """Arguments of a scores kernel but for windows and what its plan decides. box_rows,
+    tile_queries: so many keys and queries are one TMA box."""
+    columns, q = op.columns(out), op.q
     total_q, heads, _ = q.shape
     weights = op.weights if op.weights.stride(1) == 1 else op.weights.contiguous()
     table = vector(op.block_table)
@@ -43,9 +44,6 @@ def scores_arguments(
         "q_desc": TensorDescriptor(q, list(q.shape), list(q.stride()), box, layout),
         **_keys(op, box_rows),
         "weights_ptr": weights,
-        "starts_ptr": vector(windows.starts),
-        "ends_ptr": vector(windows.ends),
-        "sequences_ptr": windows.sequences,
         "table_ptr": table,
         "out_ptr": out,
         "total_q": total_q,
@@ -57,6 +55,12 @@ def scores_arguments(
         "PAGE": op.keys.page_size if isinstance(op.keys, IndexCache) else 0,
         "LAYOUT": tile_layout(DIM, 2, element=1),
     }
+
+
+def window_arguments(windows: Windows) -> dict[str, Any]:
+    """Windows, as a kernel reads or writes them."""
+    arrays = vector(windows.starts), vector(windows.ends), windows.sequences
+    return dict(zip(WINDOW_POINTERS, arrays, strict=True))
 
 
 def counted(op: ScoresOperands, out: Tensor, chunk: int) -> dict[str, Any]:

@@ -13,7 +13,8 @@ import torch
 
 from gluon_sim import Limits, intercept
 from indexer.score_cases import SCHEDULES, UNWRITTEN, paged, width_of
-from openmla.indexer.operands import ScoresOperands
+from openmla.indexer.operands import Requests, ScoresOperands, Windows
+from openmla.indexer.windows import paged_windows
 from openmla.kernels.hopper.indexer.launch import calls
 from openmla.kernels.hopper.indexer.plan import HopperScoresConfig
 from openmla.lab.testing.indexer import score_problems
@@ -45,6 +46,17 @@ CASES = {
     "32 heads": paged([1] * 3, [100, 200, 129], 32, 64),
     "32 heads, two queries": paged([2, 1, 2], [100, 200, 129], 32, 64),
     "128 heads": paged([1] * 3, [100, 200, 129], 128, 64),
+}
+
+
+WINDOW_CASES = {
+    "one query each": CASES["edges of blocks"],
+    "none to two": CASES["some requests have none, one or two queries"],
+    "three queries": CASES["a request of three queries among them"],
+    "queries of nobody": replace(
+        CASES["a request of three queries among them"],
+        windows=paged_windows(torch.tensor([0, 1, 3]).int(), torch.tensor([100, 200]).int(), 6),
+    ),
 }
 
 
@@ -99,14 +111,43 @@ def test_a_narrow_output_cuts_rows() -> None:
         assert torch.equal(run(op, width), whole[:, :width])
 
 
-def test_windows_may_begin_anywhere() -> None:
-    """Windows over pages begin at key 0; the kernel does not rely on it."""
-    op = paged([2, 2, 1], [300, 700, 200], 64, 64)
-    starts = torch.tensor([3, 130, 64, 500, 199], dtype=torch.int32)
-    op = replace(op, windows=replace(op.windows, starts=starts))
-    out = run(op, width_of(op))
-    assert score_problems(op, out, UNWRITTEN) == []
-    assert torch.equal(out, run(op, width_of(op), **MANY_QUERIES))
+@pytest.mark.parametrize("name", WINDOW_CASES)
+def test_windows_are_those_of_their_definition(name: str) -> None:
+    """Where a selection follows, the kernel writes the windows of all queries, also of those that
+    need no scores or are nobody's; scores of the others are what they are without it."""
+    op = WINDOW_CASES[name]
+    total, width = op.q.shape[0], width_of(op)
+    for first, stop, least in ((0, total, 0), (0, total, 129), (1, total - 1, 0), (2, total, 64)):
+        windows = op.windows.longer_than(least).part(first, stop)
+        found = Windows(*(torch.full((stop - first,), -7, dtype=torch.int32) for _ in range(3)))
+        few = replace(
+            op, q=op.q[first:stop], weights=op.weights[first:stop], windows=windows, seen=found
+        )
+        out = run(few, width)
+        assert score_problems(few, out, UNWRITTEN) == []
+        assert torch.equal(out, run(few, width, **MANY_QUERIES))
+        want = op.windows.part(first, stop)
+        for array in ("starts", "ends", "sequences"):
+            assert torch.equal(getattr(found, array), getattr(want, array)), array
+
+
+@pytest.mark.parametrize("kind", ["descending", "far", "negative", "overlapping"])
+def test_offsets_that_are_none_stay_inside_tensors(kind: str) -> None:
+    """The simulator finds accesses outside of tensors; what scores are then is unspecified."""
+    op = paged([1, 2, 1, 1], [100, 200, 300, 65], 64, 64)
+    offsets = {
+        "descending": [5, 4, 2, 1, 0],
+        "far": [0, 2**31 - 1, 3, 2**31 - 1, 7],
+        "negative": [-(2**31), -5, 2, -1, 5],
+        "overlapping": [0, 5, 0, 5, 0],
+    }[kind]
+    cu = torch.tensor(offsets, dtype=torch.int32)
+    lengths = torch.tensor([2**31 - 1, -(2**31), 300, 65], dtype=torch.int32)
+    found = Windows(*(torch.full((5,), -7, dtype=torch.int32) for _ in range(3)))
+    windows = replace(op.windows, requests=Requests(cu, lengths))
+    run(replace(op, windows=windows, seen=found), width_of(op))
+    assert found.sequences is not None
+    assert bool(((found.sequences >= 0) & (found.sequences < 4)).all())
 
 
 def test_entries_past_the_last_key_are_not_read() -> None:

@@ -62,6 +62,12 @@ RELEASE = (
     "                    mbarrier.arrive(bars.k_empty.index(stage), count=1)\n"
 )
 WAIT_SCORES = "                S = warpgroup_mma_wait(0, deps=(S_next,))\n"
+FINISH = (
+    "                place = key + j * ROWS\n"
+    "                finish(S, halves, scale, row_ptr, out.row_stride, "
+    "place, whole, seen, CFG.queries)\n"
+)
+RELEASE_BLOCK = "            mbarrier.arrive(bars.k_empty.index(stage), count=1)\n"
 WIDE = "gl.int64 if R > 4 else gl.int32"
 DEFECTS = [
     IndexDefect("keys are overwritten while they are read", Kind.RACE, WORK, WAIT_FREE, "", "long"),
@@ -142,16 +148,16 @@ DEFECTS = [
         "decode: keys are released under their product",
         Kind.RACE,
         DECODE,
-        WAIT_SCORES + RELEASE,
-        RELEASE + WAIT_SCORES,
+        WAIT_SCORES + FINISH + RELEASE_BLOCK,
+        RELEASE + WAIT_SCORES + FINISH,
         "decode",
     ),
     IndexDefect(
         "decode: keys are released after the first half",
         Kind.RACE,
         DECODE,
-        "if j == SUB - 1:",
-        "if j == 0:",
+        FINISH + RELEASE_BLOCK,
+        FINISH + RELEASE.replace("SUB - 1", "0"),
         "decode",
     ),
     IndexDefect(
@@ -188,19 +194,19 @@ DEFECTS = [
         "decode",
     ),
     IndexDefect(
-        "decode: the second query of a request is done twice",
+        "decode: the second query of a tile may be another request's",
         None,
         DECODE,
-        "live = live & ((query % 2 == 0) | (together == 0))",
-        "live = live & ((query % 2 == 0) | together)",
+        "gl.where(query + 1 < stop, scored_end(own + 1, work), 0)",
+        "scored_end(own + 1, work)",
         "decode, two queries",
     ),
     IndexDefect(
         "decode: the last blocks are nobody's",
         None,
         DECODE,
-        "end = number + share + (program < longer).to(gl.int32)",
-        "end = number + share",
+        "while share * gl.num_programs(0) < total:",
+        "while share * gl.num_programs(0) < 0:",
         "decode, two queries",
     ),
     IndexDefect(

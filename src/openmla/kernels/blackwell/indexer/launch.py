@@ -17,7 +17,12 @@ from openmla.kernels.blackwell.indexer.plan import COLUMNS, PART, BlackwellScore
 from openmla.kernels.blackwell.indexer.scores import scores_kernel
 from openmla.kernels.call import Call
 from openmla.kernels.gluon.compat import tmem_reg_layout
-from openmla.kernels.gluon.indexer_operands import SOURCES, counted, scores_arguments
+from openmla.kernels.gluon.indexer_operands import (
+    SOURCES,
+    counted,
+    scores_arguments,
+    window_arguments,
+)
 from openmla.kernels.gluon.indexer_records import ScoresConfig
 from openmla.planning import Plan
 
@@ -29,6 +34,7 @@ def calls(plan: Plan, op: ScoresOperands, out: Tensor) -> Iterator[Call]:
         return
     arguments = {
         **scores_arguments(op, out, config.box_rows, COLUMNS // config.heads),
+        **window_arguments(op.windows),
         **counted(op, out, config.chunk),
         **_constexprs(config),
     }

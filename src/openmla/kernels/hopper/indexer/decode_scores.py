@@ -2,8 +2,8 @@
 
 Every key of a request is read for one or two queries, so the kernel is bound by memory. What
 scores.py does, a block of queries of several requests that share the keys, would read each request
-after the other on one SM. Here, a work item is QUERIES queries of one request with a range of its
-keys:
+after the other on one SM. Here, a work item is a tile of QUERIES queries of one request with a
+range of its keys:
 
 | partition | warps | does |
 |---|---|---|
@@ -14,12 +14,17 @@ Keys are wgmma's M (64 rows), the heads of the queries its N = QUERIES x HEADS. 
 in the order of scores.py, so it has the same bits.
 
 Work is divided evenly by blocks of keys, without atomics: each producer adds up the blocks of all
-queries (prefix sums over 128 queries at a time) and takes its share of the consecutive numbers, so
-requests of any lengths give every SM as many blocks, and an empty window costs nothing. A share is
-few work items, parts of neighboring requests, and its first keys are loaded as soon as the ring has
-room. Entries of the block table are read 32 at a time, one such group ahead of the keys.
+requests (prefix sums over GROUP requests at a time) and takes its share of the consecutive numbers,
+so requests of any lengths give every SM as many blocks, and a request without keys costs nothing. A
+share is few work items, parts of neighboring requests, and its first keys are loaded as soon as the
+ring has room. Entries of the block table are read 32 at a time, one such group ahead of the keys.
 
-The kernel in front, which writes the windows, ends while this one sets up its barriers.
+Windows are found here, from offsets and lengths of the requests, so that no kernel need run in
+front. Where a selection follows, which needs them too, producers write them when their loads are
+issued.
+
+What runs once per program is short, because its instructions are fetched from memory: loops are not
+unrolled, nothing is divided, and counting and loading share one loop over the requests.
 """
 
 from triton.experimental import gluon
@@ -37,68 +42,98 @@ from openmla.kernels.gluon.indexer_records import (
     Matrix,
     ScoresBarriers,
     SharedTiles,
+    Window,
     WindowPointers,
-    WorkItem,
 )
-from openmla.kernels.gluon.indexer_work import (
-    BLOCKS,
-    COLUMNS,
-    KEY,
-    LINE,
-    QUERY,
-    ROWS,
-    allocate_items,
-    get,
-    next_item,
-    put,
-    weights_of,
+from openmla.kernels.gluon.indexer_work import COLUMNS, FAR, ROWS, weights_of
+from openmla.kernels.gluon.requests import cut
+from openmla.kernels.hopper.indexer.records import (
+    DecodeScores,
+    Group,
+    KeyRange,
+    RequestPointers,
+    TileWindows,
 )
-from openmla.kernels.hopper.indexer.records import DecodeScores, Group
-from openmla.kernels.hopper.indexer.scores import WARPS, finish, tile_windows
+from openmla.kernels.hopper.indexer.scores import WARPS, finish
 from openmla.kernels.hopper.indexer.tile import plus
 
 # Arguments whose values, and pointers whose alignment, are compiled into none.
-COUNTS = ["total_q", "columns", "weights_stride", "table_stride"]
-VECTORS = ["weights_ptr", "starts_ptr", "ends_ptr", "sequences_ptr", "table_ptr"]
-GROUP = gl.constexpr(128)  # queries whose blocks are added up at once
+COUNTS = [
+    "total_q",
+    "columns",
+    "batch",
+    "reach",
+    "first_query",
+    "least",
+    "weights_stride",
+    "table_stride",
+]
+VECTORS = [
+    "weights_ptr",
+    "cu_ptr",
+    "lengths_ptr",
+    "table_ptr",
+    "starts_ptr",
+    "ends_ptr",
+    "sequences_ptr",
+]
 LANES = gl.constexpr(32)  # entries of the block table that are read at once
+# Numbers of the fields of a slot in the ring of work items.
+FIELDS = gl.constexpr(5)
+QUERY = gl.constexpr(0)
+KEY = gl.constexpr(1)
+BLOCKS = gl.constexpr(2)  # blocks of BN keys; 0 is the end marker: no more work items
+END = gl.constexpr(3)  # the key after the last that the tile's first query sees
+SECOND_END = gl.constexpr(4)  # the same of its second query, 0 where there is none
+
+
+@gluon.jit
+def put(items, slot, FIELD: gl.constexpr, value):
+    """Write one field of a slot; called by the producer's one warp."""
+    ONE: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
+    items.index(slot * FIELDS + FIELD).store(gl.full([1], 0, gl.int32, ONE) + value)
+
+
+@gluon.jit
+def get(items, slot, FIELD: gl.constexpr):
+    """Read one field of a slot in a consumer."""
+    ONE: gl.constexpr = gl.BlockedLayout([1], [32], [WARPS], [0])
+    return gl.max(items.index(slot * FIELDS + FIELD).load(ONE), 0)
 
 
 @gluon.jit
 def load_group(work, first, CFG: gl.constexpr):
-    """The Group of queries first … first + GROUP - 1.
-
-    Queries of one request that share a tile are one work item, the first's. work: DecodeScores.
-    """
-    windows = work.windows
+    """The Group of requests first … first + CFG.group - 1. work: DecodeScores."""
+    requests = work.requests
     BN: gl.constexpr = CFG.block_keys
-    query = first + gl.arange(0, GROUP, gl.BlockedLayout([GROUP // 32], [32], [1], [0]))
-    inside = query < work.total_q
-    low = gl.maximum(gl.load(windows.starts_ptr + query, mask=inside, other=0), 0)
-    high = gl.minimum(gl.load(windows.ends_ptr + query, mask=inside, other=0), work.columns)
-    line = gl.load(windows.sequences_ptr + query, mask=inside, other=0)
-    live = low < high
-    if CFG.queries == 2:
-        other = query ^ 1
-        inside = other < work.total_q
-        other_low = gl.maximum(gl.load(windows.starts_ptr + other, mask=inside, other=0), 0)
-        other_high = gl.minimum(
-            gl.load(windows.ends_ptr + other, mask=inside, other=0), work.columns
-        )
-        other_line = gl.load(windows.sequences_ptr + other, mask=inside, other=0)
-        together = live & (other_low < other_high) & (other_line == line)
-        low = gl.where(together, gl.minimum(low, other_low), low)
-        high = gl.where(together, gl.maximum(high, other_high), high)
-        live = live & ((query % 2 == 0) | (together == 0))
-    low = low // ROWS * ROWS
-    blocks = gl.where(live, (high - low + BN - 1) // BN, 0)
-    return Group(query=query, low=low, high=high, line=line, blocks=blocks)
+    LAYOUT: gl.constexpr = gl.BlockedLayout([CFG.group // 32], [32], [1], [0])
+    request = first + gl.arange(0, CFG.group, LAYOUT)
+    inside = request < requests.batch
+    start = gl.load(requests.cu_ptr + request, mask=inside, other=0)
+    after = gl.load(requests.cu_ptr + request + 1, mask=inside, other=0)
+    length = gl.load(requests.lengths_ptr + request, mask=inside, other=0)
+    start = cut(start - requests.first_query, work.total_q)
+    stop = gl.maximum(cut(after - requests.first_query, work.total_q), start)
+    # The last query of a request sees all keys; this call may have been given only some before it.
+    end = length - (after - requests.first_query - stop)
+    blocks = gl.where(end > requests.least, (cut(end, work.columns) + BN - 1) // BN, 0)
+    tiles = (stop - start + CFG.queries - 1) // CFG.queries
+    return Group(request=request, start=start, stop=stop, end=end, blocks=tiles * blocks)
 
 
 @gluon.jit
 def pick(values, mine):
     """The element of a vector for which `mine` is true, of one element at most."""
     return gl.sum(gl.where(mine, values, 0), 0)
+
+
+@gluon.jit
+def scored_end(end, work):
+    """The key after the last of a query that sees keys up to `end`, if it needs scores; else 0.
+
+    work: DecodeScores.
+    """
+    return gl.where(end > work.requests.least, gl.minimum(end, work.columns), 0)
 
 
 @gluon.jit
@@ -109,106 +144,184 @@ def load_entries(entries, page, pages):
 
 
 @gluon.jit
-def load_work_item(
-    work, descs, entries, item, blocks, turn, it, CFG: gl.constexpr, PAGE: gl.constexpr
-):
-    """Announce a WorkItem of so many blocks, and load its queries and keys.
+def load_keys(work, descs, entries, keys, page, this, it, CFG: gl.constexpr, PAGE: gl.constexpr):
+    """Load the blocks of a KeyRange into the ring, from stage number `it` on.
 
-    work: DecodeScores; descs: Descriptors; entries: the line of the block table; `turn` and `it`
-    are the numbers of the work item and of its first stage of keys.
+    work: DecodeScores; descs: Descriptors; entries: the line of the block table, and `this` its
+    entries page … page + 31.
     """
     smem = work.smem
     bars = work.bars
     BN: gl.constexpr = CFG.block_keys
     ST: gl.constexpr = CFG.key_stages
-    QS: gl.constexpr = CFG.query_stages
-    SUB: gl.constexpr = BN // ROWS
     BOX: gl.constexpr = descs.k.block_shape[1]
-    NUMBER: gl.constexpr = ROWS // BOX
-    K_BOXES: gl.constexpr = (NUMBER, 1, BOX, descs.k.block_shape[2])
-    S_BOXES: gl.constexpr = (NUMBER, 1, BOX)
+    NUMBER: gl.constexpr = BN // BOX  # boxes of a stage
+    K_BOXES: gl.constexpr = (ST * NUMBER, 1, BOX, descs.k.block_shape[2])
+    S_BOXES: gl.constexpr = (ST * NUMBER, 1, BOX)
     K_LAYOUT: gl.constexpr = descs.k.layout
     S_LAYOUT: gl.constexpr = descs.scales.layout
-    Q_BOX: gl.constexpr = descs.q.block_shape
-    Q_LAYOUT: gl.constexpr = descs.q.layout
+    k_boxes = reinterpret(smem.k, descs.k.dtype, K_BOXES, K_LAYOUT)
+    s_boxes = reinterpret(smem.scales, descs.scales.dtype, S_BOXES, S_LAYOUT)
     lane = gl.arange(0, LANES, gl.BlockedLayout([1], [32], [1], [0]))
-    pages = (item.last - 1) // PAGE + 1
-    page = item.key // PAGE
-    these = load_entries(entries, page, pages)
-    slot = turn % QS
-    mbarrier.wait(bars.q_empty.index(slot), ((turn // QS) & 1) ^ 1)
-    put(smem.items, slot, QUERY, item.query)
-    put(smem.items, slot, KEY, item.key)
-    put(smem.items, slot, BLOCKS, blocks)
-    put(smem.items, slot, LINE, item.line)
-    mbarrier.arrive(bars.item_ready.index(slot), count=1)
-    mbarrier.expect(bars.q_ready.index(slot), smem.q.shape[1] * COLUMNS)
-    q_tile = reinterpret(smem.q.index(slot), descs.q.dtype, Q_BOX, Q_LAYOUT)
-    tma_load(descs.q, [item.query, 0, 0], bars.q_ready.index(slot), q_tile)
+    pages = (keys.last - 1) // PAGE + 1
     following = load_entries(entries, page + LANES, pages)
-    for c in range(0, blocks):
+    for c in range(0, keys.blocks):
         stage = (it + c) % ST
         mbarrier.wait(bars.k_empty.index(stage), (((it + c) // ST) & 1) ^ 1)
         mbarrier.expect(bars.k_ready.index(stage), BN * (COLUMNS + 4))
-        for j in gl.static_range(SUB):
-            k_tile = smem.k.index(stage * SUB + j)
-            k_boxes = reinterpret(k_tile, descs.k.dtype, K_BOXES, K_LAYOUT)
-            s_tile = smem.scales.index(stage * SUB + j)
-            s_boxes = reinterpret(s_tile, descs.scales.dtype, S_BOXES, S_LAYOUT)
-            for i in gl.static_range(NUMBER):
-                at = item.key + c * BN + j * ROWS + i * BOX
-                # Boxes past the last key are of its page: their scores are not stored.
-                number = gl.minimum(at, item.last - 1) // PAGE
-                if number >= page + LANES:
-                    page += LANES
-                    these = following
-                    following = load_entries(entries, page + LANES, pages)
-                entry = pick(these, lane == number - page)
-                row = at % PAGE
-                tma_load(descs.k, [entry, row, 0], bars.k_ready.index(stage), k_boxes.index(i))
-                tma_load(descs.scales, [entry, row], bars.k_ready.index(stage), s_boxes.index(i))
+        for i in range(0, NUMBER + work.zero):
+            at = keys.first + c * BN + i * BOX
+            # Boxes past the last key are of its page: their scores are not stored.
+            number = gl.minimum(at, keys.last - 1) // PAGE
+            if number >= page + LANES:
+                page += LANES
+                this = following
+                following = load_entries(entries, page + LANES, pages)
+            entry = pick(this, lane == number - page)
+            row = at % PAGE
+            box = stage * NUMBER + i
+            tma_load(descs.k, [entry, row, 0], bars.k_ready.index(stage), k_boxes.index(box))
+            tma_load(descs.scales, [entry, row], bars.k_ready.index(stage), s_boxes.index(box))
 
 
 @gluon.jit
-def producer(work, descs, table, CFG: gl.constexpr, PAGE: gl.constexpr):
-    """Load this program's share of all blocks, then announce the end.
+def load_work_item(
+    work, descs, table, group, mine, block, most, turn, it, CFG: gl.constexpr, PAGE: gl.constexpr
+):
+    """Announce the work item that begins with a block of a request, and load its queries and keys.
+    Returns how many blocks it has, `most` of them at most.
 
-    work: DecodeScores; descs: Descriptors; table: Matrix of pages.
+    work: DecodeScores; descs: Descriptors; table: Matrix of pages; group: a Group, and `mine` says
+    which request of it; `turn` and `it` are the numbers of the work item and of its first stage of
+    keys.
     """
     smem = work.smem
     bars = work.bars
     BN: gl.constexpr = CFG.block_keys
     QS: gl.constexpr = CFG.query_stages
+    Q_BOX: gl.constexpr = descs.q.block_shape
+    Q_LAYOUT: gl.constexpr = descs.q.layout
+    request = pick(group.request, mine)
+    query = pick(group.start, mine)
+    stop = pick(group.stop, mine)
+    last = pick(group.end, mine)
+    high = gl.minimum(last, work.columns)
+    every = (high + BN - 1) // BN  # blocks of each tile of the request
+    while block >= every:
+        block -= every
+        query += CFG.queries
+    keys = KeyRange(block * BN, high, gl.minimum(every - block, most))
+    entries = table.ptr + request.to(gl.int64) * table.row_stride
+    page = keys.first // PAGE
+    this = load_entries(entries, page, (high - 1) // PAGE + 1)
+    slot = turn % QS
+    mbarrier.wait(bars.q_empty.index(slot), ((turn // QS) & 1) ^ 1)
+    own = last - (stop - 1 - query)
+    put(smem.items, slot, QUERY, query)
+    put(smem.items, slot, KEY, keys.first)
+    put(smem.items, slot, BLOCKS, keys.blocks)
+    put(smem.items, slot, END, scored_end(own, work))
+    if CFG.queries == 2:
+        second = gl.where(query + 1 < stop, scored_end(own + 1, work), 0)
+        put(smem.items, slot, SECOND_END, second)
+    mbarrier.arrive(bars.item_ready.index(slot), count=1)
+    mbarrier.expect(bars.q_ready.index(slot), smem.q.shape[1] * COLUMNS)
+    q_tile = reinterpret(smem.q.index(slot), descs.q.dtype, Q_BOX, Q_LAYOUT)
+    tma_load(descs.q, [query, 0, 0], bars.q_ready.index(slot), q_tile)
+    load_keys(work, descs, entries, keys, page, this, it, CFG, PAGE)
+    return keys.blocks
+
+
+@gluon.jit
+def write_windows(work, seen):
+    """Write the windows of all queries, as the kernel does that other scores kernels need in front:
+    programs take 32 queries in turn. work: DecodeScores; seen: WindowPointers."""
+    requests = work.requests
+    lane = gl.arange(0, LANES, gl.BlockedLayout([1], [32], [1], [0]))
+    for first in range(gl.program_id(0) * LANES, work.total_q, gl.num_programs(0) * LANES):
+        query = first + lane
+        inside = query < work.total_q
+        number = query + requests.first_query
+        # Bisect for how many requests end before the query or at it.
+        place = lane * 0
+        step = requests.reach
+        while step > 0:
+            tried = place + step
+            after = gl.load(requests.cu_ptr + tried, mask=tried <= requests.batch, other=FAR)
+            place = gl.where(after <= number, tried, place)
+            step = step >> 1
+        owned = (place < requests.batch) & inside
+        after = gl.load(requests.cu_ptr + place + 1, mask=owned, other=0)
+        length = gl.load(requests.lengths_ptr + place, mask=owned, other=0)
+        end = gl.where(owned, gl.maximum(length - after + number + 1, 0), 0)
+        gl.store(seen.starts_ptr + query, lane * 0, mask=inside)
+        gl.store(seen.ends_ptr + query, end, mask=inside)
+        gl.store(seen.sequences_ptr + query, gl.where(owned, place, 0), mask=inside)
+
+
+@gluon.jit
+def producer(work, descs, table, seen, CFG: gl.constexpr, PAGE: gl.constexpr):
+    """Load this program's share of all blocks, then announce the end.
+
+    work: DecodeScores; descs: Descriptors; table: Matrix of pages; seen: WindowPointers to be
+    written, of None where nobody needs them.
+    """
+    smem = work.smem
+    bars = work.bars
+    QS: gl.constexpr = CFG.query_stages
+    batch = work.requests.batch
     program = gl.program_id(0)
-    programs = gl.num_programs(0)
-    total = program * 0
-    for first in range(0, work.total_q, GROUP):
-        total += gl.sum(load_group(work, first, CFG).blocks, 0)
-    share = total // programs
-    longer = total % programs  # so many programs have a block more
-    number = program * share + gl.minimum(program, longer)
-    end = number + share + (program < longer).to(gl.int32)
-    begin = number
-    turn = program * 0
-    before = program * 0  # blocks of the groups before
+    counting = program * 0 + 1  # the first time through the requests
     first = program * 0
-    while number < end:
+    upto = program * 0  # blocks of the requests so far
+    queries = program * 0
+    number = program * 0
+    begin = program * 0
+    end = program * 0
+    turn = program * 0
+    while first < batch:
         group = load_group(work, first, CFG)
-        upto = before + gl.associative_scan(group.blocks, 0, plus)
-        until = gl.minimum(before + gl.sum(group.blocks, 0), end)
-        while number < until:
-            mine = (number >= upto - group.blocks) & (number < upto)
-            key = pick(group.low, mine) + (number - pick(upto - group.blocks, mine)) * BN
-            blocks = gl.minimum(pick(upto, mine), end) - number
-            line = pick(group.line, mine)
-            query = pick(group.query, mine) // CFG.queries * CFG.queries
-            item = WorkItem(query, key, pick(group.high, mine), line)
-            entries = table.ptr + line.to(gl.int64) * table.row_stride
-            load_work_item(work, descs, entries, item, blocks, turn, number - begin, CFG, PAGE)
-            number += blocks
-            turn += 1
-        before += gl.sum(group.blocks, 0)
-        first += GROUP
+        first += CFG.group
+        before = upto
+        upto += gl.sum(group.blocks, 0)
+        if counting > 0:
+            queries += gl.sum(group.stop - group.start, 0)
+            if first >= batch:
+                counting = program * 0
+                # Offsets that are no offsets could give so much work that numbers overflow.
+                total = gl.where(queries <= work.total_q, upto, 0)
+                share = (total.to(gl.float32) * work.part).to(gl.int32)
+                while share * gl.num_programs(0) < total:
+                    share += 1
+                number = program * share
+                begin = number
+                end = gl.minimum(number + share, total)
+                first = program * 0
+                upto = program * 0
+        elif number < upto:
+            after = before + gl.associative_scan(group.blocks, 0, plus)
+            until = gl.minimum(upto, end)
+            while number < until:
+                mine = (number >= after - group.blocks) & (number < after)
+                within = number - pick(after - group.blocks, mine)
+                number += load_work_item(
+                    work,
+                    descs,
+                    table,
+                    group,
+                    mine,
+                    within,
+                    end - number,
+                    turn,
+                    number - begin,
+                    CFG,
+                    PAGE,
+                )
+                turn += 1
+            if number >= end:
+                first = batch
+    if seen.ends_ptr is not None:
+        write_windows(work, seen)
     slot = turn % QS
     mbarrier.wait(bars.q_empty.index(slot), ((turn // QS) & 1) ^ 1)
     put(smem.items, slot, BLOCKS, 0)
@@ -216,15 +329,16 @@ def producer(work, descs, table, CFG: gl.constexpr, PAGE: gl.constexpr):
 
 
 @gluon.jit
-def consumer(
-    work,
-    weights,
-    out,
-    WHO: gl.constexpr,
-    CFG: gl.constexpr,
-    HEADS: gl.constexpr,
-    PAGE: gl.constexpr,
-):
+def next_item(smem, bars, turn, CFG: gl.constexpr):
+    """Wait in a consumer until work item number `turn` is announced; returns its blocks of keys, of
+    which the end marker has none."""
+    slot = turn % CFG.query_stages
+    mbarrier.wait(bars.item_ready.index(slot), (turn // CFG.query_stages) & 1)
+    return get(smem.items, slot, BLOCKS)
+
+
+@gluon.jit
+def consumer(work, weights, out, WHO: gl.constexpr, CFG: gl.constexpr, HEADS: gl.constexpr):
     """Multiply the queries of every work item with every NC-th block of keys, from block WHO on.
 
     Blocks count through all work items of the program, as stages of the ring do.
@@ -244,17 +358,20 @@ def consumer(
     column = gl.arange(0, N, gl.SliceLayout(0, SL))
     turn = gl.program_id(0) * 0
     it = turn
-    blocks = next_item(smem, bars, turn, CFG, WARPS)
+    blocks = next_item(smem, bars, turn, CFG)
     while blocks > 0:
         slot = turn % QS
-        query = get(smem.items, slot, QUERY, WARPS)
-        first = get(smem.items, slot, KEY, WARPS)
-        line = get(smem.items, slot, LINE, WARPS)
+        query = get(smem.items, slot, QUERY)
+        first = get(smem.items, slot, KEY)
         at, token = weights_of(weights, query, column, HEADS)
         halves = gl.load(at, mask=token < work.total_q, other=0.0) * 0.5
-        seen, low, high = tile_windows(
-            work.windows, query, line, work.total_q, work.columns, CFG.queries, PAGE
-        )
+        window = Window(turn * 0, get(smem.items, slot, END))
+        second = window
+        high = window.high
+        if CFG.queries == 2:
+            second = Window(turn * 0, get(smem.items, slot, SECOND_END))
+            high = gl.minimum(high, second.high)
+        seen = TileWindows(window, second, window, window)
         row_ptr = out.ptr + query.to(gl.int64) * out.row_stride
         mbarrier.wait(bars.q_ready.index(slot), (turn // QS) & 1)
         q = smem.q.index(slot).permute((1, 0))
@@ -262,21 +379,20 @@ def consumer(
         for c in range((WHO + NC - it % NC) % NC, blocks, NC):
             stage = (it + c) % ST
             key = first + c * BN
-            whole = (key >= low) & (key + BN <= high)
+            whole = key + BN <= high
             mbarrier.wait(bars.k_ready.index(stage), ((it + c) // ST) & 1)
-            for j in gl.static_range(SUB):
+            for j in range(0, SUB + work.zero):
                 k = smem.k.index(stage * SUB + j)
                 S_next = warpgroup_mma(k, q, zero, use_acc=False, is_async=True)
                 scale = smem.scales.index(stage * SUB + j).load(RL)
                 S = warpgroup_mma_wait(0, deps=(S_next,))
-                if j == SUB - 1:
-                    mbarrier.arrive(bars.k_empty.index(stage), count=1)
                 place = key + j * ROWS
                 finish(S, halves, scale, row_ptr, out.row_stride, place, whole, seen, CFG.queries)
+            mbarrier.arrive(bars.k_empty.index(stage), count=1)
         it += blocks
         mbarrier.arrive(bars.q_empty.index(slot), count=1)
         turn += 1
-        blocks = next_item(smem, bars, turn, CFG, WARPS)
+        blocks = next_item(smem, bars, turn, CFG)
 
 
 @gluon.jit(do_not_specialize=COUNTS, do_not_specialize_on_alignment=VECTORS)
@@ -285,13 +401,20 @@ def decode_scores_kernel(  # noqa: PLR0913
     k_desc,
     s_desc,
     weights_ptr,
+    cu_ptr,
+    lengths_ptr,
+    table_ptr,
+    out_ptr,
     starts_ptr,
     ends_ptr,
     sequences_ptr,
-    table_ptr,
-    out_ptr,
     total_q,
     columns,
+    batch,
+    reach,
+    first_query,
+    least,
+    part,
     weights_stride,
     table_stride,
     out_stride,
@@ -302,17 +425,20 @@ def decode_scores_kernel(  # noqa: PLR0913
     LAYOUT: gl.constexpr,
 ):
     """Scores of all queries; CFG: DecodeScoresConfig of 2 to 4 consumers. REGISTERS: Registers.
-    LAYOUT: of shared tiles whose rows have 128 bytes."""
+    LAYOUT: of shared tiles whose rows have 128 bytes. See DecodeScores and RequestPointers for the
+    numbers; windows are written to starts_ptr, ends_ptr and sequences_ptr unless these are None."""
     NC: gl.constexpr = CFG.consumers
     N: gl.constexpr = CFG.queries * HEADS
     STAGES: gl.constexpr = CFG.key_stages * CFG.block_keys // ROWS
     LINEAR: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, order=[0])
     smem = SharedTiles(
-        items=allocate_items(CFG),
+        items=gl.allocate_shared_memory(gl.int32, [CFG.query_stages * FIELDS, 1], LINEAR),
         q=gl.allocate_shared_memory(q_desc.dtype, [CFG.query_stages, N, COLUMNS], LAYOUT),
         k=gl.allocate_shared_memory(k_desc.dtype, [STAGES, ROWS, COLUMNS], LAYOUT),
         scales=gl.allocate_shared_memory(gl.float32, [STAGES, ROWS], LINEAR),
     )
+    # Not known at compile time: loops that it bounds are not unrolled.
+    zero = gl.minimum(total_q, 0)
     bars = ScoresBarriers(
         q_ready=barriers(CFG.query_stages, 1),
         q_empty=barriers(CFG.query_stages, NC),
@@ -320,20 +446,21 @@ def decode_scores_kernel(  # noqa: PLR0913
         k_empty=barriers(CFG.key_stages, 1),
         item_ready=barriers(CFG.query_stages, 1),
     )
-    windows = WindowPointers(starts_ptr, ends_ptr, sequences_ptr, None)
+    requests = RequestPointers(cu_ptr, lengths_ptr, batch, reach, first_query, least)
+    seen = WindowPointers(starts_ptr, ends_ptr, sequences_ptr, None)
     weights = Matrix(weights_ptr, weights_stride)
     out = Matrix(out_ptr, out_stride)
     table = Matrix(table_ptr, table_stride)
     descs = Descriptors(q=q_desc, k=k_desc, scales=s_desc)
-    work = DecodeScores(smem, bars, windows, total_q, columns)
+    work = DecodeScores(smem, bars, requests, total_q, columns, part, zero)
     wait_for_kernel_before()
     R: gl.constexpr = REGISTERS
     if NC == 2:
         gl.warp_specialize(
             [
-                (consumer, (work, weights, out, 0, CFG, HEADS, PAGE)),
-                (consumer, (work, weights, out, 1, CFG, HEADS, PAGE)),
-                (producer, (work, descs, table, CFG, PAGE)),
+                (consumer, (work, weights, out, 0, CFG, HEADS)),
+                (consumer, (work, weights, out, 1, CFG, HEADS)),
+                (producer, (work, descs, table, seen, CFG, PAGE)),
             ],
             [4, 1],
             [R.consumer, R.producer],
@@ -341,10 +468,10 @@ def decode_scores_kernel(  # noqa: PLR0913
     elif NC == 3:
         gl.warp_specialize(
             [
-                (consumer, (work, weights, out, 0, CFG, HEADS, PAGE)),
-                (consumer, (work, weights, out, 1, CFG, HEADS, PAGE)),
-                (consumer, (work, weights, out, 2, CFG, HEADS, PAGE)),
-                (producer, (work, descs, table, CFG, PAGE)),
+                (consumer, (work, weights, out, 0, CFG, HEADS)),
+                (consumer, (work, weights, out, 1, CFG, HEADS)),
+                (consumer, (work, weights, out, 2, CFG, HEADS)),
+                (producer, (work, descs, table, seen, CFG, PAGE)),
             ],
             [4, 4, 1],
             [R.consumer, R.consumer, R.producer],
@@ -352,11 +479,11 @@ def decode_scores_kernel(  # noqa: PLR0913
     else:
         gl.warp_specialize(
             [
-                (consumer, (work, weights, out, 0, CFG, HEADS, PAGE)),
-                (consumer, (work, weights, out, 1, CFG, HEADS, PAGE)),
-                (consumer, (work, weights, out, 2, CFG, HEADS, PAGE)),
-                (consumer, (work, weights, out, 3, CFG, HEADS, PAGE)),
-                (producer, (work, descs, table, CFG, PAGE)),
+                (consumer, (work, weights, out, 0, CFG, HEADS)),
+                (consumer, (work, weights, out, 1, CFG, HEADS)),
+                (consumer, (work, weights, out, 2, CFG, HEADS)),
+                (consumer, (work, weights, out, 3, CFG, HEADS)),
+                (producer, (work, descs, table, seen, CFG, PAGE)),
             ],
             [4, 4, 4, 1],
             [R.consumer, R.consumer, R.consumer, R.producer],

@@ -18,7 +18,13 @@ from openmla.indexer.operands import (
     SelectResults,
 )
 from openmla.kernels.call import WORKSPACE, Call, Sources, vector
-from openmla.kernels.gluon.indexer_operands import SOURCES, counted, scores_arguments
+from openmla.kernels.gluon.indexer_operands import (
+    SOURCES,
+    WINDOW_POINTERS,
+    counted,
+    scores_arguments,
+    window_arguments,
+)
 from openmla.kernels.gluon.indexer_records import ScoresConfig
 from openmla.kernels.hopper.indexer.decode_scores import decode_scores_kernel
 from openmla.kernels.hopper.indexer.plan import HopperScoresConfig, HopperSelectConfig
@@ -27,6 +33,12 @@ from openmla.kernels.hopper.indexer.scores import scores_kernel
 from openmla.kernels.hopper.indexer.select import select_kernel
 from openmla.planning import Plan
 
+DECODE_SOURCES: Sources = {
+    **{name: source for name, source in SOURCES.items() if name != "counter_ptr"},
+    "cu_ptr": "cu_seqlens_q",
+    "lengths_ptr": "cache_lengths",
+    **dict.fromkeys(WINDOW_POINTERS, WORKSPACE),
+}
 SELECT_SOURCES: Sources = {
     "scores_ptr": "scores",
     "starts_ptr": "starts",
@@ -55,8 +67,9 @@ def _scores(config: HopperScoresConfig, op: ScoresOperands, out: Tensor) -> Call
         "num_warps": 4,
     }
     if config.shared_queries:
-        return _decode_scores(config, arguments)
+        return _decode_scores(config, op, arguments)
     arguments |= {
+        **window_arguments(op.windows),
         **counted(op, out, config.chunk),
         "CFG": ScoresConfig(
             tiles=config.consumers,
@@ -70,21 +83,36 @@ def _scores(config: HopperScoresConfig, op: ScoresOperands, out: Tensor) -> Call
     return Call(scores_kernel, min(work_items, config.sm_count), arguments, SOURCES)
 
 
-def _decode_scores(config: HopperScoresConfig, arguments: dict[str, Any]) -> Call:
+def _decode_scores(
+    config: HopperScoresConfig, op: ScoresOperands, arguments: dict[str, Any]
+) -> Call:
+    """Queries over pages, whose windows follow from the requests."""
+    requests = op.windows.requests
+    assert requests is not None
+    # What lengths are, only the device knows: the most blocks there can be.
+    blocks = arguments["total_q"] * -(-arguments["columns"] // config.BN)
+    programs = min(blocks, config.sm_count)
+    batch = requests.cache_lengths.shape[0]
     arguments |= {
+        "cu_ptr": vector(requests.cu_seqlens_q),
+        "lengths_ptr": vector(requests.cache_lengths),
+        **(window_arguments(op.seen) if op.seen else dict.fromkeys(WINDOW_POINTERS)),
+        "batch": batch,
+        "reach": 1 << batch.bit_length() >> 1,
+        "first_query": requests.first,
+        "least": requests.least,
+        "part": 1.0 / programs,
         "CFG": DecodeScoresConfig(
             consumers=config.consumers,
             queries=config.shared_queries,
             block_keys=config.BN,
             key_stages=config.stages,
             query_stages=config.query_stages,
+            group=config.group,
         ),
         "launch_pdl": True,  # may begin before the launch in front has ended
     }
-    # What lengths are, only the device knows: the most blocks there can be.
-    blocks = arguments["total_q"] * -(-arguments["columns"] // config.BN)
-    sources = {name: source for name, source in SOURCES.items() if name in arguments}
-    return Call(decode_scores_kernel, min(blocks, config.sm_count), arguments, sources)
+    return Call(decode_scores_kernel, programs, arguments, DECODE_SOURCES)
 
 
 def _select(config: HopperSelectConfig, op: SelectOperands, results: SelectResults) -> Call:

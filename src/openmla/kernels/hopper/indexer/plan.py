@@ -28,7 +28,7 @@ COLUMNS = 128
 """N of the product: all heads of a consumer's queries."""
 DECODE_QUERIES = 2
 """Requests with at most so many queries each, in the mean, share their keys with nobody."""
-PIECE_FIELDS = 4
+PIECE_FIELDS, DECODE_FIELDS = 4, 5
 SCAN_BYTES = 4  # of a warp
 GROUP = 128  # scores that a warp loads at once
 SHORT_ROW = 8192  # scores that 8 warps hold in registers
@@ -57,6 +57,8 @@ class HopperScoresConfig(HopperBlock):
     5 % slower there, 1024 3 % slower at 4096 x 65536 (2026-11-15)."""
     shared_queries: int = 0
     """Queries of the tile that all consumers share, 1 or 2; 0: each has a tile of its own."""
+    group: int = 32
+    """Requests that a producer counts at once, where consumers share queries."""
 
     @cached_property
     def tile_queries(self) -> int:
@@ -90,7 +92,8 @@ class HopperScoresConfig(HopperBlock):
         yield Wanted("Q", "q", q, align=128)
         yield Wanted("K", "k", self.stages * self.BN * DIM, align=128)
         yield Wanted("k_scale", "k", self.stages * self.BN * FP32, align=128)
-        yield Wanted("pieces", "info", self.query_stages * PIECE_FIELDS * 4)
+        fields = DECODE_FIELDS if self.shared_queries else PIECE_FIELDS
+        yield Wanted("pieces", "info", self.query_stages * fields * 4)
         yield from barriers(
             ("Q ready", self.query_stages),
             ("Q empty", self.query_stages),
@@ -199,7 +202,8 @@ def _scores(problem: IndexProblem, target: Target) -> HopperScoresConfig:
         queries = 2 if problem.total_q > problem.batch and 2 * problem.heads <= COLUMNS else 1
         # An accumulator of 128 columns has room in the registers of three consumers.
         consumers, stages = (3, 9) if queries * problem.heads > 64 else (4, 8)
-        return replace(config, shared_queries=queries, consumers=consumers, stages=stages)
+        shared = replace(config, shared_queries=queries, consumers=consumers, stages=stages)
+        return replace(shared, group=32 if problem.batch <= 32 else 128)
     return config
 
 
@@ -232,6 +236,7 @@ INDEX_KERNELS = (
         serves=index_scores(OneOf(32, 64, 128), Range(0, 1024, BOX_STEP)),
         config=HopperScoresConfig,
         choose=_scores,
+        finds_windows=lambda config: config.shared_queries > 0,
         block=_scores_block,
         launcher="openmla.kernels.hopper.indexer.launch",
     ),

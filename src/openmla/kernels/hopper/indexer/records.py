@@ -22,6 +22,8 @@ class DecodeScoresConfig(NamedTuple):
     key_stages: int
     """A multiple of the consumers, so that a stage is always the same consumer's."""
     query_stages: int
+    group: int
+    """Requests whose blocks are added up at once: a multiple of 32."""
 
 
 class DecodeScores(NamedTuple):
@@ -31,25 +33,54 @@ class DecodeScores(NamedTuple):
     """SharedTiles."""
     bars: Any
     """ScoresBarriers."""
-    windows: Any
-    """WindowPointers."""
+    requests: Any
+    """RequestPointers."""
     total_q: Any
     columns: Any
     """Columns of the scores that can be written."""
+    part: Any
+    """1 / programs: what a program has of all blocks."""
+    zero: Any
+    """0, which the compiler does not know: loops that it bounds are not unrolled."""
+
+
+class RequestPointers(NamedTuple):
+    """Offsets and lengths of the requests, from which windows follow."""
+
+    cu_ptr: Any
+    lengths_ptr: Any
+    batch: Any
+    reach: Any
+    """The largest power of two that is at most `batch`: where a bisection begins."""
+    first_query: Any
+    """What offsets call the first query of this launch."""
+    least: Any
+    """Queries that see at most so many keys need no scores."""
 
 
 class Group(NamedTuple):
-    """Neighboring queries, one element each: what they see, and how much work that is."""
+    """Neighboring requests, one element each: what they have, and how much work that is."""
 
-    query: Any
-    low: Any
-    """The first key to load, a multiple of 64."""
-    high: Any
-    """The key after the last."""
-    line: Any
-    """The sequence, as a line of the block table."""
+    request: Any
+    """The line of the block table."""
+    start: Any
+    """The first query."""
+    stop: Any
+    """The query after the last."""
+    end: Any
+    """The key after the last that its last query sees; may be negative, or past the columns."""
     blocks: Any
-    """Blocks of keys; 0 for a query that sees none or is part of its neighbor's work item."""
+    """Blocks of keys of all its tiles of queries."""
+
+
+class KeyRange(NamedTuple):
+    """Blocks of keys of one request."""
+
+    first: Any
+    """The first key, a multiple of the keys of a block."""
+    last: Any
+    """The key after the request's last; may be beyond the blocks."""
+    blocks: Any
 
 
 class TileWindows(NamedTuple):

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 import torch
 import triton
@@ -23,7 +22,7 @@ import triton.language as tl
 from torch import Tensor
 
 from openmla.indexer.cache import LEAST_AMAX, IndexCache
-from openmla.indexer.operands import FoundWindows, Windows
+from openmla.indexer.operands import FoundWindows, Requests, Windows
 from openmla.kernels.call import PLAIN_LAUNCH, WORKSPACE, Call, vector
 from openmla.kernels.portable.cache_ops import E4M3_MAX, e4m3_bits
 
@@ -85,7 +84,8 @@ def paged_windows(
     """Windows over a cache, bottom-right causal; those of at most `least` keys need no scores."""
     device = cu_seqlens_q.device
     starts, ends, scored, sequences = (_ints(total_q, device) for _ in range(4))
-    seen = Windows(starts, ends, sequences, _ints(1, device))
+    requests = Requests(cu_seqlens_q, cache_lengths)
+    seen = Windows(starts, ends, sequences, _ints(1, device), requests)
     written = {
         "starts_ptr": starts,
         "ends_ptr": ends,
@@ -93,8 +93,9 @@ def paged_windows(
         "sequences_ptr": sequences,
         "longest_ptr": seen.longest,
     }
-    made = _launched(written, total_q, cu_seqlens_q, cache_lengths, least=least)
-    return FoundWindows(seen, replace(seen, ends=scored), made)
+    found = replace(seen, ends=scored, requests=replace(requests, least=least))
+    call = _writing(written, total_q, cu_seqlens_q, cache_lengths, least=least)
+    return FoundWindows(seen, found, call)
 
 
 def given_windows(
@@ -117,23 +118,23 @@ def given_windows(
     assert first is not None and last is not None
     found = Windows(first, last, written["sequences_ptr"])
     missing = any(x is not None for x in written.values())
-    made = _launched(written, total_q, cu_seqlens_q, width=width) if missing else []
-    return FoundWindows(found, found, made)
+    call = _writing(written, total_q, cu_seqlens_q, width=width) if missing else None
+    return FoundWindows(found, found, call)
 
 
 def _ints(count: int, device: torch.device) -> Tensor:
     return torch.empty(count, dtype=torch.int32, device=device)
 
 
-def _launched(
+def _writing(
     written: Mapping[str, Tensor | None],
     total_q: int,
     cu_seqlens_q: Tensor | None,
     cache_lengths: Tensor | None = None,
     width: int = 0,
     least: int = 0,
-) -> list[tuple[Call, Any]]:
-    """One launch; nothing waits for it."""
+) -> Call:
+    """The one launch; nothing waits for it."""
     arguments = {
         "cu_ptr": vector(cu_seqlens_q),
         "lengths_ptr": vector(cache_lengths),
@@ -150,8 +151,7 @@ def _launched(
     }
     sources = {"cu_ptr": "cu_seqlens_q", "lengths_ptr": "cache_lengths"}
     sources |= dict.fromkeys(written, WORKSPACE)
-    call = Call(windows_kernel, max(-(-total_q // QUERIES), 1), arguments, sources)
-    return [(call, call.run())]
+    return Call(windows_kernel, max(-(-total_q // QUERIES), 1), arguments, sources)
 
 
 @triton.jit(do_not_specialize=["rows"])

@@ -9,7 +9,7 @@ from triton.experimental.gluon import language as gl
 
 from gluon_sim import intercept
 from openmla.kernels.hopper.latent.records import FULL, Sequences, Source
-from openmla.kernels.hopper.latent.source import first_cursor, longest_first, work_item
+from openmla.kernels.hopper.latent.source import find_work, first_work, longest_first, work_item
 from openmla.planning.latent_split import LatentSplit
 
 
@@ -56,15 +56,17 @@ def numbering_kernel(
         counter=None,
         part_rows=part_rows if SPLIT else None,
     )
-    item, steps = work_item(first_cursor(source), source, None, False)
+    found = find_work(first_work(source), source, False)
+    item, steps = work_item(found, source, None)
     while steps > 0:
-        at = items_ptr + item.cursor.number * 5
+        at = items_ptr + found.number * 5
         gl.store(at, item.tile.first_token)
         gl.store(at + 1, item.tile.first_row)
         gl.store(at + 2, item.skipped)
         gl.store(at + 3, steps)
         gl.store(at + 4, item.tile.slot)
-        item, steps = work_item(item.cursor, source, None, True)
+        found = find_work(found, source, True)
+        item, steps = work_item(found, source, None)
 
 
 def numbered(lengths: list[int], heads: int, spare: int) -> list[tuple[int, ...]]:

@@ -77,7 +77,7 @@ DEFECTS = [
     split(
         "requests without such work items are found", "(before <= x) & (here > 0)", "before <= x"
     ),
-    split("the last range is taken for a full one", "(full_rank == rank) & (number", "(number"),
+    split("the last range is taken for a full one", "(work.full_rank == rank) & (", "("),
     split(
         "the highest rank is not looked at",
         "opaque_zero() + RANKS // 2",

@@ -41,7 +41,6 @@ MAX_STAGES = 4
 LATENT_WIDTHS = (128, 256, 512)
 ROPE_WIDTHS = (0, 32, 64)
 PIECE_FIELDS = 8  # what the warp-groups are told of a piece
-PRODUCER_WARPS = 4
 EPILOGUE_SCRATCH = 2048  # the output's change of layout, 64 columns at a time
 Gather = Literal["indices", "pages"]
 # A producer that dequantizes FP8 rows needs more registers than one that copies: with 72 it spills
@@ -278,12 +277,7 @@ class HopperLatentConfig(HopperBlock):
             yield Wanted("validity flags", "stats", 4 * blocks * FP32)
         yield from barriers(("t_ready", 2), ("t_empty", 2))
         yield from barriers(("q_ready, q_free", 2))
-        epilogue, states = launch_tail(self.registers, EPILOGUE_SCRATCH)
-        yield epilogue
-        if self.is_packed:
-            # The producer's warps count the work items of requests.
-            yield Wanted("sums of warps", "scratch", PRODUCER_WARPS * FP32, align=128)
-        yield states
+        yield from launch_tail(self.registers, EPILOGUE_SCRATCH)
         if self.draws and self.cache_read.mode != "in_kernel":
             yield Wanted("drawn number", "scratch", FP32, align=128)
 

@@ -168,19 +168,25 @@ class RangeTile(NamedTuple):
     """First row of the tile in the workspace; -1 if the range is all keys of the sequence."""
 
 
-class Cursor(NamedTuple):
-    """Where a program is among the work items of sequences."""
+class Found(NamedTuple):
+    """Where a work item of sequences was found."""
 
     number: Any
-    """Its work item."""
+    """Its number among all work items."""
     chunk: Any
-    """First request of the chunk of requests that it looks at."""
+    """First request of the chunk of requests that it belongs to."""
     before: Any
     """Work items of all requests before the chunk."""
+    sequence: Any
+    """Its request; -1 if the number is past the last work item."""
+    within: Any
+    """Its number among the work items of the request that have the same rank."""
+    full: Any
+    """How many of those are full ranges of keys; they come before the last range."""
 
 
 class Work(NamedTuple):
-    """The work items of a chunk of requests; the first four are one per request."""
+    """The work items of a chunk of requests, one number per request each."""
 
     full: Any
     """Work items of all ranges of keys but the last."""
@@ -189,15 +195,11 @@ class Work(NamedTuple):
     last: Any
     """Work items of the last range, or of the only one."""
     last_rank: Any
-    unit: Any
-    """Ranks of one step."""
 
 
 class WorkItem(NamedTuple):
     """What the producer knows of a work item, but for its steps."""
 
-    cursor: Any
-    """A `Cursor`, or for lists the number of the work item."""
     tile: Any
     """A `ListedTile` or a `RangeTile`."""
     box: Any

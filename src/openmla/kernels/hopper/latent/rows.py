@@ -26,7 +26,6 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 from openmla.kernels.gluon.compat import cp_async, reinterpret, tma_load
 from openmla.kernels.gluon.scores import MINUS_INF
 from openmla.kernels.hopper.latent.records import (
-    BoxEntry,
     BoxStart,
     FoundBox,
     FoundRows,
@@ -37,10 +36,10 @@ from openmla.kernels.hopper.latent.signals import publish_work_item
 from openmla.kernels.hopper.latent.source import (
     KEYS,
     STEP,
-    before_first,
     box_entry,
     entries,
-    first_cursor,
+    find_work,
+    first_work,
     locate,
     work_item,
 )
@@ -100,16 +99,6 @@ def look_up(k_descs, source, item, place, LAYOUT: gl.constexpr):
         return box_entry(source, item.first_entry, place, item.stop)
     else:
         return entries(source, item.first_entry, item.stop, place, LAYOUT)
-
-
-@gluon.jit
-def no_entry(k_descs, LAYOUT: gl.constexpr):
-    """What `look_up` returns, before anything is looked up."""
-    if k_descs.latent is not None:
-        zero = gl.program_id(0) * 0
-        return BoxEntry(row=zero, keys=zero)
-    else:
-        return gl.arange(0, KEYS, LAYOUT) * 0
 
 
 @gluon.jit
@@ -178,27 +167,32 @@ def put_validity(validity, ok, barrier, LANES: gl.constexpr):
 
 @gluon.jit
 def first_work_item(turn, info, source, counts, bars):
-    """(`WorkItem`, steps) of the first work item of this program, after it is published."""
-    item, steps = work_item(first_cursor(source), source, counts, False)
+    """(where the first work item of this program was found, the `WorkItem`, its steps), after it is
+    published."""
+    found = find_work(first_work(source), source, False)
+    item, steps = work_item(found, source, counts)
     publish_work_item(info, bars, turn, item.tile, steps, source)
-    return item, steps
+    return found, item, steps
 
 
 @gluon.jit
-def step_ahead(turn, item, next_steps, j, steps, info, source, counts, bars):
-    """(turn, `WorkItem`, steps of the next work item, place) of the step that follows step j of
-    `steps`.
+def step_ahead(turn, found, item, next_steps, j, steps, info, source, counts, bars):
+    """(turn, where the work item was found, `WorkItem`, steps of the next work item, place) of the
+    step that follows step j of `steps`.
 
-    The next work item is looked for and published before the last step of one: the warp-groups are
-    busy then. Its steps are `next_steps` from there on. Before the first, `turn` is -1.
+    The next work item is found before the last step but one, and published before the last: the
+    warp-groups are busy then, and there is half a step until the tiles of a step are empty. Both at
+    once would take longer. Its steps are `next_steps` from there on.
     """
+    if j == gl.maximum(steps - 2, 0):
+        found = find_work(found, source, True)
     place = item.skipped + (j + 1) * STEP
     if j == steps - 1:
         turn += 1
-        item, next_steps = work_item(item.cursor, source, counts, turn > 0)
+        item, next_steps = work_item(found, source, counts)
         publish_work_item(info, bars, turn, item.tile, next_steps, source)
         place = item.skipped
-    return turn, item, next_steps, place
+    return turn, found, item, next_steps, place
 
 
 @gluon.jit
@@ -217,9 +211,8 @@ def gather(  # noqa: PLR0913
     PAGE: gl.constexpr,
     LANES: gl.constexpr,
 ):
-    """Load the two blocks of step number `it`, whose `StepEntries` are `at`; nothing where `it` is
-    -1. Returns the `StepEntries` of the next step, which begins at place `place_ahead` of a
-    `WorkItem`."""
+    """Load the two blocks of a step, whose `StepEntries` are `at`. Returns the `StepEntries` of the
+    next step, which begins at place `place_ahead` of a `WorkItem`."""
     HALF: gl.constexpr = DIMS.latent // 2
     BL: gl.constexpr = gl.BlockedLayout([1, 8], [32 // LANES, LANES], [WARPS, 1], [1, 0])
     RL: gl.constexpr = gl.SliceLayout(1, BL)
@@ -229,27 +222,25 @@ def gather(  # noqa: PLR0913
     phase = ((it // ST) & 1) ^ 1
     found = find(k_descs, source, at.block0, rows, PAGE, RL)
     block0 = look_up(k_descs, source, item, place_ahead, RL)
-    if it >= 0:
-        rope0 = rope.index(b) if DIMS.rope > 0 else None
-        mbarrier.wait(k_empty.index(2 * b), phase)
-        if source.sequences is None:
-            validity = validity_of(smem.validity, b)
-            put_validity(validity, found.is_there, bars.valid_ready.index(b), LANES)
-        load_tiles(k_descs, left.index(b), None, found, k_ready.index(2 * b), 0, BL)
-        mbarrier.wait(k_empty.index(2 * b + 1), phase)
-        load_tiles(k_descs, right.index(b), rope0, found, k_ready.index(2 * b + 1), HALF, BL)
+    rope0 = rope.index(b) if DIMS.rope > 0 else None
+    rope1 = rope.index(b + 1) if DIMS.rope > 0 else None
+    mbarrier.wait(k_empty.index(2 * b), phase)
+    if source.sequences is None:
+        validity = validity_of(smem.validity, b)
+        put_validity(validity, found.is_there, bars.valid_ready.index(b), LANES)
+    load_tiles(k_descs, left.index(b), None, found, k_ready.index(2 * b), 0, BL)
+    mbarrier.wait(k_empty.index(2 * b + 1), phase)
+    load_tiles(k_descs, right.index(b), rope0, found, k_ready.index(2 * b + 1), HALF, BL)
     found = find(k_descs, source, at.block1, rows, PAGE, RL)
     block1 = look_up(k_descs, source, item, place_ahead + KEYS, RL)
-    if it >= 0:
-        b += 1
-        rope1 = rope.index(b) if DIMS.rope > 0 else None
-        mbarrier.wait(k_empty.index(2 * b), phase)
-        if source.sequences is None:
-            validity = validity_of(smem.validity, b)
-            put_validity(validity, found.is_there, bars.valid_ready.index(b), LANES)
-        load_tiles(k_descs, left.index(b), rope1, found, k_ready.index(2 * b), 0, BL)
-        mbarrier.wait(k_empty.index(2 * b + 1), phase)
-        load_tiles(k_descs, right.index(b), None, found, k_ready.index(2 * b + 1), HALF, BL)
+    b += 1
+    mbarrier.wait(k_empty.index(2 * b), phase)
+    if source.sequences is None:
+        validity = validity_of(smem.validity, b)
+        put_validity(validity, found.is_there, bars.valid_ready.index(b), LANES)
+    load_tiles(k_descs, left.index(b), rope1, found, k_ready.index(2 * b), 0, BL)
+    mbarrier.wait(k_empty.index(2 * b + 1), phase)
+    load_tiles(k_descs, right.index(b), None, found, k_ready.index(2 * b + 1), HALF, BL)
     return StepEntries(block0=block0, block1=block1)
 
 
@@ -273,24 +264,20 @@ def producer(
     """
     BL: gl.constexpr = gl.BlockedLayout([1, 8], [32 // LANES, LANES], [WARPS, 1], [1, 0])
     RL: gl.constexpr = gl.SliceLayout(1, BL)
-    # A step before the first, which loads nothing: the code that looks for a work item is there
-    # once, or each copy of it would have to be fetched when it first runs.
-    turn = gl.program_id(0) * 0 - 1
+    turn = gl.program_id(0) * 0
     it = turn  # steps so far, over all work items
-    steps = turn + 2
-    item = before_first(source)
+    found, item, steps = first_work_item(turn, info, source, counts, bars)
     at = StepEntries(
-        block0=no_entry(k_descs, RL),
-        block1=no_entry(k_descs, RL),
+        block0=look_up(k_descs, source, item, item.skipped, RL),
+        block1=look_up(k_descs, source, item, item.skipped + KEYS, RL),
     )
     while steps > 0:
-        if turn >= 0:
-            mbarrier.wait(bars.q_empty, (turn & 1) ^ 1)
-            load_queries(q_descs, smem.q, bars.q_ready, item.box, DIMS)
+        mbarrier.wait(bars.q_empty, (turn & 1) ^ 1)
+        load_queries(q_descs, smem.q, bars.q_ready, item.box, DIMS)
         next_steps = steps * 0
         for j in range(0, steps):
-            turn, item, next_steps, place = step_ahead(
-                turn, item, next_steps, j, steps, info, source, counts, bars
+            turn, found, item, next_steps, place = step_ahead(
+                turn, found, item, next_steps, j, steps, info, source, counts, bars
             )
             at = gather(
                 at,

@@ -48,7 +48,7 @@ from openmla.kernels.hopper.latent.rows import (
     validity_of,
 )
 from openmla.kernels.hopper.latent.signals import publish_work_item
-from openmla.kernels.hopper.latent.source import KEYS, STEP, entries, locate, work_item
+from openmla.kernels.hopper.latent.source import KEYS, STEP, entries, find_work, locate, work_item
 
 THREADS = gl.constexpr(128)
 MOST_AHEAD = gl.constexpr(4)  # groups of columns whose scales are loaded a block ahead
@@ -203,14 +203,15 @@ def fp8_producer(
     k_ready, k_empty = bars.k_ready, bars.k_empty
     turn = gl.program_id(0) * 0
     it = turn  # steps so far, over all work items
-    item, steps = first_work_item(turn, info, source, counts, bars)
+    found, item, steps = first_work_item(turn, info, source, counts, bars)
     keys0 = physical(source, entries(source, item.first_entry, item.stop, item.skipped, KL), PAGE)
     entry = entries(source, item.first_entry, item.stop, item.skipped + KEYS, KL)
     scales0 = scales_ahead(rows, keys0, DIMS, CACHE, LANES)
     copy_bytes(rows, keys0, smem.k.left.index(0), CACHE, LANES)
     async_copy.commit_group()
     while steps > 0:
-        next_item, next_steps = work_item(item.cursor, source, counts, True)
+        found = find_work(found, source, True)
+        next_item, next_steps = work_item(found, source, counts)
         publish_work_item(info, bars, turn + 1, next_item.tile, next_steps, source)
         mbarrier.wait(bars.q_empty, (turn & 1) ^ 1)
         load_queries(q_descs, smem.q, bars.q_ready, item.box, DIMS)

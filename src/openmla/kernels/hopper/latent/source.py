@@ -1,10 +1,11 @@
 """Where the rows of a tile's keys lie: a list of indices per token, or the pages of a sequence.
 
-A `Source` answers three questions, in the producer's layout:
+A `Source` answers four questions, in the producer's layout:
 
 | function | gives |
 |---|---|
-| `work_item` | what a program works on next: its rows, its queries, its steps of 128 keys |
+| `find_work` | what a program works on next |
+| `work_item` | its rows, its queries, its steps of 128 keys |
 | `entries` | for 64 places of a work item, the physical rows; -1: none (loaded a step ahead) |
 | `locate` | from entries: (page, row of the page, whether there is a key) |
 
@@ -32,7 +33,7 @@ cache_lengths [200, 1000]:
 
 H200, 128 requests of 1 to 8192 keys at random, 128 heads: RATIO. Lengths are only known on the
 device: to find work item x, a program counts the work items of 128 requests by rank and bisects. It
-remembers which 128 requests it was at (its `Cursor`).
+remembers which 128 requests it was at (`Found`).
 
 The rows of a range that is not all of its request's keys go to a workspace, unnormalized, for
 merge.py. The rows of range p begin p x (rows of the request) after the request's first, and each
@@ -49,7 +50,7 @@ from openmla.kernels.hopper.latent.records import (
     LISTED,
     BoxEntry,
     BoxStart,
-    Cursor,
+    Found,
     ListedTile,
     RangeTile,
     Requests,
@@ -145,8 +146,9 @@ def steps_of(keys):
 
 @gluon.jit
 def lanes():
-    """0 … CHUNK - 1: the requests of a chunk, one for each thread of the producer."""
-    return gl.arange(0, CHUNK, gl.BlockedLayout([1], [32], [WARPS], [0]))
+    """0 … CHUNK - 1: the requests of a chunk. Every warp has them all, 4 in a thread, so that no
+    warp has to wait for another."""
+    return gl.arange(0, CHUNK, gl.BlockedLayout([CHUNK // 32], [32], [WARPS], [0]))
 
 
 @gluon.jit
@@ -165,7 +167,6 @@ def work_of(first, source):
         full_rank=rank_of(full, unit),
         last=tiles,
         last_rank=rank_of(last, unit),
-        unit=unit,
     )
 
 
@@ -173,8 +174,7 @@ def work_of(first, source):
 def no_work():
     """`Work` of no requests."""
     zero = lanes() * 0
-    unit = gl.max(zero, 0).to(gl.float32)
-    return Work(full=zero, full_rank=zero, last=zero, last_rank=zero, unit=unit)
+    return Work(full=zero, full_rank=zero, last=zero, last_rank=zero)
 
 
 @gluon.jit
@@ -199,11 +199,11 @@ def plus(a, b):
 
 @gluon.jit
 def find_ranked(x, work):
-    """(rank, request of the chunk, number) of work item x of a chunk: it is the number-th of its
-    request that has this rank."""
+    """(request of the chunk, number, full) of work item x of a chunk: it is the number-th work item
+    of its request that has its rank, and the first `full` of those are full ranges."""
     rank = x * 0
     bit = opaque_zero() + RANKS // 2
-    while bit > 0:  # not unrolled
+    while bit > 0:  # not unrolled: the less code is fetched, the faster
         tried = rank + bit
         rank = gl.where(x < gl.sum(ranked(work, tried), 0), tried, rank)
         bit = bit >> 1
@@ -212,19 +212,19 @@ def find_ranked(x, work):
     before = gl.associative_scan(here, 0, plus) - here + gl.sum(higher, 0)
     begun = before <= x  # the last such request has it
     lane = gl.max(gl.where(begun, lanes(), 0), 0)
-    return rank, lane, x - gl.max(gl.where(begun, before, 0), 0)
+    is_full = (work.full_rank == rank) & (lanes() == lane)
+    full = gl.max(gl.where(is_full, work.full, 0), 0)
+    return lane, x - gl.max(gl.where(begun, before, 0), 0), full
 
 
 @gluon.jit
-def next_number(x, is_next, counter):
+def fetch_number(x, counter):
     """The number of a program's next work item: fetched from the atomic counter, or without one
-    the number that follows x when all programs take turns. x itself unless `is_next`."""
-    if is_next:
-        if counter is not None:
-            x = gl.atomic_add(counter, 1, sem="relaxed") + gl.num_programs(0)
-        else:
-            x = x + gl.num_programs(0)
-    return x
+    the number that follows x when all programs take turns."""
+    if counter is not None:
+        return gl.atomic_add(counter, 1, sem="relaxed") + gl.num_programs(0)
+    else:
+        return x + gl.num_programs(0)
 
 
 @gluon.jit
@@ -240,12 +240,11 @@ def reset_counter(x, total, counter):
 
 
 @gluon.jit
-def paged_work_item(cursor, source, is_next):
-    """What source.work_item returns, for sequences; the tile is a `RangeTile`."""
-    x, chunk, before = cursor
-    x = next_number(x, is_next, source.counter)
-    heads = source.sequences.heads
-    SPLIT: gl.constexpr = source.part_rows is not None
+def find_paged(found, source, NEXT: gl.constexpr):
+    """What source.find_work returns, for sequences: a `Found`."""
+    x, chunk, before = found.number, found.chunk, found.before
+    if NEXT:
+        x = fetch_number(x, source.counter)
     work = no_work()
     size = x * 0
     beyond = x >= 0
@@ -255,20 +254,35 @@ def paged_work_item(cursor, source, is_next):
         beyond = (x >= before + size) & (chunk + CHUNK <= source.sequences.batch)
         before = gl.where(beyond, before + size, before)
         chunk = gl.where(beyond, chunk + CHUNK, chunk)
-    rank, lane, number = find_ranked(x - before, work)
-    sequence = chunk + lane
+    lane, within, full = find_ranked(x - before, work)
+    reset_counter(x, before + size, source.counter)
+    return Found(
+        number=x,
+        chunk=chunk,
+        before=before,
+        sequence=gl.where(x < before + size, chunk + lane, -1),
+        within=within,
+        full=full,
+    )
+
+
+@gluon.jit
+def paged_work_item(found, source):
+    """What source.work_item returns, for sequences; the tile is a `RangeTile`."""
+    heads = source.sequences.heads
+    SPLIT: gl.constexpr = source.part_rows is not None
+    number = found.within
+    sequence = gl.maximum(found.sequence, 0)
     start, q_len, keys = request_of(sequence, requests_of(source))
     rows = q_len * heads
     tiles = gl.maximum((rows + (ROWS - 1)) // ROWS, 1)
     parts, bits = ranges_of(rows, keys, SPLIT)
     row = (tiles - 1 - number % tiles) * ROWS
-    skipped = x * 0
-    slot = x * 0 - 1
+    skipped = number * 0
+    slot = number * 0 - 1
     stop = keys
     if SPLIT:
-        # Full ranges come before the last one if they have its rank.
-        full_rank = rank_of(1 << (bits - STEP_BITS), work.unit)
-        is_full = (full_rank == rank) & (number < tiles * (parts - 1))
+        is_full = number < found.full
         part = gl.where(is_full, number // tiles, parts - 1)
         skipped = gl.where(parts > 1, part << bits, 0)
         stop = gl.where(is_full, skipped + (1 << bits), keys)
@@ -282,7 +296,7 @@ def paged_work_item(cursor, source, is_next):
         whole = stop
         count = stop
     steps = gl.maximum((count - skipped + (STEP - 1)) // STEP, 1)
-    steps = gl.where(x < before + size, steps, 0)
+    steps = gl.where(found.sequence >= 0, steps, 0)
     tile = RangeTile(
         first_token=start,
         first_row=row,
@@ -292,11 +306,9 @@ def paged_work_item(cursor, source, is_next):
         keys=stop - skipped,
         slot=slot,
     )
-    reset_counter(x, before + size, source.counter)
     item = WorkItem(
-        cursor=Cursor(number=x, chunk=chunk, before=before),
         tile=tile,
-        box=BoxStart(outer=x * 0, row=start * heads + row),
+        box=BoxStart(outer=number * 0, row=start * heads + row),
         first_entry=sequence.to(gl.int64) * source.table_stride,
         skipped=skipped,
         stop=count,
@@ -324,62 +336,53 @@ def box_entry(source, first, at, stop):
 
 
 @gluon.jit
-def first_cursor(source):
-    """The cursor of the first work item of a program."""
+def first_work(source):
+    """What `find_work` needs to find the first work item of a program."""
     x = gl.program_id(0)
     if source.sequences is not None:
-        return Cursor(number=x, chunk=x * 0, before=x * 0)
+        zero = x * 0
+        return Found(number=x, chunk=zero, before=zero, sequence=zero, within=zero, full=zero)
     else:
         return x
 
 
 @gluon.jit
-def before_first(source):
-    """A `WorkItem` with the cursor of a program's first one, and nothing else."""
-    zero = gl.program_id(0) * 0
+def find_work(found, source, NEXT: gl.constexpr):
+    """Find the work item after the one that was `found`, or (not NEXT) the first. Returns a `Found`
+    for sequences, for lists the number of the work item."""
     if source.sequences is not None:
-        tile = RangeTile(
-            first_token=zero, first_row=zero, rows=zero, seen=zero, whole=zero, keys=zero, slot=zero
-        )
+        return find_paged(found, source, NEXT)
+    elif NEXT:
+        return fetch_number(found, source.counter)
     else:
-        tile = ListedTile(token=zero, first_head=zero)
-    return WorkItem(
-        cursor=first_cursor(source),
-        tile=tile,
-        box=BoxStart(outer=zero, row=zero),
-        first_entry=zero.to(gl.int64),
-        skipped=zero,
-        stop=zero,
-    )
+        return found
 
 
 @gluon.jit
-def work_item(cursor, source, counts, is_next):
-    """(`WorkItem`, steps) of the work item at the cursor, or (`is_next`) of the one after it.
+def work_item(found, source, counts):
+    """(`WorkItem`, steps) of the work item that `find_work` found.
 
-    Every work item has at least one step; 0 steps: the cursor is past the last one. counts: the
-    `TileCounts` of lists.
+    Every work item has at least one step; 0 steps: there is none. counts: the `TileCounts` of
+    lists.
     """
     if source.sequences is not None:
-        return paged_work_item(cursor, source, is_next)
+        return paged_work_item(found, source)
     else:
-        cursor = next_number(cursor, is_next, source.counter)
         # The halves of a token are neighbors, so that they find each other's rows in L2.
-        token = gl.minimum(cursor, counts.tiles - 1) // counts.head_blocks
+        token = gl.minimum(found, counts.tiles - 1) // counts.head_blocks
         if source.counter is not None and source.lengths is not None:
             token = longest_first(token, counts.tiles // counts.head_blocks, source.lengths)
-        first_head = cursor % counts.head_blocks * ROWS
+        first_head = found % counts.head_blocks * ROWS
         count = source.most_keys
         if source.lengths is not None:
             count = gl.minimum(gl.load(source.lengths + token), source.most_keys)
-        steps = gl.where(cursor < counts.tiles, gl.maximum((count + (STEP - 1)) // STEP, 1), 0)
-        reset_counter(cursor, counts.tiles, source.counter)
+        steps = gl.where(found < counts.tiles, gl.maximum((count + (STEP - 1)) // STEP, 1), 0)
+        reset_counter(found, counts.tiles, source.counter)
         item = WorkItem(
-            cursor=cursor,
             tile=ListedTile(token=token, first_head=first_head),
             box=BoxStart(outer=token, row=first_head),
             first_entry=token.to(gl.int64) * source.table_stride,
-            skipped=cursor * 0,
+            skipped=found * 0,
             stop=count,
         )
         return item, steps

@@ -46,12 +46,12 @@ SPILLED_BY = {"3.8": 16}
 
 def predicted(plan: Plan, call: Call) -> Predicted:
     """What partitions are given when they begin has its place in shared memory; how much depends on
-    the arguments, so the plan has room for the most. Over pages, the producer stores up to 16
-    registers while it looks for a work item."""
+    the arguments, so the plan has room for the most. Over pages, the producer stores a register or
+    two at the ends of work items."""
     return Predicted(
         shared=plan.config.smem_used - UNUSED[plan.problem],
         registers=plan.config.registers.at_launch,
-        spills=64 if plan.problem.form == "latent" else SPILLED_BY.get(plan.triton, 0),
+        spills=SPILLED_BY.get(plan.triton, 8 if plan.problem.form == "latent" else 0),
     )
 
 

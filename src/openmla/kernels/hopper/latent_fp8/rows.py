@@ -137,7 +137,7 @@ def producer(
     k_ready = bars.k_ready
     turn = gl.program_id(0) * 0
     it = turn  # steps so far, over all work items
-    item, steps = first_work_item(turn, info, source, counts, bars)
+    found, item, steps = first_work_item(turn, info, source, counts, bars)
     entry0 = entries(source, item.first_entry, item.stop, item.skipped, RL)
     entry1 = entries(source, item.first_entry, item.stop, item.skipped + KEYS, RL)
     while steps > 0:
@@ -145,8 +145,8 @@ def producer(
         load_queries(q_descs, smem.q, bars.q_ready, item.box, ROPE)
         next_steps = steps * 0
         for j in range(0, steps):
-            turn, item, next_steps, place = step_ahead(
-                turn, item, next_steps, j, steps, info, source, counts, bars
+            turn, found, item, next_steps, place = step_ahead(
+                turn, found, item, next_steps, j, steps, info, source, counts, bars
             )
             slot, used = it % ST, it >= ST
             low, high = halves(entry0)

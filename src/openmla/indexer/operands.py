@@ -58,8 +58,9 @@ class Windows:
         asked = self.requests
         if asked is not None:
             asked = replace(asked, first=asked.first + first)
-        found = {"starts": self.starts[rows], "ends": self.ends[rows], "sequences": of}
-        return replace(self, **found, requests=asked)
+        return replace(
+            self, starts=self.starts[rows], ends=self.ends[rows], sequences=of, requests=asked
+        )
 
     def longer_than(self, least: int) -> Windows:
         """These, but for windows that end at `least` or before: those are empty."""

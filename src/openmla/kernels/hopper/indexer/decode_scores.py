@@ -214,9 +214,9 @@ def load_work_item(
     entries = table.ptr + request.to(gl.int64) * table.row_stride
     page = keys.first // PAGE
     this = load_entries(entries, page, (high - 1) // PAGE + 1)
+    own = last - (stop - 1 - query)
     slot = turn % QS
     mbarrier.wait(bars.q_empty.index(slot), ((turn // QS) & 1) ^ 1)
-    own = last - (stop - 1 - query)
     put(smem.items, slot, QUERY, query)
     put(smem.items, slot, KEY, keys.first)
     put(smem.items, slot, BLOCKS, keys.blocks)

@@ -116,7 +116,8 @@ class HopperScoresConfig(HopperBlock):
 
     def explain(self) -> list[str]:
         """What the numbers mean."""
-        product = f"{self.tile_queries} queries x {self.heads} heads = N {self.tile_columns}"
+        queries = "1 query" if self.tile_queries == 1 else f"{self.tile_queries} queries"
+        product = f"{queries} x {self.heads} heads = N {self.tile_columns}"
         keys = f"blocks of {self.BN} keys, {self.stages} stages"
         if self.shared_queries:
             lines = [

@@ -102,8 +102,8 @@ class ScoresOperands:
     windows: Windows
     block_table: Tensor | None = None
     seen: Windows | None = None
-    """Where a kernel that finds windows over pages itself writes them, for a selection that
-    follows: all of them, also those that need no scores."""
+    """Where a kernel that finds windows over pages itself writes them: all of them, also those that
+    need no scores, for a selection that follows. None: where `windows` are."""
 
     @property
     def device(self) -> torch.device:

@@ -103,7 +103,7 @@ class HopperScoresConfig(HopperBlock):
         )
         # What partitions are called with goes through shared memory (triton 3.6.0).
         counted = 272 if self.page_size else 240
-        arguments = 256 if self.shared_queries else counted
+        arguments = 288 if self.shared_queries else counted
         yield Wanted("arguments", "scratch", arguments, align=8)
         yield from launch_tail(self.registers, epilogue=0)
 

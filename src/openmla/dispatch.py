@@ -4,6 +4,7 @@ A call is one of attention, its backward pass, or a step of the indexer: its ope
 problem, the problem has a plan, and the plan's kernels are launched.
 """
 
+from collections.abc import Callable
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -21,13 +22,22 @@ if TYPE_CHECKING:
 
 
 def run_call(
-    operands: AnyOperands, results: Any, backend: str = "auto"
+    operands: AnyOperands,
+    results: Any,
+    backend: str = "auto",
+    before: Callable[[Plan], None] | None = None,
 ) -> "tuple[Plan, list[tuple[Call, Any]]]":
-    """Plan and launch; returns the plan, and what was launched with its compiled kernels."""
-    return run_plan(
-        lambda: plan_call(operands, results, backend),
-        lambda plan: launch(plan, operands, results),
-    )
+    """Plan and launch; returns the plan, and what was launched with its compiled kernels.
+
+    before: what has to be launched first is decided by the plan.
+    """
+
+    def launched(plan: Plan) -> "list[tuple[Call, Any]]":
+        if before is not None:
+            before(plan)
+        return launch(plan, operands, results)
+
+    return run_plan(lambda: plan_call(operands, results, backend), launched)
 
 
 def plan_call(operands: AnyOperands, results: Any, backend: str = "auto") -> Plan:

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import random
+from dataclasses import replace
+
 import pytest
 import torch
 
 import openmla
 from gpu.on_device import on_gpu
 from indexer import cases, on_device
+from openmla.dispatch import plan_call
+from openmla.indexer.operands import ScoresOperands
+from openmla.indexer.ops import windows_of, write
+from openmla.indexer.windows import paged_windows
+from openmla.kernels.launch import launch
+from openmla.lab.testing.indexer import score_problems
 
 pytestmark = on_gpu
 FAMILIES = ["hopper", "portable"]
@@ -27,6 +36,35 @@ def test_right(part: str, backend: str) -> None:
 
 def test_new_keys_have_the_bytes_of_the_cpu() -> None:
     assert list(on_device.append("")) == []
+
+
+@pytest.mark.parametrize(("requests", "queries"), [(7, 1), (128, 1), (300, 1), (33, 2)])
+def test_scores_of_few_queries_have_the_bits_of_many(requests: int, queries: int) -> None:
+    """The kernel that finds its windows itself, against the one that shares keys among queries."""
+    available("hopper")
+    rng = random.Random(requests)
+    lengths = [rng.randint(queries, 3000) for _ in range(requests)]
+    case = cases.paged([queries] * requests, lengths, heads=64, page_size=64)
+    q, keys, weights = on_device.on_gpu((case.q, case.keys, case.weights))
+    o = on_device.on_gpu(case.options)
+    found = windows_of(o["cu_seqlens_q"], o["cache_lengths"], q.shape[0])
+    op = ScoresOperands(q, weights, keys, found.seen, o["block_table"])
+    width = o["block_table"].shape[1] * 64
+    few, many = (torch.full((q.shape[0], width), on_device.UNWRITTEN, device="cuda") for _ in "ab")
+    chosen = plan_call(op, few, "hopper")
+    assert chosen.config.shared_queries == queries
+    launch(chosen, op, few)
+    write(found, q.device)
+    sharing = {"shared_queries": 0, "consumers": 4, "stages": 4}
+    launch(replace(chosen, config=replace(chosen.config, **sharing)), op, many)
+    assert torch.equal(few, many)
+    assert score_problems(case_on_cpu(case), few.cpu(), on_device.UNWRITTEN) == []
+
+
+def case_on_cpu(case: cases.Paged) -> ScoresOperands:
+    o = case.options
+    windows = paged_windows(o["cu_seqlens_q"], o["cache_lengths"], case.q.shape[0])
+    return ScoresOperands(case.q, case.weights, case.keys, windows, o["block_table"])
 
 
 @pytest.mark.parametrize("backend", ["auto", "portable"])

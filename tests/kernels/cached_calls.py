@@ -230,6 +230,8 @@ CALLS: dict[str, tuple[Callable[..., Callable[..., Any]], dict[str, Any], int]] 
     ),
     "latent, fp8 queries": (latent, {**E4M3, "form": "fp8_token", "batch": 2, **HOPPER}, 1),
     "scores": (scores, {}, 2),
+    "scores, one query a request": (scores, {"tokens": 1, **HOPPER}, 1),
+    "scores, two queries a request": (scores, {"tokens": 2, **HOPPER}, 1),
     "scores, contiguous keys": (scores, {"contiguous": 300}, 2),
     "scores, rows that are padded": (scores, {"contiguous": 301, "heads": 128}, 2),
     "scores, windows": (
@@ -251,6 +253,7 @@ CALLS: dict[str, tuple[Callable[..., Callable[..., Any]], dict[str, Any], int]] 
     ),
     "index_topk": (topk, {"return_counts": True}, 3),
     "index_topk, relative": (topk, {"rows": "relative", "return_mask": True}, 3),
+    "index_topk, one query a request": (topk, {"tokens": 1, "return_counts": True, **HOPPER}, 2),
     "index_topk, kept keys": (topk, {"keep_first": 1, "keep_last": 2}, 3),
     "portable scores": (scores, {**PORTABLE, "heads": 5}, 2),
     "portable scores, contiguous keys": (scores, {**PORTABLE, "contiguous": 300}, 2),

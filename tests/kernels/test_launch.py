@@ -20,6 +20,7 @@ from openmla import dispatch
 from openmla.aot import warmup
 from openmla.aot.operands import operands_of
 from openmla.indexer import ops
+from openmla.indexer.operands import FoundWindows
 from openmla.kernels import fallback, launch
 from openmla.planning.models import problem_for_model
 
@@ -66,7 +67,6 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[torch.device]:
         (cache_ops, "gather"),
         (quantize, "quantize"),
         (index_windows, "append"),
-        (index_windows, "paged_windows"),
     ):
         monkeypatch.setattr(place, name, note)
     monkeypatch.setattr(fallback, "import_module", lambda name: module)
@@ -82,6 +82,7 @@ def attention_there() -> Any:
     return replace(operands, q=HERE)
 
 
+NOTED: Any = SimpleNamespace(run=lambda: index_windows.append())
 PLAN: Any = SimpleNamespace(kernel=SimpleNamespace(launcher="the launcher"))
 LAUNCHES: dict[str, tuple[Callable[[], Any], int]] = {
     # name: what is called, how often it launches
@@ -91,7 +92,7 @@ LAUNCHES: dict[str, tuple[Callable[[], Any], int]] = {
     "LatentCache.gather": (lambda: launch.gather_rows(HERE, HERE, HERE), 1),
     "quantize": (lambda: launch.quantize_rows([HERE], [HERE], HERE), 1),
     "a step of the indexer": (lambda: dispatch.run_call(HERE, HERE), 2),
-    "windows": (lambda: ops.windows_of(HERE, HERE, 1), 1),
+    "windows": (lambda: ops.write(FoundWindows(HERE, HERE, NOTED), SECOND_GPU), 1),
     "IndexCache.append": (lambda: launch.append_keys(HERE, HERE, HERE), 1),
     "compiling ahead": (lambda: next(warmup.compile_model("deepseek-v3", SECOND_GPU)), 2),
 }

@@ -58,8 +58,9 @@ class Windows:
         asked = self.requests
         if asked is not None:
             asked = replace(asked, first=asked.first + first)
-        found = {"starts": self.starts[rows], "ends": self.ends[rows], "sequences": of}
-        return replace(self, **found, requests=asked)
+        return replace(
+            self, starts=self.starts[rows], ends=self.ends[rows], sequences=of, requests=asked
+        )
 
     def longer_than(self, least: int) -> Windows:
         """These, but for windows that end at `least` or before: those are empty."""
@@ -101,8 +102,8 @@ class ScoresOperands:
     windows: Windows
     block_table: Tensor | None = None
     seen: Windows | None = None
-    """Where a kernel that finds windows over pages itself writes them, for a selection that
-    follows: all of them, also those that need no scores."""
+    """Where a kernel that finds windows over pages itself writes them: all of them, also those that
+    need no scores, for a selection that follows. None: where `windows` are."""
 
     @property
     def device(self) -> torch.device:

@@ -5,14 +5,12 @@ come first: where every query's keys begin and end. Scores and selections are th
 launched as calls of attention are, and kept as these are (openmla.cached).
 """
 
-from typing import TYPE_CHECKING, Any
-
 import torch
 from torch import Tensor
 
 from openmla.arithmetic import ceildiv, round_up
 from openmla.checks import ragged_values
-from openmla.dispatch import plan_call, run_call
+from openmla.dispatch import run_call
 from openmla.indexer import checks
 from openmla.indexer.cache import IndexCache
 from openmla.indexer.operands import (
@@ -25,13 +23,9 @@ from openmla.indexer.operands import (
     Windows,
 )
 from openmla.indexer.windows import paged_windows
-from openmla.kernels.fallback import run_plan
-from openmla.kernels.launch import append_keys, current, launch
+from openmla.kernels.launch import append_keys, current
 from openmla.ops import Launched, cached_operator, register
 from openmla.planning import Plan
-
-if TYPE_CHECKING:
-    from openmla.kernels.call import Call
 
 SELECTION_BYTES = 20 << 20
 """Taken off a limit of scores: the lists of Hopper's selection (17 MB on an H200), and windows."""
@@ -78,13 +72,12 @@ def given_windows(
 def run_scores(op: ScoresOperands, out: Tensor, backend: str, windows: FoundWindows) -> Launched:
     """Plan and launch, behind the launch that writes the windows unless the kernel finds them."""
 
-    def launched(plan: Plan) -> list[tuple[Call, Any]]:
+    def before(plan: Plan) -> None:
         # Without columns nothing is launched, and a selection still reads its windows.
         if not (plan.kernel.finds_windows(plan.config) and op.columns(out)):
             write(windows, op.device)
-        return launch(plan, op, out)
 
-    return run_plan(lambda: plan_call(op, out, backend), launched)
+    return run_call(op, out, backend, before)
 
 
 def write(windows: FoundWindows, device: torch.device) -> None:
@@ -191,20 +184,20 @@ def _index_topk(
     plan, made = None, []
     for first in range(0, total_q, step):
         stop = min(first + step, total_q)
-        rows = scores[: stop - first]
+        rows, seen = scores[: stop - first], windows.seen.part(first, stop)
         scored = ScoresOperands(
             q[first:stop],
             weights[first:stop],
             pool,
             windows.scored.part(first, stop),
             block_table,
-            windows.seen.part(first, stop),
+            seen,
         )
         _, scoring = run_scores(scored, rows, backend, windows)
         choice = SelectOperands(
             rows,
             topk,
-            scored.seen,
+            seen,
             table,
             page_size if physical else 0,
             False,

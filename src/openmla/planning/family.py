@@ -123,7 +123,7 @@ class Kernel:
     """Why results are less accurate than the contract asks: likewise only when it is named."""
     finds_windows: Callable[[Any], bool] = given_windows
     """Whether the indexer's scores over pages, with a config, need no windows: the kernel finds
-    them, and writes them where a selection follows."""
+    them, and writes them for a selection that may follow."""
     fp8_weights: bool = False
     """Whether it rounds weights to e4m3, as V is: the acceptance rule allows what that costs."""
 

@@ -22,7 +22,7 @@ from kernels.hopper.indexer.test_select import operands, results_of
 from kernels.hopper.latent.defect import SparseDefect
 from kernels.mutants import RUNS, assert_found, load_mutant, once
 from openmla.indexer import reference
-from openmla.indexer.operands import ScoresOperands, SelectOperands
+from openmla.indexer.operands import ScoresOperands, SelectOperands, Windows
 from openmla.kernels.blackwell.indexer import launch as blackwell_launcher
 from openmla.kernels.hopper.indexer import launch as hopper_launcher
 from openmla.lab.testing.indexer import score_problems
@@ -39,7 +39,7 @@ SCORES = {
     "begins at 129": pair([129] * 8, [1280] * 8, 1280, 64),
     # One query a request: 21 blocks through a ring of eight, then four requests more.
     "decode": paged([1] * 5, [2600, 129, 300, 64, 200], 64, 32),
-    "decode, two queries": paged([2, 1, 1], [300, 200, 129], 64, 64),
+    "decode, two queries": paged([2, 1, 0, 4, 1], [300, 200, 70, 290, 129], 64, 64),
 }
 LISTS: dict[str, SelectOperands] = {
     "short rows": operands("random", 4000, 900),
@@ -210,6 +210,22 @@ DEFECTS = [
         "decode, two queries",
     ),
     IndexDefect(
+        "decode: tiles of a request skip a query",
+        None,
+        DECODE,
+        "query += CFG.queries",
+        "query += CFG.queries + 1",
+        "decode, two queries",
+    ),
+    IndexDefect(
+        "decode: the first query of a request has the window of the one before",
+        None,
+        DECODE,
+        "gl.where(after <= number, tried, place)",
+        "gl.where(after < number, tried, place)",
+        "decode",
+    ),
+    IndexDefect(
         "counts of eight vectors are packed into 32 bits",
         None,
         TILE,
@@ -236,13 +252,18 @@ def scores_of(
 ) -> tuple[set[Kind], bool]:
     out = torch.full((op.q.shape[0], 1300 if op.block_table is None else 2700), UNWRITTEN)
     chosen = plan(op.problem(out), TARGETS[family], family)
-    programs = 2 if op is SCORES["decode, two queries"] else 1
+    found = Windows(*(torch.full((out.shape[0],), -7, dtype=torch.int32) for _ in range(3)))
+    op = replace(op, seen=found)
+    programs = 2 if op.q is SCORES["decode, two queries"].q else 1
     chosen = replace(chosen, config=replace(chosen.config, sm_count=programs))
     with intercept(limits=LIMITS, schedule=schedule, seed=seed) as reports:
         for call in launch.calls(chosen, op, out):
             call.run()
     kinds = {kind for report in reports for kind in report.kinds()}
-    return kinds, not score_problems(op, out, UNWRITTEN)
+    right = not score_problems(op, out, UNWRITTEN)
+    if chosen.kernel.finds_windows(chosen.config):
+        right = right and torch.equal(found.ends, op.windows.ends)
+    return kinds, right
 
 
 def selection_of(

@@ -20,8 +20,7 @@ share is few work items, parts of neighboring requests, and its first keys are l
 ring has room. Entries of the block table are read 32 at a time, one such group ahead of the keys.
 
 Windows are found here, from offsets and lengths of the requests, so that no kernel need run in
-front. Where a selection follows, which needs them too, producers write them when their loads are
-issued.
+front. Producers write them when their loads are issued, for a selection that may follow.
 
 What runs once per program is short, because its instructions are fetched from memory: loops are not
 unrolled, nothing is divided, and counting and loading share one loop over the requests.
@@ -214,9 +213,9 @@ def load_work_item(
     entries = table.ptr + request.to(gl.int64) * table.row_stride
     page = keys.first // PAGE
     this = load_entries(entries, page, (high - 1) // PAGE + 1)
+    own = last - (stop - 1 - query)
     slot = turn % QS
     mbarrier.wait(bars.q_empty.index(slot), ((turn // QS) & 1) ^ 1)
-    own = last - (stop - 1 - query)
     put(smem.items, slot, QUERY, query)
     put(smem.items, slot, KEY, keys.first)
     put(smem.items, slot, BLOCKS, keys.blocks)
@@ -263,8 +262,7 @@ def write_windows(work, seen):
 def producer(work, descs, table, seen, CFG: gl.constexpr, PAGE: gl.constexpr):
     """Load this program's share of all blocks, then announce the end.
 
-    work: DecodeScores; descs: Descriptors; table: Matrix of pages; seen: WindowPointers to be
-    written, of None where nobody needs them.
+    work: DecodeScores; descs: Descriptors; table: Matrix of pages; seen: WindowPointers, written.
     """
     smem = work.smem
     bars = work.bars
@@ -320,8 +318,7 @@ def producer(work, descs, table, seen, CFG: gl.constexpr, PAGE: gl.constexpr):
                 turn += 1
             if number >= end:
                 first = batch
-    if seen.ends_ptr is not None:
-        write_windows(work, seen)
+    write_windows(work, seen)
     slot = turn % QS
     mbarrier.wait(bars.q_empty.index(slot), ((turn // QS) & 1) ^ 1)
     put(smem.items, slot, BLOCKS, 0)
@@ -426,7 +423,7 @@ def decode_scores_kernel(  # noqa: PLR0913
 ):
     """Scores of all queries; CFG: DecodeScoresConfig of 2 to 4 consumers. REGISTERS: Registers.
     LAYOUT: of shared tiles whose rows have 128 bytes. See DecodeScores and RequestPointers for the
-    numbers; windows are written to starts_ptr, ends_ptr and sequences_ptr unless these are None."""
+    numbers; windows are written to starts_ptr, ends_ptr and sequences_ptr."""
     NC: gl.constexpr = CFG.consumers
     N: gl.constexpr = CFG.queries * HEADS
     STAGES: gl.constexpr = CFG.key_stages * CFG.block_keys // ROWS

@@ -31,6 +31,9 @@ PROBLEMS = (
         )
     }
     | {
+        "64 heads pages of 64, many requests": IndexProblem(
+            form="scores", heads=64, page_size=64, total_q=128, batch=128, width=4096
+        ),
         "short rows": replace(_LONG, width=8192),
         "long rows": _LONG,
         "long rows, pages, counts, mask": replace(

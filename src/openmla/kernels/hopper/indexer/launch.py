@@ -96,7 +96,7 @@ def _decode_scores(
     arguments |= {
         "cu_ptr": vector(requests.cu_seqlens_q),
         "lengths_ptr": vector(requests.cache_lengths),
-        **(window_arguments(op.seen) if op.seen else dict.fromkeys(WINDOW_POINTERS)),
+        **window_arguments(op.seen or op.windows),
         "batch": batch,
         "reach": 1 << batch.bit_length() >> 1,
         "first_query": requests.first,

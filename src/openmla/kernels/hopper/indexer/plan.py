@@ -103,7 +103,7 @@ class HopperScoresConfig(HopperBlock):
         )
         # What partitions are called with goes through shared memory (triton 3.6.0).
         counted = 272 if self.page_size else 240
-        arguments = 256 if self.shared_queries else counted
+        arguments = 288 if self.shared_queries else counted
         yield Wanted("arguments", "scratch", arguments, align=8)
         yield from launch_tail(self.registers, epilogue=0)
 
@@ -116,7 +116,8 @@ class HopperScoresConfig(HopperBlock):
 
     def explain(self) -> list[str]:
         """What the numbers mean."""
-        product = f"{self.tile_queries} queries x {self.heads} heads = N {self.tile_columns}"
+        queries = "1 query" if self.tile_queries == 1 else f"{self.tile_queries} queries"
+        product = f"{queries} x {self.heads} heads = N {self.tile_columns}"
         keys = f"blocks of {self.BN} keys, {self.stages} stages"
         if self.shared_queries:
             lines = [

@@ -34,7 +34,7 @@ def test_the_last_64_lists_are_drawn_longest_first(tokens: int):
 
 @gluon.jit
 def numbering_kernel(
-    items_ptr, cu_ptr, lengths_ptr, batch, total_q, most_keys, heads, part_rows, SPLIT: gl.constexpr
+    items_ptr, cu_ptr, lengths_ptr, batch, total_q, most_keys, heads, part_rows, CHUNK: gl.constexpr
 ):
     """Write (sequence's first token, first row, first key, steps, slot) of every work item."""
     sequences = Sequences(
@@ -54,9 +54,9 @@ def numbering_kernel(
         pool_rows=0,
         sequences=sequences,
         counter=None,
-        part_rows=part_rows if SPLIT else None,
+        part_rows=part_rows,
     )
-    found = find_work(first_work(source), source, False)
+    found = find_work(first_work(source), source, False, CHUNK)
     item, steps = work_item(found, source, None)
     while steps > 0:
         at = items_ptr + found.number * 5
@@ -65,11 +65,11 @@ def numbering_kernel(
         gl.store(at + 2, item.skipped)
         gl.store(at + 3, steps)
         gl.store(at + 4, item.tile.slot)
-        found = find_work(found, source, True)
+        found = find_work(found, source, True, CHUNK)
         item, steps = work_item(found, source, None)
 
 
-def numbered(lengths: list[int], heads: int, spare: int) -> list[tuple[int, ...]]:
+def numbered(lengths: list[int], heads: int, spare: int, chunk: int = 128) -> list[tuple[int, ...]]:
     """The work items of requests with one query each, in the order of their numbers."""
     batch, tiles = len(lengths), -(-heads // 64)
     rule = LatentSplit(heads, 512)
@@ -86,7 +86,7 @@ def numbered(lengths: list[int], heads: int, spare: int) -> list[tuple[int, ...]
             max(lengths),
             heads,
             rule.part_rows(1, max(lengths)),
-            True,
+            chunk,
         )
     assert all(report.ok for report in reports)
     assert items[-1].tolist() == [-9] * 5, "more work items than there are"
@@ -94,8 +94,8 @@ def numbered(lengths: list[int], heads: int, spare: int) -> list[tuple[int, ...]
 
 
 @pytest.mark.parametrize("heads", [16, 70, 128])
-@pytest.mark.parametrize("batch", [1, 3, 128, 150])
-def test_every_work_item_has_one_number(batch: int, heads: int):
+@pytest.mark.parametrize("chunk, batch", [(32, 1), (32, 3), (32, 32), (128, 128), (128, 150)])
+def test_every_work_item_has_one_number(chunk: int, batch: int, heads: int):
     """The last tokens belong to no request; requests may have no keys; each range of a request that
     is split has rows of the workspace that no other has."""
     draw = random.Random(batch)
@@ -111,7 +111,7 @@ def test_every_work_item_has_one_number(batch: int, heads: int):
                 slot = request * part_rows + part * heads + row if ranges > 1 else -1
                 want.add((request, row, part * each, steps, slot))
     want |= {(batch, row, 0, 1, -1) for row in range(0, spare * heads, 64)}
-    got = numbered(lengths, heads, spare)
+    got = numbered(lengths, heads, spare, chunk)
     assert len(got) == len(want) and set(got) == want
 
 

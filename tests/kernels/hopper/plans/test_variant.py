@@ -26,7 +26,7 @@ PAGES = Problem(
     page_size=64,
     table_keys=32768,
 )
-ROWS, FP8_ROWS = RowsLaunch(False, False, False), RowsLaunch(True, False, False)
+ROWS, FP8_ROWS = RowsLaunch(False, False, False, 0), RowsLaunch(True, False, False, 0)
 
 
 def on_h200(problem: Problem) -> Plan:
@@ -80,6 +80,12 @@ def test_fp8_rows_that_may_not_fit_have_two_launches() -> None:
 def test_pages_of_whole_blocks_come_as_boxes(page_size: int, boxes: bool) -> None:
     [rows] = on_h200(replace(PAGES, page_size=page_size)).variant.rows
     assert rows.boxes == boxes and rows.draws
+
+
+@pytest.mark.parametrize(("batch", "chunk"), [(32, 32), (33, 128)])
+def test_many_requests_are_numbered_together(batch: int, chunk: int) -> None:
+    [rows] = on_h200(replace(PAGES, batch=batch, total_q=batch)).variant.rows
+    assert rows.chunk == chunk
 
 
 def test_sequences_are_split_by_what_their_table_can_name() -> None:

@@ -526,16 +526,19 @@ def load(  # noqa: PLR0913
     DIMS: gl.constexpr,
     CACHE: gl.constexpr,
     LANES: gl.constexpr,
+    CHUNK: gl.constexpr,
     AFTER: gl.constexpr,
 ):
     """The producer for plain rows, or for rows of an FP8 cache."""
     if AFTER:
         wait_for_kernel_before()
     if CACHE.scale_block > 0:
-        fp8_producer(info, source, rows, counts, q_descs, smem, bars, ST, DIMS, CACHE, LANES)
+        fp8_producer(info, source, rows, counts, q_descs, smem, bars, ST, DIMS, CACHE, LANES, CHUNK)
     else:
         PAGE: gl.constexpr = CACHE.page_size
-        producer(info, source, rows, counts, q_descs, k_descs, smem, bars, ST, DIMS, PAGE, LANES)
+        producer(
+            info, source, rows, counts, q_descs, k_descs, smem, bars, ST, DIMS, PAGE, LANES, CHUNK
+        )
 
 
 COUNTS = [
@@ -625,6 +628,7 @@ def latent_kernel(  # noqa: PLR0913
     DIMS: gl.constexpr,
     PAGE: gl.constexpr,
     PAGE_SIZE: gl.constexpr,
+    CHUNK: gl.constexpr,
     MASK: gl.constexpr,
     SIGN: gl.constexpr,
     OVERLAY: gl.constexpr,
@@ -643,9 +647,10 @@ def latent_kernel(  # noqa: PLR0913
     split.
 
     DIMS: `RowColumns`. PAGE: rows of a page, 0 where pages lie end to end. PAGE_SIZE: rows of a
-    page, in which entries of the block table count. MASK: LISTED, FULL or CAUSAL. OVERLAY: whether
-    P aliases rope. SCALED: columns that share a scale, 0 for plain rows (see dequantize/rows.py).
-    REGISTERS: `Registers`. LAYOUTS: `TileLayouts`.
+    page, in which entries of the block table count. CHUNK: requests whose work items are numbered
+    together (see source.py). MASK: LISTED, FULL or CAUSAL. OVERLAY: whether P aliases rope. SCALED:
+    columns that share a scale, 0 for plain rows (see dequantize/rows.py). REGISTERS: `Registers`.
+    LAYOUTS: `TileLayouts`.
 
     FITS: early exit, with `total_ptr` (see dequantize/kernels.py). Of two launches exactly one
     works: True, over the workspace, if the rows counted there fit its capacity; False, over FP8
@@ -759,6 +764,7 @@ def latent_kernel(  # noqa: PLR0913
                     DIMS,
                     CACHE,
                     LANES,
+                    CHUNK,
                     AFTER,
                 ),
             ),

@@ -140,6 +140,7 @@ def _arguments(plan: Plan, rows: RowsLaunch, op: Operands, results: Results) -> 
         **rows_of(op.cache),
         **NO_GATE,
         "REGISTERS": Registers(registers.consumer, registers.producer),
+        "CHUNK": rows.chunk,
         "counter_ptr": launch_counter(op.q.device) if rows.draws else None,
         **outputs(results),
         **scale_arguments(op.weights.scale),

@@ -166,17 +166,19 @@ def put_validity(validity, ok, barrier, LANES: gl.constexpr):
 
 
 @gluon.jit
-def first_work_item(turn, info, source, counts, bars):
+def first_work_item(turn, info, source, counts, bars, CHUNK: gl.constexpr):
     """(where the first work item of this program was found, the `WorkItem`, its steps), after it is
     published."""
-    found = find_work(first_work(source), source, False)
+    found = find_work(first_work(source), source, False, CHUNK)
     item, steps = work_item(found, source, counts)
     publish_work_item(info, bars, turn, item.tile, steps, source)
     return found, item, steps
 
 
 @gluon.jit
-def step_ahead(turn, found, item, next_steps, j, steps, info, source, counts, bars):
+def step_ahead(
+    turn, found, item, next_steps, j, steps, info, source, counts, bars, CHUNK: gl.constexpr
+):
     """(turn, where the work item was found, `WorkItem`, steps of the next work item, place) of the
     step that follows step j of `steps`.
 
@@ -185,7 +187,7 @@ def step_ahead(turn, found, item, next_steps, j, steps, info, source, counts, ba
     once would take longer. Its steps are `next_steps` from there on.
     """
     if j == gl.maximum(steps - 2, 0):
-        found = find_work(found, source, True)
+        found = find_work(found, source, True, CHUNK)
     place = item.skipped + (j + 1) * STEP
     if j == steps - 1:
         turn += 1
@@ -245,7 +247,7 @@ def gather(  # noqa: PLR0913
 
 
 @gluon.jit
-def producer(
+def producer(  # noqa: PLR0913
     info,
     source,
     rows,
@@ -258,15 +260,16 @@ def producer(
     DIMS: gl.constexpr,
     PAGE: gl.constexpr,
     LANES: gl.constexpr,
+    CHUNK: gl.constexpr,
 ):
     """Load every work item of this program: the `CacheRows` that a `Source` names. LANES: threads
-    that copy neighboring 16 bytes of a row.
+    that copy neighboring 16 bytes of a row. CHUNK: see source.find_work.
     """
     BL: gl.constexpr = gl.BlockedLayout([1, 8], [32 // LANES, LANES], [WARPS, 1], [1, 0])
     RL: gl.constexpr = gl.SliceLayout(1, BL)
     turn = gl.program_id(0) * 0
     it = turn  # steps so far, over all work items
-    found, item, steps = first_work_item(turn, info, source, counts, bars)
+    found, item, steps = first_work_item(turn, info, source, counts, bars, CHUNK)
     at = StepEntries(
         block0=look_up(k_descs, source, item, item.skipped, RL),
         block1=look_up(k_descs, source, item, item.skipped + KEYS, RL),
@@ -277,7 +280,7 @@ def producer(
         next_steps = steps * 0
         for j in range(0, steps):
             turn, found, item, next_steps, place = step_ahead(
-                turn, found, item, next_steps, j, steps, info, source, counts, bars
+                turn, found, item, next_steps, j, steps, info, source, counts, bars, CHUNK
             )
             at = gather(
                 at,

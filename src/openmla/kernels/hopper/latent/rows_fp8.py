@@ -193,9 +193,10 @@ def fp8_producer(
     DIMS: gl.constexpr,
     CACHE: gl.constexpr,
     LANES: gl.constexpr,
+    REQUESTS: gl.constexpr,
 ):
     """Load and dequantize every work item of this program, as rows.producer loads plain rows.
-    CACHE: the `CacheFormat` of `CacheRows`."""
+    CACHE: the `CacheFormat` of `CacheRows`. REQUESTS: how many are numbered together."""
     PAGE: gl.constexpr = CACHE.page_size
     KL: gl.constexpr = key_layout(CHUNK, CACHE.scale_block, LANES)
     ROPE: gl.constexpr = DIMS.rope > 0 and rows.rope_ptr is not None
@@ -203,14 +204,14 @@ def fp8_producer(
     k_ready, k_empty = bars.k_ready, bars.k_empty
     turn = gl.program_id(0) * 0
     it = turn  # steps so far, over all work items
-    found, item, steps = first_work_item(turn, info, source, counts, bars)
+    found, item, steps = first_work_item(turn, info, source, counts, bars, REQUESTS)
     keys0 = physical(source, entries(source, item.first_entry, item.stop, item.skipped, KL), PAGE)
     entry = entries(source, item.first_entry, item.stop, item.skipped + KEYS, KL)
     scales0 = scales_ahead(rows, keys0, DIMS, CACHE, LANES)
     copy_bytes(rows, keys0, smem.k.left.index(0), CACHE, LANES)
     async_copy.commit_group()
     while steps > 0:
-        found = find_work(found, source, True)
+        found = find_work(found, source, True, REQUESTS)
         next_item, next_steps = work_item(found, source, counts)
         publish_work_item(info, bars, turn + 1, next_item.tile, next_steps, source)
         mbarrier.wait(bars.q_empty, (turn & 1) ^ 1)

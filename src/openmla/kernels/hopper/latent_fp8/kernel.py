@@ -299,6 +299,7 @@ def latent_fp8_kernel(  # noqa: PLR0913
     DIMS: gl.constexpr,
     PAGE: gl.constexpr,
     PAGE_SIZE: gl.constexpr,
+    CHUNK: gl.constexpr,
     MASK: gl.constexpr,
     SIGN: gl.constexpr,
     SCALED_VALUES: gl.constexpr,
@@ -307,9 +308,9 @@ def latent_fp8_kernel(  # noqa: PLR0913
 ):
     """Work items of lists or of sequences, as latent_kernel has them, until none is left.
 
-    PAGE, PAGE_SIZE, MASK: see latent_kernel. SCALED_VALUES: whether the scales of rows are those of
-    their values too, not of scores alone. DIMS: `RowColumns`. LAYOUTS: `TileLayouts`. REGISTERS:
-    `Registers`.
+    PAGE, PAGE_SIZE, CHUNK, MASK: see latent_kernel. SCALED_VALUES: whether the scales of rows are
+    those of their values too, not of scores alone. DIMS: `RowColumns`. LAYOUTS: `TileLayouts`.
+    REGISTERS: `Registers`.
     """
     ROPE: gl.constexpr = DIMS.rope > 0
     SCALED: gl.constexpr = scale_ptr is not None
@@ -399,7 +400,7 @@ def latent_fp8_kernel(  # noqa: PLR0913
             (left, (info, smem, bars, results.out, heads, HOW)),
             (right, (info, smem, bars, results.out, heads, HOW)),
             (scores, (info, smem, bars, results, factor, heads, q_scale_ptr, HOW)),
-            (producer, (info, source, data, counts, q_descs, smem, bars, ST, PAGE, ROPE)),
+            (producer, (info, source, data, counts, q_descs, smem, bars, ST, PAGE, ROPE, CHUNK)),
         ],
         [4, 4, 4],
         [REGISTERS.consumer, REGISTERS.scores, REGISTERS.producer],

@@ -94,6 +94,7 @@ def _arguments(
         **places,
         **_rows(op),
         "counter_ptr": launch_counter(op.q.device) if rows.draws else None,
+        "CHUNK": rows.chunk,
         **outputs(results),
         **scale_arguments(op.weights.scale),
         **_queries(config, op.q.reshape(1, -1, op.q.shape[2]) if packed else op.q),

@@ -32,6 +32,7 @@ from openmla.kernels.hopper.latent.plan import (
     HopperLatentConfig,
     LatentVariant,
     RowsLaunch,
+    requests_together,
 )
 from openmla.planning.memory import Wanted
 from openmla.problem import Problem
@@ -97,7 +98,8 @@ class HopperLatentFp8Config(HopperLatentConfig):
 
     def variant(self, problem: Problem) -> LatentVariant:
         """One launch over FP8 rows as they are; sequences are never split."""
-        return LatentVariant(None, False, None, (RowsLaunch(False, self.draws, False),), None)
+        rows = RowsLaunch(False, self.draws, False, requests_together(problem))
+        return LatentVariant(None, False, None, (rows,), None)
 
     # Registers.
 

@@ -130,14 +130,16 @@ def producer(
     ST: gl.constexpr,
     PAGE: gl.constexpr,
     ROPE: gl.constexpr,
+    CHUNK: gl.constexpr,
 ):
-    """Load every work item of this program: the `CacheRows` that a `Source` names."""
+    """Load every work item of this program: the `CacheRows` that a `Source` names. CHUNK: see
+    source.find_work."""
     BL: gl.constexpr = gl.BlockedLayout([1, 8], [32 // LANES, LANES], [WARPS, 1], [1, 0])
     RL: gl.constexpr = gl.SliceLayout(1, BL)
     k_ready = bars.k_ready
     turn = gl.program_id(0) * 0
     it = turn  # steps so far, over all work items
-    found, item, steps = first_work_item(turn, info, source, counts, bars)
+    found, item, steps = first_work_item(turn, info, source, counts, bars, CHUNK)
     entry0 = entries(source, item.first_entry, item.stop, item.skipped, RL)
     entry1 = entries(source, item.first_entry, item.stop, item.skipped + KEYS, RL)
     while steps > 0:
@@ -146,7 +148,7 @@ def producer(
         next_steps = steps * 0
         for j in range(0, steps):
             turn, found, item, next_steps, place = step_ahead(
-                turn, found, item, next_steps, j, steps, info, source, counts, bars
+                turn, found, item, next_steps, j, steps, info, source, counts, bars, CHUNK
             )
             slot, used = it % ST, it >= ST
             low, high = halves(entry0)

@@ -138,6 +138,45 @@ def latent_table() -> str:
     )
 
 
+def decode_table() -> str:
+    """Decode over bf16 pages beside FlashMLA."""
+    head = ("requests x queries", "keys", "heads", "us", "over FlashMLA", "in a row", "before")
+    return table(
+        head,
+        (
+            (
+                f"{row['requests']} x {row['queries']}",
+                row["keys"],
+                row["heads"],
+                f"{row['us']['openmla']:.0f}",
+                _ratio(row["us"]["FlashMLA"] / row["us"]["openmla"]),
+                _ratio(row["in_a_row_us"]["FlashMLA"] / row["in_a_row_us"]["openmla"]),
+                _ratio(row["before"]) if row["before"] else "–",
+            )
+            for row in newest("peers-h200", "decode").rows
+        ),
+    )
+
+
+def decode_index_table() -> str:
+    """Index scores, and selection with them, of one query a request beside DeepGEMM's scores."""
+    head = ("call", "requests", "keys", "us", "over DeepGEMM's scores", "in a row")
+    return table(
+        head,
+        (
+            (
+                f"`{row['call']}`",
+                row["requests"],
+                row["keys"],
+                f"{row['us']['openmla']:.1f}",
+                _ratio(row["us"]["DeepGEMM"] / row["us"]["openmla"]),
+                _ratio(row["in_a_row_us"]["DeepGEMM"] / row["in_a_row_us"]["openmla"]),
+            )
+            for row in newest("peers-h200", "index").rows
+        ),
+    )
+
+
 def few_pages_table() -> str:
     """Few queries over many keys: the shapes of `openmla bench few`."""
     head = ("requests x queries on keys, heads", "us", "share of the matmul", "TB/s")
@@ -274,6 +313,8 @@ def regions() -> dict[tuple[str, str], str]:
         "sparse": (sparse_table(), newest("hopper-sparse-h200", "speed")),
         "fp8": (fp8_table(), newest("hopper-fp8-h200", "speed")),
         "latent": (latent_table(), newest("hopper-sparse-h200", "latent")),
+        "decode": (decode_table(), newest("peers-h200", "decode")),
+        "decode-index": (decode_index_table(), newest("peers-h200", "index")),
         "few-pages": (few_pages_table(), newest("few-h200", "pages")),
         "few-lists": (few_lists_table(), newest("few-h200", "few")),
         "fp8-ways": (fp8_ways_table(), newest("few-fp8-h200", "fp8")),

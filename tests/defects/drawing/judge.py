@@ -106,6 +106,8 @@ class Control:
     tests: tuple[Test, ...]
     at_import: Executed
     """The lines that run before any test does."""
+    collected: tuple[str, ...]
+    """The names of all tests, also of those that did not run or were skipped."""
     seconds: float
 
     def executing(self, file: str, lines: range) -> list[Test]:
@@ -237,7 +239,8 @@ def control(
     tests = tuple(Test(r["name"], r["seconds"], r["lines"]) for r in kept_of if r["passed"])
     if not tests:
         raise CampaignError(f"{kernel.name}: no test ran, all were skipped")
-    return Control(tests, read(Path(kept["at_import"])), time.monotonic() - started)
+    at_import, collected = read(Path(kept["at_import"])), tuple(kept["collected"])
+    return Control(tests, at_import, collected, time.monotonic() - started)
 
 
 def records_of(repository: Repository, kernel: Kernel) -> Path:
@@ -316,8 +319,8 @@ class Judge:
 
     def _run(self, source: Path, tests: Sequence[Test], limits: Limits) -> int | None:
         chosen = source.parent / "chosen.json"
-        known = [test.name for test in self._clean.tests]
-        asked = {"limits": {test.name: test.limit for test in tests}, "known": known}
+        limits_of = {test.name: test.limit for test in tests}
+        asked = {"limits": limits_of, "known": self._clean.collected}
         chosen.write_text(json.dumps(asked))
         files = dict.fromkeys(test.file for test in tests)
         environment = environment_of(self._repository, self._kernel, source)

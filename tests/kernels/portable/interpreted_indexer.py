@@ -15,6 +15,7 @@ from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import torch
 
@@ -73,20 +74,25 @@ def scores() -> Iterator[list[str]]:
         yield [f"{heads} heads on {target}: {p}" for p in score_problems(op, out, UNWRITTEN)]
 
 
+def ways_to_select(page: int) -> tuple[dict[str, Any], ...]:
+    """What a selection can be asked for; rows of a cache with pages of so many."""
+    table = torch.randperm(600 // page).int().view(2, -1)
+    return (
+        {},
+        {"add_starts": True},
+        {"keep_first": 1},
+        {"block_table": table, "page_size": page},
+        {"keep_last": 1},
+        {"keep_first": 2, "keep_last": 5},
+    )
+
+
 def select() -> Iterator[list[str]]:
     """Every kind of row, windows at odd places, rows shorter than topk, all outputs."""
     starts = torch.tensor([0, 10, 99, 50, -3, 0], dtype=torch.int32)
     ends = torch.tensor([300, 290, 300, 20, 400, 64], dtype=torch.int32)
-    table = torch.randperm(60).int().view(2, 30)
     lines = torch.tensor([0, 0, 1, 1, 1, 0], dtype=torch.int32)
-    ways = (
-        {},
-        {"add_starts": True},
-        {"keep_first": 1},
-        {"block_table": table, "page_size": 10},
-        {"keep_last": 1},
-        {"keep_first": 2, "keep_last": 5},
-    )
+    ways = (*ways_to_select(10), *ways_to_select(1))
     for number, (kind, topk) in enumerate(product(cases.KINDS, (1, 7, 64, 200, 301))):
         how = {"keep_first": 0, **ways[number % len(ways)]}
         scores = cases.scores_of(kind, 6, 300)

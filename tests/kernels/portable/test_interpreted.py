@@ -54,6 +54,7 @@ def interpreted(part: str, first: int, number: int) -> list[dict[str, Any]]:
         ("e4m3", 0, 1, 1),
         ("quantize", 0, 9, 9),
         ("far heads", 0, 3, 3),
+        ("far pages", 0, 1, 1),
         ("light", 0, 1, 2),
         ("edges", 0, len(CASES), 4 * len(CASES)),
         pytest.param("defects", 0, len(DEFECTS), len(DEFECTS), marks=pytest.mark.seeded),

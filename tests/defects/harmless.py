@@ -934,6 +934,20 @@ HARMLESS: tuple[Harmless, ...] = (
         "(min(work_items, config.sm_count)) + 1, arguments",
         "A program more draws a number past the last work item, and ends.",
     ),
+    Harmless(
+        "kernels/hopper/latent/launch.py",
+        "_attention",
+        "list_programs(config, problem), way | NO_PARTS",
+        "(list_programs(config, problem)) + 1, way | NO_PARTS",
+        "A program more finds no list, and ends.",
+    ),
+    Harmless(
+        "kernels/hopper/latent/plan.py",
+        "(module)",
+        "MOST_ROWS = 2**31 - 1",
+        "MOST_ROWS = 2**31 - 0",
+        "No list names row 2^31, and no pool of fewer rows is counted otherwise.",
+    ),
 )
 
 

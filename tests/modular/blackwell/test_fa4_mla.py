@@ -102,6 +102,8 @@ def test_reproduces_the_reference_choice_of_1q() -> None:
     for heads, num_qo, *batch, want in ORACLE["prefer_1q"]["rows"]:
         config = MLAConfig(**DEEPSEEK | {"num_q_heads": heads, "group": heads, "num_qo": num_qo})
         assert config.prefer_1q(*batch) is want, (heads, num_qo, batch)
+    nobody = {"max_prompt_len": 4096, "num_partitions": 1, "batch_size": 0, "sm_count": 148}
+    assert config.prefer_1q(**nobody)
 
 
 def test_reproduces_the_reference_masks() -> None:

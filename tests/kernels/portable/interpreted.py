@@ -154,7 +154,9 @@ def shared(first: int, number: int) -> Iterator[list[str]]:
     """Sequences whose keys begin anywhere, so that they share some."""
     # Split requests: the kernel that merges must count the same keys.
     built = with_shared_keys(build(edges.DENSE), first, all_keys=True)
-    yield list(judge(built, run(built, TILES[3])).problems)
+    problems = judge(built, run(built, TILES[3])).problems
+    built = with_shared_keys(build(edges.DENSE), 1)  # both sequences begin after the first key
+    yield [*problems, *judge(built, run(built, TILES[0])).problems]
     drawn = cases(first, 100 * number, MOST_WORK // 4)
     for seed, case, tile in islice((x for x in drawn if x[1].form == "dense"), number - 1):
         built = with_shared_keys(build(case), seed)

@@ -962,6 +962,13 @@ HARMLESS: tuple[Harmless, ...] = (
         "elif rope or op.k_rope is not None:",
         "Without a cache there are columns of rope where there is a tensor of them.",
     ),
+    Harmless(
+        "kernels/hopper/latent_fp8/launch.py",
+        "calls",
+        "programs = min(total // WGMMA_ROWS",
+        "programs = max(total // WGMMA_ROWS",
+        "How many programs share the tiles is a matter of speed: each goes on by their number.",
+    ),
 )
 
 

@@ -236,7 +236,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     def keep(*judged: Judged) -> None:
         results.extend(judged)
         if options.json:
-            write(options, results, errors)
+            again = {result.edit for result in results}
+            write(options, [*results, *(old for old in known if old.edit not in again)], errors)
 
     for kernel in kernels:
         edits = drawn(kernel, repository, options)

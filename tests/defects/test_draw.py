@@ -269,6 +269,23 @@ def test_a_test_judges_the_statements_that_it_executes(toy: Repository) -> None:
     assert judging("return (number)") == {"test_in_another_process"}
 
 
+def test_only_chosen_tests_judge(toy: Repository) -> None:
+    """The others of the same file do not, nor do those that `make test` leaves out."""
+    late = "\n\n@pytest.mark.long\ndef test_late():\n    test_total()\n"
+    (toy.root / "tests/test_sums.py").write_text("import pytest\n" + TOY_TEST + late)
+    (toy.root / "pytest.ini").write_text("[pytest]\nmarkers = long\n")
+    wrong = change_of(toy, "result = result - number")
+    clean = control(toy, TOY_KERNEL, Limits(60))
+    assert len(clean.collected) == 4 and len(clean.tests) == 3
+    [empty] = [test for test in clean.tests if "empty" in test.name]
+    chosen = replace(empty, lines={"sums.py": [*lines_of(wrong, toy.source)]})
+    judge = judging.Judge(toy, TOY_KERNEL, replace(clean, tests=(chosen,)))
+    try:
+        assert not judge.judge(wrong, Limits(60)).found
+    finally:
+        judge.close()
+
+
 def test_what_no_test_executes_is_said(toy: Repository) -> None:
     [alive] = command.campaign(
         TOY_KERNEL, [change_of(toy, "return number - FACTOR")], toy, Limits(60), 1
@@ -297,8 +314,10 @@ def test_a_run_that_is_cut_off_keeps_its_verdicts(
         change_of(toy, "for number in numbers[:10]:"),
     ]
 
+    second = edits[1]
+
     def judged_until_the_second(judge: Any, edit: Edit, limits: Limits) -> Verdict:
-        if edit == edits[1]:
+        if edit == second:
             raise KeyboardInterrupt
         return Verdict(True, "test_total", 1.0)
 
@@ -311,6 +330,10 @@ def test_a_run_that_is_cut_off_keeps_its_verdicts(
     kept = json.loads(file.read_text())
     assert [each["by"] for each in kept["mutants"]] == ["test_total"]
     assert not list(tmp_path.glob("*.part"))
+    edits.reverse()  # the next run is cut off before it comes to what is known
+    with pytest.raises(KeyboardInterrupt):
+        command.main(["--kernel", "toy", "--json", str(file)])
+    assert json.loads(file.read_text())["mutants"] == kept["mutants"]
 
 
 def test_what_was_found_before_is_not_run_again(

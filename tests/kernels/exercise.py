@@ -2,7 +2,7 @@
 
     python tests/kernels/exercise.py --kernel hopper.latent --markdown exercised.md
 
-Runs the tests that `make test` runs for the kernel (seeded defects aside, their controls included)
+Runs the tests of the kernel, long ones too (seeded defects aside, their controls included)
 and records what the simulator sees. In some case of theirs
 
 - every ring must turn at least twice,

@@ -30,7 +30,7 @@ def with_shared_keys(built: BuiltCase, seed: int, all_keys: bool = False) -> Bui
     starts = [rng.choice([0, rows - n, rng.randint(0, rows - n)]) for n in lengths]
     # The call's keyword arguments are given apart from its operands, and must say the same.
     offsets, k_start = (
-        torch.tensor(x, dtype=torch.int32, device=op.q.device)
+        built.memory.of(torch.tensor(x, dtype=torch.int32, device=op.q.device))
         for x in ([0, *accumulate(lengths)], starts)
     )
     arguments = {**built.arguments, "cu_seqlens_k": offsets, "k_start": k_start}

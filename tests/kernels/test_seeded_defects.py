@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from gluon_sim import Kind
 from kernels import mutants
 from kernels.conftest import PLANTING
 
@@ -50,6 +51,22 @@ PLANTED = [
 
 def test_all_tables_are_here() -> None:
     assert len(PLANTED) > 300
+
+
+def test_every_table_has_a_control() -> None:
+    """A test that finds every defect may as well find one in the kernel itself."""
+    for name in {module for module, _ in planting_tests()}:
+        tests = [test for test in vars(importlib.import_module(name)) if test.startswith("test_")]
+        assert any("clean" in test for test in tests), name
+
+
+def test_a_defect_that_nothing_shows_is_not_found() -> None:
+    def clean(schedule: str, seed: int) -> tuple[set[Kind], bool]:
+        return set(), True
+
+    for kind in (Kind.RACE, None):
+        with pytest.raises(pytest.fail.Exception, match="not found"):
+            mutants.assert_found(kind, clean)
 
 
 @pytest.mark.parametrize(("test", "defect"), PLANTED)

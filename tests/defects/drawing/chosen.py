@@ -1,7 +1,7 @@
 """A plugin of pytest for a mutant: the tests that were chosen for it, in their order.
 
 OPENMLA_DRAW_CHOSEN names a file with the seconds that each chosen test may take, and with all tests
-that the control ran: a test that it did not have is there because of the change, and runs as well.
+that the control saw: a test that it did not see is there because of the change, and runs as well.
 What became of them goes to the file OPENMLA_DRAW_RESULT.
 """
 
@@ -29,7 +29,7 @@ class TakesTooLong(BaseException):
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Keep what was chosen, and what the control did not have."""
+    """Keep what was chosen, and what the control did not see."""
     asked = json.loads(Path(os.environ[CHOSEN]).read_text())
     _limits.update(asked["limits"])
     places = {name: i for i, name in enumerate(_limits)}

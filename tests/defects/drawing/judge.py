@@ -1,8 +1,8 @@
 """Whether the tests of a kernel find a mutant: a copy of the package with one file changed.
 
 A control runs the tests on a copy that nobody changed, and records the lines that each of them
-executes. A mutant is then judged by the tests that execute the changed statement, quickest first;
-what runs when the package is imported belongs to all tests.
+executes. A mutant is then judged by the tests that execute the changed statement, the quickest of
+every file first; what runs when the package is imported belongs to all tests.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -106,14 +107,22 @@ class Control:
     tests: tuple[Test, ...]
     at_import: Executed
     """The lines that run before any test does."""
+    collected: tuple[str, ...]
+    """The names of all tests, also of those that did not run or were skipped."""
     seconds: float
 
     def executing(self, file: str, lines: range) -> list[Test]:
-        """The tests that execute one of these lines, quickest first."""
+        """The tests that execute one of these lines: the quickest of every file, then the second of
+        every file, and so on, for the tests of one file see much the same."""
         wanted = set(lines)
         whole = bool(wanted & set(self.at_import.get(file, ())))
         found = [t for t in self.tests if whole or wanted & set(t.lines.get(file, ()))]
-        return sorted(found, key=lambda test: test.seconds)
+        ranked: list[tuple[int, float, Test]] = []
+        seen: Counter[str] = Counter()
+        for test in sorted(found, key=lambda test: test.seconds):
+            ranked.append((seen[test.file], test.seconds, test))
+            seen[test.file] += 1
+        return [test for *_, test in sorted(ranked, key=lambda rank: rank[:2])]
 
 
 @dataclass(frozen=True)
@@ -237,7 +246,8 @@ def control(
     tests = tuple(Test(r["name"], r["seconds"], r["lines"]) for r in kept_of if r["passed"])
     if not tests:
         raise CampaignError(f"{kernel.name}: no test ran, all were skipped")
-    return Control(tests, read(Path(kept["at_import"])), time.monotonic() - started)
+    at_import, collected = read(Path(kept["at_import"])), tuple(kept["collected"])
+    return Control(tests, at_import, collected, time.monotonic() - started)
 
 
 def records_of(repository: Repository, kernel: Kernel) -> Path:
@@ -316,8 +326,8 @@ class Judge:
 
     def _run(self, source: Path, tests: Sequence[Test], limits: Limits) -> int | None:
         chosen = source.parent / "chosen.json"
-        known = [test.name for test in self._clean.tests]
-        asked = {"limits": {test.name: test.limit for test in tests}, "known": known}
+        limits_of = {test.name: test.limit for test in tests}
+        asked = {"limits": limits_of, "known": self._clean.collected}
         chosen.write_text(json.dumps(asked))
         files = dict.fromkeys(test.file for test in tests)
         environment = environment_of(self._repository, self._kernel, source)

@@ -3,6 +3,7 @@
 The tests are collected once; then each is run by a fork of that process, so that no test profits
 from what another has cached. Which lines of the package it executed, how long it took and what came
 of it goes to a file of its own in OPENMLA_DRAW_RECORDS; a test that has one is not run again.
+Tests that `make test` leaves to `make test-all` are left out here too.
 """
 
 from __future__ import annotations
@@ -31,9 +32,13 @@ from defects.drawing.environment import (
 from defects.drawing.lines import TRACED, Lines, together, write
 
 ENDED = "ended.json"
+LATER = ("long", "seeded", "executed")
+"""Marks of tests that `make test` leaves out."""
 
 _lines = Lines(os.environ[PACKAGE])
 _lines.begin()
+_collected: list[str] = []
+"""All tests, also those that do not run here."""
 
 
 def alone(item: pytest.Item, folder: Path) -> None:
@@ -85,6 +90,13 @@ def pytest_collectreport(report: pytest.CollectReport) -> None:
         leave([], failed={report.nodeid: report.longreprtext})
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Keep what `make test` runs."""
+    _collected.extend(item.nodeid for item in items)
+    items[:] = [item for item in items if not any(map(item.get_closest_marker, LATER))]
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtestloop(session: pytest.Session) -> bool | None:
     """Run all tests that have no record, several at a time, until one fails."""
@@ -130,6 +142,7 @@ def leave(names: list[str], failed: dict[str, str]) -> None:
         "package": imported_package(),
         "at_import": str(record_of("import")),
         "tests": {name: str(record_of(name)) for name in names},
+        "collected": _collected,
         "failed": failed,
     }
     Path(os.environ[RESULT]).write_text(json.dumps(whole))

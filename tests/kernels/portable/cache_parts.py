@@ -50,10 +50,13 @@ def _different_pools(
     scales = [torch.ones(1) if c.scales is None else c.scales for c in (host, device)]
     if not torch.equal(*scales):
         problems.append(f"{format}: scales differ")
-    rows = torch.full((slots.shape[0], host.width), torch.nan, dtype=torch.bfloat16)
-    cache_ops.gather(host, slots, rows)
-    if not torch.equal(host.gather(slots).nan_to_num(7), rows.nan_to_num(7)):
+    listed = torch.cat([slots, torch.tensor([-1, host.rows])])  # the last two are outside the pool
+    rows = torch.full((listed.shape[0], host.width), torch.nan, dtype=torch.bfloat16)
+    cache_ops.gather(host, listed, rows)
+    if not torch.equal(host.gather(slots).nan_to_num(7), rows[:-2].nan_to_num(7)):
         problems.append(f"{format}: gather differs")
+    if rows[-2:].any():
+        problems.append(f"{format}: rows outside the pool are not zeros")
     return problems
 
 
@@ -94,6 +97,20 @@ def far_heads(first: int, number: int) -> Iterator[list[str]]:
         yield [] if same else [f"quantize differs: seed {seed}"]
 
 
+def far_pages(first: int, number: int) -> Iterator[list[str]]:
+    """Pages past element 2^31 of a pool, named by numbers of 32 bits."""
+    for seed in range(first, first + number):
+        torch.manual_seed(seed)
+        slots = torch.randperm(10).int()
+        x = torch.randn(10, 32).bfloat16()
+        pool = LatentCache(FarMemory(0).new((5, 2, 32), torch.bfloat16), None, 24, 8, "bf16")
+        cache_ops.append(pool, x[:, :24], x[:, 24:], slots)
+        rows = torch.full_like(x, torch.nan)
+        cache_ops.gather(pool, slots, rows)
+        stored = torch.equal(pool.data[slots // 2, slots % 2], x)
+        yield [] if stored and torch.equal(rows, x) else [f"far pages differ: seed {seed}"]
+
+
 def e4m3(first: int, number: int) -> Iterator[list[str]]:
     """Every fp32 near an e4m3 number or a tie rounds as torch rounds it."""
     codes = torch.arange(127, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
@@ -116,4 +133,5 @@ PARTS: dict[str, Callable[[int, int], Iterator[list[str]]]] = {
     "e4m3": e4m3,
     "quantize": quantize,
     "far heads": far_heads,
+    "far pages": far_pages,
 }

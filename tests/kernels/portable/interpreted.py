@@ -27,7 +27,7 @@ from openmla.cache import LatentCache
 from openmla.formats import FORMATS
 from openmla.kernels.portable import launch, plan
 from openmla.kernels.portable.plan import select_portable_config
-from openmla.kernels.portable.tiles import latent_ranges
+from openmla.kernels.portable.tiles import latent_ranges, split_count
 from openmla.lab.testing.build import BuiltCase, Outcome, build
 from openmla.lab.testing.case import Case
 from openmla.lab.testing.compare import judge
@@ -139,7 +139,10 @@ def cases(first: int, number: int, most_work: int) -> Iterator[tuple[int, Case, 
 
 
 def fuzz(first: int, number: int) -> Iterator[list[str]]:
-    """The acceptance rule."""
+    """The acceptance rule, first on a split request whose tile is merged by two programs, with rope
+    that fills no tile."""
+    built = build(replace(edges.LATENT, d_rope=24, q_lens=(20,), k_lens=(97,)))
+    yield list(judge(built, run(built, TILES[4])).problems)
     for seed, case, tile in cases(first, number, MOST_WORK):
         built = build(case)
         problems = judge(built, run(built, tile)).problems
@@ -150,7 +153,9 @@ def shared(first: int, number: int) -> Iterator[list[str]]:
     """Sequences whose keys begin anywhere, so that they share some."""
     # Split requests: the kernel that merges must count the same keys.
     built = with_shared_keys(build(edges.DENSE), first, all_keys=True)
-    yield list(judge(built, run(built, TILES[3])).problems)
+    problems = judge(built, run(built, TILES[3])).problems
+    built = with_shared_keys(build(edges.DENSE), 1)  # both sequences begin after the first key
+    yield [*problems, *judge(built, run(built, TILES[0])).problems]
     drawn = cases(first, 100 * number, MOST_WORK // 4)
     for seed, case, tile in islice((x for x in drawn if x[1].form == "dense"), number - 1):
         built = with_shared_keys(build(case), seed)
@@ -217,7 +222,7 @@ def wild(first: int, number: int) -> Iterator[list[str]]:
         for kind, edge in product(KINDS, EDGES):
             for seed in range(first, first + number):
                 built = build(case, memory=GuardedMemory(edge))
-                if name == "dense" and seed % 2:
+                if name == "dense, mask" or (name == "dense" and seed % 2):
                     built = with_shared_keys(built, seed)
                 run(with_wild_values(built, kind, seed), TILES[seed % len(TILES)])
         yield []
@@ -234,20 +239,26 @@ def neighbors(first: int, number: int) -> Iterator[list[str]]:
 
 
 @triton.jit
-def ranges_kernel(got_ptr, rows, keys, RULE: tl.constexpr):
-    """The device's rule for one request."""
+def ranges_kernel(
+    got_ptr, rows, keys, RULE: tl.constexpr, PROGRAMS: tl.constexpr, MIN_KEYS: tl.constexpr
+):
+    """The device's rules for one request; in the dense form, `rows` are tiles."""
     parts, each = latent_ranges(rows, keys, RULE)
     tl.store(got_ptr, parts)
     tl.store(got_ptr + 1, each)
+    tl.store(got_ptr + 2, split_count(rows, keys, PROGRAMS, MIN_KEYS))
 
 
 def ranges(first: int, number: int) -> Iterator[list[str]]:
-    """tiles.latent_ranges and LatentSplit are the same function."""
-    rule, got = latent_split.LatentSplit(16, 512), torch.zeros(2, dtype=torch.int32)
+    """tiles.latent_ranges and LatentSplit are the same function, split_count and SplitRule too."""
+    rule, got = latent_split.LatentSplit(16, 512), torch.zeros(3, dtype=torch.int32)
+    dense = split.SplitRule(1, 1, min_keys=512, sm_count=132, d_v=128)
+    constants = latent_split.constants(), dense.programs, dense.min_keys
     for rows in (1, 16, 130, 2000, 2**24 * 128 - 1)[first : first + number]:
         for keys in (0, 1, 513, 4500, 8192, 32768, 65537, 2**20):
-            ranges_kernel[(1,)](got, rows, keys, latent_split.constants())
+            ranges_kernel[(1,)](got, rows, keys, *constants)
             want = [rule.ranges(rows, keys), rule.keys_of_range(rows, keys)]
+            want.append(dense.splits(rows, keys))
             if got.tolist() != want:
                 yield [f"{rows} rows, {keys} keys: {got.tolist()}, not {want}"]
         yield []

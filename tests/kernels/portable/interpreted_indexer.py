@@ -15,11 +15,14 @@ from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import torch
 
 import openmla.kernels.portable as package
+from gluon_sim import unreserved
 from indexer import cases
+from kernels.far_memory import FarMemory
 from kernels.mutants import load_mutant, once
 from kernels.portable import interpreter
 from kernels.wild_values import KINDS, make_wild
@@ -73,20 +76,25 @@ def scores() -> Iterator[list[str]]:
         yield [f"{heads} heads on {target}: {p}" for p in score_problems(op, out, UNWRITTEN)]
 
 
+def ways_to_select(page: int) -> tuple[dict[str, Any], ...]:
+    """What a selection can be asked for; rows of a cache with pages of so many."""
+    table = torch.randperm(600 // page).int().view(2, -1)
+    return (
+        {},
+        {"add_starts": True},
+        {"keep_first": 1},
+        {"block_table": table, "page_size": page},
+        {"keep_last": 1},
+        {"keep_first": 2, "keep_last": 5},
+    )
+
+
 def select() -> Iterator[list[str]]:
     """Every kind of row, windows at odd places, rows shorter than topk, all outputs."""
     starts = torch.tensor([0, 10, 99, 50, -3, 0], dtype=torch.int32)
     ends = torch.tensor([300, 290, 300, 20, 400, 64], dtype=torch.int32)
-    table = torch.randperm(60).int().view(2, 30)
     lines = torch.tensor([0, 0, 1, 1, 1, 0], dtype=torch.int32)
-    ways = (
-        {},
-        {"add_starts": True},
-        {"keep_first": 1},
-        {"block_table": table, "page_size": 10},
-        {"keep_last": 1},
-        {"keep_first": 2, "keep_last": 5},
-    )
+    ways = (*ways_to_select(10), *ways_to_select(1))
     for number, (kind, topk) in enumerate(product(cases.KINDS, (1, 7, 64, 200, 301))):
         how = {"keep_first": 0, **ways[number % len(ways)]}
         scores = cases.scores_of(kind, 6, 300)
@@ -205,9 +213,32 @@ def wild() -> Iterator[list[str]]:
         out, counts = memory.new((9, 30), torch.int32), memory.new((9,), torch.int32)
         run(SelectOperands(scores, 30, where, **how), SelectResults(out, counts, mask), block=64)
         yield []
+    # The last line of a table that ends where its memory does.
+    table = GuardedMemory("end").of(torch.randperm(14).int().view(2, 7))
+    starts, ends, lines = (torch.tensor(x, dtype=torch.int32) for x in ([0, 0], [70, 70], [0, 1]))
+    op = SelectOperands(cases.scores_of("random", 2, 70), 70, Windows(starts, ends, lines))
+    yield _selection_problems(replace(op, block_table=table, page_size=10))
+
+
+def far() -> Iterator[list[str]]:
+    """Rows of scores, and lines of a block table, past element 2^31."""
+    starts, ends = (
+        torch.tensor(x, dtype=torch.int32) for x in ([0, 9, 3, 0, 5], [70, 30, 3, 1, 66])
+    )
+    where = Windows(starts, ends, torch.arange(5, dtype=torch.int32))
+    op = ScoresOperands(*cases.queries(5, 3), quantize(cases.keys(70), "fp32"), where)
+    out = FarMemory(0).new((5, 72), torch.float32).fill_(UNWRITTEN)
+    run(op, out, chunk=64, BN=32)
+    yield score_problems(op, out, UNWRITTEN)
+    table = torch.frombuffer(unreserved(3 * 2**30 * 4), dtype=torch.int32).view(3, 2**30)
+    table[:, :7] = torch.randperm(21).view(3, 7)
+    where = Windows(starts[:3], ends[:3], torch.tensor([2, 1, 0], dtype=torch.int32))
+    scores = cases.scores_of("random", 3, 70)
+    yield _selection_problems(SelectOperands(scores, 20, where, block_table=table, page_size=10))
 
 
 PARTS: dict[str, Callable[[], Iterator[list[str]]]] = {
+    "far": far,
     "scores": scores,
     "select": select,
     "defects": defects,

@@ -23,7 +23,8 @@ SCRIPT = Path(__file__).with_name("interpreted_indexer.py")
         ("select", 55),
         pytest.param("defects", 6, marks=pytest.mark.seeded),
         ("paging", 32),
-        ("wild", 10),
+        ("wild", 11),
+        ("far", 2),
     ],
 )
 def test_interpreted(part: str, done: int) -> None:

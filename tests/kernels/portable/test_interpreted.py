@@ -37,8 +37,8 @@ def interpreted(part: str, first: int, number: int) -> list[dict[str, Any]]:
     ("part", "first", "number", "done"),
     [
         # More of them: TRITON_INTERPRET=1 python tests/kernels/portable/interpreted.py fuzz 0 120
-        ("fuzz", 1000, 8, 8),
-        pytest.param("fuzz", 2000, 8, 8, marks=pytest.mark.long),
+        ("fuzz", 1000, 8, 9),
+        pytest.param("fuzz", 2000, 8, 9, marks=pytest.mark.long),
         ("shared", 5000, 6, 6),
         pytest.param("shared", 5000, 12, 12, marks=pytest.mark.long),
         ("poison", 3000, 4, 4),
@@ -54,6 +54,7 @@ def interpreted(part: str, first: int, number: int) -> list[dict[str, Any]]:
         ("e4m3", 0, 1, 1),
         ("quantize", 0, 9, 9),
         ("far heads", 0, 3, 3),
+        ("far pages", 0, 1, 1),
         ("light", 0, 1, 2),
         ("edges", 0, len(CASES), 4 * len(CASES)),
         pytest.param("defects", 0, len(DEFECTS), len(DEFECTS), marks=pytest.mark.seeded),

@@ -90,6 +90,35 @@ def test_an_anomaly_is_found(built, value):
     assert "not finite: 1 of" in verdict.report() and not verdict.ok
 
 
+@pytest.fixture
+def spoiled():
+    """A case with a query of one head that is not a number, and its result."""
+    built = build(CASE)
+    built.operands.q[3, 1, 0] = torch.nan
+    return built, rounded(built)
+
+
+def test_where_the_truth_is_not_finite_the_result_is_not(spoiled):
+    built, outcome = spoiled
+    assert judge(built, outcome).ok
+    for what, place, message in (
+        ("out", (3, 1, 5), "finite, though what it is made of is not: 1 of 2688"),
+        ("lse", (3, 1), "lse: 1 finite, though scores are not"),
+    ):
+        finite = rounded(built)
+        getattr(finite, what)[place] = 0.25
+        [problem] = judge(built, finite).problems
+        assert problem.startswith(message)
+
+
+def test_what_is_beside_a_lost_element_is_judged(spoiled):
+    built, outcome = spoiled
+    outcome.out[3, 2, 5] += 0.5
+    assert any("row 3" in p and "head 2" in p for p in judge(built, outcome).problems)
+    outcome.out[3, 2, 5] = torch.inf
+    assert any(p.startswith("not finite: 1 of") for p in judge(built, outcome).problems)
+
+
 @pytest.mark.parametrize("value", [-0.0, 1e-38, torch.nan])
 def test_an_empty_row_must_be_plus_zero(value):
     built = build(replace(CASE, k_lens=(3, 0)))

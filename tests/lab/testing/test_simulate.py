@@ -48,6 +48,9 @@ def test_draws_crowd_the_edges(target: str) -> None:
     keyed = [case for case in drawn if case.form != "sparse"]
     for edge in (17, 65, 129):
         assert any(edge in case.k_lens for case in keyed), edge
+    keys = [k for case in keyed for k in case.k_lens if k]
+    into, before = (sum(k % 16 == rest for k in keys) / len(keys) for rest in (1, 15))
+    assert into > 0.3 and before > 0.1, "one key into a tile, one key less than it holds"
     assert any(q % 32 == 1 and q > 1 for case in keyed for q in case.q_lens)
     assert any(case.is_paged and case.spare == 0 and case.k_lens[0] > 0 for case in keyed)
     assert any(0 in case.q_lens for case in drawn) and any(0 in case.k_lens for case in drawn)

@@ -87,10 +87,23 @@ def test_reproduces_the_reference_memory_maps(maker: str) -> None:
     assert mismatches(make, ORACLE["smem_layout"][maker]) == []
 
 
+@pytest.mark.parametrize(
+    ("page_size", "BM", "crosses"), [(64, 256, True), (32, 256, False), (64, 128, False)]
+)
+def test_a_shared_ring_of_two_query_tiles_has_cross_stage_barriers(
+    page_size: int, BM: int, crosses: bool
+) -> None:
+    """Where pages hold whole key tiles, which have 64 keys at this depth."""
+    block = SM100AttentionSMem.for_mha(qkv_dtype="bfloat16", depth=192, page_size=page_size, BM=BM)
+    assert block.config.ring.use_fused_kv and block.config.ring.cross_p is crosses
+
+
 def test_reproduces_the_reference_choice_of_1q() -> None:
     for heads, num_qo, *batch, want in ORACLE["prefer_1q"]["rows"]:
         config = MLAConfig(**DEEPSEEK | {"num_q_heads": heads, "group": heads, "num_qo": num_qo})
         assert config.prefer_1q(*batch) is want, (heads, num_qo, batch)
+    nobody = {"max_prompt_len": 4096, "num_partitions": 1, "batch_size": 0, "sm_count": 148}
+    assert config.prefer_1q(**nobody)
 
 
 def test_reproduces_the_reference_masks() -> None:

@@ -148,6 +148,15 @@ def test_a_token_does_not_see_its_neighbors() -> None:
         assert torch.equal(run(alone)[0].out, together.out[one])
 
 
+def test_lists_that_lie_column_by_column() -> None:
+    built = on(replace(ONE, q_lens=(2,)))
+    op = built.operands
+    assert isinstance(op, SparseOperands)
+    turned = replace(op, indices=op.indices.T.contiguous().T)
+    outcome, _ = run(replace(built, operands=turned))
+    assert torch.equal(outcome.out, run(built)[0].out)
+
+
 @pytest.mark.parametrize("heads", [20, 5])
 def test_any_number_of_heads_up_to_64(heads: int) -> None:
     """The original asks for multiples of 8, the kernel does not."""

@@ -247,3 +247,11 @@ def test_a_scale_that_vanishes_compiles() -> None:
     with compiling_for("sm_90"):
         (call,) = calls(plan_of(built), built.operands, new_results(built))
         assert call.arguments["SIGN"] == 0 and call.compile().metadata.shared > 0
+
+
+def test_one_query_and_one_key_of_several_heads() -> None:
+    """Tensors of one row have the stride of their heads all the same."""
+    built = on(Case("dense", 3, 64, 0, 64, q_lens=(1,), k_lens=(1,), rope="none"))
+    outcome, reports = run(built, seed=1)
+    assert [str(found) for report in reports for found in report.findings] == []
+    assert judge(built, outcome).ok

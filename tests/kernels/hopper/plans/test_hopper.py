@@ -262,6 +262,14 @@ def test_explanation_says_what_bound_the_key_tile() -> None:
     assert "BN = 64: 128 keys are too many (1 K/V stages < 2: Q 65536 + 1 x (128 keys" in bn
 
 
+def test_explanation_says_what_bound_the_ring() -> None:
+    config = dense((192, 64, 256))
+    told = re.search(
+        r"one stage more would take at least (\d+) > (\d+)", "\n".join(config.explain())
+    )
+    assert told and int(told[1]) == config.smem_used + config.stage_bytes > int(told[2])
+
+
 @pytest.mark.parametrize("dims", [(192, 64, 256), (256, 0, 256)])
 def test_bits_of_less_than_128_keys_are_no_bulk_copy(dims: tuple[int, int, int]) -> None:
     """Loads from columns between multiples of 16 bytes are illegal on an H200."""

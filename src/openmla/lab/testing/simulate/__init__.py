@@ -36,11 +36,13 @@ SCHEDULES = ("random", "early", "random", "late", "random")
 
 
 def new_results(built: BuiltCase) -> Results:
-    """Outputs of a case, full of NaN; `out` lies as the case says."""
-    case = built.case
+    """Outputs of a case, full of NaN, in its memory; `out` lies as the case says."""
+    case, shape = built.case, built.operands.q.shape[:2]
     wanted = {"lse": case.return_lse, "max_logits": case.return_max_logits}
-    nan = torch.full(built.operands.q.shape[:2], torch.nan, dtype=torch.float32)
-    return Results(built.new_out(), **{name: nan.clone() for name in wanted if wanted[name]})
+    found = {name: built.memory.new(shape, torch.float32) for name in wanted if wanted[name]}
+    for numbers in found.values():
+        numbers.fill_(torch.nan)
+    return Results(built.new_out(), **found)
 
 
 def plan_on(target: str, operands: Operands, results: Results, sm_count: int = 0) -> Plan:

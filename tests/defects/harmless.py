@@ -164,13 +164,6 @@ HARMLESS: tuple[Harmless, ...] = (
         "Queries are copied where that is not needed.",
     ),
     Harmless(
-        "kernels/gluon/indexer_operands.py",
-        "scores_arguments",
-        "box, layout = [DIM // heads, heads, DIM], tile_layout(DIM, 3, element=1)",
-        "box, layout = [(-(-(DIM) // (heads))), heads, DIM], tile_layout(DIM, 3, element=1)",
-        "The division has no remainder.",
-    ),
-    Harmless(
         "kernels/hopper/indexer/launch.py",
         "_scores",
         '"num_warps": 4, }',

@@ -80,12 +80,12 @@ def test_pictures_are_small_and_ask_no_other_host():
 def test_a_stale_figure_is_found():
     """A check of the checker: one digit of one table."""
     page = ROOT / "docs/performance.md"
-    table = performance.regions()["docs/performance.md", "dense"]
+    table = performance.regions()["docs/performance.md", "decode"]
     changed = re.sub(r"\| (\d)", lambda m: f"| {int(m[1]) % 9 + 1}", page.read_text(), count=1)
     assert changed != page.read_text()
-    assert generate.with_region(changed, "dense", table) == page.read_text()
+    assert generate.with_region(changed, "decode", table) == page.read_text()
     with pytest.raises(ValueError, match="expected one region"):
-        generate.with_region("a page without it", "dense", table)
+        generate.with_region("a page without it", "decode", table)
 
 
 def test_a_file_that_is_added_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -17,7 +17,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gluon_sim import Gap
-from gluon_sim.report.gaps import DOES_NOT_TURN, NEVER_BLOCKS, NEVER_FALSE, NEVER_TRUE
+from gluon_sim.report.gaps import DOES_NOT_TURN, NEVER_BLOCKS, NEVER_FALSE
 
 
 @dataclass(frozen=True)
@@ -97,13 +97,6 @@ UNEXERCISED: tuple[Unexercised, ...] = (
         "longest_first",
         "token >= first",
         NEVER_FALSE,
-        "The code is the latent kernel's, whose own tests take both ways; 33 work items of 512 columns would take this kernel's 20 s.",
-    ),
-    Unexercised(
-        "hopper.latent_fp8",
-        "paged_work_item",
-        "(x >= before + size) & (chunk + CHUNK <= source.sequences.batch)",
-        NEVER_TRUE,
         "The code is the latent kernel's, whose own tests take both ways; 33 work items of 512 columns would take this kernel's 20 s.",
     ),
     Unexercised(

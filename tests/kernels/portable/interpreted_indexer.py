@@ -155,6 +155,7 @@ def paging() -> Iterator[list[str]]:
         cu = torch.tensor([0, *torch.tensor(q_lens).cumsum(0).tolist()], dtype=torch.int32)
         total, lengths = sum(q_lens) + spare, torch.tensor(k_lens, dtype=torch.int32)
         found = windows.paged_windows(cu, lengths, total, least=3)
+        found.write()
         want = paged_windows(cu, lengths, total)
         names = ("starts", "ends", "sequences", "longest")
         yield [
@@ -166,7 +167,9 @@ def paging() -> Iterator[list[str]]:
         yield [] if torch.equal(found.scored.ends, scored) else [f"{q_lens}: scored"]
         starts = torch.arange(total, dtype=torch.int32)
         for given, offsets in product((None, starts), (None, cu)):
-            got = windows.given_windows(given, None, total, 77, cu.device, offsets).seen
+            made = windows.given_windows(given, None, total, 77, cu.device, offsets)
+            made.write()
+            got = made.seen
             lines = (
                 got.sequences is None
                 if offsets is None
@@ -176,7 +179,7 @@ def paging() -> Iterator[list[str]]:
             right = torch.equal(got.starts, begin) and bool((got.ends == 77).all()) and lines
             yield [] if right else [f"{q_lens}: given windows"]
         whole = windows.given_windows(starts, starts, total, 77, cu.device)
-        yield [] if whole.made == [] and whole.seen.ends is starts else [f"{q_lens}: launched"]
+        yield [] if whole.call is None and whole.seen.ends is starts else [f"{q_lens}: launched"]
     for scales, dtype in product(("ue8m0", "fp32"), (torch.float32, torch.bfloat16)):
         k = torch.randn(9, 128) * torch.logspace(-7, 6, 9)[:, None]
         k[2], k[3, 5], k[4, 6], k[5] = 0, torch.nan, torch.inf, 448.0
@@ -203,7 +206,9 @@ def wild() -> Iterator[list[str]]:
         )
         for x in (table, cu, lengths):
             make_wild(x, kind, rng)
-        where = windows.paged_windows(cu, lengths, 9).seen
+        made = windows.paged_windows(cu, lengths, 9)
+        made.write()
+        where = made.seen
         for x in (where.starts, where.ends) if seed % 2 else ():
             make_wild(x, kind, rng)
         scores = memory.new((9, table.shape[1] * 16), torch.float32)

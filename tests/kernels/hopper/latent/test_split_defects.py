@@ -74,9 +74,6 @@ DEFECTS = [
     split(
         "a request begins after its first work item", "begun = before <= x", "begun = before < x"
     ),
-    split(
-        "requests without such work items are found", "(before <= x) & (here > 0)", "before <= x"
-    ),
     split("the last range is taken for a full one", "(work.full_rank == rank) & (", "("),
     split(
         "the highest rank is not looked at",

@@ -24,7 +24,7 @@ SCRIPT = Path(__file__).with_name("interpreted_indexer.py")
         pytest.param("defects", 6, marks=pytest.mark.seeded),
         ("paging", 32),
         ("wild", 11),
-        ("far", 2),
+        pytest.param("far", 2, marks=pytest.mark.long),  # a minute: rows beyond 2^31 elements
     ],
 )
 def test_interpreted(part: str, done: int) -> None:

@@ -84,7 +84,7 @@ class FoundWindows:
     call: Call | None = None
     """The launch that writes them; None where they are written."""
     made: list[tuple[Call, Any]] = field(default_factory=list)
-    """That launch, once it was made."""
+    """What `write` launched, with its compiled kernel; empty before."""
 
     def write(self) -> None:
         """Launch what writes them, once."""

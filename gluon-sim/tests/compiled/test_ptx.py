@@ -49,6 +49,7 @@ def faults(body: str, threads: int = 32, schedule: Schedule = LATE) -> Report:
         ("shl.b32 %r3, %r1, 27; bfe.s32 %r2, %r3, 28, 4;", lambda i: ((i >> 1 & 15) ^ 8) - 8),
         ("bfi.b32 %r2, %r1, 0, 4, 2;", lambda i: (i & 3) << 4),
         ("prmt.b32 %r2, %r1, 0x11223344, 0x0006;", lambda i: i << 8 | i << 16 | i << 24 | 0x22),
+        ("popc.b32 %r2, %r1;", lambda i: i.bit_count()),
         ("shfl.sync.bfly.b32 %r2, %r1, 5, 31, -1;", lambda i: i ^ 5),
         ("shfl.sync.up.b32 %r2, %r1, 1, 0, -1;", lambda i: max(i - 1, 0)),
         ("shfl.sync.idx.b32 %r2, %r1, 3, 31, -1;", lambda i: 3),
@@ -78,6 +79,7 @@ def test_integers(body, expected):
         ("cvt.rpi.f32.f32 %r2, 0f00000001;", lambda x: 1.0),
         ("cvt.rpi.ftz.f32.f32 %r2, 0f00000001;", lambda x: 0.0),
         ("cvt.rn.f32.u32 %r3, %r1; ex2.approx.f32 %r2, %r3;", lambda x: 2.0**x),
+        ("cvt.rn.f32.u32 %r3, %r1; mul.f32 %r3, %r3, %r3; sqrt.approx.f32 %r2, %r3;", lambda x: x),
         (
             "cvt.rn.f32.u32 %r3, %r1; fma.rn.f32 %r2, %r3, 0f3F000000, 0f3F800000;",
             lambda x: x / 2 + 1,

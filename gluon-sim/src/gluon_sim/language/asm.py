@@ -9,6 +9,7 @@ the layout, one of wgmma's accumulators or a linear one.
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -49,14 +50,24 @@ def inline_asm_elementwise(
 ) -> Any:
     """What the text does to the operands: a tensor per type in `dtype`."""
     types = list(dtype) if isinstance(dtype, Sequence) else [dtype]
-    made = _by_meaning(" ".join(asm.split()), args, types)
+    squeezed, plain, trusts_copies = _read(asm)
+    made = _by_meaning(squeezed, args, types)
     if made is None:
-        if _TRUSTED in [comment.strip() for comment in re.findall("//(.*)", asm)]:
+        if trusts_copies:
             current().clock.trust_copies()
-        program = ptx.parse(re.sub("//.*", "", asm))
-        _check_constraints(constraints, args, types, int(pack))
+        program = ptx.parse(plain)
+        sizes = [8 if isinstance(a, Pointer) else scalar(a).dtype.itemsize for a in args]
+        _check_constraints(constraints, tuple(t.itemsize for t in types), tuple(sizes), int(pack))
         made = (_packed if pack > 1 else _one_by_one)(program, list(args), types, int(pack))
     return made[0] if isinstance(dtype, DType) else tuple(made)
+
+
+@functools.cache
+def _read(asm: str) -> tuple[str, str, bool]:
+    """A text with its whitespace squeezed, without its comments, and whether one of them says that
+    copies are seen."""
+    comments = [comment.strip() for comment in re.findall("//(.*)", asm)]
+    return " ".join(asm.split()), re.sub("//.*", "", asm), _TRUSTED in comments
 
 
 def _by_meaning(text: str, args: Sequence[Any], types: list[DType]) -> list[Tensor] | None:
@@ -71,17 +82,17 @@ def _by_meaning(text: str, args: Sequence[Any], types: list[DType]) -> list[Tens
     return None
 
 
+@functools.cache
 def _check_constraints(
-    constraints: str, args: Sequence[Any], types: Sequence[DType], pack: int
+    constraints: str, results: tuple[int, ...], operands: tuple[int, ...], pack: int
 ) -> None:
-    """One register per value, as wide as the value: results first, then operands."""
-    sizes = [t.itemsize for t in types]
-    sizes += [8 if isinstance(a, Pointer) else scalar(a).dtype.itemsize for a in args]
+    """One register per value, as wide as the value in bytes: results first, then operands."""
+    sizes = [*results, *operands]
     wanted = [size for size in sizes for _ in range(pack)]
     given = [c.strip() for c in constraints.split(",") if not c.strip().startswith("~")]
     widths = [_WIDTHS.get(c.lstrip("=")) for c in given]
     outputs = [c.startswith("=") for c in given]
-    if widths != wanted or outputs != [i < len(types) * pack for i in range(len(given))]:
+    if widths != wanted or outputs != [i < len(results) * pack for i in range(len(given))]:
         raise ValueError(f"constraints {constraints!r} do not fit values of {sizes} bytes")
 
 

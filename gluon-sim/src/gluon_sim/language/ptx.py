@@ -175,6 +175,16 @@ _COMPARE: dict[str, tuple[type, Callable[..., Any]]] = {
 _SETP = re.compile(r"setp\.(?P<test>\w+)(?P<join>\.or)?\.(?P<type>\w+)")
 
 
+@functools.cache
+def _number(operand: str, bits: int) -> Any:
+    """The bits of a number as it stands in a text; None where this is none."""
+    if re.fullmatch(r"0f[0-9A-Fa-f]{8}", operand):
+        return np.uint32(int(operand[2:], 16))
+    if re.fullmatch(r"-?\d+|0x[0-9A-Fa-f]+", operand):
+        return np.dtype(f"u{bits // 8}").type(int(operand, 0) % 2**bits)
+    return None
+
+
 class Threads:
     """The threads that run a text: their registers, and which of them are not jumping over it.
 
@@ -185,7 +195,7 @@ class Threads:
         self.shape = shape
         self.lanes = lanes
         self.registers: dict[str, Any] = dict(inputs)
-        self.active: Array = np.ones(shape, bool)
+        self.active = self._everybody = np.ones(shape, bool)
         self._jumping: dict[str, Array] = {}
 
     def run(self, program: Program) -> None:
@@ -244,13 +254,11 @@ class Threads:
             return np.asarray(high << np.asarray(bits // 2, high.dtype) | low)
         if operand == "%laneid":
             return np.broadcast_to(np.arange(WARP, dtype=np.uint32), self.shape)
-        if re.fullmatch(r"0f[0-9A-Fa-f]{8}", operand):
-            return np.full(self.shape, int(operand[2:], 16), np.uint32)
-        if re.fullmatch(r"-?\d+|0x[0-9A-Fa-f]+", operand):
-            return np.full(self.shape, int(operand, 0) % 2**bits, f"u{bits // 8}")
-        if operand not in self.registers:
-            raise ValueError(f"inline assembly reads {operand} before it is written")
-        value = self.registers[operand]
+        value = self.registers.get(operand)
+        if value is None:
+            if (number := _number(operand, bits)) is None:
+                raise ValueError(f"inline assembly reads {operand} before it is written")
+            return np.full(self.shape, number)
         if (1 if value.dtype == bool else 8 * value.itemsize) != bits:
             raise ValueError(f"inline assembly takes {operand} for a register of {bits} bits")
         return np.asarray(value)
@@ -262,12 +270,15 @@ class Threads:
                 shifted = bits >> np.asarray(i * half, bits.dtype)
                 self._write(name, np.asarray(shifted).astype(f"u{half // 8}"), on)
             return
-        if not on.all():
+        if on is not self._everybody and not on.all():
             if operand not in self.registers and operand.startswith("$"):
                 raise ValueError(f"only some threads write {operand}, which has no value before")
             unknown = ~np.zeros((), bits.dtype)  # all ones: NaN
             bits = np.where(on, bits, self.registers.get(operand, unknown))
-        self.registers[operand] = np.array(np.broadcast_to(bits, self.shape))
+        # Nothing writes into an array, so two registers may be one.
+        self.registers[operand] = (
+            bits if np.shape(bits) == self.shape else np.array(np.broadcast_to(bits, self.shape))
+        )
 
     def result(self, name: str) -> Array:
         """The bits of an output, which every thread must have written."""

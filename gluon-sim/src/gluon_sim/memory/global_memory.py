@@ -23,6 +23,8 @@ from gluon_sim.values.tensors import Pointer
 
 # A descriptor that claims so many rows and has fewer relies on addresses that wrap around 2^64.
 CLAIMED_ROWS = 1 << 30
+# Bytes from one row, page or head of a descriptor to the next: the driver refuses more.
+STRIDE_LIMIT = 1 << 40
 _MANY = 1 << 30
 
 
@@ -161,6 +163,7 @@ class Descriptor:
         self.block_shape = [int(n) for n in source.block_shape]
         self.layout = source.layout
         self.padding = getattr(source, "padding", "zero")
+        self._check_strides()
         reach = sum((n - 1) * s for n, s in zip(self.shape, self.strides, strict=True)) + 1
         self.wraps = max(self.shape) >= CLAIMED_ROWS and reach > buffer.span
         if self.wraps:
@@ -177,6 +180,16 @@ class Descriptor:
         )
         steps = [4 * s for s in self.strides]
         self.counts = np.ndarray(self.shape, np.int32, buffer.counts, buffer.base * 4, steps)
+
+    def _check_strides(self) -> None:
+        """As the hardware demands of all dimensions but the last, also of those of one element."""
+        for stride in self.strides[:-1]:
+            size = stride * self.dtype.itemsize
+            if size % 16 or not 0 <= size < STRIDE_LIMIT:
+                raise ValueError(
+                    f"{self.buffer.name}: a descriptor's strides are multiples of 16 bytes below "
+                    f"2^40, got {size}"
+                )
 
     def read(self, start: Sequence[int], extent: Sequence[int]) -> Array:
         """The bits of a block; outside the tensor they are the padding."""

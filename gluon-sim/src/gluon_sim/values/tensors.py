@@ -139,7 +139,9 @@ class Tensor:
                 right = right.astype(dtype.register, copy=False)
         result = op(left, right)
         current().charge(np.size(result), split=split)
-        if dtype is not dtypes.float32:
+        # An fp32 register holds every fp32 number; an integer of the register's type is the result.
+        exact = dtype is dtypes.float32 if dtype.is_float else result.dtype.type is dtype.register
+        if not exact:
             result = dtype.round(result)
         return Tensor(result, dtype, split, self.layout)
 

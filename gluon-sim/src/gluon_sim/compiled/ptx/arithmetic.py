@@ -36,14 +36,23 @@ def _flushing(form: Form, function: Function) -> Function:
     return lambda *x: flush(function(*(flush(value) for value in x)))
 
 
+# Two values of a type in one register of twice its bits.
+_PAIRS: dict[str, tuple[str, type[np.generic]]] = {
+    "f32x2": ("u64", np.float32),
+    "s16x2": ("u32", np.int16),
+    "u16x2": ("u32", np.uint16),
+}
+
+
 def _paired(form: Form, function: Function) -> Run:
-    """Two float32 in 64 bits."""
-    write = form.write(0, "u64")
-    reads = [form.read(i, "u64") for i in range(1, len(form.operands))]
+    """The operation on each of the two values of a register."""
+    register, half = _PAIRS[form.parts[-1]]
+    write = form.write(0, register)
+    reads = [form.read(i, register) for i in range(1, len(form.operands))]
 
     def run(w: Warp) -> None:
-        values = [np.ascontiguousarray(read(w)).view(np.float32) for read in reads]
-        write(w, function(*values).astype(np.float32).view(np.uint64))
+        values = [np.ascontiguousarray(read(w)).view(half) for read in reads]
+        write(w, function(*values).astype(half).view(DTYPES[register]))
 
     return run
 
@@ -52,7 +61,7 @@ def _plain(function: Function) -> Callable[[Form], Run]:
     """An operation whose meaning does not depend on its type."""
 
     def build(form: Form) -> Run:
-        if form.parts[-1] == "f32x2":
+        if form.parts[-1] in _PAIRS:
             return _paired(form, function)
         if form.has("sat", "cc", "rm", "rp", "rz"):
             raise form.unknown()
@@ -174,6 +183,19 @@ def _bfi(form: Form) -> Run:
     return apply(form, insert, ("u32",) * 4)
 
 
+def _popc(form: Form) -> Run:
+    """How many bits are set; the result has 32 bits for either width."""
+    if form.type not in ("u32", "u64") or len(form.parts) != 2:
+        raise form.unknown()
+    write, read = form.write(0, "u32"), form.read(1)
+
+    def run(w: Warp) -> None:
+        words = np.ascontiguousarray(read(w)).view(np.uint8).reshape(32, -1)
+        write(w, np.unpackbits(words, axis=1).sum(1).astype(np.uint32))
+
+    return run
+
+
 def _prmt(form: Form) -> Run:
     if len(form.parts) != 2:
         raise form.unknown()
@@ -276,7 +298,7 @@ def _setp(form: Form) -> Run:
 
 
 def _approximate(function: Function) -> Callable[[Form], Run]:
-    """ex2, lg2, rcp: correctly rounded here, a few units in the last place off on the machine."""
+    """ex2, lg2, rcp, sqrt: rounded correctly here, a few units in the last place off on a GPU."""
 
     def build(form: Form) -> Run:
         if form.type != "f32":
@@ -307,6 +329,7 @@ BUILDERS: dict[str, Callable[[Form], Run]] = {
     "lop3": _lop3,
     "bfe": _bfe,
     "bfi": _bfi,
+    "popc": _popc,
     "prmt": _prmt,
     "mov": _mov,
     "cvta": _cvta,
@@ -315,4 +338,5 @@ BUILDERS: dict[str, Callable[[Form], Run]] = {
     "ex2": _approximate(np.exp2),
     "lg2": _approximate(np.log2),
     "rcp": _approximate(np.reciprocal),
+    "sqrt": _approximate(np.sqrt),
 }

@@ -42,6 +42,8 @@ TYPES = {
     "pred": "pred",
     "f16x2": "u32",
     "bf16x2": "u32",
+    "s16x2": "u32",
+    "u16x2": "u32",
     "f32x2": "u64",
 }
 DTYPES: dict[str, type[np.generic]] = {

@@ -5,14 +5,15 @@ Names, signatures and shapes are vLLM's, the bodies are not: `make test-vllm` ru
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any, ClassVar, Generic, TypeVar
 
 import torch
 from torch import Tensor
+
+from integrations import stand_in
 
 T = TypeVar("T")
 CONFIG = SimpleNamespace(attention_config=SimpleNamespace(sparse_mla_force_mqa=False))
@@ -201,35 +202,9 @@ def modules() -> dict[str, dict[str, Any]]:
 
 
 @contextmanager
-def installed(without: tuple[str, ...] = ()) -> Iterator[dict[str, dict[str, Any]]]:
+def installed(without: tuple[str, ...] = ()) -> Iterator[stand_in.Contents]:
     """These modules as `vllm`; `without` names modules, or module:attribute, that are missing."""
-    contents = modules()
-    for missing in without:
-        module, _, attribute = missing.partition(":")
-        if attribute:
-            del contents[module][attribute]
-        else:
-            del contents[module]
     loaded = ("prefill", "attention", "sparse", "indexer", "cpu")
     ours = tuple(f"openmla.integrations.vllm.{name}" for name in loaded)
-    before = dict(sys.modules)
-    for name in list(sys.modules):
-        if name in ours or name.partition(".")[0] == "vllm":
-            del sys.modules[name]
-    for name, content in {"vllm": {}, **contents}.items():
-        parts = name.split(".")
-        for end in range(1, len(parts) + 1):
-            package = sys.modules.setdefault(
-                ".".join(parts[:end]), ModuleType(".".join(parts[:end]))
-            )
-            package.__path__ = []  # type: ignore[attr-defined]
-        vars(sys.modules[name]).update(content)
-        if len(parts) > 1:
-            setattr(sys.modules[".".join(parts[:-1])], parts[-1], sys.modules[name])
-    try:
+    with stand_in.installed("vllm", modules(), ours, without) as contents:
         yield contents
-    finally:
-        for name in list(sys.modules):
-            if name in ours or name.partition(".")[0] == "vllm":
-                del sys.modules[name]
-        sys.modules.update({n: m for n, m in before.items() if n not in sys.modules})

@@ -1,0 +1,124 @@
+"""What SGLang calls in each of its processes: openmla enters its registries.
+
+Nothing here may end the engine: a user who never asks for openmla must not notice that it is
+installed. What stands in the way is said in one line of SGLang's log; a function that is to be
+replaced and is not there, by SGLang itself. Registering twice changes nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from importlib import import_module
+from typing import Any
+
+WRITTEN_FOR = "SGLang 0.5.23"
+NAME = "openmla"
+VARIABLE = "OPENMLA_SGLANG"
+LATENT = "latent"
+# A child of SGLang's own logger: its handlers and its format.
+log = logging.getLogger("sglang.openmla")
+
+CHOICES = "sglang.srt.arg_groups.choices"
+# Lists of names that arguments may have, and what adds to them.
+LISTS = {
+    "ATTENTION_BACKEND_CHOICES": "add_attention_backend_choices",
+    "DETERMINISTIC_ATTENTION_BACKEND_CHOICES": "add_deterministic_attention_backend_choices",
+}
+BACKENDS = "sglang.srt.layers.attention.attention_registry"
+FORMS = "sglang.srt.models.deepseek_common.attention_backend_handler"
+METHODS = "sglang.srt.models.deepseek_common.attention_forward_methods.forward_methods"
+HOOKS = "sglang.srt.plugins.hook_registry"
+
+_UTILS = "sglang.srt.layers.attention.dsa.utils"
+_DSA = "sglang.srt.layers.attention.dsa_backend.DeepseekSparseAttnBackend"
+# For each wish, functions of SGLang and those of `selection` that take their places.
+REPLACED = {
+    "scores": {
+        f"{_UTILS}.resolve_fp8_mqa_logits_fn": "logits_function",
+        f"{_UTILS}.resolve_fp8_paged_mqa_logits_fn": "paged_logits_function",
+        f"{_UTILS}.resolve_paged_mqa_logits_metadata_fn": "metadata_function",
+        f"{_UTILS}.resolve_num_sms": "multiprocessors",
+    },
+    "attention": {
+        f"{_DSA}._forward_flashmla_sparse": "attend_selected",
+        f"{_DSA}._forward_triton_sparse_mla": "attend_selected",
+    },
+}
+
+
+class _Refused(Exception):
+    """Why something cannot be registered."""
+
+
+def register() -> None:
+    """Offer the backend to SGLang, and put openmla where the environment asks for it."""
+    try:
+        _offer()
+    except Exception as error:
+        log.warning("openmla: no backend %s: %s", NAME, _reason(error))
+    for wish in wishes():
+        try:
+            _grant(wish)
+        except Exception as error:
+            log.warning("openmla: %s=%s has no effect: %s", VARIABLE, wish, _reason(error))
+
+
+def wishes() -> list[str]:
+    """What OPENMLA_SGLANG asks for."""
+    return [wish.strip() for wish in os.environ.get(VARIABLE, "").split(",") if wish.strip()]
+
+
+def create(runner: Any) -> Any:
+    """The backend of a runner, once SGLang has been told to use it."""
+    backend = import_module("openmla.integrations.sglang.attention").OpenMLABackend
+    import_module(FORMS).AttentionBackendRegistry.register(NAME, form_of)
+    return backend(runner)
+
+
+def form_of(layer: Any, forward_batch: Any) -> Any:
+    """The form in which a layer hands its batch to the backend; Triton's rule, unless told."""
+    if LATENT in wishes():
+        return import_module(METHODS).AttnForwardMethod.MLA
+    return import_module(FORMS).AttentionBackendRegistry.get_handler("triton")(layer, forward_batch)
+
+
+def _offer() -> None:
+    backends = _attribute(BACKENDS, "ATTENTION_BACKENDS")
+    add = _attribute(BACKENDS, "register_attention_backend")
+    lists = [(_attribute(CHOICES, name), _attribute(CHOICES, by)) for name, by in LISTS.items()]
+    there = backends.get(NAME, create)
+    if there is not create:
+        raise _Refused(f"another plug-in has registered that name, as {there}")
+    add(NAME)(create)
+    for names, extend in lists:
+        if NAME not in names:
+            extend([NAME])
+
+
+def _grant(wish: str) -> None:
+    if wish == LATENT:
+        return  # `form_of` looks at it
+    if wish not in REPLACED:
+        raise _Refused(f"expected {', '.join([LATENT, *REPLACED])}")
+    registry, kind = _attribute(HOOKS, "HookRegistry"), _attribute(HOOKS, "HookType").REPLACE
+    selection = import_module("openmla.integrations.sglang.selection")
+    for target, ours in REPLACED[wish].items():
+        registry.register(target, getattr(selection, ours), kind)
+
+
+def _attribute(module: str, *names: str) -> Any:
+    try:
+        found: Any = import_module(module)
+        for name in names:
+            found = getattr(found, name)
+    except (ImportError, AttributeError) as error:
+        raise _Refused(f"{_reason(error)}; {WRITTEN_FOR} has it") from error
+    return found
+
+
+def _reason(error: Exception) -> str:
+    """One line; what SGLang, its imports and its registries raise may be of any type."""
+    if isinstance(error, _Refused):
+        return str(error)
+    return f"{type(error).__name__}: {error}".splitlines()[0]

@@ -85,6 +85,10 @@ class Batch:
         kv = (rows.double() @ weight).to(self.dtype).view(-1, HEADS, NOPE + V)
         return kv[..., :NOPE], kv[..., NOPE:]
 
+    def weight(self) -> Tensor:
+        """What `expand` multiplies rows by, for whoever wants its gradient."""
+        return self.numbers(3, self.latent, HEADS * (NOPE + V)) * self.latent**-0.5
+
     def lists(self, topk: int = 16) -> Tensor:
         """Rows that each new token selects: any of its batch, none, or the same twice."""
         generator = torch.Generator().manual_seed(self.seed)
@@ -309,3 +313,68 @@ def received_bytes(rank: int, world: int, lengths: tuple[int, ...]) -> list[int]
     finally:
         gather.all_gather = agreement.all_gather
     return counted
+
+
+def differentiated(rank: int, world: int, batch: Batch, layout: Any, how: dict[str, Any]):
+    """Gradients of this rank's rows, by name, and its parts of those that all ranks share.
+
+    The loss weighs every element of out and lse of the batch by a number of its own. `how`:
+    overlap, early, sink, frozen (names of what needs no gradient).
+    """
+    shard = split(batch.lengths, world, rank, layout)
+    mine = shard.rows()
+    rows, frozen = batch.rows(), how.get("frozen", ())
+    given = {
+        "q": batch.queries()[mine],
+        "latent": rows[mine, : batch.latent],
+        "rope": rows[mine, batch.latent :],
+        "weight": batch.weight(),
+        "sink": torch.full((HEADS,), 0.5) if "sink" in how else None,
+    }
+    leaves = {
+        name: x.clone().requires_grad_(name not in frozen)
+        for name, x in given.items()
+        if x is not None
+    }
+
+    def expand(latent: Tensor) -> tuple[Tensor, Tensor]:
+        kv = (latent @ leaves["weight"]).view(-1, HEADS, NOPE + V)
+        return kv[..., :NOPE], kv[..., NOPE:]
+
+    sent: list[Any] = [leaves["latent"], leaves["rope"]]
+    if "early" in how:
+        sent = [send_latent(*sent, shard), None]
+    out, lse = prefill(
+        leaves["q"],
+        *sent,
+        expand,
+        shard,
+        overlap=how.get("overlap", False),
+        sink=leaves.get("sink"),
+        scale=SCALE,
+        return_lse=True,
+    )
+    by_out = batch.numbers(5, sum(batch.lengths), HEADS, V)[mine]
+    by_lse = batch.numbers(6, sum(batch.lengths), HEADS)[mine].float()
+    ((out * by_out).sum() + (lse * by_lse).sum()).backward()
+    return mine, {name: leaf.grad for name, leaf in leaves.items() if leaf.requires_grad}
+
+
+def gathered_gradients(rank: int, world: int) -> tuple[Tensor, Tensor]:
+    """Of rows that were gathered by themselves, where rank r counts row t (r + 1) * t times."""
+    shard = split((7, 4), world, rank)
+    local = torch.zeros(shard.tokens, 2, requires_grad=True)
+    counts = (rank + 1) * torch.arange(11.0)[:, None]
+    (gather_latent(local, shard) * counts).sum().backward()
+    return shard.rows(), local.grad
+
+
+def lone_gradients(rank: int, world: int) -> str:
+    """What all ranks are told where the rows of one need gradients and those of others do not."""
+    shard = split((6,), world, rank)
+    local = torch.zeros(shard.tokens, 2, requires_grad=rank == 1)
+    try:
+        gather_latent(local, shard)
+    except openmla.InvalidArgument as error:
+        return str(error)
+    return ""

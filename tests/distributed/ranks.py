@@ -15,6 +15,7 @@ from datetime import timedelta
 from multiprocessing.connection import Connection
 from typing import Any
 
+IMPORTED = ("torch", "torch.distributed", "openmla", "openmla.distributed")
 PATIENCE = 60  # seconds for an answer, on a machine that is busy with other tests
 
 
@@ -25,7 +26,9 @@ class Ranks:
         self.world = world
 
     def __enter__(self) -> Ranks:
-        context = multiprocessing.get_context("spawn")
+        # Forks of a process that has imported what takes them seconds, and done nothing else.
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(list(IMPORTED))
         self.folder = tempfile.TemporaryDirectory()
         meeting = f"file://{self.folder.name}/store"
         self.ends, self.processes = [], []

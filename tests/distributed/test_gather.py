@@ -70,9 +70,3 @@ def test_what_is_wrong_with_rows_and_pages_is_said():
         with pytest.raises(InvalidArgument) as raised:
             call()
         assert raised.value.name == name
-
-
-def test_rows_that_want_a_gradient_are_refused():
-    rows = torch.zeros(4, 8, requires_grad=True)
-    with pytest.raises(NotImplementedError, match="gradient"):
-        gather_latent(rows, split([4], 1, 0))

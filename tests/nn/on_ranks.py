@@ -98,3 +98,14 @@ def refused(rank: int, world: int, setting: Setting, how: str) -> str:
     except openmla.OpenMLAError as error:
         return str(error)
     return ""
+
+
+def trained(rank: int, world: int, setting: Setting) -> dict[str, Tensor]:
+    """This rank's part of every weight's gradient; all of it where the world is 1."""
+    layer = deepcopy(setting.layer).requires_grad_()
+    shard = split(setting.new, world, rank)
+    x, batch = setting.x[shard.rows()], Batch.of(setting.new)
+    group = dist.group.WORLD if world > 1 else None
+    out = layer(x, shard.positions(), None, batch, shard=shard, group=group)
+    out.square().sum().backward()
+    return {name: p.grad for name, p in layer.named_parameters() if p.grad is not None}

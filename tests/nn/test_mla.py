@@ -242,7 +242,7 @@ def test_it_trains(kind: str):
     assert all(got.any() for got, _ in pairs)
 
 
-def test_gradients_of_other_forms_and_of_caches_are_refused():
+def test_gradients_of_caches_are_refused():
     theirs, _ = both("deepseek_v3")
     ours = MLAAttention.from_config(theirs.config)
     cache = LatentCache.allocate(num_pages=2, page_size=16, latent=64, rope=16)

@@ -98,3 +98,13 @@ def test_heads_that_cannot_be_split_evenly() -> None:
 
     with pytest.raises(InvalidArgument, match="mesh: expected a divisor of 4 heads, got 3"):
         split_heads(CASES["expanded"].layer, Mesh())  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("ranks", [3], indirect=True)
+def test_parts_of_gradients_add_up_to_those_of_one_process(ranks: Ranks) -> None:
+    given = CASES["expanded"]
+    expected, found = on_ranks.trained(0, 1, given), ranks.run(on_ranks.trained, given)
+    assert expected.keys() == dict(given.layer.named_parameters()).keys()
+    for name, want in expected.items():
+        got = sum(part[name] for part in found)
+        assert (got - want).abs().max() <= 1e-5 * want.abs().max(), name

@@ -3,6 +3,9 @@
 Every part of a shard is a sequence of its own whose keys end where the part ends. Causal is aligned
 bottom-right, so that is the mask of its queries, and the calls of openmla need nothing new. The
 parts of the first wave see rows of the first wave only: they can run while the second arrives.
+
+The dense form has gradients, of this rank's q, latent and rope over all ranks' queries; those of
+what `expand` reads are this rank's part of a sum, as weights' gradients always are.
 """
 
 from __future__ import annotations
@@ -98,6 +101,9 @@ def prefill(
     With `overlap` they are expanded wave by wave: the first is attended to while the second is on
     its way, and the keys that both see are expanded twice.
 
+    Without a cache it has gradients. Then every rank must go backwards, also one without tokens:
+    gradients of latent and rope are sums over the ranks. Rows that need some are gathered at once.
+
     `group` are the ranks that share the sequences; heads may be split over another group, as in a
     2-d device mesh. `verify=False` skips the check that all ranks agree: see `agreement`.
     """
@@ -108,9 +114,10 @@ def prefill(
     if checks.flag("overlap", overlap):
         listed = _wave_by_wave(going, expand)
     else:
-        listed = _at_once(going, expand, q, backend)
+        listed = _at_once(going, expand, q, sink, backend)
     for parts, queries, (k_nope, k_rope, v), k_start in listed:
         where = ragged(parts, q.device)
+        differentiated = checks.needs_gradients(q, k_nope, k_rope, v, sink)
         results.add(
             mla_prefill(
                 q[queries],
@@ -120,14 +127,18 @@ def prefill(
                 cu_seqlens_q=where.cu_seqlens_q,
                 cu_seqlens_k=where.cu_seqlens_k,
                 k_start=k_start,
-                out=results.room(queries, v.shape[2]),
+                out=None if differentiated else results.room(queries, v.shape[2]),
                 return_lse=return_lse,
                 **options,
             )
         )
     going.wait()
     if not shard.tokens:  # how wide V is, `expand` alone knows
-        results.room(slice(0), _expanded(going, expand, ())[2].shape[2])
+        nothing = _expanded(going, expand, ())[2]
+        if checks.needs_gradients(q, nothing, sink):  # it goes backwards with the other ranks
+            zero = q.sum() + (0 if sink is None else sink[:0].sum())
+            results.add((nothing + zero.to(nothing.dtype), nothing.sum(2).float() + zero))
+        results.room(slice(0), nothing.shape[2])
     return results.whole()
 
 
@@ -320,16 +331,19 @@ def _wave_by_wave(going: Gathering, expand: Expand) -> Iterator[Call]:
         yield parts, queries, _expanded(going, expand, parts), None
 
 
-def _at_once(going: Gathering, expand: Expand, q: Tensor, backend: str) -> Iterator[Call]:
+def _at_once(
+    going: Gathering, expand: Expand, q: Tensor, sink: Tensor | None, backend: str
+) -> Iterator[Call]:
     """One call over keys that were expanded once and that parts share.
 
     Where the kernels that would run do not take shared keys, a call per wave instead, over views of
-    them or copies of some.
+    them or copies of some. So it is with gradients, which shared keys have none of.
     """
     going.wait()
     once, everything = union(going.shard.parts), going.shard.parts
     k_nope, k_rope, v = found = _expanded(going, expand, once.parts)
-    if everything and _may_share(q, found, backend):
+    alone = checks.needs_gradients(q, *found, sink)
+    if everything and not alone and _may_share(q, found, backend):
         yield everything, slice(None), found, first_keys(everything, once, v.device)
         return
     for _, parts, queries in _waves(going.shard):
@@ -370,11 +384,12 @@ def _waves(shard: ContextShard) -> Iterator[tuple[int, tuple[Part, ...], slice]]
 
 
 class _Results:
-    """Results of the waves, written where they belong."""
+    """Results of the waves, written where they belong, or joined where they have gradients."""
 
     def __init__(self, q: Tensor, return_lse: bool) -> None:
         self.q, self.return_lse = q, checks.flag("return_lse", return_lse)
         self.out: Tensor | None = None
+        self.outs: list[Tensor] = []
         self.lses: list[Tensor] = []
 
     def room(self, queries: slice, d_v: int) -> Tensor:
@@ -385,14 +400,17 @@ class _Results:
         return self.out[queries]
 
     def add(self, result: Tensor | tuple[Tensor, Tensor]) -> None:
-        """Keep the lse of a wave; its out is in place."""
-        if isinstance(result, tuple):
-            self.lses.append(result[1])
+        """Keep the lse of a wave; its out is in place, unless it has gradients."""
+        out, *lse = result if isinstance(result, tuple) else (result,)
+        self.lses += lse
+        if out.requires_grad:
+            self.outs.append(out)
 
     def whole(self) -> Tensor | tuple[Tensor, Tensor]:
         """All rows of this rank."""
-        assert self.out is not None
+        out = torch.cat(self.outs) if self.outs else self.out
+        assert out is not None
         if not self.return_lse:
-            return self.out
+            return out
         nothing = self.q.new_empty(0, self.q.shape[1], dtype=torch.float32)
-        return self.out, torch.cat([*self.lses, nothing])
+        return out, torch.cat([*self.lses, nothing])

@@ -3,6 +3,9 @@
 A latent row is 576 numbers where K and V of 128 heads are 40960, so rows travel and every rank
 expands them by itself. They travel as they are: bf16, or the bytes of an FP8 format, quantized once
 by the rank that has them, so all ranks hold the same bits.
+
+Rows that require gradients are gathered in one collective, and their gradients come back in another
+(openmla.distributed.gradients): every rank must then go backwards, also one without tokens.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ from typing import Any, Literal, overload
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from openmla import checks
 from openmla.cache import LatentCache, check_rows
@@ -24,6 +28,7 @@ from openmla.distributed.agreement import (
     check_together,
     loud,
 )
+from openmla.distributed.gradients import give_back
 from openmla.distributed.indexes import (
     Arrival,
     arrival,
@@ -136,6 +141,32 @@ class Gathering:
         return done.rows
 
 
+class _Gathered(torch.autograd.Function):
+    """Rows of all ranks, of this rank's, whose gradients are the sums of what all ranks have."""
+
+    @staticmethod
+    def forward(ctx: Any, local: Tensor, shard: ContextShard, group: Group, call: str) -> Tensor:
+        """[shard.tokens, width] -> [all tokens, width] in sequence order."""
+        ctx.call = shard, group, call
+        rows = local.new_empty(sum(shard.lengths), local.shape[1])
+        going = Gathering(shard, Rows(rows), local.shape[1], group, call)
+        going.start(local, None)
+        return going.rows()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, d_rows: Tensor) -> tuple[Tensor, None, None, None]:
+        """On all ranks together."""
+        return give_back(d_rows, *ctx.call), None, None, None
+
+
+def _differentiable(local: Tensor, shard: ContextShard, group: Group, call: str) -> Tensor:
+    """Rows of all ranks, here already, through which autograd can go back."""
+    function: Any = _Gathered
+    rows: Tensor = function.apply(local, shard, group, call)
+    return rows
+
+
 @overload
 def gather_latent(
     local: Tensor,
@@ -165,15 +196,21 @@ def gather_latent(
     """local [shard.tokens, width] of every rank -> [all tokens, width] in sequence order.
 
     bf16, fp16, fp32, e4m3 or the bytes (uint8) of any other format; bit for bit, in one collective.
-    With `async_op` there is one per wave, and the result is a `Gathering`: `rows()` waits.
+    With `async_op` there is one per wave, and the result is a `Gathering`: `rows()` waits. Without
+    it, rows that require gradients have them.
     """
 
     def facts() -> Facts:
         checks.tensor("local", local, (shard.tokens, "width"), ROW_DTYPES)
-        checks.no_gradients(local=local)
-        return {"width": local.shape[1], "dtype": str(local.dtype), "async_op": async_op}
+        checks.no_tangents(local=local)
+        if async_op:
+            checks.no_gradients(local=local)
+        kind = {"dtype": str(local.dtype), "gradients": checks.needs_gradients(local)}
+        return {"width": local.shape[1], "async_op": async_op, **kind}
 
     _check("gather_latent", shard, group, facts, verify)
+    if checks.needs_gradients(local):
+        return _differentiable(local, shard, group, "gather_latent")
     rows = local.new_empty(sum(shard.lengths), local.shape[1])
     going = Gathering(shard, Rows(rows), local.shape[1], group)
     for wave in range(len(shard.waves)) if async_op else (None,):
@@ -221,7 +258,9 @@ class Given:
         if rope is not None:
             shape = (shard.tokens, "rope")
             rope = checks.tensor("rope", rope, shape, (latent.dtype,), latent.device)
-        checks.no_gradients(latent=latent, rope=rope)
+        checks.no_tangents(latent=latent, rope=rope)
+        if self.paged or self.cache is not None:  # a cache carries no gradient
+            checks.no_gradients(latent=latent, rope=rope)
         widths = latent.shape[1], 0 if rope is None else rope.shape[1]
         if self.cache is None:
             if self.block_table is not None:
@@ -232,13 +271,18 @@ class Given:
             _check_pages(self.cache, self.block_table, shard, latent, widths)
         stored = "none" if self.cache is None else self.cache.format
         width = f"{widths[0]} + {widths[1]}"
-        return {"dtype": str(latent.dtype), "width": width, "cache": stored}
+        gradients = checks.needs_gradients(latent, rope)
+        kind = {"dtype": str(latent.dtype), "gradients": gradients}
+        return {"width": width, "cache": stored, **kind}
 
     def start(self, shard: ContextShard, group: Group, call: str) -> Gathering:
         """Send the rows, wave by wave."""
         rows = self.latent
         if self.rope is not None:
             rows = torch.cat([rows, self.rope], dim=1)
+        if checks.needs_gradients(rows):
+            whole = _differentiable(rows, shard, group, call)
+            return Gathering(shard, Rows(whole), self.latent.shape[1], group, call)
         cache, table = self.cache, self.block_table
         if cache is None and self.paged:
             cache, table = _cache_for(shard, self.latent, rows.shape[1])

@@ -113,6 +113,20 @@ class Batch:
             rows = self._physical(self.sequences[:, None], places, page_size)
         return torch.where(inside, rows, -1).to(torch.int32)
 
+    def selected_bits(self, indices: Tensor) -> Tensor:
+        """int32 [tokens, words], as mla_prefill's key_mask: the same keys as bits of 32 to a word.
+
+        >>> Batch.of([2]).selected_bits(torch.tensor([[0, -1], [1, 0]])).tolist()
+        [[1], [3]]
+        """
+        words = -(-max(self.keys, default=0) // 32)
+        inside = (indices >= 0) & (indices < self.cache_lengths[self.sequences, None])
+        places = torch.where(inside, indices, 32 * words).long()
+        flags = places.new_zeros(len(indices), 32 * words + 1, dtype=torch.int32)
+        flags = flags.scatter_(1, places, 1)[:, :-1].view(len(indices), words, 32)
+        shifts = torch.arange(32, dtype=torch.int32, device=flags.device)
+        return (flags << shifts).sum(-1, dtype=torch.int32)
+
     def _span(self, first: Sequence[int], last: Sequence[int]) -> tuple[Tensor, Tensor]:
         """The (sequence, place) of places first[i] to last[i] of each sequence i, in order."""
         device = self.cu_seqlens.device

@@ -62,7 +62,10 @@ class IndexerConfig:
 
 
 class Indexer(nn.Module):
-    """Selects keys over ragged batches and a paged cache of its own, for inference."""
+    """Selects keys over ragged batches and a paged cache of its own, without gradients.
+
+    It is trained by `loss` alone, which MLAAttention.forward_and_loss computes.
+    """
 
     def __init__(self, config: IndexerConfig) -> None:
         super().__init__()
@@ -112,6 +115,33 @@ class Indexer(nn.Module):
             cache_lengths=batch.cache_lengths,
             rows="relative",
             return_mask=return_mask,
+        )
+
+    def loss(
+        self,
+        x: Tensor,
+        compressed: Tensor,
+        positions: Tensor,
+        batch: Batch,
+        attention: tuple[Tensor, Tensor, Tensor, Tensor],
+        scale: float,
+        key_mask: Tensor | None = None,
+    ) -> Tensor:
+        """How far its scores are from what attention looked at: float32 [tokens].
+
+        attention are q, k_nope, k_rope and lse of mla_prefill over fresh sequences, with its scale
+        and key_mask: a target (openmla.indexer_loss). Scores are of the model's dtype, those of
+        inference are the same rounded to e4m3. Gradients end here: x and compressed have none.
+        """
+        index_q, index_k, weights = self.project(x.detach(), compressed.detach(), positions)
+        return openmla.indexer_loss(
+            index_q,
+            index_k,
+            weights,
+            *attention,
+            cu_seqlens_q=batch.cu_seqlens,
+            scale=scale,
+            key_mask=key_mask,
         )
 
     def append(self, x: Tensor, positions: Tensor, batch: Batch, cache: IndexCache) -> None:

@@ -25,11 +25,12 @@ import torch
 from torch import Tensor, nn
 
 import openmla
+from openmla import checks
 from openmla.cache import LatentCache
 from openmla.dispatch import device_target
 from openmla.distributed import ContextShard
 from openmla.distributed.agreement import Group
-from openmla.errors import InvalidArgument
+from openmla.errors import InvalidArgument, Unsupported
 from openmla.indexer.cache import IndexCache
 from openmla.nn import ranks
 from openmla.nn.batch import Batch
@@ -45,7 +46,8 @@ EPS = 1e-6  # of both norms, in every model that is served, whatever rms_norm_ep
 class MLAAttention(nn.Module):
     """One attention layer over ragged batches and paged caches.
 
-    Without a cache its expanded form has gradients; what else it does is inference.
+    Without a cache it has gradients, those of the expanded form; selected keys are then masked, not
+    gathered. What else it does is inference.
     """
 
     def __init__(self, config: MLAConfig) -> None:
@@ -113,6 +115,8 @@ class MLAAttention(nn.Module):
         check(x, positions, cache, batch, batch.tokens)
         indexer = self.indexer if indices is None else None
         form = self.choose(batch, x.device if indexer is not None else None).form
+        if form == "sparse" and checks.needs_gradients(x, *self.parameters()):
+            form = "masked"
         if form in ("sparse", "masked"):
             self.check_selection(batch, indices, index_cache)
         compressed = self.compress_queries(x) if self.config.q_lora else None
@@ -124,7 +128,8 @@ class MLAAttention(nn.Module):
             indices, mask = indexer(x, compressed, positions, batch, index_cache, return_mask=True)
         elif indexer is not None and index_cache is not None:
             indexer.append(x, positions, batch, index_cache)
-        if form == "masked" and mask is not None:
+        if form == "masked" and indices is not None:
+            mask = batch.selected_bits(indices) if mask is None else mask
             out = self._masked(q, latent, rope, cache, batch, mask)
         elif form == "sparse" and indices is not None:
             out = self._sparse(q, latent, rope, cache, batch, indices)
@@ -134,6 +139,38 @@ class MLAAttention(nn.Module):
             out = self._expanded(q, latent, rope, cache, batch)
         projected: Tensor = self.o_proj(out.flatten(1))
         return projected
+
+    def forward_and_loss(
+        self, x: Tensor, positions: Tensor, batch: Batch | None = None, sparse: bool = False
+    ) -> tuple[Tensor, Tensor]:
+        """The output, and the loss that trains the layer's indexer, float32 [tokens].
+
+        Of fresh sequences. The indexer learns what attention looks at: over all keys, which is the
+        warm-up of DSA, or with `sparse` over those that it selected, which attention is then
+        limited to. Its loss has gradients of the indexer's weights alone, and the output none of
+        them; their sum, or mean, is the caller's.
+        """
+        if self.indexer is None:
+            raise Unsupported("the loss of an indexer, in a layer that has none")
+        batch = batch if batch is not None else Batch.of([x.shape[0]], device=x.device)
+        check(x, positions, None, batch, batch.tokens)
+        compressed = self.compress_queries(x)
+        q, latent, rope = self.project(x, positions, compressed)
+        mask = None
+        if sparse:
+            _, mask = self.indexer(x, compressed, positions, batch, return_mask=True)
+        k_nope, v = self.expand(latent)
+        out, lse = openmla.mla_prefill(
+            *(q, k_nope, rope, v),
+            cu_seqlens_q=batch.cu_seqlens,
+            scale=self.config.scale,
+            key_mask=mask,
+            return_lse=True,
+        )
+        target = q, k_nope, rope, lse
+        loss = self.indexer.loss(x, compressed, positions, batch, target, self.config.scale, mask)
+        projected: Tensor = self.o_proj(out.flatten(1))
+        return projected, loss
 
     def choose(self, batch: Batch, device: torch.device | None = None) -> FormChoice:
         """The form that a batch is computed in, and why; masked only on a device that masks."""

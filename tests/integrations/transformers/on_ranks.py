@@ -100,3 +100,11 @@ def refused(rank: int, world: int, how: str) -> str:
 def _logits(model: Any, lengths: tuple[int, ...], shard: Any) -> Tensor:
     ids, positions = prompt(lengths)[:, shard.rows()], shard.positions()[None]
     return model(ids, position_ids=positions, shard=shard).logits[0]
+
+
+def trained(rank: int, world: int, lengths: tuple[int, ...]) -> dict[str, Tensor]:
+    """This rank's part of every parameter's gradient."""
+    model = optimize(deepcopy(tiny("deepseek_v3")), group=dist.group.WORLD)
+    shard = split(lengths, world, rank)
+    _logits(model, lengths, shard).square().sum().backward()
+    return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}

@@ -59,19 +59,19 @@ def falls_back(reason: str) -> Any:
     return pytest.warns(RuntimeWarning, match=f"does not serve {reason}; torch's SDPA runs")
 
 
-def test_gradients_are_those_of_sdpa(model: PreTrainedModel):
+def test_gradients_of_the_latent_form_are_those_of_sdpa(v3: PreTrainedModel):
     def gradients() -> list[Tensor]:
-        model.zero_grad()
-        model(prompt(), labels=prompt()).loss.backward()
-        return [p.grad.clone() for p in model.parameters() if p.grad is not None]
+        v3.zero_grad()
+        v3(prompt(), labels=prompt()).loss.backward()
+        return [p.grad.clone() for p in v3.parameters() if p.grad is not None]
 
     expected = gradients()
-    optimize(model)
-    with falls_back("gradients"):
+    optimize(v3, form="latent")
+    with falls_back("gradients of the latent form"):
         got = gradients()
     assert len(got) == len(expected)
     assert all(same(a, b) for a, b in zip(got, expected, strict=True))
-    model.zero_grad()
+    v3.zero_grad()
 
 
 def test_dropout_is_that_of_sdpa(model: PreTrainedModel):
@@ -260,6 +260,8 @@ def test_selected_keys_run_the_sparse_call(monkeypatch: pytest.MonkeyPatch):
 def test_a_sink_cannot_go_to_sdpa():
     model = tiny("hy_v4")
     optimize(model)
-    with pytest.raises(Unsupported, match=r"gradients, in a model with attention sinks"):
-        model(prompt())
+    layer = model.model.layers[0].self_attn
+    rows = torch.randn(1, 1, 6, 64), torch.randn(1, 1, 6, 16)
+    with pytest.raises(Unsupported, match=r"dropout, in a model with attention sinks"):
+        attention(layer, torch.randn(1, 4, 6, 48), *rows, None, dropout=0.5, s_aux=layer.sinks)
     restore(model)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 
 import pytest
@@ -38,6 +39,18 @@ def test_the_logits_are_those_of_one_process(ranks: Ranks, kind: str) -> None:
     found = ranks.run(on_ranks.prefilled, kind, "auto", LENGTHS, torch.float32)
     got, want = joined(found, sum(LENGTHS)), alone(kind, LENGTHS)
     assert (got - want).abs().max() <= CLOSE
+
+
+@pytest.mark.parametrize("ranks", [3], indirect=True)
+def test_parts_of_gradients_add_up_to_those_of_one_process(ranks: Ranks) -> None:
+    model, ids = copy.deepcopy(tiny("deepseek_v3")), on_ranks.prompt((37,))
+    model(ids).logits.square().sum().backward()
+    found = ranks.run(on_ranks.trained, (37,))
+    for name, parameter in model.named_parameters():
+        want = parameter.grad
+        if want is not None:
+            got = sum(part[name] for part in found if name in part)
+            assert (got - want).abs().max() <= 1e-5 * want.abs().max(), name
 
 
 @pytest.mark.parametrize("ranks", [3], indirect=True)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
+from openmla import checks
 from openmla.errors import InvalidArgument, Unsupported
 from openmla.integrations.transformers import forms, paged, ranks
 from openmla.integrations.transformers.masks import full_mask, selected
@@ -84,11 +85,16 @@ def attention(
         ranks.check(module, query, key.shape[2], mask, shard, how.group)
         if reason:
             raise Unsupported(f"{reason}, beside a shard")
-        given = (key, value), how.form, shard, how.group
+        form = "expanded" if is_differentiated(call) else how.form
+        given = (key, value), form, shard, how.group
         return ranks.attend(module, query, *given, scale=scaling, sink=sink), None
-    if reason:
-        return _sdpa(call, reason, dropout=dropout, scaling=scaling)
-    return _openmla(call, scale=scaling, sink=sink), None
+    if not reason:
+        try:
+            attend = _differentiable if is_differentiated(call) else _openmla
+            return attend(call, scale=scaling, sink=sink), None
+        except _NoGradients as error:
+            reason = str(error)
+    return _sdpa(call, reason, dropout=dropout, scaling=scaling)
 
 
 def _served(
@@ -117,8 +123,8 @@ def why_sdpa(call: Call, dropout: float) -> str:
         return f"{type(call.module).__name__} is not MLA"
     if dropout:
         return "dropout"
-    if torch.is_grad_enabled() and any(x.requires_grad for x in (call.query, call.key, call.value)):
-        return "gradients"
+    if call.form == "latent" and is_differentiated(call):
+        return "gradients of the latent form"
     if call.options.get("is_causal", True) is not True:
         return "attention that is not causal"
     if call.options.keys() - {"is_causal"}:
@@ -128,6 +134,12 @@ def why_sdpa(call: Call, dropout: float) -> str:
     if not call.form:
         return "selected keys (DSA) without openmla.integrations.transformers.optimize(model)"
     return "" if call.mask is None or call.mask.dtype == torch.bool else "a mask of numbers"
+
+
+def is_differentiated(call: Call) -> bool:
+    """Whether autograd is to compute a gradient of what the call reads, a projection included."""
+    projection = call.module.kv_b_proj.parameters() if call.form else ()
+    return checks.needs_gradients(call.query, call.key, call.value, call.sink, *projection)
 
 
 def _has_effect(name: str, value: object) -> bool:
@@ -157,6 +169,24 @@ def _openmla(call: Call, **options: Any) -> Tensor:
         except Unsupported:  # raised before anything ran: this device has no latent kernel for it
             pass
     return forms.expanded(query, heads, rows, mask, **options)
+
+
+class _NoGradients(Exception):
+    """No kernel computes the gradients of this call. Raised before any attention ran."""
+
+
+def _differentiable(call: Call, **options: Any) -> Tensor:
+    """The expanded form, which has gradients; bits hide keys that were not selected."""
+    try:
+        if call.indices is None:
+            return _openmla(call._replace(form=call.form and "expanded"), **options)
+        rows, keys = (call.key, call.value), call.key.shape[2]
+        seen = selected(call.indices, keys)
+        if call.mask is not None:
+            seen = seen & call.mask
+        return forms.masked(call.query, forms.Heads.of(call.module), rows, seen, **options)
+    except Unsupported as error:
+        raise _NoGradients(f"gradients here ({error.reason})") from error
 
 
 def _put_together(

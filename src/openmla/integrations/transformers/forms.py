@@ -1,6 +1,7 @@
-"""The three ways to attend, over what a layer of Transformers has at hand.
+"""The ways to attend, over what a layer of Transformers has at hand.
 
     expanded   mla_prefill: K and V per head, from kv_b_proj or ready made
+    masked     expanded, with bits that hide the keys which the model's indexer did not select
     latent     the queries go through kv_b_proj, keys and values are the cached rows themselves
     sparse     latent, over the rows that the model's indexer selected
 
@@ -18,7 +19,7 @@ from torch import Tensor, nn
 
 import openmla
 from openmla.errors import Unsupported
-from openmla.integrations.transformers.masks import Ragged
+from openmla.integrations.transformers.masks import Ragged, bits
 
 PAGE = 64
 
@@ -82,6 +83,19 @@ def expanded(
     latent, rope = (ragged.rows(x) for x in rows)
     k_nope, v = heads.expand(latent)
     return prefilled(query, k_nope, rope, v, ragged, **options)
+
+
+def masked(
+    query: Tensor, heads: Heads, rows: tuple[Tensor, Tensor], seen: Tensor, **options: Any
+) -> Tensor:
+    """mla_prefill over K and V of all cached rows, of which each query sees what bool
+    [B or 1, 1, S, T] says: how selected keys have gradients."""
+    b, _, s, _ = query.shape
+    ragged = Ragged.of(None, b, s, rows[0].shape[2], query.device)
+    latent, rope = (ragged.rows(x) for x in rows)
+    k_nope, v = heads.expand(latent)
+    shown = bits(seen.expand(b, -1, -1, -1))
+    return prefilled(query, k_nope, rope, v, ragged, causal=False, key_mask=shown, **options)
 
 
 def dense(

@@ -139,6 +139,19 @@ def selected(indices: Tensor, keys: int) -> Tensor:
     return named[:, None, :, :keys]
 
 
+def bits(seen: Tensor) -> Tensor:
+    """int32 [B * S, words], as a `key_mask` is, of bool [B, 1, S, T].
+
+    >>> bits(torch.tensor([True, False, True] + 29 * [False] + [True]).view(1, 1, 1, 33)).tolist()
+    [[5, 1]]
+    """
+    flat = seen.flatten(0, 2)
+    count = -(-flat.shape[1] // 32)
+    words = pad(flat, (0, -flat.shape[1] % 32)).view(-1, count, 32).to(torch.int32)
+    places = torch.arange(32, dtype=torch.int32, device=seen.device)
+    return (words << places).sum(-1, dtype=torch.int32)
+
+
 def _equal(batch: int, length: int, device: torch.device) -> Tensor:
     """cu_seqlens of sequences of one length: kept, because every layer asks for the same."""
     if _at_once(device):

@@ -1,0 +1,239 @@
+"""HopperBackwardConfig: the two kernels of the dense backward pass on Hopper.
+
+    query pass    a block has 128 queries of a head and walks the keys: statistics, then d_q
+    key pass      a block has 128 keys of a head and walks the queries: d_k and d_v
+
+Seven products, where one kernel that adds d_q in global memory would have five. Neither adds
+anything to what another block writes: no atomics, no fp32 buffer of d_q, the same bits every time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from openmla.arithmetic import Limit, require_int, verdict_lines
+from openmla.backward.problem import BACKWARD_FORM, BackwardProblem
+from openmla.kernels.hopper.chip import (
+    FP32,
+    WGMMA_M,
+    HopperBlock,
+    Registers,
+    accumulator_registers,
+    barriers,
+    launch_tail,
+    register_reasons,
+    smem_reasons,
+)
+from openmla.kernels.hopper.dense.plan import (
+    ELEMENT,
+    L2_HEADS,
+    TILE_INFO_BYTES,
+    TILE_SLOTS,
+)
+from openmla.planning.family import Block, Kernel
+from openmla.planning.memory import MemoryMap, Wanted, lay_out
+from openmla.planning.serves import ALIGNED, DTYPES, LENGTHS, OneOf, Range, Serves, alike, either
+from openmla.planning.target import Target
+from openmla.problem import MAX_HEADS
+
+CONSUMERS = 2
+CONSUMER_REGISTERS, PRODUCER_REGISTERS = 240, 24
+
+
+@dataclass(frozen=True, kw_only=True)
+class HopperBackwardConfig(HopperBlock):
+    """Both blocks."""
+
+    heads: int
+    d_nope: int
+    d_rope: int
+    d_v: int
+    BN: int = 64
+    """Keys of a step of the query pass."""
+    key_stages: int = 3
+    """Steps of the query pass whose keys are in flight."""
+    BQ: int = 32
+    """Queries of a step of the key pass."""
+    query_stages: int = 3
+    """Steps of the key pass whose queries are in flight."""
+    sm_count: int = 132
+
+    def __post_init__(self) -> None:
+        for name in ("heads", "d_nope", "d_v", "BN", "key_stages", "BQ", "query_stages"):
+            require_int(name, getattr(self, name), 1)
+        require_int("d_rope", self.d_rope, 0)
+        require_int("sm_count", self.sm_count, 1)
+
+    @property
+    def own_rows(self) -> int:
+        """Queries of a block of the query pass, keys of one of the key pass."""
+        return CONSUMERS * WGMMA_M
+
+    @cached_property
+    def heads_per_l2_group(self) -> int:
+        """Heads whose tiles are neighbors in the order of work: a divisor of heads, at most 4."""
+        return next(n for n in range(L2_HEADS, 0, -1) if self.heads % n == 0)
+
+    @cached_property
+    def registers(self) -> Registers:
+        return Registers(CONSUMERS, CONSUMER_REGISTERS, PRODUCER_REGISTERS)
+
+    # Threads and registers.
+
+    @property
+    def query_accumulators(self) -> int:
+        """Registers of the query pass: d_q, the scores, dP, and dS of the step before in pairs."""
+        scores = accumulator_registers(self.BN)
+        return accumulator_registers(self.d_nope + self.d_rope) + 2 * scores + scores // 2
+
+    @property
+    def key_accumulators(self) -> int:
+        """Registers of the key pass: d_k, d_v, S^T, dP^T, and P^T and dS^T in pairs."""
+        scores = accumulator_registers(self.BQ)
+        return accumulator_registers(self.d_nope + self.d_rope + self.d_v) + 3 * scores
+
+    # Shared memory.
+
+    def _pass(
+        self, own: str, walked: str, step: int, stages: int, more: tuple[Wanted, ...] = ()
+    ) -> MemoryMap:
+        """A pass keeps rows of its own, and has rings of what it walks."""
+        parts = {"nope": self.d_nope, "rope": self.d_rope, "values": self.d_v}
+
+        def buffers() -> Iterator[Wanted]:
+            for name, width in parts.items():
+                size = self.own_rows * width * ELEMENT
+                yield Wanted(f"{own} {name}", own, size)
+            for name, width in parts.items():
+                yield Wanted(f"{walked} {name}", walked, stages * step * width * ELEMENT)
+            yield from more
+            yield Wanted("tile info", "barriers", TILE_INFO_BYTES)
+            yield from barriers(("own ready", CONSUMERS), ("own empty", CONSUMERS))
+            for name in ("ready", "empty", "values ready", "values empty"):
+                yield from barriers((f"{walked} {name}", stages))
+            yield from barriers(("t_ready", TILE_SLOTS), ("t_empty", TILE_SLOTS), ("t_req", 1))
+            yield from launch_tail(self.registers)
+
+        return lay_out(buffers(), self.smem_limit)
+
+    @cached_property
+    def query_pass_map(self) -> MemoryMap:
+        """Byte offsets of every buffer of the query pass."""
+        return self._pass("queries", "keys", self.BN, self.key_stages)
+
+    @cached_property
+    def key_pass_map(self) -> MemoryMap:
+        """Byte offsets of every buffer of the key pass; a bulk copy writes to multiples of 128."""
+        size = self.query_stages * self.BQ * FP32
+        statistics = tuple(Wanted(name, "statistics", size, 128) for name in ("total", "delta"))
+        return self._pass("keys", "queries", self.BQ, self.query_stages, statistics)
+
+    @cached_property
+    def smem_map(self) -> MemoryMap:
+        """That of the pass that takes more."""
+        return max(self.query_pass_map, self.key_pass_map, key=lambda found: found.used)
+
+    # Workspaces in global memory.
+
+    def statistics_rows(self, total_q: int, batch: int) -> int:
+        """Rows of statistics of a head: every sequence's begin at a multiple of a tile."""
+        return (total_q // self.own_rows + batch + 1) * self.own_rows
+
+    def workspace(self, problem: BackwardProblem) -> int:
+        """Bytes besides the gradients: statistics, and a part of every shared rope row per head."""
+        statistics = 2 * self.statistics_rows(problem.total_q, problem.batch)
+        parts = problem.total_k * self.d_rope if problem.rope == "shared" else 0
+        return FP32 * self.heads * (statistics + parts)
+
+    # Verdict and words.
+
+    def _broken_limits(self) -> Iterator[str]:
+        yield from register_reasons(self.registers, self.query_accumulators, "query pass")
+        for name, found in (("query pass", self.query_pass_map), ("key pass", self.key_pass_map)):
+            yield from smem_reasons(found.used, name)
+
+    def explain(self) -> list[str]:
+        """How each number came about."""
+        rows = self.own_rows
+        lines = [
+            f"query pass: {rows} queries of a head, {self.BN} keys a step, {self.key_stages} steps "
+            f"in flight, {self.query_accumulators} accumulator registers of "
+            f"{self.registers.consumer}, {self.query_pass_map.used} bytes of shared memory",
+            f"key pass: {rows} keys of a head, {self.BQ} queries a step, {self.query_stages} steps "
+            f"in flight, {self.key_accumulators} accumulator registers, "
+            f"{self.key_pass_map.used} bytes",
+            "no atomics: each gradient has one writer, rope parts of the heads are added in order",
+        ]
+        return lines + verdict_lines(self.why_unsupported())
+
+
+def _lines(config: HopperBackwardConfig, problem: BackwardProblem) -> list[str]:
+    return [*config.explain(), f"workspace: {config.workspace(problem)} bytes"]
+
+
+def _block(config: HopperBackwardConfig, problem: BackwardProblem) -> Block:
+    """That of the query pass."""
+    return Block(
+        tile_rows=config.own_rows,
+        tile_keys=config.BN,
+        stages=config.key_stages,
+        threads=config.registers.threads,
+        memory=config.query_pass_map,
+        registers=config.registers.most,
+    )
+
+
+def _choose(problem: Any, target: Target) -> HopperBackwardConfig:
+    return HopperBackwardConfig(
+        heads=problem.heads,
+        d_nope=problem.d_nope,
+        d_rope=problem.d_rope,
+        d_v=problem.d_v,
+        sm_count=target.sm_count,
+    )
+
+
+SERVED = Serves(
+    {
+        "form": OneOf(BACKWARD_FORM),
+        DTYPES: OneOf(*alike("bf16")),
+        "heads": Range(1, MAX_HEADS),
+        "d_nope": OneOf(64, 128),
+        "d_rope": OneOf(0, 32, 64),
+        "d_v": OneOf(64, 128),
+        "rope": OneOf("none", "shared", "per_head", why="rope of a cache has no gradient"),
+        **LENGTHS,
+        **either("causal", "has_sink", "wants_lse", "has_d_lse"),
+        "aligned_16": ALIGNED,
+    },
+    (
+        # With a sink, lse and what weights are relative to differ by any amount: one delta would
+        # not hold both.
+        Limit(
+            lambda p: not (p.has_sink and p.has_d_lse),
+            lambda p: "a sink beside a gradient of lse: the portable kernels have it",
+        ),
+    ),
+)
+
+
+def _not_measured(config: HopperBackwardConfig, problem: BackwardProblem) -> str:
+    """Other widths, and rope per head, ran in the simulator and not yet on an H200."""
+    widths = (problem.d_nope, problem.d_rope, problem.d_v)
+    measured = widths == (128, 64, 128) and problem.rope == "shared"
+    return "" if measured else "because with these widths or this rope it was simulated alone"
+
+
+HOPPER_BACKWARD = Kernel(
+    name="backward",
+    serves=SERVED,
+    config=HopperBackwardConfig,
+    choose=_choose,
+    block=_block,
+    explain=_lines,
+    slower=_not_measured,
+    launcher="openmla.kernels.hopper.backward.launch",
+)

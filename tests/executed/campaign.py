@@ -72,14 +72,16 @@ def draws(target: str, cases: int, variants: int) -> Iterator[Case]:
 
 def siblings(case: Case, key: str, target: str, count: int) -> Iterator[Case]:
     """Other lengths, lists and values for the same compiled kernel."""
-    for seed in range(case.seed + 1, case.seed + 1 + DRAWS_PER_CASE):
+    for seed in range(case.seed + 1, case.seed + 1 + 4 * DRAWS_PER_CASE):
         other = simulated_case(target, 10**6 + seed)
         if other.form != case.form:
             continue
         new = replace(case, seed=seed, **{name: getattr(other, name) for name in FREE})
         if new.values == "exact":
             new = replace(new, scale=0.25)
-        if count and 0 < tiles(new) <= MOST_TILES and variant(new, target) == key:
+        if count == 0:
+            return
+        if 0 < tiles(new) <= MOST_TILES and variant(new, target) == key:
             count -= 1
             yield new
 

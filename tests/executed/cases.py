@@ -125,6 +125,19 @@ CASES: dict[str, dict[str, Case]] = {
         "dense pair exact": dense(
             2048, 130, heads=1, causal=False, values="exact", scale=0.25, seed=29
         ),
+        "sparse 512+0": sparse("bf16", d_rope=0, rope="none", seed=30),
+        "sparse 512+0 pair": sparse("bf16", heads=128, d_rope=0, rope="none", q_lens=(1,), seed=31),
+        "latent 512+0": latent(
+            "bf16", d_rope=0, rope="none", q_lens=(1, 1), k_lens=(70, 5), seed=32
+        ),
+        "sparse 512+0 block64": sparse("fp8_block64", d_rope=0, rope="none", q_lens=(1,), seed=33),
+        "latent 256+64": latent(
+            "bf16", d_nope=256, d_v=256, q_lens=(1, 1), k_lens=(150, 5), seed=34
+        ),
+        "sparse 256+64 token": sparse("fp8_token", d_nope=256, d_v=256, q_lens=(1,), seed=35),
+        "sparse 256+64 rising": sparse(
+            "bf16", d_nope=256, d_v=256, q_lens=(1,), values="rising", scale=1.0, seed=36
+        ),
         "latent pair": latent("bf16", heads=128, q_lens=(1, 1), k_lens=(300, 5), seed=19),
     },
     "mi355x": {

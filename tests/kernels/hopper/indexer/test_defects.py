@@ -17,13 +17,14 @@ import torch
 import openmla.kernels.blackwell as blackwell
 import openmla.kernels.hopper as hopper
 from gluon_sim import Kind, Limits, intercept
-from indexer.score_cases import UNWRITTEN, paged, pair
+from indexer.score_cases import UNWRITTEN, among_many, paged, pair
 from kernels.hopper.indexer.test_select import operands, results_of
 from kernels.hopper.latent.defect import SparseDefect
 from kernels.mutants import RUNS, assert_found, load_mutant, once
 from openmla.indexer import reference
 from openmla.indexer.operands import ScoresOperands, SelectOperands, Windows
 from openmla.kernels.blackwell.indexer import launch as blackwell_launcher
+from openmla.kernels.gluon.select import launch as select_launcher
 from openmla.kernels.hopper.indexer import launch as hopper_launcher
 from openmla.lab.testing.indexer import score_problems
 from openmla.planning import plan
@@ -54,7 +55,7 @@ class IndexDefect(SparseDefect):
     family: str = "hopper"
 
 
-SCORE, WORK, TILE = "indexer.scores", "indexer_work", "indexer.tile"
+SCORE, WORK, TILE = "indexer.scores", "indexer_work", "select.tile"
 DECODE = "indexer.decode_scores"
 WAIT_FREE = "        mbarrier.wait(bars.k_empty.index(stage), ((it // ST) & 1) ^ 1)\n"
 RELEASE = (
@@ -294,8 +295,22 @@ def run(
 def test_defect_is_found(defect: IndexDefect, tmp_path: Path) -> None:
     edit = once(defect.old, defect.new)
     package = PACKAGES[defect.family]
-    mutant = load_mutant(package, defect.file, edit, "indexer.launch", tmp_path)
+    launcher = "indexer.launch" if defect.case in SCORES else "select.launch"
+    mutant = load_mutant(package, defect.file, edit, launcher, tmp_path)
     assert_found(defect.kind, partial(run, mutant, defect.family, defect.case))
+
+
+@pytest.mark.seeded
+@pytest.mark.parametrize("family", PACKAGES)
+def test_a_defect_of_the_page_stride_is_found(family: str, tmp_path: Path) -> None:
+    """No second page is read, but a GPU refuses the descriptor."""
+    edit = once(
+        "[rows * values.stride(1), values.stride(1), 1]",
+        "[rows * values.stride(0), values.stride(1), 1]",
+    )
+    mutant = load_mutant(PACKAGES[family], "indexer_operands", edit, "indexer.launch", tmp_path)
+    with pytest.raises(ValueError, match="below 2\\^40"):
+        scores_of(mutant, family, among_many(100_000, 140), *RUNS[0])
 
 
 @pytest.mark.parametrize(
@@ -303,4 +318,5 @@ def test_defect_is_found(defect: IndexDefect, tmp_path: Path) -> None:
 )
 def test_the_kernel_itself_is_clean_and_right(family: str, name: str) -> None:
     for schedule, seed in RUNS[:3]:
-        assert run(LAUNCHERS[family], family, name, schedule, seed) == (set(), True)
+        launcher = LAUNCHERS[family] if name in SCORES else select_launcher
+        assert run(launcher, family, name, schedule, seed) == (set(), True)

@@ -1,4 +1,4 @@
-"""The selection on Hopper, in the simulator: the tie rule on rows of every kind, short and long."""
+"""The selection in the simulator: the tie rule on rows of every kind, short and long."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gluon_sim import Limits, intercept
 from indexer import cases
 from openmla.indexer import reference
 from openmla.indexer.operands import SelectOperands, SelectResults, Windows
-from openmla.kernels.hopper.indexer.launch import calls
+from openmla.kernels.gluon.select.launch import calls
 from openmla.planning import Plan, plan
 
 SMALL = {
@@ -169,10 +169,11 @@ def test_a_row_does_not_see_its_neighbors() -> None:
         ({"aligned_16": False}, "16"),
     ],
 )
-def test_what_it_does_not_serve_is_portable(change: dict, reason: str) -> None:
+@pytest.mark.parametrize("chip", ["h200", "b200"])
+def test_what_it_does_not_serve_is_portable(chip: str, change: dict, reason: str) -> None:
     op = operands("random", 512, 100)
     problem = replace(op.problem(results_of(op)), **change)
-    chosen = plan(problem, "h200")
+    chosen = plan(problem, chip)
     assert chosen.backend == "portable" and reason in chosen.passed_over[0]
 
 

@@ -46,6 +46,7 @@ from openmla.kernels.gluon.indexer_records import (
 )
 from openmla.kernels.gluon.indexer_work import COLUMNS, FAR, ROWS, weights_of
 from openmla.kernels.gluon.requests import cut
+from openmla.kernels.gluon.select.tile import plus
 from openmla.kernels.hopper.indexer.records import (
     DecodeScores,
     Group,
@@ -54,7 +55,6 @@ from openmla.kernels.hopper.indexer.records import (
     TileWindows,
 )
 from openmla.kernels.hopper.indexer.scores import WARPS, finish
-from openmla.kernels.hopper.indexer.tile import plus
 
 # Arguments whose values, and pointers whose alignment, are compiled into none.
 COUNTS = [

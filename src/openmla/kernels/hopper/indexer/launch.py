@@ -1,4 +1,4 @@
-"""Host side of the indexer on Hopper: from a plan and its operands to kernel calls.
+"""Host side of the indexer's scores on Hopper: from a plan and its operands to kernel calls.
 
 Nothing here reads a device tensor, so nothing waits for the GPU.
 """
@@ -8,15 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from openmla.indexer.operands import (
-    IndexOperands,
-    ScoresOperands,
-    SelectOperands,
-    SelectResults,
-)
+from openmla.indexer.operands import ScoresOperands
 from openmla.kernels.call import WORKSPACE, Call, Sources, vector
 from openmla.kernels.gluon.indexer_operands import (
     SOURCES,
@@ -27,10 +21,9 @@ from openmla.kernels.gluon.indexer_operands import (
 )
 from openmla.kernels.gluon.indexer_records import ScoresConfig
 from openmla.kernels.hopper.indexer.decode_scores import decode_scores_kernel
-from openmla.kernels.hopper.indexer.plan import HopperScoresConfig, HopperSelectConfig
-from openmla.kernels.hopper.indexer.records import DecodeScoresConfig, Registers, SelectConfig
+from openmla.kernels.hopper.indexer.plan import HopperScoresConfig
+from openmla.kernels.hopper.indexer.records import DecodeScoresConfig, Registers
 from openmla.kernels.hopper.indexer.scores import scores_kernel
-from openmla.kernels.hopper.indexer.select import select_kernel
 from openmla.planning import Plan
 
 DECODE_SOURCES: Sources = {
@@ -39,25 +32,12 @@ DECODE_SOURCES: Sources = {
     "lengths_ptr": "cache_lengths",
     **dict.fromkeys(WINDOW_POINTERS, WORKSPACE),
 }
-SELECT_SOURCES: Sources = {
-    "scores_ptr": "scores",
-    "starts_ptr": "starts",
-    "ends_ptr": "ends",
-    "table_ptr": "block_table",
-    "out_ptr": "out",
-    "counts_ptr": "counts",
-    "mask_ptr": "mask",
-    "lists_ptr": WORKSPACE,
-}
 
 
-def calls(plan: Plan, operands: IndexOperands, results: Any) -> Iterator[Call]:
+def calls(plan: Plan, op: ScoresOperands, out: Tensor) -> Iterator[Call]:
     """What a launch runs; nothing where there is nothing to write."""
-    if isinstance(operands, SelectOperands):
-        if operands.scores.shape[0]:
-            yield _select(plan.config, operands, results)
-    elif operands.columns(results) and operands.q.shape[0]:
-        yield _scores(plan.config, operands, results)
+    if op.columns(out) and op.q.shape[0]:
+        yield _scores(plan.config, op, out)
 
 
 def _scores(config: HopperScoresConfig, op: ScoresOperands, out: Tensor) -> Call:
@@ -113,40 +93,3 @@ def _decode_scores(
         "launch_pdl": True,  # may begin before the launch in front has ended
     }
     return Call(decode_scores_kernel, programs, arguments, DECODE_SOURCES)
-
-
-def _select(config: HopperSelectConfig, op: SelectOperands, results: SelectResults) -> Call:
-    scores, windows = op.scores, op.windows
-    table, mask = vector(op.block_table), results.mask
-    programs = min(scores.shape[0], config.sm_count * config.blocks_per_sm)
-    arguments = {
-        "scores_ptr": scores,
-        "starts_ptr": vector(windows.starts),
-        "ends_ptr": vector(windows.ends),
-        "sequences_ptr": None if table is None else windows.sequences,
-        "table_ptr": table,
-        "out_ptr": results.out,
-        "counts_ptr": results.counts,
-        "mask_ptr": mask,
-        "lists_ptr": scores.new_empty(programs * 2 * config.list_size, dtype=torch.int32),
-        "rows": scores.shape[0],
-        "width": scores.shape[1],
-        "k": op.topk,
-        "words": 0 if mask is None else mask.shape[1],
-        "pages": 0 if table is None else table.shape[1],
-        "stride": scores.stride(0) // 4,
-        "out_stride": results.out.stride(0),
-        "table_stride": 0 if table is None else table.shape[1],
-        "CFG": SelectConfig(
-            warps=config.warps,
-            chunk_vectors=config.chunk_vectors,
-            list_vectors=config.list_vectors,
-            stages=config.stages,
-        ),
-        "PAGE": op.page_size if table is not None else 0,
-        "ADD": op.add_starts,
-        "LONG": config.long_rows,
-        "num_warps": config.warps,
-        "maxnreg": config.max_registers,
-    }
-    return Call(select_kernel, programs, arguments, SELECT_SOURCES)

@@ -1,4 +1,4 @@
-"""Plans of the indexer on Hopper: scores and selection, Gluon kernels for sm_90."""
+"""Plans of the indexer's scores on Hopper, Gluon kernels for sm_90; the selection is shared."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from openmla.indexer.problem import DIM, IndexProblem
+from openmla.kernels.gluon.select.plan import SELECTION
 from openmla.kernels.hopper.chip import (
     FP32,
-    REGISTERS_PER_SM,
     WGMMA_M,
     HopperBlock,
     Registers,
@@ -21,7 +21,7 @@ from openmla.kernels.hopper.chip import (
 )
 from openmla.planning.family import Block, Kernel
 from openmla.planning.memory import Wanted
-from openmla.planning.serves import OneOf, Range, index_scores, index_selection
+from openmla.planning.serves import OneOf, Range, index_scores
 from openmla.planning.target import Target
 
 COLUMNS = 128
@@ -29,10 +29,6 @@ COLUMNS = 128
 DECODE_QUERIES = 2
 """Requests with at most so many queries each, in the mean, share their keys with nobody."""
 PIECE_FIELDS, DECODE_FIELDS = 4, 5
-SCAN_BYTES = 4  # of a warp
-GROUP = 128  # scores that a warp loads at once
-SHORT_ROW = 8192  # scores that 8 warps hold in registers
-FEW = 2048  # of a list of 4096 that was cut, a chunk of 2048 fits behind: 4 warps do
 BOX_STEP = 32  # rows: a copy of fp32 scales begins at a multiple of 128 bytes of shared memory
 
 
@@ -134,69 +130,6 @@ class HopperScoresConfig(HopperBlock):
         return [*lines, self.registers.explain("the accumulator", accumulator)]
 
 
-@dataclass(frozen=True)
-class HopperSelectConfig(HopperBlock):
-    """A block of `warps` per row at a time: see kernels' select.py.
-
-    Rows of up to `list_size` scores are cut in registers, 32 of them in each thread; longer ones
-    are first thinned out to a list of that size, `chunk` scores at a time.
-    """
-
-    topk: int
-    long_rows: bool
-    sm_count: int
-    warps: int = 8
-    chunk_vectors: int = 4
-    """Vectors of four scores in a thread: their counts are packed into one word."""
-    list_vectors: int = 8
-    stages: int = 3
-    """Chunks of the ring: all but one are being loaded. H200, 4096 x 131072 of 2048, 4 warps
-    (2026-11-16): 2 take 0.97 ms, 3 0.75, 4 0.76."""
-    max_registers: int = 128
-    """The fewer, the more rows on an SM: 96 of 4 warps take 0.72 ms there, 128 0.75. Short rows:
-    64 take 0.136 ms at 4096 x 8192, 80 0.143, 128 0.147."""
-
-    @cached_property
-    def chunk(self) -> int:
-        return self.warps * self.chunk_vectors * GROUP
-
-    @cached_property
-    def list_size(self) -> int:
-        return self.warps * self.list_vectors * GROUP
-
-    @cached_property
-    def blocks_per_sm(self) -> int:
-        return REGISTERS_PER_SM // (32 * self.warps * self.max_registers)
-
-    def _buffers(self) -> Iterator[Wanted]:
-        if self.long_rows:
-            yield Wanted("chunks", "k", self.stages * self.chunk * FP32)
-        # Warps exchange sums.
-        yield Wanted("scans", "scratch", self.warps * SCAN_BYTES)
-
-    def _broken_limits(self) -> Iterator[str]:
-        most = self.list_size - self.chunk
-        if self.long_rows and self.topk > most:
-            yield f"topk {self.topk}: a list of {self.list_size} that was cut has room for {most}"
-
-    def explain(self) -> list[str]:
-        """What the numbers mean."""
-        long = f"; longer ones once through chunks of {self.chunk}" if self.long_rows else ""
-        return [
-            f"{self.warps} warps per row, {self.blocks_per_sm} rows on an SM at a time",
-            f"rows of up to {self.list_size} scores in registers{long}",
-        ]
-
-
-def _select(problem: IndexProblem, target: Target) -> HopperSelectConfig:
-    if problem.width <= SHORT_ROW:
-        return HopperSelectConfig(problem.topk, False, target.sm_count, max_registers=64)
-    few = problem.topk <= FEW
-    return HopperSelectConfig(
-        problem.topk, True, target.sm_count, 4 if few else 8, max_registers=96 if few else 128
-    )
-
-
 def _scores(problem: IndexProblem, target: Target) -> HopperScoresConfig:
     config = HopperScoresConfig(problem.heads, problem.page_size, target.sm_count)
     if problem.page_size and problem.total_q <= DECODE_QUERIES * problem.batch:
@@ -219,18 +152,6 @@ def _scores_block(config: HopperScoresConfig, problem: IndexProblem) -> Block:
     )
 
 
-def _select_block(config: HopperSelectConfig, problem: IndexProblem) -> Block:
-    threads = 32 * config.warps
-    return Block(
-        tile_rows=1,
-        tile_keys=config.chunk if config.long_rows else config.list_size,
-        stages=config.stages if config.long_rows else 1,
-        threads=threads,
-        memory=config.smem_map,
-        registers=threads * config.max_registers,
-    )
-
-
 INDEX_KERNELS = (
     Kernel(
         name="scores",
@@ -241,12 +162,5 @@ INDEX_KERNELS = (
         block=_scores_block,
         launcher="openmla.kernels.hopper.indexer.launch",
     ),
-    Kernel(
-        name="select",
-        serves=index_selection(),
-        config=HopperSelectConfig,
-        choose=_select,
-        block=_select_block,
-        launcher="openmla.kernels.hopper.indexer.launch",
-    ),
+    SELECTION,
 )

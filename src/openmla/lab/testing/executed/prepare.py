@@ -102,20 +102,22 @@ def prepare(case: Case, target: str, background: str = "nan") -> PreparedCase:
     built = build_case(case, memory=Memory("cpu", background))
     inputs = {buffer.untyped_storage().data_ptr() for buffer in built.memory.buffers}
     plan, results, made = planned(built, target)
-    launches = [_prepared(call, target, inputs) for call in made]
-    written = {id(t): t for launch in launches for t in _tensors(launch)}
+    launches = [prepared_call(call, target, inputs) for call in made]
+    written = {id(t): t for launch in launches for t in written_by(launch)}
     written |= {id(t): t for t in (results.out, results.lse, results.max_logits) if t is not None}
     fresh = [(tensor, tensor.clone()) for tensor in written.values()]
     return PreparedCase(built, plan, results, launches, fresh)
 
 
-def _tensors(launch: Prepared) -> Iterator[Tensor]:
+def written_by(launch: Prepared) -> Iterator[Tensor]:
+    """Tensors that a launch may write."""
     for name in launch.outputs:
         value = launch.arguments[name]
         yield value.base if hasattr(value, "block_shape") else value
 
 
-def _prepared(call: Call, target: str, inputs: set[int]) -> Prepared:
+def prepared_call(call: Call, target: str, inputs: set[int]) -> Prepared:
+    """Compile a call for a target. `inputs`: addresses of storage that it must not write."""
     job = CompileJob("executed", call, ARCHITECTURES[target])
     constexprs = specialized(job).constexprs
     names = [name for name in call.kernel.arg_names if name not in constexprs]

@@ -1,4 +1,4 @@
-"""Top-k of rows of scores on Hopper: one pass over memory, and a cut in registers.
+"""Top-k of rows of scores: one pass over memory, and a cut in registers.
 
 One block per row at a time. A row of at most LIST scores is loaded whole and cut (cut.py). A longer
 one:
@@ -23,7 +23,7 @@ from triton.experimental.gluon.language.nvidia.ampere import async_copy
 
 from openmla.kernels.gluon.compat import cp_async, thread_barrier
 from openmla.kernels.gluon.scores import MINUS_INF, opaque_zero
-from openmla.kernels.hopper.indexer.cut import (
+from openmla.kernels.gluon.select.cut import (
     HIGHEST,
     MINUS_INF_KEY,
     NAN_KEY,
@@ -33,8 +33,8 @@ from openmla.kernels.hopper.indexer.cut import (
     kth,
     score_of,
 )
-from openmla.kernels.hopper.indexer.records import Lists, RowOutput, Writing
-from openmla.kernels.hopper.indexer.tile import (
+from openmla.kernels.gluon.select.records import Lists, RowOutput, Writing
+from openmla.kernels.gluon.select.tile import (
     GROUP,
     VECTOR,
     least,

@@ -17,7 +17,7 @@ distribution.
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from openmla.kernels.hopper.indexer.tile import greatest, least, places, total
+from openmla.kernels.gluon.select.tile import greatest, least, places, total
 
 NOTHING = gl.constexpr(-(2**31))  # the key of a place that holds no score
 NAN_KEY = gl.constexpr(1 - 2**31)

@@ -1,0 +1,1 @@
+"""Selection of the best scores: the indexer's second step on NVIDIA GPUs."""

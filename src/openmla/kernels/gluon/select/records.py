@@ -1,0 +1,51 @@
+"""Records of the selection."""
+
+from typing import Any, NamedTuple
+
+
+class SelectConfig(NamedTuple):
+    """Constants of the selection (CFG), chosen by its plan."""
+
+    warps: int
+    chunk_vectors: int
+    """Vectors of four scores that a thread holds of a chunk."""
+    list_vectors: int
+    """Vectors of four scores that a thread holds of a list, or of a row that is loaded whole."""
+    stages: int
+    """Chunks in the ring."""
+
+
+class Lists(NamedTuple):
+    """What passed the pivot, in global memory."""
+
+    positions_ptr: Any
+    scores_ptr: Any
+    """Bits of the scores."""
+
+
+class Writing(NamedTuple):
+    """Constants that say how a selection is written (HOW)."""
+
+    page_size: int
+    """Rows of a page; positions become physical rows. 0: they do not."""
+    adds_start: bool
+    """Positions become columns of the scores."""
+    has_mask: bool
+    """A bit mask is written too."""
+
+
+class RowOutput(NamedTuple):
+    """Where the selection of one row goes."""
+
+    out_row: Any
+    """A pointer to its positions."""
+    mask_row: Any
+    """A pointer to its bit mask; None without one."""
+    words: Any
+    """Words of the bit mask."""
+    start: Any
+    """The column of position 0."""
+    entries: Any
+    """A pointer to the sequence's line of the block table; None unless keys are in pages."""
+    pages: Any
+    """Entries of that line."""

@@ -1,4 +1,4 @@
-"""The Hopper family: Gluon kernels for sm_90: dense, latent (lists and pages), the indexer."""
+"""The Hopper family: Gluon kernels for sm_90: dense and its gradients, latent, the indexer."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from functools import partial
 from typing import Any
 
 from openmla.arithmetic import Limit
+from openmla.formats import V4
+from openmla.kernels.hopper.backward.plan import HOPPER_BACKWARD
 from openmla.kernels.hopper.dense.plan import Dense, HopperDenseConfig, select_hopper_dense_config
 from openmla.kernels.hopper.dense_fp8.plan import (
     VALUE_BYTES,
@@ -14,7 +16,11 @@ from openmla.kernels.hopper.dense_fp8.plan import (
     select_hopper_dense_fp8_config,
 )
 from openmla.kernels.hopper.indexer.plan import INDEX_KERNELS
-from openmla.kernels.hopper.latent.plan import HopperLatentConfig, select_hopper_latent_config
+from openmla.kernels.hopper.latent.plan import (
+    ROW_CACHES,
+    HopperLatentConfig,
+    select_hopper_latent_config,
+)
 from openmla.kernels.hopper.latent_fp8.plan import (
     HopperLatentFp8Config,
     select_hopper_latent_fp8_config,
@@ -31,7 +37,6 @@ from openmla.planning.serves import (
     ALIGNED,
     ANY,
     DTYPES,
-    GLUON_CACHES,
     LENGTHS,
     MOST_PAGE_ROWS,
     YES_OR_NO,
@@ -121,7 +126,7 @@ def _latent(problem: Problem, target: Target) -> HopperLatentConfig:
         sm_count=target.sm_count,
     )
     config = replace(config, few=config.few_queries(problem))
-    if problem.kv_dtype in GLUON_CACHES:
+    if problem.kv_dtype in ROW_CACHES:
         config = replace(config, cache_read=_cache_read(problem, config))
     return config
 
@@ -198,7 +203,7 @@ _LISTS: dict[Field, Allowed] = {
 _CACHES = ("fp8_token",)
 _FP8_ROWS = {**_ROWS, ("d_nope", "d_v"): OneOf((512, 512)), "d_rope": OneOf(0, 64)}
 _FP8_OVER_CACHES = tuple(("e4m3", name, name, name) for name in _CACHES)
-_BF16_OVER_CACHES = tuple(("bf16", name, name, name) for name in GLUON_CACHES)
+_BF16_OVER_CACHES = tuple(("bf16", name, name, name) for name in ROW_CACHES)
 
 _DENSE = {
     "heads": Range(1, MAX_HEADS),
@@ -231,6 +236,11 @@ _MASKED: Limit[Problem] = Limit(
         f"key_mask with d_qk {p.d_qk} and d_v {p.d_v}: two blocks of 128 keys fit with d_qk up to "
         + ", ".join(f"{qk} (d_v {v})" for v, qk in _MASKED_QK.items())
     ),
+)
+
+_V4_WIDTHS: Limit[Problem] = Limit(
+    lambda p: p.kv_dtype != V4.name or (p.d_nope, p.d_rope) == (512, 0),
+    lambda p: f"kv_dtype {p.kv_dtype} at {p.d_nope} + {p.d_rope} columns: 512 + 0 are served",
 )
 
 
@@ -317,6 +327,7 @@ HOPPER = Family(
                 "page_size": Range(1, MOST_PAGE_ROWS),
                 "causal": YES_OR_NO,
             },
+            _V4_WIDTHS,
             explain=_latent_lines,
         ),
         _rows_kernel(
@@ -328,6 +339,7 @@ HOPPER = Family(
                 "page_size": Range(0, MOST_PAGE_ROWS),
                 **_LISTS,
             },
+            _V4_WIDTHS,
         ),
         _rows_fp8_kernel(
             "sparse_fp8",
@@ -361,6 +373,7 @@ HOPPER = Family(
                 "causal": YES_OR_NO,
             },
         ),
+        HOPPER_BACKWARD,
         *INDEX_KERNELS,
     ),
 )

@@ -31,6 +31,7 @@ LISTS = Case(
     values="rising",
 )
 FP8 = replace(LISTS, kv="fp8_656", page_size=16)
+V4 = replace(LISTS, kv="fp8_584", page_size=16, d_rope=0, rope="none")
 NARROW = replace(LISTS, d_nope=128, d_rope=32, d_v=128)
 CASES = {
     "70 heads, sink, logits": (replace(LISTS, heads=70, sink="mixed", return_max_logits=True), 64),
@@ -42,6 +43,11 @@ CASES = {
     "all invalid": (replace(LISTS, index_kind="invalid", sink="high", topk=70), 32),
     "512+0, peaky": (replace(LISTS, d_rope=0, rope="none", values="peaky", topk=500), 64),
     "128+32, negative scale": (replace(NARROW, scale=-0.05), 64),
+    "fp8_584": (replace(V4, topk=133), 32),
+    "fp8_584, 128 heads, wild lengths": (
+        replace(V4, heads=128, topk_lengths="wild", q_lens=(3,), page_size=2),
+        64,
+    ),
     "fp8_656": (FP8, 32),
     "fp8_656, 128 heads": (replace(FP8, heads=128, q_lens=(1,), sink="low"), 128),
     "fp8_token": (replace(FP8, kv="fp8_token", topk=130), 64),
@@ -65,7 +71,7 @@ CASES |= {
 }
 
 
-QUICK = {"fp16, wild lengths", "all invalid", "128+32, negative scale", "fp8_token"}
+QUICK = {"fp16, wild lengths", "all invalid", "128+32, negative scale", "fp8_token", "fp8_584"}
 NAMES = [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in CASES]
 
 

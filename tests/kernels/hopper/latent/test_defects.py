@@ -189,8 +189,8 @@ DEFECTS = [
     sparse(
         "one index into a step is not a step",
         None,
-        "(count + (STEP - 1)) // STEP",
-        "(count + (STEP - 2)) // STEP",
+        "(count + (STEP - 1)) // STEP, 1), 0)\n        reset_counter",
+        "(count + (STEP - 2)) // STEP, 1), 0)\n        reset_counter",
         "topk 129",
         "latent.source",
     ),

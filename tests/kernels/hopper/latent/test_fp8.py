@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+import openmla.kernels.hopper.latent.launch as launcher
 from gluon_sim import Report, intercept
 from kernels.hopper.simulated import plan_of, run
 from openmla import dispatch
@@ -19,7 +20,7 @@ from openmla.lab.testing.case import Case
 from openmla.lab.testing.compare import judge
 from openmla.lab.testing.memory import Memory
 from openmla.lab.testing.memory.poison import differences
-from openmla.operands import LatentOperands, SparseOperands
+from openmla.operands import LatentOperands, Results, SparseOperands
 from openmla.planning import Plan, dequantize, plan, target_by_name
 from openmla.planning.dequantize import Workspace
 from openmla.problem import Problem
@@ -70,7 +71,16 @@ CASES = {
     "128+32, short work items": replace(SMALL, q_lens=(8,), topk=40, topk_lengths="ragged"),
     "128+32, long": replace(SMALL, kv="fp8_block128", topk=700, sink="low"),
 }
+V4 = replace(V32, d_rope=0, rope="none", kv="fp8_584")
 CASES |= {
+    "fp8_584, sink": replace(V4, sink="mixed", return_max_logits=True),
+    "fp8_584, wild lengths, 70 heads, pages of 2": replace(
+        V4, heads=70, topk_lengths="wild", index_kind="duplicates", q_lens=(3,), page_size=2
+    ),
+    "fp8_584, all invalid": replace(V4, index_kind="invalid", sink="high", topk=70),
+    "fp8_584, long": replace(V4, q_lens=(1,), topk=300, values="rising", page_size=64),
+    "fp8_584, short work items": replace(V4, q_lens=(8,), topk=40, topk_lengths="ragged"),
+    "pages, fp8_584": replace(PAGES, d_rope=0, rope="none", kv="fp8_584"),
     "pages, fp8_656": PAGES,
     "pages, fp8_block32 256+32, full": replace(
         PAGES, kv="fp8_block32", d_nope=256, d_rope=32, d_v=256, causal=False, page_size=24
@@ -116,7 +126,9 @@ def test_right_clean_and_the_same_bits_every_way(name: str) -> None:
         assert not differences(attend(on(case, "nan"), way, seed=1), fused)
 
 
-@pytest.mark.parametrize("name", ["fp8_656, sink", "256+32", "128+32, short work items"])
+@pytest.mark.parametrize(
+    "name", ["fp8_656, sink", "256+32", "128+32, short work items", "fp8_584, short work items"]
+)
 def test_deaf_to_poison_in_the_kernel(name: str) -> None:
     case = CASES[name]
     poisoned = attend(on(case, "nan"), "in_kernel", seed=2, schedule="unfair")
@@ -172,6 +184,66 @@ def test_pages_with_gaps() -> None:
     gapped = replace(built, operands=replace(op, cache=cache))
     for mode in MODES:
         assert torch.equal(attend(gapped, mode).out, whole)
+
+
+def scales_behind_rows(cache: LatentCache, page_size: int, gap: int) -> LatentCache:
+    """The rows of a V4 cache in pages as engines have them, with NaN between the pages."""
+    pages = -(-cache.rows // page_size)
+    raw = torch.full((pages, page_size * 584 + gap), 0xFF, dtype=torch.uint8)
+    step = raw.stride(0)
+    data = raw.as_strided((pages, page_size, 576), (step, 576, 1))
+    scales = raw.as_strided((pages, page_size, 8), (step, 8, 1), page_size * 576)
+    assert cache.scales is not None
+    for row in range(cache.rows):
+        place = divmod(row, cache.page_size)
+        data[divmod(row, page_size)] = cache.data[place]
+        scales[divmod(row, page_size)] = cache.scales[place]
+    return LatentCache(data, scales, 512, 0, "fp8_584")
+
+
+@pytest.mark.parametrize("page_size", [2, 32, 64, 128, 256])
+def test_v4_pages_of_any_size_have_the_bits_of_bf16_rows(page_size: int) -> None:
+    built = on(replace(V4, topk=70, page_size=16))
+    op = built.operands
+    assert isinstance(op, SparseOperands) and isinstance(op.cache, LatentCache)
+    plain = replace(op, cache=op.cache.read(torch.arange(op.cache.rows)))
+    expected, reports = run(replace(built, operands=plain))
+    assert findings(reports) == []
+    gap = 16 * 5
+    listed = op.indices.where(op.indices < op.rows, -1)  # larger pages may have more rows
+    paged = replace(op, cache=scales_behind_rows(op.cache, page_size, gap), indices=listed)
+    behind = replace(built, operands=paged)
+    for mode in MODES if page_size == 2 else ("in_kernel",):
+        assert not differences(attend(behind, mode, seed=1), expected)
+
+
+def test_v4_scales_of_every_exponent() -> None:
+    built = on(replace(V4, topk=70, index_kind="distinct"))
+    op = built.operands
+    assert isinstance(op, SparseOperands) and isinstance(op.cache, LatentCache)
+    assert op.cache.scales is not None
+    scales = op.cache.scales.clone()
+    scales[..., 3] = 0  # 2^-127, no fp32 number's exponent
+    tiny = replace(op, cache=replace(op.cache, scales=scales))
+    plain = replace(op, cache=tiny.cache.read(torch.arange(op.cache.rows)))
+    expected, _ = run(replace(built, operands=plain))
+    for mode in MODES:
+        assert not differences(attend(replace(built, operands=tiny), mode), expected)
+    scales[:] = 255  # NaN, which must show
+    nan = replace(built, operands=replace(op, cache=replace(op.cache, scales=scales)))
+    assert attend(nan, "in_kernel").out.isnan().all()
+
+
+def test_v4_pages_share_one_compilation() -> None:
+    compiled = set()
+    for page_size in (2, 64, 256):
+        built = on(replace(V4, topk=70, page_size=page_size))
+        op, results = built.operands, Results(torch.empty(2, 12, 512, dtype=torch.bfloat16))
+        assert isinstance(op, SparseOperands)
+        (call,) = launcher.calls(plan_with(built, "in_kernel"), op, results)
+        constants = {n: str(x) for n, x in call.arguments.items() if n.isupper() or x is None}
+        compiled.add(tuple(sorted(constants.items())))
+    assert len(compiled) == 1
 
 
 @pytest.mark.parametrize(

@@ -39,9 +39,20 @@ from openmla.kernels.gluon.dequantize.rows import (
     load_scales,
     rope_start,
 )
+from openmla.kernels.gluon.dequantize.v4_rows import CHUNKS as V4_CHUNKS
+from openmla.kernels.gluon.dequantize.v4_rows import (
+    dequantized_chunk,
+    load_chunk,
+    load_tail,
+    places_of,
+    scale_of,
+)
+from openmla.kernels.gluon.dequantize.v4_rows import key_layout as v4_key_layout
+from openmla.kernels.gluon.dequantize.v4_rows import load_scales as load_v4_scales
 
 LIST_COLUMNS = gl.constexpr(512)
 IN_LINE = gl.constexpr(16)  # claims in a line of the L2 cache; the map is whole lines
+WARPS = gl.constexpr(4)
 LIST_LAYOUT = gl.constexpr(gl.BlockedLayout([1], [32], [4], [0]))  # lists begin at any address
 
 
@@ -181,6 +192,22 @@ def dequantize_columns(
 
 
 @gluon.jit
+def dequantize_v4_columns(rows, row, out, LANES: gl.constexpr):
+    """What `dequantize_columns` does, to DeepSeek-V4's rows."""
+    places = places_of(rows, row)
+    scales = load_v4_scales(places)
+    words = ()
+    for c in gl.static_range(V4_CHUNKS):
+        words += (load_chunk(places, c, LANES, WARPS),)
+    tail = load_tail(rows, places, LANES, WARPS)
+    L: gl.constexpr = tail.type.layout
+    for c in gl.static_range(V4_CHUNKS):
+        columns = dequantized_chunk(words[c], scale_of(scales, c))
+        store_columns(out, gl.convert_layout(columns, L), row, c * CHUNK)
+    store_columns(out, tail, row, V4_CHUNKS * CHUNK)
+
+
+@gluon.jit
 def store_columns(out, value, row, FIRST: gl.constexpr):
     """Store columns FIRST … of WorkspaceRows `out`; not those whose `row` is -1."""
     L: gl.constexpr = value.type.layout
@@ -194,7 +221,7 @@ STRIDES = ["stride_page", "stride_row", "scale_page", "scale_row"]
 
 
 @gluon.jit(
-    do_not_specialize=[*LIST_COUNTS, *STRIDES, "blocks", "capacity"],
+    do_not_specialize=[*LIST_COUNTS, *STRIDES, "blocks", "capacity", "page_rows"],
     do_not_specialize_on_alignment=[*LISTS, "scale_ptr"],
 )
 def dequantize_kernel(  # noqa: PLR0913
@@ -218,6 +245,7 @@ def dequantize_kernel(  # noqa: PLR0913
     stride_row,
     scale_page,
     scale_row,
+    page_rows,
     DIMS: gl.constexpr,
     CACHE: gl.constexpr,
     LANES: gl.constexpr,
@@ -225,9 +253,14 @@ def dequantize_kernel(  # noqa: PLR0913
     ROWS: gl.constexpr,
 ):
     """Dequantize the units at `places`, or all of the pool where places_ptr is None; then rewrite
-    `blocks` blocks of the lists. DIMS: RowColumns. CACHE: CacheFormat. The grid may have any size.
+    `blocks` blocks of the lists. DIMS: RowColumns. CACHE: CacheFormat. page_rows: see CacheRows.
+    The grid may have any size.
     """
-    KL: gl.constexpr = key_layout(CHUNK, CACHE.scale_block, LANES)
+    KL: gl.constexpr = (
+        key_layout(CHUNK, CACHE.scale_block, LANES)
+        if page_rows is None
+        else v4_key_layout(LANES, WARPS)
+    )
     WIDTH: gl.constexpr = DIMS.latent + DIMS.rope
     let_next_begin()
     rows = CacheRows(
@@ -238,6 +271,7 @@ def dequantize_kernel(  # noqa: PLR0913
         scale_page_stride=scale_page,
         scale_row_stride=scale_row,
         rope_ptr=rope_ptr,
+        page_rows=page_rows,
     )
     count = units * SIZE
     if places_ptr is not None:
@@ -251,7 +285,10 @@ def dequantize_kernel(  # noqa: PLR0913
             unit = gl.load(places_ptr + place // SIZE, mask=place < count, other=-1)
             row = gl.where(place < count, unit * SIZE + place % SIZE, -1)
         out = WorkspaceRows(ptr=out_ptr, start=place.to(gl.int64) * WIDTH)
-        dequantize_columns(rows, row, out, DIMS, CACHE, LANES)
+        if page_rows is None:
+            dequantize_columns(rows, row, out, DIMS, CACHE, LANES)
+        else:
+            dequantize_v4_columns(rows, row, out, LANES)
     if places_ptr is not None:
         lists = UnitLists(lists_ptr, lengths_ptr, columns, stride, units)
         last = gl.where(count > 0, blocks, 0)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from openmla.cache import LatentCache
+from openmla.formats import V4
 from openmla.kernels.call import WORKSPACE, Call, Sources, vector
 from openmla.kernels.gluon.dequantize.kernels import (
     IN_LINE,
@@ -44,6 +45,8 @@ FILL_PROGRAMS = 8  # per SM
 
 def rows_of(cache: LatentCache | Tensor) -> dict[str, Any]:
     """Where rows and scales lie; see rows.py for the names. No bytes are copied."""
+    if isinstance(cache, LatentCache) and cache.format == V4.name:
+        return v4_rows_of(cache)
     rope, scales, block = None, None, 0
     if isinstance(cache, Tensor):
         data = cache[None]
@@ -62,8 +65,28 @@ def rows_of(cache: LatentCache | Tensor) -> dict[str, Any]:
         "stride_row": data.stride(1) // unit,
         "scale_page": 0 if scales is None or not apart else scales.stride(0),
         "scale_row": 0 if scales is None else scales.stride(1),
+        "page_rows": None,
         "PAGE": data.shape[1] if apart else 0,
         "SCALED": block,
+    }
+
+
+def v4_rows_of(cache: LatentCache) -> dict[str, Any]:
+    """The same of DeepSeek-V4's rows, whose pages have any size (see v4_rows.py)."""
+    assert cache.scales is not None
+    data, scales = cache.data.view(torch.int32), cache.scales.view(torch.int32)
+    unit = VECTOR_BYTES // data.element_size()
+    return {
+        "data_ptr": data,
+        "scale_ptr": scales,
+        "rope_ptr": cache.field("bf16"),
+        "stride_page": data.stride(0) // unit,
+        "stride_row": data.stride(1) // unit,
+        "scale_page": scales.stride(0),
+        "scale_row": scales.stride(1),
+        "page_rows": cache.page_size,
+        "PAGE": 0,
+        "SCALED": cache.layout.block,
     }
 
 

@@ -18,6 +18,11 @@ class CacheRows(NamedTuple):
     rope_ptr: Any
     """bf16 columns inside e4m3 rows; None if rope is stored as the latent is: scales, if there are
     any, are then in a tensor of their own."""
+    page_rows: Any = None
+    """Rows of a page, where that is a run-time value: in DeepSeek-V4's rows (v4_rows.py), whose
+    scales are words."""
+    second: Any = None
+    """`CacheRows` of a second source of rows; None where there is one source."""
 
 
 class CacheFormat(NamedTuple):
@@ -35,6 +40,28 @@ class RowColumns(NamedTuple):
     latent: int
     rope: int
     """0 if rows have none."""
+
+
+class RowPlaces(NamedTuple):
+    """Where rows of DeepSeek-V4's lie, one per key."""
+
+    words: Any
+    """Pointers to the words of the rows."""
+    scales: Any
+    """Pointers to the two words of their scales."""
+    is_there: Any
+    """Whether there is a key."""
+    start: Any
+    """Where the rows begin, in units of 16 bytes."""
+
+
+class RowScales(NamedTuple):
+    """Scales of rows of DeepSeek-V4's, one exponent a byte."""
+
+    low: Any
+    """Of chunks 0 to 3."""
+    high: Any
+    """Of chunks 4 to 6."""
 
 
 class UnitLists(NamedTuple):

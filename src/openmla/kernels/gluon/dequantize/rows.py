@@ -112,11 +112,17 @@ def rope_start(rows, row, CACHE: gl.constexpr):
 
 
 @gluon.jit
-def dequantized(words, scales):
-    """bf16 [keys, columns] of a chunk and its scales."""
-    words, factors = gl.broadcast(words, scales[:, :, None])
+def widened(words, factors):
+    """The four columns of each word times its factor, bf16 [..., 2, 2]."""
     a, b, c, d = gl.inline_asm_elementwise(
         WIDEN, "=h,=h,=h,=h,r,f", [words, factors], dtype=FOUR, is_pure=True, pack=1
     )
-    fours = gl.join(gl.join(a, c), gl.join(b, d))  # [..., 2, 2]: a b, c d
+    return gl.join(gl.join(a, c), gl.join(b, d))  # a b, c d
+
+
+@gluon.jit
+def dequantized(words, scales):
+    """bf16 [keys, columns] of a chunk and its scales."""
+    words, factors = gl.broadcast(words, scales[:, :, None])
+    fours = widened(words, factors)
     return fours.reshape([words.shape[0], words.shape[1] * words.shape[2] * 4])

@@ -11,15 +11,6 @@ class Registers(NamedTuple):
     add_up: int
 
 
-class Lists(NamedTuple):
-    """One list of rows for each query."""
-
-    indices: Any
-    list_stride: Any
-    pool_rows: Any
-    """Rows of the pool: an index counts from 0 to pool_rows - 1."""
-
-
 class Chunks(NamedTuple):
     """Columns of rows of an FP8 cache as they are stored, chunk by chunk; no chunks for plain rows.
 

@@ -14,11 +14,21 @@ from openmla.kernels.gluon.dequantize.rows import (
     rope_start,
     start_of_row,
 )
+from openmla.kernels.hopper.latent.source import count_of, range_of
 
 KEYS = gl.constexpr(64)  # of a block
 STEP = gl.constexpr(128)  # keys of a step: two blocks
 WARPS = gl.constexpr(8)
 VECTOR = gl.constexpr(8)  # elements of 16 bytes
+# Arguments that say how many rows a query sees, where it sees spans or a second source.
+MORE_COUNTS = ["requests", "second_topk", "second_requests"]
+MORE_LENGTHS = [
+    "request_ptr",
+    "begin_ptr",
+    "second_lengths_ptr",
+    "second_request_ptr",
+    "second_begin_ptr",
+]
 
 
 @gluon.constexpr_function
@@ -58,19 +68,28 @@ def list_length(lengths_ptr, query, topk):
 
 
 @gluon.jit
+def places_of_query(source, query):
+    """Places of a query's list; of both, where the `Source` has a second (latent/listing.py)."""
+    if source.begin is None and source.second_keys is None:
+        return list_length(source.lengths, query, source.most_keys)
+    else:
+        return count_of(source, range_of(source, query), query)
+
+
+@gluon.jit
 def steps_of(count):
     """Steps of 128 keys; at least one."""
     return gl.maximum((count + (STEP - 1)) // STEP, 1)
 
 
 @gluon.jit
-def listed(lists, query, count, first, NUMBER: gl.constexpr, LAYOUT: gl.constexpr):
-    """Physical rows of entries from `first` on of a query's list (`Lists`), -1 where there is no
+def listed(source, query, count, first, NUMBER: gl.constexpr, LAYOUT: gl.constexpr):
+    """Physical rows of entries from `first` on of a query's list (`Source`), -1 where there is no
     key."""
     at = gl.arange(0, NUMBER, LAYOUT) + first
-    start = lists.indices + query.to(gl.int64) * lists.list_stride
+    start = source.table + query.to(gl.int64) * source.table_stride
     index = gl.load(start + at, mask=at < count, other=-1)
-    return gl.where((index >= 0) & (index < lists.pool_rows), index, -1)
+    return gl.where((index >= 0) & (index < source.pool_rows), index, -1)
 
 
 @gluon.jit

@@ -29,22 +29,44 @@ from openmla.kernels.gluon.barriers import barriers, let_next_begin
 from openmla.kernels.gluon.compat import reinterpret, thread_barrier, tma_load, tma_store
 from openmla.kernels.gluon.dequantize.records import CacheFormat, CacheRows
 from openmla.kernels.gluon.dequantize.rows import dequantized
+from openmla.kernels.gluon.dequantize.v4_rows import CHUNKS as V4_CHUNKS
+from openmla.kernels.gluon.dequantize.v4_rows import (
+    copy_tail,
+    dequantized_chunk,
+    load_chunk,
+    places_of,
+    scale_of,
+)
+from openmla.kernels.gluon.dequantize.v4_rows import key_layout as v4_key_layout
+from openmla.kernels.gluon.dequantize.v4_rows import load_scales as load_v4_scales
 from openmla.kernels.gluon.scores import MINUS_INF, signed
-from openmla.kernels.hopper.few.records import Chunks, Lists
+from openmla.kernels.hopper.few.records import Chunks
 from openmla.kernels.hopper.few.rows import (
     KEYS,
+    WARPS,
     copied,
     copied_rope,
     key_layout,
-    list_length,
     listed,
+    places_of_query,
     scales,
     steps_of,
     words,
 )
-from openmla.kernels.hopper.latent.records import ColumnTiles, RowDescriptors
+from openmla.kernels.hopper.latent.listing import in_pool, listing_of, look_up
+from openmla.kernels.hopper.latent.records import (
+    SECOND_COUNTS,
+    SECOND_STRIDES,
+    SECOND_VECTORS,
+    ColumnTiles,
+    ListedTile,
+    RowDescriptors,
+    Source,
+)
+from openmla.kernels.hopper.latent.source import list_of
 
 CHUNK = gl.constexpr(64)  # columns that are dequantized at a time
+LANES = gl.constexpr(8)  # that hold a chunk of one of DeepSeek-V4's rows
 
 
 @gluon.jit
@@ -76,6 +98,40 @@ def with_chunk(chunks, rows, keys, number, WIDTH: gl.constexpr, CACHE: gl.conste
 
 
 @gluon.jit
+def sources_of(source, query, first, NUMBER: gl.constexpr, LAYOUT: gl.constexpr):
+    """(physical rows of places from `first` on of a query, -1 where there is no key; 1 if they are
+    the second source's, else 0). See latent/listing.py."""
+    own = list_of(source, query)
+    listing = listing_of(source, own, ListedTile(token=query, first_head=0))
+    listed, is_second = look_up(source, listing, own.skipped + first, NUMBER, LAYOUT)
+    if source.second_keys is None:
+        return in_pool(source, listed), is_second
+    else:
+        rows = gl.where(is_second != 0, source.second.pool_rows, source.pool_rows)
+        return gl.where((listed >= 0) & (listed < rows), listed, -1), is_second
+
+
+@gluon.jit
+def begin_v4(tiles, source, rows, keys, is_second):
+    """What `begin` does, with DeepSeek-V4's rows, of one source or two: their tails are copied."""
+    if source.second_keys is None:
+        places = places_of(rows, keys)
+    elif is_second != 0:
+        places = places_of(rows.second, keys)
+    else:
+        places = places_of(rows, keys)
+    scales = load_v4_scales(places)
+    all_words = ()
+    all_scales = ()
+    for c in gl.static_range(V4_CHUNKS):
+        all_words += (load_chunk(places, c, LANES, WARPS),)
+        all_scales += (scale_of(scales, c),)
+    copy_tail(places, tiles.right, LANES, WARPS)
+    async_copy.commit_group()
+    return Chunks(words=all_words, scales=all_scales)
+
+
+@gluon.jit
 def begin(tiles, rows, keys, DIMS: gl.constexpr, CACHE: gl.constexpr):
     """Start reading `CacheRows` for `ColumnTiles`. All columns of an FP8 cache are loaded into
     registers, and returned as `Chunks`; plain rows are copied, the left half first. Rope is copied
@@ -101,6 +157,16 @@ def begin(tiles, rows, keys, DIMS: gl.constexpr, CACHE: gl.constexpr):
 
 
 @gluon.jit
+def store_chunk(tile, chunks, C: gl.constexpr):
+    """Dequantize chunk C into a tile, if it is e4m3: the last of DeepSeek-V4's rows is not."""
+    if len(chunks.words) > C:
+        if len(chunks.words[C].shape) == 2:
+            tile.store(dequantized_chunk(chunks.words[C], chunks.scales[C]))
+        else:
+            tile.store(dequantized(chunks.words[C], chunks.scales[C]))
+
+
+@gluon.jit
 def finish(tiles, chunks, SIDE: gl.constexpr):
     """Wait until the left half of the rows (SIDE 0), or the rest of them (1), is in its
     `ColumnTiles`. chunks: what `begin` returned."""
@@ -112,7 +178,7 @@ def finish(tiles, chunks, SIDE: gl.constexpr):
         half = tiles.left if SIDE == 0 else tiles.right
         for c in gl.static_range(COUNT):
             tile = half.slice(c * CHUNK, CHUNK, dim=1)
-            tile.store(dequantized(chunks.words[SIDE * COUNT + c], chunks.scales[SIDE * COUNT + c]))
+            store_chunk(tile, chunks, SIDE * COUNT + c)
         if SIDE == 1 and NUMBER > 2 * COUNT:
             tiles.rope.store(dequantized(chunks.words[2 * COUNT], chunks.scales[2 * COUNT]))
     fence_async_shared()
@@ -141,9 +207,10 @@ def put_scores(S, scores_ptr, maxima_ptr, part):
     gl.store(maxima_ptr + part * HEADS + head, gl.max(S, 1))
 
 
-COUNTS = ["topk", "rows", "steps"]
+COUNTS = ["topk", "rows", "steps", "page_rows", "requests", *SECOND_COUNTS]
 STRIDES = ["indices_stride", "stride_page", "stride_row", "scale_page", "scale_row"]
-VECTORS = ["indices_ptr", "lengths_ptr", "scale_ptr"]
+STRIDES += SECOND_STRIDES
+VECTORS = ["indices_ptr", "lengths_ptr", "scale_ptr", "request_ptr", "begin_ptr", *SECOND_VECTORS]
 
 
 @gluon.jit(do_not_specialize=COUNTS + STRIDES, do_not_specialize_on_alignment=VECTORS)
@@ -166,6 +233,25 @@ def scores_kernel(  # noqa: PLR0913
     stride_row,
     scale_page,
     scale_row,
+    page_rows,
+    request_ptr,
+    begin_ptr,
+    requests,
+    second_data_ptr,
+    second_scale_ptr,
+    second_indices_ptr,
+    second_lengths_ptr,
+    second_request_ptr,
+    second_begin_ptr,
+    second_requests,
+    second_topk,
+    second_rows,
+    second_page_rows,
+    second_indices_stride,
+    second_stride_page,
+    second_stride_row,
+    second_scale_page,
+    second_scale_row,
     HEADS: gl.constexpr,
     SPAN: gl.constexpr,
     DIMS: gl.constexpr,
@@ -183,17 +269,58 @@ def scores_kernel(  # noqa: PLR0913
     SL: gl.constexpr = gl.NVMMADistributedLayout(
         [3, 0], [4 * GROUPS, 2 // GROUPS], [16, SPAN // 2 * GROUPS, 16]
     )
-    KL: gl.constexpr = key_layout(CHUNK, SCALED)
+    KL: gl.constexpr = (
+        key_layout(CHUNK, SCALED) if page_rows is None else v4_key_layout(LANES, WARPS)
+    )
     PARTS: gl.constexpr = KEYS // SPAN
     HALF: gl.constexpr = DIMS.latent // 2
     if OVERLAP:
         let_next_begin()
     query = gl.program_id(0) // (2 * PARTS * steps)
     part = gl.program_id(0) % (2 * PARTS * steps)
-    count = list_length(lengths_ptr, query, topk)
+    second = None
+    second_data = None
+    if second_topk is not None:
+        second = Source(
+            table=second_indices_ptr,
+            lengths=second_lengths_ptr,
+            most_keys=second_topk,
+            table_stride=second_indices_stride,
+            pool_rows=second_rows,
+            begin=second_begin_ptr,
+            request=second_request_ptr,
+            requests=second_requests,
+            page_rows=second_page_rows,
+        )
+        second_data = CacheRows(
+            data_ptr=second_data_ptr,
+            page_stride=second_stride_page,
+            row_stride=second_stride_row,
+            scale_ptr=second_scale_ptr,
+            scale_page_stride=second_scale_page,
+            scale_row_stride=second_scale_row,
+            rope_ptr=None,
+            page_rows=second_page_rows,
+        )
+    source = Source(
+        table=indices_ptr,
+        lengths=lengths_ptr,
+        most_keys=topk,
+        table_stride=indices_stride,
+        pool_rows=rows,
+        begin=begin_ptr,
+        request=request_ptr,
+        requests=requests,
+        page_rows=page_rows,
+        second_keys=second_topk,
+        second=second,
+    )
+    count = places_of_query(source, query)
     if part < 2 * PARTS * steps_of(count):
-        lists = Lists(indices=indices_ptr, list_stride=indices_stride, pool_rows=rows)
-        keys = listed(lists, query, count, part * SPAN, SPAN, KL)
+        if page_rows is None:
+            keys = listed(source, query, count, part * SPAN, SPAN, KL)
+        else:
+            keys, is_second = sources_of(source, query, part * SPAN, SPAN, KL)
         q_left = gl.allocate_shared_memory(DTYPE, [HEADS, HALF], LAYOUTS.latent)
         q_right = gl.allocate_shared_memory(DTYPE, [HEADS, HALF], LAYOUTS.latent)
         k_left = gl.allocate_shared_memory(DTYPE, [SPAN, HALF], LAYOUTS.latent)
@@ -217,8 +344,13 @@ def scores_kernel(  # noqa: PLR0913
             scale_page_stride=scale_page,
             scale_row_stride=scale_row,
             rope_ptr=rope_ptr,
+            page_rows=page_rows,
+            second=second_data,
         )
-        chunks = begin(k, data, keys, DIMS, CACHE)
+        if page_rows is None:
+            chunks = begin(k, data, keys, DIMS, CACHE)
+        else:
+            chunks = begin_v4(k, source, data, keys, is_second)
         seen = gl.convert_layout(keys >= 0, gl.SliceLayout(0, SL))
         finish(k, chunks, 0)
         tma_store(v_half_desc, [gl.program_id(0) * SPAN, 0], k_left)

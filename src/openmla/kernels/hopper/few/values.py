@@ -39,8 +39,17 @@ from openmla.kernels.hopper.few.records import (
     Tile,
     WeightSums,
 )
-from openmla.kernels.hopper.few.rows import KEYS, STEP, VECTOR, list_length, steps_of, write_stat
-from openmla.kernels.hopper.latent.records import Output
+from openmla.kernels.hopper.few.rows import (
+    KEYS,
+    MORE_COUNTS,
+    MORE_LENGTHS,
+    STEP,
+    VECTOR,
+    places_of_query,
+    steps_of,
+    write_stat,
+)
+from openmla.kernels.hopper.latent.records import Output, Source
 
 SUM_WARPS = gl.constexpr(4)
 SUMMED = gl.constexpr(4)  # steps whose sums are loaded at a time
@@ -188,9 +197,9 @@ def multiply(tile, ring, inverses, bars, out, query, heads):
     write_columns(O, inverse, out, query, tile.first_head, heads, tile.chunk)
 
 
-COUNTS = ["topk", "steps", "heads"]
+COUNTS = ["topk", "steps", "heads", *MORE_COUNTS]
 STRIDES = ["out_stride_t", "out_stride_h", "lse_stride_t", "lse_stride_h"]
-VECTORS = ["lengths_ptr", "lse_ptr", "sink_ptr"]
+VECTORS = ["lengths_ptr", "lse_ptr", "sink_ptr", *MORE_LENGTHS]
 
 
 @gluon.jit(do_not_specialize=COUNTS + STRIDES, do_not_specialize_on_alignment=VECTORS)
@@ -211,6 +220,14 @@ def values_kernel(  # noqa: PLR0913
     out_stride_h,
     lse_stride_t,
     lse_stride_h,
+    request_ptr,
+    begin_ptr,
+    requests,
+    second_lengths_ptr,
+    second_request_ptr,
+    second_begin_ptr,
+    second_topk,
+    second_requests,
     HEADS: gl.constexpr,
     D_V: gl.constexpr,
     RING: gl.constexpr,
@@ -238,7 +255,25 @@ def values_kernel(  # noqa: PLR0913
     chunk = gl.program_id(0) % CHUNKS
     first_head = gl.program_id(0) // CHUNKS % TILES * 64
     query = gl.program_id(0) // (CHUNKS * TILES)
-    own = steps_of(list_length(lengths_ptr, query, topk))
+    second = None
+    if second_topk is not None:
+        second = Source(
+            lengths=second_lengths_ptr,
+            most_keys=second_topk,
+            begin=second_begin_ptr,
+            request=second_request_ptr,
+            requests=second_requests,
+        )
+    source = Source(
+        lengths=lengths_ptr,
+        most_keys=topk,
+        begin=begin_ptr,
+        request=request_ptr,
+        requests=requests,
+        second_keys=second_topk,
+        second=second,
+    )
+    own = steps_of(places_of_query(source, query))
     tile = Tile(steps=own, first_block=query * (2 * steps), first_head=first_head, chunk=chunk)
     descs = StepDescriptors(weights=weights_desc, v=v_desc)
     written = WeightSums(references=references_ptr, factors=factors_ptr, quads=quads_ptr)

@@ -14,8 +14,15 @@ from triton.experimental.gluon import language as gl
 
 from openmla.kernels.gluon.barriers import let_next_begin, wait_for_kernel_before
 from openmla.kernels.gluon.scores import LN_2, MINUS_INF
-from openmla.kernels.hopper.few.rows import KEYS, list_length, steps_of, write_stat
-from openmla.kernels.hopper.latent.records import Output
+from openmla.kernels.hopper.few.rows import (
+    KEYS,
+    MORE_COUNTS,
+    MORE_LENGTHS,
+    places_of_query,
+    steps_of,
+    write_stat,
+)
+from openmla.kernels.hopper.latent.records import Output, Source
 from openmla.kernels.hopper.latent.softmax import THRESHOLD, follow, weigh
 
 TOGETHER = gl.constexpr(32)  # blocks whose largest scores are loaded at a time
@@ -77,8 +84,8 @@ def store_sums(quads, quads_ptr, first):
     gl.store(quads_ptr + (row * 4)[:, None] + quad[None, :], quads)
 
 
-COUNTS = ["topk", "steps", "heads", "factor", "logits_stride_t", "logits_stride_h"]
-VECTORS = ["lengths_ptr", "logits_ptr"]
+COUNTS = ["topk", "steps", "heads", "factor", "logits_stride_t", "logits_stride_h", *MORE_COUNTS]
+VECTORS = ["lengths_ptr", "logits_ptr", *MORE_LENGTHS]
 
 
 @gluon.jit(do_not_specialize=COUNTS, do_not_specialize_on_alignment=VECTORS)
@@ -97,6 +104,14 @@ def weights_kernel(  # noqa: PLR0913
     heads,
     logits_stride_t,
     logits_stride_h,
+    request_ptr,
+    begin_ptr,
+    requests,
+    second_lengths_ptr,
+    second_request_ptr,
+    second_begin_ptr,
+    second_topk,
+    second_requests,
     HEADS: gl.constexpr,
     SPAN: gl.constexpr,
     OVERLAP: gl.constexpr,
@@ -111,7 +126,25 @@ def weights_kernel(  # noqa: PLR0913
     first_head = gl.program_id(0) % TILES * 64
     block = gl.program_id(0) // TILES % (2 * steps)
     query = gl.program_id(0) // (TILES * 2 * steps)
-    last = 2 * steps_of(list_length(lengths_ptr, query, topk)) - 1
+    second = None
+    if second_topk is not None:
+        second = Source(
+            lengths=second_lengths_ptr,
+            most_keys=second_topk,
+            begin=second_begin_ptr,
+            request=second_request_ptr,
+            requests=second_requests,
+        )
+    source = Source(
+        lengths=lengths_ptr,
+        most_keys=topk,
+        begin=begin_ptr,
+        request=request_ptr,
+        requests=requests,
+        second_keys=second_topk,
+        second=second,
+    )
+    last = 2 * steps_of(places_of_query(source, query)) - 1
     if block <= last:
         if OVERLAP:
             wait_for_kernel_before()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from openmla.formats import V32
+from openmla.formats import V4, V32
 from openmla.kernels.call import Call
 from openmla.kernels.jobs import Jobs, Predicted, block_memory, typed
 from openmla.planning import Plan
@@ -69,13 +69,20 @@ PROBLEMS = {
     f"{V32.name} sequences": replace(_FP8, form="latent", topk=0, total_q=1),
     "fp8_block128 128+32": replace(_FP8, kv_dtype="fp8_block128", d_nope=128, d_v=128, d_rope=32),
 }
+_V4 = replace(_FP8, kv_dtype=V4.name, d_rope=0, rope="none")
+PROBLEMS |= {
+    V4.name: _V4,
+    f"{V4.name} few": replace(_V4, total_q=1, topk=640),
+    f"{V4.name} whole pool": replace(_V4, topk=2048, total_q=4096, total_k=8192),
+}
 SUMS_OF_WARPS = 64  # bytes in which the four warps of a block count rows that are named
 SLOTS_OF_WARPS = 16 * 32 * 4  # bytes in which they exchange the slots of a row, 32 columns at once
 
 
 def predicted(plan: Plan, call: Call) -> Predicted:
     """The kernel that counts rows adds the sums of its warps. Triton 3.9's producer stores nine
-    registers where it dequantizes pages, 3.6's none."""
+    registers where it dequantizes pages, 3.6's none. Where it loads a block of V4's rows ahead,
+    3.7's stores nine and 3.9's 28; 3.6's and 3.8's none."""
     if plan.config.few:
         return Predicted(shared=plan.config.few.shared[call.kernel.__name__])
     if call.kernel.__name__ == "merge_kernel" and call.arguments["TOGETHER"] == 16:
@@ -83,6 +90,7 @@ def predicted(plan: Plan, call: Call) -> Predicted:
     if call.kernel.__name__ == "place_kernel":
         return Predicted(shared=SUMS_OF_WARPS)
     spills = 36 if call.arguments.get("SCALED") and plan.problem.form == "latent" else 0
+    spills = 112 if call.arguments.get("page_rows") is not None else spills
     return replace(block_memory(plan, call), spills=spills)
 
 

@@ -10,7 +10,7 @@ sequence. V is the first columns of K. The output columns are split between two 
 |---|---|---|---|
 | left (default) | 4 | 216 | scores of block 0; P0 · V0 and P1 · V1 for the left output columns |
 | right | 4 | 216 | scores of block 1; P0 · V0 and P1 · V1 for the right output columns |
-| producer | 4 | 72 | loads Q, loads rows (rows.py), or dequantizes FP8 rows (rows_fp8.py) |
+| producer | 4 | 72 | loads Q and rows (rows.py), or dequantizes them (rows_fp8.py, rows_v4.py) |
 
 Where FP8 rows are dequantized the registers are 200, 200 and 104.
 
@@ -85,6 +85,9 @@ from openmla.kernels.hopper.latent.epilogue import (
 )
 from openmla.kernels.hopper.latent.records import (
     LISTED,
+    SECOND_COUNTS,
+    SECOND_STRIDES,
+    SECOND_VECTORS,
     Barriers,
     ColumnTiles,
     Ended,
@@ -103,6 +106,7 @@ from openmla.kernels.hopper.latent.records import (
 )
 from openmla.kernels.hopper.latent.rows import producer
 from openmla.kernels.hopper.latent.rows_fp8 import fp8_producer
+from openmla.kernels.hopper.latent.rows_v4 import v4_producer
 from openmla.kernels.hopper.latent.signals import (
     FIELDS,
     read_work_item,
@@ -532,7 +536,9 @@ def load(  # noqa: PLR0913
     """The producer for plain rows, or for rows of an FP8 cache."""
     if AFTER:
         wait_for_kernel_before()
-    if CACHE.scale_block > 0:
+    if rows.page_rows is not None:
+        v4_producer(info, source, rows, counts, q_descs, smem, bars, ST, DIMS, CHUNK)
+    elif CACHE.scale_block > 0:
         fp8_producer(info, source, rows, counts, q_descs, smem, bars, ST, DIMS, CACHE, LANES, CHUNK)
     else:
         PAGE: gl.constexpr = CACHE.page_size
@@ -553,6 +559,9 @@ COUNTS = [
     "rest_q",
     "part_rows",
     "factor",
+    "page_rows",
+    "requests",
+    *SECOND_COUNTS,
 ]
 STRIDES = [
     "indices_stride",
@@ -566,6 +575,7 @@ STRIDES = [
     "lse_stride_h",
     "logits_stride_t",
     "logits_stride_h",
+    *SECOND_STRIDES,
 ]
 # Vectors of 4-byte elements, read and written one by one: a slice of a tensor is as good as all.
 VECTORS = [
@@ -579,6 +589,9 @@ VECTORS = [
     "total_ptr",
     "part_state_ptr",
     "counter_ptr",
+    "request_ptr",
+    "begin_ptr",
+    *SECOND_VECTORS,
 ]
 
 
@@ -624,6 +637,25 @@ def latent_kernel(  # noqa: PLR0913
     lse_stride_h,
     logits_stride_t,
     logits_stride_h,
+    page_rows,
+    request_ptr,
+    begin_ptr,
+    requests,
+    second_data_ptr,
+    second_scale_ptr,
+    second_indices_ptr,
+    second_lengths_ptr,
+    second_request_ptr,
+    second_begin_ptr,
+    second_requests,
+    second_topk,
+    second_rows,
+    second_page_rows,
+    second_indices_stride,
+    second_stride_page,
+    second_stride_row,
+    second_scale_page,
+    second_scale_row,
     ST: gl.constexpr,
     DIMS: gl.constexpr,
     PAGE: gl.constexpr,
@@ -645,12 +677,15 @@ def latent_kernel(  # noqa: PLR0913
     k_half_desc, k_rope_desc: of pages whose blocks are boxes (see rows.py), or None.
     part_sums_ptr, part_state_ptr: workspace for ranges of keys (see source.py); None: no request is
     split.
+    page_rows: rows of a page where rows are DeepSeek-V4's (rows_v4.py), else None. begin_ptr: where
+    tokens see spans of requests; None: they have lists. second_data_ptr: a second source of rows,
+    whose arguments are called as the first one's; None: there is none.
 
     DIMS: `RowColumns`. PAGE: rows of a page, 0 where pages lie end to end. PAGE_SIZE: rows of a
-    page, in which entries of the block table count. CHUNK: requests whose work items are numbered
-    together (see source.py). MASK: LISTED, FULL or CAUSAL. OVERLAY: whether P aliases rope. SCALED:
-    columns that share a scale, 0 for plain rows (see dequantize/rows.py). REGISTERS: `Registers`.
-    LAYOUTS: `TileLayouts`.
+    page, in which entries of the block table count, unless page_rows says it. CHUNK: requests whose
+    work items are numbered together (see source.py). MASK: LISTED, FULL or CAUSAL. OVERLAY: whether
+    P aliases rope. SCALED: columns that share a scale, 0 for plain rows (see dequantize/rows.py).
+    REGISTERS: `Registers`. LAYOUTS: `TileLayouts`.
 
     FITS: early exit, with `total_ptr` (see dequantize/kernels.py). Of two launches exactly one
     works: True, over the workspace, if the rows counted there fit its capacity; False, over FP8
@@ -719,9 +754,36 @@ def latent_kernel(  # noqa: PLR0913
             batch=batch,
             total_q=total_q,
             heads=heads,
-            page_size=PAGE_SIZE,
+            page_size=PAGE_SIZE if page_rows is None else page_rows,
             mask=MASK,
             rest_q=rest_q,
+        )
+    second_source = None
+    second_data = None
+    if second_data_ptr is not None:
+        second_source = Source(
+            table=second_indices_ptr,
+            lengths=second_lengths_ptr,
+            most_keys=second_topk,
+            table_stride=second_indices_stride,
+            pool_rows=second_rows,
+            sequences=None,
+            counter=None,
+            part_rows=None,
+            begin=second_begin_ptr,
+            request=second_request_ptr,
+            requests=second_requests,
+            page_rows=second_page_rows,
+        )
+        second_data = CacheRows(
+            data_ptr=second_data_ptr,
+            page_stride=second_stride_page,
+            row_stride=second_stride_row,
+            scale_ptr=second_scale_ptr,
+            scale_page_stride=second_scale_page,
+            scale_row_stride=second_scale_row,
+            rope_ptr=None,
+            page_rows=second_page_rows,
         )
     source = Source(
         table=indices_ptr,
@@ -732,6 +794,12 @@ def latent_kernel(  # noqa: PLR0913
         sequences=sequences,
         counter=counter_ptr,
         part_rows=part_rows if SPLIT else None,
+        begin=begin_ptr,
+        request=request_ptr,
+        requests=requests,
+        page_rows=page_rows,
+        second_keys=second_topk,
+        second=second_source,
     )
     data = CacheRows(
         data_ptr=data_ptr,
@@ -741,6 +809,8 @@ def latent_kernel(  # noqa: PLR0913
         scale_page_stride=scale_page,
         scale_row_stride=scale_row,
         rope_ptr=rope_ptr,
+        page_rows=page_rows,
+        second=second_data,
     )
     counts = TileCounts(tiles=tiles, head_blocks=head_blocks)
     q_descs = RowDescriptors(latent=q_half_desc, rope=q_rope_desc)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from openmla.formats import V4
 from openmla.kernels.call import (
     COUNTER,
     WORKSPACE,
@@ -107,6 +108,25 @@ def has_keys(op: Operands) -> bool:
 
 
 NO_GATE: dict[str, Any] = {"total_ptr": None, "capacity": 0, "FITS": True, "AFTER": False}
+NO_SPANS: dict[str, Any] = {"request_ptr": None, "begin_ptr": None, "requests": None}
+SECOND_ARGUMENTS = (
+    "data_ptr",
+    "scale_ptr",
+    "indices_ptr",
+    "lengths_ptr",
+    "request_ptr",
+    "begin_ptr",
+    "requests",
+    "topk",
+    "rows",
+    "page_rows",
+    "indices_stride",
+    "stride_page",
+    "stride_row",
+    "scale_page",
+    "scale_row",
+)
+NO_SECOND: dict[str, Any] = {f"second_{name}": None for name in SECOND_ARGUMENTS}
 NO_PARTS: dict[str, Any] = {"part_sums_ptr": None, "part_state_ptr": None, "part_rows": 0}
 
 
@@ -138,6 +158,8 @@ def _arguments(plan: Plan, rows: RowsLaunch, op: Operands, results: Results) -> 
         **constexprs(config),
         **places,
         **rows_of(op.cache),
+        **NO_SPANS,
+        **NO_SECOND,
         **NO_GATE,
         "REGISTERS": Registers(registers.consumer, registers.producer),
         "CHUNK": rows.chunk,
@@ -267,7 +289,7 @@ def sequences(op: LatentOperands) -> dict[str, Any]:
         "tiles": 0,
         "head_blocks": 1,
         "indices_stride": table.stride(0),
-        "PAGE_SIZE": op.cache.page_size,
+        "PAGE_SIZE": 0 if op.cache.format == V4.name else op.cache.page_size,  # see page_rows
         "MASK": CAUSAL.value if op.causal else FULL.value,
     }
 

@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Literal
 
 from openmla.arithmetic import ceildiv, require_int, verdict_lines
 from openmla.errors import InvalidArgument
+from openmla.formats import V4
 from openmla.kernels.hopper.chip import (
     FP32,
     SMEM_PER_BLOCK,
@@ -43,6 +44,8 @@ ROPE_WIDTHS = (0, 32, 64)
 PIECE_FIELDS = 8  # what the warp-groups are told of a piece
 EPILOGUE_SCRATCH = 2048  # the output's change of layout, 64 columns at a time
 Gather = Literal["indices", "pages"]
+ROW_CACHES = (*GLUON_CACHES, V4.name)
+"""FP8 caches whose rows the producer dequantizes."""
 # A producer that dequantizes FP8 rows needs more registers than one that copies: with 72 it spills
 # 100 bytes and reached 0.29 of the matmul's rate, with 88 it spilled 8 and reached 0.400, with 104
 # none and 0.421 (H200, 64 queries, 128 heads, before bytes were copied a block ahead).
@@ -215,7 +218,7 @@ class HopperLatentConfig(HopperBlock):
         if problem.form != "sparse":
             return None
         sizes = problem.total_q, problem.heads, problem.topk, (self.latent, self.rope)
-        return few_queries(*sizes, self.sm_count, fp8=problem.kv_dtype in GLUON_CACHES)
+        return few_queries(*sizes, self.sm_count, fp8=problem.kv_dtype in ROW_CACHES)
 
     def _rows_launch(self, problem: Problem, dequantizes: bool) -> RowsLaunch:
         draws = self.draws and not dequantizes and self._most_work_items(problem) > self.sm_count

@@ -18,6 +18,22 @@ from triton.experimental.gluon import language as gl
 LISTED = gl.constexpr(0)  # rows that lists name, a list for each token
 FULL = gl.constexpr(1)  # keys of sequences, all of which every token of the sequence sees
 CAUSAL = gl.constexpr(2)  # keys of sequences, whose last tokens are the queries
+# The second source of rows: its arguments are called as the first one's, with this in front.
+SECOND_COUNTS = ["second_topk", "second_rows", "second_page_rows", "second_requests"]
+SECOND_STRIDES = [
+    "second_indices_stride",
+    "second_stride_page",
+    "second_stride_row",
+    "second_scale_page",
+    "second_scale_row",
+]
+SECOND_VECTORS = [
+    "second_indices_ptr",
+    "second_lengths_ptr",
+    "second_request_ptr",
+    "second_begin_ptr",
+    "second_scale_ptr",
+]
 
 
 class How(NamedTuple):
@@ -103,21 +119,35 @@ class Sequences(NamedTuple):
 class Source(NamedTuple):
     """Where keys come from: a list of rows for each token, or the pages of sequences."""
 
-    table: Any
+    table: Any = None
     """The lists, or the block table."""
-    lengths: Any
+    lengths: Any = None
     """Keys of each token or sequence; None: all of a list."""
-    most_keys: Any
+    most_keys: Any = None
     """Keys of a line of the table."""
-    table_stride: Any
-    pool_rows: Any
+    table_stride: Any = None
+    pool_rows: Any = None
     """Rows of the pool: row numbers go from 0 to pool_rows - 1."""
-    sequences: Any
+    sequences: Any = None
     """`Sequences`; None for lists."""
-    counter: Any
+    counter: Any = None
     """Atomic counter of work items; None: programs take turns."""
-    part_rows: Any
+    part_rows: Any = None
     """Rows of the workspace that each request has; None where no request is split."""
+    begin: Any = None
+    """First positions, where a token sees consecutive positions of a request (a span) instead of a
+    list: `table` is then the block table, and `lengths` are the positions after the last."""
+    request: Any = None
+    """The line of the block table that the span of a token is of."""
+    requests: Any = None
+    """Lines of the block table; other numbers name no request."""
+    page_rows: Any = None
+    """Rows of a page, in which entries of the block table count."""
+    second_keys: Any = None
+    """`most_keys` of `second`; None where there is none. (Triton 3.6 cannot ask whether a record is
+    None if it has fields that are.)"""
+    second: Any = None
+    """A `Source` of further rows of each token, in the same softmax."""
 
 
 class TileCounts(NamedTuple):
@@ -210,6 +240,59 @@ class WorkItem(NamedTuple):
     """Places (entries of the list, or keys of the sequence) before the first of its range."""
     stop: Any
     """Place after the last one that counts."""
+
+
+class TokenRange(NamedTuple):
+    """The places of a source that a token sees."""
+
+    line: Any
+    """The list, or the line of the block table."""
+    skipped: Any
+    """Places before the first."""
+    stop: Any
+    """Place after the last."""
+
+
+class TokenList(NamedTuple):
+    """The rows of a source that a token sees."""
+
+    first_entry: Any
+    """Where its list, or its line of the block table, begins."""
+    skipped: Any
+    """Places before the first."""
+    stop: Any
+    """Place after the last."""
+
+
+class Listing(NamedTuple):
+    """What a producer needs of a `WorkItem` to look up the rows of its keys."""
+
+    first_entry: Any
+    stop: Any
+
+
+class TwoListings(NamedTuple):
+    """A `Listing` with a second source behind the first."""
+
+    first_entry: Any
+    stop: Any
+    second_start: Any
+    """The first place of the second source, a whole number of blocks after the first place."""
+    second_entry: Any
+    """Where its list, or its line of the block table, begins."""
+    second_shift: Any
+    """What turns a place of the work item into one of the second source."""
+    second_stop: Any
+    """Place of the second source after the last one that counts."""
+
+
+class BlockRows(NamedTuple):
+    """The rows of a block of keys, of DeepSeek-V4's."""
+
+    places: Any
+    """`RowPlaces`"""
+    scales: Any
+    """`RowScales`"""
 
 
 class HeadsOfToken(NamedTuple):

@@ -54,6 +54,8 @@ from openmla.kernels.hopper.latent.records import (
     ListedTile,
     RangeTile,
     Requests,
+    TokenList,
+    TokenRange,
     Work,
     WorkItem,
 )
@@ -328,6 +330,16 @@ def page_entries(source, first, at, stop):
 
 
 @gluon.jit
+def span_entries(source, first, at, stop):
+    """Physical rows of positions `at` of a request; -1 from position `stop` on, and where the block
+    table names no page of the pool. first: see `page_entries`."""
+    size = source.page_rows
+    page = gl.load(source.table + first + at // size, mask=at < stop, other=-1)
+    there = (page >= 0) & (page < source.pool_rows // size)
+    return gl.where(there, page * size + at % size, -1)
+
+
+@gluon.jit
 def box_entry(source, first, at, stop):
     """The `BoxEntry` of the block of keys that begins with number `at`; see `page_entries`."""
     size = source.sequences.page_size
@@ -374,6 +386,8 @@ def work_item(found, source, counts):
         if source.counter is not None and source.lengths is not None:
             token = longest_first(token, counts.tiles // counts.head_blocks, source.lengths)
         first_head = found % counts.head_blocks * ROWS
+        if source.begin is not None or source.second_keys is not None:
+            return token_work_item(found, source, counts, token, first_head)
         count = source.most_keys
         if source.lengths is not None:
             count = gl.minimum(gl.load(source.lengths + token), source.most_keys)
@@ -387,6 +401,65 @@ def work_item(found, source, counts):
             stop=count,
         )
         return item, steps
+
+
+@gluon.jit
+def range_of(source, token):
+    """The `TokenRange` of a token."""
+    stop = source.most_keys
+    if source.lengths is not None:
+        stop = gl.minimum(gl.load(source.lengths + token), source.most_keys)
+    line = token
+    skipped = token * 0
+    if source.begin is not None:
+        line = gl.load(source.request + token)
+        skipped = gl.maximum(gl.load(source.begin + token), 0)
+        seen = (line >= 0) & (line < source.requests) & (skipped < stop)
+        line = gl.where(seen, line, 0)
+        skipped = gl.where(seen, skipped, 0)
+        stop = gl.where(seen, stop, 0)
+    return TokenRange(line=line, skipped=skipped, stop=stop)
+
+
+@gluon.jit
+def list_of(source, token):
+    """The `TokenList` of a token."""
+    line, skipped, stop = range_of(source, token)
+    first_entry = line.to(gl.int64) * source.table_stride
+    return TokenList(first_entry=first_entry, skipped=skipped, stop=stop)
+
+
+@gluon.jit
+def whole_blocks(keys):
+    """So many keys, rounded up to blocks."""
+    return gl.maximum(keys + (KEYS - 1), 0) // KEYS * KEYS
+
+
+@gluon.jit
+def count_of(source, own, token):
+    """Places of a token whose `TokenList` or `TokenRange` is `own`, of both sources where there are
+    two: see listing.py."""
+    count = own.stop - own.skipped
+    if source.second_keys is not None:
+        more = range_of(source.second, token)
+        count = whole_blocks(count) + gl.maximum(more.stop - more.skipped, 0)
+    return count
+
+
+@gluon.jit
+def token_work_item(found, source, counts, token, first_head):
+    """What `work_item` returns for a token that sees a span, or rows of two sources."""
+    own = list_of(source, token)
+    count = count_of(source, own, token)
+    steps = gl.where(found < counts.tiles, gl.maximum((count + (STEP - 1)) // STEP, 1), 0)
+    item = WorkItem(
+        tile=ListedTile(token=token, first_head=first_head),
+        box=BoxStart(outer=token, row=first_head),
+        first_entry=own.first_entry,
+        skipped=own.skipped,
+        stop=own.stop,
+    )
+    return item, steps
 
 
 @gluon.jit
@@ -410,14 +483,17 @@ def longest_first(token, tokens, lengths_ptr):
 
 
 @gluon.jit
-def entries(source, first, stop, start, LAYOUT: gl.constexpr):
-    """Physical rows of places start … start + 63 of a work item; -1 from place `stop` on.
+def entries(source, first, stop, start, LAYOUT: gl.constexpr, NUMBER: gl.constexpr = KEYS):
+    """Physical rows of places start … start + 63 of a work item, or of fewer; -1 from place `stop`
+    on.
 
     first: where its list, or its line of the block table, begins.
     """
-    at = gl.arange(0, KEYS, LAYOUT) + start
+    at = gl.arange(0, NUMBER, LAYOUT) + start
     if source.sequences is not None:
         return page_entries(source, first, at, stop)
+    elif source.begin is not None:
+        return span_entries(source, first, at, stop)
     else:
         return gl.load(source.table + first + at, mask=at < stop, other=-1)
 

@@ -130,7 +130,7 @@ def _rows(op: Operands) -> dict[str, Any]:
     keys = op.weights.k_scale
     if not cached and keys is not None:
         found |= {"scale_ptr": vector(keys), "scale_row": 1}
-    del found["rope_ptr"], found["SCALED"]
+    del found["rope_ptr"], found["SCALED"], found["page_rows"]
     return found | {"data_ptr": data.view(torch.bfloat16), "SCALED_VALUES": cached}
 
 

@@ -1,0 +1,119 @@
+"""Reading rows of DeepSeek-V4's cache (`fp8_584`): addresses, columns, scales and bf16 values.
+
+A page holds all of its rows, and behind them 8 bytes of scales for each:
+
+| bytes | hold |
+|---|---|
+| 0 … 447 of a row | 7 chunks of 64 e4m3 columns |
+| 448 … 575 | the tail: 64 bf16 columns, as much V's as K's |
+| 0 … 6 of its scales | the exponents of the chunks, ue8m0: 2^(x - 127), NaN for 255 |
+
+A value is bf16(fp32(e4m3) * scale) as in rows.py. It has few enough bits that nothing is rounded,
+unless it is below 2^-133.
+
+Rows of a page and all strides are run-time values: engines keep windows in pages of 64 rows and
+compressed rows in pages of 2 to 256, and one kernel reads them all.
+
+`rows` is a CacheRows; words hold four e4m3 columns or two bf16 ones. Registers hold the words of a
+chunk as [keys, 16].
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+from openmla.kernels.gluon.compat import cp_async, reinterpret
+from openmla.kernels.gluon.dequantize.records import RowPlaces, RowScales
+from openmla.kernels.gluon.dequantize.rows import BF16S, WORDS, widened
+
+CHUNK = gl.constexpr(64)  # columns that share a scale
+CHUNKS = gl.constexpr(7)
+CHUNK_WORDS = gl.constexpr(16)
+TAIL_WORDS = gl.constexpr(32)
+QUIET_NAN = gl.constexpr(0x7FC00000)
+SMALLEST = gl.constexpr(0x00400000)  # 2^-127
+
+
+@gluon.constexpr_function
+def chunk_layout(lanes, warps):
+    """[keys, words of a chunk]: `lanes` threads hold the words of a key."""
+    return gl.BlockedLayout([1, 16 // lanes], [32 // lanes, lanes], [warps, 1], [1, 0])
+
+
+@gluon.constexpr_function
+def key_layout(lanes, warps):
+    """One value per key, where `chunk_layout` has the key's words."""
+    return gl.SliceLayout(1, chunk_layout(lanes, warps))
+
+
+@gluon.jit
+def places_of(rows, row):
+    """`RowPlaces` of physical rows; -1: no key."""
+    is_there = row >= 0
+    row = gl.maximum(row, 0)
+    page = row // rows.page_rows
+    inside = (row - page * rows.page_rows).to(gl.int64)
+    page = page.to(gl.int64)
+    start = page * rows.page_stride.to(gl.int64) + inside * rows.row_stride.to(gl.int64)
+    scale = page * rows.scale_page_stride.to(gl.int64) + inside * rows.scale_row_stride.to(gl.int64)
+    words = rows.data_ptr + start * WORDS
+    return RowPlaces(words=words, scales=rows.scale_ptr + scale, is_there=is_there, start=start)
+
+
+@gluon.jit
+def load_tail(rows, places, LANES: gl.constexpr, WARPS: gl.constexpr):
+    """The bf16 columns at the end of rows, [keys, 64]; zeros where there is no key."""
+    L: gl.constexpr = gl.BlockedLayout([1, 8], [32 // LANES, LANES], [WARPS, 1], [1, 0])
+    start = gl.convert_layout(places.start, gl.SliceLayout(1, L))
+    there = gl.convert_layout(places.is_there, gl.SliceLayout(1, L))
+    column = gl.arange(0, CHUNK, gl.SliceLayout(0, L))
+    at = rows.rope_ptr + (start * BF16S)[:, None] + column[None, :]
+    return gl.load(at, mask=there[:, None], other=0.0)
+
+
+@gluon.jit
+def load_chunk(places, C: gl.constexpr, LANES: gl.constexpr, WARPS: gl.constexpr):
+    """Words of chunk C, [keys, 16]; 0 where there is no key."""
+    L: gl.constexpr = chunk_layout(LANES, WARPS)
+    word = gl.arange(0, CHUNK_WORDS, gl.SliceLayout(0, L)) + C * CHUNK_WORDS
+    at = places.words[:, None] + word[None, :]
+    return gl.load(at, mask=places.is_there[:, None], other=0)
+
+
+@gluon.jit
+def load_scales(places):
+    """The `RowScales` of rows."""
+    return RowScales(
+        low=gl.load(places.scales, mask=places.is_there, other=0),
+        high=gl.load(places.scales + 1, mask=places.is_there, other=0),
+    )
+
+
+@gluon.jit
+def scale_of(scales, C: gl.constexpr):
+    """The scale of chunk C of each row, fp32."""
+    word = scales.low if C < 4 else scales.high
+    exponent = (word >> (C % 4 * 8)) & 255
+    bits = gl.where(exponent == 0, SMALLEST, exponent << 23)
+    return gl.where(exponent == 255, QUIET_NAN, bits).to(gl.float32, bitcast=True)
+
+
+@gluon.jit
+def dequantized_chunk(words, scale):
+    """bf16 [keys, 64] of a chunk and the scale of each key."""
+    words, factors = gl.broadcast(words, scale[:, None])
+    return widened(words, factors).reshape([words.shape[0], CHUNK])
+
+
+@gluon.jit
+def copy_tail(places, tile, LANES: gl.constexpr, WARPS: gl.constexpr):
+    """Start copying the tails of rows to the end of a tile; zeros where there is no key."""
+    L: gl.constexpr = chunk_layout(LANES, WARPS)
+    SHAPE: gl.constexpr = [tile.shape[0], tile.shape[1] // 2]
+    IN_WORDS: gl.constexpr = gl.NVMMASharedLayout(
+        swizzle_byte_width=128, element_bitwidth=32, rank=2
+    )
+    words = reinterpret(tile, gl.int32, SHAPE, IN_WORDS)
+    word = gl.arange(0, TAIL_WORDS, gl.SliceLayout(0, L)) + CHUNKS * CHUNK_WORDS
+    at = places.words[:, None] + word[None, :]
+    tail = words.slice(SHAPE[1] - TAIL_WORDS, TAIL_WORDS, dim=1)
+    cp_async(tail, at, mask=places.is_there[:, None])

@@ -5,8 +5,8 @@ first row sees 31, one less than a block. 33 queries: one row into a tile. 65 ke
 least 32: the last range has one. The longest request is the last, so its line of the block table
 ends where the table's memory does.
 
-All tensors lie against an inaccessible page: reading past one ends the process. A defect is
-therefore looked for in a child.
+All tensors, workspaces too, lie against an inaccessible page: reading past one ends the process. A
+defect is therefore looked for in a child.
 """
 
 from __future__ import annotations
@@ -34,6 +34,8 @@ SPARSE = Case("sparse", 3, 32, 16, 32, q_lens=(2,), k_lens=(80,), topk=33, scale
 CASES = {
     "dense": DENSE,
     "dense, pages": replace(DENSE, rope="cache", kv="bf16", page_size=16),
+    # One tile each; the second has a range for each of four slots where ranges have 16 keys.
+    "dense, split": replace(DENSE, q_lens=(3, 2)),
     "dense, mask": replace(DENSE, key_mask="half"),
     "latent": LATENT,
     "latent, 3 heads": replace(LATENT, heads=3, q_lens=(3, 11)),
@@ -43,8 +45,10 @@ CASES = {
     # The first index that does not count is the last of a block of 16 or of 32.
     "sparse, ends": replace(SPARSE, topk=70),
 }
+SPLIT = [name for name in CASES if "split" in name]
 Run = Callable[..., Outcome]  # of a built case, on the kernels of a launch module
 GROUPS = 5  # the number of the tile with which every split request is a group of its own
+FULL = 6  # the one whose workspace is filled by requests of 64 keys
 WRONG = 3  # how a child says so; an exception is another matter
 
 
@@ -195,6 +199,22 @@ DEFECTS = [
         "sequence = local",
         "latent, split",
         GROUPS,
+    ),
+    Defect(
+        "partial results have a slot less than ranges",
+        "launch",
+        "part_out = op.q.new_empty(space.group * slots,",
+        "part_out = op.q.new_empty(space.group * slots - 1,",
+        "dense, split",
+        FULL,
+    ),
+    Defect(
+        "maxima and sums of ranges have a slot less",
+        "launch",
+        "part_state = op.q.new_empty(space.group * slots,",
+        "part_state = op.q.new_empty(space.group * slots - 1,",
+        "dense, split",
+        FULL,
     ),
 ]
 

@@ -10,10 +10,12 @@ import json
 import math
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count, islice, product
 from types import ModuleType
+from unittest import mock
 
 import torch
 import triton
@@ -32,6 +34,7 @@ from openmla.lab.testing.build import BuiltCase, Outcome, build
 from openmla.lab.testing.case import Case
 from openmla.lab.testing.compare import judge
 from openmla.lab.testing.draw import random_case
+from openmla.lab.testing.memory import Memory
 from openmla.lab.testing.memory.guard import EDGES, GuardedMemory
 from openmla.lab.testing.memory.poison import differences, poison_problems
 from openmla.operands import Results
@@ -56,6 +59,8 @@ class Tile:
     dequantizes: bool = False
     workspace: int = split.PARTIAL_CAP
     """Bytes of the partial results of a group of split requests."""
+    sm_count: int = 0
+    """SMs of the chip; 0: as many as it has."""
 
 
 # a100 reads e4m3 by its bits; 32 keys make a range, so that short requests are split as well.
@@ -68,6 +73,8 @@ TILES = (
 )
 # Every request is a group of its own.
 GROUPS = Tile(16, 16, min_keys=32, workspace=1)
+# A request of one tile is split into four ranges, as many as a workspace has slots for.
+FULL = Tile(16, 16, min_keys=16, sm_count=2)
 
 
 def run(built: BuiltCase, tile: Tile, launch: ModuleType = launch) -> Outcome:
@@ -86,9 +93,25 @@ def run(built: BuiltCase, tile: Tile, launch: ModuleType = launch) -> Outcome:
             rows.fill_(torch.nan)
     split.PARTIAL_CAP = tile.workspace
     _shorten_ranges(tile.min_keys)
-    for call in launch.calls(_plan(built, results, tile), built.operands, results):
+    with _workspaces_in(built.memory):
+        calls = list(launch.calls(_plan(built, results, tile), built.operands, results))
+    for call in calls:
         call.run()
     return Outcome(out, lse, logits)
+
+
+@contextmanager
+def _workspaces_in(memory: Memory) -> Iterator[None]:
+    """Between inaccessible pages, where the tensors of the case are."""
+    if not isinstance(memory, GuardedMemory):
+        yield
+        return
+
+    def new_empty(x: torch.Tensor, *shape: int, dtype: torch.dtype) -> torch.Tensor:
+        return memory.new(shape, dtype)
+
+    with mock.patch.object(torch.Tensor, "new_empty", new_empty):
+        yield
 
 
 def _shorten_ranges(min_keys: int) -> None:
@@ -114,6 +137,7 @@ def _plan(built: BuiltCase, results: Results, tile: Tile) -> Plan:
         bulk_copies=tile.bulk_copies,
         branches=tile.branches,
         group_heads=tile.group_heads,
+        sm_count=tile.sm_count or config.sm_count,
         cache_read=_workspace(built) if tile.dequantizes and has_cache else PLAIN,
     )
     return Plan(problem, tile.target, "portable", "tiled", changed)
@@ -324,14 +348,14 @@ def light(first: int, number: int) -> Iterator[list[str]]:
 def at_edges(first: int, number: int) -> Iterator[list[str]]:
     """Cases at the edges of blocks of 16 and 32 keys and of ranges."""
     for name in list(edges.CASES)[first : first + number]:
-        for tile in (*TILES[1:4], GROUPS):
+        for tile in (*TILES[1:4], GROUPS, *([FULL] if name in edges.SPLIT else [])):
             yield edges.problems_of(name, tile.BN, partial(run, tile=tile))
 
 
 def defects(first: int, number: int) -> Iterator[list[str]]:
     """Every seeded defect is found."""
     for defect in edges.DEFECTS[first : first + number]:
-        tile = (*TILES, GROUPS)[defect.tile]
+        tile = (*TILES, GROUPS, FULL)[defect.tile]
         yield edges.unfound(defect, tile.BN, partial(run, tile=tile))
 
 

@@ -180,12 +180,12 @@ PARTS: dict[str, Part] = {
 }
 
 
-def main(part: str, first: str, number: str) -> None:
+def main(part: str, first: int, number: int) -> None:
     """Run a part and print what was wrong."""
     interpreter.repair()
     torch.set_num_threads(1)
     done = rejected = 0
-    for problems in PARTS[part](int(first), int(number)):
+    for problems in PARTS[part](first, number):
         done += 1
         rejected += bool(problems)
         for problem in problems:
@@ -194,4 +194,4 @@ def main(part: str, first: str, number: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))

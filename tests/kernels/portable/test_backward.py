@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +9,7 @@ import pytest
 pytest.importorskip("triton")
 
 import openmla
+from kernels.portable.interpreting import Interpreting
 from openmla.backward.problem import BackwardProblem
 from openmla.errors import Unsupported
 from openmla.kernels.portable.backward import jobs
@@ -23,24 +19,8 @@ from openmla.lab.compiling.table import jobs_of
 from openmla.planning import TARGETS
 from openmla.problem import Problem
 
-TESTS = Path(__file__).parents[2]
-SCRIPT = Path(__file__).with_name("interpreted_backward.py")
 JOBS = [job for listed in jobs.JOBS for job in jobs_of(listed)]
 V3 = Problem(form="dense", heads=16, d_nope=128, d_rope=64, d_v=128, total_q=64, total_k=64)
-
-
-def interpreted(part: str, first: int, number: int) -> list[dict[str, Any]]:
-    """What a part printed, line by line; triton must start with TRITON_INTERPRET set."""
-    path = [str(TESTS), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
-    run = subprocess.run(
-        [sys.executable, "-W", "ignore", str(SCRIPT), part, str(first), str(number)],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(path)},
-    )
-    assert run.returncode == 0, run.stderr[-3000:]
-    return [json.loads(line) for line in run.stdout.splitlines()]
 
 
 @pytest.mark.slow
@@ -57,8 +37,8 @@ def interpreted(part: str, first: int, number: int) -> list[dict[str, Any]]:
         ("unseen", 0, 4),
     ],
 )
-def test_interpreted(part: str, first: int, number: int) -> None:
-    *problems, counts = interpreted(part, first, number)
+def test_interpreted(interpreted: Interpreting, part: str, first: int, number: int) -> None:
+    *problems, counts = interpreted("interpreted_backward", part, first, number)
     assert not problems
     assert counts == {"done": number, "rejected": 0}
 
@@ -83,7 +63,7 @@ def test_every_kernel_is_compiled_for_every_architecture() -> None:
 
 @pytest.mark.parametrize("chip", jobs.CHIPS)
 def test_it_is_planned_where_it_is_compiled(chip: str) -> None:
-    plan = openmla.plan(BackwardProblem.of(V3), chip)
+    plan = openmla.plan(BackwardProblem.of(V3), chip, "portable")
     assert plan.backend == "portable" and plan.config.supported()
     assert "BM = " in plan.explain() and "backward of dense bf16" in plan.explain()
 

@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
+from kernels.portable.interpreting import Interpreting
+
 pytest.importorskip("triton")
-TESTS = Path(__file__).parents[2]
-SCRIPT = Path(__file__).with_name("interpreted_indexer.py")
 
 
 @pytest.mark.slow
@@ -27,16 +21,7 @@ SCRIPT = Path(__file__).with_name("interpreted_indexer.py")
         pytest.param("far", 2, marks=pytest.mark.long),  # a minute: rows beyond 2^31 elements
     ],
 )
-def test_interpreted(part: str, done: int) -> None:
-    path = [str(TESTS), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
-    run = subprocess.run(
-        [sys.executable, "-W", "ignore", str(SCRIPT), part],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(path)},
-    )
-    assert run.returncode == 0, run.stderr[-3000:]
-    *problems, counts = [json.loads(line) for line in run.stdout.splitlines()]
+def test_interpreted(interpreted: Interpreting, part: str, done: int) -> None:
+    *problems, counts = interpreted("interpreted_indexer", part)
     assert not problems
     assert counts == {"done": done, "rejected": 0}

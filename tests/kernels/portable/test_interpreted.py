@@ -2,34 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
-from typing import Any
-
 import pytest
 
-from kernels.portable.edges import CASES, DEFECTS
+from kernels.portable.edges import CASES, DEFECTS, SPLIT
+from kernels.portable.interpreting import Interpreting
 
 pytest.importorskip("triton")
-TESTS = Path(__file__).parents[2]
-SCRIPT = Path(__file__).with_name("interpreted.py")
-
-
-def interpreted(part: str, first: int, number: int) -> list[dict[str, Any]]:
-    """What a part printed, line by line; triton must start with TRITON_INTERPRET set."""
-    path = [str(TESTS), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
-    run = subprocess.run(
-        [sys.executable, "-W", "ignore", str(SCRIPT), part, str(first), str(number)],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(path)},
-    )
-    assert run.returncode == 0, run.stderr[-3000:]
-    return [json.loads(line) for line in run.stdout.splitlines()]
 
 
 @pytest.mark.slow
@@ -56,11 +34,13 @@ def interpreted(part: str, first: int, number: int) -> list[dict[str, Any]]:
         ("far heads", 0, 3, 3),
         ("far pages", 0, 1, 1),
         ("light", 0, 1, 2),
-        ("edges", 0, len(CASES), 4 * len(CASES)),
+        ("edges", 0, len(CASES), 4 * len(CASES) + len(SPLIT)),
         pytest.param("defects", 0, len(DEFECTS), len(DEFECTS), marks=pytest.mark.seeded),
     ],
 )
-def test_interpreted(part: str, first: int, number: int, done: int) -> None:
-    *problems, counts = interpreted(part, first, number)
+def test_interpreted(
+    interpreted: Interpreting, part: str, first: int, number: int, done: int
+) -> None:
+    *problems, counts = interpreted("interpreted", part, first, number)
     assert not problems
     assert counts == {"done": done, "rejected": 0}

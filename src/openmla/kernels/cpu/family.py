@@ -2,9 +2,10 @@
 
 from openmla.kernels.cpu.backward.plan import BACKWARD_DEFINITION, CPU_BACKWARD
 from openmla.kernels.cpu.indexer.plan import CPU_INDEXER, DEFINITION
+from openmla.kernels.cpu.indexer_loss.plan import CPU_LOSS, LOSS_DEFINITION
 from openmla.kernels.cpu.plan import CpuConfig, plan_cpu
 from openmla.planning.family import Family, Kernel
-from openmla.planning.serves import ANY, LENGTHS, OneOf, Range, Serves, either
+from openmla.planning.serves import ANY, LENGTHS, SECOND, OneOf, Range, Second, Serves, either
 from openmla.problem import CACHE_FORMATS, DTYPE_BYTES, FORMS, MAX_HEADS, ROPE_SOURCES
 
 _STORED = OneOf(*dict.fromkeys((*DTYPE_BYTES, *CACHE_FORMATS)))
@@ -22,8 +23,9 @@ EVERYTHING = Serves(
         "rope_dtype": _STORED,
         "page_size": ANY,
         "topk": ANY,
+        "second": Second({**SECOND, "kv_dtype": _STORED}),
         **LENGTHS,
-        **either("causal", "has_k_start", "has_topk_lengths", "has_sink", "has_q_scale"),
+        **either("causal", "has_k_start", "has_topk_lengths", "has_sink", "has_q_scale", "span"),
         **either("has_k_scale", "has_key_mask", "wants_lse", "wants_max_logits", "aligned_16"),
     }
 )
@@ -43,6 +45,7 @@ REFERENCE = Family(
         ),
         DEFINITION,
         BACKWARD_DEFINITION,
+        LOSS_DEFINITION,
     ),
 )
 CPU = Family(
@@ -58,5 +61,6 @@ CPU = Family(
         ),
         CPU_INDEXER,
         CPU_BACKWARD,
+        CPU_LOSS,
     ),
 )

@@ -1,5 +1,6 @@
 """The portable family: plain Triton kernels for any CUDA or ROCm GPU."""
 
+from openmla.arithmetic import Limit
 from openmla.errors import Unsupported
 from openmla.kernels.portable.backward.plan import PORTABLE_BACKWARD
 from openmla.kernels.portable.indexer.plan import INDEX_KERNELS
@@ -12,8 +13,10 @@ from openmla.planning.serves import (
     FP8_CACHES,
     LENGTHS,
     MOST_PAGE_ROWS,
+    SECOND,
     OneOf,
     Range,
+    Second,
     Serves,
     either,
 )
@@ -59,6 +62,10 @@ def _explain(config: PortableConfig, problem: Problem) -> list[str]:
     return [*config.explain(), *split_lines(rule, problem)]
 
 
+_ROWS_ALIKE: Limit[Problem] = Limit(
+    lambda p: len({source.kv_dtype == "fp16" for source in p.sources}) == 1,
+    lambda p: "fp16 rows beside rows of a cache, which are bf16: both must be one or the other",
+)
 _SERVED = Serves(
     {
         "form": OneOf(*FORMS),
@@ -74,9 +81,11 @@ _SERVED = Serves(
         "page_size": Range(0, MOST_PAGE_ROWS),
         "topk": ANY,
         **LENGTHS,
-        **either("causal", "has_k_start", "has_topk_lengths", "has_sink", "has_q_scale"),
+        "second": Second({**SECOND, "page_size": Range(0, MOST_PAGE_ROWS), "kv_dtype": _STORED}),
+        **either("causal", "has_k_start", "has_topk_lengths", "has_sink", "has_q_scale", "span"),
         **either("has_k_scale", "has_key_mask", "wants_lse", "wants_max_logits", "aligned_16"),
-    }
+    },
+    limits=(_ROWS_ALIKE,),
 )
 PORTABLE = Family(
     name="portable",

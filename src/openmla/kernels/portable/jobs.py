@@ -5,7 +5,7 @@ from dataclasses import replace
 from openmla.kernels.call import Call
 from openmla.kernels.jobs import Jobs, Predicted
 from openmla.planning import Plan
-from openmla.problem import Problem
+from openmla.problem import Problem, RowSource
 
 CHIPS = ("a100", "l40s", "h200", "rtx5090", "mi300x", "mi355x")
 DENSE = Problem(
@@ -30,6 +30,17 @@ PROBLEMS = {
         kv_dtype="fp8_584",
         v_dtype="fp8_584",
         rope_dtype="fp8_584",
+        total_k=1 << 20,
+    ),
+    "span and list": replace(
+        LATENT,
+        form="sparse",
+        d_rope=0,
+        rope="none",
+        kv_dtype="fp8_584",
+        span=True,
+        table_keys=1 << 20,
+        second=RowSource(kv_dtype="fp8_584", page_size=2, topk=512, total_k=1 << 20),
         total_k=1 << 20,
     ),
 }

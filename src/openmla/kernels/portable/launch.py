@@ -26,6 +26,7 @@ from openmla.kernels.call import (
     strides,
     vector,
 )
+from openmla.kernels.portable.attend import LIST, SPAN, attend_kernel
 from openmla.kernels.portable.cache_ops import dequantized
 from openmla.kernels.portable.dense import dense_kernel
 from openmla.kernels.portable.formats import (
@@ -42,6 +43,7 @@ from openmla.kernels.portable.records import PLAIN_ROW, DenseRule
 from openmla.kernels.portable.sparse import sparse_kernel
 from openmla.kernels.portable.split import merge_kernel
 from openmla.operands import (
+    AttendOperands,
     DenseOperands,
     LatentOperands,
     Operands,
@@ -50,6 +52,7 @@ from openmla.operands import (
 )
 from openmla.planning import Plan, latent_split, split
 from openmla.planning.target import target_by_name
+from openmla.sources import Listed, Source
 
 MERGE_ROWS = 16
 SOURCES: Sources = {
@@ -75,6 +78,16 @@ SOURCES: Sources = {
     "sink_ptr": "sink",
     "q_scale_ptr": "q_scale",
     "k_scale_ptr": "k_scale",
+    "data_ptr_0": "kv",
+    "scale_ptr_0": "cache_scales",
+    "entries_ptr_0": ("indices", "block_table"),
+    "lengths_ptr_0": "topk_lengths",
+    **{f"{x}_ptr_0": x for x in ("request", "begin", "end")},
+    "data_ptr_1": "second_kv",
+    "scale_ptr_1": "second_scales",
+    "entries_ptr_1": ("second_indices", "second_table"),
+    "lengths_ptr_1": "second_lengths",
+    **{f"{x}_ptr_1": f"second_{x}" for x in ("request", "begin", "end")},
     "part_out_ptr": WORKSPACE,
     "part_state_ptr": WORKSPACE,
 }
@@ -83,6 +96,9 @@ SOURCES: Sources = {
 def calls(plan: Plan, operands: Operands, results: Results) -> Iterator[Call]:
     """What a launch runs, in order; nothing for an empty output."""
     if not results.out.numel():
+        return
+    if isinstance(operands, AttendOperands):
+        yield _attend(plan, operands, results)
         return
     if plan.variant.dequantizes:
         assert not isinstance(operands, DenseOperands) and isinstance(operands.cache, LatentCache)
@@ -255,6 +271,60 @@ def _sparse(plan: Plan, op: SparseOperands, results: Results) -> Call:
     return Call(sparse_kernel, total_q * blocks, arguments, SOURCES)
 
 
+def _attend(plan: Plan, op: AttendOperands, results: Results) -> Call:
+    total_q, heads, width = op.q.shape
+    native = target_by_name(plan.target).has_e4m3
+    config = plan.config
+    blocks = -(-heads // config.BM)
+    common = _common(plan, op, results, width - op.latent, op.d_v, native)
+    for name in ("q_scale_ptr", "k_scale_ptr"):  # there are none beside two sources
+        del common[name]
+    arguments = {
+        **_source(op.sources[0], 0, native),
+        **_source(op.sources[1] if len(op.sources) > 1 else None, 1, native),
+        "head_blocks": blocks,
+        "D_LATENT": op.latent,
+        "LATENT": config.nope_cols,
+        "ROPE": config.rope_cols,
+        "TYPE": row_type(op.sources[0].rows),
+        "TWO_TERMS": config.terms == 2,
+        "BRANCH": config.branches,
+        **common,
+    }
+    return Call(attend_kernel, total_q * blocks, arguments, SOURCES)
+
+
+def _source(source: Source | None, number: int, native: bool) -> dict[str, Any]:
+    """A source as the kernel's arguments of that number; plain rows are one page."""
+    found: dict[str, Any] = dict.fromkeys(SOURCE_POINTERS)
+    found |= dict.fromkeys(SOURCE_NUMBERS, 0) | {"page_size": 1, "KIND": 0, "ROW": PLAIN_ROW}
+    if source is not None:
+        data, scales = row_tensors(source.rows, native)
+        pages, size = (1, data.shape[0]) if data.dim() == 2 else data.shape[:2]
+        listed = isinstance(source, Listed)
+        entries = source.indices if isinstance(source, Listed) else source.block_table
+        entries = entries if entries.stride(1) == 1 else entries.contiguous()
+        found |= {
+            "data_ptr": data,
+            "scale_ptr": scales,
+            "entries_ptr": entries,
+            "entries": entries.shape[1],
+            "entries_stride": entries.stride(0),
+            "pages": pages,
+            "page_size": max(size, 1),
+            **row_strides(data, scales),
+            "KIND": (LIST if listed else SPAN).value,
+            "ROW": row_constants(source.rows),
+        }
+        if isinstance(source, Listed):
+            found["pages"] = pages if size else 0
+            found["lengths_ptr"] = vector(source.lengths)
+        else:
+            found["lines"] = entries.shape[0]
+            found |= {f"{x}_ptr": vector(getattr(source, x)) for x in ("request", "begin", "end")}
+    return {f"{name}_{number}": value for name, value in found.items()}
+
+
 def _rows(plan: Plan, cache: LatentCache | Tensor, latent: int, native: bool) -> dict[str, Any]:
     """The rows of the latent and sparse forms. PAGE 0: pages lie end to end, rows are enough."""
     data, scales = row_tensors(cache, native)
@@ -381,6 +451,14 @@ def _latent_ranges(plan: Plan, space: SplitSpace, arguments: Mapping[str, Any]) 
     return Ranges({"slots": space.slots, "RULE": rule}, merging)
 
 
+SOURCE_POINTERS = (
+    *("data_ptr", "scale_ptr", "entries_ptr", "lengths_ptr"),
+    *("request_ptr", "begin_ptr", "end_ptr"),
+)
+SOURCE_NUMBERS = (
+    *("entries", "lines", "pages", "entries_stride", "data_stride_page", "data_stride_t"),
+    *("scale_stride_page", "scale_stride_t"),
+)
 MERGED = (
     "out_ptr",
     "lse_ptr",

@@ -319,13 +319,15 @@ def _tiles(problem: Problem, target: Target) -> Iterator[tuple[Tile, str]]:
 def _joins(problem: Problem) -> bool:
     """Whether the last columns of a row, which are bf16 in DeepSeek-V4's format, belong to V: they
     do unless they are rope."""
-    return problem.form != "dense" and problem.kv_dtype == V4.name and not problem.d_rope
+    formats = {source.kv_dtype for source in problem.sources}
+    return problem.form != "dense" and V4.name in formats and not problem.d_rope
 
 
 def _terms(problem: Problem) -> int:
     """fp16 is exactly two bf16; rows of a cache are bf16, whatever they are stored as."""
     from_cache = problem.form != "dense" or problem.rope == "cache"
     stored = problem.rope_dtype if problem.form == "dense" else problem.kv_dtype
+    # A second source has the type of the first: the declaration refuses others.
     return 2 if problem.q_dtype == "fp16" and from_cache and stored != "fp16" else 1
 
 
@@ -359,6 +361,8 @@ def _cache_read(problem: Problem, tile: Tile, same_bits: bool) -> CacheRead:
     rows, row_bytes = problem.total_k, DTYPE_BYTES["bf16"] * problem.d_qk
     if problem.form == "dense" or problem.kv_dtype in DTYPE_BYTES:
         return PLAIN
+    if problem.span or problem.second:
+        return CacheRead("in_kernel", rows, row_bytes)
     row_blocks = ceildiv(problem.heads, tile.BM)
     if problem.form == "sparse":
         read = sparse_cache_read(problem.total_q, problem.topk, rows, row_blocks, problem.d_qk)

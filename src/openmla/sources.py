@@ -1,0 +1,103 @@
+"""Where the rows of a query come from: `Listed` and `Span`, the sources of `mla_attend`.
+
+A list names physical rows, one query at a time: what an indexer selected. A span is the positions
+begin … end-1 of one request, found through its block table: a sliding window, all compressed rows
+so far, the tokens of an image. No list is built for it.
+
+    block_table[3] = [7, 2], pages of 4:     position  0  1  2  3 | 4  5  6  7
+                                             row      28 29 30 31 | 8  9 10 11
+    request[t] = 3, begin[t] = 2, end[t] = 6: query t sees rows 30, 31, 8, 9
+
+What does not exist is ignored, as the tensors are on the device and nobody looks at them before a
+launch: a list's negative entries, those past the rows and those at or past `lengths`; a span's
+positions before 0 or past its table, those whose page is none of the pool's, and every position of
+a request that the table does not have (-1 for padding).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from openmla.cache import LatentCache
+
+
+@dataclass(frozen=True, eq=False)
+class Listed:
+    """Rows that each query lists: what `mla_prefill_sparse` attends to."""
+
+    rows: LatentCache | Tensor
+    """A cache, or plain rows [rows, width]."""
+    indices: Tensor
+    """int32 [total_q, n], physical rows: page * page_size + offset in a cache."""
+    lengths: Tensor | None = None
+    """int32 [total_q]: how many entries of a list count."""
+
+    @property
+    def count(self) -> int:
+        """Rows that an index may name."""
+        return self.rows.rows if isinstance(self.rows, LatentCache) else self.rows.shape[0]
+
+    def read(self, rows: Tensor) -> Tensor:
+        """The values of physical rows, [len(rows), width]."""
+        if isinstance(self.rows, LatentCache):
+            return self.rows.read(rows)
+        return self.rows.index_select(0, rows)
+
+    def seen(self, token: int) -> Tensor:
+        """The physical rows that count for a query, int64, in the order of its list."""
+        listed = self.indices[token]
+        if self.lengths is not None:
+            listed = listed[: max(int(self.lengths[token]), 0)]
+        return listed[(listed >= 0) & (listed < self.count)].long()
+
+
+@dataclass(frozen=True, eq=False)
+class Span:
+    """Consecutive positions of a request's pages, its own range for each query."""
+
+    cache: LatentCache
+    block_table: Tensor
+    """int32 [requests, pages]: the pages of each request."""
+    request: Tensor
+    """int32 [total_q]: which line of the table a query reads."""
+    begin: Tensor
+    """int32 [total_q]: the first position."""
+    end: Tensor
+    """int32 [total_q]: the position after the last."""
+
+    @property
+    def rows(self) -> LatentCache:
+        """Where the rows lie: what a list calls it."""
+        return self.cache
+
+    @property
+    def count(self) -> int:
+        """Rows of the pool."""
+        return self.cache.rows
+
+    @property
+    def table_keys(self) -> int:
+        """Positions that a line of the table can name."""
+        return self.block_table.shape[1] * self.cache.page_size
+
+    def read(self, rows: Tensor) -> Tensor:
+        """The values of physical rows, [len(rows), width]."""
+        return self.cache.read(rows)
+
+    def seen(self, token: int) -> Tensor:
+        """The physical rows that count for a query, int64, in the order of their positions."""
+        request, size = int(self.request[token]), self.cache.page_size
+        if not 0 <= request < self.block_table.shape[0]:
+            return torch.empty(0, dtype=torch.int64, device=self.request.device)
+        begin = max(int(self.begin[token]), 0)
+        end = min(int(self.end[token]), self.table_keys)
+        keys = torch.arange(begin, max(begin, end), device=self.request.device)
+        page = self.block_table[request][keys // size].long()
+        there = (page >= 0) & (page < self.cache.num_pages)
+        return (page * size + keys % size)[there]
+
+
+Source = Listed | Span

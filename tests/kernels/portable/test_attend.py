@@ -1,0 +1,58 @@
+"""The portable kernel of two sources in the interpreter, and defects that its cases must see."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("triton")
+TESTS = Path(__file__).parents[2]
+SCRIPT = Path(__file__).with_name("interpreted_attend.py")
+CONTROL = ("    return state\n", "    return state\n")
+DEFECTS = {
+    "control": CONTROL,
+    "lengths are not looked at": ("cut(tl.load(lengths_ptr + token), entries)", "entries"),
+    "negative positions count": ("tl.maximum(tl.load(begin_ptr + token), 0)", "0"),
+    "the end counts too": (
+        "tl.load(end_ptr + token), entries",
+        "tl.load(end_ptr + token) + 1, entries",
+    ),
+    "lines are not checked": ("(request >= 0) & (request < lines)", "request < 4"),
+    "pages are not checked": ("(found >= 0) & (found < pages)", "found < pages"),
+    "rows past the pool count": ("(index < pages * page_size)", "(index <= pages * page_size)"),
+    "the second source is left out": ("if KIND_1 > 0:", "if KIND_1 > 7:"),
+    "scales of another row": ("+ place * scale_stride_t", "+ place * data_stride_t * 0"),
+}
+
+
+def interpreted(*arguments: str) -> subprocess.CompletedProcess[str]:
+    path = [str(TESTS), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+    return subprocess.run(
+        [sys.executable, "-W", "ignore", str(SCRIPT), *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(path)},
+    )
+
+
+@pytest.mark.parametrize("name", DEFECTS)
+def test_cases_pass_and_see_every_defect(name: str, tmp_path: Path):
+    """The kernel with one change of its source, judged by the cases of interpreted_attend.py."""
+    import openmla.kernels.portable
+
+    place = Path(openmla.kernels.portable.__file__).with_name("attend.py")
+    source, (old, new) = place.read_text(), DEFECTS[name]
+    assert source.count(old) == 1
+    changed = tmp_path / "changed_attend.py"
+    changed.write_text(source.replace(old, new))
+    run = interpreted(str(changed))
+    failed = [line for line in run.stdout.splitlines() if not line.endswith(" ok")]
+    if name == "control":
+        assert run.returncode == 0 and len(run.stdout.splitlines()) == 15, run.stderr[-2000:]
+    else:
+        assert failed or run.returncode, f"{name}: nobody noticed"

@@ -122,6 +122,17 @@ def sparse(
     )
 
 
+def attend(tokens: int = 9, heads: int = 20, lengths: bool = False, **options: Any) -> Any:
+    """A span of pages beside a list of a cache of another format."""
+    place = [torch.zeros(tokens, dtype=torch.int32) for _ in range(4)]
+    table = torch.arange(40, dtype=torch.int32).view(2, 20)
+    window = openmla.Span(pool("bf16"), table, *place[:3])
+    lists = torch.zeros(tokens, 130, dtype=torch.int32)
+    listed = openmla.Listed(pool("fp8_656", page=32), lists, place[3] if lengths else None)
+    q = torch.zeros(tokens, heads, 576, dtype=torch.bfloat16)
+    return partial(openmla.mla_attend, q, [window, listed], scale=0.1, **options)
+
+
 def index_pool(pages: int, page: int = 64) -> IndexCache:
     return IndexCache.allocate(num_pages=pages, page_size=page)
 
@@ -213,6 +224,8 @@ CALLS: dict[str, tuple[Callable[..., Callable[..., Any]], dict[str, Any], int]] 
         {"form": "bf16", "lengths": True, **LSE, "return_max_logits": True, "heads": 70},
         1,
     ),
+    "portable attend": (attend, {**PORTABLE, **LSE}, 1),
+    "portable attend, lengths": (attend, {"lengths": True, "heads": 70, **PORTABLE}, 1),
     "sparse, fp16": (sparse, {"dtype": torch.float16}, 1),
     "sparse, fp8 in the kernel": (sparse, {"form": "fp8_656", "lengths": True, "topk": 100}, 1),
     "sparse, fp8 in a workspace": (sparse, {"form": "fp8_656", "tokens": 1000, "topk": 600}, 2),

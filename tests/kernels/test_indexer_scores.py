@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from gluon_sim import intercept
-from indexer.score_cases import SCHEDULES, SCORE_CASES, UNWRITTEN, paged, width_of
+from indexer.score_cases import SCHEDULES, SCORE_CASES, UNWRITTEN, among_many, paged, width_of
 from kernels.far_memory import FarMemory
 from openmla.indexer.operands import ScoresOperands
 from openmla.lab.compiling.jobs import CompileJob, compile_job
@@ -87,6 +87,13 @@ def test_one_program_does_all_work_items(chip: Chip) -> None:
     for seed in (1, 2):
         out = chip.run(op, width_of(op), alone, schedule="unfair", seed=seed)
         assert score_problems(op, out, UNWRITTEN) == []
+
+
+@pytest.mark.parametrize("chip", [HOPPER, BLACKWELL], ids=lambda chip: chip.family)
+def test_many_contiguous_keys(chip: Chip) -> None:
+    """They are one page of a descriptor, whose page stride must stay below 2^40 bytes."""
+    op = among_many(100_000, 140)
+    assert score_problems(op, chip.run(op, 140), UNWRITTEN) == []
 
 
 def test_three_consumers() -> None:

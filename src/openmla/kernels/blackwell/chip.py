@@ -113,7 +113,7 @@ class Partitioned:
         return [
             f"compiled: {used} bytes of shared memory: {tiles} of tiles, {count} barriers, "
             f"{self.arguments} of arguments to partitions, {rest} of warp states and alignment",
-            *(f"  unlike the original: {what}" for what in differences),
+            *(f"  unlike Modular's: {what}" for what in differences),
             f"registers of a thread: {', '.join(named)}; {self.threads} threads launched with "
             f"{self.registers_at_launch}",
             f"O is rescaled when a row's maximum grew by more than 2^{threshold:g}{lifted}",

@@ -144,9 +144,10 @@ _ALL_FP8 = {DTYPES: OneOf(*alike("e4m3")), **_EVERY_DENSE}
 # Latent rows, which lists or pages name: a CTA pair, one CTA, FP8 rows, all FP8.
 
 Dtypes = tuple[tuple[str, ...], ...]
+Widths = tuple[tuple[int, int, int], ...]
 
-_EVERY_ROW = {
-    ("d_nope", "d_rope", "d_v"): OneOf((512, 64, 512)),
+_ROW_WIDTHS = ("d_nope", "d_rope", "d_v")
+_EVERY_ROW: Mapping[Field, Allowed] = {
     **either("causal", "has_sink", "wants_lse"),
     **LENGTHS,
     "aligned_16": ALIGNED,
@@ -171,9 +172,19 @@ def _one_cta_fails(problem: Problem, triton: tuple[int, ...]) -> str:
     return equal if triton[:2] == (3, 8) else ""
 
 
-def _serves_rows(form: str, heads: Range, *dtypes: tuple[str, ...]) -> Serves:
+_WIDE_ROWS = ((512, 64, 512), (512, 0, 512))
+_ALL_ROWS = (*_WIDE_ROWS, (256, 64, 256))
+
+
+def _serves_rows(form: str, heads: Range, widths: Widths, *dtypes: tuple[str, ...]) -> Serves:
     return Serves(
-        {**_ROW_FORMS[form], "heads": heads, DTYPES: OneOf(*dtypes), "rope": OneOf("shared")}
+        {
+            **_ROW_FORMS[form],
+            _ROW_WIDTHS: OneOf(*widths),
+            "heads": heads,
+            DTYPES: OneOf(*dtypes),
+            "rope": OneOf("none", "shared"),
+        }
     )
 
 
@@ -183,13 +194,14 @@ def _pair(
     dtypes: Dtypes,
     choose: Callable[[Problem, Target], PairConfig] = pair_config,
     heads: Range = _MORE_HEADS,
+    widths: Widths = _WIDE_ROWS,
     coarse: str = "",
 ) -> Kernel:
     """A pair of CTAs, for more than 64 heads."""
     return Kernel(
         name=name,
         config=PairConfig,
-        serves=_serves_rows(form, heads, *dtypes),
+        serves=_serves_rows(form, heads, widths, *dtypes),
         choose=choose,
         variant=PairConfig.variant,
         launcher="openmla.kernels.blackwell.pair.launch",
@@ -205,7 +217,7 @@ def _one_cta(name: str, form: str, dtypes: Dtypes) -> Kernel:
     return Kernel(
         name=name,
         config=SparseConfig,
-        serves=_serves_rows(form, _HEADS, *dtypes),
+        serves=_serves_rows(form, _HEADS, _ALL_ROWS, *dtypes),
         choose=sparse_config,
         launcher="openmla.kernels.blackwell.sparse.launch",
         block=lambda config, problem: SparseKernel(config, problem).block,

@@ -217,11 +217,11 @@ class MLAConfig(Limited):
 
     def _launch_line(self) -> str:
         if not self.can_switch_to_1q():
-            return f"the original reserves {self.launch_smem_used()} bytes"
+            return f"Modular's kernel reserves {self.launch_smem_used()} bytes"
         both = f"2Q {self.smem_used} and 1Q {self.switch_1q_config().smem_used}"
         return (
-            f"the original reserves {self.launch_smem_used()} bytes, the larger of {both}; a last "
-            f"tile of at most {self.q_tile_rows()} rows runs 1Q"
+            f"Modular's kernel reserves {self.launch_smem_used()} bytes, the larger of {both}; a "
+            f"last tile of at most {self.q_tile_rows()} rows runs 1Q"
         )
 
 

@@ -50,9 +50,19 @@ CASES = {
     "latent, fp8_block64": replace(LATENT, kv="fp8_block64", q_lens=(1, 1), k_lens=(100, 5)),
     "latent, fp8_token": replace(LATENT, kv="fp8_token", page_size=7, k_lens=(40,)),
     "e4m3": replace(V32, dtype="e4m3", sink="mixed"),
+    "512+0, three tokens": replace(V32, d_rope=0, rope="none", q_lens=(3,), topk_lengths="wild"),
+    "512+0, latent": replace(LATENT, d_rope=0, rope="none", q_lens=(1, 1), k_lens=(300, 1)),
+    "512+0, fp8_block64": replace(V32, d_rope=0, rope="none", kv="fp8_block64", topk=100),
     "e4m3, 16 heads": replace(V32, dtype="e4m3", heads=16, q_lens=(2,), topk_lengths="wild"),
 }
-QUICK = ("two steps", "three tokens in turn", "latent, rising", "fp8_656", "e4m3, 16 heads")
+QUICK = (
+    "two steps",
+    "three tokens in turn",
+    "latent, rising",
+    "fp8_656",
+    "e4m3, 16 heads",
+    "512+0, three tokens",
+)
 # CI looks at the earliest and the latest schedule of these; a changed kernel needs
 # OPENMLA_SIM_SEEDS=20, and then takes all.
 ONE_PAIR = "sm_100:2x232448"  # a chip of two SMs

@@ -36,6 +36,30 @@ def load_defect(defect: SparseDefect, folder: Path, kernel: str = "sparse") -> M
 
 DEFECTS = [
     SparseDefect(
+        "one atom of V: the halves of the keys lie in one tile",
+        Kind.RACE,
+        "load",
+        "tile = v_smem.index(ATOMS * HALF + atom)",
+        "tile = v_smem.index((ATOMS - 1) * HALF + atom)",
+        "256+64",
+    ),
+    SparseDefect(
+        "one atom of V: half of its columns are not rescaled",
+        None,
+        "softmax",
+        "gl.static_range(ATOMS * 256 // WIDTH)",
+        "gl.static_range(ATOMS * 128 // WIDTH)",
+        "256+64",
+    ),
+    SparseDefect(
+        "without rope: Q's columns in shared memory are copied a second time",
+        None,
+        "load",
+        "KEPT + g * GATHERED, ready, tile)",
+        "g * GATHERED, ready, tile)",
+        "512+0",
+    ),
+    SparseDefect(
         "Q is copied to the wrong column of tensor memory",
         Kind.UNWRITTEN,
         "mma",
@@ -119,7 +143,7 @@ DEFECTS = [
         "half the bytes of V are announced",
         Kind.BYTES,
         "load",
-        "2 * KEYS * ATOM * 2",
+        "ATOMS * KEYS * ATOM * 2",
         "KEYS * ATOM * 2",
     ),
     SparseDefect(
@@ -170,7 +194,7 @@ DEFECTS = [
         "O is not multiplied when the reference moves",
         None,
         "softmax",
-        "            rescale_rows(O, rescale, REGS)\n",
+        "            rescale_rows(O, rescale, ATOMS, REGS)\n",
         "            pass\n",
         "rising",
     ),

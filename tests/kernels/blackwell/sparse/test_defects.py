@@ -49,6 +49,10 @@ CASES = {
         scale=0.3,
         seed=1,
     ),
+    "256+64": replace(
+        BF16, d_nope=256, d_v=256, values="rising", scale=1.0, index_kind="distinct", topk=200
+    ),
+    "512+0": replace(BF16, d_rope=0, rope="none"),
     "row_max-129": replace(BF16, topk=129, index_kind="distinct"),
 }
 

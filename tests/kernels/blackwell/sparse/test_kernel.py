@@ -48,6 +48,17 @@ CASES = {
     "fp8_block128": replace(ONE, kv="fp8_block128", index_kind="mixed", heads=64),
     "fp8_token": replace(ONE, kv="fp8_token", values="peaky"),
     "fp8_656": replace(V32, kv="fp8_656", index_kind="mixed"),
+    "512+0": replace(V32, d_rope=0, rope="none", index_kind="mixed", return_max_logits=True),
+    "512+0, rising, exactly four steps": replace(
+        ONE, d_rope=0, rope="none", values="rising", topk=256, scale=1.0
+    ),
+    "512+0, fp8_block128": replace(ONE, d_rope=0, rope="none", kv="fp8_block128", topk=200),
+    "256+64": replace(V32, d_nope=256, d_v=256, index_kind="mixed", sink="mixed"),
+    "256+64, 128 heads, rising": replace(
+        ONE, heads=128, d_nope=256, d_v=256, values="rising", topk=200, scale=1.0
+    ),
+    "256+64, fp8_block32": replace(ONE, d_nope=256, d_v=256, kv="fp8_block32", topk=200),
+    "256+64, fp8_token": replace(V32, d_nope=256, d_v=256, kv="fp8_token", topk_lengths="wild"),
 }
 # CI looks at the earliest and the latest schedule; a changed kernel needs OPENMLA_SIM_SEEDS=20.
 SEEDS = int(os.environ.get("OPENMLA_SIM_SEEDS", "0"))

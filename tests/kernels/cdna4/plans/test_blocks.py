@@ -55,9 +55,7 @@ class TestFP8:
     def test_the_original_rescales_at_every_tile_too(self) -> None:
         lines = DenseFP8(dsv3(**self.SHAPE)).explain()
         assert "compiled: 148208 bytes, without the 16 of padding at the very end" in lines
-        assert lines[-1] == (
-            "weights: float8_e4m3fn; O is rescaled at every tile, as in the original"
-        )
+        assert lines[-1] == ("weights: float8_e4m3fn; O is rescaled at every tile, as in Modular's")
 
     def test_limits_are_the_originals(self) -> None:
         config = dsv3(**self.SHAPE, q_block_size=64)

@@ -204,11 +204,11 @@ class DenseKernel(Partitioned):
         if own > original.smem_used:
             yield f"a short last tile runs in the ring of 2Q; 1Q's own, {own} bytes, is not there"
         if config.switches_to_1q or (config.num_qo == 1 and not config.single_o):
-            yield "one query tile has one softmax group; the original's two take its blocks in turn"
+            yield "one query tile has one softmax group; Modular's two take its blocks in turn"
             if self.problem.batch > 1:
-                yield "one or two follows from the mean length; the original knows the longest"
+                yield "one or two follows from the mean length; Modular's knows the longest"
         if self.ctas == 2:
-            yield "a pair of CTAs shares K and V; the original pairs them without rope only"
+            yield "a pair of CTAs shares K and V; Modular's pairs them without rope only"
             yield "O is multiplied for every block: a pair has no branch that both CTAs take"
         if attention_of(original).num_qk_stages > 1:
             pieces = attention_of(original).num_qk_stages

@@ -1,4 +1,4 @@
-"""Blackwell's plan of the indexer's scores: a Gluon kernel for sm_100."""
+"""Blackwell's plan of the indexer's scores, a Gluon kernel; the selection is shared."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from functools import cached_property
 
 from openmla.arithmetic import Limited, Part
 from openmla.indexer.problem import DIM, IndexProblem
+from openmla.kernels.gluon.select.plan import SELECTION
 from openmla.modular.blackwell.units import MBAR_BYTES, SMEM_CARVEOUT, TMEM_COLS
 from openmla.planning.family import Block, Kernel
 from openmla.planning.memory import Columns, MemoryMap, Wanted, lay_out
@@ -123,7 +124,7 @@ INDEX_KERNELS = (
         config=BlackwellScoresConfig,
         choose=_scores,
         block=_scores_block,
-        archs=("sm_100",),
         launcher="openmla.kernels.blackwell.indexer.launch",
     ),
+    SELECTION,
 )

@@ -16,6 +16,7 @@ PROBLEMS = {
     "128 heads sink, no lse": replace(V32, has_sink=True, wants_lse=False, has_topk_lengths=False),
     "128 heads fp16": typed(V32, "fp16"),
     "128 heads latent": LATENT,
+    "128 heads 512+0": replace(V32, d_rope=0),
     "128 heads e4m3": typed(V32, "e4m3"),
     "16 heads e4m3": typed(replace(V32, heads=16), "e4m3"),
 }

@@ -1,4 +1,4 @@
-"""Latent MLA prefill on Blackwell with a pair of CTAs: 128 heads over rows of 512 + 64 columns.
+"""Latent MLA prefill on Blackwell with a pair of CTAs: 128 heads, rows of 512 + 64 columns or 512.
 
 The rows of a token are listed, or all that its sequence has in a paged cache (see sparse/rows.py).
 A pair serves one token at a time and walks its rows KEYS = 256 at a time by two-CTA products: each
@@ -38,7 +38,7 @@ to be overwritten: products of step k + 2 are issued after the weights of step k
 
 | shared memory of a CTA | bytes, 16 bits | 8 bits |
 |---|---|---|
-| q_smem | 64 x 576 x 2 = 73728 | 36864 |
+| q_smem, 9 tiles (8 without rope) | 64 x 576 x 2 = 73728 | 36864 |
 | ring | SLOTS x 16384 | SLOTS x 8192 |
 | p_smem, then output | 64 x 256 x 2 = 32768 | the same: weights in two parts |
 
@@ -97,6 +97,7 @@ def pair_kernel(  # noqa: PLR0913
     logits_stride_t,
     logits_stride_h,
     INDEXING: gl.constexpr,
+    Q_TILES: gl.constexpr,
     SLOTS: gl.constexpr,
     WEIGHTS: gl.constexpr,
     ATOM: gl.constexpr,
@@ -106,12 +107,13 @@ def pair_kernel(  # noqa: PLR0913
     OUT_TILE: gl.constexpr,
     REGISTERS: gl.constexpr,
 ):
-    """INDEXING: sparse.records.Indexing. WEIGHTS: WeightRange, see softmax.py. REGISTERS: a record.
+    """INDEXING: sparse.records.Indexing. Q_TILES: tiles of 64 columns. WEIGHTS: WeightRange, see
+    softmax.py. REGISTERS: a record.
     ATOM, REGS: layouts of a tile of 256 columns in tensor memory and in registers. TILE, V_TILE,
     OUT_TILE: shared memory layouts of tiles of Q and K, of V, of the output."""
     DTYPE: gl.constexpr = q_desc.dtype
     PARTS: gl.constexpr = 16 // DTYPE.primitive_bitwidth
-    q_smem = gl.allocate_shared_memory(DTYPE, [9, ROWS, 64], TILE)
+    q_smem = gl.allocate_shared_memory(DTYPE, [Q_TILES, ROWS, 64], TILE)
     ring = gl.allocate_shared_memory(DTYPE, [SLOTS, KEYS, 64], TILE)
     p_smem = gl.allocate_shared_memory(DTYPE, [ROWS, PARTS * KEYS], TILE)
     FLAT: gl.constexpr = vector_layout(2)

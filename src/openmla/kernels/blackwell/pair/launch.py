@@ -26,7 +26,6 @@ from openmla.kernels.blackwell.sparse.records import Indexing
 from openmla.kernels.call import Call, strides, vector
 from openmla.kernels.gluon.compat import pair_tmem_layout, tmem_reg_layout
 from openmla.kernels.gluon.dequantize.launch import Filling, addressed_once
-from openmla.modular.blackwell.sparse.shape import LATENT_ROW, LATENT_V
 from openmla.operands import Results
 from openmla.planning import Plan
 from openmla.planning.target import target_by_name
@@ -46,7 +45,7 @@ def calls(plan: Plan, op: Operands, results: Results) -> Iterator[Call]:
     kernel, chip = PairKernel(plan.config, plan.problem), target_by_name(plan.target)
     workspace = plan.variant.workspace
     if workspace is not None:
-        columns = LATENT_V, LATENT_ROW - LATENT_V
+        columns = plan.config.v_depth, plan.config.qk_depth - plan.config.v_depth
         space = addressed_once(Filling(workspace, columns, chip.sm_count), op)
         yield from space.calls
         op = space.operands
@@ -82,6 +81,7 @@ def constexprs_of(kernel: PairKernel, page: int, table: Table) -> dict[str, Any]
         "INDEXING": Indexing(
             page_size=page, table_page_size=table.page_size, is_causal=table.is_causal, ctas=2
         ),
+        "Q_TILES": kernel.config.qk_depth // TILE,
         "SLOTS": kernel.slots,
         "WEIGHTS": WeightRange(*kernel.weights),
         "ATOM": atom,

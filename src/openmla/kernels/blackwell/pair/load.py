@@ -1,6 +1,6 @@
 """The load partition: Q of a token, then K and V of every step, in the order of the products.
 
-Q of the next token comes among the last V of this one, when all products with Q are done: nine
+Q of the next token comes among the last V of this one, when all products with Q are done: its
 tiles at once, before the next K, would keep that K waiting.
 """
 
@@ -20,9 +20,10 @@ GATHERED = gl.constexpr(64)  # columns of a tile of Q and K, keys of a tile of V
 
 @gluon.jit
 def load_q(desc, q_smem, bar, token, QUARTER: gl.constexpr):
-    """A quarter of a token's Q: two tiles, three in the last one. The caller has announced the
-    bytes."""
-    for t in gl.static_range(2 + QUARTER // 3):
+    """A quarter of a token's Q: two tiles, and a ninth in the last one. The caller has announced
+    the bytes."""
+    NINTH: gl.constexpr = q_smem.shape[0] % 8 if QUARTER == 3 else 0
+    for t in gl.static_range(2 + NINTH):
         tile = q_smem.index(2 * QUARTER + t)
         load_rows(desc, token, 0, (2 * QUARTER + t) * GATHERED, bar, tile)
 

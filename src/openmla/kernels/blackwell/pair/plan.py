@@ -47,7 +47,7 @@ class PairVariant:
 
 @dataclass(frozen=True, kw_only=True)
 class PairConfig(Limited):
-    """The numbers of a pair: one shape of rows, in 16 or 8 bits.
+    """The numbers of a pair: rows of 576 or 512 columns, in 16 or 8 bits.
 
     >>> PairConfig(qkv_dtype="bfloat16").slots, PairConfig(qkv_dtype="float8_e4m3fn").slots
     (7, 14)
@@ -82,9 +82,9 @@ class PairConfig(Limited):
     def _broken_limits(self) -> Iterator[str]:
         if self.qkv_dtype not in (*HALF_FLOATS, FP8_FLOATS[0]):
             yield f"products of {self.qkv_dtype}: of bf16, fp16 or e4m3"
-        if (self.qk_depth, self.v_depth) != (LATENT_ROW, LATENT_V):
+        if self.qk_depth not in (LATENT_ROW, LATENT_V) or self.v_depth != LATENT_V:
             rows = f"rows of {self.qk_depth} with {self.v_depth} of V"
-            yield f"{rows}; the kernel reads rows of {LATENT_ROW} with {LATENT_V}"
+            yield f"{rows}; the kernel reads rows of {LATENT_ROW} or {LATENT_V} with {LATENT_V}"
 
     def explain(self) -> list[str]:
         """Its numbers; `PairKernel.explain` has the arithmetic."""
@@ -93,7 +93,9 @@ class PairConfig(Limited):
 
 def pair_config(problem: Problem, target: Target | None = None) -> PairConfig:
     """The plan of a pair."""
-    return PairConfig(qkv_dtype=LONG_NAMES[problem.q_dtype])
+    return PairConfig(
+        qkv_dtype=LONG_NAMES[problem.q_dtype], qk_depth=problem.d_qk, v_depth=problem.d_v
+    )
 
 
 def pair_config_once(problem: Problem, target: Target) -> PairConfig:
@@ -229,6 +231,8 @@ class PairKernel(Partitioned):
             yield f"rows come as bf16: {self.cache_read.explain()}"
         yield "weights leave registers rounded, and out passes through their buffer"
         yield "pairs stay and take tokens in turn"
+        if not self.problem.d_rope:
+            yield "rows have no rope, K is eight tiles: the original's rows have 512 + 64 columns"
         if self.problem.heads < 2 * ROWS:
             yield f"{self.problem.heads} heads are padded to the {2 * ROWS} rows of a pair"
         yield "before Triton 3.8 a pair is two CTAs of 64 heads: it has no barriers of both"

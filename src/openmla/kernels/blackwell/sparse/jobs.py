@@ -45,6 +45,10 @@ PROBLEMS = {
     "64 heads e4m3": _cache(64, "e4m3"),
     "16 heads latent": replace(LATENT, heads=16),
     "64 heads latent fp8_block64": replace(LATENT, heads=64, kv_dtype="fp8_block64"),
+    "64 heads 512+0": replace(V32, heads=64, d_rope=0),
+    "64 heads 512+0 fp8_block64": replace(V32, heads=64, d_rope=0, kv_dtype="fp8_block64"),
+    "32 heads 256+64 latent": replace(LATENT, heads=32, d_nope=256, d_v=256),
+    "32 heads 256+64 fp8_token": replace(V32, heads=32, d_nope=256, d_v=256, kv_dtype="fp8_token"),
 }
 if TRITON < FIRST_ROWS_PAIR:  # two CTAs serve 128 heads; later Tritons have pair/jobs.py
     PROBLEMS["128 heads"] = V32

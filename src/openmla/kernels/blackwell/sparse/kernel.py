@@ -1,4 +1,4 @@
-"""Latent MLA prefill on Blackwell: rows of 512 + 64 columns, all heads share them.
+"""Latent MLA prefill on Blackwell: all heads share rows of 512 + 64 columns, 512, or 256 + 64.
 
 The rows of a token are listed, or (rows.py) all that its sequence has in a paged cache.
 
@@ -262,7 +262,7 @@ def sparse_kernel(  # noqa: PLR0913
 
     q_smem = gl.allocate_shared_memory(DTYPE, [EARLY, HEADS, GATHERED], TILE)
     k_smem = gl.allocate_shared_memory(DTYPE, [TILES, B_TOPK, GATHERED], TILE)
-    v_smem = gl.allocate_shared_memory(DTYPE, [4, B_TOPK // 2, 256], V_TILE)
+    v_smem = gl.allocate_shared_memory(DTYPE, [2 * HOW.v_atoms, B_TOPK // 2, 256], V_TILE)
     p_smem = gl.allocate_shared_memory(DTYPE, [HEADS, B_TOPK], TILE)
     FLAT: gl.constexpr = vector_layout(1)
     is_k_valid = gl.allocate_shared_memory(gl.uint8, [NB, B_TOPK // 8], FLAT)
@@ -294,7 +294,7 @@ def sparse_kernel(  # noqa: PLR0913
     if CACHE is not None:
         RAW: gl.constexpr = CACHE.raw_tiles
         k_raw = gl.allocate_shared_memory(gl.float8e4nv, [RAW, B_TOPK, GATHERED], BYTES)
-        BLOCKS: gl.constexpr = scale_blocks(CACHE)
+        BLOCKS: gl.constexpr = scale_blocks(CACHE, HOW.v_atoms)
         k_scales = gl.allocate_shared_memory(gl.float32, [BLOCKS.k, B_TOPK], FLAT)
         v_scales = gl.allocate_shared_memory(gl.float32, [BLOCKS.v, B_TOPK], FLAT)
         k_fp8_tma_done = barriers(NB, 1)

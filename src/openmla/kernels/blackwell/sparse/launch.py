@@ -126,7 +126,12 @@ def constexprs_of(
         page_size=page, table_page_size=table.page_size, is_causal=table.is_causal, ctas=1
     )
     return {
-        "HOW": How(b_topk=keys, num_mbars=config.num_mbars, indexing=indexing),
+        "HOW": How(
+            b_topk=keys,
+            num_mbars=config.num_mbars,
+            v_atoms=config.v_depth // config.SV_ATOM_MMA_N,
+            indexing=indexing,
+        ),
         "SPLIT": QSplit(*kernel.q_split),
         "CACHE": cache,
         "MAP": TmemMap(output=config.O_TMEM_ADDR, scores=config.P_TMEM_ADDR, q=config.Q_TMEM_ADDR),

@@ -1,7 +1,8 @@
 """Producers of the sparse kernel over bf16 (or fp16) rows: Q by TMA boxes, K and V by gather4.
 
-K of a step is 9 tiles of [B_TOPK, 64]; the first three (which meet Q's columns in shared memory)
-and the others have a barrier each. V is two halves of the keys, each with two atoms of 256 columns.
+K of a step is 9 tiles of [B_TOPK, 64] (8 or 5 of narrower rows); those that meet Q's columns in
+shared memory and the others have a barrier each. V is two halves of the keys, each with two atoms
+of 256 columns, or one.
 
 Arguments of all functions: Tiles `smem`, Barriers `bars`, the token's KeyList `keys`, records.How
 `HOW`, QSplit `SPLIT`.
@@ -35,10 +36,11 @@ def offsets_layout(warps, ctas=1, divided=False):
 def q_staging(smem, GROUP: gl.constexpr, WORDS: gl.constexpr):
     """Where columns GROUP x 64 … of Q wait to be copied: 128 rows of 128 bytes, as fp32 words.
 
-    The first four groups are in V's buffer, the others from the fifth tile of K on.
+    The first groups are in V's buffer, as many as V has tiles; others from the fifth of K on.
     """
-    if GROUP < 4:
-        return reinterpret(smem.v, gl.float32, [4, 128, 32], WORDS).index(GROUP)
+    IN_V: gl.constexpr = smem.v.shape[0]
+    if GROUP < IN_V:
+        return reinterpret(smem.v, gl.float32, [IN_V, 128, 32], WORDS).index(GROUP)
     else:
         return reinterpret(smem.k, gl.float32, [4, 128, 32], WORDS).index(GROUP - 2)
 
@@ -74,11 +76,13 @@ def stage_q(q_warp_desc, smem, ready, token, head, SPLIT: gl.constexpr, TILE: gl
     """
     KEPT: gl.constexpr = SPLIT.smem
     COPIED: gl.constexpr = SPLIT.tmem // GATHERED
-    low = reinterpret(smem.v, q_warp_desc.dtype, [16, LANES, GATHERED], TILE)
-    high = reinterpret(smem.k, q_warp_desc.dtype, [16, LANES, GATHERED], TILE)
+    IN_V: gl.constexpr = smem.v.shape[0]
+    low = reinterpret(smem.v, q_warp_desc.dtype, [4 * IN_V, LANES, GATHERED], TILE)
+    if COPIED > IN_V:
+        high = reinterpret(smem.k, q_warp_desc.dtype, [16, LANES, GATHERED], TILE)
     for g in gl.static_range(COPIED):
         for w in gl.static_range(HEADS // WARP_HEADS):
-            tile = low.index(4 * g + w) if g < 4 else high.index(4 * (g - 2) + w)
+            tile = low.index(4 * g + w) if g < IN_V else high.index(4 * (g - 2) + w)
             load_rows(q_warp_desc, token, head + w * WARP_HEADS, KEPT + g * GATHERED, ready, tile)
 
 
@@ -109,18 +113,19 @@ def load_k(k_desc, keys, k_smem, bars, steps, EARLY: gl.constexpr, HOW: gl.const
 
 @gluon.jit
 def load_v_half(v_desc, keys, v_smem, done, ready, k, HALF: gl.constexpr, HOW: gl.constexpr):
-    """Half the keys of step k, both atoms of columns."""
+    """Half the keys of step k, all atoms of columns."""
     B_TOPK: gl.constexpr = HOW.b_topk
     NB: gl.constexpr = HOW.num_mbars
     INDEXING: gl.constexpr = HOW.indexing
     OFFSETS: gl.constexpr = offsets_layout(gl.num_warps())
     KEYS: gl.constexpr = B_TOPK // 2
+    ATOMS: gl.constexpr = v_smem.shape[0] // 2
     ATOM: gl.constexpr = v_smem.shape[2]
     rows = descriptor_rows(keys, k * B_TOPK + HALF * KEYS, KEYS, OFFSETS, INDEXING)
     wait_for_step(done, k - 1, NB)
-    mbarrier.expect(ready.index(k % NB), 2 * KEYS * ATOM * 2)
-    for atom in gl.static_range(2):
-        tile = v_smem.index(2 * HALF + atom)
+    mbarrier.expect(ready.index(k % NB), ATOMS * KEYS * ATOM * 2)
+    for atom in gl.static_range(ATOMS):
+        tile = v_smem.index(ATOMS * HALF + atom)
         tma.async_gather(v_desc, rows, atom * ATOM, ready.index(k % NB), tile)
 
 

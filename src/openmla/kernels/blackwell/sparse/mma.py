@@ -98,12 +98,13 @@ def multiply_qk(
 
 @gluon.jit
 def multiply_sv_half(p_smem, v_smem, O, ready, done, k, HALF: gl.constexpr, NB: gl.constexpr):
-    """Half the keys of step k: both atoms of columns."""
+    """Half the keys of step k: all atoms of columns."""
+    ATOMS: gl.constexpr = v_smem.shape[0] // 2
     KEYS: gl.constexpr = v_smem.shape[1]
     weights = p_smem.slice(HALF * KEYS, KEYS, dim=1)
     wait_for_step(ready, k, NB)
-    for atom in gl.static_range(2):
-        tile = v_smem.index(opaque_zero() + (2 * HALF + atom))
+    for atom in gl.static_range(ATOMS):
+        tile = v_smem.index(opaque_zero() + (ATOMS * HALF + atom))
         tcgen05_mma(weights, tile, O[atom], use_acc=(k > 0) | (HALF > 0))
     tcgen05_commit(done.index(k % NB))
 

@@ -11,6 +11,7 @@ from functools import cached_property
 from typing import Any, ClassVar
 
 from openmla.arithmetic import Limited, ceildiv, round_up
+from openmla.errors import Unsupported
 from openmla.formats import BF16, FORMATS, RowLayout
 from openmla.kernels.blackwell.chip import (
     Partitioned,
@@ -19,7 +20,13 @@ from openmla.kernels.blackwell.chip import (
     argument_bytes,
 )
 from openmla.modular import MLAPrefillSparse, select_mla_sparse_config
-from openmla.modular.blackwell.sparse.shape import CTA_HEADS, HEAD_STEP, PAIR_HEADS
+from openmla.modular.blackwell.sparse.shape import (
+    CTA_HEADS,
+    HEAD_STEP,
+    LATENT_ROW,
+    LATENT_V,
+    PAIR_HEADS,
+)
 from openmla.modular.blackwell.units import TMEM_COLS, dtype_size
 from openmla.planning.family import Block, Pipeline
 from openmla.planning.memory import Columns, Wanted
@@ -29,6 +36,9 @@ from openmla.problem import Problem
 
 FP32 = 4
 ELEMENT = 2
+# (columns of K, of V) -> columns of Q in shared memory and in tensor memory. The first is the
+# original's. What tensor memory holds waits in the tiles of V and K before it is copied.
+Q_COLUMNS = {(576, 512): (192, 384), (512, 512): (128, 384), (320, 256): (192, 128)}
 # log2 units that a row's maximum may grow before O is rescaled: O is 64 x 512 values.
 RESCALE_THRESHOLD = 6.0
 WORKERS = (
@@ -103,8 +113,13 @@ class SparseConfig(Limited):
         return dtype_size(self.qkv_dtype)
 
     def _broken_limits(self) -> Iterator[str]:
-        """The kernel is written for the original's numbers."""
-        only = following(original_block(_LIKE))
+        """The kernel is written for the original's numbers, and for narrower rows."""
+        widths = (self.qk_depth, self.v_depth, self.q_smem_depth, self.q_tmem_depth)
+        shapes = [(*rows, *split) for rows, split in Q_COLUMNS.items()]
+        if widths not in shapes:
+            yield f"rows of {self.qk_depth} with {self.v_depth} of V, Q in {widths[2:]} columns"
+            return
+        only = with_widths(following(original_block(_LIKE)), *widths)
         for field in fields(self):
             got, want = getattr(self, field.name), getattr(only, field.name)
             if got != want and field.name != "qkv_dtype":
@@ -124,9 +139,19 @@ def following(original: MLAPrefillSparse) -> SparseConfig:
     return SparseConfig(**{f.name: getattr(original, f.name) for f in fields(SparseConfig)})
 
 
+def with_widths(
+    config: SparseConfig, qk_depth: int, v_depth: int, smem: int, tmem: int
+) -> SparseConfig:
+    """The same for rows of other columns."""
+    return replace(config, qk_depth=qk_depth, v_depth=v_depth, q_smem_depth=smem, q_tmem_depth=tmem)
+
+
 def sparse_config(problem: Problem, target: Target | None = None) -> SparseConfig:
     """The plan of one CTA."""
-    return following(original_block(problem))
+    rows = problem.d_qk, problem.d_v
+    if rows not in Q_COLUMNS:
+        raise Unsupported(f"rows of {rows[0]} with {rows[1]} of V: {sorted(Q_COLUMNS)} are served")
+    return with_widths(following(original_block(problem)), *rows, *Q_COLUMNS[rows])
 
 
 @dataclass(frozen=True)
@@ -227,7 +252,7 @@ class SparseKernel(Partitioned):
         outputs = Columns("O left", 0, atom), Columns("O right", atom, atom)
         scores = Columns("scores", config.P_TMEM_ADDR, config.B_TOPK // 2)
         q = config.Q_TMEM_ADDR
-        return (*outputs, scores, Columns("Q", q, TMEM_COLS - q))
+        return (*outputs, scores, Columns("Q", q, config.q_tmem_depth // 2))
 
     def explain(self) -> list[str]:
         """The original's arithmetic, and what Triton makes of the kernel that follows it."""
@@ -242,6 +267,9 @@ class SparseKernel(Partitioned):
         yield "row statistics stay in registers, and Triton passes arguments through shared memory"
         if self.dequantizes:
             yield f"raw rows of K have {config.B_TOPK * self.raw_columns} bytes of their own"
+        if config.qk_depth != LATENT_ROW:
+            rope = config.qk_depth - config.v_depth
+            yield f"rows of {config.v_depth} + {rope} columns: the original's have {LATENT_V} + 64"
         if self.problem.heads > config.padded_num_q_heads:
             why = "over FP8 rows without a workspace, or " if self.dequantizes else ""
             yield f"{self.problem.heads} heads are two CTAs: no pair {why}before Triton 3.8"

@@ -81,6 +81,8 @@ class How(NamedTuple):
     """Keys of a step."""
     num_mbars: int
     """Barriers of a kind."""
+    v_atoms: int
+    """Atoms of 256 columns that V has."""
     indexing: Indexing
 
 

@@ -37,12 +37,12 @@ ROPE_OF_656 = gl.constexpr(264)  # 16-bit columns before the rope part: 512 byte
 
 
 @gluon.constexpr_function
-def scale_blocks(cache):
-    """The scales of a key's K columns and of its 512 V columns; one where there are none."""
+def scale_blocks(cache, v_atoms):
+    """The scales of a key's K columns and of its V columns; one where there are none."""
     block = cache.scale_columns
     if block == 0:
         return ScaleBlocks(k=1, v=1)
-    return ScaleBlocks(k=-(-cache.raw_tiles * 64 // block), v=-(-512 // block))
+    return ScaleBlocks(k=-(-cache.raw_tiles * 64 // block), v=-(-v_atoms * 256 // block))
 
 
 @gluon.jit
@@ -114,18 +114,20 @@ def convert_k_fp8_to_bf16(smem, FIRST: gl.constexpr, LAST: gl.constexpr, CACHE: 
 
 @gluon.jit
 def convert_v_fp8_to_bf16(raw, v_smem, v_scales, HALF: gl.constexpr, CACHE: gl.constexpr):
-    """Dequantize half the keys of V: read all 8 raw tiles, then write."""
+    """Dequantize half the keys of V: read all raw tiles, then write."""
     L: gl.constexpr = raw_layout(gl.num_warps())
     BLOCK: gl.constexpr = CACHE.scale_columns
     KEYS: gl.constexpr = v_smem.shape[1]
+    ATOMS: gl.constexpr = v_smem.shape[0] // 2
     PER_ATOM: gl.constexpr = v_smem.shape[2] // GATHERED
     tiles = ()
-    for g in gl.static_range(2 * PER_ATOM):
-        tiles = tiles + (raw.index((4 + 2 * HALF) * PER_ATOM + g).load(L),)  # noqa: RUF005
+    for g in gl.static_range(ATOMS * PER_ATOM):
+        at = (2 + HALF) * ATOMS * PER_ATOM + g
+        tiles = tiles + (raw.index(at).load(L),)  # noqa: RUF005
     thread_barrier()
-    for g in gl.static_range(2 * PER_ATOM):
+    for g in gl.static_range(ATOMS * PER_ATOM):
         wide = dequantize(tiles[g], v_scales, HALF * KEYS, g * GATHERED, BLOCK, v_smem.dtype)
-        atom = v_smem.index(2 * HALF + g // PER_ATOM)
+        atom = v_smem.index(ATOMS * HALF + g // PER_ATOM)
         atom.slice(g % PER_ATOM * GATHERED, GATHERED, dim=1).store(wide)
 
 

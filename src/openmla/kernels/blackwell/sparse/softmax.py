@@ -47,12 +47,12 @@ def hide_invalid(s, bits, B_TOPK: gl.constexpr):
 
 
 @gluon.jit
-def rescale_rows(O, rescale, REGS: gl.constexpr):
-    """O times rescale, row by row, REGS.output_columns columns at a time."""
+def rescale_rows(O, rescale, ATOMS: gl.constexpr, REGS: gl.constexpr):
+    """ATOMS of O times rescale, row by row, REGS.output_columns columns at a time."""
     COLUMNS: gl.constexpr = REGS.output
     WIDTH: gl.constexpr = REGS.output_columns
     factor = gl.convert_layout(rescale, gl.SliceLayout(1, COLUMNS))[:, None]
-    for i in gl.static_range(512 // WIDTH):
+    for i in gl.static_range(ATOMS * 256 // WIDTH):
         part = columns_of(O, i, WIDTH)
         part.store(part.load(COLUMNS) * factor)
 
@@ -80,6 +80,7 @@ def softmax(
     Tiles `smem`, Barriers `bars`, records.How `HOW`; factor = scale * log2 e.
     """
     p_smem = smem.p
+    ATOMS: gl.constexpr = smem.v.shape[0] // 2
     B_TOPK: gl.constexpr = HOW.b_topk
     NB: gl.constexpr = HOW.num_mbars
     S = scores(tmem, MAP, TMEM, B_TOPK)
@@ -109,7 +110,7 @@ def softmax(
         wait_for_step(bars.sv_p1_done, k - 1, NB)  # both the last weights and O are free now
         p_smem.store(weights.to(p_smem.dtype))
         if (k > 0) & (grew > 0):
-            rescale_rows(O, rescale, REGS)
+            rescale_rows(O, rescale, ATOMS, REGS)
         fence_async_shared()
         mbarrier.arrive(bars.so_ready.index(slot), count=1)
     wait_for_step(bars.sv_p1_done, steps - 1, NB)
@@ -153,7 +154,7 @@ def finish(
         write_row_values(highest * LN_2, max_logits, token, head, heads)
     scale = gl.convert_layout(inverse, gl.SliceLayout(1, REGS.output))[:, None]
     nothing = gl.convert_layout(empty, gl.SliceLayout(1, REGS.output))[:, None]
-    GROUPS: gl.constexpr = 512 // WIDTH
+    GROUPS: gl.constexpr = v_smem.shape[0] // 2 * 256 // WIDTH
     tiles = reinterpret(v_smem, out_desc.dtype, [GROUPS, ROWS, WIDTH], TILE)
     for i in gl.static_range(GROUPS):
         part = columns_of(O, i, WIDTH).load(REGS.output)

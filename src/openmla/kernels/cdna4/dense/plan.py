@@ -177,7 +177,7 @@ class DenseFP8(DenseBlock):
         if unused:
             end = f"without the {unused} of padding at the very end"
             lines.append(f"compiled: {self.launch_smem_used} bytes, {end}")
-        lines.append(f"weights: {self.p_dtype}; O is rescaled at every tile, as in the original")
+        lines.append(f"weights: {self.p_dtype}; O is rescaled at every tile, as in Modular's")
         return lines
 
     def _broken_limits(self) -> Iterator[str]:
@@ -276,7 +276,7 @@ class Dense16(DenseBlock):
             f"= {self.v_ring_bytes}",
             f"LDS: {self.k_ring_bytes} + {self.v_ring_bytes} = {used} of {LDS_BYTES}"
             + (f"; weights between waves: {self.p_bytes}" if self.p_bytes else ""),
-            "O is rescaled at every tile, as in the original's FP8 block",
+            "O is rescaled at every tile, as in Modular's FP8 block",
         ]
         verdict = self.why_unsupported()
         return [*lines, f"unsupported: {verdict}"] if verdict else lines

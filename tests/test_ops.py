@@ -90,6 +90,23 @@ def sparse_arguments(lse: bool) -> tuple[Any, ...]:
     )
 
 
+def attend_arguments(lse: bool) -> tuple[Any, ...]:
+    call, paged = calls.sparse(), calls.latent()
+    tokens = torch.zeros(5, dtype=torch.int32)
+    span = (None, None, paged["block_table"], tokens, tokens - 1, tokens + 3)
+    return (
+        call["q"],
+        *(paged["cache"].data, None, "bf16", 8, *span),
+        *(call["kv"], None, "", 0, call["indices"], None, None, None, None, None),
+        torch.zeros(2),
+        0.3,
+        8,
+        "auto",
+        torch.empty(5, 2, 8),
+        torch.empty(5, 2) if lse else None,
+    )
+
+
 def merge_arguments(lse: bool) -> tuple[Any, ...]:
     call = calls.merge_many()
     return (call["outs"], list(call["lses"]), torch.empty(5, 2, 6), torch.empty(5, 2))
@@ -102,6 +119,7 @@ def merge_arguments(lse: bool) -> tuple[Any, ...]:
         ("dense", dense_arguments),
         ("latent", latent_arguments),
         ("sparse", sparse_arguments),
+        ("attend", attend_arguments),
         ("merge_many", merge_arguments),
     ],
 )

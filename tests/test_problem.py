@@ -7,7 +7,9 @@ import json
 
 import pytest
 
-from openmla import Problem
+from openmla import InvalidArgument, Problem
+from openmla.planning.problems import decode_problem
+from openmla.problem import RowSource
 
 DEEPSEEK_V3 = Problem(
     form="dense", heads=128, d_nope=128, d_rope=64, d_v=128, total_q=512, total_k=640
@@ -28,6 +30,17 @@ SPARSE = Problem(
     total_q=7,
     total_k=4096,
 )
+V4 = dataclasses.replace(
+    SPARSE,
+    d_rope=0,
+    q_dtype="bf16",
+    kv_dtype="fp8_584",
+    span=True,
+    topk=0,
+    table_keys=4096,
+    second=RowSource(page_size=2, topk=512, has_topk_lengths=True, total_k=4096),
+    total_k=8192,
+)
 
 
 def test_equal_fields_make_equal_problems_with_equal_hashes():
@@ -41,6 +54,7 @@ def test_every_field_counts_in_equality(field: str):
         "form": "latent",
         "rope": "per_head",
         "q_dtype": "fp16",
+        "second": RowSource(topk=64, total_k=100),
         "kv_dtype": "fp16",
         "v_dtype": "fp16",
         "rope_dtype": "fp16",
@@ -48,6 +62,8 @@ def test_every_field_counts_in_equality(field: str):
     base = DEEPSEEK_V3
     if field == "table_keys":  # only sequences in latent form have a block table
         base = dataclasses.replace(base, form="latent", d_nope=512, d_v=512, page_size=64)
+    if field in ("span", "second"):  # of the sparse form alone
+        base = dataclasses.replace(base, form="sparse", d_nope=512, d_v=512, page_size=64)
     old = getattr(base, field)
     new = changed.get(field, not old if isinstance(old, bool) else old)
     if isinstance(old, int) and not isinstance(old, bool):
@@ -60,9 +76,37 @@ def test_a_problem_cannot_be_changed():
         DEEPSEEK_V3.heads = 1  # type: ignore[misc]
 
 
-@pytest.mark.parametrize("problem", [DEEPSEEK_V3, SPARSE], ids=["dense", "sparse"])
+@pytest.mark.parametrize("problem", [DEEPSEEK_V3, SPARSE, V4], ids=["dense", "sparse", "v4"])
 def test_json_leads_back_to_the_same_problem(problem: Problem):
-    assert Problem(**json.loads(json.dumps(problem.to_json()))) == problem
+    written = json.loads(json.dumps(problem.to_json()))
+    assert Problem(**written) == problem and decode_problem(written) == problem
+
+
+def test_sources_in_the_order_of_the_softmax():
+    assert [source.most_rows for source in V4.sources] == [4096, 512] and V4.most_rows == 4608
+    assert [source.kv_dtype for source in V4.sources] == ["fp8_584", "bf16"]
+    assert [source.most_rows for source in SPARSE.sources] == [2048]
+    assert "(positions of 8192 fp8_584 rows in pages of 64) and (top-512 of 4096" in str(V4)
+
+
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [
+        ({"span": True, "page_size": 0, "topk": 0}, "page_size"),
+        ({"span": True}, "topk"),
+        ({"span": 1}, "span"),
+        ({"second": "sparse"}, "second"),
+        ({"second": RowSource(topk=1), "has_k_scale": True}, "second"),
+        ({"second": RowSource(topk=1), "form": "latent"}, "second"),
+        ({"second": {"topk": -1}}, "topk"),
+        ({"second": {"kv_dtype": "int4"}}, "kv_dtype"),
+        ({"second": {"span": True}}, "page_size"),
+    ],
+)
+def test_sources_that_cannot_be(change: dict[str, object], name: str):
+    with pytest.raises(InvalidArgument) as error:
+        dataclasses.replace(SPARSE, **change)
+    assert error.value.name == name
 
 
 def test_widths_and_work():

@@ -15,12 +15,13 @@ from pathlib import Path
 
 import decision
 import formats
+import peers
 import performance
 import timelines
 
 ROOT = Path(__file__).resolve().parents[2]
 PICTURES = ROOT / "docs/pictures"
-MODULES = (decision, formats, performance, timelines)
+MODULES = (decision, formats, peers, performance, timelines)
 
 
 def with_region(page: str, name: str, content: str) -> str:

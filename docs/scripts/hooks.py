@@ -12,6 +12,27 @@ REPOSITORY = "https://github.com/openmla/openmla/blob/main/"
 LINK = re.compile(r"\]\((\.\./[^)\s#]+)(#[^)\s]*)?\)")
 
 
+VERSION = re.compile(r'^__version__ = "(.+)"', re.MULTILINE)
+
+
+def on_config(config: Any) -> Any:
+    """The foot of every page: version, license, repository, how to cite.
+
+    Not MkDocs's `repo_url`: with it the theme's script asks GitHub for stars.
+    """
+    found = VERSION.search((ROOT / "src/openmla/__init__.py").read_text())
+    if found is None:
+        raise ValueError("src/openmla/__init__.py names no version")
+    links = {"repository": "", "license": "LICENSE", "cite": "CITATION.cff"}
+    home = REPOSITORY.removesuffix("blob/main/")
+    shown = (
+        f'<a href="{REPOSITORY + path if path else home}">{name}</a>'
+        for name, path in links.items()
+    )
+    config.copyright = " · ".join([f"openmla {found[1]}, Apache-2.0", *shown])
+    return config
+
+
 def published(markdown: str, folder: str) -> str:
     """The page with links out of docs/ made absolute; a file that is not there is an error."""
 

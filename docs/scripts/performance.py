@@ -13,15 +13,6 @@ from results import FOLDER, again, newest, provenance
 from openmla.explain.bars_picture import bars_picture
 
 V3 = "128+64→128"
-IN_README = (
-    "causal 1x4096 h128",
-    "causal 1x8192 h128",
-    "causal 1x16384 h128",
-    "causal 1x8192 h16",
-    "causal 4x4096 h128",
-    "full 1x8192 h128",
-    "causal 1x128 h128",
-)
 # Region -> file, section, field, format: of scripts whose rows have a figure per contestant.
 BY_CONTESTANT = {
     "dense-fp8": ("hopper-dense-fp8-h200", "speed", "tflops", ".0f"),
@@ -299,7 +290,8 @@ def files_table() -> str:
         given = provenance(json.loads(path.read_text()))
         commit = given.get("commit", "not kept").removesuffix("-dirty")[:7].replace("not kep", "–")
         link = f"[`{path.name}`](../benchmarks/results/{path.name})"
-        rows.append((link, given["date"][:10], commit, f"`{given['command']}`"))
+        date = given.get("date", path.stem[-10:])[:10]
+        rows.append((link, date, commit, f"`{given['command']}`" if "command" in given else "–"))
     return table(("file", "date", "commit", "command"), rows)
 
 
@@ -325,12 +317,11 @@ def regions() -> dict[tuple[str, str], str]:
     found[page, "dense"] += f"\n\nShort prompts: {short}"
     found[page, "behind"] = behind()
     found |= {(page, name): contestants_table(*what) for name, what in BY_CONTESTANT.items()}
-    return found | {(page, "files"): files_table(), ("README.md", "measured"): readme()}
+    return found | {(page, "files"): files_table(), (page, "in-short"): in_short()}
 
 
-def readme() -> str:
-    """The README's share of the figures."""
-    shown = [row for row in dense_rows() if _named(row) in IN_README]
+def in_short() -> str:
+    """The figures that people ask for first, as a paragraph."""
     profile = newest("hopper-dense-h200", "ncu").record["ncu"]["causal 1x16384 h128"]
     busy = profile["tensor_pipe_active_pct_of_elapsed"]
     sparse = newest("hopper-sparse-h200", "speed").rows[0]
@@ -349,7 +340,7 @@ def readme() -> str:
         f"With e4m3 queries and keys, dense prefill of 8192 tokens sustains {mixed:.2f} times the "
         f"speed of bf16."
     )
-    return f"{dense_table(shown)}\n\n{textwrap.fill(words, 100)}"
+    return textwrap.fill(words, 120)
 
 
 def pictures() -> dict[str, str]:

@@ -18,7 +18,9 @@ A slot (`slot_mapping`, `rows`) is a physical row: page * page_size + offset.
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
+from importlib import import_module
 
 import torch
 from torch import Tensor
@@ -51,6 +53,7 @@ class LatentCache:
     format: str
 
     def __post_init__(self) -> None:
+        require_operators("openmla.ops")
         _check_layout(self)
 
     @staticmethod
@@ -200,6 +203,12 @@ class LatentCache:
         if "bf16" in parts:
             values = torch.cat([values, parts["bf16"]], dim=-1)
         return values[:, columns]
+
+
+def require_operators(module: str) -> None:
+    """Register the operators that a cache's methods call, whatever else of openmla was imported."""
+    if module not in sys.modules and not torch.compiler.is_compiling():
+        import_module(module)
 
 
 def pick_rows(pages: Tensor, rows: Tensor) -> Tensor:

@@ -51,6 +51,13 @@ ROWS = {
     "sparse": dict.fromkeys(
         ("q", "q_scale", "indices", "topk_lengths", "out", "lse", "max_logits"), "tokens"
     ),
+    "attend": dict.fromkeys(
+        (
+            *("q", "out", "lse", "indices", "topk_lengths", "request", "begin", "end"),
+            *(f"second_{x}" for x in ("indices", "lengths", "request", "begin", "end")),
+        ),
+        "tokens",
+    ),
 }
 ROW_STEPS = {"index_scores": SCORES_STEP}
 """What row strides are multiples of, where an output's rows are longer than its columns."""

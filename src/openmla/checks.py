@@ -13,14 +13,16 @@ from torch.autograd import forward_ad
 
 from openmla.cache import LatentCache, plain_memory, refuse_derivatives, refuse_tangent
 from openmla.errors import InvalidArgument, Unsupported
-from openmla.operands import DenseOperands, LatentOperands, Results, SparseOperands, extent
+from openmla.operands import AttendOperands, Operands, Results, SparseOperands, extent
 from openmla.problem import MAX_HEADS
+from openmla.sources import Listed, Source, Span
 
 # Kernels multiply by the scale in float32: a larger number would be infinite there.
 LARGEST_SCALE = torch.finfo(torch.float32).max
 Q_DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float8_e4m3fn)
 # With FP8 queries, rope and V may stay in a wider type (rope is then stored divided by the scales).
 WIDE_BESIDE_FP8 = (torch.float8_e4m3fn, torch.bfloat16, torch.float16)
+MOST_SOURCES = 2
 
 
 def out_dtype(q_dtype: torch.dtype) -> torch.dtype:
@@ -313,6 +315,64 @@ def index_lists(
     return checked, tensor("topk_lengths", topk_lengths, (total_q,), (torch.int32,), device)
 
 
+def row_sources(value: object, q: Tensor, d_v: object) -> tuple[tuple[Source, ...], int]:
+    """The sources of `mla_attend`, one or two, and the width of V."""
+    if not isinstance(value, list | tuple) or not 1 <= len(value) <= MOST_SOURCES:
+        expected = f"1 to {MOST_SOURCES} of Listed and Span, in a list or tuple"
+        count = f" of {len(value)}" if isinstance(value, list | tuple) else ""
+        raise InvalidArgument("sources", expected, f"{type(value).__name__}{count}")
+    latent = 0
+    for i, source in enumerate(value):
+        name = f"sources[{i}]"
+        if isinstance(source, Listed):
+            _listed(name, source, q)
+        elif isinstance(source, Span):
+            _span(name, source, q)
+        else:
+            raise InvalidArgument(name, "a Listed or a Span", describe(source))
+        if isinstance(source.rows, LatentCache):
+            if latent and source.rows.latent != latent:
+                expected = f"latent width {latent}, as the other source has"
+                raise InvalidArgument(name, expected, source.rows.latent)
+            latent = source.rows.latent
+    if d_v is not None and (isinstance(d_v, bool) or not isinstance(d_v, int) or d_v < 1):
+        raise InvalidArgument("d_v", "a positive int", describe(d_v))
+    most = latent or q.shape[2]
+    width = d_v if d_v is not None else latent or 512
+    if width > most:
+        raise InvalidArgument("d_v", f"at most the latent width {most}", width)
+    return tuple(value), width
+
+
+def _listed(name: str, source: Listed, q: Tensor) -> None:
+    if isinstance(source.rows, LatentCache):
+        _cache_of(f"{name}.rows", source.rows, q)
+    else:
+        rows = tensor(f"{name}.rows", source.rows, ("rows", q.shape[2]), (q.dtype,), q.device)
+        last_dim_contiguous(f"{name}.rows", rows)
+    tensor(f"{name}.indices", source.indices, (q.shape[0], "n"), (torch.int32,), q.device)
+    if source.lengths is not None:
+        tensor(f"{name}.lengths", source.lengths, (q.shape[0],), (torch.int32,), q.device)
+
+
+def _span(name: str, source: Span, q: Tensor) -> None:
+    if not isinstance(source.cache, LatentCache):
+        raise InvalidArgument(f"{name}.cache", "a LatentCache", describe(source.cache))
+    _cache_of(f"{name}.cache", source.cache, q)
+    shape = ("requests", "pages")
+    tensor(f"{name}.block_table", source.block_table, shape, (torch.int32,), q.device)
+    for field in ("request", "begin", "end"):
+        value = getattr(source, field)
+        tensor(f"{name}.{field}", value, (q.shape[0],), (torch.int32,), q.device)
+
+
+def _cache_of(name: str, cache: LatentCache, q: Tensor) -> None:
+    """A cache where q is, with rows of its width."""
+    on_device(name, cache, q.device)
+    if cache.width != q.shape[2]:
+        raise InvalidArgument(name, f"rows of {q.shape[2]} values, as q has", f"{cache.width}")
+
+
 def ragged_values(name: str, offsets: Tensor, total: int, rows_of: str) -> None:
     """CPU only: offsets start at 0, never fall, and end inside the tensor."""
     values = offsets.tolist()
@@ -361,9 +421,7 @@ def equal_lengths(cache_lengths: Tensor, cu_seqlens_k: Tensor) -> None:
             raise InvalidArgument("cache_lengths", expected, length)
 
 
-def separate_outputs(
-    operands: DenseOperands | LatentOperands | SparseOperands, results: Results
-) -> None:
+def separate_outputs(operands: Operands, results: Results) -> None:
     """Writing `out` while reading an input in the same memory would give a wrong result.
 
     Host pointers only, no sync. The ranges from first to last byte must be apart; an `out` that is
@@ -383,11 +441,14 @@ def separate_outputs(
             raise InvalidArgument("out", f"memory of its own, apart from {name}", "an overlap")
 
 
-def _inputs(operands: DenseOperands | LatentOperands | SparseOperands) -> list[tuple[str, Tensor]]:
+def _inputs(operands: Operands) -> list[tuple[str, Tensor]]:
     """Every tensor a kernel reads, under the name its caller knows it by."""
     named = {**vars(operands), **vars(operands.weights)}
     if isinstance(operands, SparseOperands):
         named["kv"] = named.pop("cache")
+    if isinstance(operands, AttendOperands):
+        for i, source in enumerate(named.pop("sources")):
+            named |= {f"sources[{i}].{name}": value for name, value in vars(source).items()}
     inputs = []
     for name, value in named.items():
         if value is None:

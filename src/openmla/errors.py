@@ -14,10 +14,34 @@ of them that are not keywords.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import difflib
+from collections.abc import Callable, Iterable
 from typing import Any
 
 PLAIN = (str, int, float, bool, type(None))
+
+
+def with_hint(name: str, known: Iterable[str]) -> str:
+    """A name that is not known, quoted, and the known ones that it may have meant.
+
+    >>> with_hint("deepsek-v3", ["deepseek-v3", "kimi-k2"])
+    "'deepsek-v3'; did you mean deepseek-v3?"
+    >>> with_hint("kimi", ["deepseek-v3", "kimi-k2", "kimi-k3"])
+    "'kimi'; did you mean kimi-k2 or kimi-k3?"
+    >>> with_hint("gpt-2", ["deepseek-v3"])
+    "'gpt-2'"
+    """
+    plain = {_plain(one): one for one in known}
+    asked = _plain(name)
+    near = [one for one in plain if asked and (asked in one or one in asked)]
+    near += [one for one in difflib.get_close_matches(asked, plain, 3, 0.6) if one not in near]
+    meant = " or ".join(plain[one] for one in near[:3])
+    return f"{name!r}; did you mean {meant}?" if meant else repr(name)
+
+
+def _plain(name: str) -> str:
+    """A name without what people spell differently."""
+    return "".join(letter for letter in name.lower() if letter.isalnum())
 
 
 class OpenMLAError(Exception):

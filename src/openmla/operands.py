@@ -5,7 +5,7 @@ allocated by the caller; a kernel only writes into them. `max_logits` is the lar
 a row, -inf where it sees no key.
 """
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
 import torch
@@ -13,7 +13,8 @@ from torch import Tensor
 
 from openmla.cache import DTYPES, LatentCache
 from openmla.planning.problems import AnyProblem
-from openmla.problem import DTYPE_BYTES, Problem, RopeSource
+from openmla.problem import DTYPE_BYTES, Problem, RopeSource, RowSource
+from openmla.sources import Listed, Source, Span
 
 DTYPE_NAMES = {DTYPES[name]: name for name in DTYPE_BYTES}
 
@@ -181,15 +182,18 @@ class SparseOperands(_OfQueries):
     weights: Weights
 
     @property
+    def sources(self) -> tuple[Source, ...]:
+        """The one list of rows that this is."""
+        return (Listed(self.cache, self.indices, self.topk_lengths),)
+
+    @property
     def rows(self) -> int:
         """Rows an index may name."""
-        return self.cache.rows if isinstance(self.cache, LatentCache) else self.cache.shape[0]
+        return self.sources[0].count
 
     def read(self, rows: Tensor) -> Tensor:
         """The values of physical rows, [len(rows), d_qk]."""
-        if isinstance(self.cache, LatentCache):
-            return self.cache.read(rows)
-        return self.cache.index_select(0, rows)
+        return self.sources[0].read(rows)
 
     def problem(self, results: Results) -> Problem:
         """This call without its tensors."""
@@ -206,7 +210,62 @@ class SparseOperands(_OfQueries):
         )
 
 
-Operands = DenseOperands | LatentOperands | SparseOperands
+@dataclass(frozen=True, eq=False)
+class AttendOperands(_OfQueries):
+    """Sparse form, rows from one or two sources in one softmax: lists and spans.
+
+    One list alone is `SparseOperands`; whatever reads `sources` serves both.
+    """
+
+    q: Tensor
+    sources: tuple[Source, ...]
+    """In the order of the softmax."""
+    d_v: int
+    weights: Weights
+
+    @property
+    def latent(self) -> int:
+        """Columns without rope: what caches say, and all of V where there are plain rows alone."""
+        caches = [source.rows for source in self.sources if isinstance(source.rows, LatentCache)]
+        return caches[0].latent if caches else self.d_v
+
+    def problem(self, results: Results) -> Problem:
+        """This call without its tensors."""
+        first, *more = (row_source(source) for source in self.sources)
+        width, rows = self.q.shape[2], [data_of(source.rows) for source in self.sources]
+        return Problem(
+            form="sparse",
+            d_nope=self.latent,
+            d_rope=width - self.latent,
+            d_v=self.d_v,
+            causal=False,
+            second=more[0] if more else None,
+            aligned_16=aligned_16(self.q, *rows, results.out),
+            **asdict(first),
+            **_common(self.q, self.weights, results),
+        )
+
+
+Operands = DenseOperands | LatentOperands | SparseOperands | AttendOperands
+
+
+def data_of(rows: LatentCache | Tensor) -> Tensor:
+    """The tensor that holds the elements of rows."""
+    return rows.data if isinstance(rows, LatentCache) else rows
+
+
+def row_source(source: Source) -> RowSource:
+    """A source without its tensors."""
+    rows = source.rows
+    common: dict[str, Any] = {
+        "kv_dtype": rows.format if isinstance(rows, LatentCache) else DTYPE_NAMES[rows.dtype],
+        "page_size": rows.page_size if isinstance(rows, LatentCache) else 0,
+        "total_k": source.count,
+    }
+    if isinstance(source, Span):
+        return RowSource(span=True, table_keys=source.table_keys, **common)
+    lengths = source.lengths is not None
+    return RowSource(topk=source.indices.shape[1], has_topk_lengths=lengths, **common)
 
 
 def _latent_problem(op: LatentOperands | SparseOperands, results: Results, **rest: Any) -> Problem:
@@ -224,7 +283,7 @@ def _latent_problem(op: LatentOperands | SparseOperands, results: Results, **res
         v_dtype=kv_dtype,
         rope="shared" if width > latent else "none",
         rope_dtype=kv_dtype,
-        aligned_16=aligned_16(op.q, data, results.out),
+        aligned_16=aligned_16(op.q, data, results.out) and scales_are_words(rows),
         **_common(op.q, op.weights, results),
         **rest,
     )
@@ -248,6 +307,14 @@ def extent(x: Tensor) -> int:
         return int(x.nbytes)
     reach = sum((n - 1) * s for n, s in zip(x.shape, x.stride(), strict=True))
     return (reach + 1) * x.element_size() if x.numel() else 0
+
+
+def scales_are_words(rows: LatentCache | Tensor) -> bool:
+    """Whether one-byte scales of rows, if there are any, can be read four at a time."""
+    scales = rows.scales if isinstance(rows, LatentCache) else None
+    if scales is None or scales.element_size() > 1:
+        return True
+    return all(n % 4 == 0 for n in (scales.data_ptr(), *scales.stride()[:2]))
 
 
 def aligned_16(*tensors: Tensor) -> bool:

@@ -19,6 +19,7 @@ from openmla.dispatch import run_call
 from openmla.kernels.launch import append_rows, gather_rows, quantize_rows
 from openmla.kernels.merge import merge
 from openmla.operands import (
+    AttendOperands,
     DenseOperands,
     LatentOperands,
     Operands,
@@ -27,6 +28,7 @@ from openmla.operands import (
     Weights,
 )
 from openmla.planning import Plan
+from openmla.sources import Listed, Source, Span
 
 if TYPE_CHECKING:
     from openmla.kernels.call import Call
@@ -150,13 +152,73 @@ def _sparse(
     lse: Tensor | None,
     max_logits: Tensor | None,
 ) -> Bundle:
-    rows: LatentCache | Tensor = kv
-    if cache_format:
-        d_rope = q.shape[2] - cache_latent
-        rows = LatentCache(kv, cache_scales, cache_latent, d_rope, cache_format)
+    rows = _rows(q, kv, cache_scales, cache_format, cache_latent)
     weights = Weights(scale, sink, q_scale, k_scale)
     operands = SparseOperands(q, rows, indices, topk_lengths, d_v, weights)
     return operands, Results(out, lse, max_logits), backend
+
+
+def _attend(
+    q: Tensor,
+    kv: Tensor,
+    cache_scales: Tensor | None,
+    cache_format: str,
+    cache_latent: int,
+    indices: Tensor | None,
+    topk_lengths: Tensor | None,
+    block_table: Tensor | None,
+    request: Tensor | None,
+    begin: Tensor | None,
+    end: Tensor | None,
+    second_kv: Tensor | None,
+    second_scales: Tensor | None,
+    second_format: str,
+    second_latent: int,
+    second_indices: Tensor | None,
+    second_lengths: Tensor | None,
+    second_table: Tensor | None,
+    second_request: Tensor | None,
+    second_begin: Tensor | None,
+    second_end: Tensor | None,
+    sink: Tensor | None,
+    scale: float,
+    d_v: int,
+    backend: str,
+    out: Tensor,
+    lse: Tensor | None,
+) -> Bundle:
+    """Two sources, each as the tensors of its rows, and either a list or a span."""
+    rows = _rows(q, kv, cache_scales, cache_format, cache_latent)
+    sources = [_source(rows, indices, topk_lengths, block_table, request, begin, end)]
+    if second_kv is not None:
+        rows = _rows(q, second_kv, second_scales, second_format, second_latent)
+        lists, line = (second_indices, second_lengths), (second_table, second_request)
+        sources.append(_source(rows, *lists, *line, second_begin, second_end))
+    operands = AttendOperands(q, tuple(sources), d_v, Weights(scale, sink))
+    return operands, Results(out, lse), backend
+
+
+def _rows(
+    q: Tensor, data: Tensor, scales: Tensor | None, format: str, latent: int
+) -> LatentCache | Tensor:
+    """Rows as they came: a cache where there is a format."""
+    return LatentCache(data, scales, latent, q.shape[2] - latent, format) if format else data
+
+
+def _source(
+    rows: LatentCache | Tensor,
+    indices: Tensor | None,
+    lengths: Tensor | None,
+    table: Tensor | None,
+    request: Tensor | None,
+    begin: Tensor | None,
+    end: Tensor | None,
+) -> Source:
+    if indices is not None:
+        return Listed(rows, indices, lengths)
+    assert isinstance(rows, LatentCache) and table is not None
+    assert request is not None and begin is not None and end is not None
+    return Span(rows, table, request, begin, end)
 
 
 def _cache_append(
@@ -216,7 +278,13 @@ def register(operators: dict[str, Callable[..., None]]) -> None:
         torch.library.register_fake(f"openmla::{name}", lambda *args, **kwargs: None)
 
 
-FORMS: dict[str, Callable[..., Bundle]] = {"dense": _dense, "latent": _latent, "sparse": _sparse}
+FORMS: dict[str, Callable[..., Bundle]] = {
+    "dense": _dense,
+    "latent": _latent,
+    "sparse": _sparse,
+    "attend": _attend,
+}
+"""Operators of attention by name; `attend` is the sparse form with spans or a second source."""
 register(
     {
         "merge_many": merge,

@@ -31,6 +31,40 @@ CACHE_FORMATS = tuple(FORMATS)
 MAX_HEADS = 128
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowSource:
+    """Where one part of the rows of a query comes from: a list, or consecutive positions.
+
+    The fields are those that a `Problem` has for its first source.
+    """
+
+    kv_dtype: str = "bf16"
+    page_size: int = 0
+    span: bool = False
+    topk: int = 0
+    has_topk_lengths: bool = False
+    total_k: int = 0
+    table_keys: int = 0
+
+    def __post_init__(self) -> None:
+        _check_choice("kv_dtype", self.kv_dtype, (*DTYPE_BYTES, *CACHE_FORMATS))
+        for name in ("page_size", "topk", "total_k", "table_keys"):
+            _check_count(name, getattr(self, name))
+        for name in ("span", "has_topk_lengths"):
+            _check_flag(name, getattr(self, name))
+        _check_span(self)
+
+    @property
+    def most_rows(self) -> int:
+        """Most rows that one query can see of it."""
+        return self.table_keys if self.span else self.topk
+
+    def __str__(self) -> str:
+        kind = "positions" if self.span else f"top-{self.topk}"
+        pages = f" in pages of {self.page_size}" if self.page_size else ""
+        return f"{kind} of {self.total_k} {self.kv_dtype} rows{pages}"
+
+
 @dataclass(frozen=True, slots=True)
 class Problem:
     """One attention call without its tensors.
@@ -56,8 +90,14 @@ class Problem:
     causal: bool = True
     has_k_start: bool = False
     """Sequences name the row their keys begin at, so that they may share keys. Dense form only."""
+    span: bool = False
+    """A query sees consecutive positions of a request's pages instead of a list of rows. Sparse
+    form only."""
     topk: int = 0
     has_topk_lengths: bool = False
+    second: RowSource | None = None
+    """A second source of rows in the same softmax, after the one that the other fields describe.
+    Sparse form only."""
     has_sink: bool = False
     has_q_scale: bool = False
     has_k_scale: bool = False
@@ -73,7 +113,8 @@ class Problem:
     """Queries and keys share their offsets: each request has as many keys as queries. Dense form
     only."""
     table_keys: int = 0
-    """Keys that a line of the block table can name; 0 where no table is known. Latent form only."""
+    """Keys that a line of the block table can name; 0 where no table is known. Latent form, and
+    spans."""
     aligned_16: bool = True
     """Every pointer and every stride is a multiple of 16 bytes, as bulk copies demand."""
 
@@ -88,23 +129,37 @@ class Problem:
             if not isinstance(value, int) or isinstance(value, bool):
                 raise InvalidArgument(name, "an int", repr(value))
         for name in _FLAGS:
-            if not isinstance(getattr(self, name), bool):
-                raise InvalidArgument(name, "True or False", repr(getattr(self, name)))
+            _check_flag(name, getattr(self, name))
         if not 1 <= self.heads <= MAX_HEADS:
             raise InvalidArgument("heads", f"1 to {MAX_HEADS}", self.heads)
         for name in ("d_nope", "d_v"):
             if getattr(self, name) <= 0:
                 raise InvalidArgument(name, "a positive width", getattr(self, name))
         for name in ("d_rope", "page_size", "topk", "batch", "total_q", "total_k", "table_keys"):
-            if getattr(self, name) < 0:
-                raise InvalidArgument(name, "a count of 0 or more", getattr(self, name))
+            _check_count(name, getattr(self, name))
         if self.form != "dense" and self.has_k_start:
             raise InvalidArgument("has_k_start", "False: only dense keys are ragged", True)
         if self.form != "dense" and self.d_v > self.d_nope:
             raise InvalidArgument("d_v", f"at most the latent width {self.d_nope}", self.d_v)
         if self.has_key_mask and self.form != "dense":
             raise InvalidArgument("has_key_mask", "False unless the form is dense", True)
+        self._check_sources()
         self._settle()
+
+    def _check_sources(self) -> None:
+        """Spans and second sources exist in the sparse form alone."""
+        if isinstance(self.second, dict):  # as `to_json` wrote it
+            object.__setattr__(self, "second", RowSource(**self.second))
+        if self.second is not None and not isinstance(self.second, RowSource):
+            raise InvalidArgument("second", "a RowSource or None", repr(self.second))
+        if self.form != "sparse":
+            for name in ("span", "second"):
+                if getattr(self, name):
+                    raise InvalidArgument(name, "nothing unless the form is sparse", "a value")
+        elif self.span:
+            _check_span(self)
+        if self.second is not None and (self.has_k_scale or self.has_q_scale):
+            raise InvalidArgument("second", "None beside q_scale or k_scale", "a source")
 
     def _settle(self) -> None:
         """Give fields that say nothing new the one value they can have, so that equals are equal.
@@ -116,7 +171,7 @@ class Problem:
             object.__setattr__(self, "rope", "shared")
             object.__setattr__(self, "v_dtype", self.kv_dtype)
             object.__setattr__(self, "rope_dtype", self.kv_dtype)
-        if self.form != "latent":
+        if self.form != "latent" and not self.span:
             object.__setattr__(self, "table_keys", 0)
         if not self.d_rope:
             object.__setattr__(self, "rope", "none")
@@ -126,6 +181,25 @@ class Problem:
     def d_qk(self) -> int:
         """Width of a query: d_nope + d_rope."""
         return self.d_nope + self.d_rope
+
+    @property
+    def sources(self) -> tuple[RowSource, ...]:
+        """Where the rows of the sparse form come from, in the order of the softmax."""
+        first = RowSource(
+            kv_dtype=self.kv_dtype,
+            page_size=self.page_size,
+            span=self.span,
+            topk=self.topk,
+            has_topk_lengths=self.has_topk_lengths,
+            total_k=self.total_k,
+            table_keys=self.table_keys,
+        )
+        return (first,) if self.second is None else (first, self.second)
+
+    @property
+    def most_rows(self) -> int:
+        """Most rows that one query of the sparse form can see, of all sources together."""
+        return sum(source.most_rows for source in self.sources)
 
     @property
     def most_keys(self) -> int:
@@ -140,7 +214,7 @@ class Problem:
     @property
     def flops(self) -> int:
         """Upper bound of the multiply-add work, 2 flops each, when every query sees every key."""
-        keys = self.topk if self.form == "sparse" else self.total_k
+        keys = self.most_rows if self.form == "sparse" else self.total_k
         return 2 * self.heads * self.total_q * keys * (self.d_qk + self.d_v)
 
     def to_json(self) -> dict[str, Any]:
@@ -151,14 +225,18 @@ class Problem:
         dtype = self.q_dtype if self.kv_dtype == self.q_dtype else f"{self.q_dtype}/{self.kv_dtype}"
         widths = f"d_nope {self.d_nope} + d_rope {self.d_rope} -> d_v {self.d_v}"
         sparse = self.form == "sparse"
-        keys = f"top-{self.topk} of {self.total_k} rows" if sparse else f"{self.total_k} keys"
+        keys = f"{self.total_k} keys"
+        if sparse and (self.span or self.second):
+            keys = " and ".join(f"({source})" for source in self.sources)
+        elif sparse:
+            keys = f"top-{self.topk} of {self.total_k} rows"
         work = f"{self.total_q} queries x {keys}"
         parts = [f"{self.form} {dtype}", f"{self.heads} heads", widths, work]
         if not sparse:
             parts += [f"{self.batch} sequence{'s' * (self.batch != 1)}"]
             parts += ["causal" if self.causal else "full"]
             parts += ["keys that may be shared"] * self.has_k_start
-        if self.page_size:
+        if self.page_size and not (self.span or self.second):
             parts += [f"pages of {self.page_size}"]
         options = {"key mask": self.has_key_mask, "sink": self.has_sink, "lse": self.wants_lse}
         parts += [label for label, on in options.items() if on]
@@ -172,3 +250,21 @@ _FLAGS = tuple(f.name for f in fields(Problem) if f.type == "bool")
 def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
     if value not in choices:
         raise InvalidArgument(name, "one of " + ", ".join(choices), repr(value))
+
+
+def _check_count(name: str, value: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise InvalidArgument(name, "a count of 0 or more", value)
+
+
+def _check_flag(name: str, value: bool) -> None:
+    if not isinstance(value, bool):
+        raise InvalidArgument(name, "True or False", repr(value))
+
+
+def _check_span(source: Problem | RowSource) -> None:
+    """Positions lie in pages, and there is no list beside them."""
+    if source.span and not source.page_size:
+        raise InvalidArgument("page_size", "at least 1: a span lies in pages", source.page_size)
+    if source.span and (source.topk or source.has_topk_lengths):
+        raise InvalidArgument("topk", "0, and no lengths, for a span", source.topk)

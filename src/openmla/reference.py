@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from openmla.operands import (
+    AttendOperands,
     DenseOperands,
     LatentOperands,
     Operands,
@@ -175,24 +176,24 @@ def latent(op: LatentOperands) -> Truth:
     return truth
 
 
-def sparse(op: SparseOperands) -> Truth:
-    """Sparse form: a row sees the rows its indices name; a duplicate counts twice."""
+def sparse(op: SparseOperands | AttendOperands) -> Truth:
+    """Sparse form: a row sees the rows of its sources; a duplicate counts twice.
+
+    Rows of a second source are numbered after those of the first: a row of each is two rows.
+    """
     total_q, heads, _ = op.q.shape
     truth = Truth.empty(total_q, heads, op.d_v)
     for row in range(total_q):
-        slots = valid_indices(op, row)
-        k = op.read(slots).double()[:, None]
+        ids, parts, before = [], [], 0
+        for source in op.sources:
+            slots = source.seen(row)
+            ids.append(slots + before)
+            parts.append(source.read(slots).double())
+            before += source.count
+        k = torch.cat(parts)[:, None]
         v = k[:, :, : op.d_v]
-        truth.attend_row(row, op.q[row].double(), k, v, op.weights, slots)
+        truth.attend_row(row, op.q[row].double(), k, v, op.weights, torch.cat(ids))
     return truth
-
-
-def valid_indices(op: SparseOperands, row: int) -> Tensor:
-    """The indices of a row that count: before topk_lengths, not negative, inside the pool."""
-    listed = op.indices[row].long()
-    if op.topk_lengths is not None:
-        listed = listed[: max(int(op.topk_lengths[row]), 0)]
-    return listed[(listed >= 0) & (listed < op.rows)]
 
 
 def merge(outs: list[Tensor], lses: list[Tensor]) -> tuple[Tensor, Tensor]:

@@ -18,6 +18,7 @@ from openmla.distributed import options as on_ranks
 MODULES = ("api.attention", "api.merging", "api.quantizing", "planning", "indexer.api")
 CALLS = [name for name in openmla.__all__ if inspect.isfunction(getattr(openmla, name))]
 OPTIONS = {
+    "mla_attend": options.AttendOptions,
     "mla_prefill": options.DenseOptions,
     "mla_prefill_latent": options.LatentOptions,
     "mla_prefill_sparse": options.SparseOptions,

@@ -38,9 +38,11 @@ app.command()(plan_command)
     ],
 )
 def test_the_form_of_a_layer_is_explained(options: str, form: str):
-    result = CliRunner().invoke(app, options.split())
+    result = CliRunner().invoke(app, ["--verbose", *options.split()])
     assert result.exit_code == 0
     assert result.output.endswith(f"form of a layer\n  {form}\n")
+    short = CliRunner().invoke(app, options.split()).output
+    assert f"layer {form}" in " ".join(short.split())
 
 
 @pytest.mark.parametrize(
@@ -50,17 +52,17 @@ def test_the_form_of_a_layer_is_explained(options: str, form: str):
             "--form scores --context 32768",
             [
                 "scores, 64 heads, 4096 queries x 32768 keys, pages of 64",
-                "kernel: hopper scores (runs today)",
+                "kernel: hopper scores (measured)",
                 "work: 2 x 64 heads x 4096 queries x 32768 keys x 128 = 2.2 TFLOP at most",
                 "  shared memory bytes 199088 of 232448",
-                "  mi355x   cdna4 (runs today), 4 waves, 2 queries x 64 heads in registers",
+                "  mi355x   cdna4 (simulated), 4 waves, 2 queries x 64 heads in registers",
             ],
         ),
         (
             "--form select --context 32768 --tokens 128 --page-size 32",
             [
                 "select, top-2048 of 128 rows x 32768 scores, pages of 32",
-                "kernel: hopper select (runs today)",
+                "kernel: hopper select (measured)",
                 "work: 128 rows x 32768 scores = 0.0168 GB at most",
                 "  24592  end, of 232448",
             ],
@@ -69,7 +71,7 @@ def test_the_form_of_a_layer_is_explained(options: str, form: str):
     ],
 )
 def test_steps_of_the_indexer_are_planned_as_calls_of_attention_are(options: str, lines: list[str]):
-    result = CliRunner().invoke(app, ["--model", "deepseek-v3.2", *options.split()])
+    result = CliRunner().invoke(app, ["--model", "deepseek-v3.2", "--verbose", *options.split()])
     assert result.exit_code == 0 and "form of a layer" not in result.output
     assert set(lines) <= set(result.output.splitlines())
     assert "kernel: hopper" in result.output
@@ -121,7 +123,7 @@ def test_what_the_installed_triton_runs_instead(
 
     monkeypatch.setattr(dispatch, "triton_version", installed)
     monkeypatch.setattr(text, "triton_version", installed)
-    output = CliRunner().invoke(app, options.split()).output
+    output = CliRunner().invoke(app, ["--verbose", *options.split()]).output
     lines = [line for line in output.splitlines() if line.startswith("here: ")]
     assert len(lines) == bool(here)
     assert here in "".join(lines)
@@ -129,3 +131,28 @@ def test_what_the_installed_triton_runs_instead(
 
 def test_json_is_nothing_but_the_plan():
     assert json.loads(CliRunner().invoke(app, ["--json"]).output)["problem"]["heads"] == 128
+
+
+@pytest.mark.parametrize("target", ["h200", "b200", "mi355x", "a100", "cpu", "gb200", "h100"])
+@pytest.mark.parametrize("model", ["deepseek-v3", "deepseek-v3.2", "glm-5", "minicpm3-4b"])
+def test_the_answer_is_short_and_says_how_the_kernel_is_known_to_work(model: str, target: str):
+    output = CliRunner().invoke(app, ["--model", model, "--target", target]).output
+    lines = output.splitlines()
+    assert len(lines) <= 22 and max(map(len, lines)) <= 80
+    (status,) = (line for line in lines if line.startswith("  status "))
+    assert status.split()[1].strip(":,") in ("measured", "simulated", "portable")
+    assert "original" not in output and "runs today" not in output
+
+
+def test_keys_are_counted_as_they_were_asked_for():
+    asked = ["--model", "glm-5", "--tokens", "4096", "--page-size", "48"]
+    first = CliRunner().invoke(app, asked).output.splitlines()[0]
+    assert first == "glm-5 on h200: 64 heads, 4096 new tokens, 4096 keys in 86 pages of 48"
+
+
+def test_a_chip_that_stands_for_another_says_so():
+    lines = CliRunner().invoke(app, ["--target", "gb200"]).output.splitlines()
+    assert lines[:2] == [
+        "deepseek-v3 on gb200: 128 heads, 4096 new tokens, 4096 keys",
+        "  planned as b200: the same architecture beside a Grace CPU",
+    ]

@@ -10,7 +10,8 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from openmla.cli.validate import CHIPS, validate_command
+from openmla.cli.options import GLUON_CHIPS as CHIPS
+from openmla.cli.validate import validate_command
 from openmla.lab.testing import simulate
 from openmla.lab.testing.build import build
 from openmla.lab.testing.checker import Result
@@ -87,8 +88,9 @@ def test_cases_are_asked_on_the_device_they_are_for() -> None:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["--target", "a100", "--simulate"], "expected one of h200"),
+        (["--target", "a100", "--simulate"], "a100 is sm_80, which only portable kernels serve"),
         (["--target", "b200"], "not b200"),
+        ([], "name a chip whose kernels to simulate"),
     ],
 )
 def test_mistakes_are_named(arguments: list[str], says: str) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import doctest
+from pathlib import Path
 
 import pytest
 import torch
 import typer
 
 from openmla.aot import warmup
+from openmla.aot.ahead import compiling_for
 from openmla.aot.operands import operands_of
 from openmla.cli.warmup import warmup_command
 from openmla.dispatch import plan_for
@@ -53,6 +55,37 @@ def test_what_is_compiled_is_what_runs():
     }
 
 
+def test_processes_without_a_gpu_fill_the_cache_that_this_one_reads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Two processes compile for tensors without memory; this one finds it for some that have."""
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    target = target_by_name("a100")
+    problems = [p for p in warmup.problems_of("minicpm3-4b") if p.form == "dense"][:2]
+    assert len(warmup.groups_of(problems, target)) == 2  # with and without lse
+    assert len(list(warmup.compile_side_by_side(problems, target, processes=2))) == 2
+    written = {path.name for path in tmp_path.rglob("*.cubin")}
+    assert written
+    before = set(tmp_path.rglob("*"))
+    with compiling_for(target.arch):
+        for problem in problems:
+            operands = operands_of(warmup.shortened(problem), "cpu")
+            for call in calls(plan_for(problem, target), *operands):
+                assert f"{call.kernel.__name__}.cubin" in written
+                call.compile()
+    assert set(tmp_path.rglob("*")) == before, "something was compiled again"
+
+
+def test_what_a_process_cannot_compile_is_left_to_the_one_with_the_gpu(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    def refuse(*_: object) -> None:
+        raise RuntimeError("no such instruction")
+
+    monkeypatch.setattr(warmup, "calls", refuse)
+    assert warmup.compile_group(warmup.problems_of("deepseek-v3")[:1], target_by_name("h200")) >= 0
+
+
 def test_fp8_caches_are_compiled_where_a_form_reads_one():
     forms = {p.form for p in warmup.problems_of("deepseek-v3", dtypes=("fp8_656",))}
     assert forms == {"latent"}
@@ -68,6 +101,6 @@ def test_an_unknown_model_and_a_cpu_are_refused():
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_the_command_says_that_there_is_no_gpu():
     with pytest.raises(typer.BadParameter, match="no GPU"):
-        warmup_command("deepseek-v3", "cuda", 1, None)
+        warmup_command("deepseek-v3", "cuda", 1, None, 1)
     with pytest.raises(typer.BadParameter, match="nothing to compile"):
-        warmup_command("deepseek-v3", "cpu", 1, None)
+        warmup_command("deepseek-v3", "cpu", 1, None, 2)

@@ -41,6 +41,10 @@ def test_signature_is_flash_mlas():
         "extra_indices_in_kvcache",
         "topk_length",
         "extra_topk_length",
+        "enable_batch_invariant",
+        "use_legacy",
+        "kv_format",
+        "out",
     ]
     assert list(inspect.signature(flash_mla_with_kvcache).parameters) == expected
 
@@ -183,6 +187,79 @@ def test_rows_of_584_bytes_and_a_second_cache(with_sink: bool, extra: bool):
     formula.assert_close(lse.transpose(1, 2).flatten(0, 1), want_lse)
 
 
+def v4_step(tokens: int = 3) -> dict[str, Any]:
+    """What vLLM passes for a decode step of a DeepSeek-V4 layer: every token is a batch row, the
+    window's pages are the cache and the compressed ones, of another size, the extra cache."""
+    window, _ = paged_v4(4, 8, seed=1)
+    pooled, _ = paged_v4(5, 2, seed=2)
+    drawn = torch.Generator().manual_seed(3)
+    lists = torch.full((tokens, 1, 16), -1, dtype=torch.int32)
+    lists[:, 0, :9] = torch.randint(0, 32, (tokens, 9), generator=drawn).int()
+    more = torch.full((tokens, 1, 8), -1, dtype=torch.int32)
+    more[:, 0, :5] = torch.randint(0, 10, (tokens, 5), generator=drawn).int()
+    return {
+        "q": calls.numbers(tokens, 1, 8, 512, dtype=BF16),
+        "k_cache": window,
+        "block_table": None,
+        "cache_seqlens": None,
+        "head_dim_v": 512,
+        "tile_scheduler_metadata": get_mla_metadata()[0],
+        "softmax_scale": 512**-0.5,
+        "is_fp8_kvcache": True,
+        "indices": lists,
+        "topk_length": torch.tensor([9, 4, 0][:tokens], dtype=torch.int32),
+        "attn_sink": calls.numbers(8, seed=4),
+        "extra_k_cache": pooled,
+        "extra_indices_in_kvcache": more,
+        "extra_topk_length": torch.tensor([5, 0, 2][:tokens], dtype=torch.int32),
+    }
+
+
+def test_engines_write_into_their_output_and_name_the_rows():
+    call = v4_step()
+    want, lse = flash_mla_with_kvcache(**call)
+    padded = torch.full((3, 1, 16, 512), torch.nan, dtype=BF16)
+    out, again = flash_mla_with_kvcache(
+        **call, out=padded[:, :, :8], kv_format="V4", enable_batch_invariant=True, use_legacy=True
+    )
+    assert out.data_ptr() == padded.data_ptr()
+    assert formula.same_bits(padded[:, :, :8].contiguous(), want) and formula.same_bits(again, lse)
+    assert padded[:, :, 8:].isnan().all()
+
+
+def test_lengths_may_be_one_per_query():
+    call = v4_step() | {"q": calls.numbers(1, 3, 8, 512, dtype=BF16)}
+    for name in ("indices", "extra_indices_in_kvcache"):
+        call[name] = call[name].view(1, 3, -1)
+    lengths = {name: call[name] for name in ("topk_length", "extra_topk_length")}
+    per_query, _ = flash_mla_with_kvcache(**call | {k: v[None] for k, v in lengths.items()})
+    for token in range(3):
+        one = slice(token, token + 1)
+        alone = {name: call[name][:, one] for name in ("q", "indices", "extra_indices_in_kvcache")}
+        alone |= {name: value[one] for name, value in lengths.items()}
+        assert formula.same_bits(flash_mla_with_kvcache(**call | alone)[0], per_query[:, one])
+
+
+def test_both_caches_are_one_softmax_rounded_once():
+    """In bf16, two rounded results and their merge would miss the nearest number often."""
+    call = v4_step() | {"attn_sink": None}
+    out, _ = flash_mla_with_kvcache(**call)
+    for token in range(3):
+        keys = []
+        for lists, lengths, pages in (
+            ("indices", "topk_length", (4, 8, 1)),
+            ("extra_indices_in_kvcache", "extra_topk_length", (5, 2, 2)),
+        ):
+            values = paged_v4(*pages[:2], seed=pages[2])[1]
+            named = call[lists][token, 0, : int(call[lengths][token])].long()
+            keys.append(values[named].double())
+        k = torch.cat(keys)[:, None].expand(-1, 8, -1)
+        seen = torch.ones(1, k.shape[0], dtype=torch.bool)
+        want = formula.attend(call["q"][token], k, k, 512**-0.5, seen).out
+        off = (out[token].double() - want).abs()
+        assert bool((off <= want.abs() * 2**-8 * 1.02 + 1e-5).all())
+
+
 def test_pages_of_584_bytes_lie_together():
     k_cache, _ = paged_v4(4, 6, seed=1)
     q = calls.numbers(1, 1, 3, 512, dtype=BF16)
@@ -223,6 +300,12 @@ def test_a_wrong_argument_is_named(change: dict[str, Any], says: str):
         ({"extra_k_cache": torch.zeros(1)}, "extra_k_cache: expected"),
         ({"extra_topk_length": torch.zeros(2).int()}, "None without extra_k_cache"),
         ({"q": torch.zeros(2, 2, 3, 320, dtype=BF16)}, "q: expected 576 or 512"),
+        ({"kv_format": "V4"}, "kv_format: expected the rows that q of 576 columns reads"),
+        ({"kv_format": "V41"}, "kv_format: expected None or one of V32, V4"),
+        ({"topk_length": torch.zeros(2, 3).int()}, "topk_length: expected"),
+        ({"out": torch.zeros(2, 2, 3, 256, dtype=BF16)}, "out: expected"),
+        ({"out": torch.zeros(2, 3, 3, 512, dtype=BF16)[:, :2]}, "out: expected queries at equal"),
+        ({"enable_batch_invariant": 1}, "enable_batch_invariant: expected True or False"),
     ],
     ids=lambda x: x if isinstance(x, str) else "",
 )

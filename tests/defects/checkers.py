@@ -12,6 +12,7 @@ from dataclasses import dataclass
 SIMULATOR = "gluon-sim/src/gluon_sim"
 RULE = "src/openmla/lab/testing"
 LAUNCHES = "gluon-sim/tests/test_launches.py"
+FEATURES = "gluon-sim/tests/test_features.py"
 LANGUAGE = "gluon-sim/tests/test_language.py"
 EXERCISE = "gluon-sim/tests/test_exercise.py"
 COMPARE = "tests/lab/testing/test_compare.py"
@@ -86,6 +87,13 @@ BLINDED = (
         "if a.dtype != b.dtype and 16 in (a.dtype.bits, b.dtype.bits):",
         "if False:",
         f"{LANGUAGE}::test_a_product_has_operands_of_one_type",
+    ),
+    Blinded(
+        "a descriptor has any strides",
+        f"{SIMULATOR}/memory/global_memory.py",
+        "if size % 16 or not 0 <= size < STRIDE_LIMIT:",
+        "if size % 16:",
+        f"{FEATURES}::test_a_descriptor_has_strides_that_hardware_takes",
     ),
     # NaN and Inf in what a row uses.
     Blinded(

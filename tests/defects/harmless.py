@@ -129,7 +129,7 @@ HARMLESS: tuple[Harmless, ...] = (
         "Four warps are what a launch has unless it says otherwise.",
     ),
     Harmless(
-        "kernels/hopper/indexer/tile.py",
+        "kernels/gluon/select/tile.py",
         "over_registers",
         "return gl.convert_layout(upto, x.type.layout, assert_trivial=True) - x",
         "return gl.convert_layout(upto, x.type.layout, assert_trivial=False) - x",
@@ -291,7 +291,7 @@ HARMLESS: tuple[Harmless, ...] = (
     ),
     Harmless(
         "kernels/gluon/dequantize/rows.py",
-        "dequantized",
+        "widened",
         "is_pure=True",
         "is_pure=False",
         "The text reads and writes registers alone; the compiler may move it less.",
@@ -402,7 +402,7 @@ HARMLESS: tuple[Harmless, ...] = (
         "It asks the compiler for a check, and changes no value.",
     ),
     Harmless(
-        "kernels/hopper/indexer/tile.py",
+        "kernels/gluon/select/tile.py",
         "over_registers",
         ", assert_trivial=True), ",
         ", assert_trivial=False), ",
@@ -437,7 +437,7 @@ HARMLESS: tuple[Harmless, ...] = (
         "An integer that is added to fp32 numbers becomes one of them.",
     ),
     Harmless(
-        "kernels/hopper/indexer/cut.py",
+        "kernels/gluon/select/cut.py",
         "kth",
         "stuck = (step >= HALVES) & ((step & 3) == 3)",
         "stuck = (step >= HALVES) & ((step | 3) == 3)",
@@ -690,7 +690,7 @@ HARMLESS: tuple[Harmless, ...] = (
         "More keys are scored; those outside of a query's window are not stored, and every line of a table has entries for the longest.",
     ),
     Harmless(
-        "kernels/hopper/indexer/select.py",
+        "kernels/gluon/select/kernel.py",
         "sample_pivot",
         "return gl.where(pivot == 0, -2, pivot - 1)",
         "return gl.where(pivot == 0, -1, pivot - 1)",

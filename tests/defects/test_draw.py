@@ -100,7 +100,7 @@ def toy(tmp_path: Path) -> Repository:
     (tmp_path / "src/toy/sums.py").write_text(TOY)
     (tmp_path / "tests/test_sums.py").write_text(TOY_TEST)
     (tmp_path / "pytest.ini").write_text("[pytest]\n")
-    return Repository(tmp_path, "toy", (str(ROOT / "tests"),))
+    return Repository(tmp_path, "toy", (str(ROOT / "tests"),), imported=("pytest",))
 
 
 def everything() -> list[Edit]:

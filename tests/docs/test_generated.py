@@ -32,7 +32,12 @@ def wanted() -> dict[Path, str]:
 def test_pages_and_figures_are_current(wanted: dict[Path, str]):
     """The tables of README.md and docs/ are those of benchmarks/results and openmla.formats."""
     pages = {path: text for path, text in wanted.items() if path.suffix == ".md"}
-    assert {p.name for p in pages} == {"README.md", "cache-formats.md", "performance.md"}
+    assert {p.name for p in pages} == {
+        "README.md",
+        "cache-formats.md",
+        "peers.md",
+        "performance.md",
+    }
     assert [p.name for p, text in pages.items() if p.read_text() != text] == [], AGAIN
 
 

@@ -19,7 +19,8 @@ WITH_PYTHON = [page for page in PAGES if blocks(page.read_text(), "python")]
 README = ROOT / "README.md"
 DOCUMENTS = [*PAGES, README, ROOT / "CONTRIBUTING.md", ROOT / "DESIGN.md"]
 CPU = {f"OPENMLA_VLLM_CPU={name}" for name in ("prefill", "attention", "sparse")}
-SHELL = {"pip", "vllm", "make", "openmla"} | CPU
+SGLANG = {"OPENMLA_SGLANG=scores,attention"}
+SHELL = {"pip", "vllm", "sglang", "make", "openmla"} | CPU | SGLANG
 
 
 @pytest.mark.parametrize("page", WITH_PYTHON, ids=lambda page: page.stem)
@@ -30,11 +31,9 @@ def test_its_python_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_every_block_says_what_it_is():
-    """Python runs, shell is checked; of the rest there are a few, all of them texts."""
+    """Python runs, shell is checked; there is nothing else."""
     kinds = {p.name: {m[1] for m in FENCE.finditer(p.read_text())} for p in [*PAGES, README]}
-    assert set().union(*kinds.values()) == {"python", "sh", "text"}
-    # What SGLang has and a plug-in would be: SGLang does not import on a CPU.
-    assert [name for name, found in kinds.items() if "text" in found] == ["sglang.md"]
+    assert set().union(*kinds.values()) == {"python", "sh"}
 
 
 def commands() -> list[str]:
@@ -64,7 +63,7 @@ def test_openmla_commands_have_these_options(command: str):
 
     name, *arguments = shlex.split(command)[1:]
     assert name in COMMANDS
-    module, function = COMMANDS[name]
+    module, function, _ = COMMANDS[name]
     app = typer.Typer()
     app.command()(getattr(importlib.import_module(module), function))
     listed = CliRunner().invoke(app, ["--help"], env={"COLUMNS": "200"}).output

@@ -1,4 +1,4 @@
-"""The support table says what the planner says, and what runs today."""
+"""The support table says what the planner says, and how each kernel is known to work."""
 
 from __future__ import annotations
 
@@ -49,7 +49,8 @@ def test_cells_are_what_the_planner_says(feature: str) -> None:
             assert cell.family == chosen.backend
             assert not cell.runs or runnable(FEATURES[feature], target).backend == cell.runs
             assert ("planned" in str(cell)) == (not chosen.kernel.launcher)
-            assert str(cell).startswith(f"**{chosen.backend}**") == chosen.runs_today
+            assert str(cell).startswith(chosen.word) or not chosen.runs_today
+            assert (cell.runs == chosen.backend) == chosen.runs_today
 
 
 def test_markdown_has_a_row_per_feature_and_a_column_per_target() -> None:
@@ -69,22 +70,22 @@ def test_the_indexer_has_its_rows() -> None:
         "portable",
     ]
     selection = table["selection of 2048"]
-    assert [selection[t].runs for t in ("cpu", "h200", "b200")] == ["cpu", "hopper", "portable"]
+    assert [selection[t].runs for t in ("cpu", "h200", "b200")] == ["cpu", "hopper", "blackwell"]
 
 
 def test_a_gap_has_a_dash_and_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     feature, problem = next(iter(FEATURES.items()))
     monkeypatch.setitem(FEATURES, feature, replace(problem, q_dtype="fp32"))
     text = support_table_markdown()
-    assert f"| {feature} | **cpu** | – |" in text
+    assert f"| {feature} | measured | – |" in text
     assert f"portable: q_dtype fp32: bf16, fp16 or e4m3 are served: {feature} on" in text
 
 
-def test_the_readme_has_the_table_of_today() -> None:
-    readme = (Path(__file__).parents[2] / "README.md").read_text()
+def test_the_page_has_the_table_of_today() -> None:
+    page = (Path(__file__).parents[2] / "docs/support.md").read_text()
     table = support_table_markdown()
-    assert table in readme, "run `openmla doctor --table` and paste it into README.md"
-    assert readme.count(BEGIN) == readme.count(END) == 1
+    assert table in page, "run `openmla doctor --table` and paste it into docs/support.md"
+    assert page.count(BEGIN) == page.count(END) == 1
 
 
 def test_a_cell_names_what_runs_until_the_planned_kernel_exists(
@@ -94,8 +95,8 @@ def test_a_cell_names_what_runs_until_the_planned_kernel_exists(
     for kernel in family_named("hopper").kernels:
         monkeypatch.setitem(kernel.__dict__, "launcher", "")
     cached_plan.cache_clear()
-    assert str(support_of(dense, "h200")) == "**portable**, hopper planned"
-    assert str(support_of(dense, "a100")) == "**portable**"
+    assert str(support_of(dense, "h200")) == "portable; hopper planned"
+    assert str(support_of(dense, "a100")) == "portable"
     for kernel in family_named("portable").kernels:
         monkeypatch.setitem(kernel.__dict__, "launcher", "")
     cached_plan.cache_clear()
@@ -114,7 +115,7 @@ def test_a_plan_that_runs_when_named_says_so_in_the_plan_that_runs() -> None:
 
 
 def test_columns_without_a_plan_say_why() -> None:
-    instead = runnable(FEATURES["sparse 512+0, bf16"], "b200")
+    instead = runnable(replace(FEATURES["sparse 512+0, bf16"], d_nope=256, d_v=256), "b200")
     assert instead.backend == "portable" and "d_rope 0" in instead.passed_over[0]
 
 

@@ -24,8 +24,8 @@ def test_why_the_ring_is_shared_and_what_bound_the_tile() -> None:
     text = explain_text(plan(problem_for_model("deepseek-v3", tokens=1024), "b200"))
     assert "BN = 128: bound by tensor memory" in text
     assert "3 slots, an odd number: K and V share one ring" in text
-    assert "229864  end, of 232448" in text and "the original reserves 230556" in text
-    assert "kernel: blackwell dense (runs today)" in text
+    assert "229864  end, of 232448" in text and "Modular's kernel reserves 230556" in text
+    assert "kernel: blackwell dense (simulated)" in text
     pair = explain_text(plan(problem_for_model("deepseek-v3"), "b200"))
     assert "6 slots, an even number: separate rings of 3" in pair
     assert "a pair of CTAs shares K and V" in pair
@@ -60,13 +60,13 @@ def test_every_target_appears() -> None:
     chosen = plan(problem_for_model("deepseek-v3", dtype="e4m3"), "mi355x")
     lines = elsewhere(chosen)
     assert set(lines) == set(SIDE_BY_SIDE)
-    assert lines["a100"].startswith("portable") and "runs today" in lines["cpu"]
-    expected = "cdna4 (runs today), 256 rows x 128 keys, 2 stages, 148208 of 163840 bytes"
+    assert lines["a100"].startswith("portable") and "measured" in lines["cpu"]
+    expected = "cdna4 (simulated), 256 rows x 128 keys, 2 stages, 148208 of 163840 bytes"
     assert lines["mi355x"] == expected
 
 
 def test_command() -> None:
-    result = runner.invoke(app, ["--model", "glm-5", "--target", "h200", "--form", "dense"])
+    result = runner.invoke(app, ["--model", "glm-5", "--target", "h200", "--form", "dense", "-v"])
     assert result.exit_code == 0
     assert "192 in 128 + 64" in result.output and "BN = 64: 128 keys are too many" in result.output
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from indexer import cases
@@ -24,6 +26,16 @@ def pair(starts: list[int], ends: list[int], keys: int, heads: int) -> ScoresOpe
     q, weights = cases.queries(len(starts), heads)
     windows = Windows(*(torch.tensor(x, dtype=torch.int32) for x in (starts, ends)))
     return ScoresOperands(q, weights, quantize(cases.keys(keys), "fp32"), windows)
+
+
+def among_many(keys: int, scored: int) -> ScoresOperands:
+    """A few of many contiguous keys are scored."""
+    op = pair([0, 1], [scored, scored - 1], scored, 64)
+    values, scales = op.keys
+    more = values.new_zeros(keys, values.shape[1]), scales.new_zeros(keys)
+    for x, few in zip(more, op.keys, strict=True):
+        x[:scored] = few
+    return replace(op, keys=more)
 
 
 SCORE_CASES = {

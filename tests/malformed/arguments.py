@@ -86,6 +86,19 @@ def sparse_cache() -> Arguments:
     return {**calls.sparse(), "kv": cache}
 
 
+def attend() -> Arguments:
+    """mla_attend: a span of a cache, and a list of plain rows."""
+    call, paged = calls.sparse(), calls.latent()
+    tokens = torch.zeros(5, dtype=torch.int32)
+    span = openmla.Span(paged["cache"], paged["block_table"], tokens, tokens, tokens + 3)
+    return {
+        "q": call["q"],
+        "sources": [span, openmla.Listed(call["kv"], call["indices"])],
+        "scale": 0.3,
+        "d_v": calls.LATENT,
+    }
+
+
 def _method(name: str) -> Callable[..., Any]:
     def call(cache: LatentCache, **arguments: Any) -> Any:
         used = {"append": ("latent", "rope", "slot_mapping"), "gather": ("rows",)}[name]
@@ -101,6 +114,7 @@ CALLS: dict[str, tuple[Callable[..., Any], Callable[[], Arguments], int]] = {
     "mla_prefill_latent": (openmla.mla_prefill_latent, calls.latent, calls.LATENT),
     "mla_prefill_sparse": (openmla.mla_prefill_sparse, calls.sparse, calls.LATENT),
     "mla_prefill_sparse+cache": (openmla.mla_prefill_sparse, sparse_cache, calls.LATENT),
+    "mla_attend": (openmla.mla_attend, attend, calls.LATENT),
     "merge_states": (openmla.merge_states, calls.merge, 0),
     "merge_many": (openmla.merge_many, calls.merge_many, 0),
     "plan": (openmla.plan, lambda: {"problem": Problem(**problem())}, 0),

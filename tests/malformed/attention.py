@@ -6,13 +6,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from malformed.arguments import REMOVED, Malformed, Unsupported
-from openmla import LatentCache
+from openmla import LatentCache, Listed
 
 DENSE, DENSE_CACHE = "mla_prefill", "mla_prefill+cache"
 LATENT, SPARSE, SPARSE_CACHE = (
@@ -372,6 +373,102 @@ SPARSE_ONLY = [
     to(SPARSE_CACHE, "d_v", 9, "at most the latent width 8", "9"),
 ]
 
+ATTEND = "mla_attend"
+SPAN, LISTED = 0, 1  # places of the two in the valid call
+
+
+def part(place: int, field: str, new: Any, expected: str, got: str, name: str = "") -> Malformed:
+    """A field of a source replaced, by a value or by a function of its valid value."""
+
+    def change(arguments: dict[str, Any]) -> dict[str, Any]:
+        sources = list(arguments["sources"])
+        old = getattr(sources[place], field)
+        sources[place] = replace(sources[place], **{field: new(old) if callable(new) else new})
+        return {"sources": sources}
+
+    return Malformed(ATTEND, name or f"sources[{place}].{field}", expected, got, change)
+
+
+def narrower(cache: LatentCache) -> LatentCache:
+    """A cache without its last column."""
+    return LatentCache(cache.data[..., :11], None, 8, 3, "bf16")
+
+
+ATTEND_ONLY = [
+    to(ATTEND, "sources", None, "1 to 2 of Listed and Span", "NoneType"),
+    to(ATTEND, "sources", [], "1 to 2 of Listed and Span", "list of 0"),
+    of(ATTEND, "sources", lambda s: s[SPAN], "in a list or tuple", "Span"),
+    of(ATTEND, "sources", lambda s: [*s, s[0]], "1 to 2 of Listed and Span", "list of 3"),
+    Malformed(
+        ATTEND,
+        "sources[1]",
+        "a Listed or a Span",
+        "torch.float32",
+        lambda a: {"sources": [a["sources"][0], torch.ones(3)]},
+    ),
+    part(SPAN, "cache", lambda c: c.data, "a LatentCache", "torch.bfloat16"),
+    part(SPAN, "cache", cache_on_meta, "a cache on cpu", "one on meta"),
+    part(SPAN, "cache", narrower, "rows of 12 values", "11"),
+    part(SPAN, "block_table", lambda t: t.long(), f"{INT32} [requests, pages]", "torch.int64"),
+    part(SPAN, "block_table", lambda t: t[0], f"{INT32} [requests, pages]", "[2]"),
+    part(SPAN, "request", None, f"a tensor, {INT32} [5]", "None"),
+    part(SPAN, "begin", int32(0, 1), f"{INT32} [5]", "[2]"),
+    part(SPAN, "begin", lambda t: t.long(), f"{INT32} [5]", "torch.int64"),
+    part(SPAN, "end", on_meta, "a tensor on cpu", "on meta"),
+    part(LISTED, "rows", None, "a tensor, torch.float32 [rows, 12]", "None"),
+    part(LISTED, "rows", lambda kv: kv.bfloat16(), "torch.float32 [rows, 12]", "torch.bfloat16"),
+    part(LISTED, "rows", lambda kv: kv[:, :10], "torch.float32 [rows, 12]", "[7, 10]"),
+    part(LISTED, "rows", last_dim_strided, "a contiguous last dimension", "stride 2"),
+    part(LISTED, "indices", lambda i: i.long(), f"{INT32} [5, n]", "torch.int64"),
+    part(LISTED, "indices", lambda i: i[:4], f"{INT32} [5, n]", "[4, 3]"),
+    part(LISTED, "lengths", int32(1, 2), f"{INT32} [5]", "[2]"),
+    Malformed(
+        ATTEND,
+        "sources[1]",
+        "latent width 8, as the other source has",
+        "9",
+        lambda a: {"sources": [a["sources"][0], replace(a["sources"][0], cache=other_latent(a))]},
+    ),
+    to(ATTEND, "d_v", 9, "at most the latent width 8", "9"),
+    to(ATTEND, "d_v", 0, "a positive int", "int 0"),
+    to(ATTEND, "d_v", True, "a positive int", "bool True"),
+    to(ATTEND, "scale", None, "mla_attend has no default", "None"),
+    to(ATTEND, "scale", NAN, "a finite number", "nan"),
+    to(ATTEND, "sink", torch.zeros(3), "torch.float32 [2]", "[3]"),
+    to(ATTEND, "return_lse", 1, "True or False", "int 1"),
+    to(ATTEND, "backend", "hip", "one of auto", "'hip'"),
+    of(ATTEND, "q", lambda q: q.double(), "torch.float8_e4m3fn", "torch.float64"),
+    Malformed(
+        ATTEND,
+        "out",
+        "apart from sources[1].rows",
+        "an overlap",
+        lambda a: {
+            "sources": [a["sources"][0], Listed(a["out"].view(-1)[:72].view(6, 12), int_lists())]
+        },
+    ),
+    Malformed(
+        ATTEND,
+        "sources[1].rows",
+        "the forward pass",
+        "requires a gradient",
+        lambda a: {
+            "sources": [a["sources"][0], Listed(torch.ones(7, 12, requires_grad=True), int_lists())]
+        },
+        Unsupported,
+    ),
+]
+
+
+def other_latent(arguments: dict[str, Any]) -> LatentCache:
+    cache = arguments["sources"][SPAN].cache
+    return LatentCache(cache.data, None, 9, 3, "bf16")
+
+
+def int_lists() -> Tensor:
+    return torch.zeros(5, 3, dtype=torch.int32)
+
+
 ATTENTION = [
     *(entry for form in FORMS for entry in common(form)),
     *(entry for form in (DENSE, LATENT) for entry in offsets(form)),
@@ -379,4 +476,5 @@ ATTENTION = [
     *DENSE_ONLY,
     *LATENT_ONLY,
     *SPARSE_ONLY,
+    *ATTEND_ONLY,
 ]

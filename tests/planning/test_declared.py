@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from openmla.backward.problem import BACKWARD_FORM, BackwardProblem
 from openmla.errors import InvalidArgument, Unsupported
 from openmla.indexer.problem import INDEX_FORMS, IndexProblem
 from openmla.planning.family import Kernel
@@ -50,6 +51,12 @@ def declared(kernel: Kernel) -> Iterator[AnyProblem]:
         if values["form"] in INDEX_FORMS:
             for heads in (32, 64, 128):
                 yield IndexProblem(**values, total_q=8192, heads=heads)
+            continue
+        if values["form"] == BACKWARD_FORM:
+            if (values["rope"] == "none") == (values["d_rope"] == 0):
+                problem = BackwardProblem(**values, **COUNTS, heads=MAX_HEADS)
+                if not kernel.serves.why_not(problem):
+                    yield problem
             continue
         if values["form"] == "dense":
             paged = bool(values.get("page_size"))

@@ -184,7 +184,7 @@ def test_json_of_an_unknown_config() -> None:
         (replace(FP8, d_nope=48), "h200", "hopper", "d_nope 48: 32, 64"),
         (replace(DENSE, d_nope=96), "mi355x", "cdna4", "d_nope 96"),
         (replace(FP8, v_dtype="bf16"), "mi355x", "cdna4", "v_dtype bf16"),
-        (replace(SPARSE, d_rope=0), "b200", "blackwell", "d_rope 0, d_v 512: 512/64/512"),
+        (replace(SPARSE, d_rope=32), "b200", "blackwell", "d_rope 32, d_v 512: 512/64/512"),
         (
             replace(DENSE, rope="cache", page_size=7),
             "b200",
@@ -253,14 +253,14 @@ def test_short_prompts_take_one_query_tile(
 def test_explanations_tell_the_status(target: str) -> None:
     text = plan(DENSE, target).explain()
     runs = bool(plan(DENSE, target).kernel.launcher)
-    assert ("runs today" in text) == runs
+    assert ("planned" not in text and "only with" not in text) == runs
     assert ("planned" in text) != runs
     assert str(DENSE) in text
 
 
 def test_explanation_of_a_fallback() -> None:
-    text = plan(replace(LATENT, d_nope=256, d_v=256), "b200").explain()
-    assert "passed over: blackwell: d_nope 256, d_rope 64, d_v 256" in text
+    text = plan(replace(LATENT, d_nope=128, d_v=128), "b200").explain()
+    assert "passed over: blackwell: d_nope 128, d_rope 64, d_v 128" in text
 
 
 def test_explanation_of_a_split() -> None:
@@ -281,12 +281,19 @@ def test_explanation_of_a_split() -> None:
 def test_a_row_format_is_served_by_those_that_declare_it(
     problem: Problem, target: str, backend: str
 ) -> None:
-    """The loaders of the Gluon kernels read fp32 scales; the portable kernels read all formats."""
+    """Gluon kernels read what they declare, at its widths; portable kernels read all formats."""
     declared = replace(problem, kv_dtype="fp8_token")
     assert plan(declared, target, backend).backend == backend
     assert plan(replace(declared, kv_dtype="fp8_584"), target).backend == "portable"
     with pytest.raises(Unsupported, match="kv_dtype fp8_584"):
         plan(replace(declared, kv_dtype="fp8_584"), target, backend)
+
+
+def test_v4_rows_are_served_at_the_widths_that_they_have() -> None:
+    v4 = replace(SPARSE, kv_dtype="fp8_584", d_nope=512, d_v=512, d_rope=0, page_size=64)
+    assert plan(v4, "h200", "hopper").backend == "hopper"
+    with pytest.raises(Unsupported, match=r"512 \+ 64 columns: 512 \+ 0"):
+        plan(replace(v4, d_rope=64), "h200", "hopper")
 
 
 def test_what_gluon_kernels_unpack_is_part_of_what_there_is() -> None:

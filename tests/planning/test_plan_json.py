@@ -124,7 +124,7 @@ def test_plans_of_the_indexer_name_their_kernel(triton: tuple[int, int] | None) 
 def test_an_explanation_says_which_triton_it_is_for() -> None:
     lines = cached_plan(SPARSE, target_by_name("b200"), "auto", (3, 6)).explain().splitlines()
     assert "made for Triton 3.6" in lines
-    assert lines[2] == "kernel: blackwell sparse (runs today)"
+    assert lines[2] == "kernel: blackwell sparse (simulated)"
     assert "Triton" not in plan(SPARSE, "h200").explain()
 
 
@@ -179,7 +179,7 @@ INDEX = IndexProblem(form="scores", heads=64, page_size=64, total_q=16, width=40
         ({"problem": {"form": "scores", "heads": 129}}, "heads: expected 1 to 128, got 129"),
         ({"problem": SPARSE.to_json()}, "config: .* hopper's kernel scores, got form sparse: scor"),
         ({"problem": {"form": "scores", "heads": 48}}, "got heads 48: 32, 64 or 128 are served"),
-        ({"kernel": "select"}, "config.class: expected 'HopperSelectConfig', got 'HopperScores"),
+        ({"kernel": "select"}, "config.class: expected 'GluonSelectConfig', got 'HopperScores"),
         ({"kernel": "indexer"}, "kernel: expected one of dense, .*scores, select"),
         ({"target": "b200"}, "backend: expected one of reference, blackwell, portable"),
     ],
@@ -191,14 +191,17 @@ def test_a_damaged_plan_of_the_indexer_is_refused(changes: dict[str, Any], compl
         Plan.from_json(values | changes)
 
 
-def test_a_chip_that_the_scores_were_not_made_for_is_refused() -> None:
-    """Attention runs on sm_103 too; the scores were proved for sm_100 alone."""
+def test_a_plan_of_the_scores_serves_the_other_chip_of_its_family() -> None:
+    """sm_100 and sm_103 run the same kernels."""
     values = plan(INDEX, "b200").to_json() | {"target": "sm_103:148x232448"}
-    with pytest.raises(InvalidArgument, match="sm_103: the scores kernel is made for sm_100"):
-        Plan.from_json(values)
-    chosen = plan(INDEX, "sm_103:148x232448")
-    assert chosen.backend == "portable" and "made for sm_100" in chosen.passed_over[0]
-    assert plan(SPARSE, "sm_103:148x232448").backend == "blackwell"
+    assert Plan.from_json(values) == plan(INDEX, "sm_103:148x232448")
+
+
+def test_a_chip_that_a_kernel_was_not_made_for_is_refused() -> None:
+    chip = target_by_name("sm_103:148x232448")
+    scores = replace(plan(INDEX, "b200").kernel, archs=("sm_100",))
+    assert scores.plan(INDEX, chip).reason == "sm_103: the scores kernel is made for sm_100"
+    assert scores.plan(INDEX, target_by_name("b200")).reason == ""
 
 
 def nested(depth: int) -> Any:

@@ -12,6 +12,7 @@ import pytest
 from openmla.backward.problem import BACKWARD_FORM, BackwardProblem
 from openmla.errors import Unsupported
 from openmla.explain.support import FEATURES
+from openmla.indexer.loss_problem import LOSS_FORM, LossProblem
 from openmla.indexer.problem import IndexProblem
 from openmla.planning import TARGETS, plan, problems, registry, serves
 from openmla.planning.budget import over_budget, uses
@@ -66,7 +67,8 @@ def test_a_declaration_names_fields_of_a_problem_once(family: object, kernel: Ke
         for name in (key if isinstance(key, tuple) else (key,))
     ]
     forms = kernel.serves.allowed["form"].values
-    kinds = {**dict.fromkeys(FORMS, Problem), BACKWARD_FORM: BackwardProblem}
+    kinds = dict.fromkeys(FORMS, Problem)
+    kinds |= {BACKWARD_FORM: BackwardProblem, LOSS_FORM: LossProblem}
     known = fields(kinds.get(forms[0], IndexProblem))
     assert set(names) <= {f.name for f in known} and len(set(names)) == len(names)
     assert {f.name for f in known if f.default is MISSING} <= set(names)

@@ -134,3 +134,29 @@ def test_targets_are_frozen_data() -> None:
     assert len({hash(target) for target in TARGETS.values()}) == len(TARGETS)
     with pytest.raises(dataclasses.FrozenInstanceError):
         TARGETS["h200"].sm_count = 1  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("sm90", "h200"),
+        ("SM_90a", "h200"),
+        ("gfx950", "mi355x"),
+        ("gh200", "h100"),
+        ("GB200", "b200"),
+        ("b300", "sm_103:148x232448"),
+        ("mi325x", "mi300x"),
+        ("MI 350X", "mi355x"),
+    ],
+)
+def test_one_vocabulary(name: str, expected: str) -> None:
+    assert target_by_name(name).name == expected
+
+
+def test_a_chip_that_was_not_measured_never_stands_for_one_that_was() -> None:
+    assert "h200" not in {alias.target for alias in module._ALIASES.values()}
+
+
+def test_an_unknown_name_gets_a_hint() -> None:
+    with pytest.raises(InvalidArgument, match=r"'h20x'; did you mean h20 or h200"):
+        target_by_name("h20x")

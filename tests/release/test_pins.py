@@ -37,6 +37,8 @@ def test_the_pinned_torch_and_triton_can_be_installed_together() -> None:
     pinned = pins(ROOT / "constraints.txt")
     assert pinned["triton"] == TRITON_OF_TORCH[pinned["torch"]]
     assert pins(ROOT / "constraints-vllm.txt")["torch"] in TRITON_OF_TORCH
+    pinned = pins(ROOT / "constraints-sglang.txt")
+    assert pinned["triton"] == TRITON_OF_TORCH[pinned["torch"]]
 
 
 def test_what_the_installed_torch_requires_is_the_pin() -> None:

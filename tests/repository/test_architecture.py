@@ -29,19 +29,26 @@ LAYERS: list[set[str]] = [
     {"modular"},  # the five systems know nothing of openmla's own plans
     {"records"},
     {"problem"},
-    {"indexer", "indexer.problem", "backward", "backward.problem"},
+    {"indexer", "indexer.problem", "indexer.loss_problem", "backward", "backward.problem"},
     {"sequences", "cache", "indexer.cache"},
     {"planning"},
     {PLANS},
     {REGISTRY},
-    {"operands", "indexer.operands", "indexer.windows", "backward.operands"},
+    {"sources"},
+    {
+        "operands",
+        "indexer.operands",
+        "indexer.loss_operands",
+        "indexer.windows",
+        "backward.operands",
+    },
     {"kernels"},
-    {"reference", "indexer.reference", "backward.reference"},
+    {"reference", "indexer.reference", "indexer.loss_reference", "backward.reference"},
     {"checks", "indexer.checks"},
     {"dispatch"},
     {"cached"},
-    {"ops", "indexer.ops", "backward.ops"},
-    {"api", "indexer.api"},
+    {"ops", "indexer.ops", "indexer.loss_ops", "backward.ops"},
+    {"api", "indexer.api", "indexer.loss_api"},
     {""},  # openmla/__init__.py: the public names
     {"compat", "distributed"},
     {"aot"},
@@ -54,8 +61,9 @@ LAYERS: list[set[str]] = [
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 PURE = {"errors", "formats", "arithmetic", "modular", "records", "problem", "planning"}
-PURE |= {PLANS, REGISTRY, "indexer", "indexer.problem", "backward", "backward.problem"}
-HEAVY = ("triton", "typer", "rich", "numpy", "matplotlib", "transformers", "vllm")
+PURE |= {PLANS, REGISTRY, "indexer", "indexer.problem", "indexer.loss_problem"}
+PURE |= {"backward", "backward.problem"}
+HEAVY = ("triton", "typer", "rich", "numpy", "matplotlib", "transformers", "vllm", "sglang")
 
 
 def group(module: str) -> str:

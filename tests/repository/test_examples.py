@@ -21,6 +21,8 @@ PRINTED = {
     "simulator.py": r"0 findings\naccepted: True",
     "transformers_generate.py": r"the same tokens as without openmla: True",
     "fine_tune.py": r"step 0: loss [23]\.\d\d\n(.*\n){3}after 40 .* loss 0\.\d\d, by chance 2\.77",
+    "lora_transformers.py": r"step 0: loss [34]\.\d\d\n(.*\n)*step 39: loss [01]\.\d\d",
+    "indexer_warm_up.py": r"step 0: loss 1\.\d\d\n(.*\n){3}16 keys catch [45]\d% .*, [89]\d% after",
     # e4m3 keeps 3 bits: an error of some percent in the values, less after averaging them.
     "layer_over_fp8_pages.py": r"(.*\n +expanded: .*\n){2}.*\n +latent: .*\n"
     r"(\d+ tokens: [0-4]\.\d+% off the whole prompt without a cache\n){2}",

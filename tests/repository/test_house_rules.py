@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 from functools import cache
+from pathlib import Path
 
 import pytest
 
 from repository.package_source import ROOT, functions, modules
 
-MAY_READ_ENVIRONMENT = ("cli", "lab.compiling", "integrations.vllm.registration")
+MAY_READ_ENVIRONMENT = (
+    "cli",
+    "lab.compiling",
+    "integrations.vllm.registration",
+    "integrations.sglang.registration",
+)
 # Argument errors must survive `python -O`.
 NO_ASSERTS_WITH_MESSAGES = ("checks", "api.attention", "cache")
 MACHINE_PATHS = ("/" + "work/", "/" + "root/", "/" + "home/")
@@ -133,6 +140,21 @@ def test_no_machine_paths_in_tracked_files():
         text = path.read_text(errors="replace")
         found += [f"{name}: {part}" for part in MACHINE_PATHS if part in text]
     assert found == []
+
+
+def test_the_matrix_of_tritons_has_all_its_tests():
+    """The Makefile names where they are, so that no other test is collected with every Triton."""
+    [named] = re.findall(r"^TRITONS := (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    places = [ROOT / place for place in named.split()]
+    assert all(place.exists() for place in places)
+    marked = [
+        path
+        for folder in ("tests", "gluon-sim/tests")
+        for path in (ROOT / folder).rglob("test_*.py")
+        if re.search(r"mark\.tritons\b", path.read_text()) and path != Path(__file__)
+    ]
+    assert marked
+    assert [p for p in marked if not any(p == x or x in p.parents for x in places)] == []
 
 
 def _arguments(node: ast.FunctionDef | ast.AsyncFunctionDef) -> list[ast.arg]:

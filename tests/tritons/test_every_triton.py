@@ -24,7 +24,7 @@ from openmla.lab.compiling.jobs import CompileJob, captured_output, compile_job,
 
 pytestmark = pytest.mark.tritons
 # Engines that the environment of these tests does not have.
-OPTIONAL = ("vllm",)
+OPTIONAL = ("vllm", "sglang")
 
 
 def modules() -> list[str]:

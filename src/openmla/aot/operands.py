@@ -30,6 +30,7 @@ from openmla.indexer.problem import DIM, IndexProblem
 from openmla.operands import (
     DTYPE_NAMES,
     AnyOperands,
+    AttendOperands,
     DenseOperands,
     LatentOperands,
     Results,
@@ -37,7 +38,8 @@ from openmla.operands import (
     Weights,
 )
 from openmla.planning.problems import AnyProblem
-from openmla.problem import Problem
+from openmla.problem import Problem, RowSource
+from openmla.sources import Listed, Source, Span
 
 DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
 PAGE = 64  # of a cache whose problem names no page size
@@ -70,14 +72,16 @@ class _Zeros:
         device = "cpu" if self.device.type == "meta" else self.device
         return torch.tensor(ends, dtype=torch.int32, device=device)
 
-    def cache(self, problem: Problem, latent: int, format: str, gap: int) -> LatentCache:
+    def cache(
+        self, rows: Problem | RowSource, latent: int, rope: int, format: str, gap: int
+    ) -> LatentCache:
         """Room for all rows; `gap` more between pages."""
-        size = problem.page_size or PAGE
+        size = rows.page_size or PAGE
         cache = LatentCache.allocate(
-            num_pages=-(-problem.total_k // size),
+            num_pages=-(-rows.total_k // size),
             page_size=size + gap,
             latent=latent,
-            rope=problem.d_rope,
+            rope=rope,
             format=format,
             device=self.device,
         )
@@ -109,20 +113,37 @@ def operands_of(
     )
     if problem.form == "dense":
         return _dense(zeros, problem, q, weights), results
-    if problem.kv_dtype in DTYPES and not problem.page_size and problem.form == "sparse":
-        cache: LatentCache | Tensor = zeros(problem.kv_dtype, problem.total_k, problem.d_qk)
+    if problem.form == "sparse" and (problem.span or problem.second):
+        sources = tuple(_source(zeros, problem, source, page_gap) for source in problem.sources)
+        return AttendOperands(q, sources, problem.d_v, weights), results
+    if problem.form == "sparse":
+        listed = _source(zeros, problem, problem.sources[0], page_gap)
+        assert isinstance(listed, Listed)
+        rows_of = listed.rows, listed.indices, listed.lengths
+        return SparseOperands(q, *rows_of, problem.d_v, weights), results
+    cache = zeros.cache(problem, problem.d_nope, problem.d_rope, problem.kv_dtype, page_gap)
+    table = zeros.ints(problem.batch, ceildiv(problem.most_keys, cache.page_size))
+    lengths = zeros.ends(problem.total_k, problem.batch).diff()
+    cu = zeros.ends(rows, problem.batch)
+    op = LatentOperands(q, cache, table, lengths, cu, problem.causal, problem.d_v, weights)
+    return op, results
+
+
+def _source(zeros: _Zeros, problem: Problem, source: RowSource, page_gap: int) -> Source:
+    """A list, or a span of the requests that there is a query for."""
+    tokens = zeros.ints(problem.total_q)
+    cache: LatentCache | Tensor
+    if source.kv_dtype in DTYPES and not source.page_size:
+        cache = zeros(source.kv_dtype, source.total_k, problem.d_qk)
     else:
-        cache = zeros.cache(problem, problem.d_nope, problem.kv_dtype, page_gap)
-    if problem.form == "latent":
+        widths = problem.d_nope, problem.d_rope
+        cache = zeros.cache(source, *widths, source.kv_dtype, page_gap)
+    if source.span:
         assert isinstance(cache, LatentCache)
-        table = zeros.ints(problem.batch, ceildiv(problem.most_keys, cache.page_size))
-        lengths = zeros.ends(problem.total_k, problem.batch).diff()
-        cu = zeros.ends(rows, problem.batch)
-        op = LatentOperands(q, cache, table, lengths, cu, problem.causal, problem.d_v, weights)
-        return op, results
-    some = zeros.ints(rows) if problem.has_topk_lengths else None
-    lists = zeros.ints(rows, problem.topk)
-    return SparseOperands(q, cache, lists, some, problem.d_v, weights), results
+        table = zeros.ints(problem.batch, ceildiv(source.table_keys, cache.page_size))
+        return Span(cache, table, tokens, tokens, tokens)
+    lists = zeros.ints(problem.total_q, source.topk)
+    return Listed(cache, lists, tokens if source.has_topk_lengths else None)
 
 
 def _backward(
@@ -140,7 +161,7 @@ def _dense(zeros: _Zeros, problem: Problem, q: Tensor, weights: Weights) -> Dens
     heads, keys, batch = problem.heads, problem.total_k, problem.batch
     cache = table = rope = None
     if problem.rope == "cache":
-        cache = zeros.cache(problem, LATENT, problem.rope_dtype, 0)
+        cache = zeros.cache(problem, LATENT, problem.d_rope, problem.rope_dtype, 0)
         table = zeros.ints(batch, cache.num_pages)
     elif problem.rope != "none":
         per_head = (heads,) if problem.rope == "per_head" else ()

@@ -12,20 +12,22 @@ Every call accepts the same options:
 A query that sees no key gets zeros, and -inf in lse.
 """
 
-from typing import Literal, Unpack, overload
+from collections.abc import Sequence
+from typing import Any, Literal, Unpack, overload
 
 import torch
 from torch import Tensor
 
 from openmla import cached, checks, ops
-from openmla.api.options import DenseOptions, LatentOptions, SparseOptions
+from openmla.api.options import AttendOptions, DenseOptions, LatentOptions, SparseOptions
 from openmla.backward import ops as backward_ops
 from openmla.cache import LatentCache
 from openmla.cached import MADE, wanted, with_extras
 from openmla.errors import InvalidArgument
 from openmla.planning import BACKENDS
+from openmla.sources import Listed, Source, Span
 
-__all__ = ["mla_prefill", "mla_prefill_latent", "mla_prefill_sparse"]
+__all__ = ["mla_attend", "mla_prefill", "mla_prefill_latent", "mla_prefill_sparse"]
 
 assert ops.FORMS and backward_ops.SCHEMAS  # importing them registers torch.ops.openmla.*
 
@@ -418,6 +420,142 @@ def mla_prefill_sparse(
         max_logits,
     )
     return with_extras(out, lse, max_logits)
+
+
+@overload
+def mla_attend(
+    q: Tensor,
+    sources: Sequence[Source],
+    *,
+    return_lse: Literal[False] = False,
+    **options: Unpack[AttendOptions],
+) -> Tensor: ...
+@overload
+def mla_attend(
+    q: Tensor,
+    sources: Sequence[Source],
+    *,
+    return_lse: Literal[True],
+    **options: Unpack[AttendOptions],
+) -> tuple[Tensor, Tensor]: ...
+@overload
+def mla_attend(
+    q: Tensor,
+    sources: Sequence[Source],
+    *,
+    return_lse: bool,
+    **options: Unpack[AttendOptions],
+) -> Tensor | tuple[Tensor, Tensor]: ...
+def mla_attend(
+    q: Tensor,
+    sources: Sequence[Source],
+    *,
+    scale: float,
+    sink: Tensor | None = None,
+    d_v: int | None = None,
+    out: Tensor | None = None,
+    return_lse: bool = False,
+    backend: str = "auto",
+) -> Tensor | tuple[Tensor, ...]:
+    """Attention over the rows of one or two sources, in one softmax: a layer of DeepSeek-V4.
+
+    q [total_q, H, latent+rope]; sources: one or two of
+
+        Listed(rows, indices, lengths=None)                 rows that each query lists
+        Span(cache, block_table, request, begin, end)       positions begin … end-1 of a request
+
+    each with its own format, page size and strides (openmla.sources has their fields). The sink
+    enters the softmax once, and lse is over all rows, without it. V is the first d_v columns: the
+    latent width of a cache, 512 for plain tensors, unless given. `scale` is required. One Listed
+    source is `mla_prefill_sparse`, bit for bit.
+
+    >>> window = LatentCache.allocate(num_pages=4, page_size=64, rope=0, format="fp8_584")
+    >>> window.append(torch.randn(200, 512), None, torch.arange(200))
+    >>> pooled = LatentCache.allocate(num_pages=2, page_size=32, rope=0, format="fp8_584")
+    >>> pooled.append(torch.randn(50, 512), None, torch.arange(50))  # one row for 4 tokens
+    >>> chosen = torch.tensor([[3, 17, 49, -1]]).int()  # of the indexer; -1: no row
+    >>> table, t = torch.tensor([[0, 1, 2, 3]]).int(), torch.tensor([199]).int()
+    >>> last_128 = Span(window, table, torch.zeros(1).int(), begin=t - 127, end=t + 1)
+    >>> q, sink = torch.randn(1, 64, 512).bfloat16(), torch.zeros(64)
+    >>> mla_attend(q, [last_128, Listed(pooled, chosen)], scale=512**-0.5, sink=sink).shape
+    torch.Size([1, 64, 512])
+    """
+    if cached.any_kept() and type(sources) in (list, tuple):
+        parts = _attend_parts(sources)
+        width = d_v if d_v is not None else _latent_width(sources)
+        if parts is not None:
+            made = MADE if out is None else out
+            done = cached.run(
+                "attend", (q, *parts, sink, scale, width, backend, made, wanted(return_lse))
+            )
+            if done is not None:
+                return with_extras(*done)
+    q = checks.queries(q)
+    checked, width = checks.row_sources(sources, q, d_v)
+    if len(checked) == 1 and isinstance(checked[0], Listed):
+        only = checked[0]
+        return mla_prefill_sparse(
+            q,
+            only.rows,
+            only.indices,
+            scale=scale,
+            topk_lengths=only.lengths,
+            d_v=width,
+            sink=sink,
+            out=out,
+            return_lse=return_lse,
+            backend=backend,
+        )
+    factor = checks.scale(scale, required_for="mla_attend")
+    sink = checks.sink(sink, q.shape[1], q.device)
+    checks.no_gradients(q=q, sink=sink)
+    for i, source in enumerate(checked):
+        checks.no_gradients(**{f"sources[{i}].rows": source.rows})
+    out, lse = _outputs(q, width, out, return_lse)
+    torch.ops.openmla.attend(
+        q,
+        *(_attend_parts(checked) or ()),
+        sink,
+        factor,
+        width,
+        checks.backend(backend, BACKENDS),
+        out,
+        lse,
+    )
+    return with_extras(out, lse)
+
+
+NO_SOURCE = (None, None, "", 0, None, None, None, None, None, None)
+"""A second source that is not there, as the operator takes it."""
+
+
+def _attend_parts(sources: Sequence[object]) -> tuple[Any, ...] | None:
+    """Sources as the operator takes them; None where they are not one or two. Nothing else is
+    checked."""
+    parts = [_source_parts(source) for source in sources]
+    if None in parts or not 1 <= len(parts) <= checks.MOST_SOURCES:
+        return None
+    return (*parts[0], *(parts[1] if len(parts) > 1 else NO_SOURCE))  # type: ignore[misc]
+
+
+def _source_parts(source: object) -> tuple[Any, ...] | None:
+    """The tensors of the rows, then a list or a span."""
+    ways: tuple[Any, ...]
+    if type(source) is Listed:
+        ways = source.indices, source.lengths, None, None, None, None
+    elif type(source) is Span:
+        ways = None, None, source.block_table, source.request, source.begin, source.end
+    else:
+        return None
+    rows = source.rows
+    stored = _cache_parts(rows) if type(rows) is LatentCache else (rows, None, "", 0)
+    return (*stored, *ways)
+
+
+def _latent_width(sources: Sequence[object]) -> int:
+    """d_v where none is given; nothing is checked."""
+    rows = [getattr(source, "rows", None) for source in sources]
+    return next((x.latent for x in rows if type(x) is LatentCache), 512)
 
 
 def _with_lse(out: Tensor, lse: Tensor | None) -> Tensor | tuple[Tensor, Tensor]:

@@ -45,3 +45,13 @@ class SparseOptions(CallOptions, total=False):
 
     topk_lengths: Tensor | None
     d_v: int | None
+
+
+class AttendOptions(TypedDict, total=False):
+    """Keyword arguments of `mla_attend`."""
+
+    scale: Required[float]
+    sink: Tensor | None
+    d_v: int | None
+    out: Tensor | None
+    backend: str

@@ -182,7 +182,8 @@ def _differentiate(ctx: Any, d_out: Tensor | None, d_lse: Tensor | None) -> tupl
     return (*(named.get(name) for name in TENSORS), *(None for _ in OPTIONS))
 
 
-def _refuse(ctx: Any, *gradients: Any) -> Any:
+def refuse_second_derivative(ctx: Any, *gradients: Any) -> Any:
+    """The formula of an operator that computes gradients."""
     raise Unsupported(
         "a second derivative: openmla computes gradients, not gradients of gradients",
         "torch.autograd.grad(…, create_graph=False)",
@@ -192,7 +193,7 @@ def _refuse(ctx: Any, *gradients: Any) -> Any:
 def _register() -> None:
     implementations: dict[str, Any] = {
         "dense_train": (_dense_train, _fake_train, _differentiate, _save),
-        "dense_backward": (_dense_backward, _fake_backward, _refuse, None),
+        "dense_backward": (_dense_backward, _fake_backward, refuse_second_derivative, None),
     }
     for name, (function, fake, formula, setup) in implementations.items():
         torch.library.define(f"openmla::{name}", SCHEMAS[name])

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import torch
 import typer
 from rich.console import Console
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from openmla.cli.options import writable_file
 from openmla.errors import InvalidArgument
+from openmla.lab.progress import progress
 from openmla.records import parse_json
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def bench_command(
         Path | None, typer.Option(help="Compare with this earlier JSON; marks what moved by 3 %")
     ] = None,
 ) -> None:
-    """Time openmla and its peers on this machine: medians, interleaved, one process."""
+    """Time openmla and its peers on this machine, side by side."""
     if what == "auto":
         what = "dense" if torch.cuda.is_available() else "cpu"
     if what not in BENCHMARKS:
@@ -100,13 +100,12 @@ def _run(console: Console, what: str, rounds: int, quick: bool) -> Report:
     """Run a benchmark, and say which case is done."""
     from openmla.lab.bench import cpu, dense, few, sparse
 
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True) as progress:
-        step = progress.add_task("first case (kernels are compiled, slow peers take a while)")
+    with progress(console, "cases", None) as tell:
+        tell(0, "the first compiles kernels, and slow peers take a while")
 
         def seen(rows: Iterator[T]) -> Iterator[T]:
-            for row in rows:
-                progress.update(step, description=f"done: {row}")
+            for done, row in enumerate(rows, 1):
+                tell(done, f"done: {row}")
                 yield row
 
         if what == "cpu":

@@ -20,6 +20,7 @@ from openmla.cli.options import (
     write_file,
 )
 from openmla.cli.reports import conclude, require_saved_case, show, with_progress
+from openmla.lab.progress import progress
 from openmla.lab.testing.fuzz import one_thread, replay, run_fuzz
 from openmla.lab.testing.indexer_fuzz import IndexResult, check_index_call
 from openmla.planning import BACKENDS
@@ -60,16 +61,20 @@ def check_command(
         bool, typer.Option(help="Compile for --target and execute that code on the CPU instead.")
     ] = False,
     target: Annotated[
-        str, typer.Option(help="With --simulate or --execute: h200, b200 or mi355x.")
+        str, typer.Option(help="With --simulate or --execute: whose kernels, h200, b200 or mi355x.")
     ] = "",
 ) -> None:
-    """Check openmla on this machine: accuracy, unused memory, memory bounds."""
+    """Run random cases, and compare each with the float64 reference: accuracy, memory, bounds."""
     console = Console()
     device = str(device_here(device))
     if backend not in BACKENDS:
         raise typer.BadParameter(f"backend: expected one of {', '.join(BACKENDS)}, got {backend!r}")
     if simulate and execute:
-        raise typer.BadParameter("simulate, execute: expected one of them, got both")
+        raise typer.BadParameter(
+            "--simulate runs a kernel's source and --execute its compiled code: ask for one of them"
+        )
+    if target and not (simulate or execute):
+        raise typer.BadParameter(f"--target {target} goes with --simulate or --execute")
     if replay_file is not None and json_file is not None:
         raise typer.BadParameter("json: one replayed case has no report")
     way = simulating(target) if simulate else executing(target) if execute else None
@@ -143,8 +148,9 @@ class IndexCalls:
 def _index_calls(console: Console, calls: int, seed: int, backend: str, device: str) -> IndexCalls:
     done = IndexCalls()
     try:
-        with one_thread():
+        with one_thread(), progress(console, "calls of the indexer", calls) as tell:
             for i in range(calls):
+                tell(i, "")
                 done.results.append(check_index_call(seed + i, backend, device))
     except KeyboardInterrupt:
         done.interrupted = True

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import typer
 from rich.console import Console
 
-from openmla.cli.options import require_simulator
+from openmla.cli.options import gluon_chip, require_simulator
 from openmla.cli.reports import require_saved_case, show, with_progress
 from openmla.dispatch import triton_version
 from openmla.errors import InvalidArgument, Unsupported
@@ -19,8 +19,6 @@ from openmla.planning.registry import families_of
 from openmla.planning.target import target_by_name
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
-
     from openmla.lab.testing.simulate.fuzz import Check
 
 
@@ -48,7 +46,7 @@ def simulating(target: str) -> Way:
         from openmla.lab.testing.simulate import FAMILIES, check_simulated
     except ImportError as error:
         raise typer.BadParameter(f"simulate: needs Triton ({error})") from None
-    _require_target(target, FAMILIES)
+    target = gluon_chip(target, "--simulate")
     words = f"{FAMILIES[target]} kernels for {target}, simulated on the CPU"
     return Way("simulate", target, words, check_simulated)
 
@@ -63,7 +61,7 @@ def executing(target: str) -> Way:
         from openmla.lab.testing.executed.prepare import ARCHITECTURES
     except ImportError as error:
         raise typer.BadParameter(f"execute: needs Triton ({error})") from None
-    _require_target(target, ARCHITECTURES)
+    target = gluon_chip(target, "--execute")
     kernels = families_of(target_by_name(target))[0].kernels
     first = min(kernel.first_triton for kernel in kernels if kernel.launcher)
     if triton_version() < first:
@@ -74,12 +72,6 @@ def executing(target: str) -> Way:
         )
     compiled = f"compiled for {ARCHITECTURES[target]} by Triton {triton.__version__}"
     return Way("execute", target, f"{compiled} and executed on the CPU", check_executed)
-
-
-def _require_target(target: str, targets: Collection[str]) -> None:
-    if target not in targets:
-        named = ", ".join(targets)
-        raise typer.BadParameter(f"target: expected one of {named}, got {target or 'none'!r}")
 
 
 def run_drawn(console: Console, way: Way, cases: int, seed: int, save_dir: Path) -> FuzzReport:

@@ -1,5 +1,6 @@
 """`openmla demo`: every kind of call on this machine, timed and checked against the reference."""
 
+import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -8,7 +9,6 @@ from typing import Annotated
 import torch
 import typer
 from rich.console import Console
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 import openmla
@@ -16,8 +16,10 @@ from openmla.cli.options import DEVICE_HELP, device_here
 from openmla.dispatch import plan_call
 from openmla.formats import V32
 from openmla.lab.bench.report import duration
+from openmla.lab.progress import progress
 from openmla.lab.testing.cases import BuiltCase, Case, Outcome, build
 from openmla.lab.testing.compare import Verdict, judge
+from openmla.lab.testing.fuzz import one_thread
 from openmla.operands import DenseOperands, Results
 
 V3 = Case("dense", heads=16, d_nope=128, d_rope=64, d_v=128)
@@ -47,6 +49,10 @@ CASES = {
 }
 
 
+SECONDS_BETWEEN_LINES = 2.0
+REPEATS = 5
+
+
 @dataclass(frozen=True)
 class Line:
     """One row of the table."""
@@ -59,20 +65,20 @@ class Line:
 
 
 def demo_command(device: Annotated[str, typer.Option(help=DEVICE_HELP)] = "auto") -> None:
-    """Run every kind of MLA prefill here and check each against the float64 reference."""
+    """Run every kind of call on this machine, and check each against float64."""
     where = device_here(device)
     console = Console()
     lines: list[Line] = []
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True) as progress:
-        step = progress.add_task("")
-        for what, case in CASES.items():
-            progress.update(step, description=what)
+    total = len(CASES) + 1
+    # The calls are small: a second thread would only wait for the first, and for other programs.
+    with one_thread(), progress(console, "demo", total, every=SECONDS_BETWEEN_LINES) as tell:
+        for done, (what, case) in enumerate(CASES.items()):
+            tell(done, what)
             built = build(case, device=where)
             lines.append(_line(what, built, built.run))
-        progress.update(step, description="chunked prefill")
+        tell(total - 1, "chunked prefill")
         lines.append(_chunked(build(replace(V3, q_lens=(64,), k_lens=(512,)), device=where)))
-    console.print(_table(lines))
+    console.print(_table(lines, where))
     if not all(line.verdict.ok for line in lines):
         for line in lines:
             if not line.verdict.ok:
@@ -85,13 +91,15 @@ def demo_command(device: Annotated[str, typer.Option(help=DEVICE_HELP)] = "auto"
 
 
 def _line(what: str, built: BuiltCase, run: Callable[[], Outcome]) -> Line:
-    run()  # warm up: the first call allocates, and on a GPU it compiles
-    start = time.perf_counter()
-    outcome = run()
-    if built.operands.q.is_cuda:
-        torch.cuda.synchronize()
-    seconds = time.perf_counter() - start
-    return Line(what, built, outcome.out, seconds, judge(built, outcome))
+    outcome = run()  # warms up: the first call allocates, and on a GPU it compiles
+    times = []
+    for _ in range(REPEATS):
+        start = time.perf_counter()
+        outcome = run()
+        if built.operands.q.is_cuda:
+            torch.cuda.synchronize()
+        times.append(time.perf_counter() - start)
+    return Line(what, built, outcome.out, statistics.median(times), judge(built, outcome))
 
 
 def _chunked(built: BuiltCase) -> Line:
@@ -130,8 +138,9 @@ def _chunked(built: BuiltCase) -> Line:
     return _line("dense, chunks merged", built, run)
 
 
-def _table(lines: list[Line]) -> Table:
-    title = "openmla demo: DeepSeek-V3 widths, 16 heads"
+def _table(lines: list[Line], device: torch.device) -> Table:
+    where = "one CPU thread" if device.type == "cpu" else str(device)
+    title = f"openmla demo: DeepSeek-V3 widths, 16 heads, {where}"
     table = Table(title=title, title_justify="left", box=None, padding=(0, 1), pad_edge=False)
     table.add_column("call", no_wrap=True)
     for column in ("queries", "keys"):

@@ -51,7 +51,7 @@ def doctor_command(
         bool, typer.Option("--table", help="Print what runs on which chip instead, as Markdown")
     ] = False,
 ) -> None:
-    """Show what openmla found on this machine and which kernel each call would use."""
+    """Say what this machine has, which kernel each call gets, and what to do next."""
     if table:
         typer.echo(support_table_markdown())
         return
@@ -124,4 +124,4 @@ def _what_runs(problem: Problem, device: torch.device) -> str:
     except OpenMLAError as reason:
         return f"nothing: {reason}"
     reasons = "".join(f"\n  not {reason}" for reason in chosen.passed_over)
-    return f"{chosen.backend}{reasons}"
+    return f"{chosen.backend}, {chosen.word}{reasons}"

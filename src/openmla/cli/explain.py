@@ -26,7 +26,7 @@ def explain_command(
         typer.Option("--compiled", help="compile its kernels, and say what they show of speed"),
     ] = False,
 ) -> None:
-    """Say what `openmla plan` says, and predict the share of peak where the model can."""
+    """Say what `openmla plan --verbose` says, and predict how fast the kernel should be."""
     try:
         problem = posed(model, tokens, context, tp, 0, dtype, form)
         chosen = plan(problem, target)

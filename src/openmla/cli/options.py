@@ -7,8 +7,11 @@ from pathlib import Path
 import torch
 import typer
 
-from openmla.errors import MissingExtra
+from openmla.errors import InvalidArgument, MissingExtra
+from openmla.planning.target import TARGETS, Target, target_by_name
 
+GLUON_CHIPS = ("h200", "b200", "mi355x")
+"""The chips with Gluon kernels of their own, which a CPU can simulate."""
 DEVICE_HELP = "Where to run: cpu, cuda, cuda:1 …; auto: a GPU if there is one."
 
 
@@ -31,6 +34,28 @@ def device_here(name: str) -> torch.device:
         reason = str(error).splitlines()[0][:80]
         raise typer.BadParameter(f"no such device here: {name} ({reason})") from None
     return device
+
+
+def named_target(name: str) -> Target:
+    """A chip by any of its names, as everywhere in openmla."""
+    try:
+        return target_by_name(name)
+    except InvalidArgument as error:
+        raise typer.BadParameter(str(error)) from None
+
+
+def gluon_chip(name: str, option: str) -> str:
+    """The chip whose Gluon kernels a name stands for: "sm90" and "h100" are kernels of the H200."""
+    chips = ", ".join(GLUON_CHIPS)
+    if not name:
+        raise typer.BadParameter(f"{option} needs a target: --target with one of {chips}")
+    chip = named_target(name)
+    for known in GLUON_CHIPS:
+        if TARGETS[known].arch == chip.arch:
+            return known
+    raise typer.BadParameter(
+        f"target: {name} is {chip.arch}, which only portable kernels serve; {option} takes {chips}"
+    )
 
 
 def writable_file(option: str, path: Path | None, makes_folders: bool = False) -> None:

@@ -12,7 +12,7 @@ from openmla.distributed.shard import ContextShard, Layout, split
 from openmla.errors import InvalidArgument, Unsupported
 from openmla.explain.html import explain_html
 from openmla.explain.shares import share_lines, share_report
-from openmla.explain.text import explain_text, installed_lines
+from openmla.explain.text import explain_text, known_elsewhere, runs_here, short_text
 from openmla.indexer.problem import INDEX_FORMS
 from openmla.planning import plan
 from openmla.planning.form import LayerDims, choose_form
@@ -24,7 +24,7 @@ from openmla.planning.models import (
 )
 from openmla.planning.problems import AnyProblem
 from openmla.planning.registry import masks_keys
-from openmla.planning.target import target_by_name
+from openmla.planning.target import alias_of, target_by_name
 from openmla.problem import Problem
 
 FORM_HELP = "dense, latent or sparse, or scores or select of the indexer; default: the model's"
@@ -43,9 +43,12 @@ def plan_command(
     world: Annotated[int, typer.Option(help="ranks that share the tokens")] = 1,
     layout: Annotated[str, typer.Option(help="how they do: zigzag or contiguous")] = "zigzag",
     html: Annotated[Path | None, typer.Option(help="write a page with pictures")] = None,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="all the arithmetic, and memory by its bytes")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="print the plan as JSON")] = False,
 ) -> None:
-    """Say what would run for a model on a chip, with the arithmetic that led to it."""
+    """Say which kernel a model gets on a chip, how it is known to work there, and what it takes."""
     writable_file("html", html)
     try:
         problem = posed(model, tokens, context, tp, page_size, dtype, form)
@@ -62,12 +65,19 @@ def plan_command(
         )
         typer.echo(json.dumps({**chosen.to_json(), **extra}, indent=2))
     else:
-        shares = ["", *share_lines(shard, model_by_name(model), tp)] if world > 1 else []
-        here = installed_lines(chosen, backend)
-        typer.echo("\n".join([explain_text(chosen), *here, *shares]))
-        if isinstance(problem, Problem):
-            heads = problem.heads if masks_keys(target_by_name(chosen.target)) else 0
-            typer.echo(_form_of_layer(model_by_name(model), tokens, context or tokens, heads))
+        keys = context or tokens
+        asked = _question(model_by_name(model), target, problem, tokens, keys)
+        layer = _form_of_layer(model_by_name(model), problem, chosen.target, tokens, keys)
+        here = runs_here(chosen, backend)
+        if verbose:
+            tail = [f"here: {here}"] if here else []
+            tail += ["", "form of a layer", f"  {layer}"] if layer else []
+            typer.echo("\n".join([asked, explain_text(chosen), *tail]))
+        else:
+            rows = [(label, text) for label, text in (("here", here), ("layer", layer)) if text]
+            typer.echo(short_text(chosen, asked, [*rows, *known_elsewhere(chosen)]))
+        if world > 1:
+            typer.echo("\n".join(["", *share_lines(shard, model_by_name(model), tp)]))
     if html is not None:
         write_file("html", html, explain_html(chosen, f"{model} on {chosen.target}"))
         typer.echo(f"wrote {html}", err=True)
@@ -86,13 +96,29 @@ def posed(
     )
 
 
-def _form_of_layer(model: Model, tokens: int, keys: int, heads: int) -> str:
+def _question(model: Model, target: str, problem: AnyProblem, tokens: int, keys: int) -> str:
+    """What was asked, with the counts that were asked for; a chip that stands for another says so.
+
+    Keys of a cache fill whole pages: the problem has their rows.
+    """
+    alias, chip = alias_of(target), target_by_name(target)
+    page = problem.page_size
+    pages = f" in {-(-keys // page)} pages of {page}" if page else ""
+    heads = f"{problem.heads} heads, " if problem.heads else ""
+    named = f"{model.name} on {chip.name if alias is None else target}"
+    asked = f"{named}: {heads}{tokens} new tokens, {keys} keys{pages}"
+    return asked if alias is None else f"{asked}\n  planned as {alias.target}: {alias.why}"
+
+
+def _form_of_layer(model: Model, problem: AnyProblem, target: str, tokens: int, keys: int) -> str:
     """Which form `openmla.nn` and `openmla.integrations` choose for these lengths, and why."""
+    if not isinstance(problem, Problem):
+        return ""
     if model.one_row:
-        return "\nform of a layer\n  sparse: K and V are one row, and there is no other"
+        return "sparse: K and V are one row, and there is no other"
     dims = LayerDims(model.kv_lora, model.nope, model.rope, model.v)
-    choice = choose_form(dims, [tokens], [keys], model.topk, heads)
-    return f"\nform of a layer\n  {choice.reason}"
+    heads = problem.heads if masks_keys(target_by_name(target)) else 0
+    return choose_form(dims, [tokens], [keys], model.topk, heads).reason
 
 
 def _of_one_rank(problem: AnyProblem, shard: ContextShard) -> AnyProblem:

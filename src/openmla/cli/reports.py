@@ -6,29 +6,20 @@ from pathlib import Path
 import typer
 from rich import box
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from openmla.errors import InvalidArgument
+from openmla.lab.progress import progress
 from openmla.lab.testing.fuzz import Failure, FuzzReport, Interrupted, load
 
 MOST_REASONS = 20  # shown; the JSON has all
 
 
-def progress_bar(console: Console) -> Progress:
-    """Cases done, of how many, and since when."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    return Progress(*columns, TimeElapsedColumn(), console=console, transient=True)
-
-
 def with_progress(console: Console, cases: int, run: Callable[..., FuzzReport]) -> FuzzReport:
     """What a run that tells its progress reports; if Ctrl-C ends it, what it did until then."""
-    with progress_bar(console) as bar:
-        task = bar.add_task("cases", total=cases)
+    with progress(console, "cases", cases) as tell:
         try:
-            return run(
-                progress=lambda done, total, note: bar.update(task, completed=done, total=total)
-            )
+            return run(progress=lambda done, total, note: tell(done, ""))
         except Interrupted as stop:
             return stop.report
 

@@ -13,16 +13,20 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from openmla.cli.options import require_simulator, writable_file, write_file
+from openmla.cli.options import (
+    GLUON_CHIPS,
+    gluon_chip,
+    require_simulator,
+    writable_file,
+    write_file,
+)
 from openmla.dispatch import device_target
 from openmla.lab.bench.provenance import provenance
 from openmla.lab.testing.validate import STEPS, Validation, validate
 
-CHIPS = ("h200", "b200", "mi355x")
-
 
 def validate_command(
-    target: Annotated[str, typer.Option(help="h200, b200 or mi355x.")] = "",
+    target: Annotated[str, typer.Option(help=f"{', '.join(GLUON_CHIPS)}; empty: this GPU.")] = "",
     simulate: Annotated[
         bool, typer.Option(help="In the simulator on this CPU, to see what a run does.")
     ] = False,
@@ -31,15 +35,16 @@ def validate_command(
         Path, typer.Option("--json", help="Where the results go: the file to send back.")
     ] = Path("openmla-validation.json"),
 ) -> None:
-    """Check every kernel on a chip that nobody has run it on, and time the largest calls."""
+    """Run every kernel of a chip once, easy cases first, and write the results to a file."""
     console = Console()
     here = "" if not torch.cuda.is_available() else device_target(torch.device("cuda")).name
-    target = target or here
-    if target not in CHIPS:
+    if not target and not here:
         raise typer.BadParameter(
-            f"target: expected one of {', '.join(CHIPS)}, got {target or 'none'!r}"
+            "this machine has no GPU: name a chip whose kernels to simulate, such as "
+            "--simulate --target b200"
         )
-    if not simulate and here != target:
+    target = gluon_chip(target or here, "validate")
+    if not simulate and (not here or gluon_chip(here, "validate") != target):
         raise typer.BadParameter(
             f"target: this machine has {here or 'no GPU'}, not {target}; --simulate needs none"
         )

@@ -20,10 +20,13 @@ import torch
 from torch import Tensor
 
 from openmla import checks
+from openmla.arithmetic import round_up
 from openmla.errors import InvalidArgument, Unsupported
 from openmla.indexer import checks as index_checks
 from openmla.indexer.api import indexer_scores
 from openmla.indexer.cache import ROW_BYTES, IndexCache
+
+ROW_SCORES = 256
 
 __all__ = ["fp8_mqa_logits", "fp8_paged_mqa_logits", "get_paged_mqa_logits_metadata"]
 
@@ -117,7 +120,13 @@ def get_paged_mqa_logits_metadata(
 
 
 def _logits(q: Tensor, rows: int, columns: int, clean: bool) -> Tensor:
-    """Rows to write scores into: -inf everywhere, or whatever is there."""
+    """Rows to write scores into: -inf everywhere, or whatever is there.
+
+    As DeepGEMM's, they begin at multiples of 1024 bytes: selections load several scores at once.
+    """
+    shape = (rows, round_up(columns, ROW_SCORES))
     if checks.flag("clean_logits", clean):
-        return torch.full((rows, columns), -torch.inf, dtype=torch.float32, device=q.device)
-    return torch.empty((rows, columns), dtype=torch.float32, device=q.device)
+        wide = torch.full(shape, -torch.inf, dtype=torch.float32, device=q.device)
+    else:
+        wide = torch.empty(shape, dtype=torch.float32, device=q.device)
+    return wide[:, :columns]

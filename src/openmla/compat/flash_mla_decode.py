@@ -9,29 +9,34 @@ openmla's own calls:
 | q | [batch, s_q, heads, d_qk] | [total_q, heads, d_qk], cu_seqlens_q |
 | lse | [batch, heads, s_q] | [total_q, heads] |
 | a row that sees no key | lse +inf | lse -inf |
-| topk_length | [batch] | topk_lengths [total_q] |
+| topk_length | [batch], or one per query [batch, s_q] | topk_lengths [total_q] |
 
 openmla plans by itself: there is nothing in the metadata, and it is not looked at. A second cache
-(`extra_k_cache`) is a second call, and the results are merged in float32.
+(`extra_k_cache`) is a second source of `openmla.mla_attend`: one softmax, rounded once. Engines
+also pass what belongs to a fork or a later release: `out`, where to write; `kv_format`, which rows
+the bytes are; `enable_batch_invariant` and `use_legacy`, which change nothing here, where the bits
+of a request never depend on its batch.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from openmla import checks
-from openmla.api import merge_states, mla_prefill_latent, mla_prefill_sparse
+from openmla.api import mla_attend, mla_prefill_latent
 from openmla.cache import LatentCache
 from openmla.errors import InvalidArgument
 from openmla.formats import V4, V32
+from openmla.sources import Listed
 
 FP8_LATENT = 512  # columns of V in both FP8 rows
 FP8_ROWS = {576: (V32, 656), 512: (V4, 584)}
 """The format and the bytes of a token, by d_qk."""
+KV_FORMATS = {"V32": V32, "V4": V4}
+"""Names that FlashMLA has for them."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +66,10 @@ def flash_mla_with_kvcache(
     extra_indices_in_kvcache: Tensor | None = None,
     topk_length: Tensor | None = None,
     extra_topk_length: Tensor | None = None,
+    enable_batch_invariant: bool = False,
+    use_legacy: bool = False,
+    kv_format: str | None = None,
+    out: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """(out [batch, s_q, heads, head_dim_v], lse float32 [batch, heads, s_q]).
 
@@ -69,19 +78,24 @@ def flash_mla_with_kvcache(
     page all its rows, then all their scales. Without indices, request b sees the first
     cache_seqlens[b] rows of the pages that block_table[b] names. With indices int32
     [batch, s_q, topk], physical rows, those, up to topk_length[b], and likewise those of
-    extra_k_cache; neither causal nor a block table then. softmax_scale: 1 / sqrt(d_qk) unless
-    given.
+    extra_k_cache; neither causal nor a block table then. Lengths are one per request, or one per
+    query, [batch, s_q]. softmax_scale: 1 / sqrt(d_qk) unless given. kv_format: None, or "V32" or
+    "V4", which must be what the bytes of a row say; other rows are refused.
     """
     if num_splits is not None:
         raise InvalidArgument("num_splits", "None, as get_mla_metadata returns", type(num_splits))
     q = checks.tensor("q", q, ("batch", "s_q", "heads", "d_qk"), checks.Q_DTYPES)
     batch, s_q, heads, d_qk = q.shape
     rows = checks.queries(q.reshape(batch * s_q, heads, d_qk))
-    checks.flag("causal", causal)
+    for name, flag in (("causal", causal), ("use_legacy", use_legacy)):
+        checks.flag(name, flag)
+    checks.flag("enable_batch_invariant", enable_batch_invariant)
     scale = d_qk**-0.5
     if softmax_scale is not None:
         scale = checks.scale(softmax_scale, name="softmax_scale") or 0.0
     fp8 = checks.flag("is_fp8_kvcache", is_fp8_kvcache)
+    _check_format(kv_format, d_qk, fp8)
+    place = _place_of(out, q, head_dim_v)
     cache = _cache("k_cache", k_cache, rows, head_dim_v, fp8)
     checks.no_gradients(attn_sink=checks.sink(attn_sink, heads, q.device, "attn_sink"))
     found: Tensor | tuple[Tensor, ...]
@@ -102,21 +116,46 @@ def flash_mla_with_kvcache(
             scale=scale,
             causal=causal,
             sink=attn_sink,
+            out=place,
             return_lse=True,
         )
     else:
         if causal:
             raise InvalidArgument("causal", "False with indices", "True")
-        lists = _Lists({"indices": indices, "topk_length": topk_length}, q, rows, scale)
-        if extra_k_cache is None:
-            found = lists.attend(cache, attn_sink)
-        else:
+        named = {"indices": indices, "topk_length": topk_length}
+        sources = [_listed(cache, named, q)]
+        if extra_k_cache is not None:
             more = _cache("extra_k_cache", extra_k_cache, rows, head_dim_v, fp8)
-            others = _Lists(extras, q, rows, scale)
-            found = _merged(lists.attend(cache), others.attend(more), attn_sink)
-    out, lse = found
+            sources.append(_listed(more, extras, q))
+        found = mla_attend(rows, sources, scale=scale, sink=attn_sink, out=place, return_lse=True)
+    written, lse = found
     lse.masked_fill_(lse == -torch.inf, torch.inf)
-    return out.view(batch, s_q, heads, -1), lse.view(batch, s_q, heads).transpose(1, 2).contiguous()
+    by_head = lse.view(batch, s_q, heads).transpose(1, 2).contiguous()
+    return written.view(batch, s_q, heads, -1) if out is None else out, by_head
+
+
+def _check_format(kv_format: str | None, d_qk: int, is_fp8: bool) -> None:
+    """A name must be that of the rows that are served at this width."""
+    if kv_format is None:
+        return
+    if kv_format not in KV_FORMATS:
+        raise InvalidArgument("kv_format", f"None or one of {', '.join(KV_FORMATS)}", kv_format)
+    if not is_fp8 or d_qk not in FP8_ROWS or KV_FORMATS[kv_format] is not FP8_ROWS[d_qk][0]:
+        expected = f"the rows that q of {d_qk} columns reads, with is_fp8_kvcache"
+        raise InvalidArgument("kv_format", expected, kv_format)
+
+
+def _place_of(out: Tensor | None, q: Tensor, d_v: int) -> Tensor | None:
+    """`out` [batch, s_q, heads, d_v] as rows of queries, in place."""
+    if out is None:
+        return None
+    shape = (*q.shape[:3], d_v)
+    checked = checks.tensor("out", out, shape, (checks.out_dtype(q.dtype),), q.device)
+    try:
+        return checked.view(-1, *shape[2:])
+    except RuntimeError:
+        got = f"strides {checked.stride()}"
+        raise InvalidArgument("out", "queries at equal distances, or s_q of 1", got) from None
 
 
 def _absent(other: str, **given: Tensor | None) -> None:
@@ -125,47 +164,18 @@ def _absent(other: str, **given: Tensor | None) -> None:
             raise InvalidArgument(name, f"None without {other}", "a tensor")
 
 
-class _Lists(NamedTuple):
-    """Queries that name rows of a cache."""
-
-    named: dict[str, Tensor | None]
-    """Indices and lengths, under the names of their arguments."""
-    q: Tensor
-    rows: Tensor
-    """The queries one after another."""
-    scale: float
-
-    def attend(self, cache: LatentCache, sink: Tensor | None = None) -> tuple[Tensor, ...]:
-        """(out, lse), openmla's."""
-        batch, s_q = self.q.shape[:2]
-        kind, device = (torch.int32,), self.q.device
-        (name, indices), (name_of_lengths, lengths) = self.named.items()
-        lists = checks.tensor(name, indices, (batch, s_q, "topk"), kind, device)
-        if lengths is not None:
-            checks.tensor(name_of_lengths, lengths, (batch,), kind, device)
-            lengths = lengths[:, None].expand(batch, s_q).reshape(-1)
-        found = mla_prefill_sparse(
-            self.rows,
-            cache,
-            lists.reshape(batch * s_q, lists.shape[2]),
-            scale=self.scale,
-            topk_lengths=lengths,
-            sink=sink,
-            return_lse=True,
-        )
-        assert isinstance(found, tuple)
-        return found
-
-
-def _merged(
-    first: tuple[Tensor, ...], second: tuple[Tensor, ...], sink: Tensor | None
-) -> tuple[Tensor, Tensor]:
-    """(out, lse) over the keys of both; rounded once, after the sink."""
-    out, lse = merge_states(first[0].float(), first[1], second[0].float(), second[1])
-    if sink is not None:
-        share = torch.sigmoid(lse - sink)
-        out = torch.where((lse == -torch.inf)[..., None], 0.0, out * share[..., None])
-    return out.to(first[0].dtype), lse
+def _listed(cache: LatentCache, named: dict[str, Tensor | None], q: Tensor) -> Listed:
+    """Rows that queries name; `named`: indices and lengths, under the names of their arguments."""
+    batch, s_q = q.shape[:2]
+    kind, device = (torch.int32,), q.device
+    (name, indices), (name_of_lengths, lengths) = named.items()
+    lists = checks.tensor(name, indices, (batch, s_q, "topk"), kind, device)
+    if lengths is not None:
+        per_query = isinstance(lengths, Tensor) and lengths.dim() == 2
+        shape = (batch, s_q) if per_query else (batch,)
+        lengths = checks.tensor(name_of_lengths, lengths, shape, kind, device)
+        lengths = (lengths if per_query else lengths[:, None]).expand(batch, s_q).reshape(-1)
+    return Listed(cache, lists.reshape(batch * s_q, lists.shape[2]), lengths)
 
 
 def _cache(name: str, k_cache: Tensor, q: Tensor, d_v: int, is_fp8: bool) -> LatentCache:

@@ -14,6 +14,7 @@ from openmla.explain.style import CSS
 from openmla.explain.text import SIDE_BY_SIDE, tile_words, work_lines
 from openmla.planning import plan
 from openmla.planning.budget import uses
+from openmla.planning.evidence import follows
 from openmla.planning.problems import AnyProblem
 from openmla.planning.registry import Plan
 from openmla.planning.target import TARGETS, target_by_name
@@ -48,20 +49,26 @@ def _is_attention(chosen: Plan) -> bool:
 
 
 def _header(chosen: Plan, heading: str) -> str:
-    status = "runs today" if chosen.runs_today else "planned: its kernel is not implemented yet"
-    cards = [("kernel", f"{chosen.backend} {chosen.problem.form}"), ("tile", tile_words(chosen))]
+    design = follows(chosen.backend, chosen.kernel_name)
+    cards = [("kernel", f"{chosen.backend} {chosen.kernel_name}"), ("tile", tile_words(chosen))]
     cards += [(use.name, f"{use.used:,} of {use.limit:,}") for use in uses(chosen)]
     shown = "\n".join(
         f'<div class="card"><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>'
         for name, value in cards
     )
-    mark = "today" if chosen.runs_today else "planned"
     return (
         f"<header>\n<h1>{escape(heading)}</h1>\n<p>{escape(str(chosen.problem))}</p>\n"
         f"<p>on {escape(str(target_by_name(chosen.target)))} "
-        f'<span class="badge {mark}">{escape(status)}</span></p>\n'
+        f"{_badge(chosen)}</p>\n<p>{escape(chosen.word)}: {escape(chosen.meaning)}. Its design: "
+        f"{escape(design)}.</p>\n"
         f'<dl class="cards">\n{shown}\n</dl>\n</header>'
     )
+
+
+def _badge(chosen: Plan) -> str:
+    """The word for the kernel on its chip, in the word's color."""
+    color = chosen.word if chosen.runs_today else "planned"
+    return f'<span class="badge {color}">{escape(chosen.status)}</span>'
 
 
 def _section(name: str, intro: str, content: str) -> str:
@@ -145,11 +152,9 @@ def _target_row(problem: AnyProblem, name: str, here: bool) -> str:
         other = plan(problem, name)
     except Unsupported as error:
         return f'{head}<td colspan="4">no plan: {escape(error.reason)}</td></tr>'
-    status = "runs today" if other.runs_today else "planned"
-    badge = f'<span class="badge {"today" if other.runs_today else "planned"}">{status}</span>'
     reasons = "".join(f"<small>{escape(reason)}</small>" for reason in other.passed_over)
     return (
-        f"{head}<td>{escape(other.backend)}{reasons}</td><td>{badge}</td>"
+        f"{head}<td>{escape(other.backend)}{reasons}</td><td>{_badge(other)}</td>"
         f"<td>{escape(tile_words(other))}</td><td>{_meter(other)}</td></tr>"
     )
 

@@ -1,6 +1,6 @@
 """What runs where: every feature on every target, found by really planning it.
 
-`openmla doctor --table` prints the table of the README.
+`openmla doctor --table` prints the table of docs/support.md.
 """
 
 from dataclasses import dataclass, replace
@@ -8,8 +8,10 @@ from typing import Any
 
 from openmla.backward.problem import BackwardProblem
 from openmla.errors import Unsupported
+from openmla.indexer.loss_problem import LossProblem
 from openmla.indexer.problem import IndexProblem
 from openmla.planning import NEWEST_TRITON, cached_plan
+from openmla.planning.evidence import MEANING, WORDS
 from openmla.planning.problems import AnyProblem
 from openmla.planning.target import TARGETS, target_by_name
 from openmla.problem import Problem
@@ -55,27 +57,31 @@ FEATURES: dict[str, AnyProblem] = {
     "selection of 2048": _SELECT,
     "selection of 2048, with bits for `key_mask`": replace(_SELECT, wants_mask=True),
     "gradients of dense 128+64 → 128, bf16": BackwardProblem.of(_DENSE),
+    "loss of an indexer of 64 heads, bf16": LossProblem.of(_DENSE, index_heads=64, index_dim=128),
 }
 """Rows of the support table."""
 
 
 @dataclass(frozen=True, slots=True)
 class Support:
-    """One cell: the family that is planned, the one that runs today, or the reason for none."""
+    """One cell: the family that is planned, the one that calls run, or the reason for none."""
 
     family: str
     runs: str
     reason: str
+    word: str = ""
+    """How what runs is known to work there: measured, simulated or portable."""
     exists: bool = True
     """Whether the planned kernel is there; it may still run only when its backend is named."""
 
     def __str__(self) -> str:
         if not self.family:
             return "–"
+        runs = self.word if self.runs in ("cpu", "portable") else f"{self.word} ({self.runs})"
         if self.family == self.runs:
-            return f"**{self.runs}**"
+            return runs
         other = f"{self.family} {'when named' if self.exists else 'planned'}"
-        return f"**{self.runs}**, {other}" if self.runs else other
+        return f"{runs}; {other}" if self.runs else other
 
 
 def support_of(problem: AnyProblem, target: str) -> Support:
@@ -86,11 +92,12 @@ def support_of(problem: AnyProblem, target: str) -> Support:
     except Unsupported as error:
         return Support("", "", error.reason)
     try:
-        runs = cached_plan(*asked, NEWEST_TRITON).backend
+        run = cached_plan(*asked, NEWEST_TRITON)
+        runs, word = run.backend, str(run.word)
     except Unsupported:
-        runs = ""
+        runs, word = "", ""
     exists = bool(chosen.kernel.launcher)
-    return Support(chosen.backend, runs, "; ".join(chosen.passed_over), exists)
+    return Support(chosen.backend, runs, "; ".join(chosen.passed_over), word, exists)
 
 
 def support_table() -> dict[str, dict[str, Support]]:
@@ -102,15 +109,16 @@ def support_table() -> dict[str, dict[str, Support]]:
 
 
 def support_table_markdown() -> str:
-    """The README's table, between its markers."""
+    """The table of docs/support.md, between its markers."""
     table = support_table()
     arch = [TARGETS[name].arch for name in TABLE_TARGETS]
     heads = [n if n == a else f"{n} ({a})" for n, a in zip(TABLE_TARGETS, arch, strict=True)]
     lines = [
         BEGIN,
-        "**Bold** runs today. Planned: `openmla.plan` has worked out tiles, memory and pipeline,"
-        " but the kernel is not in this version. When named: it is, and runs only with its"
-        " `backend=`. Printed by `openmla doctor --table`.",
+        *(f"- **{word}**: {MEANING[word]}." for word in WORDS),
+        "- *when named*: a kernel that runs only with its `backend=`, for the reason that "
+        "`openmla plan` gives.",
+        "- –: no kernel; the reasons are below the table.",
         "",
         "| | " + " | ".join(heads) + " |",
         "|---" * (len(heads) + 1) + "|",

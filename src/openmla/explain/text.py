@@ -1,14 +1,117 @@
-"""A plan in words, with the arithmetic that led to it: what `openmla plan` prints."""
+"""A plan in words: the answer in a few lines, or with all the arithmetic that led to it."""
 
+import textwrap
+from collections.abc import Iterable
+
+from openmla.backward.problem import BackwardProblem
 from openmla.dispatch import plan_for, triton_version
 from openmla.errors import Unsupported
 from openmla.indexer.problem import DIM, IndexProblem
 from openmla.planning import plan
 from openmla.planning.budget import uses
+from openmla.planning.evidence import WORDS, follows
+from openmla.planning.problems import AnyProblem
 from openmla.planning.registry import Plan
 from openmla.planning.target import TARGETS, Target, target_by_name
+from openmla.problem import Problem
 
 SIDE_BY_SIDE = ("cpu", "h200", "b200", "mi355x", "mi300x", "a100", "rtx4090")
+WIDTH, INDENT = 80, 13
+CALLS = {
+    "dense": "mla_prefill: K and V per head",
+    "latent": "mla_prefill_latent: all heads read one latent row per token",
+    "sparse": "mla_prefill_sparse: each query names its latent rows",
+    "scores": "indexer_scores: how well each key fits each query",
+    "select": "select_topk: the best keys of each query",
+}
+
+
+def short_text(chosen: Plan, asked: str, more: Iterable[tuple[str, str]] = ()) -> str:
+    """The answer: what runs, how it is known to work, and what it takes; 80 columns.
+
+    asked: the question in the asker's own words. more: further lines, each with its label.
+    """
+    problem = chosen.problem
+    form = "dense" if isinstance(problem, BackwardProblem) else str(problem.form)
+    kernel = f"{chosen.backend} {chosen.kernel_name}, {follows(chosen.backend, chosen.kernel_name)}"
+    lines = [
+        ("call", CALLS[form]),
+        ("kernel", kernel),
+        ("status", f"{chosen.status}: {chosen.meaning}"),
+        *(("not", reason) for reason in chosen.passed_over),
+        ("tile", tile_words(chosen)),
+        *([("uses", "; ".join(_shares(chosen)))] if uses(chosen) else []),
+        ("work", _work(chosen)),
+        *more,
+    ]
+    folded = textwrap.fill(asked.split("\n")[0], WIDTH, subsequent_indent="  ")
+    return "\n".join(
+        [folded, *asked.split("\n")[1:], *(_row(label, text) for label, text in lines)]
+    )
+
+
+def _row(label: str, text: str) -> str:
+    """A label and its text, folded behind it."""
+    blank = " " * INDENT
+    return textwrap.fill(
+        text, WIDTH, initial_indent=f"  {label:<{INDENT - 2}}", subsequent_indent=blank
+    )
+
+
+def _shares(chosen: Plan) -> list[str]:
+    """What one block takes of the chip, as people say it."""
+    return [f"{use.used:,} of {use.limit:,} {use.name}" for use in uses(chosen)]
+
+
+def _work(chosen: Plan) -> str:
+    """What there is to compute, and the least time that the datasheet leaves for it."""
+    problem, target = chosen.problem, target_by_name(chosen.target)
+    if isinstance(problem, IndexProblem) and problem.form == "select":
+        size, rate = _score_bytes(problem) / 1e9, target.hbm_gbps
+        amount, unit = f"{size:.3g} GB of scores", "GB/s"
+    else:
+        fp8 = isinstance(problem, IndexProblem) or problem.q_dtype == "e4m3"
+        size = _least_flops(problem) / 1e12
+        rate = target.fp8_tflops if fp8 else target.bf16_tflops
+        amount, unit = f"{size:.3g} TFLOP", "TFLOP/s"
+    if not rate:
+        return amount
+    return f"{amount}, {1e3 * size / rate:.3g} ms or more at the datasheet's {rate:g} {unit}"
+
+
+def _score_bytes(problem: IndexProblem) -> int:
+    """What a selection reads at least once."""
+    return 4 * problem.total_q * problem.width
+
+
+def _least_flops(problem: AnyProblem) -> int:
+    """Operations of a call; the causal mask leaves about half where queries are the keys."""
+    return problem.flops // 2 if _halved(problem) else problem.flops
+
+
+def _halved(problem: AnyProblem) -> bool:
+    return (
+        isinstance(problem, Problem)
+        and problem.causal
+        and problem.form != "sparse"
+        and problem.total_q == problem.total_k
+    )
+
+
+def known_elsewhere(chosen: Plan) -> list[tuple[str, str]]:
+    """The same problem on other chips, by how their kernels are known to work."""
+    found: dict[str, list[str]] = {}
+    for name in SIDE_BY_SIDE:
+        if name == chosen.target:
+            continue
+        try:
+            other = plan(chosen.problem, name)
+        except Unsupported:
+            found.setdefault("no plan", []).append(name)
+        else:
+            found.setdefault(other.word, []).append(name)
+    named = ((word, found[word]) for word in (*WORDS, "no plan") if word in found)
+    return [("elsewhere", "; ".join(f"{word}: {', '.join(names)}" for word, names in named))]
 
 
 def explain_text(chosen: Plan) -> str:
@@ -25,8 +128,8 @@ def explain_text(chosen: Plan) -> str:
     return "\n".join(parts)
 
 
-def installed_lines(chosen: Plan, backend: str = "auto") -> list[str]:
-    """One line where a call with the Triton that is installed would run something else.
+def runs_here(chosen: Plan, backend: str = "auto") -> str:
+    """What a call with the Triton that is installed would run, where it is something else.
 
     A plan says what could run; calls also ask whether its kernel is there, needs a later Triton, or
     runs only when its backend is named.
@@ -35,16 +138,16 @@ def installed_lines(chosen: Plan, backend: str = "auto") -> list[str]:
         version = "Triton " + ".".join(map(str, triton_version()))
     except ImportError:
         on_gpu = target_by_name(chosen.target).vendor != "cpu"
-        return ["here: no Triton is installed, so no GPU kernel runs"] if on_gpu else []
+        return "no Triton is installed, so no GPU kernel runs" if on_gpu else ""
     try:
         runs = plan_for(chosen.problem, target_by_name(chosen.target), backend)
     except Unsupported as error:
-        return [f"here: with {version} nothing runs: {error.reason}"]
+        return f"with {version} nothing runs: {error.reason}"
     planned = (chosen.backend, chosen.kernel_name, chosen.config)
     if (runs.backend, runs.kernel_name, runs.config) == planned:
-        return []
+        return ""
     why = "; ".join(reason for reason in runs.passed_over if reason not in chosen.passed_over)
-    return [f"here: with {version} a call runs {runs.backend}, {tile_words(runs)} ({why})"]
+    return f"with {version} a call runs {runs.backend}, {tile_words(runs)} ({why})"
 
 
 def work_lines(chosen: Plan) -> list[str]:
@@ -58,10 +161,9 @@ def work_lines(chosen: Plan) -> list[str]:
         f"work: 2 x {problem.heads} heads x {problem.total_q} queries x {keys} x {widths} = "
         f"{problem.flops / 1e12:.3g} TFLOP at most"
     ]
-    if problem.causal and problem.form != "sparse" and problem.total_q == problem.total_k:
-        lines.append(f"  the causal mask leaves about half: {problem.flops / 2e12:.3g} TFLOP")
-    whole = not problem.causal or problem.form == "sparse" or problem.total_q != problem.total_k
-    flops = problem.flops if whole else problem.flops // 2
+    flops = _least_flops(problem)
+    if _halved(problem):
+        lines.append(f"  the causal mask leaves about half: {flops / 1e12:.3g} TFLOP")
     return lines + _floor(flops, target, fp8=problem.q_dtype == "e4m3")
 
 
@@ -73,7 +175,7 @@ def _index_work(problem: IndexProblem, target: Target) -> list[str]:
         )
         lines = [f"work: {work} = {problem.flops / 1e12:.3g} TFLOP at most"]
         return lines + _floor(problem.flops, target, fp8=True)
-    size = 4 * problem.total_q * problem.width
+    size = _score_bytes(problem)
     lines = [f"work: {problem.total_q} rows x {problem.width} scores = {size / 1e9:.3g} GB at most"]
     if target.hbm_gbps:
         took = f"{1e3 * size / (target.hbm_gbps * 1e9):.3g} ms or more"
@@ -103,18 +205,18 @@ def _summary(chosen: Plan, target: str) -> str:
         other = plan(chosen.problem, target)
     except Unsupported as error:
         return f"no plan: {error.reason}"
-    status = "runs today" if other.runs_today else "planned"
     smem = other.block.memory if other.block else None
     size = f", {smem.used} of {smem.limit} bytes" if smem else ""
-    return f"{other.backend} ({status}), {tile_words(other)}{size}"
+    return f"{other.backend} ({other.status}), {tile_words(other)}{size}"
 
 
 def tile_words(chosen: Plan) -> str:
-    """The tile in a few words: "128 rows x 128 keys, 2 stages"."""
+    """The tile in a few words: "128 rows x 128 keys, 2 stages"; a pair of CTAs has one tile."""
     block = chosen.block
     if target_by_name(chosen.target).vendor == "cpu":
         return "no tiles of a GPU"
     if block is None:
         return chosen.config_lines()[0]
     tail = f", {block.stages} stage{'s' * (block.stages != 1)}"
+    tail += ", a pair of CTAs" * chosen.kernel_name.endswith("pair")
     return f"{block.tile_rows} row{'s' * (block.tile_rows != 1)} x {block.tile_keys} keys{tail}"

@@ -5,5 +5,6 @@
 
 This package has what the indexer's calls need before a plan: checks, windows, operands. From there
 on scores and select are forms like dense, latent and sparse: openmla.dispatch plans and launches
-them. Their kernels and plans are in openmla.kernels.<family>.indexer.
+them. Their kernels and plans are in openmla.kernels.<family>.indexer. What trains an indexer is in
+the files of the same names after `loss_`.
 """

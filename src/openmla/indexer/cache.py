@@ -26,7 +26,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from openmla.cache import APPEND_DTYPES, E4M3_MAX, check_rows, plain_memory, refuse_derivatives
+from openmla.cache import (
+    APPEND_DTYPES,
+    E4M3_MAX,
+    check_rows,
+    plain_memory,
+    refuse_derivatives,
+    require_operators,
+)
 from openmla.errors import InvalidArgument
 from openmla.indexer.problem import DIM
 
@@ -46,6 +53,7 @@ class IndexCache:
     """How `append` makes scales: "ue8m0" or "fp32"."""
 
     def __post_init__(self) -> None:
+        require_operators("openmla.indexer.ops")
         _check_layout(self)
 
     @staticmethod

@@ -10,7 +10,7 @@
 from dataclasses import dataclass
 from typing import Literal, cast, get_args
 
-from openmla.errors import InvalidArgument
+from openmla.errors import InvalidArgument, with_hint
 from openmla.formats import BF16, FORMATS
 from openmla.indexer.problem import INDEX_FORMS, IndexForm, IndexProblem
 from openmla.problem import CACHE_FORMATS, FORMS, Form, Problem
@@ -100,10 +100,13 @@ DTYPES = ("bf16", "fp16", "e4m3", *(name for name in CACHE_FORMATS if name != "b
 
 
 def model_by_name(name: str) -> Model:
-    """The model called `name` (case does not matter), or an error that lists all."""
-    model = MODELS.get(name.strip().lower())
+    """The model called `name`, or an error that lists all and says which may have been meant.
+
+    Case does not matter, nor does who published it: "deepseek-ai/DeepSeek-V3" is "deepseek-v3".
+    """
+    model = MODELS.get(name.strip().lower().rpartition("/")[2])
     if model is None:
-        raise InvalidArgument("model", "one of " + ", ".join(MODELS), repr(name))
+        raise InvalidArgument("model", "one of " + ", ".join(MODELS), with_hint(name, MODELS))
     return model
 
 

@@ -1,4 +1,4 @@
-"""What can be planned: a call of attention, its backward pass, or a step of the indexer.
+"""What can be planned: a call of attention, its backward pass, a step of the indexer or its loss.
 
 The form says which it is.
 """
@@ -8,12 +8,13 @@ from __future__ import annotations
 from typing import Any
 
 from openmla.backward.problem import BACKWARD_FORM, BackwardProblem
+from openmla.indexer.loss_problem import LOSS_FORM, LossProblem
 from openmla.indexer.problem import INDEX_FORMS, IndexProblem
 from openmla.problem import Problem
 from openmla.records import decode
 
 AnyProblem = Problem | IndexProblem
-"""A BackwardProblem is a Problem, of a form of its own."""
+"""A BackwardProblem is a Problem, and so is a LossProblem, each of a form of its own."""
 
 
 def decode_problem(values: Any) -> AnyProblem:
@@ -24,7 +25,7 @@ def decode_problem(values: Any) -> AnyProblem:
     """
     form = values.get("form") if isinstance(values, dict) else None
     kinds: dict[Any, type[AnyProblem]] = dict.fromkeys(INDEX_FORMS, IndexProblem)
-    kinds[BACKWARD_FORM] = BackwardProblem
+    kinds |= {BACKWARD_FORM: BackwardProblem, LOSS_FORM: LossProblem}
     kind = kinds.get(form, Problem) if isinstance(form, str) else Problem
     problem: AnyProblem = decode("problem", kind, values)
     return problem

@@ -23,6 +23,7 @@ from openmla.kernels.cdna4.family import CDNA4
 from openmla.kernels.cpu.family import CPU, REFERENCE
 from openmla.kernels.hopper.family import HOPPER
 from openmla.kernels.portable.family import PORTABLE
+from openmla.planning.evidence import Word, meaning_of, word_of
 from openmla.planning.family import Block, Family, Kernel
 from openmla.planning.problems import AnyProblem, decode_problem
 from openmla.planning.target import Target, target_by_name
@@ -86,13 +87,33 @@ class Plan:
         kernel = self.kernel
         return bool(kernel.launcher) and not kernel.on_request(self.config, self.problem)
 
+    @property
+    def word(self) -> Word:
+        """How the kernel is known to work on the chip: measured, simulated or portable."""
+        return word_of(self.backend, self.kernel_name, self.target, self._rows)
+
+    @property
+    def meaning(self) -> str:
+        """What the word says, in a sentence."""
+        return meaning_of(self.backend, self.kernel_name, self.target, self._rows)
+
+    @property
+    def _rows(self) -> str:
+        return str(getattr(self.problem, "kv_dtype", ""))
+
+    @property
+    def status(self) -> str:
+        """The word, and what keeps a call from running the kernel without being asked."""
+        if not self.kernel.launcher:
+            return "planned, its kernel is not implemented yet"
+        return self.word if self.runs_today else f"{self.word}, only with backend={self.backend!r}"
+
     def explain(self) -> str:
         """What would run and why, as text."""
-        status = "runs today" if self.runs_today else "planned, its kernel is not implemented yet"
         lines = [
             str(self.problem),
             f"on {target_by_name(self.target)}",
-            f"kernel: {self.backend} {self.kernel_name} ({status})",
+            f"kernel: {self.backend} {self.kernel_name} ({self.status})",
             *([f"made for Triton {self.triton}"] if self.triton else []),
             *(f"passed over: {reason}" for reason in self.passed_over),
             *(f"  {line}" for line in self.config_lines()),

@@ -29,6 +29,7 @@ from typing import Any
 from openmla.arithmetic import Limit, broken
 from openmla.formats import FORMATS
 from openmla.planning.problems import AnyProblem
+from openmla.problem import RowSource
 
 Field = str | tuple[str, ...]
 """One field of a problem, or several whose values go together."""
@@ -65,9 +66,27 @@ class Range:
         return f"{span}{steps} are served"
 
 
-Allowed = OneOf | Range
+class Second:
+    """A second source of rows, or none; a field that is not mentioned has its default value."""
+
+    def __init__(self, allowed: Mapping[str, OneOf | Range]) -> None:
+        self.allowed = {f.name: allowed.get(f.name, OneOf(f.default)) for f in fields(RowSource)}
+
+    def __contains__(self, value: Any) -> bool:
+        return value is None or all(getattr(value, k) in v for k, v in self.allowed.items())
+
+    def __str__(self) -> str:
+        return "of a second source, " + "; ".join(f"{k}: {v}" for k, v in self.allowed.items())
+
+
+Allowed = OneOf | Range | Second
 ANY = Range(0)
 YES_OR_NO = OneOf(False, True)
+SECOND: Mapping[str, OneOf | Range] = {
+    **dict.fromkeys(("page_size", "topk", "total_k", "table_keys"), ANY),
+    **dict.fromkeys(("span", "has_topk_lengths"), YES_OR_NO),
+}
+"""A second source of any lengths; which rows it may have is the kernel's to say."""
 ALIGNED = OneOf(
     True, why="a pointer or stride is no multiple of 16 bytes, as asynchronous copies demand"
 )

@@ -4,6 +4,8 @@
 (132, 101376)
 >>> target_by_name("sm_86:84x101376").sm_count        # any GPU: architecture, SMs, shared memory
 84
+>>> target_by_name("sm90").name, target_by_name("gh200").name, alias_of("gh200").why
+('h200', 'h100', 'the same GPU beside a Grace CPU')
 
 Figures are the vendors' datasheets (dense, not sparse), except the fields named `measured_…`.
 """
@@ -12,9 +14,9 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from openmla.errors import InvalidArgument
+from openmla.errors import InvalidArgument, with_hint
 
 if TYPE_CHECKING:
     import torch
@@ -191,29 +193,76 @@ _KNOWN = (
     ),
 )
 TARGETS = {target.name: target for target in _KNOWN}
+
+
+class Alias(NamedTuple):
+    """A chip that is planned as another target is, and why it may be."""
+
+    target: str
+    why: str
+
+
+_ALIASES = {
+    "gh200": Alias("h100", "the same GPU beside a Grace CPU"),
+    "h800": Alias("h100", "the same GPU with slower links between GPUs"),
+    "h20": Alias("sm_90:78x232448", "a Hopper with 78 SMs"),
+    "gb200": Alias("b200", "the same architecture beside a Grace CPU"),
+    "b300": Alias("sm_103:148x232448", "Blackwell Ultra, an architecture of its own"),
+    "gb300": Alias("sm_103:148x232448", "Blackwell Ultra, an architecture of its own"),
+    "mi325x": Alias("mi300x", "the same GPU with more memory"),
+    "mi350x": Alias("mi355x", "the same GPU at lower power"),
+    "l40": Alias("l40s", "the same GPU at lower clocks"),
+    "l4": Alias("sm_89:58x101376", "an Ada GPU with 58 SMs"),
+    "rtx3090": Alias("sm_86:82x101376", "an Ampere GPU with 82 SMs"),
+    "mi250x": Alias("gfx90a:104x65536", "one of its two dies"),
+    "v100": Alias("sm_70:80x98304", "a Volta GPU"),
+    "t4": Alias("sm_75:40x65536", "a Turing GPU"),
+}
 # An architecture alone names its best-known chip.
 _BY_ARCH = {target.arch: target for target in reversed(_KNOWN) if target.name != "h100"}
+_ARCH = re.compile(r"(?:sm_?(\d{2,3})[af]?|(gfx[0-9a-f]+))")
 _GENERIC = re.compile(r"(sm_\d{1,4}|gfx[0-9a-f]{1,8}):(\d{1,9})x(\d{1,9})")
 
 
 def target_by_name(name: str) -> Target:
     """The target called `name` (case, spaces and dashes do not matter), or an error naming all.
 
-    An architecture ("sm_120") stands for its best-known chip; "arch:SMsxbytes" describes any GPU.
+    An architecture ("sm_120", "sm120") stands for its best-known chip, some chips for another one
+    of the same kind (`alias_of` says which and why); "arch:SMsxbytes" describes any GPU.
     """
     if not isinstance(name, str):
         raise InvalidArgument("target", "the name of a target", repr(name))
     if name in TARGETS:
         return TARGETS[name]
     lowered = name.strip().lower()
-    known = TARGETS.get(re.sub(r"[\s_-]", "", lowered)) or _BY_ARCH.get(lowered)
+    alias = alias_of(name)
+    if alias is not None:
+        return target_by_name(alias.target)
+    known = TARGETS.get(_without_spacing(lowered)) or _BY_ARCH.get(_arch_named(lowered))
     if known is not None:
         return known
     generic = _GENERIC.fullmatch(lowered)
     if generic is None:
         expected = "one of " + ", ".join(TARGETS) + ", or arch:SMsxbytes such as sm_86:84x101376"
-        raise InvalidArgument("target", expected, repr(name))
+        raise InvalidArgument("target", expected, with_hint(name, [*TARGETS, *_ALIASES]))
     return generic_target(generic[1], int(generic[2]), int(generic[3]))
+
+
+def alias_of(name: str) -> Alias | None:
+    """What a chip is planned as that is no target of its own; None where it is one."""
+    return _ALIASES.get(_without_spacing(name.strip().lower()))
+
+
+def _without_spacing(name: str) -> str:
+    return re.sub(r"[\s_-]", "", name)
+
+
+def _arch_named(name: str) -> str:
+    """ "sm90", "sm_90" and "sm_90a" -> "sm_90"; empty where it is no architecture."""
+    found = _ARCH.fullmatch(name)
+    if found is None:
+        return ""
+    return found[2] or f"sm_{found[1]}"
 
 
 def generic_target(arch: str, sm_count: int, smem_per_block: int) -> Target:

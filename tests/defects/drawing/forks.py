@@ -1,8 +1,9 @@
 """A process that has imported what all tests need, and runs pytest in forks of itself.
 
-It reads requests, one line of JSON each, and answers each with a line: the exit status of pytest,
-or null where it did not end in time. What it imports ahead is no part of the package under test:
-a fork finds that on its own path, which is in front.
+Its arguments are the names of what it imports. It reads requests, one line of JSON each, and
+answers each with a line: the exit status of pytest, or null where it did not end in time. What it
+imports ahead is no part of the package under test: a fork finds that on its own path, which is in
+front.
 """
 
 from __future__ import annotations
@@ -19,8 +20,6 @@ from dataclasses import asdict, dataclass
 from types import FrameType
 from typing import Any
 
-IMPORTED = ("torch", "triton", "triton.experimental.gluon.language", "numpy", "pytest")
-IMPORTED += ("_pytest.assertion.rewrite", "hypothesis", "gluon_sim")
 PAUSE = 0.02
 
 
@@ -97,7 +96,7 @@ def main() -> None:
     """Answer until nobody asks any more."""
     signal.signal(signal.SIGTERM, asked_to_stop)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever asks ends this process as well
-    for name in IMPORTED:
+    for name in sys.argv[1:]:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
     for line in sys.stdin:

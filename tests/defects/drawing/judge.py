@@ -33,6 +33,8 @@ PLUGIN = "defects.drawing.selection"
 RECORDER = "defects.drawing.recorder"
 CHOOSER = "defects.drawing.chosen"
 FORKS = "defects.drawing.forks"
+IMPORTED = ("torch", "triton", "triton.experimental.gluon.language", "numpy", "pytest")
+IMPORTED += ("_pytest.assertion.rewrite", "hypothesis", "gluon_sim")
 QUIET = ("-q", "-p", "no:cacheprovider")
 NOTHING_RAN = 5
 """Exit status of pytest without any test."""
@@ -74,6 +76,8 @@ class Repository:
     package: str = "openmla"
     more: tuple[str, ...] = ("tests", "gluon-sim/src")
     """Folders that the tests import from."""
+    imported: tuple[str, ...] = IMPORTED
+    """What all tests import beside the package."""
 
     @property
     def source(self) -> Path:
@@ -287,7 +291,7 @@ class Judge:
         self._repository, self._kernel, self._clean = repository, kernel, clean
         environment = {"PYTHONPATH": os.pathsep.join(path_of(repository, kernel))}
         self._process = subprocess.Popen(
-            [sys.executable, "-m", FORKS],
+            [sys.executable, "-m", FORKS, *repository.imported],
             cwd=repository.root,
             env={**os.environ, **environment, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"},
             stdin=subprocess.PIPE,

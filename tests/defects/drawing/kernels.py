@@ -172,7 +172,7 @@ _TABLE = (
     ),
     Kernel(
         "hopper.indexer",
-        ("kernels/hopper/indexer",),
+        ("kernels/hopper/indexer", "kernels/gluon/select"),
         (
             *indexer("hopper"),
             Suite(

@@ -63,8 +63,8 @@ def test_a_saved_case_that_is_refused_today_is_no_failure(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
-        ([], "expected one of h200, b200, mi355x"),
-        (["--target", "a100"], "expected one of h200, b200, mi355x"),
+        ([], "one of h200, b200, mi355x"),
+        (["--target", "a100"], "--simulate takes h200, b200, mi355x"),
         (["--target", "h200", "--replay", "missing.json"], "missing.json is not a saved case"),
     ],
 )

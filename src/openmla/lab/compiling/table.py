@@ -121,9 +121,9 @@ def compile_all(
 def _tracked(
     reports: Iterable[CompileReport], number: int, console: Console
 ) -> Iterable[CompileReport]:
-    from rich.progress import track
+    from openmla.lab.progress import tracked
 
-    return track(reports, "compiling", number, console=console, transient=True)
+    return tracked(reports, console, "compiling", number)
 
 
 @lru_cache(maxsize=1)

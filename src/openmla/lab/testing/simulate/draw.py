@@ -78,7 +78,7 @@ def menu_of(target: str, form: str) -> Menu:
     """What the declarations of the target's own family allow.
 
     >>> menu_of("b200", "sparse").d_nope, menu_of("b200", "sparse").d_rope
-    ((512, 512), (64, 64))
+    ((256, 512, 512), (0, 64, 64))
     """
     family, *_ = families_of(TARGETS[target])
     serves = [kernel.serves for kernel in family.of_form(form) if kernel.launcher]

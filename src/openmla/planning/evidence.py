@@ -1,0 +1,90 @@
+"""How a kernel is known to work on a chip, in one of three words. This is the one place for them.
+
+measured    it ran on that chip, was compared with float64 there, and a result file says so
+simulated   compiled for that chip, run in the simulator, its compiled code executed on a CPU; it
+            has never run on the chip itself
+portable    plain Triton for any GPU: compiled for the chip, not tuned on it
+
+A new kernel is "simulated" until a result file is named here.
+
+>>> word_of("hopper", "dense", "h200"), word_of("hopper", "dense", "h100")
+('measured', 'simulated')
+>>> word_of("blackwell", "dense", "b200"), word_of("portable", "tiled", "a100")
+('simulated', 'portable')
+"""
+
+from typing import Literal, get_args
+
+from openmla.planning.target import target_by_name
+
+Word = Literal["measured", "simulated", "portable"]
+WORDS: tuple[Word, ...] = get_args(Word)
+MEANING: dict[Word, str] = {
+    "measured": "it ran on this chip, and was compared with float64 there",
+    "simulated": "compiled for this chip, run in a simulator, its code executed on a CPU; "
+    "never on the chip itself",
+    "portable": "plain Triton for any GPU, compiled for this chip, not tuned on it",
+}
+MEASURED = {
+    ("hopper", "dense", "h200"): "hopper-dense-h200-2026-11-16.json",
+    ("hopper", "dense_fp8", "h200"): "hopper-dense-fp8-h200-2026-11-16.json",
+    ("hopper", "latent", "h200"): "hopper-sparse-h200-2026-11-15.json",
+    ("hopper", "sparse", "h200"): "hopper-sparse-h200-2026-11-16.json",
+    ("hopper", "sparse_fp8", "h200"): "hopper-fp8-queries-h200-2026-11-16.json",
+    ("hopper", "sparse_fp8_cache", "h200"): "validate-h200-2026-11-16.json",
+    ("hopper", "latent_fp8_cache", "h200"): "validate-h200-2026-11-16.json",
+    ("hopper", "backward", "h200"): "backward-h200-2026-11-18.json",
+    ("hopper", "scores", "h200"): "peers-h200-2026-11-18.json",
+    ("hopper", "select", "h200"): "indexer-h200-2026-11-16.json",
+}
+"""Family, kernel and chip -> the file of benchmarks/results that shows it."""
+NEVER_RUN = {("hopper", "sparse", "fp8_584"), ("hopper", "latent", "fp8_584")}
+"""Family, kernel and rows that a measured kernel reads, but that were not there when it ran."""
+FOLLOWS = {
+    ("blackwell", "dense"): "MLAConfig",
+    ("blackwell", "dense_pair"): "MLAConfig",
+    ("blackwell", "dense_fp8"): "MLAConfig",
+    ("blackwell", "dense_no_rope"): "FA4Config",
+    ("blackwell", "dense_no_rope_fp8"): "FA4Config",
+    ("blackwell", "sparse"): "MLAPrefillSparse",
+    ("blackwell", "sparse_pair"): "MLAPrefillSparse",
+    ("blackwell", "sparse_fp8"): "MLAPrefillSparse",
+    ("blackwell", "sparse_fp8_rows"): "MLAPrefillSparse",
+    ("blackwell", "sparse_fp8_rows_pair"): "MLAPrefillSparse",
+    ("cdna4", "dense"): "MlaConfigV2 and MlaMmaOp",
+    ("cdna4", "dense_fp8"): "MlaConfigV2 and MlaMmaOp",
+}
+"""Family and kernel -> the system of Modular's kernels (docs/modular.md) that it follows."""
+
+
+def word_of(family: str, kernel: str, target: str, rows: str = "") -> Word:
+    """The word for a kernel on a chip; `rows`: the type of the keys that it reads."""
+    if family in ("portable", "reference"):
+        return "portable"
+    if family == "cpu":  # where tests run, every one of them
+        return "measured"
+    if (family, kernel, rows) in NEVER_RUN:
+        return "simulated"
+    return "measured" if (family, kernel, target) in MEASURED else "simulated"
+
+
+def meaning_of(family: str, kernel: str, target: str, rows: str = "") -> str:
+    """What the word says of this kernel on this chip."""
+    if family == "reference":
+        return "the definition itself, in float64: slow, and right wherever torch runs"
+    word = word_of(family, kernel, target, rows)
+    arch = target_by_name(target).arch
+    relatives = [
+        chip
+        for (name, one, chip) in MEASURED
+        if (name, one) == (family, kernel) and chip != target and target_by_name(chip).arch == arch
+    ]
+    if relatives:
+        return f"never run on this chip; measured on an {relatives[0].upper()}, {arch} too"
+    return MEANING[word]
+
+
+def follows(family: str, kernel: str) -> str:
+    """Whose design a kernel follows, in a few words."""
+    system = FOLLOWS.get((family, kernel))
+    return f"after Modular's {system}" if system else "openmla's own design"

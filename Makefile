@@ -6,9 +6,10 @@ VENV := .venv
 OTHER_TRITONS := 3.6.0 3.8.0 3.9.0
 FOLDERS := $(OTHER_TRITONS:%=.tritons/%)
 VENV_VLLM := .venv-vllm
+VENV_SGLANG := .venv-sglang
 PIP_INSTALL = bin/pip install --quiet --disable-pip-version-check
 
-.PHONY: help demo test unit matrix test-all test-fresh test-gpu test-vllm record-vllm lint compile-all docs wheel clean
+.PHONY: help demo test unit matrix test-all test-fresh test-gpu test-vllm record-vllm test-sglang record-sglang lint compile-all docs wheel clean
 
 help:
 	@echo "make demo   run every kind of MLA prefill on this machine and check it"
@@ -19,6 +20,7 @@ help:
 	@echo "make test-gpu  run the tests that need a GPU, with this machine's own torch"
 	@echo "make compile-all  compile every kernel with every Triton, and keep the reports"
 	@echo "make test-vllm  run vLLM's engine on openmla; its environment takes 3.5 GB"
+	@echo "make test-sglang  run SGLang's engine on openmla; its environment takes 2.4 GB"
 	@echo "make clean  remove the environments and caches"
 
 # A plain "torch" would pull gigabytes of CUDA packages onto a machine without a GPU, so the
@@ -41,11 +43,14 @@ lint: $(VENV)/.installed
 	$(VENV)/bin/ruff format --check src tests benchmarks docs examples gluon-sim
 	$(VENV)/bin/mypy
 
+# Where tests with the mark `tritons` are: to collect all others would take as long as these take.
+TRITONS := tests/tritons tests/lab/compiling tests/kernels/test_fallback.py
+
 # With every other Triton: all modules import, one job of every kernel kind compiles, and so on. With
 # the newest also what only runs there: pairs of CTAs on Blackwell, CDNA4's code.
 matrix: $(FOLDERS:%=%/.installed)
 	for folder in $(FOLDERS); do \
-		PYTHONPATH=$$folder $(VENV)/bin/pytest -n 2 --dist worksteal -m tritons || exit 1; \
+		PYTHONPATH=$$folder $(VENV)/bin/pytest -n 2 --dist worksteal -m tritons $(TRITONS) || exit 1; \
 	done
 	PYTHONPATH=.tritons/3.9.0 $(VENV)/bin/pytest -n 2 --dist worksteal -m "compile and not tritons and not seeded" \
 		gluon-sim/tests tests/executed tests/kernels/blackwell/dense/test_pair.py \
@@ -123,5 +128,24 @@ test-vllm: $(VENV_VLLM)/.installed
 record-vllm: $(VENV_VLLM)/.installed
 	$(VENV_VLLM)/bin/python tests/vllm_engine/recording.py tests/integrations/vllm/calls.pt
 
+# SGLang's own requirements are CUDA's: the package goes in without them, then what its engine imports
+# on a CPU. tests/sglang_engine/stubs stands in for two packages that have no build for it.
+$(VENV_SGLANG)/.installed: pyproject.toml constraints-sglang.txt
+	$(PYTHON) -m venv $(VENV_SGLANG)
+	$(VENV_SGLANG)/$(PIP_INSTALL) -c constraints-sglang.txt torch
+	$(VENV_SGLANG)/$(PIP_INSTALL) -r constraints-sglang.txt
+	$(VENV_SGLANG)/$(PIP_INSTALL) --no-deps sglang==0.5.23 -e .
+	@touch $@
+
+test-sglang: $(VENV_SGLANG)/.installed
+	$(VENV_SGLANG)/bin/pytest -v -rP tests/sglang_engine
+
+# The batches that tests/integrations/sglang replays.
+record-sglang: $(VENV_SGLANG)/.installed
+	mkdir -p build/sglang
+	PYTHONPATH=tests/sglang_engine/stubs OPENMLA_CHECKS=build/sglang \
+		$(VENV_SGLANG)/bin/python tests/sglang_engine/engine.py build/sglang/result.json
+	cp build/sglang/calls.pt tests/integrations/sglang/calls.pt
+
 clean:
-	rm -rf $(VENV) .tritons $(VENV_VLLM) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .tritons $(VENV_VLLM) $(VENV_SGLANG) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -14,7 +14,7 @@ NOT_DRAWN = ("/jobs.py",)
 
 OF_PLANS = ("plan.py", "resources.py", "family.py", "chip.py", "lds.py")
 """Files that are drawn from where they are named, not with the folder of their kernel."""
-HOPPER_KERNELS = ("dense", "dense_fp8", "few", "indexer", "latent", "latent_fp8")
+HOPPER_KERNELS = ("backward", "dense", "dense_fp8", "few", "indexer", "latent", "latent_fp8")
 BLACKWELL_KERNELS = ("dense", "indexer", "pair", "sparse")
 CDNA4_KERNELS = ("dense", "indexer", "sparse")
 
@@ -73,6 +73,7 @@ INDEXER = ("kernels/gluon/indexer_operands.py", "kernels/gluon/indexer_work.py")
 ATTENTION = tuple(
     f"kernels/portable/{file}.py"
     for file in (
+        "attend",
         "dense",
         "latent",
         "launch",
@@ -123,6 +124,12 @@ _TABLE = (
             *everywhere("hopper dense", "shared_keys"),
             Suite("tests/kernels/hopper/dense"),
         ),
+        shared=HOPPER,
+    ),
+    Kernel(
+        "hopper.backward",
+        ("kernels/hopper/backward",),
+        (*LAUNCHES, Suite("tests/kernels/hopper/backward")),
         shared=HOPPER,
     ),
     Kernel(
@@ -269,7 +276,13 @@ _TABLE = (
             CACHED,
             Suite("tests/kernels/test_fallback.py"),
             Suite("tests/kernels/portable/test_interpreted.py"),
+            Suite("tests/kernels/portable/test_attend.py"),
         ),
+    ),
+    Kernel(
+        "portable.backward",
+        ("kernels/portable/backward",),
+        (*LAUNCHES, Suite("tests/kernels/portable/test_backward.py")),
     ),
     Kernel(
         "portable.indexer",
@@ -356,7 +369,12 @@ FAMILIES = {
         "planning.blackwell",
     ),
     "cdna4": ("cdna4.dense", "cdna4.sparse", "cdna4.indexer", "planning.cdna4"),
-    "portable": ("portable.attention", "portable.indexer", "portable.quantize"),
+    "portable": (
+        "portable.attention",
+        "portable.backward",
+        "portable.indexer",
+        "portable.quantize",
+    ),
 }
 
 

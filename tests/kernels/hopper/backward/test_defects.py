@@ -1,0 +1,298 @@
+"""Seeded defects of Hopper's backward kernels: each is found in a few runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+import openmla.kernels.hopper as package
+from gluon_sim import Kind
+from kernels.hopper.backward.simulated import check
+from kernels.hopper.backward.test_kernel import CASES as KERNEL_CASES
+from kernels.hopper.backward.test_kernel import NARROW
+from kernels.mutants import NOTHING, Defect, assert_found, load_mutant
+from openmla.kernels.hopper.backward import launch as launcher
+from openmla.lab.testing.gradients import GradientCase
+
+CASES = {
+    **KERNEL_CASES,
+    # Rings of both passes turn several times, over several work items of a program.
+    "rings": GradientCase(
+        replace(NARROW, heads=1, q_lens=(260, 130), k_lens=(300, 400), causal=False)
+    ),
+}
+
+
+@dataclass(frozen=True)
+class BackwardDefect(Defect):
+    """With a case that it shows in."""
+
+    case: str = "causal"
+
+
+LOADS = [
+    BackwardDefect(
+        "K of the query pass is overwritten while it is read",
+        Kind.RACE,
+        "backward.query_pass",
+        "mbarrier.wait(bars.k_empty.index(stage), phase)",
+        NOTHING,
+        "rings",
+    ),
+    BackwardDefect(
+        "Q of the query pass is overwritten by the next work item",
+        Kind.RACE,
+        "backward.query_pass",
+        "mbarrier.wait(bars.q_empty.index(w), phase)",
+        NOTHING,
+        "rings",
+    ),
+    BackwardDefect(
+        "Q of the key pass is overwritten while it is read",
+        Kind.RACE,
+        "backward.key_pass",
+        "mbarrier.wait(bars.q_empty.index(stage), phase)",
+        NOTHING,
+        "rings",
+    ),
+    BackwardDefect(
+        "K of the key pass is overwritten by the next work item",
+        Kind.RACE,
+        "backward.key_pass",
+        "mbarrier.wait(bars.k_empty.index(w), phase)",
+        NOTHING,
+        "rings",
+    ),
+    BackwardDefect(
+        "bytes of statistics are not expected",
+        Kind.BYTES,
+        "backward.key_pass",
+        "mbarrier.expect(barrier, BQ * ((DIMS.nope + DIMS.rope) * 2 + 8))",
+        "mbarrier.expect(barrier, BQ * ((DIMS.nope + DIMS.rope) * 2 + 4))",
+    ),
+    BackwardDefect(
+        "the rope row of another head",
+        None,
+        "backward.query_pass",
+        "head = head * 0",
+        "head = head * 1",
+    ),
+    BackwardDefect(
+        "rope columns of Q are the first ones",
+        None,
+        "backward.query_pass",
+        "load_rows(sources.q.rope, row, item.head, DIMS.nope, bar, smem.q.rope.index(w))",
+        "load_rows(sources.q.rope, row, item.head, 0, bar, smem.q.rope.index(w))",
+    ),
+    BackwardDefect(
+        "statistics of the sequence's first rows for every block",
+        None,
+        "backward.key_pass",
+        "place = item.place + row",
+        "place = item.place",
+        "rings",
+    ),
+    BackwardDefect(
+        "delta is the total",
+        None,
+        "backward.key_pass",
+        "line = sources.heads + item.head",
+        "line = item.head",
+    ),
+]
+PRODUCTS = [
+    BackwardDefect(
+        "K of another block is given back",
+        Kind.DEADLOCK,
+        "backward.query_pass",
+        "mbarrier.arrive(bars.k_empty.index(before), count=1)",
+        "mbarrier.arrive(bars.k_empty.index(stage), count=1)",
+        "rings",
+        after="gradients = P * (dP - rows.delta[:, None])",
+    ),
+    BackwardDefect(
+        "scores are read before the product has ended",
+        Kind.ACCUMULATOR,
+        "backward.query_pass",
+        "S = warpgroup_mma_wait(1 + PARTS, deps=(S_next,))",
+        "S = warpgroup_mma_wait(2 + PARTS, deps=(S_next,))",
+        "rings",
+    ),
+    BackwardDefect(
+        "dP^T is read before the product has ended",
+        Kind.ACCUMULATOR,
+        "backward.key_pass",
+        "dP = warpgroup_mma_wait(ADDED, deps=(dP_next,))",
+        "dP = warpgroup_mma_wait(ADDED + 1, deps=(dP_next,))",
+        "rings",
+    ),
+    BackwardDefect(
+        "Q of another block is given back",
+        Kind.DEADLOCK,
+        "backward.key_pass",
+        "mbarrier.arrive(bars.q_empty.index(before), count=1)",
+        "mbarrier.arrive(bars.q_empty.index(stage), count=1)",
+        "rings",
+        after="dS = score_gradients(P, dP, smem, stage)",
+    ),
+    BackwardDefect(
+        "d_v by scores' gradients",
+        None,
+        "backward.key_pass",
+        "P = unpack(words_p, BQ, DTYPE, VL)",
+        "P = unpack(words_s, BQ, DTYPE, VL)",
+    ),
+    BackwardDefect(
+        "d_k's rope columns are not summed",
+        None,
+        "backward.key_pass",
+        "rope = warpgroup_mma(narrow, smem.q.rope.index(stage), sums.rope, is_async=True)",
+        "rope = warpgroup_mma(narrow, smem.q.rope.index(stage), sums.rope, use_acc=False, "
+        "is_async=True)",
+    ),
+    BackwardDefect(
+        "delta is added",
+        None,
+        "backward.key_pass",
+        "return P * (dP - delta[None, :])",
+        "return P * (dP + delta[None, :])",
+    ),
+    BackwardDefect(
+        "the sign of the scale is lost in the key pass",
+        None,
+        "backward.key_pass",
+        "S = signed(S, HOW.sign)",
+        NOTHING,
+        "negative scale",
+    ),
+]
+MASKS = [
+    BackwardDefect(
+        "a key is seen by the query before it",
+        None,
+        "backward.work_items",
+        "limit = row - (k_len - q_len)",
+        "limit = row - (k_len - q_len) - 1",
+    ),
+    BackwardDefect(
+        "a query sees one key less",
+        None,
+        "backward.work_items",
+        "limit = k_len - q_len + row + 1",
+        "limit = k_len - q_len + row",
+    ),
+    BackwardDefect(
+        "one block of queries too few has a mask",
+        None,
+        "backward.work_items",
+        "masked = (gl.maximum(limit + OWN - 1, 0) + STEP - 1) // STEP - first",
+        "masked = (gl.maximum(limit + OWN - 1, 0) + STEP - 1) // STEP - first - 1",
+        "edges",
+    ),
+    BackwardDefect(
+        "the second consumer has the mask of the first",
+        None,
+        "backward.key_pass",
+        "get(info, slot, FIRST, WARPS) * BQ + WHO * 64",
+        "get(info, slot, FIRST, WARPS) * BQ",
+    ),
+    BackwardDefect(
+        "columns of a quad's threads are mixed up",
+        None,
+        "backward.masks",
+        "limit = limit - (2 * gl.arange(0, 4, TL))[None, None, :, None]",
+        "limit = limit - gl.arange(0, 4, TL)[None, None, :, None]",
+    ),
+]
+STATISTICS = [
+    BackwardDefect(
+        "rows that see no key have weights",
+        None,
+        "backward.statistics",
+        "total = gl.where(seeing, total * LOG2_E, PLUS_INF)",
+        "total = gl.where(seeing, total * LOG2_E, 0.0)",
+        "more queries than keys",
+    ),
+    BackwardDefect(
+        "the sink is left out of the total",
+        None,
+        "backward.statistics",
+        "total = gl.maximum(lse, sink) + gl.log(1.0 + gl.exp(-gl.abs(lse - sink)))",
+        "total = lse + 0.0 * sink",
+        "sink",
+    ),
+    BackwardDefect(
+        "the gradient of lse is left out",
+        None,
+        "backward.statistics",
+        "delta = delta - gl.load(d_lse_rows, mask=seeing, other=0.0)",
+        NOTHING,
+        "gradient of lse",
+    ),
+    BackwardDefect(
+        "d_sink has the wrong sign",
+        None,
+        "backward.statistics",
+        "part = -gl.sum(gl.where(seeing, share * delta, 0.0), 0)",
+        "part = gl.sum(gl.where(seeing, share * delta, 0.0), 0)",
+        "sink",
+    ),
+    BackwardDefect(
+        "delta is written over the total",
+        Kind.BOUNDS,
+        "backward.launch",
+        "statistics = op.q.new_empty(2 * heads, rows, dtype=torch.float32)",
+        "statistics = op.q.new_empty(heads, rows, dtype=torch.float32)",
+    ),
+]
+RESULTS = [
+    BackwardDefect(
+        "the row after a sequence is written",
+        Kind.OUTPUT,
+        "backward.store",
+        "(row < item.rows)[:, None])",
+        "(row <= item.rows)[:, None])",
+        after="def write_gradient",
+    ),
+    BackwardDefect(
+        "keys that nobody sees are not cleared",
+        None,
+        "backward.store",
+        "gl.where(kept, acc * scale + 0.0, 0.0).to(rows.base.dtype.element_ty)",
+        "(acc * scale).to(rows.base.dtype.element_ty)",
+        "negative scale",
+    ),
+    BackwardDefect(
+        "the rope's last head is not added",
+        None,
+        "backward.sums",
+        "more = ok & (first + i < parts)",
+        "more = ok & (first + i < parts - 1)",
+    ),
+    BackwardDefect(
+        "columns of d_q's rope are those of its first part",
+        None,
+        "backward.query_pass",
+        "write_gradient(rope, scale, narrow[:, None], d_q_rows, item, DIMS.nope, WHO)",
+        "write_gradient(rope, scale, narrow[:, None], d_q_rows, item, 0, WHO)",
+    ),
+]
+DEFECTS = LOADS + PRODUCTS + MASKS + STATISTICS + RESULTS
+
+
+def test_their_names_differ() -> None:
+    assert len({defect.name for defect in DEFECTS}) == len(DEFECTS) >= 30
+
+
+@pytest.mark.parametrize("defect", DEFECTS, ids=lambda defect: defect.name)
+def test_defect_is_found(defect: BackwardDefect, tmp_path: Path) -> None:
+    mutant = load_mutant(package, defect.file, defect.apply, "backward.launch", tmp_path)
+    assert_found(defect.kind, partial(check, mutant, CASES[defect.case]))
+
+
+@pytest.mark.parametrize("name", sorted({defect.case for defect in DEFECTS}))
+def test_the_kernels_themselves_are_clean_and_right(name: str) -> None:
+    assert check(launcher, CASES[name], "random", 1) == (set(), True)

@@ -1,18 +1,23 @@
 """Shared by all tests."""
 
 import os
-from collections.abc import Iterator
-from pathlib import Path
 
-import pytest
-import torch
+# pytest-xdist runs one worker per core; more threads than that only wait for each other. Libraries
+# read these when they are imported, and processes that tests start inherit them.
+for _library in ("OMP", "OPENBLAS", "MKL"):
+    os.environ.setdefault(f"{_library}_NUM_THREADS", "1")
 
-from distributed.ranks import Ranks
+from collections.abc import Iterator  # noqa: E402
+from pathlib import Path  # noqa: E402
+
+import pytest  # noqa: E402
+import torch  # noqa: E402
+
+from distributed.ranks import Ranks  # noqa: E402
 
 # So that its failures say what was compared.
 pytest.register_assert_rewrite("kernels.judging", "gpu.on_device")
 
-# pytest-xdist runs one worker per core; more threads than that only wait for each other.
 torch.set_num_threads(1)
 
 # Compile reports travel with the repository, with a hash of the source: an unchanged kernel costs

@@ -15,6 +15,7 @@ import ctypes
 import random
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -68,7 +69,8 @@ class Agent:
         self.waits_at: Location | None = None
         self.waits_on: MBarrier | None = None
         self.phase: int | None = None  # parity of the last mbarrier phase waited for
-        self._go = threading.Semaphore(0)
+        self._go = threading.Lock()  # held, but for the moment when the baton is handed over
+        self._go.acquire()
         self._thread: threading.Thread | None = None
 
     # -- running
@@ -106,7 +108,8 @@ class Agent:
         if self._thread is not None and self._thread.ident is not None and not self.done:
             raise_in = ctypes.pythonapi.PyThreadState_SetAsyncExc
             raise_in(ctypes.c_ulong(self._thread.ident), ctypes.py_object(Aborted))
-            self.resume()
+            with suppress(RuntimeError):  # it was given the baton already
+                self.resume()
 
     def join_thread(self) -> None:
         """Wait until the thread is gone."""

@@ -118,15 +118,23 @@ def _class_source(made: type) -> tuple[str, Mapping[str, Any]]:
     if "<locals>" in made.__qualname__:
         raise TypeError(f"a kernel refers to {made.__qualname__}: define the class in a module")
     module = sys.modules[made.__module__]
-    lines = inspect.getsource(module).splitlines(keepends=True)
-    found = []
-    for node in ast.walk(ast.parse("".join(lines))):
-        if isinstance(node, ast.ClassDef) and node.name == made.__name__:
-            first = min([node.lineno, *(d.lineno for d in node.decorator_list)])
-            found.append("".join(lines[first - 1 : node.end_lineno]))
+    found = _classes(inspect.getsource(module)).get(made.__name__)
     if not found:
         raise TypeError(f"a kernel refers to {made.__qualname__}, which has no source")
-    return "".join(map(textwrap.dedent, found)), vars(module)
+    return found, vars(module)
+
+
+@functools.cache
+def _classes(source: str) -> dict[str, str]:
+    """The classes of a file by name, with decorators; those of one name one after the other."""
+    lines = source.splitlines(keepends=True)
+    found: dict[str, str] = {}
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ClassDef):
+            first = min([node.lineno, *(d.lineno for d in node.decorator_list)])
+            text = textwrap.dedent("".join(lines[first - 1 : node.end_lineno]))
+            found[node.name] = found.get(node.name, "") + text
+    return found
 
 
 def _resolve(reference: tuple[str, ...], scope: Mapping[str, Any]) -> Any:

@@ -8,7 +8,7 @@ from openmla.formats import V4, V32
 from openmla.kernels.call import Call
 from openmla.kernels.jobs import Jobs, Predicted, block_memory, typed
 from openmla.planning import Plan
-from openmla.problem import Problem
+from openmla.problem import Problem, RowSource
 
 _V32 = Problem(
     form="sparse",
@@ -74,6 +74,22 @@ PROBLEMS |= {
     V4.name: _V4,
     f"{V4.name} few": replace(_V4, total_q=1, topk=640),
     f"{V4.name} whole pool": replace(_V4, topk=2048, total_q=4096, total_k=8192),
+}
+# DeepSeek-V4's layers: a window by a list of its own (engines) or as a span, and rows that stand for
+# several tokens, a list of them or all.
+_WINDOW = replace(_V4, total_q=2048, topk=128, has_sink=True)
+_ENTRIES = RowSource(kv_dtype=V4.name, page_size=64, topk=512, total_k=1_000_000)
+_LENGTHS = replace(_ENTRIES, has_topk_lengths=True)
+_ALL = RowSource(kv_dtype=V4.name, page_size=2, span=True, table_keys=8192, total_k=1_000_000)
+_SPAN = replace(_WINDOW, topk=0, span=True, table_keys=16384)
+PROBLEMS |= {
+    f"{V4.name} two lists": replace(_WINDOW, second=_ENTRIES),
+    f"{V4.name} two lists, lengths": replace(_WINDOW, has_topk_lengths=True, second=_LENGTHS),
+    f"{V4.name} span": _SPAN,
+    f"{V4.name} span and list": replace(_SPAN, second=_ENTRIES),
+    f"{V4.name} two spans": replace(_SPAN, second=_ALL),
+    f"{V4.name} two lists, few": replace(_WINDOW, total_q=4, second=_ENTRIES),
+    f"{V4.name} two spans, few": replace(_SPAN, total_q=2, table_keys=1024, second=_ALL),
 }
 SUMS_OF_WARPS = 64  # bytes in which the four warps of a block count rows that are named
 SLOTS_OF_WARPS = 16 * 32 * 4  # bytes in which they exchange the slots of a row, 32 columns at once

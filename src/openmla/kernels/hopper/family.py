@@ -206,6 +206,11 @@ _LISTS: dict[Field, Allowed] = {
     "has_topk_lengths": YES_OR_NO,
     "wants_max_logits": YES_OR_NO,
 }
+# What else there may be has a kernel of its own, whose refusal then says more.
+_ONE_LIST: dict[Field, Allowed] = {
+    "span": OneOf(False, why="kernel attend has spans"),
+    "second": OneOf(None, why="kernel attend has two sources"),
+}
 # FP8 caches that FP8 queries read: one scale per row.
 _CACHES = ("fp8_token",)
 _FP8_ROWS = {**_ROWS, ("d_nope", "d_v"): OneOf((512, 512)), "d_rope": OneOf(0, 64)}
@@ -350,6 +355,7 @@ HOPPER = Family(
             "sparse",
             {
                 "form": OneOf("sparse"),
+                **_ONE_LIST,
                 DTYPES: OneOf(*alike("bf16", "fp16"), *_BF16_OVER_CACHES),
                 **_ROWS,
                 "page_size": Range(0, MOST_PAGE_ROWS),
@@ -361,12 +367,13 @@ HOPPER = Family(
             "attend",
             {
                 "form": OneOf("sparse"),
+                "span": YES_OR_NO,
+                "topk": ANY,
                 DTYPES: OneOf(("bf16", *[V4.name] * 3)),
                 **_ROWS,
                 ("d_nope", "d_v"): OneOf((512, 512)),
                 "d_rope": OneOf(0),
                 "page_size": Range(1, MOST_PAGE_ROWS),
-                "span": YES_OR_NO,
                 "second": Second(
                     {
                         **SECOND,
@@ -375,7 +382,6 @@ HOPPER = Family(
                     }
                 ),
                 "causal": YES_OR_NO,
-                "topk": ANY,
                 "has_topk_lengths": YES_OR_NO,
             },
             _SEVERAL,

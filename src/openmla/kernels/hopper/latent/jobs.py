@@ -92,15 +92,18 @@ PROBLEMS |= {
     f"{V4.name} two spans, few": replace(_SPAN, total_q=2, table_keys=1024, second=_ALL),
 }
 SUMS_OF_WARPS = 64  # bytes in which the four warps of a block count rows that are named
+SINK_ARGUMENT = 16  # bytes: a pointer, rounded up
 SLOTS_OF_WARPS = 16 * 32 * 4  # bytes in which they exchange the slots of a row, 32 columns at once
 
 
 def predicted(plan: Plan, call: Call) -> Predicted:
     """The kernel that counts rows adds the sums of its warps. Triton 3.9's producer stores nine
     registers where it dequantizes pages, 3.6's none. Where it loads a block of V4's rows ahead,
-    3.7's stores nine and 3.9's 28; 3.6's and 3.8's none."""
+    3.7's stores nine and 3.9's 28; 3.6's and 3.8's none. Of two sources 3.7's stores three at most.
+    Partitions are told where sinks lie."""
     if plan.config.few:
-        return Predicted(shared=plan.config.few.shared[call.kernel.__name__])
+        sinks = SINK_ARGUMENT * (plan.problem.has_sink and call.kernel.__name__ == "values_kernel")
+        return Predicted(shared=plan.config.few.shared[call.kernel.__name__] + sinks)
     if call.kernel.__name__ == "merge_kernel" and call.arguments["TOGETHER"] == 16:
         return Predicted(shared=SLOTS_OF_WARPS)
     if call.kernel.__name__ == "place_kernel":

@@ -89,15 +89,16 @@ def _span(setup: Setup, counts: tuple[int, ...], size: int, seed: int) -> Source
     request, begin, end = [], [], []
     for token, count in enumerate(counts):
         start = int(torch.randint(0, 40, (), generator=draw))
-        request.append(token % 2 if count else (-1, 2, 0)[token % 3])
+        line = token % 2 if count else (-1, 2, 0)[token % 3]
+        request.append(line)
         begin.append(start)
-        end.append(start + count)
+        end.append(start + (count if line in (0, 1) else 30))
     begin[0], end[0] = -(2**31), counts[0]  # from before the first position on
     last = counts.index(max(counts))
     begin[last] = across * size - counts[last]
     end[last] = 2**31 - 1  # past the table
     table[1, 0] = -1
-    table[0, 1] = pool.num_pages
+    table[0, 1] = pool.num_pages if size < 4 else 2**32 // size  # 0 in 32 bits, times its rows
     return Span(pool, table, *(ints(x) for x in (request, begin, end)))
 
 

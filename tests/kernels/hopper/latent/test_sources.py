@@ -33,7 +33,7 @@ SETUPS = {
     "span and list": Setup(kinds=("span", "list"), pages=(64, 2), seed=1),
     "list and span": Setup(kinds=("list", "span"), pages=(2, 64), sink=False, seed=2),
     "two spans": Setup(kinds=("span", "span"), pages=(16, 2), seed=3),
-    "span": Setup(kinds=("span",), pages=(64,), first=(130, 0, 63, 64, 65, 1), seed=4),
+    "span": Setup(kinds=("span",), pages=(64,), first=(65, 0, 63, 64, 130, 1), seed=4),
 }
 QUICK = {"two lists", "span and list", "span", "an empty first source"}
 FEW_SETUPS = {

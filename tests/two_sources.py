@@ -81,7 +81,7 @@ def _listed(setup: Setup, counts: tuple[int, ...], size: int, seed: int) -> Sour
 
 
 def _span(setup: Setup, counts: tuple[int, ...], size: int, seed: int) -> Source:
-    """Two requests whose pages lie in any order; some that are not there, and lines that are not."""
+    """Two requests whose pages lie in any order; pages and requests that are not there."""
     draw = generator_of(seed)
     across = -(-(max(counts) + 40) // size) + 1
     pool = v4_cache(2 * across, size, True)

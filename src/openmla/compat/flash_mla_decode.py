@@ -138,9 +138,7 @@ def _lse_by_head(lse: Tensor) -> Tensor:
     one launch, which a call of ten microseconds would feel twice."""
     by_head = lse.new_empty(lse.shape[0], lse.shape[2], lse.shape[1])
     inf = torch.inf
-    return torch.nan_to_num(
-        lse.transpose(1, 2), nan=torch.nan, posinf=inf, neginf=inf, out=by_head
-    )
+    return torch.nan_to_num(lse.transpose(1, 2), nan=torch.nan, posinf=inf, neginf=inf, out=by_head)
 
 
 def _check_format(kv_format: str | None, d_qk: int, is_fp8: bool) -> None:

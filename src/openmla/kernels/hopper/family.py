@@ -208,8 +208,9 @@ _LISTS: dict[Field, Allowed] = {
 }
 # What else there may be has a kernel of its own, whose refusal then says more.
 _ONE_LIST: dict[Field, Allowed] = {
-    "span": OneOf(False, why="kernel attend has spans"),
-    "second": OneOf(None, why="kernel attend has two sources"),
+    ("span", "second"): OneOf(
+        (False, None), why=f"kernel attend has spans and second sources, of {V4.name} rows"
+    ),
 }
 # FP8 caches that FP8 queries read: one scale per row.
 _CACHES = ("fp8_token",)
@@ -367,13 +368,13 @@ HOPPER = Family(
             "attend",
             {
                 "form": OneOf("sparse"),
-                "span": YES_OR_NO,
-                "topk": ANY,
                 DTYPES: OneOf(("bf16", *[V4.name] * 3)),
                 **_ROWS,
                 ("d_nope", "d_v"): OneOf((512, 512)),
                 "d_rope": OneOf(0),
                 "page_size": Range(1, MOST_PAGE_ROWS),
+                "span": YES_OR_NO,
+                "topk": ANY,
                 "second": Second(
                     {
                         **SECOND,

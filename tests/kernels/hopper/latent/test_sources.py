@@ -215,7 +215,7 @@ def test_what_is_served(changes: dict[str, object]) -> None:
     ("changes", "reason"),
     [
         ({"second": RowSource(topk=512)}, "of a second source"),
-        ({"kv_dtype": "bf16"}, "bf16/fp8_584/fp8_584/fp8_584 is served"),
+        ({"kv_dtype": "bf16"}, "kernel attend has spans and second sources, of fp8_584 rows"),
         ({"d_rope": 64, "d_nope": 448, "d_v": 448}, "d_nope 448"),
         ({"aligned_16": False}, "16 bytes"),
         ({"table_keys": 2**31 - 64}, "places of a query"),

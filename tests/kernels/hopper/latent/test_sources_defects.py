@@ -46,7 +46,9 @@ DEFECTS = [
         "start = listing.stop - listing.skipped",
         "two lists",
     ),
-    wrong("a block late", LISTING, "is_second = place >= start", "is_second = place > start", "few"),
+    wrong(
+        "a block late", LISTING, "is_second = place >= start", "is_second = place > start", "few"
+    ),
     wrong(
         "the second source is read from the place of the token",
         LISTING,

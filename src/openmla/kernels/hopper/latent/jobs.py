@@ -75,7 +75,7 @@ PROBLEMS |= {
     f"{V4.name} few": replace(_V4, total_q=1, topk=640),
     f"{V4.name} whole pool": replace(_V4, topk=2048, total_q=4096, total_k=8192),
 }
-# DeepSeek-V4's layers: a window by a list of its own (engines) or as a span, and rows that stand for
+# DeepSeek-V4's layers: a window, by a list as engines have it or as a span, and rows that stand for
 # several tokens, a list of them or all.
 _WINDOW = replace(_V4, total_q=2048, topk=128, has_sink=True)
 _ENTRIES = RowSource(kv_dtype=V4.name, page_size=64, topk=512, total_k=1_000_000)

@@ -240,7 +240,8 @@ class AttendOperands(_OfQueries):
             d_v=self.d_v,
             causal=False,
             second=more[0] if more else None,
-            aligned_16=aligned_16(self.q, *rows, results.out),
+            aligned_16=aligned_16(self.q, *rows, results.out)
+            and all(scales_are_words(source.rows) for source in self.sources),
             **asdict(first),
             **_common(self.q, self.weights, results),
         )

@@ -133,6 +133,25 @@ def attend(tokens: int = 9, heads: int = 20, lengths: bool = False, **options: A
     return partial(openmla.mla_attend, q, [window, listed], scale=0.1, **options)
 
 
+def attend_v4(
+    tokens: int = 99, kinds: str = "span list", lengths: bool = False, **options: Any
+) -> Any:
+    """DeepSeek-V4's rows: a window and entries, each a span or a list."""
+    sources: list[openmla.Listed | openmla.Span] = []
+    for kind, page, count in zip(kinds.split(), (64, 2), (128, 512), strict=False):
+        shape = {"num_pages": 1024 // page, "page_size": page}
+        cache = LatentCache.allocate(**shape, rope=0, format="fp8_584")
+        place = [torch.zeros(tokens, dtype=torch.int32) for _ in range(3)]
+        if kind == "list":
+            lists = torch.zeros(tokens, count, dtype=torch.int32)
+            sources.append(openmla.Listed(cache, lists, place[0] if lengths else None))
+        else:
+            table = torch.zeros(2, count // page, dtype=torch.int32)
+            sources.append(openmla.Span(cache, table, *place))
+    q = torch.zeros(tokens, 64, 512, dtype=torch.bfloat16)
+    return partial(openmla.mla_attend, q, sources, scale=0.1, **options)
+
+
 def index_pool(pages: int, page: int = 64) -> IndexCache:
     return IndexCache.allocate(num_pages=pages, page_size=page)
 
@@ -226,6 +245,11 @@ CALLS: dict[str, tuple[Callable[..., Callable[..., Any]], dict[str, Any], int]] 
     ),
     "portable attend": (attend, {**PORTABLE, **LSE}, 1),
     "portable attend, lengths": (attend, {"lengths": True, "heads": 70, **PORTABLE}, 1),
+    "attend": (attend_v4, {**HOPPER, **LSE, "sink": torch.zeros(64)}, 1),
+    "attend, two lists": (attend_v4, {"kinds": "list list", "lengths": True, **LSE}, 1),
+    "attend, two spans": (attend_v4, {"kinds": "span span", **HOPPER}, 1),
+    "attend, few": (attend_v4, {"tokens": 2, **HOPPER, **LSE}, 3),
+    "attend, few, two spans": (attend_v4, {"tokens": 2, "kinds": "span span", **HOPPER}, 3),
     "sparse, fp16": (sparse, {"dtype": torch.float16}, 1),
     "sparse, fp8 in the kernel": (sparse, {"form": "fp8_656", "lengths": True, "topk": 100}, 1),
     "sparse, fp8 in a workspace": (sparse, {"form": "fp8_656", "tokens": 1000, "topk": 600}, 2),

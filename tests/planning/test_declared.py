@@ -14,9 +14,9 @@ from openmla.indexer.problem import INDEX_FORMS, IndexProblem
 from openmla.planning.family import Kernel
 from openmla.planning.problems import AnyProblem
 from openmla.planning.registry import family_named
-from openmla.planning.serves import Allowed, Field, Range
+from openmla.planning.serves import Allowed, Field, OneOf, Range, Second
 from openmla.planning.target import Target, target_by_name
-from openmla.problem import MAX_HEADS, Problem
+from openmla.problem import MAX_HEADS, Problem, RowSource
 
 CHIPS = {"hopper": "h200", "blackwell": "b200", "cdna4": "mi355x"}
 KERNELS = [(chip, kernel) for name, chip in CHIPS.items() for kernel in family_named(name).kernels]
@@ -32,6 +32,10 @@ def values_of(names: Field, allowed: Allowed) -> list[tuple[tuple[str, Any], ...
     """The declared values of one field or group, as (name, value) pairs; of ranges, some."""
     if isinstance(allowed, Range):
         found: list[Any] = [n for n in NUMBERS if n in allowed]
+    elif isinstance(allowed, Second):
+        rows = allowed.allowed["kv_dtype"]
+        assert isinstance(rows, OneOf)
+        found = [None, *(RowSource(kv_dtype=x, page_size=64, topk=64) for x in rows.values)]
     else:
         found = list(allowed.values)
     if isinstance(names, str):
@@ -64,6 +68,8 @@ def declared(kernel: Kernel, step: int) -> Iterator[AnyProblem]:
                 values["d_rope"] == 0
             ):
                 continue  # only the rope of a cache comes in pages
+        if values.get("span"):
+            values |= {"topk": 0, "has_topk_lengths": False}  # a span has no list
         problem = Problem(**values, **COUNTS, heads=MAX_HEADS)
         if not kernel.serves.why_not(problem):
             yield problem

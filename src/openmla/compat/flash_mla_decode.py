@@ -129,9 +129,16 @@ def flash_mla_with_kvcache(
             sources.append(_listed(more, extras, q))
         found = mla_attend(rows, sources, scale=scale, sink=attn_sink, out=place, return_lse=True)
     written, lse = found
-    lse.masked_fill_(lse == -torch.inf, torch.inf)
-    by_head = lse.view(batch, s_q, heads).transpose(1, 2).contiguous()
+    by_head = _lse_by_head(lse.view(batch, s_q, heads))
     return written.view(batch, s_q, heads, -1) if out is None else out, by_head
+
+
+def _lse_by_head(lse: Tensor) -> Tensor:
+    """lse [batch, s_q, heads] as FlashMLA has it, [batch, heads, s_q] with +inf for an empty row:
+    one launch, which a call of ten microseconds would feel twice."""
+    by_head = lse.new_empty(lse.shape[0], lse.shape[2], lse.shape[1])
+    inf = torch.inf
+    return torch.nan_to_num(lse.transpose(1, 2), nan=torch.nan, posinf=inf, neginf=inf, out=by_head)
 
 
 def _check_format(kv_format: str | None, d_qk: int, is_fp8: bool) -> None:

@@ -14,7 +14,7 @@ from openmla.planning import NEWEST_TRITON, cached_plan
 from openmla.planning.evidence import MEANING, WORDS
 from openmla.planning.problems import AnyProblem
 from openmla.planning.target import TARGETS, target_by_name
-from openmla.problem import Problem
+from openmla.problem import Problem, RowSource
 
 TABLE_TARGETS = ("cpu", "h200", "b200", "mi355x", "mi300x", "a100", "l40s", "rtx5090")
 BEGIN, END = "<!-- support table: begin -->", "<!-- support table: end -->"
@@ -27,6 +27,9 @@ _FP8: dict[str, Any] = dict.fromkeys(("q_dtype", "kv_dtype", "v_dtype", "rope_dt
 _DENSE_FP8 = replace(_DENSE, **_FP8)
 _LATENT = replace(_DENSE, form="latent", d_nope=512, d_v=512, page_size=64)
 _SPARSE = replace(_LATENT, form="sparse", topk=2048)
+_V4 = replace(_SPARSE, heads=64, d_rope=0, rope="none", kv_dtype="fp8_584", has_sink=True)
+_WINDOW = replace(_V4, topk=0, span=True, table_keys=4096)
+_ENTRIES = RowSource(kv_dtype="fp8_584", page_size=64, topk=512, total_k=4096)
 _SCORES = IndexProblem(form="scores", heads=64, page_size=64, total_q=4096, width=131072)
 _SELECT = IndexProblem(form="select", topk=2048, total_q=4096, width=131072)
 FEATURES: dict[str, AnyProblem] = {
@@ -52,6 +55,7 @@ FEATURES: dict[str, AnyProblem] = {
     "sparse 512+64, fp8 queries and cache": replace(_SPARSE, q_dtype="e4m3", kv_dtype="fp8_token"),
     "sparse 512+64, fp8 throughout": replace(_SPARSE, page_size=0, **_FP8),
     "sparse 512+0, bf16": replace(_SPARSE, d_rope=0, rope="none"),
+    "window and list 512+0, fp8_584 (DeepSeek-V4)": replace(_WINDOW, second=_ENTRIES),
     "index scores, 64 heads, pages of 64": _SCORES,
     "index scores, 64 heads, contiguous keys": replace(_SCORES, page_size=0),
     "selection of 2048": _SELECT,

@@ -58,6 +58,8 @@ class CacheRead:
     """Steps of a program, where rows are named by lists. How often each is named is not known."""
     entries: int = 0
     """Entries of all lists together."""
+    only_way: str = ""
+    """Why rows are dequantized in the kernel, where there is no other way."""
 
     @property
     def capacity(self) -> int:
@@ -75,6 +77,8 @@ class CacheRead:
 
     def against(self) -> str:
         """What speaks against a workspace; empty if nothing does."""
+        if self.only_way:
+            return self.only_way
         reason = self._too_slow() if self.steps and self.rows else self._too_few_visits()
         if reason:
             return f"{reason} do not repay a workspace of {self._held()}"
@@ -209,6 +213,15 @@ def listed_cache_read(
 def read_once(rows: int, width: int) -> CacheRead:
     """For few queries, whose first launch reads and dequantizes each row that is named."""
     return CacheRead("in_kernel", rows, 2 * width, rows)
+
+
+def read_in_place(problem: Problem) -> CacheRead:
+    """For spans and second sources, whose rows no workspace is filled with."""
+    rows = min(sum(x.total_k for x in problem.sources), problem.total_q * problem.most_rows)
+    why = "only lists of one source have a workspace"
+    return CacheRead(
+        "in_kernel", rows, 2 * problem.d_qk, problem.total_q * problem.most_rows, only_way=why
+    )
 
 
 def named_pages_read(tiles_per_request: int, pool: int, width: int, page_size: int) -> CacheRead:

@@ -17,8 +17,10 @@ from openmla.kernels.hopper.dense_fp8.plan import (
 )
 from openmla.kernels.hopper.indexer.plan import INDEX_KERNELS
 from openmla.kernels.hopper.latent.plan import (
+    MOST_ROWS,
     ROW_CACHES,
     HopperLatentConfig,
+    most_places,
     select_hopper_latent_config,
 )
 from openmla.kernels.hopper.latent_fp8.plan import (
@@ -30,6 +32,7 @@ from openmla.planning.dequantize import (
     listed_cache_read,
     mean_length,
     named_pages_read,
+    read_in_place,
     read_once,
 )
 from openmla.planning.family import Block, Family, Kernel, Pipeline
@@ -39,11 +42,13 @@ from openmla.planning.serves import (
     DTYPES,
     LENGTHS,
     MOST_PAGE_ROWS,
+    SECOND,
     YES_OR_NO,
     Allowed,
     Field,
     OneOf,
     Range,
+    Second,
     Serves,
     alike,
     either,
@@ -146,7 +151,9 @@ def _latent_fp8(problem: Problem, target: Target) -> HopperLatentFp8Config:
 def _cache_read(problem: Problem, config: HopperLatentConfig) -> CacheRead:
     rows, width = problem.total_k, problem.d_qk
     if config.few:
-        return read_once(problem.total_q * problem.topk, width)
+        return read_once(problem.total_q * problem.most_rows, width)
+    if problem.span or problem.second:
+        return read_in_place(problem)
     if config.gather == "indices":
         return listed_cache_read(
             problem.total_q, problem.topk, rows, config.row_blocks, width, config.sm_count
@@ -199,6 +206,12 @@ _LISTS: dict[Field, Allowed] = {
     "has_topk_lengths": YES_OR_NO,
     "wants_max_logits": YES_OR_NO,
 }
+# What else there may be has a kernel of its own, whose refusal then says more.
+_ONE_LIST: dict[Field, Allowed] = {
+    ("span", "second"): OneOf(
+        (False, None), why=f"kernel attend has spans and second sources, of {V4.name} rows"
+    ),
+}
 # FP8 caches that FP8 queries read: one scale per row.
 _CACHES = ("fp8_token",)
 _FP8_ROWS = {**_ROWS, ("d_nope", "d_v"): OneOf((512, 512)), "d_rope": OneOf(0, 64)}
@@ -241,6 +254,15 @@ _MASKED: Limit[Problem] = Limit(
 _V4_WIDTHS: Limit[Problem] = Limit(
     lambda p: p.kv_dtype != V4.name or (p.d_nope, p.d_rope) == (512, 0),
     lambda p: f"kv_dtype {p.kv_dtype} at {p.d_nope} + {p.d_rope} columns: 512 + 0 are served",
+)
+_SEVERAL: Limit[Problem] = Limit(
+    lambda p: p.span or p.second is not None,
+    lambda p: "one list of rows: kernel sparse serves it",
+)
+# Places are counted in 32 bits, up to a step past the last; so are rows.
+_COUNTED: Limit[Problem] = Limit(
+    lambda p: most_places(p) <= MOST_ROWS - 256 and all(x.total_k <= MOST_ROWS for x in p.sources),
+    lambda p: f"{most_places(p)} places of a query, or rows of a pool: 2^31 - 257 are counted",
 )
 
 
@@ -334,12 +356,37 @@ HOPPER = Family(
             "sparse",
             {
                 "form": OneOf("sparse"),
+                **_ONE_LIST,
                 DTYPES: OneOf(*alike("bf16", "fp16"), *_BF16_OVER_CACHES),
                 **_ROWS,
                 "page_size": Range(0, MOST_PAGE_ROWS),
                 **_LISTS,
             },
             _V4_WIDTHS,
+        ),
+        _rows_kernel(
+            "attend",
+            {
+                "form": OneOf("sparse"),
+                DTYPES: OneOf(("bf16", *[V4.name] * 3)),
+                **_ROWS,
+                ("d_nope", "d_v"): OneOf((512, 512)),
+                "d_rope": OneOf(0),
+                "page_size": Range(1, MOST_PAGE_ROWS),
+                "span": YES_OR_NO,
+                "topk": ANY,
+                "second": Second(
+                    {
+                        **SECOND,
+                        "kv_dtype": OneOf(V4.name),
+                        "page_size": Range(1, MOST_PAGE_ROWS),
+                    }
+                ),
+                "causal": YES_OR_NO,
+                "has_topk_lengths": YES_OR_NO,
+            },
+            _SEVERAL,
+            _COUNTED,
         ),
         _rows_fp8_kernel(
             "sparse_fp8",

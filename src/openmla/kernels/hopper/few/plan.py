@@ -39,7 +39,7 @@ SCRATCH = 200  # states of warps
 
 @dataclass(frozen=True, slots=True)
 class FewQueries:
-    """`queries` lists of `topk` rows.
+    """`queries` lists of `topk` rows, or as many places of two sources (latent/listing.py).
 
     >>> one = FewQueries(queries=1, heads=128, topk=2048, latent=512, rope=64, width=32, span=64)
     >>> one.score_programs, one.weight_programs, one.value_programs, 4 * sum(one.words)

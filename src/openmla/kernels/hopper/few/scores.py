@@ -103,10 +103,11 @@ def sources_of(source, query, first, NUMBER: gl.constexpr, LAYOUT: gl.constexpr)
     the second source's, else 0). See latent/listing.py."""
     own = list_of(source, query)
     listing = listing_of(source, own, ListedTile(token=query, first_head=0))
-    listed, is_second = look_up(source, listing, own.skipped + first, NUMBER, LAYOUT)
     if source.second_keys is None:
+        listed, is_second = look_up(source, listing, own.skipped + first, NUMBER, LAYOUT)
         return in_pool(source, listed), is_second
     else:
+        listed, is_second = look_up(source, listing, first, NUMBER, LAYOUT)
         rows = gl.where(is_second != 0, source.second.pool_rows, source.pool_rows)
         return gl.where((listed >= 0) & (listed < rows), listed, -1), is_second
 

@@ -8,7 +8,7 @@ from openmla.formats import V4, V32
 from openmla.kernels.call import Call
 from openmla.kernels.jobs import Jobs, Predicted, block_memory, typed
 from openmla.planning import Plan
-from openmla.problem import Problem
+from openmla.problem import Problem, RowSource
 
 _V32 = Problem(
     form="sparse",
@@ -75,16 +75,35 @@ PROBLEMS |= {
     f"{V4.name} few": replace(_V4, total_q=1, topk=640),
     f"{V4.name} whole pool": replace(_V4, topk=2048, total_q=4096, total_k=8192),
 }
+# DeepSeek-V4's layers: a window, by a list as engines have it or as a span, and rows that stand for
+# several tokens, a list of them or all.
+_WINDOW = replace(_V4, total_q=2048, topk=128, has_sink=True)
+_ENTRIES = RowSource(kv_dtype=V4.name, page_size=64, topk=512, total_k=1_000_000)
+_LENGTHS = replace(_ENTRIES, has_topk_lengths=True)
+_ALL = RowSource(kv_dtype=V4.name, page_size=2, span=True, table_keys=8192, total_k=1_000_000)
+_SPAN = replace(_WINDOW, topk=0, span=True, table_keys=16384)
+PROBLEMS |= {
+    f"{V4.name} two lists": replace(_WINDOW, second=_ENTRIES),
+    f"{V4.name} two lists, lengths": replace(_WINDOW, has_topk_lengths=True, second=_LENGTHS),
+    f"{V4.name} span": _SPAN,
+    f"{V4.name} span and list": replace(_SPAN, second=_ENTRIES),
+    f"{V4.name} two spans": replace(_SPAN, second=_ALL),
+    f"{V4.name} two lists, few": replace(_WINDOW, total_q=4, second=_ENTRIES),
+    f"{V4.name} two spans, few": replace(_SPAN, total_q=2, table_keys=1024, second=_ALL),
+}
 SUMS_OF_WARPS = 64  # bytes in which the four warps of a block count rows that are named
+SINK_ARGUMENT = 16  # bytes: a pointer, rounded up
 SLOTS_OF_WARPS = 16 * 32 * 4  # bytes in which they exchange the slots of a row, 32 columns at once
 
 
 def predicted(plan: Plan, call: Call) -> Predicted:
     """The kernel that counts rows adds the sums of its warps. Triton 3.9's producer stores nine
     registers where it dequantizes pages, 3.6's none. Where it loads a block of V4's rows ahead,
-    3.7's stores nine and 3.9's 28; 3.6's and 3.8's none."""
+    3.7's stores nine and 3.9's 28; 3.6's and 3.8's none. Of two sources 3.7's stores three at most.
+    Partitions are told where sinks lie."""
     if plan.config.few:
-        return Predicted(shared=plan.config.few.shared[call.kernel.__name__])
+        sinks = SINK_ARGUMENT * (plan.problem.has_sink and call.kernel.__name__ == "values_kernel")
+        return Predicted(shared=plan.config.few.shared[call.kernel.__name__] + sinks)
     if call.kernel.__name__ == "merge_kernel" and call.arguments["TOGETHER"] == 16:
         return Predicted(shared=SLOTS_OF_WARPS)
     if call.kernel.__name__ == "place_kernel":

@@ -41,15 +41,16 @@ from openmla.kernels.hopper.latent.plan import (
     RowsLaunch,
 )
 from openmla.kernels.hopper.latent.records import CAUSAL, FULL, LISTED, Registers, TileLayouts
-from openmla.operands import LatentOperands, Results, SparseOperands
+from openmla.operands import AttendOperands, LatentOperands, Results, SparseOperands
 from openmla.planning import Plan
 from openmla.problem import Problem
+from openmla.sources import Listed, Source
 
 WGMMA_ROWS = 64
 VECTOR = 8  # elements in 16 bytes
 MERGE_WARPS, MERGED_TOGETHER = 4, 16  # of a program: see merge.py
 MERGED_COLUMNS, FEW_COLUMNS, FEW_MERGES = 128, 32, 64  # fewer columns where programs are few
-Operands = SparseOperands | LatentOperands
+Operands = SparseOperands | LatentOperands | AttendOperands
 SOURCES: Sources = {
     "q_half_desc": "q",
     "q_rope_desc": "q",
@@ -63,7 +64,15 @@ SOURCES: Sources = {
     "rope_ptr": ("kv", "cache_data"),
     "scale_ptr": ("cache_scales", "kv", "cache_data"),
     "indices_ptr": ("indices", "block_table"),
-    "lengths_ptr": ("topk_lengths", "cache_lengths"),
+    "lengths_ptr": ("topk_lengths", "cache_lengths", "end"),
+    "request_ptr": "request",
+    "begin_ptr": "begin",
+    "second_data_ptr": "second_kv",
+    "second_scale_ptr": "second_scales",
+    "second_indices_ptr": ("second_indices", "second_table"),
+    "second_lengths_ptr": ("second_lengths", "second_end"),
+    "second_request_ptr": "second_request",
+    "second_begin_ptr": "second_begin",
     "cu_ptr": "cu_seqlens_q",
     "part_sums_ptr": WORKSPACE,
     "part_state_ptr": WORKSPACE,
@@ -85,7 +94,7 @@ def calls(plan: Plan, op: Operands, results: Results) -> Iterator[Call]:
         arguments = _arguments(plan, variant.rows[0], op, results)
         yield from few_calls(variant.few, arguments, heads, SOURCES)
         return
-    if variant.workspace is None:
+    if variant.workspace is None or isinstance(op, AttendOperands):
         yield from _attention(plan, [_arguments(plan, variant.rows[0], op, results)], op)
         return
     columns, lanes = (config.latent, config.rope), config.copy_lanes
@@ -104,7 +113,7 @@ def has_keys(op: Operands) -> bool:
     """Whether anybody could see a key."""
     if isinstance(op, LatentOperands):
         return bool(op.cache.rows and op.block_table.numel())
-    return bool(op.rows and op.indices.shape[1])
+    return any(source.count and entries_of(source).numel() for source in op.sources)
 
 
 NO_GATE: dict[str, Any] = {"total_ptr": None, "capacity": 0, "FITS": True, "AFTER": False}
@@ -134,7 +143,7 @@ def _attention(plan: Plan, ways: list[dict[str, Any]], op: Operands) -> Iterator
     """The launches over rows: of two, one exits early (see `total_ptr` of the kernel). Sequences
     that may be split go in groups, each with its merge."""
     config, problem = plan.config, plan.problem
-    if isinstance(op, SparseOperands):
+    if not isinstance(op, LatentOperands):
         for way in ways:
             yield Call(latent_kernel, list_programs(config, problem), way | NO_PARTS, SOURCES)
         return
@@ -152,14 +161,14 @@ def _attention(plan: Plan, ways: list[dict[str, Any]], op: Operands) -> Iterator
 def _arguments(plan: Plan, rows: RowsLaunch, op: Operands, results: Results) -> dict[str, Any]:
     """One launch over the rows of `op` as they are stored."""
     config = plan.config
-    places = sequences(op) if isinstance(op, LatentOperands) else lists(config, op)
+    if isinstance(op, LatentOperands):
+        places = {**sequences(op), **rows_of(op.cache), **NO_SPANS, **NO_SECOND}
+    else:
+        places = {**lists(config, op), **sources_of(op)}
     registers = config.registers_of(rows.dequantizes)
     return {
         **constexprs(config),
         **places,
-        **rows_of(op.cache),
-        **NO_SPANS,
-        **NO_SECOND,
         **NO_GATE,
         "REGISTERS": Registers(registers.consumer, registers.producer),
         "CHUNK": rows.chunk,
@@ -260,23 +269,53 @@ _MERGED = (
 )
 
 
-def lists(config: HopperLatentConfig, op: SparseOperands) -> dict[str, Any]:
-    """Every token with its own list of rows: a tile is 64 of its heads."""
-    indices = op.indices if op.indices.stride(1) == 1 else op.indices.contiguous()
+def lists(config: HopperLatentConfig, op: SparseOperands | AttendOperands) -> dict[str, Any]:
+    """Every token with its own rows, those of its first source: a tile is 64 of its heads."""
     return {
-        "indices_ptr": indices,
-        "lengths_ptr": vector(op.topk_lengths),
+        **places_of(op.sources[0]),
         "cu_ptr": None,
-        "topk": indices.shape[1],
-        "rows": min(op.rows, MOST_ROWS),
         **list_counts(config, op.q.shape[0]),
         "head_blocks": config.row_blocks,
         "batch": 0,
         "rest_q": 0,
-        "indices_stride": indices.stride(0),
         "PAGE_SIZE": 0,
         "MASK": LISTED.value,
     }
+
+
+def places_of(source: Source) -> dict[str, Any]:
+    """The list of every token, or its span of a line of the block table."""
+    entries = entries_of(source)
+    entries = entries if entries.stride(1) == 1 else entries.contiguous()
+    found = {
+        "indices_ptr": entries,
+        "indices_stride": entries.stride(0),
+        "rows": min(source.count, MOST_ROWS),
+    }
+    if isinstance(source, Listed):
+        return {**found, "lengths_ptr": vector(source.lengths), "topk": entries.shape[1]}
+    return {
+        **found,
+        "request_ptr": vector(source.request),
+        "begin_ptr": vector(source.begin),
+        "lengths_ptr": vector(source.end),
+        "topk": source.table_keys,
+        "requests": entries.shape[0],
+    }
+
+
+def sources_of(op: SparseOperands | AttendOperands) -> dict[str, Any]:
+    """Rows and places of one source, or of two."""
+    first, *more = (
+        {**rows_of(source.rows), **NO_SPANS, **places_of(source)} for source in op.sources
+    )
+    second = {f"second_{name}": more[0][name] for name in SECOND_ARGUMENTS} if more else NO_SECOND
+    return {**first, **second}
+
+
+def entries_of(source: Source) -> Tensor:
+    """The lists, or the block table."""
+    return source.indices if isinstance(source, Listed) else source.block_table
 
 
 def sequences(op: LatentOperands) -> dict[str, Any]:

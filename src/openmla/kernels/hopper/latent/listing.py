@@ -16,7 +16,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from openmla.kernels.hopper.latent.records import Listing, TwoListings
-from openmla.kernels.hopper.latent.source import entries, list_of, whole_blocks
+from openmla.kernels.hopper.latent.source import entries, range_of, whole_blocks
 
 
 @gluon.jit
@@ -26,14 +26,14 @@ def listing_of(source, own, tile):
     if source.second_keys is None:
         return Listing(first_entry=own.first_entry, stop=own.stop)
     else:
-        second = list_of(source.second, tile.token)
-        start = own.skipped + whole_blocks(own.stop - own.skipped)
+        first = range_of(source, tile.token)
+        second = range_of(source.second, tile.token)
         return TwoListings(
-            first_entry=own.first_entry,
-            stop=own.stop,
-            second_start=start,
-            second_entry=second.first_entry,
-            second_shift=second.skipped - start,
+            line=first.line,
+            skipped=first.skipped,
+            stop=first.stop,
+            second_line=second.line,
+            second_skipped=second.skipped,
             second_stop=second.stop,
         )
 
@@ -41,17 +41,16 @@ def listing_of(source, own, tile):
 @gluon.jit
 def either(condition, a, b):
     """Of two listings the first where a condition holds, else the second."""
-    first_entry = gl.where(condition, a.first_entry, b.first_entry)
     stop = gl.where(condition, a.stop, b.stop)
     if len(a) == 2:
-        return Listing(first_entry=first_entry, stop=stop)
+        return Listing(first_entry=gl.where(condition, a.first_entry, b.first_entry), stop=stop)
     else:
         return TwoListings(
-            first_entry=first_entry,
+            line=gl.where(condition, a.line, b.line),
+            skipped=gl.where(condition, a.skipped, b.skipped),
             stop=stop,
-            second_start=gl.where(condition, a.second_start, b.second_start),
-            second_entry=gl.where(condition, a.second_entry, b.second_entry),
-            second_shift=gl.where(condition, a.second_shift, b.second_shift),
+            second_line=gl.where(condition, a.second_line, b.second_line),
+            second_skipped=gl.where(condition, a.second_skipped, b.second_skipped),
             second_stop=gl.where(condition, a.second_stop, b.second_stop),
         )
 
@@ -62,14 +61,17 @@ def look_up(source, listing, place, NUMBER: gl.constexpr, LAYOUT: gl.constexpr):
     if source.second_keys is None:
         return entries(source, listing.first_entry, listing.stop, place, LAYOUT, NUMBER), 0
     else:
-        is_second = place >= listing.second_start
+        start = whole_blocks(listing.stop - listing.skipped)
+        is_second = place >= start
         listed = gl.full([NUMBER], -1, gl.int32, LAYOUT)
         if is_second:
-            at = place + listing.second_shift
-            first, stop = listing.second_entry, listing.second_stop
-            listed = entries(source.second, first, stop, at, LAYOUT, NUMBER)
+            first = listing.second_line.to(gl.int64) * source.second.table_stride
+            at = place - start + listing.second_skipped
+            listed = entries(source.second, first, listing.second_stop, at, LAYOUT, NUMBER)
         else:
-            listed = entries(source, listing.first_entry, listing.stop, place, LAYOUT, NUMBER)
+            first = listing.line.to(gl.int64) * source.table_stride
+            at = place + listing.skipped
+            listed = entries(source, first, listing.stop, at, LAYOUT, NUMBER)
         return listed, is_second.to(gl.int32)
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar, Literal
 
-from openmla.arithmetic import ceildiv, require_int, verdict_lines
+from openmla.arithmetic import ceildiv, require_int, round_up, verdict_lines
 from openmla.errors import InvalidArgument
 from openmla.formats import V4
 from openmla.kernels.hopper.chip import (
@@ -78,6 +78,20 @@ def requests_together(problem: Problem) -> int:
     if problem.form != "latent":
         return 0
     return FEW_REQUESTS if problem.batch <= FEW_REQUESTS else MANY_REQUESTS
+
+
+def most_places(problem: Problem) -> int:
+    """Most places that the rows of a query take: a second source begins with a block of its own
+    (see listing.py).
+
+    >>> from openmla.problem import RowSource
+    >>> entries = RowSource(topk=512)
+    >>> v4 = Problem("sparse", 64, 512, 0, 512, topk=100, second=entries)
+    >>> most_places(v4), v4.most_rows
+    (640, 612)
+    """
+    *before, last = (source.most_rows for source in problem.sources)
+    return sum(round_up(rows, B_TOPK) for rows in before) + last
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,7 +231,7 @@ class HopperLatentConfig(HopperBlock):
         """Three launches for a problem's lists, if they are faster than one."""
         if problem.form != "sparse":
             return None
-        sizes = problem.total_q, problem.heads, problem.topk, (self.latent, self.rope)
+        sizes = problem.total_q, problem.heads, most_places(problem), (self.latent, self.rope)
         return few_queries(*sizes, self.sm_count, fp8=problem.kv_dtype in ROW_CACHES)
 
     def _rows_launch(self, problem: Problem, dequantizes: bool) -> RowsLaunch:

@@ -272,18 +272,15 @@ class Listing(NamedTuple):
 
 
 class TwoListings(NamedTuple):
-    """A `Listing` with a second source behind the first."""
+    """The `TokenRange` of a token in each of two sources: six registers, from which the rest is
+    computed where it is needed. Places of the token count from 0."""
 
-    first_entry: Any
+    line: Any
+    skipped: Any
     stop: Any
-    second_start: Any
-    """The first place of the second source, a whole number of blocks after the first place."""
-    second_entry: Any
-    """Where its list, or its line of the block table, begins."""
-    second_shift: Any
-    """What turns a place of the work item into one of the second source."""
+    second_line: Any
+    second_skipped: Any
     second_stop: Any
-    """Place of the second source after the last one that counts."""
 
 
 class BlockRows(NamedTuple):

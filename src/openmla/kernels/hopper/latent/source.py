@@ -456,7 +456,7 @@ def token_work_item(found, source, counts, token, first_head):
         tile=ListedTile(token=token, first_head=first_head),
         box=BoxStart(outer=token, row=first_head),
         first_entry=own.first_entry,
-        skipped=own.skipped,
+        skipped=own.skipped if source.second_keys is None else found * 0,
         stop=own.stop,
     )
     return item, steps

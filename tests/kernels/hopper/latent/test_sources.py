@@ -1,0 +1,276 @@
+"""mla_attend on Hopper, on the simulator: lists and spans, one or two sources in one softmax."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+import openmla
+from gluon_sim import intercept
+from kernels.judging import assert_clean
+from openmla import dispatch, reference
+from openmla.compat.flash_mla import flash_mla_with_kvcache, get_mla_metadata
+from openmla.kernels.hopper.latent.plan import most_places
+from openmla.lab.testing.build import Outcome
+from openmla.lab.testing.compare import compare
+from openmla.lab.testing.memory.poison import differences
+from openmla.lab.testing.simulate import plan_on, simulated
+from openmla.operands import AttendOperands, SparseOperands
+from openmla.planning import Plan, plan, target_by_name
+from openmla.problem import Problem, RowSource
+from openmla.sources import Listed
+from two_sources import Setup, as_lists, new_results, one_token, operands
+
+FEW = Setup(first=(100,), second=(210,), lengths=False)
+SETUPS = {
+    "two lists": Setup(),
+    "two lists without lengths, 70 heads": Setup(
+        lengths=False, heads=70, first=(1, 128, 65), second=(130, 64, 0), pages=(256, 64)
+    ),
+    "span and list": Setup(kinds=("span", "list"), pages=(64, 2), seed=1),
+    "list and span": Setup(kinds=("list", "span"), pages=(2, 64), sink=False, seed=2),
+    "two spans": Setup(kinds=("span", "span"), pages=(16, 2), seed=3),
+    "span": Setup(kinds=("span",), pages=(64,), first=(65, 0, 63, 64, 130, 1), seed=4),
+}
+QUICK = {"two lists", "span and list", "span", "an empty first source"}
+FEW_SETUPS = {
+    "two lists": replace(FEW, pages=(64, 256)),
+    "two lists, lengths, 70 heads": replace(
+        FEW, heads=70, lengths=True, first=(65, 128), second=(192, 201)
+    ),
+    "span and list": replace(FEW, kinds=("span", "list"), seed=1),
+    "two spans": replace(FEW, kinds=("span", "span"), pages=(64, 2), seed=2),
+    "an empty first source": replace(FEW, first=(0,), second=(257,), seed=3),
+    "an empty second source": replace(FEW, first=(300,), second=(0,), seed=4),
+    "span": Setup(kinds=("span",), pages=(16,), first=(300,), seed=5),
+}
+
+
+def names(setups: dict[str, Setup]) -> list[Any]:
+    """Those that show something else than the others come first; the rest takes longer."""
+    return [pytest.param(n, marks=() if n in QUICK else pytest.mark.long) for n in setups]
+
+
+def plan_of(op: AttendOperands, sm_count: int = 2) -> Plan:
+    """In one launch: on so few SMs that no call has few queries, and that programs do several."""
+    found = plan_on("h200", op, new_results(op), sm_count)
+    assert found.kernel_name == "attend" and found.variant.few is None
+    return found
+
+
+def few_plan_of(op: AttendOperands) -> Plan:
+    """In three launches, as the H200's plan is."""
+    found = plan_on("h200", op, new_results(op))
+    assert found.kernel_name == "attend" and found.variant.few is not None
+    return found
+
+
+def attend(op: AttendOperands, chosen: Plan | None = None, **options: object) -> Outcome:
+    outcome, reports = simulated(chosen or plan_of(op), op, new_results(op), **options)
+    assert_clean(reports)
+    return outcome
+
+
+def assert_right(op: AttendOperands, outcome: Outcome) -> None:
+    verdict = compare(outcome, reference.of(op), columns=512)
+    assert verdict.ok, verdict.report()
+
+
+@pytest.mark.parametrize("name", names(SETUPS))
+def test_right_and_deaf_to_poison(name: str) -> None:
+    """Programs do several work items, each of which ends elsewhere in its blocks."""
+    op = operands(SETUPS[name])
+    outcome = attend(op, seed=1, schedule="unfair")
+    assert_right(op, outcome)
+    assert not differences(attend(operands(SETUPS[name], poisoned=False)), outcome)
+    empty = reference.of(op).keys == 0
+    assert bool(empty.any()) == ("without" not in name)
+
+
+@pytest.mark.parametrize("name", names(FEW_SETUPS))
+def test_few_queries_have_the_bits_of_one_launch(name: str) -> None:
+    setup = FEW_SETUPS[name]
+    op = operands(setup)
+    few = attend(op, few_plan_of(op), seed=1, schedule="unfair")
+    assert_right(op, few)
+    assert not differences(attend(operands(setup, poisoned=False)), few)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kinds", [("list", "list"), ("span", "list")])
+def test_the_ring_of_values_turns_twice_and_a_source_ends_in_it(kinds: tuple[str, str]) -> None:
+    """With 32 columns of V to a program, eight steps are on their way."""
+    setup = Setup(kinds=kinds, first=(1090,), second=(1025,), pages=(64, 64))
+    op = operands(setup)
+    chosen = few_plan_of(op)
+    assert chosen.variant.few.width == 32 and chosen.variant.few.steps >= 17
+    few = attend(op, chosen, seed=1)
+    assert_right(op, few)
+    assert not differences(attend(op), few)
+
+
+@pytest.mark.parametrize("name", ["span and list", "two lists"])
+def test_bits_of_a_row_are_its_own(name: str) -> None:
+    op = operands(SETUPS[name])
+    whole = attend(op)
+    for token in (1, 5):
+        alone = attend(one_token(op, token))
+        here = slice(token, token + 1)
+        assert whole.lse is not None
+        assert not differences(alone, Outcome(whole.out[here], whole.lse[here]))
+
+
+@pytest.mark.parametrize("name", names({n: SETUPS[n] for n in SETUPS if "span" in n}))
+def test_a_span_has_the_bits_of_the_list_of_its_rows(name: str) -> None:
+    """Positions that name no row keep their places."""
+    op = operands(SETUPS[name])
+    lists = as_lists(op)
+    expected = in_kernel(lists) if len(lists.sources) == 1 else attend(lists)
+    assert not differences(attend(op), expected)
+
+
+def in_kernel(op: AttendOperands) -> Outcome:
+    """One list as `mla_prefill_sparse` computes it, in one launch that reads the cache itself."""
+    [only] = op.sources
+    assert isinstance(only, Listed)
+    sparse = SparseOperands(op.q, only.rows, only.indices, only.lengths, 512, op.weights)
+    chosen = plan_on("h200", sparse, new_results(op), 2)
+    read = chosen.config.cache_read.by("in_kernel", only.count, only.count)
+    chosen = replace(chosen, config=replace(chosen.config, few=None, cache_read=read))
+    outcome, reports = simulated(chosen, sparse, new_results(op))
+    assert_clean(reports)
+    return outcome
+
+
+def test_two_lists_that_meet_at_a_block_are_one_list() -> None:
+    """Of 64 and 70 rows of one cache: the bits of one list of 134."""
+    op = operands(Setup(first=(64, 64), second=(70, 3), pages=(16, 16), lengths=False))
+    first, second = op.sources
+    assert isinstance(first, Listed) and isinstance(second, Listed)
+    both = replace(op, sources=(first, replace(second, rows=first.rows)))
+    pool = first.rows
+    assert isinstance(pool, openmla.LatentCache)
+    every = torch.arange(pool.rows)
+    pool.append(torch.randn(len(every), 512), None, every)
+    lists = torch.cat([first.indices, second.indices], 1)
+    whole = replace(op, sources=(Listed(pool, lists),))
+    assert not differences(attend(both), in_kernel(whole))
+
+
+def test_sources_without_rows() -> None:
+    """Pools, tables and lists of nothing: alone, they clear the results."""
+    op = operands(Setup(first=(65, 3), second=(1, 1), pages=(64, 64)))
+    first, second = op.sources
+    assert isinstance(first, Listed) and isinstance(second, Listed)
+    nothing = replace(second, indices=second.indices[:, :0], lengths=None)
+    expected = attend(replace(op, sources=(first, nothing)))
+    assert_right(replace(op, sources=(first, nothing)), expected)
+    table = torch.zeros(0, 3, dtype=torch.int32)
+    zeros = torch.zeros(2, dtype=torch.int32)
+    assert isinstance(second.rows, openmla.LatentCache)
+    no_request = openmla.Span(second.rows, table, zeros, zeros, zeros + 99)
+    for sources in ((first, no_request), (no_request, first)):
+        assert not differences(attend(replace(op, sources=sources)), expected)
+    cleared = attend(replace(op, sources=(no_request, nothing)))
+    assert not cleared.out.view(torch.int16).any()
+    assert cleared.lse is not None and bool((cleared.lse == -torch.inf).all())
+
+
+def v4(**changes: object) -> Problem:
+    window: dict[str, object] = {
+        "kv_dtype": "fp8_584",
+        "page_size": 64,
+        "span": True,
+        "table_keys": 16384,
+        "total_k": 10**6,
+    }
+    entries = RowSource(kv_dtype="fp8_584", page_size=64, topk=512, total_k=10**6)
+    sizes = {"heads": 64, "d_nope": 512, "d_rope": 0, "d_v": 512, "total_q": 2048}
+    fields: dict[str, Any] = {**sizes, "second": entries, **window, **changes}
+    return Problem("sparse", has_sink=True, **fields)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"second": None},
+        {"heads": 8},
+        {"heads": 128, "wants_lse": True},
+        {"second": RowSource(kv_dtype="fp8_584", page_size=2, span=True, table_keys=8192)},
+        {"page_size": 1000},
+    ],
+)
+def test_what_is_served(changes: dict[str, object]) -> None:
+    chosen = plan(v4(**changes), "h200")
+    assert (chosen.backend, chosen.kernel_name) == ("hopper", "attend")
+    assert Plan.from_json(chosen.to_json()) == chosen
+    assert chosen.config.cache_read.mode == "in_kernel"
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"second": RowSource(topk=512)}, "of a second source"),
+        ({"kv_dtype": "bf16"}, "kernel attend has spans and second sources, of fp8_584 rows"),
+        ({"d_rope": 64, "d_nope": 448, "d_v": 448}, "d_nope 448"),
+        ({"aligned_16": False}, "16 bytes"),
+        ({"table_keys": 2**31 - 64}, "places of a query"),
+        ({"wants_max_logits": True}, "wants_max_logits True: not served"),
+    ],
+)
+def test_what_is_left_to_the_portable_kernel(changes: dict[str, object], reason: str) -> None:
+    chosen = plan(v4(**changes), "h200")
+    assert chosen.backend == "portable"
+    assert reason in " ".join(chosen.passed_over)
+
+
+def test_few_queries_by_the_places_of_both_sources() -> None:
+    window = {"span": False, "table_keys": 0, "topk": 100}
+    few = plan(v4(total_q=4, **window), "h200").variant.few
+    assert few.topk == most_places(v4(**window)) == 640 and few.steps == 5
+    assert plan(v4(total_q=2048), "h200").variant.few is None
+    assert plan(v4(total_q=4, table_keys=2**20), "h200").variant.few is None  # a large workspace
+
+
+@pytest.mark.parametrize("queries", [1, 9])
+def test_flash_mla_over_two_caches_on_an_h200(
+    queries: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """FlashMLA's call reaches the Hopper kernels by itself: three launches, or one."""
+    count = (70,) * queries
+    op = operands(Setup(first=count, second=(260 if queries == 1 else 1,) * queries, heads=16))
+    first, second = op.sources
+    assert isinstance(first, Listed) and isinstance(second, Listed)
+    target = target_by_name("h200")
+    monkeypatch.setattr(dispatch, "device_target", lambda device: replace(target, sm_count=6))
+    caches = []
+    for source in (first, second):
+        data = source.rows.data  # type: ignore[union-attr]
+        pages, size, _ = data.shape
+        raw = data.as_strided((pages, size, 1, 584), (data.stride(0), 584, 584, 1))
+        caches.append(raw.view(torch.float8_e4m3fn))
+    with intercept(resident=2) as reports:
+        out, lse = flash_mla_with_kvcache(
+            op.q[:, None],
+            caches[0],
+            None,
+            None,
+            512,
+            get_mla_metadata()[0],
+            None,
+            softmax_scale=op.weights.scale,
+            is_fp8_kvcache=True,
+            indices=first.indices[:, None],
+            attn_sink=op.weights.sink,
+            extra_k_cache=caches[1],
+            extra_indices_in_kvcache=second.indices[:, None],
+            topk_length=first.lengths,
+            extra_topk_length=second.lengths,
+        )
+    assert_clean(reports)
+    assert len(reports) == (3 if queries == 1 else 1)
+    assert_right(op, Outcome(out[:, 0], lse[:, :, 0]))

@@ -1,0 +1,217 @@
+"""Seeded defects of spans and second sources in the Hopper kernels: each is found in a few runs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import openmla.kernels.hopper as package
+import openmla.kernels.hopper.latent.launch as launcher
+from gluon_sim import Kind, Limits, intercept
+from kernels import mutants
+from kernels.hopper.latent.defect import SparseDefect
+from kernels.mutants import load_mutant, once
+from openmla import reference
+from openmla.lab.testing.compare import compare
+from openmla.lab.testing.simulate import plan_on
+from two_sources import Setup, new_results, operands
+
+LISTING, SOURCE, ROWS = "latent.listing", "latent.source", "latent.rows_v4"
+SCORES, LAUNCH = "few.scores", "latent.launch"
+FEW = Setup(first=(100,), second=(210,))
+CASES = {
+    "two lists": Setup(),
+    "span and list": Setup(kinds=("span", "list"), seed=1),
+    "two spans": Setup(kinds=("span", "span"), pages=(16, 2), seed=3),
+    "span": Setup(kinds=("span",), first=(65, 0, 63, 64, 130, 1), seed=4),
+    "few": FEW,
+    "few, span and list": replace(FEW, kinds=("span", "list"), seed=1),
+}
+
+
+def wrong(name: str, file: str, old: str, new: str, case: str) -> SparseDefect:
+    """Only the numbers are wrong."""
+    return SparseDefect(name, None, file, old, new, case)
+
+
+DEFECTS = [
+    wrong(
+        "the second source begins inside a block",
+        LISTING,
+        "start = whole_blocks(listing.stop - listing.skipped)",
+        "start = listing.stop - listing.skipped",
+        "two lists",
+    ),
+    wrong(
+        "a block late", LISTING, "is_second = place >= start", "is_second = place > start", "few"
+    ),
+    wrong(
+        "the second source is read from the place of the token",
+        LISTING,
+        "at = place - start + listing.second_skipped",
+        "at = place + listing.second_skipped",
+        "two lists",
+    ),
+    wrong(
+        "a second span begins at position 0",
+        LISTING,
+        "at = place - start + listing.second_skipped",
+        "at = place - start",
+        "two spans",
+    ),
+    wrong(
+        "a first span begins at position 0",
+        LISTING,
+        "at = place + listing.skipped",
+        "at = place",
+        "span and list",
+    ),
+    wrong(
+        "both sources have the first one's line",
+        LISTING,
+        "first = listing.second_line.to(gl.int64)",
+        "first = listing.line.to(gl.int64)",
+        "span and list",
+    ),
+    wrong(
+        "the next token's second source ends with this one's",
+        LISTING,
+        "gl.where(condition, a.second_stop, b.second_stop)",
+        "b.second_stop",
+        "two lists",
+    ),
+    wrong(
+        "the next token's second span begins with this one's",
+        LISTING,
+        "gl.where(condition, a.second_skipped, b.second_skipped)",
+        "b.second_skipped",
+        "two spans",
+    ),
+    wrong(
+        "the next token's lists are this one's",
+        ROWS,
+        "here = either(last, next_listing, listing)",
+        "here = listing",
+        "two lists",
+    ),
+    wrong(
+        "rows of the second source are the first cache's",
+        ROWS,
+        "places_of(rows.second, in_pool(source.second, listed))",
+        "places_of(rows, in_pool(source, listed))",
+        "two lists",
+    ),
+    wrong(
+        "likewise, of few queries",
+        SCORES,
+        "places = places_of(rows.second, keys)",
+        "places = places_of(rows, keys)",
+        "few",
+    ),
+    wrong(
+        "both pools have the first one's rows",
+        SCORES,
+        "gl.where(is_second != 0, source.second.pool_rows, source.pool_rows)",
+        "source.pool_rows + is_second * 0",
+        "few",
+    ),
+    wrong(
+        "a step less, where the second source follows a whole one",
+        SOURCE,
+        "count = whole_blocks(count) +",
+        "count = count +",
+        "two lists",
+    ),
+    wrong(
+        "positions before the first count",
+        SOURCE,
+        "skipped = gl.maximum(gl.load(source.begin + token), 0)",
+        "skipped = gl.load(source.begin + token)",
+        "span",
+    ),
+    wrong(
+        "requests that are not there are the first",
+        SOURCE,
+        "stop = gl.where(seen, stop, 0)",
+        "stop = gl.where(skipped < stop, stop, 0)",
+        "span",
+    ),
+    wrong(
+        "a page past the pool is one of it, in 32 bits",
+        SOURCE,
+        "there = (page >= 0) & (page < source.pool_rows // size)",
+        "there = page >= 0",
+        "span",
+    ),
+    wrong(
+        "a span is read from its first position on",
+        SOURCE,
+        "skipped=own.skipped if source.second_keys is None else found * 0",
+        "skipped=found * 0",
+        "span",
+    ),
+    wrong(
+        "a line of the table has as many positions as pages",
+        LAUNCH,
+        '"topk": source.table_keys',
+        '"topk": entries.shape[1]',
+        "few, span and list",
+    ),
+    wrong(
+        "a span ends where it begins",
+        LAUNCH,
+        '"lengths_ptr": vector(source.end)',
+        '"lengths_ptr": vector(source.begin)',
+        "span",
+    ),
+    SparseDefect(
+        "a list's entries past the pool are read",
+        Kind.BOUNDS,
+        LISTING,
+        "(listed >= 0) & (listed < source.pool_rows)",
+        "listed >= 0",
+        "two lists",
+    ),
+    SparseDefect(
+        "lines that the table does not have are read",
+        Kind.BOUNDS,
+        SOURCE,
+        "seen = (line >= 0) & (line < source.requests) & (skipped < stop)",
+        "seen = (line >= 0) & (skipped < stop)",
+        "span",
+    ),
+]
+
+
+def run_on(launch: ModuleType, name: str, schedule: str, seed: int) -> tuple[set[Kind], bool]:
+    """What the simulator found, and whether the numbers are right. What nobody sees is NaN."""
+    op = operands(CASES[name])
+    results = new_results(op)
+    is_few = name.startswith("few")
+    chosen = plan_on("h200", op, results, 0 if is_few else 2)
+    assert (chosen.variant.few is not None) == is_few
+    options = {"schedule": schedule, "seed": seed, "limits": Limits(steps=60_000)}
+    with intercept(outputs=results.tensors(), **options) as reports:
+        for call in launch.calls(chosen, op, results):
+            call.run()
+    kinds = {kind for report in reports for kind in report.kinds()}
+    return kinds, compare(results, reference.of(op), columns=512).ok
+
+
+@pytest.mark.seeded
+@pytest.mark.parametrize("defect", DEFECTS, ids=lambda d: d.name)
+def test_defect_is_found(defect: SparseDefect, tmp_path: Path) -> None:
+    edit = once(defect.old, defect.new)
+    mutant = load_mutant(package, defect.file, edit, "latent.launch", tmp_path)
+    mutants.assert_found(defect.kind, partial(run_on, mutant, defect.case))
+
+
+@pytest.mark.seeded
+@pytest.mark.parametrize("name", CASES)
+def test_the_kernels_themselves_are_clean_and_right(name: str) -> None:
+    for schedule, seed in mutants.RUNS[:2]:
+        assert run_on(launcher, name, schedule, seed) == (set(), True)

@@ -237,9 +237,9 @@ def mla_prefill_latent(
     cache_lengths int32 [batch], counting the new tokens. `scale` is required. k_scale, if given, is
     indexed by physical row.
 
-    invariant=True: the bits of a row of out and lse depend on that row of q and on the keys it sees,
-    and on nothing else. A prompt in one call, in chunks, token by token or after a cached prefix
-    has the same bits. Otherwise they also depend on how many queries the request has.
+    invariant=True: the bits of a row of out and lse depend on that row of q and on the keys it
+    sees, and on nothing else. A prompt in one call, in chunks, token by token or after a cached
+    prefix has the same bits. Otherwise they also depend on how many queries the request has.
 
     >>> cache = LatentCache.allocate(num_pages=4, page_size=64, format="fp8_656")
     >>> cache.append(torch.randn(70, 512), torch.randn(70, 64), slot_mapping=torch.arange(70))

@@ -408,7 +408,13 @@ def _with_splits(
     part_out = op.q.new_empty(space.group * slots, BM, value, dtype=torch.float32)
     part_state = op.q.new_empty(space.group * slots, BM, PARTIAL_STATE, dtype=torch.float32)
     merging |= {name: arguments[name] for name in MERGED} | PLAIN_LAUNCH
-    merging |= {"slots": slots, "most_units": space.tiles, "tiles": 0, "VALUE": value, "ROWS": MERGE_ROWS}
+    merging |= {
+        "slots": slots,
+        "most_units": space.tiles,
+        "tiles": 0,
+        "VALUE": value,
+        "ROWS": MERGE_ROWS,
+    }
     for first in range(0, batch, space.group):
         here = min(space.group, batch - first)
         place = {"part_out_ptr": part_out, "part_state_ptr": part_state, "first_sequence": first}

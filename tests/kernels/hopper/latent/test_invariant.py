@@ -81,7 +81,9 @@ def test_a_workspace_for_few_tokens_changes_no_bit(
 def test_full_attention(prompt: Prompt, monkeypatch: pytest.MonkeyPatch) -> None:
     """All queries see all keys, so that a request of fewer queries has the bits of its rows."""
     full = prompt._replace(causal=False)
-    alone = run(replace(full.call((0, 600)), q=prompt.q[:1], cu_seqlens_q=torch.tensor([0, 1]).int()))
+    alone = run(
+        replace(full.call((0, 600)), q=prompt.q[:1], cu_seqlens_q=torch.tensor([0, 1]).int())
+    )
     few = run(replace(full.call((0, 600)), q=prompt.q[:9], cu_seqlens_q=torch.tensor([0, 9]).int()))
     assert torch.equal(alone.out, few.out[:1])
 

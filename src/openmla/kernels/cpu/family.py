@@ -4,6 +4,10 @@ from openmla.kernels.cpu.backward.plan import BACKWARD_DEFINITION, CPU_BACKWARD
 from openmla.kernels.cpu.indexer.plan import CPU_INDEXER, DEFINITION
 from openmla.kernels.cpu.indexer_loss.plan import CPU_LOSS, LOSS_DEFINITION
 from openmla.kernels.cpu.plan import CpuConfig, plan_cpu
+from openmla.kernels.cpu.sparse_backward.plan import (
+    CPU_SPARSE_BACKWARD,
+    SPARSE_BACKWARD_DEFINITION,
+)
 from openmla.planning.family import Family, Kernel
 from openmla.planning.serves import (
     ANY,
@@ -56,6 +60,7 @@ REFERENCE = Family(
         ),
         DEFINITION,
         BACKWARD_DEFINITION,
+        SPARSE_BACKWARD_DEFINITION,
         LOSS_DEFINITION,
     ),
 )
@@ -72,6 +77,7 @@ CPU = Family(
         ),
         CPU_INDEXER,
         CPU_BACKWARD,
+        CPU_SPARSE_BACKWARD,
         CPU_LOSS,
     ),
 )

@@ -5,6 +5,7 @@ from openmla.errors import Unsupported
 from openmla.kernels.portable.backward.plan import PORTABLE_BACKWARD
 from openmla.kernels.portable.indexer.plan import INDEX_KERNELS
 from openmla.kernels.portable.plan import PortableConfig, select_portable_config
+from openmla.kernels.portable.sparse_backward.plan import PORTABLE_SPARSE_BACKWARD
 from openmla.planning.family import Block, Family, Kernel, Pipeline
 from openmla.planning.latent_split import FixedSplit, LatentSplit
 from openmla.planning.memory import Wanted, lay_out
@@ -105,5 +106,6 @@ PORTABLE = Family(
         ),
         *INDEX_KERNELS,
         PORTABLE_BACKWARD,
+        PORTABLE_SPARSE_BACKWARD,
     ),
 )

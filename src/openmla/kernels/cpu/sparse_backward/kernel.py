@@ -1,9 +1,9 @@
 """Gradients of sparse attention over plain rows, on the CPU.
 
 One query at a time: rows of its list are fetched in blocks, multiplied with all heads at once, and
-what each entry gives to its row is added to a buffer of all rows, in fp32. So a row adds its entries
-in the order of queries and of their lists, and bits are the same every time. Formulas are those of
-openmla.backward.sparse_reference.
+what each entry gives to its row is added to a buffer of all rows, in fp32. So a row adds its
+entries in the order of queries and of their lists, and bits are the same every time. Formulas are
+those of openmla.backward.sparse_reference.
 """
 
 from __future__ import annotations

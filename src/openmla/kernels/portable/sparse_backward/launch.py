@@ -1,7 +1,8 @@
 """Host side of the portable sparse backward: from a plan and its operands to kernel calls.
 
-The query pass runs first: it makes delta, which the row pass reads. Which entries name a row is found
-by a stable sort of the entries of some queries at a time, on the device: nothing here waits for it.
+The query pass runs first: it makes delta, which the row pass reads. Which entries name a row is
+found by a stable sort of the entries of some queries at a time, on the device: nothing here waits
+for it.
 """
 
 from __future__ import annotations

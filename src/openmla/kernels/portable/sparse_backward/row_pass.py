@@ -7,8 +7,8 @@
 | a step reads | Q and d_out of BM heads, their lse and delta |
 | writes | part [tokens of the launch, topk, width] in fp32, entries that count alone |
 
-Scores are transposed, so that weights and gradients of scores are left operands. row_sum.py adds the
-entries of a row.
+row_sum.py adds the entries of a row. Scores are [heads, entries], as in the query pass, and their
+gradients are transposed: as a left operand, K would take more registers than there are.
 """
 
 # ruff: noqa: PLR0913
@@ -90,28 +90,28 @@ def sparse_row_pass_kernel(
         d_lse = None
         if d_lse_ptr is not None and sink_ptr is not None:
             d_lse_rows = d_lse_ptr + token * d_lse_stride_t + far * d_lse_stride_h
-            d_lse = tl.load(d_lse_rows, mask=stats.seeing, other=0.0)[None, :]
+            d_lse = tl.load(d_lse_rows, mask=stats.seeing, other=0.0)[:, None]
         q_row = q_ptr + token * q_stride_t + (far * q_stride_h)[:, None]
         q = load_tile(q_row + column[None, :], head_ok, column < D_LATENT, True, LATENT != D_LATENT)
-        s = tl.dot(k, tl.trans(q))
+        s = tl.dot(q, tl.trans(k))
         if ROPE > 0:
             q_rope = load_tile(
                 q_row + D_LATENT + rope[None, :], head_ok, rope < D_ROPE, True, ROPE != D_ROPE
             )
-            s = tl.dot(k_rope, tl.trans(q_rope), s)
+            s = tl.dot(q_rope, tl.trans(k_rope), s)
         s = s * factor
-        p = weights_of(s, stats.total[None, :], ok[:, None], True)
+        p = weights_of(s, stats.total[:, None], ok[None, :], True)
         d_out_row = d_out_ptr + token * d_out_stride_t + (far * d_out_stride_h)[:, None]
         d_out = load_tile(
             d_out_row + column[None, :], stats.seeing, column < D_V, True, LATENT != D_V
         )
-        d_p = tl.dot(k, tl.trans(d_out))
+        d_p = tl.dot(d_out, tl.trans(k))
         d_s = score_gradients(
-            s, p, d_p, delta[None, :], stats.alone[None, :], d_lse, ok[:, None], True
+            s, p, d_p, delta[:, None], stats.alone[:, None], d_lse, ok[None, :], True
         )
-        d_s = (d_s * scale).to(q.dtype)
+        d_s = tl.trans((d_s * scale).to(q.dtype))
         acc = tl.dot(d_s, q, acc)
-        acc = tl.dot(p.to(q.dtype), d_out, acc)
+        acc = tl.dot(tl.trans(p.to(q.dtype)), d_out, acc)
         if ROPE > 0:
             acc_rope = tl.dot(d_s, q_rope, acc_rope)
 

@@ -17,6 +17,7 @@ from torch import Tensor
 from openmla.arithmetic import ceildiv
 from openmla.backward.operands import BackwardOperands, Gradients
 from openmla.backward.problem import BackwardProblem
+from openmla.backward.sparse_operands import RowGradients, SparseBackwardOperands
 from openmla.cache import LatentCache
 from openmla.indexer.cache import IndexCache
 from openmla.indexer.operands import (
@@ -125,7 +126,8 @@ def operands_of(
     table = zeros.ints(problem.batch, ceildiv(problem.most_keys, cache.page_size))
     lengths = zeros.ends(problem.total_k, problem.batch).diff()
     cu = zeros.ends(rows, problem.batch)
-    op = LatentOperands(q, cache, table, lengths, cu, problem.causal, problem.d_v, weights)
+    flags = problem.causal, problem.d_v, weights, problem.invariant
+    op = LatentOperands(q, cache, table, lengths, cu, *flags)
     return op, results
 
 
@@ -146,13 +148,14 @@ def _source(zeros: _Zeros, problem: Problem, source: RowSource, page_gap: int) -
     return Listed(cache, lists, tokens if source.has_topk_lengths else None)
 
 
-def _backward(
-    problem: BackwardProblem, device: torch.device | str
-) -> tuple[BackwardOperands, Gradients]:
+def _backward(problem: BackwardProblem, device: torch.device | str) -> tuple[AnyOperands, Any]:
     forward, results = operands_of(problem.forward, device)
-    assert isinstance(forward, DenseOperands)
     d_lse = torch.zeros_like(results.lse) if problem.has_d_lse else None
     d_out = torch.zeros_like(results.out)
+    if isinstance(forward, SparseOperands):
+        given = SparseBackwardOperands(forward, results.out, results.lse, d_out, d_lse)
+        return given, RowGradients.allocate(forward)
+    assert isinstance(forward, DenseOperands)
     operands = BackwardOperands(forward, results.out, results.lse, d_out, d_lse)
     return operands, Gradients.allocate(forward)
 

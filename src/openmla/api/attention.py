@@ -21,15 +21,18 @@ from torch import Tensor
 from openmla import cached, checks, ops
 from openmla.api.options import AttendOptions, DenseOptions, LatentOptions, SparseOptions
 from openmla.backward import ops as backward_ops
+from openmla.backward import sparse_ops
 from openmla.cache import LatentCache
 from openmla.cached import MADE, wanted, with_extras
-from openmla.errors import InvalidArgument
+from openmla.errors import InvalidArgument, Unsupported
 from openmla.planning import BACKENDS
 from openmla.sources import Listed, Source, Span
 
 __all__ = ["mla_attend", "mla_prefill", "mla_prefill_latent", "mla_prefill_sparse"]
 
-assert ops.FORMS and backward_ops.SCHEMAS  # importing them registers torch.ops.openmla.*
+assert (
+    ops.FORMS and backward_ops.SCHEMAS and sparse_ops.SPARSE_SCHEMAS
+)  # importing them registers torch.ops.openmla.*
 
 
 @overload
@@ -221,6 +224,7 @@ def mla_prefill_latent(
     cu_seqlens_q: Tensor,
     scale: float | None = None,
     causal: bool = True,
+    invariant: bool = False,
     d_v: int | None = None,
     sink: Tensor | None = None,
     q_scale: Tensor | None = None,
@@ -235,6 +239,10 @@ def mla_prefill_latent(
     d_v (512 unless given) leading columns as V. block_table int32 [batch, max_pages],
     cache_lengths int32 [batch], counting the new tokens. `scale` is required. k_scale, if given, is
     indexed by physical row.
+
+    invariant=True: the bits of a row of out and lse depend on that row of q and on the keys it
+    sees, and on nothing else. A prompt in one call, in chunks, token by token or after a cached
+    prefix has the same bits. Otherwise they also depend on how many queries the request has.
 
     >>> cache = LatentCache.allocate(num_pages=4, page_size=64, format="fp8_656")
     >>> cache.append(torch.randn(70, 512), torch.randn(70, 64), slot_mapping=torch.arange(70))
@@ -259,6 +267,7 @@ def mla_prefill_latent(
                 k_scale,
                 scale,
                 causal,
+                invariant,
                 width,
                 backend,
                 MADE if out is None else out,
@@ -276,6 +285,7 @@ def mla_prefill_latent(
     checks.paging(block_table, cache_lengths, cu_q.shape[0] - 1, q.device)
     factor = checks.scale(scale, required_for="mla_prefill_latent")
     checks.flag("causal", causal)
+    checks.flag("invariant", invariant)
     weights = _weights(q, sink, q_scale, k_scale, pool.rows)
     checks.no_gradients(q=q, cache=pool, sink=weights[0])
     out, lse = _outputs(q, width, out, return_lse)
@@ -288,6 +298,7 @@ def mla_prefill_latent(
         *weights,
         factor,
         causal,
+        invariant,
         width,
         checks.backend(backend, BACKENDS),
         out,
@@ -359,6 +370,7 @@ def mla_prefill_sparse(
     [total_q]. An index is ignored when it is negative, past the rows, or at or past topk_lengths; a
     duplicate counts twice. `scale` is required. V is the first d_v columns: the latent width of a
     cache, 512 for a plain tensor, unless given. Results come in the order out, lse, max_logits.
+    Gradients are those of q, of a plain kv and of sink.
 
     >>> q, rows = torch.randn(2, 16, 576), torch.randn(100, 576)
     >>> indices = torch.tensor([[3, 1, -1], [99, -1, -1]], dtype=torch.int32)  # -1: no row
@@ -401,7 +413,22 @@ def mla_prefill_sparse(
     indices, lengths = checks.index_lists(indices, topk_lengths, q.shape[0], q.device)
     factor = checks.scale(scale, required_for="mla_prefill_sparse")
     weights = _weights(q, sink, q_scale, k_scale, total_rows)
-    checks.no_gradients(q=q, kv=kv, sink=weights[0])
+    plain = None if isinstance(rows, LatentCache) else kv_parts[0]
+    checks.no_gradients(kv=None if plain is not None else rows)
+    checks.no_tangents(q=q, kv=plain, sink=weights[0])
+    if checks.needs_gradients(q, plain, weights[0]):
+        cache = rows if plain is None else None
+        checks.plain_for_gradients(out=out, kv=cache, q_scale=q_scale, k_scale=k_scale)
+        if checks.flag("return_max_logits", return_max_logits):
+            raise Unsupported(
+                "max_logits of a call that needs gradients: they have none",
+                nearest="the same call without return_max_logits, or under torch.no_grad()",
+            )
+        out, lse = torch.ops.openmla.sparse_train(
+            *(q, plain, indices, lengths, weights[0], factor, width),
+            checks.backend(backend, BACKENDS),
+        )
+        return with_extras(out, lse if checks.flag("return_lse", return_lse) else None)
     out, lse = _outputs(q, width, out, return_lse)
     max_logits = None
     if checks.flag("return_max_logits", return_max_logits):

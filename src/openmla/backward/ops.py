@@ -11,6 +11,9 @@ arguments are saved for the backward pass, as the views they are, with out and l
 copied. Whether gradients can be computed is asked before the forward pass.
 
 d_kv has the gradients of k_nope and v side by side. A second derivative is refused.
+
+Where another form computed out and lse, `dense_given(out, lse, q, k_nope, …)` returns copies of
+them whose gradients are those of the dense form: see openmla.backward.given.
 """
 
 from __future__ import annotations
@@ -33,6 +36,9 @@ _ARGUMENTS = (
 )
 SCHEMAS = {
     "dense_train": f"({_ARGUMENTS}) -> (Tensor out, Tensor lse)",
+    "dense_given": (
+        f"(Tensor out, Tensor lse, {_ARGUMENTS}) -> (Tensor out_given, Tensor lse_given)"
+    ),
     "dense_backward": (
         f"(Tensor d_out, Tensor? d_lse, Tensor out, Tensor lse, bool[] wanted, {_ARGUMENTS}) -> "
         "(Tensor d_q, Tensor d_kv, Tensor d_rope, Tensor d_sink)"
@@ -108,6 +114,17 @@ def _fake_train(
     return _outputs(q, v)
 
 
+def _dense_given(out: Tensor, lse: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
+    """out and lse as they are given: an operator may not return an argument."""
+    operands, _, backend = _bundled([False] * 3, *arguments)
+    require_backward(operands, Results(out, lse), backend)
+    return out.clone(), lse.clone()
+
+
+def _fake_given(out: Tensor, lse: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(out), torch.empty_like(lse)
+
+
 def _dense_backward(
     d_out: Tensor,
     d_lse: Tensor | None,
@@ -155,10 +172,26 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
     ctx.save_for_backward(*tensors, *output)
 
 
+def _save_given(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    """As `_save`, whose arguments follow the two that are given."""
+    _save(ctx, inputs[2:], output)
+
+
 def _differentiate(ctx: Any, d_out: Tensor | None, d_lse: Tensor | None) -> tuple[Any, ...]:
     """Gradients of all arguments: None for what has none, or is not wanted."""
+    return _gradients(ctx, ctx.needs_input_grad, d_out, d_lse)
+
+
+def _differentiate_given(ctx: Any, d_out: Tensor | None, d_lse: Tensor | None) -> tuple[Any, ...]:
+    """None for out and lse, whatever they were computed from."""
+    return (None, None, *_gradients(ctx, ctx.needs_input_grad[2:], d_out, d_lse))
+
+
+def _gradients(
+    ctx: Any, needs_input_grad: tuple[bool, ...], d_out: Tensor | None, d_lse: Tensor | None
+) -> tuple[Any, ...]:
     *tensors, out, lse = ctx.saved_tensors
-    needed = dict(zip(TENSORS, ctx.needs_input_grad, strict=False))
+    needed = dict(zip(TENSORS, needs_input_grad, strict=False))
     kv = needed["k_nope"] or needed["k_rope"] or needed["v"]
     wanted = [needed["q"], kv, needed["sink"]]
     nothing = (None,) * (len(TENSORS) + len(OPTIONS))
@@ -193,6 +226,7 @@ def refuse_second_derivative(ctx: Any, *gradients: Any) -> Any:
 def _register() -> None:
     implementations: dict[str, Any] = {
         "dense_train": (_dense_train, _fake_train, _differentiate, _save),
+        "dense_given": (_dense_given, _fake_given, _differentiate_given, _save_given),
         "dense_backward": (_dense_backward, _fake_backward, refuse_second_derivative, None),
     }
     for name, (function, fake, formula, setup) in implementations.items():

@@ -14,9 +14,13 @@ from typing import Any, Literal
 from openmla.errors import InvalidArgument, Unsupported
 from openmla.problem import Problem
 
-BackwardForm = Literal["dense_backward"]
+BackwardForm = Literal["dense_backward", "sparse_backward"]
 BACKWARD_FORM: BackwardForm = "dense_backward"
 """The planner's name for gradients of the dense form."""
+SPARSE_BACKWARD_FORM: BackwardForm = "sparse_backward"
+"""Its name for gradients of the sparse form."""
+BACKWARD_FORMS = (BACKWARD_FORM, SPARSE_BACKWARD_FORM)
+_SUFFIX = "_backward"
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +32,8 @@ class BackwardProblem(Problem):
     """Whether a gradient of lse comes in, beside that of out."""
 
     def __post_init__(self) -> None:
-        if self.form != BACKWARD_FORM:
-            raise InvalidArgument("form", BACKWARD_FORM, repr(self.form))
+        if self.form not in BACKWARD_FORMS:
+            raise InvalidArgument("form", " or ".join(BACKWARD_FORMS), repr(self.form))
         if not isinstance(self.has_d_lse, bool):
             raise InvalidArgument("has_d_lse", "True or False", repr(self.has_d_lse))
         for name, value in _fields_of(self.forward).items():
@@ -39,23 +43,25 @@ class BackwardProblem(Problem):
     @staticmethod
     def of(forward: Problem, has_d_lse: bool = False) -> BackwardProblem:
         """The backward pass of a call, which always has the lse, whether its caller does or not."""
-        if forward.form != "dense":
+        form = forward.form + _SUFFIX
+        if form not in BACKWARD_FORMS:
             raise Unsupported(
-                f"the {forward.form} form has no backward pass, the dense form alone has one",
+                f"the {forward.form} form has no backward pass, dense and sparse have one",
                 nearest="the same call under torch.no_grad()",
             )
-        changed = {"form": BACKWARD_FORM, "wants_lse": True, "has_d_lse": has_d_lse}
+        changed = {"form": form, "wants_lse": True, "has_d_lse": has_d_lse}
         return BackwardProblem(**{**_fields_of(forward), **changed})
 
     @property
     def forward(self) -> Problem:
         """The call that this is the backward pass of; its checks are those of this one."""
-        return Problem(**{**_fields_of(self), "form": "dense"})
+        return Problem(**{**_fields_of(self), "form": self.form.removesuffix(_SUFFIX)})
 
     @property
     def flops(self) -> int:
         """Upper bound of the work of five products, 2 flops each: scores, dP, dQ, dK and dV."""
-        pairs = self.heads * self.total_q * self.total_k
+        keys = self.total_k if self.form == BACKWARD_FORM else self.most_rows
+        pairs = self.heads * self.total_q * keys
         return 2 * pairs * (3 * self.d_qk + 2 * self.d_v)
 
     def __str__(self) -> str:

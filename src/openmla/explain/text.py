@@ -32,7 +32,9 @@ def short_text(chosen: Plan, asked: str, more: Iterable[tuple[str, str]] = ()) -
     asked: the question in the asker's own words. more: further lines, each with its label.
     """
     problem = chosen.problem
-    form = "dense" if isinstance(problem, BackwardProblem) else str(problem.form)
+    form = str(problem.form)
+    if isinstance(problem, BackwardProblem):
+        form = problem.forward.form
     kernel = f"{chosen.backend} {chosen.kernel_name}, {follows(chosen.backend, chosen.kernel_name)}"
     lines = [
         ("call", CALLS[form]),

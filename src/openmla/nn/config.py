@@ -36,6 +36,9 @@ class MLAConfig:
     """Whether the projections from and to the hidden state have one."""
     indexer: IndexerConfig | None = None
     """The config of the layer's own indexer; None where it has none, or one that is not served."""
+    invariant: bool = False
+    """Always the latent form, with bits of attention that depend on a token and the keys it sees
+    alone: serving and training then have the same. See docs/same-bits.md."""
 
     @staticmethod
     def of(config: Any) -> MLAConfig:

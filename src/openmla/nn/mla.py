@@ -19,6 +19,7 @@ masked is expanded with bits that hide the others. The layer chooses by lengths 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -26,6 +27,7 @@ from torch import Tensor, nn
 
 import openmla
 from openmla import checks
+from openmla.backward.given import with_expanded_gradients
 from openmla.cache import LatentCache
 from openmla.dispatch import device_target
 from openmla.distributed import ContextShard
@@ -40,6 +42,7 @@ from openmla.planning.form import FormChoice, choose_form, keys_per_piece
 from openmla.planning.registry import masks_keys
 
 MASK_STEP = 128  # keys whose bits are 16 bytes: a part of a mask that begins there can be copied
+FRESH_PAGE = 64  # rows: blocks of that many are copied whole
 EPS = 1e-6  # of both norms, in every model that is served, whatever rms_norm_eps says
 
 
@@ -47,7 +50,8 @@ class MLAAttention(nn.Module):
     """One attention layer over ragged batches and paged caches.
 
     Without a cache it has gradients, those of the expanded form; selected keys are then masked, not
-    gathered. What else it does is inference.
+    gathered. What else it does is inference. With `config.invariant` every token is attended to in
+    latent form, and has the bits that it has in any other call.
     """
 
     def __init__(self, config: MLAConfig) -> None:
@@ -109,10 +113,16 @@ class MLAAttention(nn.Module):
         openmla.nn.ranks.
         """
         if shard is not None:
+            if self.config.invariant:
+                raise Unsupported(
+                    "invariant, with a sequence over several ranks: keys are gathered"
+                )
             caches = cache, index_cache
             return ranks.forward(self, x, positions, caches, batch, indices, shard, group)
         batch = batch if batch is not None else Batch.of([x.shape[0]], device=x.device)
         check(x, positions, cache, batch, batch.tokens)
+        if self.config.invariant:
+            return self._invariant(x, positions, cache, batch)
         indexer = self.indexer if indices is None else None
         form = self.choose(batch, x.device if indexer is not None else None).form
         if form == "sparse" and checks.needs_gradients(x, *self.parameters()):
@@ -304,6 +314,58 @@ class MLAAttention(nn.Module):
         if index_cache is not None and batch.block_table is None:
             raise InvalidArgument("batch", "one with a block_table, beside an index_cache", "none")
 
+    def _invariant(
+        self, x: Tensor, positions: Tensor, cache: LatentCache | None, batch: Batch
+    ) -> Tensor:
+        """The output with bits of attention that do not depend on how tokens are batched.
+
+        Fresh sequences get pages of their own for the call, and gradients of the expanded form.
+        """
+        if self.config.topk:
+            raise Unsupported(
+                "invariant, in a layer that selects keys: how many a batch has decides whether it "
+                "does",
+                nearest="a layer with topk=0",
+            )
+        q, latent, rope = self.project(x, positions)
+        if cache is not None:
+            cache.append(latent, rope, batch.slots(cache.page_size))
+            return self._projected(self.attend_invariantly(q, cache, batch)[0])
+        if x.dtype != torch.bfloat16:
+            raise Unsupported(
+                f"invariant, without a cache, in {x.dtype}: rows are kept in bfloat16",
+                nearest="a layer and hidden states in bfloat16",
+            )
+        with torch.no_grad():
+            cache, paged = fresh_pages(latent, rope, batch)
+            out, lse = self.attend_invariantly(q, cache, paged)
+        if checks.needs_gradients(q, latent, rope, self.kv_b_proj.weight):
+            k_nope, v = self.expand(latent)
+            out, _ = with_expanded_gradients(
+                *(out, lse, q, k_nope, rope, v),
+                cu_seqlens_q=batch.cu_seqlens,
+                scale=self.config.scale,
+            )
+        return self._projected(out)
+
+    def attend_invariantly(
+        self, q: Tensor, cache: LatentCache, batch: Batch
+    ) -> tuple[Tensor, Tensor]:
+        """Sums of values [tokens, heads, v], and lse, of queries over rows of a cache."""
+        assert batch.block_table is not None
+        out, lse = openmla.mla_prefill_latent(
+            *(self.absorb(q), cache, batch.block_table, batch.cache_lengths),
+            cu_seqlens_q=batch.cu_seqlens,
+            scale=self.config.scale,
+            invariant=True,
+            return_lse=True,
+        )
+        return self.release(out), lse
+
+    def _projected(self, out: Tensor) -> Tensor:
+        projected: Tensor = self.o_proj(out.flatten(1))
+        return projected
+
     def _latent(self, q: Tensor, cache: LatentCache, batch: Batch) -> Tensor:
         assert batch.block_table is not None
         out = openmla.mla_prefill_latent(
@@ -345,6 +407,20 @@ class MLAAttention(nn.Module):
             weight = weight.to_local()
         by_head: Tensor = weight.view(-1, dims.nope + dims.v, dims.latent)
         return by_head
+
+
+def fresh_pages(latent: Tensor, rope: Tensor, batch: Batch) -> tuple[LatentCache, Batch]:
+    """The rows of fresh sequences in pages of their own, and the batch with its block table."""
+    pages = [-(-n // FRESH_PAGE) for n in batch.new]
+    first = [0, *accumulate(pages)][:-1]
+    longest = max(pages, default=0)
+    table = torch.tensor(first, dtype=torch.int32)[:, None] + torch.arange(longest).int()
+    size = {"num_pages": max(sum(pages), 1), "page_size": FRESH_PAGE, "format": "bf16"}
+    widths = {"latent": latent.shape[1], "rope": rope.shape[1]}
+    cache = LatentCache.allocate(**size, **widths, device=latent.device)  # type: ignore[arg-type]
+    paged = Batch.of(batch.new, block_table=table.to(latent.device))
+    cache.append(latent, rope, paged.slots(FRESH_PAGE))
+    return cache, paged
 
 
 def check(

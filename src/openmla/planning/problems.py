@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from openmla.backward.problem import BACKWARD_FORM, BackwardProblem
+from openmla.backward.problem import BACKWARD_FORMS, BackwardProblem
 from openmla.indexer.loss_problem import LOSS_FORM, LossProblem
 from openmla.indexer.problem import INDEX_FORMS, IndexProblem
 from openmla.problem import Problem
@@ -25,7 +25,7 @@ def decode_problem(values: Any) -> AnyProblem:
     """
     form = values.get("form") if isinstance(values, dict) else None
     kinds: dict[Any, type[AnyProblem]] = dict.fromkeys(INDEX_FORMS, IndexProblem)
-    kinds |= {BACKWARD_FORM: BackwardProblem, LOSS_FORM: LossProblem}
+    kinds |= {**dict.fromkeys(BACKWARD_FORMS, BackwardProblem), LOSS_FORM: LossProblem}
     kind = kinds.get(form, Problem) if isinstance(form, str) else Problem
     problem: AnyProblem = decode("problem", kind, values)
     return problem

@@ -19,7 +19,10 @@ from pathlib import Path
 from typing import Any
 
 TESTS = Path(__file__).parents[2]
-SCRIPTS = ("interpreted", "interpreted_backward", "interpreted_indexer")
+SCRIPTS = (
+    *("interpreted", "interpreted_backward", "interpreted_sparse_backward"),
+    "interpreted_indexer",
+)
 
 
 class Interpreting:

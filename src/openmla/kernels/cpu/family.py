@@ -4,8 +4,22 @@ from openmla.kernels.cpu.backward.plan import BACKWARD_DEFINITION, CPU_BACKWARD
 from openmla.kernels.cpu.indexer.plan import CPU_INDEXER, DEFINITION
 from openmla.kernels.cpu.indexer_loss.plan import CPU_LOSS, LOSS_DEFINITION
 from openmla.kernels.cpu.plan import CpuConfig, plan_cpu
+from openmla.kernels.cpu.sparse_backward.plan import (
+    CPU_SPARSE_BACKWARD,
+    SPARSE_BACKWARD_DEFINITION,
+)
 from openmla.planning.family import Family, Kernel
-from openmla.planning.serves import ANY, LENGTHS, SECOND, OneOf, Range, Second, Serves, either
+from openmla.planning.serves import (
+    ANY,
+    LENGTHS,
+    SECOND,
+    YES_OR_NO,
+    OneOf,
+    Range,
+    Second,
+    Serves,
+    either,
+)
 from openmla.problem import CACHE_FORMATS, DTYPE_BYTES, FORMS, MAX_HEADS, ROPE_SOURCES
 
 _STORED = OneOf(*dict.fromkeys((*DTYPE_BYTES, *CACHE_FORMATS)))
@@ -27,6 +41,7 @@ EVERYTHING = Serves(
         **LENGTHS,
         **either("causal", "has_k_start", "has_topk_lengths", "has_sink", "has_q_scale", "span"),
         **either("has_k_scale", "has_key_mask", "wants_lse", "wants_max_logits", "aligned_16"),
+        "invariant": YES_OR_NO,
     }
 )
 
@@ -45,6 +60,7 @@ REFERENCE = Family(
         ),
         DEFINITION,
         BACKWARD_DEFINITION,
+        SPARSE_BACKWARD_DEFINITION,
         LOSS_DEFINITION,
     ),
 )
@@ -61,6 +77,7 @@ CPU = Family(
         ),
         CPU_INDEXER,
         CPU_BACKWARD,
+        CPU_SPARSE_BACKWARD,
         CPU_LOSS,
     ),
 )

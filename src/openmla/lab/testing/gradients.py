@@ -102,6 +102,11 @@ class BuiltGradients:
 def build_gradients(case: GradientCase, memory: Memory | None = None) -> BuiltGradients:
     """The tensors of a case; rows that belong to no sequence keep the memory's background."""
     built = build(case.case, memory=memory)
+    return BuiltGradients(case, built, *drawn_gradients(case, built))
+
+
+def drawn_gradients(case: GradientCase, built: BuiltCase) -> tuple[Tensor, Tensor | None]:
+    """What comes back to out and lse: (d_out, d_lse)."""
     generator = torch.Generator("cpu").manual_seed(case.case.seed + 1)
     op, total_q = built.operands, case.case.total_q
     shape = (total_q, case.case.heads, case.case.d_v)
@@ -120,7 +125,7 @@ def build_gradients(case: GradientCase, memory: Memory | None = None) -> BuiltGr
         d_lse = built.memory.new(op.q.shape[:2], torch.float32)
         drawn = torch.randn(shape[:2], generator=generator, device="cpu", dtype=torch.float32)
         d_lse[:total_q] = drawn.to(d_lse.device)
-    return BuiltGradients(case, built, d_out, d_lse)
+    return d_out, d_lse
 
 
 def _gaps(case: Case) -> dict[str, bool]:

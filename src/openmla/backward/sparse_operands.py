@@ -1,0 +1,82 @@
+"""The tensors of one backward pass of the sparse form, as kernels receive them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from openmla.backward.problem import BackwardProblem
+from openmla.operands import Results, SparseOperands
+
+
+@dataclass(frozen=True, eq=False)
+class SparseBackwardOperands:
+    """What the forward pass read and wrote, and the gradients of what it wrote."""
+
+    forward: SparseOperands
+    """Its rows are a plain tensor."""
+    out: Tensor
+    """[total_q, H, d_v], as it was rounded."""
+    lse: Tensor
+    """float32 [total_q, H], without the sink."""
+    d_out: Tensor
+    """Gradient of out, in its dtype; elements of a row are contiguous."""
+    d_lse: Tensor | None = None
+    """Gradient of lse, float32 [total_q, H]."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where all of them are."""
+        return self.forward.q.device
+
+    def problem(self, gradients: Any = None) -> BackwardProblem:
+        """This pass without its tensors, whichever gradients are wanted of it."""
+        forward = self.forward.problem(Results(self.out, self.lse))
+        return BackwardProblem.of(forward, self.d_lse is not None)
+
+
+class WantedRows(NamedTuple):
+    """Which gradients somebody asks for."""
+
+    q: bool = True
+    rows: bool = True
+    sink: bool = True
+
+
+EVERY = WantedRows()
+
+
+@dataclass(frozen=True, eq=False)
+class RowGradients:
+    """Where a kernel writes. What is not wanted is None."""
+
+    q: Tensor | None
+    """[total_q, H, width]"""
+    rows: Tensor | None
+    """[rows, width]: summed over queries, entries of their lists and heads."""
+    sink: Tensor | None
+    """float32 [H]"""
+
+    @staticmethod
+    def allocate(op: SparseOperands, wanted: WantedRows = EVERY) -> RowGradients:
+        """Uninitialized tensors, contiguous."""
+        rows, sink = op.cache, op.weights.sink
+        assert isinstance(rows, Tensor)
+        return RowGradients(
+            q=op.q.new_empty(op.q.shape) if wanted.q else None,
+            rows=rows.new_empty(rows.shape) if wanted.rows else None,
+            sink=sink.new_empty(sink.shape) if wanted.sink and sink is not None else None,
+        )
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The gradients that are wanted, by the names of what they are gradients of."""
+        found = {"q": self.q, "rows": self.rows, "sink": self.sink}
+        return {name: x for name, x in found.items() if x is not None}
+
+    def clear(self) -> None:
+        """Make every element +0: the gradient of what nobody sees."""
+        for x in self.tensors().values():
+            x.zero_()

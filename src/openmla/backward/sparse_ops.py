@@ -1,0 +1,143 @@
+"""The sparse form as functional operators, for calls that need gradients.
+
+    sparse_train(q, kv, indices, …) -> out, lse               by the same plan, the same bits
+    sparse_backward(d_out, d_lse, …, out, lse) -> d_q, d_kv, d_sink
+
+As in openmla.backward.ops: nothing is written into an argument, nothing is copied to be kept, and
+whether gradients can be computed is asked before the forward pass.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from openmla import checks
+from openmla.backward.ops import refuse_second_derivative
+from openmla.backward.problem import BackwardProblem
+from openmla.backward.sparse_operands import RowGradients, SparseBackwardOperands, WantedRows
+from openmla.dispatch import device_target, plan_for, run_call
+from openmla.operands import Results, SparseOperands, Weights
+
+_ARGUMENTS = (
+    "Tensor q, Tensor kv, Tensor indices, Tensor? topk_lengths, Tensor? sink, float scale, "
+    "int d_v, str backend"
+)
+SPARSE_SCHEMAS = {
+    "sparse_train": f"({_ARGUMENTS}) -> (Tensor out, Tensor lse)",
+    "sparse_backward": (
+        f"(Tensor d_out, Tensor? d_lse, Tensor out, Tensor lse, bool[] wanted, {_ARGUMENTS}) -> "
+        "(Tensor d_q, Tensor d_kv, Tensor d_sink)"
+    ),
+}
+TENSORS = ("q", "kv", "indices", "topk_lengths", "sink")
+OPTIONS = ("scale", "d_v", "backend")
+
+
+def _sparse_train(
+    q: Tensor,
+    kv: Tensor,
+    indices: Tensor,
+    topk_lengths: Tensor | None,
+    sink: Tensor | None,
+    scale: float,
+    d_v: int,
+    backend: str,
+) -> tuple[Tensor, Tensor]:
+    """The forward pass, by the operator that serves calls without gradients."""
+    out, lse = _outputs(q, d_v)
+    operands = SparseOperands(q, kv, indices, topk_lengths, d_v, Weights(scale, sink))
+    problem = BackwardProblem.of(operands.problem(Results(out, lse)))
+    plan_for(problem, device_target(q.device), backend)  # raises where nothing computes gradients
+    torch.ops.openmla.sparse(
+        *(q, kv, None, "", 0, indices, topk_lengths, sink, None, None),
+        *(scale, d_v, backend, out, lse, None),
+    )
+    return out, lse
+
+
+def _outputs(q: Tensor, d_v: int) -> tuple[Tensor, Tensor]:
+    """out and lse, not yet written: as openmla.api allocates them."""
+    out = q.new_empty((*q.shape[:2], d_v), dtype=checks.out_dtype(q.dtype))
+    return out, q.new_empty(q.shape[:2], dtype=torch.float32)
+
+
+def _fake_train(q: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+    return _outputs(q, rest[-2])
+
+
+def _sparse_backward(
+    d_out: Tensor,
+    d_lse: Tensor | None,
+    out: Tensor,
+    lse: Tensor,
+    wanted: list[bool],
+    *arguments: Any,
+) -> tuple[Tensor, ...]:
+    """The gradients that are wanted; an empty tensor stands for another."""
+    operands, gradients, backend = _bundled(wanted, *arguments)
+    rows = d_out if d_out.shape[-1] == 1 or d_out.stride(-1) == 1 else d_out.contiguous()
+    run_call(SparseBackwardOperands(operands, out, lse, rows, d_lse), gradients, backend)
+    return _returned(gradients, out)
+
+
+def _fake_backward(
+    d_out: Tensor,
+    d_lse: Tensor | None,
+    out: Tensor,
+    lse: Tensor,
+    wanted: list[bool],
+    *arguments: Any,
+) -> tuple[Tensor, ...]:
+    return _returned(_bundled(wanted, *arguments)[1], out)
+
+
+def _bundled(wanted: list[bool], *arguments: Any) -> tuple[SparseOperands, RowGradients, str]:
+    q, kv, indices, topk_lengths, sink, scale, d_v, backend = arguments
+    operands = SparseOperands(q, kv, indices, topk_lengths, d_v, Weights(scale, sink))
+    return operands, RowGradients.allocate(operands, WantedRows(*wanted)), backend
+
+
+def _returned(gradients: RowGradients, like: Tensor) -> tuple[Tensor, ...]:
+    found = (gradients.q, gradients.rows, gradients.sink)
+    return tuple(like.new_empty(0) if x is None else x for x in found)
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    """Keep the arguments, out and lse."""
+    ctx.set_materialize_grads(False)
+    tensors, ctx.options = inputs[: len(TENSORS)], inputs[len(TENSORS) :]
+    ctx.save_for_backward(*tensors, *output)
+
+
+def _differentiate(ctx: Any, d_out: Tensor | None, d_lse: Tensor | None) -> tuple[Any, ...]:
+    """Gradients of all arguments: None for what has none, or is not wanted."""
+    *tensors, out, lse = ctx.saved_tensors
+    needed = dict(zip(TENSORS, ctx.needs_input_grad, strict=False))
+    wanted = [needed["q"], needed["kv"], needed["sink"]]
+    if (d_out is None and d_lse is None) or not any(wanted):
+        return (None,) * (len(TENSORS) + len(OPTIONS))
+    if d_out is None:
+        d_out = torch.zeros_like(out)
+    found = torch.ops.openmla.sparse_backward(
+        d_out, d_lse, out, lse, wanted, *tensors, *ctx.options
+    )
+    d_q, d_kv, d_sink = (x if want else None for x, want in zip(found, wanted, strict=True))
+    return (d_q, d_kv, None, None, d_sink, *(None for _ in OPTIONS))
+
+
+def _register() -> None:
+    implementations: dict[str, Any] = {
+        "sparse_train": (_sparse_train, _fake_train, _differentiate, _save),
+        "sparse_backward": (_sparse_backward, _fake_backward, refuse_second_derivative, None),
+    }
+    for name, (function, fake, formula, setup) in implementations.items():
+        torch.library.define(f"openmla::{name}", SPARSE_SCHEMAS[name])
+        torch.library.impl(f"openmla::{name}", "CompositeExplicitAutograd", function)
+        torch.library.register_fake(f"openmla::{name}", fake)
+        torch.library.register_autograd(f"openmla::{name}", formula, setup_context=setup)
+
+
+_register()

@@ -1,0 +1,1 @@
+"""Gradients of the sparse form on the CPU."""

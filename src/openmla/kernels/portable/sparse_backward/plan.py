@@ -1,0 +1,138 @@
+"""The portable backward pass of the sparse form: passes that own what they write, and ordered sums.
+
+    query pass    a program has BM heads of a query and walks its list: delta, then d_q
+    row pass      a program has BN entries of a list and walks the heads: what each gives to its row
+    row sum       a program has a row and adds its entries, in the order of queries
+
+No atomics: bits are the same every time. Entries wait in a workspace of bounded size, so queries go
+some at a time; which ones changes no bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from functools import cached_property
+from typing import Any, NamedTuple
+
+from openmla.arithmetic import Limited, verdict_lines
+from openmla.backward.problem import SPARSE_BACKWARD_FORM, BackwardProblem
+from openmla.errors import Unsupported
+from openmla.kernels.portable.plan import padded
+from openmla.planning.family import Kernel
+from openmla.planning.serves import ANY, DTYPES, LENGTHS, OneOf, Range, Serves, alike, either
+from openmla.planning.target import Target
+from openmla.problem import MAX_HEADS
+
+COMPILED = ("sm_80", "sm_90", "gfx950")
+"""Architectures that the kernels are compiled for (jobs.py)."""
+WIDEST, WIDEST_ROPE = 512, 64
+FP32 = 4
+PART_CAP = 512 * 1024 * 1024  # bytes of what entries give to rows, of one launch
+SCRATCH = 4096
+"""Shared memory that the compiler takes besides operands, estimated."""
+
+
+class Tile(NamedTuple):
+    """Heads and entries of a step, and how a program runs them."""
+
+    BM: int
+    BN: int
+    num_warps: int
+    num_stages: int
+
+
+TILES = (Tile(32, 32, 8, 1), Tile(16, 32, 8, 1), Tile(16, 16, 4, 1))
+"""Best first by what fits; none was chosen by its speed: nothing was measured yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class SparseBackwardVariant:
+    """The launches of a backward pass."""
+
+    tokens: int
+    """Queries whose entries share the workspace; 0 where there is nothing to compute."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PortableSparseBackwardConfig(Limited):
+    """One program of either pass; widths are padded to powers of two."""
+
+    BM: int
+    BN: int
+    num_warps: int
+    num_stages: int
+    latent_cols: int
+    rope_cols: int
+    smem_limit: int
+
+    @cached_property
+    def smem_used(self) -> int:
+        """Shared memory of a program, estimated: Q, d_out and K, weights and their gradients."""
+        columns = 2 * self.latent_cols + self.rope_cols
+        rows = self.BM * columns + self.BN * (self.latent_cols + self.rope_cols)
+        return 2 * (rows + 2 * self.BM * self.BN) + SCRATCH
+
+    def variant(self, problem: BackwardProblem) -> SparseBackwardVariant:
+        """The launches that a problem takes: the only place that decides."""
+        token = problem.topk * problem.d_qk * FP32
+        if not token or not problem.total_q or not problem.total_k:
+            return SparseBackwardVariant(tokens=0)
+        return SparseBackwardVariant(tokens=min(problem.total_q, max(1, PART_CAP // token)))
+
+    def _broken_limits(self) -> Iterator[str]:
+        if self.smem_used > self.smem_limit:
+            yield f"shared memory: {self.smem_used} > {self.smem_limit}"
+
+    def explain(self) -> list[str]:
+        """Each number with its name."""
+        numbers = [f"{f.name} = {getattr(self, f.name)}" for f in fields(self)]
+        return [", ".join(numbers), *verdict_lines(self.why_unsupported())]
+
+
+def select_config(problem: BackwardProblem, target: Target) -> PortableSparseBackwardConfig:
+    """The first tile that fits; when none does, the smallest, which then says why not."""
+    last = None
+    for tile in TILES:
+        last = PortableSparseBackwardConfig(
+            **tile._replace(BM=min(tile.BM, padded(problem.heads)))._asdict(),
+            latent_cols=padded(problem.d_nope),
+            rope_cols=padded(problem.d_rope),
+            smem_limit=target.smem_per_block,
+        )
+        if last.supported():
+            break
+    assert last is not None
+    return last
+
+
+def _choose(problem: Any, target: Target) -> PortableSparseBackwardConfig:
+    if target.arch not in COMPILED:
+        compiled = ", ".join(COMPILED)
+        raise Unsupported(f"backward kernels are compiled for {compiled} alone")
+    return select_config(problem, target)
+
+
+SERVED = Serves(
+    {
+        "form": OneOf(SPARSE_BACKWARD_FORM),
+        "heads": Range(1, MAX_HEADS),
+        "d_nope": Range(1, WIDEST),
+        "d_rope": Range(0, WIDEST_ROPE),
+        "d_v": Range(1, WIDEST),
+        # fp16 would flush gradients of scores that a loss without a scale leaves.
+        DTYPES: OneOf(*alike("bf16")),
+        "rope": OneOf("none", "shared"),
+        "topk": ANY,
+        **LENGTHS,
+        **either("causal", "has_topk_lengths", "has_sink", "wants_lse", "aligned_16", "has_d_lse"),
+    }
+)
+PORTABLE_SPARSE_BACKWARD = Kernel(
+    name="sparse_backward",
+    serves=SERVED,
+    config=PortableSparseBackwardConfig,
+    choose=_choose,
+    variant=PortableSparseBackwardConfig.variant,
+    launcher="openmla.kernels.portable.sparse_backward.launch",
+)

@@ -6,8 +6,22 @@ from openmla.explain.svg import rect, standalone, text, text_width
 from openmla.formats import FORMATS, Field, RowLayout
 
 WIDTH, LEFT, TOP, ROW, BAR = 960, 150, 34, 46, 22
-COLORS = {"e4m3": "k", "bf16": "rope", "fp32": "p", "ue8m0": "p", "byte": "scratch"}
+COLORS = {"e2m1": "k", "e4m3": "k", "bf16": "rope", "byte": "scratch"}
+"""By type; scales have a color of their own."""
 NAMES = {"byte": "unused"}
+LIE = {"row": "in the row", "page": "behind the rows of a page", "tensor": "in their own tensor"}
+ALSO = {
+    "bf16": "every engine",
+    "fp8_656": "DeepSeek-V3.2: FlashMLA's `V32`, vLLM's `fp8_ds_mla`",
+    "fp8_584": "DeepSeek-V4: FlashMLA's `V4`, vLLM's `fp8_ds_mla`, SGLang",
+    "fp8_528_v32": "GLM-5.3-Flash: FlashMLA's `V32_NO_ROPE`",
+    "fp8_528_v41": "DeepSeek-V4.1, window rows: FlashMLA's newest",
+    "fp8_528_v41_split": "the same: FlashMLA's `V41`, vLLM, SGLang, FlashInfer",
+    "fp4_288": "DeepSeek-V4.1, compressed rows: FlashMLA's newest",
+    "fp4_288_split": "the same: FlashMLA's `V41_FP4`, vLLM, SGLang, FlashInfer",
+    "nvfp4_352": "vLLM's `nvfp4_ds_mla`",
+}
+"""Whose rows they are; formats that are not here are openmla's own."""
 
 
 def widths(name: str) -> tuple[int, int]:
@@ -41,7 +55,7 @@ def _row(layout: RowLayout, y: float, scale: float) -> list[str]:
         if field.tensor == "scales" and field.offset == 0:
             end += 8  # another tensor
         width = max((field.end - field.offset) * scale, 3.0)
-        kind = f"kind-{COLORS[field.dtype]} edge"
+        kind = f"kind-{'p' if field.role == 'scales' else COLORS[field.dtype]} edge"
         parts.append(rect((end, y, width, BAR), kind, hint=_words(field)))
         label = f"{field.count} {NAMES.get(field.dtype, field.dtype)}"
         if text_width(label) + 6 < width:
@@ -52,9 +66,9 @@ def _row(layout: RowLayout, y: float, scale: float) -> list[str]:
 
 def _legend(y: float) -> list[str]:
     parts, x = [], float(LEFT)
-    for dtype in ("e4m3", "bf16", "fp32"):
-        label = "scales (fp32 or ue8m0)" if dtype == "fp32" else f"{dtype} columns"
-        parts += [rect((x, y - 10, 12, 12), f"kind-{COLORS[dtype]}"), text(x + 18, y, label)]
+    labels = {"k": "e4m3 or e2m1 columns", "rope": "bf16 columns", "p": "scales"}
+    for color, label in labels.items():
+        parts += [rect((x, y - 10, 12, 12), f"kind-{color}"), text(x + 18, y, label)]
         x += 40 + text_width(label)
     return parts
 
@@ -65,7 +79,30 @@ def _words(field: Field) -> str:
 
 
 def regions() -> dict[tuple[str, str], str]:
-    """The table of every field of every format."""
+    """The tables of every format and of every field of it."""
+    page = "docs/cache-formats.md"
+    return {(page, "formats"): _formats(), (page, "fields"): _fields()}
+
+
+def _formats() -> str:
+    lines = [
+        "| format | columns | a scale per | scales lie | other columns | bytes | whose rows |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for layout in layouts():
+        format = layout.format
+        per = f"{layout.block}: {format.scale}" if format.scale else "–"
+        lie = LIE[format.scales_lie] if format.scale else "–"
+        other = f"{format.tail_columns} {format.tail}" if format.tail_columns else "–"
+        columns = f"{layout.width - format.tail_columns} {format.element}"
+        cells = (f"`{format.name}`", columns, per, lie, other, layout.row_bytes)
+        lines.append(
+            "| " + " | ".join(map(str, cells)) + f" | {ALSO.get(format.name, 'openmla')} |"
+        )
+    return "\n".join(lines)
+
+
+def _fields() -> str:
     lines = [
         "| format | latent + rope | tensor | bytes | holds | bytes per token |",
         "|---|---|---|---|---|---|",
@@ -78,4 +115,4 @@ def regions() -> dict[tuple[str, str], str]:
             holds = f"{field.count} {NAMES.get(field.dtype, field.dtype)}"
             lines.append(f"| {name} | {columns} | `{field.tensor}` | {place} | {holds} | {size} |")
             first = ("", "", "")
-    return {("docs/cache-formats.md", "fields"): "\n".join(lines)}
+    return "\n".join(lines)

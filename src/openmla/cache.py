@@ -3,10 +3,10 @@
 P pages of S rows each; `openmla.formats` says what a row is, byte by byte, and which formats there
 are. `data` is [P, S, elements of a row]; `scales`, if they do not lie in the row, [P, S, scales].
 
-The value of an FP8 element is bf16(fp32(e4m3) * scale): the product is rounded once, to bf16, and
-every kernel, the reference and `gather` use that same value. A block's scale is amax/448, so its
-largest element becomes the largest e4m3 number, or the next power of two; a block of zeros has
-scale 1.
+The value of a quantized element is bf16(fp32(element) * scale): the product is rounded once, to
+bf16, and every kernel, the reference and `gather` use that same value. A block's scale is amax/448
+(amax/6 for e2m1), so its largest element becomes the largest there is; fp32 scales of zeros are 1.
+Other writers have other rules for small blocks: `append` takes their names.
 
 A slot (`slot_mapping`, `rows`) is a physical row: page * page_size + offset.
 
@@ -26,20 +26,21 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from openmla.block_scaling import dequantize, exponents_of, pack, quantize, to_e4m3, unpack
 from openmla.errors import InvalidArgument, Unsupported
-from openmla.formats import FORMATS, RowLayout
+from openmla.formats import ELEMENT_BITS, FORMATS, WRITERS, RowLayout, Writer
 
-E4M3_MAX = 448.0
 APPEND_DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 DTYPES = {
     "bf16": torch.bfloat16,
     "fp16": torch.float16,
     "fp32": torch.float32,
     "e4m3": torch.float8_e4m3fn,
+    "e2m1": torch.uint8,
     "ue8m0": torch.uint8,
     "byte": torch.uint8,
 }
-"""Element types by the short names used everywhere in openmla."""
+"""Element types by the short names used everywhere in openmla; of e2m1, a byte holds two."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,10 +77,35 @@ class LatentCache:
         dtype, columns = layout.data
         data = torch.zeros(*shape, columns, dtype=DTYPES[dtype], device=device)
         if layout.scale_columns:
-            scales = torch.ones(
-                *shape, layout.scale_columns, dtype=DTYPES[layout.format.scale], device=device
-            )
+            kind = DTYPES[layout.format.scale]
+            scales = torch.ones(*shape, layout.scale_columns, dtype=kind, device=device)
         return LatentCache(data, scales, latent, rope, format)
+
+    @staticmethod
+    def from_pages(
+        pages: Tensor, *, page_size: int, format: str, latent: int = 512, rope: int | None = None
+    ) -> LatentCache:
+        """An engine's pool where it is: bytes [pages, bytes], a page its rows and, for formats that
+        keep them there, the scales of all rows behind them.
+
+        `rope`: the format's own unless given. A page may be longer than its rows; engines round it
+        up (`RowLayout.page_bytes`), or keep other layers' pages between.
+
+        >>> pool = torch.zeros(3, 37440, dtype=torch.uint8)
+        >>> cache = LatentCache.from_pages(pool, page_size=64, format="fp8_584")
+        >>> cache.data.shape, cache.scales.shape, cache.scales.storage_offset()
+        (torch.Size([3, 64, 576]), torch.Size([3, 64, 8]), 36864)
+        """
+        _check_count("page_size", page_size, least=1)
+        if rope is None:
+            known = FORMATS[format].widths if isinstance(format, str) and format in FORMATS else ()
+            rope = next((b for a, b in known if a == latent), 64)
+        _check_format_and_widths(format, latent, rope)
+        layout = FORMATS[format].layout(latent, rope)
+        if layout.scale_columns and layout.format.scales_lie == "tensor":
+            expected = "a format whose scales lie in the row or behind the rows of a page"
+            raise InvalidArgument("format", expected, format)
+        return _views(_check_pages(pages, page_size * layout.row_bytes), page_size, layout)
 
     @property
     def num_pages(self) -> int:
@@ -107,17 +133,18 @@ class LatentCache:
         return FORMATS[self.format].layout(self.latent, self.rope)
 
     def field(self, name: str) -> Tensor | None:
-        """Field "e4m3", "bf16" or "scales" of all rows, [pages, page_size, count], if it is there.
+        """Field "e4m3", "bf16", "scales" … of all rows, [pages, page_size, count], if it is there.
 
-        A view: in rows of several types, its elements must be aligned.
+        A view: in rows of several types, its elements must be aligned. Of e2m1, bytes of two.
         """
         field = self.layout.field(name)
         tensor = None if field is None else self.data if field.tensor == "data" else self.scales
         if field is None or tensor is None:
             return None
-        if tensor.dtype == DTYPES[field.dtype]:
-            return tensor[..., : field.count]
-        return tensor.view(torch.uint8)[..., field.offset : field.end].view(DTYPES[field.dtype])
+        dtype = DTYPES[field.dtype]
+        if tensor.dtype == dtype:
+            return tensor[..., field.offset // dtype.itemsize : field.end // dtype.itemsize]
+        return tensor.view(torch.uint8)[..., field.offset : field.end].view(dtype)
 
     @property
     def device(self) -> torch.device:
@@ -130,44 +157,55 @@ class LatentCache:
         scales = 0 if self.scales is None else self.scales.nbytes
         return int(self.data.nbytes + scales)
 
-    def append(self, latent: Tensor, rope: Tensor | None, slot_mapping: Tensor) -> None:
+    def append(
+        self,
+        latent: Tensor,
+        rope: Tensor | None,
+        slot_mapping: Tensor,
+        *,
+        writer: Writer = "openmla",
+    ) -> None:
         """Write token i's latent[i] and rope[i] to row slot_mapping[i]; quantizes as needed.
 
         A wrong width, dtype or (on the CPU) a slot outside the pool raises and writes nothing. On a
         GPU a token with such a slot is skipped, because looking would mean waiting for the GPU.
         Slots must differ: which of two tokens a repeated slot keeps is not defined.
+
+        `writer`: whose rule chooses the scales (`RowFormat.scale_rule`), for bytes equal to those
+        of FlashMLA's tests, SGLang and FlashInfer ("flash_mla") or of vLLM. They differ for blocks
+        of small numbers; every reader reads all of them. FlashMLA's kernels for Blackwell, though,
+        take fp32 scales to be powers of two, as its own rule makes them.
         """
         rope = _check_append(self, latent, rope, slot_mapping)
+        if writer not in WRITERS:
+            raise InvalidArgument("writer", "one of " + ", ".join(WRITERS), repr(writer))
         slots = slot_mapping.to(self.device)
         if self.device.type == "cuda":
             # Registered by openmla.ops, which knows the kernels; this module must not.
             torch.ops.openmla.cache_append(
-                self.data, self.scales, self.format, self.latent, latent, rope, slots
+                self.data, self.scales, self.format, self.latent, latent, rope, slots, writer
             )
         else:
-            self.write(latent, rope, slots)
+            self.write(latent, rope, slots, writer)
 
-    def write(self, latent: Tensor, rope: Tensor, slots: Tensor) -> None:
+    def write(
+        self, latent: Tensor, rope: Tensor, slots: Tensor, writer: Writer = "openmla"
+    ) -> None:
         """`append` without checks, in torch."""
         page, offset = slots // self.page_size, slots % self.page_size
         row = torch.cat([latent, rope], dim=-1) if self.rope else latent.resolve_neg()
         layout = self.layout
-        plain = row[:, layout.quantized :].to(torch.bfloat16)
         if not layout.quantized:
-            self.data[page, offset] = plain
+            self.data[page, offset] = row.to(torch.bfloat16)
             return
-        exponents = layout.format.scale == "ue8m0"
-        values, scales = quantize(row[:, : layout.quantized], layout.block, exponents)
-        if exponents:
-            scales = (scales.view(torch.int32) >> 23).to(torch.uint8)
-        parts = [values, plain]
-        if self.scales is None:
-            parts.insert(1, scales)
-        else:
-            self.scales[page, offset, : layout.blocks] = scales
+        parts = _parts(row, layout, writer)
         # Plain bytes: indexed writes of float8 tensors are not implemented everywhere.
-        stored = torch.cat([part.contiguous().view(torch.uint8) for part in parts], dim=-1)
-        self.data.view(torch.uint8)[page, offset] = stored
+        if self.scales is not None:
+            self.scales.view(torch.uint8)[page, offset, : parts["scales"].shape[1]] = parts[
+                "scales"
+            ]
+        stored = [parts[field.role] for field in layout.fields if field.tensor == "data"]
+        self.data.view(torch.uint8)[page, offset] = torch.cat(stored, dim=-1)
 
     def gather(self, rows: Tensor) -> Tensor:
         """The bf16 values of physical rows: [len(rows), latent+rope].
@@ -188,21 +226,79 @@ class LatentCache:
         layout = self.layout
         if not layout.quantized:
             return pick_rows(self.data, rows)[:, columns]
-        raw = pick_rows(self.data.view(torch.uint8), rows)
-        parts = {  # copied, because a view as another type must be aligned
-            field.dtype: raw[:, field.offset : field.end].contiguous().view(DTYPES[field.dtype])
-            for field in layout.fields
-            if field.tensor == "data"
-        }
+        raw = {"data": pick_rows(self.data.view(torch.uint8), rows)}
         if self.scales is not None:
-            parts[layout.format.scale] = pick_rows(self.scales, rows)
-        scales = parts[layout.format.scale]
-        if layout.format.scale == "ue8m0":
-            scales = scales.view(torch.float8_e8m0fnu).float()
-        values = dequantize(parts["e4m3"], scales, layout.block)
-        if "bf16" in parts:
-            values = torch.cat([values, parts["bf16"]], dim=-1)
+            raw["scales"] = pick_rows(self.scales.view(torch.uint8), rows)
+        parts = {  # copied, because a view as another type must be aligned
+            field.role: raw[field.tensor][:, field.offset : field.end]
+            .contiguous()
+            .view(DTYPES[field.dtype])
+            for field in layout.fields
+        }
+        scales, elements = _scale_values(parts["scales"], layout), parts["columns"]
+        if layout.format.element == "e2m1":
+            elements = unpack(elements)
+        values = dequantize(elements, scales, layout.block)
+        if "tail" in parts:
+            values = torch.cat([values, parts["tail"].to(torch.bfloat16)], dim=-1)
         return values[:, columns]
+
+
+def _parts(row: Tensor, layout: RowLayout, writer: Writer) -> dict[str, Tensor]:
+    """The bytes of a row's fields by their role, [n, bytes]."""
+    format = layout.format
+    assert format.scale and not (format.unused and format.scales_in_row)
+    columns, tail = row[:, : layout.quantized], row[:, layout.quantized :]
+    rule = format.scale_rule(writer)
+    elements, scales = quantize(columns, layout.block, rule, format.element, format.scale)
+    if format.scale == "ue8m0":
+        scales = exponents_of(scales)
+    elif format.scale == "e4m3":
+        scales = scales.to(torch.float8_e4m3fn)
+    if format.scale_lanes:  # gathered as bytes: float8 tensors cannot be
+        scales = scales.view(torch.uint8)[:, _blocks_in_order(layout, scales.device)]
+    found = {
+        "columns": pack(elements) if format.element == "e2m1" else elements,
+        "scales": scales,
+        "tail": tail.to(torch.bfloat16) if format.tail == "bf16" else to_e4m3(tail),
+    }
+    return {role: part.contiguous().view(torch.uint8) for role, part in found.items()}
+
+
+def _scale_values(stored: Tensor, layout: RowLayout) -> Tensor:
+    """The scales of blocks in their order, fp32."""
+    if layout.format.scale == "ue8m0":
+        stored = stored.view(torch.float8_e8m0fnu)
+    scales = stored.float()
+    if layout.format.scale_lanes:
+        places = torch.tensor(layout.scale_places, dtype=torch.int64, device=scales.device)
+        scales = scales[:, places]
+    return scales
+
+
+def _blocks_in_order(layout: RowLayout, device: torch.device) -> Tensor:
+    """Which block's scale lies at each place."""
+    places = layout.scale_places
+    order = sorted(range(layout.blocks), key=places.__getitem__)
+    return torch.tensor(order, dtype=torch.int64, device=device)
+
+
+def _views(pages: Tensor, page_size: int, layout: RowLayout) -> LatentCache:
+    """Rows of pages of bytes and, where these have a tensor of their own, the scales behind."""
+    kind, columns = layout.data
+    row = columns * ELEMENT_BITS[kind] // 8
+    number = pages.shape[0]
+    rows = pages[:, : page_size * row].view(number, page_size, row)
+    try:
+        data = rows.view(DTYPES[kind])
+    except RuntimeError:  # the only elements of a row that are wider than bytes
+        raise InvalidArgument("pages", "pages at multiples of 2 bytes", "others") from None
+    scales = None
+    if layout.scale_columns:
+        behind = pages[:, page_size * row : page_size * layout.row_bytes]
+        scales = behind.view(number, page_size, layout.row_bytes - row)
+        scales = scales.view(DTYPES[layout.format.scale])
+    return LatentCache(data, scales, layout.latent, layout.rope, layout.format.name)
 
 
 def require_operators(module: str) -> None:
@@ -216,35 +312,6 @@ def pick_rows(pages: Tensor, rows: Tensor) -> Tensor:
     if pages.is_contiguous():
         return pages.view(-1, pages.shape[-1]).index_select(0, rows)
     return pages[rows // pages.shape[1], rows % pages.shape[1]]
-
-
-def quantize(values: Tensor, block: int, powers_of_two: bool = False) -> tuple[Tensor, Tensor]:
-    """[n, width] -> e4m3 [n, width] and fp32 scales [n, ceil(width/block)].
-
-    >>> q, s = quantize(torch.tensor([[448.0, 1.0, 0.0, 0.0]]), block=2)
-    >>> q.float().tolist(), s.tolist()
-    ([[448.0, 1.0, 0.0, 0.0]], [[1.0, 1.0]])
-    """
-    n, width = values.shape
-    blocks = -(-width // block)
-    padded = torch.nn.functional.pad(values.float(), (0, blocks * block - width))
-    grouped = padded.view(n, blocks, block)
-    amax = grouped.abs().amax(dim=-1)
-    # amax/448 of a tiny block would round to 0 and turn its zeros into 0/0: keep scales normal.
-    tiny = torch.finfo(torch.float32).tiny
-    scales = torch.where(amax > 0, (amax / E4M3_MAX).clamp_min(tiny), torch.ones_like(amax))
-    if powers_of_two:  # up to the next one: the mantissa carries into the exponent
-        scales = ((scales.view(torch.int32) + 0x7FFFFF) & 0x7F800000).view(torch.float32)
-    # Dividing by a scale rounded down could land just above 448, which e4m3 turns into NaN.
-    scaled = (grouped / scales.unsqueeze(-1)).clamp(-E4M3_MAX, E4M3_MAX)
-    flat = scaled.view(n, blocks * block)[:, :width]
-    return flat.to(torch.float8_e4m3fn).contiguous(), scales
-
-
-def dequantize(values: Tensor, scales: Tensor, block: int) -> Tensor:
-    """e4m3 [n, width] and fp32 scales [n, blocks] -> bf16 [n, width], rounded once."""
-    spread = scales.repeat_interleave(block, dim=-1)[:, : values.shape[-1]]
-    return (values.float() * spread).to(torch.bfloat16)
 
 
 def check_rows(name: str, rows: Tensor, limit: int) -> None:
@@ -369,6 +436,19 @@ def _check_layout(cache: LatentCache) -> None:
     if shape[2] > 1 and scales.stride(2) != 1:
         got = f"stride {scales.stride(2)}"
         raise InvalidArgument("scales", "a contiguous last dimension", got)
+
+
+def _check_pages(pages: object, least: int) -> Tensor:
+    kinds = (torch.uint8, torch.int8, torch.float8_e4m3fn)
+    if not isinstance(pages, Tensor):
+        raise InvalidArgument("pages", "a tensor of bytes, [pages, bytes]", type(pages).__name__)
+    if pages.dim() != 2 or pages.dtype not in kinds or pages.shape[1] < least:
+        got = f"{pages.dtype} of shape {tuple(pages.shape)}"
+        raise InvalidArgument("pages", f"uint8 [pages, at least {least}]", got)
+    if pages.stride(1) != 1:
+        raise InvalidArgument("pages", "a contiguous last dimension", f"stride {pages.stride(1)}")
+    plain_memory("pages", pages)
+    return pages.view(torch.uint8)
 
 
 def _check_format_and_widths(format: object, latent: object, rope: object) -> None:

@@ -7,7 +7,7 @@ implementations do nothing, because the outputs already have their shapes.
 
 import inspect
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
@@ -16,6 +16,7 @@ from torch.library import infer_schema
 from openmla import cached, checks
 from openmla.cache import LatentCache
 from openmla.dispatch import run_call
+from openmla.formats import Writer
 from openmla.kernels.launch import append_rows, gather_rows, quantize_rows
 from openmla.kernels.merge import merge
 from openmla.operands import (
@@ -230,9 +231,10 @@ def _cache_append(
     latent: Tensor,
     rope: Tensor,
     slots: Tensor,
+    writer: str = "openmla",
 ) -> None:
     cache = LatentCache(data, scales, latent_width, rope.shape[1], format)
-    append_rows(cache, latent, rope, slots)
+    append_rows(cache, latent, rope, slots, cast(Writer, writer))
 
 
 def _cache_gather(

@@ -22,7 +22,8 @@ def pools(format: str) -> list[LatentCache]:
 def test_operators_do_what_the_methods_do(format: str):
     one, other = pools(format)
     torch.manual_seed(0)
-    latent, rope, slots = torch.randn(3, one.latent), torch.randn(3, 64), torch.tensor([5, 0, 7])
+    latent, rope = torch.randn(3, one.latent), torch.randn(3, one.rope)
+    slots = torch.tensor([5, 0, 7])
     one.append(latent, rope, slots)
     parts = (other.data, other.scales, format, other.latent)
     torch.ops.openmla.cache_append(*parts, latent, rope, slots)

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from defects.blocked import Blocked, Tile
 from defects.showcases import defect
-from openmla.cache import LatentCache, dequantize, pick_rows
+from openmla.block_scaling import dequantize
+from openmla.cache import LatentCache, pick_rows
 from openmla.operands import DenseOperands
 from openmla.sequences import Span
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import pytest
 
@@ -25,7 +26,7 @@ from openmla.planning import TARGETS, Plan, plan, target_by_name
 from openmla.planning.budget import over_budget, uses
 from openmla.planning.models import MODELS, problem_for_model
 from openmla.planning.registry import families_of
-from openmla.planning.serves import FP8_CACHES, GLUON_CACHES
+from openmla.planning.serves import GLUON_CACHES, QUANTIZED_CACHES
 from openmla.problem import FORMS, Problem
 
 DENSE = Problem(form="dense", heads=128, d_nope=128, d_rope=64, d_v=128, total_q=4096, total_k=4096)
@@ -297,7 +298,23 @@ def test_v4_rows_are_served_at_the_widths_that_they_have() -> None:
 
 
 def test_what_gluon_kernels_unpack_is_part_of_what_there_is() -> None:
-    assert {*GLUON_CACHES} < {*FP8_CACHES} == {n for n, f in FORMATS.items() if f.scale}
+    assert {*GLUON_CACHES} < {*QUANTIZED_CACHES} == {n for n, f in FORMATS.items() if f.scale}
+
+
+@pytest.mark.parametrize(
+    ("target", "backend"), [("h200", "hopper"), ("b200", "blackwell"), ("mi355x", "cdna4")]
+)
+@pytest.mark.parametrize("form", ["latent", "sparse"])
+@pytest.mark.parametrize("name", [n for n in FORMATS if n.startswith(("fp8_528", "fp4", "nvfp4"))])
+def test_rows_that_no_tuned_kernel_unpacks_are_portable(
+    name: str, form: Any, target: str, backend: str
+) -> None:
+    latent, rope = FORMATS[name].widths[0]
+    rows = replace(SPARSE, form=form, kv_dtype=name, d_nope=latent, d_v=latent, d_rope=rope)
+    rows = replace(rows, page_size=64)
+    assert plan(rows, target).backend == "portable"
+    with pytest.raises(Unsupported, match=f"kv_dtype {name}"):
+        plan(rows, target, backend)
 
 
 def test_fp8_cache_changes_the_plan_by_the_work() -> None:

@@ -26,9 +26,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from openmla.block_scaling import E4M3_MAX
 from openmla.cache import (
     APPEND_DTYPES,
-    E4M3_MAX,
     check_rows,
     plain_memory,
     refuse_derivatives,

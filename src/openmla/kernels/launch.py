@@ -15,6 +15,7 @@ from torch import Tensor
 
 from openmla.cache import LatentCache
 from openmla.errors import Unsupported
+from openmla.formats import Writer
 from openmla.indexer.cache import IndexCache
 from openmla.kernels.fallback import launcher_of, run_calls
 from openmla.operands import AnyOperands
@@ -52,15 +53,17 @@ def calls(plan: Plan, operands: AnyOperands, results: Any) -> Iterator[Call]:
     yield from launcher_of(plan).calls(plan, operands, results)
 
 
-def append_rows(cache: LatentCache, latent: Tensor, rope: Tensor, slots: Tensor) -> None:
+def append_rows(
+    cache: LatentCache, latent: Tensor, rope: Tensor, slots: Tensor, writer: Writer = "openmla"
+) -> None:
     """`LatentCache.append` for checked arguments; on a GPU, slots outside the pool are skipped."""
     if cache.device.type == "cpu":
-        cache.write(latent, rope, slots)
+        cache.write(latent, rope, slots, writer)
         return
     from openmla.kernels.portable.cache_ops import append
 
     with current(cache.device):
-        append(cache, latent, rope, slots)
+        append(cache, latent, rope, slots, writer)
 
 
 def append_keys(cache: IndexCache, k: Tensor, slots: Tensor) -> None:

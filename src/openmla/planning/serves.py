@@ -93,7 +93,7 @@ ALIGNED = OneOf(
 MOST_PAGE_ROWS = 1024
 LONG_NAMES = {"bf16": "bfloat16", "fp16": "float16", "e4m3": "float8_e4m3fn"}
 """Element types as the configs of Blackwell and CDNA4 call them."""
-FP8_CACHES = tuple(name for name, format in FORMATS.items() if format.scale)
+QUANTIZED_CACHES = tuple(name for name, format in FORMATS.items() if format.scale)
 GLUON_CACHES = ("fp8_656", "fp8_block32", "fp8_block64", "fp8_block128", "fp8_token")
 """FP8 caches that the loaders of the Gluon kernels unpack."""
 

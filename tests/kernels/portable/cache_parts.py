@@ -8,7 +8,7 @@ import torch
 
 from kernels.far_memory import FarMemory
 from openmla.cache import LatentCache
-from openmla.formats import FORMATS
+from openmla.formats import FORMATS, WRITERS
 from openmla.kernels.cpu import quantize as cpu_quantize
 from openmla.kernels.portable import cache_ops
 from openmla.kernels.portable import quantize as portable_quantize
@@ -34,10 +34,12 @@ def cache(first: int, number: int) -> Iterator[list[str]]:
                 for _ in range(2)
             ]
             parts = (x[:, :latent], x[:, latent:])
-            pools[0].append(*parts, slots)
+            writer = WRITERS[seed % len(WRITERS)]
+            pools[0].append(*parts, slots, writer=writer)
             # Two tokens more, whose slots lie outside the pool: they leave no trace.
             more = [torch.cat([part, part[:2]]) for part in parts]
-            cache_ops.append(pools[1], *more, torch.cat([slots, torch.tensor([-1, 21])]))
+            every = torch.cat([slots, torch.tensor([-1, 21])])
+            cache_ops.append(pools[1], *more, every, writer)
             yield _different_pools(format, *pools, slots)
 
 
@@ -48,7 +50,7 @@ def _different_pools(
     if not torch.equal(host.gather(slots).nan_to_num(7), device.gather(slots).nan_to_num(7)):
         problems.append(f"{format}: append differs")
     scales = [torch.ones(1) if c.scales is None else c.scales for c in (host, device)]
-    if not torch.equal(*scales):
+    if not torch.equal(*(x.view(torch.uint8) for x in scales)):
         problems.append(f"{format}: scales differ")
     listed = torch.cat([slots, torch.tensor([-1, host.rows])])  # the last two are outside the pool
     rows = torch.full((listed.shape[0], host.width), torch.nan, dtype=torch.bfloat16)

@@ -65,6 +65,12 @@ def span(format: str, page_size: int, generator: torch.Generator) -> Span:
 KINDS = {"list": listed, "span": span}
 PAIRS = [("span", "list"), ("list", "span"), ("list", "list"), ("span", "span"), ("span", "")]
 FORMATS = [("fp8_584", "fp8_584", 2), ("bf16", "fp8_584", 5), ("fp8_block64", "bf16", 8)]
+CASES = [
+    *product(PAIRS, FORMATS),
+    (("span", "list"), ("fp8_528_v41_split", "fp4_288_split", 4)),
+    (("list", "span"), ("fp4_288", "fp8_528_v32", 2)),
+    (("list", "list"), ("fp8_528_v41", "fp4_288", 5)),
+]
 
 
 def check(kinds: tuple[str, str], formats: tuple[str, str, int], seed: int) -> str:
@@ -104,7 +110,7 @@ def main() -> int:
         spec.loader.exec_module(changed)
         launch.attend_kernel = changed.attend_kernel
     failed = 0
-    for seed, (kinds, formats) in enumerate(product(PAIRS, FORMATS)):
+    for seed, (kinds, formats) in enumerate(CASES):
         wrong = check(kinds, formats, seed)
         failed += bool(wrong)
         print(*kinds, *formats, wrong or "ok", flush=True)

@@ -15,7 +15,7 @@ from openmla.lab.testing.draw import COST_LIMIT, has_listed_widths, varied
 from openmla.lab.testing.memory import Memory
 from openmla.problem import CACHE_FORMATS
 
-DRAWN = [random_case(seed) for seed in range(2000)]
+DRAWN = [random_case(seed) for seed in range(3000)]
 
 
 def test_a_case_survives_json():
@@ -103,8 +103,12 @@ def test_every_form_meets_every_dtype_and_odd_scales(form):
     assert {case.dtype for case in mine} == {"bf16", "fp16", "fp32", "e4m3"}
     assert any(case.scale == 0 for case in mine) and any((case.scale or 1) < 0 for case in mine)
     if form != "dense":
-        kinds = {case.kv for case in mine if case.dtype == "fp16"}
-        assert kinds >= {*CACHE_FORMATS, "plain"}
+        assert {case.kv for case in mine} >= {*CACHE_FORMATS, "plain"}
+
+
+def test_fp16_queries_meet_rows_of_every_format():
+    rows = [case for case in DRAWN if case.form != "dense" and case.dtype == "fp16"]
+    assert {case.kv for case in rows} >= {*CACHE_FORMATS, "plain"}
 
 
 def test_boundaries_are_drawn():

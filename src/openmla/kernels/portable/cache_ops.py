@@ -19,6 +19,7 @@ import triton.language as tl
 from torch import Tensor
 
 from openmla.cache import LatentCache
+from openmla.formats import LARGEST, Writer
 from openmla.kernels.call import PLAIN_LAUNCH, WORKSPACE, Call, Sources
 from openmla.kernels.portable.formats import (
     next_power_of_2,
@@ -28,10 +29,10 @@ from openmla.kernels.portable.formats import (
 )
 from openmla.kernels.portable.plan import padded
 from openmla.kernels.portable.records import RowBlock
-from openmla.kernels.portable.rows import read_columns
+from openmla.kernels.portable.rows import read_columns, upcast
 
-E4M3_MAX = tl.constexpr(448.0)
-FP32_TINY = tl.constexpr(2.0**-126)
+E4M3_MAX = tl.constexpr(LARGEST["e4m3"])
+LARGEST_E2M1 = tl.constexpr(LARGEST["e2m1"])
 GATHER_ROWS = 16
 
 
@@ -51,23 +52,56 @@ def e4m3_bits(x):
 
 
 @triton.jit
-def _quantize(x, inside, POWERS_OF_TWO: tl.constexpr):
-    """Blocks [blocks, columns] -> e4m3 bits and one scale per block; `inside`: columns that exist.
+def to_e4m3_bits(x):
+    """fp32 -> e4m3 bits, with ±448 at most; NaN stays."""
+    clamped = tl.minimum(tl.maximum(x, -E4M3_MAX), E4M3_MAX)
+    return e4m3_bits(tl.where(x != x, x, clamped))
 
-    A block's scale is amax/448, but a normal number, or 1 where amax is 0 or NaN; or the next power
-    of two.
-    """
+
+@triton.jit
+def e2m1_bits(x):
+    """fp32 -> e2m1 codes, uint8: nearest, ties to the even code, ±6 at most; NaN is +6."""
+    size = tl.abs(x)
+    code = (size > 0.25).to(tl.uint32) + (size >= 0.75).to(tl.uint32)
+    code += (size > 1.25).to(tl.uint32) + (size >= 1.75).to(tl.uint32)
+    code += (size > 2.5).to(tl.uint32) + (size >= 3.5).to(tl.uint32) + (size > 5.0).to(tl.uint32)
+    code |= (x.to(tl.uint32, bitcast=True) >> 28) & 8
+    return tl.where(x != x, 7, code).to(tl.uint8)
+
+
+@triton.jit
+def _scales(amax, has_nan, ROW: tl.constexpr, RULE: tl.constexpr):
+    """The scale of each block, fp32, by a writer's rule: openmla.formats.ScaleRule."""
+    largest = tl.maximum(amax, RULE.least_amax)
+    most = tl.full(amax.shape, LARGEST_E2M1 if ROW.is_fp4 else E4M3_MAX, tl.float32)
+    scale = tl.maximum(tl.math.div_rn(largest, most), RULE.least)
+    if ROW.has_e4m3_scales:
+        bits = e4m3_bits(tl.where(has_nan, float("nan"), tl.minimum(scale, E4M3_MAX)))
+        scale = upcast(bits, tl.float32)
+    else:
+        known = has_nan == 0
+        if RULE.zero_is_one:
+            known = known & (amax > 0.0)
+        scale = tl.where(known, scale, 1.0)
+        if RULE.powers_of_two:  # the mantissa carries into the exponent
+            bits = (scale.to(tl.uint32, bitcast=True) + 0x7FFFFF) & 0x7F800000
+            scale = bits.to(tl.float32, bitcast=True)
+    return scale
+
+
+@triton.jit
+def _quantize(x, inside, ROW: tl.constexpr, RULE: tl.constexpr):
+    """Blocks [blocks, columns] -> codes and one scale per block; `inside`: columns that exist."""
     magnitude = tl.where(inside, tl.abs(x), 0.0)
     amax = tl.max(magnitude, 1)
     has_nan = tl.max((magnitude != magnitude).to(tl.int32), 1) > 0
-    even = tl.math.div_rn(amax, tl.full(amax.shape, E4M3_MAX, tl.float32))
-    scale = tl.where((amax > 0.0) & (has_nan == 0), tl.maximum(even, FP32_TINY), 1.0)
-    if POWERS_OF_TWO:  # the mantissa carries into the exponent
-        bits = (scale.to(tl.uint32, bitcast=True) + 0x7FFFFF) & 0x7F800000
-        scale = bits.to(tl.float32, bitcast=True)
+    scale = _scales(amax, has_nan, ROW, RULE)
     scaled = tl.math.div_rn(x, scale[:, None] + tl.zeros_like(x))
-    clamped = tl.minimum(tl.maximum(scaled, -E4M3_MAX), E4M3_MAX)
-    return e4m3_bits(tl.where(scaled != scaled, scaled, clamped)), scale
+    if ROW.is_fp4:
+        code = e2m1_bits(scaled)
+    else:
+        code = to_e4m3_bits(scaled)
+    return code, scale
 
 
 @triton.jit
@@ -108,11 +142,12 @@ def append_kernel(
     USED: tl.constexpr,
     BLOCKS: tl.constexpr,
     COLUMNS: tl.constexpr,
-    BF16: tl.constexpr,
+    TAIL: tl.constexpr,
     ROW: tl.constexpr,
+    RULE: tl.constexpr,
     PAGE: tl.constexpr,
 ):
-    """USED blocks that share a scale, as a tile [BLOCKS, COLUMNS], and up to BF16 bf16 columns."""
+    """USED blocks that share a scale, as a tile [BLOCKS, COLUMNS], and up to TAIL other columns."""
     token = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots_ptr + token * slots_stride).to(tl.int64)
     if (slot < 0) | (slot >= rows):
@@ -127,26 +162,39 @@ def append_kernel(
         column = block[:, None] * ROW.scale_block + place[None, :]
         inside = (place < ROW.scale_block)[None, :] & (column < QUANTIZED)
         x = _load_columns(latent_row, rope_row, column, inside, D_LATENT)
-        code, scale = _quantize(x, inside, ROW.has_exponents)
+        code, scale = _quantize(x, inside, ROW, RULE)
+        if ROW.is_fp4:
+            tl.static_assert(ROW.scale_block == COLUMNS, "a block of FP4 columns fills its tile")
+            low, high = tl.split(code.reshape(BLOCKS, COLUMNS // 2, 2))
+            byte = block[:, None] * (COLUMNS // 2) + tl.arange(0, COLUMNS // 2)[None, :]
+            tl.store(data_row + byte, low | high << 4, mask=byte * 2 < QUANTIZED)
+        else:
+            tl.store(data_row + column, code, mask=inside)
         if ROW.has_exponents:
             scale = (scale.to(tl.uint32, bitcast=True) >> 23).to(tl.uint8)
-        tl.store(data_row + column, code, mask=inside)
+        elif ROW.has_e4m3_scales:
+            scale = e4m3_bits(scale)
+        LANES: tl.constexpr = ROW.scale_lanes
+        lies = block % LANES * (USED // LANES) + block // LANES
         if ROW.scales_at == 0:
             scales = scale_ptr + slot // PAGE * scale_stride_page + slot % PAGE * scale_stride_t
-            tl.store(scales + block, scale, mask=block < USED)
+            tl.store(scales + lies, scale, mask=block < USED)
+        elif ROW.has_exponents or ROW.has_e4m3_scales:
+            tl.store(data_row + ROW.scales_at + lies, scale, mask=block < USED)
         else:
             words = scale.to(tl.uint32, bitcast=True)
-            _store_bytes(data_row + ROW.scales_at + block * 4, words, block < USED, 4)
+            _store_bytes(data_row + ROW.scales_at + lies * 4, words, block < USED, 4)
     if QUANTIZED < D_LATENT + D_ROPE:
-        place = tl.arange(0, BF16)
+        place = tl.arange(0, TAIL)
         inside = place < D_LATENT + D_ROPE - QUANTIZED
-        x = _load_columns(latent_row, rope_row, QUANTIZED + place, inside, D_LATENT).to(tl.bfloat16)
+        x = _load_columns(latent_row, rope_row, QUANTIZED + place, inside, D_LATENT)
         if QUANTIZED == 0:
-            tl.store(data_row + place, x, mask=inside)
+            tl.store(data_row + place, x.to(tl.bfloat16), mask=inside)
+        elif ROW.has_e4m3_tail:
+            tl.store(data_row + ROW.tail_at + place, to_e4m3_bits(x), mask=inside)
         else:
-            _store_bytes(
-                data_row + ROW.bf16_at + place * 2, x.to(tl.uint16, bitcast=True), inside, 2
-            )
+            words = x.to(tl.bfloat16).to(tl.uint16, bitcast=True)
+            _store_bytes(data_row + ROW.tail_at + place * 2, words, inside, 2)
 
 
 @triton.jit(do_not_specialize=["rows", "count"])
@@ -194,7 +242,13 @@ def gather_kernel(
         tl.store(out_row + D_LATENT + column[None, :], rope, mask=inside)
 
 
-def append(cache: LatentCache, latent: Tensor, rope: Tensor | None, slot_mapping: Tensor) -> None:
+def append(
+    cache: LatentCache,
+    latent: Tensor,
+    rope: Tensor | None,
+    slot_mapping: Tensor,
+    writer: Writer = "openmla",
+) -> None:
     """`LatentCache.append` for checked arguments on the cache's own device."""
     tokens = latent.shape[0]
     if not tokens:
@@ -219,8 +273,9 @@ def append(cache: LatentCache, latent: Tensor, rope: Tensor | None, slot_mapping
         USED=layout.blocks,
         BLOCKS=next_power_of_2(layout.blocks),
         COLUMNS=next_power_of_2(layout.block),
-        BF16=next_power_of_2(layout.width - layout.quantized),
+        TAIL=next_power_of_2(layout.width - layout.quantized),
         ROW=row_constants(cache),
+        RULE=layout.format.scale_rule(writer),
         PAGE=cache.page_size,
         **PLAIN_LAUNCH,
     )

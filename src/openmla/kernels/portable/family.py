@@ -11,9 +11,9 @@ from openmla.planning.latent_split import FixedSplit, LatentSplit
 from openmla.planning.memory import Wanted, lay_out
 from openmla.planning.serves import (
     ANY,
-    FP8_CACHES,
     LENGTHS,
     MOST_PAGE_ROWS,
+    QUANTIZED_CACHES,
     SECOND,
     YES_OR_NO,
     OneOf,
@@ -29,7 +29,7 @@ from openmla.problem import FORMS, MAX_HEADS, ROPE_SOURCES, Problem
 WIDEST = 576
 """Columns of the widest row that was run: 512 + 64."""
 _ELEMENTS = ("bf16", "fp16", "e4m3")
-_STORED = OneOf(*_ELEMENTS, *FP8_CACHES)
+_STORED = OneOf(*_ELEMENTS, *QUANTIZED_CACHES)
 
 
 def _choose(problem: Problem, target: Target) -> PortableConfig:

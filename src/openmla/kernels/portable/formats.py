@@ -26,27 +26,34 @@ def row_constants(cache: LatentCache | Tensor) -> CacheRow:
     if isinstance(cache, Tensor) or not cache.layout.quantized:
         return PLAIN_ROW
     layout, data = cache.layout, cache.data
-    places = {field.dtype: field.offset for field in layout.fields if field.tensor == "data"}
-    scales_at, bf16_at = places.get(layout.format.scale, 0), places.get("bf16", 0)
+    format = layout.format
+    places = {field.role: field.offset for field in layout.fields if field.tensor == "data"}
+    wide = format.bf16_columns or (format.scales_in_row and format.scale == "fp32")
     anywhere = any(n % 4 for n in (data.data_ptr(), data.stride(0), data.stride(1)))
     return CacheRow(
         quantized=layout.quantized,
         scale_block=layout.block,
-        scales_at=scales_at,
-        bf16_at=bf16_at,
-        is_unaligned=bool(bf16_at and anywhere),
-        has_exponents=layout.format.scale == "ue8m0",
+        scales_at=places.get("scales", 0),
+        tail_at=places.get("tail", 0),
+        is_unaligned=bool(wide and anywhere),
+        has_exponents=format.scale == "ue8m0",
+        has_e4m3_scales=format.scale == "e4m3",
+        scale_lanes=format.scale_lanes or 1,
+        is_fp4=format.element == "e2m1",
+        has_e4m3_tail=format.tail == "e4m3",
     )
 
 
 def row_tensors(cache: LatentCache | Tensor, native_e4m3: bool) -> tuple[Tensor, Tensor | None]:
-    """(data, scales); FP8 data as e4m3, or as its bits where Triton does not convert e4m3."""
+    """(data, scales); e4m3 as such, or its bits where Triton does not convert it; FP4 as bytes."""
     if isinstance(cache, Tensor):
         return as_operand(cache, native_e4m3), None
     if not cache.layout.quantized:
         return cache.data, None
-    kind = torch.float8_e4m3fn if native_e4m3 else torch.uint8
-    return cache.data if cache.data.dtype == kind else cache.data.view(kind), cache.scales
+    fp8 = native_e4m3 and cache.layout.format.element == "e4m3"
+    kind = torch.float8_e4m3fn if fp8 else torch.uint8
+    scales = None if cache.scales is None else as_operand(cache.scales, native_e4m3)
+    return cache.data if cache.data.dtype == kind else cache.data.view(kind), scales
 
 
 def as_operand(x: Tensor, native_e4m3: bool) -> Tensor:

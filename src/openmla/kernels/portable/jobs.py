@@ -12,6 +12,7 @@ DENSE = Problem(
     form="dense", heads=16, d_nope=128, d_rope=64, d_v=128, total_q=64, total_k=64, wants_lse=True
 )
 LATENT = replace(DENSE, form="latent", d_nope=512, d_v=512, page_size=64, total_k=128)
+ROWS_WITHOUT_ROPE = replace(LATENT, form="sparse", d_rope=0, rope="none", topk=64, total_k=1 << 20)
 PROBLEMS = {
     "": DENSE,
     "shared keys": replace(DENSE, has_k_start=True),
@@ -42,6 +43,17 @@ PROBLEMS = {
         table_keys=1 << 20,
         second=RowSource(kv_dtype="fp8_584", page_size=2, topk=512, total_k=1 << 20),
         total_k=1 << 20,
+    ),
+    "fp8_528_v32": replace(ROWS_WITHOUT_ROPE, kv_dtype="fp8_528_v32"),
+    "fp4_288": replace(ROWS_WITHOUT_ROPE, kv_dtype="fp4_288"),
+    "nvfp4_352": replace(LATENT, form="sparse", topk=64, kv_dtype="nvfp4_352", total_k=1 << 20),
+    "V4.1's span and list": replace(
+        ROWS_WITHOUT_ROPE,
+        kv_dtype="fp8_528_v41_split",
+        topk=0,
+        span=True,
+        table_keys=1 << 20,
+        second=RowSource(kv_dtype="fp4_288_split", page_size=128, topk=512, total_k=1 << 20),
     ),
 }
 

@@ -12,7 +12,7 @@ from functools import cached_property
 
 from openmla.arithmetic import Limited, ceildiv, require_int, verdict_lines
 from openmla.errors import InvalidArgument
-from openmla.formats import V4
+from openmla.formats import BF16, FORMATS, V4
 from openmla.kernels.portable.tuned import Tile, tuned_tile
 from openmla.planning import latent_split, split
 from openmla.planning.dequantize import (
@@ -41,6 +41,9 @@ SCRATCH, SCRATCH_OF_TERMS = 1024, 4352
 # Bytes of a key in each stage beside its bf16 columns where V holds e4m3 and bf16 columns of a row:
 # the compiler keeps both until they are joined. Triton 3.6.0, sm_80 to sm_120: 704 to 754.
 JOINED = 768
+# Most keys of a step over FP4 rows, whose columns are joined from the halves of bytes: with 64,
+# 5.8 KB of registers are spilled (Triton 3.7.1, sm_80, 512 columns, 4 warps).
+FP4_KEYS = 32
 SPARE_REGISTERS = 63  # kept from 255 for addresses and statistics
 PARTIAL_STATE = 2  # numbers beside the columns of a partial row: its maximum and its sum
 GROUP_HEADS = 4  # heads of the dense form side by side: 1, 2, 8 and 16 are slower on an H200
@@ -319,13 +322,22 @@ def portable_candidates(problem: Problem, target: Target) -> Iterator[PortableCo
 def _tiles(problem: Problem, target: Target) -> Iterator[tuple[Tile, str]]:
     """Tiles in the order they are tried, the measured one first."""
     tuned = tuned_tile(target.name, problem.form, problem.heads)
-    if tuned is not None:
+    most_keys = FP4_KEYS if _has_fp4(problem) else DENSE_TILES[0].BM
+    if tuned is not None and most_keys >= tuned.tile.BN:
         yield tuned.tile, tuned.measured
     # A token's list is its own, so no block of the sparse form holds more rows than heads.
     most_rows = padded(problem.heads) if problem.form == "sparse" else DENSE_TILES[0].BM
     for tile in DENSE_TILES if problem.form == "dense" else LATENT_TILES:
-        if most_rows >= tile.BM:
+        if most_rows >= tile.BM and most_keys >= tile.BN:
             yield tile, ""
+
+
+def _has_fp4(problem: Problem) -> bool:
+    """Whether rows that are multiplied are stored as e2m1."""
+    if problem.form == "dense":
+        return False
+    stored = (FORMATS.get(source.kv_dtype, BF16) for source in problem.sources)
+    return any(format.element == "e2m1" for format in stored)
 
 
 def _joins(problem: Problem) -> bool:

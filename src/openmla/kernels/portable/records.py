@@ -7,17 +7,25 @@ class CacheRow(NamedTuple):
     """What a cache row holds (ROW), as openmla.formats describes it."""
 
     quantized: int
-    """e4m3 columns; 0: values are as they are in the tensor."""
+    """Columns that have scales; 0: values are as they are in the tensor."""
     scale_block: int
     """Columns that share a scale."""
     scales_at: int
     """Byte of the row's first scale; 0: scales are a tensor of their own."""
-    bf16_at: int
-    """Byte of the row's first bf16 column."""
+    tail_at: int
+    """Byte of the first column without a scale."""
     is_unaligned: bool
-    """Rows may begin at any byte, rather than at multiples of 4."""
+    """Rows may begin at any byte, rather than at multiples of 4, and have wider elements."""
     has_exponents: bool
     """Scales are exponents (ue8m0), rather than fp32."""
+    has_e4m3_scales: bool = False
+    """Scales are e4m3, rather than fp32."""
+    scale_lanes: int = 1
+    """Scales of blocks b, b + lanes, b + 2 lanes … lie side by side."""
+    is_fp4: bool = False
+    """Columns are e2m1, two in a byte, rather than e4m3."""
+    has_e4m3_tail: bool = False
+    """Columns without scales are e4m3, rather than bf16."""
 
 
 PLAIN_ROW = CacheRow(0, 0, 0, 0, is_unaligned=False, has_exponents=False)
@@ -48,7 +56,7 @@ class RowBlock(NamedTuple):
     scale_ptr: Any
     """None unless scales are a tensor of their own."""
     data_row: Any
-    """int64 offsets of the rows, in elements of data_ptr: bytes, if rows have e4m3 columns."""
+    """int64 offsets of the rows, in elements of data_ptr: bytes, if rows have scales."""
     scale_row: Any
     """int64 offsets of their scales, in elements of scale_ptr."""
     ok: Any

@@ -8,8 +8,8 @@
 | page_of | where the rows of a paged cache lie |
 | read_columns | columns of cache rows in any cache format, dequantized |
 
-ROW, a CacheRow, says what a cache row holds. The value of an e4m3 column is
-bf16(fp32(e4m3) * scale).
+ROW, a CacheRow, says what a cache row holds. The value of a column with a scale is
+bf16(fp32(element) * scale).
 """
 
 from __future__ import annotations
@@ -120,14 +120,14 @@ def _bf16_columns(
         # Bytes side by side: read two apart, Triton 3.6.0 stores the tile transposed for wgmma, and
         # with fewer than 64 rows multiplies it wrongly (H200).
         byte = tl.arange(0, 2 * COLUMNS)
-        start = rows.data_ptr + ROW.bf16_at + rows.data_row[:, None]
+        start = rows.data_ptr + ROW.tail_at + rows.data_row[:, None]
         pointers = start + (byte - 2 * AT)[None, :]
         tile = load_tile(pointers, rows.ok, (byte >= 2 * AT) & (byte < 2 * WIDTH), True, SOME)
         words = tile.to(tl.uint8, bitcast=True).to(tl.uint16)
         low, high = tl.split(words.reshape(tile.shape[0], COLUMNS, 2))
         values = (low | high << 8).to(tl.bfloat16, bitcast=True)
     else:
-        start = (rows.data_ptr + ROW.bf16_at).to(tl.pointer_type(tl.bfloat16), bitcast=True)
+        start = (rows.data_ptr + ROW.tail_at).to(tl.pointer_type(tl.bfloat16), bitcast=True)
         pointers = start + (rows.data_row // 2)[:, None] + (column - AT)[None, :]
         values = load_tile(pointers, rows.ok, (column >= AT) & (column < WIDTH), MASKED, SOME)
     return values
@@ -158,13 +158,25 @@ def _load_scales(
     )
     RUNS: tl.constexpr = COLUMNS // RUN if COLUMNS > RUN else 1
     USED: tl.constexpr = (WIDTH + RUN - 1) // RUN
+    LANES: tl.constexpr = ROW.scale_lanes
     run = tl.arange(0, RUNS)
     block = (FIRST + run * RUN) // BLOCK
+    if LANES > 1:
+        block = block % LANES * (ROW.quantized // BLOCK // LANES) + block // LANES
     if ROW.scales_at == 0:
         pointers = rows.scale_ptr + rows.scale_row[:, None] + block[None, :]
         scales = load_tile(pointers, rows.ok, run < USED, MASKED, RUNS != USED)
         if ROW.has_exponents:
             scales = _power_of_two(scales)
+        elif ROW.has_e4m3_scales:
+            scales = upcast(scales, tl.float32)
+    elif ROW.has_exponents or ROW.has_e4m3_scales:
+        pointers = rows.data_ptr + ROW.scales_at + rows.data_row[:, None] + block[None, :]
+        stored = load_tile(pointers, rows.ok, run < USED, MASKED, RUNS != USED)
+        if ROW.has_exponents:
+            scales = _power_of_two(stored.to(tl.uint8, bitcast=True))
+        else:
+            scales = upcast(stored, tl.float32)
     elif ROW.is_unaligned:
         start = rows.data_ptr + ROW.scales_at + rows.data_row[:, None]
         pointers = start + (block * 4)[None, :]
@@ -188,6 +200,57 @@ def _scaled(x, scales):
 
 
 @triton.jit
+def _e2m1(code):
+    """The values of codes 0 to 15, fp32. Its bits, moved to those of an fp16, are 2^14 times too
+    small, the subnormal 0.5 included."""
+    bits = code.to(tl.uint16)
+    half = ((bits & 8) << 12) | ((bits & 7) << 9)
+    return half.to(tl.float16, bitcast=True).to(tl.float32) * 16384.0
+
+
+@triton.jit
+def _fp4_columns(
+    rows,
+    FIRST: tl.constexpr,
+    WIDTH: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    ROW: tl.constexpr,
+    MASKED: tl.constexpr,
+):
+    """Columns FIRST … FIRST+WIDTH-1 of a RowBlock, e2m1 with scales, as bf16. Low and high halves
+    of bytes are scaled apart: a block of columns is half as many of each."""
+    tl.static_assert(FIRST % 2 == 0 and WIDTH % 2 == 0, "a byte holds two columns")
+    byte = tl.arange(0, COLUMNS // 2)
+    pointers = rows.data_ptr + rows.data_row[:, None] + (FIRST // 2 + byte)[None, :]
+    packed = load_tile(pointers, rows.ok, byte < WIDTH // 2, MASKED, COLUMNS != WIDTH)
+    scales = _load_scales(rows, FIRST, WIDTH, COLUMNS, ROW, MASKED)
+    low = _scaled(_e2m1(packed & 15), scales).to(tl.bfloat16)
+    high = _scaled(_e2m1(packed >> 4), scales).to(tl.bfloat16)
+    return tl.join(low, high).reshape(packed.shape[0], COLUMNS)
+
+
+@triton.jit
+def _tail_columns(
+    rows,
+    FIRST: tl.constexpr,
+    WIDTH: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    ROW: tl.constexpr,
+    MASKED: tl.constexpr,
+):
+    """Columns FIRST … FIRST+WIDTH-1 of a RowBlock, all of them without scales, as bf16."""
+    if ROW.has_e4m3_tail:
+        column = tl.arange(0, COLUMNS)
+        start = rows.data_ptr + ROW.tail_at + rows.data_row[:, None]
+        pointers = start + (FIRST - ROW.quantized + column)[None, :]
+        tile = load_tile(pointers, rows.ok, column < WIDTH, MASKED, COLUMNS != WIDTH)
+        values = upcast(tile, tl.bfloat16)
+    else:
+        values = _bf16_columns(rows, FIRST, WIDTH, COLUMNS, ROW, MASKED)
+    return values
+
+
+@triton.jit
 def read_columns(
     rows,
     FIRST: tl.constexpr,
@@ -201,7 +264,10 @@ def read_columns(
     read."""
     column = tl.arange(0, COLUMNS)
     if ROW.quantized > 0 and ROW.quantized <= FIRST:
-        tile = _bf16_columns(rows, FIRST, WIDTH, COLUMNS, ROW, MASKED)
+        tile = _tail_columns(rows, FIRST, WIDTH, COLUMNS, ROW, MASKED)
+    elif ROW.is_fp4:
+        tl.static_assert(ROW.quantized >= FIRST + WIDTH, "FP4 columns and others in one tile")
+        tile = _fp4_columns(rows, FIRST, WIDTH, COLUMNS, ROW, MASKED)
     else:
         MIXED: tl.constexpr = ROW.quantized > 0 and ROW.quantized < FIRST + WIDTH
         ALIKE: tl.constexpr = ROW.quantized - FIRST if MIXED else WIDTH

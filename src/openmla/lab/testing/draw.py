@@ -201,6 +201,9 @@ def _dims(rng: random.Random, form: str, profile: str) -> dict[str, Any]:
         heads = rng.choice(choices.get(profile, (1, 1, 2, 3, 4, 5, 8)))
     d_nope, d_rope, d_v = rng.choice(table)
     if form != "dense":
+        if rng.random() < 0.15:  # a row that engines keep: most exist at one width
+            d_nope, d_rope = rng.choice([w for format in FORMATS.values() for w in format.widths])
+            d_v = d_nope
         d_v = min(d_v, d_nope)
         if rng.random() < 0.1:
             d_v = max(d_v // 2, 1)  # V may be narrower than the latent

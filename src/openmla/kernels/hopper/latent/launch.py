@@ -164,7 +164,7 @@ def _attention(plan: Plan, ways: list[Way], results: Results) -> Iterator[Call]:
     that may be split go in groups, each with its merge; those of an invariant call some tokens at a
     time."""
     config, problem = plan.config, plan.problem
-    if problem.form != "latent":
+    if problem.form == "sparse":
         for rows, op, gate in ways:
             way = _arguments(plan, rows, op, results) | gate | NO_PARTS
             yield Call(latent_kernel, list_programs(config, problem), way, SOURCES)

@@ -48,7 +48,7 @@ LAYERS: list[set[str]] = [
     {"dispatch"},
     {"cached"},
     {"ops", "indexer.ops", "indexer.loss_ops", "backward.ops"},
-    {"api", "indexer.api", "indexer.loss_api"},
+    {"api", "indexer.api", "indexer.loss_api", "compressor"},
     {""},  # openmla/__init__.py: the public names
     {"compat", "distributed"},
     {"aot"},

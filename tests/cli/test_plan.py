@@ -79,11 +79,28 @@ def test_steps_of_the_indexer_are_planned_as_calls_of_attention_are(options: str
     assert Plan.from_json(as_json.output).problem.heads == 32
 
 
-def test_a_model_without_an_indexer_of_all_keys_is_refused():
-    for model in ("deepseek-v3", "deepseek-v4-flash"):
+@pytest.mark.parametrize(
+    ("model", "told"),
+    [
+        ("deepseek-v4-flash", "43 layers: 2 of the window alone; 21 of ratio 4; 20 of ratio 128"),
+        ("deepseek-v4-pro --ratio 128", "61 layers: 31 of ratio 128, all rows; 30 of ratio 4"),
+        ("deepseek-v4.1-flash --ratio 1", "2 of the window alone; 18 of ratio 2; 20 of ratio 1"),
+        ("glm-5.3-flash", "11 of 45 layers are MLA"),
+        ("kimi-k3", "24 of 93 layers are MLA"),
+    ],
+)
+def test_a_model_with_layers_that_differ_says_which(model: str, told: str):
+    words = CliRunner().invoke(app, ["--model", *model.split()]).output.split()
+    assert told in " ".join(words)
+    assert ("mla_attend:" in words) == model.startswith("deepseek")
+    assert told in CliRunner().invoke(app, ["--verbose", "--model", *model.split()]).output
+
+
+def test_a_model_without_an_indexer_is_refused():
+    for model in ("deepseek-v3", "kimi-k3"):
         result = CliRunner().invoke(app, ["--model", model, "--form", "scores"])
         assert result.exit_code == 2 and "form" in result.output
-        with pytest.raises(InvalidArgument, match=f"form: .*{model} has no indexer of all keys"):
+        with pytest.raises(InvalidArgument, match=f"form: .*{model} has no indexer"):
             index_problem_for_model(model)
 
 

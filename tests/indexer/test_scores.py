@@ -139,7 +139,11 @@ REFUSED = {
         lambda c: {"cache_lengths": None},
     ],
     "starts": [lambda c: {"starts": torch.zeros(5, dtype=torch.int32)}],
-    "ends": [lambda c: {"ends": torch.zeros(5, dtype=torch.int32)}],
+    "ends": [
+        lambda c: {"ends": torch.zeros(5)},
+        lambda c: {"ends": torch.zeros(4, dtype=torch.int32)},
+        lambda c: {"ends": torch.full((5,), 100, dtype=torch.int32)},
+    ],
     "out": [
         lambda c: {"out": torch.zeros(5, 12).double()},
         lambda c: {"out": torch.zeros(4, 12)},

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
 import openmla
 from indexer import cases
 from openmla import InvalidArgument
+from openmla.indexer.operands import ScoresOperands
+from openmla.indexer.ops import given_windows, windows_of
 
 BACKENDS = ("cpu", "reference")
 LENS = ([5, 0, 9], [60, 3, 200])
@@ -113,6 +117,70 @@ def test_defaults_do_not_matter(backend: str, dtype: torch.dtype) -> None:
     assert float(values[0, 9].float() * scales[0]) == 1.0
 
 
+def test_ends_say_how_many_keys_a_query_sees() -> None:
+    """Keys that stand for four tokens each: 240 and 800 tokens, and a query of nobody at last."""
+    case = cases.paged(*LENS)
+    positions = torch.tensor([*range(235, 240), *range(791, 800)])
+    ends = (positions + 1).div(4, rounding_mode="floor").int()
+    assert len(set(ends.tolist())) > 3
+    options = {**case.options, "ends": ends}
+    every = openmla.indexer_scores(case.q, case.keys, case.weights, **options)
+    want = openmla.select_topk(every, 30, ends=ends)
+    for backend in BACKENDS:
+        given = (case.q, case.keys, case.weights)
+        scores = openmla.indexer_scores(*given, **options, backend=backend)
+        got = openmla.index_topk(*given, 30, **options, rows="relative", backend=backend)
+        assert torch.equal(got, want)
+        for t, end in enumerate(ends.tolist()):
+            line = 0 if t < 5 else 2
+            key = torch.arange(end)
+            pages = case.options["block_table"][line].long()
+            values, scales = case.keys.gather(pages[key // 4] * 4 + key % 4)
+            products = (case.q[t].double() @ values.double().T).relu()
+            exact = (case.weights[t].double()[:, None] * products).sum(0) * scales
+            torch.testing.assert_close(scores[t, :end].double(), exact, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("call", [openmla.indexer_scores, openmla.index_topk])
+@pytest.mark.parametrize(
+    ("ends", "message"),
+    [
+        ([61] + [0] * 13, "at most the 60 keys of its sequence, got 61 for query 0"),
+        ([0] * 13, "ends: expected"),
+    ],
+)
+def test_ends_past_a_sequence_are_refused(call: Any, ends: list[int], message: str) -> None:
+    case = cases.paged(*LENS)
+    more = {"topk": 4} if call is openmla.index_topk else {}
+    with pytest.raises(InvalidArgument, match=message):
+        call(case.q, case.keys, case.weights, ends=torch.tensor(ends).int(), **case.options, **more)
+
+
+def test_a_query_of_no_sequence_sees_nothing() -> None:
+    case = cases.paged([2], [9])
+    q, weights = (torch.cat([x.float(), x[:1].float()]).to(x.dtype) for x in (case.q, case.weights))
+    options = {**case.options, "rows": "relative"}
+    got = openmla.index_topk(
+        q, case.keys, weights, 2, ends=torch.tensor([1, 9, 0]).int(), **options
+    )
+    assert got[0].tolist() == [0, -1] and got[2].tolist() == [-1, -1]
+    with pytest.raises(InvalidArgument, match="at most the 0 keys of its sequence, got 1"):
+        openmla.index_topk(q, case.keys, weights, 2, ends=torch.ones(3).int(), **options)
+
+
+def test_kernels_that_find_windows_themselves_are_not_planned_for_given_ends() -> None:
+    """On an H200, one query a request has a kernel that knows the causal rule alone."""
+    case = cases.paged([1, 1], [60, 200], heads=64, page_size=64)
+    out = torch.empty(2, 256)
+    for windows, shared in (
+        (windows_of(case.options["cu_seqlens_q"], case.options["cache_lengths"], 2), True),
+        (given_windows(None, torch.ones(2).int(), 2, 256, torch.device("cpu")), False),
+    ):
+        table = case.options["block_table"]
+        op = ScoresOperands(case.q, case.weights, case.keys, windows.seen, table)
+        assert bool(openmla.plan(op.problem(out), "h200").config.shared_queries) == shared
+
+
 def test_nothing_to_do() -> None:
     case = cases.paged([0], [3])
     got = openmla.index_topk(case.q, case.keys, case.weights, 4, **case.options)
@@ -169,6 +237,7 @@ def test_operators_are_well_formed() -> None:
             4,
             case.weights,
             *paging,
+            None,
             9,
             True,
             0,

@@ -9,7 +9,13 @@ import pytest
 
 from openmla.errors import InvalidArgument
 from openmla.planning import models
-from openmla.planning.models import EVIDENCE, MODELS, model_by_name, problem_for_model
+from openmla.planning.models import (
+    EVIDENCE,
+    MODELS,
+    index_problem_for_model,
+    model_by_name,
+    problem_for_model,
+)
 
 
 def test_examples() -> None:
@@ -34,7 +40,8 @@ def test_own_form(name: str) -> None:
     model, problem = MODELS[name], problem_for_model(name, tokens=512, context=4096)
     assert problem.form == model.form
     assert (problem.total_q, problem.total_k) == (512, 4096)
-    assert problem.topk == (model.topk + model.window if model.topk else 0)
+    if model.topk:
+        assert problem.most_rows == model.topk + model.window + model.index_pool - 1
 
 
 def test_latent_form() -> None:
@@ -46,9 +53,74 @@ def test_latent_form() -> None:
 def test_one_row_models_have_no_separate_rope() -> None:
     problem = problem_for_model("deepseek-v4-flash")
     assert (problem.d_nope, problem.d_rope, problem.d_v) == (512, 0, 512)
-    assert problem.topk == 640 and problem.has_sink
+    assert problem.most_rows == 640 and problem.has_sink
     with pytest.raises(InvalidArgument, match="form: expected latent or sparse"):
         problem_for_model("deepseek-v4-flash", form="dense")
+
+
+@pytest.mark.parametrize(
+    ("name", "ratio", "lists"),
+    [
+        ("deepseek-v4-flash", None, [(128, 65536), (512, 16384)]),
+        ("deepseek-v4-flash", 4, [(128, 65536), (512, 16384)]),
+        ("deepseek-v4-flash", 128, [(128, 65536), (512, 512)]),
+        ("deepseek-v4-flash", 0, [(128, 65536)]),
+        ("deepseek-v4-pro", None, [(128, 65536), (1024, 16384)]),
+        ("deepseek-v4.1-flash", 2, [(128, 65536), (512, 32768)]),
+        ("deepseek-v4.1-flash", 1, [(128, 65536), (512, 65536)]),
+        ("glm-5.3-flash", None, [(2051, 65536)]),
+    ],
+)
+def test_lists_of_a_window_and_of_compressed_rows(
+    name: str, ratio: int | None, lists: list[tuple[int, int]]
+) -> None:
+    """Most rows of each list, and the rows that it may name, at 64K tokens of context."""
+    problem = problem_for_model(name, tokens=2, context=65536, ratio=ratio)
+    assert [(source.topk, source.total_k) for source in problem.sources] == lists
+
+
+@pytest.mark.parametrize(
+    ("name", "ratio", "scored", "chosen"),
+    [
+        ("deepseek-v3.2", None, (64, 65536), 2048),
+        ("deepseek-v4-flash", None, (64, 16384), 512),
+        ("deepseek-v4-pro", 4, (64, 16384), 1024),
+        ("deepseek-v4.1-flash", 2, (32, 32768), 512),
+        ("deepseek-v4.1-flash", 1, (32, 65536), 512),
+        ("glm-5.3-flash", None, (32, 16384), 512),
+    ],
+)
+def test_an_indexer_scores_what_was_compressed(
+    name: str, ratio: int | None, scored: tuple[int, int], chosen: int
+) -> None:
+    given: dict[str, Any] = {"tokens": 2, "context": 65536, "ratio": ratio}
+    scores = index_problem_for_model(name, **given)
+    assert (scores.heads, scores.width) == scored
+    assert index_problem_for_model(name, form="select", **given).topk == chosen
+
+
+def test_layers_add_up_to_those_of_the_model() -> None:
+    counts = {
+        name: sum(kind.layers for kind in model.compressed) or model.layers
+        for name, model in MODELS.items()
+        if model.describe_layers()
+    }
+    assert counts == {
+        "deepseek-v4-flash": 43,
+        "deepseek-v4-pro": 61,
+        "deepseek-v4.1-flash": 40,
+        "kimi-k3": 93,
+        "glm-5.3-flash": 45,
+    }
+
+
+def test_ratios_that_a_model_has_not_are_refused() -> None:
+    with pytest.raises(InvalidArgument, match="ratio: expected one of 0, 4, 128, got 2"):
+        problem_for_model("deepseek-v4-flash", ratio=2)
+    with pytest.raises(InvalidArgument, match="deepseek-v3 compresses no rows"):
+        problem_for_model("deepseek-v3", ratio=4)
+    with pytest.raises(InvalidArgument, match="deepseek-v4-flash has no indexer at ratio 128"):
+        index_problem_for_model("deepseek-v4-flash", ratio=128)
 
 
 def test_dtypes() -> None:

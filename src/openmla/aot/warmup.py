@@ -27,7 +27,7 @@ from openmla.aot.operands import operands_of
 from openmla.dispatch import device_target, plan_for
 from openmla.errors import InvalidArgument, Unsupported
 from openmla.kernels.launch import calls, current
-from openmla.planning.models import problem_for_model
+from openmla.planning.models import model_by_name, problem_for_model
 from openmla.planning.target import Target
 from openmla.problem import FORMS, Problem
 
@@ -57,23 +57,25 @@ class Warmed(NamedTuple):
 
 
 def problems_of(model: str, tp: int = 1, dtypes: tuple[str, ...] = ("bf16",)) -> list[Problem]:
-    """What a model poses in each form it can be computed in, for each of LENGTHS, also with lse.
+    """What a model poses in each form it can be computed in, for each of LENGTHS and each ratio of
+    compressed rows, also with lse.
 
     >>> len(problems_of("deepseek-v3")), {p.form for p in problems_of("deepseek-v3")} - {"dense"}
     (16, {'latent'})
     """
     found = []
-    for form, dtype, (tokens, keys) in product(FORMS, dtypes, LENGTHS):
+    ratios = model_by_name(model).ratios or (None,)
+    for form, dtype, (tokens, keys), ratio in product(FORMS, dtypes, LENGTHS, ratios):
         try:
             problem = problem_for_model(
-                model, tokens=tokens, context=keys, tp=tp, dtype=dtype, form=form
+                model, tokens=tokens, context=keys, tp=tp, dtype=dtype, form=form, ratio=ratio
             )
         except InvalidArgument as error:
             if error.name not in ("form", "dtype"):
                 raise
             continue  # the model has no such form
         found += [problem, replace(problem, wants_lse=True)]
-    return found
+    return list(dict.fromkeys(found))
 
 
 def compile_model(

@@ -27,6 +27,7 @@ from openmla.planning.registry import masks_keys
 from openmla.planning.target import alias_of, target_by_name
 from openmla.problem import Problem
 
+RATIO_HELP = "tokens per compressed row, of a layer of DeepSeek-V4; default: one that selects rows"
 FORM_HELP = "dense, latent or sparse, or scores or select of the indexer; default: the model's"
 
 
@@ -39,6 +40,7 @@ def plan_command(
     page_size: Annotated[int, typer.Option(help="rows per cache page; 0: not paged")] = 0,
     dtype: Annotated[str, typer.Option(help="bf16, fp16, e4m3 or an FP8 cache format")] = "bf16",
     form: Annotated[str, typer.Option(help=FORM_HELP)] = "",
+    ratio: Annotated[int | None, typer.Option(help=RATIO_HELP)] = None,
     backend: Annotated[str, typer.Option(help="one kernel family, never replaced")] = "auto",
     world: Annotated[int, typer.Option(help="ranks that share the tokens")] = 1,
     layout: Annotated[str, typer.Option(help="how they do: zigzag or contiguous")] = "zigzag",
@@ -51,7 +53,7 @@ def plan_command(
     """Say which kernel a model gets on a chip, how it is known to work there, and what it takes."""
     writable_file("html", html)
     try:
-        problem = posed(model, tokens, context, tp, page_size, dtype, form)
+        problem = posed(model, tokens, context, tp, page_size, dtype, form, ratio)
         shard = split([tokens], world, 0, cast(Layout, layout), cached=[max(context - tokens, 0)])
         chosen = plan(_of_one_rank(problem, shard), target, backend)
     except InvalidArgument as error:
@@ -68,13 +70,15 @@ def plan_command(
         keys = context or tokens
         asked = _question(model_by_name(model), target, problem, tokens, keys)
         layer = _form_of_layer(model_by_name(model), problem, chosen.target, tokens, keys)
-        here = runs_here(chosen, backend)
+        here, kinds = runs_here(chosen, backend), model_by_name(model).describe_layers()
         if verbose:
             tail = [f"here: {here}"] if here else []
+            tail += [f"model: {kinds}"] if kinds else []
             tail += ["", "form of a layer", f"  {layer}"] if layer else []
             typer.echo("\n".join([asked, explain_text(chosen), *tail]))
         else:
-            rows = [(label, text) for label, text in (("here", here), ("layer", layer)) if text]
+            known = ("here", here), ("layer", layer), ("model", kinds)
+            rows = [(label, text) for label, text in known if text]
             typer.echo(short_text(chosen, asked, [*rows, *known_elsewhere(chosen)]))
         if world > 1:
             typer.echo("\n".join(["", *share_lines(shard, model_by_name(model), tp)]))
@@ -84,15 +88,29 @@ def plan_command(
 
 
 def posed(
-    model: str, tokens: int, context: int, tp: int, page_size: int, dtype: str, form: str
+    model: str,
+    tokens: int,
+    context: int,
+    tp: int,
+    page_size: int,
+    dtype: str,
+    form: str,
+    ratio: int | None = None,
 ) -> AnyProblem:
     """What a model poses on one of `tp` ranks: a call of attention, or a step of its indexer."""
     if form in INDEX_FORMS:
         return index_problem_for_model(
-            model, tokens=tokens, context=context, page_size=page_size, form=form
+            model, tokens=tokens, context=context, page_size=page_size, form=form, ratio=ratio
         )
     return problem_for_model(
-        model, tokens=tokens, context=context, tp=tp, page_size=page_size, dtype=dtype, form=form
+        model,
+        tokens=tokens,
+        context=context,
+        tp=tp,
+        page_size=page_size,
+        dtype=dtype,
+        form=form,
+        ratio=ratio,
     )
 
 

@@ -21,6 +21,7 @@ CALLS = {
     "dense": "mla_prefill: K and V per head",
     "latent": "mla_prefill_latent: all heads read one latent row per token",
     "sparse": "mla_prefill_sparse: each query names its latent rows",
+    "attend": "mla_attend: rows of several sources in one softmax",
     "scores": "indexer_scores: how well each key fits each query",
     "select": "select_topk: the best keys of each query",
 }
@@ -35,6 +36,8 @@ def short_text(chosen: Plan, asked: str, more: Iterable[tuple[str, str]] = ()) -
     form = str(problem.form)
     if isinstance(problem, BackwardProblem):
         form = problem.forward.form
+    if isinstance(problem, Problem) and (problem.span or problem.second):
+        form = "attend"
     kernel = f"{chosen.backend} {chosen.kernel_name}, {follows(chosen.backend, chosen.kernel_name)}"
     lines = [
         ("call", CALLS[form]),
@@ -157,7 +160,9 @@ def work_lines(chosen: Plan) -> list[str]:
     problem, target = chosen.problem, target_by_name(chosen.target)
     if isinstance(problem, IndexProblem):
         return _index_work(problem, target)
-    keys = f"{problem.topk} rows each" if problem.form == "sparse" else f"{problem.total_k} keys"
+    keys = (
+        f"{problem.most_rows} rows each" if problem.form == "sparse" else f"{problem.total_k} keys"
+    )
     widths = f"({problem.d_qk} + {problem.d_v})"
     lines = [
         f"work: 2 x {problem.heads} heads x {problem.total_q} queries x {keys} x {widths} = "

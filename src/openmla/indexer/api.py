@@ -47,7 +47,9 @@ def indexer_scores(
 
     keys an IndexCache: with cu_seqlens_q int32 [batch+1], block_table int32 [batch, max_pages] and
     cache_lengths int32 [batch], which counts the new tokens. Columns count from the sequence's
-    first key; query i of a sequence sees keys up to its own, cache_lengths - q_len + i.
+    first key; query i of a sequence sees keys up to its own, cache_lengths - q_len + i. Where a key
+    stands for several tokens, `ends` int32 [total_q] says instead how many keys each query sees:
+    (position + 1) // 4 in DeepSeek-V4; cache_lengths counts keys.
 
     keys a pair (e4m3 [keys, 128], fp32 [keys]): query t sees keys starts[t] … ends[t] - 1, int32
     [total_q] each, all of them without. ends <= starts is an empty window.
@@ -85,7 +87,8 @@ def indexer_scores(
     pool = checks.keys(keys, q.device)
     total_q = q.shape[0]
     if isinstance(pool, IndexCache):
-        checks.only_with("keys is a pair of tensors", starts=starts, ends=ends)
+        checks.only_with("keys is a pair of tensors", starts=starts)
+        ends = checks.window("ends", ends, total_q, q.device)
         paging = checks.paged_tensors(cu_seqlens_q, block_table, cache_lengths, q.device)
         cu_seqlens_q, block_table, cache_lengths = paging
         width = block_table.shape[1] * pool.page_size
@@ -207,6 +210,7 @@ def index_topk(
     cu_seqlens_q: Tensor,
     block_table: Tensor,
     cache_lengths: Tensor,
+    ends: Tensor | None = None,
     rows: str = "physical",
     keep_first: int = 0,
     keep_last: int = 0,
@@ -246,6 +250,7 @@ def index_topk(
                 cu_seqlens_q,
                 block_table,
                 cache_lengths,
+                ends,
                 topk,
                 {"physical": True, "relative": False}.get(rows) if type(rows) is str else ...,
                 keep_first,
@@ -266,6 +271,7 @@ def index_topk(
     paging = checks.paged_tensors(cu_seqlens_q, block_table, cache_lengths, q.device)
     if not isinstance(rows, str) or rows not in checks.ROWS:
         raise InvalidArgument("rows", "one of " + ", ".join(checks.ROWS), repr(rows))
+    ends = checks.window("ends", ends, q.shape[0], q.device)
     keep = checks.kept(keep_first, keep_last, topk)
     limit = checks.count("scores_limit", scores_limit, 1)
     no_gradients(q=q, weights=weights)
@@ -278,6 +284,7 @@ def index_topk(
         pool.page_size,
         weights,
         *paging,
+        ends,
         topk,
         rows == "physical",
         *keep,

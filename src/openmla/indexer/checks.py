@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from openmla.cache import plain_memory
 from openmla.checks import describe, last_dim_contiguous, paging, ragged_values, tensor
@@ -150,6 +151,20 @@ def paged_values(
             limit = f"0 to {block_table.shape[1]} pages x {pool.page_size} rows = {most}"
             raise InvalidArgument("cache_lengths", limit, f"{length} for sequence {b}")
         table_values(block_table, b, -(-length // pool.page_size), pool.num_pages)
+
+
+def ends_in_cache(ends: Tensor | None, cu_seqlens_q: Tensor, lengths: Tensor) -> None:
+    """CPU only: no query sees more keys than its sequence has, one of no sequence none."""
+    if ends is None:
+        return
+    new = (cu_seqlens_q[1:] - cu_seqlens_q[:-1]).long()
+    most = torch.repeat_interleave(lengths, new)
+    most = pad(most, (0, ends.shape[0] - most.shape[0]))
+    wrong = ends > most
+    if bool(wrong.any()):
+        at = int(wrong.nonzero()[0])
+        expected = f"at most the {int(most[at])} keys of its sequence"
+        raise InvalidArgument("ends", expected, f"{int(ends[at])} for query {at}")
 
 
 def table_values(block_table: Tensor, line: int, used: int, pages: int) -> None:

@@ -122,13 +122,15 @@ class ScoresOperands:
         """This step without its tensors."""
         keys = self.keys
         stored = keys.data if isinstance(keys, IndexCache) else keys[0]
+        own = self.windows.requests is None  # windows of the caller
         return IndexProblem(
             form="scores",
             heads=self.q.shape[1],
             page_size=keys.page_size if isinstance(keys, IndexCache) else 0,
             total_q=self.q.shape[0],
             width=out.shape[1],
-            batch=0 if self.block_table is None else self.block_table.shape[0],
+            # A kernel that shares keys among the queries of a request finds windows by itself.
+            batch=0 if self.block_table is None or own else self.block_table.shape[0],
             aligned_16=aligned_16(self.q, stored),
         )
 

@@ -69,6 +69,21 @@ def given_windows(
     return FoundWindows(seen, seen)
 
 
+def windows_in_pages(
+    cu_seqlens_q: Tensor,
+    cache_lengths: Tensor,
+    ends: Tensor | None,
+    total_q: int,
+    width: int,
+    least: int = 0,
+) -> FoundWindows:
+    """Windows over a paged cache: bottom-right causal, or as `ends` say. The latter are scored
+    whatever `least` says: what a launch like it reads must be what its caller gave."""
+    if ends is None:
+        return windows_of(cu_seqlens_q, cache_lengths, total_q, least)
+    return given_windows(None, ends, total_q, width, cu_seqlens_q.device, cu_seqlens_q)
+
+
 def run_scores(op: ScoresOperands, out: Tensor, backend: str, windows: FoundWindows) -> Launched:
     """Plan and launch, behind the launch that writes the windows unless the kernel finds them."""
 
@@ -110,7 +125,9 @@ def _index_scores(
         if q.device.type == "cpu":
             checks.paged_values(cu_seqlens_q, total_q, pool, block_table, cache_lengths)
             checks.fits(cache_lengths, out.shape[1])
-        windows = windows_of(cu_seqlens_q, cache_lengths, total_q)
+            checks.ends_in_cache(ends, cu_seqlens_q, cache_lengths)
+        places = block_table.shape[1] * page_size
+        windows = windows_in_pages(cu_seqlens_q, cache_lengths, ends, total_q, places)
     else:
         pool = keys, k_scale
         windows = given_windows(starts, ends, total_q, keys.shape[0], q.device)
@@ -154,6 +171,7 @@ def _index_topk(
     cu_seqlens_q: Tensor,
     block_table: Tensor,
     cache_lengths: Tensor,
+    ends: Tensor | None,
     topk: int,
     physical: bool,
     keep_first: int,
@@ -171,10 +189,12 @@ def _index_topk(
     total_q, pool = q.shape[0], IndexCache(keys, page_size)
     if q.device.type == "cpu":
         checks.paged_values(cu_seqlens_q, total_q, pool, block_table, cache_lengths)
-    checks.separate(out, q=q, keys=keys, weights=weights, block_table=block_table)
+        checks.ends_in_cache(ends, cu_seqlens_q, cache_lengths)
+    checks.separate(out, q=q, keys=keys, weights=weights, block_table=block_table, ends=ends)
+    places = block_table.shape[1] * page_size
     # Rows of at most topk keys are selected whole: nobody reads their scores.
-    windows = windows_of(cu_seqlens_q, cache_lengths, total_q, least=topk)
-    width = scores_width(block_table.shape[1] * page_size)
+    windows = windows_in_pages(cu_seqlens_q, cache_lengths, ends, total_q, places, least=topk)
+    width = scores_width(places)
     room = max(scores_limit - SELECTION_BYTES, scores_limit // 2)
     parts = ceildiv(total_q, max(room // (4 * max(width, 1)), 1))
     step = max(ceildiv(total_q, max(parts, 1)), 1)

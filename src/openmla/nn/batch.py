@@ -71,12 +71,12 @@ class Batch:
     @cached_property
     def positions(self) -> Tensor:
         """int64 [tokens]: each new token's place in its sequence."""
-        return self._span(self.context, self.keys)[1]
+        return self.span(self.context, self.keys)[1]
 
     @cached_property
     def sequences(self) -> Tensor:
         """int64 [tokens]: the sequence each new token belongs to."""
-        return self._span(self.context, self.keys)[0]
+        return self.span(self.context, self.keys)[0]
 
     def slots(self, page_size: int) -> Tensor:
         """int64 [tokens]: the physical row of each new token."""
@@ -96,7 +96,7 @@ class Batch:
         first = [min(start, end) for end in ends]
         last = [min(stop, end) for end in ends]
         lengths = [b - a for a, b in zip(first, last, strict=True)]
-        rows = self._physical(*self._span(first, last), page_size)
+        rows = self._physical(*self.span(first, last), page_size)
         return rows, _cumulative(lengths, self.cu_seqlens.device)
 
     def selected_rows(self, indices: Tensor, page_size: int | None) -> Tensor:
@@ -127,7 +127,7 @@ class Batch:
         shifts = torch.arange(32, dtype=torch.int32, device=flags.device)
         return (flags << shifts).sum(-1, dtype=torch.int32)
 
-    def _span(self, first: Sequence[int], last: Sequence[int]) -> tuple[Tensor, Tensor]:
+    def span(self, first: Sequence[int], last: Sequence[int]) -> tuple[Tensor, Tensor]:
         """The (sequence, place) of places first[i] to last[i] of each sequence i, in order."""
         device = self.cu_seqlens.device
         lengths = [b - a for a, b in zip(first, last, strict=True)]

@@ -103,6 +103,22 @@ class Rope:
         return torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1)
 
 
+def turn_tail(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """x with its last columns turned, pairs (0, 1), (2, 3), ... of them, each where it was.
+
+    cos and sin broadcast against [..., pairs] and say how many columns turn; with -sin, they turn
+    back. That is how DeepSeek-V4 keeps rows that are K and V at once. In float32, rounded once.
+
+    >>> quarter = torch.zeros(1), torch.ones(1)
+    >>> turn_tail(torch.tensor([5.0, 1.0, 2.0]), *quarter).tolist()
+    [5.0, -2.0, 1.0]
+    """
+    still = x.shape[-1] - 2 * cos.shape[-1]
+    a, b = x[..., still::2].float(), x[..., still + 1 :: 2].float()
+    turned = torch.stack([a * cos - b * sin, b * cos + a * sin], dim=-1).flatten(-2)
+    return torch.cat([x[..., :still], turned.to(x.dtype)], dim=-1)
+
+
 def _m(factor: float, scale: float) -> float:
     """YaRN's correction for the sharpness that stretching takes from the scores."""
     return 1.0 if factor <= 1 else 0.1 * scale * math.log(factor) + 1.0

@@ -60,7 +60,7 @@ def attention(
     **options: Any,
 ) -> tuple[Tensor, None]:
     """What `ALL_ATTENTION_FUNCTIONS["openmla"]` is: [B, S, H, v] from one layer's tensors."""
-    options = {k: v for k, v in options.items() if _has_effect(k, v)}
+    options = {k: v for k, v in options.items() if has_effect(k, v)}
     how = installed(module)
     served = bool(how.form) and is_served(module.config)
     if "cache" in options and not served:
@@ -142,7 +142,8 @@ def is_differentiated(call: Call) -> bool:
     return checks.needs_gradients(call.query, call.key, call.value, call.sink, *projection)
 
 
-def _has_effect(name: str, value: object) -> bool:
+def has_effect(name: str, value: object) -> bool:
+    """Whether a keyword that a model passes along changes what attention computes."""
     unset = value is None or (value is False and name != "is_causal")
     return not unset and name not in WITHOUT_EFFECT
 

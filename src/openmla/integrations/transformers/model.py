@@ -9,8 +9,8 @@ from transformers import AttentionInterface, AttentionMaskInterface
 
 from openmla.distributed.agreement import Group
 from openmla.errors import InvalidArgument, Unsupported
+from openmla.integrations.transformers import compressed, seam, serving
 from openmla.integrations.transformers import layer as shorter
-from openmla.integrations.transformers import seam, serving
 from openmla.integrations.transformers.attention import attention
 from openmla.integrations.transformers.forms import Heads
 from openmla.integrations.transformers.indexer import check_fp8
@@ -26,6 +26,8 @@ def register() -> None:
     for name in (seam.NAME, *seam.SERVING):
         AttentionInterface.register(name, attention)
     AttentionMaskInterface.register(seam.NAME, causal_mask)
+    AttentionInterface.register(compressed.NAME, compressed.own_attention)
+    AttentionMaskInterface.register(compressed.NAME, compressed.window_list)
 
 
 def optimize(
@@ -41,13 +43,18 @@ def optimize(
     but never puts K together; "latent" attends to the cached rows, for few tokens over long caches.
     Models that select keys (DSA) run the sparse call; their indexers score as exactly as before, or
     in e4m3 with fp8_indexer, which is faster and may select other keys near the cut (openmla.
-    integrations.transformers.indexer). A cache filled before must not be used after.
+    integrations.transformers.indexer). A cache filled before must not be used after. DeepSeek-V4
+    attends to its window and its compressed rows in one call, whatever the form (openmla.
+    integrations.transformers.compressed).
 
     `group` are ranks that share the sequences of a forward pass which names its `shard`: every rank
     runs the model on its own tokens (openmla.integrations.transformers.ranks).
     """
     if form not in FORMS:
         raise InvalidArgument("form", "one of " + ", ".join(FORMS), repr(form))
+    rows = _compressed(model)
+    if rows:
+        return _optimize_compressed(model, rows, form, fp8_indexer, group)
     layers = _layers(model)
     for layer in layers:
         _check(layer, form)
@@ -69,8 +76,29 @@ def optimize(
 
 def restore(model: nn.Module) -> None:
     """Undo `optimize`: methods and attention implementation as they were before it."""
-    _layers(model)  # or it is none of ours
+    if not _compressed(model):
+        _layers(model)  # or it is none of ours
     seam.remove(model)
+
+
+def _compressed(model: nn.Module) -> list[Any]:
+    """Attention modules of a model whose rows are compressed: DeepSeek-V4's."""
+    return [module for module in model.modules() if compressed.is_compressed(module)]
+
+
+def _optimize_compressed(
+    model: Model, layers: list[Any], form: str, fp8_indexer: bool, group: Group
+) -> Model:
+    for layer in layers:
+        compressed.check(layer, form, fp8_indexer, group)
+    register()
+    seam.remove(model)
+    for layer in layers:
+        seam.replace_forward(layer, form, compressed.forward)
+    for layer in layers:
+        layer.config._attn_implementation = compressed.NAME
+    seam.override(model, "init_continuous_batching", compressed.no_batching)
+    return model
 
 
 def _layers(model: nn.Module) -> list[Any]:

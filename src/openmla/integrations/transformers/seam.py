@@ -85,6 +85,12 @@ def install(
         override(own, "forward", partial(_select, fp8=fp8_indexer))
 
 
+def replace_forward(layer: Any, form: str, forward: Callable[..., Any]) -> None:
+    """Override nothing but the `forward` of an attention module, and note what its config says."""
+    layer.__dict__[_INSTALLED] = Installed(form, None, layer.config._attn_implementation)
+    override(layer, "forward", forward)
+
+
 def shorten_norms(model: nn.Module) -> None:
     """Let the norms of a model, those between its layers too, run as torch's own."""
     for module in model.modules():

@@ -1,0 +1,187 @@
+"""What a layer of compressed rows keeps between calls, and where it lies.
+
+window    a row per token, in pages named by the batch's own block table. Pages whose tokens
+          have left every window may be given back: -1 in the table
+rows      a row per `ratio` tokens, in pages named by a table of their own
+keys      the indexer's key of each such row, in pages of the same numbers
+state     the tokens of the row that is not complete, per request: values and gates, fp32; where
+          rows overlap, also the tokens of the row before
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from openmla.cache import LatentCache
+from openmla.errors import InvalidArgument
+from openmla.indexer.cache import IndexCache
+from openmla.indexer.problem import DIM
+from openmla.nn.batch import Batch
+from openmla.nn.compressed.config import CompressedConfig
+
+
+class Rows(NamedTuple):
+    """Where the compressed rows of a batch lie, and what is kept for each sequence."""
+
+    block_table: Tensor
+    """int32 [sequences, max_pages]: pages of compressed rows, those of new ones included."""
+    requests: Tensor
+    """int64 [sequences]: the line of `CompressorState` that belongs to each sequence."""
+
+
+class Complete(NamedTuple):
+    """Rows that the new tokens of a batch complete."""
+
+    kv: Tensor
+    """[rows, ratio, columns] of their tokens, float32."""
+    gate: Tensor
+    previous: tuple[Tensor, Tensor] | None
+    """kv and gate of the tokens before them, where rows overlap; a gate of -inf: there are none."""
+    sequence: Tensor
+    """int64 [rows]."""
+    place: Tensor
+    """int64 [rows]: which row of its sequence it is."""
+
+
+@dataclass(frozen=True, eq=False)
+class CompressorState:
+    """The last tokens of each request: position p lies at p % tokens."""
+
+    kv: Tensor
+    """fp32 [requests, tokens, columns]."""
+    gate: Tensor
+    ratio: int
+
+    @staticmethod
+    def allocate(
+        requests: int,
+        ratio: int,
+        columns: int,
+        overlap: bool = False,
+        device: torch.device | str = "cpu",
+    ) -> CompressorState:
+        """For so many requests. What a line held before a request does not matter."""
+        kept = ratio * (2 if overlap else 1)
+        kv, gate = (torch.zeros(requests, kept, columns, device=device) for _ in range(2))
+        return CompressorState(kv, gate, ratio)
+
+    @property
+    def overlap(self) -> bool:
+        """Whether the tokens of the row before are kept as well."""
+        return self.kv.shape[1] > self.ratio
+
+    def advance(self, kv: Tensor, gate: Tensor, batch: Batch, requests: Tensor) -> Complete:
+        """Take the new tokens' kv and gate [tokens, columns]; return the rows they complete."""
+        first = [n // self.ratio for n in batch.context]
+        last = [n // self.ratio for n in batch.keys]
+        sequence, place = batch.span(first, last)
+        kv, gate = kv.float(), gate.float()
+        places = torch.arange(self.ratio, device=kv.device)
+        position = place[:, None] * self.ratio + places
+        found = _Tokens(self, kv, gate, batch, requests)
+        own, previous = found.at(sequence, position), None
+        if self.overlap:
+            previous = found.at(sequence, position - self.ratio)
+        self._keep(kv, gate, batch, requests)
+        return Complete(*own, previous, sequence, place)
+
+    def _keep(self, kv: Tensor, gate: Tensor, batch: Batch, requests: Tensor) -> None:
+        """Write the last tokens of every sequence, which no later ones of this call overwrite."""
+        kept = self.kv.shape[1]
+        pairs = zip(batch.context, batch.keys, strict=True)
+        first = [max(context, keys - kept) for context, keys in pairs]
+        sequence, position = batch.span(first, batch.keys)
+        token = batch.cu_seqlens[sequence] + position - _contexts(batch)[sequence]
+        line, at = requests[sequence], position % kept
+        self.kv[line, at], self.gate[line, at] = kv[token], gate[token]
+
+
+def _contexts(batch: Batch) -> Tensor:
+    """int32 [sequences]: the position of each sequence's first new token."""
+    return batch.cache_lengths - batch.cu_seqlens.diff()
+
+
+class _Tokens(NamedTuple):
+    """Tokens of a batch by their position: new ones, and those that the state has kept."""
+
+    state: CompressorState
+    kv: Tensor
+    gate: Tensor
+    batch: Batch
+    requests: Tensor
+
+    def at(self, sequence: Tensor, position: Tensor) -> tuple[Tensor, Tensor]:
+        """kv and gate [rows, ratio, columns]; before position 0, zeros and -inf."""
+        batch, kept = self.batch, self.state.kv.shape[1]
+        offset = position - _contexts(batch)[sequence, None]
+        is_new = (offset >= 0)[..., None]
+        fresh = (batch.cu_seqlens[sequence, None] + offset.clamp(min=0)).long()
+        line = self.requests[sequence, None]
+        old = position.clamp(min=0) % kept
+        exists = (position >= 0)[..., None]
+        found = []
+        for tokens, state, none in (
+            (self.kv, self.state.kv, 0.0),
+            (self.gate, self.state.gate, -torch.inf),
+        ):
+            value = torch.where(is_new, tokens[fresh], state[line, old])
+            found.append(torch.where(exists, value, none))
+        return found[0], found[1]
+
+
+@dataclass(frozen=True, eq=False)
+class CompressedCache:
+    """The caches of one layer. Those that its ratio does not need are None."""
+
+    window: LatentCache
+    rows: LatentCache | None = None
+    keys: IndexCache | None = None
+    state: CompressorState | None = None
+    key_state: CompressorState | None = None
+
+    def __post_init__(self) -> None:
+        if self.keys is not None and self.rows is not None:
+            size = self.rows.page_size
+            if self.keys.page_size != size:
+                raise InvalidArgument("keys", f"pages of {size}, as rows has", self.keys.page_size)
+
+    @staticmethod
+    def allocate(
+        config: CompressedConfig,
+        *,
+        pages: int,
+        row_pages: int = 0,
+        requests: int = 0,
+        page_size: int = 64,
+        row_page_size: int = 64,
+        format: str = "bf16",
+        device: torch.device | str = "cpu",
+    ) -> CompressedCache:
+        """`pages` of a row per token, `row_pages` of compressed rows, state of `requests`."""
+
+        def pool(count: int, size: int) -> LatentCache:
+            return LatentCache.allocate(
+                num_pages=count,
+                page_size=size,
+                latent=config.width,
+                rope=0,
+                format=format,
+                device=device,
+            )
+
+        def state(width: int) -> CompressorState:
+            columns = width * (2 if config.overlap else 1)
+            return CompressorState.allocate(requests, config.ratio, columns, config.overlap, device)
+
+        window = pool(pages, page_size)
+        if not config.ratio:
+            return CompressedCache(window)
+        rows, kept = pool(row_pages, row_page_size), state(config.width)
+        if not config.index_heads:
+            return CompressedCache(window, rows, None, kept)
+        keys = IndexCache.allocate(num_pages=row_pages, page_size=row_page_size, device=device)
+        return CompressedCache(window, rows, keys, kept, state(DIM))

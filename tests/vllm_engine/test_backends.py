@@ -91,7 +91,7 @@ def test_selected_rows_of_every_cache(kind: str):
         block_table=batch.table,
         cp_kv_cache_interleave_size=1,
     )
-    out, lse = layer.forward_mqa(batch.q, batch.pages, metadata, None)
+    out, lse = layer.forward_mqa(batch.q, batch.pages, metadata, batch.scales)
     want = batch.exact()
     formula.assert_close(out, want.out, bound=2.0**-8)
     formula.assert_close(lse, want.lse)

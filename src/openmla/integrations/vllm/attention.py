@@ -17,8 +17,14 @@ from torch import Tensor
 from vllm.model_executor.layers.attention.mla_attention import split_kv_b_proj
 from vllm.platforms import current_platform
 
-from openmla import LatentCache, Unsupported, merge_states, mla_prefill
-from openmla.integrations.vllm.forward import Context, UpProjection, attend_context
+from openmla import Unsupported, merge_states, mla_prefill
+from openmla.integrations.vllm.forward import (
+    TENSOR_SCALED,
+    Context,
+    UpProjection,
+    attend_context,
+    pages_as_cache,
+)
 
 
 def decoding_backend() -> Any:
@@ -43,10 +49,13 @@ _DecodingImpl: Any = _Decoding.get_impl_cls()
 
 
 class OpenMLABackend(_Decoding):
-    """bf16 models with bf16 caches; the rest is as the decoding backend has it."""
+    """bf16 models with bf16 caches, or FP8 ones that decoding reads too; the rest is its."""
 
     supported_dtypes: ClassVar[list[torch.dtype]] = [torch.bfloat16]
-    supported_kv_cache_dtypes: ClassVar[list[str]] = ["auto", "bfloat16"]
+    supported_kv_cache_dtypes: ClassVar[list[str]] = [
+        *("auto", "bfloat16"),
+        *(name for name in TENSOR_SCALED if name in _Decoding.supported_kv_cache_dtypes),
+    ]
 
     @staticmethod
     def get_name() -> str:
@@ -142,6 +151,8 @@ class OpenMLAImpl(_DecodingImpl):
             out, lse = self._compute_prefill_context(q, pages, attn_metadata, k_scale)
             return out[..., : self.v_head_dim], lse.T
         lengths = prefill.chunked_context.context_lens
-        cache = LatentCache(pages, None, self.kv_lora_rank, self.qk_rope_head_dim, "bf16")
+        cache = pages_as_cache(
+            pages, self.kv_cache_dtype, self.kv_lora_rank, self.qk_rope_head_dim, k_scale
+        )
         context = Context(cache, prefill.block_table[: len(lengths)], lengths)
         return attend_context(q, context, self._projection, prefill.query_start_loc, self.scale)

@@ -135,23 +135,18 @@ def test_a_prefill_over_gathered_keys(clean: bool):
     spare = torch.full((40, 128), torch.nan).to(torch.float8_e4m3fn)
     values = torch.cat([*(keys[0] for keys in gathered), spare])
     scales = torch.cat([*(keys[1] for keys in gathered), torch.full((40,), torch.nan)])
-    ks, ke, owner = [], [], []
+    ks: list[int] = []
+    ke: list[int] = []
     for b, (length, new) in enumerate(zip(index.lengths, index.new, strict=True)):
         start = sum(index.lengths[:b])
         ks += [start] * new
         ke += [start + length - new + i + 1 for i in range(new)]
-        owner += [b] * new
     q, weights = queries(len(ks))
     windows = torch.tensor(ks).int(), torch.tensor(ke).int()
     with fake_vllm.installed() as vllm:
         filled((8, 0))
         logits = vllm[fake_vllm.DEEP_GEMM]["fp8_fp4_mqa_logits"](
-            (q, None),
-            (values, scales),
-            weights,
-            torch.tensor(ks).int(),
-            torch.tensor(ke).int(),
-            clean,
+            (q, None), (values, scales), weights, *windows, clean
         )
     assert logits.shape == (len(ks), len(values)) and logits.dtype == torch.float32
     for t, (start, end) in enumerate(zip(ks, ke, strict=True)):

@@ -25,6 +25,7 @@ from openmla.integrations.vllm.forward import (
     attend_context,
     pages_as_cache,
 )
+from openmla.integrations.vllm.registration import name_of
 
 
 def decoding_backend() -> Any:
@@ -60,7 +61,7 @@ class OpenMLABackend(_Decoding):
     @staticmethod
     def get_name() -> str:
         """As on the command line."""
-        return "OPENMLA"
+        return name_of("attention")
 
     @staticmethod
     def get_impl_cls() -> Any:

@@ -37,6 +37,7 @@ from openmla.integrations.vllm.forward import (
     requests_of_tokens,
     write_scaled,
 )
+from openmla.integrations.vllm.registration import name_of
 
 
 class OpenMLASparseBackend(AttentionBackend):
@@ -51,7 +52,7 @@ class OpenMLASparseBackend(AttentionBackend):
     @staticmethod
     def get_name() -> str:
         """As on the command line."""
-        return "OPENMLA_SPARSE"
+        return name_of("sparse")
 
     @staticmethod
     def get_impl_cls() -> Any:

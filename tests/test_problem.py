@@ -60,7 +60,7 @@ def test_every_field_counts_in_equality(field: str):
         "rope_dtype": "fp16",
     }
     base = DEEPSEEK_V3
-    if field == "table_keys":  # only sequences in latent form have a block table
+    if field in ("table_keys", "invariant"):  # of the latent form alone
         base = dataclasses.replace(base, form="latent", d_nope=512, d_v=512, page_size=64)
     if field in ("span", "second"):  # of the sparse form alone
         base = dataclasses.replace(base, form="sparse", d_nope=512, d_v=512, page_size=64)

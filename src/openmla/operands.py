@@ -5,7 +5,8 @@ allocated by the caller; a kernel only writes into them. `max_logits` is the lar
 a row, -inf where it sees no key.
 """
 
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Protocol
 
 import torch
@@ -41,6 +42,12 @@ class Results:
     def tensors(self) -> dict[str, Tensor]:
         """The results that are wanted, by name."""
         return {name: x for name, x in vars(self).items() if x is not None}
+
+    def of_tokens(self, tokens: slice | None) -> "Results":
+        """Where the rows of some tokens are written; None: of all."""
+        if tokens is None:
+            return self
+        return Results(**{name: x[tokens] for name, x in self.tensors().items()})
 
     def write(self, place: Any, out: Tensor, lse: Tensor, max_logits: Tensor) -> None:
         """Fill the rows at a place; what is not wanted is dropped."""
@@ -155,6 +162,29 @@ class LatentOperands(_OfQueries):
     causal: bool
     d_v: int
     weights: Weights
+    invariant: bool = False
+    """A row's bits depend on the row and the keys it sees alone."""
+
+    def of_tokens(self, tokens: slice) -> "LatentOperands":
+        """Tokens first … last - 1 of all requests as a call of their own, without waiting for the
+        device. What a causal request has fewer tokens at its end it has fewer keys.
+
+        Only an invariant call has the bits of the whole one.
+        """
+        first, last, total = tokens.start, tokens.stop, self.q.shape[0]
+        ends = self.cu_seqlens_q.clamp(0, total)
+        lengths = self.cache_lengths.clamp(0, self.block_table.shape[1] * self.cache.page_size)
+        if self.causal:
+            lengths = lengths - (ends[1:] - last).clamp(min=0)
+        q_scale = self.weights.q_scale
+        weights = replace(self.weights, q_scale=None if q_scale is None else q_scale[tokens])
+        return replace(
+            self,
+            q=self.q[tokens],
+            cu_seqlens_q=ends.clamp(first, last) - first,
+            cache_lengths=lengths,
+            weights=weights,
+        )
 
     def problem(self, results: Results) -> Problem:
         """This call without its tensors."""
@@ -162,6 +192,7 @@ class LatentOperands(_OfQueries):
             self,
             results,
             form="latent",
+            invariant=self.invariant,
             page_size=self.cache.page_size,
             causal=self.causal,
             batch=self.cu_seqlens_q.shape[0] - 1,
@@ -299,6 +330,15 @@ def _common(q: Tensor, weights: Weights, results: Results) -> dict[str, Any]:
         "wants_lse": results.lse is not None,
         **given,
     }
+
+
+def token_spans(total: int, most: int) -> Iterator[slice | None]:
+    """All tokens in parts of at most so many; 0, or no fewer than there are: None, for all."""
+    if not most or most >= total:
+        yield None
+        return
+    for first in range(0, total, most):
+        yield slice(first, min(first + most, total))
 
 
 def extent(x: Tensor) -> int:

@@ -117,6 +117,7 @@ def _latent(
     k_scale: Tensor | None,
     scale: float,
     causal: bool,
+    invariant: bool,
     d_v: int,
     backend: str,
     out: Tensor,
@@ -129,7 +130,7 @@ def _latent(
         checks.paged_values(cache, block_table, cache_lengths)
     weights = Weights(scale, sink, q_scale, k_scale)
     operands = LatentOperands(
-        q, cache, block_table, cache_lengths, cu_seqlens_q, causal, d_v, weights
+        q, cache, block_table, cache_lengths, cu_seqlens_q, causal, d_v, weights, invariant
     )
     return operands, Results(out, lse), backend
 

@@ -98,6 +98,9 @@ class Problem:
     second: RowSource | None = None
     """A second source of rows in the same softmax, after the one that the other fields describe.
     Sparse form only."""
+    invariant: bool = False
+    """A row's bits depend on the row and the keys it sees alone, not on how many other queries its
+    request has. Latent form only."""
     has_sink: bool = False
     has_q_scale: bool = False
     has_k_scale: bool = False
@@ -141,6 +144,8 @@ class Problem:
             raise InvalidArgument("has_k_start", "False: only dense keys are ragged", True)
         if self.form != "dense" and self.d_v > self.d_nope:
             raise InvalidArgument("d_v", f"at most the latent width {self.d_nope}", self.d_v)
+        if self.invariant and self.form != "latent":
+            raise InvalidArgument("invariant", "False unless the form is latent", True)
         if self.has_key_mask and self.form != "dense":
             raise InvalidArgument("has_key_mask", "False unless the form is dense", True)
         self._check_sources()
@@ -239,6 +244,7 @@ class Problem:
         if self.page_size and not (self.span or self.second):
             parts += [f"pages of {self.page_size}"]
         options = {"key mask": self.has_key_mask, "sink": self.has_sink, "lse": self.wants_lse}
+        options["invariant"] = self.invariant
         parts += [label for label, on in options.items() if on]
         return ", ".join(parts)
 

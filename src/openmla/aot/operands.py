@@ -125,7 +125,8 @@ def operands_of(
     table = zeros.ints(problem.batch, ceildiv(problem.most_keys, cache.page_size))
     lengths = zeros.ends(problem.total_k, problem.batch).diff()
     cu = zeros.ends(rows, problem.batch)
-    op = LatentOperands(q, cache, table, lengths, cu, problem.causal, problem.d_v, weights)
+    flags = problem.causal, problem.d_v, weights, problem.invariant
+    op = LatentOperands(q, cache, table, lengths, cu, *flags)
     return op, results
 
 

@@ -221,6 +221,7 @@ def mla_prefill_latent(
     cu_seqlens_q: Tensor,
     scale: float | None = None,
     causal: bool = True,
+    invariant: bool = False,
     d_v: int | None = None,
     sink: Tensor | None = None,
     q_scale: Tensor | None = None,
@@ -235,6 +236,10 @@ def mla_prefill_latent(
     d_v (512 unless given) leading columns as V. block_table int32 [batch, max_pages],
     cache_lengths int32 [batch], counting the new tokens. `scale` is required. k_scale, if given, is
     indexed by physical row.
+
+    invariant=True: the bits of a row of out and lse depend on that row of q and on the keys it sees,
+    and on nothing else. A prompt in one call, in chunks, token by token or after a cached prefix
+    has the same bits. Otherwise they also depend on how many queries the request has.
 
     >>> cache = LatentCache.allocate(num_pages=4, page_size=64, format="fp8_656")
     >>> cache.append(torch.randn(70, 512), torch.randn(70, 64), slot_mapping=torch.arange(70))
@@ -259,6 +264,7 @@ def mla_prefill_latent(
                 k_scale,
                 scale,
                 causal,
+                invariant,
                 width,
                 backend,
                 MADE if out is None else out,
@@ -276,6 +282,7 @@ def mla_prefill_latent(
     checks.paging(block_table, cache_lengths, cu_q.shape[0] - 1, q.device)
     factor = checks.scale(scale, required_for="mla_prefill_latent")
     checks.flag("causal", causal)
+    checks.flag("invariant", invariant)
     weights = _weights(q, sink, q_scale, k_scale, pool.rows)
     checks.no_gradients(q=q, cache=pool, sink=weights[0])
     out, lse = _outputs(q, width, out, return_lse)
@@ -288,6 +295,7 @@ def mla_prefill_latent(
         *weights,
         factor,
         causal,
+        invariant,
         width,
         checks.backend(backend, BACKENDS),
         out,

@@ -37,6 +37,7 @@ class LatentOptions(CallOptions, total=False):
 
     cu_seqlens_q: Required[Tensor]
     causal: bool
+    invariant: bool
     d_v: int | None
 
 

@@ -41,6 +41,8 @@ CASES = {
     "latent, 3 heads": replace(LATENT, heads=3, q_lens=(3, 11)),
     # Four ranges and three: rows are few.
     "latent, split": replace(LATENT, heads=3, q_lens=(3, 2), k_lens=(97, 65)),
+    # Ranges are fixed, and the second request has a row that sees one key of its last range.
+    "latent, invariant": replace(LATENT, heads=3, q_lens=(3, 11), invariant=True),
     "sparse": SPARSE,
     # The first index that does not count is the last of a block of 16 or of 32.
     "sparse, ends": replace(SPARSE, topk=70),

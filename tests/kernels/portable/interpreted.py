@@ -21,6 +21,7 @@ import torch
 import triton
 import triton.language as tl
 
+from kernels.chunks import Prompt, new_results, other_bits
 from kernels.far_memory import FarMemory
 from kernels.portable import cache_parts, edges, interpreter
 from kernels.shared_keys import with_shared_keys
@@ -37,7 +38,7 @@ from openmla.lab.testing.draw import random_case
 from openmla.lab.testing.memory import Memory
 from openmla.lab.testing.memory.guard import EDGES, GuardedMemory
 from openmla.lab.testing.memory.poison import differences, poison_problems
-from openmla.operands import Results
+from openmla.operands import LatentOperands, Results
 from openmla.planning import Plan, latent_split, split
 from openmla.planning.dequantize import PLAIN, CacheRead
 from openmla.planning.target import target_by_name
@@ -123,6 +124,7 @@ def _shorten_ranges(min_keys: int) -> None:
     latent_split.SHORT = 0 if small else 4096
     latent_split.KEYS_PER_ROW = min_keys // 8 if small else 64
     latent_split.STEP = min(min_keys, 128)
+    latent_split.FIXED_RANGE = min_keys if small else 2048
 
 
 def _plan(built: BuiltCase, results: Results, tile: Tile) -> Plan:
@@ -262,6 +264,38 @@ def neighbors(first: int, number: int) -> Iterator[list[str]]:
             yield _beside_others(alone, tile)
 
 
+def chunks(first: int, number: int) -> Iterator[list[str]]:
+    """However an invariant prompt is cut, its rows have the same bits: in parts, token by token,
+    beside others, in pages of any size, and with a workspace for few tokens."""
+    parts = ((0, 20), (20, 33), (32, 33), (47, 48), (48, 49), (60, 70), (69, 70), (0, 1))
+    for tile in (Tile(16, 16, min_keys=32), Tile(32, 16, min_keys=16, branches=True))[:number]:
+        for heads in (1, 3):
+            prompt = Prompt.of(tokens=70, heads=heads, d_v=32, rope=16, seed=first)
+            whole = _planned(prompt.call((0, 70)), tile)
+            found = [other_bits(whole, _planned(prompt.call(*parts, page=5), tile), parts)]
+            for part in parts[1::3]:
+                found.append(other_bits(whole, _planned(prompt.call(part), tile), (part,)))
+            latent_split.PARTIAL_CAP = 4 * 34 * heads * 5 * 7  # bytes of about 7 tokens
+            found.append(other_bits(whole, _planned(prompt.call(*parts), tile), parts))
+            latent_split.PARTIAL_CAP = split.PARTIAL_CAP
+            plain = _planned(replace(prompt.call((0, 70)), invariant=False), tile)
+            found.append([] if other_bits(whole, plain, ((0, 70),)) else [(0, 70)])
+            yield [f"{heads} heads, {tile}: {part}" for wrong in found for part in wrong]
+
+
+def _planned(op: LatentOperands, tile: Tile) -> Results:
+    """A call of the latent form on outputs full of NaN."""
+    _shorten_ranges(tile.min_keys)
+    results = new_results(op)
+    problem = op.problem(results)
+    config = select_portable_config(problem, target_by_name(tile.target))
+    config = replace(config, BM=tile.BM, BN=tile.BN, branches=tile.branches)
+    chosen = Plan(problem, tile.target, "portable", "tiled", config)
+    for call in launch.calls(chosen, op, results):
+        call.run()
+    return results
+
+
 @triton.jit
 def ranges_kernel(
     got_ptr, rows, keys, RULE: tl.constexpr, PROGRAMS: tl.constexpr, MIN_KEYS: tl.constexpr
@@ -368,6 +402,7 @@ PARTS: dict[str, Callable[[int, int], Iterator[list[str]]]] = {
     "wild": wild,
     "neighbors": neighbors,
     "ranges": ranges,
+    "chunks": chunks,
     **cache_parts.PARTS,
     "light": light,
     "edges": at_edges,

@@ -26,6 +26,8 @@ pytest.importorskip("triton")
         ("neighbors", 0, 2, 2),
         pytest.param("neighbors", 0, 4, 4, marks=pytest.mark.long),
         ("ranges", 0, 5, 5),
+        ("chunks", 0, 1, 2),
+        pytest.param("chunks", 0, 2, 4, marks=pytest.mark.long),
         ("cache", 0, 4, 28),
         ("packed", 0, 1, 16),
         pytest.param("packed", 0, 3, 48, marks=pytest.mark.long),

@@ -5,7 +5,17 @@ from openmla.kernels.cpu.indexer.plan import CPU_INDEXER, DEFINITION
 from openmla.kernels.cpu.indexer_loss.plan import CPU_LOSS, LOSS_DEFINITION
 from openmla.kernels.cpu.plan import CpuConfig, plan_cpu
 from openmla.planning.family import Family, Kernel
-from openmla.planning.serves import ANY, LENGTHS, SECOND, OneOf, Range, Second, Serves, either
+from openmla.planning.serves import (
+    ANY,
+    LENGTHS,
+    SECOND,
+    YES_OR_NO,
+    OneOf,
+    Range,
+    Second,
+    Serves,
+    either,
+)
 from openmla.problem import CACHE_FORMATS, DTYPE_BYTES, FORMS, MAX_HEADS, ROPE_SOURCES
 
 _STORED = OneOf(*dict.fromkeys((*DTYPE_BYTES, *CACHE_FORMATS)))
@@ -27,6 +37,7 @@ EVERYTHING = Serves(
         **LENGTHS,
         **either("causal", "has_k_start", "has_topk_lengths", "has_sink", "has_q_scale", "span"),
         **either("has_k_scale", "has_key_mask", "wants_lse", "wants_max_logits", "aligned_16"),
+        "invariant": YES_OR_NO,
     }
 )
 

@@ -124,6 +124,7 @@ def _latent(problem: Problem, target: Target) -> HopperLatentConfig:
         gather="indices" if problem.form == "sparse" else "pages",
         draws=problem.form == "latent" or problem.has_topk_lengths,
         sm_count=target.sm_count,
+        invariant=problem.invariant,
     )
     config = replace(config, few=config.few_queries(problem))
     if problem.kv_dtype in ROW_CACHES:
@@ -325,7 +326,7 @@ HOPPER = Family(
                 DTYPES: OneOf(*alike("bf16"), *_BF16_OVER_CACHES),
                 **_ROWS,
                 "page_size": Range(1, MOST_PAGE_ROWS),
-                "causal": YES_OR_NO,
+                **either("causal", "invariant"),
             },
             _V4_WIDTHS,
             explain=_latent_lines,

@@ -6,7 +6,7 @@ from openmla.kernels.portable.backward.plan import PORTABLE_BACKWARD
 from openmla.kernels.portable.indexer.plan import INDEX_KERNELS
 from openmla.kernels.portable.plan import PortableConfig, select_portable_config
 from openmla.planning.family import Block, Family, Kernel, Pipeline
-from openmla.planning.latent_split import LatentSplit
+from openmla.planning.latent_split import FixedSplit, LatentSplit
 from openmla.planning.memory import Wanted, lay_out
 from openmla.planning.serves import (
     ANY,
@@ -14,6 +14,7 @@ from openmla.planning.serves import (
     LENGTHS,
     MOST_PAGE_ROWS,
     SECOND,
+    YES_OR_NO,
     OneOf,
     Range,
     Second,
@@ -57,7 +58,7 @@ def _block(config: PortableConfig, problem: Problem) -> Block:
 
 def _explain(config: PortableConfig, problem: Problem) -> list[str]:
     rule = config.split
-    if isinstance(rule, LatentSplit):
+    if isinstance(rule, LatentSplit | FixedSplit):
         return [*config.explain(), rule.explain_mean(problem)]
     return [*config.explain(), *split_lines(rule, problem)]
 
@@ -84,6 +85,7 @@ _SERVED = Serves(
         "second": Second({**SECOND, "page_size": Range(0, MOST_PAGE_ROWS), "kv_dtype": _STORED}),
         **either("causal", "has_k_start", "has_topk_lengths", "has_sink", "has_q_scale", "span"),
         **either("has_k_scale", "has_key_mask", "wants_lse", "wants_max_logits", "aligned_16"),
+        "invariant": YES_OR_NO,
     },
     limits=(_ROWS_ALIKE,),
 )

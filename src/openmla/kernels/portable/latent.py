@@ -8,6 +8,9 @@
 | Q tile | [BM, LATENT] + [BM, ROPE], read once |
 | a step reads | BN entries of the block table, then those cache rows (row_block.py) |
 | writes | out, lse; with SPLIT the unnormalized tile, row_max and row_sum, for split.py |
+
+With FIXED, which is an invariant call's, ranges are numbered inside tiles, and range p of row r of
+the launch (over all sequences) is row p * (rows of the launch) + r of the partial results.
 """
 
 # ruff: noqa: PLR0913
@@ -103,24 +106,31 @@ def latent_kernel(
 ):
     """One tile of packed rows; see the top of the file."""
     # Locate the request and the tile's first row.
+    FIXED: tl.constexpr = RULE is not None and RULE.fixed > 0
     program = tl.program_id(0)
-    if SPLIT:
+    if SPLIT and not FIXED:
         sequence = first_sequence + program // slots
         tile = 0
     else:
-        tile = tiles - 1 - program
+        tile = tiles - 1 - (program // slots if SPLIT else program)
         sequence = sequence_of(tile, cu_q_ptr, batch, total_q, heads, BM)
     q_start, q_len = span(sequence, cu_q_ptr, batch, total_q)
     k_len = tl.load(lengths_ptr + sequence, mask=sequence < batch, other=0)
     k_len = cut(k_len, most_keys)
     rows = q_len * heads
     parts, keys_of_range = latent_ranges(rows, k_len, RULE)
+    part = 0
     if SPLIT:
         slot = program % slots
-        row_start = slot // parts * BM
-        if (parts == 1) | (row_start >= rows):
+        if FIXED:
+            row_start = first_row(tile, sequence, cu_q_ptr, total_q, heads, BM)
+            part = slot
+        else:
+            row_start = slot // parts * BM
+            part = slot % parts
+        if (parts == 1) | (row_start >= rows) | (part >= parts):
             return
-        k_first = slot % parts * keys_of_range
+        k_first = part * keys_of_range
         k_stop = tl.minimum(k_first + keys_of_range, k_len)
     else:
         row_start = first_row(tile, sequence, cu_q_ptr, total_q, heads, BM)
@@ -226,10 +236,17 @@ def latent_kernel(
 
     row_sum = tl.sum(state.row_sum, 1)
     if SPLIT:
-        at = tl.cast(program, tl.int64) * BM + tl.arange(0, BM)
-        tl.store(part_out_ptr + at[:, None] * LATENT + column[None, :], state.acc)
-        tl.store(part_state_ptr + at * 2, state.row_max)
-        tl.store(part_state_ptr + at * 2 + 1, row_sum)
+        if FIXED:
+            at = (part * tl.cast(total_q, tl.int64) + q_start) * heads + row
+            stored = row_ok
+        else:
+            at = tl.cast(program, tl.int64) * BM + tl.arange(0, BM)
+            stored = None
+        all_columns = None if stored is None else stored[:, None]
+        here = part_out_ptr + at[:, None] * LATENT + column[None, :]
+        tl.store(here, state.acc, mask=all_columns)
+        tl.store(part_state_ptr + at * 2, state.row_max, mask=stored)
+        tl.store(part_state_ptr + at * 2 + 1, row_sum, mask=stored)
     else:
         sink = None
         if sink_ptr is not None:

@@ -49,6 +49,7 @@ from openmla.operands import (
     Operands,
     Results,
     SparseOperands,
+    token_spans,
 )
 from openmla.planning import Plan, latent_split, split
 from openmla.planning.target import target_by_name
@@ -107,6 +108,8 @@ def calls(plan: Plan, operands: Operands, results: Results) -> Iterator[Call]:
         operands = replace(operands, cache=wide)
     if isinstance(operands, SparseOperands):
         yield _sparse(plan, operands, results)
+    elif isinstance(operands, LatentOperands) and plan.config.invariant:
+        yield from _with_fixed_ranges(plan, operands, results)
     elif isinstance(operands, LatentOperands):
         yield from _with_splits(plan, _latent(plan, operands, results), operands, results)
     else:
@@ -405,13 +408,39 @@ def _with_splits(
     part_out = op.q.new_empty(space.group * slots, BM, value, dtype=torch.float32)
     part_state = op.q.new_empty(space.group * slots, BM, PARTIAL_STATE, dtype=torch.float32)
     merging |= {name: arguments[name] for name in MERGED} | PLAIN_LAUNCH
-    merging |= {"slots": slots, "most_units": space.tiles, "VALUE": value, "ROWS": MERGE_ROWS}
+    merging |= {"slots": slots, "most_units": space.tiles, "tiles": 0, "VALUE": value, "ROWS": MERGE_ROWS}
     for first in range(0, batch, space.group):
         here = min(space.group, batch - first)
         place = {"part_out_ptr": part_out, "part_state_ptr": part_state, "first_sequence": first}
         yield Call(whole.kernel, here * slots, arguments | place | {"SPLIT": True}, SOURCES)
         blocks = space.tiles * (BM // MERGE_ROWS)
         yield Call(merge_kernel, here * blocks, merging | place, SOURCES)
+
+
+def _with_fixed_ranges(plan: Plan, op: LatentOperands, results: Results) -> Iterator[Call]:
+    """An invariant call, some tokens at a time: requests of one range, then all ranges of others,
+    then their merge."""
+    space: SplitSpace | None = plan.variant.split
+    if space is None:
+        yield _latent(plan, op, results)
+        return
+    rows = (space.slots * space.tokens * op.q.shape[1],)
+    part_out = op.q.new_empty(*rows, plan.config.nope_cols, dtype=torch.float32)
+    part_state = op.q.new_empty(*rows, PARTIAL_STATE, dtype=torch.float32)
+    rule = latent_split.constants(invariant=True)
+    for tokens in token_spans(op.q.shape[0], space.tokens):
+        here = op if tokens is None else op.of_tokens(tokens)
+        whole = _latent(plan, here, results.of_tokens(tokens))
+        arguments = {**whole.arguments, "slots": space.slots, "RULE": rule}
+        place = {"part_out_ptr": part_out, "part_state_ptr": part_state}
+        yield Call(whole.kernel, whole.programs, arguments, SOURCES)
+        ranges = arguments | place | {"SPLIT": True}
+        yield Call(whole.kernel, whole.programs * space.slots, ranges, SOURCES)
+        merging = {name: arguments[name] for name in (*MERGED, "lengths_ptr", "most_keys", "tiles")}
+        merging |= {"cu_k_ptr": None, "k_start_ptr": None, "first_sequence": 0, "most_units": 0}
+        merging |= {"slots": space.slots, "VALUE": arguments["LATENT"], "PACKED": True}
+        merging |= {"RULE": rule, "ROWS": MERGE_ROWS} | place | PLAIN_LAUNCH
+        yield Call(merge_kernel, whole.programs * (plan.config.BM // MERGE_ROWS), merging, SOURCES)
 
 
 class Ranges(NamedTuple):

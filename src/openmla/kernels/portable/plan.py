@@ -22,7 +22,7 @@ from openmla.planning.dequantize import (
     paged_cache_read,
     sparse_cache_read,
 )
-from openmla.planning.latent_split import LatentSplit
+from openmla.planning.latent_split import FixedSplit, LatentSplit
 from openmla.planning.split import SplitRule, least_keys_per_split
 from openmla.planning.target import Target
 from openmla.problem import DTYPE_BYTES, FORMS, Form, Problem
@@ -82,6 +82,9 @@ class SplitSpace:
     """Most tiles of a request that is split."""
     group: int
     """Requests of one launch, so that the workspace stays within its cap."""
+    tokens: int = 0
+    """Tokens of one launch of an invariant call, whose slots are the most ranges of a request; 0 in
+    others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +140,8 @@ class PortableConfig(Limited):
     """Whether V is e4m3 and bf16 columns of the rows of a cache."""
     cache_read: CacheRead = PLAIN
     """How an FP8 cache is dequantized."""
+    invariant: bool = False
+    """Whether the ranges of keys are fixed, whatever the rows of a request."""
     measured: str = ""
     """The measurement that chose the tile; empty when it is the first candidate that fits."""
 
@@ -192,12 +197,14 @@ class PortableConfig(Limited):
         return 1 if self.BM < MIN_WGMMA else max(1, 16 * self.num_warps // self.BM)
 
     @property
-    def split(self) -> SplitRule | LatentSplit | None:
+    def split(self) -> SplitRule | LatentSplit | FixedSplit | None:
         """When a request's keys are split; None for token lists."""
         if self.form == "dense":
             least = least_keys_per_split((self.qk_cols + self.v_cols) * self.element, self.out_cols)
             return SplitRule(self.heads, self.BM, least, self.sm_count, self.out_cols, self.BM)
-        return LatentSplit(self.heads, self.out_cols) if self.form == "latent" else None
+        if self.form != "latent":
+            return None
+        return (FixedSplit if self.invariant else LatentSplit)(self.heads, self.out_cols)
 
     def variant(self, problem: Problem) -> PortableVariant:
         """The launches that a problem takes: the only place that decides."""
@@ -208,6 +215,10 @@ class PortableConfig(Limited):
         rule, most_keys = self.split, problem.most_keys
         if rule is None or not problem.batch or not problem.total_k:
             return None
+        if isinstance(rule, FixedSplit):
+            ranges = rule.ranges(most_keys)
+            tokens = min(rule.tokens_together(most_keys), problem.total_q)
+            return SplitSpace(ranges, 0, problem.batch, tokens) if ranges > 1 else None
         if isinstance(rule, LatentSplit):
             if not rule.can_split(most_keys):
                 return None
@@ -300,6 +311,7 @@ def portable_candidates(problem: Problem, target: Target) -> Iterator[PortableCo
             terms=_terms(problem),
             joins=_joins(problem),
             cache_read=_cache_read(problem, tile, _branches(problem, target, tile)),
+            invariant=problem.invariant,
             measured=measured,
         )
 
@@ -372,6 +384,8 @@ def _cache_read(problem: Problem, tile: Tile, same_bits: bool) -> CacheRead:
         read = paged_cache_read(tiles, rows, problem.d_qk)
     if same_bits:
         return read
+    if problem.invariant:  # the size of the pool may not decide either
+        return replace(read, mode="in_kernel")
     small = 0 < rows * row_bytes <= ALWAYS_WIDEN
     return replace(read, mode="workspace" if small else "in_kernel")
 

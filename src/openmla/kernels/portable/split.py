@@ -6,6 +6,7 @@
 | reads | part_out [slot, BM, VALUE] fp32, part_state [slot, BM, 2] (row_max, row_sum) |
 | slot | (sequence in the group) * slots + unit * parts + part |
 | unit | dense: tile * heads + head; latent (PACKED): tile |
+| rows of an invariant call | part * (rows of the launch) + row, instead of slots |
 | writes | out, lse, for split requests only |
 
 Parts are added in their order, in fp32, so the bits are the same in every run.
@@ -19,9 +20,19 @@ import triton
 import triton.language as tl
 
 from openmla.kernels.portable.softmax import MINUS_INF, normalize
-from openmla.kernels.portable.tiles import cut, key_span, latent_ranges, span, split_count
+from openmla.kernels.portable.tiles import (
+    cut,
+    first_row,
+    key_span,
+    latent_ranges,
+    sequence_of,
+    span,
+    split_count,
+)
 
-COUNTS = ["total_q", "most_keys", "batch", "heads", "first_sequence", "slots", "most_units"]
+COUNTS = [
+    *("total_q", "most_keys", "batch", "heads", "first_sequence", "slots", "most_units", "tiles")
+]
 
 
 @triton.jit(do_not_specialize=COUNTS)
@@ -42,6 +53,7 @@ def merge_kernel(
     first_sequence,
     slots,
     most_units,
+    tiles,
     out_stride_t,
     out_stride_h,
     lse_stride_t,
@@ -55,20 +67,31 @@ def merge_kernel(
 ):
     """ROWS rows of one split tile; see the top of the file. RULE: RuleConstants of the latent form,
     DenseRule of the dense form."""
+    FIXED: tl.constexpr = PACKED and RULE.fixed > 0
     blocks: tl.constexpr = BM // ROWS
     program = tl.program_id(0)
-    local = program // (most_units * blocks)
-    unit = program // blocks % most_units
-    sequence = first_sequence + local
+    if FIXED:
+        local = 0
+        unit = 0
+        tile = tiles - 1 - program // blocks
+        sequence = sequence_of(tile, cu_q_ptr, batch, total_q, heads, BM)
+    else:
+        local = program // (most_units * blocks)
+        unit = program // blocks % most_units
+        tile = 0
+        sequence = first_sequence + local
     q_start, q_len = span(sequence, cu_q_ptr, batch, total_q)
     if lengths_ptr is not None:
-        k_len = cut(tl.load(lengths_ptr + sequence), most_keys)
+        k_len = cut(tl.load(lengths_ptr + sequence, mask=sequence < batch, other=0), most_keys)
     else:
         _, k_len = key_span(sequence, cu_k_ptr, k_start_ptr, batch, most_keys)
     if PACKED:
         rows = q_len * heads
         units = (rows + BM - 1) // BM
         row_start = unit * BM
+        if FIXED:
+            row_start = first_row(tile, sequence, cu_q_ptr, total_q, heads, BM)
+            units = tl.where(row_start < rows, 1, 0)
         parts, _ = latent_ranges(rows, k_len, RULE)
     else:
         rows = q_len
@@ -82,15 +105,24 @@ def merge_kernel(
     row = row_start + place
     row_ok = row < rows
     value = tl.arange(0, VALUE)
-    first = (tl.cast(local, tl.int64) * slots + unit * parts) * BM + place
+    if FIXED:
+        step = tl.cast(total_q, tl.int64) * heads
+        first = tl.cast(q_start, tl.int64) * heads + row
+        exists = row_ok
+    else:
+        step = tl.cast(BM, tl.int64)
+        first = (tl.cast(local, tl.int64) * slots + unit * parts) * BM + place
+        exists = None
+    columns_exist = None if exists is None else exists[:, None]
     acc = tl.zeros([ROWS, VALUE], tl.float32)
     row_max = tl.full([ROWS], MINUS_INF, tl.float32)
     row_sum = tl.zeros([ROWS], tl.float32)
     for part in tl.range(0, parts):
-        at = first + tl.cast(part, tl.int64) * BM
-        part_max = tl.load(part_state_ptr + at * 2)
-        part_sum = tl.load(part_state_ptr + at * 2 + 1)
-        part_acc = tl.load(part_out_ptr + at[:, None] * VALUE + value[None, :])
+        at = first + part * step
+        part_max = tl.load(part_state_ptr + at * 2, mask=exists)
+        part_sum = tl.load(part_state_ptr + at * 2 + 1, mask=exists)
+        here = part_out_ptr + at[:, None] * VALUE + value[None, :]
+        part_acc = tl.load(here, mask=columns_exist)
         new_max = tl.maximum(row_max, part_max)
         shift = tl.where(new_max == MINUS_INF, 0.0, new_max)
         mine = tl.exp2(row_max - shift)

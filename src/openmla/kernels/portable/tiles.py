@@ -101,11 +101,17 @@ def power_of_two(x):
 @triton.jit
 def latent_ranges(rows, k_len, RULE: tl.constexpr):
     """(ranges, keys of each) of a request of the latent form, by its own rows and keys alone: see
-    LatentSplit. RULE: RuleConstants; None splits nothing.
+    LatentSplit. Of an invariant call by its keys alone: see FixedSplit. RULE: RuleConstants; None
+    splits nothing.
     """
     keys = tl.maximum(k_len, 1)
     parts = 1
-    if RULE is not None:
+    if RULE is None:
+        pass
+    elif RULE.fixed > 0:
+        keys = keys * 0 + RULE.fixed
+        parts = tl.maximum((k_len + keys - 1) // keys, 1)
+    else:
         PART_ROWS: tl.constexpr = RULE.most_part_rows
         STEP: tl.constexpr = RULE.step
         # With more rows than partial results may have, nothing is split.

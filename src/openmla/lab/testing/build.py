@@ -212,11 +212,13 @@ class _Builder:
             "cache_lengths": lengths,
             "cu_seqlens_q": cu_q,
             "causal": case.causal,
+            "invariant": case.invariant,
             **self._options(weights),
         }
         if case.kv == "plain" or case.d_v != case.d_nope:
             arguments["d_v"] = case.d_v
-        operands = LatentOperands(q, cache, table, lengths, cu_q, case.causal, case.d_v, weights)
+        flags = case.causal, case.d_v, weights, case.invariant
+        operands = LatentOperands(q, cache, table, lengths, cu_q, *flags)
         return operands, arguments
 
     def sparse(self) -> tuple[Operands, dict[str, Any]]:

@@ -73,6 +73,8 @@ class Case:
     page_size: int = 16
     spare: int = 0
     causal: bool = True
+    invariant: bool = False
+    """Whether a latent call is asked for bits that do not depend on chunks."""
     topk: int = 0
     index_kind: str = "distinct"
     topk_lengths: str = "none"
@@ -129,6 +131,8 @@ class Case:
             raise InvalidArgument("d_v", f"at most the latent width {self.d_nope}", self.d_v)
         if self.form != "dense" and self.key_mask != "none":
             raise InvalidArgument("key_mask", f"'none' in the {self.form} form", self.key_mask)
+        if self.form != "latent" and self.invariant:
+            raise InvalidArgument("invariant", f"False in the {self.form} form", True)
         if self.form == "dense" and (self.rope == "none") != (self.d_rope == 0):
             got = f"{self.rope!r} and {self.d_rope}"
             raise InvalidArgument("rope and d_rope", "'none' and 0, or neither", got)
@@ -190,6 +194,7 @@ class Case:
             parts += [f"topk {self.topk} {self.index_kind} lengths {self.topk_lengths}"]
         else:
             parts += ["causal" if self.causal else "full"]
+        parts += ["invariant"] * self.invariant
         if self.is_paged:
             parts += [f"{self.kv} pages of {self.page_size}"]
         if self.form == "dense" and self.rope not in ("shared", "cache"):

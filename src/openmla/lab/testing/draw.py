@@ -259,6 +259,7 @@ def _latent(rng: random.Random, fields: dict[str, Any]) -> dict[str, Any]:
         "kv": _row_format(rng, fields),
         "page_size": rng.choice(PAGE_SIZES),
         "scale": _latent_scale(rng, fields),
+        "invariant": sum(fields["q_lens"]) % 3 == 0,
     }
 
 

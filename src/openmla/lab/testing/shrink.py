@@ -21,6 +21,7 @@ SIMPLEST: dict[str, Any] = {
     "key_mask": "none",
     "return_max_logits": False,
     "causal": False,
+    "invariant": False,
     "values": "normal",
     "default_dtype": "fp32",
     "default_device": "",

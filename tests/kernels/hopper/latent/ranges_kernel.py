@@ -9,6 +9,6 @@ from openmla.kernels.hopper.latent.source import ranges_of
 @gluon.jit
 def ranges_kernel(out_ptr, rows, keys):
     """Integers that Triton takes for constants have no type of their own."""
-    parts, bits = ranges_of(gl.program_id(0) + rows, gl.program_id(0) + keys, True)
+    parts, bits = ranges_of(gl.program_id(0) + rows, gl.program_id(0) + keys, None, True)
     gl.store(out_ptr, parts)
     gl.store(out_ptr + 1, bits)

@@ -42,6 +42,7 @@ PROBLEMS = {
     "512+64 sequences, split": _SPLIT,
     "512+64 sequences, split, not causal, no sink": replace(_SPLIT, causal=False, has_sink=False),
     "512+64 many sequences, split": replace(_SPLIT, batch=128, total_q=128),
+    "512+64 sequences, invariant": replace(_SPLIT, invariant=True),
     # Pages whose blocks are not boxes, and more ranges than the merge has slots.
     "128+32 sequences, split": replace(
         _SPLIT, heads=16, d_nope=128, d_v=128, d_rope=32, page_size=48

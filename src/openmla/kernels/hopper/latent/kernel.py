@@ -558,6 +558,7 @@ COUNTS = [
     "total_q",
     "rest_q",
     "part_rows",
+    "range_bits",
     "factor",
     "page_rows",
     "requests",
@@ -626,6 +627,7 @@ def latent_kernel(  # noqa: PLR0913
     total_q,
     rest_q,
     part_rows,
+    range_bits,
     indices_stride,
     stride_page,
     stride_row,
@@ -676,7 +678,7 @@ def latent_kernel(  # noqa: PLR0913
 
     k_half_desc, k_rope_desc: of pages whose blocks are boxes (see rows.py), or None.
     part_sums_ptr, part_state_ptr: workspace for ranges of keys (see source.py); None: no request is
-    split.
+    split. range_bits: logarithm of the keys of a range of an invariant call, else None.
     page_rows: rows of a page where rows are DeepSeek-V4's (rows_v4.py), else None. begin_ptr: where
     tokens see spans of requests; None: they have lists. second_data_ptr: a second source of rows,
     whose arguments are called as the first one's; None: there is none.
@@ -770,6 +772,7 @@ def latent_kernel(  # noqa: PLR0913
             sequences=None,
             counter=None,
             part_rows=None,
+            range_bits=None,
             begin=second_begin_ptr,
             request=second_request_ptr,
             requests=second_requests,
@@ -794,6 +797,7 @@ def latent_kernel(  # noqa: PLR0913
         sequences=sequences,
         counter=counter_ptr,
         part_rows=part_rows if SPLIT else None,
+        range_bits=range_bits,
         begin=begin_ptr,
         request=request_ptr,
         requests=requests,

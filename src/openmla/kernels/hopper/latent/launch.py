@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -41,7 +41,7 @@ from openmla.kernels.hopper.latent.plan import (
     RowsLaunch,
 )
 from openmla.kernels.hopper.latent.records import CAUSAL, FULL, LISTED, Registers, TileLayouts
-from openmla.operands import LatentOperands, Results, SparseOperands
+from openmla.operands import LatentOperands, Results, SparseOperands, token_spans
 from openmla.planning import Plan
 from openmla.problem import Problem
 
@@ -86,7 +86,7 @@ def calls(plan: Plan, op: Operands, results: Results) -> Iterator[Call]:
         yield from few_calls(variant.few, arguments, heads, SOURCES)
         return
     if variant.workspace is None:
-        yield from _attention(plan, [_arguments(plan, variant.rows[0], op, results)], op)
+        yield from _attention(plan, [Way(variant.rows[0], op, {})], results)
         return
     columns, lanes = (config.latent, config.rope), config.copy_lanes
     space = addressed_once(Filling(variant.workspace, columns, config.sm_count, lanes), op)
@@ -95,9 +95,18 @@ def calls(plan: Plan, op: Operands, results: Results) -> Iterator[Call]:
     for rows in variant.rows:
         over = op if rows.dequantizes else space.operands
         gate = space.gate(fits=not rows.dequantizes)
-        ways.append(_arguments(plan, rows, over, results) | gate | after)
+        ways.append(Way(rows, over, gate | after))
     yield from space.calls
-    yield from _attention(plan, ways, op)
+    yield from _attention(plan, ways, results)
+
+
+class Way(NamedTuple):
+    """One way to read rows: as they are stored, or dequantized before."""
+
+    rows: RowsLaunch
+    operands: Operands
+    gate: dict[str, Any]
+    """Arguments by which one of two launches exits early."""
 
 
 def has_keys(op: Operands) -> bool:
@@ -127,26 +136,43 @@ SECOND_ARGUMENTS = (
     "scale_row",
 )
 NO_SECOND: dict[str, Any] = {f"second_{name}": None for name in SECOND_ARGUMENTS}
-NO_PARTS: dict[str, Any] = {"part_sums_ptr": None, "part_state_ptr": None, "part_rows": 0}
+NO_PARTS: dict[str, Any] = {
+    "part_sums_ptr": None,
+    "part_state_ptr": None,
+    "part_rows": 0,
+    "range_bits": None,
+}
 
 
-def _attention(plan: Plan, ways: list[dict[str, Any]], op: Operands) -> Iterator[Call]:
+def _attention(plan: Plan, ways: list[Way], results: Results) -> Iterator[Call]:
     """The launches over rows: of two, one exits early (see `total_ptr` of the kernel). Sequences
-    that may be split go in groups, each with its merge."""
+    that may be split go in groups, each with its merge; those of an invariant call some tokens at a
+    time."""
     config, problem = plan.config, plan.problem
-    if isinstance(op, SparseOperands):
-        for way in ways:
-            yield Call(latent_kernel, list_programs(config, problem), way | NO_PARTS, SOURCES)
+    if problem.form == "sparse":
+        for rows, op, gate in ways:
+            way = _arguments(plan, rows, op, results) | gate | NO_PARTS
+            yield Call(latent_kernel, list_programs(config, problem), way, SOURCES)
         return
     space: RangeSpace = plan.variant.ranges
-    parts = partial_results(space, config.latent, op.q.device)
-    for group in groups(space, op):
-        here: dict[str, Any] = {}
-        for way in ways:
-            here = way | parts | group_of(op, way["indices_ptr"], group)
-            yield Call(latent_kernel, range_programs(config, problem, space), here, SOURCES)
-        if space.rows:
-            yield _merge(config, space, here)
+    parts = partial_results(space, config.latent, results.out.device)
+    for tokens in token_spans(problem.total_q, space.tokens):
+        chosen = [(rows, tokens_of(op, tokens), gate) for rows, op, gate in ways]
+        written = results.of_tokens(tokens)
+        called = [(_arguments(plan, rows, op, written) | gate, op) for rows, op, gate in chosen]
+        for group in groups(space, called[0][1]):
+            here: dict[str, Any] = {}
+            for way, op in called:
+                here = way | parts | group_of(op, way["indices_ptr"], group)
+                yield Call(latent_kernel, range_programs(config, problem, space), here, SOURCES)
+            if space.rows:
+                yield _merge(config, space, here)
+
+
+def tokens_of(op: Operands, tokens: slice | None) -> LatentOperands:
+    """Some tokens of a call over sequences; None: all of them."""
+    assert isinstance(op, LatentOperands)
+    return op if tokens is None else op.of_tokens(tokens)
 
 
 def _arguments(plan: Plan, rows: RowsLaunch, op: Operands, results: Results) -> dict[str, Any]:
@@ -205,10 +231,16 @@ def partial_results(space: RangeSpace, d_v: int, device: torch.device) -> dict[s
     """The sums [rows, d_v], and behind them row_max and row_sum of each row."""
     if not space.rows:
         return NO_PARTS
-    rows = space.group * space.rows
+    rows = space.part_rows
     memory = torch.empty(rows * (d_v + 2), dtype=torch.float32, device=device)
     state = memory[rows * d_v :]
-    return {"part_sums_ptr": memory, "part_state_ptr": state, "part_rows": space.rows}
+    bits = space.fixed_keys.bit_length() - 1 if space.fixed_keys else None
+    return {
+        "part_sums_ptr": memory,
+        "part_state_ptr": state,
+        "part_rows": space.rows,
+        "range_bits": bits,
+    }
 
 
 def groups(space: RangeSpace, op: LatentOperands) -> list[slice]:
@@ -253,6 +285,7 @@ _MERGED = (
     "rest_q",
     "heads",
     "part_rows",
+    "range_bits",
     "out_stride_t",
     "out_stride_h",
     "lse_stride_t",

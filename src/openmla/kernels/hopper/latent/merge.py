@@ -4,6 +4,7 @@
 |---|---|
 | a program computes | some rows (heads of tokens) of one request at a time, COLUMNS columns |
 | reads | part_sums [row, d_v], part_state [row, 2] (row_max, row_sum), fp32; see source.py |
+| range_bits | logarithm of the keys of a range of an invariant call, else None |
 | writes | out, lse, for split requests only; programs left over do nothing |
 
 A request has `blocks` programs for each COLUMNS columns, which take turns. Range p goes to slot
@@ -52,7 +53,7 @@ def load_parts(first, merged, column, parts, D_V: gl.constexpr, SLOTS: gl.conste
     L: gl.constexpr = layout(SLOTS, column.shape[0])
     part = gl.arange(0, SLOTS, gl.SliceLayout(0, gl.SliceLayout(2, L))) + first
     # The workspace has fewer than 2^31 elements.
-    at = merged.first_row[:, None] + part[None, :] * merged.rows
+    at = merged.first_row[:, None] + part[None, :] * merged.step
     ok = merged.exists[:, None] & (part < merged.ranges)[None, :]
     here = parts.sums + (at * D_V)[:, :, None] + column[None, None, :]
     sums = gl.load(here, mask=ok[:, :, None], other=0.0)
@@ -117,7 +118,7 @@ def write_merged(
     merged = MergedRows(
         first_row=request.first_row + there,
         exists=there < request.rows,
-        rows=request.rows,
+        step=request.step,
         ranges=request.ranges,
     )
     slots = slots_of(merged, column, parts, D_V, SLOTS)
@@ -139,7 +140,7 @@ def write_merged(
         gl.store(lse_out.base + at_lse, lse, mask=(row < request.rows) & (first_column == 0))
 
 
-COUNTS = ["batch", "total_q", "rest_q", "heads", "topk", "part_rows", "blocks"]
+COUNTS = ["batch", "total_q", "rest_q", "heads", "topk", "part_rows", "range_bits", "blocks"]
 STRIDES = ["out_stride_t", "out_stride_h", "lse_stride_t", "lse_stride_h"]
 VECTORS = ["lse_ptr", "sink_ptr", "cu_ptr", "lengths_ptr", "part_state_ptr"]
 
@@ -159,6 +160,7 @@ def merge_kernel(  # noqa: PLR0913
     rest_q,
     heads,
     part_rows,
+    range_bits,
     blocks,
     out_stride_t,
     out_stride_h,
@@ -188,13 +190,18 @@ def merge_kernel(  # noqa: PLR0913
     first = number % blocks * ROWS
     start, tokens, keys = request_of(request, requests)
     rows = tokens * heads
-    ranges, _bits = ranges_of(rows, keys, True)
+    ranges, _bits = ranges_of(rows, keys, range_bits, True)
+    first_row = request * part_rows
+    step = rows
+    if range_bits is not None:
+        first_row = start * heads
+        step = part_rows
     wait_for_kernel_before()
     if ranges > 1:
         for block in range(first, rows, blocks * ROWS):
             row = gl.arange(0, ROWS, RL) + block
             split = SplitRequest(
-                first_row=request * part_rows, first_token=start, rows=rows, ranges=ranges
+                first_row=first_row, first_token=start, rows=rows, step=step, ranges=ranges
             )
             write_merged(
                 row, split, first_column, parts, out, lse, sink_ptr, heads, D_V, TOGETHER, COLUMNS

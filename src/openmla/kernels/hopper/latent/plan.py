@@ -30,7 +30,7 @@ from openmla.kernels.hopper.chip import (
 )
 from openmla.kernels.hopper.few.plan import FewQueries, few_queries
 from openmla.planning.dequantize import PLAIN, CacheRead, Workspace, workspace_of
-from openmla.planning.latent_split import LatentSplit, most_ranges
+from openmla.planning.latent_split import FixedSplit, LatentSplit, most_ranges
 from openmla.planning.memory import Wanted
 from openmla.planning.serves import GLUON_CACHES
 from openmla.problem import Problem
@@ -87,11 +87,21 @@ class RangeSpace:
     group: int
     """Requests of one launch."""
     rows: int
-    """Rows of partial results of a request; 0 where none can be split."""
+    """Rows of partial results of a request, or of a range where ranges are fixed; 0 where nothing
+    can be split."""
     merged: int
     """Most rows (queries x heads) of a request that is split."""
     ranges: int
     """Most ranges of a request."""
+    fixed_keys: int = 0
+    """Keys of a range of an invariant call; 0 in others."""
+    tokens: int = 0
+    """Tokens of one launch of an invariant call; 0 where all go in one."""
+
+    @property
+    def part_rows(self) -> int:
+        """Rows of partial results of a launch."""
+        return self.rows * (self.ranges if self.fixed_keys else self.group)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +142,8 @@ class HopperLatentConfig(HopperBlock):
     """Whether programs draw work items from a counter: where these are not all alike. Those that
     dequantize take turns; they have no register to spare."""
     cache_read: CacheRead = PLAIN
+    invariant: bool = False
+    """Whether the ranges of keys are fixed, whatever the rows of a request."""
     few: FewQueries | None = None
     """Three launches that spread few queries over the chip, instead of this kernel."""
     sm_count: int = 132
@@ -196,9 +208,10 @@ class HopperLatentConfig(HopperBlock):
         return tokens * self.row_blocks
 
     @property
-    def split(self) -> LatentSplit:
+    def split(self) -> LatentSplit | FixedSplit:
         """When the keys of a sequence are split."""
-        return LatentSplit(self.heads, self.latent)
+        rule = FixedSplit if self.invariant else LatentSplit
+        return rule(self.heads, self.latent)
 
     # Launches.
 
@@ -231,10 +244,15 @@ class HopperLatentConfig(HopperBlock):
         if problem.form == "sparse":
             return problem.total_q * self.row_blocks
         tiles = problem.total_q * problem.heads // WGMMA_M + problem.batch + 1
-        return tiles * most_ranges(problem.heads, min(problem.most_keys, MOST_ROWS))
+        rule, most = self.split, min(problem.most_keys, MOST_ROWS)
+        if isinstance(rule, FixedSplit):
+            return tiles * rule.ranges(most)
+        return tiles * most_ranges(problem.heads, most)
 
     def _range_space(self, problem: Problem) -> RangeSpace:
         rule, most = self.split, min(problem.most_keys, MOST_ROWS)
+        if isinstance(rule, FixedSplit):
+            return self._fixed_space(rule, problem, most)
         if not problem.batch or not rule.can_split(most):
             return RangeSpace(group=max(problem.batch, 1), rows=0, merged=0, ranges=1)
         return RangeSpace(
@@ -243,6 +261,16 @@ class HopperLatentConfig(HopperBlock):
             merged=rule.split_rows(1, problem.total_q * problem.heads, most),
             ranges=most_ranges(problem.heads, most),
         )
+
+    def _fixed_space(self, rule: FixedSplit, problem: Problem, most: int) -> RangeSpace:
+        """All requests go in one launch; of many tokens some at a time."""
+        group, ranges = max(problem.batch, 1), rule.ranges(most)
+        if ranges == 1 or not problem.batch:
+            return RangeSpace(group=group, rows=0, merged=0, ranges=1)
+        tokens = min(rule.tokens_together(most), problem.total_q)
+        rows = tokens * problem.heads
+        kept = tokens if tokens < problem.total_q else 0
+        return RangeSpace(group, rows, rows, ranges, rule.keys_of_range, kept)
 
     # Threads and registers.
 

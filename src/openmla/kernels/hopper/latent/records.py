@@ -133,7 +133,11 @@ class Source(NamedTuple):
     counter: Any = None
     """Atomic counter of work items; None: programs take turns."""
     part_rows: Any = None
-    """Rows of the workspace that each request has; None where no request is split."""
+    """Rows of the workspace that each request has, or that each range has where ranges are fixed;
+    None where no request is split."""
+    range_bits: Any = None
+    """Logarithm of the keys of a range where ranges are fixed; None where they follow from a
+    request's own rows and keys."""
     begin: Any = None
     """First positions, where a token sees consecutive positions of a request (a span) instead of a
     list: `table` is then the block table, and `lengths` are the positions after the last."""
@@ -460,20 +464,21 @@ class SplitRequest(NamedTuple):
     """Its first row in the workspace."""
     first_token: Any
     rows: Any
-    """Its rows, which each of its ranges has in the workspace."""
+    """Its rows."""
+    step: Any
+    """Rows of the workspace from one range of a row to the next."""
     ranges: Any
 
 
 class MergedRows(NamedTuple):
-    """Rows of a split request that a program merges; range p of a row lies p x `rows` after range
+    """Rows of a split request that a program merges; range p of a row lies p x `step` after range
     0."""
 
     first_row: Any
     """Where range 0 of each row lies in the workspace."""
     exists: Any
     """Whether the request has the row."""
-    rows: Any
-    """Rows of the request."""
+    step: Any
     ranges: Any
 
 

@@ -38,6 +38,10 @@ of a chunk of requests by rank and bisects. It remembers which chunk it was at (
 The rows of a range that is not all of its request's keys go to a workspace, unnormalized, for
 merge.py. The rows of range p begin p x (rows of the request) after the request's first, and each
 request has `part_rows` rows of the workspace, the most that one can need.
+
+In an invariant call ranges are fixed: they have 2^range_bits keys, whatever the rows. Range p of
+row r of the launch (heads of tokens, counted over all requests) is then row p x `part_rows` + r of
+the workspace. A row that sees nothing of a range has a reference of -inf and zeros there.
 """
 
 from triton.experimental import gluon
@@ -129,12 +133,16 @@ def range_bits(rows, keys):
 
 
 @gluon.jit
-def ranges_of(rows, keys, SPLIT: gl.constexpr):
-    """(ranges of a request, logarithm of the keys of each but the last)."""
+def ranges_of(rows, keys, fixed_bits, SPLIT: gl.constexpr):
+    """(ranges of a request, logarithm of the keys of each but the last). fixed_bits: see
+    Source.range_bits."""
     bits = rows * 0 + ALL_KEYS
     parts = rows * 0 + 1
     if SPLIT:
-        bits = range_bits(rows, keys)
+        if fixed_bits is None:
+            bits = range_bits(rows, keys)
+        else:
+            bits = rows * 0 + fixed_bits
         parts = (gl.maximum(keys - 1, 0) >> bits) + 1
     return parts, bits
 
@@ -159,7 +167,7 @@ def work_of(first, source, CHUNK: gl.constexpr):
     _start, tokens, keys = request_of(numbers, requests_of(source))
     rows = tokens * source.sequences.heads
     tiles = (rows + (ROWS - 1)) // ROWS
-    parts, bits = ranges_of(rows, keys, source.part_rows is not None)
+    parts, bits = ranges_of(rows, keys, source.range_bits, source.part_rows is not None)
     full = 1 << (bits - STEP_BITS)
     last = steps_of(keys - gl.where(parts > 1, (parts - 1) << bits, 0))
     longest = gl.max(gl.where(tiles > 0, gl.where(parts > 1, full, last), 1), 0)
@@ -278,7 +286,7 @@ def paged_work_item(found, source):
     start, q_len, keys = request_of(sequence, requests_of(source))
     rows = q_len * heads
     tiles = gl.maximum((rows + (ROWS - 1)) // ROWS, 1)
-    parts, bits = ranges_of(rows, keys, SPLIT)
+    parts, bits = ranges_of(rows, keys, source.range_bits, SPLIT)
     row = (tiles - 1 - number % tiles) * ROWS
     skipped = number * 0
     slot = number * 0 - 1
@@ -288,7 +296,11 @@ def paged_work_item(found, source):
         part = gl.where(is_full, number // tiles, parts - 1)
         skipped = gl.where(parts > 1, part << bits, 0)
         stop = gl.where(is_full, skipped + (1 << bits), keys)
-        slot = gl.where(parts > 1, sequence * source.part_rows + part * rows + row, -1)
+        if source.range_bits is None:
+            place = sequence * source.part_rows + part * rows + row
+        else:
+            place = part * source.part_rows + start * heads + row
+        slot = gl.where(parts > 1, place, -1)
     if source.sequences.mask == CAUSAL:
         seen = keys - q_len + 1
         whole = gl.minimum(seen + row // heads, stop)

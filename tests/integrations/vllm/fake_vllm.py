@@ -79,6 +79,10 @@ class Impl:
     def forward_mha(self, *args: Any) -> None:
         self.went_vllms_way = "forward_mha"
 
+    def forward_mqa(self, *args: Any) -> tuple[Any, Any]:
+        self.went_vllms_way = "forward_mqa"
+        return None, None
+
     def _compute_prefill_context(
         self, q: Tensor, cache: Tensor, metadata: Any, k_scale: Tensor
     ) -> tuple[Tensor, Tensor]:
@@ -94,6 +98,14 @@ class Backend:
     @staticmethod
     def get_impl_cls() -> type:
         return Impl
+
+
+class FlashMLA(Backend):
+    """vLLM's choice on Hopper."""
+
+
+class TritonMLA(Backend):
+    """The one whose decoding is invariant, too."""
 
 
 class SparseImpl(Impl, Generic[T]):
@@ -248,6 +260,9 @@ def modules() -> dict[str, dict[str, Any]]:
         },
         f"{backends}.mla.prefill.base": {"MLAPrefillBackend": MLAPrefillBackend},
         f"{backends}.mla.cpu_mla": {"CPUMLABackend": Backend},
+        f"{backends}.mla.flashmla": {"FlashMLABackend": FlashMLA},
+        f"{backends}.mla.triton_mla": {"TritonMLABackend": TritonMLA},
+        "vllm.v1.attention.ops.flashmla": {"is_flashmla_dense_supported": lambda: (True, None)},
         f"{backends}.mla.index_group": {"HiSparseMLAIndexGroup": SimpleNamespace},
         f"{backends}.mla.sparse_utils": {
             "align_blocks_to_rows": lambda spec: spec,

@@ -88,6 +88,8 @@ def test_what_the_backends_say_to_vllm():
     assert OpenMLABackend.get_name() == OpenMLAPrefillBackend.get_name() == "OPENMLA"
     assert OpenMLABackend.get_impl_cls() is OpenMLAImpl
     assert OpenMLABackend.supported_dtypes == [torch.bfloat16]
+    assert OpenMLABackend.supports_batch_invariance()
+    assert not OpenMLABackend.supports_non_causal()
     capable = OpenMLAPrefillBackend.supports_compute_capability
     assert [capable(SimpleNamespace(major=major)) for major in (7, 8, 12)] == [False, True, True]
     assert capable(None)

@@ -26,6 +26,10 @@ CHOICES = "sglang.srt.arg_groups.choices"
 LISTS = {
     "ATTENTION_BACKEND_CHOICES": "add_attention_backend_choices",
     "DETERMINISTIC_ATTENTION_BACKEND_CHOICES": "add_deterministic_attention_backend_choices",
+    # DeepSeek models need this one too in deterministic mode; it keeps the radix cache in it.
+    "RADIX_SUPPORTED_DETERMINISTIC_ATTENTION_BACKEND": (
+        "add_radix_supported_deterministic_attention_backend_choices"
+    ),
 }
 BACKENDS = "sglang.srt.layers.attention.attention_registry"
 FORMS = "sglang.srt.models.deepseek_common.attention_backend_handler"

@@ -13,6 +13,7 @@ memory for gathered rows, keys and values at any T.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -90,7 +91,7 @@ class Context:
     cache: LatentCache
     block_table: Tensor
     lengths: Tensor
-    """int32 [requests], without the new tokens; 0 where there is no context."""
+    """int32 [requests], 0 where there is no context."""
 
 
 def attend_context(
@@ -111,6 +112,40 @@ def attend_context(
         return_lse=True,
     )
     return projection.release(latent), lse
+
+
+def attend_rows(
+    q: Tensor,
+    rows: Context,
+    cu_seqlens: Tensor,
+    scale: float,
+    q_scale: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Absorbed queries, causal, over all rows of their requests: out [.., latent] and lse.
+
+    `rows.lengths` counts new tokens, whose rows are in the pages already. A query's bits depend on
+    itself and on the rows that it sees: not on its neighbors, nor on how its request was cut into
+    chunks, cached prefixes and decoded tokens.
+    """
+    return mla_prefill_latent(
+        q,
+        rows.cache,
+        rows.block_table,
+        rows.lengths,
+        cu_seqlens_q=cu_seqlens,
+        scale=scale,
+        q_scale=q_scale,
+        invariant=True,
+        return_lse=True,
+    )
+
+
+def query_scale(q: Tensor, layer: Any) -> Tensor | None:
+    """float32 [tokens] of FP8 queries, which vLLM has divided by one scale; None for others."""
+    if q.dtype != torch.float8_e4m3fn:
+        return None
+    scale: Tensor = layer._q_scale
+    return scale.float().reshape(1).expand(len(q))
 
 
 def requests_of_tokens(starts: Tensor) -> Tensor:

@@ -33,6 +33,7 @@ from openmla.integrations.vllm.forward import (
     Shard,
     pages_as_cache,
     physical_rows,
+    query_scale,
     refresh_requests,
     requests_of_tokens,
     write_scaled,
@@ -191,9 +192,6 @@ class OpenMLASparseImpl(SparseMLACommonImpl[SparseMLACommonMetadata]):
     ) -> tuple[Tensor, Tensor]:
         """out [tokens, heads, latent] and lse [tokens, heads] over each token's selected rows."""
         q = torch.cat(q, dim=-1) if isinstance(q, tuple) else q
-        # vLLM has multiplied FP8 queries by the reciprocal of one scale for all of them.
-        fp8 = q.dtype == torch.float8_e4m3fn
-        q_scale = layer._q_scale.float().reshape(1).expand(len(q)) if fp8 else None
         size = attn_metadata.block_size
         rows: LatentCache | Tensor
         if self.kv_cache_dtype in ("fp8_ds_mla", *TENSOR_SCALED):
@@ -215,7 +213,7 @@ class OpenMLASparseImpl(SparseMLACommonImpl[SparseMLACommonMetadata]):
             selected,
             scale=self.scale,
             d_v=self.kv_lora_rank,
-            q_scale=q_scale,
+            q_scale=query_scale(q, layer),
             return_lse=True,
         )
         return out, lse

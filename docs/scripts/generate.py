@@ -17,11 +17,12 @@ import decision
 import formats
 import peers
 import performance
+import serving
 import timelines
 
 ROOT = Path(__file__).resolve().parents[2]
 PICTURES = ROOT / "docs/pictures"
-MODULES = (decision, formats, peers, performance, timelines)
+MODULES = (decision, formats, peers, performance, serving, timelines)
 
 
 def with_region(page: str, name: str, content: str) -> str:

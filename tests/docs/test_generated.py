@@ -17,6 +17,7 @@ sys.path.insert(0, str(DOCS / "scripts"))
 import generate
 import performance
 import results
+import serving
 import timelines
 
 DRAWN = {p.name: p.read_text() for p in generate.PICTURES.glob("*.svg")}
@@ -122,3 +123,37 @@ def test_no_measured_figure_stands_outside_of_a_region():
         for path in [*DOCS.glob("*.md"), ROOT / "README.md"]
     }
     assert {name: figures for name, figures in found.items() if figures} == {}
+
+
+LOAD = {
+    "load": "even",
+    "contestant": "openmla",
+    "requests": 32,
+    "prompt_tokens": 65536,
+    "new_tokens_per_s": 812.4,
+    "first_token": {"p50_ms": 1234.5, "p99_ms": 2000.0},
+    "between_tokens": {"p50_ms": 21.04, "p99_ms": 99.96},
+    "cache_bytes": 2**29,
+    "peak_bytes": 3 * 2**30,
+}
+
+
+def test_a_result_of_the_server_becomes_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(results, "FOLDER", tmp_path)
+    assert "Not measured yet" in serving.regions()["docs/performance.md", "serving"]
+    record = {
+        "provenance": {"date": "2026-01-02", "gpu": "a GPU", "torch": "2"},
+        "transformers": "5.17.0",
+        "loads": [LOAD],
+        "skipped": ["mixed 256"],
+        "again": {"same": True, "bytes_more": 0},
+        "failures": {"failed": 3, "bad": 3, "same": False},
+        "neighbors": {"blocks of 64 rows": {"requests": 6, "same": 5}},
+    }
+    (tmp_path / "serve-h200-2026-01-02.json").write_text(json.dumps(record))
+    text = serving.regions()["docs/performance.md", "serving"]
+    assert "| even | openmla | 32 | 65,536 | 812 | 1.23, 2.00 s | 21.0, 100.0 ms |" in text
+    assert "| 0.50 GiB | 3.00 GiB |" in text
+    for words in ("the same tokens, 0 bytes", "their tokens CHANGED", "5 of 6", "mixed 256"):
+        assert words in text
+    assert text.endswith("serve-h200-2026-01-02.json), Transformers 5.17.0")

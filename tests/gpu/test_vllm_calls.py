@@ -49,6 +49,24 @@ def test_the_prefill_backend_answers_as_vllms_does(name: str):
         assert error(got.cpu(), want.out) <= 3e-3
 
 
+def test_a_context_of_one_scale_is_near_its_bf16_values():
+    step, weight = replay.recorded("context", DEVICE)
+    k_scale = torch.tensor([0.0211], device=DEVICE)
+    rows = (step["pages"].float() / k_scale).clamp(-448, 448).to(torch.float8_e4m3fn)
+    got = replay.run_layer({**step, "pages": rows}, weight, "fp8", k_scale)
+    step["pages"] = (rows.float() * k_scale).bfloat16()
+    assert error(got.cpu(), replay.run_layer(step, weight).cpu().double()) <= 3e-3
+
+
+@pytest.mark.parametrize("heads", [12, 128])
+def test_fp8_queries_over_a_cache_of_one_scale(heads: int):
+    batch = selected.batch("fp8", heads, DEVICE).fp8_queries()
+    out, lse = batch.attend()
+    want = batch.exact()
+    assert error(out.cpu(), want.out) <= 2 * BF16
+    assert (lse.cpu().double() - want.lse)[want.lse.isfinite()].abs().max() <= 2e-2
+
+
 @pytest.mark.parametrize("kind", selected.FORMATS)
 @pytest.mark.parametrize("heads", [12, 128])
 def test_the_sparse_backend_on_every_cache(kind: str, heads: int):
@@ -60,8 +78,9 @@ def test_the_sparse_backend_on_every_cache(kind: str, heads: int):
     assert not out[7].any()
 
 
-def test_the_sparse_backend_can_be_captured():
-    batch = selected.batch("fp8_ds_mla", 16, DEVICE)
+@pytest.mark.parametrize("kind", ["fp8_ds_mla", "fp8"])
+def test_the_sparse_backend_can_be_captured(kind: str):
+    batch = selected.batch(kind, 16, DEVICE)
     batch.attend()  # compiles
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):

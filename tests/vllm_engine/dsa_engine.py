@@ -3,7 +3,9 @@
     OPENMLA_VLLM_CPU=sparse python dsa_engine.py RESULT.json --model v32 [--kv fp8_ds_mla] ...
 
 Every call of the indexer is compared with a loop over queries in torch, every call of the sparse
-attention with float64 over the rows that were selected; the result has the worst of both.
+attention with float64 over the rows that were selected; the result has the worst of both. With
+--all-keys a selection is every key, and what is generated is compared with Transformers: its
+indexer does not quantize, so that it selects others, and none is comparable otherwise.
 """
 
 from __future__ import annotations
@@ -39,7 +41,6 @@ COMMON = {
     "num_experts_per_tok": 2,
     "q_lora_rank": 64,
     "kv_lora_rank": 512,
-    "index_topk": TOPK,
     "index_n_heads": 32,
     "index_head_dim": 128,
     "max_position_embeddings": 2048,
@@ -47,17 +48,18 @@ COMMON = {
 }
 
 
-def make_model(kind: str, folder: str) -> None:
+def make_model(kind: str, folder: str, topk: int) -> Any:
     """Dense layers with the head widths of DeepSeek-V3.2 or of GLM-5."""
     torch.manual_seed(0)
+    common = {**COMMON, "index_topk": topk}
     if kind == "v32":
         config = DeepseekV32Config(
-            **COMMON, num_hidden_layers=2, first_k_dense_replace=2, n_group=2, topk_group=1
+            **common, num_hidden_layers=2, first_k_dense_replace=2, n_group=2, topk_group=1
         )
         model = DeepseekV32ForCausalLM._from_config(config, dtype=torch.bfloat16)
     else:
         config = GlmMoeDsaConfig(
-            **COMMON,
+            **common,
             num_hidden_layers=2,
             first_k_dense_replace=2,
             mlp_layer_types=["dense"] * 2,
@@ -69,6 +71,7 @@ def make_model(kind: str, folder: str) -> None:
         )
         model = GlmMoeDsaForCausalLM._from_config(config, dtype=torch.bfloat16)
     model.save_pretrained(folder)
+    return model.eval()
 
 
 class Checked:
@@ -105,7 +108,10 @@ class Checked:
         def forward_mqa(layer: Any, q: Any, pages: Tensor, metadata: Any, of: Any) -> Any:
             out, lse = attend(layer, q, pages, metadata, of)
             q = torch.cat(q, dim=-1) if isinstance(q, tuple) else q
-            cache, size = layer._cache(pages), metadata.block_size
+            if q.dtype == torch.float8_e4m3fn:
+                q = q.double() * of._q_scale.double()
+                self.seen["FP8 queries"] += len(q)
+            cache, size = layer._cache(pages, of._k_scale), metadata.block_size
             for t in range(len(q)):
                 chosen = layer.topk_indices_buffer[t]
                 chosen = chosen[chosen >= 0].long()
@@ -132,6 +138,8 @@ def main() -> None:
     parser.add_argument("--alone", action="store_true")
     parser.add_argument("--ngram", type=int, default=0)
     parser.add_argument("--unchecked", action="store_true")
+    parser.add_argument("--fp8-queries", action="store_true")
+    parser.add_argument("--all-keys", action="store_true")
     options = parser.parse_args()
     more: dict[str, Any] = {}
     if options.ngram:
@@ -142,7 +150,8 @@ def main() -> None:
             "prompt_lookup_min": 1,
         }
     with tempfile.TemporaryDirectory() as folder:
-        make_model(options.model, folder)
+        topk = engine.LONGEST if options.all_keys else TOPK
+        model = make_model(options.model, folder, topk)
         llm = LLM(
             model=folder,
             skip_tokenizer_init=True,
@@ -156,7 +165,10 @@ def main() -> None:
             enable_chunked_prefill=True,
             enable_prefix_caching=True,
             # Short prompts as selected rows too: rounding does not depend on a chunk's length then.
-            attention_config={"sparse_mla_force_mqa": True},
+            attention_config={
+                "sparse_mla_force_mqa": True,
+                "use_prefill_query_quantization": options.fp8_queries,
+            },
             # vLLM 0.32's own rope on a CPU is wrong for queries of several heads.
             compilation_config={"custom_ops": ["all", "-rotary_embedding"]},
             **more,
@@ -165,7 +177,9 @@ def main() -> None:
         batch = engine.prompts(LENGTHS, seed=1)
         turns = [[prompt] for prompt in batch] if options.alone else [batch, batch]
         results = [done for turn in turns for done in engine.generate(llm, turn)]
-    found = {"results": results}
+        found: dict[str, Any] = {"results": results}
+        if options.all_keys:
+            found["off"] = engine.from_transformers(model, batch, results[: len(batch)])
     if checked is not None:
         found |= {"seen": checked.seen, "out": checked.out, "lse": checked.lse}
     options.result.write_text(json.dumps(found))

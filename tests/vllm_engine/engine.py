@@ -1,10 +1,11 @@
 """vLLM's real engine on a CPU with a tiny random DeepSeek-V3: what it generates, as JSON.
 
-    python engine.py RESULT.json [--chunked]
+    python engine.py RESULT.json [--chunked] [--invariant [--alone] [--chunk TOKENS]]
 
 Which backends run is up to OPENMLA_VLLM_CPU. With --chunked, prompts are prefilled in chunks and
 prefixes come from the cache, which vLLM turns off for MLA on CPUs without AMX, although its code
-for CPUs can do it.
+for CPUs can do it. --invariant is what VLLM_BATCH_INVARIANT=1 turns on in openmla, without vLLM's
+own part of it, which is Triton's.
 """
 
 from __future__ import annotations
@@ -96,14 +97,14 @@ def started() -> Iterator[tuple[LLM, DeepseekV3ForCausalLM]]:
         yield llm, model
 
 
-def keep_chunked_prefill() -> None:
+def keep_chunked_prefill(chunk: int) -> None:
     """Undo what vLLM's CPU platform does to the configuration of an MLA model."""
     usual = CpuPlatform.check_and_update_config.__func__
 
     def check(cls: type, config: Any) -> None:
         usual(cls, config)
         config.scheduler_config.enable_chunked_prefill = True
-        config.scheduler_config.max_num_batched_tokens = CHUNK
+        config.scheduler_config.max_num_batched_tokens = chunk
         config.cache_config.enable_prefix_caching = True
 
     CpuPlatform.check_and_update_config = classmethod(check)
@@ -176,13 +177,22 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("result", type=Path)
     parser.add_argument("--chunked", action="store_true")
+    parser.add_argument("--invariant", action="store_true")
+    parser.add_argument("--alone", action="store_true")
+    parser.add_argument("--chunk", type=int, default=CHUNK)
     options = parser.parse_args()
     if options.chunked:
-        keep_chunked_prefill()
+        keep_chunked_prefill(options.chunk)
     calls = count_calls()
+    if options.invariant:
+        from openmla.integrations.vllm import attention
+
+        attention.batch_invariant = lambda: True
     with started() as (llm, model):
-        results = generate(llm, prompts(LENGTHS, seed=1))
-        off = from_transformers(model, prompts(LENGTHS, seed=1), results)
+        batch = prompts(LENGTHS, seed=1)
+        turns = [[prompt] for prompt in batch] if options.alone else [batch]
+        results = [done for turn in turns for done in generate(llm, turn)]
+        off = from_transformers(model, batch, results)
         if options.chunked:
             results += generate(llm, prompts((LONG,), seed=2))
             results += generate(llm, prompts(LENGTHS, seed=1))  # now from the cache

@@ -9,12 +9,15 @@ from typing import Any
 import pytest
 import torch
 from vllm.model_executor.layers.attention import mla_attention, sparse_mla_attention
+from vllm.utils import deep_gemm
+from vllm.v1.attention import backend
 from vllm.v1.attention.backends.mla.prefill.base import MLAPrefillBackend
 from vllm.v1.attention.backends.mla.prefill.cpu_sdpa import CPUSDPAMLAPrefillBackend
 
 import formula
-from integrations.vllm import selected
-from openmla.integrations.vllm import attention, indexer, prefill, register, sparse
+from integrations.vllm import fake_vllm, selected
+from openmla import IndexCache
+from openmla.integrations.vllm import attention, indexer, prefill, register, slots, sparse
 from openmla.integrations.vllm.registration import SEAMS, _registry
 
 HEADS, LATENT, NOPE, ROPE, V, PAGE, SCALE = 8, 512, 128, 64, 128, 16, 192**-0.5
@@ -60,6 +63,13 @@ def test_no_abstract_method_is_left():
             prefill.OpenMLAPrefillBackend.run_prefill_context_chunk,
             MLAPrefillBackend.run_prefill_context_chunk,
         ),
+        *(
+            (
+                getattr(sparse.OpenMLASparseMetadataBuilder, name),
+                getattr(backend.AttentionMetadataBuilder, name),
+            )
+            for name in ("get_varlen_cudagraph_max_query_len", "update_draft_decode_metadata")
+        ),
     ],
     ids=lambda f: f.__name__,
 )
@@ -91,10 +101,48 @@ def test_selected_rows_of_every_cache(kind: str):
         block_table=batch.table,
         cp_kv_cache_interleave_size=1,
     )
-    out, lse = layer.forward_mqa(batch.q, batch.pages, metadata, None)
+    out, lse = layer.forward_mqa(batch.q, batch.pages, metadata, batch.scales)
     want = batch.exact()
     formula.assert_close(out, want.out, bound=2.0**-8)
     formula.assert_close(lse, want.lse)
+
+
+def test_vllms_wrappers_call_what_is_in_the_slots(monkeypatch: pytest.MonkeyPatch):
+    """vLLM's own functions for index scores, on a chip that DeepGEMM does not serve."""
+    for name in slots.SLOTS:  # back to what they were, afterwards
+        monkeypatch.setattr(deep_gemm, name, None)
+    assert not slots.fill(deep_gemm, fake_vllm.Platform((9, 0)))
+    assert deep_gemm._fp8_fp4_mqa_logits_impl is None
+    assert slots.fill(deep_gemm, fake_vllm.Platform((8, 9)))
+    torch.manual_seed(0)
+    cache = IndexCache.allocate(num_pages=9, page_size=64)
+    cache.append(torch.randn(cache.rows, 128), torch.arange(cache.rows))
+    values, scales = cache.gather(torch.arange(cache.rows))
+    q = torch.randn(6, 32, 128).to(torch.float8_e4m3fn)
+    weights = torch.rand(6, 32)
+    right = torch.relu(torch.einsum("thd,nd->thn", q.double(), values.double()))
+    right = (right * weights.double()[..., None]).sum(1) * scales.double()
+    starts, ends = torch.zeros(6).int(), torch.tensor([1, 90, 300, 17, 576, 64]).int()
+    outside = torch.arange(cache.rows) >= ends[:, None]
+    ragged = deep_gemm.fp8_fp4_mqa_logits(
+        (q, None), (values, scales), weights, starts, ends, clean_logits=True
+    )
+    table = torch.arange(9).int().expand(3, 9).contiguous()
+    lens = ends.view(3, 2)
+    paged = deep_gemm.fp8_fp4_paged_mqa_logits(
+        (q.view(3, 2, 32, 128), None),
+        cache.data.view(9, 64, 1, 132),
+        weights,
+        lens,
+        table,
+        deep_gemm.get_paged_mqa_logits_metadata(lens, 64, 108),
+        max_model_len=cache.rows,
+        clean_logits=True,
+    )
+    for logits in (ragged, paged):
+        assert (logits[outside] == -torch.inf).all()
+        off = (logits.double() - right).masked_fill(outside, 0).abs().max()
+        assert off <= 2e-6 * right.abs().max()
 
 
 def vllms_prefill(backend_class: Any, dtype: torch.dtype, workspace_rows: int) -> torch.Tensor:

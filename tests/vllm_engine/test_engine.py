@@ -21,15 +21,17 @@ import pytest
 
 ENGINE = Path(__file__).with_name("engine.py")
 CLOSE = 0.04  # of log probabilities; bf16 logits of 2 to 4 are 0.016 apart
+LENGTHS = (37, 5, 130, 64)  # of the prompts that come twice
 FROM_TRANSFORMERS = 0.06  # whose bf16 model is 0.03 from the same in float32
 
 
 @cache
-def engine(backend: str, chunked: bool) -> dict[str, Any]:
+def engine(backend: str, chunked: bool, *options: str) -> dict[str, Any]:
     """What one engine generated; `backend` is the value of OPENMLA_VLLM_CPU, or nothing."""
     with tempfile.TemporaryDirectory() as folder:
         result = Path(folder) / "result.json"
-        command = [sys.executable, str(ENGINE), str(result), *(["--chunked"] if chunked else [])]
+        command = [sys.executable, str(ENGINE), str(result), *options]
+        command += ["--chunked"] if chunked else []
         environment = {**os.environ, "OPENMLA_VLLM_CPU": backend}
         done = subprocess.run(
             command, capture_output=True, text=True, env=environment, timeout=600, check=False
@@ -82,6 +84,23 @@ def test_context_is_read_in_latent_form_and_long_chunks_expanded():
     assert max(r["cached"] for r in ran["results"]) > 100  # a prefix did come from the cache
     assert 0 < calls["mla_prefill_latent"] < calls["merge_states"] < calls["mla_prefill"]
     assert set(engine("prefill", True)["calls"]) == {"mla_prefill"}
+
+
+def test_invariant_log_probabilities_do_not_depend_on_how_requests_are_served():
+    """Together and alone, in chunks of 208, 96 and 33 tokens, from cached prefixes: every digit."""
+    runs = {
+        options: engine("attention", True, "--invariant", *options)
+        for options in ((), ("--alone",), ("--chunk", "96"), ("--alone", "--chunk", "33"))
+    }
+    first = runs[()]["results"]
+    for options, ran in runs.items():
+        results = ran["results"]
+        assert set(ran["calls"]) == {"mla_prefill_latent"}
+        assert ran["off"] <= FROM_TRANSFORMERS
+        fresh, again = results[: len(LENGTHS)], results[-len(LENGTHS) :]
+        assert any(r["cached"] for r in again), options
+        for got, want in zip((*results[:-4], *again), (*first[:-4], *fresh), strict=True):
+            assert (got["tokens"], got["logprobs"]) == (want["tokens"], want["logprobs"]), options
 
 
 def test_vllm_says_what_it_uses():

@@ -58,9 +58,10 @@ def test_the_command_line_takes_the_names():
 def test_the_dense_backend_on_a_gpu(backend_on_cuda: Any):
     bf16 = torch.bfloat16
     assert backend_on_cuda.get_impl_cls().__abstractmethods__ == frozenset()
-    assert problems(backend_on_cuda, bf16, "auto") == []
+    for cache in ("auto", "bfloat16", "fp8", "fp8_e4m3"):
+        assert problems(backend_on_cuda, bf16, cache) == []
     assert problems(backend_on_cuda, torch.float16, "auto") == ["dtype not supported"]
-    assert problems(backend_on_cuda, bf16, "fp8") == ["kv_cache_dtype not supported"]
+    assert problems(backend_on_cuda, bf16, "fp8_e5m2") == ["kv_cache_dtype not supported"]
     parallel = problems(backend_on_cuda, bf16, "auto", use_pcp=True, use_dcp=True)
     assert parallel == ["PCP not supported", "DCP not supported"]
     invariant = problems(backend_on_cuda, bf16, "auto", use_batch_invariant=True)
@@ -69,8 +70,8 @@ def test_the_dense_backend_on_a_gpu(backend_on_cuda: Any):
 
 def test_the_sparse_backend_on_a_gpu():
     backend, bf16 = sparse.OpenMLASparseBackend, torch.bfloat16
-    for cache in ("auto", "bfloat16", "fp8_ds_mla"):
+    for cache in ("auto", "bfloat16", "fp8_ds_mla", "fp8", "fp8_e4m3"):
         assert problems(backend, bf16, cache, use_dcp=True) == []
     assert problems(backend, torch.float16, "auto") == ["dtype not supported"]
-    assert problems(backend, bf16, "fp8") == ["kv_cache_dtype not supported"]
+    assert problems(backend, bf16, "fp8_e5m2") == ["kv_cache_dtype not supported"]
     assert problems(backend, bf16, "auto", use_pcp=True) == ["PCP not supported"]

@@ -20,6 +20,7 @@ from integrations import stand_in
 
 SPECULATION = SimpleNamespace(speculative_num_draft_tokens=None, speculative_eagle_topk=None)
 PARALLEL = SimpleNamespace(attn_dcp_size=1)
+DETERMINISTIC = SimpleNamespace(enable_deterministic_inference=False)
 Method = Enum("Method", ["MHA", "MLA"])
 Kind = Enum("Kind", ["REPLACE", "AROUND"])
 
@@ -106,6 +107,10 @@ def modules() -> stand_in.Contents:
     for name, add in (
         ("ATTENTION_BACKEND_CHOICES", "add_attention_backend_choices"),
         ("DETERMINISTIC_ATTENTION_BACKEND_CHOICES", "add_deterministic_attention_backend_choices"),
+        (
+            "RADIX_SUPPORTED_DETERMINISTIC_ATTENTION_BACKEND",
+            "add_radix_supported_deterministic_attention_backend_choices",
+        ),
     ):
         lists[name] = ["triton"]
         lists[add] = lists[name].extend
@@ -132,6 +137,7 @@ def modules() -> stand_in.Contents:
         "sglang.srt.runtime_context": {
             "get_parallel": lambda: PARALLEL,
             "get_spec": lambda: SPECULATION,
+            "get_exec": lambda: SimpleNamespace(deterministic=DETERMINISTIC),
         },
         "sglang.srt.plugins.hook_registry": {"HookRegistry": Hooks, "HookType": Kind},
         f"{common}.attention_backend_handler": {"AttentionBackendRegistry": forms},

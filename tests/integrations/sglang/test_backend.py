@@ -55,6 +55,38 @@ def test_a_captured_batch_gives_the_same(call: replay.Recorded):
     assert formula.same_bits(attend(call, backend, batch), call.out)
 
 
+def bits_do_not_depend_on_the_cut(backend_of: Any) -> None:
+    """Batches of a recorded step: all new tokens at once, or its last ones as another batch has."""
+    call = next(c for c in CALLS if c.mode is Mode.EXTEND and (c.new_tokens > 2).sum() > 1)
+    whole = attend_all(call, backend_of(call))
+    for most in (1, 2):
+        fewer = call.new_tokens.clamp_max(most)
+        ends = call.new_tokens.cumsum(0).tolist()
+        kept = [torch.arange(e - n, e) for e, n in zip(ends, fewer.tolist(), strict=True)]
+        tokens = torch.cat(kept)
+        last = replace(call, q=call.q[tokens], new_tokens=fewer)
+        assert formula.same_bits(attend_all(last, backend_of(last)), whole[tokens])
+
+
+def attend_all(call: replay.Recorded, backend: Any) -> torch.Tensor:
+    batch = call.batch()
+    backend.init_forward_metadata(batch)
+    out: torch.Tensor = attend(call, backend, batch)
+    formula.assert_close(out, call.exact(), bound=BF16)
+    return out
+
+
+def test_deterministic_batches_have_bits_of_their_own_tokens(monkeypatch: pytest.MonkeyPatch):
+    """By SGLang's option and by OPENMLA_SGLANG=latent; other backends are not asked for it."""
+    assert not CALLS[0].backend().invariant
+    with monkeypatch.context() as patch:
+        patch.setattr(fake_sglang.DETERMINISTIC, "enable_deterministic_inference", True)
+        assert CALLS[0].backend().invariant
+        bits_do_not_depend_on_the_cut(lambda call: call.backend())
+    monkeypatch.setenv("OPENMLA_SGLANG", "scores,latent")
+    assert CALLS[0].backend().invariant
+
+
 def test_a_replayed_graph_serves_a_batch_that_it_was_not_captured_with():
     """SGLang captures with its buffers filled up, and writes a batch into them before a replay.
 

@@ -5,6 +5,7 @@ Names, signatures and shapes are vLLM's, the bodies are not: `make test-vllm` ru
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -16,7 +17,12 @@ from torch import Tensor
 from integrations import stand_in
 
 T = TypeVar("T")
-CONFIG = SimpleNamespace(attention_config=SimpleNamespace(sparse_mla_force_mqa=False))
+DEEP_GEMM = "vllm.utils.deep_gemm"
+CONFIG = SimpleNamespace(
+    attention_config=SimpleNamespace(
+        sparse_mla_force_mqa=False, use_prefill_query_quantization=False
+    )
+)
 
 
 class Member:
@@ -73,6 +79,10 @@ class Impl:
     def forward_mha(self, *args: Any) -> None:
         self.went_vllms_way = "forward_mha"
 
+    def forward_mqa(self, *args: Any) -> tuple[Any, Any]:
+        self.went_vllms_way = "forward_mqa"
+        return None, None
+
     def _compute_prefill_context(
         self, q: Tensor, cache: Tensor, metadata: Any, k_scale: Tensor
     ) -> tuple[Tensor, Tensor]:
@@ -83,9 +93,19 @@ class Impl:
 
 
 class Backend:
+    supported_kv_cache_dtypes: ClassVar[list[str]] = ["auto", "bfloat16", "fp8", "fp8_e4m3"]
+
     @staticmethod
     def get_impl_cls() -> type:
         return Impl
+
+
+class FlashMLA(Backend):
+    """vLLM's choice on Hopper."""
+
+
+class TritonMLA(Backend):
+    """The one whose decoding is invariant, too."""
 
 
 class SparseImpl(Impl, Generic[T]):
@@ -93,6 +113,8 @@ class SparseImpl(Impl, Generic[T]):
 
 
 class SparseBuilder(Generic[T]):
+    dcp_world_size = 1
+
     def _init_reorder_batch_threshold(self, threshold: int, supports_spec_as_decode: bool) -> None:
         self.reorder_batch_threshold = threshold
 
@@ -136,6 +158,76 @@ class CpuPlatform:
         config.scheduler_config.max_num_batched_tokens = 2048
 
 
+class Platform:
+    """`current_platform`: a CPU, or a GPU of some capability."""
+
+    def __init__(self, capability: tuple[int, int] | None = None) -> None:
+        self.capability = capability
+
+    def is_cpu(self) -> bool:
+        return self.capability is None
+
+    def is_cuda(self) -> bool:
+        return self.capability is not None
+
+    def get_device_capability(self) -> Any:
+        if self.capability is None:
+            return None
+        return SimpleNamespace(major=self.capability[0], minor=self.capability[1])
+
+    def support_deep_gemm(self) -> bool:
+        major, minor = self.capability or (0, 0)
+        return (major, minor) == (9, 0) or major in (10, 12)
+
+
+def deep_gemm() -> dict[str, Any]:
+    """`vllm.utils.deep_gemm`: slots, and the wrappers that vLLM's indexer calls."""
+
+    def slot(name: str) -> Any:
+        found = getattr(sys.modules[DEEP_GEMM], name)
+        if found is None:
+            raise RuntimeError("DeepGEMM backend is unavailable in the current vLLM environment")
+        return found
+
+    def fp8_fp4_mqa_logits(
+        q: Any, kv: Any, weights: Tensor, cu_seqlen_ks: Tensor, cu_seqlen_ke: Tensor, clean: bool
+    ) -> Tensor:
+        function = slot("_fp8_fp4_mqa_logits_impl")
+        found: Tensor = function(q, kv, weights, cu_seqlen_ks, cu_seqlen_ke, clean_logits=clean)
+        return found
+
+    def fp8_fp4_paged_mqa_logits(
+        q: Any,
+        kv_cache: Tensor,
+        weights: Tensor,
+        context_lens: Tensor,
+        block_tables: Tensor,
+        schedule_metadata: Tensor,
+        max_model_len: int,
+        clean: bool,
+        indices: Tensor | None = None,
+    ) -> Tensor:
+        arguments = (q, kv_cache, weights, context_lens, block_tables, schedule_metadata)
+        more = {} if indices is None else {"indices": indices}
+        function = slot("_fp8_fp4_paged_mqa_logits_impl")
+        found: Tensor = function(*arguments, max_model_len, clean_logits=clean, **more)
+        return found
+
+    def get_paged_mqa_logits_metadata(lens: Tensor, block_size: int, num_sms: int) -> Tensor:
+        found: Tensor = slot("_get_paged_mqa_logits_metadata_impl")(lens, block_size, num_sms)
+        return found
+
+    return {
+        "_fp8_gemm_nt_impl": None,
+        "_fp8_fp4_mqa_logits_impl": None,
+        "_fp8_fp4_paged_mqa_logits_impl": None,
+        "_get_paged_mqa_logits_metadata_impl": None,
+        "fp8_fp4_mqa_logits": fp8_fp4_mqa_logits,
+        "fp8_fp4_paged_mqa_logits": fp8_fp4_paged_mqa_logits,
+        "get_paged_mqa_logits_metadata": get_paged_mqa_logits_metadata,
+    }
+
+
 def split_kv_b_proj(
     kv_b_proj: Any, out_dtype: torch.dtype, latent: int, heads: int, d_nope: int, d_v: int
 ) -> Any:
@@ -168,6 +260,9 @@ def modules() -> dict[str, dict[str, Any]]:
         },
         f"{backends}.mla.prefill.base": {"MLAPrefillBackend": MLAPrefillBackend},
         f"{backends}.mla.cpu_mla": {"CPUMLABackend": Backend},
+        f"{backends}.mla.flashmla": {"FlashMLABackend": FlashMLA},
+        f"{backends}.mla.triton_mla": {"TritonMLABackend": TritonMLA},
+        "vllm.v1.attention.ops.flashmla": {"is_flashmla_dense_supported": lambda: (True, None)},
         f"{backends}.mla.index_group": {"HiSparseMLAIndexGroup": SimpleNamespace},
         f"{backends}.mla.sparse_utils": {
             "align_blocks_to_rows": lambda spec: spec,
@@ -178,8 +273,10 @@ def modules() -> dict[str, dict[str, Any]]:
             "MultipleOf": int,
             "AttentionCGSupport": SimpleNamespace(UNIFORM_BATCH="uniform", NEVER="never"),
             "AttentionMetadataBuilder": SparseBuilder,
+            "max_decode_query_len": lambda config: 1 + config.num_speculative_tokens,
         },
         "vllm.envs": {"VLLM_BATCH_INVARIANT": False},
+        DEEP_GEMM: deep_gemm(),
         "vllm.config": {"get_current_vllm_config": lambda: CONFIG},
         "vllm.forward_context": {
             "get_forward_context": lambda: SimpleNamespace(attn_metadata=None)
@@ -195,7 +292,7 @@ def modules() -> dict[str, dict[str, Any]]:
             "SparseMLACommonMetadataBuilder": SparseBuilder,
         },
         "vllm.platforms": {
-            "current_platform": SimpleNamespace(is_cpu=lambda: True),
+            "current_platform": Platform(),
             "cpu_platform_plugin": lambda: "vllm.platforms.cpu.CpuPlatform",
         },
     }

@@ -33,7 +33,7 @@ def lengths(offsets: Tensor) -> list[int]:
     return offsets.diff().tolist()
 
 
-def layer(weight: Tensor, scale: float) -> Any:
+def layer(weight: Tensor, scale: float, kv_cache_dtype: str = "auto") -> Any:
     """An OpenMLAImpl with that weight."""
     with fake_vllm.installed():
         from openmla.integrations.vllm.attention import OpenMLAImpl
@@ -48,6 +48,7 @@ def layer(weight: Tensor, scale: float) -> Any:
             "qk_nope_head_dim": NOPE,
             "qk_rope_head_dim": ROPE,
             "v_head_dim": V,
+            "kv_cache_dtype": kv_cache_dtype,
         }
         made = OpenMLAImpl(**dims, scale=scale, kv_b_proj=kv_b_proj)
         made.process_weights_after_loading(weight.dtype)
@@ -66,11 +67,17 @@ def metadata(step: dict[str, Any]) -> Any:
     return SimpleNamespace(prefill=prefill)
 
 
-def run_layer(step: dict[str, Any], weight: Tensor) -> Tensor:
+def run_layer(
+    step: dict[str, Any],
+    weight: Tensor,
+    kv_cache_dtype: str = "auto",
+    k_scale: Tensor | None = None,
+) -> Tensor:
     """The step's output [tokens, heads, d_v], by OpenMLAImpl.forward_mha."""
     output = torch.full_like(step["output"], torch.nan)
-    layer(weight, step["scale"]).forward_mha(
-        step["q"], step["kv_c"], step["k_pe"], step.get("pages"), metadata(step), None, output
+    new = step["q"], step["kv_c"], step["k_pe"]
+    layer(weight, step["scale"], kv_cache_dtype).forward_mha(
+        *new, step.get("pages"), metadata(step), k_scale, output
     )
     return output.view(-1, HEADS, V)
 

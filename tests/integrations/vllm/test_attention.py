@@ -45,6 +45,26 @@ def test_a_request_with_context_takes_pages_of_bf16_only():
         replay.run_layer(step, weight)
 
 
+@pytest.mark.parametrize("name", ["fp8", "fp8_e4m3"])
+def test_a_context_of_one_scale_is_attended_to_where_it_lies(name: str):
+    step, weight = replay.recorded("context")
+    k_scale = torch.tensor([0.0211])
+    rows = (step["pages"].float() / k_scale).clamp(-448, 448).to(torch.float8_e4m3fn)
+    got = replay.run_layer({**step, "pages": rows}, weight, name, k_scale)
+    step["pages"] = (rows.float() * k_scale).bfloat16()
+    want = replay.exact_step(step, weight)
+    assert replay.error(got, want) <= 2 * 2.0**-8
+    assert torch.equal(got, replay.run_layer(step, weight))  # the bits of bf16 rows
+
+
+def test_caches_are_those_that_decoding_reads_too(monkeypatch: pytest.MonkeyPatch):
+    for names, fp8 in ((["auto"], []), (["auto", "fp8", "fp8_e4m3"], ["fp8", "fp8_e4m3"])):
+        monkeypatch.setattr(fake_vllm.Backend, "supported_kv_cache_dtypes", names)
+        with fake_vllm.installed():
+            from openmla.integrations.vllm.attention import OpenMLABackend
+        assert OpenMLABackend.supported_kv_cache_dtypes == ["auto", "bfloat16", *fp8]
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
 def test_other_dtypes_are_refused_before_the_first_request(dtype: torch.dtype):
     _, weight = replay.recorded("fresh")
@@ -68,6 +88,8 @@ def test_what_the_backends_say_to_vllm():
     assert OpenMLABackend.get_name() == OpenMLAPrefillBackend.get_name() == "OPENMLA"
     assert OpenMLABackend.get_impl_cls() is OpenMLAImpl
     assert OpenMLABackend.supported_dtypes == [torch.bfloat16]
+    assert OpenMLABackend.supports_batch_invariance()
+    assert not OpenMLABackend.supports_non_causal()
     capable = OpenMLAPrefillBackend.supports_compute_capability
     assert [capable(SimpleNamespace(major=major)) for major in (7, 8, 12)] == [False, True, True]
     assert capable(None)

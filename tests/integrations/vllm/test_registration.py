@@ -6,6 +6,7 @@ import logging
 import subprocess
 import sys
 import tomllib
+from collections.abc import Iterator
 from enum import Enum
 from importlib.metadata import EntryPoint
 from types import ModuleType
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 
 from integrations.vllm import fake_vllm
+from openmla.integrations import plugin
 from openmla.integrations.vllm import platform, register, registration
 from openmla.integrations.vllm.registration import SEAMS
 from repository.package_source import ROOT, imports, modules
@@ -38,6 +40,8 @@ def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
 @pytest.fixture(autouse=True)
 def _quiet(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.delenv("OPENMLA_VLLM_CPU", raising=False)
+    monkeypatch.delenv("OPENMLA_VLLM_CUSTOM", raising=False)
+    monkeypatch.setattr(registration, "_as_custom", set())
     caplog.set_level(logging.INFO)
 
 
@@ -131,6 +135,84 @@ def test_a_vllm_that_takes_names_for_members_is_noticed(caplog: pytest.LogCaptur
     ]
 
 
+class OlderRegistry(fake_vllm.Registry):
+    """vLLM 0.16 to 0.31: a name is a key like a member, and CUSTOM is nobody's at first."""
+
+    def __init__(self, **paths: str) -> None:
+        super().__init__(**paths, CUSTOM="")
+
+    def add(self, backend: Any, class_path: str | None = None) -> None:
+        if not isinstance(backend, str):
+            backend.override = class_path or ""
+
+
+@pytest.fixture
+def older() -> Iterator[dict[str, dict[str, Any]]]:
+    with fake_vllm.installed() as vllm:
+        for seam in SEAMS.values():
+            registry = OlderRegistry(CPU="vllm.CPU", CPU_MLA="vllm.CPU_MLA")
+            for names in (vllm[seam.module], vars(sys.modules[seam.module])):
+                names.update({seam.members: registry, seam.add: registry.add})
+        yield vllm
+
+
+def test_an_older_vllm_hears_of_custom(older: Any, caplog: pytest.LogCaptureFixture):
+    register()
+    said = "this vLLM takes no new names, vLLM 0.32 does; OPENMLA_VLLM_CUSTOM="
+    assert lines(caplog) == [
+        f"openmla: no backend {seam.name}: {said}{key} asks for CUSTOM"
+        for key, seam in SEAMS.items()
+    ]
+    assert not any(r["CUSTOM"].is_overridden() for r in registries(older))
+
+
+def test_custom_is_taken_in_both_registries_when_asked_for(
+    older: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    monkeypatch.setenv("OPENMLA_VLLM_CUSTOM", "prefill, attention")
+    register()
+    register()
+    for key, registry in zip(("prefill", "attention"), registries(older), strict=True):
+        assert registry["CUSTOM"].get_path() == SEAMS[key].backend
+    from openmla.integrations.vllm.attention import OpenMLABackend
+    from openmla.integrations.vllm.prefill import OpenMLAPrefillBackend
+
+    # vLLM looks a backend's own name up in its registry.
+    assert OpenMLABackend.get_name() == OpenMLAPrefillBackend.get_name() == "CUSTOM"
+    assert [line.partition(":")[0] for line in lines(caplog)] == ["openmla"] * 2
+    assert all("no backend OPENMLA_SPARSE" in line for line in lines(caplog))
+
+
+@pytest.mark.parametrize(
+    ("wish", "reason"),
+    [
+        ("yes", "expected prefill, attention, sparse"),
+        ("attention", "another plug-in has taken CUSTOM, for somebody.elses.Backend"),
+        ("sparse", "another plug-in has taken CUSTOM, for openmla.integrations.vllm.attention."),
+        ("prefill", "ModuleNotFoundError: "),
+    ],
+)
+def test_custom_that_cannot_be_had_is_one_line(
+    wish: str,
+    reason: str,
+    older: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+):
+    prefill, attention = registries(older)
+    if wish in ("attention", "sparse"):
+        path = OTHERS if wish == "attention" else SEAMS["attention"].backend
+        attention.add(attention["CUSTOM"], path)
+    if wish == "prefill":  # a vLLM whose classes are others
+        monkeypatch.setitem(sys.modules, "vllm.v1.attention.backends.mla.prefill.base", None)
+    monkeypatch.setenv("OPENMLA_VLLM_CUSTOM", wish)
+    register()
+    [line] = [x for x in lines(caplog) if x.startswith("openmla: OPENMLA_VLLM_CUSTOM")]
+    assert line.startswith(f"openmla: OPENMLA_VLLM_CUSTOM={wish} has no effect: {reason}")
+    assert not prefill["CUSTOM"].is_overridden()
+    assert registration.name_of("attention") == "OPENMLA"
+
+
 def test_a_refusal_of_vllm_is_one_line(caplog: pytest.LogCaptureFixture):
     def refuse(backend: str, path: str) -> None:
         raise RuntimeError("not today\nand a second line")
@@ -176,9 +258,9 @@ def test_whatever_a_registry_raises_is_one_line(
 ):
     with fake_vllm.installed() as vllm:
         if where == "import":
-            found, fail = registration.import_module, raising(error)
+            found, fail = plugin.import_module, raising(error)
             chosen = lambda name: fail() if name == PREFILL else found(name)  # noqa: E731
-            monkeypatch.setattr(registration, "import_module", chosen)
+            monkeypatch.setattr(plugin, "import_module", chosen)
         elif where == "name":
             monkeypatch.setitem(sys.modules, PREFILL, Broken(PREFILL, error))
         else:

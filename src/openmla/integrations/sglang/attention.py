@@ -5,8 +5,8 @@ written, then `mla_prefill_latent` attends to all rows of each request where the
 fresh prompts come from SGLang in expanded form, as they do for its Triton backend, and go through
 `mla_prefill`, which needs less arithmetic there. That choice is made for a whole batch, so the bits
 of a request may depend on its neighbors; with --enable-deterministic-inference, or with
-OPENMLA_SGLANG=latent, every batch is in latent form, and they do not. They may still depend on
-where its chunks end: the split of a request's keys follows from its new tokens and its keys.
+OPENMLA_SGLANG=latent, every batch is in latent form, by calls whose bits for a token depend on it
+and on the rows that it sees: not on neighbors, nor on where chunks and cached prefixes end.
 
 In a CUDA graph, all that a batch needs is computed on the GPU from the runner's buffers, inside the
 graph: nothing has to be prepared before a replay.
@@ -19,11 +19,12 @@ from typing import Any
 import torch
 from sglang.srt.layers.attention.base_attn_backend import AttentionBackend
 from sglang.srt.mem_cache.memory_pool import KVWriteLoc
-from sglang.srt.runtime_context import get_parallel, get_spec
+from sglang.srt.runtime_context import get_exec, get_parallel, get_spec
 from torch import Tensor
 
 from openmla import Unsupported
 from openmla.integrations.sglang.forward import Requests, attend_fresh, attend_latent, requests_of
+from openmla.integrations.sglang.registration import LATENT, wishes
 
 
 class OpenMLABackend(AttentionBackend):
@@ -42,6 +43,8 @@ class OpenMLABackend(AttentionBackend):
         self.draft_tokens: int = get_spec().speculative_num_draft_tokens or 0
         self.d_nope: int = runner.model_config.qk_nope_head_dim
         self.latent: int = runner.model_config.kv_lora_rank
+        deterministic = get_exec().deterministic.enable_deterministic_inference
+        self.invariant: bool = bool(deterministic) or LATENT in wishes()
 
     def init_forward_metadata(self, forward_batch: Any) -> None:
         """The requests of a batch that runs without a graph; a table no wider than it needs."""
@@ -108,7 +111,13 @@ class OpenMLABackend(AttentionBackend):
         if layer.v_head_dim == self.latent:
             rows = self.token_to_kv_pool.get_key_buffer(layer.layer_id)
             out = attend_latent(
-                q, rows, self.forward_metadata, self.page_size, self.latent, layer.scaling
+                q,
+                rows,
+                self.forward_metadata,
+                self.page_size,
+                self.latent,
+                layer.scaling,
+                self.invariant,
             )
         else:
             k = k.view(-1, heads, layer.head_dim)

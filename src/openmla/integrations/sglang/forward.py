@@ -50,12 +50,19 @@ def requests_of(
 
 
 def attend_latent(
-    q: Tensor, rows: Tensor, requests: Requests, page_size: int, d_v: int, scale: float
+    q: Tensor,
+    rows: Tensor,
+    requests: Requests,
+    page_size: int,
+    d_v: int,
+    scale: float,
+    invariant: bool = False,
 ) -> Tensor:
     """New tokens to all rows of their requests, themselves included: [tokens, heads, d_v].
 
     q [tokens, heads, latent + rope], absorbed; rows the pool of a layer, [slots, 1, latent + rope],
-    where the new tokens' rows have been written.
+    where the new tokens' rows have been written. With `invariant`, a token's bits do not depend on
+    how many others of its request are new.
     """
     rows = rows.flatten(1)
     count = len(rows) // page_size
@@ -68,6 +75,7 @@ def attend_latent(
         requests.lengths,
         cu_seqlens_q=requests.cu_seqlens_q,
         scale=scale,
+        invariant=invariant,
     )
 
 

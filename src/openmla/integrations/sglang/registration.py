@@ -12,6 +12,8 @@ import os
 from importlib import import_module
 from typing import Any
 
+from openmla.integrations.plugin import Refused, attribute, or_one_line
+
 WRITTEN_FOR = "SGLang 0.5.23"
 NAME = "openmla"
 VARIABLE = "OPENMLA_SGLANG"
@@ -24,6 +26,10 @@ CHOICES = "sglang.srt.arg_groups.choices"
 LISTS = {
     "ATTENTION_BACKEND_CHOICES": "add_attention_backend_choices",
     "DETERMINISTIC_ATTENTION_BACKEND_CHOICES": "add_deterministic_attention_backend_choices",
+    # DeepSeek models need this one too in deterministic mode; it keeps the radix cache in it.
+    "RADIX_SUPPORTED_DETERMINISTIC_ATTENTION_BACKEND": (
+        "add_radix_supported_deterministic_attention_backend_choices"
+    ),
 }
 BACKENDS = "sglang.srt.layers.attention.attention_registry"
 FORMS = "sglang.srt.models.deepseek_common.attention_backend_handler"
@@ -47,21 +53,13 @@ REPLACED = {
 }
 
 
-class _Refused(Exception):
-    """Why something cannot be registered."""
-
-
 def register() -> None:
     """Offer the backend to SGLang, and put openmla where the environment asks for it."""
-    try:
+    with or_one_line(log, f"no backend {NAME}"):
         _offer()
-    except Exception as error:
-        log.warning("openmla: no backend %s: %s", NAME, _reason(error))
     for wish in wishes():
-        try:
+        with or_one_line(log, f"{VARIABLE}={wish} has no effect"):
             _grant(wish)
-        except Exception as error:
-            log.warning("openmla: %s=%s has no effect: %s", VARIABLE, wish, _reason(error))
 
 
 def wishes() -> list[str]:
@@ -89,7 +87,7 @@ def _offer() -> None:
     lists = [(_attribute(CHOICES, name), _attribute(CHOICES, by)) for name, by in LISTS.items()]
     there = backends.get(NAME, create)
     if there is not create:
-        raise _Refused(f"another plug-in has registered that name, as {there}")
+        raise Refused(f"another plug-in has registered that name, as {there}")
     add(NAME)(create)
     for names, extend in lists:
         if NAME not in names:
@@ -100,25 +98,12 @@ def _grant(wish: str) -> None:
     if wish == LATENT:
         return  # `form_of` looks at it
     if wish not in REPLACED:
-        raise _Refused(f"expected {', '.join([LATENT, *REPLACED])}")
+        raise Refused(f"expected {', '.join([LATENT, *REPLACED])}")
     registry, kind = _attribute(HOOKS, "HookRegistry"), _attribute(HOOKS, "HookType").REPLACE
     selection = import_module("openmla.integrations.sglang.selection")
     for target, ours in REPLACED[wish].items():
         registry.register(target, getattr(selection, ours), kind)
 
 
-def _attribute(module: str, *names: str) -> Any:
-    try:
-        found: Any = import_module(module)
-        for name in names:
-            found = getattr(found, name)
-    except (ImportError, AttributeError) as error:
-        raise _Refused(f"{_reason(error)}; {WRITTEN_FOR} has it") from error
-    return found
-
-
-def _reason(error: Exception) -> str:
-    """One line; what SGLang, its imports and its registries raise may be of any type."""
-    if isinstance(error, _Refused):
-        return str(error)
-    return f"{type(error).__name__}: {error}".splitlines()[0]
+def _attribute(module: str, name: str) -> Any:
+    return attribute(module, name, WRITTEN_FOR)

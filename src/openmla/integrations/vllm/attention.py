@@ -6,6 +6,10 @@ the two are merged by their lse. Where requests bring more new tokens than `most
 (about 170), the context goes vLLM's way instead, expanded chunk by chunk and attended to by the
 prefill backend: fewer operations. Decoding is vLLM's: FlashMLA where it runs, Triton's otherwise,
 and the CPU's own on a CPU.
+
+With VLLM_BATCH_INVARIANT=1 there is one form for all: prefills, chunks and decoded tokens are
+attended to in latent form, over all rows of their requests, which vLLM has written by then. Nothing
+depends on how long a neighbor is, nor on where a chunk or a cached prefix ends.
 """
 
 from __future__ import annotations
@@ -14,11 +18,26 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
+from vllm import envs
 from vllm.model_executor.layers.attention.mla_attention import split_kv_b_proj
 from vllm.platforms import current_platform
 
 from openmla import LatentCache, Unsupported, merge_states, mla_prefill
-from openmla.integrations.vllm.forward import Context, UpProjection, attend_context
+from openmla.integrations.vllm.forward import (
+    TENSOR_SCALED,
+    Context,
+    UpProjection,
+    attend_context,
+    attend_rows,
+    pages_as_cache,
+    query_scale,
+)
+from openmla.integrations.vllm.registration import name_of
+
+
+def batch_invariant() -> bool:
+    """Whether the user wants bits that do not depend on the batch."""
+    return bool(envs.VLLM_BATCH_INVARIANT)
 
 
 def decoding_backend() -> Any:
@@ -27,7 +46,7 @@ def decoding_backend() -> Any:
         from vllm.v1.attention.backends.mla.cpu_mla import CPUMLABackend
 
         return CPUMLABackend
-    if current_platform.is_cuda():
+    if current_platform.is_cuda() and not batch_invariant():
         from vllm.v1.attention.backends.mla.flashmla import FlashMLABackend
         from vllm.v1.attention.ops.flashmla import is_flashmla_dense_supported
 
@@ -43,15 +62,18 @@ _DecodingImpl: Any = _Decoding.get_impl_cls()
 
 
 class OpenMLABackend(_Decoding):
-    """bf16 models with bf16 caches; the rest is as the decoding backend has it."""
+    """bf16 models with bf16 caches, or FP8 ones that decoding reads too; the rest is its."""
 
     supported_dtypes: ClassVar[list[torch.dtype]] = [torch.bfloat16]
-    supported_kv_cache_dtypes: ClassVar[list[str]] = ["auto", "bfloat16"]
+    supported_kv_cache_dtypes: ClassVar[list[str]] = [
+        *("auto", "bfloat16"),
+        *(name for name in TENSOR_SCALED if name in _Decoding.supported_kv_cache_dtypes),
+    ]
 
     @staticmethod
     def get_name() -> str:
         """As on the command line."""
-        return "OPENMLA"
+        return name_of("attention")
 
     @staticmethod
     def get_impl_cls() -> Any:
@@ -60,7 +82,12 @@ class OpenMLABackend(_Decoding):
 
     @classmethod
     def supports_batch_invariance(cls) -> bool:
-        """The form depends on the longest request of a batch, and so do the bits."""
+        """By one form for all tokens, which vLLM's switch turns on."""
+        return True
+
+    @classmethod
+    def supports_non_causal(cls) -> bool:
+        """Prefills are causal here, whatever decoding can do."""
         return False
 
 
@@ -101,6 +128,9 @@ class OpenMLAImpl(_DecodingImpl):
         output_scale: Tensor | None = None,
     ) -> None:
         """Write the attention of all requests that are not decoding to `output`."""
+        if batch_invariant():
+            self._attend_rows(q, kv_c_and_k_pe_cache, attn_metadata, k_scale, output, output_scale)
+            return
         if output_scale is not None:  # another prefill backend that quantizes was chosen
             super().forward_mha(
                 q,
@@ -142,6 +172,56 @@ class OpenMLAImpl(_DecodingImpl):
             out, lse = self._compute_prefill_context(q, pages, attn_metadata, k_scale)
             return out[..., : self.v_head_dim], lse.T
         lengths = prefill.chunked_context.context_lens
-        cache = LatentCache(pages, None, self.kv_lora_rank, self.qk_rope_head_dim, "bf16")
-        context = Context(cache, prefill.block_table[: len(lengths)], lengths)
+        table = prefill.block_table[: len(lengths)]
+        context = Context(self._cache(pages, k_scale), table, lengths)
         return attend_context(q, context, self._projection, prefill.query_start_loc, self.scale)
+
+    def _cache(self, pages: Tensor, k_scale: Tensor | None) -> LatentCache:
+        widths = self.kv_lora_rank, self.qk_rope_head_dim
+        return pages_as_cache(pages, self.kv_cache_dtype, *widths, k_scale)
+
+    def _attend_rows(
+        self,
+        q: Tensor,
+        pages: Tensor,
+        attn_metadata: Any,
+        k_scale: Tensor,
+        output: Tensor,
+        output_scale: Tensor | None,
+    ) -> None:
+        """`forward_mha` where bits must not depend on the batch."""
+        if output_scale is not None:
+            raise Unsupported(
+                "batch invariance with a prefill backend that quantizes its output",
+                nearest="-ac.mla_prefill_backend=OPENMLA",
+            )
+        prefill = attn_metadata.prefill
+        lengths = prefill.query_start_loc.diff()
+        if prefill.chunked_context is not None:
+            lengths = lengths + prefill.chunked_context.context_lens
+        table = prefill.block_table[: len(lengths)]
+        rows = Context(self._cache(pages, k_scale), table, lengths.int())
+        absorbed = self._projection.absorb(q)
+        latent, _ = attend_rows(absorbed, rows, prefill.query_start_loc, self.scale)
+        out = output.view(-1, self.num_heads, self.v_head_dim)
+        out.copy_(self._projection.release(latent))
+
+    def forward_mqa(
+        self,
+        q: Tensor | tuple[Tensor, Tensor],
+        kv_c_and_k_pe_cache: Tensor,
+        attn_metadata: Any,
+        layer: Any,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Decoded tokens: vLLM's, unless bits must not depend on which tokens are decoded."""
+        if not batch_invariant():
+            out, lse = super().forward_mqa(q, kv_c_and_k_pe_cache, attn_metadata, layer)
+            return out, lse
+        q = torch.cat(q, dim=-1) if isinstance(q, tuple) else q
+        decode = attn_metadata.decode
+        requests = len(decode.seq_lens)
+        starts = torch.arange(requests + 1, dtype=torch.int32, device=q.device)
+        starts = starts * (len(q) // requests)  # as many tokens of each request
+        cache = self._cache(kv_c_and_k_pe_cache, layer._k_scale)
+        rows = Context(cache, decode.block_table[:requests], decode.seq_lens)
+        return attend_rows(q, rows, starts, self.scale, query_scale(q, layer))

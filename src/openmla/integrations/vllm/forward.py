@@ -13,12 +13,47 @@ memory for gathered rows, keys and values at any T.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from openmla import LatentCache, mla_prefill_latent
+from openmla.formats import V32
 from openmla.planning.form import LayerDims, most_latent_tokens
+
+TENSOR_SCALED = ("fp8", "fp8_e4m3")
+"""vLLM's names for pages of e4m3 with one scale for all of a layer's rows."""
+E4M3_MAX = 448.0
+
+
+def pages_as_cache(
+    pages: Tensor, name: str, latent: int, rope: int, k_scale: Tensor | None
+) -> LatentCache:
+    """vLLM's pages of one layer, as openmla reads them; `name` is --kv-cache-dtype.
+
+    One scale for all rows is a scale for each row that lies at the same address.
+
+    >>> pages = torch.zeros(4, 16, 576).to(torch.float8_e4m3fn)
+    >>> cache = pages_as_cache(pages, "fp8", 512, 64, torch.tensor(0.25))
+    >>> cache.format, tuple(cache.scales.shape), cache.scales.stride()
+    ('fp8_token', (4, 16, 1), (0, 0, 1))
+    """
+    if name in TENSOR_SCALED:
+        assert k_scale is not None
+        scales = k_scale.float().reshape(1, 1, 1).expand(*pages.shape[:2], 1)
+        return LatentCache(pages.view(torch.float8_e4m3fn), scales, latent, rope, "fp8_token")
+    return LatentCache(pages, None, latent, rope, V32.name if name == "fp8_ds_mla" else "bf16")
+
+
+def write_scaled(
+    pages: Tensor, latent: Tensor, rope: Tensor, slots: Tensor, k_scale: Tensor
+) -> None:
+    """Rows as e4m3 of their quotients by `k_scale`, saturated, as vLLM writes them on a GPU."""
+    quotients = torch.cat([latent, rope], dim=-1).float() / k_scale.float()
+    rows = quotients.clamp(-E4M3_MAX, E4M3_MAX).to(torch.float8_e4m3fn)
+    page, place = slots // pages.shape[1], slots % pages.shape[1]
+    pages.view(torch.uint8)[page, place] = rows.view(torch.uint8)
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,7 +91,7 @@ class Context:
     cache: LatentCache
     block_table: Tensor
     lengths: Tensor
-    """int32 [requests], without the new tokens; 0 where there is no context."""
+    """int32 [requests], 0 where there is no context."""
 
 
 def attend_context(
@@ -79,6 +114,40 @@ def attend_context(
     return projection.release(latent), lse
 
 
+def attend_rows(
+    q: Tensor,
+    rows: Context,
+    cu_seqlens: Tensor,
+    scale: float,
+    q_scale: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Absorbed queries, causal, over all rows of their requests: out [.., latent] and lse.
+
+    `rows.lengths` counts new tokens, whose rows are in the pages already. A query's bits depend on
+    itself and on the rows that it sees: not on its neighbors, nor on how its request was cut into
+    chunks, cached prefixes and decoded tokens.
+    """
+    return mla_prefill_latent(
+        q,
+        rows.cache,
+        rows.block_table,
+        rows.lengths,
+        cu_seqlens_q=cu_seqlens,
+        scale=scale,
+        q_scale=q_scale,
+        invariant=True,
+        return_lse=True,
+    )
+
+
+def query_scale(q: Tensor, layer: Any) -> Tensor | None:
+    """float32 [tokens] of FP8 queries, which vLLM has divided by one scale; None for others."""
+    if q.dtype != torch.float8_e4m3fn:
+        return None
+    scale: Tensor = layer._q_scale
+    return scale.float().reshape(1).expand(len(q))
+
+
 def requests_of_tokens(starts: Tensor) -> Tensor:
     """int32 [tokens]: the request of each token, from the requests' offsets [requests + 1].
 
@@ -88,6 +157,21 @@ def requests_of_tokens(starts: Tensor) -> Tensor:
     lengths = (starts[1:] - starts[:-1]).long()
     requests = torch.arange(len(lengths), dtype=torch.int32, device=starts.device)
     return requests.repeat_interleave(lengths)
+
+
+def refresh_requests(requests: Tensor, starts: Tensor) -> None:
+    """Write the request of each token into `requests` [tokens]; nothing waits for the GPU.
+
+    Tokens after the last request's, which fill up a batch, get the last one.
+
+    >>> requests = torch.full((5,), -1, dtype=torch.int32)
+    >>> refresh_requests(requests, torch.tensor([0, 2, 2, 3]))
+    >>> requests.tolist()
+    [0, 0, 2, 2, 2]
+    """
+    tokens = torch.arange(len(requests), dtype=starts.dtype, device=starts.device)
+    found = torch.searchsorted(starts[1:].contiguous(), tokens, right=True)
+    requests.copy_(found.clamp_max(len(starts) - 2))
 
 
 @dataclass(frozen=True)

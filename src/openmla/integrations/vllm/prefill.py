@@ -13,6 +13,7 @@ from torch import Tensor
 from vllm.v1.attention.backends.mla.prefill.base import MLAPrefillBackend
 
 from openmla import Unsupported, mla_prefill
+from openmla.integrations.vllm.registration import name_of
 
 
 class OpenMLAPrefillBackend(MLAPrefillBackend):
@@ -23,7 +24,7 @@ class OpenMLAPrefillBackend(MLAPrefillBackend):
     @staticmethod
     def get_name() -> str:
         """As on the command line."""
-        return "OPENMLA"
+        return name_of("prefill")
 
     @classmethod
     def supports_compute_capability(cls, device_capability: Any) -> bool:

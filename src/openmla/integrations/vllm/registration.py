@@ -3,6 +3,9 @@
 Nothing here may end the engine: a user who never asks for openmla must not notice that it is
 installed. What stands in the way of a backend is said in one line of vLLM's log, and the others are
 registered all the same. Registering twice changes nothing.
+
+vLLM before 0.32 takes no new names; it has one member, CUSTOM, for whoever registers it. openmla
+does so if asked to, by OPENMLA_VLLM_CUSTOM, and if its classes can be loaded with that vLLM.
 """
 
 from __future__ import annotations
@@ -13,8 +16,12 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
+from openmla.integrations.plugin import Refused, attribute, or_one_line
+
 WRITTEN_FOR = "vLLM 0.32"
 CPU_VARIABLE = "OPENMLA_VLLM_CPU"
+CUSTOM_VARIABLE = "OPENMLA_VLLM_CUSTOM"
+CUSTOM = "CUSTOM"
 # A child of vLLM's own logger: its handlers and its format.
 log = logging.getLogger("vllm.openmla")
 
@@ -58,8 +65,13 @@ INDEXER = "SparseAttnIndexer"
 QUANTIZER = ("vllm.model_executor.models.deepseek_v2", "per_token_group_quant_fp8")
 
 
-class _Refused(Exception):
-    """Why a backend cannot be registered."""
+_as_custom: set[str] = set()
+"""The seams whose backend is vLLM's member CUSTOM in this process."""
+
+
+def name_of(seam: str) -> str:
+    """What vLLM knows a backend as."""
+    return CUSTOM if seam in _as_custom else SEAMS[seam].name
 
 
 def platform() -> str | None:
@@ -69,59 +81,78 @@ def platform() -> str | None:
     """
     if os.environ.get(CPU_VARIABLE, "") != "sparse":
         return None
-    try:
+    with or_one_line(log, f"{CPU_VARIABLE}=sparse has no effect"):
         on_cpu = import_module("vllm.platforms").cpu_platform_plugin() is not None
         if not on_cpu:
-            raise _Refused("this is not a CPU; --attention-backend OPENMLA_SPARSE names it")
+            raise Refused("this is not a CPU; --attention-backend OPENMLA_SPARSE names it")
         return PLATFORM
-    except Exception as error:
-        log.warning("openmla: %s=sparse has no effect: %s", CPU_VARIABLE, _reason(error))
-        return None
+    return None
 
 
 def register() -> None:
-    """Offer openmla's backends to vLLM; on a CPU, also take a member's place if asked to."""
-    for seam in SEAMS.values():
-        try:
-            _offer(seam)
-        except Exception as error:
-            log.warning("openmla: no backend %s: %s", seam.name, _reason(error))
+    """Offer openmla's backends to vLLM; take a member's place if the environment asks for it."""
+    custom = [wish.strip() for wish in os.environ.get(CUSTOM_VARIABLE, "").split(",")]
+    for key, seam in SEAMS.items():
+        if key not in custom:
+            with or_one_line(log, f"no backend {seam.name}"):
+                _offer(key)
+    for wish in filter(None, custom):
+        with or_one_line(log, f"{CUSTOM_VARIABLE}={wish} has no effect"):
+            _take_custom(wish)
     wish = os.environ.get(CPU_VARIABLE, "")
     if wish:
-        try:
+        with or_one_line(log, f"{CPU_VARIABLE}={wish} has no effect"):
             _replace_on_cpu(wish)
-        except Exception as error:
-            log.warning("openmla: %s=%s has no effect: %s", CPU_VARIABLE, wish, _reason(error))
 
 
-def _offer(seam: Seam) -> None:
+def _offer(key: str) -> None:
+    seam = SEAMS[key]
     members, add = _registry(seam)
     if seam.name not in members.__members__:
         add(seam.name, seam.backend)
         # Before names could be added, a name was taken for a member, and silently lost.
         if seam.name not in members.__members__:
-            raise _Refused(f"this vLLM takes no new names, {WRITTEN_FOR} does")
+            also = f"; {CUSTOM_VARIABLE}={key} asks for {CUSTOM}"
+            also = also if CUSTOM in members.__members__ else ""
+            raise Refused(f"this vLLM takes no new names, {WRITTEN_FOR} does{also}")
     there = members[seam.name].get_path()
     if there != seam.backend:
-        raise _Refused(f"another plug-in has registered that name, for {there}")
+        raise Refused(f"another plug-in has registered that name, for {there}")
+
+
+def _take_custom(wish: str) -> None:
+    """The member that older versions have for others; only for classes that they can load."""
+    seam = SEAMS.get(wish)
+    if seam is None:
+        raise Refused(f"expected {', '.join(SEAMS)}")
+    members, add = _registry(seam)
+    member = members.__members__.get(CUSTOM)
+    if member is None:
+        raise Refused(f"{seam.members} has no member {CUSTOM}")
+    if member.is_overridden() and member.get_path() != seam.backend:
+        raise Refused(f"another plug-in has taken {CUSTOM}, for {member.get_path()}")
+    module, _, name = seam.backend.rpartition(".")
+    attribute(module, name, WRITTEN_FOR)
+    add(member, seam.backend)
+    _as_custom.add(wish)
 
 
 def _replace_on_cpu(wish: str) -> None:
     """vLLM ignores the choice of a backend on a CPU: the way in is its own member's place."""
     seam = SEAMS.get(wish)
     if seam is None:
-        raise _Refused(f"expected {', '.join(SEAMS)}")
+        raise Refused(f"expected {', '.join(SEAMS)}")
     if not _on_cpu():
-        raise _Refused("this is not a CPU; name the backend on vLLM's command line")
+        raise Refused("this is not a CPU; name the backend on vLLM's command line")
     if not seam.cpu_member:
         _select_on_cpu()
         return
     members, add = _registry(seam)
     member = members.__members__.get(seam.cpu_member)
     if member is None:
-        raise _Refused(f"{seam.members} has no member {seam.cpu_member}, {WRITTEN_FOR} does")
+        raise Refused(f"{seam.members} has no member {seam.cpu_member}, {WRITTEN_FOR} does")
     if member.is_overridden() and member.get_path() != seam.backend:
-        raise _Refused(f"another plug-in has taken {seam.cpu_member}, for {member.get_path()}")
+        raise Refused(f"another plug-in has taken {seam.cpu_member}, for {member.get_path()}")
     add(member, seam.backend)
 
 
@@ -133,10 +164,10 @@ def _select_on_cpu() -> None:
         ops.CustomOp.register_oot(own, name=INDEXER)
     there = ops.op_registry_oot[INDEXER]
     if there is not own:
-        raise _Refused(f"another plug-in has registered {INDEXER}, as {there.__name__}")
+        raise Refused(f"another plug-in has registered {INDEXER}, as {there.__name__}")
     model, name = import_module(QUANTIZER[0]), QUANTIZER[1]
     if not hasattr(model, name):
-        raise _Refused(f"{QUANTIZER[0]} has no {name}, {WRITTEN_FOR} does")
+        raise Refused(f"{QUANTIZER[0]} has no {name}, {WRITTEN_FOR} does")
     setattr(model, name, import_module(f"{_HERE}.cpu").quantize_queries)
 
 
@@ -145,15 +176,5 @@ def _on_cpu() -> bool:
 
 
 def _registry(seam: Seam) -> tuple[Any, Any]:
-    try:
-        module = import_module(seam.module)
-        return getattr(module, seam.members), getattr(module, seam.add)
-    except (ImportError, AttributeError) as error:
-        raise _Refused(f"{_reason(error)}; {WRITTEN_FOR} has it") from error
-
-
-def _reason(error: Exception) -> str:
-    """One line; what vLLM, its imports and its registries raise may be of any type."""
-    if isinstance(error, _Refused):
-        return str(error)
-    return f"{type(error).__name__}: {error}".splitlines()[0]
+    members = attribute(seam.module, seam.members, WRITTEN_FOR)
+    return members, attribute(seam.module, seam.add, WRITTEN_FOR)

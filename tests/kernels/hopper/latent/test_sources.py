@@ -228,6 +228,21 @@ def test_what_is_left_to_the_portable_kernel(changes: dict[str, object], reason:
     assert reason in " ".join(chosen.passed_over)
 
 
+@pytest.mark.parametrize("which", [0, 1])
+def test_scales_that_are_no_words_are_left_to_the_portable_kernel(which: int) -> None:
+    """Of either source: the kernel reads four exponents at once."""
+    op = operands(Setup(first=(1,), second=(1,), pages=(2, 2)))
+    source = op.sources[which]
+    assert isinstance(source, Listed) and isinstance(source.rows, openmla.LatentCache)
+    pages, size, _ = source.rows.data.shape
+    scales = torch.zeros(pages, size, 10, dtype=torch.uint8)[..., 2:]
+    odd = replace(source, rows=replace(source.rows, scales=scales))
+    sources = tuple(odd if i == which else x for i, x in enumerate(op.sources))
+    changed = replace(op, sources=sources)
+    assert op.problem(new_results(op)).aligned_16
+    assert plan(changed.problem(new_results(op)), "h200").backend == "portable"
+
+
 def test_few_queries_by_the_places_of_both_sources() -> None:
     window = {"span": False, "table_keys": 0, "topk": 100}
     few = plan(v4(total_q=4, **window), "h200").variant.few

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import doctest
+from dataclasses import replace
 
 import pytest
 import torch
 
+import openmla
 from openmla import IndexCache, InvalidArgument
 from openmla.indexer import cache as module
 from openmla.indexer.cache import LEAST_AMAX, quantize
+from openmla.indexer.problem import IndexProblem
 
 
 def test_examples() -> None:
@@ -116,3 +119,82 @@ def test_rows_outside_the_pool_are_refused() -> None:
     for slots in (torch.tensor([8]), torch.tensor([-1])):
         with pytest.raises(InvalidArgument, match=r"^slots: expected"):
             cache.gather(slots)
+
+
+VALUES = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]
+
+
+def nearest_e2m1(x: float) -> float:
+    """Of two that are as near, the one whose code is even."""
+    size = min(VALUES, key=lambda v: (abs(abs(x) - v), VALUES.index(v) % 2))
+    return -size if x < 0 else size
+
+
+def test_fp4_keys_are_rounded_block_by_block() -> None:
+    """32 columns share the least power of two that brings them within 6; ties to even codes."""
+    torch.manual_seed(0)
+    k = torch.randn(5, 128) * torch.logspace(-4, 4, 5)[:, None]
+    k[0, :32] = torch.arange(32) * 0.25 - 4.0  # every tie of e2m1 but one, signs included
+    k[0, 0], k[1, :32], k[2, 32:64] = 6.0, 0.0, 1e-45
+    k[0, 33] = 5.0 * float(k[0, 32:64].abs().amax())
+    slots = torch.tensor([9, 0, 3, 4, 11])
+    cache = IndexCache.allocate(num_pages=3, page_size=4, scales="mxfp4")
+    assert cache.data.shape == (3, 4 * 68) and cache.key_dtype == "e2m1"
+    cache.append(k, slots)
+    got, scales = cache.gather(slots)
+    assert got.dtype == torch.float32 and torch.equal(scales, torch.ones(5))
+    for row in range(5):
+        for first in range(0, 128, 32):
+            block = k[row, first : first + 32].double()
+            power = 2.0**-126
+            while float(block.abs().amax()) > 6 * power:
+                power *= 2
+            expected = [nearest_e2m1(x / power) * power for x in block.tolist()]
+            assert got[row, first : first + 32].tolist() == expected
+
+
+def test_a_page_of_fp4_keys_is_all_codes_then_all_exponents() -> None:
+    cache = IndexCache.allocate(num_pages=2, page_size=4, scales="mxfp4")
+    k = torch.zeros(1, 128)
+    k[0, :4], k[0, 127] = torch.tensor([1.0, -1.0, 6.0, 0.5]), 24.0
+    cache.append(k, torch.tensor([6]))
+    page = cache.data[1]
+    assert page[128:130].tolist() == [0xA2, 0x17] and page[191] == 0x70
+    assert page[4 * 64 + 8 : 4 * 64 + 12].tolist() == [127, 1, 1, 129]
+    assert not cache.data[0].any() and not page[:128].any() and not page[192:256].any()
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+def test_a_broken_fp4_block_is_nan(bad: float) -> None:
+    k = torch.ones(1, 128)
+    k[0, 40] = bad
+    cache = IndexCache.allocate(num_pages=1, page_size=1, scales="mxfp4")
+    cache.append(k, torch.tensor([0]))
+    got = cache.gather(torch.tensor([0]))[0][0]
+    assert got[32:64].isnan().all() and (got[:32] == 1).all() and (got[64:] == 1).all()
+
+
+def test_fp4_keys_in_a_larger_pool() -> None:
+    pool = torch.full((2, 3, 4 * 68), 255, dtype=torch.uint8)
+    cache = IndexCache(pool[:, 1], 4, "mxfp4")
+    cache.append(torch.ones(1, 128), torch.tensor([7]))
+    assert (cache.gather(torch.tensor([7]))[0] == 1).all()
+    assert (pool[:, 0] == 255).all() and (pool[:, 2] == 255).all()
+    with pytest.raises(InvalidArgument, match=r"data: expected .*\[pages, 528\]"):
+        IndexCache(pool[:, 1], 4)
+
+
+def test_fp4_keys_have_no_kernel_on_a_gpu() -> None:
+    problem = IndexProblem(
+        form="scores", heads=32, page_size=64, total_q=4, width=256, key_dtype="e2m1"
+    )
+    assert "e2m1 keys" in str(problem)
+    assert openmla.plan(problem, "cpu").backend == "cpu"
+    for target in ("h200", "b200", "mi355x", "a100"):
+        with pytest.raises(openmla.Unsupported, match="key_dtype e2m1: not served"):
+            openmla.plan(problem, target)
+    with pytest.raises(InvalidArgument, match="key_dtype: expected one of e4m3, e2m1"):
+        replace(problem, key_dtype="int4")
+    meta = IndexCache.allocate(num_pages=1, page_size=4, scales="mxfp4", device="meta")
+    with pytest.raises(openmla.Unsupported, match="FP4 keys on meta"):
+        meta.append(torch.ones(1, 128, device="meta"), torch.tensor([0]))

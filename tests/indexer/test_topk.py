@@ -117,6 +117,30 @@ def test_defaults_do_not_matter(backend: str, dtype: torch.dtype) -> None:
     assert float(values[0, 9].float() * scales[0]) == 1.0
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_fp4_keys_are_scored(backend: str) -> None:
+    """As exactly as what is stored; ends count keys."""
+    case = cases.paged(*LENS)
+    keys = openmla.IndexCache.allocate(num_pages=case.keys.num_pages, page_size=4, scales="mxfp4")
+    keys.data.fill_(0xFF)  # NaN, wherever no key is
+    ends = torch.tensor([*range(20, 25), *range(140, 149)], dtype=torch.int32)
+    for line, length in ((0, 60), (2, 200)):
+        key = torch.arange(length)
+        slots = case.options["block_table"][line].long()[key // 4] * 4 + key % 4
+        keys.append(cases.keys(length, seed=line), slots)
+    options = {**case.options, "ends": ends, "backend": backend}
+    scores = openmla.indexer_scores(case.q, keys, case.weights, **options)
+    got = openmla.index_topk(case.q, keys, case.weights, 9, **options, rows="relative")
+    for t, end in enumerate(ends.tolist()):
+        key = torch.arange(end)
+        pages = case.options["block_table"][0 if t < 5 else 2].long()
+        values, _ = keys.gather(pages[key // 4] * 4 + key % 4)
+        products = (case.q[t].double() @ values.double().T).relu()
+        exact = (case.weights[t].double()[:, None] * products).sum(0)
+        torch.testing.assert_close(scores[t, :end].double(), exact, rtol=0, atol=1e-5)
+    assert torch.equal(got, openmla.select_topk(scores, 9, ends=ends))
+
+
 def test_ends_say_how_many_keys_a_query_sees() -> None:
     """Keys that stand for four tokens each: 240 and 800 tokens, and a query of nobody at last."""
     case = cases.paged(*LENS)

@@ -19,7 +19,7 @@ from openmla.backward.operands import BackwardOperands, Gradients
 from openmla.backward.problem import BackwardProblem
 from openmla.backward.sparse_operands import RowGradients, SparseBackwardOperands
 from openmla.cache import LatentCache
-from openmla.indexer.cache import IndexCache
+from openmla.indexer.cache import MXFP4, IndexCache
 from openmla.indexer.operands import (
     Requests,
     ScoresOperands,
@@ -196,7 +196,12 @@ def _scores(zeros: _Zeros, problem: IndexProblem) -> tuple[ScoresOperands, Tenso
         keys = zeros("e4m3", width, DIM), zeros("fp32", width)
         return ScoresOperands(q, weights, keys, Windows(row, row)), out
     table = zeros.ints(max(problem.batch, 1), ceildiv(width, page))
-    cache = IndexCache.allocate(num_pages=table.shape[1], page_size=page, device=zeros.device)
+    cache = IndexCache.allocate(
+        num_pages=table.shape[1],
+        page_size=page,
+        scales=MXFP4 if problem.key_dtype == "e2m1" else "ue8m0",
+        device=zeros.device,
+    )
     requests = Requests(zeros.ints(table.shape[0] + 1), zeros.ints(table.shape[0]))
     windows = Windows(row, row, row, row[:1], requests)
     return ScoresOperands(q, weights, cache, windows, table), out

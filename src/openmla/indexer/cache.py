@@ -10,6 +10,10 @@ The key is value * scale, with scale = max(amax, 1e-4) / 448 ("fp32"), or that r
 of two ("ue8m0"). Both are stored as fp32; readers need not care, writers must not mix them. A row
 with NaN or Inf gets a NaN scale: its scores are NaN, which every number comes before.
 
+With scales="mxfp4" a row is 68 bytes, as DeepSeek-V4.1's: 64 of e2m1, two columns to a byte, the
+even one in its low half; then, behind all rows, 4 exponents of a row, one for every 32 columns.
+Such keys are read on a CPU; no kernel of a GPU reads them so far.
+
 A slot is a physical row: page * page_size + offset. A negative one is a padded token and skipped.
 
 >>> cache = IndexCache.allocate(num_pages=2, page_size=4, scales="ue8m0")
@@ -22,6 +26,7 @@ A slot is a physical row: page * page_size + offset. A negative one is a padded 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -34,11 +39,14 @@ from openmla.cache import (
     refuse_derivatives,
     require_operators,
 )
-from openmla.errors import InvalidArgument
+from openmla.errors import InvalidArgument, Unsupported
 from openmla.indexer.problem import DIM
 
 ROW_BYTES = DIM + 4
-SCALE_FORMATS = ("ue8m0", "fp32")
+MXFP4 = "mxfp4"
+MXFP4_BLOCK = 32  # columns that share an exponent
+MXFP4_BYTES = DIM // 2 + DIM // MXFP4_BLOCK
+SCALE_FORMATS = ("ue8m0", "fp32", MXFP4)
 LEAST_AMAX = 1e-4  # of a row of keys: what DeepSeek, vLLM and SGLang clamp at
 
 
@@ -47,10 +55,10 @@ class IndexCache:
     """Paged keys. Build one with `allocate`, or wrap a pool of pages you already have."""
 
     data: Tensor
-    """uint8 [pages, page_size * 132]."""
+    """uint8 [pages, page_size * 132]; of FP4 keys, [pages, page_size * 68]."""
     page_size: int
     scales: str = "ue8m0"
-    """How `append` makes scales: "ue8m0" or "fp32"."""
+    """How `append` makes scales: "ue8m0" or "fp32" of e4m3 keys; "mxfp4": the keys are FP4."""
 
     def __post_init__(self) -> None:
         require_operators("openmla.indexer.ops")
@@ -68,13 +76,24 @@ class IndexCache:
         for name, value, least in (("num_pages", num_pages, 0), ("page_size", page_size, 1)):
             if type(value) is not int or value < least:
                 raise InvalidArgument(name, f"an int of at least {least}", repr(value))
-        shape = (num_pages, page_size * ROW_BYTES)
+        shape = (num_pages, page_size * (MXFP4_BYTES if scales == MXFP4 else ROW_BYTES))
         return IndexCache(torch.zeros(shape, dtype=torch.uint8, device=device), page_size, scales)
+
+    @staticmethod
+    def of_pages(data: Tensor, page_size: int) -> IndexCache:
+        """A pool by its bytes alone, for readers: they tell e4m3 keys from FP4 ones."""
+        is_fp4 = data.shape[1] == page_size * MXFP4_BYTES
+        return IndexCache(data, page_size, MXFP4 if is_fp4 else "ue8m0")
 
     @property
     def num_pages(self) -> int:
         """Pages in the pool."""
         return self.data.shape[0]
+
+    @property
+    def key_dtype(self) -> str:
+        """Element type of the keys: "e4m3" or "e2m1"."""
+        return "e2m1" if self.scales == MXFP4 else "e4m3"
 
     @property
     def rows(self) -> int:
@@ -98,6 +117,21 @@ class IndexCache:
         """The fp32 scales in place: [pages, page_size]."""
         return self.data[:, self.page_size * DIM : self.page_size * ROW_BYTES].view(torch.float32)
 
+    @property
+    def codes_view(self) -> Tensor:
+        """The e2m1 codes of FP4 keys in place: uint8 [pages, page_size, 64]."""
+        codes = self.data[:, : self.page_size * DIM // 2]
+        shape = (self.num_pages, self.page_size, DIM // 2)
+        return codes.as_strided(shape, (self.data.stride(0), DIM // 2, 1))
+
+    @property
+    def exponents_view(self) -> Tensor:
+        """The exponents of FP4 keys in place: uint8 [pages, page_size, 4]."""
+        first, blocks = self.page_size * DIM // 2, DIM // MXFP4_BLOCK
+        exponents = self.data[:, first : self.page_size * MXFP4_BYTES]
+        shape = (self.num_pages, self.page_size, blocks)
+        return exponents.as_strided(shape, (self.data.stride(0), blocks, 1))
+
     def append(self, k: Tensor, slot_mapping: Tensor) -> None:
         """Quantize token i's key k[i] (128 columns) and write it to row slot_mapping[i].
 
@@ -106,6 +140,8 @@ class IndexCache:
         """
         _check_append(self, k, slot_mapping)
         slots = slot_mapping.to(self.device)
+        if self.scales == MXFP4 and self.device.type != "cpu":
+            raise Unsupported(f"FP4 keys on {self.device}", nearest='scales="ue8m0", or a CPU')
         if self.device.type == "cuda":
             torch.ops.openmla.index_append(self.data, self.page_size, self.scales, k, slots)
         else:
@@ -115,14 +151,18 @@ class IndexCache:
         """`append` without checks, in torch; reads which slots are negative."""
         used = slots >= 0
         slots = slots[used].long()
-        values, scales = quantize(k[used], self.scales)
         page, offset = slots // self.page_size, slots % self.page_size
+        if self.scales == MXFP4:
+            codes, exponents = quantize_fp4(k[used])
+            self.codes_view[page, offset], self.exponents_view[page, offset] = codes, exponents
+            return
+        values, scales = quantize(k[used], self.scales)
         # Plain bytes: indexed writes of float8 tensors are not implemented everywhere.
         self.values_view.view(torch.uint8)[page, offset] = values.view(torch.uint8)
         self.scales_view[page, offset] = scales
 
     def gather(self, slots: Tensor) -> tuple[Tensor, Tensor]:
-        """Values e4m3 [n, 128] and scales fp32 [n] of physical rows.
+        """Values e4m3 [n, 128] and scales fp32 [n] of physical rows; of FP4 keys, values fp32.
 
         A row outside the pool raises on the CPU and reads as zeros on a GPU.
         """
@@ -134,12 +174,16 @@ class IndexCache:
             return zeros.view(torch.float8_e4m3fn), zeros[:, 0].float()
         inside = (slots >= 0) & (slots < self.rows)
         values, scales = self.read(torch.where(inside, slots, 0).long())
-        values = (values.view(torch.uint8) * inside[:, None]).view(torch.float8_e4m3fn)
+        # Plain bytes: not every operation is implemented for float8.
+        values = (values.view(torch.uint8) * inside[:, None].to(torch.uint8)).view(values.dtype)
         return values, torch.where(inside, scales, 0.0)
 
     def read(self, slots: Tensor) -> tuple[Tensor, Tensor]:
         """`gather` without checks, for rows inside the pool."""
         page, offset = slots // self.page_size, slots % self.page_size
+        if self.scales == MXFP4:
+            keys = dequantize_fp4(self.codes_view[page, offset], self.exponents_view[page, offset])
+            return keys, torch.ones(len(keys), device=keys.device)
         values = self.values_view.view(torch.uint8)[page, offset].view(torch.float8_e4m3fn)
         return values, self.scales_view[page, offset]
 
@@ -163,16 +207,55 @@ def quantize(k: Tensor, scales: str) -> tuple[Tensor, Tensor]:
     return values.to(torch.float8_e4m3fn), scale
 
 
+E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+"""Values of the codes 0 to 7; bit 3 is the sign."""
+
+
+def quantize_fp4(k: Tensor) -> tuple[Tensor, Tensor]:
+    """Keys [n, 128] -> codes uint8 [n, 64] and exponents uint8 [n, 4].
+
+    The least power of two that brings 32 columns within 6, then the nearest e2m1, ties to the even
+    code. A block with NaN or Inf gets the exponent 255, which is NaN.
+
+    >>> codes, exponents = quantize_fp4(torch.tensor([[12.0, -1.0] + [0.0] * 126]))
+    >>> int(codes[0, 0]), exponents.tolist()    # 6 and -0.5, times 2
+    (151, [[128, 1, 1, 1]])
+    """
+    blocks = k.float().reshape(len(k), DIM // MXFP4_BLOCK, MXFP4_BLOCK)
+    amax = blocks.abs().amax(-1)
+    mantissa, exponent = torch.frexp(amax.clamp_min(E2M1[7] * 2.0**-126) / E2M1[7])
+    power = torch.where(mantissa == 0.5, exponent - 1, exponent)
+    stored = torch.where(amax.isfinite(), power + 127, 255).to(torch.uint8)
+    scaled = torch.ldexp(blocks.abs(), -power[..., None]).flatten(1)
+    code = torch.zeros_like(scaled, dtype=torch.uint8)
+    for place, (low, high) in enumerate(pairwise(E2M1)):
+        middle = (low + high) / 2
+        code += scaled >= middle if place % 2 else scaled > middle
+    code |= k.float().signbit().to(torch.uint8) << 3
+    return code[:, 0::2] | code[:, 1::2] << 4, stored
+
+
+def dequantize_fp4(codes: Tensor, exponents: Tensor) -> Tensor:
+    """fp32 [n, 128] of what `quantize_fp4` wrote; exact."""
+    code = torch.stack([codes & 15, codes >> 4], dim=-1).flatten(1).long()
+    values = torch.tensor([*E2M1, *(-x for x in E2M1)], dtype=torch.float32, device=codes.device)
+    power = exponents.to(torch.int32) - 127
+    scale = torch.ldexp(torch.ones(power.shape, device=codes.device, dtype=torch.float32), power)
+    scale = torch.where(exponents == 255, torch.nan, scale)
+    return values[code] * scale.repeat_interleave(MXFP4_BLOCK, dim=1)
+
+
 def _check_layout(cache: IndexCache) -> None:
     data, size = cache.data, cache.page_size
     if cache.scales not in SCALE_FORMATS:
         raise InvalidArgument("scales", "one of " + ", ".join(SCALE_FORMATS), repr(cache.scales))
     if type(size) is not int or size < 1:
         raise InvalidArgument("page_size", "an int of at least 1", repr(size))
-    expected = f"a tensor, torch.uint8 [pages, {size * ROW_BYTES}]"
+    width = size * (MXFP4_BYTES if cache.scales == MXFP4 else ROW_BYTES)
+    expected = f"a tensor, torch.uint8 [pages, {width}]"
     if not isinstance(data, Tensor):
         raise InvalidArgument("data", expected, type(data).__name__)
-    if data.dtype != torch.uint8 or data.dim() != 2 or data.shape[1] != size * ROW_BYTES:
+    if data.dtype != torch.uint8 or data.dim() != 2 or data.shape[1] != width:
         raise InvalidArgument("data", expected, f"{data.dtype} {list(data.shape)}")
     plain_memory("data", data)
     if data.numel() and (data.stride(1) != 1 or data.stride(0) % 4 or data.storage_offset() % 4):

@@ -131,6 +131,7 @@ class ScoresOperands:
             width=out.shape[1],
             # A kernel that shares keys among the queries of a request finds windows by itself.
             batch=0 if self.block_table is None or own else self.block_table.shape[0],
+            key_dtype=keys.key_dtype if isinstance(keys, IndexCache) else "e4m3",
             aligned_16=aligned_16(self.q, stored),
         )
 

@@ -121,7 +121,7 @@ def _index_scores(
     pool: Keys
     if k_scale is None:
         assert cu_seqlens_q is not None and block_table is not None and cache_lengths is not None
-        pool = IndexCache(keys, page_size)
+        pool = IndexCache.of_pages(keys, page_size)
         if q.device.type == "cpu":
             checks.paged_values(cu_seqlens_q, total_q, pool, block_table, cache_lengths)
             checks.fits(cache_lengths, out.shape[1])
@@ -186,7 +186,7 @@ def _index_topk(
 
     What several parts launched is not returned: together they would hold more memory than one.
     """
-    total_q, pool = q.shape[0], IndexCache(keys, page_size)
+    total_q, pool = q.shape[0], IndexCache.of_pages(keys, page_size)
     if q.device.type == "cpu":
         checks.paged_values(cu_seqlens_q, total_q, pool, block_table, cache_lengths)
         checks.ends_in_cache(ends, cu_seqlens_q, cache_lengths)

@@ -18,8 +18,9 @@ from openmla.problem import MAX_HEADS
 
 IndexForm = Literal["scores", "select"]
 INDEX_FORMS = ("scores", "select")
-_OF_SCORES = {"heads": 0, "batch": 0}
-_OF_SELECTION: dict[str, int | bool] = {
+KEY_DTYPES = ("e4m3", "e2m1")
+_OF_SCORES: dict[str, int | str] = {"heads": 0, "batch": 0, "key_dtype": "e4m3"}
+_OF_SELECTION: dict[str, int | str] = {
     "topk": 0,
     "add_starts": False,
     "keeps": False,
@@ -32,7 +33,7 @@ DIM = 128
 
 @dataclass(frozen=True, slots=True)
 class IndexProblem:
-    """Scores of queries against keys (e4m3), or the selection of the best of given scores."""
+    """Scores of queries (e4m3) against keys, or the selection of the best of given scores."""
 
     form: IndexForm
     heads: int = 0
@@ -49,6 +50,8 @@ class IndexProblem:
     """Columns of the scores."""
     batch: int = 0
     """Requests that queries over pages are of; 0: unknown."""
+    key_dtype: str = "e4m3"
+    """Element type of the keys that are scored: "e4m3", or "e2m1" in pages with exponents."""
     aligned_16: bool = True
     """Every pointer and row stride is a multiple of 16 bytes, as bulk copies demand."""
 
@@ -61,6 +64,8 @@ class IndexProblem:
                 raise InvalidArgument(f.name, "True or False", repr(value))
             if f.type == "int" and (type(value) is not int or value < 0):
                 raise InvalidArgument(f.name, "a count of 0 or more", repr(value))
+        if self.key_dtype not in KEY_DTYPES:
+            raise InvalidArgument("key_dtype", "one of " + ", ".join(KEY_DTYPES), self.key_dtype)
         if self.form == "scores" and not 1 <= self.heads <= MAX_HEADS:
             raise InvalidArgument("heads", f"1 to {MAX_HEADS}", self.heads)
         if self.form == "select" and self.topk < 1:
@@ -92,4 +97,5 @@ class IndexProblem:
             of = f" of {self.batch} requests" if self.batch > 1 else ""
             size = f"{self.total_q} queries{of} x {self.width} keys"
             parts = [f"scores, {self.heads} heads, {size}"]
+            parts += [f"{self.key_dtype} keys"] * (self.key_dtype != "e4m3")
         return ", ".join([*parts, *([f"pages of {self.page_size}"] if self.page_size else [])])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from openmla.indexer.problem import INDEX_FORMS, IndexProblem
+from openmla.indexer.problem import INDEX_FORMS, KEY_DTYPES, IndexProblem
 from openmla.planning.family import Kernel
 from openmla.planning.serves import ANY, YES_OR_NO, OneOf, Serves
 from openmla.planning.target import Target
@@ -22,6 +22,7 @@ EVERY_STEP = Serves(
         "total_q": ANY,
         "width": ANY,
         "batch": ANY,
+        "key_dtype": OneOf(*KEY_DTYPES),
         "aligned_16": YES_OR_NO,
     }
 )

@@ -11,10 +11,16 @@ from torch import Tensor
 
 import openmla
 from gpu.on_device import DEVICE, normal, offsets, on_gpu
+from openmla.kernels.portable.sparse_backward import plan as sparse_plan
 from openmla.lab.testing.case import Case
 from openmla.lab.testing.compare_gradients import judge_twice
 from openmla.lab.testing.gradients import GradientCase, build_gradients, random_gradient_case
 from openmla.lab.testing.memory import BACKGROUNDS, Memory
+from openmla.lab.testing.row_gradients import (
+    build_row_gradients,
+    judge_rows_twice,
+    random_row_gradient_case,
+)
 
 pytestmark = on_gpu
 REPEATS = 100
@@ -124,3 +130,46 @@ def test_a_compiled_step_has_the_same_gradients() -> None:
     out = compiled(*given, cu_seqlens_q=cu)
     got = torch.autograd.grad(out.float().square().sum(), given)
     assert all(torch.equal(x, y) for x, y in zip(got, want, strict=True))
+
+
+LISTS = Case("sparse", 16, 512, 64, 512, q_lens=(60,), k_lens=(700,), topk=200, scale=0.05)
+
+
+@pytest.mark.parametrize("heads", [16, 128])
+@pytest.mark.parametrize("sink", ["none", "normal"])
+@pytest.mark.parametrize("kind", ["mixed", "duplicates"])
+def test_lists_of_model_widths(heads: int, sink: str, kind: str) -> None:
+    case = replace(LISTS, heads=heads, sink=sink, index_kind=kind, topk_lengths="ragged")
+    built = build_row_gradients(GradientCase(case, d_lse=kind == "mixed"), Memory(DEVICE))
+    found = built.run()
+    for verdict in judge_rows_twice(built, found.gradients, found.saved):
+        assert verdict.ok, verdict.report()
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_the_rule_accepts_random_lists(seed: int) -> None:
+    case = random_row_gradient_case(seed)
+    widths = {"d_nope": 64, "d_rope": 16, "d_v": 64}
+    case = replace(case, case=replace(case.case, dtype="bf16", **widths))
+    built = build_row_gradients(case, Memory(DEVICE))
+    found = built.run()
+    for verdict in judge_rows_twice(built, found.gradients, found.saved):
+        assert verdict.ok, f"{built.case}\n{verdict.report()}"
+
+
+def test_lists_have_equal_bits_however_often_and_in_whatever_workspace(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    q, kv = normal(50, 16, 576), normal(400, 576)
+    indices = torch.randint(-1, 400, (50, 128), device=DEVICE, dtype=torch.int32)
+
+    def row_step() -> tuple[Tensor, ...]:
+        given = q.detach().requires_grad_(), kv.detach().requires_grad_()
+        out = openmla.mla_prefill_sparse(*given, indices, scale=0.05)
+        return torch.autograd.grad(out.float().square().sum(), given)
+
+    first = row_step()
+    for _ in range(REPEATS):
+        assert all(torch.equal(a, b) for a, b in zip(row_step(), first, strict=True))
+    monkeypatch.setattr(sparse_plan, "PART_CAP", 7 * 128 * 576 * 4)  # bytes: of 7 queries
+    assert all(torch.equal(a, b) for a, b in zip(row_step(), first, strict=True))

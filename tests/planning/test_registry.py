@@ -9,7 +9,7 @@ from importlib import import_module
 
 import pytest
 
-from openmla.backward.problem import BACKWARD_FORM, BackwardProblem
+from openmla.backward.problem import BACKWARD_FORMS, BackwardProblem
 from openmla.errors import Unsupported
 from openmla.explain.support import FEATURES
 from openmla.indexer.loss_problem import LOSS_FORM, LossProblem
@@ -68,7 +68,7 @@ def test_a_declaration_names_fields_of_a_problem_once(family: object, kernel: Ke
     ]
     forms = kernel.serves.allowed["form"].values
     kinds = dict.fromkeys(FORMS, Problem)
-    kinds |= {BACKWARD_FORM: BackwardProblem, LOSS_FORM: LossProblem}
+    kinds |= {**dict.fromkeys(BACKWARD_FORMS, BackwardProblem), LOSS_FORM: LossProblem}
     known = fields(kinds.get(forms[0], IndexProblem))
     assert set(names) <= {f.name for f in known} and len(set(names)) == len(names)
     assert {f.name for f in known if f.default is MISSING} <= set(names)

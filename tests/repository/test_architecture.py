@@ -41,6 +41,7 @@ LAYERS: list[set[str]] = [
         "indexer.loss_operands",
         "indexer.windows",
         "backward.operands",
+        "backward.sparse_operands",
     },
     {"kernels"},
     {
@@ -49,11 +50,12 @@ LAYERS: list[set[str]] = [
         "indexer.groups_reference",
         "indexer.loss_reference",
         "backward.reference",
+        "backward.sparse_reference",
     },
     {"checks", "indexer.checks"},
     {"dispatch"},
     {"cached"},
-    {"ops", "indexer.ops", "indexer.loss_ops", "backward.ops"},
+    {"ops", "indexer.ops", "indexer.loss_ops", "backward.ops", "backward.sparse_ops"},
     {
         "api",
         "indexer.api",

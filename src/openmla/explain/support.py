@@ -46,6 +46,7 @@ FEATURES: dict[str, AnyProblem] = {
     "latent 512+64, bf16 pages": _LATENT,
     "latent 512+64, fp8 pages": replace(_LATENT, kv_dtype="fp8_block128"),
     "latent 512+64, fp8 queries and pages": replace(_LATENT, q_dtype="e4m3", kv_dtype="fp8_token"),
+    "latent 512+64, bf16 pages, invariant": replace(_LATENT, invariant=True),
     "latent 256+64, bf16 pages": replace(_LATENT, d_nope=256, d_v=256),
     "sparse 512+64, 128 heads, bf16": _SPARSE,
     "sparse 512+64, 16 heads, bf16": replace(_SPARSE, heads=16),
@@ -61,6 +62,9 @@ FEATURES: dict[str, AnyProblem] = {
     "selection of 2048": _SELECT,
     "selection of 2048, with bits for `key_mask`": replace(_SELECT, wants_mask=True),
     "gradients of dense 128+64 → 128, bf16": BackwardProblem.of(_DENSE),
+    "gradients of sparse 512+64, plain rows, bf16": BackwardProblem.of(
+        replace(_SPARSE, page_size=0)
+    ),
     "loss of an indexer of 64 heads, bf16": LossProblem.of(_DENSE, index_heads=64, index_dim=128),
 }
 """Rows of the support table."""

@@ -248,9 +248,9 @@ def _cache(
         if isinstance(d_v, bool) or not isinstance(d_v, int) or not 1 <= d_v <= d_qk:
             raise InvalidArgument("head_dim_v", f"an integer from 1 to {d_qk}", d_v)
         return LatentCache(data[:, :, 0], None, d_v, d_qk - d_v, "bf16")
-    shape = ("pages", "page_size", 1, "bytes")
     kinds = (torch.uint8, torch.int8, torch.float8_e4m3fn)
-    data = checks.tensor(name, k_cache, shape, kinds, q.device).view(torch.uint8)[:, :, 0]
+    rows = checks.tensor(name, k_cache, ("pages", "page_size", 1, "bytes"), kinds, q.device)
+    data = rows.view(torch.uint8)[:, :, 0]
     if data.shape[2] not in formats:
         sizes = " or ".join(str(size) for size in formats)
         why = ", or a kv_format" if data.shape[2] == AMBIGUOUS else ""

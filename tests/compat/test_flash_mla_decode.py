@@ -11,6 +11,7 @@ from torch import Tensor
 
 import calls
 import formula
+from cache import row_bytes
 from openmla.cache import LatentCache
 from openmla.compat.flash_mla import (
     FlashMLASchedMeta,
@@ -260,6 +261,71 @@ def test_both_caches_are_one_softmax_rounded_once():
         assert bool((off <= want.abs() * 2**-8 * 1.02 + 1e-5).all())
 
 
+def paged_rows(format: str, pages: int, page_size: int, seed: int) -> tuple[Tensor, Tensor]:
+    """k_cache of rows without rope, other bytes between its pages, and its values."""
+    size = row_bytes.ROW_BYTES[format]
+    pool = torch.full((pages, page_size * size + 64), 0xEE, dtype=torch.uint8)
+    cache = LatentCache.from_pages(pool, page_size=page_size, format=format)
+    rows = torch.arange(cache.rows)
+    cache.append(calls.numbers(len(rows), 512, seed=seed, dtype=BF16), None, rows)
+    return pool[:, : page_size * size].view(pages, page_size, 1, size), cache.gather(rows)
+
+
+@pytest.mark.parametrize(
+    ("formats", "names"),
+    [
+        (("fp8_528_v41", "fp4_288"), {}),
+        (("fp4_288", "fp8_584"), {}),
+        (("fp8_528_v41_split", "fp4_288_split"), {"kv_format": "V41"}),
+        (("fp4_288_split", "fp8_528_v41_split"), {"kv_format": "V41_FP4", "use_legacy": True}),
+        (("fp8_528_v32", "fp8_528_v32"), {"kv_format": "V32_NO_ROPE"}),
+        (("fp4_288_split", "fp4_288_split"), {"use_legacy": True}),
+    ],
+)
+def test_rows_of_528_and_288_bytes(formats: tuple[str, str], names: dict[str, Any]):
+    made = [
+        paged_v4(2, 3, seed=i) if f == "fp8_584" else paged_rows(f, 2 + i, 5 - i, seed=i)
+        for i, f in enumerate(formats)
+    ]
+    (k_cache, kv), (more, others) = made
+    lists, theirs = [[0, 9, 4], [7, 7, 1]], [[5, 2], [3, 0]]
+    call: dict[str, Any] = {
+        "q": calls.numbers(2, 1, 3, 512, dtype=BF16),
+        "k_cache": k_cache,
+        "indices": torch.tensor(lists, dtype=torch.int32)[:, None],
+        "extra_k_cache": more,
+        "extra_indices_in_kvcache": torch.tensor(theirs, dtype=torch.int32)[:, None],
+        "block_table": None,
+        "cache_seqlens": None,
+        "head_dim_v": 512,
+        "is_fp8_kvcache": True,
+    }
+    out, lse = flash_mla_with_kvcache(**call, **names)
+    both = [a + [len(kv) + i for i in b] for a, b in zip(lists, theirs, strict=True)]
+    want = formula.listed(call["q"][:, 0], torch.cat([kv, others]), both, 512, 512**-0.5, None)
+    formula.assert_close(out[:, 0], want.out, bound=2**-7)
+    formula.assert_close(lse[:, :, 0], want.lse)
+
+
+@pytest.mark.parametrize(
+    ("format", "names", "says"),
+    [
+        ("fp8_528_v41", {"use_legacy": True}, "rows of 584 or 288 bytes, or a kv_format"),
+        ("fp8_528_v41", {"kv_format": "V4"}, "k_cache: expected rows of 584 bytes"),
+        ("fp4_288", {"kv_format": "V41"}, "k_cache: expected rows of 528 bytes"),
+        ("fp8_528_v32", {"kv_format": "V41_FP4"}, "k_cache: expected rows of 288 bytes"),
+        ("fp8_528_v32", {"kv_format": "V32"}, "kv_format: expected the rows that q of 512"),
+    ],
+)
+def test_rows_that_are_not_what_they_are_called(format: str, names: dict[str, Any], says: str):
+    k_cache, _ = paged_rows(format, 2, 3, seed=0)
+    q, indices = calls.numbers(1, 1, 3, 512, dtype=BF16), torch.zeros(1, 1, 1, dtype=torch.int32)
+    with pytest.raises(InvalidArgument, match=says):
+        flash_mla_with_kvcache(
+            q, k_cache, None, None, 512, is_fp8_kvcache=True, indices=indices, **names
+        )
+
+
 def test_pages_of_584_bytes_lie_together():
     k_cache, _ = paged_v4(4, 6, seed=1)
     q = calls.numbers(1, 1, 3, 512, dtype=BF16)
@@ -301,7 +367,8 @@ def test_a_wrong_argument_is_named(change: dict[str, Any], says: str):
         ({"extra_topk_length": torch.zeros(2).int()}, "None without extra_k_cache"),
         ({"q": torch.zeros(2, 2, 3, 320, dtype=BF16)}, "q: expected 576 or 512"),
         ({"kv_format": "V4"}, "kv_format: expected the rows that q of 576 columns reads"),
-        ({"kv_format": "V41"}, "kv_format: expected None or one of V32, V4"),
+        ({"kv_format": "V41"}, "kv_format: expected the rows that q of 576 columns reads"),
+        ({"kv_format": "V5"}, "kv_format: expected None or one of V32, V32_NO_ROPE, V4, V41"),
         ({"topk_length": torch.zeros(2, 3).int()}, "topk_length: expected"),
         ({"out": torch.zeros(2, 2, 3, 256, dtype=BF16)}, "out: expected"),
         ({"out": torch.zeros(2, 3, 3, 512, dtype=BF16)[:, :2]}, "out: expected queries at equal"),

@@ -14,13 +14,24 @@ openmla's own calls:
 openmla plans by itself: there is nothing in the metadata, and it is not looked at. A second cache
 (`extra_k_cache`) is a second source of `openmla.mla_attend`: one softmax, rounded once. Engines
 also pass what belongs to a fork or a later release: `out`, where to write; `kv_format`, which rows
-the bytes are; `enable_batch_invariant` and `use_legacy`, which change nothing here, where the bits
-of a request never depend on its batch.
+the bytes are; `enable_batch_invariant`, which changes nothing here, where the bits of a request
+never depend on its batch; and `use_legacy`, which changes nothing but where the scales of
+DeepSeek-V4.1's rows lie:
+
+| bytes of a token | `kv_format` | rows |
+|---|---|---|
+| 656 | V32 | d_qk 576; DeepSeek-V3.2 |
+| 584 | V4 | DeepSeek-V4 |
+| 528 | V32_NO_ROPE | V3.2 without rope |
+| 528 | V41 | DeepSeek-V4.1: scales behind the rows of a page, as in FlashMLA's older kernels |
+| 528 | none | the same, scales after each row, as in its newer ones; refused with `use_legacy` |
+| 288 | V41_FP4, or none | DeepSeek-V4.1, compressed: likewise |
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -29,14 +40,39 @@ from openmla import checks
 from openmla.api import mla_attend, mla_prefill_latent
 from openmla.cache import LatentCache
 from openmla.errors import InvalidArgument
-from openmla.formats import V4, V32
+from openmla.formats import (
+    V4,
+    V32,
+    V32_NO_ROPE,
+    V41,
+    V41_FP4,
+    V41_FP4_SPLIT,
+    V41_SPLIT,
+    RowFormat,
+)
 from openmla.sources import Listed
 
-FP8_LATENT = 512  # columns of V in both FP8 rows
-FP8_ROWS = {576: (V32, 656), 512: (V4, 584)}
-"""The format and the bytes of a token, by d_qk."""
-KV_FORMATS = {"V32": V32, "V4": V4}
-"""Names that FlashMLA has for them."""
+FP8_LATENT = 512  # columns of V in all quantized rows
+FP8_ROWS = {576: {656: V32}, 512: {584: V4, 528: V41, 288: V41_FP4}}
+"""Formats by d_qk and the bytes of a token, where no name is given."""
+KV_FORMATS = {
+    "V32": V32,
+    "V32_NO_ROPE": V32_NO_ROPE,
+    "V4": V4,
+    "V41": V41_SPLIT,
+    "V41_FP4": V41_FP4_SPLIT,
+}
+"""Names that FlashMLA's older kernels have for them."""
+AMBIGUOUS = 528  # bytes of a token: V32_NO_ROPE or V41
+OLDER = {V41: V41_SPLIT, V41_FP4: V41_FP4_SPLIT}
+"""Formats whose scales the older kernels want behind the rows of a page."""
+
+
+class Formats(NamedTuple):
+    """Quantized rows that a call may have, by the bytes of a token."""
+
+    main: dict[int, RowFormat]
+    extra: dict[int, RowFormat]
 
 
 @dataclass(frozen=True)
@@ -74,13 +110,13 @@ def flash_mla_with_kvcache(
     """(out [batch, s_q, heads, head_dim_v], lse float32 [batch, heads, s_q]).
 
     q [batch, s_q, heads, d_qk]; k_cache [pages, page_size, 1, d_qk], V is its first head_dim_v
-    columns; with is_fp8_kvcache bytes [pages, page_size, 1, 656], or 584 where d_qk is 512: each
-    page all its rows, then all their scales. Without indices, request b sees the first
-    cache_seqlens[b] rows of the pages that block_table[b] names. With indices int32
+    columns; with is_fp8_kvcache bytes [pages, page_size, 1, 656], or 584, 528 or 288 where d_qk is
+    512: of 584, each page all its rows, then all their scales. Without indices, request b sees the
+    first cache_seqlens[b] rows of the pages that block_table[b] names. With indices int32
     [batch, s_q, topk], physical rows, those, up to topk_length[b], and likewise those of
     extra_k_cache; neither causal nor a block table then. Lengths are one per request, or one per
-    query, [batch, s_q]. softmax_scale: 1 / sqrt(d_qk) unless given. kv_format: None, or "V32" or
-    "V4", which must be what the bytes of a row say; other rows are refused.
+    query, [batch, s_q]. softmax_scale: 1 / sqrt(d_qk) unless given. kv_format: None, or the name of
+    k_cache's rows, which must be what its bytes say; the table above has all of them.
     """
     if num_splits is not None:
         raise InvalidArgument("num_splits", "None, as get_mla_metadata returns", type(num_splits))
@@ -96,7 +132,8 @@ def flash_mla_with_kvcache(
     fp8 = checks.flag("is_fp8_kvcache", is_fp8_kvcache)
     _check_format(kv_format, d_qk, fp8)
     place = _place_of(out, q, head_dim_v)
-    cache = _cache("k_cache", k_cache, rows, head_dim_v, fp8)
+    formats = _formats(d_qk, kv_format, use_legacy) if fp8 else None
+    cache = _cache("k_cache", k_cache, rows, head_dim_v, formats and formats.main)
     checks.no_gradients(attn_sink=checks.sink(attn_sink, heads, q.device, "attn_sink"))
     found: Tensor | tuple[Tensor, ...]
     extras = {
@@ -125,7 +162,8 @@ def flash_mla_with_kvcache(
         named = {"indices": indices, "topk_length": topk_length}
         sources = [_listed(cache, named, q)]
         if extra_k_cache is not None:
-            more = _cache("extra_k_cache", extra_k_cache, rows, head_dim_v, fp8)
+            beside = formats and formats.extra
+            more = _cache("extra_k_cache", extra_k_cache, rows, head_dim_v, beside)
             sources.append(_listed(more, extras, q))
         found = mla_attend(rows, sources, scale=scale, sink=attn_sink, out=place, return_lse=True)
     written, lse = found
@@ -147,9 +185,29 @@ def _check_format(kv_format: str | None, d_qk: int, is_fp8: bool) -> None:
         return
     if kv_format not in KV_FORMATS:
         raise InvalidArgument("kv_format", f"None or one of {', '.join(KV_FORMATS)}", kv_format)
-    if not is_fp8 or d_qk not in FP8_ROWS or KV_FORMATS[kv_format] is not FP8_ROWS[d_qk][0]:
+    if not is_fp8 or not KV_FORMATS[kv_format].takes(FP8_LATENT, d_qk - FP8_LATENT):
         expected = f"the rows that q of {d_qk} columns reads, with is_fp8_kvcache"
         raise InvalidArgument("kv_format", expected, kv_format)
+
+
+def _formats(d_qk: int, kv_format: str | None, use_legacy: bool) -> Formats:
+    """What the rows of both caches may be. A name is an argument of the older kernels; without one,
+    these do not know which 528 bytes are meant."""
+    if d_qk not in FP8_ROWS:
+        raise InvalidArgument("q", "576 or 512 columns, with FP8 rows", d_qk)
+    if kv_format is not None:
+        named = KV_FORMATS[kv_format]
+        beside = tuple(OLDER.values()) if named in OLDER.values() else (named,)
+        return Formats(_by_bytes(d_qk, named), _by_bytes(d_qk, *beside))
+    found = FP8_ROWS[d_qk]
+    if use_legacy:
+        known = (OLDER.get(format, format) for size, format in found.items() if size != AMBIGUOUS)
+        found = _by_bytes(d_qk, *known)
+    return Formats(found, found)
+
+
+def _by_bytes(d_qk: int, *formats: RowFormat) -> dict[int, RowFormat]:
+    return {f.layout(FP8_LATENT, d_qk - FP8_LATENT).row_bytes: f for f in formats}
 
 
 def _place_of(out: Tensor | None, q: Tensor, d_v: int) -> Tensor | None:
@@ -185,37 +243,39 @@ def _listed(cache: LatentCache, named: dict[str, Tensor | None], q: Tensor) -> L
     return Listed(cache, lists.reshape(batch * s_q, lists.shape[2]), lengths)
 
 
-def _cache(name: str, k_cache: Tensor, q: Tensor, d_v: int, is_fp8: bool) -> LatentCache:
-    """The cache as openmla's, its bytes where they are."""
+def _cache(
+    name: str, k_cache: Tensor, q: Tensor, d_v: int, formats: dict[int, RowFormat] | None
+) -> LatentCache:
+    """The cache as openmla's, its bytes where they are; `formats` of quantized rows by their
+    bytes."""
     d_qk = q.shape[2]
-    if not is_fp8:
+    if formats is None:
         shape = ("pages", "page_size", 1, d_qk)
         data = checks.tensor(name, k_cache, shape, (torch.bfloat16,), q.device)
         if isinstance(d_v, bool) or not isinstance(d_v, int) or not 1 <= d_v <= d_qk:
             raise InvalidArgument("head_dim_v", f"an integer from 1 to {d_qk}", d_v)
         return LatentCache(data[:, :, 0], None, d_v, d_qk - d_v, "bf16")
-    if d_qk not in FP8_ROWS:
-        raise InvalidArgument("q", "576 or 512 columns, with FP8 rows", d_qk)
-    format, row_bytes = FP8_ROWS[d_qk]
-    shape = ("pages", "page_size", 1, row_bytes)
     kinds = (torch.uint8, torch.int8, torch.float8_e4m3fn)
-    data = checks.tensor(name, k_cache, shape, kinds, q.device).view(torch.uint8)[:, :, 0]
+    rows = checks.tensor(name, k_cache, ("pages", "page_size", 1, "bytes"), kinds, q.device)
+    data = rows.view(torch.uint8)[:, :, 0]
+    if data.shape[2] not in formats:
+        sizes = " or ".join(str(size) for size in formats)
+        why = ", or a kv_format" if data.shape[2] == AMBIGUOUS else ""
+        raise InvalidArgument(name, f"rows of {sizes} bytes{why}", f"{data.shape[2]} bytes")
     if d_v != FP8_LATENT:
         raise InvalidArgument("head_dim_v", f"{FP8_LATENT}, with FP8 rows", d_v)
-    if format is V32:
+    format = formats[data.shape[2]]
+    if format.scales_in_row:
         return LatentCache(data, None, FP8_LATENT, d_qk - FP8_LATENT, format.name)
-    return _scales_behind_rows(name, data)
+    return _scales_behind_rows(name, data, format)
 
 
-def _scales_behind_rows(name: str, data: Tensor) -> LatentCache:
-    """A page of DeepSeek-V4's: all its rows, then all their scales."""
+def _scales_behind_rows(name: str, data: Tensor, format: RowFormat) -> LatentCache:
+    """Pages of all their rows, then all their scales."""
     pages, page_size, row_bytes = data.shape
     if data.stride()[1:] != (row_bytes, 1):
         raise InvalidArgument(name, "pages without gaps between rows", f"strides {data.stride()}")
-    scales = V4.layout(FP8_LATENT, 0).scale_columns
-    step, start, columns = data.stride(0), data.storage_offset(), row_bytes - scales
-    rows = data.as_strided((pages, page_size, columns), (step, columns, 1), start)
-    behind = data.as_strided(
-        (pages, page_size, scales), (step, scales, 1), start + page_size * columns
+    together = data.as_strided(
+        (pages, page_size * row_bytes), (data.stride(0), 1), data.storage_offset()
     )
-    return LatentCache(rows, behind, FP8_LATENT, 0, V4.name)
+    return LatentCache.from_pages(together, page_size=page_size, rope=0, format=format.name)

@@ -123,14 +123,14 @@ class CacheRead:
         if self.mode == "plain":
             return "cache: rows are multiplied as they are stored"
         if self.mode == "in_kernel":
-            return f"FP8 cache: dequantized in the kernel: {self.against()}"
+            return f"quantized cache: dequantized in the kernel: {self.against()}"
         slots = map_slots(self.mapped, self.entries)
         which = f"rows that are named, found by a map of {slots} slots," * (self.mapped > 0)
         least = f"at least {VISITS_TO_PAY} each"
         enough = f"{self.steps} steps of a program" if self.steps else least
         more = "; if more are named, in the kernel" if self.rows > self.capacity else ""
         return (
-            f"FP8 cache: {which or 'all rows'} are dequantized once into a workspace of "
+            f"quantized cache: {which or 'all rows'} are dequantized once into a workspace of "
             f"{self._held()}: {self.visits} visits, {enough}{more}"
         )
 

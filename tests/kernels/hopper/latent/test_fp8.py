@@ -313,19 +313,19 @@ def test_the_plan_explains_its_choice() -> None:
 
     def read(**changes: Any) -> tuple[str, str]:
         config = plan(replace(problem, **changes), "h200", "hopper").config
-        line = next(x for x in config.explain() if x.startswith("FP8 cache"))
+        line = next(x for x in config.explain() if x.startswith("quantized cache"))
         return config.cache_read.mode, line
 
     assert read() == (
         "workspace",
-        "FP8 cache: rows that are named, found by a map of 1000000 slots, are dequantized once "
-        "into a workspace of 1000000 x 1152 = 1152000000 bytes: 16777216 visits, 1008 steps of a "
-        "program",
+        "quantized cache: rows that are named, found by a map of 1000000 slots, are dequantized "
+        "once into a workspace of 1000000 x 1152 = 1152000000 bytes: 16777216 visits, 1008 steps "
+        "of a program",
     )
     for more in (read(total_k=2_000_000), read(total_q=64)):
         assert more[0] == "workspace" and more[1].endswith("if more are named, in the kernel")
     mode, line = read(total_k=8192, total_q=64)
-    assert mode == "workspace" and "FP8 cache: all rows are dequantized once" in line
+    assert mode == "workspace" and "quantized cache: all rows are dequantized once" in line
     mode, line = read(total_q=64, topk=128, total_k=2**23)
     assert mode == "in_kernel" and "1 steps of a program over 8192 rows do not repay" in line
     mode, line = read(total_q=1)

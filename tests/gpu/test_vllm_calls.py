@@ -7,7 +7,7 @@ import torch
 
 import formula
 from gpu.on_device import DEVICE, on_gpu
-from integrations.vllm import replay, selected
+from integrations.vllm import invariant, replay, selected
 from integrations.vllm.replay import NAMES, error
 from openmla import IndexCache
 from openmla.integrations.vllm import slots
@@ -118,3 +118,9 @@ def test_index_scores_in_deep_gemms_places():
         assert (logits[outside] == -torch.inf).all()
         off = (logits.double() - right).masked_fill(outside, 0).abs().max()
         assert off <= 2**-11 * right.abs().max()  # a tensor core's sums of e4m3 products
+
+
+@pytest.mark.parametrize("name", ["auto", "fp8"])
+def test_batch_invariant_requests_keep_their_bits_however_they_are_served(name: str):
+    with invariant.switched_on():
+        invariant.check(invariant.Served(name, DEVICE))

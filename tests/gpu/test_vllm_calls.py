@@ -7,8 +7,10 @@ import torch
 
 import formula
 from gpu.on_device import DEVICE, on_gpu
-from integrations.vllm import replay, selected
+from integrations.vllm import invariant, replay, selected
 from integrations.vllm.replay import NAMES, error
+from openmla import IndexCache
+from openmla.integrations.vllm import slots
 
 pytestmark = on_gpu
 BF16 = 2.0**-8
@@ -90,3 +92,35 @@ def test_the_sparse_backend_can_be_captured(kind: str):
     graph.replay()
     torch.cuda.synchronize()
     assert all(formula.same_bits(a, b) for a, b in zip(got, want, strict=True))
+
+
+def test_index_scores_in_deep_gemms_places():
+    """What vLLM's wrappers call on SM80, SM86 and SM89, on whichever GPU this is."""
+    torch.manual_seed(0)
+    cache = IndexCache.allocate(num_pages=9, page_size=64, device=DEVICE)
+    every = torch.arange(cache.rows, device=DEVICE)
+    cache.append(torch.randn(cache.rows, 128, device=DEVICE), every)
+    values, scales = cache.gather(every)
+    q = torch.randn(6, 32, 128, device=DEVICE).to(torch.float8_e4m3fn)
+    weights = torch.rand(6, 32, device=DEVICE)
+    right = torch.relu(torch.einsum("thd,nd->thn", q.double(), values.double()))
+    right = (right * weights.double()[..., None]).sum(1) * scales.double()
+    ends = torch.tensor([1, 90, 300, 17, 576, 64], dtype=torch.int32, device=DEVICE)
+    outside = every >= ends[:, None]
+    table = torch.arange(9, dtype=torch.int32, device=DEVICE).expand(3, 9).contiguous()
+    lens, pages = ends.view(3, 2), cache.data.view(9, 64, 1, 132)
+    plan = slots.paged_mqa_logits_metadata(lens, 64, 108)
+    pair, several = (values, scales), (q.view(3, 2, 32, 128), None)
+    for logits in (
+        slots.mqa_logits((q, None), pair, weights, torch.zeros_like(ends), ends),
+        slots.paged_mqa_logits(several, pages, weights, lens, table, plan, cache.rows),
+    ):
+        assert (logits[outside] == -torch.inf).all()
+        off = (logits.double() - right).masked_fill(outside, 0).abs().max()
+        assert off <= 2**-11 * right.abs().max()  # a tensor core's sums of e4m3 products
+
+
+@pytest.mark.parametrize("name", ["auto", "fp8"])
+def test_batch_invariant_requests_keep_their_bits_however_they_are_served(name: str):
+    with invariant.switched_on():
+        invariant.check(invariant.Served(name, DEVICE))

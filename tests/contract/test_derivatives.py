@@ -118,6 +118,7 @@ CALLS: dict[str, tuple[Callable[..., Any], Callable[[], Arguments], tuple[str, .
 }
 CASES = [(call, name) for call, (_, _, names) in CALLS.items() for name in names]
 HAVE_GRADIENTS = [("mla_prefill", name) for name in ("q", "k_nope", "k_rope", "v", "sink")]
+HAVE_GRADIENTS += [("mla_prefill_sparse", name) for name in ("q", "kv", "sink")]
 SERVED = [*HAVE_GRADIENTS, *(("flash_attn_varlen_func", name) for name in ("q", "k", "v"))]
 every_tensor = pytest.mark.parametrize(("call", "name"), CASES)
 

@@ -413,11 +413,11 @@ def mla_prefill_sparse(
     indices, lengths = checks.index_lists(indices, topk_lengths, q.shape[0], q.device)
     factor = checks.scale(scale, required_for="mla_prefill_sparse")
     weights = _weights(q, sink, q_scale, k_scale, total_rows)
-    plain = None if isinstance(rows, LatentCache) else kv_parts[0]
-    checks.no_gradients(kv=None if plain is not None else rows)
+    cache = rows if isinstance(rows, LatentCache) else None
+    plain = kv_parts[0] if cache is None else None
+    checks.no_gradients(kv=cache)
     checks.no_tangents(q=q, kv=plain, sink=weights[0])
     if checks.needs_gradients(q, plain, weights[0]):
-        cache = rows if plain is None else None
         checks.plain_for_gradients(out=out, kv=cache, q_scale=q_scale, k_scale=k_scale)
         if checks.flag("return_max_logits", return_max_logits):
             raise Unsupported(

@@ -25,7 +25,8 @@ def decode_problem(values: Any) -> AnyProblem:
     """
     form = values.get("form") if isinstance(values, dict) else None
     kinds: dict[Any, type[AnyProblem]] = dict.fromkeys(INDEX_FORMS, IndexProblem)
-    kinds |= {**dict.fromkeys(BACKWARD_FORMS, BackwardProblem), LOSS_FORM: LossProblem}
+    kinds |= dict.fromkeys(BACKWARD_FORMS, BackwardProblem)
+    kinds[LOSS_FORM] = LossProblem
     kind = kinds.get(form, Problem) if isinstance(form, str) else Problem
     problem: AnyProblem = decode("problem", kind, values)
     return problem

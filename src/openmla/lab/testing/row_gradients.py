@@ -95,7 +95,13 @@ def random_row_gradient_case(seed: int) -> GradientCase:
     rng = random.Random(f"gradients of rows {seed}")
     case = next(_sparse_cases(rng.randrange(2**31)))
     d_out = rng.choices(D_OUTS, weights=(6, 2, 1, 1))[0]
-    plain = {"kv": "plain", "q_scale": False, "k_scale": False, "out": "fresh", "seed": seed}
+    plain: dict[str, Any] = {
+        "kv": "plain",
+        "q_scale": False,
+        "k_scale": False,
+        "out": "fresh",
+        "seed": seed,
+    }
     values = "normal" if case.values == "large" else case.values
     case = replace(case, return_lse=True, return_max_logits=False, values=values, **plain)
     return GradientCase(fit(case, COST_LIMIT), d_out, rng.random() < 0.4)

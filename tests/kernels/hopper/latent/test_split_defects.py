@@ -118,7 +118,7 @@ DEFECTS = [
     ),
     split(
         "the merge reads rows of other ranges",
-        "part[None, :] * merged.rows",
+        "part[None, :] * merged.step",
         "part[None, :]",
         file=MERGE,
     ),
@@ -194,14 +194,14 @@ DEFECTS = [
     ),
     split(
         "tiles of a range lie over each other",
-        "part * rows + row, -1)",
-        "part * rows, -1)",
+        "source.part_rows + part * rows + row",
+        "source.part_rows + part * rows",
         case="70 heads",
     ),
     split(
         "ranges are as far apart as a tile",
-        "part * rows + row, -1)",
-        "part * ROWS + row, -1)",
+        "source.part_rows + part * rows + row",
+        "source.part_rows + part * ROWS + row",
         case="70 heads",
     ),
     split(

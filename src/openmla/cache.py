@@ -27,7 +27,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from openmla.errors import InvalidArgument, Unsupported
-from openmla.formats import FORMATS, RowLayout
+from openmla.formats import FORMATS, FormatName, RowLayout
 
 E4M3_MAX = 448.0
 APPEND_DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
@@ -63,10 +63,22 @@ class LatentCache:
         page_size: int,
         latent: int = 512,
         rope: int = 64,
-        format: str = "bf16",
+        format: FormatName = "bf16",
         device: torch.device | str = "cpu",
     ) -> LatentCache:
-        """A zeroed cache of num_pages * page_size rows."""
+        """A zeroed cache of num_pages * page_size rows.
+
+        Args:
+            num_pages: pages in the pool.
+            page_size: rows per page.
+            latent: columns of a row without rope: K without rope, and V.
+            rope: columns of rope, 0 if there are none.
+            format: what a row is, byte by byte: one of openmla.formats.FORMATS.
+            device: where the rows live.
+
+        Raises:
+            InvalidArgument: there is no such format, it has no such widths, or a number is wrong.
+        """
         _check_count("num_pages", num_pages, least=0)
         _check_count("page_size", page_size, least=1)
         _check_format_and_widths(format, latent, rope)
@@ -136,6 +148,14 @@ class LatentCache:
         A wrong width, dtype or (on the CPU) a slot outside the pool raises and writes nothing. On a
         GPU a token with such a slot is skipped, because looking would mean waiting for the GPU.
         Slots must differ: which of two tokens a repeated slot keeps is not defined.
+
+        Args:
+            latent: [tokens, latent], bf16, fp16, fp32 or fp64.
+            rope: [tokens, rope], or None where rows have none.
+            slot_mapping: int64 or int32 [tokens], physical rows: page * page_size + offset.
+
+        Raises:
+            InvalidArgument: a width, a dtype, or on the CPU a slot is wrong; nothing is written.
         """
         rope = _check_append(self, latent, rope, slot_mapping)
         slots = slot_mapping.to(self.device)
@@ -173,6 +193,12 @@ class LatentCache:
         """The bf16 values of physical rows: [len(rows), latent+rope].
 
         A row outside the pool raises on the CPU and reads as zeros on a GPU.
+
+        Args:
+            rows: int64 or int32 [n], physical rows: page * page_size + offset.
+
+        Raises:
+            InvalidArgument: no such tensor, another device, or on the CPU a row that is not there.
         """
         check_rows("rows", rows, self.rows)
         if rows.device != self.device:

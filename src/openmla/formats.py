@@ -25,7 +25,7 @@ fp8_584, 512 + 0 columns, 584 bytes
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 ELEMENT_BYTES = {"e4m3": 1, "bf16": 2, "fp32": 4, "ue8m0": 1, "byte": 1}
 
@@ -160,6 +160,9 @@ V4 = RowFormat(
 )
 """DeepSeek-V4's row. Its last 64 columns are rope and belong to V as well: 512 + 0, unless V is to
 end before them. Engines keep a page's scales behind its rows; both tensors are views of it then."""
+FormatName = Literal[
+    "bf16", "fp8_656", "fp8_block32", "fp8_block64", "fp8_block128", "fp8_token", "fp8_584"
+]
 FORMATS = {
     format.name: format
     for format in (

@@ -9,7 +9,7 @@ On the device "meta", which has shapes and no memory, a problem of any size can 
 """
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -18,6 +18,7 @@ from openmla.arithmetic import ceildiv
 from openmla.backward.operands import BackwardOperands, Gradients
 from openmla.backward.problem import BackwardProblem
 from openmla.cache import LatentCache
+from openmla.formats import FormatName
 from openmla.indexer.cache import IndexCache
 from openmla.indexer.operands import (
     Requests,
@@ -82,7 +83,7 @@ class _Zeros:
             page_size=size + gap,
             latent=latent,
             rope=rope,
-            format=format,
+            format=cast(FormatName, format),
             device=self.device,
         )
         scales = None if cache.scales is None else cache.scales[:, :size]

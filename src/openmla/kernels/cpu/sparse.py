@@ -126,7 +126,8 @@ def _attend(
     q = work.pack_apart("q", op.q[run.tokens]).mul_(op.weights.scale)
     if op.weights.q_scale is not None:
         q.mul_(op.weights.q_scale[run.tokens, None, None])
-    state = OnlineSoftmax(*q.shape[:2], op.d_v)
+    tokens, heads = q.shape[:2]
+    state = OnlineSoftmax(tokens, heads, op.d_v)
     for number, first, last in blocks:
         listed = [seen[number][first:last] for seen in run.seen]
         rows = [_fetch(op.sources[number], work, i, block) for i, block in enumerate(listed)]

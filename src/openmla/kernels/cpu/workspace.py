@@ -25,7 +25,8 @@ def whole_lines(elements: int) -> int:
 
 def apart(lines: Tensor, *shape: int) -> Tensor:
     """lines [groups, whole lines] as [groups, *shape]."""
-    return lines[:, : math.prod(shape)].unflatten(1, shape)
+    groups: Tensor = lines[:, : math.prod(shape)].unflatten(1, shape)
+    return groups
 
 
 def in_whole_lines(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:

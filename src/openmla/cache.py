@@ -56,6 +56,15 @@ class LatentCache:
         require_operators("openmla.ops")
         _check_layout(self)
 
+    def __repr__(self) -> str:
+        """One line, without the rows.
+
+        >>> LatentCache.allocate(num_pages=4, page_size=64, format="fp8_656")
+        LatentCache(fp8_656, 512 + 64, 4 pages of 64 rows, cpu)
+        """
+        where = f"{self.num_pages} pages of {self.page_size} rows, {self.device}"
+        return f"LatentCache({self.format}, {self.latent} + {self.rope}, {where})"
+
     @staticmethod
     def allocate(
         *,

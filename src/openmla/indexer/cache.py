@@ -57,6 +57,15 @@ class IndexCache:
         require_operators("openmla.indexer.ops")
         _check_layout(self)
 
+    def __repr__(self) -> str:
+        """One line, without the keys.
+
+        >>> IndexCache.allocate(num_pages=4)
+        IndexCache(ue8m0, 4 pages of 64 keys, cpu)
+        """
+        where = f"{self.num_pages} pages of {self.page_size} keys, {self.device}"
+        return f"IndexCache({self.scales}, {where})"
+
     @staticmethod
     def allocate(
         *,

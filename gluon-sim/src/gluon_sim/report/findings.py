@@ -132,10 +132,9 @@ class Report:
         """The likely cause in full, and under it one line for each place of the others."""
         head = f"{self.reason} after {self.steps} steps, seed {self.seed}, {self.schedule}"
         lines = [f"{head}: {len(self.findings)} findings"]
-        first, *others = self.ranked() or [None]
-        if first is not None:
-            lines.append(str(first))
-        folded = Counter((f.kind, Path(f.file).name, f.line) for f in others if f is not None)
+        ranked = self.ranked()
+        lines += map(str, ranked[:1])
+        folded = Counter((f.kind, Path(f.file).name, f.line) for f in ranked[1:])
         if folded:
             lines.append("may follow from it (`details()` has them in full):")
         for (kind, file, line), count in folded.items():

@@ -30,6 +30,11 @@ PREFILL = (
 )
 """Sections of `peers-prefill-h200`; those that no file has are left out."""
 
+NO_RACE = (
+    "cuDNN is in the table above, and [every shape](performance.md#dense-prefill-h200) on a page of"
+    " its own.\nThere is no result file of a race against FA3 or FlashMLA's sparse prefill yet."
+)
+
 
 def race_table(rows: list[Row], peers: tuple[str, ...]) -> str:
     """One line per shape: our time, and our speed over each peer that ran it."""
@@ -51,7 +56,7 @@ def prefill() -> str:
         if found is not None:
             rows = [row for row in found.rows if any(peer in row["us"] for peer in race.peers)]
             parts += [f"### {race.title}", race_table(rows, race.peers), found.source]
-    return "\n\n".join(parts) or "Not raced yet with this version."
+    return "\n\n".join(parts) or NO_RACE
 
 
 def summary() -> str:

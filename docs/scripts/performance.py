@@ -230,9 +230,9 @@ def portable_table() -> str:
     )
 
 
-def cpu_table() -> str:
-    """How many times faster than each peer."""
-    found = newest("cpu", "rows")
+def cpu_table(file: str, case: str = "") -> str:
+    """How many times faster than each peer; of the cases with these words."""
+    found = newest(file, "rows")
     head = ("case", "dtype", "ms", "times as fast as")
     return table(
         head,
@@ -244,6 +244,7 @@ def cpu_table() -> str:
                 ", ".join(f"{p['name']}: {p['times_faster']:.2f}" for p in row["peers"]),
             )
             for row in found.rows
+            if case in row["case"]
         ),
     )
 
@@ -309,7 +310,8 @@ def regions() -> dict[tuple[str, str], str]:
         "few-lists": (few_lists_table(), newest("few-h200", "few")),
         "fp8-ways": (fp8_ways_table(), newest("few-fp8-h200", "fp8")),
         "portable": (portable_table(), newest("portable-h200", "time", "times")),
-        "cpu": (cpu_table(), newest("cpu", "rows")),
+        "cpu": (cpu_table("cpu"), newest("cpu", "rows")),
+        "cpu-shared": (cpu_table("cpu-shared", "shared"), newest("cpu-shared", "rows")),
         "ranks": (ranks_table(), newest("context-parallel-h200", "shares")),
     }
     found = {(page, name): f"{text}\n\n{file.source}" for name, (text, file) in tables.items()}

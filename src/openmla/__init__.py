@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from openmla.problem import Problem
     from openmla.sources import Listed, Span
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 __all__ = [
     "IndexCache",
     "InvalidArgument",

@@ -28,7 +28,7 @@ from torch.autograd import forward_ad
 
 from openmla.block_scaling import dequantize, exponents_of, pack, quantize, to_e4m3, unpack
 from openmla.errors import InvalidArgument, Unsupported
-from openmla.formats import ELEMENT_BITS, FORMATS, WRITERS, RowLayout, Writer
+from openmla.formats import ELEMENT_BITS, FORMATS, WRITERS, FormatName, RowLayout, Writer
 
 APPEND_DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 DTYPES = {
@@ -57,6 +57,15 @@ class LatentCache:
         require_operators("openmla.ops")
         _check_layout(self)
 
+    def __repr__(self) -> str:
+        """One line, without the rows.
+
+        >>> LatentCache.allocate(num_pages=4, page_size=64, format="fp8_656")
+        LatentCache(fp8_656, 512 + 64, 4 pages of 64 rows, cpu)
+        """
+        where = f"{self.num_pages} pages of {self.page_size} rows, {self.device}"
+        return f"LatentCache({self.format}, {self.latent} + {self.rope}, {where})"
+
     @staticmethod
     def allocate(
         *,
@@ -64,10 +73,22 @@ class LatentCache:
         page_size: int,
         latent: int = 512,
         rope: int = 64,
-        format: str = "bf16",
+        format: FormatName = "bf16",
         device: torch.device | str = "cpu",
     ) -> LatentCache:
-        """A zeroed cache of num_pages * page_size rows."""
+        """A zeroed cache of num_pages * page_size rows.
+
+        Args:
+            num_pages: pages in the pool.
+            page_size: rows per page.
+            latent: columns of a row without rope: K without rope, and V.
+            rope: columns of rope, 0 if there are none.
+            format: what a row is, byte by byte: one of openmla.formats.FORMATS.
+            device: where the rows live.
+
+        Raises:
+            InvalidArgument: there is no such format, it has no such widths, or a number is wrong.
+        """
         _check_count("num_pages", num_pages, least=0)
         _check_count("page_size", page_size, least=1)
         _check_format_and_widths(format, latent, rope)
@@ -171,10 +192,17 @@ class LatentCache:
         GPU a token with such a slot is skipped, because looking would mean waiting for the GPU.
         Slots must differ: which of two tokens a repeated slot keeps is not defined.
 
-        `writer`: whose rule chooses the scales (`RowFormat.scale_rule`), for bytes equal to those
-        of FlashMLA's tests, SGLang and FlashInfer ("flash_mla") or of vLLM. They differ for blocks
-        of small numbers; every reader reads all of them. FlashMLA's kernels for Blackwell, though,
-        take fp32 scales to be powers of two, as its own rule makes them.
+        Args:
+            latent: [tokens, latent], bf16, fp16, fp32 or fp64.
+            rope: [tokens, rope], or None where rows have none.
+            slot_mapping: int64 or int32 [tokens], physical rows: page * page_size + offset.
+            writer: whose rule chooses the scales (`RowFormat.scale_rule`), for bytes equal to those
+                of FlashMLA's tests, SGLang and FlashInfer ("flash_mla") or of vLLM. They differ for
+                blocks of small numbers; every reader reads all of them. FlashMLA's kernels for
+                Blackwell, though, take fp32 scales to be powers of two, as its own rule makes them.
+
+        Raises:
+            InvalidArgument: a width, a dtype, or on the CPU a slot is wrong; nothing is written.
         """
         rope = _check_append(self, latent, rope, slot_mapping)
         if writer not in WRITERS:
@@ -211,6 +239,12 @@ class LatentCache:
         """The bf16 values of physical rows: [len(rows), latent+rope].
 
         A row outside the pool raises on the CPU and reads as zeros on a GPU.
+
+        Args:
+            rows: int64 or int32 [n], physical rows: page * page_size + offset.
+
+        Raises:
+            InvalidArgument: no such tensor, another device, or on the CPU a row that is not there.
         """
         check_rows("rows", rows, self.rows)
         if rows.device != self.device:

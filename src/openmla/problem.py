@@ -21,6 +21,8 @@ from openmla.errors import InvalidArgument
 from openmla.formats import FORMATS
 
 Form = Literal["dense", "latent", "sparse"]
+Backend = Literal["auto", "reference", "cpu", "hopper", "blackwell", "cdna4", "portable"]
+"""What calls take as `backend`: a family of kernels, or the best that a chip has."""
 RopeSource = Literal["none", "shared", "per_head", "cache"]
 
 FORMS = ("dense", "latent", "sparse")

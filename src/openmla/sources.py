@@ -40,6 +40,11 @@ class Listed:
         """Rows that an index may name."""
         return self.rows.rows if isinstance(self.rows, LatentCache) else self.rows.shape[0]
 
+    @property
+    def most(self) -> int:
+        """The most rows that a query can see."""
+        return self.indices.shape[1]
+
     def read(self, rows: Tensor) -> Tensor:
         """The values of physical rows, [len(rows), width]."""
         if isinstance(self.rows, LatentCache):
@@ -52,6 +57,13 @@ class Listed:
         if self.lengths is not None:
             listed = listed[: max(int(self.lengths[token]), 0)]
         return listed[(listed >= 0) & (listed < self.count)].long()
+
+    def seen_by(self, first: int, last: int) -> list[Tensor]:
+        """`seen` of queries first … last-1; lists without a gap are looked at together."""
+        listed = self.indices[first:last]
+        if self.lengths is None and bool(((listed >= 0) & (listed < self.count)).all()):
+            return list(listed.long())
+        return [self.seen(token) for token in range(first, last)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,6 +95,11 @@ class Span:
         """Positions that a line of the table can name."""
         return self.block_table.shape[1] * self.cache.page_size
 
+    @property
+    def most(self) -> int:
+        """The most rows that a query can see; most spans are much shorter."""
+        return self.table_keys
+
     def read(self, rows: Tensor) -> Tensor:
         """The values of physical rows, [len(rows), width]."""
         return self.cache.read(rows)
@@ -98,6 +115,10 @@ class Span:
         page = self.block_table[request][keys // size].long()
         there = (page >= 0) & (page < self.cache.num_pages)
         return (page * size + keys % size)[there]
+
+    def seen_by(self, first: int, last: int) -> list[Tensor]:
+        """`seen` of queries first … last-1."""
+        return [self.seen(token) for token in range(first, last)]
 
 
 Source = Listed | Span

@@ -5,8 +5,9 @@ from __future__ import annotations
 import doctest
 import importlib
 import inspect
+import re
 from operator import attrgetter
-from typing import Any, get_overloads, get_type_hints
+from typing import Any, get_args, get_overloads, get_type_hints
 
 import pytest
 
@@ -14,6 +15,9 @@ import openmla
 from api import typed_calls
 from openmla.api import options
 from openmla.distributed import options as on_ranks
+from openmla.formats import FORMATS, FormatName
+from openmla.planning import BACKENDS
+from openmla.problem import Backend
 
 MODULES = ("api.attention", "api.merging", "api.quantizing", "planning", "indexer.api")
 CALLS = [name for name in openmla.__all__ if inspect.isfunction(getattr(openmla, name))]
@@ -69,3 +73,26 @@ def test_typed_calls_return_what_their_types_say():
     typed_calls.latent()
     typed_calls.sparse()
     typed_calls.on_ranks()
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_every_argument_of_a_call_is_described(name: str):
+    """`help(openmla.mla_prefill)` says what each argument is, and what may be raised."""
+    call = getattr(openmla, name)
+    described = inspect.getdoc(call).partition("Args:\n")[2].partition("\nRaises:")[0]
+    found = re.findall(r"^    (\w+): \S", described, re.MULTILINE)
+    assert found and sorted(found) == sorted(inspect.signature(call).parameters)
+    assert "Raises:\n    InvalidArgument: " in inspect.getdoc(call)
+
+
+@pytest.mark.parametrize("method", ["allocate", "append", "gather"])
+def test_every_argument_of_a_cache_is_described(method: str):
+    call = getattr(openmla.LatentCache, method)
+    wanted = set(inspect.signature(call).parameters) - {"self"}
+    described = inspect.getdoc(call).partition("Args:\n")[2].partition("\nRaises:")[0]
+    assert set(re.findall(r"^    (\w+): \S", described, re.MULTILINE)) == wanted
+
+
+def test_literal_types_list_what_there_is():
+    assert sorted(get_args(Backend)) == sorted(BACKENDS)
+    assert list(get_args(FormatName)) == list(FORMATS)

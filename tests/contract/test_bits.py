@@ -226,3 +226,18 @@ def test_10_inputs_are_not_written():
     before = {name: value.clone() for name, value in call.items()}
     openmla.mla_prefill(**call, sink=torch.zeros(2), return_lse=True)
     assert all(formula.same_bits(call[name], before[name]) for name in call)
+
+
+@pytest.mark.parametrize("heads", [1, 3, 16, 33])
+@pytest.mark.parametrize("n", [1, 9, 31, 64, 257])
+def test_9_a_token_has_the_same_bits_among_neighbors_that_are_computed_with_it(heads: int, n: int):
+    """The CPU takes tokens together, and torch computes the last elements of a tensor otherwise."""
+    torch.manual_seed(heads * n)
+    q, rows = torch.randn(21, heads, 20), torch.randn(300, 20)
+    indices = torch.randint(0, 300, (21, n), dtype=torch.int32)
+    rest: dict[str, Any] = {"scale": 0.3, "d_v": 13, "sink": torch.randn(heads), "return_lse": True}
+    together = openmla.mla_prefill_sparse(q, rows, indices, **rest)
+    for token in (0, 3, 20):
+        one = slice(token, token + 1)
+        alone = openmla.mla_prefill_sparse(q[one].clone(), rows, indices[one], **rest)
+        assert same(tuple(x[one] for x in together), alone)

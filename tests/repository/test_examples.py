@@ -11,6 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from openmla.explain.text import explain_text
+from openmla.planning import plan
+from openmla.planning.models import problem_for_model
+
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 PRINTED = {
     "dense.py": r"off the reference by \d\.\de-0[3-9]",
@@ -82,8 +86,16 @@ def test_the_notebook_plans_runs_times_and_draws(capsys: pytest.CaptureFixture[s
     assert picture.startswith("<svg><style>") and picture.endswith("<g/></svg>")
 
 
-def test_the_notebook_is_kept_without_output():
+def test_the_notebook_is_kept_with_its_outputs():
+    """A reader sees them without running it. Figures of a machine are old, the rest must not be."""
     notebook = json.loads((EXAMPLES / "tour.ipynb").read_text())
-    assert [c for c in notebook["cells"] if c.get("outputs") or c.get("execution_count")] == []
+    code = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    assert [cell["execution_count"] for cell in code] == list(range(1, len(code) + 1))
+    kinds = [output["output_type"] for cell in code for output in cell["outputs"]]
+    assert "stream" in kinds and kinds.count("execute_result") >= 3
+    assert "image/svg+xml" in code[-1]["outputs"][-1]["data"]
+    problem = problem_for_model("deepseek-v3", tokens=4096, tp=8)
+    printed = "".join(code[1]["outputs"][0]["text"])
+    assert printed.strip() == explain_text(plan(problem, "h200")).strip()
     titles = re.findall(r"^## (\w+)", "\n".join(cells("markdown")), re.MULTILINE)
     assert titles == ["Plan", "Run", "Time", "Draw"]

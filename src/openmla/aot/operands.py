@@ -9,7 +9,7 @@ On the device "meta", which has shapes and no memory, a problem of any size can 
 """
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -19,6 +19,7 @@ from openmla.backward.operands import BackwardOperands, Gradients
 from openmla.backward.problem import BackwardProblem
 from openmla.backward.sparse_operands import RowGradients, SparseBackwardOperands
 from openmla.cache import LatentCache
+from openmla.formats import FormatName
 from openmla.indexer.cache import MXFP4, IndexCache
 from openmla.indexer.operands import (
     Requests,
@@ -83,7 +84,7 @@ class _Zeros:
             page_size=size + gap,
             latent=latent,
             rope=rope,
-            format=format,
+            format=cast(FormatName, format),
             device=self.device,
         )
         scales = None if cache.scales is None else cache.scales[:, :size]

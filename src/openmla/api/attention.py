@@ -26,6 +26,7 @@ from openmla.cache import LatentCache
 from openmla.cached import MADE, wanted, with_extras
 from openmla.errors import InvalidArgument, Unsupported
 from openmla.planning import BACKENDS
+from openmla.problem import Backend
 from openmla.sources import Listed, Source, Span
 
 __all__ = ["mla_attend", "mla_prefill", "mla_prefill_latent", "mla_prefill_sparse"]
@@ -84,21 +85,43 @@ def mla_prefill(
     key_mask: Tensor | None = None,
     out: Tensor | None = None,
     return_lse: bool = False,
-    backend: str = "auto",
+    backend: Backend = "auto",
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Dense prefill in MHA form over ragged sequences.
 
-    q [total_q, H, d_nope+d_rope]; k_nope [total_k, H, d_nope]; v [total_k, H, d_v], often a strided
-    view of a projection; k_rope [total_k, d_rope] or [total_k, 1, d_rope] shared by all heads, or
-    [total_k, H, d_rope], or a LatentCache whose rope columns are read through block_table
-    [batch, max_pages] and cache_lengths [batch]. cu_seqlens_k defaults to cu_seqlens_q. With
-    k_start int32 [batch], the keys of sequence b begin at row k_start[b], so that sequences may
-    share keys, and cu_seqlens_k only counts them. Causal is aligned bottom-right: the last query of
-    a sequence sees its last key.
+    Returns out [total_q, H, d_v] in the dtype of q (bf16 for e4m3), with return_lse also lse. A
+    query that sees no key has a row of zeros and an lse of -inf. Tensors that require gradients
+    have them (docs/training.md).
 
-    key_mask int32 [total_q, words]: bit s % 32 of word s // 32 of row t lets query t see key s of
-    its sequence, where causal allows it too; what select_topk and index_topk return as mask. Bits
-    past the sequence's keys are ignored; on a GPU, keys past the last word are not seen.
+    Args:
+        q: [total_q, H, d_nope + d_rope], bf16, fp16, fp32 or e4m3; H from 1 to 128.
+        k_nope: [total_k, H, d_nope], often a strided view of a projection.
+        k_rope: [total_k, d_rope] or [total_k, 1, d_rope] shared by all heads, or
+            [total_k, H, d_rope], or a LatentCache whose rope columns are read through block_table
+            and cache_lengths, or None where there is no rope.
+        v: [total_k, H, d_v], often a strided view of a projection.
+        cu_seqlens_q: int32 [batch + 1], where each sequence's queries begin.
+        cu_seqlens_k: the same for keys; cu_seqlens_q if None.
+        k_start: int32 [batch]: the keys of sequence b begin at row k_start[b], so that sequences
+            may share keys, and cu_seqlens_k only counts them.
+        block_table: int32 [batch, max_pages], the pages of each sequence; only with a LatentCache.
+        cache_lengths: int32 [batch], keys of each sequence in those pages; only with a LatentCache.
+        scale: a factor for all scores; 1 / sqrt(d_nope + d_rope) if None.
+        causal: aligned bottom-right: the last query of a sequence sees its last key.
+        sink: fp32 [H]: one more term exp(sink) in each head's denominator.
+        q_scale: fp32 [total_q], a factor for each query's scores; e4m3 queries come with one.
+        k_scale: fp32 [total_k], a factor for each key's scores; e4m3 keys come with one.
+        key_mask: int32 [total_q, words]: bit s % 32 of word s // 32 of row t lets query t see key s
+            of its sequence, where causal allows it too; what select_topk and index_topk return as
+            mask. Bits past the sequence's keys are ignored; on a GPU, keys past the last word are
+            not seen.
+        out: where to write the result, [total_q, H, d_v]; made if None.
+        return_lse: also return lse, fp32 [total_q, H]: natural log, without the sink.
+        backend: "auto" takes the best kernel of the chip; another name takes that one or raises.
+
+    Raises:
+        InvalidArgument: an argument is wrong; the message names it, and what was expected.
+        Unsupported: no kernel serves such a call; the message says what would.
 
     >>> cu = torch.tensor([0, 5, 8], dtype=torch.int32)  # two sequences, of 5 and 3 tokens
     >>> q, kv = torch.randn(8, 16, 192), torch.randn(8, 16, 256)
@@ -231,18 +254,35 @@ def mla_prefill_latent(
     k_scale: Tensor | None = None,
     out: Tensor | None = None,
     return_lse: bool = False,
-    backend: str = "auto",
+    backend: Backend = "auto",
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Dense prefill in latent form: absorbed queries over a paged cache.
 
-    q [total_q, H, latent+rope]; cache a LatentCache, or bf16 rows [pages, page_size, width] with
-    d_v (512 unless given) leading columns as V. block_table int32 [batch, max_pages],
-    cache_lengths int32 [batch], counting the new tokens. `scale` is required. k_scale, if given, is
-    indexed by physical row.
+    Returns out [total_q, H, d_v] in the dtype of q (bf16 for e4m3), with return_lse also lse. A
+    query that sees no key has a row of zeros and an lse of -inf.
 
-    invariant=True: the bits of a row of out and lse depend on that row of q and on the keys it
-    sees, and on nothing else. A prompt in one call, in chunks, token by token or after a cached
-    prefix has the same bits. Otherwise they also depend on how many queries the request has.
+    Args:
+        q: [total_q, H, latent + rope], bf16, fp16, fp32 or e4m3; H from 1 to 128.
+        cache: a LatentCache, or bf16 rows [pages, page_size, latent + rope].
+        block_table: int32 [batch, max_pages], the pages of each sequence.
+        cache_lengths: int32 [batch], keys of each sequence, the new tokens among them.
+        cu_seqlens_q: int32 [batch + 1], where each sequence's queries begin.
+        scale: a factor for all scores. Required: the width of rows says nothing about the model.
+        causal: aligned bottom-right: the last query of a sequence sees its last key.
+        d_v: how many leading columns of a row are V: all but the rope of a cache, 512 of a tensor.
+        sink: fp32 [H]: one more term exp(sink) in each head's denominator.
+        q_scale: fp32 [total_q], a factor for each query's scores; e4m3 queries come with one.
+        k_scale: fp32 [physical rows], a factor for the scores of each row of the cache.
+        out: where to write the result, [total_q, H, d_v]; made if None.
+        return_lse: also return lse, fp32 [total_q, H]: natural log, without the sink.
+        invariant: the bits of a row of out and lse depend on that row of q and on the keys it sees,
+            and on nothing else: a prompt in one call, in chunks, token by token or after a cached
+            prefix has the same bits. Otherwise they also depend on how many queries there are.
+        backend: "auto" takes the best kernel of the chip; another name takes that one or raises.
+
+    Raises:
+        InvalidArgument: an argument is wrong; the message names it, and what was expected.
+        Unsupported: no kernel serves such a call; the message says what would.
 
     >>> cache = LatentCache.allocate(num_pages=4, page_size=64, format="fp8_656")
     >>> cache.append(torch.randn(70, 512), torch.randn(70, 64), slot_mapping=torch.arange(70))
@@ -361,16 +401,34 @@ def mla_prefill_sparse(
     out: Tensor | None = None,
     return_lse: bool = False,
     return_max_logits: bool = False,
-    backend: str = "auto",
+    backend: Backend = "auto",
 ) -> Tensor | tuple[Tensor, ...]:
     """Sparse prefill in latent form: each query attends to the rows its indices name.
 
-    q [total_q, H, latent+rope]; kv [rows, latent+rope] or a LatentCache; indices int32
-    [total_q, topk], physical rows (page * page_size + offset for a cache); topk_lengths int32
-    [total_q]. An index is ignored when it is negative, past the rows, or at or past topk_lengths; a
-    duplicate counts twice. `scale` is required. V is the first d_v columns: the latent width of a
-    cache, 512 for a plain tensor, unless given. Results come in the order out, lse, max_logits.
+    Returns out [total_q, H, d_v] in the dtype of q (bf16 for e4m3), or a tuple in the order out,
+    lse, max_logits. A query that sees no row has zeros, an lse and a max_logits of -inf.
     Gradients are those of q, of a plain kv and of sink.
+
+    Args:
+        q: [total_q, H, latent + rope], bf16, fp16, fp32 or e4m3; H from 1 to 128.
+        kv: a LatentCache, or rows [rows, latent + rope].
+        indices: int32 [total_q, topk], physical rows (page * page_size + offset for a cache). An
+            index is ignored when it is negative, past the rows, or at or past topk_lengths; a
+            duplicate counts twice.
+        topk_lengths: int32 [total_q], how many entries of a list count; all if None.
+        scale: a factor for all scores. Required: the width of rows says nothing about the model.
+        d_v: how many leading columns of a row are V: all but the rope of a cache, 512 of a tensor.
+        sink: fp32 [H]: one more term exp(sink) in each head's denominator.
+        q_scale: fp32 [total_q], a factor for each query's scores; e4m3 queries come with one.
+        k_scale: fp32 [rows], a factor for the scores of each row.
+        out: where to write the result, [total_q, H, d_v]; made if None.
+        return_lse: also return lse, fp32 [total_q, H]: natural log, without the sink.
+        return_max_logits: also return each row's largest scaled score, fp32 [total_q, H].
+        backend: "auto" takes the best kernel of the chip; another name takes that one or raises.
+
+    Raises:
+        InvalidArgument: an argument is wrong; the message names it, and what was expected.
+        Unsupported: no kernel serves such a call; the message says what would.
 
     >>> q, rows = torch.randn(2, 16, 576), torch.randn(100, 576)
     >>> indices = torch.tensor([[3, 1, -1], [99, -1, -1]], dtype=torch.int32)  # -1: no row
@@ -482,19 +540,32 @@ def mla_attend(
     d_v: int | None = None,
     out: Tensor | None = None,
     return_lse: bool = False,
-    backend: str = "auto",
+    backend: Backend = "auto",
 ) -> Tensor | tuple[Tensor, ...]:
     """Attention over the rows of one or two sources, in one softmax: a layer of DeepSeek-V4.
 
-    q [total_q, H, latent+rope]; sources: one or two of
+    A source is one of
 
         Listed(rows, indices, lengths=None)                 rows that each query lists
         Span(cache, block_table, request, begin, end)       positions begin … end-1 of a request
 
-    each with its own format, page size and strides (openmla.sources has their fields). The sink
-    enters the softmax once, and lse is over all rows, without it. V is the first d_v columns: the
-    latent width of a cache, 512 for plain tensors, unless given. `scale` is required. One Listed
-    source is `mla_prefill_sparse`, bit for bit.
+    each with its own format, page size and strides (openmla.sources has their fields). One Listed
+    source is `mla_prefill_sparse`, bit for bit. Returns out [total_q, H, d_v], with return_lse also
+    lse over all rows.
+
+    Args:
+        q: [total_q, H, latent + rope]; H from 1 to 128.
+        sources: one or two sources, in the order of the softmax.
+        scale: a factor for all scores.
+        sink: fp32 [H]: one more term exp(sink) in each head's denominator, once for both sources.
+        d_v: how many leading columns of a row are V: all but the rope of a cache, 512 of a tensor.
+        out: where to write the result, [total_q, H, d_v]; made if None.
+        return_lse: also return lse, fp32 [total_q, H]: natural log, without the sink.
+        backend: "auto" takes the best kernel of the chip; another name takes that one or raises.
+
+    Raises:
+        InvalidArgument: an argument is wrong; the message names it, and what was expected.
+        Unsupported: no kernel serves such a call; the message says what would.
 
     >>> window = LatentCache.allocate(num_pages=4, page_size=64, rope=0, format="fp8_584")
     >>> window.append(torch.randn(200, 512), None, torch.arange(200))

@@ -20,8 +20,18 @@ def merge_states(
 ) -> tuple[Tensor, Tensor]:
     """Combine results over two disjoint sets of keys: chunked prefill, context parallelism.
 
-    out [total_q, H, d_v], lse float32 [total_q, H], natural log, as merge_many takes them. More
-    than two parts belong into one merge_many: each call rounds its out to the dtype of the parts.
+    Returns out and lse over all keys. More than two parts belong into one merge_many: each call
+    rounds its out to the dtype of the parts.
+
+    Args:
+        out_a: [total_q, H, d_v], bf16, fp16 or fp32.
+        lse_a: fp32 [total_q, H], natural log; -inf or +inf where the part saw no key.
+        out_b: as out_a, over other keys.
+        lse_b: as lse_a, over those keys.
+
+    Raises:
+        InvalidArgument: shapes, dtypes or devices do not go together.
+        Unsupported: a tensor requires gradients.
 
     >>> a, b = torch.full((1, 1, 2), 1.0), torch.full((1, 1, 2), 4.0)
     >>> weight = torch.zeros(1, 1)  # exp(lse) = 1: as many keys, equally strong
@@ -42,10 +52,17 @@ def merge_many(
 ) -> tuple[Tensor, Tensor]:
     """Combine results over any number of disjoint sets of keys, and round once, at the end.
 
-    outs [n, total_q, H, d_v], or n tensors [total_q, H, d_v] that need not lie together; lses
-    float32 [n, total_q, H] likewise, natural log. A part with lse -inf (or +inf, as some libraries
-    mark it) saw no key and is ignored, whatever its out holds; where no part saw a key, out is 0
-    and lse -inf. Parts are added in the order they come, on every device.
+    Returns out and lse over all keys. A part with lse -inf (or +inf, as some libraries mark it) saw
+    no key and is ignored, whatever its out holds; where no part saw a key, out is 0 and lse -inf.
+    Parts are added in the order they come, on every device.
+
+    Args:
+        outs: [n, total_q, H, d_v], or n tensors [total_q, H, d_v] that need not lie together.
+        lses: fp32 [n, total_q, H] likewise, natural log.
+
+    Raises:
+        InvalidArgument: shapes, dtypes, devices or the numbers of parts do not go together.
+        Unsupported: a tensor requires gradients.
 
     >>> outs, lses = torch.ones(3, 1, 1, 2), torch.zeros(3, 1, 1)
     >>> lses[2] = -torch.inf  # the third saw no key

@@ -8,6 +8,8 @@ from typing import Required, TypedDict
 
 from torch import Tensor
 
+from openmla.problem import Backend
+
 
 class CallOptions(TypedDict, total=False):
     """What every call takes."""
@@ -17,7 +19,7 @@ class CallOptions(TypedDict, total=False):
     q_scale: Tensor | None
     k_scale: Tensor | None
     out: Tensor | None
-    backend: str
+    backend: Backend
 
 
 class DenseOptions(CallOptions, total=False):
@@ -55,4 +57,4 @@ class AttendOptions(TypedDict, total=False):
     sink: Tensor | None
     d_v: int | None
     out: Tensor | None
-    backend: str
+    backend: Backend

@@ -16,14 +16,22 @@ assert ops.FORMS  # importing ops registers torch.ops.openmla.*
 def quantize(x: Tensor, rope: Tensor | None = None) -> tuple[Tensor, ...]:
     """e4m3 with one scale per token, in one pass: what a call with q_scale and k_scale takes.
 
+    Returns x, rope if it was given, and the scales, fp32 [tokens]. A token's largest value becomes
+    448, and its scale is that value / 448, or 1 where all are 0. NaN stays NaN, and infinities
+    become NaN.
+
+    Args:
+        x: [tokens, heads, width], bf16, fp16 or fp32, columns contiguous.
+        rope: [tokens, columns] that share the scale of their token.
+
+    Raises:
+        InvalidArgument: shapes, dtypes or devices do not go together.
+        Unsupported: a tensor requires gradients.
+
     >>> k_nope, k_rope = torch.randn(5, 16, 128), torch.randn(5, 64)
     >>> k_nope, k_rope, k_scale = quantize(k_nope, k_rope)
     >>> k_nope.dtype, k_scale.shape
     (torch.float8_e4m3fn, torch.Size([5]))
-
-    x [tokens, heads, width] and rope [tokens, columns], bf16, fp16 or fp32, columns contiguous. A
-    token's largest value becomes 448, and its scale, fp32 [tokens], is that value / 448, or 1 where
-    all are 0. NaN stays NaN, and infinities become NaN.
     """
     x = _wide_rows("x", x, ("tokens", "heads", "width"))
     parts = [x]

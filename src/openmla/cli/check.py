@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import typer
 from rich.console import Console
@@ -24,6 +24,7 @@ from openmla.lab.progress import progress
 from openmla.lab.testing.fuzz import one_thread, replay, run_fuzz
 from openmla.lab.testing.indexer_fuzz import IndexResult, check_index_call
 from openmla.planning import BACKENDS
+from openmla.problem import Backend
 
 INTERRUPTED = 130
 """What shells say of a command that Ctrl-C ended."""
@@ -151,7 +152,7 @@ def _index_calls(console: Console, calls: int, seed: int, backend: str, device: 
         with one_thread(), progress(console, "calls of the indexer", calls) as tell:
             for i in range(calls):
                 tell(i, "")
-                done.results.append(check_index_call(seed + i, backend, device))
+                done.results.append(check_index_call(seed + i, cast(Backend, backend), device))
     except KeyboardInterrupt:
         done.interrupted = True
     for i, result in enumerate(done.results):

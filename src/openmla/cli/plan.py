@@ -25,7 +25,7 @@ from openmla.planning.models import (
 from openmla.planning.problems import AnyProblem
 from openmla.planning.registry import masks_keys
 from openmla.planning.target import alias_of, target_by_name
-from openmla.problem import Problem
+from openmla.problem import Backend, Problem
 
 RATIO_HELP = "tokens per compressed row, of a layer of DeepSeek-V4; default: one that selects rows"
 FORM_HELP = "dense, latent or sparse, or scores or select of the indexer; default: the model's"
@@ -55,7 +55,7 @@ def plan_command(
     try:
         problem = posed(model, tokens, context, tp, page_size, dtype, form, ratio)
         shard = split([tokens], world, 0, cast(Layout, layout), cached=[max(context - tokens, 0)])
-        chosen = plan(_of_one_rank(problem, shard), target, backend)
+        chosen = plan(_of_one_rank(problem, shard), target, cast(Backend, backend))
     except InvalidArgument as error:
         raise typer.BadParameter(str(error)) from None
     except Unsupported as error:

@@ -28,6 +28,7 @@ from openmla.distributed.options import DenseOptions, LatentOptions, SparseOptio
 from openmla.distributed.shard import ContextShard, Part
 from openmla.errors import InvalidArgument, Unsupported
 from openmla.operands import DenseOperands, Results, Weights
+from openmla.problem import Backend
 
 Expand = Callable[[Tensor], tuple[Tensor, Tensor]]
 """latent rows [n, 512] -> k_nope [n, H, d_nope], v [n, H, d_v]: a model's kv_b projection."""
@@ -88,7 +89,7 @@ def prefill(
     scale: float | None = None,
     sink: Tensor | None = None,
     return_lse: bool = False,
-    backend: str = "auto",
+    backend: Backend = "auto",
 ) -> Tensor | tuple[Tensor, ...]:
     """Dense causal attention of this rank's tokens over all keys before them, in MHA form.
 
@@ -188,7 +189,7 @@ def prefill_latent(
     verify: bool = True,
     sink: Tensor | None = None,
     return_lse: bool = False,
-    backend: str = "auto",
+    backend: Backend = "auto",
 ) -> Tensor | tuple[Tensor, ...]:
     """Prefill in latent form: q [shard.tokens, H, 512 + 64] is absorbed, nothing is expanded.
 
@@ -274,7 +275,7 @@ def prefill_sparse(
     verify: bool = True,
     sink: Tensor | None = None,
     return_lse: bool = False,
-    backend: str = "auto",
+    backend: Backend = "auto",
 ) -> Tensor | tuple[Tensor, ...]:
     """Sparse attention: indices int32 [shard.tokens, topk] name rows of the whole batch.
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Literal, overload
+from typing import Any, Literal, cast, overload
 
 import torch
 from torch import Tensor
@@ -39,6 +39,7 @@ from openmla.distributed.indexes import (
 )
 from openmla.distributed.shard import ContextShard, Part
 from openmla.errors import InvalidArgument
+from openmla.formats import FormatName
 
 ROW_DTYPES = (
     torch.bfloat16,
@@ -371,7 +372,7 @@ def _stored(rows: Tensor, cache: LatentCache) -> Tensor:
         page_size=max(tokens, 1),
         latent=cache.latent,
         rope=cache.rope,
-        format=cache.format,
+        format=cast(FormatName, cache.format),
         device=rows.device,
     )
     slots = torch.arange(tokens, device=rows.device)

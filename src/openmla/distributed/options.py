@@ -5,6 +5,7 @@ from typing import Required, TypedDict
 from torch import Tensor
 
 from openmla.cache import LatentCache
+from openmla.problem import Backend
 
 
 class CallOptions(TypedDict, total=False):
@@ -14,7 +15,7 @@ class CallOptions(TypedDict, total=False):
     block_table: Tensor | None
     verify: bool
     sink: Tensor | None
-    backend: str
+    backend: Backend
 
 
 class DenseOptions(CallOptions, total=False):

@@ -11,6 +11,8 @@ same on every rank and in every batch.
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 from torch import Tensor
 
@@ -22,6 +24,7 @@ from openmla.errors import InvalidArgument
 from openmla.indexer import checks, ops
 from openmla.indexer.cache import IndexCache
 from openmla.planning import BACKENDS
+from openmla.problem import Backend
 
 __all__ = ["index_topk", "indexer_scores", "select_topk"]
 
@@ -39,23 +42,32 @@ def indexer_scores(
     starts: Tensor | None = None,
     ends: Tensor | None = None,
     out: Tensor | None = None,
-    backend: str = "auto",
+    backend: Backend = "auto",
 ) -> Tensor:
     """Scores k_scale[s] * sum over heads of weights[t, h] * relu(q[t, h] . k[s]), fp32.
 
-    q e4m3 [total_q, H, 128]; weights fp32 [total_q, H], with q's scale and all factors inside.
+    Returns [total_q, width]. Over an IndexCache, columns count from the sequence's first key, and
+    query i of a sequence sees keys up to its own, cache_lengths - q_len + i. Over a pair of
+    tensors, query t sees keys starts[t] … ends[t] - 1. Columns outside a query's window are not
+    written.
 
-    keys an IndexCache: with cu_seqlens_q int32 [batch+1], block_table int32 [batch, max_pages] and
-    cache_lengths int32 [batch], which counts the new tokens. Columns count from the sequence's
-    first key; query i of a sequence sees keys up to its own, cache_lengths - q_len + i. Where a key
-    stands for several tokens, `ends` int32 [total_q] says instead how many keys each query sees:
-    (position + 1) // 4 in DeepSeek-V4; cache_lengths counts keys.
+    Args:
+        q: e4m3 [total_q, H, 128].
+        keys: an IndexCache, or a pair of e4m3 [keys, 128] and their scales, fp32 [keys].
+        weights: fp32 [total_q, H], with q's scale and all factors inside.
+        cu_seqlens_q: int32 [batch + 1], where each sequence's queries begin; with an IndexCache.
+        block_table: int32 [batch, max_pages], the pages of each sequence; with an IndexCache.
+        cache_lengths: int32 [batch], the new tokens among them; with an IndexCache.
+        starts: int32 [total_q], the first key of each window, 0 if None; with a pair.
+        ends: int32 [total_q], the key after the last; an empty window: ends <= starts. With an
+            IndexCache, how many keys each query sees, where a key stands for several tokens:
+            (position + 1) // 4 in DeepSeek-V4; cache_lengths counts keys then.
+        out: where to write, fp32, of any width; on a GPU, keys past it have no score.
+        backend: "auto" takes the best kernel of the chip; another name takes that one or raises.
 
-    keys a pair (e4m3 [keys, 128], fp32 [keys]): query t sees keys starts[t] … ends[t] - 1, int32
-    [total_q] each, all of them without. ends <= starts is an empty window.
-
-    Columns outside a query's window are not written, in `out` neither. `out` may have any width; on
-    a GPU, keys past it have no score.
+    Raises:
+        InvalidArgument: an argument is wrong; the message names it, and what was expected.
+        Unsupported: no kernel serves such a call; the message says what would.
 
     >>> q, keys = torch.ones(2, 4, 128).to(torch.float8_e4m3fn), torch.ones(3, 128)
     >>> pair = keys.to(torch.float8_e4m3fn), torch.tensor([1.0, 2.0, 3.0])
@@ -133,18 +145,33 @@ def select_topk(
     out: Tensor | None = None,
     return_counts: bool = False,
     return_mask: bool = False,
-    backend: str = "auto",
+    backend: Backend = "auto",
 ) -> Tensor | tuple[Tensor, ...]:
     """The min(topk, n) largest of the n scores in each row's window: int32 [total_q, topk].
 
-    scores fp32 [total_q, width]; the window is starts … ends - 1, int32 [total_q] each, clipped to
-    the columns there are. A row of at most topk scores is selected whole and not read.
+    Returns positions in ascending order, counted from the window's start, then -1; with more than
+    one result a tuple in the order indices, counts, mask. A row of at most topk scores is selected
+    whole and not read.
 
-    Written are positions counted from the window's start; with add_starts, columns of `scores`;
-    with block_table int32 [batch, max_pages], cu_seqlens_q and page_size, the physical rows of
-    those positions, as mla_prefill_sparse takes them. Results come in the order indices, counts
-    (int32 [total_q]), mask (int32 [total_q, words], as mla_prefill's key_mask; rows are
-    a multiple of 16 bytes long, as bulk copies need them).
+    Args:
+        scores: fp32 [total_q, width].
+        topk: how many, at least 1.
+        starts: int32 [total_q], the first column of each window; 0 if None.
+        ends: int32 [total_q], the column after the last; all columns if None.
+        block_table: int32 [batch, max_pages]; with it, cu_seqlens_q and page_size, the physical
+            rows of the positions are written, as mla_prefill_sparse takes them.
+        cu_seqlens_q: int32 [batch + 1], where each sequence's queries begin; with block_table.
+        page_size: rows per page; with block_table.
+        add_starts: write columns of `scores` instead of positions in the window.
+        out: where to write the indices; made if None.
+        return_counts: also return how many were selected, int32 [total_q].
+        return_mask: also return the selection as bits, int32 [total_q, words], as mla_prefill's
+            key_mask; rows are a multiple of 16 bytes long, as bulk copies need them.
+        backend: "auto" takes the best kernel of the chip; another name takes that one or raises.
+
+    Raises:
+        InvalidArgument: an argument is wrong; the message names it, and what was expected.
+        Unsupported: no kernel serves such a call; the message says what would.
 
     >>> select_topk(torch.tensor([[0.5, 3.0, 3.0, 1.0]]), 2)  # equal scores: smaller positions
     tensor([[1, 2]], dtype=torch.int32)
@@ -211,24 +238,46 @@ def index_topk(
     block_table: Tensor,
     cache_lengths: Tensor,
     ends: Tensor | None = None,
-    rows: str = "physical",
+    rows: Literal["physical", "relative"] = "physical",
     keep_first: int = 0,
     keep_last: int = 0,
     scores_limit: int = SCORES_LIMIT,
     out: Tensor | None = None,
     return_counts: bool = False,
     return_mask: bool = False,
-    backend: str = "auto",
+    backend: Backend = "auto",
 ) -> Tensor | tuple[Tensor, ...]:
     """The topk best keys of every query: int32 [total_q, topk].
 
-    Arguments as in indexer_scores over a cache. Written are physical rows of the cache, as
-    mla_prefill_sparse takes them, or with rows="relative" positions in the sequence. The first
-    keep_first and the last keep_last keys that a query sees are selected whatever they score; they
-    count inside topk. Scores, and what selecting them takes, are at most scores_limit bytes at a
-    time (one row at least); their width is that of block_table, so give no wider one than the
-    longest sequence needs. Results come in the order indices, counts, mask, as those of
+    indexer_scores and select_topk over a cache, a bounded part of the scores at a time. Returns
+    the indices; with more than one result a tuple in the order indices, counts, mask, as
     select_topk.
+
+    Args:
+        q: e4m3 [total_q, H, 128].
+        keys: an IndexCache.
+        weights: fp32 [total_q, H], with q's scale and all factors inside.
+        topk: how many, at least 1.
+        cu_seqlens_q: int32 [batch + 1], where each sequence's queries begin.
+        block_table: int32 [batch, max_pages], the pages of each sequence. Scores are as wide as
+            it, so give no wider one than the longest sequence needs.
+        cache_lengths: int32 [batch], keys of each sequence, the new tokens among them.
+        ends: int32 [total_q], how many keys each query sees, where a key stands for several tokens:
+            (position + 1) // 4 in DeepSeek-V4; cache_lengths counts keys then.
+        rows: "physical" rows of the cache, as mla_prefill_sparse takes them, or "relative"
+            positions in the sequence.
+        keep_first: this many first keys that a query sees are selected whatever they score; they
+            count inside topk.
+        keep_last: this many last keys likewise.
+        scores_limit: bytes of scores and of selecting them at a time; one row at least.
+        out: where to write the indices; made if None.
+        return_counts: also return how many were selected, int32 [total_q].
+        return_mask: also return the selection as bits, as mla_prefill's key_mask.
+        backend: "auto" takes the best kernel of the chip; another name takes that one or raises.
+
+    Raises:
+        InvalidArgument: an argument is wrong; the message names it, and what was expected.
+        Unsupported: no kernel serves such a call; the message says what would.
 
     >>> cache = IndexCache.allocate(num_pages=2, page_size=64)
     >>> cache.append(torch.randn(70, 128), slot_mapping=torch.arange(70))

@@ -27,6 +27,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -64,15 +65,34 @@ class IndexCache:
         require_operators("openmla.indexer.ops")
         _check_layout(self)
 
+    def __repr__(self) -> str:
+        """One line, without the keys.
+
+        >>> IndexCache.allocate(num_pages=4)
+        IndexCache(ue8m0, 4 pages of 64 keys, cpu)
+        """
+        where = f"{self.num_pages} pages of {self.page_size} keys, {self.device}"
+        return f"IndexCache({self.scales}, {where})"
+
     @staticmethod
     def allocate(
         *,
         num_pages: int,
         page_size: int = 64,
-        scales: str = "ue8m0",
+        scales: Literal["ue8m0", "fp32"] = "ue8m0",
         device: torch.device | str = "cpu",
     ) -> IndexCache:
-        """A zeroed cache of num_pages * page_size rows."""
+        """A zeroed cache of num_pages * page_size rows.
+
+        Args:
+            num_pages: pages in the pool.
+            page_size: rows per page.
+            scales: "ue8m0" rounds a row's scale up to a power of two, "fp32" keeps it.
+            device: where the rows live.
+
+        Raises:
+            InvalidArgument: a number is wrong, or there are no such scales.
+        """
         for name, value, least in (("num_pages", num_pages, 0), ("page_size", page_size, 1)):
             if type(value) is not int or value < least:
                 raise InvalidArgument(name, f"an int of at least {least}", repr(value))
@@ -137,6 +157,13 @@ class IndexCache:
 
         Negative slots are skipped. One past the pool raises on the CPU and is skipped on a GPU,
         where looking would mean waiting. Slots must differ.
+
+        Args:
+            k: [tokens, 128].
+            slot_mapping: int64 or int32 [tokens], physical rows: page * page_size + offset.
+
+        Raises:
+            InvalidArgument: a shape, a dtype, or on the CPU a slot is wrong; nothing is written.
         """
         _check_append(self, k, slot_mapping)
         slots = slot_mapping.to(self.device)

@@ -9,7 +9,7 @@ from openmla import checks
 from openmla.errors import InvalidArgument
 from openmla.indexer import loss_ops
 from openmla.planning import BACKENDS
-from openmla.problem import MAX_HEADS
+from openmla.problem import MAX_HEADS, Backend
 
 __all__ = ["indexer_loss"]
 
@@ -31,16 +31,35 @@ def indexer_loss(
     causal: bool = True,
     sink: Tensor | None = None,
     key_mask: Tensor | None = None,
-    backend: str = "auto",
+    backend: Backend = "auto",
 ) -> Tensor:
     """KL(p || softmax(I)) of every query, float32 [total_q]; its gradients are the indexer's.
 
-    index_q [total_q, heads, width], index_k [total_k, width] in q's dtype, index_weights float32
-    [total_q, heads], as indexer_scores takes them before they are quantized: scores are
-    I = sum over heads of weight * relu(q . k). What follows is the dense call that the indexer is
-    to imitate, with the lse that mla_prefill returned: p is the sum of its weights over all heads,
-    normalized, a target without gradient. Keys are those that the query sees: all of them in a
-    dense warm-up, with a `key_mask` the selected ones. A query that sees none has a loss of 0.
+    Scores are I = sum over heads of weight * relu(q . k). What follows them is the dense call that
+    the indexer is to imitate, with the lse that mla_prefill returned: p is the sum of its weights
+    over all heads, normalized, a target without gradient. Keys are those that the query sees: all
+    of them in a dense warm-up, with a `key_mask` the selected ones. A query that sees none has a
+    loss of 0.
+
+    Args:
+        index_q: [total_q, heads, width] in q's dtype, before it is quantized.
+        index_k: [total_k, width] in q's dtype, before it is quantized.
+        index_weights: fp32 [total_q, heads].
+        q: as mla_prefill took it.
+        k_nope: as mla_prefill took it.
+        k_rope: as mla_prefill took it, a tensor or None.
+        lse: fp32 [total_q, H], as mla_prefill returned it.
+        cu_seqlens_q: as mla_prefill took it.
+        cu_seqlens_k: as mla_prefill took it; cu_seqlens_q if None.
+        scale: as mla_prefill took it.
+        causal: as mla_prefill took it.
+        sink: as mla_prefill took it.
+        key_mask: as mla_prefill took it.
+        backend: "auto" takes the best kernel of the chip; another name takes that one or raises.
+
+    Raises:
+        InvalidArgument: an argument is wrong; the message names it, and what was expected.
+        Unsupported: no kernel serves such a call; the message says what would.
 
     >>> import openmla
     >>> q, k, rope = torch.randn(3, 2, 24), torch.randn(3, 2, 16), torch.randn(3, 8)

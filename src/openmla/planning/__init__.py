@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from openmla.errors import InvalidArgument
 from openmla.planning.problems import AnyProblem
 from openmla.planning.target import TARGETS, Target, target_by_name
+from openmla.problem import Backend
 
 if TYPE_CHECKING:
     from openmla.planning.registry import BACKENDS, NEWEST_TRITON, Plan, cached_plan
@@ -40,10 +41,17 @@ def __getattr__(name: str) -> Any:
     return getattr(import_module("openmla.planning.registry"), name)
 
 
-def plan(problem: AnyProblem, target: str | Target = "cpu", backend: str = "auto") -> Plan:
-    """The plan for a problem on a target; `backend` other than "auto" is never replaced.
+def plan(problem: AnyProblem, target: str | Target = "cpu", backend: Backend = "auto") -> Plan:
+    """The plan for a problem on a target. Nothing is launched, and no GPU is asked.
 
-    Raises `Unsupported` with the reason and the nearest form that would work.
+    Args:
+        problem: a Problem, or an IndexProblem of the indexer.
+        target: the name of a chip ("h200", "b200", "mi355x", "cpu" …), or a Target.
+        backend: "auto" takes the best kernel of the chip; another name is never replaced.
+
+    Raises:
+        InvalidArgument: there is no such target or backend, or the problem is none.
+        Unsupported: no kernel serves it; the reason, and the nearest form that would work.
 
     >>> from openmla.problem import Problem
     >>> dense = Problem(form="dense", heads=128, d_nope=128, d_rope=64, d_v=128, total_q=4096)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
@@ -29,6 +30,13 @@ class Kind(Enum):
     BARRIER = "misused barrier"
     LIMIT = "step limit"
     ERROR = "kernel error"
+
+
+# What is wrong by itself, what happens where an order is missing, and how a run ends after both.
+_CAUSES = (Kind.ERROR, Kind.BOUNDS, Kind.BYTES, Kind.ARRIVE, Kind.BARRIER, Kind.FENCE)
+_BETWEEN = (Kind.RACE, Kind.ACCUMULATOR, Kind.UNWRITTEN)
+_ENDS = (Kind.DEADLOCK, Kind.IN_FLIGHT, Kind.OUTPUT, Kind.LIMIT)
+RANK = {kind: rank for rank, kinds in enumerate((_CAUSES, _BETWEEN, _ENDS)) for kind in kinds}
 
 
 @dataclass(frozen=True)
@@ -112,11 +120,35 @@ class Report:
         """The kinds of defect found."""
         return frozenset(f.kind for f in self.findings)
 
+    def ranked(self) -> list[Finding]:
+        """The findings, likely causes before what tends to follow from them, then by time.
+
+        A barrier that expects too few bytes lets a reader go early (a race), and the reader frees
+        the slot early (another), until somebody waits for ever (a deadlock).
+        """
+        return sorted(self.findings, key=lambda finding: RANK[finding.kind])
+
     def __str__(self) -> str:
+        """The likely cause in full, and under it one line for each place of the others."""
         head = f"{self.reason} after {self.steps} steps, seed {self.seed}, {self.schedule}"
-        return "\n".join([f"{head}: {len(self.findings)} findings", *map(str, self.findings)])
+        lines = [f"{head}: {len(self.findings)} findings"]
+        ranked = self.ranked()
+        lines += map(str, ranked[:1])
+        folded = Counter((f.kind, Path(f.file).name, f.line) for f in ranked[1:])
+        if folded:
+            lines.append("may follow from it (`details()` has them in full):")
+        for (kind, file, line), count in folded.items():
+            times = f", {count} times" if count > 1 else ""
+            lines.append(
+                f"  {file}:{line}: {kind.value}{times}" if file else f"  {kind.value}{times}"
+            )
+        return "\n".join(lines)
+
+    def details(self) -> str:
+        """Every finding in full, likely causes first."""
+        return "\n".join(map(str, self.ranked()))
 
     def raise_if_bad(self) -> None:
-        """Raise `AssertionError` with the whole report unless `ok`."""
+        """Raise `AssertionError` with the report and all details unless `ok`."""
         if not self.ok:
-            raise AssertionError(str(self))
+            raise AssertionError(f"{self}\n\n{self.details()}")

@@ -1,8 +1,8 @@
 """Dense MLA prefill on the CPU, MHA form.
 
 Called by kernels/launch.py only. A panel is up to `panel_rows` queries of one sequence and one
-group of heads. It walks the keys in blocks of BN, packs each block to fp32 once, and shows it to
-every tile of BM queries in the panel:
+group of heads: the piece of work that one thread takes (see workers.py). It walks the keys in
+blocks of BN, packs each block to fp32 once, and shows it to every tile of BM queries in the panel:
 
     panel   for block in keys: pack K (nope and rope) and V; for tile in tiles: tile.add_block
     tile    scores = q . k, batched over the heads; mask; online softmax
@@ -24,6 +24,7 @@ from openmla.kernels.cpu.online_softmax import (
     is_tame,
 )
 from openmla.kernels.cpu.plan import CpuConfig
+from openmla.kernels.cpu.workers import divide
 from openmla.kernels.cpu.workspace import Workspace
 from openmla.operands import DenseOperands, Results
 from openmla.sequences import Span, page_rows, ragged_spans, visible_keys
@@ -31,12 +32,24 @@ from openmla.sequences import Span, page_rows, ragged_spans, visible_keys
 
 def dense(config: CpuConfig, op: DenseOperands, results: Results) -> None:
     """Fill `results`; rows that belong to no sequence stay empty rows."""
-    work = Workspace()
+    heads, rows = op.q.shape[1], config.panel_rows
+    panels, scores = [], 0
     for span in ragged_spans(op.cu_seqlens_q, op.cu_seqlens_k, op.k_start):
-        for heads in config.head_groups(op.q.shape[1], span.q_len):
-            for start in range(0, span.q_len, config.panel_rows):
-                stop = min(start + config.panel_rows, span.q_len)
-                _panel(config, op, results, work, span, heads, range(start, stop, config.BM))
+        scores += heads * span.q_len * span.k_len
+        for group in config.head_groups(heads, span.q_len):
+            for start in range(0, span.q_len, rows):
+                tiles = range(start, min(start + rows, span.q_len), config.BM)
+                panels.append(_Panel(span, group, tiles))
+    flops = 2.0 * scores * (op.q.shape[2] + op.v.shape[2])
+    divide(lambda work, panel: _panel(config, op, results, work, *panel), panels, flops)
+
+
+class _Panel(NamedTuple):
+    """Queries of one sequence and one group of heads: tiles that begin at `starts`."""
+
+    span: Span
+    heads: slice
+    starts: range
 
 
 def _panel(

@@ -1,120 +1,131 @@
 """Dense MLA prefill on the CPU, latent form over a paged cache.
 
 Called by kernels/launch.py only. All heads of a token read the same rows, so a tile is tokens ×
-heads rows of one matrix product, and a cache row is fetched (and dequantized) once per tile.
-
-An invariant call multiplies one token at a time by blocks that always have as many keys, of which
-zeros are hidden: a matrix product's bits depend on its shape. Rows are still fetched once per tile.
+heads rows of one matrix product, and a cache row is fetched (and dequantized) once per tile. A tile
+is the piece of work that one thread takes. A request that is one tile alone (decode, and the last
+tokens of a prompt) is divided by ranges of its keys instead: by its own lengths, never by who else
+is in the batch.
 """
+
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from openmla.kernels.cpu.online_softmax import OnlineSoftmax, hide_future_keys, is_tame
+from openmla.kernels.cpu.latent_invariant import invariant_latent
+from openmla.kernels.cpu.online_softmax import (
+    Finished,
+    OnlineSoftmax,
+    hide_future_keys,
+    is_tame,
+    merge,
+)
 from openmla.kernels.cpu.plan import CpuConfig
+from openmla.kernels.cpu.workers import divide
 from openmla.kernels.cpu.workspace import Workspace
 from openmla.operands import LatentOperands, Results
 from openmla.sequences import Span, page_rows, paged_spans, visible_keys
 
 
+class _Tile(NamedTuple):
+    """Tokens start … stop-1 of one sequence, all heads."""
+
+    span: Span
+    start: int
+    stop: int
+
+    @property
+    def tokens(self) -> slice:
+        """Its rows of the batch."""
+        return slice(self.span.q_start + self.start, self.span.q_start + self.stop)
+
+
+class _Piece(NamedTuple):
+    """A tile and the blocks of keys that it meets, each with its first and last."""
+
+    tile: _Tile
+    blocks: list[tuple[int, int]]
+
+
 def latent(config: CpuConfig, op: LatentOperands, results: Results) -> None:
     """Fill `results`; rows that belong to no sequence stay empty rows."""
-    work = Workspace()
-    tokens = config.tokens_per_tile(op.q.shape[1])
-    tile = _tokens_apart if op.invariant else _tile
+    if op.invariant:
+        invariant_latent(config, op, results)
+        return
+    pieces, scores = [], 0
     for span in paged_spans(op.cu_seqlens_q, op.cache_lengths):
-        for start in range(0, span.q_len, tokens):
-            tile(config, op, results, work, span, start, min(start + tokens, span.q_len))
+        scores += op.q.shape[1] * span.q_len * span.k_len
+        pieces += _pieces(config, op, span)
+
+    def work_on(work: Workspace, piece: _Piece) -> Finished | None:
+        part = _attend(op, work, piece)
+        if len(piece.blocks) < _block_count(config, op, piece.tile):
+            return part
+        _store(op, results, piece.tile, [part])
+        return None
+
+    parts = divide(work_on, pieces, 2.0 * scores * (op.q.shape[2] + op.d_v))
+    ranges: dict[_Tile, list[Finished]] = {}
+    for piece, part in zip(pieces, parts, strict=True):
+        if part is not None:
+            ranges.setdefault(piece.tile, []).append(part)
+    for tile, of_tile in ranges.items():
+        _store(op, results, tile, of_tile)
 
 
-def _tile(
-    config: CpuConfig,
-    op: LatentOperands,
-    results: Results,
-    work: Workspace,
-    span: Span,
-    start: int,
-    stop: int,
-) -> None:
-    """Tokens start … stop-1 of one sequence, all heads."""
-    heads = op.q.shape[1]
-    tokens = slice(span.q_start + start, span.q_start + stop)
-    q = work.pack("q", op.q[tokens]).mul_(op.weights.scale)
+def _pieces(config: CpuConfig, op: LatentOperands, span: Span) -> list[_Piece]:
+    """The tiles of a sequence, or the ranges of the one that it is."""
+    tokens = config.tokens_per_tile(op.q.shape[1])
+    starts = range(0, span.q_len, tokens)
+    tiles = [_Tile(span, start, min(start + tokens, span.q_len)) for start in starts]
+    if len(tiles) == 1:
+        ranges = config.in_ranges(_blocks(config, op, tiles[0]))
+        return [_Piece(tiles[0], blocks) for blocks in ranges]
+    pieces = [_Piece(tile, _blocks(config, op, tile)) for tile in tiles]
+    return [piece for piece in pieces if piece.blocks]
+
+
+def _seen_and_step(config: CpuConfig, op: LatentOperands, tile: _Tile) -> tuple[int, int]:
+    """Keys that the last token of a tile sees, and keys per block."""
+    span = tile.span
+    seen = visible_keys(tile.stop - 1, span.q_len, span.k_len, op.causal)
+    return seen, config.keys_per_block((tile.stop - tile.start) * op.q.shape[1])
+
+
+def _block_count(config: CpuConfig, op: LatentOperands, tile: _Tile) -> int:
+    seen, step = _seen_and_step(config, op, tile)
+    return -(-seen // step)
+
+
+def _blocks(config: CpuConfig, op: LatentOperands, tile: _Tile) -> list[tuple[int, int]]:
+    seen, step = _seen_and_step(config, op, tile)
+    return [(first, min(first + step, seen)) for first in range(0, seen, step)]
+
+
+def _attend(op: LatentOperands, work: Workspace, piece: _Piece) -> Finished:
+    """A tile over some of its keys."""
+    tile, heads = piece.tile, op.q.shape[1]
+    q = work.pack("q", op.q[tile.tokens]).mul_(op.weights.scale)
     if op.weights.q_scale is not None:
-        q.mul_(op.weights.q_scale[tokens, None, None])
+        q.mul_(op.weights.q_scale[tile.tokens, None, None])
     q = q.flatten(0, 1)
 
     state = OnlineSoftmax(1, q.shape[0], op.d_v)
-    seen_by_last = visible_keys(stop - 1, span.q_len, span.k_len, op.causal)
-    step = config.keys_per_block(q.shape[0])
-    for first in range(0, seen_by_last, step):
-        last = min(first + step, seen_by_last)
-        slots = page_rows(op.block_table[span.number], op.cache.page_size, first, last)
+    for first, last in piece.blocks:
+        slots = page_rows(op.block_table[tile.span.number], op.cache.page_size, first, last)
         rows = work.pack("rows", op.cache.read(slots))
         scores = work.take("scores", 1, q.shape[0], last - first)
         torch.mm(q, rows.T, out=scores[0])
         if op.weights.k_scale is not None:
             scores.mul_(op.weights.k_scale[slots])
         if op.causal:
-            hide_future_keys(scores, span, start, first, rows_per_query=heads)
+            hide_future_keys(scores, tile.span, tile.start, first, rows_per_query=heads)
         state.add_block(scores, rows[None, :, : op.d_v], is_tame(rows))
-
-    sink = None if op.weights.sink is None else op.weights.sink.repeat(stop - start)
-    results.write(tokens, *(x.unflatten(1, (-1, heads))[0] for x in state.finish(sink)))
+    return state.finish()
 
 
-class _Token:
-    """One token of an invariant call: its queries, the keys it sees and what it has seen so far."""
-
-    def __init__(self, op: LatentOperands, span: Span, number: int) -> None:
-        self.place = span.q_start + number
-        self.seen = visible_keys(number, span.q_len, span.k_len, op.causal)
-        self.q = op.q[self.place].to(torch.float32, copy=True).contiguous().mul_(op.weights.scale)
-        if op.weights.q_scale is not None:
-            self.q.mul_(op.weights.q_scale[self.place])
-        self.state = OnlineSoftmax(1, self.q.shape[0], op.d_v)
-
-    def meet(self, work: Workspace, block: Tensor, first: int, factors: Tensor | None) -> None:
-        """Take in those rows of a block of keys first … that it sees."""
-        count = min(self.seen - first, len(block))
-        if count <= 0:
-            return
-        rows = block
-        if count < len(block):
-            rows = work.pack("seen", block)
-            rows[count:] = 0.0
-        scores = work.take("scores", 1, self.q.shape[0], len(block))
-        torch.mm(self.q, rows.T, out=scores[0])
-        if factors is not None:
-            scores.mul_(factors)
-        scores[..., count:] = -torch.inf
-        self.state.add_block(scores, rows[None, :, : self.state.o.shape[2]], is_tame(rows))
-
-
-def _tokens_apart(
-    config: CpuConfig,
-    op: LatentOperands,
-    results: Results,
-    work: Workspace,
-    span: Span,
-    start: int,
-    stop: int,
-) -> None:
-    """Tokens start … stop-1 of one sequence, all heads, of an invariant call."""
-    tokens = [_Token(op, span, number) for number in range(start, stop)]
-    for first in range(0, max(token.seen for token in tokens), config.BN):
-        last = min(first + config.BN, span.k_len)
-        slots = page_rows(op.block_table[span.number], op.cache.page_size, first, last)
-        block = work.take("rows", config.BN, op.q.shape[2])
-        block[: last - first] = op.cache.read(slots)
-        block[last - first :] = 0.0
-        factors = None
-        if op.weights.k_scale is not None:
-            factors = torch.ones(config.BN, dtype=torch.float32, device="cpu")
-            factors[: last - first] = op.weights.k_scale[slots]
-        for token in tokens:
-            token.meet(work, block, first, factors)
-    for token in tokens:
-        if token.seen:
-            found = token.state.finish(op.weights.sink)
-            results.write(token.place, *(x[0] for x in found))
+def _store(op: LatentOperands, results: Results, tile: _Tile, parts: list[Finished]) -> None:
+    """Merge what a tile has of its ranges of keys, and write its rows."""
+    sink: Tensor | None = op.weights.sink
+    rows = merge(parts, None if sink is None else sink.repeat(tile.stop - tile.start))
+    results.write(tile.tokens, *(x.unflatten(1, (-1, op.q.shape[1]))[0] for x in rows))

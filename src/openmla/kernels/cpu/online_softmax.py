@@ -10,17 +10,58 @@ overflow, and torch's exp2 is about twice as fast as its exp.
 """
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from openmla.kernels.cpu.workspace import apart, in_whole_lines, whole_lines
 from openmla.sequences import Span
 
 LOG2_E = math.log2(math.e)
 LARGEST = torch.finfo(torch.float32).max
 # A sum of 2**32 values below this is finite.
 HUGE = LARGEST * 2.0**-33
+
+
+class Finished(NamedTuple):
+    """Rows of attention over some keys."""
+
+    out: Tensor
+    """[groups, rows, d_v], fp32."""
+    lse: Tensor
+    """[groups, rows]; -inf where no key was seen."""
+    max_logits: Tensor
+    """[groups, rows]: the largest score; -inf where no key was seen."""
+
+
+def merge(parts: list[Finished], sink: Tensor | None) -> Finished:
+    """The same rows over the keys of all parts, which were finished without a sink.
+
+    Parts are added in their order: bits depend on the parts alone.
+    """
+    if len(parts) == 1 and sink is None:
+        return parts[0]
+    lse = torch.stack([part.lse for part in parts])
+    m = lse.amax(0)
+    empty = m == -torch.inf
+    weights = in_whole_lines(torch.exp2, (lse - torch.where(empty, 0.0, m)) * LOG2_E)
+    total = torch.where(empty, 1.0, weights.sum(0))
+    denominator = total
+    if sink is not None:
+        extra = in_whole_lines(torch.exp2, (sink - m) * LOG2_E)
+        denominator = torch.where(empty, 1.0, denominator + extra)
+    weights = (weights / denominator).unsqueeze(-1)
+    out = parts[0].out * weights[0]
+    finite = torch.isfinite(parts[0].out)
+    for part, weight in zip(parts[1:], weights[1:], strict=True):
+        out.addcmul_(part.out, weight)
+        finite &= torch.isfinite(part.out)
+    # Weights may add up to a little more than 1: an average of finite numbers stays finite.
+    out = torch.where(finite, out.clamp(-LARGEST, LARGEST), out)
+    out.masked_fill_(empty.unsqueeze(-1), 0.0)
+    largest = torch.stack([part.max_logits for part in parts]).amax(0)
+    return Finished(out, m + in_whole_lines(torch.log, total), largest)
 
 
 class OnlineSoftmax:
@@ -34,13 +75,16 @@ class OnlineSoftmax:
         make: dict[str, Any] = {"dtype": torch.float32, "device": "cpu"}
         self.m = torch.full((groups, rows), -torch.inf, **make)
         self.l = torch.zeros(groups, rows, **make)
-        self.o = torch.empty(groups, rows, d_v, **make)
+        self.o = apart(torch.empty(groups, whole_lines(rows * d_v), **make), rows, d_v)
         self.blocks = 0
         self.averages = False
         self.spoiled: Tensor | None = None  # NaN and Inf that rows have seen, 0 elsewhere
 
-    def add_block(self, scores: Tensor, values: Tensor, tame: bool = True) -> None:
+    def add_block(self, scores: Tensor, values: Tensor | list[Tensor], tame: bool = True) -> None:
         """Take in scores [groups, rows, n] (overwritten) and values [groups, n, d_v].
+
+        Values as a list are multiplied one after another, so that bits of a group do not depend on
+        how many there are.
 
         `tame=False` says that values may be huge, or NaN or Inf: a row must not meet those of a key
         that it does not see (0 * NaN is NaN).
@@ -49,6 +93,11 @@ class OnlineSoftmax:
         # A row that has seen no key yet has m = -inf; shifting by 0 avoids -inf - -inf = NaN.
         shift = torch.where(m_new == -torch.inf, 0.0, m_new)
         p = scores.sub_(shift.unsqueeze(-1)).mul_(LOG2_E).exp2_()
+        if isinstance(values, list):
+            self._add_one_by_one(p, values, (self.m - shift).mul_(LOG2_E))
+            self.m = m_new
+            self.blocks += 1
+            return
         if not tame:
             values = self._set_aside(p, values)
             if not self.averages and not is_tame(values):
@@ -65,8 +114,22 @@ class OnlineSoftmax:
         self.m = m_new
         self.blocks += 1
 
-    def finish(self, sink: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        """(out, lse, max_logits); sink broadcasts to [groups, rows] and stays out of lse."""
+    def _add_one_by_one(self, p: Tensor, values: list[Tensor], fallen: Tensor) -> None:
+        """Products of each group by themselves; `fallen` is log2 of the correction."""
+        if self.blocks == 0:
+            self.l = p.sum(dim=-1)
+        else:
+            correction = in_whole_lines(torch.exp2, fallen)
+            self.l.mul_(correction).add_(p.sum(dim=-1))
+            self.o.mul_(correction.unsqueeze(-1))
+        for o, weights, of_group in zip(self.o, p, values, strict=True):
+            if self.blocks == 0:
+                torch.mm(weights, of_group, out=o)
+            else:
+                o.addmm_(weights, of_group)
+
+    def finish(self, sink: Tensor | None = None) -> Finished:
+        """The normalized rows; sink broadcasts to [groups, rows] and stays out of lse."""
         empty = self.m == -torch.inf
         denominator = self.l
         if sink is not None:
@@ -77,8 +140,10 @@ class OnlineSoftmax:
         if self.spoiled is not None:
             out.add_(self.spoiled)
         out.masked_fill_(empty.unsqueeze(-1), 0.0)
-        lse = torch.where(empty, self.m, self.m + torch.log(torch.where(empty, 1.0, self.l)))
-        return out, lse, self.m
+        lse = torch.where(
+            empty, self.m, self.m + in_whole_lines(torch.log, torch.where(empty, 1.0, self.l))
+        )
+        return Finished(out, lse, self.m)
 
     def _start_averages(self) -> None:
         self.averages = True

@@ -2,8 +2,11 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
+from typing import TypeVar
 
 from openmla.problem import Problem
+
+Block = TypeVar("Block")
 
 
 @dataclass(frozen=True, slots=True)
@@ -12,13 +15,15 @@ class CpuConfig:
 
     BM: query rows per tile (dense form). BN: keys per block. rows_per_step: rows of scores computed
     at a time, over all heads of a group. panel_rows: queries that share one packed block of keys.
-    Together they bound the scratch memory, whatever the lengths.
+    ranges: into how many the keys of few queries are divided at most, for as many threads.
+    Together they bound the scratch memory of a thread, whatever the lengths.
     """
 
     BM: int
     BN: int
     rows_per_step: int
     panel_rows: int = 2048
+    ranges: int = 16
 
     def head_groups(self, heads: int, q_len: int) -> Iterator[slice]:
         """Heads that are computed together, so that short sequences still fill a step.
@@ -32,6 +37,15 @@ class CpuConfig:
         for first in range(0, heads, together):
             yield slice(first, min(first + together, heads))
 
+    def in_ranges(self, blocks: list[Block]) -> list[list[Block]]:
+        """Blocks of keys, divided into at most `ranges` runs of about as many.
+
+        >>> CpuConfig(BM=128, BN=512, rows_per_step=512, ranges=2).in_ranges([1, 2, 3])
+        [[1, 2], [3]]
+        """
+        step = max(-(-len(blocks) // self.ranges), 1)
+        return [blocks[first : first + step] for first in range(0, len(blocks), step)]
+
     def why_unsupported(self) -> str:
         """Nothing: tiles only set the pace."""
         return ""
@@ -43,6 +57,16 @@ class CpuConfig:
     def tokens_per_tile(self, heads: int) -> int:
         """Tokens of a latent-form tile: as many as fill rows_per_step rows with their heads."""
         return max(self.rows_per_step // heads, 1)
+
+    def tokens_together(self, heads: int, keys: int, total: int) -> int:
+        """Tokens of a sparse piece: up to eight, while their scores are at most 1 MB, and a fourth
+        of all tokens, so that there are pieces for several threads.
+
+        >>> config = CpuConfig(BM=128, BN=512, rows_per_step=512)
+        >>> config.tokens_together(32, 256, 64), config.tokens_together(128, 2048, 64)
+        (8, 1)
+        """
+        return max(min(8, 2**18 // max(heads * keys, 1), total // 4), 1)
 
     def keys_per_block(self, rows: int) -> int:
         """Keys of a latent-form block: up to four times as many for few rows, which take as much

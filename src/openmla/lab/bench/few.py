@@ -18,9 +18,11 @@ from torch import Tensor
 
 import openmla
 from openmla.cache import LatentCache
+from openmla.formats import FormatName
 from openmla.lab.bench import gpu_timing, peers, timing
 from openmla.lab.bench.cpu import mm_gflops
 from openmla.lab.bench.report import Report, duration
+from openmla.problem import Backend
 
 LATENT, ROPE, PAGE = 512, 64, 64
 SCALE = (LATENT + ROPE) ** -0.5
@@ -37,7 +39,7 @@ class Shape:
     keys: int
     heads: int
     causal: bool = True
-    cache_format: str = "bf16"
+    cache_format: FormatName = "bf16"
 
     @property
     def flops(self) -> float:
@@ -98,7 +100,7 @@ class Inputs:
         self.q = torch.randn(total, shape.heads, LATENT + ROPE, device=device).bfloat16()
         self.out = torch.empty(total, shape.heads, LATENT, device=device, dtype=torch.bfloat16)
 
-    def openmla(self, backend: str = "auto") -> Tensor:
+    def openmla(self, backend: Backend = "auto") -> Tensor:
         """The public call."""
         result = openmla.mla_prefill_latent(
             self.q,
@@ -198,7 +200,7 @@ def run_few(rounds: int, quick: bool = False) -> Iterator[Row]:
             yield _on_cpu(shape, rounds, rate)
 
 
-def on_gpu(shape: Shape, rounds: int, backend: str = "auto") -> Row:
+def on_gpu(shape: Shape, rounds: int, backend: Backend = "auto") -> Row:
     """From a CUDA graph, between turns of the matmul."""
     ours = gpu_timing.graph_of(partial(Inputs(shape, "cuda").openmla, backend))
     times = gpu_timing.race({"matmul": gpu_timing.matmul(), "openmla": ours}, rounds)

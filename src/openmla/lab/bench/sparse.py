@@ -8,14 +8,14 @@ what the kernel reads of the rows: every row that an index names, once per block
 
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 import openmla
 from openmla.cache import LatentCache
-from openmla.formats import FORMATS
+from openmla.formats import FORMATS, FormatName
 from openmla.lab.bench.gpu_timing import MATMUL_FLOPS, GpuTiming, matmul, race
 from openmla.lab.bench.report import Report
 
@@ -169,7 +169,7 @@ class Inputs:
             page_size=PAGE,
             latent=shape.latent,
             rope=shape.rope,
-            format=shape.kv,
+            format=cast(FormatName, shape.kv),
             device="cuda",
         )
         slots = torch.arange(shape.rows, device="cuda")

@@ -26,6 +26,7 @@ from openmla.lab.testing.draw import fit, random_case
 from openmla.lab.testing.memory import Memory
 from openmla.lab.testing.values import to_dtype
 from openmla.operands import DenseOperands
+from openmla.problem import Backend
 
 D_OUTS = ("normal", "small", "few", "ones")
 """small: 2^-20 of normal, as the mean of a loss leaves them; few: of one row in five alone; ones:
@@ -81,7 +82,7 @@ class BuiltGradients:
         """The operands of the backward pass."""
         return BackwardOperands(self.operands, saved.out, saved.lse, self.d_out, self.d_lse)
 
-    def run(self, backend: str = "auto") -> GradientOutcome:
+    def run(self, backend: Backend = "auto") -> GradientOutcome:
         """The public call on tensors that require gradients, and autograd's backward pass."""
         arguments: dict[str, Any] = dict(self.built.arguments)
         leaves: dict[str, Tensor] = {}

@@ -22,6 +22,7 @@ import openmla
 from openmla.indexer.loss_operands import LossOperands
 from openmla.indexer.loss_reference import rows
 from openmla.operands import DenseOperands, Weights
+from openmla.problem import Backend
 
 EPS = 2.0**-24
 TINY = 2.0**-126
@@ -118,7 +119,7 @@ def build_loss(case: LossCase, spare: int = 0, background: float = 0.0) -> LossO
     return LossOperands(index_q, index_k, weights, attention, lse, d_loss)
 
 
-def run_loss(op: LossOperands, backend: str = "auto") -> dict[str, Tensor]:
+def run_loss(op: LossOperands, backend: Backend = "auto") -> dict[str, Tensor]:
     """The public call and autograd's backward pass: loss, q, k and weights."""
     given = (op.index_q, op.index_k, op.index_weights)
     leaves = [x.detach().requires_grad_() for x in given]

@@ -24,6 +24,7 @@ from openmla.indexer.problem import DIM
 from openmla.indexer.reference import bits, select
 from openmla.lab.testing.indexer import BOUND, score_problems, selection_fits
 from openmla.lab.testing.memory.margin import MarginMemory
+from openmla.problem import Backend
 
 KINDS = ("random", "equal", "zeros", "coarse", "ascending", "nan", "infinite")
 UNWRITTEN = 77.0
@@ -40,7 +41,7 @@ class IndexResult:
     problems: tuple[str, ...] = ()
 
 
-def check_index_call(seed: int, backend: str = "auto", device: str = "cpu") -> IndexResult:
+def check_index_call(seed: int, backend: Backend = "auto", device: str = "cpu") -> IndexResult:
     """Draw call number `seed`, run it, judge it.
 
     >>> check_index_call(3).status
@@ -76,7 +77,7 @@ def scores_of(kind: str, rows: int, width: int) -> Tensor:
     return x
 
 
-def _selection(rng: random.Random, memory: MarginMemory, backend: str) -> list[str]:
+def _selection(rng: random.Random, memory: MarginMemory, backend: Backend) -> list[str]:
     rows, width, topk = rng.choice((1, 3, 8)), rng.choice(WIDTHS), rng.choice(TOPKS)
     starts, ends = _windows(rng, rows, width)
     scores = memory.new((rows, width), torch.float32, strided=rng.random() < 0.5)
@@ -110,7 +111,7 @@ def _selection(rng: random.Random, memory: MarginMemory, backend: str) -> list[s
     return problems
 
 
-def _scores(rng: random.Random, memory: MarginMemory, backend: str) -> list[str]:
+def _scores(rng: random.Random, memory: MarginMemory, backend: Backend) -> list[str]:
     rows, width, heads = rng.choice((1, 3, 9)), rng.choice(WIDTHS[:-2]), rng.choice((1, 5, 32, 64))
     q, weights = _queries(rows, heads)
     values, scales = quantize(torch.randn(width, DIM), "fp32")
@@ -127,7 +128,7 @@ def _scores(rng: random.Random, memory: MarginMemory, backend: str) -> list[str]
     return score_problems(op, out.cpu(), UNWRITTEN)
 
 
-def _whole(rng: random.Random, memory: MarginMemory, backend: str) -> list[str]:
+def _whole(rng: random.Random, memory: MarginMemory, backend: Backend) -> list[str]:
     """index_topk over a cache whose pages lie in no order, beside pages and entries of poison."""
     page, heads, topk = rng.choice((1, 16, 64)), rng.choice((1, 8, 64)), rng.choice(TOPKS[:-2])
     k_lens = [rng.choice(WIDTHS[:-4]) for _ in range(rng.choice((1, 2, 3)))]
@@ -192,7 +193,7 @@ def _windows(rng: random.Random, rows: int, width: int) -> tuple[Tensor, Tensor]
     return torch.tensor(starts, dtype=torch.int32), torch.tensor(ends, dtype=torch.int32)
 
 
-Call = Callable[[random.Random, MarginMemory, str], list[str]]
+Call = Callable[[random.Random, MarginMemory, Backend], list[str]]
 CALLS: dict[str, Call] = {
     "select_topk": _selection,
     "indexer_scores": _scores,

@@ -6,84 +6,74 @@ import re
 import statistics
 from typing import Any, NamedTuple
 
-from results import Found, newest
+from results import newest
 
 Row = dict[str, Any]
 
 
+FILE = "peers-all-h200"
+
+
 class Race(NamedTuple):
-    """A section of a result file: what was raced, and against whom."""
+    """A section of the result file: what was raced, and against whom."""
 
     title: str
     section: str
     peers: tuple[str, ...]
 
 
-PREFILL = (
-    Race("Dense prefill, bf16", "prefill", ("FA3", "FA3 varlen", "FA3 + concat", "cuDNN")),
+RACES = (
+    Race("Dense prefill, bf16", "prefill", ("FA3", "FA3 + concat", "cuDNN")),
     Race("Dense prefill, e4m3", "prefill_fp8", ("FA3 fp8",)),
     Race("Sparse prefill, bf16 rows", "sparse", ("FlashMLA",)),
-    Race("Sparse prefill, 656-byte FP8 rows", "sparse_fp8", ("FlashMLA",)),
+    Race("Sparse prefill, 656-byte FP8 rows", "sparse_fp8", ("FlashMLA b=n",)),
+    Race("DeepSeek-V4, two caches of 584-byte rows", "v4", ("FlashMLA",)),
+    Race("Decode over bf16 pages", "decode", ("FlashMLA",)),
     Race(
         "Index scores and selection", "index", ("DeepGEMM", "torch.topk", "DeepGEMM + torch.topk")
     ),
 )
-"""Sections of `peers-prefill-h200`; those that no file has are left out."""
-
-NO_RACE = (
-    "cuDNN is in the table above, and [every shape](performance.md#dense-prefill-h200) on a page of"
-    " its own.\nThere is no result file of a race against FA3 or FlashMLA's sparse prefill yet."
-)
 
 
 def race_table(rows: list[Row], peers: tuple[str, ...]) -> str:
-    """One line per shape: our time, and our speed over each peer that ran it."""
+    """One line per shape: our time, and our speed over each peer that ran it, cold and in a row."""
     ran = [peer for peer in peers if any(peer in row["us"] for row in rows)]
-    lines = ["| shape | openmla, us | " + " | ".join(f"over {peer}" for peer in ran) + " |"]
-    lines.append("|---" * (len(ran) + 2) + "|")
+    heads = (f"over {peer} | in a row" for peer in ran)
+    lines = ["| shape | openmla, us | " + " | ".join(heads) + " |"]
+    lines.append("|---" * (2 * len(ran) + 2) + "|")
     for row in rows:
-        ours = _ours(row["us"])
-        over = (f"{row['us'][peer] / ours:.2f}" if peer in row["us"] else "–" for peer in ran)
-        lines.append(f"| {row['row']} | {ours:.0f} | " + " | ".join(over) + " |")
+        cells = [row["row"], f"{_ours(row['us']):.1f}"]
+        for peer in ran:
+            for times in (row["us"], row["in_a_row_us"]):
+                cells.append(f"{times[peer] / _ours(times):.2f}" if peer in times else "–")
+        lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 
-def prefill() -> str:
-    """Every prefill race that there is a file of."""
+def races() -> str:
+    """Every race, also the shapes where a peer is ahead."""
     parts = []
-    for race in PREFILL:
-        found = _found("peers-prefill-h200", race.section)
-        if found is not None:
-            rows = [row for row in found.rows if any(peer in row["us"] for peer in race.peers)]
-            parts += [f"### {race.title}", race_table(rows, race.peers), found.source]
-    return "\n\n".join(parts) or NO_RACE
+    for race in RACES:
+        found = newest(FILE, race.section)
+        parts += [f"### {race.title}", race_table(found.rows, race.peers)]
+    return "\n\n".join([*parts, found.source])
 
 
 def summary() -> str:
-    """A line per kind of work: the range of speeds over the peer, and their median."""
+    """A line per kind of work and peer: the range of speeds over it, and their median."""
     lines = [
-        "| on one H200, bf16 | peer | speed of openmla over the peer | shapes |",
+        "| on one H200 | peer | speed of openmla over the peer | shapes |",
         "|---|---|---|---|",
     ]
-    dense = [row for row in _dense() if row.get("kernel")]
-    lines.append(_line("dense prefill, kernel", "cuDNN", [row["kernel"] for row in dense]))
-    lines.append(
-        _line("dense prefill, layer (K put together)", "cuDNN", [row["layer"] for row in dense])
-    )
-    for race in PREFILL:
-        found = _found("peers-prefill-h200", race.section)
-        if found is None:
-            continue
+    for race in RACES:
+        rows = newest(FILE, race.section).rows
         for peer in race.peers:
-            over = [row["us"][peer] / _ours(row["us"]) for row in found.rows if peer in row["us"]]
-            if over:
-                lines.append(_line(race.title.lower(), peer, over))
-    decode = newest("peers-h200", "decode").rows
-    over = [row["us"]["FlashMLA"] / row["us"]["openmla"] for row in decode]
-    lines.append(_line("decode over bf16 pages", "FlashMLA", over))
-    scores = [r for r in newest("peers-h200", "index").rows if r["call"] == "indexer_scores"]
-    over = [row["us"]["DeepGEMM"] / row["us"]["openmla"] for row in scores]
-    lines.append(_line("index scores over pages, decode", "DeepGEMM", over))
+            over = [row["us"][peer] / _ours(row["us"]) for row in rows if peer in row["us"]]
+            lines.append(_line(race.title, peer.split(" b=")[0], over))
+    gradients = newest("backward-h200", "times").rows
+    for peer, name in {"cudnn": "cuDNN, not deterministic", "layer": "cuDNN + concat"}.items():
+        over = [row["over"][peer] for row in gradients]
+        lines.append(_line("Gradients of dense prefill, bf16", name, over))
     return "\n".join(lines)
 
 
@@ -91,7 +81,7 @@ def regions() -> dict[tuple[str, str], str]:
     """What stands in the pages."""
     page = "docs/peers.md"
     text = summary()
-    return {(page, "summary"): text, (page, "prefill"): prefill(), ("README.md", "peers"): text}
+    return {(page, "summary"): text, (page, "races"): races(), ("README.md", "peers"): text}
 
 
 def pictures() -> dict[str, str]:
@@ -102,19 +92,6 @@ def pictures() -> dict[str, str]:
 def _line(what: str, peer: str, over: list[float]) -> str:
     span = f"{min(over):.2f} to {max(over):.2f} times, median {statistics.median(over):.2f}"
     return f"| {what} | {peer} | {span} | {len(over)} |"
-
-
-def _dense() -> list[Row]:
-    files = (newest(name, "speed") for name in ("hopper-dense-h200", "hopper-dense-short-h200"))
-    found = {row["shape"]: row for file in files for row in file.rows if "shape" in row}
-    return list(found.values())
-
-
-def _found(prefix: str, section: str) -> Found | None:
-    try:
-        return newest(prefix, section)
-    except FileNotFoundError:
-        return None
 
 
 def _ours(times: dict[str, float]) -> float:

@@ -33,6 +33,8 @@ MEASURED = {
     ("hopper", "sparse_fp8", "h200"): "hopper-fp8-queries-h200-2026-11-16.json",
     ("hopper", "sparse_fp8_cache", "h200"): "validate-h200-2026-11-16.json",
     ("hopper", "latent_fp8_cache", "h200"): "validate-h200-2026-11-16.json",
+    ("hopper", "attend", "h200"): "peers-all-h200-2026-11-18.json",
+    ("hopper", "backward", "h200"): "backward-h200-2026-11-18.json",
     ("hopper", "scores", "h200"): "peers-h200-2026-11-18.json",
     ("hopper", "select", "h200"): "indexer-h200-2026-11-16.json",
 }

@@ -27,7 +27,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -44,10 +44,11 @@ from openmla.errors import InvalidArgument, Unsupported
 from openmla.indexer.problem import DIM
 
 ROW_BYTES = DIM + 4
-MXFP4 = "mxfp4"
+ScaleName = Literal["ue8m0", "fp32", "mxfp4"]
+MXFP4: Literal["mxfp4"] = "mxfp4"
 MXFP4_BLOCK = 32  # columns that share an exponent
 MXFP4_BYTES = DIM // 2 + DIM // MXFP4_BLOCK
-SCALE_FORMATS = ("ue8m0", "fp32", MXFP4)
+SCALE_FORMATS = get_args(ScaleName)
 LEAST_AMAX = 1e-4  # of a row of keys: what DeepSeek, vLLM and SGLang clamp at
 
 
@@ -79,7 +80,7 @@ class IndexCache:
         *,
         num_pages: int,
         page_size: int = 64,
-        scales: Literal["ue8m0", "fp32"] = "ue8m0",
+        scales: ScaleName = "ue8m0",
         device: torch.device | str = "cpu",
     ) -> IndexCache:
         """A zeroed cache of num_pages * page_size rows.
@@ -87,7 +88,8 @@ class IndexCache:
         Args:
             num_pages: pages in the pool.
             page_size: rows per page.
-            scales: "ue8m0" rounds a row's scale up to a power of two, "fp32" keeps it.
+            scales: "ue8m0" rounds a row's scale up to a power of two, "fp32" keeps it;
+                "mxfp4" makes FP4 keys with an exponent for 32 columns.
             device: where the rows live.
 
         Raises:

@@ -24,6 +24,7 @@ from openmla.checks import tensor
 from openmla.errors import InvalidArgument
 from openmla.indexer import checks
 from openmla.indexer.api import select_topk
+from openmla.problem import Backend
 
 
 def expand_pools(pools: Tensor, lengths: Tensor, pool: int) -> Tensor:
@@ -58,7 +59,7 @@ def select_blocks(
     *,
     block: int = 8,
     ends: Tensor | None = None,
-    backend: str = "auto",
+    backend: Backend = "auto",
 ) -> Tensor:
     """int32 [total_q, count]: the best blocks of `block` keys of each query, ascending, then -1.
 
@@ -95,7 +96,7 @@ def select_in_blocks(
     *,
     block: int = 8,
     ends: Tensor | None = None,
-    backend: str = "auto",
+    backend: Backend = "auto",
 ) -> Tensor:
     """int32 [total_q, topk]: the best keys of each query inside its blocks, ascending, then -1.
 

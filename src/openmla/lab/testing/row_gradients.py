@@ -46,6 +46,7 @@ from openmla.lab.testing.gradients import (
 )
 from openmla.lab.testing.memory import Memory
 from openmla.operands import SparseOperands, Weights
+from openmla.problem import Backend
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,7 +68,7 @@ class BuiltRowGradients:
         """The operands of the backward pass."""
         return SparseBackwardOperands(self.operands, saved.out, saved.lse, self.d_out, self.d_lse)
 
-    def run(self, backend: str = "auto") -> GradientOutcome:
+    def run(self, backend: Backend = "auto") -> GradientOutcome:
         """The public call on tensors that require gradients, and autograd's backward pass."""
         arguments: dict[str, Any] = dict(self.built.arguments)
         leaves: dict[str, Tensor] = {}

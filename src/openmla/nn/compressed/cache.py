@@ -18,6 +18,7 @@ from torch import Tensor
 
 from openmla.cache import LatentCache
 from openmla.errors import InvalidArgument
+from openmla.formats import FormatName
 from openmla.indexer.cache import IndexCache
 from openmla.indexer.problem import DIM
 from openmla.nn.batch import Batch
@@ -158,7 +159,7 @@ class CompressedCache:
         requests: int = 0,
         page_size: int = 64,
         row_page_size: int = 64,
-        format: str = "bf16",
+        format: FormatName = "bf16",
         device: torch.device | str = "cpu",
     ) -> CompressedCache:
         """`pages` of a row per token, `row_pages` of compressed rows, state of `requests`."""

@@ -66,7 +66,8 @@ def summary() -> str:
         "|---|---|---|---|",
     ]
     for race in RACES:
-        rows = newest(FILE, race.section).rows
+        # Of decode another file has more shapes, the unfavorable ones among them.
+        rows = newest("peers-h200" if race.section == "decode" else FILE, race.section).rows
         for peer in race.peers:
             over = [row["us"][peer] / _ours(row["us"]) for row in rows if peer in row["us"]]
             lines.append(_line(race.title, peer.split(" b=")[0], over))

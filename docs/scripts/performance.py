@@ -17,7 +17,7 @@ V3 = "128+64→128"
 BY_CONTESTANT = {
     "dense-fp8": ("hopper-dense-fp8-h200", "speed", "tflops", ".0f"),
     "fp8-queries": ("hopper-fp8-queries-h200", "queries", "milliseconds", ".3f"),
-    "indexer-scores": ("indexer-h200", "scores", "of_scaled_mm", ".2f"),
+    "indexer-scores": ("peers-all-h200", "index", "us", ".1f"),
     "indexer-select": ("indexer-h200", "select", "ms", ".3f"),
     "dsa-step": ("indexer-h200", "step", "ms", ".2f"),
 }

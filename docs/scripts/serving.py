@@ -60,6 +60,13 @@ def checks(record: dict[str, Any]) -> str:
             f"Even load: {bars['speed']:.1f} times the tokens/s of the expanded cache, "
             f"{bars['cache']:.3f} of its bytes."
         )
+    for load in record["loads"]:
+        if "requests_with_openmlas_tokens" in load:
+            equal = load["requests_with_openmlas_tokens"]
+            said.append(
+                f"{equal} of {load['requests']} requests have the same tokens with the expanded "
+                "cache: of random weights, one digit of bf16 changes the greedy choice."
+            )
     if "again" in record:
         same = "the same tokens" if record["again"]["same"] else "OTHER tokens"
         more = record["again"]["bytes_more"]

@@ -18,7 +18,7 @@ from openmla.compat.flash_mla import (
     flash_mla_with_kvcache,
     get_mla_metadata,
 )
-from openmla.errors import InvalidArgument
+from openmla.errors import InvalidArgument, Unsupported
 
 PAGE = 4
 BF16 = torch.bfloat16
@@ -45,6 +45,8 @@ def test_signature_is_flash_mlas():
         "enable_batch_invariant",
         "use_legacy",
         "kv_format",
+        "descale_q",
+        "descale_k",
         "out",
     ]
     assert list(inspect.signature(flash_mla_with_kvcache).parameters) == expected
@@ -379,3 +381,13 @@ def test_a_wrong_argument_is_named(change: dict[str, Any], says: str):
 def test_a_wrong_list_is_named(change: dict[str, Any], says: str):
     with pytest.raises(InvalidArgument, match=says):
         flash_mla_with_kvcache(**{**sparse(), **change})
+
+
+@pytest.mark.parametrize("name", ["descale_q", "descale_k"])
+def test_scales_of_a_tensor_are_taken_as_none_and_refused_otherwise(name: str) -> None:
+    """Engines name them also where there are none."""
+    q, pages = torch.randn(1, 1, 4, 576).bfloat16(), torch.randn(1, 64, 1, 576).bfloat16()
+    table, lengths = torch.zeros(1, 1, dtype=torch.int32), torch.tensor([3], dtype=torch.int32)
+    flash_mla_with_kvcache(q, pages, table, lengths, 512, **{name: None})
+    with pytest.raises(Unsupported, match=name):
+        flash_mla_with_kvcache(q, pages, table, lengths, 512, **{name: torch.ones(1)})

@@ -13,7 +13,13 @@ from distributed.on_ranks import Batch
 from distributed.ranks import Ranks
 from formula import same_bits
 from openmla import Unsupported
-from openmla.distributed import gather_latent, prefill_latent, send_latent, split
+from openmla.distributed import (
+    gather_latent,
+    prefill_latent,
+    prefill_sparse,
+    send_latent,
+    split,
+)
 
 BATCH = Batch(lengths=(70, 0, 3, 1, 41), dtype=torch.float32, latent=32, rope=64)
 CLOSE = 2e-5
@@ -100,3 +106,12 @@ def test_what_has_no_gradients_is_refused() -> None:
     (rows**2).sum().backward()
     with torch.no_grad():
         prefill_latent(q, latent, rope, shard, scale=0.1)
+
+
+@pytest.mark.parametrize("wants", ["q", "latent"])
+def test_gradients_of_selected_rows_over_ranks_are_refused(wants: str) -> None:
+    given = {"q": torch.randn(4, 2, 576), "latent": torch.randn(4, 512)}
+    given[wants].requires_grad_()
+    lists = torch.zeros(4, 1, dtype=torch.int32)
+    with pytest.raises(Unsupported, match=wants):
+        prefill_sparse(*given.values(), torch.randn(4, 64), lists, split([4], 1, 0), scale=1.0)

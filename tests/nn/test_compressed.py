@@ -82,7 +82,7 @@ class Ours:
     """A layer with shuffled pages, a table entry too many, and lines of state in another order."""
 
     def __init__(self, model: PreTrainedModel, layer: int, **options: Any) -> None:
-        self.layer = CompressedAttention.from_config(model.config, layer)
+        self.layer = CompressedAttention.from_config(model.config, layer).requires_grad_(False)
         self.layer.load(model.model.layers[layer].self_attn)
         self.cache = CompressedCache.allocate(
             self.layer.config,
@@ -251,3 +251,15 @@ def test_what_is_not_served_is_refused(model: PreTrainedModel) -> None:
     with pytest.raises(InvalidArgument, match="keys: expected pages of 4, as rows has, got 8"):
         ours = Ours(model, 1)
         replace(ours.cache, keys=openmla.IndexCache.allocate(num_pages=1, page_size=8))
+
+
+def test_gradients_are_refused(model: PreTrainedModel) -> None:
+    """They were dropped in silence once."""
+    ours = Ours(model, 0)
+    with pytest.raises(Unsupported, match="caches carry none"):
+        ours([x.requires_grad_() for x in hidden()], [0] * len(LENGTHS))
+    ours.layer.requires_grad_(True)
+    with pytest.raises(Unsupported, match="caches carry none"):
+        ours(hidden(), [0] * len(LENGTHS))
+    with torch.no_grad():
+        ours(hidden(), [0] * len(LENGTHS))

@@ -196,3 +196,21 @@ def test_what_is_refused() -> None:
         )
     with pytest.raises(Unsupported, match="out"):
         with_expanded_gradients(*(q, torch.randn(4, 1), q, q, None, q), cu_seqlens_q=cu, scale=1.0)
+
+
+class Adapted(torch.nn.Linear):
+    """A projection with something beside its weight, as adapters and quantized ones have."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input) + 1.0
+
+
+def test_an_adapter_that_the_weight_does_not_show_is_refused() -> None:
+    """Latent forms multiply by the weight: an adapter would be left out in silence."""
+    layer, plain = layer_of(), layer_of()
+    own = layer.kv_b_proj
+    layer.kv_b_proj = Adapted(own.in_features, own.out_features, bias=False).to(torch.bfloat16)
+    x = torch.randn(5, 48).bfloat16()
+    with pytest.raises(Unsupported, match="kv_b_proj is a Adapted, not a plain"):
+        layer(x, torch.arange(5), batch=Batch.of([5]))
+    assert plain(x, torch.arange(5), batch=Batch.of([5])).shape == x.shape

@@ -39,7 +39,7 @@ from torch import Tensor
 from openmla import checks
 from openmla.api import mla_attend, mla_prefill_latent
 from openmla.cache import LatentCache
-from openmla.errors import InvalidArgument
+from openmla.errors import InvalidArgument, Unsupported
 from openmla.formats import (
     V4,
     V32,
@@ -105,6 +105,9 @@ def flash_mla_with_kvcache(
     enable_batch_invariant: bool = False,
     use_legacy: bool = False,
     kv_format: str | None = None,
+    descale_q: Tensor | None = None,
+    descale_k: Tensor | None = None,
+    *,
     out: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """(out [batch, s_q, heads, head_dim_v], lse float32 [batch, heads, s_q]).
@@ -116,8 +119,12 @@ def flash_mla_with_kvcache(
     [batch, s_q, topk], physical rows, those, up to topk_length[b], and likewise those of
     extra_k_cache; neither causal nor a block table then. Lengths are one per request, or one per
     query, [batch, s_q]. softmax_scale: 1 / sqrt(d_qk) unless given. kv_format: None, or the name of
-    k_cache's rows, which must be what its bytes say; the table above has all of them.
+    k_cache's rows, which must be what its bytes say; the table above has all of them. descale_q,
+    descale_k: None; rows have scales of their own.
     """
+    for name, scales in (("descale_q", descale_q), ("descale_k", descale_k)):
+        if scales is not None:
+            raise Unsupported(f"{name}: queries are bf16 and rows have scales of their own", "None")
     if num_splits is not None:
         raise InvalidArgument("num_splits", "None, as get_mla_metadata returns", type(num_splits))
     q = checks.tensor("q", q, ("batch", "s_q", "heads", "d_qk"), checks.Q_DTYPES)

@@ -282,6 +282,8 @@ def prefill_sparse(
     Without a cache, row i is token i of all sequences laid end to end; with one, a physical row
     (page * page_size + offset), as in `openmla.mla_prefill_sparse`.
     """
+    rows_given = (latent, rope) if isinstance(latent, Tensor) else (None, None)
+    checks.no_gradients(q=q, latent=rows_given[0], rope=rows_given[1], sink=sink)
     given = latent, rope, cache, block_table
     going = _started("prefill_sparse", q, given, shard, group, verify)
     done = going.wait()

@@ -71,11 +71,13 @@ def indexer_loss(
     >>> loss[0].item(), index_q.grad.shape  # the first query sees one key: nothing to learn
     (0.0, torch.Size([3, 4, 128]))
     """
-    q, k_nope, lse = (x.detach() if isinstance(x, Tensor) else x for x in (q, k_nope, lse))
+    q, k_nope, k_rope, lse, sink = (
+        x.detach() if isinstance(x, Tensor) else x for x in (q, k_nope, k_rope, lse, sink)
+    )
     q = checks.queries(q)
     k_nope, _ = checks.keys_and_values(q, k_nope, k_nope)
     total_q, total_k = q.shape[0], k_nope.shape[0]
-    rope = checks.rope_tensor(k_rope if k_rope is None else k_rope.detach(), q, k_nope)
+    rope = checks.rope_tensor(k_rope, q, k_nope)
     checks.tensor("lse", lse, tuple(q.shape[:2]), (torch.float32,), q.device)
     given_k = cu_seqlens_q if cu_seqlens_k is None else cu_seqlens_k
     cu_q = checks.cu_seqlens("cu_seqlens_q", cu_seqlens_q, q.device)
@@ -96,7 +98,7 @@ def indexer_loss(
         checks.last_dim_contiguous(name, rows)
     checks.no_tangents(index_q=index_q, index_k=index_k, index_weights=index_weights)
     factor = checks.scale(scale)
-    sink = checks.sink(None if sink is None else sink.detach(), q.shape[1], q.device)
+    sink = checks.sink(sink, q.shape[1], q.device)
     loss: Tensor = torch.ops.openmla.index_loss(
         *(index_q, index_k, index_weights, q, k_nope, rope, lse, cu_q, cu_k, sink),
         checks.key_mask(key_mask, total_q, q.device),

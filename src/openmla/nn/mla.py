@@ -162,6 +162,11 @@ class MLAAttention(nn.Module):
         """
         if self.indexer is None:
             raise Unsupported("the loss of an indexer, in a layer that has none")
+        if self.config.invariant:
+            raise Unsupported(
+                "the loss of an indexer, in a layer whose bits are invariant: it expands K and V",
+                nearest="a layer with invariant=False",
+            )
         batch = batch if batch is not None else Batch.of([x.shape[0]], device=x.device)
         check(x, positions, None, batch, batch.tokens)
         compressed = self.compress_queries(x)
@@ -339,7 +344,7 @@ class MLAAttention(nn.Module):
         with torch.no_grad():
             cache, paged = fresh_pages(latent, rope, batch)
             out, lse = self.attend_invariantly(q, cache, paged)
-        if checks.needs_gradients(q, latent, rope, self.kv_b_proj.weight):
+        if checks.needs_gradients(q, latent, rope, *self.kv_b_proj.parameters()):
             k_nope, v = self.expand(latent)
             out, _ = with_expanded_gradients(
                 *(out, lse, q, k_nope, rope, v),
@@ -401,8 +406,15 @@ class MLAAttention(nn.Module):
 
     def _weights(self) -> Tensor:
         """kv_b_proj by head: [heads, nope + v, latent], W_K before W_V."""
-        dims = self.config.dims
-        weight: Any = self.kv_b_proj.weight
+        dims, projection = self.config.dims, self.kv_b_proj
+        # An adapter around it, or a quantized one, computes something else than its weight says.
+        if getattr(type(projection), "forward", None) is not nn.Linear.forward:
+            raise Unsupported(
+                f"kv_b_proj is a {type(projection).__name__}, not a plain nn.Linear, whose weight "
+                "this form multiplies by",
+                nearest="adapters that are merged into the weight",
+            )
+        weight: Any = projection.weight
         if hasattr(weight, "to_local"):  # heads are split over ranks
             weight = weight.to_local()
         by_head: Tensor = weight.view(-1, dims.nope + dims.v, dims.latent)

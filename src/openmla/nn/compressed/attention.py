@@ -24,8 +24,9 @@ from torch import Tensor, nn
 from torch.nn.functional import rms_norm
 
 import openmla
+from openmla import checks
 from openmla.compressor import compress_rows
-from openmla.errors import InvalidArgument
+from openmla.errors import InvalidArgument, Unsupported
 from openmla.indexer.problem import DIM
 from openmla.nn.batch import Batch
 from openmla.nn.compressed.cache import CompressedCache, CompressorState, Rows
@@ -148,7 +149,6 @@ class CompressedAttention(nn.Module):
         self.load_state_dict(own)
         return self
 
-    @torch.no_grad()
     def forward(
         self, x: Tensor, cache: CompressedCache, batch: Batch, rows: Rows | None = None
     ) -> Tensor:
@@ -156,9 +156,20 @@ class CompressedAttention(nn.Module):
 
         The batch has the pages of the window, `rows` those of compressed rows; a layer of ratio 0
         needs none. Every token of a sequence must go through the layer once, in order: the state of
-        its request is made of them.
+        its request is made of them. A call that needs gradients is refused: run it under
+        torch.no_grad(), or with parameters that require none.
         """
         _check(x, cache, batch, rows, self.config)
+        if checks.needs_gradients(x, *self.parameters()):
+            raise Unsupported(
+                "gradients of CompressedAttention: its caches carry none", "torch.no_grad()"
+            )
+        with torch.no_grad():
+            return self._forward(x, cache, batch, rows)
+
+    def _forward(
+        self, x: Tensor, cache: CompressedCache, batch: Batch, rows: Rows | None
+    ) -> Tensor:
         cos, sin = (t[:, None] for t in self.config.rope.cos_sin(batch.positions, x.dtype))
         residual = self.q_a_norm(self.q_a_proj(x))
         q = self.q_b_proj(residual).view(len(x), -1, self.config.width)

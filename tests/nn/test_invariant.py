@@ -214,3 +214,20 @@ def test_an_adapter_that_the_weight_does_not_show_is_refused() -> None:
     with pytest.raises(Unsupported, match="kv_b_proj is a Adapted, not a plain"):
         layer(x, torch.arange(5), batch=Batch.of([5]))
     assert plain(x, torch.arange(5), batch=Batch.of([5])).shape == x.shape
+
+
+def test_gradients_do_not_depend_on_how_out_lies() -> None:
+    """Kernels read rows of out whose columns lie side by side."""
+    built = build_gradients(GradientCase(Case("dense", 2, 16, 8, 16, q_lens=(5,), k_lens=(5,))))
+    arguments: dict[str, Any] = dict(built.built.arguments)
+    out, lse = openmla.mla_prefill(**arguments, return_lse=True)
+    odd = out.transpose(1, 2).contiguous().transpose(1, 2)
+    assert not odd.is_contiguous() and torch.equal(odd, out)
+    arguments["q"] = arguments["q"].detach().requires_grad_()
+    names = ("q", "k_nope", "k_rope", "v")
+    kept, _ = with_expanded_gradients(
+        *(odd, lse, *(arguments[name] for name in names)),
+        cu_seqlens_q=arguments["cu_seqlens_q"],
+        scale=24**-0.5,
+    )
+    assert kept.is_contiguous() and torch.equal(kept, out)

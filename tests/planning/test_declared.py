@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import islice, product
 from typing import Any
 
@@ -112,3 +113,16 @@ def tried(kernel: Kernel, problem: Problem, target: Target) -> bool:
         return not kernel.choose(problem, target).why_unsupported()
     except (Unsupported, InvalidArgument):
         return False
+
+
+def test_what_kernels_count_in_32_bits_is_limited() -> None:
+    """Partial results of an invariant token on Hopper; positions of spans in portable kernels."""
+    latent = Problem("latent", 128, 512, 64, 512, page_size=64, total_q=1, total_k=64)
+    long = replace(latent, table_keys=64 * (2**20 + 64), invariant=True)
+    kernel = family_named("hopper").kernel_named("latent")
+    assert "partial results of a token" in kernel.serves.why_not(long)
+    assert kernel.serves.why_not(replace(long, invariant=False)) == ""
+    spans = Problem("sparse", 16, 512, 0, 512, page_size=1024, total_q=1, total_k=1024, span=True)
+    tiled = family_named("portable").kernel_named("tiled")
+    assert tiled.serves.why_not(replace(spans, table_keys=2**20)) == ""
+    assert "positions or rows" in tiled.serves.why_not(replace(spans, table_keys=2**31))

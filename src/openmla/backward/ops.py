@@ -118,11 +118,11 @@ def _dense_given(out: Tensor, lse: Tensor, *arguments: Any) -> tuple[Tensor, Ten
     """out and lse as they are given: an operator may not return an argument."""
     operands, _, backend = _bundled([False] * 3, *arguments)
     require_backward(operands, Results(out, lse), backend)
-    return out.clone(), lse.clone()
+    return tuple(x.clone(memory_format=torch.contiguous_format) for x in (out, lse))
 
 
 def _fake_given(out: Tensor, lse: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(out), torch.empty_like(lse)
+    return tuple(x.new_empty(x.shape) for x in (out, lse))
 
 
 def _dense_backward(

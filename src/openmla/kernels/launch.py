@@ -26,8 +26,11 @@ if TYPE_CHECKING:
 
 
 def current(device: torch.device) -> AbstractContextManager[Any]:
-    """Inside it, a GPU is the current one: Triton launches there, wherever the tensors are."""
-    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+    """Inside it, a GPU is the current one: Triton launches there, wherever the tensors are. On a
+    CPU a caller's autocast ends here: kernels choose the types of their products."""
+    if device.type == "cuda":
+        return torch.cuda.device(device)
+    return torch.autocast("cpu", enabled=False) if device.type == "cpu" else nullcontext()
 
 
 def launch(plan: Plan, operands: AnyOperands, results: Any) -> list[tuple[Call, Any]]:

@@ -160,3 +160,29 @@ def test_bits_do_not_depend_on_the_number_of_threads(call, monkeypatch: pytest.M
     assert all(
         torch.equal(a, b) and torch.equal(a, c) for a, b, c in zip(four, one, three, strict=True)
     )
+
+
+def test_a_piece_that_fails_ends_the_call() -> None:
+    done = []
+
+    def piece(work: object, i: int) -> None:
+        if i == 0:
+            raise ValueError("the first")
+        done.append(i)
+        threading.Event().wait(0.01)
+
+    with pytest.raises(ValueError, match="the first"):
+        divide(piece, range(1000), PLENTY)
+    assert len(done) < 100
+
+
+class NoThreads:
+    """A pool that cannot start a thread, as one at exit."""
+
+    def submit(self, *_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+
+def test_without_helpers_the_caller_does_it_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers, "_helpers", NoThreads)
+    assert divide(lambda work, i: i + 1, range(7), PLENTY) == list(range(1, 8))

@@ -20,8 +20,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from functools import cache
 from queue import Empty, SimpleQueue
 from typing import TypeVar
@@ -56,7 +56,13 @@ def divide(
                     number = left.get_nowait()
                 except Empty:
                     return
-                results[number] = work(scratch, items[number])
+                try:
+                    results[number] = work(scratch, items[number])
+                except BaseException:
+                    with suppress(Empty):  # nobody wants the other pieces any more
+                        while True:
+                            left.get_nowait()
+                    raise
 
     def help_out() -> None:
         with one_thread():
@@ -64,8 +70,11 @@ def divide(
 
     threads = threads_for(len(items), flops)
     with one_thread():
-        helpers = [_helpers().submit(help_out) for _ in range(threads - 1)]
+        helpers: list[Future[None]] = []
         try:
+            with suppress(RuntimeError):  # no thread can be had: at exit, or past a limit
+                for _ in range(threads - 1):
+                    helpers.append(_helpers().submit(help_out))
             drain()
         finally:
             # A helper that never began, because another call has all of them, is not waited for.

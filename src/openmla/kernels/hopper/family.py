@@ -36,6 +36,7 @@ from openmla.planning.dequantize import (
     read_once,
 )
 from openmla.planning.family import Block, Family, Kernel, Pipeline
+from openmla.planning.latent_split import FixedSplit
 from openmla.planning.serves import (
     ALIGNED,
     ANY,
@@ -260,11 +261,22 @@ _SEVERAL: Limit[Problem] = Limit(
     lambda p: p.span or p.second is not None,
     lambda p: "one list of rows: kernel sparse serves it",
 )
+# The merge counts elements of partial results in 32 bits; one token's ranges may be very many.
+_PARTS_COUNTED: Limit[Problem] = Limit(
+    lambda p: not p.invariant or _invariant_parts(p) < 2**31,
+    lambda p: f"invariant, {_invariant_parts(p)} partial results of a token: 2^31 - 1 are counted",
+)
 # Places are counted in 32 bits, up to a step past the last; so are rows.
 _COUNTED: Limit[Problem] = Limit(
     lambda p: most_places(p) <= MOST_ROWS - 256 and all(x.total_k <= MOST_ROWS for x in p.sources),
     lambda p: f"{most_places(p)} places of a query, or rows of a pool: 2^31 - 257 are counted",
 )
+
+
+def _invariant_parts(problem: Problem) -> int:
+    """Elements of the partial results of one token of an invariant call."""
+    ranges = FixedSplit(problem.heads, problem.d_v).ranges(problem.most_keys)
+    return problem.heads * ranges * (problem.d_v + 2)
 
 
 def _e4m3_beside(*v_dtypes: str) -> list[tuple[str, ...]]:
@@ -351,6 +363,7 @@ HOPPER = Family(
                 **either("causal", "invariant"),
             },
             _V4_WIDTHS,
+            _PARTS_COUNTED,
             explain=_latent_lines,
         ),
         _rows_kernel(

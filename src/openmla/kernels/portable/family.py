@@ -68,6 +68,14 @@ _ROWS_ALIKE: Limit[Problem] = Limit(
     lambda p: len({source.kv_dtype == "fp16" for source in p.sources}) == 1,
     lambda p: "fp16 rows beside rows of a cache, which are bf16: both must be one or the other",
 )
+# The kernel of several sources counts positions and rows in 32 bits, up to a block past the last.
+_COUNTED: Limit[Problem] = Limit(
+    lambda p: (
+        not (p.span or p.second)
+        or all(max(x.most_rows, x.total_k) < 2**31 - 256 for x in p.sources)
+    ),
+    lambda p: "several sources or spans of 2^31 - 256 positions or rows: fewer are counted",
+)
 _SERVED = Serves(
     {
         "form": OneOf(*FORMS),
@@ -88,7 +96,7 @@ _SERVED = Serves(
         **either("has_k_scale", "has_key_mask", "wants_lse", "wants_max_logits", "aligned_16"),
         "invariant": YES_OR_NO,
     },
-    limits=(_ROWS_ALIKE,),
+    limits=(_ROWS_ALIKE, _COUNTED),
 )
 PORTABLE = Family(
     name="portable",

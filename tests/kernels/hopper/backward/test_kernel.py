@@ -150,3 +150,14 @@ def test_a_gradient_that_no_bulk_copy_can_read_is_copied(step: tuple[int, int, i
     got, reports = run(odd, saved)
     want, _ = run(replace(built, d_out=d_out.clone(memory_format=torch.contiguous_format)), saved)
     assert all(report.ok for report in reports) and same_bits(got, want)
+
+
+def test_nan_that_comes_back_to_a_row_without_keys_reaches_no_gradient() -> None:
+    built = on(CASES["more queries than keys"])
+    saved = forward(built)
+    want, _ = run(built, saved)
+    blind = saved.lse == -torch.inf
+    assert blind.any() and not blind.all()
+    poisoned = built.d_out.masked_fill(blind[..., None], torch.nan)
+    got, reports = run(replace(built, d_out=poisoned), saved)
+    assert all(report.ok for report in reports) and same_bits(got, want)

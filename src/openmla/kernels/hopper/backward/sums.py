@@ -30,7 +30,7 @@ def ordered_sum(part_ptr, column, ok, parts, stride):
 def sum_kernel(part_ptr, sum_ptr, parts, columns, BLOCK: gl.constexpr):
     """sum [columns] of part [parts, columns], fp32, rounded once."""
     L: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
-    column = gl.program_id(0) * BLOCK + gl.arange(0, BLOCK, L)
+    column = gl.program_id(0).to(gl.int64) * BLOCK + gl.arange(0, BLOCK, L)
     ok = column < columns
     total = ordered_sum(part_ptr, column, ok, parts, columns.to(gl.int64))
     # + 0: a sum of negative zeros, of what nobody sees, is +0.

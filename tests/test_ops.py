@@ -60,6 +60,7 @@ def latent_arguments(lse: bool) -> tuple[Any, ...]:
         None,
         0.3,
         True,
+        False,
         8,
         "auto",
         torch.empty(5, 2, 8),

@@ -52,7 +52,8 @@ def test_every_kernel_of_a_chip_has_a_case(target: str) -> None:
         if not choice.reason:
             reached.add(choice.kernel)
     kernels = {kernel for form in FORMS for kernel in family.of_form(form) if kernel.launcher}
-    assert reached == {kernel.name for kernel in kernels}
+    # Cases have one list or one table; tests/gpu/test_attend.py has spans and second sources.
+    assert reached == {kernel.name for kernel in kernels} - {"attend"}
 
 
 def test_a_failure_is_reported_and_the_rest_still_runs(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -823,13 +823,6 @@ HARMLESS: tuple[Harmless, ...] = (
         "Narrower runs of columns read the scale that they share more than once.",
     ),
     Harmless(
-        "kernels/portable/latent.py",
-        "latent_kernel",
-        "if (parts == 1) | (row_start >= rows):",
-        "if (parts == 1) & (row_start >= rows):",
-        "Programs without a range of a split request fill slots that nobody merges.",
-    ),
-    Harmless(
         "kernels/portable/indexer/windows.py",
         "windows_kernel",
         "length = tl.load(lengths_ptr + place, mask=owned, other=0)",
@@ -944,8 +937,8 @@ HARMLESS: tuple[Harmless, ...] = (
     Harmless(
         "kernels/hopper/latent/launch.py",
         "_attention",
-        "list_programs(config, problem), way | NO_PARTS",
-        "(list_programs(config, problem)) + 1, way | NO_PARTS",
+        "list_programs(config, problem), way",
+        "(list_programs(config, problem)) + 1, way",
         "A program more finds no list, and ends.",
     ),
     Harmless(

@@ -257,7 +257,7 @@ def test_a_selection_in_parts_is_not_kept(noted: Noted) -> None:
 @pytest.mark.parametrize(
     ("make", "changes", "refusal"),
     [
-        (scores, {"ends": cached_calls.i32(*[1] * 18)}, "ends: expected None"),
+        (scores, {"starts": cached_calls.i32(*[1] * 18)}, "starts: expected None"),
         (scores, {"backend": "magic"}, "backend: expected one of"),
         (scores, {"out": torch.zeros(18, 192, dtype=torch.float16)}, "out: expected"),
         (select, {"page_size": 0}, "page_size: expected None"),

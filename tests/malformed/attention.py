@@ -27,7 +27,7 @@ NAN, INF = float("nan"), float("inf")
 
 
 def has_no_backward(call: str) -> list[Malformed]:
-    """Gradients of the latent and the sparse form."""
+    """Gradients of the latent form."""
     return [
         Malformed(
             call,
@@ -48,16 +48,18 @@ def has_no_backward(call: str) -> list[Malformed]:
     ]
 
 
-HAVE_A_BACKWARD = [
-    Malformed(
-        DENSE,
-        "out",
-        "does not write into an argument",
-        "is given",
-        lambda a: {"q": a["q"].requires_grad_()},
-        Unsupported,
-    )
-]
+def has_a_backward(call: str) -> list[Malformed]:
+    """What a call that needs gradients refuses."""
+    return [
+        Malformed(
+            call,
+            "out",
+            "does not write into an argument",
+            "is given",
+            lambda a: {"q": a["q"].requires_grad_()},
+            Unsupported,
+        )
+    ]
 
 
 def to(call: str, argument: str, value: Any, expected: str, got: str) -> Malformed:
@@ -147,7 +149,7 @@ def common(call: str) -> list[Malformed]:
         Malformed(
             call, "out", "apart from q", "an overlap", lambda a: {"out": a["q"][..., :width]}
         ),
-        *(HAVE_A_BACKWARD if call == DENSE else has_no_backward(call)),
+        *(has_no_backward(call) if call == LATENT else has_a_backward(call)),
         Malformed(
             call,
             "out",
@@ -353,14 +355,6 @@ SPARSE_ONLY = [
         "apart from kv",
         "an overlap",
         lambda a: {"kv": a["out"].view(-1)[:72].view(6, 12)},
-    ),
-    Malformed(
-        SPARSE,
-        "kv",
-        "the forward pass",
-        "requires a gradient",
-        lambda a: {"kv": a["kv"].requires_grad_()},
-        Unsupported,
     ),
     of(SPARSE_CACHE, "kv", cache_on_meta, "a cache on cpu", "one on meta"),
     of(

@@ -66,8 +66,9 @@ def test_defects_can_be_planted(name: str):
     ast.parse(planted(name))
 
 
+@pytest.mark.seeded
 @pytest.mark.parametrize("name", DEFECTS)
-def test_defect_is_found(name: str, tmp_path: Path):
+def test_defects_are_seen(name: str, tmp_path: Path):
     changed = tmp_path / "changed_attend.py"
     changed.write_text(planted(name))
     run = interpreted(str(changed))

@@ -58,6 +58,6 @@ def _place(x: Array) -> Array:
 
 
 def _unit(place: Array, bits: int) -> Array:
-    """What the last binary place kept is worth; of nothing, anything."""
-    unit: Array = np.ldexp(1.0, np.maximum(place, NOWHERE // 2).astype(np.int32) - bits)
+    """What the last binary place kept is worth; of nothing, anything whose inverse is finite."""
+    unit: Array = np.ldexp(1.0, np.maximum(place, NOWHERE // 4).astype(np.int32) - bits)
     return unit

@@ -320,9 +320,11 @@ class Account:
         self._add_variance(row, eta)
         self.sink_variance += (row.p_sink * eta) ** 2
         made_of = row.out.abs() + torch.einsum("hn,nhv->hv", row.p, row.v.abs())
-        size = row.p_sink * (made_of * d_out).sum(-1)
+        each = (made_of * d_out).sum(-1)
+        size = row.p_sink * each
         self.sink_size += size
-        self.sink_slack += size * score[:, 0] + row.p_sink * flushed
+        # A weight of the sink below the smallest normal number may be 0.
+        self.sink_slack += size * score[:, 0] + row.p_sink * flushed + P_FLOOR * each
 
     def _repeated(self, x: Tensor) -> Tensor:
         """How many times each different value of a row [H, n] occurs, on average: they round

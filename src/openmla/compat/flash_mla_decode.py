@@ -142,10 +142,10 @@ def flash_mla_with_kvcache(
         extra_topk_length: the same for extra_indices_in_kvcache.
         enable_batch_invariant: a bool that changes nothing: the bits of a request never depend on
             its batch.
-        use_legacy: scales of DeepSeek-V4.1's rows lie behind the rows of a page; see the table
-            above.
-        kv_format: the name of k_cache's rows, which must be what its bytes say; see the table
-            above. None: its bytes say which.
+        use_legacy: scales of DeepSeek-V4.1's rows lie behind the rows of a page; see the table of
+            this module.
+        kv_format: the name of k_cache's rows, which must be what its bytes say; see the table of
+            this module. None: its bytes say which.
         out: where to write the result, [batch, s_q, heads, head_dim_v]; made if None.
 
     Raises:

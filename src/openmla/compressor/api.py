@@ -42,7 +42,7 @@ def compress_rows(
     Args:
         kv: [..., tokens, width], fp32, bf16, fp16 or fp64, values of the tokens; tokens are a
             multiple of ratio. With overlap, 2 * width columns.
-        gate: floats as kv has them, of the same shape; None at ratio 1 without overlap.
+        gate: floats, of the shape of kv; None only at ratio 1, without overlap and bias.
         bias: [ratio, width], with overlap [ratio, 2 * width], added to the gates by places within a
             row; None without one.
         ratio: tokens per row.

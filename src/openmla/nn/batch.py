@@ -52,8 +52,7 @@ class Batch:
                 is.
 
         Raises:
-            InvalidArgument: lengths are no counts, are not as many as sequences, or the table is
-                not.
+            InvalidArgument: a length is no count, or the arguments differ in their sequences.
         """
         before = tuple(context) if context is not None else (0,) * len(new)
         if len(before) != len(new):

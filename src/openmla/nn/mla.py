@@ -129,7 +129,8 @@ class MLAAttention(nn.Module):
         Args:
             x: [tokens, hidden], hidden states of the batch's new tokens, end to end; with a shard,
                 of this rank's tokens.
-            positions: int [tokens], each token's place in its sequence, usually batch.positions.
+            positions: int [tokens], each token's place in its sequence, usually batch.positions, or
+                shard.positions().
             cache: a LatentCache that holds the batch's context and takes the new rows; None for
                 fresh sequences that nobody will go on with.
             batch: the sequences, and where their keys lie in the cache; None: x is one fresh

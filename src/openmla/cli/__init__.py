@@ -24,7 +24,7 @@ COMMANDS = {
     "demo": Command(
         "openmla.cli.demo",
         "demo_command",
-        "Run every kind of call on this machine, and check each against float64.",
+        "Run dense, latent and sparse calls on this machine, and check each against float64.",
     ),
     "plan": Command(
         "openmla.cli.plan", "plan_command", "Say which kernel a model gets on a chip, and why."

@@ -1,4 +1,4 @@
-"""`openmla demo`: every kind of call on this machine, timed and checked against the reference."""
+"""`openmla demo`: dense, latent and sparse calls on this machine, checked against float64."""
 
 import statistics
 import time
@@ -65,7 +65,7 @@ class Line:
 
 
 def demo_command(device: Annotated[str, typer.Option(help=DEVICE_HELP)] = "auto") -> None:
-    """Run every kind of call on this machine, and check each against float64."""
+    """Run dense, latent and sparse calls on this machine, and check each against float64."""
     where = device_here(device)
     console = Console()
     lines: list[Line] = []

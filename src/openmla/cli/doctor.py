@@ -66,7 +66,7 @@ def next_step() -> str:
     if not torch.cuda.is_available():
         if shutil.which("nvidia-smi") or shutil.which("rocm-smi"):
             return "there is a GPU that this torch does not see: install its CUDA or ROCm build"
-        return "`openmla demo` checks every call here; `openmla plan --target h200` plans for a GPU"
+        return "`openmla demo` checks these calls; `openmla plan --target h200` plans for a GPU"
     slow = []
     for call, problem in EXAMPLES.items():
         try:

@@ -19,7 +19,7 @@ def explain_command(
     tokens: Annotated[int, typer.Option(help="new tokens")] = 8192,
     context: Annotated[int, typer.Option(help="all keys, new ones included; 0: as tokens")] = 0,
     tp: Annotated[int, typer.Option(help="ranks that share the heads")] = 1,
-    dtype: Annotated[str, typer.Option(help="bf16, fp16, e4m3 or an FP8 cache format")] = "bf16",
+    dtype: Annotated[str, typer.Option(help="bf16, fp16, e4m3 or a cache format")] = "bf16",
     form: Annotated[str, typer.Option(help=FORM_HELP)] = "",
     compiled: Annotated[
         bool,

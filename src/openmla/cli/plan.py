@@ -38,7 +38,7 @@ def plan_command(
     context: Annotated[int, typer.Option(help="all keys, new ones included; 0: as tokens")] = 0,
     tp: Annotated[int, typer.Option(help="ranks that share the heads")] = 1,
     page_size: Annotated[int, typer.Option(help="rows per cache page; 0: not paged")] = 0,
-    dtype: Annotated[str, typer.Option(help="bf16, fp16, e4m3 or an FP8 cache format")] = "bf16",
+    dtype: Annotated[str, typer.Option(help="bf16, fp16, e4m3 or a cache format")] = "bf16",
     form: Annotated[str, typer.Option(help=FORM_HELP)] = "",
     ratio: Annotated[int | None, typer.Option(help=RATIO_HELP)] = None,
     backend: Annotated[str, typer.Option(help="one kernel family, never replaced")] = "auto",

@@ -18,7 +18,7 @@ def warmup_command(
     device: Annotated[str, typer.Option(help="The GPU to compile for")] = "cuda",
     tp: Annotated[int, typer.Option(help="Ranks that share the heads")] = 1,
     dtype: Annotated[
-        list[str] | None, typer.Option(help="bf16 or an FP8 cache format (may be repeated)")
+        list[str] | None, typer.Option(help="bf16 or a quantized cache format (may be repeated)")
     ] = None,
     jobs: Annotated[
         int, typer.Option(help="Processes that compile side by side; 0: one for each core", min=0)

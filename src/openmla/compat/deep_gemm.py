@@ -42,8 +42,19 @@ def fp8_mqa_logits(
 ) -> Tensor:
     """float32 [tokens, keys], or [tokens, max_seqlen_k] with each window moved to column 0.
 
-    q e4m3 [tokens, heads, 128]; kv (e4m3 [keys, 128], float32 [keys]); weights float32 [tokens,
-    heads]; query t sees keys cu_seq_len_k_start[t] … cu_seq_len_k_end[t] - 1, int32 [tokens].
+    Args:
+        q: e4m3 [tokens, heads, 128]; 1 to 128 heads.
+        kv: a pair of values e4m3 [keys, 128] and their scales float32 [keys].
+        weights: float32 [tokens, heads], with q's scale and all factors inside.
+        cu_seq_len_k_start: int32 [tokens], the first key that each query sees.
+        cu_seq_len_k_end: int32 [tokens], the key after the last one it sees.
+        clean_logits: write -inf to columns outside of a query's window; otherwise they are
+            anything.
+        max_seqlen_k: columns of the result, where a window begins at column 0; 0: a column per key.
+
+    Raises:
+        InvalidArgument: an argument is wrong; the message names it, and what was expected.
+        Unsupported: no kernel serves such a call; the message says what would.
     """
     wide = index_checks.count("max_seqlen_k", max_seqlen_k, 0)
     q = index_checks.queries(q)
@@ -77,12 +88,24 @@ def fp8_paged_mqa_logits(
     clean_logits: bool = False,
     indices: Tensor | None = None,
 ) -> Tensor:
-    """float32 [batch * next_n, max_context_len].
+    """float32 [batch * next_n, max_context_len]: scores of queries over keys in pages.
 
-    q e4m3 [batch, next_n, heads, 128]; kv_cache uint8 [pages, rows, 1, 132], a page being the
-    values of all its rows and then their scales; weights float32 [batch * next_n, heads]; query
-    (b, i) sees the first context_lens[b, i] keys of request b, int32 [batch, next_n]; block_table
-    int32 [batch, max_pages].
+    Args:
+        q: e4m3 [batch, next_n, heads, 128]; 1 to 128 heads.
+        kv_cache: uint8 [pages, rows, 1, 132], a page being the values of all its rows and then
+            their scales.
+        weights: float32 [batch * next_n, heads], with q's scale and all factors inside.
+        context_lens: int32 [batch, next_n]: query (b, i) sees the first context_lens[b, i] keys of
+            request b.
+        block_table: int32 [batch, max_pages], the pages of each request.
+        schedule_meta: not looked at; openmla plans by itself.
+        max_context_len: columns of the result.
+        clean_logits: write -inf to columns past a query's keys; otherwise they are anything.
+        indices: None; anything else is refused.
+
+    Raises:
+        InvalidArgument: an argument is wrong; the message names it, and what was expected.
+        Unsupported: indices are given, or no kernel serves such a call.
     """
     if indices is not None:
         raise Unsupported("fp8_paged_mqa_logits with indices", "indices=None")
@@ -113,7 +136,17 @@ def fp8_paged_mqa_logits(
 def get_paged_mqa_logits_metadata(
     context_lens: Tensor, block_kv: int, num_sms: int, indices: Tensor | None = None
 ) -> Tensor:
-    """int32 [num_sms + 1, 2] of zeros: what `schedule_meta` may be, since nothing looks at it."""
+    """int32 [num_sms + 1, 2] of zeros: what `schedule_meta` may be, since nothing looks at it.
+
+    Args:
+        context_lens: a tensor; the result is made where it is.
+        block_kv: not looked at.
+        num_sms: rows of the result but one, at least 1.
+        indices: not looked at.
+
+    Raises:
+        InvalidArgument: num_sms is no int of at least 1.
+    """
     del block_kv, indices
     shape = (index_checks.count("num_sms", num_sms, 1) + 1, 2)
     return torch.zeros(shape, dtype=torch.int32, device=context_lens.device)

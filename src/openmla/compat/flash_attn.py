@@ -50,10 +50,35 @@ def flash_attn_varlen_func(
 ) -> Tensor | tuple[Tensor, Tensor]:
     """out [total_q, H, d_v], or (out, lse [H, total_q], natural log) with return_attn_probs.
 
-    q [total_q, H, d]; k [total_k, H_k, d]; v [total_k, H_k, d_v]; H a multiple of H_k, and query
-    head h reads key head h // (H / H_k). cu_seqlens_q, cu_seqlens_k int32 [batch+1].
-    softmax_scale defaults to 1/sqrt(d). max_seqlen_q and max_seqlen_k size FlashAttention's grid;
-    openmla does not need them.
+    Args:
+        q: [total_q, H, d], bf16, fp16, fp32 or e4m3; H from 1 to 128.
+        k: [total_k, H_k, d] in the dtype of q; H is a multiple of H_k, and query head h reads key
+            head h // (H / H_k).
+        v: [total_k, H_k, d_v] in the dtype of q.
+        cu_seqlens_q: int32 [batch + 1], where each sequence's queries begin.
+        cu_seqlens_k: int32 [batch + 1], where each sequence's keys begin.
+        max_seqlen_q: an int of 0 or more, which sizes FlashAttention's grid; it changes nothing.
+        max_seqlen_k: the same for keys.
+        seqused_q: None; anything else is refused.
+        seqused_k: None; anything else is refused.
+        softmax_scale: a factor for all scores; 1 / sqrt(d) if None.
+        causal: aligned bottom-right: the last query of a sequence sees its last key.
+        qv: None; anything else is refused.
+        q_descale: None; anything else is refused.
+        k_descale: None; anything else is refused.
+        v_descale: None; anything else is refused.
+        window_size: (-1, -1) for all keys, or (-1, 0), which is causal; others are refused.
+        attention_chunk: 0; anything else is refused.
+        softcap: 0; anything else is refused.
+        num_splits: an int of 0 or more, a hint about speed; it changes nothing.
+        pack_gqa: a bool or None, a hint about speed; it changes nothing.
+        deterministic: a bool; results and gradients are deterministic either way.
+        sm_margin: an int of 0 or more, a hint about speed; it changes nothing.
+        return_attn_probs: also return lse, fp32 [H, total_q].
+
+    Raises:
+        InvalidArgument: an argument is wrong; the message names it, and what was expected.
+        Unsupported: openmla has no kernel for what was asked; the message says what would serve.
     """
     _refuse_what_has_no_kernel(
         seqused_q=seqused_q,

@@ -46,9 +46,20 @@ def flash_mla_sparse_fwd(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(out [s_q, h_q, d_v], max_logits [s_q, h_q], lse [s_q, h_q]).
 
-    q [s_q, h_q, d_qk]; kv [s_kv, 1, d_qk], V is its first d_v columns; indices int32
-    [s_q, 1, topk], a negative one or one of s_kv or more is ignored; attn_sink float32 [h_q];
-    topk_length int32 [s_q], entries at or past it are ignored; out is where to write, if given.
+    Args:
+        q: [s_q, h_q, d_qk], bf16, fp16, fp32 or e4m3; 1 to 128 heads.
+        kv: [s_kv, 1, d_qk] in the dtype of q; V is its first d_v columns.
+        indices: int32 [s_q, 1, topk], rows of kv; a negative one or one of s_kv or more is ignored.
+        sm_scale: a factor for all scores.
+        d_v: how many leading columns of a row are V.
+        attn_sink: float32 [h_q]: one more term exp(sink) in each head's denominator; None without
+            one.
+        topk_length: int32 [s_q], entries of a list at or past it are ignored; all count if None.
+        out: where to write the result, [s_q, h_q, d_v]; made if None.
+
+    Raises:
+        InvalidArgument: an argument is wrong; the message names it, and what was expected.
+        Unsupported: a tensor requires gradients, or no kernel serves such a call.
     """
     q = checks.queries(q)
     s_q, heads, d_qk = q.shape

@@ -81,7 +81,12 @@ class FlashMLASchedMeta:
 
 
 def get_mla_metadata(*_args: object, **_options: object) -> tuple[FlashMLASchedMeta, None]:
-    """(metadata, None), as FlashMLA returns it, whatever it is given."""
+    """(metadata, None), as FlashMLA returns it, whatever it is given.
+
+    Args:
+        *_args: not looked at.
+        **_options: not looked at.
+    """
     return FlashMLASchedMeta(), None
 
 
@@ -112,15 +117,45 @@ def flash_mla_with_kvcache(
 ) -> tuple[Tensor, Tensor]:
     """(out [batch, s_q, heads, head_dim_v], lse float32 [batch, heads, s_q]).
 
-    q [batch, s_q, heads, d_qk]; k_cache [pages, page_size, 1, d_qk], V is its first head_dim_v
-    columns; with is_fp8_kvcache bytes [pages, page_size, 1, 656], or 584, 528 or 288 where d_qk is
-    512: of 584, each page all its rows, then all their scales. Without indices, request b sees the
-    first cache_seqlens[b] rows of the pages that block_table[b] names. With indices int32
-    [batch, s_q, topk], physical rows, those, up to topk_length[b], and likewise those of
-    extra_k_cache; neither causal nor a block table then. Lengths are one per request, or one per
-    query, [batch, s_q]. softmax_scale: 1 / sqrt(d_qk) unless given. kv_format: None, or the name of
-    k_cache's rows, which must be what its bytes say; the table above has all of them. descale_q,
-    descale_k: None; rows have scales of their own.
+    Without indices, request b sees the first cache_seqlens[b] rows of the pages that block_table[b]
+    names. With indices, each query sees the rows that it names, of k_cache and of extra_k_cache.
+
+    Args:
+        q: [batch, s_q, heads, d_qk], bf16, fp16, fp32 or e4m3; 1 to 128 heads.
+        k_cache: bf16 [pages, page_size, 1, d_qk], V is its first head_dim_v columns; with
+            is_fp8_kvcache bytes [pages, page_size, 1, 656], or 584, 528 or 288 where d_qk is 512:
+            of 584, each page all its rows, then all their scales.
+        block_table: int32 [batch, max_pages], the pages of each request; not read with indices.
+        cache_seqlens: int32 [batch], keys of each request; not read with indices.
+        head_dim_v: how many leading columns of a row are V; 512 with is_fp8_kvcache.
+        tile_scheduler_metadata: not looked at.
+        num_splits: None, as get_mla_metadata returns it.
+        softmax_scale: a factor for all scores; 1 / sqrt(d_qk) if None.
+        causal: aligned bottom-right: the last query of a request sees its last key; False with
+            indices.
+        is_fp8_kvcache: whether the caches are bytes of quantized rows.
+        indices: int32 [batch, s_q, topk], physical rows of k_cache; None: all keys of the request.
+        attn_sink: float32 [heads]: one more term exp(sink) in each head's denominator; None without
+            one.
+        extra_k_cache: a second cache, as k_cache; only with indices.
+        extra_indices_in_kvcache: int32 [batch, s_q, topk], physical rows of extra_k_cache; only
+            with it.
+        topk_length: int32 [batch], or one per query [batch, s_q]: how many entries of a list count;
+            all if None. Only with indices.
+        extra_topk_length: the same for extra_indices_in_kvcache.
+        enable_batch_invariant: a bool that changes nothing: the bits of a request never depend on
+            its batch.
+        use_legacy: scales of DeepSeek-V4.1's rows lie behind the rows of a page; see the table of
+            this module.
+        kv_format: the name of k_cache's rows, which must be what its bytes say; see the table of
+            this module. None: its bytes say which.
+        descale_q: None: queries are not quantized.
+        descale_k: None: rows have scales of their own.
+        out: where to write the result, [batch, s_q, heads, head_dim_v]; made if None.
+
+    Raises:
+        InvalidArgument: an argument is wrong; the message names it, and what was expected.
+        Unsupported: a tensor requires gradients, or no kernel serves such a call.
     """
     for name, scales in (("descale_q", descale_q), ("descale_k", descale_k)):
         if scales is not None:

@@ -33,16 +33,26 @@ def compress_rows(
     """One row for every `ratio` tokens: [..., tokens, width] -> [..., tokens / ratio, width].
 
     Column c of row j is the sum over the row's tokens of softmax(gate + bias)[c] * kv[c], the
-    softmax being over these tokens. `bias` [ratio, width] belongs to places within a row. A
-    softmax in float32, rounded once to the type of kv (float64 stays float64).
+    softmax being over these tokens. A softmax in float32, rounded once to the type of kv (float64
+    stays float64). Ratio 1 without a gate returns kv.
 
-    With `overlap`, kv and gate are [..., tokens, 2 * width] and bias is [ratio, 2 * width]: the
-    first half of a token's columns goes into the next row, the second half into its own, and a row
-    is made of 2 * ratio tokens. `previous` are kv and gate [..., ratio, width or 2 * width] of the
-    `ratio` tokens before these, of which the first `width` columns are read; without them, the
-    first row is made of its own tokens alone.
+    With `overlap`, kv and gate are [..., tokens, 2 * width]: the first half of a token's columns
+    goes into the next row, the second half into its own, and a row is made of 2 * ratio tokens.
 
-    Ratio 1 without a gate returns kv.
+    Args:
+        kv: [..., tokens, width], fp32, bf16, fp16 or fp64, values of the tokens; tokens are a
+            multiple of ratio. With overlap, 2 * width columns.
+        gate: floats, of the shape of kv; None only at ratio 1, without overlap and bias.
+        bias: [ratio, width], with overlap [ratio, 2 * width], added to the gates by places within a
+            row; None without one.
+        ratio: tokens per row.
+        overlap: whether a row is also made of the tokens of the row before.
+        previous: kv and gate [..., ratio, width or 2 * width] of the `ratio` tokens before these,
+            of which the first `width` columns are read; only with overlap. None: the first row is
+            made of its own tokens alone.
+
+    Raises:
+        InvalidArgument: an argument is wrong; the message names it, and what was expected.
 
     >>> kv = torch.tensor([[1.0], [3.0], [5.0], [7.0]])
     >>> compress_rows(kv, torch.zeros(4, 1), ratio=2).tolist()

@@ -93,10 +93,7 @@ def prefill(
 ) -> Tensor | tuple[Tensor, ...]:
     """Dense causal attention of this rank's tokens over all keys before them, in MHA form.
 
-    q [shard.tokens, H, d_nope + d_rope], latent [shard.tokens, 512] and rope [shard.tokens, 64] are
-    this rank's rows, in the order of `shard.rows()`; so is the result, [shard.tokens, H, d_v], and
-    (out, lse) with `return_lse`. `latent` may be what `send_latent` returned. With `cache` and
-    `block_table` the rows also go into its pages, and a prefix that is cached there is attended to.
+    Returns out [shard.tokens, H, d_v], with `return_lse` also lse, in the order of `shard.rows()`.
 
     K and V of every key that this rank's queries see are expanded once, when all rows are here.
     With `overlap` they are expanded wave by wave: the first is attended to while the second is on
@@ -105,8 +102,33 @@ def prefill(
     Without a cache it has gradients. Then every rank must go backwards, also one without tokens:
     gradients of latent and rope are sums over the ranks. Rows that need some are gathered at once.
 
-    `group` are the ranks that share the sequences; heads may be split over another group, as in a
-    2-d device mesh. `verify=False` skips the check that all ranks agree: see `agreement`.
+    Args:
+        q: [shard.tokens, H, d_nope + d_rope], this rank's queries, in the order of `shard.rows()`;
+            the dtype is that of what `expand` returns.
+        latent: [shard.tokens, latent], bf16, fp16 or fp32, this rank's rows in the same order, or
+            what `send_latent` returned for them.
+        rope: [shard.tokens, rope] in the dtype of latent, the rope part of these rows; None where
+            there is none, or where `send_latent` has sent it.
+        expand: a function of latent rows [n, latent] that returns k_nope [n, H, d_nope] and v
+            [n, H, d_v]: the model's kv_b projection.
+        shard: which tokens this rank has, as `split` made it.
+        group: the ranks that share the sequences; None is torch's default group. Heads may be split
+            over another group, as in a 2-d device mesh.
+        cache: a LatentCache whose pages also get the rows of all ranks, and whose prefix of
+            shard.cached keys is attended to; None without one.
+        block_table: int32 [sequences, max_pages], the pages of each sequence; only with a cache.
+        overlap: attend to the first wave while the second is on its way.
+        verify: check first that all ranks agree, which waits for the GPU. False on all ranks or on
+            none, after a layer in which they agreed.
+        scale: a factor for all scores; 1 / sqrt(d_nope + d_rope) if None.
+        sink: fp32 [H]: one more term exp(sink) in each head's denominator; None without one.
+        return_lse: also return lse, fp32 [shard.tokens, H]: natural log, without the sink.
+        backend: "auto" takes the best kernel of the chip; another name takes that one or raises.
+
+    Raises:
+        InvalidArgument: an argument is wrong, or ranks disagree; the message names it.
+        Unsupported: no kernel serves such a call; the message says what would.
+        PeerLost: another rank has ended, or did not make this call within the group's timeout.
     """
     given = latent, rope, cache, block_table
     going = _started("prefill", q, given, shard, group, verify)
@@ -191,10 +213,33 @@ def prefill_latent(
     return_lse: bool = False,
     backend: Backend = "auto",
 ) -> Tensor | tuple[Tensor, ...]:
-    """Prefill in latent form: q [shard.tokens, H, 512 + 64] is absorbed, nothing is expanded.
+    """Prefill in latent form: queries are absorbed, nothing is expanded.
 
-    Parts share the pages of their sequence. Without a `cache` the rows, which must be bf16, go into
-    one that lasts as long as the call.
+    Returns out [shard.tokens, H, latent], with `return_lse` also lse, in the order of
+    `shard.rows()`. Parts share the pages of their sequence. It has no gradients.
+
+    Args:
+        q: [shard.tokens, H, latent + rope], this rank's absorbed queries, in the order of
+            `shard.rows()`, as `openmla.mla_prefill_latent` takes them.
+        latent: [shard.tokens, latent], this rank's rows in the same order, or what `send_latent`
+            returned for them, if it was given a cache. bf16; with a cache also fp16 or fp32.
+        rope: [shard.tokens, rope] in the dtype of latent, the rope part of these rows; None where
+            there is none, or where `send_latent` has sent it.
+        shard: which tokens this rank has, as `split` made it.
+        group: the ranks that share the sequences; None is torch's default group.
+        scale: a factor for all scores.
+        cache: a LatentCache whose pages get the rows of all ranks, and whose prefix of shard.cached
+            keys is attended to; if None, rows go into bf16 pages that last as long as the call.
+        block_table: int32 [sequences, max_pages], the pages of each sequence; only with a cache.
+        verify: check first that all ranks agree; False on all ranks or on none.
+        sink: fp32 [H]: one more term exp(sink) in each head's denominator; None without one.
+        return_lse: also return lse, fp32 [shard.tokens, H]: natural log, without the sink.
+        backend: "auto" takes the best kernel of the chip; another name takes that one or raises.
+
+    Raises:
+        InvalidArgument: an argument is wrong, or ranks disagree; the message names it.
+        Unsupported: no kernel serves such a call; the message says what would.
+        PeerLost: another rank has ended, or did not make this call within the group's timeout.
     """
     given = latent, rope, cache, block_table
     going = _started("prefill_latent", q, given, shard, group, verify)
@@ -277,10 +322,37 @@ def prefill_sparse(
     return_lse: bool = False,
     backend: Backend = "auto",
 ) -> Tensor | tuple[Tensor, ...]:
-    """Sparse attention: indices int32 [shard.tokens, topk] name rows of the whole batch.
+    """Sparse attention: each of this rank's queries attends to the rows its indices name.
 
-    Without a cache, row i is token i of all sequences laid end to end; with one, a physical row
-    (page * page_size + offset), as in `openmla.mla_prefill_sparse`.
+    Returns out [shard.tokens, H, latent], with `return_lse` also lse, in the order of
+    `shard.rows()`.
+
+    Args:
+        q: [shard.tokens, H, latent + rope], this rank's absorbed queries, in the order of
+            `shard.rows()`, as `openmla.mla_prefill_sparse` takes them.
+        latent: [shard.tokens, latent], bf16, fp16 or fp32, this rank's rows in the same order, or
+            what `send_latent` returned for them.
+        rope: [shard.tokens, rope] in the dtype of latent, the rope part of these rows; None where
+            there is none, or where `send_latent` has sent it.
+        indices: int32 [shard.tokens, topk]. Without a cache, row i is token i of all sequences laid
+            end to end; with one, a physical row, page * page_size + offset. Negative ones and those
+            past the rows are ignored.
+        shard: which tokens this rank has, as `split` made it.
+        group: the ranks that share the sequences; None is torch's default group.
+        scale: a factor for all scores.
+        topk_lengths: int32 [shard.tokens], how many entries of a list count; all if None.
+        cache: a LatentCache whose pages get the rows of all ranks; needed where the shard has a
+            cached prefix.
+        block_table: int32 [sequences, max_pages], the pages of each sequence; only with a cache.
+        verify: check first that all ranks agree; False on all ranks or on none.
+        sink: fp32 [H]: one more term exp(sink) in each head's denominator; None without one.
+        return_lse: also return lse, fp32 [shard.tokens, H]: natural log, without the sink.
+        backend: "auto" takes the best kernel of the chip; another name takes that one or raises.
+
+    Raises:
+        InvalidArgument: an argument is wrong, or ranks disagree; the message names it.
+        Unsupported: no kernel serves such a call; the message says what would.
+        PeerLost: another rank has ended, or did not make this call within the group's timeout.
     """
     rows_given = (latent, rope) if isinstance(latent, Tensor) else (None, None)
     checks.no_gradients(q=q, latent=rows_given[0], rope=rows_given[1], sink=sink)

@@ -100,15 +100,28 @@ class Gathering:
     """Rows on their way to every rank, one collective per wave."""
 
     shard: ContextShard
+    """Which tokens this rank has."""
     destination: Rows | Pages
+    """Where rows are written when they arrive."""
     latent: int
     """Columns of a row before rope."""
     group: Group = None
+    """The ranks that share the sequences; None is torch's default group."""
     call: str = "gather_latent"
+    """The user's call, which errors name."""
     _pending: list[tuple[Arrival, Any, Tensor, Tensor]] = field(default_factory=list)
 
     def start(self, sent: Tensor, wave: int | None) -> None:
-        """Begin to send one wave of this rank's rows, or all of them in one collective."""
+        """Begin to send one wave of this rank's rows, or all of them in one collective.
+
+        Args:
+            sent: [shard.tokens, width], this rank's rows in the order of `shard.rows()`, in the
+                dtype or the bytes that the destination keeps.
+            wave: which wave of the shard; all of them if None.
+
+        Raises:
+            PeerLost: another rank has ended, or did not make this call within the group's timeout.
+        """
         due = arrival(self.shard, wave, sent.device)
         own = sent[due.local].resolve_neg()
         if self.shard.world == 1 or not due.most:
@@ -122,7 +135,14 @@ class Gathering:
         self._pending.append((due, work, own, got))  # `own` must live until it is sent
 
     def wait(self, waves: int | None = None) -> Rows | Pages:
-        """Where the rows are, once the first `waves` of them (or all) have arrived."""
+        """Where the rows are, once the first `waves` of them (or all) have arrived.
+
+        Args:
+            waves: how many waves to wait for, counted from the first; all if None.
+
+        Raises:
+            PeerLost: another rank has ended, or did not make this call within the group's timeout.
+        """
         keep = 0 if waves is None else max(len(self.shard.waves) - waves, 0)
         while len(self._pending) > keep:
             due, work, _, got = self._pending.pop(0)
@@ -135,7 +155,11 @@ class Gathering:
         return self.destination
 
     def rows(self) -> Tensor:
-        """All rows in sequence order: [all tokens, width]."""
+        """All rows in sequence order: [all tokens, width].
+
+        Raises:
+            PeerLost: another rank has ended, or did not make this call within the group's timeout.
+        """
         done = self.wait()
         if isinstance(done, Pages):
             return done.cache.gather(done.slots)
@@ -194,11 +218,24 @@ def gather_latent(
     async_op: bool = False,
     verify: bool = True,
 ) -> Tensor | Gathering:
-    """local [shard.tokens, width] of every rank -> [all tokens, width] in sequence order.
+    """Rows of every rank, all tokens of the batch in sequence order: [all tokens, width].
 
-    bf16, fp16, fp32, e4m3 or the bytes (uint8) of any other format; bit for bit, in one collective.
-    With `async_op` there is one per wave, and the result is a `Gathering`: `rows()` waits. Without
-    it, rows that require gradients have them.
+    Bit for bit, in one collective. With `async_op` there is one per wave, and the result is a
+    `Gathering`: `rows()` waits. Without it, rows that require gradients have them.
+
+    Args:
+        local: [shard.tokens, width], this rank's rows in the order of `shard.rows()`: bf16, fp16,
+            fp32, e4m3, or uint8 for the bytes of any other format.
+        shard: which tokens this rank has, as `split` made it.
+        group: the ranks that share the sequences; None is torch's default group.
+        async_op: return at once, with a `Gathering` of rows on their way.
+        verify: check first that all ranks agree, which waits for the GPU; False on all ranks or on
+            none.
+
+    Raises:
+        InvalidArgument: an argument is wrong, or ranks disagree; the message names it.
+        Unsupported: rows require gradients beside async_op, or have a tangent of forward mode.
+        PeerLost: another rank has ended, or did not make this call within the group's timeout.
     """
 
     def facts() -> Facts:
@@ -231,10 +268,25 @@ def send_latent(
 ) -> Gathering:
     """Start to send this rank's rows; `prefill` takes the result in place of `latent`.
 
-    latent [shard.tokens, 512], rope [shard.tokens, 64] or None. What is computed between the two
-    calls, such as the queries, hides the time the rows take. With a `cache`, rows travel in its
-    format and go into the pages that block_table int32 [sequences, max_pages] names: position p of
-    sequence s, cached prefix included, to page block_table[s, p // page_size].
+    What is computed between the two calls, such as the queries, hides the time the rows take. With
+    a `cache`, rows travel in its format and go into its pages.
+
+    Args:
+        latent: [shard.tokens, latent], bf16, fp16 or fp32, this rank's rows in the order of
+            `shard.rows()`.
+        rope: [shard.tokens, rope] in the dtype of latent, their rope part; None without one.
+        shard: which tokens this rank has, as `split` made it.
+        group: the ranks that share the sequences; None is torch's default group.
+        cache: a LatentCache whose pages get the rows of all ranks; if None, a tensor of their own.
+        block_table: int32 [sequences, max_pages]: position p of sequence s, cached prefix included,
+            goes to page block_table[s, p // page_size]; only with a cache.
+        verify: check first that all ranks agree, which waits for the GPU; False on all ranks or on
+            none.
+
+    Raises:
+        InvalidArgument: an argument is wrong, or ranks disagree; the message names it.
+        Unsupported: rows require gradients beside a cache, or have a tangent of forward mode.
+        PeerLost: another rank has ended, or did not make this call within the group's timeout.
     """
     given = Given(latent, rope, cache, block_table)
     return start_sending("send_latent", given, shard, group, verify)

@@ -22,6 +22,14 @@ CALL = "merge_over_ranks"
 def local_indices(indices: Tensor, first: int, last: int) -> Tensor:
     """Global rows -> rows of a shard that holds first … last-1; others become -1, which counts not.
 
+    Args:
+        indices: int32 [total_q, topk], rows of all shards; negative ones stay -1.
+        first: the first row of this rank's shard.
+        last: the row after its last.
+
+    Raises:
+        InvalidArgument: indices have another shape or dtype, or first and last are out of order.
+
     >>> local_indices(torch.tensor([[0, 7, 5, -1]], dtype=torch.int32), 4, 8).tolist()
     [[-1, 3, 1, -1]]
     """
@@ -36,10 +44,22 @@ def merge_over_ranks(
 ) -> tuple[Tensor, Tensor]:
     """Partial results over disjoint keys, one per rank -> the whole, the same bits on every rank.
 
-    out [total_q, H, d_v], lse float32 [total_q, H], natural log, of the same queries on every rank,
-    computed without a sink. Every rank merges total_q / world of the queries, all parts at once in
-    fp32, and hands them to the others: two collectives, and one rounding whatever the number of
-    ranks.
+    Returns out and lse over all keys. Every rank merges total_q / world of the queries, all parts
+    at once in fp32, and hands them to the others: two collectives, and one rounding whatever the
+    number of ranks.
+
+    Args:
+        out: [total_q, H, d_v], bf16, fp16 or fp32, of the same queries on every rank, computed
+            without a sink.
+        lse: fp32 [total_q, H], natural log; -inf where this rank's keys were not seen.
+        group: the ranks that hold the keys; None is torch's default group.
+        verify: check first that all ranks agree, which waits for the GPU; False on all ranks or on
+            none.
+
+    Raises:
+        InvalidArgument: an argument is wrong, or ranks disagree; the message names it.
+        Unsupported: a tensor requires gradients.
+        PeerLost: another rank has ended, or did not make this call within the group's timeout.
     """
 
     def facts() -> Facts:

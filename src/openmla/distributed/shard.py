@@ -47,8 +47,11 @@ class Part(NamedTuple):
     """Consecutive new tokens start … end-1 of one sequence."""
 
     sequence: int
+    """Which sequence of the batch."""
     start: int
+    """Its first new token, counted from the sequence's first new one."""
     end: int
+    """The token after its last."""
     keys: int
     """Keys that its last query sees: the cached prefix, and `end` new ones."""
 
@@ -72,11 +75,21 @@ class ContextShard:
     cached: tuple[int, ...]
     """Keys of every sequence that a cache holds already, before its new tokens."""
     world: int
+    """Ranks that share the batch."""
     rank: int
+    """Which of them this is."""
     layout: Layout
+    """How sequences are cut: zigzag or contiguous."""
 
     def at(self, rank: int) -> ContextShard:
-        """The share of another rank of the same batch."""
+        """The share of another rank of the same batch.
+
+        Args:
+            rank: which rank, from 0 to world - 1.
+
+        Raises:
+            InvalidArgument: there is no such rank.
+        """
         _check_int("rank", rank, 0, self.world - 1)
         return replace(self, rank=rank)
 
@@ -158,10 +171,19 @@ def split(
     *,
     cached: Sequence[int] | None = None,
 ) -> ContextShard:
-    """The share of one rank of `world`. `lengths` are the new tokens of every sequence.
+    """The share of one rank of a batch. Every rank makes the same call with its own `rank`.
 
-    `cached` says how many keys of every sequence a cache holds already, on every rank: a prefix
-    that was computed before. Every rank makes the same call with its own `rank`.
+    Args:
+        lengths: a list of ints, the new tokens of every sequence.
+        world: how many ranks share the batch.
+        rank: which of them this is, from 0 to world - 1.
+        layout: "zigzag" gives every rank a cheap and a dear piece of each sequence; "contiguous"
+            one piece, so that ranks with the ends of sequences work longer.
+        cached: a list of ints, how many keys of every sequence a cache holds already, on every
+            rank: a prefix that was computed before. None: no sequence has one.
+
+    Raises:
+        InvalidArgument: a number is out of range, a list is none, or there is no such layout.
     """
     _check_int("world", world, 1)
     _check_int("rank", rank, 0, world - 1)

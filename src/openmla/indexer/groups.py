@@ -30,10 +30,16 @@ from openmla.problem import Backend
 def expand_pools(pools: Tensor, lengths: Tensor, pool: int) -> Tensor:
     """int32 [total_q, n * pool + pool - 1]: the tokens of selected pools, and the unfinished one's.
 
-    pools int32 [total_q, n]: which complete pools each query selected, -1 after the last of them,
-    as select_topk and index_topk(rows="relative") write them; lengths int32 [total_q]: how many
-    tokens a query sees, its own included. Tokens count from the sequence's first, ascending where
-    pools are, then -1.
+    Tokens count from the sequence's first, ascending where pools are, then -1.
+
+    Args:
+        pools: int32 [total_q, n], which complete pools each query selected, -1 after the last of
+            them, as select_topk and index_topk(rows="relative") write them.
+        lengths: int32 [total_q], how many tokens a query sees, its own included.
+        pool: tokens of a complete pool.
+
+    Raises:
+        InvalidArgument: an argument is wrong; the message names it, and what was expected.
 
     >>> expand_pools(torch.tensor([[0, 2, -1]]).int(), torch.tensor([14]).int(), 4).tolist()
     [[0, 1, 2, 3, 8, 9, 10, 11, 12, 13, -1, -1, -1, -1, -1]]
@@ -63,9 +69,19 @@ def select_blocks(
 ) -> Tensor:
     """int32 [total_q, count]: the best blocks of `block` keys of each query, ascending, then -1.
 
-    scores fp32 [total_q, width], of which a query sees the first ends int32 [total_q], all without.
     A block scores as its best key that is seen, NaN counting as -inf; the last block that has such
     a key is selected whatever it scores, and counts among `count`.
+
+    Args:
+        scores: fp32 [total_q, width], a score per key, without gradients.
+        count: how many blocks at most, at least 1.
+        block: keys of a block.
+        ends: int32 [total_q], how many keys each query sees; all if None.
+        backend: "auto" takes the best kernel of the chip; another name takes that one or raises.
+
+    Raises:
+        InvalidArgument: an argument is wrong; the message names it, and what was expected.
+        Unsupported: no kernel serves such a call; the message says what would.
 
     >>> select_blocks(torch.tensor([[1.0, 5.0, 0.0, 2.0, 9.0, 0.0]]), 2, block=2).tolist()
     [[0, 2]]
@@ -100,8 +116,19 @@ def select_in_blocks(
 ) -> Tensor:
     """int32 [total_q, topk]: the best keys of each query inside its blocks, ascending, then -1.
 
-    scores and ends as in select_blocks; blocks int32 [total_q, count] as it writes them, ascending.
     Scores outside of the blocks are not read.
+
+    Args:
+        scores: fp32 [total_q, width], a score per key, without gradients.
+        blocks: int32 [total_q, count], as select_blocks writes them: ascending, then -1.
+        topk: how many keys at most, at least 1.
+        block: keys of a block, as select_blocks was given.
+        ends: int32 [total_q], how many keys each query sees; all if None.
+        backend: "auto" takes the best kernel of the chip; another name takes that one or raises.
+
+    Raises:
+        InvalidArgument: an argument is wrong; the message names it, and what was expected.
+        Unsupported: no kernel serves such a call; the message says what would.
 
     >>> scores = torch.tensor([[1.0, 5.0, 7.0, 8.0, 9.0, 0.0]])
     >>> select_in_blocks(scores, torch.tensor([[0, 2]]).int(), 2, block=2).tolist()

@@ -26,7 +26,9 @@ class Batch:
     """Sequences with new tokens, some of them after a context that the cache holds."""
 
     new: tuple[int, ...]
+    """New tokens of each sequence."""
     context: tuple[int, ...]
+    """Keys of each sequence before its new tokens."""
     cu_seqlens: Tensor
     """int32 [sequences + 1]: where each sequence's new tokens begin among all."""
     block_table: Tensor | None
@@ -39,7 +41,19 @@ class Batch:
         block_table: Tensor | None = None,
         device: torch.device | str = "cpu",
     ) -> Batch:
-        """A batch from lengths; `context` counts the keys before the new tokens, 0 if not given."""
+        """A batch from lengths.
+
+        Args:
+            new: ints, the new tokens of each sequence.
+            context: ints, the keys of each sequence before its new tokens; 0 each if None.
+            block_table: int32 [sequences, max_pages], the pages of each sequence, its new tokens'
+                included; None without a cache.
+            device: where the batch's tensors are made; with a block_table, they are made where it
+                is.
+
+        Raises:
+            InvalidArgument: a length is no count, or the arguments differ in their sequences.
+        """
         before = tuple(context) if context is not None else (0,) * len(new)
         if len(before) != len(new):
             raise InvalidArgument("context", f"{len(new)} lengths, as new has", len(before))
@@ -79,15 +93,40 @@ class Batch:
         return self.span(self.context, self.keys)[0]
 
     def slots(self, page_size: int) -> Tensor:
-        """int64 [tokens]: the physical row of each new token."""
+        """int64 [tokens]: the physical row of each new token.
+
+        Args:
+            page_size: rows per page of the cache.
+
+        Raises:
+            InvalidArgument: the batch has no block_table.
+        """
         return self._physical(self.sequences, self.positions, page_size)
 
     def context_rows(self, start: int, stop: int, page_size: int) -> tuple[Tensor, Tensor]:
-        """Physical rows of contexts' keys start to stop, and their cu_seqlens int32."""
+        """Physical rows of contexts' keys start to stop, and their cu_seqlens int32.
+
+        Args:
+            start: the first key, counted from the sequence's first.
+            stop: the key after the last; a context that is shorter gives what it has.
+            page_size: rows per page of the cache.
+
+        Raises:
+            InvalidArgument: the batch has no block_table.
+        """
         return self._rows(self.context, start, stop, page_size)
 
     def key_rows(self, start: int, stop: int, page_size: int) -> tuple[Tensor, Tensor]:
-        """Physical rows of all keys start to stop, new ones too, and their cu_seqlens int32."""
+        """Physical rows of all keys start to stop, new ones too, and their cu_seqlens int32.
+
+        Args:
+            start: the first key, counted from the sequence's first.
+            stop: the key after the last; a sequence that is shorter gives what it has.
+            page_size: rows per page of the cache.
+
+        Raises:
+            InvalidArgument: the batch has no block_table.
+        """
         return self._rows(self.keys, start, stop, page_size)
 
     def _rows(
@@ -103,6 +142,13 @@ class Batch:
         """int32 [tokens, topk]: physical rows of keys named by their place in the sequence.
 
         Without pages, rows of the new tokens themselves. An index outside the sequence names none.
+
+        Args:
+            indices: int [tokens, topk], places in the query's own sequence; -1 for none.
+            page_size: rows per page of the cache; None without pages.
+
+        Raises:
+            InvalidArgument: a page_size is given, and the batch has no block_table.
         """
         keys = self.cache_lengths[self.sequences, None]
         inside = (indices >= 0) & (indices < keys)
@@ -116,6 +162,10 @@ class Batch:
     def selected_bits(self, indices: Tensor) -> Tensor:
         """int32 [tokens, words], as mla_prefill's key_mask: the same keys as bits of 32 to a word.
 
+        Args:
+            indices: int [tokens, topk], places in the query's own sequence; one outside of it
+                counts not.
+
         >>> Batch.of([2]).selected_bits(torch.tensor([[0, -1], [1, 0]])).tolist()
         [[1], [3]]
         """
@@ -128,7 +178,12 @@ class Batch:
         return (flags << shifts).sum(-1, dtype=torch.int32)
 
     def span(self, first: Sequence[int], last: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """The (sequence, place) of places first[i] to last[i] of each sequence i, in order."""
+        """The (sequence, place), int64, of places first[i] … last[i]-1 of each sequence i.
+
+        Args:
+            first: ints, the first place of each sequence.
+            last: ints, the place after the last.
+        """
         device = self.cu_seqlens.device
         lengths = [b - a for a, b in zip(first, last, strict=True)]
         total = sum(lengths)

@@ -24,12 +24,17 @@ class MLAConfig:
     """Sizes of one layer, its rotary embedding and the scale of its scores."""
 
     hidden: int
+    """Width of hidden states."""
     heads: int
+    """Attention heads of the layer."""
     dims: LayerDims
+    """Widths of a head and of a cached row."""
     q_lora: int
     """Width that queries are compressed to; 0 when they are not."""
     rope: Rope
+    """The rotary embedding of queries and rows."""
     scale: float
+    """A factor for all scores."""
     topk: int = 0
     """Keys that each query attends to; 0 when it attends to all."""
     bias: bool = False
@@ -42,7 +47,14 @@ class MLAConfig:
 
     @staticmethod
     def of(config: Any) -> MLAConfig:
-        """From the (text) configuration of a model in `SERVED`."""
+        """From the (text) configuration of a model in `SERVED`.
+
+        Args:
+            config: a configuration of Transformers, or an object with the same attributes.
+
+        Raises:
+            Unsupported: the model is none of these, or its rotary embedding is not served.
+        """
         kind = getattr(config, "model_type", type(config).__name__)
         if kind not in SERVED:
             raise Unsupported(f"no MLA layer for {kind!r}", nearest="one of " + ", ".join(SERVED))

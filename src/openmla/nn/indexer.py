@@ -36,17 +36,30 @@ class IndexerConfig:
     """Sizes of one indexer and its rotary embedding."""
 
     hidden: int
+    """Width of hidden states."""
     q_lora: int
+    """Width of compressed queries."""
     heads: int
+    """Heads of the indexer."""
     topk: int
+    """Keys that are selected for each query."""
     rope: Rope
+    """The rotary embedding of the first columns of q and k."""
     hadamard: bool = False
     """Rotate q and k by a Hadamard matrix, as DeepSeek's own code does before it quantizes. Scores
     stay what they are, but keys written with it can only be read with it."""
 
     @staticmethod
     def of(config: Any) -> IndexerConfig:
-        """From the configuration of a model in `INTERLEAVED`."""
+        """From the configuration of a model in `INTERLEAVED`.
+
+        Args:
+            config: a configuration of Transformers, or an object with the same attributes.
+
+        Raises:
+            Unsupported: the model is none of these, its indexer is not 128 wide, or its rotary
+                embedding is not served.
+        """
         kind = getattr(config, "model_type", type(config).__name__)
         if kind not in INTERLEAVED:
             raise Unsupported(f"no indexer for {kind!r}", nearest=", ".join(INTERLEAVED))
@@ -65,6 +78,9 @@ class Indexer(nn.Module):
     """Selects keys over ragged batches and a paged cache of its own, without gradients.
 
     It is trained by `loss` alone, which MLAAttention.forward_and_loss computes.
+
+    Args:
+        config: sizes and rotary embedding; weights are untrained.
     """
 
     def __init__(self, config: IndexerConfig) -> None:
@@ -87,10 +103,21 @@ class Indexer(nn.Module):
     ) -> Tensor | tuple[Tensor, ...]:
         """int32 [tokens, topk]: places in the query's own sequence, ascending, then -1.
 
-        x [tokens, hidden], compressed [tokens, q_lora], positions int [tokens]. New keys are
-        appended to the cache, which shares its pages' numbers with the layer's; without one the
-        batch must be of fresh sequences. With return_mask also their bits, as mla_prefill's
-        key_mask takes them.
+        New keys are appended to the cache. With return_mask also the bits of the selected keys.
+
+        Args:
+            x: [tokens, hidden], hidden states of the batch's new tokens, end to end.
+            compressed: [tokens, q_lora], their compressed queries, as MLAAttention.compress_queries
+                makes them.
+            positions: int [tokens], each token's place in its sequence.
+            batch: the sequences, and where their keys lie in the cache.
+            cache: an IndexCache of the indexer's keys, which shares its pages' numbers with the
+                layer's cache; None for fresh sequences, whose keys are kept for the call alone.
+            return_mask: also return int32 [tokens, words], as mla_prefill's key_mask takes them.
+
+        Raises:
+            InvalidArgument: an argument is wrong; the message names it, and what was expected.
+            Unsupported: no kernel serves such a call; the message says what would.
         """
         q, k, weights = self.project(x, compressed, positions)
         if cache is None:
@@ -101,8 +128,19 @@ class Indexer(nn.Module):
     def select(
         self, q: Tensor, weights: Tensor, batch: Batch, cache: IndexCache, return_mask: bool = False
     ) -> Tensor | tuple[Tensor, ...]:
-        """The lists of q [tokens, heads, 128] with weights fp32 [tokens, heads], as `project` makes
-        them, over keys that the cache has."""
+        """The lists of queries over keys that the cache has; results as those of `forward`.
+
+        Args:
+            q: [tokens, heads, 128], as `project` makes them.
+            weights: fp32 [tokens, heads], as `project` makes them.
+            batch: the sequences, with a block_table of the cache's pages.
+            cache: the IndexCache, new keys included.
+            return_mask: also return int32 [tokens, words], as mla_prefill's key_mask takes them.
+
+        Raises:
+            InvalidArgument: an argument is wrong; the message names it, and what was expected.
+            Unsupported: no kernel serves such a call; the message says what would.
+        """
         assert batch.block_table is not None  # or slots would have said so
         values, folded = fold(q, weights)
         return openmla.index_topk(
@@ -129,9 +167,23 @@ class Indexer(nn.Module):
     ) -> Tensor:
         """How far its scores are from what attention looked at: float32 [tokens].
 
-        attention are q, k_nope, k_rope and lse of mla_prefill over fresh sequences, with its scale
-        and key_mask: a target (openmla.indexer_loss). Scores are of the model's dtype, those of
-        inference are the same rounded to e4m3. Gradients end here: x and compressed have none.
+        Scores are of the model's dtype, those of inference are the same rounded to e4m3. Gradients
+        end here: x and compressed have none.
+
+        Args:
+            x: [tokens, hidden], hidden states of the batch's new tokens, end to end.
+            compressed: [tokens, q_lora], their compressed queries, as MLAAttention.compress_queries
+                makes them.
+            positions: int [tokens], each token's place in its sequence.
+            batch: the sequences, all of them fresh.
+            attention: q, k_nope, k_rope and lse of mla_prefill over them: a target
+                (openmla.indexer_loss).
+            scale: the scale that mla_prefill was given.
+            key_mask: the key_mask that mla_prefill was given; None if it saw all keys.
+
+        Raises:
+            InvalidArgument: an argument is wrong; the message names it, and what was expected.
+            Unsupported: no kernel serves such a call; the message says what would.
         """
         index_q, index_k, weights = self.project(x.detach(), compressed.detach(), positions)
         return openmla.indexer_loss(
@@ -145,20 +197,42 @@ class Indexer(nn.Module):
         )
 
     def append(self, x: Tensor, positions: Tensor, batch: Batch, cache: IndexCache) -> None:
-        """Only keep the new keys: what a batch needs in which every key is attended to."""
+        """Only keep the new keys: what a batch needs in which every key is attended to.
+
+        Args:
+            x: [tokens, hidden], hidden states of the batch's new tokens, end to end.
+            positions: int [tokens], each token's place in its sequence.
+            batch: the sequences, with a block_table of the cache's pages.
+            cache: the IndexCache that keeps the keys.
+
+        Raises:
+            InvalidArgument: the batch has no block_table, or on the CPU a page is past the cache.
+        """
         cache.append(self.keys(x, positions), batch.slots(cache.page_size))
 
     def project(
         self, x: Tensor, compressed: Tensor, positions: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """q [tokens, heads, 128], k [tokens, 128], weights fp32 [tokens, heads], all factors in."""
+        """q [tokens, heads, 128], k [tokens, 128], weights fp32 [tokens, heads], all factors in.
+
+        Args:
+            x: [tokens, hidden], hidden states of the batch's new tokens, end to end.
+            compressed: [tokens, q_lora], their compressed queries, as MLAAttention.compress_queries
+                makes them.
+            positions: int [tokens], each token's place in its sequence.
+        """
         q = self.wq_b(compressed).view(len(x), self.config.heads, DIM)
         q = self._turned(q, positions)
         weights = self.weights_proj(x.to(self.weights_proj.weight.dtype)).float()
         return q, self.keys(x, positions), weights * (self.config.heads * DIM) ** -0.5
 
     def keys(self, x: Tensor, positions: Tensor) -> Tensor:
-        """[tokens, 128]."""
+        """Keys of tokens, [tokens, 128], normed and with rope, before they are quantized.
+
+        Args:
+            x: [tokens, hidden], hidden states of the batch's new tokens, end to end.
+            positions: int [tokens], each token's place in its sequence.
+        """
         return self._turned(self.k_norm(self.wk(x))[:, None], positions)[:, 0]
 
     def _turned(self, x: Tensor, positions: Tensor) -> Tensor:

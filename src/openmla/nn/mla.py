@@ -52,6 +52,9 @@ class MLAAttention(nn.Module):
     Without a cache it has gradients, those of the expanded form; selected keys are then masked, not
     gathered. What else it does is inference. With `config.invariant` every token is attended to in
     latent form, and has the bits that it has in any other call.
+
+    Args:
+        config: sizes, rotary embedding and scale; weights are untrained.
     """
 
     def __init__(self, config: MLAConfig) -> None:
@@ -73,7 +76,15 @@ class MLAAttention(nn.Module):
 
     @staticmethod
     def from_config(config: Any) -> MLAAttention:
-        """An untrained layer of the model that a Transformers configuration describes."""
+        """An untrained layer of the model that a Transformers configuration describes.
+
+        Args:
+            config: a configuration of Transformers, or an object with the same attributes.
+
+        Raises:
+            Unsupported: the model's attention is not this layer, or its rotary embedding is not
+                served.
+        """
         return MLAAttention(MLAConfig.of(config))
 
     def load(self, source: nn.Module | Mapping[str, Tensor], prefix: str = "") -> MLAAttention:
@@ -81,6 +92,14 @@ class MLAAttention(nn.Module):
 
         A layer whose weights have no indexer shares that of a layer before it, and has none then;
         an indexer that is not served is left alone. Anything else missing or left over raises.
+
+        Args:
+            source: the model's own attention module, or tensors by the names of its parameters.
+            prefix: what names of the state dict begin with, such as "model.layers.0.self_attn.";
+                others are left alone. Empty: all are the layer's.
+
+        Raises:
+            RuntimeError: torch's own, where weights are missing, left over or of another shape.
         """
         state = source.state_dict() if isinstance(source, nn.Module) else source
         own = {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
@@ -104,13 +123,30 @@ class MLAAttention(nn.Module):
     ) -> Tensor:
         """[tokens, hidden] -> [tokens, hidden]. New rows are appended to the caches.
 
-        positions int [tokens], usually batch.positions. Without a batch, x is one fresh sequence.
         Where a sequence has more keys than config.topk, the layer's own indexer selects, over its
-        keys in index_cache, whose pages have the numbers of the cache's. A layer without one takes
-        indices int [tokens, topk] instead: places in the query's own sequence, -1 for none.
+        keys in index_cache. A layer without one takes indices instead.
 
-        With a shard, x are this rank's tokens, and the ranks of `group` have the others: see
-        openmla.nn.ranks.
+        Args:
+            x: [tokens, hidden], hidden states of the batch's new tokens, end to end; with a shard,
+                of this rank's tokens.
+            positions: int [tokens], each token's place in its sequence, usually batch.positions, or
+                shard.positions().
+            cache: a LatentCache that holds the batch's context and takes the new rows; None for
+                fresh sequences that nobody will go on with.
+            batch: the sequences, and where their keys lie in the cache; None: x is one fresh
+                sequence, with a shard those of the shard.
+            indices: int [tokens, topk], places in the query's own sequence, -1 for none, of keys
+                that were selected elsewhere; None: the layer's own indexer selects.
+            index_cache: the IndexCache of the layer's indexer, whose pages have the numbers of the
+                cache's.
+            shard: which tokens this rank has, as openmla.distributed.split made it: see
+                openmla.nn.ranks. None: all of them.
+            group: the ranks that have the other tokens of a shard; None is torch's default group.
+
+        Raises:
+            InvalidArgument: an argument is wrong; the message names it, and what was expected.
+            Unsupported: no kernel serves such a call; the message says what would.
+            PeerLost: with a shard, another rank has ended or did not make this call in time.
         """
         if shard is not None:
             if self.config.invariant:
@@ -155,10 +191,19 @@ class MLAAttention(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """The output, and the loss that trains the layer's indexer, float32 [tokens].
 
-        Of fresh sequences. The indexer learns what attention looks at: over all keys, which is the
-        warm-up of DSA, or with `sparse` over those that it selected, which attention is then
-        limited to. Its loss has gradients of the indexer's weights alone, and the output none of
-        them; their sum, or mean, is the caller's.
+        The indexer learns what attention looks at: over all keys, which is the warm-up of DSA, or
+        with `sparse` over those that it selected. Its loss has gradients of the indexer's weights
+        alone, and the output none of them; their sum, or mean, is the caller's.
+
+        Args:
+            x: [tokens, hidden], hidden states of the batch's new tokens, end to end.
+            positions: int [tokens], each token's place in its sequence.
+            batch: the sequences, all of them fresh; None: x is one sequence.
+            sparse: limit attention, and the loss, to the keys that the indexer selects.
+
+        Raises:
+            InvalidArgument: an argument is wrong; the message names it, and what was expected.
+            Unsupported: the layer has no indexer, or no kernel serves such a call.
         """
         if self.indexer is None:
             raise Unsupported("the loss of an indexer, in a layer that has none")
@@ -188,7 +233,13 @@ class MLAAttention(nn.Module):
         return projected, loss
 
     def choose(self, batch: Batch, device: torch.device | None = None) -> FormChoice:
-        """The form that a batch is computed in, and why; masked only on a device that masks."""
+        """The form that a batch is computed in, and why; masked only on a device that masks.
+
+        Args:
+            batch: the sequences; lengths alone are looked at.
+            device: where the layer runs, which decides whether there is a masked form; None: there
+                is none.
+        """
         masks = device is not None and masks_keys(device_target(device))
         heads = self.config.heads if masks else 0
         return choose_form(self.config.dims, batch.new, batch.keys, self.config.topk, heads)
@@ -198,7 +249,10 @@ class MLAAttention(nn.Module):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Queries [tokens, heads, nope+rope]; a row's latent [tokens, latent] and rope part.
 
-        `compressed` is what compress_queries(x) gave, if it was asked before.
+        Args:
+            x: [tokens, hidden], hidden states of the batch's new tokens, end to end.
+            positions: int [tokens], each token's place in its sequence.
+            compressed: [tokens, q_lora], what compress_queries(x) gave; None: it is asked here.
         """
         dims, turn = self.config.dims, self.config.rope.turn
         if self.config.q_lora and compressed is None:
@@ -211,25 +265,41 @@ class MLAAttention(nn.Module):
         return q, self.kv_a_layernorm(latent), turn(rope, cos, sin)
 
     def compress_queries(self, x: Tensor) -> Tensor:
-        """[tokens, q_lora]: what queries are made of, and what an indexer starts from."""
+        """[tokens, q_lora]: what queries are made of, and what an indexer starts from.
+
+        Args:
+            x: [tokens, hidden], hidden states of the batch's new tokens, end to end.
+        """
         compressed: Tensor = self.q_a_layernorm(self.q_a_proj(x))
         return compressed
 
     def expand(self, latent: Tensor) -> tuple[Tensor, Tensor]:
-        """K without rope [keys, heads, nope] and V [keys, heads, v]: views of one projection."""
+        """K without rope [keys, heads, nope] and V [keys, heads, v]: views of one projection.
+
+        Args:
+            latent: [keys, latent], rows without their rope part, normed.
+        """
         dims = self.config.dims
         kv = self.kv_b_proj(latent).view(len(latent), -1, dims.nope + dims.v)
         k_nope, v = kv.split([dims.nope, dims.v], -1)  # their gradients are joined in one step
         return k_nope, v
 
     def absorb(self, q: Tensor) -> Tensor:
-        """Queries to compare with rows: [tokens, heads, latent+rope]."""
+        """Queries to compare with rows: [tokens, heads, latent+rope].
+
+        Args:
+            q: [tokens, heads, nope+rope], as `project` makes them.
+        """
         nope = self.config.dims.nope
         latent = torch.einsum("thn,hnl->thl", q[..., :nope], self._weights()[:, :nope])
         return torch.cat([latent, q[..., nope:]], dim=-1)
 
     def release(self, out: Tensor) -> Tensor:
-        """Sums of latents [tokens, heads, latent] to sums of values [tokens, heads, v]."""
+        """Sums of latents [tokens, heads, latent] to sums of values [tokens, heads, v].
+
+        Args:
+            out: [tokens, heads, latent], what attention in latent form returned.
+        """
         return torch.einsum("thl,hvl->thv", out, self._weights()[:, self.config.dims.nope :])
 
     def _expanded(
@@ -310,7 +380,17 @@ class MLAAttention(nn.Module):
     def check_selection(
         self, batch: Batch, indices: Tensor | None, index_cache: IndexCache | None
     ) -> None:
-        """Refuse a batch with more keys than topk where nothing can select them."""
+        """Refuse a batch with more keys than topk where nothing can select them.
+
+        Args:
+            batch: the sequences, one of which has more keys than config.topk.
+            indices: what `forward` was given.
+            index_cache: what `forward` was given.
+
+        Raises:
+            InvalidArgument: there is neither an indexer nor indices, or keys of the context are
+                nowhere.
+        """
         if indices is None and self.indexer is None:
             expected = f"[{batch.tokens}, topk]: a sequence has more than {self.config.topk} keys"
             raise InvalidArgument("indices", expected, None)
@@ -356,7 +436,19 @@ class MLAAttention(nn.Module):
     def attend_invariantly(
         self, q: Tensor, cache: LatentCache, batch: Batch
     ) -> tuple[Tensor, Tensor]:
-        """Sums of values [tokens, heads, v], and lse, of queries over rows of a cache."""
+        """Sums of values [tokens, heads, v], and lse fp32 [tokens, heads], over rows of a cache.
+
+        The bits of a token depend on it and on the keys that it sees alone.
+
+        Args:
+            q: [tokens, heads, nope+rope], as `project` makes them.
+            cache: the LatentCache, new rows included.
+            batch: the sequences, with a block_table of the cache's pages.
+
+        Raises:
+            InvalidArgument: an argument is wrong; the message names it, and what was expected.
+            Unsupported: no kernel serves such a call; the message says what would.
+        """
         assert batch.block_table is not None
         out, lse = openmla.mla_prefill_latent(
             *(self.absorb(q), cache, batch.block_table, batch.cache_lengths),

@@ -140,7 +140,15 @@ def check_shard(x: Tensor, cache: LatentCache | None, batch: Batch, shard: Conte
 
 
 def split_heads(layer: MLAAttention, mesh: DeviceMesh) -> None:
-    """Keep this rank's heads alone, of a mesh of one dimension; outputs are summed over it."""
+    """Keep this rank's heads alone, of a mesh of one dimension; outputs are summed over it.
+
+    Args:
+        layer: the layer, with all its weights; its parameters are replaced.
+        mesh: a DeviceMesh of one dimension, whose size divides the heads.
+
+    Raises:
+        InvalidArgument: heads do not divide evenly.
+    """
     from torch.distributed.tensor.parallel import (
         ColwiseParallel,
         RowwiseParallel,

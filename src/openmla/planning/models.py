@@ -219,7 +219,7 @@ def problem_for_model(
     """The problem a model poses on one of `tp` ranks: one sequence of `tokens` new tokens.
 
     `context` counts all keys, new ones included; 0 means no more than the new ones. `dtype` is
-    that of Q, K and V, or an FP8 cache format, beside which Q stays bf16. `form` "" is the
+    that of Q, K and V, or a quantized cache format, beside which Q stays bf16. `form` "" is the
     model's own. The latent and sparse forms read pages of 64 unless told otherwise.
 
     `ratio` chooses a layer of a model that compresses rows, the selecting one unless told; window

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
+from api.docstrings import arguments, described, members, raised_by
 from integrations.transformers.tiny import kinds, logits, set_attention, tiny
 from openmla.errors import InvalidArgument, Unsupported
 from openmla.integrations.transformers import optimize, restore
@@ -159,3 +160,12 @@ def test_a_layer_that_is_not_plain_has_no_latent_form(v3: PreTrainedModel):
         optimize(v3, "latent")
     optimize(v3)  # expands, calling the layer as it is
     assert (logits(v3, ids, (29, 1)) - expected).abs().max() <= 2e-6
+
+
+@pytest.mark.parametrize("name", ["gather_cache", "optimize", "register", "restore"])
+def test_every_argument_is_described(name: str):
+    public = members("integrations.transformers")
+    call = public.pop(f"integrations.transformers.{name}")
+    assert len(public) == 3
+    assert described(call.__doc__) == arguments(call)
+    assert raised_by(call) <= {*described(call.__doc__, "Raises")}

@@ -35,20 +35,28 @@ def optimize(
 ) -> Model:
     """Let every MLA layer of a Transformers model run on openmla, from its cached rows.
 
-    The model itself is changed, and returned.
+    The model itself is changed, and returned. Around attention, RMS norms run as torch's own, one
+    operation for eight. A cache filled before must not be used after.
 
-    Around attention, RMS norms run as torch's own, one operation for eight.
+    Models that select keys (DSA) run the sparse call. DeepSeek-V4 attends to its window and its
+    compressed rows in one call, whatever the form, and keeps its norms (openmla.integrations.
+    transformers.compressed).
 
-    form "auto" chooses by lengths (openmla.planning.form); "expanded" makes K and V per head,
-    but never puts K together; "latent" attends to the cached rows, for few tokens over long caches.
-    Models that select keys (DSA) run the sparse call; their indexers score as exactly as before, or
-    in e4m3 with fp8_indexer, which is faster and may select other keys near the cut (openmla.
-    integrations.transformers.indexer). A cache filled before must not be used after. DeepSeek-V4
-    attends to its window and its compressed rows in one call, whatever the form (openmla.
-    integrations.transformers.compressed).
+    Args:
+        model: an MLA model of Transformers 5.17 or later, or DeepSeek-V4.
+        form: "auto" chooses by lengths (openmla.planning.form); "expanded" makes K and V per head,
+            but never puts K together; "latent" attends to the cached rows, for few tokens over long
+            caches.
+        fp8_indexer: let indexers score in e4m3, which is faster and may select other keys near the
+            cut (openmla.integrations.transformers.indexer); False: as exactly as before.
+        group: ranks that share the sequences of a forward pass which names its `shard`: every rank
+            runs the model on its own tokens (openmla.integrations.transformers.ranks). None: no
+            ranks share.
 
-    `group` are ranks that share the sequences of a forward pass which names its `shard`: every rank
-    runs the model on its own tokens (openmla.integrations.transformers.ranks).
+    Raises:
+        InvalidArgument: there is no such form.
+        Unsupported: the model has no MLA layer, or one that cannot do what was asked; the model is
+            left as it was.
     """
     if form not in FORMS:
         raise InvalidArgument("form", "one of " + ", ".join(FORMS), repr(form))
@@ -75,7 +83,14 @@ def optimize(
 
 
 def restore(model: nn.Module) -> None:
-    """Undo `optimize`: methods and attention implementation as they were before it."""
+    """Undo `optimize`: methods and attention implementation as they were before it.
+
+    Args:
+        model: a model that `optimize` changed; one that it did not stays as it is.
+
+    Raises:
+        Unsupported: the model has no MLA layer.
+    """
     if not _compressed(model):
         _layers(model)  # or it is none of ours
     seam.remove(model)

@@ -114,7 +114,19 @@ def check_model(model: Any, layers: list[Any]) -> None:
 
 
 def gather_cache(cache: DynamicCache, shard: ContextShard, group: Group = None) -> DynamicCache:
-    """Rows of all ranks, in sequence order, from caches that hold each rank's own; in place."""
+    """Rows of all ranks, in sequence order, from caches that hold each rank's own; in place.
+
+    Args:
+        cache: the DynamicCache that a forward pass with a shard returned, with this rank's rows.
+        shard: which tokens this rank has, as openmla.distributed.split made it; all sequences have
+            one length.
+        group: the ranks that share the sequences; None is torch's default group.
+
+    Raises:
+        InvalidArgument: the cache is of another kind, or an argument is wrong.
+        Unsupported: sequences have several lengths.
+        PeerLost: another rank has ended, or did not make this call within the group's timeout.
+    """
     if type(cache) is not DynamicCache:
         raise InvalidArgument("cache", "a DynamicCache", type(cache).__name__)
     if len({*shard.lengths}) > 1:

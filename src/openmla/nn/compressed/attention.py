@@ -114,7 +114,11 @@ class SelectingCompressor(Compressor):
 
 
 class CompressedAttention(nn.Module):
-    """One attention layer over ragged batches and paged caches, without gradients."""
+    """One attention layer over ragged batches and paged caches, without gradients.
+
+    Args:
+        config: sizes, rotary embedding and ratio of the layer; weights are untrained.
+    """
 
     def __init__(self, config: CompressedConfig) -> None:
         super().__init__()
@@ -137,13 +141,33 @@ class CompressedAttention(nn.Module):
 
     @staticmethod
     def from_config(config: Any, layer: int) -> CompressedAttention:
-        """Layer number `layer`, untrained, of the model that a Transformers configuration says."""
+        """Layer number `layer`, untrained, of the model that a Transformers configuration says.
+
+        Args:
+            config: a configuration of Transformers of type deepseek_v4, or an object with the same
+                attributes.
+            layer: which layer, from 0; layers differ in their ratio.
+
+        Raises:
+            InvalidArgument: there is no such layer.
+            Unsupported: the model is another, or the layer's type, indexer or rotary embedding is
+                not served.
+        """
         return CompressedAttention(CompressedConfig.of(config, layer))
 
     def load(
         self, source: nn.Module | Mapping[str, Tensor], prefix: str = ""
     ) -> CompressedAttention:
-        """Take the weights of an attention module, or of a state dict under `prefix`."""
+        """Take the weights of an attention module, or of a state dict under `prefix`.
+
+        Args:
+            source: the model's own attention module, or tensors by the names of its parameters.
+            prefix: what names of the state dict begin with, such as "model.layers.0.self_attn.";
+                others are left alone. Empty: all are the layer's.
+
+        Raises:
+            RuntimeError: torch's own, where weights are missing, left over or of another shape.
+        """
         state = source.state_dict() if isinstance(source, nn.Module) else source
         own = {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
         self.load_state_dict(own)
@@ -154,10 +178,19 @@ class CompressedAttention(nn.Module):
     ) -> Tensor:
         """[tokens, hidden] -> [tokens, hidden]. New rows are appended to the caches.
 
-        The batch has the pages of the window, `rows` those of compressed rows; a layer of ratio 0
-        needs none. Every token of a sequence must go through the layer once, in order: the state of
-        its request is made of them. A call that needs gradients is refused: run it under
-        torch.no_grad(), or with parameters that require none.
+        Every token of a sequence must go through the layer once, in order: the state of its request
+        is made of them. A call that needs gradients is refused: run it under torch.no_grad(), or
+        with parameters that require none.
+
+        Args:
+            x: [tokens, hidden], hidden states of the batch's new tokens, end to end.
+            cache: the caches of this layer, as CompressedCache.allocate makes them for its config.
+            batch: the sequences, with a block_table of the window's pages.
+            rows: the pages of compressed rows and the lines of state; None for a layer of ratio 0.
+
+        Raises:
+            InvalidArgument: an argument is wrong; the message names it, and what was expected.
+            Unsupported: no kernel serves such a call; the message says what would.
         """
         _check(x, cache, batch, rows, self.config)
         if checks.needs_gradients(x, *self.parameters()):

@@ -40,6 +40,7 @@ class Complete(NamedTuple):
     kv: Tensor
     """[rows, ratio, columns] of their tokens, float32."""
     gate: Tensor
+    """[rows, ratio, columns] of their tokens, float32."""
     previous: tuple[Tensor, Tensor] | None
     """kv and gate of the tokens before them, where rows overlap; a gate of -inf: there are none."""
     sequence: Tensor
@@ -55,7 +56,9 @@ class CompressorState:
     kv: Tensor
     """fp32 [requests, tokens, columns]."""
     gate: Tensor
+    """fp32 [requests, tokens, columns]."""
     ratio: int
+    """Tokens per row."""
 
     @staticmethod
     def allocate(
@@ -65,7 +68,15 @@ class CompressorState:
         overlap: bool = False,
         device: torch.device | str = "cpu",
     ) -> CompressorState:
-        """For so many requests. What a line held before a request does not matter."""
+        """For so many requests. What a line held before a request does not matter.
+
+        Args:
+            requests: lines, one for each sequence that is in progress.
+            ratio: tokens per row.
+            columns: of a token's values, and as many of its gates.
+            overlap: keep the tokens of the row before as well.
+            device: where the state lives.
+        """
         kept = ratio * (2 if overlap else 1)
         kv, gate = (torch.zeros(requests, kept, columns, device=device) for _ in range(2))
         return CompressorState(kv, gate, ratio)
@@ -76,7 +87,14 @@ class CompressorState:
         return self.kv.shape[1] > self.ratio
 
     def advance(self, kv: Tensor, gate: Tensor, batch: Batch, requests: Tensor) -> Complete:
-        """Take the new tokens' kv and gate [tokens, columns]; return the rows they complete."""
+        """Take the new tokens' kv and gate [tokens, columns]; return the rows they complete.
+
+        Args:
+            kv: [tokens, columns], values of the batch's new tokens.
+            gate: [tokens, columns], their gates.
+            batch: the sequences, whose contexts the state has seen.
+            requests: int64 [sequences], the line of each sequence.
+        """
         first = [n // self.ratio for n in batch.context]
         last = [n // self.ratio for n in batch.keys]
         sequence, place = batch.span(first, last)
@@ -139,10 +157,15 @@ class CompressedCache:
     """The caches of one layer. Those that its ratio does not need are None."""
 
     window: LatentCache
+    """A row per token."""
     rows: LatentCache | None = None
+    """Compressed rows; None at ratio 0."""
     keys: IndexCache | None = None
+    """The indexer's key of each compressed row; None where all rows are attended to."""
     state: CompressorState | None = None
+    """Tokens of rows that are not complete; None at ratio 0."""
     key_state: CompressorState | None = None
+    """The same of the indexer's keys; None without an indexer."""
 
     def __post_init__(self) -> None:
         if self.keys is not None and self.rows is not None:
@@ -162,7 +185,21 @@ class CompressedCache:
         format: FormatName = "bf16",
         device: torch.device | str = "cpu",
     ) -> CompressedCache:
-        """`pages` of a row per token, `row_pages` of compressed rows, state of `requests`."""
+        """The caches of one layer, and None for those that its ratio does not need.
+
+        Args:
+            config: the layer's, which says what it keeps.
+            pages: pages of the window, a row per token.
+            row_pages: pages of compressed rows, and as many of the indexer's keys.
+            requests: lines of state, one for each sequence that is in progress.
+            page_size: rows per page of the window.
+            row_page_size: rows per page of compressed rows and of keys.
+            format: what a row is, byte by byte: one of openmla.formats.FORMATS.
+            device: where the caches live.
+
+        Raises:
+            InvalidArgument: there is no such format, it has no such width, or a number is wrong.
+        """
 
         def pool(count: int, size: int) -> LatentCache:
             return LatentCache.allocate(

@@ -23,20 +23,29 @@ class CompressedConfig:
     """Sizes of one layer, its rotary embedding and its ratio."""
 
     hidden: int
+    """Width of hidden states."""
     heads: int
+    """Attention heads of the layer."""
     width: int
     """Columns of a row, which is K and V of all heads; the last `rope.width` of them turn."""
     q_lora: int
+    """Width that queries are compressed to."""
     o_groups: int
+    """Groups of heads that the output projection keeps apart."""
     o_lora: int
+    """Width that each group is projected to."""
     window: int
+    """Tokens that a query sees as they are, itself included."""
     rope: Rope
+    """The rotary embedding of the last columns."""
     ratio: int = 0
     """Tokens per compressed row; 0 for a layer that sees the window alone."""
     index_heads: int = 0
     """Heads of the indexer; 0 where every compressed row is attended to."""
     topk: int = 0
+    """Compressed rows that the indexer selects for each query; 0 without one."""
     eps: float = 1e-6
+    """Of all norms."""
 
     @property
     def overlap(self) -> bool:
@@ -45,7 +54,18 @@ class CompressedConfig:
 
     @staticmethod
     def of(config: Any, layer: int) -> CompressedConfig:
-        """Layer number `layer` of a model of type deepseek_v4."""
+        """Layer number `layer` of a model of type deepseek_v4.
+
+        Args:
+            config: a configuration of Transformers of type deepseek_v4, or an object with the same
+                attributes.
+            layer: which layer, from 0; layers differ in their ratio.
+
+        Raises:
+            InvalidArgument: there is no such layer.
+            Unsupported: the model is another, or the layer's type, indexer or rotary embedding is
+                not served.
+        """
         kind = getattr(config, "model_type", type(config).__name__)
         if kind != SERVED:
             raise Unsupported(f"no layer of compressed rows for {kind!r}", nearest=SERVED)

@@ -255,6 +255,7 @@ def test_found_and_alive(toy: Repository, capsys: pytest.CaptureFixture[str]) ->
     assert (toy.source / "sums.py").read_text() == TOY
 
 
+@pytest.mark.long
 def test_a_test_judges_the_statements_that_it_executes(toy: Repository) -> None:
     clean = control(toy, TOY_KERNEL, Limits(60), 2)
 
@@ -269,6 +270,7 @@ def test_a_test_judges_the_statements_that_it_executes(toy: Repository) -> None:
     assert judging("return (number)") == {"test_in_another_process"}
 
 
+@pytest.mark.long
 def test_only_chosen_tests_judge(toy: Repository) -> None:
     """The others of the same file do not, nor do those that `make test` leaves out."""
     late = "\n\n@pytest.mark.long\ndef test_late():\n    test_total()\n"
@@ -293,6 +295,7 @@ def test_what_no_test_executes_is_said(toy: Repository) -> None:
     assert (alive.verdict, alive.by) == ("lives", NOT_EXECUTED)
 
 
+@pytest.mark.long
 def test_a_change_that_does_not_end_is_found(
     toy: Repository, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -305,6 +308,7 @@ def test_a_change_that_does_not_end_is_found(
     assert (hangs.verdict, hangs.by) == ("found", "tests/test_sums.py::test_total, which hangs")
 
 
+@pytest.mark.long
 def test_a_run_that_is_cut_off_keeps_its_verdicts(
     toy: Repository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -336,6 +340,7 @@ def test_a_run_that_is_cut_off_keeps_its_verdicts(
     assert json.loads(file.read_text())["mutants"] == kept["mutants"]
 
 
+@pytest.mark.long
 def test_what_was_found_before_is_not_run_again(
     toy: Repository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

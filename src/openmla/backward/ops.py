@@ -118,11 +118,12 @@ def _dense_given(out: Tensor, lse: Tensor, *arguments: Any) -> tuple[Tensor, Ten
     """out and lse as they are given: an operator may not return an argument."""
     operands, _, backend = _bundled([False] * 3, *arguments)
     require_backward(operands, Results(out, lse), backend)
-    return tuple(x.clone(memory_format=torch.contiguous_format) for x in (out, lse))
+    side_by_side = torch.contiguous_format  # whatever strides they came with
+    return out.clone(memory_format=side_by_side), lse.clone(memory_format=side_by_side)
 
 
 def _fake_given(out: Tensor, lse: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
-    return tuple(x.new_empty(x.shape) for x in (out, lse))
+    return out.new_empty(out.shape), lse.new_empty(lse.shape)
 
 
 def _dense_backward(

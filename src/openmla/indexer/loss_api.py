@@ -71,9 +71,8 @@ def indexer_loss(
     >>> loss[0].item(), index_q.grad.shape  # the first query sees one key: nothing to learn
     (0.0, torch.Size([3, 4, 128]))
     """
-    q, k_nope, k_rope, lse, sink = (
-        x.detach() if isinstance(x, Tensor) else x for x in (q, k_nope, k_rope, lse, sink)
-    )
+    q, k_nope, lse = (x.detach() if isinstance(x, Tensor) else x for x in (q, k_nope, lse))
+    k_rope, sink = (x.detach() if isinstance(x, Tensor) else x for x in (k_rope, sink))
     q = checks.queries(q)
     k_nope, _ = checks.keys_and_values(q, k_nope, k_nope)
     total_q, total_k = q.shape[0], k_nope.shape[0]

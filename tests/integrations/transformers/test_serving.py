@@ -74,7 +74,9 @@ def v3() -> Iterator[PreTrainedModel]:
     restore(model)
 
 
-@pytest.mark.parametrize("kind", SERVED)
+@pytest.mark.parametrize(
+    "kind", [SERVED[0], *(pytest.param(kind, marks=pytest.mark.long) for kind in SERVED[1:])]
+)
 def test_tokens_are_those_of_each_request_alone(kind: str):
     """Chunks, shared prefixes, prompts beside requests that decode; float32."""
     model = tiny(kind)

@@ -26,7 +26,7 @@ pytest.importorskip("triton")
         ("neighbors", 0, 2, 2),
         pytest.param("neighbors", 0, 4, 4, marks=pytest.mark.long),
         ("ranges", 0, 5, 5),
-        ("chunks", 0, 1, 2),
+        pytest.param("chunks", 0, 1, 2, marks=pytest.mark.long),
         pytest.param("chunks", 0, 2, 4, marks=pytest.mark.long),
         ("cache", 0, 4, 52),
         ("packed", 0, 1, 31),

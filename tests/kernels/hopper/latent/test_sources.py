@@ -13,6 +13,7 @@ from gluon_sim import intercept
 from kernels.judging import assert_clean
 from openmla import dispatch, reference
 from openmla.compat.flash_mla import flash_mla_with_kvcache, get_mla_metadata
+from openmla.errors import Unsupported
 from openmla.kernels.hopper.latent.plan import most_places
 from openmla.lab.testing.build import Outcome
 from openmla.lab.testing.compare import compare
@@ -218,7 +219,6 @@ def test_what_is_served(changes: dict[str, object]) -> None:
         ({"kv_dtype": "bf16"}, "kernel attend has spans and second sources, of fp8_584 rows"),
         ({"d_rope": 64, "d_nope": 448, "d_v": 448}, "d_nope 448"),
         ({"aligned_16": False}, "16 bytes"),
-        ({"table_keys": 2**31 - 64}, "places of a query"),
         ({"wants_max_logits": True}, "wants_max_logits True: not served"),
     ],
 )
@@ -226,6 +226,12 @@ def test_what_is_left_to_the_portable_kernel(changes: dict[str, object], reason:
     chosen = plan(v4(**changes), "h200")
     assert chosen.backend == "portable"
     assert reason in " ".join(chosen.passed_over)
+
+
+def test_tables_whose_positions_cannot_be_counted_are_refused() -> None:
+    """By both: a block past the last position would be past 2^31."""
+    with pytest.raises(Unsupported, match=r"places of a query.*positions or rows"):
+        plan(v4(table_keys=2**31 - 64), "h200")
 
 
 @pytest.mark.parametrize("which", [0, 1])

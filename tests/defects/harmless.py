@@ -45,6 +45,55 @@ class Harmless:
 
 HARMLESS: tuple[Harmless, ...] = (
     Harmless(
+        "kernels/hopper/backward/key_pass.py",
+        "walk",
+        "mbarrier.wait(bars.q_ready.index(stage), (it // ST) & 1)",
+        "mbarrier.wait(bars.q_ready.index(stage), (it // ST) & 1) mbarrier.wait(bars.q_ready.index(stage), (it // ST) & 1)",
+        "A wait for a phase that has completed passes at once.",
+    ),
+    Harmless(
+        "kernels/hopper/backward/key_pass.py",
+        "consumer",
+        "words_p, words_s, sums, it = walk( words_p, words_s, sums, it, limit, masked, blocks, factor, smem, bars, False, WHO, HOW, DIMS, SL, )",
+        "words_p, words_s, sums, it = walk( words_p, words_s, sums, it, limit, masked, blocks, factor, smem, bars, True, WHO, HOW, DIMS, SL, )",
+        "A mask over blocks that nothing is hidden in changes no score; it takes time.",
+    ),
+    Harmless(
+        "kernels/hopper/backward/masks.py",
+        "hide_before",
+        "column = (8 * gl.arange(0, BQ // 8, JL))[None, :, None, None]",
+        "column = (8 * gl.arange(0, (((BQ) + (8) - 1) // (8)), JL))[None, :, None, None]",
+        "A block has a multiple of 8 queries.",
+    ),
+    Harmless(
+        "kernels/hopper/backward/statistics.py",
+        "row_statistics",
+        "number = (place // CONSUMER_ROWS).to(gl.int64) * stats.heads + item.head",
+        "number = ((((place) + (CONSUMER_ROWS) - 1) // (CONSUMER_ROWS))).to(gl.int64) * stats.heads + item.head",
+        "Places begin at multiples of 64.",
+    ),
+    Harmless(
+        "kernels/hopper/backward/launch.py",
+        "programs_of",
+        "tiles = (rows // config.own_rows + plan.problem.batch + 1) * config.heads",
+        "tiles = ((-(-(rows) // (config.own_rows))) + plan.problem.batch + 1) * config.heads",
+        "Programs more than there are work items find none, and end.",
+    ),
+    Harmless(
+        "kernels/hopper/backward/launch.py",
+        "programs_of",
+        "programs: int = min(tiles, config.sm_count)",
+        "programs: int = max(tiles, config.sm_count)",
+        "Programs more than there are work items find none, and end.",
+    ),
+    Harmless(
+        "kernels/hopper/backward/launch.py",
+        "_query_pass",
+        "return Call(query_pass_kernel, programs_of(plan, op.q.shape[0]), arguments)",
+        "return Call(query_pass_kernel, (programs_of(plan, op.q.shape[0])) + 1, arguments)",
+        "A program more finds no work item, and ends.",
+    ),
+    Harmless(
         "kernels/hopper/backward/query_pass.py",
         "producer",
         "mbarrier.wait(bars.v_empty.index(stage), phase)",

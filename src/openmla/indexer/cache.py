@@ -26,13 +26,12 @@ A slot is a physical row: page * page_size + offset. A negative one is a padded 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
-from openmla.block_scaling import E4M3_MAX
+from openmla.block_scaling import E4M3_MAX, e2m1_codes, pack, unpack
 from openmla.cache import (
     APPEND_DTYPES,
     check_rows,
@@ -41,6 +40,7 @@ from openmla.cache import (
     require_operators,
 )
 from openmla.errors import InvalidArgument, Unsupported
+from openmla.formats import LARGEST
 from openmla.indexer.problem import DIM
 
 ROW_BYTES = DIM + 4
@@ -236,10 +236,6 @@ def quantize(k: Tensor, scales: str) -> tuple[Tensor, Tensor]:
     return values.to(torch.float8_e4m3fn), scale
 
 
-E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
-"""Values of the codes 0 to 7; bit 3 is the sign."""
-
-
 def quantize_fp4(k: Tensor) -> tuple[Tensor, Tensor]:
     """Keys [n, 128] -> codes uint8 [n, 64] and exponents uint8 [n, 4].
 
@@ -252,26 +248,20 @@ def quantize_fp4(k: Tensor) -> tuple[Tensor, Tensor]:
     """
     blocks = k.float().reshape(len(k), DIM // MXFP4_BLOCK, MXFP4_BLOCK)
     amax = blocks.abs().amax(-1)
-    mantissa, exponent = torch.frexp(amax.clamp_min(E2M1[7] * 2.0**-126) / E2M1[7])
+    largest = LARGEST["e2m1"]
+    mantissa, exponent = torch.frexp(amax.clamp_min(largest * 2.0**-126) / largest)
     power = torch.where(mantissa == 0.5, exponent - 1, exponent)
     stored = torch.where(amax.isfinite(), power + 127, 255).to(torch.uint8)
-    scaled = torch.ldexp(blocks.abs(), -power[..., None]).flatten(1)
-    code = torch.zeros_like(scaled, dtype=torch.uint8)
-    for place, (low, high) in enumerate(pairwise(E2M1)):
-        middle = (low + high) / 2
-        code += scaled >= middle if place % 2 else scaled > middle
-    code |= k.float().signbit().to(torch.uint8) << 3
-    return code[:, 0::2] | code[:, 1::2] << 4, stored
+    scaled = torch.ldexp(blocks.abs(), -power[..., None]).nan_to_num()
+    return pack(e2m1_codes(torch.copysign(scaled, blocks).flatten(1))), stored
 
 
 def dequantize_fp4(codes: Tensor, exponents: Tensor) -> Tensor:
     """fp32 [n, 128] of what `quantize_fp4` wrote; exact."""
-    code = torch.stack([codes & 15, codes >> 4], dim=-1).flatten(1).long()
-    values = torch.tensor([*E2M1, *(-x for x in E2M1)], dtype=torch.float32, device=codes.device)
     power = exponents.to(torch.int32) - 127
     scale = torch.ldexp(torch.ones(power.shape, device=codes.device, dtype=torch.float32), power)
     scale = torch.where(exponents == 255, torch.nan, scale)
-    return values[code] * scale.repeat_interleave(MXFP4_BLOCK, dim=1)
+    return unpack(codes) * scale.repeat_interleave(MXFP4_BLOCK, dim=1)
 
 
 def _check_layout(cache: IndexCache) -> None:

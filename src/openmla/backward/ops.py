@@ -18,7 +18,8 @@ them whose gradients are those of the dense form: see openmla.backward.given.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -63,7 +64,7 @@ def _dense_train(
     backend: str,
 ) -> tuple[Tensor, Tensor]:
     """The forward pass, by the operator that serves calls without gradients."""
-    out, lse = _outputs(q, v)
+    out, lse = outputs(q, v.shape[2])
     weights = Weights(scale, sink)
     operands = DenseOperands(
         q, k_nope, k_rope, v, cu_seqlens_q, cu_seqlens_k, causal, weights, key_mask=key_mask
@@ -102,16 +103,16 @@ def require_backward(operands: DenseOperands, results: Results, backend: str) ->
     plan_for(problem, device_target(operands.device), backend)
 
 
-def _outputs(q: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+def outputs(q: Tensor, d_v: int) -> tuple[Tensor, Tensor]:
     """out and lse, not yet written: as openmla.api allocates them."""
-    out = q.new_empty((*q.shape[:2], v.shape[2]), dtype=checks.out_dtype(q.dtype))
+    out = q.new_empty((*q.shape[:2], d_v), dtype=checks.out_dtype(q.dtype))
     return out, q.new_empty(q.shape[:2], dtype=torch.float32)
 
 
 def _fake_train(
     q: Tensor, k_nope: Tensor, k_rope: Tensor | None, v: Tensor, *rest: Any
 ) -> tuple[Tensor, Tensor]:
-    return _outputs(q, v)
+    return outputs(q, v.shape[2])
 
 
 def _dense_given(out: Tensor, lse: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
@@ -126,6 +127,11 @@ def _fake_given(out: Tensor, lse: Tensor, *arguments: Any) -> tuple[Tensor, Tens
     return out.new_empty(out.shape), lse.new_empty(lse.shape)
 
 
+def readable(d_out: Tensor) -> Tensor:
+    """d_out with columns side by side, as kernels read it; autograd may hand over any strides."""
+    return d_out if d_out.shape[-1] == 1 or d_out.stride(-1) == 1 else d_out.contiguous()
+
+
 def _dense_backward(
     d_out: Tensor,
     d_lse: Tensor | None,
@@ -136,8 +142,7 @@ def _dense_backward(
 ) -> tuple[Tensor, ...]:
     """The gradients that are wanted; an empty tensor stands for another."""
     operands, gradients, backend = _bundled(wanted, *arguments)
-    rows = d_out if d_out.shape[-1] == 1 or d_out.stride(-1) == 1 else d_out.contiguous()
-    run_call(BackwardOperands(operands, out, lse, rows, d_lse), gradients, backend)
+    run_call(BackwardOperands(operands, out, lse, readable(d_out), d_lse), gradients, backend)
     return _returned(gradients, out)
 
 
@@ -224,17 +229,33 @@ def refuse_second_derivative(ctx: Any, *gradients: Any) -> Any:
     )
 
 
-def _register() -> None:
-    implementations: dict[str, Any] = {
-        "dense_train": (_dense_train, _fake_train, _differentiate, _save),
-        "dense_given": (_dense_given, _fake_given, _differentiate_given, _save_given),
-        "dense_backward": (_dense_backward, _fake_backward, refuse_second_derivative, None),
-    }
-    for name, (function, fake, formula, setup) in implementations.items():
-        torch.library.define(f"openmla::{name}", SCHEMAS[name])
-        torch.library.impl(f"openmla::{name}", "CompositeExplicitAutograd", function)
-        torch.library.register_fake(f"openmla::{name}", fake)
-        torch.library.register_autograd(f"openmla::{name}", formula, setup_context=setup)
+class Operator(NamedTuple):
+    """A torch operator that autograd differentiates, or refuses to."""
+
+    run: Callable[..., Any]
+    fake: Callable[..., Any]
+    """Its results, not yet written: what torch.compile sees."""
+    formula: Callable[..., Any] = refuse_second_derivative
+    save: Callable[..., None] | None = None
+    """What the formula reads."""
 
 
-_register()
+def register(operators: dict[str, Operator], schemas: dict[str, str]) -> None:
+    """Make operators torch's, under their names."""
+    for name, operator in operators.items():
+        torch.library.define(f"openmla::{name}", schemas[name])
+        torch.library.impl(f"openmla::{name}", "CompositeExplicitAutograd", operator.run)
+        torch.library.register_fake(f"openmla::{name}", operator.fake)
+        torch.library.register_autograd(
+            f"openmla::{name}", operator.formula, setup_context=operator.save
+        )
+
+
+register(
+    {
+        "dense_train": Operator(_dense_train, _fake_train, _differentiate, _save),
+        "dense_given": Operator(_dense_given, _fake_given, _differentiate_given, _save_given),
+        "dense_backward": Operator(_dense_backward, _fake_backward),
+    },
+    SCHEMAS,
+)

@@ -14,8 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from openmla import checks
-from openmla.backward.ops import refuse_second_derivative
+from openmla.backward.ops import Operator, outputs, readable, register
 from openmla.backward.problem import BackwardProblem
 from openmla.backward.sparse_operands import RowGradients, SparseBackwardOperands, WantedRows
 from openmla.dispatch import device_target, plan_for, run_call
@@ -47,7 +46,7 @@ def _sparse_train(
     backend: str,
 ) -> tuple[Tensor, Tensor]:
     """The forward pass, by the operator that serves calls without gradients."""
-    out, lse = _outputs(q, d_v)
+    out, lse = outputs(q, d_v)
     operands = SparseOperands(q, kv, indices, topk_lengths, d_v, Weights(scale, sink))
     problem = BackwardProblem.of(operands.problem(Results(out, lse)))
     plan_for(problem, device_target(q.device), backend)  # raises where nothing computes gradients
@@ -58,14 +57,8 @@ def _sparse_train(
     return out, lse
 
 
-def _outputs(q: Tensor, d_v: int) -> tuple[Tensor, Tensor]:
-    """out and lse, not yet written: as openmla.api allocates them."""
-    out = q.new_empty((*q.shape[:2], d_v), dtype=checks.out_dtype(q.dtype))
-    return out, q.new_empty(q.shape[:2], dtype=torch.float32)
-
-
 def _fake_train(q: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
-    return _outputs(q, rest[-2])
+    return outputs(q, rest[-2])
 
 
 def _sparse_backward(
@@ -78,8 +71,8 @@ def _sparse_backward(
 ) -> tuple[Tensor, ...]:
     """The gradients that are wanted; an empty tensor stands for another."""
     operands, gradients, backend = _bundled(wanted, *arguments)
-    rows = d_out if d_out.shape[-1] == 1 or d_out.stride(-1) == 1 else d_out.contiguous()
-    run_call(SparseBackwardOperands(operands, out, lse, rows, d_lse), gradients, backend)
+    read = SparseBackwardOperands(operands, out, lse, readable(d_out), d_lse)
+    run_call(read, gradients, backend)
     return _returned(gradients, out)
 
 
@@ -128,16 +121,10 @@ def _differentiate(ctx: Any, d_out: Tensor | None, d_lse: Tensor | None) -> tupl
     return (d_q, d_kv, None, None, d_sink, *(None for _ in OPTIONS))
 
 
-def _register() -> None:
-    implementations: dict[str, Any] = {
-        "sparse_train": (_sparse_train, _fake_train, _differentiate, _save),
-        "sparse_backward": (_sparse_backward, _fake_backward, refuse_second_derivative, None),
-    }
-    for name, (function, fake, formula, setup) in implementations.items():
-        torch.library.define(f"openmla::{name}", SPARSE_SCHEMAS[name])
-        torch.library.impl(f"openmla::{name}", "CompositeExplicitAutograd", function)
-        torch.library.register_fake(f"openmla::{name}", fake)
-        torch.library.register_autograd(f"openmla::{name}", formula, setup_context=setup)
-
-
-_register()
+register(
+    {
+        "sparse_train": Operator(_sparse_train, _fake_train, _differentiate, _save),
+        "sparse_backward": Operator(_sparse_backward, _fake_backward),
+    },
+    SPARSE_SCHEMAS,
+)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from openmla import checks
-from openmla.backward.ops import refuse_second_derivative
+from openmla.backward.ops import Operator, register
 from openmla.dispatch import device_target, plan_for, run_call
 from openmla.indexer.loss_operands import LossGradients, LossOperands
 from openmla.indexer.loss_problem import LossProblem
@@ -113,21 +113,10 @@ def _differentiate(ctx: Any, d_loss: Tensor) -> tuple[Any, ...]:
     return (*wanted, *(None for _ in needed[3:]))
 
 
-def _register() -> None:
-    implementations: dict[str, Any] = {
-        "index_loss": (_index_loss, _fake_loss, _differentiate, _save),
-        "index_loss_backward": (
-            _index_loss_backward,
-            _fake_backward,
-            refuse_second_derivative,
-            None,
-        ),
-    }
-    for name, (function, fake, formula, setup) in implementations.items():
-        torch.library.define(f"openmla::{name}", SCHEMAS[name])
-        torch.library.impl(f"openmla::{name}", "CompositeExplicitAutograd", function)
-        torch.library.register_fake(f"openmla::{name}", fake)
-        torch.library.register_autograd(f"openmla::{name}", formula, setup_context=setup)
-
-
-_register()
+register(
+    {
+        "index_loss": Operator(_index_loss, _fake_loss, _differentiate, _save),
+        "index_loss_backward": Operator(_index_loss_backward, _fake_backward),
+    },
+    SCHEMAS,
+)

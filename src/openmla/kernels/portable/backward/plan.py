@@ -10,9 +10,8 @@ two programs, so bits are the same every time and depend on the request alone.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
-from functools import cached_property
-from typing import Any, NamedTuple
+from dataclasses import Field, dataclass, fields
+from typing import Any, ClassVar, NamedTuple
 
 from openmla.arithmetic import Limited, verdict_lines
 from openmla.backward.problem import BACKWARD_FORM, BackwardProblem
@@ -31,7 +30,7 @@ SCRATCH = 4096
 
 
 class Tile(NamedTuple):
-    """Queries and keys of a step, and how a program runs them."""
+    """Queries and keys of a step, or heads and entries of a list, and how a program runs them."""
 
     BM: int
     BN: int
@@ -45,8 +44,36 @@ take registers as well: with 64 x 64 an A100's key pass spilled 1,336 bytes, wit
 tile was chosen by its speed: nothing was measured yet."""
 
 
+class PassConfig(Limited):
+    """The config of a backward pass, dense or sparse: limited by shared memory alone."""
+
+    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]  # a subclass is one, says `fields`
+    smem_limit: int
+
+    @property
+    def smem_used(self) -> int:
+        """Shared memory of a program, estimated."""
+        raise NotImplementedError
+
+    def _broken_limits(self) -> Iterator[str]:
+        if self.smem_used > self.smem_limit:
+            yield f"shared memory: {self.smem_used} > {self.smem_limit}"
+
+    def explain(self) -> list[str]:
+        """Each number with its name."""
+        numbers = [f"{f.name} = {getattr(self, f.name)}" for f in fields(self)]
+        return [", ".join(numbers), *verdict_lines(self.why_unsupported())]
+
+
+def require_compiled(target: Target) -> None:
+    """Raise Unsupported where no backward pass was compiled for the architecture."""
+    if target.arch not in COMPILED:
+        compiled = ", ".join(COMPILED)
+        raise Unsupported(f"backward kernels are compiled for {compiled} alone")
+
+
 @dataclass(frozen=True, kw_only=True)
-class PortableBackwardConfig(Limited):
+class PortableBackwardConfig(PassConfig):
     """One program of either kernel; widths are padded to powers of two."""
 
     BM: int
@@ -58,21 +85,12 @@ class PortableBackwardConfig(Limited):
     v_cols: int
     smem_limit: int
 
-    @cached_property
+    @property
     def smem_used(self) -> int:
         """Shared memory of a program, estimated: what stays, the stages of a step, P and dS."""
         columns = self.nope_cols + self.rope_cols + self.v_cols
         rows = max(self.BM, self.BN) + self.num_stages * max(self.BM, self.BN)
         return 2 * (rows * columns + 2 * self.BM * self.BN) + SCRATCH
-
-    def _broken_limits(self) -> Iterator[str]:
-        if self.smem_used > self.smem_limit:
-            yield f"shared memory: {self.smem_used} > {self.smem_limit}"
-
-    def explain(self) -> list[str]:
-        """Each number with its name."""
-        numbers = [f"{f.name} = {getattr(self, f.name)}" for f in fields(self)]
-        return [", ".join(numbers), *verdict_lines(self.why_unsupported())]
 
 
 def select_config(problem: BackwardProblem, target: Target) -> PortableBackwardConfig:
@@ -93,9 +111,7 @@ def select_config(problem: BackwardProblem, target: Target) -> PortableBackwardC
 
 
 def _choose(problem: Any, target: Target) -> PortableBackwardConfig:
-    if target.arch not in COMPILED:
-        compiled = ", ".join(COMPILED)
-        raise Unsupported(f"backward kernels are compiled for {compiled} alone")
+    require_compiled(target)
     return select_config(problem, target)
 
 

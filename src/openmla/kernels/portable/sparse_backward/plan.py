@@ -10,36 +10,20 @@ some at a time; which ones changes no bit.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, fields
-from functools import cached_property
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
-from openmla.arithmetic import Limited, verdict_lines
 from openmla.backward.problem import SPARSE_BACKWARD_FORM, BackwardProblem
-from openmla.errors import Unsupported
+from openmla.kernels.portable.backward.plan import SCRATCH, PassConfig, Tile, require_compiled
 from openmla.kernels.portable.plan import padded
 from openmla.planning.family import Kernel
 from openmla.planning.serves import ANY, DTYPES, LENGTHS, OneOf, Range, Serves, alike, either
 from openmla.planning.target import Target
 from openmla.problem import MAX_HEADS
 
-COMPILED = ("sm_80", "sm_90", "gfx950")
-"""Architectures that the kernels are compiled for (jobs.py)."""
 WIDEST, WIDEST_ROPE = 512, 64
 FP32 = 4
 PART_CAP = 512 * 1024 * 1024  # bytes of what entries give to rows, of one launch
-SCRATCH = 4096
-"""Shared memory that the compiler takes besides operands, estimated."""
-
-
-class Tile(NamedTuple):
-    """Heads and entries of a step, and how a program runs them."""
-
-    BM: int
-    BN: int
-    num_warps: int
-    num_stages: int
 
 
 TILES = (Tile(32, 32, 8, 1), Tile(16, 32, 8, 1), Tile(16, 16, 4, 1))
@@ -55,7 +39,7 @@ class SparseBackwardVariant:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PortableSparseBackwardConfig(Limited):
+class PortableSparseBackwardConfig(PassConfig):
     """One program of either pass; widths are padded to powers of two."""
 
     BM: int
@@ -66,7 +50,7 @@ class PortableSparseBackwardConfig(Limited):
     rope_cols: int
     smem_limit: int
 
-    @cached_property
+    @property
     def smem_used(self) -> int:
         """Shared memory of a program, estimated: Q, d_out and K, weights and their gradients."""
         columns = 2 * self.latent_cols + self.rope_cols
@@ -79,15 +63,6 @@ class PortableSparseBackwardConfig(Limited):
         if not token or not problem.total_q or not problem.total_k:
             return SparseBackwardVariant(tokens=0)
         return SparseBackwardVariant(tokens=min(problem.total_q, max(1, PART_CAP // token)))
-
-    def _broken_limits(self) -> Iterator[str]:
-        if self.smem_used > self.smem_limit:
-            yield f"shared memory: {self.smem_used} > {self.smem_limit}"
-
-    def explain(self) -> list[str]:
-        """Each number with its name."""
-        numbers = [f"{f.name} = {getattr(self, f.name)}" for f in fields(self)]
-        return [", ".join(numbers), *verdict_lines(self.why_unsupported())]
 
 
 def select_config(problem: BackwardProblem, target: Target) -> PortableSparseBackwardConfig:
@@ -107,9 +82,7 @@ def select_config(problem: BackwardProblem, target: Target) -> PortableSparseBac
 
 
 def _choose(problem: Any, target: Target) -> PortableSparseBackwardConfig:
-    if target.arch not in COMPILED:
-        compiled = ", ".join(COMPILED)
-        raise Unsupported(f"backward kernels are compiled for {compiled} alone")
+    require_compiled(target)
     return select_config(problem, target)
 
 

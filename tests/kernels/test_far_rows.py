@@ -13,7 +13,7 @@ import pytest
 import kernels.blackwell.simulated as blackwell
 import kernels.cdna4.simulated as cdna4
 from kernels.far_memory import FarMemory, with_far_keys, with_far_table
-from kernels.judging import Run, assert_clean, on
+from kernels.judging import Run, assert_clean, definition_of, on
 from openmla.errors import Unsupported
 from openmla.lab.testing.build import build
 from openmla.lab.testing.case import Case
@@ -58,7 +58,7 @@ def test_right_and_clean_or_refused(name: str, axis: int) -> None:
     outcome, reports = run(built, seed=1)
     assert reports
     assert_clean(reports)
-    verdict = judge(on(case), outcome)
+    verdict = judge(definition_of(case), outcome)
     assert verdict.ok, verdict.report()
 
 
@@ -72,7 +72,7 @@ def test_keys_past_2_to_the_31_pieces(name: str) -> None:
     outcome, reports = run(with_far_keys(on(LONG), 2**23), seed=1)
     assert reports
     assert_clean(reports)
-    verdict = judge(on(LONG), outcome)
+    verdict = judge(definition_of(LONG), outcome)
     assert verdict.ok, verdict.report()
 
 
@@ -83,7 +83,7 @@ def test_heads_past_2_to_the_31_pieces(name: str) -> None:
     outcome, reports = run(build(case, memory=FarMemory(1, pieces=True)), seed=1)
     assert reports
     assert_clean(reports)
-    verdict = judge(on(case), outcome)
+    verdict = judge(definition_of(case), outcome)
     assert verdict.ok, verdict.report()
 
 
@@ -95,5 +95,5 @@ def test_a_far_line_of_the_block_table(name: str) -> None:
     outcome, reports = run(with_far_table(build(case)), seed=1)
     assert reports
     assert_clean(reports)
-    verdict = judge(on(case), outcome)
+    verdict = judge(definition_of(case), outcome)
     assert verdict.ok, verdict.report()

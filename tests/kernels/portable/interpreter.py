@@ -8,11 +8,18 @@ The interpreter keeps bf16 as uint16 and e4m3 as uint8 words and, up to triton 3
 - truncates fp32 -> bf16 where the GPU rounds to nearest even, and loses the carry where it rounds,
 - takes loop bounds from arrays of one element, which numpy 2.4 refuses.
 
-`repair` gives it torch's conversions, which round as the GPU does, and dots in fp32.
+`repair` gives it torch's conversions, which round as the GPU does, and dots in fp32. It also takes
+out what costs the interpreter two thirds of its time and changes nothing: the language is patched
+anew for every call of a device function, types are looked up in a dictionary that is built for each
+lookup, and sums of integers are checked for overflow although the check's verdict is dropped unless
+the kernel is debugged.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import cache
+from types import FunctionType
 from typing import Any
 
 import numpy as np
@@ -28,7 +35,9 @@ _TORCH = {
     "fp64": (torch.float64, np.float64, None),
 }
 
+_patch_lang = interpreter._patch_lang
 _patch_lang_tensor = interpreter._patch_lang_tensor
+_scalar_dtype = cache(interpreter._get_np_dtype)
 
 
 def _to_torch(words: Any, dtype: Any) -> torch.Tensor:
@@ -73,8 +82,32 @@ def patch_tensor(tensor: Any, scope: Any) -> None:
     scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.reshape(-1)[0]))
 
 
+def np_dtype(dtype: Any) -> Any:
+    """Replaces the interpreter's _get_np_dtype: a scalar's is looked up once."""
+    scalar = dtype.scalar
+    return np.dtype(np.uint64) if scalar.is_ptr() else _scalar_dtype(scalar)
+
+
+@cache
+def _patched(*modules: Any) -> None:
+    """Patch what a function sees of the language, for the rest of the process."""
+    sees = dict(zip("ab", modules, strict=False))
+    _patch_lang(FunctionType((lambda: None).__code__, sees))
+
+
+def patch_lang(fn: Any) -> Any:
+    """Replaces the interpreter's _patch_lang: once for each set of modules, nothing to restore."""
+    seen = {x.__name__: x for x in fn.__globals__.values() if x is tl or x is tl.core}
+    _patched(*(seen[name] for name in sorted(seen)))
+    return interpreter._LangPatchScope()
+
+
 def repair() -> None:
     """Install the replacements; harmless to call twice."""
+    builder = interpreter.interpreter_builder
+    builder.options = replace(builder.options, sanitize_overflow=False)
+    interpreter._patch_lang = patch_lang
+    interpreter._get_np_dtype = np_dtype
     interpreter._patch_lang_tensor = patch_tensor
     interpreter._convert_float = convert
     interpreter.InterpreterBuilder.create_dot = dot

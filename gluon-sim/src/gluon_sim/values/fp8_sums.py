@@ -26,6 +26,8 @@ import numpy as np
 from gluon_sim.values.dtypes import Array
 
 COLUMNS = 32  # of one wgmma
+FP8_BITS = 14  # at most, of FP8 products that are added
+LARGEST = {np.float32: 2.0**100, np.float64: 2.0**1000}  # powers of two that terms are scaled by
 NOWHERE = -2000  # the place of a zero
 HALF_COLUMNS, HALF_BITS, HALF_KEPT = 16, 25, 23
 """16-bit formats: columns of one wgmma, places that are added, places of the result."""
@@ -34,18 +36,25 @@ HALF_COLUMNS, HALF_BITS, HALF_KEPT = 16, 25, 23
 def add_products(
     a: Array, b: Array, sums: Array, bits: int, columns: int = COLUMNS, kept: int = 0
 ) -> Array:
-    """sums + a @ b, of values a [rows, n] and b [n, columns]; `kept` is `bits` unless given."""
+    """sums + a @ b, of values a [rows, n] and b [n, columns]; `kept` is `bits` unless given.
+
+    With FP8's `bits` a and b hold FP8 numbers: products have 8 places and aligned terms are whole
+    numbers below 2^16, so that float32 holds 32 of them and their sum exactly.
+    """
     total = sums.astype(np.float64)
-    left, right = a.astype(np.float64), np.ascontiguousarray(b.T, np.float64)
+    exact = np.float32 if bits <= FP8_BITS else np.float64
+    # By [n, rows, columns]: NumPy reduces the first axis quickest.
+    left = np.ascontiguousarray(a.T, exact)[:, :, None]
+    right = np.ascontiguousarray(b, exact)[:, None, :]
     left_places, right_places = _place(left), _place(right)
     for first in range(0, a.shape[1], columns):
         here = slice(first, first + columns)
-        places = left_places[:, None, here] + right_places[None, :, here]
-        highest = np.maximum(places.max(-1), _place(total))
-        unit = _unit(highest, bits)
-        terms = left[:, None, here] * right[None, :, here]
-        terms *= (1.0 / unit)[..., None]  # a power of two: exact, and quicker than a division
-        total = unit * (np.trunc(terms, out=terms).sum(-1) + np.trunc(total / unit))
+        places = left_places[here] + right_places[here]
+        unit = _unit(np.maximum(places.max(0), _place(total)), bits)
+        terms = left[here] * right[here]
+        # A power of two: exact, and quicker than a division. Beside larger ones all terms are 0.
+        terms *= np.minimum(1.0 / unit, LARGEST[exact]).astype(exact)
+        total = unit * (np.trunc(terms, out=terms).sum(0) + np.trunc(total / unit))
         unit = _unit(_place(total), kept or bits)
         total = unit * np.trunc(total / unit)
     return total.astype(np.float32)

@@ -17,6 +17,7 @@ from kernels.judging import (
     assert_clean,
     assert_every_schedule_is_clean,
     assert_right_clean_and_deaf_to_poison,
+    definition_of,
     on,
 )
 from kernels.shared_keys import with_shared_keys
@@ -130,7 +131,11 @@ def test_right_clean_and_deaf_to_poison(name: str, num_qo: int) -> None:
     assert_right_clean_and_deaf_to_poison(CASES[name], planned(num_qo), seed=num_qo, fp8_sums=True)
 
 
-@pytest.mark.parametrize("case", [CASES["scales"], CASES["split"], FP8["causal"]], ids=str)
+@pytest.mark.parametrize(
+    "case",
+    [CASES["scales"], pytest.param(CASES["split"], marks=pytest.mark.long), FP8["causal"]],
+    ids=str,
+)
 def test_requests_may_share_keys(case: Case) -> None:
     change = partial(with_shared_keys, seed=1, all_keys=case is CASES["split"])
     assert_right_clean_and_deaf_to_poison(case, planned(2), 1, change, fp8_sums=True)
@@ -138,7 +143,7 @@ def test_requests_may_share_keys(case: Case) -> None:
 
 def judged(case: Case, outcome: Outcome) -> Verdict:
     """By the acceptance rule for this kernel."""
-    return judge(on(case), outcome, fp8_sums=True)
+    return judge(definition_of(case), outcome, fp8_sums=True)
 
 
 @pytest.mark.parametrize(("name", "num_qo"), by_query_tiles(FP8))

@@ -13,8 +13,7 @@ from transformers.generation.configuration_utils import ContinuousBatchingConfig
 
 from integrations.transformers.tiny import kinds, selects_keys, set_attention, tiny
 from openmla.errors import Unsupported
-from openmla.integrations.transformers import optimize, restore
-from openmla.integrations.transformers import scheduled
+from openmla.integrations.transformers import optimize, restore, scheduled
 from openmla.integrations.transformers.paged import Batch, Pages, _part, _split, share_rows
 from openmla.integrations.transformers.scheduled import Request
 from openmla.planning.form import LayerDims, choose_form

@@ -143,7 +143,7 @@ def _without_graphs(asked: Any) -> Any:
             raise Unsupported(f"continuous batching with {name}", nearest=f"{name} left as it is")
     config.use_cuda_graph = False
     # The engine's tables of blocks are for FlashAttention's kernels. Where these are installed, it
-    # would fill them for every model whose implementation has "flash" in its name, and nothing else.
+    # would fill them, and no list of rows, for all implementations with "flash" in their names.
     config.max_blocks_per_request = 0
     return config
 

@@ -31,23 +31,30 @@ KEYS = (64, 128, 1024, 8192, 16384)
 ROWS = 140_000  # of the cache
 
 
+def posed_by(requests: int, tokens: int, keys: int) -> Iterator[Problem]:
+    """What a batch asks for: a part that expands its keys, and one that reads pages."""
+    shared: dict[str, Any] = {"heads": HEADS, "batch": requests, "total_q": tokens}
+    yield Problem(
+        form="dense",
+        **shared,
+        **{"d_nope": 128, "d_rope": 64, "d_v": 128},
+        total_k=max(keys, tokens),
+    )
+    yield Problem(
+        form="latent",
+        **shared,
+        **{"d_nope": 512, "d_rope": 64, "d_v": 512},
+        page_size=PAGE,
+        total_k=ROWS,
+        table_keys=max(keys, 16 * PAGE),
+    )
+
+
 def posed() -> Iterator[Problem]:
-    """What batches ask for: parts that expand their keys, and parts that read pages."""
+    """What batches of all sizes ask for."""
     for requests, tokens, keys in product(REQUESTS, TOKENS, KEYS):
-        if tokens < requests:
-            continue
-        shared: dict[str, Any] = {"heads": HEADS, "batch": requests, "total_q": tokens}
-        if keys >= tokens:
-            widths = {"d_nope": 128, "d_rope": 64, "d_v": 128}
-            yield Problem(form="dense", **shared, **widths, total_k=keys)
-        yield Problem(
-            form="latent",
-            **shared,
-            **{"d_nope": 512, "d_rope": 64, "d_v": 512},
-            page_size=PAGE,
-            total_k=ROWS,
-            table_keys=max(keys, 16 * PAGE),
-        )
+        if tokens >= requests:
+            yield from posed_by(requests, tokens, keys)
 
 
 def kernels(problem: Problem, target: Target) -> str:

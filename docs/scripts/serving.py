@@ -1,4 +1,4 @@
-"""Table and picture of a server under load, from the newest file of benchmarks/device/serve_h200.py.
+"""Table and picture of a server under load, from the newest result of serve_h200.py.
 
 Files from before the loads were warmed up have fewer fields; what they lack is not said of them.
 """

@@ -11,6 +11,7 @@ import torch
 from transformers import GenerationConfig, PreTrainedModel
 from transformers.generation.configuration_utils import ContinuousBatchingConfig
 
+from integrations.transformers import served
 from integrations.transformers.tiny import kinds, selects_keys, set_attention, tiny
 from openmla.errors import Unsupported
 from openmla.integrations.transformers import optimize, restore, scheduled
@@ -246,6 +247,14 @@ def test_latent_form_in_bf16_is_the_same_in_other_chunks():
         restore(model)
     assert [r.generated_tokens for r in small] == [r.generated_tokens for r in large]
     assert all(len(r.generated_tokens) == NEW for r in small)
+
+
+def test_attention_of_every_layer_is_float64s_in_bf16():
+    model = optimize(tiny("deepseek_v3", torch.bfloat16))
+    try:
+        served.check(model)
+    finally:
+        restore(model)
 
 
 def test_expanded_requests_share_calls_of_bounded_size():

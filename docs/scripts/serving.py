@@ -1,4 +1,7 @@
-"""The table of a server under load, from the newest file of benchmarks/device/serve_h200.py."""
+"""Table and picture of a server under load, from the newest result of serve_h200.py.
+
+Files from before the loads were warmed up have fewer fields; what they lack is not said of them.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +10,25 @@ from typing import Any
 from performance import table
 from results import newest
 
+from openmla.explain.bars_picture import bars_picture
+
 PAGE = "docs/performance.md"
-COMMAND = "timeout 150 python benchmarks/device/serve_h200.py serve-h200-DATE.json"
+PICTURE = "serving.svg"
+COMMAND = "timeout 240 python benchmarks/device/serve_h200.py serve-h200-DATE.json"
 
 
 def pictures() -> dict[str, str]:
-    """None."""
-    return {}
+    """Tokens/s of every load, by contestant."""
+    try:
+        found = newest("serve-h200", "loads")
+    except FileNotFoundError:
+        return {}
+    groups: dict[str, dict[str, float]] = {}
+    for load in found.record["loads"]:
+        bars = groups.setdefault(f"{load['load']}, {load['requests']} requests", {})
+        bars[load["contestant"]] = load["new_tokens_per_s"]
+    title = "Continuous batching in Transformers, four layers, one H200"
+    return {PICTURE: bars_picture(title, groups, "new tokens/s")}
 
 
 def regions() -> dict[tuple[str, str], str]:
@@ -22,7 +37,8 @@ def regions() -> dict[tuple[str, str], str]:
         found = newest("serve-h200", "loads")
     except FileNotFoundError:
         return {(PAGE, "serving"): f"Not measured yet: `{COMMAND}` makes the file."}
-    words = f"{loads_table(found.record)}\n\n{checks(found.record)}\n\n{found.source}"
+    picture = f"![Bars of new tokens/s: openmla and expanded](pictures/{PICTURE})"
+    words = f"{loads_table(found.record)}\n\n{picture}\n\n{checks(found.record)}\n\n{found.source}"
     return {(PAGE, "serving"): f"{words}, Transformers {found.record['transformers']}"}
 
 
@@ -41,7 +57,7 @@ def loads_table(record: dict[str, Any]) -> str:
                 load["contestant"],
                 load["requests"],
                 f"{load['prompt_tokens']:,}",
-                f"{load['new_tokens_per_s']:.0f}",
+                f"{load['new_tokens_per_s']:.0f}" + " (cut)" * load.get("is_cut", False),
                 f"{first['p50_ms'] / 1e3:.2f}, {first['p99_ms'] / 1e3:.2f} s",
                 f"{between['p50_ms']:.1f}, {between['p99_ms']:.1f} ms",
                 _gib(load["cache_bytes"]),
@@ -53,13 +69,15 @@ def loads_table(record: dict[str, Any]) -> str:
 
 def checks(record: dict[str, Any]) -> str:
     """What was compared, in sentences; of steps that did not fit the time, nothing."""
-    said = []
+    said = [warmth(record)]
     if record.get("bars"):
         bars = record["bars"]
         said.append(
             f"Even load: {bars['speed']:.1f} times the tokens/s of the expanded cache, "
-            f"{bars['cache']:.3f} of its bytes."
+            f"{bars['cache']:.3f} of its bytes, {bars['first_token_p50']:.2f} of its median time "
+            "to the first token."
         )
+    said += [cut(load) for load in record["loads"] if load.get("is_cut")]
     for load in record["loads"]:
         if "requests_with_openmlas_tokens" in load:
             equal = load["requests_with_openmlas_tokens"]
@@ -67,23 +85,55 @@ def checks(record: dict[str, Any]) -> str:
                 f"{equal} of {load['requests']} requests have the same tokens with the expanded "
                 "cache: of random weights, one digit of bf16 changes the greedy choice."
             )
-    if "again" in record:
+    if "same" in record.get("again", {}):
         same = "the same tokens" if record["again"]["same"] else "OTHER tokens"
         more = record["again"]["bytes_more"]
         said.append(f"The mixed load a second time: {same}, {more} bytes more held.")
-    if "failures" in record:
+    said += [
+        f"The step {name} failed: {record[name]['error']}."
+        for name in ("again", "failures", "neighbors")
+        if "error" in record.get(name, {})
+    ]
+    if "same" in record.get("failures", {}):
         failed = record["failures"]
         same = "their tokens are unchanged" if failed["same"] else "their tokens CHANGED"
         said.append(
             f"{failed['failed']} of {failed['bad']} bad requests beside good ones failed, {same}."
         )
     for how, count in record.get("neighbors", {}).items():
+        if how == "error":
+            continue
         said.append(
             f"Alone and together, {how}: {count['same']} of {count['requests']} requests equal."
         )
     if record["skipped"]:
         said.append(f"Did not fit the time: {', '.join(record['skipped'])}.")
     return "\n".join(said)
+
+
+def warmth(record: dict[str, Any]) -> str:
+    """Whether first launches are in the figures."""
+    if "warm_after_s" not in record:
+        return (
+            "The even load of openmla ran first in its process, so the first launch of every "
+            "kernel is inside its time to the first token."
+        )
+    met = sum(load["kernels_met_first"] for load in record["loads"])
+    return (
+        f"Before the loads, kernels were compiled ({record['compiling']}) and each load but the "
+        f"largest was served once with few new tokens; {met} kernels were met for the first time "
+        "inside a load."
+    )
+
+
+def cut(load: dict[str, Any]) -> str:
+    """What a load that took too long had done."""
+    return (
+        f"{load['load']}, {load['contestant']}: cut after {load['seconds']:.0f} s, with "
+        f"{load['new_tokens']:,} of {load['asked_new_tokens']:,} new tokens; {load['began']} of "
+        f"{load['requests']} requests had begun, and its times are of these; its cache had room "
+        f"for {load['cache_rows']:,} of {load['cache_rows_wanted']:,} rows."
+    )
 
 
 def _gib(size: int) -> str:

@@ -156,4 +156,35 @@ def test_a_result_of_the_server_becomes_a_table(tmp_path: Path, monkeypatch: pyt
     assert "| 0.50 GiB | 3.00 GiB |" in text
     for words in ("the same tokens, 0 bytes", "their tokens CHANGED", "5 of 6", "mixed 256"):
         assert words in text
+    assert "the first launch of every kernel is inside" in text
     assert text.endswith("serve-h200-2026-01-02.json), Transformers 5.17.0")
+    warmed = {
+        "is_cut": True,
+        "seconds": 30.2,
+        "new_tokens": 800,
+        "asked_new_tokens": 8704,
+        "began": 12,
+        "cache_rows": 1000,
+        "cache_rows_wanted": 4000,
+        "kernels_met_first": 2,
+    }
+    record |= {
+        "loads": [LOAD | warmed, LOAD | warmed | {"contestant": "expanded", "is_cut": False}],
+        "compiling": "12 of 12 kernels, 25 s",
+        "warm_after_s": 40.0,
+        "bars": {"speed": 2.5, "cache": 0.012, "first_token_p50": 0.75},
+        "neighbors": {"error": "OutOfMemoryError: none left"},
+    }
+    (tmp_path / "serve-h200-2026-01-03.json").write_text(json.dumps(record))
+    text = serving.regions()["docs/performance.md", "serving"]
+    for words in (
+        "| 812 (cut) |",
+        "cut after 30 s, with 800 of 8,704 new tokens; 12 of 32 requests had begun",
+        "room for 1,000 of 4,000 rows",
+        "12 of 12 kernels, 25 s",
+        "4 kernels were met for the first time",
+        "2.5 times the tokens/s of the expanded cache, 0.012 of its bytes, 0.75 of its median",
+        "The step neighbors failed: OutOfMemoryError: none left.",
+    ):
+        assert words in text
+    assert "even, 32 requests, expanded: 812.4" in serving.pictures()["serving.svg"]

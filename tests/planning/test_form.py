@@ -12,6 +12,7 @@ from openmla.planning.form import (
     expanded_work,
     keys_per_piece,
     latent_work,
+    least_latent_keys,
 )
 
 V3 = LayerDims(latent=512, nope=128, rope=64, v=128)
@@ -34,6 +35,17 @@ def counted(dims: LayerDims, new: int, keys: int) -> tuple[int, int]:
 def test_work_is_what_counting_gives(dims: LayerDims, new: int, keys: int):
     work = expanded_work(dims, [new], [keys]), latent_work(dims, [new], [keys])
     assert work == counted(dims, new, keys)
+
+
+@pytest.mark.parametrize("dims", [V3, GLM5, LayerDims(latent=64, nope=32, rope=16, v=24)])
+@pytest.mark.parametrize("new", [1, 2, 16, 29, 100, 170, 171, 300, 4096])
+def test_one_number_of_keys_parts_the_forms_of_a_request(dims: LayerDims, new: int):
+    least = least_latent_keys(dims, new)
+    least = 1 << 20 if least == float("inf") else int(least)
+    for keys in {new, new + 1, max(least - 1, new), least, least + 1, 2 * least} - {0}:
+        if keys >= new:
+            form = choose_form(dims, [new], [keys]).form
+            assert (form == "latent") == (keys >= least_latent_keys(dims, new))
 
 
 @pytest.mark.parametrize("tokens", [1, 100, 4096, 131072])

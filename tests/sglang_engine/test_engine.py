@@ -56,6 +56,7 @@ def test_every_call_of_the_engine_is_right(wish: str):
     seen = found["seen"]
     print(f"{seen}, off by {found['off']}")
     assert ("fresh" in seen) == (wish == "")
+    assert seen["invariant"] == (seen["latent"] if wish else 0)
     assert seen["latent"] > 100 and seen["EXTEND"] > 3 and seen["DECODE"] > 10
     cached = [r["cached"] for r in found["results"]]
     assert not any(cached[:PROMPTS]) and max(cached[PROMPTS:]) >= 256

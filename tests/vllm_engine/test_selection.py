@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import vllm
 import vllm.v1.attention.ops.flashmla as flashmla
 from vllm.config import AttentionConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.model_executor.layers.attention import mla_attention
+from vllm.model_executor.layers.quantization.utils.quant_utils import (
+    kFp8Dynamic128Sym,
+    kFp8StaticTensorSym,
+    kNvfp4Dynamic,
+)
 from vllm.platforms import current_platform
 from vllm.platforms.interface import DeviceCapability
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
-from openmla.integrations.vllm import attention, sparse
+from openmla.integrations.vllm import attention, prefill, sparse
 
 H200 = DeviceCapability(9, 0)
 
@@ -64,8 +73,20 @@ def test_the_dense_backend_on_a_gpu(backend_on_cuda: Any):
     assert problems(backend_on_cuda, bf16, "fp8_e5m2") == ["kv_cache_dtype not supported"]
     parallel = problems(backend_on_cuda, bf16, "auto", use_pcp=True, use_dcp=True)
     assert parallel == ["PCP not supported", "DCP not supported"]
-    invariant = problems(backend_on_cuda, bf16, "auto", use_batch_invariant=True)
-    assert invariant == ["batch invariance not supported"]
+    assert problems(backend_on_cuda, bf16, "auto", use_batch_invariant=True) == []
+
+
+def test_a_quantized_output_is_declined_where_vllm_asks(backend_on_cuda: Any):
+    """Its fusion pass asks the layer, and the layer its prefill backend; vLLM's own layer fuses."""
+    own, asked = backend_on_cuda.get_impl_cls(), []
+    for key in (kFp8StaticTensorSym, kNvfp4Dynamic, kFp8Dynamic128Sym):
+        asked.append(own.__base__.fused_output_quant_supported(None, key))
+        assert not own.fused_output_quant_supported(None, key)
+        assert not prefill.OpenMLAPrefillBackend.supports_quant_output(None, key)
+    assert all(asked)
+    fusion = Path(vllm.__file__).parent / "compilation/passes/fusion/mla_attn_quant_fusion.py"
+    assert "impl.fused_output_quant_supported" in fusion.read_text()  # its import needs CUDA
+    assert "prefill_backend.supports_quant_output" in inspect.getsource(mla_attention)
 
 
 def test_the_sparse_backend_on_a_gpu():

@@ -135,6 +135,24 @@ def most_latent_tokens(dims: LayerDims) -> int:
     return dims.latent * (dims.nope + dims.v) // more_per_pair
 
 
+def least_latent_keys(dims: LayerDims, new: int) -> float:
+    """Keys of a request with so many new tokens from which `choose_form` says latent; inf for none.
+
+    Both works are linear in the keys, so there is one such number.
+
+    >>> v3 = LayerDims(latent=512, nope=128, rope=64, v=128)
+    >>> [least_latent_keys(v3, n) for n in (1, 16, 170, 171)]
+    [2, 17, 21930, inf]
+    """
+    row = dims.latent * (dims.nope + dims.v)
+    pair = (2 * dims.latent + dims.rope) - (dims.nope + dims.rope + dims.v)
+    gained = row - new * pair  # by the latent form, with every key
+    if gained <= 0:
+        return float("inf")
+    lost = new * row - pair * (new * (new - 1) // 2)
+    return max(lost // gained + 1, new)
+
+
 def expanded_work(dims: LayerDims, new: Sequence[int], keys: Sequence[int]) -> int:
     """Multiply-adds per head when every key is expanded to K and V of its own."""
     projection = sum(keys) * dims.latent * (dims.nope + dims.v)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 from dataclasses import replace
+from inspect import signature
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -241,3 +244,17 @@ def test_ranks_and_trees_are_refused_when_the_engine_starts(monkeypatch: pytest.
     monkeypatch.setattr(fake_sglang.SPECULATION, "speculative_eagle_topk", 4)
     with pytest.raises(Unsupported, match="trees of speculated tokens"):
         CALLS[0].backend()
+
+
+def test_the_checks_of_the_engine_take_the_arguments_that_the_backend_passes():
+    """`make test-sglang` puts them around both functions; it does not run with every change."""
+    from openmla.integrations.sglang import forward
+
+    path = Path(__file__).parents[2] / "sglang_engine/stubs/openmla_checks.py"
+    spec = importlib.util.spec_from_file_location("openmla_checks", path)
+    assert spec is not None and spec.loader is not None
+    checks = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(checks)
+    for check, function in (("latent", forward.attend_latent), ("fresh", forward.attend_fresh)):
+        around = list(signature(getattr(checks.Checks, check)).parameters)
+        assert around == ["self", "original", *signature(function).parameters]

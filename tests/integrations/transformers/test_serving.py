@@ -11,10 +11,12 @@ import torch
 from transformers import GenerationConfig, PreTrainedModel
 from transformers.generation.configuration_utils import ContinuousBatchingConfig
 
+from integrations.transformers import served
 from integrations.transformers.tiny import kinds, selects_keys, set_attention, tiny
 from openmla.errors import Unsupported
-from openmla.integrations.transformers import optimize, restore
-from openmla.integrations.transformers.paged import Batch, Pages, Request, _split, share_rows
+from openmla.integrations.transformers import optimize, restore, scheduled
+from openmla.integrations.transformers.paged import Batch, Pages, _part, _split, share_rows
+from openmla.integrations.transformers.scheduled import Request
 from openmla.planning.form import LayerDims, choose_form
 
 NEW = 4
@@ -157,7 +159,10 @@ def test_the_model_is_left_as_it_was(v3: PreTrainedModel):
     assert "init_continuous_batching" not in vars(v3)
 
 
-@pytest.mark.parametrize("wish", ["use_cuda_graph", "use_async_batching", "default_compile_level"])
+@pytest.mark.parametrize(
+    "wish",
+    ["use_cuda_graph", "use_async_batching", "default_compile_level", "max_blocks_per_request"],
+)
 def test_what_was_never_run_is_refused(v3: PreTrainedModel, wish: str):
     with pytest.raises(Unsupported, match=f"continuous batching with {wish}"):
         serve(v3, prompts(), **{wish: True})
@@ -184,6 +189,54 @@ def test_mixed_batches_are_split_by_form(v3: PreTrainedModel, monkeypatch: pytes
     assert any(len(batch.parts) == 2 for batch in seen)
 
 
+def test_lengths_and_blocks_are_those_that_the_engine_hands_to_a_forward_pass(
+    v3: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
+):
+    """The host's notes against the tensors; no row is listed to be read, whatever the context."""
+    seen: list[tuple[Any, dict[str, Any], Batch, Pages]] = []
+    plain = Batch.of
+
+    def noted(pages: Pages, options: dict[str, Any], *more: Any) -> Batch:
+        batch = plain(pages, options, *more)
+        seen.append((scheduled.of(options["cache"]), dict(options), batch, pages))
+        now, given = seen[-1][0], options["cu_seq_lens_k"]
+        given = given["full_attention"] if isinstance(given, dict) else given
+        assert given.diff().tolist() == [r.keys for r in now.requests]
+        assert options["cu_seq_lens_q"].diff().tolist() == [r.new for r in now.requests]
+        assert [x.numel() for x in options["read_index"]] == [0]
+        rows = {r.first_query: r for r in now.requests}
+        starts = options["cu_seq_lens_q"][:-1].tolist()
+        written = batch.written.split(options["cu_seq_lens_q"].diff().tolist())
+        for start, mine in zip(starts, written, strict=True):  # behind the request's context
+            request = rows[start]
+            whole = _part("latent", [request], 1, pages).rows
+            assert whole[request.keys - request.new :].tolist() == mine.tolist()
+        return batch
+
+    monkeypatch.setattr(Batch, "of", staticmethod(noted))
+    assert not any(r.error for r in serve(v3, prompts()))
+    assert any(r.keys > r.new > 1 for now, *_ in seen for r in now.requests)  # chunks
+    batches = {id(now): batch for now, _, batch, _ in seen}
+    assert all(batches[id(now)] is batch for now, _, batch, _ in seen)  # one for all layers
+
+
+def test_tables_have_each_requests_pages_in_order():
+    """Blocks of two layers lie two pages apart; widths come in steps of 16 pages."""
+    pages = Pages(torch.zeros(64, 4, 8), stride=8, step=2)
+    requests = [Request(0, 1, 9, [7, 3, 5, 1]), Request(1, 2, 2, [4])]
+    part = _part("latent", requests, 3, pages)
+    assert part.table.shape == (2, 16)
+    assert part.table[0].tolist() == [14, 6, 10, *[0] * 13]
+    assert part.rows.tolist() == [56, 57, 58, 59, 24, 25, 26, 27, 40, 32, 33]
+    assert part.queries is not None and part.queries.tolist() == [0, 1, 2]
+    assert (part.lengths.tolist(), part.cu_q.tolist()) == ([9, 2], [0, 1, 3])
+
+
+def test_a_cache_that_somebody_else_made_is_refused():
+    with pytest.raises(Unsupported, match="a cache that openmla did not make"):
+        scheduled.of(SimpleNamespace())
+
+
 def test_latent_form_in_bf16_is_the_same_in_other_chunks():
     """Pages are read by mla_prefill_latent, in which it does not matter where a chunk ends."""
     model = tiny("deepseek_v3", torch.bfloat16)
@@ -196,12 +249,20 @@ def test_latent_form_in_bf16_is_the_same_in_other_chunks():
     assert all(len(r.generated_tokens) == NEW for r in small)
 
 
+def test_attention_of_every_layer_is_float64s_in_bf16():
+    model = optimize(tiny("deepseek_v3", torch.bfloat16))
+    try:
+        served.check(model)
+    finally:
+        restore(model)
+
+
 def test_expanded_requests_share_calls_of_bounded_size():
     """Eight fresh prompts of 40 tokens over at most 100 keys a call; 120 alone are not expanded."""
     dims = LayerDims(latent=64, nope=32, rope=16, v=24)
-    requests = [Request(i * 40, 40, i * 40, 40) for i in range(8)]
+    requests = [Request(i * 40, 40, 40, [i]) for i in range(8)]
     assert [(f, len(p)) for f, p in _split(requests, "auto", dims, 100)] == [("expanded", 2)] * 4
-    long = [Request(0, 120, 0, 120)]
+    long = [Request(0, 120, 120, [0])]
     assert [f for f, _ in _split(long, "auto", dims, 100)] == ["latent"]
     assert [f for f, _ in _split(long, "expanded", dims, 100)] == ["expanded"]
 

@@ -64,6 +64,10 @@ class MLAPrefillBackend:
     def prepare_metadata(self, prefill_metadata: Any) -> None:
         self._prefill_metadata = prefill_metadata
 
+    def supports_quant_output(self, quant_key: Any) -> bool:
+        """FlashAttention's does."""
+        return True
+
 
 class Impl:
     """MLACommonImpl: a layer's attention."""
@@ -75,6 +79,10 @@ class Impl:
 
     def process_weights_after_loading(self, act_dtype: torch.dtype) -> None:
         pass
+
+    def fused_output_quant_supported(self, quant_key: Any) -> bool:
+        """vLLM's common code quantizes what a backend wrote, unless a prefill backend does."""
+        return True
 
     def forward_mha(self, *args: Any) -> None:
         self.went_vllms_way = "forward_mha"

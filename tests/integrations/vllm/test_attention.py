@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -29,13 +30,25 @@ def test_a_long_chunk_has_its_context_attended_to_by_vllm():
     assert torch.allclose(output.view_as(new), new, atol=2**-6)
 
 
-def test_output_quantized_by_another_prefill_backend_is_vllms():
+def fused_scale(layer: Any, prefill: Any) -> torch.Tensor | None:
+    """The `output_scale` of a prefill, as vLLM's fusion pass and its layer decide it."""
+    fused = layer.fused_output_quant_supported("fp8") and prefill.supports_quant_output("fp8")
+    return torch.ones(1) if fused else None
+
+
+def test_a_quantized_output_is_declined_before_the_first_request():
+    """Whatever prefill backend was chosen, new tokens stay openmla's and no forward pass fails."""
     step, weight = replay.recorded("fresh")
-    layer = replay.layer(weight, step["scale"])
-    output = torch.full_like(step["output"], torch.nan)
+    layer, plain = replay.layer(weight, step["scale"]), fake_vllm.Impl()
+    with fake_vllm.installed():
+        from openmla.integrations.vllm.prefill import OpenMLAPrefillBackend
+    for prefill, fuses in ((fake_vllm.MLAPrefillBackend(), True), (OpenMLAPrefillBackend(), False)):
+        assert (fused_scale(plain, prefill) is not None) == fuses  # vLLM's own layer
+        assert fused_scale(layer, prefill) is None
     arguments = (step["q"], step["kv_c"], step["k_pe"], None, replay.metadata(step), None)
-    layer.forward_mha(*arguments, output, torch.ones(1))
-    assert layer.went_vllms_way == "forward_mha"
+    with pytest.raises(Unsupported, match="quantized on the way"):
+        layer.forward_mha(*arguments, torch.empty_like(step["output"]), torch.ones(1))
+    assert not hasattr(layer, "went_vllms_way")
 
 
 def test_a_request_with_context_takes_pages_of_bf16_only():

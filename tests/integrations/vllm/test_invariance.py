@@ -33,7 +33,7 @@ def test_without_the_switch_decoding_is_vllms(monkeypatch: pytest.MonkeyPatch):
 
 def test_output_that_another_backend_would_quantize_is_refused():
     served = Served("auto")
-    with pytest.raises(Unsupported, match="quantizes its output"):
+    with pytest.raises(Unsupported, match="quantized on the way"):
         served.layer.forward_mha(served.q[2], None, None, served.pages, None, None, None, 1.0)
 
 

@@ -45,20 +45,23 @@ class Checks:
         q: Tensor,
         rows: Tensor,
         requests: Any,
-        page: int,
+        page_size: int,
         d_v: int,
         scale: float,
+        invariant: bool = False,
     ) -> Tensor:
         """`attend_latent`."""
-        out: Tensor = original(q, rows, requests, page, d_v, scale)
+        out: Tensor = original(q, rows, requests, page_size, d_v, scale, invariant)
         starts, lengths = requests.cu_seqlens_q.tolist(), requests.lengths.tolist()
+        self.seen["invariant"] += invariant * len(lengths)
         for i, length in enumerate(lengths):
-            slots = requests.block_table[i].long()[:, None] * page + torch.arange(page)
+            pages = requests.block_table[i].long()[:, None]
+            slots = pages * page_size + torch.arange(page_size)
             keys = rows.flatten(1)[slots.flatten()[:length]].double()
             mine = slice(starts[i], starts[i + 1])
             want = _attention(q[mine].double(), keys, keys[:, :d_v], scale)
             self._compare("latent", out[mine], want)
-        self._keep(q, rows, requests, page, d_v, scale, out)
+        self._keep(q, rows, requests, page_size, d_v, scale, out)
         self._write()
         return out
 

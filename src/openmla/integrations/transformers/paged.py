@@ -1,15 +1,18 @@
 """Attention over the paged cache of Transformers' continuous batching: its pages hold latent rows.
 
-One forward pass serves many requests: their new tokens lie end to end, and two lists of the engine
-say in which rows of its cache they are written and which rows every request reads. The form is
-chosen for each request by its own lengths, never by its neighbors', so a batch of fresh prompts and
-of requests that decode is split: prompts expand their rows, the others attend to the pages.
+One forward pass serves many requests: their new tokens lie end to end, and `scheduled` has their
+lengths and blocks. The form is chosen for each request by its own lengths, never by its neighbors',
+so a batch of fresh prompts and of requests that decode is split: prompts expand their rows, the
+others attend to the pages. Nothing here waits for the device, and what follows from the lengths is
+made once in a forward pass, not in every layer.
 """
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
-from functools import lru_cache
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from itertools import accumulate
 from typing import Any, NamedTuple
 
@@ -17,17 +20,21 @@ import torch
 from torch import Tensor
 
 import openmla
+from openmla.arithmetic import ceildiv, round_up
 from openmla.errors import Unsupported
-from openmla.integrations.transformers import forms
+from openmla.integrations.transformers import forms, scheduled
 from openmla.integrations.transformers.masks import Ragged
-from openmla.planning.form import LayerDims, choose_form, keys_per_piece
+from openmla.integrations.transformers.scheduled import Request
+from openmla.planning.form import LayerDims, keys_per_piece, least_latent_keys
 
-# What the engine hands to every layer. Those of the second line say what the lists say already.
-USED = {"cache", "cu_seq_lens_q", "cu_seq_lens_k", "read_index", "write_index"}
-KNOWN = USED | {"max_length_q", "max_length_k", "max_seqlen_q", "max_seqlen_k"}
-KNOWN |= {"logits_indices", "logits_processor_args", "is_causal"}
+# What the engine hands to every layer. Those of the second line say what `scheduled` has already.
+USED = {"cache", "write_index"}
+KNOWN = USED | {"cu_seq_lens_q", "cu_seq_lens_k", "read_index", "max_length_q", "max_length_k"}
+KNOWN |= {"max_seqlen_q", "max_seqlen_k", "logits_indices", "logits_processor_args", "is_causal"}
 ROWS = "openmla_rows"
-_BATCH = "openmla_batch"
+# Columns of a table come in steps: a launch like one before, of a table as wide, is not planned
+# again, and the longest request of a batch has another page after every few tokens.
+TABLE_STEP = 16
 
 
 class Pages(NamedTuple):
@@ -89,28 +96,31 @@ def _width(allocator: Any) -> int:
     return width
 
 
-class Request(NamedTuple):
-    """New tokens first_query.. of a batch, over keys first_key.., the new ones included."""
-
-    first_query: int
-    new: int
-    first_key: int
-    keys: int
-
-
-class Part(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Part:
     """Requests of one batch that are attended to by one call."""
 
     form: str
     queries: Tensor | None
     """Which of the batch's queries, int64; None for all, in their order."""
-    rows: Tensor
-    """Rows of the requests' keys, one request after the other."""
+    page: int
+    """Rows of a page."""
     table: Tensor
     """int32 [requests, pages]."""
     lengths: Tensor
     cu_q: Tensor
     cu_k: Tensor
+    keys: int
+    """Of all requests together."""
+
+    @cached_property
+    def rows(self) -> Tensor:
+        """Rows of the requests' keys, one request after the other, for calls that gather them."""
+        request = torch.repeat_interleave(self.lengths.long(), output_size=self.keys)
+        keys = torch.arange(self.keys, device=self.table.device)
+        position = keys - self.cu_k[:-1][request]
+        page = torch.div(position, self.page, rounding_mode="floor")
+        return self.table[request, page].long() * self.page + position % self.page
 
 
 class Batch(NamedTuple):
@@ -121,13 +131,12 @@ class Batch(NamedTuple):
 
     @staticmethod
     def of(pages: Pages, options: dict[str, Any], form: str, layer: LayerDims, heads: int) -> Batch:
-        """Made for the first layer, and kept beside the engine's offsets for the others."""
-        cu_q = options["cu_seq_lens_q"]
-        kept: Batch | None = getattr(cu_q, _BATCH, None)
-        if kept is None:
-            kept = _batch(pages, options, form, layer, heads)
-            setattr(cu_q, _BATCH, kept)
-        return kept
+        """Made for the first layer, and kept for the others."""
+        now = scheduled.of(options["cache"])
+        if now.batch is None:
+            now.batch = _batch(pages, now.requests, options, form, layer, heads)
+        made: Batch = now.batch
+        return made
 
 
 def attend(
@@ -214,25 +223,19 @@ def _paged(
     return heads.release(out[None])
 
 
-def _batch(pages: Pages, options: dict[str, Any], form: str, dims: LayerDims, heads: int) -> Batch:
-    """The host learns the lengths here: once in a forward pass, not in every layer."""
-    cu_k = options["cu_seq_lens_k"]
-    cu_k = cu_k["full_attention"] if isinstance(cu_k, dict) else cu_k
-    starts_q, starts_k = options["cu_seq_lens_q"].tolist(), cu_k.tolist()
-    requests = [
-        Request(q, next_q - q, k, next_k - k)
-        for q, next_q, k, next_k in zip(
-            starts_q[:-1], starts_q[1:], starts_k[:-1], starts_k[1:], strict=True
-        )
-    ]
-    (written,), (read,) = options["write_index"], options["read_index"]
-    written = pages.physical(written)
-    # Where no request has a context, the engine lists no rows to read: those written are all.
-    rows = pages.physical(read) if read.numel() else written
+def _batch(
+    pages: Pages,
+    requests: Sequence[Request],
+    options: dict[str, Any],
+    form: str,
+    dims: LayerDims,
+    heads: int,
+) -> Batch:
+    (written,) = options["write_index"]
     most = keys_per_piece(dims, heads, 1, pages.rows.element_size())
     parts = _split(requests, form, dims, most)
-    made = tuple(_part(*part, requests, rows, pages.size) for part in parts)
-    return Batch(written, made)
+    made = tuple(_part(name, chosen, len(requests), pages) for name, chosen in parts)
+    return Batch(pages.physical(written), made)
 
 
 def _split(
@@ -248,8 +251,8 @@ def _split(
     for request in requests:
         chosen = form
         if form == "auto":
-            chosen = _form(dims, request.new, request.keys)
-            chosen = "latent" if request.keys > most else chosen
+            is_latent = request.keys >= _least_latent_keys(dims, request.new)
+            chosen = "latent" if is_latent or request.keys > most else "expanded"
         if chosen == "latent":
             latent.append(request)
             continue
@@ -262,35 +265,54 @@ def _split(
     return found + [("expanded", part) for part in expanded]
 
 
-@lru_cache(maxsize=4096)
-def _form(dims: LayerDims, new: int, keys: int) -> str:
-    """`choose_form` for one request."""
-    return choose_form(dims, [new], [keys]).form
+_least_latent_keys = lru_cache(maxsize=8192)(least_latent_keys)
 
 
-def _part(
-    form: str, chosen: list[Request], everyone: list[Request], rows: Tensor, page: int
-) -> Part:
-    device, whole = rows.device, len(chosen) == len(everyone)
-    queries = None if whole else _ranges([(r.first_query, r.new) for r in chosen], device)
-    if not whole:
-        rows_of = _ranges([(r.first_key, r.keys) for r in chosen], device)
-        rows = rows.index_select(0, rows_of)
-    cu_k = [0, *accumulate(r.keys for r in chosen)]
-    most = max((r.keys for r in chosen), default=0)
-    first = [
-        [at + min(p * page, r.keys - 1) for p in range(-(-most // page))]
-        for at, r in zip(cu_k, chosen, strict=False)
-    ]
-    table = rows[torch.tensor(first, device=device)] // page
+def _part(form: str, chosen: Sequence[Request], of: int, pages: Pages) -> Part:
+    """One of the parts of a batch of so many requests; made on the host, then copied."""
+    device = pages.rows.device
+
+    def there(numbers: Tensor) -> Tensor:
+        # The host does not wait: the copy is made from memory that the driver has filled by now.
+        return numbers.to(device, non_blocking=True)
 
     def int32(numbers: Sequence[int]) -> Tensor:
-        return torch.tensor(numbers, dtype=torch.int32, device=device)
+        return there(torch.tensor(numbers, dtype=torch.int32))
 
-    lengths, cu_q = int32([r.keys for r in chosen]), int32([0, *accumulate(r.new for r in chosen)])
-    return Part(form, queries, rows, table.int(), lengths, cu_q, int32(cu_k))
+    new, keys = [r.new for r in chosen], [r.keys for r in chosen]
+    queries = None
+    if len(chosen) < of:
+        queries = there(_ranges([r.first_query for r in chosen], new))
+    return Part(
+        form,
+        queries,
+        pages.size,
+        there(_table(chosen, pages)),
+        int32(keys),
+        int32([0, *accumulate(new)]),
+        int32([0, *accumulate(keys)]),
+        sum(keys),
+    )
 
 
-def _ranges(starts: Sequence[tuple[int, int]], device: torch.device) -> Tensor:
-    """Numbers start .. start + length of every pair."""
-    return torch.cat([torch.arange(start, start + length) for start, length in starts]).to(device)
+def _table(requests: Sequence[Request], pages: Pages) -> Tensor:
+    """int32 [requests, pages]: each request's pages, then zeros."""
+    counts = [ceildiv(r.keys, pages.size) for r in requests]
+    listed = array("i")
+    for request, count in zip(requests, counts, strict=True):
+        listed.extend(request.blocks[:count])
+    table = torch.zeros(len(requests), round_up(max(counts), TABLE_STEP), dtype=torch.int32)
+    used = torch.arange(table.shape[1]) < torch.tensor(counts)[:, None]
+    table[used] = torch.frombuffer(listed, dtype=torch.int32) * pages.step
+    return table
+
+
+def _ranges(starts: Sequence[int], lengths: Sequence[int]) -> Tensor:
+    """Numbers start .. start + length, for every start and its length.
+
+    >>> _ranges([4, 0], [2, 3]).tolist()
+    [4, 5, 0, 1, 2]
+    """
+    first, counts = torch.tensor(starts), torch.tensor(lengths)
+    before = counts.cumsum(0) - counts
+    return torch.arange(sum(lengths)) + (first - before).repeat_interleave(counts)

@@ -19,7 +19,7 @@ from functools import partial
 from typing import Any
 
 from openmla.errors import InvalidArgument, Unsupported
-from openmla.integrations.transformers import seam
+from openmla.integrations.transformers import scheduled, seam
 from openmla.integrations.transformers.paged import share_rows
 
 _MISSING = object()
@@ -93,6 +93,7 @@ def _created(manager: Any) -> Any:
         processor = type(manager)._create_batch_processor(manager)
     if not hasattr(processor, _CHECKED):  # a manager that is used again returns the same
         share_rows(processor.cache)
+        scheduled.watch(processor)
         scheduler = processor.scheduler
         rows = processor.cache.num_blocks * _page_size(manager.continuous_batching_config)
         vocabulary = model.get_input_embeddings().num_embeddings
@@ -122,7 +123,8 @@ def _add(add: Any, vocabulary: int, rows: int, state: Any) -> Any:
 
 
 def _without_graphs(asked: Any) -> Any:
-    """The engine's configuration with graphs and compilation off; they were never run here."""
+    """The engine's configuration with graphs and compilation off, which were never run here, and
+    without the tables of blocks that other kernels read."""
     from transformers.generation.configuration_utils import ContinuousBatchingConfig
 
     config = ContinuousBatchingConfig() if asked is None else copy.copy(asked)
@@ -134,11 +136,15 @@ def _without_graphs(asked: Any) -> Any:
         "decode_compile_config": config.decode_compile_config,
         "default_compile_level": config.default_compile_level,
         "cpu_offload_space": config.cpu_offload_space and not _has_allocators(),
+        "max_blocks_per_request": config.max_blocks_per_request,
     }
     for name, wish in wishes.items():
         if wish:
             raise Unsupported(f"continuous batching with {name}", nearest=f"{name} left as it is")
     config.use_cuda_graph = False
+    # The engine's tables of blocks are for FlashAttention's kernels. Where these are installed, it
+    # would fill them, and no list of rows, for all implementations with "flash" in their names.
+    config.max_blocks_per_request = 0
     return config
 
 

@@ -100,6 +100,14 @@ class OpenMLAImpl(_DecodingImpl):
 
     _projection: UpProjection
 
+    def fused_output_quant_supported(self, quant_key: Any) -> bool:
+        """No: asked while vLLM compiles the model, which then quantizes the output afterwards.
+
+        With a prefill backend that quantizes (FlashAttention's), a fused output would take new
+        tokens past openmla.
+        """
+        return False
+
     def process_weights_after_loading(self, act_dtype: torch.dtype) -> None:
         """Split kv_b_proj's weight: a view of it, unless it is quantized."""
         super().process_weights_after_loading(act_dtype)
@@ -128,20 +136,10 @@ class OpenMLAImpl(_DecodingImpl):
         output_scale: Tensor | None = None,
     ) -> None:
         """Write the attention of all requests that are not decoding to `output`."""
+        if output_scale is not None:  # vLLM was told so when it compiled the model
+            raise Unsupported("an output that is quantized on the way", nearest="output_scale=None")
         if batch_invariant():
-            self._attend_rows(q, kv_c_and_k_pe_cache, attn_metadata, k_scale, output, output_scale)
-            return
-        if output_scale is not None:  # another prefill backend that quantizes was chosen
-            super().forward_mha(
-                q,
-                kv_c_normed,
-                k_pe,
-                kv_c_and_k_pe_cache,
-                attn_metadata,
-                k_scale,
-                output,
-                output_scale,
-            )
+            self._attend_rows(q, kv_c_and_k_pe_cache, attn_metadata, k_scale, output)
             return
         prefill = attn_metadata.prefill
         has_context = prefill.chunked_context is not None
@@ -187,14 +185,8 @@ class OpenMLAImpl(_DecodingImpl):
         attn_metadata: Any,
         k_scale: Tensor,
         output: Tensor,
-        output_scale: Tensor | None,
     ) -> None:
         """`forward_mha` where bits must not depend on the batch."""
-        if output_scale is not None:
-            raise Unsupported(
-                "batch invariance with a prefill backend that quantizes its output",
-                nearest="-ac.mla_prefill_backend=OPENMLA",
-            )
         prefill = attn_metadata.prefill
         lengths = prefill.query_start_loc.diff()
         if prefill.chunked_context is not None:

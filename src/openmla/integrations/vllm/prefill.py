@@ -35,6 +35,10 @@ class OpenMLAPrefillBackend(MLAPrefillBackend):
         """Results go where the caller wants them."""
         return True
 
+    def supports_quant_output(self, quant_key: Any) -> bool:
+        """No: vLLM then quantizes what is written, and hands over no `output_scale`."""
+        return False
+
     def run_prefill_new_tokens(
         self,
         q: Tensor,

@@ -209,6 +209,33 @@ def test_fp8_is_refused_with_the_reason() -> None:
 # torch
 
 
+@pytest.mark.parametrize("form", ["dense", "sparse"])
+def test_what_the_gradient_of_lse_would_need_is_refused_before_the_forward_pass(
+    form: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Hopper's kernels have no sink beside a gradient of lse; whoever gets lse may send one."""
+    from openmla.backward import ops
+    from openmla.planning import target_by_name
+
+    pytest.importorskip("triton")
+    monkeypatch.setattr(ops, "device_target", lambda device: target_by_name("h200"))
+    sink, offsets = torch.zeros(2), cu_seqlens([4])
+    normal = partial(torch.randn, dtype=torch.bfloat16)
+    if form == "dense":
+        q = normal(4, 2, 192, requires_grad=True)
+        rows = (normal(4, 2, 128), normal(4, 64), normal(4, 2, 128))
+        call = partial(openmla.mla_prefill, q, *rows, cu_seqlens_q=offsets)
+    else:
+        q, indices = normal(4, 2, 192, requires_grad=True), torch.zeros(4, 3).int()
+        call = partial(openmla.mla_prefill_sparse, q, normal(5, 192), indices, scale=1.0, d_v=128)
+    with pytest.raises(Unsupported, match="a sink beside a gradient of lse"):
+        call(sink=sink, return_lse=True, backend="hopper")
+    for allowed in ({"sink": sink}, {"return_lse": True}):
+        with pytest.raises(Unsupported) as refused:  # by the forward pass: there is no H200 here
+            call(**allowed, backend="hopper")
+        assert "gradient of lse" not in str(refused.value)
+
+
 def train_arguments(**changed: Any) -> tuple[Any, ...]:
     call = {**calls.dense([3, 2], [4, 2]), "sink": torch.zeros(2), "key_mask": None, **changed}
     tensors = [call[n].requires_grad_() for n in NAMES]
@@ -221,6 +248,7 @@ def train_arguments(**changed: Any) -> tuple[Any, ...]:
         0.3,
         True,
         "auto",
+        True,
     )
 
 

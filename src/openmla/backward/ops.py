@@ -29,11 +29,12 @@ from openmla.backward.operands import BackwardOperands, Gradients, Wanted
 from openmla.backward.problem import BackwardProblem
 from openmla.dispatch import device_target, plan_for, run_call
 from openmla.errors import Unsupported
-from openmla.operands import DenseOperands, Results, Weights
+from openmla.operands import DenseOperands, Results, SparseOperands, Weights
 
 _ARGUMENTS = (
     "Tensor q, Tensor k_nope, Tensor? k_rope, Tensor v, Tensor cu_seqlens_q, Tensor cu_seqlens_k, "
-    "Tensor? sink, Tensor? key_mask, float scale, bool causal, str backend"
+    "Tensor? sink, Tensor? key_mask, float scale, bool causal, str backend, "
+    "bool wants_lse"
 )
 SCHEMAS = {
     "dense_train": f"({_ARGUMENTS}) -> (Tensor out, Tensor lse)",
@@ -47,7 +48,7 @@ SCHEMAS = {
 }
 TENSORS = ("q", "k_nope", "k_rope", "v", "cu_seqlens_q", "cu_seqlens_k", "sink", "key_mask")
 DIFFERENTIABLE = ("q", "k_nope", "k_rope", "v", "sink")
-OPTIONS = ("scale", "causal", "backend")
+OPTIONS = ("scale", "causal", "backend", "wants_lse")
 
 
 def _dense_train(
@@ -62,14 +63,16 @@ def _dense_train(
     scale: float,
     causal: bool,
     backend: str,
+    wants_lse: bool,
 ) -> tuple[Tensor, Tensor]:
-    """The forward pass, by the operator that serves calls without gradients."""
+    """The forward pass, by the operator that serves calls without gradients. wants_lse: whether the
+    caller gets lse, so that a gradient of it may come back."""
     out, lse = outputs(q, v.shape[2])
     weights = Weights(scale, sink)
     operands = DenseOperands(
         q, k_nope, k_rope, v, cu_seqlens_q, cu_seqlens_k, causal, weights, key_mask=key_mask
     )
-    require_backward(operands, Results(out, lse), backend)
+    require_backward(operands, Results(out, lse), backend, wants_lse)
     torch.ops.openmla.dense(
         q,
         k_nope,
@@ -97,10 +100,15 @@ def _dense_train(
     return out, lse
 
 
-def require_backward(operands: DenseOperands, results: Results, backend: str) -> None:
-    """Raise Unsupported, before the forward pass, if no kernel computes its gradients."""
-    problem = BackwardProblem.of(operands.problem(results))
-    plan_for(problem, device_target(operands.device), backend)
+def require_backward(
+    operands: DenseOperands | SparseOperands, results: Results, backend: str, wants_lse: bool
+) -> None:
+    """Raise Unsupported, before the forward pass, if no kernel computes its gradients: without one
+    of lse and, where the caller gets lse, with one. Which of them it will be is not known yet."""
+    forward = operands.problem(results)
+    for has_d_lse in (False, True) if wants_lse else (False,):
+        problem = BackwardProblem.of(forward, has_d_lse)
+        plan_for(problem, device_target(operands.device), backend)
 
 
 def outputs(q: Tensor, d_v: int) -> tuple[Tensor, Tensor]:
@@ -118,7 +126,7 @@ def _fake_train(
 def _dense_given(out: Tensor, lse: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
     """out and lse as they are given: an operator may not return an argument."""
     operands, _, backend = _bundled([False] * 3, *arguments)
-    require_backward(operands, Results(out, lse), backend)
+    require_backward(operands, Results(out, lse), backend, wants_lse=arguments[-1])
     side_by_side = torch.contiguous_format  # whatever strides they came with
     return out.clone(memory_format=side_by_side), lse.clone(memory_format=side_by_side)
 

@@ -140,3 +140,18 @@ def test_what_is_not_served_is_refused() -> None:
     for reason, problem in others.items():
         with pytest.raises(Unsupported, match=reason):
             openmla.plan(problem, "h200", backend="hopper")
+
+
+def test_entries_that_do_not_count_have_no_weights() -> None:
+    """Their rows are zeros, which multiply to nothing; but not with a weight that overflows, as
+    exp(0 - lse) does where all scores are below -88."""
+    built = on(GradientCase(replace(NARROW, topk=65, index_kind="mixed")))
+    op = built.operands
+    assert isinstance(op.cache, torch.Tensor)
+    op.cache.fill_(1.0)
+    op.q.fill_(-6.0)
+    saved = forward(built)
+    assert saved.lse.max() < -100 and (op.indices < 0).any()
+    got, reports = run(built, saved)
+    assert all(report.ok for report in reports)
+    assert all(x.isfinite().all() for x in got.values())

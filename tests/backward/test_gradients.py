@@ -210,30 +210,30 @@ def test_fp8_is_refused_with_the_reason() -> None:
 
 
 @pytest.mark.parametrize("form", ["dense", "sparse"])
-def test_what_the_gradient_of_lse_would_need_is_refused_before_the_forward_pass(
-    form: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Hopper's kernels have no sink beside a gradient of lse; whoever gets lse may send one."""
+def test_a_gradient_of_lse_is_never_refused_after_the_forward_pass(form: str) -> None:
+    """Hopper's kernels have no sink beside a gradient of lse; whether one comes back is not known
+    before, so kernels that have it take over."""
     from openmla.backward import ops
+    from openmla.backward.problem import BackwardProblem
     from openmla.planning import target_by_name
 
     pytest.importorskip("triton")
-    monkeypatch.setattr(ops, "device_target", lambda device: target_by_name("h200"))
-    sink, offsets = torch.zeros(2), cu_seqlens([4])
-    normal = partial(torch.randn, dtype=torch.bfloat16)
-    if form == "dense":
-        q = normal(4, 2, 192, requires_grad=True)
-        rows = (normal(4, 2, 128), normal(4, 64), normal(4, 2, 128))
-        call = partial(openmla.mla_prefill, q, *rows, cu_seqlens_q=offsets)
-    else:
-        q, indices = normal(4, 2, 192, requires_grad=True), torch.zeros(4, 3).int()
-        call = partial(openmla.mla_prefill_sparse, q, normal(5, 192), indices, scale=1.0, d_v=128)
-    with pytest.raises(Unsupported, match="a sink beside a gradient of lse"):
-        call(sink=sink, return_lse=True, backend="hopper")
-    for allowed in ({"sink": sink}, {"return_lse": True}):
-        with pytest.raises(Unsupported) as refused:  # by the forward pass: there is no H200 here
-            call(**allowed, backend="hopper")
-        assert "gradient of lse" not in str(refused.value)
+    widths = (128, 64, 128) if form == "dense" else (512, 64, 512)
+    named = dict(zip(("d_nope", "d_rope", "d_v"), widths, strict=True))
+    plain = openmla.Problem(form=form, heads=64, total_q=8, total_k=8, causal=False, **named)
+    sunk = replace(plain, has_sink=True)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(ops, "device_target", lambda device: target_by_name("h200"))
+        for problem, d_lse, expected in (
+            (plain, True, "hopper"),
+            (sunk, False, "hopper"),
+            (sunk, True, "auto"),
+        ):
+            backward = BackwardProblem.of(problem, d_lse)
+            assert ops.backend_of(backward, torch.device("cpu"), "hopper") == expected
+        for refused in (replace(sunk, d_rope=16), replace(plain, q_dtype="fp16", kv_dtype="fp16")):
+            with pytest.raises(Unsupported):
+                ops.backend_of(BackwardProblem.of(refused, True), torch.device("cpu"), "hopper")
 
 
 def train_arguments(**changed: Any) -> tuple[Any, ...]:

@@ -19,6 +19,7 @@ them whose gradients are those of the dense form: see openmla.backward.given.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -107,8 +108,25 @@ def require_backward(
     of lse and, where the caller gets lse, with one. Which of them it will be is not known yet."""
     forward = operands.problem(results)
     for has_d_lse in (False, True) if wants_lse else (False,):
-        problem = BackwardProblem.of(forward, has_d_lse)
-        plan_for(problem, device_target(operands.device), backend)
+        backend_of(BackwardProblem.of(forward, has_d_lse), operands.device, backend)
+
+
+def backend_of(problem: BackwardProblem, device: torch.device, backend: str) -> str:
+    """Whose kernels compute gradients: those of the backend that is named.
+
+    Whether a gradient of lse comes back is known only then, too late to refuse. So where the named
+    kernels lack that alone, as Hopper's do beside a sink, any that have it compute gradients.
+    """
+    target = device_target(device)
+    try:
+        plan_for(problem, target, backend)
+    except Unsupported:
+        if not problem.has_d_lse:
+            raise
+        plan_for(replace(problem, has_d_lse=False), target, backend)
+        plan_for(problem, target, "auto")
+        return "auto"
+    return backend
 
 
 def outputs(q: Tensor, d_v: int) -> tuple[Tensor, Tensor]:
@@ -150,7 +168,8 @@ def _dense_backward(
 ) -> tuple[Tensor, ...]:
     """The gradients that are wanted; an empty tensor stands for another."""
     operands, gradients, backend = _bundled(wanted, *arguments)
-    run_call(BackwardOperands(operands, out, lse, readable(d_out), d_lse), gradients, backend)
+    read = BackwardOperands(operands, out, lse, readable(d_out), d_lse)
+    run_call(read, gradients, backend_of(read.problem(), read.device, backend))
     return _returned(gradients, out)
 
 

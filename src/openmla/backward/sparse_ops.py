@@ -14,7 +14,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from openmla.backward.ops import Operator, outputs, readable, register, require_backward
+from openmla.backward.ops import (
+    Operator,
+    backend_of,
+    outputs,
+    readable,
+    register,
+    require_backward,
+)
 from openmla.backward.sparse_operands import RowGradients, SparseBackwardOperands, WantedRows
 from openmla.dispatch import run_call
 from openmla.operands import Results, SparseOperands, Weights
@@ -73,7 +80,7 @@ def _sparse_backward(
     """The gradients that are wanted; an empty tensor stands for another."""
     operands, gradients, backend = _bundled(wanted, *arguments)
     read = SparseBackwardOperands(operands, out, lse, readable(d_out), d_lse)
-    run_call(read, gradients, backend)
+    run_call(read, gradients, backend_of(read.problem(), read.device, backend))
     return _returned(gradients, out)
 
 

@@ -209,6 +209,33 @@ def test_fp8_is_refused_with_the_reason() -> None:
 # torch
 
 
+@pytest.mark.parametrize("form", ["dense", "sparse"])
+def test_a_gradient_of_lse_is_never_refused_after_the_forward_pass(form: str) -> None:
+    """Hopper's kernels have no sink beside a gradient of lse; whether one comes back is not known
+    before, so kernels that have it take over."""
+    from openmla.backward import ops
+    from openmla.backward.problem import BackwardProblem
+    from openmla.planning import target_by_name
+
+    pytest.importorskip("triton")
+    widths = (128, 64, 128) if form == "dense" else (512, 64, 512)
+    named = dict(zip(("d_nope", "d_rope", "d_v"), widths, strict=True))
+    plain = openmla.Problem(form=form, heads=64, total_q=8, total_k=8, causal=False, **named)
+    sunk = replace(plain, has_sink=True)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(ops, "device_target", lambda device: target_by_name("h200"))
+        for problem, d_lse, expected in (
+            (plain, True, "hopper"),
+            (sunk, False, "hopper"),
+            (sunk, True, "auto"),
+        ):
+            backward = BackwardProblem.of(problem, d_lse)
+            assert ops.backend_of(backward, torch.device("cpu"), "hopper") == expected
+        for refused in (replace(sunk, d_rope=16), replace(plain, q_dtype="fp16", kv_dtype="fp16")):
+            with pytest.raises(Unsupported):
+                ops.backend_of(BackwardProblem.of(refused, True), torch.device("cpu"), "hopper")
+
+
 def train_arguments(**changed: Any) -> tuple[Any, ...]:
     call = {**calls.dense([3, 2], [4, 2]), "sink": torch.zeros(2), "key_mask": None, **changed}
     tensors = [call[n].requires_grad_() for n in NAMES]
@@ -221,6 +248,7 @@ def train_arguments(**changed: Any) -> tuple[Any, ...]:
         0.3,
         True,
         "auto",
+        True,
     )
 
 

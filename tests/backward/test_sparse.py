@@ -252,6 +252,7 @@ def test_operators_are_well_formed() -> None:
         0.3,
         16,
         "auto",
+        True,
     )
     found = torch.library.opcheck(torch.ops.openmla.sparse_train.default, arguments)
     assert set(found.values()) == {"SUCCESS"}

@@ -179,11 +179,12 @@ def mla_prefill(
     if checks.needs_gradients(q, k_nope, rope, v, sink):
         given = {"k_rope": cache, "k_start": k_start, "q_scale": q_scale, "k_scale": k_scale}
         checks.plain_for_gradients(out=out, **given)
+        wants_lse = checks.flag("return_lse", return_lse)
         out, lse = torch.ops.openmla.dense_train(
             *(q, k_nope, rope, v, cu_q, cu_k, sink, key_mask),
-            *(number, causal, checks.backend(backend, BACKENDS)),
+            *(number, causal, checks.backend(backend, BACKENDS), wants_lse),
         )
-        return _with_lse(out, lse if checks.flag("return_lse", return_lse) else None)
+        return _with_lse(out, lse if wants_lse else None)
     out, lse = _outputs(q, v.shape[2], out, return_lse)
     torch.ops.openmla.dense(
         q,
@@ -482,11 +483,12 @@ def mla_prefill_sparse(
                 "max_logits of a call that needs gradients: they have none",
                 nearest="the same call without return_max_logits, or under torch.no_grad()",
             )
+        wants_lse = checks.flag("return_lse", return_lse)
         out, lse = torch.ops.openmla.sparse_train(
             *(q, plain, indices, lengths, weights[0], factor, width),
-            checks.backend(backend, BACKENDS),
+            *(checks.backend(backend, BACKENDS), wants_lse),
         )
-        return with_extras(out, lse if checks.flag("return_lse", return_lse) else None)
+        return with_extras(out, lse if wants_lse else None)
     out, lse = _outputs(q, width, out, return_lse)
     max_logits = None
     if checks.flag("return_max_logits", return_max_logits):

@@ -19,6 +19,7 @@ them whose gradients are those of the dense form: see openmla.backward.given.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -29,11 +30,12 @@ from openmla.backward.operands import BackwardOperands, Gradients, Wanted
 from openmla.backward.problem import BackwardProblem
 from openmla.dispatch import device_target, plan_for, run_call
 from openmla.errors import Unsupported
-from openmla.operands import DenseOperands, Results, Weights
+from openmla.operands import DenseOperands, Results, SparseOperands, Weights
 
 _ARGUMENTS = (
     "Tensor q, Tensor k_nope, Tensor? k_rope, Tensor v, Tensor cu_seqlens_q, Tensor cu_seqlens_k, "
-    "Tensor? sink, Tensor? key_mask, float scale, bool causal, str backend"
+    "Tensor? sink, Tensor? key_mask, float scale, bool causal, str backend, "
+    "bool wants_lse"
 )
 SCHEMAS = {
     "dense_train": f"({_ARGUMENTS}) -> (Tensor out, Tensor lse)",
@@ -47,7 +49,7 @@ SCHEMAS = {
 }
 TENSORS = ("q", "k_nope", "k_rope", "v", "cu_seqlens_q", "cu_seqlens_k", "sink", "key_mask")
 DIFFERENTIABLE = ("q", "k_nope", "k_rope", "v", "sink")
-OPTIONS = ("scale", "causal", "backend")
+OPTIONS = ("scale", "causal", "backend", "wants_lse")
 
 
 def _dense_train(
@@ -62,14 +64,16 @@ def _dense_train(
     scale: float,
     causal: bool,
     backend: str,
+    wants_lse: bool,
 ) -> tuple[Tensor, Tensor]:
-    """The forward pass, by the operator that serves calls without gradients."""
+    """The forward pass, by the operator that serves calls without gradients. wants_lse: whether the
+    caller gets lse, so that a gradient of it may come back."""
     out, lse = outputs(q, v.shape[2])
     weights = Weights(scale, sink)
     operands = DenseOperands(
         q, k_nope, k_rope, v, cu_seqlens_q, cu_seqlens_k, causal, weights, key_mask=key_mask
     )
-    require_backward(operands, Results(out, lse), backend)
+    require_backward(operands, Results(out, lse), backend, wants_lse)
     torch.ops.openmla.dense(
         q,
         k_nope,
@@ -97,10 +101,32 @@ def _dense_train(
     return out, lse
 
 
-def require_backward(operands: DenseOperands, results: Results, backend: str) -> None:
-    """Raise Unsupported, before the forward pass, if no kernel computes its gradients."""
-    problem = BackwardProblem.of(operands.problem(results))
-    plan_for(problem, device_target(operands.device), backend)
+def require_backward(
+    operands: DenseOperands | SparseOperands, results: Results, backend: str, wants_lse: bool
+) -> None:
+    """Raise Unsupported, before the forward pass, if no kernel computes its gradients: without one
+    of lse and, where the caller gets lse, with one. Which of them it will be is not known yet."""
+    forward = operands.problem(results)
+    for has_d_lse in (False, True) if wants_lse else (False,):
+        backend_of(BackwardProblem.of(forward, has_d_lse), operands.device, backend)
+
+
+def backend_of(problem: BackwardProblem, device: torch.device, backend: str) -> str:
+    """Whose kernels compute gradients: those of the backend that is named.
+
+    Whether a gradient of lse comes back is known only then, too late to refuse. So where the named
+    kernels lack that alone, as Hopper's do beside a sink, any that have it compute gradients.
+    """
+    target = device_target(device)
+    try:
+        plan_for(problem, target, backend)
+    except Unsupported:
+        if not problem.has_d_lse:
+            raise
+        plan_for(replace(problem, has_d_lse=False), target, backend)
+        plan_for(problem, target, "auto")
+        return "auto"
+    return backend
 
 
 def outputs(q: Tensor, d_v: int) -> tuple[Tensor, Tensor]:
@@ -118,7 +144,7 @@ def _fake_train(
 def _dense_given(out: Tensor, lse: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
     """out and lse as they are given: an operator may not return an argument."""
     operands, _, backend = _bundled([False] * 3, *arguments)
-    require_backward(operands, Results(out, lse), backend)
+    require_backward(operands, Results(out, lse), backend, wants_lse=arguments[-1])
     side_by_side = torch.contiguous_format  # whatever strides they came with
     return out.clone(memory_format=side_by_side), lse.clone(memory_format=side_by_side)
 
@@ -142,7 +168,8 @@ def _dense_backward(
 ) -> tuple[Tensor, ...]:
     """The gradients that are wanted; an empty tensor stands for another."""
     operands, gradients, backend = _bundled(wanted, *arguments)
-    run_call(BackwardOperands(operands, out, lse, readable(d_out), d_lse), gradients, backend)
+    read = BackwardOperands(operands, out, lse, readable(d_out), d_lse)
+    run_call(read, gradients, backend_of(read.problem(), read.device, backend))
     return _returned(gradients, out)
 
 

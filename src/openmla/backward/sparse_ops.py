@@ -14,15 +14,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from openmla.backward.ops import Operator, outputs, readable, register
-from openmla.backward.problem import BackwardProblem
+from openmla.backward.ops import (
+    Operator,
+    backend_of,
+    outputs,
+    readable,
+    register,
+    require_backward,
+)
 from openmla.backward.sparse_operands import RowGradients, SparseBackwardOperands, WantedRows
-from openmla.dispatch import device_target, plan_for, run_call
+from openmla.dispatch import run_call
 from openmla.operands import Results, SparseOperands, Weights
 
 _ARGUMENTS = (
     "Tensor q, Tensor kv, Tensor indices, Tensor? topk_lengths, Tensor? sink, float scale, "
-    "int d_v, str backend"
+    "int d_v, str backend, bool wants_lse"
 )
 SPARSE_SCHEMAS = {
     "sparse_train": f"({_ARGUMENTS}) -> (Tensor out, Tensor lse)",
@@ -32,7 +38,7 @@ SPARSE_SCHEMAS = {
     ),
 }
 TENSORS = ("q", "kv", "indices", "topk_lengths", "sink")
-OPTIONS = ("scale", "d_v", "backend")
+OPTIONS = ("scale", "d_v", "backend", "wants_lse")
 
 
 def _sparse_train(
@@ -44,12 +50,13 @@ def _sparse_train(
     scale: float,
     d_v: int,
     backend: str,
+    wants_lse: bool,
 ) -> tuple[Tensor, Tensor]:
-    """The forward pass, by the operator that serves calls without gradients."""
+    """The forward pass, by the operator that serves calls without gradients. wants_lse: whether the
+    caller gets lse, so that a gradient of it may come back."""
     out, lse = outputs(q, d_v)
     operands = SparseOperands(q, kv, indices, topk_lengths, d_v, Weights(scale, sink))
-    problem = BackwardProblem.of(operands.problem(Results(out, lse)))
-    plan_for(problem, device_target(q.device), backend)  # raises where nothing computes gradients
+    require_backward(operands, Results(out, lse), backend, wants_lse)
     torch.ops.openmla.sparse(
         *(q, kv, None, "", 0, indices, topk_lengths, sink, None, None),
         *(scale, d_v, backend, out, lse, None),
@@ -58,7 +65,8 @@ def _sparse_train(
 
 
 def _fake_train(q: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
-    return outputs(q, rest[-2])
+    *_, d_v, _, _ = rest
+    return outputs(q, d_v)
 
 
 def _sparse_backward(
@@ -72,7 +80,7 @@ def _sparse_backward(
     """The gradients that are wanted; an empty tensor stands for another."""
     operands, gradients, backend = _bundled(wanted, *arguments)
     read = SparseBackwardOperands(operands, out, lse, readable(d_out), d_lse)
-    run_call(read, gradients, backend)
+    run_call(read, gradients, backend_of(read.problem(), read.device, backend))
     return _returned(gradients, out)
 
 
@@ -88,7 +96,7 @@ def _fake_backward(
 
 
 def _bundled(wanted: list[bool], *arguments: Any) -> tuple[SparseOperands, RowGradients, str]:
-    q, kv, indices, topk_lengths, sink, scale, d_v, backend = arguments
+    q, kv, indices, topk_lengths, sink, scale, d_v, backend, _ = arguments
     operands = SparseOperands(q, kv, indices, topk_lengths, d_v, Weights(scale, sink))
     return operands, RowGradients.allocate(operands, WantedRows(*wanted)), backend
 

@@ -51,7 +51,8 @@ def run(
     """Gradients by name; every buffer starts full of NaN."""
     op = built.backward(saved)
     problem = op.problem()
-    config = replace(select_config(problem, target_by_name("h200")), BM=tile[0], BN=tile[1])
+    sizes = {"BM": tile[0], "BN": tile[1], "key_BM": tile[0], "key_BN": tile[1]}
+    config = replace(select_config(problem, target_by_name("h200")), **sizes)
     gradients = Gradients.allocate(op.forward, wanted or Wanted())
     for x in (gradients.q, gradients.kv, gradients.k_rope, gradients.sink):
         if x is not None:

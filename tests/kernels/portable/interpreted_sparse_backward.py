@@ -176,16 +176,18 @@ DEFECTS = {
     "rope of d_q is not scaled": Defect(
         "query_pass", "(acc_rope * scale + 0.0)", "(acc_rope + 0.0)"
     ),
-    "a duplicate counts once": Defect("launch", "torch.where(counts,", "_once(counts,"),
+    "a duplicate counts once": Defect("launch", "= by_row(op,", "= _once(op,"),
 }
 _ONCE = """
 
-def _once(counts, listed, rows):
-    first = torch.zeros_like(counts)
-    for i, line in enumerate(listed.tolist()):
+def _once(op, first, last):
+    import dataclasses
+
+    indices = op.indices.clone()
+    for i, line in enumerate(indices.tolist()):
         for j, x in enumerate(line):
-            first[i, j] = x not in line[:j]
-    return torch.where(counts & first, listed, rows)
+            indices[i, j] = -1 if x in line[:j] else x
+    return by_row(dataclasses.replace(op, indices=indices), first, last)
 """
 
 

@@ -27,6 +27,7 @@ from openmla.kernels.hopper.latent_fp8.plan import (
     HopperLatentFp8Config,
     select_hopper_latent_fp8_config,
 )
+from openmla.kernels.hopper.sparse_backward.plan import HOPPER_SPARSE_BACKWARD
 from openmla.planning.dequantize import (
     CacheRead,
     listed_cache_read,
@@ -435,6 +436,7 @@ HOPPER = Family(
             },
         ),
         HOPPER_BACKWARD,
+        HOPPER_SPARSE_BACKWARD,
         *INDEX_KERNELS,
     ),
 )

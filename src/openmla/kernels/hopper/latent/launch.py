@@ -29,7 +29,7 @@ from openmla.kernels.call import (
 )
 from openmla.kernels.gluon.dequantize.launch import Filling, addressed_once, rows_of
 from openmla.kernels.gluon.dequantize.records import RowColumns
-from openmla.kernels.gluon.descriptors import tile_layout
+from openmla.kernels.gluon.descriptors import SWIZZLE_BYTES, tile_layout
 from openmla.kernels.hopper.few.launch import few_calls
 from openmla.kernels.hopper.latent.kernel import latent_kernel
 from openmla.kernels.hopper.latent.merge import merge_kernel
@@ -425,13 +425,16 @@ def _boxes(config: HopperLatentConfig, rows: RowsLaunch, op: Operands) -> dict[s
     }
 
 
-def heads_of_tokens(q: Tensor, columns: int, rows: int = WGMMA_ROWS) -> Any:
-    """Boxes of 64 heads of one token of q [tokens, heads, width]; zeros past the last head."""
+def heads_of_tokens(
+    q: Tensor, columns: int, rows: int = WGMMA_ROWS, span: int = SWIZZLE_BYTES
+) -> Any:
+    """Boxes of 64 heads of one token of q [tokens, heads, width]; zeros past the last head. span:
+    bytes of a swizzle pattern."""
     steps = list(q.stride())
     if q.shape[1] == 1:
         steps[1] = steps[0]  # the stride of a single head may be anything, and is never used
     box = [1, rows, columns]
-    layout = tile_layout(columns, 3, q.element_size())
+    layout = tile_layout(columns, 3, q.element_size(), span)
     return TensorDescriptor(q, list(q.shape), steps, box, layout)
 
 

@@ -10,8 +10,9 @@
 
 Scores are transposed, S^T = K Q^T, so that P^T and dS^T are the left operands of d_v and d_k. Query
 tiles are counted from the sequence's first row, whatever the first is that sees these keys: so bits
-do not depend on how keys are cut. Rows past the sequence, and rows that see no key, are read as
-zeros and have weights of 0. Keys that nobody sees, and those after the last sequence, get +0.
+do not depend on how keys are cut. Rows past the sequence are read as zeros and have weights of 0;
+rows that see no key have weights of 0 too, and d_out has zeros there. Keys that nobody sees, and
+those after the last sequence, get +0.
 """
 
 # ruff: noqa: PLR0913
@@ -157,9 +158,9 @@ def key_pass_kernel(
             )
             d_out_row = d_out_ptr + token[:, None] * d_out_stride_t
             d_out_row += head * tl.cast(d_out_stride_h, tl.int64)
-            d_out = load_tile(
-                d_out_row + value[None, :], stats.seeing, value < D_V, True, VALUE != D_V
-            )
+            # Rows that see no key were cleared: a mask that has to be loaded first would be waited
+            # for in every step.
+            d_out = load_tile(d_out_row + value[None, :], row_ok, value < D_V, True, VALUE != D_V)
             acc_v = tl.dot(p.to(d_out.dtype), d_out, acc_v)
             d_p = tl.dot(v, tl.trans(d_out))
             delta_rows = delta_ptr + tl.cast(head, tl.int64) * total_q + token

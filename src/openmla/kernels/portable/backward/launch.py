@@ -43,7 +43,8 @@ def calls(plan: Plan, operands: BackwardOperands, gradients: Gradients) -> Itera
         "part_sink_ptr": part_sink,
         "tiles": tiles,
     }
-    yield Call(query_pass_kernel, tiles * heads, {**shared, **own})
+    tile = config.query_tile._asdict()
+    yield Call(query_pass_kernel, tiles * heads, {**shared, **own, **tile})
     if gradients.sink is not None:
         summing = {"part_ptr": part_sink, "d_sink_ptr": gradients.sink, "tiles": tiles}
         summing |= {"heads": heads, "BLOCK": SINK_BLOCK, **PLAIN_LAUNCH}
@@ -62,13 +63,17 @@ def _key_pass(
     """d_k and d_v, and the sum of rope parts over the heads."""
     op, d_rope = operands.forward, gradients.k_rope
     total_k, heads = op.k_nope.shape[:2]
-    tiles = total_k // plan.config.BN + op.cu_seqlens_k.shape[0]
+    tile = plan.config.key_tile
+    tiles = total_k // tile.BN + op.cu_seqlens_k.shape[0]
+    d_out = operands.seen_d_out()
     part = None
     if d_rope is not None and d_rope.dim() == 2:
         part = op.q.new_empty(heads, *d_rope.shape, dtype=torch.float32)
     written = d_rope if part is None else part.transpose(0, 1)
     own = {
         "delta_ptr": delta,
+        "d_out_ptr": d_out,
+        **strides("d_out", d_out),
         "d_k_ptr": gradients.k_nope,
         **strides("d_k", gradients.k_nope),
         "d_v_ptr": gradients.v,
@@ -77,7 +82,7 @@ def _key_pass(
         **strides("d_rope", written),
         "tiles": tiles,
     }
-    yield Call(key_pass_kernel, tiles * heads, {**shared, **own})
+    yield Call(key_pass_kernel, tiles * heads, {**shared, **own, **tile._asdict()})
     if part is not None and d_rope is not None and d_rope.numel():
         summing = {"part_ptr": part, "d_rope_ptr": d_rope, "elements": d_rope.numel()}
         summing |= {"heads": heads, "BLOCK": SUM_BLOCK, **PLAIN_LAUNCH}
@@ -125,8 +130,4 @@ def _shared(plan: Plan, operands: BackwardOperands) -> dict[str, Any]:
         "NOPE": config.nope_cols,
         "ROPE": config.rope_cols,
         "VALUE": config.v_cols,
-        "BM": config.BM,
-        "BN": config.BN,
-        "num_warps": config.num_warps,
-        "num_stages": config.num_stages,
     }

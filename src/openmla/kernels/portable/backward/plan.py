@@ -80,17 +80,36 @@ class PortableBackwardConfig(PassConfig):
     BN: int
     num_warps: int
     num_stages: int
+    key_BM: int
+    """The same numbers of the key pass, which keeps keys and walks queries."""
+    key_BN: int
+    key_warps: int
+    key_stages: int
     nope_cols: int
     rope_cols: int
     v_cols: int
     smem_limit: int
 
     @property
+    def query_tile(self) -> Tile:
+        """Of the query pass."""
+        return Tile(self.BM, self.BN, self.num_warps, self.num_stages)
+
+    @property
+    def key_tile(self) -> Tile:
+        """Of the key pass."""
+        return Tile(self.key_BM, self.key_BN, self.key_warps, self.key_stages)
+
+    @property
     def smem_used(self) -> int:
         """Shared memory of a program, estimated: what stays, the stages of a step, P and dS."""
+        query, key = self.query_tile, self.key_tile
+        return max(self._smem(query, query.BM, query.BN), self._smem(key, key.BN, key.BM))
+
+    def _smem(self, tile: Tile, kept: int, walked: int) -> int:
         columns = self.nope_cols + self.rope_cols + self.v_cols
-        rows = max(self.BM, self.BN) + self.num_stages * max(self.BM, self.BN)
-        return 2 * (rows * columns + 2 * self.BM * self.BN) + SCRATCH
+        rows = kept + tile.num_stages * walked
+        return 2 * (rows * columns + 2 * kept * walked) + SCRATCH
 
 
 def select_config(problem: BackwardProblem, target: Target) -> PortableBackwardConfig:
@@ -99,6 +118,10 @@ def select_config(problem: BackwardProblem, target: Target) -> PortableBackwardC
     for tile in (WIDE, *NARROW) if target.arch == "sm_90" else NARROW:
         last = PortableBackwardConfig(
             **tile._asdict(),
+            key_BM=tile.BM,
+            key_BN=tile.BN,
+            key_warps=tile.num_warps,
+            key_stages=tile.num_stages,
             nope_cols=padded(problem.d_nope),
             rope_cols=padded(problem.d_rope),
             v_cols=padded(problem.d_v),

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from openmla.backward.entries import by_row
 from openmla.backward.sparse_operands import RowGradients, SparseBackwardOperands
 from openmla.kernels.call import PLAIN_LAUNCH, Call, strides, vector
 from openmla.kernels.portable.backward.sums import sink_sum_kernel
@@ -87,28 +88,6 @@ def _row_pass(
             **PLAIN_LAUNCH,
         }
         yield Call(sparse_row_sum_kernel, op.rows, summing)
-
-
-class Entries(NamedTuple):
-    """Entries of lists in the order of the rows that they name, and of queries for each row."""
-
-    order: Tensor
-    """int64: numbers of entries; those that do not count come last."""
-    starts: Tensor
-    """int64 [rows + 1]: where the entries of each row begin."""
-
-
-def by_row(op: SparseOperands, first: int, last: int) -> Entries:
-    """The entries of queries first … last - 1, numbered from the first of them."""
-    listed = op.indices[first:last]
-    counts = (listed >= 0) & (listed < op.rows)
-    if op.topk_lengths is not None:
-        place = torch.arange(listed.shape[1], device=listed.device)
-        counts &= place < op.topk_lengths[first:last, None]
-    named = torch.where(counts, listed, op.rows).flatten()
-    ordered = torch.sort(named, stable=True)
-    numbers = torch.arange(op.rows + 1, device=listed.device, dtype=named.dtype)
-    return Entries(ordered.indices, torch.searchsorted(ordered.values, numbers))
 
 
 def _shared(plan: Plan, operands: SparseBackwardOperands) -> dict[str, Any]:

@@ -94,6 +94,11 @@ def most_places(problem: Problem) -> int:
     return sum(round_up(rows, B_TOPK) for rows in before) + last
 
 
+def only_v4(problem: Problem) -> bool:
+    """Whether all sources have DeepSeek-V4's rows."""
+    return all(source.kv_dtype == V4.name for source in problem.sources)
+
+
 @dataclass(frozen=True, slots=True)
 class RangeSpace:
     """Room for the partial results of requests whose keys are split into ranges."""
@@ -242,7 +247,8 @@ class HopperLatentConfig(HopperBlock):
 
     def few_queries(self, problem: Problem) -> FewQueries | None:
         """Three launches for a problem's lists, if they are faster than one."""
-        if problem.form != "sparse":
+        several = problem.span or problem.second is not None
+        if problem.form != "sparse" or (several and not only_v4(problem)):
             return None
         sizes = problem.total_q, problem.heads, most_places(problem), (self.latent, self.rope)
         return few_queries(*sizes, self.sm_count, fp8=problem.kv_dtype in ROW_CACHES)

@@ -1,4 +1,5 @@
-"""Calls of `mla_attend` over DeepSeek-V4's rows whose tokens end at every edge of a block.
+"""Calls of `mla_attend` over DeepSeek-V4's rows, or bf16 rows, whose tokens end at every edge of a
+block.
 
 Pages lie as engines have them: all rows of a page, behind them their scales, a gap before the next
 page. Rows that nobody sees, scales, gaps and entries that do not count may be poisoned: NaN in the
@@ -30,6 +31,7 @@ class Setup:
     second: tuple[int, ...] = (65, 64, 0, 1, 63, 66, 64, 0)
     pages: tuple[int, ...] = (64, 2)
     """Rows of a page of each source."""
+    formats: tuple[str, ...] = ("fp8_584", "fp8_584")
     heads: int = 3
     sink: bool = True
     lengths: bool = True
@@ -55,14 +57,28 @@ def v4_cache(pages: int, page_size: int, poisoned: bool, device: Any = "cpu") ->
     return LatentCache(data, scales, 512, 0, "fp8_584")
 
 
+def bf16_cache(pages: int, page_size: int, poisoned: bool, device: Any = "cpu") -> LatentCache:
+    """Pages of 512 bf16 columns a row with gaps; NaN or zeros."""
+    step = page_size * 512 + GAP
+    value = torch.nan if poisoned else 0.0
+    raw = torch.full((pages, step), value, dtype=torch.bfloat16, device=device)
+    return LatentCache(
+        raw.as_strided((pages, page_size, 512), (step, 512, 1)), None, 512, 0, "bf16"
+    )
+
+
+CACHES = {"fp8_584": v4_cache, "bf16": bf16_cache}
+
+
 def ints(values: Any) -> Tensor:
     return torch.tensor(values, dtype=torch.int32)
 
 
-def _listed(setup: Setup, counts: tuple[int, ...], size: int, seed: int) -> Source:
+def _listed(setup: Setup, counts: tuple[int, ...], which: int, seed: int) -> Source:
     """Lists with duplicates, and entries that name nothing: -1, far below, past the pool."""
     draw = generator_of(seed)
-    pool = v4_cache(-(-200 // size), size, True)
+    size = setup.pages[which]
+    pool = CACHES[setup.formats[which]](-(-200 // size), size, True)
     lists = torch.randint(0, pool.rows, (setup.tokens, max(*counts, 1)), generator=draw).int()
     strange = torch.rand(lists.shape, generator=draw)
     lists[strange < 0.06] = -1
@@ -80,11 +96,12 @@ def _listed(setup: Setup, counts: tuple[int, ...], size: int, seed: int) -> Sour
     return Listed(pool, lists, ints(lengths))
 
 
-def _span(setup: Setup, counts: tuple[int, ...], size: int, seed: int) -> Source:
+def _span(setup: Setup, counts: tuple[int, ...], which: int, seed: int) -> Source:
     """Two requests whose pages lie in any order; pages and requests that are not there."""
     draw = generator_of(seed)
+    size = setup.pages[which]
     across = -(-(max(counts) + 40) // size) + 1
-    pool = v4_cache(2 * across, size, True)
+    pool = CACHES[setup.formats[which]](2 * across, size, True)
     table = torch.randperm(2 * across, generator=draw).int().view(2, across)
     request, begin, end = [], [], []
     for token, count in enumerate(counts):
@@ -110,11 +127,11 @@ def operands(setup: Setup, poisoned: bool = True) -> AttendOperands:
     counts, sources = (setup.first, setup.second), []
     for i, kind in enumerate(setup.kinds):
         seed = 1000 * i + setup.seed
-        source = KINDS[kind](setup, counts[i], setup.pages[i], seed)
+        source = KINDS[kind](setup, counts[i], i, seed)
         used = torch.cat([source.seen(token) for token in range(setup.tokens)]).unique()
         pool = source.rows
         assert isinstance(pool, LatentCache)
-        fresh = v4_cache(pool.num_pages, pool.page_size, poisoned)
+        fresh = CACHES[pool.format](pool.num_pages, pool.page_size, poisoned)
         values = torch.randn(pool.rows, 512, generator=generator_of(seed + 1))[used]
         fresh.append(values, None, used)
         sources.append(replace(source, **{_pool_name(source): fresh}))
@@ -130,11 +147,11 @@ def on_device(op: AttendOperands, device: str) -> AttendOperands:
     for source in op.sources:
         moved = {n: x.to(device) for n, x in vars(source).items() if isinstance(x, Tensor)}
         pool = source.rows
-        assert isinstance(pool, LatentCache) and pool.scales is not None
-        fresh = v4_cache(pool.num_pages, pool.page_size, True, device)
-        assert fresh.scales is not None
+        assert isinstance(pool, LatentCache)
+        fresh = CACHES[pool.format](pool.num_pages, pool.page_size, True, device)
         fresh.data.copy_(pool.data)
-        fresh.scales.copy_(pool.scales)
+        if fresh.scales is not None and pool.scales is not None:
+            fresh.scales.copy_(pool.scales)
         sources.append(replace(source, **moved, **{_pool_name(source): fresh}))
     sink = None if op.weights.sink is None else op.weights.sink.to(device)
     weights = replace(op.weights, sink=sink)

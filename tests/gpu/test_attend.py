@@ -1,4 +1,5 @@
-"""mla_attend on a Hopper GPU: lists and spans of DeepSeek-V4's rows, one or two in one softmax."""
+"""mla_attend on a Hopper GPU: lists and spans of DeepSeek-V4's rows and of bf16 rows, one or two in
+one softmax."""
 
 from __future__ import annotations
 
@@ -45,6 +46,14 @@ SETUPS = {
     "decode, 128 heads": replace(DECODE, heads=128, second=(1024, 1000, 0, 960)),
     "decode, 8 heads, span": replace(DECODE, heads=8, kinds=("span", "list"), lengths=False),
     "decode, two spans": replace(DECODE, kinds=("span", "span"), pages=(64, 2), seed=5),
+    "bf16 span and V4's list": replace(
+        EDGES, kinds=("span", "list"), formats=("bf16", "fp8_584"), seed=8
+    ),
+    "V4's span and bf16 list, 128 heads": replace(
+        MANY, kinds=("span", "list"), formats=("fp8_584", "bf16"), heads=128, seed=9
+    ),
+    "bf16": replace(MANY, formats=("bf16", "bf16"), pages=(24, 2), seed=10),
+    "bf16 span": replace(EDGES, kinds=("span",), formats=("bf16",), pages=(2,), seed=11),
     "many": MANY,
     "many, spans": replace(MANY, kinds=("span", "span"), pages=(64, 2), seed=6),
     "many, 128 heads": replace(MANY, kinds=("span", "list"), heads=128, seed=7),
@@ -114,7 +123,7 @@ def elsewhere(op: AttendOperands) -> AttendOperands:
     return on_device(op, DEVICE)
 
 
-@pytest.mark.parametrize("name", ["decode", "span and list", "two spans", "many"])
+@pytest.mark.parametrize("name", ["decode", "span and list", "two spans", "many", "bf16"])
 def test_repeated_calls_at_other_addresses(name: str) -> None:
     """The second is launched without being planned; `out` may be the caller's."""
     op = on_device(operands(SETUPS[name]), DEVICE)

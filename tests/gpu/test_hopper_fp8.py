@@ -40,6 +40,7 @@ FORMATS: dict[str, Case] = {
     **{kv: replace(BASE, kv=kv) for kv in ("fp8_656", "fp8_block32", "fp8_block64")},
     **{kv: replace(BASE, kv=kv) for kv in ("fp8_block128", "fp8_token")},
     "512+0": replace(BASE, kv="fp8_block64", d_rope=0, rope="none"),
+    "fp8_528_v32": replace(BASE, kv="fp8_528_v32", d_rope=0, rope="none"),
     "256+64": replace(BASE, kv="fp8_block128", d_nope=256, d_v=256),
     "256+32": replace(BASE, kv="fp8_block32", d_nope=256, d_rope=32, d_v=256),
     "128+32": replace(BASE, kv="fp8_token", d_nope=128, d_rope=32, d_v=128),

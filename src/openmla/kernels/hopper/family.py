@@ -124,17 +124,19 @@ def _dense_bf16_lines(config: HopperDenseConfig, problem: Problem) -> list[str]:
 
 
 def _latent(problem: Problem, target: Target) -> HopperLatentConfig:
+    several = problem.span or problem.second is not None
+    formats = [source.kv_dtype for source in problem.sources]
     config = select_hopper_latent_config(
         heads=problem.heads,
         latent=problem.d_nope,
         rope=problem.d_rope,
         gather="indices" if problem.form == "sparse" else "pages",
-        draws=problem.form == "latent" or problem.has_topk_lengths,
+        draws=problem.form == "latent" or (problem.has_topk_lengths and not several),
         sm_count=target.sm_count,
         invariant=problem.invariant,
     )
     config = replace(config, few=config.few_queries(problem))
-    if problem.kv_dtype in ROW_CACHES:
+    if any(name in ROW_CACHES for name in formats):
         config = replace(config, cache_read=_cache_read(problem, config))
     return config
 
@@ -212,7 +214,7 @@ _LISTS: dict[Field, Allowed] = {
 # What else there may be has a kernel of its own, whose refusal then says more.
 _ONE_LIST: dict[Field, Allowed] = {
     ("span", "second"): OneOf(
-        (False, None), why=f"kernel attend has spans and second sources, of {V4.name} rows"
+        (False, None), why=f"kernel attend has spans and second sources, of bf16 and {V4.name} rows"
     ),
 }
 # FP8 caches that FP8 queries read: one scale per row.
@@ -383,18 +385,18 @@ HOPPER = Family(
             "attend",
             {
                 "form": OneOf("sparse"),
-                DTYPES: OneOf(("bf16", *[V4.name] * 3)),
+                DTYPES: OneOf(*alike("bf16"), ("bf16", *[V4.name] * 3)),
                 **_ROWS,
                 ("d_nope", "d_v"): OneOf((512, 512)),
                 "d_rope": OneOf(0),
-                "page_size": Range(1, MOST_PAGE_ROWS),
+                "page_size": Range(0, MOST_PAGE_ROWS),
                 "span": YES_OR_NO,
                 "topk": ANY,
                 "second": Second(
                     {
                         **SECOND,
-                        "kv_dtype": OneOf(V4.name),
-                        "page_size": Range(1, MOST_PAGE_ROWS),
+                        "kv_dtype": OneOf("bf16", V4.name),
+                        "page_size": Range(0, MOST_PAGE_ROWS),
                     }
                 ),
                 "causal": YES_OR_NO,

@@ -48,6 +48,7 @@ CASES = {
         replace(V4, heads=128, topk_lengths="wild", q_lens=(3,), page_size=2),
         64,
     ),
+    "fp8_528_v32": (replace(V4, kv="fp8_528_v32", topk=133), 64),
     "fp8_656": (FP8, 32),
     "fp8_656, 128 heads": (replace(FP8, heads=128, q_lens=(1,), sink="low"), 128),
     "fp8_token": (replace(FP8, kv="fp8_token", topk=130), 64),

@@ -66,6 +66,9 @@ CASES = {
     "fp8_block128": replace(V32, kv="fp8_block128"),
     "fp8_token": replace(V32, kv="fp8_token", values="peaky"),
     "512+0": replace(V32, kv="fp8_block64", d_rope=0, rope="none"),
+    "fp8_528_v32, scales in rows without rope": replace(
+        V32, kv="fp8_528_v32", d_rope=0, rope="none", sink="mixed", topk_lengths="wild"
+    ),
     "256+64": replace(V32, kv="fp8_block128", d_nope=256, d_v=256, topk=300),
     "256+32": replace(V32, kv="fp8_block32", d_nope=256, d_rope=32, d_v=256, topk=300),
     "128+32, short work items": replace(SMALL, q_lens=(8,), topk=40, topk_lengths="ragged"),
@@ -81,6 +84,7 @@ CASES |= {
     "fp8_584, long": replace(V4, q_lens=(1,), topk=300, values="rising", page_size=64),
     "fp8_584, short work items": replace(V4, q_lens=(8,), topk=40, topk_lengths="ragged"),
     "pages, fp8_584": replace(PAGES, d_rope=0, rope="none", kv="fp8_584"),
+    "pages, fp8_528_v32": replace(PAGES, d_rope=0, rope="none", kv="fp8_528_v32"),
     "pages, fp8_656": PAGES,
     "pages, fp8_block32 256+32, full": replace(
         PAGES, kv="fp8_block32", d_nope=256, d_rope=32, d_v=256, causal=False, page_size=24

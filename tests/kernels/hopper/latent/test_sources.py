@@ -35,8 +35,20 @@ SETUPS = {
     "list and span": Setup(kinds=("list", "span"), pages=(2, 64), sink=False, seed=2),
     "two spans": Setup(kinds=("span", "span"), pages=(16, 2), seed=3),
     "span": Setup(kinds=("span",), pages=(64,), first=(65, 0, 63, 64, 130, 1), seed=4),
+    "bf16 span and V4's list": Setup(
+        kinds=("span", "list"), formats=("bf16", "fp8_584"), pages=(16, 2), seed=5
+    ),
+    "V4's list and bf16 list": Setup(formats=("fp8_584", "bf16"), seed=6),
+    "two lists, bf16": Setup(formats=("bf16", "bf16"), seed=7),
+    "span and list, bf16": Setup(
+        kinds=("span", "list"), formats=("bf16", "bf16"), pages=(2, 64), heads=70, seed=8
+    ),
+    "span, bf16": Setup(
+        kinds=("span",), formats=("bf16",), pages=(24,), first=(65, 0, 63, 64, 130, 1), seed=9
+    ),
 }
-QUICK = {"two lists", "span and list", "span", "an empty first source"}
+QUICK = {"two lists", "span and list", "span", "an empty first source", "bf16 span and V4's list"}
+QUICK |= {"span, bf16", "two lists, bf16"}
 FEW_SETUPS = {
     "two lists": replace(FEW, pages=(64, 256)),
     "two lists, lengths, 70 heads": replace(
@@ -161,6 +173,16 @@ def test_two_lists_that_meet_at_a_block_are_one_list() -> None:
     assert not differences(attend(both), in_kernel(whole))
 
 
+def test_rows_of_a_tensor_beside_rows_of_a_cache() -> None:
+    """A tensor has no pages."""
+    op = operands(SETUPS["V4's list and bf16 list"])
+    first, second = op.sources
+    assert isinstance(second, Listed) and isinstance(second.rows, openmla.LatentCache)
+    tensor = second.rows.data.reshape(-1, 512)
+    changed = replace(op, sources=(first, replace(second, rows=tensor)))
+    assert not differences(attend(changed), attend(op))
+
+
 def test_sources_without_rows() -> None:
     """Pools, tables and lists of nothing: alone, they clear the results."""
     op = operands(Setup(first=(65, 3), second=(1, 1), pages=(64, 64)))
@@ -203,6 +225,8 @@ def v4(**changes: object) -> Problem:
         {"heads": 128, "wants_lse": True},
         {"second": RowSource(kv_dtype="fp8_584", page_size=2, span=True, table_keys=8192)},
         {"page_size": 1000},
+        {"second": RowSource(topk=512)},
+        {"kv_dtype": "bf16"},
     ],
 )
 def test_what_is_served(changes: dict[str, object]) -> None:
@@ -212,11 +236,22 @@ def test_what_is_served(changes: dict[str, object]) -> None:
     assert chosen.config.cache_read.mode == "in_kernel"
 
 
+def test_bf16_sources_are_read_as_they_are() -> None:
+    plain = v4(kv_dtype="bf16", second=RowSource(topk=512, total_k=4096), total_q=4)
+    chosen = plan(plain, "h200")
+    assert (chosen.backend, chosen.kernel_name) == ("hopper", "attend")
+    assert chosen.config.cache_read.mode == "plain"
+    assert chosen.variant.few is None and not chosen.variant.rows[0].draws
+
+
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"second": RowSource(topk=512)}, "of a second source"),
-        ({"kv_dtype": "bf16"}, "kernel attend has spans and second sources, of fp8_584 rows"),
+        ({"second": RowSource(kv_dtype="fp8_656", page_size=64, topk=512)}, "of a second source"),
+        (
+            {"kv_dtype": "fp8_656"},
+            "kernel attend has spans and second sources, of bf16 and fp8_584",
+        ),
         ({"d_rope": 64, "d_nope": 448, "d_v": 448}, "d_nope 448"),
         ({"aligned_16": False}, "16 bytes"),
         ({"wants_max_logits": True}, "wants_max_logits True: not served"),

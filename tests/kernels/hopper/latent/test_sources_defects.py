@@ -22,12 +22,15 @@ from two_sources import Setup, new_results, operands
 
 LISTING, SOURCE, ROWS = "latent.listing", "latent.source", "latent.rows_v4"
 SCORES, LAUNCH = "few.scores", "latent.launch"
+SEVERAL = "latent.rows_several"
 FEW = Setup(first=(100,), second=(210,))
 CASES = {
     "two lists": Setup(),
     "span and list": Setup(kinds=("span", "list"), seed=1),
     "two spans": Setup(kinds=("span", "span"), pages=(16, 2), seed=3),
     "span": Setup(kinds=("span",), first=(65, 0, 63, 64, 130, 1), seed=4),
+    "bf16 and V4": Setup(kinds=("span", "list"), formats=("bf16", "fp8_584"), seed=5),
+    "bf16": Setup(formats=("bf16", "bf16"), seed=7),
     "few": FEW,
     "few, span and list": replace(FEW, kinds=("span", "list"), seed=1),
 }
@@ -167,6 +170,39 @@ DEFECTS = [
         '"lengths_ptr": vector(source.end)',
         '"lengths_ptr": vector(source.begin)',
         "span",
+    ),
+    wrong(
+        "bf16 rows are taken for V4's",
+        SEVERAL,
+        """        places = places_of(rows, in_pool(source, listed))
+        is_plain += PLAIN.first
+    return""",
+        """        places = places_of(rows, in_pool(source, listed))
+        is_plain += PLAIN.second
+    return""",
+        "bf16 and V4",
+    ),
+    wrong(
+        "after bf16 rows no chunk is loaded ahead",
+        SEVERAL,
+        "chunks = first_chunks(after)",
+        "chunks = first_chunks(block)",
+        "bf16 and V4",
+    ),
+    wrong(
+        "the right half of bf16 rows is the left",
+        SEVERAL,
+        "tiles.right.index(b), HALF_WORDS, HALF_WORDS",
+        "tiles.right.index(b), 0, HALF_WORDS",
+        "bf16",
+    ),
+    SparseDefect(
+        "bf16 rows are copied into a tile that is still read",
+        Kind.RACE,
+        SEVERAL,
+        "    mbarrier.wait(bars.k_empty.index(2 * b + 1), phase)\n",
+        "",
+        "bf16",
     ),
     SparseDefect(
         "a list's entries past the pool are read",

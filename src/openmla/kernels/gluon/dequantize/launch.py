@@ -90,6 +90,27 @@ def v4_rows_of(cache: LatentCache) -> dict[str, Any]:
     }
 
 
+def source_rows_of(cache: LatentCache | Tensor) -> dict[str, Any]:
+    """The same of one of several sources: DeepSeek-V4's rows, or bf16 rows as words. Pages have any
+    size."""
+    if isinstance(cache, LatentCache) and cache.format == V4.name:
+        return v4_rows_of(cache)
+    data = (cache[None] if isinstance(cache, Tensor) else cache.data).view(torch.int32)
+    unit = VECTOR_BYTES // data.element_size()
+    return {
+        "data_ptr": data,
+        "scale_ptr": None,
+        "rope_ptr": None,
+        "stride_page": data.stride(0) // unit,
+        "stride_row": data.stride(1) // unit,
+        "scale_page": 0,
+        "scale_row": 0,
+        "page_rows": max(data.shape[1], 1),
+        "PAGE": 0,
+        "SCALED": 0,
+    }
+
+
 class Addressed(NamedTuple):
     """Operands over a workspace, and the launches that fill it."""
 

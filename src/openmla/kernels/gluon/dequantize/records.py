@@ -20,7 +20,7 @@ class CacheRows(NamedTuple):
     any, are then in a tensor of their own."""
     page_rows: Any = None
     """Rows of a page, where that is a run-time value: in DeepSeek-V4's rows (v4_rows.py), whose
-    scales are words."""
+    scales are words, and in bf16 rows beside them, whose data are words too."""
     second: Any = None
     """`CacheRows` of a second source of rows; None where there is one source."""
 
@@ -43,7 +43,7 @@ class RowColumns(NamedTuple):
 
 
 class RowPlaces(NamedTuple):
-    """Where rows of DeepSeek-V4's lie, one per key."""
+    """Where rows of DeepSeek-V4's, or bf16 rows, lie, one per key."""
 
     words: Any
     """Pointers to the words of the rows."""
@@ -51,6 +51,8 @@ class RowPlaces(NamedTuple):
     """Pointers to the two words of their scales."""
     is_there: Any
     """Whether there is a key."""
+    is_quantized: Any
+    """Whether there is one whose columns are e4m3."""
     start: Any
     """Where the rows begin, in units of 16 bytes."""
 

@@ -49,14 +49,23 @@ def key_layout(lanes, warps):
 def places_of(rows, row):
     """`RowPlaces` of physical rows; -1: no key."""
     is_there = row >= 0
+    is_quantized = is_there
     row = gl.maximum(row, 0)
     page = row // rows.page_rows
     inside = (row - page * rows.page_rows).to(gl.int64)
     page = page.to(gl.int64)
     start = page * rows.page_stride.to(gl.int64) + inside * rows.row_stride.to(gl.int64)
-    scale = page * rows.scale_page_stride.to(gl.int64) + inside * rows.scale_row_stride.to(gl.int64)
     words = rows.data_ptr + start * WORDS
-    return RowPlaces(words=words, scales=rows.scale_ptr + scale, is_there=is_there, start=start)
+    scales = words  # of bf16 rows: none is read
+    if rows.scale_ptr is None:
+        is_quantized = row < 0
+    else:
+        at = page * rows.scale_page_stride.to(gl.int64)
+        at += inside * rows.scale_row_stride.to(gl.int64)
+        scales = rows.scale_ptr + at
+    return RowPlaces(
+        words=words, scales=scales, is_there=is_there, is_quantized=is_quantized, start=start
+    )
 
 
 @gluon.jit
@@ -76,15 +85,15 @@ def load_chunk(places, C: gl.constexpr, LANES: gl.constexpr, WARPS: gl.constexpr
     L: gl.constexpr = chunk_layout(LANES, WARPS)
     word = gl.arange(0, CHUNK_WORDS, gl.SliceLayout(0, L)) + C * CHUNK_WORDS
     at = places.words[:, None] + word[None, :]
-    return gl.load(at, mask=places.is_there[:, None], other=0)
+    return gl.load(at, mask=places.is_quantized[:, None], other=0)
 
 
 @gluon.jit
 def load_scales(places):
     """The `RowScales` of rows."""
     return RowScales(
-        low=gl.load(places.scales, mask=places.is_there, other=0),
-        high=gl.load(places.scales + 1, mask=places.is_there, other=0),
+        low=gl.load(places.scales, mask=places.is_quantized, other=0),
+        high=gl.load(places.scales + 1, mask=places.is_quantized, other=0),
     )
 
 
@@ -105,15 +114,29 @@ def dequantized_chunk(words, scale):
 
 
 @gluon.jit
-def copy_tail(places, tile, LANES: gl.constexpr, WARPS: gl.constexpr):
-    """Start copying the tails of rows to the end of a tile; zeros where there is no key."""
+def copy_words(
+    places,
+    tile,
+    FIRST: gl.constexpr,
+    NUMBER: gl.constexpr,
+    LANES: gl.constexpr,
+    WARPS: gl.constexpr,
+):
+    """Start copying words FIRST … of rows to the last NUMBER words of a tile of bf16 columns; zeros
+    where there is no key."""
     L: gl.constexpr = chunk_layout(LANES, WARPS)
     SHAPE: gl.constexpr = [tile.shape[0], tile.shape[1] // 2]
     IN_WORDS: gl.constexpr = gl.NVMMASharedLayout(
         swizzle_byte_width=128, element_bitwidth=32, rank=2
     )
     words = reinterpret(tile, gl.int32, SHAPE, IN_WORDS)
-    word = gl.arange(0, TAIL_WORDS, gl.SliceLayout(0, L)) + CHUNKS * CHUNK_WORDS
+    word = gl.arange(0, NUMBER, gl.SliceLayout(0, L)) + FIRST
     at = places.words[:, None] + word[None, :]
-    tail = words.slice(SHAPE[1] - TAIL_WORDS, TAIL_WORDS, dim=1)
-    cp_async(tail, at, mask=places.is_there[:, None])
+    last = words.slice(SHAPE[1] - NUMBER, NUMBER, dim=1)
+    cp_async(last, at, mask=places.is_there[:, None])
+
+
+@gluon.jit
+def copy_tail(places, tile, LANES: gl.constexpr, WARPS: gl.constexpr):
+    """Start copying the tails of rows to the end of a tile; zeros where there is no key."""
+    copy_words(places, tile, CHUNKS * CHUNK_WORDS, TAIL_WORDS, LANES, WARPS)

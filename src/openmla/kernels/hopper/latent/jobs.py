@@ -83,12 +83,18 @@ _ENTRIES = RowSource(kv_dtype=V4.name, page_size=64, topk=512, total_k=1_000_000
 _LENGTHS = replace(_ENTRIES, has_topk_lengths=True)
 _ALL = RowSource(kv_dtype=V4.name, page_size=2, span=True, table_keys=8192, total_k=1_000_000)
 _SPAN = replace(_WINDOW, topk=0, span=True, table_keys=16384)
+_BF16_SPAN = typed(_SPAN, "bf16")
+_BF16_ENTRIES = replace(_LENGTHS, kv_dtype="bf16")
 PROBLEMS |= {
     f"{V4.name} two lists": replace(_WINDOW, second=_ENTRIES),
     f"{V4.name} two lists, lengths": replace(_WINDOW, has_topk_lengths=True, second=_LENGTHS),
     f"{V4.name} span": _SPAN,
     f"{V4.name} span and list": replace(_SPAN, second=_ENTRIES),
     f"{V4.name} two spans": replace(_SPAN, second=_ALL),
+    f"bf16 span and {V4.name} list": replace(_BF16_SPAN, second=_ENTRIES),
+    f"{V4.name} span and bf16 list": replace(_SPAN, second=_BF16_ENTRIES),
+    "bf16 two lists": replace(typed(_WINDOW, "bf16"), has_topk_lengths=True, second=_BF16_ENTRIES),
+    "bf16 span": _BF16_SPAN,
     f"{V4.name} two lists, few": replace(_WINDOW, total_q=4, second=_ENTRIES),
     f"{V4.name} two spans, few": replace(_SPAN, total_q=2, table_keys=1024, second=_ALL),
 }

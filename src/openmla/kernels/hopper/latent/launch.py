@@ -27,7 +27,12 @@ from openmla.kernels.call import (
     strides,
     vector,
 )
-from openmla.kernels.gluon.dequantize.launch import Filling, addressed_once, rows_of
+from openmla.kernels.gluon.dequantize.launch import (
+    Filling,
+    addressed_once,
+    rows_of,
+    source_rows_of,
+)
 from openmla.kernels.gluon.dequantize.records import RowColumns
 from openmla.kernels.gluon.descriptors import SWIZZLE_BYTES, tile_layout
 from openmla.kernels.hopper.few.launch import few_calls
@@ -219,7 +224,8 @@ def numbers(plan: Plan, problem: Problem) -> list[LaunchNumbers] | None:
     """What the number of tokens decides of a launch over lists of rows that are read as they are.
     Sequences over pages, and whether FP8 rows are worth a workspace, are planned anew."""
     config: HopperLatentConfig = plan.config
-    if config.cache_read.mode != "plain" or problem.form != "sparse" or plan.variant.few:
+    several = problem.span or problem.second is not None
+    if config.cache_read.mode != "plain" or problem.form != "sparse" or plan.variant.few or several:
         return None
     described = dict.fromkeys(("q_half_desc", "q_rope_desc"), Extent(0, problem.total_q))
     arguments: dict[str, int | Extent] = {**list_counts(config, problem.total_q), **described}
@@ -345,11 +351,11 @@ def places_of(source: Source) -> dict[str, Any]:
 
 def sources_of(op: SparseOperands | AttendOperands) -> dict[str, Any]:
     """Rows and places of one source, or of two."""
-    first, *more = (
-        {**rows_of(source.rows), **NO_SPANS, **places_of(source)} for source in op.sources
-    )
+    rows = rows_of if isinstance(op, SparseOperands) else source_rows_of
+    first, *more = ({**rows(source.rows), **NO_SPANS, **places_of(source)} for source in op.sources)
     second = {f"second_{name}": more[0][name] for name in SECOND_ARGUMENTS} if more else NO_SECOND
-    return {**first, **second}
+    scaled = max(source["SCALED"] for source in (first, *more))
+    return {**first, **second, "SCALED": scaled}
 
 
 def entries_of(source: Source) -> Tensor:

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Literal
 
 from openmla.arithmetic import ceildiv, require_int, round_up, verdict_lines
 from openmla.errors import InvalidArgument
-from openmla.formats import V4
+from openmla.formats import V4, V32_NO_ROPE
 from openmla.kernels.hopper.chip import (
     FP32,
     SMEM_PER_BLOCK,
@@ -44,7 +44,7 @@ ROPE_WIDTHS = (0, 32, 64)
 PIECE_FIELDS = 8  # what the warp-groups are told of a piece
 EPILOGUE_SCRATCH = 2048  # the output's change of layout, 64 columns at a time
 Gather = Literal["indices", "pages"]
-ROW_CACHES = (*GLUON_CACHES, V4.name)
+ROW_CACHES = (*GLUON_CACHES, V32_NO_ROPE.name, V4.name)
 """FP8 caches whose rows the producer dequantizes."""
 # A producer that dequantizes FP8 rows needs more registers than one that copies: with 72 it spills
 # 100 bytes and reached 0.29 of the matmul's rate, with 88 it spilled 8 and reached 0.400, with 104
@@ -92,6 +92,11 @@ def most_places(problem: Problem) -> int:
     """
     *before, last = (source.most_rows for source in problem.sources)
     return sum(round_up(rows, B_TOPK) for rows in before) + last
+
+
+def only_v4(problem: Problem) -> bool:
+    """Whether all sources have DeepSeek-V4's rows."""
+    return all(source.kv_dtype == V4.name for source in problem.sources)
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,7 +247,8 @@ class HopperLatentConfig(HopperBlock):
 
     def few_queries(self, problem: Problem) -> FewQueries | None:
         """Three launches for a problem's lists, if they are faster than one."""
-        if problem.form != "sparse":
+        several = problem.span or problem.second is not None
+        if problem.form != "sparse" or (several and not only_v4(problem)):
             return None
         sizes = problem.total_q, problem.heads, most_places(problem), (self.latent, self.rope)
         return few_queries(*sizes, self.sm_count, fp8=problem.kv_dtype in ROW_CACHES)

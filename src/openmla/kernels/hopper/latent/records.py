@@ -296,6 +296,24 @@ class BlockRows(NamedTuple):
     """`RowScales`"""
 
 
+class Plain(NamedTuple):
+    """Constants: whether the rows of a source are bf16, rather than DeepSeek-V4's."""
+
+    first: Any
+    second: Any
+
+
+class SourceRows(NamedTuple):
+    """The rows of a block of keys, of one of two sources whose formats may differ."""
+
+    places: Any
+    """`RowPlaces`"""
+    scales: Any
+    """`RowScales`; of bf16 rows, zeros."""
+    is_plain: Any
+    """1 if they are bf16, 0 if they are DeepSeek-V4's."""
+
+
 class HeadsOfToken(NamedTuple):
     """Where the rows of a `ListedTile` are written."""
 

@@ -28,6 +28,7 @@ CASES = {
     "two blocks": TWO,
     "ring turns": replace(TWO, k_lens=(520,)),
     "falling": replace(TWO, k_lens=(380,), values="rising", scale=-0.07),
+    "fp8": replace(TWO, dtype="e4m3"),
     "scales": replace(TWO, dtype="e4m3", q_scale=True, k_scale=True, k_lens=(700,)),
     "edges": EDGES,
     "full table": FULL_TABLE,

@@ -76,6 +76,10 @@ CASES = {
     "64+64 to 128, fp8": replace(V3, d_nope=64, dtype="e4m3"),
     "scales": replace(V3, q_scale=True, k_scale=True),
     "fp8": FP8,
+    "fp8, values bf16": replace(FP8, side_dtype="bf16", rope_dtype="e4m3"),
+    "fp8, values and rope bf16, scales": replace(
+        FP8, side_dtype="bf16", q_scale=True, k_scale=True
+    ),
     "fp8, ring turns": replace(LONG, dtype="e4m3"),
     "fp8, falling": replace(FALLING, dtype="e4m3"),
     "fp8, sink": replace(FP8, sink="mixed"),
@@ -92,6 +96,7 @@ CASES = {
     "no rope, 64": replace(NO_ROPE, d_nope=64, d_v=64, k_lens=(140, 1030, 2)),
     "no rope, 64->128": replace(NO_ROPE, d_nope=64),
     "no rope, falling": replace(FALLING, d_rope=0, rope="none"),
+    "no rope, fp8, values bf16": replace(NO_ROPE, dtype="e4m3", side_dtype="bf16"),
     "no rope, fp8, scales": replace(
         NO_ROPE, dtype="e4m3", q_scale=True, k_scale=True, k_lens=(140, 800, 2)
     ),
@@ -103,6 +108,9 @@ SINGLE_O = {
     "192+64, falling": replace(FALLING, d_nope=192, d_v=256, scale=-0.06),
     "192+64, pages of 64": replace(GLM, rope="cache", kv="bf16", page_size=64),
     "192+64, fp8": replace(GLM, dtype="e4m3"),
+    "192+64, fp8, scales": replace(
+        GLM, dtype="e4m3", q_scale=True, k_scale=True, side_dtype="bf16", rope_dtype="e4m3"
+    ),
     "320+64 to 64, fp8": replace(V3, d_nope=320, d_v=64, dtype="e4m3"),
     "fp8, pages of 192": replace(FP8_PAGED, page_size=192),
     "192+64, fp8_block64 rope": replace(GLM, rope="cache", kv="fp8_block64", page_size=16),
@@ -220,11 +228,11 @@ def test_tiles_have_a_power_of_two_of_keys(d_nope: int, dtype: str, keys: int) -
     assert keys == plan_of(on(replace(V3, d_nope=d_nope, d_v=64, dtype=dtype))).config.BN
 
 
-def test_short_prompts_keep_two_query_tiles_where_one_has_no_kernel() -> None:
-    """With one query tile 192 + 64 columns in FP8 would share a ring with V, K in two tiles."""
+def test_short_fp8_prompts_with_k_in_two_tiles() -> None:
+    """Beside 16-bit values K has a ring of its own, so that one query tile serves them."""
     case = replace(FP8_PAGED, d_nope=192, q_lens=(5,), k_lens=(70,))
     built = on(case)
-    assert plan_of(built).config.num_qo == 2
+    assert plan_of(built).config.num_qo == 1
     outcome, reports = run(built)
     assert [str(f) for report in reports for f in report.findings] == []
     assert judge(built, outcome).ok

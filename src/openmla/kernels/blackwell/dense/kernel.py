@@ -1,4 +1,7 @@
-"""Dense prefill on Blackwell: per-head K and V, one rope row for all heads or none. 16 or 8 bits.
+"""Dense prefill on Blackwell: per-head K and V, one rope row for all heads or none.
+
+Q and K have 16 or 8 bits, V and the weights 16: V of 8 bits is upcast by a kernel before
+(gluon/upcast).
 
 A block works on one work item (tiles.py): BM = 256 or 128 queries of a head, in query tiles of 128,
 and walks their keys BN at a time, from the last block to the first. All tiles, columns and ring
@@ -151,26 +154,26 @@ def dense_kernel(  # noqa: PLR0913
     ROPE_SCALES: gl.constexpr,
     CAUSAL: gl.constexpr,
     SIGN: gl.constexpr,
-    WEIGHTS: gl.constexpr,
+    THRESHOLD: gl.constexpr,
     TMEM: gl.constexpr,
     TMEM_COLUMNS: gl.constexpr,
     BYTES: gl.constexpr,
     REGISTERS: gl.constexpr,
     LAYOUTS: gl.constexpr,
 ):
-    """QUERIES: as in multiply.py. GROUPS: softmax groups. TMEM_COLUMNS: columns to allocate. These
-    constants are records:
+    """QUERIES: as in multiply.py. GROUPS: softmax groups. THRESHOLD: see softmax.py. TMEM_COLUMNS:
+    columns to allocate. These constants are records:
 
     | constant | record |
     |---|---|
     | RING | Ring, see ring.py |
     | DIMS, LAYOUTS | Columns, TileLayouts |
     | ROPE, RAW, ROPE_SCALES | Rope, RawRope, RopeScales, see dequantize.py |
-    | WEIGHTS | WeightRange, see softmax.py |
     | TMEM | TmemMap, see columns.py |
     | BYTES, REGISTERS | TileBytes, Registers |
     """
-    DTYPE: gl.constexpr = v_desc.dtype
+    DTYPE: gl.constexpr = q_main_desc.dtype
+    V_DTYPE: gl.constexpr = v_desc.dtype
     NQ: gl.constexpr = 1 if QUERIES == 1 else 2
     CTAS: gl.constexpr = TMEM.ctas
     ROPES: gl.constexpr = RING.rope_buffers
@@ -179,11 +182,10 @@ def dense_kernel(  # noqa: PLR0913
     SOFTMAX: gl.constexpr = SoftmaxHow(
         is_causal=CAUSAL,
         sign=SIGN,
-        weights=WEIGHTS,
-        dtype=DTYPE,
+        threshold=THRESHOLD,
+        dtype=V_DTYPE,
         scale_buffers=ROPES,
     )
-    BIAS: gl.constexpr = WEIGHTS.bias
     MULTIPLY: gl.constexpr = MultiplyHow(columns=DIMS, ring=RING, raw=RAW)
     LOAD: gl.constexpr = LoadHow(columns=DIMS, ring=RING, rope=ROPE, raw=RAW, tile_bytes=BYTES)
     sequences = Sequences(
@@ -218,7 +220,7 @@ def dense_kernel(  # noqa: PLR0913
     if not RING.is_fused:
         if DIMS.tail > 0:
             k_tail = gl.allocate_shared_memory(DTYPE, [ST, BN, DIMS.tail], LAYOUTS.tail)
-        v_smem = gl.allocate_shared_memory(DTYPE, [ST, BN, DIMS.v], LAYOUTS.v)
+        v_smem = gl.allocate_shared_memory(V_DTYPE, [ST, BN, DIMS.v], LAYOUTS.v)
 
     SLOTS: gl.constexpr = RING.stages if RING.is_fused else 2 * RING.stages
     ring = RingBarriers(full=signals(SLOTS, 1, CTAS, True), empty=signals(SLOTS, 1, CTAS, False))
@@ -291,7 +293,7 @@ def dense_kernel(  # noqa: PLR0913
             [
                 (softmax, (tmem, bars, work, factor, scales, 0, QUERIES, SOFTMAX, TMEM)),
                 (softmax, (tmem, bars, work, factor, scales, 1, QUERIES, SOFTMAX, TMEM)),
-                (correction, (tmem, q_main, bars, work, results, sink_ptr, QUERIES, BIAS, TMEM)),
+                (correction, (tmem, q_main, bars, work, results, sink_ptr, QUERIES, TMEM)),
                 (multiply, (smem, tmem, bars, work, QUERIES, MULTIPLY, TMEM)),
                 (load, (sources, smem, bars, table, work, QUERIES, LOAD)),
                 (dequantize, (smem, bars, table, work, rope_scales, RING, ROPE, RAW, ROPE_SCALES)),
@@ -304,7 +306,7 @@ def dense_kernel(  # noqa: PLR0913
             [
                 (softmax, (tmem, bars, work, factor, scales, 0, QUERIES, SOFTMAX, TMEM)),
                 (softmax, (tmem, bars, work, factor, scales, 1, QUERIES, SOFTMAX, TMEM)),
-                (correction, (tmem, q_main, bars, work, results, sink_ptr, QUERIES, BIAS, TMEM)),
+                (correction, (tmem, q_main, bars, work, results, sink_ptr, QUERIES, TMEM)),
                 (multiply, (smem, tmem, bars, work, QUERIES, MULTIPLY, TMEM)),
                 (load, (sources, smem, bars, table, work, QUERIES, LOAD)),
             ],
@@ -315,7 +317,7 @@ def dense_kernel(  # noqa: PLR0913
         gl.warp_specialize(
             [
                 (softmax, (tmem, bars, work, factor, scales, 0, QUERIES, SOFTMAX, TMEM)),
-                (correction, (tmem, q_main, bars, work, results, sink_ptr, QUERIES, BIAS, TMEM)),
+                (correction, (tmem, q_main, bars, work, results, sink_ptr, QUERIES, TMEM)),
                 (multiply, (smem, tmem, bars, work, QUERIES, MULTIPLY, TMEM)),
                 (load, (sources, smem, bars, table, work, QUERIES, LOAD)),
                 (dequantize, (smem, bars, table, work, rope_scales, RING, ROPE, RAW, ROPE_SCALES)),
@@ -327,7 +329,7 @@ def dense_kernel(  # noqa: PLR0913
         gl.warp_specialize(
             [
                 (softmax, (tmem, bars, work, factor, scales, 0, QUERIES, SOFTMAX, TMEM)),
-                (correction, (tmem, q_main, bars, work, results, sink_ptr, QUERIES, BIAS, TMEM)),
+                (correction, (tmem, q_main, bars, work, results, sink_ptr, QUERIES, TMEM)),
                 (multiply, (smem, tmem, bars, work, QUERIES, MULTIPLY, TMEM)),
                 (load, (sources, smem, bars, table, work, QUERIES, LOAD)),
             ],

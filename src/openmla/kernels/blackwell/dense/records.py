@@ -6,7 +6,7 @@ field that a problem does not need is None.
 
 from typing import Any, NamedTuple
 
-from openmla.kernels.blackwell.records import HeadRows, WeightRange
+from openmla.kernels.blackwell.records import HeadRows
 
 
 class Sequences(NamedTuple):
@@ -188,7 +188,8 @@ class SoftmaxHow(NamedTuple):
     is_causal: bool
     sign: int
     """Sign of the softmax scale."""
-    weights: WeightRange
+    threshold: float
+    """How far the maximum of a row may grow before its accumulator is rescaled."""
     dtype: Any
     """Type of the weights."""
     scale_buffers: int

@@ -7,10 +7,6 @@ Per row, with s the scores times factor (= scale * log2 e):
 | row_max | reference maximum: at most THRESHOLD below the true one | -inf |
 | row_sum | sum(exp2(s - row_max)) | 0 |
 
-Weights of 8 bits would be too coarse alone: their rounding error, in 8 bits as well, is a second
-part, and together they keep as many bits as bf16. They are multiplied by 2^BIAS, which cancels in
-the end, so that small ones are not lost.
-
 Per-token scales multiply the scores first, since they are part of the scores.
 
 The reference moves only when the maximum grew by more than THRESHOLD, because then the correction
@@ -93,13 +89,9 @@ def half_of(
 def store_weights(
     tmem, P, tile: gl.constexpr, half: gl.constexpr, DTYPE: gl.constexpr, TMEM: gl.constexpr
 ):
-    """Half of the weights of a tile, over its scores; 8-bit ones in two parts."""
+    """Half of the weights of a tile, over its scores."""
     REGS: gl.constexpr = row_registers(DTYPE, TMEM.keys // 2, TMEM.ctas)
-    rounded = P.to(DTYPE)
-    half_weights(tmem, tile, 0, half, DTYPE, TMEM).store(gl.convert_layout(rounded, REGS))
-    if DTYPE.primitive_bitwidth == 8:
-        rest = (P - rounded.to(gl.float32)).to(DTYPE)
-        half_weights(tmem, tile, 1, half, DTYPE, TMEM).store(gl.convert_layout(rest, REGS))
+    half_weights(tmem, tile, half, DTYPE, TMEM).store(gl.convert_layout(P.to(DTYPE), REGS))
 
 
 @gluon.jit
@@ -123,7 +115,6 @@ def weigh(  # noqa: PLR0913
     Half a row at a time: less is alive at once, so it stays in registers. READERS: how many softmax
     groups read the scales of keys.
     """
-    BIAS: gl.constexpr = HOW.weights.bias
     place = j % HOW.scale_buffers
     mbarrier.wait(bars.s_full.index(tile), turn & 1)
     if scales.keys is not None:
@@ -133,10 +124,10 @@ def weigh(  # noqa: PLR0913
     if scales.keys is not None:
         mbarrier.arrive(bars.scales.empty.index(place), count=2 // READERS)
     highest = gl.maximum(gl.max(left, 1), gl.max(right, 1)) * factor
-    new_max, rescale = moved(state.row_max, highest, HOW.weights.threshold)
+    new_max, rescale = moved(state.row_max, highest, HOW.threshold)
     tell(tmem, tile, RESCALE, rescale, TMEM)
     mbarrier.arrive(bars.c_full.index(tile), count=1)
-    shift = (gl.where(new_max == MINUS_INF, 0.0, new_max) - BIAS)[:, None]
+    shift = gl.where(new_max == MINUS_INF, 0.0, new_max)[:, None]
     left = gl.exp2(left * factor - shift)
     row_sum = state.row_sum * rescale + gl.sum(left, 1)
     store_weights(tmem, left, tile, 0, HOW.dtype, TMEM)

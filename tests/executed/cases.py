@@ -148,6 +148,10 @@ CASES: dict[str, dict[str, Case]] = {
             **{"d_rope": 0, "rope": "none", "dtype": "e4m3", "q_scale": True, "k_scale": True},
             seed=39,
         ),
+        "dense mask": dense(250, 300, key_mask="half", seed=41),
+        "dense mask of few, one tile, sinks": dense(
+            100, 300, key_mask="few", causal=False, sink="mixed", seed=42
+        ),
         "dense fp8 192+64->256": dense(100, 200, d_nope=192, d_v=256, dtype="e4m3", seed=40),
     },
     "mi355x": {

@@ -54,6 +54,7 @@ _EVERY_DENSE = {
     "form": OneOf("dense"),
     "heads": Range(1, MAX_HEADS),
     **either("causal", "has_sink", "has_q_scale", "has_k_scale", "wants_lse"),
+    **either("has_key_mask", "has_k_start"),
     **LENGTHS,
     "aligned_16": ALIGNED,
 }
@@ -90,6 +91,7 @@ _OF_A_PAIR: Mapping[Field, Allowed] = {
     _WIDTHS: OneOf((128, 128)),
     "has_q_scale": OneOf(False),
     "has_k_scale": OneOf(False),
+    "has_key_mask": OneOf(False),  # its words would be registers that a pair does not have
 }
 
 

@@ -71,6 +71,7 @@ from openmla.kernels.blackwell.dense.records import (
     Barriers,
     BlockTable,
     CacheScales,
+    KeyMask,
     LoadHow,
     MultiplyHow,
     Parts,
@@ -91,6 +92,7 @@ from openmla.kernels.gluon.barriers import barriers
 from openmla.kernels.gluon.boxes import LANES
 
 COUNTS = ["batch", "total_q", "total_k", "heads", "table_stride", "last_page", "factor"]
+COUNTS += ["mask_words"]
 STRIDES = [
     "out_stride_t",
     "out_stride_h",
@@ -98,6 +100,7 @@ STRIDES = [
     "lse_stride_h",
     "scales_stride_p",
     "scales_stride_r",
+    "mask_stride",
 ]
 # Vectors of 4-byte elements, read and written one by one: a slice of a tensor is as good as all.
 VECTORS = [
@@ -105,6 +108,8 @@ VECTORS = [
     "sink_ptr",
     "cu_q_ptr",
     "cu_k_ptr",
+    "starts_ptr",
+    "mask_ptr",
     "table_ptr",
     "q_scale_ptr",
     "k_scale_ptr",
@@ -129,6 +134,8 @@ def dense_kernel(  # noqa: PLR0913
     sink_ptr,
     cu_q_ptr,
     cu_k_ptr,
+    starts_ptr,
+    mask_ptr,
     table_ptr,
     factor,
     batch,
@@ -143,6 +150,8 @@ def dense_kernel(  # noqa: PLR0913
     out_stride_h,
     lse_stride_t,
     lse_stride_h,
+    mask_stride,
+    mask_words,
     QUERIES: gl.constexpr,
     GROUPS: gl.constexpr,
     BN: gl.constexpr,
@@ -191,6 +200,7 @@ def dense_kernel(  # noqa: PLR0913
     sequences = Sequences(
         cu_seqlens_q=cu_q_ptr,
         cu_seqlens_k=cu_k_ptr,
+        k_start=starts_ptr,
         batch=batch,
         total_q=total_q,
         total_k=total_k,
@@ -285,14 +295,15 @@ def dense_kernel(  # noqa: PLR0913
         last_page=last_page,
     )
     scales = TokenScales(keys=scale_smem, queries=q_scale_ptr)
+    key_mask = KeyMask(base=mask_ptr, row_stride=mask_stride, words=mask_words)
     R0: gl.constexpr = REGISTERS.softmax
     R1: gl.constexpr = REGISTERS.correction
     R2: gl.constexpr = REGISTERS.single
     if GROUPS == 2 and DEQUANTIZES:
         gl.warp_specialize(
             [
-                (softmax, (tmem, bars, work, factor, scales, 0, QUERIES, SOFTMAX, TMEM)),
-                (softmax, (tmem, bars, work, factor, scales, 1, QUERIES, SOFTMAX, TMEM)),
+                (softmax, (tmem, bars, work, factor, scales, key_mask, 0, QUERIES, SOFTMAX, TMEM)),
+                (softmax, (tmem, bars, work, factor, scales, key_mask, 1, QUERIES, SOFTMAX, TMEM)),
                 (correction, (tmem, q_main, bars, work, results, sink_ptr, QUERIES, TMEM)),
                 (multiply, (smem, tmem, bars, work, QUERIES, MULTIPLY, TMEM)),
                 (load, (sources, smem, bars, table, work, QUERIES, LOAD)),
@@ -304,8 +315,8 @@ def dense_kernel(  # noqa: PLR0913
     elif GROUPS == 2:
         gl.warp_specialize(
             [
-                (softmax, (tmem, bars, work, factor, scales, 0, QUERIES, SOFTMAX, TMEM)),
-                (softmax, (tmem, bars, work, factor, scales, 1, QUERIES, SOFTMAX, TMEM)),
+                (softmax, (tmem, bars, work, factor, scales, key_mask, 0, QUERIES, SOFTMAX, TMEM)),
+                (softmax, (tmem, bars, work, factor, scales, key_mask, 1, QUERIES, SOFTMAX, TMEM)),
                 (correction, (tmem, q_main, bars, work, results, sink_ptr, QUERIES, TMEM)),
                 (multiply, (smem, tmem, bars, work, QUERIES, MULTIPLY, TMEM)),
                 (load, (sources, smem, bars, table, work, QUERIES, LOAD)),
@@ -316,7 +327,7 @@ def dense_kernel(  # noqa: PLR0913
     elif DEQUANTIZES:
         gl.warp_specialize(
             [
-                (softmax, (tmem, bars, work, factor, scales, 0, QUERIES, SOFTMAX, TMEM)),
+                (softmax, (tmem, bars, work, factor, scales, key_mask, 0, QUERIES, SOFTMAX, TMEM)),
                 (correction, (tmem, q_main, bars, work, results, sink_ptr, QUERIES, TMEM)),
                 (multiply, (smem, tmem, bars, work, QUERIES, MULTIPLY, TMEM)),
                 (load, (sources, smem, bars, table, work, QUERIES, LOAD)),
@@ -328,7 +339,7 @@ def dense_kernel(  # noqa: PLR0913
     else:
         gl.warp_specialize(
             [
-                (softmax, (tmem, bars, work, factor, scales, 0, QUERIES, SOFTMAX, TMEM)),
+                (softmax, (tmem, bars, work, factor, scales, key_mask, 0, QUERIES, SOFTMAX, TMEM)),
                 (correction, (tmem, q_main, bars, work, results, sink_ptr, QUERIES, TMEM)),
                 (multiply, (smem, tmem, bars, work, QUERIES, MULTIPLY, TMEM)),
                 (load, (sources, smem, bars, table, work, QUERIES, LOAD)),

@@ -146,10 +146,12 @@ class DenseKernel(Partitioned):
         # Tensor memory and out, then what there may be besides.
         pointers = 2 + problem.wants_lse + problem.has_sink + from_cache + scales
         pointers += two and problem.has_q_scale
+        pointers += two and problem.has_key_mask
         # Head, token, rows, first key, keys, blocks, and strides; the second softmax group wants
-        # to know the scale, and which blocks need a mask.
+        # to know the scale, and which blocks need a mask, and both groups which are skipped.
         integers = 6 + 2 + 2 * problem.wants_lse + 2 * from_cache + 2 * scales
-        integers += (2 + 2 * problem.causal) if two else 0
+        integers += (3 + problem.causal) if two else 0
+        integers += 2 if two and problem.has_key_mask else 0
         lines = int(problem.has_k_scale)  # a scale tile has two dimensions, and no descriptor
         return argument_bytes(
             tiles=len(tiles) - lines,

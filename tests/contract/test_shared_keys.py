@@ -16,7 +16,7 @@ from openmla.lab.testing.build import build
 from openmla.lab.testing.compare import judge
 from openmla.lab.testing.draw import random_case
 
-GPUS_WITHOUT = {"b200": "blackwell", "mi355x": "cdna4"}
+GPUS_WITHOUT = {"mi355x": "cdna4"}
 
 
 def numbers(values: list[int]) -> torch.Tensor:

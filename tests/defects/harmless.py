@@ -283,8 +283,8 @@ HARMLESS: tuple[Harmless, ...] = (
         "It asks the compiler for a check, and changes no value.",
     ),
     Harmless(
-        "kernels/hopper/dense_fp8/launch.py",
-        "_upcast",
+        "kernels/gluon/upcast/launch.py",
+        "upcast",
         '"num_warps": 4, }',
         "}",
         "Four warps are what a launch has unless it says otherwise.",

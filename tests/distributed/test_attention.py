@@ -152,7 +152,7 @@ def test_keys_are_shared_copied_or_expanded_twice(monkeypatch: pytest.MonkeyPatc
         ("a100", "auto", True),
         ("h200", "auto", True),
         ("h200", "portable", True),
-        ("b200", "blackwell", False),
+        ("b200", "blackwell", True),
     ],
 )
 def test_keys_are_shared_where_the_same_kernels_take_them(

@@ -139,6 +139,20 @@ CASES: dict[str, dict[str, Case]] = {
             "bf16", d_nope=256, d_v=256, q_lens=(1,), values="rising", scale=1.0, seed=36
         ),
         "latent pair": latent("bf16", heads=128, q_lens=(1, 1), k_lens=(300, 5), seed=19),
+        "dense fp8": dense(250, 300, dtype="e4m3", seed=37),
+        "dense fp8 one tile, v and rope bf16, scales": dense(
+            100, 300, dtype="e4m3", side_dtype="bf16", q_scale=True, k_scale=True, seed=38
+        ),
+        "dense fp8 128+0, scales": dense(
+            *(250, 300),
+            **{"d_rope": 0, "rope": "none", "dtype": "e4m3", "q_scale": True, "k_scale": True},
+            seed=39,
+        ),
+        "dense mask": dense(250, 300, key_mask="half", seed=41),
+        "dense mask of few, one tile, sinks": dense(
+            100, 300, key_mask="few", causal=False, sink="mixed", seed=42
+        ),
+        "dense fp8 192+64->256": dense(100, 200, d_nope=192, d_v=256, dtype="e4m3", seed=40),
     },
     "mi355x": {
         "dense bf16": dense(100, 200, seed=1),

@@ -150,6 +150,13 @@ RUNS: dict[str, tuple[PlanOf, Case]] = {
 }
 
 
+SHARING: dict[str, tuple[PlanOf, Case]] = {
+    "hopper, bf16": (hopper.plan_of, DENSE),
+    "hopper, fp8": (hopper.plan_of, FP8),
+    "hopper, pages": (hopper.plan_of, PAGED),
+    "blackwell": RUNS["blackwell dense"],
+    "blackwell, mask": (blackwell.plan_of, replace(RUNS["blackwell dense"][1], key_mask="half")),
+}
 # Requests that overlap are written by several programs at once; what lands is not promised.
 EXPECTED = (Kind.RACE,)
 
@@ -191,11 +198,12 @@ def test_kernels_stay_inside_their_tensors(name: str, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("case", [DENSE, FP8, PAGED], ids=["bf16", "fp8", "pages"])
-def test_shared_keys_too(case: Case, kind: str) -> None:
+@pytest.mark.parametrize("name", SHARING)
+def test_shared_keys_too(name: str, kind: str) -> None:
+    plan_of, case = SHARING[name]
     for seed in seeds(kind):
         built = with_wild_values(with_shared_keys(on(case), seed), kind, seed)
-        assert problems_of(hopper.plan_of, built) == []
+        assert problems_of(plan_of, built) == []
 
 
 @pytest.mark.parametrize("kind", KINDS)

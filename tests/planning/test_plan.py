@@ -337,7 +337,7 @@ def test_fp8_cache_changes_the_plan_by_the_work() -> None:
         (replace(DENSE, total_q=512), 229864),
         (replace(DENSE, total_q=512, wants_lse=True), 229880),
         (NO_ROPE, 229832),
-        (FP8, 213560),
+        (FP8, 221720),
         (SPARSE, 222000),
         (replace(SPARSE, heads=64), 172680),
         (replace(SPARSE, heads=64, kv_dtype="fp8_block64"), 214024),

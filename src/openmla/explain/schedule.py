@@ -129,7 +129,7 @@ def _slot_release(pipeline: Pipeline, load: tuple[str, int]) -> list[tuple[str, 
 def _load(work: _Clockwork, load: tuple[str, int], ready: int) -> None:
     kind, block = load
     columns = work.pipeline.d_v if kind == "v" else work.pipeline.d_qk
-    size = work.pipeline.keys * columns * work.pipeline.element
+    size = work.pipeline.keys * columns * work.pipeline.element_of(kind)
     work.put("load", f"load {kind.upper()}", (kind, 0, block), ready, -(-size // _BYTES_PER_CLOCK))
 
 
@@ -145,7 +145,9 @@ def _multiply(work: _Clockwork, products: dict[int, list[tuple[str, int]]]) -> b
     kind, block = products[group].pop(0)
     pipeline = work.pipeline
     columns = pipeline.d_qk if kind == "qk" else pipeline.d_v
-    cost = 2 * pipeline.rows * pipeline.keys * columns // work.flops
+    # `flops` are those of K's type; V's may be wider.
+    wider = pipeline.element_of(kind[-1]) // pipeline.element
+    cost = 2 * pipeline.rows * pipeline.keys * columns * wider // work.flops
     work.put("matrix", kind, (kind, group, block), at, cost)
     if kind == "qk":
         cost = pipeline.rows * pipeline.keys // _EXPONENTIALS_PER_CLOCK

@@ -34,6 +34,8 @@ _SCORES = IndexProblem(form="scores", heads=64, page_size=64, total_q=4096, widt
 _SELECT = IndexProblem(form="select", topk=2048, total_q=4096, width=131072)
 FEATURES: dict[str, AnyProblem] = {
     "dense 128+64 → 128, bf16": _DENSE,
+    "dense 128+64 → 128, bf16, `key_mask`": replace(_DENSE, has_key_mask=True),
+    "dense 128+64 → 128, bf16, `k_start`": replace(_DENSE, has_k_start=True),
     "dense 128+64 → 128, rope from a paged cache": replace(_DENSE, rope="cache", page_size=64),
     "dense 128+64 → 128, fp8": _DENSE_FP8,
     "dense 128+64 → 128, fp8, values bf16": replace(_DENSE_FP8, v_dtype="bf16"),

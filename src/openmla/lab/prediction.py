@@ -133,7 +133,8 @@ class Prediction:
 def predict(chosen: Plan) -> Prediction | None:
     """For a plan of attention on Hopper, Blackwell or CDNA4; None where nothing can be simulated.
 
-    FP8 rows that a pass dequantizes count as bf16: the pass takes about 1 % of the time.
+    FP8 rows that a pass dequantizes count as bf16: the pass takes about 1 % of the time. So do FP8
+    values of a dense call that a pass upcasts.
     """
     if not isinstance(chosen.problem, Problem):
         return None  # a step of the indexer
@@ -316,6 +317,8 @@ def _one_item(chosen: Plan, blocks: int, items: int = 1) -> Plan:
             "rope": rope,
             "rope_dtype": rope_dtype,
         }
+        if chosen.backend == "blackwell" and problem.v_dtype == "e4m3":
+            shape["v_dtype"] = "bf16"  # as a pass before makes it
         if chosen.backend == "hopper":
             config = replace(config, heads=1, sm_count=1)  # one item, whose keys are not split
     small = replace(small, total_k=keys, self_attention=False, **shape)

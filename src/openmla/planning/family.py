@@ -33,6 +33,12 @@ class Pipeline:
     """0 when V is part of the row that K is; -1 when K and V take turns in k_slots slots."""
     shares_keys: bool = True
     """Whether all groups work on every block, or take turns."""
+    v_element: int = 0
+    """Bytes of an element of V, where they are not those of K; 0: they are."""
+
+    def element_of(self, kind: str) -> int:
+        """Bytes of an element of "k" or "v"."""
+        return (self.v_element if kind == "v" else 0) or self.element
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -197,7 +197,7 @@ def families_of(target: Target) -> tuple[Family, ...]:
 def masks_keys(target: Target) -> bool:
     """Whether the chip's own dense kernel takes a mask of keys: then DSA has a masked form.
 
-    >>> masks_keys(target_by_name("h200")), masks_keys(target_by_name("b200"))
+    >>> masks_keys(target_by_name("h200")), masks_keys(target_by_name("a100"))
     (True, False)
     """
     own = families_of(target)[0]

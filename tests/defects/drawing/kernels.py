@@ -134,7 +134,7 @@ _TABLE = (
     ),
     Kernel(
         "hopper.dense_fp8",
-        ("kernels/hopper/dense_fp8",),
+        ("kernels/hopper/dense_fp8", "kernels/gluon/upcast"),
         (
             CACHED,
             *everywhere("hopper dense fp8"),

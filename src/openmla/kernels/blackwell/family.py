@@ -54,6 +54,7 @@ _EVERY_DENSE = {
     "form": OneOf("dense"),
     "heads": Range(1, MAX_HEADS),
     **either("causal", "has_sink", "has_q_scale", "has_k_scale", "wants_lse"),
+    **either("has_key_mask", "has_k_start"),
     **LENGTHS,
     "aligned_16": ALIGNED,
 }
@@ -77,22 +78,12 @@ _16_BIT_WIDTHS = (
     (192, 256),
     *((256, 64), (256, 128), (256, 256)),
 )
-_FP8_WIDTHS = (
-    *_16_BIT_WIDTHS,
-    *((320, 64), (320, 128), (320, 256)),
-    *((384, 64), (384, 128), (384, 256)),
-)
-# Beside a rope of 16 bits an even number of slots is left, and K has a ring of its own.
-_FP8_WIDTHS_BF16_ROPE = (*_FP8_WIDTHS, (192, 64), (192, 128))
 _16_BITS_WITH_ROPE: Mapping[Field, Allowed] = {**_WITH_ROPE, _WIDTHS: OneOf(*_16_BIT_WIDTHS)}
 _FP8_WITH_ROPE: Mapping[Field, Allowed] = {
     **_WITH_ROPE,
-    (*_WIDTHS, "rope_dtype"): OneOf(
-        *((*widths, "e4m3") for widths in _FP8_WIDTHS),
-        *((*widths, "bf16") for widths in _FP8_WIDTHS_BF16_ROPE),
-        why="64 to 384 in steps of 64 with 64, 128 or 256, and a rope of e4m3 or bf16, are served; "
-        "192 with 64 or 128 only beside bf16",
-    ),
+    "d_nope": Range(64, 384, 64),
+    "d_v": OneOf(64, 128, 256),
+    "rope_dtype": OneOf("e4m3", "bf16"),
 }
 _OF_A_PAIR: Mapping[Field, Allowed] = {
     "rope": OneOf("shared", "per_head"),
@@ -100,6 +91,7 @@ _OF_A_PAIR: Mapping[Field, Allowed] = {
     _WIDTHS: OneOf((128, 128)),
     "has_q_scale": OneOf(False),
     "has_k_scale": OneOf(False),
+    "has_key_mask": OneOf(False),  # its words would be registers that a pair does not have
 }
 
 
@@ -137,8 +129,9 @@ _16_BITS_BESIDE_CACHES = {
         *alike("bf16", "fp16"), *(("bf16", "bf16", "bf16", name) for name in GLUON_CACHES)
     ),
 }
-_FP8 = {("q_dtype", "kv_dtype", "v_dtype"): OneOf(("e4m3",) * 3), **_EVERY_DENSE}
-_ALL_FP8 = {DTYPES: OneOf(*alike("e4m3")), **_EVERY_DENSE}
+# V of 8 bits becomes bf16 before the kernel.
+_FP8_VALUES = tuple(("e4m3", "e4m3", values) for values in ("e4m3", "bf16"))
+_FP8 = {("q_dtype", "kv_dtype", "v_dtype"): OneOf(*_FP8_VALUES), **_EVERY_DENSE}
 
 
 # Latent rows, which lists or pages name: a CTA pair, one CTA, FP8 rows, all FP8.
@@ -252,9 +245,9 @@ BLACKWELL = Family(
             first_triton=FIRST_DENSE_PAIR,
         ),
         _dense("dense", {**_16_BITS_BESIDE_CACHES, **_16_BITS_WITH_ROPE}),
-        _dense("dense_fp8", {**_FP8, **_FP8_WITH_ROPE}, coarse=COARSE),
+        _dense("dense_fp8", {**_FP8, **_FP8_WITH_ROPE}),
         _dense("dense_no_rope", {**_16_BITS, **_WITHOUT_ROPE}),
-        _dense("dense_no_rope_fp8", {**_ALL_FP8, **_WITHOUT_ROPE}, coarse=COARSE),
+        _dense("dense_no_rope_fp8", {**_FP8, **_WITHOUT_ROPE, "rope_dtype": OneOf("e4m3")}),
         *_ROWS_KERNELS,
         *INDEX_KERNELS,
     ),

@@ -10,6 +10,12 @@ from triton.experimental.gluon import language as gl
 MINUS_INF = gl.constexpr(float("-inf"))
 LOG2_E = gl.constexpr(1.4426950408889634)
 LN_2 = gl.constexpr(0.6931471805599453)
+# A score where its bit is set, else -inf. In assembly, because LLVM would gather the tests of a
+# whole row in integers.
+SELECT = gl.constexpr(
+    "{ .reg .pred p; .reg .b32 t; and.b32 t, $2, $3; setp.ne.b32 p, t, 0; "
+    "selp.f32 $0, $1, 0fFF800000, p; }"
+)
 
 
 @gluon.jit

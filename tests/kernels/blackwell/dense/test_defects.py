@@ -15,6 +15,7 @@ from kernels.blackwell.dense.test_kernel import EDGES, FULL_TABLE, LIGHT, PEAKY
 from kernels.blackwell.simulated import PAIR, plan_of
 from kernels.judging import as_built, light_keys, on
 from kernels.mutants import assert_found
+from kernels.shared_keys import with_shared_keys
 from openmla.kernels.blackwell.dense.plan import FIRST_DENSE_PAIR
 from openmla.kernels.triton_version import TRITON
 from openmla.lab.testing.build import Outcome
@@ -28,6 +29,7 @@ CASES = {
     "two blocks": TWO,
     "ring turns": replace(TWO, k_lens=(520,)),
     "falling": replace(TWO, k_lens=(380,), values="rising", scale=-0.07),
+    "fp8": replace(TWO, dtype="e4m3"),
     "scales": replace(TWO, dtype="e4m3", q_scale=True, k_scale=True, k_lens=(700,)),
     "edges": EDGES,
     "full table": FULL_TABLE,
@@ -36,8 +38,13 @@ CASES = {
     "light keys": LIGHT,
     "light keys, bf16": replace(LIGHT, dtype="bf16"),
     "seven tiles": replace(TWO, q_lens=(1537,), k_lens=(20,), causal=False),  # one has a row
+    # The last row's words end where its memory does.
+    "mask": replace(TWO, k_lens=(290,), key_mask="half"),
+    "shared keys": replace(TWO, q_lens=(20, 30), k_lens=(70, 130)),
     "fp8 rope": replace(TWO, rope="cache", kv="fp8_block32", page_size=64),
 }
+
+CHANGES = {"shared keys": partial(with_shared_keys, seed=2)}
 
 
 def test_there_are_enough() -> None:
@@ -56,7 +63,7 @@ def _run(
     mutant: ModuleType, name: str, num_qo: int, schedule: str, seed: int
 ) -> tuple[set[Kind], bool]:
     """What the simulator found, and whether the numbers are right."""
-    change = light_keys if name.startswith("light keys") else as_built
+    change = CHANGES.get(name, light_keys if name.startswith("light keys") else as_built)
     built = change(on(CASES[name], "nan"))
     results = new_results(built)
     assert isinstance(built.operands, DenseOperands)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from triton.experimental.gluon import language as gl
 from gluon_sim import intercept
 from kernels.blackwell.simulated import plan_of, run
 from kernels.judging import assert_right_clean_and_deaf_to_poison, light_keys
+from kernels.shared_keys import with_shared_keys
 from openmla.kernels.blackwell.dense.softmax import moved
 from openmla.lab.testing.build import BuiltCase, build
 from openmla.lab.testing.case import Case
@@ -39,8 +41,15 @@ FULL_TABLE = replace(PAGED, page_size=16, q_lens=(33, 5), k_lens=(70, 300), spar
 # The first block has few keys: the second raises the maximum by much, and the others do not.
 PEAKY = replace(V3, values="peaky", q_lens=(140,), k_lens=(410,))
 LIGHT = replace(V3, dtype="e4m3", q_lens=(40,), k_lens=(300,), scale=1.0)
+MASKED = replace(V3, q_lens=(70, 200), k_lens=(300, 257), key_mask="half")
 CASES = {
     "causal": V3,
+    "mask": MASKED,
+    "mask, full": replace(MASKED, causal=False),
+    "mask of few, sink": replace(MASKED, key_mask="few", sink="mixed"),
+    "mask, fp8, scales": replace(MASKED, dtype="e4m3", q_scale=True, k_scale=True),
+    "mask, pages of 64": replace(MASKED, rope="cache", kv="bf16", page_size=64),
+    "mask, no rope, 64": replace(MASKED, d_rope=0, rope="none", d_nope=64, d_v=64),
     "edges": EDGES,
     "edges, full": replace(EDGES, causal=False),
     "edges, fp8, scales": replace(EDGES, dtype="e4m3", k_scale=True, q_scale=True),
@@ -76,6 +85,10 @@ CASES = {
     "64+64 to 128, fp8": replace(V3, d_nope=64, dtype="e4m3"),
     "scales": replace(V3, q_scale=True, k_scale=True),
     "fp8": FP8,
+    "fp8, values bf16": replace(FP8, side_dtype="bf16", rope_dtype="e4m3"),
+    "fp8, values and rope bf16, scales": replace(
+        FP8, side_dtype="bf16", q_scale=True, k_scale=True
+    ),
     "fp8, ring turns": replace(LONG, dtype="e4m3"),
     "fp8, falling": replace(FALLING, dtype="e4m3"),
     "fp8, sink": replace(FP8, sink="mixed"),
@@ -92,6 +105,7 @@ CASES = {
     "no rope, 64": replace(NO_ROPE, d_nope=64, d_v=64, k_lens=(140, 1030, 2)),
     "no rope, 64->128": replace(NO_ROPE, d_nope=64),
     "no rope, falling": replace(FALLING, d_rope=0, rope="none"),
+    "no rope, fp8, values bf16": replace(NO_ROPE, dtype="e4m3", side_dtype="bf16"),
     "no rope, fp8, scales": replace(
         NO_ROPE, dtype="e4m3", q_scale=True, k_scale=True, k_lens=(140, 800, 2)
     ),
@@ -99,10 +113,14 @@ CASES = {
 # Plans with one accumulator, which have no second query tile.
 SINGLE_O = {
     "192+64": GLM,
+    "192+64, mask": replace(GLM, key_mask="half"),
     "192+64, edges": replace(GLM, q_lens=(3, 129), k_lens=(65, 66), spare=0),
     "192+64, falling": replace(FALLING, d_nope=192, d_v=256, scale=-0.06),
     "192+64, pages of 64": replace(GLM, rope="cache", kv="bf16", page_size=64),
     "192+64, fp8": replace(GLM, dtype="e4m3"),
+    "192+64, fp8, scales": replace(
+        GLM, dtype="e4m3", q_scale=True, k_scale=True, side_dtype="bf16", rope_dtype="e4m3"
+    ),
     "320+64 to 64, fp8": replace(V3, d_nope=320, d_v=64, dtype="e4m3"),
     "fp8, pages of 192": replace(FP8_PAGED, page_size=192),
     "192+64, fp8_block64 rope": replace(GLM, rope="cache", kv="fp8_block64", page_size=16),
@@ -159,6 +177,30 @@ def test_right_clean_and_deaf_to_poison(name: str, num_qo: int) -> None:
 
 def test_small_fp8_weights_are_not_lost() -> None:
     assert_right_clean_and_deaf_to_poison(LIGHT, run, change=light_keys)
+
+
+def test_a_mask_of_all_keys_is_no_mask() -> None:
+    built = on(replace(MASKED, key_mask="all"))
+    plain = replace(built, operands=replace(built.operands, key_mask=None))
+    assert not differences(run(built)[0], run(plain)[0])
+
+
+SHARED = ("edges", "pages of 64", "mask", "fp8, scales", "192+64")
+
+
+@pytest.mark.parametrize("name", SHARED)
+def test_requests_may_share_keys(name: str) -> None:
+    for seed in (2, 4):
+        change = partial(with_shared_keys, seed=seed)
+        assert_right_clean_and_deaf_to_poison(ALL[name], run, seed, change)
+
+
+def test_keys_where_they_are_by_themselves_change_no_bit() -> None:
+    built = on(V3)
+    op = built.operands
+    assert isinstance(op, DenseOperands)
+    named = replace(built, operands=replace(op, k_start=op.cu_seqlens_k[:-1].clone()))
+    assert not differences(run(named)[0], run(built)[0])
 
 
 def test_the_ring_of_scales_turns_twice() -> None:
@@ -220,11 +262,11 @@ def test_tiles_have_a_power_of_two_of_keys(d_nope: int, dtype: str, keys: int) -
     assert keys == plan_of(on(replace(V3, d_nope=d_nope, d_v=64, dtype=dtype))).config.BN
 
 
-def test_short_prompts_keep_two_query_tiles_where_one_has_no_kernel() -> None:
-    """With one query tile 192 + 64 columns in FP8 would share a ring with V, K in two tiles."""
+def test_short_fp8_prompts_with_k_in_two_tiles() -> None:
+    """Beside 16-bit values K has a ring of its own, so that one query tile serves them."""
     case = replace(FP8_PAGED, d_nope=192, q_lens=(5,), k_lens=(70,))
     built = on(case)
-    assert plan_of(built).config.num_qo == 2
+    assert plan_of(built).config.num_qo == 1
     outcome, reports = run(built)
     assert [str(f) for report in reports for f in report.findings] == []
     assert judge(built, outcome).ok

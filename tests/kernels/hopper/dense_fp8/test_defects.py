@@ -254,7 +254,7 @@ COPY = [
     Fp8Defect(
         "every head has the values of the first",
         None,
-        "dense_fp8.upcast",
+        "upcast.kernel",
         "(row % heads).to(gl.int64) * v_stride_h",
         "(row % heads).to(gl.int64) * 0",
         "fp8 causal",
@@ -262,7 +262,7 @@ COPY = [
     Fp8Defect(
         "more is upcast than there is",
         Kind.BOUNDS,
-        "dense_fp8.upcast",
+        "upcast.kernel",
         "own = (row < rows)[:, None]",
         "own = (row < rows + heads)[:, None]",
         "fp8 causal",
@@ -270,7 +270,7 @@ COPY = [
     Fp8Defect(
         "a part of V is not upcast",
         None,
-        "dense_fp8.launch",
+        "upcast.launch",
         "ceildiv(rows, ROWS.value)",
         "rows // ROWS.value",
         "fp8 causal",

@@ -9,7 +9,6 @@ number per row from a softmax group to the correction group: the plan calls them
 |---|---|---|
 | scores, fp32 | 0-127 | until the softmax group has them in registers |
 | weights, 16 bits | 0-63 | until their product is done |
-| weights, 8 bits, two parts | 0-31, 32-63 | until their product is done |
 | factor that O is rescaled by | 64 | until the MMA warp may multiply the weights |
 | row_sum, row_max of all blocks | 65, 66 | until the end |
 
@@ -76,25 +75,19 @@ def weights_at(
 
 
 @gluon.jit
-def weights(tmem, tile: gl.constexpr, part: gl.constexpr, dtype: gl.constexpr, TMEM: gl.constexpr):
-    """The weights over score tile 0 or 1: part 0, or of 8-bit weights part 0 or 1."""
-    WIDTH: gl.constexpr = TMEM.keys * dtype.primitive_bitwidth // 32
-    return weights_at(tmem, TMEM.scores[tile] + part * WIDTH, TMEM.keys, dtype, TMEM)
+def weights(tmem, tile: gl.constexpr, dtype: gl.constexpr, TMEM: gl.constexpr):
+    """The weights over score tile 0 or 1."""
+    return weights_at(tmem, TMEM.scores[tile], TMEM.keys, dtype, TMEM)
 
 
 @gluon.jit
 def half_weights(
-    tmem,
-    tile: gl.constexpr,
-    part: gl.constexpr,
-    half: gl.constexpr,
-    dtype: gl.constexpr,
-    TMEM: gl.constexpr,
+    tmem, tile: gl.constexpr, half: gl.constexpr, dtype: gl.constexpr, TMEM: gl.constexpr
 ):
     """Half of the columns of `weights`."""
     KEYS: gl.constexpr = TMEM.keys // 2
     WIDTH: gl.constexpr = KEYS * dtype.primitive_bitwidth // 32
-    return weights_at(tmem, TMEM.scores[tile] + (2 * part + half) * WIDTH, KEYS, dtype, TMEM)
+    return weights_at(tmem, TMEM.scores[tile] + half * WIDTH, KEYS, dtype, TMEM)
 
 
 @gluon.jit

@@ -109,14 +109,13 @@ def finish(
     work,
     results,
     sink_ptr,
-    BIAS: gl.constexpr,
     TMEM: gl.constexpr,
 ):
     """Rows of out and lse from accumulator `out`, once all products are in it."""
     mbarrier.wait(bars.t_full.index(out), 0)
     row_max = told(tmem, out, REFERENCE, TMEM)
     row_sum = told(tmem, out, TOTAL, TMEM)
-    inverse, lse, empty = normalize(row_max - BIAS, row_sum, sink_ptr, work.head)
+    inverse, lse, empty = normalize(row_max, row_sum, sink_ptr, work.head)
     lse_rows = results.lse
     if lse_rows.base is not None:
         row = gl.arange(0, row_max.shape[0], row_max.type.layout) + out * row_max.shape[0]
@@ -129,9 +128,7 @@ def finish(
 
 
 @gluon.jit
-def correct_two(
-    tmem, q_smem, bars, work, results, sink_ptr, BIAS: gl.constexpr, TMEM: gl.constexpr
-):
+def correct_two(tmem, q_smem, bars, work, results, sink_ptr, TMEM: gl.constexpr):
     """Both query tiles."""
     blocks, skipped = work.blocks, work.skipped
     for j in range(0, blocks):
@@ -140,14 +137,12 @@ def correct_two(
         correct(tmem, bars, 1, 1, j, j, TMEM)
     if blocks > 0:
         own = blocks - skipped
-        finish(tmem, q_smem.index(0), bars, 0, own, work, results, sink_ptr, BIAS, TMEM)
-        finish(tmem, q_smem.index(1), bars, 1, blocks, work, results, sink_ptr, BIAS, TMEM)
+        finish(tmem, q_smem.index(0), bars, 0, own, work, results, sink_ptr, TMEM)
+        finish(tmem, q_smem.index(1), bars, 1, blocks, work, results, sink_ptr, TMEM)
 
 
 @gluon.jit
-def correct_one(
-    tmem, q_smem, bars, work, results, sink_ptr, BIAS: gl.constexpr, TMEM: gl.constexpr
-):
+def correct_one(tmem, q_smem, bars, work, results, sink_ptr, TMEM: gl.constexpr):
     """One query tile, one accumulator; the factors of block j are in score tile j % 2."""
     blocks = work.blocks
     for pair in range(0, (blocks + 1) // 2):
@@ -155,7 +150,7 @@ def correct_one(
             if 2 * pair + tile < blocks:
                 correct(tmem, bars, tile, 0, pair, 2 * pair + tile, TMEM)
     if blocks > 0:
-        finish(tmem, q_smem.index(0), bars, 0, blocks, work, results, sink_ptr, BIAS, TMEM)
+        finish(tmem, q_smem.index(0), bars, 0, blocks, work, results, sink_ptr, TMEM)
 
 
 @gluon.jit
@@ -167,20 +162,18 @@ def correction(
     results,
     sink_ptr,
     QUERIES: gl.constexpr,
-    BIAS: gl.constexpr,
     TMEM: gl.constexpr,
 ):
     """The correction partition: Barriers `bars`, WorkItem `work`, Results `results`.
 
     q_smem: main columns of Q, reused to change the layout of out. QUERIES: as in multiply.py.
-    BIAS: of the weights, as in softmax.py.
     """
     if QUERIES == 1:
-        correct_one(tmem, q_smem, bars, work, results, sink_ptr, BIAS, TMEM)
+        correct_one(tmem, q_smem, bars, work, results, sink_ptr, TMEM)
     elif QUERIES == 2:
-        correct_two(tmem, q_smem, bars, work, results, sink_ptr, BIAS, TMEM)
+        correct_two(tmem, q_smem, bars, work, results, sink_ptr, TMEM)
     else:
         if work.rows > Q_ROWS:
-            correct_two(tmem, q_smem, bars, work, results, sink_ptr, BIAS, TMEM)
+            correct_two(tmem, q_smem, bars, work, results, sink_ptr, TMEM)
         else:
-            correct_one(tmem, q_smem, bars, work, results, sink_ptr, BIAS, TMEM)
+            correct_one(tmem, q_smem, bars, work, results, sink_ptr, TMEM)

@@ -1,4 +1,7 @@
-"""Dense prefill on Blackwell: per-head K and V, one rope row for all heads or none. 16 or 8 bits.
+"""Dense prefill on Blackwell: per-head K and V, one rope row for all heads or none.
+
+Q and K have 16 or 8 bits, V and the weights 16: V of 8 bits is upcast by a kernel before
+(gluon/upcast).
 
 A block works on one work item (tiles.py): BM = 256 or 128 queries of a head, in query tiles of 128,
 and walks their keys BN at a time, from the last block to the first. All tiles, columns and ring
@@ -68,6 +71,7 @@ from openmla.kernels.blackwell.dense.records import (
     Barriers,
     BlockTable,
     CacheScales,
+    KeyMask,
     LoadHow,
     MultiplyHow,
     Parts,
@@ -88,6 +92,7 @@ from openmla.kernels.gluon.barriers import barriers
 from openmla.kernels.gluon.boxes import LANES
 
 COUNTS = ["batch", "total_q", "total_k", "heads", "table_stride", "last_page", "factor"]
+COUNTS += ["mask_words"]
 STRIDES = [
     "out_stride_t",
     "out_stride_h",
@@ -95,6 +100,7 @@ STRIDES = [
     "lse_stride_h",
     "scales_stride_p",
     "scales_stride_r",
+    "mask_stride",
 ]
 # Vectors of 4-byte elements, read and written one by one: a slice of a tensor is as good as all.
 VECTORS = [
@@ -102,6 +108,8 @@ VECTORS = [
     "sink_ptr",
     "cu_q_ptr",
     "cu_k_ptr",
+    "starts_ptr",
+    "mask_ptr",
     "table_ptr",
     "q_scale_ptr",
     "k_scale_ptr",
@@ -126,6 +134,8 @@ def dense_kernel(  # noqa: PLR0913
     sink_ptr,
     cu_q_ptr,
     cu_k_ptr,
+    starts_ptr,
+    mask_ptr,
     table_ptr,
     factor,
     batch,
@@ -140,6 +150,8 @@ def dense_kernel(  # noqa: PLR0913
     out_stride_h,
     lse_stride_t,
     lse_stride_h,
+    mask_stride,
+    mask_words,
     QUERIES: gl.constexpr,
     GROUPS: gl.constexpr,
     BN: gl.constexpr,
@@ -151,26 +163,26 @@ def dense_kernel(  # noqa: PLR0913
     ROPE_SCALES: gl.constexpr,
     CAUSAL: gl.constexpr,
     SIGN: gl.constexpr,
-    WEIGHTS: gl.constexpr,
+    THRESHOLD: gl.constexpr,
     TMEM: gl.constexpr,
     TMEM_COLUMNS: gl.constexpr,
     BYTES: gl.constexpr,
     REGISTERS: gl.constexpr,
     LAYOUTS: gl.constexpr,
 ):
-    """QUERIES: as in multiply.py. GROUPS: softmax groups. TMEM_COLUMNS: columns to allocate. These
-    constants are records:
+    """QUERIES: as in multiply.py. GROUPS: softmax groups. THRESHOLD: see softmax.py. TMEM_COLUMNS:
+    columns to allocate. These constants are records:
 
     | constant | record |
     |---|---|
     | RING | Ring, see ring.py |
     | DIMS, LAYOUTS | Columns, TileLayouts |
     | ROPE, RAW, ROPE_SCALES | Rope, RawRope, RopeScales, see dequantize.py |
-    | WEIGHTS | WeightRange, see softmax.py |
     | TMEM | TmemMap, see columns.py |
     | BYTES, REGISTERS | TileBytes, Registers |
     """
-    DTYPE: gl.constexpr = v_desc.dtype
+    DTYPE: gl.constexpr = q_main_desc.dtype
+    V_DTYPE: gl.constexpr = v_desc.dtype
     NQ: gl.constexpr = 1 if QUERIES == 1 else 2
     CTAS: gl.constexpr = TMEM.ctas
     ROPES: gl.constexpr = RING.rope_buffers
@@ -179,16 +191,16 @@ def dense_kernel(  # noqa: PLR0913
     SOFTMAX: gl.constexpr = SoftmaxHow(
         is_causal=CAUSAL,
         sign=SIGN,
-        weights=WEIGHTS,
-        dtype=DTYPE,
+        threshold=THRESHOLD,
+        dtype=V_DTYPE,
         scale_buffers=ROPES,
     )
-    BIAS: gl.constexpr = WEIGHTS.bias
     MULTIPLY: gl.constexpr = MultiplyHow(columns=DIMS, ring=RING, raw=RAW)
     LOAD: gl.constexpr = LoadHow(columns=DIMS, ring=RING, rope=ROPE, raw=RAW, tile_bytes=BYTES)
     sequences = Sequences(
         cu_seqlens_q=cu_q_ptr,
         cu_seqlens_k=cu_k_ptr,
+        k_start=starts_ptr,
         batch=batch,
         total_q=total_q,
         total_k=total_k,
@@ -218,7 +230,7 @@ def dense_kernel(  # noqa: PLR0913
     if not RING.is_fused:
         if DIMS.tail > 0:
             k_tail = gl.allocate_shared_memory(DTYPE, [ST, BN, DIMS.tail], LAYOUTS.tail)
-        v_smem = gl.allocate_shared_memory(DTYPE, [ST, BN, DIMS.v], LAYOUTS.v)
+        v_smem = gl.allocate_shared_memory(V_DTYPE, [ST, BN, DIMS.v], LAYOUTS.v)
 
     SLOTS: gl.constexpr = RING.stages if RING.is_fused else 2 * RING.stages
     ring = RingBarriers(full=signals(SLOTS, 1, CTAS, True), empty=signals(SLOTS, 1, CTAS, False))
@@ -283,15 +295,16 @@ def dense_kernel(  # noqa: PLR0913
         last_page=last_page,
     )
     scales = TokenScales(keys=scale_smem, queries=q_scale_ptr)
+    key_mask = KeyMask(base=mask_ptr, row_stride=mask_stride, words=mask_words)
     R0: gl.constexpr = REGISTERS.softmax
     R1: gl.constexpr = REGISTERS.correction
     R2: gl.constexpr = REGISTERS.single
     if GROUPS == 2 and DEQUANTIZES:
         gl.warp_specialize(
             [
-                (softmax, (tmem, bars, work, factor, scales, 0, QUERIES, SOFTMAX, TMEM)),
-                (softmax, (tmem, bars, work, factor, scales, 1, QUERIES, SOFTMAX, TMEM)),
-                (correction, (tmem, q_main, bars, work, results, sink_ptr, QUERIES, BIAS, TMEM)),
+                (softmax, (tmem, bars, work, factor, scales, key_mask, 0, QUERIES, SOFTMAX, TMEM)),
+                (softmax, (tmem, bars, work, factor, scales, key_mask, 1, QUERIES, SOFTMAX, TMEM)),
+                (correction, (tmem, q_main, bars, work, results, sink_ptr, QUERIES, TMEM)),
                 (multiply, (smem, tmem, bars, work, QUERIES, MULTIPLY, TMEM)),
                 (load, (sources, smem, bars, table, work, QUERIES, LOAD)),
                 (dequantize, (smem, bars, table, work, rope_scales, RING, ROPE, RAW, ROPE_SCALES)),
@@ -302,9 +315,9 @@ def dense_kernel(  # noqa: PLR0913
     elif GROUPS == 2:
         gl.warp_specialize(
             [
-                (softmax, (tmem, bars, work, factor, scales, 0, QUERIES, SOFTMAX, TMEM)),
-                (softmax, (tmem, bars, work, factor, scales, 1, QUERIES, SOFTMAX, TMEM)),
-                (correction, (tmem, q_main, bars, work, results, sink_ptr, QUERIES, BIAS, TMEM)),
+                (softmax, (tmem, bars, work, factor, scales, key_mask, 0, QUERIES, SOFTMAX, TMEM)),
+                (softmax, (tmem, bars, work, factor, scales, key_mask, 1, QUERIES, SOFTMAX, TMEM)),
+                (correction, (tmem, q_main, bars, work, results, sink_ptr, QUERIES, TMEM)),
                 (multiply, (smem, tmem, bars, work, QUERIES, MULTIPLY, TMEM)),
                 (load, (sources, smem, bars, table, work, QUERIES, LOAD)),
             ],
@@ -314,8 +327,8 @@ def dense_kernel(  # noqa: PLR0913
     elif DEQUANTIZES:
         gl.warp_specialize(
             [
-                (softmax, (tmem, bars, work, factor, scales, 0, QUERIES, SOFTMAX, TMEM)),
-                (correction, (tmem, q_main, bars, work, results, sink_ptr, QUERIES, BIAS, TMEM)),
+                (softmax, (tmem, bars, work, factor, scales, key_mask, 0, QUERIES, SOFTMAX, TMEM)),
+                (correction, (tmem, q_main, bars, work, results, sink_ptr, QUERIES, TMEM)),
                 (multiply, (smem, tmem, bars, work, QUERIES, MULTIPLY, TMEM)),
                 (load, (sources, smem, bars, table, work, QUERIES, LOAD)),
                 (dequantize, (smem, bars, table, work, rope_scales, RING, ROPE, RAW, ROPE_SCALES)),
@@ -326,8 +339,8 @@ def dense_kernel(  # noqa: PLR0913
     else:
         gl.warp_specialize(
             [
-                (softmax, (tmem, bars, work, factor, scales, 0, QUERIES, SOFTMAX, TMEM)),
-                (correction, (tmem, q_main, bars, work, results, sink_ptr, QUERIES, BIAS, TMEM)),
+                (softmax, (tmem, bars, work, factor, scales, key_mask, 0, QUERIES, SOFTMAX, TMEM)),
+                (correction, (tmem, q_main, bars, work, results, sink_ptr, QUERIES, TMEM)),
                 (multiply, (smem, tmem, bars, work, QUERIES, MULTIPLY, TMEM)),
                 (load, (sources, smem, bars, table, work, QUERIES, LOAD)),
             ],

@@ -14,7 +14,7 @@ from triton.experimental.gluon import language as gl
 
 from openmla.cache import LatentCache
 from openmla.kernels.blackwell.dense.kernel import dense_kernel
-from openmla.kernels.blackwell.dense.plan import Q_ROWS, DenseConfig
+from openmla.kernels.blackwell.dense.plan import Q_ROWS, RESCALE_AT, DenseConfig
 from openmla.kernels.blackwell.dense.records import (
     Columns,
     RawRope,
@@ -27,7 +27,6 @@ from openmla.kernels.blackwell.dense.records import (
     TmemMap,
 )
 from openmla.kernels.blackwell.dense.resources import DenseKernel
-from openmla.kernels.blackwell.records import WeightRange
 from openmla.kernels.call import Call, scale_arguments, strides, vector
 from openmla.kernels.gluon.descriptors import (
     pages,
@@ -36,6 +35,7 @@ from openmla.kernels.gluon.descriptors import (
     shared_rows,
     tile_layout,
 )
+from openmla.kernels.gluon.upcast.launch import room_for, upcast
 from openmla.operands import DenseOperands, Results
 from openmla.planning import Plan
 from openmla.problem import Problem
@@ -45,13 +45,17 @@ _DTYPES = {"bfloat16": gl.bfloat16, "float16": gl.float16, "float8_e4m3fn": gl.f
 
 
 def calls(plan: Plan, op: DenseOperands, results: Results) -> Iterator[Call]:
-    """The kernel call of a launch; none for an empty output."""
+    """The kernel calls of a launch; none for an empty output."""
     if not op.has_keys:
         results.clear()  # there are no keys, and a descriptor cannot describe an empty tensor
         return
     if not results.out.numel():
         return
     config = plan.config
+    if DenseKernel(config, plan.problem).upcasts:
+        v = room_for(op.v)
+        yield upcast(op.v, v)
+        op = replace(op, v=v)
     total_q, heads, _ = op.q.shape
     batch = op.cu_seqlens_q.shape[0] - 1
     arguments = {
@@ -66,6 +70,10 @@ def calls(plan: Plan, op: DenseOperands, results: Results) -> Iterator[Call]:
         **scale_arguments(op.weights.scale),
         "cu_q_ptr": vector(op.cu_seqlens_q),
         "cu_k_ptr": vector(op.cu_seqlens_k),
+        "starts_ptr": vector(op.k_start),
+        "mask_ptr": op.key_mask,
+        "mask_stride": 0 if op.key_mask is None else op.key_mask.stride(0),
+        "mask_words": 0 if op.key_mask is None else op.key_mask.shape[1],
         "table_ptr": vector(op.block_table),
         "table_stride": 0 if op.block_table is None else op.block_table.shape[1],
         "batch": batch,
@@ -105,7 +113,7 @@ def constexprs_of(problem: Problem, config: DenseConfig) -> dict[str, Any]:
             q=q_raw, k=k_raw, layout=tile_layout(rope, 2, 1, 64) if q_raw or k_raw else None
         ),
         "CAUSAL": problem.causal,
-        "WEIGHTS": WeightRange(*kernel.weights),
+        "THRESHOLD": RESCALE_AT,
         "TMEM": TmemMap(
             scores=(config.TMEM_S0, config.TMEM_S1),
             outputs=(config.TMEM_O0, config.TMEM_O1),
@@ -117,7 +125,7 @@ def constexprs_of(problem: Problem, config: DenseConfig) -> dict[str, Any]:
         "BYTES": TileBytes(
             q=Q_ROWS * (row + (0 if q_raw else rope_bytes)),
             k=config.BN * (row + (0 if k_raw else rope_bytes)) // kernel.ctas,
-            v=config.BN * config.ov_depth * size // kernel.ctas,
+            v=config.BN * config.ov_depth * config.pv_dtype_size // kernel.ctas,
         ),
         "REGISTERS": Registers(*kernel.registers),
         # A pair divides the rows of Q and the keys of K, and the columns of V.
@@ -125,7 +133,7 @@ def constexprs_of(problem: Problem, config: DenseConfig) -> dict[str, Any]:
             main=_tile(main, size, pair),
             tail=_tile(tail, size, pair),
             rope=_tile(rope, rope_size, pair),
-            v=_tile(config.ov_depth, size, pair, divided_axis=1),
+            v=_tile(config.ov_depth, config.pv_dtype_size, pair, divided_axis=1),
             fused=_tile(max(main, config.ov_depth), size, pair),
         ),
         "num_warps": 4,

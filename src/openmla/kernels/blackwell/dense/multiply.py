@@ -61,14 +61,9 @@ def score(
 
 @gluon.jit
 def accumulate(tmem, v, tile: gl.constexpr, out: gl.constexpr, first, TMEM: gl.constexpr):
-    """Add the weights over score tile `tile`, times V, to output `out`; overwrite it if `first`.
-
-    Weights of 8 bits come in two parts, each with a product of its own.
-    """
-    accumulator = output(tmem, out, TMEM)
-    tcgen05_mma(weights(tmem, tile, 0, v.dtype, TMEM), v, accumulator, use_acc=first == 0)
-    if v.dtype.primitive_bitwidth == 8:
-        tcgen05_mma(weights(tmem, tile, 1, v.dtype, TMEM), v, accumulator)
+    """Add the weights over score tile `tile`, times V, to output `out`; overwrite it if `first`."""
+    tile_weights = weights(tmem, tile, v.dtype, TMEM)
+    tcgen05_mma(tile_weights, v, output(tmem, out, TMEM), use_acc=first == 0)
 
 
 @gluon.jit

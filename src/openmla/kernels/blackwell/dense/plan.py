@@ -8,6 +8,8 @@ them. Where the kernel cannot follow, a plan differs:
 * K of two tiles has a ring of its own: a slot that K and V take in turn holds one tile.
 * A pair of CTAs serves MLA too; the original has pairs for plain attention of up to 128 columns.
 * K arrives whole, whatever `num_qk_stages` says.
+* Beside Q and K of 8 bits, V and the weights have 16: weights of 8 bits would lose what small ones
+  add up to. So K and V have rings of their own, as deep as shared memory allows.
 """
 
 from collections.abc import Iterator
@@ -36,6 +38,13 @@ Q_ROWS = 128
 """Rows of a query tile."""
 LEAST_COLUMNS = 64  # a row of 64 or 128 bytes, which is what tiles are swizzled by
 LEAST_STAGES = 2  # one tile to work on while the next arrives
+MOST_STAGES = 4  # of rings whose depth is not the original's
+SCALE_BYTES = 4  # of a key's scale
+BESIDE_TILES = 1024  # bytes of barriers, warp states and arguments of partitions, at most
+VALUES = "bfloat16"  # of V, beside Q and K of 8 bits
+RESCALE_AT = 8.0
+"""How far, in log2 units, a row's maximum may grow before O is rescaled: weights of 16 bits reach
+2^8."""
 MOST_KEYS = 128  # of a tile, without rope; the original's may be wider
 # Tokens from which on work items of 512 rows are predicted to be faster than those of 256 (of the
 # peak, 128 heads: 57 and 55 % at 2048 tokens, 32 and 34 % at 1024; `openmla explain`, 2026-11-16).
@@ -63,6 +72,9 @@ class DenseConfig(Limited):
     """
 
     qkv_dtype: str
+    """What Q and K are multiplied in."""
+    pv_dtype: str
+    """What the weights and V are."""
     rope_dtype: str | None = None
     """What rope is multiplied in; None without rope."""
     rope_gmem_dtype: str | None = None
@@ -101,6 +113,10 @@ class DenseConfig(Limited):
     @property
     def qkv_dtype_size(self) -> int:
         return dtype_size(self.qkv_dtype)
+
+    @property
+    def pv_dtype_size(self) -> int:
+        return dtype_size(self.pv_dtype)
 
     @property
     def rope_dtype_size(self) -> int:
@@ -153,7 +169,7 @@ class DenseConfig(Limited):
         if self.use_fused_kv:
             kv = keys * max(self.parts.main, self.ov_depth) * size
         else:
-            kv = keys * (self.nope_depth + self.ov_depth) * size
+            kv = keys * (self.nope_depth * size + self.ov_depth * self.pv_dtype_size)
         return q + kv + self.rope_buffers * self.BN // self.ctas * rope
 
     def _broken_limits(self) -> Iterator[str]:
@@ -164,6 +180,10 @@ class DenseConfig(Limited):
                 yield f"{name} of {width} columns: a tile has a power of two of them, 64 or more"
         if self.BN < LEAST_COLUMNS or self.BN & (self.BN - 1):
             yield f"tiles of {self.BN} keys: their number is a power of two, 64 or more"
+        if self.pv_dtype not in HALF_FLOATS:
+            yield f"V of {self.pv_dtype}: weights and values have 16 bits"
+        if self.use_fused_kv and self.pv_dtype_size != self.qkv_dtype_size:
+            yield f"K of {self.qkv_dtype} and V of {self.pv_dtype}: they do not share a ring"
         if tail and self.use_fused_kv:
             yield f"K of {main} + {tail} columns: in a ring that V shares, K is one tile"
         if self.num_qo not in (1, 2) or (self.single_o and self.num_qo == 2):
@@ -265,8 +285,9 @@ def in_a_pair(original: Original) -> FA4Config:
 def following(original: Original, attention: FA4Config | None = None) -> DenseConfig:
     """The kernel's numbers, taken from a plan of the original: `attention`, or its own."""
     taken = attention or attention_of(original)
-    return DenseConfig(
+    config = DenseConfig(
         qkv_dtype=taken.qkv_dtype,
+        pv_dtype=taken.qkv_dtype,
         rope_dtype=taken.rope_dtype,
         rope_gmem_dtype=original.rope_gmem_dtype if isinstance(original, MLAConfig) else None,
         nope_depth=taken.nope_depth,
@@ -281,6 +302,20 @@ def following(original: Original, attention: FA4Config | None = None) -> DenseCo
         use_fused_kv=taken.use_fused_kv,
         switches_to_1q=attention is None and original.num_qo == 2 and original.can_switch_to_1q(),
     )
+    return config if config.pv_dtype in HALF_FLOATS else _with_wide_values(config)
+
+
+def _with_wide_values(config: DenseConfig) -> DenseConfig:
+    """Q and K of 8 bits beside V of 16: the widest tile of keys of which two fit in a ring each."""
+    widest = min(1 << (config.BN.bit_length() - 1), MOST_KEYS)
+    for keys in (widest, widest // 2):
+        found = replace(config, pv_dtype=VALUES, use_fused_kv=False, BN=keys, num_kv_stages=1)
+        alone = replace(found, num_kv_stages=2).tile_bytes - found.tile_bytes + keys * SCALE_BYTES
+        left = SMEM_CARVEOUT - BESIDE_TILES - (found.tile_bytes + keys * SCALE_BYTES)
+        stages = min(1 + left // alone, MOST_STAGES)
+        if stages >= LEAST_STAGES:
+            break
+    return replace(found, num_kv_stages=stages)
 
 
 def original_of(config: DenseConfig, problem: Problem) -> Original:
@@ -329,9 +364,3 @@ def _checked(config: DenseConfig) -> DenseConfig:
     if reason:
         raise Unsupported(reason)
     return config
-
-
-def weights_of(dtype: str) -> tuple[float, float]:
-    """How far, in log2 units, a row's maximum may grow before O is rescaled, and the exponent that
-    weights are lifted by: e4m3 reaches 448, so 2^(2 + 6) fits and small weights keep their bits."""
-    return (8.0, 0.0) if dtype in HALF_FLOATS else (2.0, 6.0)

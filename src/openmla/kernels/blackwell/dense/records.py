@@ -6,7 +6,7 @@ field that a problem does not need is None.
 
 from typing import Any, NamedTuple
 
-from openmla.kernels.blackwell.records import HeadRows, WeightRange
+from openmla.kernels.blackwell.records import HeadRows
 
 
 class Sequences(NamedTuple):
@@ -15,6 +15,9 @@ class Sequences(NamedTuple):
     cu_seqlens_q: Any
     """Pointer to batch + 1 offsets into the rows of q."""
     cu_seqlens_k: Any
+    k_start: Any
+    """Pointer to the row at which the keys of a request begin, where requests may share keys; the
+    offsets then only count them."""
     batch: Any
     total_q: Any
     total_k: Any
@@ -188,7 +191,8 @@ class SoftmaxHow(NamedTuple):
     is_causal: bool
     sign: int
     """Sign of the softmax scale."""
-    weights: WeightRange
+    threshold: float
+    """How far the maximum of a row may grow before its accumulator is rescaled."""
     dtype: Any
     """Type of the weights."""
     scale_buffers: int
@@ -260,6 +264,28 @@ class TileScales(NamedTuple):
     """As in `TokenScales`."""
     rows: Any
     """A scale per row of the tile, in registers."""
+
+
+class KeyMask(NamedTuple):
+    """Which keys queries see, besides causal: a bit each, in words of 32."""
+
+    base: Any
+    """Pointer to the words of row 0 of q; None where all keys are seen."""
+    row_stride: Any
+    words: Any
+    """Words of a row; keys after them are not seen."""
+
+
+class KeyBits(NamedTuple):
+    """The part of a `KeyMask` that the rows of one query tile have."""
+
+    base: Any
+    """Pointer to the words of the tile's first row."""
+    row_stride: Any
+    words: Any
+    """Words of a row; keys after them are not seen."""
+    rows: Any
+    """Rows of the tile that exist; may exceed it."""
 
 
 class Limits(NamedTuple):

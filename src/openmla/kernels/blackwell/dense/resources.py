@@ -17,13 +17,14 @@ from openmla.kernels.blackwell.chip import (
 )
 from openmla.kernels.blackwell.dense.plan import (
     Q_ROWS,
+    RESCALE_AT,
+    SCALE_BYTES,
     ColumnParts,
     DenseConfig,
     attention_of,
     in_a_pair,
     original_of,
     original_plan,
-    weights_of,
 )
 from openmla.modular.blackwell.ring import CORRECTION_BYTES
 from openmla.planning.family import Block, Pipeline
@@ -31,7 +32,6 @@ from openmla.planning.memory import Columns, Wanted
 from openmla.planning.split import query_tile_lines
 from openmla.problem import Problem
 
-FP32 = 4
 # Registers of the second softmax group, the correction group and single warps. With one query tile
 # the second group is idle; with one accumulator there is none.
 TWO_Q, ONE_Q, SINGLE_O = (184, 96, 48), (48, 128, 112), (0, 144, 144)
@@ -81,9 +81,9 @@ class DenseKernel(Partitioned):
         return self.config.rope_buffers
 
     @property
-    def weights(self) -> tuple[float, float]:
-        """(threshold, bias) of the weights."""
-        return weights_of(self.config.qkv_dtype)
+    def upcasts(self) -> bool:
+        """Whether V is of 8 bits: then a kernel before makes 16 of them."""
+        return self.problem.v_dtype == "e4m3"
 
     @property
     def queries(self) -> int:
@@ -119,9 +119,9 @@ class DenseKernel(Partitioned):
         else:
             yield Wanted("K", "k", keys * main * size)
             yield Wanted("K tail", "k", keys * tail * size)
-            yield Wanted("V", "v", keys * config.ov_depth * size)
+            yield Wanted("V", "v", keys * config.ov_depth * config.pv_dtype_size)
         scaled = self.ropes if self.problem.has_k_scale else 0
-        yield Wanted("scales of keys", "stats", scaled * config.BN * FP32)
+        yield Wanted("scales of keys", "stats", scaled * config.BN * SCALE_BYTES)
 
     def barriers(self) -> dict[str, int]:
         """How many of each kind; see the table of kernels/blackwell/dense/kernel.py."""
@@ -146,10 +146,12 @@ class DenseKernel(Partitioned):
         # Tensor memory and out, then what there may be besides.
         pointers = 2 + problem.wants_lse + problem.has_sink + from_cache + scales
         pointers += two and problem.has_q_scale
+        pointers += two and problem.has_key_mask
         # Head, token, rows, first key, keys, blocks, and strides; the second softmax group wants
-        # to know the scale, and which blocks need a mask.
+        # to know the scale, and which blocks need a mask, and both groups which are skipped.
         integers = 6 + 2 + 2 * problem.wants_lse + 2 * from_cache + 2 * scales
-        integers += (2 + 2 * problem.causal) if two else 0
+        integers += (3 + problem.causal) if two else 0
+        integers += 2 if two and problem.has_key_mask else 0
         lines = int(problem.has_k_scale)  # a scale tile has two dimensions, and no descriptor
         return argument_bytes(
             tiles=len(tiles) - lines,
@@ -173,7 +175,9 @@ class DenseKernel(Partitioned):
             memory=self.memory(),
             tensor_memory=allocated(columns_of(config)),
             pipeline=Pipeline(
-                groups, Q_ROWS, config.BN, *widths, ring, v_slots, shares_keys=config.num_qo == 2
+                *(groups, Q_ROWS, config.BN, *widths, ring, v_slots),
+                shares_keys=config.num_qo == 2,
+                v_element=config.pv_dtype_size,
             ),
         )
 
@@ -182,7 +186,7 @@ class DenseKernel(Partitioned):
         lines = self._original_lines()
         if self.config.num_qo == 1 and not self.config.single_o:
             lines += query_tile_lines(self.problem, self.config.BM)
-        return [*lines, *self.compiled_lines(self._differences(), self.weights)]
+        return [*lines, *self.compiled_lines(self._differences(), (RESCALE_AT, 0.0))]
 
     def _original_lines(self) -> list[str]:
         if not self.config.pair_cta:
@@ -195,6 +199,13 @@ class DenseKernel(Partitioned):
         config, original = self.config, original_of(self.config, self.problem)
         yield f"correction factors go through tensor memory, not {CORRECTION_BYTES} bytes"
         yield "Triton passes arguments to partitions through shared memory"
+        if config.pv_dtype != config.qkv_dtype:
+            yield (
+                f"V and the weights are {config.pv_dtype}, not {config.qkv_dtype}: small weights "
+                f"keep their bits, and K and V have rings of their own, {config.num_kv_stages} deep"
+            )
+        if self.upcasts:
+            yield "V is upcast to bf16 by a kernel before"
         if config.single_o:
             yield "K and V take their own widths, not the wider of both"
         wide = replace(attention_of(original), bn_cap=0).BN

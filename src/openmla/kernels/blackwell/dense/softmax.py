@@ -7,11 +7,8 @@ Per row, with s the scores times factor (= scale * log2 e):
 | row_max | reference maximum: at most THRESHOLD below the true one | -inf |
 | row_sum | sum(exp2(s - row_max)) | 0 |
 
-Weights of 8 bits would be too coarse alone: their rounding error, in 8 bits as well, is a second
-part, and together they keep as many bits as bf16. They are multiplied by 2^BIAS, which cancels in
-the end, so that small ones are not lost.
-
-Per-token scales multiply the scores first, since they are part of the scores.
+Per-token scales multiply the scores first, since they are part of the scores. Bits that hide keys
+are loaded before the scores are waited for.
 
 The reference moves only when the maximum grew by more than THRESHOLD, because then the correction
 group has to multiply the accumulator. Weights reach 2^THRESHOLD instead of 1, which every dtype
@@ -19,7 +16,8 @@ holds. The factor goes to the correction group as soon as it is known; row_max a
 after the last block.
 
 Arguments of all functions: the TMEM allocation `tmem`, all Barriers `bars`, WorkItem `work`,
-TokenScales or TileScales `scales`, SoftmaxHow `HOW`; factor = scale * log2 e. TMEM: see columns.py.
+TokenScales or TileScales `scales`, KeyMask `key_mask` or its KeyBits `bits`, which may be None,
+SoftmaxHow `HOW`; factor = scale * log2 e. TMEM: see columns.py.
 """
 
 from triton.experimental import gluon
@@ -34,12 +32,13 @@ from openmla.kernels.blackwell.dense.columns import (
     row_registers,
     tell,
 )
-from openmla.kernels.blackwell.dense.records import Limits, SoftmaxState, TileScales
-from openmla.kernels.gluon.scores import MINUS_INF, mask, signed
+from openmla.kernels.blackwell.dense.records import KeyBits, Limits, SoftmaxState, TileScales
+from openmla.kernels.gluon.scores import MINUS_INF, SELECT, mask, signed
 
 Q_ROWS = gl.constexpr(128)
 MOST_STEPS = gl.constexpr(127)  # from there on 2^-steps is 0, whose exponent's bits are 0
 MANTISSA_BITS = gl.constexpr(23)
+WORD = gl.constexpr(32)  # keys of a word of bits
 
 
 @gluon.jit
@@ -60,6 +59,58 @@ def moved(row_max, highest, THRESHOLD: gl.constexpr):
 
 
 @gluon.jit
+def bits_of_tile(key_mask, work, half: gl.constexpr, TMEM: gl.constexpr):
+    """The KeyBits of query tile `half`; None where all keys are seen."""
+    if key_mask.base is None:
+        return None
+    else:
+        skipped = half * Q_ROWS * TMEM.ctas
+        token = (work.token + skipped).to(gl.int64)
+        return KeyBits(
+            base=key_mask.base + token * key_mask.row_stride,
+            row_stride=key_mask.row_stride,
+            words=key_mask.words,
+            rows=work.rows - skipped,
+        )
+
+
+@gluon.jit
+def words_of(bits, key, half: gl.constexpr, TMEM: gl.constexpr):
+    """The words for half of a block of keys that begins at `key`; None without bits."""
+    if bits is None:
+        return None
+    else:
+        WIDTH: gl.constexpr = TMEM.keys // 2
+        ROWS: gl.constexpr = Q_ROWS * TMEM.ctas
+        REGS: gl.constexpr = row_registers(gl.float32, WIDTH, TMEM.ctas)
+        scores = gl.zeros([ROWS, WIDTH], gl.float32, REGS)
+        L: gl.constexpr = gl.reshape(scores, [ROWS, WIDTH // WORD, WORD]).type.layout
+        WL: gl.constexpr = gl.SliceLayout(2, L)
+        row = gl.arange(0, ROWS, gl.SliceLayout(1, WL))
+        at = gl.arange(0, WIDTH // WORD, gl.SliceLayout(0, WL)) + (key + half * WIDTH) // WORD
+        exists = (row < bits.rows)[:, None] & (at < bits.words)[None, :]
+        lines = bits.base + row.to(gl.int64) * bits.row_stride
+        return gl.load(lines[:, None] + at[None, :], mask=exists, other=0)
+
+
+@gluon.jit
+def keep_bits(S, words):
+    """S where the key's bit is set, else -inf."""
+    SL: gl.constexpr = S.type.layout
+    ROWS: gl.constexpr = S.shape[0]
+    WIDTH: gl.constexpr = S.shape[1]
+    parts = gl.reshape(S, [ROWS, WIDTH // WORD, WORD])
+    L: gl.constexpr = parts.type.layout
+    BL: gl.constexpr = gl.SliceLayout(0, gl.SliceLayout(1, L))
+    parts, words = gl.broadcast(parts, words[:, :, None])
+    parts, bit = gl.broadcast(parts, (1 << gl.arange(0, WORD, BL))[None, None, :])
+    kept = gl.inline_asm_elementwise(
+        SELECT, "=f,f,r,r", [parts, words, bit], dtype=gl.float32, is_pure=True, pack=1
+    )
+    return gl.convert_layout(gl.reshape(kept, [ROWS, WIDTH]), SL)
+
+
+@gluon.jit
 def half_of(
     tmem,
     tile: gl.constexpr,
@@ -67,13 +118,15 @@ def half_of(
     limits,
     scales,
     place,
+    words,
     MASKED: gl.constexpr,
     HOW: gl.constexpr,
     TMEM: gl.constexpr,
 ):
     """Half of the columns of a score tile, times scales where there are any, and masked.
 
-    The scales of the keys are in buffer `place`. If MASKED, Limits `limits` say what counts.
+    The scales of the keys are in buffer `place`. If MASKED, Limits `limits` say what counts, and
+    `words` what is seen of that, if they are not None.
     """
     WIDTH: gl.constexpr = TMEM.keys // 2
     REGS: gl.constexpr = row_registers(gl.float32, WIDTH, TMEM.ctas)
@@ -86,6 +139,8 @@ def half_of(
         S = S * scales.rows[:, None]
     if MASKED:
         S = mask(S, limits.seen - first, limits.keys - first, HOW.is_causal)
+    if words is not None:
+        S = keep_bits(S, words)
     return S
 
 
@@ -93,13 +148,9 @@ def half_of(
 def store_weights(
     tmem, P, tile: gl.constexpr, half: gl.constexpr, DTYPE: gl.constexpr, TMEM: gl.constexpr
 ):
-    """Half of the weights of a tile, over its scores; 8-bit ones in two parts."""
+    """Half of the weights of a tile, over its scores."""
     REGS: gl.constexpr = row_registers(DTYPE, TMEM.keys // 2, TMEM.ctas)
-    rounded = P.to(DTYPE)
-    half_weights(tmem, tile, 0, half, DTYPE, TMEM).store(gl.convert_layout(rounded, REGS))
-    if DTYPE.primitive_bitwidth == 8:
-        rest = (P - rounded.to(gl.float32)).to(DTYPE)
-        half_weights(tmem, tile, 1, half, DTYPE, TMEM).store(gl.convert_layout(rest, REGS))
+    half_weights(tmem, tile, half, DTYPE, TMEM).store(gl.convert_layout(P.to(DTYPE), REGS))
 
 
 @gluon.jit
@@ -113,30 +164,34 @@ def weigh(  # noqa: PLR0913
     limits,
     factor,
     scales,
+    bits,
+    key,
     READERS: gl.constexpr,
     MASKED: gl.constexpr,
     HOW: gl.constexpr,
     TMEM: gl.constexpr,
 ):
-    """Scores of block j, the turn-th in score tile `tile`, to weights; returns the new state.
+    """Scores of block j, the turn-th in score tile `tile`, to weights; returns the new state. The
+    block begins at `key`.
 
     Half a row at a time: less is alive at once, so it stays in registers. READERS: how many softmax
     groups read the scales of keys.
     """
-    BIAS: gl.constexpr = HOW.weights.bias
     place = j % HOW.scale_buffers
+    left_words = words_of(bits, key, 0, TMEM)
+    right_words = words_of(bits, key, 1, TMEM)
     mbarrier.wait(bars.s_full.index(tile), turn & 1)
     if scales.keys is not None:
         mbarrier.wait(bars.scales.full.index(place), (j // HOW.scale_buffers) & 1)
-    left = half_of(tmem, tile, 0, limits, scales, place, MASKED, HOW, TMEM)
-    right = half_of(tmem, tile, 1, limits, scales, place, MASKED, HOW, TMEM)
+    left = half_of(tmem, tile, 0, limits, scales, place, left_words, MASKED, HOW, TMEM)
+    right = half_of(tmem, tile, 1, limits, scales, place, right_words, MASKED, HOW, TMEM)
     if scales.keys is not None:
         mbarrier.arrive(bars.scales.empty.index(place), count=2 // READERS)
     highest = gl.maximum(gl.max(left, 1), gl.max(right, 1)) * factor
-    new_max, rescale = moved(state.row_max, highest, HOW.weights.threshold)
+    new_max, rescale = moved(state.row_max, highest, HOW.threshold)
     tell(tmem, tile, RESCALE, rescale, TMEM)
     mbarrier.arrive(bars.c_full.index(tile), count=1)
-    shift = (gl.where(new_max == MINUS_INF, 0.0, new_max) - BIAS)[:, None]
+    shift = gl.where(new_max == MINUS_INF, 0.0, new_max)[:, None]
     left = gl.exp2(left * factor - shift)
     row_sum = state.row_sum * rescale + gl.sum(left, 1)
     store_weights(tmem, left, tile, 0, HOW.dtype, TMEM)
@@ -167,7 +222,15 @@ def scales_of_rows(q_scale_ptr, work, half: gl.constexpr, row_max):
 
 @gluon.jit
 def softmax_two(
-    tmem, bars, work, factor, scales, WHO: gl.constexpr, HOW: gl.constexpr, TMEM: gl.constexpr
+    tmem,
+    bars,
+    work,
+    factor,
+    scales,
+    key_mask,
+    WHO: gl.constexpr,
+    HOW: gl.constexpr,
+    TMEM: gl.constexpr,
 ):
     """Query tile WHO over every block; the first tile leaves out those that it skips."""
     keys, blocks = work.keys, work.blocks
@@ -178,6 +241,7 @@ def softmax_two(
     if scales.queries is not None:
         row_scales = scales_of_rows(scales.queries, work, WHO, state.row_max)
     tile_scales = TileScales(keys=scales.keys, rows=row_scales)
+    tile_bits = bits_of_tile(key_mask, work, WHO, TMEM)
     first = blocks * 0
     if WHO == 0:
         first = work.skipped
@@ -186,12 +250,41 @@ def softmax_two(
         turn = j - first
         limits = Limits(seen=seen - skip, keys=keys - skip)
         state = weigh(
-            tmem, bars, state, WHO, j, turn, limits, factor, tile_scales, 2, True, HOW, TMEM
+            tmem,
+            bars,
+            state,
+            WHO,
+            j,
+            turn,
+            limits,
+            factor,
+            tile_scales,
+            tile_bits,
+            skip,
+            2,
+            True,
+            HOW,
+            TMEM,
         )
     for j in range(blocks - work.unmasked, blocks):
+        skip = (blocks - 1 - j) * BN
         turn = j - first
         state = weigh(
-            tmem, bars, state, WHO, j, turn, None, factor, tile_scales, 2, False, HOW, TMEM
+            tmem,
+            bars,
+            state,
+            WHO,
+            j,
+            turn,
+            None,
+            factor,
+            tile_scales,
+            tile_bits,
+            skip,
+            2,
+            False,
+            HOW,
+            TMEM,
         )
     if blocks > 0:
         tell(tmem, WHO, REFERENCE, state.row_max, TMEM)
@@ -200,7 +293,7 @@ def softmax_two(
 
 
 @gluon.jit
-def softmax_one(tmem, bars, work, factor, scales, HOW: gl.constexpr, TMEM: gl.constexpr):
+def softmax_one(tmem, bars, work, factor, scales, key_mask, HOW: gl.constexpr, TMEM: gl.constexpr):
     """One query tile, the scores of block j in score tile j % 2."""
     blocks, unmasked = work.blocks, work.unmasked
     BN: gl.constexpr = TMEM.keys
@@ -209,6 +302,7 @@ def softmax_one(tmem, bars, work, factor, scales, HOW: gl.constexpr, TMEM: gl.co
     if scales.queries is not None:
         row_scales = scales_of_rows(scales.queries, work, 0, state.row_max)
     tile_scales = TileScales(keys=scales.keys, rows=row_scales)
+    tile_bits = bits_of_tile(key_mask, work, 0, TMEM)
     for pair in range(0, (blocks + 1) // 2):
         for tile in gl.static_range(2):
             j = 2 * pair + tile
@@ -225,6 +319,8 @@ def softmax_one(tmem, bars, work, factor, scales, HOW: gl.constexpr, TMEM: gl.co
                     limits,
                     factor,
                     tile_scales,
+                    tile_bits,
+                    skip,
                     1,
                     True,
                     HOW,
@@ -232,7 +328,21 @@ def softmax_one(tmem, bars, work, factor, scales, HOW: gl.constexpr, TMEM: gl.co
                 )
             elif j < blocks:
                 state = weigh(
-                    tmem, bars, state, tile, j, pair, None, factor, tile_scales, 1, False, HOW, TMEM
+                    tmem,
+                    bars,
+                    state,
+                    tile,
+                    j,
+                    pair,
+                    None,
+                    factor,
+                    tile_scales,
+                    tile_bits,
+                    skip,
+                    1,
+                    False,
+                    HOW,
+                    TMEM,
                 )
     if blocks > 0:
         tell(tmem, 0, REFERENCE, state.row_max, TMEM)
@@ -247,6 +357,7 @@ def softmax(
     work,
     factor,
     scales,
+    key_mask,
     WHO: gl.constexpr,
     QUERIES: gl.constexpr,
     HOW: gl.constexpr,
@@ -254,12 +365,12 @@ def softmax(
 ):
     """The partition of softmax group WHO. QUERIES: as in multiply.py."""
     if QUERIES == 2:
-        softmax_two(tmem, bars, work, factor, scales, WHO, HOW, TMEM)
+        softmax_two(tmem, bars, work, factor, scales, key_mask, WHO, HOW, TMEM)
     elif QUERIES == 1:
         if WHO == 0:
-            softmax_one(tmem, bars, work, factor, scales, HOW, TMEM)
+            softmax_one(tmem, bars, work, factor, scales, key_mask, HOW, TMEM)
     else:
         if work.rows > Q_ROWS:
-            softmax_two(tmem, bars, work, factor, scales, WHO, HOW, TMEM)
+            softmax_two(tmem, bars, work, factor, scales, key_mask, WHO, HOW, TMEM)
         elif WHO == 0:
-            softmax_one(tmem, bars, work, factor, scales, HOW, TMEM)
+            softmax_one(tmem, bars, work, factor, scales, key_mask, HOW, TMEM)

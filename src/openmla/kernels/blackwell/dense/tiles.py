@@ -21,7 +21,7 @@ from triton.experimental.gluon import language as gl
 
 from openmla.kernels.blackwell.dense.records import WorkItem
 from openmla.kernels.blackwell.sparse.rows import lanes_layout
-from openmla.kernels.gluon.requests import span_of
+from openmla.kernels.gluon.requests import cut, span_of
 
 CHUNK = gl.constexpr(32)  # requests that a warp looks at together
 WARPS = gl.constexpr(4)
@@ -33,6 +33,20 @@ def span(request, cu_ptr, batch, total, rest):
     start = gl.load(cu_ptr + gl.minimum(request, batch))
     stop = gl.load(cu_ptr + gl.minimum(request + 1, batch))
     return span_of(start, gl.where(request < batch, stop, rest), total)
+
+
+@gluon.jit
+def key_span(request, sequences):
+    """(first row, number) of the keys of a request; number `batch` has none."""
+    batch, cu_ptr, total = sequences.batch, sequences.cu_seqlens_k, sequences.total_k
+    start, length = span(request, cu_ptr, batch, total, 0)
+    if sequences.k_start is not None:
+        own = request < batch
+        start = cut(gl.load(sequences.k_start + request, mask=own, other=0), total)
+        first = gl.load(cu_ptr + gl.minimum(request, batch))
+        length = gl.load(cu_ptr + gl.minimum(request + 1, batch)) - first
+        length = gl.maximum(gl.minimum(length, total - start), 0)
+    return start, length
 
 
 @gluon.jit
@@ -92,7 +106,7 @@ def work_item_of(
     batch, total_q = sequences.batch, sequences.total_q
     request, number = find(x, sequences, BM, LANES)
     q_start, q_len = span(request, sequences.cu_seqlens_q, batch, total_q, total_q)
-    k_start, k_len = span(request, sequences.cu_seqlens_k, batch, sequences.total_k, 0)
+    k_start, k_len = key_span(request, sequences)
     tiles = gl.maximum((q_len + BM - 1) // BM, 1)
     head = number // tiles
     row = (tiles - 1 - number % tiles) * BM

@@ -17,7 +17,7 @@ every dtype holds, and the sums are the same up to rounding.
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from openmla.kernels.gluon.scores import MINUS_INF
+from openmla.kernels.gluon.scores import MINUS_INF, SELECT
 from openmla.kernels.hopper.accumulator import quad_sums
 from openmla.kernels.hopper.dense.plan import RESCALE_THRESHOLD
 
@@ -97,13 +97,6 @@ def load_words(tile, S):
     words = tile.slice(0, BN // 32, 1).load(WL)
     thread = gl.arange(0, 4, TL)
     return words[:, :, None] >> (2 * thread)[None, None, :]
-
-
-# In assembly, because LLVM would gather the tests of a whole row in integers, as for BELOW.
-SELECT = gl.constexpr(
-    "{ .reg .pred p; .reg .b32 t; and.b32 t, $2, $3; setp.ne.b32 p, t, 0; "
-    "selp.f32 $0, $1, 0fFF800000, p; }"
-)
 
 
 @gluon.jit

@@ -8,19 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import torch
-from torch import Tensor
-
-from openmla.arithmetic import ceildiv
-from openmla.kernels.call import (
-    COPY,
-    Call,
-    LaunchNumbers,
-    Sources,
-    scale_arguments,
-    strides,
-    vector,
-)
+from openmla.kernels.call import Call, LaunchNumbers, scale_arguments, vector
+from openmla.kernels.gluon.upcast.launch import room_for, upcast, upcast_numbers
 from openmla.kernels.hopper.dense.launch import (
     descriptors,
     fixed_of,
@@ -31,7 +20,6 @@ from openmla.kernels.hopper.dense.launch import (
 from openmla.kernels.hopper.dense.launch import numbers as dense_numbers
 from openmla.kernels.hopper.dense_fp8.kernel import dense_fp8_kernel
 from openmla.kernels.hopper.dense_fp8.plan import HopperDenseFp8Config
-from openmla.kernels.hopper.dense_fp8.upcast import ROWS, VECTOR, upcast_kernel
 from openmla.operands import DenseOperands, Results
 from openmla.planning import Plan
 from openmla.problem import Problem
@@ -48,8 +36,8 @@ def calls(plan: Plan, op: DenseOperands, results: Results) -> Iterator[Call]:
     fixed = fixed_of(plan.problem, config)
     v = op.v
     if config.v_bytes == 1:
-        v = torch.empty(v.shape, dtype=torch.bfloat16, device=v.device)
-        yield _upcast(op.v, v)
+        v = room_for(op.v)
+        yield upcast(op.v, v)
     arguments = {
         **fixed.constexprs,
         "LAYOUTS": tile_layouts(fixed.columns, element=1, rope_element=config.rope_bytes),
@@ -63,31 +51,9 @@ def calls(plan: Plan, op: DenseOperands, results: Results) -> Iterator[Call]:
     yield from launches(dense_fp8_kernel, plan, op, arguments)
 
 
-def _upcast(v: Tensor, copy: Tensor) -> Call:
-    tokens, heads, d_v = v.shape
-    arguments = {
-        "v_ptr": v,
-        "out_ptr": copy,
-        "rows": tokens * heads,
-        "heads": heads,
-        "D_V": d_v,
-        **strides("v", v, VECTOR.value),
-        "num_warps": 4,
-    }
-    sources: Sources = {"v_ptr": "v", "out_ptr": COPY}
-    return Call(upcast_kernel, upcast_programs(tokens * heads), arguments, sources)
-
-
-def upcast_programs(rows: int) -> int:
-    """One for each 64 rows of all tokens and heads."""
-    return ceildiv(rows, ROWS.value)
-
-
 def numbers(plan: Plan, problem: Problem) -> list[LaunchNumbers] | None:
     """What a problem's token counts decide: as for bf16, and of the copy of e4m3 values."""
     found = dense_numbers(plan, problem)
     if found is None or plan.config.v_bytes != 1:
         return found
-    rows = problem.total_k * problem.heads
-    size = rows * problem.d_v * torch.bfloat16.itemsize
-    return [LaunchNumbers(upcast_programs(rows), {"rows": rows}, {COPY: size}), *found]
+    return [upcast_numbers(problem), *found]

@@ -172,6 +172,11 @@ CASES: dict[str, dict[str, Case]] = {
         "dense 256+0->256": dense(
             40, 200, d_nope=256, d_rope=0, d_v=256, rope="none", heads=1, seed=18
         ),
+        "dense key mask": dense(100, 200, key_mask="half", seed=19),
+        "dense fp8 key mask": dense(40, 200, dtype="e4m3", key_mask="few", heads=1, seed=20),
+        "dense 192+64->256 key mask": dense(
+            40, 130, d_nope=192, d_v=256, key_mask="half", causal=False, heads=1, seed=21
+        ),
         "sparse few of many": sparse("bf16", k_lens=(1000,), topk=70, seed=10),
         "latent bf16": latent("bf16", seed=11),
         "latent ragged, sinks": latent(

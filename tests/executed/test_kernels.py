@@ -8,10 +8,15 @@ import pytest
 
 from executed.cases import CASES, QUICK, QUICK_TRITON
 from gluon_sim.compiled import SCHEDULES
+from kernels.shared_keys import with_shared_keys
 from openmla.dispatch import triton_version
 from openmla.errors import Unsupported
+from openmla.lab.testing.build import build
 from openmla.lab.testing.case import Case
+from openmla.lab.testing.compare import judge
 from openmla.lab.testing.executed.check import check_executed
+from openmla.lab.testing.executed.prepare import prepare_built
+from openmla.lab.testing.memory.poison import differences
 
 ALL = [(target, name) for target, cases in CASES.items() for name in cases]
 KERNELS = [(target, name) for target, names in QUICK.items() for name in names]
@@ -35,6 +40,26 @@ def test_twelve_cases_of_every_target():
     assert {t: sum(map(len, names.values())) for t, names in QUICK.items()} == dict.fromkeys(
         QUICK, 12
     )
+
+
+SHARED = {"mi355x": ("dense bf16", "dense, rope in pages", "dense key mask")}
+
+
+@pytest.mark.executed
+@pytest.mark.parametrize(("target", "name"), [(t, n) for t, names in SHARED.items() for n in names])
+def test_sequences_that_share_keys(target: str, name: str) -> None:
+    if triton_version()[:2] < QUICK_TRITON[target]:
+        pytest.skip("another Triton compiles these kernels")
+    case = replace(CASES[target][name], q_lens=(20, 33), k_lens=(70, 100))
+    prepared = prepare_built(with_shared_keys(build(case), 2), target)
+    outcomes = []
+    for schedule in SCHEDULES:
+        outcome, reports = prepared.run(schedule)
+        assert [str(report) for report in reports if not report.ok] == []
+        outcomes.append(outcome)
+    assert not any(differences(outcome, outcomes[0]) for outcome in outcomes)
+    verdict = judge(prepared.built, outcomes[0])
+    assert verdict.ok, verdict.report()
 
 
 @pytest.mark.executed

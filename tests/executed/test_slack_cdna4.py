@@ -23,6 +23,7 @@ CASES = {
     "dense 128+0->128": dense(32, 400, d_rope=0, rope="none", **_LONG),
     "dense 64+32->64": dense(32, 700, d_nope=64, d_rope=32, d_v=64, **_LONG),
     "dense fp8": dense(32, 700, dtype="e4m3", **_LONG),
+    "dense key mask": dense(32, 400, key_mask="half", **_LONG),
     "sparse bf16": sparse("bf16", topk=320, **_ROWS),
     "sparse rows": sparse("plain", topk=320, **_ROWS),
     "sparse 656": sparse("fp8_656", topk=320, **_ROWS),

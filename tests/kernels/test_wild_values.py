@@ -142,6 +142,10 @@ RUNS: dict[str, tuple[PlanOf, Case]] = {
     "blackwell rows": (blackwell.plan_of, replace(WIDE_ROWS, kv="plain")),
     "blackwell rows, fp8": (blackwell.plan_of, WIDE_ROWS),
     "cdna4 dense": (cdna4.plan_of, replace(DENSE, d_nope=128, d_rope=64, d_v=128)),
+    "cdna4 dense, mask": (
+        cdna4.plan_of,
+        replace(DENSE, d_nope=128, d_rope=64, d_v=128, key_mask="half"),
+    ),
     "cdna4 dense, pages": (cdna4.plan_of, replace(PAGED, d_nope=128, d_rope=64, d_v=128)),
     "cdna4 pages": (cdna4.plan_of, WIDE),
     "cdna4 pages, fp8": (cdna4.plan_of, replace(WIDE, kv="fp8_block32")),
@@ -204,6 +208,14 @@ def test_shared_keys_too(name: str, kind: str) -> None:
     for seed in seeds(kind):
         built = with_wild_values(with_shared_keys(on(case), seed), kind, seed)
         assert problems_of(plan_of, built) == []
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_shared_keys_on_cdna4(kind: str) -> None:
+    case = replace(DENSE, d_nope=128, d_rope=64, d_v=128)
+    for seed in seeds(kind):
+        built = with_wild_values(with_shared_keys(on(case), seed), kind, seed)
+        assert problems_of(cdna4.plan_of, built) == []
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,10 @@ import pytest
 
 from gluon_sim import Limits, intercept
 from kernels.cdna4.defect import Defect, load_defect
-from kernels.cdna4.dense.test_kernel import BF16_EDGES, FP8_EDGES, FULL_TABLE, LIGHT
+from kernels.cdna4.dense.test_kernel import BF16_EDGES, FP8_EDGES, FULL_TABLE, LIGHT, MASKED
 from kernels.cdna4.simulated import plan_of
 from kernels.judging import as_built, light_keys, on
+from kernels.shared_keys import with_shared_keys
 from openmla.lab.testing.build import BuiltCase, Outcome
 from openmla.lab.testing.case import Case
 from openmla.lab.testing.compare import judge
@@ -57,6 +59,9 @@ CASES = {
     "full table": FULL_TABLE,
     "GLM-5": replace(FP8, dtype="bf16", d_nope=192, d_v=256, k_lens=(130,)),
     "light keys": LIGHT,
+    "mask": replace(MASKED, q_lens=(40, 33), k_lens=(150, 300), spare=0),
+    "GLM-5 mask": replace(MASKED, d_nope=192, d_v=256, q_lens=(20,), k_lens=(130,), causal=False),
+    "shared keys": replace(FP8, dtype="bf16", q_lens=(20, 33), k_lens=(70, 65), spare=0),
     "sparse row_max-65": replace(SPARSE, topk=65, index_kind="distinct"),
     "sparse few of many": replace(SPARSE, k_lens=(1000,), topk=70),
     "sparse pages": LATENT,
@@ -398,6 +403,56 @@ DEFECTS = [
         {"p_dtype": "float8_e4m3fn"},
     ),
     Defect(
+        "the mask of the tile before",
+        "dense",
+        "words = words_ahead",
+        "words = words",
+        "mask",
+    ),
+    Defect("the mask of the first tile", "dense", "(first // EDGE + i, mask", "(i, mask", "mask"),
+    Defect(
+        "bits from the other end",
+        "dense",
+        "[:, None] >> (key % EDGE)[None, :]\n        if",
+        "[:, None] >> (31 - key % EDGE)[None, :]\n        if",
+        "mask",
+    ),
+    Defect(
+        "words past a row's end are read",
+        "dense",
+        "EDGE + i, mask.words - 1)",
+        "EDGE + i, mask.words + 1)",
+        "mask",
+    ),
+    Defect(
+        "the mask of a query that does not exist",
+        "dense",
+        "gl.SliceLayout(1, MMA.scores)), mask.last_row)",
+        "gl.SliceLayout(1, MMA.scores)), mask.last_row + 1)",
+        "mask",
+    ),
+    Defect(
+        "every tile of queries has the first one's mask",
+        "dense",
+        "mask_ptr + item.token.to(gl.int64) * mask_stride",
+        "mask_ptr",
+        "mask",
+    ),
+    Defect(
+        "two waves have the mask of one",
+        "dense",
+        "bits = gl.where((key < EDGE)[None, :], bits, after)",
+        "bits = gl.where((key < 2 * EDGE)[None, :], bits, after)",
+        "GLM-5 mask",
+    ),
+    Defect(
+        "keys begin where they would anyway",
+        "tiles",
+        "        start = cut(start, total_k)\n",
+        "        start = cut(gl.load(sequences.cu_k_ptr + sequence), total_k)\n",
+        "shared keys",
+    ),
+    Defect(
         "one index into a block is not a block",
         "sparse",
         "(gl.maximum(stop, 0) + KV - 1)",
@@ -405,11 +460,12 @@ DEFECTS = [
         "sparse row_max-65",
     ),
 ]
+CHANGES = {"light keys": light_keys, "shared keys": partial(with_shared_keys, seed=2)}
 RUNS = [("random", 1, "zero"), ("late", 0, "nan"), ("early", 0, "zero")]
 
 
 def built_case(name: str, background: str = "zero") -> BuiltCase:
-    change = light_keys if name == "light keys" else as_built
+    change = CHANGES.get(name, as_built)
     return change(on(CASES[name], background))
 
 

@@ -116,7 +116,7 @@ _EVERY_DENSE = {
     "form": OneOf("dense"),
     "heads": Range(1, MAX_HEADS),
     "page_size": Range(0, MOST_PAGE_ROWS),
-    **either("causal", "has_sink", "wants_lse"),
+    **either("causal", "has_sink", "has_key_mask", "has_k_start", "wants_lse"),
     **LENGTHS,
     "aligned_16": ALIGNED,
 }

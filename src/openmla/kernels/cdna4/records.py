@@ -34,6 +34,9 @@ class Sequences(NamedTuple):
 
     cu_q_ptr: Any
     cu_k_ptr: Any
+    starts_ptr: Any
+    """Where the keys of each sequence begin, so that sequences may share keys; `cu_k_ptr` then only
+    counts them. None: they lie end to end."""
     batch: Any
     total_q: Any
     total_k: Any

@@ -51,6 +51,22 @@ def span(sequence, cu_ptr, batch, total, rest):
 
 
 @gluon.jit
+def key_span(sequence, sequences):
+    """(start, length) of a sequence's keys. Where sequences may share keys, `starts_ptr` names the
+    first row, and the offsets only count."""
+    batch = sequences.batch
+    total_k = sequences.total_k
+    start, length = span(sequence, sequences.cu_k_ptr, batch, total_k, 0)
+    if sequences.starts_ptr is not None:
+        start = gl.load(sequences.starts_ptr + sequence, mask=sequence < batch, other=0)
+        start = cut(start, total_k)
+        counted = gl.load(sequences.cu_k_ptr + gl.minimum(sequence + 1, batch))
+        counted = counted - gl.load(sequences.cu_k_ptr + sequence)
+        length = gl.maximum(gl.minimum(counted, total_k - start), 0)
+    return start, length
+
+
+@gluon.jit
 def first_row(tile, sequence, cu_ptr, total, per_token, BM: gl.constexpr):
     """The first row of a tile, counted within its sequence. Offsets that go back give 0."""
     return gl.maximum(tile - first_tile(sequence, cu_ptr, total, per_token, BM), 0) * BM
@@ -66,7 +82,7 @@ def work_item_of(program, tiles, sequences, BM: gl.constexpr):
     cu_q_ptr = sequences.cu_q_ptr
     sequence = sequence_of(tile, cu_q_ptr, batch, total_q, 1, BM)
     q_start, q_len = span(sequence, cu_q_ptr, batch, total_q, total_q)
-    k_start, k_len = span(sequence, sequences.cu_k_ptr, batch, sequences.total_k, 0)
+    k_start, k_len = key_span(sequence, sequences)
     row = first_row(tile, sequence, cu_q_ptr, total_q, 1, BM)
     return WorkItem(
         head=head,
@@ -76,6 +92,21 @@ def work_item_of(program, tiles, sequences, BM: gl.constexpr):
         key=k_start,
         keys=k_len,
         seen=k_len - q_len + row + 1,
+    )
+
+
+@gluon.jit
+def with_bits(item, words):
+    """A WorkItem whose queries see only keys that have a bit, of 32 in each of so many words."""
+    keys = gl.where(words < (item.keys + 31) // 32, words * 32, item.keys)
+    return WorkItem(
+        head=item.head,
+        sequence=item.sequence,
+        token=item.token,
+        rows=item.rows,
+        key=item.key,
+        keys=keys,
+        seen=item.seen,
     )
 
 

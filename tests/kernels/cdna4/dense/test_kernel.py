@@ -10,6 +10,7 @@ import torch
 
 from kernels.cdna4.simulated import run
 from kernels.judging import light_keys
+from kernels.shared_keys import with_shared_keys
 from openmla.lab.testing.build import BuiltCase, build
 from openmla.lab.testing.case import Case
 from openmla.lab.testing.compare import Rule, compare, judge
@@ -27,6 +28,8 @@ BF16_EDGES = replace(FP8_EDGES, dtype="bf16", k_lens=(65, 129))
 FULL_TABLE = replace(
     BF16, heads=1, q_lens=(33, 5), k_lens=(70, 144), rope="cache", kv="bf16", page_size=16, spare=0
 )
+# Rows of words end inside the last tile's keys.
+MASKED = replace(BF16, heads=1, q_lens=(70, 129), k_lens=(300, 257), key_mask="half")
 CASES = {
     "fp8 edges": FP8_EDGES,
     "bf16 edges": BF16_EDGES,
@@ -79,7 +82,14 @@ CASES = {
     "bf16 192+64→128": replace(BF16, d_nope=192, heads=1, q_lens=(40,), k_lens=(130,)),
     "bf16 9 requests": replace(BF16, heads=1, q_lens=(1,) * 9, k_lens=(3,) * 9),
     "bf16 two tiles": replace(BF16, heads=1, q_lens=(300,), k_lens=(300,)),
+    "bf16 mask": MASKED,
+    "bf16 mask of few, sink": replace(MASKED, key_mask="few", sink="normal"),
+    "bf16 mask, full": replace(MASKED, causal=False),
+    "bf16 mask, pages": replace(MASKED, rope="cache", kv="bf16"),
+    "fp8 mask": replace(MASKED, dtype="e4m3"),
+    "GLM-5 mask": replace(MASKED, d_nope=192, d_v=256, q_lens=(130,), k_lens=(230,)),
 }
+SHARED = ["bf16 causal", "fp8 full", "bf16 pages of 16, sink", "bf16 mask", "bf16 9 requests"]
 LIGHT = replace(FP8, heads=1, q_lens=(40,), k_lens=(300,), scale=1.0)
 # CI looks at the latest schedule; a changed kernel needs OPENMLA_SIM_SEEDS=20.
 SEEDS = int(os.environ.get("OPENMLA_SIM_SEEDS", "1"))
@@ -106,6 +116,45 @@ def test_accepted_clean_and_deaf_to_poison(name: str) -> None:
     assert not differences(outcomes[1], outcomes[0])
     verdict = judge(on(case), outcomes[0], fp8_weights=case.dtype == "e4m3")
     assert verdict.ok, verdict.report()
+
+
+def test_a_mask_of_all_keys_is_no_mask() -> None:
+    built = on(replace(MASKED, key_mask="all"))
+    plain = replace(built, operands=replace(built.operands, key_mask=None))
+    assert not differences(run(built)[0], run(plain)[0])
+
+
+def test_keys_without_a_bit_are_not_seen() -> None:
+    built = on(replace(MASKED, key_mask="all"))
+    op = built.operands
+    assert isinstance(op, DenseOperands) and op.key_mask is not None
+    short = replace(built, operands=replace(op, key_mask=op.key_mask[:, :3]))
+    outcome, reports = run(short)
+    assert findings(reports) == []
+    op.key_mask[:, 3:] = 0
+    assert not differences(outcome, run(built)[0])
+
+
+@pytest.mark.parametrize("name", SHARED)
+def test_sequences_that_share_keys(name: str) -> None:
+    for seed in (1, 2):
+        outcomes = []
+        for background in ("zero", "nan"):
+            built = with_shared_keys(on(CASES[name], background), seed)
+            outcome, reports = run(built)
+            assert findings(reports) == []
+            outcomes.append(outcome)
+        assert not differences(outcomes[1], outcomes[0])
+        verdict = judge(built, outcomes[0], fp8_weights=CASES[name].dtype == "e4m3")
+        assert verdict.ok, verdict.report()
+
+
+def test_keys_that_begin_where_they_would_anyway() -> None:
+    built = on(BF16)
+    op = built.operands
+    assert isinstance(op, DenseOperands)
+    named = replace(built, operands=replace(op, k_start=op.cu_seqlens_k[:-1].clone()))
+    assert not differences(run(named)[0], run(built)[0])
 
 
 @pytest.mark.parametrize("name", ["fp8 causal", "fp8 full"])

@@ -39,6 +39,12 @@ PROBLEMS = {
     "bf16 192+64→256 pages of 64, full": replace(_GLM5, rope="cache", page_size=64, causal=False),
     "bf16 256+0→256": replace(_GLM5, d_nope=256, d_rope=0, rope="none"),
     "bf16 256+64→256": replace(_GLM5, d_nope=256),
+    "bf16 128+64→128 key mask": replace(_V3, has_key_mask=True),
+    "bf16 128+64→128 shared keys": replace(_V3, has_k_start=True),
+    "bf16 192+64→256 key mask, pages of 64": replace(
+        _GLM5, has_key_mask=True, rope="cache", page_size=64
+    ),
+    "fp8 128+64→128 key mask, shared keys": replace(_FP8, has_key_mask=True, has_k_start=True),
 }
 CONFIGS: dict[str, dict[str, Any]] = {
     "fp8 128+64→128 default V": {"v_full_v227": False},

@@ -31,6 +31,9 @@ Waves run in step: a wait covers a wave's own copies only, so if half of the wav
 K slots are swizzled: the copies permute their source, the fragments are read through the swizzle.
 V slots are written and read through one map (layouts.py), v227 or the default.
 
+With a key mask a query has one word for 32 keys. A tile's words come straight to registers, one
+tile ahead of their use, and no tile is without a mask.
+
 Weights P are bf16, or FP8 as on the pages the op comes from; FP8 weights are 2^8 times larger than
 they should be, which keeps small ones out of the denormals and cancels in the division.
 """
@@ -40,7 +43,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.amd.cdna4 import async_copy
 
 from openmla.kernels.cdna4.copies import copy_paged_rows, copy_rows, pages_of
-from openmla.kernels.cdna4.dense.records import HeadRows, How, Rings, RopeRows, Sources
+from openmla.kernels.cdna4.dense.records import HeadRows, How, MaskRows, Rings, RopeRows, Sources
 from openmla.kernels.cdna4.mma_op import (
     EDGE,
     load_K_frag,
@@ -52,7 +55,7 @@ from openmla.kernels.cdna4.mma_op import (
 )
 from openmla.kernels.cdna4.records import Places, Queries, Sequences, TableLine, TokenRows
 from openmla.kernels.cdna4.softmax import finish, opaque_zero, signed_tiles, softmax
-from openmla.kernels.cdna4.tiles import key_blocks, work_item_of
+from openmla.kernels.cdna4.tiles import key_blocks, with_bits, work_item_of
 from openmla.kernels.gluon.compat import reinterpret
 from openmla.kernels.gluon.scores import MINUS_INF
 
@@ -220,6 +223,38 @@ def mask_tiles(tiles, seen, keys, CAUSAL: gl.constexpr, BLOCK: gl.constexpr, MMA
 
 
 @gluon.jit
+def words_of(mask, first, BLOCK: gl.constexpr, MMA: gl.constexpr):
+    """The bits of keys first, first + 1, … of a tile's queries: a word [queries] for 32 keys each.
+    mask: MaskRows.
+
+    They are loaded a tile before they are used, as pages are: waiting for them is then no wait for
+    copies that were started later. Queries and words that do not exist are others that do.
+    """
+    row = gl.minimum(gl.arange(0, BLOCK.queries, gl.SliceLayout(1, MMA.scores)), mask.last_row)
+    line = mask.ptr + row.to(gl.int64) * mask.row_stride
+    words = ()
+    for i in gl.static_range(BLOCK.keys // EDGE):
+        number = gl.minimum(first // EDGE + i, mask.words - 1)
+        words = words + (gl.load(line + number),)  # noqa: RUF005
+    return words
+
+
+@gluon.jit
+def mask_bits(tiles, words, BLOCK: gl.constexpr, MMA: gl.constexpr):
+    """-inf where a query's bit of a key is not set; words: see words_of."""
+    TILE: gl.constexpr = EDGE * BLOCK.across
+    key = gl.arange(0, TILE, gl.SliceLayout(0, MMA.scores)) + opaque_zero()
+    done = ()
+    for i in gl.static_range(BLOCK.keys // TILE):
+        bits = words[i * BLOCK.across][:, None] >> (key % EDGE)[None, :]
+        if BLOCK.across > 1:
+            after = words[i * BLOCK.across + 1][:, None] >> (key % EDGE)[None, :]
+            bits = gl.where((key < EDGE)[None, :], bits, after)
+        done = done + (gl.where((bits & 1) == 1, tiles[i], MINUS_INF),)  # noqa: RUF005
+    return done
+
+
+@gluon.jit
 def walk(
     item,
     blocks,
@@ -261,8 +296,15 @@ def walk(
         O = O + (gl.zeros([BM, TILE], gl.float32, MMA.output),)  # noqa: RUF005
     shift = gl.full([BM], float("-inf"), gl.float32, gl.SliceLayout(1, MMA.scores))
     row_sum = gl.zeros([BM], gl.float32, gl.SliceLayout(1, MMA.scores))
+    words = ()
+    mask = sources.mask
+    if mask.ptr is not None:
+        words = words_of(mask, blocks * 0, BLOCK, MMA)
     for j in range(0, blocks):
         ahead = (j + 1) * KV
+        words_ahead = words
+        if mask.ptr is not None:
+            words_ahead = words_of(mask, ahead, BLOCK, MMA)
         slot = (j + 1) % K_RING
         pages_ahead = pages
         if PAGE > 0:
@@ -279,6 +321,9 @@ def walk(
         if j >= whole:
             seen = item.seen - j * KV
             tiles = mask_tiles(tiles, seen, item.keys - j * KV, HOW.is_causal, BLOCK, MMA)
+        if mask.ptr is not None:
+            tiles = mask_bits(tiles, words, BLOCK, MMA)
+        words = words_ahead
         weights, shift, row_sum, rescale = softmax(tiles, shift, row_sum, factor, TILES, BIAS)
         rescales = gl.convert_layout(rescale, gl.SliceLayout(1, MMA.output))[:, None]
         sums = ()
@@ -299,8 +344,9 @@ def walk(
 
 
 COUNTS = ["batch", "total_q", "total_k", "heads", "tiles", "table_stride", "last_page", "factor"]
+COUNTS += ["mask_stride", "words"]
 # Vectors of 4-byte elements, read one by one: a slice of a tensor is as good as all.
-VECTORS = ["lse_ptr", "sink_ptr", "cu_q_ptr", "cu_k_ptr", "table_ptr"]
+VECTORS = ["lse_ptr", "sink_ptr", "cu_q_ptr", "cu_k_ptr", "starts_ptr", "table_ptr", "mask_ptr"]
 
 
 @gluon.jit(do_not_specialize=COUNTS, do_not_specialize_on_alignment=VECTORS)
@@ -314,7 +360,9 @@ def dense_kernel(  # noqa: PLR0913
     sink_ptr,
     cu_q_ptr,
     cu_k_ptr,
+    starts_ptr,
     table_ptr,
+    mask_ptr,
     factor,
     batch,
     total_q,
@@ -323,6 +371,8 @@ def dense_kernel(  # noqa: PLR0913
     tiles,
     table_stride,
     last_page,
+    mask_stride,
+    words,
     q_stride_t,
     q_stride_h,
     k_stride_t,
@@ -358,8 +408,10 @@ def dense_kernel(  # noqa: PLR0913
     V: gl.constexpr = LAYOUTS.v
     ROPE_PART: gl.constexpr = BLOCK.nope_parts
     HOW: gl.constexpr = How(is_causal=CAUSAL, sign=SIGN, p_dtype=P_DTYPE, page_size=PAGE)
-    sequences = Sequences(cu_q_ptr, cu_k_ptr, batch, total_q, total_k, heads)
+    sequences = Sequences(cu_q_ptr, cu_k_ptr, starts_ptr, batch, total_q, total_k, heads)
     item = work_item_of(gl.program_id(0), tiles, sequences, BM)
+    if mask_ptr is not None:
+        item = with_bits(item, words)
     if item.rows <= 0:
         return
     blocks, whole = key_blocks(item.rows, item.keys, item.seen, BM, KV, CAUSAL)
@@ -389,7 +441,10 @@ def dense_kernel(  # noqa: PLR0913
         rope_head = (item.head // GROUPS.rope).to(gl.int64)
         at = rope_ptr + (row * rope_stride_t + rope_head * rope_stride_h) * PIECE + ROPE_AT
         rope = HeadRows(at, rope_stride_t)
-    sources = Sources(k=k, rope=rope, v=v)
+    if mask_ptr is not None:
+        mask_ptr = mask_ptr + item.token.to(gl.int64) * mask_stride
+    mask = MaskRows(ptr=mask_ptr, row_stride=mask_stride, last_row=item.rows - 1, words=words)
+    sources = Sources(k=k, rope=rope, v=v, mask=mask)
 
     q = Queries(q_ptr, q_stride_t, q_stride_h)
     start = item.head * 0

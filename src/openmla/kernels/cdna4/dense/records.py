@@ -57,6 +57,18 @@ class How(NamedTuple):
     """Rows of a page of rope; 0: rope is a tensor."""
 
 
+class MaskRows(NamedTuple):
+    """Bits that say which keys the queries of a WorkItem see."""
+
+    ptr: Any
+    """The words of its first query; None: every query sees every key."""
+    row_stride: Any
+    last_row: Any
+    """The number of its last query."""
+    words: Any
+    """Words of a query."""
+
+
 class HeadRows(NamedTuple):
     """K, V or rope of one head, from the sequence's first key on."""
 
@@ -85,6 +97,8 @@ class Sources(NamedTuple):
     """RopeRows if rope comes from pages, HeadRows if from a tensor, None if there is no rope."""
     v: Any
     """HeadRows."""
+    mask: Any
+    """MaskRows."""
 
 
 class Rings(NamedTuple):

@@ -99,7 +99,11 @@ def planned(built: BuiltCase, target: str) -> tuple[Plan, Results, list[Call]]:
 
 def prepare(case: Case, target: str, background: str = "nan") -> PreparedCase:
     """Compile what a case runs on a target. Raises Unsupported where no kernel serves it."""
-    built = build_case(case, memory=Memory("cpu", background))
+    return prepare_built(build_case(case, memory=Memory("cpu", background)), target)
+
+
+def prepare_built(built: BuiltCase, target: str) -> PreparedCase:
+    """The same for a case that is built, and perhaps changed since."""
     inputs = {buffer.untyped_storage().data_ptr() for buffer in built.memory.buffers}
     plan, results, made = planned(built, target)
     launches = [prepared_call(call, target, inputs) for call in made]

@@ -14,7 +14,7 @@ from openmla.explain.bars_picture import bars_picture
 
 PAGE = "docs/performance.md"
 PICTURE = "serving.svg"
-COMMAND = "timeout 240 python benchmarks/device/serve_h200.py serve-h200-DATE.json"
+COMMAND = "timeout 280 python benchmarks/device/serve_h200.py serve-h200-DATE.json"
 
 
 def pictures() -> dict[str, str]:

@@ -249,6 +249,30 @@ def test_latent_form_in_bf16_is_the_same_in_other_chunks():
     assert all(len(r.generated_tokens) == NEW for r in small)
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("blocks", [6, 40], ids=["requests wait for others' pages", "forks"])
+def test_tokens_where_pages_are_scarce_or_shared(blocks: int):
+    """Six pages hold one of the prompts and a bit; forked requests begin with the same pages."""
+    model = tiny("deepseek_v3")
+    expected = [alone(model, prompt) for prompt in prompts()]
+    first = greedy()
+    if blocks == 40:  # two answers each, equal since only the likeliest token is drawn
+        first.num_return_sequences, first.do_sample, first.top_k = 2, True, 1
+    try:
+        found = optimize(model).generate_batch(
+            inputs=prompts(),
+            generation_config=first,
+            continuous_batching_config=engine(num_blocks=blocks),
+            warmup=False,
+        )
+    finally:
+        restore(model)
+    for name, answer in found.items():
+        number = int(name.split("__")[0].removeprefix("req_"))
+        assert (answer.generated_tokens, answer.error) == (expected[number], None)
+    assert len(found) >= len(expected)
+
+
 def test_attention_of_every_layer_is_float64s_in_bf16():
     model = optimize(tiny("deepseek_v3", torch.bfloat16))
     try:

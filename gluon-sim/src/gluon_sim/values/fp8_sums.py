@@ -51,9 +51,10 @@ def add_products(
         here = slice(first, first + columns)
         places = left_places[here] + right_places[here]
         unit = _unit(np.maximum(places.max(0), _place(total)), bits)
-        terms = left[here] * right[here]
+        terms: Array = np.multiply(left[here], right[here])
         # A power of two: exact, and quicker than a division. Beside larger ones all terms are 0.
-        terms *= np.minimum(1.0 / unit, LARGEST[exact]).astype(exact)
+        scale = np.minimum(1.0 / unit, LARGEST[exact]).astype(exact)
+        np.multiply(terms, scale, out=terms)
         total = unit * (np.trunc(terms, out=terms).sum(0) + np.trunc(total / unit))
         unit = _unit(_place(total), kept or bits)
         total = unit * np.trunc(total / unit)

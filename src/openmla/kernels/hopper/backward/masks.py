@@ -3,8 +3,7 @@
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from openmla.kernels.gluon.scores import opaque_zero
-from openmla.kernels.hopper.dense.softmax import SELECT
+from openmla.kernels.gluon.scores import SELECT, opaque_zero
 
 WORD_BITS = gl.constexpr(32)
 # In assembly, because LLVM would gather the comparisons of a whole row in integers, as for BELOW in

@@ -9,7 +9,9 @@ from openmla.lab.testing.checker import Checker, Result
 from openmla.lab.testing.fuzz import Failure, FuzzReport, replay, run_fuzz, save
 
 
-@pytest.mark.parametrize("chunk", range(5))
+@pytest.mark.parametrize(
+    "chunk", [0, 1, 2, *(pytest.param(n, marks=pytest.mark.long) for n in (3, 4))]
+)
 def test_random_cases_are_accepted(chunk, tmp_path):
     report = run_fuzz(cases=30, seed=1000 + 30 * chunk, save_dir=tmp_path)
     assert report.ok, [(f.message, str(f.shrunk)) for f in report.failures]

@@ -71,7 +71,10 @@ def test_the_public_calls_stay_inside_their_tensors():
     assert [(c, p) for c, p in run_guarded(cases) if p] == []
 
 
-@pytest.mark.parametrize("function", ["reads_past_the_end", "reads_before_the_start"])
+@pytest.mark.parametrize(
+    "function",
+    ["reads_past_the_end", pytest.param("reads_before_the_start", marks=pytest.mark.long)],
+)
 def test_a_fault_is_blamed_on_its_case_and_the_rest_goes_on(function, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
     problems = [p for _, p in run_guarded([CASE, CASE], f"test_guard:{function}")]

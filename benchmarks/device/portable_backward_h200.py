@@ -32,10 +32,8 @@ TOKENS, HEADS = 4096, 128
 QUERY_TILES = (
     Tile(64, 64, 8, 2),
     Tile(64, 64, 4, 2),
-    Tile(64, 64, 4, 3),
     Tile(128, 64, 8, 2),
     Tile(128, 64, 8, 3),
-    Tile(128, 32, 8, 3),
     Tile(128, 128, 8, 2),
     Tile(64, 128, 4, 2),
 )
@@ -43,11 +41,9 @@ KEY_TILES = (
     Tile(64, 64, 8, 2),
     Tile(64, 64, 4, 2),
     Tile(32, 64, 4, 2),
-    Tile(32, 64, 4, 3),
     Tile(32, 128, 8, 2),
     Tile(32, 128, 8, 3),
     Tile(64, 128, 8, 2),
-    Tile(64, 128, 8, 3),
 )
 TILES = {"query": QUERY_TILES, "key": KEY_TILES}
 PAIRS = HEADS * TOKENS * (TOKENS + 1) // 2

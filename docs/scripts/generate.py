@@ -19,10 +19,11 @@ import peers
 import performance
 import serving
 import timelines
+import training
 
 ROOT = Path(__file__).resolve().parents[2]
 PICTURES = ROOT / "docs/pictures"
-MODULES = (decision, formats, peers, performance, serving, timelines)
+MODULES = (decision, formats, peers, performance, serving, timelines, training)
 
 
 def with_region(page: str, name: str, content: str) -> str:

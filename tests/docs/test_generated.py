@@ -38,6 +38,7 @@ def test_pages_and_figures_are_current(wanted: dict[Path, str]):
         "cache-formats.md",
         "peers.md",
         "performance.md",
+        "training.md",
     }
     assert [p.name for p, text in pages.items() if p.read_text() != text] == [], AGAIN
 

@@ -4,7 +4,8 @@
 
 Case i is `random_case(seed + i)`, run by the public call; one that is refused is replaced by a
 later one, so that exactly `--cases` run. Of every fourth the offsets, lengths, tables and lists
-then hold anything, and it runs again: nobody looks at those, and kernels must live with them.
+then hold anything, and it runs again: nobody looks at those, and kernels must live with them. After
+every other fourth, gradients are computed of a case that gradient_fuzz.py draws.
 PyTorch's caching allocator would hide an access past the
 end of a tensor behind its neighbors, so it is switched off. Exits nonzero unless the sanitizer
 reports 0 errors in every process.
@@ -36,10 +37,15 @@ def run_cases(cases: int, first: int, step: int) -> None:
     import torch
 
     sys.path.append(str(Path(__file__).parents[1]))
+    from gradient_fuzz import KINDS as GRADIENTS
+    from gradient_fuzz import drawn, run_gradients
+
     from kernels.wild_values import KINDS, with_wild_values
     from openmla import Unsupported
     from openmla.lab.testing.build import build
     from openmla.lab.testing.draw import random_case
+
+    kinds = list(GRADIENTS.values())
 
     done = 0
     for seed in count(first, step):
@@ -50,6 +56,9 @@ def run_cases(cases: int, first: int, step: int) -> None:
             build(case, "cuda").run()
             if done % 4 == 3:
                 with_wild_values(build(case, "cuda"), KINDS[seed % len(KINDS)], seed).run()
+            if done % 4 == 1:
+                kind = kinds[(done // 4 + first) % len(kinds)]
+                run_gradients(kind, drawn(kind, seed), "nan")
         except Unsupported:
             continue
         torch.cuda.synchronize()

@@ -23,7 +23,7 @@ from openmla.lab.testing.row_gradients import (
 )
 
 pytestmark = on_gpu
-REPEATS = 100
+REPEATS = 1000
 V3 = Case("dense", 4, 128, 64, 128, q_lens=(300, 41, 1), k_lens=(300, 90, 1))
 
 
@@ -48,6 +48,18 @@ def test_model_widths(sink: str, key_mask: str, d_lse: bool) -> None:
     case = replace(V3, sink=sink, key_mask=key_mask)
     built = build_gradients(GradientCase(case, d_lse=d_lse), Memory(DEVICE))
     found = built.run()
+    for verdict in judge_twice(built, found.gradients, found.saved):
+        assert verdict.ok, verdict.report()
+
+
+@pytest.mark.parametrize("key_mask", ["half", "few", "all"])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("extra", ["sink", "gradient of lse"])
+def test_key_masks_of_hoppers_own(key_mask: str, causal: bool, extra: str) -> None:
+    sink = "normal" if extra == "sink" else "none"
+    case = replace(V3, sink=sink, key_mask=key_mask, causal=causal)
+    built = build_gradients(GradientCase(case, d_lse=sink == "none"), Memory(DEVICE, "nan"))
+    found = built.run("hopper")
     for verdict in judge_twice(built, found.gradients, found.saved):
         assert verdict.ok, verdict.report()
 
@@ -95,6 +107,16 @@ def test_a_request_has_the_gradients_that_it_has_alone() -> None:
     together = step(*tensors, cu=offsets(700, 300))
     alone = step(*(x[700:] for x in tensors), cu=offsets(300))
     assert all(torch.equal(x[700:], y) for x, y in zip(together, alone, strict=True))
+
+
+def test_permuted_requests_have_permuted_gradients() -> None:
+    tensors = prompts()
+    spans = [slice(0, 500), slice(500, 620), slice(620, 1000)]
+    first = step(*tensors, cu=offsets(500, 120, 380))
+    moved = [torch.cat([x[spans[i]] for i in (2, 0, 1)]) for x in tensors]
+    got = step(*moved, cu=offsets(380, 500, 120))
+    want = [torch.cat([x[spans[i]] for i in (2, 0, 1)]) for x in first]
+    assert all(torch.equal(x, y) for x, y in zip(got, want, strict=True))
 
 
 def test_forward_bits_are_those_without_gradients() -> None:
@@ -173,3 +195,58 @@ def test_lists_have_equal_bits_however_often_and_in_whatever_workspace(
         assert all(torch.equal(a, b) for a, b in zip(row_step(), first, strict=True))
     monkeypatch.setattr(sparse_plan, "PART_CAP", 7 * 128 * 576 * 4)  # bytes: of 7 queries
     assert all(torch.equal(a, b) for a, b in zip(row_step(), first, strict=True))
+
+
+@pytest.mark.parametrize("heads", [5, 64, 65, 128])
+@pytest.mark.parametrize("extra", ["none", "sink", "gradient of lse"])
+@pytest.mark.parametrize("kind", ["mixed", "duplicates"])
+def test_lists_of_hoppers_own(heads: int, extra: str, kind: str) -> None:
+    sink = "normal" if extra == "sink" else "none"
+    case = replace(LISTS, heads=heads, sink=sink, index_kind=kind, topk_lengths="ragged")
+    d_lse = extra == "gradient of lse"
+    built = build_row_gradients(GradientCase(case, d_lse=d_lse), Memory(DEVICE, "nan"))
+    found = built.run("hopper")
+    for verdict in judge_rows_twice(built, found.gradients, found.saved):
+        assert verdict.ok, verdict.report()
+
+
+def row_step(q: Tensor, kv: Tensor, indices: Tensor) -> tuple[Tensor, ...]:
+    """Gradients of one sparse call by Hopper's own kernels."""
+    given = q.detach().requires_grad_(), kv.detach().requires_grad_()
+    out = openmla.mla_prefill_sparse(*given, indices, scale=0.05, backend="hopper")
+    return torch.autograd.grad(out.float().square().sum(), given)
+
+
+def many_lists() -> tuple[Tensor, Tensor, Tensor]:
+    indices = torch.randint(-1, 700, (150, 256), device=DEVICE, dtype=torch.int32)
+    return normal(150, 64, 576), normal(700, 576), indices
+
+
+def test_hoppers_lists_have_equal_bits_on_two_streams_and_for_queries_elsewhere() -> None:
+    q, kv, indices = many_lists()
+    first = row_step(q, kv, indices)
+    streams = [torch.cuda.Stream() for _ in range(2)]
+    torch.cuda.synchronize()
+    for i in range(REPEATS):
+        with torch.cuda.stream(streams[i % 2]):
+            again = row_step(q, kv, indices)
+        torch.cuda.synchronize()
+        assert all(torch.equal(x, y) for x, y in zip(first, again, strict=True)), i
+    order = torch.randperm(150, device=DEVICE)
+    moved = row_step(q[order], kv, indices[order])
+    assert torch.equal(moved[0], first[0][order])
+
+
+def test_a_captured_step_over_lists_replays() -> None:
+    tensors = many_lists()
+    want = row_step(*tensors)
+    graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        row_step(*tensors)
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph, stream=stream):
+        got = row_step(*tensors)
+    for _ in range(3):
+        graph.replay()
+        torch.cuda.synchronize()
+        assert all(torch.equal(x, y) for x, y in zip(got, want, strict=True))

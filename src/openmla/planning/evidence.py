@@ -35,6 +35,7 @@ MEASURED = {
     ("hopper", "latent_fp8_cache", "h200"): "validate-h200-2026-11-16.json",
     ("hopper", "attend", "h200"): "peers-all-h200-2026-11-18.json",
     ("hopper", "backward", "h200"): "backward-h200-2026-11-18.json",
+    ("hopper", "sparse_backward", "h200"): "sparse-backward-h200-2026-11-18.json",
     ("hopper", "scores", "h200"): "peers-h200-2026-11-18.json",
     ("hopper", "select", "h200"): "indexer-h200-2026-11-16.json",
 }

@@ -13,8 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from openmla.backward.entries import by_row
-from openmla.backward.sparse_operands import RowGradients, SparseBackwardOperands
+from openmla.backward.sparse_operands import RowGradients, SparseBackwardOperands, by_row
 from openmla.kernels.call import Call, scale_arguments, strides, vector
 from openmla.kernels.gluon.descriptors import tile_layout
 from openmla.kernels.hopper.backward.launch import copyable, summed

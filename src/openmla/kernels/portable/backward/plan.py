@@ -38,10 +38,25 @@ class Tile(NamedTuple):
     num_stages: int
 
 
-WIDE, NARROW = Tile(64, 64, 8, 2), (Tile(32, 32, 4, 2), Tile(32, 32, 4, 1))
+class Tiles(NamedTuple):
+    """Those of both passes."""
+
+    query: Tile
+    key: Tile
+
+
+TIMED = Tiles(Tile(128, 64, 8, 3), Tile(32, 128, 8, 3))
+"""The fastest of 15 that fit, on an H200 with 128 + 64 columns (2026-11-18, `python
+benchmarks/device/portable_backward_h200.py`): 2.8 and 2.0 times as fast as 64 x 64."""
+WIDE = Tiles(Tile(64, 64, 8, 2), Tile(64, 64, 8, 2))
+NARROW = (
+    Tiles(Tile(32, 32, 4, 2), Tile(32, 32, 4, 2)),
+    Tiles(Tile(32, 32, 4, 1), Tile(32, 32, 4, 1)),
+)
 """Hopper multiplies out of shared memory. Elsewhere operands that stay, K and V of the key pass,
-take registers as well: with 64 x 64 an A100's key pass spilled 1,336 bytes, with 32 x 32 none. No
-tile was chosen by its speed: nothing was measured yet."""
+take registers as well: with 64 x 64 an A100's key pass spilled 1,336 bytes, with 32 x 32 none. None
+of these was chosen by its speed."""
+WARP_ROWS = 16  # of a product whose left operand stays in the registers of the warps
 
 
 class PassConfig(Limited):
@@ -102,26 +117,28 @@ class PortableBackwardConfig(PassConfig):
 
     @property
     def smem_used(self) -> int:
-        """Shared memory of a program, estimated: what stays, the stages of a step, P and dS."""
+        """Shared memory of a program, estimated: what stays, the stages of a step, and P and dS
+        where they do not stay in registers."""
         query, key = self.query_tile, self.key_tile
         return max(self._smem(query, query.BM, query.BN), self._smem(key, key.BN, key.BM))
 
     def _smem(self, tile: Tile, kept: int, walked: int) -> int:
         columns = self.nope_cols + self.rope_cols + self.v_cols
         rows = kept + tile.num_stages * walked
-        return 2 * (rows * columns + 2 * kept * walked) + SCRATCH
+        moved = 0 if kept == WARP_ROWS * tile.num_warps else 2 * kept * walked
+        return 2 * (rows * columns + moved) + SCRATCH
 
 
 def select_config(problem: BackwardProblem, target: Target) -> PortableBackwardConfig:
-    """The first tile that fits; when none does, the smallest, which then says why not."""
+    """The first tiles that fit; when none do, the smallest, which then say why not."""
     last = None
-    for tile in (WIDE, *NARROW) if target.arch == "sm_90" else NARROW:
+    for tiles in (TIMED, WIDE, *NARROW) if target.arch == "sm_90" else NARROW:
         last = PortableBackwardConfig(
-            **tile._asdict(),
-            key_BM=tile.BM,
-            key_BN=tile.BN,
-            key_warps=tile.num_warps,
-            key_stages=tile.num_stages,
+            **tiles.query._asdict(),
+            key_BM=tiles.key.BM,
+            key_BN=tiles.key.BN,
+            key_warps=tiles.key.num_warps,
+            key_stages=tiles.key.num_stages,
             nope_cols=padded(problem.d_nope),
             rope_cols=padded(problem.d_rope),
             v_cols=padded(problem.d_v),

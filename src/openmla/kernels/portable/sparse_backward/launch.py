@@ -14,8 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from openmla.backward.entries import by_row
-from openmla.backward.sparse_operands import RowGradients, SparseBackwardOperands
+from openmla.backward.sparse_operands import RowGradients, SparseBackwardOperands, by_row
 from openmla.kernels.call import PLAIN_LAUNCH, Call, strides, vector
 from openmla.kernels.portable.backward.sums import sink_sum_kernel
 from openmla.kernels.portable.plan import padded

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from openmla import LatentCache, Listed, Span
 from openmla.operands import AttendOperands, Results, Weights
+from openmla.planning import Plan
 from openmla.sources import Source
 
 ROW, SCALES = 576, 8  # bytes
@@ -156,6 +157,15 @@ def on_device(op: AttendOperands, device: str) -> AttendOperands:
     sink = None if op.weights.sink is None else op.weights.sink.to(device)
     weights = replace(op.weights, sink=sink)
     return replace(op, q=op.q.to(device), sources=tuple(sources), weights=weights)
+
+
+def read_by(chosen: Plan, way: str) -> Plan:
+    """The plan with quantized rows read in a given way: "in_kernel", or once, the "whole" pools."""
+    read = chosen.config.cache_read
+    if read.mode == "plain":
+        return chosen
+    rows = sum(source.total_k for source in chosen.problem.sources)
+    return replace(chosen, config=replace(chosen.config, cache_read=read.by(way, rows, rows)))
 
 
 def _pool_name(source: Source) -> str:

@@ -20,7 +20,7 @@ from openmla.lab.testing.compare import compare
 from openmla.lab.testing.memory.poison import differences
 from openmla.operands import AttendOperands
 from openmla.sources import Listed, Source
-from two_sources import Setup, new_results, on_device, operands, some_tokens
+from two_sources import Setup, new_results, on_device, operands, read_by, some_tokens
 
 pytestmark = on_hopper
 
@@ -60,13 +60,16 @@ SETUPS = {
 }
 
 
-def attend(op: AttendOperands, few: bool = True) -> Outcome:
-    """On the Hopper kernel; in one launch, if few queries shall not be spread over the chip."""
+def attend(op: AttendOperands, few: bool = True, way: str = "") -> Outcome:
+    """On the Hopper kernel; in one launch, if few queries shall not be spread over the chip. way:
+    how quantized rows are read, unless the plan decides."""
     results = new_results(op)
     chosen = plan_call(op, results, "hopper")
     assert chosen.kernel_name == "attend"
     if not few:
         chosen = replace(chosen, config=replace(chosen.config, few=None))
+    if way:
+        chosen = read_by(chosen, way)
     launch(chosen, op, results)
     return Outcome(results.out, results.lse)
 
@@ -86,7 +89,8 @@ def test_right_and_deaf_to_poison(name: str) -> None:
     outcome = attend(here)
     assert_right(op, outcome)
     assert not differences(attend(here), outcome)
-    assert not differences(attend(here, few=False), outcome)
+    for way in ("in_kernel", "whole"):
+        assert not differences(attend(here, few=False, way=way), outcome)
     clean = on_device(operands(SETUPS[name], poisoned=False), DEVICE)
     assert not differences(attend(clean), outcome)
 

@@ -248,6 +248,7 @@ CALLS: dict[str, tuple[Callable[..., Callable[..., Any]], dict[str, Any], int]] 
     "attend": (attend_v4, {**HOPPER, **LSE, "sink": torch.zeros(64)}, 1),
     "attend, two lists": (attend_v4, {"kinds": "list list", "lengths": True, **LSE}, 1),
     "attend, two spans": (attend_v4, {"kinds": "span span", **HOPPER}, 1),
+    "attend, pools once": (attend_v4, {"tokens": 999, **HOPPER, **LSE}, 3),
     "attend, few": (attend_v4, {"tokens": 2, **HOPPER, **LSE}, 3),
     "attend, few, two spans": (attend_v4, {"tokens": 2, "kinds": "span span", **HOPPER}, 3),
     "sparse, fp16": (sparse, {"dtype": torch.float16}, 1),

@@ -14,9 +14,11 @@ from dataclasses import dataclass, replace
 from typing import Literal, Self
 
 from openmla.arithmetic import ceildiv
+from openmla.formats import FORMATS
 from openmla.problem import Problem
 
 CacheMode = Literal["plain", "in_kernel", "workspace"]
+QUANTIZED = {name for name, format in FORMATS.items() if format.scale}
 
 # Dequantizing a row once also writes and reads it back; it pays from about this many visits on.
 VISITS_TO_PAY = 4
@@ -24,6 +26,9 @@ VISITS_TO_PAY = 4
 # 2048 rows of 656 bytes; 1 to 4096 queries, pools of 8192 to 4,194,304 rows). A step of 128 rows
 # takes 6200 to 7500 when they are dequantized in it, wherever they lie:
 IN_KERNEL_STEP, COPIED_STEP = 7000, 3500
+# Of DeepSeek-V4's rows 5500 to 5900 (H200, 2026-11-18, 64 and 128 heads); less is an estimate that
+# leaves what is nearly as fast in the kernel.
+V4_STEP = 5000
 # Dequantizing rows of the pool, and before that finding those that are named: two launches more.
 LAUNCH, PER_1000_ROWS = 4_000, 550
 FINDING, PER_1000_ENTRIES = 8_000, 23
@@ -58,8 +63,10 @@ class CacheRead:
     """Steps of a program, where rows are named by lists. How often each is named is not known."""
     entries: int = 0
     """Entries of all lists together."""
-    only_way: str = ""
-    """Why rows are dequantized in the kernel, where there is no other way."""
+    in_kernel_step: int = IN_KERNEL_STEP
+    """Nanoseconds of a step whose rows are dequantized in it."""
+    pools: int = 1
+    """Pools that are dequantized, in a launch each."""
 
     @property
     def capacity(self) -> int:
@@ -77,8 +84,6 @@ class CacheRead:
 
     def against(self) -> str:
         """What speaks against a workspace; empty if nothing does."""
-        if self.only_way:
-            return self.only_way
         reason = self._too_slow() if self.steps and self.rows else self._too_few_visits()
         if reason:
             return f"{reason} do not repay a workspace of {self._held()}"
@@ -92,11 +97,12 @@ class CacheRead:
 
     def _too_slow(self) -> str:
         """By the times above; where not all rows may fit, by what would be in vain."""
-        in_kernel = IN_KERNEL_STEP * self.steps
+        in_kernel = self.in_kernel_step * self.steps
         if self.rows > self.capacity:
             slow = self._finding * IN_VAIN > in_kernel
         else:
-            once = LAUNCH + _of_1000(self.rows, PER_1000_ROWS) + COPIED_STEP * self.steps
+            once = LAUNCH * self.pools + _of_1000(self.rows, PER_1000_ROWS)
+            once += COPIED_STEP * self.steps
             slow = self._finding + once > in_kernel
         return f"{self.steps} steps of a program over {self.rows} rows" if slow else ""
 
@@ -215,13 +221,29 @@ def read_once(rows: int, width: int) -> CacheRead:
     return CacheRead("in_kernel", rows, 2 * width, rows)
 
 
-def read_in_place(problem: Problem) -> CacheRead:
-    """For spans and second sources, whose rows no workspace is filled with."""
-    rows = min(sum(x.total_k for x in problem.sources), problem.total_q * problem.most_rows)
-    why = "only lists of one source have a workspace"
-    return CacheRead(
-        "in_kernel", rows, 2 * problem.d_qk, problem.total_q * problem.most_rows, only_way=why
-    )
+def sources_read(problem: Problem, row_blocks: int, programs: int) -> CacheRead:
+    """For spans and second sources: where neighbors see nearly the same rows, as those of a sliding
+    window do, the pools are dequantized whole, once for all queries.
+
+    How long spans are, only the device knows; each is taken for a step of 128 rows, as a window is.
+    2048 queries of one prompt see rows of one pool of 2175; of 2048 requests, each has its own.
+
+    >>> from openmla.problem import RowSource
+    >>> span = {"page_size": 64, "span": True, "table_keys": 16384}
+    >>> sizes = {"heads": 64, "d_nope": 512, "d_rope": 0, "d_v": 512, "total_q": 2048}
+    >>> window = Problem("sparse", **sizes, **span, kv_dtype="fp8_584", total_k=2176)
+    >>> sources_read(window, 1, 132).mode
+    'workspace'
+    >>> own = replace(window, total_k=2048 * 256)
+    >>> sources_read(own, 1, 132).mode
+    'in_kernel'
+    """
+    pools = [x.total_k for x in problem.sources if x.kv_dtype in QUANTIZED]
+    seen = [STEP if x.span else x.most_rows for x in problem.sources]
+    steps = ceildiv(problem.total_q * row_blocks, programs) * sum(ceildiv(x, STEP) for x in seen)
+    visits = problem.total_q * row_blocks * sum(seen)
+    sizes = {"rows": sum(pools), "row_bytes": 2 * problem.d_qk, "visits": visits, "steps": steps}
+    return _decide(CacheRead("workspace", **sizes, in_kernel_step=V4_STEP, pools=len(pools)))
 
 
 def named_pages_read(tiles_per_request: int, pool: int, width: int, page_size: int) -> CacheRead:

@@ -33,8 +33,8 @@ from openmla.planning.dequantize import (
     listed_cache_read,
     mean_length,
     named_pages_read,
-    read_in_place,
     read_once,
+    sources_read,
 )
 from openmla.planning.family import Block, Family, Kernel, Pipeline
 from openmla.planning.latent_split import FixedSplit
@@ -158,7 +158,7 @@ def _cache_read(problem: Problem, config: HopperLatentConfig) -> CacheRead:
     if config.few:
         return read_once(problem.total_q * problem.most_rows, width)
     if problem.span or problem.second:
-        return read_in_place(problem)
+        return sources_read(problem, config.row_blocks, config.sm_count)
     if config.gather == "indices":
         return listed_cache_read(
             problem.total_q, problem.topk, rows, config.row_blocks, width, config.sm_count

@@ -23,7 +23,7 @@ from openmla.operands import AttendOperands, SparseOperands
 from openmla.planning import Plan, plan, target_by_name
 from openmla.problem import Problem, RowSource
 from openmla.sources import Listed
-from two_sources import Setup, as_lists, new_results, one_token, operands
+from two_sources import Setup, as_lists, new_results, one_token, operands, read_by
 
 FEW = Setup(first=(100,), second=(210,), lengths=False)
 SETUPS = {
@@ -71,7 +71,7 @@ def plan_of(op: AttendOperands, sm_count: int = 2) -> Plan:
     """In one launch: on so few SMs that no call has few queries, and that programs do several."""
     found = plan_on("h200", op, new_results(op), sm_count)
     assert found.kernel_name == "attend" and found.variant.few is None
-    return found
+    return read_by(found, "in_kernel")
 
 
 def few_plan_of(op: AttendOperands) -> Plan:
@@ -101,6 +101,29 @@ def test_right_and_deaf_to_poison(name: str) -> None:
     assert not differences(attend(operands(SETUPS[name], poisoned=False)), outcome)
     empty = reference.of(op).keys == 0
     assert bool(empty.any()) == ("without" not in name)
+
+
+ONCE = {"two lists", "span", "bf16 span and V4's list"}
+
+
+@pytest.mark.parametrize("name", [*ONCE])
+def test_pools_that_are_dequantized_once_have_the_bits_of_one_launch(name: str) -> None:
+    """A launch for each pool of V4's rows, and one over bf16 rows."""
+    op = operands(SETUPS[name])
+    once = read_by(plan_of(op), "whole")
+    outcome, reports = simulated(once, op, new_results(op), seed=1, schedule="unfair")
+    assert_clean(reports)
+    quantized = sum(x.kv_dtype == "fp8_584" for x in once.problem.sources)
+    assert len(reports) == quantized + 1
+    assert not differences(attend(op), outcome)
+
+
+def test_neighbors_share_what_is_dequantized() -> None:
+    """2048 queries of a prompt see few rows often; of 2048 requests each has rows of its own."""
+    prompt = v4(second=None, total_k=2176)
+    assert plan(prompt, "h200").config.cache_read.mode == "workspace"
+    assert plan(v4(second=None, total_k=2048 * 256), "h200").config.cache_read.mode == "in_kernel"
+    assert plan(replace(prompt, total_q=128), "h200").config.cache_read.mode == "in_kernel"
 
 
 @pytest.mark.parametrize("name", names(FEW_SETUPS))

@@ -18,7 +18,7 @@ from kernels.mutants import load_mutant, once
 from openmla import reference
 from openmla.lab.testing.compare import compare
 from openmla.lab.testing.simulate import plan_on
-from two_sources import Setup, new_results, operands
+from two_sources import Setup, new_results, operands, read_by
 
 LISTING, SOURCE, ROWS = "latent.listing", "latent.source", "latent.rows_v4"
 SCORES, LAUNCH = "few.scores", "latent.launch"
@@ -228,7 +228,7 @@ def run_on(launch: ModuleType, name: str, schedule: str, seed: int) -> tuple[set
     op = operands(CASES[name])
     results = new_results(op)
     is_few = name.startswith("few")
-    chosen = plan_on("h200", op, results, 0 if is_few else 2)
+    chosen = read_by(plan_on("h200", op, results, 0 if is_few else 2), "in_kernel")
     assert (chosen.variant.few is not None) == is_few
     options = {"schedule": schedule, "seed": seed, "limits": Limits(steps=60_000)}
     with intercept(outputs=results.tensors(), **options) as reports:

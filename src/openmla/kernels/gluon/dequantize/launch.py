@@ -25,8 +25,9 @@ from openmla.kernels.gluon.dequantize.kernels import (
     place_kernel,
 )
 from openmla.kernels.gluon.dequantize.records import CacheFormat, RowColumns
-from openmla.operands import LatentOperands, SparseOperands
+from openmla.operands import AttendOperands, LatentOperands, SparseOperands
 from openmla.planning.dequantize import Workspace, map_slots
+from openmla.sources import Listed
 
 Operands = SparseOperands | LatentOperands
 VECTOR_BYTES = 16  # unit of the strides of rows
@@ -37,6 +38,11 @@ SOURCES: Sources = {
     "rope_ptr": ("kv", "cache_data"),
     "scale_ptr": ("cache_scales", "kv", "cache_data"),
     **dict.fromkeys(("map_ptr", "places_ptr", "total_ptr", "placed_ptr", "out_ptr"), WORKSPACE),
+}
+SECOND_SOURCES: Sources = {
+    **dict.fromkeys(("data_ptr", "rope_ptr"), "second_kv"),
+    "scale_ptr": "second_scales",
+    "out_ptr": WORKSPACE,
 }
 WARPS = 4
 FILL_ROWS = 16
@@ -154,9 +160,15 @@ class Filling(NamedTuple):
     lanes: int = 8
     """Threads that take neighboring columns of a row."""
 
-    def call(self, op: Operands, found: dict[str, Any], rows: int) -> Call:
-        """The launch that dequantizes `rows` rows or fewer."""
-        source = rows_of(op.cache)
+    def call(
+        self,
+        cache: LatentCache | Tensor,
+        found: dict[str, Any],
+        rows: int,
+        named: Sources = SOURCES,
+    ) -> Call:
+        """The launch that dequantizes `rows` rows of a cache or fewer."""
+        source = rows_of(cache)
         arguments = {
             **found,
             **{n: x for n, x in source.items() if n.islower()},
@@ -167,7 +179,7 @@ class Filling(NamedTuple):
             "num_warps": WARPS,
         }
         programs = min(-(-rows // FILL_ROWS), FILL_PROGRAMS * self.sm_count)
-        return Call(dequantize_kernel, programs, arguments, SOURCES)
+        return Call(dequantize_kernel, programs, arguments, named)
 
 
 def addressed_once(filling: Filling, op: Operands) -> Addressed:
@@ -182,10 +194,41 @@ def _whole(filling: Filling, op: Operands) -> Addressed:
     """The pass over every row of the pool, each at its own place."""
     _, _, size, units = lists_of(op)
     wide = _workspace(op, units, size)
+    call = filling.call(op.cache, _every(units, size, wide), units * size)
+    return Addressed(_over(op, wide), (call,), None, units)
+
+
+def _every(units: int, size: int, wide: Tensor) -> dict[str, Any]:
+    """Arguments of the pass over all units of a pool."""
     nowhere = ("lists_ptr", "lengths_ptr", "map_ptr", "places_ptr", "total_ptr", "placed_ptr")
     found = {**dict.fromkeys(nowhere), **dict.fromkeys(("columns", "stride", "lines", "blocks"), 0)}
-    found |= {"units": units, "capacity": units, "SIZE": size, "out_ptr": wide}
-    return Addressed(_over(op, wide), (filling.call(op, found, units * size),), None, units)
+    return found | {"units": units, "capacity": units, "SIZE": size, "out_ptr": wide}
+
+
+class DequantizedSources(NamedTuple):
+    """A call over sources whose pools are dequantized, and the launches that do so."""
+
+    operands: AttendOperands
+    calls: tuple[Call, ...]
+
+
+def dequantized_sources(filling: Filling, op: AttendOperands) -> DequantizedSources:
+    """Every quantized pool once, each row at its own place, so that lists and tables stay."""
+    sources, calls = list(op.sources), []
+    for number, source in enumerate(op.sources):
+        pool = source.rows
+        if not isinstance(pool, LatentCache) or pool.scales is None or not pool.rows:
+            continue
+        shape = (pool.num_pages, pool.page_size, pool.width)
+        wide = torch.empty(shape, dtype=torch.bfloat16, device=op.q.device)
+        named = SECOND_SOURCES if number else SOURCES
+        calls.append(filling.call(pool, _every(pool.rows, 1, wide), pool.rows, named))
+        plain = LatentCache(wide, None, pool.latent, pool.rope, "bf16")
+        if isinstance(source, Listed):
+            sources[number] = replace(source, rows=plain)
+        else:
+            sources[number] = replace(source, cache=plain)
+    return DequantizedSources(replace(op, sources=tuple(sources)), tuple(calls))
 
 
 def _named(filling: Filling, op: Operands) -> Addressed:
@@ -220,7 +263,7 @@ def _named(filling: Filling, op: Operands) -> Addressed:
     calls = (
         Call(claim_kernel, blocks, claiming, SOURCES),
         Call(place_kernel, blocks, placing, SOURCES),
-        filling.call(op, {**placing, "blocks": blocks, "out_ptr": wide}, capacity * size),
+        filling.call(op.cache, {**placing, "blocks": blocks, "out_ptr": wide}, capacity * size),
     )
     gate = total if filling.space.may_overflow else None
     return Addressed(_over(op, wide, lists), calls, gate, capacity)

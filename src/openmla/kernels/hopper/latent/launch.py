@@ -30,6 +30,7 @@ from openmla.kernels.call import (
 from openmla.kernels.gluon.dequantize.launch import (
     Filling,
     addressed_once,
+    dequantized_sources,
     rows_of,
     source_rows_of,
 )
@@ -105,12 +106,18 @@ def calls(plan: Plan, op: Operands, results: Results) -> Iterator[Call]:
         arguments = _arguments(plan, variant.rows[0], op, results)
         yield from few_calls(variant.few, arguments, heads, SOURCES)
         return
-    if variant.workspace is None or isinstance(op, AttendOperands):
+    if variant.workspace is None:
         yield from _attention(plan, [Way(variant.rows[0], op, {})], results)
         return
     columns, lanes = (config.latent, config.rope), config.copy_lanes
-    space = addressed_once(Filling(variant.workspace, columns, config.sm_count, lanes), op)
+    filling = Filling(variant.workspace, columns, config.sm_count, lanes)
     after = {"AFTER": True, "launch_pdl": True}  # may begin before the launch in front has ended
+    if isinstance(op, AttendOperands):
+        once = dequantized_sources(filling, op)
+        yield from once.calls
+        yield from _attention(plan, [Way(variant.rows[0], once.operands, after)], results)
+        return
+    space = addressed_once(filling, op)
     ways = []
     for rows in variant.rows:
         over = op if rows.dequantizes else space.operands

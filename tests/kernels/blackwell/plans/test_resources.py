@@ -194,6 +194,15 @@ def test_rope_pages_run_on_blackwell(rope_dtype: str, page_size: int) -> None:
     assert plan(cached(V3, rope_dtype, page_size), B200).backend == "blackwell"
 
 
+def test_one_query_tile_only_where_no_request_can_be_long() -> None:
+    """Of 8 requests with 1016 tokens one may have 1009, whatever the mean is."""
+    few = replace(V3, heads=1, total_q=120, batch=8)
+    wide = replace(few, heads=128, total_q=1016)
+    assert plan(few, B200).config.num_qo == 1
+    assert plan(wide, B200).config.num_qo == 2
+    assert "follows from all tokens" in plan(few, B200).explain()
+
+
 @pytest.mark.parametrize("heads", [16, 128])
 def test_long_requests_of_few_queries_go_where_keys_are_split(heads: int) -> None:
     """By the width of the table alone: a request's kernel does not follow from its neighbors."""

@@ -194,6 +194,33 @@ def test_rope_pages_run_on_blackwell(rope_dtype: str, page_size: int) -> None:
     assert plan(cached(V3, rope_dtype, page_size), B200).backend == "blackwell"
 
 
+def test_one_query_tile_only_where_no_request_can_be_long() -> None:
+    """Of 8 requests with 1016 tokens one may have 1009, whatever the mean is."""
+    few = replace(V3, heads=1, total_q=120, batch=8)
+    wide = replace(few, heads=128, total_q=1016)
+    assert plan(few, B200).config.num_qo == 1
+    assert plan(wide, B200).config.num_qo == 2
+    assert "follows from all tokens" in plan(few, B200).explain()
+
+
+@pytest.mark.parametrize("heads", [16, 128])
+def test_long_requests_of_few_queries_go_where_keys_are_split(heads: int) -> None:
+    """By the width of the table alone: a request's kernel does not follow from its neighbors."""
+    short = replace(
+        *(SPARSE,),
+        **{"form": "latent", "topk": 0, "heads": heads, "total_k": 10**6, "table_keys": 4096},
+    )
+    long = replace(short, table_keys=32768)
+    for total_q, batch in ((1, 1), (32, 32), (4096, 1)):
+        kept, other = (
+            cached_plan(replace(p, total_q=total_q, batch=batch), B200, "auto", NEWEST_TRITON)
+            for p in (short, long)
+        )
+        assert (kept.backend, other.backend) == ("blackwell", "portable")
+        assert "runs when named, a request may have 32768 keys" in other.passed_over[0]
+    assert cached_plan(long, B200, "blackwell", NEWEST_TRITON).backend == "blackwell"
+
+
 def test_a_pool_whose_named_rows_may_exceed_a_workspace_is_dequantized_whole() -> None:
     # No other kernel reads FP8 rows: a workspace that they do not fit would stay empty.
     fp8 = replace(SPARSE, kv_dtype="fp8_656", v_dtype="fp8_656", rope_dtype="fp8_656", total_q=4096)

@@ -336,15 +336,15 @@ def dense_config(problem: Problem, target: Target) -> DenseConfig:
 def _prefers_1q(original: Original, problem: Problem, target: Target) -> bool:
     """1Q for short prompts, if its key tile is the same: a request's bits must not depend on it.
 
-    Of several requests only the mean length is known here, where the original knows the longest.
+    Of several requests the longest is not known here, where the original knows it: one may have all
+    tokens, and one query tile would be slow for it. In two tiles short requests run as one anyway.
     """
     if not original.can_switch_to_1q():
         return False
     config = following(original)
     if config.rope_gmem_dtype_size < config.rope_dtype_size:
         return False  # waiting for dequantized rope takes more registers than 1Q's MMA warp has
-    longest = problem.total_q if problem.batch <= 1 else mean_length(problem.total_q, problem.batch)
-    if not attention_of(original).prefer_1q(longest, 1, problem.batch, target.sm_count):
+    if not attention_of(original).prefer_1q(problem.total_q, 1, problem.batch, target.sm_count):
         return False
     one_q = following(original.switch_1q_config())
     return one_q.BN == config.BN and one_q.supported()

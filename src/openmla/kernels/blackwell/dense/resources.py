@@ -217,7 +217,7 @@ class DenseKernel(Partitioned):
         if config.switches_to_1q or (config.num_qo == 1 and not config.single_o):
             yield "one query tile has one softmax group; Modular's two take its blocks in turn"
             if self.problem.batch > 1:
-                yield "one or two follows from the mean length; Modular's knows the longest"
+                yield "one or two follows from all tokens; Modular's knows the longest request"
         if self.ctas == 2:
             yield "a pair of CTAs shares K and V; Modular's pairs them without rope only"
             yield "O is multiplied for every block: a pair has no branch that both CTAs take"

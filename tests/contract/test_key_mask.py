@@ -135,7 +135,7 @@ def test_only_dense_problems_have_a_mask() -> None:
 
 @pytest.mark.parametrize(
     ("target", "backend"),
-    [("b200", "blackwell"), ("mi355x", "cdna4")],
+    [("b200", "blackwell")],
 )
 def test_families_without_a_mask_refuse_it(target: str, backend: str) -> None:
     problem = Problem(

@@ -16,7 +16,7 @@ from openmla.lab.testing.build import build
 from openmla.lab.testing.compare import judge
 from openmla.lab.testing.draw import random_case
 
-GPUS_WITHOUT = {"b200": "blackwell", "mi355x": "cdna4"}
+GPUS_WITHOUT = {"b200": "blackwell"}
 
 
 def numbers(values: list[int]) -> torch.Tensor:
@@ -90,9 +90,10 @@ def test_families_that_cannot_refuse_and_the_portable_one_runs(target: str):
     assert plan(replace(problem, has_k_start=False), target).backend == GPUS_WITHOUT[target]
 
 
-def test_hopper_serves_it():
+@pytest.mark.parametrize(("target", "backend"), [("h200", "hopper"), ("mi355x", "cdna4")])
+def test_families_that_serve_it(target: str, backend: str):
     problem = Problem(form="dense", heads=16, d_nope=128, d_rope=64, d_v=128, has_k_start=True)
-    assert plan(problem, "h200").backend == "hopper"
+    assert plan(problem, target).backend == backend
 
 
 def test_it_is_a_matter_of_the_dense_form():

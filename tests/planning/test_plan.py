@@ -184,7 +184,19 @@ def test_json_of_an_unknown_config() -> None:
         (replace(DENSE, d_rope=32), "b200", "blackwell", "d_rope 32: 64 is served"),
         (replace(FP8, d_nope=48), "h200", "hopper", "d_nope 48: 32, 64"),
         (replace(DENSE, d_nope=96), "mi355x", "cdna4", "d_nope 96"),
-        (replace(FP8, v_dtype="bf16"), "mi355x", "cdna4", "v_dtype bf16"),
+        (replace(FP8, rope_dtype="bf16"), "mi355x", "cdna4", "rope_dtype bf16"),
+        (
+            replace(FP8, d_v=256, v_dtype="bf16"),
+            "mi355x",
+            "cdna4",
+            "256 columns of V in bf16 beside FP8 keys: 128 at most fit the LDS",
+        ),
+        (
+            replace(FP8, has_k_scale=True, has_key_mask=True),
+            "mi355x",
+            "cdna4",
+            "key_mask beside scales: there are no registers for both",
+        ),
         (replace(SPARSE, d_rope=32), "b200", "blackwell", "d_rope 32, d_v 512: 512/64/512"),
         (
             replace(DENSE, rope="cache", page_size=7),

@@ -4,8 +4,9 @@ from collections.abc import Callable
 from itertools import product
 from typing import Any
 
+from openmla.arithmetic import Limit
 from openmla.kernels.cdna4.chip import FIRST_TRITON, LANE_REGISTERS
-from openmla.kernels.cdna4.dense.plan import Dense16, DenseBlock, DenseFP8
+from openmla.kernels.cdna4.dense.plan import Dense8, Dense16, DenseBlock, DenseFP8
 from openmla.kernels.cdna4.indexer.plan import INDEX_KERNELS
 from openmla.kernels.cdna4.sparse.plan import ROPE_COLUMNS, MlaSparse16
 from openmla.modular.cdna4.config import MlaConfigV2
@@ -63,10 +64,19 @@ def _dense_fp8(problem: Problem, target: Target) -> DenseFP8:
     return next((block for block in blocks if block.supported()), blocks[0])
 
 
+def _dense_8(problem: Problem, target: Target) -> Dense8:
+    return Dense8(
+        _shape(problem, kv_block=128),
+        v_dtype=LONG_NAMES[problem.v_dtype],
+        scaled_keys=problem.has_k_scale,
+    )
+
+
 def _dense_block(block: DenseBlock, problem: Problem) -> Block:
     widths = block.D_QK, block.DEPTH, block.config.element_bytes
     keys = [Wanted(f"K{i}", "k", block.k_slot_bytes) for i in range(block.k_slots)]
     values = [Wanted(f"V{i}", "v", block.v_slot_bytes) for i in range(block.v_slots - 1)]
+    scales = [Wanted("scales", "scale", block.scale_bytes)] if block.scale_bytes else []
     last = block.v_slot_bytes - block.smem_used + block.launch_smem_used
     values.append(Wanted(f"V{block.v_slots - 1}", "v", last))
     return Block(
@@ -75,7 +85,7 @@ def _dense_block(block: DenseBlock, problem: Problem) -> Block:
         stages=block.k_slots,
         threads=block.NUM_THREADS,
         registers=block.NUM_THREADS * LANE_REGISTERS,
-        memory=lay_out([Wanted("Q", "q", block.q_bytes), *keys, *values], LDS_BYTES),
+        memory=lay_out([Wanted("Q", "q", block.q_bytes), *keys, *values, *scales], LDS_BYTES),
         pipeline=Pipeline(2, block.BM // 2, block.KV_BLOCK, *widths, block.k_slots, block.v_slots),
     )
 
@@ -169,22 +179,41 @@ _DENSE_FP8 = {
 }
 
 
+_DENSE_8 = {
+    **_EVERY_DENSE,
+    DTYPES: OneOf(*alike("e4m3"), ("e4m3", "e4m3", "bf16", "e4m3")),
+    _WIDTHS: OneOf(
+        *product((64, 128, 192, 256), (0, 64), (64, 128, 256)),
+        why="64, 128, 192 or 256 columns, a rope of 0 or 64 and 64, 128 or 256 of V are served",
+    ),
+    "rope": OneOf("none", "shared", "per_head"),
+    **either("has_q_scale", "has_k_scale"),
+}
+_WIDE_VALUES: Limit[Problem] = Limit(
+    lambda p: p.v_dtype == "e4m3" or p.d_v <= 128,
+    lambda p: f"{p.d_v} columns of V in bf16 beside FP8 keys: 128 at most fit the LDS",
+)
+_SCALED_AND_MASKED: Limit[Problem] = Limit(
+    lambda p: not (p.has_key_mask and (p.has_q_scale or p.has_k_scale)),
+    lambda p: "key_mask beside scales: there are no registers for both",
+)
+
+
 def _dense(
     name: str,
     served: dict[Any, Any],
     config: type,
     choose: Callable[[Problem, Target], Any],
-    **more: Any,
+    *limits: Limit[Problem],
 ) -> Kernel:
     return Kernel(
         name=name,
-        serves=Serves(served),
+        serves=Serves(served, limits),
         config=config,
         choose=choose,
         launcher="openmla.kernels.cdna4.dense.launch",
         block=_dense_block,
         first_triton=FIRST_TRITON,
-        **more,
     )
 
 
@@ -209,7 +238,8 @@ CDNA4 = Family(
     },
     kernels=(
         _dense("dense", _DENSE_16, Dense16, _dense_16),
-        _dense("dense_fp8", _DENSE_FP8, DenseFP8, _dense_fp8, fp8_weights=True),
+        _dense("dense_fp8", _DENSE_FP8, DenseFP8, _dense_fp8),
+        _dense("dense_8", _DENSE_8, Dense8, _dense_8, _WIDE_VALUES, _SCALED_AND_MASKED),
         _rows("sparse", _SPARSE),
         _rows("latent", _LATENT),
         *INDEX_KERNELS,

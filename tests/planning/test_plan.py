@@ -22,7 +22,7 @@ from openmla.kernels.hopper.dense.plan import HopperDenseConfig
 from openmla.kernels.hopper.dense_fp8.plan import HopperDenseFp8Config
 from openmla.kernels.hopper.latent.plan import HopperLatentConfig
 from openmla.kernels.portable.plan import PortableConfig
-from openmla.planning import TARGETS, Plan, plan, target_by_name
+from openmla.planning import NEWEST_TRITON, TARGETS, Plan, cached_plan, plan, target_by_name
 from openmla.planning.budget import over_budget, uses
 from openmla.planning.models import MODELS, problem_for_model
 from openmla.planning.registry import families_of
@@ -80,6 +80,31 @@ def test_fp8_on_cdna4() -> None:
     chosen = plan(FP8, "mi355x")
     assert chosen.backend == "cdna4"
     assert chosen.config.v_full_v227 and chosen.config.smem_used == 148224
+
+
+@pytest.mark.parametrize(
+    ("queries", "requests", "keys", "backend"),
+    [(32, 32, 32768, "portable"), (32, 32, 4096, "cdna4"), (8192, 2, 32768, "cdna4")],
+)
+def test_few_queries_over_many_keys_on_cdna4(
+    queries: int, requests: int, keys: int, backend: str
+) -> None:
+    """Its kernel does not split keys: where the portable one does, it runs only when named."""
+    problem = Problem(
+        form="latent",
+        heads=16,
+        d_nope=512,
+        d_rope=64,
+        d_v=512,
+        page_size=64,
+        batch=requests,
+        total_q=queries,
+        total_k=requests * keys,
+        table_keys=keys,
+    )
+    chip = target_by_name("mi355x")
+    assert cached_plan(problem, chip, "auto", NEWEST_TRITON).backend == backend
+    assert cached_plan(problem, chip, "cdna4", NEWEST_TRITON).backend == "cdna4"
 
 
 @pytest.mark.parametrize("target", TARGETS)

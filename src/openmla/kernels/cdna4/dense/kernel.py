@@ -515,7 +515,7 @@ def dense_kernel(  # noqa: PLR0913
     start = item.head * 0
     limit = gl.minimum(item.keys, blocks * KV)
     if k_scale_ptr is not None:
-        scale_ring.index(0).store(key_scales(k_scale_ptr, start, limit, KV))
+        scale_ring.index(0).store(key_scales(k_scale_ptr, start, limit, KV))  # type: ignore[union-attr]
     if Q_IN_LDS:
         Q_SLAB: gl.constexpr = [BLOCK.q_frags, BM, BLOCK.frag_columns]
         q_slab = gl.allocate_shared_memory(DTYPE, Q_SLAB, LAYOUTS.q.write)

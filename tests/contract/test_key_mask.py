@@ -9,7 +9,7 @@ import torch
 
 import calls
 import openmla
-from openmla import InvalidArgument, Problem, Unsupported, reference
+from openmla import InvalidArgument, Problem, reference
 from openmla.indexer.reference import bits
 
 BACKENDS = ("cpu", "reference")
@@ -134,10 +134,9 @@ def test_only_dense_problems_have_a_mask() -> None:
 
 
 @pytest.mark.parametrize(
-    ("target", "backend"),
-    [("mi355x", "cdna4")],
+    ("target", "backend"), [("h200", "hopper"), ("b200", "blackwell"), ("mi355x", "cdna4")]
 )
-def test_families_without_a_mask_refuse_it(target: str, backend: str) -> None:
+def test_every_chips_own_kernels_take_a_mask(target: str, backend: str) -> None:
     problem = Problem(
         form="dense",
         heads=16,
@@ -148,5 +147,4 @@ def test_families_without_a_mask_refuse_it(target: str, backend: str) -> None:
         total_k=64,
         has_key_mask=True,
     )
-    with pytest.raises(Unsupported, match="has_key_mask True: not served"):
-        openmla.plan(problem, target, backend)
+    assert openmla.plan(problem, target).backend == backend

@@ -16,7 +16,7 @@ from openmla.lab.testing.build import build
 from openmla.lab.testing.compare import judge
 from openmla.lab.testing.draw import random_case
 
-GPUS_WITHOUT = {"mi355x": "cdna4"}
+CHIPS = [("h200", "hopper"), ("b200", "blackwell"), ("mi355x", "cdna4")]
 
 
 def numbers(values: list[int]) -> torch.Tensor:
@@ -81,18 +81,10 @@ def test_keys_that_do_not_exist_are_named(starts: list[int], said: str):
         openmla.mla_prefill(**call, k_start=numbers(starts))
 
 
-@pytest.mark.parametrize("target", GPUS_WITHOUT)
-def test_families_that_cannot_refuse_and_the_portable_one_runs(target: str):
+@pytest.mark.parametrize(("target", "backend"), CHIPS)
+def test_every_chips_own_kernels_serve_it(target: str, backend: str):
     problem = Problem(form="dense", heads=16, d_nope=128, d_rope=64, d_v=128, has_k_start=True)
-    assert plan(problem, target).backend == "portable"
-    with pytest.raises(Unsupported, match="has_k_start True: not served"):
-        plan(problem, target, GPUS_WITHOUT[target])
-    assert plan(replace(problem, has_k_start=False), target).backend == GPUS_WITHOUT[target]
-
-
-def test_hopper_serves_it():
-    problem = Problem(form="dense", heads=16, d_nope=128, d_rope=64, d_v=128, has_k_start=True)
-    assert plan(problem, "h200").backend == "hopper"
+    assert plan(problem, target).backend == backend
 
 
 def test_it_is_a_matter_of_the_dense_form():

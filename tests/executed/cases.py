@@ -173,6 +173,32 @@ CASES: dict[str, dict[str, Case]] = {
             40, 200, d_nope=256, d_rope=0, d_v=256, rope="none", heads=1, seed=18
         ),
         "dense key mask": dense(100, 200, key_mask="half", seed=19),
+        "dense fp8 128+0": dense(40, 300, dtype="e4m3", d_rope=0, rope="none", heads=1, seed=22),
+        "dense fp8, v bf16, scales": dense(
+            40,
+            300,
+            dtype="e4m3",
+            side_dtype="bf16",
+            rope_dtype="e4m3",
+            q_scale=True,
+            k_scale=True,
+            seed=23,
+        ),
+        "dense fp8 scales": dense(40, 300, dtype="e4m3", q_scale=True, k_scale=True, seed=24),
+        "dense fp8 192+64->256": dense(
+            70, 200, dtype="e4m3", d_nope=192, d_v=256, k_scale=True, heads=1, seed=25
+        ),
+        "dense fp8 exact": dense(
+            40,
+            256,
+            causal=False,
+            dtype="e4m3",
+            d_rope=0,
+            rope="none",
+            values="exact",
+            scale=0.25,
+            seed=26,
+        ),
         "dense fp8 key mask": dense(40, 200, dtype="e4m3", key_mask="few", heads=1, seed=20),
         "dense 192+64->256 key mask": dense(
             40, 130, d_nope=192, d_v=256, key_mask="half", causal=False, heads=1, seed=21

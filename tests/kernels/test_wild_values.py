@@ -142,6 +142,10 @@ RUNS: dict[str, tuple[PlanOf, Case]] = {
     "blackwell rows": (blackwell.plan_of, replace(WIDE_ROWS, kv="plain")),
     "blackwell rows, fp8": (blackwell.plan_of, WIDE_ROWS),
     "cdna4 dense": (cdna4.plan_of, replace(DENSE, d_nope=128, d_rope=64, d_v=128)),
+    "cdna4 dense fp8, scales": (
+        cdna4.plan_of,
+        replace(DENSE, d_nope=128, d_rope=64, d_v=128, dtype="e4m3", q_scale=True, k_scale=True),
+    ),
     "cdna4 dense, mask": (
         cdna4.plan_of,
         replace(DENSE, d_nope=128, d_rope=64, d_v=128, key_mask="half"),

@@ -84,7 +84,11 @@ LATENT = replace(SPARSE, form="latent", topk=0, total_q=1024, total_k=8192, page
     [
         (V3, 47, "LDS 63 % busy"),
         (replace(V3, rope="cache", page_size=64), 47, "LDS 63 % busy"),
-        (replace(V3, **FP8), 32, "LDS 43 % busy"),
+        (replace(V3, **FP8), 28, "LDS 38 % busy"),
+        (replace(V3, **{**FP8, "v_dtype": "bf16"}), 29, "LDS 54 % busy"),
+        (replace(V3, **FP8, has_q_scale=True, has_k_scale=True), 27, "LDS 36 % busy"),
+        (replace(GLM5, **FP8), 28, "LDS 41 % busy"),
+        (replace(V3, has_key_mask=True), 44, "LDS 59 % busy"),
         (GLM5, 47, "LDS 69 % busy"),
         (SPARSE, 48, "LDS"),
         (replace(SPARSE, **ROWS_656), 40, "LDS 84 % busy"),

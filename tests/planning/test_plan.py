@@ -22,7 +22,7 @@ from openmla.kernels.hopper.dense.plan import HopperDenseConfig
 from openmla.kernels.hopper.dense_fp8.plan import HopperDenseFp8Config
 from openmla.kernels.hopper.latent.plan import HopperLatentConfig
 from openmla.kernels.portable.plan import PortableConfig
-from openmla.planning import TARGETS, Plan, plan, target_by_name
+from openmla.planning import NEWEST_TRITON, TARGETS, Plan, cached_plan, plan, target_by_name
 from openmla.planning.budget import over_budget, uses
 from openmla.planning.models import MODELS, problem_for_model
 from openmla.planning.registry import families_of
@@ -80,6 +80,31 @@ def test_fp8_on_cdna4() -> None:
     chosen = plan(FP8, "mi355x")
     assert chosen.backend == "cdna4"
     assert chosen.config.v_full_v227 and chosen.config.smem_used == 148224
+
+
+@pytest.mark.parametrize(
+    ("queries", "requests", "keys", "backend"),
+    [(32, 32, 32768, "portable"), (32, 32, 4096, "cdna4"), (8192, 2, 32768, "cdna4")],
+)
+def test_few_queries_over_many_keys_on_cdna4(
+    queries: int, requests: int, keys: int, backend: str
+) -> None:
+    """Its kernel does not split keys: where the portable one does, it runs only when named."""
+    problem = Problem(
+        form="latent",
+        heads=16,
+        d_nope=512,
+        d_rope=64,
+        d_v=512,
+        page_size=64,
+        batch=requests,
+        total_q=queries,
+        total_k=requests * keys,
+        table_keys=keys,
+    )
+    chip = target_by_name("mi355x")
+    assert cached_plan(problem, chip, "auto", NEWEST_TRITON).backend == backend
+    assert cached_plan(problem, chip, "cdna4", NEWEST_TRITON).backend == "cdna4"
 
 
 @pytest.mark.parametrize("target", TARGETS)
@@ -184,7 +209,19 @@ def test_json_of_an_unknown_config() -> None:
         (replace(DENSE, d_rope=32), "b200", "blackwell", "d_rope 32: 64 is served"),
         (replace(FP8, d_nope=48), "h200", "hopper", "d_nope 48: 32, 64"),
         (replace(DENSE, d_nope=96), "mi355x", "cdna4", "d_nope 96"),
-        (replace(FP8, v_dtype="bf16"), "mi355x", "cdna4", "v_dtype bf16"),
+        (replace(FP8, rope_dtype="bf16"), "mi355x", "cdna4", "rope_dtype bf16"),
+        (
+            replace(FP8, d_v=256, v_dtype="bf16"),
+            "mi355x",
+            "cdna4",
+            "256 columns of V in bf16 beside FP8 keys: 128 at most fit the LDS",
+        ),
+        (
+            replace(FP8, has_k_scale=True, has_key_mask=True),
+            "mi355x",
+            "cdna4",
+            "key_mask beside scales: there are no registers for both",
+        ),
         (replace(SPARSE, d_rope=32), "b200", "blackwell", "d_rope 32, d_v 512: 512/64/512"),
         (
             replace(DENSE, rope="cache", page_size=7),

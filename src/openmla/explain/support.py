@@ -40,6 +40,10 @@ FEATURES: dict[str, AnyProblem] = {
     "dense 128+64 → 128, fp8": _DENSE_FP8,
     "dense 128+64 → 128, fp8, values bf16": replace(_DENSE_FP8, v_dtype="bf16"),
     "dense 192+64 → 256, bf16 (GLM-5)": _GLM5,
+    "dense 192+64 → 256, fp8": replace(_GLM5, **_FP8),
+    "dense 128+64 → 128, fp8, scales of tokens": replace(
+        _DENSE_FP8, has_q_scale=True, has_k_scale=True
+    ),
     "dense 64+64 → 128, bf16": replace(_DENSE, d_nope=64),
     "dense 64+32 → 64, bf16 (MiniCPM3)": replace(_DENSE, heads=40, d_nope=64, d_rope=32, d_v=64),
     "dense 128+0 → 128, bf16": replace(_DENSE, d_rope=0, rope="none"),

@@ -334,7 +334,8 @@ def _lds_bytes(chosen: Plan) -> float:
     assert chosen.block is not None
     keys = chosen.block.tile_keys
     if problem.form == "dense":
-        size, copied = config.config.element_bytes, problem.d_qk + problem.d_v
+        size = config.config.element_bytes
+        copied = problem.d_qk + problem.d_v * config.v_slot.element_bytes / size
         reads = config.NUM_WARPS * copied / config.across
     else:  # scores by 4 x 2 waves, output by 2 x 4
         size, copied = 2, problem.d_qk

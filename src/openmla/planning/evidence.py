@@ -55,6 +55,7 @@ FOLLOWS = {
     ("blackwell", "sparse_fp8_rows_pair"): "MLAPrefillSparse",
     ("cdna4", "dense"): "MlaConfigV2 and MlaMmaOp",
     ("cdna4", "dense_fp8"): "MlaConfigV2 and MlaMmaOp",
+    ("cdna4", "dense_8"): "MlaConfigV2 and MlaMmaOp",
 }
 """Family and kernel -> the system of Modular's kernels (docs/modular.md) that it follows."""
 

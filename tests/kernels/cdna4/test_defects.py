@@ -59,6 +59,13 @@ CASES = {
     "full table": FULL_TABLE,
     "GLM-5": replace(FP8, dtype="bf16", d_nope=192, d_v=256, k_lens=(130,)),
     "light keys": LIGHT,
+    "scales": replace(FP8, q_scale=True, k_scale=True),
+    "scales of two": replace(FP8, q_lens=(20, 9), k_lens=(70, 33), q_scale=True, k_scale=True),
+    "values bf16 of two": replace(
+        FP8, q_lens=(20, 9), k_lens=(70, 33), side_dtype="bf16", rope_dtype="e4m3"
+    ),
+    "values bf16": replace(FP8, side_dtype="bf16", rope_dtype="e4m3"),
+    "fp8 GLM-5": replace(FP8, d_nope=192, d_v=256, k_scale=True),
     "mask": replace(MASKED, q_lens=(40, 33), k_lens=(150, 300), spare=0),
     "GLM-5 mask": replace(MASKED, d_nope=192, d_v=256, q_lens=(20,), k_lens=(130,), causal=False),
     "shared keys": replace(FP8, dtype="bf16", q_lens=(20, 33), k_lens=(70, 65), spare=0),
@@ -403,6 +410,55 @@ DEFECTS = [
         {"p_dtype": "float8_e4m3fn"},
     ),
     Defect(
+        "scales of the tile before",
+        "dense",
+        "rings.scales.index((j + 1) % 2).store(",
+        "rings.scales.index(j % 2).store(",
+        "scales",
+    ),
+    Defect(
+        "scales of the first tile's keys",
+        "dense",
+        "ptr + first.to(gl.int64), key, mask",
+        "ptr, key, mask",
+        "scales",
+    ),
+    Defect(
+        "scales past the last key",
+        "dense",
+        "mask=key + first < limit)",
+        "mask=key + first < limit + 9)",
+        "scales",
+    ),
+    Defect(
+        "every tile of a slot has the first one's scales",
+        "dense",
+        "key_slot.slice(TILE * I, TILE, 0)",
+        "key_slot.slice(0, TILE, 0)",
+        "fp8 GLM-5",
+    ),
+    Defect(
+        "queries have the scales of the first ones",
+        "dense",
+        "q_scale_ptr + item.token + place",
+        "q_scale_ptr + place",
+        "scales of two",
+    ),
+    Defect(
+        "keys have the scales of the first sequence",
+        "dense",
+        "k_scale_ptr = k_scale_ptr + row",
+        "k_scale_ptr = k_scale_ptr + 0",
+        "scales of two",
+    ),
+    Defect(
+        "values are as wide as keys",
+        "dense",
+        "V_PIECE: gl.constexpr = 128 // V_TYPE",
+        "V_PIECE: gl.constexpr = 128 // DTYPE",
+        "values bf16 of two",
+    ),
+    Defect(
         "the mask of the tile before",
         "dense",
         "words = words_ahead",
@@ -485,7 +541,7 @@ def wrong(built: BuiltCase, launch: Any, defect: Defect, schedule: str, seed: in
         truth = built.truth().out
         error = (outcome.out.double() - truth).norm() / truth.norm()
         return "" if bool(error < 0.05) else f"relative error {float(error):.3g}"
-    verdict = judge(built, outcome, fp8_weights=built.case.dtype == "e4m3")
+    verdict = judge(built, outcome)
     return "" if verdict.ok else verdict.report()
 
 

@@ -4,14 +4,17 @@ from collections.abc import Callable
 from itertools import product
 from typing import Any
 
+from openmla.arithmetic import Limit
 from openmla.kernels.cdna4.chip import FIRST_TRITON, LANE_REGISTERS
-from openmla.kernels.cdna4.dense.plan import Dense16, DenseBlock, DenseFP8
+from openmla.kernels.cdna4.dense.plan import Dense8, Dense16, DenseBlock, DenseFP8
 from openmla.kernels.cdna4.indexer.plan import INDEX_KERNELS
 from openmla.kernels.cdna4.sparse.plan import ROPE_COLUMNS, MlaSparse16
 from openmla.modular.cdna4.config import MlaConfigV2
 from openmla.modular.cdna4.layout.dma import WAVE
 from openmla.modular.cdna4.prefill import LDS_BYTES
+from openmla.planning.dequantize import mean_length
 from openmla.planning.family import Block, Family, Kernel, Pipeline
+from openmla.planning.latent_split import LatentSplit
 from openmla.planning.memory import Wanted, lay_out
 from openmla.planning.serves import (
     ALIGNED,
@@ -63,10 +66,19 @@ def _dense_fp8(problem: Problem, target: Target) -> DenseFP8:
     return next((block for block in blocks if block.supported()), blocks[0])
 
 
+def _dense_8(problem: Problem, target: Target) -> Dense8:
+    return Dense8(
+        _shape(problem, kv_block=128),
+        v_dtype=LONG_NAMES[problem.v_dtype],
+        scaled_keys=problem.has_k_scale,
+    )
+
+
 def _dense_block(block: DenseBlock, problem: Problem) -> Block:
     widths = block.D_QK, block.DEPTH, block.config.element_bytes
     keys = [Wanted(f"K{i}", "k", block.k_slot_bytes) for i in range(block.k_slots)]
     values = [Wanted(f"V{i}", "v", block.v_slot_bytes) for i in range(block.v_slots - 1)]
+    scales = [Wanted("scales", "scale", block.scale_bytes)] if block.scale_bytes else []
     last = block.v_slot_bytes - block.smem_used + block.launch_smem_used
     values.append(Wanted(f"V{block.v_slots - 1}", "v", last))
     return Block(
@@ -75,7 +87,7 @@ def _dense_block(block: DenseBlock, problem: Problem) -> Block:
         stages=block.k_slots,
         threads=block.NUM_THREADS,
         registers=block.NUM_THREADS * LANE_REGISTERS,
-        memory=lay_out([Wanted("Q", "q", block.q_bytes), *keys, *values], LDS_BYTES),
+        memory=lay_out([Wanted("Q", "q", block.q_bytes), *keys, *values, *scales], LDS_BYTES),
         pipeline=Pipeline(2, block.BM // 2, block.KV_BLOCK, *widths, block.k_slots, block.v_slots),
     )
 
@@ -92,6 +104,18 @@ def _sparse(problem: Problem, target: Target) -> MlaSparse16:
         dequantized=problem.kv_dtype == "e4m3" or problem.kv_dtype in GLUON_CACHES,
         gather="pages" if problem.form == "latent" else "indices",
     )
+
+
+def _keys_not_split(config: MlaSparse16, problem: Problem) -> str:
+    """One workgroup goes through all keys of a request, so a few requests leave the chip idle. The
+    portable kernel splits keys, by the rule of Hopper's. Queries are those of a mean request."""
+    if problem.form != "latent":
+        return ""  # nobody splits lists
+    rows = mean_length(problem.total_q, problem.batch) * problem.heads
+    ranges = LatentSplit(problem.heads, problem.d_v).ranges(rows, problem.most_keys)
+    if ranges == 1:
+        return ""
+    return f"the portable kernel splits the keys of few queries, here into {ranges} ranges"
 
 
 def _sparse_block(block: MlaSparse16, problem: Problem) -> Block:
@@ -169,22 +193,41 @@ _DENSE_FP8 = {
 }
 
 
+_DENSE_8 = {
+    **_EVERY_DENSE,
+    DTYPES: OneOf(*alike("e4m3"), ("e4m3", "e4m3", "bf16", "e4m3")),
+    _WIDTHS: OneOf(
+        *product((64, 128, 192, 256), (0, 64), (64, 128, 256)),
+        why="64, 128, 192 or 256 columns, a rope of 0 or 64 and 64, 128 or 256 of V are served",
+    ),
+    "rope": OneOf("none", "shared", "per_head"),
+    **either("has_q_scale", "has_k_scale"),
+}
+_WIDE_VALUES: Limit[Problem] = Limit(
+    lambda p: p.v_dtype == "e4m3" or p.d_v <= 128,
+    lambda p: f"{p.d_v} columns of V in bf16 beside FP8 keys: 128 at most fit the LDS",
+)
+_SCALED_AND_MASKED: Limit[Problem] = Limit(
+    lambda p: not (p.has_key_mask and (p.has_q_scale or p.has_k_scale)),
+    lambda p: "key_mask beside scales: there are no registers for both",
+)
+
+
 def _dense(
     name: str,
     served: dict[Any, Any],
     config: type,
     choose: Callable[[Problem, Target], Any],
-    **more: Any,
+    *limits: Limit[Problem],
 ) -> Kernel:
     return Kernel(
         name=name,
-        serves=Serves(served),
+        serves=Serves(served, limits),
         config=config,
         choose=choose,
         launcher="openmla.kernels.cdna4.dense.launch",
         block=_dense_block,
         first_triton=FIRST_TRITON,
-        **more,
     )
 
 
@@ -197,6 +240,7 @@ def _rows(name: str, served: dict[Any, Any]) -> Kernel:
         launcher="openmla.kernels.cdna4.sparse.launch",
         block=_sparse_block,
         first_triton=FIRST_TRITON,
+        slower=_keys_not_split,
     )
 
 
@@ -209,7 +253,8 @@ CDNA4 = Family(
     },
     kernels=(
         _dense("dense", _DENSE_16, Dense16, _dense_16),
-        _dense("dense_fp8", _DENSE_FP8, DenseFP8, _dense_fp8, fp8_weights=True),
+        _dense("dense_fp8", _DENSE_FP8, DenseFP8, _dense_fp8),
+        _dense("dense_8", _DENSE_8, Dense8, _dense_8, _WIDE_VALUES, _SCALED_AND_MASKED),
         _rows("sparse", _SPARSE),
         _rows("latent", _LATENT),
         *INDEX_KERNELS,

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import pytest
 
 from openmla.errors import InvalidArgument
-from openmla.kernels.cdna4.dense.plan import Dense16, DenseFP8
+from openmla.kernels.cdna4.dense.plan import Dense8, Dense16, DenseFP8
 from openmla.kernels.cdna4.sparse.plan import MlaSparse16
 from openmla.modular import MlaConfigV2, MlaPrefillV2
 from openmla.modular.cdna4 import LDS_BYTES
@@ -55,7 +55,10 @@ class TestFP8:
     def test_the_original_rescales_at_every_tile_too(self) -> None:
         lines = DenseFP8(dsv3(**self.SHAPE)).explain()
         assert "compiled: 148208 bytes, without the 16 of padding at the very end" in lines
-        assert lines[-1] == ("weights: float8_e4m3fn; O is rescaled at every tile, as in Modular's")
+        ends = "; O is rescaled at every tile, as in Modular's"
+        assert lines[-1] == f"weights: bfloat16, Modular's are float8_e4m3fn{ends}"
+        asked = DenseFP8(dsv3(**self.SHAPE), p_dtype="float8_e4m3fn")
+        assert asked.explain()[-1] == f"weights: float8_e4m3fn{ends}"
 
     def test_limits_are_the_originals(self) -> None:
         config = dsv3(**self.SHAPE, q_block_size=64)
@@ -114,6 +117,51 @@ class Test16Bits:
         block = Dense16(dsv3(**{"dtype": "bfloat16", "kv_block": 64, **changes}))
         assert reason in block.why_unsupported()
         assert block.explain()[-1] == f"unsupported: {block.why_unsupported()}"
+
+
+class Test8Bits:
+    SHAPE: ClassVar[dict[str, Any]] = {"dtype": "float8_e4m3fn", "kv_block": 128}
+
+    @pytest.mark.parametrize(
+        ("shape", "more", "rows", "used", "compiled"),
+        [
+            ({"d_qk": 128, "d_rope": 0}, {}, 256, 81920, 81920),
+            ({}, {"v_dtype": "bfloat16"}, 256, 147456, 147456),
+            ({}, {"v_dtype": "bfloat16", "scaled_keys": True}, 256, 148480, 148480),
+            ({"depth": 256, "d_qk": 256}, {}, 128, 131072, 139264),  # GLM-5
+            ({"depth": 256, "d_qk": 320}, {"scaled_keys": True}, 128, 148480, 156672),
+        ],
+    )
+    def test_what_the_original_does_not_have(
+        self, shape: dict[str, Any], more: dict[str, Any], rows: int, used: int, compiled: int
+    ) -> None:
+        config = dsv3(**{**self.SHAPE, **shape})
+        block = Dense8(config, **more)
+        assert block.supported() and (block.BM, block.p_dtype) == (rows, "bfloat16")
+        assert (block.smem_used, block.launch_smem_used) == (used, compiled)
+        assert f"= {used} of {LDS_BYTES}" in "\n".join(block.explain())
+        assert more or DenseFP8(config).why_unsupported()
+
+    @pytest.mark.parametrize(
+        ("changes", "more", "reason"),
+        [
+            ({"dtype": "bfloat16"}, {}, "dtype bfloat16"),
+            ({"depth": 192}, {}, "depth 192: V is one tensor"),
+            (
+                {"depth": 256, "d_qk": 256},
+                {"v_dtype": "bfloat16"},
+                "K 2 × 32768 + V 2 × 65536 = 196608 > 163840",
+            ),
+        ],
+    )
+    def test_reasons(self, changes: dict[str, Any], more: dict[str, Any], reason: str) -> None:
+        block = Dense8(dsv3(**{**self.SHAPE, **changes}), **more)
+        assert reason in block.why_unsupported()
+        assert block.explain()[-1] == f"unsupported: {block.why_unsupported()}"
+
+    def test_arguments(self) -> None:
+        with pytest.raises(InvalidArgument, match="v_dtype"):
+            Dense8(dsv3(**self.SHAPE), v_dtype="float16")
 
 
 class TestSparse:

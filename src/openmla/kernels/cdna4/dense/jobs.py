@@ -25,7 +25,7 @@ PROBLEMS = {
     "fp8 128+64→128": _FP8,
     "fp8 128+64→128 full sink": replace(_FP8, causal=False, has_sink=True, wants_lse=False),
     "fp8 128+64→128 default V": _FP8,
-    "fp8 128+64→128 P bf16": _FP8,
+    "fp8 128+64→128 P fp8": _FP8,
     "fp8 64+64→64": replace(_FP8, d_nope=64, d_v=64),
     "bf16 128+64→128": _V3,
     "bf16 128+64→128 full sink": replace(_V3, causal=False, has_sink=True, wants_lse=False),
@@ -39,6 +39,23 @@ PROBLEMS = {
     "bf16 192+64→256 pages of 64, full": replace(_GLM5, rope="cache", page_size=64, causal=False),
     "bf16 256+0→256": replace(_GLM5, d_nope=256, d_rope=0, rope="none"),
     "bf16 256+64→256": replace(_GLM5, d_nope=256),
+    "fp8 128+0→128": replace(_FP8, d_rope=0, rope="none"),
+    "fp8 128+64→128, v bf16": replace(_FP8, v_dtype="bf16"),
+    "fp8 128+64→128, v bf16, scales": replace(
+        _FP8, v_dtype="bf16", has_q_scale=True, has_k_scale=True
+    ),
+    "fp8 128+64→128 scales": replace(_FP8, has_q_scale=True, has_k_scale=True),
+    "fp8 128+64→128, v bf16, scales, full sink": replace(
+        _FP8, v_dtype="bf16", has_q_scale=True, has_k_scale=True, causal=False, has_sink=True
+    ),
+    "fp8 128+64→128, v bf16, key mask": replace(_FP8, v_dtype="bf16", has_key_mask=True),
+    "fp8 128+0→128 scales": replace(
+        _FP8, d_rope=0, rope="none", has_q_scale=True, has_k_scale=True
+    ),
+    "fp8 192+64→256 key mask": replace(typed(_GLM5, "e4m3"), has_key_mask=True),
+    "fp8 192+64→256": typed(_GLM5, "e4m3"),
+    "fp8 192+64→256 scales": replace(typed(_GLM5, "e4m3"), has_q_scale=True, has_k_scale=True),
+    "fp8 256+64→256": replace(typed(_GLM5, "e4m3"), d_nope=256),
     "bf16 128+64→128 key mask": replace(_V3, has_key_mask=True),
     "bf16 128+64→128 shared keys": replace(_V3, has_k_start=True),
     "bf16 192+64→256 key mask, pages of 64": replace(
@@ -48,7 +65,7 @@ PROBLEMS = {
 }
 CONFIGS: dict[str, dict[str, Any]] = {
     "fp8 128+64→128 default V": {"v_full_v227": False},
-    "fp8 128+64→128 P bf16": {"p_dtype": "bfloat16"},
+    "fp8 128+64→128 P fp8": {"p_dtype": "float8_e4m3fn"},
 }
 
 

@@ -36,14 +36,27 @@ tile ahead of their use, and no tile is without a mask.
 
 Weights P are bf16, or FP8 as on the pages the op comes from; FP8 weights are 2^8 times larger than
 they should be, which keeps small ones out of the denormals and cancels in the division.
+
+Queries and keys in FP8 may have a scale each. Scores are multiplied by both. A query's is in
+registers, those of a tile's keys pass through LDS: they are loaded before the copies of their tile
+and stored behind its products.
 """
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.amd import cdna4
 from triton.experimental.gluon.language.amd.cdna4 import async_copy
 
 from openmla.kernels.cdna4.copies import copy_paged_rows, copy_rows, pages_of
-from openmla.kernels.cdna4.dense.records import HeadRows, How, MaskRows, Rings, RopeRows, Sources
+from openmla.kernels.cdna4.dense.records import (
+    HeadRows,
+    How,
+    MaskRows,
+    Rings,
+    RopeRows,
+    Scales,
+    Sources,
+)
 from openmla.kernels.cdna4.mma_op import (
     EDGE,
     load_K_frag,
@@ -58,6 +71,11 @@ from openmla.kernels.cdna4.softmax import finish, opaque_zero, signed_tiles, sof
 from openmla.kernels.cdna4.tiles import key_blocks, with_bits, work_item_of
 from openmla.kernels.gluon.compat import reinterpret
 from openmla.kernels.gluon.scores import MINUS_INF
+
+# Scales of a tile's keys: in registers one or two per lane, the same in all waves; in LDS one after
+# the other.
+LANES = gl.constexpr(gl.BlockedLayout([1], [64], [8], [0]))
+IN_ORDER = gl.constexpr(gl.SwizzledSharedLayout(1, 1, 1, [0]))
 
 
 @gluon.constexpr_function
@@ -185,9 +203,22 @@ def add_scores(
 
 
 @gluon.jit
-def scores(q_frags, slots, BLOCK: gl.constexpr, LAYOUTS: gl.constexpr):
+def scaled(att, row_scales, key_slot, I: gl.constexpr, MMA: gl.constexpr):
+    """Scores of tile I times the scale of their query, if queries have one, and of their key,
+    likewise."""
+    TILE: gl.constexpr = att.shape[1]
+    if key_slot is not None:
+        scale = key_slot.slice(TILE * I, TILE, 0).load(gl.SliceLayout(0, MMA.scores))
+        att = att * scale[None, :]
+    if row_scales is not None:
+        att = att * row_scales[:, None]
+    return att
+
+
+@gluon.jit
+def scores(q_frags, slots, row_scales, key_slot, BLOCK: gl.constexpr, LAYOUTS: gl.constexpr):
     """Score tiles [queries, TILE keys] of a K slot: the parts' fragments in the order of Q's
-    columns."""
+    columns. key_slot: the scales of the slot's keys, or None."""
     MMA: gl.constexpr = LAYOUTS.matrices
     K: gl.constexpr = LAYOUTS.k
     TILE: gl.constexpr = EDGE * BLOCK.across
@@ -199,6 +230,7 @@ def scores(q_frags, slots, BLOCK: gl.constexpr, LAYOUTS: gl.constexpr):
         att = gl.zeros([BLOCK.queries, TILE], gl.float32, MMA.scores)
         for p in gl.static_range(len(K)):
             att = add_scores(att, q_frags, slots[p], i, p * PER_PART, COLUMNS, K[p], MMA)
+        att = scaled(att, row_scales, key_slot, i, MMA)
         tiles = tiles + (att,)  # noqa: RUF005
     return tiles
 
@@ -220,6 +252,14 @@ def mask_tiles(tiles, seen, keys, CAUSAL: gl.constexpr, BLOCK: gl.constexpr, MMA
         here = (key + TILE * i)[None, :] < last[:, None]
         done = done + (gl.where(here, tiles[i], MINUS_INF),)  # noqa: RUF005
     return done
+
+
+@gluon.jit
+def key_scales(ptr, first, limit, KV: gl.constexpr):
+    """Scales of keys first, first + 1, …, the same in all waves; 0 at or past `limit`. They are
+    loaded before the copies of their tile, as pages are."""
+    key = gl.arange(0, KV, LANES)
+    return cdna4.buffer_load(ptr + first.to(gl.int64), key, mask=key + first < limit)
 
 
 @gluon.jit
@@ -296,6 +336,8 @@ def walk(
         O = O + (gl.zeros([BM, TILE], gl.float32, MMA.output),)  # noqa: RUF005
     shift = gl.full([BM], float("-inf"), gl.float32, gl.SliceLayout(1, MMA.scores))
     row_sum = gl.zeros([BM], gl.float32, gl.SliceLayout(1, MMA.scores))
+    scales = sources.scales
+    SCALED_KEYS: gl.constexpr = rings.scales is not None
     words = ()
     mask = sources.mask
     if mask.ptr is not None:
@@ -310,11 +352,17 @@ def walk(
         if PAGE > 0:
             pages_ahead = pages_of(sources.rope.line, ahead + KV, limit, K[ROPE_PART].copy, PAGE)
         later = slots_at(rings.k, slot, len(K))
+        if SCALED_KEYS:
+            scales_ahead = key_scales(scales.keys_ptr, ahead, limit, KV)
         dma_K(later, sources, pages, ahead, limit, BLOCK, K, PAGE)
         pages = pages_ahead
         async_copy.wait_group(2)
         slot = j % K_RING
-        tiles = scores(q_frags, slots_at(rings.k, slot, len(K)), BLOCK, LAYOUTS)
+        key_slot = rings.scales
+        if SCALED_KEYS:
+            key_slot = rings.scales.index(j % 2)
+        keys = slots_at(rings.k, slot, len(K))
+        tiles = scores(q_frags, keys, scales.rows, key_slot, BLOCK, LAYOUTS)
         dma_V(rings.v.index((j + 1) % V_RING), sources.v, ahead, limit, V)
         if HOW.sign != 1:
             tiles = signed_tiles(tiles, TILES, HOW.sign)
@@ -339,6 +387,8 @@ def walk(
                 added = added + (mma_PV(sums[d], frags[d], p),)  # noqa: RUF005
             sums = added
         O = sums
+        if SCALED_KEYS:
+            rings.scales.index((j + 1) % 2).store(scales_ahead)
     async_copy.wait_group(0)
     return O, shift, row_sum
 
@@ -347,6 +397,7 @@ COUNTS = ["batch", "total_q", "total_k", "heads", "tiles", "table_stride", "last
 COUNTS += ["mask_stride", "words"]
 # Vectors of 4-byte elements, read one by one: a slice of a tensor is as good as all.
 VECTORS = ["lse_ptr", "sink_ptr", "cu_q_ptr", "cu_k_ptr", "starts_ptr", "table_ptr", "mask_ptr"]
+VECTORS += ["q_scale_ptr", "k_scale_ptr"]
 
 
 @gluon.jit(do_not_specialize=COUNTS, do_not_specialize_on_alignment=VECTORS)
@@ -362,6 +413,8 @@ def dense_kernel(  # noqa: PLR0913
     cu_k_ptr,
     starts_ptr,
     table_ptr,
+    q_scale_ptr,
+    k_scale_ptr,
     mask_ptr,
     factor,
     batch,
@@ -419,14 +472,19 @@ def dense_kernel(  # noqa: PLR0913
     for p in gl.static_range(len(K)):
         ring = gl.allocate_shared_memory(DTYPE, [BLOCK.k_slots, KV, width_of(BLOCK, p)], K[p].write)
         k_rings = k_rings + (ring,)  # noqa: RUF005
-    v_ring = gl.allocate_shared_memory(DTYPE, [BLOCK.v_slots, KV, BLOCK.d_v], V.write)
-    rings = Rings(k=k_rings, v=v_ring)
+    V_TYPE: gl.constexpr = v_ptr.dtype.element_ty
+    V_PIECE: gl.constexpr = 128 // V_TYPE.primitive_bitwidth
+    v_ring = gl.allocate_shared_memory(V_TYPE, [BLOCK.v_slots, KV, BLOCK.d_v], V.write)
+    scale_ring = None
+    if k_scale_ptr is not None:
+        scale_ring = gl.allocate_shared_memory(gl.float32, [2, KV], IN_ORDER)
+    rings = Rings(k=k_rings, v=v_ring, scales=scale_ring)
 
     # Pointers to key 0 of the sequence, for this head.
     kv_head = (item.head // GROUPS.kv).to(gl.int64)
     row = item.key.to(gl.int64)
     k = HeadRows(k_ptr + (row * k_stride_t + kv_head * k_stride_h) * PIECE, k_stride_t)
-    v = HeadRows(v_ptr + (row * v_stride_t + kv_head * v_stride_h) * PIECE, v_stride_t)
+    v = HeadRows(v_ptr + (row * v_stride_t + kv_head * v_stride_h) * V_PIECE, v_stride_t)
     rope = None
     if PAGE > 0:
         line = table_ptr + item.sequence.to(gl.int64) * table_stride
@@ -444,11 +502,20 @@ def dense_kernel(  # noqa: PLR0913
     if mask_ptr is not None:
         mask_ptr = mask_ptr + item.token.to(gl.int64) * mask_stride
     mask = MaskRows(ptr=mask_ptr, row_stride=mask_stride, last_row=item.rows - 1, words=words)
-    sources = Sources(k=k, rope=rope, v=v, mask=mask)
+    row_scales = None
+    if q_scale_ptr is not None:
+        place = gl.arange(0, BM, gl.SliceLayout(1, MMA.scores))
+        row_scales = gl.load(q_scale_ptr + item.token + place, mask=place < item.rows, other=0.0)
+    if k_scale_ptr is not None:
+        k_scale_ptr = k_scale_ptr + row
+    scales = Scales(rows=row_scales, keys_ptr=k_scale_ptr)
+    sources = Sources(k=k, rope=rope, v=v, mask=mask, scales=scales)
 
     q = Queries(q_ptr, q_stride_t, q_stride_h)
     start = item.head * 0
     limit = gl.minimum(item.keys, blocks * KV)
+    if k_scale_ptr is not None:
+        scale_ring.index(0).store(key_scales(k_scale_ptr, start, limit, KV))  # type: ignore[union-attr]
     if Q_IN_LDS:
         Q_SLAB: gl.constexpr = [BLOCK.q_frags, BM, BLOCK.frag_columns]
         q_slab = gl.allocate_shared_memory(DTYPE, Q_SLAB, LAYOUTS.q.write)

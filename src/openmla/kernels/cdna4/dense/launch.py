@@ -59,6 +59,8 @@ def calls(plan: Plan, op: DenseOperands, results: Results) -> Iterator[Call]:
         "cu_q_ptr": vector(op.cu_seqlens_q),
         "cu_k_ptr": vector(op.cu_seqlens_k),
         "starts_ptr": vector(op.k_start),
+        "q_scale_ptr": vector(op.weights.q_scale),
+        "k_scale_ptr": vector(op.weights.k_scale),
         "mask_ptr": op.key_mask,
         "mask_stride": 0 if op.key_mask is None else op.key_mask.stride(0),
         "words": 0 if op.key_mask is None else op.key_mask.shape[1],
@@ -77,7 +79,6 @@ def calls(plan: Plan, op: DenseOperands, results: Results) -> Iterator[Call]:
 def dense_constexprs(block: DensePlan) -> dict[str, Any]:
     """Constants and launch options that follow from the config alone."""
     size = block.config.element_bytes
-    fp8 = size == 1
     pv_depth = 64 if block.p_dtype == "float8_e4m3fn" else 16
     matrices = matrix_layouts(
         block.NUM_WARPS, block.across, block.mma.MMA_K, pv_depth, block.mma.ROWL_STRIDE
@@ -85,7 +86,8 @@ def dense_constexprs(block: DensePlan) -> dict[str, Any]:
     strip = K_SUB_ROWS * block.across
     parts = [*block.k_widths, *([block.D_ROPE] if block.D_ROPE else [])]
     k = tuple(k_layouts(block.KV_BLOCK, width, size, block.NUM_WARPS, strip) for width in parts)
-    q = q_layouts(block.BM, block.NUM_WARPS) if fp8 else None
+    q = q_layouts(block.BM, block.NUM_WARPS) if block.q_bytes else None
+    v = v_layouts(block.v_slot, block.v_slot.element_bytes)
     [part_width] = set(block.k_widths)
     return {
         "BLOCK": DenseBlock(
@@ -102,8 +104,8 @@ def dense_constexprs(block: DensePlan) -> dict[str, Any]:
             q_frags=block.D_QK // block.frag_columns,
         ),
         "P_DTYPE": _TYPES[block.p_dtype],
-        "Q_IN_LDS": fp8,
-        "LAYOUTS": DenseLayouts(matrices=matrices, q=q, k=k, v=v_layouts(block.v_slot, size)),
+        "Q_IN_LDS": bool(block.q_bytes),
+        "LAYOUTS": DenseLayouts(matrices=matrices, q=q, k=k, v=v),
         "num_warps": block.NUM_WARPS,
         **COMPILER_OPTIONS,
     }

@@ -2,7 +2,8 @@
 
 A block is `NUM_WARPS` waves. Counts, strides and register tiles are those of the original's block
 (`MlaPrefillV2Core`, which `DenseBlock` extends). `DenseFP8` fills the LDS as the original does;
-`Dense16` is openmla's own, for bf16 and fp16.
+`Dense16` is openmla's own, for bf16 and fp16, and `Dense8` the same in FP8, for what the original
+does not have: other widths, values in bf16, scales of queries and keys.
 """
 
 from collections.abc import Iterator
@@ -26,6 +27,8 @@ P_DTYPES = ("float8_e4m3fn", "bfloat16")
 #: Columns of V, or of K without rope, that one wave can take alone.
 MOST_ALONE = 128
 SHARED_PART = 64
+#: Keys or columns of one product.
+EDGE = 32
 #: Of a lane, for outputs, queries and scores; the others are for fragments and addresses.
 MOST_REGISTERS = 176
 
@@ -78,6 +81,11 @@ class DenseBlock(Limited, MlaPrefillV2Core):
         return 0
 
     @property
+    def scale_bytes(self) -> int:
+        """Bytes of a ring of the keys' scales; 0 where there are none."""
+        return 0
+
+    @property
     def k_slot_bytes(self) -> int:
         return self._K_SLOT_ROWS * SUB_ROW_BYTES
 
@@ -97,7 +105,7 @@ class DenseBlock(Limited, MlaPrefillV2Core):
     @property
     def smem_used(self) -> int:
         """LDS that the plan asks for."""
-        return self.q_bytes + self.k_ring_bytes + self.v_ring_bytes
+        return self.q_bytes + self.k_ring_bytes + self.v_ring_bytes + self.scale_bytes
 
     @property
     def launch_smem_used(self) -> int:
@@ -126,16 +134,18 @@ class DenseFP8(DenseBlock):
 
     v_full_v227: bool = True
     """Lay V out without bank conflicts, as the original does by default."""
-    p_dtype: str = "float8_e4m3fn"
-    """Type of the weights in the second product. FP8 weights carry 4 bits, so results are off by
-    about 2 percent; with bfloat16 V is dequantized in registers and results are as good as bf16."""
+    p_dtype: str = "bfloat16"
+    """Type of the weights in the second product. With bfloat16 V is dequantized in registers and
+    results are as good as bf16. FP8 weights, the original's, carry 4 bits, so results are off by
+    about 2 percent, and weights below 2^-17 of a row's largest are lost: no plan has them, only a
+    config that asks for them."""
 
     def __init__(
         self,
         config: MlaConfigV2 | None = None,
         *,
         v_full_v227: bool = True,
-        p_dtype: str = "float8_e4m3fn",
+        p_dtype: str = "bfloat16",
         **shape: Any,
     ) -> None:
         super().__init__(config, **shape)
@@ -177,7 +187,10 @@ class DenseFP8(DenseBlock):
         if unused:
             end = f"without the {unused} of padding at the very end"
             lines.append(f"compiled: {self.launch_smem_used} bytes, {end}")
-        lines.append(f"weights: {self.p_dtype}; O is rescaled at every tile, as in Modular's")
+        other = "" if self.p_dtype == "float8_e4m3fn" else ", Modular's are float8_e4m3fn"
+        lines.append(
+            f"weights: {self.p_dtype}{other}; O is rescaled at every tile, as in Modular's"
+        )
         return lines
 
     def _broken_limits(self) -> Iterator[str]:
@@ -283,8 +296,7 @@ class Dense16(DenseBlock):
 
     def _broken_limits(self) -> Iterator[str]:
         """Widths must add up, copies be shared by the waves, and all fit the LDS."""
-        if self.config.dtype not in DTYPES_16:
-            yield f"dtype {self.config.dtype}: this block multiplies {' and '.join(DTYPES_16)}"
+        yield from self._broken_by_dtype()
         yield from self._broken_by_shape()
         yield from self._broken_by_copies()
         if self.smem_used > LDS_BYTES:
@@ -295,6 +307,10 @@ class Dense16(DenseBlock):
             )
         elif self.launch_smem_used > LDS_BYTES:
             yield f"LDS: {self.smem_used} + {self.p_bytes} for weights > {LDS_BYTES}"
+
+    def _broken_by_dtype(self) -> Iterator[str]:
+        if self.config.dtype not in DTYPES_16:
+            yield f"dtype {self.config.dtype}: this block multiplies {' and '.join(DTYPES_16)}"
 
     def _broken_by_shape(self) -> Iterator[str]:
         if self.DEPTH & (self.DEPTH - 1):
@@ -321,3 +337,102 @@ class Dense16(DenseBlock):
                     f"{WAVE * DMA_BYTES} bytes, not a power of two that {self.NUM_WARPS} waves can "
                     "share evenly"
                 )
+
+
+@dataclass(frozen=True, init=False)
+class Dense8(Dense16):
+    """The block for FP8 queries and keys, openmla's own: any width, values in FP8 or bf16, a scale
+    for each query and each key.
+
+    Rows of K are half as wide as in 16 bits, so tiles have 128 keys; Q goes to registers, as in
+    16 bits. Weights are bf16. DeepSeek-V3 with values in bf16, and GLM-5 in FP8 throughout:
+
+        K ring   2 × 24576      = 49152     128 keys × (128 nope + 64 rope) per slot
+        V ring   3 × 32768      = 98304     128 keys × 128 × 2 B
+                                 147456     of 163840
+        K ring   2 × 32768      = 65536     128 keys × (192 nope + 64 rope) per slot
+        V ring   2 × 32768      = 65536     128 keys × 256
+        weights  128 × 64       =  8192     the compiler's: those of 64 keys, half of them at once
+                                 139264     of 163840
+
+    >>> block = Dense8(MlaConfigV2(
+    ...     q_block_size=32, kv_block=128, depth=256, num_heads=64, num_kv_heads=64, d_qk=256,
+    ...     d_rope=64, cache_depth=576, rope_cache_offset=512, dtype="float8_e4m3fn"))
+    >>> block.BM, block.smem_used, block.launch_smem_used, block.supported()
+    (128, 131072, 139264, True)
+    """
+
+    v_dtype: str = "float8_e4m3fn"
+    """Type of the values."""
+    scaled_keys: bool = False
+    """Whether every key has a scale: those of two tiles lie in LDS."""
+
+    def __init__(
+        self,
+        config: MlaConfigV2 | None = None,
+        *,
+        v_dtype: str = "float8_e4m3fn",
+        scaled_keys: bool = False,
+        **shape: Any,
+    ) -> None:
+        super().__init__(config, **shape)
+        if v_dtype not in P_DTYPES:
+            raise InvalidArgument("v_dtype", f"one of {', '.join(P_DTYPES)}", repr(v_dtype))
+        object.__setattr__(self, "v_dtype", v_dtype)
+        object.__setattr__(self, "scaled_keys", scaled_keys)
+
+    @property
+    def p_dtype(self) -> str:
+        return "bfloat16"
+
+    @property
+    def frag_columns(self) -> int:
+        return SUB_ROW_BYTES
+
+    @property
+    def v_element_bytes(self) -> int:
+        return 1 if self.v_dtype == "float8_e4m3fn" else 2
+
+    @property
+    def v_slot(self) -> DefaultV:
+        return DefaultV(self.KV_BLOCK, self.DEPTH, self.v_element_bytes, self.NUM_THREADS)
+
+    @property
+    def v_slot_bytes(self) -> int:
+        return self.v_slot.slot_bytes
+
+    @property
+    def scale_bytes(self) -> int:
+        return 2 * 4 * self.KV_BLOCK if self.scaled_keys else 0
+
+    @property
+    def p_bytes(self) -> int:
+        """Weights pass in bf16, those of 64 keys at a time; half of them stay where they are."""
+        return self.BM * 2 * EDGE * 2 // 2 if self.across > 1 else 0
+
+    @cached_property
+    def registers_held(self) -> int:
+        """Registers of a lane that hold queries, outputs and scores."""
+        return self.D_QK // 8 + self.DEPTH // 2 // self.across + self.KV_BLOCK // 2 // self.across
+
+    def explain(self) -> list[str]:
+        parts = f"{self.k_ring_bytes} + {self.v_ring_bytes}"
+        parts += f" + {self.scale_bytes}" if self.scaled_keys else ""
+        lines = [
+            f"block: {self.NUM_WARPS} waves, {self.across} for each {self.Q_BLOCK_SIZE} query rows "
+            f"= {self.BM} rows, {self.KV_BLOCK} keys per tile, {self.config.dtype}",
+            "Q: in registers",
+            f"K ring: {self.k_slots} slots × {self.KV_BLOCK} keys × ({self.D_NOPE} nope + "
+            f"{self.D_ROPE} rope) = {self.k_ring_bytes}",
+            f"V ring: {self.v_slots} slots × {self.KV_BLOCK} keys × {self.DEPTH} × "
+            f"{self.v_element_bytes} B = {self.v_ring_bytes}, {self.v_dtype}",
+            f"LDS: {parts} = {self.smem_used} of {LDS_BYTES}"
+            + (f"; weights between waves: {self.p_bytes}" if self.p_bytes else ""),
+            f"weights: {self.p_dtype}; O is rescaled at every tile, as in Modular's FP8 block",
+        ]
+        verdict = self.why_unsupported()
+        return [*lines, f"unsupported: {verdict}"] if verdict else lines
+
+    def _broken_by_dtype(self) -> Iterator[str]:
+        if not self.config.is_fp8:
+            yield f"dtype {self.config.dtype}: this block multiplies float8_e4m3fn queries and keys"

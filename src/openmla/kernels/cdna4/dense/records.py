@@ -57,6 +57,15 @@ class How(NamedTuple):
     """Rows of a page of rope; 0: rope is a tensor."""
 
 
+class Scales(NamedTuple):
+    """Factors of scores. None: there are none."""
+
+    rows: Any
+    """One for each query of the tile, in registers."""
+    keys_ptr: Any
+    """One for each key of the sequence."""
+
+
 class MaskRows(NamedTuple):
     """Bits that say which keys the queries of a WorkItem see."""
 
@@ -99,6 +108,8 @@ class Sources(NamedTuple):
     """HeadRows."""
     mask: Any
     """MaskRows."""
+    scales: Any
+    """Scales."""
 
 
 class Rings(NamedTuple):
@@ -107,3 +118,5 @@ class Rings(NamedTuple):
     k: Any
     """One ring per part of K."""
     v: Any
+    scales: Any
+    """Scales of the keys of two tiles; None without."""

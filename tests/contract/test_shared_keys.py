@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
 
@@ -11,7 +9,7 @@ import calls
 import formula
 import openmla
 from kernels.shared_keys import with_shared_keys
-from openmla import InvalidArgument, Problem, Unsupported, plan
+from openmla import InvalidArgument, Problem, plan
 from openmla.lab.testing.build import build
 from openmla.lab.testing.compare import judge
 from openmla.lab.testing.draw import random_case

@@ -144,6 +144,18 @@ def _fused(a: Array, b: Array, c: Array) -> Array:
     return (a.astype(np.float64) * b + c).astype(np.float32)
 
 
+def _two_products(a: Array, b: Array) -> Array:
+    """mul.rn.bf16x2 d, a, b: of both halves; a product of two bf16 values is exact in fp64."""
+    halves = []
+    for shift in (16, 0):
+        values = [(x >> np.uint32(shift) << np.uint32(16)).view(np.float32) for x in (a, b)]
+        product = values[0].astype(np.float64) * values[1]
+        bits = np.asarray(dtypes.bfloat16.encode(product.astype(np.float32))).view(np.uint16)
+        halves.append(bits.astype(np.uint32))
+    current().charge(2 * np.size(a))
+    return halves[0] << np.uint32(16) | halves[1]
+
+
 _RESULTS: dict[str, tuple[tuple[int, ...], Callable[..., Any]]] = {
     # opcode: bits of the operands, what it computes
     "mov.b32": ((32,), lambda a: a),
@@ -156,6 +168,7 @@ _RESULTS: dict[str, tuple[tuple[int, ...], Callable[..., Any]]] = {
     "add.f32": ((32, 32), _float(lambda a, b: a + b)),
     "max.f32": ((32, 32), _float(np.fmax)),  # the other one, where one is NaN
     "neg.f32": ((32,), _float(lambda a: -a)),
+    "mul.rn.bf16x2": ((32, 32), _two_products),
     "ex2.approx.ftz.f32": ((32,), _float(np.exp2)),
     "fma.rn.f32": ((32, 32, 32), _float(_fused)),
     "cvt.f32.f16": ((16,), lambda a: a.view(np.float16).astype(np.float32).view(np.uint32)),

@@ -8,8 +8,10 @@ A page holds all of its rows, and behind them 8 bytes of scales for each:
 | 448 … 575 | the tail: 64 bf16 columns, as much V's as K's |
 | 0 … 6 of its scales | the exponents of the chunks, ue8m0: 2^(x - 127), NaN for 255 |
 
-A value is bf16(fp32(e4m3) * scale) as in rows.py. It has few enough bits that nothing is rounded,
-unless it is below 2^-133.
+A value is bf16(fp32(e4m3) * scale) as in rows.py. An e4m3 value is exact in bf16, and so is a power
+of two, so here they are multiplied as bf16, two at a time, and rounded once; nothing is lost unless
+the product is below 2^-133. That is 5 instructions for two values where fp32 takes 6, and one
+conversion instead of two.
 
 Rows of a page and all strides are run-time values: engines keep windows in pages of 64 rows and
 compressed rows in pages of 2 to 256, and one kernel reads them all.
@@ -23,14 +25,26 @@ from triton.experimental.gluon import language as gl
 
 from openmla.kernels.gluon.compat import cp_async, reinterpret
 from openmla.kernels.gluon.dequantize.records import RowPlaces, RowScales
-from openmla.kernels.gluon.dequantize.rows import BF16S, WORDS, widened
+from openmla.kernels.gluon.dequantize.rows import BF16S, FOUR, WORDS
 
 CHUNK = gl.constexpr(64)  # columns that share a scale
 CHUNKS = gl.constexpr(7)
 CHUNK_WORDS = gl.constexpr(16)
 TAIL_WORDS = gl.constexpr(32)
-QUIET_NAN = gl.constexpr(0x7FC00000)
-SMALLEST = gl.constexpr(0x00400000)  # 2^-127
+QUIET_NAN = gl.constexpr(0x7FC0)
+SMALLEST = gl.constexpr(0x0040)  # 2^-127
+BOTH = gl.constexpr(0x00010001)  # times a half word: it in both halves
+# Four values of a word times a power of two that is in both halves of a word. The upper half of an
+# fp32 number that bf16 can hold is that bf16 number.
+WIDEN = gl.constexpr(
+    "{ .reg .b16 a, b, h<4>; .reg .b32 p, q, f<4>; mov.b32 {a, b}, $4; "
+    "cvt.rn.f16x2.e4m3x2 p, a; cvt.rn.f16x2.e4m3x2 q, b; "
+    "mov.b32 {h0, h1}, p; mov.b32 {h2, h3}, q; "
+    "cvt.f32.f16 f0, h0; cvt.f32.f16 f1, h1; cvt.f32.f16 f2, h2; cvt.f32.f16 f3, h3; "
+    "prmt.b32 p, f0, f1, 0x7632; prmt.b32 q, f2, f3, 0x7632; "
+    "mul.rn.bf16x2 p, p, $5; mul.rn.bf16x2 q, q, $5; "
+    "mov.b32 {$0, $1}, p; mov.b32 {$2, $3}, q; }"
+)
 
 
 @gluon.constexpr_function
@@ -99,18 +113,22 @@ def load_scales(places):
 
 @gluon.jit
 def scale_of(scales, C: gl.constexpr):
-    """The scale of chunk C of each row, fp32."""
+    """The scale of chunk C of each row, bf16 in both halves of a word."""
     word = scales.low if C < 4 else scales.high
     exponent = (word >> (C % 4 * 8)) & 255
-    bits = gl.where(exponent == 0, SMALLEST, exponent << 23)
-    return gl.where(exponent == 255, QUIET_NAN, bits).to(gl.float32, bitcast=True)
+    bits = gl.where(exponent == 0, SMALLEST, exponent << 7)
+    return gl.where(exponent == 255, QUIET_NAN, bits) * BOTH
 
 
 @gluon.jit
 def dequantized_chunk(words, scale):
     """bf16 [keys, 64] of a chunk and the scale of each key."""
     words, factors = gl.broadcast(words, scale[:, None])
-    return widened(words, factors).reshape([words.shape[0], CHUNK])
+    a, b, c, d = gl.inline_asm_elementwise(
+        WIDEN, "=h,=h,=h,=h,r,r", [words, factors], dtype=FOUR, is_pure=True, pack=1
+    )
+    fours = gl.join(gl.join(a, c), gl.join(b, d))  # a b, c d
+    return fours.reshape([words.shape[0], CHUNK])
 
 
 @gluon.jit

@@ -18,7 +18,7 @@ from openmla.kernels.launch import launch
 from openmla.lab.testing.build import Outcome
 from openmla.lab.testing.compare import compare
 from openmla.lab.testing.memory.poison import differences
-from openmla.operands import AttendOperands
+from openmla.operands import AttendOperands, Weights
 from openmla.sources import Listed, Source
 from two_sources import Setup, new_results, on_device, operands, read_by, some_tokens
 
@@ -188,3 +188,38 @@ def test_flash_mla_over_two_caches(name: str) -> None:
     natural = lse[:, :, 0].masked_fill(lse[:, :, 0] == torch.inf, -torch.inf)
     assert not differences(Outcome(out[:, 0], natural), attend(here))
     assert_right(op, Outcome(out[:, 0], natural))
+
+
+@pytest.mark.parametrize("way", ["in_kernel", "whole"])
+def test_every_byte_with_every_scale(way: str) -> None:
+    """A query of zeros that sees one row returns that row: bf16(e4m3 * 2^(x - 127)), to the bit."""
+    exponents = torch.arange(246)  # from 246 on 448 times the scale is infinite
+    page, count = 64, 256
+    page_bytes = page * 584
+    raw = torch.zeros(count // page, page_bytes, dtype=torch.uint8)
+    data = raw.as_strided((count // page, page, 576), (page_bytes, 576, 1))
+    scales = raw.as_strided((count // page, page, 8), (page_bytes, 8, 1), page * 576)
+    codes = torch.tensor([b for b in range(256) if b & 0x7F != 0x7F], dtype=torch.uint8)
+    columns = codes[(torch.arange(448) + 7 * torch.arange(count)[:, None]) % codes.numel()]
+    data[..., :448] = columns.view(count // page, page, 448)
+    of_rows = torch.nn.functional.pad(exponents, (0, count - len(exponents)), value=127)
+    scales[..., :7] = of_rows.to(torch.uint8).view(count // page, page, 1)
+    there = raw.to(DEVICE)
+    cache = openmla.LatentCache(
+        there.as_strided(data.shape, data.stride()),
+        there.as_strided(scales.shape, scales.stride(), page * 576),
+        512,
+        0,
+        "fp8_584",
+    )
+    indices = torch.arange(len(exponents), dtype=torch.int32, device=DEVICE)[:, None]
+    q = torch.zeros(len(exponents), 64, 512, dtype=torch.bfloat16, device=DEVICE)
+    nothing = torch.full_like(indices, -1)
+    sources = (Listed(cache, indices), Listed(cache, nothing))
+    op = AttendOperands(q=q, sources=sources, d_v=512, weights=Weights(0.1))
+    out = attend(op, few=False, way=way).out[:, 0, :448].cpu()
+    values = columns[: len(exponents)].view(torch.float8_e4m3fn).double()
+    wanted = (values * torch.exp2(exponents.double() - 127)[:, None]).to(torch.bfloat16)
+    normal = wanted.double().abs() >= 2.0**-126
+    assert out[normal].equal(wanted[normal])
+    assert (out.double() - wanted.double()).abs().max() <= 2.0**-126

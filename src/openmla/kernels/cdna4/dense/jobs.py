@@ -6,6 +6,7 @@ from typing import Any
 from openmla.kernels.call import Call
 from openmla.kernels.cdna4.chip import LANE_REGISTERS
 from openmla.kernels.jobs import Jobs, Predicted, typed
+from openmla.kernels.triton_version import TRITON
 from openmla.planning import Plan
 from openmla.problem import Problem
 
@@ -70,8 +71,11 @@ CONFIGS: dict[str, dict[str, Any]] = {
 
 
 def predicted(plan: Plan, call: Call) -> Predicted:
-    """All LDS of the plan, and no more registers than two waves can have."""
-    return Predicted(shared=plan.config.launch_smem_used, registers=LANE_REGISTERS)
+    """All LDS of the plan, and no more registers than two waves can have. Triton 3.8 spills some
+    beside 64 scales of keys."""
+    spilled = 3 * bool(TRITON < (3, 9) and getattr(plan.config, "scaled_keys", False))
+    used = plan.config.launch_smem_used
+    return Predicted(shared=used, registers=LANE_REGISTERS, spills=spilled)
 
 
 JOBS = Jobs(chip="mi355x", problems=PROBLEMS, predicted=predicted, configs=CONFIGS)

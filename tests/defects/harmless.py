@@ -45,6 +45,27 @@ class Harmless:
 
 HARMLESS: tuple[Harmless, ...] = (
     Harmless(
+        "kernels/hopper/dense_fp8/products.py",
+        "turn_signs",
+        "fence_async_shared()",
+        "fence_async_shared() fence_async_shared()",
+        "A second fence has nothing left to publish.",
+    ),
+    Harmless(
+        "kernels/hopper/backward/query_pass.py",
+        "issue_scores",
+        "S = warpgroup_mma(smem.q.nope.index(who), keys, S, use_acc=False, is_async=True)",
+        "S = warpgroup_mma(smem.q.nope.index(who), keys, S, use_acc=False, is_async=False)",
+        "A product that is waited for at once is the same product; the wait takes time.",
+    ),
+    Harmless(
+        "kernels/hopper/dense/producer.py",
+        "load_mask",
+        "key // WORD_BITS",
+        "(((key) + (WORD_BITS) - 1) // (WORD_BITS))",
+        "A tile of keys begins at a multiple of 32.",
+    ),
+    Harmless(
         "kernels/hopper/backward/key_pass.py",
         "walk",
         "mbarrier.wait(bars.q_ready.index(stage), (it // ST) & 1)",

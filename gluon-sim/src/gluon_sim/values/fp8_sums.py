@@ -21,6 +21,8 @@ one size and of terms that differ by up to 2^12.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from gluon_sim.values.dtypes import Array
@@ -42,10 +44,10 @@ def add_products(
     numbers below 2^16, so that float32 holds 32 of them and their sum exactly.
     """
     total = sums.astype(np.float64)
-    exact = np.float32 if bits <= FP8_BITS else np.float64
+    exact: Any = np.float32 if bits <= FP8_BITS else np.float64
     # By [n, rows, columns]: NumPy reduces the first axis quickest.
-    left = np.ascontiguousarray(a.T, exact)[:, :, None]
-    right = np.ascontiguousarray(b, exact)[:, None, :]
+    left: Array = np.ascontiguousarray(a.T, exact)[:, :, None]
+    right: Array = np.ascontiguousarray(b, exact)[:, None, :]
     left_places, right_places = _place(left), _place(right)
     for first in range(0, a.shape[1], columns):
         here = slice(first, first + columns)

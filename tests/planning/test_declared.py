@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from openmla.backward.problem import BACKWARD_FORM, BackwardProblem
+from openmla.backward.problem import BACKWARD_FORMS, BackwardProblem
 from openmla.errors import InvalidArgument, Unsupported
 from openmla.indexer.problem import INDEX_FORMS, IndexProblem
 from openmla.planning.family import Kernel
@@ -57,7 +57,7 @@ def declared(kernel: Kernel, step: int) -> Iterator[AnyProblem]:
             for heads in (32, 64, 128):
                 yield IndexProblem(**values, total_q=8192, heads=heads)
             continue
-        if values["form"] == BACKWARD_FORM:
+        if values["form"] in BACKWARD_FORMS:
             if (values["rope"] == "none") == (values["d_rope"] == 0):
                 problem = BackwardProblem(**values, **COUNTS, heads=MAX_HEADS)
                 if not kernel.serves.why_not(problem):
@@ -70,7 +70,9 @@ def declared(kernel: Kernel, step: int) -> Iterator[AnyProblem]:
             ):
                 continue  # only the rope of a cache comes in pages
         if values.get("span"):
-            values |= {"topk": 0, "has_topk_lengths": False}  # a span has no list
+            # A span has no list, and lies in pages.
+            pages = max(1, values["page_size"])
+            values |= {"topk": 0, "has_topk_lengths": False, "page_size": pages}
         problem = Problem(**values, **COUNTS, heads=MAX_HEADS)
         if not kernel.serves.why_not(problem):
             yield problem

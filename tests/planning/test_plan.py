@@ -84,12 +84,13 @@ def test_fp8_on_cdna4() -> None:
 
 @pytest.mark.parametrize(
     ("queries", "requests", "keys", "backend"),
-    [(32, 32, 32768, "portable"), (32, 32, 4096, "cdna4"), (8192, 2, 32768, "cdna4")],
+    [(32, 32, 32768, "portable"), (32, 32, 4096, "cdna4"), (8192, 2, 32768, "portable")],
 )
 def test_few_queries_over_many_keys_on_cdna4(
     queries: int, requests: int, keys: int, backend: str
 ) -> None:
-    """Its kernel does not split keys: where the portable one does, it runs only when named."""
+    """Its kernel does not split keys: where the portable one may, it runs only when named, however
+    many queries there are, since neighbors may not decide it."""
     problem = Problem(
         form="latent",
         heads=16,

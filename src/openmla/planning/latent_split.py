@@ -175,6 +175,20 @@ class LatentSplit:
         )
 
 
+def why_slower_unsplit(config: object, problem: Problem) -> str:
+    """Why a latent kernel that splits no keys is slower than the portable one, which does; "" where
+    it is not. One query of a long request would be the work of one block. What a request is given
+    to may not follow from its neighbors, so the width of the table decides, not the queries.
+    """
+    rule = LatentSplit(problem.heads, problem.d_v)
+    if problem.form != "latent" or not rule.can_split(problem.most_keys):
+        return ""
+    return (
+        f"a request may have {problem.most_keys} keys, and the portable kernel splits those of few "
+        "queries"
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class FixedSplit:
     """The rule of invariant calls: ranges begin at multiples of FIXED_RANGE, whatever the rows.

@@ -21,7 +21,7 @@ from openmla.kernels.blackwell.pair.plan import (
 from openmla.kernels.blackwell.sparse.plan import SparseConfig, SparseKernel, sparse_config
 from openmla.modular.blackwell.sparse.shape import CTA_HEADS
 from openmla.planning.family import Family, Kernel
-from openmla.planning.latent_split import LatentSplit
+from openmla.planning.latent_split import why_slower_unsplit
 from openmla.planning.serves import (
     ALIGNED,
     DTYPES,
@@ -166,19 +166,6 @@ def _one_cta_fails(problem: Problem, triton: tuple[int, ...]) -> str:
     return equal if triton[:2] == (3, 8) else ""
 
 
-def _keys_not_split(config: Any, problem: Problem) -> str:
-    """One query of a long request would be a single pair of CTAs or a single CTA. What a request is
-    given to may not follow from its neighbors, so the width of the table decides, not the queries.
-    """
-    rule = LatentSplit(problem.heads, problem.d_v)
-    if problem.form != "latent" or not rule.can_split(problem.most_keys):
-        return ""
-    return (
-        f"a request may have {problem.most_keys} keys, and the portable kernel splits those of few "
-        "queries"
-    )
-
-
 _WIDE_ROWS = ((512, 64, 512), (512, 0, 512))
 _ALL_ROWS = (*_WIDE_ROWS, (256, 64, 256))
 
@@ -216,7 +203,7 @@ def _pair(
         explain=lambda config, problem: PairKernel(config, problem).explain(),
         first_triton=FIRST_ROWS_PAIR,
         coarse=coarse,
-        slower=_keys_not_split,
+        slower=why_slower_unsplit,
     )
 
 
@@ -231,7 +218,7 @@ def _one_cta(name: str, form: str, dtypes: Dtypes) -> Kernel:
         block=lambda config, problem: SparseKernel(config, problem).block,
         explain=lambda config, problem: SparseKernel(config, problem).explain(),
         not_compiled=_one_cta_fails,
-        slower=_keys_not_split,
+        slower=why_slower_unsplit,
     )
 
 

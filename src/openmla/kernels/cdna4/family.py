@@ -12,9 +12,8 @@ from openmla.kernels.cdna4.sparse.plan import ROPE_COLUMNS, MlaSparse16
 from openmla.modular.cdna4.config import MlaConfigV2
 from openmla.modular.cdna4.layout.dma import WAVE
 from openmla.modular.cdna4.prefill import LDS_BYTES
-from openmla.planning.dequantize import mean_length
 from openmla.planning.family import Block, Family, Kernel, Pipeline
-from openmla.planning.latent_split import LatentSplit
+from openmla.planning.latent_split import why_slower_unsplit
 from openmla.planning.memory import Wanted, lay_out
 from openmla.planning.serves import (
     ALIGNED,
@@ -104,18 +103,6 @@ def _sparse(problem: Problem, target: Target) -> MlaSparse16:
         dequantized=problem.kv_dtype == "e4m3" or problem.kv_dtype in GLUON_CACHES,
         gather="pages" if problem.form == "latent" else "indices",
     )
-
-
-def _keys_not_split(config: MlaSparse16, problem: Problem) -> str:
-    """One workgroup goes through all keys of a request, so a few requests leave the chip idle. The
-    portable kernel splits keys, by the rule of Hopper's. Queries are those of a mean request."""
-    if problem.form != "latent":
-        return ""  # nobody splits lists
-    rows = mean_length(problem.total_q, problem.batch) * problem.heads
-    ranges = LatentSplit(problem.heads, problem.d_v).ranges(rows, problem.most_keys)
-    if ranges == 1:
-        return ""
-    return f"the portable kernel splits the keys of few queries, here into {ranges} ranges"
 
 
 def _sparse_block(block: MlaSparse16, problem: Problem) -> Block:
@@ -240,7 +227,7 @@ def _rows(name: str, served: dict[Any, Any]) -> Kernel:
         launcher="openmla.kernels.cdna4.sparse.launch",
         block=_sparse_block,
         first_triton=FIRST_TRITON,
-        slower=_keys_not_split,
+        slower=why_slower_unsplit,
     )
 
 

@@ -46,13 +46,6 @@ CASES: dict[str, GradientCase] = {
     "40 sequences": GradientCase(replace(NARROW, heads=1, q_lens=(1,) * 40, k_lens=(3,) * 40)),
     "negative scale": GradientCase(replace(NARROW, scale=-0.1)),
     "scale 0": GradientCase(replace(NARROW, scale=0.0)),
-    "key mask": GradientCase(replace(V3, key_mask="half")),
-    "key mask, edges": GradientCase(replace(EDGES, key_mask="half"), d_lse=True),
-    "key mask, full, sink": GradientCase(
-        replace(
-            NARROW, q_lens=(3, 140), k_lens=(270, 130), key_mask="half", causal=False, sink="normal"
-        )
-    ),
     "peaky": GradientCase(replace(NARROW, values="peaky")),
     "small gradients": GradientCase(replace(NARROW), d_out="small"),
     "strided": GradientCase(replace(NARROW, layout="aligned")),

@@ -13,7 +13,7 @@ persistent and fetch work items (work_items.py) from an atomic counter.
 |---|---|---|---|
 | k_ready | 2 | TMA bytes of one consumer's K and V (1) | that consumer |
 | k_empty | 2 | that consumer, after the last scores of a work item (1) | producer |
-| q_ready | ST | TMA bytes of Q with rope, of totals and deltas, of bits of keys (1) | consumers |
+| q_ready | ST | TMA bytes of Q with rope, of totals and deltas (1) | consumers |
 | d_ready | ST | TMA bytes of d_out (1) | consumers |
 | q_empty, d_empty | ST | both consumers, after the last product with Q, with d_out (2) | producer |
 | t_ready, t_empty, t_request | 2, 2, 1 | as in query_pass.py | |
@@ -23,7 +23,6 @@ persistent and fetch work items (work_items.py) from an atomic counter.
 | k_nope, k_rope, v | 2 x 64 x (128 + 64 + 128) x 2 = 81920 |
 | q_nope, q_rope, d_out | ST x 32 x (128 + 64 + 128) x 2 = 61440 |
 | total, delta | ST x 32 x 2 x 4 = 768 |
-| key mask, if there is one | ST x 32 x 16 = 1536 |
 
     S^T = K Q^T    P^T = exp2(S^T - total)    dP^T = V d_out^T    dS^T = P^T * (dP^T - delta)
     d_v += P^T d_out                          d_k += dS^T Q
@@ -49,7 +48,7 @@ from openmla.kernels.gluon.barriers import barriers
 from openmla.kernels.gluon.boxes import load_ragged, load_rows
 from openmla.kernels.gluon.compat import reinterpret, tma_load
 from openmla.kernels.gluon.scores import opaque_zero, signed
-from openmla.kernels.hopper.backward.masks import WORD_BITS, hide_before, keep_keys
+from openmla.kernels.hopper.backward.masks import hide_before
 from openmla.kernels.hopper.backward.query_pass import parts_of_rows
 from openmla.kernels.hopper.backward.records import (
     How,
@@ -106,11 +105,10 @@ def load_keys(sources, smem, bars, item, phase, DIMS: gl.constexpr, HOW: gl.cons
 
 
 @gluon.jit
-def load_queries(sources, smem, barrier, stage, item, row, DIMS: gl.constexpr, HOW: gl.constexpr):
-    """Load one block of Q, zeros past the sequence, its statistics and its bits of the keys."""
+def load_queries(sources, smem, barrier, stage, item, row, DIMS: gl.constexpr):
+    """Load one block of Q, zeros past the sequence, and its statistics."""
     BQ: gl.constexpr = smem.d_out.shape[1]
-    WORDS: gl.constexpr = 16 if HOW.has_key_mask else 0  # bytes of a query's bits
-    mbarrier.expect(barrier, BQ * ((DIMS.nope + DIMS.rope) * 2 + 8 + WORDS))
+    mbarrier.expect(barrier, BQ * ((DIMS.nope + DIMS.rope) * 2 + 8))
     nope = smem.q.nope.index(stage)
     load_ragged(sources.q.nope, item.start, item.length, row, item.head, barrier, nope)
     if DIMS.rope > 0:
@@ -120,9 +118,6 @@ def load_queries(sources, smem, barrier, stage, item, row, DIMS: gl.constexpr, H
     load_vector(sources.statistics, item.head, place, barrier, smem.total.index(stage))
     line = sources.heads + item.head
     load_vector(sources.statistics, line, place, barrier, smem.delta.index(stage))
-    if HOW.has_key_mask:
-        first = [item.start + row, item.row // WORD_BITS]
-        tma_load(sources.key_mask, first, barrier, smem.key_mask.index(stage))
 
 
 @gluon.jit
@@ -148,7 +143,7 @@ def producer(info, sources, smem, bars, DIMS: gl.constexpr, HOW: gl.constexpr):
             phase = ((it // ST) & 1) ^ 1
             row = (item.first + c) * BQ
             mbarrier.wait(bars.q_empty.index(stage), phase)
-            load_queries(sources, smem, bars.q_ready.index(stage), stage, item, row, DIMS, HOW)
+            load_queries(sources, smem, bars.q_ready.index(stage), stage, item, row, DIMS)
             if c == 0:
                 load_keys(sources, smem, bars, item, (turn & 1) ^ 1, DIMS, HOW)
             mbarrier.wait(bars.d_empty.index(stage), phase)
@@ -208,18 +203,13 @@ def issue_sums(words_p, words_s, sums, smem, stage, DIMS: gl.constexpr):
 
 
 @gluon.jit
-def weights_of(
-    S, smem, stage, limit, factor, MASKED: gl.constexpr, WHO: gl.constexpr, HOW: gl.constexpr
-):
-    """P^T of a block of queries; with a mask, 0 before the first query that sees a key, and where a
-    query's bit of a key is not set.
+def weights_of(S, smem, stage, limit, factor, MASKED: gl.constexpr, HOW: gl.constexpr):
+    """P^T of a block of queries; with a mask, 0 before the first query that sees a key.
 
     limit: that query of the consumer's first key, counted from the block's first.
     """
     SL: gl.constexpr = S.type.layout
     S = signed(S, HOW.sign)
-    if HOW.has_key_mask:
-        S = keep_keys(S, smem.key_mask.index(stage), WHO)
     if MASKED and HOW.is_causal:
         S = hide_before(S, limit)
     total = smem.total.index(stage).load(gl.SliceLayout(0, SL))
@@ -272,7 +262,7 @@ def walk(  # noqa: PLR0913
             words_p, words_s, Sums(v, nope, rope), smem, before, DIMS
         )
         S = warpgroup_mma_wait(1 + ADDED, deps=(S_next,))
-        P = weights_of(S, smem, stage, limit - c * BQ, factor, MASKED, WHO, HOW)
+        P = weights_of(S, smem, stage, limit - c * BQ, factor, MASKED, HOW)
         dP = warpgroup_mma_wait(ADDED, deps=(dP_next,))
         dS = score_gradients(P, dP, smem, stage)
         if DIMS.rope > 0:
@@ -332,7 +322,7 @@ def consumer(
         mbarrier.wait(bars.d_ready.index(stage), (it // ST) & 1)
         dP_next = issue_weight_gradients(smem, stage, WHO, SL)
         S, dP = warpgroup_mma_wait(0, deps=(S_next, dP_next))
-        P = weights_of(S, smem, stage, limit, factor, True, WHO, HOW)
+        P = weights_of(S, smem, stage, limit, factor, True, HOW)
         words_p = pack(P, BQ, DTYPE)
         words_s = pack(score_gradients(P, dP, smem, stage), BQ, DTYPE)
         it += 1
@@ -421,7 +411,6 @@ def key_pass_kernel(  # noqa: PLR0913
     q_rope_desc,
     d_out_desc,
     statistics_desc,
-    mask_desc,
     d_k_ptr,
     d_v_ptr,
     d_rope_ptr,
@@ -453,9 +442,7 @@ def key_pass_kernel(  # noqa: PLR0913
     """DIMS: Columns, ROPE: Problem.rope, REGISTERS: Registers, LAYOUTS: TileLayouts. HG: heads of a
     group that shares L2. factor: |scale| in log2 units."""
     DTYPE: gl.constexpr = v_desc.dtype
-    HOW: gl.constexpr = How(
-        is_causal=CAUSAL, sign=SIGN, rope=ROPE, has_key_mask=mask_desc is not None
-    )
+    HOW: gl.constexpr = How(is_causal=CAUSAL, sign=SIGN, rope=ROPE)
     TILE: gl.constexpr = Tiling(
         own_rows=64 * NC, step_rows=BQ, by_keys=True, is_causal=CAUSAL, head_group=HG
     )
@@ -486,17 +473,8 @@ def key_pass_kernel(  # noqa: PLR0913
         t_empty=barriers(2, NC + 1),
         t_request=barriers(1, 1),
     )
-    mask_smem = None
-    if mask_desc is not None:
-        mask_smem = gl.allocate_shared_memory(gl.int32, [ST, BQ, 4], mask_desc.layout)
     smem = KeyMemory(
-        k=k_smem,
-        v=v_smem,
-        q=q_smem,
-        d_out=d_out_smem,
-        total=total_smem,
-        delta=delta_smem,
-        key_mask=mask_smem,
+        k=k_smem, v=v_smem, q=q_smem, d_out=d_out_smem, total=total_smem, delta=delta_smem
     )
     sources = KeySources(
         k=Parts(k_nope_desc, k_rope_desc),
@@ -505,7 +483,6 @@ def key_pass_kernel(  # noqa: PLR0913
         d_out=d_out_desc,
         statistics=statistics_desc,
         heads=heads,
-        key_mask=mask_desc,
     )
     gradients = KeyGradients(
         k=Rows(d_k_ptr, d_k_stride_t, d_k_stride_h),

@@ -29,7 +29,6 @@ from openmla.kernels.gluon.descriptors import (
     rows_of_heads,
     shared_rows,
     tile_layout,
-    words,
 )
 from openmla.kernels.hopper.backward.key_pass import key_pass_kernel
 from openmla.kernels.hopper.backward.query_pass import query_pass_kernel
@@ -56,7 +55,7 @@ def calls(plan: Plan, operands: BackwardOperands, gradients: Gradients) -> Itera
     part_sink = None
     if gradients.sink is not None:
         part_sink = op.q.new_zeros(rows // WGMMA_ROWS, heads, dtype=torch.float32)
-    shared, d_out = _shared(plan, op), copyable(operands.seen_d_out())
+    shared, d_out = _shared(plan, op), copyable(seen_gradients(operands))
     yield _query_pass(plan, operands, gradients, shared, d_out, statistics, part_sink)
     if part_sink is not None and gradients.sink is not None:
         yield summed(part_sink, gradients.sink)
@@ -95,9 +94,6 @@ def _query_pass(
         "d_lse_ptr": operands.d_lse,
         **strides("d_lse", operands.d_lse),
         "sink_ptr": vector(op.weights.sink),
-        "mask_ptr": op.key_mask,
-        "mask_stride": 0 if op.key_mask is None else op.key_mask.stride(0),
-        "mask_words": 0 if op.key_mask is None else op.key_mask.shape[1],
         "d_q_ptr": d_q,
         **strides("d_q", d_q, VECTOR),
         "statistics_ptr": statistics,
@@ -139,7 +135,6 @@ def _key_pass(
         "statistics_desc": TensorDescriptor(
             statistics, list(statistics.shape), list(statistics.stride()), [1, config.BQ], line
         ),
-        "mask_desc": None if op.key_mask is None else words(op.key_mask, config.BQ),
         "d_k_ptr": gradients.k_nope,
         **strides("d_k", gradients.k_nope, VECTOR),
         "d_v_ptr": gradients.v,
@@ -177,6 +172,15 @@ def programs_of(plan: Plan, rows: int) -> int:
     tiles = (rows // config.own_rows + plan.problem.batch + 1) * config.heads
     programs: int = min(tiles, config.sm_count)
     return programs
+
+
+def seen_gradients(operands: BackwardOperands) -> Tensor:
+    """d_out, but 0 in rows that see no key: the key pass multiplies all rows of a block, and 0 x
+    NaN would reach keys. Where queries and keys have the same offsets, all rows see one."""
+    op, d_out = operands.forward, operands.d_out
+    if not op.causal or op.cu_seqlens_q.data_ptr() == op.cu_seqlens_k.data_ptr():
+        return d_out
+    return torch.where((operands.lse == -torch.inf)[..., None], d_out.new_zeros(()), d_out)
 
 
 def copyable(x: Tensor) -> Tensor:

@@ -30,7 +30,6 @@ from openmla.kernels.hopper.chip import (
 from openmla.kernels.hopper.dense.plan import (
     ELEMENT,
     L2_HEADS,
-    MASK_ROW_BYTES,
     TILE_INFO_BYTES,
     TILE_SLOTS,
 )
@@ -60,7 +59,6 @@ class HopperBackwardConfig(HopperBlock):
     """Queries of a step of the key pass."""
     query_stages: int = 3
     """Steps of the key pass whose queries are in flight."""
-    key_mask: bool = False
     sm_count: int = 132
 
     def __post_init__(self) -> None:
@@ -130,11 +128,8 @@ class HopperBackwardConfig(HopperBlock):
     def key_pass_map(self) -> MemoryMap:
         """Byte offsets of every buffer of the key pass; a bulk copy writes to multiples of 128."""
         size = self.query_stages * self.BQ * FP32
-        more = tuple(Wanted(name, "statistics", size, 128) for name in ("total", "delta"))
-        if self.key_mask:
-            bits = self.query_stages * self.BQ * MASK_ROW_BYTES
-            more += (Wanted("mask", "statistics", bits, 128),)
-        return self._pass("keys", "queries", self.BQ, self.query_stages, more)
+        statistics = tuple(Wanted(name, "statistics", size, 128) for name in ("total", "delta"))
+        return self._pass("keys", "queries", self.BQ, self.query_stages, statistics)
 
     @cached_property
     def smem_map(self) -> MemoryMap:
@@ -197,7 +192,6 @@ def _choose(problem: Any, target: Target) -> HopperBackwardConfig:
         d_nope=problem.d_nope,
         d_rope=problem.d_rope,
         d_v=problem.d_v,
-        key_mask=problem.has_key_mask,
         sm_count=target.sm_count,
     )
 
@@ -212,7 +206,7 @@ SERVED = Serves(
         "d_v": OneOf(64, 128),
         "rope": OneOf("none", "shared", "per_head", why="rope of a cache has no gradient"),
         **LENGTHS,
-        **either("causal", "has_sink", "has_key_mask", "wants_lse", "has_d_lse"),
+        **either("causal", "has_sink", "wants_lse", "has_d_lse"),
         "aligned_16": ALIGNED,
     },
     (
@@ -227,11 +221,10 @@ SERVED = Serves(
 
 
 def _not_measured(config: HopperBackwardConfig, problem: BackwardProblem) -> str:
-    """Other widths, rope per head and key masks ran in the simulator and not yet on an H200."""
+    """Other widths, and rope per head, ran in the simulator and not yet on an H200."""
     widths = (problem.d_nope, problem.d_rope, problem.d_v)
-    measured = widths == (128, 64, 128) and problem.rope == "shared" and not problem.has_key_mask
-    why = "because with these widths, this rope or a key mask it was simulated alone"
-    return "" if measured else why
+    measured = widths == (128, 64, 128) and problem.rope == "shared"
+    return "" if measured else "because with these widths or this rope it was simulated alone"
 
 
 HOPPER_BACKWARD = Kernel(

@@ -35,9 +35,6 @@ would put waits between all wgmma.
 
 Rows of K and V past a sequence are zeros (ragged descriptors): a dS of 0 times a NaN would be a
 NaN. Rows of Q past a sequence stay in rows that are not stored.
-
-With a key mask, two words for each row come from global memory with every block, under its
-products, and no block is without a mask.
 """
 
 from triton.experimental import gluon
@@ -51,10 +48,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from openmla.kernels.gluon.barriers import barriers
 from openmla.kernels.gluon.boxes import load_ragged, load_rows
 from openmla.kernels.gluon.scores import opaque_zero, signed
-from openmla.kernels.hopper.backward.masks import load_bits
 from openmla.kernels.hopper.backward.records import (
     How,
-    KeyMask,
     Parts,
     QueryBarriers,
     QueryMemory,
@@ -73,7 +68,7 @@ from openmla.kernels.hopper.backward.work_items import (
     scheduler,
 )
 from openmla.kernels.hopper.dense.scheduler import FIELDS, get
-from openmla.kernels.hopper.dense.softmax import hide, keep_bits, pack, unpack
+from openmla.kernels.hopper.dense.softmax import hide, pack, unpack
 
 WARPS = gl.constexpr(4)  # of a consumer
 NC = gl.constexpr(2)  # consumers
@@ -187,32 +182,12 @@ def issue_query_gradients(words, d_q, smem, stage, DIMS: gl.constexpr):
 
 
 @gluon.jit
-def weights_of(S, bits, total, factor, skip, item, MASKED: gl.constexpr, WHO: gl.constexpr, HOW):
-    """exp2(S - total); with a mask, 0 where a key is not seen. skip: keys before the block. bits:
-    what `bits_of` returned."""
+def weights_of(S, total, factor, skip, item, MASKED: gl.constexpr, WHO: gl.constexpr, HOW):
+    """exp2(S - total); with a mask, 0 where a key is not seen. skip: keys before the block."""
     S = signed(S, HOW.sign)
-    if HOW.has_key_mask:
-        S = keep_bits(S, bits)
     if MASKED:
         S = hide(S, item.limit + WHO * 64 - skip, item.length - skip, HOW.is_causal)
     return gl.exp2(S * factor - total[:, None])
-
-
-@gluon.jit
-def bits_of(
-    mask,
-    item,
-    skip,
-    BN: gl.constexpr,
-    SL: gl.constexpr,
-    WHO: gl.constexpr,
-    HOW: gl.constexpr,
-):
-    """Bits of the key mask for a block of scores, if there is one. mask: KeyMask."""
-    if HOW.has_key_mask:
-        return load_bits(mask, item, skip, BN, SL, WHO)
-    else:
-        return skip
 
 
 @gluon.jit
@@ -224,7 +199,6 @@ def walk(  # noqa: PLR0913
     first,
     last,
     rows,
-    mask,
     factor,
     smem,
     bars,
@@ -237,8 +211,7 @@ def walk(  # noqa: PLR0913
     """Steps first … last - 1 of a work item; each multiplies dS of the block before with its K.
 
     Takes and returns dS in pairs, d_q (Parts) and the number of the next block; item: WorkItem,
-    rows: RowStatistics, mask: KeyMask, smem: QueryMemory, bars: QueryBarriers, HOW: How, DIMS:
-    Columns.
+    rows: RowStatistics, smem: QueryMemory, bars: QueryBarriers, HOW: How, DIMS: Columns.
     """
     BN: gl.constexpr = smem.v.shape[1]
     ST: gl.constexpr = smem.v.shape[0]
@@ -253,10 +226,9 @@ def walk(  # noqa: PLR0913
         mbarrier.wait(bars.v_ready.index(stage), (it // ST) & 1)
         dP_next = issue_weight_gradients(smem, stage, WHO, SL)
         next_q, dS = issue_query_gradients(words, Parts(d_nope, d_rope), smem, before, DIMS)
-        skip = (item.blocks - 1 - c) * BN
-        bits = bits_of(mask, item, skip, BN, SL, WHO, HOW)
         S = warpgroup_mma_wait(1 + PARTS, deps=(S_next,))
-        P = weights_of(S, bits, rows.total, factor, skip, item, MASKED, WHO, HOW)
+        skip = (item.blocks - 1 - c) * BN
+        P = weights_of(S, rows.total, factor, skip, item, MASKED, WHO, HOW)
         dP = warpgroup_mma_wait(PARTS, deps=(dP_next,))
         mbarrier.arrive(bars.v_empty.index(stage), count=1)
         gradients = P * (dP - rows.delta[:, None])
@@ -277,7 +249,6 @@ def consumer(
     bars,
     saved,
     stats,
-    mask,
     d_q_rows,
     factor,
     scale,
@@ -287,8 +258,7 @@ def consumer(
 ):
     """64 rows of every work item: rows 64 x WHO … of its tile.
 
-    smem: QueryMemory, bars: QueryBarriers, saved: Saved, stats: Statistics, mask: KeyMask,
-    d_q_rows: Rows.
+    smem: QueryMemory, bars: QueryBarriers, saved: Saved, stats: Statistics, d_q_rows: Rows.
     """
     BN: gl.constexpr = smem.v.shape[1]
     ST: gl.constexpr = smem.v.shape[0]
@@ -313,11 +283,9 @@ def consumer(
         mbarrier.wait(bars.v_ready.index(stage), (it // ST) & 1)
         dP_next = issue_weight_gradients(smem, stage, WHO, SL)
         rows = row_statistics(item, saved, stats, DIMS.v, WHO, SL)
-        skip = (blocks - 1) * BN
-        bits = bits_of(mask, item, skip, BN, SL, WHO, HOW)
         S, dP = warpgroup_mma_wait(0, deps=(S_next, dP_next))
         mbarrier.arrive(bars.v_empty.index(stage), count=1)
-        P = weights_of(S, bits, rows.total, factor, skip, item, True, WHO, HOW)
+        P = weights_of(S, rows.total, factor, (blocks - 1) * BN, item, True, WHO, HOW)
         words = pack(P * (dP - rows.delta[:, None]), BN, DTYPE)
         it += 1
         nope = gl.zeros([64, NOPE], gl.float32, NL)
@@ -329,22 +297,7 @@ def consumer(
         # Blocks come from the last to the first, so those that need a mask come first.
         masked = gl.maximum(item.masked, 1)
         words, d_q, it = walk(
-            words,
-            d_q,
-            it,
-            item,
-            1,
-            masked,
-            rows,
-            mask,
-            factor,
-            smem,
-            bars,
-            True,
-            WHO,
-            HOW,
-            DIMS,
-            SL,
+            words, d_q, it, item, 1, masked, rows, factor, smem, bars, True, WHO, HOW, DIMS, SL
         )
         words, d_q, it = walk(
             words,
@@ -354,7 +307,6 @@ def consumer(
             masked,
             blocks,
             rows,
-            mask,
             factor,
             smem,
             bars,
@@ -383,12 +335,11 @@ def consumer(
 
 
 COUNTS = ["batch", "total_q", "total_k", "heads", "statistics_rows", "factor", "scale"]
-COUNTS += ["mask_stride", "mask_words"]
 STRIDES = [
     f"{name}_stride_{of}" for name in ("out", "lse", "d_out", "d_lse", "d_q") for of in ("t", "h")
 ]
 # Vectors of 4-byte elements, read and written one by one: a slice of a tensor is as good as all.
-VECTORS = ["lse_ptr", "d_lse_ptr", "sink_ptr", "mask_ptr", "cu_q_ptr", "cu_k_ptr", "counter_ptr"]
+VECTORS = ["lse_ptr", "d_lse_ptr", "sink_ptr", "cu_q_ptr", "cu_k_ptr", "counter_ptr"]
 
 
 @gluon.jit(do_not_specialize=COUNTS + STRIDES, do_not_specialize_on_alignment=VECTORS)
@@ -404,7 +355,6 @@ def query_pass_kernel(  # noqa: PLR0913
     lse_ptr,
     d_lse_ptr,
     sink_ptr,
-    mask_ptr,
     d_q_ptr,
     statistics_ptr,
     part_sink_ptr,
@@ -418,8 +368,6 @@ def query_pass_kernel(  # noqa: PLR0913
     total_k,
     heads,
     statistics_rows,
-    mask_stride,
-    mask_words,
     out_stride_t,
     out_stride_h,
     d_out_stride_t,
@@ -443,9 +391,7 @@ def query_pass_kernel(  # noqa: PLR0913
     """DIMS: Columns, ROPE: Problem.rope, REGISTERS: Registers, LAYOUTS: TileLayouts. HG: heads of a
     group that shares L2. factor: |scale| in log2 units."""
     DTYPE: gl.constexpr = v_desc.dtype
-    HOW: gl.constexpr = How(
-        is_causal=CAUSAL, sign=SIGN, rope=ROPE, has_key_mask=mask_ptr is not None
-    )
+    HOW: gl.constexpr = How(is_causal=CAUSAL, sign=SIGN, rope=ROPE)
     TILE: gl.constexpr = Tiling(
         own_rows=64 * NC, step_rows=BN, by_keys=False, is_causal=CAUSAL, head_group=HG
     )
@@ -492,12 +438,11 @@ def query_pass_kernel(  # noqa: PLR0913
     stats = Statistics(
         base=statistics_ptr, rows=statistics_rows, part_sink=part_sink_ptr, heads=heads
     )
-    mask = KeyMask(base=mask_ptr, stride=mask_stride, words=mask_words)
     d_q = Rows(d_q_ptr, d_q_stride_t, d_q_stride_h)
     gl.warp_specialize(
         [
-            (consumer, (info, smem, bars, saved, stats, mask, d_q, factor, scale, 0, HOW, DIMS)),
-            (consumer, (info, smem, bars, saved, stats, mask, d_q, factor, scale, 1, HOW, DIMS)),
+            (consumer, (info, smem, bars, saved, stats, d_q, factor, scale, 0, HOW, DIMS)),
+            (consumer, (info, smem, bars, saved, stats, d_q, factor, scale, 1, HOW, DIMS)),
             (producer, (info, sources, smem, bars, DIMS, HOW)),
             (scheduler, (info, bars, counter_ptr, sequences, TILE)),
         ],

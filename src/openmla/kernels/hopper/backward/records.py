@@ -37,7 +37,6 @@ class How(NamedTuple):
     """Sign of the softmax scale: -1, 0 or 1."""
     rope: str
     """Problem.rope: "shared", "per_head" or "none"."""
-    has_key_mask: bool = False
 
 
 class Tiling(NamedTuple):
@@ -89,14 +88,6 @@ class Rows(NamedTuple):
     base: Any
     stride_t: Any
     stride_h: Any
-
-
-class KeyMask(NamedTuple):
-    """int32 [total_q, words]: bits of the keys that each query sees; `base` None: of all."""
-
-    base: Any
-    stride: Any
-    words: Any
 
 
 class QuerySources(NamedTuple):
@@ -163,8 +154,6 @@ class KeySources(NamedTuple):
     d_out: Any
     statistics: Any
     heads: Any
-    key_mask: Any = None
-    """Of boxes of four words of a query: the bits of the tile's 128 keys; None: there is none."""
 
 
 class KeyMemory(NamedTuple):
@@ -176,7 +165,6 @@ class KeyMemory(NamedTuple):
     d_out: Any
     total: Any
     delta: Any
-    key_mask: Any = None
 
 
 class KeyBarriers(NamedTuple):
@@ -237,8 +225,6 @@ class WorkItem(NamedTuple):
     tile's first row. Both may be negative, and both only matter if causal."""
     place: Any
     """By queries: first row of the tile in the statistics. By keys: that of the sequence."""
-    row: Any
-    """Rows of the tile's sequence before it."""
 
 
 class RowStatistics(NamedTuple):

@@ -39,8 +39,7 @@ BLOCKS = gl.constexpr(6)
 MASKED = gl.constexpr(7)
 LIMIT = gl.constexpr(8)
 PLACE = gl.constexpr(9)
-ROW = gl.constexpr(10)
-USED = gl.constexpr(11)  # of the FIELDS of a slot
+USED = gl.constexpr(10)  # of the FIELDS of a slot
 
 
 @gluon.jit
@@ -112,7 +111,6 @@ def work_item(sequence, x, sequences, TILE: gl.constexpr):
             masked=gl.minimum(masked, blocks),
             limit=limit,
             place=place,
-            row=row,
         )
     else:
         row = (tiles - 1 - tile) * OWN
@@ -134,7 +132,6 @@ def work_item(sequence, x, sequences, TILE: gl.constexpr):
             masked=blocks - gl.minimum(whole, blocks),
             limit=limit,
             place=place + row,
-            row=row,
         )
 
 
@@ -151,7 +148,6 @@ def put_work_item(info, slot, item):
     put(info, slot, MASKED, item.masked)
     put(info, slot, LIMIT, item.limit)
     put(info, slot, PLACE, item.place)
-    put(info, slot, ROW, item.row)
 
 
 @gluon.jit
@@ -168,7 +164,6 @@ def get_work_item(info, slot, NW: gl.constexpr):
         masked=get(info, slot, MASKED, NW),
         limit=get(info, slot, LIMIT, NW),
         place=get(info, slot, PLACE, NW),
-        row=get(info, slot, ROW, NW),
     )
 
 

@@ -45,13 +45,12 @@ KINDS = {
     "hopper causal": Kind("hopper", _V3),
     "hopper full, sink": Kind("hopper", replace(_V3, causal=False, sink="mixed")),
     "hopper gradient of lse": Kind("hopper", _V3, d_lse=True),
-    "hopper key mask": Kind("hopper", replace(_V3, key_mask="half")),
-    "hopper few bits, sink": Kind(
-        "hopper", replace(_V3, key_mask="few", sink="normal", causal=False)
-    ),
     "hopper rope per head": Kind("hopper", replace(_V3, rope="per_head")),
     "hopper sink, gradient of lse": Kind("hopper", replace(_V3, sink="normal"), d_lse=True),
     "portable key mask": Kind("portable", replace(_V3, key_mask="half")),
+    "portable few bits, sink": Kind(
+        "portable", replace(_V3, key_mask="few", sink="normal", causal=False)
+    ),
     "hopper lists": Kind("hopper", _V32),
     "hopper lists, lengths, sink": Kind(
         "hopper", replace(_V32, topk_lengths="ragged", sink="mixed")

@@ -52,18 +52,6 @@ def test_model_widths(sink: str, key_mask: str, d_lse: bool) -> None:
         assert verdict.ok, verdict.report()
 
 
-@pytest.mark.parametrize("key_mask", ["half", "few", "all"])
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("extra", ["sink", "gradient of lse"])
-def test_key_masks_of_hoppers_own(key_mask: str, causal: bool, extra: str) -> None:
-    sink = "normal" if extra == "sink" else "none"
-    case = replace(V3, sink=sink, key_mask=key_mask, causal=causal)
-    built = build_gradients(GradientCase(case, d_lse=sink == "none"), Memory(DEVICE, "nan"))
-    found = built.run("hopper")
-    for verdict in judge_twice(built, found.gradients, found.saved):
-        assert verdict.ok, verdict.report()
-
-
 @pytest.mark.parametrize("seed", range(20))
 def test_memory_that_is_not_addressed_reaches_no_gradient(seed: int) -> None:
     case = usable(random_gradient_case(500 + seed))

@@ -34,6 +34,17 @@ class BackwardOperands:
         """Where all of them are."""
         return self.forward.q.device
 
+    def seen_d_out(self) -> Tensor:
+        """d_out, but 0 in rows that see no key: a key pass multiplies all rows of a block, and 0 x
+        NaN would reach keys. Where queries and keys have the same offsets and no key is masked, all
+        rows see one."""
+        op = self.forward
+        same = op.cu_seqlens_q.data_ptr() == op.cu_seqlens_k.data_ptr()
+        if op.key_mask is None and (not op.causal or same):
+            return self.d_out
+        blind = (self.lse == -torch.inf)[..., None]
+        return torch.where(blind, self.d_out.new_zeros(()), self.d_out)
+
     def problem(self, gradients: Any = None) -> BackwardProblem:
         """This pass without its tensors, whichever gradients are wanted of it."""
         forward = self.forward.problem(Results(self.out, self.lse))

@@ -13,7 +13,8 @@ from openmla.planning import Plan
 from openmla.problem import Problem
 
 # Bytes that the softmax and correction groups spill, as `CompileReport.spilling` shows: most with a
-# mask and scales for queries and keys together, others up to 20. With scales Triton 3.9 spills more.
+# mask and scales for queries and keys together, others up to 20. With scales Triton 3.9 spills
+# more.
 SPILLS, SPILLS_OF_SCALES = 36, 332
 _V3 = Problem(
     form="dense",

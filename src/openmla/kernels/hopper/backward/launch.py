@@ -55,7 +55,7 @@ def calls(plan: Plan, operands: BackwardOperands, gradients: Gradients) -> Itera
     part_sink = None
     if gradients.sink is not None:
         part_sink = op.q.new_zeros(rows // WGMMA_ROWS, heads, dtype=torch.float32)
-    shared, d_out = _shared(plan, op), copyable(seen_gradients(operands))
+    shared, d_out = _shared(plan, op), copyable(operands.seen_d_out())
     yield _query_pass(plan, operands, gradients, shared, d_out, statistics, part_sink)
     if part_sink is not None and gradients.sink is not None:
         yield summed(part_sink, gradients.sink)
@@ -172,15 +172,6 @@ def programs_of(plan: Plan, rows: int) -> int:
     tiles = (rows // config.own_rows + plan.problem.batch + 1) * config.heads
     programs: int = min(tiles, config.sm_count)
     return programs
-
-
-def seen_gradients(operands: BackwardOperands) -> Tensor:
-    """d_out, but 0 in rows that see no key: the key pass multiplies all rows of a block, and 0 x
-    NaN would reach keys. Where queries and keys have the same offsets, all rows see one."""
-    op, d_out = operands.forward, operands.d_out
-    if not op.causal or op.cu_seqlens_q.data_ptr() == op.cu_seqlens_k.data_ptr():
-        return d_out
-    return torch.where((operands.lse == -torch.inf)[..., None], d_out.new_zeros(()), d_out)
 
 
 def copyable(x: Tensor) -> Tensor:

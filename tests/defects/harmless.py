@@ -45,6 +45,27 @@ class Harmless:
 
 HARMLESS: tuple[Harmless, ...] = (
     Harmless(
+        "kernels/portable/latent.py",
+        "latent_kernel",
+        "if (parts == 1) | (row_start >= rows) | (part >= parts):",
+        "if (parts == 1) & (row_start >= rows) | (part >= parts):",
+        "A request of one range then fills slots of its own, which the merge does not read.",
+    ),
+    Harmless(
+        "kernels/portable/tiles.py",
+        "key_span",
+        "mask=real, other=0",
+        "mask=real, other=(0) + 1",
+        "A sequence that is not real has no keys, wherever they would begin.",
+    ),
+    Harmless(
+        "kernels/portable/backward/key_pass.py",
+        "key_pass_kernel",
+        "(acc_rope * scale + 0.0).to(d_rope_ptr.dtype.element_ty)",
+        "(acc_rope * scale + 0.0)",
+        "A store converts to the type of its pointer.",
+    ),
+    Harmless(
         "kernels/hopper/dense_fp8/products.py",
         "turn_signs",
         "fence_async_shared()",

@@ -157,13 +157,6 @@ HARMLESS: tuple[Harmless, ...] = (
         "Its phase has completed by then and the barrier does not turn again: the wait passes.",
     ),
     Harmless(
-        "kernels/blackwell/dense/softmax.py",
-        "store_weights",
-        "rest = (P - rounded.to(gl.float32)).to(DTYPE)",
-        "rest = (P - rounded).to(DTYPE)",
-        "The difference of fp32 and a narrower type is made in fp32 all the same.",
-    ),
-    Harmless(
         "kernels/gluon/compat.py",
         "_reinterpret",
         "if _PUBLIC_REINTERPRET:",
@@ -807,13 +800,6 @@ HARMLESS: tuple[Harmless, ...] = (
         ", transposed=True, warps_per_cta",
         ", transposed=False, warps_per_cta",
         "Which lane holds which product: all layouts of the kernel follow from this one, and no value depends on it.",
-    ),
-    Harmless(
-        "kernels/cdna4/dense/launch.py",
-        "dense_constexprs",
-        "fp8 = size == 1",
-        "fp8 = size == 0",
-        "Queries of 8 bits go to registers without LDS between, as those of 16 bits do.",
     ),
     Harmless(
         "kernels/hopper/few/values.py",

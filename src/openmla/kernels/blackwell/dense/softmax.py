@@ -60,37 +60,31 @@ def moved(row_max, highest, THRESHOLD: gl.constexpr):
 
 @gluon.jit
 def bits_of_tile(key_mask, work, half: gl.constexpr, TMEM: gl.constexpr):
-    """The KeyBits of query tile `half`; None where all keys are seen."""
-    if key_mask.base is None:
-        return None
-    else:
-        skipped = half * Q_ROWS * TMEM.ctas
-        token = (work.token + skipped).to(gl.int64)
-        return KeyBits(
-            base=key_mask.base + token * key_mask.row_stride,
-            row_stride=key_mask.row_stride,
-            words=key_mask.words,
-            rows=work.rows - skipped,
-        )
+    """The KeyBits of query tile `half` of a call with a mask."""
+    skipped = half * Q_ROWS * TMEM.ctas
+    token = (work.token + skipped).to(gl.int64)
+    return KeyBits(
+        base=key_mask.base + token * key_mask.row_stride,
+        row_stride=key_mask.row_stride,
+        words=key_mask.words,
+        rows=work.rows - skipped,
+    )
 
 
 @gluon.jit
 def words_of(bits, key, half: gl.constexpr, TMEM: gl.constexpr):
-    """The words for half of a block of keys that begins at `key`; None without bits."""
-    if bits is None:
-        return None
-    else:
-        WIDTH: gl.constexpr = TMEM.keys // 2
-        ROWS: gl.constexpr = Q_ROWS * TMEM.ctas
-        REGS: gl.constexpr = row_registers(gl.float32, WIDTH, TMEM.ctas)
-        scores = gl.zeros([ROWS, WIDTH], gl.float32, REGS)
-        L: gl.constexpr = gl.reshape(scores, [ROWS, WIDTH // WORD, WORD]).type.layout
-        WL: gl.constexpr = gl.SliceLayout(2, L)
-        row = gl.arange(0, ROWS, gl.SliceLayout(1, WL))
-        at = gl.arange(0, WIDTH // WORD, gl.SliceLayout(0, WL)) + (key + half * WIDTH) // WORD
-        exists = (row < bits.rows)[:, None] & (at < bits.words)[None, :]
-        lines = bits.base + row.to(gl.int64) * bits.row_stride
-        return gl.load(lines[:, None] + at[None, :], mask=exists, other=0)
+    """The words for half of a block of keys that begins at `key`."""
+    WIDTH: gl.constexpr = TMEM.keys // 2
+    ROWS: gl.constexpr = Q_ROWS * TMEM.ctas
+    REGS: gl.constexpr = row_registers(gl.float32, WIDTH, TMEM.ctas)
+    scores = gl.zeros([ROWS, WIDTH], gl.float32, REGS)
+    L: gl.constexpr = gl.reshape(scores, [ROWS, WIDTH // WORD, WORD]).type.layout
+    WL: gl.constexpr = gl.SliceLayout(2, L)
+    row = gl.arange(0, ROWS, gl.SliceLayout(1, WL))
+    at = gl.arange(0, WIDTH // WORD, gl.SliceLayout(0, WL)) + (key + half * WIDTH) // WORD
+    exists = (row < bits.rows)[:, None] & (at < bits.words)[None, :]
+    lines = bits.base + row.to(gl.int64) * bits.row_stride
+    return gl.load(lines[:, None] + at[None, :], mask=exists, other=0)
 
 
 @gluon.jit
@@ -178,8 +172,11 @@ def weigh(  # noqa: PLR0913
     groups read the scales of keys.
     """
     place = j % HOW.scale_buffers
-    left_words = words_of(bits, key, 0, TMEM)
-    right_words = words_of(bits, key, 1, TMEM)
+    left_words = None  # assigned here: with Triton 3.6 no function can return None
+    right_words = None
+    if bits is not None:
+        left_words = words_of(bits, key, 0, TMEM)
+        right_words = words_of(bits, key, 1, TMEM)
     mbarrier.wait(bars.s_full.index(tile), turn & 1)
     if scales.keys is not None:
         mbarrier.wait(bars.scales.full.index(place), (j // HOW.scale_buffers) & 1)
@@ -241,7 +238,9 @@ def softmax_two(
     if scales.queries is not None:
         row_scales = scales_of_rows(scales.queries, work, WHO, state.row_max)
     tile_scales = TileScales(keys=scales.keys, rows=row_scales)
-    tile_bits = bits_of_tile(key_mask, work, WHO, TMEM)
+    tile_bits = None
+    if key_mask.base is not None:
+        tile_bits = bits_of_tile(key_mask, work, WHO, TMEM)
     first = blocks * 0
     if WHO == 0:
         first = work.skipped
@@ -302,7 +301,9 @@ def softmax_one(tmem, bars, work, factor, scales, key_mask, HOW: gl.constexpr, T
     if scales.queries is not None:
         row_scales = scales_of_rows(scales.queries, work, 0, state.row_max)
     tile_scales = TileScales(keys=scales.keys, rows=row_scales)
-    tile_bits = bits_of_tile(key_mask, work, 0, TMEM)
+    tile_bits = None
+    if key_mask.base is not None:
+        tile_bits = bits_of_tile(key_mask, work, 0, TMEM)
     for pair in range(0, (blocks + 1) // 2):
         for tile in gl.static_range(2):
             j = 2 * pair + tile

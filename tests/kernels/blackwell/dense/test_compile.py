@@ -14,7 +14,10 @@ from openmla.planning import plan
 # Bytes that the MMA warp spills in spite of registers to spare, by Triton's version and job.
 KNOWN = {("3.9.0", "128+64→128 1Q"): 12}
 pytestmark = [pytest.mark.compile, pytest.mark.slow]
-JOBS = {job.name.removeprefix("blackwell dense "): job for job in jobs_of(jobs.JOBS)}
+DENSE = "blackwell dense "
+ALL = list(jobs_of(jobs.JOBS))
+JOBS = {job.name.removeprefix(DENSE): job for job in ALL if job.name.startswith(DENSE)}
+UPCASTS = {job.name: job for job in ALL if not job.name.startswith(DENSE)}
 
 
 @pytest.mark.parametrize("name", JOBS)
@@ -24,6 +27,13 @@ def test_memory_is_what_the_plan_says(name: str) -> None:
     kernel = DenseKernel(plan(PROBLEMS[name], "b200", "blackwell").config, PROBLEMS[name])
     assert report.warps is not None and 32 * report.warps == kernel.threads
     assert kernel.first_registers in report.partition_registers
+
+
+@pytest.mark.parametrize("name", UPCASTS)
+def test_values_are_upcast_without_shared_memory(name: str) -> None:
+    report = compile_job(UPCASTS[name])
+    assert report.differences(UPCASTS[name].predicted) == []
+    assert not report.spills
 
 
 @pytest.mark.parametrize("name", JOBS)

@@ -111,7 +111,7 @@ class Part:
     cu_q: Tensor
     cu_k: Tensor
     keys: int
-    """Of all requests together."""
+    """Keys of all requests together."""
 
     @cached_property
     def rows(self) -> Tensor:

@@ -97,8 +97,8 @@ def v4_rows_of(cache: LatentCache) -> dict[str, Any]:
 
 
 def source_rows_of(cache: LatentCache | Tensor) -> dict[str, Any]:
-    """The same of one of several sources: DeepSeek-V4's rows, or bf16 rows as words. Pages have any
-    size."""
+    """Kernel arguments for the rows of one of several sources: DeepSeek-V4's rows, or bf16 rows as
+    words. Pages have any size."""
     if isinstance(cache, LatentCache) and cache.format == V4.name:
         return v4_rows_of(cache)
     data = (cache[None] if isinstance(cache, Tensor) else cache.data).view(torch.int32)

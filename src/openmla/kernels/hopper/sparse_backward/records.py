@@ -21,10 +21,10 @@ class TileLayouts(NamedTuple):
 
     half: Any
     panel: Any
-    """Of 64 columns of Q and d_out."""
+    """Tiles of 64 columns of Q and d_out."""
     narrow: Any
-    """Of 64 columns of which each warp-group has half: swizzled by 64 bytes, so that 32 columns are
-    whole patterns. Rope columns, and P and dS."""
+    """Tiles of 64 columns of which each warp-group has half, swizzled by 64 bytes: 32 columns are
+    whole patterns. Rope columns, P and dS."""
 
 
 class Registers(NamedTuple):
@@ -148,7 +148,7 @@ class Barriers(NamedTuple):
 
 
 class RowStatistics(NamedTuple):
-    """Of 64 heads, in the layout of scores' rows."""
+    """Statistics of 64 heads, in the layout of scores' rows."""
 
     total: Any
     delta: Any

@@ -39,7 +39,7 @@ class Tile(NamedTuple):
 
 
 class Tiles(NamedTuple):
-    """Those of both passes."""
+    """The tiles of the two passes."""
 
     query: Tile
     key: Tile

@@ -7,6 +7,8 @@ OTHER_TRITONS := 3.6.0 3.8.0 3.9.0
 FOLDERS := $(OTHER_TRITONS:%=.tritons/%)
 VENV_VLLM := .venv-vllm
 VENV_SGLANG := .venv-sglang
+# Workers of pytest-xdist must collect the same tests in the same order, whatever a test iterates over.
+export PYTHONHASHSEED := 0
 PIP_INSTALL = bin/pip install --quiet --disable-pip-version-check
 
 .PHONY: help demo test unit matrix test-all test-fresh test-gpu test-vllm record-vllm test-sglang record-sglang lint compile-all docs wheel clean

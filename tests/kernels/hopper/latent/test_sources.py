@@ -103,10 +103,10 @@ def test_right_and_deaf_to_poison(name: str) -> None:
     assert bool(empty.any()) == ("without" not in name)
 
 
-ONCE = {"two lists", "span", "bf16 span and V4's list"}
+ONCE = ("two lists", "span", "bf16 span and V4's list")
 
 
-@pytest.mark.parametrize("name", [*ONCE])
+@pytest.mark.parametrize("name", ONCE)
 def test_pools_that_are_dequantized_once_have_the_bits_of_one_launch(name: str) -> None:
     """A launch for each pool of V4's rows, and one over bf16 rows."""
     op = operands(SETUPS[name])

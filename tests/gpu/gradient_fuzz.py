@@ -4,8 +4,9 @@
 
 A kind is what kernels are compiled for: a backend, widths and options. Every process takes a kind,
 and draws lengths, heads, lists, values and gradients for it, so that little is compiled and much is
-run. Around the operands is NaN or Inf. A case that is refused counts as such, by its reason. Exits
-nonzero if one was wrong, or if fewer ran than asked for. `--seconds`: no case begins after that.
+run. Around the operands is NaN or Inf. Exits nonzero if a case was wrong, if one was refused that
+Hopper's and the portable kernels have, and if fewer were drawn than asked for. `--seconds`: no case
+begins after that.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ class Kind(NamedTuple):
 
 _V3 = Case("dense", 4, 128, 64, 128, q_lens=(3,), k_lens=(3,), dtype="bf16")
 _V32 = Case("sparse", 4, 512, 64, 512, q_lens=(3,), k_lens=(3,), topk=3, scale=0.05, dtype="bf16")
+REFUSED = "refused"
 KINDS = {
     "hopper causal": Kind("hopper", _V3),
     "hopper full, sink": Kind("hopper", replace(_V3, causal=False, sink="mixed")),
@@ -59,7 +61,7 @@ KINDS = {
     "hopper narrow lists": Kind("hopper", replace(_V32, d_nope=128, d_v=128)),
     "portable lists": Kind("portable", replace(_V32, sink="normal"), d_lse=True),
     # A gradient that no kernel has.
-    "refused": Kind("hopper", replace(_V3, dtype="fp16")),
+    REFUSED: Kind("hopper", replace(_V3, dtype="fp16")),
 }
 
 
@@ -132,6 +134,22 @@ def run_kind(name: str, cases: int, seconds: float) -> None:
     print("RESULT " + json.dumps(result), flush=True)
 
 
+def problems_of(results: list[dict[str, Any]], cases: int) -> list[str]:
+    """What speaks against the results of all kinds; empty if nothing does.
+
+    >>> problems_of([{"kind": "hopper lists", "right": 7}, {"kind": REFUSED, "refused": 8}], 15)
+    []
+    >>> problems_of([{"kind": "hopper lists", "right": 7, "refused": 1}], 8)
+    ['hopper lists: 1 refused']
+    """
+    found, drawn = [], 0
+    for result in results:
+        unwanted = ("wrong", "right" if result["kind"] == REFUSED else "refused")
+        found += [f"{result['kind']}: {result[x]} {x}" for x in unwanted if result.get(x)]
+        drawn += sum(result.get(x, 0) for x in ("right", "wrong", "refused"))
+    return found if drawn >= cases else [*found, f"{drawn} of {cases} cases were drawn"]
+
+
 def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--cases", type=int, default=1000)
@@ -164,7 +182,9 @@ def main() -> int:
     print(totals, f"{time.monotonic() - began:.0f} s", flush=True)
     if options.out:
         options.out.write_text(json.dumps({"totals": totals, "kinds": results}, indent=1) + "\n")
-    return 0 if not totals["wrong"] and sum(totals.values()) >= options.cases else 1
+    problems = problems_of(results, options.cases)
+    print(*problems, sep="\n")
+    return 1 if problems else 0
 
 
 if __name__ == "__main__":

@@ -9,8 +9,11 @@ import sys
 import time
 from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+
+from openmla import Unsupported
 
 FOLDER = Path(__file__).parents[1] / "gpu"
 MARKED = "import os, time, pytest\npytestmark = pytest.mark.gpu\n"
@@ -97,7 +100,44 @@ def test_memcheck_believes_what_the_sanitizer_says(tmp_path: Path, ran: int, err
     assert f"10 cases in 2 processes, {bad} not clean" in done.stdout
 
 
-@pytest.mark.parametrize("name", ["run", "memcheck"])
+def test_memcheck_ends_where_gradients_are_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    """As those of one kind are, and on other chips Hopper's: a later seed changes nothing."""
+    monkeypatch.syspath_prepend(str(FOLDER))
+    memcheck, fuzz = import_module("memcheck"), import_module("gradient_fuzz")
+    built: list[object] = []
+
+    def build(case: object, device: str) -> SimpleNamespace:
+        assert len(built) < 100, "it draws on and on"
+        built.append(case)
+        return SimpleNamespace(run=lambda: None)
+
+    def refuse(*args: object) -> None:
+        raise Unsupported("such a gradient")
+
+    monkeypatch.setattr("openmla.lab.testing.build.build", build)
+    monkeypatch.setattr("kernels.wild_values.with_wild_values", lambda built, kind, seed: built)
+    monkeypatch.setattr(fuzz, "run_gradients", refuse)
+    monkeypatch.setattr("torch.cuda.synchronize", lambda: None)
+    memcheck.run_cases(9, 0, 1)
+    assert capsys.readouterr().out.splitlines()[-1] == "RAN 9"
+
+
+def test_drawn_gradients_must_be_right_and_there(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.syspath_prepend(str(FOLDER))
+    fuzz = import_module("gradient_fuzz")
+    results = [{"kind": name, "right": 5} for name in fuzz.KINDS if name != fuzz.REFUSED]
+    results.append({"kind": fuzz.REFUSED, "refused": 5})
+    cases = 5 * len(results)
+    assert not fuzz.problems_of(results, cases)
+    assert fuzz.problems_of(results, cases + 1) == [f"{cases} of {cases + 1} cases were drawn"]
+    refused = [{**result, "right": 0, "refused": 5} for result in results]
+    assert len(fuzz.problems_of(refused, cases)) == len(results) - 1
+    assert fuzz.problems_of([*results[:-1], {"kind": fuzz.REFUSED, "right": 5}], cases)
+
+
+@pytest.mark.parametrize("name", ["run", "memcheck", "gradient_fuzz"])
 def test_worked_examples(name: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.syspath_prepend(str(FOLDER))
     result = doctest.testmod(import_module(name))

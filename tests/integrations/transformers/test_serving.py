@@ -232,6 +232,17 @@ def test_tables_have_each_requests_pages_in_order():
     assert (part.lengths.tolist(), part.cu_q.tolist()) == ([9, 2], [0, 1, 3])
 
 
+def test_tables_do_not_depend_on_torchs_default_device():
+    pages = Pages(torch.zeros(20, PAGE, 6), PAGE, 1)
+    requests = [Request(0, 2, 40, [3, 1, 4]), Request(2, 1, 16, [5]), Request(3, 1, 3, [9])]
+    chosen = requests[:2]
+    want = _part("latent", chosen, len(requests), pages)
+    with torch.device("meta"):
+        got = _part("latent", chosen, len(requests), pages)
+    names = ("queries", "table", "lengths", "cu_q", "cu_k", "rows")
+    assert all(torch.equal(getattr(got, name), getattr(want, name)) for name in names)
+
+
 def test_a_cache_that_somebody_else_made_is_refused():
     with pytest.raises(Unsupported, match="a cache that openmla did not make"):
         scheduled.of(SimpleNamespace())

@@ -32,6 +32,7 @@ USED = {"cache", "write_index"}
 KNOWN = USED | {"cu_seq_lens_q", "cu_seq_lens_k", "read_index", "max_length_q", "max_length_k"}
 KNOWN |= {"max_seqlen_q", "max_seqlen_k", "logits_indices", "logits_processor_args", "is_causal"}
 ROWS = "openmla_rows"
+HOST = "cpu"
 # Columns of a table come in steps: a launch like one before, of a table as wide, is not planned
 # again, and the longest request of a batch has another page after every few tokens.
 TABLE_STEP = 16
@@ -277,7 +278,7 @@ def _part(form: str, chosen: Sequence[Request], of: int, pages: Pages) -> Part:
         return numbers.to(device, non_blocking=True)
 
     def int32(numbers: Sequence[int]) -> Tensor:
-        return there(torch.tensor(numbers, dtype=torch.int32))
+        return there(_listed(numbers, torch.int32))
 
     new, keys = [r.new for r in chosen], [r.keys for r in chosen]
     queries = None
@@ -301,8 +302,9 @@ def _table(requests: Sequence[Request], pages: Pages) -> Tensor:
     listed = array("i")
     for request, count in zip(requests, counts, strict=True):
         listed.extend(request.blocks[:count])
-    table = torch.zeros(len(requests), round_up(max(counts), TABLE_STEP), dtype=torch.int32)
-    used = torch.arange(table.shape[1]) < torch.tensor(counts)[:, None]
+    width = round_up(max(counts), TABLE_STEP)
+    table = torch.zeros(len(requests), width, dtype=torch.int32, device=HOST)
+    used = torch.arange(width, device=HOST) < _listed(counts)[:, None]
     table[used] = torch.frombuffer(listed, dtype=torch.int32) * pages.step
     return table
 
@@ -313,6 +315,12 @@ def _ranges(starts: Sequence[int], lengths: Sequence[int]) -> Tensor:
     >>> _ranges([4, 0], [2, 3]).tolist()
     [4, 5, 0, 1, 2]
     """
-    first, counts = torch.tensor(starts), torch.tensor(lengths)
+    first, counts = _listed(starts), _listed(lengths)
     before = counts.cumsum(0) - counts
-    return torch.arange(sum(lengths)) + (first - before).repeat_interleave(counts)
+    numbers = torch.arange(sum(lengths), device=HOST)
+    return numbers + (first - before).repeat_interleave(counts)
+
+
+def _listed(numbers: Sequence[int], dtype: torch.dtype = torch.int64) -> Tensor:
+    """Numbers of the host, whatever torch's default device is."""
+    return torch.tensor(numbers, dtype=dtype, device=HOST)

@@ -23,6 +23,7 @@ from torch.autograd import forward_ad
 
 from openmla.arithmetic import round_up
 from openmla.indexer.operands import SCORES_STEP
+from openmla.operands import same_offsets
 from openmla.planning import Plan
 from openmla.problem import Problem
 
@@ -240,13 +241,13 @@ def _recounted(problem: Problem, args: Mapping[str, Any]) -> Problem:
     """The problem with the token counts of other arguments of its operator."""
     if problem.form == "sparse":
         return replace(problem, total_q=args["q"].shape[0])
-    offsets_q, offsets_k = args["cu_seqlens_q"], args["cu_seqlens_k"]
+    offsets = args["cu_seqlens_q"], args["cu_seqlens_k"]
     return replace(
         problem,
         total_q=args["q"].shape[0],
         total_k=args["k_nope"].shape[0],
-        batch=offsets_q.shape[0] - 1,
-        self_attention=offsets_q.data_ptr() == offsets_k.data_ptr(),
+        batch=offsets[0].shape[0] - 1,
+        self_attention=same_offsets(*offsets),
     )
 
 

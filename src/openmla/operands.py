@@ -128,7 +128,7 @@ class DenseOperands(_OfQueries):
             has_key_mask=self.key_mask is not None,
             batch=self.cu_seqlens_q.shape[0] - 1,
             total_k=self.k_nope.shape[0],
-            self_attention=self.cu_seqlens_q.data_ptr() == self.cu_seqlens_k.data_ptr(),
+            self_attention=same_offsets(self.cu_seqlens_q, self.cu_seqlens_k),
             aligned_16=aligned_16(*copied),
             **_common(self.q, self.weights, results),
         )
@@ -331,6 +331,17 @@ def _common(q: Tensor, weights: Weights, results: Results) -> dict[str, Any]:
         "wants_lse": results.lse is not None,
         **given,
     }
+
+
+def same_offsets(queries: Tensor, keys: Tensor) -> bool:
+    """Whether offsets of queries and of keys are one tensor: then each sequence has as many keys as
+    queries. Views that begin at one address may still step differently.
+
+    >>> offsets = torch.tensor([0, 5, 9])
+    >>> same_offsets(offsets[:2], offsets[:2]), same_offsets(offsets[:2], offsets[::2])
+    (True, False)
+    """
+    return queries.data_ptr() == keys.data_ptr() and queries.stride() == keys.stride()
 
 
 def token_spans(total: int, most: int) -> Iterator[slice | None]:

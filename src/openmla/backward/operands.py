@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from openmla.backward.problem import BackwardProblem
-from openmla.operands import DenseOperands, Results
+from openmla.operands import DenseOperands, Results, same_offsets
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,8 +39,8 @@ class BackwardOperands:
         NaN would reach keys. Where queries and keys have the same offsets and no key is masked, all
         rows see one."""
         op = self.forward
-        same = op.cu_seqlens_q.data_ptr() == op.cu_seqlens_k.data_ptr()
-        if op.key_mask is None and (not op.causal or same):
+        all_see = not op.causal or same_offsets(op.cu_seqlens_q, op.cu_seqlens_k)
+        if op.key_mask is None and all_see:
             return self.d_out
         blind = (self.lse == -torch.inf)[..., None]
         return torch.where(blind, self.d_out.new_zeros(()), self.d_out)

@@ -1,0 +1,46 @@
+"""What a backward pass is handed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from openmla.backward.operands import BackwardOperands
+from openmla.operands import DenseOperands, Results, Weights
+
+HEADS, WIDTH = 2, 16
+
+
+def backward(cu_q: Tensor, cu_k: Tensor, causal: bool = True) -> BackwardOperands:
+    """Four queries of which the first two see no key of two; their d_out is NaN."""
+    q, kv = torch.ones(4, HEADS, WIDTH), torch.ones(2, HEADS, WIDTH)
+    forward = DenseOperands(q, kv, None, kv, cu_q, cu_k, causal, Weights(0.1))
+    lse, d_out = torch.zeros(4, HEADS), torch.ones(4, HEADS, WIDTH)
+    lse[:2], d_out[:2] = -torch.inf, torch.nan
+    return BackwardOperands(forward, torch.zeros_like(d_out), lse, d_out)
+
+
+@pytest.mark.parametrize("apart", [True, False], ids=["two tensors", "two views of one address"])
+def test_rows_that_see_no_key_have_no_gradient(apart: bool) -> None:
+    one = torch.tensor([0, 4, 2], dtype=torch.int32)
+    cu_q, cu_k = one[:2], one[::2]
+    read = backward(cu_q, cu_k.clone() if apart else cu_k)
+    seen = read.seen_d_out()
+    assert torch.equal(seen[:2], torch.zeros(2, HEADS, WIDTH))
+    assert torch.equal(seen[2:], read.d_out[2:])
+    problem = read.forward.problem(Results(read.out, read.lse))
+    assert not problem.self_attention
+
+
+def test_where_all_rows_see_a_key_nothing_is_copied() -> None:
+    cu = torch.tensor([0, 4], dtype=torch.int32)
+    own = backward(cu, cu)
+    assert own.seen_d_out() is own.d_out
+    full = backward(cu, torch.tensor([0, 2], dtype=torch.int32), causal=False)
+    assert full.seen_d_out() is full.d_out
+    bits = torch.ones(4, 1, dtype=torch.int32)
+    masked = replace(full, forward=replace(full.forward, key_mask=bits))
+    assert masked.seen_d_out() is not full.d_out

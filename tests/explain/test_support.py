@@ -59,6 +59,10 @@ def test_markdown_has_a_row_per_feature_and_a_column_per_target() -> None:
     assert all(line.count("|") == len(TABLE_TARGETS) + 2 for line in rows)
 
 
+def test_no_feature_has_two_rows() -> None:
+    assert len(set(FEATURES.values())) == len(FEATURES)
+
+
 def test_the_indexer_has_its_rows() -> None:
     table = support_table()
     scores = table["index scores, 64 heads, pages of 64"]

@@ -49,8 +49,6 @@ FEATURES: dict[str, AnyProblem] = {
     "dense 128+0 → 128, bf16": replace(_DENSE, d_rope=0, rope="none"),
     "dense 128+0 → 128, fp8": replace(_DENSE_FP8, d_rope=0, rope="none"),
     "dense 256+0 → 256, bf16": replace(_DENSE, d_nope=256, d_rope=0, d_v=256, rope="none"),
-    "dense 128+64 → 128, bf16, key_mask": replace(_DENSE, has_key_mask=True),
-    "dense 128+64 → 128, bf16, k_start": replace(_DENSE, has_k_start=True),
     "latent 512+64, bf16 pages": _LATENT,
     "latent 512+64, fp8 pages": replace(_LATENT, kv_dtype="fp8_block128"),
     "latent 512+64, fp8 queries and pages": replace(_LATENT, q_dtype="e4m3", kv_dtype="fp8_token"),

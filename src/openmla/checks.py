@@ -296,6 +296,9 @@ def latent_rows(name: str, value: object, d_v: object, dims: int) -> tuple[objec
         if d_v is not None and d_v > value.latent:
             raise InvalidArgument("d_v", f"at most the latent width {value.latent}", d_v)
         return value, value.latent if d_v is None else d_v
+    if isinstance(value, Tensor) and value.dtype == torch.uint8:
+        expected = "a LatentCache, which says what the bytes of a row are"
+        raise InvalidArgument(name, expected, describe(value))
     shape = ("rows", "width") if dims == 2 else ("pages", "page_size", "width")
     rows = tensor(name, value, shape, (*Q_DTYPES,))
     last_dim_contiguous(name, rows)
@@ -369,8 +372,14 @@ def _span(name: str, source: Span, q: Tensor) -> None:
 def _cache_of(name: str, cache: LatentCache, q: Tensor) -> None:
     """A cache where q is, with rows of its width."""
     on_device(name, cache, q.device)
-    if cache.width != q.shape[2]:
-        raise InvalidArgument(name, f"rows of {q.shape[2]} values, as q has", f"{cache.width}")
+    row_width(name, cache.width, q)
+
+
+def row_width(name: str, width: int, q: Tensor) -> None:
+    """Rows must be as wide as queries, which are absorbed where these are compared with rows."""
+    if width != q.shape[2]:
+        expected = f"rows of {q.shape[2]} values, as q has (absorbed queries: latent + rope)"
+        raise InvalidArgument(name, expected, f"{width}")
 
 
 def ragged_values(name: str, offsets: Tensor, total: int, rows_of: str) -> None:

@@ -281,12 +281,13 @@ DENSE_ONLY = [
 LATENT_ONLY = [
     to(LATENT, "cache", None, "a tensor", "None"),
     to(LATENT, "cache", torch.zeros(4, 12), "[pages, page_size, width]", "[4, 12]"),
+    to(LATENT, "cache", torch.zeros(4, 4, 656, dtype=torch.uint8), "a LatentCache", "uint8"),
     to(LATENT, "cache", torch.zeros(4, 4, 512), "torch.bfloat16 [pages", "torch.float32"),
     of(
         LATENT,
         "cache",
         lambda c: LatentCache(c.data[..., :10], None, 8, 2, "bf16"),
-        "rows of 12 values, as q has",
+        "rows of 12 values, as q has (absorbed queries: latent + rope)",
         "10",
     ),
     of(LATENT, "cache", cache_on_meta, "a cache on cpu", "one on meta"),
@@ -361,7 +362,7 @@ SPARSE_ONLY = [
         SPARSE_CACHE,
         "kv",
         lambda c: LatentCache(c.data[..., :11], None, 8, 3, "bf16"),
-        "rows of 12 values, as q has",
+        "rows of 12 values, as q has (absorbed queries: latent + rope)",
         "11",
     ),
     to(SPARSE_CACHE, "d_v", 9, "at most the latent width 8", "9"),

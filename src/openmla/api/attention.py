@@ -320,7 +320,7 @@ def mla_prefill_latent(
     q = checks.queries(q)
     rows, width = checks.latent_rows("cache", cache, d_v, dims=3)
     pool = rows if isinstance(rows, LatentCache) else _bf16_pool(rows, width)
-    _check_row_width("cache", pool.width, q)
+    checks.row_width("cache", pool.width, q)
     checks.on_device("cache", pool, q.device)
     cu_q = checks.cu_seqlens("cu_seqlens_q", cu_seqlens_q, q.device)
     checks.paging(block_table, cache_lengths, cu_q.shape[0] - 1, q.device)
@@ -464,7 +464,7 @@ def mla_prefill_sparse(
     rows, width = checks.latent_rows("kv", kv, d_v, dims=2)
     if isinstance(rows, LatentCache):
         checks.on_device("kv", rows, q.device)
-        _check_row_width("kv", rows.width, q)
+        checks.row_width("kv", rows.width, q)
         total_rows, kv_parts = rows.rows, _cache_parts(rows)
     else:
         stored = checks.tensor("kv", rows, ("rows", q.shape[2]), (q.dtype,), q.device)
@@ -725,9 +725,3 @@ def _bf16_pool(rows: object, latent: int) -> LatentCache:
     """Plain rows [pages, page_size, width] as a cache."""
     pages = checks.tensor("cache", rows, ("pages", "page_size", "width"), (torch.bfloat16,))
     return LatentCache(pages.resolve_neg(), None, latent, pages.shape[2] - latent, "bf16")
-
-
-def _check_row_width(name: str, width: int, q: Tensor) -> None:
-    if width != q.shape[2]:
-        expected = f"rows of {q.shape[2]} values, as q has"
-        raise InvalidArgument(name, expected, f"{width}")

@@ -1,6 +1,6 @@
 """Fine-tune a tiny DeepSeek-V3 of Transformers with LoRA, on a CPU: it learns to count.
 
-    pip install 'openmla[transformers]' && python examples/lora_transformers.py
+    pip install '.[transformers]' && python examples/lora_transformers.py
 
 `optimize(model)` is all that openmla asks for. Adapters lie around the projections of attention,
 that of keys and values among them, which openmla calls itself; other weights stay as they are.

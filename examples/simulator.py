@@ -1,6 +1,6 @@
 """Hopper's dense kernel on this CPU: races and deadlocks would be named, and a picture is drawn.
 
-    pip install 'openmla[sim]' && python examples/simulator.py [timeline.svg]
+    pip install ./gluon-sim . && python examples/simulator.py [timeline.svg]
 
 The launch is the one that an H200 would get: the same plan, the same host code, the same kernel.
 """

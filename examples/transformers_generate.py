@@ -1,6 +1,6 @@
 """Generate with a tiny DeepSeek-V3 of random weights, on its own attention and on openmla.
 
-    pip install 'openmla[transformers]' && python examples/transformers_generate.py
+    pip install '.[transformers]' && python examples/transformers_generate.py
 
 A real model differs in one line: AutoModelForCausalLM.from_pretrained(name) instead of `tiny`.
 """

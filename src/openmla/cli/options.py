@@ -20,7 +20,8 @@ def require_simulator(part: str) -> None:
     try:
         import_module("gluon_sim")
     except ImportError as error:
-        raise MissingExtra(part, "gluon-sim", "sim", str(error)) from error
+        reason = f"{error}; in a clone: pip install ./gluon-sim"
+        raise MissingExtra(part, "gluon-sim", "sim", reason) from error
 
 
 def device_here(name: str) -> torch.device:

@@ -6,8 +6,8 @@ PYTHONPATH=src python benchmarks/device/portable_backward_h200.py --out DIR
 1 x 4096 tokens, 128 heads, widths of DeepSeek-V3, causal, bf16. The query pass and the key pass are
 separate launches and are timed apart, each with every tile: (queries, keys, warps, stages) of a
 step. TFLOP/s of a pass count its own products (three of seven, four of seven); those of the whole
-count five, as everybody does. Results are compared with those of the first tile, which is the
-plan's. Caches are flushed before every measurement.
+count five, as everybody does. Results are compared with those of the first tile. Caches are flushed
+before every measurement.
 """
 
 from __future__ import annotations
@@ -32,8 +32,10 @@ TOKENS, HEADS = 4096, 128
 QUERY_TILES = (
     Tile(64, 64, 8, 2),
     Tile(64, 64, 4, 2),
+    Tile(64, 64, 4, 3),
     Tile(128, 64, 8, 2),
     Tile(128, 64, 8, 3),
+    Tile(128, 32, 8, 3),
     Tile(128, 128, 8, 2),
     Tile(64, 128, 4, 2),
 )
@@ -41,9 +43,11 @@ KEY_TILES = (
     Tile(64, 64, 8, 2),
     Tile(64, 64, 4, 2),
     Tile(32, 64, 4, 2),
+    Tile(32, 64, 4, 3),
     Tile(32, 128, 8, 2),
     Tile(32, 128, 8, 3),
     Tile(64, 128, 8, 2),
+    Tile(64, 128, 8, 3),
 )
 TILES = {"query": QUERY_TILES, "key": KEY_TILES}
 PAIRS = HEADS * TOKENS * (TOKENS + 1) // 2

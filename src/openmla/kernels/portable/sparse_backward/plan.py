@@ -27,7 +27,7 @@ PART_CAP = 512 * 1024 * 1024  # bytes of what entries give to rows, of one launc
 
 
 TILES = (Tile(32, 32, 8, 1), Tile(16, 32, 8, 1), Tile(16, 16, 4, 1))
-"""Best first by what fits; none was chosen by its speed: nothing was measured yet."""
+"""Best first by what fits; none was chosen by its speed, and on an H200 no other was timed."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -87,8 +87,13 @@ class CacheRead:
         reason = self._too_slow() if self.steps and self.rows else self._too_few_visits()
         if reason:
             return f"{reason} do not repay a workspace of {self._held()}"
-        size = f"{self.rows} x {self.row_bytes} bytes would exceed {DEQUANTIZED_CAP}"
-        return size if self.rows > self.capacity and not self.mapped else ""
+        if self.mapped or self.rows <= self.capacity:
+            return ""
+        if self.steps:
+            return (
+                f"{self.steps} steps of a program are worth {self.capacity} rows, not {self.rows}"
+            )
+        return f"{self.rows} x {self.row_bytes} bytes would exceed {DEQUANTIZED_CAP}"
 
     @property
     def _finding(self) -> int:

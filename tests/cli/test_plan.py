@@ -119,6 +119,11 @@ def test_a_model_without_an_indexer_is_refused():
         ("--model deepseek-v3.2 --target b200", (3, 9), ""),
         ("--target mi355x", (3, 6), "here: with Triton 3.6 a call runs portable, 128 rows"),
         ("--target mi355x", (3, 9), ""),
+        (  # two kernels serve it, and wait for the same
+            "--target mi355x --dtype e4m3",
+            (3, 6),
+            "3 stages (cdna4: needs Triton 3.8 or later)",
+        ),
         (
             "--target mi355x --backend cdna4",
             (3, 6),

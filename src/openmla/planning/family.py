@@ -203,7 +203,7 @@ class Family:
         kernels = self.of_form(problem.form)
         if not kernels:
             return Choice(None, f"{self.name}: the {problem.form} form has no {self.name} kernel")
-        waiting: list[str] = []
+        waiting: dict[str, None] = {}  # in order, each reason once
         nearest = (-1, "")
         for kernel in kernels:
             config, reason, name, _ = kernel.plan(problem, target)
@@ -216,7 +216,7 @@ class Family:
                 why = f"runs when named, {asked_for}" if asked_for else ""
             if not why:
                 return Choice(config, "", name, tuple(waiting))
-            waiting.append(f"{self.name}: {why}")
+            waiting[f"{self.name}: {why}"] = None
         # Kernels that serve the problem and do not run say more than those that do not serve it,
         # and of those the one that came nearest.
         return Choice(None, "; ".join(waiting) or f"{self.name}: {nearest[1]}")

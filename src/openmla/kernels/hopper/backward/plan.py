@@ -196,6 +196,12 @@ def _choose(problem: Any, target: Target) -> HopperBackwardConfig:
     )
 
 
+# With a sink, lse and what weights are relative to differ by any amount: one delta would not hold
+# both.
+ONE_DELTA: Limit[BackwardProblem] = Limit(
+    lambda p: not (p.has_sink and p.has_d_lse),
+    lambda p: "a sink beside a gradient of lse: the portable kernels have it",
+)
 SERVED = Serves(
     {
         "form": OneOf(BACKWARD_FORM),
@@ -209,14 +215,7 @@ SERVED = Serves(
         **either("causal", "has_sink", "wants_lse", "has_d_lse"),
         "aligned_16": ALIGNED,
     },
-    (
-        # With a sink, lse and what weights are relative to differ by any amount: one delta would
-        # not hold both.
-        Limit(
-            lambda p: not (p.has_sink and p.has_d_lse),
-            lambda p: "a sink beside a gradient of lse: the portable kernels have it",
-        ),
-    ),
+    (ONE_DELTA,),
 )
 
 

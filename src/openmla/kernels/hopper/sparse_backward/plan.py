@@ -17,8 +17,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from openmla.arithmetic import Limit, ceildiv, require_int, verdict_lines
+from openmla.arithmetic import ceildiv, require_int, verdict_lines
 from openmla.backward.problem import SPARSE_BACKWARD_FORM, BackwardProblem
+from openmla.kernels.hopper.backward.plan import ONE_DELTA
 from openmla.kernels.hopper.chip import (
     FP32,
     WGMMA_M,
@@ -211,13 +212,7 @@ SERVED = Serves(
         **either("causal", "has_topk_lengths", "has_sink", "wants_lse", "has_d_lse"),
         "aligned_16": ALIGNED,
     },
-    (
-        # As in the dense backward: one delta would not hold both.
-        Limit(
-            lambda p: not (p.has_sink and p.has_d_lse),
-            lambda p: "a sink beside a gradient of lse: the portable kernels have it",
-        ),
-    ),
+    (ONE_DELTA,),
 )
 
 

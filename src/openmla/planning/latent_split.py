@@ -133,6 +133,15 @@ class LatentSplit:
         """Whether a request of one query and so many keys would be split."""
         return self.ranges(self.heads, most_keys) > 1
 
+    @property
+    def least_keys(self) -> int:
+        """Keys of the shortest request that can be split.
+
+        >>> [LatentSplit(heads, 512).least_keys for heads in (16, 128)]
+        [4097, 8193]
+        """
+        return max(KEYS_PER_ROW * power_of_two(self.heads), SHORT) + 1
+
     def split_rows(self, requests: int, total_rows: int, most_keys: int) -> int:
         """Most rows of requests that are split: each has more keys than one long range."""
         return min(total_rows, requests * (most_keys // KEYS_PER_ROW))

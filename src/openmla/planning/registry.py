@@ -25,6 +25,7 @@ from openmla.kernels.hopper.family import HOPPER
 from openmla.kernels.portable.family import PORTABLE
 from openmla.planning.evidence import Word, meaning_of, word_of
 from openmla.planning.family import Block, Family, Kernel
+from openmla.planning.latent_split import LatentSplit, why_slower_unsplit
 from openmla.planning.problems import AnyProblem, decode_problem
 from openmla.planning.target import Target, target_by_name
 from openmla.problem import Problem
@@ -203,6 +204,20 @@ def masks_keys(target: Target) -> bool:
     own = families_of(target)[0]
     kernels = () if own is PORTABLE else own.of_form("dense")
     return any(kernel.serves.takes("has_key_mask", True) for kernel in kernels)
+
+
+def least_table_keys(target: Target, heads: int, d_v: int) -> int:
+    """Keys that block tables should have room for, where their width follows from the longest
+    request of a batch. The chip's own latent kernel may split no keys: then wide tables go to the
+    portable one, which does, and with narrow ones a request's kernel would follow from its
+    neighbors. 0 where one kernel has all tables.
+
+    >>> [least_table_keys(target_by_name(chip), 128, 512) for chip in ("h200", "b200")]
+    [0, 8193]
+    """
+    kernels = families_of(target)[0].of_form("latent")
+    unsplit = any(kernel.slower is why_slower_unsplit for kernel in kernels)
+    return LatentSplit(heads, d_v).least_keys if unsplit else 0
 
 
 @lru_cache(maxsize=4096)

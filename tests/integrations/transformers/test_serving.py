@@ -14,10 +14,19 @@ from transformers.generation.configuration_utils import ContinuousBatchingConfig
 from integrations.transformers import served
 from integrations.transformers.tiny import kinds, selects_keys, set_attention, tiny
 from openmla.errors import Unsupported
-from openmla.integrations.transformers import optimize, restore, scheduled
-from openmla.integrations.transformers.paged import Batch, Pages, _part, _split, share_rows
+from openmla.integrations.transformers import optimize, paged, restore, scheduled
+from openmla.integrations.transformers.paged import (
+    Batch,
+    Pages,
+    _batch,
+    _part,
+    _split,
+    share_rows,
+)
 from openmla.integrations.transformers.scheduled import Request
+from openmla.planning import NEWEST_TRITON, cached_plan, target_by_name
 from openmla.planning.form import LayerDims, choose_form
+from openmla.problem import Problem
 
 NEW = 4
 PAGE = 16
@@ -230,6 +239,36 @@ def test_tables_have_each_requests_pages_in_order():
     assert part.rows.tolist() == [56, 57, 58, 59, 24, 25, 26, 27, 40, 32, 33]
     assert part.queries is not None and part.queries.tolist() == [0, 1, 2]
     assert (part.lengths.tolist(), part.cu_q.tolist()) == ([9, 2], [0, 1, 3])
+
+
+@pytest.mark.parametrize("chip", ["h200", "b200", "mi355x", "a100"])
+def test_a_requests_kernel_does_not_follow_from_its_neighbors(
+    chip: str, monkeypatch: pytest.MonkeyPatch
+):
+    """A table is as wide as its longest request, and kernels that split none have narrow ones."""
+    target = target_by_name(chip)
+    monkeypatch.setattr(paged, "device_target", lambda device: target)
+    pages = Pages(torch.zeros(200, 64, 576), 64, 1)
+    short, long = Request(0, 1, 100, [3, 1]), Request(1, 1, 12_000, list(range(200)))
+    backends = set()
+    for requests in ([short], [short, long]):
+        options = {"write_index": [torch.arange(len(requests))]}
+        batch = _batch(pages, requests, options, "latent", LayerDims(512, 128, 64, 128), 128)
+        (part,) = batch.parts
+        problem = Problem(
+            form="latent",
+            heads=128,
+            d_nope=512,
+            d_rope=64,
+            d_v=512,
+            page_size=64,
+            batch=len(requests),
+            total_q=len(requests),
+            total_k=200 * 64,
+            table_keys=part.table.shape[1] * 64,
+        )
+        backends.add(cached_plan(problem, target, "auto", NEWEST_TRITON).backend)
+    assert len(backends) == 1
 
 
 def test_tables_do_not_depend_on_torchs_default_device():

@@ -21,11 +21,13 @@ from torch import Tensor
 
 import openmla
 from openmla.arithmetic import ceildiv, round_up
+from openmla.dispatch import device_target
 from openmla.errors import Unsupported
 from openmla.integrations.transformers import forms, scheduled
 from openmla.integrations.transformers.masks import Ragged
 from openmla.integrations.transformers.scheduled import Request
 from openmla.planning.form import LayerDims, keys_per_piece, least_latent_keys
+from openmla.planning.registry import least_table_keys
 
 # What the engine hands to every layer. Those of the second line say what `scheduled` has already.
 USED = {"cache", "write_index"}
@@ -235,7 +237,8 @@ def _batch(
     (written,) = options["write_index"]
     most = keys_per_piece(dims, heads, 1, pages.rows.element_size())
     parts = _split(requests, form, dims, most)
-    made = tuple(_part(name, chosen, len(requests), pages) for name, chosen in parts)
+    least = least_table_keys(device_target(pages.rows.device), heads, dims.latent)
+    made = tuple(_part(name, chosen, len(requests), pages, least) for name, chosen in parts)
     return Batch(pages.physical(written), made)
 
 
@@ -269,8 +272,9 @@ def _split(
 _least_latent_keys = lru_cache(maxsize=8192)(least_latent_keys)
 
 
-def _part(form: str, chosen: Sequence[Request], of: int, pages: Pages) -> Part:
-    """One of the parts of a batch of so many requests; made on the host, then copied."""
+def _part(form: str, chosen: Sequence[Request], of: int, pages: Pages, least_keys: int = 0) -> Part:
+    """One of the parts of a batch of so many requests; made on the host, then copied. Its table has
+    room for so many keys at least."""
     device = pages.rows.device
 
     def there(numbers: Tensor) -> Tensor:
@@ -288,7 +292,7 @@ def _part(form: str, chosen: Sequence[Request], of: int, pages: Pages) -> Part:
         form,
         queries,
         pages.size,
-        there(_table(chosen, pages)),
+        there(_table(chosen, pages, least_keys)),
         int32(keys),
         int32([0, *accumulate(new)]),
         int32([0, *accumulate(keys)]),
@@ -296,13 +300,13 @@ def _part(form: str, chosen: Sequence[Request], of: int, pages: Pages) -> Part:
     )
 
 
-def _table(requests: Sequence[Request], pages: Pages) -> Tensor:
+def _table(requests: Sequence[Request], pages: Pages, least_keys: int) -> Tensor:
     """int32 [requests, pages]: each request's pages, then zeros."""
     counts = [ceildiv(r.keys, pages.size) for r in requests]
     listed = array("i")
     for request, count in zip(requests, counts, strict=True):
         listed.extend(request.blocks[:count])
-    width = round_up(max(counts), TABLE_STEP)
+    width = round_up(max(*counts, ceildiv(least_keys, pages.size)), TABLE_STEP)
     table = torch.zeros(len(requests), width, dtype=torch.int32, device=HOST)
     used = torch.arange(width, device=HOST) < _listed(counts)[:, None]
     table[used] = torch.frombuffer(listed, dtype=torch.int32) * pages.step

@@ -118,11 +118,13 @@ def warmth(record: dict[str, Any]) -> str:
             "The even load of openmla ran first in its process, so the first launch of every "
             "kernel is inside its time to the first token."
         )
-    met = sum(load["kernels_met_first"] for load in record["loads"])
+    met = {f"{x['load']} {x['contestant']}": x["kernels_met_first"] for x in record["loads"]}
+    where = ", ".join(f"{name} {count}" for name, count in met.items() if count)
     return (
         f"Before the loads, kernels were compiled ({record['compiling']}) and each load but the "
-        f"largest was served once with few new tokens; {met} kernels were met for the first time "
-        "inside a load."
+        f"largest was served once with few new tokens; {sum(met.values())} kernels were met for "
+        "the first time inside a load, whose figures have what it waited for them "
+        f"({where or 'none'})."
     )
 
 

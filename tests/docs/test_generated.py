@@ -184,6 +184,7 @@ def test_a_result_of_the_server_becomes_a_table(tmp_path: Path, monkeypatch: pyt
         "room for 1,000 of 4,000 rows",
         "12 of 12 kernels, 25 s",
         "4 kernels were met for the first time",
+        " openmla 2, ",
         "2.5 times the tokens/s of the expanded cache, 0.012 of its bytes, 0.75 of its median",
         "The step neighbors failed: OutOfMemoryError: none left.",
     ):

@@ -278,7 +278,8 @@ def _part(form: str, chosen: Sequence[Request], of: int, pages: Pages, least_key
     device = pages.rows.device
 
     def there(numbers: Tensor) -> Tensor:
-        # The host does not wait: the copy is made from memory that the driver has filled by now.
+        # The driver copies so few bytes to memory of its own, and the host goes on. It may wait for
+        # the stream first, where they are many: no API promises more of memory that is not pinned.
         return numbers.to(device, non_blocking=True)
 
     def int32(numbers: Sequence[int]) -> Tensor:

@@ -76,6 +76,30 @@ def test_on_a_cpu_one_member_is_replaced_when_asked_for(
     assert lines(caplog) == []
 
 
+@pytest.mark.parametrize(
+    ("wish", "missing"),
+    [
+        ("prefill", "vllm.v1.attention.backends.mla.prefill.base"),
+        ("attention", "vllm.model_executor.layers.attention.mla_attention:split_kv_b_proj"),
+        ("sparse", "vllm.platforms.cpu"),
+    ],
+)
+def test_on_a_cpu_no_class_is_named_that_this_vllm_cannot_load(
+    wish: str, missing: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    """vLLM loads what it is named, later and with nobody to catch what that raises."""
+    monkeypatch.setenv("OPENMLA_VLLM_CPU", wish)
+    with fake_vllm.installed(without=(missing,)) as vllm:
+        assert platform() is None
+        if wish != "sparse":
+            register()
+            [registry] = [r for r in registries(vllm) if SEAMS[wish].cpu_member in r.__members__]
+            assert not registry[SEAMS[wish].cpu_member].is_overridden()
+    [line] = lines(caplog)
+    assert line.startswith(f"openmla: OPENMLA_VLLM_CPU={wish} has no effect: ")
+    assert line.endswith("; vLLM 0.32 has it")
+
+
 def test_another_plug_in_of_that_name_is_left_alone(caplog: pytest.LogCaptureFixture):
     with fake_vllm.installed() as vllm:
         prefill, attention = registries(vllm)

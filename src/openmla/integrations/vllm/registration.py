@@ -85,6 +85,7 @@ def platform() -> str | None:
         on_cpu = import_module("vllm.platforms").cpu_platform_plugin() is not None
         if not on_cpu:
             raise Refused("this is not a CPU; --attention-backend OPENMLA_SPARSE names it")
+        _loadable(PLATFORM)
         return PLATFORM
     return None
 
@@ -131,8 +132,7 @@ def _take_custom(wish: str) -> None:
         raise Refused(f"{seam.members} has no member {CUSTOM}")
     if member.is_overridden() and member.get_path() != seam.backend:
         raise Refused(f"another plug-in has taken {CUSTOM}, for {member.get_path()}")
-    module, _, name = seam.backend.rpartition(".")
-    attribute(module, name, WRITTEN_FOR)
+    _loadable(seam.backend)
     add(member, seam.backend)
     _as_custom.add(wish)
 
@@ -153,6 +153,7 @@ def _replace_on_cpu(wish: str) -> None:
         raise Refused(f"{seam.members} has no member {seam.cpu_member}, {WRITTEN_FOR} does")
     if member.is_overridden() and member.get_path() != seam.backend:
         raise Refused(f"another plug-in has taken {seam.cpu_member}, for {member.get_path()}")
+    _loadable(seam.backend)
     add(member, seam.backend)
 
 
@@ -169,6 +170,12 @@ def _select_on_cpu() -> None:
     if not hasattr(model, name):
         raise Refused(f"{QUANTIZER[0]} has no {name}, {WRITTEN_FOR} does")
     setattr(model, name, import_module(f"{_HERE}.cpu").quantize_queries)
+
+
+def _loadable(path: str) -> None:
+    """A refusal if this vLLM cannot load a class; named all the same, it would end the engine."""
+    module, _, name = path.rpartition(".")
+    attribute(module, name, WRITTEN_FOR)
 
 
 def _on_cpu() -> bool:

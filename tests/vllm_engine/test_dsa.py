@@ -84,3 +84,5 @@ def test_log_probabilities_do_not_depend_on_the_batch():
 
 def test_speculation_changes_nothing():
     assert generated("--ngram", "3") == generated()
+    drafts = run("--ngram", "3")["drafts"]
+    assert drafts["drafted"] > drafts["accepted"] > 0 and not run()["drafts"]["drafted"]

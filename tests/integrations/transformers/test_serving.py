@@ -172,7 +172,7 @@ def tensors_held() -> tuple[int, int]:
 
 
 def test_a_server_that_has_run_long_holds_no_more_and_answers_the_same(v3: PreTrainedModel):
-    """One engine, the same requests again and again, bad ones among them, prefixes cached or not."""
+    """One engine, the same requests again and again, bad ones among them."""
     asked = [*prompts(), [2, 128], [5] * (24 * PAGE), *prompts()[:1]]
     settings = {"generation_config": greedy(), "continuous_batching_config": engine()}
     answers, held = [], []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from types import SimpleNamespace
 from typing import Any
 
@@ -81,6 +82,13 @@ def test_the_sparse_metadata_has_what_is_read_of_it():
     fields = set(sparse_mla_attention.SparseMLACommonMetadata.__dataclass_fields__)
     used = {"block_size", "req_id_per_token", "block_table", "cp_kv_cache_interleave_size"}
     assert used <= fields
+
+
+def test_the_indexers_op_has_what_decides_whether_it_is_served():
+    source = inspect.getsource(indexer.OpenMLAIndexer.__base__.__init__)
+    read = inspect.getsource(indexer.why_not)
+    names = set(re.findall(r"op\.(\w+)", read))
+    assert len(names) == 5 and all(f"self.{name} = " in source for name in names)
 
 
 @pytest.mark.parametrize("kind", selected.FORMATS)

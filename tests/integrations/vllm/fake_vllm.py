@@ -142,11 +142,16 @@ class CustomOp:
 class SparseAttnIndexer:
     """The indexer's op: vLLM's refuses a CPU when it runs."""
 
-    skip_k_cache_insert = False
+    skip_k_cache_insert = use_fp4_cache = use_pcp = False
+    compress_ratio = dcp_world_size = 1
+    candidate_blocks = None
 
-    def __init__(self, k_cache: Any, scale_fmt: str, topk: int, buffer: Tensor) -> None:
+    def __init__(
+        self, k_cache: Any, scale_fmt: str, topk: int, buffer: Tensor, **more: Any
+    ) -> None:
         self.k_cache, self.scale_fmt = k_cache, scale_fmt
         self.topk_tokens, self.topk_indices_buffer = topk, buffer
+        vars(self).update(more)
 
 
 class CpuPlatform:

@@ -61,6 +61,28 @@ def test_the_op_writes_keys_and_selects_per_request(monkeypatch: pytest.MonkeyPa
         assert (buffer[4:] == -7).all()
 
 
+@pytest.mark.parametrize(
+    ("more", "reason"),
+    [
+        ({"use_fp4_cache": True}, "index keys of MXFP4"),
+        ({"compress_ratio": 4}, "one key for several tokens"),
+        ({"candidate_blocks": torch.zeros(1)}, "candidate blocks"),
+        ({"dcp_world_size": 2}, "decode context parallelism"),
+        ({"use_pcp": True}, "prefill context parallelism"),
+    ],
+)
+def test_other_indexers_of_the_same_op_are_refused_when_the_layer_is_made(
+    more: dict[str, Any], reason: str
+):
+    k_cache = SimpleNamespace(kv_cache=torch.zeros(0), prefix="layer")
+    with fake_vllm.installed():
+        from openmla.integrations.vllm.indexer import OpenMLAIndexer
+
+        with pytest.raises(Unsupported, match=reason):
+            OpenMLAIndexer(k_cache, "ue8m0", TOPK, torch.zeros(0), **more)
+    assert not hasattr(k_cache, "get_attn_backend")
+
+
 def configuration(**model: Any) -> SimpleNamespace:
     return SimpleNamespace(
         cache_config=SimpleNamespace(

@@ -21,7 +21,7 @@ from vllm.v1.attention.backend import (
     MultipleOf,
 )
 
-from openmla import IndexCache, index_topk
+from openmla import IndexCache, Unsupported, index_topk
 
 ROW_BYTES = 132
 
@@ -102,6 +102,9 @@ class OpenMLAIndexer(SparseAttnIndexer):
 
     def __init__(self, k_cache: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(k_cache, *args, **kwargs)
+        why = why_not(self)
+        if why:
+            raise Unsupported(f"openmla's indexer in vLLM: {why}", nearest="vLLM's own")
         k_cache.get_attn_backend = lambda: OpenMLAIndexBackend
 
     def select(self, hidden_states: Tensor, q_quant: Tensor, k: Tensor, weights: Tensor) -> Tensor:
@@ -139,3 +142,21 @@ class OpenMLAIndexer(SparseAttnIndexer):
         count, size = pages.shape[:2]
         data = pages.as_strided((count, size * ROW_BYTES), (pages.stride(0), 1))
         return IndexCache(data, size, "ue8m0" if self.scale_fmt == "ue8m0" else "fp32")
+
+
+def why_not(op: Any) -> str:
+    """What of a model's indexer is not served here; "" if nothing.
+
+    vLLM builds the same op for models whose selection is another: they would get DSA's.
+    """
+    if op.use_fp4_cache:
+        return "index keys of MXFP4"
+    if op.compress_ratio != 1:
+        return "one key for several tokens, as in DeepSeek-V4"
+    if op.candidate_blocks is not None:
+        return "candidate blocks, as in DeepSeek-V4.1"
+    if op.dcp_world_size > 1:
+        return "decode context parallelism"
+    if op.use_pcp:
+        return "prefill context parallelism"
+    return ""

@@ -5,7 +5,8 @@
 Every call of the indexer is compared with a loop over queries in torch, every call of the sparse
 attention with float64 over the rows that were selected; the result has the worst of both. With
 --all-keys a selection is every key, and what is generated is compared with Transformers: its
-indexer does not quantize, so that it selects others, and none is comparable otherwise.
+indexer does not quantize, so that it selects others, and none is comparable otherwise. With
+--fused the model quantizes queries where it does on a GPU, by openmla's function for SM80 and SM86.
 """
 
 from __future__ import annotations
@@ -131,6 +132,22 @@ class Checked:
         return forward_mqa
 
 
+def fuse_queries() -> None:
+    """Let models that are made from now on take the way that they take on a GPU."""
+    from vllm.model_executor.models import deepseek_v2
+
+    from openmla.integrations.vllm import queries
+
+    make = deepseek_v2.Indexer.__init__
+
+    def made(indexer: Any, *args: Any, **kwargs: Any) -> None:
+        make(indexer, *args, **kwargs)
+        indexer.use_fused_indexer_q = True
+
+    deepseek_v2.Indexer.__init__ = made
+    deepseek_v2.fused_indexer_q_rope_quant = queries.rotate_and_quantize
+
+
 @contextmanager
 def started(kind: str, topk: int, **options: Any) -> Iterator[tuple[LLM, Any]]:
     """An engine with such a model, and the model in Transformers."""
@@ -166,8 +183,11 @@ def main() -> None:
     parser.add_argument("--unchecked", action="store_true")
     parser.add_argument("--fp8-queries", action="store_true")
     parser.add_argument("--all-keys", action="store_true")
+    parser.add_argument("--fused", action="store_true")
     options = parser.parse_args()
     topk = engine.LONGEST if options.all_keys else TOPK
+    if options.fused:
+        fuse_queries()
     asked = {
         "kv_cache_dtype": options.kv,
         "max_num_batched_tokens": options.chunk,

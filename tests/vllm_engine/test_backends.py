@@ -9,7 +9,12 @@ from typing import Any
 
 import pytest
 import torch
+from vllm.model_executor import custom_op
+from vllm.model_executor.layers import sparse_attn_indexer
 from vllm.model_executor.layers.attention import mla_attention, sparse_mla_attention
+from vllm.model_executor.layers.quantization.utils import fp8_utils
+from vllm.model_executor.models.registry import ModelRegistry
+from vllm.platforms import current_platform
 from vllm.utils import deep_gemm
 from vllm.v1.attention import backend
 from vllm.v1.attention.backends.mla.prefill.base import MLAPrefillBackend
@@ -18,8 +23,8 @@ from vllm.v1.attention.backends.mla.prefill.cpu_sdpa import CPUSDPAMLAPrefillBac
 import formula
 from integrations.vllm import fake_vllm, selected
 from openmla import IndexCache
-from openmla.integrations.vllm import attention, indexer, prefill, register, slots, sparse
-from openmla.integrations.vllm.registration import SEAMS, _registry
+from openmla.integrations.vllm import attention, indexer, prefill, queries, register, slots, sparse
+from openmla.integrations.vllm.registration import MODELS, SEAMS, _registry
 
 HEADS, LATENT, NOPE, ROPE, V, PAGE, SCALE = 8, 512, 128, 64, 128, 16, 192**-0.5
 CONTEXT, NEW = (40, 0, 100), (7, 12, 33)
@@ -82,6 +87,34 @@ def test_the_sparse_metadata_has_what_is_read_of_it():
     fields = set(sparse_mla_attention.SparseMLACommonMetadata.__dataclass_fields__)
     used = {"block_size", "req_id_per_token", "block_table", "cp_kv_cache_interleave_size"}
     assert used <= fields
+
+
+def test_on_a_gpu_models_that_select_have_the_indexers_op(monkeypatch: pytest.MonkeyPatch):
+    """vLLM finds its classes for other platforms, and in them openmla's indexer."""
+    monkeypatch.setattr(type(current_platform), "is_cpu", lambda self: False)
+    monkeypatch.setattr(type(current_platform), "is_cuda", lambda self: True)
+    monkeypatch.setattr(custom_op, "op_registry_oot", {})
+    monkeypatch.setattr(ModelRegistry, "models", dict(ModelRegistry.models))
+    monkeypatch.setenv("OPENMLA_VLLM_INDEXER", "1")
+    register()
+    for name, path in MODELS.items():
+        found = ModelRegistry.models[name].load_model_cls()
+        assert f"{found.__module__}:{found.__name__}" == path
+    assert custom_op.op_registry_oot == {"SparseAttnIndexer": indexer.OpenMLAIndexer}
+    own = indexer.OpenMLAIndexer.forward_cuda
+    assert own is indexer.OpenMLAIndexer.select
+    theirs = inspect.signature(indexer.OpenMLAIndexer.__base__.forward_cuda)
+    assert len(inspect.signature(own).parameters) == len(theirs.parameters)
+
+
+def test_functions_in_the_places_of_triton_kernels_take_what_these_do():
+    for ours, theirs in (
+        (queries.rotate_and_quantize, sparse_attn_indexer.fused_indexer_q_rope_quant),
+        (queries.quantize_queries, fp8_utils.per_token_group_quant_fp8),
+    ):
+        assert list(inspect.signature(ours).parameters) == list(
+            inspect.signature(theirs).parameters
+        )
 
 
 def test_the_indexers_op_has_what_decides_whether_it_is_served():

@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 import torch
+from vllm.config import VllmConfig, set_current_vllm_config
 from vllm.model_executor import custom_op
 from vllm.model_executor.layers import sparse_attn_indexer
 from vllm.model_executor.layers.attention import mla_attention, sparse_mla_attention
 from vllm.model_executor.layers.quantization.utils import fp8_utils
+from vllm.model_executor.layers.rotary_embedding import get_rope
 from vllm.model_executor.models.registry import ModelRegistry
 from vllm.platforms import current_platform
 from vllm.utils import deep_gemm
@@ -105,6 +107,24 @@ def test_on_a_gpu_models_that_select_have_the_indexers_op(monkeypatch: pytest.Mo
     assert own is indexer.OpenMLAIndexer.select
     theirs = inspect.signature(indexer.OpenMLAIndexer.__base__.forward_cuda)
     assert len(inspect.signature(own).parameters) == len(theirs.parameters)
+
+
+@pytest.mark.parametrize("is_neox", [False, True])
+def test_queries_are_rotated_as_by_vllms_rotary_embedding(is_neox: bool):
+    """Where the model has no kernel for both: rotated first, then quantized."""
+    torch.manual_seed(0)
+    with set_current_vllm_config(VllmConfig()):
+        usual = {"rope_type": "default", "rope_theta": 10000.0}
+        rope = get_rope(64, 512, is_neox_style=is_neox, rope_parameters=usual)
+    positions = torch.randint(0, 512, (9,))
+    q, weights = torch.randn(9, 4, 128).bfloat16(), torch.rand(9, 4)
+    turned, _ = rope.forward_native(positions, q[..., :64].clone(), q[:, :1, :64].clone())
+    want = torch.cat([turned.view(9, 4, 64), q[..., 64:]], -1).float()
+    found, factors = queries.rotate_and_quantize(
+        positions, q, rope.cos_sin_cache, weights, 1.0, 1.0, rope.is_neox_style
+    )
+    off = (found.float() * (factors / weights)[..., None] - want).abs()
+    assert (off <= 2**-4 * want.abs() + 2**-6).all()  # a step of e4m3, one of vLLM's bf16
 
 
 def test_functions_in_the_places_of_triton_kernels_take_what_these_do():

@@ -5,13 +5,16 @@ VENV := .venv
 # requires; the others are folders that are put in front of it.
 OTHER_TRITONS := 3.6.0 3.8.0 3.9.0
 FOLDERS := $(OTHER_TRITONS:%=.tritons/%)
+# The first version of Transformers that openmla takes, whose engine keeps its cache in another way;
+# the environment has the newest.
+OLDEST_TRANSFORMERS := .transformers/5.17.0
 VENV_VLLM := .venv-vllm
 VENV_SGLANG := .venv-sglang
 # Workers of pytest-xdist must collect the same tests in the same order, whatever a test iterates over.
 export PYTHONHASHSEED := 0
 PIP_INSTALL = bin/pip install --quiet --disable-pip-version-check
 
-.PHONY: help demo test unit matrix test-all test-fresh test-gpu test-vllm record-vllm test-sglang record-sglang lint compile-all docs wheel clean
+.PHONY: help demo test unit matrix test-all test-fresh test-gpu test-transformers test-vllm record-vllm test-sglang record-sglang lint compile-all docs wheel clean
 
 help:
 	@echo "make demo   run every kind of MLA prefill on this machine and check it"
@@ -21,6 +24,7 @@ help:
 	@echo "make test-all  the same, then longer fuzz: CPU kernels, Gluon kernels simulated and executed"
 	@echo "make test-gpu  run the tests that need a GPU, with this machine's own torch"
 	@echo "make compile-all  compile every kernel with every Triton, and keep the reports"
+	@echo "make test-transformers  run the tests of the integration with the oldest Transformers it takes"
 	@echo "make test-vllm  run vLLM's engine on openmla; its environment takes 3.5 GB"
 	@echo "make test-sglang  run SGLang's engine on openmla; its environment takes 2.4 GB"
 	@echo "make clean  remove the environments and caches"
@@ -35,6 +39,10 @@ $(VENV)/.installed: pyproject.toml gluon-sim/pyproject.toml constraints.txt
 
 .tritons/%/.installed: $(VENV)/.installed
 	$(VENV)/$(PIP_INSTALL) --no-deps --upgrade --target .tritons/$* triton==$*
+	@touch $@
+
+.transformers/%/.installed: $(VENV)/.installed
+	$(VENV)/$(PIP_INSTALL) --no-deps --upgrade --target .transformers/$* transformers==$*
 	@touch $@
 
 demo: $(VENV)/.installed
@@ -114,6 +122,9 @@ test-gpu:
 	PYTHONPATH=src $(PYTHON) tests/gpu/run.py --jobs $(JOBS)
 	PYTHONPATH=src $(PYTHON) tests/gpu/memcheck.py --jobs $(JOBS)
 
+test-transformers: $(OLDEST_TRANSFORMERS)/.installed
+	PYTHONPATH=$(OLDEST_TRANSFORMERS) $(VENV)/bin/pytest -n 2 --dist worksteal tests/integrations/transformers
+
 # vLLM publishes no build for CPUs, so constraints-vllm.txt names somebody else's. What it brings for
 # images and sound does not fit torch's CPU build, and its import fails unless that goes.
 $(VENV_VLLM)/.installed: pyproject.toml constraints-vllm.txt
@@ -129,6 +140,8 @@ test-vllm: $(VENV_VLLM)/.installed
 # The calls that tests/integrations/vllm and tests/gpu replay.
 record-vllm: $(VENV_VLLM)/.installed
 	$(VENV_VLLM)/bin/python tests/vllm_engine/recording.py tests/integrations/vllm/calls.pt
+	OPENMLA_VLLM_CPU=sparse $(VENV_VLLM)/bin/python tests/vllm_engine/dsa_recording.py \
+		tests/integrations/vllm/selected_calls.pt
 
 # SGLang's own requirements are CUDA's: the package goes in without them, then what its engine imports
 # on a CPU. tests/sglang_engine/stubs stands in for two packages that have no build for it.
@@ -150,4 +163,4 @@ record-sglang: $(VENV_SGLANG)/.installed
 	cp build/sglang/calls.pt tests/integrations/sglang/calls.pt
 
 clean:
-	rm -rf $(VENV) .tritons $(VENV_VLLM) $(VENV_SGLANG) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .tritons .transformers $(VENV_VLLM) $(VENV_SGLANG) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

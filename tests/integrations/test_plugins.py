@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import doctest
 import logging
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from importlib.abc import MetaPathFinder
 from typing import Any
 
@@ -77,6 +79,13 @@ ENGINES = {
         ),
         "vllm.openmla",
     ),
+    "vllm on a GPU": Engine(
+        partial(fake_vllm.modules, (8, 0)),
+        partial(fake_vllm.installed, capability=(8, 0)),
+        (vllm.platform, vllm.register),
+        ({"OPENMLA_VLLM_INDEXER": "1", "OPENMLA_VLLM_CPU": "sparse"}, {}),
+        "vllm.openmla",
+    ),
     "sglang": Engine(
         fake_sglang.modules,
         fake_sglang.installed,
@@ -104,8 +113,8 @@ def call(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every entry point twice, for every wish."""
     for wish in engine.wishes:
         with monkeypatch.context() as patch:
-            for name in ("OPENMLA_VLLM_CPU", "OPENMLA_VLLM_CUSTOM", "OPENMLA_SGLANG"):
-                patch.delenv(name, raising=False)
+            for name in [name for name in os.environ if name.startswith("OPENMLA_")]:
+                patch.delenv(name)
             for name, value in wish.items():
                 patch.setenv(name, value)
             patch.setattr(vllm.registration, "_as_custom", set())
@@ -229,6 +238,7 @@ def test_entry_points_in_a_process_without(world: str):
     environment = {
         "OPENMLA_VLLM_CPU": "sparse",
         "OPENMLA_VLLM_CUSTOM": "attention",
+        "OPENMLA_VLLM_INDEXER": "1",
         "OPENMLA_SGLANG": "scores,attention",
         "PYTHONPATH": ":".join(sys.path),
     }

@@ -15,6 +15,12 @@ import torch
 from sglang.srt.plugins import load_plugins
 
 load_plugins()
+from sglang.srt.arg_groups import choices
+from openmla.integrations.sglang.registration import LISTS
+from sglang.srt.layers.attention.attention_registry import ATTENTION_BACKENDS
+
+assert "openmla" in ATTENTION_BACKENDS
+assert all(getattr(choices, name).count("openmla") == 1 for name in LISTS)
 from sglang.srt.layers.attention.dsa import dsa_indexer, utils
 from sglang.srt.layers.attention.dsa_backend import DeepseekSparseAttnBackend as Backend
 from openmla import IndexCache

@@ -5,7 +5,8 @@
 Every call of the indexer is compared with a loop over queries in torch, every call of the sparse
 attention with float64 over the rows that were selected; the result has the worst of both. With
 --all-keys a selection is every key, and what is generated is compared with Transformers: its
-indexer does not quantize, so that it selects others, and none is comparable otherwise.
+indexer does not quantize, so that it selects others, and none is comparable otherwise. With
+--fused the model quantizes queries where it does on a GPU, by openmla's function for SM80 and SM86.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ import argparse
 import json
 import tempfile
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +32,7 @@ from transformers import (
 from vllm import LLM
 
 TOPK = 32
+CHUNK = 96  # tokens of one step
 LENGTHS = (37, 5, 130, 64, 200)
 COMMON = {
     "vocab_size": 64,
@@ -128,56 +132,78 @@ class Checked:
         return forward_mqa
 
 
+def fuse_queries() -> None:
+    """Let models that are made from now on take the way that they take on a GPU."""
+    from vllm.model_executor.models import deepseek_v2
+
+    from openmla.integrations.vllm import queries
+
+    make = deepseek_v2.Indexer.__init__
+
+    def made(indexer: Any, *args: Any, **kwargs: Any) -> None:
+        make(indexer, *args, **kwargs)
+        indexer.use_fused_indexer_q = True
+
+    deepseek_v2.Indexer.__init__ = made
+    deepseek_v2.fused_indexer_q_rope_quant = queries.rotate_and_quantize
+
+
+@contextmanager
+def started(kind: str, topk: int, **options: Any) -> Iterator[tuple[LLM, Any]]:
+    """An engine with such a model, and the model in Transformers."""
+    usual: dict[str, Any] = {
+        "skip_tokenizer_init": True,
+        "enforce_eager": True,
+        "max_model_len": engine.LONGEST,
+        "dtype": "bfloat16",
+        "max_num_seqs": 4,
+        "block_size": 64,
+        "max_num_batched_tokens": CHUNK,
+        "enable_chunked_prefill": True,
+        "enable_prefix_caching": True,
+        # Short prompts as selected rows too: rounding does not depend on a chunk's length then.
+        "attention_config": {"sparse_mla_force_mqa": True},
+        # vLLM 0.32's own rope on a CPU is wrong for queries of several heads.
+        "compilation_config": {"custom_ops": ["all", "-rotary_embedding"]},
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        model = make_model(kind, folder, topk)
+        yield LLM(model=folder, **(usual | options)), model
+
+
 def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser()
     parser.add_argument("result", type=Path)
     parser.add_argument("--model", choices=("v32", "glm5"), default="v32")
     parser.add_argument("--kv", default="auto")
-    parser.add_argument("--chunk", type=int, default=96)
+    parser.add_argument("--chunk", type=int, default=CHUNK)
     parser.add_argument("--alone", action="store_true")
     parser.add_argument("--ngram", type=int, default=0)
     parser.add_argument("--unchecked", action="store_true")
     parser.add_argument("--fp8-queries", action="store_true")
     parser.add_argument("--all-keys", action="store_true")
+    parser.add_argument("--fused", action="store_true")
     options = parser.parse_args()
-    more: dict[str, Any] = {}
-    if options.ngram:
-        more["speculative_config"] = {
-            "method": "ngram",
-            "num_speculative_tokens": options.ngram,
-            "prompt_lookup_max": 3,
-            "prompt_lookup_min": 1,
-        }
-    with tempfile.TemporaryDirectory() as folder:
-        topk = engine.LONGEST if options.all_keys else TOPK
-        model = make_model(options.model, folder, topk)
-        llm = LLM(
-            model=folder,
-            skip_tokenizer_init=True,
-            enforce_eager=True,
-            max_model_len=engine.LONGEST,
-            dtype="bfloat16",
-            max_num_seqs=4,
-            block_size=64,
-            kv_cache_dtype=options.kv,
-            max_num_batched_tokens=options.chunk,
-            enable_chunked_prefill=True,
-            enable_prefix_caching=True,
-            # Short prompts as selected rows too: rounding does not depend on a chunk's length then.
-            attention_config={
-                "sparse_mla_force_mqa": True,
-                "use_prefill_query_quantization": options.fp8_queries,
-            },
-            # vLLM 0.32's own rope on a CPU is wrong for queries of several heads.
-            compilation_config={"custom_ops": ["all", "-rotary_embedding"]},
-            **more,
-        )
+    topk = engine.LONGEST if options.all_keys else TOPK
+    if options.fused:
+        fuse_queries()
+    asked = {
+        "kv_cache_dtype": options.kv,
+        "max_num_batched_tokens": options.chunk,
+        "attention_config": {
+            "sparse_mla_force_mqa": True,
+            "use_prefill_query_quantization": options.fp8_queries,
+        },
+        **engine.drafted(options.ngram),
+    }
+    with started(options.model, topk, **asked) as (llm, model):
         checked = None if options.unchecked else Checked()
+        drafts = engine.count_drafts(llm)
         batch = engine.prompts(LENGTHS, seed=1)
         turns = [[prompt] for prompt in batch] if options.alone else [batch, batch]
         results = [done for turn in turns for done in engine.generate(llm, turn)]
-        found: dict[str, Any] = {"results": results}
+        found: dict[str, Any] = {"results": results, "drafts": drafts}
         if options.all_keys:
             found["off"] = engine.from_transformers(model, batch, results[: len(batch)])
     if checked is not None:

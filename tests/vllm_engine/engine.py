@@ -1,11 +1,11 @@
 """vLLM's real engine on a CPU with a tiny random DeepSeek-V3: what it generates, as JSON.
 
-    python engine.py RESULT.json [--chunked] [--invariant [--alone] [--chunk TOKENS]]
+    python engine.py RESULT.json [--chunked] [--invariant [--alone] [--chunk TOKENS] [--ngram N]]
 
 Which backends run is up to OPENMLA_VLLM_CPU. With --chunked, prompts are prefilled in chunks and
 prefixes come from the cache, which vLLM turns off for MLA on CPUs without AMX, although its code
 for CPUs can do it. --invariant is what VLLM_BATCH_INVARIANT=1 turns on in openmla, without vLLM's
-own part of it, which is Triton's.
+own part of it, which is Triton's. With --ngram, N tokens are drafted from what a request has had.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ os.environ |= {
 }
 
 import torch
+from torch import Tensor
 from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
 from vllm import LLM, SamplingParams
 from vllm.platforms.cpu import CpuPlatform
@@ -78,8 +79,16 @@ def prompts(lengths: tuple[int, ...], seed: int) -> list[dict[str, list[int]]]:
     ]
 
 
+def drafted(ngram: int) -> dict[str, Any]:
+    """The option of an engine that drafts so many tokens; nothing for none."""
+    if not ngram:
+        return {}
+    wish = {"method": "ngram", "num_speculative_tokens": ngram}
+    return {"speculative_config": {**wish, "prompt_lookup_max": 3, "prompt_lookup_min": 1}}
+
+
 @contextmanager
-def started() -> Iterator[tuple[LLM, DeepseekV3ForCausalLM]]:
+def started(**options: Any) -> Iterator[tuple[LLM, DeepseekV3ForCausalLM]]:
     """An engine with that model, and the model in Transformers."""
     with tempfile.TemporaryDirectory() as folder:
         model = make_model(Path(folder))
@@ -93,6 +102,7 @@ def started() -> Iterator[tuple[LLM, DeepseekV3ForCausalLM]]:
             block_size=16,
             # vLLM 0.32's own rope on a CPU is wrong for queries of several heads.
             compilation_config={"custom_ops": ["all", "-rotary_embedding"]},
+            **options,
         )
         yield llm, model
 
@@ -135,6 +145,20 @@ def count_calls() -> Counter[str]:
     return calls
 
 
+def count_drafts(llm: LLM) -> Counter[str]:
+    """Tokens that are drafted from now on, and those that the model would have generated too."""
+    scheduler = llm.llm_engine.engine_core.engine_core.scheduler
+    usual, seen = scheduler.update_from_output, Counter[str]()
+
+    def noted(scheduled: Any, ran: Any) -> Any:
+        seen["drafted"] += sum(map(len, scheduled.scheduled_spec_decode_tokens.values()))
+        seen["accepted"] += sum(max(len(tokens) - 1, 0) for tokens in ran.sampled_token_ids)
+        return usual(scheduled, ran)
+
+    scheduler.update_from_output = noted
+    return seen
+
+
 def generate(llm: LLM, batch: list[dict[str, list[int]]]) -> list[dict[str, Any]]:
     """Greedy tokens, and how likely the engine found the prompt's own tokens."""
     wanted = SamplingParams(max_tokens=NEW_TOKENS, temperature=0, logprobs=2, detokenize=False)
@@ -152,6 +176,15 @@ def generate(llm: LLM, batch: list[dict[str, list[int]]]) -> list[dict[str, Any]
             }
         )
     return results
+
+
+def kept(value: Any) -> Any:
+    """Copies of all tensors: what the engine does next must not change them."""
+    if isinstance(value, Tensor):
+        return value.detach().clone(memory_format=torch.contiguous_format)
+    if isinstance(value, dict):
+        return {name: kept(part) for name, part in value.items()}
+    return [kept(part) for part in value] if isinstance(value, list) else value
 
 
 @torch.no_grad()
@@ -180,6 +213,7 @@ def main() -> None:
     parser.add_argument("--invariant", action="store_true")
     parser.add_argument("--alone", action="store_true")
     parser.add_argument("--chunk", type=int, default=CHUNK)
+    parser.add_argument("--ngram", type=int, default=0)
     options = parser.parse_args()
     if options.chunked:
         keep_chunked_prefill(options.chunk)
@@ -188,7 +222,8 @@ def main() -> None:
         from openmla.integrations.vllm import attention
 
         attention.batch_invariant = lambda: True
-    with started() as (llm, model):
+    with started(**drafted(options.ngram)) as (llm, model):
+        drafts = count_drafts(llm)
         batch = prompts(LENGTHS, seed=1)
         turns = [[prompt] for prompt in batch] if options.alone else [batch]
         results = [done for turn in turns for done in generate(llm, turn)]
@@ -196,7 +231,8 @@ def main() -> None:
         if options.chunked:
             results += generate(llm, prompts((LONG,), seed=2))
             results += generate(llm, prompts(LENGTHS, seed=1))  # now from the cache
-    options.result.write_text(json.dumps({"results": results, "calls": calls, "off": off}))
+    found = {"results": results, "calls": calls, "off": off, "drafts": drafts}
+    options.result.write_text(json.dumps(found))
 
 
 if __name__ == "__main__":

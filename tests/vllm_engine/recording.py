@@ -78,7 +78,7 @@ class Recorder:
             used = -(-int(lengths.max()) // cache.shape[1])
             pages, table = metadata.prefill.block_table[:, :used].unique(return_inverse=True)
             step |= {"lengths": lengths, "pages": cache[pages.long()], "block_table": table.int()}
-        self.steps.append(kept(step))
+        self.steps.append(engine.kept(step))
 
     def _new_tokens(
         self,
@@ -120,18 +120,9 @@ class Recorder:
         self._attention.append({**named, "offsets_q": offsets[0], "offsets_k": offsets[1]})
 
 
-def kept(value: Any) -> Any:
-    """Copies of all tensors: what the engine does next must not change them."""
-    if isinstance(value, Tensor):
-        return value.detach().clone(memory_format=torch.contiguous_format)
-    if isinstance(value, dict):
-        return {name: kept(part) for name, part in value.items()}
-    return [kept(part) for part in value] if isinstance(value, list) else value
-
-
 def main() -> None:
     """Record three batches to the file named on the command line."""
-    engine.keep_chunked_prefill()
+    engine.keep_chunked_prefill(engine.CHUNK)
     with engine.started() as (llm, _):
         engine.generate(llm, engine.prompts(BEFORE, seed=2))
         recorder = Recorder()

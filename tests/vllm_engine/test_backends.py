@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import inspect
+import re
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from vllm.config import VllmConfig, set_current_vllm_config
+from vllm.model_executor import custom_op
+from vllm.model_executor.layers import sparse_attn_indexer
 from vllm.model_executor.layers.attention import mla_attention, sparse_mla_attention
+from vllm.model_executor.layers.quantization.utils import fp8_utils
+from vllm.model_executor.layers.rotary_embedding import get_rope
+from vllm.model_executor.models.registry import ModelRegistry
+from vllm.platforms import current_platform
 from vllm.utils import deep_gemm
 from vllm.v1.attention import backend
 from vllm.v1.attention.backends.mla.prefill.base import MLAPrefillBackend
@@ -17,8 +25,8 @@ from vllm.v1.attention.backends.mla.prefill.cpu_sdpa import CPUSDPAMLAPrefillBac
 import formula
 from integrations.vllm import fake_vllm, selected
 from openmla import IndexCache
-from openmla.integrations.vllm import attention, indexer, prefill, register, slots, sparse
-from openmla.integrations.vllm.registration import SEAMS, _registry
+from openmla.integrations.vllm import attention, indexer, prefill, queries, register, slots, sparse
+from openmla.integrations.vllm.registration import MODELS, SEAMS, _registry
 
 HEADS, LATENT, NOPE, ROPE, V, PAGE, SCALE = 8, 512, 128, 64, 128, 16, 192**-0.5
 CONTEXT, NEW = (40, 0, 100), (7, 12, 33)
@@ -81,6 +89,59 @@ def test_the_sparse_metadata_has_what_is_read_of_it():
     fields = set(sparse_mla_attention.SparseMLACommonMetadata.__dataclass_fields__)
     used = {"block_size", "req_id_per_token", "block_table", "cp_kv_cache_interleave_size"}
     assert used <= fields
+
+
+def test_on_a_gpu_models_that_select_have_the_indexers_op(monkeypatch: pytest.MonkeyPatch):
+    """vLLM finds its classes for other platforms, and in them openmla's indexer."""
+    monkeypatch.setattr(type(current_platform), "is_cpu", lambda self: False)
+    monkeypatch.setattr(type(current_platform), "is_cuda", lambda self: True)
+    monkeypatch.setattr(custom_op, "op_registry_oot", {})
+    monkeypatch.setattr(ModelRegistry, "models", dict(ModelRegistry.models))
+    monkeypatch.setenv("OPENMLA_VLLM_INDEXER", "1")
+    register()
+    for name, path in MODELS.items():
+        found = ModelRegistry.models[name].load_model_cls()
+        assert f"{found.__module__}:{found.__name__}" == path
+    assert custom_op.op_registry_oot == {"SparseAttnIndexer": indexer.OpenMLAIndexer}
+    own = indexer.OpenMLAIndexer.forward_cuda
+    assert own is indexer.OpenMLAIndexer.select
+    theirs = inspect.signature(indexer.OpenMLAIndexer.__base__.forward_cuda)
+    assert len(inspect.signature(own).parameters) == len(theirs.parameters)
+
+
+@pytest.mark.parametrize("is_neox", [False, True])
+def test_queries_are_rotated_as_by_vllms_rotary_embedding(is_neox: bool):
+    """Where the model has no kernel for both: rotated first, then quantized."""
+    torch.manual_seed(0)
+    with set_current_vllm_config(VllmConfig()):
+        usual = {"rope_type": "default", "rope_theta": 10000.0}
+        rope = get_rope(64, 512, is_neox_style=is_neox, rope_parameters=usual)
+    positions = torch.randint(0, 512, (9,))
+    q, weights = torch.randn(9, 4, 128).bfloat16(), torch.rand(9, 4)
+    turned, _ = rope.forward_native(positions, q[..., :64].clone(), q[:, :1, :64].clone())
+    want = torch.cat([turned.view(9, 4, 64), q[..., 64:]], -1).float()
+    found, factors = queries.rotate_and_quantize(
+        positions, q, rope.cos_sin_cache, weights, 1.0, 1.0, rope.is_neox_style
+    )
+    off = (found.float() * (factors / weights)[..., None] - want).abs()
+    assert (off <= 2**-4 * want.abs() + 2**-6).all()  # a step of e4m3, one of vLLM's bf16
+
+
+def test_functions_in_the_places_of_triton_kernels_take_what_these_do():
+    for ours, theirs in (
+        (queries.rotate_and_quantize, sparse_attn_indexer.fused_indexer_q_rope_quant),
+        (queries.quantize_queries, fp8_utils.per_token_group_quant_fp8),
+    ):
+        assert list(inspect.signature(ours).parameters) == list(
+            inspect.signature(theirs).parameters
+        )
+
+
+def test_the_indexers_op_has_what_decides_whether_it_is_served():
+    source = inspect.getsource(indexer.OpenMLAIndexer.__base__.__init__)
+    read = inspect.getsource(indexer.why_not)
+    names = set(re.findall(r"op\.(\w+)", read))
+    assert len(names) == 5 and all(f"self.{name} = " in source for name in names)
 
 
 @pytest.mark.parametrize("kind", selected.FORMATS)

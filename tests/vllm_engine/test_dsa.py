@@ -51,8 +51,12 @@ def generated(*options: str) -> list[tuple[list[int], list[list[float]]]]:
         ("--model", "glm5", "--kv", "fp8_ds_mla"),
         ("--kv", "fp8", "--fp8-queries"),
         ("--ngram", "3"),
+        ("--fused",),
     ],
-    ids=["DeepSeek-V3.2", "GLM-5 over FP8 pages", "FP8 pages and queries", "speculation"],
+    ids=[
+        *("DeepSeek-V3.2", "GLM-5 over FP8 pages", "FP8 pages and queries", "speculation"),
+        "queries as on a GPU",
+    ],
 )
 def test_every_call_of_the_engine_is_right(options: tuple[str, ...]):
     """Chunks of 96 tokens, then the same prompts again from the prefix cache."""
@@ -84,3 +88,5 @@ def test_log_probabilities_do_not_depend_on_the_batch():
 
 def test_speculation_changes_nothing():
     assert generated("--ngram", "3") == generated()
+    drafts = run("--ngram", "3")["drafts"]
+    assert drafts["drafted"] > drafts["accepted"] > 0 and not run()["drafts"]["drafted"]

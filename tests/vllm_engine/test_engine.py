@@ -87,11 +87,14 @@ def test_context_is_read_in_latent_form_and_long_chunks_expanded():
 
 
 def test_invariant_log_probabilities_do_not_depend_on_how_requests_are_served():
-    """Together and alone, in chunks of 208, 96 and 33 tokens, from cached prefixes: every digit."""
-    runs = {
-        options: engine("attention", True, "--invariant", *options)
-        for options in ((), ("--alone",), ("--chunk", "96"), ("--alone", "--chunk", "33"))
-    }
+    """Together and alone, in chunks of 208, 96 and 33 tokens, from cached prefixes, with drafted
+    tokens, accepted and not: every digit."""
+    drafting = ("--ngram", "3")
+    ways = ((), ("--alone",), ("--chunk", "96"), ("--alone", "--chunk", "33"), drafting)
+    runs = {options: engine("attention", True, "--invariant", *options) for options in ways}
+    drafts = {options: ran["drafts"] for options, ran in runs.items()}
+    assert drafts[drafting]["drafted"] > drafts[drafting]["accepted"] > 0
+    assert not any(seen["drafted"] for options, seen in drafts.items() if options != drafting)
     first = runs[()]["results"]
     for options, ran in runs.items():
         results = ran["results"]

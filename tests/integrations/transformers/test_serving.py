@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -156,6 +157,48 @@ def test_several_batches_from_one_engine(v3: PreTrainedModel):
     held = [cache.cache_tensor] if hasattr(cache, "cache_tensor") else cache.openmla_rows
     rows = (24 + 2) * PAGE * 2  # two pages that belong to nobody; two layers
     assert sum(x.nbytes for x in held) == rows * (64 + 16) * 4
+
+
+def test_64_requests_at_once_have_the_tokens_of_each_alone(v3: PreTrainedModel):
+    """From two engines: one has one request at a time, the other all of them from the start."""
+    draw = torch.Generator().manual_seed(4)
+    short = [torch.randint(2, 128, (n % 13 + 1,), generator=draw).tolist() for n in range(64)]
+    settings = {"generation_config": greedy(), "continuous_batching_config": engine(num_blocks=128)}
+    with v3.continuous_batching_context_manager(**settings, warmup=False) as manager:
+        alone_in_it = []
+        for prompt in short:
+            manager.add_request(prompt, max_new_tokens=NEW)
+            alone_in_it.append(manager.get_result(timeout=120).generated_tokens)
+    together = [r.generated_tokens for r in serve(v3, short, num_blocks=128, max_batch_tokens=256)]
+    assert together == alone_in_it and {len(tokens) for tokens in together} == {NEW}
+
+
+def tensors_held() -> tuple[int, int]:
+    """How many tensors Python knows of, and their bytes."""
+    gc.collect()
+    sizes = [x.nbytes for x in gc.get_objects() if isinstance(x, torch.Tensor)]
+    return len(sizes), sum(sizes)
+
+
+def test_a_server_that_has_run_long_holds_no_more_and_answers_the_same(v3: PreTrainedModel):
+    """One engine, the same requests again and again, bad ones among them."""
+    asked = [*prompts(), [2, 128], [5] * (24 * PAGE), *prompts()[:1]]
+    settings = {"generation_config": greedy(), "continuous_batching_config": engine()}
+    answers, held = [], []
+    with v3.continuous_batching_context_manager(**settings, warmup=False) as manager:
+        for _ in range(6):
+            names = [manager.add_request(prompt, max_new_tokens=NEW) for prompt in asked]
+            found = {}
+            while len(found) < len(names):
+                result = manager.get_result(timeout=120)
+                found[result.request_id] = result
+            answers.append([(found[n].generated_tokens, found[n].error) for n in names])
+            held.append(tensors_held())
+        assert not manager.batch_processor.scheduler.active_requests
+    assert [len(tokens) for tokens, _ in answers[0]] == [NEW] * 4 + [0, 0, NEW]
+    assert [bool(error) for _, error in answers[0]] == [False] * 4 + [True, True, False]
+    assert all(again == answers[0] for again in answers)
+    assert len(set(held[1:])) == 1, held
 
 
 def test_the_model_is_left_as_it_was(v3: PreTrainedModel):

@@ -21,7 +21,8 @@ DEEP_GEMM = "vllm.utils.deep_gemm"
 CONFIG = SimpleNamespace(
     attention_config=SimpleNamespace(
         sparse_mla_force_mqa=False, use_prefill_query_quantization=False
-    )
+    ),
+    model_config=SimpleNamespace(enforce_eager=True),
 )
 
 
@@ -139,14 +140,30 @@ class CustomOp:
         return op
 
 
+class Models:
+    """ModelRegistry: architectures, and where their classes are."""
+
+    def __init__(self) -> None:
+        names = ("DeepseekV32ForCausalLM", "GlmMoeDsaForCausalLM", "DeepseekV32MTPModel")
+        self.models = {name: f"vllm.models.deepseek_v32:{name}" for name in names}
+
+    def register_model(self, model_arch: str, model_cls: str) -> None:
+        self.models[model_arch] = model_cls
+
+
 class SparseAttnIndexer:
     """The indexer's op: vLLM's refuses a CPU when it runs."""
 
-    skip_k_cache_insert = False
+    skip_k_cache_insert = use_fp4_cache = use_pcp = False
+    compress_ratio = dcp_world_size = 1
+    candidate_blocks = None
 
-    def __init__(self, k_cache: Any, scale_fmt: str, topk: int, buffer: Tensor) -> None:
+    def __init__(
+        self, k_cache: Any, scale_fmt: str, topk: int, buffer: Tensor, **more: Any
+    ) -> None:
         self.k_cache, self.scale_fmt = k_cache, scale_fmt
         self.topk_tokens, self.topk_indices_buffer = topk, buffer
+        vars(self).update(more)
 
 
 class CpuPlatform:
@@ -251,8 +268,8 @@ def flat_kv_row_view(cache: Tensor, block_size: int) -> tuple[Tensor, int]:
     return cache.as_strided(((blocks - 1) * stride + block_size, width), (width, 1)), stride
 
 
-def modules() -> dict[str, dict[str, Any]]:
-    """What each module holds."""
+def modules(capability: tuple[int, int] | None = None) -> dict[str, dict[str, Any]]:
+    """What each module holds, on a CPU or on a GPU of some capability."""
     prefill = Registry(CPU="vllm.CPU")
     attention = Registry(CPU_MLA="vllm.CPU_MLA")
     ops = type("CustomOp", (CustomOp,), {"registry": {}})
@@ -291,7 +308,11 @@ def modules() -> dict[str, dict[str, Any]]:
         },
         "vllm.model_executor.custom_op": {"CustomOp": ops, "op_registry_oot": ops.registry},
         "vllm.model_executor.layers.sparse_attn_indexer": {"SparseAttnIndexer": SparseAttnIndexer},
-        "vllm.model_executor.models.deepseek_v2": {"per_token_group_quant_fp8": None},
+        "vllm.model_executor.models.registry": {"ModelRegistry": Models()},
+        "vllm.model_executor.models.deepseek_v2": {
+            "per_token_group_quant_fp8": None,
+            "fused_indexer_q_rope_quant": None,
+        },
         "vllm.platforms.cpu": {"CpuPlatform": CpuPlatform},
         f"{layers}.mla_attention": {"split_kv_b_proj": split_kv_b_proj},
         f"{layers}.sparse_mla_attention": {
@@ -300,16 +321,18 @@ def modules() -> dict[str, dict[str, Any]]:
             "SparseMLACommonMetadataBuilder": SparseBuilder,
         },
         "vllm.platforms": {
-            "current_platform": Platform(),
+            "current_platform": Platform(capability),
             "cpu_platform_plugin": lambda: "vllm.platforms.cpu.CpuPlatform",
         },
     }
 
 
 @contextmanager
-def installed(without: tuple[str, ...] = ()) -> Iterator[stand_in.Contents]:
+def installed(
+    without: tuple[str, ...] = (), capability: tuple[int, int] | None = None
+) -> Iterator[stand_in.Contents]:
     """These modules as `vllm`; `without` names modules, or module:attribute, that are missing."""
     loaded = ("prefill", "attention", "sparse", "indexer", "cpu")
     ours = tuple(f"openmla.integrations.vllm.{name}" for name in loaded)
-    with stand_in.installed("vllm", modules(), ours, without) as contents:
+    with stand_in.installed("vllm", modules(capability), ours, without) as contents:
         yield contents

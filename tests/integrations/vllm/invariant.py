@@ -30,7 +30,7 @@ def switched_on() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         usual = fake_vllm.modules
         switch = {"vllm.envs": {"VLLM_BATCH_INVARIANT": True}}
-        patch.setattr(fake_vllm, "modules", lambda: {**usual(), **switch})
+        patch.setattr(fake_vllm, "modules", lambda *chip: {**usual(*chip), **switch})
         yield
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import doctest
 import sys
 from types import SimpleNamespace
 from typing import Any
@@ -11,6 +12,7 @@ import torch
 
 from integrations.vllm import fake_vllm
 from openmla import IndexCache, Unsupported
+from openmla.integrations.vllm import queries
 
 HEADS, TOPK, PAGE = 8, 4, 16
 NEW, LENGTHS = (3, 1), (20, 33)
@@ -61,6 +63,28 @@ def test_the_op_writes_keys_and_selects_per_request(monkeypatch: pytest.MonkeyPa
         assert (buffer[4:] == -7).all()
 
 
+@pytest.mark.parametrize(
+    ("more", "reason"),
+    [
+        ({"use_fp4_cache": True}, "index keys of MXFP4"),
+        ({"compress_ratio": 4}, "one key for several tokens"),
+        ({"candidate_blocks": torch.zeros(1)}, "candidate blocks"),
+        ({"dcp_world_size": 2}, "decode context parallelism"),
+        ({"use_pcp": True}, "prefill context parallelism"),
+    ],
+)
+def test_other_indexers_of_the_same_op_are_refused_when_the_layer_is_made(
+    more: dict[str, Any], reason: str
+):
+    k_cache = SimpleNamespace(kv_cache=torch.zeros(0), prefix="layer")
+    with fake_vllm.installed():
+        from openmla.integrations.vllm.indexer import OpenMLAIndexer
+
+        with pytest.raises(Unsupported, match=reason):
+            OpenMLAIndexer(k_cache, "ue8m0", TOPK, torch.zeros(0), **more)
+    assert not hasattr(k_cache, "get_attn_backend")
+
+
 def configuration(**model: Any) -> SimpleNamespace:
     return SimpleNamespace(
         cache_config=SimpleNamespace(
@@ -87,18 +111,69 @@ def test_the_platform_changes_models_that_select_alone():
     assert not plain.cache_config.enable_prefix_caching and plain.cache_config.block_size == 128
 
 
+@pytest.mark.parametrize("capability", [(8, 0), (8, 6), (8, 9), (9, 0)], ids=str)
+def test_on_a_gpu_layers_of_eager_models_are_made(
+    capability: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+):
+    """Before SM89 with queries that torch quantizes: vLLM's kernel for them does not compile."""
+    with fake_vllm.installed(capability=capability):
+        from openmla.integrations.vllm.indexer import MODEL, OpenMLAIndexer
+
+        model = sys.modules[MODEL]
+        for eager in (False, True):
+            monkeypatch.setattr(fake_vllm.CONFIG.model_config, "enforce_eager", eager)
+            k_cache = SimpleNamespace(kv_cache=torch.zeros(0), prefix="layer")
+            arguments = (k_cache, "ue8m0", TOPK, torch.zeros(0))
+            if not eager:
+                with pytest.raises(Unsupported, match="--enforce-eager"):
+                    OpenMLAIndexer(*arguments)
+                continue
+            OpenMLAIndexer(*arguments)
+            ours = queries.rotate_and_quantize if capability < (8, 9) else None
+            assert model.fused_indexer_q_rope_quant is ours
+            assert model.per_token_group_quant_fp8 is None
+        if capability < (8, 9):
+            del model.fused_indexer_q_rope_quant
+            with pytest.raises(Unsupported, match="has no fused_indexer_q_rope_quant"):
+                OpenMLAIndexer(*arguments)
+
+
 @pytest.mark.parametrize("ue8m0", [False, True])
 def test_queries_are_quantized_as_near_as_e4m3_is(ue8m0: bool):
     x = torch.randn(5, 3, 256) * torch.logspace(-8, 8, 5)[:, None, None]
-    with fake_vllm.installed():
-        from openmla.integrations.vllm.cpu import quantize_queries
-
-        q, scale = quantize_queries(x, 128, use_ue8m0=ue8m0)
+    q, scale = queries.quantize_queries(x, 128, use_ue8m0=ue8m0)
     assert q.shape == x.shape and scale.shape == (5, 3, 2)
     back = q.float().view(5, 3, 2, 128) * scale[..., None]
     largest = x.view(5, 3, 2, 128).abs().amax(-1, keepdim=True)
     assert ((back.flatten(-2) - x).abs().view(5, 3, 2, 128) <= largest * 2**-4).all()
     assert not ue8m0 or (torch.frexp(scale).mantissa == 0.5).all()
+
+
+@pytest.mark.parametrize("is_neox", [False, True])
+def test_queries_are_rotated_by_their_positions(is_neox: bool):
+    """Scores of quantized queries with their weights are those of a complex rotation in float64."""
+    tokens, width = 9, 64
+    positions = torch.randint(0, 300, (tokens,))
+    angles = torch.outer(torch.arange(300.0), 10000 ** (-torch.arange(0, width, 2) / width))
+    q = (torch.randn(tokens, HEADS, 128) * torch.logspace(-3, 3, HEADS)[:, None]).bfloat16()
+    weights = torch.rand(tokens, HEADS)
+    got, factors = queries.rotate_and_quantize(
+        positions, q, torch.cat((angles.cos(), angles.sin()), -1), weights, 0.25, 0.5, is_neox
+    )
+    head = q[..., :width].double()
+    pairs = head.unflatten(-1, (2, -1)).mT if is_neox else head.unflatten(-1, (-1, 2))
+    turn = torch.polar(torch.ones(()).double(), angles[positions].double())[:, None]
+    turned = torch.view_as_real(torch.view_as_complex(pairs.contiguous()) * turn)
+    turned = (turned.mT if is_neox else turned).flatten(-2)
+    want = torch.cat([turned, q[..., width:].double()], -1)
+    back = got.double() * (factors / weights / 0.125)[..., None].double()
+    largest = want.abs().amax(-1, keepdim=True)
+    assert got.dtype == torch.float8_e4m3fn and ((back - want).abs() <= largest * 2**-4).all()
+    assert (torch.frexp(factors / weights).mantissa - 0.5).abs().max() < 1e-6
+
+
+def test_the_examples_in_the_docstrings_are_true():
+    assert doctest.testmod(queries).attempted > 3 and not doctest.testmod(queries).failed
 
 
 def test_invariance_needs_every_query_over_selected_rows(monkeypatch: pytest.MonkeyPatch):

@@ -41,6 +41,7 @@ def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
 def _quiet(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.delenv("OPENMLA_VLLM_CPU", raising=False)
     monkeypatch.delenv("OPENMLA_VLLM_CUSTOM", raising=False)
+    monkeypatch.delenv("OPENMLA_VLLM_INDEXER", raising=False)
     monkeypatch.setattr(registration, "_as_custom", set())
     caplog.set_level(logging.INFO)
 
@@ -74,6 +75,30 @@ def test_on_a_cpu_one_member_is_replaced_when_asked_for(
             assert member.is_overridden() == (other == name)
             assert (member.get_path() == SEAMS[name].backend) == (other == name)
     assert lines(caplog) == []
+
+
+@pytest.mark.parametrize(
+    ("wish", "missing"),
+    [
+        ("prefill", "vllm.v1.attention.backends.mla.prefill.base"),
+        ("attention", "vllm.model_executor.layers.attention.mla_attention:split_kv_b_proj"),
+        ("sparse", "vllm.platforms.cpu"),
+    ],
+)
+def test_on_a_cpu_no_class_is_named_that_this_vllm_cannot_load(
+    wish: str, missing: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    """vLLM loads what it is named, later and with nobody to catch what that raises."""
+    monkeypatch.setenv("OPENMLA_VLLM_CPU", wish)
+    with fake_vllm.installed(without=(missing,)) as vllm:
+        assert platform() is None
+        if wish != "sparse":
+            register()
+            [registry] = [r for r in registries(vllm) if SEAMS[wish].cpu_member in r.__members__]
+            assert not registry[SEAMS[wish].cpu_member].is_overridden()
+    [line] = lines(caplog)
+    assert line.startswith(f"openmla: OPENMLA_VLLM_CPU={wish} has no effect: ")
+    assert line.endswith("; vLLM 0.32 has it")
 
 
 def test_another_plug_in_of_that_name_is_left_alone(caplog: pytest.LogCaptureFixture):
@@ -379,10 +404,10 @@ def test_on_a_cpu_the_indexer_is_registered_when_asked_for(
         assert platform() == registration.PLATFORM
         register()
         register()
-        from openmla.integrations.vllm import cpu, indexer
+        from openmla.integrations.vllm import indexer, queries
 
         assert sys.modules[OPS].op_registry_oot == {"SparseAttnIndexer": indexer.OpenMLAIndexer}
-        assert sys.modules[MODEL].per_token_group_quant_fp8 is cpu.quantize_queries
+        assert sys.modules[MODEL].per_token_group_quant_fp8 is queries.quantize_queries
     assert lines(caplog) == []
 
 
@@ -448,6 +473,61 @@ def test_another_plug_ins_indexer_is_left_alone(
         assert sys.modules[MODEL].per_token_group_quant_fp8 is None
     [line] = lines(caplog)
     assert "another plug-in has registered SparseAttnIndexer, as Broken" in line
+
+
+def models(vllm: dict[str, dict[str, Any]]) -> dict[str, str]:
+    found: dict[str, str] = vllm[registration.REGISTRY[0]]["ModelRegistry"].models
+    return found
+
+
+@pytest.mark.parametrize("capability", [(8, 0), (9, 0)], ids=str)
+def test_on_a_gpu_the_indexer_comes_with_models_that_have_its_op(
+    capability: tuple[int, int],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+):
+    monkeypatch.setenv("OPENMLA_VLLM_INDEXER", "1")
+    with fake_vllm.installed(capability=capability) as vllm:
+        register()
+        register()
+        from openmla.integrations.vllm import indexer
+
+        assert sys.modules[OPS].op_registry_oot == {"SparseAttnIndexer": indexer.OpenMLAIndexer}
+        assert models(vllm) == registration.MODELS
+        # Nothing of a model is imported, or changed, before there is one.
+        assert vars(sys.modules[MODEL])["fused_indexer_q_rope_quant"] is None
+    assert lines(caplog) == []
+
+
+@pytest.mark.parametrize(
+    ("wish", "capability", "missing", "reason"),
+    [
+        ("yes", (8, 0), (), "expected 1"),
+        ("1", None, (), "this is no CUDA GPU; on a CPU, OPENMLA_VLLM_CPU=sparse"),
+        ("1", (8, 0), (registration.REGISTRY[0],), "ModuleNotFoundError: "),
+        ("1", (8, 0), ("vllm.model_executor.layers.sparse_attn_indexer",), "ModuleNotFoundError: "),
+        ("1", (8, 0), ("DeepseekV32MTPModel",), "this vLLM has no DeepseekV32MTPModel, vLLM 0.32"),
+    ],
+)
+def test_an_indexer_that_cannot_be_had_is_one_line(
+    wish: str,
+    capability: tuple[int, int] | None,
+    missing: tuple[str, ...],
+    reason: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+):
+    monkeypatch.setenv("OPENMLA_VLLM_INDEXER", wish)
+    absent = tuple(name for name in missing if name.startswith("vllm"))
+    with fake_vllm.installed(absent, capability) as vllm:
+        for name in set(missing) - set(absent):
+            del models(vllm)[name]
+        before = dict(models(vllm)) if registration.REGISTRY[0] in vllm else {}
+        register()
+        assert sys.modules[OPS].op_registry_oot == {}
+        assert not before or models(vllm) == before
+    [line] = lines(caplog)
+    assert line.startswith(f"openmla: OPENMLA_VLLM_INDEXER={wish} has no effect: {reason}")
 
 
 def test_only_what_vllm_loads_imports_vllm():

@@ -4,7 +4,8 @@
     vllm serve MODEL --attention-backend OPENMLA          K not put together, see `attention`
     vllm serve MODEL --attention-backend OPENMLA_SPARSE   DeepSeek-V3.2, GLM-5
 
-On a CPU, the environment variable OPENMLA_VLLM_CPU says which: prefill, attention or sparse.
+On a CPU, the environment variable OPENMLA_VLLM_CPU says which: prefill, attention or sparse. On a
+GPU, OPENMLA_VLLM_INDEXER=1 puts openmla's indexer into DSA models.
 
 Written for vLLM 0.32. `prefill`, `attention`, `sparse`, `indexer` and `cpu` are loaded by vLLM, by
 name, once one of them is chosen; the rest of openmla never imports vLLM.

@@ -4,16 +4,23 @@ vLLM's own writes keys, scores and selects by kernels for SM90, SM100 and SM120,
 a Triton kernel prepares. This one needs what every attention layer needs, where queries begin, how
 long requests are, which blocks they have, and calls `openmla.index_topk` once for prefills and
 decodes together. Pages are vLLM's: 128 bytes of e4m3 and one scale for each row.
+
+On a CPU it comes with OPENMLA_VLLM_CPU=sparse; on a GPU with OPENMLA_VLLM_INDEXER=1, in models that
+run as they are written: neither compiled nor captured. Before SM89, where vLLM's kernel for the
+queries does not compile, theirs is `queries.rotate_and_quantize`.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any, ClassVar
 
 from torch import Tensor
+from vllm.config import get_current_vllm_config
 from vllm.forward_context import get_forward_context
 from vllm.model_executor.layers.sparse_attn_indexer import SparseAttnIndexer
+from vllm.platforms import current_platform
 from vllm.v1.attention.backend import (
     AttentionBackend,
     AttentionCGSupport,
@@ -21,9 +28,13 @@ from vllm.v1.attention.backend import (
     MultipleOf,
 )
 
-from openmla import IndexCache, index_topk
+from openmla import IndexCache, Unsupported, index_topk
+from openmla.integrations.vllm.queries import rotate_and_quantize
+from openmla.integrations.vllm.registration import MODEL
 
 ROW_BYTES = 132
+FUSED = "fused_indexer_q_rope_quant"
+"""The model's Triton kernel for queries."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,6 +113,11 @@ class OpenMLAIndexer(SparseAttnIndexer):
 
     def __init__(self, k_cache: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(k_cache, *args, **kwargs)
+        why = why_not(self)
+        if why:
+            raise Unsupported(f"openmla's indexer in vLLM: {why}", nearest="vLLM's own")
+        if current_platform.is_cuda():
+            _prepare_gpu()
         k_cache.get_attn_backend = lambda: OpenMLAIndexBackend
 
     def select(self, hidden_states: Tensor, q_quant: Tensor, k: Tensor, weights: Tensor) -> Tensor:
@@ -139,3 +155,34 @@ class OpenMLAIndexer(SparseAttnIndexer):
         count, size = pages.shape[:2]
         data = pages.as_strided((count, size * ROW_BYTES), (pages.stride(0), 1))
         return IndexCache(data, size, "ue8m0" if self.scale_fmt == "ue8m0" else "fp32")
+
+
+def _prepare_gpu() -> None:
+    """Called for every layer of a model that is being made."""
+    if not get_current_vllm_config().model_config.enforce_eager:
+        # In a graph, the metadata of the batch that was captured would serve all others.
+        raise Unsupported("openmla's indexer in vLLM: CUDA graphs", nearest="--enforce-eager")
+    capability = current_platform.get_device_capability()
+    if (capability.major, capability.minor) < (8, 9):
+        model = import_module(MODEL)
+        if not hasattr(model, FUSED):
+            raise Unsupported(f"a vLLM whose {MODEL} has no {FUSED}", nearest="vLLM 0.32")
+        setattr(model, FUSED, rotate_and_quantize)
+
+
+def why_not(op: Any) -> str:
+    """What of a model's indexer is not served here; "" if nothing.
+
+    vLLM builds the same op for models whose selection is another: they would get DSA's.
+    """
+    if op.use_fp4_cache:
+        return "index keys of MXFP4"
+    if op.compress_ratio != 1:
+        return "one key for several tokens, as in DeepSeek-V4"
+    if op.candidate_blocks is not None:
+        return "candidate blocks, as in DeepSeek-V4.1"
+    if op.dcp_world_size > 1:
+        return "decode context parallelism"
+    if op.use_pcp:
+        return "prefill context parallelism"
+    return ""

@@ -21,6 +21,7 @@ from openmla.integrations.plugin import Refused, attribute, or_one_line
 WRITTEN_FOR = "vLLM 0.32"
 CPU_VARIABLE = "OPENMLA_VLLM_CPU"
 CUSTOM_VARIABLE = "OPENMLA_VLLM_CUSTOM"
+INDEXER_VARIABLE = "OPENMLA_VLLM_INDEXER"
 CUSTOM = "CUSTOM"
 # A child of vLLM's own logger: its handlers and its format.
 log = logging.getLogger("vllm.openmla")
@@ -62,7 +63,15 @@ SEAMS = {
 PLATFORM = f"{_HERE}.cpu.OpenMLACpuPlatform"
 # The op of vLLM that openmla's indexer takes the place of, and what of the model needs Triton.
 INDEXER = "SparseAttnIndexer"
-QUANTIZER = ("vllm.model_executor.models.deepseek_v2", "per_token_group_quant_fp8")
+MODEL = "vllm.model_executor.models.deepseek_v2"
+QUANTIZER = "per_token_group_quant_fp8"
+# Models as vLLM has them for all platforms but CUDA, where its own have their indexer built in.
+REGISTRY = ("vllm.model_executor.models.registry", "ModelRegistry")
+MODELS = {
+    "DeepseekV32ForCausalLM": f"{MODEL}:DeepseekV3ForCausalLM",
+    "GlmMoeDsaForCausalLM": f"{MODEL}:GlmMoeDsaForCausalLM",
+    "DeepseekV32MTPModel": "vllm.model_executor.models.deepseek_mtp:DeepSeekMTP",
+}
 
 
 _as_custom: set[str] = set()
@@ -85,6 +94,7 @@ def platform() -> str | None:
         on_cpu = import_module("vllm.platforms").cpu_platform_plugin() is not None
         if not on_cpu:
             raise Refused("this is not a CPU; --attention-backend OPENMLA_SPARSE names it")
+        _loadable(PLATFORM)
         return PLATFORM
     return None
 
@@ -103,6 +113,10 @@ def register() -> None:
     if wish:
         with or_one_line(log, f"{CPU_VARIABLE}={wish} has no effect"):
             _replace_on_cpu(wish)
+    wish = os.environ.get(INDEXER_VARIABLE, "")
+    if wish:
+        with or_one_line(log, f"{INDEXER_VARIABLE}={wish} has no effect"):
+            _select_on_gpu(wish)
 
 
 def _offer(key: str) -> None:
@@ -131,8 +145,7 @@ def _take_custom(wish: str) -> None:
         raise Refused(f"{seam.members} has no member {CUSTOM}")
     if member.is_overridden() and member.get_path() != seam.backend:
         raise Refused(f"another plug-in has taken {CUSTOM}, for {member.get_path()}")
-    module, _, name = seam.backend.rpartition(".")
-    attribute(module, name, WRITTEN_FOR)
+    _loadable(seam.backend)
     add(member, seam.backend)
     _as_custom.add(wish)
 
@@ -153,11 +166,35 @@ def _replace_on_cpu(wish: str) -> None:
         raise Refused(f"{seam.members} has no member {seam.cpu_member}, {WRITTEN_FOR} does")
     if member.is_overridden() and member.get_path() != seam.backend:
         raise Refused(f"another plug-in has taken {seam.cpu_member}, for {member.get_path()}")
+    _loadable(seam.backend)
     add(member, seam.backend)
 
 
 def _select_on_cpu() -> None:
     """The indexer that vLLM has not on a CPU; `platform` has let its attention through."""
+    _replace_indexer()
+    model = import_module(MODEL)
+    if not hasattr(model, QUANTIZER):
+        raise Refused(f"{MODEL} has no {QUANTIZER}, {WRITTEN_FOR} does")
+    setattr(model, QUANTIZER, import_module(f"{_HERE}.queries").quantize_queries)
+
+
+def _select_on_gpu(wish: str) -> None:
+    """The indexer in the models that have vLLM's op for it, for all chips and all batches."""
+    if wish != "1":
+        raise Refused("expected 1")
+    if not import_module("vllm.platforms").current_platform.is_cuda():
+        raise Refused(f"this is no CUDA GPU; on a CPU, {CPU_VARIABLE}=sparse")
+    models = attribute(*REGISTRY, WRITTEN_FOR)
+    missing = sorted(MODELS.keys() - models.models.keys())
+    if missing:
+        raise Refused(f"this vLLM has no {', '.join(missing)}, {WRITTEN_FOR} does")
+    _replace_indexer()
+    for name, path in MODELS.items():
+        models.register_model(name, path)
+
+
+def _replace_indexer() -> None:
     ops = import_module("vllm.model_executor.custom_op")
     own = import_module(f"{_HERE}.indexer").OpenMLAIndexer
     if INDEXER not in ops.op_registry_oot:
@@ -165,10 +202,12 @@ def _select_on_cpu() -> None:
     there = ops.op_registry_oot[INDEXER]
     if there is not own:
         raise Refused(f"another plug-in has registered {INDEXER}, as {there.__name__}")
-    model, name = import_module(QUANTIZER[0]), QUANTIZER[1]
-    if not hasattr(model, name):
-        raise Refused(f"{QUANTIZER[0]} has no {name}, {WRITTEN_FOR} does")
-    setattr(model, name, import_module(f"{_HERE}.cpu").quantize_queries)
+
+
+def _loadable(path: str) -> None:
+    """A refusal if this vLLM cannot load a class; named all the same, it would end the engine."""
+    module, _, name = path.rpartition(".")
+    attribute(module, name, WRITTEN_FOR)
 
 
 def _on_cpu() -> bool:

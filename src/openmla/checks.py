@@ -15,10 +15,12 @@ from openmla.cache import LatentCache, plain_memory, refuse_derivatives, refuse_
 from openmla.errors import InvalidArgument, Unsupported
 from openmla.operands import AttendOperands, Operands, Results, SparseOperands, extent
 from openmla.problem import MAX_HEADS
+from openmla.sequences import first_key_of, paged_spans
 from openmla.sources import Listed, Source, Span
 
 # Kernels multiply by the scale in float32: a larger number would be infinite there.
 LARGEST_SCALE = torch.finfo(torch.float32).max
+LARGEST_WINDOW = torch.iinfo(torch.int32).max
 Q_DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float8_e4m3fn)
 # With FP8 queries, rope and V may stay in a wider type (rope is then stored divided by the scales).
 WIDE_BESIDE_FP8 = (torch.float8_e4m3fn, torch.bfloat16, torch.float16)
@@ -128,6 +130,22 @@ def flag(name: str, value: object) -> bool:
     """True or False, nothing that merely counts as one."""
     if not isinstance(value, bool):
         raise InvalidArgument(name, "True or False", describe(value))
+    return value
+
+
+def window(value: object, causal: bool) -> int:
+    """How many keys a query sees at most, 0 for no window, which is None to a caller.
+
+    The last `window` keys up to a query are defined where "up to" is: without causal there is no
+    last one, and what other libraries call a window there differs.
+    """
+    if value is None:
+        return 0
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= LARGEST_WINDOW:
+        expected = f"None, or 1 to {LARGEST_WINDOW} keys"
+        raise InvalidArgument("window", expected, describe(value))
+    if not causal:
+        raise InvalidArgument("window", "None, or causal=True beside it", f"{value}, not causal")
     return value
 
 
@@ -397,18 +415,27 @@ def shared_values(k_start: Tensor, cu_seqlens_k: Tensor, total: int) -> None:
             raise InvalidArgument("k_start", expected, first)
 
 
-def paged_values(cache: LatentCache, block_table: Tensor, cache_lengths: Tensor) -> None:
-    """CPU only: every key of every sequence must have a page inside the pool."""
+def first_keys(cu_seqlens_q: Tensor, cache_lengths: Tensor, window: int) -> list[int]:
+    """CPU only: the first key of every sequence that any of its queries sees."""
+    return [first_key_of(span, window) for span in paged_spans(cu_seqlens_q, cache_lengths)]
+
+
+def paged_values(
+    cache: LatentCache, block_table: Tensor, cache_lengths: Tensor, first_keys: Sequence[int]
+) -> None:
+    """CPU only: every key of every sequence, from the first that is seen on, must have a page
+    inside the pool."""
     page_size, max_pages = cache.page_size, block_table.shape[1]
-    for b, length in enumerate(cache_lengths.tolist()):
+    for b, (length, first) in enumerate(zip(cache_lengths.tolist(), first_keys, strict=True)):
         if not 0 <= length <= max_pages * page_size:
             limit = f"{max_pages} pages x {page_size} rows = {max_pages * page_size}"
             raise InvalidArgument("cache_lengths", f"0 to {limit}", f"{length} for sequence {b}")
-        used = block_table[b, : -(-length // page_size)]
+        before = first // page_size
+        used = block_table[b, before : -(-length // page_size)]
         wrong = (used < 0) | (used >= cache.num_pages)
         if bool(wrong.any()):
             p = int(wrong.nonzero()[0])
-            got = f"page {int(used[p])} for sequence {b}, entry {p}"
+            got = f"page {int(used[p])} for sequence {b}, entry {before + p}"
             raise InvalidArgument("block_table", f"pages 0 to {cache.num_pages - 1}", got)
 
 

@@ -105,6 +105,8 @@ class DenseOperands(_OfQueries):
     """Where the keys of each sequence begin; cu_seqlens_k then says only how many there are."""
     key_mask: Tensor | None = None
     """int32 [total_q, words]: bit s % 32 of word s // 32 lets a query see key s of its sequence."""
+    window: int = 0
+    """Keys that a query sees at most, the nearest ones up to its own position; 0: all."""
 
     def problem(self, results: Results) -> Problem:
         """This call without its tensors."""
@@ -124,6 +126,7 @@ class DenseOperands(_OfQueries):
             rope_dtype=DTYPE_NAMES[rope.dtype] if cache is None else cache.format,
             page_size=0 if cache is None else cache.page_size,
             causal=self.causal,
+            window=self.window,
             has_k_start=self.k_start is not None,
             has_key_mask=self.key_mask is not None,
             batch=self.cu_seqlens_q.shape[0] - 1,
@@ -164,6 +167,8 @@ class LatentOperands(_OfQueries):
     weights: Weights
     invariant: bool = False
     """A row's bits depend on the row and the keys it sees alone."""
+    window: int = 0
+    """Keys that a query sees at most, the nearest ones up to its own position; 0: all."""
 
     def of_tokens(self, tokens: slice) -> "LatentOperands":
         """Tokens first … last - 1 of all requests as a call of their own, without waiting for the
@@ -195,6 +200,7 @@ class LatentOperands(_OfQueries):
             invariant=self.invariant,
             page_size=self.cache.page_size,
             causal=self.causal,
+            window=self.window,
             batch=self.cu_seqlens_q.shape[0] - 1,
             total_k=self.cache.rows,
             table_keys=self.block_table.shape[1] * self.cache.page_size,

@@ -90,6 +90,9 @@ class Problem:
     page_size: int = 0
     """Rows per page of the cache; 0 when nothing is paged."""
     causal: bool = True
+    window: int = 0
+    """Keys that a causal query sees at most: those up to its own position that are nearest to it;
+    0: all of them. Dense and latent form."""
     has_k_start: bool = False
     """Sequences name the row their keys begin at, so that they may share keys. Dense form only."""
     span: bool = False
@@ -142,6 +145,10 @@ class Problem:
                 raise InvalidArgument(name, "a positive width", getattr(self, name))
         for name in ("d_rope", "page_size", "topk", "batch", "total_q", "total_k", "table_keys"):
             _check_count(name, getattr(self, name))
+        _check_count("window", self.window)
+        if self.window and (self.form == "sparse" or not self.causal):
+            expected = "0 unless the form is dense or latent, and causal"
+            raise InvalidArgument("window", expected, self.window)
         if self.form != "dense" and self.has_k_start:
             raise InvalidArgument("has_k_start", "False: only dense keys are ragged", True)
         if self.form != "dense" and self.d_v > self.d_nope:
@@ -218,10 +225,21 @@ class Problem:
         """Outputs have the dtype of the queries; FP8 queries give bf16."""
         return "bf16" if self.q_dtype == "e4m3" else self.q_dtype
 
+    def keys_seen(self, queries: int, keys: int) -> int:
+        """How many keys of a request any of its queries sees.
+
+        >>> windowed = Problem(form="dense", heads=1, d_nope=8, d_rope=0, d_v=8, window=128)
+        >>> windowed.keys_seen(queries=3, keys=4096), windowed.keys_seen(queries=3, keys=50)
+        (130, 50)
+        """
+        return min(keys, max(queries, 1) + self.window - 1) if self.window else keys
+
     @property
     def flops(self) -> int:
-        """Upper bound of the multiply-add work, 2 flops each, when every query sees every key."""
+        """Upper bound of the multiply-add work, 2 flops each, when every query sees every key, or
+        as many as a window has."""
         keys = self.most_rows if self.form == "sparse" else self.total_k
+        keys = min(keys, self.window or keys)
         return 2 * self.heads * self.total_q * keys * (self.d_qk + self.d_v)
 
     def to_json(self) -> dict[str, Any]:
@@ -242,6 +260,7 @@ class Problem:
         if not sparse:
             parts += [f"{self.batch} sequence{'s' * (self.batch != 1)}"]
             parts += ["causal" if self.causal else "full"]
+            parts += [f"window of {self.window}"] * bool(self.window)
             parts += ["keys that may be shared"] * self.has_k_start
         if self.page_size and not (self.span or self.second):
             parts += [f"pages of {self.page_size}"]

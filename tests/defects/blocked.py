@@ -33,7 +33,9 @@ class Tile:
     k_scale: Tensor | None
     """[n]"""
     seen: list[int]
-    """How many of the keys each query sees."""
+    """How many of the keys each query sees: the first, or with `since` those from there on."""
+    since: list[int] | None = None
+    """The first key that each query sees; None: key 0."""
 
     @property
     def n(self) -> int:
@@ -94,7 +96,8 @@ class Blocked:
                 n = min(max(seen, default=0), k.shape[0])
                 tokens = range(span.q_start + queries.start, span.q_start + queries.stop)
                 tile_scale = None if scale is None else scale[:n]
-                yield Tile(tokens, k[:n], v[:n], tile_scale, seen)
+                since = [self.first_seen(span, i) for i in queries]
+                yield Tile(tokens, k[:n], v[:n], tile_scale, seen, since)
 
     def sequences(self) -> Iterator[tuple[Span, Tensor, Tensor, Tensor | None]]:
         """Every sequence with all its keys, values and key scales."""
@@ -137,6 +140,12 @@ class Blocked:
         if not self.case.causal:
             return span.k_len
         return min(max(span.k_len - span.q_len + query + 1, 0), span.k_len)
+
+    def first_seen(self, span: Span, query: int) -> int:
+        """The first key that a query sees: of a window, whose last key is the query's own."""
+        if not self.case.window:
+            return 0
+        return max(span.k_len - span.q_len + query + 1 - self.case.window, 0)
 
     def slots(self, table: Tensor, cache: LatentCache, span: Span) -> Tensor:
         """Physical rows of a paged sequence."""
@@ -205,6 +214,8 @@ class Blocked:
         """-inf where a query does not see a key."""
         keys = torch.arange(block.start, block.stop, device="cpu")
         hidden = keys >= torch.tensor(tile.seen, device="cpu")[:, None]
+        if tile.since is not None:
+            hidden = hidden | (keys < torch.tensor(tile.since, device="cpu")[:, None])
         return scores.masked_fill(hidden[:, None], -torch.inf)
 
     def step(self, state: State, scores: Tensor, tile: Tile, block: slice) -> None:

@@ -79,6 +79,7 @@ def mla_prefill(
     cache_lengths: Tensor | None = None,
     scale: float | None = None,
     causal: bool = True,
+    window: int | None = None,
     sink: Tensor | None = None,
     q_scale: Tensor | None = None,
     k_scale: Tensor | None = None,
@@ -108,6 +109,9 @@ def mla_prefill(
         cache_lengths: int32 [batch], keys of each sequence in those pages; only with a LatentCache.
         scale: a factor for all scores; 1 / sqrt(d_nope + d_rope) if None.
         causal: aligned bottom-right: the last query of a sequence sees its last key.
+        window: a query at position p sees keys p - window + 1 … p alone, 1 or more of them; None for
+            all up to p. Keys that no query of a sequence sees are not read. Needs causal: without
+            it there is no last key that a window could end at.
         sink: fp32 [H]: one more term exp(sink) in each head's denominator.
         q_scale: fp32 [total_q], a factor for each query's scores; e4m3 queries come with one.
         k_scale: fp32 [total_k], a factor for each key's scores; e4m3 keys come with one.
@@ -152,6 +156,7 @@ def mla_prefill(
                 key_mask,
                 q.size(2) ** -0.5 if scale is None else scale,
                 causal,
+                _plain_window(window),
                 backend,
                 MADE if out is None else out,
                 wanted(return_lse),
@@ -171,7 +176,7 @@ def mla_prefill(
     rope, cache = _checked_rope(k_rope, q, k_nope, block_table, cache_lengths, cu_q.shape[0] - 1)
     key_mask = checks.key_mask(key_mask, q.shape[0], q.device)
     factor = checks.scale(scale)
-    checks.flag("causal", causal)
+    keys_seen = checks.window(window, checks.flag("causal", causal))
     sink, *scales = _weights(q, sink, q_scale, k_scale, k_nope.shape[0])
     checks.no_gradients(k_rope=cache)
     checks.no_tangents(q=q, k_nope=k_nope, k_rope=rope, v=v, sink=sink)
@@ -182,7 +187,7 @@ def mla_prefill(
         wants_lse = checks.flag("return_lse", return_lse)
         out, lse = torch.ops.openmla.dense_train(
             *(q, k_nope, rope, v, cu_q, cu_k, sink, key_mask),
-            *(number, causal, checks.backend(backend, BACKENDS), wants_lse),
+            *(number, causal, keys_seen, checks.backend(backend, BACKENDS), wants_lse),
         )
         return _with_lse(out, lse if wants_lse else None)
     out, lse = _outputs(q, v.shape[2], out, return_lse)
@@ -202,6 +207,7 @@ def mla_prefill(
         key_mask,
         number,
         causal,
+        keys_seen,
         checks.backend(backend, BACKENDS),
         out,
         lse,
@@ -248,6 +254,7 @@ def mla_prefill_latent(
     cu_seqlens_q: Tensor,
     scale: float | None = None,
     causal: bool = True,
+    window: int | None = None,
     invariant: bool = False,
     d_v: int | None = None,
     sink: Tensor | None = None,
@@ -270,6 +277,10 @@ def mla_prefill_latent(
         cu_seqlens_q: int32 [batch + 1], where each sequence's queries begin.
         scale: a factor for all scores. Required: the width of rows says nothing about the model.
         causal: aligned bottom-right: the last query of a sequence sees its last key.
+        window: a query at position p sees keys p - window + 1 … p alone, 1 or more of them; None for
+            all up to p. Keys that no query of a sequence sees are not read, and the table may name
+            any page for those before them: a server may reuse theirs. Needs causal: without it
+            there is no last key that a window could end at.
         d_v: how many leading columns of a row are V: all but the rope of a cache, 512 of a tensor.
         sink: fp32 [H]: one more term exp(sink) in each head's denominator.
         q_scale: fp32 [total_q], a factor for each query's scores; e4m3 queries come with one.
@@ -308,6 +319,7 @@ def mla_prefill_latent(
                 k_scale,
                 scale,
                 causal,
+                _plain_window(window),
                 invariant,
                 width,
                 backend,
@@ -325,7 +337,7 @@ def mla_prefill_latent(
     cu_q = checks.cu_seqlens("cu_seqlens_q", cu_seqlens_q, q.device)
     checks.paging(block_table, cache_lengths, cu_q.shape[0] - 1, q.device)
     factor = checks.scale(scale, required_for="mla_prefill_latent")
-    checks.flag("causal", causal)
+    keys_seen = checks.window(window, checks.flag("causal", causal))
     checks.flag("invariant", invariant)
     weights = _weights(q, sink, q_scale, k_scale, pool.rows)
     checks.no_gradients(q=q, cache=pool, sink=weights[0])
@@ -339,6 +351,7 @@ def mla_prefill_latent(
         *weights,
         factor,
         causal,
+        keys_seen,
         invariant,
         width,
         checks.backend(backend, BACKENDS),
@@ -680,6 +693,12 @@ def _checked_rope(
         if value is not None:
             raise InvalidArgument(name, "None, unless k_rope is a LatentCache", "a tensor")
     return rope, None
+
+
+def _plain_window(window: object) -> object:
+    """A window as the operator takes it, 0 for none; 0 from a caller makes a call that is not
+    plain."""
+    return 0 if window is None else window or ...
 
 
 def _rope_and_pool(k_rope: object, q: Tensor) -> tuple[object, LatentCache | None]:

@@ -37,6 +37,7 @@ EVERYTHING = Serves(
         "rope_dtype": _STORED,
         "page_size": ANY,
         "topk": ANY,
+        "window": ANY,
         "second": Second({**SECOND, "kv_dtype": _STORED}),
         **LENGTHS,
         **either("causal", "has_k_start", "has_topk_lengths", "has_sink", "has_q_scale", "span"),

@@ -90,6 +90,7 @@ _SERVED = Serves(
         "rope_dtype": _STORED,
         "page_size": Range(0, MOST_PAGE_ROWS),
         "topk": ANY,
+        "window": ANY,
         **LENGTHS,
         "second": Second({**SECOND, "page_size": Range(0, MOST_PAGE_ROWS), "kv_dtype": _STORED}),
         **either("causal", "has_k_start", "has_topk_lengths", "has_sink", "has_q_scale", "span"),

@@ -43,7 +43,7 @@ DEFAULT_DTYPES = ("fp32", "bf16", "fp16")
 DEFAULT_DEVICES = ("", "meta", "same")
 """same: the device that the tensors are on. An empty string leaves torch's own."""
 
-LEAST = {"heads": 1, "d_nope": 1, "d_rope": 0, "d_v": 1, "page_size": 1, "spare": 0, "topk": 0}
+LEAST = {"heads": 1, "d_nope": 1, "d_rope": 0, "d_v": 1, "page_size": 1, "spare": 0, "topk": 0, "window": 0}
 """The smallest value of each count."""
 
 
@@ -73,6 +73,8 @@ class Case:
     page_size: int = 16
     spare: int = 0
     causal: bool = True
+    window: int = 0
+    """Keys that a query sees at most; 0: no window."""
     invariant: bool = False
     """Whether a latent call is asked for bits that do not depend on chunks."""
     topk: int = 0
@@ -131,6 +133,8 @@ class Case:
             raise InvalidArgument("d_v", f"at most the latent width {self.d_nope}", self.d_v)
         if self.form != "dense" and self.key_mask != "none":
             raise InvalidArgument("key_mask", f"'none' in the {self.form} form", self.key_mask)
+        if self.window and (self.form == "sparse" or not self.causal):
+            raise InvalidArgument("window", "0 unless dense or latent, and causal", self.window)
         if self.form != "latent" and self.invariant:
             raise InvalidArgument("invariant", f"False in the {self.form} form", True)
         if self.form == "dense" and (self.rope == "none") != (self.d_rope == 0):
@@ -194,6 +198,7 @@ class Case:
             parts += [f"topk {self.topk} {self.index_kind} lengths {self.topk_lengths}"]
         else:
             parts += ["causal" if self.causal else "full"]
+        parts += [f"window {self.window}"] * bool(self.window)
         parts += ["invariant"] * self.invariant
         if self.is_paged:
             parts += [f"{self.kv} pages of {self.page_size}"]

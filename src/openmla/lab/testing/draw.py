@@ -47,6 +47,8 @@ COST_LIMIT = 1_500_000
 """Multiply-adds of a case: about 10 ms of float64 reference on one core."""
 MASKED = 0.2
 """Share of dense cases with a key_mask."""
+WINDOWED = 0.15
+"""Share of causal dense and latent cases with a window."""
 PROFILES = {"widths": 45, "ragged": 26, "long_k": 12, "long_q": 6, "model": 11}
 """How often each is drawn, in percent."""
 
@@ -72,9 +74,21 @@ def random_case(seed: int) -> Case:
     fields |= _options(rng)
     if form == "dense" and rng.random() < MASKED:
         fields["key_mask"] = rng.choice(("half", "half", "few", "all"))
+    fields |= _window(seed, fields)
     if fields["values"] == "exact":
         fields["scale"] = 0.25  # products of small integers and this are exact
     return fit(Case(**fields), COST_LIMIT)
+
+
+def _window(seed: int, fields: dict[str, Any]) -> dict[str, Any]:
+    """A window at an edge of blocks or of the keys, for some causal cases. It has numbers of its
+    own: other cases are what they were before there were windows."""
+    rng = random.Random(f"window {seed}")
+    if fields["form"] == "sparse" or not fields["causal"] or rng.random() >= WINDOWED:
+        return {}
+    longest = max(fields["k_lens"], default=1) or 1
+    edges = (1, 2, 15, 16, 17, 127, 128, 129, longest, longest + 1, rng.randint(1, longest))
+    return {"window": rng.choice(edges)}
 
 
 def varied(case: Case, number: int) -> Case:

@@ -20,6 +20,7 @@ SIMPLEST: dict[str, Any] = {
     "k_scale": False,
     "key_mask": "none",
     "return_max_logits": False,
+    "window": 0,
     "causal": False,
     "invariant": False,
     "values": "normal",

@@ -193,6 +193,14 @@ def offsets(call: str) -> list[Malformed]:
         to(call, name, int32(0, -1, 5), "offsets that never fall", "0 then -1 at entry 1"),
         to(call, "causal", 1, "True or False", "int 1"),
         to(call, "causal", None, "True or False", "None"),
+        to(call, "window", 0, "1 to 2147483647 keys", "int 0"),
+        to(call, "window", -1, "1 to 2147483647 keys", "int -1"),
+        to(call, "window", 2**31, "1 to 2147483647 keys", "int 2147483648"),
+        to(call, "window", True, "None, or 1 to", "bool True"),
+        to(call, "window", 4.0, "None, or 1 to", "float 4.0"),
+        Malformed(
+            call, "window", "causal=True beside it", "not causal", {"window": 4, "causal": False}
+        ),
     ]
 
 

@@ -229,9 +229,13 @@ def no_tangents(**tensors: Tensor | None) -> None:
 
 
 def keys_and_values(q: Tensor, k_nope: object, v: object) -> tuple[Tensor, Tensor]:
-    """k_nope [total_k, H, d_nope] in q's dtype; v [total_k, H, d_v]."""
-    heads = q.shape[1]
-    k = tensor("k_nope", k_nope, ("total_k", heads, "d_nope"), (q.dtype,), q.device)
+    """k_nope [total_k, heads, d_nope] in q's dtype; v [total_k, heads, d_v]. Both have as many heads
+    as q, or a divisor of that."""
+    k = tensor("k_nope", k_nope, ("total_k", "heads", "d_nope"), (q.dtype,), q.device)
+    heads = k.shape[1]
+    if heads == 0 or q.shape[1] % heads:
+        expected = f"{q.shape[1]} heads, as q has, or a number that divides it, in dimension 1"
+        raise InvalidArgument("k_nope", expected, heads)
     v_dtypes = WIDE_BESIDE_FP8 if q.dtype == torch.float8_e4m3fn else (q.dtype,)
     values = tensor("v", v, (k.shape[0], heads, "d_v"), v_dtypes, q.device)
     for name, value in (("k_nope", k), ("v", values)):
@@ -246,7 +250,8 @@ def keys_and_values(q: Tensor, k_nope: object, v: object) -> tuple[Tensor, Tenso
 
 
 def rope_tensor(value: object, q: Tensor, k_nope: Tensor) -> Tensor | None:
-    """k_rope as [total_k, d_rope] (shared) or [total_k, H, d_rope]; None when there is no rope."""
+    """k_rope as [total_k, d_rope] (shared) or [total_k, heads of k_nope, d_rope]; None when there
+    is no rope."""
     total_k, heads, d_nope = k_nope.shape
     d_rope = q.shape[2] - d_nope
     if value is None:
@@ -256,7 +261,7 @@ def rope_tensor(value: object, q: Tensor, k_nope: Tensor) -> Tensor | None:
         return None
     dtypes = WIDE_BESIDE_FP8 if q.dtype == torch.float8_e4m3fn else (q.dtype,)
     if isinstance(value, Tensor) and value.dim() == 3:
-        if value.shape[1] == 1 and heads != 1:
+        if value.shape[1] == 1 != q.shape[1]:
             value = value[:, 0]
         else:
             checked = tensor("k_rope", value, (total_k, heads, d_rope), dtypes, q.device)

@@ -89,7 +89,10 @@ class _OfQueries:
 
 @dataclass(frozen=True, eq=False)
 class DenseOperands(_OfQueries):
-    """MHA form: per-head keys and values, ragged; rope from a tensor or from a cache."""
+    """MHA form: per-head keys and values, ragged; rope from a tensor or from a cache.
+
+    K and V may have fewer heads than q: query head h then reads head h // group of theirs.
+    """
 
     q: Tensor
     k_nope: Tensor
@@ -120,6 +123,7 @@ class DenseOperands(_OfQueries):
             d_nope=d_nope,
             d_rope=self.q.shape[2] - d_nope,
             d_v=self.v.shape[2],
+            group=self.group,
             kv_dtype=DTYPE_NAMES[self.k_nope.dtype],
             v_dtype=DTYPE_NAMES[self.v.dtype],
             rope=self._rope_source(),
@@ -135,6 +139,20 @@ class DenseOperands(_OfQueries):
             aligned_16=aligned_16(*copied),
             **_common(self.q, self.weights, results),
         )
+
+    @property
+    def group(self) -> int:
+        """Query heads that share a head of K and V."""
+        return self.q.shape[1] // self.k_nope.shape[1]
+
+    def of_heads(self, rows: Tensor, heads: slice | None = None) -> Tensor:
+        """Rows [n, heads of K, d] as query heads see them, [n, heads, d]: some of them, or all."""
+        heads = slice(0, self.q.shape[1]) if heads is None else heads
+        if self.group == 1:
+            return rows[:, heads]
+        first, last = heads.start // self.group, -(-heads.stop // self.group)
+        each = rows[:, first:last, None].expand(-1, -1, self.group, -1).flatten(1, 2)
+        return each[:, heads.start - first * self.group :][:, : heads.stop - heads.start]
 
     @property
     def has_keys(self) -> bool:

@@ -93,6 +93,8 @@ class Problem:
     window: int = 0
     """Keys that a causal query sees at most: those up to its own position that are nearest to it;
     0: all of them. Dense and latent form."""
+    group: int = 1
+    """Query heads that share a head of K and V, one after another; dense form only."""
     has_k_start: bool = False
     """Sequences name the row their keys begin at, so that they may share keys. Dense form only."""
     span: bool = False
@@ -140,6 +142,10 @@ class Problem:
             _check_flag(name, getattr(self, name))
         if not 1 <= self.heads <= MAX_HEADS:
             raise InvalidArgument("heads", f"1 to {MAX_HEADS}", self.heads)
+        if self.group < 1 or self.heads % self.group:
+            raise InvalidArgument("group", f"a divisor of {self.heads} heads", self.group)
+        if self.group > 1 and self.form != "dense":
+            raise InvalidArgument("group", "1 unless the form is dense", self.group)
         for name in ("d_nope", "d_v"):
             if getattr(self, name) <= 0:
                 raise InvalidArgument(name, "a positive width", getattr(self, name))
@@ -195,6 +201,11 @@ class Problem:
     def d_qk(self) -> int:
         """Width of a query: d_nope + d_rope."""
         return self.d_nope + self.d_rope
+
+    @property
+    def key_heads(self) -> int:
+        """Heads of K and V in the dense form."""
+        return self.heads // self.group
 
     @property
     def sources(self) -> tuple[RowSource, ...]:
@@ -256,7 +267,8 @@ class Problem:
         elif sparse:
             keys = f"top-{self.topk} of {self.total_k} rows"
         work = f"{self.total_q} queries x {keys}"
-        parts = [f"{self.form} {dtype}", f"{self.heads} heads", widths, work]
+        heads = f"{self.heads} heads" + f" over {self.key_heads} of K and V" * (self.group > 1)
+        parts = [f"{self.form} {dtype}", heads, widths, work]
         if not sparse:
             parts += [f"{self.batch} sequence{'s' * (self.batch != 1)}"]
             parts += ["causal" if self.causal else "full"]

@@ -141,14 +141,15 @@ def dense(op: DenseOperands) -> Truth:
     for span in ragged_spans(op.cu_seqlens_q, op.cu_seqlens_k, op.k_start):
         before = first_key_of(span, op.window)
         rows = slice(span.k_start + before, span.k_start + span.k_len)
-        k, v = op.k_nope[rows].double(), op.v[rows].double()
+        k, v = (op.of_heads(x[rows]).double() for x in (op.k_nope, op.v))
         if op.rope_cache is not None and op.block_table is not None:
             pages, size = op.block_table[span.number], op.rope_cache.page_size
             slots = page_rows(pages, size, before, span.k_len)
             rope = op.rope_cache.read(slots)[:, None, op.rope_cache.latent :]
             k = torch.cat([k, rope.double().expand(-1, heads, -1)], dim=-1)
         elif op.k_rope is not None:
-            rope = op.k_rope[rows] if op.k_rope.dim() == 3 else op.k_rope[rows][:, None]
+            rope = op.k_rope[rows]
+            rope = op.of_heads(rope) if rope.dim() == 3 else rope[:, None]
             k = torch.cat([k, rope.double().expand(-1, heads, -1)], dim=-1)
         k_ids = torch.arange(rows.start, rows.stop, device=k.device)
         for i in range(span.q_len):

@@ -198,7 +198,9 @@ def test_no_chips_own_kernel_takes_it_so_auto_is_the_portable_one(problem: Probl
     for target in ("h200", "b200", "mi355x", "a100"):
         assert plan(problem, target=target).backend == "portable"
         assert "window of 128" in plan(problem, target=target).explain()
-    serving = {f.name for f in FAMILIES for k in f.of_form(problem.form) if k.serves.mentions("window")}
+    serving = {
+        f.name for f in FAMILIES for k in f.of_form(problem.form) if k.serves.mentions("window")
+    }
     assert serving == {"reference", "cpu", "portable"}
     for target, backend in (("h200", "hopper"), ("b200", "blackwell"), ("mi355x", "cdna4")):
         with pytest.raises(Unsupported, match="window 128: not served"):

@@ -105,7 +105,7 @@ class Blocked:
         if isinstance(op, DenseOperands):
             for span in ragged_spans(op.cu_seqlens_q, op.cu_seqlens_k, op.k_start):
                 keys = self.key_range(span)
-                parts = [op.k_nope[keys].float(), self.rope(op, span, keys)]
+                parts = [self.of_heads(op.k_nope[keys].float()), self.rope(op, span, keys)]
                 k = torch.cat([p for p in parts if p is not None], dim=-1)
                 ids = torch.arange(keys.start, keys.stop, device="cpu")
                 yield span, k, self.values(op, keys), self.k_scale(ids)
@@ -121,7 +121,11 @@ class Blocked:
 
     def values(self, op: DenseOperands, keys: slice) -> Tensor:
         """V of ragged keys, [n, H, d_v]."""
-        return op.v[keys].float()
+        return self.of_heads(op.v[keys].float())
+
+    def of_heads(self, rows: Tensor) -> Tensor:
+        """Rows of K's heads as query heads see them."""
+        return rows.repeat_interleave(self.case.group, dim=1)
 
     def rope(self, op: DenseOperands, span: Span, keys: slice) -> Tensor | None:
         """Rope of ragged keys, [n, H, d_rope]."""
@@ -132,7 +136,7 @@ class Blocked:
             return None
         else:
             rope = op.k_rope[keys].float()
-            rope = rope if rope.dim() == 3 else rope[:, None]
+            rope = self.of_heads(rope) if rope.dim() == 3 else rope[:, None]
         return rope.expand(-1, self.heads, -1)
 
     def visible(self, span: Span, query: int) -> int:

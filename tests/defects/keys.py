@@ -248,6 +248,20 @@ class HeadsOfVExchangedAtTheEnd(Blocked):
         return v.flip(1) if block.stop == tile.n else v
 
 
+@defect("query heads take turns with the heads of K and V", "grouped")
+class GroupsInterleaved(Blocked):
+    def of_heads(self, rows: Tensor) -> Tensor:
+        return rows.repeat(1, self.case.group, 1)
+
+
+@defect("the last group reads the head of K and V before its own", "grouped")
+class LastGroupReadsTheHeadBefore(Blocked):
+    def of_heads(self, rows: Tensor) -> Tensor:
+        rows = rows.clone()
+        rows[:, -1] = rows[:, -2]
+        return super().of_heads(rows)
+
+
 @defect("V one row late", "dense", "long")
 class VOneRowLate(Blocked):
     def values(self, op: DenseOperands, keys: slice) -> Tensor:

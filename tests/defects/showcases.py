@@ -58,6 +58,7 @@ SHOWCASES = {
     "empty": replace(_DENSE, q_lens=(6, 3, 4), k_lens=(3, 0, 5)),
     "sink": replace(_DENSE, sink="normal"),
     "sink_inf": replace(_DENSE, sink="high"),
+    "grouped": replace(_DENSE, group=2, rope="per_head"),
     "window": replace(_DENSE, window=17),
     "window_of_one": replace(_DENSE, window=1),
     "window_of_one_empty": replace(_DENSE, q_lens=(6, 3, 4), k_lens=(3, 0, 5), window=1),

@@ -228,9 +228,11 @@ def paging(call: str) -> list[Malformed]:
 
 
 DENSE_ONLY = [
-    to(DENSE, "k_nope", None, "a tensor, torch.float32 [total_k, 2, d_nope]", "None"),
-    of(DENSE, "k_nope", lambda k: k[:, :1], "[total_k, 2, d_nope]", "[5, 1, 8]"),
-    of(DENSE, "k_nope", lambda k: k[:, 0], "[total_k, 2, d_nope]", "[5, 8]"),
+    to(DENSE, "k_nope", None, "a tensor, torch.float32 [total_k, heads, d_nope]", "None"),
+    of(DENSE, "k_nope", lambda k: k[:, :0], "2 heads, as q has, or a number", "got 0"),
+    of(DENSE, "k_nope", lambda k: k.repeat(1, 2, 1), "a number that divides it", "got 4"),
+    of(DENSE, "k_nope", lambda k: k[:, 0], "[total_k, heads, d_nope]", "[5, 8]"),
+    Malformed(DENSE, "v", "[5, 1, d_v]", "[5, 2, 6]", lambda a: {"k_nope": a["k_nope"][:, :1]}),
     of(DENSE, "k_nope", lambda k: k.bfloat16(), "torch.float32", "torch.bfloat16"),
     of(DENSE, "k_nope", on_meta, "a tensor on cpu", "on meta"),
     of(DENSE, "k_nope", last_dim_strided, "a contiguous last dimension", "stride 2"),

@@ -162,7 +162,7 @@ def _backward(problem: BackwardProblem, device: torch.device | str) -> tuple[Any
 
 
 def _dense(zeros: _Zeros, problem: Problem, q: Tensor, weights: Weights) -> DenseOperands:
-    heads, keys, batch = problem.heads, problem.total_k, problem.batch
+    heads, keys, batch = problem.key_heads, problem.total_k, problem.batch
     cache = table = rope = None
     if problem.rope == "cache":
         cache = zeros.cache(problem, LATENT, problem.d_rope, problem.rope_dtype, 0)

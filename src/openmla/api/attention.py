@@ -96,11 +96,12 @@ def mla_prefill(
 
     Args:
         q: [total_q, H, d_nope + d_rope], bf16, fp16, fp32 or e4m3; H from 1 to 128.
-        k_nope: [total_k, H, d_nope], often a strided view of a projection.
+        k_nope: [total_k, H_kv, d_nope], often a strided view of a projection. H_kv is H or divides
+            it: query head h reads head h // (H / H_kv), as the grouped heads of GQA do.
         k_rope: [total_k, d_rope] or [total_k, 1, d_rope] shared by all heads, or
-            [total_k, H, d_rope], or a LatentCache whose rope columns are read through block_table
-            and cache_lengths, or None where there is no rope.
-        v: [total_k, H, d_v], often a strided view of a projection.
+            [total_k, H_kv, d_rope], or a LatentCache whose rope columns are read through
+            block_table and cache_lengths, or None where there is no rope.
+        v: [total_k, H_kv, d_v], often a strided view of a projection.
         cu_seqlens_q: int32 [batch + 1], where each sequence's queries begin.
         cu_seqlens_k: the same for keys; cu_seqlens_q if None.
         k_start: int32 [batch]: the keys of sequence b begin at row k_start[b], so that sequences
@@ -109,7 +110,7 @@ def mla_prefill(
         cache_lengths: int32 [batch], keys of each sequence in those pages; only with a LatentCache.
         scale: a factor for all scores; 1 / sqrt(d_nope + d_rope) if None.
         causal: aligned bottom-right: the last query of a sequence sees its last key.
-        window: a query at position p sees keys p - window + 1 … p alone, 1 or more of them; None for
+        window: a query at position p sees keys p - window + 1 … p alone, 1 or more of them; None:
             all up to p. Keys that no query of a sequence sees are not read. Needs causal: without
             it there is no last key that a window could end at.
         sink: fp32 [H]: one more term exp(sink) in each head's denominator.
@@ -277,10 +278,10 @@ def mla_prefill_latent(
         cu_seqlens_q: int32 [batch + 1], where each sequence's queries begin.
         scale: a factor for all scores. Required: the width of rows says nothing about the model.
         causal: aligned bottom-right: the last query of a sequence sees its last key.
-        window: a query at position p sees keys p - window + 1 … p alone, 1 or more of them; None for
-            all up to p. Keys that no query of a sequence sees are not read, and the table may name
-            any page for those before them: a server may reuse theirs. Needs causal: without it
-            there is no last key that a window could end at.
+        window: a query at position p sees keys p - window + 1 … p alone, 1 or more of them; None:
+            all up to p. Keys before every query's window are not read, and the table may name any
+            page for them: a server may reuse theirs. Needs causal: without it there is no last key
+            that a window could end at.
         d_v: how many leading columns of a row are V: all but the rope of a cache, 512 of a tensor.
         sink: fp32 [H]: one more term exp(sink) in each head's denominator.
         q_scale: fp32 [total_q], a factor for each query's scores; e4m3 queries come with one.

@@ -37,6 +37,7 @@ CASES = {
     # One tile each; the second has a range for each of four slots where ranges have 16 keys.
     "dense, split": replace(DENSE, q_lens=(3, 2)),
     "dense, mask": replace(DENSE, key_mask="half"),
+    "dense, grouped": replace(DENSE, heads=4, group=2, rope="per_head"),
     # The first row of a tile sees one key of a block, the last begins the next.
     "dense, window": replace(DENSE, window=18),
     "dense, window and pages": replace(
@@ -46,9 +47,7 @@ CASES = {
     "dense, window, split": replace(DENSE, q_lens=(3, 2), k_lens=(165, 133), window=97),
     "latent": LATENT,
     "latent, window": replace(LATENT, heads=3, q_lens=(3, 11), window=41),
-    "latent, window, split": replace(
-        LATENT, heads=3, q_lens=(3, 2), k_lens=(165, 133), window=97
-    ),
+    "latent, window, split": replace(LATENT, heads=3, q_lens=(3, 2), k_lens=(165, 133), window=97),
     "latent, window, invariant": replace(
         LATENT, heads=3, q_lens=(3, 11), window=41, invariant=True
     ),
@@ -139,6 +138,13 @@ DEFECTS = [
         "if mask_ptr is not None:",
         "if mask_ptr is not None and loop == 2:",
         "dense, mask",
+    ),
+    Defect(
+        "query heads take turns with the heads of K and V",
+        "dense",
+        "else head // KEY_GROUP",
+        "else head % (heads // KEY_GROUP)",
+        "dense, grouped",
     ),
     Defect(
         "a window has one key more",

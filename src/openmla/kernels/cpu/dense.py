@@ -8,9 +8,10 @@ blocks of BN, packs each block to fp32 once, and shows it to every tile of BM qu
     tile    scores = q . k, batched over the heads; mask; online softmax
 
 With a window a panel begins at the first key that it sees, and so does a tile: keys before it are
-skipped, not masked. Rope rows that all heads share are spread over the group in that scratch block only. All arithmetic
-is fp32: torch's CPU products of bf16 matrices return bf16 scores, and that rounding would cost more
-accuracy than the rounding of the output itself.
+skipped, not masked. Rope rows that all heads share, and heads of K and V that several share, are
+spread over the group in that scratch block only. All arithmetic is fp32: torch's CPU products of
+bf16 matrices return bf16 scores, and that rounding would cost more accuracy than the rounding of
+the output itself.
 """
 
 from typing import NamedTuple
@@ -70,7 +71,7 @@ def _panel(
         last = min(first + config.BN, tiles[-1].key_limit)
         keys = slice(span.k_start + first, span.k_start + last)
         k = _pack_keys(op, work, span, heads, first, last)
-        v = work.pack("v", op.v[keys, heads].transpose(0, 1))
+        v = work.pack("v", op.of_heads(op.v[keys], heads).transpose(0, 1))
         block = _Block(first, last, k, v, is_tame(v))
         for tile in tiles:
             tile.add_block(work, block)
@@ -83,7 +84,7 @@ def _pack_keys(
 ) -> Tensor:
     """Keys first … last-1 of a sequence, nope and rope side by side: [group, n, d_qk]."""
     rows = slice(span.k_start + first, span.k_start + last)
-    nope = op.k_nope[rows, heads].transpose(0, 1)
+    nope = op.of_heads(op.k_nope[rows], heads).transpose(0, 1)
     d_nope = nope.shape[-1]
     k = work.take("k", *nope.shape[:2], op.q.shape[-1])
     k[..., :d_nope] = nope
@@ -92,7 +93,8 @@ def _pack_keys(
         k[..., d_nope:] = op.rope_cache.read(slots, slice(op.rope_cache.latent, None))
     elif op.k_rope is not None:
         rope = op.k_rope[rows]
-        k[..., d_nope:] = rope if rope.dim() == 2 else rope[:, heads].transpose(0, 1)
+        shared = rope.dim() == 2
+        k[..., d_nope:] = rope if shared else op.of_heads(rope, heads).transpose(0, 1)
     return k
 
 

@@ -30,6 +30,7 @@ EVERYTHING = Serves(
         "d_nope": Range(1),
         "d_rope": ANY,
         "d_v": Range(1),
+        "group": Range(1, MAX_HEADS),
         "q_dtype": OneOf(*DTYPE_BYTES),
         "kv_dtype": _STORED,
         "v_dtype": _STORED,

@@ -5,6 +5,7 @@
 | a program computes | BM queries of one sequence, one head; with SPLIT, for one range of keys |
 | programs run | by groups of GROUP heads (they share L2), longest causal tiles first |
 | Q tile | [BM, NOPE] + [BM, TAIL] + [BM, ROPE], read once |
+| K and V | those of head // KEY_GROUP |
 | a step reads | K [BN, NOPE] + [BN, TAIL], rope [BN, ROPE], V [BN, VALUE] |
 | rope from | a tensor [T, D] (stride_h 0) or [T, H, D], or the rope columns of a paged cache |
 | k_desc, rope_desc, v_desc | bulk copies of [1, BN, columns] in unmasked steps; None: pointers |
@@ -144,6 +145,7 @@ def dense_kernel(
     MIN_KEYS: tl.constexpr,
     KEY_STEP: tl.constexpr,
     GROUP: tl.constexpr,
+    KEY_GROUP: tl.constexpr,
     BM: tl.constexpr,
     BN: tl.constexpr,
 ):
@@ -230,10 +232,11 @@ def dense_kernel(
     k_token = (k_start + key).to(tl.int64)
     k_step = tl.cast(k_stride_t, tl.int64)
     v_step = tl.cast(v_stride_t, tl.int64)
-    k_row = k_ptr + head * tl.cast(k_stride_h, tl.int64) + k_token[:, None] * k_step
+    key_head = head if KEY_GROUP == 1 else head // KEY_GROUP
+    k_row = k_ptr + key_head * tl.cast(k_stride_h, tl.int64) + k_token[:, None] * k_step
     k_pointers = k_row + nope[None, :]
     value = tl.arange(0, VALUE)
-    v_row = v_ptr + head * tl.cast(v_stride_h, tl.int64) + k_token[:, None] * v_step
+    v_row = v_ptr + key_head * tl.cast(v_stride_h, tl.int64) + k_token[:, None] * v_step
     v_pointers = v_row + value[None, :]
     if ROPE > 0:
         rope_step = tl.cast(rope_stride_t, tl.int64)
@@ -244,7 +247,7 @@ def dense_kernel(
                 last_page=last_page,
             )
         else:
-            rope_row = rope_ptr + head * tl.cast(rope_stride_h, tl.int64)
+            rope_row = rope_ptr + key_head * tl.cast(rope_stride_h, tl.int64)
             rope_pointers = rope_row + k_token[:, None] * rope_step + rope[None, :]
     acc = tl.zeros([BM, VALUE], tl.float32)
     row_max = tl.full([BM], MINUS_INF, tl.float32)
@@ -267,7 +270,7 @@ def dense_kernel(
                 here_ok = here_ok & (here >= earliest)
             skip = tl.cast(start, tl.int64)
             if k_desc is not None and loop == 1:
-                k = k_desc.load([head, k_start + start, 0]).reshape(BN, NOPE)
+                k = k_desc.load([key_head, k_start + start, 0]).reshape(BN, NOPE)
             else:
                 k = load_tile(
                     k_pointers + skip * k_step, here_ok, nope < D_NOPE, loop != 1, NOPE != D_NOPE
@@ -296,7 +299,7 @@ def dense_kernel(
                         rows, ROPE_FIRST, D_ROPE, ROPE, ROPE_ROW, ROPE_TYPE, loop != 1
                     )
                 elif rope_desc is not None and loop == 1:
-                    k_rope = rope_desc.load([head * ROPE_PER_HEAD, k_start + start, 0])
+                    k_rope = rope_desc.load([key_head * ROPE_PER_HEAD, k_start + start, 0])
                     k_rope = k_rope.reshape(BN, ROPE)
                 else:
                     k_rope = load_tile(
@@ -331,7 +334,7 @@ def dense_kernel(
                 s, row_max, row_sum, step_factor, loop != 1 or mask_ptr is not None
             )
             if v_desc is not None and loop == 1:
-                v = v_desc.load([head, k_start + start, 0]).reshape(BN, VALUE)
+                v = v_desc.load([key_head, k_start + start, 0]).reshape(BN, VALUE)
             else:
                 v = load_tile(
                     v_pointers + skip * v_step, here_ok, value < D_V, loop != 1, VALUE != D_V

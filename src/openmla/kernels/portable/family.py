@@ -83,6 +83,7 @@ _SERVED = Serves(
         "d_nope": Range(1, WIDEST),
         "d_rope": Range(0, WIDEST),
         "d_v": Range(1, WIDEST),
+        "group": Range(1, MAX_HEADS),
         "q_dtype": OneOf(*_ELEMENTS),
         "kv_dtype": _STORED,
         "v_dtype": _STORED,

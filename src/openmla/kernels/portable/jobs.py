@@ -17,6 +17,7 @@ PROBLEMS = {
     "": DENSE,
     "shared keys": replace(DENSE, has_k_start=True),
     "key mask": replace(DENSE, has_key_mask=True),
+    "grouped heads": replace(DENSE, group=4),
     "window": replace(DENSE, window=128, total_q=512, total_k=512),
     "pages": LATENT,
     "window of pages": replace(LATENT, window=128),

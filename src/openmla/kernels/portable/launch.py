@@ -133,6 +133,7 @@ def _dense(plan: Plan, op: DenseOperands, results: Results) -> Call:
         "total_k": op.k_nope.shape[0] if op.has_keys else 0,
         "tiles": tiles,
         "GROUP": config.group_heads,
+        "KEY_GROUP": op.group,
         "D_NOPE": d_nope,
         "NOPE": config.nope_cols,
         "TAIL": config.tail_cols,

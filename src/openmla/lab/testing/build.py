@@ -148,8 +148,8 @@ class _Builder:
         self.first_keys = [self._first_key(q_len, k_len) for q_len, k_len in lens]
         """Of every sequence, the first key that a query sees. Those before it stay background."""
         ends = list(accumulate(case.k_lens))
-        lens = zip(ends, case.k_lens, self.first_keys, strict=True)
-        seen = [_count(end)[end - k_len + first :] for end, k_len, first in lens]
+        runs = zip(ends, case.k_lens, self.first_keys, strict=True)
+        seen = [_count(end)[end - k_len + first :] for end, k_len, first in runs]
         self.read = torch.cat([_count(0), *seen])
         """Keys that some query sees, numbered over all sequences."""
 
@@ -162,9 +162,9 @@ class _Builder:
     def dense(self) -> tuple[Operands, dict[str, Any]]:
         case, draw = self.case, self.draw
         q, tokens = self._queries(), case.total_k
-        k_nope = self._keys(draw.keys(self.positions, case.heads, case.d_nope), self.dtype)
+        k_nope = self._keys(draw.keys(self.positions, case.key_heads, case.d_nope), self.dtype)
         gaps = {"aligned": True} if case.layout == "values" else self.gaps
-        v = self._keys(draw.values(tokens, case.heads, case.d_v), self.side_dtype, gaps)
+        v = self._keys(draw.values(tokens, case.key_heads, case.d_v), self.side_dtype, gaps)
         cu_q, cu_k = self._offsets(case.q_lens), self._offsets(case.k_lens)
         weights = self._weights(tokens + case.spare, self.read)
         k_rope, cache, paging = None, None, {}
@@ -172,7 +172,7 @@ class _Builder:
             cache, table = self._paged_cache(self._latent_beside_rope())
             paging = {"block_table": table, "cache_lengths": self._ints(case.k_lens)}
         elif case.rope != "none":
-            row = {"shared": (), "shared_3d": (1,), "per_head": (case.heads,)}[case.rope]
+            row = {"shared": (), "shared_3d": (1,), "per_head": (case.key_heads,)}[case.rope]
             keys = draw.keys(self.positions, *row, case.d_rope)
             k_rope = self._keys(keys, self.rope_dtype)
         arguments: dict[str, Any] = {

@@ -43,7 +43,17 @@ DEFAULT_DTYPES = ("fp32", "bf16", "fp16")
 DEFAULT_DEVICES = ("", "meta", "same")
 """same: the device that the tensors are on. An empty string leaves torch's own."""
 
-LEAST = {"heads": 1, "d_nope": 1, "d_rope": 0, "d_v": 1, "page_size": 1, "spare": 0, "topk": 0, "window": 0}
+LEAST = {
+    "heads": 1,
+    "group": 1,
+    "d_nope": 1,
+    "d_rope": 0,
+    "d_v": 1,
+    "page_size": 1,
+    "spare": 0,
+    "topk": 0,
+    "window": 0,
+}
 """The smallest value of each count."""
 
 
@@ -75,6 +85,8 @@ class Case:
     causal: bool = True
     window: int = 0
     """Keys that a query sees at most; 0: no window."""
+    group: int = 1
+    """Query heads that share a head of K and V, in the dense form."""
     invariant: bool = False
     """Whether a latent call is asked for bits that do not depend on chunks."""
     topk: int = 0
@@ -135,6 +147,8 @@ class Case:
             raise InvalidArgument("key_mask", f"'none' in the {self.form} form", self.key_mask)
         if self.window and (self.form == "sparse" or not self.causal):
             raise InvalidArgument("window", "0 unless dense or latent, and causal", self.window)
+        if self.heads % self.group or (self.group > 1 and self.form != "dense"):
+            raise InvalidArgument("group", f"1, or a divisor of {self.heads} heads", self.group)
         if self.form != "latent" and self.invariant:
             raise InvalidArgument("invariant", f"False in the {self.form} form", True)
         if self.form == "dense" and (self.rope == "none") != (self.d_rope == 0):
@@ -145,6 +159,11 @@ class Case:
     def d_qk(self) -> int:
         """Width of a query."""
         return self.d_nope + self.d_rope
+
+    @property
+    def key_heads(self) -> int:
+        """Heads of K and V in the dense form."""
+        return self.heads // self.group
 
     @property
     def total_q(self) -> int:
@@ -198,6 +217,7 @@ class Case:
             parts += [f"topk {self.topk} {self.index_kind} lengths {self.topk_lengths}"]
         else:
             parts += ["causal" if self.causal else "full"]
+        parts += [f"groups of {self.group}"] * (self.group > 1)
         parts += [f"window {self.window}"] * bool(self.window)
         parts += ["invariant"] * self.invariant
         if self.is_paged:

@@ -49,6 +49,8 @@ MASKED = 0.2
 """Share of dense cases with a key_mask."""
 WINDOWED = 0.15
 """Share of causal dense and latent cases with a window."""
+GROUPED = 0.1
+"""Share of dense cases of several heads with fewer heads of K and V."""
 PROFILES = {"widths": 45, "ragged": 26, "long_k": 12, "long_q": 6, "model": 11}
 """How often each is drawn, in percent."""
 
@@ -77,7 +79,16 @@ def random_case(seed: int) -> Case:
     fields |= _window(seed, fields)
     if fields["values"] == "exact":
         fields["scale"] = 0.25  # products of small integers and this are exact
-    return fit(Case(**fields), COST_LIMIT)
+    return _grouped(fit(Case(**fields), COST_LIMIT))
+
+
+def _grouped(case: Case) -> Case:
+    """Some dense cases with fewer heads of K and V; by numbers of its own, as a window."""
+    rng = random.Random(f"group {case.seed}")
+    divisors = [n for n in range(2, case.heads + 1) if case.heads % n == 0]
+    if case.form != "dense" or not divisors or rng.random() >= GROUPED:
+        return case
+    return replace(case, group=rng.choice(divisors))
 
 
 def _window(seed: int, fields: dict[str, Any]) -> dict[str, Any]:
@@ -138,7 +149,7 @@ def fit(case: Case, limit: int) -> Case:
         elif case.form != "sparse" and max(case.k_lens) > 8 and case.heads <= 8:
             case = replace(case, k_lens=tuple(min(k, max(case.k_lens) // 2) for k in case.k_lens))
         elif case.heads > 1:
-            case = replace(case, heads=case.heads // 2)
+            case = replace(case, heads=case.heads // 2, group=1)
         elif case.form == "sparse":
             case = replace(case, topk=case.topk // 2)
         else:

@@ -21,6 +21,7 @@ SIMPLEST: dict[str, Any] = {
     "key_mask": "none",
     "return_max_logits": False,
     "window": 0,
+    "group": 1,
     "causal": False,
     "invariant": False,
     "values": "normal",

@@ -166,7 +166,10 @@ def key_pass_kernel(
                 lines = mask_ptr + token * mask_stride
                 visible = visible & tl.trans(bits_of(lines, key_start, row_ok, words, BN))
             p = weights_of(
-                s, stats.total[None, :], visible, ((CAUSAL and masked == 0) or window is not None) or mask_ptr is not None
+                s,
+                stats.total[None, :],
+                visible,
+                ((CAUSAL and masked == 0) or window is not None) or mask_ptr is not None,
             )
             d_out_row = d_out_ptr + token[:, None] * d_out_stride_t
             d_out_row += head * tl.cast(d_out_stride_h, tl.int64)

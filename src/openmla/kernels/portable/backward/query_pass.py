@@ -197,7 +197,10 @@ def query_pass_kernel(
                     lines = mask_ptr + token * mask_stride
                     visible = visible & bits_of(lines, start, row_ok, words, BN)
                 p = weights_of(
-                    s, stats.total[:, None], visible, (masked == 1 or window is not None) or mask_ptr is not None
+                    s,
+                    stats.total[:, None],
+                    visible,
+                    (masked == 1 or window is not None) or mask_ptr is not None,
                 )
                 v = load_tile(
                     v_row + skip * v_stride_t + value[None, :],

@@ -179,11 +179,12 @@ def sink(value: object, heads: int, device: torch.device, name: str = "sink") ->
 
 
 def output(value: object, q: Tensor, d_v: int) -> Tensor | None:
-    """`out=`: [total_q, heads, d_v] in the output dtype, rows contiguous."""
+    """`out=`: [total_q, heads, d_v] in the output dtype or in fp32, rows contiguous."""
     if value is None:
         return None
     shape = (q.shape[0], q.shape[1], d_v)
-    checked = tensor("out", value, shape, (out_dtype(q.dtype),), q.device)
+    dtypes = tuple(dict.fromkeys((out_dtype(q.dtype), torch.float32)))
+    checked = tensor("out", value, shape, dtypes, q.device)
     last_dim_contiguous("out", checked)
     plain_memory("out", checked)
     return checked
@@ -229,8 +230,8 @@ def no_tangents(**tensors: Tensor | None) -> None:
 
 
 def keys_and_values(q: Tensor, k_nope: object, v: object) -> tuple[Tensor, Tensor]:
-    """k_nope [total_k, heads, d_nope] in q's dtype; v [total_k, heads, d_v]. Both have as many heads
-    as q, or a divisor of that."""
+    """k_nope [total_k, heads, d_nope] in q's dtype; v [total_k, heads, d_v]. Both have as many
+    heads as q, or a divisor of that."""
     k = tensor("k_nope", k_nope, ("total_k", "heads", "d_nope"), (q.dtype,), q.device)
     heads = k.shape[1]
     if heads == 0 or q.shape[1] % heads:

@@ -352,6 +352,7 @@ def _common(q: Tensor, weights: Weights, results: Results) -> dict[str, Any]:
         "heads": q.shape[1],
         "q_dtype": DTYPE_NAMES[q.dtype],
         "total_q": q.shape[0],
+        "fp32_out": results.out.dtype == torch.float32 != q.dtype,
         "wants_lse": results.lse is not None,
         **given,
     }

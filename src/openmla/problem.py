@@ -108,6 +108,8 @@ class Problem:
     invariant: bool = False
     """A row's bits depend on the row and the keys it sees alone, not on how many other queries its
     request has. Latent form only."""
+    fp32_out: bool = False
+    """The output is fp32 beside queries of another type, so that sums of parts lose nothing."""
     has_sink: bool = False
     has_q_scale: bool = False
     has_k_scale: bool = False
@@ -186,6 +188,8 @@ class Problem:
 
         V and rope of the latent and sparse forms are columns of the row that K is.
         """
+        if self.q_dtype == "fp32":
+            object.__setattr__(self, "fp32_out", False)
         if self.form != "dense":
             object.__setattr__(self, "self_attention", False)
             object.__setattr__(self, "rope", "shared")
@@ -233,7 +237,9 @@ class Problem:
 
     @property
     def out_dtype(self) -> str:
-        """Outputs have the dtype of the queries; FP8 queries give bf16."""
+        """Outputs have the dtype of the queries, FP8 queries give bf16; or fp32, if asked for."""
+        if self.fp32_out:
+            return "fp32"
         return "bf16" if self.q_dtype == "e4m3" else self.q_dtype
 
     def keys_seen(self, queries: int, keys: int) -> int:
@@ -277,7 +283,7 @@ class Problem:
         if self.page_size and not (self.span or self.second):
             parts += [f"pages of {self.page_size}"]
         options = {"key mask": self.has_key_mask, "sink": self.has_sink, "lse": self.wants_lse}
-        options["invariant"] = self.invariant
+        options |= {"invariant": self.invariant, "fp32 out": self.fp32_out}
         parts += [label for label, on in options.items() if on]
         return ", ".join(parts)
 

@@ -61,8 +61,9 @@ class Blocked:
         self.case, self.op, self.weights = built.case, built.operands, built.operands.weights
         self.heads, self.d_v = self.op.q.shape[1], built.case.d_v
         self.dtype = out_dtype(self.op.q.dtype)
+        self.stored_dtype = torch.float32 if self.case.fp32_out else self.dtype
         shape = self.op.q.shape[:2]
-        self.out = torch.zeros(*shape, self.d_v, dtype=self.dtype, device="cpu")
+        self.out = torch.zeros(*shape, self.d_v, dtype=self.stored_dtype, device="cpu")
         self.lse = torch.full(shape, -torch.inf, **FLOAT)
         self.max_logits = torch.full(shape, -torch.inf, **FLOAT)
 
@@ -302,4 +303,4 @@ class Blocked:
 
     def stored(self, out: Tensor) -> Tensor:
         """Rounded to the output dtype."""
-        return out.to(self.dtype)
+        return out.to(self.stored_dtype)

@@ -58,6 +58,8 @@ SHOWCASES = {
     "empty": replace(_DENSE, q_lens=(6, 3, 4), k_lens=(3, 0, 5)),
     "sink": replace(_DENSE, sink="normal"),
     "sink_inf": replace(_DENSE, sink="high"),
+    "fp32_out": replace(_DENSE, out="given", fp32_out=True),
+    "fp32_out_fp16": replace(_LATENT, dtype="fp16", out="given", fp32_out=True),
     "grouped": replace(_DENSE, group=2, rope="per_head"),
     "window": replace(_DENSE, window=17),
     "window_of_one": replace(_DENSE, window=1),

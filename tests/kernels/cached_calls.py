@@ -22,6 +22,7 @@ def dense(
     k_len: int = 300,
     batch: int = 1,
     heads: int = 16,
+    key_heads: int = 0,
     gap: int = 0,
     dtype: torch.dtype = torch.bfloat16,
     v_dtype: torch.dtype | None = None,
@@ -57,9 +58,9 @@ def dense(
     return partial(
         openmla.mla_prefill,
         rows(total_q, heads, width),
-        rows(total_k, heads, 128),
+        rows(total_k, key_heads or heads, 128),
         ropes[rope],
-        rows(total_k, heads, 128, dtype=v_dtype or dtype),
+        rows(total_k, key_heads or heads, 128, dtype=v_dtype or dtype),
         cu_seqlens_q=offsets,
         **options,
     )
@@ -227,6 +228,7 @@ CALLS: dict[str, tuple[Callable[..., Callable[..., Any]], dict[str, Any], int]] 
         {"q_len": 64, "k_len": 9000, "window": 8000, **PORTABLE},
         3,
     ),
+    "portable dense, grouped heads": (dense, {"key_heads": 4, **PORTABLE}, 1),
     "portable dense, factors": (dense, {"factors": True, **PORTABLE}, 1),
     "latent": (latent, {**HOPPER, **LSE}, 1),
     "latent, split": (latent, {"pages": 512, "tokens": 1, "heads": 16, **HOPPER, **LSE}, 2),

@@ -5,7 +5,8 @@ Every call accepts the same options:
     scale        multiplies the scores; default 1/sqrt(d_nope + d_rope) in the dense form
     sink         float32 [heads], one extra term exp(sink) in the softmax denominator
     q_scale      float32 [total_q], k_scale float32 [keys]: scores are multiplied by both
-    out          where to write; allocated otherwise
+    out          where to write; allocated otherwise. In float32 it has the sums as they are, which
+                 are rounded to the dtype of q otherwise
     return_lse   also return the natural-log lse, float32 [total_q, heads]; the sink is not in it
     backend      "auto", or one kernel family, which is then never replaced by another
 
@@ -120,7 +121,7 @@ def mla_prefill(
             of its sequence, where causal allows it too; what select_topk and index_topk return as
             mask. Bits past the sequence's keys are ignored; on a GPU, keys past the last word are
             not seen.
-        out: where to write the result, [total_q, H, d_v]; made if None.
+        out: where to write the result, [total_q, H, d_v], in its dtype or in fp32; made if None.
         return_lse: also return lse, fp32 [total_q, H]: natural log, without the sink.
         backend: "auto" takes the best kernel of the chip; another name takes that one or raises.
 
@@ -286,7 +287,7 @@ def mla_prefill_latent(
         sink: fp32 [H]: one more term exp(sink) in each head's denominator.
         q_scale: fp32 [total_q], a factor for each query's scores; e4m3 queries come with one.
         k_scale: fp32 [physical rows], a factor for the scores of each row of the cache.
-        out: where to write the result, [total_q, H, d_v]; made if None.
+        out: where to write the result, [total_q, H, d_v], in its dtype or in fp32; made if None.
         return_lse: also return lse, fp32 [total_q, H]: natural log, without the sink.
         invariant: the bits of a row of out and lse depend on that row of q and on the keys it sees,
             and on nothing else: a prompt in one call, in chunks, token by token or after a cached
@@ -436,7 +437,7 @@ def mla_prefill_sparse(
         sink: fp32 [H]: one more term exp(sink) in each head's denominator.
         q_scale: fp32 [total_q], a factor for each query's scores; e4m3 queries come with one.
         k_scale: fp32 [rows], a factor for the scores of each row.
-        out: where to write the result, [total_q, H, d_v]; made if None.
+        out: where to write the result, [total_q, H, d_v], in its dtype or in fp32; made if None.
         return_lse: also return lse, fp32 [total_q, H]: natural log, without the sink.
         return_max_logits: also return each row's largest scaled score, fp32 [total_q, H].
         backend: "auto" takes the best kernel of the chip; another name takes that one or raises.
@@ -575,7 +576,7 @@ def mla_attend(
         scale: a factor for all scores.
         sink: fp32 [H]: one more term exp(sink) in each head's denominator, once for both sources.
         d_v: how many leading columns of a row are V: all but the rope of a cache, 512 of a tensor.
-        out: where to write the result, [total_q, H, d_v]; made if None.
+        out: where to write the result, [total_q, H, d_v], in its dtype or in fp32; made if None.
         return_lse: also return lse, fp32 [total_q, H]: natural log, without the sink.
         backend: "auto" takes the best kernel of the chip; another name takes that one or raises.
 

@@ -38,6 +38,7 @@ FEATURES: dict[str, AnyProblem] = {
     "dense 128+64 → 128, bf16, `k_start`": replace(_DENSE, has_k_start=True),
     "dense 128+64 → 128, bf16, `window`": replace(_DENSE, window=128),
     "dense 128+64 → 128, bf16, 8 query heads for each of K and V": replace(_DENSE, group=8),
+    "dense 128+64 → 128, bf16, fp32 out": replace(_DENSE, fp32_out=True),
     "dense 128+64 → 128, rope from a paged cache": replace(_DENSE, rope="cache", page_size=64),
     "dense 128+64 → 128, fp8": _DENSE_FP8,
     "dense 128+64 → 128, fp8, values bf16": replace(_DENSE_FP8, v_dtype="bf16"),

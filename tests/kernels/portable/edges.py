@@ -46,6 +46,8 @@ CASES = {
     # Windows longer than a range, of which several are split.
     "dense, window, split": replace(DENSE, q_lens=(3, 2), k_lens=(165, 133), window=97),
     "latent": LATENT,
+    "dense, fp32 out": replace(DENSE, q_lens=(3, 2), out="given", fp32_out=True),
+    "latent, fp32 out": replace(LATENT, dtype="fp16", out="given", fp32_out=True),
     "latent, window": replace(LATENT, heads=3, q_lens=(3, 11), window=41),
     "latent, window, split": replace(LATENT, heads=3, q_lens=(3, 2), k_lens=(165, 133), window=97),
     "latent, window, invariant": replace(

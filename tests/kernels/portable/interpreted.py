@@ -82,6 +82,7 @@ def run(built: BuiltCase, tile: Tile, launch: ModuleType = launch) -> Outcome:
     """Launch a built case on outputs full of NaN."""
     case, q = built.case, built.operands.q
     dtype = torch.bfloat16 if q.dtype == torch.float8_e4m3fn else q.dtype
+    dtype = torch.float32 if case.fp32_out else dtype
     shape = (*q.shape[:2], case.d_v)
     gaps = {"strided": case.out == "strided", "aligned": case.out == "aligned"}
     out = built.memory.new(shape, dtype, **gaps)

@@ -13,7 +13,6 @@ from openmla.planning.serves import (
     ANY,
     LENGTHS,
     SECOND,
-    YES_OR_NO,
     OneOf,
     Range,
     Second,
@@ -43,7 +42,7 @@ EVERYTHING = Serves(
         **LENGTHS,
         **either("causal", "has_k_start", "has_topk_lengths", "has_sink", "has_q_scale", "span"),
         **either("has_k_scale", "has_key_mask", "wants_lse", "wants_max_logits", "aligned_16"),
-        "invariant": YES_OR_NO,
+        **either("invariant", "fp32_out"),
     }
 )
 

@@ -15,7 +15,6 @@ from openmla.planning.serves import (
     MOST_PAGE_ROWS,
     QUANTIZED_CACHES,
     SECOND,
-    YES_OR_NO,
     OneOf,
     Range,
     Second,
@@ -96,7 +95,7 @@ _SERVED = Serves(
         "second": Second({**SECOND, "page_size": Range(0, MOST_PAGE_ROWS), "kv_dtype": _STORED}),
         **either("causal", "has_k_start", "has_topk_lengths", "has_sink", "has_q_scale", "span"),
         **either("has_k_scale", "has_key_mask", "wants_lse", "wants_max_logits", "aligned_16"),
-        "invariant": YES_OR_NO,
+        **either("invariant", "fp32_out"),
     },
     limits=(_ROWS_ALIKE, _COUNTED),
 )

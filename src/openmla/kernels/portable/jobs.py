@@ -18,6 +18,7 @@ PROBLEMS = {
     "shared keys": replace(DENSE, has_k_start=True),
     "key mask": replace(DENSE, has_key_mask=True),
     "grouped heads": replace(DENSE, group=4),
+    "fp32 out": replace(DENSE, fp32_out=True),
     "window": replace(DENSE, window=128, total_q=512, total_k=512),
     "pages": LATENT,
     "window of pages": replace(LATENT, window=128),

@@ -75,7 +75,8 @@ class BuiltCase:
         q, place = self.operands.q, self.case.out
         gaps = {"strided": place == "strided", "aligned": place == "aligned"}
         shape = (*q.shape[:2], self.case.d_v)
-        return self.memory.new(shape, out_dtype(q.dtype), **gaps).fill_(torch.nan)
+        dtype = torch.float32 if self.case.fp32_out else out_dtype(q.dtype)
+        return self.memory.new(shape, dtype, **gaps).fill_(torch.nan)
 
     @contextmanager
     def _defaults(self) -> Iterator[None]:
@@ -122,7 +123,8 @@ class BuiltCase:
         if case.form == "sparse":
             return f"{place}, its own list of {case.topk} indices"
         seen = visible_keys(query, q_len, k_len, case.causal)
-        return f"{place}, sees keys {first_key(seen, case.window)} to {seen - 1} of {k_len}"
+        first = first_key(seen, case.window)
+        return f"{place}, sees {seen - first} of {k_len} keys" + f" from {first} on" * bool(first)
 
 
 def build(case: Case, device: Any = "cpu", memory: Memory | None = None) -> BuiltCase:

@@ -102,6 +102,8 @@ class Case:
     values: str = "normal"
     layout: str = "contiguous"
     out: str = "fresh"
+    fp32_out: bool = False
+    """Whether the `out` that is given is fp32 beside queries of another type."""
     default_dtype: str = "fp32"
     """torch's default dtype during the call, which must not matter."""
     default_device: str = ""
@@ -147,6 +149,8 @@ class Case:
             raise InvalidArgument("key_mask", f"'none' in the {self.form} form", self.key_mask)
         if self.window and (self.form == "sparse" or not self.causal):
             raise InvalidArgument("window", "0 unless dense or latent, and causal", self.window)
+        if self.fp32_out and (self.out == "fresh" or self.dtype == "fp32"):
+            raise InvalidArgument("fp32_out", "False unless a narrower out is given", True)
         if self.heads % self.group or (self.group > 1 and self.form != "dense"):
             raise InvalidArgument("group", f"1, or a divisor of {self.heads} heads", self.group)
         if self.form != "latent" and self.invariant:
@@ -228,7 +232,7 @@ class Case:
         parts += [name for name in ("q_scale", "k_scale") if getattr(self, name)]
         parts += [f"mask {self.key_mask}"] * (self.key_mask != "none")
         parts += [self.layout] * (self.layout != "contiguous")
-        parts += [f"out {self.out}"] * (self.out != "fresh")
+        parts += [f"out {self.out}" + " fp32" * self.fp32_out] * (self.out != "fresh")
         parts += [f"default {self.default_dtype}"] * (self.default_dtype != "fp32")
         parts += [f"default {self.default_device} device"] * bool(self.default_device)
         return " ".join([*parts, self.values, f"seed {self.seed}"])

@@ -49,6 +49,8 @@ MASKED = 0.2
 """Share of dense cases with a key_mask."""
 WINDOWED = 0.15
 """Share of causal dense and latent cases with a window."""
+FP32_OUT = 0.15
+"""Share of cases with a given `out`, beside narrower queries, where it is fp32."""
 GROUPED = 0.1
 """Share of dense cases of several heads with fewer heads of K and V."""
 PROFILES = {"widths": 45, "ragged": 26, "long_k": 12, "long_q": 6, "model": 11}
@@ -79,7 +81,14 @@ def random_case(seed: int) -> Case:
     fields |= _window(seed, fields)
     if fields["values"] == "exact":
         fields["scale"] = 0.25  # products of small integers and this are exact
-    return _grouped(fit(Case(**fields), COST_LIMIT))
+    return _with_fp32(_grouped(fit(Case(**fields), COST_LIMIT)))
+
+
+def _with_fp32(case: Case) -> Case:
+    """Some cases that are given an `out` get one of fp32; by numbers of their own, as a window."""
+    rng = random.Random(f"fp32 out {case.seed}")
+    given = case.out != "fresh" and case.dtype != "fp32"
+    return replace(case, fp32_out=True) if given and rng.random() < FP32_OUT else case
 
 
 def _grouped(case: Case) -> Case:

@@ -13,6 +13,7 @@ from openmla.lab.testing.case import Case
 
 SIMPLEST: dict[str, Any] = {
     "layout": "contiguous",
+    "fp32_out": False,
     "out": "fresh",
     "spare": 0,
     "sink": "none",
